@@ -1,0 +1,26 @@
+/** The key-value store through which ranks find each other. */
+import type { AbortOptions, Closeable } from './scope.js';
+
+export interface StoreWaitOptions extends AbortOptions {
+  /** Ends with `EP_TIMEOUT` naming the keys that never came. */
+  readonly timeoutMs?: number;
+}
+
+/** The semantics of PyTorch's c10d stores. Values are bytes; strings are encoded by the caller. */
+export interface Store extends Closeable {
+  set(key: string, value: Uint8Array): Promise<void>;
+  /** Waits until the key exists. */
+  get(key: string, options?: StoreWaitOptions): Promise<Uint8Array>;
+  /** Atomic; a key that is absent counts as 0. The stored form is the decimal text of the sum. Resolves with the new sum. */
+  add(key: string, delta: number): Promise<number>;
+  /**
+   * Atomic. Stores `desired` if the key holds `expected`, or if the key is absent and `expected` is empty. Resolves with the bytes that the
+   * key holds afterwards (`expected` itself if the key is absent and `expected` is not empty).
+   */
+  compareSet(key: string, expected: Uint8Array, desired: Uint8Array): Promise<Uint8Array>;
+  /** Waits until all keys exist. */
+  wait(keys: readonly string[], options?: StoreWaitOptions): Promise<void>;
+  /** True if the key existed. */
+  delete(key: string): Promise<boolean>;
+  numKeys(): Promise<number>;
+}

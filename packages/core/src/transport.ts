@@ -1,0 +1,212 @@
+/**
+ * The Transport family: what a transport can do is one type parameter, so that handing a transport to an algorithm which needs more
+ * than it offers does not compile.
+ *
+ * `Transport<C>` is contravariant in `C` (members are function-typed, because methods would be checked bivariantly): a transport that
+ * offers more is accepted where less is needed, never the other way round.
+ */
+import type { DType, Storage } from './dtype.js';
+import type { EpCode } from './errors.js';
+import type { AbortOptions, Closeable } from './scope.js';
+import type { Store } from './store.js';
+import type { Work } from './work.js';
+
+/**
+ * One capability that an algorithm may need and a transport may offer.
+ *
+ * - `bundled`: a signal that became visible means that *its own* put has landed (every transport offers it).
+ * - `prior`: a visible signal means that every earlier put to that peer has landed.
+ * - `inc`, `add`, `set`: what a signal may do to its slot (plus 1, plus n, overwrite).
+ * - `get`: one-sided reads. `atomics`: fetching read-modify-write on remote words.
+ * - `load-store`: peers' memory is mapped here; kernels may use plain loads and stores.
+ */
+export type Need = 'bundled' | 'prior' | 'inc' | 'add' | 'set' | 'get' | 'atomics' | 'load-store';
+
+/** The signal orders and operations among the needs. */
+export type SignalOrder = Extract<Need, 'bundled' | 'prior'>;
+export type SignalOp = Extract<Need, 'inc' | 'add' | 'set'>;
+
+/** A rank is not a size, a slot is not a rank: both are branded so that they cannot be swapped silently. */
+export type Rank = number & { readonly __rank?: never };
+export type SlotId = number & { readonly __slot?: never };
+
+/** What a transport turned out to be able to do, checked at run time at set-up. Sizes in bytes. */
+export interface Capabilities {
+  readonly needs: ReadonlySet<Need>;
+  /** Largest single put or get in bytes; larger ones are chunked by the transport. */
+  readonly maxMessageBytes: number;
+  /** Most signal slots that one allocation may have. */
+  readonly maxSignalSlots: number;
+  /** Who may start an operation: JS (`host`) and kernels (`device`). */
+  readonly initiators: ReadonlySet<'host' | 'device'>;
+}
+
+export interface DeviceInfo {
+  readonly name: string;
+  readonly detail: Readonly<Record<string, string | number | boolean>>;
+}
+
+/** Probing never throws: absence is data. `remedy` says what the user can do about it. */
+export type Probe =
+  | { readonly available: true; readonly capabilities: Capabilities; readonly devices: readonly DeviceInfo[] }
+  | {
+      readonly available: false;
+      readonly code: EpCode;
+      readonly reason: string;
+      readonly remedy?: string;
+      readonly cause?: unknown;
+    };
+
+/** Who joins: this rank of so many, and the store through which ranks find each other. */
+export interface Member {
+  readonly rank: Rank;
+  readonly worldSize: number;
+  readonly store: Store;
+}
+
+export interface TransportProvider<in C extends Need, Config extends object = object> {
+  /** `family:backing`, for example `nvshmem:shm`. */
+  readonly name: string;
+  probe(config?: Config): Promise<Probe>;
+  /** Collective. Rejects with `EP_RENDEZVOUS` naming the odd rank when versions, ABI or configuration differ. */
+  open(
+    member: Member,
+    options: { readonly signal: AbortSignal; readonly config?: Config; readonly timeoutMs?: number },
+  ): Promise<Transport<C>>;
+}
+
+export interface AllocateOptions extends AbortOptions {
+  /** Bytes of every rank's part; all ranks must ask for the same. */
+  readonly byteLength: number;
+  /** 64-bit signal words of every rank's part. */
+  readonly signalSlots: number;
+  readonly space?: 'host' | 'device';
+  /** How long to wait for the other ranks. */
+  readonly timeoutMs?: number;
+}
+
+export interface Transport<in C extends Need> extends Closeable {
+  readonly name: string;
+  readonly rank: Rank;
+  readonly worldSize: number;
+  readonly capabilities: Capabilities;
+  /** Fires when device-initiated operations can no longer succeed: they have no call that could reject. */
+  readonly failed: AbortSignal;
+  /** Collective: every rank calls it in the same order with the same sizes; a mismatch names the ranks that differ. */
+  readonly allocate: (options: AllocateOptions) => Promise<SymmetricMemory>;
+  /** Registers memory that the caller owns; rejects with `EP_UNSUPPORTED` and what to do instead where that is not possible. */
+  readonly adopt: (memory: { readonly address: bigint; readonly byteLength: number }) => Promise<AdoptedMemory>;
+  readonly connect: (peer: Rank, options?: AbortOptions) => Promise<Endpoint<C>>;
+  /** What a kernel needs to use this transport with a memory of it. */
+  readonly device: (memory: SymmetricMemory) => DeviceHandle<C>;
+}
+
+/** A run of bytes in this rank's part of a symmetric memory or in adopted memory. */
+export interface Region {
+  readonly memory: SymmetricMemory | AdoptedMemory;
+  readonly byteOffset: number;
+  readonly byteLength: number;
+}
+
+/** A run of bytes in a peer's part; bounds were checked when it was made, by `SymmetricMemory.remote`. */
+export interface RemoteRegion {
+  readonly memory: SymmetricMemory;
+  readonly peer: Rank;
+  readonly byteOffset: number;
+  readonly byteLength: number;
+}
+
+export interface AdoptedMemory extends Closeable {
+  readonly address: bigint;
+  readonly byteLength: number;
+}
+
+/** Symmetric memory: the same size on every rank, registered from birth to `close()`. */
+export interface SymmetricMemory extends Closeable {
+  readonly byteLength: number;
+  readonly space: 'host' | 'device';
+  readonly signals: SignalPad;
+  /** This rank's bytes as a region for `put` and `get`. Bounds-checked. */
+  local(byteOffset: number, byteLength: number): Region;
+  /** A peer's bytes. Bounds-checked once, here. */
+  remote(peer: Rank, byteOffset: number, byteLength: number): RemoteRegion;
+  /** Host space only. `length` in elements. Detached by `close()`, so that use after close is inert instead of a crash. */
+  view<D extends DType>(dtype: D, byteOffset: number, length: number): Storage[D];
+  /** Copies out of, or into, this rank's part in any space. */
+  read(from: Region, into: Uint8Array): Promise<void>;
+  write(from: Uint8Array, into: Region): Promise<void>;
+}
+
+export type Comparison = 'eq' | 'ne' | 'lt' | 'le' | 'gt' | 'ge';
+
+export interface WaitOptions extends AbortOptions {
+  /** Ends with `EP_TIMEOUT`, which names `peers` that had not delivered. */
+  readonly timeoutMs?: number;
+  /** The ranks whose death ends this wait with `EP_PEER_LOST`. All ranks unless given. */
+  readonly peers?: readonly Rank[];
+}
+
+/**
+ * 64-bit words that peers add to. Values are monotonic (a running count or an epoch); a "reset" is an offset kept by the reader: memory
+ * that a peer or a NIC writes is never zeroed under it.
+ */
+export interface SignalPad {
+  readonly slots: number;
+  peek(slot: SlotId): bigint;
+  /** Unsigned comparison. Resolves with the value seen. Rejects with `EP_TIMEOUT`, `EP_PEER_LOST`, `EP_CLOSED` or the caller's `signal.reason`. */
+  until(
+    slot: SlotId,
+    test: { readonly cmp: Comparison; readonly value: bigint },
+    options?: WaitOptions,
+  ): Promise<bigint>;
+}
+
+export interface SignalUpdate<C extends Need> {
+  readonly slot: SlotId;
+  readonly op: C & SignalOp;
+  /** The addend of `add`, the value of `set`; absent for `inc`. */
+  readonly value?: bigint;
+  /** `bundled` unless given. */
+  readonly order?: C & SignalOrder;
+}
+
+export type Request<C extends Need> =
+  | { readonly kind: 'put'; readonly from: Region; readonly to: RemoteRegion; readonly signal?: SignalUpdate<C> }
+  | { readonly kind: 'put-value'; readonly to: RemoteRegion; readonly value: bigint; readonly signal?: SignalUpdate<C> }
+  | { readonly kind: 'signal'; readonly memory: SymmetricMemory; readonly signal: SignalUpdate<C> };
+
+/**
+ * A connection to one peer. Operations from JS are for bootstrap, control and tests: per-token work is done by kernels, which use the
+ * `DeviceHandle`.
+ *
+ * A Work of this interface is done when the source may be reused; `flush()` resolves when everything before it has landed at the peer.
+ */
+export interface Endpoint<in C extends Need> extends Closeable {
+  readonly peer: Rank;
+  readonly put: (from: Region, to: RemoteRegion, options?: { readonly signal?: SignalUpdate<C> }) => Work;
+  /** Writes one little-endian word of `to.byteLength` (1, 2, 4 or 8) bytes. */
+  readonly putValue: (to: RemoteRegion, value: bigint, options?: { readonly signal?: SignalUpdate<C> }) => Work;
+  readonly signal: (memory: SymmetricMemory, update: SignalUpdate<C>) => Work;
+  /** Needs `get`: rejects with `EP_UNSUPPORTED` on a transport without it. */
+  readonly get: (from: RemoteRegion, to: Region) => Work;
+  /** Several requests in one crossing into native code; one status per request, none is lost when another fails. */
+  readonly submit: (batch: readonly Request<C>[]) => readonly Work[];
+  readonly flush: (options?: WaitOptions) => Promise<void>;
+}
+
+/** Bytes that a kernel reads (a versioned C struct, see `native/include/ep/abi`). A handle of another ABI version is refused. */
+export interface DeviceHandle<in C extends Need> {
+  readonly kind: string;
+  readonly abi: string;
+  readonly bytes: Uint8Array;
+  /** Phantom member that carries `C` contravariantly: never present at run time. */
+  readonly __needs?: (need: C) => void;
+}
+
+/** Narrows a transport by a capability found at run time. */
+export function offers<C extends Need, N extends Need>(
+  transport: Transport<C>,
+  need: N,
+): transport is Transport<C | N> & Transport<C> {
+  return transport.capabilities.needs.has(need);
+}
