@@ -1,0 +1,28 @@
+import { expect, test } from 'vitest';
+import { run } from './process.mjs';
+import { processStart } from './setup/lock.mjs';
+
+test('reports status, output and lines', async () => {
+  /** @type {string[]} */
+  const lines = [];
+  const result = await run('sh', ['-c', 'echo one; printf two; exit 3'], { onLine: (line) => lines.push(line) });
+  expect(result).toMatchObject({ code: 3, timedOut: false, output: 'one\ntwo' });
+  expect(lines).toEqual(['one', 'two']);
+});
+
+test('a command that does not exist is a result, not an exception', async () => {
+  expect(await run('ep-no-such-command', [])).toMatchObject({ code: 127 });
+});
+
+test('the time limit ends grandchildren too', async () => {
+  const result = await run('sh', ['-c', 'sleep 60 & echo $!; wait'], { limitMs: 300 });
+  expect(result).toMatchObject({ timedOut: true, code: 137 });
+  const grandchild = Number(result.output.trim());
+  expect(grandchild).toBeGreaterThan(0);
+  await expect.poll(() => processStart(grandchild), { timeout: 5000 }).toBeNull();
+});
+
+test('a grandchild left behind ends with its step', async () => {
+  const result = await run('sh', ['-c', 'sleep 60 >/dev/null 2>&1 & echo $!']);
+  await expect.poll(() => processStart(Number(result.output.trim())), { timeout: 5000 }).toBeNull();
+});
