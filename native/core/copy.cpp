@@ -1,0 +1,92 @@
+// Bulk copies of the host build: through the caches, or past them with non-temporal stores.
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+extern "C" {
+void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
+void ep_copy_fence(void);
+}
+
+namespace {
+
+#if defined(__x86_64__)
+
+__attribute__((target("avx512f"))) void stream_avx512(uint8_t* dst, const uint8_t* src, uint64_t bytes) {
+  uint64_t i = 0;
+  for (; i + 256 <= bytes; i += 256) {
+    const __m512i a = _mm512_loadu_si512(src + i);
+    const __m512i b = _mm512_loadu_si512(src + i + 64);
+    const __m512i c = _mm512_loadu_si512(src + i + 128);
+    const __m512i d = _mm512_loadu_si512(src + i + 192);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + i), a);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + i + 64), b);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + i + 128), c);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + i + 192), d);
+  }
+  for (; i < bytes; i += 64) _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + i), _mm512_loadu_si512(src + i));
+}
+
+__attribute__((target("avx2"))) void stream_avx2(uint8_t* dst, const uint8_t* src, uint64_t bytes) {
+  for (uint64_t i = 0; i < bytes; i += 64) {
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + i));
+    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + i + 32));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(dst + i), a);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(dst + i + 32), b);
+  }
+}
+
+void stream_sse2(uint8_t* dst, const uint8_t* src, uint64_t bytes) {
+  for (uint64_t i = 0; i < bytes; i += 16) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(dst + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i)));
+  }
+}
+
+using stream_function = void (*)(uint8_t*, const uint8_t*, uint64_t);
+
+stream_function stream_choose() {
+  if (__builtin_cpu_supports("avx512f")) return stream_avx512;
+  if (__builtin_cpu_supports("avx2")) return stream_avx2;
+  return stream_sse2;
+}
+
+// Whole 64-byte lines of the destination go past the caches; its ragged ends are ordinary stores.
+void copy_stream(uint8_t* dst, const uint8_t* src, uint64_t bytes) {
+  static const stream_function stream = stream_choose();
+  const uint64_t head = (64 - (reinterpret_cast<uintptr_t>(dst) & 63u)) & 63u;
+  if (bytes < head + 64) {
+    std::memcpy(dst, src, bytes);
+    return;
+  }
+  std::memcpy(dst, src, head);
+  const uint64_t body = (bytes - head) & ~uint64_t{63};
+  stream(dst + head, src + head, body);
+  std::memcpy(dst + head + body, src + head + body, bytes - head - body);
+}
+
+#endif
+
+} // namespace
+
+extern "C" void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal) {
+#if defined(__x86_64__)
+  if (non_temporal != 0) {
+    copy_stream(static_cast<uint8_t*>(dst), static_cast<const uint8_t*>(src), bytes);
+    return;
+  }
+#else
+  (void)non_temporal;
+#endif
+  if (bytes != 0) std::memcpy(dst, src, bytes);
+}
+
+// Hazard: neither a release store nor a locked instruction is documented to drain the write-combining buffers in time for another core that
+// has seen the signal. Every signal after a non-temporal copy is preceded by this fence.
+extern "C" void ep_copy_fence(void) {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}

@@ -1,0 +1,43 @@
+// The `fast` executor's context: one lane per block, bulk copies. What users run on CPUs.
+#pragma once
+
+#include <barrier>
+
+#include "kernel.hpp"
+
+namespace ep {
+
+struct fast_context {
+  static constexpr bool single_lane = true;
+
+  const kernel_environment& environment;
+  uint32_t block_index;
+  uint32_t block_count;
+  std::barrier<>* grid; // null where block_count is 1
+
+  uint32_t block() const { return block_index; }
+  uint32_t blocks() const { return block_count; }
+  uint32_t lane() const { return 0; }
+  uint32_t lanes() const { return 1; }
+  uint32_t warp_lanes() const { return 1; }
+  void point() const {}
+  void sync_block() const {}
+  bool sync_block_and(bool value) const { return value; }
+  void sync_warp() const {}
+  void sync_grid() const {
+    if (grid != nullptr) grid->arrive_and_wait();
+  }
+  template <class T> T shuffle(T value, uint32_t) const { return value; }
+  uint32_t ballot(bool value) const { return value ? 1u : 0u; }
+  template <class T> uint32_t match_any(T) const { return 1u; }
+
+  bool wait(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
+    const wait_result result = wait_word(environment.waits, word, comparison::ge, value, rank);
+    if (result.status == EP_STATUS_OK) return true;
+    kernel_status_fail(status, result, stage, value);
+    return false;
+  }
+  void wake(uint64_t word) const { wake_notify(reinterpret_cast<ep_wake_word*>(word)); }
+};
+
+} // namespace ep

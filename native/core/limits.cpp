@@ -1,0 +1,181 @@
+#include "limits.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+namespace ep {
+namespace {
+
+constexpr uint64_t none = UINT64_MAX;
+
+std::string file_read(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+uint64_t number_or(const std::string& text, uint64_t otherwise) {
+  if (text.empty() || text[0] < '0' || text[0] > '9') return otherwise;
+  return std::strtoull(text.c_str(), nullptr, 10);
+}
+
+// "Key:   123 kB" lines of /proc/meminfo, in bytes.
+uint64_t meminfo(const std::string& text, const std::string& key) {
+  const size_t at = text.find(key + ":");
+  if (at == std::string::npos) return none;
+  return std::strtoull(text.c_str() + at + key.size() + 1, nullptr, 10) * 1024;
+}
+
+// Every cgroup from this process's own up to the root can hold a limit; the tightest counts.
+template <class Visit> void cgroup_walk(Visit visit) {
+  std::istringstream lines(file_read("/proc/self/cgroup"));
+  std::string line;
+  while (std::getline(lines, line)) {
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    std::string path = line.substr(second + 1);
+    std::string root;
+    if (controllers.empty()) root = "/sys/fs/cgroup";
+    else if (controllers.find("memory") != std::string::npos) root = "/sys/fs/cgroup/memory";
+    else if (controllers.find("cpu") != std::string::npos && controllers.find("cpuset") == std::string::npos) root = "/sys/fs/cgroup/cpu";
+    else continue;
+    for (;;) {
+      visit(root + (path == "/" ? "" : path));
+      if (path.empty() || path == "/") break;
+      path = path.substr(0, path.rfind('/'));
+      if (path.empty()) path = "/";
+    }
+  }
+}
+
+uint64_t rlimit_of(int resource) {
+  rlimit limit{};
+  if (getrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return none;
+  return limit.rlim_cur;
+}
+
+int affinity_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  return CPU_COUNT(&set);
+}
+
+double quota_cores() {
+  double cores = 0;
+  const auto tighten = [&cores](double found) {
+    if (found > 0 && (cores == 0 || found < cores)) cores = found;
+  };
+  cgroup_walk([&](const std::string& folder) {
+    std::istringstream v2(file_read(folder + "/cpu.max"));
+    std::string quota;
+    double period = 0;
+    if (v2 >> quota >> period && quota != "max" && period > 0) tighten(std::strtod(quota.c_str(), nullptr) / period);
+    const std::string v1 = file_read(folder + "/cpu.cfs_quota_us");
+    const uint64_t v1_period = number_or(file_read(folder + "/cpu.cfs_period_us"), 0);
+    if (v1_period > 0 && number_or(v1, 0) > 0) tighten(static_cast<double>(number_or(v1, 0)) / static_cast<double>(v1_period));
+  });
+  return cores;
+}
+
+struct cgroup_memory {
+  uint64_t limit = none;
+  uint64_t used = 0;
+};
+
+cgroup_memory cgroup_memory_read() {
+  cgroup_memory tightest;
+  uint64_t room = none;
+  cgroup_walk([&](const std::string& folder) {
+    for (const auto& [limit_file, used_file] : {std::pair{"/memory.max", "/memory.current"},
+                                                std::pair{"/memory.limit_in_bytes", "/memory.usage_in_bytes"}}) {
+      const uint64_t limit = number_or(file_read(folder + limit_file), none);
+      // v1 writes "no limit" as a number close to 2^63.
+      if (limit == none || limit > (uint64_t{1} << 60)) continue;
+      const uint64_t used = number_or(file_read(folder + used_file), 0);
+      const uint64_t left = limit > used ? limit - used : 0;
+      if (left < room) {
+        room = left;
+        tightest = {limit, used};
+      }
+    }
+  });
+  return tightest;
+}
+
+uint64_t address_space_used() {
+  std::istringstream statm(file_read("/proc/self/statm"));
+  uint64_t pages = 0;
+  statm >> pages;
+  return pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+} // namespace
+
+int usable_cores() {
+  static const int cores = [] {
+    const double quota = quota_cores();
+    const int affinity = affinity_cores();
+    const int limited = quota > 0 ? static_cast<int>(std::ceil(quota - 1e-9)) : affinity;
+    return std::max(1, std::min(affinity, limited));
+  }();
+  return cores;
+}
+
+memory_limit memory_limit_now() {
+  memory_limit tightest{none, "no limit found"};
+  const auto tighten = [&tightest](uint64_t bytes, const char* source) {
+    if (bytes < tightest.bytes) tightest = {bytes, source};
+  };
+  tighten(meminfo(file_read("/proc/meminfo"), "MemAvailable"), "MemAvailable");
+  const cgroup_memory group = cgroup_memory_read();
+  if (group.limit != none) tighten(group.limit > group.used ? group.limit - group.used : 0, "the cgroup's memory limit");
+  const uint64_t space = rlimit_of(RLIMIT_AS);
+  if (space != none) {
+    const uint64_t used = address_space_used();
+    tighten(space > used ? space - used : 0, "RLIMIT_AS");
+  }
+  const uint64_t file = rlimit_of(RLIMIT_FSIZE);
+  if (file != none) tighten(file, "RLIMIT_FSIZE");
+  return tightest;
+}
+
+host_facts host_facts_read() {
+  host_facts facts{};
+  facts.online_cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  facts.affinity_cores = affinity_cores();
+  facts.quota_cores = quota_cores();
+  facts.usable_cores = usable_cores();
+  const std::string memory = file_read("/proc/meminfo");
+  facts.memory_total = meminfo(memory, "MemTotal");
+  facts.memory_available = meminfo(memory, "MemAvailable");
+  const cgroup_memory group = cgroup_memory_read();
+  facts.cgroup_limit = group.limit;
+  facts.cgroup_used = group.used;
+  facts.address_space = rlimit_of(RLIMIT_AS);
+  facts.memlock = rlimit_of(RLIMIT_MEMLOCK);
+  facts.open_files = rlimit_of(RLIMIT_NOFILE);
+  facts.map_count = number_or(file_read("/proc/sys/vm/max_map_count"), none);
+  utsname name{};
+  if (uname(&name) == 0) facts.kernel = std::string(name.sysname) + " " + name.release;
+  const std::string cpu = file_read("/proc/cpuinfo");
+  const size_t at = cpu.find("model name");
+  if (at != std::string::npos) {
+    const size_t colon = cpu.find(':', at);
+    facts.cpu_model = cpu.substr(colon + 2, cpu.find('\n', colon) - colon - 2);
+  }
+  return facts;
+}
+
+} // namespace ep

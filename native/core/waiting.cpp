@@ -1,0 +1,174 @@
+#include "waiting.hpp"
+
+#include <cerrno>
+#include <climits>
+#include <cmath>
+#include <ctime>
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "limits.hpp"
+
+namespace ep {
+
+int64_t clock_now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+int64_t deadline_after(double timeout_ms) {
+  if (!(timeout_ms >= 0) || timeout_ms > 9e12) return no_deadline;
+  return clock_now_ns() + static_cast<int64_t>(std::llround(timeout_ms * 1e6));
+}
+
+wait_policy wait_policy_for(int ranks_on_host) {
+  const bool room = ranks_on_host <= usable_cores();
+  return room ? wait_policy{20'000, 30'000, 2'000'000} : wait_policy{0, 50'000, 2'000'000};
+}
+
+bool comparison_holds(comparison cmp, uint64_t found, uint64_t value) {
+  switch (cmp) {
+    case comparison::eq: return found == value;
+    case comparison::ne: return found != value;
+    case comparison::lt: return found < value;
+    case comparison::le: return found <= value;
+    case comparison::gt: return found > value;
+    case comparison::ge: return found >= value;
+  }
+  return false;
+}
+
+namespace {
+
+std::atomic_ref<uint32_t> word32(uint32_t& word) { return std::atomic_ref<uint32_t>(word); }
+
+uint64_t look(const uint64_t* word) {
+  return std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
+}
+
+} // namespace
+
+uint32_t wake_prepare(ep_wake_word* wake) {
+  word32(wake->waiters).fetch_add(1, std::memory_order_seq_cst);
+  return word32(wake->epoch).load(std::memory_order_seq_cst);
+}
+
+void wake_cancel(ep_wake_word* wake) { word32(wake->waiters).fetch_sub(1, std::memory_order_seq_cst); }
+
+void wake_commit(ep_wake_word* wake, uint32_t epoch, int64_t at_most_ns) {
+  if (at_most_ns > 0) {
+    timespec slice{at_most_ns / 1'000'000'000, at_most_ns % 1'000'000'000};
+    // Not FUTEX_PRIVATE: the word is shared between processes. Any return is fine: the caller looks again.
+    syscall(SYS_futex, &wake->epoch, FUTEX_WAIT, epoch, &slice, nullptr, 0);
+  }
+  wake_cancel(wake);
+}
+
+void wake_notify(ep_wake_word* wake) {
+  if (wake == nullptr || word32(wake->waiters).load(std::memory_order_seq_cst) == 0) return;
+  word32(wake->epoch).fetch_add(1, std::memory_order_seq_cst);
+  syscall(SYS_futex, &wake->epoch, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+uint32_t life_state(const ep_life_word* life) {
+  auto* word = const_cast<ep_life_word*>(life);
+  const uint32_t state = word32(word->state).load(std::memory_order_acquire);
+  if (state != EP_LIFE_ALIVE) return state;
+  // The kernel sets FUTEX_OWNER_DIED in the lock word of a robust mutex when the thread that owns it ends for whatever reason.
+  auto* mutex = reinterpret_cast<pthread_mutex_t*>(word->mutex);
+  const int lock = std::atomic_ref<int>(mutex->__data.__lock).load(std::memory_order_acquire);
+  if ((static_cast<uint32_t>(lock) & FUTEX_OWNER_DIED) == 0) return EP_LIFE_ALIVE;
+  // An orderly close stores its state before it unlocks; look again so that it is not taken for a death.
+  const uint32_t again = word32(word->state).load(std::memory_order_acquire);
+  return again == EP_LIFE_ALIVE ? EP_LIFE_DEAD : again;
+}
+
+uint32_t wait_scope_check(const wait_scope& scope, int32_t awaited, int32_t* lost) {
+  if (scope.cancel != nullptr && scope.cancel->load(std::memory_order_acquire) != 0) return EP_STATUS_ABORTED;
+  if (scope.closing != nullptr && scope.closing->load(std::memory_order_acquire) != 0) return EP_STATUS_CLOSED;
+  if (scope.peers != nullptr) {
+    int gone = 0;
+    int32_t someone = any_rank;
+    const int32_t first = awaited == any_rank ? 0 : awaited;
+    const int32_t last = awaited == any_rank ? scope.world_size : awaited + 1;
+    for (int32_t rank = first; rank < last; ++rank) {
+      if (rank == scope.self || scope.peers[rank].life == 0) continue;
+      const uint32_t state = life_state(reinterpret_cast<const ep_life_word*>(scope.peers[rank].life));
+      if (state == EP_LIFE_DEAD || (state == EP_LIFE_CLOSED && awaited != any_rank)) {
+        *lost = rank;
+        return EP_STATUS_PEER_LOST;
+      }
+      if (state == EP_LIFE_CLOSED) {
+        ++gone;
+        someone = rank;
+      }
+    }
+    if (gone > 0 && gone == scope.world_size - 1) {
+      *lost = someone;
+      return EP_STATUS_PEER_LOST;
+    }
+  }
+  if (scope.deadline_ns != no_deadline && clock_now_ns() >= scope.deadline_ns) return EP_STATUS_TIMEOUT;
+  return EP_STATUS_OK;
+}
+
+wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison cmp, uint64_t value, int32_t awaited) {
+  uint64_t found = look(word);
+  if (comparison_holds(cmp, found, value)) return {EP_STATUS_OK, awaited, found};
+  const int64_t start = clock_now_ns();
+  int64_t elapsed = 0;
+  while (elapsed < scope.policy.spin_ns) {
+    for (int i = 0; i < 32; ++i) {
+      found = look(word);
+      if (comparison_holds(cmp, found, value)) return {EP_STATUS_OK, awaited, found};
+      cpu_relax();
+    }
+    elapsed = clock_now_ns() - start;
+    if (scope.deadline_ns != no_deadline && start + elapsed >= scope.deadline_ns) break;
+  }
+  const int64_t yield_end = elapsed + scope.policy.yield_ns;
+  while (elapsed < yield_end) {
+    sched_yield();
+    found = look(word);
+    if (comparison_holds(cmp, found, value)) return {EP_STATUS_OK, awaited, found};
+    elapsed = clock_now_ns() - start;
+    if (scope.deadline_ns != no_deadline && start + elapsed >= scope.deadline_ns) break;
+  }
+  for (;;) {
+    int32_t lost = awaited;
+    const uint32_t status = wait_scope_check(scope, awaited, &lost);
+    if (status != EP_STATUS_OK) {
+      found = look(word);
+      if (comparison_holds(cmp, found, value)) return {EP_STATUS_OK, awaited, found};
+      return {status, lost, found};
+    }
+    int64_t slice = scope.policy.slice_ns;
+    if (scope.deadline_ns != no_deadline) {
+      const int64_t left = scope.deadline_ns - clock_now_ns();
+      slice = left < slice ? (left > 1 ? left : 1) : slice;
+    }
+    if (scope.wake == nullptr) {
+      timespec nap{slice / 1'000'000'000, slice % 1'000'000'000};
+      nanosleep(&nap, nullptr);
+      found = look(word);
+      if (comparison_holds(cmp, found, value)) return {EP_STATUS_OK, awaited, found};
+      continue;
+    }
+    const uint32_t epoch = wake_prepare(scope.wake);
+    found = look(word);
+    if (comparison_holds(cmp, found, value)) {
+      wake_cancel(scope.wake);
+      return {EP_STATUS_OK, awaited, found};
+    }
+    wake_commit(scope.wake, epoch, slice);
+    found = look(word);
+    if (comparison_holds(cmp, found, value)) return {EP_STATUS_OK, awaited, found};
+  }
+}
+
+} // namespace ep

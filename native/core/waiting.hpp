@@ -1,0 +1,76 @@
+// Waiting for a word that a peer or a NIC writes: spins a little, yields a little, then sleeps on the rank's eventcount. It always ends: by value, by
+// cancellation, by a peer's death or by the deadline, and says which.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "ep/abi/memory.h"
+#include "ep/abi/rank.h"
+#include "ep/abi/status.h"
+
+namespace ep {
+
+int64_t clock_now_ns();              // CLOCK_MONOTONIC
+constexpr int64_t no_deadline = INT64_MAX;
+int64_t deadline_after(double timeout_ms); // negative or NaN: no_deadline
+
+// How long to burn before sleeping. Spinning with more ranks than cores costs milliseconds per barrier (the awaited rank cannot run), so a
+// policy is made from the number of ranks on this host and the cores that this process may really use.
+struct wait_policy {
+  int64_t spin_ns;
+  int64_t yield_ns;  // after spinning: sched_yield between looks
+  int64_t slice_ns;  // then sleep at most this long between looks at life and deadline
+};
+wait_policy wait_policy_for(int ranks_on_host);
+
+// Everything besides its value that can end a wait. Plain data: copied into kernels' environments.
+struct wait_scope {
+  ep_wake_word* wake = nullptr;                    // eventcount to sleep on; null: sleep by the clock only
+  const std::atomic<uint32_t>* cancel = nullptr;   // non-zero: EP_STATUS_ABORTED
+  const std::atomic<uint32_t>* closing = nullptr;  // non-zero: EP_STATUS_CLOSED
+  int64_t deadline_ns = no_deadline;
+  const ep_peer_view* peers = nullptr;             // for looks at life; null: nobody is watched
+  int32_t world_size = 0;
+  int32_t self = -1;
+  wait_policy policy{};
+};
+
+enum class comparison : uint32_t { eq = 0, ne = 1, lt = 2, le = 3, gt = 4, ge = 5 };
+bool comparison_holds(comparison cmp, uint64_t found, uint64_t value);
+
+// Who is awaited: a rank, or `any_rank`: then the death of any rank ends the wait, and so does the orderly close of all others.
+constexpr int32_t any_rank = -1;
+
+struct wait_result {
+  uint32_t status;  // EP_STATUS_OK, TIMEOUT, ABORTED, CLOSED, PEER_LOST
+  int32_t rank;     // who was lost, or who was awaited
+  uint64_t found;   // value of the word at the end
+};
+wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison cmp, uint64_t value, int32_t awaited);
+
+// Building blocks, for executors and threads that watch many words at one time.
+
+// EP_STATUS_OK while the wait should go on; `lost` names the dead rank. Look at the word once more after anything else: the peer may have
+// delivered just before it died.
+uint32_t wait_scope_check(const wait_scope& scope, int32_t awaited, int32_t* lost);
+
+// Eventcount: announce, look at the words again, then commit (sleep) or cancel.
+uint32_t wake_prepare(ep_wake_word* wake);
+void wake_commit(ep_wake_word* wake, uint32_t epoch, int64_t at_most_ns);
+void wake_cancel(ep_wake_word* wake);
+// After a sequentially consistent update of a word that someone may be waiting for.
+void wake_notify(ep_wake_word* wake);
+
+// A peer's state as seen from here: EP_LIFE_*. Reads two words, no system call.
+uint32_t life_state(const ep_life_word* life);
+
+inline void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield" ::: "memory");
+#endif
+}
+
+} // namespace ep

@@ -1,0 +1,76 @@
+/* Copies by a cooperation scope. */
+#ifndef EP_DEVICE_COPY_H
+#define EP_DEVICE_COPY_H
+
+#include "config.h"
+#include "coop.h"
+#include "order.h"
+
+#if !defined(__CUDACC__)
+/* core/copy: memcpy, or stores past the caches. `non_temporal` copies are not ordered by any later release store or locked instruction until
+ * ep_copy_fence() has run on the same thread (measured: half of the reads stale without it). */
+extern "C" void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
+extern "C" void ep_copy_fence(void);
+#endif
+
+EP_MACHINE_BEGIN
+
+struct alignas(16) vector16 {
+  uint32_t word[4];
+};
+
+/* Lanes > 1: 16-byte vectors where both sides allow it, bytes otherwise. All lanes of the scope call it with equal arguments. */
+template <class Coop> EP_HD void copy_lanes(const Coop& coop, void* dst, const void* src, uint64_t bytes) {
+  const uint64_t lane = coop.lane();
+  const uint64_t lanes = coop.lanes();
+  uint64_t done = 0;
+  if (((reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src)) & 15u) == 0) {
+    const uint64_t vectors = bytes / 16;
+    auto* to = static_cast<vector16*>(dst);
+    const auto* from = static_cast<const vector16*>(src);
+    for (uint64_t i = lane; i < vectors; i += lanes) to[i] = from[i];
+    done = vectors * 16;
+  }
+  auto* to = static_cast<uint8_t*>(dst);
+  const auto* from = static_cast<const uint8_t*>(src);
+  for (uint64_t i = done + lane; i < bytes; i += lanes) to[i] = from[i];
+}
+
+/* `rows` rows, strided at the source, packed at the destination. After it, `copy_rows_done` must run before the signal. */
+template <class Coop>
+EP_HD void copy_rows(const Coop& coop, void* dst, const void* src, uint64_t stride, uint64_t row_bytes, uint64_t rows,
+                     bool non_temporal) {
+  auto* to = static_cast<uint8_t*>(dst);
+  const auto* from = static_cast<const uint8_t*>(src);
+  if (stride == row_bytes) {
+    row_bytes *= rows;
+    rows = rows != 0 ? 1 : 0;
+  }
+  for (uint64_t i = 0; i < rows; ++i) {
+#if !defined(__CUDACC__)
+    if constexpr (Coop::single) {
+      ep_copy(to + i * row_bytes, from + i * stride, row_bytes, non_temporal ? 1 : 0);
+      continue;
+    }
+#else
+    (void)non_temporal;
+#endif
+    copy_lanes(coop, to + i * row_bytes, from + i * stride, row_bytes);
+  }
+}
+
+/* Every lane's stores of `copy_rows` are visible to whoever acquires a signal that lane 0 releases after this. */
+template <class Coop> EP_HD void copy_rows_done(const Coop& coop) {
+#if !defined(__CUDACC__)
+  if constexpr (Coop::single) {
+    ep_copy_fence();
+    return;
+  }
+#endif
+  fence_system();
+  coop.sync();
+}
+
+EP_MACHINE_END
+
+#endif

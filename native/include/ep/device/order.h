@@ -1,0 +1,72 @@
+/* Memory operations that other ranks, other threads or a NIC can see. System scope always: the other side may be a CPU, a GPU or a device.
+ *
+ * Every operation is a point at which the `simt` executor may switch to another fiber (Ctx::point), so a protocol that is wrong under
+ * some interleaving of its atomics can be caught on any machine. */
+#ifndef EP_DEVICE_ORDER_H
+#define EP_DEVICE_ORDER_H
+
+#include "config.h"
+
+#if defined(__CUDACC__)
+#include <cuda/atomic>
+#else
+#include <atomic>
+#endif
+
+EP_MACHINE_BEGIN
+
+namespace detail {
+#if defined(__CUDACC__)
+using word_ref = cuda::atomic_ref<uint64_t, cuda::thread_scope_system>;
+constexpr auto relaxed = cuda::memory_order_relaxed;
+constexpr auto acquire = cuda::memory_order_acquire;
+constexpr auto release = cuda::memory_order_release;
+constexpr auto seq_cst = cuda::memory_order_seq_cst;
+#else
+using word_ref = std::atomic_ref<uint64_t>;
+constexpr auto relaxed = std::memory_order_relaxed;
+constexpr auto acquire = std::memory_order_acquire;
+constexpr auto release = std::memory_order_release;
+constexpr auto seq_cst = std::memory_order_seq_cst;
+#endif
+} // namespace detail
+
+template <class Ctx> EP_HD uint64_t load_acquire(Ctx& ctx, const uint64_t* word) {
+  ctx.point();
+  return detail::word_ref(*const_cast<uint64_t*>(word)).load(detail::acquire);
+}
+
+template <class Ctx> EP_HD uint64_t load_relaxed(Ctx& ctx, const uint64_t* word) {
+  ctx.point();
+  return detail::word_ref(*const_cast<uint64_t*>(word)).load(detail::relaxed);
+}
+
+template <class Ctx> EP_HD void store_release(Ctx& ctx, uint64_t* word, uint64_t value) {
+  ctx.point();
+  detail::word_ref(*word).store(value, detail::release);
+}
+
+/* Sequentially consistent: on the host it is also the signaller's half of the eventcount (ep_wake_word). */
+template <class Ctx> EP_HD uint64_t fetch_add(Ctx& ctx, uint64_t* word, uint64_t value) {
+  ctx.point();
+  return detail::word_ref(*word).fetch_add(value, detail::seq_cst);
+}
+
+template <class Ctx> EP_HD uint64_t exchange(Ctx& ctx, uint64_t* word, uint64_t value) {
+  ctx.point();
+  return detail::word_ref(*word).exchange(value, detail::seq_cst);
+}
+
+/* Orders this lane's earlier stores before its later ones, as seen by everyone. Non-temporal stores of the host bulk copy are not ordered
+ * by a release store: `bulk_copy_fence` below is what orders those. */
+EP_HD void fence_system() {
+#if defined(__CUDACC__)
+  __threadfence_system();
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
+EP_MACHINE_END
+
+#endif
