@@ -1,1 +1,15 @@
-export {};
+export type { AttentionOptions, AttentionPlan, KvSharing } from './attention.js';
+export { planAttention } from './attention.js';
+export type { GradientReduction } from './directions.js';
+export type { DispatchPlan, PairTable, PlanKind, RankDispatch } from './dispatch-plan.js';
+export { planVersion, rankDispatch } from './dispatch-plan.js';
+export type { PlanErrorCode } from './error.js';
+export { PlanError } from './error.js';
+export type { AttentionLayout, ServerLayout } from './layout.js';
+export { serverLayout } from './layout.js';
+export type { PaddedAttentionInput, PaddedCube, PaddedMatrix, PaddedQuery } from './padded.js';
+export { fromPaddedAttention, fromPaddedQuery, fromPaddedReplicas, replicaMask } from './padded.js';
+export type { DispatchTable, KvPlans, QueryPlans } from './query.js';
+export { planQuery, planReplicas } from './query.js';
+export type { DocumentList, DocumentShards, ShardTable } from './shards.js';
+export { reorder, shardsOfDocuments } from './shards.js';

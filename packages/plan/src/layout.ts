@@ -1,0 +1,98 @@
+import { checkInteger } from './check.js';
+import type { DispatchPlan } from './dispatch-plan.js';
+import type { DocumentIndex, DocumentShards } from './shards.js';
+
+/**
+ * What each server computes. Its query groups are `groupOffsets[t] .. groupOffsets[t+1]`, one per query shard, in the order of the rows
+ * of its Q tensor. Group k is causal attention of Q rows `cuSeqlensQ` against the KV rows `kvStart[k] .. kvStart[k] + kvLength[k]` of the
+ * server's KV tensor, which are the document from its start, in document order. The diagonal is aligned to the END: row i of a group of
+ * `q` query rows sees the first `kvLength - q + i + 1` of them.
+ *
+ * With one KV copy per query the groups lie back to back and `cuSeqlensKv` is what varlen attention expects. With one copy per server
+ * groups share rows: `cuSeqlensKv` is null, use `kvStart` and `kvLength` (a kernel that takes begin and length per sequence, or a
+ * block table).
+ */
+export interface AttentionLayout {
+  readonly worldSize: number;
+  /** worldSize + 1 elements. */
+  readonly groupOffsets: Int32Array;
+  /** Global shard index of each group's queries. */
+  readonly shard: Int32Array;
+  readonly kvStart: Int32Array;
+  readonly kvLength: Int32Array;
+  /** Server t: elements `groupOffsets[t] + t` to `groupOffsets[t+1] + t`, both included; starts with 0. */
+  readonly cuSeqlensQ: Int32Array;
+  readonly cuSeqlensKv: Int32Array | null;
+  readonly maxSeqlenQ: Int32Array;
+  readonly maxSeqlenKv: Int32Array;
+}
+
+/** The layout of one server; views, no copies. */
+export interface ServerLayout {
+  readonly groups: number;
+  readonly shard: Int32Array;
+  readonly kvStart: Int32Array;
+  readonly kvLength: Int32Array;
+  /** groups + 1 elements. */
+  readonly cuSeqlensQ: Int32Array;
+  readonly cuSeqlensKv: Int32Array | null;
+  readonly maxSeqlenQ: number;
+  readonly maxSeqlenKv: number;
+}
+
+export function serverLayout(layout: AttentionLayout, rank: number): ServerLayout {
+  checkInteger(rank, 'rank', 0, layout.worldSize - 1);
+  const from = layout.groupOffsets[rank]!;
+  const to = layout.groupOffsets[rank + 1]!;
+  return {
+    groups: to - from,
+    shard: layout.shard.subarray(from, to),
+    kvStart: layout.kvStart.subarray(from, to),
+    kvLength: layout.kvLength.subarray(from, to),
+    cuSeqlensQ: layout.cuSeqlensQ.subarray(from + rank, to + rank + 1),
+    cuSeqlensKv: layout.cuSeqlensKv === null ? null : layout.cuSeqlensKv.subarray(from + rank, to + rank + 1),
+    maxSeqlenQ: layout.maxSeqlenQ[rank]!,
+    maxSeqlenKv: layout.maxSeqlenKv[rank]!,
+  };
+}
+
+export function attentionLayout(
+  shards: DocumentShards,
+  index: DocumentIndex,
+  revQ: DispatchPlan,
+  kvStart: Int32Array,
+  backToBack: boolean,
+): AttentionLayout {
+  const { worldSize, shardOffsets } = shards;
+  const groups = revQ.dstRank.length;
+  const shard = new Int32Array(groups);
+  const kvLength = new Int32Array(groups);
+  const cuSeqlensQ = new Int32Array(groups + worldSize);
+  const cuSeqlensKv = backToBack ? new Int32Array(groups + worldSize) : null;
+  const maxSeqlenQ = new Int32Array(worldSize);
+  const maxSeqlenKv = new Int32Array(worldSize);
+  for (let t = 0; t < worldSize; t++) {
+    for (let k = revQ.entryOffsets[t]!; k < revQ.entryOffsets[t + 1]!; k++) {
+      const g = shardOffsets[revQ.dstRank[k]!]! + revQ.dstShard[k]!;
+      const q = shards.lengths[g]!;
+      const kv = index.context[g]! + q;
+      shard[k] = g;
+      kvLength[k] = kv;
+      cuSeqlensQ[k + t + 1] = cuSeqlensQ[k + t]! + q;
+      if (cuSeqlensKv !== null) cuSeqlensKv[k + t + 1] = cuSeqlensKv[k + t]! + kv;
+      if (q > maxSeqlenQ[t]!) maxSeqlenQ[t] = q;
+      if (kv > maxSeqlenKv[t]!) maxSeqlenKv[t] = kv;
+    }
+  }
+  return Object.freeze({
+    worldSize,
+    groupOffsets: revQ.entryOffsets,
+    shard,
+    kvStart,
+    kvLength,
+    cuSeqlensQ,
+    cuSeqlensKv,
+    maxSeqlenQ,
+    maxSeqlenKv,
+  });
+}

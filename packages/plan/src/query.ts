@@ -1,0 +1,122 @@
+import { checkInt32Array, checkInteger, checkOffsets, checkRange, checkRows, maxRows } from './check.js';
+import { directions, type GradientReduction, gradientForms, type Routing } from './directions.js';
+import type { DispatchPlan } from './dispatch-plan.js';
+import { invalidArgument } from './error.js';
+import { type ShardRows, type ShardTable, shardRows } from './shards.js';
+
+/** Query shards go to one server each. */
+export interface QueryPlans {
+  readonly fwdQ: DispatchPlan;
+  readonly revQ: DispatchPlan;
+}
+
+/** The dispatches of global shard g are `offsets[g] .. offsets[g+1]`, replica ids ascending, each below `replicas`. */
+export interface DispatchTable {
+  readonly replicas: number;
+  readonly offsets: Int32Array;
+  readonly dstRank: Int32Array;
+  readonly replica: Int32Array;
+}
+
+export interface KvPlans {
+  readonly fwdKv: DispatchPlan;
+  /** Gradients home, into a replica-major buffer (replicas, tokens) per rank. Rows of replicas that do not exist are never written. */
+  readonly revKv: DispatchPlan;
+  /** The same gradients, into a buffer that has rows only for replicas that exist. */
+  readonly revKvCompact: DispatchPlan;
+  readonly reduction: GradientReduction;
+}
+
+/**
+ * Plans query shards: `dstRank[g]` is the server of global shard g, -1 when the shard stays unsent (it keeps its rows in the home
+ * tensor). Each server's rows fill up in global-index order: `dstOffset` of a dispatch is the sum of the lengths of all earlier dispatches
+ * to the same server. Time is linear in shards + ranks.
+ */
+export function planQuery(shards: ShardTable, dstRank: Int32Array): QueryPlans {
+  const rows = shardRows(shards);
+  const n = shards.lengths.length;
+  checkInt32Array(dstRank, 'dstRank', n);
+  checkRange(dstRank, 'dstRank', -1, shards.worldSize - 1);
+  const offsets = new Int32Array(n + 1);
+  for (let g = 0; g < n; g++) offsets[g + 1] = offsets[g]! + (dstRank[g]! < 0 ? 0 : 1);
+  const sentTo = dstRank.filter((t) => t >= 0);
+  const table = { replicas: 1, offsets, dstRank: sentTo, replica: new Int32Array(sentTo.length) };
+  const made = directions(shards, rows, fillInGlobalOrder(shards, table), 'q');
+  return Object.freeze({ fwdQ: made.forward, revQ: made.reverse });
+}
+
+/**
+ * Plans key-value shards to explicit servers, any number of replicas, filled in global-index order (home rank, shard, dispatch). For
+ * attention use `planAttention`, which orders each server's rows as the documents need them.
+ */
+export function planReplicas(shards: ShardTable, table: DispatchTable): KvPlans {
+  const rows = shardRows(shards);
+  checkDispatchTable(shards, table);
+  return kvPlans(shards, rows, fillInGlobalOrder(shards, table));
+}
+
+export function kvPlans(shards: ShardTable, rows: ShardRows, routing: Routing): KvPlans {
+  const made = directions(shards, rows, routing, 'kv');
+  const { compact, reduction } = gradientForms(shards, made, routing);
+  return Object.freeze({ fwdKv: made.forward, revKv: made.reverse, revKvCompact: compact, reduction });
+}
+
+function fillInGlobalOrder(shards: ShardTable, table: DispatchTable): Routing {
+  const { worldSize } = shards;
+  const { offsets, dstRank } = table;
+  const entries = dstRank.length;
+  const dstOffset = new Int32Array(entries);
+  const dstShard = new Int32Array(entries);
+  // Float64 while filling: a sum beyond int32 stays exact and is refused below instead of wrapping.
+  const fill = new Float64Array(worldSize);
+  const recvShards = new Int32Array(worldSize);
+  for (let g = 0; g < shards.lengths.length; g++) {
+    const length = shards.lengths[g]!;
+    for (let e = offsets[g]!; e < offsets[g + 1]!; e++) {
+      const t = dstRank[e]!;
+      dstOffset[e] = fill[t]!;
+      fill[t]! += length;
+      dstShard[e] = recvShards[t]!++;
+    }
+  }
+  const recvTokens = new Int32Array(worldSize);
+  for (let t = 0; t < worldSize; t++) {
+    recvTokens[t] = checkRows(fill[t]!, `the receive tensor of rank ${t}`, { rank: t });
+  }
+  return {
+    replicas: table.replicas,
+    offsets: offsets.slice(),
+    dstRank: dstRank.slice(),
+    dstOffset,
+    dstShard,
+    replica: table.replica.slice(),
+    recvShards,
+    recvTokens,
+  };
+}
+
+function checkDispatchTable(shards: ShardTable, table: DispatchTable): void {
+  const replicas = checkInteger(table.replicas, 'replicas', 1, maxRows);
+  const offsets = checkInt32Array(table.offsets, 'offsets', shards.lengths.length + 1);
+  const dstRank = checkInt32Array(table.dstRank, 'dstRank');
+  const replica = checkInt32Array(table.replica, 'replica', dstRank.length);
+  checkOffsets(offsets, 'offsets', dstRank.length);
+  checkRange(dstRank, 'dstRank', 0, shards.worldSize - 1);
+  checkRange(replica, 'replica', 0, replicas - 1);
+  for (let g = 0; g < shards.lengths.length; g++) {
+    for (let e = offsets[g]! + 1; e < offsets[g + 1]!; e++) {
+      if (replica[e]! <= replica[e - 1]!) {
+        throw invalidArgument(
+          `replica[${e}] must be above ${replica[e - 1]}, the replica before it of shard ${g}, found ${replica[e]}`,
+          {
+            name: 'replica',
+            index: e,
+            shard: g,
+            expected: `above ${replica[e - 1]}`,
+            found: replica[e],
+          },
+        );
+      }
+    }
+  }
+}
