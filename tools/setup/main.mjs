@@ -20,7 +20,7 @@ const purposes = ['demo', 'test'];
  * @param {readonly string[]} args
  * @returns {{ help: boolean, purpose: string | undefined }}
  */
-export function parseArguments(args) {
+function parseArguments(args) {
   if (args.length === 0) return { help: false, purpose: undefined };
   if (args.length === 1 && (args[0] === '--help' || args[0] === '-h')) return { help: true, purpose: undefined };
   const [flag, purpose] = args;

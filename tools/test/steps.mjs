@@ -1,0 +1,132 @@
+// The table of test steps: what runs in which lane, how long it may take, and where its totals are.
+// A step is here when what it needs exists. Packages with a `test` script are added by themselves; a script without
+// tests fails, it is not skipped.
+import { join } from 'node:path';
+import { listPackages, resultsDir, root } from '../workspace.mjs';
+
+/** @typedef {'default' | 'ci' | 'full'} Lane */
+/**
+ * @typedef {{ name: string, lanes: readonly Lane[], minutes: number, command: readonly string[], cwd?: string,
+ *   env?: Record<string, string>, report?: { format: 'vitest' | 'junit' | 'plain', files: readonly string[] },
+ *   counts?: boolean, needs?: string }} Step
+ * counts: false when the step only prepares others and is no test of its own; needs: a step that must have passed
+ */
+
+/** @type {readonly Lane[]} */
+export const lanes = ['default', 'ci', 'full'];
+
+/** Relative to each package, so that one command line fits all of them (turbo hands the same arguments to each). */
+const vitestFile = join('.cache', 'vitest.json');
+const vitestArguments = ['--reporter=default', '--reporter=json', `--outputFile.json=${vitestFile}`];
+
+/**
+ * @param {string} script
+ * @param {readonly Lane[]} stepLanes
+ * @param {number} minutes
+ * @returns {Step[]} one step per package with that script, one after the other: suites wait on their own ranks
+ */
+const packageScripts = (script, stepLanes, minutes) =>
+  listPackages()
+    .filter((entry) => entry.manifest.scripts?.[script] !== undefined)
+    .map((entry) => ({
+      name: `${script} ${entry.name}`,
+      lanes: stepLanes,
+      minutes,
+      command: ['pnpm', 'run', script, ...vitestArguments],
+      cwd: join(root, entry.dir),
+      report: { format: 'vitest', files: [join(root, entry.dir, vitestFile)] },
+    }));
+
+/**
+ * Configure, build and run the C++ tests of one CMake preset (native/CMakePresets.json).
+ * @param {string} preset
+ * @param {readonly Lane[]} stepLanes
+ * @param {number} minutes
+ * @returns {Step[]}
+ */
+const ctestPreset = (preset, stepLanes, minutes) => {
+  const cwd = join(root, 'native');
+  const report = join(resultsDir, `ctest-${preset}.xml`);
+  const prepare = { lanes: stepLanes, minutes, cwd, counts: false };
+  return [
+    { ...prepare, name: `configure ${preset}`, command: ['cmake', '--preset', preset] },
+    {
+      ...prepare,
+      name: `build ${preset}`,
+      command: ['cmake', '--build', '--preset', preset],
+      needs: `configure ${preset}`,
+    },
+    {
+      name: `ctest ${preset}`,
+      lanes: stepLanes,
+      minutes,
+      cwd,
+      command: ['ctest', '--preset', preset, '--no-tests=error', '--output-on-failure', '--output-junit', report],
+      report: { format: 'junit', files: [report] },
+      needs: `build ${preset}`,
+    },
+  ];
+};
+
+/** @returns {readonly Step[]} */
+export function stepTable() {
+  const e2e = listPackages().filter((entry) => entry.manifest.scripts?.e2e !== undefined);
+  const ciLanes = /** @type {const} */ (['ci', 'full']);
+  const checkTotals = join(resultsDir, 'check-totals.json');
+  return [
+    {
+      name: 'build',
+      lanes,
+      minutes: 20,
+      command: ['turbo', 'run', 'build', 'build:native', '--output-logs=errors-only'],
+      counts: false,
+    },
+    {
+      name: 'check',
+      lanes: ['default'],
+      minutes: 6,
+      command: ['node', 'tools/check/main.mjs', '--totals', checkTotals],
+      report: { format: 'plain', files: [checkTotals] },
+    },
+    {
+      name: 'test tools',
+      lanes: ['default'],
+      minutes: 3,
+      command: ['vitest', 'run', '--root', 'tools', ...vitestArguments],
+      report: { format: 'vitest', files: [join(root, 'tools', vitestFile)] },
+    },
+    ...packageScripts('test', ['default'], 10),
+    ...ctestPreset('asan', ciLanes, 20),
+    ...ctestPreset('tsan', ciLanes, 20),
+    {
+      name: 'publish dry run',
+      lanes: ciLanes,
+      minutes: 5,
+      command: ['node', 'tools/pack/publish-dry-run.mjs'],
+    },
+    {
+      name: 'e2e',
+      lanes: ciLanes,
+      minutes: 30,
+      command: [
+        'turbo',
+        'run',
+        'e2e',
+        '--concurrency=1',
+        '--continue',
+        '--output-logs=new-only',
+        '--',
+        ...vitestArguments,
+      ],
+      report: { format: 'vitest', files: e2e.map((entry) => join(root, entry.dir, vitestFile)) },
+    },
+    ...packageScripts('test:full', ['full'], 60),
+    ...packageScripts('fuzz', ['full'], 60),
+  ];
+}
+
+/**
+ * @param {Lane} lane
+ * @param {readonly Step[]} [table]
+ */
+export const stepsOf = (lane, table = stepTable()) => table.filter((step) => step.lanes.includes(lane));

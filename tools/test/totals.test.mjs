@@ -1,0 +1,151 @@
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { Progress } from '../console.mjs';
+import { runSteps, selectSteps } from './runner.mjs';
+import { formatTotals, junitTotals, plainTotals, stepTotals, vitestTotals } from './totals.mjs';
+
+/** @type {string} */
+let dir;
+beforeEach(() => {
+  dir = mkdtempSync(join(tmpdir(), 'ep-totals-'));
+});
+afterEach(() => rmSync(dir, { recursive: true, force: true }));
+
+/** @param {{ passed?: number, failed?: number, pending?: number, todo?: number, files?: unknown[] }} counts */
+const vitestReport = ({ passed = 0, failed = 0, pending = 0, todo = 0, files = [] }) =>
+  JSON.stringify({
+    numPassedTests: passed,
+    numFailedTests: failed,
+    numPendingTests: pending,
+    numTodoTests: todo,
+    testResults: files,
+  });
+
+describe('readers', () => {
+  test('vitest: passed, failed, and skipped with todo', () => {
+    const text = vitestReport({ passed: 7, failed: 2, pending: 1, todo: 3, files: [] });
+    expect(vitestTotals(text)).toEqual({ passed: 7, failed: 2, skipped: 4 });
+  });
+
+  test('vitest: a file that failed before its first test is a failure', () => {
+    const files = [
+      { status: 'failed', assertionResults: [] },
+      { status: 'failed', assertionResults: [{ status: 'failed' }] },
+      { status: 'passed', assertionResults: [{ status: 'passed' }] },
+    ];
+    expect(vitestTotals(vitestReport({ passed: 1, failed: 1, files })).failed).toBe(2);
+  });
+
+  test('ctest', () => {
+    const text = `<?xml version="1.0" encoding="UTF-8"?>
+<testsuite name="Linux-g++"
+	tests="9"
+	failures="2"
+	disabled="1"
+	skipped="3"
+	hostname=""
+>
+	<testcase name="a"/>
+</testsuite>`;
+    expect(junitTotals(text)).toEqual({ passed: 3, failed: 2, skipped: 4 });
+  });
+
+  test.each([
+    ['vitest', () => vitestTotals('{"numPassedTests": 1, "testResults": []}')],
+    ['vitest', () => vitestTotals('{"numPas')],
+    ['junit', () => junitTotals('<testsuites/>')],
+    ['junit', () => junitTotals('<testsuite tests="1" failures="2" disabled="0" skipped="0">')],
+    ['plain', () => plainTotals('{"passed": -1, "failed": 0, "skipped": 0}')],
+  ])('%s: a report that makes no sense is refused', (_, read) => {
+    expect(read).toThrow();
+  });
+});
+
+describe('stepTotals', () => {
+  const report = () => ({ format: /** @type {const} */ ('vitest'), files: [join(dir, 'report.json')] });
+  /** @param {string} text */
+  const write = (text) => writeFileSync(join(dir, 'report.json'), text);
+
+  test('no report file: one failure', () => {
+    expect(stepTotals(report(), true)).toMatchObject({ passed: 0, failed: 1 });
+  });
+
+  test('no test ran: one failure', () => {
+    write(vitestReport({ pending: 4 }));
+    expect(stepTotals(report(), true)).toMatchObject({ failed: 1, skipped: 4, problem: 'no test ran' });
+  });
+
+  test('the runner crashed after all tests had passed: one failure', () => {
+    write(vitestReport({ passed: 4 }));
+    expect(stepTotals(report(), false)).toMatchObject({ passed: 4, failed: 1 });
+  });
+
+  test('failed tests are not counted twice when the runner also fails', () => {
+    write(vitestReport({ passed: 4, failed: 2 }));
+    expect(stepTotals(report(), false)).toEqual({ passed: 4, failed: 2, skipped: 0 });
+  });
+
+  test('several reports add up', () => {
+    write(vitestReport({ passed: 4 }));
+    writeFileSync(join(dir, 'second.json'), vitestReport({ passed: 1, pending: 1 }));
+    const files = [join(dir, 'report.json'), join(dir, 'second.json')];
+    expect(stepTotals({ format: 'vitest', files }, true)).toEqual({ passed: 5, failed: 0, skipped: 1 });
+  });
+});
+
+test('the last line names skips only when there are some', () => {
+  expect(formatTotals({ passed: 3, failed: 0, skipped: 0 })).toBe('3 passed, 0 failed');
+  expect(formatTotals({ passed: 3, failed: 1, skipped: 2 })).toBe('3 passed, 1 failed, 2 skipped');
+});
+
+describe('runSteps', () => {
+  /** @type {string[]} */
+  const printed = [];
+  const quiet = () => new Progress({ write: (text) => printed.push(text) });
+  /** @type {Omit<import('./steps.mjs').Step, 'name' | 'command'>} */
+  const base = { lanes: ['default'], minutes: 1 };
+
+  test('a step whose preparation failed counts as failed and does not run', async () => {
+    const results = await runSteps(
+      [
+        { ...base, name: 'prepare', command: ['false'], counts: false },
+        { ...base, name: 'dependent', command: ['true'], needs: 'prepare' },
+        { ...base, name: 'other', command: ['true'] },
+      ],
+      quiet(),
+    );
+    expect(results.map(({ name, ok, passed, failed }) => ({ name, ok, passed, failed }))).toEqual([
+      { name: 'prepare', ok: false, passed: 0, failed: 1 },
+      { name: 'dependent', ok: false, passed: 0, failed: 1 },
+      { name: 'other', ok: true, passed: 1, failed: 0 },
+    ]);
+  });
+
+  test('a report of an earlier run is not read again', async () => {
+    const file = join(dir, 'stale.json');
+    writeFileSync(file, '{"passed": 5, "failed": 0, "skipped": 0}');
+    const [result] = await runSteps(
+      [{ ...base, name: 'stale', command: ['true'], report: { format: 'plain', files: [file] } }],
+      quiet(),
+    );
+    expect(result).toMatchObject({ ok: false, passed: 0, failed: 1 });
+  });
+
+  test('a step that exceeds its limit is ended and failed', async () => {
+    const [result] = await runSteps([{ ...base, name: 'slow', minutes: 0.005, command: ['sleep', '60'] }], quiet());
+    expect(result).toMatchObject({ ok: false, failed: 1, problem: 'ended after its limit of 0.005 min' });
+  });
+
+  test('--only keeps what a named step needs, through all levels', () => {
+    const steps = [
+      { ...base, name: 'configure', command: ['true'] },
+      { ...base, name: 'build', command: ['true'], needs: 'configure' },
+      { ...base, name: 'ctest', command: ['true'], needs: 'build' },
+      { ...base, name: 'other', command: ['true'] },
+    ];
+    expect(selectSteps(steps, 'ctest').map((step) => step.name)).toEqual(['configure', 'build', 'ctest']);
+    expect(() => selectSteps(steps, 'nothing like it')).toThrow('no step');
+  });
+});
