@@ -145,3 +145,42 @@ export class EpError<C extends EpCode = EpCode> extends Error {
 export function isEpError(error: unknown): error is EpError {
   return typeof error === 'object' && error !== null && (error as Record<PropertyKey, unknown>)[BRAND] === true;
 }
+
+/** A short rendering of an offending value: never its whole content. */
+function describe(value: unknown): string {
+  if (typeof value === 'string') return JSON.stringify(value.length > 80 ? `${value.slice(0, 80)}…` : value);
+  if (typeof value === 'bigint') return `${value}n`;
+  if (typeof value === 'function') return 'a function';
+  if (typeof value !== 'object' || value === null) return String(value);
+  if (ArrayBuffer.isView(value)) return `${value.constructor.name} of ${value.byteLength} bytes`;
+  if (Array.isArray(value)) {
+    const items = value.slice(0, 8).map((item) => (typeof item === 'object' ? '…' : describe(item)));
+    return `[${items.join(', ')}${value.length > 8 ? `, … ${value.length} in all` : ''}]`;
+  }
+  return `an object of ${value.constructor?.name ?? 'no class'}`;
+}
+
+/** The one form of argument errors: `<where>: <what> must be <expected>, found <found>`. */
+export function invalid(
+  what: string,
+  details: { readonly where: string; readonly expected: string; readonly found: unknown },
+): EpError<'EP_INVALID_ARGUMENT'> {
+  const found = describe(details.found);
+  return new EpError('EP_INVALID_ARGUMENT', `${details.where}: ${what} must be ${details.expected}, found ${found}`, {
+    context: { where: details.where, what, expected: details.expected, found },
+  });
+}
+
+/** Returns `value` if it is a safe integer in `min..max` (both included), else throws `EP_INVALID_ARGUMENT`. */
+export function checkInteger(
+  value: unknown,
+  what: string,
+  where: string,
+  min = 0,
+  max: number = Number.MAX_SAFE_INTEGER,
+): number {
+  if (typeof value === 'number' && Number.isSafeInteger(value) && value >= min && value <= max) return value;
+  const expected =
+    max === Number.MAX_SAFE_INTEGER ? `a safe integer of at least ${min}` : `an integer from ${min} to ${max}`;
+  throw invalid(what, { where, expected, found: value });
+}

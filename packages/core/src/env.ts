@@ -1,0 +1,120 @@
+/** The environment: our switches, and the contract with whoever launched this rank. */
+import { EpError, invalid } from './errors.js';
+import type { Rank } from './transport.js';
+
+/** Every switch: what it does and its value when unset. docs/switches.md is generated from this table. */
+export const SWITCHES = {
+  EP_NATIVE_PATH: {
+    default: 'unset',
+    meaning: 'path of the native addon to load; nothing else is tried when it is set',
+  },
+  EP_DEBUG: {
+    default: 'unset',
+    meaning:
+      'comma-separated topics to report on; `leaks` warns of objects that were garbage collected without close(), with the place where they were made',
+  },
+  EP_REQUIRE: {
+    default: 'unset',
+    meaning:
+      'comma-separated `transport:backing` names (for example `ibgda:hardware`) that tests must find: unavailable becomes a failure',
+  },
+  EP_STORE: {
+    default: 'unset',
+    meaning: '`file:<path>` of the store through which the ranks meet; wins over MASTER_ADDR and MASTER_PORT',
+  },
+  EP_TIMEOUT_MS: {
+    default: '300000',
+    meaning: 'how long set-up waits for other ranks where the call gives no timeoutMs, in milliseconds; `0` means without a limit',
+  },
+} as const satisfies Record<string, { readonly default: string; readonly meaning: string }>;
+
+export type Switch = keyof typeof SWITCHES;
+export type Environment = Readonly<Record<string, string | undefined>>;
+
+/** True if the comma-separated EP_DEBUG names the topic. */
+export function debugs(topic: string, env: Environment = process.env): boolean {
+  const topics = env['EP_DEBUG'];
+  return topics !== undefined && topics.split(',').some((name) => name.trim() === topic);
+}
+
+function parseInteger(name: string, text: string, min: number, max: number): number {
+  const value = /^\d{1,16}$/.test(text) ? Number(text) : Number.NaN;
+  if (value >= min && value <= max) return value;
+  throw invalid(name, { where: 'environment', expected: `a decimal integer from ${min} to ${max}`, found: text });
+}
+
+/** EP_TIMEOUT_MS, or its default; `Infinity` for 0. */
+export function defaultTimeoutMs(env: Environment = process.env): number {
+  const text = env['EP_TIMEOUT_MS'] ?? '';
+  const value = parseInteger('EP_TIMEOUT_MS', text === '' ? SWITCHES.EP_TIMEOUT_MS.default : text, 0, Number.MAX_SAFE_INTEGER);
+  return value === 0 ? Number.POSITIVE_INFINITY : value;
+}
+
+export type StoreAddress =
+  | { readonly kind: 'file'; readonly path: string }
+  | { readonly kind: 'tcp'; readonly host: string; readonly port: number };
+
+/** One rank's place in a launched job. */
+export interface LaunchEnv {
+  readonly rank: Rank;
+  readonly worldSize: number;
+  /** Place among the ranks of this host; absent if the launcher did not say. */
+  readonly localRank?: number;
+  readonly localWorldSize?: number;
+  readonly store: StoreAddress;
+}
+
+function parseStoreAddress(env: Environment, value: (name: string) => string | undefined): StoreAddress {
+  const named = value('EP_STORE');
+  if (named !== undefined) {
+    const path = named.startsWith('file:') ? named.slice('file:'.length) : '';
+    if (path === '' || path.includes('\0')) {
+      throw invalid('EP_STORE', { where: 'environment', expected: '`file:<path>`', found: env['EP_STORE'] });
+    }
+    return { kind: 'file', path };
+  }
+  const host = value('MASTER_ADDR');
+  const port = value('MASTER_PORT');
+  if (host === undefined || port === undefined) {
+    throw new EpError(
+      'EP_INVALID_ARGUMENT',
+      `environment: no store to meet at: set EP_STORE=file:<path>, or both MASTER_ADDR and MASTER_PORT (${host === undefined ? 'MASTER_ADDR' : 'MASTER_PORT'} is not set)`,
+      { context: { MASTER_ADDR: host, MASTER_PORT: port } },
+    );
+  }
+  if (/[\s\0/]/.test(host)) throw invalid('MASTER_ADDR', { where: 'environment', expected: 'a host name or address', found: host });
+  return { kind: 'tcp', host, port: parseInteger('MASTER_PORT', port, 1, 65535) };
+}
+
+/**
+ * Reads torchrun's contract (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and our EP_STORE. An empty variable
+ * counts as unset. Throws `EP_INVALID_ARGUMENT` naming the variable, what it should be and what it is.
+ */
+export function readLaunchEnv(env: Environment = process.env): LaunchEnv {
+  const value = (name: string): string | undefined => (env[name] === undefined || env[name] === '' ? undefined : env[name]);
+  const rankText = value('RANK');
+  const sizeText = value('WORLD_SIZE');
+  if (rankText === undefined || sizeText === undefined) {
+    const missing = [rankText ?? 'RANK', sizeText ?? 'WORLD_SIZE'].filter((name) => name === 'RANK' || name === 'WORLD_SIZE');
+    throw new EpError(
+      'EP_INVALID_ARGUMENT',
+      `environment: ${missing.join(' and ')} not set: start this program with \`ep run -n N -- program\` or torchrun, or set RANK and WORLD_SIZE`,
+      { context: { missing } },
+    );
+  }
+  const worldSize = parseInteger('WORLD_SIZE', sizeText, 1, 2 ** 20);
+  const rank = parseInteger('RANK', rankText, 0, worldSize - 1);
+  const localSizeText = value('LOCAL_WORLD_SIZE');
+  const localWorldSize =
+    localSizeText === undefined ? undefined : parseInteger('LOCAL_WORLD_SIZE', localSizeText, 1, worldSize);
+  const localRankText = value('LOCAL_RANK');
+  const localRank =
+    localRankText === undefined ? undefined : parseInteger('LOCAL_RANK', localRankText, 0, (localWorldSize ?? worldSize) - 1);
+  return {
+    rank,
+    worldSize,
+    ...(localRank === undefined ? {} : { localRank }),
+    ...(localWorldSize === undefined ? {} : { localWorldSize }),
+    store: parseStoreAddress(env, value),
+  };
+}

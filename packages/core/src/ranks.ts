@@ -1,0 +1,19 @@
+/** How messages name ranks. */
+
+const RUNS_SHOWN = 12;
+
+/** `rank 3`, `ranks 0-2, 5`: sorted, runs folded, long lists cut with their total. `no rank` if there are none. */
+export function formatRanks(ranks: Iterable<number>): string {
+  const sorted = [...new Set(ranks)].sort((a, b) => a - b);
+  if (sorted.length === 0) return 'no rank';
+  const runs: string[] = [];
+  for (let i = 0; i < sorted.length; ) {
+    let end = i;
+    while (end + 1 < sorted.length && sorted[end + 1] === sorted[end]! + 1) end++;
+    runs.push(i === end ? `${sorted[i]}` : `${sorted[i]}-${sorted[end]}`);
+    i = end + 1;
+  }
+  const shown = runs.slice(0, RUNS_SHOWN).join(', ');
+  const cut = runs.length > RUNS_SHOWN ? `, … (${sorted.length} in all)` : '';
+  return `${sorted.length === 1 ? 'rank' : 'ranks'} ${shown}${cut}`;
+}
