@@ -1,0 +1,117 @@
+// The table of checks behind `pnpm check`. Each gives the problems it found; an empty list is a pass.
+import { readFileSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
+import { ToolError } from '../console.mjs';
+import { pack, packedDir, tarballProblems } from '../pack/pack.mjs';
+import { run } from '../process.mjs';
+import { publicPackages, root, toolEnvironment } from '../workspace.mjs';
+import { generators } from './generated.mjs';
+import { findTextProblems } from './text-rules.mjs';
+
+/** @typedef {{ name: string, what: string, find: () => Promise<readonly string[]> }} Check */
+
+/**
+ * @param {string} command
+ * @param {readonly string[]} args
+ * @returns {Promise<string[]>} the command's output if it failed
+ */
+async function outputOnFailure(command, ...args) {
+  const env = toolEnvironment({ NO_COLOR: '1', FORCE_COLOR: '0' });
+  const result = await run(command, args, { cwd: root, env, limitMs: 5 * 60_000 });
+  if (result.code === 0) return [];
+  return [`${command} ${args.join(' ')} ended with status ${result.code}:\n${result.output.trim()}`];
+}
+
+/** @param {readonly (() => Promise<readonly string[]>)[]} parts one after the other: machines here are small */
+async function inTurn(...parts) {
+  const problems = [];
+  for (const part of parts) problems.push(...(await part()));
+  return problems;
+}
+
+/** Files of the repository: tracked ones, and new ones that git does not ignore. */
+async function repositoryFiles() {
+  const result = await run('git', ['ls-files', '-z', '--cached', '--others', '--exclude-standard'], { cwd: root });
+  if (result.code !== 0) throw new ToolError(`git ls-files ended with status ${result.code}: ${result.output.trim()}`);
+  return [...new Set(result.output.split('\0').filter(Boolean))];
+}
+
+async function textProblems() {
+  const problems = [];
+  for (const path of await repositoryFiles()) {
+    let bytes;
+    try {
+      bytes = readFileSync(join(root, path));
+    } catch {
+      // Deleted in the work tree, still in git's index: there is no text to judge.
+      continue;
+    }
+    if (!bytes.includes(0)) problems.push(...findTextProblems(path, bytes.toString('utf8')));
+  }
+  return problems;
+}
+
+/** What a publish would upload, judged by our rules, publint and attw. Platform packages hold one binary, no code. */
+async function shapeProblems() {
+  rmSync(packedDir, { recursive: true, force: true });
+  const problems = [];
+  for (const entry of publicPackages().filter((candidate) => !candidate.dir.startsWith('native/platforms/'))) {
+    const packed = await pack(entry);
+    problems.push(
+      ...tarballProblems(packed),
+      ...(await outputOnFailure('publint', 'run', '--strict', packed.tarball)),
+      ...(await outputOnFailure('attw', packed.tarball, '--profile', 'esm-only', '--no-emoji')),
+    );
+  }
+  return problems;
+}
+
+/** @type {readonly Check[]} */
+export const checks = [
+  {
+    name: 'types',
+    what: 'TypeScript, all packages and tools',
+    find: () =>
+      inTurn(
+        () =>
+          outputOnFailure('turbo', 'run', 'typecheck', '--continue', '--output-logs=errors-only', '--concurrency=2'),
+        () => outputOnFailure('tsc', '--noEmit', '-p', 'tools/tsconfig.json'),
+      ),
+  },
+  { name: 'lint', what: 'format and lint', find: () => outputOnFailure('biome', 'check', '--error-on-warnings', '.') },
+  {
+    name: 'layers',
+    what: 'who may import whom',
+    find: () =>
+      outputOnFailure(
+        'depcruise',
+        '--config',
+        '.dependency-cruiser.cjs',
+        '--output-type',
+        'err-long',
+        'packages',
+        'native/js',
+        'tools',
+        'e2e',
+      ),
+  },
+  {
+    name: 'unused',
+    what: 'unused files, exports and dependencies',
+    find: () => outputOnFailure('knip', '--no-progress'),
+  },
+  { name: 'shape', what: 'what the packed packages hold', find: shapeProblems },
+  {
+    name: 'generated',
+    what: 'generated files are up to date',
+    find: () =>
+      inTurn(
+        ...generators.map(
+          ({ command: [command = '', ...args] }) =>
+            () =>
+              outputOnFailure(command, ...args, '--check'),
+        ),
+      ),
+  },
+  { name: 'text', what: 'machine paths, registry hosts, disabled tests, header rules', find: textProblems },
+];
