@@ -8,7 +8,7 @@ import { fileURLToPath } from 'node:url';
  * @typedef {{ name: string, version?: string, private?: boolean, scripts?: Record<string, string>,
  *   engines?: { node?: string }, dependencies?: Record<string, string>, devDependencies?: Record<string, string>,
  *   optionalDependencies?: Record<string, string>, os?: string[], cpu?: string[], license?: string,
- *   exports?: unknown, publishConfig?: { access?: string } }} Manifest
+ *   exports?: unknown, publishConfig?: { access?: string, directory?: string } }} Manifest
  * @typedef {{ dir: string, name: string, manifest: Manifest }} WorkspacePackage dir is relative to the root
  */
 

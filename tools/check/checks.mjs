@@ -98,7 +98,7 @@ export const checks = [
   {
     name: 'unused',
     what: 'unused files, exports and dependencies',
-    find: () => outputOnFailure('knip', '--no-progress'),
+    find: () => outputOnFailure('knip', '--no-progress', '--no-config-hints'),
   },
   { name: 'shape', what: 'what the packed packages hold', find: shapeProblems },
   {
