@@ -169,7 +169,8 @@ function singleFromSmall(code: number, format: SmallFormat, isNaNCode: boolean):
   const mantissa = magnitude & ((1 << format.mantissaBits) - 1);
   if (isNaNCode) return (sign | 0x7fc00000 | (mantissa << grow)) >>> 0;
   if (magnitude > format.largest) return (sign | 0x7f800000) >>> 0;
-  if (magnitude >>> format.mantissaBits !== 0) return (sign | ((magnitude << grow) + ((127 - format.bias) << 23))) >>> 0;
+  if (magnitude >>> format.mantissaBits !== 0)
+    return (sign | ((magnitude << grow) + ((127 - format.bias) << 23))) >>> 0;
   if (mantissa === 0) return sign;
   // Subnormal here, normal in binary32: bring the leading one to bit 23.
   const up = Math.clz32(mantissa) - 8;
@@ -187,7 +188,7 @@ function ue8m0FromSingle(bits: number): number {
   if (magnitude > 0x7f800000 || (bits >>> 31 === 1 && magnitude !== 0)) return 0xff;
   // Below 2^-126 binary32 has no implicit one: 1.5 · 2^-127 is the mantissa 0x600000.
   const code = magnitude < 0x800000 ? (magnitude >= 0x600000 ? 1 : 0) : (magnitude + 0x400000) >>> 23;
-  return code > 0xfe ? 0xfe : code;
+  return Math.min(code, 0xfe);
 }
 
 function singleFromUe8m0(code: number): number {
@@ -226,7 +227,10 @@ function singleToOdd(value: number): number {
 }
 
 /** Numbers of raw storage: a new array, exact for every dtype. `f64` gives a Float64Array, all others a Float32Array. */
-export function decode<D extends FloatDType>(dtype: D, storage: Storage[D]): D extends 'f64' ? Float64Array : Float32Array;
+export function decode<D extends FloatDType>(
+  dtype: D,
+  storage: Storage[D],
+): D extends 'f64' ? Float64Array : Float32Array;
 export function decode(dtype: FloatDType, storage: Storage[FloatDType]): Float64Array | Float32Array {
   if (!isStorageOf(dtype, storage)) {
     throw invalid('storage', {

@@ -24,7 +24,8 @@ export const SWITCHES = {
   },
   EP_TIMEOUT_MS: {
     default: '300000',
-    meaning: 'how long set-up waits for other ranks where the call gives no timeoutMs, in milliseconds; `0` means without a limit',
+    meaning:
+      'how long set-up waits for other ranks where the call gives no timeoutMs, in milliseconds; `0` means without a limit',
   },
 } as const satisfies Record<string, { readonly default: string; readonly meaning: string }>;
 
@@ -33,8 +34,8 @@ export type Environment = Readonly<Record<string, string | undefined>>;
 
 /** True if the comma-separated EP_DEBUG names the topic. */
 export function debugs(topic: string, env: Environment = process.env): boolean {
-  const topics = env['EP_DEBUG'];
-  return topics !== undefined && topics.split(',').some((name) => name.trim() === topic);
+  const topics = env.EP_DEBUG;
+  return topics?.split(',').some((name) => name.trim() === topic) ?? false;
 }
 
 function parseInteger(name: string, text: string, min: number, max: number): number {
@@ -45,8 +46,13 @@ function parseInteger(name: string, text: string, min: number, max: number): num
 
 /** EP_TIMEOUT_MS, or its default; `Infinity` for 0. */
 export function defaultTimeoutMs(env: Environment = process.env): number {
-  const text = env['EP_TIMEOUT_MS'] ?? '';
-  const value = parseInteger('EP_TIMEOUT_MS', text === '' ? SWITCHES.EP_TIMEOUT_MS.default : text, 0, Number.MAX_SAFE_INTEGER);
+  const text = env.EP_TIMEOUT_MS ?? '';
+  const value = parseInteger(
+    'EP_TIMEOUT_MS',
+    text === '' ? SWITCHES.EP_TIMEOUT_MS.default : text,
+    0,
+    Number.MAX_SAFE_INTEGER,
+  );
   return value === 0 ? Number.POSITIVE_INFINITY : value;
 }
 
@@ -69,7 +75,7 @@ function parseStoreAddress(env: Environment, value: (name: string) => string | u
   if (named !== undefined) {
     const path = named.startsWith('file:') ? named.slice('file:'.length) : '';
     if (path === '' || path.includes('\0')) {
-      throw invalid('EP_STORE', { where: 'environment', expected: '`file:<path>`', found: env['EP_STORE'] });
+      throw invalid('EP_STORE', { where: 'environment', expected: '`file:<path>`', found: env.EP_STORE });
     }
     return { kind: 'file', path };
   }
@@ -82,7 +88,8 @@ function parseStoreAddress(env: Environment, value: (name: string) => string | u
       { context: { MASTER_ADDR: host, MASTER_PORT: port } },
     );
   }
-  if (/[\s\0/]/.test(host)) throw invalid('MASTER_ADDR', { where: 'environment', expected: 'a host name or address', found: host });
+  if (/[\s\0/]/.test(host))
+    throw invalid('MASTER_ADDR', { where: 'environment', expected: 'a host name or address', found: host });
   return { kind: 'tcp', host, port: parseInteger('MASTER_PORT', port, 1, 65535) };
 }
 
@@ -91,11 +98,12 @@ function parseStoreAddress(env: Environment, value: (name: string) => string | u
  * counts as unset. Throws `EP_INVALID_ARGUMENT` naming the variable, what it should be and what it is.
  */
 export function readLaunchEnv(env: Environment = process.env): LaunchEnv {
-  const value = (name: string): string | undefined => (env[name] === undefined || env[name] === '' ? undefined : env[name]);
+  const value = (name: string): string | undefined =>
+    env[name] === undefined || env[name] === '' ? undefined : env[name];
   const rankText = value('RANK');
   const sizeText = value('WORLD_SIZE');
   if (rankText === undefined || sizeText === undefined) {
-    const missing = [rankText ?? 'RANK', sizeText ?? 'WORLD_SIZE'].filter((name) => name === 'RANK' || name === 'WORLD_SIZE');
+    const missing = ['RANK', 'WORLD_SIZE'].filter((name) => value(name) === undefined);
     throw new EpError(
       'EP_INVALID_ARGUMENT',
       `environment: ${missing.join(' and ')} not set: start this program with \`ep run -n N -- program\` or torchrun, or set RANK and WORLD_SIZE`,
@@ -109,7 +117,9 @@ export function readLaunchEnv(env: Environment = process.env): LaunchEnv {
     localSizeText === undefined ? undefined : parseInteger('LOCAL_WORLD_SIZE', localSizeText, 1, worldSize);
   const localRankText = value('LOCAL_RANK');
   const localRank =
-    localRankText === undefined ? undefined : parseInteger('LOCAL_RANK', localRankText, 0, (localWorldSize ?? worldSize) - 1);
+    localRankText === undefined
+      ? undefined
+      : parseInteger('LOCAL_RANK', localRankText, 0, (localWorldSize ?? worldSize) - 1);
   return {
     rank,
     worldSize,

@@ -18,7 +18,7 @@ export function watchForLeak(object: object, label: string): () => void {
     });
   });
   const token = {};
-  const stack = (new Error('made').stack ?? '').split('\n').slice(2).join('\n').trim();
+  const stack = (new Error('made').stack ?? '').split('\n').slice(3).join('\n').trim();
   registry.register(object, { label, stack }, token);
   return () => registry?.unregister(token);
 }

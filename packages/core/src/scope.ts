@@ -17,10 +17,7 @@ export interface Closeable extends AsyncDisposable {
 /** Waits for a close that is under way. The signal ends the wait, never the release: half-released objects help nobody. */
 function waitForClose(closing: Promise<void>, options: AbortOptions): Promise<void> {
   if (options.signal === undefined) return closing;
-  return interruptibleOn(
-    { signals: [options.signal], timeoutMs: Number.POSITIVE_INFINITY, timedOut: () => undefined },
-    closing,
-  );
+  return interruptibleOn({ signals: [options.signal], where: 'close', timedOut: () => undefined }, closing);
 }
 
 type Disposer = () => unknown;
@@ -37,7 +34,8 @@ export class CloseScope implements Closeable {
 
   /** Returns `resource`. Throws `EP_CLOSED` after `close()`; the caller then still owns the resource. */
   add<T extends AsyncDisposable | Disposable>(resource: T): T {
-    const dispose = (resource as Partial<AsyncDisposable>)[Symbol.asyncDispose] ?? (resource as Disposable)[Symbol.dispose];
+    const dispose =
+      (resource as Partial<AsyncDisposable>)[Symbol.asyncDispose] ?? (resource as Disposable)[Symbol.dispose];
     this.#insert(resource, () => dispose.call(resource));
     return resource;
   }
@@ -69,7 +67,8 @@ export class CloseScope implements Closeable {
     if (this.closed) throw new EpError('EP_CLOSED', 'scope: something was added after close()');
     if (this.#entries.size >= this.#pruneAt) {
       // Children that were closed on their own would otherwise pile up in a long-lived parent.
-      for (const entry of this.#entries.keys()) if ((entry as Partial<Closeable>).closed === true) this.#entries.delete(entry);
+      for (const entry of this.#entries.keys())
+        if ((entry as Partial<Closeable>).closed === true) this.#entries.delete(entry);
       this.#pruneAt = Math.max(32, 2 * this.#entries.size);
     }
     this.#entries.set(key, dispose);
@@ -120,15 +119,10 @@ export abstract class Resource implements Closeable {
   close(options: AbortOptions = {}): Promise<void> {
     if (this.#closing === undefined) {
       this.#forgetLeak();
-      // Assigned before anything runs, so that whoever is called back from here sees `closed`.
-      let begin: () => void = () => {};
-      const begun = new Promise<void>((resolve) => {
-        begin = resolve;
-      });
-      this.#closing = begun.then(() => this.#closeAll());
+      // Assigned before anything is called back, so that whoever is called sees `closed`.
+      this.#closing = Promise.resolve().then(() => this.#closeAll());
       this.#closing.catch(() => {});
       this.#controller?.abort(this.#cutOff());
-      begin();
     }
     return waitForClose(this.#closing, options);
   }

@@ -4,11 +4,14 @@ import { invalid } from './errors.js';
 /** setTimeout fires at once when it is asked for more. */
 const LONGEST_TIMER_MS = 2 ** 31 - 1;
 
-/** `undefined` and `Infinity` mean no deadline; 0 means: look once. */
-export function checkTimeout(timeoutMs: number | undefined, where: string): number {
+function checkTimeout(timeoutMs: number | undefined, where: string): number {
   if (timeoutMs === undefined) return Number.POSITIVE_INFINITY;
   if (typeof timeoutMs === 'number' && timeoutMs >= 0) return timeoutMs;
-  throw invalid('timeoutMs', { where, expected: 'a number of milliseconds of at least 0, or Infinity', found: timeoutMs });
+  throw invalid('timeoutMs', {
+    where,
+    expected: 'a number of milliseconds of at least 0, or Infinity',
+    found: timeoutMs,
+  });
 }
 
 /** Calls `fire` once after `ms`; returns the cancellation. */
@@ -16,7 +19,10 @@ function startTimer(ms: number, fire: () => void): () => void {
   if (ms === Number.POSITIVE_INFINITY) return () => {};
   let timer: NodeJS.Timeout;
   const arm = (left: number): void => {
-    timer = setTimeout(() => (left > LONGEST_TIMER_MS ? arm(left - LONGEST_TIMER_MS) : fire()), Math.min(left, LONGEST_TIMER_MS));
+    timer = setTimeout(
+      () => (left > LONGEST_TIMER_MS ? arm(left - LONGEST_TIMER_MS) : fire()),
+      Math.min(left, LONGEST_TIMER_MS),
+    );
   };
   arm(ms);
   return () => clearTimeout(timer);
@@ -25,7 +31,10 @@ function startTimer(ms: number, fire: () => void): () => void {
 export interface Limits {
   /** Any of these ends the wait with its `reason`, untouched. */
   readonly signals: readonly (AbortSignal | undefined)[];
-  readonly timeoutMs: number;
+  /** `undefined` and `Infinity` mean no deadline; 0 means: look once. */
+  readonly timeoutMs?: number | undefined;
+  /** Names the wait in the error for a bad `timeoutMs`. */
+  readonly where: string;
   /** Made when the deadline passes, so that it can say what had arrived by then. */
   readonly timedOut: () => unknown;
 }
@@ -39,6 +48,7 @@ export function interruptible<T>(
   start: (resolve: (value: T) => void, reject: (reason: unknown) => void) => (() => void) | undefined,
 ): Promise<T> {
   return new Promise<T>((resolve, reject) => {
+    const timeoutMs = checkTimeout(limits.timeoutMs, limits.where);
     const signals = limits.signals.filter((signal) => signal !== undefined);
     const aborted = signals.find((signal) => signal.aborted);
     if (aborted !== undefined) {
@@ -75,7 +85,7 @@ export function interruptible<T>(
     }
     if (ended) cleanUp?.();
     else
-      stopTimer = startTimer(limits.timeoutMs, () => {
+      stopTimer = startTimer(timeoutMs, () => {
         const reason = limits.timedOut();
         if (end()) reject(reason);
       });

@@ -26,7 +26,7 @@ const FORMATS: Record<
 };
 const SIGNED = Object.keys(FORMATS) as (keyof typeof FORMATS)[];
 
-function valueOf(dtype: keyof typeof FORMATS, code: number): number {
+function meaningOf(dtype: keyof typeof FORMATS, code: number): number {
   const f = FORMATS[dtype];
   const sign = code >= f.codes / 2 ? -1 : 1;
   const magnitude = code % (f.codes / 2);
@@ -59,13 +59,13 @@ const encodeOne = (dtype: Small, value: number): number => encode(dtype, [value]
 describe.each(SIGNED)('%s', (dtype) => {
   const codes = allCodes(dtype);
   const decoded = decode(dtype, codes);
-  const finite = [...codes].filter((code) => code < codes.length / 2 && Number.isFinite(valueOf(dtype, code)));
+  const finite = [...codes].filter((code) => code < codes.length / 2 && Number.isFinite(meaningOf(dtype, code)));
   const largest = finite.at(-1)!;
 
   it('decodes every code to the value that its fields mean', () => {
     for (let code = 0; code < codes.length; code++) {
-      if (!Object.is(decoded[code], valueOf(dtype, code))) {
-        expect.fail(`code ${code} decoded to ${decoded[code]}, means ${valueOf(dtype, code)}`);
+      if (!Object.is(decoded[code], meaningOf(dtype, code))) {
+        expect.fail(`code ${code} decoded to ${decoded[code]}, means ${meaningOf(dtype, code)}`);
       }
     }
   });
@@ -74,7 +74,7 @@ describe.each(SIGNED)('%s', (dtype) => {
     const again = encode(dtype, decoded);
     const fromDoubles = encode(dtype, Float64Array.from(decoded));
     for (let code = 0; code < codes.length; code++) {
-      const value = valueOf(dtype, code);
+      const value = meaningOf(dtype, code);
       if (Number.isNaN(value)) continue;
       const expected = Number.isFinite(value) || !FORMATS[dtype].saturates ? code : code - 1;
       if (again[code] !== expected || fromDoubles[code] !== expected) {
@@ -89,7 +89,7 @@ describe.each(SIGNED)('%s', (dtype) => {
     const again = encode(dtype, decoded);
     let seen = 0;
     for (let code = 0; code < codes.length; code++) {
-      if (!Number.isNaN(valueOf(dtype, code))) continue;
+      if (!Number.isNaN(meaningOf(dtype, code))) continue;
       seen++;
       expect(bits[code]! & 0x00400000, `code ${code} decodes quiet`).not.toBe(0);
       expect(again[code], `code ${code}`).toBe(code | quietBit);
@@ -106,7 +106,7 @@ describe.each(SIGNED)('%s', (dtype) => {
   it('rounds to nearest, ties to even, once: at, just below and just above every midpoint', () => {
     for (let i = 0; i + 1 < finite.length; i++) {
       const [low, high] = [finite[i]!, finite[i + 1]!];
-      const middle = (valueOf(dtype, low) + valueOf(dtype, high)) / 2;
+      const middle = (meaningOf(dtype, low) + meaningOf(dtype, high)) / 2;
       const even = low % 2 === 0 ? low : high;
       const half = codes.length / 2;
       const found = encode(dtype, [
@@ -125,7 +125,7 @@ describe.each(SIGNED)('%s', (dtype) => {
   });
 
   it('keeps signed zeros and flushes nothing above half of the smallest subnormal', () => {
-    const smallest = valueOf(dtype, 1);
+    const smallest = meaningOf(dtype, 1);
     expect([...encode(dtype, [0, -0, smallest, smallest / 2, nudge(smallest / 2, 1), 5e-324, -5e-324])]).toEqual([
       0,
       codes.length / 2,
@@ -138,8 +138,8 @@ describe.each(SIGNED)('%s', (dtype) => {
   });
 
   it('overflows as documented', () => {
-    const top = valueOf(dtype, largest);
-    const step = top - valueOf(dtype, largest - 1);
+    const top = meaningOf(dtype, largest);
+    const step = top - meaningOf(dtype, largest - 1);
     const beyond = FORMATS[dtype].saturates ? largest : largest + 1;
     const half = codes.length / 2;
     expect([...encode(dtype, [nudge(top + step / 2, -1), top + step / 2, 1e300])]).toEqual([largest, beyond, beyond]);
@@ -151,7 +151,7 @@ describe.each(SIGNED)('%s', (dtype) => {
   });
 
   it('finds the nearest code of any double', () => {
-    const values = finite.map((code) => valueOf(dtype, code));
+    const values = finite.map((code) => meaningOf(dtype, code));
     fc.assert(
       fc.property(fc.double({ noNaN: true, min: -values.at(-1)!, max: values.at(-1)! }), (x) => {
         const got = Math.abs(decode(dtype, encode(dtype, [x]))[0]!);

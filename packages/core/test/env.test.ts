@@ -1,0 +1,123 @@
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { debugs, defaultTimeoutMs, readLaunchEnv, SWITCHES } from '../src/env.js';
+import { isEpError } from '../src/errors.js';
+
+const torchrun = {
+  RANK: '3',
+  WORLD_SIZE: '8',
+  LOCAL_RANK: '1',
+  LOCAL_WORLD_SIZE: '2',
+  MASTER_ADDR: '127.0.0.1',
+  MASTER_PORT: '29500',
+};
+
+describe('readLaunchEnv', () => {
+  it("reads torchrun's contract", () => {
+    expect(readLaunchEnv(torchrun)).toEqual({
+      rank: 3,
+      worldSize: 8,
+      localRank: 1,
+      localWorldSize: 2,
+      store: { kind: 'tcp', host: '127.0.0.1', port: 29500 },
+    });
+  });
+
+  it('prefers EP_STORE and does without the local place', () => {
+    expect(readLaunchEnv({ RANK: '0', WORLD_SIZE: '1', LOCAL_RANK: '', EP_STORE: 'file:/a b/c:d' })).toEqual({
+      rank: 0,
+      worldSize: 1,
+      store: { kind: 'file', path: '/a b/c:d' },
+    });
+    expect(readLaunchEnv({ ...torchrun, EP_STORE: 'file:x' }).store).toEqual({ kind: 'file', path: 'x' });
+  });
+
+  it.each<[Record<string, string | undefined>, RegExp]>([
+    [{}, /RANK and WORLD_SIZE not set: start this program with `ep run/],
+    [{ WORLD_SIZE: '2' }, /^environment: RANK not set/],
+    [{ RANK: '0', WORLD_SIZE: '' }, /^environment: WORLD_SIZE not set/],
+    [{ ...torchrun, RANK: '8' }, /RANK must be a decimal integer from 0 to 7, found "8"/],
+    [{ ...torchrun, RANK: '-1' }, /RANK must be .*found "-1"/],
+    [{ ...torchrun, RANK: '1e0' }, /RANK must be .*found "1e0"/],
+    [{ ...torchrun, RANK: ' 1' }, /RANK must be .*found " 1"/],
+    [{ ...torchrun, WORLD_SIZE: '0' }, /WORLD_SIZE must be a decimal integer from 1/],
+    [{ ...torchrun, WORLD_SIZE: '99999999999999999999' }, /WORLD_SIZE must be/],
+    [{ ...torchrun, LOCAL_RANK: '2' }, /LOCAL_RANK must be a decimal integer from 0 to 1/],
+    [{ ...torchrun, LOCAL_WORLD_SIZE: '9' }, /LOCAL_WORLD_SIZE must be a decimal integer from 1 to 8/],
+    [{ ...torchrun, MASTER_PORT: '0' }, /MASTER_PORT must be a decimal integer from 1 to 65535/],
+    [{ ...torchrun, MASTER_PORT: undefined }, /no store to meet at.*\(MASTER_PORT is not set\)/],
+    [{ ...torchrun, MASTER_ADDR: '' }, /\(MASTER_ADDR is not set\)/],
+    [{ ...torchrun, MASTER_ADDR: 'tcp://host' }, /MASTER_ADDR must be a host name or address/],
+    [{ ...torchrun, EP_STORE: 'tcp:1.2.3.4' }, /EP_STORE must be `file:<path>`, found "tcp:1.2.3.4"/],
+    [{ ...torchrun, EP_STORE: 'file:' }, /EP_STORE must be/],
+  ])('refuses %o', (env, text) => {
+    expect(() => readLaunchEnv(env)).toThrow(
+      expect.objectContaining({ code: 'EP_INVALID_ARGUMENT', message: expect.stringMatching(text) }),
+    );
+  });
+
+  it('gives a sound result or an EpError whatever the environment holds', () => {
+    const text = fc.oneof(fc.string(), fc.integer({ min: -3, max: 70_000 }).map(String), fc.constant(undefined));
+    const store = fc.oneof(
+      text,
+      fc.string().map((path) => `file:${path}`),
+    );
+    const env = fc.record({
+      RANK: text,
+      WORLD_SIZE: text,
+      LOCAL_RANK: text,
+      LOCAL_WORLD_SIZE: text,
+      MASTER_ADDR: text,
+      MASTER_PORT: text,
+      EP_STORE: store,
+    });
+    let good = 0;
+    fc.assert(
+      fc.property(fc.oneof(env, fc.record({ ...torchrunArbitrary, EP_STORE: store })), (e) => {
+        try {
+          const { rank, worldSize, localRank = 0, localWorldSize = worldSize } = readLaunchEnv(e);
+          good++;
+          expect(Number.isSafeInteger(rank) && rank >= 0 && rank < worldSize).toBe(true);
+          expect(localRank < localWorldSize && localWorldSize <= worldSize).toBe(true);
+        } catch (error) {
+          if (!isEpError(error)) throw error;
+        }
+      }),
+      { numRuns: 5000 },
+    );
+    expect(good).toBeGreaterThan(100);
+  });
+});
+
+const small = fc.integer({ min: 0, max: 9 }).map(String);
+const torchrunArbitrary = {
+  RANK: small,
+  WORLD_SIZE: small,
+  LOCAL_RANK: small,
+  LOCAL_WORLD_SIZE: small,
+  MASTER_ADDR: fc.string({ minLength: 1 }),
+  MASTER_PORT: small,
+};
+
+describe('switches', () => {
+  it('say what they do', () => {
+    for (const [name, { default: value, meaning }] of Object.entries(SWITCHES)) {
+      expect(name).toMatch(/^EP_[A-Z_]+$/);
+      expect(value.length * meaning.length).toBeGreaterThan(0);
+    }
+  });
+
+  it('EP_DEBUG lists topics', () => {
+    expect(debugs('leaks', { EP_DEBUG: 'plan, leaks' })).toBe(true);
+    expect(debugs('leaks', { EP_DEBUG: 'leak' })).toBe(false);
+    expect(debugs('leaks', {})).toBe(false);
+  });
+
+  it('EP_TIMEOUT_MS has a default, and no limit at 0', () => {
+    expect(defaultTimeoutMs({})).toBe(Number(SWITCHES.EP_TIMEOUT_MS.default));
+    expect(defaultTimeoutMs({ EP_TIMEOUT_MS: '' })).toBe(300_000);
+    expect(defaultTimeoutMs({ EP_TIMEOUT_MS: '20' })).toBe(20);
+    expect(defaultTimeoutMs({ EP_TIMEOUT_MS: '0' })).toBe(Number.POSITIVE_INFINITY);
+    expect(() => defaultTimeoutMs({ EP_TIMEOUT_MS: 'soon' })).toThrow(/EP_TIMEOUT_MS must be/);
+  });
+});
