@@ -1,0 +1,57 @@
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { mustRun } from './command.js';
+import { installNewestNode } from './newest-node.js';
+import { Project, type Tarballs } from './project.js';
+
+/** consumers/NAME.mts uses @ep/NAME the way its README shows. A public package without a consumer fails below. */
+const consumers = readdirSync(join(import.meta.dirname, 'consumers')).map((file) => file.replace(/\.mts$/, ''));
+const platforms = ['x64', 'arm64'].map((cpu) => `@ep/native-linux-${cpu}-gnu`);
+
+const packed = mkdtempSync(join(tmpdir(), 'ep-packed-'));
+let tarballs: Tarballs;
+let newest: string;
+
+beforeAll(async () => {
+  await mustRun(process.execPath, ['tools/setup/pnpm.mjs', '--version']);
+  tarballs = JSON.parse(await mustRun(process.execPath, ['tools/pack/main.mjs', '--into', packed]));
+  newest = await installNewestNode();
+});
+afterAll(() => rmSync(packed, { recursive: true, force: true }));
+
+test('every public package has a consumer', () => {
+  const packages = Object.keys(tarballs).filter((name) => !name.startsWith('@ep/native-'));
+  expect(consumers.map((name) => `@ep/${name}`).sort()).toEqual(packages.sort());
+});
+
+describe.each(consumers)('@ep/%s, packed and installed alone', (name) => {
+  let project: Project;
+  beforeAll(async () => {
+    project = new Project(join(import.meta.dirname, 'consumers', `${name}.mts`));
+    const absent = platforms.filter((platform) => !(platform in tarballs));
+    expect(await project.install(`@ep/${name}`, tarballs, absent)).toMatchObject({ status: 0 });
+  });
+  afterAll(() => project[Symbol.dispose]());
+
+  test('there is no compiler where it was installed', async () => {
+    // The control: what is on PATH is found.
+    expect(await project.has('node')).toBe(true);
+    for (const tool of ['cc', 'gcc', 'g++', 'c++', 'clang', 'make', 'ninja', 'cmake', 'node-gyp']) {
+      expect([tool, await project.has(tool)]).toEqual([tool, false]);
+    }
+  });
+
+  test("runs on this machine's Node", async () => {
+    expect(await project.run(process.execPath)).toEqual({ status: 0, output: 'used\n' });
+  });
+
+  test('runs on the newest Node', async () => {
+    expect(await project.run(newest)).toEqual({ status: 0, output: 'used\n' });
+  });
+
+  test.each(['nodenext', 'bundler'] as const)('is typed under %s resolution', async (resolution) => {
+    expect(await project.check(resolution)).toEqual({ status: 0, output: '' });
+  });
+});
