@@ -54,7 +54,7 @@ async function prepareToolchain(report) {
   /** @type {import('./toolchain.mjs').Toolchain} */
   const toolchain = { arch: process.arch, glibc: glibcVersion(), ...system, nvcc };
   writeIfChanged(stampPath, `${JSON.stringify(toolchain, null, 2)}\n`);
-  return `${system.cxx}, ${system.cmake}, ${system.generator}, ${nvcc === null ? 'no nvcc' : 'nvcc'}`;
+  return `${system.cxx}, ${system.cmake}, ninja ${system.ninja}, ${nvcc === null ? 'no nvcc' : 'nvcc'}`;
 }
 
 /**

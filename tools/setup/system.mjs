@@ -1,4 +1,4 @@
-// What the machine itself must bring: a C++20 compiler, CMake, and Ninja or Make. Missing packages come from apt when
+// What the machine itself must bring: a C++20 compiler, CMake and Ninja. Missing packages come from apt when
 // this process may install them; otherwise the caller gets the one line to run.
 import { accessSync, constants, existsSync } from 'node:fs';
 import { delimiter, join } from 'node:path';
@@ -54,7 +54,8 @@ async function probeCompiler(known) {
   return (await run(compiler(), args, { input: cxx20Probe, limitMs: 60_000 })).code === 0 ? version : null;
 }
 
-const minimumCmake = [3, 22];
+/** What native/CMakePresets.json (version 6) needs. */
+const minimumCmake = [3, 25];
 
 async function probeCmake() {
   const version = await versionLine('cmake');
@@ -63,14 +64,9 @@ async function probeCmake() {
   return major > needMajor || (major === needMajor && minor >= needMinor) ? version : null;
 }
 
-async function probeGenerator() {
-  const ninja = await versionLine('ninja');
-  return ninja === null ? versionLine('make') : `ninja ${ninja}`;
-}
-
 /**
  * @param {string | null} knownCompiler
- * @returns {Record<'cxx' | 'cmake' | 'generator', Requirement>}
+ * @returns {Record<'cxx' | 'cmake' | 'ninja', Requirement>}
  */
 export const requirements = (knownCompiler) => ({
   cxx: {
@@ -79,7 +75,7 @@ export const requirements = (knownCompiler) => ({
     probe: () => probeCompiler(knownCompiler),
   },
   cmake: { what: `cmake >= ${minimumCmake.join('.')}`, apt: 'cmake', probe: probeCmake },
-  generator: { what: 'ninja or make', apt: 'ninja-build', probe: probeGenerator },
+  ninja: { what: 'ninja', apt: 'ninja-build', probe: () => versionLine('ninja') },
 });
 
 /**

@@ -8,7 +8,7 @@ import { versionLine } from './system.mjs';
 
 export const stampPath = join(cacheDir, 'toolchain.json');
 
-/** @typedef {{ arch: string, glibc: string | null, cxx: string, cmake: string, generator: string, nvcc: string | null }} Toolchain */
+/** @typedef {{ arch: string, glibc: string | null, cxx: string, cmake: string, ninja: string, nvcc: string | null }} Toolchain */
 
 /** @returns {Toolchain | null} */
 export function readStamp() {

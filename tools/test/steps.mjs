@@ -96,6 +96,7 @@ export function stepTable() {
       report: { format: 'vitest', files: [join(root, 'tools', vitestFile)] },
     },
     ...packageScripts('test', ['default'], 10),
+    ...ctestPreset('release', ['default'], 10),
     ...ctestPreset('asan', ciLanes, 20),
     ...ctestPreset('tsan', ciLanes, 20),
     {
