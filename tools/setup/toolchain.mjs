@@ -19,17 +19,18 @@ export function readStamp() {
   }
 }
 
-/**
- * The version of the CUDA compiler that the native build would use, or null.
- * @returns {Promise<string | null>}
- */
-export async function nvccVersion() {
+/** The CUDA compiler that the native build would use; it need not exist. */
+export function nvccCommand() {
   const { CUDACXX, CUDA_HOME } = process.env;
-  const command =
-    CUDACXX || (CUDA_HOME && existsSync(join(CUDA_HOME, 'bin', 'nvcc')) ? join(CUDA_HOME, 'bin', 'nvcc') : 'nvcc');
-  // nvcc's first line is its name; the last one names the build.
-  return versionLine('sh', ['-c', '"$0" --version | tail -n 1 | grep .', command]);
+  if (CUDACXX) return CUDACXX;
+  const inHome = CUDA_HOME ? join(CUDA_HOME, 'bin', 'nvcc') : '';
+  return existsSync(inHome) ? inHome : 'nvcc';
 }
+
+/**
+ * @returns {Promise<string | null>} null when there is none. nvcc's first line is its name; the last one names the build
+ */
+export const nvccVersion = () => versionLine('sh', ['-c', '"$0" --version | tail -n 1 | grep .', nvccCommand()]);
 
 /** @returns {string | null} */
 export function glibcVersion() {

@@ -73,6 +73,7 @@ export function stepTable() {
   const e2e = listPackages().filter((entry) => entry.manifest.scripts?.e2e !== undefined);
   const ciLanes = /** @type {const} */ (['ci', 'full']);
   const checkTotals = join(resultsDir, 'check-totals.json');
+  const headerTotals = join(resultsDir, 'header-totals.json');
   return [
     {
       name: 'build',
@@ -97,6 +98,13 @@ export function stepTable() {
     },
     ...packageScripts('test', ['default'], 10),
     ...ctestPreset('release', ['default'], 10),
+    {
+      name: 'headers',
+      lanes: ['default'],
+      minutes: 10,
+      command: ['node', 'tools/headers/main.mjs', '--totals', headerTotals],
+      report: { format: 'plain', files: [headerTotals] },
+    },
     ...ctestPreset('asan', ciLanes, 20),
     ...ctestPreset('tsan', ciLanes, 20),
     {
