@@ -1,4 +1,4 @@
-import { checkRows, maxRows } from './check.js';
+import { checkRows } from './check.js';
 import type { Routing } from './directions.js';
 import type { DispatchPlan } from './dispatch-plan.js';
 import { PlanError } from './error.js';
@@ -167,6 +167,9 @@ export function deduplicatedRouting(
   return { routing: { replicas, offsets, dstRank, dstOffset, dstShard, replica, recvShards, recvTokens }, groupStart };
 }
 
+/** About 10 GB of plan. One document of n shards has n * (n + 1) / 2 dispatches, so a short input could ask for any amount of memory. */
+const maxDispatches = 2 ** 27;
+
 function entryOffsetsOf(
   n: number,
   count: (g: number) => number,
@@ -178,14 +181,11 @@ function entryOffsetsOf(
     const c = count(g);
     entries += c;
     if (c > replicas) replicas = c;
-    if (entries > maxRows) {
+    if (entries > maxDispatches) {
       throw new PlanError(
         'EP_CAPACITY',
-        `the plan has more than ${maxRows} key-value dispatches (int32), reached at shard ${g} of ${n}`,
-        {
-          limit: maxRows,
-          shard: g,
-        },
+        `the plan has more than ${maxDispatches} key-value dispatches, reached at shard ${g} of ${n}: use fewer shards per document`,
+        { limit: maxDispatches, shard: g, shards: n },
       );
     }
     offsets[g + 1] = entries;

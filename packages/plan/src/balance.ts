@@ -1,0 +1,326 @@
+import type { KvSharing } from './attention.js';
+import { Assignment, type Move, mergePieces, type Piece } from './balance-state.js';
+import { checkInteger, describe } from './check.js';
+import { attendedPairs, maxOverAverage } from './cost.js';
+import { invalidArgument, PlanError } from './error.js';
+import { type DocumentShards, documentIndex, shardRows } from './shards.js';
+
+export interface BalanceOptions {
+  /** What a query and a key-value row cost to move and to hold, in bytes; only their ratio matters without a memory cap. */
+  readonly qRowBytes: number;
+  readonly kvRowBytes: number;
+  /** A server may have up to (1 + tolerance) times the average work. Default 0, which stops at `resolution` since no kernel could tell. */
+  readonly tolerance?: number;
+  /** New shard borders lie at multiples of this many tokens from the document's start. Default 1; attention kernels like 128. */
+  readonly block?: number;
+  /** Largest Q plus KV receive tensors of a server, in bytes: one number or one per server. Default: no cap. */
+  readonly memoryBytes?: number | ArrayLike<number>;
+  /** How keys and values will be sent (see `planAttention`). Default `each-server`. */
+  readonly sharing?: KvSharing;
+}
+
+export interface BalancedShards {
+  /** The home shards, split where a part of one is computed elsewhere; rows stay where they are in the home tensors. */
+  readonly shards: DocumentShards;
+  readonly serverRank: Int32Array;
+  /** Attended pairs per server, with every shard at home and as assigned. */
+  readonly loadBefore: Float64Array;
+  readonly loadAfter: Float64Array;
+  readonly imbalanceBefore: number;
+  readonly imbalanceAfter: number;
+  /** Rows that change rank in the forward pass, and their bytes. */
+  readonly movedQueryTokens: number;
+  readonly movedKvTokens: number;
+  readonly movedBytes: number;
+  /** Q plus KV receive tensors of each server. */
+  readonly memoryBytes: Float64Array;
+}
+
+/** Work is balanced to this fraction of the average, however small the tolerance: finer would only move bytes. */
+export const resolution = 1e-4;
+
+/** Up to this many ranks every pair of servers is considered; beyond, each step looks at the idlest ones only. */
+const exhaustiveRanks = 64;
+const idlestConsidered = 16;
+
+type Strategy = 'cheapest' | 'busiest' | 'busiest-to-idlest';
+
+/**
+ * Assigns the attention work of documents to servers, starting from every shard being computed at home. Work is attended pairs. While
+ * a server is above (1 + tolerance) times the average, it gives part of a shard, or all of it, to servers below. A part is a run out of the
+ * shard: the donor keeps the shard's head and tail. For a given amount of work the run is placed where it moves the fewest bytes: high
+ * rows have more work per query row, low rows need fewer key-value rows, and with fresh keys and values the cheapest run [a, b) has
+ * b / a = 1 + kvRowBytes / qRowBytes. Several greedy orders are tried; the result is the one with the fewest bytes among those within
+ * the limit, or the best balance when none is. Deterministic. The memory cap is never exceeded: EP_CAPACITY when the home shards
+ * alone exceed it.
+ */
+export function balance(shards: DocumentShards, options: BalanceOptions): BalancedShards {
+  shardRows(shards);
+  const index = documentIndex(shards);
+  const settings = checkOptions(options, shards.worldSize);
+  const { sharing, tolerance, qRowBytes, kvRowBytes } = settings;
+  const start = Assignment.atHome(shards, index, { qRowBytes, kvRowBytes }, sharing);
+  for (let t = 0; t < shards.worldSize; t++) {
+    if (start.memory[t]! > settings.cap[t]!) {
+      throw new PlanError(
+        'EP_CAPACITY',
+        `server ${t} needs ${start.memory[t]} bytes for the shards that live there, its memory cap is ${settings.cap[t]}`,
+        {
+          rank: t,
+          needed: start.memory[t],
+          available: settings.cap[t],
+        },
+      );
+    }
+  }
+  let total = 0;
+  for (const pairs of start.load) total += pairs;
+  const average = total / shards.worldSize;
+  const limit = average * (1 + Math.max(tolerance, resolution));
+
+  const strategies: readonly Strategy[] =
+    shards.worldSize <= exhaustiveRanks ? ['cheapest', 'busiest', 'busiest-to-idlest'] : ['busiest'];
+  let best: { readonly assignment: Assignment; readonly excess: number; readonly bytes: number } | undefined;
+  for (const strategy of strategies) {
+    const assignment = start.clone();
+    shed(assignment, strategy, limit, settings);
+    evenOut(assignment, limit, average, settings);
+    const { q, kv } = assignment.moved();
+    const bytes = q * qRowBytes + kv * kvRowBytes;
+    const excess = Math.max(0, Math.max(...assignment.load) - limit);
+    if (best === undefined || excess < best.excess || (excess === best.excess && bytes < best.bytes))
+      best = { assignment, excess, bytes };
+  }
+  const { assignment } = best!;
+  const { q, kv } = assignment.moved();
+  return Object.freeze({
+    ...splitShards(shards, assignment),
+    loadBefore: start.load,
+    loadAfter: assignment.load,
+    imbalanceBefore: maxOverAverage(start.load),
+    imbalanceAfter: maxOverAverage(assignment.load),
+    movedQueryTokens: q,
+    movedKvTokens: kv,
+    movedBytes: q * qRowBytes + kv * kvRowBytes,
+    memoryBytes: assignment.memory,
+  });
+}
+
+interface Settings {
+  readonly qRowBytes: number;
+  readonly kvRowBytes: number;
+  readonly tolerance: number;
+  readonly block: number;
+  readonly cap: Float64Array;
+  readonly sharing: KvSharing;
+}
+
+/** Moves work from servers above the limit to servers below it, never lifting one above it. */
+function shed(assignment: Assignment, strategy: Strategy, limit: number, settings: Settings): void {
+  // Donors from which nothing fits any more: what they could give is larger than what anyone could take.
+  const stuck = new Set<number>();
+  for (;;) {
+    const donors = ranksBy(assignment.load, (t) => assignment.load[t]! > limit && !stuck.has(t), -1);
+    if (donors.length === 0) return;
+    const idle = ranksBy(assignment.load, (t) => assignment.load[t]! < limit, 1);
+    const everyone = assignment.load.length <= exhaustiveRanks;
+    const recipients =
+      strategy === 'busiest-to-idlest' ? idle.slice(0, 1) : everyone ? idle : idle.slice(0, idlestConsidered);
+    let best: Move | undefined;
+    for (const donor of strategy === 'cheapest' ? donors : donors.slice(0, 1)) {
+      for (const server of recipients) {
+        const pairs = Math.min(assignment.load[donor]! - limit, limit - assignment.load[server]!);
+        best = better(best, cheapestMove(assignment, donor, server, pairs, settings));
+      }
+    }
+    if (best !== undefined) assignment.apply(best);
+    else if (strategy === 'cheapest') return;
+    else stuck.add(donors[0]!);
+  }
+}
+
+/** When blocks are coarse the busiest server may stay above the limit: halve its distance to the idlest while that helps. */
+function evenOut(assignment: Assignment, limit: number, average: number, settings: Settings): void {
+  for (let step = 0; step < 4 * assignment.load.length; step++) {
+    const donor = ranksBy(assignment.load, (t) => assignment.load[t]! > limit, -1)[0];
+    const server = ranksBy(assignment.load, () => true, 1)[0]!;
+    if (donor === undefined || donor === server) return;
+    const distance = assignment.load[donor]! - assignment.load[server]!;
+    const move =
+      cheapestMove(assignment, donor, server, distance / 2, settings) ??
+      cheapestMove(assignment, donor, server, distance - resolution * average, settings);
+    if (move === undefined || Math.min(move.pairs, distance - move.pairs) < resolution * average) return;
+    assignment.apply(move);
+  }
+}
+
+/** The move of at most `pairs` from donor to server with the fewest bytes per pair that fits the server's memory. */
+function cheapestMove(
+  assignment: Assignment,
+  donor: number,
+  server: number,
+  pairs: number,
+  settings: Settings,
+): Move | undefined {
+  let best: Move | undefined;
+  for (const piece of assignment.piecesOn(donor)) {
+    if (piece.from === piece.to) continue;
+    // Where memory is short, less work may still fit.
+    for (let amount = pairs; amount >= 1; amount /= 2) {
+      let fits = false;
+      for (const [from, to] of runs(assignment, piece, server, amount, settings)) {
+        const move = assignment.price(piece, from, to, server);
+        if (assignment.memoryAfter(move) > settings.cap[server]!) continue;
+        fits = true;
+        best = better(best, move);
+      }
+      if (fits || settings.cap[server] === Number.POSITIVE_INFINITY) break;
+    }
+  }
+  return best;
+}
+
+function better(a: Move | undefined, b: Move | undefined): Move | undefined {
+  if (a === undefined || b === undefined) return a ?? b;
+  const difference = b.bytes * a.pairs - a.bytes * b.pairs;
+  return difference < 0 || (difference === 0 && b.pairs > a.pairs) ? b : a;
+}
+
+/** Runs [from, to) of a piece with at most `pairs` of work, one for each end that could be the cheapest. */
+function* runs(
+  assignment: Assignment,
+  piece: Piece,
+  server: number,
+  pairs: number,
+  settings: Settings,
+): Iterable<readonly [number, number]> {
+  if (attendedPairs(piece.from, piece.to) <= pairs) {
+    yield [piece.from, piece.to];
+    return;
+  }
+  const { block, qRowBytes, kvRowBytes } = settings;
+  const headEnd = rowsWithin(attendedPairs(0, piece.from) + pairs);
+  const ratio = 1 + kvRowBytes / qRowBytes;
+  // Minimum of qRowBytes * (b - a) + kvRowBytes * b over runs with b^2 - a^2 = 2 * pairs.
+  const freest = Math.sqrt((2 * pairs * ratio * ratio) / (ratio * ratio - 1));
+  const ends = new Set<number>();
+  for (const end of [
+    headEnd,
+    freest,
+    assignment.reach(piece.document, server),
+    piece.to,
+    ...assignment.homeBorders(piece.document, headEnd, piece.to),
+  ]) {
+    for (const rounded of [Math.floor(end / block) * block, Math.ceil(end / block) * block]) {
+      ends.add(Math.min(piece.to, Math.max(rounded, piece.from + 1)));
+    }
+  }
+  for (const to of ends) {
+    if (to !== piece.to && to % block !== 0) continue;
+    const least = rowsReaching(attendedPairs(0, to) - pairs);
+    const from = least <= piece.from ? piece.from : Math.ceil(least / block) * block;
+    if (from < to && attendedPairs(from, to) <= pairs) yield [from, to];
+  }
+}
+
+/** Largest n with n * (n + 1) / 2 <= pairs. */
+function rowsWithin(pairs: number): number {
+  let n = Math.max(0, Math.floor((Math.sqrt(1 + 8 * pairs) - 1) / 2));
+  while (attendedPairs(0, n) > pairs) n--;
+  while (attendedPairs(0, n + 1) <= pairs) n++;
+  return n;
+}
+
+/** Smallest n with n * (n + 1) / 2 >= pairs. */
+function rowsReaching(pairs: number): number {
+  if (pairs <= 0) return 0;
+  const n = rowsWithin(pairs);
+  return attendedPairs(0, n) >= pairs ? n : n + 1;
+}
+
+function ranksBy(load: Float64Array, wanted: (rank: number) => boolean, direction: 1 | -1): number[] {
+  const ranks: number[] = [];
+  for (let t = 0; t < load.length; t++) if (wanted(t)) ranks.push(t);
+  return ranks.sort((a, b) => direction * (load[a]! - load[b]!) || a - b);
+}
+
+function splitShards(
+  shards: DocumentShards,
+  assignment: Assignment,
+): { readonly shards: DocumentShards; readonly serverRank: Int32Array } {
+  const partsOf: { readonly piece: Piece; readonly position: number }[][] = Array.from(
+    { length: shards.lengths.length },
+    () => [],
+  );
+  let count = 0;
+  for (const pieces of assignment.documents) {
+    mergePieces(pieces).forEach((piece, position) => {
+      partsOf[piece.shard]!.push({ piece, position });
+      count++;
+    });
+  }
+  const lengths = new Int32Array(count);
+  const document = new Int32Array(count);
+  const position = new Int32Array(count);
+  const serverRank = new Int32Array(count);
+  const shardOffsets = new Int32Array(shards.worldSize + 1);
+  let next = 0;
+  for (let r = 0; r < shards.worldSize; r++) {
+    for (let g = shards.shardOffsets[r]!; g < shards.shardOffsets[r + 1]!; g++) {
+      for (const part of partsOf[g]!) {
+        lengths[next] = part.piece.to - part.piece.from;
+        document[next] = part.piece.document;
+        position[next] = part.position;
+        serverRank[next++] = part.piece.server;
+      }
+    }
+    shardOffsets[r + 1] = next;
+  }
+  return {
+    shards: Object.freeze({
+      worldSize: shards.worldSize,
+      shardOffsets,
+      lengths,
+      documents: shards.documents,
+      document,
+      position,
+    }),
+    serverRank,
+  };
+}
+
+function checkOptions(options: BalanceOptions, worldSize: number): Settings {
+  const { tolerance = 0, block = 1, memoryBytes = Number.POSITIVE_INFINITY, sharing = 'each-server' } = options;
+  const qRowBytes = checkInteger(options.qRowBytes, 'qRowBytes', 1, 2 ** 31 - 1);
+  const kvRowBytes = checkInteger(options.kvRowBytes, 'kvRowBytes', 1, 2 ** 31 - 1);
+  if (typeof tolerance !== 'number' || !(tolerance >= 0))
+    throw invalidArgument(`tolerance must be a number of at least 0, found ${describe(tolerance)}`, {
+      name: 'tolerance',
+      found: tolerance,
+    });
+  checkInteger(block, 'block', 1, 2 ** 31 - 1);
+  if (sharing !== 'each-query' && sharing !== 'each-server') {
+    throw invalidArgument(`sharing must be 'each-query' or 'each-server', found ${describe(sharing)}`, {
+      name: 'sharing',
+      found: sharing,
+    });
+  }
+  if (typeof memoryBytes !== 'number' && memoryBytes.length !== worldSize) {
+    throw invalidArgument(`memoryBytes must have ${worldSize} elements, one per server, found ${memoryBytes.length}`, {
+      name: 'memoryBytes',
+      expected: worldSize,
+      found: memoryBytes.length,
+    });
+  }
+  const cap =
+    typeof memoryBytes === 'number' ? new Float64Array(worldSize).fill(memoryBytes) : Float64Array.from(memoryBytes);
+  cap.forEach((bytes, t) => {
+    if (!(bytes >= 0))
+      throw invalidArgument(`the memory cap of server ${t} must be at least 0, found ${bytes}`, {
+        name: 'memoryBytes',
+        rank: t,
+        found: bytes,
+      });
+  });
+  return { qRowBytes, kvRowBytes, tolerance, block, cap, sharing };
+}
