@@ -32,7 +32,13 @@ struct fast_context {
   template <class T> uint32_t match_any(T) const { return 1u; }
 
   bool wait(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
-    const wait_result result = wait_word(environment.waits, word, comparison::ge, value, rank);
+    return wait_until(comparison::ge, word, value, rank, stage, status);
+  }
+  bool wait_equal(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
+    return wait_until(comparison::eq, word, value, rank, stage, status);
+  }
+  bool wait_until(comparison cmp, const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
+    const wait_result result = wait_word(environment.waits, word, cmp, value, rank);
     if (result.status == EP_STATUS_OK) return true;
     kernel_status_fail(status, result, stage, value);
     return false;

@@ -26,19 +26,6 @@ typedef struct ep_life_word {
 } ep_life_word;
 EP_STATIC_ASSERT(sizeof(ep_life_word) == 64, "one cache line; pthread_mutex_t has 40 bytes on glibc x86-64, 48 on aarch64");
 
-/* Central counting barrier of a team; lives in the control segment of the team's first rank. */
-typedef struct ep_barrier_word {
-  uint64_t arrived;  /* running count of arrivals */
-  uint8_t pad0[56];
-  uint64_t released; /* running count of completed barriers */
-  uint8_t pad1[56];
-  ep_wake_word wake;
-  uint8_t pad2[56];
-} ep_barrier_word;
-EP_STATIC_ASSERT(sizeof(ep_barrier_word) == 192, "arrivals and the polled word do not share a line");
-
-#define EP_RANK_BARRIERS 64 /* teams whose root a rank may be at one time */
-
 typedef struct ep_rank_control {
   ep_handle_header header; /* EP_MAGIC_RANK */
   int32_t rank;
@@ -47,8 +34,24 @@ typedef struct ep_rank_control {
   ep_life_word life;
   ep_wake_word wake;
   uint8_t pad1[56];
-  ep_barrier_word barriers[EP_RANK_BARRIERS];
 } ep_rank_control;
-EP_STATIC_ASSERT(sizeof(ep_rank_control) == 192 + 192 * EP_RANK_BARRIERS, "life, wake and barriers each begin a cache line");
+EP_STATIC_ASSERT(sizeof(ep_rank_control) == 192, "life and wake each begin a cache line");
+
+/* A team's own segment, made by its first member: a central counting barrier and two sets of exchange slots. A new team gets a new segment, so
+ * no word is ever reused under a rank that still waits on it.
+ * ep_team_control is followed by uint64_t entered[size] (barriers each member has entered: names the missing on a timeout), padded to 64 bytes,
+ * then by 2 x size slots of EP_TEAM_EXCHANGE_BYTES. */
+typedef struct ep_team_control {
+  ep_handle_header header; /* EP_MAGIC_TEAM */
+  int32_t size;
+  uint8_t pad0[44];
+  uint64_t arrived; /* running count of arrivals */
+  uint8_t pad1[56];
+  uint64_t released; /* running count of completed barriers; whoever arrives last raises it and wakes every member */
+  uint8_t pad2[56];
+} ep_team_control;
+EP_STATIC_ASSERT(sizeof(ep_team_control) == 192, "arrivals and the polled word do not share a line");
+
+#define EP_TEAM_EXCHANGE_BYTES 1024 /* largest blob of one all-gather */
 
 #endif

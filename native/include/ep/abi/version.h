@@ -28,6 +28,7 @@ EP_STATIC_ASSERT(sizeof(ep_handle_header) == 16, "readers find the payload at by
 
 #define EP_MAGIC_SEGMENT 0x31534745u  /* "EGS1" */
 #define EP_MAGIC_RANK 0x31524745u     /* "EGR1" */
+#define EP_MAGIC_TEAM 0x31544745u    /* "EGT1" */
 #define EP_MAGIC_MEMORY 0x314d4745u   /* "EGM1" */
 #define EP_MAGIC_DISPATCH 0x31444745u /* "EGD1" */
 

@@ -9,7 +9,7 @@
 #define EP_DEVICE_ENDPOINT_H
 
 #include "copy.h"
-#include "ep/abi/memory.h"
+#include "ep/abi/dispatch.h"
 
 EP_MACHINE_BEGIN
 

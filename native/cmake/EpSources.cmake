@@ -1,0 +1,31 @@
+# Explicit lists: a file that is not named here is not built.
+set(EP_CORE_SOURCES
+  core/copy.cpp
+  core/device/kernel.cpp
+  core/host_memory.cpp
+  core/limits.cpp
+  core/memory.cpp
+  core/rank.cpp
+  core/segment.cpp
+  core/stream.cpp
+  core/team.cpp
+  core/waiting.cpp
+  core/watcher.cpp
+)
+
+set(EP_NAPI_SOURCES
+  napi/addon.cpp
+  napi/bind_host.cpp
+  napi/bind_memory.cpp
+  napi/bind_rank.cpp
+  napi/bind_stream.cpp
+  napi/env_state.cpp
+)
+
+set(EP_TESTS
+  tests/core/segment_test.cpp
+  tests/core/team_test.cpp
+)
+
+set(EP_BENCHES
+)

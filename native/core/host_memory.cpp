@@ -1,0 +1,37 @@
+#include "host_memory.hpp"
+
+#include <cerrno>
+#include <string>
+
+#include <sys/mman.h>
+
+#include "limits.hpp"
+
+namespace ep {
+
+result<std::shared_ptr<host_memory>> host_memory::create(uint64_t byte_length) {
+  const memory_limit limit = memory_limit_now();
+  if (limit.bytes != UINT64_MAX && byte_length > limit.bytes) {
+    return failure{EP_STATUS_MEMORY_LIMIT, 0,
+                   "host memory of " + std::to_string(byte_length) + " bytes does not fit: " + limit.source + " leaves " + std::to_string(limit.bytes)};
+  }
+  std::shared_ptr<host_memory> made(new host_memory);
+  made->byte_length_ = byte_length;
+  if (byte_length == 0) return made;
+  void* base = mmap(nullptr, byte_length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) {
+    const int error = errno;
+    failure why = failure_errno("mmap", error, "host memory of " + std::to_string(byte_length) + " bytes");
+    if (error == ENOMEM) why.status = EP_STATUS_MEMORY_LIMIT;
+    return why;
+  }
+  madvise(base, byte_length, MADV_HUGEPAGE);
+  made->data_ = static_cast<uint8_t*>(base);
+  return made;
+}
+
+host_memory::~host_memory() {
+  if (data_ != nullptr) munmap(data_, byte_length_);
+}
+
+} // namespace ep

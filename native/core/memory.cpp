@@ -1,0 +1,121 @@
+#include "memory.hpp"
+
+#include <atomic>
+#include <string>
+
+extern "C" void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
+extern "C" void ep_copy_fence(void);
+
+namespace ep {
+namespace {
+
+constexpr uint64_t page = 4096;
+// Copies larger than this bypass the caches: the receiver would find most of it evicted anyway.
+constexpr uint64_t non_temporal_bytes = 4u << 20;
+
+uint64_t signal_bytes(uint64_t slots) { return (slots * sizeof(uint64_t) + page - 1) / page * page; }
+
+template <class Word> uint64_t atomic_typed(Word* address, atomic_op op, Word operand, Word expected) {
+  std::atomic_ref<Word> word(*address);
+  switch (op) {
+    case atomic_op::fetch: return word.load(std::memory_order_seq_cst);
+    case atomic_op::set:
+    case atomic_op::swap: return word.exchange(operand, std::memory_order_seq_cst);
+    case atomic_op::add: return word.fetch_add(operand, std::memory_order_seq_cst);
+    case atomic_op::bit_and: return word.fetch_and(operand, std::memory_order_seq_cst);
+    case atomic_op::bit_or: return word.fetch_or(operand, std::memory_order_seq_cst);
+    case atomic_op::bit_xor: return word.fetch_xor(operand, std::memory_order_seq_cst);
+    case atomic_op::compare_swap: {
+      Word found = expected;
+      word.compare_exchange_strong(found, operand, std::memory_order_seq_cst);
+      return found;
+    }
+  }
+  return 0;
+}
+
+} // namespace
+
+result<std::shared_ptr<symmetric_memory>> symmetric_memory::create(std::shared_ptr<rank_context> context, uint64_t byte_length, uint64_t signal_slots) {
+  if (byte_length > (uint64_t{1} << 46) || signal_slots > (uint64_t{1} << 32)) {
+    return failure{EP_STATUS_MEMORY_LIMIT, 0,
+                   std::to_string(byte_length) + " bytes and " + std::to_string(signal_slots) + " signal slots exceed the address space"};
+  }
+  auto made = segment::create(signal_bytes(signal_slots) + byte_length);
+  if (!made.ok()) return made.why();
+  std::shared_ptr<symmetric_memory> memory(new symmetric_memory);
+  memory->context_ = std::move(context);
+  memory->own_ = made.value();
+  memory->byte_length_ = byte_length;
+  memory->signal_slots_ = signal_slots;
+  return memory;
+}
+
+result<nothing> symmetric_memory::connect(const std::vector<ep_segment_handle>& handles) {
+  std::string odd;
+  for (size_t rank = 0; rank < handles.size(); ++rank) {
+    if (handles[rank].data_bytes != own_->data_bytes()) {
+      odd += (odd.empty() ? "" : ", ") + ("rank " + std::to_string(rank) + " has " + std::to_string(handles[rank].data_bytes) + " bytes");
+    }
+  }
+  if (handles.size() != static_cast<size_t>(context_->world_size()) || !odd.empty()) {
+    return failure{EP_STATUS_MISMATCH, 0, "parts of a symmetric memory differ: this rank has " + std::to_string(own_->data_bytes()) + " bytes, " + odd};
+  }
+  std::vector<std::shared_ptr<segment>> peers;
+  std::vector<ep_peer_view> views = context_->views();
+  for (size_t rank = 0; rank < handles.size(); ++rank) {
+    auto opened = static_cast<int32_t>(rank) == context_->rank() ? result<std::shared_ptr<segment>>(own_) : segment::open(handles[rank]);
+    if (!opened.ok()) {
+      failure why = opened.why();
+      why.message = "rank " + std::to_string(rank) + ": " + why.message;
+      return why;
+    }
+    views[rank].signals = reinterpret_cast<uint64_t>(opened.value()->data());
+    views[rank].data = views[rank].signals + signal_bytes(signal_slots_);
+    peers.push_back(opened.value());
+  }
+  peers_ = std::move(peers);
+  views_ = std::move(views);
+  device_.header = {EP_MAGIC_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, EP_MEMORY_LOAD_STORE, sizeof(ep_memory_handle)};
+  device_.rank = context_->rank();
+  device_.world_size = context_->world_size();
+  device_.byte_length = byte_length_;
+  device_.signal_slots = signal_slots_;
+  device_.peers = reinterpret_cast<uint64_t>(views_.data());
+  return nothing{};
+}
+
+void symmetric_memory::put(int32_t peer, uint64_t offset, const void* src, uint64_t bytes) const {
+  const bool non_temporal = bytes >= non_temporal_bytes;
+  ep_copy(data(peer) + offset, src, bytes, non_temporal ? 1 : 0);
+  if (non_temporal) ep_copy_fence();
+  // OpenSHMEM's wait-until watches ordinary symmetric words: the fence is the signaller's half of the eventcount, then whoever sleeps is woken.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  context_->wake_rank(peer);
+}
+
+void symmetric_memory::get(int32_t peer, uint64_t offset, void* dst, uint64_t bytes) const {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  ep_copy(dst, data(peer) + offset, bytes, 0);
+}
+
+void symmetric_memory::signal_update(int32_t peer, uint64_t slot, signal_op op, uint64_t value) const {
+  std::atomic_ref<uint64_t> word(*signal(peer, slot));
+  // Both are locked instructions: the signaller's half of the eventcount needs sequential consistency.
+  if (op == signal_op::add) word.fetch_add(value, std::memory_order_seq_cst);
+  if (op == signal_op::set) word.exchange(value, std::memory_order_seq_cst);
+  if (op != signal_op::none) context_->wake_rank(peer);
+}
+
+uint64_t symmetric_memory::atomic(int32_t peer, uint64_t offset, uint32_t width, atomic_op op, uint64_t operand, uint64_t expected) const {
+  uint64_t before = 0;
+  if (width == 4) {
+    before = atomic_typed(reinterpret_cast<uint32_t*>(data(peer) + offset), op, static_cast<uint32_t>(operand), static_cast<uint32_t>(expected));
+  } else {
+    before = atomic_typed(reinterpret_cast<uint64_t*>(data(peer) + offset), op, operand, expected);
+  }
+  if (op != atomic_op::fetch) context_->wake_rank(peer);
+  return before;
+}
+
+} // namespace ep

@@ -1,0 +1,53 @@
+// Symmetric memory over shared segments: every rank's part is mapped here.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ep/abi/memory.h"
+#include "rank.hpp"
+
+namespace ep {
+
+enum class atomic_op : uint32_t { fetch = 0, set = 1, add = 2, bit_and = 3, bit_or = 4, bit_xor = 5, swap = 6, compare_swap = 7 };
+enum class signal_op : uint32_t { none = 0, add = 1, set = 2 };
+
+class symmetric_memory {
+ public:
+  // Makes this rank's part: signal words, zeroed, then data.
+  static result<std::shared_ptr<symmetric_memory>> create(std::shared_ptr<rank_context> context, uint64_t byte_length, uint64_t signal_slots);
+  // Maps the peers' parts. EP_STATUS_MISMATCH names ranks whose sizes differ.
+  result<nothing> connect(const std::vector<ep_segment_handle>& handles);
+
+  bool connected() const { return !views_.empty(); }
+
+  const ep_segment_handle& handle() const { return own_->handle(); }
+  const ep_memory_handle& device_handle() const { return device_; }
+  uint64_t byte_length() const { return byte_length_; }
+  uint64_t signal_slots() const { return signal_slots_; }
+  rank_context& context() const { return *context_; }
+
+  uint8_t* data(int32_t rank) const { return reinterpret_cast<uint8_t*>(views_[static_cast<size_t>(rank)].data); }
+  uint64_t* signal(int32_t rank, uint64_t slot) const { return reinterpret_cast<uint64_t*>(views_[static_cast<size_t>(rank)].signals) + slot; }
+
+  // Bounds are the caller's business (checked once, in JS, by SymmetricMemory.remote). Copies, then signals: a visible signal means that these bytes, and
+  // all of this rank's earlier ones, have landed.
+  void put(int32_t peer, uint64_t offset, const void* src, uint64_t bytes) const;
+  void get(int32_t peer, uint64_t offset, void* dst, uint64_t bytes) const;
+  void signal_update(int32_t peer, uint64_t slot, signal_op op, uint64_t value) const;
+  // On a word of `width` 4 or 8 bytes at an offset that is a multiple of it. Returns the value before.
+  uint64_t atomic(int32_t peer, uint64_t offset, uint32_t width, atomic_op op, uint64_t operand, uint64_t expected) const;
+
+ private:
+  symmetric_memory() = default;
+  std::shared_ptr<rank_context> context_;
+  std::shared_ptr<segment> own_;
+  std::vector<std::shared_ptr<segment>> peers_;
+  std::vector<ep_peer_view> views_;
+  ep_memory_handle device_{};
+  uint64_t byte_length_ = 0;
+  uint64_t signal_slots_ = 0;
+};
+
+} // namespace ep

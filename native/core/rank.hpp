@@ -1,0 +1,58 @@
+// One rank on this host: its control segment, its liveness, its view of the peers.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "ep/abi/rank.h"
+#include "operation.hpp"
+#include "segment.hpp"
+#include "waiting.hpp"
+
+namespace ep {
+
+// Created, connected and closed by one thread, the rank's own: that thread holds the robust mutex whose death mark tells peers.
+class rank_context {
+ public:
+  static result<std::shared_ptr<rank_context>> create(int32_t rank, int32_t world_size, int32_t ranks_on_host);
+  ~rank_context();
+
+  int32_t rank() const { return rank_; }
+  int32_t world_size() const { return world_size_; }
+  const ep_segment_handle& handle() const { return own_->handle(); }
+  ep_rank_control& control() const { return *reinterpret_cast<ep_rank_control*>(own_->data()); }
+  ep_rank_control& control_of(int32_t rank) const { return *reinterpret_cast<ep_rank_control*>(peers_[static_cast<size_t>(rank)]->data()); }
+
+  // Maps the peers' control segments; `handles` has one entry per rank, one's own included.
+  result<nothing> connect(const std::vector<ep_segment_handle>& handles);
+  bool connected() const { return !peers_.empty(); }
+
+  // EP_LIFE_* of a rank.
+  uint32_t life(int32_t rank) const;
+  // Ends every wait of this rank with EP_STATUS_CLOSED, then tells the peers: closed, or dead where the environment went away without close().
+  void leave(bool orderly);
+  const std::atomic<uint32_t>& closing() const { return closing_; }
+
+  const wait_policy& policy() const { return policy_; }
+  wait_scope waits(const std::atomic<uint32_t>* cancel, int64_t deadline_ns) const;
+  // Peers as kernels see them: wake and life words; data and signals are filled in by a memory.
+  const std::vector<ep_peer_view>& views() const { return views_; }
+  ep_wake_word* wake() const { return &control().wake; }
+  void wake_rank(int32_t rank) const { wake_notify(reinterpret_cast<ep_wake_word*>(views_[static_cast<size_t>(rank)].wake)); }
+
+ private:
+  rank_context() = default;
+  int32_t rank_ = 0;
+  int32_t world_size_ = 0;
+  wait_policy policy_{};
+  std::shared_ptr<segment> own_;
+  std::vector<std::shared_ptr<segment>> peers_;
+  std::vector<ep_peer_view> views_;
+  std::atomic<uint32_t> closing_{0};
+  std::thread::id owner_;
+  bool left_ = false;
+};
+
+} // namespace ep

@@ -1,0 +1,171 @@
+#include "segment.hpp"
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "limits.hpp"
+
+namespace ep {
+
+failure failure_errno(const char* call, int error, const std::string& about) {
+  return {EP_STATUS_SYSTEM, error, std::string(call) + " failed: " + std::strerror(error) + " (errno " + std::to_string(error) + "), " + about};
+}
+
+namespace {
+
+struct segment_key {
+  uint64_t inode;
+  uint64_t nonce;
+  auto operator<=>(const segment_key&) const = default;
+};
+
+// Leaked on purpose: worker threads may still close segments while static destructors run.
+std::mutex& registry_mutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+std::map<segment_key, std::weak_ptr<segment>>& registry() {
+  static auto* map = new std::map<segment_key, std::weak_ptr<segment>>;
+  return *map;
+}
+
+std::string bytes_text(uint64_t bytes) { return std::to_string(bytes) + " bytes"; }
+
+// Room that is left to the rest of the machine: a segment that takes the last byte gets somebody killed later.
+constexpr uint64_t memory_reserve = 64u << 20;
+
+} // namespace
+
+result<std::shared_ptr<segment>> segment::create(uint64_t data_bytes) {
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  if (data_bytes > (uint64_t{1} << 46)) {
+    return failure{EP_STATUS_MEMORY_LIMIT, 0, "segment of " + bytes_text(data_bytes) + " exceeds the address space"};
+  }
+  const uint64_t total = (EP_SEGMENT_DATA_OFFSET + data_bytes + page - 1) / page * page;
+  const memory_limit limit = memory_limit_now();
+  if (limit.bytes != UINT64_MAX && total + memory_reserve > limit.bytes) {
+    return failure{EP_STATUS_MEMORY_LIMIT, 0,
+                   "segment of " + bytes_text(total) + " does not fit: " + limit.source + " leaves " + bytes_text(limit.bytes) + ", of which " +
+                       bytes_text(memory_reserve) + " are kept free"};
+  }
+  std::shared_ptr<segment> made(new segment);
+  made->fd_ = memfd_create("ep-segment", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (made->fd_ < 0) return failure_errno("memfd_create", errno, "segment of " + bytes_text(total));
+  if (ftruncate(made->fd_, static_cast<off_t>(total)) != 0) return failure_errno("ftruncate", errno, "segment of " + bytes_text(total));
+  // ftruncate of any size succeeds; without this the failure would come as SIGBUS at the first touch.
+  if (fallocate(made->fd_, 0, 0, static_cast<off_t>(total)) != 0) {
+    const int error = errno;
+    failure why = failure_errno("fallocate", error, "segment of " + bytes_text(total));
+    if (error == ENOSPC || error == ENOMEM) why.status = EP_STATUS_MEMORY_LIMIT;
+    return why;
+  }
+  if (fcntl(made->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return failure_errno("fcntl(F_ADD_SEALS)", errno, "segment of " + bytes_text(total));
+  }
+  void* base = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, made->fd_, 0);
+  if (base == MAP_FAILED) {
+    const int error = errno;
+    failure why = failure_errno("mmap", error, "segment of " + bytes_text(total));
+    if (error == ENOMEM) why.status = EP_STATUS_MEMORY_LIMIT;
+    return why;
+  }
+  made->base_ = static_cast<uint8_t*>(base);
+  made->data_bytes_ = data_bytes;
+  struct stat facts {};
+  if (fstat(made->fd_, &facts) != 0) return failure_errno("fstat", errno, "own segment");
+  uint64_t nonce = 0;
+  if (getrandom(&nonce, sizeof nonce, 0) != static_cast<ssize_t>(sizeof nonce)) return failure_errno("getrandom", errno, "nonce of a segment");
+  ep_segment_header header{};
+  header.header = {EP_MAGIC_SEGMENT, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof(ep_segment_header)};
+  header.nonce = nonce;
+  header.data_bytes = data_bytes;
+  std::memcpy(made->base_, &header, sizeof header);
+  ep_segment_handle& handle = made->handle_;
+  handle.header = {EP_MAGIC_SEGMENT, EP_ABI_MAJOR, EP_ABI_MINOR, 1, sizeof(ep_segment_handle)};
+  handle.pid = static_cast<int32_t>(getpid());
+  handle.fd = made->fd_;
+  handle.inode = facts.st_ino;
+  handle.device = facts.st_dev;
+  handle.nonce = nonce;
+  handle.data_bytes = data_bytes;
+  const std::lock_guard lock(registry_mutex());
+  std::erase_if(registry(), [](const auto& entry) { return entry.second.expired(); });
+  registry()[{handle.inode, nonce}] = made;
+  return made;
+}
+
+result<std::shared_ptr<segment>> segment::open(const ep_segment_handle& handle) {
+  if (handle.header.magic != EP_MAGIC_SEGMENT || handle.header.byte_length != sizeof(ep_segment_handle)) {
+    return failure{EP_STATUS_INVALID, 0, "these bytes are not a segment handle"};
+  }
+  if (handle.header.abi_major != EP_ABI_MAJOR) {
+    return failure{EP_STATUS_ABI_MISMATCH, 0,
+                   "segment handle has ABI " + std::to_string(handle.header.abi_major) + ", this build has " + std::to_string(EP_ABI_MAJOR)};
+  }
+  // Held across open and insert: two ranks of one process must not map the same segment twice.
+  const std::lock_guard lock(registry_mutex());
+  const auto found = registry().find({handle.inode, handle.nonce});
+  if (found != registry().end()) {
+    if (auto existing = found->second.lock()) return existing;
+  }
+  const std::string who = "segment " + std::to_string(handle.fd) + " of process " + std::to_string(handle.pid);
+  const std::string path = "/proc/" + std::to_string(handle.pid) + "/fd/" + std::to_string(handle.fd);
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) {
+    failure why = failure_errno("open", errno, who + " (is the process alive, in the same pid namespace, and of the same user?)");
+    why.status = EP_STATUS_STALE_HANDLE;
+    return why;
+  }
+  struct stat facts {};
+  const bool known = fstat(fd, &facts) == 0;
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t total = (EP_SEGMENT_DATA_OFFSET + handle.data_bytes + page - 1) / page * page;
+  if (!known || facts.st_ino != handle.inode || facts.st_dev != handle.device || static_cast<uint64_t>(facts.st_size) != total) {
+    close(fd);
+    return failure{EP_STATUS_STALE_HANDLE, 0, who + " is another file now: the process that made it closed it"};
+  }
+  void* base = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  const int map_error = errno;
+  close(fd); // the mapping keeps the memory
+  if (base == MAP_FAILED) {
+    failure why = failure_errno("mmap", map_error, who + " of " + bytes_text(total));
+    if (map_error == ENOMEM) why.status = EP_STATUS_MEMORY_LIMIT;
+    return why;
+  }
+  std::shared_ptr<segment> opened(new segment);
+  opened->base_ = static_cast<uint8_t*>(base);
+  opened->data_bytes_ = handle.data_bytes;
+  opened->handle_ = handle;
+  ep_segment_header header{};
+  std::memcpy(&header, base, sizeof header);
+  if (header.header.magic != EP_MAGIC_SEGMENT || header.nonce != handle.nonce || header.data_bytes != handle.data_bytes) {
+    return failure{EP_STATUS_STALE_HANDLE, 0, who + " has another nonce: the handle is of an earlier segment"};
+  }
+  registry()[{handle.inode, handle.nonce}] = opened;
+  return opened;
+}
+
+segment::~segment() {
+  if (base_ != nullptr) {
+    const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    munmap(base_, (EP_SEGMENT_DATA_OFFSET + data_bytes_ + page - 1) / page * page);
+  }
+  if (fd_ >= 0) close(fd_);
+}
+
+uint64_t segment_count() {
+  const std::lock_guard lock(registry_mutex());
+  std::erase_if(registry(), [](const auto& entry) { return entry.second.expired(); });
+  return registry().size();
+}
+
+} // namespace ep

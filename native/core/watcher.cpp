@@ -1,0 +1,102 @@
+#include "watcher.hpp"
+
+#include <algorithm>
+
+namespace ep {
+
+watcher::watcher(std::shared_ptr<rank_context> context, completion_sink& sink) : context_(std::move(context)), sink_(sink) {}
+
+watcher::~watcher() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  nudge();
+  if (thread_.joinable()) thread_.join();
+}
+
+void watcher::submit(watch item) {
+  {
+    const std::lock_guard lock(mutex_);
+    arriving_.push_back(std::move(item));
+    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  }
+  changed_.notify_all();
+  nudge();
+}
+
+void watcher::nudge() { wake_notify(context_->wake()); }
+
+bool watcher::look(watch& item, outcome& end) const {
+  if (item.ready(end)) {
+    end.status = EP_STATUS_OK;
+    return true;
+  }
+  const wait_scope scope = context_->waits(&item.cancel->value, item.deadline_ns);
+  int32_t lost = any_rank;
+  uint32_t status = EP_STATUS_OK;
+  if (item.awaited.empty()) {
+    status = wait_scope_check(scope, any_rank, &lost);
+  } else {
+    for (const int32_t rank : item.awaited) {
+      status = wait_scope_check(scope, rank, &lost);
+      if (status != EP_STATUS_OK) break;
+    }
+  }
+  if (status == EP_STATUS_OK) return false;
+  // The peer may have delivered between the first look and its death.
+  if (item.ready(end)) {
+    end.status = EP_STATUS_OK;
+    return true;
+  }
+  end.status = status;
+  end.rank = lost;
+  return true;
+}
+
+void watcher::run() {
+  std::vector<watch> watched;
+  for (;;) {
+    bool stopping = false;
+    {
+      std::unique_lock lock(mutex_);
+      // Hazard: an idle watcher must not be counted in the eventcount's waiters, or every signal of every peer pays a system call to wake nobody.
+      if (watched.empty()) changed_.wait(lock, [this] { return stopping_ || !arriving_.empty(); });
+      stopping = stopping_;
+      for (watch& item : arriving_) watched.push_back(std::move(item));
+      arriving_.clear();
+    }
+    ep_wake_word* wake = context_->wake();
+    const uint32_t epoch = wake_prepare(wake);
+    int64_t nearest = no_deadline;
+    const auto finished = [&](watch& item) {
+      outcome end;
+      if (!look(item, end)) {
+        if (!stopping) {
+          nearest = std::min(nearest, item.deadline_ns);
+          return false;
+        }
+        end.status = EP_STATUS_CLOSED;
+      }
+      sink_.complete(item.operation_id, end);
+      return true;
+    };
+    std::erase_if(watched, finished);
+    bool more = false;
+    {
+      const std::lock_guard lock(mutex_);
+      more = !arriving_.empty() || stopping_;
+    }
+    if (watched.empty() || more) {
+      wake_cancel(wake);
+      if (stopping && watched.empty()) return;
+      continue;
+    }
+    int64_t slice = context_->policy().slice_ns;
+    if (nearest != no_deadline) slice = std::clamp<int64_t>(nearest - clock_now_ns(), 1, slice);
+    wake_commit(wake, epoch, slice);
+  }
+}
+
+} // namespace ep

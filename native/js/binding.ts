@@ -1,0 +1,210 @@
+/** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
+
+/** `EP_STATUS_*` of an operation that ended, and what it saw. */
+export interface Outcome {
+  readonly status: number;
+  /** Who was awaited or lost; -1: nobody in particular. */
+  readonly rank: number;
+  /** `EP_STAGE_*` of a kernel, 0 otherwise. */
+  readonly stage: number;
+  readonly expected: bigint;
+  readonly found: bigint;
+  readonly message?: string;
+}
+
+/** An operation that the addon will complete; see `Operations`. */
+export type OperationId = number;
+
+export interface NativeHostMemory {
+  address(): bigint;
+  /** A window of at most 4 GiB: one byte more aborts the process, so the addon refuses it. */
+  window(byteOffset: number, byteLength: number): ArrayBuffer;
+}
+
+export interface NativeRankContext {
+  /** `ep_segment_handle` bytes of the control segment. */
+  handle(): Uint8Array<ArrayBuffer>;
+  /** Maps the peers' control segments. One handle per rank, concatenated. */
+  connect(handles: Uint8Array): void;
+  /** `EP_LIFE_*` of a rank. */
+  life(rank: number): number;
+  /** How long a `try` call may look on the JS thread: 0 when ranks outnumber cores. */
+  inlineBudgetNs(): number;
+  /** Makes the segment of a team whose first member is this rank; resolves to its handle. */
+  createTeamSegment(size: number): Uint8Array<ArrayBuffer>;
+  close(): void;
+}
+
+export interface NativeTeam {
+  /** Enters, or goes on with, the next barrier; true when it was passed within the inline budget. */
+  barrierTry(): boolean;
+  barrierWatch(timeoutMs: number): OperationId;
+  /** Must be called when a watched barrier has succeeded. */
+  barrierLeave(): void;
+  /** World ranks that have not entered the barrier under way. */
+  missing(): Int32Array;
+  exchangePut(bytes: Uint8Array): void;
+  exchangeGet(position: number, byteLength: number): Uint8Array<ArrayBuffer>;
+}
+
+export type NativeOperand = NativeHostMemory | NativeSymmetricMemory;
+
+/** Signal arguments: op 0 none, 1 add, 2 set. Comparisons: eq 0, ne 1, lt 2, le 3, gt 4, ge 5. */
+export interface NativeSymmetricMemory {
+  handle(): Uint8Array<ArrayBuffer>;
+  connect(handles: Uint8Array): void;
+  /** `ep_memory_handle` bytes. */
+  deviceHandle(): Uint8Array<ArrayBuffer>;
+  address(peer: number): bigint;
+  window(peer: number, byteOffset: number, byteLength: number): ArrayBuffer;
+  peek(slot: number): bigint;
+  put(
+    peer: number,
+    dstOffset: number,
+    source: NativeOperand,
+    srcOffset: number,
+    byteLength: number,
+    op?: number,
+    slot?: number,
+    value?: bigint,
+  ): void;
+  putBytes(peer: number, dstOffset: number, bytes: ArrayBufferView, op?: number, slot?: number, value?: bigint): void;
+  putValue(
+    peer: number,
+    dstOffset: number,
+    width: number,
+    value: bigint,
+    op?: number,
+    slot?: number,
+    signalValue?: bigint,
+  ): void;
+  get(peer: number, srcOffset: number, destination: NativeOperand, dstOffset: number, byteLength: number): void;
+  getBytes(peer: number, srcOffset: number, into: ArrayBufferView): void;
+  signal(peer: number, op: number, slot: number, value: bigint): void;
+  /** op: fetch 0, set 1, add 2, and 3, or 4, xor 5, swap 6, compare-swap 7. The value before. */
+  atomic(peer: number, byteOffset: number, width: number, op: number, operand: bigint, expected: bigint): bigint;
+  waitTry(slot: number, cmp: number, value: bigint, budgetNs: number): bigint | undefined;
+  waitWatch(slot: number, cmp: number, value: bigint, timeoutMs: number, ranks?: Int32Array): OperationId;
+  /** `words`: five entries each: byteOffset, width, signed (0 or 1), cmp, value. */
+  wordsTry(words: readonly (number | bigint)[], atLeast: number, budgetNs: number): boolean;
+  wordsWatch(words: readonly (number | bigint)[], atLeast: number, timeoutMs: number, ranks?: Int32Array): OperationId;
+  /** Drops this object's reference; windows keep their own until they are detached or collected. */
+  release(): void;
+}
+
+export interface NativeDispatchProgram {
+  readonly __brand?: 'DispatchProgram';
+}
+export interface NativeReplicaSumProgram {
+  readonly __brand?: 'ReplicaSumProgram';
+}
+export interface NativeStreamEvent {
+  done(): boolean;
+}
+
+export interface DispatchPart {
+  readonly source: NativeOperand;
+  /** Bytes of row 0 into the source. */
+  readonly srcOffset: number;
+  readonly strideBytes: number;
+  readonly rowBytes: number;
+  /** Bytes of row 0 of the receive tensor in every rank's memory, and how many rows it holds. */
+  readonly dstOffset: number;
+  readonly dstRows: number;
+  readonly program: NativeDispatchProgram;
+}
+
+export interface DispatchSum {
+  readonly source: NativeOperand;
+  readonly srcOffset: number;
+  readonly target: NativeOperand;
+  readonly dstOffset: number;
+  readonly strideBytes: number;
+  readonly rowElements: number;
+  /** `EP_DTYPE_*`. */
+  readonly dtype: number;
+  readonly program: NativeReplicaSumProgram;
+}
+
+export interface DispatchDescription {
+  readonly memory: NativeSymmetricMemory;
+  readonly parts: readonly DispatchPart[];
+  readonly sums: readonly DispatchSum[];
+  readonly arrivalSlot: number;
+  readonly creditSlot: number;
+  /** Counter value to wait for per source rank; 0: nothing is awaited. */
+  readonly arrivals: BigUint64Array;
+  /** Counter value needed before the first write per destination rank; 0: free. */
+  readonly credits: BigUint64Array;
+  readonly nonTemporal: boolean;
+  readonly blocks: number;
+  /** Negative: no deadline. */
+  readonly timeoutMs: number;
+}
+
+export interface NativeHostStream {
+  record(event: NativeStreamEvent): OperationId;
+  waitEvent(event: NativeStreamEvent): OperationId;
+  dispatch(description: DispatchDescription): OperationId;
+  /** Launched but not ended. */
+  depth(): number;
+  /** Cancels what still runs and joins the thread. */
+  close(): void;
+}
+
+export interface HostFacts {
+  readonly onlineCores: number;
+  readonly affinityCores: number;
+  readonly quotaCores: number | null;
+  /** min(affinity, cgroup quota): what decides between spinning and sleeping. */
+  readonly usableCores: number;
+  readonly memoryTotal: number | null;
+  readonly memoryAvailable: number | null;
+  readonly cgroupLimit: number | null;
+  readonly cgroupUsed: number | null;
+  readonly addressSpaceLimit: number | null;
+  readonly memlockLimit: number | null;
+  readonly openFilesLimit: number | null;
+  readonly mapCountLimit: number | null;
+  /** Bytes that may still be allocated by the tightest limit, and which limit that is. */
+  readonly allocatable: number | null;
+  readonly allocatableSource: string;
+  readonly kernel: string;
+  readonly cpuModel: string;
+}
+
+export interface Binding {
+  readonly abi: string;
+  configure(
+    complete: (ids: Float64Array, words: BigUint64Array, messages: Record<number, string>) => void,
+    fail: (status: number, errno: number, message: string) => Error,
+  ): void;
+  cancel(operation: OperationId): void;
+  hostFacts(): HostFacts;
+  /** Objects alive: segments mapped in this process, operations pending in this environment. */
+  leaks(): { readonly segments: number; readonly pending: number };
+  detach(buffer: ArrayBuffer): void;
+  readonly HostMemory: new (byteLength: number) => NativeHostMemory;
+  readonly RankContext: new (rank: number, worldSize: number, ranksOnHost: number) => NativeRankContext;
+  readonly Team: new (rank: NativeRankContext, handle: Uint8Array, ranks: Int32Array) => NativeTeam;
+  readonly SymmetricMemory: new (
+    rank: NativeRankContext,
+    byteLength: number,
+    signalSlots: number,
+  ) => NativeSymmetricMemory;
+  readonly DispatchProgram: new (
+    srcRow: BigUint64Array,
+    dstRow: BigUint64Array,
+    rows: BigUint64Array,
+    dstRank: Int32Array,
+    chunkRows: number,
+  ) => NativeDispatchProgram;
+  readonly ReplicaSumProgram: new (
+    shardRow: BigUint64Array,
+    shardRows: BigUint64Array,
+    replicaBegin: BigUint64Array,
+    replicaRow: BigUint64Array,
+  ) => NativeReplicaSumProgram;
+  readonly StreamEvent: new () => NativeStreamEvent;
+  readonly HostStream: new (spinNs: number) => NativeHostStream;
+}

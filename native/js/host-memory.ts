@@ -1,0 +1,35 @@
+/** Host memory that native code owns: kernels read it without a copy, whatever JS does with its views. */
+import { EpError } from '@ep/core';
+import type { NativeHostMemory, NativeOperand } from './binding.js';
+import { native } from './native.js';
+
+/** Where the bytes of a typed array live natively, so that a kernel can use them in place. */
+export interface NativePlace {
+  readonly operand: NativeOperand;
+  /** Bytes of the array's first element into the operand. */
+  readonly byteOffset: number;
+}
+
+const places = new WeakMap<ArrayBufferLike, { readonly operand: NativeOperand; readonly base: number }>();
+
+/** Remembers that a window is backed by a native operand; `base` is the window's offset into it. */
+export function registerWindow(buffer: ArrayBuffer, operand: NativeOperand, base: number): void {
+  places.set(buffer, { operand, base });
+}
+
+/** Undefined for ordinary JS memory: that is copied before a kernel uses it. */
+export function nativePlaceOf(view: ArrayBufferView): NativePlace | undefined {
+  const place = places.get(view.buffer);
+  return place && { operand: place.operand, byteOffset: place.base + view.byteOffset };
+}
+
+/** Zeroed, page-aligned host memory as one ArrayBuffer (at most 4 GiB). Freed when neither JS nor a kernel uses it any more. */
+export function allocateHost(byteLength: number): ArrayBuffer {
+  if (!Number.isSafeInteger(byteLength) || byteLength < 0) {
+    throw new EpError('EP_INVALID_ARGUMENT', `byteLength must be a non-negative safe integer, got ${byteLength}`);
+  }
+  const memory: NativeHostMemory = new (native().binding.HostMemory)(byteLength);
+  const buffer = memory.window(0, byteLength);
+  registerWindow(buffer, memory, 0);
+  return buffer;
+}

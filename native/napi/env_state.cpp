@@ -1,0 +1,161 @@
+#include "env_state.hpp"
+
+#include <cmath>
+
+namespace ep::binding {
+
+env_state& state_of(Napi::Env env) { return *env.GetInstanceData<env_state>(); }
+
+env_state::env_state(Napi::Env env) {
+  wake_ = Napi::ThreadSafeFunction::New(env, Napi::Function(), "ep completions", 0, 1);
+  wake_.Unref(env);
+  // Hooks run newest first: this one must come after the wake-up function's own, so that every native thread has stopped before that goes away.
+  napi_add_env_cleanup_hook(env, end, this);
+}
+
+void env_state::end(void* self) {
+  auto& state = *static_cast<env_state*>(self);
+  while (!state.ends_.empty()) {
+    const auto newest = std::prev(state.ends_.end());
+    const std::function<void()> stop = std::move(newest->second);
+    state.ends_.erase(newest);
+    stop();
+  }
+  const std::lock_guard lock(state.mutex_);
+  state.ended_ = true;
+}
+
+void env_state::configure(Napi::Function complete, Napi::Function fail) {
+  complete_ = Napi::Persistent(complete);
+  fail_ = Napi::Persistent(fail);
+}
+
+Napi::Value env_state::make_error(Napi::Env env, const failure& why) {
+  if (fail_.IsEmpty()) return Napi::Error::New(env, why.message).Value();
+  return fail_.Call({Napi::Number::New(env, why.status), Napi::Number::New(env, why.sys_errno), Napi::String::New(env, why.message)});
+}
+
+uint64_t env_state::begin(Napi::Env env, cancel_ref cancel) {
+  const uint64_t id = next_operation_++;
+  cancels_[id] = std::move(cancel);
+  if (pending_++ == 0) wake_.Ref(env);
+  return id;
+}
+
+void env_state::cancel(uint64_t operation_id) {
+  const auto found = cancels_.find(operation_id);
+  if (found != cancels_.end()) found->second->value.store(1, std::memory_order_seq_cst);
+}
+
+void env_state::complete(uint64_t operation_id, const outcome& end) {
+  const std::lock_guard lock(mutex_);
+  if (ended_) return;
+  finished_.emplace_back(operation_id, end);
+  if (scheduled_) return;
+  scheduled_ = true;
+  wake_.NonBlockingCall([this](Napi::Env env, Napi::Function) { drain(env); });
+}
+
+void env_state::drain(Napi::Env env) {
+  std::vector<std::pair<uint64_t, outcome>> batch;
+  {
+    const std::lock_guard lock(mutex_);
+    batch.swap(finished_);
+    scheduled_ = false;
+  }
+  if (env == nullptr || batch.empty()) return; // a null environment: it is being torn down
+  Napi::HandleScope scope(env);
+  constexpr size_t fields = 4;
+  auto ids = Napi::Float64Array::New(env, batch.size() * fields);
+  auto words = Napi::BigUint64Array::New(env, batch.size() * 2);
+  auto messages = Napi::Array::New(env);
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const auto& [id, end] = batch[i];
+    ids[i * fields] = static_cast<double>(id);
+    ids[i * fields + 1] = end.status;
+    ids[i * fields + 2] = end.rank;
+    ids[i * fields + 3] = end.stage;
+    words[i * 2] = end.expected;
+    words[i * 2 + 1] = end.found;
+    if (!end.message.empty()) messages.Set(static_cast<uint32_t>(i), end.message);
+    cancels_.erase(id);
+  }
+  pending_ -= batch.size();
+  if (pending_ == 0) wake_.Unref(env);
+  if (!complete_.IsEmpty()) complete_.Call({ids, words, messages});
+}
+
+uint64_t env_state::at_end(std::function<void()> stop) {
+  const uint64_t key = next_end_++;
+  ends_[key] = std::move(stop);
+  return key;
+}
+
+void env_state::forget(uint64_t key) { ends_.erase(key); }
+
+void throw_failure(Napi::Env env, const failure& why) {
+  throw Napi::Error(env, state_of(env).make_error(env, why));
+}
+
+void throw_invalid(Napi::Env env, const std::string& message) { throw_failure(env, {EP_STATUS_INVALID, 0, message}); }
+
+namespace {
+
+std::string shown(Napi::Value value) {
+  if (value.IsNumber() || value.IsString() || value.IsBoolean()) return value.ToString().Utf8Value();
+  if (value.IsUndefined()) return "undefined";
+  if (value.IsNull()) return "null";
+  return "a value of another type";
+}
+
+} // namespace
+
+uint64_t arg_size(Napi::Value value, const char* what) {
+  const double number = value.IsNumber() ? value.As<Napi::Number>().DoubleValue() : -1;
+  if (!(number >= 0) || number > 9007199254740991.0 || number != std::floor(number)) {
+    throw_invalid(value.Env(), std::string(what) + " must be a non-negative safe integer, got " + shown(value));
+  }
+  return static_cast<uint64_t>(number);
+}
+
+int32_t arg_int(Napi::Value value, const char* what) {
+  const double number = value.IsNumber() ? value.As<Napi::Number>().DoubleValue() : 0.5;
+  if (number != std::floor(number) || number < -2147483648.0 || number > 2147483647.0) {
+    throw_invalid(value.Env(), std::string(what) + " must be a 32-bit integer, got " + shown(value));
+  }
+  return static_cast<int32_t>(number);
+}
+
+uint64_t arg_u64(Napi::Value value, const char* what) {
+  if (value.IsBigInt()) {
+    bool lossless = false;
+    const auto big = value.As<Napi::BigInt>();
+    const uint64_t number = big.Uint64Value(&lossless);
+    if (lossless) return number;
+    const int64_t negative = big.Int64Value(&lossless);
+    if (lossless) return static_cast<uint64_t>(negative);
+    throw_invalid(value.Env(), std::string(what) + " does not fit 64 bits");
+  }
+  return arg_size(value, what);
+}
+
+double arg_double(Napi::Value value, const char* what) {
+  if (!value.IsNumber()) throw_invalid(value.Env(), std::string(what) + " must be a number, got " + shown(value));
+  return value.As<Napi::Number>().DoubleValue();
+}
+
+byte_span arg_bytes(Napi::Value value, const char* what) {
+  if (!value.IsTypedArray()) throw_invalid(value.Env(), std::string(what) + " must be a typed array");
+  const auto array = value.As<Napi::TypedArray>();
+  const auto buffer = array.ArrayBuffer();
+  auto* base = static_cast<uint8_t*>(const_cast<Napi::ArrayBuffer&>(static_cast<const Napi::ArrayBuffer&>(buffer)).Data());
+  return {base == nullptr ? nullptr : base + array.ByteOffset(), array.ByteLength()};
+}
+
+Napi::Uint8Array bytes_copy(Napi::Env env, const void* data, size_t size) {
+  auto copy = Napi::Uint8Array::New(env, size);
+  if (size != 0) memcpy(copy.Data(), data, size);
+  return copy;
+}
+
+} // namespace ep::binding

@@ -1,0 +1,54 @@
+// What one environment (the main thread or a worker) owns: its completion queue and everything with a thread that must end before the environment does.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "setup.hpp"
+
+namespace ep::binding {
+
+class env_state final : public completion_sink {
+ public:
+  explicit env_state(Napi::Env env);
+  ~env_state() override = default;
+
+  // `complete(ids, words, messages)` in JS is called once per batch; `fail(status, errno, message)` makes an error.
+  void configure(Napi::Function complete, Napi::Function fail);
+  Napi::Value make_error(Napi::Env env, const failure& why);
+
+  // An operation that will complete later. While any is pending the event loop stays alive, or a pending top-level await would end the process.
+  uint64_t begin(Napi::Env env, cancel_ref cancel);
+  void cancel(uint64_t operation_id);
+  void complete(uint64_t operation_id, const outcome& end) override;
+
+  // Runs at the environment's end, newest first, before its wake-up function goes away. Returns a key for forget().
+  uint64_t at_end(std::function<void()> stop);
+  void forget(uint64_t key);
+  uint64_t pending() const { return pending_; }
+
+  std::map<std::string, Napi::FunctionReference> classes;
+
+ private:
+  static void end(void* self);
+  void drain(Napi::Env env);
+
+  Napi::ThreadSafeFunction wake_;
+  Napi::FunctionReference complete_;
+  Napi::FunctionReference fail_;
+  uint64_t next_operation_ = 1;
+  uint64_t pending_ = 0;
+  std::map<uint64_t, cancel_ref> cancels_;
+  std::map<uint64_t, std::function<void()>> ends_;
+  uint64_t next_end_ = 1;
+
+  std::mutex mutex_;
+  std::vector<std::pair<uint64_t, outcome>> finished_;
+  bool scheduled_ = false;
+  bool ended_ = false;
+};
+
+} // namespace ep::binding

@@ -1,0 +1,20 @@
+// Both machines in one program. It must start without a GPU and without a driver, and the host's code must be the host's.
+#include <cstdio>
+
+#include "cuda/launch.hpp"
+#include "host_kernels.hpp"
+
+const void* second_kernel(bool proxy);
+
+int main() {
+  const auto first = compile_test::first_view();
+  const auto second = compile_test::second_view();
+  const bool host = first.fast[0] == second.fast[0] && first.bf16_of_third == 0x3eab && second.f16_of_third == 0x3555;
+  int count = 0;
+  const int error = ep::cuda_device_count(&count);
+  std::printf("devices %d (%s)\n", count, ep::cuda_error_text(error));
+  // A refused launch: no kernel, no device needed to say so.
+  ep_compat_args args{};
+  const bool refused = ep::cuda_compat_dispatch(ep::cuda_launch{1, 320, 0, 0, nullptr}, args) != 0;
+  return host && refused && second_kernel(false) != second_kernel(true) ? 0 : 1;
+}

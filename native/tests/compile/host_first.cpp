@@ -1,0 +1,3 @@
+#include "host_kernels.hpp"
+
+compile_test::unit_view compile_test::first_view() { return view(); }

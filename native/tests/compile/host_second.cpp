@@ -1,0 +1,3 @@
+#include "host_kernels.hpp"
+
+compile_test::unit_view compile_test::second_view() { return view(); }

@@ -1,0 +1,197 @@
+// node native/tests/compile/run.mjs [--totals FILE]: the kernels, instantiated and linked as their users would.
+// tools/headers compiles each header alone; templates that nobody calls pass there whatever they contain, so here every
+// kernel meets every context and endpoint, in two translation units, by g++ (and clang++ where it is installed) and by
+// nvcc for each architecture with and without -rdc, and one program links both machines and is run.
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { cpus, tmpdir } from 'node:os';
+import { dirname, join, resolve } from 'node:path';
+import { exitOnSignals, run } from '../../../tools/process.mjs';
+import { compiler } from '../../../tools/setup/system.mjs';
+import { nvccCommand, nvccVersion } from '../../../tools/setup/toolchain.mjs';
+
+const native = resolve(import.meta.dirname, '../..');
+const here = import.meta.dirname;
+const out = mkdtempSync(join(tmpdir(), 'ep-compile-'));
+process.on('exit', () => rmSync(out, { recursive: true, force: true }));
+exitOnSignals();
+
+const includes = [`-I${join(native, 'include')}`, `-I${native}`, `-I${out}`];
+const warnings = ['-Wall', '-Wextra', '-Werror', '-pedantic'];
+const architectures = ['80', '90', '100'].map((name) => `-gencode=arch=compute_${name},code=sm_${name}`);
+const offsets = join(native, 'tests/abi/offsets.gen.c');
+const coreSources = ['waiting', 'limits', 'copy', 'device/kernel', 'simt/simt', 'simt/context', 'simt/report', 'simt/fiber'];
+
+/** Every device header, so that a new one is in both units from its first day. */
+writeFileSync(
+  join(out, 'all_headers.h'),
+  ['abi', 'device']
+    .flatMap((folder) => readdirSync(join(native, 'include/ep', folder)).map((file) => `ep/${folder}/${file}`))
+    .sort()
+    .map((file) => `#include "${file}"\n`)
+    .join(''),
+);
+
+let passed = 0;
+let failed = 0;
+
+/**
+ * One case: commands that must all succeed, in order.
+ * @param {string} name
+ * @param {readonly (readonly string[])[]} commands
+ * @returns {Promise<boolean>}
+ */
+async function check(name, commands) {
+  for (const [command = '', ...args] of commands) {
+    const result = await run(command, args, { limitMs: 5 * 60_000 });
+    if (result.code === 0) continue;
+    failed += 1;
+    console.error(`FAIL  ${name}\n${command} ${args.join(' ')}\n${result.output.trim()}`);
+    return false;
+  }
+  passed += 1;
+  console.log(`ok    ${name}`);
+  return true;
+}
+
+/** @param {readonly (() => Promise<unknown>)[]} cases run side by side, as many as there are cores */
+async function together(cases) {
+  const queue = [...cases];
+  const worker = async () => {
+    for (let next = queue.shift(); next !== undefined; next = queue.shift()) await next();
+  };
+  await Promise.all(Array.from({ length: Math.min(4, cpus().length) }, worker));
+}
+
+/** @param {string} name */
+const object = (name) => join(out, `${name}.o`);
+
+/** @param {string} name @param {string} cxx */
+const hostObject = (name, cxx) => object(`${name}-${cxx.replace(/\W/g, '_')}`);
+
+/** @param {string} cxx @returns {(() => Promise<boolean>)[]} */
+const hostCases = (cxx) =>
+  ['host_first', 'host_second', 'host_main'].map(
+    (unit) => () =>
+      check(`${cxx} ${unit}.cpp`, [
+        [cxx, '-std=c++20', '-O1', ...warnings, ...includes, '-c', join(here, `${unit}.cpp`), '-o', hostObject(unit, cxx)],
+      ]),
+  );
+
+/** @param {string} cxx */
+const hostLink = (cxx) => {
+  const program = join(out, `host-${cxx.replace(/\W/g, '_')}`);
+  const units = ['host_first', 'host_second', 'host_main'].map((unit) => hostObject(unit, cxx));
+  return check(`${cxx} two units linked and run`, [
+    [cxx, ...units, ...coreSources.map((name) => object(`core-${name.replace('/', '-')}`)), '-pthread', '-o', program],
+    [program],
+  ]);
+};
+
+const coreCases = coreSources.map(
+  (name) => () =>
+    check(`${compiler()} core/${name}.cpp`, [
+      [
+        ...[compiler(), '-std=c++20', '-O1', ...warnings, ...includes],
+        ...['-c', join(native, 'core', `${name}.cpp`), '-o', object(`core-${name.replace('/', '-')}`)],
+      ],
+    ]),
+);
+
+/** @param {string} cc */
+const offsetCases = (cc) => [
+  () => check(`${cc} -std=c11 offsets.gen.c`, [[cc, '-std=c11', ...warnings, ...includes, '-fsyntax-only', offsets]]),
+  () =>
+    check(`${compiler()} offsets.gen.c as C++20`, [
+      [compiler(), '-x', 'c++', '-std=c++20', ...warnings, ...includes, '-fsyntax-only', offsets],
+    ]),
+];
+
+const nvcc = [nvccCommand(), '-std=c++20', '-Werror=all-warnings', '-Xcompiler=-fPIC,-Wall,-Wextra', ...includes];
+
+/** @param {boolean} rdc */
+const cudaCases = (rdc) =>
+  [
+    { unit: 'first', source: join(native, 'cuda/attention_dispatch.cu') },
+    { unit: 'second', source: join(here, 'cuda_second.cu') },
+  ].map(
+    ({ unit, source }) =>
+      () =>
+        check(`nvcc ${unit} unit, -rdc=${rdc}, ${architectures.length} architectures`, [
+          [...nvcc, ...architectures, `-rdc=${rdc}`, '-c', source, '-o', object(`cuda-${unit}-${rdc}`)],
+        ]),
+  );
+
+/**
+ * Links the host's kernels, the GPU's and a main, once by g++ and once by nvcc, and runs both programs.
+ * @param {boolean} rdc
+ */
+async function cudaLink(rdc) {
+  const cxx = compiler();
+  const gpu = ['first', 'second'].map((unit) => object(`cuda-${unit}-${rdc}`));
+  const host = [
+    ...['host_first', 'host_second'].map((unit) => hostObject(unit, cxx)),
+    ...coreSources.map((name) => object(`core-${name.replace('/', '-')}`)),
+    object('both_main'),
+  ];
+  const deviceLink = object(`device-link-${rdc}`);
+  const library = await cudaLibraryFolder();
+  const byCxx = join(out, `both-cxx-${rdc}`);
+  const byNvcc = join(out, `both-nvcc-${rdc}`);
+  const main = [cxx, '-std=c++20', ...warnings, ...includes, '-c', join(here, 'both_main.cpp'), '-o', object('both_main')];
+  await check(`both machines linked by ${cxx} and run, -rdc=${rdc}`, [
+    main,
+    ...(rdc ? [[...nvcc, ...architectures, '-dlink', ...gpu, '-o', deviceLink]] : []),
+    [
+      ...[cxx, ...host, ...gpu, ...(rdc ? [deviceLink] : []), `-L${library}`],
+      ...['-lcudadevrt', '-lcudart_static', '-ldl', '-lrt', '-pthread', '-o', byCxx],
+    ],
+    [byCxx],
+  ]);
+  await check(`both machines linked by nvcc and run, -rdc=${rdc}`, [
+    [...nvcc, ...architectures, `-rdc=${rdc}`, ...host, ...gpu, '-Xcompiler=-pthread', '-o', byNvcc],
+    [byNvcc],
+  ]);
+}
+
+/** Where nvcc itself looks for the runtime: its own path may be a wrapper's. */
+async function cudaLibraryFolder() {
+  const { output } = await run(nvccCommand(), ['--dryrun', '-o', 'none', object('cuda-first-false')]);
+  const folder = [...output.matchAll(/"?-L([^"\s]+)"?/g)]
+    .map((match) => match[1] ?? '')
+    .find((candidate) => existsSync(join(candidate, 'libcudart_static.a')));
+  if (folder === undefined) throw new Error('nvcc --dryrun names no folder with libcudart_static.a');
+  return folder;
+}
+
+const [flag, totalsFile] = process.argv.slice(2);
+if (flag !== undefined && (flag !== '--totals' || totalsFile === undefined)) {
+  console.error('usage: node native/tests/compile/run.mjs [--totals FILE]');
+  process.exit(2);
+}
+
+const hasClang = (await run('clang++', ['--version'])).code === 0;
+const hasNvcc = (await nvccVersion()) !== null;
+const hostCompilers = hasClang ? [compiler(), 'clang++'] : [compiler()];
+if (!hasClang) console.log('clang++ was not found: its half is not run');
+if (!hasNvcc) console.log('nvcc was not found (CUDACXX, CUDA_HOME and PATH were searched): the nvcc half is not run');
+
+await together([
+  ...(hasNvcc ? [...cudaCases(false), ...cudaCases(true)] : []),
+  ...hostCompilers.flatMap(hostCases),
+  ...coreCases,
+  ...offsetCases(process.env.CC || 'gcc'),
+  ...(hasNvcc
+    ? [() => check('nvcc offsets.gen.c', [[...nvcc, '-x', 'cu', '-c', offsets, '-o', object('offsets')]])]
+    : []),
+]);
+if (failed === 0) {
+  for (const cxx of hostCompilers) await hostLink(cxx);
+  if (hasNvcc) await together([false, true].map((rdc) => () => cudaLink(rdc)));
+}
+
+if (totalsFile !== undefined) {
+  mkdirSync(dirname(totalsFile), { recursive: true });
+  writeFileSync(totalsFile, JSON.stringify({ passed, failed, skipped: 0 }));
+}
+console.log(`${passed} passed, ${failed} failed`);
+process.exitCode = failed === 0 ? 0 : 1;
