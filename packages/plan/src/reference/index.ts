@@ -1,2 +1,4 @@
+export type { AttentionBackward, AttentionForward, AttentionShape } from './attention.js';
+export { attentionBackward, attentionForward } from './attention.js';
 export type { GradientForm, RankTensors, RowStorage } from './movement.js';
 export { movePlan, sumReplicas } from './movement.js';

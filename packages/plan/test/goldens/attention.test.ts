@@ -5,12 +5,11 @@ import {
   planAttention,
   planQuery,
   planReplicas,
-  reorder,
   replicaMask,
   serverLayout,
-  shardsOfDocuments,
 } from '../../src/index.js';
 import { movePlan, sumReplicas } from '../../src/reference/index.js';
+import { shardsOfPlan } from './documents.js';
 import {
   type Cube,
   forwardCube,
@@ -58,28 +57,6 @@ interface KvGolden {
     readonly k_reverse_recv_replica_major: Cube;
   };
   readonly kv_grad_reduction: { readonly summed: Matrix; readonly num_replicas_per_token: Matrix };
-}
-
-/** Documents as lists of [home, server, position, length]. */
-export function shardsOfPlan(worldSize: number, docs: readonly (readonly (readonly number[])[])[]) {
-  const parts = docs.flatMap((doc) => [...doc].sort((a, b) => a[2]! - b[2]!));
-  const documentOffsets = new Int32Array(docs.length + 1);
-  docs.forEach((doc, d) => {
-    documentOffsets[d + 1] = documentOffsets[d]! + doc.length;
-  });
-  const { shards, order } = shardsOfDocuments({
-    worldSize,
-    documentOffsets,
-    homeRank: Int32Array.from(parts, (p) => p[0]!),
-    lengths: Int32Array.from(parts, (p) => p[3]!),
-  });
-  return {
-    shards,
-    serverRank: reorder(
-      Int32Array.from(parts, (p) => p[1]!),
-      order,
-    ),
-  };
 }
 
 function readPlacement({ inputs }: KvGolden) {
