@@ -16,14 +16,19 @@ let newest: string;
 
 beforeAll(async () => {
   await mustRun(process.execPath, ['tools/setup/pnpm.mjs', '--version']);
+  await mustRun(process.execPath, ['tools/prebuild/main.mjs']);
   tarballs = JSON.parse(await mustRun(process.execPath, ['tools/pack/main.mjs', '--into', packed]));
   newest = await installNewestNode();
 });
 afterAll(() => rmSync(packed, { recursive: true, force: true }));
 
 test('every public package has a consumer', () => {
-  const packages = Object.keys(tarballs).filter((name) => !name.startsWith('@ep/native-'));
+  const packages = Object.keys(tarballs).filter((name) => !platforms.includes(name));
   expect(consumers.map((name) => `@ep/${name}`).sort()).toEqual(packages.sort());
+});
+
+test("this machine's platform package is packed", () => {
+  expect(Object.keys(tarballs)).toContain(`@ep/native-linux-${process.arch}-gnu`);
 });
 
 describe.each(consumers)('@ep/%s, packed and installed alone', (name) => {

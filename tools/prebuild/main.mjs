@@ -35,7 +35,10 @@ async function must(command, args, cwd = root) {
 async function crossBuild() {
   const build = join(cacheDir, 'build-linux-arm64-gnu');
   // The last line is the answer; what precedes it are messages.
-  const includes = (await must('cmake-js', ['print-cmakejs-include'], join(root, 'native'))).trim().split('\n').at(-1);
+  const includes = (await must('pnpm', ['exec', 'cmake-js', 'print-cmakejs-include'], join(root, 'native')))
+    .trim()
+    .split('\n')
+    .at(-1);
   await must('cmake', [
     ...['-S', 'native', '-B', build, '-G', 'Ninja', '-DCMAKE_BUILD_TYPE=Release'],
     `-DCMAKE_TOOLCHAIN_FILE=${join(root, 'tools/prebuild/aarch64-linux-gnu.cmake')}`,

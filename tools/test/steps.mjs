@@ -107,11 +107,13 @@ export function stepTable() {
     },
     ...ctestPreset('asan', ciLanes, 20),
     ...ctestPreset('tsan', ciLanes, 20),
+    { name: 'prebuild', lanes: ciLanes, minutes: 10, command: ['node', 'tools/prebuild/main.mjs'], counts: false },
     {
       name: 'publish dry run',
       lanes: ciLanes,
       minutes: 5,
       command: ['node', 'tools/pack/publish-dry-run.mjs'],
+      needs: 'prebuild',
     },
     {
       name: 'e2e',
