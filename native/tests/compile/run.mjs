@@ -19,7 +19,16 @@ const includes = [`-I${join(native, 'include')}`, `-I${native}`, `-I${out}`];
 const warnings = ['-Wall', '-Wextra', '-Werror', '-pedantic'];
 const architectures = ['80', '90', '100'].map((name) => `-gencode=arch=compute_${name},code=sm_${name}`);
 const offsets = join(native, 'tests/abi/offsets.gen.c');
-const coreSources = ['waiting', 'limits', 'copy', 'device/kernel', 'simt/simt', 'simt/context', 'simt/report', 'simt/fiber'];
+const coreSources = [
+  'waiting',
+  'limits',
+  'copy',
+  'device/kernel',
+  'simt/simt',
+  'simt/context',
+  'simt/report',
+  'simt/fiber',
+];
 
 /** Every device header, so that a new one is in both units from its first day. */
 writeFileSync(
@@ -73,7 +82,17 @@ const hostCases = (cxx) =>
   ['host_first', 'host_second', 'host_main'].map(
     (unit) => () =>
       check(`${cxx} ${unit}.cpp`, [
-        [cxx, '-std=c++20', '-O1', ...warnings, ...includes, '-c', join(here, `${unit}.cpp`), '-o', hostObject(unit, cxx)],
+        [
+          cxx,
+          '-std=c++20',
+          '-O1',
+          ...warnings,
+          ...includes,
+          '-c',
+          join(here, `${unit}.cpp`),
+          '-o',
+          hostObject(unit, cxx),
+        ],
       ]),
   );
 
@@ -128,16 +147,17 @@ const cudaCases = (rdc) =>
 async function cudaLink(rdc) {
   const cxx = compiler();
   const gpu = ['first', 'second'].map((unit) => object(`cuda-${unit}-${rdc}`));
+  const mainObject = object(`both_main-${rdc}`);
   const host = [
     ...['host_first', 'host_second'].map((unit) => hostObject(unit, cxx)),
     ...coreSources.map((name) => object(`core-${name.replace('/', '-')}`)),
-    object('both_main'),
+    mainObject,
   ];
   const deviceLink = object(`device-link-${rdc}`);
   const library = await cudaLibraryFolder();
   const byCxx = join(out, `both-cxx-${rdc}`);
   const byNvcc = join(out, `both-nvcc-${rdc}`);
-  const main = [cxx, '-std=c++20', ...warnings, ...includes, '-c', join(here, 'both_main.cpp'), '-o', object('both_main')];
+  const main = [cxx, '-std=c++20', ...warnings, ...includes, '-c', join(here, 'both_main.cpp'), '-o', mainObject];
   await check(`both machines linked by ${cxx} and run, -rdc=${rdc}`, [
     main,
     ...(rdc ? [[...nvcc, ...architectures, '-dlink', ...gpu, '-o', deviceLink]] : []),
