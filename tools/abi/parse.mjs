@@ -1,0 +1,362 @@
+// Reads the restricted C of native/include/ep/abi: integer constants, structs of fixed-width integers, arrays and other
+// such structs, static assertions about sizes. Anything else is refused with its place: a construct that this parser
+// guessed at would become a wrong offset in JavaScript.
+
+/**
+ * @typedef {{ file: string, line: number }} Place
+ * @typedef {{ kind: 'word' | 'number' | 'sign' | 'text', text: string, line: number }} Token
+ * @typedef {{ name: string, value: bigint, text: string, comment: string, place: Place }} Constant
+ * @typedef {{ name: string, type: string, count: number | null, offset: number, comment: string, place: Place }} Field
+ *   count: null for a single value, else the length of the array
+ * @typedef {{ name: string, fields: readonly Field[], size: number, align: number, comment: string, place: Place }} Struct
+ * @typedef {{ constants: Map<string, Constant>, structs: Map<string, Struct> }} Abi
+ */
+
+/** Bytes of the types that a struct may use; alignment is the same on every machine we build for. */
+export const scalarBytes = /** @type {Readonly<Record<string, number>>} */ ({
+  uint8_t: 1,
+  int8_t: 1,
+  uint16_t: 2,
+  int16_t: 2,
+  uint32_t: 4,
+  int32_t: 4,
+  uint64_t: 8,
+  int64_t: 8,
+});
+
+export class AbiError extends Error {
+  /**
+   * @param {Place} place
+   * @param {string} text
+   */
+  constructor(place, text) {
+    super(`${place.file}:${place.line}: ${text}`);
+    this.name = 'AbiError';
+  }
+}
+
+const conditionOfCxx = '#if defined(__cplusplus)';
+const limits = /** @type {Readonly<Record<string, bigint>>} */ ({
+  UINT8_MAX: 0xffn,
+  UINT16_MAX: 0xffffn,
+  UINT32_MAX: 0xffff_ffffn,
+  UINT64_MAX: 0xffff_ffff_ffff_ffffn,
+});
+
+/** @returns {Abi} */
+export const emptyAbi = () => ({ constants: new Map(), structs: new Map() });
+
+/**
+ * Adds what one header declares. Headers that it includes must have been added before.
+ * @param {Abi} abi
+ * @param {string} file named in errors
+ * @param {string} text
+ */
+export function parseHeader(abi, file, text) {
+  const { code, comments } = splitComments(file, text);
+  const declarations = readDirectives(abi, file, code, comments);
+  new Declarations(abi, file, tokenize(file, declarations), comments).read();
+}
+
+/**
+ * The headers of the same folder that a header includes.
+ * @param {string} text
+ */
+export const includedHeaders = (text) => [...text.matchAll(/^#include "([^"]+)"$/gm)].map((match) => match[1] ?? '');
+
+/**
+ * Blanks comments, keeping lines. A comment counts for the line it ends on.
+ * @param {string} file
+ * @param {string} text
+ */
+function splitComments(file, text) {
+  /** @type {Map<number, string>} */
+  const comments = new Map();
+  if (text.includes('\\\n')) {
+    throw new AbiError({ file, line: lineAt(text, text.indexOf('\\\n')) }, 'expected no continued line');
+  }
+  const slashes = /^(?:[^"\n]|"[^"\n]*")*?\/\//m.exec(
+    text.replace(/\/\*[\s\S]*?\*\//g, (all) => all.replace(/[^\n]/g, ' ')),
+  );
+  if (slashes) throw new AbiError({ file, line: lineAt(text, slashes.index) }, 'expected C comments, found //');
+  const code = text.replace(/\/\*([\s\S]*?)\*\//g, (all, body, offset) => {
+    comments.set(lineAt(text, offset + all.length - 1), body.replace(/\s*\n\s*\*? ?/g, ' ').trim());
+    return all.replace(/[^\n]/g, ' ');
+  });
+  return { code, comments };
+}
+
+/**
+ * @param {string} text
+ * @param {number} offset
+ */
+const lineAt = (text, offset) => text.slice(0, offset).split('\n').length;
+
+/**
+ * Takes the preprocessor's lines out. Accepted: the include guard, includes, integer constants, and the one conditional
+ * that defines EP_STATIC_ASSERT for C and C++.
+ * @param {Abi} abi
+ * @param {string} file
+ * @param {string} code
+ * @param {Map<number, string>} comments
+ */
+function readDirectives(abi, file, code, comments) {
+  const lines = code.split('\n').map((line) => line.trimEnd());
+  const guard = lines.findIndex((line) => line !== '');
+  const guardName = /^#ifndef (\w+)$/.exec(lines[guard] ?? '')?.[1];
+  const last = lines.findLastIndex((line) => line !== '');
+  if (guardName === undefined || lines[guard + 1] !== `#define ${guardName}` || lines[last] !== '#endif') {
+    throw new AbiError({ file, line: guard + 1 }, 'expected an include guard around the whole header');
+  }
+  let inCxxChoice = false;
+  return lines.map((line, index) => {
+    if (!line.startsWith('#')) return line;
+    const place = { file, line: index + 1 };
+    if (index <= guard + 1 || index === last || /^#include [<"][\w/.]+[>"]$/.test(line)) return '';
+    if (!inCxxChoice && line === conditionOfCxx) {
+      inCxxChoice = true;
+      return '';
+    }
+    if (inCxxChoice) {
+      if (line === '#endif') inCxxChoice = false;
+      else if (line !== '#else' && !line.startsWith('#define EP_STATIC_ASSERT(')) {
+        throw new AbiError(place, `expected only EP_STATIC_ASSERT to differ between C and C++, found ${line}`);
+      }
+      return '';
+    }
+    const define = /^#define (EP_\w+)\s+(\S.*)$/.exec(line);
+    if (!define) throw new AbiError(place, `expected an include or '#define EP_NAME integer', found ${line}`);
+    const [, name = '', value = ''] = define;
+    if (abi.constants.has(name)) throw new AbiError(place, `expected a new name, found ${name} again`);
+    const expression = new Expression(abi, file, tokenize(file, [...Array(index).fill(''), value]));
+    const constant = { name, value: expression.whole(), text: value, comment: comments.get(index + 1) ?? '', place };
+    abi.constants.set(name, constant);
+    return '';
+  });
+}
+
+/**
+ * @param {string} file
+ * @param {readonly string[]} lines
+ */
+function tokenize(file, lines) {
+  /** @type {Token[]} */
+  const tokens = [];
+  lines.forEach((line, index) => {
+    const pattern = /\s+|("[^"]*")|(0[xX][0-9a-fA-F]+|\d+)([uUlL]*)(?!\w)|([A-Za-z_]\w*)|(==|[{}()[\];,+*-])/y;
+    while (pattern.lastIndex < line.length) {
+      const at = pattern.lastIndex;
+      const match = pattern.exec(line);
+      if (!match)
+        throw new AbiError({ file, line: index + 1 }, `expected restricted C, found '${line.slice(at).trim()}'`);
+      const [, text, number, , word, sign] = match;
+      if (text !== undefined) tokens.push({ kind: 'text', text, line: index + 1 });
+      else if (number !== undefined) tokens.push({ kind: 'number', text: number, line: index + 1 });
+      else if (word !== undefined) tokens.push({ kind: 'word', text: word, line: index + 1 });
+      else if (sign !== undefined) tokens.push({ kind: 'sign', text: sign, line: index + 1 });
+    }
+  });
+  return tokens;
+}
+
+/** A position in a token list. */
+class Cursor {
+  /**
+   * @param {Abi} abi
+   * @param {string} file
+   * @param {readonly Token[]} tokens
+   */
+  constructor(abi, file, tokens) {
+    this.abi = abi;
+    this.file = file;
+    this.tokens = tokens;
+    this.at = 0;
+  }
+
+  get next() {
+    return this.tokens[this.at];
+  }
+
+  /** @returns {Place} */
+  get place() {
+    return { file: this.file, line: (this.next ?? this.tokens.at(-1))?.line ?? 1 };
+  }
+
+  /**
+   * @param {string} expected
+   * @returns {never}
+   */
+  refuse(expected) {
+    throw new AbiError(this.place, `expected ${expected}, found ${this.next?.text ?? 'the end'}`);
+  }
+
+  /** @param {string} text */
+  accepts(text) {
+    if (this.next?.text !== text || this.next.kind === 'text') return false;
+    this.at += 1;
+    return true;
+  }
+
+  /** @param {string} text */
+  needs(text) {
+    if (!this.accepts(text)) this.refuse(`'${text}'`);
+  }
+
+  /**
+   * @param {Token['kind']} kind
+   * @param {string} what
+   */
+  take(kind, what) {
+    const token = this.next;
+    if (token?.kind !== kind) return this.refuse(what);
+    this.at += 1;
+    return token.text;
+  }
+}
+
+/** Sums and products of integers, constants and sizeof. */
+class Expression extends Cursor {
+  whole() {
+    const value = this.sum();
+    if (this.next !== undefined) this.refuse('the end of the value');
+    return value;
+  }
+
+  /** @returns {bigint} */
+  sum() {
+    let value = this.product();
+    for (;;) {
+      if (this.accepts('+')) value += this.product();
+      else if (this.accepts('-')) value -= this.product();
+      else return value;
+    }
+  }
+
+  /** @returns {bigint} */
+  product() {
+    let value = this.single();
+    while (this.accepts('*')) value *= this.single();
+    return value;
+  }
+
+  /** @returns {bigint} */
+  single() {
+    if (this.accepts('(')) {
+      const value = this.sum();
+      this.needs(')');
+      return value;
+    }
+    if (this.next?.kind === 'number') return BigInt(this.take('number', 'a number'));
+    if (this.accepts('sizeof')) {
+      this.needs('(');
+      const name = this.take('word', 'a type');
+      const size = this.abi.structs.get(name)?.size ?? scalarBytes[name];
+      if (size === undefined) throw new AbiError(this.place, `expected a known type in sizeof, found ${name}`);
+      this.needs(')');
+      return BigInt(size);
+    }
+    const name = this.take('word', 'an integer');
+    const value = this.abi.constants.get(name)?.value ?? limits[name];
+    if (value === undefined) throw new AbiError(this.place, `expected a known constant, found ${name}`);
+    return value;
+  }
+}
+
+class Declarations extends Expression {
+  /**
+   * @param {Abi} abi
+   * @param {string} file
+   * @param {readonly Token[]} tokens
+   * @param {ReadonlyMap<number, string>} comments
+   */
+  constructor(abi, file, tokens, comments) {
+    super(abi, file, tokens);
+    this.comments = comments;
+  }
+
+  read() {
+    while (this.next !== undefined) {
+      if (this.accepts('typedef')) this.struct();
+      else if (this.accepts('EP_STATIC_ASSERT')) this.assertion();
+      else this.refuse("'typedef struct' or EP_STATIC_ASSERT");
+    }
+  }
+
+  struct() {
+    const { place } = this;
+    this.needs('struct');
+    const name = this.take('word', "the struct's name");
+    if (!/^ep_\w+$/.test(name)) throw new AbiError(place, `expected a name that begins with ep_, found ${name}`);
+    if (this.abi.structs.has(name)) throw new AbiError(place, `expected a new name, found ${name} again`);
+    this.needs('{');
+    /** @type {Field[]} */
+    const fields = [];
+    let end = 0;
+    let align = 1;
+    while (!this.accepts('}')) {
+      const field = this.field(end);
+      if (fields.some((other) => other.name === field.name)) {
+        throw new AbiError(field.place, `expected a new name, found ${field.name} again`);
+      }
+      const type = this.typeOf(field);
+      end = field.offset + type.size * (field.count ?? 1);
+      align = Math.max(align, type.align);
+      fields.push(field);
+    }
+    if (fields.length === 0) throw new AbiError(place, `expected fields in ${name}, found none`);
+    if (this.take('word', "the struct's name again") !== name)
+      throw new AbiError(place, `expected the typedef to be called ${name}`);
+    this.needs(';');
+    const comment = this.comments.get(place.line - 1) ?? '';
+    this.abi.structs.set(name, { name, fields, size: roundUp(end, align), align, comment, place });
+  }
+
+  /**
+   * @param {number} end of the field before
+   * @returns {Field}
+   */
+  field(end) {
+    const { place } = this;
+    const type = this.take('word', 'a type');
+    if (scalarBytes[type] === undefined && !this.abi.structs.has(type)) {
+      throw new AbiError(place, `expected a fixed-width integer or a struct from above, found ${type}`);
+    }
+    const name = this.take('word', "the field's name");
+    let count = null;
+    if (this.accepts('[')) {
+      count = Number(this.sum());
+      if (!(count > 0)) throw new AbiError(place, `expected an array of at least one, found ${count}`);
+      this.needs(']');
+    }
+    this.needs(';');
+    const field = { name, type, count, offset: end, comment: this.comments.get(place.line) ?? '', place };
+    return { ...field, offset: roundUp(end, this.typeOf(field).align) };
+  }
+
+  /** @param {Field} field */
+  typeOf(field) {
+    const bytes = scalarBytes[field.type];
+    if (bytes !== undefined) return { size: bytes, align: bytes };
+    return /** @type {Struct} */ (this.abi.structs.get(field.type));
+  }
+
+  assertion() {
+    const { place } = this;
+    this.needs('(');
+    const found = this.sum();
+    this.needs('==');
+    const expected = this.sum();
+    this.needs(',');
+    this.take('text', "the assertion's reason");
+    this.needs(')');
+    this.needs(';');
+    if (found !== expected)
+      throw new AbiError(place, `the assertion does not hold: expected ${expected}, found ${found}`);
+  }
+}
+
+/**
+ * @param {number} value
+ * @param {number} step
+ */
+const roundUp = (value, step) => Math.ceil(value / step) * step;
