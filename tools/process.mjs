@@ -16,6 +16,8 @@ import { dirname } from 'node:path';
 const outputLimit = 256 * 1024;
 /** @type {Set<number>} */
 const groups = new Set();
+/** The exit status of this process once it was told to stop. @type {number | undefined} */
+let stopping;
 
 /**
  * @param {number} pid
@@ -41,11 +43,11 @@ export function exitOnSignals(before = () => {}) {
   for (const signal of /** @type {const} */ (['SIGINT', 'SIGTERM', 'SIGHUP'])) {
     process.once(signal, () => {
       before();
+      stopping = 128 + constants.signals[signal];
+      if (groups.size === 0) process.exit(stopping);
       for (const pid of groups) killGroup(pid, 'SIGTERM');
-      const exit = () => process.exit(128 + constants.signals[signal]);
-      if (groups.size === 0) exit();
       // Children get a moment to remove their own temporary files; 'exit' above kills what is left.
-      setTimeout(exit, 1500);
+      setTimeout(() => process.exit(stopping), 1500);
     });
   }
 }
@@ -92,6 +94,11 @@ export function run(command, args, options = {}) {
       if (pid !== undefined) {
         killGroup(pid, 'SIGKILL');
         groups.delete(pid);
+      }
+      // HAZARD: a child may turn our SIGTERM into status 0 (turbo does). Told to stop, nobody gets a result to go on with.
+      if (stopping !== undefined) {
+        if (groups.size === 0) process.exit(stopping);
+        return;
       }
       if (partial) options.onLine?.(partial);
       const result = { code, timedOut, output, ms: performance.now() - started };

@@ -1,3 +1,5 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { expect, test } from 'vitest';
 import { run } from './process.mjs';
 import { processStart } from './setup/lock.mjs';
@@ -25,4 +27,25 @@ test('the time limit ends grandchildren too', async () => {
 test('a grandchild left behind ends with its step', async () => {
   const result = await run('sh', ['-c', 'sleep 60 >/dev/null 2>&1 & echo $!']);
   await expect.poll(() => processStart(Number(result.output.trim())), { timeout: 5000 }).toBeNull();
+});
+
+test('told to stop, it ends its children and does not go on', async () => {
+  const program = `import { exitOnSignals, run } from ${JSON.stringify(new URL('./process.mjs', import.meta.url).href)};
+    exitOnSignals(() => console.log('stopping'));
+    const { code } = await run('sh', ['-c', 'trap "exit 0" TERM; echo $$; while :; do sleep 0.05; done'], {
+      onLine: (line) => console.log(line),
+    });
+    console.log('went on after status', code);`;
+  const parent = spawn(process.execPath, ['--input-type=module', '-e', program], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  let output = '';
+  parent.stdout.setEncoding('utf8').on('data', (/** @type {string} */ text) => {
+    if (output === '') parent.kill('SIGINT');
+    output += text;
+  });
+  const [code] = await once(parent, 'close');
+  const [child, ...rest] = output.trim().split('\n');
+  expect({ code, rest }).toEqual({ code: 130, rest: ['stopping'] });
+  expect(processStart(Number(child))).toBeNull();
 });

@@ -4,4 +4,5 @@
 export const generators = [
   { file: 'docs/errors.md', command: ['node', 'tools/docs/errors.mjs'] },
   { file: 'docs/environment.md', command: ['node', 'tools/docs/switches.mjs'] },
+  { file: 'native/js/abi.gen.ts', command: ['node', 'tools/abi/main.mjs'] },
 ];

@@ -6,8 +6,9 @@ import { ToolError } from '../console.mjs';
 import { run } from '../process.mjs';
 
 /**
- * @typedef {{ what: string, apt: string, probe: () => Promise<string | null> }} Requirement
- *   probe gives what was found (one line), or null when it is missing or too old
+ * @typedef {{ what: string, apt?: string, probe: () => Promise<string | null> }} Requirement
+ *   apt: Debian's package, absent when no package helps; probe gives what was found (one line), or null when it is
+ *   missing or too old
  */
 
 /** @param {string} name */
@@ -70,8 +71,9 @@ async function probeCmake() {
  */
 export const requirements = (knownCompiler) => ({
   cxx: {
-    what: `a C++20 compiler (tried ${compiler()}; CXX names another one)`,
-    apt: 'g++',
+    ...(process.env.CXX
+      ? { what: `a C++20 compiler: CXX is ${process.env.CXX}, which does not compile C++20 (unset it to use g++)` }
+      : { what: 'a C++20 compiler (g++; CXX names another one)', apt: 'g++' }),
     probe: () => probeCompiler(knownCompiler),
   },
   cmake: { what: `cmake >= ${minimumCmake.join('.')}`, apt: 'cmake', probe: probeCmake },
@@ -88,11 +90,9 @@ export const requirements = (knownCompiler) => ({
 export async function ensureSystem(wanted, report) {
   let found = await probeAll(wanted);
   let missing = found.filter((entry) => entry.version === null);
-  if (missing.length > 0 && mayInstall()) {
-    await aptInstall(
-      missing.map((entry) => entry.requirement.apt),
-      report,
-    );
+  const packages = missing.flatMap((entry) => entry.requirement.apt ?? []);
+  if (packages.length > 0 && mayInstall()) {
+    await aptInstall(packages, report);
     found = await probeAll(wanted);
     missing = found.filter((entry) => entry.version === null);
   }
@@ -114,11 +114,12 @@ const mayInstall = () => process.getuid?.() === 0 && onPath('apt-get');
 
 /** @param {readonly Requirement[]} missing */
 export function missingText(missing) {
-  const packages = missing.map((entry) => entry.apt).join(' ');
+  const packages = missing.flatMap((entry) => entry.apt ?? []).join(' ');
   const how = existsSync('/etc/debian_version')
     ? `run: sudo apt-get update && sudo apt-get install -y --no-install-recommends ${packages}`
     : `install them with the system's package manager (Debian's names: ${packages})`;
-  return `missing: ${missing.map((entry) => entry.what).join('; ')}\n${how}\nthen repeat this command`;
+  const lines = [`missing: ${missing.map((entry) => entry.what).join('; ')}`, ...(packages ? [how] : [])];
+  return [...lines, 'then repeat this command'].join('\n');
 }
 
 /**
