@@ -19,10 +19,11 @@ inline float bf16_to_float(uint16_t carrier) {
   return value;
 }
 
-/// A strided matrix in the caller's format, every byte outside the elements (and every element at first) a mark.
+/// A strided matrix in the caller's format, every byte outside the elements (and every element at first) a mark: as a
+/// float or bf16 about 1e16, so that a row left unwritten is a large error.
 class matrix {
  public:
-  static constexpr unsigned char mark = 0xA5;
+  static constexpr unsigned char mark = 0x5A;
 
   matrix(dtype type, int64_t rows, int64_t columns, int64_t spare)
       : type_(type), rows_(rows), columns_(columns), size_(type == dtype::f32 ? 4 : 2), stride_((columns + spare) * size_) {

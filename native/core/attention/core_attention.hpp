@@ -3,7 +3,7 @@
 //
 // A query shard is `q_length` rows of Q and the `context` rows of K and V named by its pieces, in document order. The shard is the
 // end of its context: its query t sees the keys 0 .. context - q_length + t. A query that sees no key (q_length > context) gets
-// O = 0, LSE = -inf and no gradient.
+// O = 0, LSE = -inf and no gradient; O and LSE are the same for a query whose every score is -inf.
 //
 //   S = scale Q K^T    P = softmax(S)    O = P V    LSE = log sum exp S
 //   delta = rowsum(dO O)    dS = P (dO V^T - delta)    dQ = scale dS K    dK = scale dS^T Q    dV = P^T dO
