@@ -1,7 +1,10 @@
+export * from './diagnostics.js';
 export * from './dtype.js';
 export * from './env.js';
 export * from './errors.js';
+export { barrier, exchange, type Meeting, type MeetingOptions } from './exchange.js';
 export * from './ranks.js';
+export * from './rendezvous.js';
 export * from './scope.js';
 export * from './store.js';
 export { FileStore, openFileStore } from './stores/file.js';

@@ -2,7 +2,7 @@
 import type { AbortOptions, Closeable } from './scope.js';
 
 export interface StoreWaitOptions extends AbortOptions {
-  /** Ends with `EP_TIMEOUT` naming the keys that never came. */
+  /** Ends with `EP_TIMEOUT` naming the keys that never came, also as `context.missing`. 0 looks once. EP_TIMEOUT_MS unless given. */
   readonly timeoutMs?: number;
 }
 

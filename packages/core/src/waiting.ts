@@ -1,4 +1,5 @@
 /** Waits that always end: by their value, by an abort, or by a deadline. */
+import { defaultMaxListeners, getMaxListeners, setMaxListeners } from 'node:events';
 import { invalid } from './errors.js';
 
 /** setTimeout fires at once when it is asked for more. */
@@ -26,6 +27,15 @@ function startTimer(ms: number, fire: () => void): () => void {
   };
   arm(ms);
   return () => clearTimeout(timer);
+}
+
+/**
+ * Many operations wait on one signal at once, and each takes its listener away when it ends: Node's warning of a leak from the 11th on would be
+ * false. A limit that somebody set stays.
+ */
+function onAbortOf(signal: AbortSignal, listener: (event: Event) => void): void {
+  if (getMaxListeners(signal) === defaultMaxListeners) setMaxListeners(0, signal);
+  signal.addEventListener('abort', listener);
 }
 
 export interface Limits {
@@ -69,7 +79,7 @@ export function interruptible<T>(
     const onAbort = (event: Event): void => {
       if (end()) reject((event.target as AbortSignal).reason);
     };
-    for (const signal of signals) signal.addEventListener('abort', onAbort);
+    for (const signal of signals) onAbortOf(signal, onAbort);
     try {
       cleanUp = start(
         (value) => {
@@ -110,7 +120,7 @@ export function linkSignals(...sources: readonly (AbortSignal | undefined)[]): {
   const onAbort = (event: Event): void => controller.abort((event.target as AbortSignal).reason);
   for (const signal of signals) {
     if (signal.aborted) controller.abort(signal.reason);
-    else signal.addEventListener('abort', onAbort);
+    else onAbortOf(signal, onAbort);
   }
   return {
     signal: controller.signal,

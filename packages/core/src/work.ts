@@ -1,4 +1,5 @@
 /** The handle of an operation under way. */
+import { publish } from './diagnostics.js';
 import { EpError, isEpError } from './errors.js';
 import type { AbortOptions } from './scope.js';
 import { interruptible } from './waiting.js';
@@ -154,7 +155,7 @@ export class WorkOwner {
   readonly #pending = new Set<Owned>();
   readonly #kept = new Map<Owned, unknown>();
   readonly #idle = new Set<() => void>();
-  #uncounted = 0;
+  #unkept = 0;
 
   static {
     ownerStarted = (owner, work) => {
@@ -166,7 +167,8 @@ export class WorkOwner {
     };
     ownerKeep = (owner, work, reason) => {
       if (owner.#kept.size < KEPT_FAILURES) owner.#kept.set(work, reason);
-      else owner.#uncounted++;
+      else owner.#unkept++;
+      publish('ep:work:unobserved', () => ({ owner: owner.#label, op: work.op, sequence: work.sequence, reason }));
     };
     ownerForget = (owner, work) => {
       owner.#kept.delete(work);
@@ -186,10 +188,10 @@ export class WorkOwner {
   /** Throws the failures that nobody looked at, once: code and context of the first, all of them as `cause`. */
   check(): void {
     const kept = [...this.#kept];
-    const total = kept.length + this.#uncounted;
+    const total = kept.length + this.#unkept;
     if (kept[0] === undefined) return;
     this.#kept.clear();
-    this.#uncounted = 0;
+    this.#unkept = 0;
     const [first, reason] = kept[0];
     const text = reason instanceof Error ? reason.message : String(reason);
     const more = total > 1 ? ` (and ${total - 1} later ones)` : '';

@@ -1,4 +1,5 @@
 import { spawnSync } from 'node:child_process';
+import { getMaxListeners, setMaxListeners } from 'node:events';
 import { describe, expect, it } from 'vitest';
 import { CloseScope, Resource } from '../src/scope.js';
 import { interruptible, linkSignals } from '../src/waiting.js';
@@ -216,6 +217,24 @@ describe('waits', () => {
     const wait = interruptible({ signals: [controller.signal], timeoutMs: 2 ** 40, ...never }, () => undefined);
     setTimeout(() => controller.abort('still waiting'), 20);
     await expect(wait).rejects.toBe('still waiting');
+  });
+
+  it('share one signal without a warning, and keep a limit that the caller set', async () => {
+    const warnings: Error[] = [];
+    const onWarning = (warning: Error) => warnings.push(warning);
+    process.on('warning', onWarning);
+    const controller = new AbortController();
+    const limits = { signals: [controller.signal], ...never };
+    const waits = Array.from({ length: 50 }, () => interruptible(limits, () => undefined).catch((reason) => reason));
+    const strict = new AbortController();
+    setMaxListeners(3, strict.signal);
+    linkSignals(strict.signal).unlink();
+    expect(getMaxListeners(strict.signal)).toBe(3);
+    controller.abort('all');
+    expect(new Set(await Promise.all(waits))).toEqual(new Set(['all']));
+    await tick();
+    process.off('warning', onWarning);
+    expect(warnings).toEqual([]);
   });
 
   it('link signals and let go of them', () => {
