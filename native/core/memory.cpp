@@ -1,6 +1,8 @@
 #include "memory.hpp"
 
 #include <atomic>
+#include <map>
+#include <mutex>
 #include <string>
 
 extern "C" void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
@@ -14,6 +16,17 @@ constexpr uint64_t page = 4096;
 constexpr uint64_t non_temporal_bytes = 4u << 20;
 
 uint64_t signal_bytes(uint64_t slots) { return (slots * sizeof(uint64_t) + page - 1) / page * page; }
+
+// Leaked on purpose: worker threads may still drop memories while static destructors run.
+struct memory_registry {
+  std::mutex mutex;
+  std::map<uint64_t, std::weak_ptr<symmetric_memory>> alive;
+  uint64_t next = 1;
+};
+memory_registry& registry() {
+  static auto* made = new memory_registry;
+  return *made;
+}
 
 template <class Word> uint64_t atomic_typed(Word* address, atomic_op op, Word operand, Word expected) {
   std::atomic_ref<Word> word(*address);
@@ -48,7 +61,24 @@ result<std::shared_ptr<symmetric_memory>> symmetric_memory::create(std::shared_p
   memory->own_ = made.value();
   memory->byte_length_ = byte_length;
   memory->signal_slots_ = signal_slots;
+  memory_registry& memories = registry();
+  const std::lock_guard lock(memories.mutex);
+  memory->device_.memory_id = memories.next++;
+  memories.alive[memory->device_.memory_id] = memory;
   return memory;
+}
+
+std::shared_ptr<symmetric_memory> symmetric_memory::find(uint64_t memory_id) {
+  memory_registry& memories = registry();
+  const std::lock_guard lock(memories.mutex);
+  const auto found = memories.alive.find(memory_id);
+  return found == memories.alive.end() ? nullptr : found->second.lock();
+}
+
+symmetric_memory::~symmetric_memory() {
+  memory_registry& memories = registry();
+  const std::lock_guard lock(memories.mutex);
+  memories.alive.erase(device_.memory_id);
 }
 
 result<nothing> symmetric_memory::connect(const std::vector<ep_segment_handle>& handles) {

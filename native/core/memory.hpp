@@ -17,6 +17,10 @@ class symmetric_memory {
  public:
   // Makes this rank's part: signal words, zeroed, then data.
   static result<std::shared_ptr<symmetric_memory>> create(std::shared_ptr<rank_context> context, uint64_t byte_length, uint64_t signal_slots);
+  // The memory that a device handle names; null once it is gone. Handles are bytes that JS could keep or forge: an id is looked up, never dereferenced.
+  static std::shared_ptr<symmetric_memory> find(uint64_t memory_id);
+  ~symmetric_memory();
+
   // Maps the peers' parts. EP_STATUS_MISMATCH names ranks whose sizes differ.
   result<nothing> connect(const std::vector<ep_segment_handle>& handles);
 

@@ -127,7 +127,8 @@ export interface DispatchSum {
 }
 
 export interface DispatchDescription {
-  readonly memory: NativeSymmetricMemory;
+  /** `ep_memory_handle` bytes of the memory that holds the receive tensors and counters. */
+  readonly handle: Uint8Array;
   readonly parts: readonly DispatchPart[];
   readonly sums: readonly DispatchSum[];
   readonly arrivalSlot: number;

@@ -1,6 +1,6 @@
 /** @ep/native: the one addon under all @ep packages, its loader and its typed surface. */
 export type * from './binding.js';
-export { allocateHost, nativePlaceOf, type NativePlace, registerWindow } from './host-memory.js';
+export { allocateHost, type NativePlace, nativePlaceOf, registerWindow } from './host-memory.js';
 export { type LoadAttempt, loadBinding, platformPackage } from './load.js';
 export { type Native, native } from './native.js';
 export { codeOfStatus, nativeError, Operations } from './operations.js';

@@ -32,8 +32,10 @@ export function platformPackage(): string {
 function remedies(attempts: readonly LoadAttempt[]): string {
   const texts = attempts.map((attempt) => attempt.error).join('\n');
   const lines: string[] = [];
-  if (/GLIBC(XX)?_/.test(texts)) lines.push('the binary needs a newer glibc than this system has: build it here with `pnpm build:native`');
-  if (/invalid ELF header|wrong ELF class|Exec format/.test(texts)) lines.push('the binary is for another CPU: remove it and build it here');
+  if (/GLIBC(XX)?_/.test(texts))
+    lines.push('the binary needs a newer glibc than this system has: build it here with `pnpm build:native`');
+  if (/invalid ELF header|wrong ELF class|Exec format/.test(texts))
+    lines.push('the binary is for another CPU: remove it and build it here');
   if (/abi/i.test(texts)) lines.push('install the same version of all @ep packages');
   lines.push(
     `install ${platformPackage()}, or build from the repository with \`npm run setup\`, or set EP_NATIVE_PATH to an ep.node`,

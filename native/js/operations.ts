@@ -1,5 +1,5 @@
 /** Native operations as promises: one batched wake-up per environment completes them. */
-import { EpError, type EpCode } from '@ep/core';
+import { type EpCode, EpError } from '@ep/core';
 import type { Binding, OperationId, Outcome } from './binding.js';
 
 /** `EP_STATUS_*` of native/include/ep/abi/status.h as error codes; 0 and 1 are not errors. */
@@ -18,7 +18,10 @@ const CODE_OF_STATUS: readonly (EpCode | undefined)[] = [
   'EP_BUSY',
   'EP_MISMATCH',
 ];
-const STATUS_NAMES = 'ok pending timeout aborted peer-lost closed invalid memory-limit system abi-mismatch stale-handle busy mismatch'.split(' ');
+const STATUS_NAMES =
+  'ok pending timeout aborted peer-lost closed invalid memory-limit system abi-mismatch stale-handle busy mismatch'.split(
+    ' ',
+  );
 
 export function codeOfStatus(status: number): EpCode {
   return CODE_OF_STATUS[status] ?? 'EP_SYSTEM';

@@ -21,6 +21,25 @@ std::vector<uint64_t> words_of(Napi::Value value, const char* what) {
 
 Napi::Value field(const Napi::Object& object, const char* name) { return object.Get(name); }
 
+// The memory behind ep_memory_handle bytes. Refuses what is not a handle, a handle of another version, and one whose memory was closed.
+std::shared_ptr<symmetric_memory> memory_of_handle(Napi::Value value) {
+  const Napi::Env env = value.Env();
+  const byte_span bytes = arg_bytes(value, "handle");
+  ep_memory_handle handle{};
+  if (bytes.size < sizeof(ep_handle_header)) throw_invalid(env, "a memory handle has at least 16 bytes, got " + std::to_string(bytes.size));
+  std::memcpy(&handle, bytes.data, std::min(bytes.size, sizeof handle));
+  if (handle.header.magic != EP_MAGIC_MEMORY) throw_invalid(env, "these bytes are not a memory handle");
+  if (handle.header.abi_major != EP_ABI_MAJOR) {
+    throw_failure(env, {EP_STATUS_ABI_MISMATCH, 0,
+                        "memory handle has ABI " + std::to_string(handle.header.abi_major) + "." + std::to_string(handle.header.abi_minor) +
+                            ", this build has " + std::to_string(EP_ABI_MAJOR) + "." + std::to_string(EP_ABI_MINOR)});
+  }
+  if (bytes.size != sizeof handle) throw_invalid(env, "a memory handle has " + std::to_string(sizeof handle) + " bytes, got " + std::to_string(bytes.size));
+  auto memory = symmetric_memory::find(handle.memory_id);
+  if (!memory || !memory->connected()) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this handle was closed"});
+  return memory;
+}
+
 // Everything that a running dispatch points into. Owned by its task.
 struct dispatch_job {
   std::shared_ptr<symmetric_memory> memory;
@@ -239,15 +258,13 @@ Napi::Value stream_wrap::wait_event(const Napi::CallbackInfo& info) {
                            })));
 }
 
-// ({memory, parts, sums, arrivalSlot, creditSlot, arrivals, credits, nonTemporal, blocks, timeoutMs}) -> operation
+// ({handle, parts, sums, arrivalSlot, creditSlot, arrivals, credits, nonTemporal, blocks, timeoutMs}) -> operation
 Napi::Value stream_wrap::dispatch(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   if (!info[0].IsObject()) throw_invalid(env, "dispatch takes a description");
   const auto description = info[0].As<Napi::Object>();
   auto job = std::make_shared<dispatch_job>();
-  memory_wrap& memory = unwrap<memory_wrap>(field(description, "memory"), "memory");
-  memory.open(env);
-  job->memory = memory.native;
+  job->memory = memory_of_handle(field(description, "handle"));
   const auto world = static_cast<size_t>(job->memory->context().world_size());
   job->arrivals = words_of(field(description, "arrivals"), "arrivals");
   job->credits = words_of(field(description, "credits"), "credits");

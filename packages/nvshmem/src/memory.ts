@@ -1,0 +1,198 @@
+/** Symmetric memory over shared segments. */
+import {
+  type Comparison,
+  checkInteger,
+  type DType,
+  EpError,
+  elementBytes,
+  invalid,
+  type Rank,
+  type Region,
+  type RemoteRegion,
+  Resource,
+  type SignalPad,
+  type SlotId,
+  type Storage,
+  type SymmetricMemory,
+  viewStorage,
+  type WaitOptions,
+} from '@ep/core';
+import { type NativeRankContext, type NativeSymmetricMemory, native, registerWindow } from '@ep/native';
+import { nativeTimeout, waitError } from './outcome.js';
+
+const COMPARISONS: Record<Comparison, number> = { eq: 0, ne: 1, lt: 2, le: 3, gt: 4, ge: 5 };
+
+export function comparisonCode(cmp: Comparison): number {
+  const code = COMPARISONS[cmp];
+  if (code === undefined) {
+    throw invalid('cmp', { where: 'wait', expected: `one of ${Object.keys(COMPARISONS).join(', ')}`, found: cmp });
+  }
+  return code;
+}
+
+/** An ArrayBuffer holds at most 4 GiB; larger memories are viewed through windows. */
+const LARGEST_WINDOW = 2 ** 32;
+
+export interface ShmMemoryInit {
+  readonly rank: Rank;
+  readonly worldSize: number;
+  readonly context: NativeRankContext;
+  readonly memory: NativeSymmetricMemory;
+  readonly byteLength: number;
+  readonly signalSlots: number;
+  readonly timeoutMs: number;
+  /** Called once, when the memory is closed. */
+  readonly onRelease: () => void;
+}
+
+class ShmSignalPad implements SignalPad {
+  readonly slots: number;
+  readonly #init: ShmMemoryInit;
+  readonly #budgetNs: number;
+
+  constructor(init: ShmMemoryInit) {
+    this.slots = init.signalSlots;
+    this.#init = init;
+    this.#budgetNs = init.context.inlineBudgetNs();
+  }
+
+  peek(slot: SlotId): bigint {
+    return this.#init.memory.peek(slot);
+  }
+
+  async until(
+    slot: SlotId,
+    test: { readonly cmp: Comparison; readonly value: bigint },
+    options?: WaitOptions,
+  ): Promise<bigint> {
+    options?.signal?.throwIfAborted();
+    const { memory, rank, worldSize, timeoutMs: fallback } = this.#init;
+    const cmp = comparisonCode(test.cmp);
+    const seen = memory.waitTry(slot, cmp, test.value, this.#budgetNs);
+    if (seen !== undefined) return seen;
+    const timeoutMs = nativeTimeout(options, fallback);
+    const peers = options?.peers;
+    for (const peer of peers ?? []) checkInteger(peer, 'peer', 'signal wait', 0, worldSize - 1);
+    const ranks = peers && Int32Array.from(peers.filter((peer) => peer !== rank));
+    const outcome = await native().operations.run(
+      () => memory.waitWatch(slot, cmp, test.value, timeoutMs, ranks),
+      options?.signal,
+    );
+    if (outcome.status === 0) return outcome.found;
+    throw waitError(`signal slot ${slot} of rank ${rank}`, outcome, {
+      awaited: peers ?? [],
+      timeoutMs,
+      progress: `awaited a value ${test.cmp} ${test.value}, found ${outcome.found}`,
+    });
+  }
+}
+
+/** Operands of native calls behind the public interface; the package's own files use them. */
+export class ShmMemory extends Resource implements SymmetricMemory {
+  readonly byteLength: number;
+  readonly space = 'host' as const;
+  readonly signals: SignalPad;
+  readonly #init: ShmMemoryInit;
+  /** Windows handed out, by peer: detached at close(), so that a use after it is inert. */
+  readonly #windows = new Set<ArrayBuffer>();
+  #whole: ArrayBuffer | undefined;
+
+  constructor(init: ShmMemoryInit) {
+    super('symmetric memory');
+    this.#init = init;
+    this.byteLength = init.byteLength;
+    this.signals = new ShmSignalPad(init);
+  }
+
+  /** The addon's object; throws `EP_CLOSED` after close(). */
+  nativeMemory(operation: string): NativeSymmetricMemory {
+    this.checkOpen(operation);
+    return this.#init.memory;
+  }
+
+  local(byteOffset: number, byteLength: number): Region {
+    this.checkOpen('local');
+    this.#checkBytes('local region', byteOffset, byteLength);
+    return Object.freeze({ memory: this, byteOffset, byteLength });
+  }
+
+  remote(peer: Rank, byteOffset: number, byteLength: number): RemoteRegion {
+    this.checkOpen('remote');
+    checkInteger(peer, 'peer', 'remote region', 0, this.#init.worldSize - 1);
+    this.#checkBytes('remote region', byteOffset, byteLength);
+    return Object.freeze({ memory: this, peer, byteOffset, byteLength });
+  }
+
+  view<D extends DType>(dtype: D, byteOffset: number, length: number): Storage[D] {
+    return this.peerView(this.#init.rank, dtype, byteOffset, length);
+  }
+
+  /** Load/store access to a peer's part (OpenSHMEM's `shmem_ptr`). Detached by close() like every view. */
+  peerView<D extends DType>(peer: Rank, dtype: D, byteOffset: number, length: number): Storage[D] {
+    this.checkOpen('view');
+    const width = elementBytes(dtype);
+    checkInteger(length, 'length', 'view');
+    checkInteger(peer, 'peer', 'view', 0, this.#init.worldSize - 1);
+    this.#checkBytes('view', byteOffset, length * width);
+    if (byteOffset % width !== 0) {
+      throw invalid('byteOffset', {
+        where: 'view',
+        expected: `a multiple of ${width} for ${dtype}`,
+        found: byteOffset,
+      });
+    }
+    if (peer === this.#init.rank && this.byteLength <= LARGEST_WINDOW) {
+      this.#whole ??= this.#window(peer, 0, this.byteLength);
+      return viewStorage(dtype, this.#whole, byteOffset, length);
+    }
+    return viewStorage(dtype, this.#window(peer, byteOffset, length * width), 0, length);
+  }
+
+  async read(from: Region, into: Uint8Array): Promise<void> {
+    const { memory } = this.#init;
+    this.checkOpen('read');
+    this.#checkOwn('read', from, into);
+    memory.getBytes(this.#init.rank, from.byteOffset, into);
+  }
+
+  async write(from: Uint8Array, into: Region): Promise<void> {
+    const { memory } = this.#init;
+    this.checkOpen('write');
+    this.#checkOwn('write', into, from);
+    memory.putBytes(this.#init.rank, into.byteOffset, from);
+  }
+
+  protected override release(): void {
+    const { binding } = native();
+    for (const buffer of this.#windows) binding.detach(buffer);
+    this.#windows.clear();
+    this.#whole = undefined;
+    this.#init.memory.release();
+    this.#init.onRelease();
+  }
+
+  #window(peer: Rank, byteOffset: number, byteLength: number): ArrayBuffer {
+    const buffer = this.#init.memory.window(peer, byteOffset, byteLength);
+    this.#windows.add(buffer);
+    if (peer === this.#init.rank && byteLength > 0) registerWindow(buffer, this.#init.memory, byteOffset);
+    return buffer;
+  }
+
+  #checkOwn(where: string, region: Region, bytes: Uint8Array): void {
+    if (region.memory !== this) {
+      throw new EpError('EP_INVALID_ARGUMENT', `${where}: the region belongs to another memory`);
+    }
+    if (bytes.byteLength !== region.byteLength) {
+      throw invalid('bytes', {
+        where,
+        expected: `${region.byteLength} bytes, as the region has`,
+        found: bytes.byteLength,
+      });
+    }
+  }
+
+  #checkBytes(where: string, byteOffset: number, byteLength: number): void {
+    checkInteger(byteOffset, 'byteOffset', where, 0, this.byteLength);
+    checkInteger(byteLength, 'byteLength', where, 0, this.byteLength - byteOffset);
+  }
+}
