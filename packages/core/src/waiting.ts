@@ -29,12 +29,21 @@ function startTimer(ms: number, fire: () => void): () => void {
   return () => clearTimeout(timer);
 }
 
+function listenerLimit(signal: AbortSignal): number {
+  try {
+    return getMaxListeners(signal);
+  } catch {
+    // Node 20 throws where the limit was set to 0, which means none.
+    return Number.POSITIVE_INFINITY;
+  }
+}
+
 /**
  * Many operations wait on one signal at once, and each takes its listener away when it ends: Node's warning of a leak from the 11th on would be
  * false. A limit that somebody set stays.
  */
 function onAbortOf(signal: AbortSignal, listener: (event: Event) => void): void {
-  if (getMaxListeners(signal) === defaultMaxListeners) setMaxListeners(0, signal);
+  if (listenerLimit(signal) === defaultMaxListeners) setMaxListeners(Number.POSITIVE_INFINITY, signal);
   signal.addEventListener('abort', listener);
 }
 

@@ -230,6 +230,9 @@ describe('waits', () => {
     setMaxListeners(3, strict.signal);
     linkSignals(strict.signal).unlink();
     expect(getMaxListeners(strict.signal)).toBe(3);
+    const unlimited = new AbortController();
+    setMaxListeners(0, unlimited.signal);
+    linkSignals(unlimited.signal).unlink();
     controller.abort('all');
     expect(new Set(await Promise.all(waits))).toEqual(new Set(['all']));
     await tick();
