@@ -74,6 +74,7 @@ export function stepTable() {
   const ciLanes = /** @type {const} */ (['ci', 'full']);
   const checkTotals = join(resultsDir, 'check-totals.json');
   const headerTotals = join(resultsDir, 'header-totals.json');
+  const kernelTotals = join(resultsDir, 'kernel-totals.json');
   return [
     {
       name: 'build',
@@ -104,6 +105,13 @@ export function stepTable() {
       minutes: 10,
       command: ['node', 'tools/headers/main.mjs', '--totals', headerTotals],
       report: { format: 'plain', files: [headerTotals] },
+    },
+    {
+      name: 'kernels linked',
+      lanes: ['default'],
+      minutes: 10,
+      command: ['node', 'native/tests/compile/run.mjs', '--totals', kernelTotals],
+      report: { format: 'plain', files: [kernelTotals] },
     },
     ...ctestPreset('asan', ciLanes, 20),
     ...ctestPreset('tsan', ciLanes, 20),
