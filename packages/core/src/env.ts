@@ -2,7 +2,7 @@
 import { EpError, invalid } from './errors.js';
 import type { Rank } from './transport.js';
 
-/** Every switch: what it does and its value when unset. docs/switches.md is generated from this table. */
+/** Every switch: what it does and its value when unset. docs/environment.md is generated from this table. */
 export const SWITCHES = {
   EP_NATIVE_PATH: {
     default: 'unset',
