@@ -1,6 +1,6 @@
 import { checkInt32Array, checkRange, describe } from './check.js';
 import { invalidArgument } from './error.js';
-import { deduplicatedRouting, replicatedRouting } from './kv.js';
+import { reverseOfRuns, routeToQueries, routeToServers, runsOfDocuments, runsOfQueries } from './kv.js';
 import { type AttentionLayout, attentionLayout } from './layout.js';
 import { type KvPlans, kvPlans, planQuery, type QueryPlans } from './query.js';
 import { type DocumentShards, documentIndex, shardRows } from './shards.js';
@@ -44,16 +44,18 @@ export function planAttention(
   checkInt32Array(serverRank, 'serverRank', shards.lengths.length);
   checkRange(serverRank, 'serverRank', 0, shards.worldSize - 1);
   const { fwdQ, revQ } = planQuery(shards, serverRank);
-  const kv =
-    sharing === 'each-query'
-      ? replicatedRouting(shards, index, revQ)
-      : deduplicatedRouting(shards, index, serverRank, revQ);
-  const layout = attentionLayout(shards, index, revQ, kv.groupStart, sharing === 'each-query');
+  const eachQuery = sharing === 'each-query';
+  const runs = eachQuery ? runsOfQueries(shards, index, revQ) : runsOfDocuments(shards, index, revQ);
+  const routing = eachQuery
+    ? routeToQueries(shards, index, serverRank, runs)
+    : routeToServers(shards, index, serverRank, runs);
+  const reverse = reverseOfRuns(shards, rows, index, runs, routing, eachQuery);
+  const layout = attentionLayout(shards, index, revQ, runs.groupStart, eachQuery);
   return Object.freeze({
     sharing,
     fwdQ,
     revQ,
-    ...kvPlans(shards, rows, kv.routing),
+    ...kvPlans(shards, rows, routing, reverse.entries, reverse.compactOffset),
     layout,
     shards: Object.freeze({
       worldSize: shards.worldSize,

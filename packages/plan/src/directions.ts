@@ -20,6 +20,17 @@ export interface GradientReduction {
   readonly compactRow: Int32Array;
 }
 
+/** Entries of a reverse plan, by server and slot. */
+export interface ReverseEntries {
+  readonly dstRank: Int32Array;
+  readonly srcOffset: Int32Array;
+  readonly dstOffset: Int32Array;
+  readonly length: Int32Array;
+  readonly srcShard: Int32Array;
+  readonly dstShard: Int32Array;
+  readonly replica: Int32Array;
+}
+
 /** A forward routing whose destination slots and rows are decided: entries by global index, `offsets[g]` the first entry of shard g. */
 export interface Routing {
   readonly replicas: number;
@@ -33,28 +44,8 @@ export interface Routing {
   readonly recvTokens: Int32Array;
 }
 
-export interface Directions {
-  readonly forward: DispatchPlan;
-  readonly reverse: DispatchPlan;
-  readonly lengths: Int32Array;
-  readonly homeRow: Int32Array;
-}
-
-/** Completes a routing to its forward plan and the reverse that brings each row back to its home. */
-export function directions(shards: ShardTable, rows: ShardRows, routing: Routing, kind: 'q' | 'kv'): Directions {
-  const { worldSize } = shards;
-  const shardOffsets = shards.shardOffsets;
-  const { replicas, offsets, dstRank, dstOffset, dstShard, replica, recvShards, recvTokens } = routing;
-  const entries = dstRank.length;
-  const entryOffsets = new Int32Array(worldSize + 1);
-  for (let r = 0; r <= worldSize; r++) entryOffsets[r] = offsets[shardOffsets[r]!]!;
-  const revOffsets = new Int32Array(worldSize + 1);
-  for (let t = 0; t < worldSize; t++) revOffsets[t + 1] = revOffsets[t]! + recvShards[t]!;
-
-  const srcOffset = new Int32Array(entries);
-  const length = new Int32Array(entries);
-  const srcShard = new Int32Array(entries);
-  const rev = {
+export function emptyReverse(entries: number): ReverseEntries {
+  return {
     dstRank: new Int32Array(entries),
     srcOffset: new Int32Array(entries),
     dstOffset: new Int32Array(entries),
@@ -63,31 +54,77 @@ export function directions(shards: ShardTable, rows: ShardRows, routing: Routing
     dstShard: new Int32Array(entries),
     replica: new Int32Array(entries),
   };
-  const revRows = new Int32Array(worldSize);
-  for (let r = 0; r < worldSize; r++) {
+}
+
+/** First reverse entry of each server; worldSize + 1 elements. */
+export function reverseOffsets(recvShards: Int32Array): Int32Array {
+  const offsets = new Int32Array(recvShards.length + 1);
+  for (let t = 0; t < recvShards.length; t++) offsets[t + 1] = offsets[t]! + recvShards[t]!;
+  return offsets;
+}
+
+/** The reverse of any routing: every entry goes to its slot on its server. */
+export function scatterReverse(shards: ShardTable, rows: ShardRows, routing: Routing): ReverseEntries {
+  const { shardOffsets, lengths } = shards;
+  const { offsets, dstRank, dstOffset, dstShard, replica } = routing;
+  const revOffsets = reverseOffsets(routing.recvShards);
+  const rev = emptyReverse(dstRank.length);
+  for (let r = 0; r < shards.worldSize; r++) {
     const tokens = rows.tokens[r]!;
-    revRows[r] = checkRows(
-      replicas * tokens,
-      `the replica-major buffer of rank ${r} (${replicas} replicas of ${tokens} tokens)`,
-      { rank: r },
-    );
     for (let g = shardOffsets[r]!; g < shardOffsets[r + 1]!; g++) {
       const start = rows.start[g]!;
-      const tokensOfShard = shards.lengths[g]!;
+      const length = lengths[g]!;
       const shard = g - shardOffsets[r]!;
       for (let e = offsets[g]!; e < offsets[g + 1]!; e++) {
-        srcOffset[e] = start;
-        length[e] = tokensOfShard;
-        srcShard[e] = shard;
         const slot = dstShard[e]!;
         const back = revOffsets[dstRank[e]!]! + slot;
+        const c = replica[e]!;
         rev.dstRank[back] = r;
         rev.srcOffset[back] = dstOffset[e]!;
-        rev.dstOffset[back] = replica[e]! * tokens + start;
-        rev.length[back] = tokensOfShard;
+        rev.dstOffset[back] = c * tokens + start;
+        rev.length[back] = length;
         rev.srcShard[back] = slot;
         rev.dstShard[back] = shard;
-        rev.replica[back] = replica[e]!;
+        rev.replica[back] = c;
+      }
+    }
+  }
+  return rev;
+}
+
+/** Rows of each home's replica-major buffer. */
+function replicaMajorRows(rows: ShardRows, replicas: number): Int32Array {
+  return rows.tokens.map((tokens, r) =>
+    checkRows(replicas * tokens, `the replica-major buffer of rank ${r} (${replicas} replicas of ${tokens} tokens)`, {
+      rank: r,
+    }),
+  );
+}
+
+/** Completes a routing and its reverse entries to the two plans. */
+export function directions(
+  shards: ShardTable,
+  rows: ShardRows,
+  routing: Routing,
+  reverseEntries: ReverseEntries,
+  kind: 'q' | 'kv',
+): { readonly forward: DispatchPlan; readonly reverse: DispatchPlan } {
+  const { worldSize, shardOffsets, lengths } = shards;
+  const { replicas, offsets, dstRank, dstOffset, dstShard, replica, recvShards, recvTokens } = routing;
+  const homeRows = replicaMajorRows(rows, replicas);
+  const entryOffsets = new Int32Array(worldSize + 1);
+  for (let r = 0; r <= worldSize; r++) entryOffsets[r] = offsets[shardOffsets[r]!]!;
+  const srcOffset = new Int32Array(dstRank.length);
+  const length = new Int32Array(dstRank.length);
+  const srcShard = new Int32Array(dstRank.length);
+  for (let r = 0; r < worldSize; r++) {
+    for (let g = shardOffsets[r]!; g < shardOffsets[r + 1]!; g++) {
+      const start = rows.start[g]!;
+      const tokens = lengths[g]!;
+      for (let e = offsets[g]!; e < offsets[g + 1]!; e++) {
+        srcOffset[e] = start;
+        length[e] = tokens;
+        srcShard[e] = g - shardOffsets[r]!;
       }
     }
   }
@@ -112,51 +149,41 @@ export function directions(shards: ShardTable, rows: ShardRows, routing: Routing
   const reverse: DispatchPlan = Object.freeze({
     ...common,
     kind: `rev-${kind}` as const,
-    entryOffsets: revOffsets,
-    ...rev,
+    entryOffsets: reverseOffsets(recvShards),
+    ...reverseEntries,
     sendTokens: recvTokens,
-    recvTokens: revRows,
+    recvTokens: homeRows,
     sent: received,
     received: sent,
   });
-  return { forward, reverse, lengths: shards.lengths.slice(), homeRow: rows.start };
+  return { forward, reverse };
 }
 
-/** The compact form of a gradient plan (rows in global-index order, one run per dispatch that exists) and the list of what to sum. */
-export function gradientForms(
-  shards: ShardTable,
-  made: Directions,
-  routing: Routing,
-): { readonly compact: DispatchPlan; readonly reduction: GradientReduction } {
-  const { worldSize } = shards;
-  const { forward, reverse } = made;
-  const entries = forward.dstRank.length;
-  const denseRow = new Int32Array(entries);
-  const compactRow = new Int32Array(entries);
-  const compactOffset = new Int32Array(entries);
-  const recvTokens = new Int32Array(worldSize);
+/** What to sum where. The compact buffer has one run per dispatch that exists, in global-index order. */
+export function gradientReduction(shards: ShardTable, rows: ShardRows, routing: Routing): GradientReduction {
+  const { worldSize, shardOffsets, lengths } = shards;
+  const { offsets, replica } = routing;
+  const denseRow = new Int32Array(replica.length);
+  const compactRow = new Int32Array(replica.length);
   for (let r = 0; r < worldSize; r++) {
+    const tokens = rows.tokens[r]!;
     let fill = 0;
-    for (let e = forward.entryOffsets[r]!; e < forward.entryOffsets[r + 1]!; e++) {
-      const back = reverse.entryOffsets[forward.dstRank[e]!]! + forward.dstShard[e]!;
-      denseRow[e] = reverse.dstOffset[back]!;
-      compactRow[e] = fill;
-      compactOffset[back] = fill;
-      fill += forward.length[e]!;
+    for (let g = shardOffsets[r]!; g < shardOffsets[r + 1]!; g++) {
+      for (let e = offsets[g]!; e < offsets[g + 1]!; e++) {
+        denseRow[e] = replica[e]! * tokens + rows.start[g]!;
+        compactRow[e] = fill;
+        fill += lengths[g]!;
+      }
     }
-    recvTokens[r] = fill;
   }
-  return {
-    compact: Object.freeze({ ...reverse, kind: 'rev-kv-compact' as const, dstOffset: compactOffset, recvTokens }),
-    reduction: Object.freeze({
-      worldSize,
-      shardOffsets: shards.shardOffsets.slice(),
-      lengths: made.lengths,
-      homeRow: made.homeRow,
-      slotOffsets: routing.offsets,
-      replica: forward.replica,
-      denseRow,
-      compactRow,
-    }),
-  };
+  return Object.freeze({
+    worldSize,
+    shardOffsets: shardOffsets.slice(),
+    lengths: lengths.slice(),
+    homeRow: rows.start,
+    slotOffsets: offsets,
+    replica,
+    denseRow,
+    compactRow,
+  });
 }

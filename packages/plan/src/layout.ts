@@ -74,7 +74,7 @@ export function attentionLayout(
   for (let t = 0; t < worldSize; t++) {
     for (let k = revQ.entryOffsets[t]!; k < revQ.entryOffsets[t + 1]!; k++) {
       const g = shardOffsets[revQ.dstRank[k]!]! + revQ.dstShard[k]!;
-      const q = shards.lengths[g]!;
+      const q = revQ.length[k]!;
       const kv = index.context[g]! + q;
       shard[k] = g;
       kvLength[k] = kv;

@@ -1,49 +1,50 @@
 import type { PairTable } from './dispatch-plan.js';
 
-/** Both pair tables of sender-major entries, peers ascending, in time linear in entries + pairs + ranks. */
+/** Both pair tables of sender-major entries, peers ascending, in time linear in entries + pairs + ranks (but for sorting short lists). */
 export function pairTables(
   worldSize: number,
   entryOffsets: Int32Array,
   dstRank: Int32Array,
   length: Int32Array,
 ): { readonly sent: PairTable; readonly received: PairTable } {
-  const lastSender = new Int32Array(worldSize).fill(-1);
   const offsets = new Int32Array(worldSize + 1);
+  const peer = new Int32Array(dstRank.length);
+  const tokens = new Int32Array(dstRank.length);
+  const dispatches = new Int32Array(dstRank.length);
+  const tokensTo = new Int32Array(worldSize);
+  const dispatchesTo = new Int32Array(worldSize);
   let pairs = 0;
   for (let r = 0; r < worldSize; r++) {
+    const first = pairs;
     for (let e = entryOffsets[r]!; e < entryOffsets[r + 1]!; e++) {
       const t = dstRank[e]!;
-      if (lastSender[t] !== r) {
-        lastSender[t] = r;
-        pairs++;
-      }
+      if (dispatchesTo[t]!++ === 0) peer[pairs++] = t;
+      tokensTo[t]! += length[e]!;
+    }
+    if ((pairs - first) * 8 < worldSize) peer.subarray(first, pairs).sort();
+    else {
+      let at = first;
+      for (let t = 0; t < worldSize; t++) if (dispatchesTo[t]! > 0) peer[at++] = t;
+    }
+    for (let p = first; p < pairs; p++) {
+      const t = peer[p]!;
+      tokens[p] = tokensTo[t]!;
+      dispatches[p] = dispatchesTo[t]!;
+      tokensTo[t] = 0;
+      dispatchesTo[t] = 0;
     }
     offsets[r + 1] = pairs;
   }
-  const peer = new Int32Array(pairs);
-  const tokens = new Int32Array(pairs);
-  const dispatches = new Int32Array(pairs);
-  const pairOf = new Int32Array(worldSize);
-  lastSender.fill(-1);
-  let next = 0;
-  for (let r = 0; r < worldSize; r++) {
-    for (let e = entryOffsets[r]!; e < entryOffsets[r + 1]!; e++) {
-      const t = dstRank[e]!;
-      if (lastSender[t] !== r) {
-        lastSender[t] = r;
-        peer[next] = t;
-        pairOf[t] = next++;
-      }
-      const p = pairOf[t]!;
-      tokens[p]! += length[e]!;
-      dispatches[p]!++;
-    }
-  }
-  // Transposing visits senders in ascending order, so each transposition leaves its peers sorted: two of them sort both tables.
-  const received = transposePairs(worldSize, { offsets, peer, tokens, dispatches });
-  return { sent: transposePairs(worldSize, received), received };
+  const sent = Object.freeze({
+    offsets,
+    peer: peer.slice(0, pairs),
+    tokens: tokens.slice(0, pairs),
+    dispatches: dispatches.slice(0, pairs),
+  });
+  return { sent, received: transposePairs(worldSize, sent) };
 }
 
+/** Senders are visited in ascending order, so each receiver's list comes out sorted. */
 function transposePairs(worldSize: number, table: PairTable): PairTable {
   const pairs = table.peer.length;
   const offsets = new Int32Array(worldSize + 1);

@@ -1,5 +1,13 @@
 import { checkInt32Array, checkInteger, checkOffsets, checkRange, checkRows, maxRows } from './check.js';
-import { directions, type GradientReduction, gradientForms, type Routing } from './directions.js';
+import {
+  directions,
+  type GradientReduction,
+  gradientReduction,
+  type ReverseEntries,
+  type Routing,
+  reverseOffsets,
+  scatterReverse,
+} from './directions.js';
 import type { DispatchPlan } from './dispatch-plan.js';
 import { invalidArgument } from './error.js';
 import { type ShardRows, type ShardTable, shardRows } from './shards.js';
@@ -38,10 +46,15 @@ export function planQuery(shards: ShardTable, dstRank: Int32Array): QueryPlans {
   checkInt32Array(dstRank, 'dstRank', n);
   checkRange(dstRank, 'dstRank', -1, shards.worldSize - 1);
   const offsets = new Int32Array(n + 1);
-  for (let g = 0; g < n; g++) offsets[g + 1] = offsets[g]! + (dstRank[g]! < 0 ? 0 : 1);
-  const sentTo = dstRank.filter((t) => t >= 0);
-  const table = { replicas: 1, offsets, dstRank: sentTo, replica: new Int32Array(sentTo.length) };
-  const made = directions(shards, rows, fillInGlobalOrder(shards, table), 'q');
+  const sentTo = new Int32Array(n);
+  let sent = 0;
+  for (let g = 0; g < n; g++) {
+    if (dstRank[g]! >= 0) sentTo[sent++] = dstRank[g]!;
+    offsets[g + 1] = sent;
+  }
+  const table = { replicas: 1, offsets, dstRank: sentTo.slice(0, sent), replica: new Int32Array(sent) };
+  const routing = fillInGlobalOrder(shards, table);
+  const made = directions(shards, rows, routing, scatterReverse(shards, rows, routing), 'q');
   return Object.freeze({ fwdQ: made.forward, revQ: made.reverse });
 }
 
@@ -52,13 +65,51 @@ export function planQuery(shards: ShardTable, dstRank: Int32Array): QueryPlans {
 export function planReplicas(shards: ShardTable, table: DispatchTable): KvPlans {
   const rows = shardRows(shards);
   checkDispatchTable(shards, table);
-  return kvPlans(shards, rows, fillInGlobalOrder(shards, table));
+  const routing = fillInGlobalOrder(shards, {
+    replicas: table.replicas,
+    offsets: table.offsets.slice(),
+    dstRank: table.dstRank.slice(),
+    replica: table.replica.slice(),
+  });
+  const reverse = scatterReverse(shards, rows, routing);
+  const { compactRow } = gradientReduction(shards, rows, routing);
+  const compactOffset = new Int32Array(routing.dstRank.length);
+  const revOffsets = reverseOffsets(routing.recvShards);
+  for (let e = 0; e < compactOffset.length; e++) {
+    compactOffset[revOffsets[routing.dstRank[e]!]! + routing.dstShard[e]!] = compactRow[e]!;
+  }
+  return kvPlans(shards, rows, routing, reverse, compactOffset);
 }
 
-export function kvPlans(shards: ShardTable, rows: ShardRows, routing: Routing): KvPlans {
-  const made = directions(shards, rows, routing, 'kv');
-  const { compact, reduction } = gradientForms(shards, made, routing);
-  return Object.freeze({ fwdKv: made.forward, revKv: made.reverse, revKvCompact: compact, reduction });
+export function kvPlans(
+  shards: ShardTable,
+  rows: ShardRows,
+  routing: Routing,
+  reverseEntries: ReverseEntries,
+  compactOffset: Int32Array,
+): KvPlans {
+  const { forward, reverse } = directions(shards, rows, routing, reverseEntries, 'kv');
+  const reduction = gradientReduction(shards, rows, routing);
+  return Object.freeze({
+    fwdKv: forward,
+    revKv: reverse,
+    revKvCompact: Object.freeze({
+      ...reverse,
+      kind: 'rev-kv-compact' as const,
+      dstOffset: compactOffset,
+      recvTokens: compactTokens(forward),
+    }),
+    reduction,
+  });
+}
+
+/** Rows of each home's compact buffer: one run per dispatch; at most the rows of the replica-major one, so they fit. */
+function compactTokens(forward: DispatchPlan): Int32Array {
+  return Int32Array.from(forward.sendTokens, (_, r) => {
+    let rows = 0;
+    for (let p = forward.sent.offsets[r]!; p < forward.sent.offsets[r + 1]!; p++) rows += forward.sent.tokens[p]!;
+    return rows;
+  });
 }
 
 function fillInGlobalOrder(shards: ShardTable, table: DispatchTable): Routing {
@@ -83,16 +134,7 @@ function fillInGlobalOrder(shards: ShardTable, table: DispatchTable): Routing {
   for (let t = 0; t < worldSize; t++) {
     recvTokens[t] = checkRows(fill[t]!, `the receive tensor of rank ${t}`, { rank: t });
   }
-  return {
-    replicas: table.replicas,
-    offsets: offsets.slice(),
-    dstRank: dstRank.slice(),
-    dstOffset,
-    dstShard,
-    replica: table.replica.slice(),
-    recvShards,
-    recvTokens,
-  };
+  return { ...table, dstOffset, dstShard, recvShards, recvTokens };
 }
 
 function checkDispatchTable(shards: ShardTable, table: DispatchTable): void {

@@ -1,0 +1,175 @@
+import { parseArgs } from 'node:util';
+import {
+  type AttentionPlan,
+  type DocumentShards,
+  type KvSharing,
+  planAttention,
+  serverLayout,
+  shardsOfDocuments,
+  validate,
+} from '../src/index.js';
+
+export interface PlanBenchOptions {
+  readonly ranks?: number;
+  readonly shardsPerRank?: number;
+  readonly replicas?: number;
+  readonly repeats?: number;
+}
+
+/** Times are medians; `spread` is (slowest - fastest) / median. Dispatches are forward ones, Q and KV: their reverses come on top for free. */
+export interface PlanBenchResult {
+  readonly case: KvSharing;
+  readonly dispatches: number;
+  readonly milliseconds: number;
+  readonly spread: number;
+  readonly nsPerDispatch: number;
+  readonly bytesPerDispatch: number;
+  /** `validate` on top, timed apart. */
+  readonly validateNsPerDispatch: number;
+  /** Goals: at most 100 ns and 200 bytes per dispatch, and time linear in dispatches (ns per dispatch at full size over a quarter of it). */
+  readonly withinTime: boolean;
+  readonly withinBytes: boolean;
+  readonly growth: number;
+}
+
+export interface PlanBenchReport {
+  readonly bench: 'plan';
+  readonly ranks: number;
+  readonly shardsPerRank: number;
+  readonly replicas: number;
+  readonly repeats: number;
+  readonly results: readonly PlanBenchResult[];
+}
+
+const goalNs = 100;
+const goalBytes = 200;
+
+/** Plans attention for ranks * shardsPerRank shards in documents of up to `replicas` parts and verifies every plan it timed. */
+export function benchPlan(options: PlanBenchOptions = {}): PlanBenchReport {
+  const { ranks = 1024, shardsPerRank = 256, replicas = 8, repeats = 7 } = options;
+  const results = (['each-query', 'each-server'] as const).map((sharing) => {
+    const quarter = measure(makeBatch(Math.max(1, ranks >> 2), shardsPerRank, replicas), sharing, repeats);
+    const full = measure(makeBatch(ranks, shardsPerRank, replicas), sharing, repeats);
+    return { ...full, growth: full.nsPerDispatch / quarter.nsPerDispatch };
+  });
+  return { bench: 'plan', ranks, shardsPerRank, replicas, repeats, results };
+}
+
+interface Batch {
+  readonly shards: DocumentShards;
+  readonly serverRank: Int32Array;
+}
+
+/** Documents of 1 to `replicas` parts, homes filled in order, servers drawn from a fixed sequence. */
+function makeBatch(ranks: number, shardsPerRank: number, replicas: number): Batch {
+  const n = ranks * shardsPerRank;
+  const random = sequence(20261120);
+  const offsets = [0];
+  while (offsets[offsets.length - 1]! < n)
+    offsets.push(Math.min(n, offsets[offsets.length - 1]! + 1 + (random() % replicas)));
+  const homeRank = Int32Array.from({ length: n }, (_, i) => Math.floor(i / shardsPerRank));
+  const lengths = Int32Array.from({ length: n }, () => 1 + (random() % 512));
+  const { shards } = shardsOfDocuments({
+    worldSize: ranks,
+    documentOffsets: Int32Array.from(offsets),
+    homeRank,
+    lengths,
+  });
+  return { shards, serverRank: Int32Array.from({ length: n }, () => random() % ranks) };
+}
+
+function measure({ shards, serverRank }: Batch, sharing: KvSharing, repeats: number): Omit<PlanBenchResult, 'growth'> {
+  let plan = planAttention(shards, serverRank, { sharing });
+  const times: number[] = [];
+  for (let i = 0; i < repeats; i++) {
+    const start = performance.now();
+    plan = planAttention(shards, serverRank, { sharing });
+    times.push(performance.now() - start);
+  }
+  const beforeValidate = performance.now();
+  validate(plan);
+  const validateMs = performance.now() - beforeValidate;
+  verifyPrefixes(plan);
+  times.sort((a, b) => a - b);
+  const milliseconds = times[times.length >> 1]!;
+  const dispatches = plan.fwdQ.dstRank.length + plan.fwdKv.dstRank.length;
+  const nsPerDispatch = (milliseconds * 1e6) / dispatches;
+  const bytesPerDispatch = outputBytes(plan) / dispatches;
+  return {
+    case: sharing,
+    dispatches,
+    milliseconds,
+    spread: (times[times.length - 1]! - times[0]!) / milliseconds,
+    nsPerDispatch,
+    bytesPerDispatch,
+    validateNsPerDispatch: (validateMs * 1e6) / dispatches,
+    withinTime: nsPerDispatch <= goalNs,
+    withinBytes: bytesPerDispatch <= goalBytes,
+  };
+}
+
+/** Every query group must find the parts of its document, from the first to its own, back to back from its first KV row. */
+function verifyPrefixes(plan: AttentionPlan): void {
+  const { shards, revKv, layout } = plan;
+  for (let t = 0; t < shards.worldSize; t++) {
+    const slotAtRow = new Map<number, number>();
+    for (let e = revKv.entryOffsets[t]!; e < revKv.entryOffsets[t + 1]!; e++) slotAtRow.set(revKv.srcOffset[e]!, e);
+    const server = serverLayout(layout, t);
+    for (let k = 0; k < server.groups; k++) {
+      const query = server.shard[k]!;
+      let row = server.kvStart[k]!;
+      for (let p = 0; p <= shards.position[query]!; p++) {
+        const slot = slotAtRow.get(row)!;
+        const g = shards.shardOffsets[revKv.dstRank[slot]!]! + revKv.dstShard[slot]!;
+        if (shards.document[g] !== shards.document[query] || shards.position[g] !== p) {
+          throw new Error(
+            `server ${t}, group ${k}: row ${row} must hold part ${p} of document ${shards.document[query]}, holds shard ${g}`,
+          );
+        }
+        row += shards.lengths[g]!;
+      }
+      if (row !== server.kvStart[k]! + server.kvLength[k]!)
+        throw new Error(`server ${t}, group ${k}: ends at row ${row}`);
+    }
+  }
+}
+
+/** Bytes of all distinct buffers that a plan holds, its copies of the inputs included. */
+function outputBytes(value: object, seen = new Set<ArrayBufferLike>()): number {
+  let bytes = 0;
+  for (const part of Object.values(value) as unknown[]) {
+    if (part instanceof Int32Array) {
+      if (!seen.has(part.buffer)) bytes += part.buffer.byteLength;
+      seen.add(part.buffer);
+    } else if (typeof part === 'object' && part !== null) bytes += outputBytes(part, seen);
+  }
+  return bytes;
+}
+
+/** xorshift32: the same batch everywhere. */
+function sequence(seed: number): () => number {
+  let x = seed;
+  return () => {
+    x ^= x << 13;
+    x ^= x >>> 17;
+    x ^= x << 5;
+    return x >>> 1;
+  };
+}
+
+/** One line per case. */
+export function planBenchText(report: PlanBenchReport): string {
+  const head = `plan: ${report.ranks} ranks x ${report.shardsPerRank} shards, documents of up to ${report.replicas} parts, median of ${report.repeats}`;
+  const lines = report.results.map(
+    (r) =>
+      `  ${r.case.padEnd(11)} ${r.dispatches} dispatches  ${r.milliseconds.toFixed(1)} ms  ${r.nsPerDispatch.toFixed(1)} ns/dispatch (goal ${goalNs}: ${r.withinTime ? 'met' : 'MISSED'})  ` +
+      `${r.bytesPerDispatch.toFixed(1)} bytes/dispatch (goal ${goalBytes}: ${r.withinBytes ? 'met' : 'MISSED'})  growth ${r.growth.toFixed(2)}  validate ${r.validateNsPerDispatch.toFixed(0)} ns/dispatch  spread ${(r.spread * 100).toFixed(0)} %`,
+  );
+  return `${[head, ...lines].join('\n')}\n`;
+}
+
+if (import.meta.filename === process.argv[1]) {
+  const { values } = parseArgs({ options: { json: { type: 'boolean', default: false } } });
+  const report = benchPlan();
+  process.stdout.write(values.json ? `${JSON.stringify(report)}\n` : planBenchText(report));
+}
