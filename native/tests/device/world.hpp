@@ -1,0 +1,217 @@
+// W ranks inside of one process: their symmetric memory, an engine behind each proxy ring, and both ways to run their kernels.
+#pragma once
+
+#include <algorithm>
+#include <barrier>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../../core/device/fast.hpp"
+#include "../../core/simt/simt.hpp"
+#include "ep/device/endpoint.h"
+
+namespace ep::test {
+
+using random_source = std::mt19937_64;
+
+// 0 to below - 1; the same on every standard library, which std::uniform_int_distribution is not.
+inline uint64_t below(random_source& random, uint64_t limit) { return random() % limit; }
+
+struct aligned_delete {
+  void operator()(uint8_t* bytes) const { ::operator delete[](bytes, std::align_val_t{64}); }
+};
+using aligned_bytes = std::unique_ptr<uint8_t[], aligned_delete>;
+inline aligned_bytes make_aligned(uint64_t bytes) {
+  aligned_bytes made(new (std::align_val_t{64}) uint8_t[bytes + 1]);
+  std::memset(made.get(), 0xee, bytes + 1);
+  return made;
+}
+
+struct world_options {
+  int32_t size = 1;
+  uint64_t bytes = 0; // of each rank's part
+  uint64_t slots = 0;
+  bool proxy = false;
+  uint64_t ring = 4;  // capacity of each rank's proxy ring
+};
+
+class world {
+ public:
+  explicit world(const world_options& wanted) : options(wanted), ranks(static_cast<size_t>(wanted.size)) {
+    for (rank_state& rank : ranks) {
+      rank.data = make_aligned(wanted.bytes);
+      rank.signals.resize(wanted.slots);
+      rank.entries.resize(wanted.ring);
+      rank.ring.entries = reinterpret_cast<uint64_t>(rank.entries.data());
+      rank.ring.capacity = wanted.ring;
+      rank.ring.wake = reinterpret_cast<uint64_t>(&rank.engine_wake);
+    }
+    for (int32_t i = 0; i < wanted.size; ++i) {
+      rank_state& rank = at(i);
+      for (int32_t j = 0; j < wanted.size; ++j) {
+        // Behind a proxy nothing of a peer is mapped.
+        rank.views.push_back(!wanted.proxy || i == j ? view_of(at(j)) : ep_peer_view{});
+      }
+      ep_memory_handle& memory = rank.memory;
+      memory.header = {EP_MAGIC_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, wanted.proxy ? EP_MEMORY_PROXY : EP_MEMORY_LOAD_STORE, sizeof memory};
+      memory.rank = i;
+      memory.world_size = wanted.size;
+      memory.byte_length = wanted.bytes;
+      memory.signal_slots = wanted.slots;
+      memory.peers = reinterpret_cast<uint64_t>(rank.views.data());
+      memory.proxy = wanted.proxy ? reinterpret_cast<uint64_t>(&rank.ring) : 0;
+      rank.environment.waits.wake = &rank.wake;
+      rank.environment.waits.deadline_ns = deadline_after(60'000);
+      rank.environment.waits.world_size = wanted.size;
+      rank.environment.waits.self = i;
+      rank.environment.waits.policy = wait_policy{0, 50'000, 2'000'000};
+    }
+  }
+
+  int32_t size() const { return options.size; }
+  bool proxy() const { return options.proxy; }
+  const ep_memory_handle& memory(int32_t rank) const { return ranks[static_cast<size_t>(rank)].memory; }
+  uint8_t* data(int32_t rank) { return at(rank).data.get(); }
+  uint64_t* signals(int32_t rank) { return at(rank).signals.data(); }
+  kernel_environment& environment(int32_t rank) { return at(rank).environment; }
+
+  // Calls `use(endpoint)` with the endpoint of this world's kind.
+  template <class Use> auto with_endpoint(const ep_memory_handle& memory, Use&& use) const {
+    return options.proxy ? use(proxy_endpoint{memory}) : use(load_store_endpoint{memory});
+  }
+
+  // The engine of one rank: takes requests over in order and performs them in any order, a put's bytes before its signal.
+  template <class Ctx> void serve(Ctx& ctx, int32_t rank, uint64_t seed) {
+    random_source random(seed);
+    std::vector<ep_proxy_request> held;
+    rank_state& own = at(rank);
+    for (uint64_t next = 0;; ++next) {
+      const ep_proxy_request& entry = own.entries[next & (options.ring - 1)];
+      if (held.size() >= 4 || load_acquire(ctx, &entry.turn) != next + 1) {
+        std::shuffle(held.begin(), held.end(), random);
+        for (const ep_proxy_request& request : held) perform(ctx, request);
+        held.clear();
+      }
+      if (!ctx.wait(&entry.turn, next + 1, rank, EP_STAGE_ROOM, nullptr)) return;
+      held.push_back(entry);
+      fetch_add(ctx, &own.ring.head, 1);
+      ctx.wake(reinterpret_cast<uint64_t>(&own.wake));
+    }
+  }
+
+  // kernel: bool(simt_context&, int32_t rank). All ranks and engines in this thread, under one seed.
+  template <class Kernel> simt_result run_simt(const simt_launch& shape, const simt_schedule& schedule, Kernel&& kernel) {
+    std::vector<simt_launch> launches;
+    for (int32_t rank = 0; rank < options.size; ++rank) {
+      simt_launch launch = shape;
+      launch.environment = &at(rank).environment;
+      launch.memory = &at(rank).memory;
+      launch.name = "rank " + std::to_string(rank);
+      launch.kernel = [&kernel, rank](simt_context& ctx) { return kernel(ctx, rank); };
+      launches.push_back(launch);
+      if (!options.proxy) continue;
+      launch.blocks = launch.lanes = launch.warp_lanes = 1;
+      launch.memory = nullptr;
+      launch.name = "engine of rank " + std::to_string(rank);
+      launch.serves = true;
+      launch.kernel = [this, rank, seed = schedule.seed](simt_context& ctx) {
+        serve(ctx, rank, seed + static_cast<uint64_t>(rank));
+        return true;
+      };
+      launches.push_back(launch);
+    }
+    return simt_run_together(schedule, launches);
+  }
+
+  // kernel: bool(fast_context&, int32_t rank). A thread per block and engine. True when every block returned true.
+  template <class Kernel> bool run_fast(uint32_t blocks, Kernel&& kernel) {
+    std::atomic<uint32_t> stop{0};
+    std::atomic<uint32_t> bad{0};
+    std::vector<kernel_environment> engines(static_cast<size_t>(options.size));
+    std::vector<std::unique_ptr<std::barrier<>>> grids;
+    std::vector<std::thread> workers;
+    std::vector<std::thread> servers;
+    for (int32_t rank = 0; rank < options.size; ++rank) {
+      grids.push_back(std::make_unique<std::barrier<>>(blocks));
+      for (uint32_t block = 0; block < blocks; ++block) {
+        workers.emplace_back([&, rank, block, grid = grids.back().get()] {
+          fast_context ctx{at(rank).environment, block, blocks, grid};
+          if (!kernel(ctx, rank)) bad.fetch_add(1);
+        });
+      }
+      if (!options.proxy) continue;
+      kernel_environment& engine = engines[static_cast<size_t>(rank)];
+      engine.waits.wake = &at(rank).engine_wake;
+      engine.waits.cancel = &stop;
+      engine.waits.policy = wait_policy{0, 20'000, 2'000'000};
+      servers.emplace_back([&, rank] {
+        fast_context ctx{engines[static_cast<size_t>(rank)], 0, 1, nullptr};
+        serve(ctx, rank, static_cast<uint64_t>(rank) + 99);
+      });
+    }
+    for (std::thread& worker : workers) worker.join();
+    stop.store(1);
+    for (std::thread& server : servers) server.join();
+    return bad.load() == 0;
+  }
+
+ private:
+  struct rank_state {
+    aligned_bytes data;
+    std::vector<uint64_t> signals;
+    ep_wake_word wake{};
+    ep_wake_word engine_wake{};
+    ep_proxy_ring ring{};
+    std::vector<ep_proxy_request> entries;
+    std::vector<ep_peer_view> views;
+    ep_memory_handle memory{};
+    kernel_environment environment{};
+  };
+
+  rank_state& at(int32_t rank) { return ranks[static_cast<size_t>(rank)]; }
+
+  static ep_peer_view view_of(rank_state& rank) {
+    return {reinterpret_cast<uint64_t>(rank.data.get()), reinterpret_cast<uint64_t>(rank.signals.data()),
+            reinterpret_cast<uint64_t>(&rank.wake), 0};
+  }
+
+  template <class Ctx> void perform(Ctx& ctx, const ep_proxy_request& request) {
+    rank_state& peer = at(request.peer);
+    if (request.op == EP_PROXY_PUT) {
+      for (uint64_t row = 0; row < request.rows; ++row) {
+        std::memcpy(peer.data.get() + request.dst_offset + row * request.row_bytes,
+                    reinterpret_cast<const uint8_t*>(request.src) + row * request.src_stride, request.row_bytes);
+        ctx.point();
+      }
+    }
+    if (request.slot != EP_NO_SLOT) {
+      fetch_add(ctx, &peer.signals[request.slot], request.add);
+      ctx.wake(reinterpret_cast<uint64_t>(&peer.wake));
+    }
+  }
+
+  world_options options;
+  std::vector<rank_state> ranks;
+};
+
+inline simt_launch shape(uint32_t blocks, uint32_t lanes, uint32_t warp_lanes) {
+  simt_launch launch;
+  launch.blocks = blocks;
+  launch.lanes = lanes;
+  launch.warp_lanes = warp_lanes;
+  return launch;
+}
+
+inline simt_schedule seeded(uint64_t seed) {
+  simt_schedule schedule;
+  schedule.seed = seed;
+  schedule.switch_probability = 0.1 + 0.2 * static_cast<double>(seed % 4);
+  return schedule;
+}
+
+} // namespace ep::test
