@@ -1,3 +1,5 @@
+export * from './compose.js';
+export { ComposedAdoption, ComposedMemory } from './composed-memory.js';
 export * from './diagnostics.js';
 export * from './dtype.js';
 export * from './env.js';
@@ -10,6 +12,7 @@ export * from './store.js';
 export { FileStore, openFileStore } from './stores/file.js';
 export { MemoryStore, memoryStore } from './stores/memory.js';
 export { prefixStore } from './stores/prefix.js';
+export * from './stream.js';
 export * from './tensor.js';
 export * from './transport.js';
 export * from './waiting.js';

@@ -75,6 +75,12 @@ export interface TransportProvider<in C extends Need, Config extends object = ob
   ): Promise<Transport<C>>;
 }
 
+/** Where one rank's part of a symmetric memory lies in this process: its bytes, and its signal words. */
+export interface PartAddresses {
+  readonly bytes: bigint;
+  readonly signals: bigint;
+}
+
 export interface AllocateOptions extends AbortOptions {
   /** Bytes of every rank's part; all ranks must ask for the same. */
   readonly byteLength: number;
@@ -83,6 +89,12 @@ export interface AllocateOptions extends AbortOptions {
   readonly space?: 'host' | 'device';
   /** How long to wait for the other ranks. */
   readonly timeoutMs?: number;
+  /**
+   * Registers these bytes and signal words, which another transport allocated, as this rank's part instead of making new ones: so several
+   * transports reach one memory (`compose`). Rejects with `EP_UNSUPPORTED` where the transport cannot. HAZARD: what this transport writes to the
+   * signal words must wake who waits on them through the transport that allocated them.
+   */
+  readonly over?: PartAddresses;
 }
 
 export interface Transport<in C extends Need> extends Closeable {
@@ -126,6 +138,8 @@ export interface SymmetricMemory extends Closeable {
   readonly byteLength: number;
   readonly space: 'host' | 'device';
   readonly signals: SignalPad;
+  /** For `AllocateOptions.over`; absent where the memory has no addresses in this process. */
+  readonly addresses?: PartAddresses;
   /** This rank's bytes as a region for `put` and `get`. Bounds-checked. */
   local(byteOffset: number, byteLength: number): Region;
   /** A peer's bytes. Bounds-checked once, here. */

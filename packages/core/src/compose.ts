@@ -1,0 +1,295 @@
+/**
+ * One transport out of several: each peer is reached through one of them, chosen once.
+ *
+ * Memory. A kernel or a reader sees one memory and one signal pad, whoever writes to it, so the first transport allocates and the others register
+ * the same bytes and words (`AllocateOptions.over`). Where one cannot, `allocate` rejects with `EP_UNSUPPORTED` instead of quietly giving each
+ * transport bytes of its own: data would then arrive in another place than the reader looks. Who can live with that asks for `memory:
+ * 'split'`: every transport allocates, what a peer sends lands in `memory.part(peer)`, and the members that mean one place (`view`, `local`,
+ * `signals`, `read`, `write`) throw `EP_UNSUPPORTED`. Split memory needs a policy that both ends of every pair answer alike.
+ */
+import { ComposedAdoption, ComposedMemory } from './composed-memory.js';
+import { EpError, invalid } from './errors.js';
+import { formatRanks } from './ranks.js';
+import { type AbortOptions, CloseScope, Resource } from './scope.js';
+import type {
+  AdoptedMemory,
+  AllocateOptions,
+  Capabilities,
+  DeviceHandle,
+  Endpoint,
+  Need,
+  Rank,
+  Region,
+  RemoteRegion,
+  Request,
+  SignalUpdate,
+  SymmetricMemory,
+  Transport,
+  WaitOptions,
+} from './transport.js';
+import { linkSignals } from './waiting.js';
+import type { Work } from './work.js';
+
+/** Returns the transport, one of those given, through which `peer` is reached. Asked once for every rank, this one too. */
+export type RoutePolicy<C extends Need> = (peer: Rank, transports: readonly Transport<C>[]) => Transport<C>;
+
+export interface Route {
+  readonly peer: Rank;
+  /** Name of the transport. */
+  readonly via: string;
+}
+
+/** One transport's share of a composed transport, as a kernel needs it. */
+export interface DeviceRoute<in C extends Need> {
+  readonly via: string;
+  readonly peers: readonly Rank[];
+  readonly handle: DeviceHandle<C>;
+}
+
+export interface ComposedTransport<in C extends Need> extends Transport<C> {
+  readonly allocate: (options: AllocateOptions) => Promise<ComposedMemory>;
+  /** One row for each peer. */
+  readonly routes: () => readonly Route[];
+  /** One handle for each transport that reaches anybody: for kernels that take several. `device` serves those that take one. */
+  readonly devices: (memory: SymmetricMemory) => readonly DeviceRoute<C>[];
+}
+
+/** The routes as lines of `transport  ranks`. */
+export function formatRoutes(routes: readonly Route[]): string {
+  const names = [...new Set(routes.map(({ via }) => via))];
+  const width = Math.max(0, ...names.map((name) => name.length));
+  return names
+    .map(
+      (name) =>
+        `${name.padEnd(width)}  ${formatRanks(routes.filter(({ via }) => via === name).map(({ peer }) => peer))}`,
+    )
+    .join('\n');
+}
+
+function intersect<T>(sets: readonly ReadonlySet<T>[]): ReadonlySet<T> {
+  const [first = new Set<T>(), ...others] = sets;
+  return new Set([...first].filter((item) => others.every((other) => other.has(item))));
+}
+
+/** What all of them can do. */
+function commonCapabilities(all: readonly Capabilities[]): Capabilities {
+  return {
+    needs: intersect(all.map(({ needs }) => needs)),
+    initiators: intersect(all.map(({ initiators }) => initiators)),
+    maxMessageBytes: Math.min(...all.map(({ maxMessageBytes }) => maxMessageBytes)),
+    maxSignalSlots: Math.min(...all.map(({ maxSignalSlots }) => maxSignalSlots)),
+  };
+}
+
+/** Says regions and memories of the composed transport in the words of the member that reaches the peer. */
+class ComposedEndpoint<C extends Need> extends Resource implements Endpoint<C> {
+  readonly peer: Rank;
+  readonly #inner: Endpoint<C>;
+  readonly #member: number;
+
+  constructor(inner: Endpoint<C>, member: number) {
+    super(`endpoint to rank ${inner.peer}`);
+    this.peer = inner.peer;
+    this.#inner = inner;
+    this.#member = member;
+  }
+
+  readonly put = (from: Region, to: RemoteRegion, options?: { readonly signal?: SignalUpdate<C> }): Work => {
+    this.checkOpen('put');
+    return this.#inner.put(this.#local(from), this.#remote(to, 'put'), options);
+  };
+
+  readonly putValue = (to: RemoteRegion, value: bigint, options?: { readonly signal?: SignalUpdate<C> }): Work => {
+    this.checkOpen('putValue');
+    return this.#inner.putValue(this.#remote(to, 'putValue'), value, options);
+  };
+
+  readonly signal = (memory: SymmetricMemory, update: SignalUpdate<C>): Work => {
+    this.checkOpen('signal');
+    return this.#inner.signal(this.#memory(memory), update);
+  };
+
+  readonly get = (from: RemoteRegion, to: Region): Work => {
+    this.checkOpen('get');
+    return this.#inner.get(this.#remote(from, 'get'), this.#local(to));
+  };
+
+  readonly submit = (batch: readonly Request<C>[]): readonly Work[] => {
+    this.checkOpen('submit');
+    return this.#inner.submit(batch.map((request) => this.#request(request)));
+  };
+
+  readonly flush = (options?: WaitOptions): Promise<void> => this.guard('flush', () => this.#inner.flush(options));
+
+  protected override release(): Promise<void> {
+    return this.#inner.close();
+  }
+
+  #memory(memory: SymmetricMemory): SymmetricMemory {
+    return memory instanceof ComposedMemory ? memory.member(this.#member) : memory;
+  }
+
+  #local(region: Region): Region {
+    const { memory, byteOffset, byteLength } = region;
+    if (memory instanceof ComposedMemory) return memory.member(this.#member).local(byteOffset, byteLength);
+    if (memory instanceof ComposedAdoption) return { ...region, memory: memory.member(this.#member) };
+    return region;
+  }
+
+  #remote(region: RemoteRegion, operation: string): RemoteRegion {
+    if (region.peer !== this.peer) {
+      throw invalid('remote region', {
+        where: `${operation} to rank ${this.peer}`,
+        expected: `one of rank ${this.peer}`,
+        found: `one of rank ${region.peer}`,
+      });
+    }
+    return region.memory instanceof ComposedMemory ? region.memory.routed(region) : region;
+  }
+
+  #request(request: Request<C>): Request<C> {
+    switch (request.kind) {
+      case 'put':
+        return { ...request, from: this.#local(request.from), to: this.#remote(request.to, 'submit') };
+      case 'put-value':
+        return { ...request, to: this.#remote(request.to, 'submit') };
+      case 'signal':
+        return { ...request, memory: this.#memory(request.memory) };
+    }
+  }
+}
+
+class Composition<C extends Need> extends Resource implements ComposedTransport<C> {
+  readonly name: string;
+  readonly rank: Rank;
+  readonly worldSize: number;
+  readonly capabilities: Capabilities;
+  readonly failed: AbortSignal;
+  readonly #members: readonly Transport<C>[];
+  /** peer -> index of its member. */
+  readonly #routes: readonly number[];
+  readonly #split: boolean;
+  readonly #unlink: () => void;
+
+  constructor(members: readonly Transport<C>[], routes: readonly number[], split: boolean) {
+    const name = `compose(${members.map((member) => member.name).join(', ')})`;
+    super(name);
+    const first = members[0]!;
+    this.name = name;
+    this.rank = first.rank;
+    this.worldSize = first.worldSize;
+    this.capabilities = commonCapabilities(members.map(({ capabilities }) => capabilities));
+    this.#members = members;
+    this.#routes = routes;
+    this.#split = split;
+    const { signal, unlink } = linkSignals(...members.map(({ failed }) => failed));
+    this.failed = signal;
+    this.#unlink = unlink;
+  }
+
+  readonly routes = (): readonly Route[] =>
+    this.#routes.map((member, peer) => ({ peer, via: this.#members[member]!.name }));
+
+  /** Every member allocates, also one that reaches nobody from here: allocation is collective, and other ranks may route otherwise. */
+  readonly allocate = (options: AllocateOptions): Promise<ComposedMemory> =>
+    this.guard('allocate', async () => {
+      await using undo = new CloseScope();
+      const parts: SymmetricMemory[] = [];
+      for (const member of this.#members) {
+        const part = undo.add(
+          await member.allocate(this.#split ? options : this.#allocateOver(options, parts[0], member)),
+        );
+        parts.push(part);
+      }
+      const memory = new ComposedMemory(parts, this.#routes, this.#split, this.failed);
+      for (const part of parts) undo.remove(part);
+      return this.children.add(memory);
+    });
+
+  readonly adopt = (memory: { readonly address: bigint; readonly byteLength: number }): Promise<AdoptedMemory> =>
+    this.guard('adopt', async () => {
+      await using undo = new CloseScope();
+      const parts: AdoptedMemory[] = [];
+      for (const member of this.#members) parts.push(undo.add(await member.adopt(memory)));
+      const adoption = new ComposedAdoption(parts, memory.address, memory.byteLength);
+      for (const part of parts) undo.remove(part);
+      return this.children.add(adoption);
+    });
+
+  readonly connect = (peer: Rank, options?: AbortOptions): Promise<Endpoint<C>> =>
+    this.guard('connect', async () => {
+      const member = this.#routes[peer];
+      if (member === undefined) {
+        throw invalid('peer', { where: this.name, expected: `a rank from 0 to ${this.worldSize - 1}`, found: peer });
+      }
+      const inner = await this.#members[member]!.connect(peer, options);
+      return this.children.add(new ComposedEndpoint<C>(inner, member));
+    });
+
+  readonly devices = (memory: SymmetricMemory): readonly DeviceRoute<C>[] => {
+    this.checkOpen('devices');
+    return this.#members.flatMap((member, index) => {
+      const peers = this.#routes.flatMap((routed, peer) => (routed === index ? [peer] : []));
+      if (peers.length === 0) return [];
+      const part = memory instanceof ComposedMemory ? memory.member(index) : memory;
+      return [{ via: member.name, peers, handle: member.device(part) }];
+    });
+  };
+
+  readonly device = (memory: SymmetricMemory): DeviceHandle<C> => {
+    const used = new Set(this.#routes);
+    if (used.size > 1) {
+      throw new EpError(
+        'EP_UNSUPPORTED',
+        `${this.name}: device: ${used.size} transports reach the peers, one handle cannot: give the kernel the handles of devices()`,
+        { context: { routes: this.routes() } },
+      );
+    }
+    return this.devices(memory)[0]!.handle;
+  };
+
+  protected override async release(): Promise<void> {
+    this.#unlink();
+    const scope = new CloseScope();
+    for (const member of this.#members) scope.add(member);
+    await scope.close();
+  }
+
+  #allocateOver(options: AllocateOptions, first: SymmetricMemory | undefined, member: Transport<C>): AllocateOptions {
+    if (first === undefined) return options;
+    if (first.addresses !== undefined) return { ...options, over: first.addresses };
+    throw new EpError(
+      'EP_UNSUPPORTED',
+      `${this.name}: allocate: memory of ${this.#members[0]!.name} has no addresses that ${member.name} could register: put another transport first, or compose with memory 'split'`,
+    );
+  }
+}
+
+/**
+ * Composes transports of one rank, which the result takes over and closes. Its type is what all of them offer: the intersection of their needs.
+ * Throws `EP_INVALID_ARGUMENT` if they disagree about rank or world size, or if the policy answers with something else.
+ */
+export function compose<C extends Need>(
+  transports: readonly Transport<C>[],
+  policy: RoutePolicy<C>,
+  options: { readonly memory?: 'shared' | 'split' } = {},
+): ComposedTransport<C> {
+  const where = 'compose';
+  const [first] = transports;
+  if (first === undefined) throw invalid('transports', { where, expected: 'at least one', found: transports });
+  for (const { name, rank, worldSize } of transports) {
+    if (rank === first.rank && worldSize === first.worldSize) continue;
+    throw invalid(name, {
+      where,
+      expected: `rank ${first.rank} of ${first.worldSize}, as ${first.name}`,
+      found: `rank ${rank} of ${worldSize}`,
+    });
+  }
+  const routes = Array.from({ length: first.worldSize }, (_, peer) => {
+    const chosen = policy(peer, transports);
+    const index = transports.indexOf(chosen);
+    if (index >= 0) return index;
+    throw invalid(`policy(${peer})`, { where, expected: 'one of the transports', found: chosen });
+  });
+  return new Composition([...transports], routes, options.memory === 'split');
+}

@@ -1,0 +1,223 @@
+import { describe, expect, it } from 'vitest';
+import { type ComposedMemory, compose, formatRoutes, offers, type Rank } from '../src/index.js';
+import { type FakeOptions, fakeTransport, fakeWorld } from './fake-transport.js';
+
+const WORLD = 4;
+const near = (peer: Rank) => peer < 2;
+
+/** One composed transport for each rank: `shm` between ranks of one pair, `nic` across pairs. */
+function cluster(
+  options: { shm?: Partial<FakeOptions>; nic?: Partial<FakeOptions>; memory?: 'shared' | 'split' } = {},
+) {
+  const [shmWorld, nicWorld] = [fakeWorld(), fakeWorld()];
+  const shm = Array.from({ length: WORLD }, (_, rank) =>
+    fakeTransport(shmWorld, rank, WORLD, {
+      name: 'shm',
+      needs: ['bundled', 'prior', 'add', 'load-store'],
+      ...options.shm,
+    } as FakeOptions & {
+      needs: ('bundled' | 'prior' | 'add')[];
+    }),
+  );
+  const nic = Array.from({ length: WORLD }, (_, rank) =>
+    fakeTransport(nicWorld, rank, WORLD, {
+      name: 'nic',
+      needs: ['bundled', 'add'],
+      maxMessageBytes: 100,
+      registers: true,
+      ...options.nic,
+    } as FakeOptions & { needs: ('bundled' | 'add')[] }),
+  );
+  const ranks = shm.map((transport, rank) =>
+    compose([transport, nic[rank]!], (peer) => (near(peer) === near(rank) ? transport : nic[rank]!), {
+      memory: options.memory ?? 'shared',
+    }),
+  );
+  return { ranks, shm, nic };
+}
+
+const SIZE = { byteLength: 64, signalSlots: 4 };
+const allocate = (ranks: ReturnType<typeof cluster>['ranks']) => Promise.all(ranks.map((t) => t.allocate(SIZE)));
+
+describe('compose', () => {
+  it('has the capabilities that all members have', () => {
+    const { ranks } = cluster();
+    const [first] = ranks;
+    expect([...first!.capabilities.needs].sort()).toEqual(['add', 'bundled']);
+    expect(first!.capabilities.maxMessageBytes).toBe(100);
+    expect([first!.rank, first!.worldSize, first!.name]).toEqual([0, 4, 'compose(shm, nic)']);
+    expect([offers(first!, 'bundled'), offers(first!, 'prior')]).toEqual([true, false]);
+  });
+
+  it('prints its routes', () => {
+    const { ranks } = cluster();
+    expect(formatRoutes(ranks[2]!.routes())).toBe('nic  ranks 0-1\nshm  ranks 2-3');
+    expect(formatRoutes([])).toBe('');
+  });
+
+  it('delivers into one memory, whichever transport carries', async () => {
+    const { ranks, shm, nic } = cluster();
+    const memories = await allocate(ranks);
+    for (const [rank, transport] of ranks.entries()) {
+      const source = memories[rank]!;
+      source.view('u8', 32 + rank, 1)[0] = 10 + rank;
+      for (let peer = 0; peer < WORLD; peer++) {
+        const endpoint = await transport.connect(peer);
+        await endpoint.put(source.local(32 + rank, 1), source.remote(peer, rank, 1), {
+          signal: { slot: 1, op: 'add', value: 5n },
+        });
+        await endpoint.flush();
+      }
+    }
+    for (const memory of memories) {
+      expect([...memory.view('u8', 0, 4)]).toEqual([10, 11, 12, 13]);
+      expect(memory.signals.peek(1)).toBe(20n);
+      expect(memory.part(0)).toBe(memory.part(3));
+      expect(memory.split).toBe(false);
+    }
+    expect([shm[0]!.log, nic[0]!.log]).toEqual([
+      ['put 0', 'put 1'],
+      ['put 2', 'put 3'],
+    ]);
+  });
+
+  it('translates every operation, batches and adopted memory', async () => {
+    const { ranks } = cluster({ shm: { registers: true } });
+    const memories = await allocate(ranks);
+    const [mine, theirs] = [memories[0]!, memories[3]!];
+    const endpoint = await ranks[0]!.connect(3);
+    await endpoint.putValue(mine.remote(3, 0, 1), 7n);
+    await endpoint.signal(mine, { slot: 0, op: 'add', value: 2n });
+    await endpoint.get(mine.remote(3, 0, 1), mine.local(9, 1));
+    expect([mine.view('u8', 9, 1)[0], theirs.signals.peek(0)]).toEqual([7, 2n]);
+    const adopted = await ranks[0]!.adopt({ address: mine.addresses!.bytes, byteLength: 64 });
+    const works = endpoint.submit([
+      { kind: 'put', from: { memory: adopted, byteOffset: 9, byteLength: 1 }, to: mine.remote(3, 1, 1) },
+      {
+        kind: 'put-value',
+        to: { memory: mine, peer: 3, byteOffset: 2, byteLength: 1 },
+        value: 8n,
+        signal: { slot: 0, op: 'add' },
+      },
+      { kind: 'signal', memory: mine, signal: { slot: 0, op: 'add', value: 10n } },
+    ]);
+    await Promise.all(works);
+    expect([...theirs.view('u8', 0, 3), theirs.signals.peek(0)]).toEqual([7, 7, 8, 13n]);
+    await mine.write(Uint8Array.of(1, 2), mine.local(20, 2));
+    const into = new Uint8Array(2);
+    await mine.read(mine.local(20, 2), into);
+    expect([...into]).toEqual([1, 2]);
+    await adopted.close();
+    expect(() => endpoint.put({ memory: adopted, byteOffset: 0, byteLength: 1 }, mine.remote(3, 1, 1))).toThrow(
+      expect.objectContaining({ code: 'EP_CLOSED' }),
+    );
+  });
+
+  it('refuses what is out of bounds or meant for another peer', async () => {
+    const { ranks } = cluster();
+    const [memory] = await allocate(ranks);
+    const endpoint = await ranks[0]!.connect(1);
+    expect(() => memory!.remote(3, 60, 5)).toThrow(expect.objectContaining({ code: 'EP_INVALID_ARGUMENT' }));
+    expect(() => memory!.remote(4, 0, 1)).toThrow(/peer must be an integer from 0 to 3, found 4/);
+    expect(() => memory!.local(60, 5)).toThrow(expect.objectContaining({ code: 'EP_INVALID_ARGUMENT' }));
+    expect(() => endpoint.put(memory!.local(0, 1), memory!.remote(2, 0, 1))).toThrow(
+      /put to rank 1: remote region must be one of rank 1, found "one of rank 2"/,
+    );
+    await expect(ranks[0]!.connect(4)).rejects.toMatchObject({ code: 'EP_INVALID_ARGUMENT' });
+  });
+
+  it('rejects instead of splitting in silence where memory cannot be shared, and leaves nothing behind', async () => {
+    const noRegister = cluster({ nic: { registers: false } });
+    await expect(noRegister.ranks[0]!.allocate(SIZE)).rejects.toMatchObject({
+      code: 'EP_UNSUPPORTED',
+      message: /nic: cannot register/,
+    });
+    const noAddress = cluster({ shm: { addresses: false } });
+    await expect(noAddress.ranks[0]!.allocate(SIZE)).rejects.toMatchObject({
+      code: 'EP_UNSUPPORTED',
+      message: /memory of shm has no addresses that nic could register.*memory 'split'/,
+    });
+    await expect(noRegister.ranks[0]!.adopt({ address: 1n, byteLength: 1 })).rejects.toMatchObject({
+      code: 'EP_UNSUPPORTED',
+    });
+  });
+
+  it('splits when asked: what a peer sends lands in its part, and nothing pretends to be whole', async () => {
+    const { ranks } = cluster({ memory: 'split', shm: { addresses: false }, nic: { registers: false } });
+    const memories = await allocate(ranks);
+    const receiver = memories[0]!;
+    for (const rank of [1, 2]) {
+      const from = memories[rank]!.part(0);
+      from.view('u8', 5, 1)[0] = 50 + rank;
+      const endpoint = await ranks[rank]!.connect(0);
+      await endpoint.put(from.local(5, 1), memories[rank]!.remote(0, 5, 1), { signal: { slot: 0, op: 'add' } });
+    }
+    expect([1, 2].map((peer) => receiver.part(peer).view('u8', 5, 1)[0])).toEqual([51, 52]);
+    expect([1, 2].map((peer) => receiver.part(peer).signals.peek(0))).toEqual([1n, 1n]);
+    const uses: ((memory: ComposedMemory) => unknown)[] = [
+      (m) => m.view('u8', 0, 1),
+      (m) => m.local(0, 1),
+      (m) => m.signals.peek(0),
+    ];
+    for (const use of uses) {
+      expect(() => use(receiver)).toThrow(
+        expect.objectContaining({ code: 'EP_UNSUPPORTED', message: expect.stringMatching(/use part\(peer\)/) }),
+      );
+    }
+    await expect(receiver.signals.until(0, { cmp: 'ge', value: 1n })).rejects.toMatchObject({ code: 'EP_UNSUPPORTED' });
+    await expect(
+      receiver.read({ memory: receiver, byteOffset: 0, byteLength: 1 }, new Uint8Array(1)),
+    ).rejects.toMatchObject({
+      code: 'EP_UNSUPPORTED',
+    });
+    expect([receiver.split, receiver.addresses]).toEqual([true, undefined]);
+  });
+
+  it('gives kernels one handle for each transport in use, and one in all only if that is the truth', async () => {
+    const { ranks, shm, nic } = cluster();
+    const [memory] = await allocate(ranks);
+    expect(ranks[0]!.devices(memory!).map(({ via, peers, handle }) => [via, peers, handle.kind])).toEqual([
+      ['shm', [0, 1], 'shm'],
+      ['nic', [2, 3], 'nic'],
+    ]);
+    expect(() => ranks[0]!.device(memory!)).toThrow(expect.objectContaining({ code: 'EP_UNSUPPORTED' }));
+    const single = compose([shm[0]!, nic[0]!], () => nic[0]!);
+    expect(single.device(await nic[0]!.allocate(SIZE)).kind).toBe('nic');
+  });
+
+  it('fails when a member fails, and ends waits on signals with its reason', async () => {
+    const { ranks, nic } = cluster();
+    const memories = await allocate(ranks);
+    const wait = memories[0]!.signals.until(0, { cmp: 'ge', value: 1n });
+    const reason = new Error('port down');
+    nic[0]!.breakdown.abort(reason);
+    await expect(wait).rejects.toBe(reason);
+    expect(ranks[0]!.failed.reason).toBe(reason);
+    expect(ranks[1]!.failed.aborted).toBe(false);
+  });
+
+  it('closes memories and endpoints, then the transports, newest first', async () => {
+    const { ranks, shm, nic } = cluster();
+    const [memory] = await allocate(ranks);
+    const endpoint = await ranks[0]!.connect(1);
+    await ranks[0]!.close();
+    await ranks[0]!.close();
+    expect([memory!.closed, endpoint.closed, shm[0]!.closed, nic[0]!.closed]).toEqual([true, true, true, true]);
+    expect(shm[0]!.log).toEqual(['close endpoint 1', 'close']);
+    expect(() => endpoint.signal(memory!, { slot: 0, op: 'add' })).toThrow(
+      expect.objectContaining({ code: 'EP_CLOSED' }),
+    );
+    await expect(ranks[0]!.allocate(SIZE)).rejects.toMatchObject({ code: 'EP_CLOSED' });
+  });
+
+  it('refuses members that do not belong together, and policies that answer with something else', () => {
+    const one = fakeTransport(fakeWorld(), 0, 2, { name: 'one', needs: ['bundled'] });
+    const other = fakeTransport(fakeWorld(), 1, 2, { name: 'other', needs: ['bundled'] });
+    expect(() => compose([], () => one)).toThrow(/transports must be at least one/);
+    expect(() => compose([one, other], () => one)).toThrow(/other must be rank 0 of 2, as one, found "rank 1 of 2"/);
+    expect(() => compose([one], () => other)).toThrow(/policy\(0\) must be one of the transports/);
+    expect(() => compose([one], () => undefined as never)).toThrow(
+      expect.objectContaining({ code: 'EP_INVALID_ARGUMENT' }),
+    );
+  });
+});
