@@ -45,12 +45,12 @@ export function planAttention(
   checkRange(serverRank, 'serverRank', 0, shards.worldSize - 1);
   const { fwdQ, revQ } = planQuery(shards, serverRank);
   const eachQuery = sharing === 'each-query';
-  const runs = eachQuery ? runsOfQueries(shards, index, revQ) : runsOfDocuments(shards, index, revQ);
+  const runs = eachQuery ? runsOfQueries(shards, index, serverRank) : runsOfDocuments(shards, index, serverRank);
   const routing = eachQuery
     ? routeToQueries(shards, index, serverRank, runs)
     : routeToServers(shards, index, serverRank, runs);
   const reverse = reverseOfRuns(shards, rows, index, runs, routing, eachQuery);
-  const layout = attentionLayout(shards, index, revQ, runs.groupStart, eachQuery);
+  const layout = attentionLayout(shards, index, serverRank, revQ, runs, eachQuery);
   return Object.freeze({
     sharing,
     fwdQ,

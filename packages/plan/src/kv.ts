@@ -1,95 +1,97 @@
 import { checkRows } from './check.js';
 import { emptyReverse, type ReverseEntries, type Routing, reverseOffsets } from './directions.js';
-import type { DispatchPlan } from './dispatch-plan.js';
 import { PlanError } from './error.js';
 import type { DocumentIndex, DocumentShards, ShardRows } from './shards.js';
 
 /**
- * What each server holds: runs of rows, back to back, each a document from its start to the end of shard `last`. Server t has the runs
- * `offsets[t] .. offsets[t+1]`; query shard g reads run `ofQuery[g]`.
+ * What each server holds: runs of rows, back to back, each a document from its start to some part of it. A run is named by its first query
+ * shard in global-index order, its leader. Servers fill up in global-index order of the leaders, so every pass here streams over shards or
+ * documents with one counter per server; nothing is looked up at random.
  */
 export interface PrefixRuns {
-  readonly offsets: Int32Array;
-  readonly last: Int32Array;
+  /** Leader of the run that each query shard reads. */
+  readonly leader: Int32Array;
+  /** By leader: first row and first slot of the run on its server. */
   readonly row: Int32Array;
   readonly slot: Int32Array;
-  readonly ofQuery: Int32Array;
-  /** First KV row of each query group, by entry of `revQ`. */
-  readonly groupStart: Int32Array;
+  /** By server, then in row order: the runs' first and last part, as indices into `DocumentIndex.shards`. */
+  readonly offsets: Int32Array;
+  readonly firstPart: Int32Array;
+  readonly lastPart: Int32Array;
   readonly recvShards: Int32Array;
   readonly recvTokens: Int32Array;
 }
 
-/** A run for each query shard, in query order. */
-export function runsOfQueries(shards: DocumentShards, index: DocumentIndex, revQ: DispatchPlan): PrefixRuns {
-  const ofQuery = new Int32Array(shards.lengths.length);
-  const last = new Int32Array(revQ.dstRank.length);
-  for (let q = 0; q < last.length; q++) {
-    const query = shards.shardOffsets[revQ.dstRank[q]!]! + revQ.dstShard[q]!;
-    last[q] = query;
-    ofQuery[query] = q;
-  }
-  const placed = placeRuns(shards, index, revQ.entryOffsets, last);
-  return { ...placed, ofQuery, groupStart: placed.row };
+/** A run for each query shard: `each-query`. */
+export function runsOfQueries(shards: DocumentShards, index: DocumentIndex, serverRank: Int32Array): PrefixRuns {
+  const leader = new Int32Array(serverRank.length);
+  for (let g = 0; g < leader.length; g++) leader[g] = g;
+  return placeRuns(shards, index, serverRank, leader, shards.position);
 }
 
-/** A run for each document of a server, as long as its last query there needs, in the order of the first queries. */
-export function runsOfDocuments(shards: DocumentShards, index: DocumentIndex, revQ: DispatchPlan): PrefixRuns {
-  const { worldSize, shardOffsets, document, position } = shards;
-  const offsets = new Int32Array(worldSize + 1);
-  const last = new Int32Array(revQ.dstRank.length);
-  const ofQuery = new Int32Array(shards.lengths.length);
-  const seenBy = new Int32Array(shards.documents).fill(-1);
-  const runOfDocument = new Int32Array(shards.documents);
-  let runs = 0;
-  for (let t = 0; t < worldSize; t++) {
-    for (let q = revQ.entryOffsets[t]!; q < revQ.entryOffsets[t + 1]!; q++) {
-      const query = shardOffsets[revQ.dstRank[q]!]! + revQ.dstShard[q]!;
-      const d = document[query]!;
-      if (seenBy[d] !== t) {
-        seenBy[d] = t;
-        runOfDocument[d] = runs;
-        last[runs++] = query;
-      }
-      const run = runOfDocument[d]!;
-      ofQuery[query] = run;
-      if (position[query]! > position[last[run]!]!) last[run] = query;
+/** A run for each document of a server, as long as its last query there needs: `each-server`. */
+export function runsOfDocuments(shards: DocumentShards, index: DocumentIndex, serverRank: Int32Array): PrefixRuns {
+  const leader = new Int32Array(serverRank.length);
+  const lastPosition = new Int32Array(serverRank.length);
+  const seenIn = new Int32Array(shards.worldSize).fill(-1);
+  const leaderOn = new Int32Array(shards.worldSize);
+  for (let d = 0; d < shards.documents; d++) {
+    const first = index.offsets[d]!;
+    const end = index.offsets[d + 1]!;
+    for (let i = first; i < end; i++) {
+      const g = index.shards[i]!;
+      const t = serverRank[g]!;
+      if (seenIn[t] !== d || g < leaderOn[t]!) leaderOn[t] = g;
+      seenIn[t] = d;
     }
-    offsets[t + 1] = runs;
+    for (let i = first; i < end; i++) {
+      const g = index.shards[i]!;
+      leader[g] = leaderOn[serverRank[g]!]!;
+      lastPosition[leader[g]!] = i - first;
+    }
   }
-  const placed = placeRuns(shards, index, offsets, last.slice(0, runs));
-  const groupStart = new Int32Array(revQ.dstRank.length);
-  for (let q = 0; q < groupStart.length; q++) {
-    groupStart[q] = placed.row[ofQuery[shardOffsets[revQ.dstRank[q]!]! + revQ.dstShard[q]!]!]!;
-  }
-  return { ...placed, ofQuery, groupStart };
+  return placeRuns(shards, index, serverRank, leader, lastPosition);
 }
 
+/** `lastPosition` is read for leaders only. */
 function placeRuns(
   shards: DocumentShards,
   index: DocumentIndex,
-  offsets: Int32Array,
-  last: Int32Array,
-): Omit<PrefixRuns, 'ofQuery' | 'groupStart'> {
-  const { worldSize, lengths, position } = shards;
-  const row = new Int32Array(last.length);
-  const slot = new Int32Array(last.length);
+  serverRank: Int32Array,
+  leader: Int32Array,
+  lastPosition: Int32Array,
+): PrefixRuns {
+  const { worldSize, document } = shards;
+  const n = serverRank.length;
+  const offsets = new Int32Array(worldSize + 1);
+  for (let g = 0; g < n; g++) if (leader[g] === g) offsets[serverRank[g]! + 1]!++;
+  for (let t = 0; t < worldSize; t++) offsets[t + 1]! += offsets[t]!;
+  const next = offsets.slice(0, worldSize);
+  const firstPart = new Int32Array(offsets[worldSize]!);
+  const lastPart = new Int32Array(offsets[worldSize]!);
+  const row = new Int32Array(n);
+  const slot = new Int32Array(n);
   const recvShards = new Int32Array(worldSize);
-  const recvTokens = new Int32Array(worldSize);
-  for (let t = 0; t < worldSize; t++) {
-    let rows = 0;
-    let slots = 0;
-    for (let run = offsets[t]!; run < offsets[t + 1]!; run++) {
-      const g = last[run]!;
-      row[run] = rows;
-      slot[run] = slots;
-      rows += index.context[g]! + lengths[g]!;
-      slots += position[g]! + 1;
-    }
-    recvTokens[t] = checkRows(rows, `the key-value receive tensor of rank ${t}`, { rank: t });
-    recvShards[t] = slots;
+  // Float64 while filling: a sum beyond int32 stays exact and is refused below instead of wrapping.
+  const rows = new Float64Array(worldSize);
+  for (let g = 0; g < n; g++) {
+    if (leader[g] !== g) continue;
+    const t = serverRank[g]!;
+    const first = index.offsets[document[g]!]!;
+    const last = first + lastPosition[g]!;
+    const end = index.shards[last]!;
+    row[g] = rows[t]!;
+    slot[g] = recvShards[t]!;
+    rows[t]! += index.context[end]! + shards.lengths[end]!;
+    recvShards[t]! += last - first + 1;
+    const run = next[t]!++;
+    firstPart[run] = first;
+    lastPart[run] = last;
   }
-  return { offsets, last, row, slot, recvShards, recvTokens };
+  const recvTokens = new Int32Array(worldSize);
+  for (let t = 0; t < worldSize; t++)
+    recvTokens[t] = checkRows(rows[t]!, `the key-value receive tensor of rank ${t}`, { rank: t });
+  return { leader, row, slot, offsets, firstPart, lastPart, recvShards, recvTokens };
 }
 
 /** A dispatch per query that needs the shard: replica c of KV shard p serves the query at position p + c of the document. */
@@ -99,8 +101,7 @@ export function routeToQueries(
   serverRank: Int32Array,
   runs: PrefixRuns,
 ): Routing {
-  const n = shards.lengths.length;
-  const counts = new Int32Array(n);
+  const counts = new Int32Array(serverRank.length);
   for (let d = 0; d < shards.documents; d++) {
     const end = index.offsets[d + 1]!;
     for (let i = index.offsets[d]!; i < end; i++) counts[index.shards[i]!] = end - i;
@@ -116,10 +117,9 @@ export function routeToQueries(
       const e = offsets[g]! - i;
       for (let j = i; j < end; j++) {
         const query = index.shards[j]!;
-        const run = runs.ofQuery[query]!;
         dstRank[e + j] = serverRank[query]!;
-        dstOffset[e + j] = runs.row[run]! + context;
-        dstShard[e + j] = runs.slot[run]! + i - first;
+        dstOffset[e + j] = runs.row[query]! + context;
+        dstShard[e + j] = runs.slot[query]! + i - first;
         replica[e + j] = j - i;
       }
     }
@@ -156,8 +156,8 @@ export function routeToServers(
   const { offsets, dstRank, dstOffset, dstShard, replica } = routing;
   const after = new Int32Array(worldSize).fill(-1);
   const before = new Int32Array(worldSize).fill(-1);
+  const leaderOn = new Int32Array(worldSize);
   const listedIn = new Int32Array(worldSize).fill(-1);
-  const runOnServer = new Int32Array(worldSize);
   for (let d = 0; d < documents; d++) {
     const first = index.offsets[d]!;
     let head = -1;
@@ -170,7 +170,7 @@ export function routeToServers(
           if (after[t]! >= 0) before[after[t]!] = before[t]!;
         }
         listedIn[t] = d;
-        runOnServer[t] = runs.ofQuery[g]!;
+        leaderOn[t] = runs.leader[g]!;
         after[t] = head;
         before[t] = -1;
         if (head >= 0) before[head] = t;
@@ -178,7 +178,7 @@ export function routeToServers(
       }
       let e = offsets[g]!;
       for (let server = head, c = 0; server >= 0; server = after[server]!, c++, e++) {
-        const run = runOnServer[server]!;
+        const run = leaderOn[server]!;
         dstRank[e] = server;
         dstOffset[e] = runs.row[run]! + index.context[g]!;
         dstShard[e] = runs.slot[run]! + i - first;
@@ -230,10 +230,8 @@ export function reverseOfRuns(
     let row = 0;
     let slot = 0;
     for (let run = runs.offsets[t]!; run < runs.offsets[t + 1]!; run++) {
-      const last = runs.last[run]!;
-      const first = index.offsets[document[last]!]!;
-      const end = first + position[last]!;
-      for (let i = first; i <= end; i++, back++) {
+      const end = runs.lastPart[run]!;
+      for (let i = runs.firstPart[run]!; i <= end; i++, back++) {
         const at = 8 * i;
         const c = eachQuery ? end - i : replica[back]!;
         const tokens = records[at + 3]!;

@@ -1,5 +1,6 @@
 import { checkInteger } from './check.js';
 import type { DispatchPlan } from './dispatch-plan.js';
+import type { PrefixRuns } from './kv.js';
 import type { DocumentIndex, DocumentShards } from './shards.js';
 
 /**
@@ -59,34 +60,43 @@ export function serverLayout(layout: AttentionLayout, rank: number): ServerLayou
 export function attentionLayout(
   shards: DocumentShards,
   index: DocumentIndex,
+  serverRank: Int32Array,
   revQ: DispatchPlan,
-  kvStart: Int32Array,
+  runs: PrefixRuns,
   backToBack: boolean,
 ): AttentionLayout {
-  const { worldSize, shardOffsets } = shards;
+  const { worldSize } = shards;
   const groups = revQ.dstRank.length;
+  const groupOffsets = revQ.entryOffsets;
   const shard = new Int32Array(groups);
+  const kvStart = new Int32Array(groups);
   const kvLength = new Int32Array(groups);
+  const next = groupOffsets.slice(0, worldSize);
+  for (let g = 0; g < groups; g++) {
+    const k = next[serverRank[g]!]!++;
+    shard[k] = g;
+    kvStart[k] = runs.row[runs.leader[g]!]!;
+    kvLength[k] = index.context[g]! + shards.lengths[g]!;
+  }
   const cuSeqlensQ = new Int32Array(groups + worldSize);
   const cuSeqlensKv = backToBack ? new Int32Array(groups + worldSize) : null;
   const maxSeqlenQ = new Int32Array(worldSize);
   const maxSeqlenKv = new Int32Array(worldSize);
   for (let t = 0; t < worldSize; t++) {
-    for (let k = revQ.entryOffsets[t]!; k < revQ.entryOffsets[t + 1]!; k++) {
-      const g = shardOffsets[revQ.dstRank[k]!]! + revQ.dstShard[k]!;
-      const q = revQ.length[k]!;
-      const kv = index.context[g]! + q;
-      shard[k] = g;
-      kvLength[k] = kv;
-      cuSeqlensQ[k + t + 1] = cuSeqlensQ[k + t]! + q;
-      if (cuSeqlensKv !== null) cuSeqlensKv[k + t + 1] = cuSeqlensKv[k + t]! + kv;
-      if (q > maxSeqlenQ[t]!) maxSeqlenQ[t] = q;
-      if (kv > maxSeqlenKv[t]!) maxSeqlenKv[t] = kv;
+    let q = 0;
+    let kv = 0;
+    for (let k = groupOffsets[t]!; k < groupOffsets[t + 1]!; k++) {
+      q += revQ.length[k]!;
+      kv += kvLength[k]!;
+      cuSeqlensQ[k + t + 1] = q;
+      if (cuSeqlensKv !== null) cuSeqlensKv[k + t + 1] = kv;
+      if (revQ.length[k]! > maxSeqlenQ[t]!) maxSeqlenQ[t] = revQ.length[k]!;
+      if (kvLength[k]! > maxSeqlenKv[t]!) maxSeqlenKv[t] = kvLength[k]!;
     }
   }
   return Object.freeze({
     worldSize,
-    groupOffsets: revQ.entryOffsets,
+    groupOffsets,
     shard,
     kvStart,
     kvLength,
