@@ -1,5 +1,10 @@
 # Explicit lists: a file that is not named here is not built.
 set(EP_CORE_SOURCES
+  core/attention/attention_avx2.cpp
+  core/attention/attention_avx512.cpp
+  core/attention/attention_plan.cpp
+  core/attention/attention_portable.cpp
+  core/attention/core_attention.cpp
   core/copy.cpp
   core/device/kernel.cpp
   core/host_memory.cpp
@@ -15,6 +20,7 @@ set(EP_CORE_SOURCES
 
 set(EP_NAPI_SOURCES
   napi/addon.cpp
+  napi/bind_attention.cpp
   napi/bind_host.cpp
   napi/bind_memory.cpp
   napi/bind_rank.cpp
@@ -23,6 +29,7 @@ set(EP_NAPI_SOURCES
 )
 
 set(EP_TESTS
+  tests/core_attention_test.cpp
   tests/core/segment_test.cpp
   tests/core/team_test.cpp
 )

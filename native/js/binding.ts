@@ -143,10 +143,53 @@ export interface DispatchDescription {
   readonly timeoutMs: number;
 }
 
+/** Rows in an operand: row i starts `byteOffset + i * strideBytes` bytes into it. Only a tensor without rows has none. */
+export interface NativeRows {
+  readonly operand?: NativeOperand;
+  readonly byteOffset: number;
+  readonly strideBytes: number;
+}
+
+/** Core attention of one server; rules and shapes in native/core/attention/core_attention.hpp. */
+export interface AttentionProblem {
+  /** `EP_DTYPE_F32` or `EP_DTYPE_BF16`, of everything but `lse`, which is f32. */
+  readonly dtype: number;
+  readonly qRows: number;
+  readonly kvRows: number;
+  readonly qHeads: number;
+  readonly kvHeads: number;
+  readonly headDim: number;
+  readonly scale: number;
+  readonly threads: number;
+  /** Four entries each: first query row, query rows, first piece, pieces. */
+  readonly shards: BigInt64Array;
+  /** Two entries each: first key-value row, rows. */
+  readonly pieces: BigInt64Array;
+}
+
+export interface AttentionForwardDescription extends AttentionProblem {
+  readonly q: NativeRows;
+  readonly k: NativeRows;
+  readonly v: NativeRows;
+  readonly o: NativeRows;
+  readonly lse: NativeRows;
+}
+
+/** Writes dQ, dK and dV; everything else is read. */
+export interface AttentionBackwardDescription extends AttentionForwardDescription {
+  readonly dO: NativeRows;
+  readonly dQ: NativeRows;
+  readonly dK: NativeRows;
+  readonly dV: NativeRows;
+}
+
 export interface NativeHostStream {
   record(event: NativeStreamEvent): OperationId;
   waitEvent(event: NativeStreamEvent): OperationId;
   dispatch(description: DispatchDescription): OperationId;
+  /** A range or an overlap that is wrong throws; a list that is wrong ends the operation as invalid, before anything is written. */
+  attentionForward(description: AttentionForwardDescription): OperationId;
+  attentionBackward(description: AttentionBackwardDescription): OperationId;
   /** Launched but not ended. */
   depth(): number;
   /** Cancels what still runs and joins the thread. */

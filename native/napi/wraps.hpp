@@ -128,6 +128,8 @@ struct stream_wrap : Napi::ObjectWrap<stream_wrap> {
   Napi::Value record(const Napi::CallbackInfo& info);
   Napi::Value wait_event(const Napi::CallbackInfo& info);
   Napi::Value dispatch(const Napi::CallbackInfo& info);
+  Napi::Value attention_forward(const Napi::CallbackInfo& info);
+  Napi::Value attention_backward(const Napi::CallbackInfo& info);
   Napi::Value depth(const Napi::CallbackInfo& info);
   void close(const Napi::CallbackInfo& info);
 
