@@ -65,7 +65,7 @@ template <class Ctx, class Endpoint> EP_HD bool compat_send(Ctx& ctx, const Endp
   const uint32_t first = Ctx::single_lane ? 0 : ctx.lane() / ctx.warp_lanes();
   const uint32_t last = Ctx::single_lane ? compat_warps : first + 1;
   compat_cursor cursors[Ctx::single_lane ? compat_warps : 1];
-  for (compat_cursor& cursor : cursors) cursor = {0, 0, reinterpret_cast<const uint32_t*>(args.seq_len)[0]};
+  for (compat_cursor& cursor : cursors) cursor = {0, 0, args.num_seqs != 0 ? reinterpret_cast<const uint32_t*>(args.seq_len)[0] : 0};
   bool ok = true;
   for (uint64_t token = ctx.block(); token < args.tokens; token += ctx.blocks()) {
     copy_rows(coop, compat_buffer(args.memory, args.query.send_offset) + token * args.query.row_bytes,
