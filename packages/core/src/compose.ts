@@ -33,6 +33,10 @@ import type { Work } from './work.js';
 /** Returns the transport, one of those given, through which `peer` is reached. Asked once for every rank, this one too. */
 export type RoutePolicy<C extends Need> = (peer: Rank, transports: readonly Transport<C>[]) => Transport<C>;
 
+/** The needs that all of the transports offer: inferring from several contravariant places intersects. */
+export type CommonNeeds<T extends readonly Transport<never>[]> =
+  T[number] extends Transport<infer C extends Need> ? C : never;
+
 export interface Route {
   readonly peer: Rank;
   /** Name of the transport. */
@@ -269,15 +273,19 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
  * Composes transports of one rank, which the result takes over and closes. Its type is what all of them offer: the intersection of their needs.
  * Throws `EP_INVALID_ARGUMENT` if they disagree about rank or world size, or if the policy answers with something else.
  */
-export function compose<C extends Need>(
-  transports: readonly Transport<C>[],
-  policy: RoutePolicy<C>,
+export function compose<const T extends readonly Transport<never>[]>(
+  transports: T,
+  policy: RoutePolicy<CommonNeeds<T>>,
   options: { readonly memory?: 'shared' | 'split' } = {},
-): ComposedTransport<C> {
+): ComposedTransport<CommonNeeds<T>> {
+  // The compiler cannot see that every member offers the intersection of what all offer; CommonNeeds is what makes it true.
+  const members: readonly Transport<CommonNeeds<T>>[] = transports as readonly Transport<never>[] as readonly Transport<
+    CommonNeeds<T>
+  >[];
   const where = 'compose';
-  const [first] = transports;
+  const [first] = members;
   if (first === undefined) throw invalid('transports', { where, expected: 'at least one', found: transports });
-  for (const { name, rank, worldSize } of transports) {
+  for (const { name, rank, worldSize } of members) {
     if (rank === first.rank && worldSize === first.worldSize) continue;
     throw invalid(name, {
       where,
@@ -286,10 +294,10 @@ export function compose<C extends Need>(
     });
   }
   const routes = Array.from({ length: first.worldSize }, (_, peer) => {
-    const chosen = policy(peer, transports);
-    const index = transports.indexOf(chosen);
+    const chosen = policy(peer, members);
+    const index = members.indexOf(chosen);
     if (index >= 0) return index;
     throw invalid(`policy(${peer})`, { where, expected: 'one of the transports', found: chosen });
   });
-  return new Composition([...transports], routes, options.memory === 'split');
+  return new Composition([...members], routes, options.memory === 'split');
 }

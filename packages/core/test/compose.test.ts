@@ -213,7 +213,7 @@ describe('compose', () => {
   it('refuses members that do not belong together, and policies that answer with something else', () => {
     const one = fakeTransport(fakeWorld(), 0, 2, { name: 'one', needs: ['bundled'] });
     const other = fakeTransport(fakeWorld(), 1, 2, { name: 'other', needs: ['bundled'] });
-    expect(() => compose([], () => one)).toThrow(/transports must be at least one/);
+    expect(() => compose([], () => one as never)).toThrow(/transports must be at least one/);
     expect(() => compose([one, other], () => one)).toThrow(/other must be rank 0 of 2, as one, found "rank 1 of 2"/);
     expect(() => compose([one], () => other)).toThrow(/policy\(0\) must be one of the transports/);
     expect(() => compose([one], () => undefined as never)).toThrow(
