@@ -115,13 +115,35 @@ result<nothing> symmetric_memory::connect(const std::vector<ep_segment_handle>& 
   return nothing{};
 }
 
-void symmetric_memory::put(int32_t peer, uint64_t offset, const void* src, uint64_t bytes) const {
+void symmetric_memory::use_proxy(std::shared_ptr<ep_proxy_ring> ring) {
+  proxy_ = std::move(ring);
+  proxy_views_ = views_;
+  for (size_t rank = 0; rank < proxy_views_.size(); ++rank) {
+    if (static_cast<int32_t>(rank) == context_->rank()) continue;
+    proxy_views_[rank].data = 0;
+    proxy_views_[rank].signals = 0;
+  }
+  device_.header.kind = EP_MEMORY_PROXY;
+  device_.peers = reinterpret_cast<uint64_t>(proxy_views_.data());
+  device_.proxy = reinterpret_cast<uint64_t>(proxy_.get());
+}
+
+void symmetric_memory::write(int32_t peer, uint64_t offset, const void* src, uint64_t bytes) const {
   const bool non_temporal = bytes >= non_temporal_bytes;
   ep_copy(data(peer) + offset, src, bytes, non_temporal ? 1 : 0);
   if (non_temporal) ep_copy_fence();
+}
+
+void symmetric_memory::put(int32_t peer, uint64_t offset, const void* src, uint64_t bytes) const {
+  write(peer, offset, src, bytes);
   // OpenSHMEM's wait-until watches ordinary symmetric words: the fence is the signaller's half of the eventcount, then whoever sleeps is woken.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   context_->wake_rank(peer);
+}
+
+void symmetric_memory::fence() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int32_t rank = 0; rank < context_->world_size(); ++rank) context_->wake_rank(rank);
 }
 
 void symmetric_memory::get(int32_t peer, uint64_t offset, void* dst, uint64_t bytes) const {
@@ -129,8 +151,8 @@ void symmetric_memory::get(int32_t peer, uint64_t offset, void* dst, uint64_t by
   ep_copy(dst, data(peer) + offset, bytes, 0);
 }
 
-void symmetric_memory::signal_update(int32_t peer, uint64_t slot, signal_op op, uint64_t value) const {
-  std::atomic_ref<uint64_t> word(*signal(peer, slot));
+void symmetric_memory::signal_word(int32_t peer, uint64_t* address, signal_op op, uint64_t value) const {
+  std::atomic_ref<uint64_t> word(*address);
   // Both are locked instructions: the signaller's half of the eventcount needs sequential consistency.
   if (op == signal_op::add) word.fetch_add(value, std::memory_order_seq_cst);
   if (op == signal_op::set) word.exchange(value, std::memory_order_seq_cst);

@@ -26,6 +26,9 @@ class symmetric_memory {
 
   bool connected() const { return !views_.empty(); }
 
+  // From here on kernels reach peers only through the requests of this ring (EP_MEMORY_PROXY): their handle has no address of a peer.
+  void use_proxy(std::shared_ptr<ep_proxy_ring> ring);
+
   const ep_segment_handle& handle() const { return own_->handle(); }
   const ep_memory_handle& device_handle() const { return device_; }
   uint64_t byte_length() const { return byte_length_; }
@@ -38,17 +41,28 @@ class symmetric_memory {
   // Bounds are the caller's business (checked once, in JS, by SymmetricMemory.remote). Copies, then signals: a visible signal means that these bytes, and
   // all of this rank's earlier ones, have landed.
   void put(int32_t peer, uint64_t offset, const void* src, uint64_t bytes) const;
+  // Wakes nobody: for bytes that a signal follows.
+  void write(int32_t peer, uint64_t offset, const void* src, uint64_t bytes) const;
+  // Orders this thread's earlier stores, also those made through windows, before its later ones, and wakes whoever may wait for them.
+  void fence() const;
   void get(int32_t peer, uint64_t offset, void* dst, uint64_t bytes) const;
-  void signal_update(int32_t peer, uint64_t slot, signal_op op, uint64_t value) const;
+  void signal_update(int32_t peer, uint64_t slot, signal_op op, uint64_t value) const { signal_word(peer, signal(peer, slot), op, value); }
+  // The same for a word of the data part, at an offset that is a multiple of 8.
+  void signal_data(int32_t peer, uint64_t offset, signal_op op, uint64_t value) const {
+    signal_word(peer, reinterpret_cast<uint64_t*>(data(peer) + offset), op, value);
+  }
   // On a word of `width` 4 or 8 bytes at an offset that is a multiple of it. Returns the value before.
   uint64_t atomic(int32_t peer, uint64_t offset, uint32_t width, atomic_op op, uint64_t operand, uint64_t expected) const;
 
  private:
   symmetric_memory() = default;
+  void signal_word(int32_t peer, uint64_t* word, signal_op op, uint64_t value) const;
   std::shared_ptr<rank_context> context_;
   std::shared_ptr<segment> own_;
   std::vector<std::shared_ptr<segment>> peers_;
   std::vector<ep_peer_view> views_;
+  std::shared_ptr<ep_proxy_ring> proxy_;
+  std::vector<ep_peer_view> proxy_views_;
   ep_memory_handle device_{};
   uint64_t byte_length_ = 0;
   uint64_t signal_slots_ = 0;

@@ -50,15 +50,25 @@ uint64_t team::barrier_enter() {
   if (entered_) return epoch_;
   entered_ = true;
   ++epoch_;
-  std::atomic_ref<uint64_t>(entered_words()[position_]).store(epoch_, std::memory_order_release);
+  // Hazard: a member may be killed between any two of these lines. The count of arrivals alone decides (barrier_passed), and a member is taken for
+  // missing until it has been counted; the other way round, one killed in between would be neither missing nor counted.
   const uint64_t before = std::atomic_ref<uint64_t>(control().arrived).fetch_add(1, std::memory_order_seq_cst);
+  std::atomic_ref<uint64_t>(entered_words()[position_]).store(epoch_, std::memory_order_release);
   if (before + 1 == epoch_ * static_cast<uint64_t>(size())) {
-    std::atomic_ref<uint64_t>(control().released).fetch_add(1, std::memory_order_seq_cst);
+    std::atomic_ref<uint64_t> released(control().released);
+    uint64_t seen = released.load(std::memory_order_relaxed);
+    // Whoever comes late with an old epoch must not take back a newer one.
+    while (seen < epoch_ && !released.compare_exchange_weak(seen, epoch_, std::memory_order_seq_cst)) {
+    }
     for (const int32_t rank : ranks_) {
       if (rank != context_->rank()) context_->wake_rank(rank);
     }
   }
   return epoch_;
+}
+
+uint64_t team::barrier_passed() const {
+  return std::atomic_ref<uint64_t>(control().arrived).load(std::memory_order_acquire) / static_cast<uint64_t>(size());
 }
 
 std::vector<int32_t> team::barrier_missing() const {

@@ -25,7 +25,10 @@ class team {
   // with that one.
   uint64_t barrier_enter();
   uint64_t barrier_target() const { return epoch_; }
+  // For spinning; it may lag behind barrier_passed() for ever if the last to arrive was killed before it raised it.
   const uint64_t* barrier_word() const { return &control().released; }
+  // Barriers that every member has entered.
+  uint64_t barrier_passed() const;
   // The barrier under way has ended; the next enter starts a new one.
   void barrier_leave() { entered_ = false; }
   bool barrier_under_way() const { return entered_; }

@@ -45,6 +45,8 @@ export interface NativeTeam {
   missing(): Int32Array;
   exchangePut(bytes: Uint8Array): void;
   exchangeGet(position: number, byteLength: number): Uint8Array<ArrayBuffer>;
+  /** Drops the team's segment. A watched barrier keeps it until it has ended. */
+  release(): void;
 }
 
 export type NativeOperand = NativeHostMemory | NativeSymmetricMemory;
@@ -81,12 +83,31 @@ export interface NativeSymmetricMemory {
   get(peer: number, srcOffset: number, destination: NativeOperand, dstOffset: number, byteLength: number): void;
   getBytes(peer: number, srcOffset: number, into: ArrayBufferView): void;
   signal(peer: number, op: number, slot: number, value: bigint): void;
-  /** op: fetch 0, set 1, add 2, and 3, or 4, xor 5, swap 6, compare-swap 7. The value before. */
-  atomic(peer: number, byteOffset: number, width: number, op: number, operand: bigint, expected: bigint): bigint;
+  /** The signal is the 8-byte word at `signalOffset` of the peer's data; op as of a signal. */
+  putSignal(
+    peer: number,
+    dstOffset: number,
+    bytes: ArrayBufferView,
+    signalOffset: number,
+    op: number,
+    value: bigint | number,
+  ): void;
+  /** Orders earlier stores, also those made through windows, before later ones, and wakes whoever waits for them. */
+  fence(): void;
+  /** op: fetch 0, set 1, add 2, and 3, or 4, xor 5, swap 6, compare-swap 7. The value before, unsigned: a number for width 4, a bigint for width 8. */
+  atomic(
+    peer: number,
+    byteOffset: number,
+    width: number,
+    op: number,
+    operand: bigint | number,
+    expected: bigint | number,
+  ): bigint | number;
   waitTry(slot: number, cmp: number, value: bigint, budgetNs: number): bigint | undefined;
   waitWatch(slot: number, cmp: number, value: bigint, timeoutMs: number, ranks?: Int32Array): OperationId;
   /** `words`: five entries each: byteOffset, width, signed (0 or 1), cmp, value. */
   wordsTry(words: readonly (number | bigint)[], atLeast: number, budgetNs: number): boolean;
+  /** The outcome has the value found and expected where there is one word, else how many hold. */
   wordsWatch(words: readonly (number | bigint)[], atLeast: number, timeoutMs: number, ranks?: Int32Array): OperationId;
   /** Drops this object's reference; windows keep their own until they are detached or collected. */
   release(): void;
@@ -183,6 +204,41 @@ export interface AttentionBackwardDescription extends AttentionForwardDescriptio
   readonly dV: NativeRows;
 }
 
+/** The engine of the hostile transport: see native/core/hostile/engine.hpp. `slot` -1: no signal. Operations end when they have landed. */
+export interface NativeHostileEngine {
+  /** Kernels that use this memory post into this engine's ring from here on. */
+  attach(memory: NativeSymmetricMemory): void;
+  put(
+    memory: NativeSymmetricMemory,
+    peer: number,
+    dstOffset: number,
+    source: NativeOperand,
+    srcOffset: number,
+    byteLength: number,
+    slot: number,
+    add: bigint,
+  ): OperationId;
+  putValue(
+    memory: NativeSymmetricMemory,
+    peer: number,
+    dstOffset: number,
+    width: number,
+    value: bigint,
+    slot: number,
+    add: bigint,
+  ): OperationId;
+  signal(memory: NativeSymmetricMemory, peer: number, slot: number, add: bigint): OperationId;
+  /** Ends when everything posted before, by JS or by kernels, to this peer has landed. */
+  flush(peer: number, timeoutMs: number): OperationId;
+  /** After an operation was cancelled: look at once. */
+  nudge(): void;
+  counts(): { readonly landed: number; readonly overtakes: number; readonly pieces: number };
+  /** What a kernel's request did wrong first; empty if none did. */
+  violation(): string;
+  /** Ends what is under way as closed. */
+  close(): void;
+}
+
 export interface NativeHostStream {
   record(event: NativeStreamEvent): OperationId;
   waitEvent(event: NativeStreamEvent): OperationId;
@@ -237,18 +293,25 @@ export interface Binding {
     signalSlots: number,
   ) => NativeSymmetricMemory;
   readonly DispatchProgram: new (
-    srcRow: BigUint64Array,
-    dstRow: BigUint64Array,
-    rows: BigUint64Array,
+    srcRow: Int32Array | BigUint64Array,
+    dstRow: Int32Array | BigUint64Array,
+    rows: Int32Array | BigUint64Array,
     dstRank: Int32Array,
     chunkRows: number,
   ) => NativeDispatchProgram;
   readonly ReplicaSumProgram: new (
-    shardRow: BigUint64Array,
-    shardRows: BigUint64Array,
-    replicaBegin: BigUint64Array,
-    replicaRow: BigUint64Array,
+    shardRow: Int32Array | BigUint64Array,
+    shardRows: Int32Array | BigUint64Array,
+    replicaBegin: Int32Array | BigUint64Array,
+    replicaRow: Int32Array | BigUint64Array,
   ) => NativeReplicaSumProgram;
   readonly StreamEvent: new () => NativeStreamEvent;
+  /** `ringCapacity`: a power of two. A request begins at a random moment within `maxDelayUs`, or at a flush. */
+  readonly HostileEngine: new (
+    rank: NativeRankContext,
+    seed: bigint,
+    maxDelayUs: number,
+    ringCapacity: number,
+  ) => NativeHostileEngine;
   readonly HostStream: new (spinNs: number) => NativeHostStream;
 }

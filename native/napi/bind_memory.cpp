@@ -73,8 +73,18 @@ signal_arguments signal_of(const symmetric_memory& memory, const Napi::CallbackI
   return {static_cast<signal_op>(op), slot_of(memory, info[first + 1]), arg_u64(info[first + 2], "signal value")};
 }
 
-void signal_after(const symmetric_memory& memory, int32_t peer, const signal_arguments& signal) {
-  if (signal.op != signal_op::none) memory.signal_update(peer, signal.slot, signal.op, signal.value);
+void put_signalled(const symmetric_memory& memory, int32_t peer, uint64_t offset, const void* source, uint64_t size, const signal_arguments& signal) {
+  if (signal.op == signal_op::none) return memory.put(peer, offset, source, size);
+  memory.write(peer, offset, source, size);
+  memory.signal_update(peer, signal.slot, signal.op, signal.value);
+}
+
+uint64_t aligned_offset_of(const symmetric_memory& memory, Napi::Value value, uint64_t width) {
+  const uint64_t offset = offset_of(memory, value, width);
+  if (offset % width != 0) {
+    throw_invalid(value.Env(), "a word of " + std::to_string(width) + " bytes at offset " + std::to_string(offset) + " is not aligned");
+  }
+  return offset;
 }
 
 bool spin(int64_t budget_ns, const std::function<bool()>& ready) {
@@ -99,8 +109,7 @@ std::vector<word_test> words_of(const symmetric_memory& memory, Napi::Value valu
   for (uint32_t i = 0; i < flat.Length(); i += 5) {
     const uint64_t width = arg_size(flat.Get(i + 1), "width");
     if (width != 1 && width != 2 && width != 4 && width != 8) throw_invalid(value.Env(), "width must be 1, 2, 4 or 8, got " + std::to_string(width));
-    const uint64_t offset = offset_of(memory, flat.Get(i), width);
-    if (offset % width != 0) throw_invalid(value.Env(), "a word of " + std::to_string(width) + " bytes at offset " + std::to_string(offset) + " is not aligned");
+    const uint64_t offset = aligned_offset_of(memory, flat.Get(i), width);
     words.push_back({memory.data(memory.context().rank()) + offset, static_cast<uint32_t>(width), arg_size(flat.Get(i + 2), "signed") != 0,
                      comparison_of(flat.Get(i + 3)), arg_u64(flat.Get(i + 4), "value")});
   }
@@ -117,6 +126,7 @@ size_t words_holding(const std::vector<word_test>& words) {
 
 memory_wrap::memory_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   rank_wrap& owner = unwrap<rank_wrap>(info[0], "rank");
+  owner.open(info.Env());
   auto made = symmetric_memory::create(owner.native->context, arg_size(info[1], "byteLength"), arg_size(info[2], "signalSlots"));
   native = value_or_throw(info.Env(), made);
   rank = Napi::Persistent(info[0].As<Napi::Object>());
@@ -177,8 +187,7 @@ void memory_wrap::put(const Napi::CallbackInfo& info) {
     throw_invalid(info.Env(), "source bytes " + std::to_string(from) + " + " + std::to_string(size) + " exceed " + std::to_string(source.byte_length));
   }
   const signal_arguments signal = signal_of(memory, info, 5);
-  memory.put(peer, offset, reinterpret_cast<const void*>(source.address + from), size);
-  signal_after(memory, peer, signal);
+  put_signalled(memory, peer, offset, reinterpret_cast<const void*>(source.address + from), size, signal);
 }
 
 // (peer, dstOffset, bytes, op, slot, value)
@@ -188,9 +197,24 @@ void memory_wrap::put_bytes(const Napi::CallbackInfo& info) {
   const byte_span bytes = arg_bytes(info[2], "bytes");
   const uint64_t offset = offset_of(memory, info[1], bytes.size);
   const signal_arguments signal = signal_of(memory, info, 3);
-  memory.put(peer, offset, bytes.data, bytes.size);
-  signal_after(memory, peer, signal);
+  put_signalled(memory, peer, offset, bytes.data, bytes.size, signal);
 }
+
+// (peer, dstOffset, bytes, signalOffset, op, value): the signal is a word of the data part.
+void memory_wrap::put_signal(const Napi::CallbackInfo& info) {
+  const symmetric_memory& memory = open(info.Env());
+  const int32_t peer = peer_of(memory, info[0]);
+  const byte_span bytes = arg_bytes(info[2], "bytes");
+  const uint64_t offset = offset_of(memory, info[1], bytes.size);
+  const uint64_t word = aligned_offset_of(memory, info[3], sizeof(uint64_t));
+  const uint64_t op = arg_size(info[4], "op");
+  if (op != 1 && op != 2) throw_invalid(info.Env(), "signal op " + std::to_string(op) + " is neither 1 nor 2");
+  const uint64_t value = arg_u64(info[5], "signal value");
+  memory.write(peer, offset, bytes.data, bytes.size);
+  memory.signal_data(peer, word, static_cast<signal_op>(op), value);
+}
+
+void memory_wrap::fence(const Napi::CallbackInfo& info) { open(info.Env()).fence(); }
 
 // (peer, dstOffset, width, value, op, slot, signalValue): one store of the whole word, so that a reader never sees half of it.
 void memory_wrap::put_value(const Napi::CallbackInfo& info) {
@@ -198,8 +222,7 @@ void memory_wrap::put_value(const Napi::CallbackInfo& info) {
   const int32_t peer = peer_of(memory, info[0]);
   const uint64_t width = arg_size(info[2], "width");
   if (width != 1 && width != 2 && width != 4 && width != 8) throw_invalid(info.Env(), "width must be 1, 2, 4 or 8, got " + std::to_string(width));
-  const uint64_t offset = offset_of(memory, info[1], width);
-  if (offset % width != 0) throw_invalid(info.Env(), "a word of " + std::to_string(width) + " bytes at offset " + std::to_string(offset) + " is not aligned");
+  const uint64_t offset = aligned_offset_of(memory, info[1], width);
   const uint64_t value = arg_u64(info[3], "value");
   const signal_arguments signal = signal_of(memory, info, 4);
   uint8_t* address = memory.data(peer) + offset;
@@ -207,8 +230,8 @@ void memory_wrap::put_value(const Napi::CallbackInfo& info) {
   if (width == 2) std::atomic_ref<uint16_t>(*reinterpret_cast<uint16_t*>(address)).store(static_cast<uint16_t>(value), std::memory_order_seq_cst);
   if (width == 4) std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(address)).store(static_cast<uint32_t>(value), std::memory_order_seq_cst);
   if (width == 8) std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(address)).store(value, std::memory_order_seq_cst);
-  memory.context().wake_rank(peer);
-  signal_after(memory, peer, signal);
+  if (signal.op == signal_op::none) memory.context().wake_rank(peer);
+  else memory.signal_update(peer, signal.slot, signal.op, signal.value);
 }
 
 // (peer, srcOffset, destination: HostMemory | SymmetricMemory, dstOffset, byteLength)
@@ -238,21 +261,22 @@ void memory_wrap::get_bytes(const Napi::CallbackInfo& info) {
 void memory_wrap::signal(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = open(info.Env());
   const int32_t peer = peer_of(memory, info[0]);
-  signal_after(memory, peer, signal_of(memory, info, 1));
+  const signal_arguments signal = signal_of(memory, info, 1);
+  memory.signal_update(peer, signal.slot, signal.op, signal.value);
 }
 
-// (peer, offset, width, op, operand, expected) -> the value before
+// (peer, offset, width, op, operand, expected) -> the value before: a number for 4 bytes, a bigint for 8
 Napi::Value memory_wrap::atomic(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = open(info.Env());
   const int32_t peer = peer_of(memory, info[0]);
   const uint64_t width = arg_size(info[2], "width");
   if (width != 4 && width != 8) throw_invalid(info.Env(), "an atomic word has 4 or 8 bytes, not " + std::to_string(width));
-  const uint64_t offset = offset_of(memory, info[1], width);
-  if (offset % width != 0) throw_invalid(info.Env(), "a word of " + std::to_string(width) + " bytes at offset " + std::to_string(offset) + " is not aligned");
+  const uint64_t offset = aligned_offset_of(memory, info[1], width);
   const uint64_t op = arg_size(info[3], "op");
   if (op > 7) throw_invalid(info.Env(), "atomic op " + std::to_string(op) + " is not one of 0..7");
   const uint64_t before = memory.atomic(peer, offset, static_cast<uint32_t>(width), static_cast<atomic_op>(op), arg_u64(info[4], "operand"),
                                         arg_u64(info[5], "expected"));
+  if (width == 4) return Napi::Number::New(info.Env(), static_cast<double>(before));
   return Napi::BigInt::New(info.Env(), before);
 }
 
@@ -312,6 +336,11 @@ Napi::Value memory_wrap::words_watch(const Napi::CallbackInfo& info) {
   const uint64_t id = state_of(env).begin(env, cancel);
   watch item{id, cancel, deadline_after(timeout), ranks_of(info[3], "ranks"), nullptr};
   item.ready = [held = native, words = std::move(words), at_least](outcome& end) {
+    if (words.size() == 1 && at_least == 1) {
+      end.expected = words[0].value;
+      end.found = words[0].load();
+      return words[0].holds(end.found);
+    }
     end.expected = at_least;
     end.found = words_holding(words);
     return end.found >= at_least;
@@ -347,6 +376,7 @@ void memory_wrap::define(Napi::Env env, Napi::Object exports) {
        InstanceMethod<&memory_wrap::device_handle>("deviceHandle"), InstanceMethod<&memory_wrap::address>("address"),
        InstanceMethod<&memory_wrap::window>("window"), InstanceMethod<&memory_wrap::peek>("peek"), InstanceMethod<&memory_wrap::put>("put"),
        InstanceMethod<&memory_wrap::put_bytes>("putBytes"), InstanceMethod<&memory_wrap::put_value>("putValue"),
+       InstanceMethod<&memory_wrap::put_signal>("putSignal"), InstanceMethod<&memory_wrap::fence>("fence"),
        InstanceMethod<&memory_wrap::get>("get"), InstanceMethod<&memory_wrap::get_bytes>("getBytes"),
        InstanceMethod<&memory_wrap::signal>("signal"), InstanceMethod<&memory_wrap::atomic>("atomic"),
        InstanceMethod<&memory_wrap::wait_try>("waitTry"), InstanceMethod<&memory_wrap::wait_watch>("waitWatch"),

@@ -39,34 +39,42 @@ void rank_wrap::close(const Napi::CallbackInfo& info) {
   state_of(info.Env()).forget(end_key);
   end_key = 0;
   native->stop(true);
+  native->context.reset();
   team_segments.clear();
 }
 
-watcher& rank_wrap::watcher_of(Napi::Env env) {
+rank_context& rank_wrap::open(Napi::Env env) const {
   if (end_key == 0) throw_failure(env, {EP_STATUS_CLOSED, 0, "the rank was closed"});
+  return *native->context;
+}
+
+watcher& rank_wrap::watcher_of(Napi::Env env) {
+  open(env);
   if (!native->watches) native->watches = std::make_unique<watcher>(native->context, state_of(env));
   return *native->watches;
 }
 
-Napi::Value rank_wrap::handle(const Napi::CallbackInfo& info) { return bytes_copy(info.Env(), &native->context->handle(), sizeof(ep_segment_handle)); }
+Napi::Value rank_wrap::handle(const Napi::CallbackInfo& info) { return bytes_copy(info.Env(), &open(info.Env()).handle(), sizeof(ep_segment_handle)); }
 
 void rank_wrap::connect(const Napi::CallbackInfo& info) {
-  auto done = native->context->connect(segment_handles(info[0], "handles"));
+  auto done = open(info.Env()).connect(segment_handles(info[0], "handles"));
   value_or_throw(info.Env(), done);
 }
 
 Napi::Value rank_wrap::life(const Napi::CallbackInfo& info) {
   const int32_t rank = arg_int(info[0], "rank");
-  if (rank < 0 || rank >= native->context->world_size() || !native->context->connected()) throw_invalid(info.Env(), "rank " + std::to_string(rank) + " is not connected");
-  return Napi::Number::New(info.Env(), native->context->life(rank));
+  const rank_context& context = open(info.Env());
+  if (rank < 0 || rank >= context.world_size() || !context.connected()) throw_invalid(info.Env(), "rank " + std::to_string(rank) + " is not connected");
+  return Napi::Number::New(info.Env(), context.life(rank));
 }
 
 // How long a call may look for its result on the JS thread, in nanoseconds: nothing when ranks outnumber cores, where waiting only keeps others from running.
 Napi::Value rank_wrap::inline_budget(const Napi::CallbackInfo& info) {
-  return Napi::Number::New(info.Env(), native->context->policy().spin_ns > 0 ? 20'000 : 0);
+  return Napi::Number::New(info.Env(), open(info.Env()).policy().spin_ns > 0 ? 20'000 : 0);
 }
 
 Napi::Value rank_wrap::team_segment(const Napi::CallbackInfo& info) {
+  open(info.Env());
   auto made = team::segment_create(arg_int(info[0], "size"));
   team_segments.push_back(value_or_throw(info.Env(), made));
   return bytes_copy(info.Env(), &made.value()->handle(), sizeof(ep_segment_handle));
@@ -82,6 +90,7 @@ void rank_wrap::define(Napi::Env env, Napi::Object exports) {
 team_wrap::team_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const Napi::Env env = info.Env();
   rank_wrap& owner = unwrap<rank_wrap>(info[0], "rank");
+  owner.open(env);
   const std::vector<ep_segment_handle> handles = segment_handles(info[1], "handle");
   if (handles.size() != 1) throw_invalid(env, "a team has one segment handle, got " + std::to_string(handles.size()));
   auto opened = segment::open(handles[0]);
@@ -92,12 +101,19 @@ team_wrap::team_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   tag<team_wrap>(info.This().As<Napi::Object>());
 }
 
+team& team_wrap::open(Napi::Env env) const {
+  if (!native) throw_failure(env, {EP_STATUS_CLOSED, 0, "the team was closed"});
+  return *native;
+}
+
+void team_wrap::release(const Napi::CallbackInfo&) { native.reset(); }
+
 // Enters (or goes on with) the next barrier; true when it is passed within the inline budget.
 Napi::Value team_wrap::barrier_try(const Napi::CallbackInfo& info) {
-  const uint64_t target = native->barrier_enter();
-  rank_context& context = native->context();
-  const int64_t budget = context.policy().spin_ns > 0 ? 20'000 : 0;
-  const std::atomic_ref<uint64_t> word(*const_cast<uint64_t*>(native->barrier_word()));
+  team& joined = open(info.Env());
+  const uint64_t target = joined.barrier_enter();
+  const int64_t budget = joined.context().policy().spin_ns > 0 ? 20'000 : 0;
+  const std::atomic_ref<uint64_t> word(*const_cast<uint64_t*>(joined.barrier_word()));
   bool passed = word.load(std::memory_order_acquire) >= target;
   if (!passed && budget > 0) {
     const int64_t end = clock_now_ns() + budget;
@@ -108,33 +124,36 @@ Napi::Value team_wrap::barrier_try(const Napi::CallbackInfo& info) {
       }
     }
   }
-  if (passed) native->barrier_leave();
+  if (passed) joined.barrier_leave();
   return Napi::Boolean::New(info.Env(), passed);
 }
 
 Napi::Value team_wrap::barrier_watch(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  if (!native->barrier_under_way()) throw_invalid(env, "no barrier is under way");
+  if (!open(env).barrier_under_way()) throw_invalid(env, "no barrier is under way");
   rank_wrap& owner = unwrap<rank_wrap>(rank.Value(), "rank");
   auto cancel = std::make_shared<cancel_flag>();
   const double timeout = arg_double(info[0], "timeoutMs");
   watcher& watches = owner.watcher_of(env);
   const uint64_t id = state_of(env).begin(env, cancel);
-  // Only members that have not entered yet are awaited: one that entered and then left has done its part.
-  watch item{id, cancel, deadline_after(timeout), native->barrier_missing(), nullptr};
+  // Only members that have not entered yet are awaited: one that entered and then left has done its part. An empty list would mean every rank
+  // of the world, members or not.
+  std::vector<int32_t> awaited = native->barrier_missing();
+  if (awaited.empty()) awaited = native->ranks();
+  watch item{id, cancel, deadline_after(timeout), std::move(awaited), nullptr};
   item.ready = [held = native, target = native->barrier_target()](outcome& end) {
-    end.found = std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(held->barrier_word())).load(std::memory_order_acquire);
     end.expected = target;
+    end.found = held->barrier_passed();
     return end.found >= target;
   };
   watches.submit(std::move(item));
   return Napi::Number::New(env, static_cast<double>(id));
 }
 
-void team_wrap::barrier_leave(const Napi::CallbackInfo&) { native->barrier_leave(); }
+void team_wrap::barrier_leave(const Napi::CallbackInfo& info) { open(info.Env()).barrier_leave(); }
 
 Napi::Value team_wrap::missing(const Napi::CallbackInfo& info) {
-  const std::vector<int32_t> ranks = native->barrier_missing();
+  const std::vector<int32_t> ranks = open(info.Env()).barrier_missing();
   auto out = Napi::Int32Array::New(info.Env(), ranks.size());
   for (size_t i = 0; i < ranks.size(); ++i) out[i] = ranks[i];
   return out;
@@ -145,21 +164,23 @@ void team_wrap::exchange_put(const Napi::CallbackInfo& info) {
   if (bytes.size > EP_TEAM_EXCHANGE_BYTES) {
     throw_invalid(info.Env(), std::to_string(bytes.size) + " bytes: an exchange carries at most " + std::to_string(EP_TEAM_EXCHANGE_BYTES));
   }
-  native->exchange_put(bytes.data, static_cast<uint32_t>(bytes.size));
+  open(info.Env()).exchange_put(bytes.data, static_cast<uint32_t>(bytes.size));
 }
 
 Napi::Value team_wrap::exchange_get(const Napi::CallbackInfo& info) {
   const int32_t position = arg_int(info[0], "position");
   const uint64_t size = arg_size(info[1], "byteLength");
-  if (position < 0 || position >= native->size() || size > EP_TEAM_EXCHANGE_BYTES) throw_invalid(info.Env(), "no such exchange slot");
-  return bytes_copy(info.Env(), native->exchange_get(position), size);
+  const team& joined = open(info.Env());
+  if (position < 0 || position >= joined.size() || size > EP_TEAM_EXCHANGE_BYTES) throw_invalid(info.Env(), "no such exchange slot");
+  return bytes_copy(info.Env(), joined.exchange_get(position), size);
 }
 
 void team_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["Team"] = DefineClass(env, "Team",
                                 {InstanceMethod<&team_wrap::barrier_try>("barrierTry"), InstanceMethod<&team_wrap::barrier_watch>("barrierWatch"),
                                  InstanceMethod<&team_wrap::barrier_leave>("barrierLeave"), InstanceMethod<&team_wrap::missing>("missing"),
-                                 InstanceMethod<&team_wrap::exchange_put>("exchangePut"), InstanceMethod<&team_wrap::exchange_get>("exchangeGet")});
+                                 InstanceMethod<&team_wrap::exchange_put>("exchangePut"), InstanceMethod<&team_wrap::exchange_get>("exchangeGet"),
+                                 InstanceMethod<&team_wrap::release>("release")});
 }
 
 void bind_rank(Napi::Env env, Napi::Object exports) {

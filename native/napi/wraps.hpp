@@ -37,7 +37,7 @@ struct rank_wrap : Napi::ObjectWrap<rank_wrap> {
 
   // Shared with the environment's end, which may come after this wrap's finalizer.
   struct state {
-    std::shared_ptr<rank_context> context;
+    std::shared_ptr<rank_context> context; // null after close(): what still uses it holds its own reference
     std::unique_ptr<watcher> watches; // made at the first watch
     void stop(bool orderly);
   };
@@ -46,6 +46,7 @@ struct rank_wrap : Napi::ObjectWrap<rank_wrap> {
   uint64_t end_key = 0;
 
   watcher& watcher_of(Napi::Env env);
+  rank_context& open(Napi::Env env) const;
 };
 
 struct team_wrap : Napi::ObjectWrap<team_wrap> {
@@ -59,7 +60,10 @@ struct team_wrap : Napi::ObjectWrap<team_wrap> {
   Napi::Value missing(const Napi::CallbackInfo& info);
   void exchange_put(const Napi::CallbackInfo& info);
   Napi::Value exchange_get(const Napi::CallbackInfo& info);
-  std::shared_ptr<team> native;
+  void release(const Napi::CallbackInfo& info);
+
+  team& open(Napi::Env env) const;
+  std::shared_ptr<team> native; // null after release()
   Napi::ObjectReference rank;
 };
 
@@ -77,6 +81,8 @@ struct memory_wrap : Napi::ObjectWrap<memory_wrap> {
   void put(const Napi::CallbackInfo& info);
   void put_bytes(const Napi::CallbackInfo& info);
   void put_value(const Napi::CallbackInfo& info);
+  void put_signal(const Napi::CallbackInfo& info);
+  void fence(const Napi::CallbackInfo& info);
   void get(const Napi::CallbackInfo& info);
   void get_bytes(const Napi::CallbackInfo& info);
   void signal(const Napi::CallbackInfo& info);
