@@ -36,7 +36,7 @@ describe.each(consumers)('@ep/%s, packed and installed alone', (name) => {
   beforeAll(async () => {
     project = new Project(join(import.meta.dirname, 'consumers', `${name}.mts`));
     const absent = platforms.filter((platform) => !(platform in tarballs));
-    expect(await project.install(`@ep/${name}`, tarballs, absent)).toMatchObject({ status: 0 });
+    expect(await project.install(tarballs, absent)).toMatchObject({ status: 0 });
   });
   afterAll(() => project[Symbol.dispose]());
 

@@ -15,6 +15,8 @@ const compilerOptions = {
 /** An empty project outside of the repository, on a machine without compilers: PATH holds node and nothing else. */
 export class Project implements Disposable {
   readonly #dir = mkdtempSync(join(tmpdir(), 'ep-consumer-'));
+  /** What the consumer imports, and so all that its package.json lists. */
+  readonly #imports: readonly string[];
   readonly #env: NodeJS.ProcessEnv;
 
   constructor(consumer: string) {
@@ -25,20 +27,20 @@ export class Project implements Disposable {
     const kept = Object.entries(process.env).filter(([name]) => /^(?:HOME|TMPDIR|LANG|XDG_\w+)$/.test(name));
     this.#env = { ...Object.fromEntries(kept), PATH: bin };
     const source = readFileSync(consumer, 'utf8');
+    this.#imports = [...source.matchAll(/from '(@ep\/[^']+)'/g)].map((match) => match[1]!);
     this.#write('consumer.mts', source);
     const target = { target: ts.ScriptTarget.ES2022, module: ts.ModuleKind.ESNext };
     this.#write('consumer.mjs', ts.transpileModule(source, { compilerOptions: target }).outputText);
   }
 
   /**
-   * Installs one package and what it depends on. Packages of ours come from the tarballs; those that are not among
-   * them (platform packages of other machines) are taken out, since no registry has this version yet.
+   * Installs what the consumer imports. Packages of ours come from the tarballs; those that are not among them
+   * (platform packages of other machines) are taken out, since no registry has this version yet.
    */
-  async install(name: string, tarballs: Tarballs, absent: readonly string[]): Promise<Ended> {
+  async install(tarballs: Tarballs, absent: readonly string[]): Promise<Ended> {
     const file = (packed: string) => `file:${packed}`;
-    const own = tarballs[name];
-    if (own === undefined) throw new Error(`${name} was not packed`);
-    this.#write('package.json', { private: true, type: 'module', dependencies: { [name]: file(own) } });
+    const dependencies = Object.fromEntries(this.#imports.map((name) => [name, file(tarballs[name] ?? 'not-packed')]));
+    this.#write('package.json', { private: true, type: 'module', dependencies });
     const overrides = [
       ...Object.entries(tarballs).map(([packed, tarball]) => [packed, file(tarball)]),
       ...absent.map((missing) => [missing, '-']),
