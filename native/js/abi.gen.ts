@@ -20,6 +20,8 @@ export const EP_MAGIC_DISPATCH = 0x31444745;
 export const EP_MEMORY_LOAD_STORE = 1;
 /** requests go through ep_proxy_ring; an engine on the host executes them */
 export const EP_MEMORY_PROXY = 2;
+/** a reservation whose producer gave up: nothing to do */
+export const EP_PROXY_NONE = 0;
 export const EP_PROXY_PUT = 1;
 export const EP_PROXY_SIGNAL = 2;
 export const EP_NO_SLOT = 0xffffffffffffffffn;

@@ -9,13 +9,23 @@
 namespace ep::binding {
 namespace {
 
+// An Int32Array without negative values (a plan's own arrays) or a BigUint64Array.
 std::vector<uint64_t> words_of(Napi::Value value, const char* what) {
-  if (!value.IsTypedArray() || value.As<Napi::TypedArray>().TypedArrayType() != napi_biguint64_array) {
-    throw_invalid(value.Env(), std::string(what) + " must be a BigUint64Array");
-  }
   const byte_span bytes = arg_bytes(value, what);
-  std::vector<uint64_t> words(bytes.size / sizeof(uint64_t));
-  if (bytes.size != 0) std::memcpy(words.data(), bytes.data, bytes.size);
+  const napi_typedarray_type type = value.As<Napi::TypedArray>().TypedArrayType();
+  if (type == napi_biguint64_array) {
+    std::vector<uint64_t> words(bytes.size / sizeof(uint64_t));
+    if (bytes.size != 0) std::memcpy(words.data(), bytes.data, bytes.size);
+    return words;
+  }
+  if (type != napi_int32_array) throw_invalid(value.Env(), std::string(what) + " must be an Int32Array or a BigUint64Array");
+  std::vector<uint64_t> words(bytes.size / sizeof(int32_t));
+  for (size_t i = 0; i < words.size(); ++i) {
+    int32_t word = 0;
+    std::memcpy(&word, bytes.data + i * sizeof word, sizeof word);
+    if (word < 0) throw_invalid(value.Env(), std::string(what) + "[" + std::to_string(i) + "] is " + std::to_string(word));
+    words[i] = static_cast<uint64_t>(word);
+  }
   return words;
 }
 
@@ -55,13 +65,29 @@ struct dispatch_job {
   uint32_t blocks = 1;
   double timeout_ms = -1;
 
+  // The engine reads the sources of what this kernel posted until it has landed. Not cancellable: the sources are freed when this job is. It ends, as an
+  // engine that stops counts everything as completed.
+  void wait_for_engine(const ep_proxy_ring& ring) const {
+    wait_scope scope;
+    scope.wake = memory->context().wake();
+    scope.policy = memory->context().policy();
+    const uint64_t posted = std::atomic_ref<uint64_t>(const_cast<uint64_t&>(ring.tail)).load(std::memory_order_acquire);
+    wait_word(scope, &ring.completed, comparison::ge, posted, any_rank);
+  }
+
   outcome run(const std::atomic<uint32_t>& cancel) {
     kernel_environment environment{memory->context().waits(&cancel, deadline_after(timeout_ms))};
     const auto sum_count = static_cast<uint32_t>(sums.size());
-    fast_run(blocks, environment, [&](fast_context& context) {
-      const load_store_endpoint endpoint{args.memory};
-      return attention_gradient(context, endpoint, args, sums.data(), sum_count);
-    });
+    const auto over = [&]<class Endpoint>(const Endpoint& endpoint) {
+      fast_run(blocks, environment, [&](fast_context& context) { return attention_gradient(context, endpoint, args, sums.data(), sum_count); });
+    };
+    if (args.memory.header.kind == EP_MEMORY_PROXY) {
+      const proxy_endpoint endpoint{args.memory};
+      over(endpoint);
+      wait_for_engine(endpoint.ring());
+    } else {
+      over(load_store_endpoint{args.memory});
+    }
     outcome end;
     end.status = status.status;
     end.rank = status.rank;

@@ -1,1 +1,12 @@
-export {};
+/** @ep/cuda-kernels: dispatch and combine kernels; this build runs them on the host. */
+export { leaseBytesFor, type PartSpec } from './binding-spec.js';
+export {
+  type BoundDispatch,
+  type Dispatcher,
+  type DispatcherOptions,
+  type DispatchTransport,
+  openDispatcher,
+  type RunOptions,
+} from './dispatcher.js';
+export { type HostEvent, HostStream, type HostStreamOptions } from './host-stream.js';
+export type { Lease } from './lease.js';

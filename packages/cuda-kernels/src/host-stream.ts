@@ -1,0 +1,86 @@
+/** A host stream: a native thread that runs kernels in the order in which they were launched. */
+import { Resource } from '@ep/core';
+import { type NativeHostStream, type NativeStreamEvent, native, type OperationId, type Outcome } from '@ep/native';
+
+/** A point in a stream. */
+export interface HostEvent {
+  /** True once everything launched before the record has ended. */
+  readonly done: boolean;
+}
+
+class RecordedEvent implements HostEvent {
+  readonly handle: NativeStreamEvent;
+
+  constructor(handle: NativeStreamEvent) {
+    this.handle = handle;
+  }
+
+  get done(): boolean {
+    return this.handle.done();
+  }
+}
+
+export interface HostStreamOptions {
+  /** How long an idle stream looks for its next kernel before it sleeps, in nanoseconds. Spinning helps only while cores are to spare: 0 unless given. */
+  readonly spinNs?: number;
+}
+
+export class HostStream extends Resource {
+  readonly #native = native();
+  readonly #stream: NativeHostStream;
+  #pending = 0;
+  #drained: (() => void) | undefined;
+
+  constructor(options: HostStreamOptions = {}) {
+    super('host stream');
+    this.#stream = new this.#native.binding.HostStream(options.spinNs ?? 0);
+  }
+
+  /** Kernels launched but not ended. */
+  get depth(): number {
+    return this.#pending;
+  }
+
+  /**
+   * Launches through the addon; resolves with how the kernel ended. An abort cancels it: the promise rejects with `signal.reason` once the kernel
+   * has let go of its operands.
+   */
+  launch(start: (stream: NativeHostStream) => OperationId, signal?: AbortSignal): Promise<Outcome> {
+    this.checkOpen('launch');
+    this.#pending++;
+    return this.#native.operations
+      .run(() => start(this.#stream), signal)
+      .finally(() => {
+        this.#pending--;
+        if (this.#pending === 0) this.#drained?.();
+      });
+  }
+
+  /** An event behind everything launched so far. */
+  record(): HostEvent {
+    const event = new RecordedEvent(new this.#native.binding.StreamEvent());
+    void this.launch((stream) => stream.record(event.handle));
+    return event;
+  }
+
+  /** What is launched from now on starts only after the event, which may be of another stream. */
+  wait(event: HostEvent): void {
+    if (!(event instanceof RecordedEvent)) throw new TypeError('the event is not of a host stream');
+    void this.launch((stream) => stream.waitEvent(event.handle));
+  }
+
+  /** Resolves when everything launched so far has ended. */
+  async synchronize(): Promise<void> {
+    await this.launch((stream) => stream.record(new this.#native.binding.StreamEvent()));
+  }
+
+  /** Waits for what was launched, then ends the thread. */
+  protected override async release(): Promise<void> {
+    if (this.#pending > 0) {
+      await new Promise<void>((resolve) => {
+        this.#drained = resolve;
+      });
+    }
+    this.#stream.close();
+  }
+}

@@ -1,0 +1,53 @@
+/** Where a kernel reads a caller's tensor: in place if native code owns the memory, from a copy otherwise. */
+import { invalid, pinBuffer, rowLayout, type Tensor, toContiguous } from '@ep/core';
+import { allocateHost, type NativeOperand, nativePlaceOf } from '@ep/native';
+
+export interface SourceOperand {
+  readonly operand: NativeOperand;
+  readonly byteOffset: number;
+  readonly strideBytes: number;
+  /** Bytes that had to be copied first: 0 for memory of `allocateHost` or of a symmetric memory. */
+  readonly stagedBytes: number;
+}
+
+/**
+ * Ordinary JS memory is copied at the call: JS may detach or free it while a kernel reads, and nothing could stop the kernel in time. Rows that are
+ * not contiguous in themselves are copied, too. Throws `EP_INVALID_ARGUMENT` or `EP_DETACHED`.
+ */
+export function sourceOperand(source: Tensor, where: string, rows: number, rowElements: number): SourceOperand {
+  const [found = 0, ...rest] = source.shape;
+  const elements = rest.reduce((count, extent) => count * extent, 1);
+  if (found !== rows || elements !== rowElements) {
+    throw invalid('shape', {
+      where,
+      expected: `[${rows}, ...] with ${rowElements} elements a row`,
+      found: source.shape,
+    });
+  }
+  pinBuffer(source.data, where);
+  const layout = rowLayout(source);
+  const place = layout && nativePlaceOf(source.data);
+  if (layout !== undefined && place !== undefined) {
+    return { operand: place.operand, byteOffset: place.byteOffset, strideBytes: layout.strideBytes, stagedBytes: 0 };
+  }
+  const packed = toContiguous(source).data;
+  const bytes = new Uint8Array(packed.buffer, packed.byteOffset, packed.byteLength);
+  const staged = new Uint8Array(allocateHost(bytes.byteLength));
+  staged.set(bytes);
+  const copy = nativePlaceOf(staged);
+  // An empty tensor has no native window: its rows are never read.
+  if (copy === undefined) return { ...emptyOperand(), strideBytes: layout?.rowBytes ?? 0, stagedBytes: 0 };
+  return {
+    operand: copy.operand,
+    byteOffset: copy.byteOffset,
+    strideBytes: rows > 0 ? bytes.byteLength / rows : 0,
+    stagedBytes: bytes.byteLength,
+  };
+}
+
+let empty: { readonly operand: NativeOperand; readonly byteOffset: number } | undefined;
+
+function emptyOperand() {
+  empty ??= nativePlaceOf(new Uint8Array(allocateHost(64)))!;
+  return empty;
+}
