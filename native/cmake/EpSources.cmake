@@ -8,6 +8,7 @@ set(EP_CORE_SOURCES
   core/copy.cpp
   core/device/kernel.cpp
   core/host_memory.cpp
+  core/hostile/engine.cpp
   core/limits.cpp
   core/memory.cpp
   core/rank.cpp
@@ -22,6 +23,7 @@ set(EP_NAPI_SOURCES
   napi/addon.cpp
   napi/bind_attention.cpp
   napi/bind_host.cpp
+  napi/bind_hostile.cpp
   napi/bind_memory.cpp
   napi/bind_rank.cpp
   napi/bind_stream.cpp
@@ -29,6 +31,7 @@ set(EP_NAPI_SOURCES
 )
 
 set(EP_TESTS
+  tests/hostile_test.cpp
   tests/core_attention_test.cpp
   tests/core/segment_test.cpp
   tests/core/team_test.cpp

@@ -19,6 +19,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   bind_rank(env, exports);
   bind_memory(env, exports);
   bind_stream(env, exports);
+  bind_hostile(env, exports);
   return exports;
 }
 

@@ -30,6 +30,7 @@ typedef struct ep_memory_handle {
 EP_STATIC_ASSERT(sizeof(ep_memory_handle) == 64, "one cache line, handed to kernels by value");
 
 /* One request of a kernel to the engine behind EP_MEMORY_PROXY. Rows may be strided at the source and are packed at the destination. */
+#define EP_PROXY_NONE 0u /* a reservation whose producer gave up: nothing to do */
 #define EP_PROXY_PUT 1u
 #define EP_PROXY_SIGNAL 2u
 

@@ -61,11 +61,13 @@ struct proxy_endpoint {
     ep_proxy_ring& r = ring();
     const uint64_t sequence = fetch_add(ctx, &r.tail, 1);
     /* Room is awaited after the reservation: before it, two producers would both count on the same last free entry. */
-    if (sequence >= r.capacity && !ctx.wait(&r.head, sequence - r.capacity + 1, request.peer, EP_STAGE_ROOM, status)) {
-      return false;
+    const bool room = sequence < r.capacity || ctx.wait(&r.head, sequence - r.capacity + 1, request.peer, EP_STAGE_ROOM, status);
+    /* A reservation cannot be given back: whoever gives up still publishes it, as nothing to do, or the engine would wait for it for ever. The
+     * engine frees entries without waiting for anyone's data, so this loop is short; an engine that stops frees them all. */
+    while (sequence >= r.capacity && load_acquire(ctx, &r.head) < sequence - r.capacity + 1) {
     }
     auto* entry = reinterpret_cast<ep_proxy_request*>(r.entries) + (sequence & (r.capacity - 1));
-    entry->op = request.op;
+    entry->op = room ? request.op : EP_PROXY_NONE;
     entry->peer = request.peer;
     entry->memory_id = request.memory_id;
     entry->src = request.src;
@@ -78,7 +80,7 @@ struct proxy_endpoint {
     store_release(ctx, &entry->turn, sequence + 1);
     fence_system(); /* the engine's half of the eventcount: publish before looking for sleepers */
     ctx.wake(r.wake);
-    return true;
+    return room;
   }
 
   template <class Ctx, class Coop>
