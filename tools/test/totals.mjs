@@ -95,9 +95,10 @@ export function stepTotals(report, ended) {
     const missing = report.files.find((file) => !existsSync(file));
     if (missing !== undefined) throw new Error(`test report: the runner wrote no ${missing}`);
     const totals = sum(report.files.map((file) => readers[report.format](readFileSync(file, 'utf8'))));
-    if (!ended && totals.failed === 0)
-      return { ...totals, failed: 1, problem: 'the runner failed although no test did' };
     if (totals.passed + totals.failed === 0) return { ...totals, failed: 1, problem: 'no test ran' };
+    if (!ended && totals.failed === 0) {
+      return { ...totals, failed: 1, problem: 'the runner failed although no test did' };
+    }
     return totals;
   } catch (error) {
     return { passed: 0, failed: 1, skipped: 0, problem: error instanceof Error ? error.message : String(error) };
