@@ -28,6 +28,19 @@ void dispatches(bool proxy, int32_t size, uint64_t seed) {
   EP_CHECK_EQ(wrong.load(), 0u);
 }
 
+void dispatches_on_threads(int32_t size, uint64_t seed) {
+  dispatch_case plan({size, 6, 2, 2, true, true}, seed);
+  world ranks({size, plan.bytes(), plan.slots(), false, 1});
+  const auto args = all_args(plan, ranks);
+  std::atomic<uint32_t> wrong{0};
+  EP_CHECK(ranks.run_simt_threads(shape(2, 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
+    const auto& own = args[static_cast<size_t>(rank)];
+    return run_calls(ctx, ep::load_store_endpoint{own[0].memory}, ranks, plan, rank, own, wrong,
+                     [](auto& c, const auto& e, const ep_dispatch_args& a) { return ep::attention_dispatch(c, e, a); });
+  }));
+  EP_CHECK_EQ(wrong.load(), 0u);
+}
+
 // The same seed gives the same schedule, engines and all.
 void repeats() {
   uint64_t fingerprints[2];
@@ -97,6 +110,9 @@ int main() {
     for (int32_t size = 1; size <= 4; ++size) {
       for (uint64_t seed = 0; seed < 250; ++seed) dispatches(proxy, size, seed * 7919 + static_cast<uint64_t>(size));
     }
+  }
+  for (int32_t size = 2; size <= 4; ++size) {
+    for (uint64_t seed = 0; seed < 10; ++seed) dispatches_on_threads(size, seed);
   }
   repeats();
   silence_is_named();

@@ -128,6 +128,24 @@ class world {
     return simt_run_together(schedule, launches);
   }
 
+  // The same with a thread per rank: each rank is a launch of its own, whose words the other threads write. Load/store only.
+  template <class Kernel> bool run_simt_threads(const simt_launch& shape, const simt_schedule& schedule, Kernel&& kernel) {
+    std::atomic<uint32_t> bad{0};
+    std::vector<std::thread> workers;
+    for (int32_t rank = 0; rank < options.size; ++rank) {
+      workers.emplace_back([&, rank] {
+        simt_launch launch = shape;
+        launch.environment = &at(rank).environment;
+        launch.memory = &at(rank).memory;
+        launch.name = "rank " + std::to_string(rank);
+        launch.kernel = [&kernel, rank](simt_context& ctx) { return kernel(ctx, rank); };
+        if (!simt_run_launch(schedule, launch).ok) bad.fetch_add(1);
+      });
+    }
+    for (std::thread& worker : workers) worker.join();
+    return bad.load() == 0;
+  }
+
   // kernel: bool(fast_context&, int32_t rank). A thread per block and engine. True when every block returned true.
   template <class Kernel> bool run_fast(uint32_t blocks, Kernel&& kernel) {
     std::atomic<uint32_t> stop{0};
