@@ -1,0 +1,42 @@
+/** How commands fail: one line for people, one object for programs. */
+import { isEpError } from '@ep/core';
+
+/** A command that has said what there is to say and ends with this status. */
+export class CommandExit extends Error {
+  readonly status: number;
+
+  constructor(status: number) {
+    super(`exit status ${status}`);
+    this.status = status;
+  }
+}
+
+export interface FailureReport {
+  readonly error: {
+    readonly code: string;
+    readonly message: string;
+    readonly context?: Readonly<Record<string, unknown>>;
+  };
+}
+
+export function failureReport(error: unknown): FailureReport {
+  if (isEpError(error)) return { error: { code: error.code, message: error.message, context: error.context } };
+  return { error: { code: 'INTERNAL', message: error instanceof Error ? error.message : String(error) } };
+}
+
+/** What was not foreseen comes with its stack: it is a defect of this program. */
+export function failureText(error: unknown): string {
+  if (isEpError(error)) return `ep: ${error.message} [${error.code}]\n`;
+  return `ep: internal error: ${error instanceof Error ? (error.stack ?? error.message) : String(error)}\n`;
+}
+
+/** JSON for programs: typed arrays as arrays, big integers as decimal strings, sets as arrays. */
+export function jsonText(value: unknown): string {
+  return JSON.stringify(value, (_, item: unknown) => {
+    if (typeof item === 'bigint') return item.toString();
+    if (item instanceof Set) return [...item];
+    if (ArrayBuffer.isView(item) && !(item instanceof DataView))
+      return Array.from(item as unknown as ArrayLike<number>);
+    return item;
+  });
+}

@@ -1,0 +1,57 @@
+/**
+ * Ends the ranks when the launcher itself was killed. Node has no prctl(PR_SET_PDEATHSIG), so a small shell outlives the launcher: it reads
+ * a pipe of which only the launcher has the other end. End of file without `done` means that the launcher is gone.
+ */
+import { spawn } from 'node:child_process';
+
+/** Bound on the time between the launcher's death and SIGKILL of its ranks, in seconds; SIGTERM comes at once. */
+export const guardianGraceSeconds = 1;
+
+// A session of its own, and deaf to what a terminal or a CI system sends to the launcher's group.
+const SCRIPT = `
+trap '' HUP INT TERM PIPE
+groups=' '
+while read -r word group; do
+  case "$word" in
+    add) groups="$groups$group " ;;
+    gone) case "$groups" in *" $group "*) groups="\${groups%% $group *} \${groups#* $group }" ;; esac ;;
+    done) exit 0 ;;
+  esac
+done
+for group in $groups; do kill -s TERM -- "-$group"; done 2>/dev/null
+rm -rf -- "$1"
+sleep ${guardianGraceSeconds}
+for group in $groups; do kill -s KILL -- "-$group"; done 2>/dev/null
+`;
+
+export interface Guardian {
+  /** A process group to end. */
+  add(group: number): void;
+  /** HAZARD: a group that ended must be taken out, or a later process with the same number would be killed. */
+  gone(group: number): void;
+  /** The launcher ends in order: leave everything alone. */
+  done(): void;
+}
+
+/** `scratch` is removed if the launcher dies. */
+export function startGuardian(scratch: string): Guardian {
+  const shell = spawn('/bin/sh', ['-c', SCRIPT, 'ep-guardian', scratch], {
+    detached: true,
+    stdio: ['pipe', 'ignore', 'ignore'],
+  });
+  // Without a guardian the job still runs; only the launcher's own SIGKILL would then leave its ranks behind.
+  shell.on('error', () => {});
+  shell.stdin.on('error', () => {});
+  shell.unref();
+  const say = (line: string): void => {
+    shell.stdin.write(`${line}\n`);
+  };
+  return {
+    add: (group) => say(`add ${group}`),
+    gone: (group) => say(`gone ${group}`),
+    done: () => {
+      say('done');
+      shell.stdin.end();
+    },
+  };
+}

@@ -1,0 +1,212 @@
+/** Starts local ranks as processes with torchrun's environment contract, watches them, and leaves none behind. */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { createServer } from 'node:net';
+import { constants, tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { checkInteger, EpError } from '@ep/core';
+import { type Guardian, startGuardian } from './guardian.js';
+import { LineSplitter } from './lines.js';
+
+export type LaunchEvent =
+  | { readonly event: 'start'; readonly rank: number; readonly pid: number }
+  | { readonly event: 'line'; readonly rank: number; readonly stream: 'stdout' | 'stderr'; readonly text: string }
+  | ({ readonly event: 'exit' } & RankExit);
+
+export interface RankExit {
+  readonly rank: number;
+  /** Exit status, or null if a signal ended it. */
+  readonly code: number | null;
+  readonly signal: NodeJS.Signals | null;
+}
+
+export interface LaunchOptions {
+  readonly ranks: number;
+  readonly program: string;
+  readonly args: readonly string[];
+  /** Added to this process's environment. */
+  readonly env?: Readonly<Record<string, string>>;
+  /** A rank that fails does not stop the others. */
+  readonly keepGoing?: boolean;
+  /** From SIGTERM, or from a signal that was passed on, to SIGKILL. Default 5000. */
+  readonly graceMs?: number;
+  readonly onEvent: (event: LaunchEvent) => void;
+  /** Stops all ranks; `reason` may be a signal name to pass on, anything else is SIGTERM. */
+  readonly signal?: AbortSignal;
+}
+
+export interface LaunchResult {
+  /** 0 if every rank ended with 0; else that of the first failure, 128 + number for a signal. */
+  readonly code: number;
+  readonly failed?: RankExit;
+  readonly exits: readonly RankExit[];
+}
+
+/** The largest job that is started on one machine: each rank is a process. */
+export const mostLocalRanks = 4096;
+
+/** How long a rank's output may still come after its end. */
+const drainMs = 1000;
+
+export function exitCodeOf({ code, signal }: Pick<RankExit, 'code' | 'signal'>): number {
+  return signal === null ? (code ?? 1) : 128 + (constants.signals[signal] ?? 0);
+}
+
+/** A port that was free a moment ago. HAZARD: somebody may take it before rank 0 listens; our own ranks meet at EP_STORE instead. */
+async function freePort(): Promise<number> {
+  const server = createServer();
+  await new Promise<void>((resolve, reject) => server.once('error', reject).listen(0, '127.0.0.1', resolve));
+  const address = server.address();
+  await new Promise((resolve) => server.close(resolve));
+  if (address === null || typeof address === 'string') {
+    throw new EpError('EP_SYSTEM', `listening on 127.0.0.1 gave no port but ${String(address)}`);
+  }
+  return address.port;
+}
+
+/**
+ * Runs `ranks` copies of a program and resolves when all have ended and their output was delivered. Each rank leads a process group: what
+ * it starts and leaves behind is killed when it ends. Rejects with `EP_INVALID_ARGUMENT`, or `EP_SYSTEM` when a rank could not be started
+ * (those that were are stopped first).
+ */
+export async function launchRanks(options: LaunchOptions): Promise<LaunchResult> {
+  checkInteger(options.ranks, 'ranks', 'launch', 1, mostLocalRanks);
+  const scratch = await mkdtemp(join(tmpdir(), 'ep-run-'));
+  const guardian = startGuardian(scratch);
+  try {
+    const port = await freePort();
+    return await new Job(options, guardian).run((rank) => ({
+      ...process.env,
+      ...options.env,
+      RANK: String(rank),
+      WORLD_SIZE: String(options.ranks),
+      LOCAL_RANK: String(rank),
+      LOCAL_WORLD_SIZE: String(options.ranks),
+      MASTER_ADDR: '127.0.0.1',
+      MASTER_PORT: String(port),
+      EP_STORE: `file:${join(scratch, 'store')}`,
+    }));
+  } finally {
+    guardian.done();
+    await rm(scratch, { recursive: true, force: true });
+  }
+}
+
+class Job {
+  readonly #options: LaunchOptions;
+  readonly #guardian: Guardian;
+  readonly #alive = new Map<number, ChildProcess>();
+  readonly #exits: RankExit[] = [];
+  #failed: RankExit | undefined;
+  #spawnError: EpError | undefined;
+  #stopping = false;
+  #timer: NodeJS.Timeout | undefined;
+
+  constructor(options: LaunchOptions, guardian: Guardian) {
+    this.#options = options;
+    this.#guardian = guardian;
+  }
+
+  async run(environment: (rank: number) => NodeJS.ProcessEnv): Promise<LaunchResult> {
+    const { signal, ranks } = this.#options;
+    const onAbort = (): void => {
+      const name: unknown = signal?.reason;
+      this.#stop(
+        typeof name === 'string' && Object.hasOwn(constants.signals, name) ? (name as NodeJS.Signals) : 'SIGTERM',
+      );
+    };
+    // For a launcher that ends by process.exit() or an exception that nobody caught.
+    const onExit = (): void => this.#signalAll('SIGKILL');
+    process.on('exit', onExit);
+    signal?.addEventListener('abort', onAbort);
+    if (signal?.aborted) onAbort();
+    try {
+      const ended: Promise<void>[] = [];
+      for (let rank = 0; rank < ranks && !this.#stopping; rank++) ended.push(this.#start(rank, environment(rank)));
+      await Promise.all(ended);
+    } finally {
+      clearTimeout(this.#timer);
+      signal?.removeEventListener('abort', onAbort);
+      process.off('exit', onExit);
+    }
+    if (this.#spawnError !== undefined) throw this.#spawnError;
+    const failed = this.#failed;
+    return { code: failed === undefined ? 0 : exitCodeOf(failed), ...(failed && { failed }), exits: this.#exits };
+  }
+
+  #start(rank: number, env: NodeJS.ProcessEnv): Promise<void> {
+    const { program, args, onEvent, keepGoing } = this.#options;
+    // Detached: a group of its own, so that a terminal's Ctrl-C reaches a rank once, through us, and its children go with it.
+    const child = spawn(program, args, { env, detached: true, stdio: ['ignore', 'pipe', 'pipe'] });
+    const { pid } = child;
+    if (pid !== undefined) {
+      this.#guardian.add(pid);
+      this.#alive.set(rank, child);
+      onEvent({ event: 'start', rank, pid });
+    }
+    for (const stream of ['stdout', 'stderr'] as const) {
+      const lines = new LineSplitter((text) => onEvent({ event: 'line', rank, stream, text }));
+      child[stream].on('data', (chunk: Buffer) => lines.push(chunk)).on('end', () => lines.end());
+    }
+    let drain: NodeJS.Timeout | undefined;
+    return new Promise((resolve) => {
+      child.on('error', (error: NodeJS.ErrnoException) => {
+        if (pid !== undefined) return;
+        this.#spawnError ??= new EpError('EP_SYSTEM', `rank ${rank}: cannot start ${program}: ${reasonOf(error)}`, {
+          cause: error,
+          context: { rank, program, errno: error.code },
+        });
+        this.#stop('SIGTERM');
+        resolve();
+      });
+      child.on('exit', (code, signal) => {
+        this.#alive.delete(rank);
+        // Whatever the rank left running would hold its pipes open, and outlive the job.
+        signalGroup(child, 'SIGKILL');
+        if (pid !== undefined) this.#guardian.gone(pid);
+        // A descendant in a session of its own may still hold the pipes: their end must not be waited for.
+        drain = setTimeout(() => {
+          child.stdout.destroy();
+          child.stderr.destroy();
+        }, drainMs);
+        const exit = { rank, code, signal };
+        this.#exits.push(exit);
+        if (code !== 0 && !this.#stopping) {
+          this.#failed ??= exit;
+          if (keepGoing !== true) this.#stop('SIGTERM');
+        }
+      });
+      child.on('close', (code, signal) => {
+        clearTimeout(drain);
+        if (pid === undefined) return;
+        onEvent({ event: 'exit', rank, code, signal });
+        resolve();
+      });
+    });
+  }
+
+  #stop(signal: NodeJS.Signals): void {
+    this.#stopping = true;
+    this.#signalAll(signal);
+    this.#timer ??= setTimeout(() => this.#signalAll('SIGKILL'), this.#options.graceMs ?? 5000);
+  }
+
+  #signalAll(signal: NodeJS.Signals): void {
+    for (const child of this.#alive.values()) signalGroup(child, signal);
+  }
+}
+
+function signalGroup(child: ChildProcess, signal: NodeJS.Signals): void {
+  if (child.pid === undefined) return;
+  try {
+    process.kill(-child.pid, signal);
+  } catch {
+    // ESRCH: everything in the group has ended already.
+  }
+}
+
+function reasonOf(error: NodeJS.ErrnoException): string {
+  if (error.code === 'ENOENT') return 'no such program';
+  if (error.code === 'EACCES') return 'it is not executable';
+  return error.message;
+}

@@ -1,0 +1,78 @@
+/** Runs the built `ep` as a user would. */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+
+const bin = fileURLToPath(new URL('../bin/ep.mjs', import.meta.url));
+
+export interface Finished {
+  readonly code: number | null;
+  readonly signal: NodeJS.Signals | null;
+  readonly stdout: string;
+  readonly stderr: string;
+}
+
+export interface Running {
+  readonly child: ChildProcess;
+  readonly finished: Promise<Finished>;
+  /** Resolves once stdout holds a match. */
+  seen(pattern: RegExp): Promise<RegExpMatchArray>;
+}
+
+export function startEp(args: readonly string[], env: Readonly<Record<string, string>> = {}, cwd?: string): Running {
+  const child = spawn(process.execPath, [bin, ...args], {
+    env: { ...process.env, ...env },
+    stdio: ['ignore', 'pipe', 'pipe'],
+    ...(cwd === undefined ? {} : { cwd }),
+  });
+  let stdout = '';
+  let stderr = '';
+  child.stdout.setEncoding('utf8').on('data', (text: string) => {
+    stdout += text;
+  });
+  child.stderr.setEncoding('utf8').on('data', (text: string) => {
+    stderr += text;
+  });
+  const finished = new Promise<Finished>((resolve, reject) => {
+    child.on('error', reject);
+    child.on('close', (code, signal) => resolve({ code, signal, stdout, stderr }));
+  });
+  return {
+    child,
+    finished,
+    async seen(pattern) {
+      for (;;) {
+        const match = stdout.match(pattern);
+        if (match !== null) return match;
+        if (child.exitCode !== null || child.signalCode !== null) {
+          throw new Error(`ep ended before it printed ${pattern}; stdout: ${stdout} stderr: ${stderr}`);
+        }
+        await sleep(20);
+      }
+    },
+  };
+}
+
+export function runEp(
+  args: readonly string[],
+  env?: Readonly<Record<string, string>>,
+  cwd?: string,
+): Promise<Finished> {
+  return startEp(args, env, cwd).finished;
+}
+
+/** True while the process exists and is not a zombie that only waits for its parent. */
+export function isAlive(pid: number): boolean {
+  try {
+    process.kill(pid, 0);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+export async function untilGone(pids: readonly number[], limitMs: number): Promise<number[]> {
+  const end = Date.now() + limitMs;
+  while (pids.some(isAlive) && Date.now() < end) await sleep(20);
+  return pids.filter(isAlive);
+}
