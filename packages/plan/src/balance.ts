@@ -83,7 +83,7 @@ export function balance(shards: DocumentShards, options: BalanceOptions): Balanc
   let best: { readonly assignment: Assignment; readonly excess: number; readonly bytes: number } | undefined;
   for (const strategy of strategies) {
     const assignment = start.clone();
-    shed(assignment, strategy, limit, settings);
+    shed(assignment, strategy, limit, average, settings);
     evenOut(assignment, limit, average, settings);
     const { q, kv } = assignment.moved();
     const bytes = q * qRowBytes + kv * kvRowBytes;
@@ -116,7 +116,9 @@ interface Settings {
 }
 
 /** Moves work from servers above the limit to servers below it, never lifting one above it. */
-function shed(assignment: Assignment, strategy: Strategy, limit: number, settings: Settings): void {
+function shed(assignment: Assignment, strategy: Strategy, limit: number, average: number, settings: Settings): void {
+  // Donors aim a hair below the limit: moves are rounded down, and a crumb above it would need a document prefix of its own to move.
+  const goal = limit - resolution * average;
   // Donors from which nothing fits any more: what they could give is larger than what anyone could take.
   const stuck = new Set<number>();
   for (;;) {
@@ -129,7 +131,7 @@ function shed(assignment: Assignment, strategy: Strategy, limit: number, setting
     let best: Move | undefined;
     for (const donor of strategy === 'cheapest' ? donors : donors.slice(0, 1)) {
       for (const server of recipients) {
-        const pairs = Math.min(assignment.load[donor]! - limit, limit - assignment.load[server]!);
+        const pairs = Math.min(assignment.load[donor]! - goal, limit - assignment.load[server]!);
         best = better(best, cheapestMove(assignment, donor, server, pairs, settings));
       }
     }
@@ -215,13 +217,22 @@ function* runs(
       ends.add(Math.min(piece.to, Math.max(rounded, piece.from + 1)));
     }
   }
-  for (const to of ends) {
-    if (to !== piece.to && to % block !== 0) continue;
-    const least = rowsReaching(attendedPairs(0, to) - pairs);
-    const from = least <= piece.from ? piece.from : Math.ceil(least / block) * block;
-    if (from < to && attendedPairs(from, to) <= pairs) yield [from, to];
+  for (const end of ends) {
+    if (end !== piece.to && end % block !== 0) continue;
+    // The start can only be rounded so that less than `pairs` moves; of the ends nearby the one that comes closest avoids a crumb that
+    // would need a move, and a document prefix, of its own.
+    let best: readonly [number, number] | undefined;
+    for (let i = 0, to = end; i < endsTried && to > piece.from; i++, to = Math.floor((to - 1) / block) * block) {
+      const least = rowsReaching(attendedPairs(0, to) - pairs);
+      const from = least <= piece.from ? piece.from : Math.ceil(least / block) * block;
+      if (from >= to || attendedPairs(from, to) > pairs) continue;
+      if (best === undefined || attendedPairs(from, to) > attendedPairs(...best)) best = [from, to];
+    }
+    if (best !== undefined) yield best;
   }
 }
+
+const endsTried = 32;
 
 /** Largest n with n * (n + 1) / 2 <= pairs. */
 function rowsWithin(pairs: number): number {
