@@ -83,6 +83,8 @@ export class ToolError extends Error {
  * @param {() => Promise<number>} main returns the exit status
  */
 export async function runMain(main) {
+  // The reader of a pipe (`| head`) may leave early: end like any other Unix tool, without a stack trace.
+  process.stdout.on('error', () => process.exit(141));
   try {
     process.exitCode = await main();
   } catch (error) {
