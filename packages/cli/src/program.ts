@@ -1,6 +1,7 @@
 /** The command line. */
 import { readFileSync } from 'node:fs';
 import { Command, CommanderError } from 'commander';
+import { doctorCommand } from './doctor/command.js';
 import { CommandExit, failureReport, failureText, jsonText } from './failure.js';
 import { runCommand } from './run/command.js';
 
@@ -18,7 +19,7 @@ export function createProgram(): Command {
     .version(version())
     .enablePositionalOptions()
     .showHelpAfterError('(ep --help lists commands; ep <command> --help their options)');
-  for (const command of [runCommand()]) {
+  for (const command of [doctorCommand(), runCommand()]) {
     program.addCommand(command.copyInheritedSettings(program));
   }
   return program;

@@ -1,0 +1,169 @@
+/** From facts to advice: what is fine, what will hurt, what is missing, and what to do about it. */
+import type { HostFacts } from '@ep/native';
+import { type AddonState, type FileSystemSpace, formatBytes, type Tool } from './machine.js';
+import type { Probed } from './providers.js';
+
+/** `note`: an optional thing that is absent. `warn`: works, but slowly or not for large jobs. `fail`: does not work. */
+export type Verdict = 'ok' | 'note' | 'warn' | 'fail';
+
+export interface Check {
+  readonly name: string;
+  readonly verdict: Verdict;
+  readonly found: string;
+  /** Stable code of a failure. */
+  readonly code?: string;
+  readonly remedy?: string;
+}
+
+export interface Examined {
+  readonly node: string;
+  readonly addon: AddonState;
+  readonly probes: readonly Probed[];
+  readonly shm: FileSystemSpace | undefined;
+  readonly tools: readonly Tool[];
+}
+
+/** The oldest Node that the packages support, as `engines` in their manifests says. */
+const oldestNode = [20, 19] as const;
+const smallMemory = 512 * 2 ** 20;
+const smallSharedMemory = 64 * 2 ** 20;
+const smallMemlock = 64 * 2 ** 20;
+const fewOpenFiles = 1024;
+const fewMappings = 65_530;
+
+export function checksOf(examined: Examined): readonly Check[] {
+  const { addon } = examined;
+  return [
+    ...examined.probes.map(probeCheck),
+    nodeCheck(examined.node),
+    addonCheck(addon),
+    ...(addon.loaded ? limitChecks(addon.facts) : []),
+    sharedMemoryCheck(examined.shm),
+    ...examined.tools.map(toolCheck),
+  ];
+}
+
+function probeCheck({ name, probe }: Probed): Check {
+  if (probe.available) {
+    const devices = probe.devices.map((device) => device.name).join(', ');
+    return { name, verdict: 'ok', found: `available${devices === '' ? '' : ` on ${devices}`}` };
+  }
+  const { code, reason, remedy } = probe;
+  return { name, verdict: 'fail', code, found: reason, ...(remedy === undefined ? {} : { remedy }) };
+}
+
+function nodeCheck(version: string): Check {
+  const [major = 0, minor = 0] = version.replace(/^v/, '').split('.').map(Number);
+  const recent = major > oldestNode[0] || (major === oldestNode[0] && minor >= oldestNode[1]);
+  return recent
+    ? { name: 'node', verdict: 'ok', found: version }
+    : { name: 'node', verdict: 'fail', found: version, remedy: `install Node ${oldestNode.join('.')} or newer` };
+}
+
+function addonCheck(addon: AddonState): Check {
+  return addon.loaded
+    ? { name: 'native addon', verdict: 'ok', found: `ABI ${addon.abi} from ${addon.path}` }
+    : {
+        name: 'native addon',
+        verdict: 'fail',
+        code: addon.code,
+        found: addon.reason,
+        remedy: 'from a checkout: npm run setup; else install the platform package that the message names',
+      };
+}
+
+function limitChecks(facts: HostFacts): Check[] {
+  return [coreCheck(facts), memoryCheck(facts), memlockCheck(facts), openFilesCheck(facts), mapCountCheck(facts)];
+}
+
+function coreCheck(facts: HostFacts): Check {
+  const quota = facts.quotaCores === null ? 'no quota' : `cgroup quota ${facts.quotaCores}`;
+  const found = `${facts.usableCores} usable (${facts.onlineCores} online, affinity ${facts.affinityCores}, ${quota})`;
+  if (facts.usableCores >= 2) return { name: 'cores', verdict: 'ok', found };
+  const remedy =
+    facts.quotaCores !== null && facts.quotaCores < 2
+      ? 'raise the CPU quota of the container: ranks that wait for each other take turns on one core'
+      : 'widen the affinity mask (taskset) or use a larger machine: ranks that wait for each other take turns on one core';
+  return { name: 'cores', verdict: 'warn', found, remedy };
+}
+
+function memoryCheck(facts: HostFacts): Check {
+  const parts = [
+    ['MemAvailable', facts.memoryAvailable],
+    ['cgroup limit', facts.cgroupLimit],
+    ['cgroup used', facts.cgroupUsed],
+    ['RLIMIT_AS', facts.addressSpaceLimit],
+  ] as const;
+  const details = parts.flatMap(([name, bytes]) => (bytes === null ? [] : [`${name} ${formatBytes(bytes)}`]));
+  const { allocatable } = facts;
+  if (allocatable === null) {
+    return {
+      name: 'memory',
+      verdict: 'warn',
+      found: 'no limit could be read',
+      remedy: 'mount /proc and the cgroup files',
+    };
+  }
+  const found = `${formatBytes(allocatable)} may be allocated, limited by ${facts.allocatableSource} (${details.join(', ')})`;
+  return allocatable >= smallMemory
+    ? { name: 'memory', verdict: 'ok', found }
+    : { name: 'memory', verdict: 'warn', found, remedy: `free memory, or raise ${facts.allocatableSource}` };
+}
+
+function memlockCheck({ memlockLimit }: HostFacts): Check {
+  const found = memlockLimit === null ? 'unlimited' : formatBytes(memlockLimit);
+  return memlockLimit === null || memlockLimit >= smallMemlock
+    ? { name: 'locked memory', verdict: 'ok', found }
+    : {
+        name: 'locked memory',
+        verdict: 'note',
+        found,
+        remedy:
+          'only RDMA hardware pins memory: for it, raise memlock (ulimit -l unlimited, docker --ulimit memlock=-1)',
+      };
+}
+
+function openFilesCheck({ openFilesLimit }: HostFacts): Check {
+  const found = openFilesLimit === null ? 'unlimited' : String(openFilesLimit);
+  return openFilesLimit === null || openFilesLimit >= fewOpenFiles
+    ? { name: 'open files', verdict: 'ok', found }
+    : {
+        name: 'open files',
+        verdict: 'warn',
+        found,
+        remedy: `raise it to ${fewOpenFiles} or more (ulimit -n): each mapped segment of a peer needs a descriptor`,
+      };
+}
+
+function mapCountCheck({ mapCountLimit }: HostFacts): Check {
+  const found = mapCountLimit === null ? 'unknown' : String(mapCountLimit);
+  return mapCountLimit === null || mapCountLimit >= fewMappings
+    ? { name: 'mappings', verdict: 'ok', found: `vm.max_map_count ${found}` }
+    : {
+        name: 'mappings',
+        verdict: 'warn',
+        found: `vm.max_map_count ${found}`,
+        remedy: `sysctl vm.max_map_count=${fewMappings}: every rank maps the segments of all its peers`,
+      };
+}
+
+function sharedMemoryCheck(shm: FileSystemSpace | undefined): Check {
+  const remedy = 'only Open MPI, the peer of some benchmarks, needs it (docker --shm-size=1g); @ep uses memfd segments';
+  if (shm === undefined) return { name: '/dev/shm', verdict: 'note', found: 'not mounted', remedy };
+  const found = `${formatBytes(shm.freeBytes)} of ${formatBytes(shm.totalBytes)} free`;
+  return shm.freeBytes > smallSharedMemory
+    ? { name: '/dev/shm', verdict: 'ok', found }
+    : { name: '/dev/shm', verdict: 'note', found, remedy };
+}
+
+const toolRemedies: Readonly<Record<string, string>> = {
+  'C++ compiler': 'needed only to build the addon from source: apt-get install g++',
+  nvcc: 'needed only to compile the kernels for GPUs: install the CUDA toolkit, or set CUDACXX',
+  mpirun: 'needed only as a peer in benchmarks: apt-get install openmpi-bin',
+};
+
+function toolCheck(tool: Tool): Check {
+  if (tool.version !== undefined) return { name: tool.name, verdict: 'ok', found: `${tool.version} (${tool.path})` };
+  const remedy = toolRemedies[tool.name];
+  return { name: tool.name, verdict: 'note', found: 'not found', ...(remedy === undefined ? {} : { remedy }) };
+}

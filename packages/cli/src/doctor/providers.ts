@@ -1,0 +1,19 @@
+/** Every transport that this installation knows, in the order in which they are shown. A new package adds its providers here. */
+import type { Probe } from '@ep/core';
+import { nvshmem } from '@ep/nvshmem';
+
+export interface Probed {
+  readonly name: string;
+  readonly probe: Probe;
+}
+
+interface Provider {
+  readonly name: string;
+  probe(): Promise<Probe>;
+}
+
+const providers: readonly Provider[] = [nvshmem.shm];
+
+export function probeProviders(): Promise<readonly Probed[]> {
+  return Promise.all(providers.map(async (provider) => ({ name: provider.name, probe: await provider.probe() })));
+}

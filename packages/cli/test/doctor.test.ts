@@ -1,0 +1,142 @@
+import type { HostFacts } from '@ep/native';
+import { describe, expect, it } from 'vitest';
+import { type Check, checksOf, type Examined } from '../src/doctor/checks.js';
+import { findProgram, findTool, formatBytes } from '../src/doctor/machine.js';
+import { runEp } from './ep.js';
+
+const facts: HostFacts = {
+  onlineCores: 8,
+  affinityCores: 8,
+  quotaCores: null,
+  usableCores: 8,
+  memoryTotal: 16 * 2 ** 30,
+  memoryAvailable: 8 * 2 ** 30,
+  cgroupLimit: null,
+  cgroupUsed: null,
+  addressSpaceLimit: null,
+  memlockLimit: null,
+  openFilesLimit: 4096,
+  mapCountLimit: 65_530,
+  allocatable: 8 * 2 ** 30,
+  allocatableSource: 'MemAvailable',
+  kernel: 'Linux',
+  cpuModel: 'a processor',
+};
+const good: Examined = {
+  node: 'v20.19.0',
+  addon: { loaded: true, path: 'ep.node', abi: '1.0', facts },
+  probes: [],
+  shm: { totalBytes: 2 ** 30, freeBytes: 2 ** 30 },
+  tools: [{ name: 'nvcc', path: 'nvcc', version: 'release 13.0' }],
+};
+
+const checkOf = (examined: Examined, name: string): Check => checksOf(examined).find((check) => check.name === name)!;
+const withFacts = (changed: Partial<HostFacts>): Examined => ({
+  ...good,
+  addon: { loaded: true, path: 'ep.node', abi: '1.0', facts: { ...facts, ...changed } },
+});
+
+describe('ep doctor', () => {
+  it('finds this machine healthy and says so in JSON', async () => {
+    const { code, stdout, stderr } = await runEp(['doctor', '--json']);
+    expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
+    const report = JSON.parse(stdout) as Examined & { readonly healthy: boolean; readonly checks: readonly Check[] };
+    expect(report.healthy).toBe(true);
+    expect(report.probes).toMatchObject([{ name: 'nvshmem:shm', probe: { available: true } }]);
+    expect(report.probes[0]?.probe).toHaveProperty('capabilities.needs', expect.arrayContaining(['bundled', 'prior']));
+    expect(report.addon).toMatchObject({ loaded: true, path: expect.stringMatching(/\.node$/) });
+    expect(report.checks.map((check) => check.name)).toEqual(
+      expect.arrayContaining([
+        'node',
+        'cores',
+        'memory',
+        'locked memory',
+        'open files',
+        'mappings',
+        '/dev/shm',
+        'nvcc',
+      ]),
+    );
+  });
+
+  it('prints the same for people, without colours in a pipe', async () => {
+    const { code, stdout } = await runEp(['doctor']);
+    expect(code).toBe(0);
+    expect(stdout).toMatch(/^ok\s+nvshmem:shm\s+available/m);
+    expect(stdout).not.toContain('\u001b');
+  });
+
+  it('fails with code and reason when the addon is missing', async () => {
+    const env = { EP_NATIVE_PATH: './no-such-addon.node' };
+    const { code, stdout } = await runEp(['doctor', '--json'], env);
+    expect(code).toBe(1);
+    const report = JSON.parse(stdout) as Examined & { readonly healthy: boolean };
+    expect(report.healthy).toBe(false);
+    expect(report.addon).toMatchObject({ loaded: false, code: 'EP_NATIVE_LOAD' });
+    expect(report.probes[0]?.probe).toMatchObject({ available: false, code: 'EP_NATIVE_LOAD' });
+    const text = await runEp(['doctor'], env);
+    expect(text.code).toBe(1);
+    expect(text.stdout).toContain('[EP_NATIVE_LOAD]');
+    expect(text.stdout).toContain('EP_NATIVE_PATH');
+  });
+
+  it('passes a machine without limits', () => {
+    expect(checksOf(good).filter((check) => check.verdict !== 'ok')).toEqual([]);
+  });
+
+  it('names the limit and the remedy', () => {
+    expect(checkOf({ ...good, node: 'v20.18.3' }, 'node')).toMatchObject({
+      verdict: 'fail',
+      remedy: expect.stringContaining('20.19'),
+    });
+    expect(checkOf({ ...good, node: 'v26.0.0' }, 'node').verdict).toBe('ok');
+    expect(checkOf(withFacts({ usableCores: 1, quotaCores: 0.5 }), 'cores')).toMatchObject({
+      verdict: 'warn',
+      found: '1 usable (8 online, affinity 8, cgroup quota 0.5)',
+      remedy: expect.stringContaining('quota of the container'),
+    });
+    expect(checkOf(withFacts({ usableCores: 1, affinityCores: 1 }), 'cores').remedy).toContain('affinity');
+    expect(
+      checkOf(
+        withFacts({ allocatable: 2 ** 20, allocatableSource: 'cgroup memory.max', cgroupLimit: 2 ** 28 }),
+        'memory',
+      ),
+    ).toMatchObject({
+      verdict: 'warn',
+      found: expect.stringMatching(/1\.00 MiB .* limited by cgroup memory\.max .*256 MiB/),
+    });
+    expect(checkOf(withFacts({ memlockLimit: 65_536 }), 'locked memory')).toMatchObject({
+      verdict: 'note',
+      found: '64.0 KiB',
+    });
+    expect(checkOf(withFacts({ openFilesLimit: 256 }), 'open files').verdict).toBe('warn');
+    expect(checkOf(withFacts({ mapCountLimit: 1000 }), 'mappings').remedy).toContain('vm.max_map_count');
+    expect(checkOf({ ...good, shm: undefined }, '/dev/shm').verdict).toBe('note');
+    expect(checkOf({ ...good, tools: [{ name: 'nvcc' }] }, 'nvcc')).toMatchObject({
+      verdict: 'note',
+      found: 'not found',
+    });
+  });
+
+  it('finds programs on PATH and reads their version', async () => {
+    expect(findProgram('sh', '/bin')).toBe('/bin/sh');
+    expect(findProgram('no-such-program-anywhere')).toBeUndefined();
+    expect(await findTool('node', ['no-such-program-anywhere', process.execPath])).toEqual({
+      name: 'node',
+      path: process.execPath,
+      version: process.version,
+    });
+    expect(await findTool('none', ['no-such-program-anywhere'])).toEqual({ name: 'none' });
+  });
+
+  it('writes bytes in binary units', () => {
+    expect([0, 1023, 1024, 1536, 100 * 2 ** 20, 2 ** 40].map(formatBytes)).toEqual([
+      '0 B',
+      '1023 B',
+      '1.00 KiB',
+      '1.50 KiB',
+      '100 MiB',
+      '1.00 TiB',
+    ]);
+  });
+});
