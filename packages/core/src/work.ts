@@ -48,7 +48,8 @@ class WorkState<T> implements Work<T>, WorkControl<T> {
   readonly op: string;
   readonly sequence: bigint;
   readonly #owner: WorkOwner;
-  readonly #observers = new Set<Observer<T>>();
+  /** Made when somebody looks: most Works of a busy endpoint are never looked at. */
+  #observers: Set<Observer<T>> | undefined;
   #status: WorkStatus = 'pending';
   /** The value when done, the reason when failed or aborted. */
   #outcome: unknown;
@@ -72,7 +73,7 @@ class WorkState<T> implements Work<T>, WorkControl<T> {
   }
 
   reject(reason: unknown): boolean {
-    const seen = this.#observers.size > 0;
+    const seen = (this.#observers?.size ?? 0) > 0;
     if (!this.#settle('failed', reason, (observer) => observer.rejected(reason))) return false;
     if (!seen) ownerKeep(this.#owner, this, reason);
     return true;
@@ -100,6 +101,12 @@ class WorkState<T> implements Work<T>, WorkControl<T> {
 
   wait(options: AbortOptions & { readonly timeoutMs?: number } = {}): Promise<T> {
     const { signal, timeoutMs } = options;
+    if (signal === undefined && timeoutMs === undefined) {
+      // `await work` of an operation that completed inline: nothing to listen for, nothing to clean up.
+      return new Promise<T>((resolve, reject) => {
+        this.#look(resolve, reject);
+      });
+    }
     const where = `wait for ${this.op} ${this.sequence}`;
     return interruptible<T>(
       {
@@ -111,20 +118,23 @@ class WorkState<T> implements Work<T>, WorkControl<T> {
             context: { op: this.op, sequence: this.sequence, timeoutMs },
           }),
       },
-      (resolve, reject) => {
-        if (this.#status === 'done') resolve(this.#outcome as T);
-        else if (this.#status !== 'pending') {
-          ownerForget(this.#owner, this);
-          reject(this.#outcome);
-        } else {
-          // A wait that was cut off no longer counts as somebody who looks: its clean-up takes it out again.
-          const observer: Observer<T> = { fulfilled: resolve, rejected: reject };
-          this.#observers.add(observer);
-          return () => this.#observers.delete(observer);
-        }
-        return undefined;
-      },
+      (resolve, reject) => this.#look(resolve, reject),
     );
+  }
+
+  /** Settles now, or when this ends; returns how to stop looking. A wait that was cut off no longer counts as somebody who looks. */
+  #look(fulfilled: (value: T) => void, rejected: (reason: unknown) => void): (() => void) | undefined {
+    if (this.#status === 'done') fulfilled(this.#outcome as T);
+    else if (this.#status !== 'pending') {
+      ownerForget(this.#owner, this);
+      rejected(this.#outcome);
+    } else {
+      const observer: Observer<T> = { fulfilled, rejected };
+      this.#observers ??= new Set();
+      const observers = this.#observers.add(observer);
+      return () => observers.delete(observer);
+    }
+    return undefined;
   }
 
   #settle(status: WorkStatus, outcome: unknown, tell: (observer: Observer<T>) => void): boolean {
@@ -132,7 +142,7 @@ class WorkState<T> implements Work<T>, WorkControl<T> {
     this.#status = status;
     this.#outcome = outcome;
     ownerSettled(this.#owner, this);
-    for (const observer of [...this.#observers]) tell(observer);
+    if (this.#observers) for (const observer of [...this.#observers]) tell(observer);
     return true;
   }
 }

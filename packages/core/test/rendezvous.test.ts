@@ -179,12 +179,14 @@ describe('exchange', () => {
   });
 
   it('leaves nothing waiting behind', async () => {
+    const timers = () => process.getActiveResourcesInfo().filter((name) => name === 'Timeout').length;
     const store = memoryStore();
+    const before = timers();
     await Promise.all(
       range(3).map((rank) => exchange(store, { key: 'x', rank, worldSize: 3, bytes: new Uint8Array(1) })),
     );
-    await new Promise((resolve) => setTimeout(resolve, 5));
-    expect(process.getActiveResourcesInfo().filter((name) => name === 'Timeout').length).toBeLessThanOrEqual(2);
+    await new Promise((resolve) => setImmediate(resolve));
+    expect(timers()).toBe(before);
     await store.close();
   });
 });
@@ -313,6 +315,17 @@ describe('rendezvous', () => {
     for (const { error } of results) expect(error?.code).toBe('EP_RENDEZVOUS');
     if (odd[0] === 1)
       for (const { error } of results) expect(error?.message).toMatch(/world size is 2 on rank 1, 4 on the other 3/);
+  });
+
+  it('tells a rank beyond those that the others believe in', async () => {
+    await using store = memoryStore();
+    const run = (rank: number, worldSize: number) => rendezvous(store, { rank, worldSize, facts: facts() });
+    const results = await settle([run(0, 2), run(1, 2), run(2, 3)]);
+    expect(results.map(({ error }) => error?.message)).toEqual([
+      undefined,
+      undefined,
+      'rendezvous: rank 2 of 3 differ: world size is 3 on rank 2, 2 on the other 2',
+    ]);
   });
 
   it('says which two processes claim one rank', async () => {

@@ -1,6 +1,6 @@
 import { spawnSync } from 'node:child_process';
 import { getMaxListeners, setMaxListeners } from 'node:events';
-import { describe, expect, it } from 'vitest';
+import { describe, expect, it, vi } from 'vitest';
 import { CloseScope, Resource } from '../src/scope.js';
 import { interruptible, linkSignals } from '../src/waiting.js';
 
@@ -217,6 +217,24 @@ describe('waits', () => {
     const wait = interruptible({ signals: [controller.signal], timeoutMs: 2 ** 40, ...never }, () => undefined);
     setTimeout(() => controller.abort('still waiting'), 20);
     await expect(wait).rejects.toBe('still waiting');
+  });
+
+  it('keep a deadline of more than one timer exactly', async () => {
+    vi.useFakeTimers();
+    try {
+      let ended: unknown;
+      const limits = { signals: [], timeoutMs: 2 ** 32, ...never };
+      const wait = interruptible(limits, () => undefined).catch((error) => {
+        ended = error;
+      });
+      await vi.advanceTimersByTimeAsync(2 ** 32 - 10);
+      expect(ended).toBeUndefined();
+      await vi.advanceTimersByTimeAsync(10);
+      await wait;
+      expect(ended).toMatchObject({ message: 'too late' });
+    } finally {
+      vi.useRealTimers();
+    }
   });
 
   it('share one signal without a warning, and keep a limit that the caller set', async () => {
