@@ -81,9 +81,10 @@ struct cuda_context {
   /* The first failure of a launch is the one that is reported; the host reads it after the kernel. */
   EP_HD static void fail(ep_kernel_status* status, uint32_t how, int32_t rank, uint32_t stage, uint64_t expected, uint64_t found) {
     if (status == nullptr) return;
+    using launch_ref32 = ::cuda::atomic_ref<uint32_t, ::cuda::thread_scope_device>; /* may lie in host memory: see `reserve` in order.h */
     using word_ref32 = ::cuda::atomic_ref<uint32_t, ::cuda::thread_scope_system>;
     uint32_t ok = EP_STATUS_OK;
-    if (!word_ref32(status->status).compare_exchange_strong(ok, EP_STATUS_PENDING, ::cuda::memory_order_relaxed)) return;
+    if (!launch_ref32(status->status).compare_exchange_strong(ok, EP_STATUS_PENDING, ::cuda::memory_order_relaxed)) return;
     status->rank = rank;
     status->stage = stage;
     status->expected = expected;

@@ -59,7 +59,7 @@ struct proxy_endpoint {
 
   template <class Ctx> EP_HD bool post(Ctx& ctx, const ep_proxy_request& request, ep_kernel_status* status) const {
     ep_proxy_ring& r = ring();
-    const uint64_t sequence = fetch_add(ctx, &r.tail, 1);
+    const uint64_t sequence = reserve(ctx, &r.tail, 1);
     /* Room is awaited after the reservation: before it, two producers would both count on the same last free entry. */
     const bool room = sequence < r.capacity || ctx.wait(&r.head, sequence - r.capacity + 1, request.peer, EP_STAGE_ROOM, status);
     /* A reservation cannot be given back: whoever gives up still publishes it, as nothing to do, or the engine would wait for it for ever. The

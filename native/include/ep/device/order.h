@@ -1,4 +1,5 @@
-/* Memory operations that other ranks, other threads or a NIC can see. System scope always: the other side may be a CPU, a GPU or a device.
+/* Memory operations that other ranks, other threads or a NIC can see. System scope (but for `reserve`): the other side may be a CPU, a GPU or a
+ * device.
  *
  * Every operation is a point at which the `simt` executor may switch to another fiber (Ctx::point), so a protocol that is wrong under
  * some interleaving of its atomics can be caught on any machine. */
@@ -18,12 +19,14 @@ EP_MACHINE_BEGIN
 namespace detail {
 #if defined(__CUDACC__)
 using word_ref = cuda::atomic_ref<uint64_t, cuda::thread_scope_system>;
+using launch_ref = cuda::atomic_ref<uint64_t, cuda::thread_scope_device>;
 constexpr auto relaxed = cuda::memory_order_relaxed;
 constexpr auto acquire = cuda::memory_order_acquire;
 constexpr auto release = cuda::memory_order_release;
 constexpr auto seq_cst = cuda::memory_order_seq_cst;
 #else
 using word_ref = std::atomic_ref<uint64_t>;
+using launch_ref = std::atomic_ref<uint64_t>;
 constexpr auto relaxed = std::memory_order_relaxed;
 constexpr auto acquire = std::memory_order_acquire;
 constexpr auto release = std::memory_order_release;
@@ -55,6 +58,13 @@ template <class Ctx> EP_HD uint64_t fetch_add(Ctx& ctx, uint64_t* word, uint64_t
 template <class Ctx> EP_HD uint64_t exchange(Ctx& ctx, uint64_t* word, uint64_t value) {
   ctx.point();
   return detail::word_ref(*word).exchange(value, detail::seq_cst);
+}
+
+/* Takes `count` numbers of a queue whose producers all run on one machine; orders nothing. Device scope, because such a word may lie in host
+ * memory: over PCIe without native atomics a GPU's system-scope read-modify-write of host memory is not allowed (compute-sanitizer refuses it). */
+template <class Ctx> EP_HD uint64_t reserve(Ctx& ctx, uint64_t* word, uint64_t count) {
+  ctx.point();
+  return detail::launch_ref(*word).fetch_add(count, detail::relaxed);
 }
 
 /* Orders this lane's earlier stores before its later ones, as seen by everyone. Non-temporal stores of the host bulk copy are not ordered

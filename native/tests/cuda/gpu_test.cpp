@@ -1,0 +1,257 @@
+// The kernels on a real GPU against the same plans and answers as tests/device: the ranks are streams of one device, their memory and signals
+// lie in device memory, and behind the proxy ring runs an engine on the host. Built and run by run.mjs, on machines with a GPU.
+#include <cmath>
+#include <cstdlib>
+#include <new>
+
+#include "../../core/device/compat.hpp"
+#include "../../cuda/launch.hpp"
+#include "../check.hpp"
+#include "../device/compat_case.hpp"
+#include "../device/dispatch_case.hpp"
+#include "gpu_memory.hpp"
+
+namespace {
+
+// Everything that this program allocates after `begin` is reachable from the device at the same address, so the host's plans are usable there
+// as they are. Nothing is given back: the program is short.
+struct arena {
+  uint8_t* begin = nullptr;
+  uint8_t* end = nullptr;
+  std::atomic<uint8_t*> next{nullptr};
+} pinned;
+
+void* take(size_t bytes, size_t align) {
+  if (pinned.begin == nullptr) return std::aligned_alloc(align, (bytes + align - 1) / align * align);
+  uint8_t* at = pinned.next.fetch_add(static_cast<ptrdiff_t>((bytes + 127) / 64 * 64));
+  if (at + bytes > pinned.end) std::abort();
+  return at;
+}
+
+void give(void* at) noexcept {
+  if (pinned.begin == nullptr || at < pinned.begin || at >= pinned.end) std::free(at);
+}
+
+} // namespace
+
+void* operator new(size_t bytes) { return take(bytes, 64); }
+void* operator new[](size_t bytes) { return take(bytes, 64); }
+void* operator new(size_t bytes, std::align_val_t) { return take(bytes, 64); }
+void* operator new[](size_t bytes, std::align_val_t) { return take(bytes, 64); }
+void operator delete(void* at) noexcept { give(at); }
+void operator delete[](void* at) noexcept { give(at); }
+void operator delete(void* at, size_t) noexcept { give(at); }
+void operator delete[](void* at, size_t) noexcept { give(at); }
+void operator delete(void* at, std::align_val_t) noexcept { give(at); }
+void operator delete[](void* at, std::align_val_t) noexcept { give(at); }
+void operator delete(void* at, size_t, std::align_val_t) noexcept { give(at); }
+void operator delete[](void* at, size_t, std::align_val_t) noexcept { give(at); }
+
+using namespace ep::test;
+
+namespace {
+
+constexpr uint64_t generous_cycles = 20'000'000'000; // some ten seconds
+
+// The device's counterpart of a world: the same handles, but data and signals in device memory.
+class gpu_world {
+ public:
+  gpu_world(world& there, uint64_t data_bytes, uint64_t slot_count) : host(there), bytes(data_bytes) {
+    for (int32_t rank = 0; rank < host.size(); ++rank) {
+      data.push_back(gpu_memory(bytes + 64));
+      signals.push_back(gpu_memory(slot_count * 8));
+      views.push_back({reinterpret_cast<uint64_t>(data.back()), reinterpret_cast<uint64_t>(signals.back()), 0, 0});
+      streams.push_back(gpu_stream());
+      EP_CHECK(data.back() != nullptr && signals.back() != nullptr && streams.back() != nullptr);
+    }
+  }
+  ~gpu_world() {
+    for (size_t i = 0; i < data.size(); ++i) {
+      gpu_free(data[i]);
+      gpu_free(signals[i]);
+      gpu_stream_free(streams[i]);
+    }
+  }
+  gpu_world(const gpu_world&) = delete;
+  gpu_world& operator=(const gpu_world&) = delete;
+
+  ep_memory_handle on_device(ep_memory_handle memory) const {
+    memory.peers = reinterpret_cast<uint64_t>(views.data());
+    return memory;
+  }
+  ep::cuda_launch launch(int32_t rank, uint32_t blocks, uint32_t lanes) const {
+    return {blocks, lanes, generous_cycles, 0, streams[static_cast<size_t>(rank)]};
+  }
+  void finish() const {
+    for (void* stream : streams) EP_CHECK_EQ(gpu_finish(stream), 0);
+  }
+  void fetch() {
+    for (int32_t rank = 0; rank < host.size(); ++rank) {
+      EP_CHECK_EQ(gpu_copy(host.data(rank), data[static_cast<size_t>(rank)], bytes), 0);
+    }
+  }
+
+ private:
+  world& host;
+  uint64_t bytes;
+  std::vector<void*> data;
+  std::vector<void*> signals;
+  std::vector<ep_peer_view> views;
+  std::vector<void*> streams;
+};
+
+void dispatches(int32_t size, uint64_t seed) {
+  const uint32_t call_count = 3;
+  dispatch_case plan({size, call_count, call_count, 1 + static_cast<uint32_t>(seed % 3), false, true}, seed);
+  world ranks({size, plan.bytes(), plan.slots(), false, 1});
+  gpu_world device(ranks, plan.bytes(), plan.slots());
+  auto args = all_args(plan, ranks);
+  for (uint32_t call = 0; call < call_count; ++call) {
+    for (int32_t rank = 0; rank < size; ++rank) {
+      ep_dispatch_args& own = args[static_cast<size_t>(rank)][call];
+      own.memory = device.on_device(own.memory);
+      EP_CHECK_EQ(ep::cuda_attention_dispatch(device.launch(rank, 1 + static_cast<uint32_t>(seed % 4), 32u << (seed % 5)), own), 0);
+    }
+  }
+  device.finish();
+  device.fetch();
+  for (int32_t rank = 0; rank < size; ++rank) {
+    EP_CHECK_EQ(plan.status(rank).status, static_cast<uint32_t>(EP_STATUS_OK));
+    for (uint32_t call = 0; call < call_count; ++call) EP_CHECK(plan.arrived(ranks, rank, call));
+  }
+}
+
+// Requests of the GPU, performed by an engine thread of the host; data and signals stay in pinned host memory.
+void dispatches_by_proxy(int32_t size, uint64_t seed) {
+  dispatch_case plan({size, 1, 1, 2, true, true}, seed);
+  world ranks({size, plan.bytes(), plan.slots(), true, 4});
+  gpu_world streams(ranks, 64, 1);
+  auto args = all_args(plan, ranks);
+  std::atomic<uint32_t> stop{0};
+  std::vector<ep::kernel_environment> environments(static_cast<size_t>(size));
+  std::vector<std::thread> engines;
+  for (int32_t rank = 0; rank < size; ++rank) {
+    ep::kernel_environment& environment = environments[static_cast<size_t>(rank)];
+    environment.waits.cancel = &stop;
+    environment.waits.policy = ep::wait_policy{0, 20'000, 100'000}; // the GPU wakes nobody
+    engines.emplace_back([&, rank] {
+      ep::fast_context ctx{environments[static_cast<size_t>(rank)], 0, 1, nullptr};
+      ranks.serve(ctx, rank, seed);
+    });
+  }
+  for (int32_t rank = 0; rank < size; ++rank) {
+    EP_CHECK_EQ(ep::cuda_attention_dispatch(streams.launch(rank, 2, 64), args[static_cast<size_t>(rank)][0]), 0);
+  }
+  streams.finish();
+  stop.store(1);
+  for (std::thread& engine : engines) engine.join();
+  for (int32_t rank = 0; rank < size; ++rank) {
+    EP_CHECK_EQ(plan.status(rank).status, static_cast<uint32_t>(EP_STATUS_OK));
+    EP_CHECK(plan.arrived(ranks, rank, 0));
+  }
+}
+
+void compat(int32_t size, uint64_t seed) {
+  const auto replicas = static_cast<uint32_t>(seed % 10);
+  compat_case plan(size, replicas, seed);
+  for (const bool back : {false, true}) {
+    if (back && replicas == 0) continue;
+    world ranks({size, plan.bytes(), plan.slots(), false, 4});
+    gpu_world device(ranks, plan.bytes(), plan.slots());
+    bool launched = true;
+    std::vector<ep_compat_args> all;
+    for (int32_t rank = 0; rank < size; ++rank) {
+      all.push_back(back ? plan.gradient_args(ranks, rank) : plan.forward_args(ranks, rank));
+      all.back().memory = device.on_device(all.back().memory);
+      // The kept defect: a rank without rows to send cannot take part. Such a plan is left alone as a whole.
+      launched = launched && ep::compat_refusal(all.back()) == nullptr;
+    }
+    if (!launched) {
+      EP_CHECK(back);
+      continue;
+    }
+    for (int32_t rank = 0; rank < size; ++rank) {
+      const ep_compat_args& own = all[static_cast<size_t>(rank)];
+      const auto blocks = static_cast<uint32_t>(ep::compat_blocks(20, own.tokens));
+      EP_CHECK_EQ(ep::cuda_compat_dispatch(device.launch(rank, blocks, ep::compat_block_lanes), own), 0);
+    }
+    device.finish();
+    for (int32_t rank = 0; rank < size; ++rank) EP_CHECK(back ? plan.gradient_right(rank) : plan.forward_right(rank));
+  }
+}
+
+// -0.0 alone, an order that shows in the rounding, and a shard without replicas.
+void sums() {
+  std::vector<float> src = {-0.0f, 16777216.0f, 1.0f, 1.0f};
+  std::vector<float> dst(3, 7.0f);
+  std::vector<uint64_t> shard_row = {0, 1, 2};
+  std::vector<uint64_t> shard_rows = {1, 1, 1};
+  std::vector<uint64_t> begin = {0, 1, 4, 4};
+  std::vector<uint64_t> replica = {0, 1, 2, 3};
+  const ep_replica_sum_args args{reinterpret_cast<uint64_t>(src.data()), reinterpret_cast<uint64_t>(dst.data()), 4, 1,
+                                 reinterpret_cast<uint64_t>(shard_row.data()), reinterpret_cast<uint64_t>(shard_rows.data()),
+                                 reinterpret_cast<uint64_t>(begin.data()), reinterpret_cast<uint64_t>(replica.data()), 3, EP_DTYPE_F32, 0};
+  void* stream = gpu_stream();
+  EP_CHECK_EQ(ep::cuda_replica_sum({2, 64, generous_cycles, 0, stream}, args), 0);
+  EP_CHECK_EQ(gpu_finish(stream), 0);
+  gpu_stream_free(stream);
+  EP_CHECK(dst[0] == 0.0f && std::signbit(dst[0]));
+  EP_CHECK_EQ(dst[1], 16777216.0f);
+  EP_CHECK_EQ(dst[2], 0.0f);
+}
+
+// A peer that never sends: the wait ends by its budget, or at once when the host cancels.
+void ends(bool by_cancel) {
+  dispatch_case plan({2, 1, 1, 1, true, true}, 3);
+  world ranks({2, plan.bytes(), plan.slots(), false, 1});
+  gpu_world device(ranks, plan.bytes(), plan.slots());
+  std::vector<uint64_t> owed = {0, 7};
+  ep_dispatch_args args = plan.args(ranks, 0, 0);
+  args.memory = device.on_device(args.memory);
+  args.part_count = 0;
+  args.arrivals = reinterpret_cast<uint64_t>(owed.data());
+  auto cancel = std::make_unique<std::atomic<uint32_t>>(0);
+  ep::cuda_launch launch = device.launch(0, 3, 64);
+  launch.wait_cycles = by_cancel ? 0 : 2'000'000;
+  launch.cancel = reinterpret_cast<uint64_t>(cancel.get());
+  EP_CHECK_EQ(ep::cuda_attention_dispatch(launch, args), 0);
+  if (by_cancel) cancel->store(1);
+  device.finish();
+  const ep_kernel_status& status = plan.status(0);
+  EP_CHECK_EQ(status.status, static_cast<uint32_t>(by_cancel ? EP_STATUS_ABORTED : EP_STATUS_TIMEOUT));
+  EP_CHECK_EQ(status.rank, 1);
+  EP_CHECK_EQ(status.stage, EP_STAGE_ARRIVAL);
+  EP_CHECK_EQ(status.expected, 7u);
+  EP_CHECK_EQ(status.found, 0u);
+}
+
+} // namespace
+
+int main() {
+  int devices = 0;
+  const int error = ep::cuda_device_count(&devices);
+  if (error != 0 || devices == 0) {
+    std::fprintf(stderr, "no GPU: %s\n", ep::cuda_error_text(error));
+    return 2;
+  }
+  constexpr size_t arena_bytes = size_t{1} << 30;
+  auto* memory = static_cast<uint8_t*>(gpu_pinned(arena_bytes));
+  if (memory == nullptr) {
+    std::fprintf(stderr, "no pinned memory of %zu bytes\n", arena_bytes);
+    return 2;
+  }
+  pinned.end = memory + arena_bytes;
+  pinned.next = memory;
+  pinned.begin = memory;
+  for (int32_t size = 1; size <= 4; ++size) {
+    for (uint64_t seed = 0; seed < 40; ++seed) {
+      dispatches(size, seed * 101 + static_cast<uint64_t>(size));
+      compat(size, seed * 31 + static_cast<uint64_t>(size));
+    }
+    for (uint64_t seed = 0; seed < 10; ++seed) dispatches_by_proxy(size, seed);
+  }
+  sums();
+  ends(false);
+  ends(true);
+  return ep::check::finish();
+}
