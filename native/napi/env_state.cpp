@@ -64,6 +64,17 @@ void env_state::drain(Napi::Env env) {
     scheduled_ = false;
   }
   if (env == nullptr || batch.empty()) return; // a null environment: it is being torn down
+  try {
+    deliver(env, batch);
+  } catch (const Napi::Error& error) {
+    // A worker that is being terminated refuses every call into JS; there is nobody left to tell. Anything else is an error of a completion handler: it
+    // must end the environment as any uncaught exception does, not this process.
+    const Napi::Value reason = error.IsEmpty() ? Napi::Value() : error.Value();
+    if (!reason.IsEmpty()) napi_fatal_exception(env, reason);
+  }
+}
+
+void env_state::deliver(Napi::Env env, const std::vector<std::pair<uint64_t, outcome>>& batch) {
   Napi::HandleScope scope(env);
   constexpr size_t fields = 4;
   auto ids = Napi::Float64Array::New(env, batch.size() * fields);

@@ -35,6 +35,7 @@ class env_state final : public completion_sink {
  private:
   static void end(void* self);
   void drain(Napi::Env env);
+  void deliver(Napi::Env env, const std::vector<std::pair<uint64_t, outcome>>& batch);
 
   Napi::ThreadSafeFunction wake_;
   Napi::FunctionReference complete_;

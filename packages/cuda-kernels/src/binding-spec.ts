@@ -1,14 +1,15 @@
 /** What one collective dispatch moves, checked against its plan and laid out in a lease before anything moves. */
-import { type DType, EpError, elementBytes, invalid } from '@ep/core';
+import { type DType, EpError, elementBytes, elementCount, invalid } from '@ep/core';
 import { type NativeDispatchProgram, type NativeReplicaSumProgram, native } from '@ep/native';
 import { type DispatchPlan, digest, type GradientReduction, rankDispatch, sizes } from '@ep/plan';
 
-/** One tensor of a dispatch: rows of `rowElements` elements that travel by a plan. */
+/** One tensor of a dispatch: rows that travel by a plan. */
 export interface PartSpec {
   readonly name: string;
   readonly plan: DispatchPlan;
   readonly dtype: DType;
-  readonly rowElements: number;
+  /** Shape of one row, for example [heads, head dimension]. */
+  readonly rowShape: readonly number[];
   /**
    * Sums the replicas that arrive by a `rev-kv-compact` plan into the home tensor: fp32, replica 0 first, rounded once. Without it the replicas are
    * delivered as they are.
@@ -24,6 +25,7 @@ const align = (bytes: number): number => Math.ceil(bytes / ALIGNMENT) * ALIGNMEN
 
 export interface BoundPart {
   readonly spec: PartSpec;
+  readonly rowElements: number;
   readonly rowBytes: number;
   readonly program: NativeDispatchProgram;
   readonly sendRows: number;
@@ -63,10 +65,11 @@ function bindPart(
 ): { part: BoundPart; end: number } {
   const where = `bind ${spec.name}`;
   const { plan } = spec;
-  const rowBytes = spec.rowElements * elementBytes(spec.dtype);
-  if (!Number.isSafeInteger(spec.rowElements) || spec.rowElements < 1) {
-    throw invalid('rowElements', { where, expected: 'a positive safe integer', found: spec.rowElements });
+  const rowElements = elementCount(spec.rowShape);
+  if (!Number.isSafeInteger(rowElements) || rowElements < 1) {
+    throw invalid('rowShape', { where, expected: 'positive extents', found: spec.rowShape });
   }
+  const rowBytes = rowElements * elementBytes(spec.dtype);
   const planned = sizes(plan, { rowBytes, chunkBytes });
   const mine = rankDispatch(plan, rank);
   for (const [i, peer] of mine.received.peer.entries())
@@ -83,6 +86,7 @@ function bindPart(
   let end = align(offset + receiveCapacity * rowBytes);
   const part = {
     spec,
+    rowElements,
     rowBytes,
     program,
     sendRows: mine.sendTokens,
@@ -197,7 +201,7 @@ export function bindSpec(
   const identity = specs
     .map(
       (spec) =>
-        `${spec.name} ${spec.dtype}x${spec.rowElements} ${spec.reduce ? 'reduced' : 'plain'} ${digest(spec.plan)}`,
+        `${spec.name} ${spec.dtype}[${spec.rowShape.join(',')}] ${spec.reduce ? 'reduced' : 'plain'} ${digest(spec.plan)}`,
     )
     .join('; ');
   return {
@@ -210,11 +214,15 @@ export function bindSpec(
   };
 }
 
+/** Bytes of one row. */
+export const rowBytesOf = (part: Pick<PartSpec, 'dtype' | 'rowShape'>): number =>
+  elementCount(part.rowShape) * elementBytes(part.dtype);
+
 /** Bytes of a lease that a dispatch of these parts needs: what to open a dispatcher with. */
 export function leaseBytesFor(specs: readonly Omit<PartSpec, 'name'>[]): number {
   let bytes = 0;
   for (const spec of specs) {
-    const rowBytes = spec.rowElements * elementBytes(spec.dtype);
+    const rowBytes = rowBytesOf(spec);
     bytes = align(bytes + spec.plan.recvTokens.reduce((most, rows) => Math.max(most, rows), 0) * rowBytes);
     if (spec.reduce === undefined) continue;
     const { reduce } = spec;

@@ -7,7 +7,6 @@ import {
   defaultTimeoutMs,
   type Endpoint,
   EpError,
-  elementBytes,
   formatRanks,
   linkSignals,
   type Rank,
@@ -349,7 +348,7 @@ export class Dispatcher extends Resource implements Closeable {
           `${name}: source ${part.spec.name} must be ${part.spec.dtype}, found ${source.dtype}`,
         );
       }
-      return sourceOperand(source, `${name} ${part.spec.name}`, part.sendRows, part.spec.rowElements);
+      return sourceOperand(source, `${name} ${part.spec.name}`, part.sendRows, part.rowElements);
     });
     const description = this.#describe(spec, slot, operands, options);
     const letGo = this.hold(name);
@@ -428,7 +427,7 @@ export class Dispatcher extends Resource implements Closeable {
                 target: local.operand,
                 dstOffset: local.byteOffset + part.sum.offset,
                 strideBytes: part.rowBytes,
-                rowElements: part.spec.rowElements,
+                rowElements: part.rowElements,
                 dtype: part.sum.dtype,
                 program: part.sum.program,
               },
@@ -450,10 +449,10 @@ export class Dispatcher extends Resource implements Closeable {
   }
 
   #tensorOf(part: BoundPart, base: number): Tensor {
-    const { dtype, rowElements } = part.spec;
+    const { dtype, rowShape } = part.spec;
     const rows = part.sum?.rows ?? part.receiveRows;
     const offset = base + (part.sum?.offset ?? part.receiveOffset);
-    return tensor(dtype, [rows, rowElements], this.#init.memory.view(dtype, offset, rows * rowElements));
+    return tensor(dtype, [rows, ...rowShape], this.#init.memory.view(dtype, offset, rows * part.rowElements));
   }
 
   #zeroGaps(spec: BoundSpec, slot: LeaseSlot): void {
@@ -498,7 +497,3 @@ export class Dispatcher extends Resource implements Closeable {
     );
   }
 }
-
-/** Bytes of one row. */
-export const rowBytesOf = (part: Pick<PartSpec, 'dtype' | 'rowElements'>): number =>
-  part.rowElements * elementBytes(part.dtype);

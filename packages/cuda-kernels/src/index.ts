@@ -1,5 +1,12 @@
 /** @ep/cuda-kernels: dispatch and combine kernels; this build runs them on the host. */
-export { leaseBytesFor, type PartSpec } from './binding-spec.js';
+export {
+  type AttentionDispatch,
+  type AttentionShape,
+  attentionLeaseBytes,
+  bindAttention,
+  type NamedLease,
+} from './attention.js';
+export { leaseBytesFor, type PartSpec, rowBytesOf } from './binding-spec.js';
 export {
   type BoundDispatch,
   type Dispatcher,

@@ -1,0 +1,130 @@
+/** Attention dispatch between real ranks, compared with the plain oracle of @ep/plan/reference. */
+import { describe, expect, it } from 'vitest';
+import { type Mode, runRanks, valuesOf } from './ranks.js';
+
+const range = (from: number, to: number) => Array.from({ length: to - from }, (_, i) => from + i);
+
+interface Compared {
+  readonly compared: number;
+  readonly leaks: { readonly pending: number };
+}
+
+describe('moves what the plan says', () => {
+  for (const worldSize of [1, 2, 3, 4, 7]) {
+    it(`f32 on ${worldSize} threads`, { timeout: 120_000 }, async () => {
+      const seeds = range(worldSize * 100, worldSize * 100 + 12);
+      const reports = await runRanks('oracle', worldSize, 'threads', {
+        data: { seeds, dtype: 'f32', qRow: 16, kvRow: 8 },
+      });
+      for (const { compared, leaks } of valuesOf<Compared>(reports)) {
+        expect(compared).toBe(seeds.length);
+        expect(leaks.pending).toBe(0);
+      }
+    });
+  }
+
+  for (const [dtype, qRow, kvRow] of [
+    ['bf16', 5, 3],
+    ['f16', 64, 7],
+    ['u8', 1, 33],
+    ['f64', 3, 2],
+  ] as const) {
+    it(`${dtype} rows of ${qRow} and ${kvRow} elements on 3 processes`, { timeout: 120_000 }, async () => {
+      const reports = await runRanks('oracle', 3, 'processes', { data: { seeds: range(0, 6), dtype, qRow, kvRow } });
+      expect(valuesOf<Compared>(reports).map(({ compared }) => compared)).toEqual([6, 6, 6]);
+    });
+  }
+
+  it('with three copying threads per rank', { timeout: 120_000 }, async () => {
+    const reports = await runRanks('oracle', 2, 'threads', {
+      data: { seeds: range(40, 46), dtype: 'f32', qRow: 16, kvRow: 8, blocks: 3 },
+    });
+    expect(valuesOf<Compared>(reports).map(({ compared }) => compared)).toEqual([6, 6]);
+  });
+
+  for (const worldSize of [65, 128]) {
+    it(`on ${worldSize} threads`, { timeout: 240_000 }, async () => {
+      const plan = { documents: 80, maxShards: 6, maxLength: 30 };
+      const reports = await runRanks('oracle', worldSize, 'threads', {
+        data: { seeds: [7], dtype: 'f32', qRow: 4, kvRow: 2, plan },
+        timeoutMs: 200_000,
+      });
+      expect(valuesOf<Compared>(reports)).toHaveLength(worldSize);
+    });
+  }
+});
+
+describe('leases', () => {
+  it('carry 1 000 calls of uneven ranks', { timeout: 180_000 }, async () => {
+    const reports = await runRanks('repeated', 3, 'threads', { data: { seed: 5, calls: 1000 }, timeoutMs: 150_000 });
+    expect(valuesOf<number>(reports)).toEqual([1000, 1000, 1000]);
+  });
+
+  for (const mode of ['threads', 'processes'] as Mode[]) {
+    it(`keep a held result unchanged while peers run three calls ahead (${mode})`, { timeout: 60_000 }, async () => {
+      expect(valuesOf<number>(await runRanks('hold', 3, mode))).toEqual([3, 3, 3]);
+    });
+  }
+});
+
+describe('failures', () => {
+  it('one rank aborts, all resynchronise, 100 correct calls follow', { timeout: 120_000 }, async () => {
+    const reports = await runRanks('abort', 3, 'threads', { data: { rounds: 3, calls: 100 }, timeoutMs: 100_000 });
+    const values = valuesOf<{ outcomes: string[]; epoch: number }>(reports);
+    for (const [rank, { outcomes, epoch }] of values.entries()) {
+      expect(epoch).toBe(3);
+      expect(outcomes[rank]).toBe('reason');
+      // An aborter that had begun had sent its rows: the others lack nothing.
+      for (const [round, outcome] of outcomes.entries()) {
+        if (round !== rank) expect(outcome).toBe(round % 2 === 0 ? 'EP_TIMEOUT' : 'done');
+      }
+    }
+  });
+
+  for (const mode of ['threads', 'processes'] as Mode[]) {
+    it(`a killed rank is named by everyone who waits for it (${mode})`, { timeout: 60_000 }, async () => {
+      const victim = 1;
+      const reports = await runRanks('lost', 3, mode, { data: { victim }, kill: { rank: victim, afterMs: 1_500 } });
+      const survivors = reports.filter(({ rank }) => rank !== victim);
+      const failures = valuesOf<{ code: string; rank: number }>(survivors);
+      for (const failure of failures) expect(failure.code).toBe('EP_PEER_LOST');
+      // Whoever fails second may be told of the first survivor, who has left by then.
+      expect(failures.map((failure) => failure.rank)).toContain(victim);
+    });
+  }
+
+  it('different plans, rows or options are refused on every rank before anything moves', {
+    timeout: 60_000,
+  }, async () => {
+    const reports = await runRanks('mismatch', 3, 'threads');
+    for (const [rank, found] of valuesOf<Record<string, unknown>>(reports).entries()) {
+      expect(found).toMatchObject({
+        options: { code: 'EP_MISMATCH', ranks: [1] },
+        memory: { code: 'EP_MISMATCH' },
+        plan: { code: 'EP_MISMATCH', ranks: [1] },
+        row: { code: 'EP_MISMATCH', ranks: [1] },
+        refused: { code: rank === 1 ? 'EP_INVALID_ARGUMENT' : 'EP_MISMATCH' },
+      });
+    }
+  });
+
+  it('wrong calls are refused with their code', { timeout: 60_000 }, async () => {
+    const [codes] = valuesOf<Record<string, string>>(await runRanks('badInput', 1, 'threads'));
+    expect(codes).toEqual({
+      missing: 'EP_INVALID_ARGUMENT',
+      dtype: 'EP_INVALID_ARGUMENT',
+      rows: 'EP_INVALID_ARGUMENT',
+      width: 'EP_INVALID_ARGUMENT',
+      detached: 'EP_DETACHED',
+      resizable: 'EP_DETACHED',
+      capacity: 'EP_CAPACITY',
+      world: 'EP_INVALID_ARGUMENT',
+      reduceDtype: 'EP_INVALID_ARGUMENT',
+      closed: 'EP_CLOSED',
+    });
+  });
+});
+
+it('sends slices of one projection without a copy', { timeout: 60_000 }, async () => {
+  expect(valuesOf<number>(await runRanks('strided', 3, 'threads'))).toEqual([0, 0, 0]);
+});

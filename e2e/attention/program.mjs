@@ -1,0 +1,37 @@
+// One rank: joins the others, runs a scenario, reports its value or error.
+import { parentPort, workerData } from 'node:worker_threads';
+import { openFileStore } from '@ep/core';
+import { nvshmem } from '@ep/nvshmem';
+import { scenarios } from './scenarios.mjs';
+
+const start = workerData ?? JSON.parse(process.argv[2]);
+const post = (message) =>
+  new Promise((resolve) => {
+    if (parentPort) {
+      parentPort.postMessage(message);
+      resolve();
+    } else {
+      process.send(message, resolve);
+    }
+  });
+
+try {
+  const store = await openFileStore(start.store);
+  const transport = await nvshmem.shm.open(
+    { rank: start.rank, worldSize: start.worldSize, store },
+    { signal: new AbortController().signal, timeoutMs: 30_000 },
+  );
+  let message;
+  try {
+    message = { rank: start.rank, value: await scenarios[start.scenario]({ ...start, transport }) };
+  } finally {
+    await transport.close();
+    await store.close();
+  }
+  await post(message);
+} catch (error) {
+  const context = JSON.parse(
+    JSON.stringify(error?.context ?? {}, (_, value) => (typeof value === 'bigint' ? String(value) : value)),
+  );
+  await post({ rank: start.rank, error: { code: error?.code, message: error?.stack ?? String(error), context } });
+}

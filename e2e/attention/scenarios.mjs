@@ -1,0 +1,373 @@
+// What a rank of the attention suites does. Each function runs on every rank and returns what the test compares.
+import { createStorage, decode, encode, tensor } from '@ep/core';
+import { attentionLeaseBytes, bindAttention, leaseBytesFor, openDispatcher } from '@ep/cuda-kernels';
+import { allocateHost, native } from '@ep/native';
+import { movePlan, sumReplicas } from '@ep/plan/reference';
+import { fillRows, fullPlan, randomOf, randomPlan } from './plans.mjs';
+
+const FLOATS = new Set(['f32', 'f16', 'bf16']);
+
+/** Values as the dtype's carrier: floats are encoded, raw carriers hold the integers themselves. */
+function storageOf(dtype, values) {
+  if (dtype === 'f16' || dtype === 'bf16') return encode(dtype, values);
+  const out = createStorage(dtype, values.length);
+  out.set(values);
+  return out;
+}
+
+/** The same in memory that kernels use in place. */
+function nativeCopy(storage) {
+  const out = new storage.constructor(allocateHost(storage.byteLength), 0, storage.length);
+  out.set(storage);
+  return out;
+}
+
+function specsOf(plan, { dtype, qRow, kvRow }) {
+  const specs = {
+    forward: [
+      { name: 'q', plan: plan.fwdQ, dtype, rowShape: [qRow] },
+      { name: 'kv', plan: plan.fwdKv, dtype, rowShape: [kvRow] },
+    ],
+    output: [{ name: 'o', plan: plan.revQ, dtype, rowShape: [qRow] }],
+    dense: [{ name: 'dKv', plan: plan.revKv, dtype, rowShape: [kvRow] }],
+  };
+  if (FLOATS.has(dtype))
+    specs.reduced = [{ name: 'dKv', plan: plan.revKvCompact, dtype, rowShape: [kvRow], reduce: plan.reduction }];
+  return specs;
+}
+
+/** All ranks' tensors of one side, computed everywhere, so that the oracle needs no communication. */
+function allRows(rowsOfRank, rowElements, dtype, salt) {
+  return Array.from(rowsOfRank, (rows, rank) =>
+    storageOf(dtype, fillRows(new Float32Array(rows * rowElements), rank, rowElements, salt)),
+  );
+}
+
+function expectSame(found, expected, what) {
+  if (found.length !== expected.length)
+    throw new Error(`${what}: ${found.length} elements, expected ${expected.length}`);
+  for (let i = 0; i < found.length; i++)
+    if (found[i] !== expected[i]) throw new Error(`${what}[${i}]: found ${found[i]}, expected ${expected[i]}`);
+}
+
+/** Random plans against the plain oracle: forward, back, and both forms of the gradient. */
+async function oracle({ transport, rank, worldSize, data }) {
+  let compared = 0;
+  for (const seed of data.seeds) {
+    const plan = randomPlan(seed, worldSize, { sharing: seed % 2 ? 'each-query' : 'each-server', ...data.plan });
+    const { dtype, qRow, kvRow } = data;
+    const specs = specsOf(plan, data);
+    const leaseBytes = Math.max(...Object.values(specs).map(leaseBytesFor));
+    const dispatcher = await openDispatcher(transport, {
+      leaseBytes,
+      chunkBytes: 64 + 64 * (seed % 7),
+      blocks: data.blocks ?? 1,
+    });
+    const bound = await dispatcher.bind(specs);
+    const q = allRows(plan.fwdQ.sendTokens, qRow, dtype, seed);
+    const kv = allRows(plan.fwdKv.sendTokens, kvRow, dtype, seed + 1);
+    const own = {
+      q: tensor(dtype, [plan.fwdQ.sendTokens[rank], qRow], q[rank]),
+      kv: tensor(dtype, [plan.fwdKv.sendTokens[rank], kvRow], nativeCopy(kv[rank])),
+    };
+    const there = await bound.forward.run(own);
+    const atServers = movePlan(plan.fwdQ, q, qRow);
+    expectSame(there.tensors.q.data, atServers[rank], `seed ${seed}: q`);
+    expectSame(there.tensors.kv.data, movePlan(plan.fwdKv, kv, kvRow)[rank], `seed ${seed}: kv`);
+    const back = await bound.output.run({ o: there.tensors.q });
+    expectSame(back.tensors.o.data, movePlan(plan.revQ, atServers, qRow)[rank], `seed ${seed}: o`);
+    there.release();
+    back.release();
+    const gradients = allRows(plan.revKv.sendTokens, kvRow, dtype, seed + 2);
+    const mine = tensor(dtype, [plan.revKv.sendTokens[rank], kvRow], nativeCopy(gradients[rank]));
+    const dense = await bound.dense.run({ dKv: mine });
+    const movement = movePlan(plan.revKv, gradients, kvRow);
+    expectSame(dense.tensors.dKv.data, movement[rank], `seed ${seed}: dense gradient`);
+    dense.release();
+    if (bound.reduced) {
+      const reduced = await bound.reduced.run({ dKv: mine });
+      const values = dtype === 'f32' ? movement : movement.map((rows) => decode(dtype, rows));
+      const sums = sumReplicas(plan.reduction, values, kvRow, 'dense', 'f32')[rank];
+      expectSame(reduced.tensors.dKv.data, storageOf(dtype, Float32Array.from(sums)), `seed ${seed}: reduced gradient`);
+      reduced.release();
+    }
+    await dispatcher.close();
+    compared++;
+  }
+  return { compared, leaks: native().binding.leaks() };
+}
+
+/** Many calls on one dispatcher, ranks of uneven speed, both leases in turn. */
+async function repeated({ transport, rank, worldSize, data }) {
+  const plan = randomPlan(data.seed, worldSize, { documents: 6, maxLength: 60 });
+  const qRow = 8;
+  const specs = { forward: [{ name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [qRow] }] };
+  const dispatcher = await openDispatcher(transport, { leaseBytes: leaseBytesFor(specs.forward), chunkBytes: 256 });
+  const { forward } = await dispatcher.bind(specs);
+  const random = randomOf(rank + 1);
+  for (let call = 0; call < data.calls; call++) {
+    const q = allRows(plan.fwdQ.sendTokens, qRow, 'f32', call);
+    if (random(20) === 0) await new Promise((resolve) => setTimeout(resolve, random(4)));
+    const lease = await forward.run({ q: tensor('f32', [plan.fwdQ.sendTokens[rank], qRow], q[rank]) });
+    expectSame(lease.tensors.q.data, movePlan(plan.fwdQ, q, qRow)[rank], `call ${call}`);
+    if (random(20) === 0) await new Promise((resolve) => setTimeout(resolve, random(4)));
+    lease.release();
+  }
+  await dispatcher.close();
+  return data.calls;
+}
+
+/** Rank 0 keeps its first result while the others run ahead as far as they can. */
+async function hold({ transport, rank, worldSize }) {
+  const plan = randomPlan(11, worldSize, { documents: 8, maxLength: 50 });
+  const qRow = 8;
+  const specs = { forward: [{ name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [qRow] }] };
+  const dispatcher = await openDispatcher(transport, {
+    leaseBytes: leaseBytesFor(specs.forward),
+    leases: 4,
+    chunkBytes: 128,
+  });
+  const { forward } = await dispatcher.bind(specs);
+  const dataOf = (call) => allRows(plan.fwdQ.sendTokens, qRow, 'f32', call);
+  const run = (call) => forward.run({ q: tensor('f32', [plan.fwdQ.sendTokens[rank], qRow], dataOf(call)[rank]) });
+  const first = await run(0);
+  const expected = movePlan(plan.fwdQ, dataOf(0), qRow)[rank];
+  // Everyone else releases at once and runs three calls ahead; the fifth call reuses rank 0's held lease and must wait for it.
+  let ahead = 0;
+  if (rank !== 0) first.release();
+  for (let call = 1; call <= 3; call++) {
+    const lease = await run(call);
+    expectSame(lease.tensors.q.data, movePlan(plan.fwdQ, dataOf(call), qRow)[rank], `call ${call}`);
+    lease.release();
+    ahead++;
+  }
+  if (rank === 0) {
+    await new Promise((resolve) => setTimeout(resolve, 100));
+    expectSame(first.tensors.q.data, expected, 'held result after peers ran ahead');
+    let busy;
+    try {
+      run(4);
+    } catch (error) {
+      busy = error.code;
+    }
+    if (busy !== 'EP_BUSY') throw new Error(`a call into a held lease gave ${busy}`);
+    first.release();
+  }
+  const fifth = await run(4);
+  expectSame(fifth.tensors.q.data, movePlan(plan.fwdQ, dataOf(4), qRow)[rank], 'call 4');
+  fifth.release();
+  await dispatcher.close();
+  return ahead;
+}
+
+/** One rank aborts in the middle of a call; everyone resynchronises; many correct calls follow. */
+async function abort({ transport, rank, worldSize, data }) {
+  const plan = fullPlan(worldSize, 20);
+  const qRow = 8;
+  const specs = { forward: [{ name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [qRow] }] };
+  const dispatcher = await openDispatcher(transport, {
+    leaseBytes: leaseBytesFor(specs.forward),
+    chunkBytes: 128,
+    timeoutMs: 1_000,
+  });
+  const { forward } = await dispatcher.bind(specs);
+  const dataOf = (call) => allRows(plan.fwdQ.sendTokens, qRow, 'f32', call);
+  const run = (call, options) =>
+    forward.run({ q: tensor('f32', [plan.fwdQ.sendTokens[rank], qRow], dataOf(call)[rank]) }, options);
+  const outcomes = [];
+  for (let round = 0; round < data.rounds; round++) {
+    const aborter = round % worldSize;
+    const reason = new Error(`round ${round}`);
+    if (rank === aborter) {
+      const controller = new AbortController();
+      // Even rounds abort before the call, odd ones while its rows are awaited: the others come late.
+      if (round % 2 === 0) controller.abort(reason);
+      else setTimeout(() => controller.abort(reason), 20);
+      try {
+        await run(0, { signal: controller.signal });
+        outcomes.push('done');
+      } catch (error) {
+        // The abort of a call that never began has no effect: nothing is poisoned here, though the others wait in vain.
+        outcomes.push(error === reason ? 'reason' : String(error));
+      }
+    } else {
+      if (round % 2 === 1) await new Promise((resolve) => setTimeout(resolve, 100));
+      try {
+        const lease = await run(0);
+        lease.release();
+        outcomes.push('done');
+      } catch (error) {
+        outcomes.push(error.code);
+        if (dispatcher.poisoned) {
+          try {
+            run(1);
+            throw new Error('a poisoned dispatcher accepted a call');
+          } catch (second) {
+            if (second.code !== 'EP_POISONED') throw second;
+          }
+        }
+      }
+    }
+    await dispatcher.resync({ timeoutMs: 20_000 });
+    for (let call = 0; call < data.calls; call++) {
+      const lease = await run(call);
+      expectSame(lease.tensors.q.data, movePlan(plan.fwdQ, dataOf(call), qRow)[rank], `round ${round} call ${call}`);
+      lease.release();
+    }
+  }
+  const epoch = dispatcher.epoch;
+  await dispatcher.close();
+  return { outcomes, epoch };
+}
+
+/** A rank dies while the others wait for its rows. */
+async function lost({ transport, rank, worldSize, data }) {
+  const plan = fullPlan(worldSize, 20);
+  const specs = { forward: [{ name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [4] }] };
+  const dispatcher = await openDispatcher(transport, { leaseBytes: leaseBytesFor(specs.forward), timeoutMs: 30_000 });
+  const { forward } = await dispatcher.bind(specs);
+  const q = tensor('f32', [plan.fwdQ.sendTokens[rank], 4]);
+  if (rank === data.victim) await new Promise(() => setInterval(() => {}, 1000));
+  let failure;
+  const began = performance.now();
+  try {
+    for (;;) (await forward.run({ q })).release();
+  } catch (error) {
+    failure = { code: error.code, rank: error.context?.rank, ms: performance.now() - began };
+  }
+  await dispatcher.close();
+  return failure;
+}
+
+/** Rank 1 brings another plan, another row size, other options. */
+async function mismatch({ transport, rank, worldSize }) {
+  const odd = rank === 1;
+  const found = {};
+  const attempt = async (name, body) => {
+    try {
+      await body();
+      found[name] = 'no error';
+    } catch (error) {
+      found[name] = { code: error.code, ranks: error.context?.ranks };
+    }
+  };
+  await attempt('options', () => openDispatcher(transport, { leaseBytes: 65536, chunkBytes: odd ? 512 : 1024 }));
+  await attempt('memory', () => openDispatcher(transport, { leaseBytes: odd ? 65536 : 131072 }));
+  const dispatcher = await openDispatcher(transport, { leaseBytes: 65536 });
+  const specs = (seed, width) => ({
+    forward: [{ name: 'q', plan: randomPlan(seed, worldSize).fwdQ, dtype: 'f32', rowShape: [width] }],
+  });
+  await attempt('plan', () => dispatcher.bind(specs(odd ? 5 : 6, 4)));
+  await attempt('row', () => dispatcher.bind(specs(5, odd ? 4 : 8)));
+  await attempt('refused', () => dispatcher.bind(specs(5, odd ? 0 : 4)));
+  // The dispatcher is still good: every refusal came before anything moved.
+  const { forward } = await dispatcher.bind(specs(5, 4));
+  const plan = randomPlan(5, worldSize).fwdQ;
+  const q = allRows(plan.sendTokens, 4, 'f32', 9);
+  const lease = await forward.run({ q: tensor('f32', [plan.sendTokens[rank], 4], q[rank]) });
+  expectSame(lease.tensors.q.data, movePlan(plan, q, 4)[rank], 'after refusals');
+  await dispatcher.close();
+  return found;
+}
+
+/** Wrong calls on one rank. */
+async function badInput({ transport, worldSize }) {
+  const plan = randomPlan(2, worldSize).fwdQ;
+  const dispatcher = await openDispatcher(transport, { leaseBytes: 65536 });
+  const { forward } = await dispatcher.bind({ forward: [{ name: 'q', plan, dtype: 'f32', rowShape: [4] }] });
+  const rows = plan.sendTokens[0];
+  const codes = {};
+  const attempt = (name, body) => {
+    try {
+      body();
+      codes[name] = 'no error';
+    } catch (error) {
+      codes[name] = error.code ?? String(error);
+    }
+  };
+  attempt('missing', () => forward.run({}));
+  attempt('dtype', () => forward.run({ q: tensor('f64', [rows, 4]) }));
+  attempt('rows', () => forward.run({ q: tensor('f32', [rows + 1, 4]) }));
+  attempt('width', () => forward.run({ q: tensor('f32', [rows, 5]) }));
+  const buffer = new ArrayBuffer(rows * 16);
+  const detached = tensor('f32', [rows, 4], new Float32Array(buffer));
+  structuredClone(buffer, { transfer: [buffer] });
+  attempt('detached', () => forward.run({ q: detached }));
+  const resizable = tensor(
+    'f32',
+    [rows, 4],
+    new Float32Array(new ArrayBuffer(rows * 16, { maxByteLength: rows * 32 })),
+  );
+  attempt('resizable', () => forward.run({ q: resizable }));
+  const codeOf = async (body) => {
+    try {
+      await body();
+      return 'no error';
+    } catch (error) {
+      return error.code ?? String(error);
+    }
+  };
+  codes.capacity = await codeOf(() =>
+    dispatcher.bind({ big: [{ name: 'q', plan, dtype: 'f64', rowShape: [100_000] }] }),
+  );
+  codes.world = await codeOf(() =>
+    dispatcher.bind({ other: [{ name: 'q', plan: randomPlan(2, worldSize + 1).fwdQ, dtype: 'f32', rowShape: [4] }] }),
+  );
+  codes.reduceDtype = await codeOf(() =>
+    dispatcher.bind({
+      sum: [
+        {
+          name: 'd',
+          plan: randomPlan(2, worldSize).revKvCompact,
+          dtype: 'i32',
+          rowShape: [4],
+          reduce: randomPlan(2, worldSize).reduction,
+        },
+      ],
+    }),
+  );
+  const good = await forward.run({ q: tensor('f32', [rows, 4]) });
+  good.release();
+  await dispatcher.close();
+  attempt('closed', () => forward.run({ q: tensor('f32', [rows, 4]) }));
+  return codes;
+}
+
+/** Q, K and V as slices of one projection: read in place, row stride and all. */
+async function strided({ transport, rank, worldSize }) {
+  const plan = randomPlan(21, worldSize, { documents: 7, maxLength: 60 });
+  const shape = { queryHeads: 4, kvHeads: 2, headDim: 8, dtype: 'f32' };
+  const [qWidth, kvWidth] = [32, 16];
+  const width = qWidth + 2 * kvWidth;
+  const projections = allRows(plan.fwdQ.sendTokens, width, 'f32', 4);
+  const own = nativeCopy(projections[rank]);
+  const slice = (from, columns) => ({
+    dtype: 'f32',
+    shape: [plan.fwdQ.sendTokens[rank], columns],
+    strides: [width, 1],
+    data: own.subarray(from),
+  });
+  const packed = (from, columns) =>
+    projections.map((rows) => {
+      const out = new Float32Array((rows.length / width) * columns);
+      for (let i = 0; i < out.length; i++) out[i] = rows[Math.floor(i / columns) * width + from + (i % columns)];
+      return out;
+    });
+  const dispatcher = await openDispatcher(transport, { leaseBytes: attentionLeaseBytes(plan, shape), leases: 4 });
+  const attention = await bindAttention(dispatcher, plan, shape);
+  const empty = own.length === 0;
+  const tensors = empty
+    ? { q: tensor('f32', [0, 4, 8]), k: tensor('f32', [0, 2, 8]), v: tensor('f32', [0, 2, 8]) }
+    : { q: slice(0, qWidth), k: slice(qWidth, kvWidth), v: slice(qWidth + kvWidth, kvWidth) };
+  const lease = await attention.queryKeyValue(tensors);
+  expectSame(lease.tensors.q.data, movePlan(plan.fwdQ, packed(0, qWidth), qWidth)[rank], 'q');
+  expectSame(lease.tensors.k.data, movePlan(plan.fwdKv, packed(qWidth, kvWidth), kvWidth)[rank], 'k');
+  expectSame(lease.tensors.v.data, movePlan(plan.fwdKv, packed(qWidth + kvWidth, kvWidth), kvWidth)[rank], 'v');
+  const stagedBytes = lease.stagedBytes;
+  lease.release();
+  await dispatcher.close();
+  return stagedBytes;
+}
+
+/** By name, as the tests call them. */
+export const scenarios = { oracle, repeated, hold, abort, lost, mismatch, badInput, strided };
