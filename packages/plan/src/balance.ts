@@ -1,6 +1,6 @@
 import type { KvSharing } from './attention.js';
 import { Assignment, type Move, mergePieces, type Piece } from './balance-state.js';
-import { checkInteger, describe } from './check.js';
+import { checkInteger, checkObject, describe } from './check.js';
 import { attendedPairs, maxOverAverage } from './cost.js';
 import { invalidArgument, PlanError } from './error.js';
 import { type DocumentShards, documentIndex, shardRows } from './shards.js';
@@ -301,6 +301,7 @@ function splitShards(
 }
 
 function checkOptions(options: BalanceOptions, worldSize: number): Settings {
+  checkObject(options, 'options');
   const { tolerance = 0, block = 1, memoryBytes = Number.POSITIVE_INFINITY, sharing = 'each-server' } = options;
   const qRowBytes = checkInteger(options.qRowBytes, 'qRowBytes', 1, 2 ** 31 - 1);
   const kvRowBytes = checkInteger(options.kvRowBytes, 'kvRowBytes', 1, 2 ** 31 - 1);

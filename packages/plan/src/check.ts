@@ -15,6 +15,12 @@ export function checkInteger(value: unknown, name: string, min: number, max: num
   return value;
 }
 
+export function checkObject(value: unknown, name: string): void {
+  if (typeof value !== 'object' || value === null) {
+    throw invalidArgument(`${name} must be an object, found ${describe(value)}`, { name, found: describe(value) });
+  }
+}
+
 export function checkInt32Array(value: unknown, name: string, length?: number): Int32Array {
   if (!(value instanceof Int32Array)) {
     throw invalidArgument(`${name} must be an Int32Array, found ${describe(value)}`, { name, found: describe(value) });

@@ -1,4 +1,4 @@
-import { checkInt32Array, checkInteger, checkOffsets, checkRange, checkRows, maxRows } from './check.js';
+import { checkInt32Array, checkInteger, checkObject, checkOffsets, checkRange, checkRows, maxRows } from './check.js';
 import {
   directions,
   type GradientReduction,
@@ -138,6 +138,7 @@ function fillInGlobalOrder(shards: ShardTable, table: DispatchTable): Routing {
 }
 
 function checkDispatchTable(shards: ShardTable, table: DispatchTable): void {
+  checkObject(table, 'table');
   const replicas = checkInteger(table.replicas, 'replicas', 1, maxRows);
   const offsets = checkInt32Array(table.offsets, 'offsets', shards.lengths.length + 1);
   const dstRank = checkInt32Array(table.dstRank, 'dstRank');

@@ -1,4 +1,4 @@
-import { checkInt32Array, checkInteger, checkOffsets, checkRange, checkRows, describe, maxRows } from './check.js';
+import { checkInt32Array, checkInteger, checkObject, checkOffsets, checkRange, checkRows, maxRows } from './check.js';
 import { invalidArgument } from './error.js';
 
 /**
@@ -30,9 +30,7 @@ export interface ShardRows {
 
 /** Checks a table and finds its rows. Throws EP_INVALID_ARGUMENT, or EP_CAPACITY when a rank has 2^31 tokens or more. */
 export function shardRows(shards: ShardTable): ShardRows {
-  if (typeof shards !== 'object' || shards === null) {
-    throw invalidArgument(`shards must be a shard table, found ${describe(shards)}`, { found: describe(shards) });
-  }
+  checkObject(shards, 'shards');
   const worldSize = checkInteger(shards.worldSize, 'worldSize', 1, maxRows - 1);
   const offsets = checkInt32Array(shards.shardOffsets, 'shardOffsets', worldSize + 1);
   const lengths = checkInt32Array(shards.lengths, 'lengths');
@@ -123,6 +121,7 @@ export interface DocumentList {
  * global shard g, so that any array parallel to the list is brought along with `reorder`.
  */
 export function shardsOfDocuments(list: DocumentList): { readonly shards: DocumentShards; readonly order: Int32Array } {
+  checkObject(list, 'list');
   const worldSize = checkInteger(list.worldSize, 'worldSize', 1, maxRows - 1);
   const lengths = checkInt32Array(list.lengths, 'lengths');
   const n = lengths.length;
@@ -153,8 +152,11 @@ export function shardsOfDocuments(list: DocumentList): { readonly shards: Docume
   return { shards: Object.freeze(shards), order };
 }
 
-/** `result[g] = values[order[g]]`. */
+/** `result[g] = values[order[g]]`: brings an array along that is parallel to a document list. */
 export function reorder(values: Int32Array, order: Int32Array): Int32Array {
+  checkInt32Array(order, 'order');
+  checkInt32Array(values, 'values', order.length);
+  checkRange(order, 'order', 0, order.length - 1);
   const result = new Int32Array(order.length);
   for (let g = 0; g < order.length; g++) result[g] = values[order[g]!]!;
   return result;
