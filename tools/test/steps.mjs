@@ -20,7 +20,7 @@ const vitestFile = join('.cache', 'vitest.json');
 const vitestArguments = ['--reporter=default', '--reporter=json', `--outputFile.json=${vitestFile}`];
 
 /**
- * @param {string} script
+ * @param {string} script one that ends in `vitest run`: it is given vitest's arguments
  * @param {readonly Lane[]} stepLanes
  * @param {number} minutes
  * @returns {Step[]} one step per package with that script, one after the other: suites wait on their own ranks
