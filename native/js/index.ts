@@ -1,5 +1,12 @@
 /** @ep/native: the one addon under all @ep packages, its loader and its typed surface. */
-export { EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32 } from './abi.gen.js';
+export {
+  EP_DTYPE_BF16,
+  EP_DTYPE_F16,
+  EP_DTYPE_F32,
+  EP_LIFE_DEAD,
+  EP_TEAM_EXCHANGE_BYTES,
+  segmentHandleLayout,
+} from './abi.gen.js';
 export type * from './binding.js';
 export { allocateHost, type NativePlace, nativePlaceOf, registerWindow } from './host-memory.js';
 export { type LoadAttempt, loadBinding, platformPackage } from './load.js';

@@ -16,6 +16,8 @@ import {
   type Work,
   WorkOwner,
 } from '@ep/core';
+import type { NativeRankContext, NativeSymmetricMemory } from '@ep/native';
+import type { Liveness } from './liveness.js';
 import { ShmMemory } from './memory.js';
 
 interface NativeSignal {
@@ -35,108 +37,79 @@ function nativeSignal(update: SignalUpdate<Need> | undefined): NativeSignal {
   return { op: op === 'add' ? 1 : 2, slot, value };
 }
 
+function ownMemory(what: string, region: Region): NativeSymmetricMemory {
+  if (region.memory instanceof ShmMemory) return region.memory.nativeMemory('endpoint');
+  throw new EpError('EP_UNSUPPORTED', `${what} must lie in a symmetric memory of nvshmem:shm; copy it there`);
+}
+
+function checkSameSize(
+  where: string,
+  from: { readonly byteLength: number },
+  to: { readonly byteLength: number },
+): void {
+  if (from.byteLength === to.byteLength) return;
+  throw invalid('to', { where, expected: `${from.byteLength} bytes, as the source has`, found: to.byteLength });
+}
+
 export class ShmEndpoint extends Resource implements Endpoint<Need> {
   readonly peer: Rank;
+  readonly #context: NativeRankContext;
+  readonly #liveness: Liveness;
   readonly #owner: WorkOwner;
   #sequence = 0n;
 
-  constructor(peer: Rank) {
+  constructor(peer: Rank, context: NativeRankContext, liveness: Liveness) {
     super(`endpoint to rank ${peer}`);
     this.peer = peer;
+    this.#context = context;
+    this.#liveness = liveness;
     this.#owner = new WorkOwner(`endpoint to rank ${peer}`);
   }
 
   readonly put = (from: Region, to: RemoteRegion, options?: { readonly signal?: SignalUpdate<Need> }): Work =>
-    this.#run('put', () => {
-      const target = this.#remote(to);
-      if (from.byteLength !== to.byteLength) {
-        throw invalid('to', {
-          where: 'put',
-          expected: `${from.byteLength} bytes, as the source has`,
-          found: to.byteLength,
-        });
-      }
-      if (!(from.memory instanceof ShmMemory)) {
-        throw new EpError('EP_UNSUPPORTED', 'put: the source must lie in a symmetric memory of this transport');
-      }
-      const signal = nativeSignal(options?.signal);
-      target.put(
-        this.peer,
-        to.byteOffset,
-        from.memory.nativeMemory('put'),
-        from.byteOffset,
-        from.byteLength,
-        signal.op,
-        signal.slot,
-        signal.value,
-      );
-    });
+    this.#run('put', () => this.#put(from, to, options?.signal));
 
   readonly putValue = (to: RemoteRegion, value: bigint, options?: { readonly signal?: SignalUpdate<Need> }): Work =>
-    this.#run('putValue', () => {
-      const target = this.#remote(to);
-      const signal = nativeSignal(options?.signal);
-      target.putValue(this.peer, to.byteOffset, to.byteLength, value, signal.op, signal.slot, signal.value);
-    });
+    this.#run('putValue', () => this.#putValue(to, value, options?.signal));
 
   readonly signal = (memory: SymmetricMemory, update: SignalUpdate<Need>): Work =>
-    this.#run('signal', () => {
-      const { op, slot, value } = nativeSignal(update);
-      this.#memory(memory).signal(this.peer, op, slot, value);
-    });
+    this.#run('signal', () => this.#signal(memory, update));
 
-  readonly get = (from: RemoteRegion, to: Region): Work =>
-    this.#run('get', () => {
-      const source = this.#remote(from);
-      if (from.byteLength !== to.byteLength) {
-        throw invalid('to', {
-          where: 'get',
-          expected: `${from.byteLength} bytes, as the source has`,
-          found: to.byteLength,
-        });
-      }
-      if (!(to.memory instanceof ShmMemory)) {
-        throw new EpError('EP_UNSUPPORTED', 'get: the target must lie in a symmetric memory of this transport');
-      }
-      source.get(this.peer, from.byteOffset, to.memory.nativeMemory('get'), to.byteOffset, to.byteLength);
-    });
+  readonly get = (from: RemoteRegion, to: Region): Work => this.#run('get', () => this.#get(from, to));
 
-  readonly submit = (batch: readonly Request<Need>[]): readonly Work[] =>
-    batch.map((request) => {
-      const options = request.kind !== 'signal' && request.signal ? { signal: request.signal } : undefined;
-      switch (request.kind) {
-        case 'put':
-          return this.put(request.from, request.to, options);
-        case 'put-value':
-          return this.putValue(request.to, request.value, options);
-        case 'signal':
-          return this.signal(request.memory, request.signal);
-        default:
-          return this.#run('submit', () => {
-            throw invalid('kind', {
-              where: 'submit',
-              expected: 'put, put-value or signal',
-              found: (request as { kind: unknown }).kind,
-            });
-          });
-      }
-    });
+  readonly submit = (batch: readonly Request<Need>[]): readonly Work[] => {
+    this.#checkUsable('submit');
+    // Not through put() and its like: their check for failures that nobody saw would throw at the second request what is the first one's own.
+    return batch.map((request) => this.#start(request.kind, () => this.#request(request)));
+  };
 
+  /** Rejects with `EP_PEER_LOST` if the peer is dead: what was put there has landed in memory that nobody will read. */
   readonly flush = async (options?: WaitOptions): Promise<void> => {
-    this.checkOpen('flush');
     options?.signal?.throwIfAborted();
     // Nothing to wait for: every operation had landed when its call returned. What failed unseen is reported here.
-    this.#owner.check();
+    this.#checkUsable('flush');
+    if (this.#liveness.isDead(this.peer)) {
+      const context = { lost: [this.peer] };
+      throw this.#liveness.notice(new EpError('EP_PEER_LOST', `flush: rank ${this.peer} died`, { context }));
+    }
   };
 
   protected override release(): Promise<void> {
     return this.#owner.close();
   }
 
-  /** A wrong call throws at once; what can only fail later is carried by the Work. */
-  #run(op: string, body: () => void): Work {
-    this.checkOpen(op);
+  #checkUsable(operation: string): void {
+    this.checkOpen(operation);
     this.#owner.check();
+  }
+
+  #run(op: string, body: () => void): Work {
+    this.#checkUsable(op);
+    return this.#start(op, body);
+  }
+
+  /** Whatever is wrong with a call is carried by its Work, so that in a batch each request has its own status. */
+  #start(op: string, body: () => void): Work {
     const control = createWork({ op, sequence: this.#sequence++, owner: this.#owner });
     try {
       body();
@@ -147,12 +120,56 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
     return control.work;
   }
 
-  #memory(memory: SymmetricMemory) {
-    if (memory instanceof ShmMemory) return memory.nativeMemory('endpoint');
+  #request(request: Request<Need>): void {
+    switch (request.kind) {
+      case 'put':
+        this.#put(request.from, request.to, request.signal);
+        return;
+      case 'put-value':
+        this.#putValue(request.to, request.value, request.signal);
+        return;
+      case 'signal':
+        this.#signal(request.memory, request.signal);
+        return;
+      default: {
+        const { kind } = request as { kind: unknown };
+        throw invalid('kind', { where: 'submit', expected: 'put, put-value or signal', found: kind });
+      }
+    }
+  }
+
+  #put(from: Region, to: RemoteRegion, update: SignalUpdate<Need> | undefined): void {
+    const target = this.#remote(to);
+    const source = ownMemory('put: the source', from);
+    checkSameSize('put', from, to);
+    const { op, slot, value } = nativeSignal(update);
+    target.put(this.peer, to.byteOffset, source, from.byteOffset, from.byteLength, op, slot, value);
+  }
+
+  #putValue(to: RemoteRegion, word: bigint, update: SignalUpdate<Need> | undefined): void {
+    const target = this.#remote(to);
+    const { op, slot, value } = nativeSignal(update);
+    target.putValue(this.peer, to.byteOffset, to.byteLength, word, op, slot, value);
+  }
+
+  #signal(memory: SymmetricMemory, update: SignalUpdate<Need>): void {
+    const { op, slot, value } = nativeSignal(update);
+    this.#memory(memory).signal(this.peer, op, slot, value);
+  }
+
+  #get(from: RemoteRegion, to: Region): void {
+    const source = this.#remote(from);
+    const target = ownMemory('get: the target', to);
+    checkSameSize('get', from, to);
+    source.get(this.peer, from.byteOffset, target, to.byteOffset, to.byteLength);
+  }
+
+  #memory(memory: SymmetricMemory): NativeSymmetricMemory {
+    if (memory instanceof ShmMemory && memory.context === this.#context) return memory.nativeMemory('endpoint');
     throw new EpError('EP_INVALID_ARGUMENT', 'the memory belongs to another transport');
   }
 
-  #remote(region: RemoteRegion) {
+  #remote(region: RemoteRegion): NativeSymmetricMemory {
     if (region.peer !== this.peer) {
       throw invalid('region', {
         where: `endpoint to rank ${this.peer}`,

@@ -18,7 +18,8 @@ import {
   type WaitOptions,
 } from '@ep/core';
 import { type NativeRankContext, type NativeSymmetricMemory, native, registerWindow } from '@ep/native';
-import { nativeTimeout, waitError } from './outcome.js';
+import type { Liveness } from './liveness.js';
+import { nativeTimeout, runWait, waitError } from './outcome.js';
 
 const COMPARISONS: Record<Comparison, number> = { eq: 0, ne: 1, lt: 2, le: 3, gt: 4, ge: 5 };
 
@@ -37,6 +38,7 @@ export interface ShmMemoryInit {
   readonly rank: Rank;
   readonly worldSize: number;
   readonly context: NativeRankContext;
+  readonly liveness: Liveness;
   readonly memory: NativeSymmetricMemory;
   readonly byteLength: number;
   readonly signalSlots: number;
@@ -45,14 +47,27 @@ export interface ShmMemoryInit {
   readonly onRelease: () => void;
 }
 
+/** The ranks whose death ends a wait; undefined: any. An empty list is this rank alone, which cannot be lost to itself. */
+export function awaitedRanks(
+  options: WaitOptions | undefined,
+  world: { readonly rank: Rank; readonly worldSize: number },
+): Int32Array | undefined {
+  const peers = options?.peers;
+  if (peers === undefined) return undefined;
+  for (const peer of peers) checkInteger(peer, 'peer', 'wait', 0, world.worldSize - 1);
+  return peers.length > 0 ? Int32Array.from(peers) : Int32Array.of(world.rank);
+}
+
 class ShmSignalPad implements SignalPad {
   readonly slots: number;
   readonly #init: ShmMemoryInit;
+  readonly #closing: () => AbortSignal;
   readonly #budgetNs: number;
 
-  constructor(init: ShmMemoryInit) {
+  constructor(init: ShmMemoryInit, closing: () => AbortSignal) {
     this.slots = init.signalSlots;
     this.#init = init;
+    this.#closing = closing;
     this.#budgetNs = init.context.inlineBudgetNs();
   }
 
@@ -66,24 +81,22 @@ class ShmSignalPad implements SignalPad {
     options?: WaitOptions,
   ): Promise<bigint> {
     options?.signal?.throwIfAborted();
-    const { memory, rank, worldSize, timeoutMs: fallback } = this.#init;
+    const { memory, rank, liveness, timeoutMs: fallback } = this.#init;
+    const where = `signal slot ${slot} of rank ${rank}`;
     const cmp = comparisonCode(test.cmp);
     const seen = memory.waitTry(slot, cmp, test.value, this.#budgetNs);
     if (seen !== undefined) return seen;
-    const timeoutMs = nativeTimeout(options, fallback);
-    const peers = options?.peers;
-    for (const peer of peers ?? []) checkInteger(peer, 'peer', 'signal wait', 0, worldSize - 1);
-    const ranks = peers && Int32Array.from(peers.filter((peer) => peer !== rank));
-    const outcome = await native().operations.run(
+    const timeoutMs = nativeTimeout(options, fallback, where);
+    const ranks = awaitedRanks(options, this.#init);
+    const outcome = await runWait(
+      native().operations,
       () => memory.waitWatch(slot, cmp, test.value, timeoutMs, ranks),
+      this.#closing(),
       options?.signal,
     );
     if (outcome.status === 0) return outcome.found;
-    throw waitError(`signal slot ${slot} of rank ${rank}`, outcome, {
-      awaited: peers ?? [],
-      timeoutMs,
-      progress: `awaited a value ${test.cmp} ${test.value}, found ${outcome.found}`,
-    });
+    const progress = `awaited a value ${test.cmp} ${test.value}, found ${outcome.found}`;
+    throw liveness.notice(waitError(where, outcome, { awaited: options?.peers ?? [], timeoutMs, progress }));
   }
 }
 
@@ -93,15 +106,28 @@ export class ShmMemory extends Resource implements SymmetricMemory {
   readonly space = 'host' as const;
   readonly signals: SignalPad;
   readonly #init: ShmMemoryInit;
-  /** Windows handed out, by peer: detached at close(), so that a use after it is inert. */
-  readonly #windows = new Set<ArrayBuffer>();
-  #whole: ArrayBuffer | undefined;
+  /** Windows handed out, by place: detached at close(), so that a use after it is inert. */
+  readonly #windows = new Map<string | Rank, ArrayBuffer>();
 
   constructor(init: ShmMemoryInit) {
     super('symmetric memory');
     this.#init = init;
     this.byteLength = init.byteLength;
-    this.signals = new ShmSignalPad(init);
+    this.signals = new ShmSignalPad(init, () => this.closing);
+  }
+
+  /** Names the transport that this memory belongs to. */
+  get context(): NativeRankContext {
+    return this.#init.context;
+  }
+
+  get liveness(): Liveness {
+    return this.#init.liveness;
+  }
+
+  /** Fires when `close()` begins: waits on words of this memory end with it. */
+  get ending(): AbortSignal {
+    return this.closing;
   }
 
   /** The addon's object; throws `EP_CLOSED` after close(). */
@@ -141,11 +167,11 @@ export class ShmMemory extends Resource implements SymmetricMemory {
         found: byteOffset,
       });
     }
-    if (peer === this.#init.rank && this.byteLength <= LARGEST_WINDOW) {
-      this.#whole ??= this.#window(peer, 0, this.byteLength);
-      return viewStorage(dtype, this.#whole, byteOffset, length);
+    if (this.byteLength <= LARGEST_WINDOW) {
+      return viewStorage(dtype, this.#window(peer, peer, 0, this.byteLength), byteOffset, length);
     }
-    return viewStorage(dtype, this.#window(peer, byteOffset, length * width), 0, length);
+    const place = `${peer}/${byteOffset}/${length * width}`;
+    return viewStorage(dtype, this.#window(place, peer, byteOffset, length * width), 0, length);
   }
 
   async read(from: Region, into: Uint8Array): Promise<void> {
@@ -164,16 +190,17 @@ export class ShmMemory extends Resource implements SymmetricMemory {
 
   protected override release(): void {
     const { binding } = native();
-    for (const buffer of this.#windows) binding.detach(buffer);
+    for (const buffer of this.#windows.values()) binding.detach(buffer);
     this.#windows.clear();
-    this.#whole = undefined;
     this.#init.memory.release();
     this.#init.onRelease();
   }
 
-  #window(peer: Rank, byteOffset: number, byteLength: number): ArrayBuffer {
+  #window(place: string | Rank, peer: Rank, byteOffset: number, byteLength: number): ArrayBuffer {
+    const known = this.#windows.get(place);
+    if (known !== undefined) return known;
     const buffer = this.#init.memory.window(peer, byteOffset, byteLength);
-    this.#windows.add(buffer);
+    this.#windows.set(place, buffer);
     if (peer === this.#init.rank && byteLength > 0) registerWindow(buffer, this.#init.memory, byteOffset);
     return buffer;
   }

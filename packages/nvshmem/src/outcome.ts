@@ -1,6 +1,6 @@
 /** What a native wait that did not succeed means, as an `EpError` that says who was awaited and what had arrived. */
-import { EpError, type ErrorContext, formatRanks, type WaitOptions } from '@ep/core';
-import { codeOfStatus, type Outcome } from '@ep/native';
+import { EpError, type ErrorContext, formatRanks, invalid, linkSignals, type WaitOptions } from '@ep/core';
+import { codeOfStatus, type OperationId, type Operations, type Outcome } from '@ep/native';
 
 /** `awaited` are the ranks that had not delivered when the wait ended. */
 export function waitError(
@@ -32,8 +32,39 @@ export function waitError(
   }
 }
 
-/** The timeout that native code understands: negative for none. */
-export function nativeTimeout(options: WaitOptions | undefined, fallbackMs: number): number {
+/** The timeout that native code understands: negative for none. Throws `EP_INVALID_ARGUMENT`. */
+export function nativeTimeout(options: WaitOptions | undefined, fallbackMs: number, where: string): number {
   const timeoutMs = options?.timeoutMs ?? fallbackMs;
+  if (!(typeof timeoutMs === 'number' && timeoutMs >= 0)) {
+    throw invalid('timeoutMs', {
+      where,
+      expected: 'a number of milliseconds of at least 0, or Infinity',
+      found: timeoutMs,
+    });
+  }
   return Number.isFinite(timeoutMs) ? timeoutMs : -1;
+}
+
+/** Runs a native wait that ends also when `closing` fires, which is the object that the wait belongs to going away. */
+export async function runWait(
+  operations: Operations,
+  start: () => OperationId,
+  closing: AbortSignal,
+  signal: AbortSignal | undefined,
+): Promise<Outcome> {
+  return withClosing(signal && { signal }, closing, (limits) => operations.run(start, limits.signal));
+}
+
+/** Runs `body` with limits that end also when `closing` fires. */
+export async function withClosing<T>(
+  options: WaitOptions | undefined,
+  closing: AbortSignal,
+  body: (limits: WaitOptions) => Promise<T>,
+): Promise<T> {
+  const linked = linkSignals(options?.signal, closing);
+  try {
+    return await body({ ...options, signal: linked.signal });
+  } finally {
+    linked.unlink();
+  }
 }

@@ -1,13 +1,19 @@
 /** Opens the shared-memory backing: ranks on one host, as processes or as worker threads. */
 import { EpError, exchange, type Member, type Need, rendezvous, type TransportProvider } from '@ep/core';
-import { native } from '@ep/native';
+import { native, segmentHandleLayout } from '@ep/native';
 import { resolveConfig, type ShmConfig } from './config.js';
+import { Liveness } from './liveness.js';
 import { probeShm } from './probe.js';
-import { SEGMENT_HANDLE_BYTES, ShmTeam } from './team.js';
+import { ShmTeam } from './team.js';
 import { ShmTransport } from './transport.js';
 
 const VERSION = '0.0.0';
+const HANDLE_BYTES = segmentHandleLayout.byteLength;
 
+/**
+ * Collective. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
+ * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks.
+ */
 async function openShm(
   member: Member,
   options: { readonly signal: AbortSignal; readonly config?: ShmConfig; readonly timeoutMs?: number },
@@ -31,11 +37,11 @@ async function openShm(
   );
   const context = new binding.RankContext(rank, worldSize, config.ranksOnHost);
   try {
-    const blob = new Uint8Array(2 * SEGMENT_HANDLE_BYTES);
+    const blob = new Uint8Array(2 * HANDLE_BYTES);
     blob.set(context.handle());
-    if (rank === 0) blob.set(context.createTeamSegment(worldSize), SEGMENT_HANDLE_BYTES);
+    if (rank === 0) blob.set(context.createTeamSegment(worldSize), HANDLE_BYTES);
     const blobs = await exchange(store, { rank, worldSize, key: 'nvshmem:shm/control', bytes: blob }, limits);
-    const handles = new Uint8Array(worldSize * SEGMENT_HANDLE_BYTES);
+    const handles = new Uint8Array(worldSize * HANDLE_BYTES);
     for (const [peer, bytes] of blobs.entries()) {
       if (bytes.byteLength !== blob.byteLength) {
         throw new EpError(
@@ -43,14 +49,28 @@ async function openShm(
           `rank ${peer} published ${bytes.byteLength} bytes of handles, expected ${blob.byteLength}`,
         );
       }
-      handles.set(bytes.subarray(0, SEGMENT_HANDLE_BYTES), peer * SEGMENT_HANDLE_BYTES);
+      handles.set(bytes.subarray(0, HANDLE_BYTES), peer * HANDLE_BYTES);
     }
     context.connect(handles);
     const everyone = Int32Array.from({ length: worldSize }, (_, peer) => peer);
-    const world = new ShmTeam(context, rank, blobs[0]!.subarray(SEGMENT_HANDLE_BYTES), everyone, config.timeoutMs);
-    // From here on nobody needs the store: all ranks have mapped each other.
-    await world.barrier(limits);
-    return new ShmTransport({ rank, worldSize, context, world, config });
+    const liveness = new Liveness(context, rank, worldSize);
+    const handle = blobs[0]!.subarray(HANDLE_BYTES);
+    const world = new ShmTeam({
+      context,
+      liveness,
+      worldRank: rank,
+      handle,
+      ranks: everyone,
+      timeoutMs: config.timeoutMs,
+    });
+    try {
+      // From here on nobody needs the store: all ranks have mapped each other.
+      await world.barrier(limits);
+    } catch (error) {
+      await world.close();
+      throw error;
+    }
+    return new ShmTransport({ rank, worldSize, context, liveness, world, config });
   } catch (error) {
     context.close();
     throw error;

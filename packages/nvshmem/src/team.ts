@@ -1,71 +1,148 @@
 /** A team of ranks on this host: barrier and small all-gathers, on which everything collective is built. */
-import { EpError, type WaitOptions } from '@ep/core';
-import { type Native, type NativeRankContext, type NativeTeam, native } from '@ep/native';
-import { nativeTimeout, waitError } from './outcome.js';
+import { EpError, type Rank, Resource, type WaitOptions } from '@ep/core';
+import { EP_TEAM_EXCHANGE_BYTES, type Native, type NativeRankContext, type NativeTeam, native } from '@ep/native';
+import type { Liveness } from './liveness.js';
+import { nativeTimeout, runWait, waitError } from './outcome.js';
 
-/** `ep_segment_handle` in native/include/ep/abi/segment.h. */
-export const SEGMENT_HANDLE_BYTES = 56;
-/** `EP_TEAM_EXCHANGE_BYTES` in native/include/ep/abi/rank.h. */
-export const EXCHANGE_BYTES = 1024;
+/** Number of the call and length of the blob, before each blob: ranks that are at different calls find out instead of reading old bytes. */
+const HEADER_BYTES = 16;
+/** Bytes that each member may give to one all-gather. */
+export const GATHER_BYTES = EP_TEAM_EXCHANGE_BYTES - HEADER_BYTES;
+
+export interface ShmTeamInit {
+  readonly context: NativeRankContext;
+  readonly liveness: Liveness;
+  readonly worldRank: Rank;
+  /** `ep_segment_handle` of the segment that the first member made. */
+  readonly handle: Uint8Array;
+  /** World ranks of the members, in team order. */
+  readonly ranks: Int32Array;
+  readonly timeoutMs: number;
+}
 
 /**
  * Collective calls of one team run one after the other in the order in which they were made on this rank, so that two that are under way at
- * one time do not mix their barriers.
+ * one time do not mix their barriers. `close()` is local: it cuts off this rank's calls (`EP_ABORTED`) and drops its part of the team.
  */
-export class ShmTeam {
+export class ShmTeam extends Resource {
   /** World ranks of the members, in team order. */
   readonly ranks: Int32Array;
   /** This rank's place among them. */
   readonly position: number;
   readonly #native: Native = native();
   readonly #team: NativeTeam;
+  readonly #liveness: Liveness;
   readonly #timeoutMs: number;
   #tail: Promise<unknown> = Promise.resolve();
   #queued = 0;
+  #gathers = 0;
+  /** A barrier that was entered and not passed: whatever comes next must pass it first. */
+  #unfinished = false;
+  /** Why an all-gather was cut off: the members no longer agree how many there were. */
+  #poison: EpError | undefined;
 
-  constructor(rank: NativeRankContext, worldRank: number, handle: Uint8Array, ranks: Int32Array, timeoutMs: number) {
-    this.#team = new this.#native.binding.Team(rank, handle, ranks);
-    this.ranks = ranks;
-    this.position = ranks.indexOf(worldRank);
-    this.#timeoutMs = timeoutMs;
+  constructor(init: ShmTeamInit) {
+    super(`team of ${init.ranks.length}`);
+    this.#team = new this.#native.binding.Team(init.context, init.handle, init.ranks);
+    this.#liveness = init.liveness;
+    this.#timeoutMs = init.timeoutMs;
+    this.ranks = init.ranks;
+    this.position = init.ranks.indexOf(init.worldRank);
   }
 
   get size(): number {
     return this.ranks.length;
   }
 
-  /** Rejects with `EP_TIMEOUT` or `EP_PEER_LOST` naming the ranks that have not come; calling again goes on with the same barrier. */
-  barrier(options?: WaitOptions): Promise<void> {
-    if (options?.signal?.aborted) return Promise.reject(options.signal.reason);
-    if (this.#queued === 0 && this.#team.barrierTry()) return Promise.resolve();
-    return this.#queue(() => this.#barrier(options));
+  /**
+   * Rejects with `EP_TIMEOUT` or `EP_PEER_LOST` naming the ranks that have not come; this rank stays counted as arrived, and calling again goes on
+   * with the same barrier.
+   */
+  async barrier(options?: WaitOptions): Promise<void> {
+    this.#checkUsable('barrier', options);
+    if (this.#queued === 0 && this.#team.barrierTry()) {
+      this.#unfinished = false;
+      return;
+    }
+    await this.#queue('barrier', options, () => this.#barrier(options));
   }
 
-  /** Every member's bytes in team order; all give the same length, at most 1024. */
-  allGather(bytes: Uint8Array, options?: WaitOptions): Promise<Uint8Array<ArrayBuffer>[]> {
-    return this.#queue(async () => {
-      this.#team.exchangePut(bytes);
-      await this.#barrier(options);
-      return Array.from(this.ranks, (_, position) => this.#team.exchangeGet(position, bytes.byteLength));
+  /**
+   * Every member's bytes in team order; all give the same length, at most `GATHER_BYTES`. Throws `EP_MISMATCH` where members are at different
+   * calls. One that was cut off poisons the team.
+   */
+  async allGather(bytes: Uint8Array, options?: WaitOptions): Promise<Uint8Array<ArrayBuffer>[]> {
+    this.#checkUsable('allGather', options);
+    return this.#queue('allGather', options, async () => {
+      if (this.#unfinished) await this.#barrier(options);
+      const blob = new Uint8Array(HEADER_BYTES + bytes.byteLength);
+      new Float64Array(blob.buffer, 0, 2).set([++this.#gathers, bytes.byteLength]);
+      blob.set(bytes, HEADER_BYTES);
+      this.#team.exchangePut(blob);
+      try {
+        await this.#barrier(options);
+      } catch (error) {
+        this.#poison = new EpError(
+          error instanceof EpError && error.code === 'EP_PEER_LOST' ? 'EP_PEER_LOST' : 'EP_POISONED',
+          `team of ${this.size}: an earlier collective call was cut off, so the members no longer agree: ${error instanceof Error ? error.message : String(error)}`,
+          { cause: error, context: error instanceof EpError ? error.context : {} },
+        );
+        throw error;
+      }
+      const blobs = Array.from(this.ranks, (_, position) => this.#team.exchangeGet(position, blob.byteLength));
+      checkAgreement('collective call', this, blobs, (theirs) => {
+        const [call, byteLength] = new Float64Array(theirs.buffer, theirs.byteOffset, 2);
+        return `call ${call} with ${byteLength} bytes`;
+      });
+      return blobs.map((theirs) => theirs.slice(HEADER_BYTES));
     });
   }
 
-  async #barrier(options?: WaitOptions): Promise<void> {
-    if (this.#team.barrierTry()) return;
-    const timeoutMs = nativeTimeout(options, this.#timeoutMs);
-    const outcome = await this.#native.operations.run(() => this.#team.barrierWatch(timeoutMs), options?.signal);
-    if (outcome.status === 0) {
-      this.#team.barrierLeave();
-      return;
-    }
-    const awaited = [...this.#team.missing()];
-    const arrived = this.size - awaited.length;
-    throw waitError('barrier', outcome, { awaited, timeoutMs, progress: `${arrived} of ${this.size} ranks arrived` });
+  protected override release(): void {
+    this.#team.release();
   }
 
-  #queue<T>(body: () => Promise<T>): Promise<T> {
+  async #barrier(options?: WaitOptions): Promise<void> {
+    const where = 'barrier';
+    const timeoutMs = nativeTimeout(options, this.#timeoutMs, where);
+    this.#unfinished = true;
+    if (!this.#team.barrierTry()) {
+      const outcome = await runWait(
+        this.#native.operations,
+        () => this.#team.barrierWatch(timeoutMs),
+        this.closing,
+        options?.signal,
+      );
+      if (outcome.status !== 0) {
+        const awaited = [...this.#team.missing()];
+        const progress = `${this.size - awaited.length} of ${this.size} ranks arrived`;
+        throw this.#liveness.notice(waitError(where, outcome, { awaited, timeoutMs, progress }));
+      }
+      this.#team.barrierLeave();
+    }
+    this.#unfinished = false;
+  }
+
+  #checkUsable(operation: string, options: WaitOptions | undefined): void {
+    this.checkOpen(operation);
+    this.#checkPoison(operation, options);
+  }
+
+  #checkPoison(operation: string, options: WaitOptions | undefined): void {
+    options?.signal?.throwIfAborted();
+    if (this.#poison === undefined) return;
+    const { code, message, context, cause } = this.#poison;
+    throw new EpError(code, `${operation}: ${message}`, { context, cause });
+  }
+
+  #queue<T>(operation: string, options: WaitOptions | undefined, body: () => Promise<T>): Promise<T> {
     this.#queued++;
-    const run = this.#tail.then(body).finally(() => {
+    const run = this.guard(operation, async () => {
+      await this.#tail;
+      this.closing.throwIfAborted();
+      this.#checkPoison(operation, options);
+      return body();
+    }).finally(() => {
       this.#queued--;
     });
     this.#tail = run.catch(() => {});
@@ -80,16 +157,15 @@ export function checkAgreement(
   blobs: readonly Uint8Array[],
   describe: (blob: Uint8Array) => string,
 ): void {
-  const own = describe(blobs[team.position]!);
-  const odd = blobs.flatMap((blob, position) => {
-    const theirs = describe(blob);
-    return theirs === own ? [] : [`rank ${team.ranks[position]}: ${theirs}`];
-  });
+  const described = blobs.map(describe);
+  const own = described[team.position]!;
+  const odd = described.flatMap((theirs, position) =>
+    theirs === own ? [] : [{ rank: team.ranks[position]!, theirs }],
+  );
   if (odd.length === 0) return;
-  throw new EpError('EP_MISMATCH', `${where}: ranks differ; this rank: ${own}; ${odd.slice(0, 8).join('; ')}`, {
-    context: {
-      own,
-      odd: blobs.flatMap((blob, position) => (describe(blob) === own ? [] : [team.ranks[position]!])),
-    },
+  const shown = odd.slice(0, 8).map(({ rank, theirs }) => `rank ${rank}: ${theirs}`);
+  const more = odd.length > shown.length ? `; ${odd.length - shown.length} more` : '';
+  throw new EpError('EP_MISMATCH', `${where}: ranks differ; this rank: ${own}; ${shown.join('; ')}${more}`, {
+    context: { own, odd: odd.map(({ rank }) => rank) },
   });
 }

@@ -7,7 +7,6 @@ import {
   type DeviceHandle,
   type Endpoint,
   EpError,
-  formatRanks,
   type Need,
   type Rank,
   Resource,
@@ -16,19 +15,21 @@ import {
   type WaitOptions,
 } from '@ep/core';
 import { type NativeRankContext, native } from '@ep/native';
+import { allocateMemory } from './allocate.js';
 import type { ResolvedShmConfig } from './config.js';
 import { ShmEndpoint } from './endpoint.js';
+import type { Liveness } from './liveness.js';
 import { ShmMemory } from './memory.js';
+import { withClosing } from './outcome.js';
 import { shmCapabilities } from './probe.js';
-import { checkAgreement, SEGMENT_HANDLE_BYTES, ShmTeam } from './team.js';
-
-/** `EP_LIFE_*` in native/include/ep/abi/rank.h. */
-const LIFE_DEAD = 3;
+import { splitTeam } from './split.js';
+import type { ShmTeam } from './team.js';
 
 export interface ShmTransportInit {
   readonly rank: Rank;
   readonly worldSize: number;
   readonly context: NativeRankContext;
+  readonly liveness: Liveness;
   readonly world: ShmTeam;
   readonly config: ResolvedShmConfig;
 }
@@ -41,40 +42,38 @@ export class ShmTransport extends Resource implements Transport<Need> {
   /** All ranks, in order. */
   readonly world: ShmTeam;
   readonly #init: ShmTransportInit;
-  readonly #failed = new AbortController();
   readonly #endpoints = new Map<Rank, ShmEndpoint>();
 
   constructor(init: ShmTransportInit) {
     super('nvshmem:shm transport');
     this.rank = init.rank;
     this.worldSize = init.worldSize;
-    this.world = init.world;
+    this.world = this.children.add(init.world);
     this.#init = init;
   }
 
   get failed(): AbortSignal {
-    return this.#failed.signal;
+    return this.#init.liveness.failed;
   }
 
-  /** Ranks whose thread or process has died (not those that closed in order). Two loads per rank, no system call. */
+  /** What ends a wait of this transport that gives no timeout of its own, in milliseconds. */
+  get timeoutMs(): number {
+    return this.#init.config.timeoutMs;
+  }
+
+  /** Ranks whose thread or process has died (not those that closed in order). */
   lostRanks(): Rank[] {
     this.checkOpen('lostRanks');
-    const lost: Rank[] = [];
-    for (let rank = 0; rank < this.worldSize; rank++) {
-      if (rank !== this.rank && this.#init.context.life(rank) === LIFE_DEAD) lost.push(rank);
-    }
-    if (lost.length > 0 && !this.#failed.signal.aborted) {
-      this.#failed.abort(new EpError('EP_PEER_LOST', `${formatRanks(lost)} died`, { context: { lost } }));
-    }
-    return lost;
+    return this.#init.liveness.lostRanks();
   }
 
   /** Collective over the world. `EP_PEER_LOST` or `EP_TIMEOUT` names who has not come. */
-  barrier(options?: WaitOptions): Promise<void> {
-    return this.guard('barrier', () => this.#noticing(this.world.barrier(options)));
+  async barrier(options?: WaitOptions): Promise<void> {
+    this.checkOpen('barrier');
+    await this.world.barrier(options);
   }
 
-  readonly allocate = (options: AllocateOptions): Promise<SymmetricMemory> =>
+  readonly allocate = (options: AllocateOptions): Promise<ShmMemory> =>
     this.guard('allocate', async () => {
       const where = 'allocate';
       const byteLength = checkInteger(options.byteLength, 'byteLength', where);
@@ -85,8 +84,14 @@ export class ShmTransport extends Resource implements Transport<Need> {
           'allocate: nvshmem:shm has host memory only; backing cuda has device memory',
         );
       }
-      options.signal?.throwIfAborted();
-      return this.#noticing(this.#allocate(byteLength, signalSlots, options));
+      return withClosing(options, this.closing, async (limits) => {
+        const made: ShmMemory = await allocateMemory(
+          { ...this.#init, onRelease: () => this.children.remove(made) },
+          { byteLength, signalSlots },
+          limits,
+        );
+        return this.children.add(made);
+      });
     });
 
   readonly adopt = async (_memory: {
@@ -105,7 +110,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
     checkInteger(peer, 'peer', 'connect', 0, this.worldSize - 1);
     let endpoint = this.#endpoints.get(peer);
     if (endpoint === undefined || endpoint.closed) {
-      endpoint = this.children.add(new ShmEndpoint(peer));
+      endpoint = this.children.add(new ShmEndpoint(peer, this.#init.context, this.#init.liveness));
       this.#endpoints.set(peer, endpoint);
     }
     return endpoint;
@@ -113,8 +118,9 @@ export class ShmTransport extends Resource implements Transport<Need> {
 
   readonly device = (memory: SymmetricMemory): DeviceHandle<Need> => {
     this.checkOpen('device');
-    if (!(memory instanceof ShmMemory))
+    if (!(memory instanceof ShmMemory) || memory.context !== this.#init.context) {
       throw new EpError('EP_INVALID_ARGUMENT', 'device: the memory belongs to another transport');
+    }
     return {
       kind: 'memory:load-store',
       abi: native().binding.abi,
@@ -122,85 +128,22 @@ export class ShmTransport extends Resource implements Transport<Need> {
     };
   };
 
-  /** Collective over the members (world ranks in team order): a team of its own, with its own barrier. */
+  /**
+   * Collective over `parent`: a team of its own, with its own barrier, of the world ranks `ranks` in team order. Members give the same list
+   * (`EP_MISMATCH` names those that do not); the rest may give theirs, so that one call makes several disjoint teams. Undefined for ranks
+   * that are not in their own list. Closed with the transport, or by its `close()`.
+   */
   createTeam(ranks: readonly Rank[], parent: ShmTeam, options?: WaitOptions): Promise<ShmTeam | undefined> {
-    return this.guard('createTeam', () => this.#noticing(this.#createTeam(ranks, parent, options)));
+    return this.guard('createTeam', () =>
+      withClosing(options, this.closing, async (limits) => {
+        const team = await splitTeam(this.#init, ranks, parent, limits);
+        return team && this.children.add(team);
+      }),
+    );
   }
 
   protected override release(): void {
+    this.#init.liveness.stop();
     this.#init.context.close();
-  }
-
-  async #allocate(byteLength: number, signalSlots: number, options: AllocateOptions): Promise<SymmetricMemory> {
-    const { binding } = native();
-    const { context, config } = this.#init;
-    // A rank that cannot allocate still takes part: the others must hear why instead of waiting for it.
-    let memory: InstanceType<typeof binding.SymmetricMemory> | undefined;
-    let refusal: unknown;
-    try {
-      memory = new binding.SymmetricMemory(context, byteLength, signalSlots);
-    } catch (error) {
-      refusal = error;
-    }
-    const blob = new Uint8Array(16 + SEGMENT_HANDLE_BYTES);
-    const fields = new Float64Array(blob.buffer, 0, 2);
-    fields[0] = byteLength;
-    fields[1] = signalSlots;
-    if (memory) blob.set(memory.handle(), 16);
-    const blobs = await this.world.allGather(blob, options);
-    checkAgreement('allocate', this.world, blobs, (bytes) => {
-      const [length, slots] = new Float64Array(bytes.buffer, bytes.byteOffset, 2);
-      return `${length} bytes and ${slots} signal slots`;
-    });
-    const without = blobs.flatMap((bytes, rank) => (bytes.subarray(16).every((byte) => byte === 0) ? [rank] : []));
-    if (refusal !== undefined) throw refusal;
-    if (without.length > 0) {
-      throw new EpError('EP_MEMORY_LIMIT', `allocate: ${formatRanks(without)} could not allocate ${byteLength} bytes`, {
-        context: { ranks: without, byteLength },
-      });
-    }
-    const handles = new Uint8Array(this.worldSize * SEGMENT_HANDLE_BYTES);
-    for (const [rank, bytes] of blobs.entries()) handles.set(bytes.subarray(16), rank * SEGMENT_HANDLE_BYTES);
-    memory!.connect(handles);
-    // Nobody may close its part, or die of it, before all have mapped it.
-    await this.world.barrier(options);
-    const made: ShmMemory = new ShmMemory({
-      rank: this.rank,
-      worldSize: this.worldSize,
-      context,
-      memory: memory!,
-      byteLength,
-      signalSlots,
-      timeoutMs: config.timeoutMs,
-      onRelease: () => this.children.remove(made),
-    });
-    if (!this.closed) this.children.add(made);
-    return made;
-  }
-
-  async #createTeam(ranks: readonly Rank[], parent: ShmTeam, options?: WaitOptions): Promise<ShmTeam | undefined> {
-    const { context, config } = this.#init;
-    const members = Int32Array.from(ranks);
-    const own = members.indexOf(this.rank);
-    const first = own === 0;
-    const blob = new Uint8Array(SEGMENT_HANDLE_BYTES);
-    if (first) blob.set(context.createTeamSegment(members.length));
-    const blobs = await parent.allGather(blob, options);
-    let team: ShmTeam | undefined;
-    if (own >= 0) {
-      const handle = blobs[parent.ranks.indexOf(members[0]!)]!;
-      team = new ShmTeam(context, this.rank, handle, members, config.timeoutMs);
-    }
-    await parent.barrier(options);
-    return team;
-  }
-
-  async #noticing<T>(work: Promise<T>): Promise<T> {
-    try {
-      return await work;
-    } catch (error) {
-      if (error instanceof EpError && error.code === 'EP_PEER_LOST' && !this.closed) this.lostRanks();
-      throw error;
-    }
   }
 }

@@ -1,0 +1,47 @@
+/** Which ranks have died, and the transport's `failed` signal that says so. */
+import { EpError, formatRanks, isEpError, type Rank } from '@ep/core';
+import { EP_LIFE_DEAD, type NativeRankContext } from '@ep/native';
+
+export class Liveness {
+  readonly #context: NativeRankContext;
+  readonly #rank: Rank;
+  readonly #worldSize: number;
+  readonly #failed = new AbortController();
+  #watching = true;
+
+  constructor(context: NativeRankContext, rank: Rank, worldSize: number) {
+    this.#context = context;
+    this.#rank = rank;
+    this.#worldSize = worldSize;
+  }
+
+  /** Fires when a rank was found dead. */
+  get failed(): AbortSignal {
+    return this.#failed.signal;
+  }
+
+  isDead(rank: Rank): boolean {
+    return rank !== this.#rank && this.#context.life(rank) === EP_LIFE_DEAD;
+  }
+
+  /** Ranks whose thread or process has died (not those that closed in order). Two loads per rank, no system call. */
+  lostRanks(): Rank[] {
+    const lost: Rank[] = [];
+    for (let rank = 0; rank < this.#worldSize; rank++) if (this.isDead(rank)) lost.push(rank);
+    if (lost.length > 0 && !this.#failed.signal.aborted) {
+      this.#failed.abort(new EpError('EP_PEER_LOST', `${formatRanks(lost)} died`, { context: { lost } }));
+    }
+    return lost;
+  }
+
+  /** Returns `error`; one that tells of a lost peer makes `failed` fire. */
+  notice<E>(error: E): E {
+    if (this.#watching && isEpError(error) && error.code === 'EP_PEER_LOST') this.lostRanks();
+    return error;
+  }
+
+  /** The context is about to be closed: it can no longer be asked. */
+  stop(): void {
+    this.#watching = false;
+  }
+}
