@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import { Command, CommanderError } from 'commander';
 import { doctorCommand } from './doctor/command.js';
 import { CommandExit, failureReport, failureText, jsonText } from './failure.js';
+import { planCommand } from './plan/command.js';
 import { runCommand } from './run/command.js';
 
 /** Status of a command line that could not be understood. */
@@ -19,7 +20,7 @@ export function createProgram(): Command {
     .version(version())
     .enablePositionalOptions()
     .showHelpAfterError('(ep --help lists commands; ep <command> --help their options)');
-  for (const command of [doctorCommand(), runCommand()]) {
+  for (const command of [runCommand(), planCommand(), doctorCommand()]) {
     program.addCommand(command.copyInheritedSettings(program));
   }
   return program;

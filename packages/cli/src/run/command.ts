@@ -1,8 +1,9 @@
 /** `ep run`: local ranks with prefixed output. */
 import { constants } from 'node:os';
-import { Argument, Command, InvalidArgumentError, Option } from 'commander';
+import { Argument, Command, Option } from 'commander';
 import pc from 'picocolors';
 import { CommandExit, jsonText } from '../failure.js';
+import { integerOption } from '../options.js';
 import {
   exitCodeOf,
   type LaunchEvent,
@@ -11,15 +12,6 @@ import {
   mostLocalRanks,
   type RankExit,
 } from './launch.js';
-
-/** For commander: an integer in `min..max`. */
-export function integerOption(min: number, max: number = Number.MAX_SAFE_INTEGER): (text: string) => number {
-  return (text) => {
-    const value = /^\d{1,16}$/.test(text) ? Number(text) : Number.NaN;
-    if (value >= min && value <= max) return value;
-    throw new InvalidArgumentError(`expected an integer from ${min} to ${max}.`);
-  };
-}
 
 const FORWARDED = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
 
