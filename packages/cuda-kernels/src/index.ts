@@ -8,6 +8,16 @@ export {
 } from './attention.js';
 export { leaseBytesFor, type PartSpec, rowBytesOf } from './binding-spec.js';
 export {
+  type AttentionBackwardTensors,
+  type AttentionDType,
+  type AttentionForwardTensors,
+  type AttentionGroups,
+  type AttentionOptions,
+  attentionBackward,
+  attentionForward,
+  groupsOfServer,
+} from './core-attention.js';
+export {
   type BoundDispatch,
   type Dispatcher,
   type DispatcherOptions,
