@@ -19,23 +19,37 @@ export const lanes = ['default', 'ci', 'full'];
 const vitestFile = join('.cache', 'vitest.json');
 const vitestArguments = ['--reporter=default', '--reporter=json', `--outputFile.json=${vitestFile}`];
 
+/** @param {string} script */
+const packagesWith = (script) => listPackages().filter((entry) => entry.manifest.scripts?.[script] !== undefined);
+
 /**
  * @param {string} script one that ends in `vitest run`: it is given vitest's arguments
  * @param {readonly Lane[]} stepLanes
  * @param {number} minutes
  * @returns {Step[]} one step per package with that script, one after the other: suites wait on their own ranks
  */
-const packageScripts = (script, stepLanes, minutes) =>
-  listPackages()
-    .filter((entry) => entry.manifest.scripts?.[script] !== undefined)
-    .map((entry) => ({
-      name: `${script} ${entry.name}`,
-      lanes: stepLanes,
-      minutes,
-      command: ['pnpm', 'run', script, ...vitestArguments],
-      cwd: join(root, entry.dir),
-      report: { format: 'vitest', files: [join(root, entry.dir, vitestFile)] },
-    }));
+const suites = (script, stepLanes, minutes) =>
+  packagesWith(script).map((entry) => ({
+    name: `${script} ${entry.name}`,
+    lanes: stepLanes,
+    minutes,
+    command: ['pnpm', 'run', script, ...vitestArguments],
+    cwd: join(root, entry.dir),
+    report: { format: 'vitest', files: [join(root, entry.dir, vitestFile)] },
+  }));
+
+/**
+ * @param {number} minutes
+ * @returns {Step[]} one step, and one test, per package with a fuzzer
+ */
+const fuzzers = (minutes) =>
+  packagesWith('fuzz').map((entry) => ({
+    name: `fuzz ${entry.name}`,
+    lanes: ['full'],
+    minutes,
+    command: ['pnpm', 'run', 'fuzz'],
+    cwd: join(root, entry.dir),
+  }));
 
 /**
  * Configure, build and run the C++ tests of one CMake preset (native/CMakePresets.json).
@@ -70,7 +84,6 @@ const ctestPreset = (preset, stepLanes, minutes) => {
 
 /** @returns {readonly Step[]} */
 export function stepTable() {
-  const e2e = listPackages().filter((entry) => entry.manifest.scripts?.e2e !== undefined);
   const ciLanes = /** @type {const} */ (['ci', 'full']);
   const checkTotals = join(resultsDir, 'check-totals.json');
   const headerTotals = join(resultsDir, 'header-totals.json');
@@ -97,7 +110,7 @@ export function stepTable() {
       command: ['vitest', 'run', '--root', 'tools', ...vitestArguments],
       report: { format: 'vitest', files: [join(root, 'tools', vitestFile)] },
     },
-    ...packageScripts('test', ['default'], 10),
+    ...suites('test', ['default'], 10),
     ...ctestPreset('release', ['default'], 10),
     {
       name: 'headers',
@@ -137,10 +150,10 @@ export function stepTable() {
         '--',
         ...vitestArguments,
       ],
-      report: { format: 'vitest', files: e2e.map((entry) => join(root, entry.dir, vitestFile)) },
+      report: { format: 'vitest', files: packagesWith('e2e').map((entry) => join(root, entry.dir, vitestFile)) },
     },
-    ...packageScripts('test:full', ['full'], 60),
-    ...packageScripts('fuzz', ['full'], 60),
+    ...suites('test:full', ['full'], 60),
+    ...fuzzers(60),
   ];
 }
 
