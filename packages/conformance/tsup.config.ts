@@ -1,7 +1,15 @@
 import { defineConfig } from 'tsup';
 
 export default defineConfig({
-  entry: ['src/index.ts'],
+  // rank-main is the program of a rank; the others are entry points by which it finds providers and suites.
+  entry: {
+    index: 'src/index.ts',
+    'rank-main': 'src/rank-main.ts',
+    'cases/index': 'src/cases/index.ts',
+    'hostile/index': 'src/hostile/index.ts',
+    'naive/index': 'src/naive/index.ts',
+    'suite/report': 'src/suite/report.ts',
+  },
   format: 'esm',
   target: 'node20',
   dts: true,

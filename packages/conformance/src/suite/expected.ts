@@ -1,0 +1,56 @@
+/** Committed outcomes: what each case came to, so that a change in either direction is seen. */
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+
+/** `deviation`: the case fails, and this is why that is known. */
+export type Outcome = 'pass' | 'not-applicable' | { readonly deviation: string };
+
+export interface ExpectedFile {
+  /** `family:backing`. */
+  readonly transport: string;
+  readonly modes: readonly string[];
+  readonly worlds: readonly number[];
+  readonly cases: Readonly<Record<string, Outcome>>;
+}
+
+/** Marks a deviation that `--update` wrote and nobody has explained yet; such a file fails. */
+export const UNEXPLAINED = 'unexplained: ';
+
+function isOutcome(value: unknown): value is Outcome {
+  if (value === 'pass' || value === 'not-applicable') return true;
+  return (
+    typeof value === 'object' && value !== null && typeof (value as { deviation?: unknown }).deviation === 'string'
+  );
+}
+
+/** Undefined if the file is not there. Throws what is wrong with it. */
+export function readExpected(path: string): ExpectedFile | undefined {
+  if (!existsSync(path)) return undefined;
+  const value = JSON.parse(readFileSync(path, 'utf8')) as ExpectedFile;
+  if (typeof value.transport !== 'string' || typeof value.cases !== 'object' || value.cases === null) {
+    throw new Error(`${path}: expected {transport, modes, worlds, cases}`);
+  }
+  for (const [id, outcome] of Object.entries(value.cases)) {
+    if (!isOutcome(outcome)) throw new Error(`${path}: ${id}: expected pass, not-applicable or a deviation`);
+  }
+  return value;
+}
+
+export function writeExpected(path: string, file: ExpectedFile): void {
+  writeFileSync(path, `${JSON.stringify(file, null, 2)}\n`);
+}
+
+/** Throws where an observed outcome differs from the committed one, in either direction. `failure` is what the case threw. */
+export function compareOutcome(
+  id: string,
+  expected: Outcome | undefined,
+  observed: 'pass' | 'fail' | 'not-applicable',
+  failure?: unknown,
+): void {
+  const update = 'run the conformance test with `-u` and commit the file with the reason';
+  if (expected === undefined) throw new Error(`${id} has no committed outcome: ${update}`, { cause: failure });
+  const column = typeof expected === 'string' ? expected : 'fail';
+  if (column === observed) return;
+  if (observed === 'fail') throw failure;
+  const shown = typeof expected === 'string' ? expected : `deviation (${expected.deviation})`;
+  throw new Error(`${id}: committed as ${shown}, but it is now ${observed}: if that is right, ${update}`);
+}

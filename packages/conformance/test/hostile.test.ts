@@ -1,0 +1,13 @@
+import { describeTransport } from '@ep/conformance';
+
+describeTransport('hostile (engine)', {
+  provider: { module: '@ep/conformance/hostile', name: 'hostile' },
+  config: { seed: 7 },
+  worlds: [2, 3, 4, 8],
+  modes: ['threads', 'processes'],
+  sample: [
+    ['threads', 3],
+    ['processes', 2],
+  ],
+  expected: new URL('./hostile.expected.json', import.meta.url),
+});
