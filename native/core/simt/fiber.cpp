@@ -13,15 +13,21 @@
 
 #if defined(__SANITIZE_ADDRESS__)
 #define EP_FIBER_ASAN 1
+#elif defined(__SANITIZE_THREAD__)
+#define EP_FIBER_TSAN 1
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer)
 #define EP_FIBER_ASAN 1
+#elif __has_feature(thread_sanitizer)
+#define EP_FIBER_TSAN 1
 #endif
 #endif
 
 #if defined(EP_FIBER_ASAN)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
+#elif defined(EP_FIBER_TSAN)
+#include <sanitizer/tsan_interface.h>
 #endif
 
 namespace ep {
@@ -94,8 +100,25 @@ void machine_switch(fiber& from, fiber& to) {
 } // namespace
 
 void fiber_prepare(fiber& self, void* stack_bottom, size_t stack_bytes, void (*entry)()) {
-  self = fiber{nullptr, stack_bottom, stack_bytes, nullptr};
+  self = fiber{};
+  self.stack_bottom = stack_bottom;
+  self.stack_bytes = stack_bytes;
+#if defined(EP_FIBER_TSAN)
+  self.tracked = __tsan_create_fiber(0);
+#endif
   machine_prepare(self, entry);
+}
+
+void fiber_adopt_thread([[maybe_unused]] fiber& self) {
+#if defined(EP_FIBER_TSAN)
+  self.tracked = __tsan_get_current_fiber();
+#endif
+}
+
+void fiber_release([[maybe_unused]] fiber& self) {
+#if defined(EP_FIBER_TSAN)
+  __tsan_destroy_fiber(self.tracked);
+#endif
 }
 
 void fiber_entered([[maybe_unused]] fiber& from) {
@@ -109,6 +132,9 @@ void fiber_entered([[maybe_unused]] fiber& from) {
 void fiber_switch(fiber& from, fiber& to, [[maybe_unused]] bool ends) {
 #if defined(EP_FIBER_ASAN)
   __sanitizer_start_switch_fiber(ends ? nullptr : &from.fake_stack, to.stack_bottom, to.stack_bytes);
+#elif defined(EP_FIBER_TSAN)
+  // The switch orders the two fibers: lanes of one thread do not race. What other threads do is still checked.
+  __tsan_switch_to_fiber(to.tracked, 0);
 #endif
   machine_switch(from, to);
 #if defined(EP_FIBER_ASAN)

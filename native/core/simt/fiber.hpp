@@ -12,6 +12,7 @@ struct fiber {
   void* stack_bottom = nullptr;  // of the scheduler: learned by the sanitizer at the first switch away from it
   size_t stack_bytes = 0;
   void* fake_stack = nullptr;    // AddressSanitizer's, while the fiber is not running
+  void* tracked = nullptr;       // ThreadSanitizer's record of it
 };
 
 // `entry` runs at the first switch to the fiber and must never return: its last act is fiber_switch(..., ends = true).
@@ -22,6 +23,10 @@ void fiber_entered(fiber& from);
 
 // Comes back when somebody switches to `from`; never when it `ends`.
 void fiber_switch(fiber& from, fiber& to, bool ends);
+
+// For the thread's own place (before the first switch away from it), and for a prepared fiber that will not run again.
+void fiber_adopt_thread(fiber& self);
+void fiber_release(fiber& self);
 
 // Equal stacks with an inaccessible page below each, so that an overflow faults at once instead of writing into the next lane.
 class fiber_stacks {

@@ -79,7 +79,9 @@ simt_machine::simt_machine(const simt_schedule& wanted, const simt_launch* launc
   }
 }
 
-simt_machine::~simt_machine() = default;
+simt_machine::~simt_machine() {
+  for (simt_lane& lane : lanes) fiber_release(lane.stack);
+}
 
 // splitmix64: any seed is a good seed, and the sequence is ours for ever.
 uint64_t simt_machine::random() {
@@ -293,6 +295,7 @@ void simt_machine::unwind_all() {
 }
 
 simt_result simt_machine::run() {
+  fiber_adopt_thread(scheduler);
   while (!stopping && work_left()) {
     if (runnable == 0) {
       idle();

@@ -1,5 +1,4 @@
-// The kernels as users on CPUs run them: one lane per block, a thread per block and engine. ThreadSanitizer runs this one (it cannot follow
-// the fibers of the simt executor).
+// The kernels as users on CPUs run them: one lane per block, a thread per block and engine. The test that ThreadSanitizer has most to say about.
 #include "../check.hpp"
 #include "compat_case.hpp"
 #include "dispatch_case.hpp"
