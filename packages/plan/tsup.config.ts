@@ -1,7 +1,7 @@
 import { defineConfig } from 'tsup';
 
 export default defineConfig({
-  entry: ['src/index.ts', 'src/reference/index.ts'],
+  entry: { index: 'src/index.ts', 'reference/index': 'src/reference/index.ts', bench: 'bench/plan.ts' },
   format: 'esm',
   target: 'node20',
   dts: true,

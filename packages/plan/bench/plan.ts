@@ -1,4 +1,3 @@
-import { parseArgs } from 'node:util';
 import {
   type AttentionPlan,
   type DocumentShards,
@@ -166,10 +165,4 @@ export function planBenchText(report: PlanBenchReport): string {
       `${r.bytesPerDispatch.toFixed(1)} bytes/dispatch (goal ${goalBytes}: ${r.withinBytes ? 'met' : 'MISSED'})  growth ${r.growth.toFixed(2)}  validate ${r.validateNsPerDispatch.toFixed(0)} ns/dispatch  spread ${(r.spread * 100).toFixed(0)} %`,
   );
   return `${[head, ...lines].join('\n')}\n`;
-}
-
-if (import.meta.filename === process.argv[1]) {
-  const { values } = parseArgs({ options: { json: { type: 'boolean', default: false } } });
-  const report = benchPlan();
-  process.stdout.write(values.json ? `${JSON.stringify(report)}\n` : planBenchText(report));
 }

@@ -66,7 +66,7 @@ export const targets: readonly FuzzTarget[] = [
       if (text.length > longest) throw new PlanError('EP_INVALID_ARGUMENT', 'the fuzz input is too long');
       const input = json(text);
       const { shards, order } = shardsOfDocuments({
-        worldSize: Math.min(Number(input.worldSize), 1 << 12),
+        worldSize: Math.min(Number(input.worldSize), 1 << 8),
         documentOffsets: int32(input.documentOffsets),
         homeRank: int32(input.homeRank),
         lengths: int32(input.lengths),

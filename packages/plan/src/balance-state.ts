@@ -20,6 +20,8 @@ export interface Move {
   readonly to: number;
   readonly server: number;
   readonly pairs: number;
+  /** Of those, the pairs that the donor has to get rid of: the measure of what the bytes buy. */
+  readonly useful: number;
   readonly bytes: number;
 }
 
@@ -36,6 +38,8 @@ export class Assignment {
   readonly #documents: (readonly Piece[])[];
   readonly #homes: readonly (readonly Piece[])[];
   readonly #onServer: Set<Piece>[];
+  /** Furthest end of a piece, by document * servers + server. */
+  readonly #reach: Map<number, number>;
   readonly #rowBytes: RowBytes;
   readonly #sharing: KvSharing;
 
@@ -43,6 +47,7 @@ export class Assignment {
     homes: readonly (readonly Piece[])[],
     documents: (readonly Piece[])[],
     onServer: Set<Piece>[],
+    reach: Map<number, number>,
     load: Float64Array,
     memory: Float64Array,
     rowBytes: RowBytes,
@@ -51,6 +56,7 @@ export class Assignment {
     this.#homes = homes;
     this.#documents = documents;
     this.#onServer = onServer;
+    this.#reach = reach;
     this.load = load;
     this.memory = memory;
     this.#rowBytes = rowBytes;
@@ -77,9 +83,12 @@ export class Assignment {
       homes.push(pieces);
     }
     const memory = new Float64Array(shards.worldSize);
-    const made = new Assignment(homes, homes.slice(), onServer, load, memory, rowBytes, sharing);
+    const made = new Assignment(homes, homes.slice(), onServer, new Map(), load, memory, rowBytes, sharing);
     for (let d = 0; d < shards.documents; d++) {
-      for (const t of new Set(homes[d]!.map((p) => p.server))) memory[t]! += made.#memoryOf(homes[d]!, t);
+      for (const t of new Set(homes[d]!.map((p) => p.server))) {
+        made.#setReach(d, t);
+        memory[t]! += made.#memoryOf(homes[d]!, t);
+      }
     }
     return made;
   }
@@ -89,6 +98,7 @@ export class Assignment {
       this.#homes,
       this.#documents.slice(),
       this.#onServer.map((s) => new Set(s)),
+      new Map(this.#reach),
       this.load.slice(),
       this.memory.slice(),
       this.#rowBytes,
@@ -107,9 +117,7 @@ export class Assignment {
 
   /** Rows [0, reach) of the document's keys and values are on the server already; 0 when it serves none of its queries. */
   reach(document: number, server: number): number {
-    let reach = 0;
-    for (const p of this.#documents[document]!) if (p.server === server && p.to > reach) reach = p.to;
-    return reach;
+    return this.#reach.get(document * this.load.length + server) ?? 0;
   }
 
   /** Ends of home parts inside [from, to): where the price of one more KV row may change. */
@@ -118,7 +126,7 @@ export class Assignment {
   }
 
   /** The price of a move in bytes of the forward pass: rows that change rank more or less than now, on the donor's side too. */
-  price(piece: Piece, from: number, to: number, server: number): Move {
+  price(piece: Piece, from: number, to: number, server: number, wanted: number): Move {
     const { qRowBytes, kvRowBytes } = this.#rowBytes;
     const rows = to - from;
     const q = rows * (Number(server !== piece.home) - Number(piece.server !== piece.home));
@@ -127,29 +135,27 @@ export class Assignment {
     if (this.#sharing === 'each-server') {
       const held = this.reach(d, server);
       kv = to > held ? this.#foreign(d, server, to) - this.#foreign(d, server, held) : 0;
-      let left = to < piece.to ? piece.to : from > piece.from ? from : 0;
-      let reach = piece.to;
-      for (const p of this.#documents[d]!) {
-        if (p.server !== piece.server || p === piece) continue;
-        left = Math.max(left, p.to);
-        reach = Math.max(reach, p.to);
+      const reach = this.reach(d, piece.server);
+      // Only the piece that reaches furthest decides how much of the document its server holds.
+      if (piece.to === reach && to === reach) {
+        let left = from > piece.from ? from : 0;
+        for (const p of this.#documents[d]!) if (p.server === piece.server && p !== piece && p.to > left) left = p.to;
+        kv -= this.#foreign(d, piece.server, reach) - this.#foreign(d, piece.server, left);
       }
-      kv -= this.#foreign(d, piece.server, reach) - this.#foreign(d, piece.server, left);
     } else {
       kv = this.#foreign(d, server, to) - this.#foreign(d, piece.server, piece.to);
       if (from > piece.from) kv += this.#foreign(d, piece.server, from);
       if (to < piece.to) kv += this.#foreign(d, piece.server, piece.to);
     }
-    return { piece, from, to, server, pairs: attendedPairs(from, to), bytes: q * qRowBytes + kv * kvRowBytes };
+    const pairs = attendedPairs(from, to);
+    return { piece, from, to, server, pairs, useful: Math.min(pairs, wanted), bytes: q * qRowBytes + kv * kvRowBytes };
   }
 
-  /** Memory of the receiving server after a move: Q rows plus KV rows, its own included. */
+  /** The most memory that the receiving server could need after a move: neighbours that merge may need less. */
   memoryAfter(move: Move): number {
-    const pieces = this.#documents[move.piece.document]!;
-    const moved = { ...move.piece, from: move.from, to: move.to, server: move.server };
-    return (
-      this.memory[move.server]! - this.#memoryOf(pieces, move.server) + this.#memoryOf([...pieces, moved], move.server)
-    );
+    const { piece, from, to, server } = move;
+    const kv = this.#sharing === 'each-query' ? to : Math.max(0, to - this.reach(piece.document, server));
+    return this.memory[server]! + (to - from) * this.#rowBytes.qRowBytes + kv * this.#rowBytes.kvRowBytes;
   }
 
   apply(move: Move): void {
@@ -164,10 +170,17 @@ export class Assignment {
     const after = [...before.slice(0, at), ...parts, ...before.slice(at + 1)];
     for (const t of [piece.server, server]) this.memory[t]! += this.#memoryOf(after, t) - this.#memoryOf(before, t);
     this.#documents[d] = after;
+    for (const t of [piece.server, server]) this.#setReach(d, t);
     this.#onServer[piece.server]!.delete(piece);
     for (const part of parts) this.#onServer[part.server]!.add(part);
     this.load[piece.server]! -= move.pairs;
     this.load[server]! += move.pairs;
+  }
+
+  #setReach(document: number, server: number): void {
+    let reach = 0;
+    for (const p of this.#documents[document]!) if (p.server === server && p.to > reach) reach = p.to;
+    this.#reach.set(document * this.load.length + server, reach);
   }
 
   /** Rows that change rank in the forward pass. */

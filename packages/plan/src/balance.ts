@@ -41,9 +41,16 @@ export const resolution = 1e-4;
 
 /** Up to this many ranks every pair of servers is considered; beyond, each step looks at the idlest ones only. */
 const exhaustiveRanks = 64;
-const idlestConsidered = 16;
+const idlestConsidered = 4;
 
-type Strategy = 'cheapest' | 'busiest' | 'busiest-to-idlest';
+/** `settle`: give a little more than needed where there is room, instead of leaving a crumb for another move. */
+type Search = readonly [strategy: Strategy, settle: boolean];
+
+const strategies = ['cheapest', 'busiest', 'busiest-to-idlest'] as const;
+const exhaustiveSearches: readonly Search[] = strategies.flatMap((s) => [[s, false] as const, [s, true] as const]);
+const quickSearches: readonly Search[] = [['busiest', true]];
+
+type Strategy = (typeof strategies)[number];
 
 /**
  * Assigns the attention work of documents to servers, starting from every shard being computed at home. Work is attended pairs. While
@@ -78,12 +85,10 @@ export function balance(shards: DocumentShards, options: BalanceOptions): Balanc
   const average = total / shards.worldSize;
   const limit = average * (1 + Math.max(tolerance, resolution));
 
-  const strategies: readonly Strategy[] =
-    shards.worldSize <= exhaustiveRanks ? ['cheapest', 'busiest', 'busiest-to-idlest'] : ['busiest'];
   let best: { readonly assignment: Assignment; readonly excess: number; readonly bytes: number } | undefined;
-  for (const strategy of strategies) {
+  for (const [strategy, settle] of shards.worldSize <= exhaustiveRanks ? exhaustiveSearches : quickSearches) {
     const assignment = start.clone();
-    shed(assignment, strategy, limit, average, settings);
+    shed(assignment, strategy, limit, average, { ...settings, settle });
     evenOut(assignment, limit, average, settings);
     const { q, kv } = assignment.moved();
     const bytes = q * qRowBytes + kv * kvRowBytes;
@@ -113,26 +118,34 @@ interface Settings {
   readonly block: number;
   readonly cap: Float64Array;
   readonly sharing: KvSharing;
+  readonly settle: boolean;
 }
 
 /** Moves work from servers above the limit to servers below it, never lifting one above it. */
 function shed(assignment: Assignment, strategy: Strategy, limit: number, average: number, settings: Settings): void {
-  // Donors aim a hair below the limit: moves are rounded down, and a crumb above it would need a document prefix of its own to move.
+  // Donors aim a hair below the limit: a crumb above it would need a move, and a document prefix, of its own.
   const goal = limit - resolution * average;
   // Donors from which nothing fits any more: what they could give is larger than what anyone could take.
   const stuck = new Set<number>();
+  const { load } = assignment;
+  const considered =
+    strategy === 'busiest-to-idlest' ? 1 : load.length <= exhaustiveRanks ? load.length : idlestConsidered;
   for (;;) {
-    const donors = ranksBy(assignment.load, (t) => assignment.load[t]! > limit && !stuck.has(t), -1);
+    const donors = ranksBy(
+      load,
+      (t) => load[t]! > limit && !stuck.has(t),
+      -1,
+      strategy === 'cheapest' ? load.length : 1,
+    );
     if (donors.length === 0) return;
-    const idle = ranksBy(assignment.load, (t) => assignment.load[t]! < limit, 1);
-    const everyone = assignment.load.length <= exhaustiveRanks;
-    const recipients =
-      strategy === 'busiest-to-idlest' ? idle.slice(0, 1) : everyone ? idle : idle.slice(0, idlestConsidered);
+    const recipients = ranksBy(load, (t) => load[t]! < limit, 1, considered);
     let best: Move | undefined;
-    for (const donor of strategy === 'cheapest' ? donors : donors.slice(0, 1)) {
+    for (const donor of donors) {
       for (const server of recipients) {
-        const pairs = Math.min(assignment.load[donor]! - goal, limit - assignment.load[server]!);
-        best = better(best, cheapestMove(assignment, donor, server, pairs, settings));
+        best = better(
+          best,
+          cheapestMove(assignment, donor, server, load[donor]! - goal, limit - load[server]!, settings),
+        );
       }
     }
     if (best !== undefined) assignment.apply(best);
@@ -144,34 +157,36 @@ function shed(assignment: Assignment, strategy: Strategy, limit: number, average
 /** When blocks are coarse the busiest server may stay above the limit: halve its distance to the idlest while that helps. */
 function evenOut(assignment: Assignment, limit: number, average: number, settings: Settings): void {
   for (let step = 0; step < 4 * assignment.load.length; step++) {
-    const donor = ranksBy(assignment.load, (t) => assignment.load[t]! > limit, -1)[0];
-    const server = ranksBy(assignment.load, () => true, 1)[0]!;
+    const donor = ranksBy(assignment.load, (t) => assignment.load[t]! > limit, -1, 1)[0];
+    const server = ranksBy(assignment.load, () => true, 1, 1)[0]!;
     if (donor === undefined || donor === server) return;
     const distance = assignment.load[donor]! - assignment.load[server]!;
-    const move =
-      cheapestMove(assignment, donor, server, distance / 2, settings) ??
-      cheapestMove(assignment, donor, server, distance - resolution * average, settings);
+    const move = cheapestMove(assignment, donor, server, distance / 2, distance - resolution * average, settings);
     if (move === undefined || Math.min(move.pairs, distance - move.pairs) < resolution * average) return;
     assignment.apply(move);
   }
 }
 
-/** The move of at most `pairs` from donor to server with the fewest bytes per pair that fits the server's memory. */
+/**
+ * The move from donor to server with the fewest bytes for each pair that the donor has to get rid of (`wanted`); at most `room` pairs, and
+ * no more than the server's memory holds.
+ */
 function cheapestMove(
   assignment: Assignment,
   donor: number,
   server: number,
-  pairs: number,
+  wanted: number,
+  room: number,
   settings: Settings,
 ): Move | undefined {
   let best: Move | undefined;
   for (const piece of assignment.piecesOn(donor)) {
     if (piece.from === piece.to) continue;
     // Where memory is short, less work may still fit.
-    for (let amount = pairs; amount >= 1; amount /= 2) {
+    for (let most = room; most >= 1; most = Math.min(most, wanted) / 2) {
       let fits = false;
-      for (const [from, to] of runs(assignment, piece, server, amount, settings)) {
-        const move = assignment.price(piece, from, to, server);
+      for (const [from, to] of runs(assignment, piece, server, Math.min(wanted, most), most, settings)) {
+        const move = assignment.price(piece, from, to, server, wanted);
         if (assignment.memoryAfter(move) > settings.cap[server]!) continue;
         fits = true;
         best = better(best, move);
@@ -184,16 +199,17 @@ function cheapestMove(
 
 function better(a: Move | undefined, b: Move | undefined): Move | undefined {
   if (a === undefined || b === undefined) return a ?? b;
-  const difference = b.bytes * a.pairs - a.bytes * b.pairs;
-  return difference < 0 || (difference === 0 && b.pairs > a.pairs) ? b : a;
+  const difference = b.bytes * a.useful - a.bytes * b.useful;
+  return difference < 0 || (difference === 0 && b.useful > a.useful) ? b : a;
 }
 
-/** Runs [from, to) of a piece with at most `pairs` of work, one for each end that could be the cheapest. */
+/** Runs [from, to) of a piece with about `pairs` of work and at most `room`: for each end that could be the cheapest, one below and one not below. */
 function* runs(
   assignment: Assignment,
   piece: Piece,
   server: number,
   pairs: number,
+  room: number,
   settings: Settings,
 ): Iterable<readonly [number, number]> {
   if (attendedPairs(piece.from, piece.to) <= pairs) {
@@ -219,16 +235,24 @@ function* runs(
   }
   for (const end of ends) {
     if (end !== piece.to && end % block !== 0) continue;
-    // The start can only be rounded so that less than `pairs` moves; of the ends nearby the one that comes closest avoids a crumb that
-    // would need a move, and a document prefix, of its own.
-    let best: readonly [number, number] | undefined;
+    // Borders are whole blocks, so the work is met from below or from above; of the ends nearby the ones that come closest.
+    let below: readonly [number, number] | undefined;
+    let above: readonly [number, number] | undefined;
     for (let i = 0, to = end; i < endsTried && to > piece.from; i++, to = Math.floor((to - 1) / block) * block) {
       const least = rowsReaching(attendedPairs(0, to) - pairs);
-      const from = least <= piece.from ? piece.from : Math.ceil(least / block) * block;
-      if (from >= to || attendedPairs(from, to) > pairs) continue;
-      if (best === undefined || attendedPairs(from, to) > attendedPairs(...best)) best = [from, to];
+      const up = least <= piece.from ? piece.from : Math.ceil(least / block) * block;
+      if (
+        up < to &&
+        attendedPairs(up, to) <= pairs &&
+        (below === undefined || attendedPairs(up, to) > attendedPairs(...below))
+      )
+        below = [up, to];
+      const down = Math.max(piece.from, Math.floor((least - 1) / block) * block);
+      const more = attendedPairs(down, to);
+      if (more >= pairs && more <= room && (above === undefined || more < attendedPairs(...above))) above = [down, to];
     }
-    if (best !== undefined) yield best;
+    if (below !== undefined && !(settings.settle && above !== undefined)) yield below;
+    if (above !== undefined) yield above;
   }
 }
 
@@ -249,10 +273,18 @@ function rowsReaching(pairs: number): number {
   return attendedPairs(0, n) >= pairs ? n : n + 1;
 }
 
-function ranksBy(load: Float64Array, wanted: (rank: number) => boolean, direction: 1 | -1): number[] {
+/** The first `count` wanted ranks by load, ascending (1) or descending (-1), ties by rank; no sort where few are asked of many. */
+function ranksBy(load: Float64Array, wanted: (rank: number) => boolean, direction: 1 | -1, count: number): number[] {
+  const before = (a: number, b: number) => direction * (load[a]! - load[b]!) || a - b;
   const ranks: number[] = [];
-  for (let t = 0; t < load.length; t++) if (wanted(t)) ranks.push(t);
-  return ranks.sort((a, b) => direction * (load[a]! - load[b]!) || a - b);
+  for (let t = 0; t < load.length; t++) {
+    if (!wanted(t)) continue;
+    if (ranks.length === count && before(t, ranks[count - 1]!) > 0) continue;
+    let at = ranks.length < count ? ranks.length : count - 1;
+    for (; at > 0 && before(t, ranks[at - 1]!) < 0; at--) ranks[at] = ranks[at - 1]!;
+    ranks[at] = t;
+  }
+  return ranks;
 }
 
 function splitShards(
@@ -334,5 +366,5 @@ function checkOptions(options: BalanceOptions, worldSize: number): Settings {
         found: bytes,
       });
   });
-  return { qRowBytes, kvRowBytes, tolerance, block, cap, sharing };
+  return { qRowBytes, kvRowBytes, tolerance, block, cap, sharing, settle: false };
 }
