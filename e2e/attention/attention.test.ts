@@ -35,12 +35,20 @@ describe('moves what the plan says', () => {
     });
   }
 
-  it('with three copying threads per rank', { timeout: 120_000 }, async () => {
-    const reports = await runRanks('oracle', 2, 'threads', {
-      data: { seeds: range(40, 46), dtype: 'f32', qRow: 16, kvRow: 8, blocks: 3 },
+  for (const [what, extra] of [
+    ['three copying threads per rank', { options: { blocks: 3 } }],
+    [
+      'two blocks of eight lanes under the interleaver',
+      { options: { blocks: 2, executor: { lanes: 8, warpLanes: 4, seed: 5 } } },
+    ],
+    ['send and receive buffers in between', { staged: true, options: { blocks: 2 } }],
+  ] as const) {
+    it(`with ${what}`, { timeout: 120_000 }, async () => {
+      const data = { seeds: range(40, 46), dtype: 'f32', qRow: 16, kvRow: 8, ...extra };
+      const reports = await runRanks('oracle', 2, 'threads', { data });
+      expect(valuesOf<Compared>(reports).map(({ compared }) => compared)).toEqual([6, 6]);
     });
-    expect(valuesOf<Compared>(reports).map(({ compared }) => compared)).toEqual([6, 6]);
-  });
+  }
 
   for (const worldSize of [65, 128]) {
     it(`on ${worldSize} threads`, { timeout: 240_000 }, async () => {

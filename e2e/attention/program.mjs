@@ -19,7 +19,7 @@ try {
   const store = await openFileStore(start.store);
   const transport = await nvshmem.shm.open(
     { rank: start.rank, worldSize: start.worldSize, store },
-    { signal: new AbortController().signal, timeoutMs: 30_000 },
+    { signal: new AbortController().signal, timeoutMs: 120_000 },
   );
   let message;
   try {

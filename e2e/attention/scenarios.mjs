@@ -1,6 +1,6 @@
 // What a rank of the attention suites does. Each function runs on every rank and returns what the test compares.
 import { createStorage, decode, encode, tensor } from '@ep/core';
-import { attentionLeaseBytes, bindAttention, leaseBytesFor, openDispatcher } from '@ep/cuda-kernels';
+import { attentionLeaseBytes, bindAttention, leaseBytesFor, openDispatcher, rowBytesOf } from '@ep/cuda-kernels';
 import { allocateHost, native } from '@ep/native';
 import { movePlan, sumReplicas } from '@ep/plan/reference';
 import { fillRows, fullPlan, randomOf, randomPlan } from './plans.mjs';
@@ -43,6 +43,19 @@ function allRows(rowsOfRank, rowElements, dtype, salt) {
   );
 }
 
+/** Bytes that either staging buffer needs for the largest call of any rank. */
+function stagingFor(specs) {
+  const most = (rows) => rows.reduce((a, b) => Math.max(a, b), 0);
+  return Math.max(
+    ...Object.values(specs).map((parts) =>
+      parts.reduce(
+        (sum, part) => sum + rowBytesOf(part) * Math.max(most(part.plan.sendTokens), most(part.plan.recvTokens)),
+        0,
+      ),
+    ),
+  );
+}
+
 function expectSame(found, expected, what) {
   if (found.length !== expected.length)
     throw new Error(`${what}: ${found.length} elements, expected ${expected.length}`);
@@ -61,7 +74,8 @@ async function oracle({ transport, rank, worldSize, data }) {
     const dispatcher = await openDispatcher(transport, {
       leaseBytes,
       chunkBytes: 64 + 64 * (seed % 7),
-      blocks: data.blocks ?? 1,
+      ...(data.staged ? { leases: 1, stagingBytes: stagingFor(specs) } : {}),
+      ...data.options,
     });
     const bound = await dispatcher.bind(specs);
     const q = allRows(plan.fwdQ.sendTokens, qRow, dtype, seed);
@@ -74,9 +88,10 @@ async function oracle({ transport, rank, worldSize, data }) {
     const atServers = movePlan(plan.fwdQ, q, qRow);
     expectSame(there.tensors.q.data, atServers[rank], `seed ${seed}: q`);
     expectSame(there.tensors.kv.data, movePlan(plan.fwdKv, kv, kvRow)[rank], `seed ${seed}: kv`);
-    const back = await bound.output.run({ o: there.tensors.q });
-    expectSame(back.tensors.o.data, movePlan(plan.revQ, atServers, qRow)[rank], `seed ${seed}: o`);
+    const served = tensor(dtype, [plan.revQ.sendTokens[rank], qRow], nativeCopy(there.tensors.q.data));
     there.release();
+    const back = await bound.output.run({ o: served });
+    expectSame(back.tensors.o.data, movePlan(plan.revQ, atServers, qRow)[rank], `seed ${seed}: o`);
     back.release();
     const gradients = allRows(plan.revKv.sendTokens, kvRow, dtype, seed + 2);
     const mine = tensor(dtype, [plan.revKv.sendTokens[rank], kvRow], nativeCopy(gradients[rank]));

@@ -13,6 +13,10 @@ set(EP_CORE_SOURCES
   core/memory.cpp
   core/rank.cpp
   core/segment.cpp
+  core/simt/context.cpp
+  core/simt/fiber.cpp
+  core/simt/report.cpp
+  core/simt/simt.cpp
   core/stream.cpp
   core/team.cpp
   core/waiting.cpp
@@ -22,6 +26,7 @@ set(EP_CORE_SOURCES
 set(EP_NAPI_SOURCES
   napi/addon.cpp
   napi/bind_attention.cpp
+  napi/bind_dispatch.cpp
   napi/bind_host.cpp
   napi/bind_hostile.cpp
   napi/bind_memory.cpp

@@ -1047,3 +1047,41 @@ export function writeSegmentHandle(view: DataView, at: number, value: SegmentHan
   view.setBigUint64(at + 40, value.nonce, true);
   view.setBigUint64(at + 48, value.dataBytes, true);
 }
+
+export interface StagedPart {
+  /** into this rank's memory: mirrors the sender's tensor, rows packed */
+  readonly sendOffsetBytes: bigint;
+  /** into every rank's memory: mirrors the receive tensor */
+  readonly recvOffsetBytes: bigint;
+  /** of this rank */
+  readonly sendRows: bigint;
+  /** of this rank */
+  readonly recvRows: bigint;
+}
+
+export const stagedPartLayout = {
+  byteLength: 32,
+  align: 8,
+  offset: {
+    sendOffsetBytes: 0,
+    recvOffsetBytes: 8,
+    sendRows: 16,
+    recvRows: 24,
+  },
+} as const;
+
+export function readStagedPart(view: DataView, at = 0): StagedPart {
+  return {
+    sendOffsetBytes: view.getBigUint64(at + 0, true),
+    recvOffsetBytes: view.getBigUint64(at + 8, true),
+    sendRows: view.getBigUint64(at + 16, true),
+    recvRows: view.getBigUint64(at + 24, true),
+  };
+}
+
+export function writeStagedPart(view: DataView, at: number, value: StagedPart): void {
+  view.setBigUint64(at + 0, value.sendOffsetBytes, true);
+  view.setBigUint64(at + 8, value.recvOffsetBytes, true);
+  view.setBigUint64(at + 16, value.sendRows, true);
+  view.setBigUint64(at + 24, value.recvRows, true);
+}

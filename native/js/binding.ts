@@ -133,6 +133,13 @@ export interface DispatchPart {
   readonly dstOffset: number;
   readonly dstRows: number;
   readonly program: NativeDispatchProgram;
+  /** Send and receive buffers (bytes into the memory) of the staged variant; absent: rows go straight from tensor to tensor. */
+  readonly staging?: {
+    readonly sendOffset: number;
+    readonly recvOffset: number;
+    readonly sendRows: number;
+    readonly recvRows: number;
+  };
 }
 
 export interface DispatchSum {
@@ -160,6 +167,8 @@ export interface DispatchDescription {
   readonly credits: BigUint64Array;
   readonly nonTemporal: boolean;
   readonly blocks: number;
+  /** Runs on the `simt` executor (fibers under a seeded interleaver) instead of one lane per block. */
+  readonly simt?: { readonly lanes: number; readonly warpLanes: number; readonly seed: number };
   /** Negative: no deadline. */
   readonly timeoutMs: number;
 }
@@ -242,6 +251,14 @@ export interface NativeHostileEngine {
 export interface NativeHostStream {
   record(event: NativeStreamEvent): OperationId;
   waitEvent(event: NativeStreamEvent): OperationId;
+  copy(
+    source: NativeOperand,
+    srcOffset: number,
+    target: NativeOperand,
+    dstOffset: number,
+    byteLength: number,
+    nonTemporal: boolean,
+  ): OperationId;
   dispatch(description: DispatchDescription): OperationId;
   /** A range or an overlap that is wrong throws; a list that is wrong ends the operation as invalid, before anything is written. */
   attentionForward(description: AttentionForwardDescription): OperationId;

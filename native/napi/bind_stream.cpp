@@ -1,239 +1,10 @@
 #include "wraps.hpp"
 
-#include <cstring>
+#include <algorithm>
 
-#include "launch.hpp"
-
-#include "ep/device/replica_sum.h"
+#include "ep/device/copy.h"
 
 namespace ep::binding {
-namespace {
-
-// An Int32Array without negative values (a plan's own arrays) or a BigUint64Array.
-std::vector<uint64_t> words_of(Napi::Value value, const char* what) {
-  const byte_span bytes = arg_bytes(value, what);
-  const napi_typedarray_type type = value.As<Napi::TypedArray>().TypedArrayType();
-  if (type == napi_biguint64_array) {
-    std::vector<uint64_t> words(bytes.size / sizeof(uint64_t));
-    if (bytes.size != 0) std::memcpy(words.data(), bytes.data, bytes.size);
-    return words;
-  }
-  if (type != napi_int32_array) throw_invalid(value.Env(), std::string(what) + " must be an Int32Array or a BigUint64Array");
-  std::vector<uint64_t> words(bytes.size / sizeof(int32_t));
-  for (size_t i = 0; i < words.size(); ++i) {
-    int32_t word = 0;
-    std::memcpy(&word, bytes.data + i * sizeof word, sizeof word);
-    if (word < 0) throw_invalid(value.Env(), std::string(what) + "[" + std::to_string(i) + "] is " + std::to_string(word));
-    words[i] = static_cast<uint64_t>(word);
-  }
-  return words;
-}
-
-Napi::Value field(const Napi::Object& object, const char* name) { return object.Get(name); }
-
-// The memory behind ep_memory_handle bytes. Refuses what is not a handle, a handle of another version, and one whose memory was closed.
-std::shared_ptr<symmetric_memory> memory_of_handle(Napi::Value value) {
-  const Napi::Env env = value.Env();
-  const byte_span bytes = arg_bytes(value, "handle");
-  ep_memory_handle handle{};
-  if (bytes.size < sizeof(ep_handle_header)) throw_invalid(env, "a memory handle has at least 16 bytes, got " + std::to_string(bytes.size));
-  std::memcpy(&handle, bytes.data, std::min(bytes.size, sizeof handle));
-  if (handle.header.magic != EP_MAGIC_MEMORY) throw_invalid(env, "these bytes are not a memory handle");
-  if (handle.header.abi_major != EP_ABI_MAJOR) {
-    throw_failure(env, {EP_STATUS_ABI_MISMATCH, 0,
-                        "memory handle has ABI " + std::to_string(handle.header.abi_major) + "." + std::to_string(handle.header.abi_minor) +
-                            ", this build has " + std::to_string(EP_ABI_MAJOR) + "." + std::to_string(EP_ABI_MINOR)});
-  }
-  if (bytes.size != sizeof handle) throw_invalid(env, "a memory handle has " + std::to_string(sizeof handle) + " bytes, got " + std::to_string(bytes.size));
-  auto memory = symmetric_memory::find(handle.memory_id);
-  if (!memory || !memory->connected()) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this handle was closed"});
-  return memory;
-}
-
-// Everything that a running dispatch points into. Owned by its task.
-struct dispatch_job {
-  std::shared_ptr<symmetric_memory> memory;
-  std::vector<std::shared_ptr<const void>> keep;
-  std::vector<std::shared_ptr<const dispatch_program_wrap::contents>> programs;
-  std::vector<std::shared_ptr<const sum_program_wrap::contents>> sum_programs;
-  std::vector<ep_dispatch_part> parts;
-  std::vector<ep_replica_sum_args> sums;
-  std::vector<uint64_t> arrivals;
-  std::vector<uint64_t> credits;
-  ep_dispatch_args args{};
-  ep_kernel_status status{};
-  uint32_t blocks = 1;
-  double timeout_ms = -1;
-
-  // The engine reads the sources of what this kernel posted until it has landed. Not cancellable: the sources are freed when this job is. It ends, as an
-  // engine that stops counts everything as completed.
-  void wait_for_engine(const ep_proxy_ring& ring) const {
-    wait_scope scope;
-    scope.wake = memory->context().wake();
-    scope.policy = memory->context().policy();
-    const uint64_t posted = std::atomic_ref<uint64_t>(const_cast<uint64_t&>(ring.tail)).load(std::memory_order_acquire);
-    wait_word(scope, &ring.completed, comparison::ge, posted, any_rank);
-  }
-
-  outcome run(const std::atomic<uint32_t>& cancel) {
-    kernel_environment environment{memory->context().waits(&cancel, deadline_after(timeout_ms))};
-    const auto sum_count = static_cast<uint32_t>(sums.size());
-    const auto over = [&]<class Endpoint>(const Endpoint& endpoint) {
-      fast_run(blocks, environment, [&](fast_context& context) { return attention_gradient(context, endpoint, args, sums.data(), sum_count); });
-    };
-    if (args.memory.header.kind == EP_MEMORY_PROXY) {
-      const proxy_endpoint endpoint{args.memory};
-      over(endpoint);
-      wait_for_engine(endpoint.ring());
-    } else {
-      over(load_store_endpoint{args.memory});
-    }
-    outcome end;
-    end.status = status.status;
-    end.rank = status.rank;
-    end.stage = status.stage;
-    end.expected = status.expected;
-    end.found = status.found;
-    return end;
-  }
-};
-
-void add_part(dispatch_job& job, const Napi::Object& part, uint64_t memory_bytes, const std::vector<uint64_t>& row_limits) {
-  const Napi::Env env = part.Env();
-  const operand source = operand_of(field(part, "source"), "source");
-  const auto& program = unwrap<dispatch_program_wrap>(field(part, "program"), "program").native;
-  ep_dispatch_part out{};
-  const uint64_t offset = arg_size(field(part, "srcOffset"), "srcOffset");
-  out.src_stride_bytes = arg_size(field(part, "strideBytes"), "strideBytes");
-  out.row_bytes = arg_size(field(part, "rowBytes"), "rowBytes");
-  out.dst_offset_bytes = arg_size(field(part, "dstOffset"), "dstOffset");
-  const uint64_t capacity = arg_size(field(part, "dstRows"), "dstRows");
-  if (offset > source.byte_length) throw_invalid(env, "srcOffset " + std::to_string(offset) + " lies beyond its " + std::to_string(source.byte_length) + " bytes");
-  if (out.row_bytes == 0 || out.row_bytes > (uint64_t{1} << 32)) throw_invalid(env, "rowBytes " + std::to_string(out.row_bytes) + " is not in 1..2^32");
-  if (out.src_stride_bytes < out.row_bytes && out.src_stride_bytes != 0) throw_invalid(env, "strideBytes is smaller than rowBytes");
-  if (out.dst_offset_bytes > memory_bytes || capacity > (memory_bytes - out.dst_offset_bytes) / out.row_bytes) {
-    throw_invalid(env, "receive tensor of " + std::to_string(capacity) + " rows at " + std::to_string(out.dst_offset_bytes) + " exceeds the memory of " +
-                           std::to_string(memory_bytes) + " bytes");
-  }
-  // Checked here, before anything moves: a kernel has no way to refuse.
-  const uint64_t available = source.byte_length - offset;
-  for (const ep_dispatch_entry& entry : program->entries) {
-    if (entry.rows == 0) continue;
-    const uint64_t last = entry.src_row + entry.rows - 1;
-    if (last > (uint64_t{1} << 40) || last * out.src_stride_bytes + out.row_bytes > available) {
-      throw_invalid(env, "source rows " + std::to_string(entry.src_row) + " + " + std::to_string(entry.rows) + " exceed the " + std::to_string(available) +
-                             " bytes of the source");
-    }
-    if (entry.dst_row + entry.rows > capacity) {
-      throw_invalid(env, "rows " + std::to_string(entry.dst_row) + " + " + std::to_string(entry.rows) + " for rank " + std::to_string(entry.dst_rank) +
-                             " exceed a receive tensor of " + std::to_string(capacity) + " rows");
-    }
-    if (entry.dst_rank < 0 || static_cast<size_t>(entry.dst_rank) >= row_limits.size()) {
-      throw_invalid(env, "destination rank " + std::to_string(entry.dst_rank) + " is not in a world of " + std::to_string(row_limits.size()));
-    }
-  }
-  out.src = source.address + offset;
-  out.entries = reinterpret_cast<uint64_t>(program->entries.data());
-  out.entry_count = static_cast<uint32_t>(program->entries.size());
-  out.chunk_rows = program->chunk_rows;
-  out.chunk_count = program->chunk_count;
-  job.parts.push_back(out);
-  job.keep.push_back(source.keep);
-  job.programs.push_back(program);
-}
-
-void add_sum(dispatch_job& job, const Napi::Object& sum) {
-  const Napi::Env env = sum.Env();
-  const operand source = operand_of(field(sum, "source"), "source");
-  const operand target = operand_of(field(sum, "target"), "target");
-  const auto& program = unwrap<sum_program_wrap>(field(sum, "program"), "program").native;
-  const uint64_t dtype = arg_size(field(sum, "dtype"), "dtype");
-  if (dtype < 1 || dtype > 3) throw_invalid(env, "dtype " + std::to_string(dtype) + " is not one of 1..3");
-  ep_replica_sum_args out{};
-  const uint64_t src_offset = arg_size(field(sum, "srcOffset"), "srcOffset");
-  const uint64_t dst_offset = arg_size(field(sum, "dstOffset"), "dstOffset");
-  out.dst_stride_bytes = arg_size(field(sum, "strideBytes"), "strideBytes");
-  out.row_elements = arg_size(field(sum, "rowElements"), "rowElements");
-  const uint64_t row_bytes = out.row_elements * (dtype == EP_DTYPE_F32 ? 4 : 2);
-  const auto fits = [](uint64_t offset, uint64_t row, uint64_t rows, uint64_t stride, uint64_t last_row_bytes, uint64_t size) {
-    if (rows == 0) return true;
-    const uint64_t last = row + rows - 1;
-    return last < (uint64_t{1} << 40) && offset <= size && last * stride + last_row_bytes <= size - offset;
-  };
-  for (size_t shard = 0; shard < program->shard_rows.size(); ++shard) {
-    const uint64_t rows = program->shard_rows[shard];
-    if (!fits(dst_offset, program->shard_row[shard], rows, out.dst_stride_bytes, row_bytes, target.byte_length)) {
-      throw_invalid(env, "home rows of shard " + std::to_string(shard) + " exceed the target of " + std::to_string(target.byte_length) + " bytes");
-    }
-    for (uint64_t i = program->replica_begin[shard]; i < program->replica_begin[shard + 1]; ++i) {
-      if (!fits(src_offset, program->replica_row[i], rows, row_bytes, row_bytes, source.byte_length)) {
-        throw_invalid(env, "replica " + std::to_string(i) + " exceeds the source of " + std::to_string(source.byte_length) + " bytes");
-      }
-    }
-  }
-  out.src = source.address + src_offset;
-  out.dst = target.address + dst_offset;
-  out.shard_row = reinterpret_cast<uint64_t>(program->shard_row.data());
-  out.shard_rows = reinterpret_cast<uint64_t>(program->shard_rows.data());
-  out.replica_begin = reinterpret_cast<uint64_t>(program->replica_begin.data());
-  out.replica_row = reinterpret_cast<uint64_t>(program->replica_row.data());
-  out.shard_count = program->shard_rows.size();
-  out.dtype = static_cast<uint32_t>(dtype);
-  job.sums.push_back(out);
-  job.keep.push_back(source.keep);
-  job.keep.push_back(target.keep);
-  job.sum_programs.push_back(program);
-}
-
-} // namespace
-
-// (srcRow, dstRow, rows: BigUint64Array; dstRank: Int32Array; chunkRows)
-dispatch_program_wrap::dispatch_program_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
-  const Napi::Env env = info.Env();
-  const std::vector<uint64_t> src = words_of(info[0], "srcRow");
-  const std::vector<uint64_t> dst = words_of(info[1], "dstRow");
-  const std::vector<uint64_t> rows = words_of(info[2], "rows");
-  const std::vector<int32_t> rank = ranks_of(info[3], "dstRank");
-  const uint64_t chunk_rows = arg_size(info[4], "chunkRows");
-  if (dst.size() != src.size() || rows.size() != src.size() || rank.size() != src.size()) throw_invalid(env, "entry arrays differ in length");
-  if (chunk_rows == 0 || chunk_rows > UINT32_MAX) throw_invalid(env, "chunkRows " + std::to_string(chunk_rows) + " is not in 1..2^32-1");
-  auto made = std::make_shared<contents>();
-  made->chunk_rows = static_cast<uint32_t>(chunk_rows);
-  uint64_t chunks = 0;
-  for (size_t i = 0; i < src.size(); ++i) {
-    if (rows[i] == 0) continue; // a zero-length shard is no message
-    if (rows[i] > (uint64_t{1} << 40) || src[i] > (uint64_t{1} << 40) || dst[i] > (uint64_t{1} << 40)) throw_invalid(env, "an entry exceeds 2^40 rows");
-    made->entries.push_back({src[i], dst[i], rows[i], rank[i], static_cast<uint32_t>(chunks)});
-    chunks += (rows[i] + chunk_rows - 1) / chunk_rows;
-    if (chunks > UINT32_MAX) throw_invalid(env, "more than 2^32 chunks: use larger ones");
-  }
-  made->chunk_count = static_cast<uint32_t>(chunks);
-  native = std::move(made);
-  tag<dispatch_program_wrap>(info.This().As<Napi::Object>());
-}
-
-void dispatch_program_wrap::define(Napi::Env env, Napi::Object exports) { exports["DispatchProgram"] = DefineClass(env, "DispatchProgram", {}); }
-
-// (shardRow, shardRows, replicaBegin, replicaRow: BigUint64Array)
-sum_program_wrap::sum_program_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
-  const Napi::Env env = info.Env();
-  auto made = std::make_shared<contents>();
-  made->shard_row = words_of(info[0], "shardRow");
-  made->shard_rows = words_of(info[1], "shardRows");
-  made->replica_begin = words_of(info[2], "replicaBegin");
-  made->replica_row = words_of(info[3], "replicaRow");
-  if (made->shard_rows.size() != made->shard_row.size() || made->replica_begin.size() != made->shard_row.size() + 1) {
-    throw_invalid(env, "shard arrays differ in length");
-  }
-  for (size_t i = 0; i + 1 < made->replica_begin.size(); ++i) {
-    if (made->replica_begin[i] > made->replica_begin[i + 1]) throw_invalid(env, "replicaBegin decreases at " + std::to_string(i));
-  }
-  if (made->replica_begin.front() != 0 || made->replica_begin.back() != made->replica_row.size()) throw_invalid(env, "replicaBegin does not cover replicaRow");
-  native = std::move(made);
-  tag<sum_program_wrap>(info.This().As<Napi::Object>());
-}
-
-void sum_program_wrap::define(Napi::Env env, Napi::Object exports) { exports["ReplicaSumProgram"] = DefineClass(env, "ReplicaSumProgram", {}); }
 
 event_wrap::event_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info), native(std::make_shared<stream_event>()) {
   tag<event_wrap>(info.This().As<Napi::Object>());
@@ -284,40 +55,33 @@ Napi::Value stream_wrap::wait_event(const Napi::CallbackInfo& info) {
                            })));
 }
 
-// ({handle, parts, sums, arrivalSlot, creditSlot, arrivals, credits, nonTemporal, blocks, timeoutMs}) -> operation
-Napi::Value stream_wrap::dispatch(const Napi::CallbackInfo& info) {
-  const Napi::Env env = info.Env();
-  if (!info[0].IsObject()) throw_invalid(env, "dispatch takes a description");
-  const auto description = info[0].As<Napi::Object>();
-  auto job = std::make_shared<dispatch_job>();
-  job->memory = memory_of_handle(field(description, "handle"));
-  const auto world = static_cast<size_t>(job->memory->context().world_size());
-  job->arrivals = words_of(field(description, "arrivals"), "arrivals");
-  job->credits = words_of(field(description, "credits"), "credits");
-  if (job->arrivals.size() != world || job->credits.size() != world) throw_invalid(env, "arrivals and credits have one entry per rank");
-  job->args.arrival_slot = arg_size(field(description, "arrivalSlot"), "arrivalSlot");
-  job->args.credit_slot = arg_size(field(description, "creditSlot"), "creditSlot");
-  const uint64_t slots = job->memory->signal_slots();
-  if (job->args.arrival_slot + world > slots || job->args.credit_slot + world > slots) {
-    throw_invalid(env, "counters at slots " + std::to_string(job->args.arrival_slot) + " and " + std::to_string(job->args.credit_slot) + " exceed " +
-                           std::to_string(slots) + " signal slots");
+// (source, srcOffset, target, dstOffset, byteLength, nonTemporal) -> operation
+Napi::Value stream_wrap::copy(const Napi::CallbackInfo& info) {
+  const operand from = operand_of(info[0], "source");
+  const operand to = operand_of(info[2], "target");
+  const uint64_t src = arg_size(info[1], "srcOffset");
+  const uint64_t dst = arg_size(info[3], "dstOffset");
+  const uint64_t size = arg_size(info[4], "byteLength");
+  if (src > from.byte_length || size > from.byte_length - src || dst > to.byte_length || size > to.byte_length - dst) {
+    throw_invalid(info.Env(), "a copy of " + std::to_string(size) + " bytes from " + std::to_string(src) + " of " + std::to_string(from.byte_length) + " to " +
+                                  std::to_string(dst) + " of " + std::to_string(to.byte_length));
   }
-  const auto parts = field(description, "parts").As<Napi::Array>();
-  for (uint32_t i = 0; i < parts.Length(); ++i) add_part(*job, parts.Get(i).As<Napi::Object>(), job->memory->byte_length(), job->credits);
-  const auto sums = field(description, "sums").As<Napi::Array>();
-  for (uint32_t i = 0; i < sums.Length(); ++i) add_sum(*job, sums.Get(i).As<Napi::Object>());
-  job->blocks = static_cast<uint32_t>(arg_size(field(description, "blocks"), "blocks"));
-  if (job->blocks < 1 || job->blocks > 1024) throw_invalid(env, "blocks " + std::to_string(job->blocks) + " is not in 1..1024");
-  job->timeout_ms = arg_double(field(description, "timeoutMs"), "timeoutMs");
-  job->args.header = {EP_MAGIC_DISPATCH, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof(ep_dispatch_args)};
-  job->args.memory = job->memory->device_handle();
-  job->args.parts = reinterpret_cast<uint64_t>(job->parts.data());
-  job->args.part_count = static_cast<uint32_t>(job->parts.size());
-  job->args.flags = field(description, "nonTemporal").ToBoolean() ? EP_DISPATCH_NON_TEMPORAL : 0;
-  job->args.arrivals = reinterpret_cast<uint64_t>(job->arrivals.data());
-  job->args.credits = reinterpret_cast<uint64_t>(job->credits.data());
-  job->args.status = reinterpret_cast<uint64_t>(&job->status);
-  return Napi::Number::New(env, static_cast<double>(launch(env, [job](const std::atomic<uint32_t>& cancel) { return job->run(cancel); })));
+  const int non_temporal = info[5].ToBoolean() ? 1 : 0;
+  return Napi::Number::New(info.Env(), static_cast<double>(launch(info.Env(), [=](const std::atomic<uint32_t>& cancel) {
+                             // In pieces, so that a cancelled copy ends soon.
+                             constexpr uint64_t piece = uint64_t{4} << 20;
+                             outcome end;
+                             for (uint64_t at = 0; at < size; at += piece) {
+                               if (cancel.load(std::memory_order_acquire) != 0) {
+                                 end.status = EP_STATUS_ABORTED;
+                                 break;
+                               }
+                               ep_copy(reinterpret_cast<void*>(to.address + dst + at), reinterpret_cast<const void*>(from.address + src + at),
+                                       std::min(piece, size - at), non_temporal);
+                             }
+                             ep_copy_fence();
+                             return end;
+                           })));
 }
 
 Napi::Value stream_wrap::depth(const Napi::CallbackInfo& info) { return Napi::Number::New(info.Env(), static_cast<double>(open(info.Env()).depth())); }
@@ -333,6 +97,7 @@ void stream_wrap::close(const Napi::CallbackInfo& info) {
 void stream_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["HostStream"] = DefineClass(env, "HostStream",
                                       {InstanceMethod<&stream_wrap::record>("record"), InstanceMethod<&stream_wrap::wait_event>("waitEvent"),
+                                       InstanceMethod<&stream_wrap::copy>("copy"),
                                        InstanceMethod<&stream_wrap::dispatch>("dispatch"),
                                        InstanceMethod<&stream_wrap::attention_forward>("attentionForward"),
                                        InstanceMethod<&stream_wrap::attention_backward>("attentionBackward"), InstanceMethod<&stream_wrap::depth>("depth"),

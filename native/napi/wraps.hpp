@@ -133,6 +133,7 @@ struct stream_wrap : Napi::ObjectWrap<stream_wrap> {
   explicit stream_wrap(const Napi::CallbackInfo& info);
   Napi::Value record(const Napi::CallbackInfo& info);
   Napi::Value wait_event(const Napi::CallbackInfo& info);
+  Napi::Value copy(const Napi::CallbackInfo& info);
   Napi::Value dispatch(const Napi::CallbackInfo& info);
   Napi::Value attention_forward(const Napi::CallbackInfo& info);
   Napi::Value attention_backward(const Napi::CallbackInfo& info);

@@ -7,6 +7,7 @@
 #include "ep/abi/memory.h"
 #include "ep/abi/rank.h"
 #include "ep/abi/segment.h"
+#include "ep/abi/staged.h"
 #include "ep/abi/status.h"
 #include "ep/abi/version.h"
 
@@ -161,3 +162,8 @@ EP_STATIC_ASSERT(offsetof(ep_segment_handle, inode) == 24, "ep_segment_handle.in
 EP_STATIC_ASSERT(offsetof(ep_segment_handle, device) == 32, "ep_segment_handle.device");
 EP_STATIC_ASSERT(offsetof(ep_segment_handle, nonce) == 40, "ep_segment_handle.nonce");
 EP_STATIC_ASSERT(offsetof(ep_segment_handle, data_bytes) == 48, "ep_segment_handle.data_bytes");
+EP_STATIC_ASSERT(sizeof(ep_staged_part) == 32, "ep_staged_part");
+EP_STATIC_ASSERT(offsetof(ep_staged_part, send_offset_bytes) == 0, "ep_staged_part.send_offset_bytes");
+EP_STATIC_ASSERT(offsetof(ep_staged_part, recv_offset_bytes) == 8, "ep_staged_part.recv_offset_bytes");
+EP_STATIC_ASSERT(offsetof(ep_staged_part, send_rows) == 16, "ep_staged_part.send_rows");
+EP_STATIC_ASSERT(offsetof(ep_staged_part, recv_rows) == 24, "ep_staged_part.recv_rows");

@@ -36,8 +36,18 @@ export interface DispatcherOptions {
   readonly leases?: number;
   /** A shard travels in chunks of this many bytes, one put and one signal each. 256 KiB unless given. */
   readonly chunkBytes?: number;
-  /** Threads that copy, this one's stream among them. 1 unless given. */
+  /** Thread blocks: on the `fast` executor each is one thread that copies, the stream's own among them. 1 unless given. */
   readonly blocks?: number;
+  /**
+   * Where the kernel runs. `fast` (default): one lane per block, bulk copies. `simt`: every lane a fiber under a seeded interleaver, for tests of the paths
+   * that GPUs take.
+   */
+  readonly executor?: 'fast' | { readonly lanes: number; readonly warpLanes: number; readonly seed: number };
+  /**
+   * Bytes of a send and of a receive buffer for the staged variant (three copies of every byte): the baseline that the direct one is measured against. Needs
+   * a load/store transport and `leases: 1`. 0 unless given: direct.
+   */
+  readonly stagingBytes?: number;
   /** Ends a call that waits for peers. EP_TIMEOUT_MS unless given. */
   readonly timeoutMs?: number;
   readonly stream?: HostStream;
@@ -73,6 +83,8 @@ interface Layout {
   readonly leases: number;
   readonly leaseBytes: number;
   readonly worldSize: number;
+  /** Of each of the two staging buffers; 0: none. They lie behind everything else. */
+  readonly stagingBytes: number;
 }
 
 const arrivalSlot = (layout: Layout, lease: number): number => 2 * lease * layout.worldSize;
@@ -82,6 +94,9 @@ const agreementPlace = (layout: Layout) => ({
   slot: 2 * layout.leases * layout.worldSize,
 });
 
+const stagingPlace = (layout: Layout): number =>
+  Math.ceil((layout.leases * layout.leaseBytes + agreementBytes(layout.worldSize)) / 4096) * 4096;
+
 /** Collective. Allocates the receive memory and meets the other ranks; `EP_MISMATCH` names ranks with other options. */
 export async function openDispatcher(transport: DispatchTransport, options: DispatcherOptions): Promise<Dispatcher> {
   const where = 'openDispatcher';
@@ -90,8 +105,12 @@ export async function openDispatcher(transport: DispatchTransport, options: Disp
   const chunkBytes = checkInteger(options.chunkBytes ?? DEFAULT_CHUNK_BYTES, 'chunkBytes', where, 1);
   const blocks = checkInteger(options.blocks ?? 1, 'blocks', where, 1, 1024);
   const leaseBytes = Math.ceil(requested / 4096) * 4096;
-  const layout = { leases, leaseBytes, worldSize: transport.worldSize };
   const { worldSize } = transport;
+  const stagingBytes = Math.ceil(checkInteger(options.stagingBytes ?? 0, 'stagingBytes', where) / 4096) * 4096;
+  // One staging buffer serves all calls: the credit of the only lease is what keeps the next call out of it.
+  if (stagingBytes > 0) checkInteger(leases, 'leases of a staged dispatcher', where, 1, 1);
+  const layout = { leases, leaseBytes, worldSize, stagingBytes };
+  const simt = options.executor === undefined || options.executor === 'fast' ? undefined : options.executor;
   const signalSlots = 2 * leases * worldSize + agreementSlots(worldSize);
   if (signalSlots > transport.capabilities.maxSignalSlots) {
     throw new EpError(
@@ -105,7 +124,7 @@ export async function openDispatcher(transport: DispatchTransport, options: Disp
     ...(options.signal ? { signal: options.signal } : {}),
   };
   const memory = await transport.allocate({
-    byteLength: leases * leaseBytes + agreementBytes(worldSize),
+    byteLength: stagingPlace(layout) + 2 * stagingBytes,
     signalSlots,
     ...wait,
   });
@@ -127,6 +146,7 @@ export async function openDispatcher(transport: DispatchTransport, options: Disp
       layout,
       chunkBytes,
       blocks,
+      simt,
       timeoutMs: wait.timeoutMs,
     });
     try {
@@ -153,6 +173,7 @@ interface DispatcherInit {
   readonly layout: Layout;
   readonly chunkBytes: number;
   readonly blocks: number;
+  readonly simt: DispatchDescription['simt'];
   readonly timeoutMs: number;
 }
 
@@ -391,7 +412,8 @@ export class Dispatcher extends Resource implements Closeable {
     operands: readonly SourceOperand[],
     options: RunOptions,
   ): DispatchDescription {
-    const { layout, memory, handle, blocks } = this.#init;
+    const { layout, memory, handle, blocks, simt } = this.#init;
+    const staging = this.#staging(spec);
     const base = slot.index * layout.leaseBytes;
     const arrivals = new BigUint64Array(this.worldSize);
     for (let rank = 0; rank < this.worldSize; rank++) {
@@ -416,6 +438,7 @@ export class Dispatcher extends Resource implements Closeable {
         dstOffset: base + part.receiveOffset,
         dstRows: part.receiveCapacity,
         program: part.program,
+        ...(staging === undefined ? {} : { staging: staging[i]! }),
       })),
       sums: spec.parts.flatMap((part) =>
         part.sum === undefined || local === undefined
@@ -439,8 +462,41 @@ export class Dispatcher extends Resource implements Closeable {
       credits,
       nonTemporal: spec.bytesSent >= NON_TEMPORAL_BYTES,
       blocks,
+      ...(simt === undefined ? {} : { simt }),
       timeoutMs: options.timeoutMs ?? this.#init.timeoutMs,
     };
+  }
+
+  /** Send and receive buffers of the staged variant, one of each per part, back to back. */
+  #staging(spec: BoundSpec): NonNullable<DispatchDescription['parts'][number]['staging']>[] | undefined {
+    const { layout } = this.#init;
+    if (layout.stagingBytes === 0) return undefined;
+    const base = stagingPlace(layout);
+    let sent = 0;
+    let received = 0;
+    const buffers = spec.parts.map((part) => {
+      const sendRows = part.sendRows;
+      const buffer = {
+        sendOffset: base + sent,
+        recvOffset: base + layout.stagingBytes + received,
+        sendRows,
+        recvRows: part.receiveRows,
+      };
+      sent += sendRows * part.rowBytes;
+      // The largest receiver's size: offsets of later parts must be the same on all ranks.
+      received += part.receiveCapacity * part.rowBytes;
+      return buffer;
+    });
+    if (sent > layout.stagingBytes || received > layout.stagingBytes) {
+      throw new EpError(
+        'EP_CAPACITY',
+        `staging buffers of ${layout.stagingBytes} bytes hold neither ${sent} bytes sent nor ${received} received`,
+        {
+          context: { needed: Math.max(sent, received), stagingBytes: layout.stagingBytes },
+        },
+      );
+    }
+    return buffers;
   }
 
   #tensors(spec: BoundSpec, slot: LeaseSlot): Readonly<Record<string, Tensor>> {

@@ -1,6 +1,13 @@
 /** A host stream: a native thread that runs kernels in the order in which they were launched. */
-import { Resource } from '@ep/core';
-import { type NativeHostStream, type NativeStreamEvent, native, type OperationId, type Outcome } from '@ep/native';
+import { invalid, Resource } from '@ep/core';
+import {
+  type NativeHostStream,
+  type NativeStreamEvent,
+  native,
+  nativePlaceOf,
+  type OperationId,
+  type Outcome,
+} from '@ep/native';
 
 /** A point in a stream. */
 export interface HostEvent {
@@ -54,6 +61,34 @@ export class HostStream extends Resource {
         this.#pending--;
         if (this.#pending === 0) this.#drained?.();
       });
+  }
+
+  /** Copies between native memories, past the caches if `nonTemporal`. Throws `EP_INVALID_ARGUMENT` for ordinary JS memory or unequal lengths. */
+  async copy(
+    source: Uint8Array,
+    target: Uint8Array,
+    options: { readonly nonTemporal?: boolean; readonly signal?: AbortSignal } = {},
+  ): Promise<void> {
+    const [from, to] = [nativePlaceOf(source), nativePlaceOf(target)];
+    if (from === undefined || to === undefined || source.byteLength !== target.byteLength) {
+      throw invalid('source and target', {
+        where: 'copy',
+        expected: 'views of native memory (allocateHost, symmetric memory) of one length',
+        found: [source.byteLength, target.byteLength],
+      });
+    }
+    await this.launch(
+      (stream) =>
+        stream.copy(
+          from.operand,
+          from.byteOffset,
+          to.operand,
+          to.byteOffset,
+          source.byteLength,
+          options.nonTemporal ?? false,
+        ),
+      options.signal,
+    );
   }
 
   /** An event behind everything launched so far. */
