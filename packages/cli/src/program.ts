@@ -1,6 +1,7 @@
 /** The command line. */
 import { readFileSync } from 'node:fs';
 import { Command, CommanderError } from 'commander';
+import { demoCommand } from './demo/command.js';
 import { doctorCommand } from './doctor/command.js';
 import { CommandExit, failureReport, failureText, jsonText } from './failure.js';
 import { planCommand } from './plan/command.js';
@@ -20,7 +21,7 @@ export function createProgram(): Command {
     .version(version())
     .enablePositionalOptions()
     .showHelpAfterError('(ep --help lists commands; ep <command> --help their options)');
-  for (const command of [runCommand(), planCommand(), doctorCommand()]) {
+  for (const command of [demoCommand(), runCommand(), planCommand(), doctorCommand()]) {
     program.addCommand(command.copyInheritedSettings(program));
   }
   return program;

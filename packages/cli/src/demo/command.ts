@@ -1,0 +1,210 @@
+/** `ep demo`: the main job on real text. */
+import { EpError } from '@ep/core';
+import type { AttentionDType } from '@ep/cuda-kernels';
+import { explain } from '@ep/plan';
+import { Command, Option } from 'commander';
+import { Listr } from 'listr2';
+import { describeMachine } from '../doctor/machine.js';
+import { CommandExit, jsonText } from '../failure.js';
+import { integerOption } from '../options.js';
+import { drawPlan } from '../picture/draw.js';
+import { writePicture } from '../plan/command.js';
+import { evenBudgets, type PlannedStep, planStep } from '../plan/plan-step.js';
+import {
+  collectDocuments,
+  type DemoDocument,
+  findRoot,
+  fullSelection,
+  selectDocuments,
+  shortName,
+  smallSelection,
+  type TextFile,
+} from './documents.js';
+import { demoShape } from './inputs.js';
+import { type RankMode, runRanks } from './ranks.js';
+import {
+  bandwidthOf,
+  type DemoReport,
+  movedBytesOf,
+  passes,
+  phaseTimes,
+  type RowBytes,
+  reportText,
+  tensorErrors,
+  tolerances,
+} from './report.js';
+import type { StepResult } from './step.js';
+
+interface DemoFlags {
+  readonly ranks: number;
+  readonly threads?: boolean;
+  readonly small?: boolean;
+  readonly dtype: AttentionDType;
+  readonly seed: number;
+  readonly from?: string;
+  readonly svg: string | false;
+  readonly json?: boolean;
+}
+
+/** Attention kernels work in blocks of rows: finer borders cost more than they balance. */
+const block = 64;
+const smallBlock = 16;
+const tolerance = 0.02;
+
+export function demoCommand(): Command {
+  return new Command('demo')
+    .description('plan, dispatch and verify attention over real documents on local ranks')
+    .addOption(new Option('-n, --ranks <count>', 'ranks').argParser(integerOption(1, 128)).default(4))
+    .option('--threads', 'ranks as worker threads of one process instead of processes')
+    .option('--small', 'far less text: for tests')
+    .addOption(new Option('--dtype <type>', 'of Q, K, V and their gradients').choices(['bf16', 'f32']).default('bf16'))
+    .addOption(
+      new Option('--seed <number>', 'of embeddings, projections and dO')
+        .argParser(integerOption(0, 2 ** 31 - 1))
+        .default(1),
+    )
+    .option('--from <folder>', 'where the documents are (default: the workspace around the current folder)')
+    .option('--svg <path>', 'where the picture of the plan goes', 'ep-demo.svg')
+    .option('--no-svg', 'draw no picture')
+    .option('--json', 'the report as one JSON object')
+    .action(async (flags: DemoFlags) => {
+      const report = await runDemo(flags);
+      process.stdout.write(flags.json === true ? `${jsonText(report)}\n` : reportText(report));
+      if (!report.pass) throw new CommandExit(1);
+    });
+}
+
+interface Progress {
+  files: readonly TextFile[];
+  documents: readonly DemoDocument[];
+  step?: PlannedStep;
+  results: readonly StepResult[];
+  svg?: string;
+}
+
+async function runDemo(flags: DemoFlags): Promise<DemoReport> {
+  const elementBytes = flags.dtype === 'bf16' ? 2 : 4;
+  const { queryHeads, kvHeads, headDim } = demoShape;
+  const row: RowBytes = { q: queryHeads * headDim * elementBytes, kv: 2 * kvHeads * headDim * elementBytes };
+  const mode: RankMode = flags.threads === true ? 'threads' : 'processes';
+  const root = flags.from ?? findRoot(process.cwd());
+  const stop = new AbortController();
+  const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
+  process.on('SIGINT', onSignal).on('SIGTERM', onSignal);
+  const progress: Progress = { files: [], documents: [], results: [] };
+  const quiet = flags.json === true || process.stdout.isTTY !== true;
+  const tasks = new Listr<Progress, 'default' | 'silent'>(
+    [
+      {
+        title: 'collect documents',
+        task: (context, task) => {
+          context.files = collectDocuments(root);
+          task.title = `collect documents: ${context.files.length} different files`;
+        },
+      },
+      {
+        title: 'tokenise',
+        task: async (context, task) => {
+          const { encode } = await import('gpt-tokenizer/encoding/o200k_base');
+          // Text that happens to spell a control token is text.
+          const options = { disallowedSpecial: new Set<string>() };
+          const wanted = flags.small === true ? smallSelection : fullSelection;
+          context.documents = selectDocuments(context.files, wanted, (text) => encode(text, options));
+          task.title = `tokenise: ${context.documents.length} documents`;
+        },
+      },
+      {
+        title: 'plan',
+        task: (context, task) => {
+          context.step = planDemo(context.documents, flags, row);
+          const { explanation } = context.step;
+          task.title = `plan: imbalance ${explanation.imbalanceBefore.toFixed(3)} -> ${explanation.imbalanceAfter.toFixed(3)}`;
+        },
+      },
+      {
+        title: `run ${flags.ranks} ${mode}`,
+        task: async (context, task) => {
+          const job = {
+            dtype: flags.dtype,
+            seed: flags.seed,
+            plan: context.step!.planned,
+            documents: context.documents.map((document) => document.tokens),
+          };
+          const onPhase = (phase: string): void => {
+            task.output = phase;
+          };
+          context.results = await runRanks(flags.ranks, job, mode, onPhase, stop.signal);
+        },
+      },
+      {
+        title: 'draw',
+        enabled: () => flags.svg !== false,
+        task: async (context) => {
+          const { explanation } = context.step!;
+          const title = `ep demo: ${explanation.documents} documents, ${explanation.tokens} tokens on ${flags.ranks} rank${flags.ranks === 1 ? '' : 's'}`;
+          const svg = await drawPlan(explanation, { title, rowBytesQ: row.q, rowBytesKv: row.kv });
+          context.svg = flags.svg as string;
+          writePicture(context.svg, svg);
+        },
+      },
+    ],
+    { ctx: progress, renderer: quiet ? 'silent' : 'default' },
+  );
+  try {
+    await tasks.run();
+  } catch (error) {
+    if (stop.signal.aborted)
+      throw new EpError('EP_ABORTED', `demo: stopped by ${String(stop.signal.reason)}`, { cause: error });
+    throw error;
+  } finally {
+    process.off('SIGINT', onSignal).off('SIGTERM', onSignal);
+  }
+  return reportOf(progress, flags, mode, row);
+}
+
+function planDemo(documents: readonly DemoDocument[], flags: DemoFlags, row: RowBytes): PlannedStep {
+  const lengths = Int32Array.from(documents, (document) => document.tokens.length);
+  const tokens = lengths.reduce((sum, length) => sum + length, 0);
+  return planStep({
+    lengths,
+    budgets: evenBudgets(tokens, flags.ranks),
+    balance: true,
+    tolerance,
+    block: flags.small === true ? smallBlock : block,
+    sharing: 'each-server',
+    rowBytesQ: row.q,
+    rowBytesKv: row.kv,
+  });
+}
+
+function reportOf(progress: Progress, flags: DemoFlags, mode: RankMode, row: RowBytes): DemoReport {
+  const { documents, results } = progress;
+  const { atHome, explanation } = progress.step!;
+  const { queryHeads, kvHeads, headDim } = demoShape;
+  const longest = documents.reduce((a, b) => (b.tokens.length > a.tokens.length ? b : a));
+  const staged = results.reduce((sum, result) => sum + result.stagedBytes, 0);
+  const phases = phaseTimes(results);
+  const errors = tensorErrors(results);
+  const bound = tolerances[flags.dtype];
+  const q = explanation.tokens * queryHeads * headDim;
+  const kv = explanation.tokens * kvHeads * headDim;
+  return {
+    pass: passes(errors, bound, { o: q, dQ: q, dK: kv, dV: kv }),
+    date: new Date().toISOString(),
+    machine: describeMachine(),
+    mode,
+    ranks: flags.ranks,
+    dtype: flags.dtype,
+    documents: documents.length,
+    tokens: explanation.tokens,
+    longest: { name: shortName(longest.name), tokens: longest.tokens.length },
+    imbalance: { atHome: explanation.imbalanceBefore, planned: explanation.imbalanceAfter },
+    bytes: movedBytesOf(explanation, row, staged),
+    bytesAtHome: movedBytesOf(explain(atHome), row, 0).remote,
+    phases,
+    bytesPerSecond: bandwidthOf(results, phases),
+    tolerance: bound,
+    errors,
+    ...(progress.svg === undefined ? {} : { svg: progress.svg }),
+  };
+}

@@ -1,0 +1,198 @@
+/** What the demo found, as data and as text. */
+import type { AttentionDType } from '@ep/cuda-kernels';
+import type { Explanation } from '@ep/plan';
+import Table from 'cli-table3';
+import pc from 'picocolors';
+import { formatBytes, type MachineDescription, machineText } from '../doctor/machine.js';
+import type { RankMode } from './ranks.js';
+import { COMPARED, type ComparedTensor, PHASES, type Phase, type StepResult } from './step.js';
+
+/** Relative error by norm that passes. */
+export const tolerances: Readonly<Record<AttentionDType, number>> = { f32: 1e-5, bf16: 1e-2 };
+
+export interface PhaseTime {
+  readonly phase: Phase;
+  /** Of the slowest rank. */
+  readonly milliseconds: number;
+}
+
+export interface TensorError {
+  readonly tensor: ComparedTensor;
+  readonly elements: number;
+  /** Norm of the difference over norm of the reference, over all documents. */
+  readonly relative: number;
+  readonly largestAbsolute: number;
+}
+
+/** Bytes of one step, all ranks, forward and backward. */
+export interface MovedBytes {
+  /** Between ranks, and from a rank to itself. */
+  readonly remote: number;
+  readonly local: number;
+  /** Between ranks, if every row went once to each server that needs it and its gradient came back once. */
+  readonly needed: number;
+  /** Copied before they could be sent. */
+  readonly staged: number;
+}
+
+export interface DemoReport {
+  readonly pass: boolean;
+  readonly date: string;
+  readonly machine: MachineDescription;
+  readonly mode: RankMode;
+  readonly ranks: number;
+  readonly dtype: AttentionDType;
+  readonly documents: number;
+  readonly tokens: number;
+  readonly longest: { readonly name: string; readonly tokens: number };
+  readonly imbalance: { readonly atHome: number; readonly planned: number };
+  readonly bytes: MovedBytes;
+  readonly bytesAtHome: number;
+  readonly phases: readonly PhaseTime[];
+  /** Payload bytes of the four dispatches over their times, of all ranks together; local copies are payload, too. */
+  readonly bytesPerSecond: number;
+  readonly tolerance: number;
+  readonly errors: readonly TensorError[];
+  readonly svg?: string;
+}
+
+/** Row bytes of Q (and O, dO, dQ), and of K and V together (and dK, dV). */
+export interface RowBytes {
+  readonly q: number;
+  readonly kv: number;
+}
+
+/** Q out, O back, dO out, dQ back; K and V out, dK and dV back. */
+export function movedBytesOf(explanation: Explanation, row: RowBytes, staged: number): MovedBytes {
+  let localQuery = 0;
+  let localKv = 0;
+  for (const { from, to, queryTokens, kvTokens } of explanation.traffic) {
+    if (from !== to) continue;
+    localQuery += queryTokens;
+    localKv += kvTokens;
+  }
+  const both = (query: number, kv: number): number => 4 * query * row.q + 2 * kv * row.kv;
+  return {
+    remote: both(explanation.movedQueryTokens, explanation.movedKvTokens),
+    local: both(localQuery, localKv),
+    needed: both(explanation.movedQueryTokens, explanation.neededKvTokens),
+    staged,
+  };
+}
+
+export function phaseTimes(results: readonly StepResult[]): PhaseTime[] {
+  return PHASES.map((phase) => ({
+    phase,
+    milliseconds: Math.max(...results.map((result) => result.milliseconds[phase])),
+  }));
+}
+
+export function tensorErrors(results: readonly StepResult[]): TensorError[] {
+  return COMPARED.map((name) => {
+    const parts = results.map((result) => result.compared[name]);
+    const sum = (field: 'elements' | 'squaredError' | 'squaredReference'): number =>
+      parts.reduce((total, part) => total + part[field], 0);
+    const squaredError = sum('squaredError');
+    return {
+      tensor: name,
+      elements: sum('elements'),
+      relative: squaredError === 0 ? 0 : Math.sqrt(squaredError / sum('squaredReference')),
+      largestAbsolute: parts.some((part) => Number.isNaN(part.largest))
+        ? Number.NaN
+        : Math.max(...parts.map((part) => part.largest)),
+    };
+  });
+}
+
+/** HAZARD: every element must have been compared, and a NaN must fail: `error > tolerance` would let both pass. */
+export function passes(
+  errors: readonly TensorError[],
+  tolerance: number,
+  expectedElements: Readonly<Record<ComparedTensor, number>>,
+): boolean {
+  return (
+    errors.length === COMPARED.length &&
+    errors.every((error) => error.relative <= tolerance && error.elements === expectedElements[error.tensor])
+  );
+}
+
+const dispatchPhases: readonly Phase[] = ['dispatch', 'return', 'dispatch dO', 'return gradients'];
+
+export function bandwidthOf(results: readonly StepResult[], phases: readonly PhaseTime[]): number {
+  const bytes = results.reduce((sum, { bytesSent }) => sum + bytesSent.forward + bytesSent.backward, 0);
+  const milliseconds = phases
+    .filter(({ phase }) => dispatchPhases.includes(phase))
+    .reduce((sum, time) => sum + time.milliseconds, 0);
+  return milliseconds === 0 ? 0 : bytes / (milliseconds / 1000);
+}
+
+export function reportText(report: DemoReport): string {
+  const { bytes, imbalance, longest } = report;
+  const facts = new Table({ chars: plainChars, style: plainStyle });
+  facts.push(
+    ['documents', `${report.documents}, longest ${longest.name} with ${longest.tokens} tokens`],
+    ['tokens', String(report.tokens)],
+    ['ranks', `${report.ranks} ${report.mode}, ${report.dtype}`],
+    [
+      'imbalance',
+      `${imbalance.atHome.toFixed(3)} with every shard at home, ${imbalance.planned.toFixed(3)} as planned (largest rank over average)`,
+    ],
+    [
+      'bytes moved',
+      `${formatBytes(bytes.remote)} between ranks, ${formatBytes(bytes.needed)} needed; ${formatBytes(bytes.local)} stayed on their rank; ${formatBytes(bytes.staged)} staged`,
+    ],
+    ['', `${formatBytes(report.bytesAtHome)} between ranks without balancing`],
+    ['bandwidth', `${(report.bytesPerSecond / 1e9).toFixed(2)} GB/s payload over the four dispatches, all ranks`],
+  );
+  const times = new Table({ chars: plainChars, style: plainStyle, colAligns: ['left', 'right'] });
+  for (const { phase, milliseconds } of report.phases) times.push([phase, `${milliseconds.toFixed(1)} ms`]);
+  const errors = new Table({ chars: plainChars, style: plainStyle, colAligns: ['left', 'right', 'right'] });
+  errors.push(['', 'relative error', 'largest']);
+  for (const { tensor, relative, largestAbsolute } of report.errors) {
+    const text = relative.toExponential(2);
+    errors.push([tensor, relative <= report.tolerance ? text : pc.red(text), largestAbsolute.toExponential(2)]);
+  }
+  const verdict = report.pass
+    ? pc.green(`PASS: every relative error is at most ${report.tolerance}`)
+    : pc.red(`FAIL: the relative errors must be at most ${report.tolerance}, and every row compared`);
+  return [
+    facts.toString(),
+    '',
+    `time per phase, slowest rank; ${machineText(report.machine)}; ${report.date}`,
+    times.toString(),
+    '',
+    'against single-rank attention over each whole document in f32',
+    errors.toString(),
+    '',
+    ...(report.svg === undefined ? [] : [`picture: ${report.svg}`]),
+    verdict,
+    '',
+  ]
+    .map((block) =>
+      block
+        .split('\n')
+        .map((line) => line.trimEnd())
+        .join('\n'),
+    )
+    .join('\n');
+}
+
+const none = '';
+const plainChars = {
+  top: none,
+  'top-mid': none,
+  'top-left': none,
+  'top-right': none,
+  bottom: none,
+  'bottom-mid': none,
+  'bottom-left': none,
+  'bottom-right': none,
+  left: '  ',
+  'left-mid': none,
+  mid: none,
+  'mid-mid': none,
+  right: none,
+  'right-mid': none,
+  middle: '  ',
+};
+const plainStyle = { 'padding-left': 0, 'padding-right': 0, head: [], border: [] };
