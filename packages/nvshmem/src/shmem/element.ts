@@ -23,9 +23,12 @@ function encode32(value: number | bigint, where: string): number {
   throw invalid('value', { where, expected: 'a 32-bit integer', found: value });
 }
 
+const I64_LEAST = -(2n ** 63n);
+const U64_END = 2n ** 64n;
+
 /** Numbers are taken too where they are exact. */
 export function encode64(value: number | bigint, where: string): bigint {
-  if (typeof value === 'bigint' && value >= -(2n ** 63n) && value < 2n ** 64n) return value;
+  if (typeof value === 'bigint' && value >= I64_LEAST && value < U64_END) return value;
   if (typeof value === 'number' && Number.isSafeInteger(value)) return BigInt(value);
   throw invalid('value', { where, expected: 'a 64-bit bigint, or a safe integer', found: value });
 }

@@ -1,5 +1,15 @@
 /** What the operations of one PE share. */
-import { checkAttached, type DType, EpError, invalid, isStorageOf, type Rank, type Storage } from '@ep/core';
+import {
+  checkAttached,
+  createStorage,
+  DTYPES,
+  type DType,
+  EpError,
+  invalid,
+  isStorageOf,
+  type Rank,
+  type Storage,
+} from '@ep/core';
 import type { NativeSymmetricMemory } from '@ep/native';
 import type { Liveness } from '../liveness.js';
 import type { ShmMemory } from '../memory.js';
@@ -19,6 +29,10 @@ export interface Space {
   readonly pe: Numbering;
 }
 
+const CARRIERS = Object.fromEntries(
+  DTYPES.map((dtype) => [dtype, Object.getPrototypeOf(createStorage(dtype, 0))]),
+) as Readonly<Record<DType, object>>;
+
 /** Where an operation's elements come from or go to on this PE. */
 export type LocalArray<D extends DType> = Storage[D] | SymmetricArray<D>;
 
@@ -34,7 +48,8 @@ export function localElements<D extends DType>(
     if ((array.dtype as DType) === dtype) return array.local;
     throw invalid('dtype', { where, expected: `${dtype}, as the other side has`, found: array.dtype });
   }
-  if (!isStorageOf(dtype, array))
+  // The comparison of prototypes is what nearly every call needs; the rest is for Buffers, which are Uint8Arrays too.
+  if (Object.getPrototypeOf(array) !== CARRIERS[dtype] && !isStorageOf(dtype, array))
     throw invalid('array', { where, expected: `the typed array of ${dtype}`, found: array });
   checkAttached(array as Storage[DType], where);
   return array;

@@ -1,5 +1,5 @@
 /** Teams: subsets of the PEs with a numbering, a barrier and collectives of their own. */
-import { checkInteger, EpError, type Rank, type WaitOptions } from '@ep/core';
+import { checkInteger, EpError, invalid, type Rank, type WaitOptions } from '@ep/core';
 import { checkAgreement, type ShmTeam } from '../team.js';
 import type { ShmTransport } from '../transport.js';
 import { type Context, createContext } from './context.js';
@@ -68,8 +68,9 @@ export class Team {
     const where = 'splitStrided';
     checkInteger(start, 'start', where, 0, this.nPes - 1);
     checkInteger(size, 'size', where, 1, this.nPes);
-    checkInteger(stride, 'stride', where, 1 - this.nPes, this.nPes);
-    if (stride === 0 && size > 1) checkInteger(stride, 'stride', where, 1, this.nPes);
+    checkInteger(stride, 'stride', where, Number.MIN_SAFE_INTEGER);
+    if (stride === 0 && size > 1)
+      throw invalid('stride', { where, expected: 'not 0 for more than one member', found: 0 });
     checkInteger(start + stride * (size - 1), 'last member', where, 0, this.nPes - 1);
     await agreeOnSplit(this.#native, where, [start, stride, size], options);
     return this.#make(

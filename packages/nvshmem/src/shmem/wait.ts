@@ -59,7 +59,7 @@ function wanted(array: SymmetricArray<WaitDType>, value: unknown, where: string)
   throw invalid('value', { where, expected: `an integer, for ${array.dtype}`, found: value });
 }
 
-const WAITED: readonly string[] = ['i8', 'u8', 'i16', 'u16', 'i32', 'u32', 'i64', 'u64'];
+const WAITED: ReadonlySet<string> = new Set(['i8', 'u8', 'i16', 'u16', 'i32', 'u32', 'i64', 'u64']);
 
 export function waiting(space: Space) {
   const { memory, native: words, rank } = space;
@@ -67,8 +67,8 @@ export function waiting(space: Space) {
 
   function checkArray(array: SymmetricArray<WaitDType>, where: string): void {
     checkSymmetric(space, array, where);
-    if (!WAITED.includes(array.dtype)) {
-      throw invalid('dtype', { where, expected: `one of ${WAITED.join(', ')}`, found: array.dtype });
+    if (!WAITED.has(array.dtype)) {
+      throw invalid('dtype', { where, expected: `one of ${[...WAITED].join(', ')}`, found: array.dtype });
     }
   }
 
