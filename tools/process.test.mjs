@@ -32,7 +32,8 @@ test('a grandchild left behind ends with its step', async () => {
 test('told to stop, it ends its children and does not go on', async () => {
   const program = `import { exitOnSignals, run } from ${JSON.stringify(new URL('./process.mjs', import.meta.url).href)};
     exitOnSignals(() => console.log('stopping'));
-    const { code } = await run('sh', ['-c', 'trap "exit 0" TERM; echo $$; while :; do sleep 0.05; done'], {
+    const child = 'process.on("SIGTERM", () => process.exit(0)); console.log(process.pid); setInterval(() => {}, 1000);';
+    const { code } = await run(process.execPath, ['-e', child], {
       onLine: (line) => console.log(line),
     });
     console.log('went on after status', code);`;
