@@ -79,9 +79,10 @@ std::string simt_describe(const std::deque<simt_group>& groups) {
         const std::string what = lane_text(*group.lanes[block * block_lanes + first]);
         uint32_t last = first;
         while (last + 1 < block_lanes && lane_text(*group.lanes[block * block_lanes + last + 1]) == what) ++last;
-        text += group.launch->name + " block " + std::to_string(block) + (first == last ? " lane " : " lanes ") + std::to_string(first);
-        if (first != last) text += "-" + std::to_string(last);
-        text += " " + what + "\n";
+        text.append(group.launch->name).append(" block ").append(std::to_string(block));
+        text.append(first == last ? " lane " : " lanes ").append(std::to_string(first));
+        if (first != last) text.append("-").append(std::to_string(last));
+        text.append(" ").append(what).append("\n");
         first = last + 1;
       }
     }
