@@ -29,7 +29,7 @@ struct hostile_wrap : Napi::ObjectWrap<hostile_wrap> {
     std::unique_ptr<hostile_engine> engine;
   };
   std::shared_ptr<holder> native;
-  std::shared_ptr<rank_context> context;
+  std::shared_ptr<rank_context> context; // null after close()
   uint64_t end_key = 0;
 };
 
@@ -37,6 +37,7 @@ struct hostile_wrap : Napi::ObjectWrap<hostile_wrap> {
 hostile_wrap::hostile_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const Napi::Env env = info.Env();
   context = unwrap<rank_wrap>(info[0], "rank").native->context;
+  if (!context) throw_failure(env, {EP_STATUS_CLOSED, 0, "the rank was closed"});
   hostile_options options;
   options.seed = arg_u64(info[1], "seed");
   options.max_delay_ns = static_cast<int64_t>(arg_size(info[2], "maxDelayUs")) * 1000;
@@ -67,6 +68,7 @@ hostile_request hostile_wrap::request_to(const Napi::CallbackInfo& info, uint64_
   const Napi::Env env = info.Env();
   memory_wrap& memory = unwrap<memory_wrap>(info[0], "memory");
   hostile_request request;
+  open(env);
   memory.open(env);
   request.memory = memory.native;
   request.peer = arg_int(info[1], "peer");
@@ -130,6 +132,7 @@ Napi::Value hostile_wrap::put_value(const Napi::CallbackInfo& info) {
 Napi::Value hostile_wrap::signal(const Napi::CallbackInfo& info) {
   memory_wrap& memory = unwrap<memory_wrap>(info[0], "memory");
   memory.open(info.Env());
+  open(info.Env());
   hostile_request request;
   request.memory = memory.native;
   request.peer = arg_int(info[1], "peer");
@@ -171,6 +174,7 @@ void hostile_wrap::close(const Napi::CallbackInfo& info) {
   state_of(info.Env()).forget(end_key);
   end_key = 0;
   native->engine.reset();
+  context.reset();
 }
 
 void hostile_wrap::define(Napi::Env env, Napi::Object exports) {

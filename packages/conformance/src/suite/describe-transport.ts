@@ -38,7 +38,7 @@ export function resolveModule(module: string): string {
   return pathToFileURL(createRequire(join(process.cwd(), 'package.json')).resolve(module)).href;
 }
 
-/** True if vitest was started with `-u`. */
+/** True if vitest was started with `--update`. */
 function updating(): boolean {
   const state = expect.getState() as { readonly snapshotState?: { readonly snapshotUpdateState?: string } };
   return state.snapshotState?.snapshotUpdateState === 'all';
@@ -96,7 +96,7 @@ export function describeTransport(title: string, options: TransportConformance):
       expect(ids.filter((id, i) => ids.indexOf(id) !== i)).toEqual([]);
       expect(mandatoryCases.filter((id) => !ids.includes(id))).toEqual([]);
       if (updating()) return;
-      expect(expected, `${path} is missing: run with -u`).toBeDefined();
+      expect(expected, `${path} is missing: run with --update`).toBeDefined();
       expect(expected!.transport).toBe(name);
       expect(Object.keys(expected!.cases).sort()).toEqual([...ids].sort());
       for (const [id, outcome] of Object.entries(expected!.cases)) {

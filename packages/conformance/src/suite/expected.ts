@@ -46,7 +46,7 @@ export function compareOutcome(
   observed: 'pass' | 'fail' | 'not-applicable',
   failure?: unknown,
 ): void {
-  const update = 'run the conformance test with `-u` and commit the file with the reason';
+  const update = 'run `vitest run <test file> --update` with EP_TEST_FULL=1 and commit the file with the reason';
   if (expected === undefined) throw new Error(`${id} has no committed outcome: ${update}`, { cause: failure });
   const column = typeof expected === 'string' ? expected : 'fail';
   if (column === observed) return;

@@ -1,0 +1,55 @@
+import { compareOutcome, mandatoryCases } from '@ep/conformance';
+import { transportCases } from '@ep/conformance/cases';
+import { renderReport } from '@ep/conformance/report';
+import { describe, expect, it } from 'vitest';
+
+describe('committed outcomes', () => {
+  const failure = new Error('what the case threw');
+  const deviation = { deviation: 'known' } as const;
+
+  it('accept what was committed', () => {
+    compareOutcome('a', 'pass', 'pass');
+    compareOutcome('a', 'not-applicable', 'not-applicable');
+    compareOutcome('a', deviation, 'fail', failure);
+  });
+
+  it('throw what the case threw when a pass fails', () => {
+    expect(() => compareOutcome('a', 'pass', 'fail', failure)).toThrow(failure);
+  });
+
+  it.each([
+    ['a deviation that passes', deviation, 'pass'],
+    ['a deviation that no longer applies', deviation, 'not-applicable'],
+    ['a pass that no longer applies', 'pass', 'not-applicable'],
+    ['something inapplicable that passes', 'not-applicable', 'pass'],
+  ] as const)('refuse %s', (_, expected, observed) => {
+    expect(() => compareOutcome('a', expected, observed)).toThrow(/committed as .*, but it is now/);
+  });
+
+  it('refuse a case that was never committed', () => {
+    expect(() => compareOutcome('a', undefined, 'pass')).toThrow(/a has no committed outcome/);
+  });
+});
+
+describe('the report', () => {
+  it('has a row for each case, a column for each transport, and the reason of each deviation once', () => {
+    const file = (transport: string, outcome: 'pass' | { readonly deviation: string }) => ({
+      transport,
+      modes: ['threads'],
+      worlds: [2, 3],
+      cases: Object.fromEntries(transportCases.map((one) => [one.id, outcome])),
+    });
+    const text = renderReport([file('b:two', { deviation: 'the reason' }), file('a:one', 'pass')]);
+    const rows = text.split('\n').filter((line) => line.startsWith('| `'));
+    expect(rows.length).toBe(transportCases.length);
+    expect(rows.every((row) => row.endsWith('| yes | no [1] |'))).toBe(true);
+    expect(text.match(/the reason/g)?.length).toBe(1);
+    expect(text).toContain(`${transportCases.length} pass, 0 not applicable, 0 deviate`);
+  });
+
+  it('is of a suite that has every mandatory case, each with a sentence of its own', () => {
+    const ids = transportCases.map((one) => one.id);
+    expect(mandatoryCases.filter((id) => !ids.includes(id))).toEqual([]);
+    expect(new Set(transportCases.map((one) => one.sentence)).size).toBe(ids.length);
+  });
+});
