@@ -1,7 +1,7 @@
 import { defineConfig } from 'tsup';
 
 export default defineConfig({
-  entry: { index: 'src/index.ts', 'demo-rank': 'src/demo/rank.ts' },
+  entry: { index: 'src/index.ts', 'demo-rank': 'src/demo/rank.ts', 'bench-child': 'src/bench/child.ts' },
   format: 'esm',
   target: 'node20',
   dts: { entry: { index: 'src/index.ts' } },

@@ -1,4 +1,5 @@
 /** How commands fail: one line for people, one object for programs. */
+import { constants } from 'node:os';
 import { isEpError } from '@ep/core';
 
 /** A command that has said what there is to say and ends with this status. */
@@ -9,6 +10,12 @@ export class CommandExit extends Error {
     super(`exit status ${status}`);
     this.status = status;
   }
+}
+
+/** The end of a command that a signal stopped, as a shell would report it. */
+export function stoppedBy(command: string, signal: NodeJS.Signals): CommandExit {
+  process.stderr.write(`ep ${command}: stopped by ${signal}\n`);
+  return new CommandExit(128 + constants.signals[signal]);
 }
 
 export interface FailureReport {

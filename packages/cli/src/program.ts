@@ -1,6 +1,7 @@
 /** The command line. */
 import { readFileSync } from 'node:fs';
 import { Command, CommanderError } from 'commander';
+import { benchCommand } from './bench/command.js';
 import { demoCommand } from './demo/command.js';
 import { doctorCommand } from './doctor/command.js';
 import { CommandExit, failureReport, failureText, jsonText } from './failure.js';
@@ -21,7 +22,7 @@ export function createProgram(): Command {
     .version(version())
     .enablePositionalOptions()
     .showHelpAfterError('(ep --help lists commands; ep <command> --help their options)');
-  for (const command of [demoCommand(), runCommand(), planCommand(), doctorCommand()]) {
+  for (const command of [demoCommand(), runCommand(), planCommand(), benchCommand(), doctorCommand()]) {
     program.addCommand(command.copyInheritedSettings(program));
   }
   return program;

@@ -1,11 +1,10 @@
 /** `ep demo`: the main job on real text. */
-import { EpError } from '@ep/core';
 import type { AttentionDType } from '@ep/cuda-kernels';
 import { explain } from '@ep/plan';
 import { Command, Option } from 'commander';
 import { Listr } from 'listr2';
 import { describeMachine } from '../doctor/machine.js';
-import { CommandExit, jsonText } from '../failure.js';
+import { CommandExit, jsonText, stoppedBy } from '../failure.js';
 import { integerOption } from '../options.js';
 import { drawPlan } from '../picture/draw.js';
 import { writePicture } from '../plan/command.js';
@@ -153,8 +152,7 @@ async function runDemo(flags: DemoFlags): Promise<DemoReport> {
   try {
     await tasks.run();
   } catch (error) {
-    if (stop.signal.aborted)
-      throw new EpError('EP_ABORTED', `demo: stopped by ${String(stop.signal.reason)}`, { cause: error });
+    if (stop.signal.aborted) throw stoppedBy('demo', stop.signal.reason as NodeJS.Signals);
     throw error;
   } finally {
     process.off('SIGINT', onSignal).off('SIGTERM', onSignal);

@@ -1,0 +1,45 @@
+/** What a package's benchmark looks like to `ep bench`: its module exports `bench`, a `Bench`. */
+
+export interface BenchOptions {
+  /** Measured runs of each case, after a warm-up; the benchmark's own choice unless given. */
+  readonly repeats?: number;
+  /** Small sizes that only show that it works: its figures mean nothing. */
+  readonly quick: boolean;
+}
+
+/** A figure next to what it is measured against, in the same run. */
+export interface BenchRatio {
+  /** For example `of copy bandwidth` or `over MPI_Alltoallv`. */
+  readonly name: string;
+  readonly value: number;
+  /** What the project promises for it; absent where nothing is promised. */
+  readonly goal?: { readonly at: 'least' | 'most'; readonly value: number };
+}
+
+export interface BenchCase {
+  readonly name: string;
+  readonly unit: string;
+  readonly median: number;
+  /** (largest - smallest) / median over the samples. */
+  readonly spread: number;
+  readonly samples: number;
+  readonly ratios: readonly BenchRatio[];
+  /** Sizes, counts and further figures. */
+  readonly detail: Readonly<Record<string, number | string>>;
+}
+
+export interface BenchResult {
+  readonly name: string;
+  /** Every benchmark checks what it moved or computed; a wrong result throws instead of ending up here. */
+  readonly cases: readonly BenchCase[];
+}
+
+export interface Bench {
+  readonly name: string;
+  run(options: BenchOptions): Promise<BenchResult>;
+}
+
+export function meetsGoal({ value, goal }: BenchRatio): boolean | undefined {
+  if (goal === undefined) return undefined;
+  return goal.at === 'least' ? value >= goal.value : value <= goal.value;
+}

@@ -1,0 +1,157 @@
+/** `ep bench`: the packages' benchmarks on a machine that is known to be idle, or marked as busy. */
+import { fileURLToPath } from 'node:url';
+import { type EpCode, EpError, ERROR_TABLE } from '@ep/core';
+import { Argument, Command, Option } from 'commander';
+import pc from 'picocolors';
+import { describeMachine, type MachineDescription, machineText } from '../doctor/machine.js';
+import { type FailureReport, jsonText, stoppedBy } from '../failure.js';
+import { integerOption } from '../options.js';
+import { launchRanks } from '../run/launch.js';
+import { type BenchOptions, type BenchResult, meetsGoal } from './bench.js';
+import { busyFraction, type MachineLoad, watchLoad } from './idle.js';
+import { type BenchName, benchNames, loadBench } from './registry.js';
+
+/** Built beside the entry point; see tsup.config.ts. */
+const childProgram = new URL('./bench-child.js', import.meta.url);
+
+const watchMs = 1000;
+
+interface BenchFlags {
+  readonly repeats?: number;
+  readonly quick?: boolean;
+  readonly json?: boolean;
+}
+
+export interface BenchReport {
+  readonly date: string;
+  readonly machine: MachineDescription;
+  /** Somebody else was computing before or after: the figures are not to be quoted. */
+  readonly busy: boolean;
+  readonly quick: boolean;
+  readonly load: { readonly before: MachineLoad; readonly after: MachineLoad };
+  readonly results: readonly BenchResult[];
+  readonly unavailable: readonly { readonly name: BenchName; readonly reason: string }[];
+}
+
+export function benchCommand(): Command {
+  return new Command('bench')
+    .description('run benchmarks: verified, against a peer or a physical limit measured in the same run')
+    .addArgument(new Argument('<name>', 'which').choices([...benchNames, 'all']))
+    .addOption(new Option('--repeats <count>', 'measured runs of each case').argParser(integerOption(1, 10_000)))
+    .option('--quick', 'small sizes, to see that it works')
+    .option('--json', 'the report as one JSON object')
+    .action(async (name: BenchName | 'all', flags: BenchFlags) => {
+      const report = await runBenches(name, flags);
+      process.stdout.write(flags.json === true ? `${jsonText(report)}\n` : reportText(report));
+    });
+}
+
+async function runBenches(name: BenchName | 'all', flags: BenchFlags): Promise<BenchReport> {
+  const available: BenchName[] = [];
+  const unavailable: BenchReport['unavailable'][number][] = [];
+  for (const wanted of name === 'all' ? benchNames : [name]) {
+    const loaded = await loadBench(wanted);
+    if (loaded.available) available.push(wanted);
+    else unavailable.push({ name: wanted, reason: loaded.reason });
+  }
+  if (name !== 'all' && unavailable[0] !== undefined) {
+    throw new EpError('EP_UNAVAILABLE', `bench ${name}: ${unavailable[0].reason}`, { context: { name } });
+  }
+  const stop = new AbortController();
+  const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
+  process.on('SIGINT', onSignal).on('SIGTERM', onSignal);
+  try {
+    const before = await watchLoad(watchMs, stop.signal);
+    warnIfBusy(before);
+    const options: BenchOptions = {
+      quick: flags.quick === true,
+      ...(flags.repeats === undefined ? {} : { repeats: flags.repeats }),
+    };
+    const results: BenchResult[] = [];
+    for (const one of available) results.push(await runInChild(one, options, stop.signal));
+    const after = await watchLoad(watchMs / 2, stop.signal);
+    return {
+      date: new Date().toISOString(),
+      machine: describeMachine(),
+      busy: before.busy || after.busy,
+      quick: options.quick,
+      load: { before, after },
+      results,
+      unavailable,
+    };
+  } catch (error) {
+    if (!stop.signal.aborted) throw error;
+    throw stoppedBy('bench', stop.signal.reason as NodeJS.Signals);
+  } finally {
+    process.off('SIGINT', onSignal).off('SIGTERM', onSignal);
+  }
+}
+
+async function runInChild(name: BenchName, options: BenchOptions, signal: AbortSignal): Promise<BenchResult> {
+  let answer: { readonly result: BenchResult } | FailureReport | undefined;
+  const said: string[] = [];
+  const { exits } = await launchRanks({
+    ranks: 1,
+    program: process.execPath,
+    args: [fileURLToPath(childProgram), name, JSON.stringify(options)],
+    graceMs: 1000,
+    signal,
+    onEvent: (event) => {
+      if (event.event !== 'line') return;
+      if (event.stream === 'stdout' && /^\{"(?:result|error)":/.test(event.text)) {
+        answer = JSON.parse(event.text) as typeof answer;
+      } else said.push(event.text);
+    },
+  });
+  signal.throwIfAborted();
+  if (answer !== undefined && 'result' in answer) return answer.result;
+  if (answer !== undefined) {
+    const { code, message } = answer.error;
+    throw new EpError(Object.hasOwn(ERROR_TABLE, code) ? (code as EpCode) : 'EP_ABORTED', `bench ${name}: ${message}`);
+  }
+  const how = exits[0]?.signal ?? `status ${exits[0]?.code}`;
+  throw new EpError(
+    'EP_ABORTED',
+    `bench ${name} ended with ${how} and without a result: ${said.slice(-10).join('\n')}`,
+  );
+}
+
+function warnIfBusy(load: MachineLoad): void {
+  if (!load.busy) return;
+  const cores = load.cores.map((fraction) => `${Math.round(fraction * 100)} %`).join(', ');
+  process.stderr.write(
+    `${pc.bold(pc.yellow('WARNING: THIS MACHINE IS BUSY'))}: cores at ${cores}, idle is below ${busyFraction * 100} %. The result is marked busy; do not quote it.\n`,
+  );
+}
+
+export function reportText(report: BenchReport): string {
+  const lines: string[] = [];
+  for (const result of report.results) {
+    for (const one of result.cases) {
+      lines.push(
+        `${pc.bold(result.name)}: ${one.name}: median ${figure(one.median)} ${one.unit}, spread ${(one.spread * 100).toFixed(0)} % of ${one.samples} runs`,
+      );
+      for (const ratio of one.ratios) {
+        const met = meetsGoal(ratio);
+        const goal = ratio.goal;
+        const verdict = met === true ? pc.green('met') : pc.red('MISSED');
+        const promise = goal === undefined || report.quick ? '' : ` (goal: at ${goal.at} ${goal.value}, ${verdict})`;
+        lines.push(`  ${figure(ratio.value)} ${ratio.name}${promise}`);
+      }
+      const detail = Object.entries(one.detail).map(
+        ([key, value]) => `${key} ${typeof value === 'number' ? figure(value) : value}`,
+      );
+      if (detail.length > 0) lines.push(pc.dim(`  ${detail.join(', ')}`));
+    }
+  }
+  for (const { name, reason } of report.unavailable) lines.push(`${pc.bold(name)}: not available: ${reason}`);
+  lines.push('', `${machineText(report.machine)}; ${report.date}`);
+  if (report.quick) lines.push(pc.yellow('quick sizes: these figures mean nothing'));
+  if (report.busy) lines.push(pc.yellow('busy: true; other work ran beside the benchmark, do not quote these figures'));
+  return `${lines.join('\n')}\n`;
+}
+
+/** Integers as they are, else four significant digits. */
+function figure(value: number): string {
+  return Number.isInteger(value) ? String(value) : value >= 1000 ? value.toFixed(0) : value.toPrecision(4);
+}

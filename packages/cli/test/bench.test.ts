@@ -1,0 +1,140 @@
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import type { CpuInfo } from 'node:os';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, describe, expect, it } from 'vitest';
+import { meetsGoal } from '../src/bench/bench.js';
+import type { BenchReport } from '../src/bench/command.js';
+import { reportText } from '../src/bench/command.js';
+import { loadBetween } from '../src/bench/idle.js';
+import { benchNames, loadBench, loadModule } from '../src/bench/registry.js';
+import { runEp, startEp } from './ep.js';
+
+const folder = mkdtempSync(join(tmpdir(), 'ep-bench-test-'));
+afterAll(() => rmSync(folder, { recursive: true, force: true }));
+
+const core = (idle: number, user: number): CpuInfo => ({
+  model: '',
+  speed: 0,
+  times: { idle, user, nice: 0, sys: 0, irq: 0 },
+});
+
+describe('ep bench', () => {
+  it('measures planning and says where, when and beside what', async () => {
+    const { code, stdout } = await runEp(['bench', 'plan', '--quick', '--json']);
+    expect(code).toBe(0);
+    const report = JSON.parse(stdout) as BenchReport;
+    expect(report).toMatchObject({ quick: true, busy: expect.any(Boolean), unavailable: [] });
+    expect(Math.abs(Date.now() - Date.parse(report.date))).toBeLessThan(120_000);
+    expect(report.machine.node).toBe(process.version);
+    expect(report.load.before.cores.length).toBe(report.machine.onlineCores);
+    const cases = report.results.flatMap((result) => result.cases);
+    expect(cases.map((one) => one.name)).toEqual([
+      expect.stringMatching(/^each-query, 64 ranks/),
+      expect.stringMatching(/^each-server, 64 ranks/),
+    ]);
+    for (const one of cases) {
+      expect(one.median).toBeGreaterThan(0);
+      expect(one.ratios.find((ratio) => ratio.name === 'bytes per dispatch')).toMatchObject({
+        goal: { at: 'most', value: 200 },
+      });
+    }
+  });
+
+  it('loads each benchmark, or says which module is missing and fails when it is asked for by name', async () => {
+    for (const name of benchNames) {
+      const loaded = await loadBench(name);
+      if (loaded.available) {
+        expect(loaded.bench.name).toBe(name);
+        continue;
+      }
+      const { code, stderr, stdout } = await runEp(['bench', name]);
+      expect({ code, stdout }).toEqual({ code: 1, stdout: '' });
+      expect(stderr).toContain(`bench ${name}: ${loaded.reason} [EP_UNAVAILABLE]`);
+    }
+  });
+
+  it('refuses a name that it does not know', async () => {
+    const { code, stderr } = await runEp(['bench', 'nonsense']);
+    expect(code).toBe(2);
+    expect(stderr).toContain('plan, attention, shm, all');
+  });
+
+  it('stops at once when told to, although planning blocks its thread', async () => {
+    const run = startEp(['bench', 'plan', '--repeats', '10000']);
+    setTimeout(() => run.child.kill('SIGINT'), 4000);
+    const { code, stderr } = await run.finished;
+    expect(code).toBe(130);
+    expect(stderr).toContain('stopped by SIGINT');
+  });
+
+  it('finds a core busy that works more than a fifth of the time', () => {
+    const idle = loadBetween([core(0, 0), core(0, 0)], [core(900, 100), core(1000, 0)]);
+    expect(idle).toEqual({ cores: [expect.closeTo(0.1), 0], busy: false });
+    expect(loadBetween([core(0, 0), core(0, 0)], [core(1000, 0), core(700, 300)]).busy).toBe(true);
+    expect(loadBetween([], [core(5, 5)])).toEqual({ cores: [0], busy: false });
+  });
+
+  it('tells a module that is missing from one that is broken', async () => {
+    expect(await loadModule('@ep/plan/no-such-subpath')).toEqual({
+      available: false,
+      reason: '@ep/plan/no-such-subpath is not in this installation',
+    });
+    expect(await loadModule('@ep/no-such-package/bench')).toMatchObject({ available: false });
+    const module = (name: string, text: string): string => {
+      writeFileSync(join(folder, name), text);
+      return join(folder, name);
+    };
+    await expect(loadModule(module('wrong.mjs', 'export const bench = 7;'))).rejects.toThrow(
+      'must export bench {name, run}, found number',
+    );
+    await expect(loadModule(module('broken.mjs', `import '@ep/not-installed-at-all';`))).rejects.toThrow(
+      'not-installed-at-all',
+    );
+    expect(await loadModule(module('good.mjs', `export const bench = { name: 'x', run() {} };`))).toMatchObject({
+      available: true,
+    });
+  });
+
+  it('marks a busy machine and missed goals in the text', () => {
+    const load = { cores: [0.9], busy: true };
+    const ratio = (value: number, at: 'least' | 'most') => ({
+      name: `of something at ${at}`,
+      value,
+      goal: { at, value: 0.85 },
+    });
+    const report: BenchReport = {
+      date: '2026-11-20T00:00:00.000Z',
+      machine: { cpu: 'a processor', onlineCores: 2, kernel: 'linux', node: 'v20.19.0' },
+      busy: true,
+      quick: false,
+      load: { before: load, after: load },
+      results: [
+        {
+          name: 'attention',
+          cases: [
+            {
+              name: 'dispatch',
+              unit: 'ms',
+              median: 12.5,
+              spread: 0.125,
+              samples: 9,
+              ratios: [ratio(0.9, 'least'), ratio(0.5, 'least'), ratio(0.5, 'most')],
+              detail: { ranks: 2 },
+            },
+          ],
+        },
+      ],
+      unavailable: [{ name: 'shm', reason: 'it is not there' }],
+    };
+    const text = reportText(report);
+    expect(text).toContain('attention: dispatch: median 12.50 ms, spread 13 % of 9 runs');
+    expect(text.match(/met\)/g)).toHaveLength(2);
+    expect(text.match(/MISSED\)/g)).toHaveLength(1);
+    expect(text).toContain('busy: true');
+    expect(text).toContain('shm: not available: it is not there');
+    expect(text).toContain('a processor, 2 cores, linux, node v20.19.0; 2026-11-20T00:00:00.000Z');
+    expect(meetsGoal({ name: 'x', value: Number.NaN, goal: { at: 'most', value: 1 } })).toBe(false);
+    expect(meetsGoal({ name: 'x', value: 1 })).toBeUndefined();
+  });
+});
