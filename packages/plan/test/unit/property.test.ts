@@ -150,6 +150,7 @@ describe('plans against the oracle', () => {
             const server = serverLayout(plan.layout, t);
             groups += server.groups;
             let kvEnd = 0;
+            let lastStart = 0;
             const documents = new Set<number>();
             for (let k = 0; k < server.groups; k++) {
               const g = server.shard[k]!;
@@ -167,6 +168,11 @@ describe('plans against the oracle', () => {
                 expect(server.kvStart[k]).toBe(kvEnd);
                 kvEnd += server.kvLength[k]!;
                 expect(server.cuSeqlensKv[k + 1]).toBe(kvEnd);
+              }
+              if (sharing === 'each-server' && !documents.has(shards.document[g]!)) {
+                // Documents lie in the order of their first query group.
+                expect(server.kvStart[k]).toBeGreaterThanOrEqual(lastStart);
+                lastStart = server.kvStart[k]!;
               }
               documents.add(shards.document[g]!);
             }
