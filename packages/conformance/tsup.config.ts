@@ -7,6 +7,7 @@ export default defineConfig({
     'rank-main': 'src/rank-main.ts',
     'cases/index': 'src/cases/index.ts',
     'hostile/index': 'src/hostile/index.ts',
+    'decorators/index': 'src/decorators/index.ts',
     'naive/index': 'src/naive/index.ts',
     'suite/report': 'src/suite/report.ts',
   },

@@ -1,6 +1,7 @@
 /** Symmetric memory over shared segments. */
 import {
   type Comparison,
+  checkAttached,
   checkInteger,
   type DType,
   EpError,
@@ -209,6 +210,7 @@ export class ShmMemory extends Resource implements SymmetricMemory {
     if (region.memory !== this) {
       throw new EpError('EP_INVALID_ARGUMENT', `${where}: the region belongs to another memory`);
     }
+    checkAttached(bytes, where);
     if (bytes.byteLength !== region.byteLength) {
       throw invalid('bytes', {
         where,

@@ -1,6 +1,7 @@
 /** Memory of the hostile transport: peers write into it through their engines; nobody sees another rank's bytes. */
 import {
   type Comparison,
+  checkAttached,
   checkInteger,
   type DType,
   EpError,
@@ -172,7 +173,7 @@ export class HostileMemory extends Resource implements SymmetricMemory {
   #checkOwn(where: string, region: Region, bytes: Uint8Array): void {
     if (region.memory !== this)
       throw new EpError('EP_INVALID_ARGUMENT', `${where}: the region belongs to another memory`);
-    checkBuffer(where, bytes);
+    checkAttached(bytes, where);
     if (bytes.byteLength !== region.byteLength) {
       throw invalid('bytes', {
         where,
@@ -186,17 +187,4 @@ export class HostileMemory extends Resource implements SymmetricMemory {
     checkInteger(byteOffset, 'byteOffset', where, 0, this.byteLength);
     checkInteger(byteLength, 'byteLength', where, 0, this.byteLength - byteOffset);
   }
-}
-
-/** A typed array over a detached buffer has length 0 and looks like a valid empty one. */
-function checkBuffer(where: string, bytes: Uint8Array): void {
-  if (!(bytes instanceof Uint8Array))
-    throw invalid('bytes', { where, expected: 'a Uint8Array', found: bytes as unknown });
-  let detached = false;
-  try {
-    new Uint8Array(bytes.buffer, 0, 0);
-  } catch {
-    detached = true;
-  }
-  if (detached) throw new EpError('EP_DETACHED', `${where}: the buffer of the bytes was detached or transferred`);
 }
