@@ -30,16 +30,27 @@ set(EP_NAPI_SOURCES
   napi/bind_host.cpp
   napi/bind_hostile.cpp
   napi/bind_memory.cpp
+  napi/bind_probe.cpp
   napi/bind_rank.cpp
   napi/bind_stream.cpp
   napi/env_state.cpp
 )
 
 set(EP_TESTS
+  tests/device/compat_test.cpp
+  tests/device/copy_test.cpp
+  tests/device/dispatch_simt_test.cpp
+  tests/device/fast_test.cpp
+  tests/device/naive_test.cpp
+  tests/device/number_test.cpp
+  tests/device/replica_sum_test.cpp
+  tests/device/simt_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
+  tests/core/memory_test.cpp
   tests/core/segment_test.cpp
   tests/core/team_test.cpp
+  tests/core/waiting_test.cpp
 )
 
 set(EP_BENCHES

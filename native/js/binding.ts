@@ -263,6 +263,28 @@ export interface NativeHostStream {
   /** A range or an overlap that is wrong throws; a list that is wrong ends the operation as invalid, before anything is written. */
   attentionForward(description: AttentionForwardDescription): OperationId;
   attentionBackward(description: AttentionBackwardDescription): OperationId;
+  /** Measures put-with-signal there and back: one round-trip time in ns per round, as f64, into `samples`. Both ranks run it. */
+  pingPong(description: {
+    readonly handle: Uint8Array;
+    readonly peer: number;
+    /** True on the rank that begins. */
+    readonly first: boolean;
+    readonly rounds: number;
+    /** A multiple of 8. */
+    readonly byteLength: number;
+    readonly slot: number;
+    /** The slot's value before either rank began. */
+    readonly base: bigint;
+    readonly samples: NativeOperand;
+    readonly timeoutMs: number;
+  }): OperationId;
+  /** Measures barriers of a team, back to back: one duration in ns per round, as f64, into `samples`. */
+  barriers(description: {
+    readonly team: NativeTeam;
+    readonly rounds: number;
+    readonly samples: NativeOperand;
+    readonly timeoutMs: number;
+  }): OperationId;
   /** Launched but not ended. */
   depth(): number;
   /** Cancels what still runs and joins the thread. */

@@ -8,10 +8,8 @@ import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { EpError } from '@ep/core';
+import { abiVersion } from './abi.gen.js';
 import type { Binding } from './binding.js';
-
-/** The ABI that these sources were generated for; the addon must have the same. */
-const EXPECTED_ABI = '1.0';
 
 export interface LoadAttempt {
   readonly path: string;
@@ -66,9 +64,9 @@ export function loadBinding(env: NodeJS.ProcessEnv = process.env): Binding {
       attempts.push({ path, error: messageOf(error) });
       throw failure(attempts, error);
     }
-    if (binding.abi !== EXPECTED_ABI) {
-      throw new EpError('EP_ABI_MISMATCH', `addon ${path} has ABI ${binding.abi}, this package needs ${EXPECTED_ABI}`, {
-        context: { path, found: binding.abi, expected: EXPECTED_ABI },
+    if (binding.abi !== abiVersion) {
+      throw new EpError('EP_ABI_MISMATCH', `addon ${path} has ABI ${binding.abi}, this package needs ${abiVersion}`, {
+        context: { path, found: binding.abi, expected: abiVersion },
       });
     }
     return binding;

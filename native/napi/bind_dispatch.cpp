@@ -9,6 +9,25 @@
 #include "ep/device/staged_dispatch.h"
 
 namespace ep::binding {
+
+std::shared_ptr<symmetric_memory> memory_of_handle(Napi::Value value) {
+  const Napi::Env env = value.Env();
+  const byte_span bytes = arg_bytes(value, "handle");
+  ep_memory_handle handle{};
+  if (bytes.size < sizeof(ep_handle_header)) throw_invalid(env, "a memory handle has at least 16 bytes, got " + std::to_string(bytes.size));
+  std::memcpy(&handle, bytes.data, std::min(bytes.size, sizeof handle));
+  if (handle.header.magic != EP_MAGIC_MEMORY) throw_invalid(env, "these bytes are not a memory handle");
+  if (handle.header.abi_major != EP_ABI_MAJOR) {
+    throw_failure(env, {EP_STATUS_ABI_MISMATCH, 0,
+                        "memory handle has ABI " + std::to_string(handle.header.abi_major) + "." + std::to_string(handle.header.abi_minor) +
+                            ", this build has " + std::to_string(EP_ABI_MAJOR) + "." + std::to_string(EP_ABI_MINOR)});
+  }
+  if (bytes.size != sizeof handle) throw_invalid(env, "a memory handle has " + std::to_string(sizeof handle) + " bytes, got " + std::to_string(bytes.size));
+  auto memory = symmetric_memory::find(handle.memory_id);
+  if (!memory || !memory->connected()) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this handle was closed"});
+  return memory;
+}
+
 namespace {
 
 // An Int32Array without negative values (a plan's own arrays) or a BigUint64Array.
@@ -32,25 +51,6 @@ std::vector<uint64_t> words_of(Napi::Value value, const char* what) {
 }
 
 Napi::Value field(const Napi::Object& object, const char* name) { return object.Get(name); }
-
-// The memory behind ep_memory_handle bytes. Refuses what is not a handle, a handle of another version, and one whose memory was closed.
-std::shared_ptr<symmetric_memory> memory_of_handle(Napi::Value value) {
-  const Napi::Env env = value.Env();
-  const byte_span bytes = arg_bytes(value, "handle");
-  ep_memory_handle handle{};
-  if (bytes.size < sizeof(ep_handle_header)) throw_invalid(env, "a memory handle has at least 16 bytes, got " + std::to_string(bytes.size));
-  std::memcpy(&handle, bytes.data, std::min(bytes.size, sizeof handle));
-  if (handle.header.magic != EP_MAGIC_MEMORY) throw_invalid(env, "these bytes are not a memory handle");
-  if (handle.header.abi_major != EP_ABI_MAJOR) {
-    throw_failure(env, {EP_STATUS_ABI_MISMATCH, 0,
-                        "memory handle has ABI " + std::to_string(handle.header.abi_major) + "." + std::to_string(handle.header.abi_minor) +
-                            ", this build has " + std::to_string(EP_ABI_MAJOR) + "." + std::to_string(EP_ABI_MINOR)});
-  }
-  if (bytes.size != sizeof handle) throw_invalid(env, "a memory handle has " + std::to_string(sizeof handle) + " bytes, got " + std::to_string(bytes.size));
-  auto memory = symmetric_memory::find(handle.memory_id);
-  if (!memory || !memory->connected()) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this handle was closed"});
-  return memory;
-}
 
 // Everything that a running dispatch points into. Owned by its task.
 struct dispatch_job {

@@ -137,6 +137,8 @@ struct stream_wrap : Napi::ObjectWrap<stream_wrap> {
   Napi::Value dispatch(const Napi::CallbackInfo& info);
   Napi::Value attention_forward(const Napi::CallbackInfo& info);
   Napi::Value attention_backward(const Napi::CallbackInfo& info);
+  Napi::Value ping_pong(const Napi::CallbackInfo& info);
+  Napi::Value barriers(const Napi::CallbackInfo& info);
   Napi::Value depth(const Napi::CallbackInfo& info);
   void close(const Napi::CallbackInfo& info);
 
@@ -162,6 +164,9 @@ struct event_wrap : Napi::ObjectWrap<event_wrap> {
 Napi::ArrayBuffer window_over(Napi::Env env, uint8_t* data, uint64_t size, std::shared_ptr<const void> keep);
 std::vector<ep_segment_handle> segment_handles(Napi::Value value, const char* what);
 std::vector<int32_t> ranks_of(Napi::Value value, const char* what); // of an Int32Array; empty where it is absent
+
+// The memory behind ep_memory_handle bytes. Refuses what is not a handle, a handle of another version, and one whose memory was closed.
+std::shared_ptr<symmetric_memory> memory_of_handle(Napi::Value value);
 
 // Keeps what an operand points into alive while a kernel uses it: a HostMemory or a SymmetricMemory.
 struct operand {

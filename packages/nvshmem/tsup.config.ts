@@ -1,10 +1,12 @@
 import { defineConfig } from 'tsup';
 
 export default defineConfig({
-  entry: ['src/index.ts'],
+  entry: { index: 'src/index.ts', 'bench/shm': 'bench/shm.ts', 'bench/rank': 'bench/rank.ts' },
   format: 'esm',
   target: 'node20',
-  dts: true,
+  dts: { entry: { index: 'src/index.ts', 'bench/shm': 'bench/shm.ts' } },
   sourcemap: true,
+  // Each entry on its own: the benchmark finds its rank program beside itself.
+  splitting: false,
   clean: true,
 });

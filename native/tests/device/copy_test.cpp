@@ -71,7 +71,7 @@ void one_lane() {
     const bool right = copies(what, [&](uint8_t* dst, const uint8_t* src) {
       const ep::block_coop<ep::fast_context> coop{ctx};
       ep::copy_rows(coop, dst, src, what.stride, what.row_bytes, what.rows, what.non_temporal);
-      ep::copy_rows_done(coop);
+      ep::copy_rows_done(coop, false);
     });
     if (!right) ++wrong;
   });
@@ -87,7 +87,7 @@ template <template <class> class Coop> void many_lanes(uint32_t lanes, uint32_t 
       ep::simt_run(ep::simt_options{1, lanes, warp, 1, 0.5}, environment, [&](ep::simt_context& ctx) {
         const Coop<ep::simt_context> coop{ctx};
         ep::copy_rows(coop, dst, src, what.stride, what.row_bytes, what.rows, false);
-        ep::copy_rows_done(coop);
+        ep::copy_rows_done(coop, false);
       });
     });
     if (!right) ++wrong;

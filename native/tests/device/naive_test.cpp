@@ -14,7 +14,7 @@ struct signal_first : ep::load_store_endpoint {
                 uint64_t rows, bool non_temporal, uint64_t slot, uint64_t add, ep_kernel_status* status) const {
     const bool ok = signal(ctx, coop, peer, slot, add, status);
     ep::copy_rows(coop, data(peer, dst_offset), src, stride, row_bytes, rows, non_temporal);
-    ep::copy_rows_done(coop);
+    ep::copy_rows_done(coop, false);
     return ok;
   }
 };

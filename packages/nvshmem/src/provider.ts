@@ -1,4 +1,5 @@
 /** Opens the shared-memory backing: ranks on one host, as processes or as worker threads. */
+import { createRequire } from 'node:module';
 import { EpError, exchange, type Member, type Need, rendezvous, type TransportProvider } from '@ep/core';
 import { native, segmentHandleLayout } from '@ep/native';
 import { resolveConfig, type ShmConfig } from './config.js';
@@ -7,7 +8,7 @@ import { probeShm } from './probe.js';
 import { ShmTeam } from './team.js';
 import { ShmTransport } from './transport.js';
 
-const VERSION = '0.0.0';
+const { version: VERSION } = createRequire(import.meta.url)('@ep/nvshmem/package.json') as { readonly version: string };
 const HANDLE_BYTES = segmentHandleLayout.byteLength;
 
 /**

@@ -50,6 +50,11 @@ export class ShmTeam extends Resource {
     this.position = init.ranks.indexOf(init.worldRank);
   }
 
+  /** The addon's object, for native measurements; nothing else may use it while they run. */
+  get nativeTeam(): NativeTeam {
+    return this.#team;
+  }
+
   get size(): number {
     return this.ranks.length;
   }

@@ -60,12 +60,15 @@ EP_HD void copy_rows(const Coop& coop, void* dst, const void* src, uint64_t stri
 }
 
 /* Every lane's stores of `copy_rows` are visible to whoever acquires a signal that lane 0 releases after this. */
-template <class Coop> EP_HD void copy_rows_done(const Coop& coop) {
+template <class Coop> EP_HD void copy_rows_done(const Coop& coop, bool non_temporal) {
 #if !defined(__CUDACC__)
   if constexpr (Coop::single) {
-    ep_copy_fence();
+    /* Ordinary stores are ordered by the signal's own release. */
+    if (non_temporal) ep_copy_fence();
     return;
   }
+#else
+  (void)non_temporal;
 #endif
   fence_system();
   coop.sync();

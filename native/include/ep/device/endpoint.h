@@ -41,7 +41,7 @@ struct load_store_endpoint {
                       uint64_t row_bytes, uint64_t rows, bool non_temporal, uint64_t slot, uint64_t add,
                       ep_kernel_status* status) const {
     copy_rows(coop, data(peer, dst_offset), src, stride, row_bytes, rows, non_temporal);
-    copy_rows_done(coop);
+    copy_rows_done(coop, non_temporal);
     return signal(ctx, coop, peer, slot, add, status);
   }
 };

@@ -18,7 +18,7 @@ EP_HD void staged_copy(Ctx& ctx, uint8_t* to, const uint8_t* from, uint64_t stri
     const uint64_t count = rows - first < share ? rows - first : share;
     copy_rows(coop, to + first * row_bytes, from + first * stride, stride, row_bytes, count, non_temporal);
   }
-  copy_rows_done(coop);
+  copy_rows_done(coop, non_temporal);
 }
 
 template <class Ctx>

@@ -1,0 +1,116 @@
+// Measurements of the machine and the transport that have to run natively: a JS loop would measure itself.
+#include "wraps.hpp"
+
+#include "launch.hpp"
+
+#include "ep/device/attention_dispatch.h"
+
+namespace ep::binding {
+namespace {
+
+// One duration per round, in nanoseconds, into a HostMemory of doubles.
+double* samples_of(Napi::Value value, uint64_t rounds, std::shared_ptr<const void>* keep) {
+  const operand samples = operand_of(value, "samples");
+  if (samples.byte_length / sizeof(double) < rounds) {
+    throw_invalid(value.Env(), std::to_string(rounds) + " rounds do not fit samples of " + std::to_string(samples.byte_length) + " bytes");
+  }
+  *keep = samples.keep;
+  return reinterpret_cast<double*>(samples.address);
+}
+
+outcome outcome_of(const ep_kernel_status& status) {
+  outcome end;
+  end.status = status.status;
+  end.rank = status.rank;
+  end.stage = status.stage;
+  end.expected = status.expected;
+  end.found = status.found;
+  return end;
+}
+
+} // namespace
+
+// ({handle, peer, first, rounds, byteLength, slot, base, samples, timeoutMs}) -> operation. Both ranks run it; `first` on one of them. A round is a put with signal
+// there and one back; its bytes lie at offset 0 and at byteLength of the memory, and each side checks that what it got is the round's number.
+// `base` is the slot's value before either began: read here, it could already hold the peer's first signal.
+Napi::Value stream_wrap::ping_pong(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto description = info[0].As<Napi::Object>();
+  auto memory = memory_of_handle(description.Get("handle"));
+  const int32_t peer = arg_int(description.Get("peer"), "peer");
+  const bool first = description.Get("first").ToBoolean();
+  const uint64_t rounds = arg_size(description.Get("rounds"), "rounds");
+  const uint64_t size = arg_size(description.Get("byteLength"), "byteLength");
+  const uint64_t slot = arg_size(description.Get("slot"), "slot");
+  const uint64_t base = arg_u64(description.Get("base"), "base");
+  const double timeout = arg_double(description.Get("timeoutMs"), "timeoutMs");
+  if (peer < 0 || peer >= memory->context().world_size()) throw_invalid(env, "peer " + std::to_string(peer) + " is not in the world");
+  if (size < sizeof(uint64_t) || size % sizeof(uint64_t) != 0 || size > memory->byte_length() / 2) throw_invalid(env, "byteLength must be a multiple of 8 that fits twice");
+  if (slot >= memory->signal_slots()) throw_invalid(env, "slot " + std::to_string(slot) + " is not in the pad");
+  std::shared_ptr<const void> keep;
+  double* samples = samples_of(description.Get("samples"), rounds, &keep);
+  return Napi::Number::New(env, static_cast<double>(launch(env, [=](const std::atomic<uint32_t>& cancel) {
+                             const std::shared_ptr<const void> held = keep;
+                             const kernel_environment environment{memory->context().waits(&cancel, deadline_after(timeout))};
+                             const ep_memory_handle& handle = memory->device_handle();
+                             ep_kernel_status status{};
+                             fast_run(1, environment, [&](fast_context& context) {
+                               const load_store_endpoint endpoint{handle};
+                               const block_coop<fast_context> coop{context};
+                               auto* out = reinterpret_cast<uint64_t*>(endpoint.data(handle.rank, 0));
+                               const auto* in = reinterpret_cast<const uint64_t*>(endpoint.data(handle.rank, size));
+                               const auto send = [&](uint64_t round) {
+                                 out[0] = round;
+                                 return endpoint.put_rows(context, coop, peer, size, out, size, size, 1, false, slot, 1, &status);
+                               };
+                               const auto receive = [&](uint64_t round) {
+                                 if (!context.wait(endpoint.local_signal(slot), base + round, peer, EP_STAGE_ARRIVAL, &status)) return false;
+                                 if (in[0] == round) return true;
+                                 kernel_status_fail(&status, {EP_STATUS_MISMATCH, peer, in[0]}, EP_STAGE_ARRIVAL, round);
+                                 return false;
+                               };
+                               for (uint64_t round = 1; round <= rounds; ++round) {
+                                 const int64_t begin = clock_now_ns();
+                                 if (first && !send(round)) return false;
+                                 if (!receive(round)) return false;
+                                 if (!first && !send(round)) return false;
+                                 samples[round - 1] = static_cast<double>(clock_now_ns() - begin);
+                               }
+                               return true;
+                             });
+                             return outcome_of(status);
+                           })));
+}
+
+// ({team, rounds, samples, timeoutMs}) -> operation: barriers back to back. JS must not use the team meanwhile.
+Napi::Value stream_wrap::barriers(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto description = info[0].As<Napi::Object>();
+  auto members = unwrap<team_wrap>(description.Get("team"), "team").native;
+  const uint64_t rounds = arg_size(description.Get("rounds"), "rounds");
+  const double timeout = arg_double(description.Get("timeoutMs"), "timeoutMs");
+  std::shared_ptr<const void> keep;
+  double* samples = samples_of(description.Get("samples"), rounds, &keep);
+  return Napi::Number::New(env, static_cast<double>(launch(env, [=](const std::atomic<uint32_t>& cancel) {
+                             const std::shared_ptr<const void> held = keep;
+                             const wait_scope scope = members->context().waits(&cancel, deadline_after(timeout));
+                             outcome end;
+                             for (uint64_t round = 0; round < rounds; ++round) {
+                               const int64_t begin = clock_now_ns();
+                               const uint64_t target = members->barrier_enter();
+                               const wait_result passed = wait_word(scope, members->barrier_word(), comparison::ge, target, any_rank);
+                               if (passed.status != EP_STATUS_OK) {
+                                 end.status = passed.status;
+                                 end.rank = passed.rank;
+                                 end.found = passed.found;
+                                 end.expected = target;
+                                 return end;
+                               }
+                               members->barrier_leave();
+                               samples[round] = static_cast<double>(clock_now_ns() - begin);
+                             }
+                             return end;
+                           })));
+}
+
+} // namespace ep::binding

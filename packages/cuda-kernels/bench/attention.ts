@@ -1,0 +1,222 @@
+/**
+ * Attention dispatch against the machine's own copies, against the same dispatch staged through send and receive buffers, and against MPI_Alltoallv of
+ * the same bytes where Open MPI is installed; all in one run, results verified. Ranks are processes.
+ */
+import { execFile, fork } from 'node:child_process';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
+import { ALLTOALLV_SOURCE } from './alltoallv.js';
+
+export interface AttentionBenchOptions {
+  /** Where rank processes find a transport: this package imports none. */
+  readonly transport: { readonly url: string; readonly path: readonly string[] };
+  readonly ranks?: number;
+  /** Bytes that each rank sends in one call. 96 MiB unless given. */
+  readonly payloadBytes?: number;
+  readonly rowBytes?: readonly number[];
+  readonly repeats?: number;
+  readonly signal?: AbortSignal;
+}
+
+/** One series: milliseconds of a call (slowest rank, median of the repeats) and its spread, payload GB/s of all ranks together, counted once. */
+export interface Series {
+  readonly milliseconds: number;
+  /** (slowest - fastest) / median. */
+  readonly spread: number;
+  readonly gigabytesPerSecond: number;
+}
+
+export interface AttentionBenchResult {
+  readonly rowBytes: number;
+  readonly bytesPerRank: number;
+  readonly copy: { readonly memcpy: Series; readonly nonTemporal: Series };
+  readonly direct: Series;
+  readonly staged: Series;
+  /** Absent where Open MPI is not installed; see `skipped`. */
+  readonly alltoallv?: Series;
+  readonly ratios: {
+    /** Direct over the fastest copy of the same threads: goal 0.85. */
+    readonly ofCopy: number;
+    /** Goal 2. */
+    readonly overStaged: number;
+    /** Staged over the bound of its three copies: 1 means that the baseline is as good as it can be. */
+    readonly stagedOfBound: number;
+    /** Goal 1.5. */
+    readonly overAlltoallv?: number;
+  };
+}
+
+export interface AttentionBenchReport {
+  readonly bench: 'attention';
+  readonly ranks: number;
+  readonly repeats: number;
+  readonly results: readonly AttentionBenchResult[];
+  /** What was not measured, and why. */
+  readonly skipped: readonly string[];
+}
+
+export interface RankTask {
+  readonly rank: number;
+  readonly worldSize: number;
+  readonly store: string;
+  readonly transport: AttentionBenchOptions['transport'];
+  readonly payloadBytes: number;
+  readonly rowBytes: readonly number[];
+  readonly repeats: number;
+}
+
+/** Milliseconds of every repeat, per series; what a rank reports for one row size. */
+export interface RankTimes {
+  readonly rowBytes: number;
+  readonly bytes: number;
+  readonly series: Readonly<Record<'memcpy' | 'nonTemporal' | 'direct' | 'staged', readonly number[]>>;
+}
+
+const run = promisify(execFile);
+
+function seriesOf(perRank: readonly (readonly number[])[], totalBytes: number): Series {
+  const slowest = perRank[0]!.map((_, i) => Math.max(...perRank.map((times) => times[i]!)));
+  const sorted = slowest.toSorted((a, b) => a - b);
+  const median = sorted[Math.floor(sorted.length / 2)]!;
+  return {
+    milliseconds: median,
+    spread: (sorted.at(-1)! - sorted[0]!) / median,
+    gigabytesPerSecond: totalBytes / median / 1e6,
+  };
+}
+
+async function runRanks(
+  tasks: readonly RankTask[],
+  signal: AbortSignal | undefined,
+): Promise<readonly (readonly RankTimes[])[]> {
+  const program = fileURLToPath(new URL('./rank.js', import.meta.url));
+  const children = tasks.map((task) => fork(program, [JSON.stringify(task)], { serialization: 'advanced' }));
+  const onAbort = (): void => {
+    for (const child of children) child.kill('SIGKILL');
+  };
+  signal?.addEventListener('abort', onAbort, { once: true });
+  try {
+    return await Promise.all(
+      children.map(
+        (child, rank) =>
+          new Promise<readonly RankTimes[]>((resolve, reject) => {
+            let times: readonly RankTimes[] | undefined;
+            child.on('message', (message) => {
+              times = message as readonly RankTimes[];
+            });
+            child.on('error', reject);
+            child.on('exit', (code, by) => {
+              if (code === 0 && times !== undefined) resolve(times);
+              else
+                reject(
+                  signal?.aborted
+                    ? signal.reason
+                    : new Error(`rank ${rank} of the benchmark ended with ${by ?? `exit code ${code}`}`),
+                );
+            });
+          }),
+      ),
+    );
+  } finally {
+    signal?.removeEventListener('abort', onAbort);
+    onAbort();
+  }
+}
+
+/** Milliseconds per repeat of MPI_Alltoallv with the same bytes per pair, or why it was not run. */
+async function runAlltoallv(
+  folder: string,
+  ranks: number,
+  bytesPerPair: number,
+  repeats: number,
+  signal: AbortSignal | undefined,
+): Promise<readonly number[] | string> {
+  const options = signal ? { signal } : {};
+  try {
+    await run('mpicc', ['--version'], options);
+  } catch {
+    return 'MPI_Alltoallv: mpicc was not found (Debian: apt-get install libopenmpi-dev openmpi-bin)';
+  }
+  const [source, binary] = [join(folder, 'alltoallv.c'), join(folder, 'alltoallv')];
+  await writeFile(source, ALLTOALLV_SOURCE);
+  await run('mpicc', ['-O3', '-o', binary, source], options);
+  const { stdout } = await run(
+    'mpirun',
+    [
+      '-n',
+      `${ranks}`,
+      '--oversubscribe',
+      '--mca',
+      'pml',
+      'ob1',
+      '--mca',
+      'btl',
+      'self,vader',
+      binary,
+      `${bytesPerPair}`,
+      `${repeats}`,
+    ],
+    { ...options, env: { ...process.env, OMPI_ALLOW_RUN_AS_ROOT: '1', OMPI_ALLOW_RUN_AS_ROOT_CONFIRM: '1' } },
+  );
+  const times = stdout.trim().split('\n').map(Number);
+  if (times.length !== repeats || times.some((time) => !(time > 0)))
+    throw new Error(`MPI_Alltoallv printed ${JSON.stringify(stdout.slice(0, 200))}`);
+  return times;
+}
+
+export async function benchAttention(options: AttentionBenchOptions): Promise<AttentionBenchReport> {
+  const { ranks = 2, payloadBytes = 96 << 20, rowBytes = [2048, 16384], repeats = 9 } = options;
+  const folder = await mkdtemp(join(tmpdir(), 'ep-bench-'));
+  try {
+    const tasks = Array.from({ length: ranks }, (_, rank) => ({
+      rank,
+      worldSize: ranks,
+      store: join(folder, 'store'),
+      transport: options.transport,
+      payloadBytes,
+      rowBytes,
+      repeats,
+    }));
+    const perRank = await runRanks(tasks, options.signal);
+    const skipped: string[] = [];
+    const results: AttentionBenchResult[] = [];
+    for (const [i, size] of rowBytes.entries()) {
+      const times = perRank.map((reports) => reports[i]!);
+      const bytesPerRank = times[0]!.bytes;
+      const total = bytesPerRank * ranks;
+      const series = (name: keyof RankTimes['series']) =>
+        seriesOf(
+          times.map((report) => report.series[name]),
+          total,
+        );
+      const copy = { memcpy: series('memcpy'), nonTemporal: series('nonTemporal') };
+      const fastest = Math.max(copy.memcpy.gigabytesPerSecond, copy.nonTemporal.gigabytesPerSecond);
+      const [direct, staged] = [series('direct'), series('staged')];
+      const mpi = await runAlltoallv(folder, ranks, Math.floor(bytesPerRank / ranks), repeats, options.signal);
+      if (typeof mpi === 'string' && !skipped.includes(mpi)) skipped.push(mpi);
+      const alltoallv = typeof mpi === 'string' ? undefined : seriesOf([mpi], total);
+      results.push({
+        rowBytes: size,
+        bytesPerRank,
+        copy,
+        direct,
+        staged,
+        ...(alltoallv === undefined ? {} : { alltoallv }),
+        ratios: {
+          ofCopy: direct.gigabytesPerSecond / fastest,
+          overStaged: direct.gigabytesPerSecond / staged.gigabytesPerSecond,
+          stagedOfBound: staged.gigabytesPerSecond / (fastest / 3),
+          ...(alltoallv === undefined
+            ? {}
+            : { overAlltoallv: direct.gigabytesPerSecond / alltoallv.gigabytesPerSecond }),
+        },
+      });
+    }
+    return { bench: 'attention', ranks, repeats, results, skipped };
+  } finally {
+    await rm(folder, { recursive: true, force: true });
+  }
+}

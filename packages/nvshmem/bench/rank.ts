@@ -1,0 +1,122 @@
+/** One rank of the shared-memory benchmark; started by shm.ts. */
+import { openFileStore } from '@ep/core';
+import { allocateHost, native, nativePlaceOf } from '@ep/native';
+import { nvshmem } from '../src/index.js';
+import { type Latency, latencyOf, type RankTask, type ShmBenchResult } from './shm.js';
+
+const task = JSON.parse(process.argv[2]!) as RankTask;
+const { rank, worldSize, rounds } = task;
+const TIMEOUT_MS = 60_000;
+
+function goal(at: 'p50' | 'p99', microseconds: number, latency: Latency): ShmBenchResult['goal'] {
+  return { at, microseconds, met: latency[at] <= microseconds };
+}
+
+const store = await openFileStore(task.store);
+const transport = await nvshmem.shm.open(
+  { rank, worldSize, store },
+  { signal: new AbortController().signal, timeoutMs: TIMEOUT_MS },
+);
+const memory = await transport.allocate({ byteLength: 1 << 20, signalSlots: 64 });
+const { binding, operations } = native();
+const stream = new binding.HostStream(0);
+const samples = new Float64Array(allocateHost(rounds * 8));
+const place = nativePlaceOf(samples)!;
+const results: ShmBenchResult[] = [];
+
+async function run(start: () => number): Promise<void> {
+  await transport.barrier();
+  const outcome = await operations.run(start);
+  if (outcome.status !== 0)
+    throw new Error(
+      `native status ${outcome.status}: expected ${outcome.expected}, found ${outcome.found}, rank ${outcome.rank}`,
+    );
+}
+
+/** Time of `calls` calls in a row, as one sample a call: a clock read per call would be most of it. */
+function timed(calls: number, body: (i: number) => void): Float64Array {
+  const per = 100;
+  const out = new Float64Array(Math.floor(calls / per));
+  for (let block = 0; block < out.length; block++) {
+    const begin = process.hrtime.bigint();
+    for (let i = 0; i < per; i++) body(block * per + i);
+    out[block] = Number(process.hrtime.bigint() - begin) / per;
+  }
+  return out;
+}
+
+if (worldSize === 2) {
+  const handle = transport.device(memory).bytes;
+  for (const byteLength of [8, 4096]) {
+    // Twice: the first series warms caches and the frequency up.
+    for (let series = 0; series < 2; series++) {
+      const base = memory.signals.peek(3);
+      await run(() =>
+        stream.pingPong({
+          handle,
+          peer: 1 - rank,
+          first: rank === 0,
+          rounds,
+          byteLength,
+          slot: 3,
+          base,
+          samples: place.operand,
+          timeoutMs: TIMEOUT_MS,
+        }),
+      );
+    }
+    const latency = latencyOf(samples, 0.5);
+    results.push({
+      name: `native put-with-signal of ${byteLength} bytes, half a ping-pong`,
+      ranks: 2,
+      latency,
+      ...(byteLength === 8 ? { goal: goal('p50', 0.15, latency)! } : {}),
+    });
+  }
+  if (rank === 0) {
+    const endpoint = await transport.connect(1);
+    const from = memory.local(0, 8);
+    const to = memory.remote(1, 64, 8);
+    const update = { slot: 5, op: 'add', value: 1n } as const;
+    const calls: [string, (i: number) => void][] = [
+      ['JS signal peek', () => void memory.signals.peek(5)],
+      ['JS endpoint.put of 8 bytes with signal', () => void endpoint.put(from, to, { signal: update })],
+      ['JS endpoint.signal', () => void endpoint.signal(memory, update)],
+    ];
+    for (const [name, body] of calls) {
+      timed(rounds, body);
+      const latency = latencyOf(timed(rounds, body), 1);
+      results.push({ name, ranks: 2, latency, goal: goal('p50', 0.5, latency)! });
+    }
+    await endpoint.flush();
+    // All of them must have arrived: a benchmark of calls that do nothing would be fast.
+    await endpoint.put(from, to, {
+      signal: { slot: 6, op: 'add', value: BigInt(2 * 2 * (Math.floor(rounds / 100) * 100)) },
+    });
+  } else {
+    await memory.signals.until(6, { cmp: 'gt', value: 0n }, { timeoutMs: TIMEOUT_MS });
+    const [sent, arrived] = [memory.signals.peek(6), memory.signals.peek(5)];
+    if (sent !== arrived) throw new Error(`${arrived} of ${sent} signals arrived`);
+  }
+} else {
+  for (let series = 0; series < 2; series++) {
+    await run(() =>
+      stream.barriers({ team: transport.world.nativeTeam, rounds, samples: place.operand, timeoutMs: TIMEOUT_MS }),
+    );
+  }
+  const latency = latencyOf(samples, 1);
+  results.push({ name: 'native barrier', ranks: worldSize, latency, goal: goal('p99', 100, latency)! });
+  const javascript = new Float64Array(Math.min(rounds, 2000));
+  for (let i = 0; i < javascript.length; i++) {
+    const begin = process.hrtime.bigint();
+    await transport.barrier();
+    javascript[i] = Number(process.hrtime.bigint() - begin);
+  }
+  results.push({ name: 'JS barrier', ranks: worldSize, latency: latencyOf(javascript, 1) });
+}
+
+await transport.barrier();
+stream.close();
+await transport.close();
+await store.close();
+process.send!(results, () => process.disconnect());
