@@ -1,5 +1,4 @@
 /** @ep/cli: the `ep` command, and the launcher behind `ep run` for programs that start ranks themselves. */
-export type { Bench, BenchCase, BenchOptions, BenchRatio, BenchResult } from './bench/bench.js';
 export { createProgram, main } from './program.js';
 export {
   exitCodeOf,

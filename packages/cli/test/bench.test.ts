@@ -7,7 +7,7 @@ import { meetsGoal } from '../src/bench/bench.js';
 import type { BenchReport } from '../src/bench/command.js';
 import { reportText } from '../src/bench/command.js';
 import { loadBetween } from '../src/bench/idle.js';
-import { benchNames, loadBench, loadModule } from '../src/bench/registry.js';
+import { benchNames, loadBench, loadFrom } from '../src/bench/registry.js';
 import { runEp, startEp } from './ep.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'ep-bench-test-'));
@@ -46,13 +46,19 @@ describe('ep bench', () => {
       const loaded = await loadBench(name);
       if (loaded.available) {
         expect(loaded.bench.name).toBe(name);
+        const { code, stdout } = await runEp(['bench', name, '--quick', '--json']);
+        expect(code).toBe(0);
+        const [result] = (JSON.parse(stdout) as BenchReport).results;
+        expect(result?.name).toBe(name);
+        expect(result?.cases.length).toBeGreaterThan(0);
+        for (const one of result!.cases) expect(one.median).toBeGreaterThan(0);
         continue;
       }
       const { code, stderr, stdout } = await runEp(['bench', name]);
       expect({ code, stdout }).toEqual({ code: 1, stdout: '' });
       expect(stderr).toContain(`bench ${name}: ${loaded.reason} [EP_UNAVAILABLE]`);
     }
-  });
+  }, 300_000);
 
   it('refuses a name that it does not know', async () => {
     const { code, stderr } = await runEp(['bench', 'nonsense']);
@@ -76,24 +82,24 @@ describe('ep bench', () => {
   });
 
   it('tells a module that is missing from one that is broken', async () => {
-    expect(await loadModule('@ep/plan/no-such-subpath')).toEqual({
+    const bench = { name: 'good', run: () => Promise.reject(new Error('not run here')) };
+    const load = (module: string) => loadFrom({ module, measure: 'measure', adapt: () => bench });
+    expect(await load('@ep/plan/no-such-subpath')).toEqual({
       available: false,
       reason: '@ep/plan/no-such-subpath is not in this installation',
     });
-    expect(await loadModule('@ep/no-such-package/bench')).toMatchObject({ available: false });
+    expect(await load('@ep/no-such-package/bench')).toMatchObject({ available: false });
     const module = (name: string, text: string): string => {
       writeFileSync(join(folder, name), text);
       return join(folder, name);
     };
-    await expect(loadModule(module('wrong.mjs', 'export const bench = 7;'))).rejects.toThrow(
-      'must export bench {name, run}, found number',
+    await expect(load(module('wrong.mjs', 'export const measure = 7;'))).rejects.toThrow(
+      'must export a function measure, found number',
     );
-    await expect(loadModule(module('broken.mjs', `import '@ep/not-installed-at-all';`))).rejects.toThrow(
+    await expect(load(module('broken.mjs', `import '@ep/not-installed-at-all';`))).rejects.toThrow(
       'not-installed-at-all',
     );
-    expect(await loadModule(module('good.mjs', `export const bench = { name: 'x', run() {} };`))).toMatchObject({
-      available: true,
-    });
+    expect(await load(module('good.mjs', 'export function measure() {}'))).toEqual({ available: true, bench });
   });
 
   it('marks a busy machine and missed goals in the text', () => {
@@ -112,6 +118,7 @@ describe('ep bench', () => {
       results: [
         {
           name: 'attention',
+          skipped: ['MPI_Alltoallv: mpirun is not installed'],
           cases: [
             {
               name: 'dispatch',
@@ -131,6 +138,7 @@ describe('ep bench', () => {
     expect(text).toContain('attention: dispatch: median 12.50 ms, spread 13 % of 9 runs');
     expect(text.match(/met\)/g)).toHaveLength(2);
     expect(text.match(/MISSED\)/g)).toHaveLength(1);
+    expect(text).toContain('attention: not measured: MPI_Alltoallv: mpirun is not installed');
     expect(text).toContain('busy: true');
     expect(text).toContain('shm: not available: it is not there');
     expect(text).toContain('a processor, 2 cores, linux, node v20.19.0; 2026-11-20T00:00:00.000Z');

@@ -1,4 +1,4 @@
-/** What a package's benchmark looks like to `ep bench`: its module exports `bench`, a `Bench`. */
+/** What a benchmark looks like to `ep bench`. Packages export a function with a report of their own from `./bench`; an adapter here gives it this form. */
 
 export interface BenchOptions {
   /** Measured runs of each case, after a warm-up; the benchmark's own choice unless given. */
@@ -20,7 +20,7 @@ export interface BenchCase {
   readonly name: string;
   readonly unit: string;
   readonly median: number;
-  /** (largest - smallest) / median over the samples. */
+  /** (largest - smallest) / median over the samples; for latencies (p99 - median) / median. */
   readonly spread: number;
   readonly samples: number;
   readonly ratios: readonly BenchRatio[];
@@ -32,6 +32,8 @@ export interface BenchResult {
   readonly name: string;
   /** Every benchmark checks what it moved or computed; a wrong result throws instead of ending up here. */
   readonly cases: readonly BenchCase[];
+  /** What was not measured, and why. */
+  readonly skipped?: readonly string[];
 }
 
 export interface Bench {

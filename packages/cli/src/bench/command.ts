@@ -144,6 +144,8 @@ export function reportText(report: BenchReport): string {
       if (detail.length > 0) lines.push(pc.dim(`  ${detail.join(', ')}`));
     }
   }
+  for (const { name, skipped } of report.results)
+    for (const what of skipped ?? []) lines.push(`${pc.bold(name)}: not measured: ${what}`);
   for (const { name, reason } of report.unavailable) lines.push(`${pc.bold(name)}: not available: ${reason}`);
   lines.push('', `${machineText(report.machine)}; ${report.date}`);
   if (report.quick) lines.push(pc.yellow('quick sizes: these figures mean nothing'));

@@ -1,35 +1,36 @@
 /** The planner's own benchmark in the form that `ep bench` prints. */
-import type { Bench, BenchCase, BenchResult } from './bench.js';
+import type { benchPlan } from '@ep/plan/bench';
+import type { Bench, BenchCase, BenchOptions, BenchResult } from './bench.js';
 
 /** Promised per dispatch: time of planning, and bytes of its outputs. */
 const goalNs = 100;
 const goalBytes = 200;
 
-export const planBench: Bench = {
-  name: 'plan',
-  async run({ quick, repeats }): Promise<BenchResult> {
-    const { benchPlan } = await import('@ep/plan/bench');
-    const size = quick ? { ranks: 64, shardsPerRank: 16, repeats: 3 } : {};
-    const report = benchPlan({ ...size, ...(repeats === undefined ? {} : { repeats }) });
-    const cases = report.results.map(
-      (result): BenchCase => ({
-        name: `${result.case}, ${report.ranks} ranks x ${report.shardsPerRank} shards`,
-        unit: 'ms',
-        median: result.milliseconds,
-        spread: result.spread,
-        samples: report.repeats,
-        ratios: [
-          { name: 'ns per dispatch', value: result.nsPerDispatch, goal: { at: 'most', value: goalNs } },
-          { name: 'bytes per dispatch', value: result.bytesPerDispatch, goal: { at: 'most', value: goalBytes } },
-          { name: 'times the ns per dispatch of a quarter of the size', value: result.growth },
-        ],
-        detail: {
-          dispatches: result.dispatches,
-          replicas: report.replicas,
-          validateNsPerDispatch: result.validateNsPerDispatch,
-        },
-      }),
-    );
-    return { name: 'plan', cases };
-  },
-};
+export function planBench(module: { readonly benchPlan: typeof benchPlan }): Bench {
+  return { name: 'plan', run: async (options) => planResult(module.benchPlan, options) };
+}
+
+function planResult(measure: typeof benchPlan, { quick, repeats }: BenchOptions): BenchResult {
+  const size = quick ? { ranks: 64, shardsPerRank: 16, repeats: 3 } : {};
+  const report = measure({ ...size, ...(repeats === undefined ? {} : { repeats }) });
+  const cases = report.results.map(
+    (result): BenchCase => ({
+      name: `${result.case}, ${report.ranks} ranks x ${report.shardsPerRank} shards`,
+      unit: 'ms',
+      median: result.milliseconds,
+      spread: result.spread,
+      samples: report.repeats,
+      ratios: [
+        { name: 'ns per dispatch', value: result.nsPerDispatch, goal: { at: 'most', value: goalNs } },
+        { name: 'bytes per dispatch', value: result.bytesPerDispatch, goal: { at: 'most', value: goalBytes } },
+        { name: 'times the ns per dispatch of a quarter of the size', value: result.growth },
+      ],
+      detail: {
+        dispatches: result.dispatches,
+        replicas: report.replicas,
+        validateNsPerDispatch: result.validateNsPerDispatch,
+      },
+    }),
+  );
+  return { name: 'plan', cases };
+}

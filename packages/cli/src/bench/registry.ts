@@ -2,41 +2,46 @@
 import { createRequire } from 'node:module';
 import { pathToFileURL } from 'node:url';
 import { EpError } from '@ep/core';
+import { attentionBench } from './attention.js';
 import type { Bench } from './bench.js';
 import { planBench } from './plan.js';
+import { shmBench } from './shm.js';
 
 export const benchNames = ['plan', 'attention', 'shm'] as const;
 export type BenchName = (typeof benchNames)[number];
 
-/** Modules that export `bench`, a `Bench`. */
-const modules: Readonly<Record<Exclude<BenchName, 'plan'>, string>> = {
-  attention: '@ep/cuda-kernels/bench',
-  shm: '@ep/nvshmem/bench',
+interface Source {
+  readonly module: string;
+  /** The module must export this function. */
+  readonly measure: string;
+  readonly adapt: (module: never) => Bench;
+}
+
+const sources: Readonly<Record<BenchName, Source>> = {
+  plan: { module: '@ep/plan/bench', measure: 'benchPlan', adapt: planBench },
+  attention: { module: '@ep/cuda-kernels/bench', measure: 'benchAttention', adapt: attentionBench },
+  shm: { module: '@ep/nvshmem/bench', measure: 'benchShm', adapt: shmBench },
 };
 
 export type LoadedBench =
   | { readonly available: true; readonly bench: Bench }
   | { readonly available: false; readonly reason: string };
 
-export async function loadBench(name: BenchName): Promise<LoadedBench> {
-  return name === 'plan' ? { available: true, bench: planBench } : loadModule(modules[name]);
+export function loadBench(name: BenchName): Promise<LoadedBench> {
+  return loadFrom(sources[name]);
 }
 
 /** A module that is not there is an answer; one that is there and breaks is an error. */
-export async function loadModule(specifier: string): Promise<LoadedBench> {
+export async function loadFrom({ module, measure, adapt }: Source): Promise<LoadedBench> {
   let path: string;
   try {
-    path = createRequire(import.meta.url).resolve(specifier);
+    path = createRequire(import.meta.url).resolve(module);
   } catch (error) {
     const { code } = error as NodeJS.ErrnoException;
     if (code !== 'ERR_PACKAGE_PATH_NOT_EXPORTED' && code !== 'MODULE_NOT_FOUND') throw error;
-    return { available: false, reason: `${specifier} is not in this installation` };
+    return { available: false, reason: `${module} is not in this installation` };
   }
-  const loaded = (await import(pathToFileURL(path).href)) as { readonly bench?: unknown };
-  if (isBench(loaded.bench)) return { available: true, bench: loaded.bench };
-  throw new EpError('EP_ABI_MISMATCH', `${specifier} must export bench {name, run}, found ${typeof loaded.bench}`);
-}
-
-function isBench(value: unknown): value is Bench {
-  return typeof value === 'object' && value !== null && typeof (value as Partial<Bench>).run === 'function';
+  const loaded = (await import(pathToFileURL(path).href)) as Readonly<Record<string, unknown>>;
+  if (typeof loaded[measure] === 'function') return { available: true, bench: adapt(loaded as never) };
+  throw new EpError('EP_ABI_MISMATCH', `${module} must export a function ${measure}, found ${typeof loaded[measure]}`);
 }

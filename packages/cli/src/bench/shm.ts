@@ -1,0 +1,31 @@
+/** The shared-memory transport's own benchmark in the form that `ep bench` prints. */
+import type { benchShm } from '@ep/nvshmem/bench';
+import type { Bench, BenchCase, BenchResult } from './bench.js';
+
+const quickRounds = 500;
+
+export function shmBench(module: { readonly benchShm: typeof benchShm }): Bench {
+  return {
+    name: 'shm',
+    async run({ quick }): Promise<BenchResult> {
+      const { results } = await module.benchShm(quick ? { rounds: quickRounds } : {});
+      const cases = results.map(
+        ({ name, ranks, latency, goal }): BenchCase => ({
+          name: `${name}, ${ranks} ranks`,
+          unit: 'us',
+          median: latency.p50,
+          // Latencies are told by percentile: the slowest of thousands says more about the system than about us.
+          spread: (latency.p99 - latency.p50) / latency.p50,
+          samples: latency.samples,
+          ratios: (['p50', 'p99'] as const).map((at) => ({
+            name: `us at ${at}`,
+            value: latency[at],
+            ...(goal?.at === at ? { goal: { at: 'most' as const, value: goal.microseconds } } : {}),
+          })),
+          detail: { mean: latency.mean },
+        }),
+      );
+      return { name: 'shm', cases };
+    },
+  };
+}
