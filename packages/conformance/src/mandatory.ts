@@ -1,4 +1,4 @@
-/** The cases without which a suite of transports is none. Shorter than this, and the conformance tests fail. */
+/** The cases without which a suite is none: a suite that lacks one fails the conformance tests. */
 export const mandatoryCases: readonly string[] = [
   // What every transport of this kind got wrong somewhere.
   'put/zero-bytes',
@@ -54,4 +54,24 @@ export const mandatoryCases: readonly string[] = [
   'failure/survivors-go-on',
   'failure/close-ends-waits-on-it',
   'stress/random-puts',
+];
+
+/** The same for stores. */
+export const mandatoryStoreCases: readonly string[] = [
+  'store/set-get',
+  'store/empty-and-odd',
+  'store/copies',
+  'store/get-waits',
+  'store/wait-all',
+  'store/get-of-a-passing-key',
+  'store/timeout',
+  'store/abort',
+  'store/close',
+  'store/add',
+  'store/add-refuses',
+  'store/compare-set',
+  'store/compare-set-race',
+  'store/delete-and-count',
+  'store/arguments',
+  'store/many-waiters',
 ];

@@ -1,4 +1,4 @@
-import { compareOutcome, mandatoryCases } from '@ep/conformance';
+import { compareOutcome, mandatoryCases, mandatoryStoreCases, storeCases } from '@ep/conformance';
 import { transportCases } from '@ep/conformance/cases';
 import { renderReport } from '@ep/conformance/report';
 import { describe, expect, it } from 'vitest';
@@ -32,24 +32,31 @@ describe('committed outcomes', () => {
 });
 
 describe('the report', () => {
-  it('has a row for each case, a column for each transport, and the reason of each deviation once', () => {
-    const file = (transport: string, outcome: 'pass' | { readonly deviation: string }) => ({
-      transport,
+  it('has a row for each case, a column for each subject, and the reason of each deviation once', () => {
+    const file = (name: string, outcome: 'pass' | { readonly deviation: string }) => ({
+      suite: 'transport' as const,
+      name,
       modes: ['threads'],
       worlds: [2, 3],
       cases: Object.fromEntries(transportCases.map((one) => [one.id, outcome])),
     });
-    const text = renderReport([file('b:two', { deviation: 'the reason' }), file('a:one', 'pass')]);
+    const store = { suite: 'store' as const, name: 'plain', cases: {} };
+    const text = renderReport([file('b:two', { deviation: 'the reason' }), file('a:one', 'pass'), store]);
     const rows = text.split('\n').filter((line) => line.startsWith('| `'));
-    expect(rows.length).toBe(transportCases.length);
-    expect(rows.every((row) => row.endsWith('| yes | no [1] |'))).toBe(true);
+    expect(rows.filter((row) => row.endsWith('| yes | no [1] |')).length).toBe(transportCases.length);
+    expect(rows.filter((row) => row.endsWith('| not run |')).length).toBe(storeCases.length);
     expect(text.match(/the reason/g)?.length).toBe(1);
     expect(text).toContain(`${transportCases.length} pass, 0 not applicable, 0 deviate`);
   });
+});
 
-  it('is of a suite that has every mandatory case, each with a sentence of its own', () => {
-    const ids = transportCases.map((one) => one.id);
-    expect(mandatoryCases.filter((id) => !ids.includes(id))).toEqual([]);
-    expect(new Set(transportCases.map((one) => one.sentence)).size).toBe(ids.length);
+describe.each([
+  ['transports', transportCases, mandatoryCases],
+  ['stores', storeCases, mandatoryStoreCases],
+] as const)('the suite of %s', (_, cases, mandatory) => {
+  it('has every mandatory case, each with a sentence of its own', () => {
+    const ids = cases.map((one) => one.id);
+    expect(mandatory.filter((id) => !ids.includes(id))).toEqual([]);
+    expect(new Set(cases.map((one) => one.sentence)).size).toBe(ids.length);
   });
 });

@@ -18,6 +18,10 @@ export const SWITCHES = {
     meaning:
       'comma-separated `transport:backing` names (for example `ibgda:hardware`) that tests must find: unavailable becomes a failure',
   },
+  EP_TEST_FULL: {
+    default: 'unset',
+    meaning: '`1`: conformance tests run their whole matrix of worlds and modes instead of a sample',
+  },
   EP_STORE: {
     default: 'unset',
     meaning: '`file:<path>` of the store through which the ranks meet; wins over MASTER_ADDR and MASTER_PORT',

@@ -4,11 +4,15 @@ import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 /** `deviation`: the case fails, and this is why that is known. */
 export type Outcome = 'pass' | 'not-applicable' | { readonly deviation: string };
 
+export type Suite = 'transport' | 'store';
+
 export interface ExpectedFile {
-  /** `family:backing`. */
-  readonly transport: string;
-  readonly modes: readonly string[];
-  readonly worlds: readonly number[];
+  readonly suite: Suite;
+  /** `family:backing` of a transport; the kind of a store. */
+  readonly name: string;
+  /** How the whole matrix runs: absent for stores, which need no ranks. */
+  readonly modes?: readonly string[];
+  readonly worlds?: readonly number[];
   readonly cases: Readonly<Record<string, Outcome>>;
 }
 
@@ -26,8 +30,9 @@ function isOutcome(value: unknown): value is Outcome {
 export function readExpected(path: string): ExpectedFile | undefined {
   if (!existsSync(path)) return undefined;
   const value = JSON.parse(readFileSync(path, 'utf8')) as ExpectedFile;
-  if (typeof value.transport !== 'string' || typeof value.cases !== 'object' || value.cases === null) {
-    throw new Error(`${path}: expected {transport, modes, worlds, cases}`);
+  const known = value.suite === 'transport' || value.suite === 'store';
+  if (!known || typeof value.name !== 'string' || typeof value.cases !== 'object' || value.cases === null) {
+    throw new Error(`${path}: expected {suite, name, cases}`);
   }
   for (const [id, outcome] of Object.entries(value.cases)) {
     if (!isOutcome(outcome)) throw new Error(`${path}: ${id}: expected pass, not-applicable or a deviation`);

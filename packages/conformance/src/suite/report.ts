@@ -1,6 +1,7 @@
 /** The support table, made of committed outcomes: docs/transports.md and whoever else shows it. */
-import { type TransportCase, transportCases } from '../cases/index.js';
-import type { ExpectedFile, Outcome } from './expected.js';
+import { transportCases } from '../cases/index.js';
+import { storeCases } from '../stores/cases.js';
+import type { ExpectedFile, Outcome, Suite } from './expected.js';
 
 const cell = (outcome: Outcome | undefined, notes: string[]): string => {
   if (outcome === undefined) return 'not run';
@@ -13,37 +14,54 @@ const cell = (outcome: Outcome | undefined, notes: string[]): string => {
 
 const row = (cells: readonly string[]): string => `| ${cells.map((text) => text.replace(/\|/g, '\\|')).join(' | ')} |`;
 
-/** Markdown: one row per case, one column per transport, deviations with their reasons below. */
-export function renderReport(files: readonly ExpectedFile[], cases: readonly TransportCase[] = transportCases): string {
-  const sorted = [...files].sort((a, b) => (a.transport < b.transport ? -1 : 1));
-  const notes: string[] = [];
-  const totals = sorted.map((file) => {
+/** Rows of one suite: a case each, a column for each subject. Reasons of deviations are added to `notes`. */
+function renderTable(
+  files: readonly ExpectedFile[],
+  cases: readonly { readonly id: string; readonly sentence: string }[],
+  notes: string[],
+): readonly string[] {
+  const totals = files.map((file) => {
     const outcomes = Object.values(file.cases);
     const count = (test: (outcome: Outcome) => boolean): number => outcomes.filter(test).length;
     const deviations = count((outcome) => typeof outcome === 'object');
     return `${count((outcome) => outcome === 'pass')} pass, ${count((outcome) => outcome === 'not-applicable')} not applicable, ${deviations} deviate`;
   });
-  const table = [
-    row(['case', 'what it says', ...sorted.map((file) => `\`${file.transport}\``)]),
-    row(['---', '---', ...sorted.map(() => '---')]),
+  return [
+    row(['case', 'what it says', ...files.map((file) => `\`${file.name}\``)]),
+    row(['---', '---', ...files.map(() => '---')]),
     ...cases.map((one) =>
-      row([`\`${one.id}\``, one.sentence, ...sorted.map((file) => cell(file.cases[one.id], notes))]),
+      row([`\`${one.id}\``, one.sentence, ...files.map((file) => cell(file.cases[one.id], notes))]),
     ),
     row(['', 'in all', ...totals]),
   ];
-  const lists = sorted.map(
-    (file) => `- \`${file.transport}\`: ${file.modes.join(' and ')}, worlds of ${file.worlds.join(', ')} ranks`,
+}
+
+/** Markdown: one table for each suite, deviations with their reasons below. */
+export function renderReport(files: readonly ExpectedFile[]): string {
+  const of = (suite: Suite): ExpectedFile[] =>
+    files.filter((file) => file.suite === suite).sort((a, b) => (a.name < b.name ? -1 : 1));
+  const notes: string[] = [];
+  const matrix = of('transport').map(
+    (file) => `- \`${file.name}\`: ${file.modes?.join(' and ')}, worlds of ${file.worlds?.join(', ')} ranks`,
   );
+  const transports = renderTable(of('transport'), transportCases, notes);
+  const stores = renderTable(of('store'), storeCases, notes);
   return [
-    '# Transports',
+    '# Transports and stores',
     '',
-    'What each transport does, from the committed outcomes of the conformance suite (`*.expected.json` beside the tests of each package).',
-    'A case that changes its column, in either direction, fails CI. yes: passes. –: does not apply, because the transport does not offer what',
-    'the case needs. no: a known deviation, with its reason below.',
+    'What each of them does, from the committed outcomes of the conformance suites (`*.expected.json` beside the tests of each package).',
+    'A case that changes its column, in either direction, fails CI. yes: passes. –: does not apply, because the transport does not offer',
+    'what the case needs. no: a known deviation, with its reason at the end.',
     '',
-    ...lists,
+    '## Transports',
     '',
-    ...table,
+    ...matrix,
+    '',
+    ...transports,
+    '',
+    '## Stores',
+    '',
+    ...stores,
     '',
     ...(notes.length === 0 ? ['No deviations.'] : notes.map((note, i) => `[${i + 1}] ${note}`)),
     '',

@@ -9,6 +9,16 @@ export interface Named {
   readonly name: string;
 }
 
+/** The export; `name` may be a path into it. */
+export async function resolveNamed({ module, name }: Named): Promise<unknown> {
+  let value: unknown = await import(module);
+  for (const key of name.split('.')) {
+    value = (value as Readonly<Record<string, unknown>> | undefined)?.[key];
+    if (value === undefined) throw new Error(`${module} exports no ${name}`);
+  }
+  return value;
+}
+
 export interface CaseOrder {
   readonly suite: Named;
   readonly id: string;

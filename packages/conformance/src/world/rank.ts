@@ -17,8 +17,8 @@ import {
   type TransportProvider,
 } from '@ep/core';
 import { native } from '@ep/native';
-import type { CaseRank, Resources } from '../cases/case.js';
-import type { CaseOrder, FromRank, RankIdentity } from './protocol.js';
+import type { CaseRank, Resources, TransportCase } from '../cases/case.js';
+import { type CaseOrder, type FromRank, type RankIdentity, resolveNamed } from './protocol.js';
 
 const MEETING_MS = 30_000;
 
@@ -164,15 +164,10 @@ export async function runOrder(
   openStore: (path: string) => Promise<Store>,
   tell: (message: FromRank) => void,
 ): Promise<void> {
-  const [suite, module] = await Promise.all([import(order.suite.module), import(order.provider.module)]);
-  const one = (suite[order.suite.name] as readonly { id: string; body: (rank: CaseRank) => Promise<void> }[]).find(
-    (entry) => entry.id === order.id,
-  );
+  const suite = (await resolveNamed(order.suite)) as readonly Pick<TransportCase, 'id' | 'body'>[];
+  const one = suite.find((entry) => entry.id === order.id);
   if (one === undefined) throw new Error(`no case ${order.id} in ${order.suite.name} of ${order.suite.module}`);
-  const provider = order.provider.name
-    .split('.')
-    .reduce<Record<string, unknown>>((value, key) => value[key] as Record<string, unknown>, module);
-  const typed = provider as unknown as TransportProvider<Need>;
+  const typed = (await resolveNamed(order.provider)) as TransportProvider<Need>;
   const probe = await typed.probe(order.config);
   if (!probe.available) throw new Error(`${typed.name} is unavailable here: ${probe.code}: ${probe.reason}`);
   const time = new AbortController();
