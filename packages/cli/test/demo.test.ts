@@ -1,6 +1,7 @@
-import { mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { afterAll, describe, expect, it } from 'vitest';
 import {
@@ -16,7 +17,7 @@ import { readJob, writeJob } from '../src/demo/job.js';
 import { type DemoReport, passes, reportText, tensorErrors, tolerances } from '../src/demo/report.js';
 import { COMPARED, type ComparedTensor, type StepResult } from '../src/demo/step.js';
 import { evenBudgets, planStep } from '../src/plan/plan-step.js';
-import { isAlive, runEp, startEp, untilGone } from './ep.js';
+import { runEp, startEp, untilGone } from './ep.js';
 
 const root = fileURLToPath(new URL('../../..', import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), 'ep-demo-test-'));
@@ -26,6 +27,27 @@ async function demo(...args: string[]): Promise<DemoReport> {
   const { code, stdout, stderr } = await runEp(['demo', '--small', '--from', root, '--json', '--no-svg', ...args]);
   expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
   return JSON.parse(stdout) as DemoReport;
+}
+
+/** The rank processes of a demo, once all have been started. */
+async function rankProcesses(demoPid: number, count: number): Promise<number[]> {
+  for (let tries = 0; tries < 1000; tries++) {
+    const found = readdirSync('/proc').filter((name) => /^\d+$/.test(name) && isRankOf(name, demoPid));
+    if (found.length === count) return found.map(Number);
+    await sleep(20);
+  }
+  throw new Error(`demo ${demoPid} did not start ${count} ranks`);
+}
+
+function isRankOf(pid: string, parent: number): boolean {
+  try {
+    const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
+    const [, parentPid] = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+    return Number(parentPid) === parent && readFileSync(`/proc/${pid}/cmdline`, 'utf8').includes('demo-rank');
+  } catch {
+    // It ended while it was looked at.
+    return false;
+  }
 }
 
 describe('ep demo', () => {
@@ -69,22 +91,26 @@ describe('ep demo', () => {
 
   it('leaves no rank behind when it is stopped', async () => {
     const run = startEp(['demo', '--from', root, '-n', '2', '--no-svg']);
-    let ranks: number[] = [];
-    for (let tries = 0; tries < 400 && ranks.length < 2; tries++) {
-      await new Promise((resolve) => setTimeout(resolve, 25));
-      const children = readFileSync(`/proc/${run.child.pid}/task/${run.child.pid}/children`, 'utf8').trim().split(' ');
-      ranks = children
-        .filter(Boolean)
-        .map(Number)
-        .filter((pid) => readFileSync(`/proc/${pid}/cmdline`, 'utf8').includes('demo-rank'));
-    }
-    expect(ranks).toHaveLength(2);
+    const ranks = await rankProcesses(run.child.pid!, 2);
     run.child.kill('SIGTERM');
     const { code, stderr } = await run.finished;
     expect(code).toBe(143);
     expect(stderr).toContain('stopped by SIGTERM');
     expect(await untilGone(ranks, 5000)).toEqual([]);
-    expect(ranks.filter(isAlive)).toEqual([]);
+  });
+
+  it('ends with an error that names the rank when one is killed', async () => {
+    const run = startEp(['demo', '--from', root, '-n', '3', '--no-svg', '--json']);
+    const ranks = await rankProcesses(run.child.pid!, 3);
+    // All are at work once their files of the store are open; before, the loss is only noticed by the launcher.
+    await sleep(1500);
+    process.kill(ranks[1]!, 'SIGKILL');
+    const { code, stdout } = await run.finished;
+    expect(code).toBe(1);
+    const { error } = JSON.parse(stdout) as { readonly error: { readonly code: string; readonly message: string } };
+    expect(error.code).toBe('EP_PEER_LOST');
+    expect(error.message).toMatch(/rank \d/);
+    expect(await untilGone(ranks, 5000)).toEqual([]);
   });
 
   it('says what is missing where there is too little text', async () => {

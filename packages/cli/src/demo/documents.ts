@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { existsSync, readdirSync, readFileSync, realpathSync, statSync } from 'node:fs';
 import { basename, dirname, extname, join, relative, resolve, sep } from 'node:path';
-import { EpError } from '@ep/core';
+import { EpError, invalid } from '@ep/core';
 
 export interface TextFile {
   /** Path from the folder; for a file of a package, from the package's name on. */
@@ -33,7 +33,7 @@ export function findRoot(from: string): string {
  * installed packages, each by its real path and once, so that the cycles of a pnpm store end.
  */
 export function collectDocuments(folder: string): TextFile[] {
-  const root = realpathSync(folder);
+  const root = realFolder(folder);
   const found = new Map<string, string>();
   const queue: string[] = [];
   walk(root, (path) => found.set(path, relative(root, path)), queue);
@@ -55,6 +55,16 @@ export function collectDocuments(folder: string): TextFile[] {
     if (file !== undefined && !byHash.has(file.hash)) byHash.set(file.hash, file);
   }
   return [...byHash.values()].sort((a, b) => (a.hash < b.hash ? -1 : 1));
+}
+
+function realFolder(folder: string): string {
+  try {
+    const root = realpathSync(folder);
+    if (statSync(root).isDirectory()) return root;
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'ENOENT') throw error;
+  }
+  throw invalid('--from', { where: 'demo', expected: 'an existing folder', found: folder });
 }
 
 /** Calls `take` for every text file below a folder, and puts the `node_modules` folders that it meets into `installed`. */
