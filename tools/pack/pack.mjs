@@ -67,7 +67,7 @@ export function tarballProblems({ name, files, manifest }) {
   );
   rule(manifest.engines?.node === wantedNode, `engines.node should be ${wantedNode}, found ${manifest.engines?.node}`);
   const stray = files.filter((file) =>
-    /(?:^|\/)(?:src|test|tests|bench)\/|\.test\.|\.tsbuildinfo$|(?:^|\/)tsconfig|\.config\./.test(file),
+    /(?:^|\/)(?:src|test|tests)\/|^bench\/|\.test\.|\.tsbuildinfo$|(?:^|\/)tsconfig|\.config\./.test(file),
   );
   rule(stray.length === 0, `the tarball holds files of the repository: ${stray.join(', ')}`);
   const ranges = { ...manifest.dependencies, ...manifest.optionalDependencies };
