@@ -1,6 +1,7 @@
 #include "memory.hpp"
 
 #include <atomic>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
@@ -45,6 +46,15 @@ template <class Word> uint64_t atomic_typed(Word* address, atomic_op op, Word op
     }
   }
   return 0;
+}
+
+// False where the place is not aligned for the word.
+template <class Word> bool store_word(uint8_t* to, const void* from) {
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(Word) != 0) return false;
+  Word word;
+  std::memcpy(&word, from, sizeof word);
+  std::atomic_ref<Word>(*reinterpret_cast<Word*>(to)).store(word, std::memory_order_relaxed);
+  return true;
 }
 
 } // namespace
@@ -129,8 +139,13 @@ void symmetric_memory::use_proxy(std::shared_ptr<ep_proxy_ring> ring) {
 }
 
 void symmetric_memory::write(int32_t peer, uint64_t offset, const void* src, uint64_t bytes) const {
+  // Somebody may be looking at a word while it is put: it must change at once, not byte by byte.
+  uint8_t* to = data(peer) + offset;
+  if (bytes == 8 && store_word<uint64_t>(to, src)) return;
+  if (bytes == 4 && store_word<uint32_t>(to, src)) return;
+  if (bytes == 2 && store_word<uint16_t>(to, src)) return;
   const bool non_temporal = bytes >= non_temporal_bytes;
-  ep_copy(data(peer) + offset, src, bytes, non_temporal ? 1 : 0);
+  ep_copy(to, src, bytes, non_temporal ? 1 : 0);
   if (non_temporal) ep_copy_fence();
 }
 

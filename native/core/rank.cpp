@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 
 #include <pthread.h>
 #include <unistd.h>
@@ -12,6 +13,14 @@ namespace {
 pthread_mutex_t* life_mutex(ep_life_word& life) {
   static_assert(sizeof(pthread_mutex_t) <= sizeof life.mutex, "the robust mutex must fit into ep_life_word");
   return reinterpret_cast<pthread_mutex_t*>(life.mutex);
+}
+
+// Leaked on purpose: it must outlive every thread.
+void keep_for_ever(std::shared_ptr<segment> mapping) {
+  static auto* mutex = new std::mutex;
+  static auto* kept = new std::vector<std::shared_ptr<segment>>;
+  const std::lock_guard lock(*mutex);
+  kept->push_back(std::move(mapping));
 }
 
 } // namespace
@@ -105,7 +114,7 @@ void rank_context::leave(bool orderly) {
   if (std::this_thread::get_id() == owner_) {
     pthread_mutex_unlock(life_mutex(own.life));
   } else {
-    new std::shared_ptr<segment>(own_);
+    keep_for_ever(own_);
   }
   for (int32_t rank = 0; rank < static_cast<int32_t>(views_.size()); ++rank) {
     if (rank != rank_) wake_rank(rank);

@@ -1,5 +1,5 @@
 /** A team of ranks on this host: barrier and small all-gathers, on which everything collective is built. */
-import { EpError, type Rank, Resource, type WaitOptions } from '@ep/core';
+import { type EpCode, EpError, type Rank, Resource, type WaitOptions } from '@ep/core';
 import { EP_TEAM_EXCHANGE_BYTES, type Native, type NativeRankContext, type NativeTeam, native } from '@ep/native';
 import type { Liveness } from './liveness.js';
 import { nativeTimeout, runWait, waitError } from './outcome.js';
@@ -38,7 +38,7 @@ export class ShmTeam extends Resource {
   #gathers = 0;
   /** A barrier that was entered and not passed: whatever comes next must pass it first. */
   #unfinished = false;
-  /** Why an all-gather was cut off: the members no longer agree how many there were. */
+  /** A cut-off all-gather: members no longer agree how many there were. Or a lost member: none can be complete again. */
   #poison: EpError | undefined;
 
   constructor(init: ShmTeamInit) {
@@ -60,14 +60,17 @@ export class ShmTeam extends Resource {
   }
 
   /**
-   * Rejects with `EP_TIMEOUT` or `EP_PEER_LOST` naming the ranks that have not come; this rank stays counted as arrived, and calling again goes on
-   * with the same barrier.
+   * Rejects with `EP_TIMEOUT` or `EP_PEER_LOST` naming the ranks that have not come. After a timeout or an abort this rank stays counted as arrived,
+   * and calling again goes on with the same barrier; after the loss of a member every call rejects.
    */
   async barrier(options?: WaitOptions): Promise<void> {
     this.#checkUsable('barrier', options);
-    if (this.#queued === 0 && this.#team.barrierTry()) {
-      this.#unfinished = false;
-      return;
+    if (this.#queued === 0) {
+      this.#unfinished = true;
+      if (this.#team.barrierTry()) {
+        this.#unfinished = false;
+        return;
+      }
     }
     await this.#queue('barrier', options, () => this.#barrier(options));
   }
@@ -87,11 +90,7 @@ export class ShmTeam extends Resource {
       try {
         await this.#barrier(options);
       } catch (error) {
-        this.#poison = new EpError(
-          error instanceof EpError && error.code === 'EP_PEER_LOST' ? 'EP_PEER_LOST' : 'EP_POISONED',
-          `team of ${this.size}: an earlier collective call was cut off, so the members no longer agree: ${error instanceof Error ? error.message : String(error)}`,
-          { cause: error, context: error instanceof EpError ? error.context : {} },
-        );
+        this.#poison ??= this.#poisonOf('EP_POISONED', error);
         throw error;
       }
       const blobs = Array.from(this.ranks, (_, position) => this.#team.exchangeGet(position, blob.byteLength));
@@ -121,11 +120,20 @@ export class ShmTeam extends Resource {
       if (outcome.status !== 0) {
         const awaited = [...this.#team.missing()];
         const progress = `${this.size - awaited.length} of ${this.size} ranks arrived`;
-        throw this.#liveness.notice(waitError(where, outcome, { awaited, timeoutMs, progress }));
+        const error = this.#liveness.notice(waitError(where, outcome, { awaited, timeoutMs, progress }));
+        // The barrier may still be passed, if who was lost had been counted before; but it would be the last one.
+        if (error.code === 'EP_PEER_LOST') this.#poison = this.#poisonOf('EP_PEER_LOST', error);
+        throw error;
       }
       this.#team.barrierLeave();
     }
     this.#unfinished = false;
+  }
+
+  #poisonOf(code: EpCode, cause: unknown): EpError {
+    const why = cause instanceof Error ? cause.message : String(cause);
+    const message = `an earlier collective call of this team of ${this.size} was cut off: ${why}`;
+    return new EpError(code, message, { cause, context: cause instanceof EpError ? cause.context : {} });
   }
 
   #checkUsable(operation: string, options: WaitOptions | undefined): void {

@@ -81,13 +81,7 @@ class RankSlot {
 }
 
 /** Starts the ranks. `args` reaches each program as it is. */
-export function startRanks(
-  kind: RankKind,
-  worldSize: number,
-  name: string,
-  args: unknown = {},
-  options: { readonly execPath?: string; readonly execArgv?: readonly string[] } = {},
-): Ranks {
+export function startRanks(kind: RankKind, worldSize: number, name: string, args: unknown = {}): Ranks {
   const directory = mkdtempSync(join(tmpdir(), 'ep-ranks-'));
   const slots = Array.from({ length: worldSize }, () => new RankSlot());
   const kills: (() => void)[] = [];
@@ -103,8 +97,7 @@ export function startRanks(
       const child: ChildProcess = fork(program(name), {
         serialization: 'advanced',
         env: { ...process.env, EP_TEST_RANK: JSON.stringify(init) },
-        execArgv: [...(options.execArgv ?? [])],
-        ...(options.execPath ? { execPath: options.execPath } : {}),
+        execArgv: [],
       });
       child.on('message', (message) => slot.receive(message as RankMessage));
       child.on('exit', () => slot.exited());

@@ -1,28 +1,12 @@
 /** The transport by itself: allocation, endpoints, teams, and how everything ends. */
 import assert from 'node:assert/strict';
-import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
 import { isMainThread } from 'node:worker_threads';
 import { prefixStore } from '@ep/core';
-import { native } from '@ep/native';
 import { nvshmem } from '@ep/nvshmem';
+import { footprint } from './footprint.mjs';
 import { codeOf, runRank } from './rank.mjs';
 
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-/** Mappings and descriptors of segments in this process. */
-const mapped = () =>
-  readFileSync('/proc/self/maps', 'utf8')
-    .split('\n')
-    .filter((line) => line.includes('ep-segment')).length;
-const descriptors = () =>
-  readdirSync('/proc/self/fd').filter((fd) => {
-    try {
-      return readlinkSync(`/proc/self/fd/${fd}`).includes('ep-segment');
-    } catch {
-      return false;
-    }
-  }).length;
-const footprint = () => ({ mapped: mapped(), descriptors: descriptors(), segments: native().binding.leaks().segments });
-
 /** Detached windows drop their memory when their finalizers have run, a turn of the loop later. */
 async function settled(wanted) {
   for (let i = 0; i < 200 && JSON.stringify(footprint()) !== JSON.stringify(wanted); i++) await pause(5);

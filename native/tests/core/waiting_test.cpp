@@ -1,0 +1,319 @@
+// Waits always end, and say how: by value, by cancellation, by closing, by the death of who is awaited, or by the deadline.
+#include "waiting.hpp"
+
+#include <atomic>
+#include <csignal>
+#include <chrono>
+#include <functional>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.hpp"
+#include "rank.hpp"
+#include "watcher.hpp"
+
+namespace {
+
+using namespace ep;
+
+constexpr int64_t ms = 1'000'000;
+// Long enough that a wait which is not woken cannot be mistaken for one that is.
+constexpr int64_t slice_without_wake = 20'000 * ms;
+
+// Words as they lie in shared memory, with everybody alive.
+struct fixture {
+  ep_wake_word wake{};
+  uint64_t word = 0;
+  std::atomic<uint32_t> cancel{0};
+  std::atomic<uint32_t> closing{0};
+  ep_life_word life[3]{};
+  ep_peer_view peers[3]{};
+  wait_scope scope;
+
+  fixture() {
+    for (int i = 0; i < 3; ++i) {
+      life[i].state = EP_LIFE_ALIVE;
+      peers[i].life = reinterpret_cast<uint64_t>(&life[i]);
+    }
+    scope.wake = &wake;
+    scope.cancel = &cancel;
+    scope.closing = &closing;
+    scope.peers = peers;
+    scope.world_size = 3;
+    scope.self = 0;
+    scope.policy = {0, 0, 2 * ms};
+  }
+  void set(uint64_t value) {
+    std::atomic_ref<uint64_t>(word).exchange(value, std::memory_order_seq_cst);
+    wake_notify(&wake);
+  }
+  void die(int rank, uint32_t state) { std::atomic_ref<uint32_t>(life[rank].state).store(state, std::memory_order_seq_cst); }
+  wait_result until(uint64_t value, int32_t awaited = any_rank) { return wait_word(scope, &word, comparison::ge, value, awaited); }
+};
+
+void compares() {
+  const uint64_t top = UINT64_MAX;
+  EP_CHECK(comparison_holds(comparison::eq, 5, 5) && !comparison_holds(comparison::eq, 5, 6));
+  EP_CHECK(comparison_holds(comparison::ne, 5, 6) && !comparison_holds(comparison::ne, 5, 5));
+  EP_CHECK(comparison_holds(comparison::lt, 5, top) && !comparison_holds(comparison::lt, top, 5) && !comparison_holds(comparison::lt, 5, 5));
+  EP_CHECK(comparison_holds(comparison::le, 5, 5) && !comparison_holds(comparison::le, top, 5));
+  EP_CHECK(comparison_holds(comparison::gt, top, 5) && !comparison_holds(comparison::gt, 5, 5));
+  EP_CHECK(comparison_holds(comparison::ge, 5, 5) && !comparison_holds(comparison::ge, 5, top));
+}
+
+void ends_by_value() {
+  fixture f;
+  f.word = 9;
+  EP_CHECK_EQ(f.until(9).status, unsigned{EP_STATUS_OK});
+  // Whatever else is the case: what was delivered counts.
+  f.die(1, EP_LIFE_DEAD);
+  f.cancel = 1;
+  f.scope.deadline_ns = 0;
+  const wait_result end = f.until(9, 1);
+  EP_CHECK(end.status == EP_STATUS_OK && end.found == 9);
+}
+
+void ends_by(uint32_t status, int32_t awaited, int32_t lost, const std::function<void(fixture&)>& cause) {
+  fixture f;
+  f.word = 4;
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    cause(f);
+  });
+  const int64_t start = clock_now_ns();
+  const wait_result end = f.until(9, awaited);
+  EP_CHECK_EQ(end.status, status);
+  EP_CHECK_EQ(end.found, 4u);
+  if (status == EP_STATUS_PEER_LOST) EP_CHECK_EQ(end.rank, lost);
+  EP_CHECK(clock_now_ns() - start < 5'000 * ms);
+  other.join();
+}
+
+void goes_on_while(const std::function<void(fixture&)>& cause, int32_t awaited) {
+  fixture f;
+  cause(f);
+  f.scope.deadline_ns = deadline_after(20);
+  EP_CHECK_EQ(f.until(9, awaited).status, unsigned{EP_STATUS_TIMEOUT});
+}
+
+void keeps_deadlines() {
+  for (const double timeout : {0.0, 0.5, 15.0}) {
+    fixture f;
+    f.scope.policy = {20'000, 30'000, slice_without_wake};
+    const int64_t start = clock_now_ns();
+    f.scope.deadline_ns = deadline_after(timeout);
+    EP_CHECK_EQ(f.until(1).status, unsigned{EP_STATUS_TIMEOUT});
+    const auto took = static_cast<double>(clock_now_ns() - start) / ms;
+    EP_CHECK(took >= timeout && took < timeout + 5'000);
+  }
+  EP_CHECK_EQ(deadline_after(-1), no_deadline);
+  EP_CHECK_EQ(deadline_after(std::numeric_limits<double>::quiet_NaN()), no_deadline);
+  EP_CHECK_EQ(deadline_after(std::numeric_limits<double>::infinity()), no_deadline);
+}
+
+// Two threads hand a word to and fro, each asleep until the other has written. A wake-up that is lost costs the whole slice.
+void loses_no_wake_up(int rounds) {
+  fixture there;
+  fixture back;
+  for (fixture* f : {&there, &back}) f->scope.policy = {0, 0, slice_without_wake};
+  int64_t longest = 0;
+  std::thread other([&] {
+    for (int i = 1; i <= rounds; ++i) {
+      EP_CHECK_EQ(there.until(static_cast<uint64_t>(i)).status, unsigned{EP_STATUS_OK});
+      back.set(static_cast<uint64_t>(i));
+    }
+  });
+  for (int i = 1; i <= rounds; ++i) {
+    const int64_t start = clock_now_ns();
+    there.set(static_cast<uint64_t>(i));
+    EP_CHECK_EQ(back.until(static_cast<uint64_t>(i)).status, unsigned{EP_STATUS_OK});
+    longest = std::max(longest, clock_now_ns() - start);
+  }
+  other.join();
+  EP_CHECK(longest < slice_without_wake / 2);
+  EP_CHECK_EQ(there.wake.waiters, 0u);
+  EP_CHECK_EQ(back.wake.waiters, 0u);
+}
+
+// Many sleep on one word for different values; every one is woken, and the count of waiters comes back to none.
+void wakes_all(int threads, int rounds) {
+  fixture f;
+  f.scope.policy = {0, 0, slice_without_wake};
+  std::atomic<int> done{0};
+  std::vector<std::thread> waiting;
+  for (int t = 0; t < threads; ++t) {
+    waiting.emplace_back([&] {
+      for (int i = 1; i <= rounds; ++i) EP_CHECK_EQ(f.until(static_cast<uint64_t>(i)).status, unsigned{EP_STATUS_OK});
+      done.fetch_add(1);
+    });
+  }
+  const int64_t start = clock_now_ns();
+  for (int i = 1; i <= rounds; ++i) {
+    f.set(static_cast<uint64_t>(i));
+    if (i % 8 == 0) std::this_thread::yield();
+  }
+  for (auto& thread : waiting) thread.join();
+  EP_CHECK_EQ(done.load(), threads);
+  EP_CHECK(clock_now_ns() - start < slice_without_wake / 2);
+  EP_CHECK_EQ(f.wake.waiters, 0u);
+}
+
+struct pair {
+  std::shared_ptr<rank_context> here;
+  std::vector<ep_segment_handle> handles;
+};
+
+pair beside(const ep_segment_handle& other) {
+  auto here = rank_context::create(0, 2, 2).value();
+  std::vector<ep_segment_handle> handles{here->handle(), other};
+  EP_CHECK(here->connect(handles).ok());
+  return {here, handles};
+}
+
+// A thread that ends without leave() still holds its robust mutex: the kernel marks it.
+void sees_a_thread_die() {
+  std::shared_ptr<rank_context> theirs;
+  std::atomic<bool> ready{false};
+  std::atomic<bool> die{false};
+  std::thread victim([&] {
+    theirs = rank_context::create(1, 2, 2).value();
+    ready = true;
+    while (!die) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  while (!ready) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const pair two = beside(theirs->handle());
+  EP_CHECK_EQ(two.here->life(1), unsigned{EP_LIFE_ALIVE});
+  const uint64_t word = 0;
+  wait_scope scope = two.here->waits(nullptr, deadline_after(30'000));
+  std::thread killer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    die = true;
+  });
+  const wait_result end = wait_word(scope, &word, comparison::ne, 0, 1);
+  EP_CHECK(end.status == EP_STATUS_PEER_LOST && end.rank == 1);
+  EP_CHECK_EQ(two.here->life(1), unsigned{EP_LIFE_DEAD});
+  killer.join();
+  victim.join();
+  two.here->leave(true);
+}
+
+void sees_a_process_die(bool orderly) {
+  int pipes[2];
+  EP_CHECK(pipe(pipes) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    auto theirs = rank_context::create(1, 2, 2).value();
+    const ep_segment_handle handle = theirs->handle();
+    if (write(pipes[1], &handle, sizeof handle) < 0) _exit(1);
+    usleep(20'000);
+    if (orderly) {
+      theirs->leave(true);
+      usleep(200'000); // the state is what counts, not the end of the process
+      _exit(0);
+    }
+    for (;;) pause();
+  }
+  ep_segment_handle handle{};
+  EP_CHECK(read(pipes[0], &handle, sizeof handle) == static_cast<ssize_t>(sizeof handle));
+  const pair two = beside(handle);
+  EP_CHECK_EQ(two.here->life(1), unsigned{EP_LIFE_ALIVE});
+  std::thread killer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (!orderly) kill(child, SIGKILL);
+  });
+  const uint64_t word = 0;
+  const wait_result end = wait_word(two.here->waits(nullptr, deadline_after(30'000)), &word, comparison::ne, 0, any_rank);
+  // The orderly close of all others ends a wait too: nobody is left who could write.
+  EP_CHECK(end.status == EP_STATUS_PEER_LOST && end.rank == 1);
+  EP_CHECK_EQ(two.here->life(1), orderly ? unsigned{EP_LIFE_CLOSED} : unsigned{EP_LIFE_DEAD});
+  killer.join();
+  waitpid(child, nullptr, 0);
+  close(pipes[0]);
+  close(pipes[1]);
+  two.here->leave(true);
+}
+
+// The thread that watches for JS: several at one time, each ends for its own reason.
+void watches() {
+  struct sink final : completion_sink {
+    std::mutex mutex;
+    std::map<uint64_t, outcome> ends;
+    void complete(uint64_t id, const outcome& end) override {
+      const std::lock_guard lock(mutex);
+      EP_CHECK(ends.emplace(id, end).second);
+    }
+    size_t count() {
+      const std::lock_guard lock(mutex);
+      return ends.size();
+    }
+  } ended;
+  auto context = rank_context::create(0, 1, 1).value();
+  EP_CHECK(context->connect({context->handle()}).ok());
+  uint64_t words[4]{};
+  {
+    watcher watching(context, ended);
+    const auto item = [&](uint64_t id, int64_t deadline, cancel_ref cancel) {
+      return watch{id, std::move(cancel), deadline, {}, [word = &words[id]](outcome& end) {
+                     end.found = std::atomic_ref<uint64_t>(*word).load(std::memory_order_acquire);
+                     return end.found != 0;
+                   }};
+    };
+    const auto wait_for = [&](size_t count) {
+      for (int i = 0; i < 5'000 && ended.count() < count; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EP_CHECK_EQ(ended.count(), count);
+    };
+    const auto cancel = std::make_shared<cancel_flag>();
+    watching.submit(item(0, no_deadline, std::make_shared<cancel_flag>()));
+    watching.submit(item(1, deadline_after(10), std::make_shared<cancel_flag>()));
+    watching.submit(item(2, no_deadline, cancel));
+    watching.submit(item(3, no_deadline, std::make_shared<cancel_flag>()));
+    wait_for(1);
+    EP_CHECK_EQ(ended.ends[1].status, unsigned{EP_STATUS_TIMEOUT});
+    cancel->value.store(1);
+    watching.nudge();
+    wait_for(2);
+    EP_CHECK_EQ(ended.ends[2].status, unsigned{EP_STATUS_ABORTED});
+    std::atomic_ref<uint64_t>(words[0]).store(7, std::memory_order_seq_cst);
+    wake_notify(context->wake());
+    wait_for(3);
+    EP_CHECK(ended.ends[0].status == EP_STATUS_OK && ended.ends[0].found == 7);
+  }
+  // What was still watched ended with the watcher.
+  EP_CHECK_EQ(ended.ends.size(), 4u);
+  EP_CHECK_EQ(ended.ends[3].status, unsigned{EP_STATUS_CLOSED});
+  context->leave(true);
+}
+
+} // namespace
+
+int main() {
+  // Processes first: a fork of a program with threads may not do much.
+  sees_a_process_die(false);
+  sees_a_process_die(true);
+  compares();
+  ends_by_value();
+  ends_by(EP_STATUS_ABORTED, any_rank, 0, [](fixture& f) { f.cancel = 1; });
+  ends_by(EP_STATUS_CLOSED, any_rank, 0, [](fixture& f) { f.closing = 1; });
+  ends_by(EP_STATUS_PEER_LOST, any_rank, 2, [](fixture& f) { f.die(2, EP_LIFE_DEAD); });
+  ends_by(EP_STATUS_PEER_LOST, 1, 1, [](fixture& f) { f.die(1, EP_LIFE_DEAD); });
+  ends_by(EP_STATUS_PEER_LOST, 1, 1, [](fixture& f) { f.die(1, EP_LIFE_CLOSED); });
+  ends_by(EP_STATUS_PEER_LOST, any_rank, 2, [](fixture& f) {
+    f.die(1, EP_LIFE_CLOSED);
+    f.die(2, EP_LIFE_CLOSED);
+  });
+  goes_on_while([](fixture& f) { f.die(2, EP_LIFE_DEAD); }, 1);
+  goes_on_while([](fixture& f) { f.die(2, EP_LIFE_CLOSED); }, any_rank);
+  goes_on_while([](fixture& f) { f.die(0, EP_LIFE_DEAD); }, any_rank);
+  keeps_deadlines();
+  loses_no_wake_up(5'000);
+  wakes_all(4, 5'000);
+  sees_a_thread_die();
+  watches();
+  return ep::check::finish();
+}
