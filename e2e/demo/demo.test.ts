@@ -1,0 +1,43 @@
+/** The demo's matrix with `--small`: every number of ranks, as processes and as threads, in both dtypes. */
+import { execFile } from 'node:child_process';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
+import { describe, expect, it } from 'vitest';
+
+const run = promisify(execFile);
+const EP = fileURLToPath(new URL('../../packages/cli/bin/ep.mjs', import.meta.url));
+
+interface DemoReport {
+  readonly pass: boolean;
+  readonly ranks: number;
+  readonly mode: string;
+  readonly errors: readonly { readonly tensor: string; readonly elements: number; readonly relative: number }[];
+}
+
+describe.each(['processes', 'threads'])('as %s', (mode) => {
+  it.each([1, 2, 3, 4, 7])('on %i ranks', { timeout: 120_000 }, async (ranks) => {
+    for (const [dtype, tolerance] of [
+      ['bf16', 1e-2],
+      ['f32', 1e-5],
+    ] as const) {
+      const options = [
+        '--small',
+        '--json',
+        '--no-svg',
+        '--dtype',
+        dtype,
+        '-n',
+        `${ranks}`,
+        ...(mode === 'threads' ? ['--threads'] : []),
+      ];
+      const { stdout } = await run(process.execPath, [EP, 'demo', ...options]);
+      const report = JSON.parse(stdout) as DemoReport;
+      expect(report).toMatchObject({ pass: true, ranks, mode });
+      expect(report.errors.map(({ tensor }) => tensor)).toEqual(['o', 'dQ', 'dK', 'dV']);
+      for (const { elements, relative } of report.errors) {
+        expect(elements).toBeGreaterThan(100_000);
+        expect(relative).toBeLessThanOrEqual(tolerance);
+      }
+    }
+  });
+});
