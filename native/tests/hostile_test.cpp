@@ -183,6 +183,36 @@ void kernels_post_through_the_ring(uint64_t seed) {
   EP_CHECK_EQ(world.signal(0), posted);
 }
 
+// A source may be overwritten once `completed` has passed its request: a bare count of what has landed would pass too early.
+void completed_is_a_prefix(uint64_t seed) {
+  constexpr uint64_t requests = 64;
+  constexpr uint64_t bytes = 200;
+  pair_world world(requests * bytes, 1);
+  recording_sink sink;
+  hostile_engine engine(world.contexts[0], sink, {seed, 200'000, 4, requests});
+  engine.attach(*world.memories[0]);
+  const ep_memory_handle handle = world.memories[0]->device_handle();
+  uint8_t* source = world.memories[0]->data(0);
+  for (uint64_t i = 0; i < requests * bytes; ++i) source[i] = static_cast<uint8_t>(i * 11 + 3);
+  const std::vector<uint8_t> original(source, source + requests * bytes);
+  const kernel_environment environment{world.contexts[0]->waits(nullptr, no_deadline)};
+  ep_kernel_status status{};
+  fast_run(1, environment, [&](fast_context& context) {
+    const proxy_endpoint endpoint{handle};
+    const block_coop<fast_context> coop{context};
+    for (uint64_t i = 0; i < requests; ++i) {
+      endpoint.put_rows(context, coop, 1, i * bytes, source + i * bytes, bytes, bytes, 1, false, 0, 1, &status);
+    }
+    return true;
+  });
+  for (uint64_t i = 0; i < requests; ++i) {
+    wait_word(environment.waits, &reinterpret_cast<ep_proxy_ring*>(handle.proxy)->completed, comparison::ge, i + 1, any_rank);
+    std::memset(source + i * bytes, 0, bytes);
+  }
+  EP_CHECK_EQ(world.signal(0), requests);
+  EP_CHECK(std::memcmp(world.memories[1]->data(1), original.data(), original.size()) == 0);
+}
+
 // A kernel whose wait for room is cut off must not leave a hole in the ring behind which everything waits for ever.
 void a_producer_that_gives_up_leaves_no_hole() {
   pair_world world(4096, 2);
@@ -213,6 +243,7 @@ int main() {
   flush_releases_what_is_held_back();
   stopping_ends_everything();
   for (uint64_t seed = 1; seed <= 10; ++seed) kernels_post_through_the_ring(seed);
+  for (uint64_t seed = 1; seed <= 5; ++seed) completed_is_a_prefix(seed);
   a_producer_that_gives_up_leaves_no_hole();
   return ep::check::finish();
 }
