@@ -284,3 +284,47 @@ export function createWork<T = void>(init: {
   ownerStarted(init.owner, state);
   return state;
 }
+
+/** An operation that had ended when its call returned: nothing to keep, nothing to drain. */
+class DoneWork<T> implements Work<T> {
+  readonly op: string;
+  readonly sequence: bigint;
+  readonly #value: T;
+
+  constructor(op: string, sequence: bigint, value: T) {
+    this.op = op;
+    this.sequence = sequence;
+    this.#value = value;
+  }
+
+  get status(): WorkStatus {
+    return 'done';
+  }
+
+  wait(options: AbortOptions = {}): Promise<T> {
+    return options.signal?.aborted ? Promise.reject(options.signal.reason) : Promise.resolve(this.#value);
+  }
+
+  // biome-ignore lint/suspicious/noThenProperty: a Work is awaitable by design.
+  then<R = T, E = never>(
+    onFulfilled?: ((value: T) => R | PromiseLike<R>) | null,
+    onRejected?: ((reason: unknown) => E | PromiseLike<E>) | null,
+  ): Promise<R | E> {
+    return this.wait().then(onFulfilled, onRejected);
+  }
+
+  catch<R = never>(onRejected?: (reason: unknown) => R | PromiseLike<R>): Promise<T | R> {
+    return this.wait().catch(onRejected);
+  }
+
+  finally(onFinally?: () => void): Promise<T> {
+    return this.wait().finally(onFinally);
+  }
+}
+
+/** A Work that is done from the start; costs an object, where `createWork` keeps books with its owner. */
+export function doneWork(op: string, sequence: bigint): Work;
+export function doneWork<T>(op: string, sequence: bigint, value: T): Work<T>;
+export function doneWork<T>(op: string, sequence: bigint, value?: T): Work<T | undefined> {
+  return new DoneWork(op, sequence, value);
+}

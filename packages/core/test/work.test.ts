@@ -1,7 +1,7 @@
 import { execFileSync } from 'node:child_process';
 import { describe, expect, it } from 'vitest';
 import { EpError } from '../src/errors.js';
-import { createWork, WorkOwner } from '../src/work.js';
+import { createWork, doneWork, WorkOwner } from '../src/work.js';
 
 const setUp = <T = void>(op = 'put') => {
   const owner = new WorkOwner('endpoint to rank 3');
@@ -169,7 +169,7 @@ describe('WorkOwner', () => {
 describe('unhandled rejections', () => {
   const run = (body: string) => {
     const program = `
-      import { createWork, WorkOwner } from './src/work.js';
+      import { createWork, doneWork, WorkOwner } from './src/work.js';
       const owner = new WorkOwner('owner');
       const control = createWork({ op: 'op', sequence: 1n, owner });
       process.on('exit', (code) => console.log('exit', code));
@@ -201,5 +201,18 @@ describe('unhandled rejections', () => {
 
   it("a caller's own unhandled chain still does", () => {
     expect(run(`control.work.then(() => {}); control.reject(new Error('mine'));`)).toBe('exit 1\n');
+  });
+});
+
+describe('doneWork', () => {
+  it('is done, gives its value to whoever awaits it, and rejects only a wait that was aborted before', async () => {
+    const work = doneWork('put', 7n, 'value');
+    expect([work.op, work.sequence, work.status]).toEqual(['put', 7n, 'done']);
+    expect(await work).toBe('value');
+    expect(await work.finally(() => {})).toBe('value');
+    expect(await doneWork('put', 8n).catch(() => 'never')).toBeUndefined();
+    const reason = new Error('gone');
+    await expect(work.wait({ signal: AbortSignal.abort(reason) })).rejects.toBe(reason);
+    expect(await work.wait({ timeoutMs: 1 })).toBe('value');
   });
 });

@@ -1,6 +1,7 @@
 /** Operations towards one peer. With shared memory each is done when it returns: the peer's memory is mapped here. */
 import {
   createWork,
+  doneWork,
   type Endpoint,
   EpError,
   invalid,
@@ -110,14 +111,15 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
 
   /** Whatever is wrong with a call is carried by its Work, so that in a batch each request has its own status. */
   #start(op: string, body: () => void): Work {
-    const control = createWork({ op, sequence: this.#sequence++, owner: this.#owner });
+    const sequence = this.#sequence++;
     try {
       body();
-      control.resolve();
+      return doneWork(op, sequence);
     } catch (error) {
+      const control = createWork({ op, sequence, owner: this.#owner });
       control.reject(error);
+      return control.work;
     }
-    return control.work;
   }
 
   #request(request: Request<Need>): void {
