@@ -5,6 +5,12 @@ import { codeOf, runShmem } from './rank.mjs';
 /** What element i of a PE's source is. */
 const at = (pe, i) => ((pe * 31 + i * 7) % 23) - 5;
 
+/** Math.min takes no bigints. */
+function lesser(a, b) {
+  if (a < b) return a;
+  return b;
+}
+
 async function everything(shmem, team) {
   const n = team.nPes;
   const ranks = [...team.ranks];
@@ -64,8 +70,8 @@ async function everything(shmem, team) {
     const folds = {
       sum: (a, b) => a + b,
       prod: (a, b) => a * b,
-      min: (a, b) => (a < b ? a : b),
-      max: (a, b) => (a > b ? a : b),
+      min: (a, b) => lesser(a, b),
+      max: (a, b) => (lesser(a, b) === a ? b : a),
     };
     if (dtype !== 'f64') Object.assign(folds, { and: (a, b) => a & b, or: (a, b) => a | b, xor: (a, b) => a ^ b });
     for (const [name, fold] of Object.entries(folds)) {
