@@ -10,7 +10,7 @@ describe('over the hostile transport', () => {
   let world: World | undefined;
   afterAll(() => world?.close());
 
-  for (const seed of [1, 2, 3]) {
+  for (const seed of [1, 2]) {
     it.each(naiveCases.map((one) => [one.id, one.sentence] as const))(`seed ${seed}: %s fails: %s`, async (id) => {
       if (world === undefined || world.spent) {
         await world?.close();

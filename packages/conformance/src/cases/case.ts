@@ -1,5 +1,5 @@
 /** What a case is. Bodies use the types of @ep/core only, so that one body serves every transport. */
-import type { AbortOptions, Capabilities, CloseScope, Need, Rank, Store, Transport, TransportProvider } from '@ep/core';
+import type { AbortOptions, Capabilities, Need, Rank, Store, Transport, TransportProvider } from '@ep/core';
 
 /** Ranks as worker threads of one process, or as processes. */
 export type Mode = 'threads' | 'processes';
@@ -23,15 +23,12 @@ export interface CaseRank {
   readonly previous: Rank;
   readonly provider: TransportProvider<Need>;
   readonly config: object;
-  readonly capabilities: Capabilities;
   /** The case's own store, shared by all ranks. */
   readonly store: Store;
   /** Fires when the time of the case is up. */
   readonly signal: AbortSignal;
-  /** Closed when the body has ended. */
-  readonly scope: CloseScope;
   /** Opens a transport of the provider under test. Collective; each call a new one; closed with the case. */
-  open(options?: AbortOptions & { readonly timeoutMs?: number; readonly worldSize?: number }): Promise<Transport<Need>>;
+  open(options?: AbortOptions & { readonly timeoutMs?: number }): Promise<Transport<Need>>;
   /** All ranks, or those given, meet through the store: what a case needs to arrange itself never uses the transport under test. */
   meet(ranks?: readonly Rank[]): Promise<void>;
   /** Each rank's value, JSON, in rank order. */

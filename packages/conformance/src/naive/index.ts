@@ -9,7 +9,7 @@ import { checkPattern, fillPattern, sleep } from '../cases/expect.js';
 const CHUNKS = 16;
 const LENGTH = 512;
 const ROUNDS = 20;
-const WAIT_MS = 2_000;
+const WAIT_MS = 1_000;
 
 async function start(rank: CaseRank) {
   const transport = await rank.open();

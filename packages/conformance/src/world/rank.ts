@@ -5,7 +5,6 @@ import { runInNewContext } from 'node:vm';
 import {
   type AbortOptions,
   barrier,
-  type Capabilities,
   CloseScope,
   exchange,
   linkSignals,
@@ -26,7 +25,6 @@ export interface RankRunInit {
   readonly identity: RankIdentity;
   readonly order: CaseOrder;
   readonly provider: TransportProvider<Need>;
-  readonly capabilities: Capabilities;
   readonly store: Store;
   readonly signal: AbortSignal;
   readonly scope: CloseScope;
@@ -84,17 +82,11 @@ export class RankRun implements CaseRank {
   get config() {
     return this.#init.order.config;
   }
-  get capabilities() {
-    return this.#init.capabilities;
-  }
   get store() {
     return this.#init.store;
   }
   get signal() {
     return this.#init.signal;
-  }
-  get scope() {
-    return this.#init.scope;
   }
 
   async open(options: AbortOptions & { readonly timeoutMs?: number } = {}): Promise<Transport<Need>> {
@@ -179,7 +171,6 @@ export async function runOrder(
       identity,
       order,
       provider: typed,
-      capabilities: probe.capabilities,
       store,
       signal: time.signal,
       scope,

@@ -16,7 +16,7 @@ import {
 } from './protocol.js';
 
 /** How long the others may go on once one rank has failed: their waits on it end by themselves, or not at all. */
-const GRACE_MS = 3_000;
+const GRACE_MS = 1_500;
 const START_MS = 60_000;
 
 export type RankEnd =
