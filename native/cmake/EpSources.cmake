@@ -49,6 +49,7 @@ set(EP_TESTS
   tests/core_attention_test.cpp
   tests/core/memory_test.cpp
   tests/core/segment_test.cpp
+  tests/core/stream_test.cpp
   tests/core/team_test.cpp
   tests/core/waiting_test.cpp
 )
