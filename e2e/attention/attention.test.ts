@@ -50,6 +50,25 @@ describe('moves what the plan says', () => {
     });
   }
 
+  for (const [what, options] of [
+    ['the fast executor', {}],
+    ['the simt executor', { executor: { lanes: 8, warpLanes: 4, seed: 3 }, blocks: 2 }],
+  ] as const) {
+    it(`over a transport that reorders and delays everything it may, on ${what}`, { timeout: 120_000 }, async () => {
+      const data = {
+        seeds: range(60, 64),
+        dtype: 'f32',
+        qRow: 16,
+        kvRow: 8,
+        transport: 'hostile',
+        config: { seed: 9, maxDelayUs: 200 },
+        options,
+      };
+      const reports = await runRanks('oracle', 3, 'threads', { data });
+      expect(valuesOf<Compared>(reports).map(({ compared }) => compared)).toEqual([4, 4, 4]);
+    });
+  }
+
   for (const worldSize of [65, 128]) {
     it(`on ${worldSize} threads`, { timeout: 240_000 }, async () => {
       const plan = { documents: 80, maxShards: 6, maxLength: 30 };
@@ -76,18 +95,31 @@ describe('leases', () => {
 });
 
 describe('failures', () => {
-  it('one rank aborts, all resynchronise, 100 correct calls follow', { timeout: 120_000 }, async () => {
-    const reports = await runRanks('abort', 3, 'threads', { data: { rounds: 3, calls: 100 }, timeoutMs: 100_000 });
-    const values = valuesOf<{ outcomes: string[]; epoch: number }>(reports);
-    for (const [rank, { outcomes, epoch }] of values.entries()) {
-      expect(epoch).toBe(3);
-      expect(outcomes[rank]).toBe('reason');
-      // An aborter that had begun had sent its rows: the others lack nothing.
-      for (const [round, outcome] of outcomes.entries()) {
-        if (round !== rank) expect(outcome).toBe(round % 2 === 0 ? 'EP_TIMEOUT' : 'done');
+  it.each([
+    ['nvshmem', 100],
+    ['hostile', 20],
+  ])(
+    'one rank aborts over %s, all resynchronise, %i correct calls follow',
+    { timeout: 120_000 },
+    async (transport, calls) => {
+      const data = {
+        rounds: 3,
+        calls,
+        transport,
+        config: transport === 'hostile' ? { seed: 4, maxDelayUs: 100 } : undefined,
+      };
+      const reports = await runRanks('abort', 3, 'threads', { data, timeoutMs: 100_000 });
+      const values = valuesOf<{ outcomes: string[]; epoch: number }>(reports);
+      for (const [rank, { outcomes, epoch }] of values.entries()) {
+        expect(epoch).toBe(3);
+        expect(outcomes[rank]).toBe('reason');
+        // An aborter that had begun had sent its rows: the others lack nothing.
+        for (const [round, outcome] of outcomes.entries()) {
+          if (round !== rank) expect(outcome).toBe(round % 2 === 0 ? 'EP_TIMEOUT' : 'done');
+        }
       }
-    }
-  });
+    },
+  );
 
   for (const mode of ['threads', 'processes'] as Mode[]) {
     it(`a killed rank is named by everyone who waits for it (${mode})`, { timeout: 60_000 }, async () => {

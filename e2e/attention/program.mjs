@@ -1,5 +1,6 @@
 // One rank: joins the others, runs a scenario, reports its value or error.
 import { parentPort, workerData } from 'node:worker_threads';
+import { hostile } from '@ep/conformance/hostile';
 import { openFileStore } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
 import { scenarios } from './scenarios.mjs';
@@ -17,9 +18,13 @@ const post = (message) =>
 
 try {
   const store = await openFileStore(start.store);
-  const transport = await nvshmem.shm.open(
+  const transport = await (start.data?.transport === 'hostile' ? hostile : nvshmem.shm).open(
     { rank: start.rank, worldSize: start.worldSize, store },
-    { signal: new AbortController().signal, timeoutMs: 120_000 },
+    {
+      signal: new AbortController().signal,
+      timeoutMs: 120_000,
+      ...(start.data?.config ? { config: start.data.config } : {}),
+    },
   );
   let message;
   try {

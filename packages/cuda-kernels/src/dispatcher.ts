@@ -428,6 +428,12 @@ export class Dispatcher extends Resource implements Closeable {
       for (let rank = 0; rank < this.worldSize; rank++)
         credits[rank] = this.#granted[slot.index]![rank]! + BigInt(slot.uses);
     const local = nativePlaceOf(memory.view('u8', base, layout.leaseBytes));
+    if (local === undefined) {
+      throw new EpError(
+        'EP_UNSUPPORTED',
+        `the memory of ${this.#init.transport.name} is not in native hands: its views must be registered with @ep/native`,
+      );
+    }
     return {
       handle: handle.bytes,
       parts: spec.parts.map((part, i) => ({
@@ -441,7 +447,7 @@ export class Dispatcher extends Resource implements Closeable {
         ...(staging === undefined ? {} : { staging: staging[i]! }),
       })),
       sums: spec.parts.flatMap((part) =>
-        part.sum === undefined || local === undefined
+        part.sum === undefined
           ? []
           : [
               {
