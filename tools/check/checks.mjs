@@ -2,6 +2,7 @@
 import { readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { ToolError } from '../console.mjs';
+import { findLinkProblems } from '../docs/links.mjs';
 import { pack, packedDir, tarballProblems } from '../pack/pack.mjs';
 import { run } from '../process.mjs';
 import { publicPackages, root, toolEnvironment } from '../workspace.mjs';
@@ -37,18 +38,17 @@ async function repositoryFiles() {
 }
 
 async function textProblems() {
-  const problems = [];
+  /** @type {Map<string, string>} */
+  const texts = new Map();
   for (const path of await repositoryFiles()) {
-    let bytes;
     try {
-      bytes = readFileSync(join(root, path));
+      texts.set(path, readFileSync(join(root, path), 'utf8'));
     } catch {
       // Deleted in the work tree, still in git's index: there is no text to judge.
-      continue;
     }
-    if (!bytes.includes(0)) problems.push(...findTextProblems(path, bytes.toString('utf8')));
   }
-  return problems;
+  const ofEach = [...texts].flatMap(([path, text]) => (text.includes('\0') ? [] : findTextProblems(path, text)));
+  return [...ofEach, ...findLinkProblems([...texts.keys()], (path) => texts.get(path) ?? '')];
 }
 
 /** What a publish would upload, judged by our rules, publint and attw. Platform packages hold one binary, no code. */
@@ -113,5 +113,5 @@ export const checks = [
         ),
       ),
   },
-  { name: 'text', what: 'machine paths, registry hosts, disabled tests, header rules', find: textProblems },
+  { name: 'text', what: 'machine paths, registry hosts, disabled tests, header rules, dead links', find: textProblems },
 ];
