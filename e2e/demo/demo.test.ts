@@ -1,11 +1,12 @@
 /** The demo's matrix with `--small`: every number of ranks, as processes and as threads, in both dtypes. */
 import { execFile } from 'node:child_process';
-import { fileURLToPath } from 'node:url';
+import { createRequire } from 'node:module';
+import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, it } from 'vitest';
 
 const run = promisify(execFile);
-const EP = fileURLToPath(new URL('../../packages/cli/bin/ep.mjs', import.meta.url));
+const EP = join(createRequire(import.meta.url).resolve('@ep/cli/package.json'), '..', 'bin', 'ep.mjs');
 
 interface DemoReport {
   readonly pass: boolean;
