@@ -1,0 +1,25 @@
+/** The examples in the READMEs of packages that need the addon or a transport print what the READMEs say. */
+import { execFile } from 'node:child_process';
+import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
+import { expect, it } from 'vitest';
+
+/** In this package, so that the others resolve. */
+const scratch = fileURLToPath(new URL('../.cache/', import.meta.url));
+
+it.each(['native', 'packages/cuda-kernels'])('%s', { timeout: 60_000 }, async (folder) => {
+  const readme = await readFile(new URL(`../../${folder}/README.md`, import.meta.url), 'utf8');
+  const block = (language: string) => readme.match(new RegExp(`\`\`\`${language}\n([\\s\\S]*?)\`\`\``))?.[1] ?? '';
+  await mkdir(scratch, { recursive: true });
+  const directory = await mkdtemp(join(scratch, 'readme-'));
+  const program = join(directory, 'example.mts');
+  try {
+    await writeFile(program, block('ts'));
+    const { stdout } = await promisify(execFile)(process.execPath, ['--import', 'tsx', program], { timeout: 50_000 });
+    expect(stdout).toBe(block('text'));
+  } finally {
+    await rm(directory, { recursive: true });
+  }
+});
