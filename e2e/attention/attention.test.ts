@@ -148,6 +148,12 @@ describe('failures', () => {
     }
   });
 
+  it('close() cuts off a call that waits for a rank which never makes it', { timeout: 30_000 }, async () => {
+    const began = performance.now();
+    expect(valuesOf(await runRanks('closeInFlight', 2, 'threads'))).toEqual(['EP_ABORTED', 'absent']);
+    expect(performance.now() - began).toBeLessThan(20_000);
+  });
+
   it('wrong calls are refused with their code', { timeout: 60_000 }, async () => {
     const [codes] = valuesOf<Record<string, string>>(await runRanks('badInput', 1, 'threads'));
     expect(codes).toEqual({

@@ -348,6 +348,26 @@ async function badInput({ transport, worldSize }) {
   return codes;
 }
 
+/** close() while a call waits for a rank that never makes it. */
+async function closeInFlight({ transport, rank, worldSize }) {
+  const plan = fullPlan(worldSize, 20);
+  const dispatcher = await openDispatcher(transport, { leaseBytes: 65536, timeoutMs: 60_000 });
+  const { forward } = await dispatcher.bind({ forward: [{ name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [4] }] });
+  if (rank === 1) {
+    await dispatcher.close();
+    await new Promise((resolve) => setTimeout(resolve, 200));
+    return 'absent';
+  }
+  const work = forward.run({ q: tensor('f32', [plan.fwdQ.sendTokens[rank], 4]) });
+  const outcome = work.then(
+    () => 'done',
+    (error) => error.code,
+  );
+  await new Promise((resolve) => setTimeout(resolve, 20));
+  await Promise.all([dispatcher.close(), dispatcher.close()]);
+  return outcome;
+}
+
 /** Q, K and V as slices of one projection: read in place, row stride and all. */
 async function strided({ transport, rank, worldSize }) {
   const plan = randomPlan(21, worldSize, { documents: 7, maxLength: 60 });
@@ -385,4 +405,4 @@ async function strided({ transport, rank, worldSize }) {
 }
 
 /** By name, as the tests call them. */
-export const scenarios = { oracle, repeated, hold, abort, lost, mismatch, badInput, strided };
+export const scenarios = { oracle, repeated, hold, abort, lost, mismatch, badInput, closeInFlight, strided };

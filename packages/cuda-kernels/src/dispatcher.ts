@@ -379,7 +379,9 @@ export class Dispatcher extends Resource implements Closeable {
     const stagedBytes = operands.reduce((sum, operand) => sum + operand.stagedBytes, 0);
     const lease = new HeldLease(this.#tensors(spec, slot), stagedBytes, () => this.#give(slot));
     slot.held = lease;
-    const linked = linkSignals(options.signal, this.#cancel.signal);
+    // close() cuts off what waits for peers: they may never come.
+    const cuts = [this.#cancel.signal, this.closing];
+    const linked = linkSignals(options.signal, ...cuts);
     this.#init.stream
       .launch((stream) => stream.dispatch(description), linked.signal)
       .then(
@@ -399,7 +401,7 @@ export class Dispatcher extends Resource implements Closeable {
           linked.unlink();
           letGo();
           this.#poison ??= { reason };
-          if (reason === this.#cancel.signal.reason) control.abort(reason);
+          if (cuts.some((cut) => cut.aborted && cut.reason === reason)) control.abort(reason);
           else control.reject(reason);
         },
       );
