@@ -49,6 +49,7 @@ export const mandatoryCases: readonly string[] = [
   'device/handle',
   'device/refuses-another-abi',
   'device/kernel-all-to-all',
+  'device/kernel-aborted',
   'failure/failed-fires',
   'failure/collective-ends',
   'failure/survivors-go-on',

@@ -1,7 +1,7 @@
 /** Handles for kernels, and a kernel over them. The host's own streams launch it, so these cases also need @ep/native. */
 import assert from 'node:assert/strict';
 import type { TransportCase } from './case.js';
-import { checkPattern, fillPattern, ranksOf, refused } from './expect.js';
+import { checkPattern, fillPattern, ranksOf, refused, rejectsWith } from './expect.js';
 import { runDispatch } from './kernel.js';
 
 const lacksDevice: TransportCase['inapplicable'] = ({ initiators }) =>
@@ -86,6 +86,41 @@ export const deviceCases: readonly TransportCase[] = [
         }
         await rank.meet();
       }
+    },
+  },
+  {
+    id: 'device/kernel-aborted',
+    sentence: "a caller's abort ends a kernel that waits for a rank which sends nothing, and what it had sent is whole",
+    inapplicable: lacksDevice,
+    async body(rank) {
+      const { worldSize } = rank;
+      const part = 64 * 40;
+      const transport = await rank.open();
+      const memory = await transport.allocate({ byteLength: 2 * worldSize * part, signalSlots: 2 * worldSize });
+      const { bytes: handle } = transport.device(memory);
+      fillPattern(memory, 0, part, rank.rank, 6);
+      await rank.meet();
+      const controller = new AbortController();
+      const reason = { mine: true };
+      const launch = () =>
+        runDispatch({
+          rank,
+          handle,
+          memory,
+          rowBytes: 64,
+          targetOffset: worldSize * part,
+          chunks: [{ peer: rank.next, fromRow: 0, toRow: 0, rows: 40 }],
+          signal: controller.signal,
+        });
+      const ended = rank.rank === 0 ? rejectsWith(reason, launch) : undefined;
+      if (rank.rank === 1) {
+        await memory.signals.until(0, { cmp: 'ge', value: 8n }, { peers: [0] });
+        checkPattern(memory, worldSize * part, part, 0, 6, 'what the kernel sent before it waited');
+      }
+      await rank.meet();
+      controller.abort(reason);
+      await ended;
+      await rank.meet();
     },
   },
 ];

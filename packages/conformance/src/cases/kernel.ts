@@ -15,6 +15,7 @@ export interface DispatchRun {
   readonly targetOffset?: number;
   /** Counts from 1: arrivals are running counts, never reset. */
   readonly call?: number;
+  readonly signal?: AbortSignal;
   readonly chunks: readonly {
     readonly peer: number;
     readonly fromRow: number;
@@ -40,29 +41,31 @@ export async function runDispatch(run: DispatchRun): Promise<void> {
   const expected = chunks.length === 0 ? 0 : call * Math.ceil(chunks[0]!.rows / CHUNK_ROWS);
   const stream = new binding.HostStream(0);
   try {
-    const end = await operations.run(() =>
-      stream.dispatch({
-        handle: run.handle,
-        parts: [
-          {
-            source: place.operand,
-            srcOffset: place.byteOffset,
-            strideBytes: rowBytes,
-            rowBytes,
-            dstOffset: targetOffset,
-            dstRows: Math.floor((memory.byteLength - targetOffset) / rowBytes),
-            program,
-          },
-        ],
-        sums: [],
-        arrivalSlot: 0,
-        creditSlot: rank.worldSize,
-        arrivals: words(ranksOf(rank.worldSize).map(() => expected)),
-        credits: words(ranksOf(rank.worldSize).map(() => 0)),
-        nonTemporal: false,
-        blocks: 2,
-        timeoutMs: 20_000,
-      }),
+    const end = await operations.run(
+      () =>
+        stream.dispatch({
+          handle: run.handle,
+          parts: [
+            {
+              source: place.operand,
+              srcOffset: place.byteOffset,
+              strideBytes: rowBytes,
+              rowBytes,
+              dstOffset: targetOffset,
+              dstRows: Math.floor((memory.byteLength - targetOffset) / rowBytes),
+              program,
+            },
+          ],
+          sums: [],
+          arrivalSlot: 0,
+          creditSlot: rank.worldSize,
+          arrivals: words(ranksOf(rank.worldSize).map(() => expected)),
+          credits: words(ranksOf(rank.worldSize).map(() => 0)),
+          nonTemporal: false,
+          blocks: 2,
+          timeoutMs: 20_000,
+        }),
+      run.signal,
     );
     if (end.status !== 0) {
       throw new EpError(codeOfStatus(end.status), `kernel: rank ${end.rank}, stage ${end.stage}, found ${end.found}`);

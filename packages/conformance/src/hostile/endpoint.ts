@@ -46,7 +46,8 @@ export interface HostileEndpointInit {
   readonly peer: Rank;
   readonly engine: NativeHostileEngine;
   readonly timeoutMs: number;
-  readonly onLost: (lost: readonly Rank[]) => void;
+  /** The transport can no longer keep its promises. */
+  readonly onFailed: (error: EpError) => void;
 }
 
 export class HostileEndpoint extends Resource implements Endpoint<HostileNeeds> {
@@ -119,7 +120,11 @@ export class HostileEndpoint extends Resource implements Endpoint<HostileNeeds> 
       const end = await ended.finally(() => options.signal?.removeEventListener('abort', nudge));
       if (end.status !== 0) throw this.#failure('flush', end.status, timeoutMs);
       const violation = engine.violation();
-      if (violation !== '') throw new EpError('EP_TRANSPORT_FAILED', `flush: ${violation}`);
+      if (violation !== '') {
+        const error = new EpError('EP_TRANSPORT_FAILED', `flush: ${violation}`);
+        this.#init.onFailed(error);
+        throw error;
+      }
       this.#owner.check();
     });
 
@@ -183,13 +188,14 @@ export class HostileEndpoint extends Resource implements Endpoint<HostileNeeds> 
       lost: code === 'EP_PEER_LOST' ? [this.peer] : [],
       ...(timeoutMs === undefined ? {} : { timeoutMs }),
     };
-    if (code === 'EP_PEER_LOST') this.#init.onLost([this.peer]);
     const why = {
       EP_TIMEOUT: `timed out after ${timeoutMs} ms`,
       EP_PEER_LOST: `${formatRanks([this.peer])} died`,
       EP_CLOSED: 'the transport was closed before it had landed',
     }[code as string];
-    return new EpError(code, `${op} to rank ${this.peer}: ${why ?? 'cut off'}`, { context });
+    const error = new EpError(code, `${op} to rank ${this.peer}: ${why ?? 'cut off'}`, { context });
+    if (code === 'EP_PEER_LOST') this.#init.onFailed(error);
+    return error;
   }
 
   #memory(memory: unknown) {

@@ -32,7 +32,7 @@ export interface HostileMemoryInit {
   readonly byteLength: number;
   readonly signalSlots: number;
   readonly timeoutMs: number;
-  readonly onLost: (lost: readonly Rank[]) => void;
+  readonly onFailed: (error: EpError) => void;
   readonly onRelease: () => void;
 }
 
@@ -80,18 +80,19 @@ class HostileSignalPad implements SignalPad {
     if (end.status === 0) return end.found;
     const code = codeOfStatus(end.status);
     const lost = code === 'EP_PEER_LOST' && end.rank >= 0 ? [end.rank] : [];
-    if (lost.length > 0) this.#init.onLost(lost);
     const who = lost.length > 0 ? lost : (options.peers ?? []);
     const why = {
       EP_TIMEOUT: `timed out after ${timeoutMs} ms`,
       EP_PEER_LOST: `${formatRanks(lost)} died or closed`,
       EP_CLOSED: 'the transport was closed while waiting',
     }[code as string];
-    throw new EpError(
+    const error = new EpError(
       code,
       `signal slot ${slot} of rank ${rank}: ${why ?? 'cut off'}; awaited a value ${test.cmp} ${test.value}${who.length > 0 ? ` from ${formatRanks(who)}` : ''}, found ${end.found}`,
       { context: { awaited: options.peers ?? [], lost, expected: test.value, found: end.found, timeoutMs } },
     );
+    if (lost.length > 0) this.#init.onFailed(error);
+    throw error;
   }
 }
 

@@ -92,7 +92,7 @@ export class HostileTransport extends Resource implements Transport<HostileNeeds
     if (endpoint === undefined || endpoint.closed) {
       const { engine, config } = this.#init;
       endpoint = this.children.add(
-        new HostileEndpoint({ peer, engine, timeoutMs: config.timeoutMs, onLost: (lost) => this.#noticeLost(lost) }),
+        new HostileEndpoint({ peer, engine, timeoutMs: config.timeoutMs, onFailed: (error) => this.#fail(error) }),
       );
       this.#endpoints.set(peer, endpoint);
     }
@@ -166,15 +166,14 @@ export class HostileTransport extends Resource implements Transport<HostileNeeds
       byteLength,
       signalSlots,
       timeoutMs: config.timeoutMs,
-      onLost: (lost) => this.#noticeLost(lost),
+      onFailed: (error) => this.#fail(error),
       onRelease: () => this.children.remove(made),
     });
     if (!this.closed) this.children.add(made);
     return made;
   }
 
-  #noticeLost(lost: readonly Rank[]): void {
-    if (this.closed || this.#failed.signal.aborted) return;
-    this.#failed.abort(new EpError('EP_PEER_LOST', `${formatRanks(lost)} died or closed`, { context: { lost } }));
+  #fail(error: EpError): void {
+    if (!this.closed && !this.#failed.signal.aborted) this.#failed.abort(error);
   }
 }
