@@ -28,15 +28,13 @@ export interface NativeRankContext {
   connect(handles: Uint8Array): void;
   /** `EP_LIFE_*` of a rank. */
   life(rank: number): number;
-  /** How long a `try` call may look on the JS thread: 0 when ranks outnumber cores. */
-  inlineBudgetNs(): number;
   /** Makes the segment of a team whose first member is this rank; resolves to its handle. */
   createTeamSegment(size: number): Uint8Array<ArrayBuffer>;
   close(): void;
 }
 
 export interface NativeTeam {
-  /** Enters, or goes on with, the next barrier; true when it was passed within the inline budget. */
+  /** Enters, or goes on with, the next barrier; true when it was passed within some tens of microseconds. */
   barrierTry(): boolean;
   barrierWatch(timeoutMs: number): OperationId;
   /** Must be called when a watched barrier has succeeded. */
@@ -103,10 +101,11 @@ export interface NativeSymmetricMemory {
     operand: bigint | number,
     expected: bigint | number,
   ): bigint | number;
-  waitTry(slot: number, cmp: number, value: bigint, budgetNs: number): bigint | undefined;
+  /** `patiently`: looks for some tens of microseconds, as `wait_inline` in native/core/waiting.hpp says; otherwise once. */
+  waitTry(slot: number, cmp: number, value: bigint, patiently: boolean): bigint | undefined;
   waitWatch(slot: number, cmp: number, value: bigint, timeoutMs: number, ranks?: Int32Array): OperationId;
   /** `words`: five entries each: byteOffset, width, signed (0 or 1), cmp, value. */
-  wordsTry(words: readonly (number | bigint)[], atLeast: number, budgetNs: number): boolean;
+  wordsTry(words: readonly (number | bigint)[], atLeast: number, patiently: boolean): boolean;
   /** The outcome has the value found and expected where there is one word, else how many hold. */
   wordsWatch(words: readonly (number | bigint)[], atLeast: number, timeoutMs: number, ranks?: Int32Array): OperationId;
   /** Drops this object's reference; windows keep their own until they are detached or collected. */

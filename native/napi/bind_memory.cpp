@@ -87,19 +87,6 @@ uint64_t aligned_offset_of(const symmetric_memory& memory, Napi::Value value, ui
   return offset;
 }
 
-bool spin(int64_t budget_ns, const std::function<bool()>& ready) {
-  if (ready()) return true;
-  if (budget_ns <= 0) return false;
-  const int64_t end = clock_now_ns() + budget_ns;
-  while (clock_now_ns() < end) {
-    for (int i = 0; i < 16; ++i) {
-      if (ready()) return true;
-      cpu_relax();
-    }
-  }
-  return false;
-}
-
 // words: [{offset, width, signed, cmp, value}] as a flat array of five numbers or bigints each, in one JS array.
 std::vector<word_test> words_of(const symmetric_memory& memory, Napi::Value value) {
   if (!value.IsArray()) throw_invalid(value.Env(), "words must be an array");
@@ -280,7 +267,7 @@ Napi::Value memory_wrap::atomic(const Napi::CallbackInfo& info) {
   return Napi::BigInt::New(info.Env(), before);
 }
 
-// (slot, cmp, value, budgetNs) -> bigint seen, or undefined when it does not hold yet
+// (slot, cmp, value, patiently) -> bigint seen, or undefined when it does not hold yet
 Napi::Value memory_wrap::wait_try(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = open(info.Env());
   const uint64_t slot = slot_of(memory, info[0]);
@@ -288,10 +275,11 @@ Napi::Value memory_wrap::wait_try(const Napi::CallbackInfo& info) {
   const uint64_t value = arg_u64(info[2], "value");
   const std::atomic_ref<uint64_t> word(*memory.signal(memory.context().rank(), slot));
   uint64_t found = 0;
-  const bool held = spin(static_cast<int64_t>(arg_size(info[3], "budgetNs")), [&] {
+  const auto look = [&] {
     found = word.load(std::memory_order_acquire);
     return comparison_holds(cmp, found, value);
-  });
+  };
+  const bool held = info[3].ToBoolean() ? wait_inline(memory.context().policy(), look) : look();
   return held ? Napi::Value(Napi::BigInt::New(info.Env(), found)) : info.Env().Undefined();
 }
 
@@ -316,12 +304,13 @@ Napi::Value memory_wrap::wait_watch(const Napi::CallbackInfo& info) {
   return Napi::Number::New(env, static_cast<double>(id));
 }
 
-// (words, atLeast, budgetNs) -> true when that many of the words hold
+// (words, atLeast, patiently) -> true when that many of the words hold
 Napi::Value memory_wrap::words_try(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = open(info.Env());
   const std::vector<word_test> words = words_of(memory, info[0]);
   const uint64_t at_least = arg_size(info[1], "atLeast");
-  return Napi::Boolean::New(info.Env(), spin(static_cast<int64_t>(arg_size(info[2], "budgetNs")), [&] { return words_holding(words) >= at_least; }));
+  const auto look = [&] { return words_holding(words) >= at_least; };
+  return Napi::Boolean::New(info.Env(), info[2].ToBoolean() ? wait_inline(memory.context().policy(), look) : look());
 }
 
 // (words, atLeast, timeoutMs, ranks?) -> operation

@@ -68,11 +68,6 @@ Napi::Value rank_wrap::life(const Napi::CallbackInfo& info) {
   return Napi::Number::New(info.Env(), context.life(rank));
 }
 
-// How long a call may look for its result on the JS thread, in nanoseconds: nothing when ranks outnumber cores, where waiting only keeps others from running.
-Napi::Value rank_wrap::inline_budget(const Napi::CallbackInfo& info) {
-  return Napi::Number::New(info.Env(), open(info.Env()).policy().spin_ns > 0 ? 20'000 : 0);
-}
-
 Napi::Value rank_wrap::team_segment(const Napi::CallbackInfo& info) {
   open(info.Env());
   auto made = team::segment_create(arg_int(info[0], "size"));
@@ -83,7 +78,7 @@ Napi::Value rank_wrap::team_segment(const Napi::CallbackInfo& info) {
 void rank_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["RankContext"] = DefineClass(env, "RankContext",
                                        {InstanceMethod<&rank_wrap::handle>("handle"), InstanceMethod<&rank_wrap::connect>("connect"),
-                                        InstanceMethod<&rank_wrap::life>("life"), InstanceMethod<&rank_wrap::inline_budget>("inlineBudgetNs"),
+                                        InstanceMethod<&rank_wrap::life>("life"),
                                         InstanceMethod<&rank_wrap::team_segment>("createTeamSegment"), InstanceMethod<&rank_wrap::close>("close")});
 }
 
@@ -112,18 +107,8 @@ void team_wrap::release(const Napi::CallbackInfo&) { native.reset(); }
 Napi::Value team_wrap::barrier_try(const Napi::CallbackInfo& info) {
   team& joined = open(info.Env());
   const uint64_t target = joined.barrier_enter();
-  const int64_t budget = joined.context().policy().spin_ns > 0 ? 20'000 : 0;
   const std::atomic_ref<uint64_t> word(*const_cast<uint64_t*>(joined.barrier_word()));
-  bool passed = word.load(std::memory_order_acquire) >= target;
-  if (!passed && budget > 0) {
-    const int64_t end = clock_now_ns() + budget;
-    while (!passed && clock_now_ns() < end) {
-      for (int i = 0; i < 32 && !passed; ++i) {
-        passed = word.load(std::memory_order_acquire) >= target;
-        cpu_relax();
-      }
-    }
-  }
+  const bool passed = wait_inline(joined.context().policy(), [&] { return word.load(std::memory_order_acquire) >= target; });
   if (passed) joined.barrier_leave();
   return Napi::Boolean::New(info.Env(), passed);
 }

@@ -31,7 +31,6 @@ struct rank_wrap : Napi::ObjectWrap<rank_wrap> {
   Napi::Value handle(const Napi::CallbackInfo& info);
   void connect(const Napi::CallbackInfo& info);
   Napi::Value life(const Napi::CallbackInfo& info);
-  Napi::Value inline_budget(const Napi::CallbackInfo& info);
   Napi::Value team_segment(const Napi::CallbackInfo& info);
   void close(const Napi::CallbackInfo& info);
 

@@ -63,13 +63,11 @@ class ShmSignalPad implements SignalPad {
   readonly slots: number;
   readonly #init: ShmMemoryInit;
   readonly #closing: () => AbortSignal;
-  readonly #budgetNs: number;
 
   constructor(init: ShmMemoryInit, closing: () => AbortSignal) {
     this.slots = init.signalSlots;
     this.#init = init;
     this.#closing = closing;
-    this.#budgetNs = init.context.inlineBudgetNs();
   }
 
   peek(slot: SlotId): bigint {
@@ -85,7 +83,7 @@ class ShmSignalPad implements SignalPad {
     const { memory, rank, liveness, timeoutMs: fallback } = this.#init;
     const where = `signal slot ${slot} of rank ${rank}`;
     const cmp = comparisonCode(test.cmp);
-    const seen = memory.waitTry(slot, cmp, test.value, this.#budgetNs);
+    const seen = memory.waitTry(slot, cmp, test.value, true);
     if (seen !== undefined) return seen;
     const timeoutMs = nativeTimeout(options, fallback, where);
     const ranks = awaitedRanks(options, this.#init);

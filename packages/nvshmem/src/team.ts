@@ -1,5 +1,5 @@
 /** A team of ranks on this host: barrier and small all-gathers, on which everything collective is built. */
-import { type EpCode, EpError, type Rank, Resource, type WaitOptions } from '@ep/core';
+import { checkInteger, type EpCode, EpError, type Rank, Resource, type WaitOptions } from '@ep/core';
 import { EP_TEAM_EXCHANGE_BYTES, type Native, type NativeRankContext, type NativeTeam, native } from '@ep/native';
 import type { Liveness } from './liveness.js';
 import { nativeTimeout, runWait, waitError } from './outcome.js';
@@ -81,6 +81,7 @@ export class ShmTeam extends Resource {
    */
   async allGather(bytes: Uint8Array, options?: WaitOptions): Promise<Uint8Array<ArrayBuffer>[]> {
     this.#checkUsable('allGather', options);
+    checkInteger(bytes.byteLength, 'byteLength', 'allGather', 0, GATHER_BYTES);
     return this.#queue('allGather', options, async () => {
       if (this.#unfinished) await this.#barrier(options);
       const blob = new Uint8Array(HEADER_BYTES + bytes.byteLength);

@@ -23,8 +23,6 @@ import { codeOfStatus, type NativeSymmetricMemory, native, registerWindow } from
 
 const COMPARISONS: readonly Comparison[] = ['eq', 'ne', 'lt', 'le', 'gt', 'ge'];
 const LARGEST_WINDOW = 2 ** 32;
-const INLINE_NS = 2_000;
-
 export interface HostileMemoryInit {
   readonly rank: Rank;
   readonly worldSize: number;
@@ -60,7 +58,7 @@ class HostileSignalPad implements SignalPad {
     if (cmp < 0) {
       throw invalid('cmp', { where: 'signal wait', expected: `one of ${COMPARISONS.join(', ')}`, found: test.cmp });
     }
-    const seen = memory.waitTry(slot, cmp, test.value, INLINE_NS);
+    const seen = memory.waitTry(slot, cmp, test.value, true);
     if (seen !== undefined) return seen;
     const timeoutMs = options.timeoutMs ?? this.#init.timeoutMs;
     for (const peer of options.peers ?? []) checkInteger(peer, 'peer', 'signal wait', 0, worldSize - 1);

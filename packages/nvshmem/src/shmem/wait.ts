@@ -63,7 +63,6 @@ const WAITED: ReadonlySet<string> = new Set(['i8', 'u8', 'i16', 'u16', 'i32', 'u
 
 export function waiting(space: Space) {
   const { memory, native: words, rank } = space;
-  let budgetNs: number | undefined;
 
   function checkArray(array: SymmetricArray<WaitDType>, where: string): void {
     checkSymmetric(space, array, where);
@@ -125,8 +124,7 @@ export function waiting(space: Space) {
   }
 
   function tried(test: Condition, atLeast: number): boolean {
-    budgetNs ??= memory.context.inlineBudgetNs();
-    return words.wordsTry(nativeWords(test), atLeast, budgetNs);
+    return words.wordsTry(nativeWords(test), atLeast, true);
   }
 
   /** The one element's value that ended the wait. */
