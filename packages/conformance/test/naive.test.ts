@@ -16,7 +16,7 @@ describe('over the hostile transport', () => {
         await world?.close();
         world = new World('threads', 2);
       }
-      const run = world.run({ suite, id, provider, config: { seed }, limitMs: 60_000, seed });
+      const run = world.run({ suite, id, provider, config: { seed, maxDelayUs: 20_000 }, limitMs: 60_000, seed });
       // It fails by what it found, not by an accident of set-up.
       await expect(run).rejects.toThrow(/EP_TIMEOUT|expected \d+, found \d+/);
     });
