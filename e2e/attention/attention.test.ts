@@ -148,6 +148,14 @@ describe('failures', () => {
     }
   });
 
+  it('a resync that was tried in vain leaves no trace in the next, nor does a lease released meanwhile', {
+    timeout: 60_000,
+  }, async () => {
+    const values = valuesOf<{ code?: string; epoch: number }>(await runRanks('lateResync', 3, 'threads'));
+    expect(values[0]!.code).toBe('EP_TIMEOUT');
+    expect(new Set(values.map(({ epoch }) => epoch)).size).toBe(1);
+  });
+
   it('close() cuts off a call that waits for a rank which never makes it', { timeout: 30_000 }, async () => {
     const began = performance.now();
     expect(valuesOf(await runRanks('closeInFlight', 2, 'threads'))).toEqual(['EP_ABORTED', 'absent']);
@@ -166,6 +174,8 @@ describe('failures', () => {
       capacity: 'EP_CAPACITY',
       world: 'EP_INVALID_ARGUMENT',
       reduceDtype: 'EP_INVALID_ARGUMENT',
+      timeout: 'EP_INVALID_ARGUMENT',
+      executor: 'EP_INVALID_ARGUMENT',
       closed: 'EP_CLOSED',
     });
   });

@@ -341,11 +341,66 @@ async function badInput({ transport, worldSize }) {
       ],
     }),
   );
+  attempt('timeout', () => forward.run({ q: tensor('f32', [rows, 4]) }, { timeoutMs: Number.NaN }));
+  codes.executor = await codeOf(() =>
+    openDispatcher(transport, { leaseBytes: 64, executor: { lanes: 6, warpLanes: 4, seed: 1 } }),
+  );
   const good = await forward.run({ q: tensor('f32', [rows, 4]) });
   good.release();
   await dispatcher.close();
   attempt('closed', () => forward.run({ q: tensor('f32', [rows, 4]) }));
   return codes;
+}
+
+/** A resync that some ranks come to late, or not at all at first; a lease that is released while it is under way. */
+async function lateResync({ transport, rank, worldSize }) {
+  const plan = fullPlan(worldSize, 20);
+  const qRow = 8;
+  const parts = [{ name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [qRow] }];
+  const dispatcher = await openDispatcher(transport, {
+    leaseBytes: leaseBytesFor(parts),
+    leases: 1,
+    chunkBytes: 128,
+    timeoutMs: 30_000,
+  });
+  const { forward } = await dispatcher.bind({ forward: parts });
+  const dataOf = (call) => allRows(plan.fwdQ.sendTokens, qRow, 'f32', call);
+  const run = (call, options) =>
+    forward.run({ q: tensor('f32', [plan.fwdQ.sendTokens[rank], qRow], dataOf(call)[rank]) }, options);
+  const check = (lease, call, what) =>
+    expectSame(lease.tensors.q.data, movePlan(plan.fwdQ, dataOf(call), qRow)[rank], what);
+  const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+  const held = await run(0);
+  let code;
+  if (rank === 0) {
+    // Nobody else is there yet.
+    code = await dispatcher.resync({ timeoutMs: 60 }).then(
+      () => 'agreed alone',
+      (error) => error.code,
+    );
+    const again = dispatcher.resync();
+    await pause(20);
+    held.release();
+    await again;
+  } else {
+    await pause(150);
+    await dispatcher.resync();
+    held.release();
+  }
+  const first = await run(1);
+  check(first, 1, 'first call of the epoch');
+  if (rank === 0) {
+    // The others are at their next call, which must wait for this lease.
+    await pause(100);
+    check(first, 1, 'first call, held');
+  }
+  first.release();
+  const second = await run(2);
+  check(second, 2, 'second call of the epoch');
+  second.release();
+  const { epoch } = dispatcher;
+  await dispatcher.close();
+  return { code, epoch };
 }
 
 /** close() while a call waits for a rank that never makes it. */
@@ -405,4 +460,15 @@ async function strided({ transport, rank, worldSize }) {
 }
 
 /** By name, as the tests call them. */
-export const scenarios = { oracle, repeated, hold, abort, lost, mismatch, badInput, closeInFlight, strided };
+export const scenarios = {
+  oracle,
+  repeated,
+  hold,
+  abort,
+  lost,
+  mismatch,
+  badInput,
+  closeInFlight,
+  lateResync,
+  strided,
+};

@@ -165,6 +165,8 @@ export interface DispatchDescription {
   /** Counter value needed before the first write per destination rank; 0: free. */
   readonly credits: BigUint64Array;
   readonly nonTemporal: boolean;
+  /** A small call: it is tried on the calling thread before the stream takes over what is left. */
+  readonly inline: boolean;
   readonly blocks: number;
   /** Runs on the `simt` executor (fibers under a seeded interleaver) instead of one lane per block. */
   readonly simt?: { readonly lanes: number; readonly warpLanes: number; readonly seed: number };
@@ -258,6 +260,7 @@ export interface NativeHostStream {
     byteLength: number,
     nonTemporal: boolean,
   ): OperationId;
+  /** 0: it has ended, and well, before the call returned. */
   dispatch(description: DispatchDescription): OperationId;
   /** A range or an overlap that is wrong throws; a list that is wrong ends the operation as invalid, before anything is written. */
   attentionForward(description: AttentionForwardDescription): OperationId;

@@ -5,7 +5,8 @@ import { invalid } from './errors.js';
 /** setTimeout fires at once when it is asked for more. */
 const LONGEST_TIMER_MS = 2 ** 31 - 1;
 
-function checkTimeout(timeoutMs: number | undefined, where: string): number {
+/** `timeoutMs` as it will be used, `Infinity` if absent. Throws `EP_INVALID_ARGUMENT`. */
+export function checkTimeout(timeoutMs: number | undefined, where: string): number {
   if (timeoutMs === undefined) return Number.POSITIVE_INFINITY;
   if (typeof timeoutMs === 'number' && timeoutMs >= 0) return timeoutMs;
   throw invalid('timeoutMs', {

@@ -46,6 +46,8 @@ export class Agreement {
   #round = 0;
   readonly #base: BigUint64Array;
   #epoch = 0;
+  /** The highest epoch that this rank has ever proposed: one that was tried in vain may have been agreed on by others, so it is never used again. */
+  #proposed = 0;
 
   constructor(
     transport: Transport<Portable>,
@@ -99,9 +101,10 @@ export class Agreement {
    * still, and before any rank goes on.
    */
   async resync(rebase: () => void, options: WaitOptions = {}): Promise<number> {
-    let epoch = this.#epoch + 1;
+    let epoch = this.#proposed + 1;
     // A rank that is behind adopts the highest epoch that anyone proposes.
     for (;;) {
+      this.#proposed = epoch;
       await this.#announce(epoch, 1, options);
       const highest = await this.#awaitAnnouncements(epoch, 1, options);
       if (highest === epoch) break;

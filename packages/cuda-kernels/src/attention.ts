@@ -3,8 +3,9 @@ import type { Tensor, WaitOptions, Work } from '@ep/core';
 import type { AttentionPlan } from '@ep/plan';
 import { leaseBytesFor, type PartSpec } from './binding-spec.js';
 import type { AttentionDType } from './core-attention.js';
-import type { BoundDispatch, Dispatcher, RunOptions } from './dispatcher.js';
+import type { BoundDispatch, Dispatcher } from './dispatcher.js';
 import type { Lease } from './lease.js';
+import type { RunOptions } from './options.js';
 
 /** Grouped-query attention: `queryHeads` is a multiple of `kvHeads`. */
 export interface AttentionShape {

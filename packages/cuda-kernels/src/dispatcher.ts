@@ -1,10 +1,11 @@
 /** Moves the shards of plans between ranks, over any transport whose signals are bundled with their puts and can add. */
+import { createHash } from 'node:crypto';
 import {
   type Closeable,
-  checkInteger,
+  checkTimeout,
   createWork,
   type DeviceHandle,
-  defaultTimeoutMs,
+  doneWork,
   type Endpoint,
   EpError,
   formatRanks,
@@ -14,51 +15,22 @@ import {
   type SymmetricMemory,
   type Tensor,
   type Transport,
-  tensor,
   type WaitOptions,
   type Work,
   WorkOwner,
 } from '@ep/core';
-import { codeOfStatus, type DispatchDescription, nativePlaceOf, type Outcome } from '@ep/native';
-import { Agreement, agreementBytes, agreementSlots, RECORD_BYTES } from './agreement.js';
-import { type BoundPart, type BoundSpec, bindSpec, type PartSpec } from './binding-spec.js';
-import { HostStream } from './host-stream.js';
+import type { Outcome } from '@ep/native';
+import { type Agreement, RECORD_BYTES } from './agreement.js';
+import { type BoundSpec, bindSpec, type PartSpec } from './binding-spec.js';
+import { type CallCounters, type CallPlace, callError, describeCall, receivedTensors, zeroGaps } from './call.js';
+import type { HostStream } from './host-stream.js';
+import { arrivalSlot, creditSlot } from './layout.js';
 import { HeldLease, type Lease, LeaseSlot } from './lease.js';
-import { type SourceOperand, sourceOperand } from './operand.js';
+import { sourceOperand } from './operand.js';
+import type { ResolvedOptions, RunOptions } from './options.js';
 
 /** What a dispatcher needs of a transport. Order of puts is never assumed: completions are counted. */
 export type DispatchTransport = Transport<'bundled' | 'add'>;
-
-export interface DispatcherOptions {
-  /** Bytes of received tensors that one call may have at one rank; see `leaseBytesFor`. The same on all ranks. */
-  readonly leaseBytes: number;
-  /** Calls whose results may be held or in flight at one time. 2 unless given. */
-  readonly leases?: number;
-  /** A shard travels in chunks of this many bytes, one put and one signal each. 256 KiB unless given. */
-  readonly chunkBytes?: number;
-  /** Thread blocks: on the `fast` executor each is one thread that copies, the stream's own among them. 1 unless given. */
-  readonly blocks?: number;
-  /**
-   * Where the kernel runs. `fast` (default): one lane per block, bulk copies. `simt`: every lane a fiber under a seeded interleaver, for tests of the paths
-   * that GPUs take.
-   */
-  readonly executor?: 'fast' | { readonly lanes: number; readonly warpLanes: number; readonly seed: number };
-  /**
-   * Bytes of a send and of a receive buffer for the staged variant (three copies of every byte): the baseline that the direct one is measured against. Needs
-   * a load/store transport and `leases: 1`. 0 unless given: direct.
-   */
-  readonly stagingBytes?: number;
-  /** Ends a call that waits for peers. EP_TIMEOUT_MS unless given. */
-  readonly timeoutMs?: number;
-  readonly stream?: HostStream;
-  readonly signal?: AbortSignal;
-}
-
-export interface RunOptions {
-  /** Ends the call: it rejects with `signal.reason`, and the dispatcher needs a `resync()`. */
-  readonly signal?: AbortSignal;
-  readonly timeoutMs?: number;
-}
 
 /** A dispatch that all ranks have agreed on. */
 export interface BoundDispatch {
@@ -74,95 +46,7 @@ export interface BoundDispatch {
   run(sources: Readonly<Record<string, Tensor>>, options?: RunOptions): Work<Lease>;
 }
 
-const DEFAULT_CHUNK_BYTES = 256 * 1024;
-/** From this payload on, copies go past the caches. */
-const NON_TEMPORAL_BYTES = 8 * 1024 * 1024;
-const STAGE_NAMES = ['', 'to release its receive tensor', 'to send its chunks', 'to make room in its queue'];
-
-interface Layout {
-  readonly leases: number;
-  readonly leaseBytes: number;
-  readonly worldSize: number;
-  /** Of each of the two staging buffers; 0: none. They lie behind everything else. */
-  readonly stagingBytes: number;
-}
-
-const arrivalSlot = (layout: Layout, lease: number): number => 2 * lease * layout.worldSize;
-const creditSlot = (layout: Layout, lease: number): number => (2 * lease + 1) * layout.worldSize;
-const agreementPlace = (layout: Layout) => ({
-  byteOffset: layout.leases * layout.leaseBytes,
-  slot: 2 * layout.leases * layout.worldSize,
-});
-
-const stagingPlace = (layout: Layout): number =>
-  Math.ceil((layout.leases * layout.leaseBytes + agreementBytes(layout.worldSize)) / 4096) * 4096;
-
-/** Collective. Allocates the receive memory and meets the other ranks; `EP_MISMATCH` names ranks with other options. */
-export async function openDispatcher(transport: DispatchTransport, options: DispatcherOptions): Promise<Dispatcher> {
-  const where = 'openDispatcher';
-  const leases = checkInteger(options.leases ?? 2, 'leases', where, 1, 1024);
-  const requested = checkInteger(options.leaseBytes, 'leaseBytes', where);
-  const chunkBytes = checkInteger(options.chunkBytes ?? DEFAULT_CHUNK_BYTES, 'chunkBytes', where, 1);
-  const blocks = checkInteger(options.blocks ?? 1, 'blocks', where, 1, 1024);
-  const leaseBytes = Math.ceil(requested / 4096) * 4096;
-  const { worldSize } = transport;
-  const stagingBytes = Math.ceil(checkInteger(options.stagingBytes ?? 0, 'stagingBytes', where) / 4096) * 4096;
-  // One staging buffer serves all calls: the credit of the only lease is what keeps the next call out of it.
-  if (stagingBytes > 0) checkInteger(leases, 'leases of a staged dispatcher', where, 1, 1);
-  const layout = { leases, leaseBytes, worldSize, stagingBytes };
-  const simt = options.executor === undefined || options.executor === 'fast' ? undefined : options.executor;
-  const signalSlots = 2 * leases * worldSize + agreementSlots(worldSize);
-  if (signalSlots > transport.capabilities.maxSignalSlots) {
-    throw new EpError(
-      'EP_CAPACITY',
-      `${where}: ${leases} leases over ${worldSize} ranks need ${signalSlots} signal slots, ${transport.name} has ${transport.capabilities.maxSignalSlots}`,
-      { context: { needed: signalSlots, available: transport.capabilities.maxSignalSlots } },
-    );
-  }
-  const wait = {
-    timeoutMs: options.timeoutMs ?? defaultTimeoutMs(),
-    ...(options.signal ? { signal: options.signal } : {}),
-  };
-  const memory = await transport.allocate({
-    byteLength: stagingPlace(layout) + 2 * stagingBytes,
-    signalSlots,
-    ...wait,
-  });
-  try {
-    const endpoints = await Promise.all(
-      Array.from({ length: worldSize }, (_, peer) => transport.connect(peer as Rank)),
-    );
-    const agreement = new Agreement(transport, memory, endpoints, agreementPlace(layout));
-    const ownStream = options.stream === undefined;
-    const stream = options.stream ?? new HostStream();
-    const dispatcher = new Dispatcher({
-      transport,
-      memory,
-      endpoints,
-      agreement,
-      stream,
-      ownStream,
-      handle: transport.device(memory),
-      layout,
-      chunkBytes,
-      blocks,
-      simt,
-      timeoutMs: wait.timeoutMs,
-    });
-    try {
-      await dispatcher.agree(where, `${leases} leases of ${leaseBytes} bytes, chunks of ${chunkBytes} bytes`, wait);
-    } catch (error) {
-      await dispatcher.close();
-      throw error;
-    }
-    return dispatcher;
-  } catch (error) {
-    await memory.close();
-    throw error;
-  }
-}
-
-interface DispatcherInit {
+interface DispatcherInit extends ResolvedOptions {
   readonly transport: DispatchTransport;
   readonly memory: SymmetricMemory;
   readonly endpoints: readonly Endpoint<'bundled' | 'add'>[];
@@ -170,11 +54,6 @@ interface DispatcherInit {
   readonly stream: HostStream;
   readonly ownStream: boolean;
   readonly handle: DeviceHandle<'bundled' | 'add'>;
-  readonly layout: Layout;
-  readonly chunkBytes: number;
-  readonly blocks: number;
-  readonly simt: DispatchDescription['simt'];
-  readonly timeoutMs: number;
 }
 
 export class Dispatcher extends Resource implements Closeable {
@@ -250,10 +129,16 @@ export class Dispatcher extends Resource implements Closeable {
   /** Collective: throws `EP_MISMATCH` naming the ranks whose text is another one. */
   async agree(where: string, text: string, options: WaitOptions): Promise<void> {
     const record = new Uint8Array(RECORD_BYTES);
-    const { createHash } = await import('node:crypto');
     record.set(createHash('sha256').update(text).digest());
     new TextEncoder().encodeInto(where, record.subarray(32));
-    const records = await this.#init.agreement.exchange(record, { timeoutMs: this.#init.timeoutMs, ...options });
+    let records: Uint8Array[];
+    try {
+      records = await this.#init.agreement.exchange(record, { timeoutMs: this.#init.timeoutMs, ...options });
+    } catch (reason) {
+      // Ranks may have counted this round or not: only a resync brings them together again.
+      this.#poison ??= { reason };
+      throw reason;
+    }
     const odd = records.flatMap((other, rank) => (Buffer.compare(other, record) === 0 ? [] : [rank]));
     if (odd.length === 0) return;
     // The largest camp is taken to be right, so that a single odd rank is named rather than everyone else.
@@ -289,6 +174,11 @@ export class Dispatcher extends Resource implements Closeable {
         await this.#owner.idle();
         this.#cancel = new AbortController();
         const wait = { timeoutMs: this.#init.timeoutMs, ...options };
+        // From the first announcement on, peers may count from anew: a credit that is granted now would be taken for one of the next epoch.
+        for (const slot of this.#slots) {
+          slot.held?.revoke();
+          slot.held = undefined;
+        }
         // What kernels and JS have posted must have landed, or been given up, before anyone trusts a counter.
         await Promise.all(this.#init.endpoints.map((endpoint) => endpoint.flush(wait)));
         await this.#init.agreement.resync(() => this.#rebase(), wait);
@@ -314,8 +204,6 @@ export class Dispatcher extends Resource implements Closeable {
   #rebase(): void {
     const { memory, layout } = this.#init;
     for (const slot of this.#slots) {
-      slot.held?.revoke();
-      slot.held = undefined;
       slot.uses = 0;
       for (let rank = 0; rank < this.worldSize; rank++) {
         this.#arrived[slot.index]![rank] = memory.signals.peek(arrivalSlot(layout, slot.index) + rank);
@@ -348,6 +236,7 @@ export class Dispatcher extends Resource implements Closeable {
     this.checkOpen(name);
     this.#checkUsable();
     options.signal?.throwIfAborted();
+    const timeoutMs = checkTimeout(options.timeoutMs ?? this.#init.timeoutMs, name);
     const slot = this.#slots[this.#call % this.#slots.length]!;
     if (slot.held !== undefined) {
       throw new EpError(
@@ -371,161 +260,79 @@ export class Dispatcher extends Resource implements Closeable {
       }
       return sourceOperand(source, `${name} ${part.spec.name}`, part.sendRows, part.rowElements);
     });
-    const description = this.#describe(spec, slot, operands, options);
+    const place = this.#place(slot);
+    const counters = this.#counters(spec, slot);
+    const description = {
+      ...describeCall(spec, place, operands, counters),
+      handle: this.#init.handle.bytes,
+      blocks: this.#init.blocks,
+      timeoutMs: Number.isFinite(timeoutMs) ? timeoutMs : -1,
+      ...(this.#init.simt === undefined ? {} : { simt: this.#init.simt }),
+    };
     const letGo = this.hold(name);
-    const control = createWork<Lease>({ op: name, sequence: this.#sequence++, owner: this.#owner });
-    this.#call++;
-    slot.uses++;
-    const stagedBytes = operands.reduce((sum, operand) => sum + operand.stagedBytes, 0);
-    const lease = new HeldLease(this.#tensors(spec, slot), stagedBytes, () => this.#give(slot));
-    slot.held = lease;
     // close() cuts off what waits for peers: they may never come.
     const cuts = [this.#cancel.signal, this.closing];
     const linked = linkSignals(options.signal, ...cuts);
-    this.#init.stream
-      .launch((stream) => stream.dispatch(description), linked.signal)
-      .then(
-        (outcome) => {
-          linked.unlink();
-          letGo();
-          if (outcome.status === 0) {
-            this.#zeroGaps(spec, slot);
-            control.resolve(lease);
-          } else {
-            const error = this.#failure(name, outcome, description);
-            this.#poison ??= { reason: error };
-            control.reject(error);
-          }
-        },
-        (reason: unknown) => {
-          linked.unlink();
-          letGo();
-          this.#poison ??= { reason };
-          if (cuts.some((cut) => cut.aborted && cut.reason === reason)) control.abort(reason);
-          else control.reject(reason);
-        },
-      );
+    const end = (): void => {
+      linked.unlink();
+      letGo();
+    };
+    let under: Promise<Outcome> | undefined;
+    try {
+      under = this.#init.stream.dispatch(description, linked.signal);
+    } catch (error) {
+      end();
+      throw error;
+    }
+    this.#call++;
+    slot.uses++;
+    for (const [rank, count] of counters.arrivals.entries()) if (count !== 0n) this.#arrived[slot.index]![rank] = count;
+    const stagedBytes = operands.reduce((sum, operand) => sum + operand.stagedBytes, 0);
+    const lease = new HeldLease(receivedTensors(spec, place), stagedBytes, () => this.#give(slot));
+    slot.held = lease;
+    const sequence = this.#sequence++;
+    if (under === undefined) {
+      end();
+      zeroGaps(spec, place);
+      return doneWork<Lease>(name, sequence, lease);
+    }
+    const control = createWork<Lease>({ op: name, sequence, owner: this.#owner });
+    under.then(
+      (outcome) => {
+        end();
+        if (outcome.status === 0) {
+          zeroGaps(spec, place);
+          control.resolve(lease);
+        } else {
+          const error = callError(name, outcome, place, counters);
+          this.#poison ??= { reason: error };
+          control.reject(error);
+        }
+      },
+      (reason: unknown) => {
+        end();
+        this.#poison ??= { reason };
+        if (cuts.some((cut) => cut.aborted && cut.reason === reason)) control.abort(reason);
+        else control.reject(reason);
+      },
+    );
     return control.work;
   }
 
-  #describe(
-    spec: BoundSpec,
-    slot: LeaseSlot,
-    operands: readonly SourceOperand[],
-    options: RunOptions,
-  ): DispatchDescription {
-    const { layout, memory, handle, blocks, simt } = this.#init;
-    const staging = this.#staging(spec);
-    const base = slot.index * layout.leaseBytes;
-    const arrivals = new BigUint64Array(this.worldSize);
-    for (let rank = 0; rank < this.worldSize; rank++) {
+  #place(slot: LeaseSlot): CallPlace {
+    const { layout, memory, transport } = this.#init;
+    return { layout, memory, transportName: transport.name, lease: slot.index };
+  }
+
+  #counters(spec: BoundSpec, slot: LeaseSlot): CallCounters {
+    const [arrived, granted] = [this.#arrived[slot.index]!, this.#granted[slot.index]!];
+    const arrivals = arrived.map((before, rank) => {
       const chunks = spec.chunksFrom[rank]!;
-      if (chunks === 0) continue;
-      this.#arrived[slot.index]![rank]! += BigInt(chunks);
-      arrivals[rank] = this.#arrived[slot.index]![rank]!;
-    }
-    // The n-th use of a lease needs n - 1 grants of every receiver, whoever it was that sent in those uses: a receiver may still hold another's rows.
-    const credits = new BigUint64Array(this.worldSize);
-    if (slot.uses > 0)
-      for (let rank = 0; rank < this.worldSize; rank++)
-        credits[rank] = this.#granted[slot.index]![rank]! + BigInt(slot.uses);
-    const local = nativePlaceOf(memory.view('u8', base, layout.leaseBytes));
-    if (local === undefined) {
-      throw new EpError(
-        'EP_UNSUPPORTED',
-        `the memory of ${this.#init.transport.name} is not in native hands: its views must be registered with @ep/native`,
-      );
-    }
-    return {
-      handle: handle.bytes,
-      parts: spec.parts.map((part, i) => ({
-        source: operands[i]!.operand,
-        srcOffset: operands[i]!.byteOffset,
-        strideBytes: operands[i]!.strideBytes,
-        rowBytes: part.rowBytes,
-        dstOffset: base + part.receiveOffset,
-        dstRows: part.receiveCapacity,
-        program: part.program,
-        ...(staging === undefined ? {} : { staging: staging[i]! }),
-      })),
-      sums: spec.parts.flatMap((part) =>
-        part.sum === undefined
-          ? []
-          : [
-              {
-                source: local.operand,
-                srcOffset: local.byteOffset + part.receiveOffset,
-                target: local.operand,
-                dstOffset: local.byteOffset + part.sum.offset,
-                strideBytes: part.rowBytes,
-                rowElements: part.rowElements,
-                dtype: part.sum.dtype,
-                program: part.sum.program,
-              },
-            ],
-      ),
-      arrivalSlot: arrivalSlot(layout, slot.index),
-      creditSlot: creditSlot(layout, slot.index),
-      arrivals,
-      credits,
-      nonTemporal: spec.bytesSent >= NON_TEMPORAL_BYTES,
-      blocks,
-      ...(simt === undefined ? {} : { simt }),
-      timeoutMs: options.timeoutMs ?? this.#init.timeoutMs,
-    };
-  }
-
-  /** Send and receive buffers of the staged variant, one of each per part, back to back. */
-  #staging(spec: BoundSpec): NonNullable<DispatchDescription['parts'][number]['staging']>[] | undefined {
-    const { layout } = this.#init;
-    if (layout.stagingBytes === 0) return undefined;
-    const base = stagingPlace(layout);
-    let sent = 0;
-    let received = 0;
-    const buffers = spec.parts.map((part) => {
-      const sendRows = part.sendRows;
-      const buffer = {
-        sendOffset: base + sent,
-        recvOffset: base + layout.stagingBytes + received,
-        sendRows,
-        recvRows: part.receiveRows,
-      };
-      sent += sendRows * part.rowBytes;
-      // The largest receiver's size: offsets of later parts must be the same on all ranks.
-      received += part.receiveCapacity * part.rowBytes;
-      return buffer;
+      return chunks === 0 ? 0n : before + BigInt(chunks);
     });
-    if (sent > layout.stagingBytes || received > layout.stagingBytes) {
-      throw new EpError(
-        'EP_CAPACITY',
-        `staging buffers of ${layout.stagingBytes} bytes hold neither ${sent} bytes sent nor ${received} received`,
-        {
-          context: { needed: Math.max(sent, received), stagingBytes: layout.stagingBytes },
-        },
-      );
-    }
-    return buffers;
-  }
-
-  #tensors(spec: BoundSpec, slot: LeaseSlot): Readonly<Record<string, Tensor>> {
-    const base = slot.index * this.#init.layout.leaseBytes;
-    return Object.fromEntries(spec.parts.map((part) => [part.spec.name, this.#tensorOf(part, base)]));
-  }
-
-  #tensorOf(part: BoundPart, base: number): Tensor {
-    const { dtype, rowShape } = part.spec;
-    const rows = part.sum?.rows ?? part.receiveRows;
-    const offset = base + (part.sum?.offset ?? part.receiveOffset);
-    return tensor(dtype, [rows, ...rowShape], this.#init.memory.view(dtype, offset, rows * part.rowElements));
-  }
-
-  #zeroGaps(spec: BoundSpec, slot: LeaseSlot): void {
-    for (const part of spec.parts) {
-      if (part.gaps.length === 0 || part.sum !== undefined) continue;
-      const offset = slot.index * this.#init.layout.leaseBytes + part.receiveOffset;
-      const bytes = this.#init.memory.view('u8', offset, part.receiveRows * part.rowBytes);
-      for (const [row, rows] of part.gaps) bytes.fill(0, row * part.rowBytes, (row + rows) * part.rowBytes);
-    }
+    // The n-th use of a lease needs n - 1 grants of every receiver, whoever it was that sent in those uses: a receiver may still hold another's rows.
+    const credits = granted.map((before) => (slot.uses === 0 ? 0n : before + BigInt(slot.uses)));
+    return { arrivals, credits };
   }
 
   #give(slot: LeaseSlot): void {
@@ -534,30 +341,5 @@ export class Dispatcher extends Resource implements Closeable {
     const { memory, layout, endpoints } = this.#init;
     const update = { slot: creditSlot(layout, slot.index) + this.rank, op: 'add' as const, value: 1n };
     for (const endpoint of endpoints) endpoint.signal(memory, update);
-  }
-
-  #failure(name: string, outcome: Outcome, description: DispatchDescription): EpError {
-    const code = codeOfStatus(outcome.status);
-    const { memory } = this.#init;
-    const late = [...description.arrivals].flatMap((expected, rank) =>
-      expected !== 0n && memory.signals.peek(description.arrivalSlot + rank) < expected ? [rank] : [],
-    );
-    const who = outcome.rank >= 0 ? `rank ${outcome.rank} ${STAGE_NAMES[outcome.stage] ?? ''}` : 'its peers';
-    const verb =
-      code === 'EP_PEER_LOST' ? 'lost' : code === 'EP_TIMEOUT' ? 'timed out waiting for' : 'ended while waiting for';
-    const missing = late.length > 0 ? `; nothing complete from ${formatRanks(late)}` : '';
-    return new EpError(
-      code,
-      `${name}: ${verb} ${who}: expected count ${outcome.expected}, found ${outcome.found}${missing}`,
-      {
-        context: {
-          rank: outcome.rank,
-          stage: outcome.stage,
-          expected: outcome.expected,
-          found: outcome.found,
-          awaited: late,
-        },
-      },
-    );
   }
 }

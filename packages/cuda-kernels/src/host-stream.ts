@@ -1,6 +1,7 @@
 /** A host stream: a native thread that runs kernels in the order in which they were launched. */
 import { invalid, Resource } from '@ep/core';
 import {
+  type DispatchDescription,
   type NativeHostStream,
   type NativeStreamEvent,
   native,
@@ -54,13 +55,23 @@ export class HostStream extends Resource {
    */
   launch(start: (stream: NativeHostStream) => OperationId, signal?: AbortSignal): Promise<Outcome> {
     this.checkOpen('launch');
+    return this.#follow(() => start(this.#stream), signal);
+  }
+
+  /** Launches a dispatch. `undefined`: it ended, and well, before the call returned. Throws what the addon refuses; nothing was launched then. */
+  dispatch(description: DispatchDescription, signal?: AbortSignal): Promise<Outcome> | undefined {
+    this.checkOpen('dispatch');
+    signal?.throwIfAborted();
+    const operation = this.#stream.dispatch(description);
+    return operation === 0 ? undefined : this.#follow(() => operation, signal);
+  }
+
+  #follow(start: () => OperationId, signal?: AbortSignal): Promise<Outcome> {
     this.#pending++;
-    return this.#native.operations
-      .run(() => start(this.#stream), signal)
-      .finally(() => {
-        this.#pending--;
-        if (this.#pending === 0) this.#drained?.();
-      });
+    return this.#native.operations.run(start, signal).finally(() => {
+      this.#pending--;
+      if (this.#pending === 0) this.#drained?.();
+    });
   }
 
   /** Copies between native memories, past the caches if `nonTemporal`. Throws `EP_INVALID_ARGUMENT` for ordinary JS memory or unequal lengths. */

@@ -17,13 +17,8 @@ export {
   attentionForward,
   groupsOfServer,
 } from './core-attention.js';
-export {
-  type BoundDispatch,
-  type Dispatcher,
-  type DispatcherOptions,
-  type DispatchTransport,
-  openDispatcher,
-  type RunOptions,
-} from './dispatcher.js';
+export type { BoundDispatch, Dispatcher, DispatchTransport } from './dispatcher.js';
 export { type HostEvent, HostStream, type HostStreamOptions } from './host-stream.js';
 export type { Lease } from './lease.js';
+export { openDispatcher } from './open-dispatcher.js';
+export type { DispatcherOptions, RunOptions } from './options.js';

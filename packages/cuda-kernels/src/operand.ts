@@ -34,20 +34,11 @@ export function sourceOperand(source: Tensor, where: string, rows: number, rowEl
   const bytes = new Uint8Array(packed.buffer, packed.byteOffset, packed.byteLength);
   const staged = new Uint8Array(allocateHost(bytes.byteLength));
   staged.set(bytes);
-  const copy = nativePlaceOf(staged);
-  // An empty tensor has no native window: its rows are never read.
-  if (copy === undefined) return { ...emptyOperand(), strideBytes: layout?.rowBytes ?? 0, stagedBytes: 0 };
+  const copy = nativePlaceOf(staged)!;
   return {
     operand: copy.operand,
     byteOffset: copy.byteOffset,
     strideBytes: rows > 0 ? bytes.byteLength / rows : 0,
     stagedBytes: bytes.byteLength,
   };
-}
-
-let empty: { readonly operand: NativeOperand; readonly byteOffset: number } | undefined;
-
-function emptyOperand() {
-  empty ??= nativePlaceOf(new Uint8Array(allocateHost(64)))!;
-  return empty;
 }

@@ -1,0 +1,155 @@
+/** One call of a bound dispatch: what the kernel is told, what its tensors are, and what its failure means. */
+import { EpError, formatRanks, type SymmetricMemory, type Tensor, tensor } from '@ep/core';
+import { codeOfStatus, type DispatchDescription, nativePlaceOf, type Outcome } from '@ep/native';
+import type { BoundPart, BoundSpec } from './binding-spec.js';
+import { arrivalSlot, creditSlot, type Layout, stagingPlace } from './layout.js';
+import type { SourceOperand } from './operand.js';
+
+/** From this payload on, copies go past the caches. */
+const NON_TEMPORAL_BYTES = 8 * 1024 * 1024;
+/** Up to this payload a call is tried on the calling thread first: copying it takes a few microseconds. */
+const INLINE_BYTES = 16 * 1024;
+/** By `EP_STAGE_*`. */
+const STAGE_NAMES = ['', 'to release its receive tensor', 'to send its chunks', 'to make room in its own queue'];
+
+export interface CallPlace {
+  readonly layout: Layout;
+  readonly memory: SymmetricMemory;
+  readonly transportName: string;
+  readonly lease: number;
+}
+
+export interface CallCounters {
+  /** Counter value to wait for per source rank; 0: nothing is awaited. */
+  readonly arrivals: BigUint64Array;
+  /** Counter value needed before the first write per destination rank; 0: free. */
+  readonly credits: BigUint64Array;
+}
+
+type Staging = NonNullable<DispatchDescription['parts'][number]['staging']>;
+
+/** Send and receive buffers of the staged variant, one of each per part, back to back. */
+function stagingOf(spec: BoundSpec, layout: Layout): readonly Staging[] | undefined {
+  if (layout.stagingBytes === 0) return undefined;
+  const base = stagingPlace(layout);
+  let sent = 0;
+  let received = 0;
+  const buffers = spec.parts.map((part) => {
+    const buffer = {
+      sendOffset: base + sent,
+      recvOffset: base + layout.stagingBytes + received,
+      sendRows: part.sendRows,
+      recvRows: part.receiveRows,
+    };
+    sent += part.sendRows * part.rowBytes;
+    // The largest receiver's size: offsets of later parts must be the same on all ranks.
+    received += part.receiveCapacity * part.rowBytes;
+    return buffer;
+  });
+  const needed = Math.max(sent, received);
+  if (needed <= layout.stagingBytes) return buffers;
+  throw new EpError(
+    'EP_CAPACITY',
+    `the dispatch needs staging buffers of ${needed} bytes, this dispatcher has ${layout.stagingBytes} (stagingBytes)`,
+    { context: { needed, stagingBytes: layout.stagingBytes } },
+  );
+}
+
+/** Throws `EP_CAPACITY` or `EP_UNSUPPORTED`, before the call counts. */
+export function describeCall(
+  spec: BoundSpec,
+  place: CallPlace,
+  operands: readonly SourceOperand[],
+  counters: CallCounters,
+): Omit<DispatchDescription, 'handle' | 'blocks' | 'timeoutMs'> {
+  const { layout, memory, lease } = place;
+  const base = lease * layout.leaseBytes;
+  const staging = stagingOf(spec, layout);
+  const sums = spec.parts.flatMap((part) => {
+    if (part.sum === undefined) return [];
+    const local = nativePlaceOf(memory.view('u8', base, layout.leaseBytes));
+    if (local === undefined) {
+      throw new EpError(
+        'EP_UNSUPPORTED',
+        `the memory of ${place.transportName} is not in native hands: its views must be registered with @ep/native to sum in it`,
+      );
+    }
+    return [
+      {
+        source: local.operand,
+        srcOffset: local.byteOffset + part.receiveOffset,
+        target: local.operand,
+        dstOffset: local.byteOffset + part.sum.offset,
+        strideBytes: part.rowBytes,
+        rowElements: part.rowElements,
+        dtype: part.sum.dtype,
+        program: part.sum.program,
+      },
+    ];
+  });
+  return {
+    parts: spec.parts.map((part, i) => ({
+      source: operands[i]!.operand,
+      srcOffset: operands[i]!.byteOffset,
+      strideBytes: operands[i]!.strideBytes,
+      rowBytes: part.rowBytes,
+      dstOffset: base + part.receiveOffset,
+      dstRows: part.receiveCapacity,
+      program: part.program,
+      ...(staging === undefined ? {} : { staging: staging[i]! }),
+    })),
+    sums,
+    arrivalSlot: arrivalSlot(layout, lease),
+    creditSlot: creditSlot(layout, lease),
+    arrivals: counters.arrivals,
+    credits: counters.credits,
+    nonTemporal: spec.bytesSent >= NON_TEMPORAL_BYTES,
+    inline: Math.max(spec.bytesSent, spec.bytesReceived) <= INLINE_BYTES,
+  };
+}
+
+function tensorOf(part: BoundPart, place: CallPlace): Tensor {
+  const { dtype, rowShape } = part.spec;
+  const rows = part.sum?.rows ?? part.receiveRows;
+  const offset = place.lease * place.layout.leaseBytes + (part.sum?.offset ?? part.receiveOffset);
+  return tensor(dtype, [rows, ...rowShape], place.memory.view(dtype, offset, rows * part.rowElements));
+}
+
+/** The received tensors by part name: views of the lease. */
+export function receivedTensors(spec: BoundSpec, place: CallPlace): Readonly<Record<string, Tensor>> {
+  return Object.fromEntries(spec.parts.map((part) => [part.spec.name, tensorOf(part, place)]));
+}
+
+/** Rows that no sender writes hold what an earlier call left there. */
+export function zeroGaps(spec: BoundSpec, place: CallPlace): void {
+  for (const part of spec.parts) {
+    if (part.gaps.length === 0 || part.sum !== undefined) continue;
+    const offset = place.lease * place.layout.leaseBytes + part.receiveOffset;
+    const bytes = place.memory.view('u8', offset, part.receiveRows * part.rowBytes);
+    for (const [row, rows] of part.gaps) bytes.fill(0, row * part.rowBytes, (row + rows) * part.rowBytes);
+  }
+}
+
+/** Says who was awaited for what, and from whom something is still missing. */
+export function callError(name: string, outcome: Outcome, place: CallPlace, counters: CallCounters): EpError {
+  const code = codeOfStatus(outcome.status);
+  const first = arrivalSlot(place.layout, place.lease);
+  const late = [...counters.arrivals].flatMap((expected, rank) =>
+    expected !== 0n && place.memory.signals.peek(first + rank) < expected ? [rank] : [],
+  );
+  const who = outcome.rank >= 0 ? `rank ${outcome.rank} ${STAGE_NAMES[outcome.stage] ?? ''}` : 'its peers';
+  const verb =
+    code === 'EP_PEER_LOST' ? 'lost' : code === 'EP_TIMEOUT' ? 'timed out waiting for' : 'ended while waiting for';
+  const missing = late.length > 0 ? `; incomplete from ${formatRanks(late)}` : '';
+  const text =
+    outcome.message ?? `${verb} ${who}: expected count ${outcome.expected}, found ${outcome.found}${missing}`;
+  return new EpError(code, `${name}: ${text}`, {
+    context: {
+      rank: outcome.rank,
+      stage: outcome.stage,
+      expected: outcome.expected,
+      found: outcome.found,
+      awaited: late,
+    },
+  });
+}
