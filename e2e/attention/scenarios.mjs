@@ -380,6 +380,8 @@ async function lateResync({ transport, rank, worldSize }) {
     );
     const again = dispatcher.resync();
     await pause(20);
+    // The others come now, see this rank's announcement and count from anew, while this rank has not looked yet.
+    for (const end = performance.now() + 300; performance.now() < end; );
     held.release();
     await again;
   } else {
