@@ -51,6 +51,7 @@ set(EP_TESTS
   tests/core/segment_test.cpp
   tests/core/stream_test.cpp
   tests/core/team_test.cpp
+  tests/core/thread_test.cpp
   tests/core/waiting_test.cpp
 )
 

@@ -1,7 +1,9 @@
 #include "stream.hpp"
 
 #include <chrono>
+#include <exception>
 
+#include "thread.hpp"
 #include "waiting.hpp"
 
 namespace ep {
@@ -24,7 +26,29 @@ bool stream_event::wait(const std::atomic<uint32_t>& cancel) {
   return true;
 }
 
-host_stream::host_stream(completion_sink& sink, int64_t spin_ns) : sink_(sink), spin_ns_(spin_ns), thread_([this] { run(); }) {}
+namespace {
+
+// HAZARD: an exception that leaves a thread ends the process.
+outcome run_task(const host_stream::task& work, const std::atomic<uint32_t>& cancel) {
+  try {
+    return work(cancel);
+  } catch (const std::exception& error) { // std::bad_alloc, or the simt executor without memory for its stacks
+    outcome end;
+    end.status = EP_STATUS_SYSTEM;
+    end.message = error.what();
+    return end;
+  }
+}
+
+} // namespace
+
+result<std::unique_ptr<host_stream>> host_stream::create(completion_sink& sink, int64_t spin_ns) {
+  std::unique_ptr<host_stream> made(new host_stream(sink, spin_ns));
+  auto started = thread_start([stream = made.get()] { stream->run(); }, "thread of a host stream; close streams or raise the limit on tasks");
+  if (!started.ok()) return started.why();
+  made->thread_ = std::move(started.value());
+  return made;
+}
 
 host_stream::~host_stream() {
   {
@@ -33,7 +57,7 @@ host_stream::~host_stream() {
     if (running_) running_->value.store(1, std::memory_order_release);
   }
   changed_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join(); // not of a stream whose thread could not be started
 }
 
 void host_stream::launch(uint64_t operation_id, cancel_ref cancel, task work) {
@@ -71,7 +95,7 @@ void host_stream::run() {
     if (drop) {
       end.status = EP_STATUS_ABORTED;
     } else {
-      end = next.work(next.cancel->value);
+      end = run_task(next.work, next.cancel->value);
     }
     next.work = nullptr; // releases what the task kept alive before anyone hears of its end
     {

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "operation.hpp"
+#include "status.hpp"
 
 namespace ep {
 
@@ -30,12 +31,12 @@ class host_stream {
  public:
   using task = std::function<outcome(const std::atomic<uint32_t>& cancel)>;
 
-  // The sink must outlive the stream. `spin_ns`: how long an idle stream looks for the next kernel before it sleeps.
-  host_stream(completion_sink& sink, int64_t spin_ns);
+  // The sink must outlive the stream. `spin_ns`: how long an idle stream looks for the next kernel before it sleeps. Fails where no thread can be started.
+  static result<std::unique_ptr<host_stream>> create(completion_sink& sink, int64_t spin_ns);
   // Cancels what runs, drops what waits (EP_STATUS_ABORTED each), joins.
   ~host_stream();
 
-  // Runs after everything launched before. The task's captures live until it has ended.
+  // Runs after everything launched before. The task's captures live until it has ended. A task that throws ends with EP_STATUS_SYSTEM.
   void launch(uint64_t operation_id, cancel_ref cancel, task work);
   // Launched but not ended.
   uint64_t depth() const { return depth_.load(std::memory_order_acquire); }
@@ -46,6 +47,7 @@ class host_stream {
     cancel_ref cancel;
     task work;
   };
+  host_stream(completion_sink& sink, int64_t spin_ns) : sink_(sink), spin_ns_(spin_ns) {}
   void run();
 
   completion_sink& sink_;

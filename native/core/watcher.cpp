@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "thread.hpp"
+
 namespace ep {
 
 watcher::watcher(std::shared_ptr<rank_context> context, completion_sink& sink) : context_(std::move(context)), sink_(sink) {}
@@ -17,10 +19,20 @@ watcher::~watcher() {
 }
 
 void watcher::submit(watch item) {
+  if (!thread_.joinable()) {
+    auto started = thread_start([this] { run(); }, "thread that watches for rank " + std::to_string(context_->rank()) + "; raise the limit on tasks");
+    if (!started.ok()) {
+      outcome end;
+      end.status = started.why().status;
+      end.message = started.why().message;
+      sink_.complete(item.operation_id, end);
+      return;
+    }
+    thread_ = std::move(started.value());
+  }
   {
     const std::lock_guard lock(mutex_);
     arriving_.push_back(std::move(item));
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   }
   changed_.notify_all();
   nudge();

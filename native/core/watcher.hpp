@@ -27,6 +27,7 @@ class watcher {
   watcher(std::shared_ptr<rank_context> context, completion_sink& sink);
   ~watcher(); // ends what is still watched with EP_STATUS_CLOSED
 
+  // Ends the watch with EP_STATUS_SYSTEM where the thread cannot be started.
   void submit(watch item);
   // After a cancel flag was set: look at once.
   void nudge();

@@ -120,7 +120,11 @@ struct dispatch_job {
     kernel_environment environment{memory->context().waits(&cancel, deadline_after(timeout_ms))};
     outcome end;
     if (simt.lanes == 0) {
-      fast_run(simt.blocks, environment, [this](fast_context& context) { return kernel(context); });
+      const result<nothing> ran = fast_run(simt.blocks, environment, [this](fast_context& context) { return kernel(context); });
+      if (!ran.ok()) {
+        end.message = ran.why().message;
+        status.status = ran.why().status;
+      }
     } else {
       const simt_result result = simt_run(simt, environment, [this](simt_context& context) { return kernel(context); });
       if (result.outcome != simt_outcome::finished) {

@@ -47,7 +47,8 @@ hostile_wrap::hostile_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
     throw_invalid(env, "ringCapacity " + std::to_string(options.ring_capacity) + " is not a power of two in 1..65536");
   }
   native = std::make_shared<holder>();
-  native->engine = std::make_unique<hostile_engine>(context, state_of(env), options);
+  auto made = hostile_engine::create(context, state_of(env), options);
+  native->engine = std::move(value_or_throw(env, made));
   end_key = state_of(env).at_end([held = native] { held->engine.reset(); });
   tag<hostile_wrap>(info.This().As<Napi::Object>());
 }

@@ -54,7 +54,7 @@ Napi::Value stream_wrap::ping_pong(const Napi::CallbackInfo& info) {
                              const kernel_environment environment{memory->context().waits(&cancel, deadline_after(timeout))};
                              const ep_memory_handle& handle = memory->device_handle();
                              ep_kernel_status status{};
-                             fast_run(1, environment, [&](fast_context& context) {
+                             const result<nothing> ran = fast_run(1, environment, [&](fast_context& context) {
                                const load_store_endpoint endpoint{handle};
                                const block_coop<fast_context> coop{context};
                                auto* out = reinterpret_cast<uint64_t*>(endpoint.data(handle.rank, 0));
@@ -78,7 +78,12 @@ Napi::Value stream_wrap::ping_pong(const Napi::CallbackInfo& info) {
                                }
                                return true;
                              });
-                             return outcome_of(status);
+                             outcome end = outcome_of(status);
+                             if (!ran.ok()) {
+                               end.status = ran.why().status;
+                               end.message = ran.why().message;
+                             }
+                             return end;
                            })));
 }
 

@@ -17,7 +17,8 @@ void event_wrap::define(Napi::Env env, Napi::Object exports) {
 // (spinNs)
 stream_wrap::stream_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   native = std::make_shared<holder>();
-  native->stream = std::make_unique<host_stream>(state_of(info.Env()), static_cast<int64_t>(arg_size(info[0], "spinNs")));
+  auto made = host_stream::create(state_of(info.Env()), static_cast<int64_t>(arg_size(info[0], "spinNs")));
+  native->stream = std::move(value_or_throw(info.Env(), made));
   // A running kernel may read JS-visible memory: it must have ended before the environment does.
   end_key = state_of(info.Env()).at_end([held = native] { held->stream.reset(); });
   tag<stream_wrap>(info.This().As<Napi::Object>());

@@ -64,6 +64,14 @@ struct pair_world {
   uint64_t signal(uint64_t slot) const { return std::atomic_ref<uint64_t>(*memories[1]->signal(1, slot)).load(std::memory_order_acquire); }
 };
 
+std::unique_ptr<hostile_engine> engine_of(std::shared_ptr<rank_context> context, completion_sink& sink, const hostile_options& options) {
+  return std::move(hostile_engine::create(std::move(context), sink, options).value());
+}
+
+template <class Kernel> void run_blocks(uint32_t blocks, const kernel_environment& environment, Kernel&& kernel) {
+  EP_CHECK(fast_run(blocks, environment, kernel).ok());
+}
+
 hostile_request put_of(const pair_world& world, uint64_t from, uint64_t to, uint64_t bytes, uint64_t slot, uint64_t operation) {
   hostile_request request;
   request.operation_id = operation;
@@ -85,9 +93,9 @@ void signal_follows_its_own_bytes(uint64_t seed) {
   constexpr uint64_t bytes = 700;
   pair_world world(2 * puts * bytes, puts + 1);
   recording_sink sink;
-  hostile_engine engine(world.contexts[0], sink, {seed, 300'000, 6, 16});
+  const auto engine = engine_of(world.contexts[0], sink, {seed, 300'000, 6, 16});
   for (uint64_t i = 0; i < puts * bytes; ++i) world.memories[0]->data(0)[i] = static_cast<uint8_t>(i * 7 + seed);
-  for (uint64_t i = 0; i < puts; ++i) engine.post(put_of(world, i * bytes, (puts + i) * bytes, bytes, i, i + 1));
+  for (uint64_t i = 0; i < puts; ++i) engine->post(put_of(world, i * bytes, (puts + i) * bytes, bytes, i, i + 1));
   uint64_t pending = puts;
   std::vector<bool> seen(puts);
   while (pending != 0) {
@@ -99,7 +107,7 @@ void signal_follows_its_own_bytes(uint64_t seed) {
     }
   }
   for (uint64_t i = 0; i < puts; ++i) EP_CHECK_EQ(sink.wait(i + 1), uint32_t{EP_STATUS_OK});
-  const hostile_counts counts = engine.counts();
+  const hostile_counts counts = engine->counts();
   EP_CHECK_EQ(counts.landed, puts);
   EP_CHECK(counts.pieces > puts);
   EP_CHECK(counts.overtakes > puts / 4); // an engine that delivers in order would be no test of anything
@@ -108,15 +116,15 @@ void signal_follows_its_own_bytes(uint64_t seed) {
 void flush_releases_what_is_held_back() {
   pair_world world(4096, 4);
   recording_sink sink;
-  hostile_engine engine(world.contexts[0], sink, {5, 3'600'000'000'000, 6, 16});
-  for (uint64_t i = 0; i < 20; ++i) engine.post(put_of(world, 0, 2048, 100, 0, i + 1));
+  const auto engine = engine_of(world.contexts[0], sink, {5, 3'600'000'000'000, 6, 16});
+  for (uint64_t i = 0; i < 20; ++i) engine->post(put_of(world, 0, 2048, 100, 0, i + 1));
   EP_CHECK(world.signal(0) < 20);
-  engine.flush(100, std::make_shared<cancel_flag>(), 1, no_deadline);
+  engine->flush(100, std::make_shared<cancel_flag>(), 1, no_deadline);
   EP_CHECK_EQ(sink.wait(100), uint32_t{EP_STATUS_OK});
   EP_CHECK_EQ(world.signal(0), uint64_t{20});
   // Another peer's flush releases nothing, and ends at its own time or by its cancel flag.
-  engine.post(put_of(world, 0, 2048, 100, 1, 50));
-  engine.flush(101, std::make_shared<cancel_flag>(), 0, no_deadline);
+  engine->post(put_of(world, 0, 2048, 100, 1, 50));
+  engine->flush(101, std::make_shared<cancel_flag>(), 0, no_deadline);
   EP_CHECK_EQ(sink.wait(101), uint32_t{EP_STATUS_OK});
   EP_CHECK_EQ(world.signal(1), uint64_t{0});
 }
@@ -125,8 +133,8 @@ void stopping_ends_everything() {
   pair_world world(4096, 4);
   recording_sink sink;
   {
-    hostile_engine engine(world.contexts[0], sink, {6, 3'600'000'000'000, 6, 16});
-    for (uint64_t i = 0; i < 8; ++i) engine.post(put_of(world, 0, 2048, 100, 0, i + 1));
+    const auto engine = engine_of(world.contexts[0], sink, {6, 3'600'000'000'000, 6, 16});
+    for (uint64_t i = 0; i < 8; ++i) engine->post(put_of(world, 0, 2048, 100, 0, i + 1));
   }
   uint64_t landed = 0;
   for (uint64_t i = 0; i < 8; ++i) landed += sink.wait(i + 1) == EP_STATUS_OK ? 1 : 0;
@@ -142,8 +150,8 @@ void kernels_post_through_the_ring(uint64_t seed) {
   constexpr uint64_t rounds = 32;
   pair_world world(1 << 16, 2);
   recording_sink sink;
-  hostile_engine engine(world.contexts[0], sink, {seed, 100'000, 4, 4});
-  engine.attach(*world.memories[0]);
+  const auto engine = engine_of(world.contexts[0], sink, {seed, 100'000, 4, 4});
+  engine->attach(*world.memories[0]);
   const ep_memory_handle handle = world.memories[0]->device_handle();
   EP_CHECK_EQ(handle.header.kind, EP_MEMORY_PROXY);
   EP_CHECK_EQ(reinterpret_cast<const ep_peer_view*>(handle.peers)[1].data, uint64_t{0});
@@ -151,7 +159,7 @@ void kernels_post_through_the_ring(uint64_t seed) {
   for (uint64_t i = 0; i < stride * rows * blocks * rounds && i < (1 << 16); ++i) source[i] = static_cast<uint8_t>(i * 13 + 1);
   const kernel_environment environment{world.contexts[0]->waits(nullptr, no_deadline)};
   ep_kernel_status status{};
-  fast_run(blocks, environment, [&](fast_context& context) {
+  run_blocks(blocks, environment, [&](fast_context& context) {
     const proxy_endpoint endpoint{handle};
     const block_coop<fast_context> coop{context};
     bool ok = true;
@@ -171,15 +179,15 @@ void kernels_post_through_the_ring(uint64_t seed) {
     same = same && std::memcmp(world.memories[1]->data(1) + row * row_bytes, source + row * stride, row_bytes) == 0;
   }
   EP_CHECK(same);
-  EP_CHECK_EQ(engine.violation(), std::string());
+  EP_CHECK_EQ(engine->violation(), std::string());
 
-  fast_run(1, environment, [&](fast_context& context) {
+  run_blocks(1, environment, [&](fast_context& context) {
     const proxy_endpoint endpoint{handle};
     const block_coop<fast_context> coop{context};
     return endpoint.put_rows(context, coop, 1, (1 << 16) - 8, source, 16, 16, 1, false, 0, 1, &status);
   });
   wait_word(environment.waits, &reinterpret_cast<ep_proxy_ring*>(handle.proxy)->completed, comparison::ge, posted + 1, any_rank);
-  EP_CHECK(engine.violation().find("ends beyond the memory") != std::string::npos);
+  EP_CHECK(engine->violation().find("ends beyond the memory") != std::string::npos);
   EP_CHECK_EQ(world.signal(0), posted);
 }
 
@@ -189,15 +197,15 @@ void completed_is_a_prefix(uint64_t seed) {
   constexpr uint64_t bytes = 200;
   pair_world world(requests * bytes, 1);
   recording_sink sink;
-  hostile_engine engine(world.contexts[0], sink, {seed, 200'000, 4, requests});
-  engine.attach(*world.memories[0]);
+  const auto engine = engine_of(world.contexts[0], sink, {seed, 200'000, 4, requests});
+  engine->attach(*world.memories[0]);
   const ep_memory_handle handle = world.memories[0]->device_handle();
   uint8_t* source = world.memories[0]->data(0);
   for (uint64_t i = 0; i < requests * bytes; ++i) source[i] = static_cast<uint8_t>(i * 11 + 3);
   const std::vector<uint8_t> original(source, source + requests * bytes);
   const kernel_environment environment{world.contexts[0]->waits(nullptr, no_deadline)};
   ep_kernel_status status{};
-  fast_run(1, environment, [&](fast_context& context) {
+  run_blocks(1, environment, [&](fast_context& context) {
     const proxy_endpoint endpoint{handle};
     const block_coop<fast_context> coop{context};
     for (uint64_t i = 0; i < requests; ++i) {
@@ -217,20 +225,20 @@ void completed_is_a_prefix(uint64_t seed) {
 void a_producer_that_gives_up_leaves_no_hole() {
   pair_world world(4096, 2);
   recording_sink sink;
-  hostile_engine engine(world.contexts[0], sink, {9, 0, 1, 2});
-  engine.attach(*world.memories[0]);
+  const auto engine = engine_of(world.contexts[0], sink, {9, 0, 1, 2});
+  engine->attach(*world.memories[0]);
   const ep_memory_handle handle = world.memories[0]->device_handle();
   std::atomic<uint32_t> cancelled{1};
   const kernel_environment cut_off{world.contexts[0]->waits(&cancelled, no_deadline)};
   ep_kernel_status status{};
   uint64_t sent = 0;
-  fast_run(1, cut_off, [&](fast_context& context) {
+  run_blocks(1, cut_off, [&](fast_context& context) {
     const proxy_endpoint endpoint{handle};
     const block_coop<fast_context> coop{context};
     for (int i = 0; i < 2000; ++i) sent += endpoint.signal(context, coop, 1, 0, 1, &status) ? 1 : 0;
     return true;
   });
-  engine.flush(1, std::make_shared<cancel_flag>(), 1, no_deadline);
+  engine->flush(1, std::make_shared<cancel_flag>(), 1, no_deadline);
   EP_CHECK_EQ(sink.wait(1), uint32_t{EP_STATUS_OK});
   EP_CHECK_EQ(world.signal(0), sent);
   EP_CHECK_EQ(std::atomic_ref<uint64_t>(reinterpret_cast<ep_proxy_ring*>(handle.proxy)->completed).load(), uint64_t{2000});

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../thread.hpp"
+
 namespace ep {
 namespace {
 
@@ -43,13 +45,20 @@ hostile_engine::hostile_engine(std::shared_ptr<rank_context> context, completion
   ring_->ring.entries = reinterpret_cast<uint64_t>(ring_->entries.data());
   ring_->ring.capacity = options.ring_capacity;
   ring_->ring.wake = reinterpret_cast<uint64_t>(&ring_->wake);
-  thread_ = std::thread([this] { run(); });
+}
+
+result<std::unique_ptr<hostile_engine>> hostile_engine::create(std::shared_ptr<rank_context> context, completion_sink& sink, const hostile_options& options) {
+  std::unique_ptr<hostile_engine> made(new hostile_engine(std::move(context), sink, options));
+  auto started = thread_start([engine = made.get()] { engine->run(); }, "thread of a hostile engine; raise the limit on tasks");
+  if (!started.ok()) return started.why();
+  made->thread_ = std::move(started.value());
+  return made;
 }
 
 hostile_engine::~hostile_engine() {
   stopping_.store(true, std::memory_order_seq_cst);
   wake_notify(&ring_->wake);
-  thread_.join();
+  if (thread_.joinable()) thread_.join(); // not of an engine whose thread could not be started
   outcome closed;
   closed.status = EP_STATUS_CLOSED;
   for (const flight& one : flights_) {

@@ -48,8 +48,8 @@ struct hostile_counts {
 
 class hostile_engine {
  public:
-  // The sink must outlive the engine.
-  hostile_engine(std::shared_ptr<rank_context> context, completion_sink& sink, const hostile_options& options);
+  // The sink must outlive the engine. Fails where no thread can be started.
+  static result<std::unique_ptr<hostile_engine>> create(std::shared_ptr<rank_context> context, completion_sink& sink, const hostile_options& options);
   ~hostile_engine(); // what is under way ends with EP_STATUS_CLOSED
 
   // Kernels that use this memory post into this engine's ring and see no peer's address.
@@ -89,6 +89,7 @@ class hostile_engine {
     ep_wake_word wake{};
   };
 
+  hostile_engine(std::shared_ptr<rank_context> context, completion_sink& sink, const hostile_options& options);
   void run();
   bool take();
   bool take_ring();

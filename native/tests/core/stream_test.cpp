@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <map>
+#include <stdexcept>
 #include <thread>
 
 #include "check.hpp"
@@ -45,12 +46,14 @@ class collecting_sink final : public completion_sink {
 
 cancel_ref flag() { return std::make_shared<cancel_flag>(); }
 
+std::unique_ptr<host_stream> stream_of(completion_sink& sink, int64_t spin_ns) { return std::move(host_stream::create(sink, spin_ns).value()); }
+
 void kernels_run_in_order(int64_t spin_ns) {
   collecting_sink sink;
-  host_stream stream(sink, spin_ns);
+  const auto stream = stream_of(sink, spin_ns);
   std::vector<uint64_t> order;
   for (uint64_t id = 1; id <= 500; ++id) {
-    stream.launch(id, flag(), [&order, id](const std::atomic<uint32_t>&) {
+    stream->launch(id, flag(), [&order, id](const std::atomic<uint32_t>&) {
       order.push_back(id);
       outcome end;
       end.found = id * 3;
@@ -60,20 +63,20 @@ void kernels_run_in_order(int64_t spin_ns) {
   EP_CHECK_EQ(sink.await(500).found, uint64_t{1500});
   EP_CHECK_EQ(order.size(), size_t{500});
   for (uint64_t id = 1; id <= order.size(); ++id) EP_CHECK_EQ(order[id - 1], id);
-  EP_CHECK_EQ(stream.depth(), uint64_t{0});
+  EP_CHECK_EQ(stream->depth(), uint64_t{0});
 }
 
 void a_cancelled_kernel_never_starts() {
   collecting_sink sink;
-  host_stream stream(sink, 0);
+  const auto stream = stream_of(sink, 0);
   std::atomic<bool> gate{false};
   std::atomic<bool> ran{false};
-  stream.launch(1, flag(), [&](const std::atomic<uint32_t>&) {
+  stream->launch(1, flag(), [&](const std::atomic<uint32_t>&) {
     while (!gate.load()) std::this_thread::yield();
     return outcome{};
   });
   const cancel_ref cancel = flag();
-  stream.launch(2, cancel, [&](const std::atomic<uint32_t>&) {
+  stream->launch(2, cancel, [&](const std::atomic<uint32_t>&) {
     ran = true;
     return outcome{};
   });
@@ -88,16 +91,16 @@ void the_end_of_a_stream_ends_everything() {
   collecting_sink sink;
   auto held = std::make_shared<int>(1);
   {
-    host_stream stream(sink, 0);
+    const auto stream = stream_of(sink, 0);
     std::atomic<bool> began{false};
-    stream.launch(1, flag(), [&began, held](const std::atomic<uint32_t>& cancel) {
+    stream->launch(1, flag(), [&began, held](const std::atomic<uint32_t>& cancel) {
       began = true;
       while (cancel.load() == 0) std::this_thread::yield();
       outcome end;
       end.status = EP_STATUS_ABORTED;
       return end;
     });
-    for (uint64_t id = 2; id <= 20; ++id) stream.launch(id, flag(), [held](const std::atomic<uint32_t>&) { return outcome{}; });
+    for (uint64_t id = 2; id <= 20; ++id) stream->launch(id, flag(), [held](const std::atomic<uint32_t>&) { return outcome{}; });
     while (!began.load()) std::this_thread::yield();
   }
   EP_CHECK_EQ(sink.count(), size_t{20});
@@ -105,23 +108,35 @@ void the_end_of_a_stream_ends_everything() {
   EP_CHECK_EQ(held.use_count(), 1L); // what tasks kept alive is free again
 }
 
+// What a task throws ends its operation, not the process.
+void a_task_may_throw() {
+  collecting_sink sink;
+  const auto stream = stream_of(sink, 0);
+  stream->launch(1, flag(), [](const std::atomic<uint32_t>&) -> outcome { throw std::runtime_error("no memory for stacks"); });
+  stream->launch(2, flag(), [](const std::atomic<uint32_t>&) { return outcome{}; });
+  const outcome thrown = sink.await(1);
+  EP_CHECK_EQ(thrown.status, unsigned{EP_STATUS_SYSTEM});
+  EP_CHECK_EQ(thrown.message, std::string("no memory for stacks"));
+  EP_CHECK_EQ(sink.await(2).status, unsigned{EP_STATUS_OK});
+}
+
 void an_event_orders_two_streams() {
   collecting_sink sink;
-  host_stream first(sink, 0);
-  host_stream second(sink, 0);
+  const auto first = stream_of(sink, 0);
+  const auto second = stream_of(sink, 0);
   const auto event = std::make_shared<stream_event>();
   std::atomic<int> value{0};
-  second.launch(1, flag(), [event](const std::atomic<uint32_t>& cancel) {
+  second->launch(1, flag(), [event](const std::atomic<uint32_t>& cancel) {
     outcome end;
     if (!event->wait(cancel)) end.status = EP_STATUS_ABORTED;
     return end;
   });
-  second.launch(2, flag(), [&](const std::atomic<uint32_t>&) {
+  second->launch(2, flag(), [&](const std::atomic<uint32_t>&) {
     outcome end;
     end.found = static_cast<uint64_t>(value.load());
     return end;
   });
-  first.launch(3, flag(), [&](const std::atomic<uint32_t>&) {
+  first->launch(3, flag(), [&](const std::atomic<uint32_t>&) {
     std::this_thread::sleep_for(20ms);
     value = 7;
     event->set();
@@ -132,7 +147,7 @@ void an_event_orders_two_streams() {
   // A wait for an event that never comes ends by cancellation.
   const auto never = std::make_shared<stream_event>();
   const cancel_ref cancel = flag();
-  second.launch(4, cancel, [never](const std::atomic<uint32_t>& cancelled) {
+  second->launch(4, cancel, [never](const std::atomic<uint32_t>& cancelled) {
     outcome end;
     if (!never->wait(cancelled)) end.status = EP_STATUS_ABORTED;
     return end;
@@ -191,6 +206,7 @@ int main() {
   kernels_run_in_order(50'000);
   a_cancelled_kernel_never_starts();
   the_end_of_a_stream_ends_everything();
+  a_task_may_throw();
   an_event_orders_two_streams();
   watches_end();
   return ep::check::finish();
