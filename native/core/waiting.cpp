@@ -66,6 +66,8 @@ uint64_t look(const uint64_t* word) {
 
 uint32_t wake_prepare(ep_wake_word* wake) {
   word32(wake->waiters).fetch_add(1, std::memory_order_seq_cst);
+  // The waiter's half of the eventcount: makes every look from here on, by whatever load, as good as a sequentially consistent one.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   return word32(wake->epoch).load(std::memory_order_seq_cst);
 }
 

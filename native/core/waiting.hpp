@@ -56,7 +56,8 @@ wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison 
 // delivered just before it died.
 uint32_t wait_scope_check(const wait_scope& scope, int32_t awaited, int32_t* lost);
 
-// Eventcount: announce, look at the words again, then commit (sleep) or cancel.
+// Eventcount: announce, look at the words again, then commit (sleep) or cancel. The announcement ends in a sequentially consistent fence, so looks after it
+// need no order of their own.
 uint32_t wake_prepare(ep_wake_word* wake);
 void wake_commit(ep_wake_word* wake, uint32_t epoch, int64_t at_most_ns);
 void wake_cancel(ep_wake_word* wake);

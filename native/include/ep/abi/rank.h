@@ -5,8 +5,8 @@
 #include "version.h"
 
 /* An eventcount: those who sleep count themselves in `waiters`, those who make progress visible bump `epoch` and wake them.
- * Hazard: the signaller's update and its load of `waiters` must be sequentially consistent, likewise the waiter's increment and its
- * re-check; otherwise both can miss each other and the waiter sleeps until its slice ends. */
+ * Hazard: the signaller's update and its load of `waiters` must be sequentially consistent (or have such a fence between them), likewise the
+ * waiter's increment and its re-check; otherwise both can miss each other and the waiter sleeps until its slice ends. */
 typedef struct ep_wake_word {
   uint32_t epoch; /* the futex */
   uint32_t waiters;
