@@ -38,8 +38,8 @@ class symmetric_memory {
   uint8_t* data(int32_t rank) const { return reinterpret_cast<uint8_t*>(views_[static_cast<size_t>(rank)].data); }
   uint64_t* signal(int32_t rank, uint64_t slot) const { return reinterpret_cast<uint64_t*>(views_[static_cast<size_t>(rank)].signals) + slot; }
 
-  // Bounds are the caller's business (checked once, in JS, by SymmetricMemory.remote). Copies, then signals: a visible signal means that these bytes, and
-  // all of this rank's earlier ones, have landed.
+  // Bounds are the caller's business (checked once, in JS, by SymmetricMemory.remote). Copies, then wakes the peer, which may wait for a word of these bytes.
+  // Signals nothing: a signal that follows on this thread says that these bytes, and all of its earlier ones, have landed.
   void put(int32_t peer, uint64_t offset, const void* src, uint64_t bytes) const;
   // Wakes nobody: for bytes that a signal follows.
   void write(int32_t peer, uint64_t offset, const void* src, uint64_t bytes) const;

@@ -68,7 +68,7 @@ template <class Ctx> EP_HD uint64_t reserve(Ctx& ctx, uint64_t* word, uint64_t c
 }
 
 /* Orders this lane's earlier stores before its later ones, as seen by everyone. Non-temporal stores of the host bulk copy are not ordered
- * by a release store: `bulk_copy_fence` below is what orders those. */
+ * by a release store: `ep_copy_fence` (copy.h) is what orders those. */
 EP_HD void fence_system() {
 #if defined(__CUDACC__)
   __threadfence_system();
