@@ -166,7 +166,7 @@ export interface DispatchDescription {
   readonly credits: BigUint64Array;
   readonly nonTemporal: boolean;
   /** A small call: it is tried on the calling thread before the stream takes over what is left. */
-  readonly inline: boolean;
+  readonly inline?: boolean;
   readonly blocks: number;
   /** Runs on the `simt` executor (fibers under a seeded interleaver) instead of one lane per block. */
   readonly simt?: { readonly lanes: number; readonly warpLanes: number; readonly seed: number };

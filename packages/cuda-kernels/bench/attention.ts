@@ -49,8 +49,20 @@ export interface AttentionBenchResult {
   };
 }
 
+/** A dispatch of a few rows, started from JS and awaited, then released: microseconds of one call on rank 0. */
+export interface StepResult {
+  readonly ranks: number;
+  readonly bytesPerRank: number;
+  readonly calls: number;
+  readonly p50: number;
+  readonly p99: number;
+  /** Goal: p99 at most 100 microseconds with 4 ranks on 2 cores. */
+  readonly met: boolean;
+}
+
 export interface AttentionBenchReport {
   readonly bench: 'attention';
+  readonly step: StepResult;
   readonly ranks: number;
   readonly repeats: number;
   readonly results: readonly AttentionBenchResult[];
@@ -66,6 +78,8 @@ export interface RankTask {
   readonly payloadBytes: number;
   readonly rowBytes: readonly number[];
   readonly repeats: number;
+  /** Measures small steps instead of throughput: this many calls. */
+  readonly stepCalls?: number;
 }
 
 /** Milliseconds of every repeat, per series; what a rank reports for one row size. */
@@ -88,10 +102,7 @@ function seriesOf(perRank: readonly (readonly number[])[], totalBytes: number): 
   };
 }
 
-async function runRanks(
-  tasks: readonly RankTask[],
-  signal: AbortSignal | undefined,
-): Promise<readonly (readonly RankTimes[])[]> {
+async function runRanks<T>(tasks: readonly RankTask[], signal: AbortSignal | undefined): Promise<readonly T[]> {
   const program = fileURLToPath(new URL('./rank.js', import.meta.url));
   const children = tasks.map((task) => fork(program, [JSON.stringify(task)], { serialization: 'advanced' }));
   const onAbort = (): void => {
@@ -102,10 +113,10 @@ async function runRanks(
     return await Promise.all(
       children.map(
         (child, rank) =>
-          new Promise<readonly RankTimes[]>((resolve, reject) => {
-            let times: readonly RankTimes[] | undefined;
+          new Promise<T>((resolve, reject) => {
+            let times: T | undefined;
             child.on('message', (message) => {
-              times = message as readonly RankTimes[];
+              times = message as T;
             });
             child.on('error', reject);
             child.on('exit', (code, by) => {
@@ -167,6 +178,30 @@ async function runAlltoallv(
   return times;
 }
 
+const STEP_RANKS = 4;
+
+async function runStep(folder: string, options: AttentionBenchOptions): Promise<StepResult> {
+  const stepCalls = 4000;
+  const tasks = Array.from({ length: STEP_RANKS }, (_, rank) => ({
+    rank,
+    worldSize: STEP_RANKS,
+    store: join(folder, 'step-store'),
+    transport: options.transport,
+    payloadBytes: 0,
+    rowBytes: [],
+    repeats: 0,
+    stepCalls,
+  }));
+  const [first] = await runRanks<{ readonly bytes: number; readonly microseconds: Float64Array }>(
+    tasks,
+    options.signal,
+  );
+  const sorted = first!.microseconds.toSorted();
+  const at = (fraction: number) => sorted[Math.floor(sorted.length * fraction)]!;
+  const p99 = at(0.99);
+  return { ranks: STEP_RANKS, bytesPerRank: first!.bytes, calls: sorted.length, p50: at(0.5), p99, met: p99 <= 100 };
+}
+
 export async function benchAttention(options: AttentionBenchOptions): Promise<AttentionBenchReport> {
   const { ranks = 2, payloadBytes = 96 << 20, rowBytes = [2048, 16384], repeats = 9 } = options;
   const folder = await mkdtemp(join(tmpdir(), 'ep-bench-'));
@@ -180,7 +215,7 @@ export async function benchAttention(options: AttentionBenchOptions): Promise<At
       rowBytes,
       repeats,
     }));
-    const perRank = await runRanks(tasks, options.signal);
+    const perRank = await runRanks<readonly RankTimes[]>(tasks, options.signal);
     const skipped: string[] = [];
     const results: AttentionBenchResult[] = [];
     for (const [i, size] of rowBytes.entries()) {
@@ -215,7 +250,7 @@ export async function benchAttention(options: AttentionBenchOptions): Promise<At
         },
       });
     }
-    return { bench: 'attention', ranks, repeats, results, skipped };
+    return { bench: 'attention', ranks, repeats, results, step: await runStep(folder, options), skipped };
   } finally {
     await rm(folder, { recursive: true, force: true });
   }

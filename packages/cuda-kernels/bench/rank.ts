@@ -95,47 +95,89 @@ async function series(body: () => Promise<void>): Promise<number[]> {
   return times;
 }
 
-const reports: RankTimes[] = [];
-for (const rowBytes of task.rowBytes) {
-  const words = rowBytes / 4;
-  const { plan, rows } = evenPlan(Math.ceil(task.payloadBytes / rowBytes));
-  const bytes = rows * rowBytes;
-  const data = new Uint32Array(allocateHost(bytes));
-  fill(data, words);
+/** A few rows to every rank, call after call; each call's rows are checked. */
+async function steps(calls: number) {
+  const [rowsPerPair, words] = [2, 32];
+  const n = worldSize * worldSize;
+  const { shards } = shardsOfDocuments({
+    worldSize,
+    lengths: new Int32Array(n).fill(rowsPerPair),
+    homeRank: Int32Array.from({ length: n }, (_, i) => Math.floor(i / worldSize)),
+    documentOffsets: Int32Array.from({ length: n + 1 }, (_, i) => i),
+  });
+  const plan = planAttention(
+    shards,
+    Int32Array.from({ length: n }, (_, i) => i % worldSize),
+  ).fwdQ;
+  const rows = rowsPerPair * worldSize;
+  const data = new Uint32Array(allocateHost(rows * words * 4));
   const source: Tensor = tensor('u32', [rows, words], data);
   const spec = [{ name: 'q', plan, dtype: 'u32' as const, rowShape: [words] }];
-  const leaseBytes = leaseBytesFor(spec);
-
-  // The machine's own copies, by the same threads at the same time, between the same kinds of memory.
-  const stream = new HostStream();
-  const target = new Uint8Array(allocateHost(bytes));
-  const from = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
-  const copies = async (nonTemporal: boolean) => {
-    const times = await series(() => stream.copy(from, target, { nonTemporal }));
-    if (Buffer.compare(from, target) !== 0) throw new Error('the copy differs from its source');
-    target.fill(0);
-    return times;
-  };
-  const memcpy = await copies(false);
-  const nonTemporal = await copies(true);
-
-  const dispatched = async (options: { leases?: number; stagingBytes?: number }) => {
-    const dispatcher = await openDispatcher(transport, { leaseBytes, stream, timeoutMs: TIMEOUT_MS, ...options });
-    const { call } = await dispatcher.bind({ call: spec });
-    const times = await series(async () => (await call.run({ q: source })).release());
+  const dispatcher = await openDispatcher(transport, { leaseBytes: leaseBytesFor(spec), timeoutMs: TIMEOUT_MS });
+  const { call } = await dispatcher.bind({ call: spec });
+  const microseconds = new Float64Array(calls);
+  for (let i = -200; i < calls; i++) {
+    data.fill(i + 1000);
+    const begin = performance.now();
     const lease = await call.run({ q: source });
-    verify(lease.tensors.q!.data as Uint32Array, words, plan);
+    const took = (performance.now() - begin) * 1000;
+    if (i >= 0) microseconds[i] = took;
+    const received = lease.tensors.q!.data as Uint32Array;
+    if (received.some((word) => word !== i + 1000))
+      throw new Error(`rank ${rank} call ${i} received another call's rows`);
     lease.release();
-    await barrier();
-    await dispatcher.close();
-    return times;
-  };
-  const direct = await dispatched({});
-  const staged = await dispatched({ leases: 1, stagingBytes: Math.max(bytes, leaseBytes) });
-  await stream.close();
-  reports.push({ rowBytes, bytes, series: { memcpy, nonTemporal, direct, staged } });
+  }
+  await barrier();
+  await dispatcher.close();
+  return { bytes: data.byteLength, microseconds };
 }
+
+async function throughput(): Promise<RankTimes[]> {
+  const reports: RankTimes[] = [];
+  for (const rowBytes of task.rowBytes) {
+    const words = rowBytes / 4;
+    const { plan, rows } = evenPlan(Math.ceil(task.payloadBytes / rowBytes));
+    const bytes = rows * rowBytes;
+    const data = new Uint32Array(allocateHost(bytes));
+    fill(data, words);
+    const source: Tensor = tensor('u32', [rows, words], data);
+    const spec = [{ name: 'q', plan, dtype: 'u32' as const, rowShape: [words] }];
+    const leaseBytes = leaseBytesFor(spec);
+
+    // The machine's own copies, by the same threads at the same time, between the same kinds of memory.
+    const stream = new HostStream();
+    const target = new Uint8Array(allocateHost(bytes));
+    const from = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
+    const copies = async (nonTemporal: boolean) => {
+      const times = await series(() => stream.copy(from, target, { nonTemporal }));
+      if (Buffer.compare(from, target) !== 0) throw new Error('the copy differs from its source');
+      target.fill(0);
+      return times;
+    };
+    const memcpy = await copies(false);
+    const nonTemporal = await copies(true);
+
+    const dispatched = async (options: { leases?: number; stagingBytes?: number }) => {
+      const dispatcher = await openDispatcher(transport, { leaseBytes, stream, timeoutMs: TIMEOUT_MS, ...options });
+      const { call } = await dispatcher.bind({ call: spec });
+      const times = await series(async () => (await call.run({ q: source })).release());
+      const lease = await call.run({ q: source });
+      verify(lease.tensors.q!.data as Uint32Array, words, plan);
+      lease.release();
+      await barrier();
+      await dispatcher.close();
+      return times;
+    };
+    const direct = await dispatched({});
+    const staged = await dispatched({ leases: 1, stagingBytes: Math.max(bytes, leaseBytes) });
+    await stream.close();
+    reports.push({ rowBytes, bytes, series: { memcpy, nonTemporal, direct, staged } });
+  }
+  return reports;
+}
+
+const report = task.stepCalls === undefined ? await throughput() : await steps(task.stepCalls);
 await barrier();
 await transport.close();
 await store.close();
-process.send!(reports, () => process.disconnect());
+process.send!(report, () => process.disconnect());
