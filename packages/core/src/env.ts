@@ -29,7 +29,7 @@ export const SWITCHES = {
   EP_TIMEOUT_MS: {
     default: '300000',
     meaning:
-      'how long set-up waits for other ranks where the call gives no timeoutMs, in milliseconds; `0` means without a limit',
+      'how long set-up, collective calls, waits and dispatches wait for other ranks where the call gives no timeoutMs, in milliseconds; `0` means without a limit',
   },
 } as const satisfies Record<string, { readonly default: string; readonly meaning: string }>;
 
