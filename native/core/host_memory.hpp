@@ -10,7 +10,7 @@ namespace ep {
 
 class host_memory {
  public:
-  // Zeroed pages, aligned to the page size; refused before allocation where it would not fit.
+  // Zeroed pages, all present, aligned to the page size; refused before allocation where it would not fit.
   static result<std::shared_ptr<host_memory>> create(uint64_t byte_length);
   ~host_memory();
   host_memory(const host_memory&) = delete;

@@ -10,10 +10,12 @@
 #include <thread>
 
 #include <sched.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "check.hpp"
 #include "core/ranks.hpp"
+#include "host_memory.hpp"
 
 extern "C" void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
 extern "C" void ep_copy_fence(void);
@@ -194,6 +196,16 @@ int core_of_process(int n) {
   return -1;
 }
 
+// Pages that come at the first touch would come as a kill where there are none left.
+void host_memory_is_there_when_it_is_made() {
+  constexpr uint64_t bytes = (8u << 20) + 12'345;
+  const auto made = host_memory::create(bytes).value();
+  std::vector<uint8_t> present((bytes + 4095) / 4096);
+  EP_CHECK_EQ(mincore(made->data(), bytes, present.data()), 0);
+  EP_CHECK(std::all_of(present.begin(), present.end(), [](uint8_t page) { return (page & 1) != 0; }));
+  EP_CHECK(std::all_of(made->data(), made->data() + bytes, [](uint8_t byte) { return byte == 0; }));
+}
+
 void stay_on(int core) {
   cpu_set_t one;
   CPU_ZERO(&one);
@@ -277,6 +289,7 @@ void non_temporal_copies_need_their_fence() {
 
 int main() {
   puts_and_gets();
+  host_memory_is_there_when_it_is_made();
   refuses_different_sizes();
   atomics();
   wakes_the_target();
