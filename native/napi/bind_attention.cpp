@@ -37,8 +37,7 @@ rows_operand rows_of(const Napi::Object& description, const char* name, uint64_t
   if (out.stride < row_bytes) {
     throw_invalid(env, out.name + " has a row stride of " + std::to_string(out.stride) + " bytes, its rows have " + std::to_string(row_bytes));
   }
-  // Divided instead of multiplied: rows * stride may pass 2^64.
-  if (row_bytes > available || rows - 1 > (available - row_bytes) / out.stride) {
+  if (!rows_fit(rows - 1, out.stride, row_bytes, available)) {
     throw_invalid(env, out.name + " needs " + std::to_string(rows) + " rows of " + std::to_string(row_bytes) + " bytes every " + std::to_string(out.stride) +
                            " bytes, its operand holds " + std::to_string(available) + " bytes from byte " + std::to_string(offset));
   }

@@ -164,7 +164,7 @@ void add_part(dispatch_job& job, const Napi::Object& part, uint64_t memory_bytes
   for (const ep_dispatch_entry& entry : program->entries) {
     if (entry.rows == 0) continue;
     const uint64_t last = entry.src_row + entry.rows - 1;
-    if (last > (uint64_t{1} << 40) || last * out.src_stride_bytes + out.row_bytes > available) {
+    if (!rows_fit(last, out.src_stride_bytes, out.row_bytes, available)) {
       throw_invalid(env, "source rows " + std::to_string(entry.src_row) + " + " + std::to_string(entry.rows) + " exceed the " + std::to_string(available) +
                              " bytes of the source");
     }
@@ -194,7 +194,7 @@ void add_part(dispatch_job& job, const Napi::Object& part, uint64_t memory_bytes
       !fits(out.dst_offset_bytes, staged.recv_rows)) {
     throw_invalid(env, "staging buffers exceed the memory of " + std::to_string(memory_bytes) + " bytes");
   }
-  if (staged.send_rows != 0 && (staged.send_rows - 1) * out.src_stride_bytes + out.row_bytes > available) {
+  if (staged.send_rows != 0 && !rows_fit(staged.send_rows - 1, out.src_stride_bytes, out.row_bytes, available)) {
     throw_invalid(env, std::to_string(staged.send_rows) + " rows exceed the " + std::to_string(available) + " bytes of the source");
   }
   for (const ep_dispatch_entry& entry : program->entries) {
@@ -232,10 +232,12 @@ void add_sum(dispatch_job& job, const Napi::Object& sum) {
   out.dst_stride_bytes = arg_size(field(sum, "strideBytes"), "strideBytes");
   out.row_elements = arg_size(field(sum, "rowElements"), "rowElements");
   const uint64_t row_bytes = out.row_elements * (dtype == EP_DTYPE_F32 ? 4 : 2);
-  const auto fits = [](uint64_t offset, uint64_t row, uint64_t rows, uint64_t stride, uint64_t last_row_bytes, uint64_t size) {
+  const auto fits = [](uint64_t offset, uint64_t row, uint64_t rows, uint64_t stride, uint64_t row_bytes, uint64_t size) {
     if (rows == 0) return true;
-    const uint64_t last = row + rows - 1;
-    return last < (uint64_t{1} << 40) && offset <= size && last * stride + last_row_bytes <= size - offset;
+    uint64_t end = 0;
+    // The bound is for rows of no bytes, which fit anywhere: a kernel goes through them all the same.
+    if (__builtin_add_overflow(row, rows, &end) || end > (uint64_t{1} << 40)) return false;
+    return offset <= size && rows_fit(end - 1, stride, row_bytes, size - offset);
   };
   for (size_t shard = 0; shard < program->shard_rows.size(); ++shard) {
     const uint64_t rows = program->shard_rows[shard];

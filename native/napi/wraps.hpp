@@ -167,6 +167,11 @@ std::vector<int32_t> ranks_of(Napi::Value value, const char* what); // of an Int
 // The memory behind ep_memory_handle bytes. Refuses what is not a handle, a handle of another version, and one whose memory was closed.
 std::shared_ptr<symmetric_memory> memory_of_handle(Napi::Value value);
 
+// Whether row `last` (from 0) and those before it lie within `available` bytes. Divided instead of multiplied: last * stride may pass 2^64.
+inline bool rows_fit(uint64_t last, uint64_t stride, uint64_t row_bytes, uint64_t available) {
+  return row_bytes <= available && (stride == 0 || last <= (available - row_bytes) / stride);
+}
+
 // Keeps what an operand points into alive while a kernel uses it: a HostMemory or a SymmetricMemory.
 struct operand {
   uint64_t address;
