@@ -17,8 +17,9 @@ std::vector<ep_segment_handle> segment_handles(Napi::Value value, const char* wh
 std::vector<int32_t> ranks_of(Napi::Value value, const char* what) {
   if (value.IsUndefined() || value.IsNull()) return {};
   const byte_span bytes = arg_bytes(value, what);
+  if (value.As<Napi::TypedArray>().TypedArrayType() != napi_int32_array) throw_invalid(value.Env(), std::string(what) + " must be an Int32Array");
   std::vector<int32_t> ranks(bytes.size / sizeof(int32_t));
-  if (bytes.size != 0) std::memcpy(ranks.data(), bytes.data, ranks.size() * sizeof(int32_t));
+  if (bytes.size != 0) std::memcpy(ranks.data(), bytes.data, bytes.size);
   return ranks;
 }
 

@@ -159,6 +159,7 @@ byte_span arg_bytes(Napi::Value value, const char* what) {
   if (!value.IsTypedArray()) throw_invalid(value.Env(), std::string(what) + " must be a typed array");
   const auto array = value.As<Napi::TypedArray>();
   const auto buffer = array.ArrayBuffer();
+  if (buffer.IsDetached()) throw_invalid(value.Env(), std::string(what) + " is a typed array whose buffer was detached");
   auto* base = static_cast<uint8_t*>(const_cast<Napi::ArrayBuffer&>(static_cast<const Napi::ArrayBuffer&>(buffer)).Data());
   return {base == nullptr ? nullptr : base + array.ByteOffset(), array.ByteLength()};
 }

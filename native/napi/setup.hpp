@@ -29,7 +29,8 @@ uint64_t arg_size(Napi::Value value, const char* what);   // a safe, non-negativ
 int32_t arg_int(Napi::Value value, const char* what);
 uint64_t arg_u64(Napi::Value value, const char* what);    // BigInt, or a safe non-negative integer; taken modulo 2^64
 double arg_double(Napi::Value value, const char* what);
-// Bytes of a typed array, DataView excluded. Null for zero length. Throws EP_DETACHED-like invalid where the buffer is gone.
+// Bytes of a typed array, DataView excluded; also refused where its buffer was detached, which would otherwise read as an array of no elements. Data may be
+// null where the size is 0.
 struct byte_span {
   uint8_t* data;
   size_t size;

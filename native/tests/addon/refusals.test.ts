@@ -1,10 +1,15 @@
 // What the addon must refuse: it is the last that can, since a kernel reads the addresses that it is given.
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import type { DispatchDescription, NativeHostStream, NativeRankContext, NativeSymmetricMemory } from '../../js/binding.js';
+import type {
+  DispatchDescription,
+  NativeHostStream,
+  NativeRankContext,
+  NativeSymmetricMemory,
+} from '../../js/binding.js';
 import { native } from '../../js/native.js';
 
 const { binding, operations } = native();
-const bytes = 4096;
+const bytes = 8192;
 
 let rank: NativeRankContext;
 let memory: NativeSymmetricMemory;
@@ -41,4 +46,88 @@ it('ends an operation whose kernel has no memory for its stacks', async () => {
   const end = await operations.run(() => stream.dispatch(description({ blocks: 1024, simt })));
   expect(end.status).toBe(8);
   expect(end.message).toContain('simt executor');
+});
+
+describe('typed arrays', () => {
+  const refusal = (message: string) => expect.objectContaining({ code: 'EP_INVALID_ARGUMENT', message });
+
+  it('are refused as ranks unless they hold 32-bit integers', () => {
+    for (const array of [new Float32Array(1), new Uint32Array(1), new BigInt64Array(1), new Uint8Array(4)]) {
+      const ranks = array as unknown as Int32Array;
+      expect(() => memory.waitWatch(0, 5, 0n, 1000, ranks)).toThrow(refusal('ranks must be an Int32Array'));
+    }
+  });
+
+  it('are refused where their buffer was detached', () => {
+    const gone = new Uint8Array(16);
+    structuredClone(gone.buffer, { transfer: [gone.buffer] });
+    expect(() => memory.putBytes(0, 0, gone)).toThrow(refusal('bytes is a typed array whose buffer was detached'));
+    expect(() => memory.getBytes(0, 0, gone)).toThrow(refusal('into is a typed array whose buffer was detached'));
+    memory.putBytes(0, 0, new Uint8Array(0)); // empty is not gone
+  });
+});
+
+describe('rows whose end passes 2^64', () => {
+  const words = (...values: bigint[]): BigUint64Array => BigUint64Array.from(values);
+  // 2^24 times 2^40 is 2^64: as a product, row 2^24 of such a tensor lies at byte 0.
+  const stride = 2 ** 40;
+  const row = 1n << 24n;
+  const host = new binding.HostMemory(bytes);
+  const part = {
+    source: host,
+    srcOffset: 0,
+    strideBytes: stride,
+    rowBytes: 8,
+    dstOffset: 0,
+    dstRows: 4,
+    program: new binding.DispatchProgram(words(row), words(0n), words(1n), new Int32Array(1), 1),
+  };
+  const sum = {
+    source: host,
+    srcOffset: 0,
+    target: host,
+    dstOffset: 2048,
+    strideBytes: 8,
+    rowElements: 2,
+    dtype: 1,
+    program: new binding.ReplicaSumProgram(words(0n), words(1n), words(0n, 1n), words(0n)),
+  };
+  const refused = (over: Partial<DispatchDescription>) =>
+    expect(() => stream.dispatch(description(over))).toThrow(
+      expect.objectContaining({ code: 'EP_INVALID_ARGUMENT', message: expect.stringContaining('exceed') }),
+    );
+
+  it('are refused as the source of a part', () => refused({ parts: [part] }));
+
+  it('are refused as staged rows', () => {
+    const program = new binding.DispatchProgram(words(0n), words(0n), words(1n), new Int32Array(1), 1);
+    const staging = { sendOffset: 0, recvOffset: 0, sendRows: 0, recvRows: 0 };
+    const sendRows = 4097;
+    refused({ parts: [{ ...part, rowBytes: 1, strideBytes: 2 ** 52, program, staging: { ...staging, sendRows } }] });
+  });
+
+  it('are refused as home rows of a sum', () => {
+    const program = new binding.ReplicaSumProgram(words(row), words(1n), words(0n, 0n), words());
+    refused({ sums: [{ ...sum, strideBytes: stride, program }] });
+  });
+
+  it('are refused where the row itself is the last that 64 bits can number', () => {
+    const program = new binding.ReplicaSumProgram(words((1n << 64n) - 1n), words(2n), words(0n, 0n), words());
+    refused({ sums: [{ ...sum, program }] });
+  });
+
+  it('are refused as a replica', () => {
+    const program = new binding.ReplicaSumProgram(words(0n), words(1n), words(0n, 1n), words(1n << 61n));
+    refused({ sums: [{ ...sum, program }] });
+  });
+
+  it('are not confused with rows that fit', async () => {
+    const fits = {
+      ...part,
+      strideBytes: 8,
+      program: new binding.DispatchProgram(words(1n), words(1n), words(1n), new Int32Array(1), 1),
+    };
+    const end = await operations.run(() => stream.dispatch(description({ parts: [fits], sums: [sum] })));
+    expect(end.status).toBe(0);
+  });
 });
