@@ -291,17 +291,13 @@ Napi::Value memory_wrap::wait_watch(const Napi::CallbackInfo& info) {
   const comparison cmp = comparison_of(info[1]);
   const uint64_t value = arg_u64(info[2], "value");
   const double timeout = arg_double(info[3], "timeoutMs");
-  watcher& watches = unwrap<rank_wrap>(rank.Value(), "rank").watcher_of(env);
-  auto cancel = std::make_shared<cancel_flag>();
-  const uint64_t id = state_of(env).begin(env, cancel);
-  watch item{id, cancel, deadline_after(timeout), ranks_of(info[4], "ranks"), nullptr};
-  item.ready = [held = native, word = memory.signal(memory.context().rank(), slot), cmp, value](outcome& end) {
+  const auto ready = [held = native, word = memory.signal(memory.context().rank(), slot), cmp, value](outcome& end) {
     end.found = std::atomic_ref<uint64_t>(*word).load(std::memory_order_acquire);
     end.expected = value;
     return comparison_holds(cmp, end.found, value);
   };
-  watches.submit(std::move(item));
-  return Napi::Number::New(env, static_cast<double>(id));
+  rank_wrap& owner = unwrap<rank_wrap>(rank.Value(), "rank");
+  return Napi::Number::New(env, static_cast<double>(owner.watch_until(env, timeout, ranks_of(info[4], "ranks"), ready)));
 }
 
 // (words, atLeast, patiently) -> true when that many of the words hold
@@ -320,11 +316,7 @@ Napi::Value memory_wrap::words_watch(const Napi::CallbackInfo& info) {
   std::vector<word_test> words = words_of(memory, info[0]);
   const uint64_t at_least = arg_size(info[1], "atLeast");
   const double timeout = arg_double(info[2], "timeoutMs");
-  watcher& watches = unwrap<rank_wrap>(rank.Value(), "rank").watcher_of(env);
-  auto cancel = std::make_shared<cancel_flag>();
-  const uint64_t id = state_of(env).begin(env, cancel);
-  watch item{id, cancel, deadline_after(timeout), ranks_of(info[3], "ranks"), nullptr};
-  item.ready = [held = native, words = std::move(words), at_least](outcome& end) {
+  const auto ready = [held = native, words = std::move(words), at_least](outcome& end) {
     if (words.size() == 1 && at_least == 1) {
       end.expected = words[0].value;
       end.found = words[0].load();
@@ -334,8 +326,8 @@ Napi::Value memory_wrap::words_watch(const Napi::CallbackInfo& info) {
     end.found = words_holding(words);
     return end.found >= at_least;
   };
-  watches.submit(std::move(item));
-  return Napi::Number::New(env, static_cast<double>(id));
+  rank_wrap& owner = unwrap<rank_wrap>(rank.Value(), "rank");
+  return Napi::Number::New(env, static_cast<double>(owner.watch_until(env, timeout, ranks_of(info[3], "ranks"), ready)));
 }
 
 void memory_wrap::release(const Napi::CallbackInfo&) { native.reset(); }

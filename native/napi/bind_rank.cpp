@@ -49,10 +49,15 @@ rank_context& rank_wrap::open(Napi::Env env) const {
   return *native->context;
 }
 
-watcher& rank_wrap::watcher_of(Napi::Env env) {
+uint64_t rank_wrap::watch_until(Napi::Env env, double timeout_ms, std::vector<int32_t> awaited, std::function<bool(outcome&)> ready) {
   open(env);
   if (!native->watches) native->watches = std::make_unique<watcher>(native->context, state_of(env));
-  return *native->watches;
+  auto cancel = std::make_shared<cancel_flag>();
+  const uint64_t id = state_of(env).begin(env, cancel, [held = native] {
+    if (held->watches) held->watches->nudge();
+  });
+  native->watches->submit({id, std::move(cancel), deadline_after(timeout_ms), std::move(awaited), std::move(ready)});
+  return id;
 }
 
 Napi::Value rank_wrap::handle(const Napi::CallbackInfo& info) { return bytes_copy(info.Env(), &open(info.Env()).handle(), sizeof(ep_segment_handle)); }
@@ -118,22 +123,17 @@ Napi::Value team_wrap::barrier_watch(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   if (!open(env).barrier_under_way()) throw_invalid(env, "no barrier is under way");
   rank_wrap& owner = unwrap<rank_wrap>(rank.Value(), "rank");
-  auto cancel = std::make_shared<cancel_flag>();
   const double timeout = arg_double(info[0], "timeoutMs");
-  watcher& watches = owner.watcher_of(env);
-  const uint64_t id = state_of(env).begin(env, cancel);
   // Only members that have not entered yet are awaited: one that entered and then left has done its part. An empty list would mean every rank
   // of the world, members or not.
   std::vector<int32_t> awaited = native->barrier_missing();
   if (awaited.empty()) awaited = native->ranks();
-  watch item{id, cancel, deadline_after(timeout), std::move(awaited), nullptr};
-  item.ready = [held = native, target = native->barrier_target()](outcome& end) {
+  const auto passed = [held = native, target = native->barrier_target()](outcome& end) {
     end.expected = target;
     end.found = held->barrier_passed();
     return end.found >= target;
   };
-  watches.submit(std::move(item));
-  return Napi::Number::New(env, static_cast<double>(id));
+  return Napi::Number::New(env, static_cast<double>(owner.watch_until(env, timeout, std::move(awaited), passed)));
 }
 
 void team_wrap::barrier_leave(const Napi::CallbackInfo& info) { open(info.Env()).barrier_leave(); }

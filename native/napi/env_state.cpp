@@ -35,16 +35,18 @@ Napi::Value env_state::make_error(Napi::Env env, const failure& why) {
   return fail_.Call({Napi::Number::New(env, why.status), Napi::Number::New(env, why.sys_errno), Napi::String::New(env, why.message)});
 }
 
-uint64_t env_state::begin(Napi::Env env, cancel_ref cancel) {
+uint64_t env_state::begin(Napi::Env env, cancel_ref cancel, std::function<void()> nudge) {
   const uint64_t id = next_operation_++;
-  cancels_[id] = std::move(cancel);
+  cancels_[id] = {std::move(cancel), std::move(nudge)};
   if (pending_++ == 0) wake_.Ref(env);
   return id;
 }
 
 void env_state::cancel(uint64_t operation_id) {
   const auto found = cancels_.find(operation_id);
-  if (found != cancels_.end()) found->second->value.store(1, std::memory_order_seq_cst);
+  if (found == cancels_.end()) return;
+  found->second.flag->value.store(1, std::memory_order_seq_cst);
+  if (found->second.nudge) found->second.nudge();
 }
 
 void env_state::complete(uint64_t operation_id, const outcome& end) {

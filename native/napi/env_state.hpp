@@ -21,7 +21,8 @@ class env_state final : public completion_sink {
   Napi::Value make_error(Napi::Env env, const failure& why);
 
   // An operation that will complete later. While any is pending the event loop stays alive, or a pending top-level await would end the process.
-  uint64_t begin(Napi::Env env, cancel_ref cancel);
+  // `nudge` makes whoever sleeps over it look at its cancel flag at once; it must be callable for as long as the operation is pending.
+  uint64_t begin(Napi::Env env, cancel_ref cancel, std::function<void()> nudge = nullptr);
   void cancel(uint64_t operation_id);
   void complete(uint64_t operation_id, const outcome& end) override;
 
@@ -42,7 +43,11 @@ class env_state final : public completion_sink {
   Napi::FunctionReference fail_;
   uint64_t next_operation_ = 1;
   uint64_t pending_ = 0;
-  std::map<uint64_t, cancel_ref> cancels_;
+  struct cancellation {
+    cancel_ref flag;
+    std::function<void()> nudge; // may be empty
+  };
+  std::map<uint64_t, cancellation> cancels_;
   std::map<uint64_t, std::function<void()>> ends_;
   uint64_t next_end_ = 1;
 

@@ -44,7 +44,8 @@ struct rank_wrap : Napi::ObjectWrap<rank_wrap> {
   std::vector<std::shared_ptr<segment>> team_segments; // made for teams that have not been joined yet
   uint64_t end_key = 0;
 
-  watcher& watcher_of(Napi::Env env);
+  // Begins an operation that ends when `ready` says so, or as `watch` (watcher.hpp) tells.
+  uint64_t watch_until(Napi::Env env, double timeout_ms, std::vector<int32_t> awaited, std::function<bool(outcome&)> ready);
   rank_context& open(Napi::Env env) const;
 };
 
