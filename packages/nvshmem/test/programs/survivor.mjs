@@ -17,7 +17,8 @@ await runRank(async ({ rank, worldSize, store, args, note }) => {
     team: () => team.sync(),
     word: () => shmem.waitUntil(word, 'ne', 0),
     peer: () => shmem.waitUntil(word, 'ne', 0, { peers: [args.victim] }),
-    some: () => shmem.waitUntilSome(word, 'ne', 0),
+    // Not its last element: a survivor that is through writes to that, below.
+    some: () => shmem.waitUntilSome(word.subarray(0, 3), 'ne', 0),
     signal: () => shmem.signalWaitUntil(word, 'gt', 5),
     pad: () => pad.signals.until(0, { cmp: 'ge', value: 1n }),
     malloc: () => shmem.malloc('u8', 8),
