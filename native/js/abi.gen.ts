@@ -20,8 +20,6 @@ export const EP_MAGIC_DISPATCH = 0x31444745;
 export const EP_MEMORY_LOAD_STORE = 1;
 /** requests go through ep_proxy_ring; an engine on the host executes them */
 export const EP_MEMORY_PROXY = 2;
-/** a reservation whose producer gave up: nothing to do */
-export const EP_PROXY_NONE = 0;
 export const EP_PROXY_PUT = 1;
 export const EP_PROXY_SIGNAL = 2;
 export const EP_NO_SLOT = 0xffffffffffffffffn;
@@ -29,7 +27,7 @@ export const EP_NO_SLOT = 0xffffffffffffffffn;
 export const EP_STAGE_CREDIT = 1;
 /** waiting for the sender's chunks */
 export const EP_STAGE_ARRIVAL = 2;
-/** waiting for room in a queue */
+/** waiting for room in the queue to this rank's own engine; the rank awaited is this one */
 export const EP_STAGE_ROOM = 3;
 /** payload is far larger than the caches */
 export const EP_DISPATCH_NON_TEMPORAL = 1;
@@ -312,11 +310,12 @@ export function writeProxyRequest(view: DataView, at: number, value: ProxyReques
 }
 
 /**
- * Multi-producer ring: a producer reserves by fetch-add on `tail`, waits until `head` shows room, writes, then
- * publishes `turn`. Hazard: looking for room before the reservation lets two producers see the same last free entry.
+ * Multi-producer ring: a producer waits until `head` shows room for the number that `tail` gives next, takes that
+ * number by compare-exchange (or starts again), writes, then publishes `turn`. Hazard: every number taken must be
+ * published, or the engine waits for it for ever; so nothing that may fail comes after the reservation.
  */
 export interface ProxyRing {
-  /** reserved by producers */
+  /** next number to be taken by a producer */
   readonly tail: bigint;
   /** taken over by the engine: entries below it may be reused */
   readonly head: bigint;
@@ -802,8 +801,9 @@ export function writeCompatArgs(view: DataView, at: number, value: CompatArgs): 
 
 /**
  * An eventcount: those who sleep count themselves in `waiters`, those who make progress visible bump `epoch` and wake
- * them. Hazard: the signaller's update and its load of `waiters` must be sequentially consistent, likewise the waiter's
- * increment and its re-check; otherwise both can miss each other and the waiter sleeps until its slice ends.
+ * them. Hazard: the signaller's update and its load of `waiters` must be sequentially consistent (or have such a fence
+ * between them), likewise the waiter's increment and its re-check; otherwise both can miss each other and the waiter
+ * sleeps until its slice ends.
  */
 export interface WakeWord {
   /** the futex */

@@ -241,7 +241,40 @@ void a_producer_that_gives_up_leaves_no_hole() {
   engine->flush(1, std::make_shared<cancel_flag>(), 1, no_deadline);
   EP_CHECK_EQ(sink.wait(1), uint32_t{EP_STATUS_OK});
   EP_CHECK_EQ(world.signal(0), sent);
-  EP_CHECK_EQ(std::atomic_ref<uint64_t>(reinterpret_cast<ep_proxy_ring*>(handle.proxy)->completed).load(), uint64_t{2000});
+  EP_CHECK_EQ(std::atomic_ref<uint64_t>(reinterpret_cast<ep_proxy_ring*>(handle.proxy)->completed).load(), sent);
+}
+
+// Nobody takes requests any more: the wait for room ends by deadline or cancellation. That a peer died meanwhile has nothing to do with it.
+void a_full_queue_is_this_ranks_own() {
+  pair_world world(4096, 2);
+  ep_proxy_request entries[2]{};
+  ep_proxy_ring ring{};
+  ring.entries = reinterpret_cast<uint64_t>(entries);
+  ring.capacity = 2;
+  world.memories[0]->use_proxy(std::shared_ptr<ep_proxy_ring>(&ring, [](ep_proxy_ring*) {}));
+  world.contexts[1]->leave(false);
+  EP_CHECK_EQ(world.contexts[0]->life(1), unsigned{EP_LIFE_DEAD});
+  const ep_memory_handle handle = world.memories[0]->device_handle();
+  const auto signals = [&](int count, const std::atomic<uint32_t>& cancel, double timeout_ms) {
+    ep_kernel_status status{};
+    const kernel_environment environment{world.contexts[0]->waits(&cancel, deadline_after(timeout_ms))};
+    run_blocks(1, environment, [&](fast_context& context) {
+      const proxy_endpoint endpoint{handle};
+      bool ok = true;
+      for (int i = 0; i < count; ++i) ok = ok && endpoint.signal(context, block_coop<fast_context>{context}, 1, 0, 1, &status);
+      return ok;
+    });
+    return status;
+  };
+  std::atomic<uint32_t> cancel{0};
+  EP_CHECK_EQ(signals(2, cancel, -1).status, uint32_t{EP_STATUS_OK});
+  const ep_kernel_status late = signals(1, cancel, 20);
+  EP_CHECK_EQ(late.status, uint32_t{EP_STATUS_TIMEOUT});
+  EP_CHECK_EQ(late.stage, EP_STAGE_ROOM);
+  EP_CHECK_EQ(late.rank, 0);
+  cancel = 1;
+  EP_CHECK_EQ(signals(1, cancel, -1).status, uint32_t{EP_STATUS_ABORTED});
+  EP_CHECK_EQ(ring.tail, uint64_t{2}); // whoever gave up took no number
 }
 
 } // namespace
@@ -253,5 +286,6 @@ int main() {
   for (uint64_t seed = 1; seed <= 10; ++seed) kernels_post_through_the_ring(seed);
   for (uint64_t seed = 1; seed <= 5; ++seed) completed_is_a_prefix(seed);
   a_producer_that_gives_up_leaves_no_hole();
+  a_full_queue_is_this_ranks_own();
   return ep::check::finish();
 }

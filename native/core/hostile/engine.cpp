@@ -155,12 +155,6 @@ bool hostile_engine::take_ring() {
       request.rows = entry.rows;
       request.dst_offset = entry.dst_offset;
     }
-    if (entry.op == EP_PROXY_NONE) {
-      std::atomic_ref<uint64_t>(ring.head).store(head + 1, std::memory_order_seq_cst);
-      ring_landed(head);
-      any = true;
-      continue;
-    }
     const char* why = entry.op == EP_PROXY_PUT || entry.op == EP_PROXY_SIGNAL ? refusal(request) : "is neither a put nor a signal";
     if (why == nullptr) {
       begin(std::move(request), head);

@@ -206,7 +206,6 @@ class world {
   }
 
   template <class Ctx> void perform(Ctx& ctx, const ep_proxy_request& request) {
-    if (request.op == EP_PROXY_NONE) return;
     rank_state& peer = at(request.peer);
     if (request.op == EP_PROXY_PUT) {
       for (uint64_t row = 0; row < request.rows; ++row) {

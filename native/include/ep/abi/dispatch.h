@@ -42,7 +42,7 @@ EP_STATIC_ASSERT(sizeof(ep_kernel_status) == 32, "read by the host after the ker
 
 #define EP_STAGE_CREDIT 1u  /* waiting for the receiver to release its tensor */
 #define EP_STAGE_ARRIVAL 2u /* waiting for the sender's chunks */
-#define EP_STAGE_ROOM 3u    /* waiting for room in a queue */
+#define EP_STAGE_ROOM 3u    /* waiting for room in the queue to this rank's own engine; the rank awaited is this one */
 
 #define EP_DISPATCH_NON_TEMPORAL 1u /* payload is far larger than the caches */
 

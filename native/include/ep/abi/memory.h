@@ -30,7 +30,6 @@ typedef struct ep_memory_handle {
 EP_STATIC_ASSERT(sizeof(ep_memory_handle) == 64, "one cache line, handed to kernels by value");
 
 /* One request of a kernel to the engine behind EP_MEMORY_PROXY. Rows may be strided at the source and are packed at the destination. */
-#define EP_PROXY_NONE 0u /* a reservation whose producer gave up: nothing to do */
 #define EP_PROXY_PUT 1u
 #define EP_PROXY_SIGNAL 2u
 
@@ -52,10 +51,11 @@ EP_STATIC_ASSERT(sizeof(ep_proxy_request) == 128, "two cache lines; a ring index
 
 #define EP_NO_SLOT UINT64_MAX
 
-/* Multi-producer ring: a producer reserves by fetch-add on `tail`, waits until `head` shows room, writes, then publishes `turn`.
- * Hazard: looking for room before the reservation lets two producers see the same last free entry. */
+/* Multi-producer ring: a producer waits until `head` shows room for the number that `tail` gives next, takes that number by compare-exchange (or
+ * starts again), writes, then publishes `turn`.
+ * Hazard: every number taken must be published, or the engine waits for it for ever; so nothing that may fail comes after the reservation. */
 typedef struct ep_proxy_ring {
-  uint64_t tail; /* reserved by producers */
+  uint64_t tail; /* next number to be taken by a producer */
   uint8_t pad0[56];
   uint64_t head; /* taken over by the engine: entries below it may be reused */
   uint8_t pad1[56];

@@ -59,15 +59,16 @@ struct proxy_endpoint {
 
   template <class Ctx> EP_HD bool post(Ctx& ctx, const ep_proxy_request& request, ep_kernel_status* status) const {
     ep_proxy_ring& r = ring();
-    const uint64_t sequence = reserve(ctx, &r.tail, 1);
-    /* Room is awaited after the reservation: before it, two producers would both count on the same last free entry. */
-    const bool room = sequence < r.capacity || ctx.wait(&r.head, sequence - r.capacity + 1, request.peer, EP_STAGE_ROOM, status);
-    /* A reservation cannot be given back: whoever gives up still publishes it, as nothing to do, or the engine would wait for it for ever. The
-     * engine frees entries without waiting for anyone's data, so this loop is short; an engine that stops frees them all. */
-    while (sequence >= r.capacity && load_acquire(ctx, &r.head) < sequence - r.capacity + 1) {
-    }
+    uint64_t sequence;
+    do {
+      sequence = load_relaxed(ctx, &r.tail);
+      /* Room is awaited before the reservation, which cannot be given back: the engine would wait for ever for an entry whose producer gave up.
+       * Another producer may see the same last free entry, but only one gets its number. The rank itself is awaited: the queue is its own, so
+       * neither a peer's death nor its slowness can be the reason, and only deadline, cancellation and closing end this wait. */
+      if (sequence >= r.capacity && !ctx.wait(&r.head, sequence - r.capacity + 1, memory.rank, EP_STAGE_ROOM, status)) return false;
+    } while (!reserve(ctx, &r.tail, sequence));
     auto* entry = reinterpret_cast<ep_proxy_request*>(r.entries) + (sequence & (r.capacity - 1));
-    entry->op = room ? request.op : EP_PROXY_NONE;
+    entry->op = request.op;
     entry->peer = request.peer;
     entry->memory_id = request.memory_id;
     entry->src = request.src;
@@ -80,7 +81,7 @@ struct proxy_endpoint {
     store_release(ctx, &entry->turn, sequence + 1);
     fence_system(); /* the engine's half of the eventcount: publish before looking for sleepers */
     ctx.wake(r.wake);
-    return room;
+    return true;
   }
 
   template <class Ctx, class Coop>

@@ -60,11 +60,13 @@ template <class Ctx> EP_HD uint64_t exchange(Ctx& ctx, uint64_t* word, uint64_t 
   return detail::word_ref(*word).exchange(value, detail::seq_cst);
 }
 
-/* Takes `count` numbers of a queue whose producers all run on one machine; orders nothing. Device scope, because such a word may lie in host
- * memory: over PCIe without native atomics a GPU's system-scope read-modify-write of host memory is not allowed (compute-sanitizer refuses it). */
-template <class Ctx> EP_HD uint64_t reserve(Ctx& ctx, uint64_t* word, uint64_t count) {
+/* Takes number `next` of a queue whose producers all run on one machine; false when another producer took it first. Orders nothing. Device scope,
+ * because such a word may lie in host memory: over PCIe without native atomics a GPU's system-scope read-modify-write of host memory is not
+ * allowed (compute-sanitizer refuses it). */
+template <class Ctx> EP_HD bool reserve(Ctx& ctx, uint64_t* word, uint64_t next) {
   ctx.point();
-  return detail::launch_ref(*word).fetch_add(count, detail::relaxed);
+  uint64_t found = next;
+  return detail::launch_ref(*word).compare_exchange_strong(found, next + 1, detail::relaxed);
 }
 
 /* Orders this lane's earlier stores before its later ones, as seen by everyone. Non-temporal stores of the host bulk copy are not ordered
