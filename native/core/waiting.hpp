@@ -21,7 +21,7 @@ struct wait_policy {
   int64_t spin_ns;
   int64_t yield_ns;  // after spinning: sched_yield between looks
   int64_t slice_ns;  // then sleep at most this long between looks at life and deadline
-  int64_t inline_ns; // how long a JS thread may look before it hands the wait over: see wait_inline
+  int64_t inline_ns = 0; // how long a JS thread may look before it hands the wait over: see wait_inline
 };
 wait_policy wait_policy_for(int ranks_on_host);
 
