@@ -19,7 +19,6 @@ import {
   type Work,
   WorkOwner,
 } from '@ep/core';
-import type { Outcome } from '@ep/native';
 import { type Agreement, RECORD_BYTES } from './agreement.js';
 import { type BoundSpec, bindSpec, type PartSpec } from './binding-spec.js';
 import { type CallCounters, type CallPlace, callError, describeCall, receivedTensors, zeroGaps } from './call.js';
@@ -269,21 +268,14 @@ export class Dispatcher extends Resource implements Closeable {
       timeoutMs: Number.isFinite(timeoutMs) ? timeoutMs : -1,
       ...(this.#init.simt === undefined ? {} : { simt: this.#init.simt }),
     };
-    const letGo = this.hold(name);
     // close() cuts off what waits for peers: they may never come.
     const cuts = [this.#cancel.signal, this.closing];
-    const linked = linkSignals(options.signal, ...cuts);
-    const end = (): void => {
-      linked.unlink();
-      letGo();
-    };
-    let under: Promise<Outcome> | undefined;
-    try {
-      under = this.#init.stream.dispatch(description, linked.signal);
-    } catch (error) {
-      end();
-      throw error;
-    }
+    let unlink: (() => void) | undefined;
+    const under = this.#init.stream.dispatch(description, () => {
+      const linked = linkSignals(options.signal, ...cuts);
+      unlink = linked.unlink;
+      return linked.signal;
+    });
     this.#call++;
     slot.uses++;
     for (const [rank, count] of counters.arrivals.entries()) if (count !== 0n) this.#arrived[slot.index]![rank] = count;
@@ -292,11 +284,15 @@ export class Dispatcher extends Resource implements Closeable {
     slot.held = lease;
     const sequence = this.#sequence++;
     if (under === undefined) {
-      end();
       zeroGaps(spec, place);
       return doneWork<Lease>(name, sequence, lease);
     }
     const control = createWork<Lease>({ op: name, sequence, owner: this.#owner });
+    const letGo = this.hold(name);
+    const end = (): void => {
+      unlink?.();
+      letGo();
+    };
     under.then(
       (outcome) => {
         end();

@@ -58,12 +58,14 @@ export class HostStream extends Resource {
     return this.#follow(() => start(this.#stream), signal);
   }
 
-  /** Launches a dispatch. `undefined`: it ended, and well, before the call returned. Throws what the addon refuses; nothing was launched then. */
-  dispatch(description: DispatchDescription, signal?: AbortSignal): Promise<Outcome> | undefined {
+  /**
+   * Launches a dispatch. `undefined`: it ended, and well, before the call returned; `signalOf` is then not called. Throws what the addon refuses; nothing
+   * was launched then.
+   */
+  dispatch(description: DispatchDescription, signalOf: () => AbortSignal): Promise<Outcome> | undefined {
     this.checkOpen('dispatch');
-    signal?.throwIfAborted();
     const operation = this.#stream.dispatch(description);
-    return operation === 0 ? undefined : this.#follow(() => operation, signal);
+    return operation === 0 ? undefined : this.#follow(() => operation, signalOf());
   }
 
   #follow(start: () => OperationId, signal?: AbortSignal): Promise<Outcome> {
