@@ -162,13 +162,23 @@ Napi::Value memory_wrap::peek(const Napi::CallbackInfo& info) {
   return Napi::BigInt::New(info.Env(), std::atomic_ref<uint64_t>(*memory.signal(memory.context().rank(), slot)).load(std::memory_order_acquire));
 }
 
+namespace {
+
+// The third argument, which mostly is the very memory that the call is made on: then its type tag need not be looked up (a third of the call's time).
+operand operand_near(const memory_wrap& self, const Napi::CallbackInfo& info, const char* what) {
+  if (!info[2].StrictEquals(info.This())) return operand_of(info[2], what);
+  return {reinterpret_cast<uint64_t>(self.native->data(self.native->context().rank())), self.native->byte_length(), nullptr};
+}
+
+} // namespace
+
 // (peer, dstOffset, source: HostMemory | SymmetricMemory, srcOffset, byteLength, op, slot, value)
 void memory_wrap::put(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = open(info.Env());
   const int32_t peer = peer_of(memory, info[0]);
   const uint64_t size = arg_size(info[4], "byteLength");
   const uint64_t offset = offset_of(memory, info[1], size);
-  const operand source = operand_of(info[2], "source");
+  const operand source = operand_near(*this, info, "source");
   const uint64_t from = arg_size(info[3], "srcOffset");
   if (from > source.byte_length || size > source.byte_length - from) {
     throw_invalid(info.Env(), "source bytes " + std::to_string(from) + " + " + std::to_string(size) + " exceed " + std::to_string(source.byte_length));
@@ -227,7 +237,7 @@ void memory_wrap::get(const Napi::CallbackInfo& info) {
   const int32_t peer = peer_of(memory, info[0]);
   const uint64_t size = arg_size(info[4], "byteLength");
   const uint64_t offset = offset_of(memory, info[1], size);
-  const operand into = operand_of(info[2], "destination");
+  const operand into = operand_near(*this, info, "destination");
   const uint64_t at = arg_size(info[3], "dstOffset");
   if (at > into.byte_length || size > into.byte_length - at) {
     throw_invalid(info.Env(), "destination bytes " + std::to_string(at) + " + " + std::to_string(size) + " exceed " + std::to_string(into.byte_length));
@@ -335,16 +345,16 @@ void memory_wrap::release(const Napi::CallbackInfo&) { native.reset(); }
 operand operand_of(Napi::Value value, const char* what) {
   if (value.IsObject()) {
     bool same = false;
-    napi_check_object_type_tag(value.Env(), value, &host_memory_wrap::type_tag, &same);
-    if (same) {
-      const auto& native = host_memory_wrap::Unwrap(value.As<Napi::Object>())->native;
-      return {reinterpret_cast<uint64_t>(native->data()), native->byte_length(), native};
-    }
     napi_check_object_type_tag(value.Env(), value, &memory_wrap::type_tag, &same);
     if (same) {
       auto* wrap = memory_wrap::Unwrap(value.As<Napi::Object>());
       const symmetric_memory& memory = wrap->open(value.Env());
       return {reinterpret_cast<uint64_t>(memory.data(memory.context().rank())), memory.byte_length(), wrap->native};
+    }
+    napi_check_object_type_tag(value.Env(), value, &host_memory_wrap::type_tag, &same);
+    if (same) {
+      const auto& native = host_memory_wrap::Unwrap(value.As<Napi::Object>())->native;
+      return {reinterpret_cast<uint64_t>(native->data()), native->byte_length(), native};
     }
   }
   throw_invalid(value.Env(), std::string(what) + " is neither a HostMemory nor a SymmetricMemory");

@@ -124,7 +124,8 @@ std::string shown(Napi::Value value) {
 } // namespace
 
 uint64_t arg_size(Napi::Value value, const char* what) {
-  const double number = value.IsNumber() ? value.As<Napi::Number>().DoubleValue() : -1;
+  double number = -1;
+  napi_get_value_double(value.Env(), value, &number); // leaves it alone when the value is no number
   if (!(number >= 0) || number > 9007199254740991.0 || number != std::floor(number)) {
     throw_invalid(value.Env(), std::string(what) + " must be a non-negative safe integer, got " + shown(value));
   }
@@ -132,7 +133,8 @@ uint64_t arg_size(Napi::Value value, const char* what) {
 }
 
 int32_t arg_int(Napi::Value value, const char* what) {
-  const double number = value.IsNumber() ? value.As<Napi::Number>().DoubleValue() : 0.5;
+  double number = 0.5;
+  napi_get_value_double(value.Env(), value, &number); // leaves it alone when the value is no number
   if (number != std::floor(number) || number < -2147483648.0 || number > 2147483647.0) {
     throw_invalid(value.Env(), std::string(what) + " must be a 32-bit integer, got " + shown(value));
   }
