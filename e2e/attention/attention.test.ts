@@ -124,7 +124,7 @@ describe('failures', () => {
   for (const mode of ['threads', 'processes'] as Mode[]) {
     it(`a killed rank is named by everyone who waits for it (${mode})`, { timeout: 60_000 }, async () => {
       const victim = 1;
-      const reports = await runRanks('lost', 3, mode, { data: { victim }, kill: { rank: victim, afterMs: 1_500 } });
+      const reports = await runRanks('lost', 3, mode, { data: { victim }, kill: { rank: victim, afterMs: 100 } });
       const survivors = reports.filter(({ rank }) => rank !== victim);
       const failures = valuesOf<{ code: string; rank: number }>(survivors);
       for (const failure of failures) expect(failure.code).toBe('EP_PEER_LOST');

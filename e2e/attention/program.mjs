@@ -28,7 +28,10 @@ try {
   );
   let message;
   try {
-    message = { rank: start.rank, value: await scenarios[start.scenario]({ ...start, transport }) };
+    message = {
+      rank: start.rank,
+      value: await scenarios[start.scenario]({ ...start, transport, ready: () => post('ready') }),
+    };
   } finally {
     await transport.close();
     await store.close();

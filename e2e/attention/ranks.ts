@@ -26,12 +26,13 @@ export interface Start {
 
 const PROGRAM = new URL('./program.mjs', import.meta.url);
 
-function runThread(start: Start): { ended: Promise<Report>; kill: () => void } {
+function runThread(start: Start, onReady: () => void): { ended: Promise<Report>; kill: () => void } {
   const worker = new Worker(PROGRAM, { workerData: start });
   let report: Report | undefined;
   const ended = new Promise<Report>((resolve) => {
-    worker.on('message', (message: Report) => {
-      report = message;
+    worker.on('message', (message: Report | 'ready') => {
+      if (message === 'ready') onReady();
+      else report = message;
     });
     worker.on('error', (error) => {
       report = { rank: start.rank, error: { message: String(error) } };
@@ -41,12 +42,13 @@ function runThread(start: Start): { ended: Promise<Report>; kill: () => void } {
   return { ended, kill: () => void worker.terminate() };
 }
 
-function runProcess(start: Start): { ended: Promise<Report>; kill: () => void } {
+function runProcess(start: Start, onReady: () => void): { ended: Promise<Report>; kill: () => void } {
   const child: ChildProcess = fork(fileURLToPath(PROGRAM), [JSON.stringify(start)], { serialization: 'advanced' });
   let report: Report | undefined;
   const ended = new Promise<Report>((resolve) => {
-    child.on('message', (message: Report) => {
-      report = message;
+    child.on('message', (message: Report | 'ready') => {
+      if (message === 'ready') onReady();
+      else report = message;
     });
     child.on('exit', (code, signal) => resolve(report ?? { rank: start.rank, exit: signal ?? `exit ${code}` }));
   });
@@ -56,7 +58,7 @@ function runProcess(start: Start): { ended: Promise<Report>; kill: () => void } 
 export interface RunOptions {
   readonly data?: unknown;
   readonly timeoutMs?: number;
-  /** Kills that rank (SIGKILL, or terminate() of its thread) after so many milliseconds. */
+  /** Kills that rank (SIGKILL, or terminate() of its thread) so many milliseconds after it has reported that it is ready. */
   readonly kill?: { readonly rank: number; readonly afterMs: number };
 }
 
@@ -68,12 +70,15 @@ export async function runRanks(
   options: RunOptions = {},
 ): Promise<Report[]> {
   const folder = await mkdtemp(join(tmpdir(), 'ep-e2e-'));
+  let killer: NodeJS.Timeout | undefined;
   const ranks = Array.from({ length: worldSize }, (_, rank) => {
     const start = { scenario, rank, worldSize, store: join(folder, 'store'), data: options.data };
-    return mode === 'threads' ? runThread(start) : runProcess(start);
+    const onReady = (): void => {
+      if (options.kill?.rank === rank) killer = setTimeout(() => ranks[rank]!.kill(), options.kill.afterMs);
+    };
+    return mode === 'threads' ? runThread(start, onReady) : runProcess(start, onReady);
   });
   const timeoutMs = options.timeoutMs ?? 60_000;
-  const killer = options.kill && setTimeout(() => ranks[options.kill!.rank]!.kill(), options.kill.afterMs);
   let timer: NodeJS.Timeout | undefined;
   const late = new Promise<never>((_, reject) => {
     timer = setTimeout(

@@ -236,13 +236,16 @@ async function abort({ transport, rank, worldSize, data }) {
 }
 
 /** A rank dies while the others wait for its rows. */
-async function lost({ transport, rank, worldSize, data }) {
+async function lost({ transport, rank, worldSize, data, ready }) {
   const plan = fullPlan(worldSize, 20);
   const specs = { forward: [{ name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [4] }] };
   const dispatcher = await openDispatcher(transport, { leaseBytes: leaseBytesFor(specs.forward), timeoutMs: 30_000 });
   const { forward } = await dispatcher.bind(specs);
   const q = tensor('f32', [plan.fwdQ.sendTokens[rank], 4]);
-  if (rank === data.victim) await new Promise(() => setInterval(() => {}, 1000));
+  if (rank === data.victim) {
+    await ready();
+    await new Promise(() => setInterval(() => {}, 1000));
+  }
   let failure;
   const began = performance.now();
   try {
