@@ -162,6 +162,22 @@ describe('failures', () => {
     expect(performance.now() - began).toBeLessThan(20_000);
   });
 
+  it('a transport that closes first ends calls with an error and leaves the process alone', {
+    timeout: 30_000,
+  }, async () => {
+    const [codes] = valuesOf<string>(await runRanks('transportCloses', 2, 'processes'));
+    expect(codes).toMatch(/^EP_(CLOSED|ABORTED) EP_CLOSED$/);
+  });
+
+  it('binds that overlap do not mix', { timeout: 30_000 }, async () => {
+    const all = Array.from({ length: 6 }, () => 'fulfilled').join();
+    expect(valuesOf(await runRanks('overlappingBinds', 3, 'threads'))).toEqual([all, all, all]);
+  });
+
+  it('inline calls let timers fire', { timeout: 30_000 }, async () => {
+    expect(valuesOf(await runRanks('timers', 1, 'threads'))).toEqual([true]);
+  });
+
   it('wrong calls are refused with their code', { timeout: 60_000 }, async () => {
     const [codes] = valuesOf<Record<string, string>>(await runRanks('badInput', 1, 'threads'));
     expect(codes).toEqual({
@@ -169,6 +185,9 @@ describe('failures', () => {
       dtype: 'EP_INVALID_ARGUMENT',
       rows: 'EP_INVALID_ARGUMENT',
       width: 'EP_INVALID_ARGUMENT',
+      shape: 'EP_INVALID_ARGUMENT',
+      noTensor: 'EP_INVALID_ARGUMENT',
+      nothing: 'EP_INVALID_ARGUMENT',
       detached: 'EP_DETACHED',
       resizable: 'EP_DETACHED',
       capacity: 'EP_CAPACITY',

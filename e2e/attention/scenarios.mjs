@@ -307,6 +307,9 @@ async function badInput({ transport, worldSize }) {
   attempt('dtype', () => forward.run({ q: tensor('f64', [rows, 4]) }));
   attempt('rows', () => forward.run({ q: tensor('f32', [rows + 1, 4]) }));
   attempt('width', () => forward.run({ q: tensor('f32', [rows, 5]) }));
+  attempt('shape', () => forward.run({ q: tensor('f32', [rows, 2, 2]) }));
+  attempt('noTensor', () => forward.run({ q: new Float32Array(rows * 4) }));
+  attempt('nothing', () => forward.run());
   const buffer = new ArrayBuffer(rows * 16);
   const detached = tensor('f32', [rows, 4], new Float32Array(buffer));
   structuredClone(buffer, { transfer: [buffer] });
@@ -353,6 +356,69 @@ async function badInput({ transport, worldSize }) {
   await dispatcher.close();
   attempt('closed', () => forward.run({ q: tensor('f32', [rows, 4]) }));
   return codes;
+}
+
+/** The transport goes away under a call, and under a dispatcher that is still open. */
+async function transportCloses({ transport, rank, worldSize }) {
+  const plan = fullPlan(worldSize, 20);
+  const dispatcher = await openDispatcher(transport, { leaseBytes: 65536, timeoutMs: 60_000 });
+  const { forward } = await dispatcher.bind({ forward: [{ name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [4] }] });
+  const idle = await openDispatcher(transport, { leaseBytes: 65536, timeoutMs: 60_000 });
+  const { later } = await idle.bind({ later: [{ name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [4] }] });
+  const q = tensor('f32', [plan.fwdQ.sendTokens[rank], 4]);
+  const codeOf = (promise) =>
+    promise.then(
+      () => 'done',
+      (error) => error.code,
+    );
+  const lease = await forward.run({ q });
+  if (rank === 1) {
+    await new Promise((resolve) => setTimeout(resolve, 200));
+    lease.release();
+    return 'absent';
+  }
+  const under = codeOf(forward.run({ q }));
+  await new Promise((resolve) => setTimeout(resolve, 50));
+  await transport.close();
+  const codes = [await under];
+  lease.release();
+  try {
+    later.run({ q });
+    codes.push('launched');
+  } catch (error) {
+    codes.push(error.code);
+  }
+  await dispatcher.close();
+  await idle.close();
+  return codes.join(' ');
+}
+
+/** Several binds at once, on every rank in the same order. */
+async function overlappingBinds({ transport, worldSize }) {
+  const dispatcher = await openDispatcher(transport, { leaseBytes: 65536, timeoutMs: 20_000 });
+  const parts = (seed) => ({
+    forward: [{ name: 'q', plan: randomPlan(seed, worldSize).fwdQ, dtype: 'f32', rowShape: [4] }],
+  });
+  const ends = await Promise.allSettled([1, 2, 3, 4, 5, 6].map((seed) => dispatcher.bind(parts(seed))));
+  await dispatcher.close();
+  return ends.map(({ status, reason }) => reason?.message ?? status).join();
+}
+
+/** Calls that end inline, one after the other, for as long as no timer stops them. */
+async function timers({ transport, rank, worldSize }) {
+  const plan = fullPlan(worldSize, 2);
+  const dispatcher = await openDispatcher(transport, { leaseBytes: 65536 });
+  const { forward } = await dispatcher.bind({ forward: [{ name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [4] }] });
+  const q = tensor('f32', [plan.fwdQ.sendTokens[rank], 4]);
+  let fired = false;
+  setTimeout(() => {
+    fired = true;
+  }, 50);
+  const end = performance.now() + 10_000;
+  let calls = 0;
+  for (; !fired && performance.now() < end; calls++) (await forward.run({ q })).release();
+  await dispatcher.close();
+  return fired && calls > 100;
 }
 
 /** A resync that some ranks come to late, or not at all at first; a lease that is released while it is under way. */
@@ -474,6 +540,9 @@ export const scenarios = {
   mismatch,
   badInput,
   closeInFlight,
+  transportCloses,
+  overlappingBinds,
+  timers,
   lateResync,
   strided,
 };

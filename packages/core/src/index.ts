@@ -5,6 +5,7 @@ export * from './dtype.js';
 export * from './env.js';
 export * from './errors.js';
 export { barrier, exchange, type Meeting, type MeetingOptions } from './exchange.js';
+export * from './loop.js';
 export * from './ranks.js';
 export * from './rendezvous.js';
 export * from './scope.js';

@@ -46,6 +46,7 @@ export class Agreement {
   #round = 0;
   readonly #base: BigUint64Array;
   #epoch = 0;
+  #tail: Promise<unknown> = Promise.resolve();
   /** The highest epoch that this rank has ever proposed: one that was tried in vain may have been agreed on by others, so it is never used again. */
   #proposed = 0;
 
@@ -69,7 +70,20 @@ export class Agreement {
   }
 
   /** Every rank's record (64 bytes), in rank order. Collective. Rejects with `EP_TIMEOUT` or `EP_PEER_LOST` naming who did not take part. */
-  async exchange(record: Uint8Array, options: WaitOptions = {}): Promise<Uint8Array[]> {
+  exchange(record: Uint8Array, options: WaitOptions = {}): Promise<Uint8Array[]> {
+    // One after the other: the two sets of records are enough only if nobody starts a second exchange before it has read the first.
+    const run = this.#tail.then(() => this.#exchange(record, options));
+    this.#tail = run.catch(() => {});
+    return run;
+  }
+
+  /** Resolves when no exchange is under way. */
+  async idle(): Promise<void> {
+    await this.#tail;
+  }
+
+  async #exchange(record: Uint8Array, options: WaitOptions): Promise<Uint8Array[]> {
+    options.signal?.throwIfAborted();
     const round = ++this.#round;
     // Sets alternate: a fast rank's next record must not land on one that a slow rank still reads.
     const set = round & 1;

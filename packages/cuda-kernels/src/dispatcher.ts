@@ -9,7 +9,10 @@ import {
   type Endpoint,
   EpError,
   formatRanks,
+  invalid,
+  isEpError,
   linkSignals,
+  loopIsDue,
   type Rank,
   Resource,
   type SymmetricMemory,
@@ -131,12 +134,16 @@ export class Dispatcher extends Resource implements Closeable {
     record.set(createHash('sha256').update(text).digest());
     new TextEncoder().encodeInto(where, record.subarray(32));
     let records: Uint8Array[];
+    const linked = linkSignals(options.signal, this.#cancel.signal, this.closing);
     try {
-      records = await this.#init.agreement.exchange(record, { timeoutMs: this.#init.timeoutMs, ...options });
+      const wait = { timeoutMs: this.#init.timeoutMs, ...options, signal: linked.signal };
+      records = await this.#init.agreement.exchange(record, wait);
     } catch (reason) {
       // Ranks may have counted this round or not: only a resync brings them together again.
       this.#poison ??= { reason };
       throw reason;
+    } finally {
+      linked.unlink();
     }
     const odd = records.flatMap((other, rank) => (Buffer.compare(other, record) === 0 ? [] : [rank]));
     if (odd.length === 0) return;
@@ -171,6 +178,7 @@ export class Dispatcher extends Resource implements Closeable {
         this.#poison ??= { reason };
         this.#cancel.abort(reason);
         await this.#owner.idle();
+        await this.#init.agreement.idle();
         this.#cancel = new AbortController();
         const wait = { timeoutMs: this.#init.timeoutMs, ...options };
         // From the first announcement on, peers may count from anew: a credit that is granted now would be taken for one of the next epoch.
@@ -248,21 +256,21 @@ export class Dispatcher extends Resource implements Closeable {
     }
     // Everything that can be refused is refused before the call counts: the other ranks' counters must not wait for it.
     const operands = spec.parts.map((part) => {
-      const source = sources[part.spec.name];
-      if (source === undefined)
-        throw new EpError('EP_INVALID_ARGUMENT', `${name}: source ${part.spec.name} is missing`);
+      const source = sources?.[part.spec.name];
+      const what = `source ${part.spec.name}`;
+      if (source?.shape === undefined) throw invalid(what, { where: name, expected: 'a tensor', found: source });
       if (source.dtype !== part.spec.dtype) {
-        throw new EpError(
-          'EP_INVALID_ARGUMENT',
-          `${name}: source ${part.spec.name} must be ${part.spec.dtype}, found ${source.dtype}`,
-        );
+        throw invalid(`dtype of ${what}`, { where: name, expected: part.spec.dtype, found: source.dtype });
       }
-      return sourceOperand(source, `${name} ${part.spec.name}`, part.sendRows, part.rowElements);
+      return sourceOperand(source, `${name} ${part.spec.name}`, part.sendRows, part.spec.rowShape);
     });
     const place = this.#place(slot);
     const counters = this.#counters(spec, slot);
+    const tensors = receivedTensors(spec, place);
+    const described = describeCall(spec, place, operands, counters);
     const description = {
-      ...describeCall(spec, place, operands, counters),
+      ...described,
+      inline: described.inline === true && !loopIsDue(),
       handle: this.#init.handle.bytes,
       blocks: this.#init.blocks,
       timeoutMs: Number.isFinite(timeoutMs) ? timeoutMs : -1,
@@ -280,7 +288,7 @@ export class Dispatcher extends Resource implements Closeable {
     slot.uses++;
     for (const [rank, count] of counters.arrivals.entries()) if (count !== 0n) this.#arrived[slot.index]![rank] = count;
     const stagedBytes = operands.reduce((sum, operand) => sum + operand.stagedBytes, 0);
-    const lease = new HeldLease(receivedTensors(spec, place), stagedBytes, () => this.#give(slot));
+    const lease = new HeldLease(tensors, stagedBytes, () => this.#give(slot));
     slot.held = lease;
     const sequence = this.#sequence++;
     if (under === undefined) {
@@ -289,29 +297,21 @@ export class Dispatcher extends Resource implements Closeable {
     }
     const control = createWork<Lease>({ op: name, sequence, owner: this.#owner });
     const letGo = this.hold(name);
-    const end = (): void => {
-      unlink?.();
-      letGo();
-    };
-    under.then(
-      (outcome) => {
-        end();
-        if (outcome.status === 0) {
-          zeroGaps(spec, place);
-          control.resolve(lease);
-        } else {
-          const error = callError(name, outcome, place, counters);
-          this.#poison ??= { reason: error };
-          control.reject(error);
-        }
-      },
-      (reason: unknown) => {
-        end();
+    under
+      .then((outcome) => {
+        if (outcome.status !== 0) throw callError(name, outcome, place, counters);
+        zeroGaps(spec, place);
+        control.resolve(lease);
+      })
+      .catch((reason: unknown) => {
         this.#poison ??= { reason };
         if (cuts.some((cut) => cut.aborted && cut.reason === reason)) control.abort(reason);
         else control.reject(reason);
-      },
-    );
+      })
+      .finally(() => {
+        unlink?.();
+        letGo();
+      });
     return control.work;
   }
 
@@ -336,6 +336,11 @@ export class Dispatcher extends Resource implements Closeable {
     if (this.closed) return;
     const { memory, layout, endpoints } = this.#init;
     const update = { slot: creditSlot(layout, slot.index) + this.rank, op: 'add' as const, value: 1n };
-    for (const endpoint of endpoints) endpoint.signal(memory, update);
+    try {
+      for (const endpoint of endpoints) endpoint.signal(memory, update);
+    } catch (error) {
+      // The transport was closed first: nobody can use the credit, and a release in a `finally` must not hide what went wrong before.
+      if (!isEpError(error) || error.code !== 'EP_CLOSED') throw error;
+    }
   }
 }

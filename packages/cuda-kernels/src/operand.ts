@@ -1,5 +1,5 @@
 /** Where a kernel reads a caller's tensor: in place if native code owns the memory, from a copy otherwise. */
-import { invalid, pinBuffer, rowLayout, type Tensor, toContiguous } from '@ep/core';
+import { elementCount, invalid, pinBuffer, rowLayout, type Tensor, toContiguous } from '@ep/core';
 import { allocateHost, type NativeOperand, nativePlaceOf } from '@ep/native';
 
 export interface SourceOperand {
@@ -14,13 +14,14 @@ export interface SourceOperand {
  * Ordinary JS memory is copied at the call: JS may detach or free it while a kernel reads, and nothing could stop the kernel in time. Rows that are
  * not contiguous in themselves are copied, too. Throws `EP_INVALID_ARGUMENT` or `EP_DETACHED`.
  */
-export function sourceOperand(source: Tensor, where: string, rows: number, rowElements: number): SourceOperand {
-  const [found = 0, ...rest] = source.shape;
-  const elements = rest.reduce((count, extent) => count * extent, 1);
-  if (found !== rows || elements !== rowElements) {
+export function sourceOperand(source: Tensor, where: string, rows: number, rowShape: readonly number[]): SourceOperand {
+  const flat = [rows, elementCount(rowShape)];
+  const fits = (wanted: readonly number[]) =>
+    wanted.length === source.shape.length && wanted.every((extent, axis) => extent === source.shape[axis]);
+  if (!fits([rows, ...rowShape]) && !fits(flat)) {
     throw invalid('shape', {
       where,
-      expected: `[${rows}, ...] with ${rowElements} elements a row`,
+      expected: `[${[rows, ...rowShape].join(', ')}] or [${flat.join(', ')}]`,
       found: source.shape,
     });
   }

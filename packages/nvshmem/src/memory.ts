@@ -15,6 +15,7 @@ import {
   type SlotId,
   type Storage,
   type SymmetricMemory,
+  turnLoopIfDue,
   viewStorage,
   type WaitOptions,
 } from '@ep/core';
@@ -84,7 +85,10 @@ class ShmSignalPad implements SignalPad {
     const where = `signal slot ${slot} of rank ${rank}`;
     const cmp = comparisonCode(test.cmp);
     const seen = memory.waitTry(slot, cmp, test.value, true);
-    if (seen !== undefined) return seen;
+    if (seen !== undefined) {
+      await turnLoopIfDue();
+      return seen;
+    }
     const timeoutMs = nativeTimeout(options, fallback, where);
     const ranks = awaitedRanks(options, this.#init);
     const outcome = await runWait(

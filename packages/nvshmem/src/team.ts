@@ -1,5 +1,5 @@
 /** A team of ranks on this host: barrier and small all-gathers, on which everything collective is built. */
-import { checkInteger, type EpCode, EpError, type Rank, Resource, type WaitOptions } from '@ep/core';
+import { checkInteger, type EpCode, EpError, type Rank, Resource, turnLoopIfDue, type WaitOptions } from '@ep/core';
 import { EP_TEAM_EXCHANGE_BYTES, type Native, type NativeRankContext, type NativeTeam, native } from '@ep/native';
 import type { Liveness } from './liveness.js';
 import { nativeTimeout, runWait, waitError } from './outcome.js';
@@ -69,6 +69,7 @@ export class ShmTeam extends Resource {
       this.#unfinished = true;
       if (this.#team.barrierTry()) {
         this.#unfinished = false;
+        await turnLoopIfDue();
         return;
       }
     }

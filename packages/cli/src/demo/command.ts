@@ -147,7 +147,8 @@ async function runDemo(flags: DemoFlags): Promise<DemoReport> {
         },
       },
     ],
-    { ctx: progress, renderer: quiet ? 'silent' : 'default' },
+    // Its own handler would end the process with 127 before the ranks and the job folder are seen to.
+    { ctx: progress, renderer: quiet ? 'silent' : 'default', registerSignalListeners: false },
   );
   try {
     await tasks.run();

@@ -1,5 +1,5 @@
 /** Waiting for words of one's own part of the heap that other PEs write. */
-import { type Comparison, invalid, type WaitOptions } from '@ep/core';
+import { type Comparison, invalid, turnLoopIfDue, type WaitOptions } from '@ep/core';
 import { native } from '@ep/native';
 import { awaitedRanks, comparisonCode } from '../memory.js';
 import { nativeTimeout, runWait, waitError } from '../outcome.js';
@@ -136,6 +136,7 @@ export function waiting(space: Space) {
     options?: WaitOptions,
   ): Promise<Element<D>> {
     options?.signal?.throwIfAborted();
+    await turnLoopIfDue();
     const single = array.length === 1 ? array : checkedFirst(array, where);
     checkArray(single, where);
     const target = wanted(single, value, where);
@@ -163,6 +164,7 @@ export function waiting(space: Space) {
 
   async function all(test: Condition, options: WaitManyOptions | undefined): Promise<void> {
     options?.signal?.throwIfAborted();
+    await turnLoopIfDue();
     const wanted = test.indices.length;
     if (holding(test).length === wanted || tried(test, wanted)) return;
     await sleep(test, wanted, options);
@@ -170,6 +172,7 @@ export function waiting(space: Space) {
 
   async function some(test: Condition, options: WaitManyOptions | undefined): Promise<Uint32Array> {
     options?.signal?.throwIfAborted();
+    await turnLoopIfDue();
     if (test.indices.length === 0) return new Uint32Array(0);
     const limit = options?.timeoutMs ?? space.timeoutMs;
     const end = performance.now() + limit;
