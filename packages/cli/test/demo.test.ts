@@ -89,13 +89,16 @@ describe('ep demo', () => {
     expect(readFileSync(svg, 'utf8')).toContain('ep demo: 8 documents');
   });
 
-  it('leaves no rank behind when it is stopped', async () => {
+  it.each([
+    ['SIGTERM', 143],
+    ['SIGINT', 130],
+  ] as const)('leaves no rank behind when %s stops it', async (signal, status) => {
     const run = startEp(['demo', '--from', root, '-n', '2', '--no-svg']);
     const ranks = await rankProcesses(run.child.pid!, 2);
-    run.child.kill('SIGTERM');
+    run.child.kill(signal);
     const { code, stderr } = await run.finished;
-    expect(code).toBe(143);
-    expect(stderr).toContain('stopped by SIGTERM');
+    expect(code).toBe(status);
+    expect(stderr).toContain(`stopped by ${signal}`);
     expect(await untilGone(ranks, 5000)).toEqual([]);
   });
 
@@ -103,7 +106,7 @@ describe('ep demo', () => {
     const run = startEp(['demo', '--from', root, '-n', '3', '--no-svg', '--json']);
     const ranks = await rankProcesses(run.child.pid!, 3);
     // All are at work once their files of the store are open; before, the loss is only noticed by the launcher.
-    await sleep(1500);
+    await sleep(2500);
     process.kill(ranks[1]!, 'SIGKILL');
     const { code, stdout } = await run.finished;
     expect(code).toBe(1);
