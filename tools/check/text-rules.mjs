@@ -22,8 +22,7 @@ export const textRules = [
     name: 'registry host',
     files: /./,
     except: ownFiles,
-    pattern:
-      /\bregistry\.[\w-]+\.(?:org|com|io)\b|\bregistry\.[\w-]+\.net\b|\/\/[\w.-]*(?:artifactory|verdaccio|nexus)[\w.-]*[:/]/i,
+    pattern: /\bregistry\.[\w-]+\.(?:org|com|io)\b|\/\/[\w.-]*(?:artifactory|verdaccio|nexus)[\w.-]*[:/]/i,
     why: 'which registry serves a package is the business of whoever installs it',
   },
   {
