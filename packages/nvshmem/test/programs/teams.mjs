@@ -154,6 +154,8 @@ await runShmem(async (shmem) => {
     [...y.ranks].reduce((sum, pe) => sum + pe + 1, 0),
   );
 
+  // A PE of the other row may be through its sum already: nobody writes to d before all have looked at it.
+  await shmem.barrierAll();
   // A context counts PEs as its team does.
   const context = backwards.createContext();
   context.p(d, 100 + me, 0);
