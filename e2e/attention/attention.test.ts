@@ -162,6 +162,10 @@ describe('failures', () => {
     expect(performance.now() - began).toBeLessThan(20_000);
   });
 
+  it('close() cuts off a resync that waits for a rank which never joins it', { timeout: 30_000 }, async () => {
+    expect(valuesOf(await runRanks('closeInResync', 2, 'threads'))).toEqual(['EP_ABORTED', 'absent']);
+  });
+
   it('a transport that closes first ends calls with an error and leaves the process alone', {
     timeout: 30_000,
   }, async () => {

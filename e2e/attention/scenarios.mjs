@@ -358,6 +358,24 @@ async function badInput({ transport, worldSize }) {
   return codes;
 }
 
+/** close() while a resync waits for a rank that never joins it. */
+async function closeInResync({ transport, rank }) {
+  const dispatcher = await openDispatcher(transport, { leaseBytes: 4096, timeoutMs: 60_000 });
+  if (rank === 1) {
+    await new Promise((resolve) => setTimeout(resolve, 300));
+    await dispatcher.close();
+    return 'absent';
+  }
+  const outcome = dispatcher.resync().then(
+    () => 'done',
+    (error) => error.code,
+  );
+  await new Promise((resolve) => setTimeout(resolve, 50));
+  const began = performance.now();
+  await dispatcher.close();
+  return performance.now() - began < 20_000 ? outcome : 'late';
+}
+
 /** The transport goes away under a call, and under a dispatcher that is still open. */
 async function transportCloses({ transport, rank, worldSize }) {
   const plan = fullPlan(worldSize, 20);
@@ -540,6 +558,7 @@ export const scenarios = {
   mismatch,
   badInput,
   closeInFlight,
+  closeInResync,
   transportCloses,
   overlappingBinds,
   timers,

@@ -128,7 +128,7 @@ export class Dispatcher extends Resource implements Closeable {
     });
   }
 
-  /** Collective: throws `EP_MISMATCH` naming the ranks whose text is another one. */
+  /** Collective: throws `EP_MISMATCH` naming the ranks whose text is another one. @internal */
   async agree(where: string, text: string, options: WaitOptions): Promise<void> {
     const record = new Uint8Array(RECORD_BYTES);
     record.set(createHash('sha256').update(text).digest());
@@ -173,6 +173,8 @@ export class Dispatcher extends Resource implements Closeable {
     await this.guard('resync', async () => {
       if (this.#resyncing) throw new EpError('EP_BUSY', 'resync: one is under way already');
       this.#resyncing = true;
+      // close() cuts off what waits for ranks that may never come.
+      const linked = linkSignals(options.signal, this.closing);
       try {
         const reason = new EpError('EP_ABORTED', 'the dispatcher was resynchronised');
         this.#poison ??= { reason };
@@ -180,7 +182,7 @@ export class Dispatcher extends Resource implements Closeable {
         await this.#owner.idle();
         await this.#init.agreement.idle();
         this.#cancel = new AbortController();
-        const wait = { timeoutMs: this.#init.timeoutMs, ...options };
+        const wait = { timeoutMs: this.#init.timeoutMs, ...options, signal: linked.signal };
         // From the first announcement on, peers may count from anew: a credit that is granted now would be taken for one of the next epoch.
         for (const slot of this.#slots) {
           slot.held?.revoke();
@@ -191,6 +193,7 @@ export class Dispatcher extends Resource implements Closeable {
         await this.#init.agreement.resync(() => this.#rebase(), wait);
         this.#poison = undefined;
       } finally {
+        linked.unlink();
         this.#resyncing = false;
       }
     });

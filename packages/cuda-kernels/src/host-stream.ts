@@ -113,7 +113,9 @@ export class HostStream extends Resource {
 
   /** What is launched from now on starts only after the event, which may be of another stream. */
   wait(event: HostEvent): void {
-    if (!(event instanceof RecordedEvent)) throw new TypeError('the event is not of a host stream');
+    if (!(event instanceof RecordedEvent)) {
+      throw invalid('event', { where: 'wait', expected: 'an event of a host stream', found: event });
+    }
     void this.launch((stream) => stream.waitEvent(event.handle));
   }
 
