@@ -9,6 +9,7 @@ set(EP_CORE_SOURCES
   core/device/kernel.cpp
   core/host_memory.cpp
   core/hostile/engine.cpp
+  core/huge_pages.cpp
   core/limits.cpp
   core/memory.cpp
   core/rank.cpp

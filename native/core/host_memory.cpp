@@ -5,6 +5,7 @@
 
 #include <sys/mman.h>
 
+#include "huge_pages.hpp"
 #include "limits.hpp"
 
 namespace ep {
@@ -32,15 +33,14 @@ result<std::shared_ptr<host_memory>> host_memory::create(uint64_t byte_length) {
   std::shared_ptr<host_memory> made(new host_memory);
   made->byte_length_ = byte_length;
   if (byte_length == 0) return made;
-  void* base = mmap(nullptr, byte_length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (base == MAP_FAILED) {
+  made->data_ = map_for_huge_pages(-1, byte_length);
+  if (made->data_ == nullptr) {
     const int error = errno;
     failure why = failure_errno("mmap", error, "host memory of " + std::to_string(byte_length) + " bytes");
     if (error == ENOMEM) why.status = EP_STATUS_MEMORY_LIMIT;
     return why;
   }
-  madvise(base, byte_length, MADV_HUGEPAGE);
-  made->data_ = static_cast<uint8_t*>(base);
+  huge_pages_fill(made->data_, byte_length);
   if (const int error = commit(made->data_, byte_length); error != 0) {
     failure why = failure_errno("madvise(MADV_POPULATE_WRITE)", error, "host memory of " + std::to_string(byte_length) + " bytes");
     if (error == ENOMEM) why.status = EP_STATUS_MEMORY_LIMIT;

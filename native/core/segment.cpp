@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "huge_pages.hpp"
 #include "limits.hpp"
 
 namespace ep {
@@ -40,6 +41,18 @@ std::map<segment_key, std::weak_ptr<segment>>& registry() {
 
 std::string bytes_text(uint64_t bytes) { return std::to_string(bytes) + " bytes"; }
 
+failure map_failure(int error, const std::string& about) {
+  failure why = failure_errno("mmap", error, about);
+  if (error == ENOMEM) why.status = EP_STATUS_MEMORY_LIMIT;
+  return why;
+}
+
+// Fills the page table for memory that the file already holds, so that no copy pays for faults. Before Linux 5.14 the first touches do it.
+void map_now(uint8_t* base, uint64_t bytes) {
+  constexpr int populate_write = 23; // MADV_POPULATE_WRITE; older headers do not name it
+  madvise(base, bytes, populate_write);
+}
+
 // Room that is left to the rest of the machine: a segment that takes the last byte gets somebody killed later.
 constexpr uint64_t memory_reserve = 64u << 20;
 
@@ -61,6 +74,10 @@ result<std::shared_ptr<segment>> segment::create(uint64_t data_bytes) {
   made->fd_ = memfd_create("ep-segment", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (made->fd_ < 0) return failure_errno("memfd_create", errno, "segment of " + bytes_text(total));
   if (ftruncate(made->fd_, static_cast<off_t>(total)) != 0) return failure_errno("ftruncate", errno, "segment of " + bytes_text(total));
+  made->base_ = map_for_huge_pages(made->fd_, total);
+  if (made->base_ == nullptr) return map_failure(errno, "segment of " + bytes_text(total));
+  made->data_bytes_ = data_bytes;
+  huge_pages_fill(made->base_, total);
   // ftruncate of any size succeeds; without this the failure would come as SIGBUS at the first touch.
   if (fallocate(made->fd_, 0, 0, static_cast<off_t>(total)) != 0) {
     const int error = errno;
@@ -68,18 +85,10 @@ result<std::shared_ptr<segment>> segment::create(uint64_t data_bytes) {
     if (error == ENOSPC || error == ENOMEM) why.status = EP_STATUS_MEMORY_LIMIT;
     return why;
   }
+  map_now(made->base_, total);
   if (fcntl(made->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return failure_errno("fcntl(F_ADD_SEALS)", errno, "segment of " + bytes_text(total));
   }
-  void* base = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, made->fd_, 0);
-  if (base == MAP_FAILED) {
-    const int error = errno;
-    failure why = failure_errno("mmap", error, "segment of " + bytes_text(total));
-    if (error == ENOMEM) why.status = EP_STATUS_MEMORY_LIMIT;
-    return why;
-  }
-  made->base_ = static_cast<uint8_t*>(base);
-  made->data_bytes_ = data_bytes;
   struct stat facts {};
   if (fstat(made->fd_, &facts) != 0) return failure_errno("fstat", errno, "own segment");
   uint64_t nonce = 0;
@@ -133,20 +142,16 @@ result<std::shared_ptr<segment>> segment::open(const ep_segment_handle& handle) 
     close(fd);
     return failure{EP_STATUS_STALE_HANDLE, 0, who + " is another file now: the process that made it closed it"};
   }
-  void* base = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  std::shared_ptr<segment> opened(new segment);
+  opened->base_ = map_for_huge_pages(fd, total);
   const int map_error = errno;
   close(fd); // the mapping keeps the memory
-  if (base == MAP_FAILED) {
-    failure why = failure_errno("mmap", map_error, who + " of " + bytes_text(total));
-    if (map_error == ENOMEM) why.status = EP_STATUS_MEMORY_LIMIT;
-    return why;
-  }
-  std::shared_ptr<segment> opened(new segment);
-  opened->base_ = static_cast<uint8_t*>(base);
+  if (opened->base_ == nullptr) return map_failure(map_error, who + " of " + bytes_text(total));
   opened->data_bytes_ = handle.data_bytes;
   opened->handle_ = handle;
+  map_now(opened->base_, total);
   ep_segment_header header{};
-  std::memcpy(&header, base, sizeof header);
+  std::memcpy(&header, opened->base_, sizeof header);
   if (header.header.magic != EP_MAGIC_SEGMENT || header.nonce != handle.nonce || header.data_bytes != handle.data_bytes) {
     return failure{EP_STATUS_STALE_HANDLE, 0, who + " has another nonce: the handle is of an earlier segment"};
   }

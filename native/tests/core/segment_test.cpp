@@ -3,17 +3,20 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.hpp"
+#include "huge_pages.hpp"
 
 namespace {
 
@@ -195,6 +198,44 @@ void refuses_what_does_not_fit() {
   EP_CHECK_EQ(WEXITSTATUS(ended), 0);
 }
 
+// The sum of one line of /proc/self/smaps over the mappings that begin at `base`.
+uint64_t smaps_bytes(const uint8_t* base, const std::string& name) {
+  char from[32];
+  std::snprintf(from, sizeof from, "%zx-", reinterpret_cast<size_t>(base));
+  std::ifstream smaps("/proc/self/smaps");
+  bool inside = false;
+  uint64_t bytes = 0;
+  for (std::string line; std::getline(smaps, line);) {
+    const size_t dash = line.find('-');
+    if (dash != std::string::npos && dash < line.find(' ')) inside = line.starts_with(from);
+    if (inside && line.starts_with(name)) bytes += 1024 * std::stoull(line.substr(name.size()));
+  }
+  return bytes;
+}
+
+// Every byte exists and is zero, the count of huge pages is the kernel's own, and the tail that fills no huge page is small pages.
+void takes_huge_pages() {
+  constexpr uint64_t bytes = 3 * ep::huge_page_bytes + 12'345;
+  for (const bool shared : {true, false}) {
+    const int fd = shared ? memfd_create("ep-segment", MFD_CLOEXEC) : -1;
+    if (shared) EP_CHECK(ftruncate(fd, bytes) == 0);
+    uint8_t* base = ep::map_for_huge_pages(fd, bytes);
+    EP_CHECK(base != nullptr && reinterpret_cast<uintptr_t>(base) % ep::huge_page_bytes == 0);
+    const uint64_t filled = ep::huge_pages_fill(base, bytes);
+    EP_CHECK_EQ(filled, smaps_bytes(base, shared ? "ShmemPmdMapped:" : "AnonHugePages:"));
+    std::printf("  %s memory: %llu of %llu bytes in huge pages\n", shared ? "shared" : "private", static_cast<unsigned long long>(filled),
+                static_cast<unsigned long long>(bytes));
+    for (uint64_t i = 0; i < bytes; ++i) {
+      if (base[i] != 0) EP_CHECK_EQ(static_cast<int>(base[i]), 0);
+      base[i] = static_cast<uint8_t>(i);
+    }
+    munmap(base, bytes);
+    if (shared) close(fd);
+  }
+  errno = 0;
+  EP_CHECK(ep::map_for_huge_pages(-1, uint64_t{1} << 60) == nullptr && errno == ENOMEM);
+}
+
 } // namespace
 
 int main() {
@@ -207,6 +248,7 @@ int main() {
     is_sealed_and_private_to_exec();
     refuses_stale_handles(other);
     refuses_what_does_not_fit();
+    takes_huge_pages();
   }
   // Its process has ended.
   auto gone = segment::open(theirs);
