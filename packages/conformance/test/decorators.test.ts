@@ -28,8 +28,8 @@ it('record each call, and fail the planned one alone', async () => {
   await endpoint.flush();
   expect(memory.signals.peek(0)).toBe(2n);
   expect(entries.map(({ op, sequence }) => [op, sequence])).toEqual([
-    ['signal', 0n],
-    ['signal', 1n],
+    ['signal', 0],
+    ['signal', 1],
     ['flush', undefined],
   ]);
 });

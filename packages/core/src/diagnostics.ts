@@ -14,7 +14,7 @@ export interface DiagnosticMessages {
   'ep:work:unobserved': {
     readonly owner: string;
     readonly op: string;
-    readonly sequence: bigint;
+    readonly sequence: number;
     readonly reason: unknown;
   };
 }

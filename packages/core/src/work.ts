@@ -14,7 +14,8 @@ export type WorkStatus = 'pending' | 'done' | 'failed' | 'aborted';
  */
 export interface Work<T = void> extends PromiseLike<T> {
   readonly op: string;
-  readonly sequence: bigint;
+  /** Number of the operation within its owner. Not a bigint: counting in those would allocate one for every call. */
+  readonly sequence: number;
   readonly status: WorkStatus;
   /** `timeoutMs` bounds this wait only, not the operation. */
   wait(options?: AbortOptions & { readonly timeoutMs?: number }): Promise<T>;
@@ -40,13 +41,13 @@ interface Observer<T> {
 /** What an owner needs of a Work. */
 interface Owned {
   readonly op: string;
-  readonly sequence: bigint;
+  readonly sequence: number;
   abort(reason: unknown): boolean;
 }
 
 class WorkState<T> implements Work<T>, WorkControl<T> {
   readonly op: string;
-  readonly sequence: bigint;
+  readonly sequence: number;
   readonly #owner: WorkOwner;
   /** Made when somebody looks: most Works of a busy endpoint are never looked at. */
   #observers: Set<Observer<T>> | undefined;
@@ -54,7 +55,7 @@ class WorkState<T> implements Work<T>, WorkControl<T> {
   /** The value when done, the reason when failed or aborted. */
   #outcome: unknown;
 
-  constructor(op: string, sequence: bigint, owner: WorkOwner) {
+  constructor(op: string, sequence: number, owner: WorkOwner) {
     this.op = op;
     this.sequence = sequence;
     this.#owner = owner;
@@ -197,12 +198,12 @@ export class WorkOwner {
 
   /** Throws the failures that nobody looked at, once: code and context of the first, all of them as `cause`. */
   check(): void {
+    if (this.#kept.size === 0) return; // the usual case, on every call of an endpoint
     const kept = [...this.#kept];
     const total = kept.length + this.#unkept;
-    if (kept[0] === undefined) return;
     this.#kept.clear();
     this.#unkept = 0;
-    const [first, reason] = kept[0];
+    const [first, reason] = kept[0]!;
     const text = reason instanceof Error ? reason.message : String(reason);
     const more = total > 1 ? ` (and ${total - 1} later ones)` : '';
     // A foreign error has no code of ours; what is certain is that it cut the operation off.
@@ -277,7 +278,7 @@ export class WorkOwner {
 /** Starts a Work. `sequence` is the number of the operation within its owner, as messages and the flight recorder show it. */
 export function createWork<T = void>(init: {
   readonly op: string;
-  readonly sequence: bigint;
+  readonly sequence: number;
   readonly owner: WorkOwner;
 }): WorkControl<T> {
   const state = new WorkState<T>(init.op, init.sequence, init.owner);
@@ -288,10 +289,10 @@ export function createWork<T = void>(init: {
 /** An operation that had ended when its call returned: nothing to keep, nothing to drain. */
 class DoneWork<T> implements Work<T> {
   readonly op: string;
-  readonly sequence: bigint;
+  readonly sequence: number;
   readonly #value: T;
 
-  constructor(op: string, sequence: bigint, value: T) {
+  constructor(op: string, sequence: number, value: T) {
     this.op = op;
     this.sequence = sequence;
     this.#value = value;
@@ -323,8 +324,8 @@ class DoneWork<T> implements Work<T> {
 }
 
 /** A Work that is done from the start; costs an object, where `createWork` keeps books with its owner. */
-export function doneWork(op: string, sequence: bigint): Work;
-export function doneWork<T>(op: string, sequence: bigint, value: T): Work<T>;
-export function doneWork<T>(op: string, sequence: bigint, value?: T): Work<T | undefined> {
+export function doneWork(op: string, sequence: number): Work;
+export function doneWork<T>(op: string, sequence: number, value: T): Work<T>;
+export function doneWork<T>(op: string, sequence: number, value?: T): Work<T | undefined> {
   return new DoneWork(op, sequence, value);
 }

@@ -21,7 +21,7 @@ it('a failure that nobody waits for is told at once, long before its owner is us
   const seen: unknown[] = [];
   const stop = listen('ep:work:unobserved', (message) => seen.push(message));
   const owner = new WorkOwner('endpoint to rank 1');
-  createWork({ op: 'put', sequence: 4n, owner }).reject('gone');
+  createWork({ op: 'put', sequence: 4, owner }).reject('gone');
   stop();
-  expect(seen).toEqual([{ owner: 'endpoint to rank 1', op: 'put', sequence: 4n, reason: 'gone' }]);
+  expect(seen).toEqual([{ owner: 'endpoint to rank 1', op: 'put', sequence: 4, reason: 'gone' }]);
 });

@@ -178,7 +178,7 @@ class FakeTransport<C extends Need> extends Resource implements Transport<C> {
 
   readonly connect = async (peer: Rank): Promise<Endpoint<C>> => {
     const done = (op: string, move: () => void) => {
-      const control = createWork({ op, sequence: BigInt(this.log.push(`${op} ${peer}`)), owner: this.#works });
+      const control = createWork({ op, sequence: this.log.push(`${op} ${peer}`), owner: this.#works });
       move();
       control.resolve();
       return control.work;

@@ -184,7 +184,7 @@ describe('offers', () => {
 describe('Work', () => {
   it('is awaitable and keeps its type', async () => {
     const owner = new WorkOwner('test');
-    const { work } = createWork<Float32Array>({ op: 'all-gather', sequence: 0n, owner });
+    const { work } = createWork<Float32Array>({ op: 'all-gather', sequence: 0, owner });
     expectTypeOf(work).toEqualTypeOf<Work<Float32Array>>();
     expectTypeOf<Awaited<typeof work>>().toEqualTypeOf<Float32Array>();
     expectTypeOf(work.then((array) => array.length)).toExtend<PromiseLike<number>>();

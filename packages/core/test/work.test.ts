@@ -5,14 +5,14 @@ import { createWork, doneWork, WorkOwner } from '../src/work.js';
 
 const setUp = <T = void>(op = 'put') => {
   const owner = new WorkOwner('endpoint to rank 3');
-  return { owner, ...bind(createWork<T>({ op, sequence: 7n, owner })) };
+  return { owner, ...bind(createWork<T>({ op, sequence: 7, owner })) };
 };
 const bind = <T>(control: ReturnType<typeof createWork<T>>) => ({ control, work: control.work });
 
 describe('Work', () => {
   it('is awaitable before and after it ends', async () => {
     const { control, work } = setUp<number>();
-    expect([work.op, work.sequence, work.status]).toEqual(['put', 7n, 'pending']);
+    expect([work.op, work.sequence, work.status]).toEqual(['put', 7, 'pending']);
     const early = Promise.resolve(work);
     expect(control.resolve(5)).toBe(true);
     expect(work.status).toBe('done');
@@ -77,7 +77,7 @@ describe('WorkOwner', () => {
         code: 'EP_PEER_LOST',
         scope: 'endpoint',
         message: 'endpoint to rank 3: put 7 failed earlier and nobody waited for it: rank 3 died',
-        context: { peer: 3, op: 'put', sequence: 7n, failures: 1 },
+        context: { peer: 3, op: 'put', sequence: 7, failures: 1 },
         cause,
       }),
     );
@@ -111,7 +111,7 @@ describe('WorkOwner', () => {
 
   it('throws several failures as one, and counts what it did not keep', () => {
     const owner = new WorkOwner('group');
-    const works = Array.from({ length: 100 }, (_, i) => createWork({ op: 'send', sequence: BigInt(i), owner }));
+    const works = Array.from({ length: 100 }, (_, i) => createWork({ op: 'send', sequence: i, owner }));
     expect(owner.pending).toBe(100);
     for (const work of works) work.reject(new EpError('EP_TIMEOUT', `slow ${work.work.sequence}`));
     const error = (() => {
@@ -122,7 +122,7 @@ describe('WorkOwner', () => {
       }
       return undefined;
     })();
-    expect(error).toMatchObject({ code: 'EP_TIMEOUT', context: { failures: 100, sequence: 0n } });
+    expect(error).toMatchObject({ code: 'EP_TIMEOUT', context: { failures: 100, sequence: 0 } });
     expect(error?.message).toMatch(/send 0 failed earlier .* \(and 99 later ones\): slow 0/);
     expect(error).toMatchObject({ cause: { errors: { length: 16 } } });
     owner.check();
@@ -171,7 +171,7 @@ describe('unhandled rejections', () => {
     const program = `
       import { createWork, doneWork, WorkOwner } from './src/work.js';
       const owner = new WorkOwner('owner');
-      const control = createWork({ op: 'op', sequence: 1n, owner });
+      const control = createWork({ op: 'op', sequence: 1, owner });
       process.on('exit', (code) => console.log('exit', code));
       ${body}
       await new Promise((resolve) => setTimeout(resolve, 20));
@@ -206,11 +206,11 @@ describe('unhandled rejections', () => {
 
 describe('doneWork', () => {
   it('is done, gives its value to whoever awaits it, and rejects only a wait that was aborted before', async () => {
-    const work = doneWork('put', 7n, 'value');
-    expect([work.op, work.sequence, work.status]).toEqual(['put', 7n, 'done']);
+    const work = doneWork('put', 7, 'value');
+    expect([work.op, work.sequence, work.status]).toEqual(['put', 7, 'done']);
     expect(await work).toBe('value');
     expect(await work.finally(() => {})).toBe('value');
-    expect(await doneWork('put', 8n).catch(() => 'never')).toBeUndefined();
+    expect(await doneWork('put', 8).catch(() => 'never')).toBeUndefined();
     const reason = new Error('gone');
     await expect(work.wait({ signal: AbortSignal.abort(reason) })).rejects.toBe(reason);
     expect(await work.wait({ timeoutMs: 1 })).toBe('value');

@@ -67,7 +67,7 @@ export class Dispatcher extends Resource implements Closeable {
   /** Per lease and rank, absolute counter values: what has been awaited from, and what must be granted by, that rank. */
   readonly #arrived: readonly BigUint64Array[];
   readonly #granted: readonly BigUint64Array[];
-  #sequence = 0n;
+  #sequence = 0;
   /** Call number of this epoch: decides which lease is due, so all ranks must agree on it. */
   #call = 0;
   #poison: { readonly reason: unknown } | undefined;

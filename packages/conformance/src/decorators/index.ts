@@ -8,7 +8,7 @@ export interface TraceEntry {
   readonly peer: Rank;
   readonly op: string;
   /** Of the Work within its endpoint; absent for flush. */
-  readonly sequence?: bigint;
+  readonly sequence?: number;
 }
 
 /** Records every operation towards a peer, in the order of the calls. */

@@ -54,7 +54,7 @@ export class HostileEndpoint extends Resource implements Endpoint<HostileNeeds> 
   readonly peer: Rank;
   readonly #init: HostileEndpointInit;
   readonly #owner: WorkOwner;
-  #sequence = 0n;
+  #sequence = 0;
 
   constructor(init: HostileEndpointInit) {
     super(`hostile endpoint to rank ${init.peer}`);
