@@ -21,7 +21,9 @@ struct wait_policy {
   int64_t spin_ns;
   int64_t yield_ns;  // after spinning: sched_yield between looks
   int64_t slice_ns;  // then sleep at most this long between looks at life and deadline
-  int64_t inline_ns = 0; // how long a JS thread may look before it hands the wait over: see wait_inline
+  // A JS thread, before it hands the wait over to another thread: see wait_inline.
+  int64_t inline_ns = 0;       // looks (spins, or yields where spin_ns is 0)
+  int64_t inline_sleep_ns = 0; // then sleeps
 };
 wait_policy wait_policy_for(int ranks_on_host);
 
@@ -69,14 +71,25 @@ uint32_t life_state(const ep_life_word* life);
 
 inline void cpu_relax();
 
-// Looks for a short while on a thread that must not sleep. With a core for every rank it spins; otherwise it gives its core away between looks, since the
-// awaited rank may need it (measured, 4 ranks on 2 cores: a barrier takes 3 us by yielding, 200 us by a hand-over to another thread and back).
-bool wait_inline_more(const wait_policy& policy, int64_t* end_ns); // false: the time is up
-template <class Ready> bool wait_inline(const wait_policy& policy, Ready&& ready) {
+// What a JS thread does before it hands a wait over. With a core for every rank it looks, and no more: a hand-over costs less than its time. Otherwise the rank
+// that it waits for may need its core, and so would the threads of a hand-over: it looks only briefly, then sleeps until a peer wakes it.
+// HAZARD: nothing else runs on the thread meanwhile, and terminate() and process.exit() wait for it: the bounds are part of the promise.
+bool wait_inline_look(const wait_policy& policy, int64_t* end_ns); // false: the time for looking is up
+template <class Ready> bool wait_inline(const wait_policy& policy, ep_wake_word* wake, Ready&& ready) {
   int64_t end_ns = 0;
   do {
     if (ready()) return true;
-  } while (wait_inline_more(policy, &end_ns));
+  } while (wait_inline_look(policy, &end_ns));
+  for (end_ns += policy.inline_sleep_ns; policy.inline_sleep_ns > 0;) {
+    const uint32_t epoch = wake_prepare(wake);
+    if (ready()) {
+      wake_cancel(wake);
+      return true;
+    }
+    const int64_t left = end_ns - clock_now_ns();
+    wake_commit(wake, epoch, left);
+    if (left <= 0) break;
+  }
   return ready();
 }
 

@@ -94,8 +94,7 @@ struct dispatch_job {
     return true;
   }
 
-  // A small call on the calling thread: sends at once where every destination has granted its credit, so that nothing can block, then looks for its own rows for a
-  // short while. True: the call has ended, and well. Otherwise the stream does what is left.
+  // A small call on the calling thread: waits a little for the credits, sends, which then cannot block, and waits a little for its own rows. True: the call has ended, and well. Otherwise the stream does what is left.
   bool try_inline() {
     const symmetric_memory& own = *memory;
     const int32_t self = own.context().rank();
@@ -105,13 +104,16 @@ struct dispatch_job {
       }
       return true;
     };
-    if (!reached(args.credit_slot, credits)) return false;
+    const auto wait = [&](uint64_t first, const std::vector<uint64_t>& wanted) {
+      return wait_inline(own.context().policy(), own.context().wake(), [&] { return reached(first, wanted); });
+    };
+    if (!wait(args.credit_slot, credits)) return false;
     const kernel_environment environment{own.context().waits(nullptr, no_deadline)};
     fast_context context{environment, 0, 1, nullptr};
     const load_store_endpoint endpoint{args.memory};
     for (const ep_dispatch_part& part : parts) dispatch_send_part(context, endpoint, args, part);
     sent = true;
-    if (!wait_inline(own.context().policy(), [&] { return reached(args.arrival_slot, arrivals); })) return false;
+    if (!wait(args.arrival_slot, arrivals)) return false;
     for (const ep_replica_sum_args& sum : sums) replica_sum(context, sum);
     return true;
   }

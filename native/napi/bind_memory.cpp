@@ -289,7 +289,7 @@ Napi::Value memory_wrap::wait_try(const Napi::CallbackInfo& info) {
     found = word.load(std::memory_order_acquire);
     return comparison_holds(cmp, found, value);
   };
-  const bool held = info[3].ToBoolean() ? wait_inline(memory.context().policy(), look) : look();
+  const bool held = info[3].ToBoolean() ? wait_inline(memory.context().policy(), memory.context().wake(), look) : look();
   return held ? Napi::Value(Napi::BigInt::New(info.Env(), found)) : info.Env().Undefined();
 }
 
@@ -316,7 +316,7 @@ Napi::Value memory_wrap::words_try(const Napi::CallbackInfo& info) {
   const std::vector<word_test> words = words_of(memory, info[0]);
   const uint64_t at_least = arg_size(info[1], "atLeast");
   const auto look = [&] { return words_holding(words) >= at_least; };
-  return Napi::Boolean::New(info.Env(), info[2].ToBoolean() ? wait_inline(memory.context().policy(), look) : look());
+  return Napi::Boolean::New(info.Env(), info[2].ToBoolean() ? wait_inline(memory.context().policy(), memory.context().wake(), look) : look());
 }
 
 // (words, atLeast, timeoutMs, ranks?) -> operation
