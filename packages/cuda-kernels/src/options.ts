@@ -1,6 +1,7 @@
 /** What a dispatcher can be opened with, and what a call can be given. */
 import { checkInteger, checkTimeout, defaultTimeoutMs, invalid } from '@ep/core';
 import type { DispatchDescription } from '@ep/native';
+import { checkObject } from './check-spec.js';
 import type { HostStream } from './host-stream.js';
 import { type Layout, roundToPage } from './layout.js';
 
@@ -61,6 +62,7 @@ function checkExecutor(executor: DispatcherOptions['executor'], where: string): 
 
 /** Throws `EP_INVALID_ARGUMENT`. */
 export function resolveOptions(options: DispatcherOptions, worldSize: number, where: string): ResolvedOptions {
+  checkObject(options, 'options', 'an object with leaseBytes', where);
   const leases = checkInteger(options.leases ?? 2, 'leases', where, 1, 1024);
   const stagingBytes = roundToPage(checkInteger(options.stagingBytes ?? 0, 'stagingBytes', where));
   // One staging buffer serves all calls: the credit of the only lease is what keeps the next call out of it.
