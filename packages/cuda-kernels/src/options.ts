@@ -47,7 +47,8 @@ export interface ResolvedOptions {
 
 const DEFAULT_CHUNK_BYTES = 256 * 1024;
 
-function checkExecutor(executor: DispatcherOptions['executor'], where: string): DispatchDescription['simt'] {
+/** Throws `EP_INVALID_ARGUMENT`. */
+export function checkExecutor(executor: DispatcherOptions['executor'], where: string): DispatchDescription['simt'] {
   if (executor === undefined || executor === 'fast') return undefined;
   if (typeof executor !== 'object' || executor === null) {
     throw invalid('executor', { where, expected: "'fast' or {lanes, warpLanes, seed}", found: executor });
