@@ -137,14 +137,28 @@ describe('failures', () => {
     timeout: 60_000,
   }, async () => {
     const reports = await runRanks('mismatch', 3, 'threads');
-    for (const [rank, found] of valuesOf<Record<string, unknown>>(reports).entries()) {
-      expect(found).toMatchObject({
-        options: { code: 'EP_MISMATCH', ranks: [1] },
-        memory: { code: 'EP_MISMATCH' },
-        plan: { code: 'EP_MISMATCH', ranks: [1] },
-        row: { code: 'EP_MISMATCH', ranks: [1] },
-        refused: { code: rank === 1 ? 'EP_INVALID_ARGUMENT' : 'EP_MISMATCH' },
-      });
+    interface Found {
+      readonly code: string;
+      readonly ranks: readonly number[];
+      readonly message: string;
+    }
+    for (const [rank, found] of valuesOf<Record<string, Found>>(reports).entries()) {
+      const { options, memory, plan, row, ...refused } = found;
+      for (const error of [options, plan, row]) expect(error).toMatchObject({ code: 'EP_MISMATCH', ranks: [1] });
+      expect(options!.message).toContain('expected "chunkBytes is 1024" as on the others, found "chunkBytes is 512"');
+      expect(memory).toMatchObject({ code: 'EP_MISMATCH' });
+      expect(memory!.message).toContain(`on this rank leases is 2, leaseBytes is ${rank === 1 ? 65536 : 131072}`);
+      expect(plan!.message).toMatch(
+        /expected "forward: plan of q is .*" as on the others, found "forward: plan of q is /,
+      );
+      expect(row!.message).toContain(
+        'expected "forward: rows of q are f32 [8]" as on the others, found "forward: rows of q are f32 [4]" on rank 1',
+      );
+      expect(Object.keys(refused)).toHaveLength(12);
+      for (const [name, { code, message }] of Object.entries(refused)) {
+        expect({ name, code }).toEqual({ name, code: rank === 1 ? 'EP_INVALID_ARGUMENT' : 'EP_MISMATCH' });
+        if (rank !== 1) expect(message).toMatch(/^bind: refused by rank 1 \(bind\w* ?\w*( \w+)?: .* must be /);
+      }
     }
   });
 
@@ -192,6 +206,11 @@ describe('failures', () => {
       shape: 'EP_INVALID_ARGUMENT',
       noTensor: 'EP_INVALID_ARGUMENT',
       nothing: 'EP_INVALID_ARGUMENT',
+      shapeNoList: 'EP_INVALID_ARGUMENT',
+      dataNoArray: 'EP_INVALID_ARGUMENT',
+      dataOfAnotherType: 'EP_INVALID_ARGUMENT',
+      dataTooShort: 'EP_INVALID_ARGUMENT',
+      noOptions: 'EP_INVALID_ARGUMENT',
       detached: 'EP_DETACHED',
       resizable: 'EP_DETACHED',
       capacity: 'EP_CAPACITY',

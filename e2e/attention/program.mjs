@@ -3,9 +3,11 @@ import { parentPort, workerData } from 'node:worker_threads';
 import { hostile } from '@ep/conformance/hostile';
 import { openFileStore } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
-import { scenarios } from './scenarios.mjs';
+import { compatScenarios } from './compat.mjs';
+import { scenarios as dispatchScenarios } from './scenarios.mjs';
 
 const start = workerData ?? JSON.parse(process.argv[2]);
+const scenarios = { ...dispatchScenarios, ...compatScenarios };
 const post = (message) =>
   new Promise((resolve) => {
     if (parentPort) {

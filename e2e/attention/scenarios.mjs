@@ -266,7 +266,7 @@ async function mismatch({ transport, rank, worldSize }) {
       await body();
       found[name] = 'no error';
     } catch (error) {
-      found[name] = { code: error.code, ranks: error.context?.ranks };
+      found[name] = { code: error.code, ranks: error.context?.ranks, message: error.message };
     }
   };
   await attempt('options', () => openDispatcher(transport, { leaseBytes: 65536, chunkBytes: odd ? 512 : 1024 }));
@@ -278,6 +278,27 @@ async function mismatch({ transport, rank, worldSize }) {
   await attempt('plan', () => dispatcher.bind(specs(odd ? 5 : 6, 4)));
   await attempt('row', () => dispatcher.bind(specs(5, odd ? 4 : 8)));
   await attempt('refused', () => dispatcher.bind(specs(5, odd ? 0 : 4)));
+  const shape = { queryHeads: 4, kvHeads: 2, headDim: 2, dtype: 'f32' };
+  const whole = fullPlan(worldSize, 5);
+  for (const [name, plan, shaped] of [
+    ['noPlan', undefined, shape],
+    ['emptyPlan', {}, shape],
+    ['partOfPlan', { ...whole, fwdKv: { worldSize } }, shape],
+    ['noReduction', { ...whole, reduction: null }, shape],
+    ['noShape', whole, undefined],
+    ['oddHeads', whole, { ...shape, queryHeads: 3 }],
+    ['noDtype', whole, { ...shape, dtype: 'f99' }],
+  ])
+    await attempt(name, () =>
+      odd ? bindAttention(dispatcher, plan, shaped) : bindAttention(dispatcher, whole, shape),
+    );
+  for (const [name, wrong] of [
+    ['noSpecs', null],
+    ['partsNoList', { forward: 7 }],
+    ['partNoObject', { forward: [null] }],
+    ['twice', { forward: [...specs(5, 4).forward, ...specs(5, 4).forward] }],
+  ])
+    await attempt(name, () => dispatcher.bind(odd ? wrong : specs(5, 4)));
   // The dispatcher is still good: every refusal came before anything moved.
   const { forward } = await dispatcher.bind(specs(5, 4));
   const plan = randomPlan(5, worldSize).fwdQ;
@@ -310,6 +331,11 @@ async function badInput({ transport, worldSize }) {
   attempt('shape', () => forward.run({ q: tensor('f32', [rows, 2, 2]) }));
   attempt('noTensor', () => forward.run({ q: new Float32Array(rows * 4) }));
   attempt('nothing', () => forward.run());
+  const shape = [rows, 4];
+  attempt('shapeNoList', () => forward.run({ q: { dtype: 'f32', shape: 4, data: new Float32Array(rows * 4) } }));
+  attempt('dataNoArray', () => forward.run({ q: { dtype: 'f32', shape, data: null } }));
+  attempt('dataOfAnotherType', () => forward.run({ q: { dtype: 'f32', shape, data: new Int32Array(rows * 4) } }));
+  attempt('dataTooShort', () => forward.run({ q: { dtype: 'f32', shape, data: new Float32Array(rows * 4 - 1) } }));
   const buffer = new ArrayBuffer(rows * 16);
   const detached = tensor('f32', [rows, 4], new Float32Array(buffer));
   structuredClone(buffer, { transfer: [buffer] });
@@ -348,6 +374,7 @@ async function badInput({ transport, worldSize }) {
     }),
   );
   attempt('timeout', () => forward.run({ q: tensor('f32', [rows, 4]) }, { timeoutMs: Number.NaN }));
+  codes.noOptions = await codeOf(() => openDispatcher(transport));
   codes.executor = await codeOf(() =>
     openDispatcher(transport, { leaseBytes: 64, executor: { lanes: 6, warpLanes: 4, seed: 1 } }),
   );

@@ -27,6 +27,7 @@ set(EP_CORE_SOURCES
 set(EP_NAPI_SOURCES
   napi/addon.cpp
   napi/bind_attention.cpp
+  napi/bind_compat.cpp
   napi/bind_dispatch.cpp
   napi/bind_host.cpp
   napi/bind_hostile.cpp
@@ -35,6 +36,7 @@ set(EP_NAPI_SOURCES
   napi/bind_rank.cpp
   napi/bind_stream.cpp
   napi/env_state.cpp
+  napi/kernel_run.cpp
 )
 
 set(EP_TESTS

@@ -174,6 +174,43 @@ export interface DispatchDescription {
   readonly timeoutMs: number;
 }
 
+/** One tensor of a `compat` call. Rows are packed. Ranks of -1 in `dstRank` are not sent to. */
+export interface CompatTensor {
+  readonly source: NativeOperand;
+  readonly srcOffset: number;
+  readonly target: NativeOperand;
+  readonly dstOffset: number;
+  readonly rowBytes: number;
+  /** Send and receive buffers in every rank's memory, and the rows of the latter. */
+  readonly sendOffset: number;
+  readonly recvOffset: number;
+  readonly recvRows: number;
+  /** Of rank 0's counter; + source rank. */
+  readonly signalSlot: number;
+  readonly replicas: number;
+  /** [shards][replicas]. */
+  readonly dstRank: Int32Array;
+  readonly dstRow: Uint32Array;
+  /** Rows from each rank, then all. */
+  readonly counts: BigUint64Array;
+}
+
+/** A call of the per-token kernel: native/include/ep/device/compat_dispatch.h. All ranks have passed a barrier since their last one. */
+export interface CompatDescription {
+  /** `ep_memory_handle` bytes. */
+  readonly handle: Uint8Array;
+  /** Rows of each shard that this rank sends; their sum is the rows of its tensors. */
+  readonly seqLen: Uint32Array;
+  readonly query: CompatTensor;
+  readonly keyValue?: CompatTensor;
+  /** Present: `query` is a key-value gradient, received replica-major. Rows of replicas that `mask` [shards][replicas] denies are not written. */
+  readonly gradient?: { readonly mask: Uint32Array; readonly seqLen: Uint32Array; readonly replicas: number };
+  readonly blocks: number;
+  readonly simt?: DispatchDescription['simt'];
+  /** Negative: no deadline. */
+  readonly timeoutMs: number;
+}
+
 /** Rows in an operand: row i starts `byteOffset + i * strideBytes` bytes into it. Only a tensor without rows has none. */
 export interface NativeRows {
   readonly operand?: NativeOperand;
@@ -262,6 +299,7 @@ export interface NativeHostStream {
   ): OperationId;
   /** 0: it has ended, and well, before the call returned. */
   dispatch(description: DispatchDescription): OperationId;
+  compatDispatch(description: CompatDescription): OperationId;
   /** A range or an overlap that is wrong throws; a list that is wrong ends the operation as invalid, before anything is written. */
   attentionForward(description: AttentionForwardDescription): OperationId;
   attentionBackward(description: AttentionBackwardDescription): OperationId;

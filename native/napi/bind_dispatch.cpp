@@ -1,9 +1,6 @@
-#include "wraps.hpp"
+#include "kernel_run.hpp"
 
 #include <cstring>
-
-#include "launch.hpp"
-#include "simt/simt.hpp"
 
 #include "ep/device/replica_sum.h"
 #include "ep/device/staged_dispatch.h"
@@ -69,16 +66,6 @@ struct dispatch_job {
   double timeout_ms = -1;
   bool sent = false; // by try_inline
 
-  // The engine reads the sources of what this kernel posted until it has landed. Not cancellable: the sources are freed when this job is. It ends, as an
-  // engine that stops counts everything as completed.
-  void wait_for_engine(const ep_proxy_ring& ring) const {
-    wait_scope scope;
-    scope.wake = memory->context().wake();
-    scope.policy = memory->context().policy();
-    const uint64_t posted = std::atomic_ref<uint64_t>(const_cast<uint64_t&>(ring.tail)).load(std::memory_order_acquire);
-    wait_word(scope, &ring.completed, comparison::ge, posted, any_rank);
-  }
-
   // The kernel, on whatever machine.
   template <class Context> bool kernel(Context& context) const {
     if (args.memory.header.kind == EP_MEMORY_PROXY) return attention_gradient(context, proxy_endpoint{args.memory}, args, sums.data(), static_cast<uint32_t>(sums.size()));
@@ -119,28 +106,7 @@ struct dispatch_job {
   }
 
   outcome run(const std::atomic<uint32_t>& cancel) {
-    kernel_environment environment{memory->context().waits(&cancel, deadline_after(timeout_ms))};
-    outcome end;
-    if (simt.lanes == 0) {
-      const result<nothing> ran = fast_run(simt.blocks, environment, [this](fast_context& context) { return kernel(context); });
-      if (!ran.ok()) {
-        end.message = ran.why().message;
-        status.status = ran.why().status;
-      }
-    } else {
-      const simt_result result = simt_run(simt, environment, [this](simt_context& context) { return kernel(context); });
-      if (result.outcome != simt_outcome::finished) {
-        end.message = result.report;
-        status.status = EP_STATUS_SYSTEM;
-      }
-    }
-    if (args.memory.header.kind == EP_MEMORY_PROXY) wait_for_engine(proxy_endpoint{args.memory}.ring());
-    end.status = status.status;
-    end.rank = status.rank;
-    end.stage = status.stage;
-    end.expected = status.expected;
-    end.found = status.found;
-    return end;
+    return run_kernel(*memory, simt, timeout_ms, cancel, status, [this](auto& context) { return kernel(context); });
   }
 };
 
@@ -203,22 +169,6 @@ void add_part(dispatch_job& job, const Napi::Object& part, uint64_t memory_bytes
     if (entry.src_row + entry.rows > staged.send_rows) throw_invalid(env, "an entry exceeds the " + std::to_string(staged.send_rows) + " staged rows");
   }
   job.staged.push_back(staged);
-}
-
-void add_executor(dispatch_job& job, const Napi::Object& description) {
-  const Napi::Env env = description.Env();
-  job.simt.blocks = static_cast<uint32_t>(arg_size(field(description, "blocks"), "blocks"));
-  if (job.simt.blocks < 1 || job.simt.blocks > 1024) throw_invalid(env, "blocks " + std::to_string(job.simt.blocks) + " is not in 1..1024");
-  const Napi::Value simt = field(description, "simt");
-  if (simt.IsUndefined()) return;
-  const auto shape = simt.As<Napi::Object>();
-  job.simt.lanes = static_cast<uint32_t>(arg_size(field(shape, "lanes"), "lanes"));
-  job.simt.warp_lanes = static_cast<uint32_t>(arg_size(field(shape, "warpLanes"), "warpLanes"));
-  job.simt.seed = arg_size(field(shape, "seed"), "seed");
-  if (job.simt.lanes < 1 || job.simt.lanes > 1024 || job.simt.warp_lanes < 1 || job.simt.warp_lanes > 32 || job.simt.lanes % job.simt.warp_lanes != 0) {
-    throw_invalid(env, "a block of " + std::to_string(job.simt.lanes) + " lanes in warps of " + std::to_string(job.simt.warp_lanes) +
-                           ": lanes must be in 1..1024 and a multiple of warpLanes, which is in 1..32");
-  }
 }
 
 void add_sum(dispatch_job& job, const Napi::Object& sum) {
@@ -341,7 +291,7 @@ Napi::Value stream_wrap::dispatch(const Napi::CallbackInfo& info) {
   if (!job->staged.empty() && (job->staged.size() != job->parts.size() || job->memory->device_handle().header.kind != EP_MEMORY_LOAD_STORE)) {
     throw_invalid(env, "staging needs buffers for every part, and a load/store memory");
   }
-  add_executor(*job, description);
+  job->simt = executor_of(description);
   job->timeout_ms = arg_double(field(description, "timeoutMs"), "timeoutMs");
   job->args.header = {EP_MAGIC_DISPATCH, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof(ep_dispatch_args)};
   job->args.memory = job->memory->device_handle();

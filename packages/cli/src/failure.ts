@@ -1,6 +1,6 @@
 /** How commands fail: one line for people, one object for programs. */
 import { constants } from 'node:os';
-import { isEpError } from '@ep/core';
+import { EpError, isEpError } from '@ep/core';
 
 /** A command that has said what there is to say and ends with this status. */
 export class CommandExit extends Error {
@@ -29,6 +29,35 @@ export interface FailureReport {
 export function failureReport(error: unknown): FailureReport {
   if (isEpError(error)) return { error: { code: error.code, message: error.message, context: error.context } };
   return { error: { code: 'INTERNAL', message: error instanceof Error ? error.message : String(error) } };
+}
+
+const FILE_REASONS: Readonly<Record<string, string>> = {
+  ENOENT: 'there is no such file or folder',
+  EISDIR: 'it is a folder, not a file',
+  ENOTDIR: 'a part of the path before the last is not a folder',
+  EACCES: 'permission denied',
+  EPERM: 'permission denied',
+  EROFS: 'the file system is read-only',
+  ENOSPC: 'the file system is full',
+  ELOOP: 'its symbolic links go round in a circle',
+  ENAMETOOLONG: 'the name is too long',
+  ERR_INVALID_ARG_VALUE: 'the path holds a zero character',
+  ERR_FS_FILE_TOO_LARGE: 'it is larger than 2 GiB',
+};
+
+/** A file that could not be read or written. */
+export function fileError(action: 'read' | 'write', path: string, error: unknown): EpError<'EP_SYSTEM'> {
+  const code = String((error as NodeJS.ErrnoException).code ?? error);
+  const reason = Object.hasOwn(FILE_REASONS, code) ? `${FILE_REASONS[code]} (${code})` : code;
+  return new EpError('EP_SYSTEM', `cannot ${action} ${path}: ${reason}`, {
+    cause: error,
+    context: { path, errno: code },
+  });
+}
+
+/** A command line that was not understood; `usage` says what was wrong with it. */
+export function usageReport(message: string, usage: string): FailureReport {
+  return { error: { code: 'EP_INVALID_ARGUMENT', message, context: { usage: usage.replace(/^commander\./, '') } } };
 }
 
 /** What was not foreseen comes with its stack: it is a defect of this program. */

@@ -4,7 +4,7 @@ import { Command, CommanderError } from 'commander';
 import { benchCommand } from './bench/command.js';
 import { demoCommand } from './demo/command.js';
 import { doctorCommand } from './doctor/command.js';
-import { CommandExit, failureReport, failureText, jsonText } from './failure.js';
+import { CommandExit, failureReport, failureText, jsonText, usageReport } from './failure.js';
 import { planCommand } from './plan/command.js';
 import { runCommand } from './run/command.js';
 
@@ -28,19 +28,32 @@ export function createProgram(): Command {
   return program;
 }
 
+/** `ep --json` alone fails with a help text as its message, and other messages begin with what the object says anyway. */
+const usageMessage = ({ code, message }: CommanderError): string =>
+  code === 'commander.help' ? 'no command given; ep --help lists them' : message.replace(/^error: /, '');
+
 /** Runs one command line and resolves with the exit status. Never throws, never exits. */
 export async function main(args: readonly string[]): Promise<number> {
+  // Everything behind `--` belongs to the program that `ep run` starts.
+  const own = args.slice(0, args.includes('--') ? args.indexOf('--') : args.length);
+  const json = own.includes('--json');
   const program = createProgram();
-  for (const command of [program, ...program.commands]) command.exitOverride();
+  for (const command of [program, ...program.commands]) {
+    command.exitOverride();
+    // Programs get one object instead of the text; help that was asked for stays text.
+    if (json) command.configureOutput({ writeErr: () => {} });
+  }
   try {
     await program.parseAsync(args, { from: 'user' });
     return 0;
   } catch (error) {
     if (error instanceof CommandExit) return error.status;
-    if (error instanceof CommanderError) return error.exitCode === 0 ? 0 : usageStatus;
-    // Everything behind `--` belongs to the program that `ep run` starts.
-    const own = args.slice(0, args.includes('--') ? args.indexOf('--') : args.length);
-    if (own.includes('--json')) process.stdout.write(`${jsonText(failureReport(error))}\n`);
+    if (error instanceof CommanderError) {
+      if (error.exitCode === 0) return 0;
+      if (json) process.stdout.write(`${jsonText(usageReport(usageMessage(error), error.code))}\n`);
+      return usageStatus;
+    }
+    if (json) process.stdout.write(`${jsonText(failureReport(error))}\n`);
     else process.stderr.write(failureText(error));
     return 1;
   }

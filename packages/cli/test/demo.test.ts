@@ -17,7 +17,7 @@ import { readJob, writeJob } from '../src/demo/job.js';
 import { type DemoReport, passes, reportText, tensorErrors, tolerances } from '../src/demo/report.js';
 import { COMPARED, type ComparedTensor, type StepResult } from '../src/demo/step.js';
 import { evenBudgets, planStep } from '../src/plan/plan-step.js';
-import { runEp, startEp, untilGone } from './ep.js';
+import { runEp, startEp, untilEmpty, untilGone } from './ep.js';
 
 const root = fileURLToPath(new URL('../../..', import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), 'ep-demo-test-'));
@@ -100,6 +100,19 @@ describe('ep demo', () => {
     expect(code).toBe(status);
     expect(stderr).toContain(`stopped by ${signal}`);
     expect(await untilGone(ranks, 5000)).toEqual([]);
+  });
+
+  it.each(['processes', 'threads'])('leaves nothing behind when it is killed itself (%s)', async (mode) => {
+    const temporary = mkdtempSync(join(folder, 'killed-'));
+    const flags = mode === 'threads' ? ['--threads'] : [];
+    const run = startEp(['demo', '--from', root, '-n', '2', '--no-svg', ...flags], { TMPDIR: temporary });
+    // Killed while the ranks have its files: the job folder has been made, and read by processes that exist.
+    while (readdirSync(temporary).length === 0) await sleep(10);
+    const ranks = mode === 'threads' ? [] : await rankProcesses(run.child.pid!, 2);
+    run.child.kill('SIGKILL');
+    expect((await run.finished).signal).toBe('SIGKILL');
+    expect(await untilGone(ranks, 5000)).toEqual([]);
+    await untilEmpty(temporary);
   });
 
   it('ends with an error that names the rank when one is killed', async () => {

@@ -1,5 +1,6 @@
 /** Runs the built `ep` as a user would. */
 import { type ChildProcess, spawn } from 'node:child_process';
+import { readdirSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
@@ -75,4 +76,12 @@ export async function untilGone(pids: readonly number[], limitMs: number): Promi
   const end = Date.now() + limitMs;
   while (pids.some(isAlive) && Date.now() < end) await sleep(20);
   return pids.filter(isAlive);
+}
+
+/** Waits until a folder holds nothing; throws with what it holds. */
+export async function untilEmpty(folder: string, limitMs = 10_000): Promise<void> {
+  const end = Date.now() + limitMs;
+  while (readdirSync(folder).length > 0 && Date.now() < end) await sleep(20);
+  const left = readdirSync(folder, { recursive: true });
+  if (left.length > 0) throw new Error(`left behind: ${left.join(', ')}`);
 }

@@ -1,13 +1,15 @@
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { isEpError } from '@ep/core';
 import { type Explanation, explain } from '@ep/plan';
 import fc from 'fast-check';
 import { afterAll, describe, expect, it } from 'vitest';
+import { fileError } from '../src/failure.js';
 import { bandsOf, loadOf, mostBands, shortBytes, trafficOf } from '../src/picture/data.js';
 import { drawPlan } from '../src/picture/draw.js';
 import { parseCsvDocuments, parseJsonDocuments } from '../src/plan/documents-file.js';
+import { jsonFault } from '../src/plan/json-fault.js';
 import { evenBudgets, planStep } from '../src/plan/plan-step.js';
 import { runEp } from './ep.js';
 
@@ -100,13 +102,13 @@ describe('ep plan', () => {
   });
 
   const bad: readonly [string, string, RegExp][] = [
-    ['missing.json', '', /cannot read .*missing\.json: there is no such file \[EP_SYSTEM\]/],
+    ['missing.json', '', /cannot read .*missing\.json: there is no such file or folder \(ENOENT\) \[EP_SYSTEM\]/],
     [
       'e.json',
-      '{"documents": [1, 2],\n "ranks": }',
-      /e\.json: not JSON at line 2, column \d+: .* \[EP_INVALID_ARGUMENT\]/,
+      '{"documents": [1, 2],\n "ranks": }\n',
+      /e\.json: not JSON at line 2, column 11: expected a value, found "}" \[EP_INVALID_ARGUMENT\]/,
     ],
-    ['f.json', '{"documents": [1', /f\.json: not JSON at line 1, column 17/],
+    ['f.json', '{"documents": [1', /f\.json: not JSON at line 1, column 17: expected , or \], found the end/],
     [
       'g.json',
       '{"documents": [5, -1], "ranks": 1}',
@@ -145,6 +147,48 @@ describe('ep plan', () => {
       expect(stderr).toMatch(message);
     });
   }
+
+  it('says why a file cannot be read or written', async () => {
+    const directory = join(folder, 'folder.json');
+    mkdirSync(directory, { recursive: true });
+    const good = file('u.json', '{"documents": [1], "ranks": 1}');
+    const cases: readonly (readonly [readonly string[], RegExp])[] = [
+      [[directory], /cannot read .*folder\.json: it is a folder, not a file \(EISDIR\)/],
+      [[join(good, 'x.json')], /cannot read .*: a part of the path before the last is not a folder \(ENOTDIR\)/],
+      [[good, '--svg', join(folder, 'none', 'x.svg')], /cannot write .*: there is no such file or folder \(ENOENT\)/],
+      [[good, '--svg', directory], /cannot write .*: it is a folder, not a file \(EISDIR\)/],
+    ];
+    for (const [args, message] of cases) {
+      const { code, stderr } = await runEp(['plan', ...args]);
+      expect(code).toBe(1);
+      expect(stderr).toMatch(message);
+    }
+    // As root everything may be read.
+    const error = Object.assign(new Error(), { code: 'EACCES' });
+    expect(fileError('read', 'a.json', error).message).toBe('cannot read a.json: permission denied (EACCES)');
+  });
+
+  it('finds where a text stops being JSON', () => {
+    const faults: readonly (readonly [string, number, string])[] = [
+      ['', 0, 'a value'],
+      ['[1 2]', 3, ', or ]'],
+      ['[1,]', 3, 'a value'],
+      ['[,', 1, 'a value or ]'],
+      ['{"a" 1}', 5, ':'],
+      ['{"a":1,}', 7, 'a name in double quotes'],
+      ['{a:1}', 1, 'a name in double quotes or }'],
+      ['{"a":1]', 6, ', or }'],
+      ['"a\nb"', 2, 'the end of a string'],
+      ['"a\\x"', 2, 'an escape sequence'],
+      ['01', 1, 'the end'],
+      ['nul', 0, 'a value'],
+      ['[] []', 3, 'the end'],
+    ];
+    for (const [text, offset, expected] of faults)
+      expect({ text, ...jsonFault(text) }).toEqual({ text, offset, expected });
+    fc.assert(fc.property(fc.json(), (text) => jsonFault(text) === undefined));
+    expect(jsonFault('['.repeat(1e6) + ']'.repeat(1e6))).toBeUndefined();
+  });
 
   it('reports an error as JSON when asked for JSON', async () => {
     const path = file('t.csv', 'a,-1\n');

@@ -1,9 +1,10 @@
-import { existsSync } from 'node:fs';
-import { dirname } from 'node:path';
+import { existsSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import type { LaunchEvent } from '../src/run/launch.js';
 import { LineSplitter, longestLine } from '../src/run/lines.js';
-import { isAlive, runEp, startEp, untilGone } from './ep.js';
+import { isAlive, runEp, startEp, untilEmpty, untilGone } from './ep.js';
 
 const program = (source: string): string[] => ['--', process.execPath, '-e', source];
 /** Prints its pid and stays until it is ended. */
@@ -109,14 +110,25 @@ describe('ep run', () => {
     });
   }
 
-  it('leaves no rank behind when it is killed itself, not even one that ignores signals', async () => {
+  it('leaves neither a rank nor a file behind when it is killed itself, not even a rank that ignores signals', async () => {
     // Silent, since a write to the launcher's pipe would end it: only SIGKILL can.
-    const stubborn = `for (const s of ['SIGTERM', 'SIGINT', 'SIGHUP', 'SIGPIPE']) process.on(s, () => {}); ${patient}`;
-    const run = startEp(['run', '-n', '2', '--json', ...program(stubborn)]);
-    const pids = await startedPids(run, 2);
-    run.child.kill('SIGKILL');
-    expect((await run.finished).signal).toBe('SIGKILL');
-    expect(await untilGone(pids, 10_000)).toEqual([]);
+    const stubborn = `for (const s of ['SIGTERM', 'SIGINT', 'SIGHUP', 'SIGPIPE']) process.on(s, () => {});
+      require('node:fs').writeFileSync(process.env.EP_STORE.slice(5) + process.env.RANK, ''); ${patient}`;
+    const temporary = mkdtempSync(join(tmpdir(), 'ep-run-test-'));
+    try {
+      const run = startEp(['run', '-n', '2', '--json', ...program(stubborn)], { TMPDIR: temporary });
+      const pids = await startedPids(run, 2);
+      expect(readdirSync(temporary)).toHaveLength(1);
+      run.child.kill('SIGKILL');
+      const killed = Date.now();
+      expect((await run.finished).signal).toBe('SIGKILL');
+      expect(await untilGone(pids, 10_000)).toEqual([]);
+      // 0.8 s on an idle machine; the bound leaves room for a busy one.
+      expect(Date.now() - killed).toBeLessThan(5000);
+      await untilEmpty(temporary);
+    } finally {
+      rmSync(temporary, { recursive: true, force: true });
+    }
   });
 
   it('kills what a rank leaves running', async () => {
@@ -181,12 +193,27 @@ describe('ep run', () => {
     });
   });
 
-  it('refuses a command line that it does not understand', async () => {
+  it('refuses a command line that it does not understand, with --json as one object', async () => {
     for (const args of [['run', '--', 'true'], ['run', '-n', '0', '--', 'true'], ['run', '-n', '2'], ['nonsense']]) {
       const { code, stderr } = await runEp(args);
       expect(code).toBe(2);
       expect(stderr).toContain('error:');
     }
+    for (const args of [
+      ['run', '--json', '--', 'true'],
+      ['plan', '--json'],
+      ['doctor', '--json', '--nope'],
+      ['--json'],
+    ]) {
+      const { code, stdout, stderr } = await runEp(args);
+      expect({ code, stderr }).toEqual({ code: 2, stderr: '' });
+      expect(stdout.trimEnd().split('\n')).toHaveLength(1);
+      const { error } = JSON.parse(stdout) as { readonly error: Readonly<Record<string, unknown>> };
+      expect(error).toMatchObject({ code: 'EP_INVALID_ARGUMENT', context: { usage: expect.stringMatching(/^\w+$/) } });
+      expect(error.message).toMatch(/^(required option|missing required argument|unknown option) /);
+    }
+    // What belongs to the program does not count.
+    expect((await runEp(['run', '--', 'true', '--json'])).stderr).toContain('error:');
   });
 });
 

@@ -1,6 +1,6 @@
 /**
- * Attention dispatch against the machine's own copies, against the same dispatch staged through send and receive buffers, and against MPI_Alltoallv of
- * the same bytes where Open MPI is installed; all in one run, results verified. Ranks are processes.
+ * Attention dispatch against the machine's own copies, against the same dispatch staged through send and receive buffers, against the original's kernel
+ * with one put per row (compat), and against MPI_Alltoallv of the same bytes where Open MPI is installed; all in one run, results verified. Ranks are processes.
  */
 import { execFile, fork } from 'node:child_process';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
@@ -35,6 +35,8 @@ export interface AttentionBenchResult {
   readonly copy: { readonly memcpy: Series; readonly nonTemporal: Series };
   readonly direct: Series;
   readonly staged: Series;
+  /** The per-token kernel of the original on the same threads. */
+  readonly compat: Series;
   /** Absent where Open MPI is not installed; see `skipped`. */
   readonly alltoallv?: Series;
   readonly ratios: {
@@ -42,6 +44,7 @@ export interface AttentionBenchResult {
     readonly ofCopy: number;
     /** Goal 2. */
     readonly overStaged: number;
+    readonly overCompat: number;
     /** Staged over the bound of its three copies: 1 means that the baseline is as good as it can be. */
     readonly stagedOfBound: number;
     /** Goal 1.5. */
@@ -86,7 +89,7 @@ export interface RankTask {
 export interface RankTimes {
   readonly rowBytes: number;
   readonly bytes: number;
-  readonly series: Readonly<Record<'memcpy' | 'nonTemporal' | 'direct' | 'staged', readonly number[]>>;
+  readonly series: Readonly<Record<'memcpy' | 'nonTemporal' | 'direct' | 'staged' | 'compat', readonly number[]>>;
 }
 
 const run = promisify(execFile);
@@ -229,7 +232,7 @@ export async function benchAttention(options: AttentionBenchOptions): Promise<At
         );
       const copy = { memcpy: series('memcpy'), nonTemporal: series('nonTemporal') };
       const fastest = Math.max(copy.memcpy.gigabytesPerSecond, copy.nonTemporal.gigabytesPerSecond);
-      const [direct, staged] = [series('direct'), series('staged')];
+      const [direct, staged, compat] = [series('direct'), series('staged'), series('compat')];
       const mpi = await runAlltoallv(folder, ranks, Math.floor(bytesPerRank / ranks), repeats, options.signal);
       if (typeof mpi === 'string' && !skipped.includes(mpi)) skipped.push(mpi);
       const alltoallv = typeof mpi === 'string' ? undefined : seriesOf([mpi], total);
@@ -239,10 +242,12 @@ export async function benchAttention(options: AttentionBenchOptions): Promise<At
         copy,
         direct,
         staged,
+        compat,
         ...(alltoallv === undefined ? {} : { alltoallv }),
         ratios: {
           ofCopy: direct.gigabytesPerSecond / fastest,
           overStaged: direct.gigabytesPerSecond / staged.gigabytesPerSecond,
+          overCompat: direct.gigabytesPerSecond / compat.gigabytesPerSecond,
           stagedOfBound: staged.gigabytesPerSecond / (fastest / 3),
           ...(alltoallv === undefined
             ? {}

@@ -3,7 +3,7 @@ import { openFileStore, type Tensor, type TransportProvider, tensor } from '@ep/
 import { allocateHost } from '@ep/native';
 import { planAttention, shardsOfDocuments } from '@ep/plan';
 import { HostStream } from '../src/host-stream.js';
-import { leaseBytesFor, openDispatcher } from '../src/index.js';
+import { compatBytesFor, leaseBytesFor, openCompatDispatcher, openDispatcher, type PartSpec } from '../src/index.js';
 import type { RankTask, RankTimes } from './attention.js';
 
 const task = JSON.parse(process.argv[2]!) as RankTask;
@@ -132,6 +132,27 @@ async function steps(calls: number) {
   return { bytes: data.byteLength, microseconds };
 }
 
+/** The original's kernel, with the barrier that each of its calls needs. */
+async function perToken(
+  parts: readonly PartSpec[],
+  source: Tensor,
+  stream: HostStream,
+  check: (received: Uint32Array) => void,
+): Promise<number[]> {
+  const dispatcher = await openCompatDispatcher(transport, {
+    ...compatBytesFor(parts),
+    stream,
+    timeoutMs: TIMEOUT_MS,
+  });
+  const { call } = await dispatcher.bind({ call: parts });
+  const { tensors: into } = await call.run({ q: source });
+  const times = await series(async () => void (await call.run({ q: source }, { into })));
+  check(into.q!.data as Uint32Array);
+  await barrier();
+  await dispatcher.close();
+  return times;
+}
+
 async function throughput(): Promise<RankTimes[]> {
   const reports: RankTimes[] = [];
   for (const rowBytes of task.rowBytes) {
@@ -170,8 +191,9 @@ async function throughput(): Promise<RankTimes[]> {
     };
     const direct = await dispatched({});
     const staged = await dispatched({ leases: 1, stagingBytes: Math.max(bytes, leaseBytes) });
+    const compat = await perToken(spec, source, stream, (received) => verify(received, words, plan));
     await stream.close();
-    reports.push({ rowBytes, bytes, series: { memcpy, nonTemporal, direct, staged } });
+    reports.push({ rowBytes, bytes, series: { memcpy, nonTemporal, direct, staged, compat } });
   }
   return reports;
 }

@@ -10,11 +10,9 @@ import {
   type Transport,
   type WaitOptions,
 } from '@ep/core';
+import { compareLines, RECORD_BYTES } from './difference.js';
 
 type Portable = 'bundled' | 'add';
-
-/** Bytes that one rank contributes to one exchange. */
-export const RECORD_BYTES = 64;
 
 export interface AgreementPlace {
   /** First byte of `agreementBytes(worldSize)` in the memory. */
@@ -69,10 +67,15 @@ export class Agreement {
     return this.#epoch;
   }
 
-  /** Every rank's record (64 bytes), in rank order. Collective. Rejects with `EP_TIMEOUT` or `EP_PEER_LOST` naming who did not take part. */
-  exchange(record: Uint8Array, options: WaitOptions = {}): Promise<Uint8Array[]> {
-    // One after the other: the two sets of records are enough only if nobody starts a second exchange before it has read the first.
-    const run = this.#tail.then(() => this.#exchange(record, options));
+  /**
+   * Collective: `EP_MISMATCH` on every rank unless all give the same lines, see `compareLines`. `EP_TIMEOUT` or `EP_PEER_LOST` names who did not take
+   * part: ranks may then have counted different rounds, and only a resync brings them together.
+   */
+  same(where: string, lines: readonly string[], options: WaitOptions = {}): Promise<void> {
+    // One after the other, with all their rounds: the two sets of records are enough only if nobody starts a second round before it has read the first.
+    const run = this.#tail.then(() =>
+      compareLines(where, lines, this.#rank, (record) => this.#exchange(where, record, options)),
+    );
     this.#tail = run.catch(() => {});
     return run;
   }
@@ -82,7 +85,7 @@ export class Agreement {
     await this.#tail;
   }
 
-  async #exchange(record: Uint8Array, options: WaitOptions): Promise<Uint8Array[]> {
+  async #exchange(where: string, record: Uint8Array, options: WaitOptions): Promise<Uint8Array[]> {
     options.signal?.throwIfAborted();
     const round = ++this.#round;
     // Sets alternate: a fast rank's next record must not land on one that a slow rank still reads.
@@ -103,7 +106,7 @@ export class Agreement {
       const missing = targets.flatMap((target, rank) =>
         this.#memory.signals.peek(this.#place.slot + rank) < target ? [rank] : [],
       );
-      throw missingError(error, 'exchange', missing);
+      throw missingError(error, where, missing);
     }
     return Array.from({ length: this.#worldSize }, (_, rank) =>
       this.#memory.view('u8', this.#recordOffset(set, rank), RECORD_BYTES).slice(),

@@ -1,9 +1,10 @@
 /** The dispatches of one attention step, from a plan: what moves where, forward and backward. */
-import type { Tensor, WaitOptions, Work } from '@ep/core';
+import { checkInteger, invalid, type Tensor, type WaitOptions, type Work } from '@ep/core';
 import type { AttentionPlan } from '@ep/plan';
 import { leaseBytesFor, type PartSpec } from './binding-spec.js';
+import { checkObject, checkReduction } from './check-spec.js';
 import type { AttentionDType } from './core-attention.js';
-import type { BoundDispatch, Dispatcher } from './dispatcher.js';
+import { type BoundDispatch, Dispatcher } from './dispatcher.js';
 import type { Lease } from './lease.js';
 import type { RunOptions } from './options.js';
 
@@ -64,8 +65,24 @@ function stepSpecs(plan: AttentionPlan, shape: AttentionShape): Record<StepNames
   };
 }
 
+/** `EP_INVALID_ARGUMENT` unless the step can be made of them; what each dispatch needs is checked when it is bound. */
+function checkAttention(plan: unknown, shape: unknown, where: string): void {
+  checkObject(plan, 'plan', 'an attention plan', where);
+  checkObject(shape, 'shape', '{queryHeads, kvHeads, headDim, dtype}', where);
+  for (const extent of ['queryHeads', 'kvHeads', 'headDim']) checkInteger(shape[extent], extent, where, 1);
+  if ((shape.queryHeads as number) % (shape.kvHeads as number) !== 0) {
+    throw invalid('queryHeads', {
+      where,
+      expected: `a multiple of kvHeads, ${shape.kvHeads}`,
+      found: shape.queryHeads,
+    });
+  }
+  checkReduction(plan.reduction, 'plan.reduction', where);
+}
+
 /** `leaseBytes` of a dispatcher for these steps. A step keeps at most four leases: queries with keys and values until its backward pass. */
 export function attentionLeaseBytes(plan: AttentionPlan, shape: AttentionShape): number {
+  checkAttention(plan, shape, 'attentionLeaseBytes');
   return Math.max(...Object.values(stepSpecs(plan, shape)).map(leaseBytesFor));
 }
 
@@ -76,7 +93,17 @@ export async function bindAttention(
   shape: AttentionShape,
   options?: WaitOptions,
 ): Promise<AttentionDispatch> {
-  const bound = await dispatcher.bind(stepSpecs(plan, shape), options);
+  if (!(dispatcher instanceof Dispatcher)) {
+    throw invalid('dispatcher', { where: 'bindAttention', expected: 'a dispatcher', found: dispatcher });
+  }
+  const bound = await dispatcher.bindMade(
+    'bindAttention',
+    () => {
+      checkAttention(plan, shape, 'bindAttention');
+      return stepSpecs(plan, shape);
+    },
+    options ?? {},
+  );
   const run =
     (dispatch: BoundDispatch) =>
     <K extends string>(tensors: Readonly<Record<K, Tensor>>, runOptions?: RunOptions) =>

@@ -2,6 +2,7 @@
 import { type DType, EpError, elementBytes, elementCount, invalid } from '@ep/core';
 import { type NativeDispatchProgram, type NativeReplicaSumProgram, native } from '@ep/native';
 import { type DispatchPlan, digest, type GradientReduction, rankDispatch, sizes } from '@ep/plan';
+import { checkObject, checkParts } from './check-spec.js';
 
 /** One tensor of a dispatch: rows that travel by a plan. */
 export interface PartSpec {
@@ -52,8 +53,8 @@ export interface BoundSpec {
   readonly chunksFrom: Float64Array;
   readonly bytesSent: number;
   readonly bytesReceived: number;
-  /** Says everything that must be equal on all ranks. */
-  readonly identity: string;
+  /** Everything that must be equal on all ranks, one fact per line. */
+  readonly identity: readonly string[];
 }
 
 function bindPart(
@@ -66,9 +67,6 @@ function bindPart(
   const where = `bind ${spec.name}`;
   const { plan } = spec;
   const rowElements = elementCount(spec.rowShape);
-  if (!Number.isSafeInteger(rowElements) || rowElements < 1) {
-    throw invalid('rowShape', { where, expected: 'positive extents', found: spec.rowShape });
-  }
   const rowBytes = rowElements * elementBytes(spec.dtype);
   const planned = sizes(plan, { rowBytes, chunkBytes });
   const mine = rankDispatch(plan, rank);
@@ -158,30 +156,32 @@ function gapsOf(plan: DispatchPlan, rank: number): (readonly [number, number])[]
   return gaps;
 }
 
-/** Throws `EP_INVALID_ARGUMENT` for parts that do not fit together, `EP_CAPACITY` when a lease is too small. */
-export function bindSpec(
-  specs: readonly PartSpec[],
-  place: {
-    readonly rank: number;
-    readonly worldSize: number;
-    readonly chunkBytes: number;
-    readonly leaseBytes: number;
-  },
-): BoundSpec {
-  if (specs.length === 0) throw invalid('parts', { where: 'bind', expected: 'at least one part', found: specs });
+interface BindPlace {
+  readonly rank: number;
+  readonly worldSize: number;
+  readonly chunkBytes: number;
+  readonly leaseBytes: number;
+}
+
+/** Throws `EP_INVALID_ARGUMENT` for what is no set of dispatches or does not fit together, `EP_CAPACITY` when a lease is too small. */
+export function bindSpecs(
+  specs: Readonly<Record<string, readonly PartSpec[]>>,
+  place: BindPlace,
+): (readonly [string, BoundSpec])[] {
+  checkObject(specs, 'specs', 'an object with a list of parts for each dispatch', 'bind');
+  return Object.entries(specs).map(([name, parts]) => {
+    checkParts(parts, place.worldSize, `bind ${name}`);
+    return [name, bindSpec(parts, place)] as const;
+  });
+}
+
+function bindSpec(specs: readonly PartSpec[], place: BindPlace): BoundSpec {
   const chunksFrom = new Float64Array(place.worldSize);
   const parts: BoundPart[] = [];
   let offset = 0;
   let bytesSent = 0;
   let bytesReceived = 0;
   for (const spec of specs) {
-    if (spec.plan.worldSize !== place.worldSize) {
-      throw invalid('plan', {
-        where: `bind ${spec.name}`,
-        expected: `a plan of ${place.worldSize} ranks`,
-        found: spec.plan.worldSize,
-      });
-    }
     const { part, end } = bindPart(spec, place.rank, place.chunkBytes, offset, chunksFrom);
     parts.push(part);
     offset = end;
@@ -198,20 +198,23 @@ export function bindSpec(
       },
     );
   }
-  const identity = specs
-    .map(
-      (spec) =>
-        `${spec.name} ${spec.dtype}[${spec.rowShape.join(',')}] ${spec.reduce ? 'reduced' : 'plain'} ${digest(spec.plan)}`,
-    )
-    .join('; ');
   return {
     parts,
     leaseBytes: offset,
     chunksFrom,
     bytesSent,
     bytesReceived,
-    identity: `${identity}; chunks of ${place.chunkBytes}`,
+    identity: [...specs.flatMap(identityOf), `chunks of ${place.chunkBytes} bytes`],
   };
+}
+
+function identityOf({ name, plan, dtype, rowShape, reduce }: PartSpec): string[] {
+  return [
+    `part ${JSON.stringify(name)}`,
+    `rows of ${name} are ${dtype} [${rowShape.join(', ')}]`,
+    `replicas of ${name} are ${reduce ? 'summed' : 'delivered'}`,
+    `plan of ${name} is ${plan.kind}, ${plan.dstRank.length} dispatches, digest ${digest(plan)}`,
+  ];
 }
 
 /** Bytes of one row. */

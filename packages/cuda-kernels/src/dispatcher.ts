@@ -1,5 +1,4 @@
 /** Moves the shards of plans between ranks, over any transport whose signals are bundled with their puts and can add. */
-import { createHash } from 'node:crypto';
 import {
   type Closeable,
   checkTimeout,
@@ -8,7 +7,6 @@ import {
   doneWork,
   type Endpoint,
   EpError,
-  formatRanks,
   invalid,
   isEpError,
   linkSignals,
@@ -22,9 +20,10 @@ import {
   type Work,
   WorkOwner,
 } from '@ep/core';
-import { type Agreement, RECORD_BYTES } from './agreement.js';
-import { type BoundSpec, bindSpec, type PartSpec } from './binding-spec.js';
+import type { Agreement } from './agreement.js';
+import { type BoundSpec, bindSpecs, type PartSpec } from './binding-spec.js';
 import { type CallCounters, type CallPlace, callError, describeCall, receivedTensors, zeroGaps } from './call.js';
+import { refusal } from './difference.js';
 import type { HostStream } from './host-stream.js';
 import { arrivalSlot, creditSlot } from './layout.js';
 import { HeldLease, type Lease, LeaseSlot } from './lease.js';
@@ -98,71 +97,61 @@ export class Dispatcher extends Resource implements Closeable {
    * Collective, once for every set of plans: checks that all ranks hold the same plans, row sizes and dtypes (`EP_MISMATCH` names the odd ranks), and that
    * each dispatch fits a lease (`EP_CAPACITY`).
    */
-  async bind<const K extends string>(
+  bind<const K extends string>(
     specs: Readonly<Record<K, readonly PartSpec[]>>,
     options: WaitOptions = {},
   ): Promise<Record<K, BoundDispatch>> {
-    return this.guard('bind', async () => {
+    return this.bindMade('bind', () => specs, options);
+  }
+
+  /** As `bind`, of specs that are made first: what goes wrong there is refused like a wrong spec. @internal */
+  async bindMade<const K extends string>(
+    where: string,
+    make: () => Readonly<Record<K, readonly PartSpec[]>>,
+    options: WaitOptions,
+  ): Promise<Record<K, BoundDispatch>> {
+    return this.guard(where, async () => {
       this.#checkUsable();
       const { layout, chunkBytes } = this.#init;
       const place = { rank: this.rank, worldSize: this.worldSize, chunkBytes, leaseBytes: layout.leaseBytes };
-      let bound: [string, BoundSpec][] = [];
-      let refusal: { readonly reason: unknown } | undefined;
+      let bound: readonly (readonly [string, BoundSpec])[] = [];
+      let refused: { readonly reason: unknown } | undefined;
       try {
-        bound = Object.entries<readonly PartSpec[]>(specs).map(([name, parts]) => [name, bindSpec(parts, place)]);
+        bound = bindSpecs(make(), place);
       } catch (reason) {
         // The others must hear of it instead of waiting for this rank.
-        refusal = { reason };
+        refused = { reason };
       }
-      const identity = refusal
-        ? 'a plan that this rank refused'
-        : bound.map(([name, spec]) => `${name}: ${spec.identity}`).join('\n');
+      const lines = refused
+        ? refusal(refused.reason)
+        : bound.flatMap(([name, spec]) => spec.identity.map((line) => `${name}: ${line}`));
       try {
-        await this.agree('bind', identity, options);
+        await this.agree('bind', lines, options);
       } catch (error) {
-        if (refusal === undefined) throw error;
+        if (refused === undefined) throw error;
       }
-      if (refusal !== undefined) throw refusal.reason;
+      if (refused !== undefined) throw refused.reason;
       const entries = bound.map(([name, spec]) => [name, this.#bound(name, spec)]);
       return Object.fromEntries(entries) as Record<K, BoundDispatch>;
     });
   }
 
-  /** Collective: throws `EP_MISMATCH` naming the ranks whose text is another one. @internal */
-  async agree(where: string, text: string, options: WaitOptions): Promise<void> {
-    const record = new Uint8Array(RECORD_BYTES);
-    record.set(createHash('sha256').update(text).digest());
-    new TextEncoder().encodeInto(where, record.subarray(32));
-    let records: Uint8Array[];
+  /** Collective: throws `EP_MISMATCH` naming the ranks that gave other lines, and the first one that differs. @internal */
+  async agree(where: string, lines: readonly string[], options: WaitOptions): Promise<void> {
     const linked = linkSignals(options.signal, this.#cancel.signal, this.closing);
     try {
-      const wait = { timeoutMs: this.#init.timeoutMs, ...options, signal: linked.signal };
-      records = await this.#init.agreement.exchange(record, wait);
+      await this.#init.agreement.same(where, lines, {
+        timeoutMs: this.#init.timeoutMs,
+        ...options,
+        signal: linked.signal,
+      });
     } catch (reason) {
-      // Ranks may have counted this round or not: only a resync brings them together again.
-      this.#poison ??= { reason };
+      // Ranks may have counted this round or not: only a resync brings them together again. After a mismatch all have counted it.
+      if (!isEpError(reason) || reason.code !== 'EP_MISMATCH') this.#poison ??= { reason };
       throw reason;
     } finally {
       linked.unlink();
     }
-    const odd = records.flatMap((other, rank) => (Buffer.compare(other, record) === 0 ? [] : [rank]));
-    if (odd.length === 0) return;
-    // The largest camp is taken to be right, so that a single odd rank is named rather than everyone else.
-    const camps = new Map<string, number[]>();
-    for (const [rank, other] of records.entries()) {
-      const key = Buffer.from(other).toString('hex');
-      camps.set(key, [...(camps.get(key) ?? []), rank]);
-    }
-    const shown = [...camps.values()].sort((a, b) => a.length - b.length);
-    const largest = shown.at(-1)!;
-    const minority = largest.length * 2 > this.worldSize ? shown.slice(0, -1).flat() : odd;
-    throw new EpError(
-      'EP_MISMATCH',
-      `${where}: ${formatRanks(minority)} gave other plans or options than the rest; this rank: ${text.slice(0, 400)}`,
-      {
-        context: { ranks: minority, own: text },
-      },
-    );
   }
 
   /**

@@ -8,6 +8,15 @@ export {
 } from './attention.js';
 export { leaseBytesFor, type PartSpec, rowBytesOf } from './binding-spec.js';
 export {
+  type BoundCompat,
+  type CompatDispatcher,
+  type CompatOptions,
+  type CompatResult,
+  type CompatRunOptions,
+  compatBytesFor,
+  openCompatDispatcher,
+} from './compat.js';
+export {
   type AttentionBackwardTensors,
   type AttentionDType,
   type AttentionForwardTensors,

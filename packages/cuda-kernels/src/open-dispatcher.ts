@@ -1,10 +1,27 @@
 /** Opens a dispatcher: allocates its memory on all ranks and checks that they agree. */
-import { EpError, type Rank } from '@ep/core';
+import { type AllocateOptions, EpError, isEpError, type Rank } from '@ep/core';
 import { Agreement } from './agreement.js';
 import { Dispatcher, type DispatchTransport } from './dispatcher.js';
 import { HostStream } from './host-stream.js';
-import { agreementPlace, memoryBytes, signalSlots } from './layout.js';
+import { agreementPlace, type Layout, memoryBytes, signalSlots } from './layout.js';
 import { type DispatcherOptions, resolveOptions } from './options.js';
+
+const optionLines = (layout: Layout): readonly string[] => [
+  `leases is ${layout.leases}`,
+  `leaseBytes is ${layout.leaseBytes}`,
+  `stagingBytes is ${layout.stagingBytes}`,
+];
+
+/** Sizes that differ are found out by the transport, which knows nothing of the options that they follow from. */
+async function allocate(transport: DispatchTransport, options: AllocateOptions, layout: Layout) {
+  try {
+    return await transport.allocate(options);
+  } catch (error) {
+    if (!isEpError(error) || error.code !== 'EP_MISMATCH') throw error;
+    const text = `openDispatcher: ranks gave other leases, leaseBytes or stagingBytes; on this rank ${optionLines(layout).join(', ')}: ${error.message}`;
+    throw new EpError('EP_MISMATCH', text, { context: error.context, cause: error });
+  }
+}
 
 /** Collective. `EP_MISMATCH` names ranks with other options, `EP_CAPACITY` says when the transport has too few signal slots. */
 export async function openDispatcher(transport: DispatchTransport, options: DispatcherOptions): Promise<Dispatcher> {
@@ -21,7 +38,7 @@ export async function openDispatcher(transport: DispatchTransport, options: Disp
     );
   }
   const wait = { timeoutMs: resolved.timeoutMs, ...(options.signal ? { signal: options.signal } : {}) };
-  const memory = await transport.allocate({ byteLength: memoryBytes(layout), signalSlots: slots, ...wait });
+  const memory = await allocate(transport, { byteLength: memoryBytes(layout), signalSlots: slots, ...wait }, layout);
   const ownStream = options.stream === undefined;
   let stream: HostStream | undefined;
   try {
@@ -41,11 +58,7 @@ export async function openDispatcher(transport: DispatchTransport, options: Disp
       handle,
       ...resolved,
     });
-    await dispatcher.agree(
-      where,
-      `${layout.leases} leases of ${layout.leaseBytes} bytes, chunks of ${chunkBytes} bytes`,
-      wait,
-    );
+    await dispatcher.agree(where, [...optionLines(layout), `chunkBytes is ${chunkBytes}`], wait);
     return dispatcher;
   } catch (error) {
     if (ownStream) await stream?.close();

@@ -1,5 +1,14 @@
 /** Where a kernel reads a caller's tensor: in place if native code owns the memory, from a copy otherwise. */
-import { elementCount, invalid, pinBuffer, rowLayout, type Tensor, toContiguous } from '@ep/core';
+import {
+  byteRange,
+  elementCount,
+  invalid,
+  isStorageOf,
+  pinBuffer,
+  rowLayout,
+  type Tensor,
+  toContiguous,
+} from '@ep/core';
 import { allocateHost, type NativeOperand, nativePlaceOf } from '@ep/native';
 
 export interface SourceOperand {
@@ -15,6 +24,10 @@ export interface SourceOperand {
  * not contiguous in themselves are copied, too. Throws `EP_INVALID_ARGUMENT` or `EP_DETACHED`.
  */
 export function sourceOperand(source: Tensor, where: string, rows: number, rowShape: readonly number[]): SourceOperand {
+  if (!Array.isArray(source.shape)) throw invalid('shape', { where, expected: 'a list', found: source.shape });
+  if (!isStorageOf(source.dtype, source.data)) {
+    throw invalid('data', { where, expected: `the typed array of ${source.dtype}`, found: source.data });
+  }
   const flat = [rows, elementCount(rowShape)];
   const fits = (wanted: readonly number[]) =>
     wanted.length === source.shape.length && wanted.every((extent, axis) => extent === source.shape[axis]);
@@ -26,6 +39,15 @@ export function sourceOperand(source: Tensor, where: string, rows: number, rowSh
     });
   }
   pinBuffer(source.data, where);
+  // HAZARD: a tensor that was not made by `tensor()` may claim rows that its data does not have; kernels would read behind it.
+  const { byteLength } = byteRange(source);
+  if (!(byteLength <= source.data.byteLength)) {
+    throw invalid('data', {
+      where,
+      expected: `at least ${byteLength} bytes for its shape and strides`,
+      found: source.data,
+    });
+  }
   const layout = rowLayout(source);
   const place = layout && nativePlaceOf(source.data);
   if (layout !== undefined && place !== undefined) {

@@ -1,6 +1,7 @@
 /** What a dispatcher can be opened with, and what a call can be given. */
 import { checkInteger, checkTimeout, defaultTimeoutMs, invalid } from '@ep/core';
 import type { DispatchDescription } from '@ep/native';
+import { checkObject } from './check-spec.js';
 import type { HostStream } from './host-stream.js';
 import { type Layout, roundToPage } from './layout.js';
 
@@ -46,7 +47,8 @@ export interface ResolvedOptions {
 
 const DEFAULT_CHUNK_BYTES = 256 * 1024;
 
-function checkExecutor(executor: DispatcherOptions['executor'], where: string): DispatchDescription['simt'] {
+/** Throws `EP_INVALID_ARGUMENT`. */
+export function checkExecutor(executor: DispatcherOptions['executor'], where: string): DispatchDescription['simt'] {
   if (executor === undefined || executor === 'fast') return undefined;
   if (typeof executor !== 'object' || executor === null) {
     throw invalid('executor', { where, expected: "'fast' or {lanes, warpLanes, seed}", found: executor });
@@ -61,6 +63,7 @@ function checkExecutor(executor: DispatcherOptions['executor'], where: string): 
 
 /** Throws `EP_INVALID_ARGUMENT`. */
 export function resolveOptions(options: DispatcherOptions, worldSize: number, where: string): ResolvedOptions {
+  checkObject(options, 'options', 'an object with leaseBytes', where);
   const leases = checkInteger(options.leases ?? 2, 'leases', where, 1, 1024);
   const stagingBytes = roundToPage(checkInteger(options.stagingBytes ?? 0, 'stagingBytes', where));
   // One staging buffer serves all calls: the credit of the only lease is what keeps the next call out of it.

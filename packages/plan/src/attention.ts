@@ -1,8 +1,9 @@
 import { checkInt32Array, checkRange, describe } from './check.js';
 import { invalidArgument } from './error.js';
-import { reverseOfRuns, routeToQueries, routeToServers, runsOfDocuments, runsOfQueries } from './kv.js';
+import { routeRuns } from './kv.js';
 import { type AttentionLayout, attentionLayout } from './layout.js';
 import { type KvPlans, kvPlans, planQuery, type QueryPlans } from './query.js';
+import { runsOfDocuments, runsOfQueries } from './runs.js';
 import { type DocumentShards, documentIndex, shardRows } from './shards.js';
 
 /** `each-query`: a server gets a document prefix once per query shard. `each-server`: once, shared by its query shards of the document. */
@@ -46,16 +47,13 @@ export function planAttention(
   const { fwdQ, revQ } = planQuery(shards, serverRank);
   const eachQuery = sharing === 'each-query';
   const runs = eachQuery ? runsOfQueries(shards, index, serverRank) : runsOfDocuments(shards, index, serverRank);
-  const routing = eachQuery
-    ? routeToQueries(shards, index, serverRank, runs)
-    : routeToServers(shards, index, serverRank, runs);
-  const reverse = reverseOfRuns(shards, rows, index, runs, routing, eachQuery);
+  const routed = routeRuns(shards, rows, index, serverRank, runs, eachQuery);
   const layout = attentionLayout(shards, index, serverRank, revQ, runs, eachQuery);
   return Object.freeze({
     sharing,
     fwdQ,
     revQ,
-    ...kvPlans(shards, rows, routing, reverse.entries, reverse.compactOffset),
+    ...kvPlans(shards, rows, routed),
     layout,
     shards: Object.freeze({
       worldSize: shards.worldSize,

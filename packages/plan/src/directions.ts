@@ -20,8 +20,8 @@ export interface GradientReduction {
   readonly compactRow: Int32Array;
 }
 
-/** Entries of a reverse plan, by server and slot. */
-export interface ReverseEntries {
+/** The columns of a plan's entries, in the order of the plan. */
+export interface Entries {
   readonly dstRank: Int32Array;
   readonly srcOffset: Int32Array;
   readonly dstOffset: Int32Array;
@@ -35,24 +35,27 @@ export interface ReverseEntries {
 export interface Routing {
   readonly replicas: number;
   readonly offsets: Int32Array;
-  readonly dstRank: Int32Array;
-  readonly dstOffset: Int32Array;
-  readonly dstShard: Int32Array;
-  readonly replica: Int32Array;
+  readonly entries: Entries;
   /** Shards and rows that each destination receives. */
   readonly recvShards: Int32Array;
   readonly recvTokens: Int32Array;
 }
 
-export function emptyReverse(entries: number): ReverseEntries {
+/** Where the gradients of forward entries come back, by global index (see `GradientReduction`). */
+export interface GradientRows {
+  readonly denseRow: Int32Array;
+  readonly compactRow: Int32Array;
+}
+
+export function emptyEntries(count: number): Entries {
   return {
-    dstRank: new Int32Array(entries),
-    srcOffset: new Int32Array(entries),
-    dstOffset: new Int32Array(entries),
-    length: new Int32Array(entries),
-    srcShard: new Int32Array(entries),
-    dstShard: new Int32Array(entries),
-    replica: new Int32Array(entries),
+    dstRank: new Int32Array(count),
+    srcOffset: new Int32Array(count),
+    dstOffset: new Int32Array(count),
+    length: new Int32Array(count),
+    srcShard: new Int32Array(count),
+    dstShard: new Int32Array(count),
+    replica: new Int32Array(count),
   };
 }
 
@@ -64,32 +67,28 @@ export function reverseOffsets(recvShards: Int32Array): Int32Array {
 }
 
 /** The reverse of any routing: every entry goes to its slot on its server. */
-export function scatterReverse(shards: ShardTable, rows: ShardRows, routing: Routing): ReverseEntries {
-  const { shardOffsets, lengths } = shards;
-  const { offsets, dstRank, dstOffset, dstShard, replica } = routing;
-  const revOffsets = reverseOffsets(routing.recvShards);
-  const rev = emptyReverse(dstRank.length);
+export function scatterReverse(shards: ShardTable, rows: ShardRows, routing: Routing): Entries {
+  const { offsets } = routing;
+  const { dstRank, srcOffset, dstOffset, length, srcShard, dstShard, replica } = routing.entries;
+  const first = reverseOffsets(routing.recvShards);
+  const back = emptyEntries(dstRank.length);
   for (let r = 0; r < shards.worldSize; r++) {
     const tokens = rows.tokens[r]!;
-    for (let g = shardOffsets[r]!; g < shardOffsets[r + 1]!; g++) {
-      const start = rows.start[g]!;
-      const length = lengths[g]!;
-      const shard = g - shardOffsets[r]!;
-      for (let e = offsets[g]!; e < offsets[g + 1]!; e++) {
-        const slot = dstShard[e]!;
-        const back = revOffsets[dstRank[e]!]! + slot;
-        const c = replica[e]!;
-        rev.dstRank[back] = r;
-        rev.srcOffset[back] = dstOffset[e]!;
-        rev.dstOffset[back] = c * tokens + start;
-        rev.length[back] = length;
-        rev.srcShard[back] = slot;
-        rev.dstShard[back] = shard;
-        rev.replica[back] = c;
-      }
+    const end = offsets[shards.shardOffsets[r + 1]!]!;
+    for (let e = offsets[shards.shardOffsets[r]!]!; e < end; e++) {
+      const slot = dstShard[e]!;
+      const b = first[dstRank[e]!]! + slot;
+      const c = replica[e]!;
+      back.dstRank[b] = r;
+      back.srcOffset[b] = dstOffset[e]!;
+      back.dstOffset[b] = c * tokens + srcOffset[e]!;
+      back.length[b] = length[e]!;
+      back.srcShard[b] = slot;
+      back.dstShard[b] = srcShard[e]!;
+      back.replica[b] = c;
     }
   }
-  return rev;
+  return back;
 }
 
 /** Rows of each home's replica-major buffer. */
@@ -106,41 +105,20 @@ export function directions(
   shards: ShardTable,
   rows: ShardRows,
   routing: Routing,
-  reverseEntries: ReverseEntries,
+  reverseEntries: Entries,
   kind: 'q' | 'kv',
 ): { readonly forward: DispatchPlan; readonly reverse: DispatchPlan } {
-  const { worldSize, shardOffsets, lengths } = shards;
-  const { replicas, offsets, dstRank, dstOffset, dstShard, replica, recvShards, recvTokens } = routing;
+  const { worldSize, shardOffsets } = shards;
+  const { replicas, offsets, entries, recvShards, recvTokens } = routing;
   const homeRows = replicaMajorRows(rows, replicas);
-  const entryOffsets = new Int32Array(worldSize + 1);
-  for (let r = 0; r <= worldSize; r++) entryOffsets[r] = offsets[shardOffsets[r]!]!;
-  const srcOffset = new Int32Array(dstRank.length);
-  const length = new Int32Array(dstRank.length);
-  const srcShard = new Int32Array(dstRank.length);
-  for (let r = 0; r < worldSize; r++) {
-    for (let g = shardOffsets[r]!; g < shardOffsets[r + 1]!; g++) {
-      const start = rows.start[g]!;
-      const tokens = lengths[g]!;
-      for (let e = offsets[g]!; e < offsets[g + 1]!; e++) {
-        srcOffset[e] = start;
-        length[e] = tokens;
-        srcShard[e] = g - shardOffsets[r]!;
-      }
-    }
-  }
-  const { sent, received } = pairTables(worldSize, entryOffsets, dstRank, length);
+  const entryOffsets = shardOffsets.map((g) => offsets[g]!);
+  const { sent, received } = pairTables(worldSize, entryOffsets, entries.dstRank, entries.length);
   const common = { version: planVersion, worldSize, replicas } as const;
   const forward: DispatchPlan = Object.freeze({
     ...common,
     kind: `fwd-${kind}` as const,
     entryOffsets,
-    dstRank,
-    srcOffset,
-    dstOffset,
-    length,
-    srcShard,
-    dstShard,
-    replica,
+    ...entries,
     sendTokens: rows.tokens,
     recvTokens,
     sent,
@@ -159,31 +137,40 @@ export function directions(
   return { forward, reverse };
 }
 
-/** What to sum where. The compact buffer has one run per dispatch that exists, in global-index order. */
-export function gradientReduction(shards: ShardTable, rows: ShardRows, routing: Routing): GradientReduction {
-  const { worldSize, shardOffsets, lengths } = shards;
-  const { offsets, replica } = routing;
+/** The compact buffer has one run per dispatch that exists, in global-index order. */
+export function gradientRows(shards: ShardTable, rows: ShardRows, routing: Routing): GradientRows {
+  const { offsets } = routing;
+  const { srcOffset, length, replica } = routing.entries;
   const denseRow = new Int32Array(replica.length);
   const compactRow = new Int32Array(replica.length);
-  for (let r = 0; r < worldSize; r++) {
+  for (let r = 0; r < shards.worldSize; r++) {
     const tokens = rows.tokens[r]!;
+    const end = offsets[shards.shardOffsets[r + 1]!]!;
     let fill = 0;
-    for (let g = shardOffsets[r]!; g < shardOffsets[r + 1]!; g++) {
-      for (let e = offsets[g]!; e < offsets[g + 1]!; e++) {
-        denseRow[e] = replica[e]! * tokens + rows.start[g]!;
-        compactRow[e] = fill;
-        fill += lengths[g]!;
-      }
+    for (let e = offsets[shards.shardOffsets[r]!]!; e < end; e++) {
+      denseRow[e] = replica[e]! * tokens + srcOffset[e]!;
+      compactRow[e] = fill;
+      fill += length[e]!;
     }
   }
+  return { denseRow, compactRow };
+}
+
+/** What to sum where. */
+export function gradientReduction(
+  shards: ShardTable,
+  rows: ShardRows,
+  routing: Routing,
+  gradient: GradientRows,
+): GradientReduction {
   return Object.freeze({
-    worldSize,
-    shardOffsets: shardOffsets.slice(),
-    lengths: lengths.slice(),
+    worldSize: shards.worldSize,
+    shardOffsets: shards.shardOffsets.slice(),
+    lengths: shards.lengths.slice(),
     homeRow: rows.start,
-    slotOffsets: offsets,
-    replica,
-    denseRow,
-    compactRow,
+    slotOffsets: routing.offsets,
+    replica: routing.entries.replica,
+    denseRow: gradient.denseRow,
+    compactRow: gradient.compactRow,
   });
 }

@@ -1,6 +1,6 @@
 import { checkInteger } from './check.js';
 import type { DispatchPlan } from './dispatch-plan.js';
-import type { PrefixRuns } from './kv.js';
+import type { PrefixRuns } from './runs.js';
 import type { DocumentIndex, DocumentShards } from './shards.js';
 
 /**

@@ -21,23 +21,32 @@ export function pairTables(
     let found = first;
     for (let e = entryOffsets[r]!; e < entryOffsets[r + 1]!; e++) {
       const t = dstRank[e]!;
-      if (!dense && dispatchesTo[t] === 0) peer[found++] = t;
-      dispatchesTo[t]!++;
-      tokensTo[t]! += length[e]!;
+      const before = dispatchesTo[t]!;
+      if (!dense && before === 0) peer[found++] = t;
+      dispatchesTo[t] = before + 1;
+      tokensTo[t] = tokensTo[t]! + length[e]!;
     }
     if (dense) {
-      // Written unconditionally and kept by advancing: a branch here is mispredicted every third time.
+      // Written unconditionally and kept by advancing: a branch here is mispredicted every third time. The last pair of r ends the loop,
+      // so nothing is written beyond it.
       for (let t = 0, p = first; p < end; t++) {
+        const count = dispatchesTo[t]!;
         peer[p] = t;
-        p += dispatchesTo[t]! > 0 ? 1 : 0;
+        tokens[p] = tokensTo[t]!;
+        dispatches[p] = count;
+        tokensTo[t] = 0;
+        dispatchesTo[t] = 0;
+        p += count > 0 ? 1 : 0;
       }
-    } else peer.subarray(first, end).sort();
-    for (let p = first; p < end; p++) {
-      const t = peer[p]!;
-      tokens[p] = tokensTo[t]!;
-      dispatches[p] = dispatchesTo[t]!;
-      tokensTo[t] = 0;
-      dispatchesTo[t] = 0;
+    } else {
+      peer.subarray(first, end).sort();
+      for (let p = first; p < end; p++) {
+        const t = peer[p]!;
+        tokens[p] = tokensTo[t]!;
+        dispatches[p] = dispatchesTo[t]!;
+        tokensTo[t] = 0;
+        dispatchesTo[t] = 0;
+      }
     }
   }
   const sent = Object.freeze({ offsets, peer, tokens, dispatches });

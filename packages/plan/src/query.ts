@@ -1,9 +1,11 @@
 import { checkInt32Array, checkInteger, checkObject, checkOffsets, checkRange, checkRows, maxRows } from './check.js';
 import {
   directions,
+  type Entries,
   type GradientReduction,
+  type GradientRows,
   gradientReduction,
-  type ReverseEntries,
+  gradientRows,
   type Routing,
   reverseOffsets,
   scatterReverse,
@@ -53,7 +55,7 @@ export function planQuery(shards: ShardTable, dstRank: Int32Array): QueryPlans {
     offsets[g + 1] = sent;
   }
   const table = { replicas: 1, offsets, dstRank: sentTo.slice(0, sent), replica: new Int32Array(sent) };
-  const routing = fillInGlobalOrder(shards, table);
+  const routing = fillInGlobalOrder(shards, rows, table);
   const made = directions(shards, rows, routing, scatterReverse(shards, rows, routing), 'q');
   return Object.freeze({ fwdQ: made.forward, revQ: made.reverse });
 }
@@ -65,76 +67,90 @@ export function planQuery(shards: ShardTable, dstRank: Int32Array): QueryPlans {
 export function planReplicas(shards: ShardTable, table: DispatchTable): KvPlans {
   const rows = shardRows(shards);
   checkDispatchTable(shards, table);
-  const routing = fillInGlobalOrder(shards, {
+  const routing = fillInGlobalOrder(shards, rows, {
     replicas: table.replicas,
     offsets: table.offsets.slice(),
     dstRank: table.dstRank.slice(),
     replica: table.replica.slice(),
   });
-  const reverse = scatterReverse(shards, rows, routing);
-  const { compactRow } = gradientReduction(shards, rows, routing);
-  const compactOffset = new Int32Array(routing.dstRank.length);
-  const revOffsets = reverseOffsets(routing.recvShards);
+  const gradient = gradientRows(shards, rows, routing);
+  const { dstRank, dstShard } = routing.entries;
+  const compactOffset = new Int32Array(dstRank.length);
+  const first = reverseOffsets(routing.recvShards);
   for (let e = 0; e < compactOffset.length; e++) {
-    compactOffset[revOffsets[routing.dstRank[e]!]! + routing.dstShard[e]!] = compactRow[e]!;
+    compactOffset[first[dstRank[e]!]! + dstShard[e]!] = gradient.compactRow[e]!;
   }
-  return kvPlans(shards, rows, routing, reverse, compactOffset);
+  return kvPlans(shards, rows, { routing, gradient, reverse: scatterReverse(shards, rows, routing), compactOffset });
 }
 
-export function kvPlans(
-  shards: ShardTable,
-  rows: ShardRows,
-  routing: Routing,
-  reverseEntries: ReverseEntries,
-  compactOffset: Int32Array,
-): KvPlans {
-  const { forward, reverse } = directions(shards, rows, routing, reverseEntries, 'kv');
-  const reduction = gradientReduction(shards, rows, routing);
+/** Everything about key-value dispatches but who exchanges how much with whom. */
+export interface RoutedKv {
+  readonly routing: Routing;
+  readonly gradient: GradientRows;
+  readonly reverse: Entries;
+  /** `dstOffset` of the reverse entries in the compact buffer. */
+  readonly compactOffset: Int32Array;
+}
+
+export function kvPlans(shards: ShardTable, rows: ShardRows, routed: RoutedKv): KvPlans {
+  const { forward, reverse } = directions(shards, rows, routed.routing, routed.reverse, 'kv');
   return Object.freeze({
     fwdKv: forward,
     revKv: reverse,
     revKvCompact: Object.freeze({
       ...reverse,
       kind: 'rev-kv-compact' as const,
-      dstOffset: compactOffset,
-      recvTokens: compactTokens(forward),
+      dstOffset: routed.compactOffset,
+      recvTokens: compactTokens(forward, routed.gradient),
     }),
-    reduction,
+    reduction: gradientReduction(shards, rows, routed.routing, routed.gradient),
   });
 }
 
-/** Rows of each home's compact buffer: one run per dispatch; at most the rows of the replica-major one, so they fit. */
-function compactTokens(forward: DispatchPlan): Int32Array {
-  return Int32Array.from(forward.sendTokens, (_, r) => {
-    let rows = 0;
-    for (let p = forward.sent.offsets[r]!; p < forward.sent.offsets[r + 1]!; p++) rows += forward.sent.tokens[p]!;
-    return rows;
+/** Rows of each home's compact buffer: where its last run ends; at most the rows of the replica-major one, so they fit. */
+function compactTokens({ entryOffsets, length }: DispatchPlan, { compactRow }: GradientRows): Int32Array {
+  return Int32Array.from({ length: entryOffsets.length - 1 }, (_, r) => {
+    const last = entryOffsets[r + 1]! - 1;
+    return last < entryOffsets[r]! ? 0 : compactRow[last]! + length[last]!;
   });
 }
 
-function fillInGlobalOrder(shards: ShardTable, table: DispatchTable): Routing {
-  const { worldSize } = shards;
-  const { offsets, dstRank } = table;
-  const entries = dstRank.length;
-  const dstOffset = new Int32Array(entries);
-  const dstShard = new Int32Array(entries);
+function fillInGlobalOrder(shards: ShardTable, rows: ShardRows, table: DispatchTable): Routing {
+  const { worldSize, shardOffsets, lengths } = shards;
+  const { replicas, offsets, dstRank, replica } = table;
+  const { start } = rows;
+  const count = dstRank.length;
+  const srcOffset = new Int32Array(count);
+  const dstOffset = new Int32Array(count);
+  const length = new Int32Array(count);
+  const srcShard = new Int32Array(count);
+  const dstShard = new Int32Array(count);
   // Float64 while filling: a sum beyond int32 stays exact and is refused below instead of wrapping.
   const fill = new Float64Array(worldSize);
   const recvShards = new Int32Array(worldSize);
-  for (let g = 0; g < shards.lengths.length; g++) {
-    const length = shards.lengths[g]!;
-    for (let e = offsets[g]!; e < offsets[g + 1]!; e++) {
-      const t = dstRank[e]!;
-      dstOffset[e] = fill[t]!;
-      fill[t]! += length;
-      dstShard[e] = recvShards[t]!++;
+  for (let r = 0; r < worldSize; r++) {
+    const firstShard = shardOffsets[r]!;
+    for (let g = firstShard; g < shardOffsets[r + 1]!; g++) {
+      const tokens = lengths[g]!;
+      const row = start[g]!;
+      for (let e = offsets[g]!; e < offsets[g + 1]!; e++) {
+        const t = dstRank[e]!;
+        srcOffset[e] = row;
+        dstOffset[e] = fill[t]!;
+        length[e] = tokens;
+        srcShard[e] = g - firstShard;
+        dstShard[e] = recvShards[t]!;
+        fill[t]! += tokens;
+        recvShards[t]!++;
+      }
     }
   }
   const recvTokens = new Int32Array(worldSize);
   for (let t = 0; t < worldSize; t++) {
     recvTokens[t] = checkRows(fill[t]!, `the receive tensor of rank ${t}`, { rank: t });
   }
-  return { ...table, dstOffset, dstShard, recvShards, recvTokens };
+  const entries = { dstRank, srcOffset, dstOffset, length, srcShard, dstShard, replica };
+  return { replicas, offsets, entries, recvShards, recvTokens };
 }
 
 function checkDispatchTable(shards: ShardTable, table: DispatchTable): void {

@@ -3,6 +3,7 @@ import { createHash } from 'node:crypto';
 import { existsSync, readdirSync, readFileSync, realpathSync, statSync } from 'node:fs';
 import { basename, dirname, extname, join, relative, resolve, sep } from 'node:path';
 import { EpError, invalid } from '@ep/core';
+import { fileError } from '../failure.js';
 
 export interface TextFile {
   /** Path from the folder; for a file of a package, from the package's name on. */
@@ -62,7 +63,7 @@ function realFolder(folder: string): string {
     const root = realpathSync(folder);
     if (statSync(root).isDirectory()) return root;
   } catch (error) {
-    if ((error as NodeJS.ErrnoException).code !== 'ENOENT') throw error;
+    if ((error as NodeJS.ErrnoException).code !== 'ENOENT') throw fileError('read', folder, error);
   }
   throw invalid('--from', { where: 'demo', expected: 'an existing folder', found: folder });
 }

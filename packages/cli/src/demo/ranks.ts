@@ -1,11 +1,10 @@
 /** Starts the demo's ranks, as processes or as worker threads, and collects what they report. */
-import { mkdtemp, rm } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Worker } from 'node:worker_threads';
 import { type EpCode, EpError, ERROR_TABLE } from '@ep/core';
-import { launchRanks } from '../run/launch.js';
+import { launchIn, storePath } from '../run/launch.js';
+import { type Scratch, withScratch } from '../run/scratch.js';
 import { type Job, type RankMessage, writeJob } from './job.js';
 import type { ThreadData } from './rank.js';
 import type { Phase, StepResult } from './step.js';
@@ -52,27 +51,24 @@ export async function runRanks(
   onPhase: (phase: Phase) => void,
   signal: AbortSignal,
 ): Promise<StepResult[]> {
-  const scratch = await mkdtemp(join(tmpdir(), 'ep-demo-'));
-  try {
-    const jobPath = join(scratch, 'job.json');
+  return withScratch('ep-demo-', (scratch) => {
+    const jobPath = join(scratch.folder, 'job.json');
     writeJob(jobPath, job);
     const collector = new Collector(onPhase);
     return mode === 'threads'
-      ? await runThreads(ranks, { jobPath, storePath: join(scratch, 'store') }, collector, signal)
-      : await runProcesses(ranks, jobPath, collector, signal);
-  } finally {
-    await rm(scratch, { recursive: true, force: true });
-  }
+      ? runThreads(ranks, { jobPath, storePath: storePath(scratch.folder) }, collector, signal)
+      : runProcesses(ranks, { scratch, jobPath }, collector, signal);
+  });
 }
 
 async function runProcesses(
   ranks: number,
-  jobPath: string,
+  { scratch, jobPath }: { readonly scratch: Scratch; readonly jobPath: string },
   collector: Collector,
   signal: AbortSignal,
 ): Promise<StepResult[]> {
   const errors: string[] = [];
-  const result = await launchRanks({
+  const result = await launchIn(scratch, {
     ranks,
     program: process.execPath,
     args: [fileURLToPath(rankProgram), jobPath],

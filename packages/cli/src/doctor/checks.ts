@@ -34,7 +34,7 @@ const fewMappings = 65_530;
 export function checksOf(examined: Examined): readonly Check[] {
   const { addon } = examined;
   return [
-    ...examined.probes.map(probeCheck),
+    ...examined.probes.map((probed) => probeCheck(probed, addon)),
     nodeCheck(examined.node),
     addonCheck(addon),
     ...(addon.loaded ? limitChecks(addon.facts) : []),
@@ -43,12 +43,16 @@ export function checksOf(examined: Examined): readonly Check[] {
   ];
 }
 
-function probeCheck({ name, probe }: Probed): Check {
+function probeCheck({ name, probe }: Probed, addon: AddonState): Check {
   if (probe.available) {
     const devices = probe.devices.map((device) => device.name).join(', ');
     return { name, verdict: 'ok', found: `available${devices === '' ? '' : ` on ${devices}`}` };
   }
   const { code, reason, remedy } = probe;
+  // Without the addon every provider has the same long reason, which the addon's own line gives.
+  if (!addon.loaded && addon.code === code && addon.reason === reason) {
+    return { name, verdict: 'fail', code, found: 'not available without the native addon, see below' };
+  }
   return { name, verdict: 'fail', code, found: reason, ...(remedy === undefined ? {} : { remedy }) };
 }
 

@@ -5,7 +5,7 @@ import { EpError, invalid } from '@ep/core';
 import { explanationText } from '@ep/plan';
 import { Argument, Command, InvalidArgumentError, Option } from 'commander';
 import { formatBytes } from '../doctor/machine.js';
-import { jsonText } from '../failure.js';
+import { fileError, jsonText } from '../failure.js';
 import { integerOption } from '../options.js';
 import { drawPlan } from '../picture/draw.js';
 import { type DocumentsFile, mostRanks, mostTokens, readDocumentsFile } from './documents-file.js';
@@ -143,10 +143,6 @@ export function writePicture(path: string, svg: string): void {
   try {
     writeFileSync(path, svg);
   } catch (error) {
-    const { code } = error as NodeJS.ErrnoException;
-    throw new EpError('EP_SYSTEM', `cannot write ${path}: ${String(code)}`, {
-      cause: error,
-      context: { path, errno: code },
-    });
+    throw fileError('write', path, error);
   }
 }

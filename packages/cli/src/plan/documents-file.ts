@@ -3,6 +3,8 @@ import { readFileSync } from 'node:fs';
 import { extname } from 'node:path';
 import { checkInteger, EpError, invalid } from '@ep/core';
 import { CsvError, parse } from 'csv-parse/sync';
+import { fileError } from '../failure.js';
+import { jsonFault } from './json-fault.js';
 
 export interface NamedDocument {
   readonly name: string;
@@ -33,15 +35,7 @@ export function readDocumentsFile(path: string): DocumentsFile {
   try {
     bytes = readFileSync(path);
   } catch (error) {
-    const { code } = error as NodeJS.ErrnoException;
-    throw new EpError(
-      'EP_SYSTEM',
-      `cannot read ${path}: ${code === 'ENOENT' ? 'there is no such file' : String(code)}`,
-      {
-        cause: error,
-        context: { path, errno: code },
-      },
-    );
+    throw fileError('read', path, error);
   }
   if (bytes.length > largestFile) {
     throw invalid('the file', { where: path, expected: `at most ${largestFile} bytes`, found: bytes.length });
@@ -119,18 +113,20 @@ function readTolerance(value: unknown, where: string): number {
 }
 
 function parseJson(text: string, where: string): unknown {
+  const json = text.replace(/^\uFEFF/, '');
   try {
-    return JSON.parse(text.replace(/^\uFEFF/, '')) as unknown;
+    return JSON.parse(json) as unknown;
   } catch (error) {
-    const message = (error as Error).message;
-    const position = /at position (\d+)/.exec(message);
-    // Without a position the text ended too early.
-    const before = text.slice(0, position === null ? text.length : Number(position[1])).split('\n');
-    const place = `line ${before.length}, column ${before.at(-1)!.length + 1}`;
-    throw new EpError('EP_INVALID_ARGUMENT', `${where}: not JSON at ${place}: ${message.toLowerCase()}`, {
-      cause: error,
-      context: { where, line: before.length, column: before.at(-1)!.length + 1 },
-    });
+    const { offset, expected } = jsonFault(json) ?? { offset: 0, expected: 'less' };
+    const before = json.slice(0, offset).split('\n');
+    const line = before.length;
+    const column = before.at(-1)!.length + 1;
+    const found = offset < json.length ? JSON.stringify(String.fromCodePoint(json.codePointAt(offset)!)) : 'the end';
+    throw new EpError(
+      'EP_INVALID_ARGUMENT',
+      `${where}: not JSON at line ${line}, column ${column}: expected ${expected}, found ${found}`,
+      { cause: error, context: { where, line, column, expected, found } },
+    );
   }
 }
 

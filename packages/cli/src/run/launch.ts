@@ -1,12 +1,12 @@
 /** Starts local ranks as processes with torchrun's environment contract, watches them, and leaves none behind. */
 import { type ChildProcess, spawn } from 'node:child_process';
-import { mkdtemp, rm } from 'node:fs/promises';
 import { createServer } from 'node:net';
-import { constants, tmpdir } from 'node:os';
+import { constants } from 'node:os';
 import { join } from 'node:path';
 import { checkInteger, EpError } from '@ep/core';
-import { type Guardian, startGuardian } from './guardian.js';
+import type { Guardian } from './guardian.js';
 import { LineSplitter } from './lines.js';
+import { type Scratch, withScratch } from './scratch.js';
 
 export type LaunchEvent =
   | { readonly event: 'start'; readonly rank: number; readonly pid: number }
@@ -69,28 +69,29 @@ async function freePort(): Promise<number> {
  * it starts and leaves behind is killed when it ends. Rejects with `EP_INVALID_ARGUMENT`, or `EP_SYSTEM` when a rank could not be started
  * (those that were are stopped first).
  */
-export async function launchRanks(options: LaunchOptions): Promise<LaunchResult> {
-  checkInteger(options.ranks, 'ranks', 'launch', 1, mostLocalRanks);
-  const scratch = await mkdtemp(join(tmpdir(), 'ep-run-'));
-  const guardian = startGuardian(scratch);
-  try {
-    const port = await freePort();
-    return await new Job(options, guardian).run((rank) => ({
-      ...process.env,
-      ...options.env,
-      RANK: String(rank),
-      WORLD_SIZE: String(options.ranks),
-      LOCAL_RANK: String(rank),
-      LOCAL_WORLD_SIZE: String(options.ranks),
-      MASTER_ADDR: '127.0.0.1',
-      MASTER_PORT: String(port),
-      EP_STORE: `file:${join(scratch, 'store')}`,
-    }));
-  } finally {
-    guardian.done();
-    await rm(scratch, { recursive: true, force: true });
-  }
+export function launchRanks(options: LaunchOptions): Promise<LaunchResult> {
+  return withScratch('ep-run-', (scratch) => launchIn(scratch, options));
 }
+
+/** As `launchRanks`, with the store in a folder that the caller has. */
+export async function launchIn({ folder, guardian }: Scratch, options: LaunchOptions): Promise<LaunchResult> {
+  checkInteger(options.ranks, 'ranks', 'launch', 1, mostLocalRanks);
+  const port = await freePort();
+  return new Job(options, guardian).run((rank) => ({
+    ...process.env,
+    ...options.env,
+    RANK: String(rank),
+    WORLD_SIZE: String(options.ranks),
+    LOCAL_RANK: String(rank),
+    LOCAL_WORLD_SIZE: String(options.ranks),
+    MASTER_ADDR: '127.0.0.1',
+    MASTER_PORT: String(port),
+    EP_STORE: `file:${storePath(folder)}`,
+  }));
+}
+
+/** Where the ranks of a job meet. */
+export const storePath = (folder: string): string => join(folder, 'store');
 
 class Job {
   readonly #options: LaunchOptions;

@@ -1,0 +1,34 @@
+#include "kernel_run.hpp"
+
+namespace ep::binding {
+
+simt_options executor_of(const Napi::Object& description) {
+  const Napi::Env env = description.Env();
+  simt_options made{.blocks = 1, .lanes = 0};
+  made.blocks = static_cast<uint32_t>(arg_size(description.Get("blocks"), "blocks"));
+  if (made.blocks < 1 || made.blocks > 1024) throw_invalid(env, "blocks " + std::to_string(made.blocks) + " is not in 1..1024");
+  const Napi::Value simt = description.Get("simt");
+  if (simt.IsUndefined()) return made;
+  const auto shape = simt.As<Napi::Object>();
+  made.lanes = static_cast<uint32_t>(arg_size(shape.Get("lanes"), "lanes"));
+  made.warp_lanes = static_cast<uint32_t>(arg_size(shape.Get("warpLanes"), "warpLanes"));
+  made.seed = arg_size(shape.Get("seed"), "seed");
+  if (made.lanes < 1 || made.lanes > 1024 || made.warp_lanes < 1 || made.warp_lanes > 32 || made.lanes % made.warp_lanes != 0) {
+    throw_invalid(env, "a block of " + std::to_string(made.lanes) + " lanes in warps of " + std::to_string(made.warp_lanes) +
+                           ": lanes must be in 1..1024 and a multiple of warpLanes, which is in 1..32");
+  }
+  return made;
+}
+
+void wait_for_engine(const symmetric_memory& memory) {
+  const ep_memory_handle handle = memory.device_handle();
+  if (handle.header.kind != EP_MEMORY_PROXY) return;
+  auto& ring = *reinterpret_cast<ep_proxy_ring*>(handle.proxy);
+  wait_scope scope;
+  scope.wake = memory.context().wake();
+  scope.policy = memory.context().policy();
+  // It ends, as an engine that stops counts everything as completed.
+  wait_word(scope, &ring.completed, comparison::ge, std::atomic_ref<uint64_t>(ring.tail).load(std::memory_order_acquire), any_rank);
+}
+
+} // namespace ep::binding

@@ -1,0 +1,45 @@
+// Runs a kernel that JS launched on the executor that its description names.
+#pragma once
+
+#include "wraps.hpp"
+
+#include "launch.hpp"
+#include "simt/simt.hpp"
+
+namespace ep::binding {
+
+// The fields `blocks` and `simt` of a description. lanes 0: the `fast` executor.
+simt_options executor_of(const Napi::Object& description);
+
+// Waits until the engine behind this memory, if it has one, reads no source of what was posted. Not cancellable: sources are freed after it.
+void wait_for_engine(const symmetric_memory& memory);
+
+// `kernel(context)` on every block; it writes how it failed into `status`.
+template <class Kernel>
+outcome run_kernel(const symmetric_memory& memory, const simt_options& simt, double timeout_ms, const std::atomic<uint32_t>& cancel, ep_kernel_status& status,
+                   Kernel&& kernel) {
+  const kernel_environment environment{memory.context().waits(&cancel, deadline_after(timeout_ms))};
+  outcome end;
+  if (simt.lanes == 0) {
+    const result<nothing> ran = fast_run(simt.blocks, environment, [&](fast_context& context) { return kernel(context); });
+    if (!ran.ok()) {
+      end.message = ran.why().message;
+      status.status = ran.why().status;
+    }
+  } else {
+    const simt_result result = simt_run(simt, environment, [&](simt_context& context) { return kernel(context); });
+    if (result.outcome != simt_outcome::finished) {
+      end.message = result.report;
+      status.status = EP_STATUS_SYSTEM;
+    }
+  }
+  wait_for_engine(memory);
+  end.status = status.status;
+  end.rank = status.rank;
+  end.stage = status.stage;
+  end.expected = status.expected;
+  end.found = status.found;
+  return end;
+}
+
+} // namespace ep::binding

@@ -1,0 +1,77 @@
+/** Are the values given to `bind` of the kinds that it documents? What a plan says of itself is not doubted here. */
+import { DTYPES, invalid, isDType } from '@ep/core';
+import type { PartSpec } from './binding-spec.js';
+
+const PLAN_ARRAYS = [
+  'entryOffsets',
+  'dstRank',
+  'srcOffset',
+  'dstOffset',
+  'length',
+  'srcShard',
+  'dstShard',
+  'replica',
+  'sendTokens',
+  'recvTokens',
+] as const;
+const PAIR_ARRAYS = ['offsets', 'peer', 'tokens', 'dispatches'] as const;
+const REDUCTION_ARRAYS = ['shardOffsets', 'lengths', 'homeRow', 'slotOffsets', 'compactRow'] as const;
+
+type Fields = Readonly<Record<string, unknown>>;
+
+const isObject = (value: unknown): value is Fields =>
+  typeof value === 'object' && value !== null && !Array.isArray(value);
+
+const hasArrays = (value: unknown, names: readonly string[]): boolean =>
+  isObject(value) && names.every((name) => value[name] instanceof Int32Array);
+
+/** `EP_INVALID_ARGUMENT` unless it has the form of a `DispatchPlan` of that many ranks. */
+export function checkPlan(plan: unknown, worldSize: number, what: string, where: string): void {
+  const form =
+    hasArrays(plan, PLAN_ARRAYS) &&
+    hasArrays((plan as Fields).sent, PAIR_ARRAYS) &&
+    hasArrays((plan as Fields).received, PAIR_ARRAYS);
+  if (!form) throw invalid(what, { where, expected: `a dispatch plan of ${worldSize} ranks`, found: plan });
+  const found = (plan as Fields).worldSize;
+  if (found !== worldSize) throw invalid(what, { where, expected: `a plan of ${worldSize} ranks`, found });
+}
+
+/** `EP_INVALID_ARGUMENT` unless it has the form of a `GradientReduction`. */
+export function checkReduction(reduce: unknown, what: string, where: string): void {
+  if (!hasArrays(reduce, REDUCTION_ARRAYS))
+    throw invalid(what, { where, expected: 'the reduction of a plan', found: reduce });
+}
+
+function checkPart(part: unknown, worldSize: number, where: string): void {
+  if (!isObject(part) || typeof part.name !== 'string' || part.name === '') {
+    throw invalid('part', { where, expected: 'an object with name, plan, dtype and rowShape', found: part });
+  }
+  const at = `${where} ${part.name}`;
+  checkPlan(part.plan, worldSize, 'plan', at);
+  if (!isDType(part.dtype)) {
+    throw invalid('dtype', { where: at, expected: `one of ${DTYPES.join(', ')}`, found: part.dtype });
+  }
+  if (!Array.isArray(part.rowShape) || !part.rowShape.every((extent) => Number.isSafeInteger(extent) && extent > 0)) {
+    throw invalid('rowShape', { where: at, expected: 'positive extents', found: part.rowShape });
+  }
+  if (part.reduce !== undefined) checkReduction(part.reduce, 'reduce', at);
+}
+
+/** `EP_INVALID_ARGUMENT` unless they are parts with different names. */
+export function checkParts(parts: unknown, worldSize: number, where: string): asserts parts is readonly PartSpec[] {
+  if (!Array.isArray(parts) || parts.length === 0) {
+    throw invalid('parts', { where, expected: 'a list of at least one part', found: parts });
+  }
+  const names = new Set<string>();
+  for (const part of parts as unknown[]) {
+    checkPart(part, worldSize, where);
+    const { name } = part as PartSpec;
+    if (names.has(name)) throw invalid('name', { where, expected: 'different for each part', found: name });
+    names.add(name);
+  }
+}
+
+/** `EP_INVALID_ARGUMENT` unless it is an object. */
+export function checkObject(value: unknown, what: string, expected: string, where: string): asserts value is Fields {
+  if (!isObject(value)) throw invalid(what, { where, expected, found: value });
+}
