@@ -33,6 +33,7 @@ set(EP_NAPI_SOURCES
   napi/bind_hostile.cpp
   napi/bind_memory.cpp
   napi/bind_probe.cpp
+  napi/bind_program.cpp
   napi/bind_rank.cpp
   napi/bind_stream.cpp
   napi/env_state.cpp

@@ -118,15 +118,15 @@ export interface NativeDispatchProgram {
 export interface NativeReplicaSumProgram {
   readonly __brand?: 'ReplicaSumProgram';
 }
+/** A dispatch with everything but its sources. Holds no memory open. */
+export interface NativeDispatch {
+  readonly __brand?: 'Dispatch';
+}
 export interface NativeStreamEvent {
   done(): boolean;
 }
 
 export interface DispatchPart {
-  readonly source: NativeOperand;
-  /** Bytes of row 0 into the source. */
-  readonly srcOffset: number;
-  readonly strideBytes: number;
   readonly rowBytes: number;
   /** Bytes of row 0 of the receive tensor in every rank's memory, and how many rows it holds. */
   readonly dstOffset: number;
@@ -160,19 +160,14 @@ export interface DispatchDescription {
   readonly sums: readonly DispatchSum[];
   readonly arrivalSlot: number;
   readonly creditSlot: number;
-  /** Counter value to wait for per source rank; 0: nothing is awaited. */
-  readonly arrivals: BigUint64Array;
-  /** Counter value needed before the first write per destination rank; 0: free. */
-  readonly credits: BigUint64Array;
   readonly nonTemporal: boolean;
-  /** A small call: it is tried on the calling thread before the stream takes over what is left. */
-  readonly inline?: boolean;
   readonly blocks: number;
   /** Runs on the `simt` executor (fibers under a seeded interleaver) instead of one lane per block. */
   readonly simt?: { readonly lanes: number; readonly warpLanes: number; readonly seed: number };
-  /** Negative: no deadline. */
-  readonly timeoutMs: number;
 }
+
+/** Where the kernel reads a part's rows: the operand, bytes of row 0 into it, bytes from row to row. */
+export type DispatchSource = readonly [source: NativeOperand, srcOffset: number, strideBytes: number];
 
 /** One tensor of a `compat` call. Rows are packed. Ranks of -1 in `dstRank` are not sent to. */
 export interface CompatTensor {
@@ -298,7 +293,18 @@ export interface NativeHostStream {
     nonTemporal: boolean,
   ): OperationId;
   /** 0: it has ended, and well, before the call returned. */
-  dispatch(description: DispatchDescription): OperationId;
+  /**
+   * `counters`, by rank: the counter value to wait for from each source, then the value needed before the first write to each destination; 0: nothing.
+   * `inline`: a small call, tried on the calling thread before the stream takes over what is left; operation 0 has ended already, and well.
+   * `timeoutMs`: negative: no deadline. `sources`: a `DispatchSource` for each part, flattened.
+   */
+  dispatch(
+    dispatch: NativeDispatch,
+    counters: Float64Array,
+    timeoutMs: number,
+    inline: boolean,
+    ...sources: readonly (NativeOperand | number)[]
+  ): OperationId;
   compatDispatch(description: CompatDescription): OperationId;
   /** A range or an overlap that is wrong throws; a list that is wrong ends the operation as invalid, before anything is written. */
   attentionForward(description: AttentionForwardDescription): OperationId;
@@ -371,6 +377,7 @@ export interface Binding {
     byteLength: number,
     signalSlots: number,
   ) => NativeSymmetricMemory;
+  readonly Dispatch: new (description: DispatchDescription) => NativeDispatch;
   readonly DispatchProgram: new (
     srcRow: Int32Array | BigUint64Array,
     dstRow: Int32Array | BigUint64Array,

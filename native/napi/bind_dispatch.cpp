@@ -27,151 +27,157 @@ std::shared_ptr<symmetric_memory> memory_of_handle(Napi::Value value) {
 
 namespace {
 
-// An Int32Array without negative values (a plan's own arrays) or a BigUint64Array.
-std::vector<uint64_t> words_of(Napi::Value value, const char* what) {
-  const byte_span bytes = arg_bytes(value, what);
-  const napi_typedarray_type type = value.As<Napi::TypedArray>().TypedArrayType();
-  if (type == napi_biguint64_array) {
-    std::vector<uint64_t> words(bytes.size / sizeof(uint64_t));
-    if (bytes.size != 0) std::memcpy(words.data(), bytes.data, bytes.size);
-    return words;
-  }
-  if (type != napi_int32_array) throw_invalid(value.Env(), std::string(what) + " must be an Int32Array or a BigUint64Array");
-  std::vector<uint64_t> words(bytes.size / sizeof(int32_t));
-  for (size_t i = 0; i < words.size(); ++i) {
-    int32_t word = 0;
-    std::memcpy(&word, bytes.data + i * sizeof word, sizeof word);
-    if (word < 0) throw_invalid(value.Env(), std::string(what) + "[" + std::to_string(i) + "] is " + std::to_string(word));
-    words[i] = static_cast<uint64_t>(word);
-  }
-  return words;
-}
-
 Napi::Value field(const Napi::Object& object, const char* name) { return object.Get(name); }
+
+} // namespace
+
+// Everything about a dispatch that is the same in every call. HAZARD: its memories are held weakly. JS objects hold this one, and memory that was closed must
+// not stay mapped until they are collected.
+struct dispatch_wrap::contents {
+  std::weak_ptr<symmetric_memory> memory;
+  std::vector<std::weak_ptr<const void>> operands;
+  std::vector<std::shared_ptr<const dispatch_program_wrap::contents>> programs;
+  std::vector<std::shared_ptr<const sum_program_wrap::contents>> sum_programs;
+  std::vector<ep_dispatch_part> parts;      // without sources
+  std::vector<uint64_t> source_rows;        // by part: how many rows its source must have
+  std::vector<ep_staged_part> staged;       // empty: rows go straight from tensor to tensor
+  std::vector<ep_replica_sum_args> sums;
+  ep_dispatch_args args{};
+  simt_options simt{.blocks = 1, .lanes = 0}; // lanes 0: the `fast` executor
+};
+
+namespace {
+
+using dispatch_contents = dispatch_wrap::contents;
 
 // Everything that a running dispatch points into. Owned by its task.
 struct dispatch_job {
+  std::shared_ptr<const dispatch_contents> prepared;
   std::shared_ptr<symmetric_memory> memory;
   std::vector<std::shared_ptr<const void>> keep;
-  std::vector<std::shared_ptr<const dispatch_program_wrap::contents>> programs;
-  std::vector<std::shared_ptr<const sum_program_wrap::contents>> sum_programs;
   std::vector<ep_dispatch_part> parts;
-  std::vector<ep_replica_sum_args> sums;
   std::vector<uint64_t> arrivals;
   std::vector<uint64_t> credits;
   ep_dispatch_args args{};
   ep_kernel_status status{};
-  std::vector<ep_staged_part> staged; // empty: rows go straight from tensor to tensor
-  simt_options simt{.blocks = 1, .lanes = 0}; // lanes 0: the `fast` executor
   double timeout_ms = -1;
   bool sent = false; // by try_inline
 
   // The kernel, on whatever machine.
   template <class Context> bool kernel(Context& context) const {
-    if (args.memory.header.kind == EP_MEMORY_PROXY) return attention_gradient(context, proxy_endpoint{args.memory}, args, sums.data(), static_cast<uint32_t>(sums.size()));
+    const std::vector<ep_replica_sum_args>& sums = prepared->sums;
+    const auto sum_count = static_cast<uint32_t>(sums.size());
+    if (args.memory.header.kind == EP_MEMORY_PROXY) return attention_gradient(context, proxy_endpoint{args.memory}, args, sums.data(), sum_count);
     const load_store_endpoint endpoint{args.memory};
     if (sent) {
       if (!dispatch_wait(context, endpoint, args)) return false;
       for (const ep_replica_sum_args& sum : sums) replica_sum(context, sum);
       return true;
     }
-    if (staged.empty()) return attention_gradient(context, endpoint, args, sums.data(), static_cast<uint32_t>(sums.size()));
-    if (!staged_dispatch(context, endpoint, args, staged.data())) return false;
+    if (prepared->staged.empty()) return attention_gradient(context, endpoint, args, sums.data(), sum_count);
+    if (!staged_dispatch(context, endpoint, args, prepared->staged.data())) return false;
     for (const ep_replica_sum_args& sum : sums) replica_sum(context, sum);
     return true;
   }
 
-  // A small call on the calling thread: waits a little for the credits, sends, which then cannot block, and waits a little for its own rows. True: the call has ended, and well. Otherwise the stream does what is left.
+  bool reached(uint64_t first_slot, const std::vector<uint64_t>& wanted) const {
+    const int32_t self = memory->context().rank();
+    for (size_t rank = 0; rank < wanted.size(); ++rank) {
+      if (wanted[rank] != 0 && std::atomic_ref<uint64_t>(*memory->signal(self, first_slot + rank)).load(std::memory_order_acquire) < wanted[rank]) return false;
+    }
+    return true;
+  }
+
+  // A small call on the calling thread: waits a little for the credits, sends, which then cannot block, and waits a little for its own rows. True: the call
+  // has ended, and well. Otherwise the stream does what is left.
   bool try_inline() {
-    const symmetric_memory& own = *memory;
-    const int32_t self = own.context().rank();
-    const auto reached = [&](uint64_t first, const std::vector<uint64_t>& wanted) {
-      for (size_t rank = 0; rank < wanted.size(); ++rank) {
-        if (wanted[rank] != 0 && std::atomic_ref<uint64_t>(*own.signal(self, first + rank)).load(std::memory_order_acquire) < wanted[rank]) return false;
-      }
-      return true;
-    };
-    const auto wait = [&](uint64_t first, const std::vector<uint64_t>& wanted) {
-      return wait_inline(own.context().policy(), own.context().wake(), [&] { return reached(first, wanted); });
+    const rank_context& own = memory->context();
+    const auto wait = [&](uint64_t first_slot, const std::vector<uint64_t>& wanted) {
+      return wait_inline(own.policy(), own.wake(), [&] { return reached(first_slot, wanted); });
     };
     if (!wait(args.credit_slot, credits)) return false;
-    const kernel_environment environment{own.context().waits(nullptr, no_deadline)};
+    const kernel_environment environment{own.waits(nullptr, no_deadline)};
     fast_context context{environment, 0, 1, nullptr};
     const load_store_endpoint endpoint{args.memory};
     for (const ep_dispatch_part& part : parts) dispatch_send_part(context, endpoint, args, part);
     sent = true;
     if (!wait(args.arrival_slot, arrivals)) return false;
-    for (const ep_replica_sum_args& sum : sums) replica_sum(context, sum);
+    for (const ep_replica_sum_args& sum : prepared->sums) replica_sum(context, sum);
     return true;
   }
 
   outcome run(const std::atomic<uint32_t>& cancel) {
-    return run_kernel(*memory, simt, timeout_ms, cancel, status, [this](auto& context) { return kernel(context); });
+    return run_kernel(*memory, prepared->simt, timeout_ms, cancel, status, [this](auto& context) { return kernel(context); });
   }
 };
 
-void add_part(dispatch_job& job, const Napi::Object& part, uint64_t memory_bytes, const std::vector<uint64_t>& row_limits) {
+// Checked here, before anything moves: a kernel has no way to refuse.
+void add_part(dispatch_contents& made, const Napi::Object& part, uint64_t memory_bytes, int32_t world_size) {
   const Napi::Env env = part.Env();
-  const operand source = operand_of(field(part, "source"), "source");
   const auto& program = unwrap<dispatch_program_wrap>(field(part, "program"), "program").native;
   ep_dispatch_part out{};
-  const uint64_t offset = arg_size(field(part, "srcOffset"), "srcOffset");
-  out.src_stride_bytes = arg_size(field(part, "strideBytes"), "strideBytes");
   out.row_bytes = arg_size(field(part, "rowBytes"), "rowBytes");
   out.dst_offset_bytes = arg_size(field(part, "dstOffset"), "dstOffset");
   const uint64_t capacity = arg_size(field(part, "dstRows"), "dstRows");
-  if (offset > source.byte_length) throw_invalid(env, "srcOffset " + std::to_string(offset) + " lies beyond its " + std::to_string(source.byte_length) + " bytes");
   if (out.row_bytes == 0 || out.row_bytes > (uint64_t{1} << 32)) throw_invalid(env, "rowBytes " + std::to_string(out.row_bytes) + " is not in 1..2^32");
-  if (out.src_stride_bytes < out.row_bytes && out.src_stride_bytes != 0) throw_invalid(env, "strideBytes is smaller than rowBytes");
   if (out.dst_offset_bytes > memory_bytes || capacity > (memory_bytes - out.dst_offset_bytes) / out.row_bytes) {
     throw_invalid(env, "receive tensor of " + std::to_string(capacity) + " rows at " + std::to_string(out.dst_offset_bytes) + " exceeds the memory of " +
                            std::to_string(memory_bytes) + " bytes");
   }
-  // Checked here, before anything moves: a kernel has no way to refuse.
-  const uint64_t available = source.byte_length - offset;
+  uint64_t rows = 0; // of the source, as far as entries read it
   for (const ep_dispatch_entry& entry : program->entries) {
-    if (entry.rows == 0) continue;
-    const uint64_t last = entry.src_row + entry.rows - 1;
-    if (!rows_fit(last, out.src_stride_bytes, out.row_bytes, available)) {
-      throw_invalid(env, "source rows " + std::to_string(entry.src_row) + " + " + std::to_string(entry.rows) + " exceed the " + std::to_string(available) +
-                             " bytes of the source");
-    }
     if (entry.dst_row + entry.rows > capacity) {
       throw_invalid(env, "rows " + std::to_string(entry.dst_row) + " + " + std::to_string(entry.rows) + " for rank " + std::to_string(entry.dst_rank) +
                              " exceed a receive tensor of " + std::to_string(capacity) + " rows");
     }
-    if (entry.dst_rank < 0 || static_cast<size_t>(entry.dst_rank) >= row_limits.size()) {
-      throw_invalid(env, "destination rank " + std::to_string(entry.dst_rank) + " is not in a world of " + std::to_string(row_limits.size()));
+    if (entry.dst_rank < 0 || entry.dst_rank >= world_size) {
+      throw_invalid(env, "destination rank " + std::to_string(entry.dst_rank) + " is not in a world of " + std::to_string(world_size));
     }
+    rows = std::max(rows, entry.src_row + entry.rows);
   }
-  out.src = source.address + offset;
   out.entries = reinterpret_cast<uint64_t>(program->entries.data());
   out.entry_count = static_cast<uint32_t>(program->entries.size());
   out.chunk_rows = program->chunk_rows;
   out.chunk_count = program->chunk_count;
-  job.parts.push_back(out);
-  job.keep.push_back(source.keep);
-  job.programs.push_back(program);
   const Napi::Value staging = field(part, "staging");
-  if (staging.IsUndefined()) return;
-  const auto buffers = staging.As<Napi::Object>();
-  ep_staged_part staged{arg_size(field(buffers, "sendOffset"), "sendOffset"), arg_size(field(buffers, "recvOffset"), "recvOffset"),
-                        arg_size(field(buffers, "sendRows"), "sendRows"), arg_size(field(buffers, "recvRows"), "recvRows")};
-  const auto fits = [&](uint64_t at, uint64_t rows) { return at <= memory_bytes && rows <= (memory_bytes - at) / out.row_bytes; };
-  if (!fits(staged.send_offset_bytes, staged.send_rows) || !fits(staged.recv_offset_bytes, std::max(capacity, staged.recv_rows)) ||
-      !fits(out.dst_offset_bytes, staged.recv_rows)) {
-    throw_invalid(env, "staging buffers exceed the memory of " + std::to_string(memory_bytes) + " bytes");
+  if (!staging.IsUndefined()) {
+    const auto buffers = staging.As<Napi::Object>();
+    const ep_staged_part staged{arg_size(field(buffers, "sendOffset"), "sendOffset"), arg_size(field(buffers, "recvOffset"), "recvOffset"),
+                                arg_size(field(buffers, "sendRows"), "sendRows"), arg_size(field(buffers, "recvRows"), "recvRows")};
+    const auto fits = [&](uint64_t at, uint64_t count) { return at <= memory_bytes && count <= (memory_bytes - at) / out.row_bytes; };
+    if (!fits(staged.send_offset_bytes, staged.send_rows) || !fits(staged.recv_offset_bytes, std::max(capacity, staged.recv_rows)) ||
+        !fits(out.dst_offset_bytes, staged.recv_rows)) {
+      throw_invalid(env, "staging buffers exceed the memory of " + std::to_string(memory_bytes) + " bytes");
+    }
+    if (rows > staged.send_rows) throw_invalid(env, "an entry exceeds the " + std::to_string(staged.send_rows) + " staged rows");
+    rows = staged.send_rows; // all of them are copied, sent or not
+    made.staged.push_back(staged);
   }
-  if (staged.send_rows != 0 && !rows_fit(staged.send_rows - 1, out.src_stride_bytes, out.row_bytes, available)) {
-    throw_invalid(env, std::to_string(staged.send_rows) + " rows exceed the " + std::to_string(available) + " bytes of the source");
-  }
-  for (const ep_dispatch_entry& entry : program->entries) {
-    if (entry.src_row + entry.rows > staged.send_rows) throw_invalid(env, "an entry exceeds the " + std::to_string(staged.send_rows) + " staged rows");
-  }
-  job.staged.push_back(staged);
+  made.parts.push_back(out);
+  made.source_rows.push_back(rows);
+  made.programs.push_back(program);
 }
 
-void add_sum(dispatch_job& job, const Napi::Object& sum) {
+// One call's source of a part.
+void add_source(dispatch_job& job, const Napi::CallbackInfo& info, size_t argument) {
+  const Napi::Env env = info.Env();
+  const operand source = operand_of(info[argument], "source");
+  const uint64_t offset = arg_size(info[argument + 1], "srcOffset");
+  const uint64_t stride = arg_size(info[argument + 2], "strideBytes");
+  const uint64_t rows = job.prepared->source_rows[job.parts.size()];
+  ep_dispatch_part part = job.prepared->parts[job.parts.size()];
+  if (offset > source.byte_length) throw_invalid(env, "srcOffset " + std::to_string(offset) + " lies beyond its " + std::to_string(source.byte_length) + " bytes");
+  if (stride < part.row_bytes && stride != 0) throw_invalid(env, "strideBytes is smaller than rowBytes");
+  if (rows != 0 && !rows_fit(rows - 1, stride, part.row_bytes, source.byte_length - offset)) {
+    throw_invalid(env, std::to_string(rows) + " source rows exceed the " + std::to_string(source.byte_length - offset) + " bytes of the source");
+  }
+  part.src = source.address + offset;
+  part.src_stride_bytes = stride;
+  job.parts.push_back(part);
+  job.keep.push_back(source.keep);
+}
+
+void add_sum(dispatch_contents& made, const Napi::Object& sum) {
   const Napi::Env env = sum.Env();
   const operand source = operand_of(field(sum, "source"), "source");
   const operand target = operand_of(field(sum, "target"), "target");
@@ -210,100 +216,92 @@ void add_sum(dispatch_job& job, const Napi::Object& sum) {
   out.replica_row = reinterpret_cast<uint64_t>(program->replica_row.data());
   out.shard_count = program->shard_rows.size();
   out.dtype = static_cast<uint32_t>(dtype);
-  job.sums.push_back(out);
-  job.keep.push_back(source.keep);
-  job.keep.push_back(target.keep);
-  job.sum_programs.push_back(program);
+  made.sums.push_back(out);
+  made.operands.push_back(source.keep);
+  made.operands.push_back(target.keep);
+  made.sum_programs.push_back(program);
 }
 
 } // namespace
 
-// (srcRow, dstRow, rows: BigUint64Array; dstRank: Int32Array; chunkRows)
-dispatch_program_wrap::dispatch_program_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
+// ({handle, parts, sums, arrivalSlot, creditSlot, nonTemporal, blocks, simt?})
+dispatch_wrap::dispatch_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const Napi::Env env = info.Env();
-  const std::vector<uint64_t> src = words_of(info[0], "srcRow");
-  const std::vector<uint64_t> dst = words_of(info[1], "dstRow");
-  const std::vector<uint64_t> rows = words_of(info[2], "rows");
-  const std::vector<int32_t> rank = ranks_of(info[3], "dstRank");
-  const uint64_t chunk_rows = arg_size(info[4], "chunkRows");
-  if (dst.size() != src.size() || rows.size() != src.size() || rank.size() != src.size()) throw_invalid(env, "entry arrays differ in length");
-  if (chunk_rows == 0 || chunk_rows > UINT32_MAX) throw_invalid(env, "chunkRows " + std::to_string(chunk_rows) + " is not in 1..2^32-1");
-  auto made = std::make_shared<contents>();
-  made->chunk_rows = static_cast<uint32_t>(chunk_rows);
-  uint64_t chunks = 0;
-  for (size_t i = 0; i < src.size(); ++i) {
-    if (rows[i] == 0) continue; // a zero-length shard is no message
-    if (rows[i] > (uint64_t{1} << 40) || src[i] > (uint64_t{1} << 40) || dst[i] > (uint64_t{1} << 40)) throw_invalid(env, "an entry exceeds 2^40 rows");
-    made->entries.push_back({src[i], dst[i], rows[i], rank[i], static_cast<uint32_t>(chunks)});
-    chunks += (rows[i] + chunk_rows - 1) / chunk_rows;
-    if (chunks > UINT32_MAX) throw_invalid(env, "more than 2^32 chunks: use larger ones");
-  }
-  made->chunk_count = static_cast<uint32_t>(chunks);
-  native = std::move(made);
-  tag<dispatch_program_wrap>(info.This().As<Napi::Object>());
-}
-
-void dispatch_program_wrap::define(Napi::Env env, Napi::Object exports) { exports["DispatchProgram"] = DefineClass(env, "DispatchProgram", {}); }
-
-// (shardRow, shardRows, replicaBegin, replicaRow: BigUint64Array)
-sum_program_wrap::sum_program_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
-  const Napi::Env env = info.Env();
-  auto made = std::make_shared<contents>();
-  made->shard_row = words_of(info[0], "shardRow");
-  made->shard_rows = words_of(info[1], "shardRows");
-  made->replica_begin = words_of(info[2], "replicaBegin");
-  made->replica_row = words_of(info[3], "replicaRow");
-  if (made->shard_rows.size() != made->shard_row.size() || made->replica_begin.size() != made->shard_row.size() + 1) {
-    throw_invalid(env, "shard arrays differ in length");
-  }
-  for (size_t i = 0; i + 1 < made->replica_begin.size(); ++i) {
-    if (made->replica_begin[i] > made->replica_begin[i + 1]) throw_invalid(env, "replicaBegin decreases at " + std::to_string(i));
-  }
-  if (made->replica_begin.front() != 0 || made->replica_begin.back() != made->replica_row.size()) throw_invalid(env, "replicaBegin does not cover replicaRow");
-  native = std::move(made);
-  tag<sum_program_wrap>(info.This().As<Napi::Object>());
-}
-
-void sum_program_wrap::define(Napi::Env env, Napi::Object exports) { exports["ReplicaSumProgram"] = DefineClass(env, "ReplicaSumProgram", {}); }
-
-// ({handle, parts, sums, arrivalSlot, creditSlot, arrivals, credits, nonTemporal, inline, blocks, timeoutMs}) -> operation, or 0 when it has ended already
-Napi::Value stream_wrap::dispatch(const Napi::CallbackInfo& info) {
-  const Napi::Env env = info.Env();
-  if (!info[0].IsObject()) throw_invalid(env, "dispatch takes a description");
+  if (!info[0].IsObject()) throw_invalid(env, "a dispatch is made from a description");
   const auto description = info[0].As<Napi::Object>();
-  auto job = std::make_shared<dispatch_job>();
-  job->memory = memory_of_handle(field(description, "handle"));
-  const auto world = static_cast<size_t>(job->memory->context().world_size());
-  job->arrivals = words_of(field(description, "arrivals"), "arrivals");
-  job->credits = words_of(field(description, "credits"), "credits");
-  if (job->arrivals.size() != world || job->credits.size() != world) throw_invalid(env, "arrivals and credits have one entry per rank");
-  job->args.arrival_slot = arg_size(field(description, "arrivalSlot"), "arrivalSlot");
-  job->args.credit_slot = arg_size(field(description, "creditSlot"), "creditSlot");
-  const uint64_t slots = job->memory->signal_slots();
-  if (job->args.arrival_slot + world > slots || job->args.credit_slot + world > slots) {
-    throw_invalid(env, "counters at slots " + std::to_string(job->args.arrival_slot) + " and " + std::to_string(job->args.credit_slot) + " exceed " +
-                           std::to_string(slots) + " signal slots");
+  auto made = std::make_shared<contents>();
+  const auto memory = memory_of_handle(field(description, "handle"));
+  const int32_t world_size = memory->context().world_size();
+  ep_dispatch_args& args = made->args;
+  args.arrival_slot = arg_size(field(description, "arrivalSlot"), "arrivalSlot");
+  args.credit_slot = arg_size(field(description, "creditSlot"), "creditSlot");
+  const uint64_t slots = memory->signal_slots();
+  const auto world = static_cast<uint64_t>(world_size);
+  if (args.arrival_slot + world > slots || args.credit_slot + world > slots) {
+    throw_invalid(env, "counters at slots " + std::to_string(args.arrival_slot) + " and " + std::to_string(args.credit_slot) + " exceed " + std::to_string(slots) +
+                           " signal slots");
   }
   const auto parts = field(description, "parts").As<Napi::Array>();
-  for (uint32_t i = 0; i < parts.Length(); ++i) add_part(*job, parts.Get(i).As<Napi::Object>(), job->memory->byte_length(), job->credits);
+  for (uint32_t i = 0; i < parts.Length(); ++i) add_part(*made, parts.Get(i).As<Napi::Object>(), memory->byte_length(), world_size);
   const auto sums = field(description, "sums").As<Napi::Array>();
-  for (uint32_t i = 0; i < sums.Length(); ++i) add_sum(*job, sums.Get(i).As<Napi::Object>());
-  if (!job->staged.empty() && (job->staged.size() != job->parts.size() || job->memory->device_handle().header.kind != EP_MEMORY_LOAD_STORE)) {
+  for (uint32_t i = 0; i < sums.Length(); ++i) add_sum(*made, sums.Get(i).As<Napi::Object>());
+  args.header = {EP_MAGIC_DISPATCH, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof(ep_dispatch_args)};
+  args.memory = memory->device_handle();
+  args.part_count = static_cast<uint32_t>(made->parts.size());
+  args.flags = field(description, "nonTemporal").ToBoolean() ? EP_DISPATCH_NON_TEMPORAL : 0;
+  if (!made->staged.empty() && (made->staged.size() != made->parts.size() || args.memory.header.kind != EP_MEMORY_LOAD_STORE)) {
     throw_invalid(env, "staging needs buffers for every part, and a load/store memory");
   }
-  job->simt = executor_of(description);
-  job->timeout_ms = arg_double(field(description, "timeoutMs"), "timeoutMs");
-  job->args.header = {EP_MAGIC_DISPATCH, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof(ep_dispatch_args)};
-  job->args.memory = job->memory->device_handle();
+  made->simt = executor_of(description);
+  made->memory = memory;
+  native = std::move(made);
+  tag<dispatch_wrap>(info.This().As<Napi::Object>());
+}
+
+void dispatch_wrap::define(Napi::Env env, Napi::Object exports) { exports["Dispatch"] = DefineClass(env, "Dispatch", {}); }
+
+// (dispatch, counters: Float64Array [arrivals by rank, credits by rank], timeoutMs, inline, then for each part: source, srcOffset, strideBytes)
+//   -> operation, or 0 when it has ended already
+Napi::Value stream_wrap::dispatch(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  auto job = std::make_shared<dispatch_job>();
+  job->prepared = unwrap<dispatch_wrap>(info[0], "dispatch").native;
+  const dispatch_contents& prepared = *job->prepared;
+  job->memory = prepared.memory.lock();
+  if (!job->memory || !job->memory->connected()) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this dispatch was closed"});
+  for (const auto& operand : prepared.operands) {
+    job->keep.push_back(operand.lock());
+    if (!job->keep.back()) throw_failure(env, {EP_STATUS_CLOSED, 0, "a memory that this dispatch sums in was closed"});
+  }
+  const auto world = static_cast<size_t>(job->memory->context().world_size());
+  const byte_span counters = arg_bytes(info[1], "counters");
+  if (info[1].As<Napi::TypedArray>().TypedArrayType() != napi_float64_array || counters.size != 2 * world * sizeof(double)) {
+    throw_invalid(env, "counters must be a Float64Array of two entries per rank");
+  }
+  job->arrivals.resize(world);
+  job->credits.resize(world);
+  for (size_t i = 0; i < 2 * world; ++i) {
+    double count = 0;
+    std::memcpy(&count, counters.data + i * sizeof count, sizeof count);
+    if (!(count >= 0) || count > 9007199254740991.0) throw_invalid(env, "counters[" + std::to_string(i) + "] is " + std::to_string(count));
+    (i < world ? job->arrivals[i] : job->credits[i - world]) = static_cast<uint64_t>(count);
+  }
+  job->timeout_ms = arg_double(info[2], "timeoutMs");
+  constexpr size_t fixed = 4;
+  if (info.Length() != fixed + 3 * prepared.parts.size()) {
+    throw_invalid(env, "a dispatch of " + std::to_string(prepared.parts.size()) + " parts takes three arguments for each source");
+  }
+  job->parts.reserve(prepared.parts.size());
+  for (size_t i = 0; i < prepared.parts.size(); ++i) add_source(*job, info, fixed + 3 * i);
+  job->args = prepared.args;
   job->args.parts = reinterpret_cast<uint64_t>(job->parts.data());
-  job->args.part_count = static_cast<uint32_t>(job->parts.size());
-  job->args.flags = field(description, "nonTemporal").ToBoolean() ? EP_DISPATCH_NON_TEMPORAL : 0;
   job->args.arrivals = reinterpret_cast<uint64_t>(job->arrivals.data());
   job->args.credits = reinterpret_cast<uint64_t>(job->credits.data());
   job->args.status = reinterpret_cast<uint64_t>(&job->status);
   const bool alone = open(env).depth() == 0; // nothing launched before may be overtaken
-  const bool plain = job->simt.lanes == 0 && job->simt.blocks == 1 && job->staged.empty() && job->args.memory.header.kind == EP_MEMORY_LOAD_STORE;
-  if (alone && plain && field(description, "inline").ToBoolean() && job->try_inline()) return Napi::Number::New(env, 0);
+  const bool plain =
+      prepared.simt.lanes == 0 && prepared.simt.blocks == 1 && prepared.staged.empty() && prepared.args.memory.header.kind == EP_MEMORY_LOAD_STORE;
+  if (alone && plain && info[3].ToBoolean() && job->try_inline()) return Napi::Number::New(env, 0);
   return Napi::Number::New(env, static_cast<double>(launch(env, [job](const std::atomic<uint32_t>& cancel) { return job->run(cancel); })));
 }
 

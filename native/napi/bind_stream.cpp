@@ -110,6 +110,7 @@ void stream_wrap::define(Napi::Env env, Napi::Object exports) {
 void bind_stream(Napi::Env env, Napi::Object exports) {
   dispatch_program_wrap::define(env, exports);
   sum_program_wrap::define(env, exports);
+  dispatch_wrap::define(env, exports);
   event_wrap::define(env, exports);
   stream_wrap::define(env, exports);
 }

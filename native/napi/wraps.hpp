@@ -126,6 +126,16 @@ struct sum_program_wrap : Napi::ObjectWrap<sum_program_wrap> {
   std::shared_ptr<const contents> native;
 };
 
+// A dispatch with everything but its sources: one for each bound dispatch and lease.
+struct dispatch_wrap : Napi::ObjectWrap<dispatch_wrap> {
+  static constexpr napi_type_tag type_tag{0x6570646973706174ull, 10};
+  static constexpr const char* type_name = "Dispatch";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit dispatch_wrap(const Napi::CallbackInfo& info);
+  struct contents;
+  std::shared_ptr<const contents> native;
+};
+
 struct stream_wrap : Napi::ObjectWrap<stream_wrap> {
   static constexpr napi_type_tag type_tag{0x657073747265616dull, 7};
   static constexpr const char* type_name = "HostStream";

@@ -3,6 +3,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type {
   DispatchDescription,
   NativeHostStream,
+  NativeOperand,
   NativeRankContext,
   NativeSymmetricMemory,
 } from '../../js/binding.js';
@@ -33,17 +34,18 @@ const description = (over: Partial<DispatchDescription>): DispatchDescription =>
   sums: [],
   arrivalSlot: 0,
   creditSlot: 1,
-  arrivals: new BigUint64Array(1),
-  credits: new BigUint64Array(1),
   nonTemporal: false,
   blocks: 1,
-  timeoutMs: 1000,
   ...over,
 });
 
+/** A dispatch of which nothing is awaited; `sources` as in `NativeHostStream.dispatch`. */
+const launch = (over: Partial<DispatchDescription>, ...sources: readonly (NativeOperand | number)[]) =>
+  stream.dispatch(new binding.Dispatch(description(over)), new Float64Array(2), 1000, false, ...sources);
+
 it('ends an operation whose kernel has no memory for its stacks', async () => {
   const simt = { lanes: 1024, warpLanes: 32, seed: 1 };
-  const end = await operations.run(() => stream.dispatch(description({ blocks: 1024, simt })));
+  const end = await operations.run(() => launch({ blocks: 1024, simt }));
   expect(end.status).toBe(8);
   expect(end.message).toContain('simt executor');
 });
@@ -74,9 +76,6 @@ describe('rows whose end passes 2^64', () => {
   const row = 1n << 24n;
   const host = new binding.HostMemory(bytes);
   const part = {
-    source: host,
-    srcOffset: 0,
-    strideBytes: stride,
     rowBytes: 8,
     dstOffset: 0,
     dstRows: 4,
@@ -92,18 +91,19 @@ describe('rows whose end passes 2^64', () => {
     dtype: 1,
     program: new binding.ReplicaSumProgram(words(0n), words(1n), words(0n, 1n), words(0n)),
   };
-  const refused = (over: Partial<DispatchDescription>) =>
-    expect(() => stream.dispatch(description(over))).toThrow(
+  const refused = (over: Partial<DispatchDescription>, ...sources: readonly (NativeOperand | number)[]) =>
+    expect(() => launch(over, ...sources)).toThrow(
       expect.objectContaining({ code: 'EP_INVALID_ARGUMENT', message: expect.stringContaining('exceed') }),
     );
 
-  it('are refused as the source of a part', () => refused({ parts: [part] }));
+  it('are refused as the source of a part', () => refused({ parts: [part] }, host, 0, stride));
 
   it('are refused as staged rows', () => {
     const program = new binding.DispatchProgram(words(0n), words(0n), words(1n), new Int32Array(1), 1);
     const staging = { sendOffset: 0, recvOffset: 0, sendRows: 0, recvRows: 0 };
     const sendRows = 4097;
-    refused({ parts: [{ ...part, rowBytes: 1, strideBytes: 2 ** 52, program, staging: { ...staging, sendRows } }] });
+    const staged = { ...part, rowBytes: 1, program, staging: { ...staging, sendRows } };
+    refused({ parts: [staged] }, host, 0, 2 ** 52);
   });
 
   it('are refused as home rows of a sum', () => {
@@ -124,10 +124,59 @@ describe('rows whose end passes 2^64', () => {
   it('are not confused with rows that fit', async () => {
     const fits = {
       ...part,
-      strideBytes: 8,
       program: new binding.DispatchProgram(words(1n), words(1n), words(1n), new Int32Array(1), 1),
     };
-    const end = await operations.run(() => stream.dispatch(description({ parts: [fits], sums: [sum] })));
+    const end = await operations.run(() => launch({ parts: [fits], sums: [sum] }, host, 0, 8));
     expect(end.status).toBe(0);
+  });
+});
+
+describe('a call of a dispatch', () => {
+  const program = new binding.DispatchProgram(
+    BigUint64Array.of(1n),
+    BigUint64Array.of(1n),
+    BigUint64Array.of(1n),
+    new Int32Array(1),
+    1,
+  );
+  const host = new binding.HostMemory(bytes);
+  const parts = [{ rowBytes: 8, dstOffset: 0, dstRows: 4, program }];
+  const invalid = (message: string) =>
+    expect.objectContaining({ code: 'EP_INVALID_ARGUMENT', message: expect.stringContaining(message) });
+
+  it('takes three arguments for each source', () => {
+    expect(() => launch({ parts })).toThrow(invalid('of 1 parts takes three arguments'));
+    expect(() => launch({ parts }, host, 0, 8, host, 0, 8)).toThrow(invalid('of 1 parts takes three arguments'));
+    expect(() => launch({ parts }, host, 0)).toThrow(invalid('of 1 parts takes three arguments'));
+  });
+
+  it('refuses rows that overlap, begin behind the source, or are of no native memory', () => {
+    expect(() => launch({ parts }, host, 0, 4)).toThrow(invalid('strideBytes is smaller'));
+    expect(() => launch({ parts }, host, bytes + 1, 8)).toThrow(invalid('lies beyond'));
+    expect(() => launch({ parts }, {} as NativeOperand, 0, 8)).toThrow(invalid('source is neither'));
+  });
+
+  it('refuses counters that are no counts of this world', () => {
+    const dispatch = new binding.Dispatch(description({}));
+    for (const counters of [
+      new Float64Array(1),
+      new Float64Array(3),
+      new BigUint64Array(2),
+      Float64Array.of(0, -1),
+      Float64Array.of(NaN, 0),
+    ]) {
+      expect(() => stream.dispatch(dispatch, counters as Float64Array, 1000, false)).toThrow(invalid('counters'));
+    }
+    expect(() => stream.dispatch({} as never, new Float64Array(2), 1000, false)).toThrow(invalid('not a Dispatch'));
+  });
+
+  it('refuses a memory that was closed, and does not hold it open', () => {
+    const short = new binding.SymmetricMemory(rank, 4096, 8);
+    short.connect(short.handle());
+    const dispatch = new binding.Dispatch(description({ handle: short.deviceHandle() }));
+    short.release();
+    expect(() => stream.dispatch(dispatch, new Float64Array(2), 1000, false)).toThrow(
+      expect.objectContaining({ code: 'EP_CLOSED' }),
+    );
   });
 });

@@ -1,9 +1,15 @@
-/** One call of a bound dispatch: what the kernel is told, what its tensors are, and what its failure means. */
+/** The calls of a bound dispatch: what the kernel is told, what its tensors are, and what its failure means. */
 import { EpError, formatRanks, type SymmetricMemory, type Tensor, tensor } from '@ep/core';
-import { codeOfStatus, type DispatchDescription, nativePlaceOf, type Outcome } from '@ep/native';
+import {
+  codeOfStatus,
+  type DispatchDescription,
+  type NativeDispatch,
+  native,
+  nativePlaceOf,
+  type Outcome,
+} from '@ep/native';
 import type { BoundPart, BoundSpec } from './binding-spec.js';
 import { arrivalSlot, creditSlot, type Layout, stagingPlace } from './layout.js';
-import type { SourceOperand } from './operand.js';
 
 /** From this payload on, copies go past the caches. */
 const NON_TEMPORAL_BYTES = 8 * 1024 * 1024;
@@ -19,11 +25,15 @@ export interface CallPlace {
   readonly lease: number;
 }
 
-export interface CallCounters {
-  /** Counter value to wait for per source rank; 0: nothing is awaited. */
-  readonly arrivals: BigUint64Array;
-  /** Counter value needed before the first write per destination rank; 0: free. */
-  readonly credits: BigUint64Array;
+/** A bound dispatch in one lease: everything of its calls but sources and counters. */
+export interface PreparedCall {
+  readonly spec: BoundSpec;
+  readonly place: CallPlace;
+  readonly dispatch: NativeDispatch;
+  /** The received tensors by part name: views of the lease. */
+  readonly tensors: Readonly<Record<string, Tensor>>;
+  /** Small enough to be tried on the calling thread. */
+  readonly inline: boolean;
 }
 
 type Staging = NonNullable<DispatchDescription['parts'][number]['staging']>;
@@ -55,55 +65,58 @@ function stagingOf(spec: BoundSpec, layout: Layout): readonly Staging[] | undefi
   );
 }
 
-/** Throws `EP_CAPACITY` or `EP_UNSUPPORTED`, before the call counts. */
-export function describeCall(
+function sumOf(part: BoundPart, { layout, memory, transportName, lease }: CallPlace): DispatchDescription['sums'] {
+  if (part.sum === undefined) return [];
+  const local = nativePlaceOf(memory.view('u8', lease * layout.leaseBytes, layout.leaseBytes));
+  if (local === undefined) {
+    throw new EpError(
+      'EP_UNSUPPORTED',
+      `the memory of ${transportName} is not in native hands: its views must be registered with @ep/native to sum in it`,
+    );
+  }
+  return [
+    {
+      source: local.operand,
+      srcOffset: local.byteOffset + part.receiveOffset,
+      target: local.operand,
+      dstOffset: local.byteOffset + part.sum.offset,
+      strideBytes: part.rowBytes,
+      rowElements: part.rowElements,
+      dtype: part.sum.dtype,
+      program: part.sum.program,
+    },
+  ];
+}
+
+/** Throws `EP_CAPACITY` or `EP_UNSUPPORTED`. */
+export function prepareCall(
   spec: BoundSpec,
   place: CallPlace,
-  operands: readonly SourceOperand[],
-  counters: CallCounters,
-): Omit<DispatchDescription, 'handle' | 'blocks' | 'timeoutMs'> {
-  const { layout, memory, lease } = place;
-  const base = lease * layout.leaseBytes;
+  kernel: Pick<DispatchDescription, 'handle' | 'blocks'> & { readonly simt: DispatchDescription['simt'] },
+): PreparedCall {
+  const { layout, lease } = place;
+  const { simt, ...shared } = kernel;
   const staging = stagingOf(spec, layout);
-  const sums = spec.parts.flatMap((part) => {
-    if (part.sum === undefined) return [];
-    const local = nativePlaceOf(memory.view('u8', base, layout.leaseBytes));
-    if (local === undefined) {
-      throw new EpError(
-        'EP_UNSUPPORTED',
-        `the memory of ${place.transportName} is not in native hands: its views must be registered with @ep/native to sum in it`,
-      );
-    }
-    return [
-      {
-        source: local.operand,
-        srcOffset: local.byteOffset + part.receiveOffset,
-        target: local.operand,
-        dstOffset: local.byteOffset + part.sum.offset,
-        strideBytes: part.rowBytes,
-        rowElements: part.rowElements,
-        dtype: part.sum.dtype,
-        program: part.sum.program,
-      },
-    ];
-  });
-  return {
+  const dispatch = new (native().binding.Dispatch)({
+    ...shared,
+    ...(simt === undefined ? {} : { simt }),
     parts: spec.parts.map((part, i) => ({
-      source: operands[i]!.operand,
-      srcOffset: operands[i]!.byteOffset,
-      strideBytes: operands[i]!.strideBytes,
       rowBytes: part.rowBytes,
-      dstOffset: base + part.receiveOffset,
+      dstOffset: lease * layout.leaseBytes + part.receiveOffset,
       dstRows: part.receiveCapacity,
       program: part.program,
       ...(staging === undefined ? {} : { staging: staging[i]! }),
     })),
-    sums,
+    sums: spec.parts.flatMap((part) => sumOf(part, place)),
     arrivalSlot: arrivalSlot(layout, lease),
     creditSlot: creditSlot(layout, lease),
-    arrivals: counters.arrivals,
-    credits: counters.credits,
     nonTemporal: spec.bytesSent >= NON_TEMPORAL_BYTES,
+  });
+  return {
+    spec,
+    place,
+    dispatch,
+    tensors: Object.freeze(Object.fromEntries(spec.parts.map((part) => [part.spec.name, tensorOf(part, place)]))),
     inline: Math.max(spec.bytesSent, spec.bytesReceived) <= INLINE_BYTES,
   };
 }
@@ -115,13 +128,8 @@ function tensorOf(part: BoundPart, place: CallPlace): Tensor {
   return tensor(dtype, [rows, ...rowShape], place.memory.view(dtype, offset, rows * part.rowElements));
 }
 
-/** The received tensors by part name: views of the lease. */
-export function receivedTensors(spec: BoundSpec, place: CallPlace): Readonly<Record<string, Tensor>> {
-  return Object.fromEntries(spec.parts.map((part) => [part.spec.name, tensorOf(part, place)]));
-}
-
 /** Rows that no sender writes hold what an earlier call left there. */
-export function zeroGaps(spec: BoundSpec, place: CallPlace): void {
+export function zeroGaps({ spec, place }: PreparedCall): void {
   for (const part of spec.parts) {
     if (part.gaps.length === 0 || part.sum !== undefined) continue;
     const offset = place.lease * place.layout.leaseBytes + part.receiveOffset;
@@ -131,12 +139,12 @@ export function zeroGaps(spec: BoundSpec, place: CallPlace): void {
 }
 
 /** Says who was awaited for what, and from whom something is still missing. */
-export function callError(name: string, outcome: Outcome, place: CallPlace, counters: CallCounters): EpError {
+export function callError(name: string, outcome: Outcome, place: CallPlace, counters: Float64Array): EpError {
   const code = codeOfStatus(outcome.status);
   const first = arrivalSlot(place.layout, place.lease);
-  const late = [...counters.arrivals].flatMap((expected, rank) =>
-    expected !== 0n && place.memory.signals.peek(first + rank) < expected ? [rank] : [],
-  );
+  const late = Array.from(counters.subarray(0, place.layout.worldSize), (expected, rank) =>
+    place.memory.signals.peek(first + rank) < expected ? [rank] : [],
+  ).flat();
   const who = outcome.rank >= 0 ? `rank ${outcome.rank} ${STAGE_NAMES[outcome.stage] ?? ''}` : 'its peers';
   const verb =
     code === 'EP_PEER_LOST' ? 'lost' : code === 'EP_TIMEOUT' ? 'timed out waiting for' : 'ended while waiting for';

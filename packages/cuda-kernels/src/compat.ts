@@ -41,7 +41,7 @@ import { refusal } from './difference.js';
 import type { DispatchTransport } from './dispatcher.js';
 import { HostStream } from './host-stream.js';
 import { roundToPage } from './layout.js';
-import { sourceOperand } from './operand.js';
+import { sourceOperand, sourceSpec } from './operand.js';
 import { checkExecutor, type DispatcherOptions, type RunOptions } from './options.js';
 
 export interface CompatOptions extends Pick<DispatcherOptions, 'executor' | 'timeoutMs' | 'stream' | 'signal'> {
@@ -302,10 +302,8 @@ function identityOf(name: string, parts: readonly BoundPart[]): string[] {
 
 function sourceOf(part: BoundPart, source: Tensor | undefined, name: string) {
   const what = `source ${part.spec.name}`;
-  if (source?.shape === undefined) throw invalid(what, { where: name, expected: 'a tensor', found: source });
-  if (source.dtype !== part.spec.dtype)
-    throw invalid(`dtype of ${what}`, { where: name, expected: part.spec.dtype, found: source.dtype });
-  const operand = sourceOperand(source, `${name} ${part.spec.name}`, part.sendRows, part.spec.rowShape);
+  const { dtype, rowShape } = part.spec;
+  const operand = sourceOperand(source, sourceSpec(`${name}, ${what}`, dtype, part.sendRows, rowShape));
   if (part.sendRows > 1 && operand.strideBytes !== part.rowBytes) {
     throw new EpError(
       'EP_UNSUPPORTED',

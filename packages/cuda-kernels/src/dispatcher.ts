@@ -7,7 +7,6 @@ import {
   doneWork,
   type Endpoint,
   EpError,
-  invalid,
   isEpError,
   linkSignals,
   loopIsDue,
@@ -22,12 +21,12 @@ import {
 } from '@ep/core';
 import type { Agreement } from './agreement.js';
 import { type BoundSpec, bindSpecs, type PartSpec } from './binding-spec.js';
-import { type CallCounters, type CallPlace, callError, describeCall, receivedTensors, zeroGaps } from './call.js';
+import { callError, type PreparedCall, prepareCall, zeroGaps } from './call.js';
 import { refusal } from './difference.js';
 import type { HostStream } from './host-stream.js';
 import { arrivalSlot, creditSlot } from './layout.js';
 import { HeldLease, type Lease, LeaseSlot } from './lease.js';
-import { sourceOperand } from './operand.js';
+import { type SourceOperand, sourceOperand, sourceSpec } from './operand.js';
 import type { ResolvedOptions, RunOptions } from './options.js';
 
 /** What a dispatcher needs of a transport. Order of puts is never assumed: completions are counted. */
@@ -64,8 +63,8 @@ export class Dispatcher extends Resource implements Closeable {
   readonly #owner = new WorkOwner('dispatcher');
   readonly #slots: readonly LeaseSlot[];
   /** Per lease and rank, absolute counter values: what has been awaited from, and what must be granted by, that rank. */
-  readonly #arrived: readonly BigUint64Array[];
-  readonly #granted: readonly BigUint64Array[];
+  readonly #arrived: readonly Float64Array[];
+  readonly #granted: readonly Float64Array[];
   #sequence = 0;
   /** Call number of this epoch: decides which lease is due, so all ranks must agree on it. */
   #call = 0;
@@ -79,8 +78,8 @@ export class Dispatcher extends Resource implements Closeable {
     this.worldSize = init.transport.worldSize;
     const { leases, worldSize } = init.layout;
     this.#slots = Array.from({ length: leases }, (_, index) => new LeaseSlot(index));
-    this.#arrived = this.#slots.map(() => new BigUint64Array(worldSize));
-    this.#granted = this.#slots.map(() => new BigUint64Array(worldSize));
+    this.#arrived = this.#slots.map(() => new Float64Array(worldSize));
+    this.#granted = this.#slots.map(() => new Float64Array(worldSize));
   }
 
   /** Raised by every `resync()`. */
@@ -114,10 +113,10 @@ export class Dispatcher extends Resource implements Closeable {
       this.#checkUsable();
       const { layout, chunkBytes } = this.#init;
       const place = { rank: this.rank, worldSize: this.worldSize, chunkBytes, leaseBytes: layout.leaseBytes };
-      let bound: readonly (readonly [string, BoundSpec])[] = [];
+      let bound: readonly (readonly [string, BoundSpec, BoundDispatch])[] = [];
       let refused: { readonly reason: unknown } | undefined;
       try {
-        bound = bindSpecs(make(), place);
+        bound = bindSpecs(make(), place).map(([name, spec]) => [name, spec, this.#bound(name, spec)]);
       } catch (reason) {
         // The others must hear of it instead of waiting for this rank.
         refused = { reason };
@@ -131,8 +130,7 @@ export class Dispatcher extends Resource implements Closeable {
         if (refused === undefined) throw error;
       }
       if (refused !== undefined) throw refused.reason;
-      const entries = bound.map(([name, spec]) => [name, this.#bound(name, spec)]);
-      return Object.fromEntries(entries) as Record<K, BoundDispatch>;
+      return Object.fromEntries(bound.map(([name, , dispatch]) => [name, dispatch])) as Record<K, BoundDispatch>;
     });
   }
 
@@ -205,8 +203,8 @@ export class Dispatcher extends Resource implements Closeable {
     for (const slot of this.#slots) {
       slot.uses = 0;
       for (let rank = 0; rank < this.worldSize; rank++) {
-        this.#arrived[slot.index]![rank] = memory.signals.peek(arrivalSlot(layout, slot.index) + rank);
-        this.#granted[slot.index]![rank] = memory.signals.peek(creditSlot(layout, slot.index) + rank);
+        this.#arrived[slot.index]![rank] = Number(memory.signals.peek(arrivalSlot(layout, slot.index) + rank));
+        this.#granted[slot.index]![rank] = Number(memory.signals.peek(creditSlot(layout, slot.index) + rank));
       }
     }
     this.#call = 0;
@@ -223,76 +221,88 @@ export class Dispatcher extends Resource implements Closeable {
   }
 
   #bound(name: string, spec: BoundSpec): BoundDispatch {
+    const { layout, memory, transport, handle, blocks, simt } = this.#init;
+    const calls = this.#slots.map((slot) => {
+      const place = { layout, memory, transportName: transport.name, lease: slot.index };
+      return prepareCall(spec, place, { handle: handle.bytes, blocks, simt });
+    });
+    const wanted = spec.parts.map(({ spec: { name: part, dtype, rowShape }, sendRows }) =>
+      sourceSpec(`${name}, source ${part}`, dtype, sendRows, rowShape),
+    );
     return {
       bytesSent: spec.bytesSent,
       bytesReceived: spec.bytesReceived,
       leaseBytes: spec.leaseBytes,
-      run: (sources, options) => this.#run(name, spec, sources, options ?? {}),
+      run: (sources, options) => {
+        const slot = this.#admit(name, options);
+        // Everything that can be refused is refused before the call counts: the other ranks' counters must not wait for it.
+        const operands = spec.parts.map((part, i) => sourceOperand(sources?.[part.spec.name], wanted[i]!));
+        return this.#run(name, slot, calls[slot.index]!, operands, options);
+      },
     };
   }
 
-  #run(name: string, spec: BoundSpec, sources: Readonly<Record<string, Tensor>>, options: RunOptions): Work<Lease> {
+  /** The lease that is due, if a call may begin. */
+  #admit(name: string, options: RunOptions | undefined): LeaseSlot {
     this.checkOpen(name);
     this.#checkUsable();
-    options.signal?.throwIfAborted();
-    const timeoutMs = checkTimeout(options.timeoutMs ?? this.#init.timeoutMs, name);
+    options?.signal?.throwIfAborted();
+    // A transport closes its memories; what was prepared knows their addresses only.
+    if (this.#init.memory.closed) throw new EpError('EP_CLOSED', `${name}: the memory of the dispatcher was closed`);
     const slot = this.#slots[this.#call % this.#slots.length]!;
-    if (slot.held !== undefined) {
-      throw new EpError(
-        'EP_BUSY',
-        `${name}: lease ${slot.index} of ${this.#slots.length} is still held by an earlier call: release() it, or open with more leases`,
-        {
-          context: { lease: slot.index, leases: this.#slots.length },
-        },
-      );
-    }
-    // Everything that can be refused is refused before the call counts: the other ranks' counters must not wait for it.
-    const operands = spec.parts.map((part) => {
-      const source = sources?.[part.spec.name];
-      const what = `source ${part.spec.name}`;
-      if (source?.shape === undefined) throw invalid(what, { where: name, expected: 'a tensor', found: source });
-      if (source.dtype !== part.spec.dtype) {
-        throw invalid(`dtype of ${what}`, { where: name, expected: part.spec.dtype, found: source.dtype });
-      }
-      return sourceOperand(source, `${name} ${part.spec.name}`, part.sendRows, part.spec.rowShape);
-    });
-    const place = this.#place(slot);
-    const counters = this.#counters(spec, slot);
-    const tensors = receivedTensors(spec, place);
-    const described = describeCall(spec, place, operands, counters);
-    const description = {
-      ...described,
-      inline: described.inline === true && !loopIsDue(),
-      handle: this.#init.handle.bytes,
-      blocks: this.#init.blocks,
-      timeoutMs: Number.isFinite(timeoutMs) ? timeoutMs : -1,
-      ...(this.#init.simt === undefined ? {} : { simt: this.#init.simt }),
-    };
+    if (slot.held === undefined) return slot;
+    throw new EpError(
+      'EP_BUSY',
+      `${name}: lease ${slot.index} of ${this.#slots.length} is still held by an earlier call: release() it, or open with more leases`,
+      { context: { lease: slot.index, leases: this.#slots.length } },
+    );
+  }
+
+  #run(
+    name: string,
+    slot: LeaseSlot,
+    call: PreparedCall,
+    operands: readonly SourceOperand[],
+    options: RunOptions | undefined,
+  ): Work<Lease> {
+    const timeoutMs = checkTimeout(options?.timeoutMs ?? this.#init.timeoutMs, name);
+    const counters = this.#counters(call, slot);
     // close() cuts off what waits for peers: they may never come.
     const cuts = [this.#cancel.signal, this.closing];
     let unlink: (() => void) | undefined;
-    const under = this.#init.stream.dispatch(description, () => {
-      const linked = linkSignals(options.signal, ...cuts);
-      unlink = linked.unlink;
-      return linked.signal;
-    });
+    const under = this.#init.stream.launchInline(
+      (stream) =>
+        stream.dispatch(
+          call.dispatch,
+          counters,
+          Number.isFinite(timeoutMs) ? timeoutMs : -1,
+          call.inline && !loopIsDue(),
+          ...operands.flatMap(({ operand, byteOffset, strideBytes }) => [operand, byteOffset, strideBytes]),
+        ),
+      () => {
+        const linked = linkSignals(options?.signal, ...cuts);
+        unlink = linked.unlink;
+        return linked.signal;
+      },
+    );
     this.#call++;
     slot.uses++;
-    for (const [rank, count] of counters.arrivals.entries()) if (count !== 0n) this.#arrived[slot.index]![rank] = count;
+    const arrived = this.#arrived[slot.index]!;
+    for (let rank = 0; rank < this.worldSize; rank++) if (counters[rank] !== 0) arrived[rank] = counters[rank]!;
     const stagedBytes = operands.reduce((sum, operand) => sum + operand.stagedBytes, 0);
-    const lease = new HeldLease(tensors, stagedBytes, () => this.#give(slot));
+    const lease = new HeldLease(call.tensors, stagedBytes, () => this.#give(slot));
     slot.held = lease;
     const sequence = this.#sequence++;
     if (under === undefined) {
-      zeroGaps(spec, place);
+      zeroGaps(call);
       return doneWork<Lease>(name, sequence, lease);
     }
     const control = createWork<Lease>({ op: name, sequence, owner: this.#owner });
     const letGo = this.hold(name);
     under
       .then((outcome) => {
-        if (outcome.status !== 0) throw callError(name, outcome, place, counters);
-        zeroGaps(spec, place);
+        if (outcome.status !== 0) throw callError(name, outcome, call.place, counters);
+        zeroGaps(call);
         control.resolve(lease);
       })
       .catch((reason: unknown) => {
@@ -307,20 +317,18 @@ export class Dispatcher extends Resource implements Closeable {
     return control.work;
   }
 
-  #place(slot: LeaseSlot): CallPlace {
-    const { layout, memory, transport } = this.#init;
-    return { layout, memory, transportName: transport.name, lease: slot.index };
-  }
-
-  #counters(spec: BoundSpec, slot: LeaseSlot): CallCounters {
+  /** Per rank the value to wait for from it, then per rank the value needed before the first write to it; 0: nothing. */
+  #counters({ spec }: PreparedCall, slot: LeaseSlot): Float64Array {
+    const { worldSize } = this;
     const [arrived, granted] = [this.#arrived[slot.index]!, this.#granted[slot.index]!];
-    const arrivals = arrived.map((before, rank) => {
+    const counters = new Float64Array(2 * worldSize);
+    for (let rank = 0; rank < worldSize; rank++) {
       const chunks = spec.chunksFrom[rank]!;
-      return chunks === 0 ? 0n : before + BigInt(chunks);
-    });
-    // The n-th use of a lease needs n - 1 grants of every receiver, whoever it was that sent in those uses: a receiver may still hold another's rows.
-    const credits = granted.map((before) => (slot.uses === 0 ? 0n : before + BigInt(slot.uses)));
-    return { arrivals, credits };
+      if (chunks > 0) counters[rank] = arrived[rank]! + chunks;
+      // The n-th use of a lease needs n - 1 grants of every receiver, whoever it was that sent in those uses: a receiver may still hold another's rows.
+      if (slot.uses > 0) counters[worldSize + rank] = granted[rank]! + slot.uses;
+    }
+    return counters;
   }
 
   #give(slot: LeaseSlot): void {

@@ -1,7 +1,6 @@
 /** A host stream: a native thread that runs kernels in the order in which they were launched. */
 import { invalid, Resource } from '@ep/core';
 import {
-  type DispatchDescription,
   type NativeHostStream,
   type NativeStreamEvent,
   native,
@@ -59,12 +58,15 @@ export class HostStream extends Resource {
   }
 
   /**
-   * Launches a dispatch. `undefined`: it ended, and well, before the call returned; `signalOf` is then not called. Throws what the addon refuses; nothing
-   * was launched then.
+   * Launches through the addon what may end before `start` returns: then that returns operation 0, and this `undefined`; `signalOf` is not called. Throws
+   * what the addon refuses; nothing was launched then.
    */
-  dispatch(description: DispatchDescription, signalOf: () => AbortSignal): Promise<Outcome> | undefined {
-    this.checkOpen('dispatch');
-    const operation = this.#stream.dispatch(description);
+  launchInline(
+    start: (stream: NativeHostStream) => OperationId,
+    signalOf: () => AbortSignal,
+  ): Promise<Outcome> | undefined {
+    this.checkOpen('launch');
+    const operation = start(this.#stream);
     return operation === 0 ? undefined : this.#follow(() => operation, signalOf());
   }
 

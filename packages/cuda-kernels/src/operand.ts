@@ -1,6 +1,7 @@
 /** Where a kernel reads a caller's tensor: in place if native code owns the memory, from a copy otherwise. */
 import {
   byteRange,
+  type DType,
   elementCount,
   invalid,
   isStorageOf,
@@ -19,24 +20,48 @@ export interface SourceOperand {
   readonly stagedBytes: number;
 }
 
+/** What a call wants of a source; made once for each part. */
+export interface SourceSpec {
+  readonly where: string;
+  readonly dtype: DType;
+  readonly rows: number;
+  /** Either will do: rows as they are described, or flattened. */
+  readonly shapes: readonly (readonly number[])[];
+}
+
+export function sourceSpec(where: string, dtype: DType, rows: number, rowShape: readonly number[]): SourceSpec {
+  return {
+    where,
+    dtype,
+    rows,
+    shapes: [
+      [rows, ...rowShape],
+      [rows, elementCount(rowShape)],
+    ],
+  };
+}
+
+function sameShape(a: readonly number[], b: readonly number[]): boolean {
+  if (a.length !== b.length) return false;
+  for (let axis = 0; axis < a.length; axis++) if (a[axis] !== b[axis]) return false;
+  return true;
+}
+
 /**
  * Ordinary JS memory is copied at the call: JS may detach or free it while a kernel reads, and nothing could stop the kernel in time. Rows that are
  * not contiguous in themselves are copied, too. Throws `EP_INVALID_ARGUMENT` or `EP_DETACHED`.
  */
-export function sourceOperand(source: Tensor, where: string, rows: number, rowShape: readonly number[]): SourceOperand {
+export function sourceOperand(source: Tensor | undefined, spec: SourceSpec): SourceOperand {
+  const { where, rows } = spec;
+  if (source?.shape === undefined) throw invalid('source', { where, expected: 'a tensor', found: source });
+  if (source.dtype !== spec.dtype) throw invalid('dtype', { where, expected: spec.dtype, found: source.dtype });
   if (!Array.isArray(source.shape)) throw invalid('shape', { where, expected: 'a list', found: source.shape });
   if (!isStorageOf(source.dtype, source.data)) {
     throw invalid('data', { where, expected: `the typed array of ${source.dtype}`, found: source.data });
   }
-  const flat = [rows, elementCount(rowShape)];
-  const fits = (wanted: readonly number[]) =>
-    wanted.length === source.shape.length && wanted.every((extent, axis) => extent === source.shape[axis]);
-  if (!fits([rows, ...rowShape]) && !fits(flat)) {
-    throw invalid('shape', {
-      where,
-      expected: `[${[rows, ...rowShape].join(', ')}] or [${flat.join(', ')}]`,
-      found: source.shape,
-    });
+  if (!sameShape(source.shape, spec.shapes[0]!) && !sameShape(source.shape, spec.shapes[1]!)) {
+    const expected = spec.shapes.map((shape) => `[${shape.join(', ')}]`).join(' or ');
+    throw invalid('shape', { where, expected, found: source.shape });
   }
   pinBuffer(source.data, where);
   // HAZARD: a tensor that was not made by `tensor()` may claim rows that its data does not have; kernels would read behind it.

@@ -2,7 +2,6 @@
 import { EpError, type SymmetricMemory } from '@ep/core';
 import { codeOfStatus, native, nativePlaceOf } from '@ep/native';
 import type { CaseRank } from './case.js';
-import { ranksOf } from './expect.js';
 
 const CHUNK_ROWS = 5;
 
@@ -39,32 +38,27 @@ export async function runDispatch(run: DispatchRun): Promise<void> {
     CHUNK_ROWS,
   );
   const expected = chunks.length === 0 ? 0 : call * Math.ceil(chunks[0]!.rows / CHUNK_ROWS);
+  const dispatch = new binding.Dispatch({
+    handle: run.handle,
+    parts: [
+      {
+        rowBytes,
+        dstOffset: targetOffset,
+        dstRows: Math.floor((memory.byteLength - targetOffset) / rowBytes),
+        program,
+      },
+    ],
+    sums: [],
+    arrivalSlot: 0,
+    creditSlot: rank.worldSize,
+    nonTemporal: false,
+    blocks: 2,
+  });
+  const counters = new Float64Array(2 * rank.worldSize).fill(expected, 0, rank.worldSize);
   const stream = new binding.HostStream(0);
   try {
     const end = await operations.run(
-      () =>
-        stream.dispatch({
-          handle: run.handle,
-          parts: [
-            {
-              source: place.operand,
-              srcOffset: place.byteOffset,
-              strideBytes: rowBytes,
-              rowBytes,
-              dstOffset: targetOffset,
-              dstRows: Math.floor((memory.byteLength - targetOffset) / rowBytes),
-              program,
-            },
-          ],
-          sums: [],
-          arrivalSlot: 0,
-          creditSlot: rank.worldSize,
-          arrivals: words(ranksOf(rank.worldSize).map(() => expected)),
-          credits: words(ranksOf(rank.worldSize).map(() => 0)),
-          nonTemporal: false,
-          blocks: 2,
-          timeoutMs: 20_000,
-        }),
+      () => stream.dispatch(dispatch, counters, 20_000, false, place.operand, place.byteOffset, rowBytes),
       run.signal,
     );
     if (end.status !== 0) {
