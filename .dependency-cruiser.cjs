@@ -12,7 +12,10 @@ const layers = {
   'packages/collectives': ['packages/core', 'native'],
   'packages/cli': ['packages/[^/]+', 'native'],
   'packages/conformance': ['packages/core', 'native'],
+  'packages/fuzz': [],
 };
+/** Private: for tests, benchmarks and fuzzers only. */
+const harnesses = ['packages/conformance', 'packages/fuzz'];
 const transports = ['packages/nvshmem', 'packages/ibgda', 'packages/efa-gda'];
 
 const ours = '^(packages/[^/]+|native)/';
@@ -28,16 +31,16 @@ const productRules = Object.entries(layers).map(([layer, allowed]) => ({
   to: { path: ours, pathNot: anyOf([layer, ...allowed]) },
 }));
 
-// Tests and benchmarks may also use what stands above them in the list (kernels need a transport to run over) and the
-// conformance suites; another transport never.
+// Tests, benchmarks and fuzzers may also use what stands above them in the list (kernels need a transport to run over) and the
+// harnesses; another transport never.
 const testRules = names.map((layer, index) => {
   const above = names.slice(0, index).filter((name) => !(transports.includes(layer) && transports.includes(name)));
   return {
     name: `layer of tests ${layer}`,
     severity: 'error',
-    comment: `tests of ${layer} may import of ours only: ${[...above, 'packages/conformance'].join(', ')}`,
-    from: { path: `^${layer}/(test|tests|bench)/` },
-    to: { path: ours, pathNot: anyOf([layer, ...above, ...layers[layer], 'packages/conformance']) },
+    comment: `tests of ${layer} may import of ours only: ${[...above, ...harnesses].join(', ')}`,
+    from: { path: `^${layer}/(test|tests|bench|fuzz)/` },
+    to: { path: ours, pathNot: anyOf([layer, ...above, ...layers[layer], ...harnesses]) },
   };
 });
 

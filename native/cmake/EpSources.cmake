@@ -59,5 +59,18 @@ set(EP_TESTS
   tests/core/waiting_test.cpp
 )
 
+# As they are, but for the seam in tests/litmus/seam.hpp.
+set(EP_LITMUS_SOURCES
+  tests/litmus/litmus_test.cpp
+  tests/litmus/words.cpp
+  core/device/kernel.cpp
+  core/huge_pages.cpp
+  core/limits.cpp
+  core/rank.cpp
+  core/segment.cpp
+  core/team.cpp
+  core/waiting.cpp
+)
+
 set(EP_BENCHES
 )

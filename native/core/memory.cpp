@@ -103,6 +103,7 @@ result<nothing> symmetric_memory::connect(const std::vector<ep_segment_handle>& 
   }
   std::vector<std::shared_ptr<segment>> peers;
   std::vector<ep_peer_view> views = context_->views();
+  if (views.size() != handles.size()) return failure{EP_STATUS_INVALID, 0, "the rank is not connected to its peers yet"};
   for (size_t rank = 0; rank < handles.size(); ++rank) {
     auto opened = static_cast<int32_t>(rank) == context_->rank() ? result<std::shared_ptr<segment>>(own_) : segment::open(handles[rank]);
     if (!opened.ok()) {

@@ -23,6 +23,8 @@ export const EP_MEMORY_PROXY = 2;
 export const EP_PROXY_PUT = 1;
 export const EP_PROXY_SIGNAL = 2;
 export const EP_NO_SLOT = 0xffffffffffffffffn;
+export const EP_PROXY_STOPPED = 0x8000000000000000n;
+export const EP_PROXY_LOST = 0xffffffffffffffffn;
 /** waiting for the receiver to release its tensor */
 export const EP_STAGE_CREDIT = 1;
 /** waiting for the sender's chunks */

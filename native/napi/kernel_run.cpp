@@ -20,15 +20,16 @@ simt_options executor_of(const Napi::Object& description) {
   return made;
 }
 
-void wait_for_engine(const symmetric_memory& memory) {
+bool wait_for_engine(const symmetric_memory& memory) {
   const ep_memory_handle handle = memory.device_handle();
-  if (handle.header.kind != EP_MEMORY_PROXY) return;
+  if (handle.header.kind != EP_MEMORY_PROXY) return true;
   auto& ring = *reinterpret_cast<ep_proxy_ring*>(handle.proxy);
   wait_scope scope;
   scope.wake = memory.context().wake();
   scope.policy = memory.context().policy();
-  // It ends, as an engine that stops counts everything as completed.
-  wait_word(scope, &ring.completed, comparison::ge, std::atomic_ref<uint64_t>(ring.tail).load(std::memory_order_acquire), any_rank);
+  const uint64_t posted = std::atomic_ref<uint64_t>(ring.tail).load(std::memory_order_acquire) & ~EP_PROXY_STOPPED;
+  // It ends, as an engine that stops counts what it loses as completed.
+  return wait_word(scope, &ring.completed, comparison::ge, posted, any_rank).found != EP_PROXY_LOST;
 }
 
 } // namespace ep::binding

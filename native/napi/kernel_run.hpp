@@ -11,8 +11,9 @@ namespace ep::binding {
 // The fields `blocks` and `simt` of a description. lanes 0: the `fast` executor.
 simt_options executor_of(const Napi::Object& description);
 
-// Waits until the engine behind this memory, if it has one, reads no source of what was posted. Not cancellable: sources are freed after it.
-void wait_for_engine(const symmetric_memory& memory);
+// Waits until the engine behind this memory, if it has one, reads no source of what was posted. Not cancellable: sources are freed after it. False: the engine
+// was stopped, and some of what kernels have posted is lost.
+bool wait_for_engine(const symmetric_memory& memory);
 
 // `kernel(context)` on every block; it writes how it failed into `status`.
 template <class Kernel>
@@ -33,7 +34,11 @@ outcome run_kernel(const symmetric_memory& memory, const simt_options& simt, dou
       status.status = EP_STATUS_SYSTEM;
     }
   }
-  wait_for_engine(memory);
+  if (!wait_for_engine(memory) && status.status == EP_STATUS_OK) {
+    status.status = EP_STATUS_CLOSED;
+    status.rank = memory.context().rank();
+    status.stage = EP_STAGE_ROOM;
+  }
   end.status = status.status;
   end.rank = status.rank;
   end.stage = status.stage;

@@ -277,6 +277,45 @@ void a_full_queue_is_this_ranks_own() {
   EP_CHECK_EQ(ring.tail, uint64_t{2}); // whoever gave up took no number
 }
 
+// An engine that has stopped accepts nothing: kernels hear of it, also those that wait for room, and no number is taken. What was accepted and is lost shows in
+// `completed`.
+void a_stopped_engine_refuses() {
+  pair_world world(4096, 2);
+  recording_sink sink;
+  hostile_options options;
+  options.seed = 3;
+  options.max_delay_ns = 50'000'000'000; // nothing lands by itself
+  options.ring_capacity = 2;
+  auto engine = engine_of(world.contexts[0], sink, options);
+  engine->attach(*world.memories[0]);
+  const ep_memory_handle handle = world.memories[0]->device_handle();
+  const auto& ring = *reinterpret_cast<const ep_proxy_ring*>(handle.proxy);
+  const kernel_environment environment{world.contexts[0]->waits(nullptr, no_deadline)};
+  const auto signals = [&](ep_kernel_status& status) {
+    uint64_t accepted = 0;
+    run_blocks(1, environment, [&](fast_context& context) {
+      while (accepted < 1'000'000 && proxy_endpoint{handle}.signal(context, block_coop<fast_context>{context}, 1, 0, 1, &status)) ++accepted;
+    });
+    return accepted;
+  };
+  ep_kernel_status running{};
+  uint64_t accepted = 0;
+  std::thread kernel([&] { accepted = signals(running); });
+  while (std::atomic_ref<uint64_t>(const_cast<uint64_t&>(ring.tail)).load(std::memory_order_acquire) == 0) std::this_thread::yield();
+  engine.reset();
+  kernel.join();
+  EP_CHECK_EQ(running.status, uint32_t{EP_STATUS_CLOSED});
+  EP_CHECK_EQ(running.stage, EP_STAGE_ROOM);
+  EP_CHECK(accepted >= 1);
+  EP_CHECK_EQ(ring.tail, accepted | EP_PROXY_STOPPED);
+  EP_CHECK_EQ(ring.completed, EP_PROXY_LOST);
+  EP_CHECK_EQ(world.signal(0), uint64_t{0});
+  ep_kernel_status late{};
+  EP_CHECK_EQ(signals(late), uint64_t{0});
+  EP_CHECK_EQ(late.status, uint32_t{EP_STATUS_CLOSED});
+  EP_CHECK_EQ(ring.tail, accepted | EP_PROXY_STOPPED);
+}
+
 } // namespace
 
 int main() {
@@ -287,5 +326,6 @@ int main() {
   for (uint64_t seed = 1; seed <= 5; ++seed) completed_is_a_prefix(seed);
   a_producer_that_gives_up_leaves_no_hole();
   a_full_queue_is_this_ranks_own();
+  a_stopped_engine_refuses();
   return ep::check::finish();
 }

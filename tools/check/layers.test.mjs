@@ -31,6 +31,7 @@ const packages = {
   nvshmem: 'packages/nvshmem',
   ibgda: 'packages/ibgda',
   conformance: 'packages/conformance',
+  fuzz: 'packages/fuzz',
 };
 
 /**
@@ -65,6 +66,8 @@ test.each([
   ['packages/plan/src/a.ts', 'node:fs', ['plan depends on nothing']],
   ['packages/core/src/a.ts', '@ep/native', ['layer packages/core']],
   ['native/js/a.ts', '@ep/plan', ['layer native']],
+  ['packages/core/src/a.ts', '@ep/fuzz', ['layer packages/core']],
+  ['packages/core/fuzz/a.ts', '@ep/native', ['layer of tests packages/core']],
   ['packages/nvshmem/src/a.ts', '@ep/ibgda', ['layer packages/nvshmem']],
   ['packages/nvshmem/test/a.ts', '@ep/ibgda', ['layer of tests packages/nvshmem']],
   ['packages/ibgda/test/a.ts', '@ep/nvshmem', ['layer of tests packages/ibgda']],
@@ -79,6 +82,8 @@ test.each([
   ['packages/nvshmem/src/a.ts', '@ep/core'],
   ['packages/nvshmem/src/a.ts', '@ep/native'],
   ['packages/nvshmem/test/a.ts', '@ep/conformance'],
+  ['packages/nvshmem/fuzz/a.ts', '@ep/fuzz'],
+  ['packages/core/test/a.ts', '@ep/fuzz'],
   ['packages/cuda-kernels/src/a.ts', '@ep/plan'],
   ['packages/cuda-kernels/test/a.ts', '@ep/nvshmem'],
   ['packages/cli/src/a.ts', '@ep/nvshmem'],

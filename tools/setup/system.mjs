@@ -110,7 +110,7 @@ const probeAll = (wanted) =>
     })),
   );
 
-const mayInstall = () => process.getuid?.() === 0 && onPath('apt-get');
+export const mayInstall = () => process.getuid?.() === 0 && onPath('apt-get');
 
 /** @param {readonly Requirement[]} missing */
 export function missingText(missing) {
@@ -126,7 +126,7 @@ export function missingText(missing) {
  * @param {readonly string[]} packages
  * @param {(detail: string) => void} report
  */
-async function aptInstall(packages, report) {
+export async function aptInstall(packages, report) {
   const env = { ...process.env, DEBIAN_FRONTEND: 'noninteractive' };
   for (const args of [['update'], ['install', '-y', '--no-install-recommends', ...packages]]) {
     const result = await run('apt-get', args, { env, onLine: report, limitMs: 15 * 60_000 });

@@ -82,6 +82,24 @@ const ctestPreset = (preset, stepLanes, minutes) => {
   ];
 };
 
+/**
+ * The C++ tests of a preset that needs a tool which a machine may lack: see optional-preset.mjs.
+ * @param {string} preset
+ * @param {readonly Lane[]} stepLanes
+ * @param {number} minutes
+ * @returns {Step}
+ */
+const optionalPreset = (preset, stepLanes, minutes) => {
+  const totals = join(resultsDir, `${preset}-totals.json`);
+  return {
+    name: `ctest ${preset}`,
+    lanes: stepLanes,
+    minutes,
+    command: ['node', 'tools/test/optional-preset.mjs', preset, '--totals', totals],
+    report: { format: 'plain', files: [totals] },
+  };
+};
+
 /** @returns {readonly Step[]} */
 export function stepTable() {
   const ciLanes = /** @type {const} */ (['ci', 'full']);
@@ -128,6 +146,9 @@ export function stepTable() {
     },
     ...ctestPreset('asan', ciLanes, 20),
     ...ctestPreset('tsan', ciLanes, 20),
+    optionalPreset('litmus', ciLanes, 15),
+    optionalPreset('clang', ciLanes, 20),
+    optionalPreset('clang-asan', ['full'], 30),
     { name: 'prebuild', lanes: ciLanes, minutes: 10, command: ['node', 'tools/prebuild/main.mjs'], counts: false },
     {
       name: 'publish dry run',

@@ -43,6 +43,9 @@ struct fast_context {
     kernel_status_fail(status, result, stage, value);
     return false;
   }
+  void fail(ep_kernel_status* status, uint32_t how, int32_t rank, uint32_t stage, uint64_t expected, uint64_t found) const {
+    kernel_status_fail(status, {how, rank, found}, stage, expected);
+  }
   void wake(uint64_t word) const { wake_notify(reinterpret_cast<ep_wake_word*>(word)); }
 };
 

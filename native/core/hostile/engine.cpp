@@ -56,6 +56,8 @@ result<std::unique_ptr<hostile_engine>> hostile_engine::create(std::shared_ptr<r
 }
 
 hostile_engine::~hostile_engine() {
+  // First: whoever posts from here on is told so.
+  const uint64_t accepted = std::atomic_ref<uint64_t>(ring_->ring.tail).fetch_or(EP_PROXY_STOPPED, std::memory_order_seq_cst);
   stopping_.store(true, std::memory_order_seq_cst);
   wake_notify(&ring_->wake);
   if (thread_.joinable()) thread_.join(); // not of an engine whose thread could not be started
@@ -68,9 +70,9 @@ hostile_engine::~hostile_engine() {
   for (const auto* flushes : {&flushes_, &flushes_posted_}) {
     for (const pending_flush& one : *flushes) sink_.complete(one.operation_id, closed);
   }
-  // Nobody takes requests or reads sources any more: whoever waits for either need not wait longer.
+  // Nobody takes requests or reads sources any more: whoever waits for either need not wait longer, and learns whether all have landed.
   std::atomic_ref<uint64_t>(ring_->ring.head).store(UINT64_MAX, std::memory_order_seq_cst);
-  std::atomic_ref<uint64_t>(ring_->ring.completed).store(UINT64_MAX, std::memory_order_seq_cst);
+  if (load_word(ring_->ring.completed) < accepted) std::atomic_ref<uint64_t>(ring_->ring.completed).store(EP_PROXY_LOST, std::memory_order_seq_cst);
   wake_notify(context_->wake());
 }
 

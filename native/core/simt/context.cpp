@@ -88,6 +88,10 @@ bool simt_context::wait_equal(const uint64_t* word, uint64_t value, int32_t rank
   return machine->wait(*self, word, comparison::eq, value, rank, stage, status);
 }
 
+void simt_context::fail(ep_kernel_status* status, uint32_t how, int32_t rank, uint32_t stage, uint64_t expected, uint64_t found) {
+  kernel_status_fail(status, {how, rank, found}, stage, expected);
+}
+
 void simt_context::wake(uint64_t word) { wake_notify(reinterpret_cast<ep_wake_word*>(word)); }
 
 } // namespace ep

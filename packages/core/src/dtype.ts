@@ -15,7 +15,7 @@
  * significand bit of ue8m0 is always odd, so its ties (1.5 · 2^k) go up. Saturation of the 8-bit formats is the SAT mode of the OCP 8-bit
  * floating point specification, revision 1.0.
  */
-import { invalid } from './errors.js';
+import { checkInteger, EpError, invalid } from './errors.js';
 
 export interface Storage {
   readonly f64: Float64Array;
@@ -80,9 +80,21 @@ export function elementBytes(dtype: DType): number {
   return constructorOf(dtype, 'elementBytes').BYTES_PER_ELEMENT;
 }
 
-/** Zeroed storage of `length` elements (for ue8m0, whose code 0 is 2^-127, zero bytes are not the number zero). */
+/**
+ * Zeroed storage of `length` elements (for ue8m0, whose code 0 is 2^-127, zero bytes are not the number zero). Throws `EP_INVALID_ARGUMENT`, or
+ * `EP_MEMORY_LIMIT` for more than this process can have in one buffer.
+ */
 export function createStorage<D extends DType>(dtype: D, length: number): Storage[D] {
-  return new (constructorOf(dtype, 'createStorage'))(length);
+  const make = constructorOf(dtype, 'createStorage');
+  checkInteger(length, 'length', 'createStorage');
+  try {
+    return new make(length);
+  } catch (error) {
+    throw new EpError('EP_MEMORY_LIMIT', `createStorage: ${length} elements of ${dtype} do not fit one buffer`, {
+      cause: error,
+      context: { dtype, length },
+    });
+  }
 }
 
 /** A window of `length` elements on existing memory. */

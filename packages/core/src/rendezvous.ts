@@ -65,7 +65,8 @@ const isFactTable = (value: unknown): value is FactTable =>
   !Array.isArray(value) &&
   Object.values(value).every((fact) => ['string', 'number', 'boolean'].includes(typeof fact));
 
-function parseFacts(bytes: Uint8Array): Omit<PeerFacts, 'rank'> | undefined {
+/** What a rank published; undefined for bytes that no rank of this version publishes. */
+export function parseFacts(bytes: Uint8Array): Omit<PeerFacts, 'rank'> | undefined {
   try {
     const { agree, host } = JSON.parse(new TextDecoder().decode(bytes)) as Record<string, unknown>;
     return isFactTable(agree) && isFactTable(host) ? { agree, host } : undefined;

@@ -20,6 +20,7 @@ import {
 import type { NativeRankContext, NativeSymmetricMemory } from '@ep/native';
 import type { Liveness } from './liveness.js';
 import { ShmMemory } from './memory.js';
+import { checkLimits } from './outcome.js';
 
 interface NativeSignal {
   readonly op: number;
@@ -31,6 +32,7 @@ const NO_SIGNAL: NativeSignal = { op: 0, slot: 0, value: 0n };
 
 function nativeSignal(update: SignalUpdate<Need> | undefined): NativeSignal {
   if (update === undefined) return NO_SIGNAL;
+  if (update === null) throw invalid('signal', { where: 'endpoint', expected: '{slot, op, value}', found: update });
   const { op, slot, value } = update;
   if (op === 'inc') return { op: 1, slot, value: 1n };
   if (op !== 'add' && op !== 'set') throw invalid('op', { where: 'signal', expected: 'inc, add or set', found: op });
@@ -39,7 +41,11 @@ function nativeSignal(update: SignalUpdate<Need> | undefined): NativeSignal {
 }
 
 function ownMemory(what: string, region: Region): NativeSymmetricMemory {
-  if (region.memory instanceof ShmMemory) return region.memory.nativeMemory('endpoint');
+  const memory: unknown = region?.memory;
+  if (memory instanceof ShmMemory) return memory.nativeMemory('endpoint');
+  if (typeof memory !== 'object' || memory === null) {
+    throw invalid(what, { where: 'endpoint', expected: 'a region, which memory.local() makes', found: region });
+  }
   throw new EpError('EP_UNSUPPORTED', `${what} must lie in a symmetric memory of nvshmem:shm; copy it there`);
 }
 
@@ -110,12 +116,14 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
 
   readonly submit = (batch: readonly Request<Need>[]): readonly Work[] => {
     this.#checkUsable('submit');
+    if (!Array.isArray(batch))
+      throw invalid('batch', { where: 'submit', expected: 'a list of requests', found: batch });
     // Not through put() and its like: their check for failures that nobody saw would throw at the second request what is the first one's own.
     return batch.map((request) => {
       try {
         this.#request(request);
       } catch (error) {
-        return this.#failed(request.kind, error);
+        return this.#failed(request?.kind ?? 'submit', error);
       }
       return doneWork(request.kind, this.#sequence++);
     });
@@ -123,6 +131,7 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
 
   /** Rejects with `EP_PEER_LOST` if the peer is dead: what was put there has landed in memory that nobody will read. */
   readonly flush = async (options?: WaitOptions): Promise<void> => {
+    if (options !== undefined) checkLimits(options, 'flush', this.#liveness.worldSize);
     options?.signal?.throwIfAborted();
     // Nothing to wait for: every operation had landed when its call returned. What failed unseen is reported here.
     this.#checkUsable('flush');
@@ -149,7 +158,7 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
   }
 
   #request(request: Request<Need>): void {
-    switch (request.kind) {
+    switch (request?.kind) {
       case 'put':
         this.#put(request.from, request.to, request.signal);
         return;
@@ -160,8 +169,8 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
         this.#signal(request.memory, request.signal);
         return;
       default: {
-        const { kind } = request as { kind: unknown };
-        throw invalid('kind', { where: 'submit', expected: 'put, put-value or signal', found: kind });
+        const found: unknown = (request as { kind?: unknown } | undefined)?.kind ?? request;
+        throw invalid('kind', { where: 'submit', expected: 'put, put-value or signal', found });
       }
     }
   }
@@ -181,6 +190,8 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
   }
 
   #signal(memory: SymmetricMemory, update: SignalUpdate<Need>): void {
+    if (update === undefined)
+      throw invalid('signal', { where: 'signal', expected: '{slot, op, value}', found: update });
     const { op, slot, value } = nativeSignal(update);
     this.#memory(memory).signal(this.peer, op, slot, value);
   }
@@ -198,11 +209,11 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
   }
 
   #remote(region: RemoteRegion): NativeSymmetricMemory {
-    if (region.peer !== this.peer) {
+    if (region?.peer !== this.peer) {
       throw invalid('region', {
         where: `endpoint to rank ${this.peer}`,
-        expected: `one of rank ${this.peer}`,
-        found: region.peer,
+        expected: `one of rank ${this.peer}, which memory.remote() makes`,
+        found: region?.peer ?? region,
       });
     }
     return this.#memory(region.memory);

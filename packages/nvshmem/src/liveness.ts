@@ -5,14 +5,14 @@ import { EP_LIFE_DEAD, type NativeRankContext } from '@ep/native';
 export class Liveness {
   readonly #context: NativeRankContext;
   readonly #rank: Rank;
-  readonly #worldSize: number;
+  readonly worldSize: number;
   readonly #failed = new AbortController();
   #watching = true;
 
   constructor(context: NativeRankContext, rank: Rank, worldSize: number) {
     this.#context = context;
     this.#rank = rank;
-    this.#worldSize = worldSize;
+    this.worldSize = worldSize;
   }
 
   /** Fires when a rank was found dead. */
@@ -27,7 +27,7 @@ export class Liveness {
   /** Ranks whose thread or process has died (not those that closed in order). Two loads per rank, no system call. */
   lostRanks(): Rank[] {
     const lost: Rank[] = [];
-    for (let rank = 0; rank < this.#worldSize; rank++) if (this.isDead(rank)) lost.push(rank);
+    for (let rank = 0; rank < this.worldSize; rank++) if (this.isDead(rank)) lost.push(rank);
     if (lost.length > 0 && !this.#failed.signal.aborted) {
       this.#failed.abort(new EpError('EP_PEER_LOST', `${formatRanks(lost)} died`, { context: { lost } }));
     }

@@ -21,16 +21,15 @@ import {
 } from '@ep/core';
 import { type NativeRankContext, type NativeSymmetricMemory, native, registerWindow } from '@ep/native';
 import type { Liveness } from './liveness.js';
-import { nativeTimeout, runWait, waitError } from './outcome.js';
+import { checkLimits, nativeTimeout, runWait, waitError } from './outcome.js';
 
 const COMPARISONS: Record<Comparison, number> = { eq: 0, ne: 1, lt: 2, le: 3, gt: 4, ge: 5 };
 
 export function comparisonCode(cmp: Comparison): number {
-  const code = COMPARISONS[cmp];
-  if (code === undefined) {
+  if (typeof cmp !== 'string' || !Object.hasOwn(COMPARISONS, cmp)) {
     throw invalid('cmp', { where: 'wait', expected: `one of ${Object.keys(COMPARISONS).join(', ')}`, found: cmp });
   }
-  return code;
+  return COMPARISONS[cmp];
 }
 
 /** An ArrayBuffer holds at most 4 GiB; larger memories are viewed through windows. */
@@ -49,14 +48,13 @@ export interface ShmMemoryInit {
   readonly onRelease: () => void;
 }
 
-/** The ranks whose death ends a wait; undefined: any. An empty list is this rank alone, which cannot be lost to itself. */
+/** The ranks, checked before, whose death ends a wait; undefined: any. An empty list is this rank alone, which cannot be lost to itself. */
 export function awaitedRanks(
   options: WaitOptions | undefined,
   world: { readonly rank: Rank; readonly worldSize: number },
 ): Int32Array | undefined {
-  const peers = options?.peers;
+  const peers = options?.peers ?? undefined;
   if (peers === undefined) return undefined;
-  for (const peer of peers) checkInteger(peer, 'peer', 'wait', 0, world.worldSize - 1);
   return peers.length > 0 ? Int32Array.from(peers) : Int32Array.of(world.rank);
 }
 
@@ -72,7 +70,14 @@ class ShmSignalPad implements SignalPad {
   }
 
   peek(slot: SlotId): bigint {
+    if (!(Number.isInteger(slot) && slot >= 0 && slot < this.slots)) this.#refuse('peek', slot);
     return this.#init.memory.peek(slot);
+  }
+
+  #refuse(where: string, slot: unknown): never {
+    const expected =
+      this.slots === 0 ? 'none, the memory has no signal slots' : `an integer from 0 to ${this.slots - 1}`;
+    throw invalid('slot', { where, expected, found: slot });
   }
 
   async until(
@@ -80,7 +85,16 @@ class ShmSignalPad implements SignalPad {
     test: { readonly cmp: Comparison; readonly value: bigint },
     options?: WaitOptions,
   ): Promise<bigint> {
+    if (options !== undefined) checkLimits(options, 'until', this.#init.worldSize);
     options?.signal?.throwIfAborted();
+    if (!(Number.isInteger(slot) && slot >= 0 && slot < this.slots)) this.#refuse('until', slot);
+    if (typeof test?.value !== 'bigint') {
+      throw invalid('test', {
+        where: 'until',
+        expected: '{cmp, value} with a bigint value',
+        found: test?.value ?? test,
+      });
+    }
     const { memory, rank, liveness, timeoutMs: fallback } = this.#init;
     const where = `signal slot ${slot} of rank ${rank}`;
     const cmp = comparisonCode(test.cmp);
@@ -209,9 +223,10 @@ export class ShmMemory extends Resource implements SymmetricMemory {
   }
 
   #checkOwn(where: string, region: Region, bytes: Uint8Array): void {
-    if (region.memory !== this) {
+    if (region?.memory !== this) {
       throw new EpError('EP_INVALID_ARGUMENT', `${where}: the region belongs to another memory`);
     }
+    if (!(bytes instanceof Uint8Array)) throw invalid('bytes', { where, expected: 'a Uint8Array', found: bytes });
     checkAttached(bytes, where);
     if (bytes.byteLength !== region.byteLength) {
       throw invalid('bytes', {

@@ -1,5 +1,14 @@
 /** What a native wait that did not succeed means, as an `EpError` that says who was awaited and what had arrived. */
-import { EpError, type ErrorContext, formatRanks, invalid, linkSignals, type WaitOptions } from '@ep/core';
+import {
+  checkInteger,
+  checkTimeout,
+  EpError,
+  type ErrorContext,
+  formatRanks,
+  invalid,
+  linkSignals,
+  type WaitOptions,
+} from '@ep/core';
 import { codeOfStatus, type OperationId, type Operations, type Outcome } from '@ep/native';
 
 /** `awaited` are the ranks that had not delivered when the wait ended. */
@@ -32,16 +41,28 @@ export function waitError(
   }
 }
 
+/**
+ * Refuses limits that are none with `EP_INVALID_ARGUMENT`. HAZARD: before a collective call counts, or a slip of one rank would leave the others
+ * waiting for it and its team unusable.
+ */
+export function checkLimits(options: WaitOptions | undefined, where: string, worldSize: number): void {
+  if (options === undefined || options === null) return;
+  if (typeof options !== 'object') {
+    throw invalid('options', { where, expected: 'an object or undefined', found: options });
+  }
+  const { signal, timeoutMs, peers } = options;
+  if (signal !== undefined && !(signal instanceof AbortSignal)) {
+    throw invalid('signal', { where, expected: 'an AbortSignal', found: signal });
+  }
+  checkTimeout(timeoutMs ?? undefined, where);
+  if (peers === undefined || peers === null) return;
+  if (!Array.isArray(peers)) throw invalid('peers', { where, expected: 'a list of ranks', found: peers });
+  for (const peer of peers) checkInteger(peer, 'peer', where, 0, worldSize - 1);
+}
+
 /** The timeout that native code understands: negative for none. Throws `EP_INVALID_ARGUMENT`. */
 export function nativeTimeout(options: WaitOptions | undefined, fallbackMs: number, where: string): number {
-  const timeoutMs = options?.timeoutMs ?? fallbackMs;
-  if (!(typeof timeoutMs === 'number' && timeoutMs >= 0)) {
-    throw invalid('timeoutMs', {
-      where,
-      expected: 'a number of milliseconds of at least 0, or Infinity',
-      found: timeoutMs,
-    });
-  }
+  const timeoutMs = checkTimeout(options?.timeoutMs ?? fallbackMs, where);
   return Number.isFinite(timeoutMs) ? timeoutMs : -1;
 }
 

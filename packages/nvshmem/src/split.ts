@@ -17,6 +17,8 @@ const DIGEST_BYTES = 16;
 
 function checkMembers(ranks: readonly Rank[], parent: ShmTeam): Int32Array<ArrayBuffer> {
   const where = 'createTeam';
+  if (!Array.isArray(ranks)) throw invalid('ranks', { where, expected: 'a list of ranks', found: ranks });
+  if (!(parent instanceof ShmTeam)) throw invalid('parent', { where, expected: 'a team', found: parent });
   const members = Int32Array.from(ranks);
   for (const [i, rank] of ranks.entries()) {
     checkInteger(rank, `ranks[${i}]`, where);

@@ -2,7 +2,7 @@
 import { checkInteger, type EpCode, EpError, type Rank, Resource, turnLoopIfDue, type WaitOptions } from '@ep/core';
 import { EP_TEAM_EXCHANGE_BYTES, type Native, type NativeRankContext, type NativeTeam, native } from '@ep/native';
 import type { Liveness } from './liveness.js';
-import { nativeTimeout, runWait, waitError } from './outcome.js';
+import { checkLimits, nativeTimeout, runWait, waitError } from './outcome.js';
 
 /** Number of the call and length of the blob, before each blob: ranks that are at different calls find out instead of reading old bytes. */
 const HEADER_BYTES = 16;
@@ -33,6 +33,7 @@ export class ShmTeam extends Resource {
   readonly #team: NativeTeam;
   readonly #liveness: Liveness;
   readonly #timeoutMs: number;
+  readonly #worldSize: number;
   #tail: Promise<unknown> = Promise.resolve();
   #queued = 0;
   #gathers = 0;
@@ -46,6 +47,7 @@ export class ShmTeam extends Resource {
     this.#team = new this.#native.binding.Team(init.context, init.handle, init.ranks);
     this.#liveness = init.liveness;
     this.#timeoutMs = init.timeoutMs;
+    this.#worldSize = init.liveness.worldSize;
     this.ranks = init.ranks;
     this.position = init.ranks.indexOf(init.worldRank);
   }
@@ -140,6 +142,7 @@ export class ShmTeam extends Resource {
 
   #checkUsable(operation: string, options: WaitOptions | undefined): void {
     this.checkOpen(operation);
+    if (options !== undefined) checkLimits(options, operation, this.#worldSize);
     this.#checkPoison(operation, options);
   }
 

@@ -7,6 +7,7 @@ import {
   type DeviceHandle,
   type Endpoint,
   EpError,
+  invalid,
   type Need,
   type Rank,
   Resource,
@@ -20,7 +21,7 @@ import type { ResolvedShmConfig } from './config.js';
 import { ShmEndpoint } from './endpoint.js';
 import type { Liveness } from './liveness.js';
 import { ShmMemory } from './memory.js';
-import { withClosing } from './outcome.js';
+import { checkLimits, withClosing } from './outcome.js';
 import { shmCapabilities } from './probe.js';
 import { splitTeam } from './split.js';
 import type { ShmTeam } from './team.js';
@@ -76,6 +77,10 @@ export class ShmTransport extends Resource implements Transport<Need> {
   readonly allocate = (options: AllocateOptions): Promise<ShmMemory> =>
     this.guard('allocate', async () => {
       const where = 'allocate';
+      if (typeof options !== 'object' || options === null) {
+        throw invalid('options', { where, expected: 'an object with byteLength and signalSlots', found: options });
+      }
+      checkLimits(options, where, this.worldSize);
       const byteLength = checkInteger(options.byteLength, 'byteLength', where);
       const signalSlots = checkInteger(options.signalSlots, 'signalSlots', where, 0, this.capabilities.maxSignalSlots);
       if (options.space === 'device') {
@@ -134,12 +139,13 @@ export class ShmTransport extends Resource implements Transport<Need> {
    * that are not in their own list. Closed with the transport, or by its `close()`.
    */
   createTeam(ranks: readonly Rank[], parent: ShmTeam, options?: WaitOptions): Promise<ShmTeam | undefined> {
-    return this.guard('createTeam', () =>
-      withClosing(options, this.closing, async (limits) => {
+    return this.guard('createTeam', () => {
+      checkLimits(options, 'createTeam', this.worldSize);
+      return withClosing(options, this.closing, async (limits) => {
         const team = await splitTeam(this.#init, ranks, parent, limits);
         return team && this.children.add(team);
-      }),
-    );
+      });
+    });
   }
 
   protected override release(): void {

@@ -51,6 +51,12 @@ EP_STATIC_ASSERT(sizeof(ep_proxy_request) == 128, "two cache lines; a ring index
 
 #define EP_NO_SLOT UINT64_MAX
 
+/* Set in `tail` by an engine that stops. A producer meets it before it takes a number, or loses its compare-exchange to it, so that no request is accepted
+ * any more: EP_STATUS_CLOSED. Numbers are below it. If requests that were accepted before are lost, `completed` becomes EP_PROXY_LOST, which ends all waits
+ * for it. Hazard: `reserve` is of device scope, so a host must not stop an engine under a running kernel of a GPU. */
+#define EP_PROXY_STOPPED 0x8000000000000000u
+#define EP_PROXY_LOST UINT64_MAX
+
 /* Multi-producer ring: a producer waits until `head` shows room for the number that `tail` gives next, takes that number by compare-exchange (or
  * starts again), writes, then publishes `turn`.
  * Hazard: every number taken must be published, or the engine waits for it for ever; so nothing that may fail comes after the reservation. */

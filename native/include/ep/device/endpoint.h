@@ -10,6 +10,7 @@
 
 #include "copy.h"
 #include "ep/abi/dispatch.h"
+#include "ep/abi/status.h"
 
 EP_MACHINE_BEGIN
 
@@ -62,6 +63,10 @@ struct proxy_endpoint {
     uint64_t sequence;
     do {
       sequence = load_relaxed(ctx, &r.tail);
+      if ((sequence & EP_PROXY_STOPPED) != 0) {
+        ctx.fail(status, EP_STATUS_CLOSED, memory.rank, EP_STAGE_ROOM, 0, 0);
+        return false;
+      }
       /* Room is awaited before the reservation, which cannot be given back: the engine would wait for ever for an entry whose producer gave up.
        * Another producer may see the same last free entry, but only one gets its number. The rank itself is awaited: the queue is its own, so
        * neither a peer's death nor its slowness can be the reason, and only deadline, cancellation and closing end this wait. */

@@ -76,11 +76,15 @@ interface Arguments {
   readonly strides?: readonly [dest: number, source: number];
 }
 
+function checkTeam(team: unknown, where: string): void {
+  if (!(team instanceof Team)) throw invalid('team', { where, expected: 'a team', found: team });
+}
+
 export function collectives(space: Space, worldTeam: Team) {
   const { native, rank } = space;
 
   function check(call: Call, team: Team, dest: AnySymmetric, source: AnySymmetric, count: number): void {
-    if (!(team instanceof Team)) throw invalid('team', { where: call, expected: 'a team', found: team });
+    checkTeam(team, call);
     checkInteger(count, 'count', call);
     for (const array of [dest, source]) checkSymmetric(space, array, call);
     if (dest.dtype !== source.dtype) {
@@ -195,7 +199,8 @@ export function collectives(space: Space, worldTeam: Team) {
       return worldTeam.sync(options);
     },
     /** Barrier of a team. */
-    sync(team: Team, options?: WaitOptions): Promise<void> {
+    async sync(team: Team, options?: WaitOptions): Promise<void> {
+      checkTeam(team, 'sync');
       return team.sync(options);
     },
 

@@ -1,9 +1,11 @@
 /** The symmetric heap: objects in one collective allocation, placed alike on every PE. */
-import { type DType, EpError, elementBytes, invalid, isDType, type WaitOptions } from '@ep/core';
+import { checkInteger, type DType, EpError, elementBytes, invalid, isDType, type WaitOptions } from '@ep/core';
 import type { ShmMemory } from '../memory.js';
 import { checkAgreement, type ShmTeam } from '../team.js';
 import { RangeAllocator, SMALLEST_ALIGNMENT } from './allocator.js';
 import { type Block, SymmetricArray } from './symmetric.js';
+
+const ALIGNMENTS: readonly number[] = Array.from({ length: 13 }, (_, power) => 2 ** power);
 
 const CALLS = ['malloc', 'calloc', 'align', 'free'] as const;
 type Call = (typeof CALLS)[number];
@@ -41,10 +43,9 @@ export function symmetricHeap(memory: ShmMemory, world: ShmTeam) {
     options?: WaitOptions,
   ): Promise<SymmetricArray<D>> {
     if (!isDType(dtype)) throw invalid('dtype', { where: call, expected: 'a dtype', found: dtype });
-    const byteLength = length * elementBytes(dtype);
-    if (!(Number.isSafeInteger(length) && length >= 0 && Number.isSafeInteger(byteLength))) {
-      throw invalid('length', { where: call, expected: 'a safe integer of at least 0', found: length });
-    }
+    const width = elementBytes(dtype);
+    checkInteger(length, 'length', call, 0, Math.floor(Number.MAX_SAFE_INTEGER / width));
+    const byteLength = length * width;
     return inOrder(async () => {
       const offset = allocator.allocate(byteLength, alignment);
       try {
@@ -91,7 +92,7 @@ export function symmetricHeap(memory: ShmMemory, world: ShmTeam) {
       options?: WaitOptions,
     ): Promise<SymmetricArray<D>> {
       // Parts begin at page borders, so an aligned offset is an aligned address up to there.
-      if (!(Number.isInteger(Math.log2(alignment)) && alignment >= 1 && alignment <= 4096)) {
+      if (!ALIGNMENTS.includes(alignment)) {
         throw invalid('alignment', { where: 'align', expected: 'a power of two from 1 to 4096', found: alignment });
       }
       return allocate('align', dtype, length, alignment, options);

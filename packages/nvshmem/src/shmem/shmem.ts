@@ -1,9 +1,9 @@
 /** The OpenSHMEM-like library: what a program calls first and last, and everything in between on one object. */
-import { checkInteger, type Member, Resource, type WaitOptions } from '@ep/core';
+import { checkInteger, invalid, type Member, Resource, type WaitOptions } from '@ep/core';
 import type { ShmConfig } from '../config.js';
 import type { ShmMemory } from '../memory.js';
 import { nvshmem } from '../provider.js';
-import type { ShmTransport } from '../transport.js';
+import { ShmTransport } from '../transport.js';
 import { collectives } from './collectives.js';
 import { type Context, createContext } from './context.js';
 import { symmetricHeap } from './heap.js';
@@ -82,16 +82,20 @@ export type Shmem = Library &
   ReturnType<typeof waiting> &
   ReturnType<typeof collectives>;
 
+function refusePe(pe: unknown, worldSize: number, where: string): never {
+  throw invalid('pe', { where, expected: `an integer from 0 to ${worldSize - 1}`, found: pe });
+}
+
 function createLibrary(transport: ShmTransport, memory: ShmMemory, ownsTransport: boolean): Shmem {
+  const { worldSize } = transport;
   const space: Space = {
     memory,
     native: memory.nativeMemory('shmem'),
     rank: transport.rank,
-    worldSize: transport.worldSize,
+    worldSize,
     liveness: memory.liveness,
     timeoutMs: transport.timeoutMs,
-    // Native code refuses a PE that is not in the world.
-    pe: (pe) => pe,
+    pe: (pe, where) => (Number.isInteger(pe) && pe >= 0 && pe < worldSize ? pe : refusePe(pe, worldSize, where)),
   };
   const library = new Library(transport, space, ownsTransport);
   return Object.assign(
@@ -103,10 +107,21 @@ function createLibrary(transport: ShmTransport, memory: ShmMemory, ownsTransport
   );
 }
 
+function checkHeapOptions<O extends HeapOptions>(options: O): O {
+  const where = 'shmem init';
+  if (typeof options !== 'object' || options === null) {
+    throw invalid('options', { where, expected: 'an object with heapBytes', found: options });
+  }
+  checkInteger(options.heapBytes, 'heapBytes', where);
+  return options;
+}
+
 /** Collective over the transport's world: the library over a transport that stays the caller's. */
 export async function shmemOn(transport: ShmTransport, options: HeapOptions & WaitOptions): Promise<Shmem> {
-  const { heapBytes, ...limits } = options;
-  checkInteger(heapBytes, 'heapBytes', 'shmem init');
+  if (!(transport instanceof ShmTransport)) {
+    throw invalid('transport', { where: 'shmem init', expected: 'a transport of nvshmem.shm', found: transport });
+  }
+  const { heapBytes, ...limits } = checkHeapOptions(options);
   const memory = await transport.allocate({ ...limits, byteLength: heapBytes, signalSlots: 0 });
   return createLibrary(transport, memory, false);
 }
@@ -116,8 +131,7 @@ export async function shmemOn(transport: ShmTransport, options: HeapOptions & Wa
  * `allocate` do: `EP_RENDEZVOUS`, `EP_MISMATCH`, `EP_MEMORY_LIMIT`, `EP_TIMEOUT`.
  */
 export async function shmemInit(member: Member, options: InitOptions): Promise<Shmem> {
-  const { heapBytes, signal, ...config } = options;
-  checkInteger(heapBytes, 'heapBytes', 'shmem init');
+  const { heapBytes, signal, ...config } = checkHeapOptions(options);
   const transport = await nvshmem.shm.open(member, { signal: signal ?? new AbortController().signal, config });
   try {
     const memory = await transport.allocate({ byteLength: heapBytes, signalSlots: 0, ...(signal && { signal }) });

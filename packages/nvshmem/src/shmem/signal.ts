@@ -30,7 +30,7 @@ export function signals(space: Space) {
       const found = `${signal.length} of ${signal.dtype}`;
       throw invalid('signal', { where: 'putSignal', expected: 'an element of type u64', found });
     }
-    const op = SIGNAL_OPS[operation];
+    const op = operation === 'add' || operation === 'set' ? SIGNAL_OPS[operation] : undefined;
     if (op === undefined) throw invalid('operation', { where: 'putSignal', expected: 'set or add', found: operation });
     const from = localElements(space, dest.dtype, source, 'putSignal');
     checkFits(from.length, dest.length, 'putSignal');

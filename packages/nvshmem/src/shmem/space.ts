@@ -49,7 +49,8 @@ export function localElements<D extends DType>(
     throw invalid('dtype', { where, expected: `${dtype}, as the other side has`, found: array.dtype });
   }
   // The comparison of prototypes is what nearly every call needs; the rest is for Buffers, which are Uint8Arrays too.
-  if (Object.getPrototypeOf(array) !== CARRIERS[dtype] && !isStorageOf(dtype, array))
+  const typed = typeof array === 'object' && array !== null;
+  if (!typed || (Object.getPrototypeOf(array) !== CARRIERS[dtype] && !isStorageOf(dtype, array)))
     throw invalid('array', { where, expected: `the typed array of ${dtype}`, found: array });
   checkAttached(array as Storage[DType], where);
   return array;

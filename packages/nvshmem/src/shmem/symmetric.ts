@@ -1,5 +1,5 @@
 /** Typed arrays that exist on every PE at the same place of the symmetric heap. */
-import { type DType, EpError, elementBytes, invalid, type Rank, type Storage } from '@ep/core';
+import { checkInteger, type DType, EpError, elementBytes, type Rank, type Storage } from '@ep/core';
 import type { ShmMemory } from '../memory.js';
 
 /** What one element is in JS. */
@@ -58,14 +58,8 @@ export class SymmetricArray<D extends DType = DType> implements AnySymmetric {
 
   /** Elements `begin` to `end` (not included) of the same object. Throws `EP_INVALID_ARGUMENT` outside of it. */
   subarray(begin: number, end: number = this.length): SymmetricArray<D> {
-    const whole = Number.isSafeInteger(begin) && Number.isSafeInteger(end);
-    if (!whole || begin < 0 || end < begin || end > this.length) {
-      throw invalid('range', {
-        where: 'subarray',
-        expected: `within 0 to ${this.length}`,
-        found: `${begin} to ${end}`,
-      });
-    }
+    checkInteger(begin, 'begin', 'subarray', 0, this.length);
+    checkInteger(end, 'end', 'subarray', begin, this.length);
     return new SymmetricArray(this.dtype, this.#block, this.byteOffset + begin * this.bytesPerElement, end - begin);
   }
 

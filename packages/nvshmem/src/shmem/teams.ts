@@ -52,6 +52,7 @@ export class Team {
   /** Number in `dest` of the PE that is `pe` here; -1 if it is not a member there. */
   translatePe(pe: Rank, dest: Team): Rank {
     checkInteger(pe, 'pe', 'translatePe', 0, this.nPes - 1);
+    if (!(dest instanceof Team)) throw invalid('dest', { where: 'translatePe', expected: 'a team', found: dest });
     return dest.#native.ranks.indexOf(this.#native.ranks[pe]!);
   }
 

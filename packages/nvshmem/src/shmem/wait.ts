@@ -2,7 +2,7 @@
 import { type Comparison, invalid, turnLoopIfDue, type WaitOptions } from '@ep/core';
 import { native } from '@ep/native';
 import { awaitedRanks, comparisonCode } from '../memory.js';
-import { nativeTimeout, runWait, waitError } from '../outcome.js';
+import { checkLimits, nativeTimeout, runWait, waitError } from '../outcome.js';
 import { encode64 } from './element.js';
 import { checkSymmetric, type Space } from './space.js';
 import type { Element, SymmetricArray } from './symmetric.js';
@@ -135,10 +135,12 @@ export function waiting(space: Space) {
     value: Element<D> | number,
     options?: WaitOptions,
   ): Promise<Element<D>> {
+    if (options !== undefined) checkLimits(options, where, space.worldSize);
     options?.signal?.throwIfAborted();
     await turnLoopIfDue();
-    const single = array.length === 1 ? array : checkedFirst(array, where);
+    const single = array?.length === 1 ? array : checkedFirst(array, where);
     checkArray(single, where);
+    comparisonCode(cmp);
     const target = wanted(single, value, where);
     let found = load(single, 0);
     if (holds(cmp, found, target)) return found as Element<D>;
@@ -163,6 +165,7 @@ export function waiting(space: Space) {
   type Vector<D extends WaitDType> = ArrayLike<Element<D> | number>;
 
   async function all(test: Condition, options: WaitManyOptions | undefined): Promise<void> {
+    if (options !== undefined) checkLimits(options, test.where, space.worldSize);
     options?.signal?.throwIfAborted();
     await turnLoopIfDue();
     const wanted = test.indices.length;
@@ -171,6 +174,7 @@ export function waiting(space: Space) {
   }
 
   async function some(test: Condition, options: WaitManyOptions | undefined): Promise<Uint32Array> {
+    if (options !== undefined) checkLimits(options, test.where, space.worldSize);
     options?.signal?.throwIfAborted();
     await turnLoopIfDue();
     if (test.indices.length === 0) return new Uint32Array(0);
@@ -256,7 +260,7 @@ export function waiting(space: Space) {
 
     /** Whether the first element holds now. */
     test<D extends WaitDType>(ivar: SymmetricArray<D>, cmp: Comparison, value: Values<D>): boolean {
-      const single = ivar.length === 1 ? ivar : checkedFirst(ivar, 'test');
+      const single = ivar?.length === 1 ? ivar : checkedFirst(ivar, 'test');
       checkArray(single, 'test');
       comparisonCode(cmp);
       return holds(cmp, load(single, 0), wanted(single, value, 'test'));
