@@ -166,6 +166,34 @@ void wakes_all(int threads, int rounds) {
   EP_CHECK_EQ(f.wake.waiters, 0u);
 }
 
+// What a JS thread does: ends by the value also while it sleeps, and by its bound otherwise; leaves nobody waiting behind.
+void waits_inline(int rounds) {
+  const wait_policy asleep{0, 0, 2 * ms, 1, slice_without_wake};
+  fixture f;
+  std::thread other([&] {
+    for (int i = 1; i <= rounds; ++i) {
+      while (std::atomic_ref<uint32_t>(f.wake.waiters).load() == 0 && i % 2 == 0) cpu_relax(); // every second one is written to a sleeper
+      f.set(static_cast<uint64_t>(i));
+      while (std::atomic_ref<uint64_t>(f.word).load() != 0) cpu_relax();
+    }
+  });
+  const int64_t start = clock_now_ns();
+  for (int i = 1; i <= rounds; ++i) {
+    EP_CHECK(wait_inline(asleep, &f.wake, [&] { return std::atomic_ref<uint64_t>(f.word).load() == static_cast<uint64_t>(i); }));
+    std::atomic_ref<uint64_t>(f.word).store(0);
+  }
+  other.join();
+  EP_CHECK(clock_now_ns() - start < slice_without_wake / 2);
+  EP_CHECK_EQ(f.wake.waiters, 0u);
+  for (const int64_t sleep : {int64_t{0}, 5 * ms}) {
+    const int64_t begin = clock_now_ns();
+    EP_CHECK(!wait_inline({0, 0, 2 * ms, ms, sleep}, &f.wake, [] { return false; }));
+    const int64_t took = clock_now_ns() - begin;
+    EP_CHECK(took >= ms + sleep && took < 5'000 * ms);
+    EP_CHECK_EQ(f.wake.waiters, 0u);
+  }
+}
+
 struct pair {
   std::shared_ptr<rank_context> here;
   std::vector<ep_segment_handle> handles;
@@ -315,6 +343,7 @@ int main() {
   keeps_deadlines();
   loses_no_wake_up(60'000);
   wakes_all(4, 5'000);
+  waits_inline(5'000);
   sees_a_thread_die();
   watches();
   return ep::check::finish();
