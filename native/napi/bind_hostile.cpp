@@ -7,7 +7,6 @@ namespace {
 
 struct hostile_wrap : Napi::ObjectWrap<hostile_wrap> {
   static constexpr napi_type_tag type_tag{0x6570686f7374696cull, 9};
-  static constexpr const char* type_name = "HostileEngine";
   static void define(Napi::Env env, Napi::Object exports);
   explicit hostile_wrap(const Napi::CallbackInfo& info);
   void attach(const Napi::CallbackInfo& info);

@@ -25,7 +25,8 @@ std::vector<int32_t> ranks_of(Napi::Value value, const char* what) {
 
 rank_wrap::rank_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   auto made = rank_context::create(arg_int(info[0], "rank"), arg_int(info[1], "worldSize"), arg_int(info[2], "ranksOnHost"));
-  native = std::make_shared<state>(value_or_throw(info.Env(), made), nullptr);
+  native = std::make_shared<state>();
+  native->context = value_or_throw(info.Env(), made);
   tag<rank_wrap>(info.This().As<Napi::Object>());
   end_key = state_of(info.Env()).at_end([held = native] { held->stop(false); });
 }

@@ -20,7 +20,7 @@ export interface Move {
   readonly to: number;
   readonly server: number;
   readonly pairs: number;
-  /** Of those, the pairs that the donor has to get rid of: the measure of what the bytes buy. */
+  /** What the bytes buy: the pairs, or where memory is short the bytes of it, that the donor has to get rid of. */
   readonly useful: number;
   readonly bytes: number;
 }
@@ -29,6 +29,9 @@ export interface RowBytes {
   readonly qRowBytes: number;
   readonly kvRowBytes: number;
 }
+
+/** Up to this many ranks every pair of servers is considered for a move; beyond, only the most promising recipients. */
+export const exhaustiveRanks = 64;
 
 /** Who computes what, with the load and the memory of every server; moves are tried on copies (`clone`) and compared. */
 export class Assignment {
@@ -136,12 +139,8 @@ export class Assignment {
       const held = this.reach(d, server);
       kv = to > held ? this.#foreign(d, server, to) - this.#foreign(d, server, held) : 0;
       const reach = this.reach(d, piece.server);
-      // Only the piece that reaches furthest decides how much of the document its server holds.
-      if (piece.to === reach && to === reach) {
-        let left = from > piece.from ? from : 0;
-        for (const p of this.#documents[d]!) if (p.server === piece.server && p !== piece && p.to > left) left = p.to;
-        kv -= this.#foreign(d, piece.server, reach) - this.#foreign(d, piece.server, left);
-      }
+      const left = this.#reachWithout(piece, from, to);
+      if (left < reach) kv -= this.#foreign(d, piece.server, reach) - this.#foreign(d, piece.server, left);
     } else {
       kv = this.#foreign(d, server, to) - this.#foreign(d, piece.server, piece.to);
       if (from > piece.from) kv += this.#foreign(d, piece.server, from);
@@ -151,23 +150,54 @@ export class Assignment {
     return { piece, from, to, server, pairs, useful: Math.min(pairs, wanted), bytes: q * qRowBytes + kv * kvRowBytes };
   }
 
-  /** The most memory that the receiving server could need after a move: neighbours that merge may need less. */
-  memoryAfter(move: Move): number {
+  /** Bytes that a move adds to the memory of both servers; less than 0 where it frees some. */
+  memoryChange(move: Move): { readonly donor: number; readonly server: number } {
     const { piece, from, to, server } = move;
-    const kv = this.#sharing === 'each-query' ? to : Math.max(0, to - this.reach(piece.document, server));
-    return this.memory[server]! + (to - from) * this.#rowBytes.qRowBytes + kv * this.#rowBytes.kvRowBytes;
+    if (this.#sharing === 'each-server') {
+      const { qRowBytes, kvRowBytes } = this.#rowBytes;
+      const freed = this.reach(piece.document, piece.server) - this.#reachWithout(piece, from, to);
+      const fetched = Math.max(0, to - this.reach(piece.document, server));
+      return {
+        donor: (from - to) * qRowBytes - freed * kvRowBytes,
+        server: (to - from) * qRowBytes + fetched * kvRowBytes,
+      };
+    }
+    // Here neighbours that meet on a server become one query shard with one prefix, so what a move changes depends on more than its rows.
+    const before = this.#documents[piece.document]!;
+    const after = replacePiece(before, piece, splitPiece(move));
+    const change = (t: number) => this.#memoryOf(after, t) - this.#memoryOf(before, t);
+    return { donor: change(piece.server), server: change(server) };
+  }
+
+  /** How far the donor reaches in the document once the rows [from, to) of a piece have left it. */
+  #reachWithout(piece: Piece, from: number, to: number): number {
+    const reach = this.reach(piece.document, piece.server);
+    // Only the piece that reaches furthest decides how much of the document its server holds.
+    if (piece.to < reach || to < piece.to) return reach;
+    let left = from > piece.from ? from : 0;
+    for (const p of this.#documents[piece.document]!) {
+      if (p.server === piece.server && p !== piece && p.to > left) left = p.to;
+    }
+    return left;
+  }
+
+  /** Whether both servers of a move stay within their caps. The donor can get larger: a split piece may need its prefix twice. */
+  fits(move: Move, cap: Float64Array): boolean {
+    const donor = move.piece.server;
+    if (cap[donor] === Number.POSITIVE_INFINITY && cap[move.server] === Number.POSITIVE_INFINITY) return true;
+    const change = this.memoryChange(move);
+    return (
+      this.memory[move.server]! + change.server <= cap[move.server]! &&
+      (change.donor <= 0 || this.memory[donor]! + change.donor <= cap[donor]!)
+    );
   }
 
   apply(move: Move): void {
-    const { piece, from, to, server } = move;
+    const { piece, server } = move;
     const d = piece.document;
     const before = this.#documents[d]!;
-    const parts: Piece[] = [];
-    if (from > piece.from) parts.push({ ...piece, to: from });
-    parts.push({ ...piece, from, to, server });
-    if (to < piece.to) parts.push({ ...piece, from: to });
-    const at = before.indexOf(piece);
-    const after = [...before.slice(0, at), ...parts, ...before.slice(at + 1)];
+    const parts = splitPiece(move);
+    const after = replacePiece(before, piece, parts);
     for (const t of [piece.server, server]) this.memory[t]! += this.#memoryOf(after, t) - this.#memoryOf(before, t);
     this.#documents[d] = after;
     for (const t of [piece.server, server]) this.#setReach(d, t);
@@ -175,6 +205,12 @@ export class Assignment {
     for (const part of parts) this.#onServer[part.server]!.add(part);
     this.load[piece.server]! -= move.pairs;
     this.load[server]! += move.pairs;
+  }
+
+  /** Moves rows [from, to) of one piece, wherever it is now, to `server`. `shard` tells an empty piece from its neighbours. */
+  assign(document: number, shard: number, from: number, to: number, server: number): void {
+    const piece = this.#documents[document]!.find((p) => p.shard === shard && p.from <= from && to <= p.to)!;
+    if (piece.server !== server) this.apply(this.price(piece, from, to, server, Number.POSITIVE_INFINITY));
   }
 
   #setReach(document: number, server: number): void {
@@ -220,6 +256,27 @@ export class Assignment {
     }
     return q * this.#rowBytes.qRowBytes + kv * this.#rowBytes.kvRowBytes;
   }
+}
+
+/** What becomes of a piece: what stays below the run, the run, what stays above it. */
+function splitPiece({ piece, from, to, server }: Move): readonly Piece[] {
+  const parts: Piece[] = [];
+  if (from > piece.from) parts.push({ ...piece, to: from });
+  parts.push({ ...piece, from, to, server });
+  if (to < piece.to) parts.push({ ...piece, from: to });
+  return parts;
+}
+
+function replacePiece(pieces: readonly Piece[], piece: Piece, parts: readonly Piece[]): readonly Piece[] {
+  const at = pieces.indexOf(piece);
+  return [...pieces.slice(0, at), ...parts, ...pieces.slice(at + 1)];
+}
+
+/** The move with fewer bytes for what it is good for; of equals the one that is good for more, then the first. */
+export function better(a: Move | undefined, b: Move | undefined): Move | undefined {
+  if (a === undefined || b === undefined) return a ?? b;
+  const difference = b.bytes * a.useful - a.bytes * b.useful;
+  return difference < 0 || (difference === 0 && b.useful > a.useful) ? b : a;
 }
 
 /** Neighbours of one home shard on one server become one shard. */

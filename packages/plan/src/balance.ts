@@ -1,8 +1,9 @@
 import type { KvSharing } from './attention.js';
-import { Assignment, type Move, mergePieces, type Piece } from './balance-state.js';
+import { withinCaps } from './balance-memory.js';
+import { Assignment, better, exhaustiveRanks, type Move, mergePieces, type Piece } from './balance-state.js';
 import { checkInteger, checkObject, describe } from './check.js';
 import { attendedPairs, maxOverAverage } from './cost.js';
-import { invalidArgument, PlanError } from './error.js';
+import { invalidArgument } from './error.js';
 import { type DocumentShards, documentIndex, shardRows } from './shards.js';
 
 export interface BalanceOptions {
@@ -13,7 +14,12 @@ export interface BalanceOptions {
   readonly tolerance?: number;
   /** New shard borders lie at multiples of this many tokens from the document's start. Default 1; attention kernels like 128. */
   readonly block?: number;
-  /** Largest Q plus KV receive tensors of a server, in bytes: one number or one per server. Default: no cap. */
+  /**
+   * Cap on the Q plus KV receive tensors of each server, in bytes: one number or one per server. Default: no cap. Counted are all rows that
+   * the server computes with, its own home rows included, since they are copied into those tensors: `qRowBytes` for each query row,
+   * `kvRowBytes` for each key-value row, once per document with `each-server` (its longest prefix there), once per query shard with
+   * `each-query`. Not counted are home tensors, outputs and gradients.
+   */
   readonly memoryBytes?: number | ArrayLike<number>;
   /** How keys and values will be sent (see `planAttention`). Default `each-server`. */
   readonly sharing?: KvSharing;
@@ -39,8 +45,7 @@ export interface BalancedShards {
 /** Work is balanced to this fraction of the average, however small the tolerance: finer would only move bytes. */
 export const resolution = 1e-4;
 
-/** Up to this many ranks every pair of servers is considered; beyond, each step looks at the idlest ones only. */
-const exhaustiveRanks = 64;
+/** Recipients that a step looks at beyond `exhaustiveRanks`: the idlest ones. */
 const idlestConsidered = 4;
 
 /** `settle`: give a little more than needed where there is room, instead of leaving a crumb for another move. */
@@ -58,8 +63,11 @@ type Strategy = (typeof strategies)[number];
  * shard: the donor keeps the shard's head and tail. For a given amount of work the run is placed where it moves the fewest bytes: high
  * rows have more work per query row, low rows need fewer key-value rows, and with fresh keys and values the cheapest run [a, b) has
  * b / a = 1 + kvRowBytes / qRowBytes. Several greedy orders are tried; the result is the one with the fewest bytes among those within
- * the limit, or the best balance when none is. Deterministic. The memory cap is never exceeded: EP_CAPACITY when the home shards
- * alone exceed it.
+ * the limit, or the best balance when none is. Deterministic.
+ *
+ * A memory cap is never exceeded and comes before balance: servers whose home shards exceed theirs first give work away, at the fewest bytes
+ * for the memory freed, and what the caps rule out shows in `imbalanceAfter`, which may then be above `imbalanceBefore`. Throws EP_CAPACITY,
+ * naming a server, what it needs and its cap, when no assignment within the caps is found.
  */
 export function balance(shards: DocumentShards, options: BalanceOptions): BalancedShards {
   shardRows(shards);
@@ -67,19 +75,7 @@ export function balance(shards: DocumentShards, options: BalanceOptions): Balanc
   const settings = checkOptions(options, shards.worldSize);
   const { sharing, tolerance, qRowBytes, kvRowBytes } = settings;
   const start = Assignment.atHome(shards, index, { qRowBytes, kvRowBytes }, sharing);
-  for (let t = 0; t < shards.worldSize; t++) {
-    if (start.memory[t]! > settings.cap[t]!) {
-      throw new PlanError(
-        'EP_CAPACITY',
-        `server ${t} needs ${start.memory[t]} bytes for the shards that live there, its memory cap is ${settings.cap[t]}`,
-        {
-          rank: t,
-          needed: start.memory[t],
-          available: settings.cap[t],
-        },
-      );
-    }
-  }
+  const first = withinCaps(start, settings);
   let total = 0;
   for (const pairs of start.load) total += pairs;
   const average = total / shards.worldSize;
@@ -87,7 +83,7 @@ export function balance(shards: DocumentShards, options: BalanceOptions): Balanc
 
   let best: { readonly assignment: Assignment; readonly excess: number; readonly bytes: number } | undefined;
   for (const [strategy, settle] of shards.worldSize <= exhaustiveRanks ? exhaustiveSearches : quickSearches) {
-    const assignment = start.clone();
+    const assignment = first.clone();
     shed(assignment, strategy, limit, average, { ...settings, settle });
     evenOut(assignment, limit, average, settings);
     const { q, kv } = assignment.moved();
@@ -179,6 +175,7 @@ function cheapestMove(
   room: number,
   settings: Settings,
 ): Move | undefined {
+  const uncapped = (t: number) => settings.cap[t] === Number.POSITIVE_INFINITY;
   let best: Move | undefined;
   for (const piece of assignment.piecesOn(donor)) {
     if (piece.from === piece.to) continue;
@@ -187,20 +184,14 @@ function cheapestMove(
       let fits = false;
       for (const [from, to] of runs(assignment, piece, server, Math.min(wanted, most), most, settings)) {
         const move = assignment.price(piece, from, to, server, wanted);
-        if (assignment.memoryAfter(move) > settings.cap[server]!) continue;
+        if (!assignment.fits(move, settings.cap)) continue;
         fits = true;
         best = better(best, move);
       }
-      if (fits || settings.cap[server] === Number.POSITIVE_INFINITY) break;
+      if (fits || (uncapped(donor) && uncapped(server))) break;
     }
   }
   return best;
-}
-
-function better(a: Move | undefined, b: Move | undefined): Move | undefined {
-  if (a === undefined || b === undefined) return a ?? b;
-  const difference = b.bytes * a.useful - a.bytes * b.useful;
-  return difference < 0 || (difference === 0 && b.useful > a.useful) ? b : a;
 }
 
 /** Runs [from, to) of a piece with about `pairs` of work and at most `room`: for each end that could be the cheapest, one below and one not below. */
