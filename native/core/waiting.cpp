@@ -28,7 +28,7 @@ int64_t deadline_after(double timeout_ms) {
 
 wait_policy wait_policy_for(int ranks_on_host) {
   const bool room = ranks_on_host <= usable_cores();
-  return room ? wait_policy{20'000, 30'000, 2'000'000, 50'000, 0} : wait_policy{0, 50'000, 2'000'000, 10'000, 1'000'000};
+  return room ? wait_policy{20'000, 30'000, 2'000'000, 50'000, 0} : wait_policy{0, 50'000, 2'000'000, 100'000, 1'000'000};
 }
 
 bool comparison_holds(comparison cmp, uint64_t found, uint64_t value) {

@@ -331,6 +331,21 @@ export interface NativeHostStream {
     readonly samples: NativeOperand;
     readonly timeoutMs: number;
   }): OperationId;
+  /**
+   * Measures dispatch steps, one after the other, with credits: one duration in ns per round, as f64, into `samples`. Every received word is checked. Of one
+   * part of packed rows, in a memory whose counters are 0; `chunks` by rank, as `counters` of the first call.
+   */
+  dispatchSteps(
+    dispatch: NativeDispatch,
+    chunks: Float64Array,
+    timeoutMs: number,
+    rounds: number,
+    source: NativeOperand,
+    srcOffset: number,
+    strideBytes: number,
+    receivedBytes: number,
+    samples: NativeOperand,
+  ): OperationId;
   /** Launched but not ended. */
   depth(): number;
   /** Cancels what still runs and joins the thread. */

@@ -177,6 +177,42 @@ void add_source(dispatch_job& job, const Napi::CallbackInfo& info, size_t argume
   job.keep.push_back(source.keep);
 }
 
+// The first three arguments of a call: (dispatch, counters, timeoutMs).
+void begin_job(dispatch_job& job, const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  job.prepared = unwrap<dispatch_wrap>(info[0], "dispatch").native;
+  const dispatch_contents& prepared = *job.prepared;
+  job.memory = prepared.memory.lock();
+  if (!job.memory || !job.memory->connected()) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this dispatch was closed"});
+  for (const auto& operand : prepared.operands) {
+    job.keep.push_back(operand.lock());
+    if (!job.keep.back()) throw_failure(env, {EP_STATUS_CLOSED, 0, "a memory that this dispatch sums in was closed"});
+  }
+  const auto world = static_cast<size_t>(job.memory->context().world_size());
+  const byte_span counters = arg_bytes(info[1], "counters");
+  if (info[1].As<Napi::TypedArray>().TypedArrayType() != napi_float64_array || counters.size != 2 * world * sizeof(double)) {
+    throw_invalid(env, "counters must be a Float64Array of two entries per rank");
+  }
+  job.arrivals.resize(world);
+  job.credits.resize(world);
+  for (size_t i = 0; i < 2 * world; ++i) {
+    double count = 0;
+    std::memcpy(&count, counters.data + i * sizeof count, sizeof count);
+    if (!(count >= 0) || count > 9007199254740991.0) throw_invalid(env, "counters[" + std::to_string(i) + "] is " + std::to_string(count));
+    (i < world ? job.arrivals[i] : job.credits[i - world]) = static_cast<uint64_t>(count);
+  }
+  job.timeout_ms = arg_double(info[2], "timeoutMs");
+}
+
+// Once its vectors stay where they are.
+void finish_job(dispatch_job& job) {
+  job.args = job.prepared->args;
+  job.args.parts = reinterpret_cast<uint64_t>(job.parts.data());
+  job.args.arrivals = reinterpret_cast<uint64_t>(job.arrivals.data());
+  job.args.credits = reinterpret_cast<uint64_t>(job.credits.data());
+  job.args.status = reinterpret_cast<uint64_t>(&job.status);
+}
+
 void add_sum(dispatch_contents& made, const Napi::Object& sum) {
   const Napi::Env env = sum.Env();
   const operand source = operand_of(field(sum, "source"), "source");
@@ -265,44 +301,84 @@ void dispatch_wrap::define(Napi::Env env, Napi::Object exports) { exports["Dispa
 Napi::Value stream_wrap::dispatch(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   auto job = std::make_shared<dispatch_job>();
-  job->prepared = unwrap<dispatch_wrap>(info[0], "dispatch").native;
+  begin_job(*job, info);
   const dispatch_contents& prepared = *job->prepared;
-  job->memory = prepared.memory.lock();
-  if (!job->memory || !job->memory->connected()) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this dispatch was closed"});
-  for (const auto& operand : prepared.operands) {
-    job->keep.push_back(operand.lock());
-    if (!job->keep.back()) throw_failure(env, {EP_STATUS_CLOSED, 0, "a memory that this dispatch sums in was closed"});
-  }
-  const auto world = static_cast<size_t>(job->memory->context().world_size());
-  const byte_span counters = arg_bytes(info[1], "counters");
-  if (info[1].As<Napi::TypedArray>().TypedArrayType() != napi_float64_array || counters.size != 2 * world * sizeof(double)) {
-    throw_invalid(env, "counters must be a Float64Array of two entries per rank");
-  }
-  job->arrivals.resize(world);
-  job->credits.resize(world);
-  for (size_t i = 0; i < 2 * world; ++i) {
-    double count = 0;
-    std::memcpy(&count, counters.data + i * sizeof count, sizeof count);
-    if (!(count >= 0) || count > 9007199254740991.0) throw_invalid(env, "counters[" + std::to_string(i) + "] is " + std::to_string(count));
-    (i < world ? job->arrivals[i] : job->credits[i - world]) = static_cast<uint64_t>(count);
-  }
-  job->timeout_ms = arg_double(info[2], "timeoutMs");
   constexpr size_t fixed = 4;
   if (info.Length() != fixed + 3 * prepared.parts.size()) {
     throw_invalid(env, "a dispatch of " + std::to_string(prepared.parts.size()) + " parts takes three arguments for each source");
   }
   job->parts.reserve(prepared.parts.size());
   for (size_t i = 0; i < prepared.parts.size(); ++i) add_source(*job, info, fixed + 3 * i);
-  job->args = prepared.args;
-  job->args.parts = reinterpret_cast<uint64_t>(job->parts.data());
-  job->args.arrivals = reinterpret_cast<uint64_t>(job->arrivals.data());
-  job->args.credits = reinterpret_cast<uint64_t>(job->credits.data());
-  job->args.status = reinterpret_cast<uint64_t>(&job->status);
+  finish_job(*job);
   const bool alone = open(env).depth() == 0; // nothing launched before may be overtaken
   const bool plain =
       prepared.simt.lanes == 0 && prepared.simt.blocks == 1 && prepared.staged.empty() && prepared.args.memory.header.kind == EP_MEMORY_LOAD_STORE;
   if (alone && plain && info[3].ToBoolean() && job->try_inline()) return Napi::Number::New(env, 0);
   return Napi::Number::New(env, static_cast<double>(launch(env, [job](const std::atomic<uint32_t>& cancel) { return job->run(cancel); })));
+}
+
+namespace {
+
+outcome mismatch(int32_t rank, uint64_t expected, uint64_t found) {
+  outcome end;
+  end.status = EP_STATUS_MISMATCH;
+  end.rank = rank;
+  end.expected = expected;
+  end.found = found;
+  return end;
+}
+
+// One step after the other on this thread, each with credits, as `dispatch` and `Lease.release` do them: fills the source with the round's number, runs the
+// kernel, checks every received word, grants the next round.
+outcome run_steps(dispatch_job& job, uint64_t rounds, uint64_t received_bytes, double* samples, const std::atomic<uint32_t>& cancel) {
+  const std::vector<uint64_t> chunks = job.arrivals;
+  const ep_dispatch_part& part = job.parts[0];
+  const int32_t self = job.memory->context().rank();
+  const auto* received = reinterpret_cast<const uint64_t*>(job.memory->data(self) + part.dst_offset_bytes);
+  outcome end;
+  for (uint64_t round = 1; round <= rounds; ++round) {
+    std::fill_n(reinterpret_cast<uint64_t*>(part.src), job.prepared->source_rows[0] * part.row_bytes / sizeof(uint64_t), round);
+    for (size_t rank = 0; rank < chunks.size(); ++rank) {
+      job.arrivals[rank] = chunks[rank] * round;
+      job.credits[rank] = round - 1;
+    }
+    const int64_t begin = clock_now_ns();
+    end = job.run(cancel);
+    samples[round - 1] = static_cast<double>(clock_now_ns() - begin);
+    if (end.status != EP_STATUS_OK) return end;
+    for (uint64_t word = 0; word < received_bytes / sizeof(uint64_t); ++word) {
+      if (received[word] != round) return mismatch(self, round, received[word]);
+    }
+    for (size_t rank = 0; rank < chunks.size(); ++rank) {
+      job.memory->signal_update(static_cast<int32_t>(rank), job.args.credit_slot + static_cast<uint64_t>(self), signal_op::add, 1);
+    }
+  }
+  return end;
+}
+
+} // namespace
+
+// (dispatch, chunks: Float64Array [by rank: arrivals of one step, unused], timeoutMs, rounds, source, srcOffset, strideBytes, receivedBytes, samples)
+//   -> operation. Of a dispatch of one part of packed rows, in a memory whose counters are all 0.
+Napi::Value stream_wrap::dispatch_steps(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  auto job = std::make_shared<dispatch_job>();
+  begin_job(*job, info);
+  if (job->prepared->parts.size() != 1 || job->prepared->parts[0].row_bytes % sizeof(uint64_t) != 0) {
+    throw_invalid(env, "steps are measured of one part with rows of whole 8-byte words");
+  }
+  const uint64_t rounds = arg_size(info[3], "rounds");
+  add_source(*job, info, 4);
+  if (job->parts[0].src_stride_bytes != job->parts[0].row_bytes) throw_invalid(env, "steps are measured of packed rows");
+  const uint64_t received = arg_size(info[7], "receivedBytes");
+  if (received > job->memory->byte_length() - job->parts[0].dst_offset_bytes) throw_invalid(env, "receivedBytes exceeds the memory");
+  const operand samples = operand_of(info[8], "samples");
+  if (samples.byte_length / sizeof(double) < rounds) throw_invalid(env, std::to_string(rounds) + " rounds do not fit the samples");
+  job->keep.push_back(samples.keep);
+  finish_job(*job);
+  auto* out = reinterpret_cast<double*>(samples.address);
+  return Napi::Number::New(
+      env, static_cast<double>(launch(env, [=](const std::atomic<uint32_t>& cancel) { return run_steps(*job, rounds, received, out, cancel); })));
 }
 
 } // namespace ep::binding

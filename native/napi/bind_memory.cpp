@@ -25,7 +25,7 @@ struct word_test {
     // Sign-extend both, then shift the signed order onto the unsigned one.
     const uint32_t up = 64 - 8 * width;
     const uint64_t flip = uint64_t{1} << 63;
-    const auto wide = [up, flip](uint64_t v) { return static_cast<uint64_t>(static_cast<int64_t>(v << up) >> up) ^ flip; };
+    const auto wide = [up](uint64_t v) { return static_cast<uint64_t>(static_cast<int64_t>(v << up) >> up) ^ flip; };
     return comparison_holds(cmp, wide(found), wide(value));
   }
 };

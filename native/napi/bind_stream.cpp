@@ -101,6 +101,7 @@ void stream_wrap::define(Napi::Env env, Napi::Object exports) {
                                        InstanceMethod<&stream_wrap::copy>("copy"),
                                        InstanceMethod<&stream_wrap::ping_pong>("pingPong"), InstanceMethod<&stream_wrap::barriers>("barriers"),
                                        InstanceMethod<&stream_wrap::dispatch>("dispatch"),
+                                       InstanceMethod<&stream_wrap::dispatch_steps>("dispatchSteps"),
                                        InstanceMethod<&stream_wrap::compat_dispatch>("compatDispatch"),
                                        InstanceMethod<&stream_wrap::attention_forward>("attentionForward"),
                                        InstanceMethod<&stream_wrap::attention_backward>("attentionBackward"), InstanceMethod<&stream_wrap::depth>("depth"),

@@ -145,6 +145,7 @@ struct stream_wrap : Napi::ObjectWrap<stream_wrap> {
   Napi::Value wait_event(const Napi::CallbackInfo& info);
   Napi::Value copy(const Napi::CallbackInfo& info);
   Napi::Value dispatch(const Napi::CallbackInfo& info);
+  Napi::Value dispatch_steps(const Napi::CallbackInfo& info);
   Napi::Value compat_dispatch(const Napi::CallbackInfo& info);
   Napi::Value attention_forward(const Napi::CallbackInfo& info);
   Napi::Value attention_backward(const Napi::CallbackInfo& info);

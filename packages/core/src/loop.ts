@@ -4,7 +4,7 @@
  */
 
 /** How long inline completions may follow each other without a turn of the loop. */
-const LONGEST_RUN_MS = 1;
+const LONGEST_RUN_MS = 5;
 
 let runBegan: number | undefined;
 

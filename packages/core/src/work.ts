@@ -1,6 +1,7 @@
 /** The handle of an operation under way. */
 import { publish } from './diagnostics.js';
 import { EpError, isEpError } from './errors.js';
+import { loopIsDue } from './loop.js';
 import type { AbortOptions } from './scope.js';
 import { interruptible } from './waiting.js';
 
@@ -303,7 +304,9 @@ class DoneWork<T> implements Work<T> {
   }
 
   wait(options: AbortOptions = {}): Promise<T> {
-    return options.signal?.aborted ? Promise.reject(options.signal.reason) : Promise.resolve(this.#value);
+    if (options.signal?.aborted) return Promise.reject(options.signal.reason);
+    // A chain of awaits of done works never leaves the microtasks: timers and aborts would starve.
+    return loopIsDue() ? new Promise((resolve) => setImmediate(resolve, this.#value)) : Promise.resolve(this.#value);
   }
 
   // biome-ignore lint/suspicious/noThenProperty: a Work is awaitable by design.

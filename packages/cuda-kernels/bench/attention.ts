@@ -9,6 +9,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { ALLTOALLV_SOURCE } from './alltoallv.js';
+import type { StepTimes } from './steps.js';
 
 export interface AttentionBenchOptions {
   /** Where rank processes find a transport: this package imports none. */
@@ -52,20 +53,23 @@ export interface AttentionBenchResult {
   };
 }
 
-/** A dispatch of a few rows, started from JS and awaited, then released: microseconds of one call on rank 0. */
+/** Dispatches of a few rows, each awaited, then released: microseconds of one on rank 0. */
 export interface StepResult {
+  /** In a native loop of the same kernel, or one call from JS after the other. */
+  readonly from: 'native' | 'JS';
   readonly ranks: number;
   readonly bytesPerRank: number;
   readonly calls: number;
   readonly p50: number;
   readonly p99: number;
+  readonly slowest: number;
   /** Goal: p99 at most 100 microseconds with 4 ranks on 2 cores. */
   readonly met: boolean;
 }
 
 export interface AttentionBenchReport {
   readonly bench: 'attention';
-  readonly step: StepResult;
+  readonly steps: readonly StepResult[];
   readonly ranks: number;
   readonly repeats: number;
   readonly results: readonly AttentionBenchResult[];
@@ -94,13 +98,18 @@ export interface RankTimes {
 
 const run = promisify(execFile);
 
-function seriesOf(perRank: readonly (readonly number[])[], totalBytes: number): Series {
-  const slowest = perRank[0]!.map((_, i) => Math.max(...perRank.map((times) => times[i]!)));
-  const sorted = slowest.toSorted((a, b) => a - b);
-  const median = sorted[Math.floor(sorted.length / 2)]!;
+/** By repeat, milliseconds of the slowest rank. */
+const slowestOf = (perRank: readonly (readonly number[])[]): number[] =>
+  perRank[0]!.map((_, i) => Math.max(...perRank.map((times) => times[i]!)));
+
+const medianOf = (values: readonly number[]): number =>
+  values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)]!;
+
+function seriesOf(slowest: readonly number[], totalBytes: number): Series {
+  const median = medianOf(slowest);
   return {
     milliseconds: median,
-    spread: (sorted.at(-1)! - sorted[0]!) / median,
+    spread: (Math.max(...slowest) - Math.min(...slowest)) / median,
     gigabytesPerSecond: totalBytes / median / 1e6,
   };
 }
@@ -183,7 +192,7 @@ async function runAlltoallv(
 
 const STEP_RANKS = 4;
 
-async function runStep(folder: string, options: AttentionBenchOptions): Promise<StepResult> {
+async function runSteps(folder: string, options: AttentionBenchOptions): Promise<readonly StepResult[]> {
   const stepCalls = 4000;
   const tasks = Array.from({ length: STEP_RANKS }, (_, rank) => ({
     rank,
@@ -195,18 +204,64 @@ async function runStep(folder: string, options: AttentionBenchOptions): Promise<
     repeats: 0,
     stepCalls,
   }));
-  const [first] = await runRanks<{ readonly bytes: number; readonly microseconds: Float64Array }>(
-    tasks,
-    options.signal,
-  );
-  const sorted = first!.microseconds.toSorted();
-  const at = (fraction: number) => sorted[Math.floor(sorted.length * fraction)]!;
-  const p99 = at(0.99);
-  return { ranks: STEP_RANKS, bytesPerRank: first!.bytes, calls: sorted.length, p50: at(0.5), p99, met: p99 <= 100 };
+  const [first] = await runRanks<StepTimes>(tasks, options.signal);
+  const result = (from: StepResult['from'], times: Float64Array): StepResult => {
+    const sorted = times.toSorted();
+    const at = (fraction: number) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * fraction))]!;
+    const [p50, p99, slowest] = [at(0.5), at(0.99), at(1)];
+    return {
+      from,
+      ranks: STEP_RANKS,
+      bytesPerRank: first!.bytes,
+      calls: sorted.length,
+      p50,
+      p99,
+      slowest,
+      met: p99 <= 100,
+    };
+  };
+  return [result('native', first!.native), result('JS', first!.javascript)];
+}
+
+function resultOf(
+  rowBytes: number,
+  perRank: readonly RankTimes[],
+  mpi: readonly number[] | undefined,
+): AttentionBenchResult {
+  const bytesPerRank = perRank[0]!.bytes;
+  const total = bytesPerRank * perRank.length;
+  const times = (name: keyof RankTimes['series']) => slowestOf(perRank.map(({ series }) => series[name]));
+  const [memcpy, nonTemporal, direct, staged, compat] = [
+    times('memcpy'),
+    times('nonTemporal'),
+    times('direct'),
+    times('staged'),
+    times('compat'),
+  ];
+  const copy = medianOf(memcpy) < medianOf(nonTemporal) ? memcpy : nonTemporal;
+  /** Times as fast as another: the median of the repeats, in each of which they took turns. */
+  const over = (of: readonly number[], other: readonly number[]) => medianOf(of.map((ms, i) => other[i]! / ms));
+  const alltoallv = mpi && seriesOf(mpi, total);
+  return {
+    rowBytes,
+    bytesPerRank,
+    copy: { memcpy: seriesOf(memcpy, total), nonTemporal: seriesOf(nonTemporal, total) },
+    direct: seriesOf(direct, total),
+    staged: seriesOf(staged, total),
+    compat: seriesOf(compat, total),
+    ...(alltoallv === undefined ? {} : { alltoallv }),
+    ratios: {
+      ofCopy: over(direct, copy),
+      overStaged: over(direct, staged),
+      overCompat: over(direct, compat),
+      stagedOfBound: 3 * over(staged, copy),
+      ...(alltoallv === undefined ? {} : { overAlltoallv: alltoallv.milliseconds / medianOf(direct) }),
+    },
+  };
 }
 
 export async function benchAttention(options: AttentionBenchOptions): Promise<AttentionBenchReport> {
-  const { ranks = 2, payloadBytes = 96 << 20, rowBytes = [2048, 16384], repeats = 9 } = options;
+  const { ranks = 2, payloadBytes = 96 << 20, rowBytes = [2048, 16384], repeats = 15 } = options;
   const folder = await mkdtemp(join(tmpdir(), 'ep-bench-'));
   try {
     const tasks = Array.from({ length: ranks }, (_, rank) => ({
@@ -218,44 +273,22 @@ export async function benchAttention(options: AttentionBenchOptions): Promise<At
       rowBytes,
       repeats,
     }));
+    const alltoallv = (bytesPerPair: number) => runAlltoallv(folder, ranks, bytesPerPair, repeats, options.signal);
+    // Before and after ours: Open MPI cannot take turns with us in one process, and the machine's speed drifts.
+    const bytesPerPair = Math.floor(payloadBytes / ranks);
+    const before = await alltoallv(bytesPerPair);
     const perRank = await runRanks<readonly RankTimes[]>(tasks, options.signal);
-    const skipped: string[] = [];
-    const results: AttentionBenchResult[] = [];
-    for (const [i, size] of rowBytes.entries()) {
-      const times = perRank.map((reports) => reports[i]!);
-      const bytesPerRank = times[0]!.bytes;
-      const total = bytesPerRank * ranks;
-      const series = (name: keyof RankTimes['series']) =>
-        seriesOf(
-          times.map((report) => report.series[name]),
-          total,
-        );
-      const copy = { memcpy: series('memcpy'), nonTemporal: series('nonTemporal') };
-      const fastest = Math.max(copy.memcpy.gigabytesPerSecond, copy.nonTemporal.gigabytesPerSecond);
-      const [direct, staged, compat] = [series('direct'), series('staged'), series('compat')];
-      const mpi = await runAlltoallv(folder, ranks, Math.floor(bytesPerRank / ranks), repeats, options.signal);
-      if (typeof mpi === 'string' && !skipped.includes(mpi)) skipped.push(mpi);
-      const alltoallv = typeof mpi === 'string' ? undefined : seriesOf([mpi], total);
-      results.push({
-        rowBytes: size,
-        bytesPerRank,
-        copy,
-        direct,
-        staged,
-        compat,
-        ...(alltoallv === undefined ? {} : { alltoallv }),
-        ratios: {
-          ofCopy: direct.gigabytesPerSecond / fastest,
-          overStaged: direct.gigabytesPerSecond / staged.gigabytesPerSecond,
-          overCompat: direct.gigabytesPerSecond / compat.gigabytesPerSecond,
-          stagedOfBound: staged.gigabytesPerSecond / (fastest / 3),
-          ...(alltoallv === undefined
-            ? {}
-            : { overAlltoallv: direct.gigabytesPerSecond / alltoallv.gigabytesPerSecond }),
-        },
-      });
-    }
-    return { bench: 'attention', ranks, repeats, results, step: await runStep(folder, options), skipped };
+    const after = await alltoallv(bytesPerPair);
+    const skipped = typeof before === 'string' ? [before] : [];
+    const mpi = typeof before === 'string' || typeof after === 'string' ? undefined : [...before, ...after];
+    const results = rowBytes.map((size, i) =>
+      resultOf(
+        size,
+        perRank.map((reports) => reports[i]!),
+        mpi,
+      ),
+    );
+    return { bench: 'attention', ranks, repeats, results, steps: await runSteps(folder, options), skipped };
   } finally {
     await rm(folder, { recursive: true, force: true });
   }

@@ -5,6 +5,7 @@ import { planAttention, shardsOfDocuments } from '@ep/plan';
 import { HostStream } from '../src/host-stream.js';
 import { compatBytesFor, leaseBytesFor, openCompatDispatcher, openDispatcher, type PartSpec } from '../src/index.js';
 import type { RankTask, RankTimes } from './attention.js';
+import { measureSteps } from './steps.js';
 
 const task = JSON.parse(process.argv[2]!) as RankTask;
 const { rank, worldSize, repeats } = task;
@@ -84,61 +85,77 @@ async function barrier(): Promise<void> {
   }
 }
 
-async function series(body: () => Promise<void>): Promise<number[]> {
-  const times: number[] = [];
+/** One way of moving the payload. */
+interface Contender {
+  readonly run: () => Promise<void>;
+  /** Throws if the last run moved anything else than it should have. */
+  readonly check: () => Promise<void>;
+  readonly close: () => Promise<void>;
+}
+
+/**
+ * Milliseconds of each repeat. The contenders take turns: a machine whose speed drifts, as a shared one does, slows all of them alike, and ratios within a
+ * repeat stay true.
+ */
+async function race<K extends string>(contenders: Readonly<Record<K, Contender>>): Promise<Record<K, number[]>> {
+  const entries = Object.entries<Contender>(contenders);
+  const times = Object.fromEntries(entries.map(([name]) => [name, [] as number[]])) as Record<K, number[]>;
   for (let i = -WARM_UP; i < repeats; i++) {
-    await barrier();
-    const begin = performance.now();
-    await body();
-    if (i >= 0) times.push(performance.now() - begin);
+    for (const [name, { run }] of entries) {
+      await barrier();
+      const begin = performance.now();
+      await run();
+      if (i >= 0) times[name as K].push(performance.now() - begin);
+    }
   }
+  for (const [, { check }] of entries) await check();
+  await barrier();
+  for (const [, { close }] of entries) await close();
   return times;
 }
 
-/** A few rows to every rank, call after call; each call's rows are checked. */
-async function steps(calls: number) {
-  const [rowsPerPair, words] = [2, 32];
-  const n = worldSize * worldSize;
-  const { shards } = shardsOfDocuments({
-    worldSize,
-    lengths: new Int32Array(n).fill(rowsPerPair),
-    homeRank: Int32Array.from({ length: n }, (_, i) => Math.floor(i / worldSize)),
-    documentOffsets: Int32Array.from({ length: n + 1 }, (_, i) => i),
-  });
-  const plan = planAttention(
-    shards,
-    Int32Array.from({ length: n }, (_, i) => i % worldSize),
-  ).fwdQ;
-  const rows = rowsPerPair * worldSize;
-  const data = new Uint32Array(allocateHost(rows * words * 4));
-  const source: Tensor = tensor('u32', [rows, words], data);
-  const spec = [{ name: 'q', plan, dtype: 'u32' as const, rowShape: [words] }];
-  const dispatcher = await openDispatcher(transport, { leaseBytes: leaseBytesFor(spec), timeoutMs: TIMEOUT_MS });
-  const { call } = await dispatcher.bind({ call: spec });
-  const microseconds = new Float64Array(calls);
-  for (let i = -200; i < calls; i++) {
-    data.fill(i + 1000);
-    const begin = performance.now();
-    const lease = await call.run({ q: source });
-    const took = (performance.now() - begin) * 1000;
-    if (i >= 0) microseconds[i] = took;
-    const received = lease.tensors.q!.data as Uint32Array;
-    if (received.some((word) => word !== i + 1000))
-      throw new Error(`rank ${rank} call ${i} received another call's rows`);
-    lease.release();
-  }
-  await barrier();
-  await dispatcher.close();
-  return { bytes: data.byteLength, microseconds };
+/** What all contenders move. */
+interface Payload {
+  readonly parts: readonly PartSpec[];
+  readonly source: Tensor;
+  readonly data: Uint32Array;
+  readonly stream: HostStream;
+  readonly verify: (received: Uint32Array) => void;
+}
+
+/** The machine's own copy, by the same threads at the same time. */
+function copyOf({ data, stream }: Payload, nonTemporal: boolean): Contender {
+  const from = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
+  const target = new Uint8Array(allocateHost(data.byteLength));
+  return {
+    run: () => stream.copy(from, target, { nonTemporal }),
+    async check() {
+      if (Buffer.compare(from, target) !== 0) throw new Error('the copy differs from its source');
+    },
+    async close() {},
+  };
+}
+
+async function dispatchOf(
+  { parts, source, stream, verify }: Payload,
+  options: { readonly leases?: number; readonly stagingBytes?: number },
+): Promise<Contender> {
+  const leaseBytes = leaseBytesFor(parts);
+  const dispatcher = await openDispatcher(transport, { leaseBytes, stream, timeoutMs: TIMEOUT_MS, ...options });
+  const { call } = await dispatcher.bind({ call: parts });
+  return {
+    run: async () => (await call.run({ q: source })).release(),
+    async check() {
+      const lease = await call.run({ q: source });
+      verify(lease.tensors.q!.data as Uint32Array);
+      lease.release();
+    },
+    close: () => dispatcher.close(),
+  };
 }
 
 /** The original's kernel, with the barrier that each of its calls needs. */
-async function perToken(
-  parts: readonly PartSpec[],
-  source: Tensor,
-  stream: HostStream,
-  check: (received: Uint32Array) => void,
-): Promise<number[]> {
+async function perTokenOf({ parts, source, stream, verify }: Payload): Promise<Contender> {
   const dispatcher = await openCompatDispatcher(transport, {
     ...compatBytesFor(parts),
     stream,
@@ -146,11 +163,11 @@ async function perToken(
   });
   const { call } = await dispatcher.bind({ call: parts });
   const { tensors: into } = await call.run({ q: source });
-  const times = await series(async () => void (await call.run({ q: source }, { into })));
-  check(into.q!.data as Uint32Array);
-  await barrier();
-  await dispatcher.close();
-  return times;
+  return {
+    run: async () => void (await call.run({ q: source }, { into })),
+    check: async () => verify(into.q!.data as Uint32Array),
+    close: () => dispatcher.close(),
+  };
 }
 
 async function throughput(): Promise<RankTimes[]> {
@@ -161,44 +178,29 @@ async function throughput(): Promise<RankTimes[]> {
     const bytes = rows * rowBytes;
     const data = new Uint32Array(allocateHost(bytes));
     fill(data, words);
-    const source: Tensor = tensor('u32', [rows, words], data);
-    const spec = [{ name: 'q', plan, dtype: 'u32' as const, rowShape: [words] }];
-    const leaseBytes = leaseBytesFor(spec);
-
-    // The machine's own copies, by the same threads at the same time, between the same kinds of memory.
+    const parts = [{ name: 'q', plan, dtype: 'u32' as const, rowShape: [words] }];
     const stream = new HostStream();
-    const target = new Uint8Array(allocateHost(bytes));
-    const from = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
-    const copies = async (nonTemporal: boolean) => {
-      const times = await series(() => stream.copy(from, target, { nonTemporal }));
-      if (Buffer.compare(from, target) !== 0) throw new Error('the copy differs from its source');
-      target.fill(0);
-      return times;
+    const payload: Payload = {
+      parts,
+      source: tensor('u32', [rows, words], data),
+      data,
+      stream,
+      verify: (received) => verify(received, words, plan),
     };
-    const memcpy = await copies(false);
-    const nonTemporal = await copies(true);
-
-    const dispatched = async (options: { leases?: number; stagingBytes?: number }) => {
-      const dispatcher = await openDispatcher(transport, { leaseBytes, stream, timeoutMs: TIMEOUT_MS, ...options });
-      const { call } = await dispatcher.bind({ call: spec });
-      const times = await series(async () => (await call.run({ q: source })).release());
-      const lease = await call.run({ q: source });
-      verify(lease.tensors.q!.data as Uint32Array, words, plan);
-      lease.release();
-      await barrier();
-      await dispatcher.close();
-      return times;
-    };
-    const direct = await dispatched({});
-    const staged = await dispatched({ leases: 1, stagingBytes: Math.max(bytes, leaseBytes) });
-    const compat = await perToken(spec, source, stream, (received) => verify(received, words, plan));
+    const series = await race({
+      memcpy: copyOf(payload, false),
+      nonTemporal: copyOf(payload, true),
+      direct: await dispatchOf(payload, {}),
+      staged: await dispatchOf(payload, { leases: 1, stagingBytes: Math.max(bytes, leaseBytesFor(parts)) }),
+      compat: await perTokenOf(payload),
+    });
     await stream.close();
-    reports.push({ rowBytes, bytes, series: { memcpy, nonTemporal, direct, staged, compat } });
+    reports.push({ rowBytes, bytes, series });
   }
   return reports;
 }
 
-const report = task.stepCalls === undefined ? await throughput() : await steps(task.stepCalls);
+const report = task.stepCalls === undefined ? await throughput() : await measureSteps(transport, task.stepCalls);
 await barrier();
 await transport.close();
 await store.close();

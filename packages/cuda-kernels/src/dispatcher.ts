@@ -9,7 +9,6 @@ import {
   EpError,
   isEpError,
   linkSignals,
-  loopIsDue,
   type Rank,
   Resource,
   type SymmetricMemory,
@@ -276,7 +275,7 @@ export class Dispatcher extends Resource implements Closeable {
           call.dispatch,
           counters,
           Number.isFinite(timeoutMs) ? timeoutMs : -1,
-          call.inline && !loopIsDue(),
+          call.inline,
           ...operands.flatMap(({ operand, byteOffset, strideBytes }) => [operand, byteOffset, strideBytes]),
         ),
       () => {
