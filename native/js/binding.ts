@@ -68,6 +68,9 @@ export interface NativeSymmetricMemory {
     slot?: number,
     value?: bigint,
   ): void;
+  /** A put within this memory, and a signal, whose arguments lie in the frame: see `CallFrame`. */
+  putFrame(): void;
+  signalFrame(): void;
   putBytes(peer: number, dstOffset: number, bytes: ArrayBufferView, op?: number, slot?: number, value?: bigint): void;
   putValue(
     peer: number,
@@ -379,6 +382,8 @@ export interface Binding {
     complete: (ids: Float64Array, words: BigUint64Array, messages: Record<number, string>) => void,
     fail: (status: number, errno: number, message: string) => Error,
   ): void;
+  /** See `CallFrame`. */
+  readonly frame: ArrayBuffer;
   cancel(operation: OperationId): void;
   hostFacts(): HostFacts;
   /** Objects alive: segments mapped in this process, operations pending in this environment. */

@@ -1,11 +1,13 @@
 /** The addon of this environment, loaded at the first use: importing an @ep package never loads it. */
 import type { Binding } from './binding.js';
+import { CallFrame } from './frame.js';
 import { loadBinding } from './load.js';
 import { Operations } from './operations.js';
 
 export interface Native {
   readonly binding: Binding;
   readonly operations: Operations;
+  readonly frame: CallFrame;
 }
 
 let loaded: Native | undefined;
@@ -14,7 +16,7 @@ let loaded: Native | undefined;
 export function native(): Native {
   if (loaded === undefined) {
     const binding = loadBinding();
-    loaded = { binding, operations: new Operations(binding) };
+    loaded = { binding, operations: new Operations(binding), frame: new CallFrame(binding.frame) };
   }
   return loaded;
 }

@@ -15,6 +15,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   exports["cancel"] = Napi::Function::New(env, [](const Napi::CallbackInfo& info) {
     state_of(info.Env()).cancel(arg_size(info[0], "operation"));
   });
+  exports["frame"] = state_of(env).make_frame(env);
   bind_host(env, exports);
   bind_rank(env, exports);
   bind_memory(env, exports);

@@ -187,6 +187,61 @@ void memory_wrap::put(const Napi::CallbackInfo& info) {
   put_signalled(memory, peer, offset, reinterpret_cast<const void*>(source.address + from), size, signal);
 }
 
+namespace {
+
+// Arguments in the frame: FRAME of native/js/binding.ts.
+enum frame_word : size_t { frame_peer, frame_dst, frame_src, frame_bytes, frame_op, frame_slot, frame_value };
+
+int32_t framed_peer(const symmetric_memory& memory, Napi::Env env, const double* frame) {
+  const uint64_t peer = frame_size(env, frame[frame_peer], "peer");
+  if (peer >= static_cast<uint64_t>(memory.context().world_size())) {
+    throw_invalid(env, "peer " + std::to_string(peer) + " is not in a world of " + std::to_string(memory.context().world_size()));
+  }
+  return static_cast<int32_t>(peer);
+}
+
+signal_arguments framed_signal(const symmetric_memory& memory, Napi::Env env, const double* frame) {
+  const uint64_t op = frame_size(env, frame[frame_op], "op");
+  if (op > 2) throw_invalid(env, "signal op " + std::to_string(op) + " is not one of 0..2");
+  if (op == 0) return {signal_op::none, 0, 0};
+  const uint64_t slot = frame_size(env, frame[frame_slot], "slot");
+  if (slot >= memory.signal_slots()) {
+    throw_invalid(env, "slot " + std::to_string(slot) + " of a pad with " + std::to_string(memory.signal_slots()) + " slots");
+  }
+  uint64_t value = 0;
+  std::memcpy(&value, frame + frame_value, sizeof value);
+  return {static_cast<signal_op>(op), slot, value};
+}
+
+} // namespace
+
+// Within this memory: from this rank's part to the peer's.
+void memory_wrap::put_frame(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const symmetric_memory& memory = open(env);
+  const double* frame = state_of(env).frame();
+  const int32_t peer = framed_peer(memory, env, frame);
+  const uint64_t size = frame_size(env, frame[frame_bytes], "byteLength");
+  const uint64_t to = frame_size(env, frame[frame_dst], "byteOffset");
+  const uint64_t from = frame_size(env, frame[frame_src], "srcOffset");
+  const uint64_t available = memory.byte_length();
+  if (std::max(to, from) > available || size > available - std::max(to, from)) {
+    throw_invalid(env, "bytes " + std::to_string(std::max(to, from)) + " + " + std::to_string(size) + " exceed a memory of " + std::to_string(available));
+  }
+  const signal_arguments signal = framed_signal(memory, env, frame);
+  put_signalled(memory, peer, to, memory.data(memory.context().rank()) + from, size, signal);
+}
+
+void memory_wrap::signal_frame(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const symmetric_memory& memory = open(env);
+  const double* frame = state_of(env).frame();
+  const int32_t peer = framed_peer(memory, env, frame);
+  const signal_arguments signal = framed_signal(memory, env, frame);
+  if (signal.op == signal_op::none) throw_invalid(env, "signal op 0 is neither 1 nor 2");
+  memory.signal_update(peer, signal.slot, signal.op, signal.value);
+}
+
 // (peer, dstOffset, bytes, op, slot, value)
 void memory_wrap::put_bytes(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = open(info.Env());
@@ -366,7 +421,8 @@ void memory_wrap::define(Napi::Env env, Napi::Object exports) {
       {InstanceMethod<&memory_wrap::handle>("handle"), InstanceMethod<&memory_wrap::connect>("connect"),
        InstanceMethod<&memory_wrap::device_handle>("deviceHandle"), InstanceMethod<&memory_wrap::address>("address"),
        InstanceMethod<&memory_wrap::window>("window"), InstanceMethod<&memory_wrap::peek>("peek"), InstanceMethod<&memory_wrap::put>("put"),
-       InstanceMethod<&memory_wrap::put_bytes>("putBytes"), InstanceMethod<&memory_wrap::put_value>("putValue"),
+       InstanceMethod<&memory_wrap::put_bytes>("putBytes"), InstanceMethod<&memory_wrap::put_frame>("putFrame"),
+       InstanceMethod<&memory_wrap::signal_frame>("signalFrame"), InstanceMethod<&memory_wrap::put_value>("putValue"),
        InstanceMethod<&memory_wrap::put_signal>("putSignal"), InstanceMethod<&memory_wrap::fence>("fence"),
        InstanceMethod<&memory_wrap::get>("get"), InstanceMethod<&memory_wrap::get_bytes>("getBytes"),
        InstanceMethod<&memory_wrap::signal>("signal"), InstanceMethod<&memory_wrap::atomic>("atomic"),

@@ -25,6 +25,13 @@ void env_state::end(void* self) {
   state.ended_ = true;
 }
 
+Napi::ArrayBuffer env_state::make_frame(Napi::Env env) {
+  auto buffer = Napi::ArrayBuffer::New(env, frame_words * sizeof(double));
+  frame_ = static_cast<double*>(buffer.Data());
+  frame_buffer_ = Napi::Persistent(buffer);
+  return buffer;
+}
+
 void env_state::configure(Napi::Function complete, Napi::Function fail) {
   complete_ = Napi::Persistent(complete);
   fail_ = Napi::Persistent(fail);
@@ -128,6 +135,13 @@ uint64_t arg_size(Napi::Value value, const char* what) {
   napi_get_value_double(value.Env(), value, &number); // leaves it alone when the value is no number
   if (!(number >= 0) || number > 9007199254740991.0 || number != std::floor(number)) {
     throw_invalid(value.Env(), std::string(what) + " must be a non-negative safe integer, got " + shown(value));
+  }
+  return static_cast<uint64_t>(number);
+}
+
+uint64_t frame_size(Napi::Env env, double number, const char* what) {
+  if (!(number >= 0) || number > 9007199254740991.0 || number != std::floor(number)) {
+    throw_invalid(env, std::string(what) + " must be a non-negative safe integer, got " + std::to_string(number));
   }
   return static_cast<uint64_t>(number);
 }

@@ -33,12 +33,20 @@ class env_state final : public completion_sink {
 
   std::map<std::string, Napi::FunctionReference> classes;
 
+  // Arguments of the calls that are too short to pay for passing them one by one (15 ns each): JS writes them here, numbers as f64, a signal's value as u64.
+  // One thread, and no call of these runs JS before it has read them.
+  static constexpr size_t frame_words = 8;
+  Napi::ArrayBuffer make_frame(Napi::Env env);
+  const double* frame() const { return frame_; }
+
  private:
   static void end(void* self);
   void drain(Napi::Env env);
   void deliver(Napi::Env env, const std::vector<std::pair<uint64_t, outcome>>& batch);
 
   Napi::ThreadSafeFunction wake_;
+  Napi::Reference<Napi::ArrayBuffer> frame_buffer_;
+  double* frame_ = nullptr;
   Napi::FunctionReference complete_;
   Napi::FunctionReference fail_;
   uint64_t next_operation_ = 1;

@@ -26,6 +26,7 @@ template <class T> T& value_or_throw(Napi::Env env, result<T>& got) {
 
 // Arguments. Each throws EP_STATUS_INVALID naming `what`.
 uint64_t arg_size(Napi::Value value, const char* what);   // a safe, non-negative integer
+uint64_t frame_size(Napi::Env env, double number, const char* what); // the same of a number in the frame (env_state.hpp)
 int32_t arg_int(Napi::Value value, const char* what);
 uint64_t arg_u64(Napi::Value value, const char* what);    // BigInt, or a safe non-negative integer; taken modulo 2^64
 double arg_double(Napi::Value value, const char* what);

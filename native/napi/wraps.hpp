@@ -79,6 +79,8 @@ struct memory_wrap : Napi::ObjectWrap<memory_wrap> {
   Napi::Value window(const Napi::CallbackInfo& info);
   Napi::Value peek(const Napi::CallbackInfo& info);
   void put(const Napi::CallbackInfo& info);
+  void put_frame(const Napi::CallbackInfo& info);
+  void signal_frame(const Napi::CallbackInfo& info);
   void put_bytes(const Napi::CallbackInfo& info);
   void put_value(const Napi::CallbackInfo& info);
   void put_signal(const Napi::CallbackInfo& info);

@@ -17,7 +17,7 @@ import {
   type Work,
   WorkOwner,
 } from '@ep/core';
-import type { NativeRankContext, NativeSymmetricMemory } from '@ep/native';
+import { type CallFrame, type NativeRankContext, type NativeSymmetricMemory, native } from '@ep/native';
 import type { Liveness } from './liveness.js';
 import { ShmMemory } from './memory.js';
 import { checkLimits } from './outcome.js';
@@ -34,9 +34,15 @@ function nativeSignal(update: SignalUpdate<Need> | undefined): NativeSignal {
   if (update === undefined) return NO_SIGNAL;
   if (update === null) throw invalid('signal', { where: 'endpoint', expected: '{slot, op, value}', found: update });
   const { op, slot, value } = update;
+  // A frame takes any value and makes a number of it: "5" would be taken for 5.
+  if (typeof slot !== 'number')
+    throw invalid('slot', { where: `signal ${op}`, expected: 'a slot number', found: slot });
   if (op === 'inc') return { op: 1, slot, value: 1n };
   if (op !== 'add' && op !== 'set') throw invalid('op', { where: 'signal', expected: 'inc, add or set', found: op });
   if (typeof value !== 'bigint') throw invalid('value', { where: `signal ${op}`, expected: 'a bigint', found: value });
+  if (BigInt.asUintN(64, value) !== value && BigInt.asIntN(64, value) !== value) {
+    throw invalid('value', { where: `signal ${op}`, expected: 'at most 64 bits', found: value });
+  }
   return { op: op === 'add' ? 1 : 2, slot, value };
 }
 
@@ -61,6 +67,7 @@ function checkSameSize(
 export class ShmEndpoint extends Resource implements Endpoint<Need> {
   readonly peer: Rank;
   readonly #context: NativeRankContext;
+  readonly #frame: CallFrame = native().frame;
   readonly #liveness: Liveness;
   readonly #owner: WorkOwner;
   #sequence = 0;
@@ -180,7 +187,13 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
     const source = ownMemory('put: the source', from);
     checkSameSize('put', from, to);
     const { op, slot, value } = nativeSignal(update);
-    target.put(this.peer, to.byteOffset, source, from.byteOffset, from.byteLength, op, slot, value);
+    if (source !== target) {
+      target.put(this.peer, to.byteOffset, source, from.byteOffset, from.byteLength, op, slot, value);
+      return;
+    }
+    this.#frame.put(this.peer, to.byteOffset, from.byteOffset, from.byteLength);
+    this.#frame.signal(this.peer, op, slot, value);
+    target.putFrame();
   }
 
   #putValue(to: RemoteRegion, word: bigint, update: SignalUpdate<Need> | undefined): void {
@@ -193,7 +206,9 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
     if (update === undefined)
       throw invalid('signal', { where: 'signal', expected: '{slot, op, value}', found: update });
     const { op, slot, value } = nativeSignal(update);
-    this.#memory(memory).signal(this.peer, op, slot, value);
+    const target = this.#memory(memory);
+    this.#frame.signal(this.peer, op, slot, value);
+    target.signalFrame();
   }
 
   #get(from: RemoteRegion, to: Region): void {
