@@ -123,12 +123,17 @@ result<std::shared_ptr<segment>> segment::open(const ep_segment_handle& handle) 
   // Held across open and insert: two ranks of one process must not map the same segment twice.
   const std::lock_guard lock(registry_mutex());
   const auto found = registry().find({handle.inode, handle.nonce});
-  if (found != registry().end()) {
-    if (auto existing = found->second.lock()) return existing;
-  }
   const std::string who = "segment " + std::to_string(handle.fd) + " of process " + std::to_string(handle.pid);
+  if (found != registry().end()) {
+    if (auto existing = found->second.lock()) {
+      if (existing->data_bytes() == handle.data_bytes) return existing;
+      return failure{EP_STATUS_STALE_HANDLE, 0,
+                     who + " has " + bytes_text(existing->data_bytes()) + ", its handle says " + std::to_string(handle.data_bytes)};
+    }
+  }
   const std::string path = "/proc/" + std::to_string(handle.pid) + "/fd/" + std::to_string(handle.fd);
-  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  // O_NONBLOCK: whatever has this number now, a pipe say, must not hold us up. A memfd does not care.
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) {
     failure why = failure_errno("open", errno, who + " (is the process alive, in the same pid namespace, and of the same user?)");
     why.status = EP_STATUS_STALE_HANDLE;

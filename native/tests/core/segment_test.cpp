@@ -144,8 +144,17 @@ void refuses_stale_handles(const other_process& other) {
     EP_CHECK_EQ(status(bad), unsigned{EP_STATUS_ABI_MISMATCH});
     bad = old;
     bad.data_bytes += 4096;
-    bad.nonce ^= 1; // or the registry would answer
     EP_CHECK_EQ(status(bad), unsigned{EP_STATUS_STALE_HANDLE});
+    bad.nonce ^= 1; // past the registry
+    EP_CHECK_EQ(status(bad), unsigned{EP_STATUS_STALE_HANDLE});
+    bad = old;
+    int pipe_ends[2];
+    EP_CHECK(pipe(pipe_ends) == 0);
+    bad.fd = pipe_ends[0];
+    bad.nonce ^= 1;
+    EP_CHECK_EQ(status(bad), unsigned{EP_STATUS_STALE_HANDLE}); // and does not wait for somebody to write
+    close(pipe_ends[0]);
+    close(pipe_ends[1]);
     bad = old;
     bad.inode += 1;
     EP_CHECK_EQ(status(bad), unsigned{EP_STATUS_STALE_HANDLE});

@@ -23,6 +23,7 @@ function planResult(measure: typeof benchPlan, { quick, repeats }: BenchOptions)
       ratios: [
         { name: 'ns per dispatch', value: result.nsPerDispatch, goal: { at: 'most', value: goalNs } },
         { name: 'bytes per dispatch', value: result.bytesPerDispatch, goal: { at: 'most', value: goalBytes } },
+        { name: 'times what it takes to make and write arrays of its sizes', value: result.overWriting },
         { name: 'times the ns per dispatch of a quarter of the size', value: result.growth },
       ],
       detail: {
