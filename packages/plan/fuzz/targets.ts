@@ -1,3 +1,5 @@
+import { join } from 'node:path';
+import { type FuzzSuite, type FuzzTarget, textTarget } from '@ep/fuzz';
 import {
   balance,
   digest,
@@ -18,23 +20,10 @@ import {
   validate,
 } from '../src/index.js';
 
-/** Takes any text. Whatever it is, the target either uses it or refuses it with a PlanError; anything else is a finding. */
-export interface FuzzTarget {
-  readonly name: string;
-  readonly run: (text: string) => 'used' | 'refused';
-}
+const isRefusal = (error: unknown): boolean => error instanceof PlanError && error.code.startsWith('EP_');
 
-function refusing(use: (text: string) => void): (text: string) => 'used' | 'refused' {
-  return (text) => {
-    try {
-      use(text);
-      return 'used';
-    } catch (error) {
-      if (error instanceof PlanError && error.code.startsWith('EP_') && error.message.length > 0) return 'refused';
-      throw error;
-    }
-  };
-}
+/** Any text: the planner either uses it or refuses it with a PlanError. */
+const target = (name: string, use: (text: string) => void): FuzzTarget => textTarget(name, isRefusal, use);
 
 /** JSON that a caller might hold in memory: not being JSON is no finding of the helpers' own. */
 function json(text: string): Readonly<Record<string, never>> {
@@ -59,10 +48,10 @@ function int32(value: unknown): Int32Array {
   ) as Int32Array;
 }
 
-export const targets: readonly FuzzTarget[] = [
-  {
-    name: 'documents',
-    run: refusing((text) => {
+export const suite: FuzzSuite = {
+  corpus: join(import.meta.dirname, 'corpus'),
+  targets: [
+    target('documents', (text) => {
       if (text.length > longest) throw new PlanError('EP_INVALID_ARGUMENT', 'the fuzz input is too long');
       const input = json(text);
       const { shards, order } = shardsOfDocuments({
@@ -82,27 +71,18 @@ export const targets: readonly FuzzTarget[] = [
         validate(planAttention(balanced.shards, balanced.serverRank, { sharing }));
       }
     }),
-  },
-  {
-    name: 'parse-dispatch',
-    run: refusing((text) => {
+    target('parse-dispatch', (text) => {
       const plan = parseDispatchPlan(text);
       validate(plan);
       const again = parseDispatchPlan(serialize(plan));
       if (digest(again) !== digest(plan)) throw new Error('a plan that was read does not survive writing and reading');
     }),
-  },
-  {
-    name: 'parse-attention',
-    run: refusing((text) => {
+    target('parse-attention', (text) => {
       if (text.length > longest) throw new PlanError('EP_INVALID_ARGUMENT', 'the fuzz input is too long');
       const plan = parseAttentionPlan(text);
       validate(plan);
     }),
-  },
-  {
-    name: 'padded',
-    run: refusing((text) => {
+    target('padded', (text) => {
       if (text.length > longest) throw new PlanError('EP_INVALID_ARGUMENT', 'the fuzz input is too long');
       const input = json(text);
       if ('kvToQMapping' in input) {
@@ -119,5 +99,5 @@ export const targets: readonly FuzzTarget[] = [
         validate(revQ);
       }
     }),
-  },
-];
+  ],
+};
