@@ -4,11 +4,11 @@
  */
 
 /** How long inline completions may follow each other without a turn of the loop. */
-const LONGEST_RUN_MS = 5;
+export const LONGEST_RUN_MS = 5;
 
 let runBegan: number | undefined;
 
-/** True when the loop has not turned for a millisecond of inline completions: the caller should now take the way through the loop. */
+/** True when the loop has not turned for `LONGEST_RUN_MS` of inline completions: the caller should now take the way through the loop. */
 export function loopIsDue(): boolean {
   const now = performance.now();
   if (runBegan === undefined) {
