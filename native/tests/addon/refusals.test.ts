@@ -180,3 +180,57 @@ describe('a call of a dispatch', () => {
     );
   });
 });
+
+describe('a call whose arguments lie in the frame', () => {
+  const { frame } = native();
+  const invalid = (message: string) =>
+    expect.objectContaining({ code: 'EP_INVALID_ARGUMENT', message: expect.stringContaining(message) });
+  const put = (peer: number, to: number, from: number, size: number, op = 0, slot = 0, value = 0n) => {
+    frame.put(peer, to, from, size);
+    frame.signal(peer, op, slot, value);
+    memory.putFrame();
+  };
+
+  it('moves what it says, to the last byte', () => {
+    const view = new Uint8Array(memory.window(0, 0, bytes));
+    view.fill(7, 0, 8);
+    put(0, bytes - 8, 0, 8, 1, 2, 5n);
+    expect([...view.subarray(bytes - 8)]).toEqual(new Array(8).fill(7));
+    frame.signal(0, 2, 2, (1n << 64n) - 1n);
+    memory.signalFrame();
+    expect(memory.peek(2)).toBe((1n << 64n) - 1n);
+    binding.detach(view.buffer);
+  });
+
+  it('is refused where a range, a rank, a slot or an operation is wrong, and writes nothing', () => {
+    const before = memory.peek(3);
+    expect(() => put(0, bytes - 7, 0, 8)).toThrow(invalid('exceed a memory'));
+    expect(() => put(0, 0, bytes - 7, 8)).toThrow(invalid('exceed a memory'));
+    expect(() => put(0, bytes + 1, 0, 0)).toThrow(invalid('exceed a memory'));
+    expect(() => put(0, 0, 0, 2 ** 53)).toThrow(invalid('byteLength'));
+    expect(() => put(0, 0, 0, -1)).toThrow(invalid('byteLength'));
+    expect(() => put(0, 0.5, 0, 1)).toThrow(invalid('byteOffset'));
+    for (const peer of [1, -1, 0.5, Number.NaN]) expect(() => put(peer, 0, 0, 8, 1, 3, 1n)).toThrow(invalid('peer'));
+    expect(() => put(0, 0, 0, 8, 1, 8, 1n)).toThrow(invalid('slot 8 of a pad with 8'));
+    expect(() => put(0, 0, 0, 8, 3, 3, 1n)).toThrow(invalid('signal op 3'));
+    frame.signal(0, 0, 3, 1n);
+    expect(() => memory.signalFrame()).toThrow(invalid('signal op 0'));
+    expect(memory.peek(3)).toBe(before);
+  });
+});
+
+it('refuses steps to be measured of what they cannot be', () => {
+  const host = new binding.HostMemory(bytes);
+  const words = (...values: bigint[]): BigUint64Array => BigUint64Array.from(values);
+  const program = new binding.DispatchProgram(words(0n), words(0n), words(1n), new Int32Array(1), 1);
+  const steps = (rowBytes: number, stride: number, rounds: number, received: number) => {
+    const dispatch = new binding.Dispatch(description({ parts: [{ rowBytes, dstOffset: 0, dstRows: 4, program }] }));
+    return stream.dispatchSteps(dispatch, Float64Array.of(1, 0), 1000, rounds, host, 0, stride, received, host);
+  };
+  const invalid = (message: string) =>
+    expect.objectContaining({ code: 'EP_INVALID_ARGUMENT', message: expect.stringContaining(message) });
+  expect(() => steps(4, 4, 1, 4)).toThrow(invalid('whole 8-byte words'));
+  expect(() => steps(8, 16, 1, 8)).toThrow(invalid('packed rows'));
+  expect(() => steps(8, 8, 1, bytes + 8)).toThrow(invalid('receivedBytes'));
+  expect(() => steps(8, 8, bytes, 8)).toThrow(invalid('do not fit the samples'));
+});
