@@ -7,6 +7,7 @@ import { type Latency, latencyOf, type RankTask, type ShmBenchResult } from './s
 const task = JSON.parse(process.argv[2]!) as RankTask;
 const { rank, worldSize, rounds } = task;
 const TIMEOUT_MS = 60_000;
+const SHORTEST_STALL_US = 50;
 /** Series of calls before the one that counts. */
 const WARM_UP = 10;
 
@@ -47,7 +48,25 @@ function timed(calls: number, body: (i: number) => void): Float64Array {
   return out;
 }
 
+/** How long a thread that does nothing but read the clock is kept from it: what no wait between ranks can be shorter than. */
+function stallsOf(milliseconds: number): Float64Array {
+  const found = new Float64Array(100_000);
+  let count = 0;
+  const end = performance.now() + milliseconds;
+  for (let before = performance.now(); before < end && count < found.length; ) {
+    const now = performance.now();
+    if (now - before > SHORTEST_STALL_US / 1000) found[count++] = (now - before) * 1e6;
+    before = now;
+  }
+  return found.subarray(0, count);
+}
+
 if (worldSize === 2) {
+  await transport.barrier();
+  const stalls = stallsOf(1000);
+  const name = `stalls of ${SHORTEST_STALL_US} us and more in a second of reading the clock, on every core`;
+  results.push({ name, ranks: 2, latency: latencyOf(stalls.length > 0 ? stalls : Float64Array.of(0), 1) });
+  await transport.barrier();
   const handle = transport.device(memory).bytes;
   for (const byteLength of [8, 4096]) {
     // Twice: the first series warms caches and the frequency up.
