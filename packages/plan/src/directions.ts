@@ -1,4 +1,5 @@
 import { checkRows } from './check.js';
+import { unwrittenColumn } from './column.js';
 import { type DispatchPlan, planVersion } from './dispatch-plan.js';
 import { pairTables } from './pairs.js';
 import type { ShardRows, ShardTable } from './shards.js';
@@ -47,15 +48,16 @@ export interface GradientRows {
   readonly compactRow: Int32Array;
 }
 
+/** Unwritten: see `unwrittenColumn`. */
 export function emptyEntries(count: number): Entries {
   return {
-    dstRank: new Int32Array(count),
-    srcOffset: new Int32Array(count),
-    dstOffset: new Int32Array(count),
-    length: new Int32Array(count),
-    srcShard: new Int32Array(count),
-    dstShard: new Int32Array(count),
-    replica: new Int32Array(count),
+    dstRank: unwrittenColumn(count),
+    srcOffset: unwrittenColumn(count),
+    dstOffset: unwrittenColumn(count),
+    length: unwrittenColumn(count),
+    srcShard: unwrittenColumn(count),
+    dstShard: unwrittenColumn(count),
+    replica: unwrittenColumn(count),
   };
 }
 
@@ -141,8 +143,8 @@ export function directions(
 export function gradientRows(shards: ShardTable, rows: ShardRows, routing: Routing): GradientRows {
   const { offsets } = routing;
   const { srcOffset, length, replica } = routing.entries;
-  const denseRow = new Int32Array(replica.length);
-  const compactRow = new Int32Array(replica.length);
+  const denseRow = unwrittenColumn(replica.length);
+  const compactRow = unwrittenColumn(replica.length);
   for (let r = 0; r < shards.worldSize; r++) {
     const tokens = rows.tokens[r]!;
     const end = offsets[shards.shardOffsets[r + 1]!]!;

@@ -1,3 +1,4 @@
+import { unwrittenColumn } from './column.js';
 import { type Entries, emptyEntries, type GradientRows, reverseOffsets } from './directions.js';
 import { PlanError } from './error.js';
 import type { RoutedKv } from './query.js';
@@ -22,12 +23,12 @@ export function routeRuns(
   const records = shardRecords(shards, rows, index, offsets);
   const forward: Forward = {
     entries: emptyEntries(count),
-    gradient: { denseRow: new Int32Array(count), compactRow: new Int32Array(count) },
+    gradient: { denseRow: unwrittenColumn(count), compactRow: unwrittenColumn(count) },
   };
   const reverse = emptyEntries(count);
   if (eachQuery) routeToQueries(shards, index, serverRank, runs, records, forward);
   else routeToServers(shards, index, serverRank, runs, records, forward, reverse.replica);
-  const compactOffset = new Int32Array(count);
+  const compactOffset = unwrittenColumn(count);
   reverseOfRuns(shards.worldSize, runs, records, reverse, compactOffset, eachQuery);
   const { recvShards, recvTokens } = runs;
   return {

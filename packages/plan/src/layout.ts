@@ -1,4 +1,5 @@
 import { checkInteger } from './check.js';
+import { unwrittenColumn } from './column.js';
 import type { DispatchPlan } from './dispatch-plan.js';
 import type { PrefixRuns } from './runs.js';
 import type { DocumentIndex, DocumentShards } from './shards.js';
@@ -68,9 +69,9 @@ export function attentionLayout(
   const { worldSize } = shards;
   const groups = revQ.dstRank.length;
   const groupOffsets = revQ.entryOffsets;
-  const shard = new Int32Array(groups);
-  const kvStart = new Int32Array(groups);
-  const kvLength = new Int32Array(groups);
+  const shard = unwrittenColumn(groups);
+  const kvStart = unwrittenColumn(groups);
+  const kvLength = unwrittenColumn(groups);
   const next = groupOffsets.slice(0, worldSize);
   for (let g = 0; g < groups; g++) {
     const k = next[serverRank[g]!]!++;

@@ -1,8 +1,10 @@
+import { unwrittenColumn } from './column.js';
 import type { PairTable } from './dispatch-plan.js';
 
 /**
- * Both pair tables of sender-major entries, peers ascending, in time linear in entries + ranks. Nothing is sorted: entries come by
- * ascending sender, so each receiver's list grows in order, and the receivers' lists, read by ascending receiver, give the senders'.
+ * Both pair tables of sender-major entries, peers ascending. Nothing is sorted: each sender's entries are added up by receiver in arrays of
+ * one element per rank, which stay in the first-level cache, and a bit per rank says in ascending order which of them to write down. Time is
+ * linear in entries + pairs, plus ranks² / 32 looks at words of bits.
  */
 export function pairTables(
   worldSize: number,
@@ -11,25 +13,34 @@ export function pairTables(
   length: Int32Array,
 ): { readonly sent: PairTable; readonly received: PairTable } {
   const { sentOffsets, receivedOffsets } = countPairs(worldSize, entryOffsets, dstRank);
-  const received = emptyPairs(receivedOffsets);
-  const { peer, tokens, dispatches } = received;
-  const lastSender = new Int32Array(worldSize).fill(-1);
-  const next = receivedOffsets.slice(0, worldSize);
+  const sent = emptyPairs(sentOffsets);
+  const { peer, tokens, dispatches } = sent;
+  const tokensTo = new Int32Array(worldSize);
+  const dispatchesTo = new Int32Array(worldSize);
+  const bits = new Int32Array((worldSize + 31) >> 5);
+  let p = 0;
   for (let r = 0; r < worldSize; r++) {
     const end = entryOffsets[r + 1]!;
     for (let e = entryOffsets[r]!; e < end; e++) {
       const t = dstRank[e]!;
-      // Added instead of branched on: whether an entry opens a pair is a coin toss, which the processor would mispredict.
-      const after = next[t]! + (lastSender[t] === r ? 0 : 1);
-      const p = after - 1;
-      next[t] = after;
-      lastSender[t] = r;
-      peer[p] = r;
-      tokens[p]! += length[e]!;
-      dispatches[p]!++;
+      tokensTo[t]! += length[e]!;
+      dispatchesTo[t]!++;
+      bits[t >> 5]! |= 1 << (t & 31);
+    }
+    for (let w = 0; w < bits.length; w++) {
+      for (let left = bits[w]!; left !== 0; left &= left - 1) {
+        const t = 32 * w + 31 - Math.clz32(left & -left);
+        peer[p] = t;
+        tokens[p] = tokensTo[t]!;
+        dispatches[p] = dispatchesTo[t]!;
+        tokensTo[t] = 0;
+        dispatchesTo[t] = 0;
+        p++;
+      }
+      bits[w] = 0;
     }
   }
-  return { sent: transposePairs(received, sentOffsets), received };
+  return { sent, received: transposePairs(sent, receivedOffsets) };
 }
 
 /** First pair of each sender and of each receiver. */
@@ -81,8 +92,8 @@ function emptyPairs(offsets: Int32Array): PairTable {
   const pairs = offsets[offsets.length - 1]!;
   return Object.freeze({
     offsets,
-    peer: new Int32Array(pairs),
-    tokens: new Int32Array(pairs),
-    dispatches: new Int32Array(pairs),
+    peer: unwrittenColumn(pairs),
+    tokens: unwrittenColumn(pairs),
+    dispatches: unwrittenColumn(pairs),
   });
 }

@@ -1,4 +1,5 @@
 import { checkInt32Array, checkInteger, checkObject, checkOffsets, checkRange, checkRows, maxRows } from './check.js';
+import { unwrittenColumn } from './column.js';
 import {
   directions,
   type Entries,
@@ -120,11 +121,11 @@ function fillInGlobalOrder(shards: ShardTable, rows: ShardRows, table: DispatchT
   const { replicas, offsets, dstRank, replica } = table;
   const { start } = rows;
   const count = dstRank.length;
-  const srcOffset = new Int32Array(count);
-  const dstOffset = new Int32Array(count);
-  const length = new Int32Array(count);
-  const srcShard = new Int32Array(count);
-  const dstShard = new Int32Array(count);
+  const srcOffset = unwrittenColumn(count);
+  const dstOffset = unwrittenColumn(count);
+  const length = unwrittenColumn(count);
+  const srcShard = unwrittenColumn(count);
+  const dstShard = unwrittenColumn(count);
   // Float64 while filling: a sum beyond int32 stays exact and is refused below instead of wrapping.
   const fill = new Float64Array(worldSize);
   const recvShards = new Int32Array(worldSize);
