@@ -139,7 +139,7 @@ export function stepTable() {
     },
     {
       name: 'kernels linked',
-      lanes: ['default'],
+      lanes: ciLanes,
       minutes: 10,
       command: ['node', 'native/tests/compile/run.mjs', '--totals', kernelTotals],
       report: { format: 'plain', files: [kernelTotals] },
@@ -147,7 +147,7 @@ export function stepTable() {
     ...ctestPreset('asan', ciLanes, 20),
     ...ctestPreset('tsan', ciLanes, 20),
     optionalPreset('litmus', ciLanes, 15),
-    optionalPreset('clang', ciLanes, 20),
+    optionalPreset('clang', ['full'], 20),
     optionalPreset('clang-asan', ['full'], 30),
     { name: 'prebuild', lanes: ciLanes, minutes: 10, command: ['node', 'tools/prebuild/main.mjs'], counts: false },
     {
