@@ -55,8 +55,8 @@ export interface AttentionBenchResult {
 
 /** Dispatches of a few rows, each awaited, then released: microseconds of one on rank 0. */
 export interface StepResult {
-  /** In a native loop of the same kernel, or one call from JS after the other. */
-  readonly from: 'native' | 'JS';
+  /** In a native loop of the same kernel, or one call from JS after the other, also without the threads that V8 has for itself. */
+  readonly from: 'native' | 'JS' | 'JS, V8 without threads';
   readonly ranks: number;
   readonly bytesPerRank: number;
   readonly calls: number;
@@ -114,9 +114,15 @@ function seriesOf(slowest: readonly number[], totalBytes: number): Series {
   };
 }
 
-async function runRanks<T>(tasks: readonly RankTask[], signal: AbortSignal | undefined): Promise<readonly T[]> {
+async function runRanks<T>(
+  tasks: readonly RankTask[],
+  signal: AbortSignal | undefined,
+  execArgv: readonly string[] = process.execArgv,
+): Promise<readonly T[]> {
   const program = fileURLToPath(new URL('./rank.js', import.meta.url));
-  const children = tasks.map((task) => fork(program, [JSON.stringify(task)], { serialization: 'advanced' }));
+  const children = tasks.map((task) =>
+    fork(program, [JSON.stringify(task)], { serialization: 'advanced', execArgv: [...execArgv] }),
+  );
   const onAbort = (): void => {
     for (const child of children) child.kill('SIGKILL');
   };
@@ -191,6 +197,8 @@ async function runAlltoallv(
 }
 
 const STEP_RANKS = 4;
+/** V8 compiles and collects garbage in threads of its own; where ranks outnumber cores these take a rank's core for a slice of milliseconds. */
+const V8_WITHOUT_THREADS = ['--single-threaded', '--min-semi-space-size=64', '--max-semi-space-size=64'];
 
 async function runSteps(folder: string, options: AttentionBenchOptions): Promise<readonly StepResult[]> {
   const stepCalls = 4000;
@@ -205,6 +213,8 @@ async function runSteps(folder: string, options: AttentionBenchOptions): Promise
     stepCalls,
   }));
   const [first] = await runRanks<StepTimes>(tasks, options.signal);
+  const again = tasks.map((task) => ({ ...task, store: join(folder, 'step-store-without-threads') }));
+  const [quiet] = await runRanks<StepTimes>(again, options.signal, [...process.execArgv, ...V8_WITHOUT_THREADS]);
   const result = (from: StepResult['from'], times: Float64Array): StepResult => {
     const sorted = times.toSorted();
     const at = (fraction: number) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * fraction))]!;
@@ -220,7 +230,11 @@ async function runSteps(folder: string, options: AttentionBenchOptions): Promise
       met: p99 <= 100,
     };
   };
-  return [result('native', first!.native), result('JS', first!.javascript)];
+  return [
+    result('native', first!.native),
+    result('JS', first!.javascript),
+    result('JS, V8 without threads', quiet!.javascript),
+  ];
 }
 
 function resultOf(

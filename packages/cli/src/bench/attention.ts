@@ -55,7 +55,7 @@ async function attentionResult(measure: typeof benchAttention, { quick, repeats 
     },
   );
   for (const step of report.steps) {
-    const how = step.from === 'native' ? 'in a native loop' : 'called from JS';
+    const how = step.from === 'native' ? 'in a native loop' : `called from ${step.from}`;
     cases.push({
       name: `dispatch of ${step.bytesPerRank} bytes per rank ${how}, ${step.ranks} ranks`,
       unit: 'us',
