@@ -13,6 +13,13 @@ export * from './store.js';
 export { FileStore, openFileStore } from './stores/file.js';
 export { MemoryStore, memoryStore } from './stores/memory.js';
 export { prefixStore } from './stores/prefix.js';
+export {
+  openTcpStoreServer,
+  type TcpStoreServer,
+  type TcpStoreServerOptions,
+} from './stores/tcp/server.js';
+export type { TcpStoreLimits } from './stores/tcp/session.js';
+export { openTcpStore, type TcpStore, type TcpStoreOptions } from './stores/tcp/store.js';
 export * from './stream.js';
 export * from './tensor.js';
 export * from './transport.js';

@@ -38,6 +38,10 @@ function addition(held: Uint8Array | undefined, delta: number): number | { reado
   return Number.isSafeInteger(sum) ? sum : { refused: `${text} plus ${delta} is not a safe integer` };
 }
 
+/** What an entry costs beside its bytes, about. */
+const ENTRY_OVERHEAD = 128;
+export const entryBytes = (key: string, value: Uint8Array): number => ENTRY_OVERHEAD + key.length + value.byteLength;
+
 /** The map, and who waits for its keys. */
 export class Replica {
   readonly #entries = new Map<string, Uint8Array>();
@@ -48,7 +52,7 @@ export class Replica {
     return this.#entries.size;
   }
 
-  /** Bytes of all values. */
+  /** Bytes of all keys and values, and what the map itself takes for each. */
   get byteLength(): number {
     return this.#byteLength;
   }
@@ -87,7 +91,7 @@ export class Replica {
         this.#put(key, held === undefined ? operation.value : Buffer.concat([held, operation.value]));
         return undefined;
       case 'delete':
-        this.#byteLength -= held?.byteLength ?? 0;
+        if (held !== undefined) this.#byteLength -= entryBytes(key, held);
         return this.#entries.delete(key);
     }
   }
@@ -109,7 +113,8 @@ export class Replica {
   }
 
   #put(key: string, value: Uint8Array): void {
-    this.#byteLength += value.byteLength - (this.#entries.get(key)?.byteLength ?? 0);
+    const held = this.#entries.get(key);
+    this.#byteLength += entryBytes(key, value) - (held === undefined ? 0 : entryBytes(key, held));
     this.#entries.set(key, value);
     const observers = this.#observers.get(key);
     if (observers) for (const observer of [...observers]) observer(key, value);
