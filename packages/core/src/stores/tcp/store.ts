@@ -395,7 +395,7 @@ export async function openTcpStore(options: TcpStoreOptions): Promise<TcpStore> 
   const hosted = isServer ? await openServer(options) : undefined;
   try {
     const at = { host: hosted?.host ?? options.host, port: hosted?.server.port ?? options.port };
-    const main = await openPatiently(at, { timeoutMs: left(), signal });
+    const main = await openPatiently(at, { timeoutMs, signal });
     const spare = await openPatiently(at, { timeoutMs: left(), signal }).catch((error: unknown) => {
       main.destroy();
       throw error;
