@@ -8,6 +8,7 @@ export { barrier, exchange, type Meeting, type MeetingOptions } from './exchange
 export * from './loop.js';
 export * from './ranks.js';
 export * from './rendezvous.js';
+export * from './rendezvous-url.js';
 export * from './scope.js';
 export * from './store.js';
 export { FileStore, openFileStore } from './stores/file.js';
@@ -19,7 +20,7 @@ export {
   type TcpStoreServerOptions,
 } from './stores/tcp/server.js';
 export type { TcpStoreLimits } from './stores/tcp/session.js';
-export { openTcpStore, type TcpStore, type TcpStoreOptions } from './stores/tcp/store.js';
+export { openTcpStore, TcpStore, type TcpStoreOptions } from './stores/tcp/store.js';
 export * from './stream.js';
 export * from './tensor.js';
 export * from './transport.js';

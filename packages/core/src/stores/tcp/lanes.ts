@@ -72,6 +72,10 @@ export class Lanes {
     this.#all = new Set([spare]);
   }
 
+  get size(): number {
+    return this.#all.size;
+  }
+
   async take(deadline: Deadline): Promise<Channel> {
     for (let lane = this.#idle.pop(); lane !== undefined; lane = this.#idle.pop()) {
       if (lane.failure === undefined) return lane;

@@ -25,6 +25,8 @@ const LABEL = 'tcp store';
 const CANCEL_MS = 2000;
 /** How long close() waits for requests that are under way. */
 const CLOSE_MS = 1000;
+/** How often othersLeft() looks. */
+const LOOK_MS = 10;
 const TIMED_OUT = Symbol('timed out');
 
 /** The key on the wire: torch puts a slash in front of every key. */
@@ -82,6 +84,7 @@ export class TcpStore extends Resource implements Store {
   readonly #main: Channel;
   readonly #lanes: Lanes;
   readonly #timeoutMs: number;
+  #server: TcpStoreServer | undefined;
   #nonce = 0;
   #closeTimer: NodeJS.Timeout | undefined;
 
@@ -99,9 +102,28 @@ export class TcpStore extends Resource implements Store {
     });
   }
 
-  /** Also closes `resource`, before this store lets go of its connections. */
-  own(resource: AsyncDisposable): void {
-    this.children.add(resource);
+  /** The server, on the rank that holds it; closed with this store. */
+  get server(): TcpStoreServer | undefined {
+    return this.#server;
+  }
+
+  /** Use `openTcpStore`. */
+  holdServer(server: TcpStoreServer): void {
+    this.#server = this.children.add(server);
+  }
+
+  /**
+   * Resolves, on the rank that holds the server, when no other client is connected any more: closing it cuts off whoever has not read what it came
+   * for. False if that took longer than `timeoutMs`; at once true on the other ranks.
+   */
+  async othersLeft({ timeoutMs = defaultTimeoutMs(), signal }: StoreWaitOptions = {}): Promise<boolean> {
+    const limit = performance.now() + checkTimeout(timeoutMs, `${LABEL}: othersLeft`);
+    while (this.#server !== undefined && !this.closed && this.#server.connections > 1 + this.#lanes.size) {
+      signal?.throwIfAborted();
+      if (performance.now() > limit) return false;
+      await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+    }
+    return true;
   }
 
   /** Resolves when the server has the value: torch's own client returns when the bytes are in the socket. */
@@ -405,7 +427,7 @@ export async function openTcpStore(options: TcpStoreOptions): Promise<TcpStore> 
       if (worldSize !== undefined) await store.join();
       if (worldSize !== undefined && waitForWorkers)
         await hosted?.server.waitForWorkers(worldSize, { timeoutMs: left(), signal });
-      if (hosted !== undefined) store.own(hosted.server);
+      if (hosted !== undefined) store.holdServer(hosted.server);
       return store;
     } catch (error) {
       await store.close();
