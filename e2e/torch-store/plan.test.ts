@@ -8,6 +8,7 @@ import { torch, torchLabel } from './torch.js';
 
 const run = promisify(execFile);
 const program = (name: string): string => fileURLToPath(new URL(name, import.meta.url));
+const python = 'python' in torch ? torch.python : '';
 const LIMIT = { timeout: 180_000 };
 
 type Kind = 'typescript' | 'torch';
@@ -28,12 +29,12 @@ async function runJob(kinds: readonly Kind[]): Promise<readonly (readonly string
       WORLD_SIZE: `${kinds.length}`,
       MASTER_ADDR: '127.0.0.1',
       MASTER_PORT: `${port}`,
-      EP_TEST_HANDSHAKE: kinds.includes('torch') ? 'no' : 'yes',
-      EP_TEST_PLANNER: `${planner}`,
     };
-    const python = 'python' in torch ? torch.python : '';
-    const [file, argument] = kind === 'torch' ? [python, program('rank.py')] : [process.execPath, program('rank.mjs')];
-    const { stdout } = await run(file, [argument], { env, timeout: 150_000 });
+    const [file, ...args] =
+      kind === 'torch'
+        ? [python, program('rank.py')]
+        : [process.execPath, program('rank.mjs'), `${planner}`, kinds.includes('torch') ? 'mixed' : 'alone'];
+    const { stdout } = await run(file, args, { env, timeout: 150_000 });
     const report = JSON.parse(stdout) as { readonly rank: number; readonly seen: readonly string[] };
     expect(report.rank).toBe(rank);
     return report.seen;
@@ -61,4 +62,21 @@ describe('a file plan reaches all ranks through the store', () => {
   ])(`TypeScript and torch ranks, %s holds the store, with ${torchLabel}`, LIMIT, async (_, kinds) => {
     expectOnePlan(await runJob(kinds));
   });
+
+  it.skipIf(!('python' in torch))(
+    `TypeScript ranks under torchrun, at its agent's store, with ${torchLabel}`,
+    LIMIT,
+    async () => {
+      const torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '3', '--no-python'];
+      const { stdout } = await run(python, [...torchrun, process.execPath, program('rank.mjs'), '0', 'alone'], {
+        timeout: 150_000,
+      });
+      const lines = stdout.split('\n').filter((line) => line.startsWith('{'));
+      const reports = lines.map(
+        (line) => JSON.parse(line) as { readonly rank: number; readonly seen: readonly string[] },
+      );
+      expect(reports.map(({ rank }) => rank).sort()).toEqual([0, 1, 2]);
+      expectOnePlan(reports.map(({ seen }) => seen));
+    },
+  );
 });

@@ -4,15 +4,16 @@ import { openRendezvous, prefixStore } from '@ep/core';
 import { digest, parseAttentionPlan, serialize } from '@ep/plan';
 import { randomPlan } from '../attention/plans.mjs';
 
-const { EP_TEST_HANDSHAKE, EP_TEST_PLANNER } = process.env;
+// The rank that plans; and whether all ranks are of this kind, so that they can shake hands.
+const [planner, alone] = process.argv.slice(2);
 const { store, rank, worldSize } = await openRendezvous('env://', {
-  handshake: EP_TEST_HANDSHAKE === 'yes',
+  handshake: alone === 'alone',
   timeoutMs: 60_000,
 });
 const job = prefixStore(store, 'ep/job');
 const ranks = Array.from({ length: worldSize }, (_, other) => other);
 
-if (rank === Number(EP_TEST_PLANNER)) {
+if (rank === Number(planner)) {
   const plan = randomPlan(7, worldSize);
   await job.set('plan', Buffer.from(serialize(plan)));
 }

@@ -8,7 +8,7 @@ function find(): Torch {
   const python = named === undefined || named === '' ? 'python3' : named;
   try {
     const program = 'import torch.distributed as d, torch; print(torch.__version__ if d.is_available() else "")';
-    const options = { encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'], timeout: 120_000 } as const;
+    const options = { encoding: 'utf8', stdio: 'pipe', timeout: 120_000 } as const;
     const version = execFileSync(python, ['-c', program], options).trim();
     return version === '' ? { unavailable: `the torch of ${python} has no torch.distributed` } : { python, version };
   } catch (error) {

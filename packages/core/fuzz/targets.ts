@@ -6,6 +6,7 @@ import { debugs, defaultTimeoutMs, readLaunchEnv } from '../src/env.js';
 import { EpError, isEpError } from '../src/errors.js';
 import { formatVerdict, parseVerdict } from '../src/exchange.js';
 import { compareFacts, parseFacts } from '../src/rendezvous.js';
+import { parseRendezvousUrl } from '../src/rendezvous-url.js';
 import { formatRecord, parseLine } from '../src/stores/log.js';
 import { entryBytes, Replica } from '../src/stores/replica.js';
 import { ByteQueue } from '../src/stores/tcp/bytes.js';
@@ -176,6 +177,14 @@ export const suite: FuzzSuite = {
       if (localRank !== undefined && localRank >= (localWorldSize ?? worldSize))
         throw new Error('a local rank outside of the host');
       if (store.kind === 'tcp' && !(store.port >= 1 && store.port <= 65535)) throw new Error('a port that is none');
+    }),
+    textTarget('rendezvous-url', refusedWith('EP_INVALID_ARGUMENT'), (text) => {
+      const env = { RANK: '1', WORLD_SIZE: '2', MASTER_ADDR: 'host', MASTER_PORT: '1' };
+      const { rank, worldSize, store } = parseRendezvousUrl(text.trimEnd(), { env });
+      if (!(rank >= 0 && rank < worldSize)) throw new Error('a rank outside of the world');
+      if (store.kind === 'tcp' && (store.host === '' || !(store.port >= 1 && store.port <= 65535)))
+        throw new Error('an address that is none');
+      if (store.kind === 'file' && !store.path.startsWith('/')) throw new Error('a path that is not absolute');
     }),
     textTarget('tensor', refusedWith('EP_INVALID_ARGUMENT', 'EP_CAPACITY', 'EP_MEMORY_LIMIT'), (text) => {
       const { dtype, shape, strides, length } = parsed(text);

@@ -55,12 +55,23 @@ function placeOf(url: URL, name: 'rank' | 'world_size', option: number | undefin
   return value;
 }
 
+/** Undefined where escapes stand for what no path can hold. */
+function pathOf(url: URL): string | undefined {
+  try {
+    const path = fileURLToPath(new URL(url.pathname, 'file:///'));
+    return path.includes('\0') ? undefined : path;
+  } catch {
+    return undefined;
+  }
+}
+
 function addressOf(url: URL, text: string): LaunchEnv['store'] {
   const bare = url.username === '' && url.password === '' && url.hash === '';
-  if (bare && url.protocol === 'tcp:' && url.hostname !== '' && url.port !== '' && /^\/?$/.test(url.pathname))
-    return { kind: 'tcp', host: url.hostname.replace(/[[\]]/g, ''), port: Number(url.port) };
-  if (bare && url.protocol === 'file:' && url.host === '' && url.pathname !== '/')
-    return { kind: 'file', path: fileURLToPath(new URL(url.pathname, 'file:///')) };
+  const port = Number(url.port);
+  if (bare && url.protocol === 'tcp:' && url.hostname !== '' && port >= 1 && /^\/?$/.test(url.pathname))
+    return { kind: 'tcp', host: url.hostname.replace(/[[\]]/g, ''), port };
+  const path = bare && url.protocol === 'file:' && url.host === '' && url.pathname !== '/' ? pathOf(url) : undefined;
+  if (path !== undefined) return { kind: 'file', path };
   throw invalid('url', { where: WHERE, expected: EXPECTED, found: text });
 }
 

@@ -173,6 +173,12 @@ describe('loss', () => {
       context: { missing: ['k'] },
     });
     await store.close();
+    const patient = await openTcpStore({ host: HOST, port, timeoutMs: 60_000 });
+    const pending = [patient.add('n', 1), patient.set('k', bytes('v'))].map((call) => call.catch((error) => error));
+    const begin = performance.now();
+    await patient.close();
+    expect(performance.now() - begin).toBeLessThan(5000);
+    for (const error of await Promise.all(pending)) expect(error).toMatchObject({ code: 'EP_ABORTED' });
     for (const socket of sockets) socket.destroy();
     await new Promise((resolve) => hanging.close(resolve));
   });

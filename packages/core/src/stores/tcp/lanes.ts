@@ -101,9 +101,9 @@ export class Lanes {
     lane.destroy();
   }
 
-  close(): void {
+  close(reason?: EpError): void {
     this.#closed = true;
-    for (const lane of this.#all) lane.destroy();
+    for (const lane of this.#all) lane.destroy(reason);
     this.#all.clear();
   }
 }

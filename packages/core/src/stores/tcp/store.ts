@@ -97,7 +97,9 @@ export class TcpStore extends Resource implements Store {
     this.#timeoutMs = timeoutMs;
     this.closing.addEventListener('abort', () => {
       this.#closeTimer = setTimeout(() => {
-        main.destroy(new EpError('EP_ABORTED', `${LABEL} was closed while requests were under way`));
+        const reason = new EpError('EP_ABORTED', `${LABEL} was closed while requests were under way`);
+        main.destroy(reason);
+        this.#lanes.close(reason);
       }, CLOSE_MS);
     });
   }
