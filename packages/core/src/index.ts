@@ -14,13 +14,14 @@ export * from './store.js';
 export { FileStore, openFileStore } from './stores/file.js';
 export { MemoryStore, memoryStore } from './stores/memory.js';
 export { prefixStore } from './stores/prefix.js';
+export { openTcpStore, type TcpStoreOptions } from './stores/tcp/open.js';
 export {
   openTcpStoreServer,
   type TcpStoreServer,
   type TcpStoreServerOptions,
 } from './stores/tcp/server.js';
 export type { TcpStoreLimits } from './stores/tcp/session.js';
-export { openTcpStore, TcpStore, type TcpStoreOptions } from './stores/tcp/store.js';
+export { TcpStore } from './stores/tcp/store.js';
 export * from './stream.js';
 export * from './tensor.js';
 export * from './transport.js';

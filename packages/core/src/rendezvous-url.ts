@@ -6,7 +6,8 @@ import type { MeetingOptions } from './exchange.js';
 import { type Facts, type PeerFacts, rendezvous } from './rendezvous.js';
 import type { Store } from './store.js';
 import { openFileStore } from './stores/file.js';
-import { openTcpStore, TcpStore } from './stores/tcp/store.js';
+import { openTcpStore } from './stores/tcp/open.js';
+import { TcpStore } from './stores/tcp/store.js';
 import type { Rank } from './transport.js';
 
 const WHERE = 'rendezvous';

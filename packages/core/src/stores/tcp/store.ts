@@ -1,12 +1,12 @@
 /** The TCP store's client, and the store of the rank that also holds the server. */
 import { defaultTimeoutMs } from '../../env.js';
-import { checkInteger, EpError, invalid, isEpError } from '../../errors.js';
-import { type AbortOptions, Resource } from '../../scope.js';
+import { EpError, invalid, isEpError } from '../../errors.js';
+import { Resource } from '../../scope.js';
 import type { Store, StoreWaitOptions } from '../../store.js';
 import { checkTimeout, interruptibleOn, linkSignals } from '../../waiting.js';
 import { checkKey, checkKeys, copyBytes, copyEntries, notArrived, type StoreEntry } from '../replica.js';
 import type { Channel } from './channel.js';
-import { Lanes, openPatiently } from './lanes.js';
+import { Lanes } from './lanes.js';
 import {
   checkReply,
   deletedReply,
@@ -17,10 +17,10 @@ import {
   stringsReply,
   waitReply,
 } from './replies.js';
-import { isLoopback, openTcpStoreServer, type TcpStoreServer, type TcpStoreServerOptions } from './server.js';
+import type { TcpStoreServer } from './server.js';
 import { JOIN_KEY, MOST_ITEMS, MOST_STRING_BYTES, type Request, type WireKey } from './wire.js';
 
-const LABEL = 'tcp store';
+export const LABEL = 'tcp store';
 /** How long the server may take to take back a wait before its connection is given up. */
 const CANCEL_MS = 2000;
 /** How long close() waits for requests that are under way. */
@@ -58,24 +58,6 @@ function valueBytes(value: unknown, what: string, where: string): Buffer {
 }
 
 const plain = (bytes: Buffer): Uint8Array => Uint8Array.from(bytes);
-
-export interface TcpStoreOptions extends AbortOptions {
-  /** Where the server is, or will be. */
-  readonly host: string;
-  /** 0 with `isServer`: one that is free. */
-  readonly port: number;
-  /** This rank holds the server; exactly one of the job does. */
-  readonly isServer?: boolean;
-  /** Where the server listens. Not needed where `host` is a loopback address; otherwise say it, for example `0.0.0.0` for all interfaces. */
-  readonly bind?: string;
-  /** Counts this client as one of so many that join. Absent: it does not join, as torch's clients without a world size. */
-  readonly worldSize?: number;
-  /** Whether the server's rank waits until `worldSize` clients have joined; true unless given. The others never wait. */
-  readonly waitForWorkers?: boolean;
-  /** For connecting and joining, and for every later request unless that gives its own. EP_TIMEOUT_MS unless given. */
-  readonly timeoutMs?: number;
-  readonly limits?: TcpStoreServerOptions['limits'];
-}
 
 /** Use `openTcpStore`. Operations that are under way at once have no order among each other. */
 export class TcpStore extends Resource implements Store {
@@ -380,63 +362,4 @@ function describe(operation: string, keys: readonly string[]): string {
   if (keys.length === 0) return operation;
   const shown = keys.slice(0, 4).map((key) => JSON.stringify(key.length > 80 ? `${key.slice(0, 80)}…` : key));
   return `${operation} of ${shown.join(', ')}${keys.length > 4 ? `, … (${keys.length} keys)` : ''}`;
-}
-
-/** Where the server of this rank listens, and where its own client finds it. */
-async function openServer(options: TcpStoreOptions): Promise<{ server: TcpStoreServer; host: string }> {
-  const { host, bind } = options;
-  if (bind === undefined && !isLoopback(host)) {
-    throw new EpError(
-      'EP_INVALID_ARGUMENT',
-      `${LABEL}: the server for ${host} would listen at a loopback address, where other hosts cannot reach it: give bind (EP_STORE_BIND), for example "0.0.0.0" for all interfaces`,
-      { context: { host } },
-    );
-  }
-  const address = bind ?? (host === '::1' ? host : '127.0.0.1');
-  const { limits } = options;
-  const server = await openTcpStoreServer({ port: options.port, bind: address, ...(limits && { limits }) });
-  return { server, host: address === '0.0.0.0' ? '127.0.0.1' : address === '::' ? '::1' : address };
-}
-
-/**
- * A store at a server which speaks the protocol of PyTorch's TCPStore (torch 2.13): at a server of ours on the rank with `isServer`, or at torch's.
- * Keys are the same on both sides. Throws `EP_TIMEOUT` if no server answers in time, or, on the server's rank, if fewer than `worldSize` clients
- * joined. When the server goes away, waits and requests end with `EP_PEER_LOST`; closing the store of the server's rank closes the server.
- *
- * HAZARD: there is no authentication. Whoever reaches the address can read and write every key.
- */
-export async function openTcpStore(options: TcpStoreOptions): Promise<TcpStore> {
-  const { worldSize, isServer = false, waitForWorkers = true } = options;
-  const timeoutMs = checkTimeout(options.timeoutMs ?? defaultTimeoutMs(), LABEL);
-  if (typeof options.host !== 'string' || options.host === '')
-    throw invalid('host', { where: LABEL, expected: 'a host name or address', found: options.host });
-  checkInteger(options.port, 'port', LABEL, isServer ? 0 : 1, 65535);
-  if (worldSize !== undefined) checkInteger(worldSize, 'worldSize', LABEL, 1);
-  const signal = options.signal ?? new AbortController().signal;
-  signal.throwIfAborted();
-  const begin = performance.now();
-  const left = (): number => Math.max(0, timeoutMs - (performance.now() - begin));
-  const hosted = isServer ? await openServer(options) : undefined;
-  try {
-    const at = { host: hosted?.host ?? options.host, port: hosted?.server.port ?? options.port };
-    const main = await openPatiently(at, { timeoutMs, signal });
-    const spare = await openPatiently(at, { timeoutMs: left(), signal }).catch((error: unknown) => {
-      main.destroy();
-      throw error;
-    });
-    const store = new TcpStore(main, spare, at, timeoutMs);
-    try {
-      if (worldSize !== undefined) await store.join();
-      if (worldSize !== undefined && waitForWorkers)
-        await hosted?.server.waitForWorkers(worldSize, { timeoutMs: left(), signal });
-      if (hosted !== undefined) store.holdServer(hosted.server);
-      return store;
-    } catch (error) {
-      await store.close();
-      throw error;
-    }
-  } catch (error) {
-    await hosted?.server.close();
-    throw error;
-  }
 }
