@@ -139,6 +139,17 @@ describe('names', () => {
     }
   });
 
+  it('missing ranks, also to those that would have waited longer than the one that holds the store', async () => {
+    const port = await freePort();
+    const run = (rank: number, timeoutMs: number) =>
+      openRendezvous(`tcp://127.0.0.1:${port}`, { rank, worldSize: 3, timeoutMs }).catch((error) => error);
+    for (const error of await Promise.all([run(0, 300), run(2, 20_000)]))
+      expect(error).toMatchObject({
+        code: 'EP_RENDEZVOUS',
+        message: 'rendezvous: rank 1 of 3 did not come within the 300 ms of rank 0',
+      });
+  });
+
   it('rank 0, where it is the one that holds the store', async () => {
     const [error] = await at([1], 2, 80);
     expect(error).toMatchObject({ code: 'EP_RENDEZVOUS', context: { ranks: [0] } });
