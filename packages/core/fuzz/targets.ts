@@ -6,8 +6,21 @@ import { debugs, defaultTimeoutMs, readLaunchEnv } from '../src/env.js';
 import { EpError, isEpError } from '../src/errors.js';
 import { formatVerdict, parseVerdict } from '../src/exchange.js';
 import { compareFacts, parseFacts } from '../src/rendezvous.js';
+import { parseRendezvousUrl } from '../src/rendezvous-url.js';
 import { formatRecord, parseLine } from '../src/stores/log.js';
-import { Replica } from '../src/stores/replica.js';
+import { entryBytes, Replica } from '../src/stores/replica.js';
+import { ByteQueue } from '../src/stores/tcp/bytes.js';
+import {
+  checkReply,
+  deletedReply,
+  integerReply,
+  pingReply,
+  type ReplyReader,
+  stringReply,
+  stringsReply,
+  waitReply,
+} from '../src/stores/tcp/replies.js';
+import { Session, StoreState } from '../src/stores/tcp/session.js';
 import { byteRange, rowLayout, tensor, toContiguous } from '../src/tensor.js';
 
 const refusedWith =
@@ -26,6 +39,75 @@ function parsed(text: string): Readonly<Record<string, unknown>> {
   }
   if (typeof value === 'object' && value !== null) return value as Record<string, unknown>;
   throw new EpError('EP_INVALID_ARGUMENT', 'the fuzz input is no JSON object');
+}
+
+/** Small, so that inputs reach them. */
+const TCP_LIMITS = {
+  stringBytes: 4096,
+  items: 64,
+  requestBytes: 8192,
+  storeBytes: 32_768,
+  connections: 1,
+  unreadBytes: 1 << 20,
+  stallMs: 1000,
+};
+
+/** What a server answers to bytes that come in pieces, up to where it drops the connection; and why it did. */
+function serve(bytes: Buffer, size: number): { readonly answers: string; readonly error?: unknown } {
+  const state = new StoreState(TCP_LIMITS);
+  const answers: Uint8Array[] = [];
+  const session = new Session(state, { send: (parts) => answers.push(...parts), blocked: () => false });
+  let error: unknown;
+  try {
+    for (let at = 0; at < bytes.length; at += size) session.receive(bytes.subarray(at, at + size));
+  } catch (thrown) {
+    error = thrown;
+  }
+  session.end();
+  if (session.waiting) throw new Error('a session that ended still waits');
+  if (state.map.byteLength + state.queuedBytes > TCP_LIMITS.storeBytes)
+    throw new Error('the server holds more than it may');
+  let held = 0;
+  for (const key of state.map.keys()) held += entryBytes(key, state.map.get(key)!);
+  if (held !== state.map.byteLength) throw new Error('the server lost count of what it holds');
+  return { answers: Buffer.concat(answers).toString('hex'), error };
+}
+
+const REPLIES: readonly ReplyReader<unknown>[] = [
+  stringReply,
+  integerReply,
+  stringsReply(2),
+  checkReply,
+  deletedReply,
+  pingReply(0x3c2a),
+  waitReply({ cancelled: false }),
+  waitReply({ cancelled: true }),
+];
+
+/** What a client makes of a server's bytes: the first says how many replies it awaits, the next of which kinds. */
+function hear(bytes: Buffer, size: number): { readonly values: string; readonly error?: unknown } {
+  const expected = (bytes[0] ?? 0) % 16;
+  const readers = [...bytes.subarray(1, 1 + expected)].map((kind) => REPLIES[kind % REPLIES.length]!);
+  const queue = new ByteQueue();
+  const values: unknown[] = [];
+  const pending = readers.map((read) => read(queue));
+  const show = (): string => JSON.stringify(values, (_, value) => (typeof value === 'bigint' ? `${value}n` : value));
+  try {
+    for (let at = 1 + expected; at < bytes.length; at += size) {
+      queue.push(bytes.subarray(at, at + size));
+      for (let first = pending[0]; first !== undefined; first = pending[0]) {
+        const step = first.next();
+        if (step.done !== true) break;
+        values.push(step.value);
+        pending.shift();
+      }
+    }
+    if (pending.length === 0 && queue.length > 0)
+      throw new EpError('EP_TRANSPORT_FAILED', 'bytes that nobody asked for');
+    return { values: show() };
+  } catch (error) {
+    return { values: show(), error };
+  }
 }
 
 /** What `decode` takes. */
@@ -50,6 +132,20 @@ export const suite: FuzzSuite = {
         replica.apply(record.operation);
       }
       if (replica.size > known) throw new Error('the store holds more keys than there were records');
+    }),
+    bytesTarget('tcp-server', refusedWith('EP_TRANSPORT_FAILED'), (bytes) => {
+      const whole = serve(bytes, bytes.length + 1);
+      const pieces = serve(bytes, 1);
+      if (whole.answers !== pieces.answers || String(whole.error) !== String(pieces.error))
+        throw new Error('the answers depend on how the bytes came');
+      if (whole.error !== undefined) throw whole.error;
+    }),
+    bytesTarget('tcp-client', refusedWith('EP_TRANSPORT_FAILED'), (bytes) => {
+      const whole = hear(bytes, bytes.length + 1);
+      const pieces = hear(bytes, 1);
+      if (whole.values !== pieces.values || String(whole.error) !== String(pieces.error))
+        throw new Error('the replies depend on how the bytes came');
+      if (whole.error !== undefined) throw whole.error;
     }),
     bytesTarget('verdict', refusedWith('EP_RENDEZVOUS'), (bytes) => {
       const verdict = parseVerdict(bytes);
@@ -81,6 +177,14 @@ export const suite: FuzzSuite = {
       if (localRank !== undefined && localRank >= (localWorldSize ?? worldSize))
         throw new Error('a local rank outside of the host');
       if (store.kind === 'tcp' && !(store.port >= 1 && store.port <= 65535)) throw new Error('a port that is none');
+    }),
+    textTarget('rendezvous-url', refusedWith('EP_INVALID_ARGUMENT'), (text) => {
+      const env = { RANK: '1', WORLD_SIZE: '2', MASTER_ADDR: 'host', MASTER_PORT: '1' };
+      const { rank, worldSize, store } = parseRendezvousUrl(text.trimEnd(), { env });
+      if (!(rank >= 0 && rank < worldSize)) throw new Error('a rank outside of the world');
+      if (store.kind === 'tcp' && (store.host === '' || !(store.port >= 1 && store.port <= 65535)))
+        throw new Error('an address that is none');
+      if (store.kind === 'file' && !store.path.startsWith('/')) throw new Error('a path that is not absolute');
     }),
     textTarget('tensor', refusedWith('EP_INVALID_ARGUMENT', 'EP_CAPACITY', 'EP_MEMORY_LIMIT'), (text) => {
       const { dtype, shape, strides, length } = parsed(text);

@@ -10,6 +10,8 @@ export interface DiagnosticMessages {
     readonly durationMs: number;
     readonly error?: unknown;
   };
+  /** The server of a TCP store ended a connection; the others go on. */
+  'ep:store:dropped': { readonly server: string; readonly peer: string; readonly reason: string };
   /** A Work failed while nobody was waiting for it; its owner reports it later. */
   'ep:work:unobserved': {
     readonly owner: string;

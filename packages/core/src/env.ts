@@ -24,7 +24,18 @@ export const SWITCHES = {
   },
   EP_STORE: {
     default: 'unset',
-    meaning: '`file:<path>` of the store through which the ranks meet; wins over MASTER_ADDR and MASTER_PORT',
+    meaning:
+      '`file:<path>` or `tcp://<host>:<port>` of the store through which the ranks meet; wins over MASTER_ADDR and MASTER_PORT',
+  },
+  EP_STORE_BIND: {
+    default: 'unset',
+    meaning:
+      'the address at which the rank that holds a TCP store listens, for example `0.0.0.0` for every interface; unset: loopback, and nothing else',
+  },
+  EP_TORCH_PYTHON: {
+    default: 'unset',
+    meaning:
+      'a python that can import torch, for the tests against PyTorch; unset: `python3`, and where that has no torch those tests are recorded as skipped',
   },
   EP_TIMEOUT_MS: {
     default: '300000',
@@ -72,23 +83,54 @@ export interface LaunchEnv {
   readonly localRank?: number;
   readonly localWorldSize?: number;
   readonly store: StoreAddress;
+  /** torchrun's agent holds the server of the TCP store; otherwise rank 0 does. */
+  readonly storeOfLauncher?: boolean;
+  /** How often torchrun has started the ranks again. The agent's store keeps the keys of earlier attempts. */
+  readonly restarts?: number;
 }
+
+/** The variables of one launcher; `either`: one of the first two alone is an error, not another launcher's business. */
+interface LauncherNames {
+  readonly rank: string;
+  readonly worldSize: string;
+  readonly localRank: string;
+  readonly localWorldSize?: string;
+  readonly either?: true;
+}
+
+/** In the order in which they are looked for: mpirun within a Slurm allocation sets its own beside Slurm's. */
+const LAUNCHERS: readonly LauncherNames[] = [
+  { rank: 'RANK', worldSize: 'WORLD_SIZE', localRank: 'LOCAL_RANK', localWorldSize: 'LOCAL_WORLD_SIZE', either: true },
+  {
+    rank: 'OMPI_COMM_WORLD_RANK',
+    worldSize: 'OMPI_COMM_WORLD_SIZE',
+    localRank: 'OMPI_COMM_WORLD_LOCAL_RANK',
+    localWorldSize: 'OMPI_COMM_WORLD_LOCAL_SIZE',
+  },
+  { rank: 'SLURM_PROCID', worldSize: 'SLURM_NTASKS', localRank: 'SLURM_LOCALID' },
+];
 
 function parseStoreAddress(env: Environment, value: (name: string) => string | undefined): StoreAddress {
   const named = value('EP_STORE');
   if (named !== undefined) {
     const path = named.startsWith('file:') ? named.slice('file:'.length) : '';
-    if (path === '' || path.includes('\0')) {
-      throw invalid('EP_STORE', { where: 'environment', expected: '`file:<path>`', found: env.EP_STORE });
-    }
-    return { kind: 'file', path };
+    if (path !== '' && !path.includes('\0')) return { kind: 'file', path };
+    const [, address, port] = /^tcp:\/\/(\[[\da-fA-F:.]+\]|[^\s\0/:[\]]+):(\d{1,5})$/.exec(named) ?? [];
+    if (address !== undefined && port !== undefined)
+      return {
+        kind: 'tcp',
+        host: address.replace(/[[\]]/g, ''),
+        port: parseInteger('the port of EP_STORE', port, 1, 65535),
+      };
+    const expected = '`file:<path>` or `tcp://<host>:<port>`';
+    throw invalid('EP_STORE', { where: 'environment', expected, found: env.EP_STORE });
   }
   const host = value('MASTER_ADDR');
   const port = value('MASTER_PORT');
   if (host === undefined || port === undefined) {
     throw new EpError(
       'EP_INVALID_ARGUMENT',
-      `environment: no store to meet at: set EP_STORE=file:<path>, or both MASTER_ADDR and MASTER_PORT (${host === undefined ? 'MASTER_ADDR' : 'MASTER_PORT'} is not set)`,
+      `environment: no store to meet at: set EP_STORE=file:<path> or tcp://<host>:<port>, or both MASTER_ADDR and MASTER_PORT (${host === undefined ? 'MASTER_ADDR' : 'MASTER_PORT'} is not set)`,
       { context: { MASTER_ADDR: host, MASTER_PORT: port } },
     );
   }
@@ -98,37 +140,45 @@ function parseStoreAddress(env: Environment, value: (name: string) => string | u
 }
 
 /**
- * Reads torchrun's contract (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and our EP_STORE. An empty variable
- * counts as unset. Throws `EP_INVALID_ARGUMENT` naming the variable, what it should be and what it is.
+ * Reads torchrun's contract (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and our EP_STORE; where RANK and WORLD_SIZE
+ * are not set, Open MPI's variables or Slurm's say who this is. An empty variable counts as unset. Throws `EP_INVALID_ARGUMENT` naming the variable, what it should be and what it is.
  */
 export function readLaunchEnv(env: Environment = process.env): LaunchEnv {
   const value = (name: string): string | undefined =>
     env[name] === undefined || env[name] === '' ? undefined : env[name];
-  const rankText = value('RANK');
-  const sizeText = value('WORLD_SIZE');
+  const launcher = LAUNCHERS.find(
+    (names) => value(names.rank) !== undefined || (names.either === true && value(names.worldSize) !== undefined),
+  );
+  const names = launcher ?? LAUNCHERS[0]!;
+  const rankText = value(names.rank);
+  const sizeText = value(names.worldSize);
   if (rankText === undefined || sizeText === undefined) {
-    const missing = ['RANK', 'WORLD_SIZE'].filter((name) => value(name) === undefined);
+    const missing = [names.rank, names.worldSize].filter((name) => value(name) === undefined);
     throw new EpError(
       'EP_INVALID_ARGUMENT',
-      `environment: ${missing.join(' and ')} not set: start this program with \`ep run -n N -- program\` or torchrun, or set RANK and WORLD_SIZE`,
+      `environment: ${missing.join(' and ')} not set: start this program with \`ep run -n N -- program\`, torchrun, mpirun or srun, or set RANK and WORLD_SIZE`,
       { context: { missing } },
     );
   }
-  const worldSize = parseInteger('WORLD_SIZE', sizeText, 1, 2 ** 20);
-  const rank = parseInteger('RANK', rankText, 0, worldSize - 1);
-  const localSizeText = value('LOCAL_WORLD_SIZE');
-  const localWorldSize =
-    localSizeText === undefined ? undefined : parseInteger('LOCAL_WORLD_SIZE', localSizeText, 1, worldSize);
-  const localRankText = value('LOCAL_RANK');
-  const localRank =
-    localRankText === undefined
-      ? undefined
-      : parseInteger('LOCAL_RANK', localRankText, 0, (localWorldSize ?? worldSize) - 1);
+  const worldSize = parseInteger(names.worldSize, sizeText, 1, 2 ** 20);
+  const rank = parseInteger(names.rank, rankText, 0, worldSize - 1);
+  const optional = (name: string | undefined, min: number, max: number): number | undefined => {
+    const text = name === undefined ? undefined : value(name);
+    return name === undefined || text === undefined ? undefined : parseInteger(name, text, min, max);
+  };
+  const localWorldSize = optional(names.localWorldSize, 1, worldSize);
+  const localRank = optional(names.localRank, 0, (localWorldSize ?? worldSize) - 1);
+  const restarts = optional('TORCHELASTIC_RESTART_COUNT', 0, Number.MAX_SAFE_INTEGER);
+  const store = parseStoreAddress(env, value);
+  // The agent's server is the one at MASTER_ADDR; a store that EP_STORE names is ours.
+  const storeOfLauncher = value('EP_STORE') === undefined && value('TORCHELASTIC_USE_AGENT_STORE') === 'True';
   return {
     rank,
     worldSize,
     ...(localRank === undefined ? {} : { localRank }),
     ...(localWorldSize === undefined ? {} : { localWorldSize }),
-    store: parseStoreAddress(env, value),
+    store,
+    ...(storeOfLauncher ? { storeOfLauncher } : {}),
+    ...(restarts === undefined ? {} : { restarts }),
   };
 }

@@ -8,11 +8,20 @@ export { barrier, exchange, type Meeting, type MeetingOptions } from './exchange
 export * from './loop.js';
 export * from './ranks.js';
 export * from './rendezvous.js';
+export * from './rendezvous-url.js';
 export * from './scope.js';
 export * from './store.js';
 export { FileStore, openFileStore } from './stores/file.js';
 export { MemoryStore, memoryStore } from './stores/memory.js';
 export { prefixStore } from './stores/prefix.js';
+export { openTcpStore, type TcpStoreOptions } from './stores/tcp/open.js';
+export {
+  openTcpStoreServer,
+  type TcpStoreServer,
+  type TcpStoreServerOptions,
+} from './stores/tcp/server.js';
+export type { TcpStoreLimits } from './stores/tcp/session.js';
+export { TcpStore } from './stores/tcp/store.js';
 export * from './stream.js';
 export * from './tensor.js';
 export * from './transport.js';

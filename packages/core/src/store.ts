@@ -18,8 +18,16 @@ export interface Store extends Closeable {
    * key holds afterwards (`expected` itself if the key is absent and `expected` is not empty).
    */
   compareSet(key: string, expected: Uint8Array, desired: Uint8Array): Promise<Uint8Array>;
-  /** Waits until all keys exist. */
+  /** Waits until all keys exist. No keys are all there. */
   wait(keys: readonly string[], options?: StoreWaitOptions): Promise<void>;
+  /** True if all keys exist now. Never waits for one that does not. */
+  check(keys: readonly string[]): Promise<boolean>;
+  /** Atomic; adds the bytes at the end of what the key holds. A key that is absent counts as empty, and exists afterwards. */
+  append(key: string, value: Uint8Array): Promise<void>;
+  /** Waits until all keys exist. Resolves with their values, in the order of `keys`. */
+  multiGet(keys: readonly string[], options?: StoreWaitOptions): Promise<readonly Uint8Array[]>;
+  /** Sets all of them, in order, with nobody else's operation in between. A `Map` is taken as it is. */
+  multiSet(entries: Iterable<readonly [key: string, value: Uint8Array]>): Promise<void>;
   /** True if the key existed. */
   delete(key: string): Promise<boolean>;
   numKeys(): Promise<number>;

@@ -23,6 +23,35 @@ describe('readLaunchEnv', () => {
     });
   });
 
+  it("reads who this is from Open MPI's variables, then from Slurm's, where torchrun's are not set", () => {
+    const master = { MASTER_ADDR: 'node0', MASTER_PORT: '29500' };
+    const slurm = { SLURM_PROCID: '5', SLURM_NTASKS: '6', SLURM_LOCALID: '1' };
+    const mpi = {
+      OMPI_COMM_WORLD_RANK: '2',
+      OMPI_COMM_WORLD_SIZE: '4',
+      OMPI_COMM_WORLD_LOCAL_RANK: '0',
+      OMPI_COMM_WORLD_LOCAL_SIZE: '2',
+    };
+    const store = { kind: 'tcp', host: 'node0', port: 29500 };
+    expect(readLaunchEnv({ ...master, ...slurm })).toEqual({ rank: 5, worldSize: 6, localRank: 1, store });
+    expect(readLaunchEnv({ ...master, ...slurm, ...mpi })).toEqual({
+      rank: 2,
+      worldSize: 4,
+      localRank: 0,
+      localWorldSize: 2,
+      store,
+    });
+    expect(readLaunchEnv({ ...torchrun, ...slurm, ...mpi }).rank).toBe(3);
+  });
+
+  it("knows torchrun's own store and its restarts, and a TCP store of ours", () => {
+    const agent = { ...torchrun, TORCHELASTIC_USE_AGENT_STORE: 'True', TORCHELASTIC_RESTART_COUNT: '2' };
+    expect(readLaunchEnv(agent)).toMatchObject({ storeOfLauncher: true, restarts: 2 });
+    const ours = readLaunchEnv({ ...agent, EP_STORE: 'tcp://[::1]:4000' });
+    expect(ours.store).toEqual({ kind: 'tcp', host: '::1', port: 4000 });
+    expect(ours.storeOfLauncher).toBeUndefined();
+  });
+
   it('prefers EP_STORE and does without the local place', () => {
     expect(readLaunchEnv({ RANK: '0', WORLD_SIZE: '1', LOCAL_RANK: '', EP_STORE: 'file:/a b/c:d' })).toEqual({
       rank: 0,
@@ -48,7 +77,12 @@ describe('readLaunchEnv', () => {
     [{ ...torchrun, MASTER_PORT: undefined }, /no store to meet at.*\(MASTER_PORT is not set\)/],
     [{ ...torchrun, MASTER_ADDR: '' }, /\(MASTER_ADDR is not set\)/],
     [{ ...torchrun, MASTER_ADDR: 'tcp://host' }, /MASTER_ADDR must be a host name or address/],
-    [{ ...torchrun, EP_STORE: 'tcp:1.2.3.4' }, /EP_STORE must be `file:<path>`, found "tcp:1.2.3.4"/],
+    [{ ...torchrun, EP_STORE: 'tcp:1.2.3.4' }, /EP_STORE must be `file:<path>` or `tcp:.*`, found "tcp:1.2.3.4"/],
+    [{ ...torchrun, EP_STORE: 'tcp://h:0' }, /the port of EP_STORE must be .*found "0"/],
+    [{ ...torchrun, EP_STORE: 'tcp://h/x:1' }, /EP_STORE must be/],
+    [{ SLURM_PROCID: '1' }, /^environment: SLURM_NTASKS not set/],
+    [{ SLURM_NTASKS: '2' }, /RANK and WORLD_SIZE not set/],
+    [{ OMPI_COMM_WORLD_RANK: '2', OMPI_COMM_WORLD_SIZE: '2' }, /OMPI_COMM_WORLD_RANK must be .* from 0 to 1/],
     [{ ...torchrun, EP_STORE: 'file:' }, /EP_STORE must be/],
   ])('refuses %o', (env, text) => {
     expect(() => readLaunchEnv(env)).toThrow(

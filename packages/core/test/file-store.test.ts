@@ -36,6 +36,11 @@ const anOperation: fc.Arbitrary<Operation> = fc.oneof(
   fc.record({ kind: fc.constant('set' as const), key: fc.string({ unit: 'binary' }), value: aBytes }),
   fc.record({ kind: fc.constant('add' as const), key: fc.string(), delta: fc.maxSafeInteger() }),
   fc.record({ kind: fc.constant('compare-set' as const), key: fc.string(), expected: aBytes, desired: aBytes }),
+  fc.record({ kind: fc.constant('append' as const), key: fc.string(), value: aBytes }),
+  fc.record({
+    kind: fc.constant('multi-set' as const),
+    entries: fc.array(fc.tuple(fc.string(), aBytes), { maxLength: 4 }),
+  }),
   fc.record({ kind: fc.constant('delete' as const), key: fc.string() }),
 );
 const aRecord: fc.Arbitrary<LogRecord> = fc.record({
@@ -103,7 +108,10 @@ describe('records', () => {
     '["w",1,"add","k","1"]',
     '["w","1","delete","k"]',
     '["w",1,"delete","k",1]',
-    '["w",1,"append","k",""]',
+    '["w",1,"push","k",""]',
+    '["w",1,"append","k",1]',
+    '["w",1,"multi-set","k"]',
+    '["w",1,"multi-set",1,""]',
     '[1,1,"delete","k"]',
     'not json',
   ])('with a good checksum and the unknown body %s are refused', async (body) => {

@@ -93,9 +93,12 @@ export const storeCases: readonly StoreCase[] = [
     sentence: 'a get that was waiting returns the value with which the key came, even if it was deleted at once',
     async body(open) {
       const [a, b] = [await open(), await open()];
-      const wait = a.get('k');
-      await b.set('k', bytes('seen'));
-      await b.delete('k');
+      const wait = a.get('k', { timeoutMs: 2000 });
+      wait.catch(() => {});
+      await new Promise((resolve) => setTimeout(resolve, 20));
+      // Not one after the other: over a wire the waiter could come between them.
+      const [, deleted] = await Promise.all([b.set('k', bytes('seen')), b.delete('k')]);
+      expect(deleted).toBe(true);
       expect(text(await wait)).toBe('seen');
     },
   },
@@ -144,6 +147,10 @@ export const storeCases: readonly StoreCase[] = [
         () => a.add('n', 1),
         () => a.compareSet('k', bytes(''), bytes('')),
         () => a.wait(['k']),
+        () => a.check(['k']),
+        () => a.append('k', bytes('x')),
+        () => a.multiGet(['k']),
+        () => a.multiSet([['k', bytes('x')]]),
         () => a.delete('k'),
         () => a.numKeys(),
       ];
@@ -213,6 +220,90 @@ export const storeCases: readonly StoreCase[] = [
     },
   },
   {
+    id: 'store/check',
+    sentence: 'check says at once whether all keys exist; no keys are all there',
+    async body(open) {
+      const [a, b] = [await open(), await open()];
+      expect([await a.check([]), await a.check(['one'])]).toEqual([true, false]);
+      await a.set('one', bytes(''));
+      await a.add('two', 1);
+      expect(await b.check(['one', 'two', 'one'])).toBe(true);
+      expect(await b.check(['one', 'three'])).toBe(false);
+      await a.delete('one');
+      expect(await b.check(['one'])).toBe(false);
+    },
+  },
+  {
+    id: 'store/append',
+    sentence: 'append adds bytes at the end, makes an absent key, wakes who waits for it, and is atomic over handles',
+    async body(open) {
+      const handles = await Promise.all(range(4).map(() => open()));
+      const [a, b] = [handles[0]!, handles[1]!];
+      const wait = b.get('k');
+      await a.append('k', bytes('ab'));
+      expect(text(await wait)).toBe('ab');
+      await b.append('k', bytes('cd'));
+      await a.append('k', bytes(''));
+      expect(text(await a.get('k'))).toBe('abcd');
+      await a.append('empty', bytes(''));
+      expect([await b.check(['empty']), (await b.get('empty')).byteLength]).toEqual([true, 0]);
+      await Promise.all(range(40).map((i) => handles[i % 4]!.append('many', bytes(`<${i}>`))));
+      const found = text(await a.get('many')).match(/<\d+>/g);
+      expect([...found!].sort()).toEqual(
+        range(40)
+          .map((i) => `<${i}>`)
+          .sort(),
+      );
+    },
+  },
+  {
+    id: 'store/multi-set-get',
+    sentence: 'multiSet sets all its keys in order, multiGet returns the values in the order that it was asked for',
+    async body(open) {
+      const [a, b] = [await open(), await open()];
+      await a.multiSet([]);
+      expect(await a.multiGet([])).toEqual([]);
+      const large = Uint8Array.from({ length: 100_000 }, (_, i) => (i * 11) % 256);
+      await a.multiSet(
+        new Map([
+          ['one', bytes('1')],
+          ['two', bytes('')],
+          ['three', large],
+        ]),
+      );
+      await a.multiSet([
+        ['one', bytes('first')],
+        ['one', bytes('last')],
+      ]);
+      const values = await b.multiGet(['three', 'one', 'two', 'one']);
+      expect(values.slice(1).map(text)).toEqual(['last', '', 'last']);
+      expect(Buffer.compare(values[0]!, large)).toBe(0);
+      expect(await b.numKeys()).toBe(3);
+    },
+  },
+  {
+    id: 'store/multi-get-waits',
+    sentence: 'multiGet waits for all its keys, and names the ones that never came',
+    async body(open) {
+      const [a, b] = [await open(), await open()];
+      const wait = a.multiGet(['one', 'two']);
+      await b.set('two', bytes('2'));
+      await b.multiSet([
+        ['other', bytes('')],
+        ['one', bytes('1')],
+      ]);
+      expect((await wait).map(text)).toEqual(['1', '2']);
+      const error = await a.multiGet(['one', 'lost'], { timeoutMs: 10 }).catch((e) => e);
+      expect(error).toMatchObject({ code: 'EP_TIMEOUT', context: { timeoutMs: 10 } });
+      expect(error.message).toMatch(/1 of 2 keys.*10 ms.*lost"/);
+      const reason = { mine: true };
+      const controller = new AbortController();
+      const aborted = a.multiGet(['one', 'never'], { signal: controller.signal });
+      setTimeout(() => controller.abort(reason), 5);
+      await expect(aborted).rejects.toBe(reason);
+    },
+  },
+  {
     id: 'store/delete-and-count',
     sentence: 'delete says whether the key existed; numKeys counts keys',
     async body(open) {
@@ -238,6 +329,16 @@ export const storeCases: readonly StoreCase[] = [
         a.wait([null as never]),
         a.add({} as never, 1),
         a.delete(7 as never),
+        a.wait('k' as never),
+        a.check([1 as never]),
+        a.check('k' as never),
+        a.append('k', 'text' as never),
+        a.append(1 as never, bytes('')),
+        a.multiGet([undefined as never]),
+        a.multiSet([['k', 'text' as never]]),
+        a.multiSet([[1 as never, bytes('')]]),
+        a.multiSet([['fine', bytes('')], 'k' as never]),
+        a.multiSet(7 as never),
         a.compareSet('k', 'a' as never, bytes('')),
         a.compareSet('k', bytes(''), new Uint16Array(1) as never),
       ];

@@ -3,6 +3,7 @@ import { invalid } from '../errors.js';
 import { Resource } from '../scope.js';
 import type { Store, StoreWaitOptions } from '../store.js';
 import { linkSignals } from '../waiting.js';
+import { checkKeys, copyEntries, type StoreEntry } from './replica.js';
 
 /** Closing it ends its own waits and leaves the store below open. */
 class PrefixStore extends Resource implements Store {
@@ -32,12 +33,26 @@ class PrefixStore extends Resource implements Store {
   }
 
   wait(keys: readonly string[], options: StoreWaitOptions = {}): Promise<void> {
-    return this.#wait('wait', options, (linked) =>
-      this.#below.wait(
-        keys.map((key) => this.#path(key)),
-        linked,
-      ),
-    );
+    return this.#wait('wait', options, (linked) => this.#below.wait(this.#paths(keys, 'wait'), linked));
+  }
+
+  check(keys: readonly string[]): Promise<boolean> {
+    return this.guard('check', () => this.#below.check(this.#paths(keys, 'check')));
+  }
+
+  append(key: string, value: Uint8Array): Promise<void> {
+    return this.guard('append', () => this.#below.append(this.#path(key), value));
+  }
+
+  multiGet(keys: readonly string[], options: StoreWaitOptions = {}): Promise<readonly Uint8Array[]> {
+    return this.#wait('multiGet', options, (linked) => this.#below.multiGet(this.#paths(keys, 'multiGet'), linked));
+  }
+
+  multiSet(entries: Iterable<StoreEntry>): Promise<void> {
+    return this.guard('multiSet', () => {
+      const copied = copyEntries(entries, 'prefix store: multiSet');
+      return this.#below.multiSet(copied.map(([key, value]) => [this.#path(key), value]));
+    });
   }
 
   delete(key: string): Promise<boolean> {
@@ -54,6 +69,11 @@ class PrefixStore extends Resource implements Store {
   #path(key: string): string {
     if (typeof key !== 'string') throw invalid('key', { where: 'prefix store', expected: 'a string', found: key });
     return `${this.#prefix}/${key}`;
+  }
+
+  #paths(keys: readonly string[], operation: string): readonly string[] {
+    checkKeys(keys, `prefix store: ${operation}`);
+    return keys.map((key) => this.#path(key));
   }
 
   #wait<T>(operation: string, options: StoreWaitOptions, body: (linked: StoreWaitOptions) => Promise<T>): Promise<T> {

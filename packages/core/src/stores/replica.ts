@@ -17,9 +17,13 @@ export type Operation =
       readonly expected: Uint8Array;
       readonly desired: Uint8Array;
     }
+  | { readonly kind: 'append'; readonly key: string; readonly value: Uint8Array }
+  | { readonly kind: 'multi-set'; readonly entries: readonly StoreEntry[] }
   | { readonly kind: 'delete'; readonly key: string };
 
-/** `undefined` for set, the sum for add, the bytes held afterwards for compare-set, whether the key was there for delete. */
+export type StoreEntry = readonly [key: string, value: Uint8Array];
+
+/** `undefined` for set, append and multi-set, the sum for add, the bytes held afterwards for compare-set, whether the key was there for delete. */
 export type Outcome = undefined | number | Uint8Array | boolean | { readonly refused: string };
 
 type Observer = (key: string, value: Uint8Array) => void;
@@ -34,13 +38,27 @@ function addition(held: Uint8Array | undefined, delta: number): number | { reado
   return Number.isSafeInteger(sum) ? sum : { refused: `${text} plus ${delta} is not a safe integer` };
 }
 
+/** What an entry costs beside its bytes, about. */
+const ENTRY_OVERHEAD = 128;
+export const entryBytes = (key: string, value: Uint8Array): number => ENTRY_OVERHEAD + key.length + value.byteLength;
+
 /** The map, and who waits for its keys. */
 export class Replica {
   readonly #entries = new Map<string, Uint8Array>();
+  #byteLength = 0;
   readonly #observers = new Map<string, Set<Observer>>();
 
   get size(): number {
     return this.#entries.size;
+  }
+
+  /** Bytes of all keys and values, and what the map itself takes for each. */
+  get byteLength(): number {
+    return this.#byteLength;
+  }
+
+  keys(): Iterable<string> {
+    return this.#entries.keys();
   }
 
   get(key: string): Uint8Array | undefined {
@@ -48,6 +66,10 @@ export class Replica {
   }
 
   apply(operation: Operation): Outcome {
+    if (operation.kind === 'multi-set') {
+      for (const [key, value] of operation.entries) this.#put(key, value);
+      return undefined;
+    }
     const { key } = operation;
     const held = this.#entries.get(key);
     switch (operation.kind) {
@@ -65,7 +87,11 @@ export class Replica {
         this.#put(key, desired);
         return desired;
       }
+      case 'append':
+        this.#put(key, held === undefined ? operation.value : Buffer.concat([held, operation.value]));
+        return undefined;
       case 'delete':
+        if (held !== undefined) this.#byteLength -= entryBytes(key, held);
         return this.#entries.delete(key);
     }
   }
@@ -87,6 +113,8 @@ export class Replica {
   }
 
   #put(key: string, value: Uint8Array): void {
+    const held = this.#entries.get(key);
+    this.#byteLength += entryBytes(key, value) - (held === undefined ? 0 : entryBytes(key, held));
     this.#entries.set(key, value);
     const observers = this.#observers.get(key);
     if (observers) for (const observer of [...observers]) observer(key, value);
@@ -95,7 +123,8 @@ export class Replica {
 
 const KEYS_SHOWN = 8;
 
-function notArrived(
+/** The error of a wait whose deadline passed, the same for every store. */
+export function notArrived(
   label: string,
   operation: string,
   keys: number,
@@ -111,14 +140,31 @@ function notArrived(
   );
 }
 
-function checkKey(key: unknown, where: string): asserts key is string {
+export function checkKey(key: unknown, where: string): asserts key is string {
   if (typeof key !== 'string') throw invalid('key', { where, expected: 'a string', found: key });
 }
 
+export function checkKeys(keys: unknown, where: string): asserts keys is readonly string[] {
+  if (!Array.isArray(keys)) throw invalid('keys', { where, expected: 'an array of strings', found: keys });
+  for (const key of keys) checkKey(key, where);
+}
+
 /** A copy: the caller may go on to change its buffer, and nobody may change what the store holds. */
-function copyBytes(value: unknown, what: string, where: string): Uint8Array {
+export function copyBytes(value: unknown, what: string, where: string): Uint8Array {
   if (!(value instanceof Uint8Array)) throw invalid(what, { where, expected: 'a Uint8Array', found: value });
   return Uint8Array.from(value);
+}
+
+export function copyEntries(entries: unknown, where: string): readonly StoreEntry[] {
+  const iterate = (entries as Partial<Iterable<unknown>> | null | undefined)?.[Symbol.iterator];
+  if (typeof iterate !== 'function')
+    throw invalid('entries', { where, expected: 'an iterable of keys and values', found: entries });
+  return [...(entries as Iterable<unknown>)].map((entry) => {
+    if (!Array.isArray(entry)) throw invalid('entry', { where, expected: 'a key and a value', found: entry });
+    const [key, value] = entry as readonly unknown[];
+    checkKey(key, where);
+    return [key, copyBytes(value, 'value', where)];
+  });
 }
 
 /** A store on a replica. Subclasses say how operations get their order and how news arrives. */
@@ -176,6 +222,28 @@ export abstract class ReplicaStore extends Resource implements Store {
     await this.#await('wait', keys, options);
   }
 
+  async check(keys: readonly string[]): Promise<boolean> {
+    this.checkOpen('check');
+    checkKeys(keys, `${this.#label}: check`);
+    this.refresh();
+    return keys.every((key) => this.replica.get(key) !== undefined);
+  }
+
+  async append(key: string, value: Uint8Array): Promise<void> {
+    this.#run({ kind: 'append', key, value: copyBytes(value, 'value', `${this.#label}: append`) });
+  }
+
+  async multiGet(keys: readonly string[], options: StoreWaitOptions = {}): Promise<readonly Uint8Array[]> {
+    const found = await this.#await('multiGet', keys, options);
+    return keys.map((key) => Uint8Array.from(found.get(key)!));
+  }
+
+  async multiSet(entries: Iterable<StoreEntry>): Promise<void> {
+    const operation = { kind: 'multi-set', entries: copyEntries(entries, `${this.#label}: multiSet`) } as const;
+    this.checkOpen('multiSet');
+    this.commit(operation);
+  }
+
   async delete(key: string): Promise<boolean> {
     return this.#run({ kind: 'delete', key }) as boolean;
   }
@@ -186,7 +254,7 @@ export abstract class ReplicaStore extends Resource implements Store {
     return this.replica.size;
   }
 
-  #run(operation: Operation): Outcome {
+  #run(operation: Exclude<Operation, { kind: 'multi-set' }>): Outcome {
     this.checkOpen(operation.kind);
     checkKey(operation.key, `${this.#label}: ${operation.kind}`);
     return this.commit(operation);
@@ -196,7 +264,7 @@ export abstract class ReplicaStore extends Resource implements Store {
   #await(operation: string, keys: readonly string[], options: StoreWaitOptions): Promise<Map<string, Uint8Array>> {
     return this.guard(operation, () => {
       const where = `${this.#label}: ${operation}`;
-      for (const key of keys) checkKey(key, where);
+      checkKeys(keys, where);
       const timeoutMs = options.timeoutMs ?? defaultTimeoutMs();
       const found = new Map<string, Uint8Array>();
       const missing = new Set(keys);
