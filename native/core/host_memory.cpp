@@ -14,8 +14,7 @@ namespace {
 // Takes all pages now. Left to the first touch, memory that is gone by then would be a signal that kills the process, and the limits would not count
 // what was promised to earlier buffers. 0 or errno.
 int commit(uint8_t* base, uint64_t byte_length) {
-  constexpr int populate_write = 23; // MADV_POPULATE_WRITE, Linux 5.14; older headers do not name it
-  if (madvise(base, byte_length, populate_write) == 0) return 0;
+  if (madvise(base, byte_length, advice_populate_write) == 0) return 0;
   if (errno != EINVAL) return errno;
   constexpr uint64_t page = 4096;
   for (uint64_t at = 0; at < byte_length; at += page) *const_cast<volatile uint8_t*>(base + at) = 0;

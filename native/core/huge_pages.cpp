@@ -8,9 +8,7 @@
 namespace ep {
 namespace {
 
-// Older headers do not name them.
-constexpr int populate_write = 23; // MADV_POPULATE_WRITE, Linux 5.14
-constexpr int collapse = 25;       // MADV_COLLAPSE, Linux 6.1
+constexpr int advice_collapse = 25; // MADV_COLLAPSE, Linux 6.1; older headers do not name it
 
 } // namespace
 
@@ -45,8 +43,8 @@ uint64_t huge_pages_fill(uint8_t* base, uint64_t byte_length) {
   if (byte_length >= huge_page_bytes) madvise(base, byte_length, MADV_HUGEPAGE);
   for (; filled + huge_page_bytes <= byte_length; filled += huge_page_bytes) {
     // A range without any page is refused: give it one first. Asked for like this, memory that is gone is an error; by a store it would be a signal.
-    if (madvise(base + filled, 1, populate_write) != 0) break;
-    if (madvise(base + filled, huge_page_bytes, collapse) != 0) break;
+    if (madvise(base + filled, 1, advice_populate_write) != 0) break;
+    if (madvise(base + filled, huge_page_bytes, advice_collapse) != 0) break;
   }
   return filled;
 }

@@ -8,6 +8,9 @@ namespace ep {
 
 constexpr uint64_t huge_page_bytes = 2u << 20;
 
+// MADV_POPULATE_WRITE, Linux 5.14: takes all pages of a range now, and fails where a store would be a signal. Older headers do not name it.
+constexpr int advice_populate_write = 23;
+
 // mmap of the whole file, or of private memory for fd -1, readable and writable, at an address where huge pages fit. Null: errno says why.
 uint8_t* map_for_huge_pages(int fd, uint64_t byte_length);
 

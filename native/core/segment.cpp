@@ -48,10 +48,7 @@ failure map_failure(int error, const std::string& about) {
 }
 
 // Fills the page table for memory that the file already holds, so that no copy pays for faults. Before Linux 5.14 the first touches do it.
-void map_now(uint8_t* base, uint64_t bytes) {
-  constexpr int populate_write = 23; // MADV_POPULATE_WRITE; older headers do not name it
-  madvise(base, bytes, populate_write);
-}
+void map_now(uint8_t* base, uint64_t bytes) { madvise(base, bytes, advice_populate_write); }
 
 // Room that is left to the rest of the machine: a segment that takes the last byte gets somebody killed later.
 constexpr uint64_t memory_reserve = 64u << 20;

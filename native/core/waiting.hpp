@@ -71,8 +71,8 @@ uint32_t life_state(const ep_life_word* life);
 
 inline void cpu_relax();
 
-// What a JS thread does before it hands a wait over. With a core for every rank it looks, and no more: a hand-over costs less than its time. Otherwise the rank
-// that it waits for may need its core, and so would the threads of a hand-over: it looks only briefly, then sleeps until a peer wakes it.
+// What a JS thread does before it hands a wait over. With a core for every rank it looks, and no more: sleeping here would
+// hold up the JS that could run meanwhile. Otherwise the rank that it waits for may need its core, and so would the threads of a hand-over: it looks only briefly, then sleeps until a peer wakes it.
 // HAZARD: nothing else runs on the thread meanwhile, and terminate() and process.exit() wait for it: the bounds are part of the promise.
 bool wait_inline_look(const wait_policy& policy, int64_t* end_ns); // false: the time for looking is up
 template <class Ready> bool wait_inline(const wait_policy& policy, ep_wake_word* wake, Ready&& ready) {

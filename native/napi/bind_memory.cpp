@@ -189,7 +189,7 @@ void memory_wrap::put(const Napi::CallbackInfo& info) {
 
 namespace {
 
-// Arguments in the frame: FRAME of native/js/binding.ts.
+// Arguments in the frame: FRAME of native/js/frame.ts.
 enum frame_word : size_t { frame_peer, frame_dst, frame_src, frame_bytes, frame_op, frame_slot, frame_value };
 
 int32_t framed_peer(const symmetric_memory& memory, Napi::Env env, const double* frame) {
