@@ -1,0 +1,131 @@
+/**
+ * What stands between a process group and the bytes. The group checks arguments, converts ranks, keeps Works and records; an engine moves and
+ * reduces. All ranks here are ranks of the group: 0 .. size - 1.
+ */
+import type { Closeable, DType, Storage } from '@ep/core';
+import type { ReduceOp } from './reduce-op.js';
+
+export type OpKind =
+  | 'barrier'
+  | 'broadcast'
+  | 'all-reduce'
+  | 'reduce'
+  | 'all-gather'
+  | 'gather'
+  | 'scatter'
+  | 'reduce-scatter'
+  | 'all-to-all';
+
+/** Contiguous elements: a typed array, of the caller or of group memory (`GroupEngine.allocate`). */
+export type Elements = Storage[DType];
+
+/**
+ * One collective call, checked. Which arrays there are, W = size, n = elements of the call:
+ *
+ * | kind | inputs | outputs |
+ * |------|--------|---------|
+ * | barrier | none | none |
+ * | broadcast | [n] on the root, else none | [n] but on the root none |
+ * | all-reduce | [n] | [n], may be the input itself |
+ * | reduce | [n] | [n] on the root, may be the input itself; else none |
+ * | all-gather | [n] | W of n |
+ * | gather | [n] | W of n on the root, else none |
+ * | scatter | W of n on the root, else none | [n] |
+ * | reduce-scatter | W of n | [n] |
+ * | all-to-all | W, of any lengths | W, of any lengths: what rank a sends to b is as long as what b takes from a |
+ *
+ * But for an output that is the input itself, arrays of one call do not overlap. Arrays of length 0 are as good as any other.
+ */
+export interface EngineCall {
+  readonly kind: OpKind;
+  /** 1, 2, 3, … of the collective calls of this group on this rank; the same call has the same number on every rank. */
+  readonly sequence: number;
+  /** Of all arrays; `u8` for a barrier. */
+  readonly dtype: DType;
+  readonly reduceOp?: ReduceOp;
+  /** -1 where there is none. */
+  readonly root: number;
+  readonly inputs: readonly Elements[];
+  readonly outputs: readonly Elements[];
+  /** Counted from the moment at which the call is the oldest one. `Infinity`: no limit. */
+  readonly timeoutMs: number;
+  readonly signal?: AbortSignal | undefined;
+}
+
+/** How a collective call ended well. */
+export interface EngineEnd {
+  /** Whose data is in the result, ascending; the same on all of them. */
+  readonly contributors: readonly number[];
+}
+
+export interface SendCall {
+  readonly peer: number;
+  readonly tag: number;
+  readonly data: Elements;
+  /** Counted from the moment at which the receiver may be awaited, not from waiting behind other messages. */
+  readonly timeoutMs: number;
+  readonly signal?: AbortSignal | undefined;
+}
+
+export interface RecvCall {
+  /** -1: any. */
+  readonly peer: number;
+  readonly tag: number;
+  readonly data: Elements;
+  readonly timeoutMs: number;
+  readonly signal?: AbortSignal | undefined;
+}
+
+export interface RecvEnd {
+  readonly source: number;
+  /** Bytes received; a message longer than the array ends both sides with EP_MISMATCH, as does another dtype. */
+  readonly byteLength: number;
+}
+
+/** Who takes part, as agreed by those who do. */
+export interface GroupView {
+  /** Grows by one with every change. */
+  readonly epoch: number;
+  /** Ascending. */
+  readonly active: readonly number[];
+}
+
+/** What this rank has written for calls of a kind, in all: the cost that tests compare with the formulas. */
+export interface OpTrace {
+  readonly calls: number;
+  /** Bytes of payload that this rank wrote for others to read, or into others' memory. */
+  readonly bytes: number;
+  /** Writes of payload, one for each chunk and each peer (or for all peers at once). */
+  readonly writes: number;
+  /** Signals: words that say that something is there. */
+  readonly signals: number;
+}
+
+/**
+ * Calls are carried out in the order of `run`, each rank's alike; messages between two ranks in the order in which they were posted, independently of the
+ * collectives. Ordinary arrays must not be touched before the call has ended.
+ *
+ * How a call ends badly, alike on all survivors where the loss of a rank is the reason:
+ * - `EP_PEER_LOST`, context `lost`: a member died. The call has no result (outputs are undefined); the members without `lost` are the next view, and
+ *   the next call works.
+ * - `EP_TIMEOUT`, context `arrived`, `awaited`: the ranks that had come to this call, and those that had not. The group is poisoned.
+ * - `EP_ABORTED`/`signal.reason`: the caller gave up. The group is poisoned, like after a timeout; peers' calls end with `EP_ABORTED` naming the rank.
+ * - `EP_MISMATCH`, context `ranks`, `sequence`, `expected`, `found`: these ranks made another call (kind, dtype, reduction, root or length). Poisoned.
+ * - `EP_POISONED`: an earlier call ended so that ranks no longer agree where they are.
+ */
+export interface GroupEngine extends Closeable {
+  /** `shm`, or the name of the transport. */
+  readonly name: string;
+  readonly rank: number;
+  readonly size: number;
+  /** What has ended when it returns costs no promise. */
+  readonly run: (call: EngineCall) => EngineEnd | Promise<EngineEnd>;
+  readonly send: (call: SendCall) => Promise<void>;
+  readonly recv: (call: RecvCall) => Promise<RecvEnd>;
+  readonly view: () => GroupView;
+  /** Zeroed memory that peers read and write in place; lives as long as the engine. Engines without such memory return an ordinary array. */
+  readonly allocate: <D extends DType>(dtype: D, length: number) => Storage[D];
+  readonly trace: () => Readonly<Partial<Record<OpKind | 'send' | 'recv', OpTrace>>>;
+  /** Members whose connection is up, and what keeps the others. */
+  readonly connections: () => readonly { readonly rank: number; readonly state: 'self' | 'connecting' | 'connected' | 'lost'; readonly detail?: string }[];
+}
