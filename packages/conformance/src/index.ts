@@ -1,8 +1,16 @@
 /** @ep/conformance: one body per behaviour, run for every transport and store; outcomes are committed. For tests: needs vitest. */
 export { mandatoryCases, mandatoryStoreCases } from './mandatory.js';
 export { storeCases } from './stores/cases.js';
+export {
+  type DeclaredCase,
+  describeRanks,
+  isRequired,
+  type RankMatrix,
+  type RankSuite,
+  resolveModule,
+} from './suite/describe-ranks.js';
 export { describeStore, type StoreSetUp } from './suite/describe-store.js';
-export { describeTransport, isRequired, resolveModule, type TransportConformance } from './suite/describe-transport.js';
+export { describeTransport, type TransportConformance } from './suite/describe-transport.js';
 export { compareOutcome, type ExpectedFile, type Outcome, readExpected } from './suite/expected.js';
 export type { CaseOrder, Named } from './world/protocol.js';
 export { World, Worlds } from './world/world.js';

@@ -47,6 +47,21 @@ describe('the report', () => {
     expect(rows.filter((row) => row.endsWith('| not run |')).length).toBe(storeCases.length);
     expect(text.match(/the reason/g)?.length).toBe(1);
     expect(text).toContain(`${transportCases.length} pass, 0 not applicable, 0 deviate`);
+    expect(text).not.toContain('Process groups');
+  });
+
+  it('takes the sentences of process groups from the files: their cases are those of another package', () => {
+    const group = {
+      suite: 'group' as const,
+      name: 'shm',
+      modes: ['threads'],
+      worlds: [2],
+      sentences: { 'a/case': 'what it says' },
+      cases: { 'a/case': 'pass' as const },
+    };
+    const text = renderReport([group]);
+    expect(text).toContain('- `shm`: threads, worlds of 2 ranks');
+    expect(text).toContain('| `a/case` | what it says | yes |');
   });
 });
 

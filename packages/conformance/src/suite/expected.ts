@@ -4,15 +4,19 @@ import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 /** `deviation`: the case fails, and this is why that is known. */
 export type Outcome = 'pass' | 'not-applicable' | { readonly deviation: string };
 
-export type Suite = 'transport' | 'store';
+export type Suite = 'transport' | 'store' | 'group';
+
+const SUITES: readonly unknown[] = ['transport', 'store', 'group'] satisfies readonly Suite[];
 
 export interface ExpectedFile {
   readonly suite: Suite;
-  /** `family:backing` of a transport; the kind of a store. */
+  /** `family:backing` of a transport; the kind of a store; the engine of process groups. */
   readonly name: string;
   /** How the whole matrix runs: absent for stores, which need no ranks. */
   readonly modes?: readonly string[];
   readonly worlds?: readonly number[];
+  /** What each case says, where the cases are those of another package than this one. */
+  readonly sentences?: Readonly<Record<string, string>>;
   readonly cases: Readonly<Record<string, Outcome>>;
 }
 
@@ -30,8 +34,12 @@ function isOutcome(value: unknown): value is Outcome {
 export function readExpected(path: string): ExpectedFile | undefined {
   if (!existsSync(path)) return undefined;
   const value = JSON.parse(readFileSync(path, 'utf8')) as ExpectedFile;
-  const known = value.suite === 'transport' || value.suite === 'store';
-  if (!known || typeof value.name !== 'string' || typeof value.cases !== 'object' || value.cases === null) {
+  if (
+    !SUITES.includes(value.suite) ||
+    typeof value.name !== 'string' ||
+    typeof value.cases !== 'object' ||
+    value.cases === null
+  ) {
     throw new Error(`${path}: expected {suite, name, cases}`);
   }
   for (const [id, outcome] of Object.entries(value.cases)) {

@@ -36,7 +36,7 @@ export class Outcomes {
   }
 
   /** Fails unless the file has exactly the cases of the suite, each explained, and the suite has the mandatory ones. */
-  checkComplete(header: Pick<ExpectedFile, 'suite' | 'name'>): void {
+  checkComplete(header: Pick<ExpectedFile, 'suite' | 'name' | 'sentences'>): void {
     const ids = this.#ids;
     expect(ids.filter((id, i) => ids.indexOf(id) !== i)).toEqual([]);
     expect(this.#mandatory.filter((id) => !ids.includes(id))).toEqual([]);

@@ -36,16 +36,26 @@ function renderTable(
   ];
 }
 
+const worldsOf = (files: readonly ExpectedFile[]): readonly string[] =>
+  files.map((file) => `- \`${file.name}\`: ${file.modes?.join(' and ')}, worlds of ${file.worlds?.join(', ')} ranks`);
+
 /** Markdown: one table for each suite, deviations with their reasons below. */
 export function renderReport(files: readonly ExpectedFile[]): string {
   const of = (suite: Suite): ExpectedFile[] =>
     files.filter((file) => file.suite === suite).sort((a, b) => (a.name < b.name ? -1 : 1));
   const notes: string[] = [];
-  const matrix = of('transport').map(
-    (file) => `- \`${file.name}\`: ${file.modes?.join(' and ')}, worlds of ${file.worlds?.join(', ')} ranks`,
-  );
+  const matrix = worldsOf(of('transport'));
   const transports = renderTable(of('transport'), transportCases, notes);
   const stores = renderTable(of('store'), storeCases, notes);
+  const groupFiles = of('group');
+  const sentences = Object.entries(
+    Object.assign({}, ...groupFiles.map((file) => file.sentences)) as Record<string, string>,
+  );
+  const groupCases = sentences.map(([id, sentence]) => ({ id, sentence }));
+  const groups =
+    groupFiles.length === 0
+      ? []
+      : ['## Process groups', '', ...worldsOf(groupFiles), '', ...renderTable(groupFiles, groupCases, notes), ''];
   return [
     '# Transports and stores',
     '',
@@ -63,6 +73,7 @@ export function renderReport(files: readonly ExpectedFile[]): string {
     '',
     ...stores,
     '',
+    ...groups,
     ...(notes.length === 0 ? ['No deviations.'] : notes.map((note, i) => `[${i + 1}] ${note}`)),
     '',
   ].join('\n');
