@@ -37,6 +37,11 @@ export const SWITCHES = {
     meaning:
       'a python that can import torch, for the tests against PyTorch; unset: `python3`, and where that has no torch those tests are recorded as skipped',
   },
+  EP_TRACE_DIR: {
+    default: 'unset',
+    meaning:
+      'folder into which each rank of a process group dumps its last calls when one times out or fails, and on SIGUSR2; `ep trace merge` reads it; unset: nothing is written, and SIGUSR2 keeps its meaning',
+  },
   EP_TIMEOUT_MS: {
     default: '300000',
     meaning:
