@@ -5,6 +5,10 @@ set(EP_CORE_SOURCES
   core/attention/attention_plan.cpp
   core/attention/attention_portable.cpp
   core/attention/core_attention.cpp
+  core/collective/reduce.cpp
+  core/collective/reduce_avx2.cpp
+  core/collective/reduce_avx512.cpp
+  core/collective/reduce_portable.cpp
   core/copy.cpp
   core/device/kernel.cpp
   core/host_memory.cpp
@@ -22,6 +26,13 @@ set(EP_CORE_SOURCES
   core/team.cpp
   core/waiting.cpp
   core/watcher.cpp
+)
+
+# Results must not depend on whether the target has fused multiply-add.
+set(EP_UNFUSED_SOURCES
+  core/collective/reduce_avx2.cpp
+  core/collective/reduce_avx512.cpp
+  core/collective/reduce_portable.cpp
 )
 
 set(EP_NAPI_SOURCES
@@ -49,6 +60,7 @@ set(EP_TESTS
   tests/device/number_test.cpp
   tests/device/replica_sum_test.cpp
   tests/device/simt_test.cpp
+  tests/collective/reduce_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
   tests/core/memory_test.cpp

@@ -1,0 +1,110 @@
+#include "reduce.hpp"
+
+#include <cstdlib>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "ep/device/copy.h"
+#include "reduce_kernels.hpp"
+
+namespace ep {
+
+namespace {
+
+const reduce_table& table_of(reduce_isa isa) {
+#if defined(__x86_64__)
+  if (isa == reduce_isa::avx512) return reduce_table_avx512();
+  if (isa == reduce_isa::avx2) return reduce_table_avx2();
+#endif
+  (void)isa;
+  return reduce_table_portable();
+}
+
+#if defined(__x86_64__)
+// Clang 14 has no "f16c" for __builtin_cpu_supports. That the system keeps the wide registers is what "avx2" says.
+bool has_f16c() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
+
+void push(const reduce_table& table, const reduce_job& job, uint64_t elements, element_type type, reduce_op op, bool non_temporal) {
+  if (!reduces(op, type) || job.count < 1 || job.dst_count < 1) std::abort();
+  if (elements == 0) return;
+  const reduce_kernels& kernels = table[reduce_index(op, type)];
+  const reduce_kernel run = job.count == 2 ? kernels.two : job.count == 4 ? kernels.four : kernels.any;
+  const uint64_t bytes = elements * element_bytes(type);
+  // Whole blocks that begin on a line of the first destination go past the caches; the ragged ends are ordinary stores.
+  const uint64_t head = (64 - (reinterpret_cast<uintptr_t>(job.dsts[0]) & 63u)) & 63u;
+  if (!non_temporal || bytes < head + reduce_block || head % element_bytes(type) != 0) {
+    run(job, 0, bytes, false);
+    return;
+  }
+  const uint64_t end = head + (bytes - head) / reduce_block * reduce_block;
+  if (head != 0) run(job, 0, head, false);
+  run(job, head, end, true);
+  if (end != bytes) run(job, end, bytes, false);
+  ep_copy_fence();
+}
+
+}  // namespace
+
+uint32_t element_bytes(element_type type) {
+  switch (type) {
+    case element_type::f64:
+    case element_type::i64:
+    case element_type::u64: return 8;
+    case element_type::f32:
+    case element_type::i32:
+    case element_type::u32: return 4;
+    case element_type::f16:
+    case element_type::bf16:
+    case element_type::i16:
+    case element_type::u16: return 2;
+    default: return 1;
+  }
+}
+
+bool reduces(reduce_op op, element_type type) {
+  return static_cast<std::size_t>(op) < reduce_op_count && static_cast<std::size_t>(type) < element_type_count && reduce_takes(op, type);
+}
+
+bool reduce_isa_usable(reduce_isa isa) {
+  switch (isa) {
+    case reduce_isa::portable: return true;
+#if defined(__x86_64__)
+    case reduce_isa::avx2: return __builtin_cpu_supports("avx2") && has_f16c();
+    case reduce_isa::avx512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vl");
+#endif
+    default: return false;
+  }
+}
+
+reduce_isa reduce_isa_best() {
+  if (reduce_isa_usable(reduce_isa::avx512)) return reduce_isa::avx512;
+  return reduce_isa_usable(reduce_isa::avx2) ? reduce_isa::avx2 : reduce_isa::portable;
+}
+
+void reduce_push_with(reduce_isa isa, void* const* dsts, int dst_count, const void* const* srcs, int count, uint64_t elements, element_type type,
+                      reduce_op op, double factor, bool non_temporal) {
+  push(table_of(isa), {dsts, dst_count, srcs, count, factor}, elements, type, op, non_temporal);
+}
+
+void reduce_push(void* const* dsts, int dst_count, const void* const* srcs, int count, uint64_t elements, element_type type, reduce_op op, double factor,
+                 bool non_temporal) {
+  static const reduce_table& table = table_of(reduce_isa_best());
+  push(table, {dsts, dst_count, srcs, count, factor}, elements, type, op, non_temporal);
+}
+
+void reduce_elements(void* dst, const void* const* srcs, int count, uint64_t elements, element_type type, reduce_op op, double factor, bool non_temporal) {
+  reduce_push(&dst, 1, srcs, count, elements, type, op, factor, non_temporal);
+}
+
+}  // namespace ep

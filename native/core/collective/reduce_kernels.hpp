@@ -1,0 +1,70 @@
+// Between the dispatcher (reduce.cpp) and the kernels, which are compiled once for each instruction set.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+#include "reduce.hpp"
+
+namespace ep {
+
+enum class reduce_isa : uint32_t { portable, avx2, avx512 };
+
+bool reduce_isa_usable(reduce_isa isa);
+reduce_isa reduce_isa_best();
+
+/// reduce_push by an instruction set that is usable here.
+void reduce_push_with(reduce_isa isa, void* const* dsts, int dst_count, const void* const* srcs, int count, uint64_t elements, element_type type,
+                      reduce_op op, double factor, bool non_temporal);
+
+inline constexpr std::size_t reduce_op_count = 9;
+inline constexpr std::size_t element_type_count = 15;
+
+constexpr bool reduce_takes(reduce_op op, element_type type) {
+  if (type >= element_type::f8e4m3) return false;
+  const bool is_float = type <= element_type::bf16;
+  switch (op) {
+    case reduce_op::avg:
+    case reduce_op::premul_sum: return is_float;
+    case reduce_op::band:
+    case reduce_op::bor:
+    case reduce_op::bxor: return !is_float;
+    default: return true;
+  }
+}
+
+struct reduce_job {
+  void* const* dsts;
+  int dst_count;
+  const void* const* srcs;
+  int count;
+  double factor;
+};
+
+/// What one step of a streaming kernel reads of each source and writes to each destination.
+inline constexpr uint64_t reduce_block = 256;
+
+/// Bytes `from` .. `to` of the arrays, whole elements. `stream`: past the caches; then the range is a multiple of reduce_block, and the first
+/// destination begins it on a 64-byte line.
+using reduce_kernel = void (*)(const reduce_job& job, uint64_t from, uint64_t to, bool stream);
+
+/// For any number of sources, for two and for four; all null if the op does not take the type.
+struct reduce_kernels {
+  reduce_kernel any = nullptr;
+  reduce_kernel two = nullptr;
+  reduce_kernel four = nullptr;
+};
+
+using reduce_table = std::array<reduce_kernels, reduce_op_count * element_type_count>;
+
+constexpr std::size_t reduce_index(reduce_op op, element_type type) {
+  return static_cast<std::size_t>(op) * element_type_count + static_cast<std::size_t>(type);
+}
+
+const reduce_table& reduce_table_portable();
+#if defined(__x86_64__)
+const reduce_table& reduce_table_avx2();
+const reduce_table& reduce_table_avx512();
+#endif
+
+}  // namespace ep
