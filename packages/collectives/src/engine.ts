@@ -127,5 +127,9 @@ export interface GroupEngine extends Closeable {
   readonly allocate: <D extends DType>(dtype: D, length: number) => Storage[D];
   readonly trace: () => Readonly<Partial<Record<OpKind | 'send' | 'recv', OpTrace>>>;
   /** Members whose connection is up, and what keeps the others. */
-  readonly connections: () => readonly { readonly rank: number; readonly state: 'self' | 'connecting' | 'connected' | 'lost'; readonly detail?: string }[];
+  readonly connections: () => readonly {
+    readonly rank: number;
+    readonly state: 'self' | 'connecting' | 'connected' | 'lost';
+    readonly detail?: string;
+  }[];
 }

@@ -1,3 +1,4 @@
+export type { EngineFactory, EngineInit } from './backends.js';
 export type {
   Elements,
   EngineCall,
@@ -10,5 +11,9 @@ export type {
   RecvEnd,
   SendCall,
 } from './engine.js';
+export { initProcessGroup } from './init.js';
+export type * from './options.js';
+export type { ProcessGroup } from './process-group.js';
 export type { CallEntry, CallOutcome, CallRecorder } from './recorder/types.js';
 export { REDUCE_OPS, type ReduceOp, type ReduceOpName } from './reduce-op.js';
+export type { CollectiveWork } from './work.js';

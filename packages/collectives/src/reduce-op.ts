@@ -27,7 +27,17 @@ export type ReduceOp =
 
 export type ReduceOpName = Exclude<ReduceOp, object> | 'premul-sum';
 
-export const REDUCE_OPS = ['sum', 'avg', 'product', 'min', 'max', 'band', 'bor', 'bxor', 'premul-sum'] as const satisfies readonly ReduceOpName[];
+export const REDUCE_OPS = [
+  'sum',
+  'avg',
+  'product',
+  'min',
+  'max',
+  'band',
+  'bor',
+  'bxor',
+  'premul-sum',
+] as const satisfies readonly ReduceOpName[];
 
 const FLOATS: ReadonlySet<DType> = new Set<DType>(['f64', 'f32', 'f16', 'bf16']);
 const INTEGERS: ReadonlySet<DType> = new Set<DType>(['i64', 'u64', 'i32', 'u32', 'i16', 'u16', 'i8', 'u8']);

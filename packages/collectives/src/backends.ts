@@ -1,0 +1,28 @@
+/** From what a caller names to an engine. */
+import { invalid, type Rank, type Store, type Transport } from '@ep/core';
+import type { GroupEngine } from './engine.js';
+import type { Backend } from './options.js';
+
+/** A group about to exist on this rank. */
+export interface EngineInit {
+  /** Keys of this group only. */
+  readonly store: Store;
+  /** This rank, of the group. */
+  readonly rank: Rank;
+  readonly size: number;
+  /** For each rank of the group its rank in the world. */
+  readonly ranks: readonly Rank[];
+  /** Unlike that of any other group that the members have had, under whatever name. */
+  readonly name: string;
+  readonly timeoutMs: number;
+  readonly ranksOnHost?: number;
+  readonly signal?: AbortSignal;
+}
+
+export type EngineFactory = (init: EngineInit) => GroupEngine | Promise<GroupEngine>;
+
+export function engineFactory(backend: Backend): EngineFactory {
+  if (typeof backend === 'function') return backend;
+  const expected = "'shm', a transport or a function that opens an engine";
+  throw invalid('backend', { where: 'initProcessGroup', expected, found: backend });
+}

@@ -1,0 +1,192 @@
+/** What c10d refuses before anything moves, each with its own message. */
+import { checkInteger, type DType, EpError, invalid, type Rank } from '@ep/core';
+import type { Elements } from './engine.js';
+import { dtypeOf, elementsOf } from './operands.js';
+import type { MessageOp, Operand } from './options.js';
+import { REDUCE_OPS, type ReduceOp, type ReduceOpName, refusal } from './reduce-op.js';
+
+const NAMES: ReadonlySet<unknown> = new Set(REDUCE_OPS);
+
+export function checkRank(rank: Rank | undefined, what: string, where: string, size: number): Rank {
+  return checkInteger(rank, what, where, 0, size - 1);
+}
+
+/** Throws for the first message of a batch that `send` or `recv` would refuse. */
+export function checkBatch(ops: readonly MessageOp[], where: string, size: number): void {
+  if (!Array.isArray(ops)) throw invalid('ops', { where, expected: 'a list of messages', found: ops });
+  for (const [i, message] of (ops as readonly MessageOp[]).entries()) {
+    const at = `${where}: ops[${i}]`;
+    const { op, peer } = message;
+    if (op !== 'send' && op !== 'recv') throw invalid('op', { where: at, expected: "'send' or 'recv'", found: op });
+    if (op === 'send' || peer !== undefined) checkRank(peer, 'peer', at, size);
+    elementsOf(message.tensor, 'tensor', at);
+    checkTag(message.tag, at);
+  }
+}
+
+/** What a tag may be: c10d's tags are 32-bit. */
+const LARGEST_TAG = 2 ** 31 - 1;
+
+export function checkTag(tag: number | undefined, where: string): number {
+  return tag === undefined ? 0 : checkInteger(tag, 'tag', where, 0, LARGEST_TAG);
+}
+
+export const reduceOpName = (op: ReduceOp): ReduceOpName => (typeof op === 'string' ? op : op.op);
+
+/** The reduction, `sum` unless given. Throws for one that there is not, and for one that does not take the dtype. */
+export function checkReduceOp(op: ReduceOp | undefined, dtype: DType, where: string): ReduceOp {
+  const chosen = op ?? 'sum';
+  const name = reduceOpName(chosen);
+  if (!NAMES.has(name) || (name === 'premul-sum' && typeof chosen === 'string')) {
+    const expected = `one of ${REDUCE_OPS.slice(0, -1).join(', ')} or { op: 'premul-sum', factor }`;
+    throw invalid('op', { where, expected, found: typeof chosen === 'string' ? chosen : name });
+  }
+  if (typeof chosen !== 'string' && typeof chosen.factor !== 'number') {
+    throw invalid('op.factor', { where, expected: 'a number', found: chosen.factor });
+  }
+  const why = refusal(name, dtype);
+  if (why === undefined) return chosen;
+  throw new EpError('EP_INVALID_ARGUMENT', `${where}: ${why}`, { context: { where, op: name, dtype } });
+}
+
+/** What the other tensors of a call must be like. */
+export interface Pattern {
+  /** The tensor that they are compared with, as messages name it. */
+  readonly name: string;
+  readonly dtype: DType;
+  /** Elements of each; any if absent. */
+  readonly length?: number;
+}
+
+export function checkAlike(source: Operand, elements: Elements, what: string, where: string, like: Pattern): void {
+  const dtype = dtypeOf(source);
+  if (dtype !== like.dtype) {
+    throw invalid(`dtype of ${what}`, { where, expected: `${like.dtype} as of ${like.name}`, found: dtype });
+  }
+  if (like.length !== undefined && elements.length !== like.length) {
+    throw invalid(`length of ${what}`, {
+      where,
+      expected: `${like.length} elements as of ${like.name}`,
+      found: elements.length,
+    });
+  }
+}
+
+/** One tensor for each rank, all like each other and, if given, like `like`. */
+export function checkList(
+  sources: readonly Operand[] | undefined,
+  what: string,
+  where: string,
+  size: number,
+  like?: Pattern | 'dtype alike',
+): Elements[] {
+  if (!Array.isArray(sources)) {
+    throw invalid(what, { where, expected: `a list of ${size} tensors, one for each rank`, found: sources });
+  }
+  if (sources.length !== size) {
+    throw invalid(`length of ${what}`, { where, expected: `${size}, one tensor for each rank`, found: sources.length });
+  }
+  const all = sources.map((source: Operand, rank) => elementsOf(source, `${what}[${rank}]`, where));
+  const first: Pattern = {
+    name: `${what}[0]`,
+    dtype: dtypeOf(sources[0]),
+    ...(like !== 'dtype alike' && { length: all[0]!.length }),
+  };
+  const pattern = typeof like === 'object' ? like : first;
+  for (let rank = 0; rank < size; rank++) checkAlike(sources[rank], all[rank]!, `${what}[${rank}]`, where, pattern);
+  return all;
+}
+
+/** `total` is what the parts of `whole` must be in all. */
+export function checkWhole(
+  whole: Elements,
+  what: string,
+  where: string,
+  part: Elements,
+  size: number,
+  of: string,
+): void {
+  if (whole.length === part.length * size) return;
+  throw invalid(`length of ${what}`, {
+    where,
+    expected: `${part.length * size} elements, ${size} times those of ${of}`,
+    found: whole.length,
+  });
+}
+
+/** The `size` equal parts of `whole`, without a copy. */
+export function partsOf(whole: Elements, size: number): Elements[] {
+  const length = whole.length / size;
+  return Array.from({ length: size }, (_, i) => whole.subarray(i * length, (i + 1) * length));
+}
+
+/** The parts of `whole` by rows. */
+export function checkSplits(
+  splits: readonly number[] | undefined,
+  what: 'inputSplits' | 'outputSplits',
+  where: string,
+  size: number,
+  whole: { readonly elements: Elements; readonly rows: number; readonly rowElements: number },
+): Elements[] {
+  const { elements, rows, rowElements } = whole;
+  const tensor = what === 'inputSplits' ? 'input' : 'output';
+  if (splits === undefined) {
+    if (rows % size === 0) return partsOf(elements, size);
+    throw invalid(`rows of ${tensor}`, { where, expected: `a multiple of ${size} without ${what}`, found: rows });
+  }
+  if (!Array.isArray(splits) || splits.length !== size) {
+    const found = Array.isArray(splits) ? splits.length : splits;
+    throw invalid(what, { where, expected: `a list of ${size} numbers of rows, one for each rank`, found });
+  }
+  let at = 0;
+  const ends = splits.map((split: unknown, rank) => {
+    at += checkInteger(split, `${what}[${rank}]`, where);
+    return at;
+  });
+  if (at !== rows) throw invalid(`sum of ${what}`, { where, expected: `${rows}, the rows of ${tensor}`, found: at });
+  return ends.map((end, rank) =>
+    elements.subarray((rank === 0 ? 0 : ends[rank - 1]!) * rowElements, end * rowElements),
+  );
+}
+
+interface Extent {
+  readonly what: string;
+  readonly begin: number;
+  readonly end: number;
+}
+
+/** Arrays of one call, as messages name them. */
+export interface NamedArrays {
+  readonly what: string;
+  readonly arrays: readonly Elements[];
+}
+
+/** Throws unless no output shares bytes with another array of the call. Inputs may overlap inputs only where engines read them apart: they may not. */
+export function checkApart(where: string, ...groups: readonly NamedArrays[]): void {
+  const byBuffer = new Map<ArrayBufferLike, Extent[]>();
+  for (const { what, arrays } of groups) {
+    for (let i = 0; i < arrays.length; i++) {
+      const { buffer, byteOffset, byteLength } = arrays[i]!;
+      if (byteLength === 0) continue;
+      const extent = {
+        what: arrays.length === 1 ? what : `${what}[${i}]`,
+        begin: byteOffset,
+        end: byteOffset + byteLength,
+      };
+      const others = byBuffer.get(buffer);
+      if (others === undefined) byBuffer.set(buffer, [extent]);
+      else others.push(extent);
+    }
+  }
+  for (const extents of byBuffer.values()) {
+    if (extents.length === 1) continue;
+    extents.sort((a, b) => a.begin - b.begin);
+    for (let i = 1; i < extents.length; i++) {
+      const [before, after] = [extents[i - 1]!, extents[i]!];
+      if (after.begin >= before.end) continue;
+      throw new EpError('EP_INVALID_ARGUMENT', `${where}: ${before.what} and ${after.what} overlap in memory`, {
+        context: { where, arrays: [before.what, after.what] },
+      });
+    }
+  }
+}

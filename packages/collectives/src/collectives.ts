@@ -1,0 +1,350 @@
+/** The collective operations on tensors: arguments are checked here, then the lane takes the call to the engine. */
+import { checkTimeout, type DType, invalid, type Rank, Resource } from '@ep/core';
+import {
+  checkAlike,
+  checkApart,
+  checkList,
+  checkRank,
+  checkReduceOp,
+  checkSplits,
+  checkWhole,
+  type Pattern,
+  partsOf,
+} from './checks.js';
+import { coalescedCalls } from './coalesce.js';
+import type { Elements, GroupEngine } from './engine.js';
+import { type CallLimits, type DraftCall, Lane } from './lane.js';
+import { dtypeOf, elementsOf, rowsOf } from './operands.js';
+import type {
+  CallOptions,
+  GatherOptions,
+  Operand,
+  ReduceOptions,
+  ReduceToRootOptions,
+  RootOptions,
+  ScatterOptions,
+  SplitOptions,
+} from './options.js';
+import type { CallRecorder } from './recorder/types.js';
+import { type CollectiveWork, sayWhoIsMissing } from './work.js';
+
+const NO_ARRAYS: readonly Elements[] = [];
+
+/** What groups are made of. */
+export interface GroupParts {
+  readonly name: string;
+  /** The name that no other group has had. */
+  readonly id: string;
+  /** World rank of each member. */
+  readonly ranks: readonly Rank[];
+  readonly engine: GroupEngine;
+  readonly recorder: CallRecorder;
+  readonly timeoutMs: number;
+}
+
+export abstract class Collectives extends Resource {
+  /** As given to `initProcessGroup`; that of a group made from another has more behind a slash. */
+  readonly name: string;
+  /** World rank of each member. */
+  readonly ranks: readonly Rank[];
+  readonly rank: Rank;
+  readonly size: number;
+  protected readonly lane: Lane;
+  readonly #timeoutMs: number;
+
+  protected constructor({ name, id, ranks, engine, recorder, timeoutMs }: GroupParts) {
+    super(`group ${name}`);
+    this.name = name;
+    this.ranks = Object.freeze([...ranks]);
+    this.rank = engine.rank;
+    this.size = engine.size;
+    this.lane = new Lane(id, engine, recorder);
+    this.#timeoutMs = timeoutMs;
+  }
+
+  /** All ranks get the root's elements. */
+  broadcast(source: Operand, options: RootOptions): CollectiveWork {
+    const op = 'broadcast';
+    this.enter(op);
+    const elements = elementsOf(source, 'tensor', op);
+    const root = checkRank(options?.root, 'root', op, this.size);
+    const arrays = [elements];
+    const isRoot = root === this.rank;
+    return this.#run(op, options, elements.length, {
+      kind: 'broadcast',
+      dtype: dtypeOf(source),
+      root,
+      inputs: isRoot ? arrays : NO_ARRAYS,
+      outputs: isRoot ? NO_ARRAYS : arrays,
+    });
+  }
+
+  /** Every element becomes the reduction over that of all ranks, in rank order: the same bits on all ranks. */
+  allReduce(source: Operand, options?: ReduceOptions): CollectiveWork {
+    const op = 'allReduce';
+    this.enter(op);
+    const elements = elementsOf(source, 'tensor', op);
+    const dtype = dtypeOf(source);
+    const arrays = [elements];
+    const call = {
+      kind: 'all-reduce' as const,
+      sequence: 0,
+      dtype,
+      reduceOp: checkReduceOp(options?.op, dtype, op),
+      root: -1,
+      inputs: arrays,
+      outputs: arrays,
+      timeoutMs: this.#timeout(op, options),
+      signal: options?.signal,
+    };
+    return this.lane.run(op, call, elements.length);
+  }
+
+  /** `allReduce` of several tensors, of any dtypes, as one operation: small ones travel together. */
+  allReduceCoalesced(sources: readonly Operand[], options?: ReduceOptions): CollectiveWork {
+    const op = 'allReduceCoalesced';
+    this.enter(op);
+    const { calls, finish } = coalescedCalls(op, sources, options?.op, this.limits(op, options));
+    return this.lane.runAll(op, calls, finish);
+  }
+
+  /** As `allReduce`, but only the root's tensor changes. */
+  reduce(source: Operand, options: ReduceToRootOptions): CollectiveWork {
+    const op = 'reduce';
+    this.enter(op);
+    const elements = elementsOf(source, 'tensor', op);
+    const dtype = dtypeOf(source);
+    const root = checkRank(options?.root, 'root', op, this.size);
+    const arrays = [elements];
+    return this.#run(op, options, elements.length, {
+      kind: 'reduce',
+      dtype,
+      reduceOp: checkReduceOp(options.op, dtype, op),
+      root,
+      inputs: arrays,
+      outputs: root === this.rank ? arrays : NO_ARRAYS,
+    });
+  }
+
+  /** `outputs[r]` becomes rank r's input. */
+  allGather(outputs: readonly Operand[], input: Operand, options?: CallOptions): CollectiveWork {
+    const op = 'allGather';
+    this.enter(op);
+    const source = elementsOf(input, 'input', op);
+    const pattern = { name: 'input', dtype: dtypeOf(input), length: source.length };
+    const targets = checkList(outputs, 'outputs', op, this.size, pattern);
+    return this.#gatherToAll(op, pattern.dtype, source, targets, options);
+  }
+
+  /** `output`, `size` times as long as `input`, becomes all ranks' inputs one behind the other. */
+  allGatherIntoTensor(output: Operand, input: Operand, options?: CallOptions): CollectiveWork {
+    const op = 'allGatherIntoTensor';
+    this.enter(op);
+    const source = elementsOf(input, 'input', op);
+    const target = elementsOf(output, 'output', op);
+    const dtype = dtypeOf(input);
+    checkAlike(output, target, 'output', op, { name: 'input', dtype });
+    checkWhole(target, 'output', op, source, this.size, 'input');
+    return this.#gatherToAll(op, dtype, source, partsOf(target, this.size), options);
+  }
+
+  /** On the root, `outputs[r]` becomes rank r's input. */
+  gather(input: Operand, options: GatherOptions): CollectiveWork {
+    const op = 'gather';
+    this.enter(op);
+    const source = elementsOf(input, 'input', op);
+    const root = checkRank(options?.root, 'root', op, this.size);
+    const pattern = { name: 'input', dtype: dtypeOf(input), length: source.length };
+    const targets = this.#onRoot(op, 'outputs', root, options.outputs, pattern);
+    const inputs = [source];
+    checkApart(op, { what: 'input', arrays: inputs }, { what: 'outputs', arrays: targets });
+    return this.#run(op, options, source.length, {
+      kind: 'gather',
+      dtype: pattern.dtype,
+      root,
+      inputs,
+      outputs: targets,
+    });
+  }
+
+  /** `output` becomes the root's `inputs[rank]`. */
+  scatter(output: Operand, options: ScatterOptions): CollectiveWork {
+    const op = 'scatter';
+    this.enter(op);
+    const target = elementsOf(output, 'output', op);
+    const root = checkRank(options?.root, 'root', op, this.size);
+    const pattern = { name: 'output', dtype: dtypeOf(output), length: target.length };
+    const sources = this.#onRoot(op, 'inputs', root, options.inputs, pattern);
+    const outputs = [target];
+    checkApart(op, { what: 'inputs', arrays: sources }, { what: 'output', arrays: outputs });
+    return this.#run(op, options, target.length, {
+      kind: 'scatter',
+      dtype: pattern.dtype,
+      root,
+      inputs: sources,
+      outputs,
+    });
+  }
+
+  /** `output` becomes the reduction over all ranks' `inputs[rank]`. */
+  reduceScatter(output: Operand, inputs: readonly Operand[], options?: ReduceOptions): CollectiveWork {
+    const op = 'reduceScatter';
+    this.enter(op);
+    const target = elementsOf(output, 'output', op);
+    const pattern = { name: 'output', dtype: dtypeOf(output), length: target.length };
+    const sources = checkList(inputs, 'inputs', op, this.size, pattern);
+    return this.#reduceParts(op, pattern.dtype, target, sources, options);
+  }
+
+  /** `output` becomes the reduction over all ranks' `rank`-th part of `input`, which is `size` times as long. */
+  reduceScatterTensor(output: Operand, input: Operand, options?: ReduceOptions): CollectiveWork {
+    const op = 'reduceScatterTensor';
+    this.enter(op);
+    const target = elementsOf(output, 'output', op);
+    const source = elementsOf(input, 'input', op);
+    const dtype = dtypeOf(output);
+    checkAlike(input, source, 'input', op, { name: 'output', dtype });
+    checkWhole(source, 'input', op, target, this.size, 'output');
+    return this.#reduceParts(op, dtype, target, partsOf(source, this.size), options);
+  }
+
+  /** `outputs[r]` becomes rank r's `inputs[rank]`, which is as long. */
+  allToAll(outputs: readonly Operand[], inputs: readonly Operand[], options?: CallOptions): CollectiveWork {
+    const op = 'allToAll';
+    this.enter(op);
+    const targets = checkList(outputs, 'outputs', op, this.size, 'dtype alike');
+    const sources = checkList(inputs, 'inputs', op, this.size, { name: 'outputs[0]', dtype: dtypeOf(outputs[0]!) });
+    return this.#exchange(op, dtypeOf(outputs[0]!), sources, targets, options);
+  }
+
+  /** As `allToAll`, of the rows of one tensor into those of another. */
+  allToAllSingle(output: Operand, input: Operand, options?: SplitOptions): CollectiveWork {
+    const op = 'allToAllSingle';
+    this.enter(op);
+    const target = elementsOf(output, 'output', op);
+    const source = elementsOf(input, 'input', op);
+    const dtype = dtypeOf(input);
+    checkAlike(output, target, 'output', op, { name: 'input', dtype });
+    const sources = checkSplits(options?.inputSplits, 'inputSplits', op, this.size, {
+      elements: source,
+      ...rowsOf(input),
+    });
+    const targets = checkSplits(options?.outputSplits, 'outputSplits', op, this.size, {
+      elements: target,
+      ...rowsOf(output),
+    });
+    return this.#exchange(op, dtype, sources, targets, options);
+  }
+
+  /** Ends when all ranks have come. */
+  barrier(options?: CallOptions): CollectiveWork {
+    const op = 'barrier';
+    this.enter(op);
+    return this.lane.run(op, this.#barrierCall(op, options), 0);
+  }
+
+  /** As `barrier`; its `EP_TIMEOUT` says which ranks have not come, all of them (`context.awaited`). */
+  monitoredBarrier(options?: CallOptions): CollectiveWork {
+    const op = 'monitoredBarrier';
+    this.enter(op);
+    return this.lane.run(op, this.#barrierCall(op, options), 0, (error) => sayWhoIsMissing(error, op, this.size));
+  }
+
+  /** Throws if the group is closed, or what an earlier operation left behind. */
+  protected enter(op: string): void {
+    this.checkOpen(op);
+    this.lane.check();
+  }
+
+  protected limits(op: string, options: CallOptions | undefined): CallLimits {
+    return { timeoutMs: this.#timeout(op, options), signal: options?.signal };
+  }
+
+  #timeout(op: string, options: CallOptions | undefined): number {
+    if (options === undefined) return this.#timeoutMs;
+    options.signal?.throwIfAborted();
+    return options.timeoutMs === undefined ? this.#timeoutMs : checkTimeout(options.timeoutMs, op);
+  }
+
+  #run(
+    op: string,
+    options: CallOptions | undefined,
+    elements: number,
+    call: Omit<DraftCall, 'sequence' | keyof CallLimits>,
+  ): CollectiveWork {
+    return this.lane.run(op, { sequence: 0, ...call, ...this.limits(op, options) }, elements);
+  }
+
+  #barrierCall(op: string, options: CallOptions | undefined): DraftCall {
+    return {
+      kind: 'barrier',
+      sequence: 0,
+      dtype: 'u8',
+      root: -1,
+      inputs: NO_ARRAYS,
+      outputs: NO_ARRAYS,
+      timeoutMs: this.#timeout(op, options),
+      signal: options?.signal,
+    };
+  }
+
+  /** The list that the root must give, and no other rank may. */
+  #onRoot(
+    op: string,
+    what: string,
+    root: Rank,
+    list: readonly Operand[] | undefined,
+    pattern: Pattern,
+  ): readonly Elements[] {
+    if (root === this.rank) return checkList(list, what, op, this.size, pattern);
+    if (list === undefined) return NO_ARRAYS;
+    throw invalid(what, { where: op, expected: `absent but on the root, rank ${root}`, found: list });
+  }
+
+  #gatherToAll(
+    op: string,
+    dtype: DType,
+    source: Elements,
+    outputs: readonly Elements[],
+    options: CallOptions | undefined,
+  ): CollectiveWork {
+    const inputs = [source];
+    checkApart(op, { what: 'input', arrays: inputs }, { what: 'outputs', arrays: outputs });
+    return this.#run(op, options, source.length, { kind: 'all-gather', dtype, root: -1, inputs, outputs });
+  }
+
+  #reduceParts(
+    op: string,
+    dtype: DType,
+    target: Elements,
+    inputs: readonly Elements[],
+    options: ReduceOptions | undefined,
+  ): CollectiveWork {
+    const reduceOp = checkReduceOp(options?.op, dtype, op);
+    const outputs = [target];
+    checkApart(op, { what: 'output', arrays: outputs }, { what: 'inputs', arrays: inputs });
+    const call = { kind: 'reduce-scatter', dtype, reduceOp, root: -1, inputs, outputs } as const;
+    return this.#run(op, options, target.length, call);
+  }
+
+  #exchange(
+    op: string,
+    dtype: DType,
+    inputs: readonly Elements[],
+    outputs: readonly Elements[],
+    options: CallOptions | undefined,
+  ): CollectiveWork {
+    checkApart(op, { what: 'inputs', arrays: inputs }, { what: 'outputs', arrays: outputs });
+    const own = inputs[this.rank]!.length;
+    if (outputs[this.rank]!.length !== own) {
+      const found = outputs[this.rank]!.length;
+      throw invalid(`part of rank ${this.rank} for itself`, {
+        where: op,
+        expected: `as long in the output as in the input, ${own} elements`,
+        found,
+      });
+    }
+    const elements = inputs.reduce((sum, input) => sum + input.length, 0);
+    return this.#run(op, options, elements, { kind: 'all-to-all', dtype, root: -1, inputs, outputs });
+  }
+}

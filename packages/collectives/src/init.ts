@@ -1,0 +1,89 @@
+/** Meeting the other ranks, and opening the first group. */
+import {
+  checkInteger,
+  checkTimeout,
+  defaultTimeoutMs,
+  invalid,
+  type OpenRendezvousOptions,
+  openRendezvous,
+  parseRendezvousUrl,
+  type Rank,
+  type Store,
+  TcpStore,
+} from '@ep/core';
+import { engineFactory } from './backends.js';
+import type { InitOptions } from './options.js';
+import { openGroup, type ProcessGroup } from './process-group.js';
+import { FlightRecorder } from './recorder/recorder.js';
+
+const WHERE = 'initProcessGroup';
+/** How long the rank that holds the store's server waits for the others to leave it. */
+const LINGER_MS = 5000;
+
+interface Place {
+  readonly store: Store;
+  readonly rank: Rank;
+  readonly worldSize: number;
+  /** How often the launcher has started the ranks again: its store keeps what earlier attempts wrote. */
+  readonly attempt: number;
+  readonly leave: () => Promise<void>;
+}
+
+function givenPlace(store: Store, options: InitOptions): Place {
+  if (options.initMethod !== undefined) {
+    throw invalid('initMethod', { where: WHERE, expected: 'absent where there is a store', found: options.initMethod });
+  }
+  const worldSize = checkInteger(options.worldSize, 'worldSize', WHERE, 1);
+  const rank = checkInteger(options.rank, 'rank', WHERE, 0, worldSize - 1);
+  return { store, rank, worldSize, attempt: 0, leave: async () => {} };
+}
+
+async function meet(options: InitOptions, timeoutMs: number): Promise<Place> {
+  if (options.store !== undefined) return givenPlace(options.store, options);
+  const url = options.initMethod ?? 'env://';
+  const { rank, worldSize, signal, env } = options;
+  const meeting: OpenRendezvousOptions = {
+    timeoutMs,
+    ...(rank !== undefined && { rank }),
+    ...(worldSize !== undefined && { worldSize }),
+    ...(signal && { signal }),
+    ...(env && { env }),
+  };
+  const attempt = parseRendezvousUrl(url, meeting).restarts ?? 0;
+  const opened = await openRendezvous(url, meeting);
+  const { store } = opened;
+  const leave = async (): Promise<void> => {
+    if (store instanceof TcpStore) await store.othersLeft({ timeoutMs: LINGER_MS });
+    await store.close();
+  };
+  return { store, rank: opened.rank, worldSize: opened.worldSize, attempt, leave };
+}
+
+/**
+ * Collective. Opens the group of all ranks; `env://` unless told where they meet, see `InitOptions`. With a `store` it does not wait for the others: each
+ * is awaited by what needs it. Throws `EP_INVALID_ARGUMENT`, or `EP_RENDEZVOUS` naming ranks that did not come to `initMethod` or exist twice.
+ */
+export async function initProcessGroup(options: InitOptions = {}): Promise<ProcessGroup> {
+  const factory = engineFactory(options.backend ?? 'shm');
+  const timeoutMs =
+    options.timeoutMs === undefined ? defaultTimeoutMs(options.env) : checkTimeout(options.timeoutMs, WHERE);
+  const { name = 'world', ranksOnHost, signal } = options;
+  if (typeof name !== 'string' || name === '') {
+    throw invalid('name', { where: WHERE, expected: 'a string that is not empty', found: name });
+  }
+  if (ranksOnHost !== undefined) checkInteger(ranksOnHost, 'ranksOnHost', WHERE, 1);
+  signal?.throwIfAborted();
+  const { store, rank, worldSize, attempt, leave } = await meet(options, timeoutMs);
+  try {
+    // A group opened under the name of one that was destroyed must not find what that one left in the store.
+    const life = await store.add(`ep/groups/${attempt}/${name}/${rank}`, 1);
+    const id = `${name}${attempt === 0 ? '' : `@${attempt}`}${life === 1 ? '' : `#${life}`}`;
+    const recorder = new FlightRecorder({ world: id, rank, size: worldSize });
+    const world = { factory, store, recorder, timeoutMs, ...(ranksOnHost !== undefined && { ranksOnHost }) };
+    const ranks = Array.from({ length: worldSize }, (_, member) => member);
+    return await openGroup(world, { name, id, rank, ranks, release: leave }, signal === undefined ? {} : { signal });
+  } catch (error) {
+    await leave();
+    throw error;
+  }
+}

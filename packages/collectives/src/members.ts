@@ -1,0 +1,86 @@
+/** What the ranks of a group agree on before some of them make another one. */
+import { createHash } from 'node:crypto';
+import { checkInteger, EpError, formatRanks, invalid, type Rank } from '@ep/core';
+import type { CallLimits, Lane } from './lane.js';
+
+const LARGEST = 2 ** 31 - 1;
+const NO_COLOR = -1;
+
+export function checkMembers(ranks: readonly Rank[], where: string, size: number): void {
+  if (!Array.isArray(ranks) || ranks.length === 0) {
+    throw invalid('ranks', { where, expected: 'a list of at least one rank', found: ranks });
+  }
+  const seen = new Set<Rank>();
+  for (const [i, rank] of ranks.entries()) {
+    checkInteger(rank, `ranks[${i}]`, where, 0, size - 1);
+    if (seen.has(rank)) throw invalid(`ranks[${i}]`, { where, expected: 'named once', found: rank });
+    seen.add(rank);
+  }
+}
+
+/** Every rank's numbers, by rank. */
+async function gatherNumbers(
+  lane: Lane,
+  op: string,
+  numbers: Int32Array,
+  limits: CallLimits,
+): Promise<readonly Int32Array[]> {
+  const outputs = Array.from({ length: lane.engine.size }, () => new Int32Array(numbers.length));
+  const call = { kind: 'all-gather', sequence: 0, dtype: 'i32', root: -1, inputs: [numbers], outputs } as const;
+  await lane.run(op, { ...call, ...limits }, numbers.length);
+  return outputs;
+}
+
+interface Proposal {
+  readonly ranks: readonly Rank[];
+  readonly label: string;
+}
+
+/** Throws `EP_MISMATCH` on all ranks alike unless all propose the same: names those outside of the majority, or everybody where there is none. */
+export async function agreeOnMembers(lane: Lane, op: string, proposal: Proposal, limits: CallLimits): Promise<void> {
+  const { size } = lane.engine;
+  const { ranks, label } = proposal;
+  const label32 = createHash('sha256').update(label).digest().readInt32LE();
+  const all = await gatherNumbers(
+    lane,
+    op,
+    Int32Array.of(label32, ranks.length, ...ranks, ...new Array<number>(size - ranks.length).fill(0)),
+    limits,
+  );
+  const camps = new Map<string, Rank[]>();
+  for (const [rank, row] of all.entries()) {
+    const key = row.join();
+    const camp = camps.get(key);
+    if (camp === undefined) camps.set(key, [rank]);
+    else camp.push(rank);
+  }
+  if (camps.size === 1) return;
+  const largestFirst = [...camps.values()].sort((a, b) => b.length - a.length || a[0]! - b[0]!);
+  const majority = 2 * largestFirst[0]!.length > size;
+  const describe = (rank: Rank): string => {
+    const [digest, count, ...members] = all[rank]!;
+    const name = digest === all[largestFirst[0]![0]!]![0] ? '' : ' under another name';
+    return `[${members.slice(0, count).join(', ')}]${name}`;
+  };
+  const odd = majority ? largestFirst.slice(1) : largestFirst;
+  const shown = odd.map((camp) => `${describe(camp[0]!)} on ${formatRanks(camp)}`);
+  const rest = majority ? `, ${describe(largestFirst[0]![0]!)} on the others` : '';
+  throw new EpError('EP_MISMATCH', `${op}: members are ${shown.join(', ')}${rest}`, {
+    context: { ranks: odd.flat().sort((a, b) => a - b), given: [...ranks] },
+  });
+}
+
+/** The ranks of this rank's colour in the order of their keys; undefined without one. */
+export async function agreeOnColors(
+  lane: Lane,
+  op: string,
+  { color, key }: { readonly color: number | undefined; readonly key: number },
+  limits: CallLimits,
+): Promise<readonly Rank[] | undefined> {
+  if (color !== undefined) checkInteger(color, 'color', op, 0, LARGEST);
+  checkInteger(key, 'key', op, -LARGEST, LARGEST);
+  const all = await gatherNumbers(lane, op, Int32Array.of(color ?? NO_COLOR, key), limits);
+  if (color === undefined) return undefined;
+  const same = [...all.keys()].filter((rank) => all[rank]![0] === color);
+  return same.sort((a, b) => all[a]![1]! - all[b]![1]! || a - b);
+}

@@ -1,0 +1,87 @@
+/** From what callers pass to contiguous elements that live as long as the call needs them. */
+import {
+  asTensor,
+  checkAttached,
+  type DType,
+  EpError,
+  elementCount,
+  invalid,
+  isContiguous,
+  type PlainArray,
+  type Tensor,
+} from '@ep/core';
+import type { Elements } from './engine.js';
+import type { Operand } from './options.js';
+
+const PLAIN: Readonly<Record<string, DType>> = {
+  Float64Array: 'f64',
+  Float32Array: 'f32',
+  BigInt64Array: 'i64',
+  BigUint64Array: 'u64',
+  Int32Array: 'i32',
+  Uint32Array: 'u32',
+  Int16Array: 'i16',
+  Int8Array: 'i8',
+};
+
+/** Tensors that can no longer change, once looked at: checking one anew would cost more than a small all-reduce. */
+const checked = new WeakMap<Tensor, Elements>();
+
+/** HAZARD: shrinking a buffer unmaps pages under the peer or thread that reads them. */
+function checkLiving(elements: Elements, where: string): void {
+  if (elements.length === 0) checkAttached(elements, where);
+  if ((elements.buffer as { readonly resizable?: boolean }).resizable === true) {
+    throw new EpError(
+      'EP_DETACHED',
+      `${where}: the buffer of the ${elements[Symbol.toStringTag]} can be resized while it is in use; pass one of fixed length`,
+      { context: { where } },
+    );
+  }
+}
+
+function elementsOfTensor(source: Tensor, what: string, where: string): Elements {
+  const found = checked.get(source);
+  if (found !== undefined) {
+    checkLiving(found, where);
+    return found;
+  }
+  const tensor = asTensor(source, where);
+  if (!isContiguous(tensor)) {
+    throw invalid(what, {
+      where,
+      expected: 'contiguous: copy it with toContiguous',
+      found: `strides ${tensor.strides} for shape ${tensor.shape}`,
+    });
+  }
+  const count = elementCount(tensor.shape);
+  const elements = tensor.data.length === count ? tensor.data : tensor.data.subarray(0, count);
+  checkLiving(elements, where);
+  if (Object.isFrozen(source) && Object.isFrozen(source.shape)) checked.set(source, elements);
+  return elements;
+}
+
+/** The elements of `source`; `what` names it in messages. Throws `EP_INVALID_ARGUMENT` or `EP_DETACHED`. */
+export function elementsOf(source: Operand, what: string, where: string): Elements {
+  if (ArrayBuffer.isView(source) && PLAIN[source[Symbol.toStringTag]] !== undefined) {
+    checkLiving(source as PlainArray, where);
+    return source as PlainArray;
+  }
+  return elementsOfTensor(source as Tensor, what, where);
+}
+
+/** Of an operand that `elementsOf` has accepted. */
+export function dtypeOf(source: Operand): DType {
+  return (source as Tensor).dtype ?? PLAIN[(source as PlainArray)[Symbol.toStringTag]]!;
+}
+
+/** Extent of axis 0, and elements of each of its rows; a scalar is one row. */
+export function rowsOf(source: Operand): { readonly rows: number; readonly rowElements: number } {
+  if (ArrayBuffer.isView(source)) return { rows: source.length, rowElements: 1 };
+  const [rows = 1, ...rest] = source.shape;
+  return { rows, rowElements: elementCount(rest) };
+}
+
+/** Throws `EP_DETACHED` if the array was taken away while a call used it. */
+export function checkStillLiving(elements: Elements, where: string): void {
+  if (elements.length === 0) checkAttached(elements, where);
+}

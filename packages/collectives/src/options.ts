@@ -1,0 +1,76 @@
+/** What callers pass to a process group. */
+import type { AbortOptions, Environment, PlainArray, Rank, Store, Tensor, Transport } from '@ep/core';
+import type { EngineFactory } from './backends.js';
+import type { ReduceOp } from './reduce-op.js';
+
+/** A contiguous tensor, or a typed array whose dtype is plain (`asTensor` of @ep/core). Used in place, never copied by the group. */
+export type Operand = Tensor | PlainArray;
+
+/** Limits of one call. An aborted call leaves ranks that no longer agree where they are: the group is then poisoned. */
+export interface CallOptions extends AbortOptions {
+  /** Counted from the moment at which the call is this rank's oldest one; that of the group unless given. `Infinity`: no limit. */
+  readonly timeoutMs?: number;
+}
+
+/** `op` is `sum` unless given. */
+export interface ReduceOptions extends CallOptions {
+  readonly op?: ReduceOp;
+}
+
+export interface RootOptions extends CallOptions {
+  readonly root: Rank;
+}
+
+export interface ReduceToRootOptions extends ReduceOptions, RootOptions {}
+
+export interface GatherOptions extends RootOptions {
+  /** On the root, and only there: one for each rank. */
+  readonly outputs?: readonly Operand[];
+}
+
+export interface ScatterOptions extends RootOptions {
+  /** On the root, and only there: one for each rank. */
+  readonly inputs?: readonly Operand[];
+}
+
+/** Rows (extents of axis 0; elements of a typed array) for each rank; equal parts unless given. */
+export interface SplitOptions extends CallOptions {
+  readonly outputSplits?: readonly number[];
+  readonly inputSplits?: readonly number[];
+}
+
+export interface MessageOptions extends CallOptions {
+  /** Messages of one sender meet receives of the same tag, in the order in which each side posted them. 0 unless given. */
+  readonly tag?: number;
+}
+
+/** One message of a batch. `recv` without a peer takes from any. */
+export type MessageOp =
+  | { readonly op: 'send'; readonly tensor: Operand; readonly peer: Rank; readonly tag?: number }
+  | { readonly op: 'recv'; readonly tensor: Operand; readonly peer?: Rank; readonly tag?: number };
+
+export interface NewGroupOptions extends CallOptions {
+  /** Appended to the name of the parent and the number of the call. The same on all ranks of the parent. */
+  readonly name?: string;
+}
+
+/** `shm`: ranks of this host. A transport: its ranks, which the group does not close. */
+export type Backend = 'shm' | Transport<'bundled' | 'add'> | EngineFactory;
+
+export interface InitOptions extends AbortOptions {
+  /** `shm` unless given. */
+  readonly backend?: Backend;
+  /** Where the ranks meet: `env://`, `tcp://…` or `file://…`, see `openRendezvous` of @ep/core. `env://` where there is no `store` either. */
+  readonly initMethod?: string;
+  /** Instead of `initMethod`, with `rank` and `worldSize`. Stays the caller's, and open for as long as the group makes other groups. */
+  readonly store?: Store;
+  readonly rank?: Rank;
+  readonly worldSize?: number;
+  /** For every call that gives none; EP_TIMEOUT_MS unless given. */
+  readonly timeoutMs?: number;
+  /** `world` unless given. Groups of one store with one name need not be closed before the next is opened, but all ranks open them in one order. */
+  readonly name?: string;
+  /** Of all groups of this host together, where they are more than this group's: engines spin less when cores are fewer than ranks. */
+  readonly ranksOnHost?: number;
+  readonly env?: Environment;
+}

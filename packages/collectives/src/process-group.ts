@@ -1,0 +1,302 @@
+/** The group that callers hold. */
+import {
+  type AbortOptions,
+  type DType,
+  prefixStore,
+  type Rank,
+  type Store,
+  type Tensor,
+  tensor,
+  type Work,
+} from '@ep/core';
+import type { EngineFactory } from './backends.js';
+import { checkBatch, checkRank, checkTag } from './checks.js';
+import { Collectives, type GroupParts } from './collectives.js';
+import type { GroupEngine, RecvEnd } from './engine.js';
+import { agreeOnColors, agreeOnMembers, checkMembers } from './members.js';
+import { allGatherObject, broadcastObject, gatherObject } from './objects.js';
+import { dtypeOf, elementsOf } from './operands.js';
+import type { CallOptions, MessageOp, MessageOptions, NewGroupOptions, Operand, RootOptions } from './options.js';
+import type { FlightRecorder } from './recorder/recorder.js';
+
+/** What the groups of one `initProcessGroup` share. */
+export interface World {
+  readonly factory: EngineFactory;
+  readonly store: Store;
+  readonly recorder: FlightRecorder;
+  readonly timeoutMs: number;
+  readonly ranksOnHost?: number;
+}
+
+/** A group to be opened on this rank. */
+export interface Membership {
+  readonly name: string;
+  /** The name that no other group has had, the same on all members. */
+  readonly id: string;
+  readonly rank: Rank;
+  /** World rank of each member. */
+  readonly ranks: readonly Rank[];
+  /** Runs when the group has been closed. */
+  readonly release?: () => Promise<void>;
+}
+
+/** What the members of one group have for it alone. */
+interface Own extends GroupParts {
+  readonly engine: GroupEngine;
+  readonly world: World;
+  readonly release: () => Promise<void>;
+}
+
+/**
+ * c10d's process group. All ranks that calls name are ranks of this group, 0 .. size - 1; `ranks` says who they are in the world.
+ *
+ * Every collective operation is called by all ranks, in one order, with the same dtype, counts, root and reduction. Calls return at once; operations run one
+ * after the other, and arrays belong to an operation until it has ended. What is wrong with arguments is thrown by the call itself, before anything
+ * has moved.
+ *
+ * A failure that nobody waited for is thrown, once, by the next call or by `destroy()`.
+ */
+export class ProcessGroup extends Collectives {
+  readonly #id: string;
+  readonly #world: World;
+  readonly #engine: GroupEngine;
+  readonly #release: () => Promise<void>;
+  readonly #cut = new AbortController();
+  /** Groups that were made from this one, on any of its ranks. */
+  #made = 0;
+
+  /** Through `initProcessGroup`, `newGroup` or `split` only. */
+  constructor(own: Own) {
+    super(own);
+    this.#id = own.id;
+    this.#world = own.world;
+    this.#engine = own.engine;
+    this.#release = own.release;
+  }
+
+  /** `shm`, or the name of the transport. */
+  get backend(): string {
+    return this.#engine.name;
+  }
+
+  /** Grows by one with every change of `activeRanks`. */
+  get epoch(): number {
+    return this.#engine.view().epoch;
+  }
+
+  /** Members that take part, ascending, as agreed by those who do. */
+  get activeRanks(): readonly Rank[] {
+    return this.#engine.view().active;
+  }
+
+  /**
+   * Fires once, with the error of the first operation that failed, whether or not somebody looked at it. After `EP_PEER_LOST` the group works on with those
+   * who are left; after `EP_TIMEOUT`, `EP_ABORTED` or `EP_MISMATCH` it is poisoned, and its ranks need a new one.
+   */
+  get failed(): AbortSignal {
+    return this.lane.failed;
+  }
+
+  /** What this rank has written, by kind of operation. */
+  trace(): ReturnType<GroupEngine['trace']> {
+    return this.#engine.trace();
+  }
+
+  /** Members whose connection is up, and what keeps the others. */
+  connections(): ReturnType<GroupEngine['connections']> {
+    return this.#engine.connections();
+  }
+
+  /** The last calls of this rank in this group and all others that came from one `initProcessGroup`. */
+  flightRecorder(): FlightRecorder {
+    return this.#world.recorder;
+  }
+
+  /** Zeroed elements in memory that peers read and write in place. Lives as long as the group. */
+  allocate<D extends DType>(dtype: D, length: number): Tensor<D> {
+    this.checkOpen('allocate');
+    return tensor(dtype, [length], this.#engine.allocate(dtype, length));
+  }
+
+  /** Ends when the tensor may be changed again. `peer` may be this rank. */
+  send(source: Operand, peer: Rank, options?: MessageOptions): Work {
+    const op = 'send';
+    this.enter(op);
+    return this.#send(op, source, peer, options);
+  }
+
+  /** Takes the next message of `peer` with this tag; it may be shorter than the tensor. */
+  recv(target: Operand, peer: Rank, options?: MessageOptions): Work<RecvEnd> {
+    const op = 'recv';
+    this.enter(op);
+    return this.#recv(op, target, checkRank(peer, 'peer', op, this.size), options);
+  }
+
+  /** Takes the next message with this tag, whoever sent it. */
+  recvAnySource(target: Operand, options?: MessageOptions): Work<RecvEnd> {
+    const op = 'recvAnySource';
+    this.enter(op);
+    return this.#recv(op, target, -1, options);
+  }
+
+  /** Posts all messages at once, so that no order among them can block. None is posted if one is refused. */
+  batchIsendIrecv(ops: readonly MessageOp[], options?: CallOptions): readonly (Work | Work<RecvEnd>)[] {
+    const where = 'batchIsendIrecv';
+    this.enter(where);
+    checkBatch(ops, where, this.size);
+    this.limits(where, options);
+    return ops.map(({ op, tensor: operand, peer = -1, tag = 0 }) => {
+      const limits = { ...options, tag };
+      return op === 'send' ? this.#send(where, operand, peer, limits) : this.#recv(where, operand, peer, limits);
+    });
+  }
+
+  /** The root's value on all ranks, each with a structured clone of it; on the root the value itself. The others pass undefined. */
+  broadcastObject<T>(value: T | undefined, options: RootOptions): Work<T> {
+    const op = 'broadcastObject';
+    this.enter(op);
+    const root = checkRank(options?.root, 'root', op, this.size);
+    return broadcastObject<T>(this.lane, op, value, root, this.limits(op, options));
+  }
+
+  /** The values of all ranks, by rank, on the root; undefined on the others. */
+  gatherObject<T>(value: T, options: RootOptions): Work<readonly T[] | undefined> {
+    const op = 'gatherObject';
+    this.enter(op);
+    const root = checkRank(options?.root, 'root', op, this.size);
+    return gatherObject<T>(this.lane, op, value, root, this.limits(op, options));
+  }
+
+  /** The values of all ranks, by rank. */
+  allGatherObject<T>(value: T, options?: CallOptions): Work<readonly T[]> {
+    const op = 'allGatherObject';
+    this.enter(op);
+    return allGatherObject<T>(this.lane, op, value, this.limits(op, options));
+  }
+
+  /**
+   * Collective over this group, also for the ranks that are not named. A group of `ranks`, in that order: the first becomes rank 0. Undefined where this
+   * rank is not among them. Closed with this group, if not before. Throws `EP_MISMATCH` on all ranks, naming who gave another list.
+   */
+  async newGroup(ranks: readonly Rank[], options: NewGroupOptions = {}): Promise<ProcessGroup | undefined> {
+    const op = 'newGroup';
+    this.enter(op);
+    checkMembers(ranks, op, this.size);
+    const made = ++this.#made;
+    const label = options.name ?? `${made}`;
+    await agreeOnMembers(this.lane, op, { ranks, label }, this.limits(op, options));
+    return this.#open(ranks, `${this.name}/${label}`, `${this.#id}/${made}`, options);
+  }
+
+  /**
+   * Collective over this group. A group for each colour, an integer of at least 0: its ranks by ascending `key` (0 unless given), those of equal key by
+   * their rank here. Undefined on ranks that give no colour. As `newGroup` otherwise.
+   */
+  async split(color: number | undefined, key = 0, options: CallOptions = {}): Promise<ProcessGroup | undefined> {
+    const op = 'split';
+    this.enter(op);
+    const made = ++this.#made;
+    const ranks = await agreeOnColors(this.lane, op, { color, key }, this.limits(op, options));
+    const part = `${made}.${color}`;
+    return this.#open(ranks, `${this.name}/${part}`, `${this.#id}/${part}`, options);
+  }
+
+  /** `signal` cuts off operations under way, which are otherwise awaited; receives are not awaited. Groups made from this one are closed before. */
+  override close(options: AbortOptions = {}): Promise<void> {
+    const { signal } = options;
+    if (signal === undefined) return super.close();
+    const cut = (): void => this.#cut.abort(signal.reason);
+    if (signal.aborted) cut();
+    else signal.addEventListener('abort', cut, { once: true });
+    return super.close(options).finally(() => signal.removeEventListener('abort', cut));
+  }
+
+  /** c10d's name of `close()`. */
+  destroy(options?: AbortOptions): Promise<void> {
+    return this.close(options);
+  }
+
+  protected override async release(): Promise<void> {
+    try {
+      await this.lane.close(this.#cut.signal);
+    } finally {
+      await this.#release();
+    }
+  }
+
+  #send(op: string, source: Operand, peer: Rank, options: MessageOptions | undefined): Work {
+    checkRank(peer, 'peer', op, this.size);
+    const data = elementsOf(source, 'tensor', op);
+    const tag = checkTag(options?.tag, op);
+    return this.lane.send(op, { peer, tag, data, ...this.limits(op, options) }, dtypeOf(source));
+  }
+
+  #recv(op: string, target: Operand, peer: Rank, options: MessageOptions | undefined): Work<RecvEnd> {
+    const data = elementsOf(target, 'tensor', op);
+    const tag = checkTag(options?.tag, op);
+    return this.lane.recv(op, { peer, tag, data, ...this.limits(op, options) }, dtypeOf(target));
+  }
+
+  async #open(
+    ranks: readonly Rank[] | undefined,
+    name: string,
+    id: string,
+    options: CallOptions,
+  ): Promise<ProcessGroup | undefined> {
+    const rank = ranks?.indexOf(this.rank) ?? -1;
+    if (ranks === undefined || rank < 0) return undefined;
+    const membership = { name, id, rank, ranks: ranks.map((member) => this.ranks[member]!) };
+    const group = await openGroup(this.#world, membership, options);
+    try {
+      return this.children.add(group);
+    } catch (error) {
+      // This group was closed in the meantime.
+      await group.close();
+      throw error;
+    }
+  }
+}
+
+/** Opens this rank's side of a group; who its members are has been agreed. */
+export async function openGroup(
+  world: World,
+  membership: Membership,
+  options: CallOptions = {},
+): Promise<ProcessGroup> {
+  const { name, id, rank, ranks } = membership;
+  const store = prefixStore(world.store, `ep/group/${id}`);
+  let engine: GroupEngine | undefined;
+  try {
+    engine = await world.factory({
+      store,
+      rank,
+      size: ranks.length,
+      ranks,
+      name: id,
+      timeoutMs: options.timeoutMs ?? world.timeoutMs,
+      ...(world.ranksOnHost !== undefined && { ranksOnHost: world.ranksOnHost }),
+      ...(options.signal && { signal: options.signal }),
+    });
+    const { view } = engine;
+    const leaveRecorder = world.recorder.openGroup({ name: id, ranks, rank, view });
+    const release = async (): Promise<void> => {
+      leaveRecorder();
+      await store.close();
+      await membership.release?.();
+    };
+    return new ProcessGroup({
+      name,
+      id,
+      ranks,
+      engine,
+      recorder: world.recorder,
+      timeoutMs: world.timeoutMs,
+      world,
+      release,
+    });
+  } catch (error) {
+    await engine?.close();
+    await store.close();
+    throw error;
+  }
+}
