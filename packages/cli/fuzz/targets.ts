@@ -3,9 +3,9 @@ import { join } from 'node:path';
 import { isEpError } from '@ep/core';
 import { type FuzzSuite, textTarget } from '@ep/fuzz';
 import { InvalidArgumentError } from 'commander';
+import { jsonFault } from '../src/json-fault.js';
 import { integerOption } from '../src/options.js';
 import { type DocumentsFile, parseCsvDocuments, parseJsonDocuments } from '../src/plan/documents-file.js';
-import { jsonFault } from '../src/plan/json-fault.js';
 import { evenBudgets, planStep } from '../src/plan/plan-step.js';
 
 const refused = (error: unknown): boolean =>

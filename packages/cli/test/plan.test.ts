@@ -6,10 +6,10 @@ import { type Explanation, explain } from '@ep/plan';
 import fc from 'fast-check';
 import { afterAll, describe, expect, it } from 'vitest';
 import { fileError } from '../src/failure.js';
+import { jsonFault } from '../src/json-fault.js';
 import { bandsOf, loadOf, mostBands, shortBytes, trafficOf } from '../src/picture/data.js';
 import { drawPlan } from '../src/picture/draw.js';
 import { parseCsvDocuments, parseJsonDocuments } from '../src/plan/documents-file.js';
-import { jsonFault } from '../src/plan/json-fault.js';
 import { evenBudgets, planStep } from '../src/plan/plan-step.js';
 import { runEp } from './ep.js';
 

@@ -4,7 +4,7 @@ import { extname } from 'node:path';
 import { checkInteger, EpError, invalid } from '@ep/core';
 import { CsvError, parse } from 'csv-parse/sync';
 import { fileError } from '../failure.js';
-import { jsonFault } from './json-fault.js';
+import { parseJson } from '../json-fault.js';
 
 export interface NamedDocument {
   readonly name: string;
@@ -110,24 +110,6 @@ function readBoolean(value: unknown, what: string, where: string): boolean {
 function readTolerance(value: unknown, where: string): number {
   if (typeof value === 'number' && value >= 0 && value <= 1e6) return value;
   throw invalid('tolerance', { where, expected: 'a number from 0 to 1000000', found: value });
-}
-
-function parseJson(text: string, where: string): unknown {
-  const json = text.replace(/^\uFEFF/, '');
-  try {
-    return JSON.parse(json) as unknown;
-  } catch (error) {
-    const { offset, expected } = jsonFault(json) ?? { offset: 0, expected: 'less' };
-    const before = json.slice(0, offset).split('\n');
-    const line = before.length;
-    const column = before.at(-1)!.length + 1;
-    const found = offset < json.length ? JSON.stringify(String.fromCodePoint(json.codePointAt(offset)!)) : 'the end';
-    throw new EpError(
-      'EP_INVALID_ARGUMENT',
-      `${where}: not JSON at line ${line}, column ${column}: expected ${expected}, found ${found}`,
-      { cause: error, context: { where, line, column, expected, found } },
-    );
-  }
 }
 
 /** `name,tokens` per line; a first line that says just that is a heading. */

@@ -1,4 +1,5 @@
 /** Where a text stops being JSON. `JSON.parse` says so in words that differ between versions of Node, mostly without a position. */
+import { EpError } from '@ep/core';
 
 export interface JsonFault {
   /** UTF-16 index of the first character that cannot be there; the length of the text if it ends too early. */
@@ -78,5 +79,24 @@ export function jsonFault(text: string): JsonFault | undefined {
       state = 'after';
       at = end;
     }
+  }
+}
+
+/** As `JSON.parse`, but a byte order mark is fine, and `EP_INVALID_ARGUMENT` names `where`, line, column, what was expected and found. */
+export function parseJson(text: string, where: string): unknown {
+  const json = text.replace(/^\uFEFF/, '');
+  try {
+    return JSON.parse(json) as unknown;
+  } catch (error) {
+    const { offset, expected } = jsonFault(json) ?? { offset: 0, expected: 'less' };
+    const before = json.slice(0, offset).split('\n');
+    const line = before.length;
+    const column = before.at(-1)!.length + 1;
+    const found = offset < json.length ? JSON.stringify(String.fromCodePoint(json.codePointAt(offset)!)) : 'the end';
+    throw new EpError(
+      'EP_INVALID_ARGUMENT',
+      `${where}: not JSON at line ${line}, column ${column}: expected ${expected}, found ${found}`,
+      { cause: error, context: { where, line, column, expected, found } },
+    );
   }
 }
