@@ -1,0 +1,219 @@
+/** Ranks that come late or not at all, deadlines, and callers that give up. */
+import assert from 'node:assert/strict';
+import type { GroupCase } from './case.js';
+import { failsWith, failsWithReason } from './expect.js';
+import { ranksOf, sleep } from './oracle.js';
+
+const LATE_MS = 300;
+/** No deadline of a case here is as long: what takes longer has hung. */
+const HUNG_MS = 20_000;
+
+export const latenessCases: readonly GroupCase[] = [
+  {
+    id: 'late/delays-who-needs-it',
+    sentence:
+      'a rank that joins 300 ms late delays only what needs it: messages between the others pass before it comes',
+    ranks: 3,
+    async body(rank) {
+      const late = rank.worldSize - 1;
+      if (rank.rank === late) await sleep(LATE_MS);
+      const joined = process.hrtime.bigint();
+      const group = await rank.open();
+      let passed = 0n;
+      if (rank.rank < 2) {
+        const data = new Int32Array([rank.rank]);
+        if (rank.rank === 0) await group.send(data, 1);
+        else await group.recv(data, 0);
+        assert.equal(data[0], 0);
+        passed = process.hrtime.bigint();
+      }
+      const data = new Int32Array([1]);
+      await group.allReduce(data, { op: 'sum' });
+      assert.equal(data[0], rank.worldSize);
+      const all = await rank.share({ joined: String(joined), passed: String(passed) });
+      // A transport's own opening is collective: there the late rank delays open() itself.
+      if (rank.backend === 'shm') assert.ok(BigInt(all[1]!.passed) < BigInt(all[late]!.joined), JSON.stringify(all));
+    },
+  },
+  {
+    id: 'late/operation-waits',
+    sentence: 'an operation of which one rank comes 300 ms late waits for it and is right',
+    ranks: 2,
+    async body(rank) {
+      const group = await rank.open();
+      await group.barrier();
+      const late = rank.worldSize - 1;
+      if (rank.rank === late) await sleep(LATE_MS);
+      const came = process.hrtime.bigint();
+      const data = new Int32Array([rank.rank + 1]);
+      await group.allReduce(data, { op: 'sum' });
+      const ended = process.hrtime.bigint();
+      assert.equal(data[0], (rank.worldSize * (rank.worldSize + 1)) / 2);
+      const all = await rank.share({ came: String(came), ended: String(ended) });
+      for (const one of all) assert.ok(BigInt(one.ended) >= BigInt(all[late]!.came), JSON.stringify(all));
+    },
+  },
+  {
+    id: 'late/subgroup-goes-on',
+    sentence: 'a group without the late rank works while the world waits for it',
+    ranks: 3,
+    async body(rank) {
+      const world = await rank.open();
+      const late = rank.worldSize - 1;
+      const others = ranksOf(late);
+      const group = await world.newGroup(others);
+      await world.barrier();
+      if (rank.rank === late) {
+        await rank.meet();
+        await world.allReduce(new Int32Array([1]), { op: 'sum' });
+        return;
+      }
+      const waiting = new Int32Array([1]);
+      const work = world.allReduce(waiting, { op: 'sum' });
+      for (let round = 0; round < 10; round++) {
+        const data = new Int32Array([1]);
+        await group!.allReduce(data, { op: 'sum' });
+        assert.equal(data[0], late);
+      }
+      assert.equal(work.status, 'pending');
+      await rank.meet();
+      await work;
+      assert.equal(waiting[0], rank.worldSize);
+    },
+  },
+  {
+    id: 'timeout/names-ranks',
+    sentence: 'a timeout names who had come and who was awaited, on every rank that waited, and poisons the group',
+    ranks: 2,
+    async body(rank) {
+      const group = await rank.open();
+      await group.barrier();
+      const missing = rank.worldSize - 1;
+      if (rank.rank === missing) {
+        await rank.meet();
+        return;
+      }
+      const work = group.allReduce(new Float32Array(100_000), { op: 'sum', timeoutMs: 400 });
+      const error = await failsWith('EP_TIMEOUT', () => work);
+      assert.deepEqual(error.context.awaited, [missing]);
+      assert.deepEqual(error.context.arrived, ranksOf(missing));
+      assert.match(error.message, new RegExp(`\\b${missing}\\b`));
+      assert.deepEqual([...work.failedRanks], [missing]);
+      assert.equal(work.status, 'failed');
+      await failsWith('EP_POISONED', () => group.barrier());
+      await rank.meet();
+    },
+  },
+  {
+    id: 'timeout/of-the-group',
+    sentence: 'the timeout of the group ends calls that give none, of every kind; root and others alike',
+    ranks: 2,
+    async body(rank) {
+      const missing = rank.worldSize - 1;
+      const data = (): Float32Array => new Float32Array(8);
+      for (const kind of ['barrier', 'reduce', 'all-gather'] as const) {
+        const group = await rank.open({ timeoutMs: 300 });
+        await group.barrier({ timeoutMs: HUNG_MS });
+        if (rank.rank !== missing) {
+          const error = await failsWith('EP_TIMEOUT', () => {
+            if (kind === 'barrier') return group.barrier();
+            if (kind === 'reduce') return group.reduce(data(), { root: missing, op: 'sum' });
+            return group.allGatherIntoTensor(new Float32Array(8 * rank.worldSize), data());
+          });
+          assert.deepEqual(error.context.awaited, [missing], kind);
+        }
+        await rank.meet();
+        await group.destroy();
+      }
+    },
+  },
+  {
+    id: 'timeout/counts-from-the-front',
+    sentence: 'time spent behind other operations does not count: a short deadline behind a slow one is kept',
+    ranks: 2,
+    async body(rank) {
+      const group = await rank.open();
+      await group.barrier();
+      if (rank.rank === 0) await sleep(LATE_MS);
+      const first = group.allReduce(new Int32Array(4), { op: 'sum', timeoutMs: HUNG_MS });
+      const second = group.allReduce(new Int32Array(4), { op: 'sum', timeoutMs: LATE_MS / 2 });
+      await Promise.all([first, second]);
+    },
+  },
+  {
+    id: 'timeout/monitored-barrier',
+    sentence: 'monitoredBarrier names the ranks that did not come',
+    ranks: 2,
+    async body(rank) {
+      const group = await rank.open();
+      await group.barrier();
+      const missing = rank.worldSize - 1;
+      if (rank.rank === missing) {
+        await rank.meet();
+        return;
+      }
+      const error = await failsWith('EP_TIMEOUT', () => group.monitoredBarrier({ timeoutMs: 400 }));
+      assert.deepEqual(error.context.awaited, [missing]);
+      await rank.meet();
+    },
+  },
+  {
+    id: 'abort/by-signal',
+    sentence: "a caller's abort ends its operation with its own reason, and the peers' with EP_ABORTED naming the rank",
+    ranks: 2,
+    async body(rank) {
+      const group = await rank.open();
+      await group.barrier();
+      const missing = rank.worldSize - 1;
+      if (rank.rank === missing) {
+        // Comes to the operation only after it was given up.
+        await rank.meet();
+        await failsWith(['EP_ABORTED', 'EP_POISONED'], () => group.allReduce(new Float32Array(9), { op: 'sum' }));
+        return;
+      }
+      if (rank.rank === 0) {
+        const abort = new AbortController();
+        const reason = new Error('the caller has had enough');
+        const work = group.allReduce(new Float32Array(9), { op: 'sum', signal: abort.signal });
+        setTimeout(() => abort.abort(reason), 50);
+        await failsWithReason(reason, () => work);
+        await failsWith('EP_POISONED', () => group.allReduce(new Float32Array(9), { op: 'sum' }));
+      } else {
+        const error = await failsWith('EP_ABORTED', () => group.allReduce(new Float32Array(9), { op: 'sum' }));
+        assert.match(error.message, /rank 0\b/);
+      }
+      await rank.meet();
+    },
+  },
+  {
+    id: 'abort/before-the-call',
+    sentence:
+      'a signal that had fired before the call refuses it with its reason; nothing was posted and the group goes on',
+    async body(rank) {
+      const group = await rank.open();
+      const reason = new Error('never mind');
+      await failsWithReason(reason, () => group.allReduce(new Float32Array(9), { signal: AbortSignal.abort(reason) }));
+      const data = new Int32Array([1]);
+      await group.allReduce(data, { op: 'sum' });
+      assert.equal(data[0], rank.worldSize);
+    },
+  },
+  {
+    id: 'abort/close-ends-work',
+    sentence: 'closing a group ends what is under way on the rank that closes, and its peers do not wait for ever',
+    ranks: 2,
+    async body(rank) {
+      const group = await rank.open({ timeoutMs: 5_000 });
+      await group.barrier();
+      if (rank.rank === 0) {
+        await rank.meet();
+        await group.close({ signal: AbortSignal.timeout(50) }).catch(() => {});
+        return;
+      }
+      const work = group.allReduce(new Float32Array(9), { op: 'sum' });
+      await rank.meet();
+      const error = await failsWith(['EP_PEER_LOST', 'EP_ABORTED', 'EP_TIMEOUT'], () => work);
+      assert.match(error.message, /\b0\b/);
+    },
+  },
+];

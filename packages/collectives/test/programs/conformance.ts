@@ -1,0 +1,71 @@
+/** What ranks load to run the cases of process groups: the cases, and `shm` in the place of a transport. */
+import type { CaseRank } from '@ep/conformance/cases';
+import { CloseScope, type Need, type Probe, prefixStore, type Transport } from '@ep/core';
+import { initProcessGroup, type ProcessGroup } from '../../src/index.js';
+import type { GroupCase, GroupRank } from '../conformance/cases/case.js';
+import { processGroupCases } from '../conformance/cases/index.js';
+
+const HERE: Probe = {
+  available: true,
+  capabilities: {
+    needs: new Set(),
+    maxMessageBytes: Number.MAX_SAFE_INTEGER,
+    maxSignalSlots: 0,
+    initiators: new Set(),
+  },
+  devices: [],
+};
+
+/** Named and probed like the provider of a transport; groups over shared memory open none. */
+export const shm = {
+  name: 'shm',
+  probe: (): Promise<Probe> => Promise.resolve(HERE),
+};
+
+async function runCase({ body }: GroupCase, rank: CaseRank): Promise<void> {
+  const scope = new CloseScope();
+  const transports = new Map<ProcessGroup, Transport<Need>>();
+  let opened = 0;
+  const open: GroupRank['open'] = async (options = {}) => {
+    const transport = rank.provider.name === shm.name ? undefined : await rank.open();
+    const group = await initProcessGroup({
+      backend: transport ?? 'shm',
+      store: prefixStore(rank.store, `group-${opened++}`),
+      rank: rank.rank,
+      worldSize: rank.worldSize,
+      ...options,
+    });
+    if (transport !== undefined) transports.set(group, transport);
+    return scope.add(group);
+  };
+  const release: GroupRank['release'] = async (group) => {
+    await group.destroy();
+    await transports.get(group)?.close();
+  };
+  const run: GroupRank = {
+    rank: rank.rank,
+    worldSize: rank.worldSize,
+    mode: rank.mode,
+    backend: rank.provider.name,
+    full: process.env.EP_TEST_FULL === '1',
+    store: rank.store,
+    open,
+    release,
+    meet: (ranks) => rank.meet(ranks),
+    share: (value) => rank.share(value),
+    report: (text) => rank.report(text),
+    random: () => rank.random(),
+    die: () => rank.die(),
+    resources: () => rank.resources(),
+  };
+  try {
+    await body(run);
+  } finally {
+    await scope.close();
+  }
+}
+
+export const cases = processGroupCases.map((one) => ({
+  ...one,
+  body: (rank: CaseRank): Promise<void> => runCase(one, rank),
+}));
