@@ -1,10 +1,19 @@
 import { defineConfig } from 'tsup';
 
 export default defineConfig({
-  entry: { index: 'src/index.ts', trace: 'src/recorder/trace.ts' },
+  entry: {
+    index: 'src/index.ts',
+    trace: 'src/recorder/trace.ts',
+    'bench/collectives': 'bench/collectives.ts',
+    'bench/rank': 'bench/rank.ts',
+  },
   format: 'esm',
   target: 'node20',
-  dts: true,
+  dts: {
+    entry: { index: 'src/index.ts', trace: 'src/recorder/trace.ts', 'bench/collectives': 'bench/collectives.ts' },
+  },
   sourcemap: true,
+  // Each entry on its own: the benchmark finds its rank program beside itself.
+  splitting: false,
   clean: true,
 });

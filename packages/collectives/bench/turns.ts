@@ -22,6 +22,7 @@ export interface Budget {
 const FEWEST_TURNS = 3;
 /** Calls in a row last as long as this, so that the clock's own time is not in the figure. */
 const ROW_NS = 20_000;
+const MOST_CALLS = 500;
 const MOST_BATCHES = 2000;
 /** Longer calls are estimated once, and need no turn to warm up. */
 const LONG_NS = 30e6;
@@ -35,29 +36,41 @@ export interface Pace {
   readonly turnMs: number;
 }
 
-/** From one call's nanoseconds, and from what a batch of one takes in all (barrier, poisoning, comparing). */
-export function paceOf(callNs: number, batchMs: number, mostCalls: number, turnMs: number): Pace {
-  const calls = Math.min(mostCalls, Math.max(1, Math.round(ROW_NS / callNs)));
-  const each = Math.max(batchMs, (calls * callNs) / 1e6);
-  const batches = Math.min(MOST_BATCHES, Math.max(1, Math.floor(turnMs / each)));
-  const warm = Math.ceil(batches / 10);
-  return { calls, warm, batches, turnMs: (warm + batches) * each };
+/** What is known of a contender's calls: nanoseconds of one, and milliseconds of a batch of `calls` in all (barrier, poisoning, comparing). */
+export interface Estimate {
+  readonly callNs: number;
+  readonly calls: number;
+  readonly batchMs: number;
 }
 
-async function estimate(
-  { contender, target }: Player<string>,
-  turnMs: number,
-): Promise<Pace & { readonly long: boolean }> {
-  const time = async (warm: number, batches: number) => {
+/** So many calls make a row that is long enough to be timed. */
+export function rowOf(callNs: number, mostCalls: number): number {
+  return Math.min(mostCalls, Math.max(1, Math.round(ROW_NS / callNs)));
+}
+
+export function paceOf({ callNs, calls, batchMs }: Estimate, turnMs: number): Pace {
+  const batches = Math.min(MOST_BATCHES, Math.max(1, Math.floor(turnMs / batchMs)));
+  const warm = callNs > LONG_NS ? 0 : Math.ceil(batches / 10);
+  return { calls, warm, batches, turnMs: (warm + batches) * batchMs };
+}
+
+async function estimate({ contender, target }: Player<string>): Promise<Estimate> {
+  const mostCalls = target.op === 'all-reduce' ? mostCallsInPlace(contender.ranks) : MOST_CALLS;
+  const time = async (calls: number, warm: number, batches: number): Promise<Estimate> => {
     const begin = performance.now();
-    const times = await contender.numbers({ verb: 'run', ...target, calls: 1, warm, batches });
-    return { callNs: medianOf(slowest(times, 1)) * 1000, batchMs: (performance.now() - begin) / (warm + batches) };
+    const times = await contender.numbers({ verb: 'run', ...target, calls, warm, batches });
+    const batchMs = (performance.now() - begin) / (warm + batches);
+    return { callNs: medianOf(slowest(times, calls)) * 1000, calls, batchMs };
   };
-  let { callNs, batchMs } = await time(1, 1);
-  const long = callNs > LONG_NS;
   // The first call touches memory for the first time and connects what is not connected yet.
-  if (!long) ({ callNs, batchMs } = await time(0, 3));
-  return { ...paceOf(callNs, batchMs, mostCallsInPlace(contender.ranks), turnMs), long };
+  let found = await time(1, 1, 1);
+  if (found.callNs > LONG_NS) return found;
+  found = await time(1, 0, 3);
+  // One call by itself seems long: the ranks do not leave the barrier at the same moment.
+  for (let row = rowOf(found.callNs, mostCalls); row > found.calls; row = rowOf(found.callNs, mostCalls)) {
+    found = await time(row, 0, 5);
+  }
+  return found;
 }
 
 export interface Race<Name extends string> {
@@ -74,14 +87,14 @@ export async function race<Name extends string>(players: readonly Player<Name>[]
   const unsupported: string[] = [];
   const able: {
     readonly player: Player<Name>;
-    readonly pace: Pace;
     readonly long: boolean;
+    readonly pace: Pace;
     readonly turns: number[][];
   }[] = [];
   for (const player of players) {
     try {
-      const { long, ...pace } = await estimate(player, budget.turnMs);
-      able.push({ player, pace, long, turns: [] });
+      const found = await estimate(player);
+      able.push({ player, long: found.callNs > LONG_NS, pace: paceOf(found, budget.turnMs), turns: [] });
     } catch (error) {
       if (!(error instanceof Unsupported)) throw error;
       unsupported.push(error.message);
