@@ -9,11 +9,16 @@ set(EP_CORE_SOURCES
   core/collective/reduce_avx2.cpp
   core/collective/reduce_avx512.cpp
   core/collective/reduce_portable.cpp
+  core/collective/board.cpp
+  core/collective/group.cpp
+  core/collective/messages.cpp
+  core/collective/run.cpp
   core/copy.cpp
   core/device/kernel.cpp
   core/host_memory.cpp
   core/hostile/engine.cpp
   core/huge_pages.cpp
+  core/life.cpp
   core/limits.cpp
   core/memory.cpp
   core/rank.cpp
@@ -60,6 +65,7 @@ set(EP_TESTS
   tests/device/number_test.cpp
   tests/device/replica_sum_test.cpp
   tests/device/simt_test.cpp
+  tests/collective/group_test.cpp
   tests/collective/reduce_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
@@ -77,6 +83,7 @@ set(EP_LITMUS_SOURCES
   tests/litmus/words.cpp
   core/device/kernel.cpp
   core/huge_pages.cpp
+  core/life.cpp
   core/limits.cpp
   core/rank.cpp
   core/segment.cpp

@@ -1,29 +1,6 @@
 #include "rank.hpp"
 
-#include <cerrno>
-#include <cstring>
-#include <mutex>
-
-#include <pthread.h>
-#include <unistd.h>
-
 namespace ep {
-namespace {
-
-pthread_mutex_t* life_mutex(ep_life_word& life) {
-  static_assert(sizeof(pthread_mutex_t) <= sizeof life.mutex, "the robust mutex must fit into ep_life_word");
-  return reinterpret_cast<pthread_mutex_t*>(life.mutex);
-}
-
-// Leaked on purpose: it must outlive every thread.
-void keep_for_ever(std::shared_ptr<segment> mapping) {
-  static auto* mutex = new std::mutex;
-  static auto* kept = new std::vector<std::shared_ptr<segment>>;
-  const std::lock_guard lock(*mutex);
-  kept->push_back(std::move(mapping));
-}
-
-} // namespace
 
 result<std::shared_ptr<rank_context>> rank_context::create(int32_t rank, int32_t world_size, int32_t ranks_on_host) {
   if (world_size < 1 || rank < 0 || rank >= world_size) {
@@ -36,21 +13,12 @@ result<std::shared_ptr<rank_context>> rank_context::create(int32_t rank, int32_t
   context->world_size_ = world_size;
   context->policy_ = wait_policy_for(ranks_on_host);
   context->own_ = made.value();
-  context->owner_ = std::this_thread::get_id();
   ep_rank_control& control = context->control();
   control.header = {EP_MAGIC_RANK, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof(ep_rank_control)};
   control.rank = rank;
   control.world_size = world_size;
-  control.life.pid = static_cast<uint32_t>(getpid());
-  pthread_mutexattr_t attributes;
-  pthread_mutexattr_init(&attributes);
-  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-  const int made_mutex = pthread_mutex_init(life_mutex(control.life), &attributes);
-  pthread_mutexattr_destroy(&attributes);
-  if (made_mutex != 0) return failure_errno("pthread_mutex_init", made_mutex, "robust mutex of a rank");
-  pthread_mutex_lock(life_mutex(control.life));
-  std::atomic_ref<uint32_t>(control.life.state).store(EP_LIFE_ALIVE, std::memory_order_release);
+  auto begun = context->life_.begin(control.life, made.value());
+  if (!begun.ok()) return begun.why();
   return context;
 }
 
@@ -107,15 +75,7 @@ void rank_context::leave(bool orderly) {
   left_ = true;
   closing_.store(1, std::memory_order_seq_cst);
   wake_notify(wake());
-  ep_rank_control& own = control();
-  std::atomic_ref<uint32_t>(own.life.state).store(orderly ? EP_LIFE_CLOSED : EP_LIFE_DEAD, std::memory_order_seq_cst);
-  // Hazard: a robust mutex must be unlocked before its memory is unmapped, by the thread that owns it, or that thread's robust list points into
-  // nothing. Another thread cannot unlock it: then the mapping is kept for the rest of the process.
-  if (std::this_thread::get_id() == owner_) {
-    pthread_mutex_unlock(life_mutex(own.life));
-  } else {
-    keep_for_ever(own_);
-  }
+  life_.end(orderly);
   for (int32_t rank = 0; rank < static_cast<int32_t>(views_.size()); ++rank) {
     if (rank != rank_) wake_rank(rank);
   }

@@ -3,10 +3,10 @@
 
 #include <atomic>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "ep/abi/rank.h"
+#include "life.hpp"
 #include "operation.hpp"
 #include "segment.hpp"
 #include "waiting.hpp"
@@ -51,7 +51,7 @@ class rank_context {
   std::vector<std::shared_ptr<segment>> peers_;
   std::vector<ep_peer_view> views_;
   std::atomic<uint32_t> closing_{0};
-  std::thread::id owner_;
+  life_holder life_;
   bool left_ = false;
 };
 

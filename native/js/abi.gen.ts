@@ -16,6 +16,8 @@ export const EP_MAGIC_TEAM = 0x31544745;
 export const EP_MAGIC_MEMORY = 0x314d4745;
 /** "EGD1" */
 export const EP_MAGIC_DISPATCH = 0x31444745;
+/** "EGP1" */
+export const EP_MAGIC_GROUP = 0x31504745;
 /** peers' memory is mapped: plain stores, then a release signal */
 export const EP_MEMORY_LOAD_STORE = 1;
 /** requests go through ep_proxy_ring; an engine on the host executes them */

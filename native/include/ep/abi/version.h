@@ -31,5 +31,6 @@ EP_STATIC_ASSERT(sizeof(ep_handle_header) == 16, "readers find the payload at by
 #define EP_MAGIC_TEAM 0x31544745u    /* "EGT1" */
 #define EP_MAGIC_MEMORY 0x314d4745u   /* "EGM1" */
 #define EP_MAGIC_DISPATCH 0x31444745u /* "EGD1" */
+#define EP_MAGIC_GROUP 0x31504745u    /* "EGP1" */
 
 #endif

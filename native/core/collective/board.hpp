@@ -1,0 +1,129 @@
+// What the members of a group see of each other: steps, calls, views, deaths. No thread of its own, and no lock: one thread at a time uses it.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "../life.hpp"
+#include "../operation.hpp"
+#include "../segment.hpp"
+#include "../waiting.hpp"
+#include "layout.hpp"
+
+namespace ep {
+
+// Why a member does not come.
+enum class absence : uint8_t { none, lost, gave_up, view_changed };
+
+class group_board {
+ public:
+  static result<std::unique_ptr<group_board>> create(int32_t rank, int32_t size, uint64_t nonce, int32_t ranks_on_host);
+  ~group_board();
+
+  int32_t rank() const { return rank_; }
+  int32_t size() const { return size_; }
+  const ep_segment_handle& handle() const { return own_->handle(); }
+  const wait_policy& policy() const { return policy_; }
+  ep_wake_word* wake() const { return &member(rank_).wake; }
+
+  // Peers come one by one, at any time before they are needed.
+  result<nothing> attach(int32_t rank, const ep_segment_handle& handle);
+  // The peer cannot be reached: as if it had died.
+  void lose(int32_t rank) { unreachable_[static_cast<size_t>(rank)] = true; }
+  bool attached(int32_t rank) const { return peers_[static_cast<size_t>(rank)] != nullptr; }
+  bool connected() const; // all active members
+
+  uint64_t epoch() const { return epoch_; }
+  const std::vector<int32_t>& active() const { return active_; }
+  bool is_active(int32_t rank) const { return place_[static_cast<size_t>(rank)] >= 0; }
+  // This rank's place among the active ones.
+  int32_t place() const { return place_[static_cast<size_t>(rank_)]; }
+  // Every active member takes part in this epoch.
+  bool ready();
+
+  uint64_t step() const { return step_; }
+  // The line that the next step will publish, its small slot, its chunk and its call: this rank writes them before enter().
+  group_line& next_line() const { return member(rank_).steps[(step_ + 1) & 1].line; }
+  uint8_t* next_slot() const { return slot(rank_, step_ + 1); }
+  uint8_t* next_chunk() const { return chunk(rank_, step_ + 1); }
+  group_call& next_call() const { return member(rank_).calls[(step_ + 1) & 1]; }
+  group_block* next_blocks() const { return member(rank_).blocks[(step_ + 1) & 1]; }
+  // Enters the next step; `signature` and `flags` of the call that begins with it, 0 for a call's later steps.
+  void enter(uint32_t signature, uint32_t flags);
+  // True once every active member has entered this step. What they wrote before is visible then.
+  bool entered();
+  // The same, without waiting for members that have died: for steps after which nothing of theirs is needed.
+  bool entered_by_living();
+
+  // What members published with the current step.
+  const group_line& line_of(int32_t rank) const { return member(rank).steps[step_ & 1].line; }
+  const uint8_t* slot_of(int32_t rank) const { return slot(rank, step_); }
+  const uint8_t* chunk_of(int32_t rank) const { return chunk(rank, step_); }
+  const group_call& call_of(int32_t rank) const { return member(rank).calls[step_ & 1]; }
+  const group_block* blocks_of(int32_t rank) const { return member(rank).blocks[step_ & 1]; }
+  // Active ranks that have not entered the current step (or, before it, are not ready).
+  std::vector<int32_t> missing() const;
+
+  // Looks at life and faults of whoever has not come to the call `sequence`. Costly: for waits that last.
+  absence look(uint64_t sequence, int32_t* who);
+  // Agrees with the other survivors on the next epoch, without those that have died; calls up to `failed_sequence` end with the loss. Also adopts what
+  // others have decided before. False: this rank itself is no longer a member.
+  bool change_view(uint64_t failed_sequence);
+  // Of the last change of view: who left with it, and up to which call it cuts.
+  const std::vector<int32_t>& lost() const { return lost_; }
+  uint64_t failed_sequence() const { return failed_sequence_; }
+  bool view_pending() const;
+
+  // This rank gives up the call `sequence` and does not come to later ones.
+  void give_up(uint64_t sequence, uint32_t status);
+  // Marks this rank as closed (or dead), for all to see.
+  void leave(bool orderly);
+
+  // Group memory. Index of the new allocation.
+  result<uint32_t> allocate(uint64_t byte_length);
+  const std::shared_ptr<segment>& allocation(uint32_t index) const { return allocations_[index]; }
+  uint64_t allocations() const { return allocations_.size(); }
+  // Null where the peer's memory cannot be mapped, or ends before `offset` + `bytes`.
+  uint8_t* memory_of(int32_t rank, uint32_t index, uint64_t offset, uint64_t bytes);
+
+  // Messages: what `owner` says to `peer`, and a chunk of its pool.
+  message_lane& lane(int32_t owner, int32_t peer) const;
+  uint8_t* pool(int32_t owner, uint32_t chunk) const;
+  bool gone(int32_t rank) const;
+
+  group_member& member(int32_t rank) const { return *members_[static_cast<size_t>(rank)]; }
+  void wake_peers() const;
+
+ private:
+  group_board() = default;
+  uint64_t tick(uint64_t step) const { return epoch_ << 48 | step; }
+  uint8_t* slot(int32_t rank, uint64_t step) const;
+  uint8_t* chunk(int32_t rank, uint64_t step) const;
+  bool has_entered(int32_t rank) const;
+  void adopt(const group_view& view);
+
+  int32_t rank_ = 0;
+  int32_t size_ = 0;
+  uint64_t nonce_ = 0;
+  wait_policy policy_{};
+  std::shared_ptr<segment> own_;
+  life_holder life_;
+  std::vector<std::shared_ptr<segment>> peers_;
+  std::vector<group_member*> members_; // null: not attached
+  std::vector<bool> unreachable_;
+  std::vector<int32_t> active_;
+  std::vector<int32_t> place_;
+  std::vector<int32_t> lost_;
+  uint64_t failed_sequence_ = 0;
+  uint64_t epoch_ = 1;
+  uint64_t step_ = 0;
+  size_t cursor_ = 0; // members before it have entered the current step
+  bool ready_ = false;
+  std::vector<std::shared_ptr<segment>> allocations_;
+  std::vector<std::vector<std::shared_ptr<segment>>> peer_allocations_;
+  bool left_ = false;
+};
+
+} // namespace ep

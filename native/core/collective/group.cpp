@@ -1,0 +1,410 @@
+#include "group.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "../thread.hpp"
+
+namespace ep {
+namespace {
+
+// Larger calls on group memory go to the group's thread at once: the caller's would be held up longer than a hand-over takes.
+constexpr uint64_t inline_bytes = uint64_t{4} << 20;
+
+bool large(const collective_call& call) {
+  uint64_t bytes = 0;
+  for (const call_block& block : call.inputs) bytes += block.bytes;
+  for (const call_block& block : call.outputs) bytes += block.bytes;
+  return bytes > 2 * inline_bytes;
+}
+
+} // namespace
+
+result<std::shared_ptr<collective_group>> collective_group::create(completion_sink& sink, int32_t rank, int32_t size, uint64_t nonce, int32_t ranks_on_host) {
+  auto made = group_board::create(rank, size, nonce, ranks_on_host);
+  if (!made.ok()) return made.why();
+  std::shared_ptr<collective_group> group(new collective_group(sink));
+  group->board_ = std::move(made.value());
+  group->messages_ = std::make_unique<message_board>(
+      *group->board_,
+      [self = group.get()](uint64_t id, const outcome& end) {
+        self->in_flight_.fetch_sub(1, std::memory_order_acq_rel);
+        self->sink_.complete(id, end);
+      },
+      [self = group.get()](std::unique_ptr<message_receive> message, const outcome& end) {
+        const uint64_t id = message->operation_id;
+        if (end.status == EP_STATUS_OK && message->data == nullptr && message->got != 0) {
+          const std::lock_guard lock(self->inbox_mutex_);
+          self->received_[id] = std::move(message->copy);
+        }
+        self->in_flight_.fetch_sub(1, std::memory_order_acq_rel);
+        self->sink_.complete(id, end);
+      });
+  return group;
+}
+
+result<nothing> collective_group::attach(int32_t rank, const ep_segment_handle& handle) {
+  const std::lock_guard lock(run_mutex_);
+  auto done = board_->attach(rank, handle);
+  nudge();
+  return done;
+}
+
+void collective_group::lose(int32_t rank) {
+  const std::lock_guard lock(run_mutex_);
+  board_->lose(rank);
+  nudge();
+}
+
+result<uint32_t> collective_group::allocate(uint64_t byte_length) {
+  const std::lock_guard lock(run_mutex_);
+  return board_->allocate(byte_length);
+}
+
+std::vector<int32_t> collective_group::active() {
+  const std::lock_guard lock(run_mutex_);
+  return board_->active();
+}
+
+bool collective_group::try_now(queued_call& queued) {
+  if (in_flight_.load(std::memory_order_acquire) != 0 || (!queued.borrowed && large(queued.call))) return false;
+  std::unique_lock lock(run_mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || poisoned_) return false;
+  if (!board_->connected()) return false;
+  queued.begun = true;
+  queued.deadline_ns = deadline_after(queued.timeout_ms);
+  queued.run.begin(*board_, queued.call, traces_[static_cast<size_t>(queued.call.kind)]);
+  for (;;) {
+    switch (queued.run.advance()) {
+      case progress::done: return true;
+      case progress::made: break;
+      case progress::failed: return false; // told by the group's thread, like every failure
+      case progress::waiting:
+        if (!wait_inline(board_->policy(), board_->wake(), [&] { return queued.run.can_advance(); })) return false;
+    }
+  }
+}
+
+void collective_group::submit(std::unique_ptr<queued_call> queued) {
+  if (queued->borrowed) {
+    // The caller's memory is the caller's again. Outputs may hold results of the part that is done, and may be inputs, too.
+    const auto copy = [&](call_block& block) {
+      for (size_t i = 0; i < queued->copied_from.size(); ++i) {
+        if (queued->copied_from[i] == block.data) {
+          block.data = queued->copies[i].data();
+          return;
+        }
+      }
+      queued->copied_from.push_back(block.data);
+      queued->copies.emplace_back(block.data, block.data + block.bytes);
+      block.data = queued->copies.back().data();
+    };
+    queued->copies.reserve(queued->call.inputs.size() + queued->call.outputs.size());
+    for (call_block& block : queued->call.inputs) {
+      if (block.segment == group_no_segment && block.bytes != 0) copy(block);
+    }
+    for (call_block& block : queued->call.outputs) {
+      if (block.segment == group_no_segment && block.bytes != 0) copy(block);
+    }
+  }
+  in_flight_.fetch_add(1, std::memory_order_acq_rel);
+  const std::lock_guard lock(inbox_mutex_);
+  if (!start_thread()) {
+    in_flight_.fetch_sub(1, std::memory_order_acq_rel);
+    outcome end;
+    end.status = EP_STATUS_SYSTEM;
+    end.message = "the group's thread could not be started; close groups or raise the limit on tasks";
+    sink_.complete(queued->operation_id, end);
+    return;
+  }
+  inbox_.push_back(std::move(queued));
+  wake_thread();
+}
+
+bool collective_group::start_thread() {
+  if (thread_.joinable()) return true;
+  if (stopping_) return false;
+  auto started = thread_start([this] { work(); }, "thread of a process group");
+  if (!started.ok()) return false;
+  thread_ = std::move(started.value());
+  return true;
+}
+
+void collective_group::wake_thread() {
+  inbox_changed_.notify_one();
+  wake_notify(board_->wake()); // it may be asleep over a call that waits for peers
+}
+
+void collective_group::nudge() {
+  const std::lock_guard lock(inbox_mutex_);
+  nudged_ = true;
+  wake_thread();
+}
+
+void collective_group::send(std::unique_ptr<message_send> message) {
+  in_flight_.fetch_add(1, std::memory_order_acq_rel);
+  const std::lock_guard lock(inbox_mutex_);
+  if (!start_thread()) {
+    in_flight_.fetch_sub(1, std::memory_order_acq_rel);
+    outcome end;
+    end.status = EP_STATUS_SYSTEM;
+    end.message = "the group's thread could not be started; close groups or raise the limit on tasks";
+    sink_.complete(message->operation_id, end);
+    return;
+  }
+  sends_in_.push_back(std::move(message));
+  wake_thread();
+}
+
+void collective_group::receive(std::unique_ptr<message_receive> message) {
+  in_flight_.fetch_add(1, std::memory_order_acq_rel);
+  const std::lock_guard lock(inbox_mutex_);
+  if (!start_thread()) {
+    in_flight_.fetch_sub(1, std::memory_order_acq_rel);
+    outcome end;
+    end.status = EP_STATUS_SYSTEM;
+    end.message = "the group's thread could not be started; close groups or raise the limit on tasks";
+    sink_.complete(message->operation_id, end);
+    return;
+  }
+  receives_in_.push_back(std::move(message));
+  wake_thread();
+}
+
+void collective_group::finish(std::unique_ptr<queued_call> queued, const outcome& end) {
+  const uint64_t id = queued->operation_id;
+  if (end.status != EP_STATUS_OK) {
+    call_failure failed;
+    failed.active = board_->active();
+    if (end.status == EP_STATUS_PEER_LOST) {
+      failed.lost = board_->lost();
+    } else if (queued->begun) {
+      failed.missing = board_->missing();
+    }
+    if (end.status == EP_STATUS_MISMATCH) {
+      for (const int32_t r : board_->active()) failed.calls.push_back(board_->call_of(r));
+    }
+    if (end.status != EP_STATUS_PEER_LOST) {
+      if (queued->begun && end.status != EP_STATUS_CLOSED) queued->run.give_up(end.status);
+      poisoned_ = true;
+    }
+    const std::lock_guard lock(inbox_mutex_);
+    failures_[id] = std::move(failed);
+  } else if (!queued->copies.empty()) {
+    const std::lock_guard lock(inbox_mutex_);
+    ended_[id] = std::move(queued);
+  }
+  epoch_.store(board_->epoch(), std::memory_order_release);
+  in_flight_.fetch_sub(1, std::memory_order_acq_rel);
+  outcome told = end;
+  told.stage = static_cast<uint32_t>(board_->epoch());
+  sink_.complete(id, told);
+}
+
+// Carries the oldest call on; true if anything was done.
+bool collective_group::pass(bool patient) {
+  bool made = messages_->pass(patient);
+  while (!calls_.empty()) {
+    queued_call& head = *calls_.front();
+    outcome end;
+    progress now = progress::waiting;
+    if (poisoned_) {
+      end.status = EP_STATUS_BUSY;
+      now = progress::failed;
+    } else {
+      if (!head.begun) {
+        head.begun = true;
+        head.deadline_ns = deadline_after(head.timeout_ms);
+        head.run.begin(*board_, head.call, traces_[static_cast<size_t>(head.call.kind)]);
+      }
+      now = head.run.advance();
+      if (now == progress::waiting && patient) now = head.run.look();
+      if (now == progress::failed) end = head.run.end();
+      if (now == progress::waiting && patient) {
+        end.rank = -1;
+        if (head.cancel && head.cancel->value.load(std::memory_order_acquire) != 0) end.status = EP_STATUS_ABORTED;
+        else if (head.deadline_ns <= clock_now_ns()) end.status = EP_STATUS_TIMEOUT;
+        if (end.status != EP_STATUS_OK) now = progress::failed;
+      }
+    }
+    if (now == progress::waiting) return made;
+    made = true;
+    if (now == progress::made) return true; // messages have their turn
+    auto ended = std::move(calls_.front());
+    calls_.pop_front();
+    finish(std::move(ended), end);
+  }
+  return made;
+}
+
+void collective_group::work() {
+  const wait_policy& policy = board_->policy();
+  int64_t waiting_since = 0; // 0: something was done just now
+  for (;;) {
+    bool look = false;
+    std::deque<std::unique_ptr<queued_call>> calls;
+    std::vector<std::unique_ptr<message_send>> sends;
+    std::vector<std::unique_ptr<message_receive>> receives;
+    {
+      std::unique_lock lock(inbox_mutex_);
+      // Idle, it does not sleep where peers would have to wake it: each of their steps would cost them a system call.
+      inbox_changed_.wait(lock, [&] {
+        return stopping_ || in_flight_.load(std::memory_order_acquire) != 0;
+      });
+      if (stopping_) return;
+      look = std::exchange(nudged_, false);
+      calls.swap(inbox_);
+      sends.swap(sends_in_);
+      receives.swap(receives_in_);
+    }
+    const int64_t now = clock_now_ns();
+    const int64_t waited = waiting_since == 0 ? 0 : now - waiting_since;
+    const bool patient = look || waited > policy.spin_ns + policy.yield_ns;
+    bool made = false;
+    {
+      const std::lock_guard run(run_mutex_);
+      for (auto& call : calls) calls_.push_back(std::move(call));
+      for (auto& message : sends) messages_->send(std::move(message));
+      for (auto& message : receives) messages_->receive(std::move(message));
+      made = pass(patient);
+    }
+    if (made) {
+      waiting_since = 0;
+      continue;
+    }
+    if (waiting_since == 0) waiting_since = now;
+    if (waited < policy.spin_ns) {
+      for (int i = 0; i < 16; ++i) cpu_relax();
+      continue;
+    }
+    if (waited < policy.spin_ns + policy.yield_ns) {
+      std::this_thread::yield();
+      continue;
+    }
+    const uint32_t epoch = wake_prepare(board_->wake());
+    bool ready = false;
+    {
+      const std::lock_guard run(run_mutex_);
+      ready = pass(true);
+    }
+    bool handed = false;
+    {
+      const std::lock_guard lock(inbox_mutex_);
+      handed = stopping_ || nudged_ || !inbox_.empty() || !sends_in_.empty() || !receives_in_.empty();
+    }
+    if (ready || handed || in_flight_.load(std::memory_order_acquire) == 0) {
+      wake_cancel(board_->wake());
+    } else {
+      wake_commit(board_->wake(), epoch, policy.slice_ns);
+    }
+    if (ready) waiting_since = 0;
+  }
+}
+
+void collective_group::close(bool orderly) {
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    if (closed_) return;
+    closed_ = true;
+    stopping_ = true;
+    wake_thread();
+  }
+  if (thread_.joinable()) thread_.join();
+  const std::lock_guard run(run_mutex_);
+  outcome end;
+  end.status = EP_STATUS_CLOSED;
+  for (auto& message : sends_in_) sink_.complete(message->operation_id, end);
+  for (auto& message : receives_in_) sink_.complete(message->operation_id, end);
+  messages_->close();
+  for (auto& call : inbox_) calls_.push_back(std::move(call));
+  inbox_.clear();
+  for (auto& call : calls_) sink_.complete(call->operation_id, end);
+  calls_.clear();
+  board_->leave(orderly);
+}
+
+bool collective_group::collect(uint64_t operation_id, const std::vector<call_block>& targets) {
+  std::unique_ptr<queued_call> ended;
+  {
+    const std::lock_guard lock(inbox_mutex_);
+    const auto found = ended_.find(operation_id);
+    if (found == ended_.end()) return true;
+    ended = std::move(found->second);
+    ended_.erase(found);
+  }
+  const auto& outputs = ended->call.outputs;
+  if (targets.size() != outputs.size()) return false;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].segment != group_no_segment || outputs[i].bytes == 0) continue;
+    if (targets[i].bytes != outputs[i].bytes) return false;
+    std::memcpy(targets[i].data, outputs[i].data, outputs[i].bytes);
+  }
+  return true;
+}
+
+std::vector<uint8_t> collective_group::take_received(uint64_t operation_id) {
+  const std::lock_guard lock(inbox_mutex_);
+  auto node = received_.extract(operation_id);
+  return node.empty() ? std::vector<uint8_t>{} : std::move(node.mapped());
+}
+
+call_failure collective_group::failure_of(uint64_t operation_id) {
+  const std::lock_guard lock(inbox_mutex_);
+  auto node = failures_.extract(operation_id);
+  return node.empty() ? call_failure{} : std::move(node.mapped());
+}
+
+op_trace collective_group::trace(uint32_t kind) {
+  const std::lock_guard lock(run_mutex_);
+  if (kind < op_kinds) return traces_[kind];
+  const message_trace& side = kind == op_kinds ? messages_->sent : messages_->received;
+  return {side.calls, side.bytes, side.writes, side.signals};
+}
+
+std::vector<bool> collective_group::attached() {
+  const std::lock_guard lock(run_mutex_);
+  std::vector<bool> there;
+  for (int32_t r = 0; r < board_->size(); ++r) there.push_back(board_->attached(r) && !(r != board_->rank() && board_->gone(r)));
+  return there;
+}
+
+uint64_t collective_group::measure(bool barrier, uint64_t first_sequence, uint64_t rounds, double* samples) {
+  queued_call queued;
+  queued.timeout_ms = 10'000;
+  float value = 1;
+  queued.call.kind = barrier ? op_kind::barrier : op_kind::all_reduce;
+  queued.call.dtype = barrier ? element_type::u8 : element_type::f32;
+  if (!barrier) {
+    queued.call.bytes = sizeof value;
+    queued.call.inputs = queued.call.outputs = {{reinterpret_cast<uint8_t*>(&value), sizeof value, group_no_segment, 0}};
+  }
+  const auto ranks = static_cast<float>(board_->active().size());
+  for (uint64_t round = 0; round < rounds; ++round) {
+    queued.call.sequence = first_sequence + round;
+    value = static_cast<float>(round % 1024);
+    const int64_t start = clock_now_ns();
+    int64_t late = start + 5'000'000'000;
+    while (!try_now(queued)) {
+      // Not done: carry on with what has begun.
+      if (clock_now_ns() > late || !resume(queued, late)) return round;
+      break;
+    }
+    samples[round] = static_cast<double>(clock_now_ns() - start);
+    if (!barrier && value != ranks * static_cast<float>(round % 1024)) return round;
+  }
+  return rounds;
+}
+
+bool collective_group::resume(queued_call& queued, int64_t until_ns) {
+  const std::lock_guard lock(run_mutex_);
+  if (!queued.begun) return false;
+  while (clock_now_ns() < until_ns) {
+    const progress now = queued.run.advance();
+    if (now == progress::done) return true;
+    if (now == progress::failed) return false;
+    if (now == progress::waiting) wait_inline(board_->policy(), board_->wake(), [&] { return queued.run.can_advance(); });
+  }
+  return false;
+}
+
+} // namespace ep

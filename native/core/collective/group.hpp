@@ -1,0 +1,119 @@
+// A rank's side of a process group: its calls in order, tried on the calling thread first, then carried on by the group's own thread.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "messages.hpp"
+#include "run.hpp"
+
+namespace ep {
+
+// A call and what it needs beyond the moment at which it was made.
+struct queued_call {
+  uint64_t operation_id = 0;
+  cancel_ref cancel;
+  double timeout_ms = -1;
+  int64_t deadline_ns = 0; // set when the call is the oldest one
+  bool begun = false;
+  bool borrowed = false; // blocks point into memory that is the caller's again when its thread returns
+  collective_call call;
+  collective_run run;
+  std::vector<std::vector<uint8_t>> copies; // of borrowed memory, once the call was handed over
+  std::vector<const uint8_t*> copied_from;
+};
+
+// What is known of a call that failed.
+struct call_failure {
+  std::vector<int32_t> active;
+  std::vector<int32_t> missing;
+  std::vector<int32_t> lost;
+  std::vector<group_call> calls; // of `active`, where they differ
+};
+
+class collective_group {
+ public:
+  static result<std::shared_ptr<collective_group>> create(completion_sink& sink, int32_t rank, int32_t size, uint64_t nonce, int32_t ranks_on_host);
+  ~collective_group() { close(false); }
+
+  const ep_segment_handle& handle() const { return board_->handle(); }
+  int32_t rank() const { return board_->rank(); }
+  int32_t size() const { return board_->size(); }
+  result<nothing> attach(int32_t rank, const ep_segment_handle& handle);
+  void lose(int32_t rank);
+  result<uint32_t> allocate(uint64_t byte_length);
+  const std::shared_ptr<segment>& allocation(uint32_t index) const { return board_->allocation(index); }
+
+  // The calling thread's attempt, if nothing is in flight: true when the call has ended, and well. Otherwise it is under way or has not begun: submit it.
+  bool try_now(queued_call& call);
+  // Copies borrowed memory and hands the call over; `operation_id` and `cancel` are set. The sink hears of its end.
+  void submit(std::unique_ptr<queued_call> call);
+  // Copies borrowed outputs of a call that has ended: `targets` as `call.outputs` were. Forgets the call.
+  bool collect(uint64_t operation_id, const std::vector<call_block>& targets);
+  // Of a call that has failed; forgets it.
+  call_failure failure_of(uint64_t operation_id);
+  // After a cancel flag was raised.
+  void nudge();
+
+  // Messages: each ends through the sink.
+  void send(std::unique_ptr<message_send> message);
+  void receive(std::unique_ptr<message_receive> message);
+
+  uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
+  std::vector<int32_t> active();
+  // By op_kind, then sends, then receives.
+  op_trace trace(uint32_t kind);
+  std::vector<bool> attached();
+  // Of a receive that has ended, into no group memory; forgets it.
+  std::vector<uint8_t> take_received(uint64_t operation_id);
+
+  // Ends everything under way as closed, joins the thread. On the rank's own thread.
+  void close(bool orderly);
+
+  // `rounds` all-reduces of one f32, or barriers, back to back on the calling thread; a duration in ns each. How many were done: fewer if a peer did not
+  // come or a sum was wrong.
+  uint64_t measure(bool barrier, uint64_t first_sequence, uint64_t rounds, double* samples);
+
+ private:
+  collective_group(completion_sink& sink) : sink_(sink) {}
+  void work();
+  bool start_thread();
+  void wake_thread();
+  bool pass(bool patient);
+  void finish(std::unique_ptr<queued_call> call, const outcome& end);
+  bool resume(queued_call& call, int64_t until_ns);
+
+  completion_sink& sink_;
+  std::unique_ptr<group_board> board_;
+  std::unique_ptr<message_board> messages_;
+  std::atomic<uint64_t> epoch_{1};
+  std::array<op_trace, op_kinds> traces_{};
+
+  // Held by whoever advances calls: the caller's thread for an attempt, else the group's.
+  std::mutex run_mutex_;
+  std::deque<std::unique_ptr<queued_call>> calls_; // oldest first
+  bool poisoned_ = false;
+
+  std::mutex inbox_mutex_;
+  std::condition_variable inbox_changed_;
+  std::deque<std::unique_ptr<queued_call>> inbox_;
+  std::vector<std::unique_ptr<message_send>> sends_in_;
+  std::vector<std::unique_ptr<message_receive>> receives_in_;
+  std::atomic<uint64_t> in_flight_{0}; // calls and messages handed over and not ended
+  bool nudged_ = false;
+  bool stopping_ = false;
+  bool closed_ = false;
+  std::map<uint64_t, std::unique_ptr<queued_call>> ended_; // whose outputs JS has not taken
+  std::map<uint64_t, std::vector<uint8_t>> received_;
+  std::map<uint64_t, call_failure> failures_;
+  std::thread thread_;
+};
+
+} // namespace ep

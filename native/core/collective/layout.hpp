@@ -1,0 +1,130 @@
+// What a member of a process group shares with the others on its host: one segment per rank and group. A rank writes its own segment only, so
+// that whatever a removed or stopped rank still does is inert; the one exception are results that a reduction pushes (see collective_run).
+#pragma once
+
+#include <cstdint>
+
+#include "ep/abi/rank.h"
+#include "ep/abi/segment.h"
+
+namespace ep {
+
+constexpr int32_t group_ranks = 128;  // most ranks of a group
+constexpr uint64_t group_inline_bytes = 48;  // payload that travels in the line of a step itself
+constexpr uint64_t group_small_bytes = 8192;  // payload of calls that are one step
+constexpr uint64_t group_chunk_bytes = 262144;  // payload of one step of larger calls: stays in a second-level cache
+constexpr uint32_t group_allocations = 128;  // segments of group memory of one rank
+constexpr uint64_t group_views = 64;  // decisions kept; a member is never that many behind
+
+// Every call is one or more steps, the same number on all ranks. A step is entered by writing `tick` and left when all active ranks have entered it.
+// `tick` = epoch << 48 | number of the step in its epoch, in line number & 1: a rank enters step n + 2 only after all have left step n.
+struct group_line {
+  uint64_t tick;      // written last, sequentially consistent
+  uint32_t signature; // of the call that begins with this step; 0 for its later steps
+  uint32_t flags;     // group_flag_*; 0 for its later steps
+  uint8_t payload[group_inline_bytes];
+};
+static_assert(sizeof(group_line) == 64, "tick and small payload are one cache line: one miss for both");
+
+constexpr uint32_t group_no_segment = 0xffffffffu;
+constexpr uint32_t group_flag_input = 1;  // all that this rank gives lies in group memory
+constexpr uint32_t group_flag_output = 2; // all that it takes does
+constexpr uint32_t group_flag_data = 4;   // all that it gives came with the step
+
+// The call that begins with a step, for peers that must name it or reach its memory. One for each parity.
+struct group_call {
+  uint64_t sequence;
+  uint32_t kind;
+  uint32_t dtype;
+  uint32_t reduce_op;
+  int32_t root;
+  uint64_t bytes;   // of one block: what the signature covers; 0 for all-to-all
+  uint64_t longest; // bytes of the longest block that this rank gives
+  uint64_t factor;  // bits of a double
+  uint32_t pad;
+  uint32_t output_segment; // index of the allocation that the output lies in
+  uint64_t output_offset;
+};
+static_assert(sizeof(group_call) == 64, "one cache line");
+
+// One block that a rank gives: to all (block 0), or to the rank of its index. Where it is not in group memory, only `bytes` counts.
+struct group_block {
+  uint64_t bytes;
+  uint64_t offset;
+  uint32_t segment;
+  uint32_t pad;
+};
+static_assert(sizeof(group_block) == 24, "two tables of group_ranks");
+
+// Who is active from an epoch on, as one rank proposes it. Written before `decided` names the proposer, never after.
+struct group_view {
+  uint64_t epoch;
+  uint64_t active[group_ranks / 64];
+  uint64_t failed_sequence; // calls up to this one that had not ended, end with the loss
+  uint8_t pad[32];
+};
+static_assert(sizeof(group_view) == 64, "one cache line");
+
+constexpr uint64_t message_notes = 8;              // announcements that the receiver has not looked at
+constexpr uint64_t message_chunks = 8;             // of a rank's pool, for messages to all peers
+constexpr uint64_t message_chunk_bytes = 65536;
+
+struct message_note {
+  uint64_t number;
+  int64_t tag;
+  uint64_t bytes;
+  uint64_t offset;
+  uint32_t dtype;
+  uint32_t segment; // group_no_segment: it comes in chunks
+  uint64_t pad[3];
+};
+static_assert(sizeof(message_note) == 64, "one cache line");
+
+// What a rank says to one peer about messages: as their sender, then as their receiver. Numbers of messages and chunks begin at 1 and only grow.
+struct message_lane {
+  uint64_t announced; // notes written
+  uint64_t filled;    // chunks written
+  uint64_t refused;   // the granted message of this number was withdrawn
+  uint32_t chunk[2];  // place in the pool of chunk n, by n modulo 2
+  uint64_t pad0[4];
+  uint64_t seen;     // notes read
+  uint64_t granted;  // the message that may come now
+  uint64_t drained;  // chunks read
+  uint64_t finished; // the last message that was taken
+  uint64_t rejected; // it did not fit what was to be received
+  uint64_t pad1[3];
+  message_note notes[message_notes];
+};
+static_assert(sizeof(message_lane) == 128 + message_notes * sizeof(message_note), "both sides begin a cache line");
+
+struct group_member {
+  ep_handle_header header; // EP_MAGIC_GROUP
+  int32_t rank;
+  int32_t size;
+  uint64_t group_nonce; // equal on all members
+  uint8_t pad0[32];
+  ep_life_word life;
+  ep_wake_word wake;
+  uint8_t pad1[56];
+  struct {
+    group_line line;
+    uint8_t pad[64]; // the prefetcher takes lines in pairs
+  } steps[2];
+  group_call calls[2];
+  uint64_t ready_epoch; // this rank takes part in that epoch
+  // Sequence of the call that this rank gave up, 0: none. It does not come to later ones either.
+  uint64_t fault;
+  uint32_t fault_status; // EP_STATUS_*
+  uint8_t pad2[44];
+  // By epoch modulo group_views: epoch << 16 | rank of the proposer + 1. Those of the first rank count, whoever writes them.
+  uint64_t decided[group_views];
+  group_view proposed[group_views];
+  group_block blocks[2][group_ranks];
+  uint64_t allocations; // entries of the table below that are valid
+  uint8_t pad3[56];
+  ep_segment_handle allocation[group_allocations];
+};
+
+// Behind it, each at a multiple of 4096: two small slots, two chunks, a message_lane for each rank of the group, the pool of message chunks.
+
+} // namespace ep

@@ -1,0 +1,466 @@
+#include "run.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+extern "C" {
+void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
+void ep_copy_fence(void);
+}
+
+namespace ep {
+namespace {
+
+constexpr uint64_t line_bytes = 64;
+// Work between two looks at whether the call goes on.
+constexpr uint64_t work_bytes = uint64_t{1} << 20;
+// Up to this many ranks everyone reduces whole chunks; more share the work and then copy each other's slices.
+constexpr size_t ranks_that_reduce_all = 3;
+
+bool is_list(op_kind kind) { return kind == op_kind::scatter || kind == op_kind::reduce_scatter || kind == op_kind::all_to_all; }
+
+uint64_t last_level_cache() {
+  static const uint64_t bytes = [] {
+    const long found = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    return found > 0 ? static_cast<uint64_t>(found) : uint64_t{16} << 20;
+  }();
+  return bytes;
+}
+
+uint32_t mix(uint32_t hash, uint64_t value) {
+  for (int i = 0; i < 2; ++i, value >>= 32) {
+    hash = (hash ^ static_cast<uint32_t>(value)) * 0x9e3779b1u;
+    hash ^= hash >> 15;
+  }
+  return hash;
+}
+
+uint32_t signature_of(const collective_call& call) {
+  uint32_t hash = mix(0x811c9dc5u, call.sequence);
+  hash = mix(hash, static_cast<uint64_t>(call.kind) << 32 | static_cast<uint32_t>(call.dtype));
+  hash = mix(hash, static_cast<uint64_t>(call.op) << 32 | static_cast<uint32_t>(call.root));
+  hash = mix(hash, call.bytes);
+  hash = mix(hash, std::bit_cast<uint64_t>(call.factor));
+  return hash == 0 ? 1 : hash;
+}
+
+} // namespace
+
+void collective_run::begin(group_board& board, const collective_call& call, op_trace& trace) {
+  board_ = &board;
+  call_ = &call;
+  trace_ = &trace;
+  phase_ = phase::begin;
+  signature_ = signature_of(call);
+  chunk_ = 0;
+}
+
+progress collective_run::fail(uint32_t status, int32_t rank, const char* message) {
+  end_ = {};
+  end_.status = status;
+  end_.rank = rank;
+  end_.message = message;
+  return progress::failed;
+}
+
+void collective_run::give_up(uint32_t status) { board_->give_up(call_->sequence, status); }
+
+bool collective_run::can_advance() {
+  switch (phase_) {
+    case phase::begin: return board_->connected() && (board_->view_pending() || board_->ready());
+    case phase::work: return true;
+    default: return board_->entered();
+  }
+}
+
+uint64_t collective_run::payload_bytes() const {
+  uint64_t bytes = 0;
+  for (const call_block& block : call_->inputs) bytes += block.bytes;
+  return bytes;
+}
+
+bool collective_run::all_flags(uint32_t flag) const {
+  const auto& active = board_->active();
+  return std::all_of(active.begin(), active.end(), [&](int32_t r) { return (board_->line_of(r).flags & flag) != 0; });
+}
+
+// What peers read of the call besides its signature.
+void collective_run::publish_call() {
+  group_call& call = board_->next_call();
+  call.sequence = call_->sequence;
+  call.kind = static_cast<uint32_t>(call_->kind);
+  call.dtype = static_cast<uint32_t>(call_->dtype);
+  call.reduce_op = static_cast<uint32_t>(call_->op);
+  call.root = call_->root;
+  call.bytes = call_->bytes;
+  call.factor = std::bit_cast<uint64_t>(call_->factor);
+  call.longest = 0;
+  group_block* blocks = board_->next_blocks();
+  for (size_t i = 0; i < call_->inputs.size(); ++i) {
+    const call_block& block = call_->inputs[i];
+    blocks[i] = {block.bytes, block.offset, block.segment, 0};
+    call.longest = std::max(call.longest, block.bytes);
+  }
+  call.output_segment = call_->outputs.size() == 1 ? call_->outputs[0].segment : group_no_segment;
+  call.output_offset = call_->outputs.size() == 1 ? call_->outputs[0].offset : 0;
+}
+
+void collective_run::put_small() {
+  const uint64_t bytes = payload_bytes();
+  uint8_t* to = bytes <= group_inline_bytes ? board_->next_line().payload : board_->next_slot();
+  for (const call_block& block : call_->inputs) {
+    if (block.bytes != 0) std::memcpy(to, block.data, block.bytes);
+    to += block.bytes;
+  }
+  if (bytes != 0) {
+    ++trace_->writes;
+    trace_->bytes += bytes;
+  }
+}
+
+progress collective_run::advance() {
+  switch (phase_) {
+    case phase::begin: {
+      if (!board_->connected()) return progress::waiting;
+      if (board_->view_pending()) return look();
+      if (!board_->ready()) return progress::waiting;
+      if (call_->root >= 0 && !board_->is_active(call_->root)) return fail(EP_STATUS_PEER_LOST, call_->root);
+      uint32_t flags = group_flag_input | group_flag_output;
+      for (const call_block& block : call_->inputs) {
+        if (block.segment == group_no_segment) flags &= ~group_flag_input;
+      }
+      for (const call_block& block : call_->outputs) {
+        if (block.segment == group_no_segment) flags &= ~group_flag_output;
+      }
+      publish_call();
+      if (payload_bytes() <= group_small_bytes) {
+        put_small();
+        flags |= group_flag_data;
+      }
+      ++trace_->calls;
+      ++trace_->signals;
+      board_->enter(signature_, flags);
+      phase_ = phase::entered;
+      [[fallthrough]];
+    }
+    case phase::entered:
+      if (!board_->entered()) return progress::waiting;
+      if (!signatures_agree()) return progress::failed;
+      return decide();
+    case phase::chunk:
+      if (!board_->entered()) return progress::waiting;
+      if (!take_chunk()) {
+        phase_ = phase::slice;
+        return progress::made;
+      }
+      return next_chunk();
+    case phase::slice:
+      if (!board_->entered()) return progress::waiting;
+      take_slices();
+      return next_chunk();
+    case phase::work: return work();
+    case phase::closing: return board_->entered() ? progress::done : progress::waiting;
+  }
+  return progress::waiting;
+}
+
+progress collective_run::look() {
+  if (phase_ == phase::closing && !pushes_ && board_->entered_by_living()) return progress::done;
+  int32_t who = -1;
+  switch (board_->look(call_->sequence, &who)) {
+    case absence::none: return progress::waiting;
+    case absence::gave_up: return fail(EP_STATUS_ABORTED, who);
+    case absence::lost:
+    case absence::view_changed: break;
+  }
+  // Nobody can have completed this call: everyone needs the step that the lost rank did not enter. Before its first step nothing has been exchanged, and the
+  // call is carried out by those who are left.
+  const bool begun = phase_ != phase::begin;
+  if (!board_->change_view(begun ? call_->sequence : call_->sequence - 1)) return fail(EP_STATUS_CLOSED, board_->rank());
+  if (call_->sequence <= board_->failed_sequence()) return fail(EP_STATUS_PEER_LOST, board_->lost().empty() ? -1 : board_->lost().front());
+  phase_ = phase::begin;
+  return progress::made;
+}
+
+bool collective_run::signatures_agree() {
+  for (const int32_t r : board_->active()) {
+    if (board_->line_of(r).signature == signature_) continue;
+    fail(EP_STATUS_MISMATCH, r);
+    return false;
+  }
+  if (call_->kind != op_kind::all_to_all) return true;
+  for (const int32_t r : board_->active()) {
+    const uint64_t given = board_->blocks_of(r)[board_->rank()].bytes;
+    const uint64_t taken = call_->outputs[static_cast<size_t>(r)].bytes;
+    if (given == taken) continue;
+    fail(EP_STATUS_MISMATCH, r);
+    end_.expected = taken;
+    end_.found = given;
+    return false;
+  }
+  return true;
+}
+
+const uint8_t* collective_run::small_of(int32_t rank) const {
+  const group_block* blocks = board_->blocks_of(rank);
+  uint64_t bytes = 0;
+  if (call_->kind == op_kind::all_to_all) {
+    for (int32_t i = 0; i < board_->size(); ++i) bytes += blocks[i].bytes;
+  } else {
+    bytes = is_list(call_->kind) ? call_->bytes * static_cast<uint64_t>(board_->size()) : call_->bytes;
+  }
+  return bytes <= group_inline_bytes ? board_->line_of(rank).payload : board_->slot_of(rank);
+}
+
+progress collective_run::decide() {
+  if (call_->kind == op_kind::barrier) return progress::done;
+  if (all_flags(group_flag_data)) return finish_small();
+  const auto ranks = static_cast<uint64_t>(board_->active().size());
+  longest_ = call_->bytes;
+  if (call_->kind == op_kind::all_to_all) {
+    for (const int32_t r : board_->active()) longest_ = std::max(longest_, board_->call_of(r).longest);
+  }
+  non_temporal_ = 2 * ranks * longest_ > last_level_cache();
+  pushes_ = call_->kind == op_kind::all_reduce || call_->kind == op_kind::reduce;
+  if (all_flags(group_flag_input) && (!pushes_ || all_flags(group_flag_output))) {
+    if (!prepare_direct()) return fail(EP_STATUS_SYSTEM, board_->rank(), "the group memory of a peer cannot be mapped");
+    phase_ = phase::work;
+    return progress::made;
+  }
+  pushes_ = true; // no closing step: every step is needed
+  chunks_ = (longest_ + chunk_bytes() - 1) / chunk_bytes();
+  put_chunk();
+  phase_ = phase::chunk;
+  return progress::made;
+}
+
+progress collective_run::finish_small() {
+  const int32_t rank = board_->rank();
+  const uint64_t bytes = call_->bytes;
+  const auto own = static_cast<uint64_t>(rank);
+  const auto take = [](const call_block& to, const uint8_t* from) {
+    if (to.bytes != 0) std::memcpy(to.data, from, to.bytes);
+  };
+  const auto reduce = [&](uint64_t offset) {
+    sources_.clear();
+    for (const int32_t r : board_->active()) sources_.push_back(small_of(r) + offset);
+    reduce_elements(call_->outputs[0].data, sources_.data(), static_cast<int>(sources_.size()), bytes / width(), call_->dtype, call_->op, call_->factor, false);
+  };
+  switch (call_->kind) {
+    case op_kind::barrier: break;
+    case op_kind::broadcast:
+      if (rank != call_->root) take(call_->outputs[0], small_of(call_->root));
+      break;
+    case op_kind::all_reduce: reduce(0); break;
+    case op_kind::reduce:
+      if (rank == call_->root) reduce(0);
+      break;
+    case op_kind::gather:
+    case op_kind::all_gather:
+      if (call_->outputs.empty()) break;
+      for (const int32_t r : board_->active()) take(call_->outputs[static_cast<size_t>(r)], small_of(r));
+      break;
+    case op_kind::scatter: take(call_->outputs[0], small_of(call_->root) + own * bytes); break;
+    case op_kind::reduce_scatter: reduce(own * bytes); break;
+    case op_kind::all_to_all:
+      for (const int32_t r : board_->active()) {
+        uint64_t offset = 0;
+        for (int32_t i = 0; i < rank; ++i) offset += board_->blocks_of(r)[i].bytes;
+        take(call_->outputs[static_cast<size_t>(r)], small_of(r) + offset);
+      }
+      break;
+  }
+  return progress::done;
+}
+
+uint64_t collective_run::chunk_bytes() const {
+  return is_list(call_->kind) ? group_chunk_bytes / static_cast<uint64_t>(board_->size()) / line_bytes * line_bytes : group_chunk_bytes;
+}
+
+void collective_run::put_chunk() {
+  const uint64_t share = chunk_bytes();
+  const uint64_t at = chunk_ * share;
+  uint8_t* to = board_->next_chunk();
+  for (size_t i = 0; i < call_->inputs.size(); ++i) {
+    const call_block& block = call_->inputs[i];
+    if (at >= block.bytes) continue;
+    const uint64_t bytes = std::min(share, block.bytes - at);
+    std::memcpy(to + i * share, block.data + at, bytes);
+    ++trace_->writes;
+    trace_->bytes += bytes;
+  }
+  ++trace_->signals;
+  board_->enter(0, 0);
+}
+
+bool collective_run::take_chunk() {
+  const uint64_t share = chunk_bytes();
+  const uint64_t at = chunk_ * share;
+  const auto& active = board_->active();
+  const int32_t rank = board_->rank();
+  const auto own = static_cast<uint64_t>(rank);
+  const auto take = [&](const call_block& to, const uint8_t* from) {
+    if (at < to.bytes) ep_copy(to.data + at, from, std::min(share, to.bytes - at), non_temporal_ ? 1 : 0);
+  };
+  const auto reduce = [&](uint8_t* to, uint64_t offset, uint64_t bytes, bool past_cache) {
+    sources_.clear();
+    for (const int32_t r : active) sources_.push_back(board_->chunk_of(r) + offset);
+    reduce_elements(to, sources_.data(), static_cast<int>(sources_.size()), bytes / width(), call_->dtype, call_->op, call_->factor, past_cache);
+  };
+  const uint64_t bytes = at < call_->bytes ? std::min(share, call_->bytes - at) : 0;
+  switch (call_->kind) {
+    case op_kind::barrier: break;
+    case op_kind::broadcast:
+      if (rank != call_->root) take(call_->outputs[0], board_->chunk_of(call_->root));
+      break;
+    case op_kind::all_reduce: {
+      if (active.size() <= ranks_that_reduce_all) {
+        reduce(call_->outputs[0].data + at, 0, bytes, non_temporal_);
+        break;
+      }
+      const uint64_t slice = (bytes / active.size() / line_bytes + 1) * line_bytes;
+      const uint64_t from = std::min(bytes, slice * static_cast<uint64_t>(board_->place()));
+      const uint64_t to = std::min(bytes, from + slice);
+      reduce(board_->next_chunk(), from, to - from, false);
+      ++trace_->signals;
+      ++trace_->writes;
+      trace_->bytes += to - from;
+      board_->enter(0, 0);
+      return false;
+    }
+    case op_kind::reduce:
+      if (rank == call_->root) reduce(call_->outputs[0].data + at, 0, bytes, non_temporal_);
+      break;
+    case op_kind::gather:
+    case op_kind::all_gather:
+      if (call_->outputs.empty()) break;
+      for (const int32_t r : active) take(call_->outputs[static_cast<size_t>(r)], board_->chunk_of(r));
+      break;
+    case op_kind::scatter: take(call_->outputs[0], board_->chunk_of(call_->root) + own * share); break;
+    case op_kind::reduce_scatter: reduce(call_->outputs[0].data + at, own * share, bytes, non_temporal_); break;
+    case op_kind::all_to_all:
+      for (const int32_t r : active) take(call_->outputs[static_cast<size_t>(r)], board_->chunk_of(r) + own * share);
+      break;
+  }
+  return true;
+}
+
+void collective_run::take_slices() {
+  const uint64_t share = chunk_bytes();
+  const uint64_t at = chunk_ * share;
+  const uint64_t bytes = std::min(share, call_->bytes - at);
+  const auto& active = board_->active();
+  const uint64_t slice = (bytes / active.size() / line_bytes + 1) * line_bytes;
+  for (size_t i = 0; i < active.size(); ++i) {
+    const uint64_t from = std::min(bytes, slice * i);
+    ep_copy(call_->outputs[0].data + at + from, board_->chunk_of(active[i]), std::min(bytes, from + slice) - from, non_temporal_ ? 1 : 0);
+  }
+}
+
+progress collective_run::next_chunk() {
+  if (++chunk_ == chunks_) {
+    if (non_temporal_) ep_copy_fence();
+    return progress::done;
+  }
+  put_chunk();
+  phase_ = phase::chunk;
+  return progress::made;
+}
+
+const uint8_t* collective_run::input_of(int32_t rank, uint32_t index, uint64_t bytes) {
+  if (bytes == 0) return board_->slot_of(rank);
+  const group_block& block = board_->blocks_of(rank)[index];
+  return board_->memory_of(rank, block.segment, block.offset, bytes);
+}
+
+bool collective_run::prepare_direct() {
+  copies_.clear();
+  sources_.clear();
+  targets_.clear();
+  reduce_bytes_ = done_bytes_ = 0;
+  copy_at_ = 0;
+  const auto& active = board_->active();
+  const int32_t rank = board_->rank();
+  const auto own = static_cast<uint32_t>(rank);
+  bool mapped = true;
+  const auto copy = [&](const call_block& to, int32_t from, uint32_t index) {
+    const uint8_t* data = input_of(from, index, to.bytes);
+    mapped = mapped && data != nullptr;
+    if (to.bytes != 0 && mapped) copies_.push_back({data, to.data, to.bytes});
+  };
+  switch (call_->kind) {
+    case op_kind::barrier: break;
+    case op_kind::broadcast:
+      if (rank != call_->root) copy(call_->outputs[0], call_->root, 0);
+      break;
+    case op_kind::gather:
+    case op_kind::all_gather:
+    case op_kind::all_to_all:
+      if (call_->outputs.empty()) break;
+      // Everyone begins with another peer, so that no rank's memory is read by all at once.
+      for (size_t i = 0; i < active.size(); ++i) {
+        const int32_t r = active[(i + static_cast<size_t>(board_->place())) % active.size()];
+        copy(call_->outputs[static_cast<size_t>(r)], r, call_->kind == op_kind::all_to_all ? own : 0);
+      }
+      break;
+    case op_kind::scatter: copy(call_->outputs[0], call_->root, own); break;
+    case op_kind::reduce_scatter:
+      for (const int32_t r : active) sources_.push_back(input_of(r, own, call_->bytes));
+      targets_.push_back(call_->outputs[0].data);
+      reduce_bytes_ = call_->bytes;
+      break;
+    case op_kind::all_reduce:
+    case op_kind::reduce: {
+      const uint64_t slice = (call_->bytes / active.size() / line_bytes + 1) * line_bytes;
+      const uint64_t from = std::min(call_->bytes, slice * static_cast<uint64_t>(board_->place()));
+      reduce_bytes_ = std::min(call_->bytes, from + slice) - from;
+      for (const int32_t r : active) {
+        const uint8_t* data = input_of(r, 0, call_->bytes);
+        sources_.push_back(data == nullptr ? nullptr : data + from);
+        if (call_->kind == op_kind::reduce && r != call_->root) continue;
+        const group_call& theirs = board_->call_of(r);
+        uint8_t* to = call_->bytes == 0 ? nullptr : board_->memory_of(r, theirs.output_segment, theirs.output_offset, call_->bytes);
+        mapped = mapped && (to != nullptr || call_->bytes == 0);
+        targets_.push_back(to == nullptr ? nullptr : to + from);
+      }
+      trace_->writes += targets_.size();
+      trace_->bytes += reduce_bytes_ * targets_.size();
+      break;
+    }
+  }
+  return mapped && std::all_of(sources_.begin(), sources_.end(), [](const void* data) { return data != nullptr; });
+}
+
+progress collective_run::work() {
+  uint64_t left = work_bytes;
+  while (copy_at_ < copies_.size() && left != 0) {
+    piece& next = copies_[copy_at_];
+    const uint64_t bytes = std::min(left, next.bytes);
+    ep_copy(next.to, next.from, bytes, non_temporal_ ? 1 : 0);
+    next.from += bytes;
+    next.to += bytes;
+    next.bytes -= bytes;
+    left -= bytes;
+    if (next.bytes == 0) ++copy_at_;
+  }
+  const uint64_t share = std::max<uint64_t>(work_bytes / std::max<size_t>(1, sources_.size()) / line_bytes, 1) * line_bytes;
+  if (left != 0 && done_bytes_ < reduce_bytes_) {
+    const uint64_t bytes = std::min(share, reduce_bytes_ - done_bytes_);
+    reduce_push(targets_.data(), static_cast<int>(targets_.size()), sources_.data(), static_cast<int>(sources_.size()), bytes / width(), call_->dtype,
+                call_->op, call_->factor, non_temporal_);
+    for (const void*& source : sources_) source = static_cast<const uint8_t*>(source) + bytes;
+    for (void*& target : targets_) target = static_cast<uint8_t*>(target) + bytes;
+    done_bytes_ += bytes;
+  }
+  if (copy_at_ < copies_.size() || done_bytes_ < reduce_bytes_) return progress::made;
+  if (non_temporal_) ep_copy_fence();
+  ++trace_->signals;
+  board_->enter(0, 0);
+  phase_ = phase::closing;
+  return progress::made;
+}
+
+} // namespace ep

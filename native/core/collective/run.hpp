@@ -1,0 +1,110 @@
+// One collective call over a board, as steps that never block: whoever runs it decides how to wait.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "board.hpp"
+#include "reduce.hpp"
+
+namespace ep {
+
+enum class op_kind : uint32_t { barrier = 0, broadcast, all_reduce, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all };
+constexpr uint32_t op_kinds = 9;
+
+struct op_trace {
+  uint64_t calls = 0;
+  uint64_t bytes = 0;
+  uint64_t writes = 0;
+  uint64_t signals = 0;
+};
+
+struct call_block {
+  uint8_t* data = nullptr;
+  uint64_t bytes = 0;
+  uint32_t segment = group_no_segment; // index of this rank's allocation that holds it
+  uint64_t offset = 0;
+};
+
+// Which blocks there are: engine.ts of @ep/collectives. `inputs` are those that this rank gives, `outputs` those that it takes.
+struct collective_call {
+  uint64_t sequence = 0;
+  op_kind kind = op_kind::barrier;
+  element_type dtype = element_type::u8;
+  reduce_op op = reduce_op::sum;
+  double factor = 0;
+  int32_t root = -1;
+  uint64_t bytes = 0; // of one block; 0 for all-to-all
+  std::vector<call_block> inputs;
+  std::vector<call_block> outputs;
+};
+
+enum class progress : uint8_t { waiting, made, done, failed };
+
+class collective_run {
+ public:
+  // The call must stay where it is until the run has ended. Memory of its blocks may move while advance() waits, with its contents.
+  void begin(group_board& board, const collective_call& call, op_trace& trace);
+  // Does what can be done now.
+  progress advance();
+  // Looks why nobody comes, and carries on without those that have died where that is possible.
+  progress look();
+  // Ends the call for this rank, for a reason of its own, and tells the others.
+  void give_up(uint32_t status);
+  // True: the board's entered(), ready() or connected() is what it waits for.
+  bool can_advance();
+
+  // After `failed`: EP_STATUS_PEER_LOST, ABORTED (a peer gave up), MISMATCH, SYSTEM.
+  const outcome& end() const { return end_; }
+
+ private:
+  enum class phase : uint8_t { begin, entered, chunk, slice, work, closing };
+  progress fail(uint32_t status, int32_t rank, const char* message = "");
+  uint64_t payload_bytes() const;
+  void publish_call();
+  void put_small();
+  bool signatures_agree();
+  bool all_flags(uint32_t flag) const;
+  const uint8_t* small_of(int32_t rank) const;
+  progress finish_small();
+  progress decide();
+  // Through chunks.
+  void put_chunk();
+  bool take_chunk(); // false: another step follows for this chunk
+  void take_slices();
+  progress next_chunk();
+  // In place.
+  bool prepare_direct();
+  progress work();
+  const uint8_t* input_of(int32_t rank, uint32_t index, uint64_t bytes);
+
+  uint64_t chunk_bytes() const; // of one block in one step
+  bool gives() const { return !call_->inputs.empty(); }
+  uint64_t width() const { return element_bytes(call_->dtype); }
+
+  group_board* board_ = nullptr;
+  const collective_call* call_ = nullptr;
+  op_trace* trace_ = nullptr;
+  phase phase_ = phase::begin;
+  outcome end_;
+  uint32_t signature_ = 0;
+  uint64_t chunk_ = 0;
+  uint64_t chunks_ = 0;
+  uint64_t longest_ = 0;
+  bool pushes_ = false; // the closing step says that results have been written, not only that all were read
+  bool non_temporal_ = false;
+  // In place: what this rank has to do, one item after the other.
+  struct piece {
+    const uint8_t* from;
+    uint8_t* to;
+    uint64_t bytes;
+  };
+  std::vector<piece> copies_;
+  std::vector<const void*> sources_;
+  std::vector<void*> targets_;
+  uint64_t reduce_bytes_ = 0;
+  uint64_t done_bytes_ = 0;
+  size_t copy_at_ = 0;
+};
+
+} // namespace ep

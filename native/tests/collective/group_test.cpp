@@ -1,0 +1,512 @@
+// Process groups with ranks as threads: every operation by every path, chunk borders, mismatches, deaths, deadlines, messages.
+#include "collective/group.hpp"
+
+#include <barrier>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "check.hpp"
+
+namespace {
+
+using namespace ep;
+
+class ends final : public completion_sink {
+ public:
+  void complete(uint64_t id, const outcome& end) override {
+    const std::lock_guard lock(mutex_);
+    ended_[id] = end;
+    changed_.notify_all();
+  }
+  outcome wait(uint64_t id) {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, std::chrono::seconds(60), [&] { return ended_.contains(id); })) {
+      outcome end;
+      end.status = EP_STATUS_PENDING;
+      return end;
+    }
+    return ended_[id];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uint64_t, outcome> ended_;
+};
+
+struct memory {
+  std::vector<uint8_t> ordinary;
+  uint8_t* data = nullptr;
+  uint32_t segment = group_no_segment;
+  uint64_t offset = 0;
+  call_block block(uint64_t at, uint64_t bytes) const { return {data + at, bytes, segment, offset + at}; }
+};
+
+struct world;
+constexpr uint64_t arena_bytes = 12u << 20;
+
+struct member {
+  world& in;
+  int32_t rank;
+  std::shared_ptr<collective_group> group;
+  ends sink;
+  uint64_t next_id = 1;
+  uint64_t sequence = 0;
+  uint64_t used = 0; // of the group memory of this rank
+
+  memory make(uint64_t bytes, bool of_group) {
+    memory made;
+    if (of_group) {
+      made.segment = 0;
+      made.offset = used;
+      made.data = group->allocation(0)->data() + used;
+      used += (bytes + 63) / 64 * 64;
+      EP_CHECK(used <= arena_bytes);
+    } else {
+      made.ordinary.resize(bytes + 1);
+      made.data = made.ordinary.data();
+    }
+    return made;
+  }
+
+  std::unique_ptr<queued_call> call(op_kind kind, element_type dtype, uint64_t bytes, int32_t root = -1, reduce_op op = reduce_op::sum) {
+    auto queued = std::make_unique<queued_call>();
+    queued->call.sequence = ++sequence;
+    queued->call.kind = kind;
+    queued->call.dtype = dtype;
+    queued->call.op = op;
+    queued->call.root = root;
+    queued->call.bytes = bytes;
+    queued->timeout_ms = 20'000;
+    queued->borrowed = true;
+    return queued;
+  }
+
+  // Inline if it can be, else through the thread.
+  outcome run(std::unique_ptr<queued_call> queued, bool attempt = true) {
+    std::vector<call_block> targets = queued->call.outputs;
+    if (attempt && group->try_now(*queued)) return {};
+    const uint64_t id = next_id++;
+    queued->operation_id = id;
+    group->submit(std::move(queued));
+    const outcome end = sink.wait(id);
+    if (end.status == EP_STATUS_OK) EP_CHECK(group->collect(id, targets));
+    return end;
+  }
+};
+
+struct world {
+  explicit world(int32_t size) : size(size), meet(size), handles(static_cast<size_t>(size)) {}
+  int32_t size;
+  std::barrier<> meet;
+  std::vector<ep_segment_handle> handles;
+};
+
+void run_ranks(int32_t size, const std::function<void(member&)>& body) {
+  world in(size);
+  std::vector<std::thread> threads;
+  for (int32_t rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      member self{in, rank, nullptr, {}};
+      auto made = collective_group::create(self.sink, rank, size, 77, size);
+      EP_CHECK(made.ok());
+      self.group = made.value();
+      EP_CHECK(self.group->allocate(arena_bytes).ok());
+      in.handles[static_cast<size_t>(rank)] = self.group->handle();
+      in.meet.arrive_and_wait();
+      for (int32_t peer = 0; peer < size; ++peer) {
+        if (peer != rank) EP_CHECK(self.group->attach(peer, in.handles[static_cast<size_t>(peer)]).ok());
+      }
+      in.meet.arrive_and_wait();
+      body(self);
+      self.group->close(true);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+// What rank r gives in element i of its block for rank j.
+int32_t given(int32_t r, int32_t j, uint64_t i, uint64_t salt) { return static_cast<int32_t>((static_cast<uint64_t>(r) * 131 + static_cast<uint64_t>(j) * 17 + i * 7 + salt) % 1009); }
+
+void fill(const memory& to, int32_t rank, int32_t blocks, uint64_t count, uint64_t salt) {
+  auto* values = reinterpret_cast<int32_t*>(to.data);
+  for (int32_t j = 0; j < blocks; ++j) {
+    for (uint64_t i = 0; i < count; ++i) values[static_cast<uint64_t>(j) * count + i] = given(rank, j, i, salt);
+  }
+}
+
+// One call of a kind with blocks of `count` i32; `of_group`: which of (inputs, outputs) lie in group memory.
+void check_kind(member& self, op_kind kind, uint64_t count, bool group_in, bool group_out, bool in_place, bool attempt) {
+  const int32_t size = self.in.size;
+  const uint64_t bytes = 4 * count;
+  const auto ranks = static_cast<uint64_t>(size);
+  const uint64_t salt = self.sequence;
+  const int32_t root = static_cast<int32_t>(self.sequence % ranks);
+  const bool is_root = self.rank == root;
+  const bool list = kind == op_kind::scatter || kind == op_kind::reduce_scatter || kind == op_kind::all_to_all;
+  const bool gathers = kind == op_kind::gather || kind == op_kind::all_gather || kind == op_kind::all_to_all;
+  const bool rooted = kind == op_kind::broadcast || kind == op_kind::reduce || kind == op_kind::gather || kind == op_kind::scatter;
+  const bool gives = kind == op_kind::broadcast || kind == op_kind::scatter ? is_root : true;
+  const bool takes = kind == op_kind::broadcast ? !is_root : kind == op_kind::reduce || kind == op_kind::gather ? is_root : true;
+  self.used = 0;
+  const memory in = self.make(list ? bytes * ranks : bytes, group_in);
+  const memory out = in_place ? memory{{}, in.data, in.segment, in.offset} : self.make(gathers ? bytes * ranks : bytes, group_out);
+  if (!in_place) std::memset(out.data, 0xee, gathers ? bytes * ranks : bytes);
+  fill(in, self.rank, list ? size : 1, count, salt);
+  auto queued = self.call(kind, element_type::i32, kind == op_kind::all_to_all ? 0 : bytes, rooted ? root : -1);
+  if (gives) {
+    for (uint64_t j = 0; j < (list ? ranks : 1); ++j) queued->call.inputs.push_back(in.block(j * bytes, bytes));
+  }
+  if (takes) {
+    for (uint64_t j = 0; j < (gathers ? ranks : 1); ++j) queued->call.outputs.push_back(out.block(j * bytes, bytes));
+  }
+  const outcome end = self.run(std::move(queued), attempt);
+  EP_CHECK_EQ(end.status, unsigned{EP_STATUS_OK});
+  if (!takes || end.status != EP_STATUS_OK) return;
+  const auto* got = reinterpret_cast<const int32_t*>(out.data);
+  uint64_t wrong = 0;
+  for (int32_t j = 0; j < (gathers ? size : 1); ++j) {
+    for (uint64_t i = 0; i < count; ++i) {
+      int32_t want = 0;
+      switch (kind) {
+        case op_kind::broadcast: want = given(root, 0, i, salt); break;
+        case op_kind::all_reduce:
+        case op_kind::reduce:
+          for (int32_t r = 0; r < size; ++r) want += given(r, 0, i, salt);
+          break;
+        case op_kind::all_gather:
+        case op_kind::gather: want = given(j, 0, i, salt); break;
+        case op_kind::scatter: want = given(root, self.rank, i, salt); break;
+        case op_kind::reduce_scatter:
+          for (int32_t r = 0; r < size; ++r) want += given(r, self.rank, i, salt);
+          break;
+        case op_kind::all_to_all: want = given(j, self.rank, i, salt); break;
+        case op_kind::barrier: break;
+      }
+      wrong += got[static_cast<uint64_t>(j) * count + i] != want;
+    }
+  }
+  if (wrong != 0) std::fprintf(stderr, "kind %u, %llu elements, in %d out %d place %d: %llu wrong\n", static_cast<unsigned>(kind), static_cast<unsigned long long>(count), group_in, group_out, in_place, static_cast<unsigned long long>(wrong));
+  EP_CHECK_EQ(wrong, uint64_t{0});
+}
+
+void every_kind(int32_t size, const std::vector<uint64_t>& counts) {
+  run_ranks(size, [&](member& self) {
+    for (const uint64_t count : counts) {
+      for (uint32_t kind = 1; kind < op_kinds; ++kind) {
+        for (int memory = 0; memory < 4; ++memory) {
+          check_kind(self, static_cast<op_kind>(kind), count, (memory & 1) != 0, (memory & 2) != 0, false, count % 2 == 0);
+        }
+        // Ranks need not agree where their memory lies.
+        check_kind(self, static_cast<op_kind>(kind), count, self.rank % 2 == 0, self.rank % 2 != 0, false, true);
+      }
+      check_kind(self, op_kind::all_reduce, count, true, true, true, true);
+      check_kind(self, op_kind::all_reduce, count, false, false, true, true);
+      check_kind(self, op_kind::all_reduce, count, self.rank == 0, self.rank == 0, true, false);
+      check_kind(self, op_kind::reduce, count, true, true, true, true);
+      check_kind(self, op_kind::barrier, 0, false, false, true, true);
+    }
+  });
+}
+
+void uneven_all_to_all(int32_t size) {
+  run_ranks(size, [&](member& self) {
+    for (uint64_t scale : {uint64_t{0}, uint64_t{1}, uint64_t{3}, uint64_t{2000}, uint64_t{40000}}) {
+      const auto length = [&](int32_t from, int32_t to) { return scale * static_cast<uint64_t>((from * 3 + to * 5) % 4); };
+      uint64_t gives = 0;
+      uint64_t takes = 0;
+      for (int32_t r = 0; r < size; ++r) {
+        gives += length(self.rank, r);
+        takes += length(r, self.rank);
+      }
+      memory in = self.make(gives, false);
+      memory out = self.make(takes, scale % 2 == 0);
+      auto queued = self.call(op_kind::all_to_all, element_type::u8, 0);
+      uint64_t at = 0;
+      uint64_t to = 0;
+      for (int32_t r = 0; r < size; ++r) {
+        for (uint64_t i = 0; i < length(self.rank, r); ++i) in.data[at + i] = static_cast<uint8_t>(given(self.rank, r, i, scale));
+        queued->call.inputs.push_back(in.block(at, length(self.rank, r)));
+        queued->call.outputs.push_back(out.block(to, length(r, self.rank)));
+        at += length(self.rank, r);
+        to += length(r, self.rank);
+      }
+      EP_CHECK_EQ(self.run(std::move(queued)).status, unsigned{EP_STATUS_OK});
+      to = 0;
+      uint64_t wrong = 0;
+      for (int32_t r = 0; r < size; ++r) {
+        for (uint64_t i = 0; i < length(r, self.rank); ++i) wrong += out.data[to + i] != static_cast<uint8_t>(given(r, self.rank, i, scale));
+        to += length(r, self.rank);
+      }
+      EP_CHECK_EQ(wrong, uint64_t{0});
+    }
+  });
+}
+
+void many_at_once(int32_t size, int calls) {
+  run_ranks(size, [&](member& self) {
+    std::vector<memory> values;
+    std::vector<uint64_t> ids;
+    for (int i = 0; i < calls; ++i) {
+      values.push_back(self.make(4, false));
+      auto queued = self.call(op_kind::all_reduce, element_type::i32, 4);
+      const int32_t value = self.rank + i;
+      std::memcpy(values.back().data, &value, 4);
+      queued->call.inputs = queued->call.outputs = {values.back().block(0, 4)};
+      queued->operation_id = self.next_id++;
+      ids.push_back(queued->operation_id);
+      self.group->submit(std::move(queued));
+    }
+    for (int i = 0; i < calls; ++i) {
+      EP_CHECK_EQ(self.sink.wait(ids[static_cast<size_t>(i)]).status, unsigned{EP_STATUS_OK});
+      const std::vector<call_block> target{values[static_cast<size_t>(i)].block(0, 4)};
+      EP_CHECK(self.group->collect(ids[static_cast<size_t>(i)], target));
+      int32_t sum = 0;
+      std::memcpy(&sum, values[static_cast<size_t>(i)].data, 4);
+      EP_CHECK_EQ(sum, size * (size - 1) / 2 + size * i);
+    }
+  });
+}
+
+void mismatch_is_named() {
+  run_ranks(3, [](member& self) {
+    const memory value = self.make(64, false);
+    auto queued = self.call(self.rank == 1 ? op_kind::reduce : op_kind::all_reduce, element_type::f32, 64, self.rank == 1 ? 0 : -1);
+    queued->call.inputs = {value.block(0, 64)};
+    if (self.rank != 1) queued->call.outputs = {value.block(0, 64)};
+    const uint64_t id = self.next_id;
+    EP_CHECK_EQ(self.run(std::move(queued)).status, unsigned{EP_STATUS_MISMATCH});
+    const call_failure why = self.group->failure_of(id);
+    EP_CHECK_EQ(why.calls.size(), size_t{3});
+    EP_CHECK_EQ(why.calls[1].kind, static_cast<uint32_t>(op_kind::reduce));
+    EP_CHECK_EQ(why.calls[2].kind, static_cast<uint32_t>(op_kind::all_reduce));
+    auto again = self.call(op_kind::barrier, element_type::u8, 0);
+    EP_CHECK_EQ(self.run(std::move(again)).status, unsigned{EP_STATUS_BUSY});
+  });
+}
+
+void a_late_rank_is_named() {
+  run_ranks(3, [](member& self) {
+    if (self.rank != 2) {
+      auto queued = self.call(op_kind::barrier, element_type::u8, 0);
+      queued->timeout_ms = 50;
+      const uint64_t id = self.next_id;
+      const outcome end = self.run(std::move(queued));
+      // Whose deadline comes first gives up; the other hears of it.
+      EP_CHECK(end.status == EP_STATUS_TIMEOUT || end.status == EP_STATUS_ABORTED);
+      if (end.status == EP_STATUS_TIMEOUT) EP_CHECK(self.group->failure_of(id).missing == std::vector<int32_t>{2});
+      self.in.meet.arrive_and_wait();
+    } else {
+      self.in.meet.arrive_and_wait();
+      auto queued = self.call(op_kind::barrier, element_type::u8, 0);
+      const outcome end = self.run(std::move(queued));
+      // The two have entered the barrier and gone: this rank may pass it, but not the next one.
+      if (end.status == EP_STATUS_OK) EP_CHECK_EQ(self.run(self.call(op_kind::barrier, element_type::u8, 0)).status, unsigned{EP_STATUS_ABORTED});
+    }
+  });
+}
+
+// Rank `dies` leaves before its call `at`; the others' calls end alike, and the next ones work without it.
+void a_death(int32_t size, int32_t dies, int at, uint64_t count, bool of_group) {
+  std::vector<std::vector<uint32_t>> statuses(static_cast<size_t>(size));
+  run_ranks(size, [&](member& self) {
+    const memory value = self.make(4 * count, of_group);
+    for (int i = 0; i < at + 4; ++i) {
+      if (self.rank == dies && i == at) {
+        self.group->close(false);
+        return;
+      }
+      fill(value, self.rank, 1, count, static_cast<uint64_t>(i));
+      auto queued = self.call(op_kind::all_reduce, element_type::i32, 4 * count);
+      queued->call.inputs = queued->call.outputs = {value.block(0, 4 * count)};
+      const uint64_t id = self.next_id;
+      const outcome end = self.run(std::move(queued), i % 2 == 0);
+      statuses[static_cast<size_t>(self.rank)].push_back(end.status);
+      if (end.status == EP_STATUS_OK) {
+        const auto active = self.group->active();
+        const auto* got = reinterpret_cast<const int32_t*>(value.data);
+        uint64_t wrong = 0;
+        for (uint64_t k = 0; k < count; ++k) {
+          int32_t want = 0;
+          for (const int32_t r : active) want += given(r, 0, k, static_cast<uint64_t>(i));
+          wrong += got[k] != want;
+        }
+        EP_CHECK_EQ(wrong, uint64_t{0});
+      } else {
+        EP_CHECK_EQ(end.status, unsigned{EP_STATUS_PEER_LOST});
+        EP_CHECK(self.group->failure_of(id).lost == std::vector<int32_t>{dies});
+      }
+    }
+    EP_CHECK_EQ(self.group->epoch(), uint64_t{2});
+    EP_CHECK_EQ(self.group->active().size(), static_cast<size_t>(size - 1));
+  });
+  const size_t other = dies == 0 ? 1 : 0;
+  for (int32_t r = 0; r < size; ++r) {
+    if (r != dies) EP_CHECK(statuses[static_cast<size_t>(r)] == statuses[other]);
+  }
+}
+
+struct receipt {
+  uint64_t id;
+  memory into;
+};
+
+void messages(int32_t size) {
+  run_ranks(size, [&](member& self) {
+    const auto send = [&](int32_t peer, int64_t tag, const memory& from, uint64_t bytes) {
+      auto message = std::make_unique<message_send>();
+      message->operation_id = self.next_id++;
+      message->timeout_ms = 20'000;
+      message->peer = peer;
+      message->tag = tag;
+      message->bytes = bytes;
+      message->segment = from.segment;
+      message->offset = from.offset;
+      if (from.segment == group_no_segment) {
+        message->copy.assign(from.data, from.data + bytes);
+        message->data = message->copy.data();
+      } else {
+        message->data = from.data;
+      }
+      const uint64_t id = message->operation_id;
+      self.group->send(std::move(message));
+      return id;
+    };
+    const auto receive = [&](int32_t peer, int64_t tag, const memory& into, uint64_t bytes) {
+      auto message = std::make_unique<message_receive>();
+      message->operation_id = self.next_id++;
+      message->timeout_ms = 20'000;
+      message->peer = peer;
+      message->tag = tag;
+      message->bytes = bytes;
+      if (into.segment != group_no_segment) message->data = into.data;
+      const uint64_t id = message->operation_id;
+      self.group->receive(std::move(message));
+      return id;
+    };
+    const auto taken = [&](uint64_t id, const memory& into) {
+      const outcome end = self.sink.wait(id);
+      EP_CHECK_EQ(end.status, unsigned{EP_STATUS_OK});
+      const std::vector<uint8_t> copy = self.group->take_received(id);
+      if (!copy.empty()) std::memcpy(into.data, copy.data(), copy.size());
+      return end;
+    };
+    const int32_t right = (self.rank + 1) % size;
+    const int32_t left = (self.rank + size - 1) % size;
+    for (const uint64_t bytes : {uint64_t{0}, uint64_t{1}, uint64_t{1000}, message_chunk_bytes, message_chunk_bytes * 20 + 3}) {
+      for (const bool of_group : {false, true}) {
+        self.used = 0;
+        const memory from = self.make(bytes, of_group);
+        const memory into = self.make(bytes, self.rank % 2 == 0);
+        for (uint64_t i = 0; i < bytes; ++i) from.data[i] = static_cast<uint8_t>(given(self.rank, 1, i, bytes));
+        const uint64_t sent = send(right, 5, from, bytes);
+        const uint64_t got = receive(left, 5, into, bytes);
+        EP_CHECK_EQ(taken(got, into).rank, left);
+        EP_CHECK_EQ(self.sink.wait(sent).status, unsigned{EP_STATUS_OK});
+        uint64_t wrong = 0;
+        for (uint64_t i = 0; i < bytes; ++i) wrong += into.data[i] != static_cast<uint8_t>(given(left, 1, i, bytes));
+        EP_CHECK_EQ(wrong, uint64_t{0});
+      }
+    }
+    // Order within a tag, tags taken in another order than sent, more of them than announcements fit, while collectives go on.
+    const memory numbers = self.make(4 * 100, false);
+    std::vector<uint64_t> sent;
+    for (int32_t i = 0; i < 100; ++i) {
+      std::memcpy(numbers.data, &i, 4);
+      sent.push_back(send(right, i % 3, numbers, 4));
+    }
+    EP_CHECK_EQ(self.run(self.call(op_kind::barrier, element_type::u8, 0), false).status, unsigned{EP_STATUS_OK});
+    for (int32_t tag = 2; tag >= 0; --tag) {
+      for (int32_t i = tag; i < 100; i += 3) {
+        const memory into = self.make(4, false);
+        taken(receive(left, tag, into, 4), into);
+        int32_t got = -1;
+        std::memcpy(&got, into.data, 4);
+        EP_CHECK_EQ(got, i);
+      }
+    }
+    for (const uint64_t id : sent) EP_CHECK_EQ(self.sink.wait(id).status, unsigned{EP_STATUS_OK});
+    // Many to one, any source.
+    if (self.rank == 0) {
+      std::vector<int> counts(static_cast<size_t>(size));
+      for (int i = 0; i < 20 * (size - 1); ++i) {
+        const memory into = self.make(8, false);
+        const outcome end = taken(receive(any_rank, 9, into, 8), into);
+        int32_t from = -1;
+        std::memcpy(&from, into.data, 4);
+        EP_CHECK_EQ(from, end.rank);
+        ++counts[static_cast<size_t>(from)];
+      }
+      for (int32_t r = 1; r < size; ++r) EP_CHECK_EQ(counts[static_cast<size_t>(r)], 20);
+    } else {
+      const memory from = self.make(8, false);
+      std::memcpy(from.data, &self.rank, 4);
+      std::vector<uint64_t> ids;
+      for (int i = 0; i < 20; ++i) ids.push_back(send(0, 9, from, 8));
+      for (const uint64_t id : ids) EP_CHECK_EQ(self.sink.wait(id).status, unsigned{EP_STATUS_OK});
+    }
+    // Too long for who receives.
+    const memory from = self.make(16, false);
+    const uint64_t too_long = send(right, 11, from, 16);
+    EP_CHECK_EQ(self.sink.wait(receive(left, 11, from, 8)).status, unsigned{EP_STATUS_MISMATCH});
+    EP_CHECK_EQ(self.sink.wait(too_long).status, unsigned{EP_STATUS_MISMATCH});
+    // A message that was withdrawn before it was received is none.
+    auto withdrawn = std::make_unique<message_send>();
+    withdrawn->operation_id = self.next_id++;
+    withdrawn->timeout_ms = 5;
+    withdrawn->peer = right;
+    withdrawn->tag = 12;
+    withdrawn->bytes = 4;
+    withdrawn->copy.assign(4, 1);
+    withdrawn->data = withdrawn->copy.data();
+    const uint64_t gone = withdrawn->operation_id;
+    self.group->send(std::move(withdrawn));
+    EP_CHECK_EQ(self.sink.wait(gone).status, unsigned{EP_STATUS_TIMEOUT});
+    EP_CHECK_EQ(self.run(self.call(op_kind::barrier, element_type::u8, 0), false).status, unsigned{EP_STATUS_OK});
+    const memory second = self.make(4, false);
+    std::memset(second.data, 2, 4);
+    const memory into = self.make(4, false);
+    const uint64_t later = receive(left, 12, into, 4);
+    const uint64_t real = send(right, 12, second, 4);
+    taken(later, into);
+    EP_CHECK_EQ(self.sink.wait(real).status, unsigned{EP_STATUS_OK});
+    EP_CHECK_EQ(into.data[0], uint8_t{2});
+    EP_CHECK_EQ(self.run(self.call(op_kind::barrier, element_type::u8, 0), false).status, unsigned{EP_STATUS_OK});
+  });
+}
+
+void small_ones_are_measured() {
+  run_ranks(2, [](member& self) {
+    std::vector<double> samples(2000);
+    EP_CHECK_EQ(self.group->measure(false, 1, 1000, samples.data()), uint64_t{1000});
+    EP_CHECK_EQ(self.group->measure(true, 1001, 1000, samples.data()), uint64_t{1000});
+  });
+}
+
+} // namespace
+
+int main() {
+  const std::vector<uint64_t> counts{0, 1, 11, 12, 13, 2048, 2049, 65536, 65537, 200000};
+  for (const int32_t size : {1, 2, 3}) every_kind(size, counts);
+  for (const int32_t size : {4, 5}) every_kind(size, {1, 12, 600, 70000});
+  every_kind(33, {1, 30, 3000});
+  for (const int32_t size : {1, 2, 5}) uneven_all_to_all(size);
+  many_at_once(3, 1000);
+  mismatch_is_named();
+  a_late_rank_is_named();
+  for (const int32_t size : {2, 3, 5}) {
+    for (int32_t dies = 0; dies < size; ++dies) {
+      for (const uint64_t count : {uint64_t{1}, uint64_t{5000}, uint64_t{300000}}) {
+        a_death(size, dies, 0, count, false);
+        a_death(size, dies, 3, count, true);
+      }
+    }
+  }
+  for (const int32_t size : {1, 2, 4}) messages(size);
+  small_ones_are_measured();
+  return ep::check::finish();
+}
