@@ -1,0 +1,117 @@
+/** One collective call from its turn in the queue to its end. */
+import { EpError, formatRanks } from '@ep/core';
+import type { EngineCall, EngineEnd } from '../engine.js';
+import { listenToAbort } from './abort.js';
+import type { Plan } from './plan.js';
+import type { CallRecord } from './records.js';
+
+/** A call of the queue, and how its caller hears of its end. */
+export class QueuedCall {
+  readonly call: EngineCall;
+  readonly #stopListening: () => void;
+  #outcome: { readonly end: EngineEnd } | { readonly error: unknown } | undefined;
+  #resolve: ((end: EngineEnd) => void) | undefined;
+  #reject: ((error: unknown) => void) | undefined;
+
+  constructor(call: EngineCall, onAbort: (queued: QueuedCall) => void) {
+    this.call = call;
+    this.#stopListening = listenToAbort(call.signal, () => onAbort(this));
+  }
+
+  get settled(): boolean {
+    return this.#outcome !== undefined;
+  }
+
+  resolve(end: EngineEnd): void {
+    if (this.settled) return;
+    this.#outcome = { end };
+    this.#stopListening();
+    this.#resolve?.(end);
+  }
+
+  reject(error: unknown): void {
+    if (this.settled) return;
+    this.#outcome = { error };
+    this.#stopListening();
+    this.#reject?.(error);
+  }
+
+  /** What `run` returns. */
+  answer(): EngineEnd | Promise<EngineEnd> {
+    const outcome = this.#outcome;
+    if (outcome === undefined) {
+      return new Promise((resolve, reject) => {
+        this.#resolve = resolve;
+        this.#reject = reject;
+      });
+    }
+    return 'end' in outcome ? outcome.end : Promise.reject(outcome.error);
+  }
+}
+
+export class ActiveCall {
+  readonly queued: QueuedCall;
+  /** Set once this rank has told the others of its call: the view of that moment. */
+  contributors: readonly number[] | undefined;
+  plan: Plan | undefined;
+  /** This rank has told that it has all of its data. */
+  finished = false;
+  readonly #done = new Set<number>();
+  readonly #timers = new Set<NodeJS.Timeout>();
+
+  constructor(queued: QueuedCall) {
+    this.queued = queued;
+  }
+
+  get call(): EngineCall {
+    return this.queued.call;
+  }
+
+  get sequence(): number {
+    return this.queued.call.sequence;
+  }
+
+  done(rank: number): void {
+    this.#done.add(rank);
+  }
+
+  isDone(rank: number): boolean {
+    return this.#done.has(rank);
+  }
+
+  /** Nothing of that rank is needed any more. */
+  needs(rank: number): boolean {
+    return !(this.finished && this.#done.has(rank));
+  }
+
+  after(ms: number, action: () => void): void {
+    if (ms === Number.POSITIVE_INFINITY) return;
+    this.#timers.add(setTimeout(action, Math.min(ms, 2 ** 31 - 1)));
+  }
+
+  /** Stops what it does; `queued` is left to whoever ends it. */
+  cut(): void {
+    for (const timer of this.#timers) clearTimeout(timer);
+    this.plan?.cut();
+  }
+
+  /** `awaited`, if given, are members that an agreement on the view waits for. */
+  timeoutError(rank: number, arrivals: ReadonlyMap<number, CallRecord>, awaited: readonly number[]): EpError {
+    const members = this.contributors ?? [rank];
+    const absent = members.filter((peer) => peer !== rank && !arrivals.has(peer));
+    const unfinished = members.filter((peer) => peer !== rank && !this.#done.has(peer));
+    const [missing, what] =
+      awaited.length > 0
+        ? [awaited, 'did not agree on the next view']
+        : absent.length > 0
+          ? [absent, 'did not come']
+          : [unfinished, 'came, but did not finish'];
+    const arrived = members.filter((peer) => !missing.includes(peer));
+    const { kind, sequence, timeoutMs } = this.call;
+    return new EpError(
+      'EP_TIMEOUT',
+      `${kind} ${sequence}: ${formatRanks(missing)} ${what} within the ${timeoutMs} ms of rank ${rank}; ${formatRanks(arrived)} did`,
+      { context: { sequence, arrived, awaited: missing, timeoutMs, rank } },
+    );
+  }
+}

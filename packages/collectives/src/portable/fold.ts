@@ -1,0 +1,81 @@
+/** Folds the same elements of several ranks, chunk by chunk, in ascending rank order. */
+import { type DType, elementBytes, viewStorage } from '@ep/core';
+import type { Elements } from '../engine.js';
+import { reduceInto } from '../reduce.js';
+import type { ReduceOp } from '../reduce-op.js';
+import { type Chunk, part, type Sink } from './chunks.js';
+
+export interface FoldInit {
+  readonly dtype: DType;
+  readonly op: ReduceOp;
+  readonly target: Elements;
+  /** The part of this rank; may be `target`. */
+  readonly own: Elements;
+  readonly rank: number;
+  /** All whose parts are folded, this rank among them, ascending. */
+  readonly contributors: readonly number[];
+  /** Bytes from 0 to `byteOffset` of the target are final. */
+  readonly onFolded: (byteOffset: number) => void;
+}
+
+interface Held {
+  readonly payload: Uint8Array;
+  readonly release: () => void;
+}
+
+export class Fold {
+  readonly #init: FoldInit;
+  readonly #held = new Map<number, Held[]>();
+  #folded = 0;
+
+  constructor(init: FoldInit) {
+    this.#init = init;
+    for (const rank of init.contributors) if (rank !== init.rank) this.#held.set(rank, []);
+  }
+
+  get complete(): boolean {
+    return this.#folded === this.#init.target.length;
+  }
+
+  /** Alone, there is nothing to wait for. */
+  begin(): void {
+    const { contributors, target, own, dtype, op, onFolded } = this.#init;
+    if (contributors.length > 1 || this.complete) return;
+    reduceInto(dtype, op, target as never, [own as never]);
+    this.#folded = target.length;
+    onFolded(target.byteLength);
+  }
+
+  /** All sources cut their parts alike, so the chunks of all that are oldest cover the same elements. */
+  sink(rank: number): Sink {
+    const held = this.#held.get(rank)!;
+    return {
+      accept: ({ payload }: Chunk, release: () => void): void => {
+        held.push({ payload, release });
+        this.#fold();
+      },
+      drop: () => {
+        for (const { release } of held.splice(0)) release();
+      },
+    };
+  }
+
+  #fold(): void {
+    const { dtype, op, target, own, rank, contributors, onFolded } = this.#init;
+    const queues = [...this.#held.values()];
+    while (queues.every((queue) => queue.length > 0)) {
+      const byteLength = queues[0]![0]!.payload.byteLength;
+      const begin = this.#folded;
+      const end = begin + byteLength / elementBytes(dtype);
+      const sources = contributors.map((peer) => {
+        if (peer === rank) return part(own, begin, end);
+        const { payload } = this.#held.get(peer)![0]!;
+        return viewStorage(dtype, payload.buffer, payload.byteOffset, end - begin);
+      });
+      reduceInto(dtype, op, part(target, begin, end) as never, sources as never);
+      this.#folded = end;
+      for (const queue of queues) queue.shift()!.release();
+      onFolded(end * elementBytes(dtype));
+    }
+  }
+}

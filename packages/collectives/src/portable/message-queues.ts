@@ -1,0 +1,171 @@
+/** Messages that have not ended, and when their time begins: at the head of those with the same peer and tag. */
+import { EpError, formatRanks } from '@ep/core';
+import type { RecvCall, RecvEnd, SendCall } from '../engine.js';
+import { listenToAbort } from './abort.js';
+import { bytesOf, type Chunk, type Stream } from './chunks.js';
+
+interface Settle<T> {
+  readonly resolve: (value: T) => void;
+  readonly reject: (error: unknown) => void;
+}
+
+interface Queued {
+  /** Those with the same key wait for each other. */
+  readonly key: string;
+  activate(): void;
+}
+
+/** FIFO lists by peer and tag, whose heads are active. */
+export class MessageQueues {
+  readonly #queues = new Map<string, Queued[]>();
+
+  add(message: Queued): void {
+    const queue = this.#queues.get(message.key);
+    if (queue === undefined) {
+      this.#queues.set(message.key, [message]);
+      message.activate();
+    } else {
+      queue.push(message);
+    }
+  }
+
+  remove(message: Queued): void {
+    const queue = this.#queues.get(message.key);
+    const at = queue?.indexOf(message) ?? -1;
+    if (queue === undefined || at < 0) return;
+    queue.splice(at, 1);
+    if (queue.length === 0) this.#queues.delete(message.key);
+    else if (at === 0) queue[0]!.activate();
+  }
+}
+
+abstract class Message<C extends SendCall | RecvCall, T> implements Queued {
+  readonly call: C;
+  readonly key: string;
+  /** Takes it out of the books; and tells the peer that it is cut off, where the peer can know of it. */
+  onEnd: () => void = () => {};
+  onCut: (error: unknown) => void = () => {};
+  readonly #queues: MessageQueues;
+  readonly #settle: Settle<T>;
+  readonly #stopListening: () => void;
+  #timer: NodeJS.Timeout | undefined;
+  #ended = false;
+
+  protected constructor(kind: 'send' | 'recv', call: C, queues: MessageQueues, settle: Settle<T>) {
+    this.call = call;
+    this.key = `${kind} ${call.peer} ${call.tag}`;
+    this.#queues = queues;
+    this.#settle = settle;
+    this.#stopListening = listenToAbort(call.signal, () => this.#cut(call.signal!.reason));
+  }
+
+  enqueue(): void {
+    this.#queues.add(this);
+  }
+
+  activate(): void {
+    const { timeoutMs } = this.call;
+    if (timeoutMs === Number.POSITIVE_INFINITY) return;
+    this.#timer = setTimeout(() => this.#cut(this.timeoutError()), Math.min(timeoutMs, 2 ** 31 - 1));
+  }
+
+  protected succeed(value: T): void {
+    if (this.#close()) this.#settle.resolve(value);
+  }
+
+  /** Ends it badly; the peer knows already, or never heard of it. */
+  fail(error: unknown): void {
+    if (this.#close()) this.#settle.reject(error);
+  }
+
+  protected abstract timeoutError(): EpError;
+
+  #cut(error: unknown): void {
+    if (this.#ended) return;
+    this.fail(error);
+    this.onCut(error);
+  }
+
+  #close(): boolean {
+    if (this.#ended) return false;
+    this.#ended = true;
+    clearTimeout(this.#timer);
+    this.#stopListening();
+    this.onEnd();
+    this.stop();
+    this.#queues.remove(this);
+    return true;
+  }
+
+  /** No byte of it moves any more. */
+  protected abstract stop(): void;
+}
+
+export class OutgoingMessage extends Message<SendCall, void> {
+  readonly id: number;
+  /** Once it was granted. */
+  stream: Stream | undefined;
+
+  constructor(id: number, call: SendCall, queues: MessageQueues, settle: Settle<void>) {
+    super('send', call, queues, settle);
+    this.id = id;
+  }
+
+  end(): void {
+    this.succeed();
+  }
+
+  protected override stop(): void {
+    this.stream?.cut();
+  }
+
+  protected override timeoutError(): EpError {
+    const { peer, tag, timeoutMs } = this.call;
+    const what = this.stream === undefined ? 'did not ask for it' : 'did not take all of it';
+    return new EpError(
+      'EP_TIMEOUT',
+      `send to rank ${peer} with tag ${tag}: rank ${peer} ${what} within ${timeoutMs} ms`,
+      {
+        context: { arrived: [], awaited: [peer], tag, timeoutMs },
+      },
+    );
+  }
+}
+
+export class IncomingMessage extends Message<RecvCall, RecvEnd> {
+  readonly #target: Uint8Array;
+  #source = -1;
+  #byteLength = 0;
+  #taken = 0;
+
+  constructor(call: RecvCall, queues: MessageQueues, settle: Settle<RecvEnd>) {
+    super('recv', call, queues, settle);
+    this.#target = bytesOf(call.data);
+  }
+
+  match(source: number, byteLength: number): void {
+    this.#source = source;
+    this.#byteLength = byteLength;
+  }
+
+  take({ payload, byteOffset }: Chunk): void {
+    this.#target.set(payload, byteOffset);
+    this.#taken += payload.byteLength;
+    if (this.#taken === this.#byteLength) this.end();
+  }
+
+  end(): void {
+    this.succeed({ source: this.#source, byteLength: this.#byteLength });
+  }
+
+  protected override stop(): void {}
+
+  protected override timeoutError(): EpError {
+    const { peer, tag, timeoutMs } = this.call;
+    const from = peer < 0 ? 'any rank' : formatRanks([peer]);
+    const what = this.#source < 0 ? 'nothing came' : `${this.#taken} of ${this.#byteLength} bytes came`;
+    return new EpError('EP_TIMEOUT', `recv from ${from} with tag ${tag}: ${what} within ${timeoutMs} ms`, {
+      context: { arrived: [], awaited: peer < 0 ? [] : [peer], tag, timeoutMs },
+    });
+  }
+}

@@ -1,0 +1,124 @@
+/** What ranks tell each other beside payload: small records, delivered in order between two ranks. */
+import { EpError, isEpError } from '@ep/core';
+
+/** One rank's call, told to one peer. */
+export interface CallRecord {
+  readonly kind: 'call';
+  readonly sequence: number;
+  /** All that must be the same on all ranks, readable. */
+  readonly call: string;
+  /** all-to-all: elements that the sender of the record will send to its reader, and expects from it. */
+  readonly gives?: number;
+  readonly takes?: number;
+}
+
+export interface DoneRecord {
+  readonly kind: 'done';
+  readonly sequence: number;
+}
+
+/** From this call on the ranks no longer agree where they are. */
+export interface PoisonRecord {
+  readonly kind: 'poison';
+  readonly sequence: number;
+  readonly code: string;
+  readonly text: string;
+  readonly context: Readonly<Record<string, unknown>>;
+}
+
+/** Agreement on the next view: see membership.ts. `dead` as `formatSet` writes it. */
+export interface StateRecord {
+  readonly kind: 'state' | 'view';
+  readonly epoch: number;
+  readonly dead: string;
+  readonly completed: number;
+}
+
+export interface ByeRecord {
+  readonly kind: 'bye';
+}
+
+/** Point to point: a message is there; its bytes may come; it will not come; it will not be taken. */
+export interface OfferRecord {
+  readonly kind: 'offer';
+  readonly id: number;
+  readonly tag: number;
+  readonly dtype: string;
+  readonly bytes: number;
+}
+
+export interface GrantRecord {
+  readonly kind: 'grant';
+  readonly id: number;
+}
+
+export interface RefusalRecord {
+  readonly kind: 'cancel' | 'refuse';
+  readonly id: number;
+  readonly code: string;
+  readonly text: string;
+  readonly context: Readonly<Record<string, unknown>>;
+}
+
+export type ControlRecord =
+  | CallRecord
+  | DoneRecord
+  | PoisonRecord
+  | StateRecord
+  | ByeRecord
+  | OfferRecord
+  | GrantRecord
+  | RefusalRecord;
+
+export const RECORD_BYTES = 1024;
+const LENGTH_BYTES = 4;
+const LONGEST_TEXT = 400;
+
+/** What a record can carry of an error. */
+export function describeError(error: unknown): {
+  readonly code: string;
+  readonly text: string;
+  readonly context: Readonly<Record<string, unknown>>;
+} {
+  const text = (error instanceof Error ? error.message : String(error)).slice(0, LONGEST_TEXT);
+  if (!isEpError(error)) return { code: 'EP_ABORTED', text, context: {} };
+  return { code: error.code, text, context: error.context };
+}
+
+/** Length, then JSON. The context of an error goes if it does not fit. */
+export function encodeRecord(record: ControlRecord): Uint8Array {
+  let text = Buffer.from(JSON.stringify(record));
+  if (text.byteLength > RECORD_BYTES - LENGTH_BYTES && 'context' in record) {
+    text = Buffer.from(JSON.stringify({ ...record, text: record.text.slice(0, LONGEST_TEXT / 4), context: {} }));
+  }
+  if (text.byteLength > RECORD_BYTES - LENGTH_BYTES) {
+    throw new EpError(
+      'EP_CAPACITY',
+      `control record: ${record.kind} of ${text.byteLength} bytes exceeds ${RECORD_BYTES}`,
+    );
+  }
+  const bytes = Buffer.alloc(LENGTH_BYTES + text.byteLength);
+  bytes.writeUInt32LE(text.byteLength, 0);
+  text.copy(bytes, LENGTH_BYTES);
+  return bytes;
+}
+
+export function decodeRecord(slot: Uint8Array): ControlRecord {
+  const bytes = Buffer.from(slot.buffer, slot.byteOffset, slot.byteLength);
+  const length = bytes.readUInt32LE(0);
+  return JSON.parse(bytes.toString('utf8', LENGTH_BYTES, LENGTH_BYTES + length)) as ControlRecord;
+}
+
+/** A set of ranks as hexadecimal digits, 4 ranks each: short enough for a record at 1024 ranks. */
+export function formatSet(ranks: Iterable<number>): string {
+  let bits = 0n;
+  for (const rank of ranks) bits |= 1n << BigInt(rank);
+  return bits.toString(16);
+}
+
+export function parseSet(text: string): number[] {
+  const ranks: number[] = [];
+  let bits = BigInt(`0x${text}`);
+  for (let rank = 0; bits !== 0n; rank++, bits >>= 1n) if ((bits & 1n) === 1n) ranks.push(rank);
+  return ranks;
+}
