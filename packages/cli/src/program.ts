@@ -7,6 +7,7 @@ import { doctorCommand } from './doctor/command.js';
 import { CommandExit, failureReport, failureText, jsonText, usageReport } from './failure.js';
 import { planCommand } from './plan/command.js';
 import { runCommand } from './run/command.js';
+import { traceCommand } from './trace/command.js';
 
 /** Status of a command line that could not be understood. */
 const usageStatus = 2;
@@ -22,8 +23,9 @@ export function createProgram(): Command {
     .version(version())
     .enablePositionalOptions()
     .showHelpAfterError('(ep --help lists commands; ep <command> --help their options)');
-  for (const command of [demoCommand(), runCommand(), planCommand(), benchCommand(), doctorCommand()]) {
+  for (const command of [demoCommand(), runCommand(), planCommand(), traceCommand(), benchCommand(), doctorCommand()]) {
     program.addCommand(command.copyInheritedSettings(program));
+    for (const inner of command.commands) inner.copyInheritedSettings(command);
   }
   return program;
 }
@@ -38,7 +40,7 @@ export async function main(args: readonly string[]): Promise<number> {
   const own = args.slice(0, args.includes('--') ? args.indexOf('--') : args.length);
   const json = own.includes('--json');
   const program = createProgram();
-  for (const command of [program, ...program.commands]) {
+  for (const command of [program, ...program.commands.flatMap((one) => [one, ...one.commands])]) {
     command.exitOverride();
     // Programs get one object instead of the text; help that was asked for stays text.
     if (json) command.configureOutput({ writeErr: () => {} });
