@@ -92,4 +92,5 @@ set(EP_LITMUS_SOURCES
 )
 
 set(EP_BENCHES
+  tests/collective/reduce_bench.cpp
 )

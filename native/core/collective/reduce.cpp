@@ -36,8 +36,7 @@ bool has_f16c() {
 void push(const reduce_table& table, const reduce_job& job, uint64_t elements, element_type type, reduce_op op, bool non_temporal) {
   if (!reduces(op, type) || job.count < 1 || job.dst_count < 1) std::abort();
   if (elements == 0) return;
-  const reduce_kernels& kernels = table[reduce_index(op, type)];
-  const reduce_kernel run = job.count == 2 ? kernels.two : job.count == 4 ? kernels.four : kernels.any;
+  const reduce_kernel run = table[reduce_index(op, type)];
   const uint64_t bytes = elements * element_bytes(type);
   // Whole blocks that begin on a line of the first destination go past the caches; the ragged ends are ordinary stores.
   const uint64_t head = (64 - (reinterpret_cast<uintptr_t>(job.dsts[0]) & 63u)) & 63u;

@@ -41,21 +41,15 @@ struct reduce_job {
   double factor;
 };
 
-/// What one step of a streaming kernel reads of each source and writes to each destination.
+/// What one round of a streaming kernel reads of each source and writes to each destination.
 inline constexpr uint64_t reduce_block = 256;
 
 /// Bytes `from` .. `to` of the arrays, whole elements. `stream`: past the caches; then the range is a multiple of reduce_block, and the first
 /// destination begins it on a 64-byte line.
 using reduce_kernel = void (*)(const reduce_job& job, uint64_t from, uint64_t to, bool stream);
 
-/// For any number of sources, for two and for four; all null if the op does not take the type.
-struct reduce_kernels {
-  reduce_kernel any = nullptr;
-  reduce_kernel two = nullptr;
-  reduce_kernel four = nullptr;
-};
-
-using reduce_table = std::array<reduce_kernels, reduce_op_count * element_type_count>;
+/// By reduce_index; null if the op does not take the type.
+using reduce_table = std::array<reduce_kernel, reduce_op_count * element_type_count>;
 
 constexpr std::size_t reduce_index(reduce_op op, element_type type) {
   return static_cast<std::size_t>(op) * element_type_count + static_cast<std::size_t>(type);
