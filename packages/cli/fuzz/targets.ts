@@ -1,4 +1,4 @@
-/** The documents that `ep plan` reads, and the numbers of a command line. */
+/** The documents that `ep plan` reads, the dumps that `ep trace merge` joins, and the numbers of a command line. */
 import { join } from 'node:path';
 import { isEpError } from '@ep/core';
 import { type FuzzSuite, textTarget } from '@ep/fuzz';
@@ -7,6 +7,9 @@ import { jsonFault } from '../src/json-fault.js';
 import { integerOption } from '../src/options.js';
 import { type DocumentsFile, parseCsvDocuments, parseJsonDocuments } from '../src/plan/documents-file.js';
 import { evenBudgets, planStep } from '../src/plan/plan-step.js';
+import { type DumpFile, parseDump } from '../src/trace/dumps.js';
+import { mergeDumps } from '../src/trace/merge.js';
+import { reportText } from '../src/trace/report.js';
 
 const refused = (error: unknown): boolean =>
   isEpError(error) && error.code.startsWith('EP_') && error.code !== 'EP_SYSTEM';
@@ -39,6 +42,24 @@ function planOf(file: DocumentsFile): void {
   });
 }
 
+/** A dump on each line, of which one of each rank and world counts. */
+function mergeLines(text: string): void {
+  const files = new Map<string, DumpFile>();
+  for (const line of text.split('\n').filter((one) => one !== '')) {
+    const dump = parseDump(line, 'file');
+    if (JSON.stringify(parseDump(JSON.stringify(dump), 'file')) !== JSON.stringify(dump))
+      throw new Error('a dump that is not itself when it is read again');
+    if (dump.size <= 256) files.set(`${dump.rank} ${dump.world}`, { path: 'file', dump });
+  }
+  const reports = mergeDumps([...files.values()], 5);
+  for (const { findings } of reports)
+    for (const { text } of findings)
+      if (text === '' || /undefined|NaN/.test(text)) throw new Error(`a finding: ${text}`);
+  // biome-ignore lint/suspicious/noControlCharactersInRegex: what files hold must not steer the terminal.
+  if (/[\u0000-\u0009\u000b-\u001f\u007f-\u009f]/.test(reportText(reports, [])))
+    throw new Error('a report with control characters');
+}
+
 export const suite: FuzzSuite = {
   corpus: join(import.meta.dirname, 'corpus'),
   targets: [
@@ -52,6 +73,7 @@ export const suite: FuzzSuite = {
       if ((jsonFault(text) === undefined) !== json) throw new Error('JSON.parse and the search for its fault disagree');
       planOf(parseJsonDocuments(text, 'file'));
     }),
+    textTarget('trace-dumps', refused, mergeLines),
     textTarget('documents-csv', refused, (text) => planOf(parseCsvDocuments(text, 'file'))),
     textTarget(
       'integer-option',

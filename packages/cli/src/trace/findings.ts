@@ -10,7 +10,8 @@ export interface Camp {
 }
 
 export type Finding = { readonly text: string } & (
-  | { readonly kind: 'dead' | 'missing'; readonly rank: number }
+  | { readonly kind: 'missing'; readonly ranks: readonly number[] }
+  | { readonly kind: 'dead'; readonly rank: number }
   | { readonly kind: 'members'; readonly group: string; readonly camps: readonly Camp[] }
   | { readonly kind: 'mismatch'; readonly group: string; readonly sequence: number; readonly camps: readonly Camp[] }
   | {
@@ -50,6 +51,7 @@ function signature({ kind, dtype, elements, reduceOp, root }: TraceEntry): strin
 /** Ranks without a dump, and ranks that the others go on without. */
 export function lostRanks(size: number, dumps: readonly RankDump[], groups: readonly GroupTracks[]): Finding[] {
   const findings: Finding[] = [];
+  const missing: number[] = [];
   for (let rank = 0; rank < size; rank++) {
     const dump = dumps.find((one) => one.rank === rank);
     const without = groups.flatMap((group) => {
@@ -71,15 +73,12 @@ export function lostRanks(size: number, dumps: readonly RankDump[], groups: read
         rank,
         text: `rank ${rank} is dead or was removed: it is not among the active ranks of ${without.join(', ')}; ${left}`,
       });
-    } else if (dump === undefined) {
-      findings.push({
-        kind: 'missing',
-        rank,
-        text: `rank ${rank} left no dump: it was killed, its event loop does not turn, or its file is elsewhere`,
-      });
-    }
+    } else if (dump === undefined) missing.push(rank);
   }
-  return findings;
+  if (missing.length === 0) return findings;
+  const [its, loop] = missing.length === 1 ? ['it was', 'its event loop does'] : ['they were', 'their event loops do'];
+  const text = `${ranksText(missing)} left no dump: ${its} killed, ${loop} not turn, or the files are elsewhere`;
+  return [...findings, { kind: 'missing', ranks: missing, text }];
 }
 
 /** The first call of a group that ranks made differently. Later ones follow from it. */

@@ -1,7 +1,7 @@
 /** Dumps as files: names, limits, and that no reader ever sees half of one. */
 import { mkdirSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { EpError } from '@ep/core';
+import { type Environment, EpError } from '@ep/core';
 import type { TraceDump } from './dump-format.js';
 import { threadOfProcess } from './machine-clock.js';
 
@@ -10,6 +10,11 @@ export const MOST_FILES = 8;
 
 /** Worlds made by this thread: one that is opened again must not overwrite what the first left. */
 let lives = 0;
+
+/** EP_TRACE_DIR. */
+export function traceFolder(env: Environment = process.env): string | undefined {
+  return env.EP_TRACE_DIR === '' ? undefined : env.EP_TRACE_DIR;
+}
 
 export class DumpFiles {
   readonly folder: string | undefined;

@@ -102,7 +102,7 @@ export interface TraceDump {
 
 const mostEntries = 2 ** 20;
 const mostGroups = 2 ** 16;
-const mostRanks = 2 ** 20;
+const mostRanks = 2 ** 16;
 
 type Fields = Readonly<Record<string, unknown>>;
 

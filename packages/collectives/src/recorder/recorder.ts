@@ -7,7 +7,7 @@
 import { hostname } from 'node:os';
 import { invalid } from '@ep/core';
 import type { GroupView } from '../engine.js';
-import { DumpFiles } from './dump-file.js';
+import { DumpFiles, traceFolder } from './dump-file.js';
 import {
   type DumpReason,
   TRACE_FORMAT,
@@ -69,8 +69,7 @@ export class FlightRecorder implements CallRecorder {
 
   constructor(options: FlightRecorderOptions) {
     this.#options = options;
-    const folder = 'folder' in options ? options.folder : process.env.EP_TRACE_DIR;
-    this.#files = new DumpFiles(options, folder === '' ? undefined : folder);
+    this.#files = new DumpFiles(options, 'folder' in options ? options.folder : traceFolder());
   }
 
   /** Where dumps go that nobody called for. */

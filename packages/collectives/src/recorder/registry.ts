@@ -8,6 +8,7 @@
  * HAZARD: both need a turn of the event loop. A thread that blocks, or that is inside of native code, dumps when it comes back to its loop.
  */
 import { BroadcastChannel, isMainThread } from 'node:worker_threads';
+import { traceFolder } from './dump-file.js';
 
 /** What the registry needs of a recorder. */
 interface Dumper {
@@ -83,7 +84,7 @@ export function atExit(action: () => void): () => void {
  * and in a worker.
  */
 export function dumpOnSignal(): () => void {
-  if (!isMainThread || (process.env.EP_TRACE_DIR ?? '') === '') return () => {};
+  if (!isMainThread || traceFolder() === undefined) return () => {};
   watchers++;
   update();
   let watching = true;
