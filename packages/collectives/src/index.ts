@@ -14,6 +14,8 @@ export type {
 export { initProcessGroup } from './init.js';
 export type * from './options.js';
 export type { ProcessGroup } from './process-group.js';
+export type { FlightRecorder } from './recorder/recorder.js';
+export { dumpOnSignal } from './recorder/registry.js';
 export type { CallEntry, CallOutcome, CallRecorder } from './recorder/types.js';
 export { REDUCE_OPS, type ReduceOp, type ReduceOpName } from './reduce-op.js';
 export type { CollectiveWork } from './work.js';
