@@ -77,7 +77,7 @@ const QUICK_BUDGET = { turns: 2, turnMs: 4, caseMs: 500 } as const;
 /** Throws when a result is wrong, and when a contender fails. */
 export async function benchCollectives(options: CollectivesBenchOptions = {}): Promise<CollectivesBenchReport> {
   const { quick = false, ranks = [2, 4], ops = BENCH_OPS, sizes = quick ? QUICK_SIZES : ALL_SIZES, signal } = options;
-  checkOptions(ranks, sizes);
+  checkOptions(ranks, sizes, ops);
   const folder = await mkdtemp(join(tmpdir(), 'ep-bench-'));
   try {
     const found = [await findOpenMpi(folder), await findGloo()];
@@ -110,10 +110,13 @@ export async function benchCollectives(options: CollectivesBenchOptions = {}): P
   }
 }
 
-function checkOptions(ranks: readonly number[], sizes: readonly number[]): void {
-  const wrong = (what: string, expected: string, found: number): never => {
+function checkOptions(ranks: readonly number[], sizes: readonly number[], ops: readonly string[]): void {
+  const wrong = (what: string, expected: string, found: number | string): never => {
     throw new EpError('EP_INVALID_ARGUMENT', `bench collectives: ${what} must be ${expected}, got ${found}`);
   };
+  for (const op of ops) {
+    if (!(BENCH_OPS as readonly string[]).includes(op)) wrong('an operation', `one of ${BENCH_OPS.join(', ')}`, op);
+  }
   for (const count of ranks) {
     if (count < 2 || count > MOST_RANKS || !Number.isInteger(Math.log2(count))) {
       wrong('ranks', `a power of two from 2 to ${MOST_RANKS}`, count);

@@ -35,7 +35,7 @@ export const SWITCHES = {
   EP_TORCH_PYTHON: {
     default: 'unset',
     meaning:
-      'a python that can import torch, for the tests against PyTorch; unset: `python3`, and where that has no torch those tests are recorded as skipped',
+      'a python that can import torch, for tests and benchmarks against PyTorch; unset: `python3`, and where that has no torch they are recorded as unavailable',
   },
   EP_TRACE_DIR: {
     default: 'unset',
