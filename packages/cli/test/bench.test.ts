@@ -4,10 +4,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
 import { meetsGoal } from '../src/bench/bench.js';
-import type { BenchReport } from '../src/bench/command.js';
-import { reportText } from '../src/bench/command.js';
+import { collectivesResult } from '../src/bench/collectives.js';
 import { loadBetween } from '../src/bench/idle.js';
 import { benchNames, loadBench, loadFrom } from '../src/bench/registry.js';
+import { type BenchReport, reportText } from '../src/bench/report.js';
 import { runEp, startEp } from './ep.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'ep-bench-test-'));
@@ -63,7 +63,7 @@ describe('ep bench', () => {
   it('refuses a name that it does not know', async () => {
     const { code, stderr } = await runEp(['bench', 'nonsense']);
     expect(code).toBe(2);
-    expect(stderr).toContain('plan, attention, shm, all');
+    expect(stderr).toContain('plan, attention, shm, collectives, all');
   });
 
   it('stops at once when told to, although planning blocks its thread', async () => {
@@ -144,5 +144,80 @@ describe('ep bench', () => {
     expect(text).toContain('a processor, 2 cores, linux, node v20.19.0; 2026-11-20T00:00:00.000Z');
     expect(meetsGoal({ name: 'x', value: Number.NaN, goal: { at: 'most', value: 1 } })).toBe(false);
     expect(meetsGoal({ name: 'x', value: 1 })).toBeUndefined();
+  });
+
+  it('refuses a filter that the benchmark does not take, and one that it does not understand', async () => {
+    const plan = await runEp(['bench', 'plan', '--sizes', '8,16KB']);
+    expect(plan.code).toBe(1);
+    expect(plan.stderr).toContain('bench plan takes no --sizes');
+    const all = await runEp(['bench', 'all', '--ops', 'barrier']);
+    expect(all.stderr).toContain('bench plan takes no --ops');
+    const nonsense = await runEp(['bench', 'collectives', '--sizes', '8,many']);
+    expect(nonsense.code).toBe(2);
+    expect(nonsense.stderr).toContain('expected bytes, for example 8, 16KB or 64MB');
+    const unknown = await runEp(['bench', 'collectives', '--quick', '--ops', 'all-red']);
+    expect(unknown.code).toBe(1);
+    expect(unknown.stderr).toContain('all-reduce, broadcast, all-gather, reduce-scatter, all-to-all, barrier');
+    const odd = await runEp(['bench', 'collectives', '--quick', '--ranks', '3']);
+    expect(odd.stderr).toContain('ranks must be a power of two from 2 to 16, got 3');
+  });
+
+  it('shows collectives as a table with the goals below', () => {
+    const of = (p50: number) => ({ p50, p99: 2 * p50, mean: p50, spread: 0.1, samples: 100, calls: 5 });
+    const result = collectivesResult(
+      {
+        bench: 'collectives',
+        usableCores: 2,
+        peers: ['Open MPI 4.1.4'],
+        results: [
+          {
+            op: 'all-reduce',
+            ranks: 2,
+            bytes: 2 ** 20,
+            series: { group: of(40), typed: of(100), 'Open MPI': of(130) },
+            figures: [
+              {
+                name: 'group over Open MPI',
+                text: 'times Open MPI',
+                value: 3.25,
+                goal: { at: 'least', value: 3, met: true },
+              },
+              {
+                name: 'typed over Open MPI',
+                text: 'times it, typed',
+                value: 1.25,
+                goal: { at: 'least', value: 1.3, met: false },
+              },
+              { name: 'bf16 over f32', text: 'without a goal', value: 1.125 },
+            ],
+          },
+        ],
+        bitwise: [{ ranks: 2, elements: [7, 9], runs: 2 }],
+        skipped: ['Gloo: python3 was not found'],
+      },
+      (bytes) => `${bytes} bytes`,
+    );
+    const load = { cores: [0, 0], busy: false };
+    const report: BenchReport = {
+      date: '2026-11-20T00:00:00.000Z',
+      machine: { cpu: 'a processor', onlineCores: 2, kernel: 'linux', node: 'v20.19.0' },
+      busy: false,
+      quick: false,
+      load: { before: load, after: load },
+      results: [result],
+      unavailable: [],
+    };
+    const lines = reportText(report).split('\n');
+    expect(lines[1]).toMatch(/group +p99 +typed +bf16 +Open MPI +Gloo +x Open MPI/);
+    expect(lines[2]).toMatch(/^ +all-reduce 1048576 bytes +40 +80 +100 +- +130 +- +3\.250 +1\.250 +- +- +26\.21$/);
+    expect(lines.slice(4, 9)).toEqual([
+      'collectives: all-reduce of 1048576 bytes, 2 ranks: 3.250 times Open MPI (goal: at least 3, met)',
+      'collectives: all-reduce of 1048576 bytes, 2 ranks: 1.250 times it, typed (goal: at least 1.3, MISSED)',
+      'collectives: beside us: Open MPI 4.1.4; 2 usable cores; every result was compared',
+      'collectives: sums of 7, 9 f32 bitwise equal on 2 ranks, in group memory and typed arrays, in 2 runs each',
+      'collectives: not measured: Gloo: python3 was not found',
+    ]);
+    expect(result.cases[0]).toMatchObject({ unit: 'us', median: 40, samples: 100 });
+    expect(reportText({ ...report, quick: true })).not.toContain('goal');
   });
 });

@@ -3,13 +3,14 @@ import { fileURLToPath } from 'node:url';
 import { type EpCode, EpError, ERROR_TABLE } from '@ep/core';
 import { Argument, Command, Option } from 'commander';
 import pc from 'picocolors';
-import { describeMachine, type MachineDescription, machineText } from '../doctor/machine.js';
+import { describeMachine } from '../doctor/machine.js';
 import { type FailureReport, jsonText, stoppedBy } from '../failure.js';
-import { integerOption } from '../options.js';
-import { launchRanks } from '../run/launch.js';
-import { type BenchOptions, type BenchResult, meetsGoal } from './bench.js';
+import { byteCount, integerOption, listOption } from '../options.js';
+import { launchRanks, mostLocalRanks } from '../run/launch.js';
+import { type BenchOptions, type BenchResult, benchFilters } from './bench.js';
 import { busyFraction, type MachineLoad, watchLoad } from './idle.js';
 import { type BenchName, benchNames, loadBench } from './registry.js';
+import { type BenchReport, reportText } from './report.js';
 
 /** Built beside the entry point; see tsup.config.ts. */
 const childProgram = new URL('./bench-child.js', import.meta.url);
@@ -20,17 +21,9 @@ interface BenchFlags {
   readonly repeats?: number;
   readonly quick?: boolean;
   readonly json?: boolean;
-}
-
-export interface BenchReport {
-  readonly date: string;
-  readonly machine: MachineDescription;
-  /** Somebody else was computing before or after: the figures are not to be quoted. */
-  readonly busy: boolean;
-  readonly quick: boolean;
-  readonly load: { readonly before: MachineLoad; readonly after: MachineLoad };
-  readonly results: readonly BenchResult[];
-  readonly unavailable: readonly { readonly name: BenchName; readonly reason: string }[];
+  readonly ranks?: readonly number[];
+  readonly sizes?: readonly number[];
+  readonly ops?: readonly string[];
 }
 
 export function benchCommand(): Command {
@@ -39,6 +32,15 @@ export function benchCommand(): Command {
     .addArgument(new Argument('<name>', 'which').choices([...benchNames, 'all']))
     .addOption(new Option('--repeats <count>', 'measured runs of each case').argParser(integerOption(1, 10_000)))
     .option('--quick', 'small sizes, to see that it works')
+    .addOption(
+      new Option('--ranks <list>', 'only these numbers of ranks (collectives)').argParser(
+        listOption(integerOption(1, mostLocalRanks)),
+      ),
+    )
+    .addOption(
+      new Option('--sizes <list>', 'only these bytes, as 8,16KB,64MB (collectives)').argParser(listOption(byteCount)),
+    )
+    .addOption(new Option('--ops <list>', 'only these operations (collectives)').argParser(listOption((name) => name)))
     .option('--json', 'the report as one JSON object')
     .action(async (name: BenchName | 'all', flags: BenchFlags) => {
       const report = await runBenches(name, flags);
@@ -51,8 +53,13 @@ async function runBenches(name: BenchName | 'all', flags: BenchFlags): Promise<B
   const unavailable: BenchReport['unavailable'][number][] = [];
   for (const wanted of name === 'all' ? benchNames : [name]) {
     const loaded = await loadBench(wanted);
-    if (loaded.available) available.push(wanted);
-    else unavailable.push({ name: wanted, reason: loaded.reason });
+    if (loaded.available) {
+      for (const filter of benchFilters) {
+        if (flags[filter] === undefined || loaded.bench.filters?.includes(filter)) continue;
+        throw new EpError('EP_INVALID_ARGUMENT', `bench ${wanted} takes no --${filter}`, { context: { name: wanted } });
+      }
+      available.push(wanted);
+    } else unavailable.push({ name: wanted, reason: loaded.reason });
   }
   if (name !== 'all' && unavailable[0] !== undefined) {
     throw new EpError('EP_UNAVAILABLE', `bench ${name}: ${unavailable[0].reason}`, { context: { name } });
@@ -66,6 +73,7 @@ async function runBenches(name: BenchName | 'all', flags: BenchFlags): Promise<B
     const options: BenchOptions = {
       quick: flags.quick === true,
       ...(flags.repeats === undefined ? {} : { repeats: flags.repeats }),
+      ...Object.fromEntries(benchFilters.flatMap((one) => (flags[one] === undefined ? [] : [[one, flags[one]]]))),
     };
     const results: BenchResult[] = [];
     for (const one of available) results.push(await runInChild(one, options, stop.signal));
@@ -122,38 +130,4 @@ function warnIfBusy(load: MachineLoad): void {
   process.stderr.write(
     `${pc.bold(pc.yellow('WARNING: THIS MACHINE IS BUSY'))}: cores at ${cores}, idle is below ${busyFraction * 100} %. The result is marked busy; do not quote it.\n`,
   );
-}
-
-export function reportText(report: BenchReport): string {
-  const lines: string[] = [];
-  for (const result of report.results) {
-    for (const one of result.cases) {
-      lines.push(
-        `${pc.bold(result.name)}: ${one.name}: median ${figure(one.median)} ${one.unit}, spread ${(one.spread * 100).toFixed(0)} % of ${one.samples} runs`,
-      );
-      for (const ratio of one.ratios) {
-        const met = meetsGoal(ratio);
-        const goal = ratio.goal;
-        const verdict = met === true ? pc.green('met') : pc.red('MISSED');
-        const promise = goal === undefined || report.quick ? '' : ` (goal: at ${goal.at} ${goal.value}, ${verdict})`;
-        lines.push(`  ${figure(ratio.value)} ${ratio.name}${promise}`);
-      }
-      const detail = Object.entries(one.detail).map(
-        ([key, value]) => `${key} ${typeof value === 'number' ? figure(value) : value}`,
-      );
-      if (detail.length > 0) lines.push(pc.dim(`  ${detail.join(', ')}`));
-    }
-  }
-  for (const { name, skipped } of report.results)
-    for (const what of skipped ?? []) lines.push(`${pc.bold(name)}: not measured: ${what}`);
-  for (const { name, reason } of report.unavailable) lines.push(`${pc.bold(name)}: not available: ${reason}`);
-  lines.push('', `${machineText(report.machine)}; ${report.date}`);
-  if (report.quick) lines.push(pc.yellow('quick sizes: these figures mean nothing'));
-  if (report.busy) lines.push(pc.yellow('busy: true; other work ran beside the benchmark, do not quote these figures'));
-  return `${lines.join('\n')}\n`;
-}
-
-/** Integers as they are, else four significant digits. */
-function figure(value: number): string {
-  return Number.isInteger(value) ? String(value) : value >= 1000 ? value.toFixed(0) : value.toPrecision(4);
 }

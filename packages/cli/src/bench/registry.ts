@@ -4,10 +4,11 @@ import { pathToFileURL } from 'node:url';
 import { EpError } from '@ep/core';
 import { attentionBench } from './attention.js';
 import type { Bench } from './bench.js';
+import { collectivesBench } from './collectives.js';
 import { planBench } from './plan.js';
 import { shmBench } from './shm.js';
 
-export const benchNames = ['plan', 'attention', 'shm'] as const;
+export const benchNames = ['plan', 'attention', 'shm', 'collectives'] as const;
 export type BenchName = (typeof benchNames)[number];
 
 interface Source {
@@ -21,6 +22,7 @@ const sources: Readonly<Record<BenchName, Source>> = {
   plan: { module: '@ep/plan/bench', measure: 'benchPlan', adapt: planBench },
   attention: { module: '@ep/cuda-kernels/bench', measure: 'benchAttention', adapt: attentionBench },
   shm: { module: '@ep/nvshmem/bench', measure: 'benchShm', adapt: shmBench },
+  collectives: { module: '@ep/collectives/bench', measure: 'benchCollectives', adapt: collectivesBench },
 };
 
 export type LoadedBench =

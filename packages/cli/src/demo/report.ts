@@ -1,9 +1,9 @@
 /** What the demo found, as data and as text. */
 import type { AttentionDType } from '@ep/cuda-kernels';
 import type { Explanation } from '@ep/plan';
-import Table from 'cli-table3';
 import pc from 'picocolors';
 import { formatBytes, type MachineDescription, machineText } from '../doctor/machine.js';
+import { plainTable } from '../plain-table.js';
 import type { RankMode } from './ranks.js';
 import { COMPARED, type ComparedTensor, PHASES, type Phase, type StepResult } from './step.js';
 
@@ -128,7 +128,7 @@ export function bandwidthOf(results: readonly StepResult[], phases: readonly Pha
 
 export function reportText(report: DemoReport): string {
   const { bytes, imbalance, longest } = report;
-  const facts = new Table({ chars: plainChars, style: plainStyle });
+  const facts = plainTable();
   facts.push(
     ['documents', `${report.documents}, longest ${longest.name} with ${longest.tokens} tokens`],
     ['tokens', String(report.tokens)],
@@ -144,9 +144,9 @@ export function reportText(report: DemoReport): string {
     ['', `${formatBytes(report.bytesAtHome)} between ranks without balancing`],
     ['bandwidth', `${(report.bytesPerSecond / 1e9).toFixed(2)} GB/s payload over the four dispatches, all ranks`],
   );
-  const times = new Table({ chars: plainChars, style: plainStyle, colAligns: ['left', 'right'] });
+  const times = plainTable(['left', 'right']);
   for (const { phase, milliseconds } of report.phases) times.push([phase, `${milliseconds.toFixed(1)} ms`]);
-  const errors = new Table({ chars: plainChars, style: plainStyle, colAligns: ['left', 'right', 'right'] });
+  const errors = plainTable(['left', 'right', 'right']);
   errors.push(['', 'relative error', 'largest']);
   for (const { tensor, relative, largestAbsolute } of report.errors) {
     const text = relative.toExponential(2);
@@ -176,23 +176,3 @@ export function reportText(report: DemoReport): string {
     )
     .join('\n');
 }
-
-const none = '';
-const plainChars = {
-  top: none,
-  'top-mid': none,
-  'top-left': none,
-  'top-right': none,
-  bottom: none,
-  'bottom-mid': none,
-  'bottom-left': none,
-  'bottom-right': none,
-  left: '  ',
-  'left-mid': none,
-  mid: none,
-  'mid-mid': none,
-  right: none,
-  'right-mid': none,
-  middle: '  ',
-};
-const plainStyle = { 'padding-left': 0, 'padding-right': 0, head: [], border: [] };
