@@ -1,7 +1,8 @@
 /** From what a caller names to an engine. */
-import { invalid, type Rank, type Store, type Transport } from '@ep/core';
+import { EpError, invalid, type Rank, type Store, type Transport } from '@ep/core';
 import type { GroupEngine } from './engine.js';
 import type { Backend } from './options.js';
+import { openPortableEngine } from './portable/engine.js';
 
 /** A group about to exist on this rank. */
 export interface EngineInit {
@@ -21,8 +22,20 @@ export interface EngineInit {
 
 export type EngineFactory = (init: EngineInit) => GroupEngine | Promise<GroupEngine>;
 
+export type GroupTransport = Transport<'bundled' | 'add'>;
+
+export const isTransport = (backend: unknown): backend is GroupTransport =>
+  typeof backend === 'object' && backend !== null && 'allocate' in backend && 'connect' in backend;
+
 export function engineFactory(backend: Backend): EngineFactory {
   if (typeof backend === 'function') return backend;
+  if (isTransport(backend)) {
+    return ({ store, rank, ranks, name, timeoutMs, signal }) =>
+      openPortableEngine({ transport: backend, store, rank, ranks, name, timeoutMs, signal });
+  }
+  if (backend === 'shm') {
+    throw new EpError('EP_UNSUPPORTED', "initProcessGroup: backend 'shm' is not in this build: pass a transport");
+  }
   const expected = "'shm', a transport or a function that opens an engine";
   throw invalid('backend', { where: 'initProcessGroup', expected, found: backend });
 }

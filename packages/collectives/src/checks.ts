@@ -33,9 +33,14 @@ export function checkTag(tag: number | undefined, where: string): number {
 
 export const reduceOpName = (op: ReduceOp): ReduceOpName => (typeof op === 'string' ? op : op.op);
 
+/** The last pair that was accepted: a loop of small reductions asks for one and the same. */
+let acceptedOp: ReduceOp | undefined;
+let acceptedDtype: DType | undefined;
+
 /** The reduction, `sum` unless given. Throws for one that there is not, and for one that does not take the dtype. */
 export function checkReduceOp(op: ReduceOp | undefined, dtype: DType, where: string): ReduceOp {
   const chosen = op ?? 'sum';
+  if (typeof chosen === 'string' && chosen === acceptedOp && dtype === acceptedDtype) return chosen;
   const name = reduceOpName(chosen);
   if (!NAMES.has(name) || (name === 'premul-sum' && typeof chosen === 'string')) {
     const expected = `one of ${REDUCE_OPS.slice(0, -1).join(', ')} or { op: 'premul-sum', factor }`;
@@ -45,7 +50,11 @@ export function checkReduceOp(op: ReduceOp | undefined, dtype: DType, where: str
     throw invalid('op.factor', { where, expected: 'a number', found: chosen.factor });
   }
   const why = refusal(name, dtype);
-  if (why === undefined) return chosen;
+  if (why === undefined) {
+    acceptedOp = chosen;
+    acceptedDtype = dtype;
+    return chosen;
+  }
   throw new EpError('EP_INVALID_ARGUMENT', `${where}: ${why}`, { context: { where, op: name, dtype } });
 }
 

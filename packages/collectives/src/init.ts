@@ -11,7 +11,7 @@ import {
   type Store,
   TcpStore,
 } from '@ep/core';
-import { engineFactory } from './backends.js';
+import { engineFactory, isTransport } from './backends.js';
 import type { InitOptions } from './options.js';
 import { openGroup, type ProcessGroup } from './process-group.js';
 import { FlightRecorder } from './recorder/recorder.js';
@@ -33,9 +33,22 @@ function givenPlace(store: Store, options: InitOptions): Place {
   if (options.initMethod !== undefined) {
     throw invalid('initMethod', { where: WHERE, expected: 'absent where there is a store', found: options.initMethod });
   }
-  const worldSize = checkInteger(options.worldSize, 'worldSize', WHERE, 1);
-  const rank = checkInteger(options.rank, 'rank', WHERE, 0, worldSize - 1);
+  const transport = isTransport(options.backend) ? options.backend : undefined;
+  const worldSize = checkInteger(options.worldSize ?? transport?.worldSize, 'worldSize', WHERE, 1);
+  const rank = checkInteger(options.rank ?? transport?.rank, 'rank', WHERE, 0, worldSize - 1);
   return { store, rank, worldSize, attempt: 0, leave: async () => {} };
+}
+
+/** A transport knows who this is: what the caller or a launcher says must be the same. */
+function checkTransport({ backend }: InitOptions, { rank, worldSize }: Place): void {
+  if (!isTransport(backend)) return;
+  for (const [what, found, expected] of [
+    ['rank', rank, backend.rank],
+    ['worldSize', worldSize, backend.worldSize],
+  ] as const) {
+    if (found === expected) continue;
+    throw invalid(what, { where: WHERE, expected: `${expected}, as the transport ${backend.name} has it`, found });
+  }
 }
 
 async function meet(options: InitOptions, timeoutMs: number): Promise<Place> {
@@ -73,8 +86,10 @@ export async function initProcessGroup(options: InitOptions = {}): Promise<Proce
   }
   if (ranksOnHost !== undefined) checkInteger(ranksOnHost, 'ranksOnHost', WHERE, 1);
   signal?.throwIfAborted();
-  const { store, rank, worldSize, attempt, leave } = await meet(options, timeoutMs);
+  const place = await meet(options, timeoutMs);
+  const { store, rank, worldSize, attempt, leave } = place;
   try {
+    checkTransport(options, place);
     // A group opened under the name of one that was destroyed must not find what that one left in the store.
     const life = await store.add(`ep/groups/${attempt}/${name}/${rank}`, 1);
     const id = `${name}${attempt === 0 ? '' : `@${attempt}`}${life === 1 ? '' : `#${life}`}`;

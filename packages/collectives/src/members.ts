@@ -18,17 +18,18 @@ export function checkMembers(ranks: readonly Rank[], where: string, size: number
   }
 }
 
-/** Every rank's numbers, by rank. */
+/** The numbers of every rank that takes part. */
 async function gatherNumbers(
   lane: Lane,
   op: string,
   numbers: Int32Array,
   limits: CallLimits,
-): Promise<readonly Int32Array[]> {
+): Promise<ReadonlyMap<Rank, Int32Array>> {
   const outputs = Array.from({ length: lane.engine.size }, () => new Int32Array(numbers.length));
   const call = { kind: 'all-gather', sequence: 0, dtype: 'i32', root: -1, inputs: [numbers], outputs } as const;
-  await lane.run(op, { ...call, ...limits }, numbers.length);
-  return outputs;
+  const work = lane.run(op, { ...call, ...limits }, numbers.length);
+  await work;
+  return new Map(work.contributors.map((rank) => [rank, outputs[rank]!]));
 }
 
 interface Proposal {
@@ -48,23 +49,26 @@ export async function agreeOnMembers(lane: Lane, op: string, proposal: Proposal,
     limits,
   );
   const camps = new Map<string, Rank[]>();
-  for (const [rank, row] of all.entries()) {
+  for (const [rank, row] of all) {
     const key = row.join();
     const camp = camps.get(key);
     if (camp === undefined) camps.set(key, [rank]);
     else camp.push(rank);
   }
   if (camps.size === 1) return;
-  const largestFirst = [...camps.values()].sort((a, b) => b.length - a.length || a[0]! - b[0]!);
-  const majority = 2 * largestFirst[0]!.length > size;
-  const describe = (rank: Rank): string => {
-    const [digest, count, ...members] = all[rank]!;
-    const name = digest === all[largestFirst[0]![0]!]![0] ? '' : ' under another name';
+  const [largest, ...others] = [...camps.values()].sort((a, b) => b.length - a.length || a[0]! - b[0]!) as [
+    Rank[],
+    ...Rank[][],
+  ];
+  const majority = 2 * largest.length > all.size;
+  const describe = ([rank]: readonly Rank[]): string => {
+    const [digest, count, ...members] = all.get(rank!)!;
+    const name = digest === all.get(largest[0]!)![0] ? '' : ' under another name';
     return `[${members.slice(0, count).join(', ')}]${name}`;
   };
-  const odd = majority ? largestFirst.slice(1) : largestFirst;
-  const shown = odd.map((camp) => `${describe(camp[0]!)} on ${formatRanks(camp)}`);
-  const rest = majority ? `, ${describe(largestFirst[0]![0]!)} on the others` : '';
+  const odd = majority ? others : [largest, ...others];
+  const shown = odd.map((camp) => `${describe(camp)} on ${formatRanks(camp)}`);
+  const rest = majority ? `, ${describe(largest)} on the others` : '';
   throw new EpError('EP_MISMATCH', `${op}: members are ${shown.join(', ')}${rest}`, {
     context: { ranks: odd.flat().sort((a, b) => a - b), given: [...ranks] },
   });
@@ -81,6 +85,6 @@ export async function agreeOnColors(
   checkInteger(key, 'key', op, -LARGEST, LARGEST);
   const all = await gatherNumbers(lane, op, Int32Array.of(color ?? NO_COLOR, key), limits);
   if (color === undefined) return undefined;
-  const same = [...all.keys()].filter((rank) => all[rank]![0] === color);
-  return same.sort((a, b) => all[a]![1]! - all[b]![1]! || a - b);
+  const same = [...all].filter(([, [its]]) => its === color);
+  return same.sort(([a, [, keyA]], [b, [, keyB]]) => keyA! - keyB! || a - b).map(([rank]) => rank);
 }

@@ -33,6 +33,7 @@ function fromBytes<T>(bytes: Uint8Array, where: string, rank: Rank): T {
 
 const NOTHING: readonly Elements[] = [];
 
+/** Bytes that each rank has; -1 for one that does not take part. */
 async function gatherSizes(run: RunInTurn, size: number, own: number, limits: CallLimits): Promise<readonly number[]> {
   const outputs = Array.from({ length: size }, () => new Float64Array(1));
   const call = {
@@ -43,8 +44,15 @@ async function gatherSizes(run: RunInTurn, size: number, own: number, limits: Ca
     inputs: [Float64Array.of(own)],
     outputs,
   } as const;
-  await run({ call: { ...call, ...limits }, elements: 1 });
-  return outputs.map(([bytes]) => bytes!);
+  const { contributors } = await run({ call: { ...call, ...limits }, elements: 1 });
+  return outputs.map(([bytes], rank) => (contributors.includes(rank) ? bytes! : -1));
+}
+
+function valuesOf<T>(all: readonly Uint8Array[], sizes: readonly number[], where: string): readonly (T | undefined)[] {
+  return all.map((bytes, rank) => {
+    const size = sizes[rank]!;
+    return size < 0 ? undefined : fromBytes<T>(bytes.subarray(0, size), where, rank);
+  });
 }
 
 export function broadcastObject<T>(
@@ -79,24 +87,29 @@ export function gatherObject<T>(
   value: T,
   root: Rank,
   limits: CallLimits,
-): Work<readonly T[] | undefined> {
+): Work<readonly (T | undefined)[] | undefined> {
   const { rank, size } = lane.engine;
   const own = toBytes(value, op);
-  return lane.turn<readonly T[] | undefined>(op, 2, limits.signal, async (run) => {
+  return lane.turn<readonly (T | undefined)[] | undefined>(op, 2, limits.signal, async (run) => {
     const sizes = await gatherSizes(run, size, own.byteLength, limits);
     // As an all-to-all, which alone takes parts of different lengths: everybody has something for the root only.
     const inputs = sizes.map((_, peer) => (peer === root ? own : new Uint8Array(0)));
-    const outputs = sizes.map((bytes) => new Uint8Array(rank === root ? bytes : 0));
+    const outputs = sizes.map((bytes) => new Uint8Array(rank === root ? Math.max(bytes, 0) : 0));
     const call = { kind: 'all-to-all', sequence: 0, dtype: 'u8', root: -1, inputs, outputs } as const;
     await run({ call: { ...call, ...limits }, elements: own.byteLength });
-    return rank === root ? outputs.map((bytes, peer) => fromBytes<T>(bytes, op, peer)) : undefined;
+    return rank === root ? valuesOf<T>(outputs, sizes, op) : undefined;
   });
 }
 
-export function allGatherObject<T>(lane: Lane, op: string, value: T, limits: CallLimits): Work<readonly T[]> {
+export function allGatherObject<T>(
+  lane: Lane,
+  op: string,
+  value: T,
+  limits: CallLimits,
+): Work<readonly (T | undefined)[]> {
   const { size } = lane.engine;
   const own = toBytes(value, op);
-  return lane.turn<readonly T[]>(op, 2, limits.signal, async (run) => {
+  return lane.turn<readonly (T | undefined)[]>(op, 2, limits.signal, async (run) => {
     const sizes = await gatherSizes(run, size, own.byteLength, limits);
     // All parts of an all-gather are as long as the longest.
     const room = Math.max(...sizes);
@@ -105,6 +118,6 @@ export function allGatherObject<T>(lane: Lane, op: string, value: T, limits: Cal
     const outputs = sizes.map(() => new Uint8Array(room));
     const call = { kind: 'all-gather', sequence: 0, dtype: 'u8', root: -1, inputs: [input], outputs } as const;
     await run({ call: { ...call, ...limits }, elements: room });
-    return outputs.map((bytes, peer) => fromBytes<T>(bytes.subarray(0, sizes[peer]), op, peer));
+    return valuesOf<T>(outputs, sizes, op);
   });
 }

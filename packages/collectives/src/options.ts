@@ -1,6 +1,6 @@
 /** What callers pass to a process group. */
-import type { AbortOptions, Environment, PlainArray, Rank, Store, Tensor, Transport } from '@ep/core';
-import type { EngineFactory } from './backends.js';
+import type { AbortOptions, Environment, PlainArray, Rank, Store, Tensor } from '@ep/core';
+import type { EngineFactory, GroupTransport } from './backends.js';
 import type { ReduceOp } from './reduce-op.js';
 
 /** A contiguous tensor, or a typed array whose dtype is plain (`asTensor` of @ep/core). Used in place, never copied by the group. */
@@ -54,15 +54,18 @@ export interface NewGroupOptions extends CallOptions {
   readonly name?: string;
 }
 
-/** `shm`: ranks of this host. A transport: its ranks, which the group does not close. */
-export type Backend = 'shm' | Transport<'bundled' | 'add'> | EngineFactory;
+/** `shm`: ranks of this host. A transport: all of its ranks; the group does not close it. */
+export type Backend = 'shm' | GroupTransport | EngineFactory;
 
 export interface InitOptions extends AbortOptions {
   /** `shm` unless given. */
   readonly backend?: Backend;
   /** Where the ranks meet: `env://`, `tcp://…` or `file://…`, see `openRendezvous` of @ep/core. `env://` where there is no `store` either. */
   readonly initMethod?: string;
-  /** Instead of `initMethod`, with `rank` and `worldSize`. Stays the caller's, and open for as long as the group makes other groups. */
+  /**
+   * Instead of `initMethod`, with `rank` and `worldSize`, which a transport tells by itself. Stays the caller's, and is needed for as long as the group
+   * makes other groups.
+   */
   readonly store?: Store;
   readonly rank?: Rank;
   readonly worldSize?: number;

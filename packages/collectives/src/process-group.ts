@@ -159,16 +159,16 @@ export class ProcessGroup extends Collectives {
     return broadcastObject<T>(this.lane, op, value, root, this.limits(op, options));
   }
 
-  /** The values of all ranks, by rank, on the root; undefined on the others. */
-  gatherObject<T>(value: T, options: RootOptions): Work<readonly T[] | undefined> {
+  /** The values of all ranks, by rank, on the root (undefined for a rank that was lost); undefined on the others. */
+  gatherObject<T>(value: T, options: RootOptions): Work<readonly (T | undefined)[] | undefined> {
     const op = 'gatherObject';
     this.enter(op);
     const root = checkRank(options?.root, 'root', op, this.size);
     return gatherObject<T>(this.lane, op, value, root, this.limits(op, options));
   }
 
-  /** The values of all ranks, by rank. */
-  allGatherObject<T>(value: T, options?: CallOptions): Work<readonly T[]> {
+  /** The values of all ranks, by rank; undefined for a rank that was lost. */
+  allGatherObject<T>(value: T, options?: CallOptions): Work<readonly (T | undefined)[]> {
     const op = 'allGatherObject';
     this.enter(op);
     return allGatherObject<T>(this.lane, op, value, this.limits(op, options));
@@ -185,7 +185,7 @@ export class ProcessGroup extends Collectives {
     const made = ++this.#made;
     const label = options.name ?? `${made}`;
     await agreeOnMembers(this.lane, op, { ranks, label }, this.limits(op, options));
-    return this.#open(ranks, `${this.name}/${label}`, `${this.#id}/${made}`, options);
+    return this.#open(op, ranks, `${this.name}/${label}`, `${this.#id}/${made}`, options);
   }
 
   /**
@@ -198,7 +198,7 @@ export class ProcessGroup extends Collectives {
     const made = ++this.#made;
     const ranks = await agreeOnColors(this.lane, op, { color, key }, this.limits(op, options));
     const part = `${made}.${color}`;
-    return this.#open(ranks, `${this.name}/${part}`, `${this.#id}/${part}`, options);
+    return this.#open(op, ranks, `${this.name}/${part}`, `${this.#id}/${part}`, options);
   }
 
   /** `signal` cuts off operations under way, which are otherwise awaited; receives are not awaited. Groups made from this one are closed before. */
@@ -238,6 +238,7 @@ export class ProcessGroup extends Collectives {
   }
 
   async #open(
+    op: string,
     ranks: readonly Rank[] | undefined,
     name: string,
     id: string,
@@ -245,6 +246,7 @@ export class ProcessGroup extends Collectives {
   ): Promise<ProcessGroup | undefined> {
     const rank = ranks?.indexOf(this.rank) ?? -1;
     if (ranks === undefined || rank < 0) return undefined;
+    this.checkOpen(op);
     const membership = { name, id, rank, ranks: ranks.map((member) => this.ranks[member]!) };
     const group = await openGroup(this.#world, membership, options);
     try {
