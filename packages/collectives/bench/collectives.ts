@@ -112,7 +112,7 @@ export async function benchCollectives(options: CollectivesBenchOptions = {}): P
 
 function checkOptions(ranks: readonly number[], sizes: readonly number[], ops: readonly string[]): void {
   const wrong = (what: string, expected: string, found: number | string): never => {
-    throw new EpError('EP_INVALID_ARGUMENT', `bench collectives: ${what} must be ${expected}, got ${found}`);
+    throw new EpError('EP_INVALID_ARGUMENT', `${what} must be ${expected}, got ${found}`);
   };
   for (const op of ops) {
     if (!(BENCH_OPS as readonly string[]).includes(op)) wrong('an operation', `one of ${BENCH_OPS.join(', ')}`, op);

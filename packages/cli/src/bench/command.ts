@@ -6,7 +6,8 @@ import pc from 'picocolors';
 import { describeMachine } from '../doctor/machine.js';
 import { type FailureReport, jsonText, stoppedBy } from '../failure.js';
 import { byteCount, integerOption, listOption } from '../options.js';
-import { launchRanks, mostLocalRanks } from '../run/launch.js';
+import { launchIn, mostLocalRanks } from '../run/launch.js';
+import { withScratch } from '../run/scratch.js';
 import { type BenchOptions, type BenchResult, benchFilters } from './bench.js';
 import { busyFraction, type MachineLoad, watchLoad } from './idle.js';
 import { type BenchName, benchNames, loadBench } from './registry.js';
@@ -98,19 +99,23 @@ async function runBenches(name: BenchName | 'all', flags: BenchFlags): Promise<B
 async function runInChild(name: BenchName, options: BenchOptions, signal: AbortSignal): Promise<BenchResult> {
   let answer: { readonly result: BenchResult } | FailureReport | undefined;
   const said: string[] = [];
-  const { exits } = await launchRanks({
-    ranks: 1,
-    program: process.execPath,
-    args: [fileURLToPath(childProgram), name, JSON.stringify(options)],
-    graceMs: 1000,
-    signal,
-    onEvent: (event) => {
-      if (event.event !== 'line') return;
-      if (event.stream === 'stdout' && /^\{"(?:result|error)":/.test(event.text)) {
-        answer = JSON.parse(event.text) as typeof answer;
-      } else said.push(event.text);
-    },
-  });
+  // What a benchmark and the programs it starts leave behind when they are killed lies in the folder that goes with the job.
+  const { exits } = await withScratch('ep-bench-', (scratch) =>
+    launchIn(scratch, {
+      ranks: 1,
+      env: { TMPDIR: scratch.folder },
+      program: process.execPath,
+      args: [fileURLToPath(childProgram), name, JSON.stringify(options)],
+      graceMs: 1000,
+      signal,
+      onEvent: (event) => {
+        if (event.event !== 'line') return;
+        if (event.stream === 'stdout' && /^\{"(?:result|error)":/.test(event.text)) {
+          answer = JSON.parse(event.text) as typeof answer;
+        } else said.push(event.text);
+      },
+    }),
+  );
   signal.throwIfAborted();
   if (answer !== undefined && 'result' in answer) return answer.result;
   if (answer !== undefined) {
