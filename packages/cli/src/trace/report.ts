@@ -2,7 +2,7 @@
 import pc from 'picocolors';
 import type { Finding } from './findings.js';
 import type { CallReport, RankReport, Skew, WorldReport } from './merge.js';
-import { countText, durationText, nameText } from './words.js';
+import { countText, durationText, nameText, ranksText } from './words.js';
 
 export function reportText(reports: readonly WorldReport[], older: readonly string[]): string {
   const lines = reports.flatMap(worldLines);
@@ -18,7 +18,7 @@ function worldLines(report: WorldReport): string[] {
   return [
     `${pc.bold(nameText(report.world))}: ${countText(report.size, 'rank')}, ${countText(dumps, 'dump')}: ${verdict}`,
     ...findings.map((finding) => `  ${kindText(finding)} ${finding.text}`),
-    ...report.ranks.flatMap(causeLine),
+    ...causeLines(report.ranks),
     '',
     'where each rank was',
     ...columns(report.ranks.map((rank) => [`  rank ${rank.rank}`, whereText(rank)])),
@@ -30,9 +30,15 @@ function worldLines(report: WorldReport): string[] {
 
 const kindText = ({ kind }: Finding): string => pc.bold(`${kind}:`);
 
-function causeLine(rank: RankReport): string[] {
-  if (!rank.dump || rank.cause === undefined) return [];
-  return [`  ${pc.dim(`rank ${rank.rank} said:`)} ${oneLine(rank.cause.message)} [${nameText(rank.cause.code)}]`];
+/** What errors said, once for all ranks to which they said the same. */
+function causeLines(ranks: readonly RankReport[]): string[] {
+  const said = new Map<string, number[]>();
+  for (const rank of ranks) {
+    if (!rank.dump || rank.cause === undefined) continue;
+    const text = `${oneLine(rank.cause.message)} [${nameText(rank.cause.code)}]`;
+    said.set(text, [...(said.get(text) ?? []), rank.rank]);
+  }
+  return [...said].map(([text, of]) => `  ${pc.dim(`${ranksText(of)} said:`)} ${text}`);
 }
 
 // biome-ignore lint/suspicious/noControlCharactersInRegex: a message may hold what others wrote; it must not steer the terminal.
