@@ -15,6 +15,7 @@ import {
   peerTarget,
   QUICK_SIZES,
   type SeriesName,
+  sizeText,
 } from './cases.js';
 import type { Contender } from './contender.js';
 import { FIGURE_TEXT, type FigureName, type Goal, goalOf, isMet } from './goals.js';
@@ -25,8 +26,7 @@ import { BENCH_OPS, type BenchOp } from './protocol.js';
 import { type Series, seriesOf, type Turns, timesAsFast } from './series.js';
 import { type Player, race } from './turns.js';
 
-export { sizeText } from './cases.js';
-export { BENCH_OPS, type BenchOp, type Series, type SeriesName };
+export { BENCH_OPS, type BenchOp, type Series, type SeriesName, sizeText };
 
 export interface CollectivesBenchOptions {
   /** Powers of two up to 16; 2 and 4 unless given. */
@@ -38,6 +38,8 @@ export interface CollectivesBenchOptions {
   readonly repeats?: number;
   /** Few sizes and short turns: shows that it works. */
   readonly quick?: boolean;
+  /** Told what is measured next. */
+  readonly onProgress?: (text: string) => void;
   readonly signal?: AbortSignal;
 }
 
@@ -97,6 +99,7 @@ export async function benchCollectives(options: CollectivesBenchOptions = {}): P
       await withContenders([startOurs, ...peers.map((peer) => peer.start)], start, async ([ours, ...others]) => {
         if (ops.includes('all-reduce')) bitwise.push(await checkBitwise(ours!));
         for (const one of choice.cases) {
+          options.onProgress?.(`${size} ranks, ${one.op}${one.bytes === 0 ? '' : ` of ${sizeText(one.bytes)}`}`);
           const { times, unsupported } = await race(playersOf(one, ours!, others), budget);
           skipped.push(...unsupported);
           results.push(resultOf(one, size, usableCores, times));

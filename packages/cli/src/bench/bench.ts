@@ -58,8 +58,12 @@ export interface Bench {
   readonly name: string;
   /** None unless given. */
   readonly filters?: readonly BenchFilter[];
-  run(options: BenchOptions): Promise<BenchResult>;
+  /** `tell` shows what is being measured, to people who wait. */
+  run(options: BenchOptions, tell: (text: string) => void): Promise<BenchResult>;
 }
+
+/** Begins a line on stderr of a benchmark's process that says what is being measured. */
+export const progressMark = 'measuring: ';
 
 export function meetsGoal({ value, goal }: BenchRatio): boolean | undefined {
   if (goal === undefined) return undefined;

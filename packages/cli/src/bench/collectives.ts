@@ -8,9 +8,13 @@ export function collectivesBench(module: Module): Bench {
   return {
     name: 'collectives',
     filters: ['ranks', 'sizes', 'ops'],
-    run: async ({ ops, ...options }: BenchOptions): Promise<BenchResult> => {
+    run: async ({ ops, ...options }: BenchOptions, tell): Promise<BenchResult> => {
       // The benchmark itself refuses what is none of its operations.
-      const report = await module.benchCollectives({ ...options, ...(ops && { ops: ops as readonly BenchOp[] }) });
+      const report = await module.benchCollectives({
+        ...options,
+        ...(ops && { ops: ops as readonly BenchOp[] }),
+        onProgress: tell,
+      });
       return collectivesResult(report, module.sizeText);
     },
   };

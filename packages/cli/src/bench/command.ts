@@ -8,7 +8,7 @@ import { type FailureReport, jsonText, stoppedBy } from '../failure.js';
 import { byteCount, integerOption, listOption } from '../options.js';
 import { launchIn, mostLocalRanks } from '../run/launch.js';
 import { withScratch } from '../run/scratch.js';
-import { type BenchOptions, type BenchResult, benchFilters } from './bench.js';
+import { type BenchOptions, type BenchResult, benchFilters, progressMark } from './bench.js';
 import { busyFraction, type MachineLoad, watchLoad } from './idle.js';
 import { type BenchName, benchNames, loadBench } from './registry.js';
 import { type BenchReport, reportText } from './report.js';
@@ -112,10 +112,12 @@ async function runInChild(name: BenchName, options: BenchOptions, signal: AbortS
         if (event.event !== 'line') return;
         if (event.stream === 'stdout' && /^\{"(?:result|error)":/.test(event.text)) {
           answer = JSON.parse(event.text) as typeof answer;
-        } else said.push(event.text);
+        } else if (event.text.startsWith(progressMark)) showProgress(event.text);
+        else said.push(event.text);
       },
     }),
   );
+  showProgress('');
   signal.throwIfAborted();
   if (answer !== undefined && 'result' in answer) return answer.result;
   if (answer !== undefined) {
@@ -127,6 +129,11 @@ async function runInChild(name: BenchName, options: BenchOptions, signal: AbortS
     'EP_ABORTED',
     `bench ${name} ended with ${how} and without a result: ${said.slice(-10).join('\n')}`,
   );
+}
+
+/** In one line that the next one overwrites, where somebody looks on. */
+function showProgress(text: string): void {
+  if (process.stderr.isTTY) process.stderr.write(`\r\x1b[K${text}`);
 }
 
 function warnIfBusy(load: MachineLoad): void {
