@@ -53,7 +53,7 @@ export interface TraceEntry {
   readonly reduceOp?: ReduceOpName;
   readonly peer?: number;
   readonly tag?: number;
-  /** Of the group when the call was made, where the group said so. */
+  /** Of the group when the call was made; absent where the clock was not read either. */
   readonly epoch?: number;
   readonly state: CallState;
   /** Of the error, when failed or aborted. */

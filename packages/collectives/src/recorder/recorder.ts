@@ -34,7 +34,7 @@ export interface RecordedGroup {
   readonly ranks: readonly number[];
   /** This rank in the group. */
   readonly rank: number;
-  /** Asked when a dump is made. */
+  /** Asked when a dump is made, and now and then when a call is. */
   readonly view: () => GroupView;
 }
 
@@ -87,7 +87,14 @@ export class FlightRecorder implements CallRecorder {
     this.#forgetGroups();
     let name = source.name;
     for (let n = 2; this.#groups.has(name); n++) name = `${source.name}#${n}`;
-    const group: GroupState = { name, source, entered: 0, ended: 0, lastView: undefined };
+    const group: GroupState = {
+      name,
+      source,
+      epoch: () => viewOf(group).epoch,
+      entered: 0,
+      ended: 0,
+      lastView: undefined,
+    };
     this.#groups.set(name, group);
     this.#open.set(source.name, group);
     if (this.folder !== undefined) join(this);

@@ -18,7 +18,7 @@ export const NO_TOKEN = ROW_MASK;
 /**
  * Reading the clock takes 25 to 90 ns, more than all the rest of recording a call. A reading costs one credit; one comes back every 10 us, so that the
  * clock has at most 1 % of the time. Calls slower than that all get their times. In a loop of faster ones only those of certain sequence numbers ask, on
- * all ranks the same: a merge compares when ranks came to one call.
+ * all ranks the same: a merge compares when ranks came to one call. What is asked of the engine is asked as rarely.
  */
 const MOST_CREDITS = 64;
 const CREDITS_PER_MS = 100;
@@ -28,6 +28,8 @@ const isTimed = (sequence: number): boolean => (sequence & 15) === 1;
 export interface Progress {
   /** As in dumps. */
   readonly name: string;
+  /** Of the view now. Asked as often as the clock. */
+  readonly epoch: () => number;
   entered: number;
   ended: number;
 }
@@ -64,7 +66,7 @@ export class CallRing {
   #clockRead = 0;
 
   constructor() {
-    const none: Progress = { name: '', entered: 0, ended: 0 };
+    const none: Progress = { name: '', epoch: () => -1, entered: 0, ended: 0 };
     this.#rows = Array.from({ length: RING_CALLS }, () => ({
       token: -1,
       group: none,
@@ -109,8 +111,13 @@ export class CallRing {
     row.sequence = sequence;
     row.elements = entry.elements;
     row.bytes = entry.bytes;
-    row.epoch = entry.epoch ?? -1;
-    row.queued = this.#credits >= 1 || isTimed(sequence) ? this.#time() : Number.NaN;
+    if (this.#credits >= 1 || isTimed(sequence)) {
+      row.queued = this.#time();
+      row.epoch = group.epoch();
+    } else {
+      row.queued = Number.NaN;
+      row.epoch = -1;
+    }
     row.ended = Number.NaN;
     const token = (this.#turn << ROW_BITS) | next;
     row.token = token;

@@ -24,8 +24,6 @@ export interface CallEntry {
   /** `send`, `recv`: the other rank, -1 for any. */
   readonly peer: number;
   readonly tag: number;
-  /** `GroupView.epoch` in which the call is made, where the group knows it without asking. */
-  readonly epoch?: number;
 }
 
 /** `aborted`: cut off by the caller's signal or by closing the group. */
