@@ -1,6 +1,6 @@
 /** What ranks load to run the cases of process groups: the cases, and `shm` in the place of a transport. */
 import type { CaseRank } from '@ep/conformance/cases';
-import { CloseScope, type Need, type Probe, prefixStore, type Transport } from '@ep/core';
+import { CloseScope, type Need, type Probe, type Transport } from '@ep/core';
 import { initProcessGroup, type ProcessGroup } from '../../src/index.js';
 import type { GroupCase, GroupRank } from '../conformance/cases/case.js';
 import { processGroupCases } from '../conformance/cases/index.js';
@@ -25,12 +25,11 @@ export const shm = {
 async function runCase({ body }: GroupCase, rank: CaseRank): Promise<void> {
   const scope = new CloseScope();
   const transports = new Map<ProcessGroup, Transport<Need>>();
-  let opened = 0;
   const open: GroupRank['open'] = async (options = {}) => {
     const transport = rank.provider.name === shm.name ? undefined : await rank.open();
     const group = await initProcessGroup({
       backend: transport ?? 'shm',
-      store: prefixStore(rank.store, `group-${opened++}`),
+      store: rank.store,
       rank: rank.rank,
       worldSize: rank.worldSize,
       ...options,
@@ -47,7 +46,7 @@ async function runCase({ body }: GroupCase, rank: CaseRank): Promise<void> {
     worldSize: rank.worldSize,
     mode: rank.mode,
     backend: rank.provider.name,
-    full: process.env.EP_TEST_FULL === '1',
+    sizes: process.env.EP_TEST_FULL === '1' ? 'full' : 'usual',
     store: rank.store,
     open,
     release,

@@ -22,6 +22,8 @@ export interface RankMatrix {
   readonly config?: object;
   readonly worlds: readonly number[];
   readonly modes: readonly Mode[];
+  /** The modes that this file's tests run, where another file runs the others; all unless given. */
+  readonly part?: readonly Mode[];
   /** Which of them run unless EP_TEST_FULL=1; all unless given. */
   readonly sample?: readonly (readonly [Mode, number])[];
   /** Of the committed outcomes. */
@@ -63,8 +65,10 @@ export function isRequired(name: string, env: NodeJS.ProcessEnv = process.env): 
 
 /** Declares the tests. `title` names the subject, for example `nvshmem (shm)`. */
 export function describeRanks<C extends DeclaredCase>(title: string, suite: RankSuite<C>, matrix: RankMatrix): void {
-  const all = matrix.modes.flatMap((mode) => matrix.worlds.map((size) => [mode, size] as const));
-  const runs = process.env.EP_TEST_FULL === '1' || matrix.sample === undefined ? all : matrix.sample;
+  const { modes, worlds: sizes, part = modes, sample } = matrix;
+  const all = modes.flatMap((mode) => sizes.map((size) => [mode, size] as const));
+  const chosen = process.env.EP_TEST_FULL === '1' || sample === undefined ? all : sample;
+  const runs = chosen.filter(([mode]) => part.includes(mode));
   const provider = { module: resolveModule(matrix.provider.module), name: matrix.provider.name };
   const found = { module: resolveModule(suite.found.module), name: suite.found.name };
   const ids = suite.cases.map((one) => one.id);
@@ -86,7 +90,7 @@ export function describeRanks<C extends DeclaredCase>(title: string, suite: Rank
 
     afterAll(async () => {
       await worlds.close();
-      outcomes.save({ suite: suite.suite, name, modes: matrix.modes, worlds: matrix.worlds, ...sentences });
+      outcomes.save({ suite: suite.suite, name, modes, worlds: sizes, ...sentences });
     });
 
     it('has the committed outcomes of all cases, no other, and the mandatory ones among them', () => {

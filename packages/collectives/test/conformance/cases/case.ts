@@ -11,8 +11,8 @@ export interface GroupRank {
   readonly mode: Mode | 'inline';
   /** `shm`, or the name of the transport. */
   readonly backend: string;
-  /** EP_TEST_FULL=1: the large sizes too. */
-  readonly full: boolean;
+  /** `full`: EP_TEST_FULL=1. `small`: where only the cases themselves are under test. */
+  readonly sizes: 'small' | 'usual' | 'full';
   /** The case's own store, shared by all ranks. */
   readonly store: Store;
   /** A group of all ranks, a new one with each call; closed with the case. `timeoutMs` is the group's own. */

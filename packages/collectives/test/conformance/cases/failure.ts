@@ -202,7 +202,7 @@ export const failureCases: readonly GroupCase[] = [
       const exchanged = rows();
       await group.allToAll(
         exchanged,
-        ranksOf(rank.worldSize).map(() => own),
+        ranksOf(rank.worldSize).map(() => own.slice()),
       );
       checkRows(exchanged, 'allToAll');
       const scattered = Int32Array.of(-1, -1);

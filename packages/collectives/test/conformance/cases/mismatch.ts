@@ -1,17 +1,17 @@
 /** Ranks that call something else at the same place of the sequence. Detected and named on every rank; never hung on. */
 import assert from 'node:assert/strict';
-import type { EpError } from '@ep/core';
+import { inspect } from 'node:util';
 import type { ProcessGroup } from '../../../src/index.js';
 import type { GroupCase, GroupRank } from './case.js';
 import { failsWith } from './expect.js';
 import { vector } from './oracle.js';
 
-/** All call `usual`, the last rank `odd`; every rank must learn who differs, and in what. */
+/** All call `usual`, the last rank `odd`; every rank must learn who differs. Returns what this rank was told about it. */
 async function mismatch(
   rank: GroupRank,
   usual: (group: ProcessGroup) => unknown,
   odd: (group: ProcessGroup) => unknown,
-): Promise<EpError> {
+): Promise<string> {
   const group = await rank.open({ timeoutMs: 10_000 });
   for (let call = 0; call < 3; call++) await group.barrier();
   const different = rank.worldSize - 1;
@@ -23,7 +23,8 @@ async function mismatch(
   for (const odd of ranks) assert.match(error.message, new RegExp(`\\b${odd}\\b`));
   await failsWith('EP_POISONED', () => group.barrier());
   await rank.meet();
-  return error;
+  const { expected, found } = error.context;
+  return `${error.message} ${inspect({ expected, found }, { depth: 6 })}`;
 }
 
 const floats = (length = 16): Float32Array => new Float32Array(length);
@@ -34,13 +35,13 @@ export const mismatchCases: readonly GroupCase[] = [
     sentence: 'another operation is named on every rank, with both operations',
     ranks: 2,
     async body(rank) {
-      const error = await mismatch(
+      const told = await mismatch(
         rank,
         (group) => group.allReduce(floats(), { op: 'sum' }),
         (group) => group.broadcast(floats(), { root: 0 }),
       );
-      assert.match(error.message, /all-?reduce/i);
-      assert.match(error.message, /broadcast/i);
+      assert.match(told, /all-?reduce/i);
+      assert.match(told, /broadcast/i);
     },
   },
   {
@@ -60,13 +61,13 @@ export const mismatchCases: readonly GroupCase[] = [
     sentence: 'another dtype of the same width is named on every rank, with both dtypes',
     ranks: 2,
     async body(rank) {
-      const error = await mismatch(
+      const told = await mismatch(
         rank,
         (group) => group.allReduce(floats(), { op: 'sum' }),
         (group) => group.allReduce(new Int32Array(16), { op: 'sum' }),
       );
-      assert.match(error.message, /f32/);
-      assert.match(error.message, /i32/);
+      assert.match(told, /f32/);
+      assert.match(told, /i32/);
     },
   },
   {
@@ -79,13 +80,13 @@ export const mismatchCases: readonly GroupCase[] = [
         [700_000, 700_001],
         [16, 700_000],
       ] as const) {
-        const error = await mismatch(
+        const told = await mismatch(
           rank,
           (group) => group.allReduce(floats(usual), { op: 'sum' }),
           (group) => group.allReduce(floats(odd), { op: 'sum' }),
         );
-        assert.match(error.message, new RegExp(`${usual}\\b`));
-        assert.match(error.message, new RegExp(`${odd}\\b`));
+        assert.match(told, new RegExp(`${usual}\\b`));
+        assert.match(told, new RegExp(`${odd}\\b`));
       }
     },
   },
@@ -94,13 +95,13 @@ export const mismatchCases: readonly GroupCase[] = [
     sentence: 'another reduction is named on every rank, another factor of premul-sum too',
     ranks: 2,
     async body(rank) {
-      const error = await mismatch(
+      const told = await mismatch(
         rank,
         (group) => group.allReduce(floats(), { op: 'min' }),
         (group) => group.allReduce(floats(), { op: 'max' }),
       );
-      assert.match(error.message, /\bmin\b/);
-      assert.match(error.message, /\bmax\b/);
+      assert.match(told, /\bmin\b/);
+      assert.match(told, /\bmax\b/);
       await mismatch(
         rank,
         (group) => group.allReduce(floats(), { op: { op: 'premul-sum', factor: 2 } }),

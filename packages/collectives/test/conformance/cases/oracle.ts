@@ -40,21 +40,35 @@ function mix(value: number): number {
   return (mixed ^ (mixed >>> 16)) >>> 0;
 }
 
+/** Elements after which a pattern comes again. A prime: no border of chunks or lines falls on the same place of it twice. */
+const PERIOD = 4_099;
+
+/** `length` elements that repeat those of `base`. */
+function tiled<D extends DType>(dtype: D, base: Storage[D], length: number): Storage[D] {
+  if (base.length === length) return base;
+  const storage = createStorage(dtype, length);
+  storage.set(base as never);
+  for (let filled = base.length; filled < length; filled *= 2)
+    storage.copyWithin(filled, 0, Math.min(filled, length - filled));
+  return storage;
+}
+
 /** Floats lie in [-8, 8); integers and the formats that are only moved have all their bits random. */
 export function pattern<D extends DType>(dtype: D, length: number, writer: number, round = 0): Storage[D] {
   const key = Math.imul(writer + 1, 0x9e3779b1) ^ Math.imul(round + 1, 0x7feb352d);
+  const period = Math.min(length, PERIOD);
   if (FLOATS.includes(dtype)) {
-    const values = new Float32Array(length);
-    for (let i = 0; i < length; i++) values[i] = (mix(key + i) >>> 8) / 2 ** 20 - 8;
-    return encode(dtype as FloatDType, values) as Storage[D];
+    const values = new Float32Array(period);
+    for (let i = 0; i < period; i++) values[i] = (mix(key + i) >>> 8) / 2 ** 20 - 8;
+    return tiled(dtype, encode(dtype as FloatDType, values) as Storage[D], length);
   }
-  const storage = createStorage(dtype, length);
+  const base = createStorage(dtype, period);
   if (WIDE.includes(dtype)) {
-    for (let i = 0; i < length; i++) storage[i] = (BigInt(mix(key + i)) << 32n) | BigInt(mix(key - i));
+    for (let i = 0; i < period; i++) base[i] = (BigInt(mix(key + i)) << 32n) | BigInt(mix(key - i));
   } else {
-    for (let i = 0; i < length; i++) storage[i] = mix(key + i);
+    for (let i = 0; i < period; i++) base[i] = mix(key + i);
   }
-  return storage;
+  return tiled(dtype, base, length);
 }
 
 export const patterns = <D extends DType>(dtype: D, length: number, writers: number, round = 0): Storage[D][] =>
@@ -64,11 +78,11 @@ export const patterns = <D extends DType>(dtype: D, length: number, writers: num
 export const vector = <D extends DType>(dtype: D, data: Storage[D]): Tensor<D> => tensor(dtype, [data.length], data);
 
 /** Storage of `dtype` with these numbers in it. */
-export function numbers<D extends DType>(dtype: D, values: readonly number[]): Storage[D] {
+export function numbers<D extends DType>(dtype: D, values: readonly (number | bigint)[]): Storage[D] {
   if (!(REDUCIBLE as readonly DType[]).includes(dtype)) return createStorage(dtype, values.length);
-  if (FLOATS.includes(dtype)) return encode(dtype as FloatDType, values) as Storage[D];
+  if (FLOATS.includes(dtype)) return encode(dtype as FloatDType, values.map(Number)) as Storage[D];
   const storage = createStorage(dtype, values.length);
-  for (const [i, value] of values.entries()) storage[i] = WIDE.includes(dtype) ? BigInt(value) : value;
+  for (const [i, value] of values.entries()) storage[i] = WIDE.includes(dtype) ? BigInt(value) : Number(value);
   return storage;
 }
 
@@ -125,6 +139,18 @@ export function reduced<D extends DType>(dtype: D, op: ReduceOp, parts: readonly
     }
   }
   return result;
+}
+
+/** What the patterns of ranks 0 .. writers - 1 come to: one period of it is worked out, which says it all. */
+export function reducedPatterns<D extends DType>(
+  dtype: D,
+  op: ReduceOp,
+  length: number,
+  writers: number,
+  round = 0,
+): Storage[D] {
+  const base = reduced(dtype, op, patterns(dtype, Math.min(length, PERIOD), writers, round));
+  return tiled(dtype, base, length);
 }
 
 export const bytesOf = (data: ArrayBufferView): Uint8Array =>

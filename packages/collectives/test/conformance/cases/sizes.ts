@@ -1,14 +1,18 @@
 /** Lengths where engines change their ways: none, one, around 48 B and 8 KB, at the border of a 256 KB chunk, several MB, and odd addresses. */
 import type { GroupCase, GroupRank } from './case.js';
-import { expectElements, pattern, patterns, ranksOf, reduced, vector } from './oracle.js';
+import { expectElements, pattern, patterns, ranksOf, reducedPatterns, vector } from './oracle.js';
 
 const SMALL_BYTES = [0, 4, 44, 48, 52, 60, 64, 68, 1_020, 8_188, 8_192, 8_196, 65_536];
 const CHUNK_BYTES = [262_140, 262_144, 262_148, 524_292];
 const LARGE_BYTES = [1_048_580, 3_000_004];
 const FULL_BYTES = [8_388_604, 16_777_220];
 
-const lengthsOf = (rank: GroupRank): readonly number[] =>
-  [...SMALL_BYTES, ...CHUNK_BYTES, ...LARGE_BYTES, ...(rank.full ? FULL_BYTES : [])].map((bytes) => bytes / 4);
+function lengthsOf({ sizes }: GroupRank): readonly number[] {
+  const bytes = [...SMALL_BYTES, ...CHUNK_BYTES];
+  if (sizes !== 'small') bytes.push(...LARGE_BYTES);
+  if (sizes === 'full') bytes.push(...FULL_BYTES);
+  return bytes.map((count) => count / 4);
+}
 
 /** As many elements for each rank as make up such a message, or its neighbour. */
 const blockLengths = (rank: GroupRank): readonly number[] => [
@@ -25,7 +29,7 @@ export const sizeCases: readonly GroupCase[] = [
         rank.report(`${length} elements`);
         const data = pattern('f32', length, rank.rank, round);
         await group.allReduce(data, { op: 'sum' });
-        const expected = reduced('f32', 'sum', patterns('f32', length, rank.worldSize, round));
+        const expected = reducedPatterns('f32', 'sum', length, rank.worldSize, round);
         expectElements('f32', data, expected, `${length} elements`);
       }
     },
@@ -42,7 +46,7 @@ export const sizeCases: readonly GroupCase[] = [
         const data = memory.subarray(round % 2, (round % 2) + length);
         data.set(pattern('bf16', length, rank.rank, round));
         await group.allReduce({ dtype: 'bf16', shape: [length], data }, { op: 'sum' });
-        const expected = reduced('bf16', 'sum', patterns('bf16', length, rank.worldSize, round));
+        const expected = reducedPatterns('bf16', 'sum', length, rank.worldSize, round);
         expectElements('bf16', data, expected, `${length} elements`);
       }
     },
@@ -87,13 +91,19 @@ export const sizeCases: readonly GroupCase[] = [
       const group = await rank.open();
       for (const [round, length] of blockLengths(rank).entries()) {
         const root = round % rank.worldSize;
-        const all = patterns('f32', length * rank.worldSize, rank.worldSize, round);
+        const whole = length * rank.worldSize;
         const [output, scattered] = [new Float32Array(length), new Float32Array(length)];
-        await group.reduceScatterTensor(output, all[rank.rank]!, { op: 'sum' });
-        const blocks = ranksOf(rank.worldSize).map((to) => all[root]!.subarray(to * length, (to + 1) * length));
+        await group.reduceScatterTensor(output, pattern('f32', whole, rank.rank, round), { op: 'sum' });
+        const given = pattern('f32', whole, root, round);
+        const blocks = ranksOf(rank.worldSize).map((to) => given.subarray(to * length, (to + 1) * length));
         await group.scatter(scattered, rank.rank === root ? { root, inputs: blocks } : { root });
         const [from, to] = [rank.rank * length, (rank.rank + 1) * length];
-        expectElements('f32', output, reduced('f32', 'sum', all).subarray(from, to), `${length} elements`);
+        expectElements(
+          'f32',
+          output,
+          reducedPatterns('f32', 'sum', whole, rank.worldSize, round).subarray(from, to),
+          `${length} elements`,
+        );
         expectElements('f32', scattered, blocks[rank.rank]!, `${length} elements scattered`);
       }
     },
@@ -126,12 +136,7 @@ export const sizeCases: readonly GroupCase[] = [
         const data = room.subarray(at, at + length);
         data.set(pattern('u8', length, rank.rank, round));
         await group.allReduce(vector('u8', data), { op: 'sum' });
-        expectElements(
-          'u8',
-          data,
-          reduced('u8', 'sum', patterns('u8', length, rank.worldSize, round)),
-          `${length} bytes`,
-        );
+        expectElements('u8', data, reducedPatterns('u8', 'sum', length, rank.worldSize, round), `${length} bytes`);
         const beside = new Uint8Array(16).fill(0xee);
         expectElements('u8', Buffer.concat([room.subarray(0, at), room.subarray(at + length)]), beside, 'beside');
       }
@@ -143,7 +148,7 @@ export const sizeCases: readonly GroupCase[] = [
     ranks: 2,
     async body(rank) {
       const group = await rank.open();
-      const length = rank.full ? 2 ** 24 : 2 ** 22;
+      const length = { small: 2 ** 18, usual: 2 ** 22, full: 2 ** 24 }[rank.sizes];
       const data = new Int32Array(length);
       for (let i = 0; i < length; i++) data[i] = i * (rank.rank + 1);
       await group.allReduce(data, { op: 'sum' });

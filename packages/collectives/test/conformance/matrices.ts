@@ -1,0 +1,58 @@
+/** Engines, worlds and modes under test. Threads run in the default lane, processes in CI; each declares its part of one matrix. */
+import { describeRanks, type RankMatrix } from '@ep/conformance';
+import type { Mode } from '@ep/conformance/cases';
+import { bundleProgram } from '../bundle.js';
+import { processGroupCases } from './cases/index.js';
+import { mandatoryGroupCases } from './mandatory.js';
+
+type Matrix = Omit<RankMatrix, 'provider' | 'part'> & Partial<Pick<RankMatrix, 'provider'>>;
+
+const module = await bundleProgram('conformance');
+const modes: readonly Mode[] = ['threads', 'processes'];
+
+function describeGroups(title: string, part: Mode, matrix: Matrix): void {
+  describeRanks(
+    `${title}, ${part}`,
+    {
+      suite: 'group',
+      cases: processGroupCases.map((one) => ({ ...one, ranks: one.ranks ?? 1 })),
+      found: { module, name: 'cases' },
+      mandatory: mandatoryGroupCases,
+      keepSentences: true,
+    },
+    { provider: { module, name: 'shm' }, part: [part], ...matrix },
+  );
+}
+
+export const describeShm = (part: Mode): void =>
+  describeGroups('process groups over shared memory', part, {
+    worlds: [1, 2, 3, 4, 5],
+    modes,
+    sample: [
+      ['threads', 4],
+      ['processes', 3],
+    ],
+    expected: new URL('../group-shm.expected.json', import.meta.url),
+  });
+
+/** The portable engine over a transport that is hostile on purpose. */
+export const describeHostile = (part: Mode): void =>
+  describeGroups('process groups over the hostile transport', part, {
+    provider: { module: '@ep/conformance/hostile', name: 'hostile' },
+    // Its delays are there to part what belongs together, not to make large messages last.
+    config: { maxDelayUs: 100 },
+    worlds: [1, 2, 3, 4],
+    modes,
+    sample: [['threads', 3]],
+    expected: new URL('../group-hostile.expected.json', import.meta.url),
+  });
+
+/** The portable engine over a transport that keeps order. */
+export const describeNvshmem = (part: Mode): void =>
+  describeGroups('process groups over nvshmem (shm)', part, {
+    provider: { module: '@ep/nvshmem', name: 'nvshmem.shm' },
+    worlds: [1, 2, 3, 4, 5],
+    modes,
+    sample: [['processes', 2]],
+    expected: new URL('../group-nvshmem.expected.json', import.meta.url),
+  });

@@ -1,0 +1,3 @@
+import { describeShm } from '../conformance/matrices.js';
+
+describeShm('processes');
