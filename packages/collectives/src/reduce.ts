@@ -104,8 +104,8 @@ function reduceHalves(dtype: 'f16' | 'bf16', op: ReduceOp, target: Uint16Array, 
 const SMALL_STEPS: { readonly [name in ReduceOpName]?: (a: number, b: number) => number } = {
   sum: (a, b) => (a + b) | 0,
   product: Math.imul,
-  min: (a, b) => (b < a ? b : a),
-  max: (a, b) => (b > a ? b : a),
+  min: Math.min,
+  max: Math.max,
   band: (a, b) => a & b,
   bor: (a, b) => a | b,
   bxor: (a, b) => a ^ b,
@@ -114,7 +114,9 @@ const SMALL_STEPS: { readonly [name in ReduceOpName]?: (a: number, b: number) =>
 const BIG_STEPS: { readonly [name in ReduceOpName]?: (a: bigint, b: bigint) => bigint } = {
   sum: (a, b) => a + b,
   product: (a, b) => a * b,
+  // biome-ignore lint/complexity/useMathMinMax: Math.min takes no bigints.
   min: (a, b) => (b < a ? b : a),
+  // biome-ignore lint/complexity/useMathMinMax: nor does Math.max.
   max: (a, b) => (b > a ? b : a),
   band: (a, b) => a & b,
   bor: (a, b) => a | b,

@@ -22,6 +22,7 @@ export interface ArenaOptions {
   readonly stagingBytes: number | undefined;
   readonly maxGroups: number | undefined;
   readonly timeoutMs: number;
+  readonly signal: AbortSignal | undefined;
 }
 
 export interface Section {
@@ -43,6 +44,8 @@ export class Arena {
   readonly #worldSize: number;
   readonly #store: Store;
   readonly #openings = new Map<string, number>();
+  /** Engines of this rank that use it. */
+  users = 0;
 
   constructor(memory: SymmetricMemory, store: Store, worldSize: number, sections: number, sectionBytes: number) {
     this.memory = memory;
@@ -50,6 +53,11 @@ export class Arena {
     this.#worldSize = worldSize;
     this.sections = sections;
     this.sectionBytes = sectionBytes;
+  }
+
+  /** The sections are agreed on in this store: without it, nobody can take one. */
+  get closed(): boolean {
+    return this.#store.closed;
   }
 
   /** Keys of a group are used once: the same name again is another group. Members open the same groups equally often. */
@@ -93,7 +101,14 @@ export class Arena {
 
 const sectionKey = (index: number): string => `collectives/sections/${index}`;
 
-async function openArena({ transport, store, stagingBytes, maxGroups, timeoutMs }: ArenaOptions): Promise<Arena> {
+async function openArena({
+  transport,
+  store,
+  stagingBytes,
+  maxGroups,
+  timeoutMs,
+  signal,
+}: ArenaOptions): Promise<Arena> {
   const { worldSize, capabilities } = transport;
   const wanted = checkInteger(maxGroups ?? DEFAULT_MAX_GROUPS, 'maxGroups', 'portable engine', 1);
   // One word per source and group.
@@ -112,6 +127,7 @@ async function openArena({ transport, store, stagingBytes, maxGroups, timeoutMs 
     byteLength: sections * sectionBytes,
     signalSlots: sections * worldSize,
     timeoutMs,
+    ...(signal && { signal }),
   });
   return new Arena(memory, store, worldSize, sections, sectionBytes);
 }
@@ -124,12 +140,22 @@ interface Opened {
 
 const arenas = new WeakMap<Transport<Portable>, Opened>();
 
-/** The arena of the transport; the first call on it is collective over its world. */
-export function arenaOf(options: ArenaOptions): Promise<Arena> {
+/** After its store was closed, with which all groups ended, the transport gets another arena, and the memory of the old one is given back if it is idle. */
+async function reopenArena(options: ArenaOptions, old: Arena): Promise<Arena> {
+  if (old.users === 0) await old.memory.close();
+  return openArena(options);
+}
+
+/** The arena of the transport; the first call on it, and the first after its store was closed, is collective over its world. */
+export async function arenaOf(options: ArenaOptions): Promise<Arena> {
   const { transport, stagingBytes, maxGroups } = options;
   const opened = arenas.get(transport);
-  if (opened === undefined) {
-    const arena = openArena(options);
+  const old = await opened?.arena;
+  if (opened === undefined || old === undefined || old.closed) {
+    // Somebody else may have been faster while the old one was looked at.
+    const current = arenas.get(transport);
+    if (current !== opened && current !== undefined) return arenaOf(options);
+    const arena = old === undefined ? openArena(options) : reopenArena(options, old);
     arenas.set(transport, { arena, stagingBytes, maxGroups });
     // The next one may try again.
     arena.catch(() => arenas.delete(transport));
@@ -137,13 +163,11 @@ export function arenaOf(options: ArenaOptions): Promise<Arena> {
   }
   for (const knob of ['stagingBytes', 'maxGroups'] as const) {
     if (options[knob] === undefined || options[knob] === opened[knob]) continue;
-    return Promise.reject(
-      invalid(knob, {
-        where: 'portable engine',
-        expected: `${opened[knob] ?? 'the default'}, as the first group on this transport has it`,
-        found: options[knob],
-      }),
-    );
+    throw invalid(knob, {
+      where: 'portable engine',
+      expected: `${opened[knob] ?? 'the default'}, as the first group on this transport has it`,
+      found: options[knob],
+    });
   }
-  return opened.arena;
+  return old;
 }

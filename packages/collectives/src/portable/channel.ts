@@ -42,6 +42,8 @@ export interface ChannelInit {
   /** The word's value from which this group counts. */
   readonly base: bigint;
   readonly readers: Readonly<Record<LaneName, SlotReader>>;
+  /** The word has changed: time to `look`, at this channel and, as that costs little, at the others. */
+  readonly onEvent: () => void;
   /** The peer died or closed; called once. */
   readonly onLost: (error: EpError) => void;
   /** The transport refused a put or a wait for another reason. */
@@ -154,8 +156,7 @@ export class Channel {
       (lane) => new OutLane(slots(lane, layout.sendOffset), (slot, byteLength) => this.#put(lane, slot, byteLength)),
     );
     this.#in = perLane(
-      (lane) =>
-        new InLane(slots(lane, layout.receiveOffset), init.readers[lane], (slot) => this.#owe(freeBit(lane, slot))),
+      (lane) => new InLane(slots(lane, layout.receiveOffset), init.readers[lane], (slot) => this.#owe(lane, slot)),
     );
   }
 
@@ -194,7 +195,13 @@ export class Channel {
   }
 
   kick(lane: LaneName): void {
-    if (this.connected) this.#out[lane].kick();
+    if (!this.connected) return;
+    try {
+      this.#out[lane].kick();
+    } catch (error) {
+      // The slots are gone: somebody closed the transport.
+      queueMicrotask(() => this.#failed(error));
+    }
   }
 
   drain(lane: LaneName): void {
@@ -203,30 +210,32 @@ export class Channel {
 
   /** Follows the word until the peer is lost or `signal` fires. */
   async watch(signal: AbortSignal): Promise<void> {
-    const { memory, ownSlot, peerRank, onLost, onBroken } = this.#init;
+    const { memory, ownSlot, peerRank, onEvent, onLost, onBroken } = this.#init;
     const options = { peers: [peerRank], timeoutMs: Number.POSITIVE_INFINITY, signal };
-    while (!signal.aborted && !this.#lost) {
-      let value: bigint;
-      try {
-        value = await memory.signals.until(ownSlot, { cmp: 'ne', value: this.#seen }, options);
-      } catch (error) {
-        if (signal.aborted) return;
-        if (!isEpError(error) || error.code !== 'EP_PEER_LOST') {
-          onBroken(error);
-          return;
-        }
-        // What the peer did before it went counts.
-        this.#look(memory.signals.peek(ownSlot));
-        if (this.#lost) return;
+    try {
+      while (!signal.aborted && !this.#lost) {
+        const lost = await memory.signals.until(ownSlot, { cmp: 'ne', value: this.#seen }, options).then(
+          () => undefined,
+          (error: unknown) => {
+            if (isEpError(error) && error.code === 'EP_PEER_LOST') return error;
+            throw error;
+          },
+        );
+        // Of a peer that is lost, too: what it did before it went counts.
+        onEvent();
+        if (lost === undefined || this.#lost) continue;
         this.#lost = true;
-        onLost(error);
-        return;
+        onLost(lost);
       }
-      this.#look(value);
+    } catch (error) {
+      if (!signal.aborted) onBroken(error);
     }
   }
 
-  #look(value: bigint): void {
+  /** Acts on what has happened since the last look, if anything. */
+  look(): void {
+    const value = this.#init.memory.signals.peek(this.#init.ownSlot);
+    if (value === this.#seen) return;
     const happened = Number(BigInt.asUintN(64, value - this.#seen));
     this.#seen = value;
     for (const lane of LANES) {
@@ -253,14 +262,25 @@ export class Channel {
     this.#run((endpoint) => endpoint.put(from, to, { signal: { slot: peerSlot, op: 'add', value } }));
   }
 
-  #owe(bit: number): void {
-    this.#owed |= 1 << bit;
-    if (this.#payScheduled) return;
+  #owe(lane: LaneName, slot: number): void {
+    this.#owed |= 1 << freeBit(lane, slot);
+    if (this.#payScheduled || !this.#isDue(lane)) return;
     this.#payScheduled = true;
     queueMicrotask(() => {
       this.#payScheduled = false;
       this.#pay();
     });
+  }
+
+  /**
+   * A sender of records with half of its slots need not be woken. HAZARD: not so for payload, whose slots are freed out of order: the one that is owed may be
+   * the next of the ring, and the sender stands still however many others are free.
+   */
+  #isDue(lane: LaneName): boolean {
+    if (lane !== 'control') return true;
+    let owed = 0;
+    for (let slot = 0; slot < SLOTS_PER_LANE; slot++) if (this.#owed & (1 << freeBit(lane, slot))) owed++;
+    return owed >= SLOTS_PER_LANE / 2;
   }
 
   #pay(): void {

@@ -14,6 +14,7 @@
  * - Bounded memory: `stagingBytes` per group and rank (half to send from, half to receive), however much is in flight; offers that nobody takes cost
  *   an object each.
  */
+import { setTimeout } from 'node:timers/promises';
 import {
   checkInteger,
   createStorage,
@@ -44,11 +45,13 @@ export interface PortableEngineOptions {
   readonly ranks: readonly number[];
   /** Of this process in the group. */
   readonly rank: number;
-  /** The same keys for all engines of a transport; lives as long as the transport. */
+  /** The first engine's serves all later ones of the transport to find sections: it is closed after all of them. */
   readonly store: Store;
   readonly name: string;
   /** For opening and closing; calls bring their own. */
   readonly timeoutMs: number;
+  /** Ends the opening. */
+  readonly signal?: AbortSignal | undefined;
   /** Of every group, per rank. 4 MiB, or 64 KiB per rank of the world, unless given by the first engine on the transport. */
   readonly stagingBytes?: number;
   /** How many groups can be open on the transport: 16, or as many as its signal slots allow (worldSize slots each), unless given by the first engine. */
@@ -140,6 +143,7 @@ class PortableEngine extends Resource implements GroupEngine {
       send: (peer, stream) => this.#channels[peer]!.send('message', stream),
     });
     this.#channels = this.#openChannels();
+    init.arena.users++;
   }
 
   /** Follows all peers from now on, and begins to connect. Nobody waits for it. */
@@ -199,7 +203,7 @@ class PortableEngine extends Resource implements GroupEngine {
         const endpoint = channel?.endpoint;
         if (channel === undefined || endpoint === undefined) return true;
         while (!channel.idle('control') && waits(peer)) {
-          await new Promise((resolve) => setTimeout(resolve, 1));
+          await setTimeout(1);
         }
         try {
           await endpoint.flush({ timeoutMs: left() });
@@ -211,6 +215,7 @@ class PortableEngine extends Resource implements GroupEngine {
     );
     this.#stop.abort();
     await Promise.all(this.#background);
+    arena.users--;
     if (this.#unclean || landed.includes(false)) return;
     try {
       if (await arena.giveBack(section, this.size)) {
@@ -254,6 +259,7 @@ class PortableEngine extends Resource implements GroupEngine {
           collective: (slot, release) => this.#collectives.onChunk(peer, slot, release),
           message: (slot, release) => this.#messages.onChunk(peer, slot, release),
         },
+        onEvent: () => this.#each((channel) => channel.look()),
         onLost: (error) => {
           this.#unclean = true;
           this.#lose(peer, error.message);
@@ -279,7 +285,7 @@ class PortableEngine extends Resource implements GroupEngine {
         if (signal.aborted) return;
         this.#details.set(peer, error instanceof Error ? error.message : String(error));
       }
-      await new Promise((resolve) => setTimeout(resolve, pause));
+      await setTimeout(pause, undefined, { signal }).catch(() => {});
     }
   }
 
@@ -294,24 +300,33 @@ class PortableEngine extends Resource implements GroupEngine {
     if (this.#membership.isGone(from)) return;
     switch (record.kind) {
       case 'call':
-        return this.#collectives.onCall(from, record);
+        this.#collectives.onCall(from, record);
+        break;
       case 'done':
-        return this.#collectives.onDone(from, record);
+        this.#collectives.onDone(from, record);
+        break;
       case 'poison':
-        return this.#collectives.onPoison(from, record);
+        this.#collectives.onPoison(from, record);
+        break;
       case 'state':
       case 'view':
-        return this.#agree(() => this.#membership.receive(from, record));
+        this.#agree(() => this.#membership.receive(from, record));
+        break;
       case 'bye':
-        return this.#lose(from, 'it closed the group');
+        this.#lose(from, 'it closed the group');
+        break;
       case 'offer':
-        return this.#messages.onOffer(from, record);
+        this.#messages.onOffer(from, record);
+        break;
       case 'grant':
-        return this.#messages.onGrant(from, record.id);
+        this.#messages.onGrant(from, record.id);
+        break;
       case 'cancel':
-        return this.#messages.onCancel(from, record);
+        this.#messages.onCancel(from, record);
+        break;
       case 'refuse':
-        return this.#messages.onRefuse(from, record);
+        this.#messages.onRefuse(from, record);
+        break;
     }
   }
 
@@ -345,6 +360,7 @@ class PortableEngine extends Resource implements GroupEngine {
       : new EpError('EP_TRANSPORT_FAILED', `${WHERE} ${name}: ${text}`, { cause: error });
     this.#cutOff(broken);
     for (const peer of this.#channels.keys()) this.#tell(peer, { kind: 'bye' });
+    this.#each((channel) => channel.lose());
   }
 
   #cutOff(error: unknown): void {
@@ -366,7 +382,7 @@ const readyKey = (key: string, rank: number): string => `${key}/ready/${rank}`;
 
 /** Rank 0 of the group finds a section and tells the others, or why there is none. */
 async function agreeOnSection(arena: Arena, key: string, options: PortableEngineOptions): Promise<Section> {
-  const { rank, store, name, timeoutMs } = options;
+  const { rank, store, name, timeoutMs, signal } = options;
   if (rank === 0) {
     try {
       const section = await arena.take(name);
@@ -377,7 +393,8 @@ async function agreeOnSection(arena: Arena, key: string, options: PortableEngine
       throw error;
     }
   }
-  const told = JSON.parse(Buffer.from(await store.get(sectionKey(key), { timeoutMs })).toString()) as
+  const bytes = await store.get(sectionKey(key), { timeoutMs, ...(signal && { signal }) });
+  const told = JSON.parse(Buffer.from(bytes).toString()) as
     | { readonly index: number; readonly token: string }
     | ReturnType<typeof describeError>;
   if ('index' in told) return arena.section(told.index, told.token);
@@ -405,8 +422,8 @@ function checkMembers({ transport, ranks, rank }: PortableEngineOptions): void {
  */
 export async function openPortableEngine(options: PortableEngineOptions): Promise<GroupEngine> {
   checkMembers(options);
-  const { transport, store, name, rank, timeoutMs, stagingBytes, maxGroups } = options;
-  const arena = await arenaOf({ transport, store, timeoutMs, stagingBytes, maxGroups });
+  const { transport, store, name, rank, timeoutMs, signal, stagingBytes, maxGroups } = options;
+  const arena = await arenaOf({ transport, store, timeoutMs, signal, stagingBytes, maxGroups });
   layOut(arena.sectionBytes, options.ranks.length);
   const key = arena.keyOf(name);
   const section = await agreeOnSection(arena, key, options);

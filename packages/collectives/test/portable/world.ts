@@ -1,0 +1,149 @@
+/** All ranks of a small world in this thread: the engine never blocks it, and the hostile transport's own threads reorder what they say. */
+import { type HostileConfig, type HostileTransport, hostile } from '@ep/conformance/hostile';
+import { CloseScope, memoryStore, type Store, type Transport } from '@ep/core';
+import { nvshmem } from '@ep/nvshmem';
+import type { Elements, EngineCall, EngineEnd, GroupEngine, OpKind } from '../../src/engine.js';
+import { openPortableEngine } from '../../src/portable/engine.js';
+
+export type Kind = 'hostile' | 'shm';
+
+export interface WorldOptions {
+  readonly kind?: Kind;
+  readonly size: number;
+  readonly hostile?: HostileConfig;
+  readonly stagingBytes?: number;
+  readonly maxGroups?: number;
+}
+
+/** Small enough that a few hundred elements are many chunks. */
+export const SMALL_STAGING = 2 ** 16;
+
+export class World implements AsyncDisposable {
+  readonly size: number;
+  readonly stores: readonly Store[];
+  readonly transports: readonly (Transport<'bundled' | 'add'> & { readonly closed: boolean })[];
+  readonly engines: readonly GroupEngine[];
+  readonly #options: WorldOptions;
+  readonly #scope: CloseScope;
+  readonly #sequences: number[];
+
+  private constructor(init: {
+    readonly options: WorldOptions;
+    readonly scope: CloseScope;
+    readonly stores: readonly Store[];
+    readonly transports: World['transports'];
+    readonly engines: readonly GroupEngine[];
+  }) {
+    this.#options = init.options;
+    this.#scope = init.scope;
+    this.size = init.options.size;
+    this.stores = init.stores;
+    this.transports = init.transports;
+    this.engines = init.engines;
+    this.#sequences = init.engines.map(() => 0);
+  }
+
+  static async open(options: WorldOptions): Promise<World> {
+    const { size, kind = 'hostile' } = options;
+    const scope = new CloseScope();
+    const root = scope.add(memoryStore());
+    const stores = Array.from({ length: size }, () => scope.add(root.handle()));
+    const { signal } = new AbortController();
+    const transports = await Promise.all(
+      stores.map(async (store, rank) => {
+        const member = { rank, worldSize: size, store };
+        const config = { maxDelayUs: 100, ...options.hostile };
+        return scope.add(
+          kind === 'shm' ? await nvshmem.shm.open(member, { signal }) : await hostile.open(member, { signal, config }),
+        );
+      }),
+    );
+    const engines = await World.#openGroup(scope, options, transports, stores, 'world', [...stores.keys()]);
+    return new World({ options, scope, stores, transports, engines });
+  }
+
+  static #openGroup(
+    scope: CloseScope,
+    { stagingBytes, maxGroups }: WorldOptions,
+    transports: World['transports'],
+    stores: readonly Store[],
+    name: string,
+    ranks: readonly number[],
+  ): Promise<GroupEngine[]> {
+    return Promise.all(
+      ranks.map(async (worldRank, rank) =>
+        scope.add(
+          await openPortableEngine({
+            transport: transports[worldRank]!,
+            store: stores[worldRank]!,
+            ranks,
+            rank,
+            name,
+            timeoutMs: 10_000,
+            ...(stagingBytes === undefined ? {} : { stagingBytes }),
+            ...(maxGroups === undefined ? {} : { maxGroups }),
+          }),
+        ),
+      ),
+    );
+  }
+
+  /** Engines of a group of these ranks, in group order. */
+  group(name: string, ranks: readonly number[]): Promise<GroupEngine[]> {
+    return World.#openGroup(this.#scope, this.#options, this.transports, this.stores, name, ranks);
+  }
+
+  /** What the hostile transport did to the order of what was sent. */
+  overtakes(): number {
+    return this.transports.reduce((sum, transport) => sum + (transport as HostileTransport).counts().overtakes, 0);
+  }
+
+  /** The next call of one rank. */
+  run(rank: number, call: Call): Promise<EngineEnd> {
+    return Promise.resolve(this.engines[rank]!.run(complete(call, ++this.#sequences[rank]!)));
+  }
+
+  /** A call of every rank, or of some. */
+  all(call: (rank: number) => Call, ranks = [...this.engines.keys()]): Promise<readonly EngineEnd[]> {
+    return Promise.all(ranks.map((rank) => this.run(rank, call(rank))));
+  }
+
+  settled(call: (rank: number) => Call, ranks = [...this.engines.keys()]): Promise<PromiseSettledResult<EngineEnd>[]> {
+    return Promise.allSettled(ranks.map((rank) => this.run(rank, call(rank))));
+  }
+
+  /** As a rank that is gone looks to the others: its transport is closed under its engine. */
+  async lose(rank: number): Promise<void> {
+    await this.transports[rank]!.close();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.#scope.close();
+  }
+}
+
+/** What matters of a call; the rest is filled in. */
+export type Call = { readonly kind: OpKind } & Partial<Omit<EngineCall, 'kind' | 'sequence'>>;
+
+export function complete(call: Call, sequence: number): EngineCall {
+  return { dtype: 'u8', root: -1, inputs: [], outputs: [], timeoutMs: 20_000, ...call, sequence };
+}
+
+export const pause = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
+
+/** A rejection, for `toMatchObject`. */
+export const rejection = (code: string, context: object = {}): object => ({
+  status: 'rejected',
+  reason: { code, context },
+});
+
+/** The same numbers in every run. */
+export function numbers(seed: number): (limit: number) => number {
+  let state = seed >>> 0;
+  return (limit) => {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    return Math.floor((state / 2 ** 32) * limit);
+  };
+}
+
+export type { Elements };
