@@ -1,3 +1,4 @@
+import { copyFile } from 'node:fs/promises';
 import { defineConfig } from 'tsup';
 
 export default defineConfig({
@@ -16,4 +17,8 @@ export default defineConfig({
   // Each entry on its own: the benchmark finds its rank program beside itself.
   splitting: false,
   clean: true,
+  // The programs of other languages that the benchmark compiles or starts; it finds them beside itself.
+  onSuccess: async () => {
+    for (const name of ['open_mpi.c', 'gloo.py']) await copyFile(`bench/${name}`, `dist/bench/${name}`);
+  },
 });

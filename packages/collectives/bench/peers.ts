@@ -1,7 +1,7 @@
 /** Who else is on this machine: Open MPI, and Gloo in a Python with torch. Each is found, or there is a reason why not. */
 import { execFile, spawn } from 'node:child_process';
-import { createRequire } from 'node:module';
-import { dirname, join } from 'node:path';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { EpError } from '@ep/core';
 import { Contender } from './contender.js';
@@ -29,11 +29,9 @@ export type Found = Peer | { readonly name: PeerName; readonly unavailable: stri
 
 const run = promisify(execFile);
 
-const packageFolder = dirname(createRequire(import.meta.url).resolve('@ep/collectives/package.json'));
-
-/** Programs of others' languages lie in the package as they are. */
-export const OPEN_MPI_SOURCE = join(packageFolder, 'bench', 'open_mpi.c');
-export const GLOO_SCRIPT = join(packageFolder, 'bench', 'gloo.py');
+// Beside this file in the repository and in dist; see tsup.config.ts.
+export const OPEN_MPI_SOURCE = fileURLToPath(new URL('./open_mpi.c', import.meta.url));
+export const GLOO_SCRIPT = fileURLToPath(new URL('./gloo.py', import.meta.url));
 
 const FOUND_NO_MPI = '(Debian: apt-get install libopenmpi-dev openmpi-bin)';
 
