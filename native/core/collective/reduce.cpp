@@ -36,18 +36,18 @@ bool has_f16c() {
 void push(const reduce_table& table, const reduce_job& job, uint64_t elements, element_type type, reduce_op op, bool non_temporal) {
   if (!reduces(op, type) || job.count < 1 || job.dst_count < 1) std::abort();
   if (elements == 0) return;
-  const reduce_kernel run = table[reduce_index(op, type)];
+  const reduce_kernel run = table.kernels[reduce_index(op, type)];
   const uint64_t bytes = elements * element_bytes(type);
   // Whole blocks that begin on a line of the first destination go past the caches; the ragged ends are ordinary stores.
   const uint64_t head = (64 - (reinterpret_cast<uintptr_t>(job.dsts[0]) & 63u)) & 63u;
   if (!non_temporal || bytes < head + reduce_block || head % element_bytes(type) != 0) {
-    run(job, 0, bytes, false);
+    run(job, 0, bytes);
     return;
   }
   const uint64_t end = head + (bytes - head) / reduce_block * reduce_block;
-  if (head != 0) run(job, 0, head, false);
-  run(job, head, end, true);
-  if (end != bytes) run(job, end, bytes, false);
+  if (head != 0) run(job, 0, head);
+  table.stream(run, job, head, end);
+  if (end != bytes) run(job, end, bytes);
   ep_copy_fence();
 }
 
@@ -93,13 +93,13 @@ reduce_isa reduce_isa_best() {
 
 void reduce_push_with(reduce_isa isa, void* const* dsts, int dst_count, const void* const* srcs, int count, uint64_t elements, element_type type,
                       reduce_op op, double factor, bool non_temporal) {
-  push(table_of(isa), {dsts, dst_count, srcs, count, factor}, elements, type, op, non_temporal);
+  push(table_of(isa), {dsts, dst_count, srcs, count, factor, 0}, elements, type, op, non_temporal);
 }
 
 void reduce_push(void* const* dsts, int dst_count, const void* const* srcs, int count, uint64_t elements, element_type type, reduce_op op, double factor,
                  bool non_temporal) {
   static const reduce_table& table = table_of(reduce_isa_best());
-  push(table, {dsts, dst_count, srcs, count, factor}, elements, type, op, non_temporal);
+  push(table, {dsts, dst_count, srcs, count, factor, 0}, elements, type, op, non_temporal);
 }
 
 void reduce_elements(void* dst, const void* const* srcs, int count, uint64_t elements, element_type type, reduce_op op, double factor, bool non_temporal) {

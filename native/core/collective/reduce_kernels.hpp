@@ -39,17 +39,22 @@ struct reduce_job {
   const void* const* srcs;
   int count;
   double factor;
+  uint64_t origin;  // the offset in the sources at which the destinations begin
 };
 
-/// What one round of a streaming kernel reads of each source and writes to each destination.
-inline constexpr uint64_t reduce_block = 256;
+/// Reduces bytes `from` .. `to` of the sources, whole elements.
+using reduce_kernel = void (*)(const reduce_job& job, uint64_t from, uint64_t to);
 
-/// Bytes `from` .. `to` of the arrays, whole elements. `stream`: past the caches; then the range is a multiple of reduce_block, and the first
-/// destination begins it on a 64-byte line.
-using reduce_kernel = void (*)(const reduce_job& job, uint64_t from, uint64_t to, bool stream);
+/// What is streamed at a time.
+inline constexpr uint64_t reduce_block = 1024;
 
-/// By reduce_index; null if the op does not take the type.
-using reduce_table = std::array<reduce_kernel, reduce_op_count * element_type_count>;
+struct reduce_table {
+  /// By reduce_index; null if the op does not take the type.
+  std::array<reduce_kernel, reduce_op_count * element_type_count> kernels;
+  /// Runs `kernel` on bytes `from` .. `to`, a multiple of reduce_block, past the caches where the destinations' places allow. `job.origin` is 0, and
+  /// `from` is on a 64-byte line of the first destination. Not fenced.
+  void (*stream)(reduce_kernel kernel, const reduce_job& job, uint64_t from, uint64_t to);
+};
 
 constexpr std::size_t reduce_index(reduce_op op, element_type type) {
   return static_cast<std::size_t>(op) * element_type_count + static_cast<std::size_t>(type);

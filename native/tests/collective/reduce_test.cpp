@@ -344,7 +344,7 @@ void longer_lengths() {
     for (const int count : {1, 2, 3, 4, 5, 8, 16}) {
       for (const bool non_temporal : {false, true}) {
         for (const bool element_offsets : {false, true}) {
-          const uint64_t elements = (300 + random.below(1500)) / ep::element_bytes(type);
+          const uint64_t elements = (900 + random.below(3000)) / ep::element_bytes(type);
           check_call({type, op, count, 1 + static_cast<int>(random.below(3)), elements, non_temporal, element_offsets, factors[random.below(7)]}, random, isas);
         }
       }
@@ -365,12 +365,12 @@ void alignments() {
   const std::vector<reduce_isa> isas = usable();
   for (const element_type type : {element_type::f64, element_type::f32, element_type::bf16, element_type::u8}) {
     const uint32_t size = ep::element_bytes(type);
-    const std::size_t elements = 1000 / size;
+    const std::size_t elements = 2200 / size;
     const reduce_op op = type == element_type::u8 ? reduce_op::bxor : reduce_op::sum;
     random_bits random{3};
     for (const reduce_isa isa : isas) {
       for (std::size_t to = 0; to < 64; to += size) {
-        for (std::size_t from = 0; from < 64; from += 3 * size) {
+        for (std::size_t from = 0; from < 64; from += 7 * size) {
           array sources[2];
           array dst;
           sources[0].make(elements * size, from);
