@@ -4,10 +4,12 @@ import {
   checkTimeout,
   defaultTimeoutMs,
   invalid,
+  type LaunchEnv,
   type OpenRendezvousOptions,
   openRendezvous,
   parseRendezvousUrl,
   type Rank,
+  rendezvous,
   type Store,
   TcpStore,
 } from '@ep/core';
@@ -51,6 +53,20 @@ function checkTransport({ backend }: InitOptions, { rank, worldSize }: Place): v
   }
 }
 
+const meetings = new Map<string, number>();
+
+/**
+ * How often this rank has met the others in a store that outlives groups: a file, or the one that a launcher holds. What ranks left there at a meeting would
+ * be in the way of the next, which therefore has a key of its own.
+ */
+function metBefore({ store, storeOfLauncher, rank, restarts }: LaunchEnv): number {
+  if (store.kind === 'tcp' && storeOfLauncher !== true) return 0;
+  const key = JSON.stringify([store, rank, restarts]);
+  const before = meetings.get(key) ?? 0;
+  meetings.set(key, before + 1);
+  return before;
+}
+
 async function meet(options: InitOptions, timeoutMs: number): Promise<Place> {
   if (options.store !== undefined) return givenPlace(options.store, options);
   const url = options.initMethod ?? 'env://';
@@ -62,9 +78,20 @@ async function meet(options: InitOptions, timeoutMs: number): Promise<Place> {
     ...(signal && { signal }),
     ...(env && { env }),
   };
-  const attempt = parseRendezvousUrl(url, meeting).restarts ?? 0;
-  const opened = await openRendezvous(url, meeting);
+  const place = parseRendezvousUrl(url, meeting);
+  const { restarts: attempt = 0 } = place;
+  const before = metBefore(place);
+  const opened = await openRendezvous(url, before > 0 ? { ...meeting, handshake: false } : meeting);
   const { store } = opened;
+  if (before > 0) {
+    const key = `ep/rendezvous/${attempt}/${before}`;
+    try {
+      await rendezvous(store, { rank: opened.rank, worldSize: opened.worldSize, facts: { agree: {} }, key }, meeting);
+    } catch (error) {
+      await store.close();
+      throw error;
+    }
+  }
   const leave = async (): Promise<void> => {
     if (store instanceof TcpStore) await store.othersLeft({ timeoutMs: LINGER_MS });
     await store.close();
@@ -94,9 +121,9 @@ export async function initProcessGroup(options: InitOptions = {}): Promise<Proce
     const life = await store.add(`ep/groups/${attempt}/${name}/${rank}`, 1);
     const id = `${name}${attempt === 0 ? '' : `@${attempt}`}${life === 1 ? '' : `#${life}`}`;
     const recorder = new FlightRecorder({ world: id, rank, size: worldSize });
-    const world = { factory, store, recorder, timeoutMs, ...(ranksOnHost !== undefined && { ranksOnHost }) };
+    const world = { factory, store, recorder, ...(ranksOnHost !== undefined && { ranksOnHost }) };
     const ranks = Array.from({ length: worldSize }, (_, member) => member);
-    return await openGroup(world, { name, id, rank, ranks, release: leave }, signal === undefined ? {} : { signal });
+    return await openGroup(world, { name, id, rank, ranks, timeoutMs, signal, release: leave });
   } catch (error) {
     await leave();
     throw error;

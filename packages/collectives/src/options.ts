@@ -49,6 +49,7 @@ export type MessageOp =
   | { readonly op: 'send'; readonly tensor: Operand; readonly peer: Rank; readonly tag?: number }
   | { readonly op: 'recv'; readonly tensor: Operand; readonly peer?: Rank; readonly tag?: number };
 
+/** `timeoutMs` is for making the group, and then for every call of it that gives none. */
 export interface NewGroupOptions extends CallOptions {
   /** Appended to the name of the parent and the number of the call. The same on all ranks of the parent. */
   readonly name?: string;

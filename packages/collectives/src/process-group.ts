@@ -13,6 +13,7 @@ import type { EngineFactory } from './backends.js';
 import { checkBatch, checkRank, checkTag } from './checks.js';
 import { Collectives, type GroupParts } from './collectives.js';
 import type { GroupEngine, RecvEnd } from './engine.js';
+import type { CallLimits } from './lane.js';
 import { agreeOnColors, agreeOnMembers, checkMembers } from './members.js';
 import { allGatherObject, broadcastObject, gatherObject } from './objects.js';
 import { dtypeOf, elementsOf } from './operands.js';
@@ -24,7 +25,6 @@ export interface World {
   readonly factory: EngineFactory;
   readonly store: Store;
   readonly recorder: FlightRecorder;
-  readonly timeoutMs: number;
   readonly ranksOnHost?: number;
 }
 
@@ -36,6 +36,10 @@ export interface Membership {
   readonly rank: Rank;
   /** World rank of each member. */
   readonly ranks: readonly Rank[];
+  /** For opening it, and for every call that gives none. */
+  readonly timeoutMs: number;
+  /** Ends the opening. */
+  readonly signal?: AbortSignal | undefined;
   /** Runs when the group has been closed. */
   readonly release?: () => Promise<void>;
 }
@@ -176,7 +180,8 @@ export class ProcessGroup extends Collectives {
 
   /**
    * Collective over this group, also for the ranks that are not named. A group of `ranks`, in that order: the first becomes rank 0. Undefined where this
-   * rank is not among them. Closed with this group, if not before. Throws `EP_MISMATCH` on all ranks, naming who gave another list.
+   * rank is not among them. `timeoutMs` is also that of the group's calls, this group's unless given. Closed with this group, if not before. Throws
+   * `EP_MISMATCH` on all ranks, naming who gave another list.
    */
   async newGroup(ranks: readonly Rank[], options: NewGroupOptions = {}): Promise<ProcessGroup | undefined> {
     const op = 'newGroup';
@@ -184,8 +189,9 @@ export class ProcessGroup extends Collectives {
     checkMembers(ranks, op, this.size);
     const made = ++this.#made;
     const label = options.name ?? `${made}`;
-    await agreeOnMembers(this.lane, op, { ranks, label }, this.limits(op, options));
-    return this.#open(op, ranks, `${this.name}/${label}`, `${this.#id}/${made}`, options);
+    const limits = this.limits(op, options);
+    await agreeOnMembers(this.lane, op, { ranks, label }, limits);
+    return this.#open(op, ranks, { name: `${this.name}/${label}`, id: `${this.#id}/${made}` }, limits);
   }
 
   /**
@@ -196,9 +202,10 @@ export class ProcessGroup extends Collectives {
     const op = 'split';
     this.enter(op);
     const made = ++this.#made;
-    const ranks = await agreeOnColors(this.lane, op, { color, key }, this.limits(op, options));
+    const limits = this.limits(op, options);
+    const ranks = await agreeOnColors(this.lane, op, { color, key }, limits);
     const part = `${made}.${color}`;
-    return this.#open(op, ranks, `${this.name}/${part}`, `${this.#id}/${part}`, options);
+    return this.#open(op, ranks, { name: `${this.name}/${part}`, id: `${this.#id}/${part}` }, limits);
   }
 
   /** `signal` cuts off operations under way, which are otherwise awaited; receives are not awaited. Groups made from this one are closed before. */
@@ -240,15 +247,14 @@ export class ProcessGroup extends Collectives {
   async #open(
     op: string,
     ranks: readonly Rank[] | undefined,
-    name: string,
-    id: string,
-    options: CallOptions,
+    named: Pick<Membership, 'name' | 'id'>,
+    limits: CallLimits,
   ): Promise<ProcessGroup | undefined> {
     const rank = ranks?.indexOf(this.rank) ?? -1;
     if (ranks === undefined || rank < 0) return undefined;
     this.checkOpen(op);
-    const membership = { name, id, rank, ranks: ranks.map((member) => this.ranks[member]!) };
-    const group = await openGroup(this.#world, membership, options);
+    const worldRanks = ranks.map((member) => this.ranks[member]!);
+    const group = await openGroup(this.#world, { ...named, ...limits, rank, ranks: worldRanks });
     try {
       return this.children.add(group);
     } catch (error) {
@@ -259,46 +265,38 @@ export class ProcessGroup extends Collectives {
   }
 }
 
-/** Opens this rank's side of a group; who its members are has been agreed. */
-export async function openGroup(
-  world: World,
-  membership: Membership,
-  options: CallOptions = {},
-): Promise<ProcessGroup> {
-  const { name, id, rank, ranks } = membership;
+/** Opens this rank's side of a group; who its members are has been agreed. Where that fails, `release` stays the caller's to call. */
+export async function openGroup(world: World, membership: Membership): Promise<ProcessGroup> {
+  const { name, id, rank, ranks, timeoutMs, signal } = membership;
+  const { factory, recorder, ranksOnHost } = world;
   const store = prefixStore(world.store, `ep/group/${id}`);
-  let engine: GroupEngine | undefined;
+  let leaveRecorder: (() => void) | undefined;
+  const tidyUp = async (): Promise<void> => {
+    leaveRecorder?.();
+    await store.close();
+  };
+  let opened: GroupEngine | undefined;
   try {
-    engine = await world.factory({
+    const engine = await factory({
       store,
       rank,
       size: ranks.length,
       ranks,
       name: id,
-      timeoutMs: options.timeoutMs ?? world.timeoutMs,
-      ...(world.ranksOnHost !== undefined && { ranksOnHost: world.ranksOnHost }),
-      ...(options.signal && { signal: options.signal }),
+      timeoutMs,
+      ...(ranksOnHost !== undefined && { ranksOnHost }),
+      ...(signal && { signal }),
     });
-    const { view } = engine;
-    const leaveRecorder = world.recorder.openGroup({ name: id, ranks, rank, view });
+    opened = engine;
+    leaveRecorder = recorder.openGroup({ name: id, ranks, rank, view: () => engine.view() });
     const release = async (): Promise<void> => {
-      leaveRecorder();
-      await store.close();
+      await tidyUp();
       await membership.release?.();
     };
-    return new ProcessGroup({
-      name,
-      id,
-      ranks,
-      engine,
-      recorder: world.recorder,
-      timeoutMs: world.timeoutMs,
-      world,
-      release,
-    });
+    return new ProcessGroup({ name, id, ranks, engine, recorder, timeoutMs, world, release });
   } catch (error) {
-    await engine?.close();
-    await store.close();
+    await opened?.close();
+    await tidyUp();
     throw error;
   }
 }

@@ -94,6 +94,17 @@ describe('newGroup', () => {
     ]);
   });
 
+  test('has a timeout of its own, or that of the group that it came from', async () => {
+    const { each } = await openWorld(2);
+    await each(async (world, rank) => {
+      const outer = (await world.newGroup([0, 1], { timeoutMs: 300 }))!;
+      const inner = (await outer.split(0))!;
+      if (rank === 1) return;
+      const { context } = await failure('EP_TIMEOUT', () => inner.barrier());
+      expect(context.timeoutMs).toBe(300);
+    });
+  });
+
   test('is made in its place among calls that were not awaited', async () => {
     const { each } = await openWorld(3);
     await each(async (world, rank) => {
@@ -235,6 +246,24 @@ describe('initProcessGroup', () => {
     );
     expect(await Promise.all(groups.map((group) => sumOf(group, 2)))).toEqual([4, 4]);
     await Promise.all(groups.map((group) => group.destroy()));
+  });
+
+  test('meets again and again through one file', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'ep-collectives-'));
+    onTestFinished(() => rmSync(folder, { recursive: true }));
+    const memory = new MemoryWorld();
+    const url = (rank: number): string => `file://${join(folder, 'store')}?rank=${rank}&world_size=2`;
+    for (let life = 0; life < 3; life++) {
+      const groups = await Promise.all(
+        [0, 1].map((rank) => initProcessGroup({ backend: memory.open, initMethod: url(rank), timeoutMs: 10_000 })),
+      );
+      expect(await Promise.all(groups.map((group) => sumOf(group, life)))).toEqual([2 * life, 2 * life]);
+      await Promise.all(groups.map((group) => group.destroy()));
+    }
+    const alone = await failure('EP_RENDEZVOUS', () =>
+      initProcessGroup({ backend: memory.open, initMethod: url(0), timeoutMs: 50 }),
+    );
+    expect(alone.context.ranks).toEqual([1]);
   });
 
   test('names the ranks that did not come', async () => {

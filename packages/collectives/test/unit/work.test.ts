@@ -297,6 +297,9 @@ describe('close', () => {
     await pick(groups, 0).close();
     await failure('EP_ABORTED', () => work);
     expect(work.status).toBe('aborted');
+    expect(pick(groups, 0).failed.aborted).toBe(false);
+    await turn();
+    expect(pick(groups, 0).flightRecorder().entries()).toMatchObject([{ kind: 'recv', state: 'aborted' }]);
   });
 
   test('its signal cuts off what would hold it up', async () => {
