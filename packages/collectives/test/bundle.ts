@@ -18,7 +18,6 @@ export async function bundleProgram(name: string): Promise<string> {
     outExtension: () => ({ js: '.mjs' }),
     external: [/^@ep\//],
     splitting: false,
-    sourcemap: 'inline',
     silent: true,
   });
   return pathToFileURL(join(outDir, `${name}.mjs`)).href;

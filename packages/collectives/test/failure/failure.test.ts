@@ -13,7 +13,7 @@ const program = await bundleProgram('failure-rank');
 
 const backends: readonly (readonly [BackendName, number])[] = [
   ['shm', 1],
-  ['nvshmem', 5],
+  ['nvshmem', 6],
 ];
 
 describe.each(backends)('process groups over %s', (backend, stride) => {

@@ -35,7 +35,13 @@ async function everyDTypeAndOp(
 /** Of the same bits in every run, on every machine and engine. By world size - 1, over both dtypes below. */
 const GOLDEN_DTYPES = ['f32', 'bf16'] as const;
 const GOLDEN_LENGTH = 70_001;
-const GOLDEN: readonly (readonly [number, number])[] = [];
+const GOLDEN: readonly (readonly [number, number])[] = [
+  [0x48948dba, 0xc5d4e2aa],
+  [0x6942e5bb, 0xe26dae3c],
+  [0xcbc2c2d0, 0x615e89b8],
+  [0x1f81c119, 0x46ec84e0],
+  [0x5db070dd, 0x3436c103],
+];
 
 /** What each rank gives, and what comes out, written by hand. Ranks beyond the list give the last column. */
 interface Written {
