@@ -171,8 +171,10 @@ export class Contender {
 
   #greet(socket: Socket): void {
     let rank: number | undefined;
-    socket.on('error', () => socket.destroy());
-    createInterface({ input: socket }).on('line', (text) => {
+    const lines = createInterface({ input: socket });
+    // A reset is the end of a process, which says more. HAZARD: the interface emits its stream's errors again, and throws those that nobody hears.
+    for (const side of [socket, lines]) side.on('error', () => socket.destroy());
+    lines.on('line', (text) => {
       if (rank !== undefined) return this.#answer(rank, text);
       const said = /^rank (\d+)$/.exec(text);
       rank = Number(said?.[1] ?? Number.NaN);
