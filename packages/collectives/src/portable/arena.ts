@@ -6,7 +6,7 @@
  * free again when all members have closed their engines in order. Sections of groups that lost a member are never used again: nothing says when the
  * last put of a dead rank has landed.
  */
-import { randomBytes } from 'node:crypto';
+import { createHash, randomBytes } from 'node:crypto';
 import { checkInteger, EpError, invalid, type Store, type SymmetricMemory, type Transport } from '@ep/core';
 import type { Portable } from './channel.js';
 
@@ -60,11 +60,13 @@ export class Arena {
     return this.#store.closed;
   }
 
-  /** Keys of a group are used once: the same name again is another group. Members open the same groups equally often. */
-  keyOf(name: string): string {
-    const opening = (this.#openings.get(name) ?? 0) + 1;
-    this.#openings.set(name, opening);
-    return `collectives/groups/${name}/${opening}`;
+  /** Keys of a group are used once: the same members under the same name again are another group, and all of them have opened it equally often. */
+  keyOf(name: string, ranks: readonly number[]): string {
+    const members = createHash('sha256').update(ranks.join()).digest('hex').slice(0, 16);
+    const group = `${name}/${members}`;
+    const opening = (this.#openings.get(group) ?? 0) + 1;
+    this.#openings.set(group, opening);
+    return `collectives/groups/${group}/${opening}`;
   }
 
   /** Finds a free section and takes it. Throws `EP_CAPACITY`. */

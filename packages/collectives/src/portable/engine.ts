@@ -425,7 +425,7 @@ export async function openPortableEngine(options: PortableEngineOptions): Promis
   const { transport, store, name, rank, timeoutMs, signal, stagingBytes, maxGroups } = options;
   const arena = await arenaOf({ transport, store, timeoutMs, signal, stagingBytes, maxGroups });
   layOut(arena.sectionBytes, options.ranks.length);
-  const key = arena.keyOf(name);
+  const key = arena.keyOf(name, options.ranks);
   const section = await agreeOnSection(arena, key, options);
   const engine = new PortableEngine({ options, arena, section, key });
   // HAZARD: after the constructor, which reads the words that count from now on; nobody writes to this rank before.

@@ -30,7 +30,10 @@ export function callRecord(call: EngineCall, peer: number): CallRecord {
 }
 
 /** What most ranks call, of several the one with the lowest rank, is expected; the others are named. Undefined if all agree. */
-function differentCalls(sequence: number, calls: ReadonlyMap<number, string>): EpError<'EP_MISMATCH'> | undefined {
+export function differentCalls(
+  sequence: number,
+  calls: ReadonlyMap<number, string>,
+): EpError<'EP_MISMATCH'> | undefined {
   const ranksOf = new Map<string, number[]>();
   for (const [rank, call] of [...calls].sort(([a], [b]) => a - b)) {
     const ranks = ranksOf.get(call);

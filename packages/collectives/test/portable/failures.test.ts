@@ -80,9 +80,9 @@ describe('a deadline', () => {
   it('names who came and who did not; the others hear of it at once', async () => {
     await using world = await World.open({ size: 4 });
     await world.all(() => barrier());
-    const [first, ...others] = await world.settled((rank) => barrier(rank === 0 ? 100 : 60_000), [0, 2, 3]);
+    const [first, ...others] = await world.settled((rank) => barrier(rank === 0 ? 500 : 60_000), [0, 2, 3]);
     expect(first).toMatchObject(
-      rejection('EP_TIMEOUT', { arrived: [0, 2, 3], awaited: [1], sequence: 2, timeoutMs: 100 }),
+      rejection('EP_TIMEOUT', { arrived: [0, 2, 3], awaited: [1], sequence: 2, timeoutMs: 500 }),
     );
     for (const end of others) expect(end).toMatchObject(rejection('EP_ABORTED', { ranks: [0], awaited: [1] }));
     // The one that comes too late.
@@ -92,8 +92,8 @@ describe('a deadline', () => {
 
   it('counts from the turn of a call, not from its making', async () => {
     await using world = await World.open({ size: 2 });
-    const early = [world.run(0, barrier()), world.run(0, barrier(300))];
-    await pause(500);
+    const early = [world.run(0, barrier()), world.run(0, barrier(800))];
+    await pause(1200);
     await Promise.all([...early, world.run(1, barrier()), world.run(1, barrier())]);
   });
 

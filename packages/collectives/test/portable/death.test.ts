@@ -1,0 +1,114 @@
+/** Ranks that are killed at any moment: threads by terminate(), processes by SIGKILL. All survivors must tell the same story. */
+import { fork } from 'node:child_process';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { Worker } from 'node:worker_threads';
+import { build } from 'tsup';
+import { beforeAll, describe, expect, it } from 'vitest';
+import type { RankInit, Told } from './programs/rank.js';
+import { type Kind, numbers, pause } from './world.js';
+
+const here = fileURLToPath(new URL('.', import.meta.url));
+/** Below the package, so that imports of other packages are found from there. */
+const outDir = fileURLToPath(new URL('../../.cache/portable', import.meta.url));
+const program = join(outDir, 'rank.mjs');
+const ROUNDS = process.env.EP_TEST_FULL === '1' ? 40 : 4;
+
+beforeAll(async () => {
+  await build({
+    config: false,
+    entry: { rank: join(here, 'programs/rank.ts') },
+    outDir,
+    format: 'esm',
+    target: 'node20',
+    outExtension: () => ({ js: '.mjs' }),
+    external: [/^@ep\//],
+    splitting: false,
+    silent: true,
+  });
+});
+
+type Mode = 'threads' | 'processes';
+
+interface Started {
+  readonly ready: Promise<void>;
+  readonly kill: () => void;
+  /** Undefined if it died. */
+  readonly told: Promise<Extract<Told, { readonly calls: unknown }> | undefined>;
+}
+
+function start(mode: Mode, init: RankInit): Started {
+  let onReady = (): void => {};
+  const ready = new Promise<void>((resolve) => {
+    onReady = resolve;
+  });
+  let story: Extract<Told, { readonly calls: unknown }> | undefined;
+  const hear = (message: Told): void => {
+    if ('ready' in message) onReady();
+    else story = message;
+  };
+  if (mode === 'threads') {
+    const worker = new Worker(program, { workerData: init });
+    worker.on('message', hear);
+    return {
+      ready,
+      kill: () => void worker.terminate(),
+      told: new Promise((resolve, reject) => {
+        worker.on('error', reject);
+        worker.on('exit', () => resolve(story));
+      }),
+    };
+  }
+  const child = fork(program, [JSON.stringify(init)], { execArgv: [], serialization: 'advanced' });
+  child.on('message', (message) => hear(message as Told));
+  return {
+    ready,
+    kill: () => void child.kill('SIGKILL'),
+    told: new Promise((resolve) => child.on('exit', () => resolve(story))),
+  };
+}
+
+async function tell(mode: Mode, kind: Kind, size: number, victims: readonly number[], seed: number): Promise<void> {
+  const directory = mkdtempSync(join(tmpdir(), 'ep-portable-'));
+  const storePath = join(directory, 'store');
+  const ranks = [...Array(size).keys()].map((rank) => start(mode, { rank, size, storePath, kind, seed }));
+  try {
+    await Promise.all(ranks.map(({ ready }) => ready));
+    const below = numbers(seed);
+    for (const victim of victims) {
+      await pause(below(25));
+      ranks[victim]!.kill();
+    }
+    const survivors = [...ranks.keys()].filter((rank) => !victims.includes(rank));
+    const stories = await Promise.all(survivors.map((rank) => ranks[rank]!.told));
+    for (const [i, story] of stories.entries()) {
+      expect(story, `rank ${survivors[i]} died`).toBeDefined();
+      // The last calls are not of interest: who has enough leaves, which the others find at different calls.
+      const length = Math.min(...stories.map((other) => other!.calls.length)) - 1;
+      expect(story!.calls.slice(0, length)).toEqual(stories[0]!.calls.slice(0, length));
+    }
+    const { calls } = stories[0]!;
+    const losses = calls.filter((call) => victims.some((victim) => call.includes(`EP_PEER_LOST ${victim}`)));
+    expect(losses.length).toBeGreaterThan(0);
+    expect(losses.length).toBeLessThanOrEqual(victims.length);
+    expect(calls.some((call) => call.includes(` of ${survivors} `))).toBe(true);
+  } finally {
+    for (const { kill } of ranks) kill();
+    rmSync(directory, { recursive: true, force: true });
+  }
+}
+
+describe.each(['threads', 'processes'] as const)('survivors of a killed rank, as %s', (mode) => {
+  it.each(['hostile', 'shm'] as const)('over %s, tell the same', async (kind) => {
+    for (let round = 0; round < ROUNDS; round++) await tell(mode, kind, 3, [round % 3], round + 1);
+  });
+});
+
+it('survivors of two that are killed tell the same', async () => {
+  for (let round = 0; round < ROUNDS; round++) {
+    const first = round % 4;
+    await tell('threads', round % 2 === 0 ? 'hostile' : 'shm', 4, [first, (first + 1 + (round % 3)) % 4], 100 + round);
+  }
+});

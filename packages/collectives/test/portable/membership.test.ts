@@ -1,0 +1,126 @@
+/** The agreement alone, over every order of deliveries, deaths and detections that a seed makes. */
+import { describe, expect, it } from 'vitest';
+import { Membership } from '../../src/portable/membership.js';
+import type { StateRecord } from '../../src/portable/records.js';
+import { numbers } from './world.js';
+
+interface Committed {
+  readonly lost: readonly number[];
+  readonly completed: number;
+  readonly active: readonly number[];
+}
+
+/** Ranks that speak over queues which keep the order of each pair and nothing else. */
+class Model {
+  readonly members: readonly Membership[];
+  readonly commits: readonly Committed[][];
+  readonly completed: number[];
+  readonly #queues: StateRecord[][][];
+  readonly #dead = new Set<number>();
+  readonly #below: (limit: number) => number;
+
+  constructor(size: number, seed: number) {
+    const ranks = [...Array(size).keys()];
+    this.#below = numbers(seed);
+    this.#queues = ranks.map(() => ranks.map(() => []));
+    this.commits = ranks.map(() => []);
+    // As the closing of calls has it: some have completed the one that others have not.
+    this.completed = ranks.map(() => 7 + this.#below(2));
+    this.members = ranks.map(
+      (rank) =>
+        new Membership({
+          rank,
+          size,
+          tell: (peer, record) => this.#queues[rank]![peer]!.push(record),
+          completed: () => this.completed[rank]!,
+          onCommit: (lost, completed) => {
+            this.commits[rank]!.push({ lost, completed, active: this.members[rank]!.active });
+            this.completed[rank] = completed + 1;
+          },
+          onExpelled: (by) => {
+            throw new Error(`rank ${by} takes rank ${rank} for dead`);
+          },
+        }),
+    );
+  }
+
+  get survivors(): readonly number[] {
+    return this.members.flatMap((_, rank) => (this.#dead.has(rank) ? [] : [rank]));
+  }
+
+  /** What it has said may be lost from some point on, differently for each peer. */
+  die(rank: number): void {
+    this.#dead.add(rank);
+    for (const queue of this.#queues[rank]!) queue.length = this.#below(queue.length + 1);
+  }
+
+  /** One rank hears of a death, and needs it gone; or one record is delivered. False: nothing is left to do. */
+  step(): boolean {
+    const events: (() => void)[] = [];
+    for (const to of this.survivors) {
+      const member = this.members[to]!;
+      for (const from of this.members.keys()) {
+        const queue = this.#queues[from]![to]!;
+        if (queue.length > 0) events.push(() => member.receive(from, queue.shift()!));
+        if (this.#dead.has(from) && !member.isGone(from)) {
+          events.push(() => {
+            // What landed before is looked at first, or not: the transport may find the death by another way.
+            member.lose(from);
+            member.begin();
+          });
+        }
+      }
+      if (!member.agreeing && member.goneMembers.length > 0) events.push(() => member.begin());
+    }
+    if (events.length === 0) return false;
+    events[this.#below(events.length)]!();
+    return true;
+  }
+}
+
+describe.each([
+  { size: 2, deaths: 1 },
+  { size: 3, deaths: 1 },
+  { size: 3, deaths: 2 },
+  { size: 4, deaths: 2 },
+  { size: 5, deaths: 3 },
+  { size: 6, deaths: 4 },
+])('$size ranks of which $deaths die', ({ size, deaths }) => {
+  it('end with the same views, the same calls and nobody waiting', () => {
+    let several = 0;
+    for (let seed = 1; seed <= 1500; seed++) {
+      const model = new Model(size, seed);
+      const below = numbers(seed + 1_000_000);
+      const victims = [...Array(size).keys()].sort(() => below(2) - 0.5).slice(0, deaths);
+      for (const victim of victims) {
+        model.die(victim);
+        // Any number of steps until the next one dies: in the middle of an agreement, or after it.
+        for (let steps = below(4 * size); steps > 0 && model.step(); steps--);
+      }
+      for (let steps = 0; model.step(); steps++) expect(steps, `seed ${seed} does not end`).toBeLessThan(10_000);
+      const { survivors } = model;
+      const [first] = survivors;
+      for (const rank of survivors) {
+        expect(model.commits[rank], `seed ${seed}: rank ${rank} and rank ${first}`).toEqual(model.commits[first!]);
+        expect(model.members[rank]!.active, `seed ${seed}`).toEqual(survivors);
+        expect(model.members[rank]!.agreeing, `seed ${seed}`).toBe(false);
+      }
+      const commits = model.commits[first!]!;
+      expect(commits.flatMap(({ lost }) => lost).sort()).toEqual([...victims].sort());
+      if (commits.length > 1) several++;
+    }
+    // The seeds reach one agreement after the other as well.
+    if (deaths > 1) expect(several).toBeGreaterThan(50);
+  });
+});
+
+it('the last completed call is the highest that a survivor has completed', () => {
+  for (let seed = 1; seed <= 200; seed++) {
+    const model = new Model(4, seed);
+    const before = [...model.completed];
+    model.die(seed % 4);
+    while (model.step());
+    const highest = Math.max(...model.survivors.map((rank) => before[rank]!));
+    for (const rank of model.survivors) expect(model.commits[rank]![0]!.completed).toBe(highest);
+  }
+});
