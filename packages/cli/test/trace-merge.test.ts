@@ -136,6 +136,9 @@ describe('merged dumps of flight recorders', () => {
     expect(
       texts([early, dumpOf(1, [{}, none, { queuedUs: 500_400, endedUs: null, state: 'started' }], later)]),
     ).toEqual([expect.stringMatching(/^behind: rank 0 .* 2 calls behind/)]);
+    expect(texts([early, dumpOf(1, [{}, none, { ...none, endedUs: 500_400 }], later)])).toEqual([
+      expect.stringMatching(/^behind: rank 0 .* 2 calls behind/),
+    ]);
     expect(texts([early, dumpOf(1, [{}, none, none], later)])).toEqual([]);
   });
 
@@ -215,6 +218,14 @@ describe('merged dumps of flight recorders', () => {
     expect(texts(dumps).filter((text) => text.startsWith('failed'))).toEqual([
       'failed: call 2 of world, allReduce(f32[8], sum), failed with EP_TIMEOUT on ranks 0-1, failed with EP_ABORTED on rank 2, ended on rank 3',
     ]);
+    // Rank 0 learned of it one call earlier.
+    const poisoned = [
+      dumpOf(0, [{}, failed('EP_POISONED')], { size: 2 }),
+      dumpOf(1, [{}, {}, failed('EP_TIMEOUT')], { size: 2 }),
+    ];
+    expect(texts(poisoned).filter((text) => text.startsWith('failed'))).toEqual([
+      'failed: call 3 of world, allReduce(f32[8], sum), failed with EP_TIMEOUT on rank 1',
+    ]);
     const closing: Call = { state: 'aborted', code: 'EP_ABORTED' };
     const two = (closed: boolean) =>
       [0, 1].map((rank) => dumpOf(rank, [closing], { size: 2, group: { closed, entered: 1 } }));
@@ -238,6 +249,8 @@ describe('merged dumps of flight recorders', () => {
     expect(of([send(1, 3, 'done')], [recv(-1, 4)])).toEqual([
       'waiting: rank 1 waits in recv(u8[4] from any, tag 4) of world: no other rank has a send for it with tag 4',
     ]);
+    const early = dumpOf(1, [], { size: 2, fields: { clock: { monotonicUs: 400_000, wallUs: wall } } });
+    expect(texts([dumpOf(0, [send(1, 3)], { size: 2 }), early])).toEqual([]);
     // Of a rank without a dump nothing is known.
     expect(texts([dumpOf(0, [send(1, 3)], { size: 2 })])).toEqual([expect.stringMatching(/^missing/)]);
   });
@@ -253,6 +266,7 @@ describe('merged dumps of flight recorders', () => {
     expect(report.skews).toEqual([
       { group: 'world', sequence: 2, call: 'barrier()', us: 7000, first: 0, last: 1, calls: 2 },
     ]);
+    expect(merged(dumps.slice(0, 2)).skews).toEqual([]);
     expect(reportText([report], [])).toContain(
       'call 2 of world, barrier(): rank 1 came 7000 us after rank 0 (2 calls compared)',
     );
@@ -263,6 +277,8 @@ describe('merged dumps of flight recorders', () => {
     const far: Partial<TraceDump> = { process: other, clock: { monotonicUs: 600_000, wallUs: wall + 4000 } };
     const report = merged([dumpOf(0, [{}], { size: 2 }), dumpOf(1, [{}], { size: 2, fields: far })]);
     expect(report).toMatchObject({ clock: 'wall', findings: [], skews: [{ us: 404_000, first: 0, last: 1 }] });
+    const unknown = [0, 1].map((rank) => dumpOf(rank, [], { size: 2, fields: { process: { ...other, boot: '' } } }));
+    expect(merged(unknown).clock).toBe('wall');
     const text = reportText([report], []);
     expect(text).toContain('clocks of several machines, as they are set');
     expect(text).toContain('pid 7 thread 2, there');

@@ -116,6 +116,16 @@ describe('the ring of a flight recorder', () => {
     expect(entries.map((entry) => entry.sequence).slice(-1)).toEqual([RING_CALLS + 1]);
   });
 
+  it('shows nothing of the call whose row it uses again', () => {
+    const recorder = opened(undefined);
+    for (let sequence = 1; sequence <= RING_CALLS; sequence++) fail(recorder, sequence, timedOut());
+    recorder.begin(call(RING_CALLS + 1));
+    expect(recorder.entries().at(-2)).toMatchObject({ code: 'EP_TIMEOUT', endedUs: expect.any(Number) });
+    const last = recorder.entries().at(-1);
+    expect(last).toMatchObject({ state: 'started', endedUs: null });
+    expect(last).not.toHaveProperty('code');
+  });
+
   it('says which call is the oldest and which wait behind it', () => {
     const recorder = opened();
     const tokens = [1, 2, 3].map((sequence) => recorder.begin(call(sequence)));
@@ -145,9 +155,9 @@ describe('the ring of a flight recorder', () => {
     at(110);
     recorder.begin(call(3));
     const start = recorder.entries()[0]!.queuedUs!;
-    const after = (time: number | null) => (time === null ? null : time - start);
+    const since = (time: number | null) => (time === null ? null : time - start);
     expect(
-      recorder.entries().map((entry) => [after(entry.queuedUs), after(entry.startedUs), after(entry.endedUs)]),
+      recorder.entries().map((entry) => [since(entry.queuedUs), since(entry.startedUs), since(entry.endedUs)]),
     ).toEqual([
       [0, 0, 5000],
       [1000, 5000, 7000],
