@@ -5,6 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { memoryStore, openFileStore, prefixStore } from '@ep/core';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import type { GroupTransport } from '../../src/backends.js';
 import { type InitOptions, initProcessGroup, type ProcessGroup } from '../../src/index.js';
 import { MemoryWorld } from '../memory-engine.js';
 import { failure, openWorld, turn } from './world.js';
@@ -214,6 +215,19 @@ describe('initProcessGroup', () => {
     ],
   ] as const)('%s', async (message, options) => {
     const error = await failure('EP_INVALID_ARGUMENT', () => open(options));
+    expect(error.message).toBe(message);
+  });
+
+  test.each([
+    ['initProcessGroup: rank must be 0, as the transport fake has it, found 1', { rank: 1 }],
+    ['initProcessGroup: worldSize must be 2, as the transport fake has it, found 3', { worldSize: 3 }],
+  ] as const)('%s', async (message, place) => {
+    const transport = { name: 'fake', rank: 0, worldSize: 2, allocate: () => {}, connect: () => {} };
+    const store = memoryStore();
+    onTestFinished(() => store.close());
+    const error = await failure('EP_INVALID_ARGUMENT', () =>
+      initProcessGroup({ backend: transport as unknown as GroupTransport, store, ...place }),
+    );
     expect(error.message).toBe(message);
   });
 
