@@ -1,9 +1,9 @@
-/** Ranks that are processes: the cases over them, and ranks that are killed. */
+/** Ranks that are processes, the engine over transports, and ranks that are killed. */
 import { defineConfig } from 'vitest/config';
 
 export default defineConfig({
   test: {
-    include: ['test/{processes,failure}/**/*.test.ts'],
+    include: ['test/{worlds,failure}/**/*.test.ts'],
     fileParallelism: false,
     testTimeout: 120_000,
     hookTimeout: 60_000,

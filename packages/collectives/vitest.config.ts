@@ -1,12 +1,12 @@
 import { configDefaults, defineConfig } from 'vitest/config';
 
-// What is slow, because ranks are processes, runs in CI (vitest.ci.config.ts), and with everything else in full.
+// Slow suites run in CI (vitest.ci.config.ts), and with everything else in full.
 const full = process.env.EP_TEST_FULL === '1';
 
 export default defineConfig({
   test: {
     include: ['test/**/*.test.ts'],
-    exclude: full ? configDefaults.exclude : [...configDefaults.exclude, 'test/{processes,failure}/**'],
+    exclude: full ? configDefaults.exclude : [...configDefaults.exclude, 'test/{worlds,failure}/**'],
     // Ranks wait on each other: beside other suites they would time each other out.
     fileParallelism: false,
     testTimeout: 120_000,

@@ -1,18 +1,18 @@
-/** Engines, worlds and modes under test. Threads run in the default lane, processes in CI; each declares its part of one matrix. */
+/** Engines, worlds and modes under test. Threads over shared memory run in the default lane, all else in CI: each declares its part of one matrix. */
 import { describeRanks, type RankMatrix } from '@ep/conformance';
 import type { Mode } from '@ep/conformance/cases';
 import { bundleProgram } from '../bundle.js';
 import { processGroupCases } from './cases/index.js';
 import { mandatoryGroupCases } from './mandatory.js';
 
-type Matrix = Omit<RankMatrix, 'provider' | 'part'> & Partial<Pick<RankMatrix, 'provider'>>;
+type Matrix = Omit<RankMatrix, 'provider'> & Partial<Pick<RankMatrix, 'provider'>>;
 
 const module = await bundleProgram('conformance');
 const modes: readonly Mode[] = ['threads', 'processes'];
 
-function describeGroups(title: string, part: Mode, matrix: Matrix): void {
+function describeGroups(title: string, matrix: Matrix): void {
   describeRanks(
-    `${title}, ${part}`,
+    title,
     {
       suite: 'group',
       cases: processGroupCases.map((one) => ({ ...one, ranks: one.ranks ?? 1 })),
@@ -20,12 +20,13 @@ function describeGroups(title: string, part: Mode, matrix: Matrix): void {
       mandatory: mandatoryGroupCases,
       keepSentences: true,
     },
-    { provider: { module, name: 'shm' }, part: [part], ...matrix },
+    { provider: { module, name: 'shm' }, ...matrix },
   );
 }
 
 export const describeShm = (part: Mode): void =>
-  describeGroups('process groups over shared memory', part, {
+  describeGroups(`process groups over shared memory, ${part}`, {
+    part: [part],
     worlds: [1, 2, 3, 4, 5],
     modes,
     sample: [
@@ -36,8 +37,8 @@ export const describeShm = (part: Mode): void =>
   });
 
 /** The portable engine over a transport that is hostile on purpose. */
-export const describeHostile = (part: Mode): void =>
-  describeGroups('process groups over the hostile transport', part, {
+export const describeHostile = (): void =>
+  describeGroups('process groups over the hostile transport', {
     provider: { module: '@ep/conformance/hostile', name: 'hostile' },
     // Its delays are there to part what belongs together, not to make large messages last.
     config: { maxDelayUs: 100 },
@@ -48,8 +49,8 @@ export const describeHostile = (part: Mode): void =>
   });
 
 /** The portable engine over a transport that keeps order. */
-export const describeNvshmem = (part: Mode): void =>
-  describeGroups('process groups over nvshmem (shm)', part, {
+export const describeNvshmem = (): void =>
+  describeGroups('process groups over nvshmem (shm)', {
     provider: { module: '@ep/nvshmem', name: 'nvshmem.shm' },
     worlds: [1, 2, 3, 4, 5],
     modes,

@@ -1,4 +1,4 @@
 import { describeHostile, describeNvshmem } from '../conformance/matrices.js';
 
-describeHostile('processes');
-describeNvshmem('processes');
+describeHostile();
+describeNvshmem();

@@ -1,4 +1,0 @@
-import { describeHostile, describeNvshmem } from './matrices.js';
-
-describeHostile('threads');
-describeNvshmem('threads');
