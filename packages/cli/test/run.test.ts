@@ -110,6 +110,25 @@ describe('ep run', () => {
     });
   }
 
+  it('passes SIGUSR2 on to the ranks, not to their children, where ranks dump on it', async () => {
+    const source = `const child = require('node:child_process').spawn('sleep', ['60']);
+      child.on('exit', () => console.log('lost a child'));
+      process.on('SIGUSR2', () => { console.log('got SIGUSR2'); setTimeout(() => process.exit(0), 200); });
+      console.log('pid', process.pid); setInterval(() => {}, 1000);`;
+    const run = startEp(['run', '-n', '2', ...program(source)], { EP_TRACE_DIR: tmpdir() });
+    await startedPids(run, 2);
+    run.child.kill('SIGUSR2');
+    const { code, stdout } = await run.finished;
+    expect(code).toBe(0);
+    expect(stdout.match(/got SIGUSR2/g)).toHaveLength(2);
+    expect(stdout).not.toContain('lost a child');
+    const without = startEp(['run', '-n', '1', ...program(patient)], { EP_TRACE_DIR: '' });
+    const pids = await startedPids(without, 1);
+    without.child.kill('SIGUSR2');
+    expect((await without.finished).signal).toBe('SIGUSR2');
+    expect(await untilGone(pids, 10_000)).toEqual([]);
+  });
+
   it('leaves neither a rank nor a file behind when it is killed itself, not even a rank that ignores signals', async () => {
     // Silent, since a write to the launcher's pipe would end it: only SIGKILL can.
     const stubborn = `for (const s of ['SIGTERM', 'SIGINT', 'SIGHUP', 'SIGPIPE']) process.on(s, () => {});

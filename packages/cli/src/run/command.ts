@@ -62,6 +62,14 @@ async function runRanks(
     told ??= 'SIGPIPE';
   };
   for (const signal of FORWARDED) process.on(signal, onSignal);
+  const ranks = new Map<number, number>();
+  // To the ranks alone: their children would end of it.
+  const onDump = (): void => {
+    for (const pid of ranks.values()) tellToDump(pid);
+  };
+  // Elsewhere SIGUSR2 has no meaning but the end.
+  const dumps = (process.env.EP_TRACE_DIR ?? '') !== '';
+  if (dumps) process.on('SIGUSR2', onDump);
   process.stdout.on('error', onOutputError);
   const print = flags.json === true ? printJson : printPrefixed;
   try {
@@ -71,7 +79,11 @@ async function runRanks(
       args: flags.args,
       keepGoing: flags.keepGoing === true,
       graceMs: flags.grace * 1000,
-      onEvent: print,
+      onEvent: (event) => {
+        if (event.event === 'start') ranks.set(event.rank, event.pid);
+        else if (event.event === 'exit') ranks.delete(event.rank);
+        print(event);
+      },
       signal: stop.signal,
     };
     const result = await launchRanks(options);
@@ -86,7 +98,16 @@ async function runRanks(
     return code;
   } finally {
     for (const signal of FORWARDED) process.off(signal, onSignal);
+    process.off('SIGUSR2', onDump);
     process.stdout.off('error', onOutputError);
+  }
+}
+
+function tellToDump(pid: number): void {
+  try {
+    process.kill(pid, 'SIGUSR2');
+  } catch {
+    // ESRCH: it has ended, and its output is still being read.
   }
 }
 

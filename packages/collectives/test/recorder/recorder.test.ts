@@ -117,7 +117,7 @@ describe('the ring of a flight recorder', () => {
   });
 
   it('shows nothing of the call whose row it uses again', () => {
-    const recorder = opened(undefined);
+    const recorder = opened();
     for (let sequence = 1; sequence <= RING_CALLS; sequence++) fail(recorder, sequence, timedOut());
     recorder.begin(call(RING_CALLS + 1));
     expect(recorder.entries().at(-2)).toMatchObject({ code: 'EP_TIMEOUT', endedUs: expect.any(Number) });
