@@ -25,7 +25,16 @@ export interface BenchCase {
   readonly bytes: number;
 }
 
-export type SeriesName = 'group' | 'typed' | 'awaited' | 'bf16' | 'copy' | 'copy-non-temporal' | 'Open MPI' | 'Gloo';
+export type SeriesName =
+  | 'group'
+  | 'typed'
+  | 'awaited'
+  | 'native'
+  | 'bf16'
+  | 'copy'
+  | 'copy-non-temporal'
+  | 'Open MPI'
+  | 'Gloo';
 
 /** Copies are compared where the bound is that of memory, bf16 where it matters how many bytes an element has. */
 const COPIED_FROM = 16 * MIB;
@@ -83,7 +92,7 @@ export function ourTargets({ op, bytes }: BenchCase): readonly (readonly [Series
   const series: [SeriesName, Target][] = [['group', target]];
   if (op !== 'barrier') series.push(['typed', { ...target, variant: 'typed' }]);
   if (op === 'barrier' || (op === 'all-reduce' && bytes === 8)) {
-    series.push(['awaited', { ...target, variant: 'awaited' }]);
+    series.push(['awaited', { ...target, variant: 'awaited' }], ['native', { ...target, variant: 'native' }]);
   }
   if (op !== 'all-reduce') return series;
   if (bytes >= BF16_FROM) series.push(['bf16', { ...target, dtype: 'bf16' }]);

@@ -185,10 +185,9 @@ export function resultOf(
   // All ranks copy at the same time, each as many bytes as it reduces: their time is P S / C.
   add('group of the bound', over('group', copy));
   add('bf16 over f32', over('bf16', 'group'));
-  if (series.awaited) {
-    add('inline us', series.group?.p50);
-    add('awaited us', series.awaited.p50);
-  }
+  add('native us', series.native?.p50);
+  add('inline us', series.awaited && series.group?.p50);
+  add('awaited us', series.awaited?.p50);
   return { ...one, ranks, series, figures };
 }
 

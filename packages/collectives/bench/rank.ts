@@ -2,9 +2,10 @@
 import { createHash } from 'node:crypto';
 import { createConnection } from 'node:net';
 import { createInterface } from 'node:readline';
-import { openFileStore, type Tensor, tensor } from '@ep/core';
+import { openFileStore, type Store, type Tensor, tensor } from '@ep/core';
 import { type CollectiveWork, initProcessGroup, type ProcessGroup } from '../src/index.js';
 import { Copies } from './copies.js';
+import { NativeLoop } from './native-loop.js';
 import type { RankTask } from './ours.js';
 import {
   expectation,
@@ -62,11 +63,14 @@ class Rank {
   readonly #group: ProcessGroup;
   readonly #rooms: Readonly<Record<Memory, Room>>;
   readonly #mostCalls = mostCallsInPlace(size);
+  readonly #store: Store;
   #copies: Copies | undefined;
+  #loop: NativeLoop | undefined;
   #bound: Bound | undefined;
 
-  constructor(group: ProcessGroup) {
+  constructor(group: ProcessGroup, store: Store) {
     this.#group = group;
+    this.#store = store;
     this.#rooms = {
       group: new Room((bytes) => group.allocate('f32', bytes / 4).data),
       typed: new Room((bytes) => new Float32Array(bytes / 4)),
@@ -78,12 +82,14 @@ class Rank {
     if (variant === 'copy' || variant === 'copy-non-temporal') {
       return verb === 'run' ? this.#runCopies(command) : [];
     }
+    if (variant === 'native') return this.#runNative(verb === 'run' ? command : { ...command, ...NATIVE_CHECK });
     if (verb === 'bitwise') return this.#digests(command);
     if (verb === 'run') return this.#run(command);
     return command.op === 'barrier' ? this.#checkBarrier(elements) : this.#check(command);
   }
 
   close(): void {
+    this.#loop?.close();
     this.#copies?.close();
   }
 
@@ -183,6 +189,18 @@ class Rank {
     return times;
   }
 
+  /** The loop checks its own sums. */
+  async #runNative(command: Run): Promise<readonly number[]> {
+    this.#loop ??= await NativeLoop.open(this.#store, rank, size, timeoutMs);
+    const took: number[] = [];
+    for (let batch = -command.warm; batch < command.batches; batch++) {
+      await this.#group.barrier();
+      const nanoseconds = this.#loop.row(command);
+      if (batch >= 0) took.push(nanoseconds);
+    }
+    return took;
+  }
+
   async #runCopies({ variant, elements, calls, warm, batches }: Run): Promise<readonly number[]> {
     const bytes = 4 * elements;
     this.#copies ??= new Copies(task.mostBytes);
@@ -211,6 +229,7 @@ class Rank {
 }
 
 const FIRST = 1000;
+const NATIVE_CHECK = { calls: 100, warm: 0, batches: 1 } as const;
 
 /** Floats of both signs and many exponents, other ones on every rank: their sum depends on the order. */
 function scattered(i: number): number {
@@ -238,7 +257,7 @@ async function awaitedCalls(call: () => CollectiveWork, calls: number): Promise<
 
 const store = await openFileStore(task.store);
 const group = await initProcessGroup({ backend: 'shm', store, rank, worldSize: size, timeoutMs });
-const me = new Rank(group);
+const me = new Rank(group, store);
 await group.barrier();
 
 const socket = createConnection(task.socketPath);

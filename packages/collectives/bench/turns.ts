@@ -22,6 +22,9 @@ export interface Budget {
 const FEWEST_TURNS = 3;
 /** Calls in a row last as long as this, so that the clock's own time is not in the figure. */
 const ROW_NS = 20_000;
+/** No call that seems longer is timed in rows. */
+const SINGLE_NS = 500_000;
+const FIRST_ROW = 8;
 const MOST_CALLS = 500;
 const MOST_BATCHES = 2000;
 /** Longer calls are estimated once, and need no turn to warm up. */
@@ -66,11 +69,14 @@ async function estimate({ contender, target }: Player<string>): Promise<Estimate
   let found = await time(1, 1, 1);
   if (found.callNs > LONG_NS) return found;
   found = await time(1, 0, 3);
+  if (found.callNs > SINGLE_NS) return found;
   // One call by itself seems long: the ranks do not leave the barrier at the same moment.
-  for (let row = rowOf(found.callNs, mostCalls); row > found.calls; row = rowOf(found.callNs, mostCalls)) {
+  const single = found;
+  for (let row = Math.min(FIRST_ROW, mostCalls); row > found.calls; row = rowOf(found.callNs, mostCalls)) {
     found = await time(row, 0, 5);
   }
-  return found;
+  // Too long a first row: the calls are not that short.
+  return rowOf(found.callNs, mostCalls) === 1 ? single : found;
 }
 
 export interface Race<Name extends string> {
@@ -103,7 +109,9 @@ export async function race<Name extends string>(players: readonly Player<Name>[]
   const together = able.reduce((sum, { pace }) => sum + pace.turnMs, 0);
   const turns = Math.min(budget.turns, Math.max(FEWEST_TURNS, Math.floor(budget.caseMs / together)));
   for (let turn = -1; turn < turns; turn++) {
-    for (const { player, pace, long, turns: kept } of able) {
+    // Everybody is first at some time, and follows everybody else.
+    for (let place = 0; place < able.length; place++) {
+      const { player, pace, long, turns: kept } = able[(place + turn + able.length) % able.length]!;
       if (turn < 0 && long) continue;
       const { calls, warm, batches } = pace;
       const times = await player.contender.numbers({ verb: 'run', ...player.target, calls, warm, batches });

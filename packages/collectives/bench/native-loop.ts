@@ -1,0 +1,41 @@
+/** Calls of a group in a native loop: what a collective costs without JS. A group of its own, because its calls are counted there. */
+import { exchange, type Store } from '@ep/core';
+import { type NativeCollectiveGroup, native } from '@ep/native';
+import type { Run } from './protocol.js';
+
+/** Equal on all ranks, and of no other group of this run. */
+const NONCE = 0x6e61746976656cn;
+
+export class NativeLoop {
+  readonly #group: NativeCollectiveGroup;
+  #calls = 0;
+
+  private constructor(group: NativeCollectiveGroup) {
+    this.#group = group;
+  }
+
+  /** All ranks call it. */
+  static async open(store: Store, rank: number, size: number, timeoutMs: number): Promise<NativeLoop> {
+    const group = new (native().binding.CollectiveGroup)(rank, size, NONCE, size);
+    const handles = await exchange(
+      store,
+      { key: 'native-loop', rank, worldSize: size, bytes: group.handle() },
+      { timeoutMs },
+    );
+    handles.forEach((handle, peer) => {
+      if (peer !== rank) group.attach(peer, handle);
+    });
+    return new NativeLoop(group);
+  }
+
+  /** Nanoseconds of a row of calls on this thread; all ranks at one time. Throws if a sum was wrong. */
+  row({ op, calls }: Pick<Run, 'op' | 'calls'>): number {
+    const samples = this.#group.measure(op === 'barrier', this.#calls + 1, calls);
+    this.#calls += calls;
+    return samples.reduce((sum, nanoseconds) => sum + nanoseconds, 0);
+  }
+
+  close(): void {
+    this.#group.close();
+  }
+}
