@@ -91,10 +91,6 @@ export class Lane {
     return this.#failed.signal;
   }
 
-  get recorder(): CallRecorder | undefined {
-    return this.#recorder;
-  }
-
   /** Throws failures that nobody looked at, once. */
   check(): void {
     this.#calls.check();
@@ -123,7 +119,7 @@ export class Lane {
     return new DoneCollective(op, number, outcome.contributors, this.engine.size);
   }
 
-  /** Several calls as one Work, which ends as the first that fails, or after `finish` once all are done. */
+  /** One or more calls as one Work, which ends as the first that fails, or after `finish` once all are done. */
   runAll(op: string, calls: readonly CountedCall[], finish: () => void): CollectiveWork {
     const number = this.#issued + 1;
     this.#issued += calls.length;
@@ -133,7 +129,7 @@ export class Lane {
     );
     const outcome = Promise.all(ends).then((all) => {
       finish();
-      return all.at(-1) ?? { contributors: this.engine.view().active };
+      return all.at(-1)!;
     });
     return this.#follow(op, number, calls[0]?.call.signal, outcome);
   }

@@ -1,14 +1,25 @@
 /** Groups out of groups, and groups one after the other. */
 
+import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
+import { type AddressInfo, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { memoryStore, openFileStore, prefixStore } from '@ep/core';
+import { memoryStore } from '@ep/core';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import type { GroupTransport } from '../../src/backends.js';
 import { type InitOptions, initProcessGroup, type ProcessGroup } from '../../src/index.js';
 import { MemoryWorld } from '../memory-engine.js';
 import { failure, openWorld, turn } from './world.js';
+
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  server.close();
+  await once(server, 'close');
+  return port;
+}
 
 async function sumOf(group: ProcessGroup | undefined, value: number): Promise<number | undefined> {
   if (group === undefined) return undefined;
@@ -309,16 +320,16 @@ describe('initProcessGroup', () => {
   });
 
   test('an engine that cannot be opened leaves nothing open', async () => {
-    const folder = mkdtempSync(join(tmpdir(), 'ep-collectives-'));
-    onTestFinished(() => rmSync(folder, { recursive: true }));
     const broken = new Error('no engine today');
     const backend = (): never => {
       throw broken;
     };
-    const path = join(folder, 'store');
-    await expect(initProcessGroup({ backend, initMethod: `file://${path}?rank=0&world_size=1` })).rejects.toBe(broken);
-    const again = await openFileStore(path);
-    await prefixStore(again, 'x').set('key', Uint8Array.of(1));
-    await again.close();
+    const port = await freePort();
+    const initMethod = `tcp://127.0.0.1:${port}?rank=0&world_size=1`;
+    await expect(initProcessGroup({ backend, initMethod })).rejects.toBe(broken);
+    // The server of the store is gone: another one can listen there.
+    const group = await initProcessGroup({ backend: new MemoryWorld().open, initMethod, timeoutMs: 10_000 });
+    expect(await sumOf(group, 3)).toBe(3);
+    await group.destroy();
   });
 });
