@@ -109,9 +109,8 @@ export async function race<Name extends string>(players: readonly Player<Name>[]
   const together = able.reduce((sum, { pace }) => sum + pace.turnMs, 0);
   const turns = Math.min(budget.turns, Math.max(FEWEST_TURNS, Math.floor(budget.caseMs / together)));
   for (let turn = -1; turn < turns; turn++) {
-    // Everybody is first at some time, and follows everybody else.
-    for (let place = 0; place < able.length; place++) {
-      const { player, pace, long, turns: kept } = able[(place + turn + able.length) % able.length]!;
+    // There and back: nobody comes always after the same one.
+    for (const { player, pace, long, turns: kept } of turn % 2 === 0 ? able : able.toReversed()) {
       if (turn < 0 && long) continue;
       const { calls, warm, batches } = pace;
       const times = await player.contender.numbers({ verb: 'run', ...player.target, calls, warm, batches });
