@@ -43,6 +43,7 @@ set(EP_UNFUSED_SOURCES
 set(EP_NAPI_SOURCES
   napi/addon.cpp
   napi/bind_attention.cpp
+  napi/bind_collective.cpp
   napi/bind_compat.cpp
   napi/bind_dispatch.cpp
   napi/bind_host.cpp

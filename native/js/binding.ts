@@ -1,4 +1,5 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
+import type { NativeCollectiveGroup } from './collective.js';
 
 /** `EP_STATUS_*` of an operation that ended, and what it saw. */
 export interface Outcome {
@@ -420,4 +421,11 @@ export interface Binding {
     ringCapacity: number,
   ) => NativeHostileEngine;
   readonly HostStream: new (spinNs: number) => NativeHostStream;
+  /** `nonce`: equal on all members, unlike that of any other group. */
+  readonly CollectiveGroup: new (
+    rank: number,
+    size: number,
+    nonce: bigint,
+    ranksOnHost: number,
+  ) => NativeCollectiveGroup;
 }

@@ -8,6 +8,7 @@ export {
   segmentHandleLayout,
 } from './abi.gen.js';
 export type * from './binding.js';
+export type * from './collective.js';
 export type { CallFrame } from './frame.js';
 export { allocateHost, type NativePlace, nativePlaceOf, registerWindow } from './host-memory.js';
 export { type LoadAttempt, loadBinding, platformPackage } from './load.js';

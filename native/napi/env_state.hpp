@@ -35,9 +35,9 @@ class env_state final : public completion_sink {
 
   // Arguments of the calls that are too short to pay for passing them one by one (15 ns each): JS writes them here, numbers as f64, a signal's value as u64.
   // One thread, and no call of these runs JS before it has read them.
-  static constexpr size_t frame_words = 8;
+  static constexpr size_t frame_words = 16;
   Napi::ArrayBuffer make_frame(Napi::Env env);
-  const double* frame() const { return frame_; }
+  double* frame() const { return frame_; }
 
  private:
   static void end(void* self);

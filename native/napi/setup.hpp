@@ -58,5 +58,6 @@ void bind_rank(Napi::Env env, Napi::Object exports);
 void bind_hostile(Napi::Env env, Napi::Object exports);
 void bind_memory(Napi::Env env, Napi::Object exports);
 void bind_stream(Napi::Env env, Napi::Object exports);
+void bind_collective(Napi::Env env, Napi::Object exports);
 
 } // namespace ep::binding

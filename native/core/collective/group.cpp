@@ -76,7 +76,9 @@ bool collective_group::try_now(queued_call& queued) {
   queued.run.begin(*board_, queued.call, traces_[static_cast<size_t>(queued.call.kind)]);
   for (;;) {
     switch (queued.run.advance()) {
-      case progress::done: return true;
+      case progress::done:
+        epoch_.store(board_->epoch(), std::memory_order_release);
+        return true;
       case progress::made: break;
       case progress::failed: return false; // told by the group's thread, like every failure
       case progress::waiting:

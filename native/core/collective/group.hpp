@@ -50,6 +50,7 @@ class collective_group {
   void lose(int32_t rank);
   result<uint32_t> allocate(uint64_t byte_length);
   const std::shared_ptr<segment>& allocation(uint32_t index) const { return board_->allocation(index); }
+  uint64_t allocations() const { return board_->allocations(); }
 
   // The calling thread's attempt, if nothing is in flight: true when the call has ended, and well. Otherwise it is under way or has not begun: submit it.
   bool try_now(queued_call& call);

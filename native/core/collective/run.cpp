@@ -63,6 +63,8 @@ progress collective_run::fail(uint32_t status, int32_t rank, const char* message
   end_.status = status;
   end_.rank = rank;
   end_.message = message;
+  // HAZARD: who tries it first is not who reports it: asked again, it must not begin anew in the next view.
+  phase_ = phase::failed;
   return progress::failed;
 }
 
@@ -71,7 +73,8 @@ void collective_run::give_up(uint32_t status) { board_->give_up(call_->sequence,
 bool collective_run::can_advance() {
   switch (phase_) {
     case phase::begin: return board_->connected() && (board_->view_pending() || board_->ready());
-    case phase::work: return true;
+    case phase::work:
+    case phase::failed: return true;
     default: return board_->entered();
   }
 }
@@ -163,6 +166,7 @@ progress collective_run::advance() {
       return next_chunk();
     case phase::work: return work();
     case phase::closing: return board_->entered() ? progress::done : progress::waiting;
+    case phase::failed: return progress::failed;
   }
   return progress::waiting;
 }

@@ -58,7 +58,7 @@ class collective_run {
   const outcome& end() const { return end_; }
 
  private:
-  enum class phase : uint8_t { begin, entered, chunk, slice, work, closing };
+  enum class phase : uint8_t { begin, entered, chunk, slice, work, closing, failed };
   progress fail(uint32_t status, int32_t rank, const char* message = "");
   uint64_t payload_bytes() const;
   void publish_call();

@@ -1,0 +1,73 @@
+/** The addon's part in process groups: native/napi/bind_collective.cpp. */
+import type { OperationId } from './binding.js';
+
+/** What is known of a call that failed. */
+export interface NativeCallFailure {
+  /** Members when it failed. */
+  readonly active: Int32Array;
+  /** Those that had not come. */
+  readonly missing: Int32Array;
+  /** Those that died with it. */
+  readonly lost: Int32Array;
+  /** Seven numbers for each of `active` where their calls differ: sequence, kind, dtype, reduction, root, bytes, factor. */
+  readonly calls: Float64Array;
+}
+
+/** One rank's side of a process group in shared memory: native/core/collective/group.hpp. */
+export interface NativeCollectiveGroup {
+  /** `ep_segment_handle` bytes, for `attach` on the others. */
+  handle(): Uint8Array;
+  attach(rank: number, handle: Uint8Array): void;
+  /** The rank cannot be reached: as if it had died. */
+  lose(rank: number): void;
+  /** Bytes of group memory; its index. */
+  allocate(byteLength: number): number;
+  window(allocation: number): ArrayBuffer;
+  /**
+   * A call with at most one block on each side, as the frame says (`CallFrame.collective`, `CallFrame.places`); arrays where a block is not in group memory,
+   * no `output` where it is the input. `attempt`: may be carried out on this thread. 0: has ended, and well.
+   */
+  call(attempt: boolean, input?: ArrayBufferView, output?: ArrayBufferView): OperationId;
+  /** Any call: for each block (allocation or -1, byte offset, bytes), and its array if it is an ordinary one. */
+  callLists(
+    attempt: boolean,
+    inputPlaces: Float64Array,
+    inputs: readonly (ArrayBufferView | undefined)[],
+    outputPlaces: Float64Array,
+    outputs: readonly (ArrayBufferView | undefined)[],
+  ): OperationId;
+  /** Once an operation with ordinary outputs has ended well: copies them; undefined for those in group memory. */
+  collect(operation: OperationId, outputs: readonly (ArrayBufferView | undefined)[]): void;
+  /** An ordinary array is copied at once. `timeoutMs` negative: none. */
+  send(
+    peer: number,
+    tag: number,
+    dtype: number,
+    byteLength: number,
+    timeoutMs: number,
+    allocation: number,
+    byteOffset: number,
+    array?: ArrayBufferView,
+  ): OperationId;
+  /** The outcome's `rank` is the source, its `found` the bytes of the message. */
+  receive(
+    peer: number,
+    tag: number,
+    dtype: number,
+    byteLength: number,
+    timeoutMs: number,
+    allocation: number,
+    byteOffset: number,
+  ): OperationId;
+  /** Once a receive into an ordinary array has ended well. */
+  takeReceived(operation: OperationId, array: ArrayBufferView): void;
+  failure(operation: OperationId): NativeCallFailure;
+  epoch(): number;
+  active(): Int32Array;
+  /** Four numbers (calls, bytes, writes, signals) for each kind, then for sends, then for receives. */
+  trace(): Float64Array;
+  attached(): Uint8Array;
+  /** Back to back on this thread: all-reduces of one f32, or barriers; ns of each. Every member runs it at one time. */
+  measure(barrier: boolean, firstSequence: number, rounds: number): Float64Array;
+  close(): void;
+}

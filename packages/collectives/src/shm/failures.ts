@@ -1,0 +1,112 @@
+/** What an operation of the addon that did not end well means. */
+import { EpError, formatRanks } from '@ep/core';
+import { codeOfStatus, type NativeCallFailure, type Outcome } from '@ep/native';
+import type { EngineCall } from '../engine.js';
+import { differentCalls } from '../portable/signature.js';
+import { REDUCE_OPS } from '../reduce-op.js';
+import { KINDS, TYPES } from './codes.js';
+
+const FIELDS = 7;
+
+/** As the portable engine describes a call, from what the addon keeps of it. */
+function describeNative(numbers: Float64Array): string {
+  const [, kind, type, op, root, bytes, factor] = numbers;
+  const name = KINDS[kind!]!;
+  const dtype = TYPES[type!]!;
+  const words: string[] = [name];
+  if (name !== 'barrier') words.push(dtype);
+  if (name === 'all-reduce' || name === 'reduce' || name === 'reduce-scatter') {
+    words.push(REDUCE_OPS[op!]!);
+    if (factor !== 0) words.push(`by ${factor}`);
+  }
+  if (name !== 'barrier' && name !== 'all-to-all') words.push(`of ${bytes} bytes`);
+  if (root! >= 0) words.push(`root ${root}`);
+  return words.join(' ');
+}
+
+function mismatch(call: EngineCall, outcome: Outcome, { active, calls }: NativeCallFailure): EpError {
+  const texts = new Map<number, string>();
+  for (const [i, rank] of active.entries()) {
+    const numbers = calls.subarray(i * FIELDS, (i + 1) * FIELDS);
+    const at = numbers[0] === call.sequence ? '' : ` as its call ${numbers[0]}`;
+    texts.set(rank, `${describeNative(numbers)}${at}`);
+  }
+  const found = differentCalls(call.sequence, texts);
+  if (found !== undefined) return found;
+  const { sequence } = call;
+  const expected = `${outcome.expected} bytes`;
+  const given = `${outcome.found} bytes`;
+  return new EpError(
+    'EP_MISMATCH',
+    `call ${sequence}: all-to-all ${call.dtype}: rank ${outcome.rank} gives ${given}, ${expected} are taken from it`,
+    { context: { ranks: [outcome.rank], sequence, expected, found: given } },
+  );
+}
+
+/** Why a collective call failed. `lost` members leave the group in order; every other failure poisons it. */
+export function callError(call: EngineCall, outcome: Outcome, details: NativeCallFailure): EpError {
+  const where = `call ${call.sequence}: ${call.kind}`;
+  const code = codeOfStatus(outcome.status);
+  const missing = [...details.missing];
+  const arrived = [...details.active].filter((rank) => !missing.includes(rank));
+  const context = { sequence: call.sequence, kind: call.kind };
+  switch (code) {
+    case 'EP_TIMEOUT':
+      return new EpError(
+        code,
+        `${where}: timed out after ${call.timeoutMs} ms; awaited ${formatRanks(missing)}; ${formatRanks(arrived)} arrived`,
+        { context: { ...context, arrived, awaited: missing, timeoutMs: call.timeoutMs } },
+      );
+    case 'EP_PEER_LOST': {
+      const lost = details.lost.length > 0 ? [...details.lost] : [outcome.rank];
+      return new EpError(code, `${where}: ${formatRanks(lost)} died or closed the group`, {
+        context: { ...context, lost, active: [...details.active].filter((rank) => !lost.includes(rank)) },
+      });
+    }
+    case 'EP_MISMATCH':
+      return mismatch(call, outcome, details);
+    case 'EP_ABORTED':
+      return new EpError(code, `${where}: ${formatRanks([outcome.rank])} gave up this call, or an earlier one`, {
+        context: { ...context, ranks: [outcome.rank] },
+      });
+    case 'EP_CLOSED':
+      return new EpError(code, `${where}: the group was closed, or this rank is no longer a member of it`, { context });
+    default:
+      return new EpError(code, `${where}: ${outcome.message ?? 'failed'}`, { context });
+  }
+}
+
+/** `peer` -1: any. */
+export function messageError(
+  op: 'send' | 'recv',
+  message: { readonly peer: number; readonly tag: number; readonly timeoutMs: number },
+  outcome: Outcome,
+): EpError {
+  const code = codeOfStatus(outcome.status);
+  const who = message.peer < 0 ? 'any rank' : formatRanks([message.peer]);
+  const where = `${op} ${op === 'send' ? 'to' : 'from'} ${who}, tag ${message.tag}`;
+  const awaited = message.peer < 0 ? [] : [message.peer];
+  const context = { peer: message.peer, tag: message.tag };
+  switch (code) {
+    case 'EP_TIMEOUT':
+      return new EpError(code, `${where}: timed out after ${message.timeoutMs} ms`, {
+        context: { ...context, arrived: [], awaited, timeoutMs: message.timeoutMs },
+      });
+    case 'EP_PEER_LOST':
+      return new EpError(code, `${where}: ${formatRanks([outcome.rank])} died or closed the group`, {
+        context: { ...context, lost: [outcome.rank] },
+      });
+    case 'EP_MISMATCH':
+      return new EpError(
+        code,
+        op === 'send'
+          ? `${where}: ${outcome.expected} bytes did not fit what was to be received, or have another dtype`
+          : `${where}: a message of ${outcome.found} bytes, or of another dtype, for room of ${outcome.expected}`,
+        { context: { ...context, ranks: [outcome.rank], expected: outcome.expected, found: outcome.found } },
+      );
+    case 'EP_CLOSED':
+      return new EpError(code, `${where}: the group was closed`, { context });
+    default:
+      return new EpError(code, `${where}: ${outcome.message ?? 'failed'}`, { context });
+  }
+}
