@@ -29,8 +29,8 @@ bool reduces(reduce_op op, element_type type);
 void reduce_elements(void* dst, const void* const* srcs, int count, uint64_t elements, element_type type, reduce_op op, double factor, bool non_temporal);
 
 /// The same into each of `dst_count` >= 1 destinations, none of which overlaps another; each may be one of the sources. Every source element is read once.
-/// Non-temporal stores need destinations that are alike modulo 64 bytes, or modulo 16 (slower); any other than the first is written through the caches
-/// if it is not like the first.
+/// Which of them are streamed with `non_temporal`: the first; others that are like it modulo 64 bytes, or, with more stores, modulo 16. What remains goes
+/// through the caches, as do calls of less than about 1 KiB.
 void reduce_push(void* const* dsts, int dst_count, const void* const* srcs, int count, uint64_t elements, element_type type, reduce_op op, double factor,
                  bool non_temporal);
 
