@@ -1,8 +1,9 @@
 /** From what a caller names to an engine. */
-import { EpError, invalid, type Rank, type Store, type Transport } from '@ep/core';
+import { invalid, type Rank, type Store, type Transport } from '@ep/core';
 import type { GroupEngine } from './engine.js';
 import type { Backend } from './options.js';
 import { openPortableEngine } from './portable/engine.js';
+import { openShmEngine } from './shm/engine.js';
 
 /** A group about to exist on this rank. */
 export interface EngineInit {
@@ -13,7 +14,7 @@ export interface EngineInit {
   readonly size: number;
   /** For each rank of the group its rank in the world. */
   readonly ranks: readonly Rank[];
-  /** Unlike that of any other group that the members have had, under whatever name. */
+  /** Unlike that of any other group that has used the store. */
   readonly name: string;
   readonly timeoutMs: number;
   readonly ranksOnHost?: number;
@@ -33,9 +34,7 @@ export function engineFactory(backend: Backend): EngineFactory {
     return ({ store, rank, ranks, name, timeoutMs, signal }) =>
       openPortableEngine({ transport: backend, store, rank, ranks, name, timeoutMs, signal });
   }
-  if (backend === 'shm') {
-    throw new EpError('EP_UNSUPPORTED', "initProcessGroup: backend 'shm' is not in this build: pass a transport");
-  }
+  if (backend === 'shm') return openShmEngine;
   const expected = "'shm', a transport or a function that opens an engine";
   throw invalid('backend', { where: 'initProcessGroup', expected, found: backend });
 }

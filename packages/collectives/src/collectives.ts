@@ -33,7 +33,7 @@ const NO_ARRAYS: readonly Elements[] = [];
 /** What groups are made of. */
 export interface GroupParts {
   readonly name: string;
-  /** The name that no other group has had. */
+  /** A name that no other group of the store has had. */
   readonly id: string;
   /** World rank of each member. */
   readonly ranks: readonly Rank[];

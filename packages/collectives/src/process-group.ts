@@ -31,7 +31,7 @@ export interface World {
 /** A group to be opened on this rank. */
 export interface Membership {
   readonly name: string;
-  /** The name that no other group has had, the same on all members. */
+  /** A name that no other group of the store has had, the same on all members. */
   readonly id: string;
   readonly rank: Rank;
   /** World rank of each member. */
@@ -40,8 +40,8 @@ export interface Membership {
   readonly timeoutMs: number;
   /** Ends the opening. */
   readonly signal?: AbortSignal | undefined;
-  /** Runs when the group has been closed. */
-  readonly release?: () => Promise<void>;
+  /** Runs when the group has been closed, with the members that took part until then. */
+  readonly release?: (active: readonly Rank[]) => Promise<void>;
 }
 
 /** What the members of one group have for it alone. */
@@ -291,7 +291,7 @@ export async function openGroup(world: World, membership: Membership): Promise<P
     leaveRecorder = recorder.openGroup({ name: id, ranks, rank, view: () => engine.view() });
     const release = async (): Promise<void> => {
       await tidyUp();
-      await membership.release?.();
+      await membership.release?.(engine.view().active);
     };
     return new ProcessGroup({ name, id, ranks, engine, recorder, timeoutMs, world, release });
   } catch (error) {

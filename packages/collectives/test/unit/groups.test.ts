@@ -291,6 +291,24 @@ describe('initProcessGroup', () => {
     expect(alone.context.ranks).toEqual([1]);
   });
 
+  test('meets again and again where rank 0 holds the store, in whatever order the ranks leave', async () => {
+    const worlds = [new MemoryWorld(), new MemoryWorld(), new MemoryWorld()];
+    const port = await freePort();
+    const url = (rank: number): string => `tcp://127.0.0.1:${port}?rank=${rank}&world_size=3`;
+    const live = async (rank: number): Promise<void> => {
+      for (const [life, { open }] of worlds.entries()) {
+        const group = await initProcessGroup({ backend: open, initMethod: url(rank), timeoutMs: 10_000 });
+        expect(await sumOf(group, life)).toBe(3 * life);
+        if (rank === life) await new Promise((resolve) => setTimeout(resolve, 100));
+        await group.destroy();
+      }
+    };
+    const begin = performance.now();
+    await Promise.all([0, 1, 2].map(live));
+    // Nobody waited for a deadline.
+    expect(performance.now() - begin).toBeLessThan(4000);
+  });
+
   test('names the ranks that did not come', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'ep-collectives-'));
     onTestFinished(() => rmSync(folder, { recursive: true }));
