@@ -191,8 +191,8 @@ describe('merged dumps of flight recorders', () => {
     const dumps = [dumpOf(0, [{}], view), dumpOf(2, [{}]), dumpOf(3, [{}])];
     const report = merged(dumps);
     expect(report.findings.map((one) => one.text)).toEqual([
-      'rank 1 is dead or was removed: it is not among the active ranks of world (epoch 3); it left no dump',
-      'rank 3 is dead or was removed: it is not among the active ranks of world (epoch 3); its dump was made by signal',
+      'rank 1 died or left: it is not among the active ranks of world (epoch 3); it left no dump',
+      'rank 3 died or left: it is not among the active ranks of world (epoch 3); its dump was made by signal',
     ]);
     expect(report.ranks[1]).toEqual({ rank: 1, dump: false });
     expect(merged([dumpOf(1, [{}])]).findings).toEqual([

@@ -68,7 +68,7 @@ describe('ep trace merge of real ranks', () => {
     const { code, world } = await traced('death');
     expect(code).toBe(1);
     expect(said(world)).toEqual([
-      expect.stringMatching(/^dead: rank 2 is dead or was removed: .* \(epoch \d+\); it left no dump$/),
+      expect.stringMatching(/^gone: rank 2 died or left: .* \(epoch \d+\); it left no dump$/),
       'failed: call 2 of world, barrier(), failed with EP_PEER_LOST on ranks 0-1',
     ]);
   });

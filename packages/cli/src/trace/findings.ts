@@ -11,7 +11,7 @@ export interface Camp {
 
 export type Finding = { readonly text: string } & (
   | { readonly kind: 'missing'; readonly ranks: readonly number[] }
-  | { readonly kind: 'dead'; readonly rank: number }
+  | { readonly kind: 'gone'; readonly rank: number }
   | { readonly kind: 'members'; readonly group: string; readonly camps: readonly Camp[] }
   | { readonly kind: 'mismatch'; readonly group: string; readonly sequence: number; readonly camps: readonly Camp[] }
   | {
@@ -69,9 +69,9 @@ export function lostRanks(size: number, dumps: readonly RankDump[], groups: read
     const left = dump === undefined ? 'it left no dump' : `its dump was made by ${dump.dump.reason}`;
     if (without.length > 0) {
       findings.push({
-        kind: 'dead',
+        kind: 'gone',
         rank,
-        text: `rank ${rank} is dead or was removed: it is not among the active ranks of ${without.join(', ')}; ${left}`,
+        text: `rank ${rank} died or left: it is not among the active ranks of ${without.join(', ')}; ${left}`,
       });
     } else if (dump === undefined) missing.push(rank);
   }
