@@ -42,8 +42,10 @@ export interface ChannelInit {
   /** The word's value from which this group counts. */
   readonly base: bigint;
   readonly readers: Readonly<Record<LaneName, SlotReader>>;
-  /** The word has changed: time to `look`, at this channel and, as that costs little, at the others. */
+  /** The word has changed, or the peer is lost: time to `look`, at this channel and, as that costs little, at the others. */
   readonly onEvent: () => void;
+  /** Resolves when it is time to wait again; until then, somebody looks. */
+  readonly quiet: () => Promise<void>;
   /** The peer died or closed; called once. */
   readonly onLost: (error: EpError) => void;
   /** The transport refused a put or a wait for another reason. */
@@ -210,7 +212,7 @@ export class Channel {
 
   /** Follows the word until the peer is lost or `signal` fires. */
   async watch(signal: AbortSignal): Promise<void> {
-    const { memory, ownSlot, peerRank, onEvent, onLost, onBroken } = this.#init;
+    const { memory, ownSlot, peerRank, onEvent, quiet, onLost, onBroken } = this.#init;
     const options = { peers: [peerRank], timeoutMs: Number.POSITIVE_INFINITY, signal };
     try {
       while (!signal.aborted && !this.#lost) {
@@ -223,19 +225,23 @@ export class Channel {
         );
         // Of a peer that is lost, too: what it did before it went counts.
         onEvent();
-        if (lost === undefined || this.#lost) continue;
-        this.#lost = true;
-        onLost(lost);
+        if (lost === undefined) {
+          await quiet();
+        } else if (!this.#lost) {
+          this.#lost = true;
+          onLost(lost);
+        }
       }
     } catch (error) {
       if (!signal.aborted) onBroken(error);
     }
   }
 
-  /** Acts on what has happened since the last look, if anything. */
-  look(): void {
+  /** Acts on what has happened since the last look. False if nothing has. */
+  look(): boolean {
+    if (this.#lost) return false;
     const value = this.#init.memory.signals.peek(this.#init.ownSlot);
-    if (value === this.#seen) return;
+    if (value === this.#seen) return false;
     const happened = Number(BigInt.asUintN(64, value - this.#seen));
     this.#seen = value;
     for (const lane of LANES) {
@@ -251,6 +257,7 @@ export class Channel {
     }
     // Records first: they say what payload is for.
     for (const lane of LANES) this.#in[lane].drain();
+    return true;
   }
 
   #put(lane: LaneName, slot: number, byteLength: number): void {

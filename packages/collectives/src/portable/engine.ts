@@ -35,6 +35,7 @@ import { Collectives } from './collectives.js';
 import { layOut } from './layout.js';
 import { Membership } from './membership.js';
 import { Messages } from './messages.js';
+import { Pulse } from './pulse.js';
 import { type ControlRecord, decodeRecord, describeError, encodeRecord } from './records.js';
 import { Traces } from './traces.js';
 
@@ -100,6 +101,10 @@ class PortableEngine extends Resource implements GroupEngine {
   readonly #channels: readonly (Channel | undefined)[];
   /** What keeps a channel from being used. */
   readonly #details = new Map<number, string>();
+  readonly #pulse = new Pulse(
+    () => this.#look(),
+    (error) => this.#break(error),
+  );
   readonly #stop = new AbortController();
   readonly #background: Promise<void>[] = [];
   /** A member died, or the transport failed: what was put may land at any time. */
@@ -259,7 +264,8 @@ class PortableEngine extends Resource implements GroupEngine {
           collective: (slot, release) => this.#collectives.onChunk(peer, slot, release),
           message: (slot, release) => this.#messages.onChunk(peer, slot, release),
         },
-        onEvent: () => this.#each((channel) => channel.look()),
+        onEvent: () => this.#pulse.look(),
+        quiet: () => this.#pulse.quiet(),
         onLost: (error) => {
           this.#unclean = true;
           this.#lose(peer, error.message);
@@ -370,6 +376,14 @@ class PortableEngine extends Resource implements GroupEngine {
 
   #closedError(): EpError {
     return new EpError('EP_ABORTED', `${WHERE} ${this.#init.options.name} was closed`);
+  }
+
+  #look(): boolean {
+    let seen = false;
+    this.#each((channel) => {
+      seen = channel.look() || seen;
+    });
+    return seen;
   }
 
   #each(action: (channel: Channel) => void): void {
