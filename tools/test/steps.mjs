@@ -129,7 +129,7 @@ export function stepTable() {
       report: { format: 'vitest', files: [join(root, 'tools', vitestFile)] },
     },
     ...suites('test', ['default'], 10),
-    ...ctestPreset('release', ['default'], 10),
+    ...ctestPreset('release', ciLanes, 15),
     {
       name: 'headers',
       lanes: ['default'],
@@ -146,6 +146,7 @@ export function stepTable() {
     },
     ...ctestPreset('asan', ciLanes, 20),
     ...ctestPreset('tsan', ciLanes, 20),
+    ...suites('test:ci', ['ci'], 15),
     optionalPreset('litmus', ciLanes, 15),
     optionalPreset('clang', ['full'], 20),
     optionalPreset('clang-asan', ['full'], 30),
