@@ -1,5 +1,6 @@
 /** Our own ranks: processes that make the calls that a program would make. */
-import { spawn } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
+import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Contender } from './contender.js';
@@ -16,7 +17,31 @@ export interface RankTask {
   readonly timeoutMs: number;
 }
 
-export function startOurs({ folder, ranks, mostBytes, timeoutMs, signal }: StartOptions): Promise<Contender> {
+/** The numbers in a list of the kernel's, as `0-3,8`. */
+export function numbersOf(list: string): readonly number[] {
+  return list
+    .trim()
+    .split(',')
+    .flatMap((part) => {
+      const [first, last = first] = part.split('-').map(Number);
+      return Array.from({ length: last! - first! + 1 }, (_, i) => first! + i);
+    });
+}
+
+/**
+ * A core for each rank, where there are enough and `taskset` is there. mpirun binds its ranks alike; without it two ranks may begin on one core, and each would
+ * wait for the other's time slice to end.
+ */
+function coresFor({ ranks, usableCores }: StartOptions): readonly number[] | undefined {
+  if (ranks > usableCores || spawnSync('taskset', ['--version']).status !== 0) return undefined;
+  const allowed = /^Cpus_allowed_list:(.*)$/m.exec(readFileSync('/proc/self/status', 'utf8'))?.[1];
+  const cores = allowed === undefined ? [] : numbersOf(allowed);
+  return cores.length < ranks ? undefined : cores;
+}
+
+export function startOurs(options: StartOptions): Promise<Contender> {
+  const { folder, ranks, mostBytes, timeoutMs, signal } = options;
+  const cores = coresFor(options);
   // Built beside this file; see tsup.config.ts.
   const program = fileURLToPath(new URL('./rank.js', import.meta.url));
   return Contender.start({
@@ -28,9 +53,9 @@ export function startOurs({ folder, ranks, mostBytes, timeoutMs, signal }: Start
     launch: (socketPath) =>
       Array.from({ length: ranks }, (_, rank) => {
         const task: RankTask = { rank, size: ranks, store: join(folder, 'store'), socketPath, mostBytes, timeoutMs };
-        return spawn(process.execPath, [...process.execArgv, program, JSON.stringify(task)], {
-          stdio: ['ignore', 'pipe', 'pipe'],
-        });
+        const node = [process.execPath, ...process.execArgv, program, JSON.stringify(task)];
+        const [command, ...args] = cores === undefined ? node : ['taskset', '-c', `${cores[rank]}`, ...node];
+        return spawn(command!, args, { stdio: ['ignore', 'pipe', 'pipe'] });
       }),
   });
 }

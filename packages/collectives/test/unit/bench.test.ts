@@ -8,6 +8,7 @@ import { ALL_SIZES, chooseCases, ourTargets, peerTarget, sizeText } from '../../
 import { resultOf } from '../../bench/collectives.js';
 import { Contender, checkBarriers } from '../../bench/contender.js';
 import { goalOf, KIB, MIB } from '../../bench/goals.js';
+import { numbersOf } from '../../bench/ours.js';
 import {
   expectation,
   fillInput,
@@ -379,6 +380,13 @@ describe('figures', () => {
         goal: { at: 'least', value: 1.3, met: false },
       }),
     ]);
+  });
+});
+
+describe('the cores of ranks', () => {
+  it("are read from the kernel's list", () => {
+    expect(numbersOf('\t0-3,8,10-11\n')).toEqual([0, 1, 2, 3, 8, 10, 11]);
+    expect(numbersOf('5')).toEqual([5]);
   });
 });
 
