@@ -24,15 +24,15 @@ const PLAIN: Readonly<Record<string, DType>> = {
   Int8Array: 'i8',
 };
 
-/** Tensors that can no longer change, once looked at: checking one anew would cost more than a small all-reduce. */
+/** Tensors that can no longer change, once looked at, and their buffers: checking one anew would cost more than a small all-reduce. */
 const checked = new WeakMap<Tensor, Elements>();
 
 /**
- * The last small array whose buffer has a fixed length, as it then always will: asking a typed array for its buffer takes 50 ns. Small, because it is kept from
- * the garbage collector.
+ * The last array whose buffer has a fixed length, as it then always will: asking a typed array for its buffer takes 50 ns. Not of a large buffer, because it
+ * is kept from the garbage collector.
  */
 let lastFixed: Elements | undefined;
-const SMALL_BYTES = 4096;
+const KEPT_BYTES = 2 ** 20;
 
 /** HAZARD: shrinking a buffer unmaps pages under the peer or thread that reads them. */
 function checkLiving(elements: Elements, where: string): void {
@@ -45,13 +45,13 @@ function checkLiving(elements: Elements, where: string): void {
       { context: { where } },
     );
   }
-  if (elements.buffer.byteLength <= SMALL_BYTES) lastFixed = elements;
+  if (elements.buffer.byteLength <= KEPT_BYTES) lastFixed = elements;
 }
 
 function elementsOfTensor(source: Tensor, what: string, where: string): Elements {
   const found = checked.get(source);
   if (found !== undefined) {
-    checkLiving(found, where);
+    checkStillLiving(found, where);
     return found;
   }
   const tensor = asTensor(source, where);
