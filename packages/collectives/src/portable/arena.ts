@@ -10,7 +10,7 @@ import { createHash, randomBytes } from 'node:crypto';
 import { checkInteger, EpError, invalid, type Store, type SymmetricMemory, type Transport } from '@ep/core';
 import type { Portable } from './channel.js';
 
-export const DEFAULT_MAX_GROUPS = 16;
+const DEFAULT_MAX_GROUPS = 16;
 const SMALLEST_DEFAULT_BYTES = 2 ** 22;
 /** Per rank of the world: leaves payload slots of 3 KiB. */
 const DEFAULT_BYTES_PER_RANK = 2 ** 16;

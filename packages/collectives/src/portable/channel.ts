@@ -216,6 +216,7 @@ export class Channel {
     const options = { peers: [peerRank], timeoutMs: Number.POSITIVE_INFINITY, signal };
     try {
       while (!signal.aborted && !this.#lost) {
+        await quiet();
         const lost = await memory.signals.until(ownSlot, { cmp: 'ne', value: this.#seen }, options).then(
           () => undefined,
           (error: unknown) => {
@@ -225,12 +226,9 @@ export class Channel {
         );
         // Of a peer that is lost, too: what it did before it went counts.
         onEvent();
-        if (lost === undefined) {
-          await quiet();
-        } else if (!this.#lost) {
-          this.#lost = true;
-          onLost(lost);
-        }
+        if (lost === undefined || this.#lost) continue;
+        this.#lost = true;
+        onLost(lost);
       }
     } catch (error) {
       if (!signal.aborted) onBroken(error);

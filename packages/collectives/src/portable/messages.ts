@@ -12,7 +12,7 @@ import { IncomingMessage, MessageQueues, OutgoingMessage } from './message-queue
 import { type ControlRecord, describeError, type OfferRecord, type RefusalRecord } from './records.js';
 import type { Traces } from './traces.js';
 
-export const ANY_SOURCE = -1;
+const ANY_SOURCE = -1;
 
 export interface MessagesInit {
   readonly rank: number;

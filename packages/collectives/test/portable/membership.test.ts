@@ -4,6 +4,8 @@ import { Membership } from '../../src/portable/membership.js';
 import type { StateRecord } from '../../src/portable/records.js';
 import { numbers } from './world.js';
 
+const SEEDS = process.env.EP_TEST_FULL === '1' ? 20_000 : 500;
+
 interface Committed {
   readonly lost: readonly number[];
   readonly completed: number;
@@ -88,7 +90,7 @@ describe.each([
 ])('$size ranks of which $deaths die', ({ size, deaths }) => {
   it('end with the same views, the same calls and nobody waiting', () => {
     let several = 0;
-    for (let seed = 1; seed <= 1500; seed++) {
+    for (let seed = 1; seed <= SEEDS; seed++) {
       const model = new Model(size, seed);
       const below = numbers(seed + 1_000_000);
       const victims = [...Array(size).keys()].sort(() => below(2) - 0.5).slice(0, deaths);
@@ -110,7 +112,7 @@ describe.each([
       if (commits.length > 1) several++;
     }
     // The seeds reach one agreement after the other as well.
-    if (deaths > 1) expect(several).toBeGreaterThan(50);
+    if (deaths > 1) expect(several).toBeGreaterThan(20);
   });
 });
 

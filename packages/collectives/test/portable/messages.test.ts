@@ -200,13 +200,13 @@ describe('over the hostile transport', () => {
 
   it('an abort in the middle of a large message ends both sides, and leaves the lane usable', async () => {
     for (const who of ['sender', 'receiver'] as const) {
-      await using world = await World.open({ size: 2, stagingBytes: SMALL_STAGING, hostile: { maxDelayUs: 2000 } });
+      await using world = await World.open({ size: 2, stagingBytes: SMALL_STAGING, hostile: { maxDelayUs: 500 } });
       const [a, b] = world.engines as [World['engines'][0], World['engines'][0]];
       const controller = new AbortController();
       const { signal } = controller;
-      const got = new Uint8Array(200_000);
+      const got = new Uint8Array(60_000);
       const ends = Promise.allSettled([
-        a.send(send(1, new Uint8Array(200_000).fill(1), who === 'sender' ? { signal } : {})),
+        a.send(send(1, new Uint8Array(60_000).fill(1), who === 'sender' ? { signal } : {})),
         b.recv(recv(0, got, who === 'receiver' ? { signal } : {})),
       ]);
       while (got[1000] === 0) await pause(1);

@@ -126,6 +126,12 @@ const worlds: readonly (readonly [Kind, number])[] = [
   ['hostile', 4],
   ['shm', 2],
   ['shm', 5],
+  ...(process.env.EP_TEST_FULL === '1'
+    ? ([
+        ['hostile', 9],
+        ['shm', 32],
+      ] as const)
+    : []),
 ];
 
 describe.each(worlds)('over %s, %i ranks', (kind, size) => {
@@ -210,6 +216,24 @@ describe('over the hostile transport', () => {
         if (kind === 'all-reduce') expect(inputs[0]).toEqual(expected);
       }
     }
+  });
+
+  it('reduces small arrays in place one after the other, although slots of the one before are not free yet', async () => {
+    const size = 3;
+    await using world = await World.open({ size, stagingBytes: SMALL_STAGING, hostile: { maxDelayUs: 300 } });
+    const calls = Array.from({ length: 80 }, async (_, seed) => {
+      const inputs = [...Array(size)].map((_, rank) => filled('f64', DIRECT_BYTES / 8, 3 * seed + rank));
+      const expected = fold('f64', 'sum', inputs);
+      await world.all((rank) => ({
+        kind: 'all-reduce',
+        dtype: 'f64',
+        reduceOp: 'sum',
+        inputs: [inputs[rank]!],
+        outputs: [inputs[rank]!],
+      }));
+      for (const input of inputs) expect(input).toEqual(expected);
+    });
+    await Promise.all(calls);
   });
 
   it('makes a thousand calls in flight end in order', async () => {

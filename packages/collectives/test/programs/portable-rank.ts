@@ -4,8 +4,8 @@ import { isMainThread, parentPort, workerData } from 'node:worker_threads';
 import { hostile } from '@ep/conformance/hostile';
 import { isEpError, openFileStore } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
-import type { EngineCall, OpKind } from '../../../src/engine.js';
-import { openPortableEngine } from '../../../src/portable/engine.js';
+import type { EngineCall, OpKind } from '../../src/engine.js';
+import { openPortableEngine } from '../../src/portable/engine.js';
 
 export interface RankInit {
   readonly rank: number;
