@@ -25,9 +25,11 @@ const ROW_NS = 20_000;
 /** No call that seems longer is timed in rows. */
 const SINGLE_NS = 500_000;
 const FIRST_ROW = 8;
+const HEAT_ROW = 100;
+const HEAT_TURNS = 2;
 const MOST_CALLS = 500;
 const MOST_BATCHES = 2000;
-/** Longer calls are estimated once, and need no turn to warm up. */
+/** Longer calls are estimated once, and need nothing to warm up. */
 const LONG_NS = 30e6;
 
 /** How often a contender calls in one turn. */
@@ -57,7 +59,8 @@ export function paceOf({ callNs, calls, batchMs }: Estimate, turnMs: number): Pa
   return { calls, warm, batches, turnMs: (warm + batches) * batchMs };
 }
 
-async function estimate({ contender, target }: Player<string>): Promise<Estimate> {
+/** Warms up, too: V8 compiles beside the calls, and thousands of them are over before its optimised code is there. */
+async function estimate({ contender, target }: Player<string>, turnMs: number): Promise<Estimate> {
   const mostCalls = target.op === 'all-reduce' ? mostCallsInPlace(contender.ranks) : MOST_CALLS;
   const time = async (calls: number, warm: number, batches: number): Promise<Estimate> => {
     const begin = performance.now();
@@ -71,8 +74,11 @@ async function estimate({ contender, target }: Player<string>): Promise<Estimate
   if (found.callNs > LONG_NS) return found;
   found = await time(1, 0, 3);
   if (found.callNs > SINGLE_NS) return found;
+  const heat = Math.min(mostCalls, HEAT_ROW, Math.max(1, Math.floor((turnMs * 1e6) / found.callNs / 4)));
+  for (const begin = performance.now(); performance.now() - begin < HEAT_TURNS * turnMs; ) await time(heat, 0, 10);
   // One call by itself seems long: the ranks do not leave the barrier at the same moment.
-  const single = found;
+  const single = await time(1, 0, 5);
+  found = single;
   for (let row = Math.min(FIRST_ROW, mostCalls); row > found.calls; row = rowOf(found.callNs, mostCalls)) {
     found = await time(row, 0, 5);
   }
@@ -94,14 +100,13 @@ export async function race<Name extends string>(players: readonly Player<Name>[]
   const unsupported: string[] = [];
   const able: {
     readonly player: Player<Name>;
-    readonly long: boolean;
     readonly pace: Pace;
-    readonly turns: number[][];
+    readonly turns: (readonly number[])[];
   }[] = [];
   for (const player of players) {
     try {
-      const found = await estimate(player);
-      able.push({ player, long: found.callNs > LONG_NS, pace: paceOf(found, budget.turnMs), turns: [] });
+      const found = await estimate(player, budget.turnMs);
+      able.push({ player, pace: paceOf(found, budget.turnMs), turns: [] });
     } catch (error) {
       if (!(error instanceof Unsupported)) throw error;
       unsupported.push(error.message);
@@ -109,13 +114,12 @@ export async function race<Name extends string>(players: readonly Player<Name>[]
   }
   const together = able.reduce((sum, { pace }) => sum + pace.turnMs, 0);
   const turns = Math.min(budget.turns, Math.max(FEWEST_TURNS, Math.floor(budget.caseMs / together)));
-  for (let turn = -1; turn < turns; turn++) {
+  for (let turn = 0; turn < turns; turn++) {
     // There and back: nobody comes always after the same one.
-    for (const { player, pace, long, turns: kept } of turn % 2 === 0 ? able : able.toReversed()) {
-      if (turn < 0 && long) continue;
+    for (const { player, pace, turns: kept } of turn % 2 === 0 ? able : able.toReversed()) {
       const { calls, warm, batches } = pace;
       const times = await player.contender.numbers({ verb: 'run', ...player.target, calls, warm, batches });
-      if (turn >= 0) kept.push([...slowest(times, calls)]);
+      kept.push(slowest(times, calls));
     }
   }
   for (const { player } of able) {
