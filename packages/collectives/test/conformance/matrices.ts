@@ -54,6 +54,6 @@ export const describeNvshmem = (): void =>
     provider: { module: '@ep/nvshmem', name: 'nvshmem.shm' },
     worlds: [1, 2, 3, 4, 5],
     modes,
-    sample: [['processes', 2]],
+    sample: [['processes', 4]],
     expected: new URL('../group-nvshmem.expected.json', import.meta.url),
   });

@@ -40,6 +40,8 @@ async function runCase({ body }: GroupCase, rank: CaseRank): Promise<void> {
   const release: GroupRank['release'] = async (group) => {
     await group.destroy();
     await transports.get(group)?.close();
+    transports.delete(group);
+    scope.remove(group);
   };
   const run: GroupRank = {
     rank: rank.rank,
