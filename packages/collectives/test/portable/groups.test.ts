@@ -98,7 +98,8 @@ describe('groups of one transport', () => {
     const group = await world.group('g', [0, 1, 2]);
     await world.lose(2);
     await Promise.allSettled(group.slice(0, 2).map((engine) => engine.run(complete({ kind: 'barrier' }, 1))));
-    await Promise.all(group.slice(0, 2).map((engine) => engine.close()));
+    // The one that was lost closes as well, over a transport that is gone.
+    await Promise.all(group.map((engine) => engine.close()));
     const next = await Promise.allSettled(
       [0, 1].map((rank) =>
         openPortableEngine({
@@ -140,6 +141,29 @@ describe('groups of one transport', () => {
     await Promise.all([...calls, late.run(complete({ kind: 'barrier' }, 1))]);
     expect(early[0]!.connections()[2]).toEqual({ rank: 2, state: 'connected' });
     await Promise.all([...early, late].map((engine) => engine.close()));
+  });
+
+  it('tell who opens late that a member has been there and has left', async () => {
+    await using world = await World.open({ size: 2, stagingBytes: SMALL_STAGING });
+    const open = (rank: number): Promise<GroupEngine> =>
+      openPortableEngine({
+        transport: world.transports[rank]!,
+        store: world.stores[rank]!,
+        ranks: [0, 1],
+        rank,
+        name: 'gone',
+        timeoutMs: 20_000,
+      });
+    for (const wait of [0, 1, 5]) {
+      const first = await open(0);
+      const second = wait === 0 ? undefined : open(1);
+      await pause(wait);
+      await first.close();
+      const late = await (second ?? open(1));
+      const call = late.run(complete({ kind: 'barrier' }, 1));
+      await expect(call).rejects.toMatchObject({ code: 'EP_PEER_LOST', context: { lost: [0] } });
+      await late.close();
+    }
   });
 
   it('can be opened anew after all were closed with their store', async () => {

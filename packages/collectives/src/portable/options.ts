@@ -1,0 +1,25 @@
+/** What opens a portable engine. */
+import type { Store, Transport } from '@ep/core';
+import type { Portable } from './channel.js';
+
+export interface PortableEngineOptions {
+  /** The first engine on a transport must be opened by all of its ranks, later ones by their members. */
+  readonly transport: Transport<Portable>;
+  /** Ranks of the transport, in group order. */
+  readonly ranks: readonly number[];
+  /** Of this process in the group. */
+  readonly rank: number;
+  /** The first engine's serves all later ones of the transport to find sections: it is closed after all of them. */
+  readonly store: Store;
+  readonly name: string;
+  /** For opening and closing; calls bring their own. */
+  readonly timeoutMs: number;
+  /** Ends the opening. */
+  readonly signal?: AbortSignal | undefined;
+  /** Of every group, per rank. 4 MiB, or 64 KiB per rank of the world, unless given by the first engine on the transport. */
+  readonly stagingBytes?: number;
+  /** How many groups can be open on the transport: 16, or as many as its signal slots allow (worldSize slots each), unless given by the first engine. */
+  readonly maxGroups?: number;
+}
+
+export const WHERE = 'portable engine';
