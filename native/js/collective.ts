@@ -63,7 +63,8 @@ export interface NativeCollectiveGroup {
   takeReceived(operation: OperationId, array: ArrayBufferView): void;
   failure(operation: OperationId): NativeCallFailure;
   epoch(): number;
-  active(): Int32Array;
+  /** Members of an epoch that this rank has been in; empty for any other. */
+  active(epoch: number): Int32Array;
   /** Four numbers (calls, bytes, writes, signals) for each kind, then for sends, then for receives. */
   trace(): Float64Array;
   attached(): Uint8Array;

@@ -311,7 +311,7 @@ struct group_wrap : Napi::ObjectWrap<group_wrap> {
   }
 
   Napi::Value epoch(const Napi::CallbackInfo& info) { return Napi::Number::New(info.Env(), static_cast<double>(native->epoch())); }
-  Napi::Value active(const Napi::CallbackInfo& info) { return ranks_value(info.Env(), native->active()); }
+  Napi::Value active(const Napi::CallbackInfo& info) { return ranks_value(info.Env(), native->active_in(arg_size(info[0], "epoch"))); }
 
   // Four numbers for each kind, then for sends, then for receives: calls, bytes, writes, signals.
   Napi::Value trace(const Napi::CallbackInfo& info) {

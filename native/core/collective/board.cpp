@@ -42,6 +42,7 @@ result<std::unique_ptr<group_board>> group_board::create(int32_t rank, int32_t s
     board->active_.push_back(r);
     board->place_.push_back(r);
   }
+  board->views_[board->epoch_] = board->active_;
   auto* own = reinterpret_cast<group_member*>(made.value()->data());
   board->members_[static_cast<size_t>(rank)] = own;
   board->peers_[static_cast<size_t>(rank)] = made.value();
@@ -229,6 +230,7 @@ void group_board::adopt(const group_view& view) {
     if (!is_active(r)) lost_.push_back(r);
   }
   epoch_ = view.epoch;
+  views_[epoch_] = active_;
   failed_sequence_ = view.failed_sequence;
   step_ = 0;
   cursor_ = 0;
@@ -236,6 +238,11 @@ void group_board::adopt(const group_view& view) {
   // Nobody begins a step of the new epoch before all have left the old one: until then lines and chunks of the old one may still be read.
   shared(member(rank_).ready_epoch).store(epoch_, std::memory_order_seq_cst);
   wake_peers();
+}
+
+std::vector<int32_t> group_board::active_in(uint64_t epoch) const {
+  const auto found = views_.find(epoch);
+  return found == views_.end() ? std::vector<int32_t>{} : found->second;
 }
 
 void group_board::give_up(uint64_t sequence, uint32_t status) {

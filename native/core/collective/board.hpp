@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -37,6 +38,8 @@ class group_board {
 
   uint64_t epoch() const { return epoch_; }
   const std::vector<int32_t>& active() const { return active_; }
+  // Of an epoch that this rank has been in.
+  std::vector<int32_t> active_in(uint64_t epoch) const;
   bool is_active(int32_t rank) const { return place_[static_cast<size_t>(rank)] >= 0; }
   // This rank's place among the active ones.
   int32_t place() const { return place_[static_cast<size_t>(rank_)]; }
@@ -118,6 +121,7 @@ class group_board {
   std::vector<int32_t> lost_;
   uint64_t failed_sequence_ = 0;
   uint64_t epoch_ = 1;
+  std::map<uint64_t, std::vector<int32_t>> views_; // by epoch
   uint64_t step_ = 0;
   size_t cursor_ = 0; // members before it have entered the current step
   bool ready_ = false;

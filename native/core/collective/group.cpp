@@ -1,6 +1,7 @@
 #include "group.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "../thread.hpp"
@@ -11,12 +12,19 @@ namespace {
 // Larger calls on group memory go to the group's thread at once: the caller's would be held up longer than a hand-over takes.
 constexpr uint64_t inline_bytes = uint64_t{4} << 20;
 
-bool large(const collective_call& call) {
+// How long the group's thread leaves a caller alone that carries out calls itself.
+constexpr int64_t helped_us = 100;
+// What a thread copies into fresh memory in a nanosecond.
+constexpr uint64_t copied_per_ns = 4;
+
+uint64_t block_bytes(const collective_call& call) {
   uint64_t bytes = 0;
   for (const call_block& block : call.inputs) bytes += block.bytes;
   for (const call_block& block : call.outputs) bytes += block.bytes;
-  return bytes > 2 * inline_bytes;
+  return bytes;
 }
+
+bool large(const collective_call& call) { return block_bytes(call) > 2 * inline_bytes; }
 
 } // namespace
 
@@ -61,28 +69,66 @@ result<uint32_t> collective_group::allocate(uint64_t byte_length) {
   return board_->allocate(byte_length);
 }
 
-std::vector<int32_t> collective_group::active() {
+std::vector<int32_t> collective_group::active_in(uint64_t epoch) {
   const std::lock_guard lock(run_mutex_);
-  return board_->active();
+  return board_->active_in(epoch);
+}
+
+// HAZARD: under `run_mutex_`, in which calls are carried out: taken before, they could be overtaken by the caller's next one.
+void collective_group::take_inbox() {
+  const std::lock_guard lock(inbox_mutex_);
+  for (auto& call : inbox_) calls_.push_back(std::move(call));
+  for (auto& message : sends_in_) messages_->send(std::move(message));
+  for (auto& message : receives_in_) messages_->receive(std::move(message));
+  inbox_.clear();
+  sends_in_.clear();
+  receives_in_.clear();
+}
+
+// Of the caller's thread: waits for whoever the call waits for, and lets messages go on meanwhile. False: the time for that is up.
+bool collective_group::wait_now(queued_call& queued) {
+  return wait_inline(board_->policy(), board_->wake(), [&] { return (!messages_->idle() && messages_->pass(false)) || queued.run.can_advance(); });
+}
+
+// Carries out what was handed over before. HAZARD: without it, one call that went to the thread would send every later one there for as long as the caller
+// does not pause: none could overtake it.
+bool collective_group::help() {
+  take_inbox();
+  while (!calls_.empty()) {
+    if (pass(false)) continue;
+    if (calls_.empty()) break;
+    if (!calls_.front()->begun || !wait_now(*calls_.front())) return false;
+  }
+  return true;
 }
 
 bool collective_group::try_now(queued_call& queued) {
-  if (in_flight_.load(std::memory_order_acquire) != 0 || (!queued.borrowed && large(queued.call))) return false;
-  std::unique_lock lock(run_mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || poisoned_) return false;
-  if (!board_->connected()) return false;
+  if (!queued.borrowed && large(queued.call)) return false;
+  helping_.store(true, std::memory_order_release);
+  const std::unique_lock lock(run_mutex_);
+  const bool done = board_->connected() && !poisoned_ && (calls_in_flight_.load(std::memory_order_acquire) == 0 || help()) && !poisoned_ && run_now(queued);
+  helping_.store(false, std::memory_order_release);
+  return done;
+}
+
+bool collective_group::run_now(queued_call& queued) {
   queued.begun = true;
   queued.deadline_ns = deadline_after(queued.timeout_ms);
   queued.run.begin(*board_, queued.call, traces_[static_cast<size_t>(queued.call.kind)]);
+  // To hand a call over is to copy what it borrows, on this thread: up to that time it is as well spent waiting.
+  const int64_t copying_ns = queued.borrowed ? static_cast<int64_t>(block_bytes(queued.call) / copied_per_ns) : 0;
+  int64_t waited_since = 0;
   for (;;) {
     switch (queued.run.advance()) {
-      case progress::done:
-        epoch_.store(board_->epoch(), std::memory_order_release);
-        return true;
-      case progress::made: break;
+      case progress::done: epoch_.store(board_->epoch(), std::memory_order_release); return true;
+      case progress::made: waited_since = 0; break;
       case progress::failed: return false; // told by the group's thread, like every failure
       case progress::waiting:
-        if (!wait_inline(board_->policy(), board_->wake(), [&] { return queued.run.can_advance(); })) return false;
+        if (wait_now(queued)) break;
+        if (copying_ns == 0) return false;
+        const int64_t now = clock_now_ns();
+        if (waited_since == 0) waited_since = now;
+        if (now - waited_since > copying_ns) return false;
     }
   }
 }
@@ -110,8 +156,10 @@ void collective_group::submit(std::unique_ptr<queued_call> queued) {
     }
   }
   in_flight_.fetch_add(1, std::memory_order_acq_rel);
+  calls_in_flight_.fetch_add(1, std::memory_order_acq_rel);
   const std::lock_guard lock(inbox_mutex_);
   if (!start_thread()) {
+    calls_in_flight_.fetch_sub(1, std::memory_order_acq_rel);
     in_flight_.fetch_sub(1, std::memory_order_acq_rel);
     outcome end;
     end.status = EP_STATUS_SYSTEM;
@@ -197,6 +245,7 @@ void collective_group::finish(std::unique_ptr<queued_call> queued, const outcome
     ended_[id] = std::move(queued);
   }
   epoch_.store(board_->epoch(), std::memory_order_release);
+  calls_in_flight_.fetch_sub(1, std::memory_order_acq_rel);
   in_flight_.fetch_sub(1, std::memory_order_acq_rel);
   outcome told = end;
   told.stage = static_cast<uint32_t>(board_->epoch());
@@ -244,9 +293,6 @@ void collective_group::work() {
   int64_t waiting_since = 0; // 0: something was done just now
   for (;;) {
     bool look = false;
-    std::deque<std::unique_ptr<queued_call>> calls;
-    std::vector<std::unique_ptr<message_send>> sends;
-    std::vector<std::unique_ptr<message_receive>> receives;
     {
       std::unique_lock lock(inbox_mutex_);
       // Idle, it does not sleep where peers would have to wake it: each of their steps would cost them a system call.
@@ -255,9 +301,10 @@ void collective_group::work() {
       });
       if (stopping_) return;
       look = std::exchange(nudged_, false);
-      calls.swap(inbox_);
-      sends.swap(sends_in_);
-      receives.swap(receives_in_);
+    }
+    if (helping_.load(std::memory_order_acquire)) {
+      // The caller's thread does this one's work, and may need its core.
+      std::this_thread::sleep_for(std::chrono::microseconds(helped_us));
     }
     const int64_t now = clock_now_ns();
     const int64_t waited = waiting_since == 0 ? 0 : now - waiting_since;
@@ -265,9 +312,7 @@ void collective_group::work() {
     bool made = false;
     {
       const std::lock_guard run(run_mutex_);
-      for (auto& call : calls) calls_.push_back(std::move(call));
-      for (auto& message : sends) messages_->send(std::move(message));
-      for (auto& message : receives) messages_->receive(std::move(message));
+      take_inbox();
       made = pass(patient);
     }
     if (made) {

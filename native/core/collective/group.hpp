@@ -52,7 +52,7 @@ class collective_group {
   const std::shared_ptr<segment>& allocation(uint32_t index) const { return board_->allocation(index); }
   uint64_t allocations() const { return board_->allocations(); }
 
-  // The calling thread's attempt, if nothing is in flight: true when the call has ended, and well. Otherwise it is under way or has not begun: submit it.
+  // The calling thread's attempt, behind all calls before it: true when the call has ended, and well. Otherwise it is under way or has not begun: submit it.
   bool try_now(queued_call& call);
   // Copies borrowed memory and hands the call over; `operation_id` and `cancel` are set. The sink hears of its end.
   void submit(std::unique_ptr<queued_call> call);
@@ -68,7 +68,8 @@ class collective_group {
   void receive(std::unique_ptr<message_receive> message);
 
   uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
-  std::vector<int32_t> active();
+  std::vector<int32_t> active_in(uint64_t epoch);
+  std::vector<int32_t> active() { return active_in(epoch()); }
   // By op_kind, then sends, then receives.
   op_trace trace(uint32_t kind);
   std::vector<bool> attached();
@@ -87,8 +88,12 @@ class collective_group {
   void work();
   bool start_thread();
   void wake_thread();
+  void take_inbox();
   bool pass(bool patient);
   void finish(std::unique_ptr<queued_call> call, const outcome& end);
+  bool run_now(queued_call& call);
+  bool wait_now(queued_call& call);
+  bool help();
   bool resume(queued_call& call, int64_t until_ns);
 
   completion_sink& sink_;
@@ -107,7 +112,9 @@ class collective_group {
   std::deque<std::unique_ptr<queued_call>> inbox_;
   std::vector<std::unique_ptr<message_send>> sends_in_;
   std::vector<std::unique_ptr<message_receive>> receives_in_;
-  std::atomic<uint64_t> in_flight_{0}; // calls and messages handed over and not ended
+  std::atomic<uint64_t> in_flight_{0};       // calls and messages handed over and not ended
+  std::atomic<uint64_t> calls_in_flight_{0}; // of them
+  std::atomic<bool> helping_{false};         // a caller's thread carries calls out
   bool nudged_ = false;
   bool stopping_ = false;
   bool closed_ = false;

@@ -272,6 +272,27 @@ void many_at_once(int32_t size, int calls) {
   });
 }
 
+// Calls tried at once and calls handed over come in the order in which they were made: another order would be a mismatch.
+void tried_and_queued_keep_their_order(int32_t size, int calls) {
+  run_ranks(size, [&](member& self) {
+    const memory value = self.make(8, true);
+    uint64_t last = 0;
+    uint32_t random = static_cast<uint32_t>(self.rank) * 7919 + 1;
+    for (int i = 0; i < calls; ++i) {
+      auto queued = self.call(op_kind::all_reduce, element_type::i32, 8);
+      queued->call.inputs = queued->call.outputs = {value.block(0, 8)};
+      queued->borrowed = false;
+      random = random * 1664525u + 1013904223u;
+      if (random >> 24 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random >> 16 & 255));
+      if (self.group->try_now(*queued)) continue;
+      queued->operation_id = last = self.next_id++;
+      self.group->submit(std::move(queued));
+    }
+    if (last != 0) EP_CHECK_EQ(self.sink.wait(last).status, unsigned{EP_STATUS_OK});
+    EP_CHECK_EQ(self.run(self.call(op_kind::barrier, element_type::u8, 0)).status, unsigned{EP_STATUS_OK});
+  });
+}
+
 void mismatch_is_named() {
   run_ranks(3, [](member& self) {
     const memory value = self.make(64, false);
@@ -496,6 +517,7 @@ int main() {
   every_kind(33, {1, 30, 3000});
   for (const int32_t size : {1, 2, 5}) uneven_all_to_all(size);
   many_at_once(3, 1000);
+  for (const int32_t size : {2, 3}) tried_and_queued_keep_their_order(size, 20'000);
   mismatch_is_named();
   a_late_rank_is_named();
   for (const int32_t size : {2, 3, 5}) {

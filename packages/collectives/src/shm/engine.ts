@@ -39,6 +39,7 @@ class ShmEngine extends Resource implements GroupEngine {
   readonly #group: NativeCollectiveGroup;
   readonly #memory: GroupMemory;
   readonly #connecting: Connecting;
+  /** The last one asked for: the outcomes of calls come late, and each is told in its own epoch. */
   #view: GroupView;
   #end: EngineEnd;
   #poison: EpError | undefined;
@@ -71,8 +72,7 @@ class ShmEngine extends Resource implements GroupEngine {
     }
     const id = this.#start(call, true);
     if (id !== 0) return this.#follow(call, id);
-    this.#lookAtEpoch(this.#native.frame.epoch);
-    return this.#end;
+    return this.#endIn(this.#native.frame.epoch);
   };
 
   readonly send = async (call: SendCall): Promise<void> => {
@@ -120,7 +120,7 @@ class ShmEngine extends Resource implements GroupEngine {
   };
 
   readonly view = (): GroupView => {
-    if (!this.closed) this.#lookAtEpoch(this.#group.epoch());
+    if (!this.closed) this.#endIn(this.#group.epoch());
     return this.#view;
   };
 
@@ -218,8 +218,7 @@ class ShmEngine extends Resource implements GroupEngine {
     if (outcome.status === 0) {
       const targets = call.outputs.map((output) => ordinary(output, this.#memory.allocationOf(output)));
       if (!this.closed && targets.some((target) => target !== undefined)) this.#group.collect(id, targets);
-      this.#lookAtEpoch(outcome.stage);
-      return this.#end;
+      return this.#endIn(outcome.stage);
     }
     throw this.#failed(call, outcome, id);
   }
@@ -247,10 +246,12 @@ class ShmEngine extends Resource implements GroupEngine {
     });
   }
 
-  #lookAtEpoch(epoch: number): void {
-    if (epoch === this.#view.epoch) return;
-    this.#view = { epoch, active: [...this.#group.active()] };
-    this.#end = { contributors: this.#view.active };
+  #endIn(epoch: number): EngineEnd {
+    if (epoch !== this.#view.epoch) {
+      this.#view = { epoch, active: [...this.#group.active(epoch)] };
+      this.#end = { contributors: this.#view.active };
+    }
+    return this.#end;
   }
 }
 
