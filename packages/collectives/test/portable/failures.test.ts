@@ -1,9 +1,21 @@
 /** How calls end badly: mismatches, deadlines, aborts, ranks that go. In one thread; ranks that are killed are in death.test.ts. */
+import { doneWork, type Transport, type Work } from '@ep/core';
 import { describe, expect, it } from 'vitest';
 import { type Call, pause, rejection, SMALL_STAGING, World } from './world.js';
 
 const CODES = (ends: readonly PromiseSettledResult<unknown>[]): readonly string[] =>
   ends.map((end) => (end.status === 'fulfilled' ? 'done' : ((end.reason as { code?: string }).code ?? 'no code')));
+
+/** The same object but for some members; private ones stay reachable. */
+function withMembers<T extends object>(target: T, members: Partial<T>): T {
+  return new Proxy(target, {
+    get: (object, key) => {
+      if (Object.hasOwn(members, key)) return members[key as keyof T];
+      const value: unknown = Reflect.get(object, key, object);
+      return typeof value === 'function' ? value.bind(object) : value;
+    },
+  });
+}
 
 const reduceOf = (length: number, value: number): Call => ({
   kind: 'all-reduce',
@@ -227,6 +239,49 @@ describe('a rank that goes', () => {
       const told = (codes[0] === 'done' ? 0 : 1) + rest[0]!.length - 1;
       expect(told).toBe(1);
       expect(rest[0]!.at(-1)).toBe(survivors.join());
+    },
+  );
+
+  it.each([1, 2, 3, 5, 8])(
+    'after its first %i puts to one survivor, and all to the other, ends the call alike',
+    async (count) => {
+      // Mooncake's parity skew: one survivor misses what the other has, and goes on with another count of chunks.
+      const [victim, cutOff] = [0, 1];
+      let puts = 0;
+      let silent = false;
+      let silenced = (): void => {};
+      const cut = new Promise<void>((resolve) => {
+        silenced = resolve;
+      });
+      const wrap = (transport: Transport<'bundled' | 'add'>, rank: number): Transport<'bundled' | 'add'> => {
+        if (rank !== victim) return transport;
+        const connect: typeof transport.connect = async (peer, options) => {
+          const endpoint = await transport.connect(peer, options);
+          if (peer !== cutOff) return endpoint;
+          const drop = <A extends readonly unknown[]>(post: (...args: A) => Work, counts: boolean) => {
+            return (...args: A): Work => {
+              if (counts && ++puts > count && !silent) {
+                silent = true;
+                silenced();
+              }
+              return silent ? doneWork('put', 0) : post(...args);
+            };
+          };
+          return withMembers(endpoint, { put: drop(endpoint.put, true), signal: drop(endpoint.signal, false) });
+        };
+        return withMembers(transport, { connect });
+      };
+      await using world = await World.open({ size: 3, stagingBytes: SMALL_STAGING, wrap });
+      const ends = world.settled((rank) => reduceOf(3000, rank + 1));
+      await cut;
+      await pause(30);
+      await world.lose(victim);
+      const settled = await ends;
+      for (const rank of [1, 2]) expect(settled[rank]).toMatchObject(rejection('EP_PEER_LOST', { lost: [victim] }));
+      for (const one of await untilItWorks(world, [1, 2])) expect(one).toEqual(['1,2']);
+      const outputs = [1, 2].map(() => new Float32Array(3000));
+      await world.all((rank) => ({ ...reduceOf(3000, rank), outputs: [outputs[rank - 1]!] }), [1, 2]);
+      for (const output of outputs) expect(output).toEqual(new Float32Array(3000).fill(3));
     },
   );
 

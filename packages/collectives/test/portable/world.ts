@@ -13,6 +13,8 @@ export interface WorldOptions {
   readonly hostile?: HostileConfig;
   readonly stagingBytes?: number;
   readonly maxGroups?: number;
+  /** What each rank's engine gets in the place of its transport. */
+  readonly wrap?: (transport: Transport<'bundled' | 'add'>, rank: number) => Transport<'bundled' | 'add'>;
 }
 
 /** Small enough that a few hundred elements are many chunks. */
@@ -64,7 +66,7 @@ export class World implements AsyncDisposable {
 
   static #openGroup(
     scope: CloseScope,
-    { stagingBytes, maxGroups }: WorldOptions,
+    { stagingBytes, maxGroups, wrap = (transport) => transport }: WorldOptions,
     transports: World['transports'],
     stores: readonly Store[],
     name: string,
@@ -74,7 +76,7 @@ export class World implements AsyncDisposable {
       ranks.map(async (worldRank, rank) =>
         scope.add(
           await openPortableEngine({
-            transport: transports[worldRank]!,
+            transport: wrap(transports[worldRank]!, worldRank),
             store: stores[worldRank]!,
             ranks,
             rank,
