@@ -1,0 +1,135 @@
+/**
+ * One rank of a data-parallel training that goes on when a rank dies, and takes in who comes in its place. Started by main.mjs.
+ *
+ * The weights at the end have the same bits whoever computed what, and however many died: a step's samples belong to shards, of which there are always
+ * SHARDS, each shard's gradient is computed by one rank, and the shards are added in their own order, not in that of the ranks. That costs an all-reduce of
+ * SHARDS gradients. A training that can do without takes `group.allReduce(gradient, { op: 'avg' })`: it adds in the order of the ranks, also with the same
+ * bits everywhere, but with other bits when there are fewer ranks.
+ *
+ * Elastic groups will simplify two things. `refill` opens another group under a new name and leaves an invitation in the store, because a group can lose
+ * ranks but not yet take some in; `recoverRanks` on the survivors and `joinGroup` on the newcomer will do that in place, and `catchUp` is then all
+ * that is left of it. And a death during `refill` ends the run (the newcomer has no state to go on with), which the agreement of the elastic group will
+ * tell apart.
+ */
+import { createHash } from 'node:crypto';
+import { writeSync } from 'node:fs';
+import { initProcessGroup } from '@ep/collectives';
+import { isEpError, openTcpStore } from '@ep/core';
+import { Fault } from './fault.mjs';
+import { Model, Samples } from './model.mjs';
+
+const SHARDS = 4;
+const SEED = 1;
+/** Survivors train this many steps before they take in replacements. */
+const STEPS_SHORT_HANDED = 4;
+const TIMEOUT_MS = 30_000;
+
+const { rank, worldSize, port, isReplacement, steps, hidden, batch, death } = JSON.parse(process.argv[2]);
+
+/** Behind each shard's gradient: the sum of its losses, and how many samples that is. */
+const LOSS = Model.lengthOf(hidden);
+const COUNT = LOSS + 1;
+const SLOT = LOSS + 2;
+
+const fault = new Fault(death);
+const samples = new Samples(SEED);
+const model = new Model(hidden, SEED);
+/** Of all steps that are done. What outlives a group, this and the weights, lies in ordinary memory. */
+let losses = [];
+
+const now = () => Number(process.hrtime.bigint()) / 1e6;
+const tell = (event) => writeSync(1, `${JSON.stringify({ rank, at: now(), ...event })}\n`);
+
+/** Computes this rank's shards, adds all, descends. Throws without having changed anything if a rank is lost. */
+async function takeStep(group, slots) {
+  const step = losses.length;
+  const active = group.activeRanks;
+  const mine = slots.filter((_, shard) => active[shard % active.length] === rank);
+  for (const slot of slots) {
+    // Added to -0 every number stays what it is, 0 and -0 too: the sum of a slot is what its one owner has computed.
+    if (!mine.includes(slot)) slot.fill(-0);
+    else {
+      const shard = samples.of(step, slots.indexOf(slot), { shards: SHARDS, batch });
+      slot[LOSS] = model.gradientOf(shard, slot.subarray(0, LOSS));
+      slot[COUNT] = shard.length;
+    }
+  }
+  fault.beforeReduction(step);
+  const reductions = slots.map((slot) => group.allReduce(slot));
+  await fault.insideReduction(step, slots, mine, reductions);
+  // HAZARD: behind a call that lost a rank the others are still carried out, without that rank, and write to their slots until they have ended.
+  const ends = await Promise.allSettled(reductions);
+  for (const { reason } of ends) if (reason !== undefined) throw reason;
+
+  const [sum, ...more] = slots;
+  for (const slot of more) for (let i = 0; i < SLOT; i++) sum[i] += slot[i];
+  if (sum[COUNT] !== SHARDS * batch)
+    throw new Error(`step ${step}: ${sum[COUNT]} samples instead of ${SHARDS * batch}`);
+  for (let i = 0; i < LOSS; i++) sum[i] /= sum[COUNT];
+  model.descend(sum);
+  losses.push(sum[LOSS] / sum[COUNT]);
+  tell({ event: 'step', step, loss: losses.at(-1), active });
+}
+
+/** A gradient of each shard, in group memory: peers read and write it in place. */
+const openSlots = (group) => Array.from({ length: SHARDS }, () => group.allocate('f32', SLOT).data);
+
+const openGroup = (store, name) => initProcessGroup({ store, rank, worldSize, name, timeoutMs: TIMEOUT_MS });
+
+/** Gives everybody what the root knows. */
+async function catchUp(group, root) {
+  losses = await group.broadcastObject(rank === root ? losses : undefined, { root });
+  await group.broadcast(model.weights, { root });
+  await group.broadcast(model.velocity, { root });
+  return group;
+}
+
+const lostOf = (group) => group.ranks.filter((other) => !group.activeRanks.includes(other));
+
+const invitationOf = (lost) => `invitation of ${lost}`;
+
+/** On the survivors: leaves the group and opens one that is whole again. */
+async function refill(store, group, name) {
+  const root = group.activeRanks[0];
+  if (rank === root) {
+    const invitation = Buffer.from(JSON.stringify({ name, root }));
+    await store.multiSet(lostOf(group).map((lost) => [invitationOf(lost), invitation]));
+  }
+  await group.destroy();
+  return catchUp(await openGroup(store, name), root);
+}
+
+/** On the newcomer: waits until the survivors take it in. */
+async function accept(store) {
+  const invitation = await store.get(invitationOf(rank), { timeoutMs: TIMEOUT_MS });
+  await store.delete(invitationOf(rank));
+  const { name, root } = JSON.parse(Buffer.from(invitation).toString());
+  const group = await catchUp(await openGroup(store, name), root);
+  tell({ event: 'joined', step: losses.length });
+  return group;
+}
+
+const store = await openTcpStore({ host: '127.0.0.1', port, timeoutMs: TIMEOUT_MS });
+let group = isReplacement ? await accept(store) : await openGroup(store, 'step 0');
+let slots = openSlots(group);
+let refillAt = Infinity;
+for (;;) {
+  if (losses.length === refillAt) {
+    group = await refill(store, group, `step ${refillAt}`);
+    slots = openSlots(group);
+    refillAt = Infinity;
+  }
+  if (losses.length === steps) break;
+  try {
+    await takeStep(group, slots);
+  } catch (error) {
+    if (!isEpError(error) || error.code !== 'EP_PEER_LOST') throw error;
+    tell({ event: 'lost', step: losses.length, lost: lostOf(group), active: group.activeRanks });
+    refillAt = Math.min(refillAt, losses.length + STEPS_SHORT_HANDED, steps);
+  }
+}
+
+const digestOf = (elements) => createHash('sha256').update(elements).digest('hex');
+tell({ event: 'done', losses, weights: digestOf(model.weights), velocity: digestOf(model.velocity) });
+await group.destroy();
+await store.close();
