@@ -1,21 +1,10 @@
 /** How calls end badly: mismatches, deadlines, aborts, ranks that go. In one thread; ranks that are killed are in death.test.ts. */
 import { doneWork, type Transport, type Work } from '@ep/core';
 import { describe, expect, it } from 'vitest';
-import { type Call, pause, rejection, SMALL_STAGING, World } from './world.js';
+import { type Call, pause, rejection, SMALL_STAGING, World, withMembers } from './world.js';
 
 const CODES = (ends: readonly PromiseSettledResult<unknown>[]): readonly string[] =>
   ends.map((end) => (end.status === 'fulfilled' ? 'done' : ((end.reason as { code?: string }).code ?? 'no code')));
-
-/** The same object but for some members; private ones stay reachable. */
-function withMembers<T extends object>(target: T, members: Partial<T>): T {
-  return new Proxy(target, {
-    get: (object, key) => {
-      if (Object.hasOwn(members, key)) return members[key as keyof T];
-      const value: unknown = Reflect.get(object, key, object);
-      return typeof value === 'function' ? value.bind(object) : value;
-    },
-  });
-}
 
 const reduceOf = (length: number, value: number): Call => ({
   kind: 'all-reduce',

@@ -4,7 +4,7 @@ import { describe, expect, it } from 'vitest';
 import type { GroupEngine } from '../../src/engine.js';
 import { openPortableEngine } from '../../src/portable/engine.js';
 import { layOut, smallestSection } from '../../src/portable/layout.js';
-import { complete, pause, rejection, SMALL_STAGING, World } from './world.js';
+import { complete, pause, rejection, SMALL_STAGING, World, withMembers } from './world.js';
 
 async function sumOver(
   engines: readonly GroupEngine[],
@@ -164,6 +164,36 @@ describe('groups of one transport', () => {
       await expect(call).rejects.toMatchObject({ code: 'EP_PEER_LOST', context: { lost: [0] } });
       await late.close();
     }
+  });
+
+  it('tell who has connected already that a member leaves before it could connect itself', async () => {
+    await using world = await World.open({ size: 2, stagingBytes: SMALL_STAGING });
+    const slow = withMembers(world.transports[0]!, {
+      connect: async (peer, options) => {
+        await pause(300);
+        return world.transports[0]!.connect(peer, options);
+      },
+    });
+    // Another object is another transport, with an arena of its own.
+    const quick = withMembers(world.transports[1]!, {});
+    const open = (rank: number): Promise<GroupEngine> =>
+      openPortableEngine({
+        transport: rank === 0 ? slow : quick,
+        store: prefixStore(world.stores[rank]!, 'others'),
+        ranks: [0, 1],
+        rank,
+        name: 'slow',
+        timeoutMs: 10_000,
+      });
+    const [first, second] = await Promise.all([open(0), open(1)]);
+    while (second.connections()[0]!.state !== 'connected') await pause(1);
+    expect(first.connections()[1]!.state).toBe('connecting');
+    const call = second.run(complete({ kind: 'barrier' }, 1));
+    await Promise.all([
+      first.close(),
+      expect(call).rejects.toMatchObject({ code: 'EP_PEER_LOST', context: { lost: [0] } }),
+    ]);
+    await second.close();
   });
 
   it('can be opened anew after all were closed with their store', async () => {

@@ -2,7 +2,7 @@
 import { createStorage, type DType, elementBytes } from '@ep/core';
 import { describe, expect, it } from 'vitest';
 import type { Elements, OpKind, OpTrace } from '../../src/engine.js';
-import { CHUNK_HEADER_BYTES, layOut } from '../../src/portable/layout.js';
+import { CHUNK_HEADER_BYTES, layOut, smallestSection } from '../../src/portable/layout.js';
 import { DIRECT_BYTES } from '../../src/portable/plan.js';
 import { reduceInto } from '../../src/reduce.js';
 import type { ReduceOp } from '../../src/reduce-op.js';
@@ -218,10 +218,11 @@ describe('over the hostile transport', () => {
     }
   });
 
-  it('reduces small arrays in place one after the other, although slots of the one before are not free yet', async () => {
+  it('reduces small arrays in place although a peer has not taken them yet', async () => {
     const size = 3;
-    await using world = await World.open({ size, stagingBytes: SMALL_STAGING, hostile: { maxDelayUs: 300 } });
-    const calls = Array.from({ length: 80 }, async (_, seed) => {
+    // Chunks of 32 bytes: a rank has folded all of them before it could send all of them to the slower of two peers.
+    await using world = await World.open({ size, stagingBytes: smallestSection(size), hostile: { maxDelayUs: 300 } });
+    for (let seed = 0; seed < 5; seed++) {
       const inputs = [...Array(size)].map((_, rank) => filled('f64', DIRECT_BYTES / 8, 3 * seed + rank));
       const expected = fold('f64', 'sum', inputs);
       await world.all((rank) => ({
@@ -232,8 +233,7 @@ describe('over the hostile transport', () => {
         outputs: [inputs[rank]!],
       }));
       for (const input of inputs) expect(input).toEqual(expected);
-    });
-    await Promise.all(calls);
+    }
   });
 
   it('makes a thousand calls in flight end in order', async () => {

@@ -2,7 +2,7 @@
 import { type HostileConfig, type HostileTransport, hostile } from '@ep/conformance/hostile';
 import { CloseScope, memoryStore, type Store, type Transport } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
-import type { Elements, EngineCall, EngineEnd, GroupEngine, OpKind } from '../../src/engine.js';
+import type { EngineCall, EngineEnd, GroupEngine, OpKind } from '../../src/engine.js';
 import { openPortableEngine } from '../../src/portable/engine.js';
 
 export type Kind = 'hostile' | 'shm';
@@ -131,6 +131,17 @@ export function complete(call: Call, sequence: number): EngineCall {
   return { dtype: 'u8', root: -1, inputs: [], outputs: [], timeoutMs: 20_000, ...call, sequence };
 }
 
+/** The same object but for some members; private ones stay reachable. */
+export function withMembers<T extends object>(target: T, members: Partial<T>): T {
+  return new Proxy(target, {
+    get: (object, key) => {
+      if (Object.hasOwn(members, key)) return members[key as keyof T];
+      const value: unknown = Reflect.get(object, key, object);
+      return typeof value === 'function' ? value.bind(object) : value;
+    },
+  });
+}
+
 export const pause = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** A rejection, for `toMatchObject`. */
@@ -147,5 +158,3 @@ export function numbers(seed: number): (limit: number) => number {
     return Math.floor((state / 2 ** 32) * limit);
   };
 }
-
-export type { Elements };
