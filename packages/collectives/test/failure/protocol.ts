@@ -58,5 +58,5 @@ export type FromRank =
 export const CALLS_BEFORE = 3;
 export const CALLS_AFTER = 3;
 /** A survivor that has seen no death after so many calls gives up. */
-export const MOST_CALLS = 400;
+export const MOST_CALLS = 200_000;
 export const QUEUE_LENGTH = 40;

@@ -1,4 +1,5 @@
 /** One rank of a failure scenario, a process: makes calls until the victims among the ranks have died and the survivors have gone on, and says how each ended. */
+import { once } from 'node:events';
 import { writeSync } from 'node:fs';
 import { Worker } from 'node:worker_threads';
 import { CloseScope, isEpError, openFileStore, prefixStore } from '@ep/core';
@@ -32,11 +33,12 @@ function dieNow(): never {
   throw new Error('still alive');
 }
 
-/** Kills the process from a thread of its own: the main thread may be busy inside the engine. */
-function startKiller(): () => void {
+/** Kills the process from a thread of its own: the main thread may be busy inside the engine. Resolves when that thread waits for the word. */
+async function startKiller(): Promise<() => void> {
   const fire = new Int32Array(new SharedArrayBuffer(4));
   const program = `
-    const { workerData: { fire, delayMs, pipe } } = require('node:worker_threads');
+    const { parentPort, workerData: { fire, delayMs, pipe } } = require('node:worker_threads');
+    parentPort.postMessage('up');
     Atomics.wait(fire, 0, 0);
     const until = performance.now() + delayMs;
     if (delayMs > 2) Atomics.wait(fire, 0, 1, delayMs - 1);
@@ -45,6 +47,7 @@ function startKiller(): () => void {
     process.kill(process.pid, 'SIGKILL');
   `;
   const worker = new Worker(program, { eval: true, workerData: { fire, delayMs, pipe: DEATH_PIPE } });
+  await once(worker, 'message');
   worker.unref();
   return () => {
     Atomics.store(fire, 0, 1);
@@ -80,9 +83,8 @@ async function makeCalls(group: ProcessGroup): Promise<readonly CallEnd[]> {
   const ends: CallEnd[] = [];
   for (let call = 0; call < CALLS_BEFORE; call++) ends.push(await endOf(post(group)));
   // The call at which they die.
-  const fire =
-    amVictim && (moment === 'inside' || moment === 'chunks' || moment === 'queue') ? startKiller() : undefined;
-  if (fire !== undefined) await new Promise((resolve) => setTimeout(resolve, 30));
+  const delayed = moment === 'inside' || moment === 'chunks' || moment === 'queue';
+  const fire = amVictim && delayed ? await startKiller() : undefined;
   if (amVictim && moment === 'before') dieNow();
   fire?.();
   if (moment === 'queue') {
@@ -96,7 +98,7 @@ async function makeCalls(group: ProcessGroup): Promise<readonly CallEnd[]> {
   }
   // The victims go on with the others until they are dead, the others until they have gone on without them.
   let after = 0;
-  while (ends.length < MOST_CALLS && after < CALLS_AFTER) {
+  while (amVictim || (ends.length < MOST_CALLS && after < CALLS_AFTER)) {
     ends.push(await endOf(post(group)));
     if (active.every((one) => !victims.includes(one))) after++;
   }
