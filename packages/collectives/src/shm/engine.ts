@@ -1,6 +1,13 @@
 /** Process groups of ranks that share memory: the addon carries calls out, on the calling thread where that is quick, else on a thread of the group. */
 import { type DType, EpError, type Rank, Resource, type Storage } from '@ep/core';
-import { codeOfStatus, type Native, type NativeCollectiveGroup, native, type OperationId, type Outcome } from '@ep/native';
+import {
+  codeOfStatus,
+  type Native,
+  type NativeCollectiveGroup,
+  native,
+  type OperationId,
+  type Outcome,
+} from '@ep/native';
 import type { EngineInit } from '../backends.js';
 import type {
   Elements,
@@ -225,7 +232,8 @@ class ShmEngine extends Resource implements GroupEngine {
 
   #failed(call: EngineCall, outcome: Outcome, id: OperationId): EpError {
     const details = this.#group.failure(id);
-    if (codeOfStatus(outcome.status) === 'EP_BUSY' && this.#poison !== undefined) return this.#poisoned(call, this.#poison);
+    if (codeOfStatus(outcome.status) === 'EP_BUSY' && this.#poison !== undefined)
+      return this.#poisoned(call, this.#poison);
     const error = callError(call, outcome, details);
     if (error.code !== 'EP_PEER_LOST' && error.code !== 'EP_CLOSED') this.#poison ??= error;
     return error;
