@@ -8,7 +8,10 @@ import { reduceInto } from '../../src/reduce.js';
 import type { ReduceOp } from '../../src/reduce-op.js';
 import { type Call, type Kind, numbers, SMALL_STAGING, World } from './world.js';
 
-const chunkBytes = (size: number): number => layOut(SMALL_STAGING, size).slotBytes - CHUNK_HEADER_BYTES;
+/** Whole pages, as the arena takes them. */
+const stagingFor = (size: number): number =>
+  Math.max(SMALL_STAGING, Math.ceil((2 * smallestSection(size)) / 4096) * 4096);
+const chunkBytes = (size: number): number => layOut(stagingFor(size), size).slotBytes - CHUNK_HEADER_BYTES;
 
 function filled(dtype: DType, length: number, seed: number): Elements {
   const made = createStorage(dtype, length) as Elements;
@@ -136,7 +139,7 @@ const worlds: readonly (readonly [Kind, number])[] = [
 
 describe.each(worlds)('over %s, %i ranks', (kind, size) => {
   it('moves and folds every size', async () => {
-    await using world = await World.open({ kind, size, stagingBytes: SMALL_STAGING });
+    await using world = await World.open({ kind, size, stagingBytes: stagingFor(size) });
     const chunk = chunkBytes(size) / 4;
     // Nothing, one, around one chunk, more than all slots of a lane hold.
     const lengths = [0, 1, chunk - 1, chunk, chunk + 1, 5 * chunk + 3];
@@ -147,7 +150,7 @@ describe.each(worlds)('over %s, %i ranks', (kind, size) => {
   });
 
   it('keeps many calls in flight', async () => {
-    await using world = await World.open({ kind, size, stagingBytes: SMALL_STAGING });
+    await using world = await World.open({ kind, size, stagingBytes: stagingFor(size) });
     const made = Array.from({ length: 60 }, (_, i) => make(KINDS[i % KINDS.length]!, 'i32', size, 40 + i, i % size, i));
     await Promise.all(made.map((one) => check(world, one)));
   });
@@ -290,7 +293,7 @@ describe('costs', () => {
   };
 
   it.each(KINDS)('of %s are those of its formula', async (kind) => {
-    await using world = await World.open({ size: SIZE, stagingBytes: SMALL_STAGING });
+    await using world = await World.open({ size: SIZE, stagingBytes: stagingFor(SIZE) });
     await check(world, make(kind, 'f64', SIZE, LENGTH, 1, 3));
     for (const [rank, engine] of world.engines.entries()) {
       const trace = engine.trace()[kind]!;
