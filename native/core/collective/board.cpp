@@ -193,6 +193,7 @@ absence group_board::look(uint64_t sequence, int32_t* who) {
 }
 
 bool group_board::change_view(uint64_t failed_sequence) {
+  if (members_[0] == nullptr) return false; // its segment is where decisions are kept
   const uint64_t next = epoch_ + 1;
   const uint64_t at = next % group_views;
   uint64_t& decided = member(0).decided[at];

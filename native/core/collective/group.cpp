@@ -236,6 +236,8 @@ void collective_group::finish(std::unique_ptr<queued_call> queued, const outcome
     failed.active = board_->active();
     if (end.status == EP_STATUS_PEER_LOST) {
       failed.lost = board_->lost();
+      // A root that was lost with an earlier call.
+      if (end.rank >= 0 && std::find(failed.lost.begin(), failed.lost.end(), end.rank) == failed.lost.end()) failed.lost = {end.rank};
     } else if (queued->begun) {
       failed.missing = board_->missing();
     }
