@@ -183,7 +183,7 @@ export const latenessCases: readonly GroupCase[] = [
     sentence: "a caller's abort ends its operation with its own reason, and the peers' with EP_ABORTED naming the rank",
     ranks: 2,
     async body(rank) {
-      const group = await rank.open();
+      const group = await rank.open({ timeoutMs: 10_000 });
       await group.barrier();
       const missing = rank.worldSize - 1;
       if (rank.rank === missing) {
