@@ -54,7 +54,6 @@ import { reductionCases } from './reductions.js';
 import { sizeCases } from './sizes.js';
 import { workCases } from './work.js';
 
-
 /** Those that end with a dead rank come last: the ranks are started anew after each. */
 export const processGroupCases: readonly GroupCase[] = [
   ...reductionCases,
