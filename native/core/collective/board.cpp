@@ -177,13 +177,15 @@ bool group_board::view_pending() const {
 }
 
 absence group_board::look(uint64_t sequence, int32_t* who) {
+  // Also of those who have come: what they gave up while they waited for others, they do not carry on.
+  for (const int32_t r : active_) {
+    if (r == rank_ || members_[static_cast<size_t>(r)] == nullptr) continue;
+    const uint64_t fault = shared(member(r).fault).load(std::memory_order_acquire);
+    *who = r;
+    if (fault != 0 && fault <= sequence) return absence::gave_up;
+  }
   for (const int32_t r : missing()) {
     *who = r;
-    const bool there = members_[static_cast<size_t>(r)] != nullptr;
-    if (there && r != rank_) {
-      const uint64_t fault = shared(member(r).fault).load(std::memory_order_acquire);
-      if (fault != 0 && fault <= sequence) return absence::gave_up;
-    }
     if (!gone(r)) continue;
     // It may have come just before it died.
     const std::vector<int32_t> still = missing();

@@ -92,7 +92,6 @@ bool message_board::pass_sends(int32_t peer, lane& to) {
     if (message->number != 0) continue;
     if (to.announced - seen == message_notes) break;
     message->number = ++to.announced;
-    message->deadline_ns = deadline_after(message->timeout_ms);
     mine.notes[message->number % message_notes] = {message->number, message->tag, message->bytes, message->offset, message->dtype, message->segment, {}};
     ++sent.signals;
     made = true;
@@ -124,6 +123,7 @@ bool message_board::pass_sends(int32_t peer, lane& to) {
       store(mine.refused, granted); // withdrawn meanwhile
     } else {
       to.active = std::move(*found);
+      if (to.active->deadline_ns == 0) to.active->deadline_ns = deadline_after(to.active->timeout_ms);
       to.sends.erase(found);
       to.filled = to.drained = 0;
       // Also what says that this message will not be withdrawn any more: the receiver ends nothing before it.
@@ -200,7 +200,6 @@ bool message_board::take(int32_t peer, lane& from, uint64_t filled) {
       }
       ep_copy(to, data, from.taken.bytes, from.taken.bytes > past_cache_bytes ? 1 : 0);
       ep_copy_fence();
-      received.bytes += from.taken.bytes;
     }
     got = from.taken.bytes;
   } else {
@@ -211,7 +210,6 @@ bool message_board::take(int32_t peer, lane& from, uint64_t filled) {
       const uint32_t chunk = theirs.chunk[(from.taken_chunks + 1) % chunks_of_lane];
       if (to != nullptr) ep_copy(to + got, board_.pool(peer, chunk), bytes, 0);
       got += bytes;
-      received.bytes += bytes;
       store(mine.drained, chunk_count(from.taken.number, ++from.taken_chunks));
       ++received.signals;
     }
@@ -268,6 +266,9 @@ bool message_board::look_after(bool& made) {
   for (int32_t peer = 0; peer < board_.size(); ++peer) {
     lane& with = lanes_[static_cast<size_t>(peer)];
     int32_t rank = peer;
+    if (!with.sends.empty() && with.active == nullptr && with.sends.front()->deadline_ns == 0) {
+      with.sends.front()->deadline_ns = deadline_after(with.sends.front()->timeout_ms);
+    }
     for (size_t i = 0; i < with.sends.size();) {
       const uint32_t status = cut(*with.sends[i], peer, &rank);
       if (status == EP_STATUS_OK) {

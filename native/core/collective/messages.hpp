@@ -15,7 +15,7 @@ struct message_send {
   uint64_t operation_id = 0;
   cancel_ref cancel;
   double timeout_ms = -1;
-  int64_t deadline_ns = 0; // from its announcement on
+  int64_t deadline_ns = 0; // from the moment at which no earlier one waits for the same peer
   int32_t peer = 0;
   int64_t tag = 0;
   uint32_t dtype = 0;

@@ -176,7 +176,12 @@ progress collective_run::look() {
   int32_t who = -1;
   switch (board_->look(call_->sequence, &who)) {
     case absence::none: return progress::waiting;
-    case absence::gave_up: return fail(EP_STATUS_ABORTED, who);
+    case absence::gave_up: {
+      // One that had come and waited in vain: its deadline was the first, and what there is to say is whom everybody waits for.
+      const std::vector<int32_t> missing = board_->missing();
+      const bool had_come = std::find(missing.begin(), missing.end(), who) == missing.end();
+      return fail(had_come && board_->member(who).fault_status == EP_STATUS_TIMEOUT ? EP_STATUS_TIMEOUT : EP_STATUS_ABORTED, who);
+    }
     case absence::lost:
     case absence::view_changed: break;
   }

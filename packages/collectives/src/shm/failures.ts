@@ -54,7 +54,7 @@ export function callError(call: EngineCall, outcome: Outcome, details: NativeCal
     case 'EP_TIMEOUT':
       return new EpError(
         code,
-        `${where}: timed out after ${call.timeoutMs} ms; awaited ${formatRanks(missing)}; ${formatRanks(arrived)} arrived`,
+        `${where}: ${outcome.rank >= 0 ? `the deadline of ${formatRanks([outcome.rank])} passed` : `timed out after ${call.timeoutMs} ms`}; awaited ${formatRanks(missing)}; ${formatRanks(arrived)} arrived`,
         { context: { ...context, arrived, awaited: missing, timeoutMs: call.timeoutMs } },
       );
     case 'EP_PEER_LOST': {
