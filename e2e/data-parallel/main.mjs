@@ -34,7 +34,12 @@ const settings = { steps: Number(values.steps), hidden: Number(values.hidden), b
 const deaths = new Map(
   values.kill.map((given) => {
     const [, rank, step, moment = 'before'] = /^(\d+)@(\d+)(?::(before|inside))?$/.exec(given) ?? [];
-    if (rank === undefined) throw new Error(`--kill ${given}: expected rank@step or rank@step:inside`);
+    // The last survivor has nobody to go on with.
+    if (!(rank < worldSize && step < settings.steps) || worldSize === 1) {
+      throw new Error(
+        `--kill ${given}: expected rank@step or rank@step:inside, rank < --ranks (at least 2), step < --steps`,
+      );
+    }
     return [Number(rank), { step: Number(step), moment }];
   }),
 );

@@ -6,10 +6,10 @@
  * SHARDS gradients. A training that can do without takes `group.allReduce(gradient, { op: 'avg' })`: it adds in the order of the ranks, also with the same
  * bits everywhere, but with other bits when there are fewer ranks.
  *
- * Elastic groups will simplify two things. `refill` opens another group under a new name and leaves an invitation in the store, because a group can lose
- * ranks but not yet take some in; `recoverRanks` on the survivors and `joinGroup` on the newcomer will do that in place, and `catchUp` is then all
- * that is left of it. And a death during `refill` ends the run (the newcomer has no state to go on with), which the agreement of the elastic group will
- * tell apart.
+ * Elastic groups will simplify two things. A group can lose ranks, but not yet take some in: therefore `refill` opens another one, under a name that reaches the
+ * newcomer by the store. With `recoverRanks` on the survivors and `joinGroup` on the newcomer the group and its memory stay, and of `refill` and `accept`
+ * only `catchUp` is left. And a death during `refill` ends this run, because nobody can say who was told what; there a rank takes part once all have
+ * agreed that it does.
  */
 import { createHash } from 'node:crypto';
 import { writeSync } from 'node:fs';
@@ -74,7 +74,12 @@ async function takeStep(group, slots) {
 /** A gradient of each shard, in group memory: peers read and write it in place. */
 const openSlots = (group) => Array.from({ length: SHARDS }, () => group.allocate('f32', SLOT).data);
 
-const openGroup = (store, name) => initProcessGroup({ store, rank, worldSize, name, timeoutMs: TIMEOUT_MS });
+async function openGroup(store, name) {
+  const group = await initProcessGroup({ store, rank, worldSize, name, timeoutMs: TIMEOUT_MS });
+  // From here on the death of a rank is noticed. One that never came would be awaited until the timeout.
+  await group.barrier();
+  return group;
+}
 
 /** Gives everybody what the root knows. */
 async function catchUp(group, root) {
