@@ -17,6 +17,7 @@ namespace {
 constexpr uint64_t line_bytes = 64;
 // Work between two looks at whether the call goes on.
 constexpr uint64_t work_bytes = uint64_t{1} << 20;
+constexpr int64_t unmapped_ns = 500'000'000;
 // Up to this many ranks everyone reduces whole chunks; more share the work and then copy each other's slices.
 constexpr size_t ranks_that_reduce_all = 3;
 
@@ -56,6 +57,7 @@ void collective_run::begin(group_board& board, const collective_call& call, op_t
   phase_ = phase::begin;
   signature_ = signature_of(call);
   chunk_ = 0;
+  unmapped_since_ = 0;
 }
 
 progress collective_run::fail(uint32_t status, int32_t rank, const char* message) {
@@ -73,6 +75,7 @@ void collective_run::give_up(uint32_t status) { board_->give_up(call_->sequence,
 bool collective_run::can_advance() {
   switch (phase_) {
     case phase::begin: return board_->connected() && (board_->view_pending() || board_->ready());
+    case phase::unmapped: return false;
     case phase::work:
     case phase::failed: return true;
     default: return board_->entered();
@@ -165,6 +168,7 @@ progress collective_run::advance() {
       take_slices();
       return next_chunk();
     case phase::work: return work();
+    case phase::unmapped: return progress::waiting;
     case phase::closing: return board_->entered() ? progress::done : progress::waiting;
     case phase::failed: return progress::failed;
   }
@@ -174,6 +178,18 @@ progress collective_run::advance() {
 progress collective_run::look() {
   if (phase_ == phase::closing && !pushes_ && board_->entered_by_living()) return progress::done;
   int32_t who = -1;
+  if (phase_ == phase::unmapped) {
+    // A rank that died between its first step and now took the way to its memory with it. Nobody completes the call: all wait for this rank's next step.
+    const auto& active = board_->active();
+    const bool lost = std::any_of(active.begin(), active.end(), [&](int32_t r) { return board_->gone(r); });
+    if (!lost && !board_->view_pending()) {
+      const int64_t now = clock_now_ns();
+      if (unmapped_since_ == 0) unmapped_since_ = now;
+      if (now - unmapped_since_ < unmapped_ns) return progress::waiting; // its files may go before its death shows
+      return fail(EP_STATUS_SYSTEM, board_->rank(), "the group memory of a peer cannot be mapped");
+    }
+    return lose_members(true);
+  }
   switch (board_->look(call_->sequence, &who)) {
     case absence::none: return progress::waiting;
     case absence::gave_up: {
@@ -185,9 +201,12 @@ progress collective_run::look() {
     case absence::lost:
     case absence::view_changed: break;
   }
+  return lose_members(phase_ != phase::begin);
+}
+
+progress collective_run::lose_members(bool begun) {
   // Nobody can have completed this call: everyone needs the step that the lost rank did not enter. Before its first step nothing has been exchanged, and the
   // call is carried out by those who are left.
-  const bool begun = phase_ != phase::begin;
   if (!board_->change_view(begun ? call_->sequence : call_->sequence - 1)) return fail(EP_STATUS_CLOSED, board_->rank());
   if (call_->sequence <= board_->failed_sequence()) return fail(EP_STATUS_PEER_LOST, board_->lost().empty() ? -1 : board_->lost().front());
   phase_ = phase::begin;
@@ -235,9 +254,8 @@ progress collective_run::decide() {
   non_temporal_ = 2 * ranks * longest_ > last_level_cache();
   pushes_ = call_->kind == op_kind::all_reduce || call_->kind == op_kind::reduce;
   if (all_flags(group_flag_input) && (!pushes_ || all_flags(group_flag_output))) {
-    if (!prepare_direct()) return fail(EP_STATUS_SYSTEM, board_->rank(), "the group memory of a peer cannot be mapped");
-    phase_ = phase::work;
-    return progress::made;
+    phase_ = prepare_direct() ? phase::work : phase::unmapped;
+    return phase_ == phase::work ? progress::made : progress::waiting;
   }
   pushes_ = true; // no closing step: every step is needed
   chunks_ = (longest_ + chunk_bytes() - 1) / chunk_bytes();

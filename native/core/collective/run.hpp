@@ -58,7 +58,8 @@ class collective_run {
   const outcome& end() const { return end_; }
 
  private:
-  enum class phase : uint8_t { begin, entered, chunk, slice, work, closing, failed };
+  enum class phase : uint8_t { begin, entered, chunk, slice, work, unmapped, closing, failed };
+  progress lose_members(bool begun);
   progress fail(uint32_t status, int32_t rank, const char* message = "");
   uint64_t payload_bytes() const;
   void publish_call();
@@ -88,6 +89,7 @@ class collective_run {
   phase phase_ = phase::begin;
   outcome end_;
   uint32_t signature_ = 0;
+  int64_t unmapped_since_ = 0;
   uint64_t chunk_ = 0;
   uint64_t chunks_ = 0;
   uint64_t longest_ = 0;
