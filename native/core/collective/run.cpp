@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <tuple>
 
 extern "C" {
 void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
@@ -19,6 +18,8 @@ constexpr uint64_t line_bytes = 64;
 // Work between two looks at whether the call goes on.
 constexpr uint64_t work_bytes = uint64_t{1} << 20;
 constexpr int64_t unmapped_ns = 500'000'000;
+// Up to this many ranks everyone reduces whole chunks; more share the work and then copy each other's slices.
+constexpr size_t ranks_that_reduce_all = 3;
 
 bool is_list(op_kind kind) { return kind == op_kind::scatter || kind == op_kind::reduce_scatter || kind == op_kind::all_to_all; }
 
@@ -314,14 +315,9 @@ void collective_run::put_chunk() {
     const call_block& block = call_->inputs[i];
     if (at >= block.bytes) continue;
     const uint64_t bytes = std::min(share, block.bytes - at);
-    uint64_t skipped_from = bytes;
-    uint64_t skipped_to = bytes;
-    // Nobody reads the slice that this rank folds.
-    if (call_->kind == op_kind::all_reduce) std::tie(skipped_from, skipped_to) = slice_of(bytes, board_->place());
-    std::memcpy(to + i * share, block.data + at, skipped_from);
-    std::memcpy(to + i * share + skipped_to, block.data + at + skipped_to, bytes - skipped_to);
+    std::memcpy(to + i * share, block.data + at, bytes);
     ++trace_->writes;
-    trace_->bytes += bytes - (skipped_to - skipped_from);
+    trace_->bytes += bytes;
   }
   ++trace_->signals;
   board_->enter(0, 0);
@@ -348,16 +344,14 @@ bool collective_run::take_chunk() {
       if (rank != call_->root) take(call_->outputs[0], board_->chunk_of(call_->root));
       break;
     case op_kind::all_reduce: {
-      const auto [from, to] = slice_of(bytes, board_->place());
-      sources_.clear();
-      for (const int32_t r : active) sources_.push_back((r == rank ? call_->inputs[0].data + at : board_->chunk_of(r)) + from);
-      uint8_t* result = call_->outputs[0].data + at + from;
-      // What the others copy stays in the cache. For this rank's own copy of it there is a second pass where that one shall not.
-      targets_ = {board_->next_chunk()};
-      if (!non_temporal_) targets_.push_back(result);
-      reduce_push(targets_.data(), static_cast<int>(targets_.size()), sources_.data(), static_cast<int>(sources_.size()), (to - from) / width(), call_->dtype,
-                  call_->op, call_->factor, false);
-      if (non_temporal_) ep_copy(result, board_->next_chunk(), to - from, 1);
+      if (active.size() <= ranks_that_reduce_all) {
+        reduce(call_->outputs[0].data + at, 0, bytes, non_temporal_);
+        break;
+      }
+      const uint64_t slice = (bytes / active.size() / line_bytes + 1) * line_bytes;
+      const uint64_t from = std::min(bytes, slice * static_cast<uint64_t>(board_->place()));
+      const uint64_t to = std::min(bytes, from + slice);
+      reduce(board_->next_chunk(), from, to - from, false);
       ++trace_->signals;
       ++trace_->writes;
       trace_->bytes += to - from;
@@ -386,18 +380,11 @@ void collective_run::take_slices() {
   const uint64_t at = chunk_ * share;
   const uint64_t bytes = std::min(share, call_->bytes - at);
   const auto& active = board_->active();
+  const uint64_t slice = (bytes / active.size() / line_bytes + 1) * line_bytes;
   for (size_t i = 0; i < active.size(); ++i) {
-    if (active[i] == board_->rank()) continue;
-    const auto [from, to] = slice_of(bytes, static_cast<int32_t>(i));
-    ep_copy(call_->outputs[0].data + at + from, board_->chunk_of(active[i]), to - from, non_temporal_ ? 1 : 0);
+    const uint64_t from = std::min(bytes, slice * i);
+    ep_copy(call_->outputs[0].data + at + from, board_->chunk_of(active[i]), std::min(bytes, from + slice) - from, non_temporal_ ? 1 : 0);
   }
-}
-
-// Which of `bytes` the member at this place among the active ones folds for all.
-std::pair<uint64_t, uint64_t> collective_run::slice_of(uint64_t bytes, int32_t place) const {
-  const uint64_t slice = (bytes / board_->active().size() / line_bytes + 1) * line_bytes;
-  const uint64_t from = std::min(bytes, slice * static_cast<uint64_t>(place));
-  return {from, std::min(bytes, from + slice)};
 }
 
 progress collective_run::next_chunk() {
@@ -454,8 +441,9 @@ bool collective_run::prepare_direct() {
       break;
     case op_kind::all_reduce:
     case op_kind::reduce: {
-      const auto [from, to_end] = slice_of(call_->bytes, board_->place());
-      reduce_bytes_ = to_end - from;
+      const uint64_t slice = (call_->bytes / active.size() / line_bytes + 1) * line_bytes;
+      const uint64_t from = std::min(call_->bytes, slice * static_cast<uint64_t>(board_->place()));
+      reduce_bytes_ = std::min(call_->bytes, from + slice) - from;
       for (const int32_t r : active) {
         const uint8_t* data = input_of(r, 0, call_->bytes);
         sources_.push_back(data == nullptr ? nullptr : data + from);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "board.hpp"
@@ -80,7 +79,6 @@ class collective_run {
   progress work();
   const uint8_t* input_of(int32_t rank, uint32_t index, uint64_t bytes);
 
-  std::pair<uint64_t, uint64_t> slice_of(uint64_t bytes, int32_t place) const;
   uint64_t chunk_bytes() const; // of one block in one step
   bool gives() const { return !call_->inputs.empty(); }
   uint64_t width() const { return element_bytes(call_->dtype); }
