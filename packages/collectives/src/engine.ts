@@ -108,6 +108,7 @@ export interface OpTrace {
  * How a call ends badly, alike on all survivors where the loss of a rank is the reason:
  * - `EP_PEER_LOST`, context `lost`: a member died. The call has no result (outputs are undefined); the members without `lost` are the next view, and
  *   the next call works.
+ *   One that had died before anybody could meet it in a call may instead be missing from the `contributors` of that call, which is then a good one.
  * - `EP_TIMEOUT`, context `arrived`, `awaited`: the ranks that had come to this call, and those that had not. The group is poisoned.
  * - `EP_ABORTED`/`signal.reason`: the caller gave up. The group is poisoned, like after a timeout; peers' calls end with `EP_ABORTED` naming the rank.
  * - `EP_MISMATCH`, context `ranks`, `sequence`, `expected`, `found`: these ranks made another call (kind, dtype, reduction, root or length). Poisoned.
