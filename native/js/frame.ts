@@ -1,7 +1,24 @@
 /** Arguments of the shortest native calls, handed over in memory: each that is passed as an argument costs a tenth of the call. */
 
-/** As `frame_word` in native/napi/bind_memory.cpp; numbers are f64, the value of a signal is u64. Collective calls use the same words: bind_collective.cpp. */
+/** As `frame_word` in native/napi/bind_memory.cpp; numbers are f64, the value of a signal is u64. */
 const FRAME = { peer: 0, dstOffset: 1, srcOffset: 2, byteLength: 3, op: 4, slot: 5, value: 6 } as const;
+
+/** The same words in a collective call, as `frame_word` in native/napi/bind_collective.cpp. */
+const CALL_FRAME = {
+  kind: 0,
+  dtype: 1,
+  op: 2,
+  factor: 3,
+  root: 4,
+  bytes: 5,
+  sequence: 6,
+  timeoutMs: 7,
+  inputAllocation: 8,
+  inputOffset: 9,
+  outputAllocation: 10,
+  outputOffset: 11,
+  epoch: 12,
+} as const;
 
 /** HAZARD: one for all calls of an environment. Write and call at once; nothing else may run in between. */
 export class CallFrame {
@@ -43,27 +60,27 @@ export class CallFrame {
     timeoutMs: number,
   ): void {
     const numbers = this.#numbers;
-    numbers[0] = kind;
-    numbers[1] = dtype;
-    numbers[2] = op;
-    numbers[3] = factor;
-    numbers[4] = root;
-    numbers[5] = bytes;
-    numbers[6] = sequence;
-    numbers[7] = timeoutMs;
+    numbers[CALL_FRAME.kind] = kind;
+    numbers[CALL_FRAME.dtype] = dtype;
+    numbers[CALL_FRAME.op] = op;
+    numbers[CALL_FRAME.factor] = factor;
+    numbers[CALL_FRAME.root] = root;
+    numbers[CALL_FRAME.bytes] = bytes;
+    numbers[CALL_FRAME.sequence] = sequence;
+    numbers[CALL_FRAME.timeoutMs] = timeoutMs;
   }
 
   /** Of the group, after a collective call. */
   get epoch(): number {
-    return this.#numbers[12]!;
+    return this.#numbers[CALL_FRAME.epoch]!;
   }
 
   /** Where the one input and the one output of `NativeCollectiveGroup.call` lie. */
   places(inputAllocation: number, inputOffset: number, outputAllocation: number, outputOffset: number): void {
     const numbers = this.#numbers;
-    numbers[8] = inputAllocation;
-    numbers[9] = inputOffset;
-    numbers[10] = outputAllocation;
-    numbers[11] = outputOffset;
+    numbers[CALL_FRAME.inputAllocation] = inputAllocation;
+    numbers[CALL_FRAME.inputOffset] = inputOffset;
+    numbers[CALL_FRAME.outputAllocation] = outputAllocation;
+    numbers[CALL_FRAME.outputOffset] = outputOffset;
   }
 }

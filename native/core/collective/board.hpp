@@ -69,7 +69,7 @@ class group_board {
   // Active ranks that have not entered the current step (or, before it, are not ready).
   std::vector<int32_t> missing() const;
 
-  // Looks at life and faults of whoever has not come to the call `sequence`. Costly: for waits that last.
+  // Whether somebody has given up the call `sequence` or an earlier one, or has died before coming to it. Costly: for waits that last.
   absence look(uint64_t sequence, int32_t* who);
   // Agrees with the other survivors on the next epoch, without those that have died; calls up to `failed_sequence` end with the loss. Also adopts what
   // others have decided before. False: this rank itself is no longer a member.

@@ -165,20 +165,27 @@ void collective_group::submit(std::unique_ptr<queued_call> queued) {
       if (block.segment == group_no_segment && block.bytes != 0) copy(block);
     }
   }
-  in_flight_.fetch_add(1, std::memory_order_acq_rel);
   calls_in_flight_.fetch_add(1, std::memory_order_acq_rel);
+  if (!hand_over(inbox_, std::move(queued))) calls_in_flight_.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+void collective_group::send(std::unique_ptr<message_send> message) { hand_over(sends_in_, std::move(message)); }
+void collective_group::receive(std::unique_ptr<message_receive> message) { hand_over(receives_in_, std::move(message)); }
+
+// To the group's thread. False: there is none and none can be started, and the item has ended.
+template <class Queue, class Item> bool collective_group::hand_over(Queue& queue, std::unique_ptr<Item> item) {
   const std::lock_guard lock(inbox_mutex_);
   if (!start_thread()) {
-    calls_in_flight_.fetch_sub(1, std::memory_order_acq_rel);
-    in_flight_.fetch_sub(1, std::memory_order_acq_rel);
     outcome end;
     end.status = EP_STATUS_SYSTEM;
     end.message = "the group's thread could not be started; close groups or raise the limit on tasks";
-    sink_.complete(queued->operation_id, end);
-    return;
+    sink_.complete(item->operation_id, end);
+    return false;
   }
-  inbox_.push_back(std::move(queued));
+  in_flight_.fetch_add(1, std::memory_order_acq_rel);
+  queue.push_back(std::move(item));
   wake_thread();
+  return true;
 }
 
 bool collective_group::start_thread() {
@@ -198,36 +205,6 @@ void collective_group::wake_thread() {
 void collective_group::nudge() {
   const std::lock_guard lock(inbox_mutex_);
   nudged_ = true;
-  wake_thread();
-}
-
-void collective_group::send(std::unique_ptr<message_send> message) {
-  in_flight_.fetch_add(1, std::memory_order_acq_rel);
-  const std::lock_guard lock(inbox_mutex_);
-  if (!start_thread()) {
-    in_flight_.fetch_sub(1, std::memory_order_acq_rel);
-    outcome end;
-    end.status = EP_STATUS_SYSTEM;
-    end.message = "the group's thread could not be started; close groups or raise the limit on tasks";
-    sink_.complete(message->operation_id, end);
-    return;
-  }
-  sends_in_.push_back(std::move(message));
-  wake_thread();
-}
-
-void collective_group::receive(std::unique_ptr<message_receive> message) {
-  in_flight_.fetch_add(1, std::memory_order_acq_rel);
-  const std::lock_guard lock(inbox_mutex_);
-  if (!start_thread()) {
-    in_flight_.fetch_sub(1, std::memory_order_acq_rel);
-    outcome end;
-    end.status = EP_STATUS_SYSTEM;
-    end.message = "the group's thread could not be started; close groups or raise the limit on tasks";
-    sink_.complete(message->operation_id, end);
-    return;
-  }
-  receives_in_.push_back(std::move(message));
   wake_thread();
 }
 

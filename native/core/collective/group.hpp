@@ -87,6 +87,7 @@ class collective_group {
   collective_group(completion_sink& sink) : sink_(sink) {}
   void work();
   bool start_thread();
+  template <class Queue, class Item> bool hand_over(Queue& queue, std::unique_ptr<Item> item);
   void wake_thread();
   void take_inbox();
   bool pass(bool patient);

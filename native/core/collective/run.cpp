@@ -257,7 +257,6 @@ progress collective_run::decide() {
     phase_ = prepare_direct() ? phase::work : phase::unmapped;
     return phase_ == phase::work ? progress::made : progress::waiting;
   }
-  pushes_ = true; // no closing step: every step is needed
   chunks_ = (longest_ + chunk_bytes() - 1) / chunk_bytes();
   put_chunk();
   phase_ = phase::chunk;
