@@ -47,7 +47,6 @@ void message_board::touch(int32_t peer) const {
   if (peer != board_.rank()) wake_notify(&board_.member(peer).wake);
 }
 
-bool message_board::is_gone(int32_t peer) const { return peer != board_.rank() && board_.gone(peer); }
 
 void message_board::finish_send(message_send& message, uint32_t status, int32_t rank) {
   if (message.operation_id == 0) return; // was cut off before
@@ -72,6 +71,10 @@ void message_board::finish_receive(std::unique_ptr<message_receive> message, uin
 bool message_board::pass(bool patient) {
   if (pending_ == 0) return false;
   bool made = false;
+  // HAZARD: gone first, then the words. A peer takes a message, says so and closes: looked at the other way round, what it took counts as lost.
+  if (patient) {
+    for (int32_t peer = 0; peer < board_.size(); ++peer) lanes_[static_cast<size_t>(peer)].gone = peer != board_.rank() && board_.gone(peer);
+  }
   for (int32_t peer = 0; peer < board_.size(); ++peer) {
     if (!board_.attached(peer)) continue;
     lane& with = lanes_[static_cast<size_t>(peer)];
@@ -259,7 +262,7 @@ bool message_board::look_after(bool& made) {
   const auto cut = [&](const auto& message, int32_t peer, int32_t* rank) -> uint32_t {
     *rank = peer;
     if (message.cancel && message.cancel->value.load(std::memory_order_acquire) != 0) return EP_STATUS_ABORTED;
-    if (peer != any_rank && is_gone(peer)) return EP_STATUS_PEER_LOST;
+    if (peer != any_rank && lanes_[static_cast<size_t>(peer)].gone) return EP_STATUS_PEER_LOST;
     if (message.deadline_ns != 0 && message.deadline_ns <= now) return EP_STATUS_TIMEOUT;
     return EP_STATUS_OK;
   };
@@ -287,7 +290,7 @@ bool message_board::look_after(bool& made) {
         made = true;
       }
     }
-    if (with.active != nullptr && is_gone(peer)) {
+    if (with.active != nullptr && with.gone) {
       free_chunks_.insert(free_chunks_.end(), with.chunks.begin(), with.chunks.end());
       with.chunks.clear();
       with.active.reset();
@@ -312,7 +315,7 @@ bool message_board::look_after(bool& made) {
     if (message.peer == any_rank && status == EP_STATUS_OK) {
       bool all_gone = board_.size() > 1;
       for (int32_t peer = 0; peer < board_.size(); ++peer) {
-        if (peer != board_.rank() && !is_gone(peer)) all_gone = false;
+        if (peer != board_.rank() && !lanes_[static_cast<size_t>(peer)].gone) all_gone = false;
       }
       const lane& self = lanes_[static_cast<size_t>(board_.rank())];
       if (all_gone && self.sends.empty() && self.notes.empty()) {

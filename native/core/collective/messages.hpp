@@ -78,6 +78,7 @@ class message_board {
     uint64_t offset;
   };
   struct lane {
+    bool gone = false; // as it was before the last patient pass
     // To the peer.
     std::deque<std::unique_ptr<message_send>> sends; // announced ones first
     uint64_t announced = 0;
@@ -103,7 +104,6 @@ class message_board {
   void finish_receive(std::unique_ptr<message_receive> message, uint32_t status, int32_t rank, uint64_t found);
   void finish_taking(int32_t peer, lane& from, uint32_t status);
   void touch(int32_t peer) const;
-  bool is_gone(int32_t peer) const;
 
   group_board& board_;
   end_send send_ended_;

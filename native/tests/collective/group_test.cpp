@@ -500,6 +500,36 @@ void messages(int32_t size) {
   });
 }
 
+// Whoever has taken a message may leave at once: it was sent all the same.
+void receivers_leave(int32_t size) {
+  run_ranks(size, [size](member& self) {
+    if (self.rank != 0) {
+      auto message = std::make_unique<message_receive>();
+      const uint64_t id = message->operation_id = self.next_id++;
+      message->timeout_ms = 20'000;
+      message->peer = 0;
+      message->bytes = 4;
+      // Late ones find a sender that already looks for deaths.
+      std::this_thread::sleep_for(std::chrono::microseconds(100 * self.rank));
+      self.group->receive(std::move(message));
+      EP_CHECK_EQ(self.sink.wait(id).status, unsigned{EP_STATUS_OK});
+      return;
+    }
+    std::vector<uint64_t> sends;
+    for (int32_t peer = 1; peer < size; ++peer) {
+      auto message = std::make_unique<message_send>();
+      sends.push_back(message->operation_id = self.next_id++);
+      message->timeout_ms = 20'000;
+      message->peer = peer;
+      message->bytes = 4;
+      message->copy = {1, 2, 3, 4};
+      message->data = message->copy.data();
+      self.group->send(std::move(message));
+    }
+    for (const uint64_t id : sends) EP_CHECK_EQ(self.sink.wait(id).status, unsigned{EP_STATUS_OK});
+  });
+}
+
 void small_ones_are_measured() {
   run_ranks(2, [](member& self) {
     std::vector<double> samples(2000);
@@ -529,6 +559,7 @@ int main() {
     }
   }
   for (const int32_t size : {1, 2, 4}) messages(size);
+  for (int i = 0; i < 100; ++i) receivers_leave(8);
   small_ones_are_measured();
   return ep::check::finish();
 }
