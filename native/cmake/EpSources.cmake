@@ -18,6 +18,7 @@ set(EP_CORE_SOURCES
   core/host_memory.cpp
   core/hostile/engine.cpp
   core/huge_pages.cpp
+  core/ibgda/topology.cpp
   core/life.cpp
   core/limits.cpp
   core/memory.cpp
@@ -70,6 +71,7 @@ set(EP_TESTS
   tests/collective/reduce_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
+  tests/ibgda/topology_test.cpp
   tests/core/memory_test.cpp
   tests/core/segment_test.cpp
   tests/core/stream_test.cpp
