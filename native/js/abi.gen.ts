@@ -18,10 +18,18 @@ export const EP_MAGIC_MEMORY = 0x314d4745;
 export const EP_MAGIC_DISPATCH = 0x31444745;
 /** "EGP1" */
 export const EP_MAGIC_GROUP = 0x31504745;
+/** "EGB1" */
+export const EP_MAGIC_IBGDA = 0x31424745;
+/** "EGQ1" */
+export const EP_MAGIC_IBGDA_QP = 0x31514745;
+/** "EGK1" */
+export const EP_MAGIC_IBGDA_MEMORY = 0x314b4745;
 /** peers' memory is mapped: plain stores, then a release signal */
 export const EP_MEMORY_LOAD_STORE = 1;
 /** requests go through ep_proxy_ring; an engine on the host executes them */
 export const EP_MEMORY_PROXY = 2;
+/** kernels post WQEs to the queue pairs of ep_ibgda_device (ibgda.h) */
+export const EP_MEMORY_IBGDA = 3;
 export const EP_PROXY_PUT = 1;
 export const EP_PROXY_SIGNAL = 2;
 export const EP_NO_SLOT = 0xffffffffffffffffn;
@@ -38,6 +46,24 @@ export const EP_DISPATCH_NON_TEMPORAL = 1;
 export const EP_DTYPE_F32 = 1;
 export const EP_DTYPE_F16 = 2;
 export const EP_DTYPE_BF16 = 3;
+export const EP_IBGDA_WQE_BYTES = 64;
+/** of a send queue: half the range of the 16-bit index that a CQE carries */
+export const EP_IBGDA_MAX_DEPTH = 32768;
+/** bytes that fit behind the control and the remote segment of one WQEBB */
+export const EP_IBGDA_MAX_INLINE = 28;
+/** any lane of any block of any launch on one machine */
+export const EP_IBGDA_SHARE_DEVICE = 0;
+/** the lanes of one block at a time */
+export const EP_IBGDA_SHARE_BLOCK = 1;
+/** one lane at a time; successive lanes are ordered by their caller */
+export const EP_IBGDA_SHARE_THREAD = 2;
+/** every CQE lands in entry 0, which needs no consumer index; otherwise the CQ is a ring */
+export const EP_IBGDA_CQ_COLLAPSED = 1;
+export const EP_IBGDA_SOUND = 0;
+/** whoever found the failure writes the record */
+export const EP_IBGDA_BREAKING = 1;
+/** the record is complete; nothing can be posted until the queue pair has been made anew */
+export const EP_IBGDA_BROKEN = 2;
 export const EP_LIFE_STARTING = 0;
 export const EP_LIFE_ALIVE = 1;
 /** orderly */
@@ -145,8 +171,8 @@ export function writeHandleHeader(view: DataView, at: number, value: HandleHeade
 }
 
 /**
- * Addresses, in the process of the reader, of one rank's parts. 0 where a peer is not mapped (EP_MEMORY_PROXY: all but
- * one's own).
+ * Addresses, in the process of the reader, of one rank's parts. 0 where a peer is not mapped (EP_MEMORY_PROXY and
+ * EP_MEMORY_IBGDA: all but one's own).
  */
 export interface PeerView {
   /** first byte of the peer's part */
@@ -197,7 +223,7 @@ export interface MemoryHandle {
   readonly signalSlots: bigint;
   /** address of ep_peer_view[world_size] */
   readonly peers: bigint;
-  /** address of ep_proxy_ring, or 0 */
+  /** address of ep_proxy_ring (EP_MEMORY_PROXY) or ep_ibgda_memory (EP_MEMORY_IBGDA), or 0 */
   readonly proxy: bigint;
   /** names this memory to the proxy engine */
   readonly memoryId: bigint;
@@ -801,6 +827,410 @@ export function writeCompatArgs(view: DataView, at: number, value: CompatArgs): 
   view.setUint32(at + 272, value.recvReplicas, true);
   clear(view, at + 276, 4);
   view.setBigUint64(at + 280, value.status, true);
+}
+
+/**
+ * One RC queue pair and its completion queue. Numbers of WQEs run from 0 and never wrap; the NIC sees their low 16
+ * bits. A poster takes numbers (`taken`), waits until the ring has room for them (`done`), writes WQEs, waits for its
+ * turn (`ready`) and publishes. HAZARD: a number that was taken must be published, or whoever took later ones waits for
+ * ever. A poster that gives up breaks the queue pair instead.
+ */
+export interface IbgdaQp {
+  /** EP_MAGIC_IBGDA_QP */
+  readonly header: HandleHeader;
+  /** address of WQEBB[depth] */
+  readonly sq: bigint;
+  /** address of the doorbell record: be32 receive counter, be32 send counter */
+  readonly dbr: bigint;
+  /** address of the doorbell register (UAR page + 0x800): two halves of 256 bytes */
+  readonly bf: bigint;
+  /** address of CQE[cq_depth], 64 bytes each, filled with 0xff before the first post */
+  readonly cq: bigint;
+  /** address of the CQ's doorbell record (be32, 24 bits); 0: nobody checks that the CQ has room */
+  readonly cqDbr: bigint;
+  readonly qpn: number;
+  /** power of two, at most EP_IBGDA_MAX_DEPTH */
+  readonly depth: number;
+  /** power of two; 1 where collapsed, at least `depth` otherwise */
+  readonly cqDepth: number;
+  /** EP_IBGDA_CQ_* */
+  readonly flags: number;
+  /** rank at the other end */
+  readonly peer: number;
+  /** in ep_ibgda_device.qps */
+  readonly index: number;
+  /** address of 8 bytes, registered: where atomics put old values that nobody reads */
+  readonly response: bigint;
+  readonly responseLkey: number;
+  /** counter: numbers handed out */
+  readonly taken: bigint;
+  /** counter: WQEs that are written, as are all before them; whose turn it is to publish */
+  readonly ready: bigint;
+  /** 1: somebody rings, and will look at `ready` again; 0: nobody does */
+  readonly ringer: bigint;
+  /** counter: WQEs that the last doorbell told of; belongs to whoever rings */
+  readonly rung: bigint;
+  /** counter: WQEs known to have completed */
+  readonly done: bigint;
+  /** 1: somebody takes CQEs out of a CQ that is a ring */
+  readonly poller: bigint;
+  /** counter: CQEs taken out; belongs to the poller */
+  readonly polled: bigint;
+  /** of the spin-lock path, which is kept for comparison */
+  readonly lock: bigint;
+  /** 0 or 256: half of the register that it writes next; belongs to the lock's holder */
+  readonly bfOffset: bigint;
+  /** EP_IBGDA_SOUND, _BREAKING, _BROKEN; what follows is complete when it is _BROKEN */
+  readonly broken: bigint;
+  /** EP_STATUS_* */
+  readonly status: number;
+  /** of the error CQE; 0: no CQE, the poster gave up waiting */
+  readonly syndrome: number;
+  readonly vendorSyndrome: number;
+  /** of the WQE that failed */
+  readonly opcode: number;
+  /** its number */
+  readonly wqe: bigint;
+  /** that it named */
+  readonly remoteAddress: bigint;
+  readonly rkey: number;
+}
+
+export const ibgdaQpLayout = {
+  byteLength: 512,
+  align: 8,
+  offset: {
+    header: 0,
+    sq: 16,
+    dbr: 24,
+    bf: 32,
+    cq: 40,
+    cqDbr: 48,
+    qpn: 56,
+    depth: 60,
+    cqDepth: 64,
+    flags: 68,
+    peer: 72,
+    index: 76,
+    response: 80,
+    responseLkey: 88,
+    reserved0: 92,
+    pad0: 96,
+    taken: 128,
+    pad1: 136,
+    ready: 192,
+    pad2: 200,
+    ringer: 256,
+    rung: 264,
+    pad3: 272,
+    done: 320,
+    poller: 328,
+    polled: 336,
+    pad4: 344,
+    lock: 384,
+    bfOffset: 392,
+    pad5: 400,
+    broken: 448,
+    status: 456,
+    syndrome: 460,
+    vendorSyndrome: 464,
+    opcode: 468,
+    wqe: 472,
+    remoteAddress: 480,
+    rkey: 488,
+    reserved1: 492,
+    pad6: 496,
+  },
+} as const;
+
+export function readIbgdaQp(view: DataView, at = 0): IbgdaQp {
+  return {
+    header: readHandleHeader(view, at + 0),
+    sq: view.getBigUint64(at + 16, true),
+    dbr: view.getBigUint64(at + 24, true),
+    bf: view.getBigUint64(at + 32, true),
+    cq: view.getBigUint64(at + 40, true),
+    cqDbr: view.getBigUint64(at + 48, true),
+    qpn: view.getUint32(at + 56, true),
+    depth: view.getUint32(at + 60, true),
+    cqDepth: view.getUint32(at + 64, true),
+    flags: view.getUint32(at + 68, true),
+    peer: view.getInt32(at + 72, true),
+    index: view.getUint32(at + 76, true),
+    response: view.getBigUint64(at + 80, true),
+    responseLkey: view.getUint32(at + 88, true),
+    taken: view.getBigUint64(at + 128, true),
+    ready: view.getBigUint64(at + 192, true),
+    ringer: view.getBigUint64(at + 256, true),
+    rung: view.getBigUint64(at + 264, true),
+    done: view.getBigUint64(at + 320, true),
+    poller: view.getBigUint64(at + 328, true),
+    polled: view.getBigUint64(at + 336, true),
+    lock: view.getBigUint64(at + 384, true),
+    bfOffset: view.getBigUint64(at + 392, true),
+    broken: view.getBigUint64(at + 448, true),
+    status: view.getUint32(at + 456, true),
+    syndrome: view.getUint32(at + 460, true),
+    vendorSyndrome: view.getUint32(at + 464, true),
+    opcode: view.getUint32(at + 468, true),
+    wqe: view.getBigUint64(at + 472, true),
+    remoteAddress: view.getBigUint64(at + 480, true),
+    rkey: view.getUint32(at + 488, true),
+  };
+}
+
+export function writeIbgdaQp(view: DataView, at: number, value: IbgdaQp): void {
+  writeHandleHeader(view, at + 0, value.header);
+  view.setBigUint64(at + 16, value.sq, true);
+  view.setBigUint64(at + 24, value.dbr, true);
+  view.setBigUint64(at + 32, value.bf, true);
+  view.setBigUint64(at + 40, value.cq, true);
+  view.setBigUint64(at + 48, value.cqDbr, true);
+  view.setUint32(at + 56, value.qpn, true);
+  view.setUint32(at + 60, value.depth, true);
+  view.setUint32(at + 64, value.cqDepth, true);
+  view.setUint32(at + 68, value.flags, true);
+  view.setInt32(at + 72, value.peer, true);
+  view.setUint32(at + 76, value.index, true);
+  view.setBigUint64(at + 80, value.response, true);
+  view.setUint32(at + 88, value.responseLkey, true);
+  clear(view, at + 92, 4);
+  clear(view, at + 96, 32);
+  view.setBigUint64(at + 128, value.taken, true);
+  clear(view, at + 136, 56);
+  view.setBigUint64(at + 192, value.ready, true);
+  clear(view, at + 200, 56);
+  view.setBigUint64(at + 256, value.ringer, true);
+  view.setBigUint64(at + 264, value.rung, true);
+  clear(view, at + 272, 48);
+  view.setBigUint64(at + 320, value.done, true);
+  view.setBigUint64(at + 328, value.poller, true);
+  view.setBigUint64(at + 336, value.polled, true);
+  clear(view, at + 344, 40);
+  view.setBigUint64(at + 384, value.lock, true);
+  view.setBigUint64(at + 392, value.bfOffset, true);
+  clear(view, at + 400, 48);
+  view.setBigUint64(at + 448, value.broken, true);
+  view.setUint32(at + 456, value.status, true);
+  view.setUint32(at + 460, value.syndrome, true);
+  view.setUint32(at + 464, value.vendorSyndrome, true);
+  view.setUint32(at + 468, value.opcode, true);
+  view.setBigUint64(at + 472, value.wqe, true);
+  view.setBigUint64(at + 480, value.remoteAddress, true);
+  view.setUint32(at + 488, value.rkey, true);
+  clear(view, at + 492, 4);
+  clear(view, at + 496, 16);
+}
+
+/** Registered memory of this process. */
+export interface IbgdaRange {
+  /** address */
+  readonly begin: bigint;
+  /** first address behind it */
+  readonly end: bigint;
+  readonly lkey: number;
+}
+
+export const ibgdaRangeLayout = {
+  byteLength: 24,
+  align: 8,
+  offset: {
+    begin: 0,
+    end: 8,
+    lkey: 16,
+    reserved: 20,
+  },
+} as const;
+
+export function readIbgdaRange(view: DataView, at = 0): IbgdaRange {
+  return {
+    begin: view.getBigUint64(at + 0, true),
+    end: view.getBigUint64(at + 8, true),
+    lkey: view.getUint32(at + 16, true),
+  };
+}
+
+export function writeIbgdaRange(view: DataView, at: number, value: IbgdaRange): void {
+  view.setBigUint64(at + 0, value.begin, true);
+  view.setBigUint64(at + 8, value.end, true);
+  view.setUint32(at + 16, value.lkey, true);
+  clear(view, at + 20, 4);
+}
+
+/**
+ * Followed by ep_ibgda_range[count], ascending and disjoint. Never changes once it is published: a registration makes a
+ * new table, and the old one is kept while kernels may read it.
+ */
+export interface IbgdaRangeTable {
+  readonly count: bigint;
+}
+
+export const ibgdaRangeTableLayout = {
+  byteLength: 16,
+  align: 8,
+  offset: {
+    count: 0,
+    reserved: 8,
+  },
+} as const;
+
+export function readIbgdaRangeTable(view: DataView, at = 0): IbgdaRangeTable {
+  return {
+    count: view.getBigUint64(at + 0, true),
+  };
+}
+
+export function writeIbgdaRangeTable(view: DataView, at: number, value: IbgdaRangeTable): void {
+  view.setBigUint64(at + 0, value.count, true);
+  clear(view, at + 8, 8);
+}
+
+/**
+ * All queue pairs of a rank. There are some to the rank itself, too (loopback): its signals take them, because a NIC's
+ * atomics are not atomic against a processor's.
+ */
+export interface IbgdaDevice {
+  /** EP_MAGIC_IBGDA */
+  readonly header: HandleHeader;
+  readonly rank: number;
+  readonly worldSize: number;
+  /** address of ep_ibgda_qp[world_size * qps_per_peer]: those to rank 0 first */
+  readonly qps: bigint;
+  readonly qpsPerPeer: number;
+  /** of them, used by keys: 1 to qps_per_peer */
+  readonly activeQps: number;
+  /** EP_IBGDA_SHARE_* */
+  readonly sharing: number;
+  /** bytes of one WRITE or READ, at most 2^30 */
+  readonly maxMessage: bigint;
+  /** address of ep_ibgda_range_table; replaced as a whole, with release */
+  readonly ranges: bigint;
+  /** address of the ep_wake_word of a software NIC that may sleep; 0: doorbells are enough */
+  readonly nicWake: bigint;
+  /** 1 + index of the queue pair that broke first; 0: none */
+  readonly broken: bigint;
+}
+
+export const ibgdaDeviceLayout = {
+  byteLength: 128,
+  align: 8,
+  offset: {
+    header: 0,
+    rank: 16,
+    worldSize: 20,
+    qps: 24,
+    qpsPerPeer: 32,
+    activeQps: 36,
+    sharing: 40,
+    reserved: 44,
+    maxMessage: 48,
+    ranges: 56,
+    nicWake: 64,
+    broken: 72,
+    pad: 80,
+  },
+} as const;
+
+export function readIbgdaDevice(view: DataView, at = 0): IbgdaDevice {
+  return {
+    header: readHandleHeader(view, at + 0),
+    rank: view.getInt32(at + 16, true),
+    worldSize: view.getInt32(at + 20, true),
+    qps: view.getBigUint64(at + 24, true),
+    qpsPerPeer: view.getUint32(at + 32, true),
+    activeQps: view.getUint32(at + 36, true),
+    sharing: view.getUint32(at + 40, true),
+    maxMessage: view.getBigUint64(at + 48, true),
+    ranges: view.getBigUint64(at + 56, true),
+    nicWake: view.getBigUint64(at + 64, true),
+    broken: view.getBigUint64(at + 72, true),
+  };
+}
+
+export function writeIbgdaDevice(view: DataView, at: number, value: IbgdaDevice): void {
+  writeHandleHeader(view, at + 0, value.header);
+  view.setInt32(at + 16, value.rank, true);
+  view.setInt32(at + 20, value.worldSize, true);
+  view.setBigUint64(at + 24, value.qps, true);
+  view.setUint32(at + 32, value.qpsPerPeer, true);
+  view.setUint32(at + 36, value.activeQps, true);
+  view.setUint32(at + 40, value.sharing, true);
+  clear(view, at + 44, 4);
+  view.setBigUint64(at + 48, value.maxMessage, true);
+  view.setBigUint64(at + 56, value.ranges, true);
+  view.setBigUint64(at + 64, value.nicWake, true);
+  view.setBigUint64(at + 72, value.broken, true);
+  clear(view, at + 80, 48);
+}
+
+/** Where a rank's part of one symmetric memory lies, as a NIC is told. */
+export interface IbgdaRemote {
+  /** in the address space of the rank's registration */
+  readonly data: bigint;
+  readonly signals: bigint;
+  readonly dataRkey: number;
+  readonly signalsRkey: number;
+}
+
+export const ibgdaRemoteLayout = {
+  byteLength: 24,
+  align: 8,
+  offset: {
+    data: 0,
+    signals: 8,
+    dataRkey: 16,
+    signalsRkey: 20,
+  },
+} as const;
+
+export function readIbgdaRemote(view: DataView, at = 0): IbgdaRemote {
+  return {
+    data: view.getBigUint64(at + 0, true),
+    signals: view.getBigUint64(at + 8, true),
+    dataRkey: view.getUint32(at + 16, true),
+    signalsRkey: view.getUint32(at + 20, true),
+  };
+}
+
+export function writeIbgdaRemote(view: DataView, at: number, value: IbgdaRemote): void {
+  view.setBigUint64(at + 0, value.data, true);
+  view.setBigUint64(at + 8, value.signals, true);
+  view.setUint32(at + 16, value.dataRkey, true);
+  view.setUint32(at + 20, value.signalsRkey, true);
+}
+
+/** What ep_memory_handle.proxy is the address of, for EP_MEMORY_IBGDA. */
+export interface IbgdaMemory {
+  /** EP_MAGIC_IBGDA_MEMORY */
+  readonly header: HandleHeader;
+  /** address of ep_ibgda_device */
+  readonly device: bigint;
+  /** address of ep_ibgda_remote[world_size] */
+  readonly remotes: bigint;
+}
+
+export const ibgdaMemoryLayout = {
+  byteLength: 32,
+  align: 8,
+  offset: {
+    header: 0,
+    device: 16,
+    remotes: 24,
+  },
+} as const;
+
+export function readIbgdaMemory(view: DataView, at = 0): IbgdaMemory {
+  return {
+    header: readHandleHeader(view, at + 0),
+    device: view.getBigUint64(at + 16, true),
+    remotes: view.getBigUint64(at + 24, true),
+  };
+}
+
+export function writeIbgdaMemory(view: DataView, at: number, value: IbgdaMemory): void {
+  writeHandleHeader(view, at + 0, value.header);
+  view.setBigUint64(at + 16, value.device, true);
+  view.setBigUint64(at + 24, value.remotes, true);
 }
 
 /**

@@ -4,6 +4,7 @@
 
 #include "ep/abi/compat.h"
 #include "ep/abi/dispatch.h"
+#include "ep/abi/ibgda.h"
 #include "ep/abi/memory.h"
 #include "ep/abi/rank.h"
 #include "ep/abi/segment.h"
@@ -127,6 +128,78 @@ EP_STATIC_ASSERT(offsetof(ep_compat_args, recv_seqs) == 268, "ep_compat_args.rec
 EP_STATIC_ASSERT(offsetof(ep_compat_args, recv_replicas) == 272, "ep_compat_args.recv_replicas");
 EP_STATIC_ASSERT(offsetof(ep_compat_args, reserved) == 276, "ep_compat_args.reserved");
 EP_STATIC_ASSERT(offsetof(ep_compat_args, status) == 280, "ep_compat_args.status");
+EP_STATIC_ASSERT(sizeof(ep_ibgda_qp) == 512, "ep_ibgda_qp");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, header) == 0, "ep_ibgda_qp.header");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, sq) == 16, "ep_ibgda_qp.sq");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, dbr) == 24, "ep_ibgda_qp.dbr");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, bf) == 32, "ep_ibgda_qp.bf");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, cq) == 40, "ep_ibgda_qp.cq");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, cq_dbr) == 48, "ep_ibgda_qp.cq_dbr");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, qpn) == 56, "ep_ibgda_qp.qpn");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, depth) == 60, "ep_ibgda_qp.depth");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, cq_depth) == 64, "ep_ibgda_qp.cq_depth");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, flags) == 68, "ep_ibgda_qp.flags");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, peer) == 72, "ep_ibgda_qp.peer");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, index) == 76, "ep_ibgda_qp.index");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, response) == 80, "ep_ibgda_qp.response");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, response_lkey) == 88, "ep_ibgda_qp.response_lkey");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, reserved0) == 92, "ep_ibgda_qp.reserved0");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, pad0) == 96, "ep_ibgda_qp.pad0");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, taken) == 128, "ep_ibgda_qp.taken");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, pad1) == 136, "ep_ibgda_qp.pad1");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, ready) == 192, "ep_ibgda_qp.ready");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, pad2) == 200, "ep_ibgda_qp.pad2");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, ringer) == 256, "ep_ibgda_qp.ringer");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, rung) == 264, "ep_ibgda_qp.rung");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, pad3) == 272, "ep_ibgda_qp.pad3");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, done) == 320, "ep_ibgda_qp.done");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, poller) == 328, "ep_ibgda_qp.poller");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, polled) == 336, "ep_ibgda_qp.polled");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, pad4) == 344, "ep_ibgda_qp.pad4");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, lock) == 384, "ep_ibgda_qp.lock");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, bf_offset) == 392, "ep_ibgda_qp.bf_offset");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, pad5) == 400, "ep_ibgda_qp.pad5");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, broken) == 448, "ep_ibgda_qp.broken");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, status) == 456, "ep_ibgda_qp.status");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, syndrome) == 460, "ep_ibgda_qp.syndrome");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, vendor_syndrome) == 464, "ep_ibgda_qp.vendor_syndrome");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, opcode) == 468, "ep_ibgda_qp.opcode");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, wqe) == 472, "ep_ibgda_qp.wqe");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, remote_address) == 480, "ep_ibgda_qp.remote_address");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, rkey) == 488, "ep_ibgda_qp.rkey");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, reserved1) == 492, "ep_ibgda_qp.reserved1");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_qp, pad6) == 496, "ep_ibgda_qp.pad6");
+EP_STATIC_ASSERT(sizeof(ep_ibgda_range) == 24, "ep_ibgda_range");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_range, begin) == 0, "ep_ibgda_range.begin");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_range, end) == 8, "ep_ibgda_range.end");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_range, lkey) == 16, "ep_ibgda_range.lkey");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_range, reserved) == 20, "ep_ibgda_range.reserved");
+EP_STATIC_ASSERT(sizeof(ep_ibgda_range_table) == 16, "ep_ibgda_range_table");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_range_table, count) == 0, "ep_ibgda_range_table.count");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_range_table, reserved) == 8, "ep_ibgda_range_table.reserved");
+EP_STATIC_ASSERT(sizeof(ep_ibgda_device) == 128, "ep_ibgda_device");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_device, header) == 0, "ep_ibgda_device.header");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_device, rank) == 16, "ep_ibgda_device.rank");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_device, world_size) == 20, "ep_ibgda_device.world_size");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_device, qps) == 24, "ep_ibgda_device.qps");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_device, qps_per_peer) == 32, "ep_ibgda_device.qps_per_peer");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_device, active_qps) == 36, "ep_ibgda_device.active_qps");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_device, sharing) == 40, "ep_ibgda_device.sharing");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_device, reserved) == 44, "ep_ibgda_device.reserved");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_device, max_message) == 48, "ep_ibgda_device.max_message");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_device, ranges) == 56, "ep_ibgda_device.ranges");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_device, nic_wake) == 64, "ep_ibgda_device.nic_wake");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_device, broken) == 72, "ep_ibgda_device.broken");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_device, pad) == 80, "ep_ibgda_device.pad");
+EP_STATIC_ASSERT(sizeof(ep_ibgda_remote) == 24, "ep_ibgda_remote");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_remote, data) == 0, "ep_ibgda_remote.data");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_remote, signals) == 8, "ep_ibgda_remote.signals");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_remote, data_rkey) == 16, "ep_ibgda_remote.data_rkey");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_remote, signals_rkey) == 20, "ep_ibgda_remote.signals_rkey");
+EP_STATIC_ASSERT(sizeof(ep_ibgda_memory) == 32, "ep_ibgda_memory");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_memory, header) == 0, "ep_ibgda_memory.header");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_memory, device) == 16, "ep_ibgda_memory.device");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_memory, remotes) == 24, "ep_ibgda_memory.remotes");
 EP_STATIC_ASSERT(sizeof(ep_wake_word) == 8, "ep_wake_word");
 EP_STATIC_ASSERT(offsetof(ep_wake_word, epoch) == 0, "ep_wake_word.epoch");
 EP_STATIC_ASSERT(offsetof(ep_wake_word, waiters) == 4, "ep_wake_word.waiters");

@@ -32,5 +32,8 @@ EP_STATIC_ASSERT(sizeof(ep_handle_header) == 16, "readers find the payload at by
 #define EP_MAGIC_MEMORY 0x314d4745u   /* "EGM1" */
 #define EP_MAGIC_DISPATCH 0x31444745u /* "EGD1" */
 #define EP_MAGIC_GROUP 0x31504745u    /* "EGP1" */
+#define EP_MAGIC_IBGDA 0x31424745u        /* "EGB1" */
+#define EP_MAGIC_IBGDA_QP 0x31514745u     /* "EGQ1" */
+#define EP_MAGIC_IBGDA_MEMORY 0x314b4745u /* "EGK1" */
 
 #endif
