@@ -1,6 +1,7 @@
-// Reads the restricted C of native/include/ep/abi: integer constants, structs of fixed-width integers, arrays and other
-// such structs, static assertions about sizes. Anything else is refused with its place: a construct that this parser
-// guessed at would become a wrong offset in JavaScript.
+// Reads the restricted C of native/include/ep/abi: integer constants, structs of fixed-width integers (also big-endian
+// ones), arrays and other such structs, bit fields of hardware formats (EP_BITS), static assertions about sizes.
+// Anything else is refused with its place: a construct that this parser guessed at would become a wrong offset in
+// JavaScript.
 
 /**
  * @typedef {{ file: string, line: number }} Place
@@ -9,7 +10,9 @@
  * @typedef {{ name: string, type: string, count: number | null, offset: number, comment: string, place: Place }} Field
  *   count: null for a single value, else the length of the array
  * @typedef {{ name: string, fields: readonly Field[], size: number, align: number, comment: string, place: Place }} Struct
- * @typedef {{ constants: Map<string, Constant>, structs: Map<string, Struct> }} Abi
+ * @typedef {{ name: string, offset: number, high: number, low: number, comment: string, place: Place }} Bits
+ *   of the big-endian dword at offset; of the qword there if high > 31
+ * @typedef {{ constants: Map<string, Constant>, structs: Map<string, Struct>, bits: Map<string, Bits> }} Abi
  */
 
 /** Bytes of the types that a struct may use; alignment is the same on every machine we build for. */
@@ -22,7 +25,18 @@ export const scalarBytes = /** @type {Readonly<Record<string, number>>} */ ({
   int32_t: 4,
   uint64_t: 8,
   int64_t: 8,
+  ep_be16: 2,
+  ep_be32: 4,
+  ep_be64: 8,
 });
+
+/** The one spelling of each big-endian type's declaration, in wire.h. */
+const bigEndianTypes = /** @type {Readonly<Record<string, string>>} */ ({
+  uint16_t: 'ep_be16',
+  uint32_t: 'ep_be32',
+  uint64_t: 'ep_be64',
+});
+const bitsMacro = '#define EP_BITS(offset, high, low) ((offset) * 65536u + (high) * 256u + (low))';
 
 export class AbiError extends Error {
   /**
@@ -44,7 +58,7 @@ const limits = /** @type {Readonly<Record<string, bigint>>} */ ({
 });
 
 /** @returns {Abi} */
-export const emptyAbi = () => ({ constants: new Map(), structs: new Map() });
+export const emptyAbi = () => ({ constants: new Map(), structs: new Map(), bits: new Map() });
 
 /**
  * Adds what one header declares. Headers that it includes must have been added before.
@@ -124,15 +138,78 @@ function readDirectives(abi, file, code, comments) {
       }
       return '';
     }
+    if (line === bitsMacro) return '';
     const define = /^#define (EP_\w+)\s+(\S.*)$/.exec(line);
     if (!define) throw new AbiError(place, `expected an include or '#define EP_NAME integer', found ${line}`);
     const [, name = '', value = ''] = define;
-    if (abi.constants.has(name)) throw new AbiError(place, `expected a new name, found ${name} again`);
+    if (abi.constants.has(name) || abi.bits.has(name)) {
+      throw new AbiError(place, `expected a new name, found ${name} again`);
+    }
+    if (value.startsWith('EP_BITS(')) {
+      abi.bits.set(name, { name, ...readBits(place, value), comment: comments.get(index + 1) ?? '', place });
+      return '';
+    }
     const expression = new Expression(abi, file, tokenize(file, [...Array(index).fill(''), value]));
     const constant = { name, value: expression.whole(), text: value, comment: comments.get(index + 1) ?? '', place };
     abi.constants.set(name, constant);
     return '';
   });
+}
+
+/**
+ * @param {Place} place
+ * @param {string} value
+ */
+function readBits(place, value) {
+  const parts = /^EP_BITS\((0x[0-9a-f]+|\d+), (\d+), (\d+)\)$/.exec(value);
+  if (!parts) throw new AbiError(place, `expected EP_BITS(offset, high, low) of integers, found ${value}`);
+  const [offset = 0, high = 0, low = 0] = parts.slice(1).map(Number);
+  if (offset % 4 !== 0 || offset > 0xffff || high > 63 || low > high) {
+    throw new AbiError(place, `expected a multiple of 4 and bits high >= low of a dword or qword, found ${value}`);
+  }
+  return { offset, high, low };
+}
+
+/**
+ * The layouts that bit fields form: EP_X_FIELD belongs to the longest X for which EP_X_BYTES is a constant.
+ * @param {Abi} abi
+ * @returns {Map<string, { bytes: number, fields: Map<string, Bits> }>} X and FIELD without EP_
+ */
+export function bitLayouts(abi) {
+  /** @type {Map<string, { bytes: number, fields: Map<string, Bits> }>} */
+  const layouts = new Map();
+  for (const bits of abi.bits.values()) {
+    const words = bits.name.split('_');
+    const length = words.findLastIndex((_, i) => abi.constants.has([...words.slice(0, i), 'BYTES'].join('_')));
+    const layout = words.slice(1, length).join('_');
+    const bytes = Number(abi.constants.get(`EP_${layout}_BYTES`)?.value);
+    if (length <= 1) throw new AbiError(bits.place, `expected a size EP_..._BYTES that ${bits.name} belongs to`);
+    if (bits.offset + (bits.high > 31 ? 8 : 4) > bytes) {
+      throw new AbiError(bits.place, `expected ${bits.name} within ${bytes} bytes`);
+    }
+    const fields = layouts.get(layout)?.fields ?? new Map();
+    for (const other of fields.values()) {
+      if (overlap(bits, other))
+        throw new AbiError(bits.place, `expected bits of its own, found those of ${other.name}`);
+    }
+    fields.set(words.slice(length).join('_'), bits);
+    layouts.set(layout, { bytes, fields });
+  }
+  return layouts;
+}
+
+/**
+ * @param {Bits} a
+ * @param {Bits} b
+ */
+function overlap(a, b) {
+  /** First and last bit in wire order. @param {Bits} bits */
+  const span = ({ offset, high, low }) => {
+    const end = offset * 8 + (high > 31 ? 63 : 31);
+    return { first: end - high, last: end - low };
+  };
+  const [left, right] = [span(a), span(b)];
+  return left.first <= right.last && right.first <= left.last;
 }
 
 /**
@@ -276,10 +353,19 @@ class Declarations extends Expression {
 
   read() {
     while (this.next !== undefined) {
-      if (this.accepts('typedef')) this.struct();
+      if (this.accepts('typedef')) this.type();
       else if (this.accepts('EP_STATIC_ASSERT')) this.assertion();
       else this.refuse("'typedef struct' or EP_STATIC_ASSERT");
     }
+  }
+
+  type() {
+    const word = this.next?.text ?? '';
+    const alias = bigEndianTypes[word];
+    if (alias === undefined) return this.struct();
+    this.needs(word);
+    this.needs(alias);
+    this.needs(';');
   }
 
   struct() {

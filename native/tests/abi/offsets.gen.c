@@ -6,11 +6,15 @@
 #include "ep/abi/dispatch.h"
 #include "ep/abi/ibgda.h"
 #include "ep/abi/memory.h"
+#include "ep/abi/mlx5_cqe.h"
+#include "ep/abi/mlx5_prm.h"
+#include "ep/abi/mlx5_wqe.h"
 #include "ep/abi/rank.h"
 #include "ep/abi/segment.h"
 #include "ep/abi/staged.h"
 #include "ep/abi/status.h"
 #include "ep/abi/version.h"
+#include "ep/abi/wire.h"
 
 EP_STATIC_ASSERT(sizeof(ep_handle_header) == 16, "ep_handle_header");
 EP_STATIC_ASSERT(offsetof(ep_handle_header, magic) == 0, "ep_handle_header.magic");
@@ -200,6 +204,72 @@ EP_STATIC_ASSERT(sizeof(ep_ibgda_memory) == 32, "ep_ibgda_memory");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_memory, header) == 0, "ep_ibgda_memory.header");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_memory, device) == 16, "ep_ibgda_memory.device");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_memory, remotes) == 24, "ep_ibgda_memory.remotes");
+EP_STATIC_ASSERT(sizeof(ep_mlx5_cqe) == 64, "ep_mlx5_cqe");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_cqe, reserved0) == 0, "ep_mlx5_cqe.reserved0");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_cqe, wqe_id) == 2, "ep_mlx5_cqe.wqe_id");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_cqe, reserved1) == 4, "ep_mlx5_cqe.reserved1");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_cqe, srqn_uidx) == 32, "ep_mlx5_cqe.srqn_uidx");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_cqe, imm_inval_pkey) == 36, "ep_mlx5_cqe.imm_inval_pkey");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_cqe, reserved2) == 40, "ep_mlx5_cqe.reserved2");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_cqe, byte_cnt) == 44, "ep_mlx5_cqe.byte_cnt");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_cqe, timestamp) == 48, "ep_mlx5_cqe.timestamp");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_cqe, sop_drop_qpn) == 56, "ep_mlx5_cqe.sop_drop_qpn");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_cqe, wqe_counter) == 60, "ep_mlx5_cqe.wqe_counter");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_cqe, signature) == 62, "ep_mlx5_cqe.signature");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_cqe, op_own) == 63, "ep_mlx5_cqe.op_own");
+EP_STATIC_ASSERT(sizeof(ep_mlx5_err_cqe) == 64, "ep_mlx5_err_cqe");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_err_cqe, reserved0) == 0, "ep_mlx5_err_cqe.reserved0");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_err_cqe, srqn_uidx) == 32, "ep_mlx5_err_cqe.srqn_uidx");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_err_cqe, reserved1) == 36, "ep_mlx5_err_cqe.reserved1");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_err_cqe, vendor_syndrome) == 54, "ep_mlx5_err_cqe.vendor_syndrome");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_err_cqe, syndrome) == 55, "ep_mlx5_err_cqe.syndrome");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_err_cqe, sop_drop_qpn) == 56, "ep_mlx5_err_cqe.sop_drop_qpn");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_err_cqe, wqe_counter) == 60, "ep_mlx5_err_cqe.wqe_counter");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_err_cqe, signature) == 62, "ep_mlx5_err_cqe.signature");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_err_cqe, op_own) == 63, "ep_mlx5_err_cqe.op_own");
+EP_STATIC_ASSERT(sizeof(ep_mlx5_cq_dbr) == 8, "ep_mlx5_cq_dbr");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_cq_dbr, consumer) == 0, "ep_mlx5_cq_dbr.consumer");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_cq_dbr, arm) == 4, "ep_mlx5_cq_dbr.arm");
+EP_STATIC_ASSERT(sizeof(ep_mlx5_ctrl_seg) == 16, "ep_mlx5_ctrl_seg");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_ctrl_seg, opmod_idx_opcode) == 0, "ep_mlx5_ctrl_seg.opmod_idx_opcode");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_ctrl_seg, qpn_ds) == 4, "ep_mlx5_ctrl_seg.qpn_ds");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_ctrl_seg, signature) == 8, "ep_mlx5_ctrl_seg.signature");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_ctrl_seg, dci_stream) == 9, "ep_mlx5_ctrl_seg.dci_stream");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_ctrl_seg, fm_ce_se) == 11, "ep_mlx5_ctrl_seg.fm_ce_se");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_ctrl_seg, imm) == 12, "ep_mlx5_ctrl_seg.imm");
+EP_STATIC_ASSERT(sizeof(ep_mlx5_raddr_seg) == 16, "ep_mlx5_raddr_seg");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_raddr_seg, raddr) == 0, "ep_mlx5_raddr_seg.raddr");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_raddr_seg, rkey) == 8, "ep_mlx5_raddr_seg.rkey");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_raddr_seg, reserved) == 12, "ep_mlx5_raddr_seg.reserved");
+EP_STATIC_ASSERT(sizeof(ep_mlx5_data_seg) == 16, "ep_mlx5_data_seg");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_data_seg, byte_count) == 0, "ep_mlx5_data_seg.byte_count");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_data_seg, lkey) == 4, "ep_mlx5_data_seg.lkey");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_data_seg, addr) == 8, "ep_mlx5_data_seg.addr");
+EP_STATIC_ASSERT(sizeof(ep_mlx5_inline_seg) == 4, "ep_mlx5_inline_seg");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_inline_seg, byte_count) == 0, "ep_mlx5_inline_seg.byte_count");
+EP_STATIC_ASSERT(sizeof(ep_mlx5_atomic_seg) == 16, "ep_mlx5_atomic_seg");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_atomic_seg, swap_add) == 0, "ep_mlx5_atomic_seg.swap_add");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_atomic_seg, compare) == 8, "ep_mlx5_atomic_seg.compare");
+EP_STATIC_ASSERT(sizeof(ep_mlx5_masked_fa4_seg) == 16, "ep_mlx5_masked_fa4_seg");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_masked_fa4_seg, add) == 0, "ep_mlx5_masked_fa4_seg.add");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_masked_fa4_seg, boundary) == 4, "ep_mlx5_masked_fa4_seg.boundary");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_masked_fa4_seg, reserved) == 8, "ep_mlx5_masked_fa4_seg.reserved");
+EP_STATIC_ASSERT(sizeof(ep_mlx5_masked_fa8_seg) == 16, "ep_mlx5_masked_fa8_seg");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_masked_fa8_seg, add) == 0, "ep_mlx5_masked_fa8_seg.add");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_masked_fa8_seg, boundary) == 8, "ep_mlx5_masked_fa8_seg.boundary");
+EP_STATIC_ASSERT(sizeof(ep_mlx5_masked_cas4_seg) == 16, "ep_mlx5_masked_cas4_seg");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_masked_cas4_seg, swap) == 0, "ep_mlx5_masked_cas4_seg.swap");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_masked_cas4_seg, compare) == 4, "ep_mlx5_masked_cas4_seg.compare");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_masked_cas4_seg, swap_mask) == 8, "ep_mlx5_masked_cas4_seg.swap_mask");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_masked_cas4_seg, compare_mask) == 12, "ep_mlx5_masked_cas4_seg.compare_mask");
+EP_STATIC_ASSERT(sizeof(ep_mlx5_masked_cas8_seg) == 32, "ep_mlx5_masked_cas8_seg");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_masked_cas8_seg, swap) == 0, "ep_mlx5_masked_cas8_seg.swap");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_masked_cas8_seg, compare) == 8, "ep_mlx5_masked_cas8_seg.compare");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_masked_cas8_seg, swap_mask) == 16, "ep_mlx5_masked_cas8_seg.swap_mask");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_masked_cas8_seg, compare_mask) == 24, "ep_mlx5_masked_cas8_seg.compare_mask");
+EP_STATIC_ASSERT(sizeof(ep_mlx5_dbr) == 8, "ep_mlx5_dbr");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_dbr, receive) == 0, "ep_mlx5_dbr.receive");
+EP_STATIC_ASSERT(offsetof(ep_mlx5_dbr, send) == 4, "ep_mlx5_dbr.send");
 EP_STATIC_ASSERT(sizeof(ep_wake_word) == 8, "ep_wake_word");
 EP_STATIC_ASSERT(offsetof(ep_wake_word, epoch) == 0, "ep_wake_word.epoch");
 EP_STATIC_ASSERT(offsetof(ep_wake_word, waiters) == 4, "ep_wake_word.waiters");

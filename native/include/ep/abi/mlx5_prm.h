@@ -1,0 +1,205 @@
+/* DevX commands that make mlx5 queues: what they are given and what they return, big-endian. Source: mlx5_ifc.h of rdma-core and of the Linux
+ * kernel. What a layout does not name is reserved and zero.
+ *
+ * Offsets are relative to the layout that a field belongs to: a queue pair context lies at EP_MLX5_QPC_AT of a command, an address path at
+ * EP_MLX5_ADS_AT of a queue pair context, and so on. */
+#ifndef EP_ABI_MLX5_PRM_H
+#define EP_ABI_MLX5_PRM_H
+
+#include "wire.h"
+
+#define EP_MLX5_CMD_QUERY_HCA_CAP 0x100
+#define EP_MLX5_CMD_CREATE_CQ 0x400
+#define EP_MLX5_CMD_DESTROY_CQ 0x401
+#define EP_MLX5_CMD_QUERY_CQ 0x402
+#define EP_MLX5_CMD_CREATE_QP 0x500
+#define EP_MLX5_CMD_DESTROY_QP 0x501
+#define EP_MLX5_CMD_RST2INIT_QP 0x502
+#define EP_MLX5_CMD_INIT2RTR_QP 0x503
+#define EP_MLX5_CMD_RTR2RTS_QP 0x504
+#define EP_MLX5_CMD_2ERR_QP 0x507
+#define EP_MLX5_CMD_2RST_QP 0x50a
+#define EP_MLX5_CMD_QUERY_QP 0x50b
+
+/* How every command begins. */
+#define EP_MLX5_CMD_IN_BYTES 16
+#define EP_MLX5_CMD_IN_OPCODE EP_BITS(0x00, 31, 16)
+#define EP_MLX5_CMD_IN_UID EP_BITS(0x00, 15, 0)
+#define EP_MLX5_CMD_IN_OP_MOD EP_BITS(0x04, 15, 0)
+#define EP_MLX5_CMD_IN_OBJECT EP_BITS(0x08, 23, 0) /* number of the queue that is modified, queried or destroyed */
+
+/* How every answer begins. */
+#define EP_MLX5_CMD_OUT_BYTES 16
+#define EP_MLX5_CMD_OUT_STATUS EP_BITS(0x00, 31, 24)
+#define EP_MLX5_CMD_OUT_SYNDROME EP_BITS(0x04, 31, 0)
+#define EP_MLX5_CMD_OUT_OBJECT EP_BITS(0x08, 23, 0) /* number of the queue that was made */
+
+#define EP_MLX5_CMD_STATUS_OK 0x00
+#define EP_MLX5_CMD_STATUS_INTERNAL 0x01
+#define EP_MLX5_CMD_STATUS_BAD_OP 0x02
+#define EP_MLX5_CMD_STATUS_BAD_PARAM 0x03
+#define EP_MLX5_CMD_STATUS_BAD_SYS_STATE 0x04
+#define EP_MLX5_CMD_STATUS_BAD_RESOURCE 0x05
+#define EP_MLX5_CMD_STATUS_RESOURCE_BUSY 0x06
+#define EP_MLX5_CMD_STATUS_EXCEEDS_LIMIT 0x08
+#define EP_MLX5_CMD_STATUS_BAD_RESOURCE_STATE 0x09
+#define EP_MLX5_CMD_STATUS_BAD_INDEX 0x0a
+#define EP_MLX5_CMD_STATUS_NO_RESOURCES 0x0f
+#define EP_MLX5_CMD_STATUS_BAD_INPUT_LENGTH 0x50
+#define EP_MLX5_CMD_STATUS_BAD_OUTPUT_LENGTH 0x51
+#define EP_MLX5_CMD_STATUS_BAD_QP_STATE 0x10
+#define EP_MLX5_CMD_STATUS_BAD_SIZE 0x40
+
+/* QUERY_HCA_CAP: op_mod = capability << 1 | EP_MLX5_CAP_CURRENT; the capability lies at EP_MLX5_CAP_AT of the answer. */
+#define EP_MLX5_QUERY_HCA_CAP_OUT_BYTES 4112
+#define EP_MLX5_CAP_AT 16
+#define EP_MLX5_CAP_MAXIMUM 0
+#define EP_MLX5_CAP_CURRENT 1
+#define EP_MLX5_CAP_GENERAL 0
+#define EP_MLX5_CAP_ATOMIC 3
+
+#define EP_MLX5_GENERAL_CAP_BYTES 4096
+#define EP_MLX5_GENERAL_CAP_LOG_MAX_QP_SIZE EP_BITS(0x10, 23, 16)
+#define EP_MLX5_GENERAL_CAP_LOG_MAX_QP EP_BITS(0x10, 4, 0)
+#define EP_MLX5_GENERAL_CAP_LOG_MAX_CQ_SIZE EP_BITS(0x18, 23, 16)
+#define EP_MLX5_GENERAL_CAP_LOG_MAX_CQ EP_BITS(0x18, 4, 0)
+#define EP_MLX5_GENERAL_CAP_LOG_MAX_MESSAGE EP_BITS(0x38, 28, 24)
+#define EP_MLX5_GENERAL_CAP_CQE_VERSION EP_BITS(0x3c, 3, 0) /* 1: the layouts of mlx5_cqe.h */
+
+#define EP_MLX5_ATOMIC_CAP_BYTES 4096
+#define EP_MLX5_ATOMIC_CAP_ENDIANNESS_MODE EP_BITS(0x08, 31, 30)      /* of 8-byte ATOMIC_FA and ATOMIC_CS: 1 is the host's order */
+#define EP_MLX5_ATOMIC_CAP_HOST_ORDER_SUPPORTED EP_BITS(0x08, 25, 25)
+#define EP_MLX5_ATOMIC_CAP_OPERATIONS EP_BITS(0x10, 15, 0) /* EP_MLX5_ATOMIC_* */
+#define EP_MLX5_ATOMIC_CAP_SIZES EP_BITS(0x14, 15, 0)      /* bit n: operands of 2^n bytes */
+
+#define EP_MLX5_ATOMIC_COMPARE_SWAP 0x1
+#define EP_MLX5_ATOMIC_FETCH_ADD 0x2
+#define EP_MLX5_ATOMIC_MASKED_COMPARE_SWAP 0x4
+#define EP_MLX5_ATOMIC_MASKED_FETCH_ADD 0x8
+
+/* Completion queue context, in CREATE_CQ and in the answer of QUERY_CQ. */
+#define EP_MLX5_CQC_AT 0x10
+#define EP_MLX5_CQC_BYTES 64
+#define EP_MLX5_CQC_STATUS EP_BITS(0x00, 31, 28) /* EP_MLX5_CQ_STATUS_* */
+#define EP_MLX5_CQC_DBR_UMEM_VALID EP_BITS(0x00, 25, 25)
+#define EP_MLX5_CQC_CQE_SIZE EP_BITS(0x00, 23, 21) /* 0: 64 bytes */
+#define EP_MLX5_CQC_COLLAPSED EP_BITS(0x00, 20, 20)
+#define EP_MLX5_CQC_OVERRUN_IGNORE EP_BITS(0x00, 17, 17)
+#define EP_MLX5_CQC_DBR_UMEM_ID EP_BITS(0x04, 31, 0)
+#define EP_MLX5_CQC_LOG_CQ_SIZE EP_BITS(0x0c, 28, 24)
+#define EP_MLX5_CQC_UAR_PAGE EP_BITS(0x0c, 23, 0)
+#define EP_MLX5_CQC_EQN EP_BITS(0x14, 7, 0)
+#define EP_MLX5_CQC_LOG_PAGE_SIZE EP_BITS(0x18, 28, 24)
+#define EP_MLX5_CQC_CONSUMER_COUNTER EP_BITS(0x28, 23, 0)
+#define EP_MLX5_CQC_PRODUCER_COUNTER EP_BITS(0x2c, 23, 0)
+#define EP_MLX5_CQC_DBR_ADDR EP_BITS(0x38, 63, 0) /* offset into its umem */
+
+#define EP_MLX5_CQ_STATUS_OK 0x0
+#define EP_MLX5_CQ_STATUS_OVERFLOW 0x9
+#define EP_MLX5_CQ_STATUS_WRITE_FAIL 0xa
+
+#define EP_MLX5_CREATE_CQ_IN_BYTES 272
+#define EP_MLX5_CREATE_CQ_IN_UMEM_OFFSET EP_BITS(0x50, 63, 0)
+#define EP_MLX5_CREATE_CQ_IN_UMEM_ID EP_BITS(0x58, 31, 0)
+#define EP_MLX5_CREATE_CQ_IN_UMEM_VALID EP_BITS(0x5c, 31, 31)
+#define EP_MLX5_QUERY_CQ_OUT_BYTES 272
+
+/* Queue pair context, in CREATE_QP, in the transitions and in the answer of QUERY_QP. */
+#define EP_MLX5_QPC_AT 0x18
+#define EP_MLX5_QPC_BYTES 232
+#define EP_MLX5_QPC_STATE EP_BITS(0x00, 31, 28) /* EP_MLX5_QP_STATE_* */
+#define EP_MLX5_QPC_ST EP_BITS(0x00, 23, 16)    /* EP_MLX5_ST_* */
+#define EP_MLX5_QPC_PM_STATE EP_BITS(0x00, 12, 11)
+#define EP_MLX5_QPC_PD EP_BITS(0x04, 23, 0)
+#define EP_MLX5_QPC_MTU EP_BITS(0x08, 31, 29) /* EP_MLX5_MTU_* */
+#define EP_MLX5_QPC_LOG_MSG_MAX EP_BITS(0x08, 28, 24)
+#define EP_MLX5_QPC_LOG_RQ_SIZE EP_BITS(0x08, 22, 19)
+#define EP_MLX5_QPC_LOG_RQ_STRIDE EP_BITS(0x08, 18, 16)
+#define EP_MLX5_QPC_NO_SQ EP_BITS(0x08, 15, 15)
+#define EP_MLX5_QPC_LOG_SQ_SIZE EP_BITS(0x08, 14, 11) /* in WQEBBs */
+#define EP_MLX5_QPC_RESERVED_LKEY EP_BITS(0x08, 4, 4)
+#define EP_MLX5_QPC_COUNTER_SET_ID EP_BITS(0x0c, 31, 24)
+#define EP_MLX5_QPC_UAR_PAGE EP_BITS(0x0c, 23, 0)
+#define EP_MLX5_QPC_USER_INDEX EP_BITS(0x10, 23, 0) /* comes back in completions */
+#define EP_MLX5_QPC_LOG_PAGE_SIZE EP_BITS(0x14, 28, 24)
+#define EP_MLX5_QPC_REMOTE_QPN EP_BITS(0x14, 23, 0)
+#define EP_MLX5_QPC_LOG_ACK_REQ_FREQ EP_BITS(0x70, 31, 28)
+#define EP_MLX5_QPC_LOG_SRA_MAX EP_BITS(0x70, 23, 21) /* atomics and reads under way as requester */
+#define EP_MLX5_QPC_RETRY_COUNT EP_BITS(0x70, 18, 16)
+#define EP_MLX5_QPC_RNR_RETRY EP_BITS(0x70, 15, 13)
+#define EP_MLX5_QPC_NEXT_SEND_PSN EP_BITS(0x78, 23, 0)
+#define EP_MLX5_QPC_CQN_SND EP_BITS(0x7c, 23, 0)
+#define EP_MLX5_QPC_LAST_ACKED_PSN EP_BITS(0x88, 23, 0)
+#define EP_MLX5_QPC_LOG_RRA_MAX EP_BITS(0x90, 23, 21) /* the same as responder */
+#define EP_MLX5_QPC_ATOMIC_MODE EP_BITS(0x90, 19, 16) /* EP_MLX5_ATOMIC_MODE_* */
+#define EP_MLX5_QPC_RRE EP_BITS(0x90, 15, 15) /* remote read allowed */
+#define EP_MLX5_QPC_RWE EP_BITS(0x90, 14, 14) /* remote write allowed */
+#define EP_MLX5_QPC_RAE EP_BITS(0x90, 13, 13) /* remote atomic allowed */
+#define EP_MLX5_QPC_PAGE_OFFSET EP_BITS(0x90, 11, 6)
+#define EP_MLX5_QPC_MIN_RNR_NAK EP_BITS(0x94, 28, 24)
+#define EP_MLX5_QPC_NEXT_RCV_PSN EP_BITS(0x94, 23, 0)
+#define EP_MLX5_QPC_CQN_RCV EP_BITS(0x9c, 23, 0)
+#define EP_MLX5_QPC_DBR_ADDR EP_BITS(0xa0, 63, 0)  /* offset into its umem */
+#define EP_MLX5_QPC_RQ_TYPE EP_BITS(0xac, 26, 24) /* EP_MLX5_RQ_TYPE_* */
+#define EP_MLX5_QPC_SRQN EP_BITS(0xac, 23, 0)
+#define EP_MLX5_QPC_HW_SQ_WQEBB_COUNTER EP_BITS(0xb4, 31, 16)
+#define EP_MLX5_QPC_SW_SQ_WQEBB_COUNTER EP_BITS(0xb4, 15, 0)
+#define EP_MLX5_QPC_DBR_UMEM_VALID EP_BITS(0xd0, 28, 28)
+#define EP_MLX5_QPC_DBR_UMEM_ID EP_BITS(0xe4, 31, 0)
+
+#define EP_MLX5_QP_STATE_RST 0x0
+#define EP_MLX5_QP_STATE_INIT 0x1
+#define EP_MLX5_QP_STATE_RTR 0x2
+#define EP_MLX5_QP_STATE_RTS 0x3
+#define EP_MLX5_QP_STATE_SQER 0x4
+#define EP_MLX5_QP_STATE_ERR 0x6
+
+#define EP_MLX5_ST_RC 0x0
+#define EP_MLX5_PM_STATE_MIGRATED 0x3
+#define EP_MLX5_ATOMIC_MODE_UP_TO_8 0x3
+#define EP_MLX5_RQ_TYPE_REGULAR 0x0
+#define EP_MLX5_RQ_TYPE_SHARED 0x1
+#define EP_MLX5_RQ_TYPE_ZERO_SIZE 0x3
+
+#define EP_MLX5_MTU_256 0x1
+#define EP_MLX5_MTU_512 0x2
+#define EP_MLX5_MTU_1024 0x3
+#define EP_MLX5_MTU_2048 0x4
+#define EP_MLX5_MTU_4096 0x5
+
+/* Primary address path: how packets find the peer. */
+#define EP_MLX5_ADS_AT 0x18 /* of the queue pair context */
+#define EP_MLX5_ADS_BYTES 44
+#define EP_MLX5_ADS_PKEY_INDEX EP_BITS(0x00, 15, 0)
+#define EP_MLX5_ADS_GRH EP_BITS(0x04, 23, 23)
+#define EP_MLX5_ADS_MLID EP_BITS(0x04, 22, 16)
+#define EP_MLX5_ADS_RLID EP_BITS(0x04, 15, 0)
+#define EP_MLX5_ADS_ACK_TIMEOUT EP_BITS(0x08, 31, 27) /* a try waits 4.096 us << it; 0 waits for ever */
+#define EP_MLX5_ADS_SRC_ADDR_INDEX EP_BITS(0x08, 23, 16)
+#define EP_MLX5_ADS_STAT_RATE EP_BITS(0x08, 11, 8)
+#define EP_MLX5_ADS_HOP_LIMIT EP_BITS(0x08, 7, 0)
+#define EP_MLX5_ADS_TCLASS EP_BITS(0x0c, 27, 20)
+#define EP_MLX5_ADS_FLOW_LABEL EP_BITS(0x0c, 19, 0)
+#define EP_MLX5_ADS_RGID_HIGH EP_BITS(0x10, 63, 0)
+#define EP_MLX5_ADS_RGID_LOW EP_BITS(0x18, 63, 0)
+#define EP_MLX5_ADS_ECN EP_BITS(0x20, 23, 22)
+#define EP_MLX5_ADS_DSCP EP_BITS(0x20, 21, 16)
+#define EP_MLX5_ADS_UDP_SPORT EP_BITS(0x20, 15, 0)
+#define EP_MLX5_ADS_ETH_PRIO EP_BITS(0x24, 30, 28)
+#define EP_MLX5_ADS_SL EP_BITS(0x24, 27, 24)
+#define EP_MLX5_ADS_VHCA_PORT EP_BITS(0x24, 23, 16)
+#define EP_MLX5_ADS_RMAC_HIGH EP_BITS(0x24, 15, 0)
+#define EP_MLX5_ADS_RMAC_LOW EP_BITS(0x28, 31, 0)
+
+#define EP_MLX5_CREATE_QP_IN_BYTES 272
+#define EP_MLX5_CREATE_QP_IN_OPT_PARAM_MASK EP_BITS(0x10, 31, 0)
+#define EP_MLX5_CREATE_QP_IN_WQ_UMEM_OFFSET EP_BITS(0x100, 63, 0)
+#define EP_MLX5_CREATE_QP_IN_WQ_UMEM_ID EP_BITS(0x108, 31, 0)
+#define EP_MLX5_CREATE_QP_IN_WQ_UMEM_VALID EP_BITS(0x10c, 31, 31)
+
+/* RST2INIT, INIT2RTR and RTR2RTS. */
+#define EP_MLX5_MODIFY_QP_IN_BYTES 272
+#define EP_MLX5_MODIFY_QP_IN_OPT_PARAM_MASK EP_BITS(0x10, 31, 0)
+#define EP_MLX5_QUERY_QP_OUT_BYTES 272
+
+#endif
