@@ -161,6 +161,38 @@ result<std::shared_ptr<segment>> segment::open(const ep_segment_handle& handle) 
   return opened;
 }
 
+result<nothing> segment::move() {
+  if (fd_ < 0) return failure{EP_STATUS_INVALID, 0, "a segment is moved by the process that made it"};
+  auto made = create(data_bytes_);
+  if (!made.ok()) return made.why();
+  segment& other = *made.value();
+  std::memcpy(other.data(), data(), data_bytes_);
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t total = (EP_SEGMENT_DATA_OFFSET + data_bytes_ + page - 1) / page * page;
+  const std::lock_guard lock(registry_mutex());
+  if (mremap(other.base_, total, total, MREMAP_MAYMOVE | MREMAP_FIXED, base_) == MAP_FAILED) return failure_errno("mremap", errno, "segment of " + bytes_text(total));
+  other.base_ = nullptr; // its mapping is here now; with it goes what was this one's file
+  std::swap(fd_, other.fd_);
+  const auto old = registry().find({handle_.inode, handle_.nonce});
+  std::weak_ptr<segment> self = old == registry().end() ? std::weak_ptr<segment>{} : old->second;
+  if (old != registry().end()) registry().erase(old);
+  registry()[{other.handle_.inode, other.handle_.nonce}] = self;
+  std::swap(handle_, other.handle_);
+  return nothing{};
+}
+
+std::shared_ptr<segment> segment::containing(const void* address, uint64_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  const std::lock_guard lock(registry_mutex());
+  for (const auto& entry : registry()) {
+    auto one = entry.second.lock();
+    if (!one) continue;
+    const auto data = reinterpret_cast<uintptr_t>(one->data());
+    if (begin >= data && begin - data <= one->data_bytes() && bytes <= one->data_bytes() - (begin - data)) return one;
+  }
+  return nullptr;
+}
+
 segment::~segment() {
   if (base_ != nullptr) {
     const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));

@@ -21,6 +21,13 @@ class segment {
   // Verifies inode, size, version and nonce: fd numbers and pids are reused.
   static result<std::shared_ptr<segment>> open(const ep_segment_handle& handle);
 
+  // Of one's own: other memory with the same contents at the same addresses, under another handle. Who has mapped the old memory in another process keeps that.
+  // Nobody may write to it meanwhile.
+  result<nothing> move();
+
+  // The segment of this process that holds all of these bytes; null if none does.
+  static std::shared_ptr<segment> containing(const void* address, uint64_t bytes);
+
   uint8_t* data() const { return base_ + EP_SEGMENT_DATA_OFFSET; }
   uint64_t data_bytes() const { return data_bytes_; }
   const ep_segment_handle& handle() const { return handle_; }

@@ -1,0 +1,53 @@
+#include "port.hpp"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+namespace ep::nic {
+namespace {
+
+uint64_t process_nonce() {
+  static const uint64_t nonce = [] {
+    uint64_t drawn = 0;
+    // Without randomness the pid alone has to do: never 0, or a port that was not filled in would look like one's own.
+    if (getrandom(&drawn, sizeof drawn, 0) != static_cast<ssize_t>(sizeof drawn)) drawn = static_cast<uint64_t>(getpid());
+    return drawn | 1;
+  }();
+  return nonce;
+}
+
+} // namespace
+
+result<port_view> port_view::create() {
+  auto made = segment::create(port_bytes);
+  if (!made.ok()) return made.why();
+  port_view view;
+  view.mapping_ = std::move(made.value());
+  port_header& header = view.header();
+  header.pid = static_cast<uint32_t>(getpid());
+  header.process_nonce = process_nonce();
+  header.link_up = 1;
+  header.life.state = EP_LIFE_STARTING;
+  header.header = {EP_MAGIC_NIC_PORT, EP_ABI_MAJOR, EP_ABI_MINOR, port_version, static_cast<uint32_t>(port_bytes)};
+  return view;
+}
+
+result<port_view> port_view::open(const ep_segment_handle& handle) {
+  auto opened = segment::open(handle);
+  if (!opened.ok()) return opened.why();
+  port_view view;
+  view.mapping_ = std::move(opened.value());
+  if (view.mapping_->data_bytes() < sizeof(port_header) || view.header().header.magic != EP_MAGIC_NIC_PORT) {
+    return failure{EP_STATUS_INVALID, 0, "a segment that the directory names as the port of a software NIC is none"};
+  }
+  if (view.header().header.kind != port_version || view.header().header.byte_length != port_bytes) {
+    return failure{EP_STATUS_ABI_MISMATCH, 0,
+                   "the software NIC of process " + std::to_string(view.header().pid) + " has port layout " +
+                       std::to_string(view.header().header.kind) + ", this build has " + std::to_string(port_version)};
+  }
+  return view;
+}
+
+bool port_view::same_process() const { return header().process_nonce == process_nonce() && header().pid == static_cast<uint32_t>(getpid()); }
+
+} // namespace ep::nic
