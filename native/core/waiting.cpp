@@ -186,4 +186,33 @@ wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison 
   }
 }
 
+wait_result wait_until(const wait_scope& scope, const wait_look& look, int32_t awaited) {
+  constexpr int64_t clock_looks = 32;
+  constexpr int64_t nap_ns = 50'000;
+  uint64_t found = 0;
+  const int64_t start = clock_now_ns();
+  int64_t elapsed = 0;
+  for (int64_t looks = 1;; ++looks) {
+    if (look.look(look.self, &found)) return {EP_STATUS_OK, awaited, found};
+    if (elapsed < scope.policy.spin_ns) {
+      cpu_relax();
+      if (looks % clock_looks == 0) elapsed = clock_now_ns() - start;
+      continue;
+    }
+    int32_t lost = awaited;
+    const uint32_t status = wait_scope_check(scope, awaited, &lost);
+    if (status != EP_STATUS_OK) {
+      if (look.look(look.self, &found)) return {EP_STATUS_OK, awaited, found};
+      return {status, lost, found};
+    }
+    if (elapsed < scope.policy.spin_ns + scope.policy.yield_ns) {
+      sched_yield();
+    } else {
+      const timespec nap{0, nap_ns};
+      nanosleep(&nap, nullptr);
+    }
+    elapsed = clock_now_ns() - start;
+  }
+}
+
 } // namespace ep

@@ -52,6 +52,14 @@ struct wait_result {
 };
 wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison cmp, uint64_t value, int32_t awaited);
 
+// A look at more than one word, or at a word that is no count. True: the wait is over. `found` is for whoever reports that it ended otherwise.
+struct wait_look {
+  bool (*look)(const void* self, uint64_t* found);
+  const void* self;
+};
+// For looks at what nobody wakes for (a NIC's completions, another poster's turn): naps by the clock after spinning and yielding.
+wait_result wait_until(const wait_scope& scope, const wait_look& look, int32_t awaited);
+
 // Building blocks, for executors and threads that watch many words at one time.
 
 // EP_STATUS_OK while the wait should go on; `lost` names the dead rank. Look at the word once more after anything else: the peer may have

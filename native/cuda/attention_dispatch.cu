@@ -5,6 +5,7 @@
 #include "ep/device/attention_dispatch.h"
 #include "ep/device/compat_dispatch.h"
 #include "ep/device/cuda_context.h"
+#include "ep/device/ibgda_endpoint.h"
 #include "ep/device/replica_sum.h"
 #include "launch.hpp"
 
@@ -51,6 +52,7 @@ int dispatch_launch(const cuda_launch& launch, const ep_dispatch_args& args, con
     return launch_cooperative(launch, dispatch_kernel<load_store_endpoint>, args, sums, sum_count);
   }
   if (args.memory.header.kind == EP_MEMORY_PROXY) return launch_cooperative(launch, dispatch_kernel<proxy_endpoint>, args, sums, sum_count);
+  if (args.memory.header.kind == EP_MEMORY_IBGDA) return launch_cooperative(launch, dispatch_kernel<ibgda_endpoint>, args, sums, sum_count);
   return cudaErrorInvalidValue;
 }
 
@@ -72,6 +74,7 @@ int cuda_compat_dispatch(const cuda_launch& launch, const ep_compat_args& args) 
   if (compat_refusal(args) != nullptr || launch.lanes != compat_block_lanes) return cudaErrorInvalidValue;
   if (args.memory.header.kind == EP_MEMORY_LOAD_STORE) return launch_cooperative(launch, compat_kernel<load_store_endpoint>, args);
   if (args.memory.header.kind == EP_MEMORY_PROXY) return launch_cooperative(launch, compat_kernel<proxy_endpoint>, args);
+  if (args.memory.header.kind == EP_MEMORY_IBGDA) return launch_cooperative(launch, compat_kernel<ibgda_endpoint>, args);
   return cudaErrorInvalidValue;
 }
 

@@ -39,8 +39,23 @@ export const EP_PROXY_LOST = 0xffffffffffffffffn;
 export const EP_STAGE_CREDIT = 1;
 /** waiting for the sender's chunks */
 export const EP_STAGE_ARRIVAL = 2;
-/** waiting for room in the queue to this rank's own engine; the rank awaited is this one */
+/**
+ * waiting for room in a queue: of requests to this rank's own engine (the rank awaited is this one), or of WQEs to a
+ * peer
+ */
 export const EP_STAGE_ROOM = 3;
+/** waiting for those who took earlier places in a send queue to publish them */
+export const EP_STAGE_TURN = 4;
+/** waiting for a NIC to complete what was posted */
+export const EP_STAGE_COMPLETION = 5;
+/** a queue pair is broken: `expected` is the remote address of the WQE that failed, `found` holds EP_NIC_FOUND_* */
+export const EP_STAGE_NIC = 6;
+/** no registered range holds all of a put's source: `expected` is its address, `found` its bytes */
+export const EP_STAGE_SOURCE = 7;
+export const EP_NIC_FOUND_SYNDROME = 0;
+export const EP_NIC_FOUND_VENDOR = 8;
+export const EP_NIC_FOUND_INDEX = 16;
+export const EP_NIC_FOUND_QPN = 32;
 /** payload is far larger than the caches */
 export const EP_DISPATCH_NON_TEMPORAL = 1;
 export const EP_DTYPE_F32 = 1;
@@ -53,9 +68,9 @@ export const EP_IBGDA_MAX_DEPTH = 32768;
 export const EP_IBGDA_MAX_INLINE = 28;
 /** any lane of any block of any launch on one machine */
 export const EP_IBGDA_SHARE_DEVICE = 0;
-/** the lanes of one block at a time */
+/** the lanes of one block; block b takes key b, so there are as many active_qps as blocks */
 export const EP_IBGDA_SHARE_BLOCK = 1;
-/** one lane at a time; successive lanes are ordered by their caller */
+/** one lane, or lanes that their caller has put in an order */
 export const EP_IBGDA_SHARE_THREAD = 2;
 /** every CQE lands in entry 0, which needs no consumer index; otherwise the CQ is a ring */
 export const EP_IBGDA_CQ_COLLAPSED = 1;
@@ -999,6 +1014,8 @@ export interface IbgdaQp {
   /** address of 8 bytes, registered: where atomics put old values that nobody reads */
   readonly response: bigint;
   readonly responseLkey: number;
+  /** address of the ep_wake_word of a software NIC that may sleep; 0: a doorbell is enough */
+  readonly nicWake: bigint;
   /** counter: numbers handed out */
   readonly taken: bigint;
   /** counter: WQEs that are written, as are all before them; whose turn it is to publish */
@@ -1052,7 +1069,8 @@ export const ibgdaQpLayout = {
     response: 80,
     responseLkey: 88,
     reserved0: 92,
-    pad0: 96,
+    nicWake: 96,
+    pad0: 104,
     taken: 128,
     pad1: 136,
     ready: 192,
@@ -1096,6 +1114,7 @@ export function readIbgdaQp(view: DataView, at = 0): IbgdaQp {
     index: view.getUint32(at + 76, true),
     response: view.getBigUint64(at + 80, true),
     responseLkey: view.getUint32(at + 88, true),
+    nicWake: view.getBigUint64(at + 96, true),
     taken: view.getBigUint64(at + 128, true),
     ready: view.getBigUint64(at + 192, true),
     ringer: view.getBigUint64(at + 256, true),
@@ -1132,7 +1151,8 @@ export function writeIbgdaQp(view: DataView, at: number, value: IbgdaQp): void {
   view.setBigUint64(at + 80, value.response, true);
   view.setUint32(at + 88, value.responseLkey, true);
   clear(view, at + 92, 4);
-  clear(view, at + 96, 32);
+  view.setBigUint64(at + 96, value.nicWake, true);
+  clear(view, at + 104, 24);
   view.setBigUint64(at + 128, value.taken, true);
   clear(view, at + 136, 56);
   view.setBigUint64(at + 192, value.ready, true);
@@ -1242,8 +1262,6 @@ export interface IbgdaDevice {
   readonly maxMessage: bigint;
   /** address of ep_ibgda_range_table; replaced as a whole, with release */
   readonly ranges: bigint;
-  /** address of the ep_wake_word of a software NIC that may sleep; 0: doorbells are enough */
-  readonly nicWake: bigint;
   /** 1 + index of the queue pair that broke first; 0: none */
   readonly broken: bigint;
 }
@@ -1262,9 +1280,8 @@ export const ibgdaDeviceLayout = {
     reserved: 44,
     maxMessage: 48,
     ranges: 56,
-    nicWake: 64,
-    broken: 72,
-    pad: 80,
+    broken: 64,
+    pad: 72,
   },
 } as const;
 
@@ -1279,8 +1296,7 @@ export function readIbgdaDevice(view: DataView, at = 0): IbgdaDevice {
     sharing: view.getUint32(at + 40, true),
     maxMessage: view.getBigUint64(at + 48, true),
     ranges: view.getBigUint64(at + 56, true),
-    nicWake: view.getBigUint64(at + 64, true),
-    broken: view.getBigUint64(at + 72, true),
+    broken: view.getBigUint64(at + 64, true),
   };
 }
 
@@ -1295,9 +1311,8 @@ export function writeIbgdaDevice(view: DataView, at: number, value: IbgdaDevice)
   clear(view, at + 44, 4);
   view.setBigUint64(at + 48, value.maxMessage, true);
   view.setBigUint64(at + 56, value.ranges, true);
-  view.setBigUint64(at + 64, value.nicWake, true);
-  view.setBigUint64(at + 72, value.broken, true);
-  clear(view, at + 80, 48);
+  view.setBigUint64(at + 64, value.broken, true);
+  clear(view, at + 72, 56);
 }
 
 /** Where a rank's part of one symmetric memory lies, as a NIC is told. */

@@ -5,6 +5,7 @@
 #include "device/compat.hpp"
 
 #include "ep/device/compat_dispatch.h"
+#include "ep/device/ibgda_endpoint.h"
 
 namespace ep::binding {
 namespace {
@@ -41,6 +42,7 @@ struct compat_job {
 
   template <class Context> bool kernel(Context& context) const {
     if (args.memory.header.kind == EP_MEMORY_PROXY) return compat_dispatch(context, proxy_endpoint{args.memory}, args);
+    if (args.memory.header.kind == EP_MEMORY_IBGDA) return compat_dispatch(context, ibgda_endpoint{args.memory}, args);
     return compat_dispatch(context, load_store_endpoint{args.memory}, args);
   }
 

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "ep/device/ibgda_endpoint.h"
 #include "ep/device/replica_sum.h"
 #include "ep/device/staged_dispatch.h"
 
@@ -68,6 +69,7 @@ struct dispatch_job {
     const std::vector<ep_replica_sum_args>& sums = prepared->sums;
     const auto sum_count = static_cast<uint32_t>(sums.size());
     if (args.memory.header.kind == EP_MEMORY_PROXY) return attention_gradient(context, proxy_endpoint{args.memory}, args, sums.data(), sum_count);
+    if (args.memory.header.kind == EP_MEMORY_IBGDA) return attention_gradient(context, ibgda_endpoint{args.memory}, args, sums.data(), sum_count);
     const load_store_endpoint endpoint{args.memory};
     if (sent) {
       if (!dispatch_wait(context, endpoint, args)) return false;

@@ -1,5 +1,7 @@
 #include "kernel_run.hpp"
 
+#include "ep/device/ibgda_endpoint.h"
+
 namespace ep::binding {
 
 simt_options executor_of(const Napi::Object& description) {
@@ -20,16 +22,40 @@ simt_options executor_of(const Napi::Object& description) {
   return made;
 }
 
-bool wait_for_engine(const symmetric_memory& memory) {
-  const ep_memory_handle handle = memory.device_handle();
-  if (handle.header.kind != EP_MEMORY_PROXY) return true;
+namespace {
+
+bool wait_for_proxy(const ep_memory_handle& handle, const wait_scope& scope, ep_kernel_status& status) {
   auto& ring = *reinterpret_cast<ep_proxy_ring*>(handle.proxy);
+  const uint64_t posted = std::atomic_ref<uint64_t>(ring.tail).load(std::memory_order_acquire) & ~EP_PROXY_STOPPED;
+  // It ends, as an engine that stops counts what it loses as completed.
+  const uint64_t found = wait_word(scope, &ring.completed, comparison::ge, posted, any_rank).found;
+  if (found != EP_PROXY_LOST) return true;
+  kernel_status_fail(&status, {EP_STATUS_CLOSED, handle.rank, found}, EP_STAGE_ROOM, posted);
+  return false;
+}
+
+// It ends, as a NIC completes what was posted or breaks the queue pair.
+bool wait_for_nic(const ep_memory_handle& handle, const wait_scope& scope, ep_kernel_status& status) {
+  const kernel_environment environment{scope};
+  fast_context context{environment, 0, 1, nullptr};
+  const ibgda_endpoint endpoint{handle};
+  bool ok = true;
+  for (int32_t peer = 0; peer < handle.world_size; ++peer) ok = endpoint.quiet(context, thread_coop<fast_context>{context}, peer, &status) && ok;
+  return ok;
+}
+
+} // namespace
+
+bool wait_for_engine(const symmetric_memory& memory, ep_kernel_status& status) {
+  const ep_memory_handle handle = memory.device_handle();
   wait_scope scope;
   scope.wake = memory.context().wake();
   scope.policy = memory.context().policy();
-  const uint64_t posted = std::atomic_ref<uint64_t>(ring.tail).load(std::memory_order_acquire) & ~EP_PROXY_STOPPED;
-  // It ends, as an engine that stops counts what it loses as completed.
-  return wait_word(scope, &ring.completed, comparison::ge, posted, any_rank).found != EP_PROXY_LOST;
+  switch (handle.header.kind) {
+    case EP_MEMORY_PROXY: return wait_for_proxy(handle, scope, status);
+    case EP_MEMORY_IBGDA: return wait_for_nic(handle, scope, status);
+    default: return true;
+  }
 }
 
 } // namespace ep::binding

@@ -11,9 +11,9 @@ namespace ep::binding {
 // The fields `blocks` and `simt` of a description. lanes 0: the `fast` executor.
 simt_options executor_of(const Napi::Object& description);
 
-// Waits until the engine behind this memory, if it has one, reads no source of what was posted. Not cancellable: sources are freed after it. False: the engine
-// was stopped, and some of what kernels have posted is lost.
-bool wait_for_engine(const symmetric_memory& memory);
+// Waits until the engine or the NIC behind this memory, if it has one, reads no source of what was posted. Not cancellable: sources are freed after it. False:
+// some of what kernels have posted is lost, and `status` says why, unless it said something before.
+bool wait_for_engine(const symmetric_memory& memory, ep_kernel_status& status);
 
 // `kernel(context)` on every block; it writes how it failed into `status`.
 template <class Kernel>
@@ -34,11 +34,7 @@ outcome run_kernel(const symmetric_memory& memory, const simt_options& simt, dou
       status.status = EP_STATUS_SYSTEM;
     }
   }
-  if (!wait_for_engine(memory) && status.status == EP_STATUS_OK) {
-    status.status = EP_STATUS_CLOSED;
-    status.rank = memory.context().rank();
-    status.stage = EP_STAGE_ROOM;
-  }
+  wait_for_engine(memory, status);
   end.status = status.status;
   end.rank = status.rank;
   end.stage = status.stage;

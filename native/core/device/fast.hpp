@@ -43,6 +43,12 @@ struct fast_context {
     kernel_status_fail(status, result, stage, value);
     return false;
   }
+  template <class Look> bool wait_for(const Look& look, uint64_t expected, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
+    const wait_result result = ep::wait_until(environment.waits, wait_look_of(look), rank);
+    if (result.status == EP_STATUS_OK) return true;
+    kernel_status_fail(status, result, stage, expected);
+    return false;
+  }
   void fail(ep_kernel_status* status, uint32_t how, int32_t rank, uint32_t stage, uint64_t expected, uint64_t found) const {
     kernel_status_fail(status, {how, rank, found}, stage, expected);
   }

@@ -84,6 +84,10 @@ bool simt_context::wait(const uint64_t* word, uint64_t value, int32_t rank, uint
   return machine->wait(*self, word, comparison::ge, value, rank, stage, status);
 }
 
+bool simt_context::wait_until(const wait_look& look, uint64_t expected, int32_t rank, uint32_t stage, ep_kernel_status* status) {
+  return machine->wait_until(*self, look, expected, rank, stage, status);
+}
+
 bool simt_context::wait_equal(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) {
   return machine->wait(*self, word, comparison::eq, value, rank, stage, status);
 }

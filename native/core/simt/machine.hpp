@@ -39,7 +39,8 @@ struct simt_lane {
   lane_state state = lane_state::fresh;
   uint32_t place = 0;  // in simt_machine::candidates, while fresh, ready or waiting
   simt_meeting* meeting = nullptr;
-  const uint64_t* word = nullptr;
+  const uint64_t* word = nullptr;  // what it waits for: a word, or where that is null, `until`
+  wait_look until{};
   comparison cmp = comparison::ge;
   uint64_t value = 0;
   int32_t awaited = any_rank;
@@ -69,6 +70,7 @@ class simt_machine {
   void meet(simt_lane& lane, simt_meeting& meeting, meeting_kind kind, uint32_t expected);
   bool wait(simt_lane& lane, const uint64_t* word, comparison cmp, uint64_t value, int32_t rank, uint32_t stage,
             ep_kernel_status* status);
+  bool wait_until(simt_lane& lane, const wait_look& until, uint64_t expected, int32_t rank, uint32_t stage, ep_kernel_status* status);
   void lane_body();
 
  private:
@@ -80,6 +82,7 @@ class simt_machine {
   void leave(simt_lane& lane);  // back to the scheduler; throws simt_unwind when the run is being stopped
   void resume(simt_lane& lane);
   void stop(simt_outcome outcome, std::string report);
+  bool wait_begin(simt_lane& lane, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status); // of what the lane has said it looks at
   bool look(simt_lane& lane);   // true when its wait has ended
   bool look_all();
   bool scopes_end_waits(bool with_deadline);

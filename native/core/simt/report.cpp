@@ -25,6 +25,8 @@ const char* stage_name(uint32_t stage) {
     case EP_STAGE_CREDIT: return "credit";
     case EP_STAGE_ARRIVAL: return "arrival";
     case EP_STAGE_ROOM: return "room";
+    case EP_STAGE_TURN: return "turn";
+    case EP_STAGE_COMPLETION: return "completion";
     default: return "other";
   }
 }
@@ -36,7 +38,7 @@ std::string word_name(const simt_launch& launch, const uint64_t* word) {
     const auto* peers = reinterpret_cast<const ep_peer_view*>(memory.peers);
     const uint64_t first = peers[memory.rank].signals;
     if (address >= first && address - first < memory.signal_slots * 8) return "slot " + std::to_string((address - first) / 8);
-    if (memory.proxy != 0 && word == &reinterpret_cast<const ep_proxy_ring*>(memory.proxy)->head) return "the head of the proxy ring";
+    if (memory.header.kind == EP_MEMORY_PROXY && word == &reinterpret_cast<const ep_proxy_ring*>(memory.proxy)->head) return "the head of the proxy ring";
   }
   return "a word";
 }
@@ -55,9 +57,14 @@ std::string lane_text(const simt_lane& lane) {
     case lane_state::ready: return "can run";
     case lane_state::returned: return "has returned";
     case lane_state::waiting: {
+      const std::string place = " (stage " + std::string(stage_name(lane.stage)) + ", from rank " + std::to_string(lane.awaited) + "): expected ";
+      if (lane.word == nullptr) {
+        uint64_t seen = 0;
+        lane.until.look(lane.until.self, &seen);
+        return "waits" + place + std::to_string(lane.value) + ", found " + std::to_string(seen);
+      }
       const uint64_t found = std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(lane.word)).load(std::memory_order_relaxed);
-      return "waits for " + word_name(*lane.group->launch, lane.word) + " (stage " + stage_name(lane.stage) + ", from rank " +
-             std::to_string(lane.awaited) + "): expected " + comparison_sign(lane.cmp) + std::to_string(lane.value) + ", found " +
+      return "waits for " + word_name(*lane.group->launch, lane.word) + place + comparison_sign(lane.cmp) + std::to_string(lane.value) + ", found " +
              std::to_string(found);
     }
     case lane_state::meeting:

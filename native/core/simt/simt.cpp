@@ -20,6 +20,12 @@ uint64_t word_look(const uint64_t* word) {
   return std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
 }
 
+bool lane_looks(const simt_lane& lane, uint64_t* found) {
+  if (lane.word == nullptr) return lane.until.look(lane.until.self, found);
+  *found = word_look(lane.word);
+  return comparison_holds(lane.cmp, *found, lane.value);
+}
+
 void check_shape(const simt_launch& launch) {
   const bool warps = launch.warp_lanes >= 1 && launch.warp_lanes <= 32 && launch.lanes % launch.warp_lanes == 0;
   if (launch.blocks >= 1 && launch.lanes >= 1 && warps && launch.environment != nullptr && launch.kernel) return;
@@ -192,14 +198,24 @@ void simt_machine::meet(simt_lane& lane, simt_meeting& meeting, meeting_kind kin
 
 bool simt_machine::wait(simt_lane& lane, const uint64_t* word, comparison cmp, uint64_t value, int32_t rank, uint32_t stage,
                         ep_kernel_status* status) {
-  point(lane);
-  const uint64_t found = word_look(word);
-  if (comparison_holds(cmp, found, value)) return true;
   lane.word = word;
   lane.cmp = cmp;
+  return wait_begin(lane, value, rank, stage, status);
+}
+
+bool simt_machine::wait_until(simt_lane& lane, const wait_look& until, uint64_t expected, int32_t rank, uint32_t stage, ep_kernel_status* status) {
+  lane.word = nullptr;
+  lane.until = until;
+  return wait_begin(lane, expected, rank, stage, status);
+}
+
+bool simt_machine::wait_begin(simt_lane& lane, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) {
+  point(lane);
   lane.value = value;
   lane.awaited = rank;
   lane.stage = stage;
+  uint64_t found = 0;
+  if (lane_looks(lane, &found)) return true;
   lane.state = lane_state::waiting;
   --runnable;
   leave(lane);
@@ -209,8 +225,8 @@ bool simt_machine::wait(simt_lane& lane, const uint64_t* word, comparison cmp, u
 }
 
 bool simt_machine::look(simt_lane& lane) {
-  const uint64_t found = word_look(lane.word);
-  if (!comparison_holds(lane.cmp, found, lane.value)) return false;
+  uint64_t found = 0;
+  if (!lane_looks(lane, &found)) return false;
   lane.waited = {EP_STATUS_OK, lane.awaited, found};
   set_ready(lane);
   return true;
@@ -233,7 +249,9 @@ bool simt_machine::scopes_end_waits(bool with_deadline) {
     int32_t lost = lane->awaited;
     const uint32_t status = wait_scope_check(scope, lane->awaited, &lost);
     if (status == EP_STATUS_OK || look(*lane)) continue;
-    lane->waited = {status, lost, word_look(lane->word)};
+    uint64_t found = 0;
+    lane_looks(*lane, &found);
+    lane->waited = {status, lost, found};
     set_ready(*lane);
     any = true;
   }

@@ -60,11 +60,15 @@ class simt_context {
 
   bool wait(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status);
   bool wait_equal(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status);
+  template <class Look> bool wait_for(const Look& look, uint64_t expected, int32_t rank, uint32_t stage, ep_kernel_status* status) {
+    return wait_until(wait_look_of(look), expected, rank, stage, status);
+  }
   void fail(ep_kernel_status* status, uint32_t how, int32_t rank, uint32_t stage, uint64_t expected, uint64_t found);
   void wake(uint64_t word);
 
  private:
   friend class simt_machine;
+  bool wait_until(const wait_look& look, uint64_t expected, int32_t rank, uint32_t stage, ep_kernel_status* status);
   const void* exchange_shuffle(const void* value, uint32_t bytes, uint32_t from);
   uint32_t exchange_match(uint64_t value);
 

@@ -5,6 +5,7 @@
 #include "host_kernels.hpp"
 
 const void* second_kernel(bool proxy);
+const void* post_kernel(uint32_t way);
 
 int main() {
   const auto first = compile_test::first_view();
@@ -16,5 +17,6 @@ int main() {
   // A refused launch: no kernel, no device needed to say so.
   ep_compat_args args{};
   const bool refused = ep::cuda_compat_dispatch(ep::cuda_launch{1, 320, 0, 0, nullptr}, args) != 0;
-  return host && refused && second_kernel(false) != second_kernel(true) ? 0 : 1;
+  const bool kernels = second_kernel(false) != second_kernel(true) && post_kernel(0) != post_kernel(1) && post_kernel(1) != post_kernel(2);
+  return host && refused && kernels ? 0 : 1;
 }

@@ -125,6 +125,18 @@ const offsetCases = (cc) => [
     ]),
 ];
 
+/** Our mlx5 layouts against the system's, where rdma-core's headers are installed. @param {string} cc */
+const mlx5dvCases = (cc) => {
+  const program = join(out, 'mlx5dv_check');
+  return [
+    () =>
+      check('mlx5 layouts against mlx5dv.h', [
+        [cc, '-std=gnu11', '-Wall', '-Wextra', ...includes, join(native, 'tests/abi/mlx5dv_check.c'), '-o', program],
+        [program],
+      ]),
+  ];
+};
+
 const nvcc = [nvccCommand(), '-std=c++20', '-Werror=all-warnings', '-Xcompiler=-fPIC,-Wall,-Wextra', ...includes];
 
 /** @param {boolean} rdc */
@@ -191,15 +203,21 @@ if (flag !== undefined && (flag !== '--totals' || totalsFile === undefined)) {
 
 const hasClang = (await run('clang++', ['--version'])).code === 0;
 const hasNvcc = (await nvccVersion()) !== null;
+const cc = process.env.CC || 'gcc';
+const hasMlx5dv =
+  (await run(cc, ['-include', 'infiniband/mlx5dv.h', '-fsyntax-only', '-x', 'c', '/dev/null'])).code === 0;
 const hostCompilers = hasClang ? [compiler(), 'clang++'] : [compiler()];
 if (!hasClang) console.log('clang++ was not found: its half is not run');
+if (!hasMlx5dv)
+  console.log('infiniband/mlx5dv.h (libibverbs-dev) was not found: mlx5 layouts are not compared with it');
 if (!hasNvcc) console.log('nvcc was not found (CUDACXX, CUDA_HOME and PATH were searched): the nvcc half is not run');
 
 await together([
   ...(hasNvcc ? [...cudaCases(false), ...cudaCases(true)] : []),
   ...hostCompilers.flatMap(hostCases),
   ...coreCases,
-  ...offsetCases(process.env.CC || 'gcc'),
+  ...offsetCases(cc),
+  ...(hasMlx5dv ? mlx5dvCases(cc) : []),
   ...(hasNvcc
     ? [() => check('nvcc offsets.gen.c', [[...nvcc, '-x', 'cu', '-c', offsets, '-o', object('offsets')]])]
     : []),

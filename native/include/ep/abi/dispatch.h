@@ -40,9 +40,20 @@ typedef struct ep_kernel_status {
 } ep_kernel_status;
 EP_STATIC_ASSERT(sizeof(ep_kernel_status) == 32, "read by the host after the kernel");
 
-#define EP_STAGE_CREDIT 1u  /* waiting for the receiver to release its tensor */
-#define EP_STAGE_ARRIVAL 2u /* waiting for the sender's chunks */
-#define EP_STAGE_ROOM 3u    /* waiting for room in the queue to this rank's own engine; the rank awaited is this one */
+#define EP_STAGE_CREDIT 1u     /* waiting for the receiver to release its tensor */
+#define EP_STAGE_ARRIVAL 2u    /* waiting for the sender's chunks */
+#define EP_STAGE_ROOM 3u       /* waiting for room in a queue: of requests to this rank's own engine (the rank awaited is this one), or of WQEs to a peer */
+#define EP_STAGE_TURN 4u       /* waiting for those who took earlier places in a send queue to publish them */
+#define EP_STAGE_COMPLETION 5u /* waiting for a NIC to complete what was posted */
+#define EP_STAGE_NIC 6u        /* a queue pair is broken: `expected` is the remote address of the WQE that failed, `found` holds EP_NIC_FOUND_* */
+#define EP_STAGE_SOURCE 7u     /* no registered range holds all of a put's source: `expected` is its address, `found` its bytes */
+
+/* ep_kernel_status.found at EP_STAGE_NIC: shifts of the syndrome and the vendor's syndrome (8 bits each; 0: a poster gave up), of the WQE's index (16) and of the
+ * queue pair's number (24). */
+#define EP_NIC_FOUND_SYNDROME 0
+#define EP_NIC_FOUND_VENDOR 8
+#define EP_NIC_FOUND_INDEX 16
+#define EP_NIC_FOUND_QPN 32
 
 #define EP_DISPATCH_NON_TEMPORAL 1u /* payload is far larger than the caches */
 

@@ -10,10 +10,10 @@
 #define EP_IBGDA_MAX_DEPTH 32768 /* of a send queue: half the range of the 16-bit index that a CQE carries */
 #define EP_IBGDA_MAX_INLINE 28   /* bytes that fit behind the control and the remote segment of one WQEBB */
 
-/* How a poster may share its queue pair; each is right wherever a later one is. A mode that is narrower than the use loses WQEs. */
+/* Who may post to one queue pair at a time. A mode that is narrower than the use loses WQEs. */
 #define EP_IBGDA_SHARE_DEVICE 0u /* any lane of any block of any launch on one machine */
-#define EP_IBGDA_SHARE_BLOCK 1u  /* the lanes of one block at a time */
-#define EP_IBGDA_SHARE_THREAD 2u /* one lane at a time; successive lanes are ordered by their caller */
+#define EP_IBGDA_SHARE_BLOCK 1u  /* the lanes of one block; block b takes key b, so there are as many active_qps as blocks */
+#define EP_IBGDA_SHARE_THREAD 2u /* one lane, or lanes that their caller has put in an order */
 
 /* ep_ibgda_qp.flags */
 #define EP_IBGDA_CQ_COLLAPSED 1u /* every CQE lands in entry 0, which needs no consumer index; otherwise the CQ is a ring */
@@ -43,7 +43,8 @@ typedef struct ep_ibgda_qp {
   uint64_t response;       /* address of 8 bytes, registered: where atomics put old values that nobody reads */
   uint32_t response_lkey;
   uint32_t reserved0;
-  uint8_t pad0[32];
+  uint64_t nic_wake;       /* address of the ep_wake_word of a software NIC that may sleep; 0: a doorbell is enough */
+  uint8_t pad0[24];
 
   uint64_t taken;          /* counter: numbers handed out */
   uint8_t pad1[56];
@@ -103,9 +104,8 @@ typedef struct ep_ibgda_device {
   uint32_t reserved;
   uint64_t max_message;    /* bytes of one WRITE or READ, at most 2^30 */
   uint64_t ranges;         /* address of ep_ibgda_range_table; replaced as a whole, with release */
-  uint64_t nic_wake;       /* address of the ep_wake_word of a software NIC that may sleep; 0: doorbells are enough */
   uint64_t broken;         /* 1 + index of the queue pair that broke first; 0: none */
-  uint8_t pad[48];
+  uint8_t pad[56];
 } ep_ibgda_device;
 EP_STATIC_ASSERT(sizeof(ep_ibgda_device) == 128, "two cache lines");
 

@@ -55,13 +55,22 @@ struct cuda_context {
 
   template <bool Equal>
   EP_HD bool wait_until(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
+    const auto look = [&](uint64_t* found) {
+      *found = load_acquire(*this, word);
+      return Equal ? *found == value : *found >= value;
+    };
+    return wait_for(look, value, rank, stage, status);
+  }
+
+  template <class Look>
+  EP_HD bool wait_for(const Look& look, uint64_t expected, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
     const uint64_t start = static_cast<uint64_t>(clock64());
     uint32_t end = EP_STATUS_OK;
+    uint64_t found = 0;
     for (uint32_t looks = 1;; ++looks) {
-      const uint64_t found = load_acquire(*this, word);
-      if (Equal ? found == value : found >= value) return true;
+      if (look(&found)) return true;
       if (end != EP_STATUS_OK) {
-        fail(status, end, rank, stage, value, found);
+        fail(status, end, rank, stage, expected, found);
         return false;
       }
       /* One more look after the end: the value may have come just before it. */

@@ -19,20 +19,29 @@ EP_MACHINE_BEGIN
 namespace detail {
 #if defined(__CUDACC__)
 using word_ref = cuda::atomic_ref<uint64_t, cuda::thread_scope_system>;
+using half_ref = cuda::atomic_ref<uint32_t, cuda::thread_scope_system>;
 using launch_ref = cuda::atomic_ref<uint64_t, cuda::thread_scope_device>;
 constexpr auto relaxed = cuda::memory_order_relaxed;
 constexpr auto acquire = cuda::memory_order_acquire;
 constexpr auto release = cuda::memory_order_release;
+constexpr auto acq_rel = cuda::memory_order_acq_rel;
 constexpr auto seq_cst = cuda::memory_order_seq_cst;
 #else
 using word_ref = std::atomic_ref<uint64_t>;
+using half_ref = std::atomic_ref<uint32_t>;
 using launch_ref = std::atomic_ref<uint64_t>;
 constexpr auto relaxed = std::memory_order_relaxed;
 constexpr auto acquire = std::memory_order_acquire;
 constexpr auto release = std::memory_order_release;
+constexpr auto acq_rel = std::memory_order_acq_rel;
 constexpr auto seq_cst = std::memory_order_seq_cst;
 #endif
 } // namespace detail
+
+/* In place of a context for looks of Ctx::wait_for, which may run on another lane's stack: no switch there. */
+struct no_point {
+  EP_HD void point() const {}
+};
 
 template <class Ctx> EP_HD uint64_t load_acquire(Ctx& ctx, const uint64_t* word) {
   ctx.point();
@@ -47,6 +56,11 @@ template <class Ctx> EP_HD uint64_t load_relaxed(Ctx& ctx, const uint64_t* word)
 template <class Ctx> EP_HD void store_release(Ctx& ctx, uint64_t* word, uint64_t value) {
   ctx.point();
   detail::word_ref(*word).store(value, detail::release);
+}
+
+template <class Ctx> EP_HD void store_release(Ctx& ctx, uint32_t* word, uint32_t value) {
+  ctx.point();
+  detail::half_ref(*word).store(value, detail::release);
 }
 
 /* Sequentially consistent: on the host it is also the signaller's half of the eventcount (ep_wake_word). */
@@ -74,6 +88,19 @@ template <class Ctx> EP_HD bool reserve(Ctx& ctx, uint64_t* word, uint64_t next)
 EP_HD void fence_system() {
 #if defined(__CUDACC__)
   __threadfence_system();
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
+/* Before and after a store to a device's register. On the host such a register may be mapped write-combining: its stores pass earlier ones, and stay in a
+ * buffer, unless fenced. A GPU maps it uncached, where a release of system scope is enough. */
+EP_HD void fence_register() {
+#if defined(__CUDACC__)
+#elif defined(__x86_64__)
+  asm volatile("sfence" ::: "memory");
+#elif defined(__aarch64__)
+  asm volatile("dsb st" ::: "memory");
 #else
   std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
