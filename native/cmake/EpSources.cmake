@@ -18,6 +18,12 @@ set(EP_CORE_SOURCES
   core/host_memory.cpp
   core/hostile/engine.cpp
   core/huge_pages.cpp
+  core/ibgda/commands.cpp
+  core/ibgda/connect.cpp
+  core/ibgda/control_memory.cpp
+  core/ibgda/device_choice.cpp
+  core/ibgda/gid.cpp
+  core/ibgda/queues.cpp
   core/ibgda/topology.cpp
   core/life.cpp
   core/limits.cpp
@@ -71,6 +77,8 @@ set(EP_TESTS
   tests/collective/reduce_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
+  tests/ibgda/commands_test.cpp
+  tests/ibgda/device_choice_test.cpp
   tests/ibgda/topology_test.cpp
   tests/core/memory_test.cpp
   tests/core/segment_test.cpp

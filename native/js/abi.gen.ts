@@ -24,6 +24,8 @@ export const EP_MAGIC_IBGDA = 0x31424745;
 export const EP_MAGIC_IBGDA_QP = 0x31514745;
 /** "EGK1" */
 export const EP_MAGIC_IBGDA_MEMORY = 0x314b4745;
+/** "EGC1" */
+export const EP_MAGIC_IBGDA_PEER = 0x31434745;
 /** peers' memory is mapped: plain stores, then a release signal */
 export const EP_MEMORY_LOAD_STORE = 1;
 /** requests go through ep_proxy_ring; an engine on the host executes them */
@@ -79,6 +81,8 @@ export const EP_IBGDA_SOUND = 0;
 export const EP_IBGDA_BREAKING = 1;
 /** the record is complete; nothing can be posted until the queue pair has been made anew */
 export const EP_IBGDA_BROKEN = 2;
+export const EP_IBGDA_LINK_INFINIBAND = 1;
+export const EP_IBGDA_LINK_ETHERNET = 2;
 export const EP_MLX5_CQE_SIZE = 64;
 export const EP_MLX5_CQE_TAIL_BYTES = 64;
 export const EP_MLX5_CQE_REQ = 0x0;
@@ -1383,6 +1387,88 @@ export function writeIbgdaMemory(view: DataView, at: number, value: IbgdaMemory)
   writeHandleHeader(view, at + 0, value.header);
   view.setBigUint64(at + 16, value.device, true);
   view.setBigUint64(at + 24, value.remotes, true);
+}
+
+/**
+ * Followed by uint32_t qpn[world_size * qps_per_peer]: those to rank 0 first. Queue pair k of rank a to rank b meets
+ * queue pair k of rank b to rank a.
+ */
+export interface IbgdaPeer {
+  /** EP_MAGIC_IBGDA_PEER; byte_length includes the numbers that follow */
+  readonly header: HandleHeader;
+  readonly rank: number;
+  readonly worldSize: number;
+  readonly qpsPerPeer: number;
+  readonly psn: number;
+  /** of its port, as on the wire */
+  readonly gid: readonly number[];
+  /** of its port; 0 on Ethernet */
+  readonly lid: number;
+  /** EP_IBGDA_LINK_* */
+  readonly link: number;
+  /** 1 to 5: 256 to 4096 bytes; both ends use the smaller one */
+  readonly mtu: number;
+  /** both ends use the smaller one */
+  readonly logMaxMessage: number;
+  /** of atomics and reads under way on a queue pair; both ends use the smaller one */
+  readonly logOutstanding: number;
+  /** 1 or 2; 0 on InfiniBand */
+  readonly roceVersion: number;
+}
+
+export const ibgdaPeerLayout = {
+  byteLength: 64,
+  align: 4,
+  offset: {
+    header: 0,
+    rank: 16,
+    worldSize: 20,
+    qpsPerPeer: 24,
+    psn: 28,
+    gid: 32,
+    lid: 48,
+    link: 50,
+    mtu: 51,
+    logMaxMessage: 52,
+    logOutstanding: 53,
+    roceVersion: 54,
+    reserved: 55,
+  },
+} as const;
+
+export function readIbgdaPeer(view: DataView, at = 0): IbgdaPeer {
+  return {
+    header: readHandleHeader(view, at + 0),
+    rank: view.getInt32(at + 16, true),
+    worldSize: view.getInt32(at + 20, true),
+    qpsPerPeer: view.getUint32(at + 24, true),
+    psn: view.getUint32(at + 28, true),
+    gid: Array.from({ length: 16 }, (_, i) => view.getUint8(at + 32 + i * 1)),
+    lid: view.getUint16(at + 48, true),
+    link: view.getUint8(at + 50),
+    mtu: view.getUint8(at + 51),
+    logMaxMessage: view.getUint8(at + 52),
+    logOutstanding: view.getUint8(at + 53),
+    roceVersion: view.getUint8(at + 54),
+  };
+}
+
+export function writeIbgdaPeer(view: DataView, at: number, value: IbgdaPeer): void {
+  writeHandleHeader(view, at + 0, value.header);
+  view.setInt32(at + 16, value.rank, true);
+  view.setInt32(at + 20, value.worldSize, true);
+  view.setUint32(at + 24, value.qpsPerPeer, true);
+  view.setUint32(at + 28, value.psn, true);
+  elements(value.gid, 16, 'ibgdaPeer.gid').forEach((element, i) => {
+    view.setUint8(at + 32 + i * 1, element);
+  });
+  view.setUint16(at + 48, value.lid, true);
+  view.setUint8(at + 50, value.link);
+  view.setUint8(at + 51, value.mtu);
+  view.setUint8(at + 52, value.logMaxMessage);
+  view.setUint8(at + 53, value.logOutstanding);
+  view.setUint8(at + 54, value.roceVersion);
+  clear(view, at + 55, 9);
 }
 
 /**

@@ -5,6 +5,7 @@
 #include "ep/abi/compat.h"
 #include "ep/abi/dispatch.h"
 #include "ep/abi/ibgda.h"
+#include "ep/abi/ibgda_peer.h"
 #include "ep/abi/memory.h"
 #include "ep/abi/mlx5_cqe.h"
 #include "ep/abi/mlx5_prm.h"
@@ -204,6 +205,20 @@ EP_STATIC_ASSERT(sizeof(ep_ibgda_memory) == 32, "ep_ibgda_memory");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_memory, header) == 0, "ep_ibgda_memory.header");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_memory, device) == 16, "ep_ibgda_memory.device");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_memory, remotes) == 24, "ep_ibgda_memory.remotes");
+EP_STATIC_ASSERT(sizeof(ep_ibgda_peer) == 64, "ep_ibgda_peer");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, header) == 0, "ep_ibgda_peer.header");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, rank) == 16, "ep_ibgda_peer.rank");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, world_size) == 20, "ep_ibgda_peer.world_size");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, qps_per_peer) == 24, "ep_ibgda_peer.qps_per_peer");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, psn) == 28, "ep_ibgda_peer.psn");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, gid) == 32, "ep_ibgda_peer.gid");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, lid) == 48, "ep_ibgda_peer.lid");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, link) == 50, "ep_ibgda_peer.link");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, mtu) == 51, "ep_ibgda_peer.mtu");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, log_max_message) == 52, "ep_ibgda_peer.log_max_message");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, log_outstanding) == 53, "ep_ibgda_peer.log_outstanding");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, roce_version) == 54, "ep_ibgda_peer.roce_version");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, reserved) == 55, "ep_ibgda_peer.reserved");
 EP_STATIC_ASSERT(sizeof(ep_mlx5_cqe) == 64, "ep_mlx5_cqe");
 EP_STATIC_ASSERT(offsetof(ep_mlx5_cqe, reserved0) == 0, "ep_mlx5_cqe.reserved0");
 EP_STATIC_ASSERT(offsetof(ep_mlx5_cqe, wqe_id) == 2, "ep_mlx5_cqe.wqe_id");

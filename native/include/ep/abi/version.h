@@ -35,5 +35,6 @@ EP_STATIC_ASSERT(sizeof(ep_handle_header) == 16, "readers find the payload at by
 #define EP_MAGIC_IBGDA 0x31424745u        /* "EGB1" */
 #define EP_MAGIC_IBGDA_QP 0x31514745u     /* "EGQ1" */
 #define EP_MAGIC_IBGDA_MEMORY 0x314b4745u /* "EGK1" */
+#define EP_MAGIC_IBGDA_PEER 0x31434745u   /* "EGC1" */
 
 #endif

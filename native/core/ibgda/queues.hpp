@@ -1,0 +1,165 @@
+// The queue pairs of one rank: made and connected by commands through the table, then handed to kernels as the structs of abi/ibgda.h.
+//
+//   create()        every queue pair exists, in state RST; connection() is what the others must know
+//   connect()       RST -> INIT -> RTR -> RTS, given what all ranks said
+//   (a barrier)     HAZARD: a packet to a queue pair that is not yet in RTR is dropped, and its sender waits for a whole ack timeout
+//   device()        for kernels
+//
+// One thread at a time, kernels excepted.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "commands.hpp"
+#include "control_memory.hpp"
+#include "device_choice.hpp"
+#include "ep/abi/ibgda.h"
+#include "ep/abi/ibgda_peer.h"
+
+namespace ep::ibgda {
+
+struct queue_options {
+  int32_t rank = 0;
+  int32_t world_size = 1;
+  uint32_t qps_per_peer = 1;
+  uint32_t active_qps = 0; // of them, used by keys; 0: all
+  uint32_t depth = 1024;   // of each send queue, in WQEs; a power of two, 2 to EP_IBGDA_MAX_DEPTH
+  bool collapsed = true;   // EP_IBGDA_CQ_COLLAPSED
+  uint32_t sharing = EP_IBGDA_SHARE_DEVICE;
+  uint8_t mtu = 0;          // 1 to 5; 0: what the port has. Both ends use the smaller one
+  uint8_t service_level = 0; // InfiniBand: SL; Ethernet: priority
+  uint8_t traffic_class = 0;
+  uint8_t ack_timeout = 18; // a try waits 4.096 us << it, and there are retry_count more: a dead peer is noticed after about 8 s
+  uint8_t retry_count = 7;
+  uint64_t nic_wake = 0;    // ep_ibgda_qp.nic_wake
+};
+
+// What could not be had as wished, and what was used instead.
+struct fallback {
+  placement wished;
+  std::string why;
+};
+
+struct registered_memory {
+  dl::mlx5_mr mr;
+  dl::mlx5_memory memory;
+};
+
+struct queue_event {
+  dl::mlx5_event event;
+  std::string text;  // "queue pair 0x12 to rank 3 failed, ..."
+  int32_t peer = -1; // whose queue pair; -1: not about one
+};
+
+class rank_queues {
+ public:
+  // `sources`: where control memory may lie, in the order of preference; each must outlive this object. What fails with one of them, at whichever step up to
+  // the creation of all queue pairs, is tried with the next, and told by fallbacks().
+  // EP_STATUS_INVALID: options. EP_STATUS_SYSTEM: as of the table; EPROTO: the device speaks another CQE version, or lacks 8-byte masked fetch-add.
+  static result<std::unique_ptr<rank_queues>> create(open_port port, const queue_options& options, std::span<control_memory* const> sources);
+  // Destroys what is left; close() tells what went wrong.
+  ~rank_queues();
+  rank_queues(const rank_queues&) = delete;
+  rank_queues& operator=(const rank_queues&) = delete;
+
+  // No kernel may post any more, and no peer be meant to reach this rank's memory. Later calls do nothing.
+  result<nothing> close();
+
+  // ep_ibgda_peer and its numbers.
+  std::vector<uint8_t> connection() const;
+  // `of_ranks[r]`: connection() of rank r, one's own included. EP_STATUS_MISMATCH: not of this world, not of this ABI, another number of queue pairs, or another
+  // link layer; the message names the rank.
+  result<nothing> connect(std::span<const std::vector<uint8_t>> of_ranks);
+  // Queue pairs to a rank that was lost go to the error state: what waits there is flushed at once, not when retries are used up.
+  result<nothing> cut(int32_t peer);
+
+  // Rights: MLX5_ACCESS_*. Local ranges that kernels send from or receive responses in are looked up in the range table: those must not overlap
+  // (EP_STATUS_INVALID).
+  result<registered_memory> register_memory(const dl::mlx5_memory& memory, uint32_t access);
+  result<nothing> release_memory(const registered_memory& memory);
+
+  // For kernels: address of ep_ibgda_device.
+  uint64_t device_address() const { return structs_.address + device_offset_; }
+  // The routes of one symmetric memory: where each rank's part lies. Address of ep_ibgda_memory; it lives as long as `keep`.
+  struct memory_route {
+    uint64_t address = 0;
+    std::shared_ptr<void> keep;
+  };
+  result<memory_route> route_memory(std::span<const ep_ibgda_remote> remotes);
+
+  placement where() const { return source_->where(); }
+  const std::vector<fallback>& fallbacks() const { return fallbacks_; }
+  const open_port& port() const { return port_; }
+  const queue_options& options() const { return options_; }
+  // Of queue pair `index` (peer * qps_per_peer + k).
+  uint32_t qpn(uint32_t index) const { return pairs_[index].qpn; }
+  // EP_MLX5_QP_STATE_*, as the NIC has it.
+  result<uint32_t> state(uint32_t index);
+  // The next thing that the NIC has to tell, if there is one.
+  result<std::optional<queue_event>> next_event();
+
+ private:
+  struct pair {
+    dl::mlx5_object cq;
+    dl::mlx5_object qp;
+    dl::mlx5_uar uar;
+    uint64_t doorbell = 0; // of the posters
+    uint32_t cqn = 0;
+    uint32_t qpn = 0;
+  };
+  // Byte offsets in the block of queues.
+  struct layout {
+    uint64_t cq_bytes = 0;
+    uint64_t sq_bytes = 0;
+    uint64_t records = 0; // doorbell records: 64 bytes for the CQ, 64 for the QP, of each pair
+    uint64_t responses = 0; // 8 bytes of each pair, a line each
+    uint64_t response_bytes = 0;
+    uint64_t cqs = 0;
+    uint64_t sqs = 0;
+    uint64_t total = 0;
+  };
+
+  rank_queues(open_port port, const queue_options& options) : port_(std::move(port)), options_(options) {}
+  uint32_t pair_count() const { return static_cast<uint32_t>(options_.world_size) * options_.qps_per_peer; }
+  dl::mlx5_device& device() const { return *port_.device; }
+
+  result<nothing> read_capabilities();
+  layout lay_out() const;
+  result<nothing> build(control_memory& source);
+  result<nothing> build_pair(uint32_t index, uint32_t eqn, const layout& at);
+  result<nothing> fill_structs(const layout& at);
+  // Of one rank's bytes; the numbers are those of its queue pairs to this rank.
+  struct remote_end {
+    ep_ibgda_peer peer;
+    std::vector<uint32_t> qpn;
+  };
+  result<remote_end> read_peer(int32_t rank, const std::vector<uint8_t>& bytes) const;
+  result<nothing> connect_peer(int32_t rank, const remote_end& remote);
+  result<nothing> modify(uint32_t index, std::span<const uint8_t> command, const char* step);
+  result<nothing> publish_ranges();
+  result<nothing> tear_down();
+
+  open_port port_;
+  queue_options options_;
+  control_memory* source_ = nullptr;
+  std::vector<fallback> fallbacks_;
+  uint32_t psn_ = 0;
+  uint8_t log_max_message_ = 30;
+
+  dl::mlx5_pd pd_;
+  control_block queues_;
+  control_block structs_;
+  uint64_t device_offset_ = 0;
+  dl::mlx5_umem umem_;
+  dl::mlx5_mr responses_;
+  std::vector<pair> pairs_;
+  std::vector<registered_memory> memories_;
+  std::vector<control_block> range_tables_; // all of them: kernels may still read an older one
+  bool closed_ = false;
+};
+
+} // namespace ep::ibgda

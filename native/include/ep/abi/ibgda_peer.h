@@ -1,0 +1,29 @@
+/* What one rank tells the others so that they can connect their queue pairs to its. Exchanged as bytes, through the Store or by the user. */
+#ifndef EP_ABI_IBGDA_PEER_H
+#define EP_ABI_IBGDA_PEER_H
+
+#include "version.h"
+
+#define EP_IBGDA_LINK_INFINIBAND 1u
+#define EP_IBGDA_LINK_ETHERNET 2u
+
+/* Followed by uint32_t qpn[world_size * qps_per_peer]: those to rank 0 first. Queue pair k of rank a to rank b meets queue pair k of rank b to rank a. */
+typedef struct ep_ibgda_peer {
+  ep_handle_header header; /* EP_MAGIC_IBGDA_PEER; byte_length includes the numbers that follow */
+  int32_t rank;
+  int32_t world_size;
+  uint32_t qps_per_peer;
+  uint32_t psn;            /* 24 bits, random: of the first packet that each of its queue pairs sends. A rank that starts again has another one, so that
+                              packets of its predecessor are refused even where a queue pair number comes back */
+  uint8_t gid[16];         /* of its port, as on the wire */
+  uint16_t lid;            /* of its port; 0 on Ethernet */
+  uint8_t link;            /* EP_IBGDA_LINK_* */
+  uint8_t mtu;             /* 1 to 5: 256 to 4096 bytes; both ends use the smaller one */
+  uint8_t log_max_message; /* both ends use the smaller one */
+  uint8_t log_outstanding; /* of atomics and reads under way on a queue pair; both ends use the smaller one */
+  uint8_t roce_version;    /* 1 or 2; 0 on InfiniBand */
+  uint8_t reserved[9];
+} ep_ibgda_peer;
+EP_STATIC_ASSERT(sizeof(ep_ibgda_peer) == 64, "the numbers follow");
+
+#endif
