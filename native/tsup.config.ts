@@ -1,7 +1,7 @@
 import { defineConfig } from 'tsup';
 
 export default defineConfig({
-  entry: ['js/index.ts'],
+  entry: { index: 'js/index.ts', abi: 'js/abi.gen.ts' },
   format: 'esm',
   target: 'node20',
   dts: true,

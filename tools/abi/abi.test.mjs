@@ -33,6 +33,47 @@ typedef struct ep_large {
   expect(text).toContain('last: view.getBigUint64(at + 24, true)');
 });
 
+const wire = `typedef uint32_t ep_be32;
+#define EP_BITS(offset, high, low) ((offset) * 65536u + (high) * 256u + (low))
+#define EP_X_BYTES 16
+#define EP_X_Y_BYTES 8`;
+
+test('big-endian fields and bits are read in their order', () => {
+  const abi = parse(`${wire}
+#define EP_X_KIND EP_BITS(0x4, 31, 24) /* what it is */
+#define EP_X_WIDE EP_BITS(8, 63, 0)
+#define EP_X_Y_LOW_BITS EP_BITS(0, 3, 0)
+typedef struct ep_seg {
+  ep_be32 word;
+} ep_seg;`);
+  const text = emitTypeScript(abi);
+  expect(text).toContain('word: view.getUint32(at + 0, false)');
+  expect(text).toContain(`export const xBits = {
+  byteLength: 16,
+  fields: {
+    /** what it is */
+    kind: [4, 31, 24],
+    wide: [8, 63, 0],
+  },
+} as const satisfies BitLayout;`);
+  expect(text).toContain('lowBits: [0, 3, 0],');
+  expect(text).not.toContain('EP_X_KIND');
+});
+
+test.each([
+  ['EP_X_A EP_BITS(2, 1, 0)', 'expected a multiple of 4'],
+  ['EP_X_A EP_BITS(0, 64, 0)', 'expected a multiple of 4 and bits high >= low'],
+  ['EP_X_A EP_BITS(0, 1, 2)', 'expected a multiple of 4 and bits high >= low'],
+  ['EP_X_A EP_BITS(0, EP_N, 2)', 'expected EP_BITS(offset, high, low) of integers'],
+  ['EP_X_A EP_BITS(12, 63, 0)', 'expected EP_X_A within 16 bytes'],
+  ['EP_Z_A EP_BITS(0, 1, 0)', 'expected a size EP_..._BYTES that EP_Z_A belongs to'],
+  ['EP_X_A EP_BITS(0, 4, 0)\n#define EP_X_B EP_BITS(0, 7, 4)', 'expected bits of its own, found those of EP_X_A'],
+  ['EP_X_A EP_BITS(0, 31, 0)\n#define EP_X_B EP_BITS(0, 32, 32)', 'expected bits of its own, found those of EP_X_A'],
+  ['EP_X_A EP_BITS(0, 1, 0)\n#define EP_X_A EP_BITS(4, 1, 0)', 'expected a new name, found EP_X_A again'],
+])('refuses the bits %j', (define, message) => {
+  expect(() => emitTypeScript(parse(`#define EP_ABI_MAJOR 1\n${wire}\n#define ${define}`))).toThrow(message);
+});
+
 test.each([
   [
     'typedef struct ep_a {\n  int x;\n} ep_a;',

@@ -8,6 +8,7 @@ import { CommandExit, failureReport, failureText, jsonText, usageReport } from '
 import { planCommand } from './plan/command.js';
 import { runCommand } from './run/command.js';
 import { traceCommand } from './trace/command.js';
+import { wqeCommand } from './wqe/command.js';
 
 /** Status of a command line that could not be understood. */
 const usageStatus = 2;
@@ -23,7 +24,15 @@ export function createProgram(): Command {
     .version(version())
     .enablePositionalOptions()
     .showHelpAfterError('(ep --help lists commands; ep <command> --help their options)');
-  for (const command of [demoCommand(), runCommand(), planCommand(), traceCommand(), benchCommand(), doctorCommand()]) {
+  for (const command of [
+    demoCommand(),
+    runCommand(),
+    planCommand(),
+    traceCommand(),
+    wqeCommand(),
+    benchCommand(),
+    doctorCommand(),
+  ]) {
     program.addCommand(command.copyInheritedSettings(program));
     for (const inner of command.commands) inner.copyInheritedSettings(command);
   }
