@@ -24,3 +24,14 @@ export class PlanError extends Error {
 export function invalidArgument(message: string, context: Readonly<Record<string, unknown>>): PlanError {
   return new PlanError('EP_INVALID_ARGUMENT', message, context);
 }
+
+/** What `validate` functions throw: EP_INVALID_PLAN with field, index, what was expected and what was found. */
+export function violation(field: string, index: number | undefined, expected: unknown, found: unknown): PlanError {
+  const at = index === undefined ? field : `${field}[${index}]`;
+  return new PlanError('EP_INVALID_PLAN', `${at} must be ${String(expected)}, found ${String(found)}`, {
+    field,
+    index,
+    expected,
+    found,
+  });
+}

@@ -1,5 +1,6 @@
 import type { AttentionPlan, KvSharing } from './attention.js';
 import { attendedPairs, maxOverAverage } from './cost.js';
+import { textTable } from './text-table.js';
 
 /** One rank's part in a plan. Tokens are rows; pairs are attended query-key pairs, the unit of attention work. */
 export interface RankExplanation {
@@ -131,7 +132,7 @@ export function explanationText(explanation: Explanation): string {
     `attention work, largest rank over average: ${e.imbalanceBefore.toFixed(3)} at home, ${e.imbalanceAfter.toFixed(3)} as planned`,
     `rows that change rank: ${e.movedQueryTokens} query, ${e.movedKvTokens} key-value (${e.neededKvTokens} distinct), keys and values sent ${e.sharing === 'each-query' ? 'once per query shard' : 'once per server'}`,
     '',
-    ...table(
+    ...textTable(
       [
         'rank',
         'home tokens',
@@ -164,7 +165,7 @@ export function explanationText(explanation: Explanation): string {
     .sort((a, b) => b.queryTokens + b.kvTokens - a.queryTokens - a.kvTokens || a.from - b.from || a.to - b.to);
   lines.push(
     '',
-    ...table(
+    ...textTable(
       ['from', 'to', 'query tokens', 'kv tokens'],
       remote.slice(0, listedPairs).map((t) => [t.from, t.to, t.queryTokens, t.kvTokens]),
     ),
@@ -193,10 +194,4 @@ function sum(values: ArrayLike<number>): number {
   let total = 0;
   for (let i = 0; i < values.length; i++) total += values[i]!;
   return total;
-}
-
-function table(head: readonly string[], rows: readonly (readonly (string | number)[])[]): string[] {
-  const cells = [head, ...rows.map((row) => row.map(String))];
-  const widths = head.map((_, c) => Math.max(...cells.map((row) => row[c]!.length)));
-  return cells.map((row) => row.map((cell, c) => cell.padStart(widths[c]!)).join('  '));
 }

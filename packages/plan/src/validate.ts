@@ -2,7 +2,7 @@ import { type AttentionPlan, planAttention } from './attention.js';
 import { describe } from './check.js';
 import { entryFields } from './digest.js';
 import { type DispatchPlan, type PairTable, planVersion } from './dispatch-plan.js';
-import { PlanError } from './error.js';
+import { PlanError, violation } from './error.js';
 import { pairTables } from './pairs.js';
 
 const kinds: readonly string[] = ['fwd-q', 'rev-q', 'fwd-kv', 'rev-kv', 'rev-kv-compact'];
@@ -232,14 +232,4 @@ function checkLength(name: string, values: Int32Array, length: number): void {
 function inRange(values: Int32Array, name: string, index: number, min: number, max: number): void {
   const v = values[index]!;
   if (v < min || v > max) throw violation(name, index, `an integer in [${min}, ${max}]`, v);
-}
-
-function violation(field: string, index: number | undefined, expected: unknown, found: unknown): PlanError {
-  const at = index === undefined ? field : `${field}[${index}]`;
-  return new PlanError('EP_INVALID_PLAN', `${at} must be ${String(expected)}, found ${String(found)}`, {
-    field,
-    index,
-    expected,
-    found,
-  });
 }
