@@ -1,0 +1,153 @@
+import { checkInteger, checkObject, describe, maxRows } from '../check.js';
+import { invalidArgument, PlanError } from '../error.js';
+import { maxExperts, maxWorldSize, moeVersion } from './experts.js';
+import { checkRouting, rankTopk, routingOfRanks, type TokenRouting } from './routing.js';
+
+const format = '@ep/routing-trace';
+
+/**
+ * What a router chose, step after step. All steps have the same ranks, experts and top-k.
+ *
+ * As text it is JSON lines: first `{"format":"@ep/routing-trace","version":1,"worldSize":…,"experts":…,"topK":…,"steps":…}`, then for
+ * each step and rank that has tokens `{"step":…,"rank":…,"topkIdx":[…]}`, tokens * topK indices, steps ascending, ranks ascending in a step.
+ */
+export interface RoutingTrace {
+  readonly worldSize: number;
+  readonly experts: number;
+  readonly topK: number;
+  readonly steps: readonly TokenRouting[];
+}
+
+/** HAZARD: steps and ranks without tokens are backed by no line, so a short file could ask for any amount of memory. */
+const mostRankSteps = 2 ** 22;
+
+/** The text of a trace, its last line ended too. */
+export function routingTraceText(trace: RoutingTrace): string {
+  checkObject(trace, 'trace');
+  const { worldSize, experts, topK, steps } = trace;
+  const lines = [JSON.stringify({ format, version: moeVersion, worldSize, experts, topK, steps: steps.length })];
+  steps.forEach((routing, step) => {
+    checkRouting(routing);
+    for (const name of ['worldSize', 'experts', 'topK'] as const) {
+      if (routing[name] !== trace[name]) {
+        throw invalidArgument(`steps[${step}].${name} must be ${trace[name]} as in the trace, found ${routing[name]}`, {
+          name,
+          step,
+          expected: trace[name],
+          found: routing[name],
+        });
+      }
+    }
+    for (let rank = 0; rank < worldSize; rank++) {
+      const topkIdx = rankTopk(routing, rank);
+      if (topkIdx.length > 0) lines.push(JSON.stringify({ step, rank, topkIdx: Array.from(topkIdx) }));
+    }
+  });
+  return `${lines.join('\n')}\n`;
+}
+
+/**
+ * Reads the text of a trace. Throws EP_INVALID_PLAN with the line and the field, EP_PLAN_VERSION for a trace of another version, EP_CAPACITY
+ * for more than 4 194 304 pairs of a step and a rank.
+ */
+export function parseRoutingTrace(text: string): RoutingTrace {
+  if (typeof text !== 'string') throw malformed(1, 'trace', 'text', describe(text));
+  const lines = text.split('\n');
+  if (lines.at(-1) === '') lines.pop();
+  const head = readObject(lines[0] ?? '', 1);
+  if (head.format !== format) throw malformed(1, 'format', `'${format}'`, describe(head.format));
+  if (head.version !== moeVersion) {
+    throw new PlanError(
+      'EP_PLAN_VERSION',
+      `the trace has version ${String(head.version)}, this package reads version ${moeVersion}: record it again`,
+      { expected: moeVersion, found: head.version },
+    );
+  }
+  const worldSize = readInteger(head, 1, 'worldSize', 1, maxWorldSize);
+  const experts = readInteger(head, 1, 'experts', 1, maxExperts);
+  const topK = readInteger(head, 1, 'topK', 1, experts);
+  const stepCount = readInteger(head, 1, 'steps', 0, maxRows);
+  if (stepCount * worldSize > mostRankSteps) {
+    throw new PlanError(
+      'EP_CAPACITY',
+      `the trace has ${stepCount} steps of ${worldSize} ranks, at most ${mostRankSteps} pairs of them are read: cut it`,
+      { needed: stepCount * worldSize, limit: mostRankSteps },
+    );
+  }
+  const none = new Int32Array(0);
+  const steps = Array.from({ length: stepCount }, () => new Array<Int32Array>(worldSize).fill(none));
+  let last = -1;
+  lines.forEach((line, i) => {
+    if (i === 0) return;
+    const number = i + 1;
+    const fields = readObject(line, number);
+    const step = readInteger(fields, number, 'step', 0, stepCount - 1);
+    const rank = readInteger(fields, number, 'rank', 0, worldSize - 1);
+    if (step * worldSize + rank <= last) {
+      const before = `after step ${Math.floor(last / worldSize)}, rank ${last % worldSize}`;
+      throw malformed(number, 'step and rank', before, `step ${step}, rank ${rank}`);
+    }
+    last = step * worldSize + rank;
+    steps[step]![rank] = readChoices(fields.topkIdx, number, topK);
+  });
+  return Object.freeze({
+    worldSize,
+    experts,
+    topK,
+    steps: steps.map((ranks, step) => readStep(experts, topK, ranks, step)),
+  });
+}
+
+function readStep(experts: number, topK: number, ranks: readonly Int32Array[], step: number): TokenRouting {
+  try {
+    return routingOfRanks(experts, topK, ranks);
+  } catch (cause) {
+    if (!(cause instanceof PlanError)) throw cause;
+    throw new PlanError('EP_INVALID_PLAN', `step ${step} of the trace is invalid: ${cause.message}`, cause.context);
+  }
+}
+
+function readChoices(value: unknown, line: number, topK: number): Int32Array {
+  if (!Array.isArray(value) || value.length % topK !== 0) {
+    throw malformed(line, 'topkIdx', `a list of a multiple of topK = ${topK} integers`, describe(value));
+  }
+  return Int32Array.from(value as unknown[], (v, i) => {
+    if (typeof v !== 'number' || (v | 0) !== v) throw malformed(line, `topkIdx[${i}]`, 'an int32', describe(v));
+    return v;
+  });
+}
+
+function readObject(line: string, number: number): Readonly<Record<string, unknown>> {
+  let value: unknown;
+  try {
+    value = JSON.parse(line);
+  } catch (cause) {
+    throw malformed(number, 'line', 'a JSON object', cause instanceof Error ? cause.message : String(cause));
+  }
+  if (typeof value !== 'object' || value === null || Array.isArray(value))
+    throw malformed(number, 'line', 'a JSON object', describe(value));
+  return value as Readonly<Record<string, unknown>>;
+}
+
+function readInteger(
+  fields: Readonly<Record<string, unknown>>,
+  line: number,
+  name: string,
+  min: number,
+  max: number,
+): number {
+  try {
+    return checkInteger(fields[name], name, min, max);
+  } catch {
+    throw malformed(line, name, `an integer in [${min}, ${max}]`, describe(fields[name]));
+  }
+}
+
+function malformed(line: number, field: string, expected: string, found: string): PlanError {
+  return new PlanError('EP_INVALID_PLAN', `line ${line} of the trace: ${field} must be ${expected}, found ${found}`, {
+    line,
+    field,
+    expected,
+    found,
+  });
+}
