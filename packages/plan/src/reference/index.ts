@@ -1,4 +1,6 @@
 export type { AttentionBackward, AttentionForward, AttentionShape } from './attention.js';
 export { attentionBackward, attentionForward } from './attention.js';
+export type { MoeCombineOptions } from './moe.js';
+export { moeCombine, moeDense, moeDispatch } from './moe.js';
 export type { GradientForm, RankTensors, RowStorage } from './movement.js';
 export { movePlan, sumReplicas } from './movement.js';
