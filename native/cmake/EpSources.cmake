@@ -80,6 +80,7 @@ set(EP_TESTS
   tests/core_attention_test.cpp
   tests/ibgda/commands_test.cpp
   tests/ibgda/device_choice_test.cpp
+  tests/ibgda/queues_test.cpp
   tests/ibgda/topology_test.cpp
   tests/core/memory_test.cpp
   tests/core/segment_test.cpp
