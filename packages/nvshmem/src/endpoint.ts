@@ -18,9 +18,7 @@ import {
   WorkOwner,
 } from '@ep/core';
 import { type CallFrame, type NativeRankContext, type NativeSymmetricMemory, native } from '@ep/native';
-import type { Liveness } from './liveness.js';
-import { ShmMemory } from './memory.js';
-import { checkLimits } from './outcome.js';
+import { checkLimits, type Liveness, RankMemory } from '@ep/native/ranks';
 
 interface NativeSignal {
   readonly op: number;
@@ -48,7 +46,7 @@ function nativeSignal(update: SignalUpdate<Need> | undefined): NativeSignal {
 
 function ownMemory(what: string, region: Region): NativeSymmetricMemory {
   const memory: unknown = region?.memory;
-  if (memory instanceof ShmMemory) return memory.nativeMemory('endpoint');
+  if (memory instanceof RankMemory) return memory.nativeMemory('endpoint');
   if (typeof memory !== 'object' || memory === null) {
     throw invalid(what, { where: 'endpoint', expected: 'a region, which memory.local() makes', found: region });
   }
@@ -219,7 +217,7 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
   }
 
   #memory(memory: SymmetricMemory): NativeSymmetricMemory {
-    if (memory instanceof ShmMemory && memory.context === this.#context) return memory.nativeMemory('endpoint');
+    if (memory instanceof RankMemory && memory.context === this.#context) return memory.nativeMemory('endpoint');
     throw new EpError('EP_INVALID_ARGUMENT', 'the memory belongs to another transport');
   }
 

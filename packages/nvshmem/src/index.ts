@@ -1,7 +1,7 @@
 /** @ep/nvshmem: symmetric memory with one-sided put, signal, atomics and teams. */
+export { RankMemory as ShmMemory, RankTeam as ShmTeam } from '@ep/native/ranks';
 export type { ShmConfig } from './config.js';
 export { ShmEndpoint } from './endpoint.js';
-export { ShmMemory } from './memory.js';
 export { type ShmNeeds, shmCapabilities } from './probe.js';
 export { nvshmem } from './provider.js';
 export type { IntegerDType, ReducedDType } from './shmem/collectives.js';
@@ -13,5 +13,4 @@ export type { LocalArray } from './shmem/space.js';
 export { type Element, SymmetricArray } from './shmem/symmetric.js';
 export { Team } from './shmem/teams.js';
 export type { Selection, WaitDType, WaitManyOptions } from './shmem/wait.js';
-export { ShmTeam } from './team.js';
 export { ShmTransport } from './transport.js';

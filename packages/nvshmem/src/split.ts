@@ -2,9 +2,8 @@
 import { createHash } from 'node:crypto';
 import { checkInteger, EpError, formatRanks, invalid, type Rank, type WaitOptions } from '@ep/core';
 import { type NativeRankContext, segmentHandleLayout } from '@ep/native';
+import { type Liveness, RankTeam } from '@ep/native/ranks';
 import type { ResolvedShmConfig } from './config.js';
-import type { Liveness } from './liveness.js';
-import { ShmTeam } from './team.js';
 
 export interface Splitter {
   readonly rank: Rank;
@@ -15,10 +14,10 @@ export interface Splitter {
 
 const DIGEST_BYTES = 16;
 
-function checkMembers(ranks: readonly Rank[], parent: ShmTeam): Int32Array<ArrayBuffer> {
+function checkMembers(ranks: readonly Rank[], parent: RankTeam): Int32Array<ArrayBuffer> {
   const where = 'createTeam';
   if (!Array.isArray(ranks)) throw invalid('ranks', { where, expected: 'a list of ranks', found: ranks });
-  if (!(parent instanceof ShmTeam)) throw invalid('parent', { where, expected: 'a team', found: parent });
+  if (!(parent instanceof RankTeam)) throw invalid('parent', { where, expected: 'a team', found: parent });
   const members = Int32Array.from(ranks);
   for (const [i, rank] of ranks.entries()) {
     checkInteger(rank, `ranks[${i}]`, where);
@@ -40,9 +39,9 @@ function checkMembers(ranks: readonly Rank[], parent: ShmTeam): Int32Array<Array
 export async function splitTeam(
   splitter: Splitter,
   ranks: readonly Rank[],
-  parent: ShmTeam,
+  parent: RankTeam,
   options: WaitOptions,
-): Promise<ShmTeam | undefined> {
+): Promise<RankTeam | undefined> {
   const { rank, context, liveness, config } = splitter;
   const members = checkMembers(ranks, parent);
   const own = members.includes(rank);
@@ -77,7 +76,7 @@ export async function splitTeam(
   const team =
     handle &&
     attempt(
-      () => new ShmTeam({ context, liveness, worldRank: rank, handle, ranks: members, timeoutMs: config.timeoutMs }),
+      () => new RankTeam({ context, liveness, worldRank: rank, handle, ranks: members, timeoutMs: config.timeoutMs }),
     );
   try {
     // Also the barrier before which the first member may not close: all have mapped its segment now.

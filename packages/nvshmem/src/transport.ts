@@ -15,23 +15,42 @@ import {
   type Transport,
   type WaitOptions,
 } from '@ep/core';
-import { type NativeRankContext, native } from '@ep/native';
-import { allocateMemory } from './allocate.js';
+import { type NativeRankContext, native, segmentHandleLayout } from '@ep/native';
+import {
+  allocateMemory,
+  checkLimits,
+  type Liveness,
+  RankMemory,
+  type RankTeam,
+  type Reach,
+  withClosing,
+} from '@ep/native/ranks';
 import type { ResolvedShmConfig } from './config.js';
 import { ShmEndpoint } from './endpoint.js';
-import type { Liveness } from './liveness.js';
-import { ShmMemory } from './memory.js';
-import { checkLimits, withClosing } from './outcome.js';
 import { shmCapabilities } from './probe.js';
 import { splitTeam } from './split.js';
-import type { ShmTeam } from './team.js';
+
+const HANDLE_BYTES = segmentHandleLayout.byteLength;
+
+/** Every rank maps every part. */
+const MAPPED: Reach = {
+  byteLength: HANDLE_BYTES,
+  describe: (memory) => memory.handle(),
+  connect: (memory, handles) => {
+    const all = new Uint8Array(handles.length * HANDLE_BYTES);
+    for (const [peer, bytes] of handles.entries()) all.set(bytes, peer * HANDLE_BYTES);
+    memory.connect(all);
+  },
+  failure: "map the others' parts",
+  release: () => {},
+};
 
 export interface ShmTransportInit {
   readonly rank: Rank;
   readonly worldSize: number;
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
-  readonly world: ShmTeam;
+  readonly world: RankTeam;
   readonly config: ResolvedShmConfig;
 }
 
@@ -41,7 +60,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
   readonly worldSize: number;
   readonly capabilities: Capabilities = shmCapabilities();
   /** All ranks, in order. */
-  readonly world: ShmTeam;
+  readonly world: RankTeam;
   readonly #init: ShmTransportInit;
   readonly #endpoints = new Map<Rank, ShmEndpoint>();
 
@@ -74,7 +93,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
     await this.world.barrier(options);
   }
 
-  readonly allocate = (options: AllocateOptions): Promise<ShmMemory> =>
+  readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
     this.guard('allocate', async () => {
       const where = 'allocate';
       if (typeof options !== 'object' || options === null) {
@@ -90,8 +109,13 @@ export class ShmTransport extends Resource implements Transport<Need> {
         );
       }
       return withClosing(options, this.closing, async (limits) => {
-        const made: ShmMemory = await allocateMemory(
-          { ...this.#init, onRelease: () => this.children.remove(made) },
+        const made: RankMemory = await allocateMemory(
+          {
+            ...this.#init,
+            timeoutMs: this.#init.config.timeoutMs,
+            reach: MAPPED,
+            onRelease: () => this.children.remove(made),
+          },
           { byteLength, signalSlots },
           limits,
         );
@@ -123,7 +147,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
 
   readonly device = (memory: SymmetricMemory): DeviceHandle<Need> => {
     this.checkOpen('device');
-    if (!(memory instanceof ShmMemory) || memory.context !== this.#init.context) {
+    if (!(memory instanceof RankMemory) || memory.context !== this.#init.context) {
       throw new EpError('EP_INVALID_ARGUMENT', 'device: the memory belongs to another transport');
     }
     return {
@@ -138,7 +162,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
    * (`EP_MISMATCH` names those that do not); the rest may give theirs, so that one call makes several disjoint teams. Undefined for ranks
    * that are not in their own list. Closed with the transport, or by its `close()`.
    */
-  createTeam(ranks: readonly Rank[], parent: ShmTeam, options?: WaitOptions): Promise<ShmTeam | undefined> {
+  createTeam(ranks: readonly Rank[], parent: RankTeam, options?: WaitOptions): Promise<RankTeam | undefined> {
     return this.guard('createTeam', () => {
       checkLimits(options, 'createTeam', this.worldSize);
       return withClosing(options, this.closing, async (limits) => {

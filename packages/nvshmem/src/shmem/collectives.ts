@@ -3,7 +3,7 @@
  * is written. Then everybody reads what it needs from the others' memory, and a last barrier says that the sources may change again.
  */
 import { checkInteger, createStorage, DTYPES, type DType, invalid, type Rank, type WaitOptions } from '@ep/core';
-import { checkAgreement } from '../team.js';
+import { checkAgreement } from '@ep/native/ranks';
 import { checkFits, checkSymmetric, type Space } from './space.js';
 import type { AnySymmetric, SymmetricArray } from './symmetric.js';
 import { Team } from './teams.js';

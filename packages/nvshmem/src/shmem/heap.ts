@@ -1,7 +1,6 @@
 /** The symmetric heap: objects in one collective allocation, placed alike on every PE. */
 import { checkInteger, type DType, EpError, elementBytes, invalid, isDType, type WaitOptions } from '@ep/core';
-import type { ShmMemory } from '../memory.js';
-import { checkAgreement, type ShmTeam } from '../team.js';
+import { checkAgreement, type RankMemory, type RankTeam } from '@ep/native/ranks';
 import { RangeAllocator, SMALLEST_ALIGNMENT } from './allocator.js';
 import { type Block, SymmetricArray } from './symmetric.js';
 
@@ -19,7 +18,7 @@ function describe(bytes: Uint8Array): string {
   return `${name} of ${byteLength} bytes aligned to ${alignment}, ${at}`;
 }
 
-export function symmetricHeap(memory: ShmMemory, world: ShmTeam) {
+export function symmetricHeap(memory: RankMemory, world: RankTeam) {
   const allocator = new RangeAllocator(memory.byteLength);
   // Calls change the heap in the order in which they were made, as the others do.
   let tail: Promise<unknown> = Promise.resolve();

@@ -1,7 +1,7 @@
 /** The OpenSHMEM-like library: what a program calls first and last, and everything in between on one object. */
 import { checkInteger, invalid, type Member, Resource, type WaitOptions } from '@ep/core';
+import type { RankMemory } from '@ep/native/ranks';
 import type { ShmConfig } from '../config.js';
-import type { ShmMemory } from '../memory.js';
 import { nvshmem } from '../provider.js';
 import { ShmTransport } from '../transport.js';
 import { collectives } from './collectives.js';
@@ -86,7 +86,7 @@ function refusePe(pe: unknown, worldSize: number, where: string): never {
   throw invalid('pe', { where, expected: `an integer from 0 to ${worldSize - 1}`, found: pe });
 }
 
-function createLibrary(transport: ShmTransport, memory: ShmMemory, ownsTransport: boolean): Shmem {
+function createLibrary(transport: ShmTransport, memory: RankMemory, ownsTransport: boolean): Shmem {
   const { worldSize } = transport;
   const space: Space = {
     memory,

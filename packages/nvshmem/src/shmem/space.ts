@@ -11,15 +11,14 @@ import {
   type Storage,
 } from '@ep/core';
 import type { NativeSymmetricMemory } from '@ep/native';
-import type { Liveness } from '../liveness.js';
-import type { ShmMemory } from '../memory.js';
+import type { Liveness, RankMemory } from '@ep/native/ranks';
 import { type AnySymmetric, SymmetricArray } from './symmetric.js';
 
 /** Numbering of PEs: the world's, or a team's. */
 export type Numbering = (pe: Rank, where: string) => Rank;
 
 export interface Space {
-  readonly memory: ShmMemory;
+  readonly memory: RankMemory;
   /** The same memory's native side; its calls throw `EP_CLOSED` after `finalize()`. */
   readonly native: NativeSymmetricMemory;
   readonly rank: Rank;

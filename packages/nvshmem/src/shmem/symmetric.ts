@@ -1,13 +1,13 @@
 /** Typed arrays that exist on every PE at the same place of the symmetric heap. */
 import { checkInteger, type DType, EpError, elementBytes, type Rank, type Storage } from '@ep/core';
-import type { ShmMemory } from '../memory.js';
+import type { RankMemory } from '@ep/native/ranks';
 
 /** What one element is in JS. */
 export type Element<D extends DType> = D extends 'i64' | 'u64' ? bigint : number;
 
 /** An object of the heap; `freed` makes every array on it unusable. */
 export interface Block {
-  readonly memory: ShmMemory;
+  readonly memory: RankMemory;
   readonly byteOffset: number;
   readonly byteLength: number;
   freed: boolean;
@@ -21,7 +21,7 @@ export interface AnySymmetric {
   readonly bytesPerElement: number;
   readonly local: Storage[DType];
   on(pe: Rank | undefined): Storage[DType];
-  check(memory: ShmMemory, where: string): void;
+  check(memory: RankMemory, where: string): void;
 }
 
 /**
@@ -72,7 +72,7 @@ export class SymmetricArray<D extends DType = DType> implements AnySymmetric {
   }
 
   /** Throws `EP_INVALID_ARGUMENT` unless this is an object of that heap, `EP_CLOSED` if it was freed. */
-  check(memory: ShmMemory, where: string): void {
+  check(memory: RankMemory, where: string): void {
     if (this.#block.memory !== memory) {
       throw new EpError('EP_INVALID_ARGUMENT', `${where}: the symmetric array belongs to another symmetric heap`);
     }

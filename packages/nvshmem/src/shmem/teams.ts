@@ -1,6 +1,6 @@
 /** Teams: subsets of the PEs with a numbering, a barrier and collectives of their own. */
 import { checkInteger, EpError, invalid, type Rank, type WaitOptions } from '@ep/core';
-import { checkAgreement, type ShmTeam } from '../team.js';
+import { checkAgreement, type RankTeam } from '@ep/native/ranks';
 import type { ShmTransport } from '../transport.js';
 import { type Context, createContext } from './context.js';
 import type { Space } from './space.js';
@@ -12,7 +12,7 @@ export interface TeamHome {
 }
 
 /** How a parent's members describe the split that they ask for. */
-async function agreeOnSplit(parent: ShmTeam, where: string, numbers: readonly number[], options?: WaitOptions) {
+async function agreeOnSplit(parent: RankTeam, where: string, numbers: readonly number[], options?: WaitOptions) {
   const blob = new Uint8Array(new Float64Array(numbers).buffer);
   const blobs = await parent.allGather(blob, options);
   checkAgreement(where, parent, blobs, (bytes) => new Float64Array(bytes.buffer).join(', '));
@@ -23,11 +23,11 @@ export class Team {
   readonly myPe: Rank;
   readonly nPes: number;
   readonly #home: TeamHome;
-  readonly #native: ShmTeam;
+  readonly #native: RankTeam;
   /** The predefined teams live as long as the library. */
   readonly #predefined: boolean;
 
-  constructor(home: TeamHome, native: ShmTeam, predefined: boolean) {
+  constructor(home: TeamHome, native: RankTeam, predefined: boolean) {
     this.#home = home;
     this.#native = native;
     this.#predefined = predefined;
@@ -41,7 +41,7 @@ export class Team {
   }
 
   /** What the collectives run on. */
-  get native(): ShmTeam {
+  get native(): RankTeam {
     return this.#native;
   }
 

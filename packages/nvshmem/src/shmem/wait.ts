@@ -1,8 +1,7 @@
 /** Waiting for words of one's own part of the heap that other PEs write. */
 import { type Comparison, invalid, turnLoopIfDue, type WaitOptions } from '@ep/core';
 import { native } from '@ep/native';
-import { awaitedRanks, comparisonCode } from '../memory.js';
-import { checkLimits, nativeTimeout, runWait, waitError } from '../outcome.js';
+import { awaitedRanks, checkLimits, comparisonCode, nativeTimeout, runWait, waitError } from '@ep/native/ranks';
 import { encode64 } from './element.js';
 import { checkSymmetric, type Space } from './space.js';
 import type { Element, SymmetricArray } from './symmetric.js';

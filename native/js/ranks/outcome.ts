@@ -9,7 +9,8 @@ import {
   linkSignals,
   type WaitOptions,
 } from '@ep/core';
-import { codeOfStatus, type OperationId, type Operations, type Outcome } from '@ep/native';
+import type { OperationId, Outcome } from '../binding.js';
+import { codeOfStatus, type Operations } from '../operations.js';
 
 /** `awaited` are the ranks that had not delivered when the wait ended. */
 export function waitError(

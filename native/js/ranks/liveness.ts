@@ -1,6 +1,7 @@
 /** Which ranks have died, and the transport's `failed` signal that says so. */
 import { EpError, formatRanks, isEpError, type Rank } from '@ep/core';
-import { EP_LIFE_DEAD, type NativeRankContext } from '@ep/native';
+import { EP_LIFE_DEAD } from '../abi.gen.js';
+import type { NativeRankContext } from '../binding.js';
 
 export class Liveness {
   readonly #context: NativeRankContext;

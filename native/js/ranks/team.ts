@@ -1,6 +1,8 @@
 /** A team of ranks on this host: barrier and small all-gathers, on which everything collective is built. */
 import { checkInteger, type EpCode, EpError, type Rank, Resource, turnLoopIfDue, type WaitOptions } from '@ep/core';
-import { EP_TEAM_EXCHANGE_BYTES, type Native, type NativeRankContext, type NativeTeam, native } from '@ep/native';
+import { EP_TEAM_EXCHANGE_BYTES } from '../abi.gen.js';
+import type { NativeRankContext, NativeTeam } from '../binding.js';
+import { type Native, native } from '../native.js';
 import type { Liveness } from './liveness.js';
 import { checkLimits, nativeTimeout, runWait, waitError } from './outcome.js';
 
@@ -9,7 +11,7 @@ const HEADER_BYTES = 16;
 /** Bytes that each member may give to one all-gather. */
 const GATHER_BYTES = EP_TEAM_EXCHANGE_BYTES - HEADER_BYTES;
 
-export interface ShmTeamInit {
+export interface RankTeamInit {
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
   readonly worldRank: Rank;
@@ -24,7 +26,7 @@ export interface ShmTeamInit {
  * Collective calls of one team run one after the other in the order in which they were made on this rank, so that two that are under way at
  * one time do not mix their barriers. `close()` is local: it cuts off this rank's calls (`EP_ABORTED`) and drops its part of the team.
  */
-export class ShmTeam extends Resource {
+export class RankTeam extends Resource {
   /** World ranks of the members, in team order. */
   readonly ranks: Int32Array;
   /** This rank's place among them. */
@@ -42,7 +44,7 @@ export class ShmTeam extends Resource {
   /** A cut-off all-gather: members no longer agree how many there were. Or a lost member: none can be complete again. */
   #poison: EpError | undefined;
 
-  constructor(init: ShmTeamInit) {
+  constructor(init: RankTeamInit) {
     super(`team of ${init.ranks.length}`);
     this.#team = new this.#native.binding.Team(init.context, init.handle, init.ranks);
     this.#liveness = init.liveness;
@@ -171,7 +173,7 @@ export class ShmTeam extends Resource {
 /** Throws `EP_MISMATCH` naming the members whose blob differs from this rank's. */
 export function checkAgreement(
   where: string,
-  team: ShmTeam,
+  team: RankTeam,
   blobs: readonly Uint8Array[],
   describe: (blob: Uint8Array) => string,
 ): void {

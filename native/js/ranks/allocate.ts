@@ -1,19 +1,34 @@
 /** Collective allocation of symmetric memory. What one rank finds wrong, all ranks hear of, and nobody keeps anything. */
 import { EpError, formatRanks, type Rank, type WaitOptions } from '@ep/core';
-import { type NativeRankContext, type NativeSymmetricMemory, native, segmentHandleLayout } from '@ep/native';
-import type { ResolvedShmConfig } from './config.js';
+import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
+import { native } from '../native.js';
 import type { Liveness } from './liveness.js';
-import { ShmMemory } from './memory.js';
-import { checkAgreement, type ShmTeam } from './team.js';
+import { RankMemory } from './memory.js';
+import { checkAgreement, type RankTeam } from './team.js';
 
 export interface Allocator {
   readonly rank: Rank;
   readonly worldSize: number;
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
-  readonly world: ShmTeam;
-  readonly config: ResolvedShmConfig;
+  readonly world: RankTeam;
+  readonly timeoutMs: number;
+  readonly reach: Reach;
   readonly onRelease: () => void;
+}
+
+/** How peers come to reach each other's parts. */
+export interface Reach {
+  /** Bytes of a description. */
+  readonly byteLength: number;
+  /** What peers must know of this rank's part. May prepare it. */
+  readonly describe: (memory: NativeSymmetricMemory) => Uint8Array;
+  /** Given what all ranks said, by rank. */
+  readonly connect: (memory: NativeSymmetricMemory, descriptions: readonly Uint8Array[]) => void;
+  /** What connect() failed to do, for the ranks where it went well. */
+  readonly failure: string;
+  /** This rank's part goes away. */
+  readonly release: (memory: NativeSymmetricMemory) => void;
 }
 
 interface Size {
@@ -22,7 +37,7 @@ interface Size {
 }
 
 /** Positions of the members that reported nothing but zeros: each step reports its failure so. */
-const failedRanks = (world: ShmTeam, blobs: readonly Uint8Array[]): Rank[] =>
+const failedRanks = (world: RankTeam, blobs: readonly Uint8Array[]): Rank[] =>
   blobs.flatMap((blob, position) => (blob.every((byte) => byte === 0) ? [world.ranks[position]!] : []));
 
 /**
@@ -55,7 +70,7 @@ async function agree({ world, worldSize }: Allocator, size: Size, options: WaitO
 }
 
 /** Reports how a step of this rank went; throws this rank's failure, or one that names the ranks where it failed. */
-async function report(world: ShmTeam, what: string, blob: Uint8Array, failure: unknown, options: WaitOptions) {
+async function report(world: RankTeam, what: string, blob: Uint8Array, failure: unknown, options: WaitOptions) {
   const blobs = await world.allGather(blob, options);
   if (failure !== undefined) throw failure;
   const ranks = failedRanks(world, blobs);
@@ -64,43 +79,48 @@ async function report(world: ShmTeam, what: string, blob: Uint8Array, failure: u
 }
 
 /** Collective over the world. */
-export async function allocateMemory(allocator: Allocator, size: Size, options: WaitOptions): Promise<ShmMemory> {
+export async function allocateMemory(allocator: Allocator, size: Size, options: WaitOptions): Promise<RankMemory> {
   const { binding } = native();
-  const { rank, worldSize, context, world, config, liveness, onRelease } = allocator;
-  const handleBytes = segmentHandleLayout.byteLength;
+  const { rank, worldSize, context, world, timeoutMs, liveness, reach, onRelease } = allocator;
   await agree(allocator, size, options);
   // From here on a rank that fails still takes part: the others must hear of it instead of waiting for it.
   let memory: NativeSymmetricMemory | undefined;
+  let description = new Uint8Array(reach.byteLength);
   let failure: unknown;
   try {
     memory = new binding.SymmetricMemory(context, size.byteLength, size.signalSlots);
+    description = Uint8Array.from(reach.describe(memory));
   } catch (error) {
     failure = error;
   }
   try {
     const what = `allocate ${size.byteLength} bytes`;
-    const blobs = await report(world, what, memory?.handle() ?? new Uint8Array(handleBytes), failure, options);
-    const handles = new Uint8Array(worldSize * handleBytes);
-    for (const [peer, bytes] of blobs.entries()) handles.set(bytes, peer * handleBytes);
+    const blobs = await report(world, what, description, failure, options);
     try {
-      memory!.connect(handles);
+      reach.connect(memory!, blobs);
     } catch (error) {
       failure = error;
     }
     // Also the barrier before which nobody may close its part: all have mapped it now.
-    await report(world, "map the others' parts", Uint8Array.of(failure === undefined ? 1 : 0), failure, options);
+    await report(world, reach.failure, Uint8Array.of(failure === undefined ? 1 : 0), failure, options);
   } catch (error) {
-    memory?.release();
+    if (memory !== undefined) {
+      reach.release(memory);
+      memory.release();
+    }
     throw error;
   }
-  return new ShmMemory({
+  return new RankMemory({
     rank,
     worldSize,
     context,
     liveness,
     memory: memory!,
     ...size,
-    timeoutMs: config.timeoutMs,
-    onRelease,
+    timeoutMs,
+    onRelease: (native) => {
+      reach.release(native);
+      onRelease();
+    },
   });
 }

@@ -1,4 +1,4 @@
-/** Symmetric memory over shared segments. */
+/** Symmetric memory whose own part lies in a shared segment; peers' parts are mapped, or reached by a NIC only. */
 import {
   type Comparison,
   checkAttached,
@@ -19,7 +19,9 @@ import {
   viewStorage,
   type WaitOptions,
 } from '@ep/core';
-import { type NativeRankContext, type NativeSymmetricMemory, native, registerWindow } from '@ep/native';
+import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
+import { registerWindow } from '../host-memory.js';
+import { native } from '../native.js';
 import type { Liveness } from './liveness.js';
 import { checkLimits, nativeTimeout, runWait, waitError } from './outcome.js';
 
@@ -35,7 +37,7 @@ export function comparisonCode(cmp: Comparison): number {
 /** An ArrayBuffer holds at most 4 GiB; larger memories are viewed through windows. */
 const LARGEST_WINDOW = 2 ** 32;
 
-export interface ShmMemoryInit {
+export interface RankMemoryInit {
   readonly rank: Rank;
   readonly worldSize: number;
   readonly context: NativeRankContext;
@@ -44,8 +46,8 @@ export interface ShmMemoryInit {
   readonly byteLength: number;
   readonly signalSlots: number;
   readonly timeoutMs: number;
-  /** Called once, when the memory is closed. */
-  readonly onRelease: () => void;
+  /** Called once, when the memory is closed and before the native one is dropped. */
+  readonly onRelease: (memory: NativeSymmetricMemory) => void;
 }
 
 /** The ranks, checked before, whose death ends a wait; undefined: any. An empty list is this rank alone, which cannot be lost to itself. */
@@ -58,12 +60,12 @@ export function awaitedRanks(
   return peers.length > 0 ? Int32Array.from(peers) : Int32Array.of(world.rank);
 }
 
-class ShmSignalPad implements SignalPad {
+class RankSignalPad implements SignalPad {
   readonly slots: number;
-  readonly #init: ShmMemoryInit;
+  readonly #init: RankMemoryInit;
   readonly #closing: () => AbortSignal;
 
-  constructor(init: ShmMemoryInit, closing: () => AbortSignal) {
+  constructor(init: RankMemoryInit, closing: () => AbortSignal) {
     this.slots = init.signalSlots;
     this.#init = init;
     this.#closing = closing;
@@ -118,19 +120,19 @@ class ShmSignalPad implements SignalPad {
 }
 
 /** Operands of native calls behind the public interface; the package's own files use them. */
-export class ShmMemory extends Resource implements SymmetricMemory {
+export class RankMemory extends Resource implements SymmetricMemory {
   readonly byteLength: number;
   readonly space = 'host' as const;
   readonly signals: SignalPad;
-  readonly #init: ShmMemoryInit;
+  readonly #init: RankMemoryInit;
   /** Windows handed out, by place: detached at close(), so that a use after it is inert. */
   readonly #windows = new Map<string | Rank, ArrayBuffer>();
 
-  constructor(init: ShmMemoryInit) {
+  constructor(init: RankMemoryInit) {
     super('symmetric memory');
     this.#init = init;
     this.byteLength = init.byteLength;
-    this.signals = new ShmSignalPad(init, () => this.closing);
+    this.signals = new RankSignalPad(init, () => this.closing);
   }
 
   /** Names the transport that this memory belongs to. */
@@ -209,8 +211,8 @@ export class ShmMemory extends Resource implements SymmetricMemory {
     const { binding } = native();
     for (const buffer of this.#windows.values()) binding.detach(buffer);
     this.#windows.clear();
+    this.#init.onRelease(this.#init.memory);
     this.#init.memory.release();
-    this.#init.onRelease();
   }
 
   #window(place: string | Rank, peer: Rank, byteOffset: number, byteLength: number): ArrayBuffer {

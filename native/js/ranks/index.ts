@@ -1,0 +1,7 @@
+/** What the transports whose ranks share a host are built of: how ranks meet, see each other die, wait, and allocate. */
+export { type Allocator, allocateMemory, type Reach } from './allocate.js';
+export { type JoinedRanks, type JoinOptions, joinRanks } from './join.js';
+export { Liveness } from './liveness.js';
+export { awaitedRanks, comparisonCode, RankMemory, type RankMemoryInit } from './memory.js';
+export { checkLimits, nativeTimeout, runWait, waitError, withClosing } from './outcome.js';
+export { checkAgreement, RankTeam, type RankTeamInit } from './team.js';
