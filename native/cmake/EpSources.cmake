@@ -70,6 +70,7 @@ set(EP_TESTS
   tests/device/dispatch_simt_test.cpp
   tests/device/fast_test.cpp
   tests/device/ibgda_naive_test.cpp
+  tests/device/ibgda_post_test.cpp
   tests/device/naive_test.cpp
   tests/device/number_test.cpp
   tests/device/replica_sum_test.cpp
