@@ -1,7 +1,7 @@
 import { checkInteger, checkObject, maxRows } from '../check.js';
 import { invalidArgument, PlanError } from '../error.js';
 import { type ExpertMap, localExperts, maxExperts, maxWorldSize } from './experts.js';
-import { alignedRowBytes, messageBytes, type Payload } from './payload.js';
+import { alignedRowBytes, messageBytes, type Payload, scaledChannels } from './payload.js';
 
 /** One part of a buffer. `bytes` is the product of `factors`, and `formula` names them: nothing else goes into it. */
 export interface BufferComponent {
@@ -63,7 +63,7 @@ export function bufferSizes(shape: BufferShape): BufferSizes {
   });
 }
 
-/** The largest `maxTokens` whose buffer is at most `budgetBytes`; 0 where not even one token fits. */
+/** The largest `maxTokens` whose buffer is at most `budgetBytes`; 0 where not even one token fits, 2^31 - 1 at most. */
 export function largestMaxTokens(shape: Omit<BufferShape, 'maxTokens'>, budgetBytes: number): number {
   checkInteger(budgetBytes, 'budgetBytes', 0, Number.MAX_SAFE_INTEGER);
   const checked = checkShape({ ...shape, maxTokens: 1 });
@@ -167,7 +167,7 @@ const designs: Readonly<Record<BufferDesign, (shape: CheckedShape) => readonly P
     ...(s.staged ? [stagedTokens(s), stagedResults(s, recvRowsOf(s))] : []),
   ],
   'deepep-v1': (s) => {
-    const blocks = s.hidden / 128;
+    const blocks = Math.ceil(s.hidden / scaledChannels);
     const dispatch = 16 + Math.max(2 * s.hidden, s.hidden + 4 * blocks);
     const combine = 2 * s.hidden + 4 * blocks;
     return [

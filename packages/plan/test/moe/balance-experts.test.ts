@@ -1,0 +1,194 @@
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import {
+  type BalanceExpertsOptions,
+  balanceExperts,
+  expertLoad,
+  generateRouting,
+  loadOfRanks,
+  planMoe,
+  spreadExperts,
+  validateExpertMap,
+} from '../../src/moe/index.js';
+import { expectPlanError } from '../expect-error.js';
+
+const loads = fc.array(fc.oneof(fc.integer({ min: 0, max: 50 }), fc.constant(0)), { minLength: 1, maxLength: 24 });
+
+/** What every placement must keep, whatever the load. */
+function expectPlacement(load: readonly number[], options: BalanceExpertsOptions) {
+  const balanced = balanceExperts(load, options);
+  const { map, copies, rankLoad } = balanced;
+  validateExpertMap(map);
+  for (let r = 0; r < map.worldSize; r++) {
+    const held = [...map.expert.subarray(map.rankOffsets[r]!, map.rankOffsets[r + 1]!)];
+    expect(new Set(held).size).toBe(held.length);
+    expect(held).toEqual([...held].sort((a, b) => a - b));
+    const places = options.places ?? Math.ceil(load.length / map.worldSize);
+    expect(held.length).toBeLessThanOrEqual(typeof places === 'number' ? places : places[r]!);
+    expect(rankLoad[r]).toBeCloseTo(
+      held.reduce((sum, e) => sum + load[e]! / copies[e]!, 0),
+      9,
+    );
+  }
+  load.forEach((n, e) => {
+    expect(copies[e]).toBeGreaterThanOrEqual(1);
+    if (n === 0) expect(copies[e]).toBe(1);
+  });
+  return balanced;
+}
+
+describe('balanceExperts', () => {
+  it('places every expert, none twice on a rank, within the room of each rank', () => {
+    const cases = fc.tuple(loads, fc.integer({ min: 1, max: 6 })).chain(([load, worldSize]) =>
+      fc.record({
+        load: fc.constant(load),
+        // Ranks of very different room, some of none; always enough for one of each expert.
+        places: fc
+          .array(fc.integer({ min: 0, max: 9 }), { minLength: worldSize, maxLength: worldSize })
+          .map((places) => {
+            const missing = load.length - places.reduce((a, b) => a + b, 0);
+            return missing > 0 ? [places[0]! + missing, ...places.slice(1)] : places;
+          }),
+      }),
+    );
+    fc.assert(
+      fc.property(cases, ({ load, places }) => {
+        expectPlacement(load, { worldSize: places.length, places });
+      }),
+      { numRuns: 400 },
+    );
+  });
+
+  it('keeps the groups of experts on one node each', () => {
+    const cases = fc.record({
+      groups: fc.integer({ min: 1, max: 6 }),
+      size: fc.integer({ min: 1, max: 4 }),
+      nodes: fc.integer({ min: 1, max: 4 }),
+      ranksPerNode: fc.integer({ min: 1, max: 3 }),
+      spare: fc.integer({ min: 0, max: 3 }),
+      seed: fc.array(fc.nat(99), { minLength: 24, maxLength: 24 }),
+    });
+    fc.assert(
+      fc.property(cases, ({ groups, size, nodes, ranksPerNode, spare, seed }) => {
+        const load = seed.slice(0, groups * size);
+        const perNode = Math.ceil(groups / nodes) * size;
+        const places = Math.ceil(perNode / ranksPerNode) + spare;
+        const worldSize = nodes * ranksPerNode;
+        const { map } = expectPlacement(load, { worldSize, places, groups, ranksPerNode });
+        const nodeOfGroup = new Map<number, number>();
+        map.expert.forEach((e, p) => {
+          const group = Math.floor(e / size);
+          const node = Math.floor(map.rank[p]! / ranksPerNode);
+          expect(nodeOfGroup.get(group) ?? node).toBe(node);
+          nodeOfGroup.set(group, node);
+        });
+        const perNodeGroups = [...nodeOfGroup.values()].map(
+          (n) => [...nodeOfGroup.values()].filter((m) => m === n).length,
+        );
+        expect(Math.max(...perNodeGroups)).toBeLessThanOrEqual(Math.ceil(groups / nodes));
+      }),
+      { numRuns: 200 },
+    );
+  });
+
+  it('is as good as the best placement of all, or nearly, where all can be tried', () => {
+    let best = 0;
+    let worst = 1;
+    for (let seed = 1; seed <= 100; seed++) {
+      let x = seed;
+      const load = Array.from({ length: 8 }, () => {
+        x = (Math.imul(x, 1103515245) + 12345) & 0x7fffffff;
+        return 1 + ((x >> 16) % 40);
+      });
+      const { rankLoad } = balanceExperts(load, { worldSize: 2, places: 4 });
+      const all = load.reduce((a, b) => a + b, 0);
+      let optimum = all;
+      for (let half = 0; half < 256; half++) {
+        const mine = load.filter((_, e) => half & (1 << e));
+        if (mine.length !== 4) continue;
+        const sum = mine.reduce((a, b) => a + b, 0);
+        optimum = Math.min(optimum, Math.max(sum, all - sum));
+      }
+      const ratio = Math.max(...rankLoad) / optimum;
+      if (ratio === 1) best++;
+      worst = Math.max(worst, ratio);
+    }
+    expect(best).toBeGreaterThanOrEqual(50);
+    expect(worst).toBeLessThan(1.1);
+  });
+
+  it('replicates what one rank cannot carry: half of the load on one expert of 8', () => {
+    const load = [70, 10, 10, 10, 10, 10, 10, 10];
+    const without = balanceExperts(load, { worldSize: 4, places: 2 });
+    expect(without.imbalanceAfter).toBeGreaterThan(2);
+    const { copies, imbalanceAfter, imbalanceBefore } = balanceExperts(load, { worldSize: 4, places: 3 });
+    // One on each rank is the most that helps; the fourth spare place goes to the first of the others.
+    expect([...copies]).toEqual([4, 2, 1, 1, 1, 1, 1, 1]);
+    expect(imbalanceBefore).toBeCloseTo(80 / 35, 12);
+    expect(imbalanceAfter).toBeLessThan(1.1);
+  });
+
+  it('balances the imbalance of real text, as a plan then counts it', () => {
+    const routing = generateRouting({
+      worldSize: 8,
+      tokens: 512,
+      experts: 256,
+      topK: 8,
+      popularity: { kind: 'gini', target: 0.38 },
+      seed: 7,
+    });
+    const load = expertLoad(routing);
+    const { map, rankLoad, imbalanceBefore, imbalanceAfter } = balanceExperts(load, { worldSize: 8, places: 36 });
+    expect(imbalanceBefore).toBeGreaterThan(1.1);
+    expect(imbalanceAfter).toBeLessThan(1.001);
+    const served = (m: typeof map) => {
+      const { placement } = planMoe(routing, m, { mode: 'high-throughput' });
+      return Array.from({ length: 8 }, (_, r) =>
+        placement.rows.subarray(m.rankOffsets[r]!, m.rankOffsets[r + 1]!).reduce((a, b) => a + b, 0),
+      );
+    };
+    // The replicas of an expert are taken in turn by each of 8 sources, so a replica is off its share by less than 8 rows.
+    served(map).forEach((rows, r) => {
+      expect(Math.abs(rows - rankLoad[r]!)).toBeLessThan(8 * 36);
+    });
+    expect(Math.max(...served(map))).toBeLessThan(Math.max(...served(spreadExperts(256, 8))));
+  });
+
+  it('is deterministic and says what a rank carries', () => {
+    const options = { worldSize: 3, places: [5, 2, 3] };
+    const a = balanceExperts([5, 1, 4, 1, 5, 9, 2], options);
+    const b = balanceExperts([5, 1, 4, 1, 5, 9, 2], options);
+    expect(a).toEqual(b);
+    expect([...loadOfRanks(a.map, [5, 1, 4, 1, 5, 9, 2])]).toEqual([...a.rankLoad]);
+  });
+
+  it('no load at all is balanced', () => {
+    const { imbalanceAfter, copies } = expectPlacement([0, 0, 0], { worldSize: 2, places: 3 });
+    expect(imbalanceAfter).toBe(1);
+    expect([...copies]).toEqual([1, 1, 1]);
+  });
+
+  it.each([
+    [[1, 2, 3], { worldSize: 2, places: 1 }, 'EP_CAPACITY', ['3 experts', 'all ranks together have 2']],
+    [
+      [1, 2, 3, 4],
+      { worldSize: 2, places: [1, 3], groups: 2, ranksPerNode: 1 },
+      'EP_CAPACITY',
+      ['2 groups of 2 experts', 'room for 1'],
+    ],
+    [[1, -1], { worldSize: 2 }, 'EP_INVALID_ARGUMENT', ['load[1]', '-1']],
+    [[1, Number.NaN], { worldSize: 2 }, 'EP_INVALID_ARGUMENT', ['load[1]', 'NaN']],
+    [[], { worldSize: 2 }, 'EP_INVALID_ARGUMENT', ['load.length']],
+    [
+      [1, 2, 3],
+      { worldSize: 1, groups: 2, ranksPerNode: 1 },
+      'EP_INVALID_ARGUMENT',
+      ['groups must divide experts = 3'],
+    ],
+    [[1, 2], { worldSize: 1, groups: 2 }, 'EP_INVALID_ARGUMENT', ['groups and ranksPerNode belong together']],
+    [[1, 2], { worldSize: 3, places: [1, 1] }, 'EP_INVALID_ARGUMENT', ['places must be a number or have 3 elements']],
+    [[1, 2], { worldSize: 2, places: [2, -1] }, 'EP_INVALID_ARGUMENT', ['places of rank 1']],
+  ] as const)('refuses %j with %j', (load, options, code, parts) => {
+    expectPlanError(() => balanceExperts(load, options), code, ...parts);
+  });
+});
