@@ -19,6 +19,16 @@ import {
   shardsOfDocuments,
   validate,
 } from '../src/index.js';
+import {
+  balanceExperts,
+  expertLoad,
+  explainMoe,
+  moeExplanationText,
+  parseRoutingTrace,
+  planMoe,
+  routingTraceText,
+  validateMoe,
+} from '../src/moe/index.js';
 
 const isRefusal = (error: unknown): boolean => error instanceof PlanError && error.code.startsWith('EP_');
 
@@ -97,6 +107,20 @@ export const suite: FuzzSuite = {
         const { fwdQ, revQ } = planQuery(shards, dstRank);
         validate(fwdQ);
         validate(revQ);
+      }
+    }),
+    target('routing-trace', (text) => {
+      const trace = parseRoutingTrace(text);
+      const again = routingTraceText(parseRoutingTrace(routingTraceText(trace)));
+      if (again !== routingTraceText(trace))
+        throw new Error('a trace that was read does not survive writing and reading');
+      // Plans are dense in ranks and experts, which a short trace may have many of.
+      if (trace.worldSize > 64 || trace.experts > 256) return;
+      for (const routing of trace.steps.slice(0, 8)) {
+        const { map } = balanceExperts(expertLoad(routing), { worldSize: trace.worldSize });
+        const plan = planMoe(routing, map, { mode: 'high-throughput', alignment: 8 });
+        validateMoe(plan);
+        moeExplanationText(explainMoe(plan));
       }
     }),
   ],
