@@ -69,6 +69,7 @@ set(EP_TESTS
   tests/device/copy_test.cpp
   tests/device/dispatch_simt_test.cpp
   tests/device/fast_test.cpp
+  tests/device/ibgda_endpoint_test.cpp
   tests/device/ibgda_naive_test.cpp
   tests/device/ibgda_post_test.cpp
   tests/device/naive_test.cpp

@@ -68,6 +68,17 @@ class dispatch_case {
   }
   ep_kernel_status& status(int32_t rank) { return calls[0][static_cast<size_t>(rank)].status; }
 
+  // Tells the world of all sources, which lie outside of its memory.
+  void adopt_sources(world& ranks) const {
+    for (const std::vector<one_rank>& call : calls) {
+      for (size_t rank = 0; rank < call.size(); ++rank) {
+        for (uint32_t part = 0; part < options.parts; ++part) {
+          ranks.adopt(static_cast<int32_t>(rank), call[rank].source[part].get(), call[rank].source_bytes[part]);
+        }
+      }
+    }
+  }
+
   // Points into this object.
   ep_dispatch_args args(const world& ranks, int32_t rank, uint32_t call) {
     one_rank& own = calls[call][static_cast<size_t>(rank)];
@@ -111,6 +122,7 @@ class dispatch_case {
   };
   struct one_rank {
     std::vector<aligned_bytes> source;
+    std::vector<uint64_t> source_bytes;
     std::vector<std::vector<ep_dispatch_entry>> entries;
     std::vector<uint32_t> chunk_count;
     std::vector<std::vector<uint8_t>> expected;
@@ -152,6 +164,7 @@ class dispatch_case {
       }
       rank.chunk_count.push_back(chunks);
       aligned_bytes& source = rank.source.emplace_back(make_aligned(rows * shape.stride));
+      rank.source_bytes.push_back(rows * shape.stride);
       for (uint64_t i = 0; i < rows * shape.stride; ++i) source[i] = static_cast<uint8_t>(random());
       for (const ep_dispatch_entry& entry : entries) {
         std::vector<uint8_t>& expected = ranks[static_cast<size_t>(entry.dst_rank)].expected[part];
@@ -188,7 +201,8 @@ bool run_calls(Ctx& ctx, const Endpoint& endpoint, world& ranks, dispatch_case& 
   return true;
 }
 
-inline std::vector<std::vector<ep_dispatch_args>> all_args(dispatch_case& plan, const world& ranks) {
+inline std::vector<std::vector<ep_dispatch_args>> all_args(dispatch_case& plan, world& ranks) {
+  plan.adopt_sources(ranks);
   std::vector<std::vector<ep_dispatch_args>> args(static_cast<size_t>(ranks.size()));
   for (int32_t rank = 0; rank < ranks.size(); ++rank) {
     for (uint32_t call = 0; call < plan.call_count(); ++call) args[static_cast<size_t>(rank)].push_back(plan.args(ranks, rank, call));

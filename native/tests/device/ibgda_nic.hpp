@@ -73,6 +73,7 @@ struct test_queue {
   uint64_t wqes = 0;
   uint64_t doorbells = 0;
   uint32_t silent_from = UINT32_MAX; // this WQE and later ones find no peer
+  ep_wake_word* wake = nullptr;      // of the peer: notified after each message
 };
 
 class test_nic {
@@ -119,7 +120,6 @@ class test_nic {
   bool copies = true; // false: messages move no bytes, for lengths that no test can afford
   uint64_t max_message = EP_MLX5_MAX_MESSAGE_BYTES;
   std::function<void(const uint8_t* wqe)> watch; // sees every WQE before it is executed
-  ep_wake_word* wake = nullptr;                  // notified after each message
 
  private:
   struct news {
@@ -276,7 +276,7 @@ class test_nic {
   }
 
   template <class Ctx> void complete(Ctx& ctx, test_queue& queue, const uint8_t* wqe, uint32_t syndrome) {
-    ctx.wake(reinterpret_cast<uint64_t>(wake));
+    ctx.wake(reinterpret_cast<uint64_t>(queue.wake));
     // Nobody may write here before the completion is seen, and whoever rings too early finds this. A failed WQE is left for its poster to read.
     if (syndrome == 0) std::memset(queue.sq[queue.consumer & (queue.qp.depth - 1)].bytes, 0xdd, 64);
     if (syndrome == 0 && wqe[11] == 0) return;

@@ -14,6 +14,8 @@
 #include "../../core/device/fast.hpp"
 #include "../../core/simt/simt.hpp"
 #include "ep/device/endpoint.h"
+#include "ep/device/ibgda_endpoint.h"
+#include "ibgda_nic.hpp"
 
 namespace ep::test {
 
@@ -45,6 +47,11 @@ struct world_options {
   uint64_t slots = 0;
   bool proxy = false;
   uint64_t ring = 4;  // capacity of each rank's proxy ring
+  uint32_t qps = 0;   // to each rank; not 0: kernels post to queue pairs (EP_MEMORY_IBGDA), of a NIC for each rank
+  uint32_t depth = 8;
+  bool collapsed = true;
+  uint64_t max_message = uint64_t{1} << 30;
+  uint32_t sharing = EP_IBGDA_SHARE_DEVICE;
 };
 
 class world {
@@ -61,8 +68,8 @@ class world {
     for (int32_t i = 0; i < wanted.size; ++i) {
       rank_state& rank = at(i);
       for (int32_t j = 0; j < wanted.size; ++j) {
-        // Behind a proxy nothing of a peer is mapped.
-        rank.views.push_back(!wanted.proxy || i == j ? view_of(at(j)) : ep_peer_view{});
+        // Behind a proxy or a NIC nothing of a peer is mapped.
+        rank.views.push_back((!wanted.proxy && wanted.qps == 0) || i == j ? view_of(at(j)) : ep_peer_view{});
       }
       ep_memory_handle& memory = rank.memory;
       memory.header = {EP_MAGIC_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, wanted.proxy ? EP_MEMORY_PROXY : EP_MEMORY_LOAD_STORE, sizeof memory};
@@ -72,6 +79,7 @@ class world {
       memory.signal_slots = wanted.slots;
       memory.peers = reinterpret_cast<uint64_t>(rank.views.data());
       memory.proxy = wanted.proxy ? reinterpret_cast<uint64_t>(&rank.ring) : 0;
+      if (wanted.qps != 0) connect(i);
       rank.environment.waits.wake = &rank.wake;
       rank.environment.waits.deadline_ns = deadline_after(60'000);
       rank.environment.waits.world_size = wanted.size;
@@ -87,8 +95,28 @@ class world {
   uint64_t* signals(int32_t rank) { return at(rank).signals.data(); }
   kernel_environment& environment(int32_t rank) { return at(rank).environment; }
 
+  // A source of puts that is not in the rank's part, which is registered already.
+  void adopt(int32_t rank, const void* begin, uint64_t bytes) {
+    rank_state& own = at(rank);
+    if (options.qps == 0 || bytes == 0) return;
+    const uint64_t first = reinterpret_cast<uint64_t>(begin);
+    const auto lkey = static_cast<uint32_t>(0x1000 + own.ranges.size());
+    own.nic.allow(lkey, begin, bytes);
+    own.ranges.push_back({first, first + bytes, lkey, 0});
+    std::sort(own.ranges.begin(), own.ranges.end(), [](const ep_ibgda_range& a, const ep_ibgda_range& b) { return a.begin < b.begin; });
+    own.table.resize(sizeof(ep_ibgda_range_table) + own.ranges.size() * sizeof(ep_ibgda_range));
+    const ep_ibgda_range_table head{own.ranges.size(), 0};
+    std::memcpy(own.table.data(), &head, sizeof head);
+    std::memcpy(own.table.data() + sizeof head, own.ranges.data(), own.ranges.size() * sizeof(ep_ibgda_range));
+    own.device.ranges = reinterpret_cast<uint64_t>(own.table.data());
+  }
+  test_nic& nic(int32_t rank) { return at(rank).nic; }
+  ep_ibgda_device& device(int32_t rank) { return at(rank).device; }
+  ep_ibgda_qp& qp(int32_t rank, int32_t peer, uint32_t key) { return at(rank).qps[static_cast<size_t>(peer) * options.qps + key]; }
+
   // Calls `use(endpoint)` with the endpoint of this world's kind.
   template <class Use> auto with_endpoint(const ep_memory_handle& memory, Use&& use) const {
+    if (options.qps != 0) return use(ibgda_endpoint{memory});
     return options.proxy ? use(proxy_endpoint{memory}) : use(load_store_endpoint{memory});
   }
 
@@ -121,6 +149,18 @@ class world {
       launch.name = "rank " + std::to_string(rank);
       launch.kernel = [&kernel, rank](simt_context& ctx) { return kernel(ctx, rank); };
       launches.push_back(launch);
+      if (options.qps != 0) {
+        launch.blocks = launch.warp_lanes = 1;
+        launch.lanes = static_cast<uint32_t>(at(rank).nic.size());
+        launch.memory = nullptr;
+        launch.name = "nic of rank " + std::to_string(rank);
+        launch.serves = true;
+        launch.kernel = [this, rank](simt_context& ctx) {
+          at(rank).nic.serve(ctx, at(rank).nic.queue(ctx.lane()));
+          return true;
+        };
+        launches.push_back(launch);
+      }
       if (!options.proxy) continue;
       launch.blocks = launch.lanes = launch.warp_lanes = 1;
       launch.memory = nullptr;
@@ -169,13 +209,14 @@ class world {
           if (!kernel(ctx, rank)) bad.fetch_add(1);
         });
       }
-      if (!options.proxy) continue;
+      if (!options.proxy && options.qps == 0) continue;
       kernel_environment& engine = engines[static_cast<size_t>(rank)];
       engine.waits.wake = &at(rank).engine_wake;
       engine.waits.cancel = &stop;
       engine.waits.policy = wait_policy{0, 20'000, 2'000'000};
       servers.emplace_back([&, rank] {
         fast_context ctx{engines[static_cast<size_t>(rank)], 0, 1, nullptr};
+        if (options.qps != 0) return at(rank).nic.serve_all(ctx);
         serve(ctx, rank, static_cast<uint64_t>(rank) + 99);
       });
     }
@@ -196,9 +237,50 @@ class world {
     std::vector<ep_peer_view> views;
     ep_memory_handle memory{};
     kernel_environment environment{};
+    test_nic nic;
+    std::vector<ep_ibgda_qp> qps;
+    ep_ibgda_device device{};
+    std::vector<ep_ibgda_remote> remotes;
+    ep_ibgda_memory route{};
+    std::vector<ep_ibgda_range> ranges;
+    std::vector<uint8_t> table;
   };
 
   rank_state& at(int32_t rank) { return ranks[static_cast<size_t>(rank)]; }
+
+  static uint32_t data_rkey(int32_t rank) { return 0x100 + 2 * static_cast<uint32_t>(rank); }
+
+  void connect(int32_t self) {
+    rank_state& rank = at(self);
+    rank.qps.reserve(static_cast<size_t>(options.size) * options.qps);
+    for (int32_t peer = 0; peer < options.size; ++peer) {
+      rank_state& there = at(peer);
+      for (uint32_t i = 0; i < options.qps; ++i) {
+        test_queue& queue = rank.nic.add({options.depth, options.collapsed, 0x800 + static_cast<uint32_t>(rank.nic.size()), peer});
+        queue.wake = &there.wake;
+        rank.qps.push_back(queue.qp);
+      }
+      rank.nic.allow(data_rkey(peer), there.data.get(), options.bytes);
+      rank.nic.allow(data_rkey(peer) + 1, there.signals.data(), options.slots * 8);
+      rank.remotes.push_back({reinterpret_cast<uint64_t>(there.data.get()), reinterpret_cast<uint64_t>(there.signals.data()), data_rkey(peer), data_rkey(peer) + 1});
+    }
+    rank.nic.max_message = options.max_message;
+    rank.device.header = {EP_MAGIC_IBGDA, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof rank.device};
+    rank.device.rank = self;
+    rank.device.world_size = options.size;
+    rank.device.qps = reinterpret_cast<uint64_t>(rank.qps.data());
+    rank.device.qps_per_peer = rank.device.active_qps = options.qps;
+    rank.device.sharing = options.sharing;
+    rank.device.max_message = options.max_message;
+    static constexpr ep_ibgda_range_table none{};
+    rank.device.ranges = reinterpret_cast<uint64_t>(&none);
+    rank.route.header = {EP_MAGIC_IBGDA_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof rank.route};
+    rank.route.device = reinterpret_cast<uint64_t>(&rank.device);
+    rank.route.remotes = reinterpret_cast<uint64_t>(rank.remotes.data());
+    rank.memory.header.kind = EP_MEMORY_IBGDA;
+    rank.memory.proxy = reinterpret_cast<uint64_t>(&rank.route);
+    adopt(self, rank.data.get(), options.bytes);
+  }
 
   static ep_peer_view view_of(rank_state& rank) {
     return {reinterpret_cast<uint64_t>(rank.data.get()), reinterpret_cast<uint64_t>(rank.signals.data()),
