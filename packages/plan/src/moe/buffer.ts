@@ -106,7 +106,7 @@ export function bufferText({ design, components, totalBytes, withoutRedundantByt
     ...lines,
     redundant > 0
       ? `  one replica of each expert, spread evenly, would take ${bytesText(withoutRedundantBytes)}: redundant places cost ${bytesText(redundant)}`
-      : '  no redundant places',
+      : '  redundant replicas cost nothing: without them no rank would need fewer places',
     '',
   ].join('\n');
 }

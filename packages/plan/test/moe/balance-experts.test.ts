@@ -59,6 +59,45 @@ describe('balanceExperts', () => {
     );
   });
 
+  it('fills every place of ranks that have as many, unless every rank holds every expert', () => {
+    const cases = fc.record({
+      load: fc.array(fc.integer({ min: 1, max: 50 }), { minLength: 1, maxLength: 16 }),
+      worldSize: fc.integer({ min: 1, max: 7 }),
+      spare: fc.integer({ min: 0, max: 5 }),
+    });
+    fc.assert(
+      fc.property(cases, ({ load, worldSize, spare }) => {
+        const places = Math.ceil(load.length / worldSize) + spare;
+        const { map } = expectPlacement(load, { worldSize, places });
+        expect(map.expert.length).toBe(worldSize * Math.min(places, load.length));
+      }),
+      { numRuns: 400 },
+    );
+  });
+
+  it('lets a rank with one place take over an expert, so that another finds its second rank', () => {
+    // By load alone the small ranks take both replicas of expert 0, and both of expert 1 remain for the large one.
+    const { copies, map } = expectPlacement([9, 8, 1], { worldSize: 3, places: [1, 1, 4] });
+    expect([...copies]).toEqual([2, 2, 1]);
+    expect([...map.expert.subarray(2)]).toEqual([0, 1, 2]);
+  });
+
+  it('makes fewer replicas where ranks of very different room cannot take them apart', () => {
+    // Four of expert 0 and four of expert 1 would need eight places on four ranks; two of those have one place.
+    const { copies } = expectPlacement([100, 90, 1, 1, 1], { worldSize: 4, places: [5, 5, 1, 1] });
+    expect([...copies]).toEqual([3, 3, 2, 1, 1]);
+  });
+
+  it('gives nodes as many groups as they have room for', () => {
+    const { map } = expectPlacement([1, 2, 3, 4, 5, 6, 7, 8], {
+      worldSize: 2,
+      places: [3, 6],
+      groups: 4,
+      ranksPerNode: 1,
+    });
+    expect([...map.rankOffsets]).toEqual([0, 2, 8]);
+  });
+
   it('keeps the groups of experts on one node each', () => {
     const cases = fc.record({
       groups: fc.integer({ min: 1, max: 6 }),

@@ -52,9 +52,10 @@ describe('topkExperts', () => {
 
   it('bias chooses but does not weigh; normalise and scale weigh', () => {
     const scores = Float32Array.of(0.5, 0.25, 0.125, 0.125);
-    const bias = [-1, 0, 0, 0];
+    const bias = [-1, 0, 0.0625, 0];
     const plain = topkExperts(scores, { experts: 4, topK: 2, bias });
     expect([...plain.topkIdx]).toEqual([1, 2]);
+    expect([...topkExperts(scores, { experts: 4, topK: 2, bias: [0, 0, 0, 1] }).topkWeights]).toEqual([0.125, 0.5]);
     expect([...plain.topkWeights]).toEqual([0.25, 0.125]);
     const scaled = topkExperts(scores, { experts: 4, topK: 2, bias, normalise: true, scale: 3 });
     expect([...scaled.topkWeights]).toEqual([2, 1]);
