@@ -38,6 +38,20 @@ set(EP_CORE_SOURCES
   core/team.cpp
   core/waiting.cpp
   core/watcher.cpp
+  nic/mlx5/commands.cpp
+  nic/mlx5/directory.cpp
+  nic/mlx5/engine.cpp
+  nic/mlx5/execute.cpp
+  nic/mlx5/faults.cpp
+  nic/mlx5/port.cpp
+  nic/mlx5/qp_commands.cpp
+  nic/mlx5/queues.cpp
+  nic/mlx5/registrations.cpp
+  nic/mlx5/soft_device.cpp
+  nic/mlx5/soft_table.cpp
+  nic/mlx5/trace.cpp
+  nic/mlx5/wire_shm.cpp
+  nic/mlx5/wqe.cpp
 )
 
 # Results must not depend on whether the target has fused multiply-add.
@@ -90,6 +104,7 @@ set(EP_TESTS
   tests/core/team_test.cpp
   tests/core/thread_test.cpp
   tests/core/waiting_test.cpp
+  tests/nic/requests_test.cpp
 )
 
 # As they are, but for the seam in tests/litmus/seam.hpp.
