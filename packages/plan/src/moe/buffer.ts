@@ -10,9 +10,11 @@ export interface BufferComponent {
   readonly formula: string;
   readonly factors: Readonly<Record<string, number>>;
   readonly bytes: number;
+  /** Where it begins: components lie one behind the other, those of rows (multiples of 16 bytes) first. */
+  readonly offset: number;
 }
 
-/** What one rank allocates, and why. Components lie one behind the other in this order. */
+/** What one rank allocates, and why. */
 export interface BufferSizes {
   readonly design: BufferDesign;
   readonly components: readonly BufferComponent[];
@@ -141,7 +143,6 @@ const wordBytes = 8;
 /** The formulas of every design: the one place where they are written down. */
 const designs: Readonly<Record<BufferDesign, (shape: CheckedShape) => readonly Part[]>> = {
   'low-latency': (s) => [
-    counts(s),
     {
       name: 'received tokens',
       what: 'a message for every (local expert, source rank, token)',
@@ -155,9 +156,9 @@ const designs: Readonly<Record<BufferDesign, (shape: CheckedShape) => readonly P
     },
     returned(s),
     ...(s.staged ? [stagedTokens(s), stagedResults(s, s.localExperts * s.worldSize * s.maxTokens)] : []),
+    counts(s),
   ],
   'high-throughput': (s) => [
-    counts(s),
     {
       name: 'received tokens',
       what: 'a message for every row of the compact receive tensor',
@@ -165,6 +166,7 @@ const designs: Readonly<Record<BufferDesign, (shape: CheckedShape) => readonly P
     },
     returned(s),
     ...(s.staged ? [stagedTokens(s), stagedResults(s, recvRowsOf(s))] : []),
+    counts(s),
   ],
   'deepep-v1': (s) => {
     const blocks = Math.ceil(s.hidden / scaledChannels);
@@ -241,16 +243,19 @@ function recvRowsOf(s: CheckedShape): number {
 }
 
 function componentsOf(shape: CheckedShape): BufferComponent[] {
+  let end = 0;
   return designs[shape.design](shape).map(({ name, what, factors }) => {
     const bytes = product(factors);
     const formula = Object.keys(factors).join(' * ');
-    if (!Number.isSafeInteger(bytes)) {
-      throw new PlanError('EP_CAPACITY', `${name} (${formula}) of the ${shape.design} buffer exceed 2^53 bytes`, {
+    const offset = end;
+    end += bytes;
+    if (!Number.isSafeInteger(end)) {
+      throw new PlanError('EP_CAPACITY', `${name} (${formula}) of the ${shape.design} buffer ends beyond 2^53 bytes`, {
         name,
         factors,
       });
     }
-    return Object.freeze({ name, what, formula, factors: Object.freeze(factors), bytes });
+    return Object.freeze({ name, what, formula, factors: Object.freeze(factors), bytes, offset });
   });
 }
 

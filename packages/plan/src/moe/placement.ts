@@ -1,6 +1,8 @@
 import { checkInt32Array, checkInteger, checkObject, checkRange, checkRows, describe, maxRows } from '../check.js';
+import { unwrittenColumn } from '../column.js';
 import { invalidArgument, PlanError } from '../error.js';
 import type { ExpertMap } from './experts.js';
+import type { RoutingLayout } from './layout.js';
 
 /**
  * How a rank's receive tensor is laid out. Either way the rows of a local expert are one block, those of a source rank in it one run, runs
@@ -75,18 +77,24 @@ function blockRows(form: MoeForm, worldSize: number, rows: number): number {
   return Math.ceil(rows / alignment) * alignment;
 }
 
-/** Row of each choice in the receive tensor of its replica's rank; -1 where there is none. */
-export function rowsOfChoices(
-  placement: Placement,
-  worldSize: number,
+/** Row of each choice of a source in the receive tensor of its replica's rank; -1 where there is none. Parallel to the layout's choices. */
+export function rowsOfChoices(placement: Placement, layout: RoutingLayout): Int32Array {
+  const row = unwrittenColumn(layout.replica.length);
+  fillRows(placement, layout.rank, layout, row);
+  return row;
+}
+
+/** The same, into an array that may be a part of a larger one. */
+export function fillRows(
+  { begin, blockStart, recvRows }: Placement,
   source: number,
-  choices: { readonly replica: Int32Array; readonly slot: Int32Array },
+  { replica, slot }: Pick<RoutingLayout, 'replica' | 'slot'>,
   into: Int32Array,
 ): void {
-  const { begin, blockStart } = placement;
+  const worldSize = recvRows.length;
   for (let i = 0; i < into.length; i++) {
-    const p = choices.replica[i]!;
-    into[i] = p < 0 ? -1 : blockStart[p]! + begin[p * worldSize + source]! + choices.slot[i]!;
+    const p = replica[i]!;
+    into[i] = p < 0 ? -1 : blockStart[p]! + begin[p * worldSize + source]! + slot[i]!;
   }
 }
 

@@ -3,7 +3,7 @@ import { unwrittenColumn } from '../column.js';
 import { invalidArgument, PlanError } from '../error.js';
 import { type ExpertMap, mapExperts, moeVersion } from './experts.js';
 import { layOut, type ReplicaOptions, type ReplicaPolicy, selectReplicas } from './layout.js';
-import { checkCounts, checkForm, type MoeForm, type Placement, placeRows, rowsOfChoices } from './placement.js';
+import { checkCounts, checkForm, fillRows, type MoeForm, type Placement, placeRows } from './placement.js';
 import { type RankMask, rankMask } from './ranks.js';
 import { checkRouting, rankTopk, type TokenRouting } from './routing.js';
 
@@ -88,7 +88,7 @@ export function planMoe(routing: TokenRouting, map: ExpertMap, form: MoeForm, op
   for (let s = 0; s < worldSize; s++) {
     const rows = part(row, s);
     if (lostRanks[s] === 1) rows.fill(-1);
-    else rowsOfChoices(placement, worldSize, s, { replica: part(replica, s), slot: part(slot, s) }, rows);
+    else fillRows(placement, s, { replica: part(replica, s), slot: part(slot, s) }, rows);
   }
   if (lostRanks.includes(1)) {
     for (let i = 0; i < row.length; i++) if (row[i]! >= 0 && lostRanks[experts.rank[replica[i]!]!] === 1) row[i] = -1;

@@ -3,12 +3,14 @@ import { describe, expect, it } from 'vitest';
 import {
   inRankMask,
   type MoePlan,
+  placeRows,
   planMoe,
   rankReceives,
   rankSends,
   rankTopk,
   routingLayout,
   routingOfRanks,
+  rowsOfChoices,
   validateMoe,
   withLostRanks,
 } from '../../src/moe/index.js';
@@ -171,6 +173,28 @@ describe('any routing', () => {
             expect(s >= 0).toBe(written.has(row));
           });
         }
+      }),
+      runs,
+    );
+  });
+
+  it('is planned alike by ranks that know their own choices and all counts', () => {
+    fc.assert(
+      fc.property(moeCases, ({ map, routing, form, options: { lostRanks: _, ...options } }) => {
+        const { topK } = routing;
+        const layouts = Array.from({ length: map.worldSize }, (__, rank) =>
+          routingLayout({ map, rank, topK, topkIdx: rankTopk(routing, rank), ...options }),
+        );
+        const counts = Int32Array.from(layouts.flatMap((layout) => [...layout.tokensPerReplica]));
+        const placement = placeRows(map, counts, form);
+        const plan = planMoe(routing, map, form, options);
+        expect(placement).toEqual(plan.placement);
+        layouts.forEach((layout, rank) => {
+          const sent = rankSends(plan, rank);
+          expect([layout.replica, layout.slot]).toEqual([sent.replica, sent.slot]);
+          expect(rowsOfChoices(placement, layout)).toEqual(sent.row);
+          expect([layout.tokensPerRank, layout.tokensPerNode]).toEqual([sent.tokensPerRank, sent.tokensPerNode]);
+        });
       }),
       runs,
     );
