@@ -187,8 +187,9 @@ export interface MoeReceive {
   readonly localExperts: number;
   /** Rows of the receive tensor, padding and spare rows included. */
   readonly recvRows: number;
-  /** First row of each local expert's block, and rows in it that some token wrote. */
+  /** First row of each local expert's block, rows that its runs span (those of lost ranks included, padding not), and rows that tokens wrote. */
   readonly blockStart: Int32Array;
+  readonly blockRows: Int32Array;
   readonly recvCount: Int32Array;
   /** Element `e * worldSize + s`: `begin << 32 | count` of the rows from source s in the block of local expert e. */
   readonly layoutRange: BigInt64Array;
@@ -227,12 +228,12 @@ export function rankReceives(plan: MoePlan, rank: number): MoeReceive {
     layoutRange[i] = (BigInt(placement.begin[at]!) << 32n) | BigInt(placement.count[at]!);
     recvCount[Math.floor(i / worldSize)]! += placement.count[at]!;
   }
-  const blockStart = placement.blockStart.subarray(from, to);
   return {
     rank,
     localExperts: to - from,
     recvRows,
-    blockStart,
+    blockStart: placement.blockStart.subarray(from, to),
+    blockRows: placement.rows.subarray(from, to),
     recvCount,
     layoutRange,
     sourceRank,

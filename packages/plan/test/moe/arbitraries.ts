@@ -10,7 +10,7 @@ import {
 } from '../../src/moe/index.js';
 
 export const worldSizes = fc.oneof(
-  { weight: 8, arbitrary: fc.integer({ min: 1, max: 7 }) },
+  { weight: 20, arbitrary: fc.integer({ min: 1, max: 7 }) },
   { weight: 1, arbitrary: fc.constantFrom(65, 128) },
 );
 

@@ -1,7 +1,10 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import {
+  balanceExperts,
   type ExpertMap,
+  expertLoad,
+  explainMoe,
   localExperts,
   type MoePlan,
   mapExperts,
@@ -13,6 +16,7 @@ import {
   routingLayout,
   routingOfRanks,
   spreadExperts,
+  topkExperts,
   validateExpertMap,
   validateMoe,
   withLostRanks,
@@ -114,7 +118,31 @@ describe('planMoe', () => {
     expect([...high.row]).toEqual([-1, -1, -1, -1, 1, -1, -1, 1]);
     expect([...rankReceives(high, 2).layoutRange]).toEqual([0n, (1n << 32n) | 1n, 2n << 32n]);
     expect([...rankReceives(high, 2).recvCount]).toEqual([1]);
+    expect([...rankReceives(high, 2).blockRows]).toEqual([2]);
     expect(rankReceives(high, 2).recvRows).toBe(2);
+  });
+
+  it('group-limited choices reach no more nodes than groups, where groups are placed on nodes', () => {
+    const [experts, groups, topGroups, tokens] = [64, 8, 2, 50];
+    let x = 1;
+    const scores = Float32Array.from({ length: 4 * tokens * experts }, () => {
+      x = (Math.imul(x, 1664525) + 1013904223) >>> 0;
+      return x / 2 ** 32;
+    });
+    const limit = { groups, topGroups, groupScore: 'top2-sum' } as const;
+    const { topkIdx } = topkExperts(scores, { experts, topK: 6, limit });
+    const part = tokens * 6;
+    const limited = routingOfRanks(
+      experts,
+      6,
+      Array.from({ length: 4 }, (_, r) => topkIdx.subarray(r * part, (r + 1) * part)),
+    );
+    const nodesOf = (m: ExpertMap) =>
+      explainMoe(planMoe(limited, m, { mode: 'high-throughput' }, { ranksPerNode: 1 })).nodesPerToken;
+    const options = { worldSize: 4, places: 18 };
+    const grouped = balanceExperts(expertLoad(limited), { ...options, groups, ranksPerNode: 1 });
+    expect(nodesOf(grouped.map)).toBeLessThanOrEqual(topGroups);
+    expect(nodesOf(balanceExperts(expertLoad(limited), options).map)).toBeGreaterThan(topGroups);
   });
 
   it('plans nothing: no tokens, one rank', () => {
