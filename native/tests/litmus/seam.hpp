@@ -29,7 +29,9 @@
 #include <utility>
 #include <vector>
 
+#include <sched.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 namespace litmus {
@@ -44,6 +46,7 @@ void word_store(void* word, uint32_t bytes, uint64_t value, std::memory_order or
 uint64_t word_update(void* word, uint32_t bytes, update kind, uint64_t value, std::memory_order order, const where& at);
 bool word_exchange_if(void* word, uint32_t bytes, uint64_t& expected, uint64_t value, std::memory_order order, const where& at);
 void fence(std::memory_order order, const where& at);
+void wait_a_turn(const where& at); // of another thread of the case: waits that look again and again, without anybody to wake them
 long futex_call(uint32_t* word, int operation, uint32_t value, const void* timeout, const void* other, int mask);
 
 template <class T> class word_ref {
@@ -86,6 +89,15 @@ template <class T> using litmus_ref = ::litmus::word_ref<T>;
 inline void litmus_fence(memory_order order, const source_location& at = source_location::current()) { ::litmus::fence(order, at); }
 } // namespace std
 
+inline int litmus_nap(const timespec*, timespec*, const std::source_location& at = std::source_location::current()) {
+  ::litmus::wait_a_turn(at);
+  return 0;
+}
+inline int litmus_yield(const std::source_location& at = std::source_location::current()) {
+  ::litmus::wait_a_turn(at);
+  return 0;
+}
+
 template <class First, class... Rest> long litmus_syscall(long number, First first, Rest... rest) {
   if constexpr (std::is_same_v<First, uint32_t*>) return ::litmus::futex_call(first, rest...);
   return ::syscall(number, first, rest...);
@@ -94,3 +106,5 @@ template <class First, class... Rest> long litmus_syscall(long number, First fir
 #define atomic_ref litmus_ref
 #define atomic_thread_fence litmus_fence
 #define syscall litmus_syscall
+#define nanosleep litmus_nap
+#define sched_yield litmus_yield

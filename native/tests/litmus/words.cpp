@@ -75,6 +75,10 @@ void fence(std::memory_order order, const where& at) {
   rl::atomic_thread_fence(to_rl(order), info_of(at));
 }
 
+void wait_a_turn(const where& at) {
+  if (current != nullptr) rl::yield(1, info_of(at));
+}
+
 long futex_call(uint32_t* word, int operation, uint32_t value, const void*, const void*, int) {
   if (current == nullptr) return 0; // nobody sleeps outside of a case
   if (operation == FUTEX_WAIT) return current->futex_wait(word, value);
