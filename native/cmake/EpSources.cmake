@@ -83,6 +83,7 @@ set(EP_TESTS
   tests/device/copy_test.cpp
   tests/device/dispatch_simt_test.cpp
   tests/device/fast_test.cpp
+  tests/device/ibgda_counts_test.cpp
   tests/device/ibgda_endpoint_test.cpp
   tests/device/ibgda_naive_test.cpp
   tests/device/ibgda_post_test.cpp
@@ -123,4 +124,5 @@ set(EP_LITMUS_SOURCES
 
 set(EP_BENCHES
   tests/collective/reduce_bench.cpp
+  tests/device/ibgda_bench.cpp
 )
