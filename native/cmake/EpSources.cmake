@@ -106,6 +106,8 @@ set(EP_TESTS
   tests/core/thread_test.cpp
   tests/core/waiting_test.cpp
   tests/nic/requests_test.cpp
+  tests/nic/errors_test.cpp
+  tests/nic/faults_test.cpp
 )
 
 # As they are, but for the seam in tests/litmus/seam.hpp.

@@ -66,7 +66,6 @@ bool engine::fetch(queue_pair& qp) {
   now.tries = 0;
   now.rnr_tries = 0;
   now.begun_ns = now_ns_;
-  now.note = nullptr;
   now.pieces.clear();
   now.parts.clear();
   violation wrong;
@@ -172,9 +171,9 @@ void engine::answered(queue_pair& qp, const wire_reply& reply) {
 
 void engine::unanswered(queue_pair& qp, const char* why) {
   flight& now = qp.current;
-  now.note = why;
   // An ack timeout of 0 waits for ever, by the specification: the queue pair then stands until it is destroyed. Here it is asked again now and then.
-  if (qp.ack_timeout != 0 && now.tries++ >= qp.retry_count) return finish(qp, EP_MLX5_SYNDROME_RETRY_EXCEEDED, why);
+  if (qp.ack_timeout != 0 && now.tries >= qp.retry_count) return finish(qp, EP_MLX5_SYNDROME_RETRY_EXCEEDED, why);
+  ++now.tries;
   ++counts_.retries;
   const int64_t wait_ns = qp.ack_timeout == 0 ? options_.max_ack_timeout_ns : int64_t{4096} << qp.ack_timeout;
   qp.resume_ns = now_ns_ + std::min(wait_ns, options_.max_ack_timeout_ns);

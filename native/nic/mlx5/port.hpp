@@ -71,7 +71,8 @@ struct port_qp {
   uint32_t receive_done;   // completions written by the owner's NIC; atomic
   port_inbox inbox[port_inbox_slots];
   uint32_t reserved0;
-  uint64_t reserved1[7];
+  uint64_t received_packets; // since the queue pair was connected
+  uint64_t reserved1[6];
 };
 static_assert(sizeof(port_qp) == 256, "two queue pairs share no cache line");
 

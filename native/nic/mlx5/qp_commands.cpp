@@ -80,6 +80,7 @@ command_answer to_receive(engine& nic, queue_pair& qp, const uint8_t* context) {
   shared.mtu_bytes = qp.mtu_bytes;
   shared.expected_psn = get32(context, EP_MLX5_QPC_NEXT_RCV_PSN);
   shared.has_receive_queue = qp.has_rq ? 1 : 0;
+  shared.received_packets = 0;
   shared.atomic_old = 0;
   shared.atomic_psn = UINT32_MAX;
   shared.rnr_timer = get32(context, EP_MLX5_QPC_MIN_RNR_NAK);

@@ -71,7 +71,6 @@ struct flight {
   wire_message message;
   std::vector<wire_piece> pieces;
   std::vector<std::pair<uint64_t, uint64_t>> parts; // of `partial`: what has still to land before the rest
-  const char* note = nullptr;
   alignas(16) std::array<uint8_t, wqe_max_bytes> wqe{};
 };
 
