@@ -165,7 +165,7 @@ function checkExponent(exponent: number, experts: number): number {
  * Systematic sampling: expert i owns a stretch of `probability[i]` of a line of length topK; of the points u, u + 1, u + 2, … each picks whose
  * stretch it lies on. No stretch is longer than 1, so nobody is picked twice.
  */
-function choose(probability: Float64Array, order: Int32Array, random: () => number, chosen: Int32Array): void {
+export function choose(probability: Float64Array, order: Int32Array, random: () => number, chosen: Int32Array): void {
   let point = random();
   let end = 0;
   let picked = 0;

@@ -24,11 +24,11 @@ export function packReplicas(pool: Pool, load: Float64Array): Int32Array[] {
 }
 
 /** Replicas of each expert: one, then the next free place always to the expert with most load per replica, at most one a rank. */
-function replicate({ ranks, places, experts }: Pool, load: Float64Array): Map<number, number> {
+function replicate({ places, experts }: Pool, load: Float64Array): Map<number, number> {
   const copies = new Map<number, number>(Array.from(experts, (e) => [e, 1]));
   const hosts = places.filter((n) => n > 0).length;
   let free = places.reduce((sum, n) => sum + Math.min(n, experts.length), 0) - experts.length;
-  for (; free > 0 && ranks.length > 1; free--) {
+  for (; free > 0; free--) {
     let heaviest = -1;
     let most = 0;
     for (const e of experts) {

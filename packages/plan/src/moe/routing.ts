@@ -95,6 +95,7 @@ export function checkRouting(routing: TokenRouting): void {
 export function checkTopk(topkIdx: Int32Array, topK: number, experts: number): void {
   checkInteger(experts, 'experts', 1, maxExperts);
   checkRange(topkIdx, 'topkIdx', -1, experts - 1);
+  if (topkIdx.length === 0) return;
   // HAZARD: a token that chose an expert twice would own two rows of one (expert, source, token); a combine that addresses rows so would add one
   // of them twice and lose the other.
   const lastChosen = new Int32Array(experts).fill(-1);

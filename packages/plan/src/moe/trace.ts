@@ -10,6 +10,7 @@ const format = '@ep/routing-trace';
  *
  * As text it is JSON lines: first `{"format":"@ep/routing-trace","version":1,"worldSize":…,"experts":…,"topK":…,"steps":…}`, then for
  * each step and rank that has tokens `{"step":…,"rank":…,"topkIdx":[…]}`, tokens * topK indices, steps ascending, ranks ascending in a step.
+ * Every step has at least one line; one without any tokens says so for rank 0.
  */
 export interface RoutingTrace {
   readonly worldSize: number;
@@ -18,8 +19,8 @@ export interface RoutingTrace {
   readonly steps: readonly TokenRouting[];
 }
 
-/** HAZARD: steps and ranks without tokens are backed by no line, so a short file could ask for any amount of memory. */
-const mostRankSteps = 2 ** 22;
+/** HAZARD: ranks without tokens are backed by no line, and each step costs time for its experts: a short file could ask for much of both. */
+const most = { worldSize: 2 ** 22, experts: 2 ** 28 } as const;
 
 /** The text of a trace, its last line ended too. */
 export function routingTraceText(trace: RoutingTrace): string {
@@ -40,7 +41,8 @@ export function routingTraceText(trace: RoutingTrace): string {
     }
     for (let rank = 0; rank < worldSize; rank++) {
       const topkIdx = rankTopk(routing, rank);
-      if (topkIdx.length > 0) lines.push(JSON.stringify({ step, rank, topkIdx: Array.from(topkIdx) }));
+      const marksStep = rank === 0 && routing.topkIdx.length === 0;
+      if (topkIdx.length > 0 || marksStep) lines.push(JSON.stringify({ step, rank, topkIdx: Array.from(topkIdx) }));
     }
   });
   return `${lines.join('\n')}\n`;
@@ -48,7 +50,7 @@ export function routingTraceText(trace: RoutingTrace): string {
 
 /**
  * Reads the text of a trace. Throws EP_INVALID_PLAN with the line and the field, EP_PLAN_VERSION for a trace of another version, EP_CAPACITY
- * for more than 4 194 304 pairs of a step and a rank.
+ * for more than 2^22 / worldSize or 2^28 / experts steps.
  */
 export function parseRoutingTrace(text: string): RoutingTrace {
   if (typeof text !== 'string') throw malformed(1, 'trace', 'text', describe(text));
@@ -67,12 +69,19 @@ export function parseRoutingTrace(text: string): RoutingTrace {
   const experts = readInteger(head, 1, 'experts', 1, maxExperts);
   const topK = readInteger(head, 1, 'topK', 1, experts);
   const stepCount = readInteger(head, 1, 'steps', 0, maxRows);
-  if (stepCount * worldSize > mostRankSteps) {
+  for (const [name, of] of [
+    ['worldSize', worldSize],
+    ['experts', experts],
+  ] as const) {
+    if (stepCount * of <= most[name]) continue;
     throw new PlanError(
       'EP_CAPACITY',
-      `the trace has ${stepCount} steps of ${worldSize} ranks, at most ${mostRankSteps} pairs of them are read: cut it`,
-      { needed: stepCount * worldSize, limit: mostRankSteps },
+      `the trace has ${stepCount} steps of ${name} ${of}, at most ${Math.floor(most[name] / of)} of them are read: cut it`,
+      { name, needed: stepCount * of, limit: most[name] },
     );
+  }
+  if (stepCount > lines.length - 1) {
+    throw malformed(1, 'steps', `at most ${lines.length - 1}, the number of lines that follow`, String(stepCount));
   }
   const none = new Int32Array(0);
   const steps = Array.from({ length: stepCount }, () => new Array<Int32Array>(worldSize).fill(none));
@@ -83,13 +92,18 @@ export function parseRoutingTrace(text: string): RoutingTrace {
     const fields = readObject(line, number);
     const step = readInteger(fields, number, 'step', 0, stepCount - 1);
     const rank = readInteger(fields, number, 'rank', 0, worldSize - 1);
-    if (step * worldSize + rank <= last) {
-      const before = `after step ${Math.floor(last / worldSize)}, rank ${last % worldSize}`;
-      throw malformed(number, 'step and rank', before, `step ${step}, rank ${rank}`);
+    const lastStep = Math.floor(last / worldSize);
+    if (step * worldSize + rank <= last || step > lastStep + 1) {
+      const expected = last < 0 ? 'of step 0' : `after step ${lastStep}, rank ${last % worldSize}, or of the next step`;
+      throw malformed(number, 'step and rank', expected, `step ${step}, rank ${rank}`);
     }
     last = step * worldSize + rank;
     steps[step]![rank] = readChoices(fields.topkIdx, number, topK);
   });
+  const found = Math.floor(last / worldSize) + 1;
+  if (found !== stepCount) {
+    throw malformed(lines.length, 'steps', `${stepCount}, as the first line says, up to the last one`, String(found));
+  }
   return Object.freeze({
     worldSize,
     experts,

@@ -120,6 +120,11 @@ describe('balanceExperts', () => {
     expect([...map.rankOffsets]).toEqual([0, 2, 8]);
   });
 
+  it('gives nodes groups of alike load', () => {
+    const { imbalanceAfter } = expectPlacement([1, 2, 3, 4], { worldSize: 2, groups: 4, ranksPerNode: 1 });
+    expect(imbalanceAfter).toBe(1);
+  });
+
   it('keeps the groups of experts on one node each', () => {
     const cases = fc.record({
       groups: fc.integer({ min: 1, max: 6 }),

@@ -1,5 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import { choose } from '../../src/moe/generate.js';
 import {
   expectedChoices,
   expertLoad,
@@ -88,6 +89,15 @@ describe('generateRouting', () => {
   it('hot experts that have all choices leave none to the others', () => {
     const routing = generateRouting({ ...base, popularity: { kind: 'k-hot', hot: 6, share: 1 } });
     expect([...expertLoad(routing)].filter((n) => n > 0)).toEqual(new Array(6).fill(2 * base.tokens));
+  });
+
+  it('finds a last choice where probabilities add up to a hair less, and never one of probability 0', () => {
+    const chosen = new Int32Array(2);
+    // Points 0.95 and 1.95; the line ends at 1.9.
+    choose(Float64Array.of(0, 0.9, 0.5, 0.5, 0), Int32Array.of(0, 1, 2, 3, 4), () => 0.95, chosen);
+    expect([...chosen]).toEqual([2, 3]);
+    choose(Float64Array.of(0, 1, 0.9, 0), Int32Array.of(0, 1, 2, 3), () => 0.95, chosen);
+    expect([...chosen]).toEqual([1, 2]);
   });
 
   it('draws which experts are popular, and who goes with whom, from the seed', () => {
