@@ -23,6 +23,7 @@ set(EP_CORE_SOURCES
   core/ibgda/control_memory.cpp
   core/ibgda/device_choice.cpp
   core/ibgda/gid.cpp
+  core/ibgda/probe.cpp
   core/ibgda/queues.cpp
   core/ibgda/topology.cpp
   core/life.cpp
@@ -38,6 +39,10 @@ set(EP_CORE_SOURCES
   core/team.cpp
   core/waiting.cpp
   core/watcher.cpp
+  dl/library.cpp
+  dl/mlx5_verbs.cpp
+  dl/shim/attach.cpp
+  dl/verbs_symbols.cpp
   nic/mlx5/commands.cpp
   nic/mlx5/directory.cpp
   nic/mlx5/engine.cpp
@@ -99,6 +104,8 @@ set(EP_TESTS
   tests/ibgda/device_choice_test.cpp
   tests/ibgda/queues_test.cpp
   tests/ibgda/topology_test.cpp
+  tests/dl/verbs_abi_test.cpp
+  tests/dl/verbs_shim_test.cpp
   tests/core/memory_test.cpp
   tests/core/segment_test.cpp
   tests/core/stream_test.cpp
@@ -109,6 +116,9 @@ set(EP_TESTS
   tests/nic/errors_test.cpp
   tests/nic/faults_test.cpp
 )
+
+# These open the shim of dl/shim.
+set(EP_SHIM_TESTS verbs_shim_test)
 
 # As they are, but for the seam in tests/litmus/seam.hpp.
 set(EP_LITMUS_SOURCES

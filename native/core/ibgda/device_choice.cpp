@@ -52,6 +52,8 @@ std::string joined(const std::vector<std::string>& lines) {
   return text;
 }
 
+const char* link_name(dl::mlx5_link link) { return link == dl::mlx5_link::ethernet ? "Ethernet" : "InfiniBand"; }
+
 const char* state_name(dl::mlx5_port_state state) {
   switch (state) {
     case dl::mlx5_port_state::nop: return "without state";
@@ -90,6 +92,11 @@ port_try try_ports(open_port& candidate, const std::vector<uint8_t>& ports, cons
     if (facts.value().link == dl::mlx5_link::unknown) {
       tried.why = {EP_STATUS_SYSTEM, EPROTONOSUPPORT, ""};
       reasons.push_back("port " + std::to_string(port) + " is neither InfiniBand nor Ethernet");
+      continue;
+    }
+    if (wish.link != dl::mlx5_link::unknown && facts.value().link != wish.link) {
+      tried.why = {EP_STATUS_SYSTEM, EPROTONOSUPPORT, ""};
+      reasons.push_back("port " + std::to_string(port) + " is " + link_name(facts.value().link) + ", " + link_name(wish.link) + " was asked for");
       continue;
     }
     auto gid = gid_choose(*candidate.device, port, facts.value(), wish.gid_index);

@@ -16,6 +16,7 @@ struct device_wish {
   std::string filter;
   pci_place near;                    // of the GPU, or the NUMA node of host memory: {} takes no account of distance
   std::optional<uint32_t> gid_index; // overrides the rule of gid.hpp
+  dl::mlx5_link link = dl::mlx5_link::unknown; // only ports of this one; unknown: either
   std::string sysfs = "/sys";        // what distances are read from
 };
 
@@ -31,7 +32,8 @@ struct open_port {
 };
 
 // Opens the nearest device that passes the filter and has an active port with a usable GID. EP_STATUS_INVALID: the filter cannot be read.
-// Otherwise EP_STATUS_SYSTEM; sys_errno ENODEV where nothing is there or passes, else that of the last one tried. The message lists each device and why not.
+// Otherwise EP_STATUS_SYSTEM; sys_errno ENODEV where nothing is there or passes, else that of the last one tried: ENETDOWN (port not active), EPROTONOSUPPORT
+// (link layer), ENODATA (no GID), EPERM (DevX) and others of the table. The message lists each device and why not.
 result<open_port> device_open(dl::mlx5_driver& driver, const device_wish& wish);
 
 // What a filter says about one device. Ports: empty: any; otherwise these.

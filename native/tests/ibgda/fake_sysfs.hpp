@@ -47,6 +47,7 @@ class fake_sysfs {
     std::filesystem::create_directories(ib);
     link(ib, root_ / "class/infiniband" / name);
   }
+  void module(const std::string& name) const { std::filesystem::create_directories(root_ / "module" / name); }
   void numa(int node) const { std::filesystem::create_directories(root_ / "devices/system/node" / ("node" + std::to_string(node))); }
 
  private:
