@@ -104,6 +104,7 @@ set(EP_TESTS
   tests/ibgda/device_choice_test.cpp
   tests/ibgda/queues_test.cpp
   tests/ibgda/topology_test.cpp
+  tests/dl/soft_control_test.cpp
   tests/dl/verbs_abi_test.cpp
   tests/dl/verbs_shim_test.cpp
   tests/core/memory_test.cpp
@@ -118,7 +119,7 @@ set(EP_TESTS
 )
 
 # These open the shim of dl/shim.
-set(EP_SHIM_TESTS verbs_shim_test)
+set(EP_SHIM_TESTS soft_control_test verbs_shim_test)
 
 # As they are, but for the seam in tests/litmus/seam.hpp.
 set(EP_LITMUS_SOURCES

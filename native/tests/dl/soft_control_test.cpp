@@ -1,0 +1,266 @@
+// The control path over the software NIC: directly, and through the very libraries' interface by which hardware is reached. InfiniBand and Ethernet, both kinds
+// of completion queue; bytes and signals move, and the NIC, which checks every bit, has nothing to object to.
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "check.hpp"
+#include "core/ibgda/probe.hpp"
+#include "core/ibgda/queues.hpp"
+#include "device/fast.hpp"
+#include "dl/shim/attach.hpp"
+#include "ep/device/mlx5_post.h"
+#include "nic/mlx5/soft_device.hpp"
+#include "segment.hpp"
+
+namespace {
+
+using namespace ep::ibgda;
+using ep::dl::mlx5_device;
+using ep::nic::soft_device;
+
+constexpr uint32_t all_rights =
+    ep::dl::MLX5_ACCESS_LOCAL_WRITE | ep::dl::MLX5_ACCESS_REMOTE_WRITE | ep::dl::MLX5_ACCESS_REMOTE_READ | ep::dl::MLX5_ACCESS_REMOTE_ATOMIC;
+
+template <class Value> Value must(ep::result<Value> got) {
+  if (!got.ok()) {
+    std::fprintf(stderr, "%s\n", got.why().message.c_str());
+    std::abort();
+  }
+  return std::move(got.value());
+}
+
+bool says(const std::string& message, const std::string& part) {
+  const bool found = message.find(part) != std::string::npos;
+  if (!found) std::fprintf(stderr, "  '%s' does not say '%s'\n", message.c_str(), part.c_str());
+  return found;
+}
+
+// Remembers the devices it opened, which the shim hides behind its own.
+class watched_driver final : public ep::dl::mlx5_driver {
+ public:
+  explicit watched_driver(bool ethernet) {
+    ep::nic::soft_options options;
+    options.engine.ethernet = ethernet;
+    driver_ = std::make_unique<ep::nic::soft_driver>(options);
+  }
+  const char* backing() const override { return driver_->backing(); }
+  ep::result<std::vector<ep::dl::mlx5_device_info>> list_devices() override { return driver_->list_devices(); }
+  ep::result<std::unique_ptr<mlx5_device>> open(const std::string& name) override {
+    auto opened = driver_->open(name);
+    if (opened.ok()) devices.push_back(dynamic_cast<soft_device*>(opened.value().get()));
+    return opened;
+  }
+  std::vector<soft_device*> devices;
+
+ private:
+  std::unique_ptr<ep::nic::soft_driver> driver_;
+};
+
+struct setting {
+  bool through_shim;
+  bool ethernet;
+  bool collapsed;
+};
+
+// Two ranks of this process, connected; each with 4 KiB and a signal word.
+class pair_of_ranks {
+ public:
+  explicit pair_of_ranks(const setting& how) : below(how.ethernet) {
+    if (how.through_shim) {
+      EP_CHECK(ep::dl::verbs_shim_attach(EP_VERBS_SHIM, &below).ok());
+      above = must(ep::dl::mlx5_verbs_driver({EP_VERBS_SHIM, EP_VERBS_SHIM}));
+    }
+    ep::dl::mlx5_driver& driver = how.through_shim ? *above : static_cast<ep::dl::mlx5_driver&>(below);
+    std::vector<std::vector<uint8_t>> said;
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      queue_options options;
+      options.rank = rank;
+      options.world_size = 2;
+      options.qps_per_peer = 2;
+      options.depth = 16;
+      options.collapsed = how.collapsed;
+      control_memory* const sources[] = {control.get()};
+      queues[rank] = must(rank_queues::create(must(device_open(driver, {})), options, sources));
+      said.push_back(queues[rank]->connection());
+      memory[rank] = must(ep::segment::create(4096 + 64));
+      remote[rank] = must(queues[rank]->register_memory({reinterpret_cast<uint64_t>(memory[rank]->data()), memory[rank]->data_bytes()}, all_rights));
+    }
+    for (auto& one : queues) {
+      auto connected = one->connect(said);
+      if (!connected.ok()) std::fprintf(stderr, "%s\n", connected.why().message.c_str());
+      EP_CHECK(connected.ok());
+    }
+  }
+  ~pair_of_ranks() {
+    for (auto& one : queues) {
+      const auto closed = one->close();
+      if (!closed.ok()) std::fprintf(stderr, "%s\n", closed.why().message.c_str());
+      EP_CHECK(closed.ok());
+    }
+    EP_CHECK(ep::dl::verbs_shim_attach(EP_VERBS_SHIM, nullptr).ok());
+  }
+
+  ep_ibgda_qp& qp(int rank, uint32_t index) const {
+    const auto* device = reinterpret_cast<const ep_ibgda_device*>(queues[rank]->device_address());
+    return reinterpret_cast<ep_ibgda_qp*>(device->qps)[index];
+  }
+  uint8_t* data(int rank) const { return memory[rank]->data(); }
+  uint64_t& signal(int rank) const { return *reinterpret_cast<uint64_t*>(memory[rank]->data() + 4096); }
+
+  // A write of 4 KiB and a signal behind it, on queue pair `index` of `from`; waits for both. False: the queue pair broke.
+  bool put(int from, int to, uint32_t index, uint32_t rkey, ep_kernel_status* status) const {
+    ep::kernel_environment environment;
+    environment.waits.wake = &wake;
+    environment.waits.deadline_ns = ep::deadline_after(20'000);
+    environment.waits.policy = ep::wait_policy{0, 50'000, 100'000};
+    ep::fast_context context{environment, 0, 1, nullptr};
+    ep_ibgda_qp& pair = qp(from, index);
+    const auto build = [&](uint64_t i, const ep::mlx5_writer& writer) {
+      if (i == 0) return writer.write({reinterpret_cast<uint64_t>(data(to)), rkey}, {reinterpret_cast<uint64_t>(data(from)), remote[from].mr.lkey}, 4096);
+      writer.fetch_add8({reinterpret_cast<uint64_t>(&signal(to)), rkey}, 1, {pair.response, pair.response_lkey});
+    };
+    const uint64_t first = ep::post_in_turn::post<EP_IBGDA_SHARE_DEVICE>(context, ep::lone_poster<ep::fast_context>{context}, pair, 2, build, status);
+    return first != ep::mlx5_refused && ep::mlx5_wait_done<EP_IBGDA_SHARE_DEVICE>(context, pair, first + 2, EP_STAGE_ROOM, status);
+  }
+
+  std::unique_ptr<control_memory> control = host_control_memory();
+  watched_driver below;
+  std::unique_ptr<ep::dl::mlx5_driver> above;
+  std::unique_ptr<rank_queues> queues[2];
+  std::shared_ptr<ep::segment> memory[2];
+  registered_memory remote[2];
+  mutable ep_wake_word wake{};
+};
+
+void expect_no_violations(const pair_of_ranks& world) {
+  for (soft_device* device : world.below.devices) {
+    for (const auto& what : device->violations()) std::fprintf(stderr, "  %s\n", ep::nic::violation_text(what).c_str());
+    EP_CHECK(device->violations().empty());
+  }
+}
+
+void moves_bytes_and_signals(const setting& how) {
+  const pair_of_ranks world(how);
+  EP_CHECK_EQ(std::string(how.through_shim ? world.above->backing() : "soft"), std::string(how.through_shim ? "hardware" : "soft"));
+  for (uint32_t index = 0; index < 4; ++index) EP_CHECK_EQ(world.queues[0]->state(index).value(), uint32_t{EP_MLX5_QP_STATE_RTS});
+  ep_kernel_status status{};
+  uint64_t signals[2] = {0, 0};
+  // More than a ring's worth on each queue pair, those to oneself included.
+  for (int turn = 0; turn < 12; ++turn) {
+    for (const int from : {0, 1}) {
+      for (const int to : {0, 1}) {
+        for (uint32_t k = 0; k < 2; ++k) {
+          for (int i = 0; i < 4096; ++i) world.data(from)[i] = static_cast<uint8_t>(i * 7 + turn * 31 + from * 5 + static_cast<int>(k));
+          EP_CHECK(world.put(from, to, static_cast<uint32_t>(to) * 2 + k, world.remote[to].mr.rkey, &status));
+          EP_CHECK(std::memcmp(world.data(to), world.data(from), 4096) == 0);
+          EP_CHECK_EQ(world.signal(to), ++signals[to]);
+        }
+      }
+    }
+  }
+  expect_no_violations(world);
+}
+
+// A key that nobody has: the queue pair that asked breaks, with everything that says why; the others go on. In a collapsed CQ the error may be overwritten by
+// the flushed request behind it before anybody looks, so it is a ring here.
+void breaks_one_queue_pair(const setting& how) {
+  const pair_of_ranks world(how);
+  ep_kernel_status status{};
+  EP_CHECK(!world.put(0, 1, 2, world.remote[1].mr.rkey ^ 0xff00, &status));
+  const ep_ibgda_qp& broken = world.qp(0, 2);
+  EP_CHECK_EQ(broken.broken, uint64_t{EP_IBGDA_BROKEN});
+  EP_CHECK_EQ(broken.syndrome, 0x13u); // remote access
+  EP_CHECK_EQ(broken.rkey, world.remote[1].mr.rkey ^ 0xff00);
+  EP_CHECK_EQ(world.signal(1), uint64_t{0});
+  EP_CHECK_EQ(world.queues[0]->state(2).value(), uint32_t{EP_MLX5_QP_STATE_ERR});
+  status = {};
+  EP_CHECK(world.put(0, 1, 3, world.remote[1].mr.rkey, &status));
+  EP_CHECK_EQ(world.signal(1), uint64_t{1});
+  // Queue pair 0 of rank 1 leads to the broken one, queue pair 1 to the sound one.
+  EP_CHECK(world.put(1, 0, 1, world.remote[0].mr.rkey, &status));
+  expect_no_violations(world);
+}
+
+// What was sent to a peer that was cut off is flushed at once; the peer sends on to others.
+void cuts_a_peer_off(const setting& how) {
+  const pair_of_ranks world(how);
+  EP_CHECK(world.queues[0]->cut(1).ok());
+  EP_CHECK_EQ(world.queues[0]->state(2).value(), uint32_t{EP_MLX5_QP_STATE_ERR});
+  EP_CHECK_EQ(world.queues[0]->state(0).value(), uint32_t{EP_MLX5_QP_STATE_RTS});
+  ep_kernel_status status{};
+  EP_CHECK(!world.put(0, 1, 2, world.remote[1].mr.rkey, &status));
+  EP_CHECK_EQ(world.qp(0, 2).syndrome, 0x05u); // flushed
+  EP_CHECK_EQ(world.signal(1), uint64_t{0});
+  // Nobody answers there any more for the peer's queue pair.
+  EP_CHECK(!world.put(1, 0, 0, world.remote[0].mr.rkey, &status));
+  EP_CHECK_EQ(world.qp(1, 0).syndrome, 0x15u); // retries exceeded
+}
+
+void revokes_keys(const setting& how) {
+  pair_of_ranks world(how);
+  ep_kernel_status status{};
+  EP_CHECK(world.put(0, 1, 2, world.remote[1].mr.rkey, &status));
+  EP_CHECK(world.queues[1]->release_memory(world.remote[1]).ok());
+  EP_CHECK(!world.put(0, 1, 2, world.remote[1].mr.rkey, &status));
+  EP_CHECK_EQ(world.qp(0, 2).syndrome, 0x13u);
+  EP_CHECK_EQ(world.signal(1), uint64_t{1});
+}
+
+void tells_of_the_link(const setting& how) {
+  const pair_of_ranks world(how);
+  while (world.queues[0]->next_event().value().has_value()) {}
+  world.below.devices[0]->set_link(false);
+  auto told = must(world.queues[0]->next_event());
+  EP_CHECK(told.has_value());
+  if (told.has_value()) EP_CHECK(told->event.kind == ep::dl::mlx5_event_kind::port_down && says(told->text, "port 1 is down"));
+  world.below.devices[0]->set_link(true);
+  told = must(world.queues[0]->next_event());
+  EP_CHECK(told.has_value() && told->event.kind == ep::dl::mlx5_event_kind::port_up);
+}
+
+void probes_the_software(bool ethernet) {
+  watched_driver driver(ethernet);
+  const probe_report report = probe_driver(driver, {});
+  EP_CHECK_EQ(report.what, missing::nothing);
+  EP_CHECK_EQ(report.device, std::string(ep::nic::soft_device_name));
+  EP_CHECK(report.link == (ethernet ? ep::dl::mlx5_link::ethernet : ep::dl::mlx5_link::infiniband));
+  // By the rule: RoCE v2 with an IPv4 address, or the first one of InfiniBand.
+  EP_CHECK_EQ(report.gid.index, ethernet ? 3u : 0u);
+  EP_CHECK(!ethernet || says(gid_text(report.gid.gid.raw), "::ffff:10."));
+}
+
+// Nothing stays behind: descriptors are what segments, ports and events take.
+void leaks_nothing() {
+  const auto descriptors = [] {
+    long count = 0;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+    return count;
+  };
+  const long before = descriptors();
+  const uint64_t segments = ep::segment_count();
+  for (const bool through_shim : {false, true}) moves_bytes_and_signals({through_shim, true, true});
+  EP_CHECK_EQ(descriptors(), before);
+  EP_CHECK_EQ(ep::segment_count(), segments);
+}
+
+} // namespace
+
+int main() {
+  for (const bool through_shim : {false, true}) {
+    for (const bool ethernet : {false, true}) {
+      for (const bool collapsed : {false, true}) moves_bytes_and_signals({through_shim, ethernet, collapsed});
+      breaks_one_queue_pair({through_shim, ethernet, false});
+    }
+    cuts_a_peer_off({through_shim, true, false});
+    revokes_keys({through_shim, false, false});
+    tells_of_the_link({through_shim, true, true});
+  }
+  probes_the_software(true);
+  probes_the_software(false);
+  leaks_nothing();
+  return ep::check::finish();
+}
