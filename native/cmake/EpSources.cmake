@@ -102,6 +102,7 @@ set(EP_TESTS
   tests/core_attention_test.cpp
   tests/ibgda/commands_test.cpp
   tests/ibgda/device_choice_test.cpp
+  tests/ibgda/ibgda_kernels_test.cpp
   tests/ibgda/queues_test.cpp
   tests/ibgda/topology_test.cpp
   tests/dl/soft_control_test.cpp

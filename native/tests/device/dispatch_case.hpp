@@ -69,7 +69,7 @@ class dispatch_case {
   ep_kernel_status& status(int32_t rank) { return calls[0][static_cast<size_t>(rank)].status; }
 
   // Tells the world of all sources, which lie outside of its memory.
-  void adopt_sources(world& ranks) const {
+  template <class World> void adopt_sources(World& ranks) const {
     for (const std::vector<one_rank>& call : calls) {
       for (size_t rank = 0; rank < call.size(); ++rank) {
         for (uint32_t part = 0; part < options.parts; ++part) {
@@ -80,7 +80,7 @@ class dispatch_case {
   }
 
   // Points into this object.
-  ep_dispatch_args args(const world& ranks, int32_t rank, uint32_t call) {
+  template <class World> ep_dispatch_args args(const World& ranks, int32_t rank, uint32_t call) {
     one_rank& own = calls[call][static_cast<size_t>(rank)];
     if (own.parts.empty()) {
       for (uint32_t part = 0; part < options.parts; ++part) {
@@ -104,7 +104,7 @@ class dispatch_case {
     return made;
   }
 
-  bool arrived(world& ranks, int32_t rank, uint32_t call) const {
+  template <class World> bool arrived(World& ranks, int32_t rank, uint32_t call) const {
     const one_rank& own = calls[call][static_cast<size_t>(rank)];
     for (uint32_t part = 0; part < options.parts; ++part) {
       const std::vector<uint8_t>& expected = own.expected[part];
@@ -186,8 +186,8 @@ class dispatch_case {
 
 // Runs all calls of one rank: dispatch, look at what arrived, release the lease to every sender. `wrong` counts tensors that were not what the
 // plan says. `dispatch` is bool(ctx, endpoint, args).
-template <class Ctx, class Endpoint, class Dispatch>
-bool run_calls(Ctx& ctx, const Endpoint& endpoint, world& ranks, dispatch_case& plan, int32_t rank, const std::vector<ep_dispatch_args>& args,
+template <class Ctx, class Endpoint, class World, class Dispatch>
+bool run_calls(Ctx& ctx, const Endpoint& endpoint, World& ranks, dispatch_case& plan, int32_t rank, const std::vector<ep_dispatch_args>& args,
                std::atomic<uint32_t>& wrong, Dispatch&& dispatch) {
   for (uint32_t call = 0; call < plan.call_count(); ++call) {
     if (!dispatch(ctx, endpoint, args[call])) return false;
@@ -201,7 +201,7 @@ bool run_calls(Ctx& ctx, const Endpoint& endpoint, world& ranks, dispatch_case& 
   return true;
 }
 
-inline std::vector<std::vector<ep_dispatch_args>> all_args(dispatch_case& plan, world& ranks) {
+template <class World> std::vector<std::vector<ep_dispatch_args>> all_args(dispatch_case& plan, World& ranks) {
   plan.adopt_sources(ranks);
   std::vector<std::vector<ep_dispatch_args>> args(static_cast<size_t>(ranks.size()));
   for (int32_t rank = 0; rank < ranks.size(); ++rank) {
