@@ -25,6 +25,7 @@ set(EP_CORE_SOURCES
   core/ibgda/gid.cpp
   core/ibgda/probe.cpp
   core/ibgda/queues.cpp
+  core/ibgda/rank_nic.cpp
   core/ibgda/topology.cpp
   core/life.cpp
   core/limits.cpp
@@ -74,6 +75,7 @@ set(EP_NAPI_SOURCES
   napi/bind_dispatch.cpp
   napi/bind_host.cpp
   napi/bind_hostile.cpp
+  napi/bind_ibgda.cpp
   napi/bind_memory.cpp
   napi/bind_probe.cpp
   napi/bind_program.cpp
@@ -96,6 +98,7 @@ set(EP_TESTS
   tests/device/number_test.cpp
   tests/device/replica_sum_test.cpp
   tests/device/simt_test.cpp
+  tests/collective/elastic_test.cpp
   tests/collective/group_test.cpp
   tests/collective/reduce_test.cpp
   tests/hostile_test.cpp
@@ -114,9 +117,9 @@ set(EP_TESTS
   tests/core/team_test.cpp
   tests/core/thread_test.cpp
   tests/core/waiting_test.cpp
-  tests/nic/requests_test.cpp
   tests/nic/errors_test.cpp
   tests/nic/faults_test.cpp
+  tests/nic/requests_test.cpp
 )
 
 # These open the shim of dl/shim.

@@ -253,6 +253,8 @@ export const EP_STATUS_STALE_HANDLE = 10;
 export const EP_STATUS_BUSY = 11;
 /** ranks disagree on the arguments of a collective call */
 export const EP_STATUS_MISMATCH = 12;
+/** the others went on without this rank */
+export const EP_STATUS_EVICTED = 13;
 
 /** Names of EP_STATUS_*, at the index of their value. */
 export const statusNames = [
@@ -269,6 +271,7 @@ export const statusNames = [
   'stale_handle',
   'busy',
   'mismatch',
+  'evicted',
 ] as const;
 
 export type StatusName = (typeof statusNames)[number];

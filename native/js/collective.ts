@@ -17,9 +17,10 @@ export interface NativeCallFailure {
 export interface NativeCollectiveGroup {
   /** `ep_segment_handle` bytes, for `attach` on the others. */
   handle(): Uint8Array;
-  attach(rank: number, handle: Uint8Array): void;
+  /** `incarnation`: 1, 2, … of the processes that have had the rank. One that takes no part yet is kept until it is taken in. */
+  attach(rank: number, handle: Uint8Array, incarnation: number): void;
   /** The rank cannot be reached: as if it had died. */
-  lose(rank: number): void;
+  lose(rank: number, incarnation: number): void;
   /** Bytes of group memory; its index. */
   allocate(byteLength: number): number;
   window(allocation: number): ArrayBuffer;
@@ -67,7 +68,28 @@ export interface NativeCollectiveGroup {
   active(epoch: number): Int32Array;
   /** Four numbers (calls, bytes, writes, signals) for each kind, then for sends, then for receives. */
   trace(): Float64Array;
-  attached(): Uint8Array;
+  /** Ranks of the group, whether or not they take part. */
+  size(): number;
+  /** What this rank itself knows of all that there may be: 0 absent, 1 connected, 2 waiting to be taken in, 3 taking part. */
+  survey(): Uint8Array;
+  /** A call that changes who takes part, or only asks. The same on all ranks, but for `repairs`. Throws where a rank or the size is beyond the capacity. */
+  membership(
+    sequence: number,
+    timeoutMs: number,
+    evicted: Int32Array,
+    admitted: Int32Array,
+    size: number,
+    repairs: boolean,
+  ): OperationId;
+  /** Once it has ended well: whether those to be taken in were, and what all agree on. */
+  membershipEnd(operation: OperationId): { readonly admitted: boolean; readonly states: Uint8Array };
+  /** Of a rank that takes no part: waits to be taken in. The outcome's `expected` is the number of the call that did so. */
+  join(timeoutMs: number): OperationId;
+  /**
+   * After a call that failed: moves group memory away from ranks that were taken out in the middle of writing to it. On the thread that uses the memory,
+   * which nobody may change meanwhile.
+   */
+  fence(): void;
   /** Back to back on this thread: all-reduces of two f32, or barriers; ns of each, timed 16 at a time. Every member runs it at one time. */
   measure(barrier: boolean, firstSequence: number, rounds: number): Float64Array;
   close(): void;

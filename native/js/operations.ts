@@ -17,9 +17,10 @@ const CODE_OF_STATUS: readonly (EpCode | undefined)[] = [
   'EP_PEER_LOST',
   'EP_BUSY',
   'EP_MISMATCH',
+  'EP_EVICTED',
 ];
 const STATUS_NAMES =
-  'ok pending timeout aborted peer-lost closed invalid memory-limit system abi-mismatch stale-handle busy mismatch'.split(
+  'ok pending timeout aborted peer-lost closed invalid memory-limit system abi-mismatch stale-handle busy mismatch evicted'.split(
     ' ',
   );
 

@@ -21,9 +21,26 @@ struct group_wrap : Napi::ObjectWrap<group_wrap> {
   static constexpr const char* type_name = "CollectiveGroup";
   static void define(Napi::Env env, Napi::Object exports);
 
+  static std::vector<int32_t> arg_ranks(Napi::Value value, const char* what) {
+    const byte_span bytes = arg_bytes(value, what);
+    if (value.As<Napi::TypedArray>().TypedArrayType() != napi_int32_array) throw_invalid(value.Env(), std::string(what) + " is no Int32Array");
+    const auto* ranks = reinterpret_cast<const int32_t*>(bytes.data);
+    return {ranks, ranks + bytes.size / sizeof(int32_t)};
+  }
+
   explicit group_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
     env_state& state = state_of(info.Env());
-    auto made = collective_group::create(state, arg_int(info[0], "rank"), arg_int(info[1], "size"), arg_u64(info[2], "nonce"), arg_int(info[3], "ranksOnHost"));
+    group_options options;
+    options.rank = arg_int(info[0], "rank");
+    options.size = arg_int(info[1], "size");
+    options.capacity = arg_int(info[2], "capacity");
+    options.nonce = arg_u64(info[3], "nonce");
+    options.ranks_on_host = arg_int(info[4], "ranksOnHost");
+    options.active = arg_ranks(info[5], "active");
+    options.joins = info[6].ToBoolean();
+    options.incarnation = static_cast<uint32_t>(arg_size(info[7], "incarnation"));
+    if (info.Length() > 9 && !info[9].IsUndefined()) options.allocations = unwrap<group_wrap>(info[9], "previous").native->own_memory();
+    auto made = collective_group::create(state, options, info[8].ToBoolean());
     native = value_or_throw(info.Env(), made);
     end_key = state.at_end([held = native] { held->close(false); });
     tag<group_wrap>(info.This().As<Napi::Object>());
@@ -40,6 +57,12 @@ struct group_wrap : Napi::ObjectWrap<group_wrap> {
     return rank;
   }
 
+  int32_t any_member(Napi::Value value, const char* what) const {
+    const int32_t rank = arg_int(value, what);
+    if (rank < 0 || rank >= native->capacity()) throw_invalid(value.Env(), std::string(what) + " " + std::to_string(rank) + " is not in a group of at most " + std::to_string(native->capacity()));
+    return rank;
+  }
+
   Napi::Value handle(const Napi::CallbackInfo& info) { return bytes_copy(info.Env(), &open(info.Env()).handle(), sizeof(ep_segment_handle)); }
 
   void attach(const Napi::CallbackInfo& info) {
@@ -48,11 +71,11 @@ struct group_wrap : Napi::ObjectWrap<group_wrap> {
     if (bytes.size != sizeof(ep_segment_handle)) throw_invalid(info.Env(), "a handle has " + std::to_string(sizeof(ep_segment_handle)) + " bytes, got " + std::to_string(bytes.size));
     ep_segment_handle handle;
     std::memcpy(&handle, bytes.data, sizeof handle);
-    auto done = group.attach(member(info[0], "rank"), handle);
+    auto done = group.attach(any_member(info[0], "rank"), handle, static_cast<uint32_t>(arg_size(info[2], "incarnation")));
     value_or_throw(info.Env(), done);
   }
 
-  void lose(const Napi::CallbackInfo& info) { open(info.Env()).lose(member(info[0], "rank")); }
+  void lose(const Napi::CallbackInfo& info) { open(info.Env()).lose(any_member(info[0], "rank"), static_cast<uint32_t>(arg_size(info[1], "incarnation"))); }
 
   Napi::Value allocate(const Napi::CallbackInfo& info) {
     auto made = open(info.Env()).allocate(arg_size(info[0], "byteLength"));
@@ -92,7 +115,7 @@ struct group_wrap : Napi::ObjectWrap<group_wrap> {
     const uint64_t kind = frame_size(env, frame[word_kind], "kind");
     const uint64_t dtype = frame_size(env, frame[word_dtype], "dtype");
     const uint64_t op = frame_size(env, frame[word_op], "op");
-    if (kind >= op_kinds || dtype > static_cast<uint64_t>(element_type::ue8m0) || op > static_cast<uint64_t>(reduce_op::premul_sum)) {
+    if (kind >= static_cast<uint64_t>(op_kind::membership) || dtype > static_cast<uint64_t>(element_type::ue8m0) || op > static_cast<uint64_t>(reduce_op::premul_sum)) {
       throw_invalid(env, "no such kind, dtype or reduction");
     }
     call.kind = static_cast<op_kind>(kind);
@@ -120,7 +143,8 @@ struct group_wrap : Napi::ObjectWrap<group_wrap> {
     size_t outputs = 1;
     bool rooted = false;
     switch (call.kind) {
-      case op_kind::barrier: inputs = outputs = 0; break;
+      case op_kind::barrier:
+      case op_kind::membership: inputs = outputs = 0; break;
       case op_kind::broadcast:
         rooted = true;
         inputs = root ? 1 : 0;
@@ -324,11 +348,63 @@ struct group_wrap : Napi::ObjectWrap<group_wrap> {
     return out;
   }
 
-  Napi::Value attached(const Napi::CallbackInfo& info) {
-    const std::vector<bool> there = native->attached();
-    auto out = Napi::Uint8Array::New(info.Env(), there.size());
-    for (size_t i = 0; i < there.size(); ++i) out[i] = there[i] ? 1 : 0;
+  static Napi::Value states_value(Napi::Env env, const std::vector<group_peer>& peers) {
+    auto out = Napi::Uint8Array::New(env, peers.size());
+    for (size_t i = 0; i < peers.size(); ++i) out[i] = static_cast<uint8_t>(peers[i].state);
     return out;
+  }
+
+  Napi::Value survey(const Napi::CallbackInfo& info) { return states_value(info.Env(), native->survey()); }
+  Napi::Value size(const Napi::CallbackInfo& info) { return Napi::Number::New(info.Env(), native->size()); }
+  void fence(const Napi::CallbackInfo& info) {
+    auto done = open(info.Env()).fence();
+    value_or_throw(info.Env(), done);
+  }
+
+  // (sequence, timeoutMs, evicted, admitted, size, repairs)
+  Napi::Value membership(const Napi::CallbackInfo& info) {
+    const Napi::Env env = info.Env();
+    collective_group& group = open(env);
+    auto queued = std::make_unique<queued_call>();
+    queued->call.kind = op_kind::membership;
+    queued->call.sequence = arg_size(info[0], "sequence");
+    queued->timeout_ms = arg_double(info[1], "timeoutMs");
+    auto change = std::make_unique<membership_change>();
+    change->evicted = arg_ranks(info[2], "evicted");
+    change->admitted = arg_ranks(info[3], "admitted");
+    for (const auto* ranks : {&change->evicted, &change->admitted}) {
+      for (const int32_t rank : *ranks) {
+        if (rank < 0 || rank >= group.capacity()) throw_invalid(env, "rank " + std::to_string(rank) + " is not in a group of at most " + std::to_string(group.capacity()));
+      }
+    }
+    change->size = arg_int(info[4], "size");
+    if (change->size > group.capacity()) throw_invalid(env, "the group grows to " + std::to_string(group.capacity()) + " ranks at most");
+    change->repairs = info[5].ToBoolean();
+    queued->call.change = std::move(change);
+    queued->cancel = std::make_shared<cancel_flag>();
+    queued->operation_id = state_of(env).begin(env, queued->cancel, [held = native] { held->nudge(); });
+    const auto id = static_cast<double>(queued->operation_id);
+    group.submit(std::move(queued));
+    return Napi::Number::New(env, id);
+  }
+
+  Napi::Value membership_end_value(const Napi::CallbackInfo& info) {
+    const membership_end end = native->membership_of(arg_size(info[0], "operation"));
+    auto out = Napi::Object::New(info.Env());
+    out["admitted"] = Napi::Boolean::New(info.Env(), end.admitted);
+    out["states"] = states_value(info.Env(), end.peers);
+    return out;
+  }
+
+  // (timeoutMs)
+  Napi::Value join(const Napi::CallbackInfo& info) {
+    const Napi::Env env = info.Env();
+    collective_group& group = open(env);
+    const double timeout_ms = arg_double(info[0], "timeoutMs");
+    auto cancel = std::make_shared<cancel_flag>();
+    const uint64_t id = state_of(env).begin(env, cancel, [held = native] { held->nudge(); });
+    group.join(id, std::move(cancel), timeout_ms);
+    return Napi::Number::New(env, static_cast<double>(id));
   }
 
   // (barrier, firstSequence, rounds) -> ns of each round
@@ -362,7 +438,8 @@ void group_wrap::define(Napi::Env env, Napi::Object exports) {
        InstanceMethod<&group_wrap::call_lists>("callLists"), InstanceMethod<&group_wrap::collect>("collect"), InstanceMethod<&group_wrap::send>("send"),
        InstanceMethod<&group_wrap::receive>("receive"), InstanceMethod<&group_wrap::take_received>("takeReceived"),
        InstanceMethod<&group_wrap::failure_value>("failure"), InstanceMethod<&group_wrap::epoch>("epoch"), InstanceMethod<&group_wrap::active>("active"),
-       InstanceMethod<&group_wrap::trace>("trace"), InstanceMethod<&group_wrap::attached>("attached"), InstanceMethod<&group_wrap::measure>("measure"),
+       InstanceMethod<&group_wrap::trace>("trace"), InstanceMethod<&group_wrap::survey>("survey"), InstanceMethod<&group_wrap::size>("size"), InstanceMethod<&group_wrap::fence>("fence"),
+       InstanceMethod<&group_wrap::membership>("membership"), InstanceMethod<&group_wrap::membership_end_value>("membershipEnd"), InstanceMethod<&group_wrap::join>("join"), InstanceMethod<&group_wrap::measure>("measure"),
        InstanceMethod<&group_wrap::close>("close")});
 }
 

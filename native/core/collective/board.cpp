@@ -1,7 +1,10 @@
 #include "board.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
+#include <utility>
 
 namespace ep {
 namespace {
@@ -18,41 +21,97 @@ constexpr uint64_t epoch_of(uint64_t tick) { return tick >> 48; }
 
 template <class T> std::atomic_ref<T> shared(const T& word) { return std::atomic_ref<T>(const_cast<T&>(word)); }
 
+constexpr size_t view_words = sizeof(group_view) / sizeof(uint64_t);
+
+bool is_in(const group_view& view, int32_t rank) { return (view.active[rank / 64] >> (rank % 64) & 1) != 0; }
+void put_in(group_view& view, int32_t rank, uint32_t incarnation) {
+  view.active[rank / 64] |= uint64_t{1} << (rank % 64);
+  view.incarnation[rank] = incarnation;
+}
+
+// A view that somebody may be reading.
+void publish_view(group_view& to, const group_view& view) {
+  auto* words = reinterpret_cast<uint64_t*>(&to);
+  const auto* from = reinterpret_cast<const uint64_t*>(&view);
+  shared(words[0]).store(0, std::memory_order_seq_cst);
+  for (size_t i = 1; i < view_words; ++i) shared(words[i]).store(from[i], std::memory_order_release);
+  shared(words[0]).store(view.epoch, std::memory_order_seq_cst);
+}
+
+bool read_view(const group_view& from, group_view& view) {
+  const auto* words = reinterpret_cast<const uint64_t*>(&from);
+  auto* to = reinterpret_cast<uint64_t*>(&view);
+  to[0] = shared(words[0]).load(std::memory_order_seq_cst);
+  if (to[0] == 0) return false;
+  for (size_t i = 1; i < view_words; ++i) to[i] = shared(words[i]).load(std::memory_order_acquire);
+  return shared(words[0]).load(std::memory_order_seq_cst) == to[0];
+}
+
+group_member* member_in(const std::shared_ptr<segment>& mapping) { return reinterpret_cast<group_member*>(mapping->data()); }
+
+// How long a rank that is taken out may go on with what it was writing before memory is moved away from it.
+constexpr auto fence_patience = std::chrono::milliseconds(20);
+
 } // namespace
 
-result<std::unique_ptr<group_board>> group_board::create(int32_t rank, int32_t size, uint64_t nonce, int32_t ranks_on_host) {
-  if (size < 1 || size > group_ranks || rank < 0 || rank >= size) {
+result<std::unique_ptr<group_board>> group_board::create(const group_options& options) {
+  const int32_t rank = options.rank;
+  const int32_t size = options.size;
+  const int32_t capacity = options.capacity;
+  const auto listed = [&](int32_t r) { return options.active.empty() || std::find(options.active.begin(), options.active.end(), r) != options.active.end(); };
+  const bool known = std::all_of(options.active.begin(), options.active.end(), [size](int32_t r) { return r >= 0 && r < size; }) && (options.joins || listed(rank));
+  if (size < 1 || capacity < size || capacity > group_ranks || rank < 0 || rank >= (options.joins ? capacity : size) || !known || options.incarnation == 0) {
     return failure{EP_STATUS_INVALID, 0,
-                   "rank " + std::to_string(rank) + " of a group of " + std::to_string(size) + ": groups have 1 to " + std::to_string(group_ranks) + " ranks"};
+                   "rank " + std::to_string(rank) + " of a group of " + std::to_string(size) + " that may grow to " + std::to_string(capacity) + ": groups have 1 to " +
+                       std::to_string(group_ranks) + " ranks"};
   }
-  auto made = segment::create(member_bytes(size));
+  if (options.allocations.size() > group_allocations) return failure{EP_STATUS_INVALID, 0, "too much group memory"};
+  auto made = segment::create(member_bytes(capacity));
   if (!made.ok()) return made.why();
   std::unique_ptr<group_board> board(new group_board);
-  const auto ranks = static_cast<size_t>(size);
+  const auto ranks = static_cast<size_t>(capacity);
   board->rank_ = rank;
-  board->size_ = size;
-  board->nonce_ = nonce;
-  board->policy_ = wait_policy_for(ranks_on_host);
+  board->size_ = std::max(size, rank + 1);
+  board->capacity_ = capacity;
+  board->nonce_ = options.nonce;
+  board->policy_ = wait_policy_for(options.ranks_on_host);
   board->own_ = made.value();
   board->peers_.resize(ranks);
   board->members_.resize(ranks);
+  board->candidates_.resize(ranks);
+  board->incarnations_.resize(ranks);
+  board->joined_epoch_.resize(ranks);
   board->unreachable_.resize(ranks);
   board->peer_allocations_.resize(ranks);
-  for (int32_t r = 0; r < size; ++r) {
-    board->active_.push_back(r);
-    board->place_.push_back(r);
-  }
-  board->views_[board->epoch_] = board->active_;
-  auto* own = reinterpret_cast<group_member*>(made.value()->data());
+  board->peer_moved_.resize(ranks);
+  board->place_.assign(ranks, -1);
+  group_member* own = member_in(made.value());
   board->members_[static_cast<size_t>(rank)] = own;
   board->peers_[static_cast<size_t>(rank)] = made.value();
   own->header = {EP_MAGIC_GROUP, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof(group_member)};
   own->rank = rank;
-  own->size = size;
-  own->group_nonce = nonce;
-  shared(own->ready_epoch).store(board->epoch_, std::memory_order_seq_cst);
+  own->capacity = capacity;
+  own->group_nonce = options.nonce;
+  own->incarnation = options.incarnation;
+  board->allocations_ = options.allocations;
+  for (size_t i = 0; i < options.allocations.size(); ++i) own->allocation[i] = options.allocations[i]->handle();
+  own->allocations = options.allocations.size();
+  // All of a group begin with the same view; one that joins it later is alone until then.
+  group_view first{};
+  first.epoch = group_first_epoch;
+  first.size = board->size_;
+  if (options.joins) {
+    put_in(first, rank, options.incarnation);
+  } else {
+    for (int32_t r = 0; r < size; ++r) {
+      if (listed(r)) put_in(first, r, 1);
+    }
+    first.incarnation[rank] = options.incarnation;
+  }
+  board->incarnations_[static_cast<size_t>(rank)] = options.incarnation;
   auto begun = board->life_.begin(own->life, made.value());
   if (!begun.ok()) return begun.why();
+  board->adopt(first);
   return board;
 }
 
@@ -65,26 +124,44 @@ void group_board::leave(bool orderly) {
   wake_peers();
 }
 
-result<nothing> group_board::attach(int32_t rank, const ep_segment_handle& handle) {
-  if (rank < 0 || rank >= size_) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is not in a group of " + std::to_string(size_)};
+result<nothing> group_board::attach(int32_t rank, const ep_segment_handle& handle, uint32_t incarnation) {
+  if (rank < 0 || rank >= capacity_ || rank == rank_) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is no peer in a group of " + std::to_string(capacity_)};
   const auto at = static_cast<size_t>(rank);
-  if (members_[at] != nullptr) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is attached already"};
+  const bool wanted = incarnation == incarnations_[at];
+  if (wanted && members_[at] != nullptr) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is attached already"};
   auto opened = segment::open(handle);
   if (!opened.ok()) {
     failure why = opened.why();
     why.message = "rank " + std::to_string(rank) + ": " + why.message;
     return why;
   }
-  auto* found = reinterpret_cast<group_member*>(opened.value()->data());
-  if (opened.value()->data_bytes() != member_bytes(size_) || found->header.magic != EP_MAGIC_GROUP || found->header.abi_major != EP_ABI_MAJOR ||
-      found->rank != rank || found->size != size_ || found->group_nonce != nonce_) {
+  const group_member* found = member_in(opened.value());
+  if (opened.value()->data_bytes() != member_bytes(capacity_) || found->header.magic != EP_MAGIC_GROUP || found->header.abi_major != EP_ABI_MAJOR ||
+      found->rank != rank || found->capacity != capacity_ || found->group_nonce != nonce_ || found->incarnation != incarnation) {
     return failure{EP_STATUS_MISMATCH, 0,
-                   "the handle for rank " + std::to_string(rank) + " of " + std::to_string(size_) + " is of rank " + std::to_string(found->rank) + " of " +
-                       std::to_string(found->size) + " of another group or build"};
+                   "the handle for rank " + std::to_string(rank) + " of at most " + std::to_string(capacity_) + " is of rank " + std::to_string(found->rank) + " of at most " +
+                       std::to_string(found->capacity) + ", of another group, build or process"};
   }
-  peers_[at] = opened.value();
-  members_[at] = found;
+  if (wanted) {
+    install(rank, opened.value());
+  } else if (incarnation > candidates_[at].incarnation) {
+    candidates_[at] = {opened.value(), incarnation};
+  }
   return nothing{};
+}
+
+void group_board::lose(int32_t rank, uint32_t incarnation) {
+  const auto at = static_cast<size_t>(rank);
+  if (incarnation == incarnations_[at]) unreachable_[at] = true;
+  else if (incarnation > candidates_[at].incarnation) candidates_[at] = {nullptr, incarnation};
+}
+
+void group_board::install(int32_t rank, std::shared_ptr<segment> mapping) {
+  const auto at = static_cast<size_t>(rank);
+  members_[at] = mapping == nullptr ? nullptr : member_in(mapping);
+  peers_[at] = std::move(mapping);
+  peer_allocations_[at].clear();
+  peer_moved_[at] = 0;
 }
 
 bool group_board::connected() const {
@@ -93,12 +170,18 @@ bool group_board::connected() const {
 
 bool group_board::ready() {
   if (ready_) return true;
+  if (fencing()) settle();
   for (const int32_t r : active_) {
     if (members_[static_cast<size_t>(r)] == nullptr) return false;
     if (shared(member(r).ready_epoch).load(std::memory_order_acquire) < epoch_) return false;
   }
   ready_ = true;
   return true;
+}
+
+bool group_board::current(int32_t rank) const {
+  const auto at = static_cast<size_t>(rank);
+  return rank == rank_ || (members_[at] != nullptr && shared(member(rank).ready_epoch).load(std::memory_order_acquire) >= joined_epoch_[at]);
 }
 
 uint8_t* group_board::slot(int32_t rank, uint64_t step) const {
@@ -112,7 +195,7 @@ message_lane& group_board::lane(int32_t owner, int32_t peer) const {
   return reinterpret_cast<message_lane*>(peers_[static_cast<size_t>(owner)]->data() + lanes_offset)[peer];
 }
 uint8_t* group_board::pool(int32_t owner, uint32_t chunk) const {
-  return peers_[static_cast<size_t>(owner)]->data() + pool_offset(size_) + chunk * message_chunk_bytes;
+  return peers_[static_cast<size_t>(owner)]->data() + pool_offset(capacity_) + chunk * message_chunk_bytes;
 }
 
 void group_board::wake_peers() const {
@@ -121,19 +204,47 @@ void group_board::wake_peers() const {
   }
 }
 
-void group_board::enter(uint32_t signature, uint32_t flags) {
+bool group_board::enter(uint32_t signature, uint32_t flags) {
   group_line& line = next_line();
   line.signature = signature;
   line.flags = flags;
-  ++step_;
+  uint64_t& known = ticks_[(step_ + 1) & 1];
+  // A compare-and-swap, so that a rank that was taken out cannot enter. Sequentially consistent: the eventcount needs it before the look at who sleeps.
+  if (!shared(line.tick).compare_exchange_strong(known, tick(step_ + 1), std::memory_order_seq_cst)) return false;
+  known = tick(++step_);
   cursor_ = 0;
-  // Sequentially consistent: the eventcount needs it before the look at who sleeps.
-  shared(line.tick).store(tick(step_), std::memory_order_seq_cst);
+  wake_peers();
+  return true;
+}
+
+bool group_board::frozen(const group_member& member) {
+  return (shared(member.steps[0].line.tick).load(std::memory_order_seq_cst) & shared(member.steps[1].line.tick).load(std::memory_order_seq_cst) & group_frozen) != 0;
+}
+
+void group_board::evict(int32_t rank) {
+  const auto at = static_cast<size_t>(rank);
+  if (rank == rank_) return;
+  if (members_[at] == nullptr) {
+    unreachable_[at] = true;
+    return;
+  }
+  for (auto& step : member(rank).steps) shared(step.line.tick).fetch_or(group_frozen, std::memory_order_seq_cst);
+  wake_notify(&member(rank).wake);
   wake_peers();
 }
 
+bool group_board::begin_push() {
+  shared(member(rank_).pushing).store(1, std::memory_order_seq_cst);
+  // HAZARD: after the store: who takes this rank out looks the other way round, and one of the two sees the other.
+  if (!evicted()) return true;
+  end_push();
+  return false;
+}
+
+void group_board::end_push() { shared(member(rank_).pushing).store(0, std::memory_order_release); }
+
 bool group_board::has_entered(int32_t rank) const {
-  const uint64_t found = shared(member(rank).steps[step_ & 1].line.tick).load(std::memory_order_acquire);
+  const uint64_t found = shared(member(rank).steps[step_ & 1].line.tick).load(std::memory_order_acquire) & ~group_frozen;
   return found >= tick(step_) && epoch_of(found) == epoch_;
 }
 
@@ -161,20 +272,35 @@ std::vector<int32_t> group_board::missing() const {
   return ranks;
 }
 
+bool group_board::is_gone(const group_member& member) {
+  const uint32_t state = life_state(&member.life);
+  return state == EP_LIFE_DEAD || state == EP_LIFE_CLOSED || frozen(member);
+}
+
 bool group_board::gone(int32_t rank) const {
   if (rank == rank_) return false;
   const auto at = static_cast<size_t>(rank);
-  if (unreachable_[at]) return true;
-  if (members_[at] == nullptr) return false;
-  const uint32_t state = life_state(&members_[at]->life);
-  return state == EP_LIFE_DEAD || state == EP_LIFE_CLOSED;
+  if (!is_active(rank) || unreachable_[at]) return true;
+  return members_[at] != nullptr && is_gone(member(rank));
 }
 
-bool group_board::view_pending() const {
-  if (members_[0] == nullptr) return false;
+// The next view, if it has been decided. Null also where it cannot be read yet.
+const group_view* group_board::pending_view() const {
+  const group_member* owner = members_[static_cast<size_t>(active_.front())];
+  if (owner == nullptr) return nullptr;
   const uint64_t next = epoch_ + 1;
-  return shared(member(0).decided[next % group_views]).load(std::memory_order_acquire) >> 16 == next;
+  const uint64_t found = shared(owner->decided[next % group_views]).load(std::memory_order_seq_cst);
+  if (found >> 16 != next) return nullptr;
+  const group_member* proposer = members_[(found & 0xffff) - 1];
+  if (proposer != nullptr) return &proposer->proposed[next % group_views];
+  for (const int32_t r : active_) {
+    const group_member* one = members_[static_cast<size_t>(r)];
+    if (one != nullptr && shared(one->adopted[next % 2].epoch).load(std::memory_order_seq_cst) == next) return &one->adopted[next % 2];
+  }
+  return nullptr;
 }
+
+bool group_board::view_pending() const { return pending_view() != nullptr; }
 
 absence group_board::look(uint64_t sequence, int32_t* who) {
   // Also of those who have come: what they gave up while they waited for others, they do not carry on.
@@ -182,7 +308,9 @@ absence group_board::look(uint64_t sequence, int32_t* who) {
     if (r == rank_ || members_[static_cast<size_t>(r)] == nullptr) continue;
     const uint64_t fault = shared(member(r).fault).load(std::memory_order_acquire);
     *who = r;
-    if (fault != 0 && fault <= sequence) return absence::gave_up;
+    // Of what was given up before the ranks agreed anew, or by one that was taken out since, nobody speaks any more.
+    if (frozen(member(r))) continue;
+    if (fault != 0 && fault <= sequence && fault >= repaired_sequence_) return absence::gave_up;
   }
   for (const int32_t r : missing()) {
     *who = r;
@@ -191,56 +319,183 @@ absence group_board::look(uint64_t sequence, int32_t* who) {
     const std::vector<int32_t> still = missing();
     if (std::find(still.begin(), still.end(), r) != still.end()) return absence::lost;
   }
-  return view_pending() ? absence::view_changed : absence::none;
+  // HAZARD: in this order. Whoever decided it may have gone on from this step: then all had entered it, and this rank goes on, too.
+  return view_pending() && !missing().empty() ? absence::view_changed : absence::none;
 }
 
-bool group_board::change_view(uint64_t failed_sequence) {
-  if (members_[0] == nullptr) return false; // its segment is where decisions are kept
+group_view group_board::proposal(uint64_t failed_sequence) const {
+  group_view view{};
+  view.epoch = epoch_ + 1;
+  view.failed_sequence = failed_sequence;
+  view.repaired_sequence = repaired_sequence_;
+  view.sequence = joined_sequence_;
+  view.size = size_;
+  for (const int32_t r : active_) {
+    if (!gone(r)) put_in(view, r, incarnations_[static_cast<size_t>(r)]);
+  }
+  return view;
+}
+
+bool group_board::decide(const group_view& wanted) {
+  group_member* owner = members_[static_cast<size_t>(active_.front())];
+  if (owner == nullptr || !is_active(rank_)) return false; // its segment is where the decision is kept
   const uint64_t next = epoch_ + 1;
   const uint64_t at = next % group_views;
-  uint64_t& decided = member(0).decided[at];
-  uint64_t found = shared(decided).load(std::memory_order_acquire);
+  uint64_t& decided = owner->decided[at];
+  uint64_t found = shared(decided).load(std::memory_order_seq_cst);
   if (found >> 16 != next) {
-    group_view& mine = member(rank_).proposed[at];
-    mine = {};
-    mine.epoch = next;
-    mine.failed_sequence = failed_sequence;
-    for (const int32_t r : active_) {
-      if (!gone(r)) mine.active[r / 64] |= uint64_t{1} << (r % 64);
-    }
+    member(rank_).proposed[at] = wanted;
     const uint64_t proposal = next << 16 | static_cast<uint64_t>(rank_ + 1);
     // One compare-and-swap decides for everybody. HAZARD: the proposal must not change once it may have been chosen.
     while (found >> 16 != next && !shared(decided).compare_exchange_weak(found, proposal, std::memory_order_seq_cst)) {
     }
-    if (found >> 16 != next) found = proposal;
   }
-  const auto proposer = static_cast<int32_t>(found & 0xffff) - 1;
-  adopt(member(proposer).proposed[at]);
+  const group_view* view = pending_view();
+  if (view == nullptr) return false;
+  adopt(*view);
   return is_active(rank_);
 }
 
+bool group_board::change_view(uint64_t failed_sequence) { return decide(proposal(failed_sequence)); }
+
+bool group_board::repair(uint64_t sequence, const std::vector<int32_t>& evicted) {
+  shared(member(rank_).fault).store(0, std::memory_order_seq_cst);
+  while (repaired_sequence_ < sequence) {
+    group_view wanted = proposal(sequence - 1);
+    wanted.repaired_sequence = sequence;
+    // HAZARD: not evicted before: who sees that alone takes its call for one that failed with a loss, and goes on.
+    for (const int32_t r : evicted) wanted.active[r / 64] &= ~(uint64_t{1} << (r % 64));
+    if (!decide(wanted)) return false;
+  }
+  return true;
+}
+
+bool group_board::admit(const std::vector<int32_t>& added, const group_peer* peers, int32_t size, uint64_t sequence) {
+  const auto there = [&](int32_t r) { return is_active(r) && incarnations_[static_cast<size_t>(r)] == peers[r].incarnation; };
+  while (size_ < size || !std::all_of(added.begin(), added.end(), there)) {
+    group_view wanted = proposal(0);
+    for (const int32_t r : added) put_in(wanted, r, peers[r].incarnation);
+    wanted.size = std::max(size_, size);
+    wanted.sequence = sequence;
+    if (!decide(wanted)) return false;
+  }
+  return true;
+}
+
+void group_board::survey(group_peer* peers) const {
+  for (int32_t r = 0; r < capacity_; ++r) {
+    const auto at = static_cast<size_t>(r);
+    const group_member* waiting = candidates_[at].seen();
+    if (is_active(r) && !gone(r)) peers[r] = {peer_state::active, incarnations_[at]};
+    else if (waiting == nullptr || is_gone(*waiting)) peers[r] = {peer_state::absent, 0};
+    else peers[r] = {shared(waiting->joining).load(std::memory_order_acquire) != 0 ? peer_state::joining : peer_state::connected, candidates_[at].incarnation};
+  }
+}
+
+void group_board::ask_to_join(bool asks) {
+  shared(member(rank_).joining).store(asks ? 1 : 0, std::memory_order_seq_cst);
+  for (const candidate& one : candidates_) {
+    if (one.mapping != nullptr) wake_notify(&one.seen()->wake);
+  }
+}
+
+// The newest view of any peer that this rank is in.
+bool group_board::find_view(group_view& view) const {
+  view.epoch = 0;
+  for (const candidate& one : candidates_) {
+    if (one.mapping == nullptr) continue;
+    for (const group_view& adopted : one.seen()->adopted) {
+      group_view found{};
+      if (!read_view(adopted, found) || found.epoch <= view.epoch) continue;
+      if (is_in(found, rank_) && found.incarnation[rank_] == member(rank_).incarnation) view = found;
+    }
+  }
+  return view.epoch != 0;
+}
+
+bool group_board::try_join() {
+  group_view view;
+  if (!find_view(view)) return false;
+  for (int32_t r = 0; r < capacity_; ++r) {
+    const candidate& one = candidates_[static_cast<size_t>(r)];
+    if (r != rank_ && is_in(view, r) && (one.mapping == nullptr || one.incarnation != view.incarnation[r])) return false;
+  }
+  joined_sequence_ = view.sequence;
+  adopt(view);
+  ask_to_join(false);
+  return true;
+}
+
 void group_board::adopt(const group_view& view) {
-  const std::vector<int32_t> before = std::move(active_);
-  active_.clear();
+  const std::vector<int32_t> before = std::exchange(active_, {});
+  const auto all = [&](int32_t r) { return is_in(view, r); };
   lost_.clear();
-  std::fill(place_.begin(), place_.end(), -1);
-  for (int32_t r = 0; r < size_; ++r) {
-    if ((view.active[r / 64] >> (r % 64) & 1) == 0) continue;
-    place_[static_cast<size_t>(r)] = static_cast<int32_t>(active_.size());
-    active_.push_back(r);
-  }
   for (const int32_t r : before) {
-    if (!is_active(r)) lost_.push_back(r);
+    if (all(r)) continue;
+    lost_.push_back(r);
+    const auto at = static_cast<size_t>(r);
+    const group_member* one = members_[at];
+    if (r == rank_ || one == nullptr) continue;
+    evict(r); // HAZARD: before the look at what it does: it must not begin anything
+    if (life_state(&one->life) == EP_LIFE_DEAD || shared(one->pushing).load(std::memory_order_seq_cst) == 0) continue;
+    pushers_.push_back({members_[at], peers_[at]});
   }
+  std::fill(place_.begin(), place_.end(), -1);
+  size_ = std::max(size_, view.size);
   epoch_ = view.epoch;
+  for (int32_t r = 0; r < capacity_; ++r) {
+    if (!all(r)) continue;
+    const auto at = static_cast<size_t>(r);
+    place_[at] = static_cast<int32_t>(active_.size());
+    active_.push_back(r);
+    const bool stays = std::find(before.begin(), before.end(), r) != before.end() && incarnations_[at] == view.incarnation[r];
+    if (stays) continue;
+    joined_epoch_[at] = epoch_;
+    incarnations_[at] = view.incarnation[r];
+    if (r == rank_) continue;
+    unreachable_[at] = false;
+    candidate& comes = candidates_[at];
+    install(r, comes.incarnation == view.incarnation[r] ? std::move(comes.mapping) : nullptr);
+    comes.mapping = nullptr;
+    if (on_joined) on_joined(r);
+  }
   views_[epoch_] = active_;
   failed_sequence_ = view.failed_sequence;
+  repaired_sequence_ = view.repaired_sequence;
   step_ = 0;
   cursor_ = 0;
   ready_ = false;
-  // Nobody begins a step of the new epoch before all have left the old one: until then lines and chunks of the old one may still be read.
+  publish_view(member(rank_).adopted[epoch_ % 2], view);
+  settle();
+}
+
+// Nobody begins a step of the new epoch before all have left the old one: until then lines and chunks of the old one may still be read, and memory be written to.
+void group_board::settle() {
+  std::erase_if(pushers_, [](const pusher& one) {
+    return shared(one.member->pushing).load(std::memory_order_seq_cst) == 0 || life_state(&one.member->life) == EP_LIFE_DEAD;
+  });
+  if (fencing()) return;
   shared(member(rank_).ready_epoch).store(epoch_, std::memory_order_seq_cst);
   wake_peers();
+}
+
+result<nothing> group_board::fence() {
+  const auto until = std::chrono::steady_clock::now() + fence_patience;
+  while (fencing() && std::chrono::steady_clock::now() < until) {
+    settle();
+    std::this_thread::yield();
+  }
+  if (!fencing()) return nothing{};
+  group_member& own = member(rank_);
+  for (size_t i = 0; i < allocations_.size(); ++i) {
+    auto moved = allocations_[i]->move();
+    if (!moved.ok()) return moved.why();
+    own.allocation[i] = allocations_[i]->handle();
+  }
+  shared(own.moved).fetch_add(1, std::memory_order_seq_cst);
+  pushers_.clear();
+  settle();
+  return nothing{};
 }
 
 std::vector<int32_t> group_board::active_in(uint64_t epoch) const {
@@ -275,8 +530,13 @@ uint8_t* group_board::memory_of(int32_t rank, uint32_t index, uint64_t offset, u
   const auto in_bounds = [&](const segment& memory) { return offset <= memory.data_bytes() && bytes <= memory.data_bytes() - offset; };
   if (rank == rank_) return index < allocations_.size() && in_bounds(*allocations_[index]) ? allocations_[index]->data() + offset : nullptr;
   const group_member& peer = member(rank);
+  const auto at = static_cast<size_t>(rank);
+  if (const uint64_t moved = shared(peer.moved).load(std::memory_order_acquire); moved != peer_moved_[at]) {
+    peer_moved_[at] = moved;
+    peer_allocations_[at].clear();
+  }
   if (index >= shared(peer.allocations).load(std::memory_order_acquire)) return nullptr;
-  auto& known = peer_allocations_[static_cast<size_t>(rank)];
+  auto& known = peer_allocations_[at];
   if (known.size() <= index) known.resize(index + 1);
   if (known[index] == nullptr) {
     auto opened = segment::open(peer.allocation[index]);

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -18,21 +19,35 @@ namespace ep {
 // Why a member does not come.
 enum class absence : uint8_t { none, lost, gave_up, view_changed };
 
+struct group_options {
+  int32_t rank = 0;
+  int32_t size = 1;
+  int32_t capacity = 1; // ranks that the group may grow to
+  uint64_t nonce = 0;   // equal on all members
+  int32_t ranks_on_host = 1;
+  std::vector<int32_t> active{}; // at first; none: all
+  bool joins = false;            // begins alone, and asks the others to take it in
+  uint32_t incarnation = 1;    // of this rank: 1, 2, … of those that have had its number
+  std::vector<std::shared_ptr<segment>> allocations{}; // group memory that this rank already has
+};
+
 class group_board {
  public:
-  static result<std::unique_ptr<group_board>> create(int32_t rank, int32_t size, uint64_t nonce, int32_t ranks_on_host);
+  static result<std::unique_ptr<group_board>> create(const group_options& options);
   ~group_board();
 
   int32_t rank() const { return rank_; }
+  // Ranks of the group, whether or not they take part.
   int32_t size() const { return size_; }
+  int32_t capacity() const { return capacity_; }
   const ep_segment_handle& handle() const { return own_->handle(); }
   const wait_policy& policy() const { return policy_; }
   ep_wake_word* wake() const { return &member(rank_).wake; }
 
-  // Peers come one by one, at any time before they are needed.
-  result<nothing> attach(int32_t rank, const ep_segment_handle& handle);
+  // Peers come one by one, at any time before they are needed. One that is not the process that takes part now is kept until it is taken in.
+  result<nothing> attach(int32_t rank, const ep_segment_handle& handle, uint32_t incarnation);
   // The peer cannot be reached: as if it had died.
-  void lose(int32_t rank) { unreachable_[static_cast<size_t>(rank)] = true; }
+  void lose(int32_t rank, uint32_t incarnation);
   bool attached(int32_t rank) const { return peers_[static_cast<size_t>(rank)] != nullptr; }
   bool connected() const; // all active members
 
@@ -41,6 +56,7 @@ class group_board {
   // Of an epoch that this rank has been in.
   std::vector<int32_t> active_in(uint64_t epoch) const;
   bool is_active(int32_t rank) const { return place_[static_cast<size_t>(rank)] >= 0; }
+  uint32_t incarnation(int32_t rank) const { return incarnations_[static_cast<size_t>(rank)]; }
   // This rank's place among the active ones.
   int32_t place() const { return place_[static_cast<size_t>(rank_)]; }
   // Every active member takes part in this epoch.
@@ -53,8 +69,11 @@ class group_board {
   uint8_t* next_chunk() const { return chunk(rank_, step_ + 1); }
   group_call& next_call() const { return member(rank_).calls[(step_ + 1) & 1]; }
   group_block* next_blocks() const { return member(rank_).blocks[(step_ + 1) & 1]; }
-  // Enters the next step; `signature` and `flags` of the call that begins with it, 0 for a call's later steps.
-  void enter(uint32_t signature, uint32_t flags);
+  // Enters the next step; `signature` and `flags` of the call that begins with it, 0 for a call's later steps. False: this rank has been evicted.
+  bool enter(uint32_t signature, uint32_t flags);
+  // Around every write into others' memory. False: this rank has been evicted and must not write.
+  bool begin_push();
+  void end_push();
   // True once every active member has entered this step. What they wrote before is visible then.
   bool entered();
   // The same, without waiting for members that have died: for steps after which nothing of theirs is needed.
@@ -72,20 +91,45 @@ class group_board {
   // Whether somebody has given up the call `sequence` or an earlier one, or has died before coming to it. Costly: for waits that last.
   absence look(uint64_t sequence, int32_t* who);
   // Agrees with the other survivors on the next epoch, without those that have died; calls up to `failed_sequence` end with the loss. Also adopts what
-  // others have decided before. False: this rank itself is no longer a member.
+  // others have decided before. False: this rank itself is no longer a member, or cannot reach the one where decisions are kept.
   bool change_view(uint64_t failed_sequence);
   // Of the last change of view: who left with it, and up to which call it cuts.
   const std::vector<int32_t>& lost() const { return lost_; }
   uint64_t failed_sequence() const { return failed_sequence_; }
   bool view_pending() const;
 
-  // This rank gives up the call `sequence` and does not come to later ones.
+  // This rank gives up the call `sequence` and does not come to later ones, unless the ranks agree anew.
   void give_up(uint64_t sequence, uint32_t status);
+  // Agrees with the others on an epoch without `evicted` in which everybody begins with the call `sequence`, whatever became of those before. False: no longer a
+  // member.
+  bool repair(uint64_t sequence, const std::vector<int32_t>& evicted);
+  uint64_t repaired_sequence() const { return repaired_sequence_; }
+
+  // Lets a living rank count as dead, for good: it cannot enter a step any more.
+  void evict(int32_t rank);
+  bool evicted() const { return frozen(member(rank_)); }
+  // What this rank knows of all that there may be.
+  void survey(group_peer* peers) const;
+  // Agrees with the others on an epoch with `added`, of these incarnations, and `size` ranks. False: no longer a member.
+  bool admit(const std::vector<int32_t>& added, const group_peer* peers, int32_t size, uint64_t sequence);
+  // Of a rank that is not a member: asks to be taken in, or no longer.
+  void ask_to_join(bool asks);
+  // True once a view that this rank is in has been adopted.
+  bool try_join();
+  uint64_t joined_sequence() const { return joined_sequence_; }
+  // Called for every rank that takes part from now on, before anything can come from it.
+  std::function<void(int32_t)> on_joined;
+  // False while messages of the rank may still be of an earlier time.
+  bool current(int32_t rank) const;
+  // Moves this rank's group memory away from evicted ranks that may still be writing to it. On the thread that uses the memory, which it may not change meanwhile.
+  result<nothing> fence();
+  bool fencing() const { return !pushers_.empty(); }
   // Marks this rank as closed (or dead), for all to see.
   void leave(bool orderly);
 
   // Group memory. Index of the new allocation.
   result<uint32_t> allocate(uint64_t byte_length);
+  const std::vector<std::shared_ptr<segment>>& own_memory() const { return allocations_; }
   const std::shared_ptr<segment>& allocation(uint32_t index) const { return allocations_[index]; }
   uint64_t allocations() const { return allocations_.size(); }
   // Null where the peer's memory cannot be mapped, or ends before `offset` + `bytes`.
@@ -102,31 +146,59 @@ class group_board {
  private:
   group_board() = default;
   uint64_t tick(uint64_t step) const { return epoch_ << 48 | step; }
+  static bool frozen(const group_member& member);
+  static bool is_gone(const group_member& member);
+  const group_view* pending_view() const;
+  group_view proposal(uint64_t failed_sequence) const;
+  bool decide(const group_view& wanted);
+  void install(int32_t rank, std::shared_ptr<segment> mapping);
+  void settle();
+  bool find_view(group_view& view) const;
   uint8_t* slot(int32_t rank, uint64_t step) const;
   uint8_t* chunk(int32_t rank, uint64_t step) const;
   bool has_entered(int32_t rank) const;
   void adopt(const group_view& view);
 
+  // A process that may take part one day, or, with an incarnation and no mapping, one that is known to be out of reach.
+  struct candidate {
+    std::shared_ptr<segment> mapping;
+    uint32_t incarnation = 0;
+    group_member* seen() const { return mapping == nullptr ? nullptr : reinterpret_cast<group_member*>(mapping->data()); }
+  };
+
   int32_t rank_ = 0;
   int32_t size_ = 0;
+  int32_t capacity_ = 0;
   uint64_t nonce_ = 0;
   wait_policy policy_{};
   std::shared_ptr<segment> own_;
   life_holder life_;
   std::vector<std::shared_ptr<segment>> peers_;
   std::vector<group_member*> members_; // null: not attached
+  std::vector<candidate> candidates_;
+  std::vector<uint32_t> incarnations_;  // of the processes that take part; 0: none has
+  std::vector<uint64_t> joined_epoch_;
   std::vector<bool> unreachable_;
   std::vector<int32_t> active_;
   std::vector<int32_t> place_;
   std::vector<int32_t> lost_;
   uint64_t failed_sequence_ = 0;
-  uint64_t epoch_ = 1;
+  uint64_t repaired_sequence_ = 0;
+  uint64_t joined_sequence_ = 0;
+  uint64_t epoch_ = group_first_epoch;
   std::map<uint64_t, std::vector<int32_t>> views_; // by epoch
   uint64_t step_ = 0;
+  uint64_t ticks_[2] = {}; // what this rank's lines hold
   size_t cursor_ = 0; // members before it have entered the current step
   bool ready_ = false;
   std::vector<std::shared_ptr<segment>> allocations_;
   std::vector<std::vector<std::shared_ptr<segment>>> peer_allocations_;
+  std::vector<uint64_t> peer_moved_;
+  struct pusher {
+    group_member* member;
+    std::shared_ptr<segment> mapping;
+  };
+  std::vector<pusher> pushers_; // evicted, and not seen to have stopped writing: this rank is not ready before
   bool left_ = false;
 };
 

@@ -32,11 +32,13 @@ bool large(const collective_call& call) { return block_bytes(call) > 2 * inline_
 
 } // namespace
 
-result<std::shared_ptr<collective_group>> collective_group::create(completion_sink& sink, int32_t rank, int32_t size, uint64_t nonce, int32_t ranks_on_host) {
-  auto made = group_board::create(rank, size, nonce, ranks_on_host);
+result<std::shared_ptr<collective_group>> collective_group::create(completion_sink& sink, const group_options& options, bool evicts) {
+  auto made = group_board::create(options);
   if (!made.ok()) return made.why();
   std::shared_ptr<collective_group> group(new collective_group(sink));
   group->board_ = std::move(made.value());
+  group->evicts_ = evicts;
+  group->note_view();
   group->messages_ = std::make_unique<message_board>(
       *group->board_,
       [self = group.get()](uint64_t id, const outcome& end) {
@@ -52,20 +54,72 @@ result<std::shared_ptr<collective_group>> collective_group::create(completion_si
         self->in_flight_.fetch_sub(1, std::memory_order_acq_rel);
         self->sink_.complete(id, end);
       });
+  group->board_->on_joined = [self = group.get()](int32_t peer) { self->messages_->begin_anew(peer); };
   return group;
 }
 
-result<nothing> collective_group::attach(int32_t rank, const ep_segment_handle& handle) {
+void collective_group::note_view() {
+  size_.store(board_->size(), std::memory_order_release);
+  epoch_.store(board_->epoch(), std::memory_order_release);
+}
+
+result<nothing> collective_group::attach(int32_t rank, const ep_segment_handle& handle, uint32_t incarnation) {
   const std::lock_guard lock(run_mutex_);
-  auto done = board_->attach(rank, handle);
+  auto done = board_->attach(rank, handle, incarnation);
   nudge();
   return done;
 }
 
-void collective_group::lose(int32_t rank) {
+void collective_group::lose(int32_t rank, uint32_t incarnation) {
   const std::lock_guard lock(run_mutex_);
-  board_->lose(rank);
+  board_->lose(rank, incarnation);
   nudge();
+}
+
+std::vector<group_peer> collective_group::survey() {
+  const std::lock_guard lock(run_mutex_);
+  std::vector<group_peer> peers(static_cast<size_t>(board_->capacity()));
+  board_->survey(peers.data());
+  return peers;
+}
+
+result<nothing> collective_group::fence() {
+  const std::lock_guard lock(run_mutex_);
+  if (!board_->fencing()) return nothing{};
+  auto done = board_->fence();
+  nudge();
+  return done;
+}
+
+void collective_group::join(uint64_t operation_id, cancel_ref cancel, double timeout_ms) {
+  const std::lock_guard run(run_mutex_);
+  const std::lock_guard lock(inbox_mutex_);
+  outcome end;
+  end.status = EP_STATUS_BUSY;
+  if (joining_ != nullptr || !start_thread()) return sink_.complete(operation_id, end);
+  joining_ = std::make_unique<joining>(joining{operation_id, std::move(cancel), deadline_after(timeout_ms)});
+  in_flight_.fetch_add(1, std::memory_order_acq_rel);
+  board_->ask_to_join(true);
+  wake_thread();
+}
+
+// True when the rank has been taken in, or has stopped waiting for that.
+bool collective_group::pass_join() {
+  outcome end;
+  if (!board_->try_join()) {
+    if (joining_->cancel && joining_->cancel->value.load(std::memory_order_acquire) != 0) end.status = EP_STATUS_ABORTED;
+    else if (joining_->deadline_ns <= clock_now_ns()) end.status = EP_STATUS_TIMEOUT;
+    else return false;
+    board_->ask_to_join(false);
+  }
+  poisoned_ = false;
+  note_view();
+  end.expected = board_->joined_sequence();
+  end.stage = static_cast<uint32_t>(board_->epoch());
+  const auto ended = std::move(joining_);
+  in_flight_.fetch_sub(1, std::memory_order_acq_rel);
+  sink_.complete(ended->operation_id, end);
+  return true;
 }
 
 result<uint32_t> collective_group::allocate(uint64_t byte_length) {
@@ -130,7 +184,7 @@ bool collective_group::run_now(queued_call& queued) {
   int64_t waited_since = 0;
   for (;;) {
     switch (queued.run.advance()) {
-      case progress::done: epoch_.store(board_->epoch(), std::memory_order_release); return true;
+      case progress::done: note_view(); return true;
       case progress::made: waited_since = 0; break;
       case progress::failed: return false; // told by the group's thread, like every failure
       case progress::waiting:
@@ -224,16 +278,19 @@ void collective_group::finish(std::unique_ptr<queued_call> queued, const outcome
       for (const int32_t r : board_->active()) failed.calls.push_back(board_->call_of(r));
     }
     if (end.status != EP_STATUS_PEER_LOST) {
-      if (queued->begun && end.status != EP_STATUS_CLOSED) queued->run.give_up(end.status);
+      if (queued->begun && end.status != EP_STATUS_CLOSED && end.status != EP_STATUS_EVICTED) queued->run.give_up(end.status);
       poisoned_ = true;
     }
     const std::lock_guard lock(inbox_mutex_);
     failures_[id] = std::move(failed);
+  } else if (queued->call.change != nullptr) {
+    const std::lock_guard lock(inbox_mutex_);
+    memberships_[id] = {queued->run.peers(), queued->run.admitted()};
   } else if (!queued->copies.empty()) {
     const std::lock_guard lock(inbox_mutex_);
     ended_[id] = std::move(queued);
   }
-  epoch_.store(board_->epoch(), std::memory_order_release);
+  note_view();
   calls_in_flight_.fetch_sub(1, std::memory_order_acq_rel);
   in_flight_.fetch_sub(1, std::memory_order_acq_rel);
   outcome told = end;
@@ -244,10 +301,12 @@ void collective_group::finish(std::unique_ptr<queued_call> queued, const outcome
 // Carries the oldest call on; true if anything was done.
 bool collective_group::pass(bool patient) {
   bool made = messages_->pass(patient);
+  if (joining_ != nullptr) made = pass_join() || made;
   while (!calls_.empty()) {
     queued_call& head = *calls_.front();
     outcome end;
     progress now = progress::waiting;
+    if (!head.begun && head.call.change != nullptr && head.call.change->repairs) poisoned_ = false;
     if (poisoned_) {
       end.status = EP_STATUS_BUSY;
       now = progress::failed;
@@ -265,6 +324,11 @@ bool collective_group::pass(bool patient) {
         end.rank = -1;
         if (head.cancel && head.cancel->value.load(std::memory_order_acquire) != 0) end.status = EP_STATUS_ABORTED;
         else if (head.deadline_ns <= clock_now_ns()) end.status = EP_STATUS_TIMEOUT;
+        if (end.status == EP_STATUS_TIMEOUT && evicts_) {
+          head.run.evict_missing();
+          head.deadline_ns = deadline_after(head.timeout_ms);
+          return true;
+        }
         if (end.status != EP_STATUS_OK) now = progress::failed;
       }
     }
@@ -357,6 +421,8 @@ void collective_group::close(bool orderly) {
   inbox_.clear();
   for (auto& call : calls_) sink_.complete(call->operation_id, end);
   calls_.clear();
+  if (joining_ != nullptr) sink_.complete(joining_->operation_id, end);
+  joining_.reset();
   board_->leave(orderly);
 }
 
@@ -398,11 +464,10 @@ op_trace collective_group::trace(uint32_t kind) {
   return {side.calls, side.bytes, side.writes, side.signals};
 }
 
-std::vector<bool> collective_group::attached() {
-  const std::lock_guard lock(run_mutex_);
-  std::vector<bool> there;
-  for (int32_t r = 0; r < board_->size(); ++r) there.push_back(board_->attached(r) && !(r != board_->rank() && board_->gone(r)));
-  return there;
+membership_end collective_group::membership_of(uint64_t operation_id) {
+  const std::lock_guard lock(inbox_mutex_);
+  auto node = memberships_.extract(operation_id);
+  return node.empty() ? membership_end{} : std::move(node.mapped());
 }
 
 uint64_t collective_group::measure(bool barrier, uint64_t first_sequence, uint64_t rounds, double* samples) {

@@ -38,16 +38,23 @@ struct call_failure {
   std::vector<group_call> calls; // of `active`, where they differ
 };
 
+struct membership_end {
+  std::vector<group_peer> peers;
+  bool admitted = false;
+};
+
 class collective_group {
  public:
-  static result<std::shared_ptr<collective_group>> create(completion_sink& sink, int32_t rank, int32_t size, uint64_t nonce, int32_t ranks_on_host);
+  // `evicts`: a call whose deadline passes goes on without those that have not come to it.
+  static result<std::shared_ptr<collective_group>> create(completion_sink& sink, const group_options& options, bool evicts = false);
   ~collective_group() { close(false); }
 
   const ep_segment_handle& handle() const { return board_->handle(); }
   int32_t rank() const { return board_->rank(); }
-  int32_t size() const { return board_->size(); }
-  result<nothing> attach(int32_t rank, const ep_segment_handle& handle);
-  void lose(int32_t rank);
+  int32_t size() const { return size_.load(std::memory_order_acquire); }
+  int32_t capacity() const { return board_->capacity(); }
+  result<nothing> attach(int32_t rank, const ep_segment_handle& handle, uint32_t incarnation = 1);
+  void lose(int32_t rank, uint32_t incarnation = 1);
   result<uint32_t> allocate(uint64_t byte_length);
   const std::shared_ptr<segment>& allocation(uint32_t index) const { return board_->allocation(index); }
   uint64_t allocations() const { return board_->allocations(); }
@@ -63,6 +70,16 @@ class collective_group {
   // After a cancel flag was raised.
   void nudge();
 
+  // What a membership call that has ended well has found; forgets it.
+  membership_end membership_of(uint64_t operation_id);
+  // Of a rank that takes no part: asks to be taken in. The outcome's `expected` is the number of the call that did so. No calls meanwhile.
+  void join(uint64_t operation_id, cancel_ref cancel, double timeout_ms);
+  // What this rank itself knows.
+  std::vector<group_peer> survey();
+  // After a call that failed: see group_board::fence.
+  result<nothing> fence();
+  const std::vector<std::shared_ptr<segment>>& own_memory() const { return board_->own_memory(); }
+
   // Messages: each ends through the sink.
   void send(std::unique_ptr<message_send> message);
   void receive(std::unique_ptr<message_receive> message);
@@ -72,7 +89,6 @@ class collective_group {
   std::vector<int32_t> active() { return active_in(epoch()); }
   // By op_kind, then sends, then receives.
   op_trace trace(uint32_t kind);
-  std::vector<bool> attached();
   // Of a receive that has ended, into no group memory; forgets it.
   std::vector<uint8_t> take_received(uint64_t operation_id);
 
@@ -91,6 +107,8 @@ class collective_group {
   void wake_thread();
   void take_inbox();
   bool pass(bool patient);
+  bool pass_join();
+  void note_view();
   void finish(std::unique_ptr<queued_call> call, const outcome& end);
   bool run_now(queued_call& call);
   bool wait_now(queued_call& call);
@@ -100,13 +118,22 @@ class collective_group {
   completion_sink& sink_;
   std::unique_ptr<group_board> board_;
   std::unique_ptr<message_board> messages_;
-  std::atomic<uint64_t> epoch_{1};
+  std::atomic<uint64_t> epoch_{group_first_epoch};
+  std::atomic<int32_t> size_{0};
+  bool evicts_ = false;
   std::array<op_trace, op_kinds> traces_{};
 
   // Held by whoever advances calls: the caller's thread for an attempt, else the group's.
   std::mutex run_mutex_;
   std::deque<std::unique_ptr<queued_call>> calls_; // oldest first
   bool poisoned_ = false;
+
+  struct joining {
+    uint64_t operation_id;
+    cancel_ref cancel;
+    int64_t deadline_ns;
+  };
+  std::unique_ptr<joining> joining_;
 
   std::mutex inbox_mutex_;
   std::condition_variable inbox_changed_;
@@ -122,6 +149,7 @@ class collective_group {
   std::map<uint64_t, std::unique_ptr<queued_call>> ended_; // whose outputs JS has not taken
   std::map<uint64_t, std::vector<uint8_t>> received_;
   std::map<uint64_t, call_failure> failures_;
+  std::map<uint64_t, membership_end> memberships_;
   std::thread thread_;
 };
 

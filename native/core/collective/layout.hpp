@@ -15,11 +15,14 @@ constexpr uint64_t group_small_bytes = 8192;  // payload of calls that are one s
 constexpr uint64_t group_chunk_bytes = 262144;  // payload of one step of larger calls: stays in a second-level cache
 constexpr uint32_t group_allocations = 128;  // segments of group memory of one rank
 constexpr uint64_t group_views = 64;  // decisions kept; a member is never that many behind
+constexpr uint64_t group_first_epoch = 1;
 
 // Every call is one or more steps, the same number on all ranks. A step is entered by writing `tick` and left when all active ranks have entered it.
 // `tick` = epoch << 48 | number of the step in its epoch, in line number & 1: a rank enters step n + 2 only after all have left step n.
+// A peer may set `group_frozen` in both lines of a rank: it cannot enter any step then, and counts as dead.
+constexpr uint64_t group_frozen = uint64_t{1} << 47;
 struct group_line {
-  uint64_t tick;      // written last, sequentially consistent
+  uint64_t tick;      // written last, by compare-and-swap, sequentially consistent
   uint32_t signature; // of the call that begins with this step; 0 for its later steps
   uint32_t flags;     // group_flag_*; 0 for its later steps
   uint8_t payload[group_inline_bytes];
@@ -60,10 +63,22 @@ static_assert(sizeof(group_block) == 24, "two tables of group_ranks");
 struct group_view {
   uint64_t epoch;
   uint64_t active[group_ranks / 64];
-  uint64_t failed_sequence; // calls up to this one that had not ended, end with the loss
-  uint8_t pad[32];
+  uint64_t failed_sequence;   // calls up to this one that had not ended, end with the change
+  uint64_t repaired_sequence; // the call that made ranks agree again after failed ones; 0: none yet
+  uint64_t sequence;          // of the call that took members in; their own calls are numbered from here on
+  int32_t size;               // ranks of the group, active or not
+  uint32_t pad;
+  uint32_t incarnation[group_ranks]; // of each active rank: which of the processes that have had this rank
 };
-static_assert(sizeof(group_view) == 64, "one cache line");
+static_assert(sizeof(group_view) == 56 + 4 * group_ranks, "words of 8 bytes: copied as such");
+
+// What a rank knows of another one, for calls that ask all of them.
+enum class peer_state : uint32_t { absent = 0, connected = 1, joining = 2, active = 3 };
+struct group_peer {
+  peer_state state;
+  uint32_t incarnation;
+};
+static_assert(sizeof(group_peer) * group_ranks <= group_small_bytes, "a small call");
 
 constexpr uint64_t message_notes = 8;              // announcements that the receiver has not looked at
 constexpr uint64_t message_chunks = 8;             // of a rank's pool, for messages to all peers
@@ -100,9 +115,12 @@ static_assert(sizeof(message_lane) == 128 + message_notes * sizeof(message_note)
 struct group_member {
   ep_handle_header header; // EP_MAGIC_GROUP
   int32_t rank;
-  int32_t size;
+  int32_t capacity;     // ranks that the group may grow to: what the segment is laid out for
   uint64_t group_nonce; // equal on all members
-  uint8_t pad0[32];
+  uint32_t incarnation; // of this segment: a rank that comes back has a new one
+  uint32_t joining;     // asks to be taken in
+  uint64_t pushing;     // writes into others' memory
+  uint8_t pad0[16];
   ep_life_word life;
   ep_wake_word wake;
   uint8_t pad1[56];
@@ -116,12 +134,16 @@ struct group_member {
   uint64_t fault;
   uint32_t fault_status; // EP_STATUS_*
   uint8_t pad2[44];
-  // By epoch modulo group_views: epoch << 16 | rank of the proposer + 1. Those of the first rank count, whoever writes them.
+  // By epoch modulo group_views: epoch << 16 | rank of the proposer + 1, of the view that follows one in which this rank is the first active one, whoever
+  // writes them.
   uint64_t decided[group_views];
   group_view proposed[group_views];
+  // The last two views that this rank has adopted, by epoch modulo 2, for ranks that join: `epoch` is 0 while the rest changes.
+  group_view adopted[2];
   group_block blocks[2][group_ranks];
   uint64_t allocations; // entries of the table below that are valid
-  uint8_t pad3[56];
+  uint64_t moved;       // how often entries have been replaced
+  uint8_t pad3[48];
   ep_segment_handle allocation[group_allocations];
 };
 

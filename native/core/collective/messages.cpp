@@ -27,7 +27,7 @@ constexpr uint64_t chunks_of(uint64_t count) { return count & ((uint64_t{1} << c
 } // namespace
 
 message_board::message_board(group_board& board, end_send send_ended, end_receive receive_ended)
-    : board_(board), send_ended_(std::move(send_ended)), receive_ended_(std::move(receive_ended)), lanes_(static_cast<size_t>(board.size())) {
+    : board_(board), send_ended_(std::move(send_ended)), receive_ended_(std::move(receive_ended)), lanes_(static_cast<size_t>(board.capacity())) {
   for (uint32_t i = 0; i < message_chunks; ++i) free_chunks_.push_back(i);
 }
 
@@ -76,13 +76,23 @@ bool message_board::pass(bool patient) {
     for (int32_t peer = 0; peer < board_.size(); ++peer) lanes_[static_cast<size_t>(peer)].gone = peer != board_.rank() && board_.gone(peer);
   }
   for (int32_t peer = 0; peer < board_.size(); ++peer) {
-    if (!board_.attached(peer)) continue;
+    if (!board_.attached(peer) || !board_.current(peer)) continue;
     lane& with = lanes_[static_cast<size_t>(peer)];
     made = pass_sends(peer, with) || made;
     made = pass_receives(peer, with) || made;
   }
   if (patient) look_after(made);
   return made;
+}
+
+void message_board::begin_anew(int32_t peer) {
+  lane& with = lanes_[static_cast<size_t>(peer)];
+  for (auto& message : with.sends) finish_send(*message, EP_STATUS_PEER_LOST, peer);
+  if (with.active != nullptr) finish_send(*with.active, EP_STATUS_PEER_LOST, peer);
+  if (with.taking != nullptr) finish_receive(std::move(with.taking), EP_STATUS_PEER_LOST, peer, 0);
+  free_chunks_.insert(free_chunks_.end(), with.chunks.begin(), with.chunks.end());
+  with = {};
+  std::memset(static_cast<void*>(&board_.lane(board_.rank(), peer)), 0, sizeof(message_lane));
 }
 
 bool message_board::pass_sends(int32_t peer, lane& to) {

@@ -62,6 +62,8 @@ class message_board {
   // Does what can be done now; true if anything was. `patient`: has waited a while: look at deaths, deadlines and cancellations, too.
   bool pass(bool patient);
   bool idle() const { return pending_ == 0; }
+  // Another process has the peer's rank from now on, or the same one after it was taken out: what was under way is lost.
+  void begin_anew(int32_t peer);
   // Ends everything as closed.
   void close();
 

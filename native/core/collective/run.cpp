@@ -39,12 +39,22 @@ uint32_t mix(uint32_t hash, uint64_t value) {
   return hash;
 }
 
+bool contains(const std::vector<int32_t>& ranks, int32_t rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); }
+
 uint32_t signature_of(const collective_call& call) {
   uint32_t hash = mix(0x811c9dc5u, call.sequence);
   hash = mix(hash, static_cast<uint64_t>(call.kind) << 32 | static_cast<uint32_t>(call.dtype));
   hash = mix(hash, static_cast<uint64_t>(call.op) << 32 | static_cast<uint32_t>(call.root));
   hash = mix(hash, call.bytes);
   hash = mix(hash, std::bit_cast<uint64_t>(call.factor));
+  if (call.change != nullptr) {
+    // Who is taken out counts, too, but not whether ranks have to agree anew: some may not have noticed.
+    hash = mix(hash, static_cast<uint64_t>(call.change->size));
+    for (const auto* ranks : {&call.change->evicted, &call.change->admitted}) {
+      hash = mix(hash, ranks->size());
+      for (const int32_t r : *ranks) hash = mix(hash, static_cast<uint64_t>(r));
+    }
+  }
   return hash == 0 ? 1 : hash;
 }
 
@@ -70,6 +80,28 @@ progress collective_run::fail(uint32_t status, int32_t rank, const char* message
   return progress::failed;
 }
 
+// No view can be agreed on: this rank is not in it, or where decisions are kept cannot be reached.
+progress collective_run::fail_unreached() {
+  if (!board_->is_active(board_->rank()) || board_->evicted()) return evicted();
+  return fail(EP_STATUS_SYSTEM, board_->active().front(), "the rank that keeps the group's decisions was never reached");
+}
+
+void collective_run::enter(uint32_t signature, uint32_t flags) {
+  if (!board_->enter(signature, flags)) evicted();
+}
+
+void collective_run::evict_missing() {
+  for (const int32_t r : board_->missing()) board_->evict(r);
+}
+
+// A group may have grown since the call was made.
+bool collective_run::fits() const {
+  const bool many_in = call_->kind == op_kind::reduce_scatter || call_->kind == op_kind::all_to_all || call_->kind == op_kind::scatter;
+  const bool many_out = call_->kind == op_kind::all_gather || call_->kind == op_kind::all_to_all || call_->kind == op_kind::gather;
+  const auto ranks = static_cast<size_t>(board_->size());
+  return (!many_in || call_->inputs.empty() || call_->inputs.size() == ranks) && (!many_out || call_->outputs.empty() || call_->outputs.size() == ranks);
+}
+
 void collective_run::give_up(uint32_t status) { board_->give_up(call_->sequence, status); }
 
 bool collective_run::can_advance() {
@@ -83,6 +115,7 @@ bool collective_run::can_advance() {
 }
 
 uint64_t collective_run::payload_bytes() const {
+  if (call_->change != nullptr) return sizeof(group_peer) * static_cast<uint64_t>(board_->capacity());
   uint64_t bytes = 0;
   for (const call_block& block : call_->inputs) bytes += block.bytes;
   return bytes;
@@ -115,6 +148,10 @@ void collective_run::publish_call() {
 }
 
 void collective_run::put_small() {
+  if (call_->change != nullptr) {
+    board_->survey(reinterpret_cast<group_peer*>(board_->next_slot()));
+    return;
+  }
   const uint64_t bytes = payload_bytes();
   uint8_t* to = bytes <= group_inline_bytes ? board_->next_line().payload : board_->next_slot();
   for (const call_block& block : call_->inputs) {
@@ -128,11 +165,22 @@ void collective_run::put_small() {
 }
 
 progress collective_run::advance() {
+  const progress now = step();
+  // HAZARD: after the last read. The others go on without one that they have taken out, and what it reads of them from then on is of later calls.
+  return now == progress::done && board_->evicted() ? evicted() : now;
+}
+
+progress collective_run::step() {
   switch (phase_) {
     case phase::begin: {
       if (!board_->connected()) return progress::waiting;
-      if (board_->view_pending()) return look();
+      if (call_->change != nullptr) {
+        if (call_->change->repairs && !board_->repair(call_->sequence, call_->change->evicted)) return fail_unreached();
+        for (const int32_t r : call_->change->evicted) board_->evict(r);
+      }
+      if (board_->view_pending()) return lose_members(false);
       if (!board_->ready()) return progress::waiting;
+      if (!fits()) return fail(EP_STATUS_INVALID, board_->rank(), "the group has grown since the call was made: it has other blocks than ranks");
       if (call_->root >= 0 && !board_->is_active(call_->root)) return fail(EP_STATUS_PEER_LOST, call_->root);
       uint32_t flags = group_flag_input | group_flag_output;
       for (const call_block& block : call_->inputs) {
@@ -148,8 +196,9 @@ progress collective_run::advance() {
       }
       ++trace_->calls;
       ++trace_->signals;
-      board_->enter(signature_, flags);
       phase_ = phase::entered;
+      enter(signature_, flags);
+      if (phase_ == phase::failed) return progress::failed;
       [[fallthrough]];
     }
     case phase::entered:
@@ -158,11 +207,10 @@ progress collective_run::advance() {
       return decide();
     case phase::chunk:
       if (!board_->entered()) return progress::waiting;
-      if (!take_chunk()) {
-        phase_ = phase::slice;
-        return progress::made;
-      }
-      return next_chunk();
+      if (take_chunk()) return next_chunk();
+      if (phase_ == phase::failed) return progress::failed;
+      phase_ = phase::slice;
+      return progress::made;
     case phase::slice:
       if (!board_->entered()) return progress::waiting;
       take_slices();
@@ -206,8 +254,10 @@ progress collective_run::look() {
 
 progress collective_run::lose_members(bool begun) {
   // Nobody can have completed this call: everyone needs the step that the lost rank did not enter. Before its first step nothing has been exchanged, and the
-  // call is carried out by those who are left.
-  if (!board_->change_view(begun ? call_->sequence : call_->sequence - 1)) return fail(EP_STATUS_CLOSED, board_->rank());
+  // call is carried out by those who are left; a membership call always is.
+  if (!board_->change_view(begun && call_->change == nullptr ? call_->sequence : call_->sequence - 1)) return fail_unreached();
+  // Others have given it up, and wait in a later call that lets all agree anew: this rank must hear that it has to make it, too.
+  if (call_->sequence < board_->repaired_sequence()) return fail(EP_STATUS_ABORTED, board_->active().front());
   if (call_->sequence <= board_->failed_sequence()) return fail(EP_STATUS_PEER_LOST, board_->lost().empty() ? -1 : board_->lost().front());
   phase_ = phase::begin;
   return progress::made;
@@ -215,8 +265,10 @@ progress collective_run::lose_members(bool begun) {
 
 bool collective_run::signatures_agree() {
   for (const int32_t r : board_->active()) {
-    if (board_->line_of(r).signature == signature_) continue;
-    fail(EP_STATUS_MISMATCH, r);
+    // What one that is taken out does instead, does not matter.
+    if (board_->line_of(r).signature == signature_ || (call_->change != nullptr && contains(call_->change->evicted, r))) continue;
+    if (board_->evicted()) evicted();
+    else fail(EP_STATUS_MISMATCH, r);
     return false;
   }
   if (call_->kind != op_kind::all_to_all) return true;
@@ -245,6 +297,7 @@ const uint8_t* collective_run::small_of(int32_t rank) const {
 
 progress collective_run::decide() {
   if (call_->kind == op_kind::barrier) return progress::done;
+  if (call_->kind == op_kind::membership) return finish_membership();
   if (all_flags(group_flag_data)) return finish_small();
   const auto ranks = static_cast<uint64_t>(board_->active().size());
   longest_ = call_->bytes;
@@ -258,9 +311,36 @@ progress collective_run::decide() {
     return phase_ == phase::work ? progress::made : progress::waiting;
   }
   chunks_ = (longest_ + chunk_bytes() - 1) / chunk_bytes();
-  put_chunk();
   phase_ = phase::chunk;
-  return progress::made;
+  put_chunk();
+  return phase_ == phase::failed ? progress::failed : progress::made;
+}
+
+// Everybody has what all have said, and comes to the same end.
+progress collective_run::finish_membership() {
+  const auto& active = board_->active();
+  peers_.assign(static_cast<size_t>(board_->capacity()), {});
+  for (int32_t r = 0; r < board_->capacity(); ++r) {
+    group_peer& agreed = peers_[static_cast<size_t>(r)];
+    bool first = true;
+    for (const int32_t member : active) {
+      const group_peer& one = reinterpret_cast<const group_peer*>(board_->slot_of(member))[r];
+      if (first) agreed = one;
+      else if (one.incarnation != agreed.incarnation) agreed = {};
+      else agreed.state = std::min(agreed.state, one.state);
+      first = false;
+    }
+    // Whatever they took it for: it has come to this call.
+    if (board_->is_active(r)) agreed = {peer_state::active, board_->incarnation(r)};
+  }
+  const membership_change& change = *call_->change;
+  // One that was taken out may have come to this step before.
+  while (std::any_of(change.evicted.begin(), change.evicted.end(), [&](int32_t r) { return board_->is_active(r); })) {
+    if (!board_->change_view(0)) return fail_unreached();
+  }
+  admitted_ = std::all_of(change.admitted.begin(), change.admitted.end(), [&](int32_t r) { return peers_[static_cast<size_t>(r)].state >= peer_state::joining; });
+  const bool changes = admitted_ && (!change.admitted.empty() || change.size > board_->size());
+  return changes && !board_->admit(change.admitted, peers_.data(), change.size, call_->sequence) ? fail_unreached() : progress::done;
 }
 
 progress collective_run::finish_small() {
@@ -276,7 +356,8 @@ progress collective_run::finish_small() {
     reduce_elements(call_->outputs[0].data, sources_.data(), static_cast<int>(sources_.size()), bytes / width(), call_->dtype, call_->op, call_->factor, false);
   };
   switch (call_->kind) {
-    case op_kind::barrier: break;
+    case op_kind::barrier:
+    case op_kind::membership: break;
     case op_kind::broadcast:
       if (rank != call_->root) take(call_->outputs[0], small_of(call_->root));
       break;
@@ -319,7 +400,7 @@ void collective_run::put_chunk() {
     trace_->bytes += bytes;
   }
   ++trace_->signals;
-  board_->enter(0, 0);
+  enter(0, 0);
 }
 
 bool collective_run::take_chunk() {
@@ -338,7 +419,8 @@ bool collective_run::take_chunk() {
   };
   const uint64_t bytes = at < call_->bytes ? std::min(share, call_->bytes - at) : 0;
   switch (call_->kind) {
-    case op_kind::barrier: break;
+    case op_kind::barrier:
+    case op_kind::membership: break;
     case op_kind::broadcast:
       if (rank != call_->root) take(call_->outputs[0], board_->chunk_of(call_->root));
       break;
@@ -354,7 +436,7 @@ bool collective_run::take_chunk() {
       ++trace_->signals;
       ++trace_->writes;
       trace_->bytes += to - from;
-      board_->enter(0, 0);
+      enter(0, 0);
       return false;
     }
     case op_kind::reduce:
@@ -391,9 +473,9 @@ progress collective_run::next_chunk() {
     if (non_temporal_) ep_copy_fence();
     return progress::done;
   }
-  put_chunk();
   phase_ = phase::chunk;
-  return progress::made;
+  put_chunk();
+  return phase_ == phase::failed ? progress::failed : progress::made;
 }
 
 const uint8_t* collective_run::input_of(int32_t rank, uint32_t index, uint64_t bytes) {
@@ -418,7 +500,8 @@ bool collective_run::prepare_direct() {
     if (to.bytes != 0 && mapped) copies_.push_back({data, to.data, to.bytes});
   };
   switch (call_->kind) {
-    case op_kind::barrier: break;
+    case op_kind::barrier:
+    case op_kind::membership: break;
     case op_kind::broadcast:
       if (rank != call_->root) copy(call_->outputs[0], call_->root, 0);
       break;
@@ -475,8 +558,13 @@ progress collective_run::work() {
   const uint64_t share = std::max<uint64_t>(work_bytes / std::max<size_t>(1, sources_.size()) / line_bytes, 1) * line_bytes;
   if (left != 0 && done_bytes_ < reduce_bytes_) {
     const uint64_t bytes = std::min(share, reduce_bytes_ - done_bytes_);
+    if (pushes_ && !board_->begin_push()) return evicted();
     reduce_push(targets_.data(), static_cast<int>(targets_.size()), sources_.data(), static_cast<int>(sources_.size()), bytes / width(), call_->dtype,
                 call_->op, call_->factor, non_temporal_);
+    if (pushes_) {
+      if (non_temporal_) ep_copy_fence();
+      board_->end_push();
+    }
     for (const void*& source : sources_) source = static_cast<const uint8_t*>(source) + bytes;
     for (void*& target : targets_) target = static_cast<uint8_t*>(target) + bytes;
     done_bytes_ += bytes;
@@ -484,9 +572,9 @@ progress collective_run::work() {
   if (copy_at_ < copies_.size() || done_bytes_ < reduce_bytes_) return progress::made;
   if (non_temporal_) ep_copy_fence();
   ++trace_->signals;
-  board_->enter(0, 0);
   phase_ = phase::closing;
-  return progress::made;
+  enter(0, 0);
+  return phase_ == phase::failed ? progress::failed : progress::made;
 }
 
 } // namespace ep

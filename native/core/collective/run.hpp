@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "board.hpp"
@@ -9,8 +10,8 @@
 
 namespace ep {
 
-enum class op_kind : uint32_t { barrier = 0, broadcast, all_reduce, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all };
-constexpr uint32_t op_kinds = 9;
+enum class op_kind : uint32_t { barrier = 0, broadcast, all_reduce, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all, membership };
+constexpr uint32_t op_kinds = 10;
 
 struct op_trace {
   uint64_t calls = 0;
@@ -26,6 +27,14 @@ struct call_block {
   uint64_t offset = 0;
 };
 
+// What a call of kind `membership` is to change. All that take part ask for the same.
+struct membership_change {
+  std::vector<int32_t> evicted{};
+  std::vector<int32_t> admitted{}; // those that ask to be taken in; if one of them does not, nothing changes
+  int32_t size = 0;              // ranks of the group from then on; never less than before
+  bool repairs = false;          // begins an epoch in which all are at this call
+};
+
 // Which blocks there are: engine.ts of @ep/collectives. `inputs` are those that this rank gives, `outputs` those that it takes.
 struct collective_call {
   uint64_t sequence = 0;
@@ -37,6 +46,7 @@ struct collective_call {
   uint64_t bytes = 0; // of one block; 0 for all-to-all
   std::vector<call_block> inputs;
   std::vector<call_block> outputs;
+  std::unique_ptr<membership_change> change;
 };
 
 enum class progress : uint8_t { waiting, made, done, failed };
@@ -54,13 +64,26 @@ class collective_run {
   // True: the board's entered(), ready() or connected() is what it waits for.
   bool can_advance();
 
-  // After `failed`: EP_STATUS_PEER_LOST, ABORTED (a peer gave up), MISMATCH, SYSTEM.
+  // Lets those that have not come to the call's present step count as dead.
+  void evict_missing();
+
+  // After a membership call that is done: what all agree that the ranks are, and whether those that were to be taken in have been.
+  const std::vector<group_peer>& peers() const { return peers_; }
+  bool admitted() const { return admitted_; }
+
+  // After `failed`: EP_STATUS_PEER_LOST, ABORTED (a peer gave up), MISMATCH, SYSTEM, EVICTED.
   const outcome& end() const { return end_; }
 
  private:
   enum class phase : uint8_t { begin, entered, chunk, slice, work, unmapped, closing, failed };
+  progress step();
   progress lose_members(bool begun);
   progress fail(uint32_t status, int32_t rank, const char* message = "");
+  progress fail_unreached();
+  progress evicted() { return fail(EP_STATUS_EVICTED, board_->rank()); }
+  void enter(uint32_t signature, uint32_t flags); // or fails
+  bool fits() const;
+  progress finish_membership();
   uint64_t payload_bytes() const;
   void publish_call();
   void put_small();
@@ -95,6 +118,8 @@ class collective_run {
   uint64_t longest_ = 0;
   bool pushes_ = false; // the closing step says that results have been written, not only that all were read
   bool non_temporal_ = false;
+  std::vector<group_peer> peers_;
+  bool admitted_ = false;
   // In place: what this rank has to do, one item after the other.
   struct piece {
     const uint8_t* from;

@@ -2,41 +2,17 @@
 #include "collective/group.hpp"
 
 #include <barrier>
-#include <condition_variable>
 #include <cstring>
 #include <functional>
-#include <map>
 #include <string>
 #include <thread>
 
 #include "check.hpp"
+#include "ends.hpp"
 
 namespace {
 
 using namespace ep;
-
-class ends final : public completion_sink {
- public:
-  void complete(uint64_t id, const outcome& end) override {
-    const std::lock_guard lock(mutex_);
-    ended_[id] = end;
-    changed_.notify_all();
-  }
-  outcome wait(uint64_t id) {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, std::chrono::seconds(60), [&] { return ended_.contains(id); })) {
-      outcome end;
-      end.status = EP_STATUS_PENDING;
-      return end;
-    }
-    return ended_[id];
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<uint64_t, outcome> ended_;
-};
 
 struct memory {
   std::vector<uint8_t> ordinary;
@@ -112,7 +88,7 @@ void run_ranks(int32_t size, const std::function<void(member&)>& body) {
   for (int32_t rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       member self{in, rank, nullptr, {}};
-      auto made = collective_group::create(self.sink, rank, size, 77, size);
+      auto made = collective_group::create(self.sink, {.rank = rank, .size = size, .capacity = size, .nonce = 77, .ranks_on_host = size});
       EP_CHECK(made.ok());
       self.group = made.value();
       EP_CHECK(self.group->allocate(arena_bytes).ok());
@@ -185,7 +161,8 @@ void check_kind(member& self, op_kind kind, uint64_t count, bool group_in, bool 
           for (int32_t r = 0; r < size; ++r) want += given(r, self.rank, i, salt);
           break;
         case op_kind::all_to_all: want = given(j, self.rank, i, salt); break;
-        case op_kind::barrier: break;
+        case op_kind::barrier:
+    case op_kind::membership: break;
       }
       wrong += got[static_cast<uint64_t>(j) * count + i] != want;
     }

@@ -16,14 +16,24 @@ export class NativeLoop {
 
   /** All ranks call it. */
   static async open(store: Store, rank: number, size: number, timeoutMs: number): Promise<NativeLoop> {
-    const group = new (native().binding.CollectiveGroup)(rank, size, NONCE, size);
+    const group = new (native().binding.CollectiveGroup)(
+      rank,
+      size,
+      size,
+      NONCE,
+      size,
+      new Int32Array(),
+      false,
+      1,
+      false,
+    );
     const handles = await exchange(
       store,
       { key: 'native-loop', rank, worldSize: size, bytes: group.handle() },
       { timeoutMs },
     );
     handles.forEach((handle, peer) => {
-      if (peer !== rank) group.attach(peer, handle);
+      if (peer !== rank) group.attach(peer, handle, 1);
     });
     return new NativeLoop(group);
   }

@@ -19,6 +19,19 @@ export interface EngineInit {
   readonly timeoutMs: number;
   readonly ranksOnHost?: number;
   readonly signal?: AbortSignal;
+  /** Of a group whose ranks may change later: how. Absent: all of `ranks`, of which none comes later. */
+  readonly elastic?: ElasticInit;
+}
+
+export interface ElasticInit {
+  /** Ranks that the group may grow to. */
+  readonly capacity: number;
+  /** Who takes part at first. */
+  readonly active: readonly Rank[];
+  /** This rank begins alone, and asks the others to take it in. */
+  readonly joins: boolean;
+  /** A call whose deadline passes goes on without those that have not come. */
+  readonly evicts: boolean;
 }
 
 export type EngineFactory = (init: EngineInit) => GroupEngine | Promise<GroupEngine>;

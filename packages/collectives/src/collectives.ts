@@ -45,21 +45,31 @@ export interface GroupParts {
 export abstract class Collectives extends Resource {
   /** As given to `initProcessGroup`; that of a group made from another has more behind a slash. */
   readonly name: string;
-  /** World rank of each member. */
-  readonly ranks: readonly Rank[];
   readonly rank: Rank;
-  readonly size: number;
   protected readonly lane: Lane;
+  #ranks: readonly Rank[];
   readonly #timeoutMs: number;
 
   protected constructor({ name, id, ranks, engine, recorder, timeoutMs }: GroupParts) {
     super(`group ${name}`);
     this.name = name;
-    this.ranks = Object.freeze([...ranks]);
+    this.#ranks = Object.freeze([...ranks]);
     this.rank = engine.rank;
-    this.size = engine.size;
     this.lane = new Lane(id, engine, recorder);
     this.#timeoutMs = timeoutMs;
+  }
+
+  /** Ranks of the group, whether or not they take part. */
+  get size(): number {
+    return this.lane.engine.size;
+  }
+
+  /** World rank of each member. */
+  get ranks(): readonly Rank[] {
+    // Only the group of the world grows, where each rank is its own.
+    if (this.#ranks.length < this.size)
+      this.#ranks = Object.freeze(Array.from({ length: this.size }, (_, rank) => rank));
+    return this.#ranks;
   }
 
   /** All ranks get the root's elements. */

@@ -16,6 +16,33 @@ export type OpKind =
   | 'reduce-scatter'
   | 'all-to-all';
 
+/**
+ * What all members agree that a rank is: not there; there, and alone; waiting in `joinGroup()` to be taken in; taking part.
+ */
+export type PeerState = 'absent' | 'connected' | 'joining' | 'active';
+
+/** A call that changes who takes part, in this order, or only asks. All members ask for the same. */
+export interface MembershipCall {
+  /** As of a collective call: it has its place among them. */
+  readonly sequence: number;
+  readonly timeoutMs: number;
+  readonly signal?: AbortSignal | undefined;
+  /** Leave the group, whether or not they come to this call. */
+  readonly evicted: readonly number[];
+  /** Are taken in if all of them wait for it; otherwise nothing changes but for `evicted`. */
+  readonly admitted: readonly number[];
+  /** Ranks of the group from then on; never less than before. */
+  readonly size: number;
+  /** Lets ranks that failed differently agree anew: all go on from this call, whatever became of those before. */
+  readonly repairs: boolean;
+}
+
+export interface MembershipEnd extends EngineEnd {
+  readonly admitted: boolean;
+  /** By rank, of all that there may be. */
+  readonly states: readonly PeerState[];
+}
+
 /** Contiguous elements: a typed array, of the caller or of group memory (`GroupEngine.allocate`). */
 export type Elements = Storage[DType];
 
@@ -112,13 +139,28 @@ export interface OpTrace {
  * - `EP_TIMEOUT`, context `arrived`, `awaited`: the ranks that had come to this call, and those that had not. The group is poisoned.
  * - `EP_ABORTED`/`signal.reason`: the caller gave up. The group is poisoned, like after a timeout; peers' calls end with `EP_ABORTED` naming the rank.
  * - `EP_MISMATCH`, context `ranks`, `sequence`, `expected`, `found`: these ranks made another call (kind, dtype, reduction, root or length). Poisoned.
- * - `EP_POISONED`: an earlier call ended so that ranks no longer agree where they are.
+ * - `EP_POISONED`: an earlier call ended so that ranks no longer agree where they are. A membership call that repairs ends that.
+ * - `EP_EVICTED`: the others went on without this rank. It may join them again.
  */
+/** Of an engine whose members may change. */
+export interface Elastic {
+  /** Ranks that the group may grow to. */
+  readonly capacity: number;
+  /** Looks for ranks that have come, or come back, since. */
+  readonly refresh: () => Promise<void>;
+  readonly change: (call: MembershipCall) => Promise<MembershipEnd>;
+  /** Of a rank that takes no part, with no call under way: waits until it is taken in. The number of the call that did so. */
+  readonly join: (limits: { readonly timeoutMs: number; readonly signal?: AbortSignal | undefined }) => Promise<number>;
+}
+
 export interface GroupEngine extends Closeable {
   /** `shm`, or the name of the transport. */
   readonly name: string;
   readonly rank: number;
+  /** Ranks of the group, whether or not they take part. */
   readonly size: number;
+  /** Absent where the members are fixed, but for those that die. */
+  readonly elastic?: Elastic;
   /** What has ended when it returns costs no promise. */
   readonly run: (call: EngineCall) => EngineEnd | Promise<EngineEnd>;
   readonly send: (call: SendCall) => Promise<void>;

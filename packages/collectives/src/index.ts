@@ -1,12 +1,16 @@
-export type { EngineFactory, EngineInit } from './backends.js';
+export type { ElasticInit, EngineFactory, EngineInit } from './backends.js';
 export type {
+  Elastic,
   Elements,
   EngineCall,
   EngineEnd,
   GroupEngine,
   GroupView,
+  MembershipCall,
+  MembershipEnd,
   OpKind,
   OpTrace,
+  PeerState,
   RecvCall,
   RecvEnd,
   SendCall,

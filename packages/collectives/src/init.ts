@@ -1,12 +1,63 @@
 /** Opening the first group. */
-import { checkInteger, checkTimeout, defaultTimeoutMs, invalid } from '@ep/core';
-import { engineFactory } from './backends.js';
+import { checkInteger, checkTimeout, defaultTimeoutMs, EpError, invalid, type Store } from '@ep/core';
+import { type ElasticInit, engineFactory, isTransport } from './backends.js';
 import { meet } from './meeting.js';
+import { checkMembers } from './members.js';
 import type { InitOptions } from './options.js';
 import { openGroup, type ProcessGroup } from './process-group.js';
 import { FlightRecorder } from './recorder/recorder.js';
 
 const WHERE = 'initProcessGroup';
+
+const MOST_RANKS = 128;
+
+/** Throws unless what the options say of ranks that come later makes sense, and can be. */
+function elasticOf(options: InitOptions, rank: number, worldSize: number): ElasticInit {
+  const { activeRanks, isExtension: joins = false, maxGroupSize, onTimeout = 'poison' } = options;
+  if (onTimeout !== 'poison' && onTimeout !== 'evict') {
+    throw invalid('onTimeout', { where: WHERE, expected: "'poison' or 'evict'", found: onTimeout });
+  }
+  const capacity =
+    maxGroupSize === undefined
+      ? Math.max(worldSize, joins ? rank + 1 : 0)
+      : checkInteger(maxGroupSize, 'maxGroupSize', WHERE, worldSize, Math.max(worldSize, MOST_RANKS));
+  const all = Array.from({ length: worldSize }, (_, member) => member);
+  if (activeRanks !== undefined) checkMembers(activeRanks, WHERE, worldSize);
+  const active = [...(activeRanks ?? all)].sort((a, b) => a - b);
+  if (!joins && !active.includes(rank)) {
+    throw invalid('activeRanks', {
+      where: WHERE,
+      expected: `rank ${rank} among them, or isExtension`,
+      found: activeRanks,
+    });
+  }
+  return { capacity, active, joins, evicts: onTimeout === 'evict' };
+}
+
+function checkFixed(options: InitOptions): void {
+  for (const name of ['activeRanks', 'isExtension', 'maxGroupSize', 'onTimeout'] as const) {
+    if (options[name] === undefined) continue;
+    throw new EpError('EP_UNSUPPORTED', `${WHERE}: ${name}: the ranks of a transport are fixed; use the backend shm`, {
+      context: { option: name },
+    });
+  }
+}
+
+/**
+ * How many groups of the name this rank has opened. A group opened under the name of one that was destroyed must not find what that one left in the store;
+ * a rank that joins one must find it.
+ */
+async function lifeOf(store: Store, key: string, rank: number, joins: boolean): Promise<number> {
+  if (!joins) {
+    const life = await store.add(`${key}/${rank}`, 1);
+    await store.set(`${key}/life`, new TextEncoder().encode(String(life)));
+    return life;
+  }
+  const life = Number(new TextDecoder().decode(await store.get(`${key}/life`)));
+  const own = await store.add(`${key}/${rank}`, 0);
+  if (own < life) await store.add(`${key}/${rank}`, life - own);
+  return life;
+}
 
 /**
  * Collective. Opens the group of all ranks; `env://` unless told where they meet, see `InitOptions`. With a `store` it does not wait for the others: each
@@ -22,15 +73,22 @@ export async function initProcessGroup(options: InitOptions = {}): Promise<Proce
   }
   if (ranksOnHost !== undefined) checkInteger(ranksOnHost, 'ranksOnHost', WHERE, 1);
   signal?.throwIfAborted();
+  if (isTransport(options.backend)) checkFixed(options);
   const { store, rank, worldSize, attempt, leave, abandon } = await meet(options, timeoutMs);
   try {
-    // A group opened under the name of one that was destroyed must not find what that one left in the store.
-    const life = await store.add(`ep/groups/${attempt}/${name}/${rank}`, 1);
+    const elastic = elasticOf(options, rank, worldSize);
+    const life = await lifeOf(store, `ep/groups/${attempt}/${name}`, rank, elastic.joins);
     const id = `${name}${attempt === 0 ? '' : `@${attempt}`}${life === 1 ? '' : `#${life}`}`;
     const recorder = new FlightRecorder({ world: id, rank, size: worldSize });
-    const world = { factory, store, recorder, ...(ranksOnHost !== undefined && { ranksOnHost }) };
+    const world = {
+      factory,
+      store,
+      recorder,
+      evicts: elastic.evicts,
+      ...(ranksOnHost !== undefined && { ranksOnHost }),
+    };
     const ranks = Array.from({ length: worldSize }, (_, member) => member);
-    return await openGroup(world, { name, id, rank, ranks, timeoutMs, signal, release: leave });
+    return await openGroup(world, { name, id, rank, ranks, timeoutMs, signal, elastic, release: leave });
   } catch (error) {
     await abandon();
     throw error;

@@ -1,7 +1,17 @@
 /** The calls of one group on their way to its engine: their order, their Works, and what becomes of failures. */
 import { createWork, type DType, EpError, isEpError, publish, type Work, type WorkControl, WorkOwner } from '@ep/core';
 import { reduceOpName } from './checks.js';
-import type { EngineCall, EngineEnd, GroupEngine, RecvCall, RecvEnd, SendCall } from './engine.js';
+import type {
+  Elastic,
+  EngineCall,
+  EngineEnd,
+  GroupEngine,
+  MembershipCall,
+  MembershipEnd,
+  RecvCall,
+  RecvEnd,
+  SendCall,
+} from './engine.js';
 import { checkStillLiving } from './operands.js';
 import type { CallEntry, CallRecorder } from './recorder/types.js';
 import { type CollectiveWork, DoneCollective, PendingCollective } from './work.js';
@@ -36,6 +46,9 @@ export interface CountedCall {
 /** Runs a call in the place that a turn has; see `Lane.turn`. */
 export type RunInTurn = (counted: CountedCall) => Promise<EngineEnd>;
 
+/** Likewise, for a call that changes who takes part. */
+export type ChangeInTurn = (call: Omit<MembershipCall, 'sequence'>) => Promise<MembershipEnd>;
+
 const NOT_RECORDED = -1;
 
 /** A promise also of what ended, or threw, at once. */
@@ -63,6 +76,7 @@ export class Lane {
   /** Resolves when the last turn is over: until then nobody may go before its calls. */
   #gate: Promise<void> | undefined;
   #closing = false;
+  #joining = false;
 
   constructor(group: string, engine: GroupEngine, recorder: CallRecorder | undefined) {
     this.engine = engine;
@@ -91,8 +105,17 @@ export class Lane {
     return this.#failed.signal;
   }
 
-  /** Throws failures that nobody looked at, once. */
+  /** Throws failures that nobody looked at, once; `EP_BUSY` while the rank joins the others. */
   check(): void {
+    if (this.#joining) {
+      throw new EpError(
+        'EP_BUSY',
+        `group ${this.#group}: joinGroup() is under way: until it ends, no call has a place`,
+        {
+          context: { group: this.#group },
+        },
+      );
+    }
     this.#calls.check();
     this.#receives.check();
   }
@@ -139,7 +162,12 @@ export class Lane {
    *
    * HAZARD: without that, a call made while the first part is under way would go before or after the second as the timing of each rank has it.
    */
-  turn<T>(op: string, count: number, signal: AbortSignal | undefined, body: (run: RunInTurn) => Promise<T>): Work<T> {
+  turn<T>(
+    op: string,
+    count: number,
+    signal: AbortSignal | undefined,
+    body: (run: RunInTurn, change: ChangeInTurn) => Promise<T>,
+  ): Work<T> {
     const number = this.#issued + 1;
     this.#issued += count;
     const control = createWork<T>({ op, sequence: number, owner: this.#calls });
@@ -148,8 +176,12 @@ export class Lane {
       made++;
       return this.#recorded(op, call, elements);
     };
+    const change: ChangeInTurn = (call) => {
+      made++;
+      return this.#recordedChange(op, call);
+    };
     const before = this.#gate;
-    const gate = (before === undefined ? started(() => body(run)) : before.then(() => body(run))).then(
+    const gate = (before === undefined ? started(() => body(run, change)) : before.then(() => body(run, change))).then(
       (value) => {
         this.#issued -= count - made;
         control.resolve(value);
@@ -165,6 +197,22 @@ export class Lane {
       if (this.#gate === gate) this.#gate = undefined;
     });
     return control.work;
+  }
+
+  /**
+   * Of a rank that takes no part: ends its numbering of calls, and goes on with that of the group once that has taken it in; then makes the calls of `body`,
+   * which all make.
+   */
+  async join(op: string, elastic: Elastic, limits: CallLimits, body: (run: RunInTurn) => Promise<void>): Promise<void> {
+    this.#joining = true;
+    try {
+      await this.#calls.idle(limits.signal === undefined ? {} : { signal: limits.signal });
+      this.#ran = await elastic.join(limits);
+      await body(({ call, elements }) => this.#recorded(op, call, elements));
+      this.#issued = this.#ran;
+    } finally {
+      this.#joining = false;
+    }
   }
 
   send(op: string, call: SendCall, dtype: DType): Work {
@@ -239,6 +287,22 @@ export class Lane {
       call,
       started(() => this.engine.run(call)),
     );
+  }
+
+  async #recordedChange(op: string, call: Omit<MembershipCall, 'sequence'>): Promise<MembershipEnd> {
+    const sequence = ++this.#ran;
+    const entry = this.#entry;
+    Object.assign(entry, { kind: 'membership', op, sequence, dtype: 'u8', elements: 0, bytes: 0 });
+    Object.assign(entry, { root: -1, reduceOp: '', peer: -1, tag: -1 });
+    const token = this.#recorder?.begin(entry) ?? NOT_RECORDED;
+    try {
+      const end = await this.engine.elastic!.change({ ...call, sequence });
+      this.#recorder?.end(token, 'done');
+      return end;
+    } catch (error) {
+      this.#recorder?.end(token, this.#wasCut(error, call.signal) ? 'aborted' : 'failed', error);
+      throw error;
+    }
   }
 
   /** Records the end of `outcome`, and looks whether its arrays are still there: the caller may have transferred them. */

@@ -1,6 +1,7 @@
 /** Where the ranks of a world meet, and how they part. */
 import {
   checkInteger,
+  EpError,
   invalid,
   type LaunchEnv,
   type OpenRendezvousOptions,
@@ -39,7 +40,8 @@ function givenPlace(store: Store, options: InitOptions, transport: GroupTranspor
     throw invalid('initMethod', { where: WHERE, expected: 'absent where there is a store', found: options.initMethod });
   }
   const worldSize = checkInteger(options.worldSize ?? transport?.worldSize, 'worldSize', WHERE, 1);
-  const rank = checkInteger(options.rank ?? transport?.rank, 'rank', WHERE, 0, worldSize - 1);
+  const largest = options.isExtension === true ? Math.max(worldSize, options.maxGroupSize ?? 0) - 1 : worldSize - 1;
+  const rank = checkInteger(options.rank ?? transport?.rank, 'rank', WHERE, 0, largest);
   return { store, rank, worldSize, attempt: 0, leave: nothing, abandon: nothing };
 }
 
@@ -95,8 +97,21 @@ async function part(store: TcpStore, rank: Rank, active: readonly Rank[]): Promi
   await store.close();
 }
 
-async function meetAt(url: string, meeting: OpenRendezvousOptions): Promise<Place> {
+/** `elastic`: not all ranks come, or this one comes later: nobody is awaited. */
+async function meetAt(url: string, meeting: OpenRendezvousOptions, elastic: boolean): Promise<Place> {
   const place = parseRendezvousUrl(url, meeting);
+  if (elastic) {
+    if (isHeldByRank0(place)) {
+      throw new EpError(
+        'EP_UNSUPPORTED',
+        `${WHERE}: ${url}: rank 0 holds this store and waits for all ranks; where ranks come and go, pass a store, a file:// or the store of a launcher`,
+        { context: { url } },
+      );
+    }
+    const { store, rank, worldSize } = await openRendezvous(url, { ...meeting, handshake: false });
+    const close = (): Promise<void> => store.close();
+    return { store, rank, worldSize, attempt: place.restarts ?? 0, leave: close, abandon: close };
+  }
   const { restarts: attempt = 0 } = place;
   const before = metBefore(place);
   const opened = await openRendezvous(url, before > 0 ? { ...meeting, handshake: false } : meeting);
@@ -125,13 +140,17 @@ export async function meet(options: InitOptions, timeoutMs: number): Promise<Pla
   const { rank, worldSize, signal, env } = options;
   const place =
     options.store === undefined
-      ? await meetAt(options.initMethod ?? 'env://', {
-          timeoutMs,
-          ...(rank !== undefined && { rank }),
-          ...(worldSize !== undefined && { worldSize }),
-          ...(signal && { signal }),
-          ...(env && { env }),
-        })
+      ? await meetAt(
+          options.initMethod ?? 'env://',
+          {
+            timeoutMs,
+            ...(rank !== undefined && { rank }),
+            ...(worldSize !== undefined && { worldSize }),
+            ...(signal && { signal }),
+            ...(env && { env }),
+          },
+          options.isExtension === true || options.activeRanks !== undefined,
+        )
       : givenPlace(options.store, options, transport);
   try {
     if (transport !== undefined) checkTransport(transport, place);

@@ -74,6 +74,23 @@ export interface InitOptions extends AbortOptions {
   readonly timeoutMs?: number;
   /** `world` unless given. Groups of one store with one name need not be closed before the next is opened, but all ranks open them in one order. */
   readonly name?: string;
+  /**
+   * Who takes part at first, the same on all; all ranks unless given. The others may be taken in later: `isExtension`. Where the ranks meet must then be
+   * a place that does not wait for all, nor end with rank 0: a `store`, `file://` or the store of a launcher.
+   */
+  readonly activeRanks?: readonly Rank[];
+  /**
+   * This rank is not there from the beginning: it is a new one, or takes the place of one that died. It is alone in its group until `joinGroup()` has
+   * brought it to the others. Its rank may be beyond the `worldSize` with which the others began.
+   */
+  readonly isExtension?: boolean;
+  /** Ranks that the group may grow to, the same on all; `worldSize` unless given. */
+  readonly maxGroupSize?: number;
+  /**
+   * When a call's time is up: `poison`, it ends with `EP_TIMEOUT` on all, and the group is of no use until `deactivate()`; or `evict`, those that have not
+   * come are taken out of the group, as if they had died. `poison` unless given.
+   */
+  readonly onTimeout?: 'poison' | 'evict';
   /** Of all groups of this host together, where they are more than this group's: engines spin less when cores are fewer than ranks. */
   readonly ranksOnHost?: number;
   readonly env?: Environment;

@@ -1,7 +1,9 @@
 /** The group that callers hold. */
 import {
   type AbortOptions,
+  checkInteger,
   type DType,
+  invalid,
   prefixStore,
   type Rank,
   type Store,
@@ -9,10 +11,11 @@ import {
   tensor,
   type Work,
 } from '@ep/core';
-import type { EngineFactory } from './backends.js';
+import type { ElasticInit, EngineFactory } from './backends.js';
 import { checkBatch, checkRank, checkTag } from './checks.js';
 import { Collectives, type GroupParts } from './collectives.js';
-import type { GroupEngine, RecvEnd } from './engine.js';
+import { admit, checkRanks, elasticOf, evict, grow, shareMade, survey } from './elastic.js';
+import type { GroupEngine, PeerState, RecvEnd } from './engine.js';
 import type { CallLimits } from './lane.js';
 import { agreeOnColors, agreeOnMembers, checkMembers } from './members.js';
 import { allGatherObject, broadcastObject, gatherObject } from './objects.js';
@@ -25,6 +28,7 @@ export interface World {
   readonly factory: EngineFactory;
   readonly store: Store;
   readonly recorder: FlightRecorder;
+  readonly evicts: boolean;
   readonly ranksOnHost?: number;
 }
 
@@ -40,6 +44,8 @@ export interface Membership {
   readonly timeoutMs: number;
   /** Ends the opening. */
   readonly signal?: AbortSignal | undefined;
+  /** All members from the beginning to the end unless given. */
+  readonly elastic?: ElasticInit;
   /** Runs when the group has been closed, with the members that took part until then. */
   readonly release?: (active: readonly Rank[]) => Promise<void>;
 }
@@ -99,6 +105,79 @@ export class ProcessGroup extends Collectives {
    */
   get failed(): AbortSignal {
     return this.lane.failed;
+  }
+
+  /**
+   * Collective over the members. What all of them agree that these ranks are: `absent`; `connected`, there and alone; `joining`, waiting to be taken in;
+   * `active`. All ranks up to `maxGroupSize` may be asked for. Only looks: to be called again until what is awaited has come.
+   */
+  peerState(ranks: readonly Rank[], options?: CallOptions): Work<readonly PeerState[]> {
+    const op = 'peerState';
+    this.enter(op);
+    checkRanks(ranks, op, elasticOf(this.#engine, op).capacity);
+    const asked = [...ranks];
+    return survey(this.lane, op, this.limits(op, options), (states) => asked.map((rank) => states[rank]!));
+  }
+
+  /** Collective over the members. How many ranks all of them are connected to, taking part or not. */
+  numSyncedRanks(options?: CallOptions): Work<number> {
+    const op = 'numSyncedRanks';
+    this.enter(op);
+    return survey(this.lane, op, this.limits(op, options), (states) => states.filter((one) => one !== 'absent').length);
+  }
+
+  /**
+   * Collective over the members but `ranks`, which may call it, too, and need not come. Takes them out: what they still do has no effect, and their calls end
+   * with `EP_EVICTED`. Also ends what poisons the group: all members go on from this call, and earlier ones that had not ended anywhere fail. With no ranks
+   * it does only that. To be awaited before the next call.
+   */
+  deactivate(ranks: readonly Rank[], options?: CallOptions): Work {
+    const op = 'deactivate';
+    this.enter(op);
+    return evict(this.lane, op, checkRanks(ranks, op, this.size), this.limits(op, options));
+  }
+
+  /**
+   * Collective over the members. Takes ranks in that wait in `joinGroup()`: new ones, others in the place of ranks that died, or ranks that come back. Throws
+   * `EP_NOT_READY`, on all members alike, if one of them does not wait. Groups that were made from this one keep their members: make them anew. To be awaited before
+   * the next call.
+   */
+  async recoverRanks(ranks: readonly Rank[], options?: CallOptions): Promise<void> {
+    const op = 'recoverRanks';
+    this.enter(op);
+    this.#made = await admit(
+      this.lane,
+      op,
+      checkRanks(ranks, op, this.size),
+      () => this.#made,
+      this.limits(op, options),
+    );
+  }
+
+  /** Collective over the members. The group has `size` ranks from then on; those that are new are not there until they are taken in. To be awaited before the next call. */
+  extendGroupSizeTo(size: number, options?: CallOptions): Work {
+    const op = 'extendGroupSizeTo';
+    this.enter(op);
+    checkInteger(size, 'size', op, this.size, elasticOf(this.#engine, op).capacity);
+    return grow(this.lane, op, size, this.limits(op, options));
+  }
+
+  /**
+   * Of a rank that takes no part, because it came later (`isExtension`) or was taken out: waits until the members call `recoverRanks` with it. Calls that it has under
+   * way end first; while it waits, others throw `EP_BUSY`. Afterwards it makes the calls that they make. Its group memory stays.
+   */
+  async joinGroup(options?: CallOptions): Promise<void> {
+    const op = 'joinGroup';
+    this.checkOpen(op);
+    const elastic = elasticOf(this.#engine, op);
+    const { active } = this.#engine.view();
+    if (active.includes(this.rank) && active.some((rank) => rank !== this.rank)) {
+      throw invalid('rank', { where: op, expected: 'one that takes no part', found: this.rank });
+    }
+    const limits = this.limits(op, options);
+    await this.lane.join(op, elastic, limits, async (run) => {
+      this.#made = await shareMade(run, 0, limits);
+    });
   }
 
   /** What this rank has written, by kind of operation. */
@@ -267,7 +346,7 @@ export class ProcessGroup extends Collectives {
 
 /** Opens this rank's side of a group; who its members are has been agreed. Where that fails, `release` stays the caller's to call. */
 export async function openGroup(world: World, membership: Membership): Promise<ProcessGroup> {
-  const { name, id, rank, ranks, timeoutMs, signal } = membership;
+  const { name, id, rank, ranks, timeoutMs, signal, elastic } = membership;
   const { factory, recorder, ranksOnHost } = world;
   const store = prefixStore(world.store, `ep/group/${id}`);
   let leaveRecorder: (() => void) | undefined;
@@ -286,6 +365,7 @@ export async function openGroup(world: World, membership: Membership): Promise<P
       timeoutMs,
       ...(ranksOnHost !== undefined && { ranksOnHost }),
       ...(signal && { signal }),
+      elastic: elastic ?? { capacity: ranks.length, active: [...ranks.keys()], joins: false, evicts: world.evicts },
     });
     opened = engine;
     leaveRecorder = recorder.openGroup({ name: id, ranks, rank, view: () => engine.view() });

@@ -68,6 +68,16 @@ export const ERROR_TABLE = {
     meaning: 'ranks called the same collective operation with different arguments; the message names the odd ranks',
     remedy: 'make the ranks agree',
   },
+  EP_NOT_READY: {
+    scope: 'call',
+    meaning: 'ranks that were to be taken into a group are not there yet, or do not ask for it; nothing was changed',
+    remedy: 'ask peerState(), and call again once they call joinGroup()',
+  },
+  EP_EVICTED: {
+    scope: 'transport',
+    meaning: 'the other ranks of a group took this one out and go on without it',
+    remedy: 'joinGroup() once they are to take it in again, or close the group',
+  },
   EP_REMOTE_ACCESS: { scope: 'endpoint', meaning: 'the peer refused an access', remedy: 'reconnect the endpoint' },
   EP_PEER_LOST: {
     scope: 'endpoint',

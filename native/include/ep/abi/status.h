@@ -15,5 +15,6 @@
 #define EP_STATUS_STALE_HANDLE 10 /* the process or segment that a handle named is gone */
 #define EP_STATUS_BUSY 11        /* queue or lease full */
 #define EP_STATUS_MISMATCH 12    /* ranks disagree on the arguments of a collective call */
+#define EP_STATUS_EVICTED 13     /* the others went on without this rank */
 
 #endif

@@ -29,7 +29,8 @@ export const CALL_KINDS = [
   'all-to-all',
   'send',
   'recv',
-] as const satisfies readonly (OpKind | 'send' | 'recv')[];
+  'membership',
+] as const satisfies readonly (OpKind | 'send' | 'recv' | 'membership')[];
 export type CallKind = (typeof CALL_KINDS)[number];
 
 /**

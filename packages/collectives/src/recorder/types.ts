@@ -9,7 +9,7 @@ export interface CallEntry {
   readonly group: string;
   /** Of this rank in that group. */
   readonly rank: number;
-  readonly kind: OpKind | 'send' | 'recv';
+  readonly kind: OpKind | 'send' | 'recv' | 'membership';
   /** The method that was called: `allGatherIntoTensor` and `allGather` are one kind. */
   readonly op: string;
   /** Collectives: as `EngineCall.sequence`. `send`, `recv`: 1, 2, 3, … of the messages of this group on this rank, of no meaning to others. */

@@ -1,6 +1,6 @@
 /** Kinds, dtypes and reductions as the addon numbers them: native/core/collective/run.hpp and reduce.hpp. */
 import type { DType } from '@ep/core';
-import type { OpKind } from '../engine.js';
+import type { OpKind, PeerState } from '../engine.js';
 import { REDUCE_OPS, type ReduceOp } from '../reduce-op.js';
 
 export const KINDS = [
@@ -44,5 +44,11 @@ export function reductionCode(op: ReduceOp | undefined): number {
   if (op === undefined) return 0;
   return REDUCTION_CODES[typeof op === 'string' ? op : op.op];
 }
+
+/** What the addon counts as a kind, too. */
+export const MEMBERSHIP = KINDS.length;
+
+/** As the addon numbers them: `peer_state` of layout.hpp. */
+export const PEER_STATES = ['absent', 'connected', 'joining', 'active'] as const satisfies readonly PeerState[];
 
 export const factorOf = (op: ReduceOp | undefined): number => (typeof op === 'object' ? op.factor : 0);

@@ -7,32 +7,57 @@ const LONGEST_PAUSE_MS = 50;
 
 export type Connection = 'self' | 'connecting' | 'connected' | 'lost';
 
+/** What a rank publishes: which of the processes that have had the rank it is, as four bytes, then the handle of its segment. */
 const keyOf = (rank: Rank): string => `shm/${rank}`;
+const COUNT_BYTES = 4;
+
+/** The number of a process that comes after those that were there from the beginning, which all are 1. */
+export async function nextIncarnation(store: Store, rank: Rank): Promise<number> {
+  return 1 + (await store.add(`shm/${rank}/lives`, 1));
+}
 
 export class Connecting {
   readonly #group: NativeCollectiveGroup;
   readonly #store: Store;
   readonly #rank: Rank;
+  readonly #incarnation: number;
+  /** Looked for until they are there. */
   readonly #awaited: Set<Rank>;
+  /** Of each rank the latest process that was found. */
+  readonly #known = new Map<Rank, number>();
   readonly #details = new Map<Rank, string>();
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
   /** Settles when nothing of this uses the store any more. */
   #round: Promise<void>;
 
-  constructor(group: NativeCollectiveGroup, store: Store, rank: Rank, size: number) {
+  constructor(
+    group: NativeCollectiveGroup,
+    store: Store,
+    { rank, incarnation, awaited }: { rank: Rank; incarnation: number; awaited: readonly Rank[] },
+  ) {
     this.#group = group;
     this.#store = store;
     this.#rank = rank;
-    this.#awaited = new Set(Array.from({ length: size }, (_, peer) => peer).filter((peer) => peer !== rank));
+    this.#incarnation = incarnation;
+    this.#awaited = new Set(awaited.filter((peer) => peer !== rank));
     this.#round = this.#begin();
   }
 
   stateOf(rank: Rank): { readonly state: Connection; readonly detail?: string } {
     if (rank === this.#rank) return { state: 'self' };
     const detail = this.#details.get(rank);
-    const state = this.#awaited.has(rank) ? 'connecting' : detail === undefined ? 'connected' : 'lost';
+    const connected = this.#known.has(rank) && detail === undefined;
+    const state = connected ? 'connected' : this.#awaited.has(rank) ? 'connecting' : 'lost';
     return { state, ...(detail !== undefined && { detail }) };
+  }
+
+  /** Looks once for processes of `ranks` that have come since. A store that fails is noted, as in the background. */
+  async refresh(ranks: readonly Rank[]): Promise<void> {
+    for (const peer of ranks) {
+      if (this.#closed) return;
+      if (peer !== this.#rank) await this.#find(peer);
+    }
   }
 
   async close(): Promise<void> {
@@ -42,8 +67,12 @@ export class Connecting {
   }
 
   async #begin(): Promise<void> {
+    const handle = this.#group.handle();
+    const published = new Uint8Array(COUNT_BYTES + handle.length);
+    new DataView(published.buffer).setUint32(0, this.#incarnation, true);
+    published.set(handle, COUNT_BYTES);
     try {
-      await this.#store.set(keyOf(this.#rank), this.#group.handle());
+      await this.#store.set(keyOf(this.#rank), published);
     } catch (error) {
       this.#noteAll(error);
     }
@@ -51,37 +80,42 @@ export class Connecting {
   }
 
   async #look(pauseMs: number): Promise<void> {
-    let found = 0;
+    const before = this.#awaited.size;
     for (const peer of [...this.#awaited]) {
       if (this.#closed) return;
-      try {
-        if (!(await this.#store.check([keyOf(peer)]))) continue;
-        const handle = await this.#store.get(keyOf(peer));
-        if (this.#closed) return;
-        this.#attach(peer, handle);
-        found++;
-      } catch (error) {
-        // The store may come back; what needs the peer has a deadline of its own.
-        this.#details.set(peer, String(error));
-      }
+      await this.#find(peer);
     }
     if (this.#awaited.size === 0 || this.#closed) return;
-    const next = found > 0 ? FIRST_PAUSE_MS : Math.min(LONGEST_PAUSE_MS, 2 * pauseMs);
+    const next = this.#awaited.size < before ? FIRST_PAUSE_MS : Math.min(LONGEST_PAUSE_MS, 2 * pauseMs);
     // Not a timer that keeps the process: an operation that waits for the peer does.
     this.#timer = setTimeout(() => {
       this.#round = this.#look(next);
     }, pauseMs).unref();
   }
 
-  #attach(peer: Rank, handle: Uint8Array): void {
-    this.#awaited.delete(peer);
+  async #find(peer: Rank): Promise<void> {
     try {
-      this.#group.attach(peer, handle);
+      if (!(await this.#store.check([keyOf(peer)]))) return;
+      const published = await this.#store.get(keyOf(peer));
+      if (this.#closed) return;
+      const incarnation = new DataView(published.buffer, published.byteOffset).getUint32(0, true);
+      if (incarnation > (this.#known.get(peer) ?? 0)) this.#attach(peer, incarnation, published.slice(COUNT_BYTES));
+    } catch (error) {
+      // The store may come back; what needs the peer has a deadline of its own.
+      this.#details.set(peer, String(error));
+    }
+  }
+
+  #attach(peer: Rank, incarnation: number, handle: Uint8Array): void {
+    this.#awaited.delete(peer);
+    this.#known.set(peer, incarnation);
+    try {
+      this.#group.attach(peer, handle, incarnation);
       this.#details.delete(peer);
     } catch (error) {
       // Its process is gone, or is none that shares memory with this one.
       this.#details.set(peer, String(error));
-      this.#group.lose(peer);
+      this.#group.lose(peer, incarnation);
     }
   }
 

@@ -1,4 +1,5 @@
 /** Process groups of ranks that share memory: the addon carries calls out, on the calling thread where that is quick, else on a thread of the group. */
+import { setTimeout as delay } from 'node:timers/promises';
 import { type DType, EpError, type Rank, Resource, type Storage } from '@ep/core';
 import {
   codeOfStatus,
@@ -8,22 +9,25 @@ import {
   type OperationId,
   type Outcome,
 } from '@ep/native';
-import type { EngineInit } from '../backends.js';
+import type { ElasticInit, EngineInit } from '../backends.js';
 import type {
+  Elastic,
   Elements,
   EngineCall,
   EngineEnd,
   GroupEngine,
   GroupView,
+  MembershipCall,
+  MembershipEnd,
   OpKind,
   OpTrace,
   RecvCall,
   RecvEnd,
   SendCall,
 } from '../engine.js';
-import { factorOf, KIND_CODES, KINDS, reductionCode, TYPE_CODES } from './codes.js';
-import { Connecting } from './connecting.js';
-import { callError, messageError } from './failures.js';
+import { factorOf, KIND_CODES, KINDS, PEER_STATES, reductionCode, TYPE_CODES } from './codes.js';
+import { Connecting, nextIncarnation } from './connecting.js';
+import { callError, messageError, type NamedCall } from './failures.js';
 import { GroupMemory, NO_ALLOCATION } from './memory.js';
 
 const limitOf = (timeoutMs: number): number => (Number.isFinite(timeoutMs) ? timeoutMs : -1);
@@ -38,30 +42,59 @@ function nonceOf(name: string): bigint {
 const ordinary = (elements: Elements, allocation: number): Elements | undefined =>
   allocation === NO_ALLOCATION ? elements : undefined;
 
+/** How often a rank that joins looks for others that have come since. */
+const REFRESH_MS = 20;
+
+/** The ranks of a group that all take part in, and that none joins later. */
+const fixed = (size: number): ElasticInit => ({
+  capacity: size,
+  active: Array.from({ length: size }, (_, rank) => rank),
+  joins: false,
+  evicts: false,
+});
+
 class ShmEngine extends Resource implements GroupEngine {
   readonly name = 'shm';
   readonly rank: Rank;
-  readonly size: number;
   readonly #native: Native;
-  readonly #group: NativeCollectiveGroup;
+  readonly #init: EngineInit;
+  readonly #elastic: ElasticInit;
+  #group: NativeCollectiveGroup;
   readonly #memory: GroupMemory;
-  readonly #connecting: Connecting;
+  #connecting: Connecting;
+  #size: number;
+  /** Taken out by the others. */
+  #evicted = false;
   /** The last one asked for: the outcomes of calls come late, and each is told in its own epoch. */
   #view: GroupView;
   #end: EngineEnd;
   #poison: EpError | undefined;
 
-  constructor({ rank, size, ranks, name, store, ranksOnHost }: EngineInit) {
-    super(`shm group ${name}`);
-    this.rank = rank;
-    this.size = size;
+  constructor(init: EngineInit, incarnation: number) {
+    super(`shm group ${init.name}`);
+    this.rank = init.rank;
+    this.#init = init;
+    this.#elastic = init.elastic ?? fixed(init.size);
     this.#native = native();
-    const onHost = ranksOnHost ?? Math.max(size, ...ranks.map((world) => world + 1));
-    this.#group = new this.#native.binding.CollectiveGroup(rank, size, nonceOf(name), onHost);
+    this.#group = this.#make(incarnation, this.#elastic.joins);
     this.#memory = new GroupMemory(this.#group);
-    this.#connecting = new Connecting(this.#group, store, rank, size);
-    this.#view = { epoch: 1, active: Array.from({ length: size }, (_, member) => member) };
+    this.#connecting = this.#connect(incarnation);
+    this.#size = this.#group.size();
+    this.#view = { epoch: 1, active: [...this.#group.active(1)] };
     this.#end = { contributors: this.#view.active };
+  }
+
+  get size(): number {
+    return this.#size;
+  }
+
+  get elastic(): Elastic {
+    return {
+      capacity: this.#elastic.capacity,
+      change: (call) => this.#change(call),
+      refresh: () => this.#refresh(),
+      join: (limits) => this.#join(limits),
+    };
   }
 
   /** The addon's object, for native measurements. */
@@ -148,10 +181,10 @@ class ShmEngine extends Resource implements GroupEngine {
   };
 
   readonly connections = () => {
-    const attached = this.#group.attached();
+    const seen = this.#group.survey();
     return Array.from({ length: this.size }, (_, rank) => {
       const { state, detail } = this.#connecting.stateOf(rank);
-      const gone = state === 'connected' && attached[rank] === 0;
+      const gone = state === 'connected' && seen[rank] === 0;
       return {
         rank,
         state: gone ? ('lost' as const) : state,
@@ -164,6 +197,104 @@ class ShmEngine extends Resource implements GroupEngine {
     await this.#connecting.close();
     this.#group.close();
     this.#memory.release();
+  }
+
+  /** A new side of the group for this rank; after the first, with the memory that it has. */
+  #make(incarnation: number, joins: boolean, previous?: NativeCollectiveGroup): NativeCollectiveGroup {
+    const { rank, size, ranks, name, ranksOnHost } = this.#init;
+    const { capacity, active, evicts } = this.#elastic;
+    const onHost = ranksOnHost ?? Math.max(capacity, ...ranks.map((world) => world + 1));
+    const { CollectiveGroup } = this.#native.binding;
+    return new CollectiveGroup(
+      rank,
+      size,
+      capacity,
+      nonceOf(name),
+      onHost,
+      Int32Array.from(active),
+      joins,
+      incarnation,
+      evicts,
+      previous,
+    );
+  }
+
+  #connect(incarnation: number): Connecting {
+    const { rank, store } = this.#init;
+    return new Connecting(this.#group, store, { rank, incarnation, awaited: this.#elastic.active });
+  }
+
+  async #refresh(): Promise<void> {
+    const seen = this.#group.survey();
+    const takingPart = PEER_STATES.indexOf('active');
+    await this.#connecting.refresh([...seen.keys()].filter((rank) => seen[rank] !== takingPart));
+  }
+
+  async #change(call: MembershipCall): Promise<MembershipEnd> {
+    const { sequence, timeoutMs, evicted, admitted, size, repairs, signal } = call;
+    const named: NamedCall = { kind: 'membership', sequence, timeoutMs };
+    // By the order of calls on every rank: those made after this one are not refused for what it repairs.
+    if (repairs && !this.#evicted) this.#poison = undefined;
+    if (this.#poison !== undefined) throw this.#poisoned(named, this.#poison);
+    const id = this.#group.membership(
+      sequence,
+      limitOf(timeoutMs),
+      Int32Array.from(evicted),
+      Int32Array.from(admitted),
+      size,
+      repairs,
+    );
+    const outcome = await this.#outcome(named, id, signal);
+    if (outcome.status !== 0) throw this.#failed(named, outcome, id);
+    const end = this.#group.membershipEnd(id);
+    const states = Array.from(end.states, (state) => PEER_STATES[state]!);
+    return { ...this.#endIn(outcome.stage), admitted: end.admitted, states };
+  }
+
+  async #join({
+    timeoutMs,
+    signal,
+  }: {
+    readonly timeoutMs: number;
+    readonly signal?: AbortSignal | undefined;
+  }): Promise<number> {
+    signal?.throwIfAborted();
+    if (this.#evicted || this.#view.epoch > 1 || !this.#elastic.joins) await this.#begin();
+    let stopped = false;
+    const looking = (async () => {
+      while (!stopped) {
+        await this.#connecting.refresh(Array.from({ length: this.#elastic.capacity }, (_, rank) => rank));
+        await delay(REFRESH_MS);
+      }
+    })();
+    try {
+      const outcome = await this.#native.operations.run(() => this.#group.join(limitOf(timeoutMs)), signal);
+      if (outcome.status !== 0) {
+        const where = `joinGroup of rank ${this.rank}`;
+        throw new EpError(codeOfStatus(outcome.status), `${where}: nobody took it in within ${timeoutMs} ms`, {
+          context: { timeoutMs, awaited: this.#elastic.active.filter((rank) => rank !== this.rank) },
+        });
+      }
+      this.#evicted = false;
+      this.#poison = undefined;
+      this.#endIn(outcome.stage);
+      return Number(outcome.expected);
+    } finally {
+      stopped = true;
+      await looking;
+    }
+  }
+
+  /** Begins anew beside the group that goes on without this rank, as another process would; group memory stays where it is. */
+  async #begin(): Promise<void> {
+    await this.#connecting.close();
+    const incarnation = await nextIncarnation(this.#init.store, this.rank);
+    this.checkOpen('joinGroup');
+    const previous = this.#group;
+    this.#group = this.#make(incarnation, true, previous);
+    this.#memory.move(this.#group);
+    previous.close();
+    this.#connecting = this.#connect(incarnation);
   }
 
   /** Hands the call to the addon: 0 if it has ended. */
@@ -213,15 +344,7 @@ class ShmEngine extends Resource implements GroupEngine {
 
   /** The end of a call that the group's thread carries on. `cancelled`: by a signal that had fired before. */
   async #follow(call: EngineCall, id: OperationId, cancelled?: AbortSignal): Promise<EngineEnd> {
-    let outcome: Outcome;
-    try {
-      outcome = await this.#native.operations.run(() => id, cancelled === undefined ? call.signal : undefined);
-      if (outcome.status !== 0) cancelled?.throwIfAborted();
-    } catch (error) {
-      this.#poison ??= this.#abortedHere(call, error);
-      if (!this.closed) this.#group.failure(id);
-      throw error;
-    }
+    const outcome = await this.#outcome(call, id, call.signal, cancelled);
     if (outcome.status === 0) {
       const targets = call.outputs.map((output) => ordinary(output, this.#memory.allocationOf(output)));
       if (!this.closed && targets.some((target) => target !== undefined)) this.#group.collect(id, targets);
@@ -230,24 +353,55 @@ class ShmEngine extends Resource implements GroupEngine {
     throw this.#failed(call, outcome, id);
   }
 
-  #failed(call: EngineCall, outcome: Outcome, id: OperationId): EpError {
+  async #outcome(
+    call: NamedCall,
+    id: OperationId,
+    signal: AbortSignal | undefined,
+    cancelled?: AbortSignal,
+  ): Promise<Outcome> {
+    try {
+      const outcome = await this.#native.operations.run(() => id, cancelled === undefined ? signal : undefined);
+      if (outcome.status !== 0) cancelled?.throwIfAborted();
+      return outcome;
+    } catch (error) {
+      this.#poison ??= this.#abortedHere(call, error);
+      if (!this.closed) this.#group.failure(id);
+      throw error;
+    }
+  }
+
+  #failed(call: NamedCall, outcome: Outcome, id: OperationId): EpError {
     const details = this.#group.failure(id);
+    // Here, because nobody else changes group memory on this thread, and the next call waits for it.
+    if (!this.closed) this.#group.fence();
     if (codeOfStatus(outcome.status) === 'EP_BUSY' && this.#poison !== undefined)
       return this.#poisoned(call, this.#poison);
     const error = callError(call, outcome, details);
+    if (error.code === 'EP_EVICTED') this.#evicted = true;
     if (error.code !== 'EP_PEER_LOST' && error.code !== 'EP_CLOSED') this.#poison ??= error;
     return error;
   }
 
-  #poisoned(call: EngineCall, cause: EpError): EpError {
+  #poisoned(call: NamedCall, cause: EpError): EpError {
+    const where = `call ${call.sequence}: ${call.kind}`;
+    if (this.#evicted) {
+      return new EpError(
+        'EP_EVICTED',
+        `${where}: the others took this rank out of the group; joinGroup() asks them to take it in again`,
+        {
+          cause,
+          context: cause.context,
+        },
+      );
+    }
     return new EpError(
       'EP_POISONED',
-      `call ${call.sequence}: ${call.kind}: an earlier call failed, so that the ranks no longer agree where they are; open a new group: ${cause.message}`,
+      `${where}: an earlier call failed, so that the ranks no longer agree where they are; deactivate() those that did not come, or open a new group: ${cause.message}`,
       { cause, context: cause.context },
     );
   }
 
-  #abortedHere(call: EngineCall, reason: unknown): EpError {
+  #abortedHere(call: NamedCall, reason: unknown): EpError {
     return new EpError('EP_ABORTED', `call ${call.sequence}: ${call.kind}: this rank gave it up`, {
       cause: reason,
       context: { sequence: call.sequence, ranks: [this.rank] },
@@ -256,7 +410,10 @@ class ShmEngine extends Resource implements GroupEngine {
 
   #endIn(epoch: number): EngineEnd {
     if (epoch !== this.#view.epoch) {
-      this.#view = { epoch, active: [...this.#group.active(epoch)] };
+      // Whoever was taken out may not have heard of the view that says so.
+      const active = [...this.#group.active(epoch)].filter((rank) => !this.#evicted || rank !== this.rank);
+      this.#view = { epoch, active };
+      this.#size = this.#group.size();
       this.#end = { contributors: this.#view.active };
     }
     return this.#end;
@@ -279,6 +436,7 @@ const MESSAGE_TYPES: Readonly<Record<string, DType>> = {
 const messageType = (data: Elements): number => TYPE_CODES[MESSAGE_TYPES[data[Symbol.toStringTag]] ?? 'u8'];
 
 /** Does not wait for anybody. Throws `EP_MEMORY_LIMIT` where this rank's part does not fit, `EP_NATIVE_LOAD` where there is no addon. */
-export function openShmEngine(init: EngineInit): GroupEngine {
-  return new ShmEngine(init);
+export function openShmEngine(init: EngineInit): GroupEngine | Promise<GroupEngine> {
+  if (init.elastic?.joins !== true) return new ShmEngine(init, 1);
+  return nextIncarnation(init.store, init.rank).then((incarnation) => new ShmEngine(init, incarnation));
 }

@@ -1,16 +1,18 @@
 /** What an operation of the addon that did not end well means. */
-import { EpError, formatRanks } from '@ep/core';
+import { type DType, EpError, formatRanks } from '@ep/core';
 import { codeOfStatus, type NativeCallFailure, type Outcome } from '@ep/native';
 import type { EngineCall } from '../engine.js';
 import { differentCalls } from '../portable/signature.js';
 import { REDUCE_OPS } from '../reduce-op.js';
-import { KINDS, TYPES } from './codes.js';
+import { KINDS, MEMBERSHIP, TYPES } from './codes.js';
 
 const FIELDS = 7;
 
 /** As the portable engine describes a call, from what the addon keeps of it. */
 function describeNative(numbers: Float64Array): string {
   const [, kind, type, op, root, bytes, factor] = numbers;
+  // Sizes and lists of ranks differ where the words do not.
+  if (kind === MEMBERSHIP) return 'a change or a question of who takes part';
   const name = KINDS[kind!]!;
   const dtype = TYPES[type!]!;
   const words: string[] = [name];
@@ -24,7 +26,15 @@ function describeNative(numbers: Float64Array): string {
   return words.join(' ');
 }
 
-function mismatch(call: EngineCall, outcome: Outcome, { active, calls }: NativeCallFailure): EpError {
+/** What failures say of a call. */
+export interface NamedCall {
+  readonly sequence: number;
+  readonly kind: EngineCall['kind'] | 'membership';
+  readonly dtype?: DType;
+  readonly timeoutMs: number;
+}
+
+function mismatch(call: NamedCall, outcome: Outcome, { active, calls }: NativeCallFailure): EpError {
   const texts = new Map<number, string>();
   for (const [i, rank] of active.entries()) {
     const numbers = calls.subarray(i * FIELDS, (i + 1) * FIELDS);
@@ -38,13 +48,13 @@ function mismatch(call: EngineCall, outcome: Outcome, { active, calls }: NativeC
   const given = `${outcome.found} bytes`;
   return new EpError(
     'EP_MISMATCH',
-    `call ${sequence}: all-to-all ${call.dtype}: rank ${outcome.rank} gives ${given}, ${expected} are taken from it`,
+    `call ${sequence}: all-to-all ${call.dtype ?? ''}: rank ${outcome.rank} gives ${given}, ${expected} are taken from it`,
     { context: { ranks: [outcome.rank], sequence, expected, found: given } },
   );
 }
 
 /** Why a collective call failed. `lost` members leave the group in order; every other failure poisons it. */
-export function callError(call: EngineCall, outcome: Outcome, details: NativeCallFailure): EpError {
+export function callError(call: NamedCall, outcome: Outcome, details: NativeCallFailure): EpError {
   const where = `call ${call.sequence}: ${call.kind}`;
   const code = codeOfStatus(outcome.status);
   const missing = [...details.missing];
@@ -59,9 +69,13 @@ export function callError(call: EngineCall, outcome: Outcome, details: NativeCal
       );
     case 'EP_PEER_LOST': {
       const lost = details.lost.length > 0 ? [...details.lost] : [outcome.rank];
-      return new EpError(code, `${where}: ${formatRanks(lost)} died or closed the group`, {
-        context: { ...context, lost, active: [...details.active].filter((rank) => !lost.includes(rank)) },
-      });
+      return new EpError(
+        code,
+        `${where}: ${formatRanks(lost)} died, closed the group or ${lost.length === 1 ? 'was' : 'were'} taken out of it`,
+        {
+          context: { ...context, lost, active: [...details.active].filter((rank) => !lost.includes(rank)) },
+        },
+      );
     }
     case 'EP_MISMATCH':
       return mismatch(call, outcome, details);
@@ -70,7 +84,11 @@ export function callError(call: EngineCall, outcome: Outcome, details: NativeCal
         context: { ...context, ranks: [outcome.rank] },
       });
     case 'EP_CLOSED':
-      return new EpError(code, `${where}: the group was closed, or this rank is no longer a member of it`, { context });
+      return new EpError(code, `${where}: the group was closed`, { context });
+    case 'EP_EVICTED':
+      return new EpError(code, `${where}: the others took this rank out of the group and went on without it`, {
+        context,
+      });
     default:
       return new EpError(code, `${where}: ${outcome.message ?? 'failed'}`, { context });
   }

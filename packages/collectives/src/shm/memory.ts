@@ -12,7 +12,7 @@ const ALIGNMENT = 64;
 export const NO_ALLOCATION = -1;
 
 export class GroupMemory {
-  readonly #group: NativeCollectiveGroup;
+  #group: NativeCollectiveGroup;
   readonly #allocations = new Map<ArrayBufferLike, number>();
   #slab: ArrayBuffer | undefined;
   #used = 0;
@@ -21,6 +21,11 @@ export class GroupMemory {
   #knownAllocation = NO_ALLOCATION;
 
   constructor(group: NativeCollectiveGroup) {
+    this.#group = group;
+  }
+
+  /** Goes on with a group that has taken the memory over. */
+  move(group: NativeCollectiveGroup): void {
     this.#group = group;
   }
 
