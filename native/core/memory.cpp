@@ -117,13 +117,33 @@ result<nothing> symmetric_memory::connect(const std::vector<ep_segment_handle>& 
   }
   peers_ = std::move(peers);
   views_ = std::move(views);
-  device_.header = {EP_MAGIC_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, EP_MEMORY_LOAD_STORE, sizeof(ep_memory_handle)};
+  describe(EP_MEMORY_LOAD_STORE);
+  return nothing{};
+}
+
+uint8_t* symmetric_memory::own_data() const { return own_->data() + signal_bytes(signal_slots_); }
+uint64_t* symmetric_memory::own_signals() const { return reinterpret_cast<uint64_t*>(own_->data()); }
+
+result<nothing> symmetric_memory::connect_by_nic(std::shared_ptr<memory_route> route, uint64_t address) {
+  std::vector<ep_peer_view> views = context_->views();
+  if (views.size() != static_cast<size_t>(context_->world_size())) return failure{EP_STATUS_INVALID, 0, "the rank is not connected to its peers yet"};
+  ep_peer_view& own = views[static_cast<size_t>(context_->rank())];
+  own.signals = reinterpret_cast<uint64_t>(own_signals());
+  own.data = reinterpret_cast<uint64_t>(own_data());
+  views_ = std::move(views);
+  route_ = std::move(route);
+  describe(EP_MEMORY_IBGDA);
+  device_.proxy = address;
+  return nothing{};
+}
+
+void symmetric_memory::describe(uint32_t kind) {
+  device_.header = {EP_MAGIC_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, kind, sizeof(ep_memory_handle)};
   device_.rank = context_->rank();
   device_.world_size = context_->world_size();
   device_.byte_length = byte_length_;
   device_.signal_slots = signal_slots_;
   device_.peers = reinterpret_cast<uint64_t>(views_.data());
-  return nothing{};
 }
 
 void symmetric_memory::use_proxy(std::shared_ptr<ep_proxy_ring> ring) {

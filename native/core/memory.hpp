@@ -13,6 +13,14 @@ namespace ep {
 enum class atomic_op : uint32_t { fetch = 0, set = 1, add = 2, bit_and = 3, bit_or = 4, bit_xor = 5, swap = 6, compare_swap = 7 };
 enum class signal_op : uint32_t { none = 0, add = 1, set = 2 };
 
+// How kernels reach peers where these are not mapped, and what that needs beforehand.
+class memory_route {
+ public:
+  virtual ~memory_route() = default;
+  // Before kernels send from these bytes. `keep` holds them; with it they may go away.
+  virtual result<nothing> prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) = 0;
+};
+
 class symmetric_memory {
  public:
   // Makes this rank's part: signal words, zeroed, then data.
@@ -24,7 +32,18 @@ class symmetric_memory {
   // Maps the peers' parts. EP_STATUS_MISMATCH names ranks whose sizes differ.
   result<nothing> connect(const std::vector<ep_segment_handle>& handles);
 
+  // Maps nothing: peers' parts are reached by a NIC only, and have no address here. `route` lives as long as this memory; `address` is of what kernels are
+  // given as ep_memory_handle.proxy (EP_MEMORY_IBGDA).
+  result<nothing> connect_by_nic(std::shared_ptr<memory_route> route, uint64_t address);
+
   bool connected() const { return !views_.empty(); }
+  bool mapped(int32_t rank) const { return views_[static_cast<size_t>(rank)].data != 0; }
+  result<nothing> prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) const {
+    return route_ ? route_->prepare_source(address, bytes, keep) : result<nothing>(nothing{});
+  }
+  // One's own part, also before it is connected.
+  uint8_t* own_data() const;
+  uint64_t* own_signals() const;
 
   // From here on kernels reach peers only through the requests of this ring (EP_MEMORY_PROXY): their handle has no address of a peer.
   void use_proxy(std::shared_ptr<ep_proxy_ring> ring);
@@ -56,11 +75,13 @@ class symmetric_memory {
 
  private:
   symmetric_memory() = default;
+  void describe(uint32_t kind);
   void signal_word(int32_t peer, uint64_t* word, signal_op op, uint64_t value) const;
   std::shared_ptr<rank_context> context_;
   std::shared_ptr<segment> own_;
   std::vector<std::shared_ptr<segment>> peers_;
   std::vector<ep_peer_view> views_;
+  std::shared_ptr<memory_route> route_;
   std::shared_ptr<ep_proxy_ring> proxy_;
   std::vector<ep_peer_view> proxy_views_;
   ep_memory_handle device_{};

@@ -1,5 +1,6 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
+import type { NativeIbgdaNic, NativeIbgdaOptions } from './ibgda.js';
 
 /** `EP_STATUS_*` of an operation that ended, and what it saw. */
 export interface Outcome {
@@ -57,6 +58,8 @@ export interface NativeSymmetricMemory {
   /** `ep_memory_handle` bytes. */
   deviceHandle(): Uint8Array<ArrayBuffer>;
   address(peer: number): bigint;
+  /** Of this rank's signal words. */
+  signalAddress(): bigint;
   window(peer: number, byteOffset: number, byteLength: number): ArrayBuffer;
   peek(slot: number): bigint;
   put(
@@ -421,21 +424,12 @@ export interface Binding {
     ringCapacity: number,
   ) => NativeHostileEngine;
   readonly HostStream: new (spinNs: number) => NativeHostStream;
-  /**
-   * `capacity`: ranks that it may grow to. `nonce`: equal on all members, unlike that of any other group. `active`: who takes part at first, empty for all.
-   * `joins`: begins alone, and asks the others to take it in. `incarnation`: 1, 2, … of the processes that have had the rank. `evicts`: a call whose
-   * deadline passes goes on without those that have not come. `previous`: of the same rank, whose group memory it keeps.
-   */
+  readonly IbgdaNic: new (rank: NativeRankContext, options: NativeIbgdaOptions) => NativeIbgdaNic;
+  /** `nonce`: equal on all members, unlike that of any other group. */
   readonly CollectiveGroup: new (
     rank: number,
     size: number,
-    capacity: number,
     nonce: bigint,
     ranksOnHost: number,
-    active: Int32Array,
-    joins: boolean,
-    incarnation: number,
-    evicts: boolean,
-    previous?: NativeCollectiveGroup,
   ) => NativeCollectiveGroup;
 }

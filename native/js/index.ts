@@ -3,6 +3,7 @@ export {
   EP_DTYPE_BF16,
   EP_DTYPE_F16,
   EP_DTYPE_F32,
+  EP_LIFE_ALIVE,
   EP_LIFE_DEAD,
   EP_TEAM_EXCHANGE_BYTES,
   segmentHandleLayout,
@@ -11,6 +12,7 @@ export type * from './binding.js';
 export type * from './collective.js';
 export type { CallFrame } from './frame.js';
 export { allocateHost, type NativePlace, nativePlaceOf, registerWindow } from './host-memory.js';
+export type * from './ibgda.js';
 export { type LoadAttempt, loadBinding, platformPackage } from './load.js';
 export { type Native, native } from './native.js';
 export { codeOfStatus, nativeError, Operations } from './operations.js';

@@ -173,6 +173,10 @@ void add_source(dispatch_job& job, const Napi::CallbackInfo& info, size_t argume
   if (rows != 0 && !rows_fit(rows - 1, stride, part.row_bytes, source.byte_length - offset)) {
     throw_invalid(env, std::to_string(rows) + " source rows exceed the " + std::to_string(source.byte_length - offset) + " bytes of the source");
   }
+  if (rows != 0) {
+    auto ready = job.memory->prepare_source(source.address, source.byte_length, source.keep);
+    value_or_throw(env, ready);
+  }
   part.src = source.address + offset;
   part.src_stride_bytes = stride;
   job.parts.push_back(part);
@@ -369,6 +373,7 @@ Napi::Value stream_wrap::dispatch_steps(const Napi::CallbackInfo& info) {
   if (job->prepared->parts.size() != 1 || job->prepared->parts[0].row_bytes % sizeof(uint64_t) != 0) {
     throw_invalid(env, "steps are measured of one part with rows of whole 8-byte words");
   }
+  if (job->prepared->args.memory.header.kind != EP_MEMORY_LOAD_STORE) throw_invalid(env, "steps are measured over a load/store memory");
   const uint64_t rounds = arg_size(info[3], "rounds");
   add_source(*job, info, 4);
   if (job->parts[0].src_stride_bytes != job->parts[0].row_bytes) throw_invalid(env, "steps are measured of packed rows");

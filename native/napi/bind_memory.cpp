@@ -41,6 +41,7 @@ int32_t peer_of(const symmetric_memory& memory, Napi::Value value) {
   if (peer < 0 || peer >= memory.context().world_size()) {
     throw_invalid(value.Env(), "peer " + std::to_string(peer) + " is not in a world of " + std::to_string(memory.context().world_size()));
   }
+  if (!memory.mapped(peer)) throw_invalid(value.Env(), "the part of rank " + std::to_string(peer) + " is not mapped here: only the NIC reaches it");
   return peer;
 }
 
@@ -147,6 +148,10 @@ Napi::Value memory_wrap::address(const Napi::CallbackInfo& info) {
   return Napi::BigInt::New(info.Env(), reinterpret_cast<uint64_t>(memory.data(peer_of(memory, info[0]))));
 }
 
+Napi::Value memory_wrap::signal_address(const Napi::CallbackInfo& info) {
+  return Napi::BigInt::New(info.Env(), reinterpret_cast<uint64_t>(open(info.Env()).own_signals()));
+}
+
 // (peer, byteOffset, byteLength) -> ArrayBuffer over the peer's part.
 Napi::Value memory_wrap::window(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = open(info.Env());
@@ -197,6 +202,7 @@ int32_t framed_peer(const symmetric_memory& memory, Napi::Env env, const double*
   if (peer >= static_cast<uint64_t>(memory.context().world_size())) {
     throw_invalid(env, "peer " + std::to_string(peer) + " is not in a world of " + std::to_string(memory.context().world_size()));
   }
+  if (!memory.mapped(static_cast<int32_t>(peer))) throw_invalid(env, "the part of rank " + std::to_string(peer) + " is not mapped here: only the NIC reaches it");
   return static_cast<int32_t>(peer);
 }
 
@@ -420,6 +426,7 @@ void memory_wrap::define(Napi::Env env, Napi::Object exports) {
       env, "SymmetricMemory",
       {InstanceMethod<&memory_wrap::handle>("handle"), InstanceMethod<&memory_wrap::connect>("connect"),
        InstanceMethod<&memory_wrap::device_handle>("deviceHandle"), InstanceMethod<&memory_wrap::address>("address"),
+       InstanceMethod<&memory_wrap::signal_address>("signalAddress"),
        InstanceMethod<&memory_wrap::window>("window"), InstanceMethod<&memory_wrap::peek>("peek"), InstanceMethod<&memory_wrap::put>("put"),
        InstanceMethod<&memory_wrap::put_bytes>("putBytes"), InstanceMethod<&memory_wrap::put_frame>("putFrame"),
        InstanceMethod<&memory_wrap::signal_frame>("signalFrame"), InstanceMethod<&memory_wrap::put_value>("putValue"),

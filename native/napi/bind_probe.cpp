@@ -45,6 +45,7 @@ Napi::Value stream_wrap::ping_pong(const Napi::CallbackInfo& info) {
   const uint64_t base = arg_u64(description.Get("base"), "base");
   const double timeout = arg_double(description.Get("timeoutMs"), "timeoutMs");
   if (peer < 0 || peer >= memory->context().world_size()) throw_invalid(env, "peer " + std::to_string(peer) + " is not in the world");
+  if (memory->device_handle().header.kind != EP_MEMORY_LOAD_STORE) throw_invalid(env, "a ping-pong is measured over a load/store memory");
   if (size < sizeof(uint64_t) || size % sizeof(uint64_t) != 0 || size > memory->byte_length() / 2) throw_invalid(env, "byteLength must be a multiple of 8 that fits twice");
   if (slot >= memory->signal_slots()) throw_invalid(env, "slot " + std::to_string(slot) + " is not in the pad");
   std::shared_ptr<const void> keep;

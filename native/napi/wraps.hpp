@@ -76,6 +76,7 @@ struct memory_wrap : Napi::ObjectWrap<memory_wrap> {
   void connect(const Napi::CallbackInfo& info);
   Napi::Value device_handle(const Napi::CallbackInfo& info);
   Napi::Value address(const Napi::CallbackInfo& info);
+  Napi::Value signal_address(const Napi::CallbackInfo& info);
   Napi::Value window(const Napi::CallbackInfo& info);
   Napi::Value peek(const Napi::CallbackInfo& info);
   void put(const Napi::CallbackInfo& info);

@@ -1,7 +1,7 @@
 import { defineConfig } from 'tsup';
 
 export default defineConfig({
-  entry: { index: 'src/index.ts', wire: 'src/wire/index.ts' },
+  entry: ['src/index.ts'],
   format: 'esm',
   target: 'node20',
   dts: true,

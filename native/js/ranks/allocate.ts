@@ -1,5 +1,5 @@
 /** Collective allocation of symmetric memory. What one rank finds wrong, all ranks hear of, and nobody keeps anything. */
-import { EpError, formatRanks, type Rank, type WaitOptions } from '@ep/core';
+import { EpError, formatRanks, type PartAddresses, type Rank, type WaitOptions } from '@ep/core';
 import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
 import { native } from '../native.js';
 import type { Liveness } from './liveness.js';
@@ -27,6 +27,8 @@ export interface Reach {
   readonly connect: (memory: NativeSymmetricMemory, descriptions: readonly Uint8Array[]) => void;
   /** What connect() failed to do, for the ranks where it went well. */
   readonly failure: string;
+  /** Where this rank's part lies, if other transports may register it. */
+  readonly addresses?: (memory: NativeSymmetricMemory) => PartAddresses;
   /** This rank's part goes away. */
   readonly release: (memory: NativeSymmetricMemory) => void;
 }
@@ -118,6 +120,7 @@ export async function allocateMemory(allocator: Allocator, size: Size, options: 
     memory: memory!,
     ...size,
     timeoutMs,
+    ...(reach.addresses === undefined ? {} : { addresses: reach.addresses(memory!) }),
     onRelease: (native) => {
       reach.release(native);
       onRelease();

@@ -4,4 +4,5 @@ export { type JoinedRanks, type JoinOptions, joinRanks } from './join.js';
 export { Liveness } from './liveness.js';
 export { awaitedRanks, comparisonCode, RankMemory, type RankMemoryInit } from './memory.js';
 export { checkLimits, nativeTimeout, runWait, waitError, withClosing } from './outcome.js';
+export { checkSameSize, type SignalWords, signalWords } from './requests.js';
 export { checkAgreement, RankTeam, type RankTeamInit } from './team.js';

@@ -16,7 +16,7 @@ export class Liveness {
     this.worldSize = worldSize;
   }
 
-  /** Fires when a rank was found dead. */
+  /** Fires when a rank was found dead, or by `fail`. */
   get failed(): AbortSignal {
     return this.#failed.signal;
   }
@@ -33,6 +33,11 @@ export class Liveness {
       this.#failed.abort(new EpError('EP_PEER_LOST', `${formatRanks(lost)} died`, { context: { lost } }));
     }
     return lost;
+  }
+
+  /** Something else than a death ended what the transport promised. */
+  fail(error: EpError): void {
+    if (this.#watching && !this.#failed.signal.aborted) this.#failed.abort(error);
   }
 
   /** Returns `error`; one that tells of a lost peer makes `failed` fire. */

@@ -7,6 +7,7 @@ import {
   EpError,
   elementBytes,
   invalid,
+  type PartAddresses,
   type Rank,
   type Region,
   type RemoteRegion,
@@ -46,6 +47,8 @@ export interface RankMemoryInit {
   readonly byteLength: number;
   readonly signalSlots: number;
   readonly timeoutMs: number;
+  /** Where the part lies, for other transports that can register it. */
+  readonly addresses?: PartAddresses;
   /** Called once, when the memory is closed and before the native one is dropped. */
   readonly onRelease: (memory: NativeSymmetricMemory) => void;
 }
@@ -124,6 +127,7 @@ export class RankMemory extends Resource implements SymmetricMemory {
   readonly byteLength: number;
   readonly space = 'host' as const;
   readonly signals: SignalPad;
+  readonly addresses?: PartAddresses;
   readonly #init: RankMemoryInit;
   /** Windows handed out, by place: detached at close(), so that a use after it is inert. */
   readonly #windows = new Map<string | Rank, ArrayBuffer>();
@@ -133,6 +137,7 @@ export class RankMemory extends Resource implements SymmetricMemory {
     this.#init = init;
     this.byteLength = init.byteLength;
     this.signals = new RankSignalPad(init, () => this.closing);
+    if (init.addresses !== undefined) this.addresses = init.addresses;
   }
 
   /** Names the transport that this memory belongs to. */

@@ -76,6 +76,19 @@ describe('ep demo', () => {
     });
   }
 
+  it.each([
+    ['processes', 3],
+    ['threads', 2],
+  ] as const)('passes over queue pairs of a software NIC, as %s', async (mode, ranks) => {
+    const threads = mode === 'threads' ? ['--threads'] : [];
+    const report = await demo('attention', '-n', String(ranks), '--transport', 'ibgda', ...threads);
+    expect(report).toMatchObject({ pass: true, ranks, mode, transport: 'ibgda' });
+    // The same rows, and as exactly, as over shared memory.
+    const { bytes, errors } = await demo('-n', String(ranks), ...threads);
+    expect(report.bytes).toEqual(bytes);
+    expect(report.errors).toEqual(errors);
+  });
+
   it('prints a report for people, quietly in a pipe, and draws the plan', async () => {
     const svg = join(folder, 'demo.svg');
     const { code, stdout, stderr } = await runEp(['demo', '--small', '--from', root, '-n', '2', '--svg', svg]);
@@ -318,7 +331,8 @@ it('a job arrives at the ranks as it was written', () => {
     rowBytesQ: 8,
     rowBytesKv: 4,
   });
-  const job = { dtype: 'f32', seed: 7, plan: planned, documents: [Int32Array.of(1, 2), Int32Array.of()] } as const;
+  const documents = [Int32Array.of(1, 2), Int32Array.of()];
+  const job = { dtype: 'f32', seed: 7, transport: 'ibgda', plan: planned, documents } as const;
   const path = join(folder, 'job.json');
   writeJob(path, job);
   expect(readJob(path)).toEqual(job);

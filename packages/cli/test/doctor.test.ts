@@ -42,7 +42,11 @@ describe('ep doctor', () => {
     expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
     const report = JSON.parse(stdout) as Examined & { readonly healthy: boolean; readonly checks: readonly Check[] };
     expect(report.healthy).toBe(true);
-    expect(report.probes).toMatchObject([{ name: 'nvshmem:shm', probe: { available: true } }]);
+    expect(report.probes).toMatchObject([
+      { name: 'nvshmem:shm', probe: { available: true } },
+      { name: 'ibgda:soft', probe: { available: true } },
+      { name: 'ibgda:hardware' },
+    ]);
     expect(report.probes[0]?.probe).toHaveProperty('capabilities.needs', expect.arrayContaining(['bundled', 'prior']));
     expect(report.addon).toMatchObject({ loaded: true, path: expect.stringMatching(/\.node$/) });
     expect(report.checks.map((check) => check.name)).toEqual(

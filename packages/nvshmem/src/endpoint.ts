@@ -18,31 +18,7 @@ import {
   WorkOwner,
 } from '@ep/core';
 import { type CallFrame, type NativeRankContext, type NativeSymmetricMemory, native } from '@ep/native';
-import { checkLimits, type Liveness, RankMemory } from '@ep/native/ranks';
-
-interface NativeSignal {
-  readonly op: number;
-  readonly slot: number;
-  readonly value: bigint;
-}
-
-const NO_SIGNAL: NativeSignal = { op: 0, slot: 0, value: 0n };
-
-function nativeSignal(update: SignalUpdate<Need> | undefined): NativeSignal {
-  if (update === undefined) return NO_SIGNAL;
-  if (update === null) throw invalid('signal', { where: 'endpoint', expected: '{slot, op, value}', found: update });
-  const { op, slot, value } = update;
-  // A frame takes any value and makes a number of it: "5" would be taken for 5.
-  if (typeof slot !== 'number')
-    throw invalid('slot', { where: `signal ${op}`, expected: 'a slot number', found: slot });
-  if (op === 'inc') return { op: 1, slot, value: 1n };
-  if (op !== 'add' && op !== 'set') throw invalid('op', { where: 'signal', expected: 'inc, add or set', found: op });
-  if (typeof value !== 'bigint') throw invalid('value', { where: `signal ${op}`, expected: 'a bigint', found: value });
-  if (BigInt.asUintN(64, value) !== value && BigInt.asIntN(64, value) !== value) {
-    throw invalid('value', { where: `signal ${op}`, expected: 'at most 64 bits', found: value });
-  }
-  return { op: op === 'add' ? 1 : 2, slot, value };
-}
+import { checkLimits, checkSameSize, type Liveness, RankMemory, signalWords } from '@ep/native/ranks';
 
 function ownMemory(what: string, region: Region): NativeSymmetricMemory {
   const memory: unknown = region?.memory;
@@ -51,15 +27,6 @@ function ownMemory(what: string, region: Region): NativeSymmetricMemory {
     throw invalid(what, { where: 'endpoint', expected: 'a region, which memory.local() makes', found: region });
   }
   throw new EpError('EP_UNSUPPORTED', `${what} must lie in a symmetric memory of nvshmem:shm; copy it there`);
-}
-
-function checkSameSize(
-  where: string,
-  from: { readonly byteLength: number },
-  to: { readonly byteLength: number },
-): void {
-  if (from.byteLength === to.byteLength) return;
-  throw invalid('to', { where, expected: `${from.byteLength} bytes, as the source has`, found: to.byteLength });
 }
 
 export class ShmEndpoint extends Resource implements Endpoint<Need> {
@@ -184,7 +151,7 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
     const target = this.#remote(to);
     const source = ownMemory('put: the source', from);
     checkSameSize('put', from, to);
-    const { op, slot, value } = nativeSignal(update);
+    const { op, slot, value } = signalWords(update);
     if (source !== target) {
       target.put(this.peer, to.byteOffset, source, from.byteOffset, from.byteLength, op, slot, value);
       return;
@@ -196,14 +163,14 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
 
   #putValue(to: RemoteRegion, word: bigint, update: SignalUpdate<Need> | undefined): void {
     const target = this.#remote(to);
-    const { op, slot, value } = nativeSignal(update);
+    const { op, slot, value } = signalWords(update);
     target.putValue(this.peer, to.byteOffset, to.byteLength, word, op, slot, value);
   }
 
   #signal(memory: SymmetricMemory, update: SignalUpdate<Need>): void {
     if (update === undefined)
       throw invalid('signal', { where: 'signal', expected: '{slot, op, value}', found: update });
-    const { op, slot, value } = nativeSignal(update);
+    const { op, slot, value } = signalWords(update);
     const target = this.#memory(memory);
     this.#frame.signal(this.peer, op, slot, value);
     target.signalFrame();

@@ -108,6 +108,9 @@ export class ShmTransport extends Resource implements Transport<Need> {
           'allocate: nvshmem:shm has host memory only; backing cuda has device memory',
         );
       }
+      if (options.over !== undefined) {
+        throw new EpError('EP_UNSUPPORTED', 'allocate: nvshmem:shm cannot register memory of another transport');
+      }
       return withClosing(options, this.closing, async (limits) => {
         const made: RankMemory = await allocateMemory(
           {

@@ -1,7 +1,7 @@
 /** `ep demo`: the main job on real text. */
 import type { AttentionDType } from '@ep/cuda-kernels';
 import { explain } from '@ep/plan';
-import { Command, Option } from 'commander';
+import { Argument, Command, Option } from 'commander';
 import { Listr } from 'listr2';
 import { describeMachine } from '../doctor/machine.js';
 import { CommandExit, jsonText, stoppedBy } from '../failure.js';
@@ -33,6 +33,7 @@ import {
   tolerances,
 } from './report.js';
 import type { StepResult } from './step.js';
+import { type DemoTransportName, demoTransportNames } from './transports.js';
 
 interface DemoFlags {
   readonly ranks: number;
@@ -40,6 +41,7 @@ interface DemoFlags {
   readonly small?: boolean;
   readonly dtype: AttentionDType;
   readonly seed: number;
+  readonly transport: DemoTransportName;
   readonly from?: string;
   readonly svg: string | false;
   readonly json?: boolean;
@@ -53,6 +55,7 @@ const tolerance = 0.02;
 export function demoCommand(): Command {
   return new Command('demo')
     .description('plan, dispatch and verify attention over real documents on local ranks')
+    .addArgument(new Argument('[job]', 'what to run').choices(['attention']).default('attention'))
     .addOption(new Option('-n, --ranks <count>', 'ranks').argParser(integerOption(1, 128)).default(4))
     .option('--threads', 'ranks as worker threads of one process instead of processes')
     .option('--small', 'far less text: for tests')
@@ -62,11 +65,16 @@ export function demoCommand(): Command {
         .argParser(integerOption(0, 2 ** 31 - 1))
         .default(1),
     )
+    .addOption(
+      new Option('--transport <name>', 'what carries rows: shared memory, or queue pairs of a software NIC')
+        .choices(demoTransportNames)
+        .default('shm' satisfies DemoTransportName),
+    )
     .option('--from <folder>', 'where the documents are (default: the workspace around the current folder)')
     .option('--svg <path>', 'where the picture of the plan goes', 'ep-demo.svg')
     .option('--no-svg', 'draw no picture')
     .option('--json', 'the report as one JSON object')
-    .action(async (flags: DemoFlags) => {
+    .action(async (_job: string, flags: DemoFlags) => {
       const report = await runDemo(flags);
       process.stdout.write(flags.json === true ? `${jsonText(report)}\n` : reportText(report));
       if (!report.pass) throw new CommandExit(1);
@@ -126,6 +134,7 @@ async function runDemo(flags: DemoFlags): Promise<DemoReport> {
           const job = {
             dtype: flags.dtype,
             seed: flags.seed,
+            transport: flags.transport,
             plan: context.step!.planned,
             documents: context.documents.map((document) => document.tokens),
           };
@@ -192,6 +201,7 @@ function reportOf(progress: Progress, flags: DemoFlags, mode: RankMode, row: Row
     date: new Date().toISOString(),
     machine: describeMachine(),
     mode,
+    transport: flags.transport,
     ranks: flags.ranks,
     dtype: flags.dtype,
     documents: documents.length,

@@ -3,10 +3,12 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import type { AttentionDType } from '@ep/cuda-kernels';
 import { type AttentionPlan, parseAttentionPlan, serialize } from '@ep/plan';
 import type { Phase, StepResult } from './step.js';
+import type { DemoTransportName } from './transports.js';
 
 export interface Job {
   readonly dtype: AttentionDType;
   readonly seed: number;
+  readonly transport: DemoTransportName;
   readonly plan: AttentionPlan;
   /** Tokens by document. */
   readonly documents: readonly Int32Array[];
@@ -25,7 +27,7 @@ export function writeJob(path: string, job: Job): void {
 }
 
 export function readJob(path: string): Job {
-  const { documents, ...rest } = JSON.parse(readFileSync(path, 'utf8')) as Pick<Job, 'dtype' | 'seed'> & {
+  const { documents, ...rest } = JSON.parse(readFileSync(path, 'utf8')) as Pick<Job, 'dtype' | 'seed' | 'transport'> & {
     readonly documents: readonly (readonly number[])[];
   };
   const plan = parseAttentionPlan(readFileSync(`${path}.plan`, 'utf8'));

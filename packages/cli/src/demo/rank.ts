@@ -16,13 +16,16 @@ type Say = (message: RankMessage) => void;
 
 async function runRank(place: ThreadData, say: Say): Promise<void> {
   const { rank, worldSize } = place;
-  const { dtype, plan, seed, documents } = readJob(place.jobPath);
+  const { dtype, plan, seed, documents, transport } = readJob(place.jobPath);
   const store = await openFileStore(place.storePath);
   try {
     const source = new TokenRows(seed, documents);
     const onPhase = (phase: Extract<RankMessage, { kind: 'phase' }>['phase']): void =>
       say({ kind: 'phase', rank, phase });
-    const result = await runStep({ rank, worldSize, store }, { plan, shape: { ...demoShape, dtype }, source, onPhase });
+    const result = await runStep(
+      { rank, worldSize, store },
+      { plan, shape: { ...demoShape, dtype }, source, transport, onPhase },
+    );
     say({ kind: 'result', result });
   } finally {
     await store.close();

@@ -6,6 +6,7 @@ import { formatBytes, type MachineDescription, machineText } from '../doctor/mac
 import { plainTable } from '../plain-table.js';
 import type { RankMode } from './ranks.js';
 import { COMPARED, type ComparedTensor, PHASES, type Phase, type StepResult } from './step.js';
+import type { DemoTransportName } from './transports.js';
 
 /** Relative error by norm that passes. */
 export const tolerances: Readonly<Record<AttentionDType, number>> = { f32: 1e-5, bf16: 1e-2 };
@@ -40,6 +41,7 @@ export interface DemoReport {
   readonly date: string;
   readonly machine: MachineDescription;
   readonly mode: RankMode;
+  readonly transport: DemoTransportName;
   readonly ranks: number;
   readonly dtype: AttentionDType;
   readonly documents: number;
@@ -132,7 +134,7 @@ export function reportText(report: DemoReport): string {
   facts.push(
     ['documents', `${report.documents}, longest ${longest.name} with ${longest.tokens} tokens`],
     ['tokens', String(report.tokens)],
-    ['ranks', `${report.ranks} ${report.mode}, ${report.dtype}`],
+    ['ranks', `${report.ranks} ${report.mode} over ${report.transport}, ${report.dtype}`],
     [
       'imbalance',
       `${imbalance.atHome.toFixed(3)} with every shard at home, ${imbalance.planned.toFixed(3)} as planned (largest rank over average)`,

@@ -9,11 +9,9 @@ import {
   elementBytes,
   encode,
   type Member,
-  type Need,
   type Storage,
   type SymmetricMemory,
   type Tensor,
-  type Transport,
   tensor,
 } from '@ep/core';
 import {
@@ -29,9 +27,9 @@ import {
   openDispatcher,
 } from '@ep/cuda-kernels';
 import { allocateHost } from '@ep/native';
-import { nvshmem, type ShmTransport } from '@ep/nvshmem';
 import { type AttentionPlan, serverLayout } from '@ep/plan';
 
+import { type DemoTransport, type DemoTransportName, openDemoTransport } from './transports.js';
 export type RowKind = 'q' | 'k' | 'v' | 'dO';
 
 /** Rows of the demo's tensors, made from a seed: any rank can make any row of any document. */
@@ -44,6 +42,7 @@ export interface StepInput {
   readonly plan: AttentionPlan;
   readonly shape: AttentionShape;
   readonly source: RowSource;
+  readonly transport: DemoTransportName;
   /** Threads of this rank's attention kernel. */
   readonly threads?: number;
   /** Called when a phase begins. */
@@ -179,10 +178,10 @@ function generate(
 
 class Clock {
   readonly milliseconds: Record<string, number> = {};
-  readonly #transport: ShmTransport;
+  readonly #transport: DemoTransport;
   readonly #onPhase: ((phase: Phase) => void) | undefined;
 
-  constructor(transport: ShmTransport, onPhase: ((phase: Phase) => void) | undefined) {
+  constructor(transport: DemoTransport, onPhase: ((phase: Phase) => void) | undefined) {
     this.#transport = transport;
     this.#onPhase = onPhase;
   }
@@ -221,7 +220,7 @@ class Results {
   }
 
   static async open(
-    transport: Transport<Need>,
+    transport: DemoTransport,
     shape: AttentionShape,
     homeRows: number,
     longest: number,
@@ -244,7 +243,7 @@ class Results {
 
   /** A whole document's rows, fetched part by part; a view that the next fetch overwrites. */
   async fetch(
-    transport: Transport<Need>,
+    transport: DemoTransport,
     name: ComparedTensor,
     parts: readonly Part[],
   ): Promise<Storage[AttentionDType]> {
@@ -318,7 +317,7 @@ export async function runStep(member: Member, input: StepInput): Promise<StepRes
   const { rank, worldSize } = member;
   checkInteger(rank, 'rank', 'runStep', 0, worldSize - 1);
   const begin = performance.now();
-  const transport = await nvshmem.shm.open(member, { signal: new AbortController().signal });
+  const transport = await openDemoTransport(input.transport, member);
   try {
     const stream = new HostStream();
     const dispatcher = await openDispatcher(transport, {

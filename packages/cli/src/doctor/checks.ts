@@ -53,7 +53,9 @@ function probeCheck({ name, probe }: Probed, addon: AddonState): Check {
   if (!addon.loaded && addon.code === code && addon.reason === reason) {
     return { name, verdict: 'fail', code, found: 'not available without the native addon, see below' };
   }
-  return { name, verdict: 'fail', code, found: reason, ...(remedy === undefined ? {} : { remedy }) };
+  // A device that is not there is no fault of the machine.
+  const verdict = code === 'EP_UNAVAILABLE' ? 'note' : 'fail';
+  return { name, verdict, code, found: reason, ...(remedy === undefined ? {} : { remedy }) };
 }
 
 function nodeCheck(version: string): Check {

@@ -1,0 +1,285 @@
+#include "rank_nic.hpp"
+
+#include <algorithm>
+
+#include "device/fast.hpp"
+#include "ep/device/ibgda_endpoint.h"
+
+namespace ep::ibgda {
+namespace {
+
+constexpr uint32_t everything = dl::MLX5_ACCESS_LOCAL_WRITE | dl::MLX5_ACCESS_REMOTE_WRITE | dl::MLX5_ACCESS_REMOTE_READ | dl::MLX5_ACCESS_REMOTE_ATOMIC;
+
+pair_failure failure_in(const ep_ibgda_qp& qp) {
+  pair_failure found;
+  if (std::atomic_ref<uint64_t>(const_cast<uint64_t&>(qp.broken)).load(std::memory_order_acquire) != EP_IBGDA_BROKEN) return found;
+  found.status = qp.status;
+  found.syndrome = qp.syndrome;
+  found.vendor_syndrome = qp.vendor_syndrome;
+  found.qpn = qp.qpn;
+  found.opcode = qp.opcode;
+  found.index = static_cast<uint32_t>(qp.wqe & 0xffff);
+  found.rkey = qp.rkey;
+  found.remote_address = qp.remote_address;
+  return found;
+}
+
+bool broken(const ep_ibgda_qp& qp) {
+  return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(qp.broken)).load(std::memory_order_acquire) != EP_IBGDA_SOUND;
+}
+
+} // namespace
+
+result<std::shared_ptr<rank_nic>> rank_nic::create(std::shared_ptr<rank_context> context, std::unique_ptr<dl::mlx5_driver> driver, open_port port,
+                                                   queue_options options, emulator_hooks hooks) {
+  std::shared_ptr<rank_nic> made(new rank_nic);
+  made->context_ = std::move(context);
+  made->driver_ = std::move(driver);
+  made->control_ = host_control_memory();
+  made->hooks_ = std::move(hooks);
+  if (options.active_qps == 0) options.active_qps = options.qps_per_peer;
+  options.qps_per_peer += 1; // the host's is the last
+  options.rank = made->context_->rank();
+  options.world_size = made->context_->world_size();
+  options.nic_wake = made->hooks_.doorbell_wake;
+  control_memory* const sources[] = {made->control_.get()};
+  auto queues = rank_queues::create(std::move(port), options, sources);
+  if (!queues.ok()) return queues.why();
+  made->queues_ = std::move(queues.value());
+  made->own_route_.header = {EP_MAGIC_IBGDA_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof(ep_ibgda_memory)};
+  made->own_route_.device = made->queues_->device_address();
+  made->own_handle_.rank = options.rank;
+  made->own_handle_.world_size = options.world_size;
+  made->own_handle_.proxy = reinterpret_cast<uint64_t>(&made->own_route_);
+  for (int32_t rank = 0; rank < options.world_size; ++rank) made->pairs_.push_back(std::make_unique<host_pair>());
+  return made;
+}
+
+// Queues before the driver, whatever still waits included: the NIC reads no source after it.
+rank_nic::~rank_nic() { queues_.reset(); }
+
+ep_ibgda_qp& rank_nic::pair_of(int32_t peer) const {
+  const ep_ibgda_device& all = device();
+  return reinterpret_cast<ep_ibgda_qp*>(all.qps)[static_cast<uint64_t>(peer) * all.qps_per_peer + all.qps_per_peer - 1];
+}
+
+// ---- memory
+
+rank_nic::routed_memory* rank_nic::find(const symmetric_memory& memory) {
+  const uint64_t id = memory.device_handle().memory_id;
+  const auto at = std::find_if(memories_.begin(), memories_.end(), [&](const routed_memory& one) { return one.memory_id == id; });
+  return at == memories_.end() ? nullptr : &*at;
+}
+
+result<ep_ibgda_remote> rank_nic::add_memory(const symmetric_memory& memory) {
+  sweep_sources();
+  ep_ibgda_remote own{};
+  own.signals = reinterpret_cast<uint64_t>(memory.own_signals());
+  own.data = reinterpret_cast<uint64_t>(memory.own_data());
+  routed_memory made{memory.device_handle().memory_id, std::nullopt, {}};
+  const uint64_t bytes = own.data - own.signals + memory.byte_length();
+  if (bytes != 0) {
+    auto registered = queues_->register_memory({.address = own.signals, .byte_length = bytes}, everything);
+    if (!registered.ok()) return registered.why();
+    made.memory = registered.value();
+    own.data_rkey = own.signals_rkey = registered.value().mr.rkey;
+    if (hooks_.region_wake) {
+      auto woken = hooks_.region_wake(registered.value().mr, context_->wake());
+      if (!woken.ok()) {
+        (void)queues_->release_memory(registered.value());
+        return woken.why();
+      }
+    }
+  }
+  memories_.push_back(std::move(made));
+  return own;
+}
+
+result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const ep_ibgda_remote> remotes) {
+  routed_memory* known = find(memory);
+  if (known == nullptr) return failure{EP_STATUS_INVALID, 0, "the memory was not registered with this NIC"};
+  auto routed = queues_->route_memory(remotes);
+  if (!routed.ok()) return routed.why();
+  // Kernels hold the memory, which holds the route, which holds the NIC: nothing that they read goes away under them.
+  struct held_route final : memory_route {
+    std::shared_ptr<rank_nic> nic;
+    std::shared_ptr<void> block;
+    result<nothing> prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) override {
+      return nic->prepare_source(address, bytes, keep);
+    }
+  };
+  auto held = std::make_shared<held_route>();
+  held->nic = shared_from_this();
+  held->block = routed.value().keep;
+  auto connected = memory.connect_by_nic(std::move(held), routed.value().address);
+  if (!connected.ok()) return connected;
+  known->remotes.assign(remotes.begin(), remotes.end());
+  return nothing{};
+}
+
+void rank_nic::remove_memory(const symmetric_memory& memory) {
+  routed_memory* known = find(memory);
+  if (known == nullptr) return;
+  if (known->memory) (void)queues_->release_memory(*known->memory);
+  memories_.erase(memories_.begin() + (known - memories_.data()));
+}
+
+const ep_ibgda_remote* rank_nic::remote(const symmetric_memory& memory, int32_t rank) const {
+  const routed_memory* known = const_cast<rank_nic*>(this)->find(memory);
+  return known == nullptr || known->remotes.empty() ? nullptr : &known->remotes[static_cast<size_t>(rank)];
+}
+
+// Whose memory has gone: its addresses may be another one's by now.
+void rank_nic::sweep_sources() {
+  std::erase_if(sources_, [this](const registered_source& one) {
+    if (!one.keep.expired()) return false;
+    (void)queues_->release_memory(one.memory);
+    return true;
+  });
+}
+
+result<nothing> rank_nic::prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) {
+  const uint64_t end = address + bytes;
+  if (bytes == 0) return nothing{};
+  for (const routed_memory& one : memories_) {
+    if (!one.memory) continue;
+    const dl::mlx5_memory& known = one.memory->memory;
+    if (known.address <= address && end <= known.address + known.byte_length) return nothing{};
+  }
+  for (const registered_source& one : sources_) {
+    if (one.begin <= address && end <= one.end && !one.keep.expired()) return nothing{};
+  }
+  sweep_sources();
+  auto registered = queues_->register_memory({.address = address, .byte_length = bytes}, dl::MLX5_ACCESS_LOCAL_WRITE);
+  if (!registered.ok()) return registered.why();
+  sources_.push_back({address, end, keep, registered.value()});
+  return nothing{};
+}
+
+// ---- requests of the host
+
+result<uint64_t> rank_nic::post(const host_request& request) {
+  ep_ibgda_qp& qp = pair_of(request.peer);
+  host_pair& pair = *pairs_[static_cast<size_t>(request.peer)];
+  const kernel_environment environment{context_->waits(nullptr, no_deadline)};
+  fast_context context{environment, 0, 1, nullptr};
+  std::vector<work_item> items;
+  if (request.what == host_request::kind::word) {
+    items.push_back({host_request::kind::word, false, request.remote, 0, 0, static_cast<uint32_t>(request.bytes), request.word, false});
+  } else if (request.what != host_request::kind::none && request.bytes != 0) {
+    uint32_t lkey = 0;
+    if (!ibgda_endpoint{own_handle_}.local_key(context, request.local, request.bytes, &lkey)) {
+      return failure{EP_STATUS_INVALID, 0, "the local bytes lie in no registered memory"};
+    }
+    const uint64_t longest = device().max_message;
+    for (uint64_t at = 0; at < request.bytes; at += longest) {
+      const auto bytes = static_cast<uint32_t>(std::min(longest, request.bytes - at));
+      items.push_back({request.what, false, {request.remote.address + at, request.remote.rkey}, request.local + at, lkey, bytes, 0, false});
+    }
+  }
+  // One store of the whole word sets a signal: in the order of the queue pair, like everything else.
+  if (request.signal == signal_op::set) items.push_back({host_request::kind::word, false, request.slot, 0, 0, 8, request.value, false});
+  if (request.signal == signal_op::add) items.push_back({host_request::kind::none, true, request.slot, 0, 0, 8, request.value, false});
+
+  const std::lock_guard lock(pair.mutex);
+  if (broken(qp)) {
+    advance(pair, qp);
+    const pair_failure found = failure_in(qp);
+    return failure{found.status == EP_STATUS_OK ? EP_STATUS_CLOSED : found.status, 0, "the queue pair to rank " + std::to_string(request.peer) + " is broken"};
+  }
+  if (items.empty()) {
+    // Ends with what was taken over before it.
+    if (pair.accepted == pair.ended) return pair.ended = ++pair.accepted;
+    items.push_back({host_request::kind::none, false, {}, 0, 0, 0, 0, false});
+  }
+  items.back().last = true;
+  pair.waiting.insert(pair.waiting.end(), items.begin(), items.end());
+  pair.waiting_keep.push_back(request.keep);
+  ++pair.accepted;
+  advance(pair, qp);
+  return pair.accepted;
+}
+
+// Notes what has completed, then posts what there is room for. Under the pair's lock.
+void rank_nic::advance(host_pair& pair, ep_ibgda_qp& qp) {
+  const kernel_environment environment{context_->waits(nullptr, no_deadline)};
+  fast_context context{environment, 0, 1, nullptr};
+  const ibgda_endpoint endpoint{own_handle_};
+  for (;;) {
+    const uint64_t done = mlx5_poll<EP_IBGDA_SHARE_DEVICE>(context, qp);
+    while (!pair.posted.empty() && pair.posted.front().wqe <= done) {
+      pair.posted.pop_front();
+      ++pair.ended;
+    }
+    if (pair.waiting.empty() || broken(qp)) return;
+    const uint64_t taken = qp.ready;
+    const uint64_t room = qp.depth - (taken - done);
+    if (room == 0) return;
+    // The endpoint posts half of the ring at once.
+    const uint64_t count = std::min<uint64_t>({room, pair.waiting.size(), qp.depth / 2});
+    uint64_t wqes = 0;
+    std::vector<work_item> batch;
+    for (uint64_t i = 0; i < count; ++i) {
+      const work_item item = pair.waiting.front();
+      pair.waiting.pop_front();
+      if (item.what != host_request::kind::none || item.add) {
+        batch.push_back(item);
+        ++wqes;
+      }
+      if (item.last) {
+        pair.posted.push_back({taken + wqes, std::move(pair.waiting_keep.front())});
+        pair.waiting_keep.pop_front();
+      }
+    }
+    const auto build = [&](uint64_t i, const mlx5_writer& writer) {
+      const work_item& item = batch[i];
+      const mlx5_place remote{item.remote.address, item.remote.rkey};
+      if (item.add) return writer.fetch_add8(remote, item.word, {qp.response, qp.response_lkey});
+      if (item.what == host_request::kind::word) return writer.write_inline(remote, &item.word, item.bytes);
+      if (item.what == host_request::kind::write) return writer.write(remote, {item.local, item.lkey}, item.bytes);
+      writer.read(remote, {item.local, item.lkey}, item.bytes);
+    };
+    ep_kernel_status status{};
+    if (wqes != 0 && !endpoint.post(context, lone_poster<fast_context>{context}, qp, wqes, build, &status)) return;
+  }
+}
+
+request_state rank_nic::look(int32_t peer, uint64_t number) {
+  ep_ibgda_qp& qp = pair_of(peer);
+  host_pair& pair = *pairs_[static_cast<size_t>(peer)];
+  const std::lock_guard lock(pair.mutex);
+  if (pair.ended >= number) return request_state::done;
+  advance(pair, qp);
+  if (pair.ended >= number) return request_state::done;
+  const pair_failure found = failure_in(qp);
+  if (found.status == EP_STATUS_OK) return request_state::pending;
+  // A connection carries requests out in their order, so those before the one that failed are done, whose completions may not have been written. Where the
+  // first failure's completion was overwritten by that of a flushed request, nobody knows which it was.
+  if (found.syndrome != 0 && found.syndrome != EP_MLX5_SYNDROME_FLUSHED) {
+    for (; !pair.posted.empty() && pair.posted.front().wqe <= qp.wqe; pair.posted.pop_front()) ++pair.ended;
+  }
+  // Nothing of the rest will be read any more.
+  pair.posted.clear();
+  pair.waiting.clear();
+  pair.waiting_keep.clear();
+  return pair.ended >= number ? request_state::done : request_state::failed;
+}
+
+uint64_t rank_nic::accepted(int32_t peer) {
+  host_pair& pair = *pairs_[static_cast<size_t>(peer)];
+  const std::lock_guard lock(pair.mutex);
+  return pair.accepted;
+}
+
+pair_failure rank_nic::failure_of(int32_t peer) { return failure_in(pair_of(peer)); }
+
+pair_failure rank_nic::kernel_failure(int32_t* peer) const {
+  *peer = -1;
+  const uint64_t first = std::atomic_ref<uint64_t>(const_cast<uint64_t&>(device().broken)).load(std::memory_order_acquire);
+  if (first == 0) return {};
+  const ep_ibgda_qp& qp = reinterpret_cast<const ep_ibgda_qp*>(device().qps)[first - 1];
+  *peer = qp.peer;
+  return failure_in(qp);
+}
+
+} // namespace ep::ibgda

@@ -1,0 +1,146 @@
+// One rank's queue pairs as a transport uses them: memories that kernels and peers reach, sources that kernels send from, and requests of the host itself.
+//
+// Each peer has one queue pair more than kernels use: the host's. Its requests never wait on the caller's thread: what finds no room is kept, and posted
+// when somebody looks.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "memory.hpp"
+#include "queues.hpp"
+#include "rank.hpp"
+
+namespace ep::ibgda {
+
+// What only an emulated NIC has.
+struct emulator_hooks {
+  uint64_t doorbell_wake = 0; // address of an ep_wake_word to notify after a doorbell; 0: none
+  // Writes and atomics that peers land in this region notify the word.
+  std::function<result<nothing>(const dl::mlx5_mr&, const ep_wake_word*)> region_wake;
+};
+
+// A run of bytes in a peer's part, or one of its signal words.
+struct remote_place {
+  uint64_t address = 0;
+  uint32_t rkey = 0;
+};
+
+// One operation: bytes or a word, then a signal.
+struct host_request {
+  enum class kind : uint8_t { none, write, read, word };
+  kind what = kind::none;
+  int32_t peer = 0;
+  remote_place remote;
+  uint64_t local = 0; // address of the source of a write, the target of a read: in registered memory, unless the bytes fit the request
+  uint64_t bytes = 0; // of a word: 1, 2, 4 or 8
+  uint64_t word = 0;
+  signal_op signal = signal_op::none;
+  remote_place slot;
+  uint64_t value = 0;
+  std::shared_ptr<const void> keep; // held until the request has ended
+};
+
+// How the queue pair to a peer broke.
+struct pair_failure {
+  uint32_t status = EP_STATUS_OK; // EP_STATUS_OK: it did not
+  uint32_t syndrome = 0;
+  uint32_t vendor_syndrome = 0;
+  uint32_t qpn = 0;
+  uint32_t opcode = 0;
+  uint32_t index = 0;
+  uint32_t rkey = 0;
+  uint64_t remote_address = 0;
+};
+
+enum class request_state : uint32_t { pending, done, failed };
+
+// Used by the rank's own thread, but for look(), which any may call.
+class rank_nic final : public memory_route, public std::enable_shared_from_this<rank_nic> {
+ public:
+  // `driver` outlives what it opened. `options.qps_per_peer` and `active_qps` are what kernels use; the host's are added.
+  static result<std::shared_ptr<rank_nic>> create(std::shared_ptr<rank_context> context, std::unique_ptr<dl::mlx5_driver> driver, open_port port,
+                                                  queue_options options, emulator_hooks hooks);
+  ~rank_nic() override;
+
+  rank_queues& queues() { return *queues_; }
+  uint64_t max_message() const { return device().max_message; }
+
+  // Registers this rank's part; peers need what is returned.
+  result<ep_ibgda_remote> add_memory(const symmetric_memory& memory);
+  // Given every rank's: kernels and peers reach the memory from here on.
+  result<nothing> route(symmetric_memory& memory, std::span<const ep_ibgda_remote> remotes);
+  // Its keys are dead when it returns: whoever still writes there breaks its queue pair.
+  void remove_memory(const symmetric_memory& memory);
+  const ep_ibgda_remote* remote(const symmetric_memory& memory, int32_t rank) const;
+
+  result<nothing> prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) override;
+
+  // Takes it over. The number is for look(): requests to one peer end in their order.
+  result<uint64_t> post(const host_request& request);
+  request_state look(int32_t peer, uint64_t number);
+  // Number of the last request to this peer, 0: none.
+  uint64_t accepted(int32_t peer);
+  pair_failure failure_of(int32_t peer);
+  // A queue pair of kernels that broke first; its peer, or -1.
+  pair_failure kernel_failure(int32_t* peer) const;
+
+ private:
+  struct work_item {
+    host_request::kind what;
+    bool add; // a fetch-add of `word`
+    remote_place remote;
+    uint64_t local;
+    uint32_t lkey;
+    uint32_t bytes;
+    uint64_t word;
+    bool last; // of its request
+  };
+  struct ended_by {
+    uint64_t wqe; // its request has ended once so many have completed
+    std::shared_ptr<const void> keep;
+  };
+  struct host_pair {
+    std::mutex mutex;
+    std::deque<work_item> waiting;
+    std::deque<std::shared_ptr<const void>> waiting_keep; // of requests whose last item waits
+    std::deque<ended_by> posted;
+    uint64_t accepted = 0;
+    uint64_t ended = 0;
+  };
+  struct registered_source {
+    uint64_t begin;
+    uint64_t end;
+    std::weak_ptr<const void> keep;
+    registered_memory memory;
+  };
+  struct routed_memory {
+    uint64_t memory_id;
+    std::optional<registered_memory> memory; // none: it has no bytes
+    std::vector<ep_ibgda_remote> remotes;
+  };
+
+  rank_nic() = default;
+  const ep_ibgda_device& device() const { return *reinterpret_cast<const ep_ibgda_device*>(queues_->device_address()); }
+  ep_ibgda_qp& pair_of(int32_t peer) const;
+  void advance(host_pair& pair, ep_ibgda_qp& qp);
+  void sweep_sources();
+  routed_memory* find(const symmetric_memory& memory);
+
+  std::shared_ptr<rank_context> context_;
+  std::unique_ptr<dl::mlx5_driver> driver_;
+  std::unique_ptr<control_memory> control_;
+  std::unique_ptr<rank_queues> queues_;
+  emulator_hooks hooks_;
+  ep_ibgda_memory own_route_{};
+  ep_memory_handle own_handle_{};
+  std::vector<std::unique_ptr<host_pair>> pairs_; // by rank
+  std::vector<registered_source> sources_;
+  std::vector<routed_memory> memories_;
+};
+
+} // namespace ep::ibgda

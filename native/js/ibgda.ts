@@ -1,0 +1,125 @@
+/** The addon's part in queue pairs of mlx5: native/napi/bind_ibgda.cpp. */
+import type { NativeOperand, NativeSymmetricMemory, OperationId } from './binding.js';
+
+export interface NativeIbgdaOptions {
+  /** Queue pairs to each peer that kernels use. */
+  readonly qpsPerPeer: number;
+  /** Work requests of each send queue: a power of two. */
+  readonly depth: number;
+  /** Completions overwrite each other in one entry; a ring otherwise. */
+  readonly collapsed: boolean;
+  /** A try waits 4.096 us << ackTimeout. */
+  readonly ackTimeout: number;
+  /** The drivers of this machine; the software NIC otherwise. */
+  readonly hardware: boolean;
+  /** Which devices, "" for any: see native/core/ibgda/device_choice.hpp. */
+  readonly devices: string;
+  readonly gidIndex?: number;
+  /** The software NIC's link layer: Ethernet instead of InfiniBand. */
+  readonly ethernet: boolean;
+  readonly seed: number;
+  /** Events that the software NIC keeps for `trace()`. */
+  readonly traceEvents: number;
+}
+
+/** How the queue pair to a peer broke. */
+export interface NativePairFailure {
+  /** `EP_STATUS_*` */
+  readonly status: number;
+  /** Of the completion; 0: none came. */
+  readonly syndrome: number;
+  readonly vendorSyndrome: number;
+  readonly qpn: number;
+  readonly opcode: number;
+  readonly index: number;
+  readonly rkey: number;
+  readonly remoteAddress: bigint;
+}
+
+export interface NativeIbgdaPort {
+  readonly device: string;
+  readonly port: number;
+  readonly link: 'infiniband' | 'ethernet';
+  readonly gid: string;
+  readonly maxMessageBytes: number;
+  /** Where rings and completions lie. */
+  readonly placement: string;
+  /** Better places, and why they could not be had. */
+  readonly fallbacks: readonly string[];
+}
+
+export interface SoftNicCounts {
+  readonly doorbells: number;
+  readonly requests: number;
+  readonly completions: number;
+  readonly retries: number;
+  readonly bytes: number;
+  /** Requests that broke a rule of the format. */
+  readonly violations: number;
+}
+
+/** Local bytes: a memory of the addon, or the number that `adopt` gave. */
+export type NativeLocal = NativeOperand | number;
+
+/** A request that was posted: 0 if it has ended already, otherwise its number for `watch`. Signals: op 0 none, 1 add, 2 set. */
+export type PostedRequest = number;
+
+export interface NativeIbgdaNic {
+  port(): NativeIbgdaPort;
+  /** `ep_ibgda_peer` bytes, for `connect` on the others. */
+  connection(): Uint8Array<ArrayBuffer>;
+  /** Of all ranks, by rank. No peer may post before all ranks have returned from it. */
+  connect(connections: readonly Uint8Array[]): void;
+  /** Registers this rank's part; `ep_ibgda_remote` bytes for `route` on the others. */
+  addMemory(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
+  /** Connects the memory through this NIC. */
+  route(memory: NativeSymmetricMemory, remotes: readonly Uint8Array[]): void;
+  removeMemory(memory: NativeSymmetricMemory): void;
+  adopt(address: bigint, byteLength: number): number;
+  disown(adopted: number): void;
+  put(
+    memory: NativeSymmetricMemory,
+    peer: number,
+    dstOffset: number,
+    source: NativeLocal,
+    srcOffset: number,
+    byteLength: number,
+    op: number,
+    slot: number,
+    value: bigint,
+  ): PostedRequest;
+  putValue(
+    memory: NativeSymmetricMemory,
+    peer: number,
+    dstOffset: number,
+    width: number,
+    word: bigint,
+    op: number,
+    slot: number,
+    value: bigint,
+  ): PostedRequest;
+  signal(memory: NativeSymmetricMemory, peer: number, op: number, slot: number, value: bigint): PostedRequest;
+  get(
+    memory: NativeSymmetricMemory,
+    peer: number,
+    srcOffset: number,
+    target: NativeLocal,
+    dstOffset: number,
+    byteLength: number,
+  ): PostedRequest;
+  /** Number of the last request to this peer; 0: none. */
+  accepted(peer: number): number;
+  /** Ends with the request: `found` is 0 where it is done, 1 where the queue pair broke. */
+  watch(peer: number, request: number, timeoutMs: number): OperationId;
+  failure(peer: number): NativePairFailure | undefined;
+  /** Of the queue pair of kernels that broke first. */
+  kernelFailure(): (NativePairFailure & { readonly peer: number }) | undefined;
+  counts(): SoftNicCounts;
+  /** What was wrong with requests: one sentence each. */
+  violations(): readonly string[];
+  /** One JSON object a line. */
+  trace(): string;
+  /** Replaces the script of faults: see native/nic/mlx5/faults.hpp. */
+  setFaults(script: string): void;
+  close(): void;
+}

@@ -1,0 +1,38 @@
+/** Arguments of requests that endpoints check alike. */
+import { invalid, type Need, type SignalUpdate } from '@ep/core';
+
+/** Op 0: none, 1: add, 2: set. */
+export interface SignalWords {
+  readonly op: number;
+  readonly slot: number;
+  readonly value: bigint;
+}
+
+const NO_SIGNAL: SignalWords = { op: 0, slot: 0, value: 0n };
+
+/** Throws `EP_INVALID_ARGUMENT`. */
+export function signalWords(update: SignalUpdate<Need> | undefined): SignalWords {
+  if (update === undefined) return NO_SIGNAL;
+  if (update === null) throw invalid('signal', { where: 'endpoint', expected: '{slot, op, value}', found: update });
+  const { op, slot, value } = update;
+  // Native code takes any value and makes a number of it: "5" would be taken for 5.
+  if (typeof slot !== 'number')
+    throw invalid('slot', { where: `signal ${op}`, expected: 'a slot number', found: slot });
+  if (op === 'inc') return { op: 1, slot, value: 1n };
+  if (op !== 'add' && op !== 'set') throw invalid('op', { where: 'signal', expected: 'inc, add or set', found: op });
+  if (typeof value !== 'bigint') throw invalid('value', { where: `signal ${op}`, expected: 'a bigint', found: value });
+  if (BigInt.asUintN(64, value) !== value && BigInt.asIntN(64, value) !== value) {
+    throw invalid('value', { where: `signal ${op}`, expected: 'at most 64 bits', found: value });
+  }
+  return { op: op === 'add' ? 1 : 2, slot, value };
+}
+
+/** Throws `EP_INVALID_ARGUMENT`. */
+export function checkSameSize(
+  where: string,
+  from: { readonly byteLength: number },
+  to: { readonly byteLength: number },
+): void {
+  if (from.byteLength === to.byteLength) return;
+  throw invalid('to', { where, expected: `${from.byteLength} bytes, as the source has`, found: to.byteLength });
+}

@@ -1,0 +1,437 @@
+#include "wraps.hpp"
+
+#include <cstring>
+#include <map>
+#include <sstream>
+
+#include "dl/mlx5_verbs.hpp"
+#include "ibgda/rank_nic.hpp"
+#include "nic/mlx5/soft_device.hpp"
+
+namespace ep::binding {
+namespace {
+
+// The NIC of a rank and its queue pairs, for packages/ibgda.
+struct ibgda_wrap : Napi::ObjectWrap<ibgda_wrap> {
+  static constexpr napi_type_tag type_tag{0x6570696267646131ull, 11};
+  static constexpr const char* type_name = "IbgdaNic";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit ibgda_wrap(const Napi::CallbackInfo& info);
+  Napi::Value port(const Napi::CallbackInfo& info);
+  Napi::Value connection(const Napi::CallbackInfo& info);
+  void connect(const Napi::CallbackInfo& info);
+  Napi::Value add_memory(const Napi::CallbackInfo& info);
+  void route(const Napi::CallbackInfo& info);
+  void remove_memory(const Napi::CallbackInfo& info);
+  Napi::Value adopt(const Napi::CallbackInfo& info);
+  void disown(const Napi::CallbackInfo& info);
+  Napi::Value put(const Napi::CallbackInfo& info);
+  Napi::Value put_value(const Napi::CallbackInfo& info);
+  Napi::Value signal(const Napi::CallbackInfo& info);
+  Napi::Value get(const Napi::CallbackInfo& info);
+  Napi::Value accepted(const Napi::CallbackInfo& info);
+  Napi::Value watch(const Napi::CallbackInfo& info);
+  Napi::Value failure_of(const Napi::CallbackInfo& info);
+  Napi::Value kernel_failure(const Napi::CallbackInfo& info);
+  Napi::Value counts(const Napi::CallbackInfo& info);
+  Napi::Value violations(const Napi::CallbackInfo& info);
+  Napi::Value trace(const Napi::CallbackInfo& info);
+  void set_faults(const Napi::CallbackInfo& info);
+  void close(const Napi::CallbackInfo& info);
+
+  struct adopted_memory {
+    uint64_t address;
+    uint64_t byte_length;
+    std::shared_ptr<const void> keep; // while it lives, the registration does
+  };
+  // Shared with the environment's end, which may come after this wrap's finalizer. `nic` is null after close().
+  struct holder {
+    std::shared_ptr<ibgda::rank_nic> nic;
+    nic::soft_device* soft = nullptr; // null: hardware
+    std::map<uint64_t, adopted_memory> adopted;
+    uint64_t next_adopted = 1;
+  };
+
+  ibgda::rank_nic& open(Napi::Env env) const;
+  nic::soft_device& emulator(Napi::Env env) const;
+  operand local_operand(Napi::Value value, const char* what) const;
+  ibgda::host_request request_to(const symmetric_memory& memory, const Napi::CallbackInfo& info) const;
+  void add_signal(ibgda::host_request& request, const symmetric_memory& memory, const Napi::CallbackInfo& info, size_t first) const;
+  Napi::Value post(Napi::Env env, ibgda::host_request request) const;
+
+  std::shared_ptr<holder> native;
+  Napi::ObjectReference rank;
+  uint64_t end_key = 0;
+};
+
+const symmetric_memory& memory_argument(Napi::Value value) { return unwrap<memory_wrap>(value, "memory").open(value.Env()); }
+
+uint64_t checked_range(Napi::Env env, Napi::Value offset, uint64_t bytes, uint64_t available, const char* what) {
+  const uint64_t at = arg_size(offset, what);
+  if (at > available || bytes > available - at) {
+    throw_invalid(env, std::string(what) + " " + std::to_string(at) + " + " + std::to_string(bytes) + " exceed " + std::to_string(available) + " bytes");
+  }
+  return at;
+}
+
+Napi::Value failure_object(Napi::Env env, const ibgda::pair_failure& why) {
+  if (why.status == EP_STATUS_OK) return env.Undefined();
+  auto out = Napi::Object::New(env);
+  out["status"] = why.status;
+  out["syndrome"] = why.syndrome;
+  out["vendorSyndrome"] = why.vendor_syndrome;
+  out["qpn"] = why.qpn;
+  out["opcode"] = why.opcode;
+  out["index"] = why.index;
+  out["rkey"] = why.rkey;
+  out["remoteAddress"] = Napi::BigInt::New(env, why.remote_address);
+  return out;
+}
+
+std::vector<std::vector<uint8_t>> blobs_of(Napi::Value value, const char* what) {
+  if (!value.IsArray()) throw_invalid(value.Env(), std::string(what) + " must be an array");
+  const auto list = value.As<Napi::Array>();
+  std::vector<std::vector<uint8_t>> blobs;
+  for (uint32_t i = 0; i < list.Length(); ++i) {
+    const byte_span bytes = arg_bytes(list.Get(i), what);
+    blobs.emplace_back(bytes.data, bytes.data + bytes.size);
+  }
+  return blobs;
+}
+
+} // namespace
+
+// (rank, {qpsPerPeer, depth, collapsed, ackTimeout, hardware, devices, gidIndex?, ethernet, seed, traceEvents})
+ibgda_wrap::ibgda_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
+  const Napi::Env env = info.Env();
+  const auto& context = unwrap<rank_wrap>(info[0], "rank").native->context;
+  if (!context) throw_failure(env, {EP_STATUS_CLOSED, 0, "the rank was closed"});
+  if (!info[1].IsObject()) throw_invalid(env, "a NIC is made from a description");
+  const auto description = info[1].As<Napi::Object>();
+  const auto number = [&](const char* name, uint64_t most) {
+    const uint64_t value = arg_size(description.Get(name), name);
+    if (value > most) throw_invalid(env, std::string(name) + " " + std::to_string(value) + " exceeds " + std::to_string(most));
+    return value;
+  };
+  ibgda::queue_options options;
+  options.qps_per_peer = static_cast<uint32_t>(number("qpsPerPeer", 1024));
+  options.depth = static_cast<uint32_t>(number("depth", EP_IBGDA_MAX_DEPTH));
+  options.collapsed = description.Get("collapsed").ToBoolean();
+  options.ack_timeout = static_cast<uint8_t>(number("ackTimeout", 31));
+  nic::soft_options soft;
+  soft.engine.seed = number("seed", UINT64_MAX);
+  soft.engine.trace_events = number("traceEvents", uint64_t{1} << 24);
+  soft.engine.ethernet = description.Get("ethernet").ToBoolean();
+  std::unique_ptr<dl::mlx5_driver> driver;
+  if (description.Get("hardware").ToBoolean()) {
+    auto loaded = dl::mlx5_verbs_driver();
+    driver = std::move(value_or_throw(env, loaded));
+  } else {
+    driver = std::make_unique<nic::soft_driver>(soft);
+  }
+  ibgda::device_wish wish;
+  wish.filter = description.Get("devices").ToString().Utf8Value();
+  if (!description.Get("gidIndex").IsUndefined()) wish.gid_index = static_cast<uint32_t>(number("gidIndex", UINT32_MAX));
+  auto opened = ibgda::device_open(*driver, wish);
+  ibgda::open_port port = std::move(value_or_throw(env, opened));
+  native = std::make_shared<holder>();
+  native->soft = dynamic_cast<nic::soft_device*>(port.device.get());
+  ibgda::emulator_hooks hooks;
+  if (native->soft != nullptr) {
+    hooks.doorbell_wake = reinterpret_cast<uint64_t>(native->soft->doorbell_wake());
+    hooks.region_wake = [device = native->soft](const dl::mlx5_mr& mr, const ep_wake_word* wake) { return device->region_wake(mr, wake); };
+  }
+  auto made = ibgda::rank_nic::create(context, std::move(driver), std::move(port), options, std::move(hooks));
+  native->nic = value_or_throw(env, made);
+  rank = Napi::Persistent(info[0].As<Napi::Object>());
+  end_key = state_of(env).at_end([held = native] { held->nic.reset(); });
+  tag<ibgda_wrap>(info.This().As<Napi::Object>());
+}
+
+ibgda::rank_nic& ibgda_wrap::open(Napi::Env env) const {
+  if (!native->nic) throw_failure(env, {EP_STATUS_CLOSED, 0, "the NIC was closed"});
+  return *native->nic;
+}
+
+nic::soft_device& ibgda_wrap::emulator(Napi::Env env) const {
+  open(env);
+  if (native->soft == nullptr) throw_invalid(env, "only a software NIC tells this");
+  return *native->soft;
+}
+
+// Where the connection goes and what stood in the way: {device, port, link, mtu, maxMessageBytes, placement, fallbacks}
+Napi::Value ibgda_wrap::port(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  ibgda::rank_nic& nic = open(env);
+  const ibgda::open_port& port = nic.queues().port();
+  auto out = Napi::Object::New(env);
+  out["device"] = port.device->name();
+  out["port"] = port.port;
+  out["link"] = port.facts.link == dl::mlx5_link::ethernet ? "ethernet" : "infiniband";
+  out["gid"] = ibgda::gid_text(port.gid.gid.raw);
+  out["maxMessageBytes"] = static_cast<double>(nic.max_message());
+  out["placement"] = ibgda::placement_name(nic.queues().where());
+  auto fallbacks = Napi::Array::New(env);
+  for (const ibgda::fallback& one : nic.queues().fallbacks()) {
+    fallbacks[fallbacks.Length()] = std::string(ibgda::placement_name(one.wished)) + ": " + one.why;
+  }
+  out["fallbacks"] = fallbacks;
+  return out;
+}
+
+Napi::Value ibgda_wrap::connection(const Napi::CallbackInfo& info) {
+  const std::vector<uint8_t> bytes = open(info.Env()).queues().connection();
+  return bytes_copy(info.Env(), bytes.data(), bytes.size());
+}
+
+void ibgda_wrap::connect(const Napi::CallbackInfo& info) {
+  auto connected = open(info.Env()).queues().connect(blobs_of(info[0], "connections"));
+  value_or_throw(info.Env(), connected);
+}
+
+Napi::Value ibgda_wrap::add_memory(const Napi::CallbackInfo& info) {
+  auto added = open(info.Env()).add_memory(unwrap<memory_wrap>(info[0], "memory").made(info.Env()));
+  return bytes_copy(info.Env(), &value_or_throw(info.Env(), added), sizeof(ep_ibgda_remote));
+}
+
+// (memory, remotes: Uint8Array[] by rank)
+void ibgda_wrap::route(const Napi::CallbackInfo& info) {
+  std::vector<ep_ibgda_remote> remotes;
+  for (const std::vector<uint8_t>& bytes : blobs_of(info[1], "remotes")) {
+    if (bytes.size() != sizeof(ep_ibgda_remote)) throw_invalid(info.Env(), "a remote part has " + std::to_string(sizeof(ep_ibgda_remote)) + " bytes");
+    std::memcpy(&remotes.emplace_back(), bytes.data(), bytes.size());
+  }
+  auto routed = open(info.Env()).route(unwrap<memory_wrap>(info[0], "memory").made(info.Env()), remotes);
+  value_or_throw(info.Env(), routed);
+}
+
+void ibgda_wrap::remove_memory(const Napi::CallbackInfo& info) {
+  if (native->nic) native->nic->remove_memory(unwrap<memory_wrap>(info[0], "memory").made(info.Env()));
+}
+
+// (address, byteLength) -> number of the adopted memory
+Napi::Value ibgda_wrap::adopt(const Napi::CallbackInfo& info) {
+  adopted_memory memory{arg_u64(info[0], "address"), arg_size(info[1], "byteLength"), std::make_shared<char>()};
+  auto ready = open(info.Env()).prepare_source(memory.address, memory.byte_length, memory.keep);
+  value_or_throw(info.Env(), ready);
+  native->adopted.emplace(native->next_adopted, std::move(memory));
+  return Napi::Number::New(info.Env(), static_cast<double>(native->next_adopted++));
+}
+
+void ibgda_wrap::disown(const Napi::CallbackInfo& info) { native->adopted.erase(arg_size(info[0], "adopted")); }
+
+// A HostMemory, a SymmetricMemory, or the number of an adopted memory.
+operand ibgda_wrap::local_operand(Napi::Value value, const char* what) const {
+  operand found{};
+  if (value.IsNumber()) {
+    const auto at = native->adopted.find(arg_size(value, what));
+    if (at == native->adopted.end()) throw_failure(value.Env(), {EP_STATUS_CLOSED, 0, std::string(what) + " is an adopted memory that was closed"});
+    found = {at->second.address, at->second.byte_length, at->second.keep};
+  } else {
+    found = operand_of(value, what);
+  }
+  auto ready = open(value.Env()).prepare_source(found.address, found.byte_length, found.keep);
+  value_or_throw(value.Env(), ready);
+  return found;
+}
+
+// The first arguments of a request: (memory, peer, ...).
+ibgda::host_request ibgda_wrap::request_to(const symmetric_memory& memory, const Napi::CallbackInfo& info) const {
+  ibgda::host_request request;
+  request.peer = arg_int(info[1], "peer");
+  if (request.peer < 0 || request.peer >= memory.context().world_size()) {
+    throw_invalid(info.Env(), "peer " + std::to_string(request.peer) + " is not in a world of " + std::to_string(memory.context().world_size()));
+  }
+  const ep_ibgda_remote* part = open(info.Env()).remote(memory, request.peer);
+  if (part == nullptr) throw_invalid(info.Env(), "the memory belongs to another transport");
+  request.remote = {part->data, part->data_rkey};
+  request.slot = {part->signals, part->signals_rkey};
+  return request;
+}
+
+// Arguments (op, slot, value); op 0 is none.
+void ibgda_wrap::add_signal(ibgda::host_request& request, const symmetric_memory& memory, const Napi::CallbackInfo& info, size_t first) const {
+  const uint64_t op = arg_size(info[first], "op");
+  if (op > 2) throw_invalid(info.Env(), "signal op " + std::to_string(op) + " is not one of 0..2");
+  if (op == 0) return;
+  const uint64_t slot = arg_size(info[first + 1], "slot");
+  if (slot >= memory.signal_slots()) {
+    throw_invalid(info.Env(), "slot " + std::to_string(slot) + " of a pad with " + std::to_string(memory.signal_slots()) + " slots");
+  }
+  request.signal = static_cast<signal_op>(op);
+  request.slot.address += slot * sizeof(uint64_t);
+  request.value = arg_u64(info[first + 2], "signal value");
+}
+
+// 0: it has ended. Otherwise its number, for watch(). A NIC of software mostly has it done in a few microseconds.
+Napi::Value ibgda_wrap::post(Napi::Env env, ibgda::host_request request) const {
+  ibgda::rank_nic& nic = open(env);
+  auto posted = nic.post(request);
+  const uint64_t number = value_or_throw(env, posted);
+  const auto& context = unwrap<rank_wrap>(rank.Value(), "rank").native->context;
+  wait_policy brief = context->policy();
+  brief.inline_sleep_ns = 0;
+  const bool done = wait_inline(brief, context->wake(), [&] { return nic.look(request.peer, number) != ibgda::request_state::pending; }) &&
+                    nic.look(request.peer, number) == ibgda::request_state::done;
+  return Napi::Number::New(env, done ? 0 : static_cast<double>(number));
+}
+
+// (memory, peer, dstOffset, source, srcOffset, byteLength, op, slot, value)
+Napi::Value ibgda_wrap::put(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const symmetric_memory& memory = memory_argument(info[0]);
+  ibgda::host_request request = request_to(memory, info);
+  const operand source = local_operand(info[3], "source");
+  request.what = ibgda::host_request::kind::write;
+  request.bytes = arg_size(info[5], "byteLength");
+  request.remote.address += checked_range(env, info[2], request.bytes, memory.byte_length(), "byteOffset");
+  request.local = source.address + checked_range(env, info[4], request.bytes, source.byte_length, "srcOffset");
+  request.keep = source.keep;
+  add_signal(request, memory, info, 6);
+  return post(env, std::move(request));
+}
+
+// (memory, peer, dstOffset, width, value, op, slot, value)
+Napi::Value ibgda_wrap::put_value(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const symmetric_memory& memory = memory_argument(info[0]);
+  ibgda::host_request request = request_to(memory, info);
+  request.what = ibgda::host_request::kind::word;
+  request.bytes = arg_size(info[3], "width");
+  if (request.bytes != 1 && request.bytes != 2 && request.bytes != 4 && request.bytes != 8) {
+    throw_invalid(env, "width must be 1, 2, 4 or 8, got " + std::to_string(request.bytes));
+  }
+  const uint64_t offset = checked_range(env, info[2], request.bytes, memory.byte_length(), "byteOffset");
+  if (offset % request.bytes != 0) {
+    throw_invalid(env, "a word of " + std::to_string(request.bytes) + " bytes at offset " + std::to_string(offset) + " is not aligned");
+  }
+  request.remote.address += offset;
+  request.word = arg_u64(info[4], "value");
+  add_signal(request, memory, info, 5);
+  return post(env, std::move(request));
+}
+
+// (memory, peer, op, slot, value)
+Napi::Value ibgda_wrap::signal(const Napi::CallbackInfo& info) {
+  const symmetric_memory& memory = memory_argument(info[0]);
+  ibgda::host_request request = request_to(memory, info);
+  add_signal(request, memory, info, 2);
+  if (request.signal == signal_op::none) throw_invalid(info.Env(), "signal op 0 is neither 1 nor 2");
+  return post(info.Env(), std::move(request));
+}
+
+// (memory, peer, srcOffset, target, dstOffset, byteLength)
+Napi::Value ibgda_wrap::get(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const symmetric_memory& memory = memory_argument(info[0]);
+  ibgda::host_request request = request_to(memory, info);
+  const operand target = local_operand(info[3], "target");
+  request.what = ibgda::host_request::kind::read;
+  request.bytes = arg_size(info[5], "byteLength");
+  request.remote.address += checked_range(env, info[2], request.bytes, memory.byte_length(), "byteOffset");
+  request.local = target.address + checked_range(env, info[4], request.bytes, target.byte_length, "dstOffset");
+  request.keep = target.keep;
+  return post(env, std::move(request));
+}
+
+namespace {
+
+int32_t peer_argument(Napi::Value value, const rank_context& context) {
+  const int32_t peer = arg_int(value, "peer");
+  if (peer < 0 || peer >= context.world_size()) throw_invalid(value.Env(), "peer " + std::to_string(peer) + " is not in the world");
+  return peer;
+}
+
+} // namespace
+
+Napi::Value ibgda_wrap::accepted(const Napi::CallbackInfo& info) {
+  ibgda::rank_nic& nic = open(info.Env());
+  const int32_t peer = peer_argument(info[0], unwrap<rank_wrap>(rank.Value(), "rank").open(info.Env()));
+  return Napi::Number::New(info.Env(), static_cast<double>(nic.accepted(peer)));
+}
+
+// (peer, number, timeoutMs) -> operation that ends with the request; `found` is 0 where it is done, 1 where the queue pair broke
+Napi::Value ibgda_wrap::watch(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  open(env);
+  rank_wrap& owner = unwrap<rank_wrap>(rank.Value(), "rank");
+  const int32_t peer = peer_argument(info[0], owner.open(env));
+  const uint64_t number = arg_size(info[1], "number");
+  const auto ended = [nic = native->nic, peer, number](outcome& end) {
+    const ibgda::request_state state = nic->look(peer, number);
+    end.found = state == ibgda::request_state::failed ? 1 : 0;
+    return state != ibgda::request_state::pending;
+  };
+  return Napi::Number::New(env, static_cast<double>(owner.watch_until(env, arg_double(info[2], "timeoutMs"), {peer}, ended)));
+}
+
+Napi::Value ibgda_wrap::failure_of(const Napi::CallbackInfo& info) {
+  ibgda::rank_nic& nic = open(info.Env());
+  return failure_object(info.Env(), nic.failure_of(peer_argument(info[0], unwrap<rank_wrap>(rank.Value(), "rank").open(info.Env()))));
+}
+
+// -> {peer, ...} of the queue pair of kernels that broke first, or undefined
+Napi::Value ibgda_wrap::kernel_failure(const Napi::CallbackInfo& info) {
+  int32_t peer = -1;
+  const Napi::Value found = failure_object(info.Env(), open(info.Env()).kernel_failure(&peer));
+  if (found.IsObject()) found.As<Napi::Object>()["peer"] = peer;
+  return found;
+}
+
+Napi::Value ibgda_wrap::counts(const Napi::CallbackInfo& info) {
+  const nic::engine_counts counts = emulator(info.Env()).counts();
+  auto out = Napi::Object::New(info.Env());
+  out["doorbells"] = static_cast<double>(counts.doorbells);
+  out["requests"] = static_cast<double>(counts.requests);
+  out["completions"] = static_cast<double>(counts.completions);
+  out["retries"] = static_cast<double>(counts.retries);
+  out["bytes"] = static_cast<double>(counts.bytes);
+  out["violations"] = static_cast<double>(counts.violations);
+  return out;
+}
+
+Napi::Value ibgda_wrap::violations(const Napi::CallbackInfo& info) {
+  auto out = Napi::Array::New(info.Env());
+  for (const nic::violation& one : emulator(info.Env()).violations()) out[out.Length()] = nic::violation_text(one);
+  return out;
+}
+
+// -> JSONL
+Napi::Value ibgda_wrap::trace(const Napi::CallbackInfo& info) {
+  std::ostringstream out;
+  emulator(info.Env()).write_trace_jsonl(out);
+  return Napi::String::New(info.Env(), out.str());
+}
+
+// (script)
+void ibgda_wrap::set_faults(const Napi::CallbackInfo& info) {
+  if (!info[0].IsString()) throw_invalid(info.Env(), "a fault script is a string");
+  auto set = emulator(info.Env()).set_faults(info[0].As<Napi::String>().Utf8Value());
+  value_or_throw(info.Env(), set);
+}
+
+void ibgda_wrap::close(const Napi::CallbackInfo& info) {
+  if (end_key == 0) return;
+  state_of(info.Env()).forget(end_key);
+  end_key = 0;
+  native->adopted.clear();
+  native->nic.reset();
+}
+
+void ibgda_wrap::define(Napi::Env env, Napi::Object exports) {
+  exports["IbgdaNic"] = DefineClass(
+      env, "IbgdaNic",
+      {InstanceMethod<&ibgda_wrap::port>("port"), InstanceMethod<&ibgda_wrap::connection>("connection"), InstanceMethod<&ibgda_wrap::connect>("connect"),
+       InstanceMethod<&ibgda_wrap::add_memory>("addMemory"), InstanceMethod<&ibgda_wrap::route>("route"),
+       InstanceMethod<&ibgda_wrap::remove_memory>("removeMemory"), InstanceMethod<&ibgda_wrap::adopt>("adopt"),
+       InstanceMethod<&ibgda_wrap::disown>("disown"), InstanceMethod<&ibgda_wrap::put>("put"), InstanceMethod<&ibgda_wrap::put_value>("putValue"),
+       InstanceMethod<&ibgda_wrap::signal>("signal"), InstanceMethod<&ibgda_wrap::get>("get"), InstanceMethod<&ibgda_wrap::accepted>("accepted"),
+       InstanceMethod<&ibgda_wrap::watch>("watch"), InstanceMethod<&ibgda_wrap::failure_of>("failure"),
+       InstanceMethod<&ibgda_wrap::kernel_failure>("kernelFailure"), InstanceMethod<&ibgda_wrap::counts>("counts"),
+       InstanceMethod<&ibgda_wrap::violations>("violations"), InstanceMethod<&ibgda_wrap::trace>("trace"),
+       InstanceMethod<&ibgda_wrap::set_faults>("setFaults"), InstanceMethod<&ibgda_wrap::close>("close")});
+}
+
+void bind_ibgda(Napi::Env env, Napi::Object exports) { ibgda_wrap::define(env, exports); }
+
+} // namespace ep::binding

@@ -1,0 +1,37 @@
+/** Memory of the caller that the NIC may read and write locally. */
+import { type AdoptedMemory, EpError, Resource } from '@ep/core';
+import type { NativeIbgdaNic } from '@ep/native';
+
+/** HAZARD: the caller's memory must outlive it: the NIC reads addresses. */
+export class AdoptedRange extends Resource implements AdoptedMemory {
+  readonly address: bigint;
+  readonly byteLength: number;
+  readonly #nic: NativeIbgdaNic;
+  readonly #number: number;
+  readonly #onRelease: (range: AdoptedRange) => void;
+
+  constructor(
+    nic: NativeIbgdaNic,
+    memory: { readonly address: bigint; readonly byteLength: number },
+    onRelease: (range: AdoptedRange) => void,
+  ) {
+    super('adopted memory');
+    this.address = memory.address;
+    this.byteLength = memory.byteLength;
+    this.#nic = nic;
+    this.#number = nic.adopt(memory.address, memory.byteLength);
+    this.#onRelease = onRelease;
+  }
+
+  /** What the addon calls it. Throws `EP_INVALID_ARGUMENT` where another transport adopted it. */
+  numberFor(nic: NativeIbgdaNic): number {
+    this.checkOpen('endpoint');
+    if (nic === this.#nic) return this.#number;
+    throw new EpError('EP_INVALID_ARGUMENT', 'the memory was adopted by another transport');
+  }
+
+  protected override release(): void {
+    this.#nic.disown(this.#number);
+    this.#onRelease(this);
+  }
+}

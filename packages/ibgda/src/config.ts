@@ -1,0 +1,85 @@
+/** What can be chosen when a NIC is opened. */
+import { checkInteger, defaultTimeoutMs, invalid } from '@ep/core';
+
+export interface IbgdaConfig {
+  /** Ends every collective call and wait that gives no timeout of its own, in milliseconds. EP_TIMEOUT_MS unless given; Infinity: none. */
+  readonly timeoutMs?: number;
+  /** Ranks on this host, for the choice between spinning and sleeping. The world size unless given. */
+  readonly ranksOnHost?: number;
+  /** Queue pairs to each peer that kernels use: a kernel's block takes one by its number. 4 unless given. */
+  readonly qpsPerPeer?: number;
+  /** Work requests of each send queue: a power of two, 2 to 32768. 1024 unless given. */
+  readonly depth?: number;
+  /** `collapsed` (unless given): every completion overwrites one entry. `ring`: none is lost, for a ring of memory and a consumer index. */
+  readonly completions?: 'collapsed' | 'ring';
+  /** A try to reach a peer waits 4.096 us times 2 to this power, 1 to 31, and there are seven more; 18 (about 8 s in all) unless given. */
+  readonly ackTimeout?: number;
+}
+
+/** Of the software NIC besides. */
+export interface SoftIbgdaConfig extends IbgdaConfig {
+  /** `infiniband` unless given. */
+  readonly link?: 'infiniband' | 'ethernet';
+  /** Of what the NIC chooses by chance. */
+  readonly seed?: number;
+  /** How many events `IbgdaTransport.trace()` may give. None are kept unless given. */
+  readonly traceEvents?: number;
+  /** Faults that the NIC acts out from the beginning on: see docs of `native/nic`. */
+  readonly faults?: string;
+}
+
+/** Of ConnectX besides. */
+export interface HardwareIbgdaConfig extends IbgdaConfig {
+  /** Names, prefixes or exclusions: `mlx5_0,mlx5_3:2`, `mlx5_*`, `^mlx5_bond_0`. EP_IBGDA_DEVICES, or any, unless given. */
+  readonly devices?: string;
+  /** Entry of the port's GID table, instead of the one that the rule picks. */
+  readonly gidIndex?: number;
+}
+
+export interface ResolvedIbgdaConfig {
+  readonly timeoutMs: number;
+  readonly ranksOnHost: number;
+  readonly qpsPerPeer: number;
+  readonly depth: number;
+  readonly completions: 'collapsed' | 'ring';
+  readonly ackTimeout: number;
+  readonly link: 'infiniband' | 'ethernet';
+  readonly seed: number;
+  readonly traceEvents: number;
+  readonly faults: string | undefined;
+  readonly devices: string;
+  readonly gidIndex: number | undefined;
+}
+
+function oneOf<T extends string>(value: T, values: readonly T[], name: string, where: string): T {
+  if (values.includes(value)) return value;
+  throw invalid(name, { where, expected: values.join(' or '), found: value });
+}
+
+/** Throws `EP_INVALID_ARGUMENT`. */
+export function resolveConfig(
+  name: string,
+  config: (SoftIbgdaConfig & HardwareIbgdaConfig) | undefined,
+  worldSize: number,
+): ResolvedIbgdaConfig {
+  const where = `${name} configuration`;
+  const timeoutMs = config?.timeoutMs ?? defaultTimeoutMs();
+  if (!(timeoutMs > 0)) throw invalid('timeoutMs', { where, expected: 'a positive number', found: timeoutMs });
+  const depth = checkInteger(config?.depth ?? 1024, 'depth', where, 2, 32768);
+  if ((depth & (depth - 1)) !== 0) throw invalid('depth', { where, expected: 'a power of two', found: depth });
+  const { gidIndex, faults } = config ?? {};
+  return {
+    timeoutMs,
+    ranksOnHost: checkInteger(config?.ranksOnHost ?? worldSize, 'ranksOnHost', where, 1),
+    qpsPerPeer: checkInteger(config?.qpsPerPeer ?? 4, 'qpsPerPeer', where, 1, 256),
+    depth,
+    completions: oneOf(config?.completions ?? 'collapsed', ['collapsed', 'ring'], 'completions', where),
+    ackTimeout: checkInteger(config?.ackTimeout ?? 18, 'ackTimeout', where, 1, 31),
+    link: oneOf(config?.link ?? 'infiniband', ['infiniband', 'ethernet'], 'link', where),
+    seed: checkInteger(config?.seed ?? 1, 'seed', where),
+    traceEvents: checkInteger(config?.traceEvents ?? 0, 'traceEvents', where, 0, 2 ** 24),
+    faults,
+    devices: config?.devices ?? process.env.EP_IBGDA_DEVICES ?? '',
+    gidIndex: gidIndex === undefined ? undefined : checkInteger(gidIndex, 'gidIndex', where, 0, 2 ** 16),
+  };
+}

@@ -1,0 +1,17 @@
+/** How memories become reachable: each rank registers its part with its NIC and tells the others address and key. */
+import type { Rank } from '@ep/core';
+import type { NativeIbgdaNic } from '@ep/native';
+import { ibgdaRemoteLayout } from '@ep/native/abi';
+import type { Reach } from '@ep/native/ranks';
+
+/** Nobody maps a peer's part. */
+export function reachBy(nic: NativeIbgdaNic, rank: Rank): Reach {
+  return {
+    byteLength: ibgdaRemoteLayout.byteLength,
+    describe: (memory) => nic.addMemory(memory),
+    connect: (memory, remotes) => nic.route(memory, remotes),
+    failure: 'tell its NIC where the parts lie',
+    addresses: (memory) => ({ bytes: memory.address(rank), signals: memory.signalAddress() }),
+    release: (memory) => nic.removeMemory(memory),
+  };
+}

@@ -1,0 +1,73 @@
+/** Opens queue pairs between ranks: on ConnectX, or on a software NIC in each rank's process. */
+import { createRequire } from 'node:module';
+import { exchange, type Member, type Probe, type TransportProvider } from '@ep/core';
+import { native } from '@ep/native';
+import { joinRanks } from '@ep/native/ranks';
+import { type HardwareIbgdaConfig, resolveConfig, type SoftIbgdaConfig } from './config.js';
+import { type IbgdaBacking, type IbgdaNeeds, nicOptions, probeNic } from './probe.js';
+import { IbgdaTransport } from './transport.js';
+
+const { version: VERSION } = createRequire(import.meta.url)('@ep/ibgda/package.json') as { readonly version: string };
+
+interface OpenOptions<Config> {
+  readonly signal: AbortSignal;
+  readonly config?: Config;
+  readonly timeoutMs?: number;
+}
+
+/**
+ * Collective. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
+ * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks.
+ */
+async function openNic(
+  backing: IbgdaBacking,
+  member: Member,
+  options: OpenOptions<SoftIbgdaConfig & HardwareIbgdaConfig>,
+): Promise<IbgdaTransport> {
+  const { rank, worldSize, store } = member;
+  const transport = `ibgda:${backing}`;
+  const config = resolveConfig(transport, options.config, worldSize);
+  const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
+  const { qpsPerPeer, link, ranksOnHost, timeoutMs } = config;
+  const agree = { qpsPerPeer, ...(backing === 'soft' ? { link } : {}) };
+  const joined = await joinRanks({ ...member, transport, version: VERSION, ranksOnHost, timeoutMs, agree }, limits);
+  const { context, world } = joined;
+  const { binding } = native();
+  let nic: InstanceType<typeof binding.IbgdaNic> | undefined;
+  try {
+    nic = new binding.IbgdaNic(context, nicOptions(backing, config));
+    if (config.faults !== undefined) nic.setFaults(config.faults);
+    const key = `${transport}/connections`;
+    nic.connect(await exchange(store, { rank, worldSize, key, bytes: nic.connection() }, limits));
+    // HAZARD: before it, a peer's queue pair may not be ready to receive: what is sent there waits for a whole timeout.
+    await world.barrier(limits);
+    return new IbgdaTransport({ backing, rank, worldSize, ...joined, nic, config });
+  } catch (error) {
+    nic?.close();
+    await world.close();
+    context.close();
+    throw error;
+  }
+}
+
+const openSoft = (member: Member, options: OpenOptions<SoftIbgdaConfig>): Promise<IbgdaTransport> =>
+  openNic('soft', member, options);
+
+const openHardware = (member: Member, options: OpenOptions<HardwareIbgdaConfig>): Promise<IbgdaTransport> =>
+  openNic('hardware', member, options);
+
+/** The providers of this package, by backing. */
+export const ibgda = {
+  /** A software NIC in every rank's process executes the requests, byte for byte. Ranks of one Linux host. */
+  soft: {
+    name: 'ibgda:soft',
+    probe: (config?: SoftIbgdaConfig): Promise<Probe> => probeNic('soft', config),
+    open: openSoft,
+  } satisfies TransportProvider<IbgdaNeeds, SoftIbgdaConfig>,
+  /** ConnectX through libibverbs and libmlx5. Ranks of one host so far: they tell each other's death through shared memory. */
+  hardware: {
+    name: 'ibgda:hardware',
+    probe: (config?: HardwareIbgdaConfig): Promise<Probe> => probeNic('hardware', config),
+    open: openHardware,
+  } satisfies TransportProvider<IbgdaNeeds, HardwareIbgdaConfig>,
+} as const;

@@ -1,0 +1,195 @@
+/** Queue pairs of mlx5, posted by kernels and by JS. */
+import {
+  type AllocateOptions,
+  type Capabilities,
+  checkInteger,
+  type DeviceHandle,
+  EpError,
+  invalid,
+  type Rank,
+  Resource,
+  type SymmetricMemory,
+  type Transport,
+  type WaitOptions,
+} from '@ep/core';
+import {
+  type NativeIbgdaNic,
+  type NativeIbgdaPort,
+  type NativeRankContext,
+  native,
+  type SoftNicCounts,
+} from '@ep/native';
+import {
+  allocateMemory,
+  checkLimits,
+  type Liveness,
+  RankMemory,
+  type RankTeam,
+  type Reach,
+  withClosing,
+} from '@ep/native/ranks';
+import { AdoptedRange } from './adopt.js';
+import type { ResolvedIbgdaConfig } from './config.js';
+import { IbgdaEndpoint } from './endpoint.js';
+import { pairError } from './failure.js';
+import { reachBy } from './memory.js';
+import { type IbgdaBacking, type IbgdaNeeds, ibgdaCapabilities } from './probe.js';
+
+export interface IbgdaTransportInit {
+  readonly backing: IbgdaBacking;
+  readonly rank: Rank;
+  readonly worldSize: number;
+  readonly context: NativeRankContext;
+  readonly liveness: Liveness;
+  readonly world: RankTeam;
+  readonly nic: NativeIbgdaNic;
+  readonly config: ResolvedIbgdaConfig;
+}
+
+export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
+  readonly name: string;
+  readonly rank: Rank;
+  readonly worldSize: number;
+  readonly capabilities: Capabilities;
+  /** All ranks, in order. */
+  readonly world: RankTeam;
+  /** Device, port and addresses that the queue pairs use, and what was passed over for them. */
+  readonly port: NativeIbgdaPort;
+  readonly #init: IbgdaTransportInit;
+  readonly #reach: Reach;
+  readonly #endpoints = new Map<Rank, IbgdaEndpoint>();
+
+  constructor(init: IbgdaTransportInit) {
+    super(`ibgda:${init.backing} transport`);
+    this.name = `ibgda:${init.backing}`;
+    this.rank = init.rank;
+    this.worldSize = init.worldSize;
+    this.port = init.nic.port();
+    this.capabilities = ibgdaCapabilities(this.port.maxMessageBytes);
+    this.world = this.children.add(init.world);
+    this.#init = init;
+    this.#reach = reachBy(init.nic, init.rank);
+  }
+
+  get failed(): AbortSignal {
+    return this.#init.liveness.failed;
+  }
+
+  /** What ends a wait of this transport that gives no timeout of its own, in milliseconds. */
+  get timeoutMs(): number {
+    return this.#init.config.timeoutMs;
+  }
+
+  /** Ranks whose thread or process has died (not those that closed in order). */
+  lostRanks(): Rank[] {
+    this.checkOpen('lostRanks');
+    return this.#init.liveness.lostRanks();
+  }
+
+  /** How a queue pair of kernels broke, if one did: they have no call that could reject. Also makes `failed` fire. */
+  kernelFailure(): EpError | undefined {
+    this.checkOpen('kernelFailure');
+    const { nic, context, liveness } = this.#init;
+    const failure = nic.kernelFailure();
+    if (failure === undefined) return undefined;
+    const error = pairError('kernel', failure.peer, failure, context.life(failure.peer));
+    liveness.fail(error);
+    return error;
+  }
+
+  /** What the software NIC has done so far. */
+  counts(): SoftNicCounts {
+    this.checkOpen('counts');
+    return this.#init.nic.counts();
+  }
+
+  /** Rules of the format that requests broke, one sentence each. Of the software NIC only. */
+  violations(): readonly string[] {
+    this.checkOpen('violations');
+    return this.#init.nic.violations();
+  }
+
+  /** What the software NIC did, a JSON object a line, as `ep wqe decode` reads it; empty unless `traceEvents` was given. */
+  trace(): string {
+    this.checkOpen('trace');
+    return this.#init.nic.trace();
+  }
+
+  /** Collective over the world. `EP_PEER_LOST` or `EP_TIMEOUT` names who has not come. */
+  async barrier(options?: WaitOptions): Promise<void> {
+    this.checkOpen('barrier');
+    await this.world.barrier(options);
+  }
+
+  readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
+    this.guard('allocate', async () => {
+      const where = 'allocate';
+      if (typeof options !== 'object' || options === null) {
+        throw invalid('options', { where, expected: 'an object with byteLength and signalSlots', found: options });
+      }
+      checkLimits(options, where, this.worldSize);
+      const byteLength = checkInteger(options.byteLength, 'byteLength', where);
+      const signalSlots = checkInteger(options.signalSlots, 'signalSlots', where, 0, this.capabilities.maxSignalSlots);
+      if (options.space === 'device') {
+        throw new EpError('EP_UNSUPPORTED', `allocate: ${this.name} has host memory only`);
+      }
+      if (options.over !== undefined) {
+        throw new EpError('EP_UNSUPPORTED', `allocate: ${this.name} cannot register memory of another transport`);
+      }
+      return withClosing(options, this.closing, async (limits) => {
+        const { rank, worldSize, context, liveness, world, config } = this.#init;
+        const made: RankMemory = await allocateMemory(
+          {
+            rank,
+            worldSize,
+            context,
+            liveness,
+            world,
+            timeoutMs: config.timeoutMs,
+            reach: this.#reach,
+            onRelease: () => this.children.remove(made),
+          },
+          { byteLength, signalSlots },
+          limits,
+        );
+        return this.children.add(made);
+      });
+    });
+
+  /** For sources of puts and targets of gets; kernels may send from it, too. */
+  readonly adopt = async (memory: { readonly address: bigint; readonly byteLength: number }): Promise<AdoptedRange> => {
+    this.checkOpen('adopt');
+    const where = 'adopt';
+    if (typeof memory?.address !== 'bigint') {
+      throw invalid('address', { where, expected: 'a bigint', found: memory?.address ?? memory });
+    }
+    checkInteger(memory.byteLength, 'byteLength', where, 1);
+    return this.children.add(new AdoptedRange(this.#init.nic, memory, (range) => this.children.remove(range)));
+  };
+
+  readonly connect = async (peer: Rank): Promise<IbgdaEndpoint> => {
+    this.checkOpen('connect');
+    checkInteger(peer, 'peer', 'connect', 0, this.worldSize - 1);
+    let endpoint = this.#endpoints.get(peer);
+    if (endpoint === undefined || endpoint.closed) {
+      const { nic, context, liveness, config } = this.#init;
+      endpoint = this.children.add(new IbgdaEndpoint({ peer, nic, context, liveness, timeoutMs: config.timeoutMs }));
+      this.#endpoints.set(peer, endpoint);
+    }
+    return endpoint;
+  };
+
+  readonly device = (memory: SymmetricMemory): DeviceHandle<IbgdaNeeds> => {
+    this.checkOpen('device');
+    if (!(memory instanceof RankMemory) || memory.context !== this.#init.context) {
+      throw new EpError('EP_INVALID_ARGUMENT', 'device: the memory belongs to another transport');
+    }
+    return { kind: 'memory:ibgda', abi: native().binding.abi, bytes: memory.nativeMemory('device').deviceHandle() };
+  };
+
+  protected override release(): void {
+    this.#init.liveness.stop();
+    this.#init.nic.close();
+    this.#init.context.close();
+  }
+}
