@@ -98,6 +98,7 @@ set(EP_TESTS
   tests/device/number_test.cpp
   tests/device/replica_sum_test.cpp
   tests/device/simt_test.cpp
+  tests/collective/elastic_test.cpp
   tests/collective/group_test.cpp
   tests/collective/reduce_test.cpp
   tests/hostile_test.cpp
@@ -116,9 +117,9 @@ set(EP_TESTS
   tests/core/team_test.cpp
   tests/core/thread_test.cpp
   tests/core/waiting_test.cpp
-  tests/nic/requests_test.cpp
   tests/nic/errors_test.cpp
   tests/nic/faults_test.cpp
+  tests/nic/requests_test.cpp
 )
 
 # These open the shim of dl/shim.

@@ -425,11 +425,21 @@ export interface Binding {
   ) => NativeHostileEngine;
   readonly HostStream: new (spinNs: number) => NativeHostStream;
   readonly IbgdaNic: new (rank: NativeRankContext, options: NativeIbgdaOptions) => NativeIbgdaNic;
-  /** `nonce`: equal on all members, unlike that of any other group. */
+  /**
+   * `capacity`: ranks that it may grow to. `nonce`: equal on all members, unlike that of any other group. `active`: who takes part at first, empty for all.
+   * `joins`: begins alone, and asks the others to take it in. `incarnation`: 1, 2, … of the processes that have had the rank. `evicts`: a call whose
+   * deadline passes goes on without those that have not come. `previous`: of the same rank, whose group memory it keeps.
+   */
   readonly CollectiveGroup: new (
     rank: number,
     size: number,
+    capacity: number,
     nonce: bigint,
     ranksOnHost: number,
+    active: Int32Array,
+    joins: boolean,
+    incarnation: number,
+    evicts: boolean,
+    previous?: NativeCollectiveGroup,
   ) => NativeCollectiveGroup;
 }
