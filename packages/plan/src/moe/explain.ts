@@ -109,7 +109,7 @@ export function explainMoe(plan: MoePlan): MoeExplanation {
 export function expectedGroups(experts: number, groups: number, topK: number): number {
   const size = Math.round(experts / groups);
   let missed = 1;
-  for (let k = 0; k < topK; k++) missed *= Math.max(0, experts - size - k) / (experts - k);
+  for (let k = 0; k < topK; k++) missed *= (experts - size - k) / (experts - k);
   return groups * (1 - missed);
 }
 

@@ -13,6 +13,7 @@ import {
   planMoe,
   rankSends,
   spreadExperts,
+  withLostRanks,
 } from '../../src/moe/index.js';
 import { moeCases } from './arbitraries.js';
 
@@ -60,6 +61,25 @@ describe('explainMoe', () => {
     const e = explainMoe(planMoe(routing, spreadExperts(64, 8), { mode: 'high-throughput' }, { ranksPerNode: 4 }));
     expect(e.ranksPerToken).toBeCloseTo(e.expectedRanksPerToken, 1);
     expect(e.nodesPerToken).toBeCloseTo(expectedGroups(64, 2, 6), 1);
+  });
+
+  it('judges balance by the ranks that are there, and reach by the tokens that choose', () => {
+    const routing = generateRouting({
+      worldSize: 2,
+      tokens: 10,
+      experts: 2,
+      topK: 1,
+      popularity: { kind: 'uniform' },
+      seed: 1,
+    });
+    const alone = planMoe(routing, spreadExperts(2, 2), { mode: 'high-throughput' }, { activeRanks: [1, 0] });
+    const e = explainMoe(alone);
+    expect([e.rankImbalance, e.ranksPerToken]).toEqual([1, 1]);
+    expect(e.ranks.map(({ state }) => state)).toEqual(['active', 'inactive']);
+    expect(explainMoe(withLostRanks(alone, [1, 0])).ranks[0]!.state).toBe('lost');
+    const nobody = planMoe(routing, spreadExperts(2, 2), { mode: 'high-throughput' }, { activeRanks: [0, 0] });
+    expect([explainMoe(nobody).ranksPerToken, explainMoe(nobody).nodesPerToken]).toEqual([0, 0]);
+    expect(expectedGroups(4, 2, 4)).toBe(2);
   });
 
   it('lists at most 64 ranks and 8 experts', () => {

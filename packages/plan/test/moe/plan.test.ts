@@ -255,6 +255,9 @@ describe('planMoe', () => {
       'rank 0 sends 5 rows to expert 0',
     );
     expectPlanError(() => placeRows(spreadExperts(2, 2), new Int32Array(3), form), 'EP_INVALID_ARGUMENT', 'counts');
+    const one = { mode: 'low-latency', maxTokens: 2 ** 30 } as const;
+    const none = new Int32Array(4);
+    expectPlanError(() => placeRows(spreadExperts(2, 2), none, one), 'EP_CAPACITY', 'the receive tensor of rank 0');
     const huge = new Int32Array(4).fill(2 ** 31 - 1);
     expectPlanError(() => placeRows(spreadExperts(2, 2), huge, { mode: 'high-throughput' }), 'EP_CAPACITY', 'expert 0');
   });

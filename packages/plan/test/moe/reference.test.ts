@@ -60,6 +60,23 @@ describe('moeCombine', () => {
     expect(sum).not.toBe(wide);
   });
 
+  it("'f32' rounds the factor of renormalisation and the weights that it makes", () => {
+    const value = 3;
+    for (let i = 1; i <= 50; i++) {
+      const [x, y] = [i / 51, (51 - i) / 60];
+      const [v, w] = [Math.fround(x), Math.fround(y)];
+      const factor = Math.fround(Math.fround(v + w) / w);
+      const [[left]] = moeCombine(plan, [Float64Array.of(value, 0), Float64Array.of(Number.NaN, 0)], {
+        ...base,
+        precision: 'f32',
+        weights: [Float32Array.of(v, w), Float32Array.of()],
+        lostRanks: [0, 1],
+        renormalise: true,
+      }) as unknown as [[number]];
+      expect(left).toBe(Math.fround(Math.fround(w * factor) * value));
+    }
+  });
+
   it('renormalises what is left, and leaves alone what sums to 0', () => {
     const lostRanks = [0, 1];
     const of = (w: readonly [number, number]) =>
