@@ -171,11 +171,13 @@ class ShmEngine extends Resource implements GroupEngine {
 
   readonly trace = (): Readonly<Partial<Record<OpKind | 'send' | 'recv', OpTrace>>> => {
     const numbers = this.#group.trace();
-    const names = [...KINDS, 'send', 'recv'] as const;
+    const names = [...KINDS, 'membership', 'send', 'recv'] as const;
     return Object.fromEntries(
       names.flatMap((name, i) => {
         const [calls, bytes, writes, signals] = numbers.subarray(4 * i, 4 * i + 4);
-        return calls === 0 ? [] : [[name, { calls: calls!, bytes: bytes!, writes: writes!, signals: signals! }]];
+        return calls === 0 || name === 'membership'
+          ? []
+          : [[name, { calls: calls!, bytes: bytes!, writes: writes!, signals: signals! }]];
       }),
     );
   };

@@ -1,0 +1,47 @@
+/** Ranks that are replaced, come later, are taken out, come back. */
+import { describe, it } from 'vitest';
+import { bundleProgram } from '../bundle.js';
+import { runElastic } from './harness.js';
+
+const program = await bundleProgram('elastic-rank');
+const full = process.env.EP_TEST_FULL === '1';
+
+describe('process groups over shared memory', () => {
+  it.each(full ? [0, 1, 2, 3] : [0, 2])('replace rank %i of 4 by another process, four times', async (victim) => {
+    await runElastic(program, { scenario: 'replaced', worldSize: 4, capacity: 4, victim });
+  });
+
+  it.each(full ? [0, 1, 2] : [1])('leave rank %i of 3 behind that is stopped, and take it back', async (victim) => {
+    await runElastic(program, { scenario: 'stopped', worldSize: 3, capacity: 3, victim });
+  });
+
+  it.each(full ? Array.from({ length: 10 }, () => 0) : [1])(
+    'keep rank %i of 3, stopped in the middle of writing, out of their memory',
+    async (victim) => {
+      await runElastic(program, { scenario: 'stoppedWriting', worldSize: 3, capacity: 3, victim });
+    },
+  );
+
+  it.each(
+    full
+      ? [
+          [3, 4],
+          [2, 5],
+          [1, 3],
+        ]
+      : [
+          [3, 4],
+          [2, 5],
+        ],
+  )('grow from %i to %i ranks under load', async (worldSize, capacity) => {
+    await runElastic(program, { scenario: 'grown', worldSize: worldSize!, capacity: capacity!, victim: -1 });
+  });
+
+  it('begin with holes, and fill one of them', async () => {
+    await runElastic(program, { scenario: 'holes', worldSize: 5, capacity: 5, victim: -1 });
+  });
+
+  it.each(full ? [0, 1, 2] : [2])('take rank %i of 3 out on purpose, and agree anew after failures', async (victim) => {
+    await runElastic(program, { scenario: 'deactivated', worldSize: 3, capacity: 3, victim });
+  });
+});

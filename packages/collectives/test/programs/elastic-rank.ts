@@ -1,0 +1,299 @@
+/** One of several ranks of a group whose members change. */
+import assert from 'node:assert/strict';
+import { setTimeout as delay } from 'node:timers/promises';
+import { CloseScope, isEpError, openFileStore } from '@ep/core';
+import { type InitOptions, initProcessGroup, type ProcessGroup } from '../../src/index.js';
+import type { ElasticArguments, ElasticMessage } from '../elastic/harness.js';
+
+const given = JSON.parse(process.argv[2]!) as ElasticArguments;
+const { rank, worldSize, capacity, victim, life, storePath } = given;
+const tell = (message: ElasticMessage): boolean => process.send!(message);
+const scope = new CloseScope();
+const store = scope.add(await openFileStore(storePath));
+const range = (from: number, to: number): number[] => Array.from({ length: to - from }, (_, i) => from + i);
+const others = (size: number): number[] => range(0, size).filter((one) => one !== victim);
+
+async function openGroup(options: Partial<InitOptions> = {}): Promise<ProcessGroup> {
+  const joins = life > 0;
+  return scope.add(
+    await initProcessGroup({
+      store,
+      rank,
+      worldSize,
+      maxGroupSize: capacity,
+      timeoutMs: 20_000,
+      ...(joins && { isExtension: true }),
+      ...options,
+    }),
+  );
+}
+
+/** Everybody adds a digit of its own: says who took part. */
+async function checkSum(group: ProcessGroup, ranks: readonly number[]): Promise<void> {
+  const small = Float64Array.of(10 ** rank);
+  const work = group.allReduce(small);
+  await work;
+  assert.deepEqual(work.contributors, ranks);
+  assert.equal(
+    small[0],
+    ranks.reduce((sum, one) => sum + 10 ** one, 0),
+  );
+  const large = group.allocate('f64', 40_000);
+  large.data.fill(10 ** rank);
+  await group.allReduce(large);
+  assert.ok(large.data.every((one) => one === small[0]));
+}
+
+async function failure(promise: PromiseLike<unknown>): Promise<string> {
+  try {
+    await promise;
+    return 'none';
+  } catch (error) {
+    if (!isEpError(error)) throw error;
+    return error.code;
+  }
+}
+
+/** Every pair, both ways, and messages larger than a sender's pool. */
+async function checkMessages(group: ProcessGroup, ranks: readonly number[]): Promise<void> {
+  const peers = ranks.filter((one) => one !== rank);
+  const room = peers.map(() => new Int32Array(200_000));
+  const receives = peers.map((peer, i) => group.recv(room[i]!, peer));
+  const sends = peers.map((peer) => group.send(new Int32Array(200_000).fill(100 * rank + peer), peer));
+  await Promise.all([...sends, ...receives]);
+  for (const [i, peer] of peers.entries()) assert.ok(room[i]!.every((one) => one === 100 * peer + rank));
+}
+
+async function takeIn(group: ProcessGroup, ranks: readonly number[]): Promise<void> {
+  for (;;) {
+    const states = await group.peerState(ranks);
+    if (states.every((state) => state === 'joining')) break;
+    await delay(5);
+  }
+  await group.recoverRanks(ranks);
+}
+
+/** Dies on request of the round; all others go on, take another process in its place, and are complete again. */
+async function replaced(): Promise<void> {
+  const ROUNDS = 4;
+  const all = range(0, worldSize);
+  const group = await openGroup();
+  if (life > 0) {
+    assert.deepEqual(group.activeRanks, [rank]);
+    await checkSum(group, [rank]);
+    await group.joinGroup();
+    await checkSum(group, all);
+    await checkMessages(group, all);
+  }
+  for (let round = life; round < ROUNDS; round++) {
+    const part = await group.newGroup([victim, (victim + 1) % worldSize]);
+    if (part !== undefined) await part.barrier();
+    await group.barrier();
+    if (rank === victim) process.kill(process.pid, 'SIGKILL');
+    if (rank === (victim + 1) % worldSize) tell({ kind: 'start', rank: victim });
+    // Whoever enters before the death is seen loses the call, and all alike.
+    const code = await failure(group.allReduce(new Float64Array(1)));
+    assert.ok(code === 'none' || code === 'EP_PEER_LOST', code);
+    await checkSum(group, others(worldSize));
+    assert.equal(group.size, worldSize);
+    await takeIn(group, [victim]);
+    assert.deepEqual(group.activeRanks, all);
+    await checkSum(group, all);
+    await checkMessages(group, all);
+    await part?.close();
+  }
+  await group.barrier();
+}
+
+/** Stops for longer than the others wait; they take it out, and in again when it comes back. Its tensors are still there. */
+async function stopped(): Promise<void> {
+  const all = range(0, worldSize);
+  const group = await openGroup({ onTimeout: 'evict' });
+  const kept = group.allocate('f64', 1000);
+  kept.data.fill(rank);
+  for (let round = 0; round < 3; round++) {
+    await checkSum(group, all);
+    await group.barrier();
+    if (rank === victim) {
+      process.kill(process.pid, 'SIGSTOP');
+      const code = await failure(group.allReduce(new Float64Array(1)));
+      assert.equal(code, 'EP_EVICTED');
+      assert.equal(await failure(group.barrier()), 'EP_EVICTED');
+      assert.ok(!group.activeRanks.includes(rank));
+      await group.joinGroup();
+    } else {
+      const code = await failure(group.allReduce(new Float64Array(1), { timeoutMs: 300 }));
+      assert.ok(code === 'none' || code === 'EP_PEER_LOST', code);
+      await checkSum(group, others(worldSize));
+      if (rank === others(worldSize)[0]) tell({ kind: 'continue', rank: victim });
+      await takeIn(group, [victim]);
+    }
+    await checkSum(group, all);
+    assert.ok(kept.data.every((one) => one === rank));
+    const gathered = group.allocate('f64', 1000 * worldSize);
+    await group.allGatherIntoTensor(gathered, kept);
+    for (const one of all) assert.equal(gathered.data[1000 * one + 999], one);
+  }
+}
+
+/** Stopped in the middle of writing into the others' memory: what it still writes later does not arrive there. */
+async function stoppedWriting(): Promise<void> {
+  const LENGTH = 6_000_000;
+  const group = await openGroup({ onTimeout: 'evict' });
+  const target = group.allocate('f32', LENGTH);
+  await group.barrier();
+  if (rank === victim) {
+    target.data.fill(rank);
+    const work = group.allReduce(target);
+    // Somewhere in it: the group's thread writes meanwhile.
+    const until = performance.now() + 1 + (process.pid % 8) / 2;
+    while (performance.now() < until);
+    process.kill(process.pid, 'SIGSTOP');
+    const code = await failure(work);
+    assert.ok(code === 'none' || code === 'EP_EVICTED', code);
+    return;
+  }
+  target.data.fill(rank);
+  const code = await failure(group.allReduce(target, { timeoutMs: 400 }));
+  assert.ok(code === 'none' || code === 'EP_PEER_LOST', code);
+  target.data.fill(1);
+  await failure(group.barrier({ timeoutMs: 400 }));
+  await group.allReduce(target);
+  const sum = others(worldSize).length;
+  assert.ok(target.data.every((one) => one === sum));
+  if (rank === others(worldSize)[0]) tell({ kind: 'continue', rank: victim });
+  await delay(300);
+  assert.ok(
+    target.data.every((one) => one === sum),
+    'somebody wrote into memory that is not theirs any more',
+  );
+  await group.barrier();
+}
+
+/** Ranks beyond those of the beginning, under load; then groups of them with holes. */
+async function grown(): Promise<void> {
+  const group = await openGroup();
+  const all = range(0, capacity);
+  if (life > 0) {
+    await group.joinGroup();
+  } else {
+    await checkSum(group, range(0, worldSize));
+    await group.newGroup([0]);
+    assert.equal(await group.numSyncedRanks(), worldSize);
+    assert.equal(await failure(group.recoverRanks([])), 'none');
+    await group.extendGroupSizeTo(capacity);
+    assert.equal(group.size, capacity);
+    assert.deepEqual(group.ranks, all);
+    assert.equal(await failure(group.recoverRanks([worldSize])), 'EP_NOT_READY');
+    if (rank === 0) for (const added of range(worldSize, capacity)) tell({ kind: 'start', rank: added });
+    let ready = false;
+    while (!ready) {
+      for (let i = 0; i < 50; i++) await checkSum(group, range(0, worldSize));
+      const states = await group.peerState(range(worldSize, capacity));
+      ready = states.every((state) => state === 'joining');
+    }
+    await group.recoverRanks(range(worldSize, capacity));
+  }
+  assert.equal(group.size, capacity);
+  await checkSum(group, all);
+  await checkMessages(group, all);
+  assert.equal(await group.numSyncedRanks(), capacity);
+  const outputs = all.map(() => new Int32Array(3));
+  await group.allGather(outputs, new Int32Array(3).fill(rank));
+  for (const one of all) assert.equal(outputs[one]![2], one);
+  const parts = [[0, capacity - 1], range(0, capacity).filter((one) => one % 2 === 0), [capacity - 1, 1]];
+  for (const members of parts) {
+    const part = await group.newGroup(members);
+    if (part === undefined) continue;
+    const value = Float64Array.of(rank);
+    await part.allReduce(value);
+    assert.equal(
+      value[0],
+      members.reduce((sum, one) => sum + one, 0),
+    );
+    await part.close();
+  }
+  await group.barrier();
+}
+
+/** A group that begins with holes; one is filled, one stays. */
+async function holes(): Promise<void> {
+  const filled = 1;
+  const first = range(0, worldSize).filter((one) => one % 2 === 0);
+  if (rank % 2 === 1 && rank !== filled) return;
+  const group = await openGroup({ activeRanks: first, ...(rank === filled && { isExtension: true }) });
+  if (rank === filled) {
+    await group.joinGroup();
+  } else {
+    assert.deepEqual(group.activeRanks, first);
+    await checkSum(group, first);
+    const to = new Int32Array(1);
+    assert.equal(await failure(group.send(to, filled)), 'EP_PEER_LOST');
+    await takeIn(group, [filled]);
+  }
+  const now = [...first, filled].sort((a, b) => a - b);
+  await checkSum(group, now);
+  await checkMessages(group, now);
+  await group.barrier();
+}
+
+/** Taken out on purpose, with its knowledge or without; a group that failed agrees anew. */
+async function deactivated(): Promise<void> {
+  const all = range(0, worldSize);
+  const group = await openGroup();
+  await checkSum(group, all);
+  // It knows.
+  await group.deactivate([victim]);
+  assert.deepEqual(group.activeRanks, others(worldSize));
+  if (rank === victim) {
+    await group.joinGroup();
+  } else {
+    await checkSum(group, others(worldSize));
+    await takeIn(group, [victim]);
+  }
+  await checkSum(group, all);
+  // It does not come: all wait in vain, then go on without it.
+  if (rank === victim) {
+    await delay(900);
+    assert.ok(['EP_EVICTED', 'EP_ABORTED', 'EP_TIMEOUT'].includes(await failure(group.barrier())));
+    await group.deactivate([victim]).catch(() => {});
+    await group.joinGroup();
+  } else {
+    const code = await failure(group.barrier({ timeoutMs: 200 }));
+    assert.ok(code === 'EP_TIMEOUT' || code === 'EP_ABORTED', code);
+    await group.deactivate([victim]);
+    await checkSum(group, others(worldSize));
+    await takeIn(group, [victim]);
+  }
+  await checkSum(group, all);
+  // Nobody leaves: one gave up.
+  const cut = new AbortController();
+  const work = rank === victim ? group.barrier({ signal: cut.signal }) : undefined;
+  if (work !== undefined) {
+    cut.abort(new Error('given up'));
+    await assert.rejects(Promise.resolve(work), /given up/);
+  } else {
+    await delay(100);
+    const code = await failure(group.barrier());
+    assert.equal(code, 'EP_ABORTED');
+  }
+  await group.deactivate([]);
+  await checkSum(group, all);
+}
+
+const scenarios: Readonly<Record<string, () => Promise<void>>> = {
+  replaced,
+  stopped,
+  stoppedWriting,
+  grown,
+  holes,
+  deactivated,
+};
+try {
+  await scenarios[given.scenario]!();
+  await scope.close();
+  tell({ kind: 'done' });
+} catch (error) {
+  tell({ kind: 'failed', why: error instanceof Error ? (error.stack ?? error.message) : String(error) });
+}
+process.disconnect();
