@@ -5,6 +5,12 @@ export {
   EP_DTYPE_F32,
   EP_LIFE_ALIVE,
   EP_LIFE_DEAD,
+  EP_NIC_FOUND_INDEX,
+  EP_NIC_FOUND_QPN,
+  EP_NIC_FOUND_SYNDROME,
+  EP_NIC_FOUND_VENDOR,
+  EP_STAGE_NIC,
+  EP_STAGE_SOURCE,
   EP_TEAM_EXCHANGE_BYTES,
   segmentHandleLayout,
 } from './abi.gen.js';

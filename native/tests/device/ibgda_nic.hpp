@@ -61,7 +61,7 @@ struct test_queue {
   std::vector<line> cq;
   alignas(64) uint64_t bf[64] = {};
   alignas(8) ep_mlx5_dbr dbr{};
-  alignas(8) uint64_t cq_dbr = 0;
+  alignas(8) ep_mlx5_cq_dbr cq_dbr{};
   uint64_t response = 0;
   alignas(64) ep_ibgda_qp qp{}; // posters may use a copy of it: the NIC reads only what never changes
 
@@ -283,7 +283,7 @@ class test_nic {
     queue.failed = queue.failed || syndrome != 0;
     const uint64_t size = queue.cq.size();
     if (queue.qp.cq_dbr != 0) {
-      const uint32_t taken = __builtin_bswap32(std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(&queue.cq_dbr)).load(std::memory_order_acquire));
+      const uint32_t taken = __builtin_bswap32(std::atomic_ref<uint32_t>(queue.cq_dbr.consumer).load(std::memory_order_acquire));
       if (((queue.cqes - taken) & EP_MLX5_CQ_DBR_COUNTER_MASK) >= size) violation(queue, "the completion queue is full");
     }
     uint8_t* entry = queue.cq[queue.cqes % size].bytes;

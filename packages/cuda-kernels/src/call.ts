@@ -10,13 +10,12 @@ import {
 } from '@ep/native';
 import type { BoundPart, BoundSpec } from './binding-spec.js';
 import { arrivalSlot, creditSlot, type Layout, stagingPlace } from './layout.js';
+import { outcomeText } from './outcome-text.js';
 
 /** From this payload on, copies go past the caches. */
 const NON_TEMPORAL_BYTES = 8 * 1024 * 1024;
 /** Up to this payload a call is tried on the calling thread first: copying it takes a few microseconds. */
 const INLINE_BYTES = 16 * 1024;
-/** By `EP_STAGE_*`. */
-const STAGE_NAMES = ['', 'to release its receive tensor', 'to send its chunks', 'to make room in its own queue'];
 
 export interface CallPlace {
   readonly layout: Layout;
@@ -145,12 +144,10 @@ export function callError(name: string, outcome: Outcome, place: CallPlace, coun
   const late = Array.from(counters.subarray(0, place.layout.worldSize), (expected, rank) =>
     place.memory.signals.peek(first + rank) < expected ? [rank] : [],
   ).flat();
-  const who = outcome.rank >= 0 ? `rank ${outcome.rank} ${STAGE_NAMES[outcome.stage] ?? ''}` : 'its peers';
   const verb =
     code === 'EP_PEER_LOST' ? 'lost' : code === 'EP_TIMEOUT' ? 'timed out waiting for' : 'ended while waiting for';
   const missing = late.length > 0 ? `; incomplete from ${formatRanks(late)}` : '';
-  const text =
-    outcome.message ?? `${verb} ${who}: expected count ${outcome.expected}, found ${outcome.found}${missing}`;
+  const text = outcome.message ?? `${outcomeText(outcome, verb)}${missing}`;
   return new EpError(code, `${name}: ${text}`, {
     context: {
       rank: outcome.rank,
