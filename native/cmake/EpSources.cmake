@@ -23,6 +23,7 @@ set(EP_CORE_SOURCES
   core/ibgda/control_memory.cpp
   core/ibgda/device_choice.cpp
   core/ibgda/gid.cpp
+  core/ibgda/gpu_memory.cpp
   core/ibgda/probe.cpp
   core/ibgda/queues.cpp
   core/ibgda/rank_nic.cpp
@@ -40,6 +41,7 @@ set(EP_CORE_SOURCES
   core/team.cpp
   core/waiting.cpp
   core/watcher.cpp
+  dl/cuda_symbols.cpp
   dl/library.cpp
   dl/mlx5_verbs.cpp
   dl/shim/attach.cpp
@@ -105,6 +107,7 @@ set(EP_TESTS
   tests/core_attention_test.cpp
   tests/ibgda/commands_test.cpp
   tests/ibgda/device_choice_test.cpp
+  tests/ibgda/gpu_memory_test.cpp
   tests/ibgda/ibgda_kernels_test.cpp
   tests/ibgda/queues_test.cpp
   tests/ibgda/topology_test.cpp

@@ -15,6 +15,8 @@ result<std::shared_ptr<library>> library::open(const std::string& name) {
   return std::shared_ptr<library>(new library(name, handle));
 }
 
-void* library::find(const char* symbol, const char* version) const { return dlvsym(handle_, symbol, version); }
+void* library::find(const char* symbol, const char* version) const {
+  return version == nullptr ? dlsym(handle_, symbol) : dlvsym(handle_, symbol, version);
+}
 
 } // namespace ep::dl

@@ -15,8 +15,8 @@ class library {
   static result<std::shared_ptr<library>> open(const std::string& name);
 
   const std::string& name() const { return name_; }
-  // nullptr: not there in this version.
-  void* find(const char* symbol, const char* version) const;
+  // nullptr: not there in this version. Without a version: whichever the library holds.
+  void* find(const char* symbol, const char* version = nullptr) const;
 
  private:
   library(std::string name, void* handle) : name_(std::move(name)), handle_(handle) {}

@@ -28,6 +28,8 @@ std::string hexadecimal(uint32_t value) {
   return text;
 }
 
+std::span<const uint8_t> bytes_of(const void* begin, uint64_t bytes) { return {static_cast<const uint8_t*>(begin), bytes}; }
+
 constexpr uint8_t log_outstanding_default = 4; // 16 atomics and reads: what every mlx5 device can do
 
 } // namespace
@@ -203,34 +205,43 @@ result<nothing> rank_queues::release_memory(const registered_memory& memory) {
   return device().dereg_mr(memory.mr);
 }
 
+// A block of its own for these parts, one behind the other.
+result<control_block> rank_queues::placed(std::initializer_list<std::span<const uint8_t>> parts) {
+  uint64_t bytes = 0;
+  for (const auto& part : parts) bytes += part.size();
+  auto block = source_->allocate((bytes + 4095) / 4096 * 4096);
+  if (!block.ok()) return block;
+  uint64_t at = 0;
+  for (const auto& part : parts) {
+    if (part.empty()) continue;
+    if (auto written = source_->write(block.value(), at, part.data(), part.size()); !written.ok()) return written.why();
+    at += part.size();
+  }
+  return block;
+}
+
 result<nothing> rank_queues::publish_ranges() {
   std::vector<ep_ibgda_range> ranges;
   for (const registered_memory& one : memories_) ranges.push_back({one.memory.address, one.memory.address + one.memory.byte_length, one.mr.lkey, 0});
   std::sort(ranges.begin(), ranges.end(), [](const ep_ibgda_range& a, const ep_ibgda_range& b) { return a.begin < b.begin; });
   const ep_ibgda_range_table table{ranges.size(), 0};
-  const uint64_t bytes = sizeof table + ranges.size() * sizeof(ep_ibgda_range);
-  auto block = source_->allocate((bytes + 4095) / 4096 * 4096);
+  auto block = placed({bytes_of(&table, sizeof table), bytes_of(ranges.data(), ranges.size() * sizeof(ep_ibgda_range))});
   if (!block.ok()) return block.why();
-  source_->write(block.value(), 0, &table, sizeof table);
-  if (!ranges.empty()) source_->write(block.value(), sizeof table, ranges.data(), ranges.size() * sizeof(ep_ibgda_range));
   range_tables_.push_back(block.value());
-  source_->publish(structs_, device_offset_ + offsetof(ep_ibgda_device, ranges), block.value().address);
-  return nothing{};
+  return source_->publish(structs_, device_offset_ + offsetof(ep_ibgda_device, ranges), block.value().address);
 }
 
 result<rank_queues::memory_route> rank_queues::route_memory(std::span<const ep_ibgda_remote> remotes) {
   if (remotes.size() != static_cast<size_t>(options_.world_size)) {
     return failure{EP_STATUS_INVALID, 0, "places of " + std::to_string(remotes.size()) + " ranks were given, the world has " + std::to_string(options_.world_size)};
   }
-  const uint64_t bytes = sizeof(ep_ibgda_memory) + remotes.size_bytes();
-  auto block = source_->allocate((bytes + 4095) / 4096 * 4096);
-  if (!block.ok()) return block.why();
   ep_ibgda_memory memory{};
   memory.header = {EP_MAGIC_IBGDA_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof memory};
   memory.device = device_address();
+  auto block = placed({bytes_of(&memory, sizeof memory), bytes_of(remotes.data(), remotes.size_bytes())});
+  if (!block.ok()) return block.why();
   memory.remotes = block.value().address + sizeof memory;
-  source_->write(block.value(), 0, &memory, sizeof memory);
-  source_->write(block.value(), sizeof memory, remotes.data(), remotes.size_bytes());
+  if (auto written = source_->write(block.value(), 0, &memory, sizeof memory); !written.ok()) return written.why();
   return memory_route{block.value().address, block.value().keep};
 }
 

@@ -39,14 +39,17 @@ class host_memory_source final : public control_memory {
     block.keep = std::shared_ptr<void>(base, [bytes](void* at) { munmap(at, bytes); });
     return block;
   }
-  void write(const control_block& block, uint64_t offset, const void* bytes, uint64_t length) override {
+  result<nothing> write(const control_block& block, uint64_t offset, const void* bytes, uint64_t length) override {
     std::memcpy(reinterpret_cast<void*>(block.address + offset), bytes, length);
+    return nothing{};
   }
-  void fill(const control_block& block, uint64_t offset, uint8_t value, uint64_t length) override {
+  result<nothing> fill(const control_block& block, uint64_t offset, uint8_t value, uint64_t length) override {
     std::memset(reinterpret_cast<void*>(block.address + offset), value, length);
+    return nothing{};
   }
-  void publish(const control_block& block, uint64_t offset, uint64_t value) override {
+  result<nothing> publish(const control_block& block, uint64_t offset, uint64_t value) override {
     std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(block.address + offset)).store(value, std::memory_order_release);
+    return nothing{};
   }
   result<uint64_t> map_doorbell(uint64_t register_address, uint64_t) override { return register_address; }
   void unmap_doorbell(uint64_t) override {}

@@ -34,10 +34,10 @@ class control_memory {
   // Zeroed. Failures as of the table: EOPNOTSUPP, ENOMEM.
   virtual result<control_block> allocate(uint64_t bytes) = 0;
   // Writes of the control path into a block. They are visible to posters that start later.
-  virtual void write(const control_block& block, uint64_t offset, const void* bytes, uint64_t length) = 0;
-  virtual void fill(const control_block& block, uint64_t offset, uint8_t value, uint64_t length) = 0;
+  virtual result<nothing> write(const control_block& block, uint64_t offset, const void* bytes, uint64_t length) = 0;
+  virtual result<nothing> fill(const control_block& block, uint64_t offset, uint8_t value, uint64_t length) = 0;
   // One aligned word, with release, under posters that are running: they see what was written before it.
-  virtual void publish(const control_block& block, uint64_t offset, uint64_t value) = 0;
+  virtual result<nothing> publish(const control_block& block, uint64_t offset, uint64_t value) = 0;
   // Makes a doorbell page (of this process) reachable for the posters, and says under which address. EOPNOTSUPP, EPERM: it cannot be.
   virtual result<uint64_t> map_doorbell(uint64_t register_address, uint64_t bytes) = 0;
   virtual void unmap_doorbell(uint64_t register_address) = 0;

@@ -137,7 +137,7 @@ result<nothing> rank_queues::build(control_memory& source) {
   auto block = source.allocate(at.total);
   if (!block.ok()) return during("memory of the queues", block.why());
   queues_ = block.value();
-  source.fill(queues_, at.cqs, 0xff, pair_count() * at.cq_bytes);
+  if (auto filled = source.fill(queues_, at.cqs, 0xff, pair_count() * at.cq_bytes); !filled.ok()) return during("memory of the queues", filled.why());
   auto umem = device().umem_reg(queues_.part(0, at.total), dl::MLX5_ACCESS_LOCAL_WRITE);
   if (!umem.ok()) return during("registration of the queues in " + std::string(placement_name(source.where())), umem.why());
   umem_ = umem.value();
@@ -219,7 +219,7 @@ result<nothing> rank_queues::fill_structs(const layout& at) {
     qp.response = queues_.address + at.responses + index * line;
     qp.response_lkey = responses_.lkey;
     qp.nic_wake = options_.nic_wake;
-    source_->write(structs_, index * sizeof qp, &qp, sizeof qp);
+    if (auto written = source_->write(structs_, index * sizeof qp, &qp, sizeof qp); !written.ok()) return during("structs of the queue pairs", written.why());
   }
   ep_ibgda_device device{};
   device.header = header_of(EP_MAGIC_IBGDA, sizeof device);
@@ -230,7 +230,7 @@ result<nothing> rank_queues::fill_structs(const layout& at) {
   device.active_qps = options_.active_qps;
   device.sharing = options_.sharing;
   device.max_message = uint64_t{1} << log_max_message_;
-  source_->write(structs_, device_offset_, &device, sizeof device);
+  if (auto written = source_->write(structs_, device_offset_, &device, sizeof device); !written.ok()) return during("struct of the device", written.why());
   return publish_ranges();
 }
 

@@ -140,6 +140,7 @@ class rank_queues {
   result<remote_end> read_peer(int32_t rank, const std::vector<uint8_t>& bytes) const;
   result<nothing> connect_peer(int32_t rank, const remote_end& remote);
   result<nothing> modify(uint32_t index, std::span<const uint8_t> command, const char* step);
+  result<control_block> placed(std::initializer_list<std::span<const uint8_t>> parts);
   result<nothing> publish_ranges();
   result<nothing> tear_down();
 

@@ -1,0 +1,23 @@
+// Control memory in a GPU, for posters that run there.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "control_memory.hpp"
+#include "dl/cuda_symbols.hpp"
+
+namespace ep::ibgda {
+
+struct gpu_facts {
+  std::string address; // "0000:84:00.0": key of topology::gpus
+  bool gpudirect = false; // its memory can be pinned by address, given nvidia-peermem
+  bool dmabuf = false;    // its memory can be exported
+};
+// ENODEV: no such ordinal.
+result<gpu_facts> gpu_facts_read(const dl::cuda_symbols& cuda, int ordinal);
+
+// `where`: gpu_dmabuf or gpu_address. EOPNOTSUPP: the GPU or its driver cannot.
+result<std::unique_ptr<control_memory>> gpu_control_memory(std::shared_ptr<const dl::cuda_symbols> cuda, int ordinal, placement where);
+
+} // namespace ep::ibgda
