@@ -1,5 +1,5 @@
 // The kernels on a real GPU against the same plans and answers as tests/device: the ranks are streams of one device, their memory and signals
-// lie in device memory, and behind the proxy ring runs an engine on the host. Built and run by run.mjs, on machines with a GPU.
+// lie in device memory, and behind the proxy ring runs an engine on the host, behind queue pairs a NIC. Built and run by run.mjs, on machines with a GPU.
 #include <cmath>
 #include <cstdlib>
 #include <new>
@@ -151,6 +151,50 @@ void dispatches_by_proxy(int32_t size, uint64_t seed) {
   }
 }
 
+// WQEs of the GPU, checked and executed by a NIC that is a thread of the host: what it reads of rings, records and registers was written across the bus.
+void dispatches_by_nic(int32_t size, uint64_t seed) {
+  const uint32_t call_count = 2;
+  dispatch_case plan({size, call_count, call_count, 1 + static_cast<uint32_t>(seed % 2), false, true}, seed);
+  const auto blocks = 1 + static_cast<uint32_t>(seed % 3);
+  world_options options;
+  options.size = size;
+  options.bytes = plan.bytes();
+  options.slots = plan.slots();
+  options.qps = 1 + static_cast<uint32_t>(seed / 2 % 3);
+  options.depth = 2u << seed % 4;
+  options.collapsed = seed % 3 != 0;
+  options.max_message = seed % 4 == 0 ? 64 : uint64_t{1} << 30;
+  if (blocks <= options.qps) options.sharing = static_cast<uint32_t>(seed / 3 % 3);
+  world ranks(options);
+  gpu_world streams(ranks, 64, 1);
+  auto args = all_args(plan, ranks);
+  std::atomic<uint32_t> stop{0};
+  std::vector<ep::kernel_environment> environments(static_cast<size_t>(size));
+  std::vector<std::thread> nics;
+  for (int32_t rank = 0; rank < size; ++rank) {
+    ep::kernel_environment& environment = environments[static_cast<size_t>(rank)];
+    environment.waits.cancel = &stop;
+    environment.waits.policy = ep::wait_policy{0, 20'000, 100'000};
+    nics.emplace_back([&, rank] {
+      ep::fast_context ctx{environments[static_cast<size_t>(rank)], 0, 1, nullptr};
+      ranks.nic(rank).serve_all(ctx);
+    });
+  }
+  for (uint32_t call = 0; call < call_count; ++call) {
+    for (int32_t rank = 0; rank < size; ++rank) {
+      EP_CHECK_EQ(ep::cuda_attention_dispatch(streams.launch(rank, blocks, 32u << seed % 3), args[static_cast<size_t>(rank)][call]), 0);
+    }
+  }
+  streams.finish();
+  stop.store(1);
+  for (std::thread& nic : nics) nic.join();
+  for (int32_t rank = 0; rank < size; ++rank) {
+    EP_CHECK_EQ(plan.status(rank).status, static_cast<uint32_t>(EP_STATUS_OK));
+    for (const std::string& violation : ranks.nic(rank).violations) EP_CHECK_EQ(violation, "");
+    for (uint32_t call = 0; call < call_count; ++call) EP_CHECK(plan.arrived(ranks, rank, call));
+  }
+}
+
 void compat(int32_t size, uint64_t seed) {
   const auto replicas = static_cast<uint32_t>(seed % 10);
   compat_case plan(size, replicas, seed);
@@ -249,6 +293,7 @@ int main() {
       compat(size, seed * 31 + static_cast<uint64_t>(size));
     }
     for (uint64_t seed = 0; seed < 10; ++seed) dispatches_by_proxy(size, seed);
+    for (uint64_t seed = 0; seed < 30; ++seed) dispatches_by_nic(size, seed * 37 + static_cast<uint64_t>(size));
   }
   sums();
   ends(false);
