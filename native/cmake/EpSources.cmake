@@ -123,6 +123,8 @@ set(EP_TESTS
   tests/nic/errors_test.cpp
   tests/nic/faults_test.cpp
   tests/nic/requests_test.cpp
+  tests/nic/commands_test.cpp
+  tests/nic/threads_test.cpp
 )
 
 # These open the shim of dl/shim.
@@ -145,4 +147,5 @@ set(EP_LITMUS_SOURCES
 set(EP_BENCHES
   tests/collective/reduce_bench.cpp
   tests/device/ibgda_bench.cpp
+  tests/nic/nic_bench.cpp
 )

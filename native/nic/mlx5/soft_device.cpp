@@ -68,14 +68,13 @@ result<nothing> soft_device::start() {
   return outcome;
 }
 
-bool soft_device::round() {
+bool soft_device::poll(int64_t now_ns) {
   // A caller of the table must not starve: this thread would take the lock again before the other one has woken up.
   while (wanting_.load(std::memory_order_relaxed) > 0) sched_yield();
   const std::lock_guard lock(mutex_);
-  const int64_t now = clock_now_ns();
-  bool any = engine_->poll_doorbells(now);
-  any = engine_->poll_receives(now) || any;
-  return engine_->work(now) || any;
+  bool any = engine_->poll_doorbells(now_ns);
+  any = engine_->poll_receives(now_ns) || any;
+  return engine_->work(now_ns) || any;
 }
 
 void soft_device::run() {
@@ -84,7 +83,7 @@ void soft_device::run() {
   int64_t idle_since = clock_now_ns();
   int64_t sleep_ns = first_sleep_ns;
   while (!stopping_.load(std::memory_order_acquire)) {
-    if (round()) {
+    if (poll(clock_now_ns())) {
       idle_since = clock_now_ns();
       sleep_ns = first_sleep_ns;
       continue;
@@ -96,7 +95,7 @@ void soft_device::run() {
       sched_yield();
     } else {
       const uint32_t epoch = wake_prepare(wake);
-      if (stopping_.load(std::memory_order_acquire) || round()) {
+      if (stopping_.load(std::memory_order_acquire) || poll(clock_now_ns())) {
         wake_cancel(wake);
         idle_since = clock_now_ns();
         sleep_ns = first_sleep_ns;

@@ -53,6 +53,8 @@ class soft_device final : public dl::mlx5_device {
 
   // Without a thread: one piece of work, chosen by `random`, at this time. False: nothing can be done now.
   bool step(random_source& random, int64_t now_ns);
+  // Without a thread: whatever is due at this time, as the thread would do it. False: nothing was.
+  bool poll(int64_t now_ns);
   // When delayed work is due; INT64_MAX: none waits for the clock.
   int64_t next_due_ns() const;
 
@@ -98,7 +100,6 @@ class soft_device final : public dl::mlx5_device {
   soft_device(std::string name, port_view port, directory_entry entry, const soft_options& options);
   result<nothing> start();
   void run();
-  bool round();
   void stop(bool orderly);
   void doorbell_wake_now();
   failure refuse(const char* call, int error, const std::string& why) const;

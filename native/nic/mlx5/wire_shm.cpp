@@ -20,7 +20,7 @@ namespace ep::nic {
 namespace {
 
 // A piece of at least this goes past the caches, as a NIC's writes mostly do; below, the caches are faster than memory.
-constexpr uint64_t stream_bytes = 256 * 1024;
+constexpr uint64_t stream_bytes = 64 * 1024;
 
 void copy_bytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
   const uintptr_t target = reinterpret_cast<uintptr_t>(to);
