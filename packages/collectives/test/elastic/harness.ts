@@ -22,20 +22,23 @@ export interface ElasticArguments {
 export type ElasticMessage =
   | { readonly kind: 'start'; readonly rank: number }
   | { readonly kind: 'continue'; readonly rank: number }
+  /** The moment that the scenario is about came. */
+  | { readonly kind: 'hit' }
   | { readonly kind: 'done' }
   | { readonly kind: 'failed'; readonly why: string };
 
-/** `program`: the bundle of programs/elastic-rank.ts. Throws what the ranks threw, and where they hang. */
+/** `program`: the bundle of programs/elastic-rank.ts. Throws what the ranks threw, and where they hang. True if a rank told a `hit`. */
 export async function runElastic(
   program: string,
   scenario: Omit<ElasticArguments, 'rank' | 'life' | 'storePath'>,
-): Promise<void> {
+): Promise<boolean> {
   const directory = mkdtempSync(join(tmpdir(), 'ep-elastic-'));
   const failures: string[] = [];
   const current = new Map<number, ChildProcess>();
   const lives = new Map<number, number>();
   const all: ChildProcess[] = [];
   let running = 0;
+  let hit = false;
   let settle = (): void => {};
   const ended = new Promise<void>((resolve) => {
     settle = resolve;
@@ -53,6 +56,7 @@ export async function runElastic(
     child.on('message', (message: ElasticMessage) => {
       if (message.kind === 'start') start(message.rank);
       else if (message.kind === 'continue') current.get(message.rank)!.kill('SIGCONT');
+      else if (message.kind === 'hit') hit = true;
       else if (message.kind === 'failed') failures.push(`rank ${rank}: ${message.why}`);
       else done = true;
     });
@@ -74,4 +78,5 @@ export async function runElastic(
   for (const child of all) if (child.exitCode === null && child.signalCode === null) child.kill('SIGKILL');
   rmSync(directory, { recursive: true });
   if (failures.length > 0) throw new Error(failures.join('\n'));
+  return hit;
 }

@@ -138,19 +138,27 @@ async function stopped(): Promise<void> {
 
 /** Stopped in the middle of writing into the others' memory: what it still writes later does not arrive there. */
 async function stoppedWriting(): Promise<void> {
-  const LENGTH = 6_000_000;
+  const LENGTH = 24_000_000;
   const group = await openGroup({ onTimeout: 'evict' });
   const target = group.allocate('f32', LENGTH);
+  let inside = false;
   await group.barrier();
   if (rank === victim) {
     target.data.fill(rank);
     const work = group.allReduce(target);
-    // Somewhere in it: the group's thread writes meanwhile.
-    const until = performance.now() + 1 + (process.pid % 8) / 2;
-    while (performance.now() < until);
+    // In the middle: of the slice that this rank writes, on its group's thread, the first element is there and the last is not.
+    const { data } = target;
+    const [first, last] = [
+      Math.ceil((rank * LENGTH) / worldSize) + 1000,
+      Math.floor(((rank + 1) * LENGTH) / worldSize) - 1000,
+    ];
+    const until = performance.now() + 1000;
+    while (data[first] === rank && performance.now() < until);
+    inside = data[first] !== rank && data[last] === rank;
     process.kill(process.pid, 'SIGSTOP');
     const code = await failure(work);
     assert.ok(code === 'none' || code === 'EP_EVICTED', code);
+    if (inside) tell({ kind: 'hit' });
     return;
   }
   target.data.fill(rank);
