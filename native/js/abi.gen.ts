@@ -54,6 +54,8 @@ export const EP_STAGE_COMPLETION = 5;
 export const EP_STAGE_NIC = 6;
 /** no registered range holds all of a put's source: `expected` is its address, `found` its bytes */
 export const EP_STAGE_SOURCE = 7;
+/** `found` blocks were launched over `expected` queue pairs to each peer that blocks may not share */
+export const EP_STAGE_SHARING = 8;
 export const EP_NIC_FOUND_SYNDROME = 0;
 export const EP_NIC_FOUND_VENDOR = 8;
 export const EP_NIC_FOUND_INDEX = 16;

@@ -242,6 +242,40 @@ void ranges() {
   }
 }
 
+// A key names the queue pair of data and signal, whatever the block.
+void keys() {
+  alignas(16) static uint8_t source[256];
+  world ranks(over_queues(2, 256, 1, 3));
+  ranks.adopt(0, source, sizeof source);
+  const auto result = ranks.run_simt(shape(2, 4, 4), seeded(3), [&](auto& ctx, int32_t rank) {
+    if (rank != 0) return true;
+    const auto endpoint = ep::ibgda_endpoint{ranks.memory(0)}.with_key(5);
+    const ep::block_coop<ep::simt_context> coop{ctx};
+    return endpoint.put_rows(ctx, coop, 1, 0, source, 64, 64, 1, false, EP_NO_SLOT, 0, nullptr) && endpoint.signal(ctx, coop, 1, 0, 1, nullptr) &&
+           endpoint.quiet(ctx, coop, 1, nullptr);
+  });
+  EP_CHECK(result.ok);
+  for (uint32_t key = 0; key < 3; ++key) EP_CHECK_EQ(ranks.qp(0, 1, key).done, key == 5 % 3 ? 4u : 0u);
+  expect_no_violations(ranks);
+}
+
+// More blocks than queue pairs that they may not share.
+void too_many_blocks() {
+  world_options options = over_queues(2, 64, 1, 2);
+  options.sharing = EP_IBGDA_SHARE_BLOCK;
+  world ranks(options);
+  ep_kernel_status status{};
+  const auto result = ranks.run_simt(shape(3, 4, 4), seeded(1), [&](auto& ctx, int32_t rank) {
+    const ep::ibgda_endpoint endpoint{ranks.memory(rank)};
+    return rank != 0 || !endpoint.signal(ctx, ep::block_coop<ep::simt_context>{ctx}, 1, 0, 1, &status);
+  });
+  EP_CHECK(result.ok);
+  EP_CHECK_EQ(status.status, static_cast<uint32_t>(EP_STATUS_INVALID));
+  EP_CHECK_EQ(status.stage, EP_STAGE_SHARING);
+  EP_CHECK_EQ(status.expected, 2u);
+  EP_CHECK_EQ(status.found, 3u);
+}
+
 // A peer that the NIC cannot reach: whoever sends to it fails, whoever awaits nothing of it goes on.
 void peer_is_gone(uint64_t seed) {
   alignas(16) static uint8_t source[256];
@@ -294,6 +328,8 @@ int main() {
   shapes_of_puts();
   longest_message();
   ranges();
+  keys();
+  too_many_blocks();
   for (uint64_t seed = 0; seed < 10; ++seed) peer_is_gone(seed);
   return ep::check::finish();
 }

@@ -5,6 +5,7 @@ import {
   EP_NIC_FOUND_SYNDROME,
   EP_NIC_FOUND_VENDOR,
   EP_STAGE_NIC,
+  EP_STAGE_SHARING,
   EP_STAGE_SOURCE,
   type Outcome,
 } from '@ep/native';
@@ -38,6 +39,9 @@ export function outcomeText(outcome: Outcome, verb: string): string {
   if (stage === EP_STAGE_NIC) return brokenPairText(outcome);
   if (stage === EP_STAGE_SOURCE) {
     return `a put to rank ${rank} reads ${found} bytes at ${hex(expected)}, which no memory registered with the transport holds`;
+  }
+  if (stage === EP_STAGE_SHARING) {
+    return `${found} blocks post to ${expected} queue pairs of a peer, which blocks may not share: launch fewer blocks, make more queue pairs, or share them between blocks`;
   }
   const who = rank >= 0 ? `rank ${rank} ${STAGE_NAMES[stage] ?? ''}` : 'its peers';
   return `${verb} ${who}: expected count ${expected}, found ${found}`;

@@ -31,3 +31,9 @@ test('a source that is not registered is named by its bytes', () => {
     'a put to rank 3 reads 640 bytes at 0x1000, which no memory registered with the transport holds',
   );
 });
+
+test('blocks that outnumber their queue pairs are told what to change', () => {
+  expect(outcomeText(outcome(8, 2n, 5n), 'ended')).toBe(
+    '5 blocks post to 2 queue pairs of a peer, which blocks may not share: launch fewer blocks, make more queue pairs, or share them between blocks',
+  );
+});

@@ -8,11 +8,17 @@
 EP_MACHINE_BEGIN
 
 /* Peers are reached by WQEs (EP_MEMORY_IBGDA). Sources lie in registered memory, each in one range, and stay unchanged until `quiet` has returned true.
- * A block has one queue pair to each peer: its number, modulo those in use. A signal takes the queue pair of the data that it follows, and a queue pair executes
- * in order: so a visible signal means that all that this block has put to that peer before has landed ('prior' order).
+ * Puts and signals with one key take one queue pair to each peer, number `key` modulo those in use, which executes in order: so a visible signal means that
+ * all that was put to that peer with this key before has landed ('prior' order). Across keys there is no order. The key is the block's number, unless the
+ * endpoint was given another (`with_key`): an expert's, say, so that a peer's traffic is spread over its queue pairs.
  * `Post` is a way to post (mlx5_post.h). */
 template <class Post> struct ibgda_endpoint_of {
   const ep_memory_handle& memory;
+  uint32_t given_key = UINT32_MAX;
+
+  /* HAZARD: only with EP_IBGDA_SHARE_DEVICE may blocks meet on one key. */
+  EP_HD ibgda_endpoint_of with_key(uint32_t key) const { return {memory, key}; }
+  template <class Ctx> EP_HD uint32_t key(const Ctx& ctx) const { return given_key != UINT32_MAX ? given_key : ctx.block(); }
 
   EP_HD const ep_ibgda_memory& route() const { return *reinterpret_cast<const ep_ibgda_memory*>(memory.proxy); }
   EP_HD ep_ibgda_device& device() const { return *reinterpret_cast<ep_ibgda_device*>(route().device); }
@@ -50,6 +56,10 @@ template <class Post> struct ibgda_endpoint_of {
   /* Posts `count` WQEs to one queue pair by the lanes of `group`; build(i, writer) writes WQE i. */
   template <class Ctx, class Group, class Build>
   EP_HD bool post(Ctx& ctx, const Group& group, ep_ibgda_qp& qp, uint64_t count, const Build& build, ep_kernel_status* status) const {
+    if (device().sharing != EP_IBGDA_SHARE_DEVICE && given_key == UINT32_MAX && ctx.blocks() > device().active_qps) {
+      if (group.lane() == 0) ctx.fail(status, EP_STATUS_INVALID, qp.peer, EP_STAGE_SHARING, device().active_qps, ctx.blocks());
+      return false;
+    }
     /* Not the whole ring at once: the NIC reads one half while the other is written. */
     const uint64_t most = qp.depth > 1 ? qp.depth / 2 : 1;
     for (uint64_t done = 0; done < count; done += most) {
@@ -67,7 +77,7 @@ template <class Post> struct ibgda_endpoint_of {
   EP_HD bool signal(Ctx& ctx, const Coop& coop, int32_t peer, uint64_t slot, uint64_t add, ep_kernel_status* status) const {
     bool ok = true;
     if (coop.lane() == 0) {
-      ep_ibgda_qp& qp = qp_of(peer, ctx.block());
+      ep_ibgda_qp& qp = qp_of(peer, key(ctx));
       const auto build = [&](uint64_t, const mlx5_writer& writer) { write_signal(writer, qp, peer, slot, add); };
       ok = post(ctx, lone_poster<Ctx>{ctx}, qp, 1, build, status);
     }
@@ -154,7 +164,7 @@ template <class Post> struct ibgda_endpoint_of {
         return false;
       }
     }
-    ep_ibgda_qp& qp = qp_of(peer, ctx.block());
+    ep_ibgda_qp& qp = qp_of(peer, key(ctx));
     const auto build = [&](uint64_t i, const mlx5_writer& writer) {
       if (i == writes) return write_signal(writer, qp, peer, slot, add);
       const uint64_t row = i / pieces;
