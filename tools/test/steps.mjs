@@ -106,6 +106,7 @@ export function stepTable() {
   const checkTotals = join(resultsDir, 'check-totals.json');
   const headerTotals = join(resultsDir, 'header-totals.json');
   const kernelTotals = join(resultsDir, 'kernel-totals.json');
+  const instructionTotals = join(resultsDir, 'instruction-totals.json');
   return [
     {
       name: 'build',
@@ -143,6 +144,13 @@ export function stepTable() {
       minutes: 10,
       command: ['node', 'native/tests/compile/run.mjs', '--totals', kernelTotals],
       report: { format: 'plain', files: [kernelTotals] },
+    },
+    {
+      name: 'instructions of a post',
+      lanes: ciLanes,
+      minutes: 5,
+      command: ['node', 'native/tests/device/ibgda_instructions.mjs', '--totals', instructionTotals],
+      report: { format: 'plain', files: [instructionTotals] },
     },
     ...ctestPreset('asan', ciLanes, 20),
     ...ctestPreset('tsan', ciLanes, 20),
