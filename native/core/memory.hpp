@@ -54,6 +54,8 @@ class symmetric_memory {
   uint64_t signal_slots() const { return signal_slots_; }
   rank_context& context() const { return *context_; }
 
+  // Keeps the bytes of a mapped part where they are, and nothing else: no way to a peer.
+  std::shared_ptr<const void> mapping(int32_t rank) const { return peers_.empty() ? own_ : peers_[static_cast<size_t>(rank)]; }
   uint8_t* data(int32_t rank) const { return reinterpret_cast<uint8_t*>(views_[static_cast<size_t>(rank)].data); }
   uint64_t* signal(int32_t rank, uint64_t slot) const { return reinterpret_cast<uint64_t*>(views_[static_cast<size_t>(rank)].signals) + slot; }
 

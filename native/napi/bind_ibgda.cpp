@@ -50,6 +50,11 @@ struct ibgda_wrap : Napi::ObjectWrap<ibgda_wrap> {
     nic::soft_device* soft = nullptr; // null: hardware
     std::map<uint64_t, adopted_memory> adopted;
     uint64_t next_adopted = 1;
+    void stop() {
+      adopted.clear();
+      if (nic) nic->stop();
+      nic.reset();
+    }
   };
 
   ibgda::rank_nic& open(Napi::Env env) const;
@@ -144,7 +149,7 @@ ibgda_wrap::ibgda_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   auto made = ibgda::rank_nic::create(context, std::move(driver), std::move(port), options, std::move(hooks));
   native->nic = value_or_throw(env, made);
   rank = Napi::Persistent(info[0].As<Napi::Object>());
-  end_key = state_of(env).at_end([held = native] { held->nic.reset(); });
+  end_key = state_of(env).at_end([held = native] { held->stop(); });
   tag<ibgda_wrap>(info.This().As<Napi::Object>());
 }
 
@@ -414,8 +419,7 @@ void ibgda_wrap::close(const Napi::CallbackInfo& info) {
   if (end_key == 0) return;
   state_of(info.Env()).forget(end_key);
   end_key = 0;
-  native->adopted.clear();
-  native->nic.reset();
+  native->stop();
 }
 
 void ibgda_wrap::define(Napi::Env env, Napi::Object exports) {

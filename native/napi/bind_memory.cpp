@@ -158,7 +158,8 @@ Napi::Value memory_wrap::window(const Napi::CallbackInfo& info) {
   const int32_t peer = peer_of(memory, info[0]);
   const uint64_t size = arg_size(info[2], "byteLength");
   const uint64_t offset = offset_of(memory, info[1], size);
-  return window_over(info.Env(), memory.data(peer) + offset, size, native);
+  // HAZARD: not the memory: a window lives until it is collected, and would keep a NIC and its thread.
+  return window_over(info.Env(), memory.data(peer) + offset, size, memory.mapping(peer));
 }
 
 Napi::Value memory_wrap::peek(const Napi::CallbackInfo& info) {

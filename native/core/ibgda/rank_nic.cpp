@@ -58,6 +58,19 @@ result<std::shared_ptr<rank_nic>> rank_nic::create(std::shared_ptr<rank_context>
 // Queues before the driver, whatever still waits included: the NIC reads no source after it.
 rank_nic::~rank_nic() { queues_.reset(); }
 
+void rank_nic::stop() {
+  for (size_t peer = 0; peer < pairs_.size(); ++peer) {
+    host_pair& pair = *pairs_[peer];
+    const std::lock_guard lock(pair.mutex);
+    pair.stopped = true;
+    pair.waiting.clear();
+    pair.waiting_keep.clear();
+    // In the error state it reads no source.
+    if (!pair.posted.empty()) (void)queues_->cut(static_cast<int32_t>(peer));
+    pair.posted.clear();
+  }
+}
+
 ep_ibgda_qp& rank_nic::pair_of(int32_t peer) const {
   const ep_ibgda_device& all = device();
   return reinterpret_cast<ep_ibgda_qp*>(all.qps)[static_cast<uint64_t>(peer) * all.qps_per_peer + all.qps_per_peer - 1];
@@ -182,6 +195,7 @@ result<uint64_t> rank_nic::post(const host_request& request) {
   if (request.signal == signal_op::add) items.push_back({host_request::kind::none, true, request.slot, 0, 0, 8, request.value, false});
 
   const std::lock_guard lock(pair.mutex);
+  if (pair.stopped) return failure{EP_STATUS_CLOSED, 0, "the NIC was closed"};
   if (broken(qp)) {
     advance(pair, qp);
     const pair_failure found = failure_in(qp);
@@ -249,6 +263,7 @@ request_state rank_nic::look(int32_t peer, uint64_t number) {
   host_pair& pair = *pairs_[static_cast<size_t>(peer)];
   const std::lock_guard lock(pair.mutex);
   if (pair.ended >= number) return request_state::done;
+  if (pair.stopped) return request_state::failed;
   advance(pair, qp);
   if (pair.ended >= number) return request_state::done;
   const pair_failure found = failure_in(qp);

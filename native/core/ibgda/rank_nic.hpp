@@ -67,6 +67,9 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
                                                   queue_options options, emulator_hooks hooks);
   ~rank_nic() override;
 
+  // No request of the host any more: what has not ended is given up, and what it held is free. HAZARD: it may hold a memory, which holds this object.
+  void stop();
+
   rank_queues& queues() { return *queues_; }
   uint64_t max_message() const { return device().max_message; }
 
@@ -111,6 +114,7 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
     std::deque<ended_by> posted;
     uint64_t accepted = 0;
     uint64_t ended = 0;
+    bool stopped = false;
   };
   struct registered_source {
     uint64_t begin;

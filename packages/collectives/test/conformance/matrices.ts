@@ -57,3 +57,13 @@ export const describeNvshmem = (): void =>
     sample: [['processes', 4]],
     expected: new URL('../group-nvshmem.expected.json', import.meta.url),
   });
+
+/** The portable engine over queue pairs that a software NIC executes. */
+export const describeIbgda = (): void =>
+  describeGroups('process groups over ibgda (soft)', {
+    provider: { module: '@ep/ibgda', name: 'ibgda.soft' },
+    worlds: [1, 2, 3, 4, 5],
+    modes,
+    sample: [['processes', 3]],
+    expected: new URL('../group-ibgda.expected.json', import.meta.url),
+  });

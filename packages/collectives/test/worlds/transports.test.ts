@@ -1,4 +1,5 @@
-import { describeHostile, describeNvshmem } from '../conformance/matrices.js';
+import { describeHostile, describeIbgda, describeNvshmem } from '../conformance/matrices.js';
 
 describeHostile();
 describeNvshmem();
+describeIbgda();
