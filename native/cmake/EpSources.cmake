@@ -125,6 +125,7 @@ set(EP_TESTS
   tests/nic/requests_test.cpp
   tests/nic/commands_test.cpp
   tests/nic/threads_test.cpp
+  tests/nic/fuzz_test.cpp
 )
 
 # These open the shim of dl/shim.

@@ -191,9 +191,11 @@ result<nothing> soft_device::obj_destroy(const dl::mlx5_object& object) {
   const uint64_t handle = number_of(object.handle);
   std::array<uint8_t, EP_MLX5_CMD_IN_BYTES> in{};
   std::array<uint8_t, EP_MLX5_CMD_OUT_BYTES> out{};
-  const bool qp = (handle & queue_pair_kind) != 0;
+  const uint64_t number = handle & 0xffffff;
+  const bool qp = handle == (queue_pair_kind | number);
+  if (!qp && handle != (completion_queue_kind | number)) return refuse("obj_destroy", EINVAL, "there is no such object");
   wire::put(in.data(), EP_MLX5_CMD_IN_OPCODE, qp ? EP_MLX5_CMD_DESTROY_QP : EP_MLX5_CMD_DESTROY_CQ);
-  wire::put(in.data(), EP_MLX5_CMD_IN_OBJECT, handle & 0xffffff);
+  wire::put(in.data(), EP_MLX5_CMD_IN_OBJECT, number);
   return command("obj_destroy", in, out);
 }
 
