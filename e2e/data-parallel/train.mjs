@@ -6,13 +6,12 @@
  * SHARDS gradients. A training that can do without takes `group.allReduce(gradient, { op: 'avg' })`: it adds in the order of the ranks, also with the same
  * bits everywhere, but with other bits when there are fewer ranks.
  *
- * Elastic groups will simplify two things. A group can lose ranks, but not yet take some in: therefore `refill` opens another one, under a name that reaches the
- * newcomer by the store. With `recoverRanks` on the survivors and `joinGroup` on the newcomer the group and its memory stay, and of `refill` and `accept`
- * only `catchUp` is left. And a death during `refill` ends this run, because nobody can say who was told what; there a rank takes part once all have
- * agreed that it does.
+ * The group stays, with its memory, whoever comes and goes: survivors take a newcomer in with `recoverRanks` while it waits in `joinGroup`, and all of them then
+ * learn from whoever has done most steps. A death at any moment, also in the middle of that, ends the call it hits alike on all who are left.
  */
 import { createHash } from 'node:crypto';
 import { writeSync } from 'node:fs';
+import { setTimeout as delay } from 'node:timers/promises';
 import { initProcessGroup } from '@ep/collectives';
 import { isEpError, openTcpStore } from '@ep/core';
 import { Fault } from './fault.mjs';
@@ -22,6 +21,8 @@ const SHARDS = 4;
 const SEED = 1;
 /** Survivors train this many steps before they take in replacements. */
 const STEPS_SHORT_HANDED = 4;
+/** Between two questions whether they have come. */
+const PAUSE_MS = 5;
 const TIMEOUT_MS = 30_000;
 
 const { rank, worldSize, port, isReplacement, steps, hidden, batch, death } = JSON.parse(process.argv[2]);
@@ -71,64 +72,61 @@ async function takeStep(group, slots) {
   tell({ event: 'step', step, loss: losses.at(-1), active });
 }
 
-/** A gradient of each shard, in group memory: peers read and write it in place. */
-const openSlots = (group) => Array.from({ length: SHARDS }, () => group.allocate('f32', SLOT).data);
+const isLoss = (error) => isEpError(error) && error.code === 'EP_PEER_LOST';
 
-async function openGroup(store, name) {
-  const group = await initProcessGroup({ store, rank, worldSize, name, timeoutMs: TIMEOUT_MS });
-  // From here on the death of a rank is noticed. One that never came would be awaited until the timeout.
-  await group.barrier();
-  return group;
-}
-
-/** Gives everybody what the root knows. */
-async function catchUp(group, root) {
-  losses = await group.broadcastObject(rank === root ? losses : undefined, { root });
-  await group.broadcast(model.weights, { root });
-  await group.broadcast(model.velocity, { root });
-  return group;
+/** Gives everybody what the one knows who has done most steps. */
+async function catchUp(group) {
+  for (;;) {
+    try {
+      const done = new Int32Array(worldSize).fill(-1);
+      await group.allGatherIntoTensor(done, Int32Array.of(losses.length));
+      const root = done.indexOf(Math.max(...done));
+      losses = await group.broadcastObject(rank === root ? losses : undefined, { root });
+      await group.broadcast(model.weights, { root });
+      await group.broadcast(model.velocity, { root });
+      return;
+    } catch (error) {
+      if (!isLoss(error)) throw error;
+    }
+  }
 }
 
 const lostOf = (group) => group.ranks.filter((other) => !group.activeRanks.includes(other));
 
-const invitationOf = (lost) => `invitation of ${lost}`;
-
-/** On the survivors: leaves the group and opens one that is whole again. */
-async function refill(store, group, name) {
-  const root = group.activeRanks[0];
-  if (rank === root) {
-    const invitation = Buffer.from(JSON.stringify({ name, root }));
-    await store.multiSet(lostOf(group).map((lost) => [invitationOf(lost), invitation]));
+/** On the survivors: waits until all who were lost have come back, and takes them in. */
+async function refill(group) {
+  for (;;) {
+    const lost = lostOf(group);
+    const states = await group.peerState(lost);
+    if (states.every((state) => state === 'joining')) return group.recoverRanks(lost);
+    await delay(PAUSE_MS);
   }
-  await group.destroy();
-  return catchUp(await openGroup(store, name), root);
-}
-
-/** On the newcomer: waits until the survivors take it in. */
-async function accept(store) {
-  const invitation = await store.get(invitationOf(rank), { timeoutMs: TIMEOUT_MS });
-  await store.delete(invitationOf(rank));
-  const { name, root } = JSON.parse(Buffer.from(invitation).toString());
-  const group = await catchUp(await openGroup(store, name), root);
-  tell({ event: 'joined', step: losses.length });
-  return group;
 }
 
 const store = await openTcpStore({ host: '127.0.0.1', port, timeoutMs: TIMEOUT_MS });
-let group = isReplacement ? await accept(store) : await openGroup(store, 'step 0');
-let slots = openSlots(group);
+const group = await initProcessGroup({ store, rank, worldSize, timeoutMs: TIMEOUT_MS, isExtension: isReplacement });
+if (isReplacement) {
+  await group.joinGroup();
+  await catchUp(group);
+  tell({ event: 'joined', step: losses.length });
+} else {
+  // From here on the death of a rank is noticed. One that never came would be awaited until the timeout.
+  await group.barrier();
+}
+// A gradient of each shard, in group memory: peers read and write it in place.
+const slots = Array.from({ length: SHARDS }, () => group.allocate('f32', SLOT).data);
 let refillAt = Infinity;
 for (;;) {
   if (losses.length === refillAt) {
-    group = await refill(store, group, `step ${refillAt}`);
-    slots = openSlots(group);
+    await refill(group);
+    await catchUp(group);
     refillAt = Infinity;
   }
   if (losses.length === steps) break;
   try {
     await takeStep(group, slots);
   } catch (error) {
-    if (!isEpError(error) || error.code !== 'EP_PEER_LOST') throw error;
+    if (!isLoss(error)) throw error;
     tell({ event: 'lost', step: losses.length, lost: lostOf(group), active: group.activeRanks });
     refillAt = Math.min(refillAt, losses.length + STEPS_SHORT_HANDED, steps);
   }

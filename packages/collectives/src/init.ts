@@ -1,5 +1,13 @@
 /** Opening the first group. */
-import { checkInteger, checkTimeout, defaultTimeoutMs, EpError, invalid, type Store } from '@ep/core';
+import {
+  checkInteger,
+  checkTimeout,
+  defaultTimeoutMs,
+  EpError,
+  invalid,
+  type Store,
+  type StoreWaitOptions,
+} from '@ep/core';
 import { type ElasticInit, engineFactory, isTransport } from './backends.js';
 import { meet } from './meeting.js';
 import { checkMembers } from './members.js';
@@ -47,13 +55,19 @@ function checkFixed(options: InitOptions): void {
  * How many groups of the name this rank has opened. A group opened under the name of one that was destroyed must not find what that one left in the store;
  * a rank that joins one must find it.
  */
-async function lifeOf(store: Store, key: string, rank: number, joins: boolean): Promise<number> {
+async function lifeOf(
+  store: Store,
+  key: string,
+  rank: number,
+  joins: boolean,
+  limits: StoreWaitOptions,
+): Promise<number> {
   if (!joins) {
     const life = await store.add(`${key}/${rank}`, 1);
     await store.set(`${key}/life`, new TextEncoder().encode(String(life)));
     return life;
   }
-  const life = Number(new TextDecoder().decode(await store.get(`${key}/life`)));
+  const life = Number(new TextDecoder().decode(await store.get(`${key}/life`, limits)));
   const own = await store.add(`${key}/${rank}`, 0);
   if (own < life) await store.add(`${key}/${rank}`, life - own);
   return life;
@@ -77,7 +91,10 @@ export async function initProcessGroup(options: InitOptions = {}): Promise<Proce
   const { store, rank, worldSize, attempt, leave, abandon } = await meet(options, timeoutMs);
   try {
     const elastic = elasticOf(options, rank, worldSize);
-    const life = await lifeOf(store, `ep/groups/${attempt}/${name}`, rank, elastic.joins);
+    const life = await lifeOf(store, `ep/groups/${attempt}/${name}`, rank, elastic.joins, {
+      ...(Number.isFinite(timeoutMs) && { timeoutMs }),
+      ...(signal && { signal }),
+    });
     const id = `${name}${attempt === 0 ? '' : `@${attempt}`}${life === 1 ? '' : `#${life}`}`;
     const recorder = new FlightRecorder({ world: id, rank, size: worldSize });
     const world = {

@@ -1,0 +1,116 @@
+/** Changes of a group's ranks as far as one rank can see them: what is refused, and a group of one that asks itself. */
+import { memoryStore } from '@ep/core';
+import { expect, test } from 'vitest';
+import { type InitOptions, initProcessGroup, type ProcessGroup } from '../../src/index.js';
+import { openWorld } from './world.js';
+
+const alone = (options: Partial<InitOptions> = {}): Promise<ProcessGroup> =>
+  initProcessGroup({ store: memoryStore(), rank: 0, worldSize: 1, ...options });
+
+const REFUSED_OPTIONS: readonly (readonly [code: string, message: string, options: Partial<InitOptions>])[] = [
+  ['EP_INVALID_ARGUMENT', 'maxGroupSize must be an integer from 4 to 128, found 3', { worldSize: 4, maxGroupSize: 3 }],
+  ['EP_INVALID_ARGUMENT', 'maxGroupSize must be an integer from 1 to 128, found 129', { maxGroupSize: 129 }],
+  [
+    'EP_INVALID_ARGUMENT',
+    'activeRanks must be rank 0 among them, or isExtension',
+    { worldSize: 3, activeRanks: [1, 2] },
+  ],
+  ['EP_INVALID_ARGUMENT', 'ranks[1] must be named once, found 0', { worldSize: 3, activeRanks: [0, 0] }],
+  ['EP_INVALID_ARGUMENT', 'ranks[0] must be an integer from 0 to 2, found 3', { worldSize: 3, activeRanks: [3] }],
+  [
+    'EP_INVALID_ARGUMENT',
+    "onTimeout must be 'poison' or 'evict', found \"wait\"",
+    { onTimeout: 'wait' as unknown as 'evict' },
+  ],
+];
+
+test.each(REFUSED_OPTIONS)('refuses, as %s: %s', async (code, message, options) => {
+  await expect(alone(options)).rejects.toMatchObject({ code, message: expect.stringContaining(message) });
+});
+
+test('a rank that comes later does not meet the others where rank 0 holds the store', async () => {
+  const options = { initMethod: 'tcp://127.0.0.1:1', rank: 1, worldSize: 2, isExtension: true };
+  await expect(initProcessGroup(options)).rejects.toMatchObject({
+    code: 'EP_UNSUPPORTED',
+    message: expect.stringContaining('rank 0 holds this store'),
+  });
+});
+
+test('a group whose ranks are fixed says so', async () => {
+  const world = await openWorld(2);
+  const group = world.groups[0]!;
+  const calls: readonly (() => unknown)[] = [
+    () => group.peerState([0]),
+    () => group.numSyncedRanks(),
+    () => group.deactivate([1]),
+    () => group.extendGroupSizeTo(3),
+    () => group.recoverRanks([1]),
+    () => group.joinGroup(),
+  ];
+  for (const call of calls) {
+    await expect((async () => call())()).rejects.toMatchObject({
+      code: 'EP_UNSUPPORTED',
+      message: expect.stringContaining('are fixed; use the backend shm'),
+    });
+  }
+});
+
+test('what is wrong with ranks and sizes is said before anything changes', async () => {
+  await using group = await alone({ maxGroupSize: 3 });
+  expect(() => group.peerState([3])).toThrow('ranks[0] must be an integer from 0 to 2, found 3');
+  expect(() => group.peerState([1, 1])).toThrow('ranks[1] must be named once, found 1');
+  expect(() => group.deactivate([1])).toThrow('ranks[0] must be an integer from 0 to 0, found 1');
+  expect(() => group.extendGroupSizeTo(4)).toThrow('size must be an integer from 1 to 3, found 4');
+  expect(() => group.extendGroupSizeTo(0)).toThrow('size must be an integer from 1 to 3, found 0');
+  await expect(group.recoverRanks([1])).rejects.toThrow('ranks[0] must be an integer from 0 to 0, found 1');
+  expect(group.epoch).toBe(1);
+});
+
+test('a group of one grows, and finds nobody to take in', async () => {
+  await using group = await alone({ maxGroupSize: 3 });
+  expect(await group.peerState([0, 1, 2])).toEqual(['active', 'absent', 'absent']);
+  expect(await group.numSyncedRanks()).toBe(1);
+  await group.extendGroupSizeTo(2);
+  expect([group.size, group.ranks, group.activeRanks, group.epoch]).toEqual([2, [0, 1], [0], 2]);
+  await expect(group.recoverRanks([1])).rejects.toMatchObject({
+    code: 'EP_NOT_READY',
+    context: { ranks: [1], states: ['absent'] },
+  });
+  const outputs = [new Int32Array(1), Int32Array.of(-1)];
+  const work = group.allGather(outputs, Int32Array.of(5));
+  await work;
+  expect([outputs[0]![0], outputs[1]![0], work.contributors, work.failedRanks]).toEqual([5, -1, [0], [1]]);
+});
+
+test('who takes part does not join, and who joins makes no calls meanwhile', async () => {
+  const store = memoryStore();
+  await using first = await initProcessGroup({ store, rank: 0, worldSize: 2, activeRanks: [0] });
+  await using second = await initProcessGroup({ store, rank: 1, worldSize: 2, activeRanks: [0], isExtension: true });
+  expect(second.activeRanks).toEqual([1]);
+  const joined = second.joinGroup();
+  expect(() => second.barrier()).toThrow(expect.objectContaining({ code: 'EP_BUSY' }));
+  while ((await first.peerState([1]))[0] !== 'joining');
+  await first.recoverRanks([1]);
+  await joined;
+  await expect(first.joinGroup()).rejects.toMatchObject({ code: 'EP_INVALID_ARGUMENT' });
+  await Promise.all([first.barrier(), second.barrier()]);
+  expect([first.activeRanks, second.activeRanks, second.epoch]).toEqual([[0, 1], [0, 1], first.epoch]);
+});
+
+test('a rank that nobody takes in stops waiting', async () => {
+  const nobody = alone({ worldSize: 2, activeRanks: [1], isExtension: true, timeoutMs: 30 });
+  await expect(nobody).rejects.toMatchObject({ code: 'EP_TIMEOUT' });
+  const store = memoryStore();
+  await using first = await initProcessGroup({ store, rank: 0, worldSize: 2, activeRanks: [0] });
+  await using second = await initProcessGroup({ store, rank: 1, worldSize: 2, activeRanks: [0], isExtension: true });
+  await expect(second.joinGroup({ timeoutMs: 30 })).rejects.toMatchObject({
+    code: 'EP_TIMEOUT',
+    context: { awaited: [0] },
+  });
+  expect(await first.peerState([1])).toEqual(['connected']);
+  const cut = new AbortController();
+  const joined = second.joinGroup({ signal: cut.signal });
+  cut.abort(new Error('no more patience'));
+  await expect(joined).rejects.toBe(cut.signal.reason);
+  await second.barrier();
+});
