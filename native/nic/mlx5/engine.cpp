@@ -11,6 +11,8 @@ namespace {
 constexpr size_t kept_violations = 256;
 // Requests of one queue pair before others have their turn.
 constexpr int turn_requests = 64;
+// And bytes: a queue pair that moves gigabytes must not hold up the signals of others, nor calls of the table.
+constexpr uint64_t turn_bytes = 1 << 20;
 
 } // namespace
 
@@ -215,7 +217,8 @@ bool engine::work(int64_t now_ns) {
       any = true;
       continue;
     }
-    for (int left = turn_requests; left > 0 && advance(qp); --left) any = true;
+    turn_bytes_ = 0;
+    for (int left = turn_requests; left > 0 && turn_bytes_ < turn_bytes && advance(qp); --left) any = true;
   }
   std::erase_if(ready_, [](queue_pair* qp) { return !(qp->ready = qp->consumer != qp->producer); });
   return any;

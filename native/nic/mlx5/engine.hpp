@@ -116,6 +116,7 @@ class engine {
   std::vector<queue_pair*> receivers_; // queue pairs with a receive queue
   engine_counts counts_;
   int64_t now_ns_ = 0;
+  uint64_t turn_bytes_ = 0; // moved in this turn of a queue pair
   bool link_up_ = true;
 };
 

@@ -12,6 +12,8 @@ namespace {
 constexpr std::array<int64_t, 32> rnr_wait_us{655360, 10,   20,   30,   40,    60,    80,    120,   160,   240,   320,    480,    640,    960,    1280,   1920,
                                               2560,   3840, 5120, 7680, 10240, 15360, 20480, 30720, 40960, 61440, 81920,  122880, 163840, 245760, 327680, 491520};
 constexpr uint8_t rnr_retry_for_ever = 7;
+// A longer message is delivered in several turns, in the order of its addresses, as packets come.
+constexpr uint64_t slice_bytes = 1 << 20;
 
 } // namespace
 
@@ -66,6 +68,7 @@ bool engine::fetch(queue_pair& qp) {
   now.tries = 0;
   now.rnr_tries = 0;
   now.begun_ns = now_ns_;
+  now.landed = 0;
   now.pieces.clear();
   now.parts.clear();
   violation wrong;
@@ -141,8 +144,15 @@ void engine::attempt(queue_pair& qp) {
     now.parts.pop_back();
     return;
   }
-  const uint64_t begin = now.parts.empty() ? 0 : now.parts.back().first;
+  const uint64_t begin = now.parts.empty() ? now.landed : now.parts.back().first;
   const uint64_t end = now.parts.empty() ? now.request.length : now.parts.back().second;
+  turn_bytes_ += std::min(end - begin, slice_bytes);
+  if (end - begin > slice_bytes) {
+    const wire_reply reply = qp.peer->deliver(now.message, begin, begin + slice_bytes, false);
+    if (reply.answer != wire_answer::ack) return answered(qp, reply);
+    now.landed += slice_bytes;
+    return;
+  }
   const wire_reply reply = qp.peer->deliver(now.message, begin, end, true);
   if (reply.answer == wire_answer::ack && !faults_.empty() && faults_.hit(fault_kind::drop_ack, qp.qpn, now.request.opcode) != nullptr) {
     return unanswered(qp, "its answer was dropped by a fault");

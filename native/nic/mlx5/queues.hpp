@@ -71,6 +71,7 @@ struct flight {
   wire_message message;
   std::vector<wire_piece> pieces;
   std::vector<std::pair<uint64_t, uint64_t>> parts; // of `partial`: what has still to land before the rest
+  uint64_t landed = 0; // bytes of a long message that have been delivered
   alignas(16) std::array<uint8_t, wqe_max_bytes> wqe{};
 };
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 namespace ep::nic {
@@ -30,6 +31,19 @@ result<nothing> memory_check(const char* call, const dl::mlx5_memory& memory) {
     const uint64_t bytes = std::min<uint64_t>(end - at, present.size() * page);
     if (mincore(reinterpret_cast<void*>(at), bytes, present.data()) == 0) continue;
     return refuse(EFAULT, who + std::to_string(memory.byte_length) + " bytes at address " + std::to_string(memory.address) + " are not all mapped");
+  }
+  // Mapped is not readable: the addresses of a GPU's memory are mapped, but the NIC's thread would die of the first access. Where the kernel does not let a process
+  // look at itself this way, the caller's word has to do.
+  constexpr uint64_t stride = 1 << 20;
+  const uint64_t last = memory.address + memory.byte_length - 1;
+  for (uint64_t at = memory.address;; at = std::min(last, at + stride)) {
+    uint8_t byte = 0;
+    iovec to{&byte, 1};
+    iovec from{reinterpret_cast<void*>(at), 1};
+    if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) < 0 && errno == EFAULT) {
+      return refuse(EFAULT, who + "the byte at address " + std::to_string(at) + " cannot be read by a processor; device memory is for hardware");
+    }
+    if (at == last) break;
   }
   return nothing{};
 }

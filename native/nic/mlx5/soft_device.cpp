@@ -18,7 +18,7 @@ namespace {
 
 // How the thread waits for doorbells: it looks, then gives the core away between looks, then sleeps, longer and longer.
 constexpr int64_t look_ns = 20'000;
-constexpr int64_t yield_ns = 200'000;
+constexpr int64_t yield_ns = 50'000;
 constexpr int64_t first_sleep_ns = 50'000;
 constexpr int64_t last_sleep_ns = 1'000'000;
 
@@ -110,7 +110,7 @@ void soft_device::run() {
   life_.end(true);
 }
 
-void soft_device::stop(bool orderly) {
+void soft_device::stop() {
   if (stopped_) return;
   stopped_ = true;
   if (thread_.joinable()) {
@@ -118,7 +118,7 @@ void soft_device::stop(bool orderly) {
     doorbell_wake_now();
     thread_.join();
   }
-  life_.end(orderly);
+  life_.end(true);
   // From here on peers find nobody. Who is inside still comes out before the memory goes.
   for (const auto& qp : engine_->qps) {
     if (qp) engine_->stop_qp(*qp, EP_MLX5_QP_STATE_RST);
@@ -127,7 +127,7 @@ void soft_device::stop(bool orderly) {
   while (engine_->in_use(0, nullptr) && clock_now_ns() < deadline) sched_yield();
 }
 
-soft_device::~soft_device() { stop(true); }
+soft_device::~soft_device() { stop(); }
 
 size_t soft_device::objects() const {
   size_t count = engine_->memory.pds() + engine_->memory.regions() + engine_->memory.umems() + engine_->pages.size() + engine_->cqs.size();
@@ -141,7 +141,7 @@ result<nothing> soft_device::close() {
     const size_t living = objects();
     if (living != 0) return refuse("close", EBUSY, std::to_string(living) + " objects of the device live");
   }
-  stop(true);
+  stop();
   return nothing{};
 }
 

@@ -100,7 +100,7 @@ class soft_device final : public dl::mlx5_device {
   soft_device(std::string name, port_view port, directory_entry entry, const soft_options& options);
   result<nothing> start();
   void run();
-  void stop(bool orderly);
+  void stop();
   void doorbell_wake_now();
   failure refuse(const char* call, int error, const std::string& why) const;
   // Runs a command, again and again while a peer is inside of an access that it wants to end.

@@ -2,6 +2,8 @@
 #include <cerrno>
 #include <functional>
 
+#include <sys/mman.h>
+
 #include "nic/rig.hpp"
 
 using namespace ep;
@@ -224,6 +226,10 @@ void memory_and_addresses() {
   EP_CHECK_EQ(nic.reg_mr({nullptr, 99}, {base, 64}, 0).why().sys_errno, EINVAL);
   EP_CHECK_EQ(nic.dereg_mr({nullptr, 0x55, 0x55}).why().sys_errno, EINVAL);
   EP_CHECK_EQ(nic.umem_reg({0x1000, 64}, 0).why().sys_errno, EFAULT);
+  // Mapped, but not to be read: what the addresses of a GPU's memory are to a processor.
+  void* guarded = mmap(nullptr, 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  EP_CHECK_EQ(nic.reg_mr(one.pd, {reinterpret_cast<uint64_t>(guarded), 8192}, 0).why().sys_errno, EFAULT);
+  munmap(guarded, 8192);
   EP_CHECK_EQ(nic.query_port(2).why().sys_errno, EINVAL);
   EP_CHECK_EQ(nic.query_gid(1, 4).why().sys_errno, EINVAL);
   EP_CHECK_EQ(nic.query_eqn(1).why().sys_errno, EINVAL);

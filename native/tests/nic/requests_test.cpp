@@ -144,6 +144,32 @@ void sequence_numbers_wrap() {
   EP_CHECK_EQ(wire::get(out.data() + EP_MLX5_QPC_AT, EP_MLX5_QPC_HW_SQ_WQEBB_COUNTER), uint64_t{40});
 }
 
+// Long messages take several turns, so that the signals of other queue pairs do not wait for gigabytes.
+void long_messages_let_others_pass() {
+  constexpr uint64_t bytes = (5 << 20) + 123;
+  soft_options options = pair_of_nics::stepped();
+  node here(options, 8 << 20);
+  node there(options, 8 << 20);
+  queue_options plain;
+  queue bulk_a(here, plain), bulk_b(there, plain), small_a(here, plain), small_b(there, plain);
+  bulk_a.connect(there.device->port_number(), bulk_b.qpn);
+  bulk_b.connect(here.device->port_number(), bulk_a.qpn);
+  small_a.connect(there.device->port_number(), small_b.qpn);
+  small_b.connect(here.device->port_number(), small_a.qpn);
+  for (uint64_t i = 8; i < bytes; i += 8) here.word(i) = i * 0x9e3779b97f4a7c15;
+  bulk_a.post(rdma_wqe(bulk_a, EP_MLX5_OPCODE_RDMA_WRITE, there.address(8), there.mr.rkey, {{here.address(8), here.mr.lkey, bytes}}));
+  small_a.post(add8_wqe(small_a, there.address(0), there.mr.rkey, {here.address(0), here.mr.lkey, 8}, 1));
+  int polls = 0;
+  for (; there.word(0).load() == 0 && polls < 10; ++polls) here.device->poll(1);
+  EP_CHECK(bulk_a.completed().opcode == EP_MLX5_CQE_INVALID);
+  EP_CHECK(std::memcmp(here.data() + 8, there.data() + 8, bytes) != 0);
+  while (here.device->poll(1)) {
+  }
+  EP_CHECK_EQ(bulk_a.completed().opcode, EP_MLX5_CQE_REQ);
+  EP_CHECK(std::memcmp(here.data() + 8, there.data() + 8, bytes) == 0);
+  EP_CHECK_EQ(there.data()[8 + bytes], uint8_t{0});
+}
+
 // Every atomic against a plain model of its rule.
 void atomics_follow_their_rules() {
   pair_of_nics pair(13);
@@ -383,6 +409,7 @@ int main() {
   zero_length_names_no_memory();
   largest_message();
   sequence_numbers_wrap();
+  long_messages_let_others_pass();
   atomics_follow_their_rules();
   big_endian_atomics();
   rings_wrap();
