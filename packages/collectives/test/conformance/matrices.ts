@@ -1,6 +1,7 @@
 /** Engines, worlds and modes under test. Threads over shared memory run in the default lane, all else in CI: each declares its part of one matrix. */
 import { describeRanks, type RankMatrix } from '@ep/conformance';
 import type { Mode } from '@ep/conformance/cases';
+import type { SoftIbgdaConfig } from '@ep/ibgda';
 import { bundleProgram } from '../bundle.js';
 import { processGroupCases } from './cases/index.js';
 import { mandatoryGroupCases } from './mandatory.js';
@@ -62,6 +63,8 @@ export const describeNvshmem = (): void =>
 export const describeIbgda = (): void =>
   describeGroups('process groups over ibgda (soft)', {
     provider: { module: '@ep/ibgda', name: 'ibgda.soft' },
+    // JS posts to a queue pair of its own; kernels post nothing here.
+    config: { qpsPerPeer: 1 } satisfies SoftIbgdaConfig,
     worlds: [1, 2, 3, 4, 5],
     modes,
     sample: [['processes', 3]],
