@@ -24,13 +24,13 @@ export interface SoftIbgdaConfig extends IbgdaConfig {
   readonly seed?: number;
   /** How many events `IbgdaTransport.trace()` may give. None are kept unless given. */
   readonly traceEvents?: number;
-  /** Faults that the NIC acts out from the beginning on: see docs of `native/nic`. */
+  /** Faults that the NIC acts out from the beginning on: the rules of `native/nic/mlx5/faults.hpp`. */
   readonly faults?: string;
 }
 
 /** Of ConnectX besides. */
 export interface HardwareIbgdaConfig extends IbgdaConfig {
-  /** Names, prefixes or exclusions: `mlx5_0,mlx5_3:2`, `mlx5_*`, `^mlx5_bond_0`. EP_IBGDA_DEVICES, or any, unless given. */
+  /** Names, prefixes or exclusions: `mlx5_0,mlx5_3:2`, `mlx5_*`, `^mlx5_bond_0`. Any unless given. */
   readonly devices?: string;
   /** Entry of the port's GID table, instead of the one that the rule picks. */
   readonly gidIndex?: number;
@@ -79,7 +79,7 @@ export function resolveConfig(
     seed: checkInteger(config?.seed ?? 1, 'seed', where),
     traceEvents: checkInteger(config?.traceEvents ?? 0, 'traceEvents', where, 0, 2 ** 24),
     faults,
-    devices: config?.devices ?? process.env.EP_IBGDA_DEVICES ?? '',
+    devices: config?.devices ?? '',
     gidIndex: gidIndex === undefined ? undefined : checkInteger(gidIndex, 'gidIndex', where, 0, 2 ** 16),
   };
 }
