@@ -105,7 +105,7 @@ set(EP_TESTS
   tests/collective/reduce_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
-  tests/ibgda/commands_test.cpp
+  tests/ibgda/prm_commands_test.cpp
   tests/ibgda/device_choice_test.cpp
   tests/ibgda/gpu_memory_test.cpp
   tests/ibgda/ibgda_kernels_test.cpp
