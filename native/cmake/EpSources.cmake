@@ -123,9 +123,9 @@ set(EP_TESTS
   tests/nic/errors_test.cpp
   tests/nic/faults_test.cpp
   tests/nic/requests_test.cpp
-  tests/nic/commands_test.cpp
+  tests/nic/prm_test.cpp
   tests/nic/threads_test.cpp
-  tests/nic/fuzz_test.cpp
+  tests/nic/nic_fuzz_test.cpp
 )
 
 # These open the shim of dl/shim.
