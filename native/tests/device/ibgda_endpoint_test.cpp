@@ -226,12 +226,14 @@ void ranges() {
   world ranks(over_queues(2, 4096, 1, 1));
   ranks.adopt(0, bytes + 1024, 512);
   ranks.adopt(0, bytes + 64, 512);
+  ranks.adopt(0, bytes + 1536, 64);
   ranks.adopt(0, bytes + 2048, 512);
   const auto put = [&](const uint8_t* from, const one_put& what) { return shape_of(ranks, from, what); };
   EP_CHECK(put(bytes + 64, {512, 512, 1}).ok);
   EP_CHECK(put(bytes + 1024, {512, 512, 1}).ok);
+  EP_CHECK(put(bytes + 1536, {64, 64, 1}).ok); // begins where another ends
   EP_CHECK(put(bytes + 2048 + 100, {103, 100, 4}).ok);
-  for (const auto& [from, what] : {std::pair<uint64_t, one_put>{63, {512, 512, 1}}, {65, {512, 512, 1}}, {0, {40, 40, 1}}, {576, {40, 40, 1}},
+  for (const auto& [from, what] : {std::pair<uint64_t, one_put>{63, {512, 512, 1}}, {65, {512, 512, 1}}, {0, {40, 40, 1}}, {576, {40, 40, 1}}, {1500, {60, 60, 1}},
                                    {2560, {40, 40, 1}}, {4000, {40, 40, 1}}, {2148, {110, 100, 5}}}) {
     const auto refused = put(bytes + from, what);
     EP_CHECK(!refused.ok);

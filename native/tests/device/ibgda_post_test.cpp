@@ -257,6 +257,55 @@ void gives_up() {
   EP_CHECK(aborted > 0);
 }
 
+// A context whose waits for room are given up, once somebody else is ready to publish behind it.
+struct giving_up {
+  static constexpr bool single_lane = false;
+  ep::simt_context& ctx;
+  uint64_t& given_up;
+  const uint64_t& built;
+  void point() { ctx.point(); }
+  template <class Look> bool wait_for(const Look& look, uint64_t expected, int32_t rank, uint32_t stage, ep_kernel_status* status) {
+    if (stage != EP_STAGE_ROOM) return ctx.wait_for(look, expected, rank, stage, status);
+    ep::store_release(ctx, &given_up, 1);
+    ctx.wait(&built, 1, rank, stage, nullptr);
+    return false;
+  }
+  void fail(ep_kernel_status*, uint32_t, int32_t, uint32_t, uint64_t, uint64_t) {}
+  void wake(uint64_t) {}
+};
+
+// Whoever has room, and waits for the turn of a poster that has given up, ends, too.
+void gives_up_before_another() {
+  pair_of pair({2, true, 7, 1});
+  uint64_t given_up = 0;
+  uint64_t built = 0;
+  ep_kernel_status status{};
+  const auto zero = [](uint32_t, const ep::mlx5_writer& w) { w.write({0, 0}, {0, 0}, 0); };
+  const auto result = pair.run(1, [&](ep::simt_context& ctx) {
+    if (ctx.lane() == 0) {
+      if (!posts(ctx, pair.qp, 2, zero, nullptr)) return false;
+      giving_up weak{ctx, given_up, built};
+      return ep::post_in_turn::post<device>(weak, ep::lone_poster<giving_up>{weak}, pair.qp, 1, zero, nullptr) == mlx5_refused;
+    }
+    if (ctx.lane() == 1) {
+      if (!ctx.wait(&given_up, 1, 0, 0, nullptr)) return false;
+      const auto build = [&](uint32_t i, const ep::mlx5_writer& w) {
+        zero(i, w);
+        ep::store_release(ctx, &built, 1);
+      };
+      return !posts(ctx, pair.qp, 1, build, &status);
+    }
+    // The NIC, which completes both once the first has given up.
+    if (!ctx.wait(&given_up, 1, 0, 0, nullptr)) return false;
+    reinterpret_cast<uint64_t*>(pair.qp.cq)[7] = uint64_t{0x0100} << 32;
+    return true;
+  }, false, 3);
+  EP_CHECK_EQ(result.report, "");
+  EP_CHECK(result.ok);
+  EP_CHECK_EQ(status.status, static_cast<uint32_t>(EP_STATUS_CLOSED));
+  EP_CHECK_EQ(status.stage, EP_STAGE_NIC);
+}
+
 // A request that fails: every poster ends, and says which WQE it was.
 void breaks(bool collapsed, uint32_t syndrome, uint64_t seed) {
   pair_of pair({4, collapsed, 0x4321, 1});
@@ -325,5 +374,6 @@ int main() {
   doorbells();
   full_ring();
   gives_up();
+  gives_up_before_another();
   return ep::check::finish();
 }
