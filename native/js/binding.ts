@@ -1,6 +1,6 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
-import type { NativeIbgdaNic, NativeIbgdaOptions } from './ibgda.js';
+import type { NativeIbgdaNic, NativeIbgdaOptions, NicTopology } from './ibgda.js';
 
 /** `EP_STATUS_*` of an operation that ended, and what it saw. */
 export interface Outcome {
@@ -424,6 +424,8 @@ export interface Binding {
     ringCapacity: number,
   ) => NativeHostileEngine;
   readonly HostStream: new (spinNs: number) => NativeHostStream;
+  /** Read from sysfs, which lies at `root`. */
+  nicTopology(root: string): NicTopology;
   readonly IbgdaNic: new (rank: NativeRankContext, options: NativeIbgdaOptions) => NativeIbgdaNic;
   /**
    * `capacity`: ranks that it may grow to. `nonce`: equal on all members, unlike that of any other group. `active`: who takes part at first, empty for all.

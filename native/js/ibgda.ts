@@ -48,6 +48,16 @@ export interface NativeIbgdaPort {
   readonly fallbacks: readonly string[];
 }
 
+/** Which network card is how far from which GPU and which memory. */
+export interface NicTopology {
+  /** `mlx5_0` and the like, software devices included. */
+  readonly nics: readonly string[];
+  /** PCI addresses. */
+  readonly gpus: readonly string[];
+  /** A table for people: a row for each GPU and each memory node, a column for each card. */
+  readonly text: string;
+}
+
 export interface SoftNicCounts {
   readonly doorbells: number;
   readonly requests: number;

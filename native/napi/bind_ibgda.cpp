@@ -6,6 +6,7 @@
 
 #include "dl/mlx5_verbs.hpp"
 #include "ibgda/rank_nic.hpp"
+#include "ibgda/topology.hpp"
 #include "nic/mlx5/soft_device.hpp"
 
 namespace ep::binding {
@@ -436,6 +437,29 @@ void ibgda_wrap::define(Napi::Env env, Napi::Object exports) {
        InstanceMethod<&ibgda_wrap::set_faults>("setFaults"), InstanceMethod<&ibgda_wrap::close>("close")});
 }
 
-void bind_ibgda(Napi::Env env, Napi::Object exports) { ibgda_wrap::define(env, exports); }
+namespace {
+
+// (root of sysfs) -> {nics, gpus, text}
+Napi::Value nic_topology(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  if (!info[0].IsString()) throw_invalid(env, "the root of sysfs is a string");
+  const ibgda::topology machine = ibgda::topology_read(info[0].As<Napi::String>().Utf8Value());
+  auto out = Napi::Object::New(env);
+  auto nics = Napi::Array::New(env);
+  for (const ibgda::nic_place& nic : machine.nics) nics[nics.Length()] = nic.name;
+  auto gpus = Napi::Array::New(env);
+  for (const ibgda::gpu_place& gpu : machine.gpus) gpus[gpus.Length()] = gpu.address;
+  out["nics"] = nics;
+  out["gpus"] = gpus;
+  out["text"] = ibgda::topology_text(machine);
+  return out;
+}
+
+} // namespace
+
+void bind_ibgda(Napi::Env env, Napi::Object exports) {
+  ibgda_wrap::define(env, exports);
+  exports["nicTopology"] = Napi::Function::New(env, nic_topology);
+}
 
 } // namespace ep::binding

@@ -1,6 +1,6 @@
 import type { HostFacts } from '@ep/native';
 import { describe, expect, it } from 'vitest';
-import { type Check, checksOf, type Examined } from '../src/doctor/checks.js';
+import { type Check, checksOf, type Examined, networkText } from '../src/doctor/checks.js';
 import { findProgram, findTool, formatBytes } from '../src/doctor/machine.js';
 import { runEp } from './ep.js';
 
@@ -22,9 +22,10 @@ const facts: HostFacts = {
   kernel: 'Linux',
   cpuModel: 'a processor',
 };
+const network = { nics: [], gpus: [], text: '' };
 const good: Examined = {
   node: 'v20.19.0',
-  addon: { loaded: true, path: 'ep.node', abi: '1.0', facts },
+  addon: { loaded: true, path: 'ep.node', abi: '1.0', facts, network },
   probes: [],
   shm: { totalBytes: 2 ** 30, freeBytes: 2 ** 30 },
   tools: [{ name: 'nvcc', path: 'nvcc', version: 'release 13.0' }],
@@ -33,7 +34,7 @@ const good: Examined = {
 const checkOf = (examined: Examined, name: string): Check => checksOf(examined).find((check) => check.name === name)!;
 const withFacts = (changed: Partial<HostFacts>): Examined => ({
   ...good,
-  addon: { loaded: true, path: 'ep.node', abi: '1.0', facts: { ...facts, ...changed } },
+  addon: { loaded: true, path: 'ep.node', abi: '1.0', facts: { ...facts, ...changed }, network },
 });
 
 describe('ep doctor', () => {
@@ -83,6 +84,21 @@ describe('ep doctor', () => {
     expect(text.stdout).toContain('[EP_NATIVE_LOAD]');
     expect(text.stdout.match(/EP_NATIVE_PATH/g)).toHaveLength(1);
     expect(text.stdout).toMatch(/^fail\s+nvshmem:shm\s+not available without the native addon, see below/m);
+  });
+
+  it('shows how far network cards are, where there are any', () => {
+    const text = '           mlx5_0\ncpu node 0  node\n';
+    const addon = {
+      loaded: true,
+      path: 'ep.node',
+      abi: '1.0',
+      facts,
+      network: { nics: ['mlx5_0'], gpus: [], text },
+    } as const;
+    expect(networkText({ addon })).toBe(
+      `\nnetwork cards by distance, nearest first: same, switch, bridges, root, node, system\n${text}`,
+    );
+    expect(networkText(good)).toBe('');
   });
 
   it('passes a machine without limits', () => {

@@ -173,3 +173,9 @@ function toolCheck(tool: Tool): Check {
   const remedy = toolRemedies[tool.name];
   return { name: tool.name, verdict: 'note', found: 'not found', ...(remedy === undefined ? {} : { remedy }) };
 }
+
+/** Which network card is near which GPU and which memory; nothing where there is none. */
+export function networkText({ addon }: Pick<Examined, 'addon'>): string {
+  if (!addon.loaded || addon.network.nics.length === 0) return '';
+  return `\nnetwork cards by distance, nearest first: same, switch, bridges, root, node, system\n${addon.network.text}`;
+}

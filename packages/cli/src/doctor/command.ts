@@ -3,7 +3,7 @@ import Table from 'cli-table3';
 import { Command } from 'commander';
 import pc from 'picocolors';
 import { CommandExit, jsonText } from '../failure.js';
-import { type Check, checksOf, type Examined, type Verdict } from './checks.js';
+import { type Check, checksOf, type Examined, networkText, type Verdict } from './checks.js';
 import { addonState, findTools, sharedMemorySpace } from './machine.js';
 import { probeProviders } from './providers.js';
 
@@ -29,7 +29,11 @@ export function doctorCommand(): Command {
       };
       const checks = checksOf(examined);
       const healthy = checks.every((check) => check.verdict !== 'fail');
-      process.stdout.write(flags.json === true ? `${jsonText({ healthy, checks, ...examined })}\n` : textOf(checks));
+      process.stdout.write(
+        flags.json === true
+          ? `${jsonText({ healthy, checks, ...examined })}\n`
+          : textOf(checks) + networkText(examined),
+      );
       if (!healthy) throw new CommandExit(1);
     });
 }

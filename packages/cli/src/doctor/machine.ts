@@ -5,17 +5,29 @@ import { arch, cpus, platform, release } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { promisify } from 'node:util';
 import { isEpError } from '@ep/core';
-import { type HostFacts, native } from '@ep/native';
+import { type HostFacts, type NicTopology, native } from '@ep/native';
 
 /** The addon that is loaded, or why none is. */
 export type AddonState =
-  | { readonly loaded: true; readonly path: string; readonly abi: string; readonly facts: HostFacts }
+  | {
+      readonly loaded: true;
+      readonly path: string;
+      readonly abi: string;
+      readonly facts: HostFacts;
+      readonly network: NicTopology;
+    }
   | { readonly loaded: false; readonly code: string; readonly reason: string };
 
 export function addonState(): AddonState {
   try {
     const { binding } = native();
-    return { loaded: true, path: mappedAddon(), abi: binding.abi, facts: binding.hostFacts() };
+    return {
+      loaded: true,
+      path: mappedAddon(),
+      abi: binding.abi,
+      facts: binding.hostFacts(),
+      network: binding.nicTopology('/sys'),
+    };
   } catch (error) {
     return {
       loaded: false,
