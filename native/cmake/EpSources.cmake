@@ -45,6 +45,7 @@ set(EP_CORE_SOURCES
   dl/library.cpp
   dl/mlx5_verbs.cpp
   dl/shim/attach.cpp
+  dl/verbs_context.cpp
   dl/verbs_symbols.cpp
   nic/mlx5/commands.cpp
   nic/mlx5/directory.cpp
@@ -60,6 +61,8 @@ set(EP_CORE_SOURCES
   nic/mlx5/trace.cpp
   nic/mlx5/wire_shm.cpp
   nic/mlx5/wqe.cpp
+  nic/verbs/proxy.cpp
+  nic/verbs/proxy_qp.cpp
 )
 
 # Results must not depend on whether the target has fused multiply-add.
@@ -113,6 +116,7 @@ set(EP_TESTS
   tests/ibgda/topology_test.cpp
   tests/dl/soft_control_test.cpp
   tests/dl/verbs_abi_test.cpp
+  tests/dl/verbs_proxy_test.cpp
   tests/dl/verbs_shim_test.cpp
   tests/core/memory_test.cpp
   tests/core/segment_test.cpp

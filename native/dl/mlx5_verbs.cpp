@@ -1,12 +1,11 @@
 #include "mlx5_verbs.hpp"
 
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 
 #include <endian.h>
-#include <fcntl.h>
 
+#include "verbs_context.hpp"
 #include "verbs_symbols.hpp"
 
 #include "ep/abi/mlx5_prm.h"
@@ -17,116 +16,65 @@ namespace {
 
 using symbols_ptr = std::shared_ptr<const verbs_symbols>;
 
-// What an error number means for this call; the system's text says little to whoever runs a job.
-const char* hint(int error) {
-  switch (error) {
-    case ENOMEM: return "; is RLIMIT_MEMLOCK large enough (ulimit -l)?";
-    case EFAULT: return "; the address is not mapped, or it is device memory and GPUDirect (nvidia-peermem) is not loaded";
-    case EPERM:
-    case EACCES: return "; DevX needs CAP_NET_RAW in the network namespace of the device, and /dev/infiniband/uverbs* readable and writable";
-    default: return "";
-  }
-}
-
 class verbs_device final : public mlx5_device {
  public:
-  verbs_device(symbols_ptr verbs, verbs::context* context, std::string name) : verbs_(std::move(verbs)), context_(context), name_(std::move(name)) {
+  verbs_device(symbols_ptr verbs, verbs::context* context, std::string name) : verbs_(verbs), base_(verbs, context, std::move(name)), context_(context) {
     if (verbs_->mlx5dv_devx_create_event_channel != nullptr && verbs_->mlx5dv_devx_subscribe_devx_event != nullptr &&
         verbs_->mlx5dv_devx_get_event != nullptr && verbs_->mlx5dv_devx_destroy_event_channel != nullptr) {
       events_ = verbs_->mlx5dv_devx_create_event_channel(context_, verbs::event_channel_omit_data);
       if (events_ != nullptr) never_block(events_->fd);
     }
-    never_block(context_->async_fd);
   }
-  ~verbs_device() override { release(); }
+  ~verbs_device() override { (void)release(); }
 
-  const std::string& name() const override { return name_; }
+  const std::string& name() const override { return base_.name(); }
 
   result<nothing> close() override {
-    if (const int64_t alive = alive_.load(); alive != 0) return fail("close", EBUSY, std::to_string(alive) + " objects of it live");
-    const int error = release();
-    if (error != 0) return fail("ibv_close_device", error, "closing");
+    if (const int64_t alive = base_.alive.load(); alive != 0) return base_.fail("close", EBUSY, std::to_string(alive) + " objects of it live");
+    if (const int error = release(); error != 0) return base_.fail("ibv_close_device", error, "closing");
     return nothing{};
   }
 
-  result<mlx5_port> query_port(uint8_t port) override {
-    // The function copies as much as its own version knows of; older ones leave the end alone.
-    verbs::port_attr attributes{};
-    if (const int error = verbs_->ibv_query_port(context_, port, &attributes); error != 0) {
-      return fail("ibv_query_port", error, "port " + std::to_string(port));
-    }
-    mlx5_port facts;
-    if (attributes.state <= 5) facts.state = static_cast<mlx5_port_state>(attributes.state);
-    // "Unspecified" is what devices say that know nothing but InfiniBand.
-    facts.link = attributes.link_layer == 2 ? mlx5_link::ethernet : attributes.link_layer <= 1 ? mlx5_link::infiniband : mlx5_link::unknown;
-    facts.active_mtu = static_cast<uint8_t>(attributes.active_mtu);
-    facts.lid = attributes.lid;
-    facts.gid_count = attributes.gid_tbl_len > 0 ? static_cast<uint32_t>(attributes.gid_tbl_len) : 0;
-    facts.max_message = attributes.max_msg_sz;
-    return facts;
-  }
-
-  result<mlx5_gid> query_gid(uint8_t port, uint32_t index) override {
-    verbs::gid_entry entry{};
-    const int error = verbs_->_ibv_query_gid_ex(context_, port, index, &entry, 0, sizeof entry);
-    if (error == ENODATA) return mlx5_gid{};
-    if (error != 0) return fail("ibv_query_gid_ex", error, "port " + std::to_string(port) + " index " + std::to_string(index));
-    mlx5_gid gid;
-    std::memcpy(gid.raw.data(), entry.gid, gid.raw.size());
-    const bool zero = gid.raw == std::array<uint8_t, 16>{};
-    if (!zero && entry.gid_type <= 2) gid.type = static_cast<mlx5_gid_type>(entry.gid_type + 1);
-    return gid;
-  }
+  result<mlx5_port> query_port(uint8_t port) override { return base_.query_port(port); }
+  result<mlx5_gid> query_gid(uint8_t port, uint32_t index) override { return base_.query_gid(port, index); }
 
   result<mlx5_pd> alloc_pd() override {
-    verbs::pd* pd = verbs_->ibv_alloc_pd(context_);
-    if (pd == nullptr) return fail("ibv_alloc_pd", errno, "protection domain");
+    auto pd = base_.alloc_pd();
+    if (!pd.ok()) return pd.why();
     verbs::mlx5_pd_out out{};
     verbs::mlx5_obj object{};
-    object.pd = {pd, &out};
+    object.pd = {pd.value(), &out};
     if (const int error = verbs_->mlx5dv_init_obj(&object, verbs::obj_pd); error != 0) {
-      verbs_->ibv_dealloc_pd(pd);
-      return fail("mlx5dv_init_obj", error, "number of a protection domain");
+      (void)base_.dealloc_pd(pd.value());
+      return base_.fail("mlx5dv_init_obj", error, "number of a protection domain");
     }
-    ++alive_;
-    return mlx5_pd{pd, out.pdn};
+    return mlx5_pd{pd.value(), out.pdn};
   }
-  result<nothing> dealloc_pd(const mlx5_pd& pd) override { return given_back("ibv_dealloc_pd", verbs_->ibv_dealloc_pd(static_cast<verbs::pd*>(pd.handle))); }
-
+  result<nothing> dealloc_pd(const mlx5_pd& pd) override { return base_.dealloc_pd(static_cast<verbs::pd*>(pd.handle)); }
   result<mlx5_mr> reg_mr(const mlx5_pd& pd, const mlx5_memory& memory, uint32_t access) override {
-    auto* domain = static_cast<verbs::pd*>(pd.handle);
-    verbs::mr* made = nullptr;
-    if (memory.dmabuf_fd >= 0) {
-      if (verbs_->ibv_reg_dmabuf_mr == nullptr) return fail("ibv_reg_dmabuf_mr", EOPNOTSUPP, "libibverbs is older than DMA-BUF (IBVERBS_1.12)");
-      made = verbs_->ibv_reg_dmabuf_mr(domain, memory.dmabuf_offset, memory.byte_length, memory.address, memory.dmabuf_fd, static_cast<int>(access));
-    } else {
-      made = verbs_->ibv_reg_mr_iova2(domain, reinterpret_cast<void*>(memory.address), memory.byte_length, memory.address, access);
-    }
-    if (made == nullptr) return fail(memory.dmabuf_fd >= 0 ? "ibv_reg_dmabuf_mr" : "ibv_reg_mr", errno, std::to_string(memory.byte_length) + " bytes");
-    ++alive_;
-    return mlx5_mr{made, made->lkey, made->rkey};
+    return base_.reg_mr(static_cast<verbs::pd*>(pd.handle), memory, access);
   }
-  result<nothing> dereg_mr(const mlx5_mr& mr) override { return given_back("ibv_dereg_mr", verbs_->ibv_dereg_mr(static_cast<verbs::mr*>(mr.handle))); }
+  result<nothing> dereg_mr(const mlx5_mr& mr) override { return base_.dereg_mr(static_cast<verbs::mr*>(mr.handle)); }
 
   result<mlx5_uar> alloc_uar(mlx5_uar_kind kind) override {
     verbs::devx_uar* uar = verbs_->mlx5dv_devx_alloc_uar(context_, kind == mlx5_uar_kind::noncached ? verbs::uar_noncached : verbs::uar_blueflame);
     if (uar == nullptr) {
       // Kernels that do not know the flag call it an invalid argument.
       const int error = errno == EINVAL && kind == mlx5_uar_kind::noncached ? EOPNOTSUPP : errno;
-      return fail("mlx5dv_devx_alloc_uar", error, kind == mlx5_uar_kind::noncached ? "non-cached doorbell page" : "doorbell page");
+      return base_.fail("mlx5dv_devx_alloc_uar", error, kind == mlx5_uar_kind::noncached ? "non-cached doorbell page" : "doorbell page");
     }
-    ++alive_;
+    ++base_.alive;
     return mlx5_uar{uar, uar->page_id, reinterpret_cast<uint64_t>(uar->base_addr), reinterpret_cast<uint64_t>(uar->reg_addr)};
   }
   result<nothing> free_uar(const mlx5_uar& uar) override {
     verbs_->mlx5dv_devx_free_uar(static_cast<verbs::devx_uar*>(uar.handle));
-    return given_back("mlx5dv_devx_free_uar", 0);
+    return base_.given_back("mlx5dv_devx_free_uar", 0);
   }
 
   result<mlx5_umem> umem_reg(const mlx5_memory& memory, uint32_t access) override {
     verbs::devx_umem* umem = nullptr;
     if (memory.dmabuf_fd >= 0) {
-      if (verbs_->mlx5dv_devx_umem_reg_ex == nullptr) return fail("mlx5dv_devx_umem_reg_ex", EOPNOTSUPP, "libmlx5 is older than DMA-BUF (MLX5_1.19)");
+      if (verbs_->mlx5dv_devx_umem_reg_ex == nullptr) return base_.fail("mlx5dv_devx_umem_reg_ex", EOPNOTSUPP, "libmlx5 is older than DMA-BUF (MLX5_1.19)");
       verbs::devx_umem_in in{};
       in.addr = reinterpret_cast<void*>(memory.dmabuf_offset);
       in.size = memory.byte_length;
@@ -138,17 +86,17 @@ class verbs_device final : public mlx5_device {
     } else {
       umem = verbs_->mlx5dv_devx_umem_reg(context_, reinterpret_cast<void*>(memory.address), memory.byte_length, access);
     }
-    if (umem == nullptr) return fail("mlx5dv_devx_umem_reg", errno, std::to_string(memory.byte_length) + " bytes");
-    ++alive_;
+    if (umem == nullptr) return base_.fail("mlx5dv_devx_umem_reg", errno, std::to_string(memory.byte_length) + " bytes");
+    ++base_.alive;
     return mlx5_umem{umem, umem->umem_id};
   }
   result<nothing> umem_dereg(const mlx5_umem& umem) override {
-    return given_back("mlx5dv_devx_umem_dereg", verbs_->mlx5dv_devx_umem_dereg(static_cast<verbs::devx_umem*>(umem.handle)));
+    return base_.given_back("mlx5dv_devx_umem_dereg", verbs_->mlx5dv_devx_umem_dereg(static_cast<verbs::devx_umem*>(umem.handle)));
   }
 
   result<uint32_t> query_eqn(uint32_t vector) override {
     uint32_t eqn = 0;
-    if (const int error = verbs_->mlx5dv_devx_query_eqn(context_, vector, &eqn); error != 0) return fail("mlx5dv_devx_query_eqn", error, "vector " + std::to_string(vector));
+    if (const int error = verbs_->mlx5dv_devx_query_eqn(context_, vector, &eqn); error != 0) return base_.fail("mlx5dv_devx_query_eqn", error, "vector " + std::to_string(vector));
     return eqn;
   }
 
@@ -161,7 +109,7 @@ class verbs_device final : public mlx5_device {
     verbs::devx_obj* made = verbs_->mlx5dv_devx_obj_create(context_, in.data(), in.size(), out.data(), out.size());
     if (made == nullptr) return answered("mlx5dv_devx_obj_create", in, out, errno == 0 ? EIO : errno).why();
     subscribe(made, in, out);
-    ++alive_;
+    ++base_.alive;
     return mlx5_object{made};
   }
   result<nothing> obj_modify(const mlx5_object& object, std::span<const uint8_t> in, std::span<uint8_t> out) override {
@@ -173,7 +121,7 @@ class verbs_device final : public mlx5_device {
                     verbs_->mlx5dv_devx_obj_query(static_cast<verbs::devx_obj*>(object.handle), in.data(), in.size(), out.data(), out.size()));
   }
   result<nothing> obj_destroy(const mlx5_object& object) override {
-    return given_back("mlx5dv_devx_obj_destroy", verbs_->mlx5dv_devx_obj_destroy(static_cast<verbs::devx_obj*>(object.handle)));
+    return base_.given_back("mlx5dv_devx_obj_destroy", verbs_->mlx5dv_devx_obj_destroy(static_cast<verbs::devx_obj*>(object.handle)));
   }
 
   result<mlx5_path> resolve_ah(const mlx5_pd& pd, const mlx5_route& route) override {
@@ -192,7 +140,7 @@ class verbs_device final : public mlx5_device {
     if (handle == nullptr) {
       // The kernel resolves the GID's address to a MAC: it times out, or finds no route.
       const int error = errno == ETIMEDOUT || errno == ENETUNREACH ? EHOSTUNREACH : errno;
-      return fail("ibv_create_ah", error, "port " + std::to_string(route.port) + " gid index " + std::to_string(route.sgid_index));
+      return base_.fail("ibv_create_ah", error, "port " + std::to_string(route.port) + " gid index " + std::to_string(route.sgid_index));
     }
     verbs::mlx5_ah_out out{};
     verbs::mlx5_obj object{};
@@ -207,12 +155,10 @@ class verbs_device final : public mlx5_device {
       path.traffic_class = out.av->tclass;
     }
     verbs_->ibv_destroy_ah(handle);
-    if (error != 0) return fail("mlx5dv_init_obj", error, "address vector");
+    if (error != 0) return base_.fail("mlx5dv_init_obj", error, "address vector");
     return path;
   }
 
-  // HAZARD: both calls of the library block where there is nothing. The descriptors are non-blocking, so that they say EAGAIN instead, even if somebody else
-  // has just taken the event that poll() saw.
   result<bool> poll_async(mlx5_event& event) override {
     if (events_ != nullptr) {
       verbs::devx_event_header header{};
@@ -223,40 +169,15 @@ class verbs_device final : public mlx5_device {
         event.number = static_cast<uint32_t>(header.cookie);
         return true;
       }
-      if (got < 0 && errno != EAGAIN) return fail("mlx5dv_devx_get_event", errno, "events of queues");
+      if (got < 0 && errno != EAGAIN) return base_.fail("mlx5dv_devx_get_event", errno, "events of queues");
     }
-    for (;;) {
-      verbs::async_event raw{};
-      if (verbs_->ibv_get_async_event(context_, &raw) != 0) {
-        if (errno == EAGAIN) return false;
-        return fail("ibv_get_async_event", errno, "events of the device");
-      }
-      verbs_->ibv_ack_async_event(&raw);
-      event = {};
-      event.port = static_cast<uint8_t>(raw.element.port_num);
-      switch (raw.event_type) {
-        case verbs::event_port_active: event.kind = mlx5_event_kind::port_up; return true;
-        case verbs::event_port_err: event.kind = mlx5_event_kind::port_down; return true;
-        case verbs::event_gid_change: event.kind = mlx5_event_kind::gid_change; return true;
-        case verbs::event_device_fatal: event.kind = mlx5_event_kind::device_fatal; event.port = 0; return true;
-        default: break; // of objects that are not ours, or without consequence
-      }
-    }
+    auto told = base_.poll_event();
+    if (!told.ok()) return told.why();
+    if (told.value().has_value()) event = *told.value();
+    return told.value().has_value();
   }
 
  private:
-  static void never_block(int fd) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
-
-  failure fail(const char* call, int error, const std::string& about) const {
-    failure why = failure_errno(call, error, name_ + ", " + about);
-    why.message += hint(error);
-    return why;
-  }
-  result<nothing> given_back(const char* call, int error) {
-    if (error != 0) return fail(call, error, "giving an object back");
-    --alive_;
-    return nothing{};
-  }
   // Where the NIC answered, its status is what counts: kernels before 6.0 turn it into an error number of their own choice.
   result<nothing> answered(const char* call, std::span<const uint8_t> in, std::span<uint8_t> out, int error) {
     if (error == 0) return nothing{};
@@ -264,7 +185,7 @@ class verbs_device final : public mlx5_device {
     const bool refused = wire::get(out.data(), EP_MLX5_CMD_OUT_STATUS) != EP_MLX5_CMD_STATUS_OK;
     char about[32];
     std::snprintf(about, sizeof about, "command 0x%x", static_cast<unsigned>(opcode));
-    return fail(call, refused ? EREMOTEIO : error, about);
+    return base_.fail(call, refused ? EREMOTEIO : error, about);
   }
 
   // Completions tell of every failure as well; an event brings it earlier where nobody posts. So a kernel that refuses the subscription is no error.
@@ -279,19 +200,15 @@ class verbs_device final : public mlx5_device {
   }
 
   int release() {
-    if (context_ == nullptr) return 0;
     if (events_ != nullptr) verbs_->mlx5dv_devx_destroy_event_channel(events_);
     events_ = nullptr;
-    const int closed = verbs_->ibv_close_device(context_);
-    context_ = nullptr;
-    return closed == 0 ? 0 : errno;
+    return base_.close();
   }
 
   symbols_ptr verbs_;
+  verbs_context base_;
   verbs::context* context_;
-  std::string name_;
   verbs::devx_event_channel* events_ = nullptr;
-  std::atomic<int64_t> alive_{0};
 };
 
 class verbs_driver final : public mlx5_driver {
@@ -301,7 +218,7 @@ class verbs_driver final : public mlx5_driver {
 
   result<std::vector<mlx5_device_info>> list_devices() override {
     std::vector<mlx5_device_info> found;
-    auto walked = each([&](verbs::device* device, const std::string& name) {
+    auto walked = verbs_each_device(*verbs_, [&](verbs::device* device, const std::string& name) {
       mlx5_device_info info;
       info.name = name;
       info.sysfs = "/sys/class/infiniband/" + name;
@@ -317,7 +234,7 @@ class verbs_driver final : public mlx5_driver {
   result<std::unique_ptr<mlx5_device>> open(const std::string& name) override {
     failure why{EP_STATUS_SYSTEM, ENODEV, "no RDMA device is called " + name};
     std::unique_ptr<mlx5_device> opened;
-    auto walked = each([&](verbs::device* device, const std::string& candidate) {
+    auto walked = verbs_each_device(*verbs_, [&](verbs::device* device, const std::string& candidate) {
       if (candidate != name) return false;
       if (!verbs_->mlx5dv_is_supported(device)) {
         why.message = name + " is not an mlx5 device (ConnectX, BlueField)";
@@ -338,36 +255,18 @@ class verbs_driver final : public mlx5_driver {
   }
 
  private:
-  // Calls `visit(device, name)` until it returns true.
-  template <class Visit> result<nothing> each(Visit visit) {
-    int count = 0;
-    errno = 0;
-    verbs::device** list = verbs_->ibv_get_device_list(&count);
-    if (list == nullptr) {
-      const int error = errno == 0 ? EIO : errno;
-      failure why = failure_errno("ibv_get_device_list", error, "list of RDMA devices");
-      if (error == ENOSYS) why.message += "; the kernel has no RDMA, or ib_uverbs is not loaded";
-      return why;
-    }
-    for (int i = 0; i < count; ++i) {
-      if (visit(list[i], std::string(verbs_->ibv_get_device_name(list[i])))) break;
-    }
-    verbs_->ibv_free_device_list(list);
-    return nothing{};
-  }
-
   // The library says EINVAL for a kernel that refuses DevX. Whether the device opens without it tells the two apart.
   failure refused_open(verbs::device* device, const std::string& name, int error) {
     verbs::context* plain = verbs_->ibv_open_device(device);
     if (plain != nullptr) {
       verbs_->ibv_close_device(plain);
       failure why = failure_errno("mlx5dv_open_device", EPERM, name + ": it opens, but not for DevX (the library says errno " + std::to_string(error) + ")");
-      why.message += hint(EPERM);
+      why.message += verbs_hint(EPERM);
       return why;
     }
     const int plain_error = errno == 0 ? error : errno;
     failure why = failure_errno("ibv_open_device", plain_error, name);
-    why.message += hint(plain_error);
+    why.message += verbs_hint(plain_error);
     return why;
   }
 

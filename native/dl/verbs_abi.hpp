@@ -91,7 +91,7 @@ static_assert(sizeof(gid_entry) == 32);
 
 struct ah_attr {
   struct {
-    uint8_t dgid[16];
+    alignas(8) uint8_t dgid[16];
     uint32_t flow_label;
     uint8_t sgid_index;
     uint8_t hop_limit;

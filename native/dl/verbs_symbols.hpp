@@ -7,6 +7,7 @@
 
 #include "library.hpp"
 #include "verbs_abi.hpp"
+#include "verbs_rc_abi.hpp"
 
 namespace ep::dl {
 
@@ -56,15 +57,28 @@ namespace ep::dl {
     (verbs::devx_event_channel * channel, verbs::devx_obj * obj, uint16_t bytes, uint16_t numbers[], uint64_t cookie))                              \
   X(ssize_t, mlx5dv_devx_get_event, "MLX5_1.11", (verbs::devx_event_channel * channel, verbs::devx_event_header * out, size_t bytes))
 
-// Both libraries, opened. Names as the documentation has them; pointers of the optional ones may be null.
-struct verbs_symbols {
+// Plain queue pairs, which need no libmlx5. Posting and polling have no symbols: verbs::context_ops.
+#define EP_RC_SYMBOLS(X)                                                                                                                            \
+  X(verbs::cq*, ibv_create_cq, "IBVERBS_1.1", (verbs::context * context, int entries, void* cookie, void* channel, int vector))                     \
+  X(int, ibv_destroy_cq, "IBVERBS_1.1", (verbs::cq * cq))                                                                                           \
+  X(verbs::qp*, ibv_create_qp, "IBVERBS_1.1", (verbs::pd * pd, verbs::qp_init_attr * attributes))                                                   \
+  X(int, ibv_modify_qp, "IBVERBS_1.1", (verbs::qp * qp, verbs::qp_attr * attributes, int mask))                                                     \
+  X(int, ibv_destroy_qp, "IBVERBS_1.1", (verbs::qp * qp))
+
 #define EP_MEMBER(result, name, version, arguments) result(*name) arguments = nullptr;
+// Libraries, opened. Names as the documentation has them; pointers of the optional ones may be null.
+struct ibverbs_symbols {
   EP_IBVERBS_SYMBOLS(EP_MEMBER)
-  EP_MLX5_SYMBOLS(EP_MEMBER)
   EP_IBVERBS_OPTIONAL_SYMBOLS(EP_MEMBER)
-  EP_MLX5_OPTIONAL_SYMBOLS(EP_MEMBER)
-#undef EP_MEMBER
 };
+struct verbs_symbols : ibverbs_symbols {
+  EP_MLX5_SYMBOLS(EP_MEMBER)
+  EP_MLX5_OPTIONAL_SYMBOLS(EP_MEMBER)
+};
+struct rc_symbols : ibverbs_symbols {
+  EP_RC_SYMBOLS(EP_MEMBER)
+};
+#undef EP_MEMBER
 
 struct symbol_name {
   const char* name;
@@ -73,8 +87,10 @@ struct symbol_name {
 };
 std::vector<symbol_name> ibverbs_symbol_names();
 std::vector<symbol_name> mlx5_symbol_names();
+std::vector<symbol_name> rc_symbol_names();
 
 // ELIBACC: a library is not there. ELIBBAD: it lacks required symbols; the message names each with its version.
 result<std::shared_ptr<const verbs_symbols>> verbs_symbols_load(const std::string& ibverbs, const std::string& mlx5);
+result<std::shared_ptr<const rc_symbols>> rc_symbols_load(const std::string& ibverbs);
 
 } // namespace ep::dl

@@ -113,7 +113,8 @@ result<nothing> proxy_qp::modify(uint32_t opcode, std::span<const uint8_t> in, d
       next = EP_MLX5_QP_STATE_RTS;
       attributes.qp_state = verbs::qps_rts;
       attributes.timeout = static_cast<uint8_t>(get(ads, EP_MLX5_ADS_ACK_TIMEOUT));
-      attributes.retry_cnt = static_cast<uint8_t>(get(qpc, EP_MLX5_QPC_RETRY_COUNT));
+      // HAZARD: the kernel's soft-RoCE takes 7 for "for ever": whoever writes to a dead peer would never be told.
+      attributes.retry_cnt = static_cast<uint8_t>(std::min<uint64_t>(6, get(qpc, EP_MLX5_QPC_RETRY_COUNT)));
       attributes.rnr_retry = static_cast<uint8_t>(get(qpc, EP_MLX5_QPC_RNR_RETRY));
       attributes.sq_psn = static_cast<uint32_t>(get(qpc, EP_MLX5_QPC_NEXT_SEND_PSN));
       attributes.max_rd_atomic = static_cast<uint8_t>(1u << get(qpc, EP_MLX5_QPC_LOG_SRA_MAX));

@@ -9,35 +9,16 @@
 
 #include "check.hpp"
 #include "core/ibgda/probe.hpp"
-#include "core/ibgda/queues.hpp"
-#include "device/fast.hpp"
 #include "dl/shim/attach.hpp"
-#include "ep/device/mlx5_post.h"
 #include "nic/mlx5/soft_device.hpp"
-#include "segment.hpp"
+#include "two_ranks.hpp"
 
 namespace {
 
 using namespace ep::ibgda;
+using namespace ep::test;
 using ep::dl::mlx5_device;
 using ep::nic::soft_device;
-
-constexpr uint32_t all_rights =
-    ep::dl::MLX5_ACCESS_LOCAL_WRITE | ep::dl::MLX5_ACCESS_REMOTE_WRITE | ep::dl::MLX5_ACCESS_REMOTE_READ | ep::dl::MLX5_ACCESS_REMOTE_ATOMIC;
-
-template <class Value> Value must(ep::result<Value> got) {
-  if (!got.ok()) {
-    std::fprintf(stderr, "%s\n", got.why().message.c_str());
-    std::abort();
-  }
-  return std::move(got.value());
-}
-
-bool says(const std::string& message, const std::string& part) {
-  const bool found = message.find(part) != std::string::npos;
-  if (!found) std::fprintf(stderr, "  '%s' does not say '%s'\n", message.c_str(), part.c_str());
-  return found;
-}
 
 // Remembers the devices it opened, which the shim hides behind its own.
 class watched_driver final : public ep::dl::mlx5_driver {
@@ -66,74 +47,24 @@ struct setting {
   bool collapsed;
 };
 
-// Two ranks of this process, connected; each with 4 KiB and a signal word.
-class pair_of_ranks {
- public:
-  explicit pair_of_ranks(const setting& how) : below(how.ethernet) {
+// What a test stands on: the software NIC, with the libraries' interface in front of it or not.
+struct floor {
+  explicit floor(const setting& how) : below(how.ethernet) {
     if (how.through_shim) {
       EP_CHECK(ep::dl::verbs_shim_attach(EP_VERBS_SHIM, &below).ok());
       above = must(ep::dl::mlx5_verbs_driver({EP_VERBS_SHIM, EP_VERBS_SHIM}));
     }
-    ep::dl::mlx5_driver& driver = how.through_shim ? *above : static_cast<ep::dl::mlx5_driver&>(below);
-    std::vector<std::vector<uint8_t>> said;
-    for (int32_t rank = 0; rank < 2; ++rank) {
-      queue_options options;
-      options.rank = rank;
-      options.world_size = 2;
-      options.qps_per_peer = 2;
-      options.depth = 16;
-      options.collapsed = how.collapsed;
-      control_memory* const sources[] = {control.get()};
-      queues[rank] = must(rank_queues::create(must(device_open(driver, {})), options, sources));
-      said.push_back(queues[rank]->connection());
-      memory[rank] = must(ep::segment::create(4096 + 64));
-      remote[rank] = must(queues[rank]->register_memory({reinterpret_cast<uint64_t>(memory[rank]->data()), memory[rank]->data_bytes()}, all_rights));
-    }
-    for (auto& one : queues) {
-      auto connected = one->connect(said);
-      if (!connected.ok()) std::fprintf(stderr, "%s\n", connected.why().message.c_str());
-      EP_CHECK(connected.ok());
-    }
+    EP_CHECK_EQ(std::string(driver().backing()), std::string(how.through_shim ? "hardware" : "soft"));
   }
-  ~pair_of_ranks() {
-    for (auto& one : queues) {
-      const auto closed = one->close();
-      if (!closed.ok()) std::fprintf(stderr, "%s\n", closed.why().message.c_str());
-      EP_CHECK(closed.ok());
-    }
-    EP_CHECK(ep::dl::verbs_shim_attach(EP_VERBS_SHIM, nullptr).ok());
-  }
+  ~floor() { EP_CHECK(ep::dl::verbs_shim_attach(EP_VERBS_SHIM, nullptr).ok()); }
+  ep::dl::mlx5_driver& driver() { return above != nullptr ? *above : static_cast<ep::dl::mlx5_driver&>(below); }
 
-  ep_ibgda_qp& qp(int rank, uint32_t index) const {
-    const auto* device = reinterpret_cast<const ep_ibgda_device*>(queues[rank]->device_address());
-    return reinterpret_cast<ep_ibgda_qp*>(device->qps)[index];
-  }
-  uint8_t* data(int rank) const { return memory[rank]->data(); }
-  uint64_t& signal(int rank) const { return *reinterpret_cast<uint64_t*>(memory[rank]->data() + 4096); }
-
-  // A write of 4 KiB and a signal behind it, on queue pair `index` of `from`; waits for both. False: the queue pair broke.
-  bool put(int from, int to, uint32_t index, uint32_t rkey, ep_kernel_status* status) const {
-    ep::kernel_environment environment;
-    environment.waits.wake = &wake;
-    environment.waits.deadline_ns = ep::deadline_after(20'000);
-    environment.waits.policy = ep::wait_policy{0, 50'000, 100'000};
-    ep::fast_context context{environment, 0, 1, nullptr};
-    ep_ibgda_qp& pair = qp(from, index);
-    const auto build = [&](uint64_t i, const ep::mlx5_writer& writer) {
-      if (i == 0) return writer.write({reinterpret_cast<uint64_t>(data(to)), rkey}, {reinterpret_cast<uint64_t>(data(from)), remote[from].mr.lkey}, 4096);
-      writer.fetch_add8({reinterpret_cast<uint64_t>(&signal(to)), rkey}, 1, {pair.response, pair.response_lkey});
-    };
-    const uint64_t first = ep::post_in_turn::post<EP_IBGDA_SHARE_DEVICE>(context, ep::lone_poster<ep::fast_context>{context}, pair, 2, build, status);
-    return first != ep::mlx5_refused && ep::mlx5_wait_done<EP_IBGDA_SHARE_DEVICE>(context, pair, first + 2, EP_STAGE_ROOM, status);
-  }
-
-  std::unique_ptr<control_memory> control = host_control_memory();
   watched_driver below;
   std::unique_ptr<ep::dl::mlx5_driver> above;
-  std::unique_ptr<rank_queues> queues[2];
-  std::shared_ptr<ep::segment> memory[2];
-  registered_memory remote[2];
-  mutable ep_wake_word wake{};
+};
+
+struct pair_of_ranks : floor, two_ranks {
+  explicit pair_of_ranks(const setting& how) : floor(how), two_ranks(driver(), {}, how.collapsed) {}
 };
 
 void expect_no_violations(const pair_of_ranks& world) {
@@ -145,23 +76,7 @@ void expect_no_violations(const pair_of_ranks& world) {
 
 void moves_bytes_and_signals(const setting& how) {
   const pair_of_ranks world(how);
-  EP_CHECK_EQ(std::string(how.through_shim ? world.above->backing() : "soft"), std::string(how.through_shim ? "hardware" : "soft"));
-  for (uint32_t index = 0; index < 4; ++index) EP_CHECK_EQ(world.queues[0]->state(index).value(), uint32_t{EP_MLX5_QP_STATE_RTS});
-  ep_kernel_status status{};
-  uint64_t signals[2] = {0, 0};
-  // More than a ring's worth on each queue pair, those to oneself included.
-  for (int turn = 0; turn < 12; ++turn) {
-    for (const int from : {0, 1}) {
-      for (const int to : {0, 1}) {
-        for (uint32_t k = 0; k < 2; ++k) {
-          for (int i = 0; i < 4096; ++i) world.data(from)[i] = static_cast<uint8_t>(i * 7 + turn * 31 + from * 5 + static_cast<int>(k));
-          EP_CHECK(world.put(from, to, static_cast<uint32_t>(to) * 2 + k, world.remote[to].mr.rkey, &status));
-          EP_CHECK(std::memcmp(world.data(to), world.data(from), 4096) == 0);
-          EP_CHECK_EQ(world.signal(to), ++signals[to]);
-        }
-      }
-    }
-  }
+  move_bytes_and_signals(world, 12);
   expect_no_violations(world);
 }
 
