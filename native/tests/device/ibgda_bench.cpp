@@ -20,7 +20,7 @@
 namespace {
 
 constexpr uint32_t depth = 1024;
-constexpr uint32_t rounds = 5;
+constexpr uint32_t rounds = 25;
 
 struct queue {
   queue() {
