@@ -31,9 +31,9 @@ export PATH=/bin
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
 for module in $(echo $order); do insmod /modules/\$module.ko || echo "no \$module"; done
 mount -t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose host /host || echo "no host"
-mount -t proc proc /host/proc; mount -t sysfs sys /host/sys; mount --bind /dev /host/dev; mount -t tmpfs tmp /host/tmp
+mount -t proc proc /host/proc; mount -t sysfs sys /host/sys; mount --bind /dev /host/dev
 mkdir -p /host/dev/shm; mount -t tmpfs shm /host/dev/shm
-cat >/host/tmp/inside <<'INSIDE'
+cat >/host/dev/inside <<'INSIDE'
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 ip link set lo up
 ip link add veth0 address 02:00:00:00:00:01 mtu 4500 type veth peer name veth1 address 02:00:00:00:00:02 mtu 4500
@@ -51,7 +51,7 @@ ulimit -l unlimited
 $@ rxe0 rxe1
 echo "verbs guest: exit \$?"
 INSIDE
-chroot /host /bin/sh /tmp/inside
+chroot /host /bin/sh /dev/inside
 poweroff -f
 END
 chmod +x "$work/root/init"
