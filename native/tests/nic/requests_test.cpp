@@ -385,6 +385,40 @@ void immediates_arrive() {
   EP_CHECK_EQ(pair.a.completed(2).opcode, EP_MLX5_CQE_REQ);
   EP_CHECK_EQ(pair.b.completed(2).opcode, EP_MLX5_CQE_RESP_WR_IMM);
   EP_CHECK(std::memcmp(pair.b_node.data() + 200, pair.a_node.data(), 100) == 0);
+  // In its next life the queue pair counts from 0 again: nothing is left of what was posted before.
+  pair.b.to_reset();
+  pair.a.to_reset();
+  post_receives(0);
+  pair.b.connect(pair.a_node.device->port_number(), pair.a.qpn);
+  pair.a.connect(pair.b_node.device->port_number(), pair.b.qpn);
+  pair.a.post(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_WRITE_IMM, pair.remote(0), pair.rkey(), {pair.local(0, 100)}, EP_MLX5_CQ_UPDATE, 9));
+  for (int i = 0; i < 200; ++i) pair.steps.step();
+  EP_CHECK_EQ(pair.a.completed(3).opcode, EP_MLX5_CQE_INVALID);
+  EP_CHECK_EQ(pair.b.completed(3).opcode, EP_MLX5_CQE_INVALID);
+  post_receives(1);
+  EP_CHECK(pair.steps.run());
+  EP_CHECK_EQ(pair.a.completed(3).opcode, EP_MLX5_CQE_REQ);
+  EP_CHECK_EQ(pair.b.completed(3).opcode, EP_MLX5_CQE_RESP_WR_IMM);
+  EP_CHECK_EQ(pair.b.completed(3).counter, 0);
+}
+
+// The same place in the key table, other memory behind it: peers must not go on with the mapping that they had.
+void keys_of_new_memory_lead_there() {
+  pair_of_nics pair(24);
+  pair.a_node.word(0) = 11;
+  pair.a.post(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_WRITE, pair.remote(64), pair.rkey(), {pair.local(0, 8)}));
+  EP_CHECK(pair.steps.run());
+  const uint32_t old_key = pair.rkey();
+  const auto other = must(segment::create(1 << 16));
+  const auto at = reinterpret_cast<uint64_t>(other->data());
+  must(pair.b_node.device->dereg_mr(pair.b_node.mr));
+  pair.b_node.mr = must(pair.b_node.device->reg_mr(pair.b_node.pd, {at, 1 << 16}, node::all_rights));
+  EP_CHECK_EQ(pair.rkey() >> 8, old_key >> 8);
+  pair.a_node.word(0) = 22;
+  pair.a.post(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_WRITE, at + 64, pair.rkey(), {pair.local(0, 8)}));
+  EP_CHECK(pair.steps.run());
+  EP_CHECK_EQ(nic::load_raw<uint64_t>(other->data() + 64), uint64_t{22});
+  EP_CHECK_EQ(pair.b_node.word(64).load(), uint64_t{11});
 }
 
 // A landed write notifies the wake word that its region names.
@@ -416,6 +450,7 @@ int main() {
   sixteen_bit_wrap_in_one_batch();
   ordinary_completions_and_their_owner_bit();
   immediates_arrive();
+  keys_of_new_memory_lead_there();
   wakes_sleepers();
   return ep::check::finish();
 }

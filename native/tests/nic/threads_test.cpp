@@ -97,6 +97,47 @@ void keys_are_dead_when_dereg_returns() {
   }
 }
 
+// A peer's NIC that is inside of an access, held there by hand: what it uses is not taken away before it comes out, unless it died inside.
+void whoever_is_inside_is_waited_for() {
+  pair_of_nics pair(82);
+  auto port = must(nic::port_view::open(must(nic::directory_find(pair.b_node.device->port_number()))));
+  uint64_t& active = port.qp(pair.b.qpn - nic::port_first_qpn).active;
+  for (const bool whole_queue : {false, true}) {
+    const auto mr = must(pair.b_node.device->reg_mr(pair.b_node.pd, {pair.remote(0), 64}, node::all_rights));
+    nic::store_ordered(active, nic::active_mark | uint64_t{pair.a_node.device->port_number()} << 32 | mr.rkey);
+    std::atomic<bool> returned{false};
+    std::thread taker([&] {
+      if (whole_queue) {
+        pair.b.to_reset();
+      } else {
+        must(pair.b_node.device->dereg_mr(mr));
+      }
+      returned = true;
+    });
+    timespec nap{0, 50'000'000};
+    nanosleep(&nap, nullptr);
+    EP_CHECK(!returned.load());
+    // Nothing new begins meanwhile: the key is dead already, the queue pair not ready.
+    nic::store_ordered(active, uint64_t{0});
+    taker.join();
+    if (whole_queue) must(pair.b_node.device->dereg_mr(mr));
+  }
+  // Whoever died inside is not waited for.
+  uint32_t gone = 0;
+  {
+    node other(pair_of_nics::stepped());
+    gone = other.device->port_number();
+  }
+  nic::store_ordered(active, nic::active_mark | uint64_t{gone} << 32 | 5);
+  const int64_t begun = clock_now_ns();
+  must(pair.b_node.device->obj_destroy(pair.b.qp_object));
+  EP_CHECK(clock_now_ns() - begun < nic::let_go_ns / 2);
+  must(pair.b_node.device->obj_destroy(pair.b.cq_object));
+  must(pair.b_node.device->free_uar(pair.b.uar));
+  must(pair.b_node.device->umem_dereg(pair.b.umem));
+  pair.b.qp_object = {};
+}
+
 void control_calls_beside_traffic() {
   pair_of_nics pair(83, {}, soft_options{});
   std::atomic<bool> stop{false};
@@ -237,6 +278,7 @@ int main() {
   processes(); // first: it forks
   signals_follow_data();
   keys_are_dead_when_dereg_returns();
+  whoever_is_inside_is_waited_for();
   control_calls_beside_traffic();
   a_sleeping_nic_sees_doorbells();
   EP_CHECK_EQ(segment_count(), uint64_t{0});
