@@ -166,6 +166,8 @@ void collective_run::put_small() {
 
 progress collective_run::advance() {
   const progress now = step();
+  // What the next call writes first: peers have read it, and give the line back while the caller does something else.
+  if (now == progress::done) __builtin_prefetch(&board_->next_line(), 1);
   // HAZARD: after the last read. The others go on without one that they have taken out, and what it reads of them from then on is of later calls.
   return now == progress::done && board_->evicted() ? evicted() : now;
 }
