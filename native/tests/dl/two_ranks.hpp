@@ -74,20 +74,26 @@ class two_ranks {
   uint8_t* data(int rank) const { return memory_[rank]->data(); }
   uint64_t& signal(int rank) const { return *reinterpret_cast<uint64_t*>(memory_[rank]->data() + 4096); }
 
-  // A write of 4 KiB and a signal behind it, on queue pair `index` of `from`; waits for both. False: the queue pair broke.
-  bool put(int from, int to, uint32_t index, uint32_t rkey, ep_kernel_status* status) const {
+  // Posts `count` requests, built by build(i, writer), on queue pair `index` of `from`, and waits for them. False: the queue pair broke.
+  template <class Build> bool post(int from, uint32_t index, uint32_t count, const Build& build, ep_kernel_status* status) const {
     kernel_environment environment;
     environment.waits.wake = &wake_;
     environment.waits.deadline_ns = deadline_after(20'000);
     environment.waits.policy = wait_policy{0, 50'000, 100'000};
     fast_context context{environment, 0, 1, nullptr};
     ep_ibgda_qp& pair = qp(from, index);
+    const uint64_t first = post_in_turn::post<EP_IBGDA_SHARE_DEVICE>(context, lone_poster<fast_context>{context}, pair, count, build, status);
+    return first != mlx5_refused && mlx5_wait_done<EP_IBGDA_SHARE_DEVICE>(context, pair, first + count, EP_STAGE_ROOM, status);
+  }
+
+  // A write of 4 KiB and a signal behind it.
+  bool put(int from, int to, uint32_t index, uint32_t rkey, ep_kernel_status* status) const {
+    const ep_ibgda_qp& pair = qp(from, index);
     const auto build = [&](uint64_t i, const mlx5_writer& writer) {
       if (i == 0) return writer.write({reinterpret_cast<uint64_t>(data(to)), rkey}, {reinterpret_cast<uint64_t>(data(from)), remote[from].mr.lkey}, 4096);
       writer.fetch_add8({reinterpret_cast<uint64_t>(&signal(to)), rkey}, 1, {pair.response, pair.response_lkey});
     };
-    const uint64_t first = post_in_turn::post<EP_IBGDA_SHARE_DEVICE>(context, lone_poster<fast_context>{context}, pair, 2, build, status);
-    return first != mlx5_refused && mlx5_wait_done<EP_IBGDA_SHARE_DEVICE>(context, pair, first + 2, EP_STAGE_ROOM, status);
+    return post(from, index, 2, build, status);
   }
 
   std::unique_ptr<ibgda::rank_queues> queues[2];
