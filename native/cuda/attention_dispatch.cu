@@ -12,18 +12,29 @@
 namespace ep {
 namespace {
 
+// The end of a kernel is the end of its reads, for whatever comes next on the stream. Behind a proxy it is not: its engine's owner says when.
+template <class Endpoint> EP_HD void end_reads(cuda_context&, const Endpoint&, uint64_t) {}
+EP_HD void end_reads(cuda_context& ctx, const ibgda_endpoint& endpoint, uint64_t status) {
+  ctx.sync_block(); /* other warps of the block may have posted later */
+  endpoint.quiet_key(ctx, block_coop<cuda_context>{ctx}, reinterpret_cast<ep_kernel_status*>(status));
+}
+
 // sums == nullptr: no gradient.
 template <class Endpoint>
 __global__ void dispatch_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_dispatch_args args,
                                 const ep_replica_sum_args* sums, uint32_t sum_count) {
   cuda_context ctx{environment};
-  attention_gradient(ctx, Endpoint{args.memory}, args, sums, sum_count);
+  const Endpoint endpoint{args.memory};
+  attention_gradient(ctx, endpoint, args, sums, sum_count);
+  end_reads(ctx, endpoint, args.status);
 }
 
 template <class Endpoint>
 __global__ void compat_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_compat_args args) {
   cuda_context ctx{environment};
-  compat_dispatch(ctx, Endpoint{args.memory}, args);
+  const Endpoint endpoint{args.memory};
+  compat_dispatch(ctx, endpoint, args);
+  end_reads(ctx, endpoint, args.status);
 }
 
 __global__ void sum_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_replica_sum_args args) {

@@ -191,6 +191,9 @@ void dispatches_by_nic(int32_t size, uint64_t seed) {
   for (int32_t rank = 0; rank < size; ++rank) {
     EP_CHECK_EQ(plan.status(rank).status, static_cast<uint32_t>(EP_STATUS_OK));
     for (const std::string& violation : ranks.nic(rank).violations) EP_CHECK_EQ(violation, "");
+    for (int32_t peer = 0; peer < size; ++peer) {
+      for (uint32_t key = 0; key < options.qps; ++key) EP_CHECK_EQ(ranks.qp(rank, peer, key).done, ranks.qp(rank, peer, key).ready);
+    }
     for (uint32_t call = 0; call < call_count; ++call) EP_CHECK(plan.arrived(ranks, rank, call));
   }
 }

@@ -50,14 +50,16 @@ template <class Endpoint> void dispatches(int32_t size, uint64_t seed) {
     const Endpoint endpoint{own[0].memory};
     const bool ok = run_calls(ctx, endpoint, ranks, plan, rank, own, wrong,
                               [](auto& c, const auto& e, const ep_dispatch_args& a) { return ep::attention_dispatch(c, e, a); });
-    for (int32_t peer = 0; ok && peer < size; ++peer) {
-      if (!endpoint.quiet(ctx, ep::block_coop<ep::simt_context>{ctx}, peer, nullptr)) return false;
-    }
-    return ok;
+    return ok && endpoint.quiet_key(ctx, ep::block_coop<ep::simt_context>{ctx}, nullptr);
   });
   EP_CHECK_EQ(result.report, "");
   EP_CHECK(result.ok);
   EP_CHECK_EQ(wrong.load(), 0u);
+  for (int32_t rank = 0; rank < size; ++rank) {
+    for (int32_t peer = 0; peer < size; ++peer) {
+      for (uint32_t key = 0; key < options.qps; ++key) EP_CHECK_EQ(ranks.qp(rank, peer, key).done, ranks.qp(rank, peer, key).ready);
+    }
+  }
   expect_no_violations(ranks);
 }
 

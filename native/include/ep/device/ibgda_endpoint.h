@@ -110,6 +110,15 @@ template <class Post> struct ibgda_endpoint_of {
     return coop.sync_and(ok);
   }
 
+  /* The same for all that was posted with this endpoint's key, to whomever: what a kernel ends with whose sources may be overwritten by the next one. */
+  template <class Ctx, class Coop> EP_HD bool quiet_key(Ctx& ctx, const Coop& coop, ep_kernel_status* status) const {
+    bool ok = true;
+    for (uint32_t peer = coop.lane(); peer < static_cast<uint32_t>(memory.world_size) && ok; peer += coop.lanes()) {
+      ok = quiet_qp(ctx, qp_of(static_cast<int32_t>(peer), key(ctx)), status);
+    }
+    return coop.sync_and(ok);
+  }
+
   /* Waits until everything that is published now has completed. */
   template <class Ctx> EP_HD bool quiet_qp(Ctx& ctx, ep_ibgda_qp& qp, ep_kernel_status* status) const {
     const uint64_t posted = load_acquire(ctx, &qp.ready);
