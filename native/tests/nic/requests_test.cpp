@@ -402,6 +402,25 @@ void immediates_arrive() {
   EP_CHECK_EQ(pair.b.completed(3).counter, 0);
 }
 
+// Two queue pairs ring one register: the second store may replace the first before the NIC has looked. Both are doorbells to hardware, and so they are here.
+void doorbell_pages_are_shared() {
+  pair_of_nics pair(28);
+  queue_options shared;
+  shared.page_of = &pair.a;
+  queue other_a(pair.a_node, shared);
+  queue other_b(pair.b_node, {});
+  other_a.connect(pair.b_node.device->port_number(), other_b.qpn);
+  other_b.connect(pair.a_node.device->port_number(), other_a.qpn);
+  for (uint64_t i = 1; i <= 20; ++i) {
+    pair.a.post(add8_wqe(pair.a, pair.remote(0), pair.rkey(), pair.local(0, 8), 1));
+    other_a.post(add8_wqe(other_a, pair.remote(8), pair.rkey(), pair.local(8, 8), 1));
+    EP_CHECK(pair.steps.run());
+    EP_CHECK_EQ(pair.b_node.word(0).load(), i);
+    EP_CHECK_EQ(pair.b_node.word(8).load(), i);
+  }
+  EP_CHECK(pair.a_node.device->violations().empty());
+}
+
 // The same place in the key table, other memory behind it: peers must not go on with the mapping that they had.
 void keys_of_new_memory_lead_there() {
   pair_of_nics pair(24);
@@ -450,6 +469,7 @@ int main() {
   sixteen_bit_wrap_in_one_batch();
   ordinary_completions_and_their_owner_bit();
   immediates_arrive();
+  doorbell_pages_are_shared();
   keys_of_new_memory_lead_there();
   wakes_sleepers();
   return ep::check::finish();

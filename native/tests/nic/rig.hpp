@@ -64,6 +64,7 @@ struct queue_options {
   uint32_t send_psn = 0;
   uint32_t receive_psn = 0;
   bool rwe = true, rre = true, rae = true;
+  const class queue* page_of = nullptr; // shares that queue pair's doorbell page
 };
 
 class node;
@@ -256,7 +257,7 @@ inline queue::queue(node& of, const queue_options& chosen) : of(of), options(cho
   std::memset(cq, 0xff, cq_bytes);
   soft_device& device = *of.device;
   umem = must(device.umem_reg({reinterpret_cast<uint64_t>(memory->data), memory->bytes}, dl::MLX5_ACCESS_LOCAL_WRITE));
-  uar = must(device.alloc_uar(dl::mlx5_uar_kind::blueflame));
+  uar = options.page_of != nullptr ? options.page_of->uar : must(device.alloc_uar(dl::mlx5_uar_kind::blueflame));
   const auto at = [&](const uint8_t* part) { return static_cast<uint64_t>(part - memory->data); };
   answer_bytes out{};
   cq_object = must(device.obj_create(create_cq_command(*this, at(cq), at(cq_dbr)), out));
@@ -286,7 +287,7 @@ inline void queue::destroy() {
   if (qp_object.handle == nullptr) return;
   must(of.device->obj_destroy(qp_object));
   must(of.device->obj_destroy(cq_object));
-  must(of.device->free_uar(uar));
+  if (options.page_of == nullptr) must(of.device->free_uar(uar));
   must(of.device->umem_dereg(umem));
   qp_object = {};
 }
