@@ -2233,12 +2233,14 @@ export function writeStagedPart(view: DataView, at: number, value: StagedPart): 
   view.setBigUint64(at + 24, value.recvRows, true);
 }
 
-/** Byte offset of a big-endian dword, its highest and its lowest bit; of the qword there if the highest is above 31. */
+/** Byte offset of a dword, its highest and its lowest bit; of the qword there if the highest is above 31. */
 export type BitField = readonly [offset: number, high: number, low: number];
 
 /** A format of hardware. What no field names is reserved and zero. */
 export interface BitLayout {
   readonly byteLength: number;
+  /** Of the words; big-endian ones otherwise. */
+  readonly littleEndian?: true;
   readonly fields: Readonly<Record<string, BitField>>;
 }
 

@@ -35,6 +35,7 @@ typedef struct ep_large {
 
 const wire = `typedef uint32_t ep_be32;
 #define EP_BITS(offset, high, low) ((offset) * 65536u + (high) * 256u + (low))
+#define EP_LE_BITS(offset, high, low) ((offset) * 65536u + (high) * 256u + (low) + 128u)
 #define EP_X_BYTES 16
 #define EP_X_Y_BYTES 8`;
 
@@ -60,6 +61,22 @@ typedef struct ep_seg {
   expect(text).not.toContain('EP_X_KIND');
 });
 
+test('bits of little-endian words are told apart', () => {
+  const abi = parse(`${wire}
+#define EP_X_FIRST EP_LE_BITS(0, 15, 0)
+#define EP_X_SECOND EP_LE_BITS(0, 16, 16)
+#define EP_X_OVER EP_LE_BITS(4, 63, 0)`);
+  expect(emitTypeScript(abi)).toContain(`export const xBits = {
+  byteLength: 16,
+  littleEndian: true,
+  fields: {
+    first: [0, 15, 0],
+    second: [0, 16, 16],
+    over: [4, 63, 0],
+  },
+} as const satisfies BitLayout;`);
+});
+
 test.each([
   ['EP_X_A EP_BITS(2, 1, 0)', 'expected a multiple of 4'],
   ['EP_X_A EP_BITS(0, 64, 0)', 'expected a multiple of 4 and bits high >= low'],
@@ -69,6 +86,11 @@ test.each([
   ['EP_Z_A EP_BITS(0, 1, 0)', 'expected a size EP_..._BYTES that EP_Z_A belongs to'],
   ['EP_X_A EP_BITS(0, 4, 0)\n#define EP_X_B EP_BITS(0, 7, 4)', 'expected bits of its own, found those of EP_X_A'],
   ['EP_X_A EP_BITS(0, 31, 0)\n#define EP_X_B EP_BITS(0, 32, 32)', 'expected bits of its own, found those of EP_X_A'],
+  [
+    'EP_X_A EP_LE_BITS(0, 39, 8)\n#define EP_X_B EP_LE_BITS(4, 7, 7)',
+    'expected bits of its own, found those of EP_X_A',
+  ],
+  ['EP_X_A EP_LE_BITS(0, 1, 0)\n#define EP_X_B EP_BITS(4, 1, 0)', 'expected one byte order in X'],
   ['EP_X_A EP_BITS(0, 1, 0)\n#define EP_X_A EP_BITS(4, 1, 0)', 'expected a new name, found EP_X_A again'],
 ])('refuses the bits %j', (define, message) => {
   expect(() => emitTypeScript(parse(`#define EP_ABI_MAJOR 1\n${wire}\n#define ${define}`))).toThrow(message);

@@ -1,5 +1,5 @@
 // Reads the restricted C of native/include/ep/abi: integer constants, structs of fixed-width integers (also big-endian
-// ones), arrays and other such structs, bit fields of hardware formats (EP_BITS), static assertions about sizes.
+// ones), arrays and other such structs, bit fields of hardware formats (EP_BITS, EP_LE_BITS), static assertions about sizes.
 // Anything else is refused with its place: a construct that this parser guessed at would become a wrong offset in
 // JavaScript.
 
@@ -10,8 +10,10 @@
  * @typedef {{ name: string, type: string, count: number | null, offset: number, comment: string, place: Place }} Field
  *   count: null for a single value, else the length of the array
  * @typedef {{ name: string, fields: readonly Field[], size: number, align: number, comment: string, place: Place }} Struct
- * @typedef {{ name: string, offset: number, high: number, low: number, comment: string, place: Place }} Bits
- *   of the big-endian dword at offset; of the qword there if high > 31
+ * @typedef {{ name: string, offset: number, high: number, low: number, order: ByteOrder, comment: string, place: Place }} Bits
+ *   of the dword at offset; of the qword there if high > 31
+ * @typedef {'big' | 'little'} ByteOrder of the words whose bits are named
+ * @typedef {{ bytes: number, order: ByteOrder, fields: Map<string, Bits> }} BitLayout
  * @typedef {{ constants: Map<string, Constant>, structs: Map<string, Struct>, bits: Map<string, Bits> }} Abi
  */
 
@@ -36,7 +38,10 @@ const bigEndianTypes = /** @type {Readonly<Record<string, string>>} */ ({
   uint32_t: 'ep_be32',
   uint64_t: 'ep_be64',
 });
-const bitsMacro = '#define EP_BITS(offset, high, low) ((offset) * 65536u + (high) * 256u + (low))';
+const bitsMacros = [
+  '#define EP_BITS(offset, high, low) ((offset) * 65536u + (high) * 256u + (low))',
+  '#define EP_LE_BITS(offset, high, low) ((offset) * 65536u + (high) * 256u + (low) + 128u)',
+];
 
 export class AbiError extends Error {
   /**
@@ -138,14 +143,14 @@ function readDirectives(abi, file, code, comments) {
       }
       return '';
     }
-    if (line === bitsMacro) return '';
+    if (bitsMacros.includes(line)) return '';
     const define = /^#define (EP_\w+)\s+(\S.*)$/.exec(line);
     if (!define) throw new AbiError(place, `expected an include or '#define EP_NAME integer', found ${line}`);
     const [, name = '', value = ''] = define;
     if (abi.constants.has(name) || abi.bits.has(name)) {
       throw new AbiError(place, `expected a new name, found ${name} again`);
     }
-    if (value.startsWith('EP_BITS(')) {
+    if (/^EP_(?:LE_)?BITS\(/.test(value)) {
       abi.bits.set(name, { name, ...readBits(place, value), comment: comments.get(index + 1) ?? '', place });
       return '';
     }
@@ -161,22 +166,23 @@ function readDirectives(abi, file, code, comments) {
  * @param {string} value
  */
 function readBits(place, value) {
-  const parts = /^EP_BITS\((0x[0-9a-f]+|\d+), (\d+), (\d+)\)$/.exec(value);
+  const parts = /^EP_(LE_)?BITS\((0x[0-9a-f]+|\d+), (\d+), (\d+)\)$/.exec(value);
   if (!parts) throw new AbiError(place, `expected EP_BITS(offset, high, low) of integers, found ${value}`);
-  const [offset = 0, high = 0, low = 0] = parts.slice(1).map(Number);
+  const order = /** @type {ByteOrder} */ (parts[1] === undefined ? 'big' : 'little');
+  const [offset = 0, high = 0, low = 0] = parts.slice(2).map(Number);
   if (offset % 4 !== 0 || offset > 0xffff || high > 63 || low > high) {
     throw new AbiError(place, `expected a multiple of 4 and bits high >= low of a dword or qword, found ${value}`);
   }
-  return { offset, high, low };
+  return { offset, high, low, order };
 }
 
 /**
  * The layouts that bit fields form: EP_X_FIELD belongs to the longest X for which EP_X_BYTES is a constant.
  * @param {Abi} abi
- * @returns {Map<string, { bytes: number, fields: Map<string, Bits> }>} X and FIELD without EP_
+ * @returns {Map<string, BitLayout>} X and FIELD without EP_
  */
 export function bitLayouts(abi) {
-  /** @type {Map<string, { bytes: number, fields: Map<string, Bits> }>} */
+  /** @type {Map<string, BitLayout>} */
   const layouts = new Map();
   for (const bits of abi.bits.values()) {
     const words = bits.name.split('_');
@@ -189,11 +195,13 @@ export function bitLayouts(abi) {
     }
     const fields = layouts.get(layout)?.fields ?? new Map();
     for (const other of fields.values()) {
+      if (bits.order !== other.order)
+        throw new AbiError(bits.place, `expected one byte order in ${layout}, found another than ${other.name} has`);
       if (overlap(bits, other))
         throw new AbiError(bits.place, `expected bits of its own, found those of ${other.name}`);
     }
     fields.set(words.slice(length).join('_'), bits);
-    layouts.set(layout, { bytes, fields });
+    layouts.set(layout, { bytes, order: bits.order, fields });
   }
   return layouts;
 }
@@ -204,7 +212,8 @@ export function bitLayouts(abi) {
  */
 function overlap(a, b) {
   /** First and last bit in wire order. @param {Bits} bits */
-  const span = ({ offset, high, low }) => {
+  const span = ({ offset, high, low, order }) => {
+    if (order === 'little') return { first: offset * 8 + low, last: offset * 8 + high };
     const end = offset * 8 + (high > 31 ? 63 : 31);
     return { first: end - high, last: end - low };
   };

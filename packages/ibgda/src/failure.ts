@@ -7,7 +7,8 @@ import {
   EP_MLX5_SYNDROME_REMOTE_INVALID_REQUEST,
   EP_MLX5_SYNDROME_REMOTE_OPERATION,
 } from '@ep/native/abi';
-import { hex, opcodeName, syndromeName } from './wire/names.js';
+import { hex } from '@ep/native/wire';
+import { opcodeName, syndromeName } from './wire/names.js';
 
 const refusedByPeer: readonly number[] = [
   EP_MLX5_SYNDROME_REMOTE_ACCESS,

@@ -30,8 +30,7 @@ import {
   mlx5ModifyQpInBits,
   mlx5QpcBits,
 } from '@ep/native/abi';
-import { type BitValues, readBits, strayBits, writeBits } from './bits.js';
-import { hex, type Violation } from './names.js';
+import { type BitValues, hex, readBits, strayBits, type Violation, writeBits } from '@ep/native/wire';
 
 interface Part<L extends BitLayout = BitLayout> {
   readonly layout: L;

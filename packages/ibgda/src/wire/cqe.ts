@@ -13,7 +13,7 @@ import {
   writeMlx5Cqe,
   writeMlx5ErrCqe,
 } from '@ep/native/abi';
-import { readBits, writeBits } from './bits.js';
+import { readBits, writeBits } from '@ep/native/wire';
 import { cqeOpcodeName } from './names.js';
 
 interface CqeHead {

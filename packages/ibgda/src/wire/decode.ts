@@ -24,8 +24,7 @@ import {
   readMlx5MaskedFa8Seg,
   readMlx5RaddrSeg,
 } from '@ep/native/abi';
-import { readBits, strayBits } from './bits.js';
-import { hex, type Violation } from './names.js';
+import { hex, readBits, strayBits, type Violation } from '@ep/native/wire';
 import type { CompletionMode, DataSegment, DecodedWqe, Payload, RemoteAddress, WqeBody, WqeHead } from './wqe.js';
 
 /** Indexed by the control segment's ce field. */

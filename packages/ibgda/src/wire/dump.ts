@@ -1,25 +1,15 @@
 /** Work requests and completions for people: the bytes, and beside each segment what they say. */
 import { EP_MLX5_SYNDROME_FLUSHED } from '@ep/native/abi';
+import { hex, rows, violationRows } from '@ep/native/wire';
 import { decodeCommand } from './command.js';
 import { decodeCqe } from './cqe.js';
 import { decodeWqe } from './decode.js';
-import { hex, opcodeName, syndromeName, type Violation, violationText } from './names.js';
+import { opcodeName, syndromeName } from './names.js';
 import { type DataSegment, type DecodedWqe, type Payload, type RemoteAddress, type Wqe, wqeBlocks } from './wqe.js';
 
 const SEGMENT_BYTES = 16;
 
 const address = (value: bigint): string => hex(value, 12);
-
-const word = (bytes: Uint8Array): string => Buffer.from(bytes).toString('hex');
-
-/** 16 bytes as four words. */
-function rowWords(bytes: Uint8Array): string {
-  return [0, 4, 8, 12]
-    .map((at) => word(bytes.subarray(at, at + 4)))
-    .filter((text) => text !== '')
-    .join(' ')
-    .padEnd(35);
-}
 
 const headText = (wqe: Wqe, decoded: DecodedWqe): string =>
   [
@@ -68,16 +58,6 @@ function bodyTexts(wqe: Wqe): string[] {
     }
   }
 }
-
-function rows(bytes: Uint8Array, texts: readonly string[]): string[] {
-  return Array.from({ length: Math.ceil(bytes.byteLength / SEGMENT_BYTES) }, (_, row) => {
-    const at = row * SEGMENT_BYTES;
-    return `  ${hex(at, 2)}  ${rowWords(bytes.subarray(at, at + SEGMENT_BYTES))}  ${texts[row] ?? ''}`.trimEnd();
-  });
-}
-
-const violationRows = (violations: readonly Violation[]): string[] =>
-  violations.map((violation) => `  ! ${violationText(violation)}`);
 
 /** Lines of one work request. `cut`: whoever kept the bytes kept the first of them only. */
 export function dumpWqe(bytes: Uint8Array, options?: { readonly cut?: boolean }): string[] {

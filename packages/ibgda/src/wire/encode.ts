@@ -27,7 +27,7 @@ import {
   writeMlx5MaskedFa8Seg,
   writeMlx5RaddrSeg,
 } from '@ep/native/abi';
-import { writeBits } from './bits.js';
+import { writeBits } from '@ep/native/wire';
 import type { CompletionMode, DataSegment, Payload, RemoteAddress, Wqe } from './wqe.js';
 
 /** The control segment's size field has six bits. */

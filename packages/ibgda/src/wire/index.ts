@@ -1,5 +1,5 @@
 /** mlx5's formats: values to bytes, bytes to values, bytes for people. */
-export { type BitValues, readBits, writeBits } from './bits.js';
+export { type BitValues, readBits, type Violation, violationText, writeBits } from '@ep/native/wire';
 export {
   type CommandName,
   type CommandParts,
@@ -17,8 +17,6 @@ export {
   cqeOpcodeName,
   opcodeName,
   syndromeName,
-  type Violation,
-  violationText,
 } from './names.js';
 export {
   type CompletionMode,

@@ -47,6 +47,7 @@ import {
   EP_MLX5_SYNDROME_RETRY_EXCEEDED,
   EP_MLX5_SYNDROME_RNR_RETRY_EXCEEDED,
 } from '@ep/native/abi';
+import { named } from '@ep/native/wire';
 
 const opcodes = new Map([
   [EP_MLX5_OPCODE_NOP, 'NOP'],
@@ -106,24 +107,7 @@ const statuses = new Map([
   [EP_MLX5_CMD_STATUS_BAD_OUTPUT_LENGTH, 'BAD_OUTPUT_LENGTH'],
 ]);
 
-export const hex = (value: number | bigint, digits = 1): string => `0x${value.toString(16).padStart(digits, '0')}`;
-
-const named = (names: ReadonlyMap<number, string>, what: string) => (value: number) =>
-  names.get(value) ?? `${what} ${hex(value)}`;
-
 export const opcodeName = named(opcodes, 'opcode');
 export const cqeOpcodeName = named(cqeOpcodes, 'completion');
 export const syndromeName = named(syndromes, 'syndrome');
 export const commandStatusName = named(statuses, 'status');
-
-/** What makes bytes no valid instance of their format. */
-export interface Violation {
-  /** Byte of the format, of the dword or the field. */
-  readonly offset: number;
-  readonly field: string;
-  readonly expected: string;
-  readonly found: string;
-}
-
-export const violationText = ({ offset, field, expected, found }: Violation): string =>
-  `byte ${hex(offset)}: ${field}: expected ${expected}, found ${found}`;

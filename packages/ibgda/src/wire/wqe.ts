@@ -1,5 +1,5 @@
 /** Send work requests as values. */
-import type { Violation } from './names.js';
+import type { Violation } from '@ep/native/wire';
 
 /** When the NIC writes a completion. */
 export type CompletionMode = 'on-error' | 'on-first-error' | 'always';
