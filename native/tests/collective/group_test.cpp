@@ -174,7 +174,7 @@ void check_kind(member& self, op_kind kind, uint64_t count, bool group_in, bool 
 void every_kind(int32_t size, const std::vector<uint64_t>& counts) {
   run_ranks(size, [&](member& self) {
     for (const uint64_t count : counts) {
-      for (uint32_t kind = 1; kind < op_kinds; ++kind) {
+      for (uint32_t kind = 1; kind < static_cast<uint32_t>(op_kind::membership); ++kind) {
         for (int memory = 0; memory < 4; ++memory) {
           check_kind(self, static_cast<op_kind>(kind), count, (memory & 1) != 0, (memory & 2) != 0, false, count % 2 == 0);
         }
