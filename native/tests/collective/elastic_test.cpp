@@ -403,6 +403,7 @@ int main() {
   grows(1, 2, true);
   grows(2, 5, true);
   grows(2, 5, false);
+  grows(62, 66, true); // masks of more than one word
   not_ready();
   return ep::check::finish();
 }
