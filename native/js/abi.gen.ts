@@ -26,6 +26,12 @@ export const EP_MAGIC_IBGDA_QP = 0x31514745;
 export const EP_MAGIC_IBGDA_MEMORY = 0x314b4745;
 /** "EGC1" */
 export const EP_MAGIC_IBGDA_PEER = 0x31434745;
+/** "EGE1" */
+export const EP_MAGIC_EFA = 0x31454745;
+/** "EGF1" */
+export const EP_MAGIC_EFA_QP = 0x31464745;
+/** "EGN1" */
+export const EP_MAGIC_EFA_MEMORY = 0x314e4745;
 /** peers' memory is mapped: plain stores, then a release signal */
 export const EP_MEMORY_LOAD_STORE = 1;
 /** requests go through ep_proxy_ring; an engine on the host executes them */
@@ -65,6 +71,68 @@ export const EP_DISPATCH_NON_TEMPORAL = 1;
 export const EP_DTYPE_F32 = 1;
 export const EP_DTYPE_F16 = 2;
 export const EP_DTYPE_BF16 = 3;
+export const EP_EFA_CQE_BYTES = 8;
+export const EP_EFA_QUEUE_SEND = 1;
+export const EP_EFA_QUEUE_RECEIVE = 2;
+export const EP_EFA_UNKNOWN_AH = 0xffff;
+export const EP_EFA_STATUS_OK = 0;
+export const EP_EFA_STATUS_FLUSHED = 1;
+export const EP_EFA_STATUS_LOCAL_QP_INTERNAL = 2;
+export const EP_EFA_STATUS_LOCAL_UNSUPPORTED_OP = 3;
+export const EP_EFA_STATUS_LOCAL_INVALID_AH = 4;
+export const EP_EFA_STATUS_LOCAL_INVALID_LKEY = 5;
+export const EP_EFA_STATUS_LOCAL_BAD_LENGTH = 6;
+export const EP_EFA_STATUS_REMOTE_BAD_ADDRESS = 7;
+export const EP_EFA_STATUS_REMOTE_ABORT = 8;
+export const EP_EFA_STATUS_REMOTE_BAD_DEST_QPN = 9;
+export const EP_EFA_STATUS_REMOTE_RNR = 10;
+export const EP_EFA_STATUS_REMOTE_BAD_LENGTH = 11;
+export const EP_EFA_STATUS_REMOTE_BAD_STATUS = 12;
+export const EP_EFA_STATUS_UNRESPONSIVE = 13;
+/** the target of a read or a write has no address handle for whoever began it */
+export const EP_EFA_STATUS_UNKNOWN_PEER = 14;
+export const EP_EFA_STATUS_UNREACHABLE = 15;
+export const EP_EFA_STATUS_FEATURE_MISMATCH = 18;
+export const EP_EFA_COUNTER_MASK = 0x7fffffff;
+export const EP_EFA_WQE_BYTES = 64;
+export const EP_EFA_WIDE_WQE_BYTES = 128;
+export const EP_EFA_OPCODE_SEND = 0;
+export const EP_EFA_OPCODE_RDMA_READ = 1;
+export const EP_EFA_OPCODE_RDMA_WRITE = 2;
+export const EP_EFA_META_BYTES = 32;
+export const EP_EFA_CTRL1_SEND = 0x80;
+export const EP_EFA_CTRL1_READ = 0x81;
+export const EP_EFA_CTRL1_WRITE = 0x82;
+export const EP_EFA_CTRL1_IMM = 0x10;
+export const EP_EFA_CTRL1_INLINE = 0x20;
+/** | phase */
+export const EP_EFA_CTRL2 = 0x1c;
+export const EP_EFA_HINT_BURST_PPS_SENSITIVE = 1;
+export const EP_EFA_LKEY_MASK = 0xffffff;
+export const EP_EFA_MAX_SEND_SEGMENTS = 2;
+export const EP_EFA_MAX_RDMA_SEGMENTS = 1;
+/** in an entry of 64 bytes */
+export const EP_EFA_MAX_INLINE_SEND = 32;
+/** in one of 128 */
+export const EP_EFA_MAX_WIDE_INLINE_SEND = 80;
+/** in one of 128; there are none in one of 64 */
+export const EP_EFA_MAX_INLINE_WRITE = 80;
+export const EP_EFA_RECEIVE_BYTES = 16;
+export const EP_EFA_DOORBELL_COUNTER_MASK = 0xffff;
+export const EP_EFA_CQ_DOORBELL_BYTES = 4;
+/** any lane of any block of any launch on one machine */
+export const EP_EFA_SHARE_DEVICE = 0;
+/** the lanes of one block */
+export const EP_EFA_SHARE_BLOCK = 1;
+/** one lane, or lanes that their caller has put in an order */
+export const EP_EFA_SHARE_THREAD = 2;
+/** request ids have 64 bits, otherwise 16 */
+export const EP_EFA_QP_WIDE_ID = 1;
+export const EP_EFA_SOUND = 0;
+/** whoever found the failure writes the record */
+export const EP_EFA_BREAKING = 1;
+/** the record is complete; nothing can be posted until the queue pair has been made anew */
+export const EP_EFA_BROKEN = 2;
 export const EP_IBGDA_WQE_BYTES = 64;
 /** of a send queue: half the range of the 16-bit index that a CQE carries */
 export const EP_IBGDA_MAX_DEPTH = 32768;
@@ -988,6 +1056,1290 @@ export function writeCompatArgs(view: DataView, at: number, value: CompatArgs): 
   view.setUint32(at + 272, value.recvReplicas, true);
   clear(view, at + 276, 4);
   view.setBigUint64(at + 280, value.status, true);
+}
+
+/** How every completion begins. Older devices write two more reserved bytes and nothing else for a send. */
+export interface EfaCqeHead {
+  readonly reqId: number;
+  /** EP_EFA_STATUS_* */
+  readonly status: number;
+  /** phase, queue, has_imm, opcode, unsolicited */
+  readonly flags: number;
+  /** of this side */
+  readonly qpn: number;
+}
+
+export const efaCqeHeadLayout = {
+  byteLength: 6,
+  align: 2,
+  offset: {
+    reqId: 0,
+    status: 2,
+    flags: 3,
+    qpn: 4,
+  },
+} as const;
+
+export function readEfaCqeHead(view: DataView, at = 0): EfaCqeHead {
+  return {
+    reqId: view.getUint16(at + 0, true),
+    status: view.getUint8(at + 2),
+    flags: view.getUint8(at + 3),
+    qpn: view.getUint16(at + 4, true),
+  };
+}
+
+export function writeEfaCqeHead(view: DataView, at: number, value: EfaCqeHead): void {
+  view.setUint16(at + 0, value.reqId, true);
+  view.setUint8(at + 2, value.status);
+  view.setUint8(at + 3, value.flags);
+  view.setUint16(at + 4, value.qpn, true);
+}
+
+export interface EfaTxCqe {
+  readonly head: EfaCqeHead;
+  /** bits 16 and up of the request id */
+  readonly reqIdEx: readonly number[];
+}
+
+export const efaTxCqeLayout = {
+  byteLength: 16,
+  align: 4,
+  offset: {
+    head: 0,
+    reqIdEx: 6,
+    reserved: 12,
+  },
+} as const;
+
+export function readEfaTxCqe(view: DataView, at = 0): EfaTxCqe {
+  return {
+    head: readEfaCqeHead(view, at + 0),
+    reqIdEx: Array.from({ length: 3 }, (_, i) => view.getUint16(at + 6 + i * 2, true)),
+  };
+}
+
+export function writeEfaTxCqe(view: DataView, at: number, value: EfaTxCqe): void {
+  writeEfaCqeHead(view, at + 0, value.head);
+  elements(value.reqIdEx, 3, 'efaTxCqe.reqIdEx').forEach((element, i) => {
+    view.setUint16(at + 6 + i * 2, element, true);
+  });
+  clear(view, at + 12, 4);
+}
+
+export interface EfaRxCqe {
+  readonly head: EfaCqeHead;
+  readonly length: number;
+  /** EP_EFA_UNKNOWN_AH: the sender is in no address vector */
+  readonly ah: number;
+  readonly srcQpn: number;
+  readonly imm: number;
+}
+
+export const efaRxCqeLayout = {
+  byteLength: 16,
+  align: 4,
+  offset: {
+    head: 0,
+    length: 6,
+    ah: 8,
+    srcQpn: 10,
+    imm: 12,
+  },
+} as const;
+
+export function readEfaRxCqe(view: DataView, at = 0): EfaRxCqe {
+  return {
+    head: readEfaCqeHead(view, at + 0),
+    length: view.getUint16(at + 6, true),
+    ah: view.getUint16(at + 8, true),
+    srcQpn: view.getUint16(at + 10, true),
+    imm: view.getUint32(at + 12, true),
+  };
+}
+
+export function writeEfaRxCqe(view: DataView, at: number, value: EfaRxCqe): void {
+  writeEfaCqeHead(view, at + 0, value.head);
+  view.setUint16(at + 6, value.length, true);
+  view.setUint16(at + 8, value.ah, true);
+  view.setUint16(at + 10, value.srcQpn, true);
+  view.setUint32(at + 12, value.imm, true);
+}
+
+export interface EfaWideRxCqe {
+  readonly rx: EfaRxCqe;
+  /** a write with immediate data: bits 16 and up of the length, 2 bytes; else the sender's address */
+  readonly tail: readonly number[];
+}
+
+export const efaWideRxCqeLayout = {
+  byteLength: 32,
+  align: 4,
+  offset: {
+    rx: 0,
+    tail: 16,
+  },
+} as const;
+
+export function readEfaWideRxCqe(view: DataView, at = 0): EfaWideRxCqe {
+  return {
+    rx: readEfaRxCqe(view, at + 0),
+    tail: Array.from({ length: 16 }, (_, i) => view.getUint8(at + 16 + i * 1)),
+  };
+}
+
+export function writeEfaWideRxCqe(view: DataView, at: number, value: EfaWideRxCqe): void {
+  writeEfaRxCqe(view, at + 0, value.rx);
+  elements(value.tail, 16, 'efaWideRxCqe.tail').forEach((element, i) => {
+    view.setUint8(at + 16 + i * 1, element);
+  });
+}
+
+/** How every send work request begins. */
+export interface EfaMeta {
+  /** low 16 bits of the request id; comes back in the completion */
+  readonly reqId: number;
+  /** opcode, has_imm, inline, meta_desc */
+  readonly ctrl1: number;
+  /** phase, first, last, comp_req */
+  readonly ctrl2: number;
+  readonly destQpn: number;
+  /** number of data segments, or of inline bytes */
+  readonly length: number;
+  /** in the host's order */
+  readonly imm: number;
+  readonly ah: number;
+  /** hints */
+  readonly ctrl3: number;
+  readonly qkey: number;
+  /** bits 16 and up of the request id, where the device takes 64 bits of it */
+  readonly reqIdEx: readonly number[];
+}
+
+export const efaMetaLayout = {
+  byteLength: 32,
+  align: 4,
+  offset: {
+    reqId: 0,
+    ctrl1: 2,
+    ctrl2: 3,
+    destQpn: 4,
+    length: 6,
+    imm: 8,
+    ah: 12,
+    ctrl3: 14,
+    reserved0: 15,
+    qkey: 16,
+    reserved1: 20,
+    reqIdEx: 26,
+  },
+} as const;
+
+export function readEfaMeta(view: DataView, at = 0): EfaMeta {
+  return {
+    reqId: view.getUint16(at + 0, true),
+    ctrl1: view.getUint8(at + 2),
+    ctrl2: view.getUint8(at + 3),
+    destQpn: view.getUint16(at + 4, true),
+    length: view.getUint16(at + 6, true),
+    imm: view.getUint32(at + 8, true),
+    ah: view.getUint16(at + 12, true),
+    ctrl3: view.getUint8(at + 14),
+    qkey: view.getUint32(at + 16, true),
+    reqIdEx: Array.from({ length: 3 }, (_, i) => view.getUint16(at + 26 + i * 2, true)),
+  };
+}
+
+export function writeEfaMeta(view: DataView, at: number, value: EfaMeta): void {
+  view.setUint16(at + 0, value.reqId, true);
+  view.setUint8(at + 2, value.ctrl1);
+  view.setUint8(at + 3, value.ctrl2);
+  view.setUint16(at + 4, value.destQpn, true);
+  view.setUint16(at + 6, value.length, true);
+  view.setUint32(at + 8, value.imm, true);
+  view.setUint16(at + 12, value.ah, true);
+  view.setUint8(at + 14, value.ctrl3);
+  clear(view, at + 15, 1);
+  view.setUint32(at + 16, value.qkey, true);
+  clear(view, at + 20, 6);
+  elements(value.reqIdEx, 3, 'efaMeta.reqIdEx').forEach((element, i) => {
+    view.setUint16(at + 26 + i * 2, element, true);
+  });
+}
+
+/** Local memory. */
+export interface EfaSge {
+  readonly length: number;
+  /** 24 bits */
+  readonly lkey: number;
+  readonly addr: bigint;
+}
+
+export const efaSgeLayout = {
+  byteLength: 16,
+  align: 8,
+  offset: {
+    length: 0,
+    lkey: 4,
+    addr: 8,
+  },
+} as const;
+
+export function readEfaSge(view: DataView, at = 0): EfaSge {
+  return {
+    length: view.getUint32(at + 0, true),
+    lkey: view.getUint32(at + 4, true),
+    addr: view.getBigUint64(at + 8, true),
+  };
+}
+
+export function writeEfaSge(view: DataView, at: number, value: EfaSge): void {
+  view.setUint32(at + 0, value.length, true);
+  view.setUint32(at + 4, value.lkey, true);
+  view.setBigUint64(at + 8, value.addr, true);
+}
+
+/** Memory of the peer, of a read or a write. */
+export interface EfaRemoteSeg {
+  /** bytes that travel, inline or not */
+  readonly length: number;
+  readonly rkey: number;
+  /** in the peer's address space */
+  readonly addr: bigint;
+}
+
+export const efaRemoteSegLayout = {
+  byteLength: 16,
+  align: 8,
+  offset: {
+    length: 0,
+    rkey: 4,
+    addr: 8,
+  },
+} as const;
+
+export function readEfaRemoteSeg(view: DataView, at = 0): EfaRemoteSeg {
+  return {
+    length: view.getUint32(at + 0, true),
+    rkey: view.getUint32(at + 4, true),
+    addr: view.getBigUint64(at + 8, true),
+  };
+}
+
+export function writeEfaRemoteSeg(view: DataView, at: number, value: EfaRemoteSeg): void {
+  view.setUint32(at + 0, value.length, true);
+  view.setUint32(at + 4, value.rkey, true);
+  view.setBigUint64(at + 8, value.addr, true);
+}
+
+export interface EfaSendWqe {
+  readonly meta: EfaMeta;
+  /** or inline bytes, from here on */
+  readonly segments: readonly EfaSge[];
+}
+
+export const efaSendWqeLayout = {
+  byteLength: 64,
+  align: 8,
+  offset: {
+    meta: 0,
+    segments: 32,
+  },
+} as const;
+
+export function readEfaSendWqe(view: DataView, at = 0): EfaSendWqe {
+  return {
+    meta: readEfaMeta(view, at + 0),
+    segments: Array.from({ length: 2 }, (_, i) => readEfaSge(view, at + 32 + i * 16)),
+  };
+}
+
+export function writeEfaSendWqe(view: DataView, at: number, value: EfaSendWqe): void {
+  writeEfaMeta(view, at + 0, value.meta);
+  elements(value.segments, 2, 'efaSendWqe.segments').forEach((element, i) => {
+    writeEfaSge(view, at + 32 + i * 16, element);
+  });
+}
+
+/** A read or a write. One without bytes has a segment of length 0. */
+export interface EfaRdmaWqe {
+  readonly meta: EfaMeta;
+  readonly remote: EfaRemoteSeg;
+  readonly local: EfaSge;
+}
+
+export const efaRdmaWqeLayout = {
+  byteLength: 64,
+  align: 8,
+  offset: {
+    meta: 0,
+    remote: 32,
+    local: 48,
+  },
+} as const;
+
+export function readEfaRdmaWqe(view: DataView, at = 0): EfaRdmaWqe {
+  return {
+    meta: readEfaMeta(view, at + 0),
+    remote: readEfaRemoteSeg(view, at + 32),
+    local: readEfaSge(view, at + 48),
+  };
+}
+
+export function writeEfaRdmaWqe(view: DataView, at: number, value: EfaRdmaWqe): void {
+  writeEfaMeta(view, at + 0, value.meta);
+  writeEfaRemoteSeg(view, at + 32, value.remote);
+  writeEfaSge(view, at + 48, value.local);
+}
+
+/** A write whose bytes travel within the request. */
+export interface EfaInlineWriteWqe {
+  readonly meta: EfaMeta;
+  readonly remote: EfaRemoteSeg;
+  readonly data: readonly number[];
+}
+
+export const efaInlineWriteWqeLayout = {
+  byteLength: 128,
+  align: 8,
+  offset: {
+    meta: 0,
+    remote: 32,
+    data: 48,
+  },
+} as const;
+
+export function readEfaInlineWriteWqe(view: DataView, at = 0): EfaInlineWriteWqe {
+  return {
+    meta: readEfaMeta(view, at + 0),
+    remote: readEfaRemoteSeg(view, at + 32),
+    data: Array.from({ length: 80 }, (_, i) => view.getUint8(at + 48 + i * 1)),
+  };
+}
+
+export function writeEfaInlineWriteWqe(view: DataView, at: number, value: EfaInlineWriteWqe): void {
+  writeEfaMeta(view, at + 0, value.meta);
+  writeEfaRemoteSeg(view, at + 32, value.remote);
+  elements(value.data, 80, 'efaInlineWriteWqe.data').forEach((element, i) => {
+    view.setUint8(at + 48 + i * 1, element);
+  });
+}
+
+/** A buffer of a receive queue. */
+export interface EfaReceiveDesc {
+  readonly addr: bigint;
+  readonly reqId: number;
+  readonly length: number;
+  readonly lkeyCtrl: number;
+}
+
+export const efaReceiveDescLayout = {
+  byteLength: 16,
+  align: 8,
+  offset: {
+    addr: 0,
+    reqId: 8,
+    length: 10,
+    lkeyCtrl: 12,
+  },
+} as const;
+
+export function readEfaReceiveDesc(view: DataView, at = 0): EfaReceiveDesc {
+  return {
+    addr: view.getBigUint64(at + 0, true),
+    reqId: view.getUint16(at + 8, true),
+    length: view.getUint16(at + 10, true),
+    lkeyCtrl: view.getUint32(at + 12, true),
+  };
+}
+
+export function writeEfaReceiveDesc(view: DataView, at: number, value: EfaReceiveDesc): void {
+  view.setBigUint64(at + 0, value.addr, true);
+  view.setUint16(at + 8, value.reqId, true);
+  view.setUint16(at + 10, value.length, true);
+  view.setUint32(at + 12, value.lkeyCtrl, true);
+}
+
+/** Whom a WQE is for. Address handles belong to the poster's endpoint, so every queue pair has its own table. */
+export interface EfaTarget {
+  readonly ah: number;
+  readonly qpn: number;
+  readonly qkey: number;
+}
+
+export const efaTargetLayout = {
+  byteLength: 8,
+  align: 4,
+  offset: {
+    ah: 0,
+    qpn: 2,
+    qkey: 4,
+  },
+} as const;
+
+export function readEfaTarget(view: DataView, at = 0): EfaTarget {
+  return {
+    ah: view.getUint16(at + 0, true),
+    qpn: view.getUint16(at + 2, true),
+    qkey: view.getUint32(at + 4, true),
+  };
+}
+
+export function writeEfaTarget(view: DataView, at: number, value: EfaTarget): void {
+  view.setUint16(at + 0, value.ah, true);
+  view.setUint16(at + 2, value.qpn, true);
+  view.setUint32(at + 4, value.qkey, true);
+}
+
+/**
+ * A queue pair with its send queue, its completions, and the account that everyone who posts to it shares. Numbers of
+ * WQEs run from 0 and never wrap; the NIC sees 16 bits of them in a doorbell and 31 in its counts. A poster takes
+ * numbers (`taken`), waits for room (`done`) and for the batch (`rung`), writes WQEs, releases them itself, waits for
+ * its turn (`ready`), and rings or leaves that to a later one. HAZARD: a number that was taken must be published, or
+ * whoever took later ones waits for ever. A poster that gives up breaks the queue pair instead.
+ */
+export interface EfaQp {
+  /** EP_MAGIC_EFA_QP */
+  readonly header: HandleHeader;
+  /** address of WQE[depth], write-only, write-combined */
+  readonly sq: bigint;
+  /** address of 4 bytes */
+  readonly doorbell: bigint;
+  /** address of completions[cq_depth] */
+  readonly cq: bigint;
+  /** address of the NIC's count of completed writes */
+  readonly written: bigint;
+  /** address of the NIC's count of failed requests */
+  readonly failed: bigint;
+  /** address of uint64_t[(depth + 63) / 64]: a bit for each slot whose completion came before an earlier one's */
+  readonly finished: bigint;
+  /**
+   * address of ep_efa_target[target_slots * world_size]: slot 0 is a rank's data queue pair, 1 + s that of its signal s
+   */
+  readonly targets: bigint;
+  /** address of uint64_t[depth], registered, for values that travel from memory; 0: they travel inline */
+  readonly values: bigint;
+  /** address of the ep_wake_word of a software NIC that may sleep; 0: a doorbell is enough */
+  readonly nicWake: bigint;
+  readonly valuesLkey: number;
+  readonly targetSlots: number;
+  /** power of two */
+  readonly depth: number;
+  /** 64 or 128 */
+  readonly wqeBytes: number;
+  /** WQEs that may be written and not rung */
+  readonly maxBatch: number;
+  /** power of two */
+  readonly cqDepth: number;
+  readonly cqEntryBytes: number;
+  readonly qpn: number;
+  /** in ep_efa_device.qps */
+  readonly index: number;
+  /** EP_EFA_QP_* */
+  readonly flags: number;
+  /** counter: numbers handed out */
+  readonly taken: bigint;
+  /** counter: WQEs that are written, as are all before them; whose turn it is */
+  readonly ready: bigint;
+  /** counter: WQEs that the last doorbell told of; belongs to whoever has the turn */
+  readonly rung: bigint;
+  /** counter: how many have completed, in whatever order: room in the ring, and nothing else */
+  readonly done: bigint;
+  /** 1: somebody takes completions out of the CQ */
+  readonly poller: bigint;
+  /** counter: completions taken out; belongs to the poller */
+  readonly polled: bigint;
+  /** counter: WQEs that have completed as have all before them: what a flush waits for */
+  readonly prefix: bigint;
+  /** EP_EFA_SOUND, _BREAKING, _BROKEN; what follows is complete when it is _BROKEN */
+  readonly broken: bigint;
+  /** EP_STATUS_* */
+  readonly status: number;
+  /** EP_EFA_STATUS_* of the completion; 0: none, the poster gave up waiting */
+  readonly efaStatus: number;
+  /** number of the WQE that failed */
+  readonly wqe: bigint;
+  /** that it named */
+  readonly remoteAddress: bigint;
+  /** rank that it was for */
+  readonly peer: number;
+  /** of `targets` */
+  readonly slot: number;
+}
+
+export const efaQpLayout = {
+  byteLength: 448,
+  align: 8,
+  offset: {
+    header: 0,
+    sq: 16,
+    doorbell: 24,
+    cq: 32,
+    written: 40,
+    failed: 48,
+    finished: 56,
+    targets: 64,
+    values: 72,
+    nicWake: 80,
+    valuesLkey: 88,
+    targetSlots: 92,
+    depth: 96,
+    wqeBytes: 100,
+    maxBatch: 104,
+    cqDepth: 108,
+    cqEntryBytes: 112,
+    qpn: 116,
+    index: 120,
+    flags: 124,
+    taken: 128,
+    pad0: 136,
+    ready: 192,
+    pad1: 200,
+    rung: 256,
+    pad2: 264,
+    done: 320,
+    poller: 328,
+    polled: 336,
+    prefix: 344,
+    pad3: 352,
+    broken: 384,
+    status: 392,
+    efaStatus: 396,
+    wqe: 400,
+    remoteAddress: 408,
+    peer: 416,
+    slot: 420,
+    pad4: 424,
+  },
+} as const;
+
+export function readEfaQp(view: DataView, at = 0): EfaQp {
+  return {
+    header: readHandleHeader(view, at + 0),
+    sq: view.getBigUint64(at + 16, true),
+    doorbell: view.getBigUint64(at + 24, true),
+    cq: view.getBigUint64(at + 32, true),
+    written: view.getBigUint64(at + 40, true),
+    failed: view.getBigUint64(at + 48, true),
+    finished: view.getBigUint64(at + 56, true),
+    targets: view.getBigUint64(at + 64, true),
+    values: view.getBigUint64(at + 72, true),
+    nicWake: view.getBigUint64(at + 80, true),
+    valuesLkey: view.getUint32(at + 88, true),
+    targetSlots: view.getUint32(at + 92, true),
+    depth: view.getUint32(at + 96, true),
+    wqeBytes: view.getUint32(at + 100, true),
+    maxBatch: view.getUint32(at + 104, true),
+    cqDepth: view.getUint32(at + 108, true),
+    cqEntryBytes: view.getUint32(at + 112, true),
+    qpn: view.getUint32(at + 116, true),
+    index: view.getUint32(at + 120, true),
+    flags: view.getUint32(at + 124, true),
+    taken: view.getBigUint64(at + 128, true),
+    ready: view.getBigUint64(at + 192, true),
+    rung: view.getBigUint64(at + 256, true),
+    done: view.getBigUint64(at + 320, true),
+    poller: view.getBigUint64(at + 328, true),
+    polled: view.getBigUint64(at + 336, true),
+    prefix: view.getBigUint64(at + 344, true),
+    broken: view.getBigUint64(at + 384, true),
+    status: view.getUint32(at + 392, true),
+    efaStatus: view.getUint32(at + 396, true),
+    wqe: view.getBigUint64(at + 400, true),
+    remoteAddress: view.getBigUint64(at + 408, true),
+    peer: view.getInt32(at + 416, true),
+    slot: view.getUint32(at + 420, true),
+  };
+}
+
+export function writeEfaQp(view: DataView, at: number, value: EfaQp): void {
+  writeHandleHeader(view, at + 0, value.header);
+  view.setBigUint64(at + 16, value.sq, true);
+  view.setBigUint64(at + 24, value.doorbell, true);
+  view.setBigUint64(at + 32, value.cq, true);
+  view.setBigUint64(at + 40, value.written, true);
+  view.setBigUint64(at + 48, value.failed, true);
+  view.setBigUint64(at + 56, value.finished, true);
+  view.setBigUint64(at + 64, value.targets, true);
+  view.setBigUint64(at + 72, value.values, true);
+  view.setBigUint64(at + 80, value.nicWake, true);
+  view.setUint32(at + 88, value.valuesLkey, true);
+  view.setUint32(at + 92, value.targetSlots, true);
+  view.setUint32(at + 96, value.depth, true);
+  view.setUint32(at + 100, value.wqeBytes, true);
+  view.setUint32(at + 104, value.maxBatch, true);
+  view.setUint32(at + 108, value.cqDepth, true);
+  view.setUint32(at + 112, value.cqEntryBytes, true);
+  view.setUint32(at + 116, value.qpn, true);
+  view.setUint32(at + 120, value.index, true);
+  view.setUint32(at + 124, value.flags, true);
+  view.setBigUint64(at + 128, value.taken, true);
+  clear(view, at + 136, 56);
+  view.setBigUint64(at + 192, value.ready, true);
+  clear(view, at + 200, 56);
+  view.setBigUint64(at + 256, value.rung, true);
+  clear(view, at + 264, 56);
+  view.setBigUint64(at + 320, value.done, true);
+  view.setBigUint64(at + 328, value.poller, true);
+  view.setBigUint64(at + 336, value.polled, true);
+  view.setBigUint64(at + 344, value.prefix, true);
+  clear(view, at + 352, 32);
+  view.setBigUint64(at + 384, value.broken, true);
+  view.setUint32(at + 392, value.status, true);
+  view.setUint32(at + 396, value.efaStatus, true);
+  view.setBigUint64(at + 400, value.wqe, true);
+  view.setBigUint64(at + 408, value.remoteAddress, true);
+  view.setInt32(at + 416, value.peer, true);
+  view.setUint32(at + 420, value.slot, true);
+  clear(view, at + 424, 24);
+}
+
+/**
+ * A signal (how many writes have arrived at a queue pair) or a counter (how many of its own have completed). Its value
+ * is `widened - offset`.
+ */
+export interface EfaCount {
+  /** address of the NIC's count, EP_EFA_COUNTER_MASK of which mean something */
+  readonly count: bigint;
+  /** address of the NIC's count of failures beside it */
+  readonly failed: bigint;
+  /** counter: the NIC's count, as if it had 64 bits, when it was last read */
+  readonly widened: bigint;
+  /** counter: `widened` at the last reset */
+  readonly offset: bigint;
+  /** in ep_efa_device.qps */
+  readonly qp: number;
+}
+
+export const efaCountLayout = {
+  byteLength: 64,
+  align: 8,
+  offset: {
+    count: 0,
+    failed: 8,
+    widened: 16,
+    offset: 24,
+    qp: 32,
+    reserved: 36,
+    pad: 40,
+  },
+} as const;
+
+export function readEfaCount(view: DataView, at = 0): EfaCount {
+  return {
+    count: view.getBigUint64(at + 0, true),
+    failed: view.getBigUint64(at + 8, true),
+    widened: view.getBigUint64(at + 16, true),
+    offset: view.getBigUint64(at + 24, true),
+    qp: view.getUint32(at + 32, true),
+  };
+}
+
+export function writeEfaCount(view: DataView, at: number, value: EfaCount): void {
+  view.setBigUint64(at + 0, value.count, true);
+  view.setBigUint64(at + 8, value.failed, true);
+  view.setBigUint64(at + 16, value.widened, true);
+  view.setBigUint64(at + 24, value.offset, true);
+  view.setUint32(at + 32, value.qp, true);
+  clear(view, at + 36, 4);
+  clear(view, at + 40, 24);
+}
+
+/** Where a rank's part of one symmetric memory lies. */
+export interface EfaRemote {
+  /** in the rank's address space */
+  readonly address: bigint;
+  readonly rkey: number;
+}
+
+export const efaRemoteLayout = {
+  byteLength: 16,
+  align: 8,
+  offset: {
+    address: 0,
+    rkey: 8,
+    reserved: 12,
+  },
+} as const;
+
+export function readEfaRemote(view: DataView, at = 0): EfaRemote {
+  return {
+    address: view.getBigUint64(at + 0, true),
+    rkey: view.getUint32(at + 8, true),
+  };
+}
+
+export function writeEfaRemote(view: DataView, at: number, value: EfaRemote): void {
+  view.setBigUint64(at + 0, value.address, true);
+  view.setUint32(at + 8, value.rkey, true);
+  clear(view, at + 12, 4);
+}
+
+/**
+ * One context: a data queue pair, and one for each signal or counter. Counter c posts on queue pair 1 + c, signal s
+ * arrives at the peer's queue pair 1 + s: the two ids are independent of each other.
+ */
+export interface EfaDevice {
+  /** EP_MAGIC_EFA */
+  readonly header: HandleHeader;
+  readonly rank: number;
+  readonly worldSize: number;
+  /** address of ep_efa_qp[qp_count]; 0 is the data queue pair */
+  readonly qps: bigint;
+  /** address of ep_efa_count[signal_count] */
+  readonly signals: bigint;
+  /** address of ep_efa_count[counter_count] */
+  readonly counters: bigint;
+  readonly qpCount: number;
+  readonly signalCount: number;
+  readonly counterCount: number;
+  /** EP_EFA_SHARE_* */
+  readonly sharing: number;
+  /** bytes of one write or read */
+  readonly maxMessage: bigint;
+  /** address of 8 bytes, registered: source of requests without bytes */
+  readonly scratch: bigint;
+  /** address of ep_efa_remote[world_size]: their target */
+  readonly scratchRemotes: bigint;
+  readonly scratchLkey: number;
+  /** index of this context */
+  readonly context: number;
+  /** 1 + index of the queue pair that broke first; 0: none */
+  readonly broken: bigint;
+}
+
+export const efaDeviceLayout = {
+  byteLength: 128,
+  align: 8,
+  offset: {
+    header: 0,
+    rank: 16,
+    worldSize: 20,
+    qps: 24,
+    signals: 32,
+    counters: 40,
+    qpCount: 48,
+    signalCount: 52,
+    counterCount: 56,
+    sharing: 60,
+    maxMessage: 64,
+    scratch: 72,
+    scratchRemotes: 80,
+    scratchLkey: 88,
+    context: 92,
+    broken: 96,
+    pad: 104,
+  },
+} as const;
+
+export function readEfaDevice(view: DataView, at = 0): EfaDevice {
+  return {
+    header: readHandleHeader(view, at + 0),
+    rank: view.getInt32(at + 16, true),
+    worldSize: view.getInt32(at + 20, true),
+    qps: view.getBigUint64(at + 24, true),
+    signals: view.getBigUint64(at + 32, true),
+    counters: view.getBigUint64(at + 40, true),
+    qpCount: view.getUint32(at + 48, true),
+    signalCount: view.getUint32(at + 52, true),
+    counterCount: view.getUint32(at + 56, true),
+    sharing: view.getUint32(at + 60, true),
+    maxMessage: view.getBigUint64(at + 64, true),
+    scratch: view.getBigUint64(at + 72, true),
+    scratchRemotes: view.getBigUint64(at + 80, true),
+    scratchLkey: view.getUint32(at + 88, true),
+    context: view.getUint32(at + 92, true),
+    broken: view.getBigUint64(at + 96, true),
+  };
+}
+
+export function writeEfaDevice(view: DataView, at: number, value: EfaDevice): void {
+  writeHandleHeader(view, at + 0, value.header);
+  view.setInt32(at + 16, value.rank, true);
+  view.setInt32(at + 20, value.worldSize, true);
+  view.setBigUint64(at + 24, value.qps, true);
+  view.setBigUint64(at + 32, value.signals, true);
+  view.setBigUint64(at + 40, value.counters, true);
+  view.setUint32(at + 48, value.qpCount, true);
+  view.setUint32(at + 52, value.signalCount, true);
+  view.setUint32(at + 56, value.counterCount, true);
+  view.setUint32(at + 60, value.sharing, true);
+  view.setBigUint64(at + 64, value.maxMessage, true);
+  view.setBigUint64(at + 72, value.scratch, true);
+  view.setBigUint64(at + 80, value.scratchRemotes, true);
+  view.setUint32(at + 88, value.scratchLkey, true);
+  view.setUint32(at + 92, value.context, true);
+  view.setBigUint64(at + 96, value.broken, true);
+  clear(view, at + 104, 24);
+}
+
+/** A symmetric memory. */
+export interface EfaMemory {
+  /** EP_MAGIC_EFA_MEMORY */
+  readonly header: HandleHeader;
+  /** address of ep_efa_device */
+  readonly device: bigint;
+  /** address of ep_efa_remote[world_size] */
+  readonly remotes: bigint;
+  /** of this rank's part */
+  readonly address: bigint;
+  /** of each rank's part */
+  readonly byteLength: bigint;
+  readonly lkey: number;
+}
+
+export const efaMemoryLayout = {
+  byteLength: 56,
+  align: 8,
+  offset: {
+    header: 0,
+    device: 16,
+    remotes: 24,
+    address: 32,
+    byteLength: 40,
+    lkey: 48,
+    reserved: 52,
+  },
+} as const;
+
+export function readEfaMemory(view: DataView, at = 0): EfaMemory {
+  return {
+    header: readHandleHeader(view, at + 0),
+    device: view.getBigUint64(at + 16, true),
+    remotes: view.getBigUint64(at + 24, true),
+    address: view.getBigUint64(at + 32, true),
+    byteLength: view.getBigUint64(at + 40, true),
+    lkey: view.getUint32(at + 48, true),
+  };
+}
+
+export function writeEfaMemory(view: DataView, at: number, value: EfaMemory): void {
+  writeHandleHeader(view, at + 0, value.header);
+  view.setBigUint64(at + 16, value.device, true);
+  view.setBigUint64(at + 24, value.remotes, true);
+  view.setBigUint64(at + 32, value.address, true);
+  view.setBigUint64(at + 40, value.byteLength, true);
+  view.setUint32(at + 48, value.lkey, true);
+  clear(view, at + 52, 4);
+}
+
+/** A send or a receive queue. */
+export interface EfaPrWq {
+  readonly maxSge: number;
+  readonly maxWqes: number;
+  readonly queueMask: number;
+  readonly queueSizeShift: number;
+  readonly maxBatch: number;
+  readonly wqesPending: number;
+  readonly wqesPosted: number;
+  readonly wqesCompleted: number;
+  /** producer counter, moved by a doorbell */
+  readonly pc: number;
+  /** at the start: 0 of a send queue, 1 of a receive queue */
+  readonly phase: number;
+  readonly buf: bigint;
+  readonly db: bigint;
+}
+
+export const efaPrWqLayout = {
+  byteLength: 56,
+  align: 8,
+  offset: {
+    maxSge: 0,
+    maxWqes: 4,
+    queueMask: 8,
+    queueSizeShift: 12,
+    maxBatch: 16,
+    wqesPending: 20,
+    wqesPosted: 24,
+    wqesCompleted: 28,
+    pc: 32,
+    phase: 36,
+    buf: 40,
+    db: 48,
+  },
+} as const;
+
+export function readEfaPrWq(view: DataView, at = 0): EfaPrWq {
+  return {
+    maxSge: view.getUint32(at + 0, true),
+    maxWqes: view.getUint32(at + 4, true),
+    queueMask: view.getUint32(at + 8, true),
+    queueSizeShift: view.getUint32(at + 12, true),
+    maxBatch: view.getUint32(at + 16, true),
+    wqesPending: view.getUint32(at + 20, true),
+    wqesPosted: view.getUint32(at + 24, true),
+    wqesCompleted: view.getUint32(at + 28, true),
+    pc: view.getUint32(at + 32, true),
+    phase: view.getInt32(at + 36, true),
+    buf: view.getBigUint64(at + 40, true),
+    db: view.getBigUint64(at + 48, true),
+  };
+}
+
+export function writeEfaPrWq(view: DataView, at: number, value: EfaPrWq): void {
+  view.setUint32(at + 0, value.maxSge, true);
+  view.setUint32(at + 4, value.maxWqes, true);
+  view.setUint32(at + 8, value.queueMask, true);
+  view.setUint32(at + 12, value.queueSizeShift, true);
+  view.setUint32(at + 16, value.maxBatch, true);
+  view.setUint32(at + 20, value.wqesPending, true);
+  view.setUint32(at + 24, value.wqesPosted, true);
+  view.setUint32(at + 28, value.wqesCompleted, true);
+  view.setUint32(at + 32, value.pc, true);
+  view.setInt32(at + 36, value.phase, true);
+  view.setBigUint64(at + 40, value.buf, true);
+  view.setBigUint64(at + 48, value.db, true);
+}
+
+export interface EfaPrSq {
+  readonly wq: EfaPrWq;
+  readonly maxInlineData: number;
+  readonly maxRdmaSges: number;
+}
+
+export const efaPrSqLayout = {
+  byteLength: 64,
+  align: 8,
+  offset: {
+    wq: 0,
+    maxInlineData: 56,
+    maxRdmaSges: 60,
+  },
+} as const;
+
+export function readEfaPrSq(view: DataView, at = 0): EfaPrSq {
+  return {
+    wq: readEfaPrWq(view, at + 0),
+    maxInlineData: view.getUint32(at + 56, true),
+    maxRdmaSges: view.getUint32(at + 60, true),
+  };
+}
+
+export function writeEfaPrSq(view: DataView, at: number, value: EfaPrSq): void {
+  writeEfaPrWq(view, at + 0, value.wq);
+  view.setUint32(at + 56, value.maxInlineData, true);
+  view.setUint32(at + 60, value.maxRdmaSges, true);
+}
+
+export interface EfaPrQp {
+  /** not 0: incompatible */
+  readonly compMask: bigint;
+  readonly sq: EfaPrSq;
+  readonly rq: EfaPrWq;
+}
+
+export const efaPrQpLayout = {
+  byteLength: 128,
+  align: 8,
+  offset: {
+    compMask: 0,
+    sq: 8,
+    rq: 72,
+  },
+} as const;
+
+export function readEfaPrQp(view: DataView, at = 0): EfaPrQp {
+  return {
+    compMask: view.getBigUint64(at + 0, true),
+    sq: readEfaPrSq(view, at + 8),
+    rq: readEfaPrWq(view, at + 72),
+  };
+}
+
+export function writeEfaPrQp(view: DataView, at: number, value: EfaPrQp): void {
+  view.setBigUint64(at + 0, value.compMask, true);
+  writeEfaPrSq(view, at + 8, value.sq);
+  writeEfaPrWq(view, at + 72, value.rq);
+}
+
+export interface EfaPrCq {
+  readonly compMask: bigint;
+  readonly entrySize: number;
+  readonly numEntries: number;
+  readonly queueMask: number;
+  readonly queueSizeShift: number;
+  /** consumer counter */
+  readonly cc: number;
+  /** at the start: 1 */
+  readonly phase: number;
+  readonly buf: bigint;
+  readonly db: bigint;
+}
+
+export const efaPrCqLayout = {
+  byteLength: 48,
+  align: 8,
+  offset: {
+    compMask: 0,
+    entrySize: 8,
+    numEntries: 12,
+    queueMask: 16,
+    queueSizeShift: 20,
+    cc: 24,
+    phase: 28,
+    buf: 32,
+    db: 40,
+  },
+} as const;
+
+export function readEfaPrCq(view: DataView, at = 0): EfaPrCq {
+  return {
+    compMask: view.getBigUint64(at + 0, true),
+    entrySize: view.getUint32(at + 8, true),
+    numEntries: view.getUint32(at + 12, true),
+    queueMask: view.getUint32(at + 16, true),
+    queueSizeShift: view.getUint32(at + 20, true),
+    cc: view.getUint32(at + 24, true),
+    phase: view.getInt32(at + 28, true),
+    buf: view.getBigUint64(at + 32, true),
+    db: view.getBigUint64(at + 40, true),
+  };
+}
+
+export function writeEfaPrCq(view: DataView, at: number, value: EfaPrCq): void {
+  view.setBigUint64(at + 0, value.compMask, true);
+  view.setUint32(at + 8, value.entrySize, true);
+  view.setUint32(at + 12, value.numEntries, true);
+  view.setUint32(at + 16, value.queueMask, true);
+  view.setUint32(at + 20, value.queueSizeShift, true);
+  view.setUint32(at + 24, value.cc, true);
+  view.setInt32(at + 28, value.phase, true);
+  view.setBigUint64(at + 32, value.buf, true);
+  view.setBigUint64(at + 40, value.db, true);
+}
+
+export interface EfaPrEndpoint {
+  /** address of ep_efa_pr_qp */
+  readonly qp: bigint;
+  /** address of ep_efa_pr_cq */
+  readonly cq: bigint;
+  /** address of uint16_t[nranks] */
+  readonly addressHandles: bigint;
+  /** address of uint16_t[nranks] */
+  readonly remoteQpns: bigint;
+  /** address of uint32_t[nranks] */
+  readonly qkey: bigint;
+  /** 0: free, 1: held */
+  readonly sqLock: number;
+  /** address of the NIC's count of completed writes */
+  readonly localCntrValue: bigint;
+  readonly submittedCount: bigint;
+  readonly sqSize: number;
+  /** address of this endpoint's slots for values */
+  readonly putvalueSliceBase: bigint;
+}
+
+export const efaPrEndpointLayout = {
+  byteLength: 80,
+  align: 8,
+  offset: {
+    qp: 0,
+    cq: 8,
+    addressHandles: 16,
+    remoteQpns: 24,
+    qkey: 32,
+    sqLock: 40,
+    pad0: 44,
+    localCntrValue: 48,
+    submittedCount: 56,
+    sqSize: 64,
+    pad1: 68,
+    putvalueSliceBase: 72,
+  },
+} as const;
+
+export function readEfaPrEndpoint(view: DataView, at = 0): EfaPrEndpoint {
+  return {
+    qp: view.getBigUint64(at + 0, true),
+    cq: view.getBigUint64(at + 8, true),
+    addressHandles: view.getBigUint64(at + 16, true),
+    remoteQpns: view.getBigUint64(at + 24, true),
+    qkey: view.getBigUint64(at + 32, true),
+    sqLock: view.getUint32(at + 40, true),
+    localCntrValue: view.getBigUint64(at + 48, true),
+    submittedCount: view.getBigUint64(at + 56, true),
+    sqSize: view.getUint32(at + 64, true),
+    putvalueSliceBase: view.getBigUint64(at + 72, true),
+  };
+}
+
+export function writeEfaPrEndpoint(view: DataView, at: number, value: EfaPrEndpoint): void {
+  view.setBigUint64(at + 0, value.qp, true);
+  view.setBigUint64(at + 8, value.cq, true);
+  view.setBigUint64(at + 16, value.addressHandles, true);
+  view.setBigUint64(at + 24, value.remoteQpns, true);
+  view.setBigUint64(at + 32, value.qkey, true);
+  view.setUint32(at + 40, value.sqLock, true);
+  clear(view, at + 44, 4);
+  view.setBigUint64(at + 48, value.localCntrValue, true);
+  view.setBigUint64(at + 56, value.submittedCount, true);
+  view.setUint32(at + 64, value.sqSize, true);
+  clear(view, at + 68, 4);
+  view.setBigUint64(at + 72, value.putvalueSliceBase, true);
+}
+
+/** Of a signal or a counter. */
+export interface EfaPrCounter {
+  readonly base: EfaPrEndpoint;
+  /** address of the NIC's count */
+  readonly cntrValue: bigint;
+}
+
+export const efaPrCounterLayout = {
+  byteLength: 88,
+  align: 8,
+  offset: {
+    base: 0,
+    cntrValue: 80,
+  },
+} as const;
+
+export function readEfaPrCounter(view: DataView, at = 0): EfaPrCounter {
+  return {
+    base: readEfaPrEndpoint(view, at + 0),
+    cntrValue: view.getBigUint64(at + 80, true),
+  };
+}
+
+export function writeEfaPrCounter(view: DataView, at: number, value: EfaPrCounter): void {
+  writeEfaPrEndpoint(view, at + 0, value.base);
+  view.setBigUint64(at + 80, value.cntrValue, true);
+}
+
+export interface EfaPrDevice {
+  readonly data: EfaPrEndpoint;
+  /** address of addresses of ep_efa_pr_counter; 0 without counters */
+  readonly counterHandles: bigint;
+  /** the same of signals */
+  readonly signalHandles: bigint;
+  readonly counterCount: number;
+  readonly signalCount: number;
+  readonly nranks: number;
+  readonly rank: number;
+  readonly scratchLkey: number;
+  readonly scratchLocalAddr: bigint;
+  /** address of uint64_t[nranks] */
+  readonly scratchRemoteAddrs: bigint;
+  /** address of uint32_t[nranks] */
+  readonly scratchRemoteRkeys: bigint;
+  readonly putvalueLkey: number;
+  readonly putvalueSlotSize: number;
+}
+
+export const efaPrDeviceLayout = {
+  byteLength: 152,
+  align: 8,
+  offset: {
+    data: 0,
+    counterHandles: 80,
+    signalHandles: 88,
+    counterCount: 96,
+    signalCount: 100,
+    nranks: 104,
+    rank: 108,
+    scratchLkey: 112,
+    pad0: 116,
+    scratchLocalAddr: 120,
+    scratchRemoteAddrs: 128,
+    scratchRemoteRkeys: 136,
+    putvalueLkey: 144,
+    putvalueSlotSize: 148,
+  },
+} as const;
+
+export function readEfaPrDevice(view: DataView, at = 0): EfaPrDevice {
+  return {
+    data: readEfaPrEndpoint(view, at + 0),
+    counterHandles: view.getBigUint64(at + 80, true),
+    signalHandles: view.getBigUint64(at + 88, true),
+    counterCount: view.getInt32(at + 96, true),
+    signalCount: view.getInt32(at + 100, true),
+    nranks: view.getInt32(at + 104, true),
+    rank: view.getInt32(at + 108, true),
+    scratchLkey: view.getUint32(at + 112, true),
+    scratchLocalAddr: view.getBigUint64(at + 120, true),
+    scratchRemoteAddrs: view.getBigUint64(at + 128, true),
+    scratchRemoteRkeys: view.getBigUint64(at + 136, true),
+    putvalueLkey: view.getUint32(at + 144, true),
+    putvalueSlotSize: view.getUint32(at + 148, true),
+  };
+}
+
+export function writeEfaPrDevice(view: DataView, at: number, value: EfaPrDevice): void {
+  writeEfaPrEndpoint(view, at + 0, value.data);
+  view.setBigUint64(at + 80, value.counterHandles, true);
+  view.setBigUint64(at + 88, value.signalHandles, true);
+  view.setInt32(at + 96, value.counterCount, true);
+  view.setInt32(at + 100, value.signalCount, true);
+  view.setInt32(at + 104, value.nranks, true);
+  view.setInt32(at + 108, value.rank, true);
+  view.setUint32(at + 112, value.scratchLkey, true);
+  clear(view, at + 116, 4);
+  view.setBigUint64(at + 120, value.scratchLocalAddr, true);
+  view.setBigUint64(at + 128, value.scratchRemoteAddrs, true);
+  view.setBigUint64(at + 136, value.scratchRemoteRkeys, true);
+  view.setUint32(at + 144, value.putvalueLkey, true);
+  view.setUint32(at + 148, value.putvalueSlotSize, true);
+}
+
+export interface EfaPrMrPeer {
+  readonly remoteAddr: bigint;
+  readonly rkey: number;
+}
+
+export const efaPrMrPeerLayout = {
+  byteLength: 16,
+  align: 8,
+  offset: {
+    remoteAddr: 0,
+    rkey: 8,
+    pad0: 12,
+  },
+} as const;
+
+export function readEfaPrMrPeer(view: DataView, at = 0): EfaPrMrPeer {
+  return {
+    remoteAddr: view.getBigUint64(at + 0, true),
+    rkey: view.getUint32(at + 8, true),
+  };
+}
+
+export function writeEfaPrMrPeer(view: DataView, at: number, value: EfaPrMrPeer): void {
+  view.setBigUint64(at + 0, value.remoteAddr, true);
+  view.setUint32(at + 8, value.rkey, true);
+  clear(view, at + 12, 4);
+}
+
+/** Followed by ep_efa_pr_mr_peer[nranks]. */
+export interface EfaPrMr {
+  readonly lkey: number;
+  readonly nranks: number;
+  readonly localAddr: bigint;
+}
+
+export const efaPrMrLayout = {
+  byteLength: 16,
+  align: 8,
+  offset: {
+    lkey: 0,
+    nranks: 4,
+    localAddr: 8,
+  },
+} as const;
+
+export function readEfaPrMr(view: DataView, at = 0): EfaPrMr {
+  return {
+    lkey: view.getUint32(at + 0, true),
+    nranks: view.getInt32(at + 4, true),
+    localAddr: view.getBigUint64(at + 8, true),
+  };
+}
+
+export function writeEfaPrMr(view: DataView, at: number, value: EfaPrMr): void {
+  view.setUint32(at + 0, value.lkey, true);
+  view.setInt32(at + 4, value.nranks, true);
+  view.setBigUint64(at + 8, value.localAddr, true);
 }
 
 /**
@@ -2243,6 +3595,75 @@ export interface BitLayout {
   readonly littleEndian?: true;
   readonly fields: Readonly<Record<string, BitField>>;
 }
+
+export const efaCqeBits = {
+  byteLength: 8,
+  littleEndian: true,
+  fields: {
+    reqId: [0, 15, 0],
+    status: [0, 23, 16],
+    phase: [0, 24, 24],
+    /** EP_EFA_QUEUE_* */
+    queue: [0, 26, 25],
+    hasImm: [0, 27, 27],
+    /** EP_EFA_OPCODE_* */
+    opcode: [0, 30, 28],
+    unsolicited: [0, 31, 31],
+    qpn: [4, 15, 0],
+  },
+} as const satisfies BitLayout;
+
+export const efaMetaBits = {
+  byteLength: 32,
+  littleEndian: true,
+  fields: {
+    reqId: [0, 15, 0],
+    /** EP_EFA_OPCODE_* */
+    opcode: [0, 19, 16],
+    hasImm: [0, 20, 20],
+    inlined: [0, 21, 21],
+    /** 1 */
+    metaDesc: [0, 23, 23],
+    /** of slot s counted from 0: bit log2(depth) of s */
+    phase: [0, 24, 24],
+    /** 1 */
+    first: [0, 26, 26],
+    /** 1 */
+    last: [0, 27, 27],
+    compReq: [0, 28, 28],
+    qpn: [4, 15, 0],
+    length: [4, 31, 16],
+    imm: [8, 31, 0],
+    ah: [12, 15, 0],
+    /** EP_EFA_HINT_* */
+    hints: [12, 17, 16],
+    qkey: [16, 31, 0],
+    reqIdEx: [24, 63, 16],
+  },
+} as const satisfies BitLayout;
+
+export const efaReceiveBits = {
+  byteLength: 16,
+  littleEndian: true,
+  fields: {
+    addr: [0, 63, 0],
+    reqId: [8, 15, 0],
+    length: [8, 31, 16],
+    lkey: [12, 23, 0],
+    first: [12, 30, 30],
+    last: [12, 31, 31],
+  },
+} as const satisfies BitLayout;
+
+export const efaCqDoorbellBits = {
+  byteLength: 4,
+  littleEndian: true,
+  fields: {
+    consumer: [0, 15, 0],
+    sequence: [0, 30, 29],
+    arm: [0, 31, 31],
+  },
+} as const satisfies BitLayout;
 
 export const mlx5CqeTailBits = {
   byteLength: 64,

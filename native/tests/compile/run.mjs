@@ -125,6 +125,18 @@ const offsetCases = (cc) => [
     ]),
 ];
 
+/** EFA's layouts against golden bytes and against offsets of other repositories. @param {string} cc */
+const efaCases = (cc) => {
+  const program = join(out, 'efa_check');
+  return [
+    () =>
+      check('efa layouts against golden bytes', [
+        [cc, '-std=c11', ...warnings, ...includes, join(native, 'tests/abi/efa_check.c'), '-o', program],
+        [program],
+      ]),
+  ];
+};
+
 /** Our mlx5 layouts against the system's, where rdma-core's headers are installed. @param {string} cc */
 const mlx5dvCases = (cc) => {
   const program = join(out, 'mlx5dv_check');
@@ -217,6 +229,7 @@ await together([
   ...hostCompilers.flatMap(hostCases),
   ...coreCases,
   ...offsetCases(cc),
+  ...efaCases(cc),
   ...(hasMlx5dv ? mlx5dvCases(cc) : []),
   ...(hasNvcc
     ? [() => check('nvcc offsets.gen.c', [[...nvcc, '-x', 'cu', '-c', offsets, '-o', object('offsets')]])]
