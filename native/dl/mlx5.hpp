@@ -92,8 +92,8 @@ struct mlx5_mr {
 };
 
 enum class mlx5_uar_kind : uint8_t {
-  blueflame = 0, // write-combining registers: what CPUs want
-  noncached = 1, // what GPUs want: no combining; EOPNOTSUPP on old kernels, then blueflame does
+  blueflame = 0, // write-combining registers: a CPU that rings has to flush its write buffer
+  noncached = 1, // no combining; EOPNOTSUPP on old kernels
 };
 
 struct mlx5_uar {

@@ -156,9 +156,11 @@ result<nothing> rank_queues::build(control_memory& source) {
 result<nothing> rank_queues::build_pair(uint32_t index, uint32_t eqn, const layout& at) {
   pair& made = pairs_[index];
   const std::string about = " of queue pair " + std::to_string(index % options_.qps_per_peer) + " to rank " + std::to_string(index / options_.qps_per_peer);
-  // One page of registers for each: posters of different queue pairs never write the same register, whose bytes a processor might combine.
-  auto uar = device().alloc_uar(source_->where() == placement::host ? dl::mlx5_uar_kind::blueflame : dl::mlx5_uar_kind::noncached);
-  if (!uar.ok() && uar.why().sys_errno == EOPNOTSUPP) uar = device().alloc_uar(dl::mlx5_uar_kind::blueflame);
+  // One page of registers for each: posters of different queue pairs never write the same register.
+  // HAZARD: in a combining page a doorbell of the CPU may wait in its write buffer until somebody flushes it, which posters do not do. A GPU's stores do not
+  // pass that buffer.
+  auto uar = device().alloc_uar(dl::mlx5_uar_kind::noncached);
+  if (!uar.ok() && uar.why().sys_errno == EOPNOTSUPP && source_->where() != placement::host) uar = device().alloc_uar(dl::mlx5_uar_kind::blueflame);
   if (!uar.ok()) return during("doorbell page" + about, uar.why());
   made.uar = uar.value();
   auto doorbell = source_->map_doorbell(made.uar.reg_addr, doorbell_bytes);

@@ -306,10 +306,21 @@ void uses_gpu_memory_where_it_can() {
   EP_CHECK_EQ(dmabuf.mapped, 0);
 }
 
+// Doorbells of a CPU must not wait in a write buffer.
+void refuses_combining_pages_for_cpus() {
+  nic_script script;
+  const auto host = host_control_memory();
+  script.fails = [](const std::string& call, int) { return call == "alloc_uar noncached" ? ep::failure{EP_STATUS_SYSTEM, EOPNOTSUPP, "no such page on this kernel"} : fine(); };
+  auto made = create(script, two_ranks(0), {host.get()});
+  EP_CHECK(!made.ok() && made.why().sys_errno == EOPNOTSUPP);
+  if (!made.ok()) EP_CHECK(says(made.why().message, "doorbell page of queue pair 0 to rank 0: no such page on this kernel"));
+  EP_CHECK_EQ(script.calls["alloc_uar"], 0);
+}
+
 // Every call may fail: nothing is left behind, and the text names the step.
 void gives_everything_back() {
   const auto host = host_control_memory();
-  for (const char* call : {"general_cmd", "alloc_pd", "umem_reg", "reg_mr", "query_eqn", "alloc_uar", "CREATE_CQ", "CREATE_QP"}) {
+  for (const char* call : {"general_cmd", "alloc_pd", "umem_reg", "reg_mr", "query_eqn", "alloc_uar noncached", "CREATE_CQ", "CREATE_QP"}) {
     for (const int at : {1, 2, 4}) {
       nic_script script;
       bool reached = false;
@@ -429,6 +440,7 @@ int main() {
   refuses_worlds_that_do_not_fit();
   falls_back_and_says_so();
   uses_gpu_memory_where_it_can();
+  refuses_combining_pages_for_cpus();
   gives_everything_back();
   refuses_devices_that_cannot();
   keeps_the_range_table_sorted();
