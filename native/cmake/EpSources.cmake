@@ -113,6 +113,7 @@ set(EP_TESTS
   tests/ibgda/gpu_memory_test.cpp
   tests/ibgda/ibgda_kernels_test.cpp
   tests/ibgda/queues_test.cpp
+  tests/ibgda/rank_nic_test.cpp
   tests/ibgda/topology_test.cpp
   tests/dl/soft_control_test.cpp
   tests/dl/verbs_abi_test.cpp

@@ -1,0 +1,282 @@
+// A rank's NIC as a transport uses it: requests of the host, memories and sources that come and go. Two ranks of this thread, each with a software NIC.
+#include "core/ibgda/rank_nic.hpp"
+
+#include <sched.h>
+
+#include <cstring>
+#include <thread>
+
+#include "../check.hpp"
+#include "nic/mlx5/soft_device.hpp"
+
+namespace {
+
+using ep::ibgda::host_request;
+using ep::ibgda::rank_nic;
+using ep::ibgda::request_state;
+
+template <class Value> Value must(ep::result<Value> got) {
+  if (!got.ok()) {
+    std::fprintf(stderr, "%s\n", got.why().message.c_str());
+    std::abort();
+  }
+  return std::move(got.value());
+}
+
+constexpr uint64_t part_bytes = 8192;
+constexpr uint64_t slots = 4;
+
+struct side {
+  std::shared_ptr<ep::rank_context> context;
+  ep::nic::soft_device* device = nullptr;
+  std::shared_ptr<rank_nic> nic;
+  std::shared_ptr<ep::symmetric_memory> memory;
+};
+
+struct pair {
+  side ranks[2];
+
+  explicit pair(uint32_t depth = 64, bool collapsed = true) {
+    std::vector<ep_segment_handle> handles;
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      ranks[rank].context = must(ep::rank_context::create(rank, 2, 2));
+      handles.push_back(ranks[rank].context->handle());
+    }
+    std::vector<std::vector<uint8_t>> connections;
+    for (side& one : ranks) {
+      must(one.context->connect(handles));
+      auto driver = std::make_unique<ep::nic::soft_driver>(ep::nic::soft_options{});
+      ep::ibgda::open_port port = must(ep::ibgda::device_open(*driver, {}));
+      one.device = dynamic_cast<ep::nic::soft_device*>(port.device.get());
+      ep::ibgda::emulator_hooks hooks;
+      hooks.doorbell_wake = reinterpret_cast<uint64_t>(one.device->doorbell_wake());
+      hooks.region_wake = [device = one.device](const ep::dl::mlx5_mr& mr, const ep_wake_word* wake) { return device->region_wake(mr, wake); };
+      ep::ibgda::queue_options options;
+      options.depth = depth;
+      options.collapsed = collapsed;
+      one.nic = must(rank_nic::create(one.context, std::move(driver), std::move(port), options, std::move(hooks)));
+      connections.push_back(one.nic->queues().connection());
+    }
+    std::vector<ep_ibgda_remote> remotes;
+    for (side& one : ranks) {
+      must(one.nic->queues().connect(connections));
+      one.memory = must(ep::symmetric_memory::create(one.context, part_bytes, slots));
+      remotes.push_back(must(one.nic->add_memory(*one.memory)));
+    }
+    for (side& one : ranks) must(one.nic->route(*one.memory, remotes));
+  }
+  ~pair() {
+    for (side& one : ranks) {
+      if (one.nic) one.nic->stop();
+    }
+    for (side& one : ranks) one.context->leave(true);
+  }
+
+  // From rank 0 to rank 1.
+  host_request request() const {
+    host_request made;
+    made.peer = 1;
+    const ep_ibgda_remote& there = *ranks[0].nic->remote(*ranks[0].memory, 1);
+    made.remote = {there.data, there.data_rkey};
+    made.slot = {there.signals, there.signals_rkey};
+    return made;
+  }
+  host_request write(uint64_t from, uint64_t to, uint64_t bytes) const {
+    host_request made = request();
+    made.what = host_request::kind::write;
+    made.local = reinterpret_cast<uint64_t>(ranks[0].memory->own_data()) + from;
+    made.remote.address += to;
+    made.bytes = bytes;
+    return made;
+  }
+  uint64_t signal(uint64_t slot) const { return std::atomic_ref<uint64_t>(ranks[1].memory->own_signals()[slot]).load(); }
+};
+
+request_state ended(rank_nic& nic, uint64_t number) {
+  const int64_t deadline = ep::clock_now_ns() + 30'000'000'000;
+  for (;;) {
+    const request_state state = nic.look(1, number);
+    if (state != request_state::pending || ep::clock_now_ns() > deadline) return state;
+    sched_yield();
+  }
+}
+
+void test_each_request() {
+  pair p;
+  rank_nic& nic = *p.ranks[0].nic;
+  uint8_t* here = p.ranks[0].memory->own_data();
+  uint8_t* there = p.ranks[1].memory->own_data();
+  for (uint64_t i = 0; i < 1000; ++i) here[i] = static_cast<uint8_t>(i * 7);
+
+  host_request write = p.write(3, 4001, 997);
+  write.signal = ep::signal_op::add;
+  write.slot.address += 8;
+  write.value = 5;
+  EP_CHECK(ended(nic, must(nic.post(write))) == request_state::done);
+  EP_CHECK_EQ(std::memcmp(here + 3, there + 4001, 997), 0);
+  EP_CHECK_EQ(p.signal(1), 5u);
+
+  host_request word = p.request();
+  word.what = host_request::kind::word;
+  word.bytes = 4;
+  word.remote.address += 16;
+  word.word = 0x1234567890ull;
+  word.signal = ep::signal_op::set;
+  word.value = ~uint64_t{0};
+  EP_CHECK(ended(nic, must(nic.post(word))) == request_state::done);
+  uint64_t found = 0;
+  std::memcpy(&found, there + 16, 8);
+  EP_CHECK_EQ(found, 0x34567890u);
+  EP_CHECK_EQ(p.signal(0), ~uint64_t{0});
+
+  host_request read = p.write(5000, 4001, 500);
+  read.what = host_request::kind::read;
+  EP_CHECK(ended(nic, must(nic.post(read))) == request_state::done);
+  EP_CHECK_EQ(std::memcmp(here + 5000, there + 4001, 500), 0);
+
+  // Nothing to do: ends with what was before it.
+  EP_CHECK(nic.look(1, must(nic.post(p.write(0, 0, 0)))) == request_state::done);
+  EP_CHECK_EQ(nic.accepted(1), 4u);
+  EP_CHECK(p.ranks[0].device->violations().empty());
+}
+
+// Far more than the ring holds: nobody waits in post(), all arrive in order, and what a request holds goes with its end.
+void test_full_ring(bool collapsed) {
+  pair p(4, collapsed);
+  rank_nic& nic = *p.ranks[0].nic;
+  auto* here = reinterpret_cast<uint64_t*>(p.ranks[0].memory->own_data());
+  for (uint64_t i = 0; i < 512; ++i) here[i] = i;
+  std::weak_ptr<int> held;
+  uint64_t last = 0;
+  constexpr uint64_t rounds = 2000;
+  for (uint64_t i = 0; i < rounds; ++i) {
+    host_request one = p.write(i % 512 * 8, 4096, 64);
+    one.bytes = 8 + i % 5 * 8; // inline, and not
+    one.signal = ep::signal_op::add;
+    one.value = 1;
+    auto keep = std::make_shared<int>(0);
+    one.keep = keep;
+    held = keep;
+    last = must(nic.post(one));
+  }
+  EP_CHECK_EQ(last, rounds);
+  EP_CHECK(ended(nic, last) == request_state::done);
+  EP_CHECK(held.expired());
+  EP_CHECK_EQ(p.signal(0), rounds);
+  uint64_t found = 0;
+  std::memcpy(&found, p.ranks[1].memory->own_data() + 4096, 8);
+  EP_CHECK_EQ(found, (rounds - 1) % 512);
+  EP_CHECK(p.ranks[0].device->violations().empty());
+}
+
+void test_refusal(bool collapsed) {
+  pair p(64, collapsed);
+  rank_nic& nic = *p.ranks[0].nic;
+  const uint64_t good = must(nic.post(p.write(0, 0, 100)));
+  EP_CHECK(ended(nic, good) == request_state::done);
+  p.ranks[1].nic->remove_memory(*p.ranks[1].memory);
+  const uint64_t bad = must(nic.post(p.write(0, 64, 100)));
+  EP_CHECK(ended(nic, bad) == request_state::failed);
+  EP_CHECK(nic.look(1, good) == request_state::done);
+  const ep::ibgda::pair_failure why = nic.failure_of(1);
+  EP_CHECK_EQ(why.syndrome, static_cast<uint32_t>(EP_MLX5_SYNDROME_REMOTE_ACCESS));
+  EP_CHECK_EQ(why.index, 1u);
+  EP_CHECK_EQ(why.remote_address, p.request().remote.address + 64);
+  EP_CHECK_EQ(why.rkey, p.request().remote.rkey);
+  const auto after = nic.post(p.write(0, 0, 8));
+  EP_CHECK(!after.ok());
+  EP_CHECK_EQ(after.why().status, static_cast<uint32_t>(EP_STATUS_SYSTEM));
+  // To itself it has another queue pair.
+  host_request self = p.write(0, 0, 100);
+  self.peer = 0;
+  const ep_ibgda_remote& own = *nic.remote(*p.ranks[0].memory, 0);
+  self.remote = {own.data + 4096, own.data_rkey};
+  EP_CHECK(nic.post(self).ok());
+}
+
+void test_unregistered_source() {
+  pair p;
+  host_request one = p.write(0, 0, 100);
+  std::vector<uint8_t> bytes(100);
+  one.local = reinterpret_cast<uint64_t>(bytes.data());
+  const auto refused = p.ranks[0].nic->post(one);
+  EP_CHECK(!refused.ok());
+  EP_CHECK_EQ(refused.why().status, static_cast<uint32_t>(EP_STATUS_INVALID));
+}
+
+// A source that went away makes room for another at its place; one that lives keeps it.
+void test_sources() {
+  pair p;
+  rank_nic& nic = *p.ranks[0].nic;
+  alignas(4096) static uint8_t bytes[8192];
+  const auto address = reinterpret_cast<uint64_t>(bytes);
+  auto first = std::make_shared<int>(1);
+  EP_CHECK(nic.prepare_source(address, 4096, first).ok());
+  EP_CHECK(nic.prepare_source(address + 100, 50, first).ok());
+  auto second = std::make_shared<int>(2);
+  EP_CHECK(!nic.prepare_source(address, 8192, second).ok());
+  first.reset();
+  EP_CHECK(nic.prepare_source(address, 8192, second).ok());
+  host_request one = p.write(0, 0, 100);
+  one.local = address + 5000;
+  bytes[5000] = 77;
+  EP_CHECK(ended(nic, must(nic.post(one))) == request_state::done);
+  EP_CHECK_EQ(p.ranks[1].memory->own_data()[0], 77);
+  // One's own part needs no preparing.
+  EP_CHECK(nic.prepare_source(reinterpret_cast<uint64_t>(p.ranks[0].memory->own_data()), part_bytes, second).ok());
+}
+
+// HAZARD that it guards: a request holds its memory, which holds the route, which holds the NIC, which holds the request.
+void test_stop_with_requests_under_way() {
+  pair p(4);
+  std::weak_ptr<rank_nic> nic = p.ranks[0].nic;
+  EP_CHECK(p.ranks[0].device->set_faults("hold").ok());
+  uint64_t last = 0;
+  for (int i = 0; i < 20; ++i) {
+    host_request one = p.write(0, 0, 100);
+    one.keep = p.ranks[0].memory;
+    last = must(p.ranks[0].nic->post(one));
+  }
+  EP_CHECK(p.ranks[0].nic->look(1, last) == request_state::pending);
+  p.ranks[0].nic->stop();
+  EP_CHECK(p.ranks[0].nic->look(1, last) == request_state::failed);
+  const auto late = p.ranks[0].nic->post(p.write(0, 0, 100));
+  EP_CHECK(!late.ok());
+  EP_CHECK_EQ(late.why().status, static_cast<uint32_t>(EP_STATUS_CLOSED));
+  p.ranks[0].memory.reset();
+  p.ranks[0].nic.reset();
+  EP_CHECK(nic.expired());
+}
+
+void test_lookers_on_several_threads() {
+  pair p(8);
+  rank_nic& nic = *p.ranks[0].nic;
+  constexpr uint64_t rounds = 500;
+  std::vector<std::thread> lookers;
+  for (int i = 0; i < 2; ++i) lookers.emplace_back([&] { EP_CHECK(ended(nic, rounds) == request_state::done || nic.accepted(1) < rounds); });
+  uint64_t last = 0;
+  for (uint64_t i = 0; i < rounds; ++i) {
+    host_request one = p.write(0, 0, 64);
+    one.signal = ep::signal_op::add;
+    one.value = 1;
+    last = must(nic.post(one));
+  }
+  EP_CHECK(ended(nic, last) == request_state::done);
+  for (std::thread& one : lookers) one.join();
+  EP_CHECK_EQ(p.signal(0), rounds);
+}
+
+} // namespace
+
+int main() {
+  test_each_request();
+  test_full_ring(true);
+  test_full_ring(false);
+  test_refusal(true);
+  test_refusal(false);
+  test_unregistered_source();
+  test_sources();
+  test_stop_with_requests_under_way();
+  test_lookers_on_several_threads();
+  return ep::check::finish();
+}
