@@ -131,6 +131,7 @@ set(EP_TESTS
   tests/nic/prm_test.cpp
   tests/nic/threads_test.cpp
   tests/nic/nic_fuzz_test.cpp
+  tests/nic/rings_test.cpp
 )
 
 # These open the shim of dl/shim.

@@ -14,7 +14,6 @@ template <class Word> Word load_raw(const uint8_t* at) {
   std::memcpy(&word, at, sizeof word);
   return word;
 }
-inline uint16_t be16(uint16_t word) { return __builtin_bswap16(word); }
 inline uint32_t be32(uint32_t word) { return __builtin_bswap32(word); }
 inline uint64_t be64(uint64_t word) { return __builtin_bswap64(word); }
 inline uint32_t load_be32(const uint8_t* at) { return be32(load_raw<uint32_t>(at)); }

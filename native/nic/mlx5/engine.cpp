@@ -134,10 +134,7 @@ bool engine::poll_doorbells(int64_t now_ns) {
     if (page->repeats.empty()) continue;
     std::vector<uint64_t> repeats;
     repeats.swap(page->repeats);
-    for (const uint64_t value : repeats) {
-      queue_pair* qp = find_qp(be32(static_cast<uint32_t>(value >> 32)) >> 8);
-      if (qp != nullptr && qp->uar == page.get()) ring(*qp);
-    }
+    for (const uint64_t value : repeats) repeat(*page, value);
     any = true;
   }
   return any;
@@ -161,6 +158,12 @@ void engine::doorbell(doorbell_page& page, uint64_t value) {
   for (queue_pair* other : page.qps) {
     if (other != qp && other->state == EP_MLX5_QP_STATE_RTS) ring(*other);
   }
+}
+
+// A doorbell that a fault makes come a second time; its queue pair may be gone by now.
+void engine::repeat(doorbell_page& page, uint64_t value) {
+  queue_pair* qp = find_qp(be32(static_cast<uint32_t>(value >> 32)) >> 8);
+  if (qp != nullptr && qp->uar == &page) ring(*qp);
 }
 
 void engine::ring(queue_pair& qp) {
@@ -241,8 +244,7 @@ bool engine::step(random_source& random, int64_t now_ns) {
       choices.emplace_back([this, page] {
         const uint64_t value = page->repeats.back();
         page->repeats.pop_back();
-        queue_pair* qp = find_qp(be32(static_cast<uint32_t>(value >> 32)) >> 8);
-        if (qp != nullptr && qp->uar == page) ring(*qp);
+        repeat(*page, value);
         return true;
       });
     }

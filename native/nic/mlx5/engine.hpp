@@ -88,6 +88,7 @@ class engine {
 
  private:
   void doorbell(doorbell_page& page, uint64_t value);
+  void repeat(doorbell_page& page, uint64_t value);
   void ring(queue_pair& qp);
   void make_ready(queue_pair& qp);
   // One stage of the request at the head. False: nothing to do, or it waits for the clock or for release.

@@ -28,7 +28,7 @@ result<port_view> port_view::create() {
   header.process_nonce = process_nonce();
   header.link_up = 1;
   header.life.state = EP_LIFE_STARTING;
-  header.header = {EP_MAGIC_NIC_PORT, EP_ABI_MAJOR, EP_ABI_MINOR, port_version, static_cast<uint32_t>(port_bytes)};
+  header.header = {port_magic, EP_ABI_MAJOR, EP_ABI_MINOR, port_version, static_cast<uint32_t>(port_bytes)};
   return view;
 }
 
@@ -37,7 +37,7 @@ result<port_view> port_view::open(const ep_segment_handle& handle) {
   if (!opened.ok()) return opened.why();
   port_view view;
   view.mapping_ = std::move(opened.value());
-  if (view.mapping_->data_bytes() < sizeof(port_header) || view.header().header.magic != EP_MAGIC_NIC_PORT) {
+  if (view.mapping_->data_bytes() < sizeof(port_header) || view.header().header.magic != port_magic) {
     return failure{EP_STATUS_INVALID, 0, "a segment that the directory names as the port of a software NIC is none"};
   }
   if (view.header().header.kind != port_version || view.header().header.byte_length != port_bytes) {

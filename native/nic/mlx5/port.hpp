@@ -15,6 +15,7 @@ namespace ep::nic {
 
 // Raise it when a layout of this file changes: NICs of two builds must not meet.
 inline constexpr uint32_t port_version = 1;
+inline constexpr uint32_t port_magic = 0x314e4745; // "EGN1"
 inline constexpr uint32_t port_max_qps = 1024;
 inline constexpr uint32_t port_max_keys = 1024;
 inline constexpr uint32_t port_first_qpn = 0x100;
@@ -79,7 +80,7 @@ static_assert(sizeof(port_qp) == 256, "two queue pairs share no cache line");
 inline constexpr uint64_t active_mark = uint64_t{1} << 63;
 
 struct port_header {
-  ep_handle_header header; // EP_MAGIC_NIC_PORT, kind = port_version
+  ep_handle_header header; // port_magic, kind = port_version
   uint32_t number;         // the port's place in the directory; also its LID
   uint32_t pid;
   uint32_t link_up; // atomic
@@ -92,7 +93,6 @@ struct port_header {
 };
 static_assert(sizeof(port_header) == 192, "the tables follow");
 
-inline constexpr uint32_t EP_MAGIC_NIC_PORT = 0x314e4745u; // "EGN1"
 inline constexpr uint64_t port_bytes =
     sizeof(port_header) + uint64_t{port_max_qps} * sizeof(port_qp) + uint64_t{port_max_keys} * sizeof(port_key);
 
