@@ -209,6 +209,9 @@ void doorbells_get_lost_and_come_twice() {
     EP_CHECK(pair.steps.run());
     EP_CHECK_EQ(pair.b_node.word(0).load(), uint64_t{100});
     EP_CHECK_EQ(pair.a_node.device->counts().requests, uint64_t{100});
+    uint64_t rung = 0;
+    for (const nic::trace_event& event : pair.a_node.device->trace()) rung += event.kind == nic::trace_kind::doorbell ? 1 : 0;
+    EP_CHECK_EQ(rung, 2 * pair.a_node.device->counts().doorbells);
   }
 }
 

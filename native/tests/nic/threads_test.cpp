@@ -142,10 +142,10 @@ void control_calls_beside_traffic() {
   pair_of_nics pair(83, {}, soft_options{});
   std::atomic<bool> stop{false};
   std::thread poster([&] {
-    while (!stop.load()) {
+    do {
       const uint16_t index = pair.a.post(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_WRITE, pair.remote(0), pair.rkey(), {pair.local(0, 4096)}));
       if (!until([&] { return done(pair.a, index); })) return;
-    }
+    } while (!stop.load());
   });
   for (int i = 0; i < 40; ++i) {
     queue more(pair.a_node, {});
