@@ -66,6 +66,52 @@ describe('ep wqe decode', () => {
     expect(stdout).toContain('RDMA_WRITE index 5 qp 0x1234');
   });
 
+  const efaWrite = `0201821c 04030100 00000000 06050000 0a090807 00000000 00000000 00000000
+    00100000 44332211 88776655 997f0000 00100000 ccbbaa00 00ffeedd 127e0000`.split(/\s+/);
+
+  it('says what a work request of EFA means', async () => {
+    const { code, stdout } = await runEp(['wqe', 'decode', '--nic', 'efa', ...efaWrite]);
+    expect(
+      stdout,
+    ).toBe(`  0x00  0201821c 04030100 00000000 06050000  RDMA_WRITE request 0x102 to qp 0x304 ah 0x506, phase 0, completion
+  0x10  0a090807 00000000 00000000 00000000  qkey 0x0708090a
+  0x20  00100000 44332211 88776655 997f0000  4096 bytes, remote 0x7f9955667788 rkey 0x11223344
+  0x30  00100000 ccbbaa00 00ffeedd 127e0000  4096 bytes at 0x7e12ddeeff00 lkey 0xaabbcc
+`);
+    expect(code).toBe(0);
+  });
+
+  it('takes EFA entries of the size that it is told', async () => {
+    const inline = `0700a21d 22000400 00000000 03000000 78563412 ${'0'.repeat(24)} 04000000 99000000 0010000000000000 00004444`;
+    const bytes = inline.replace(/\s/g, '').padEnd(256, '0');
+    const wide = await runEp(['wqe', 'decode', '--nic', 'efa', '--entry-bytes', '128', bytes]);
+    expect(wide.stdout).toContain('4 bytes inline');
+    expect(wide.code).toBe(0);
+    const narrow = await runEp(['wqe', 'decode', '--nic', 'efa', '--json', bytes]);
+    expect(narrow.code).toBe(1);
+    expect(JSON.parse(narrow.stdout)).toMatchObject({
+      broken: true,
+      items: [
+        { at: 0, violations: [{ field: 'meta.inline' }] },
+        { at: 64, violations: [{ field: 'meta.meta_desc' }, { field: 'meta.first' }, { field: 'meta.last' }] },
+      ],
+    });
+    const queue = ['--as', 'cqe', '--entry-bytes', '8', '0201002304030000', '0201072304030000'];
+    const short = await runEp(['wqe', 'decode', '--nic', 'efa', ...queue]);
+    expect(short.stdout).toContain('completion 0\n');
+    expect(short.stdout).toContain('failed RDMA_WRITE request 0x102, status 7 (remote: bad address or key)');
+    const buffer = await runEp([
+      'wqe',
+      'decode',
+      '--nic',
+      'efa',
+      '--as',
+      'receive',
+      '8877665599 7f0000 0201 0010 ccbbaac0',
+    ]);
+    expect(buffer.stdout).toContain('request 0x102: 4096 bytes at 0x7f9955667788 lkey 0xaabbcc, first, last');
+  });
+
   it.each([
     [['0g'], 'expected hexadecimal digits, found "g"'],
     [['000'], 'expected whole bytes'],
@@ -74,6 +120,12 @@ describe('ep wqe decode', () => {
     [['--file', '/nowhere/at-all'], 'there is no such file'],
     [['--as', 'trace', '[]'], 'expected an object of a trace'],
     [['--as', 'cqe', '00'], 'expected completions of 64 bytes'],
+    [['--as', 'receive', '00'], '--as must be wqe, cqe, command, trace, found "receive"'],
+    [['--entry-bytes', '64', '00'], '--entry-bytes is for --nic efa'],
+    [['--nic', 'efa', '--as', 'trace', '{}'], '--as must be wqe, cqe, receive, found "trace"'],
+    [['--nic', 'efa', '00'], 'must be work requests of 64 bytes each, found "1 bytes"'],
+    [['--nic', 'efa', '--as', 'cqe', '00'.repeat(24)], 'completions of 16 bytes each (or --entry-bytes 8)'],
+    [['--nic', 'efa', '--as', 'cqe', '--entry-bytes', '64', '00'], '--entry-bytes must be 8, 16, 32, found 64'],
   ])('refuses %j', async (args, message) => {
     const { code, stderr } = await runEp(['wqe', 'decode', ...args]);
     expect(code).toBe(1);

@@ -12,7 +12,6 @@ import {
   encodeCqe,
   encodeReceive,
   encodeWqe,
-  splitQueue,
   statusName,
   type Wqe,
   type WqeBytes,
@@ -371,15 +370,5 @@ describe('dumps', () => {
         expect(dumpWqe(bytes).length).toBeGreaterThan(0);
       }),
     );
-  });
-
-  it('of a queue go entry by entry', () => {
-    const queue = new Uint8Array(128);
-    queue.set(fromMemory.bytes, 64);
-    expect(splitQueue(queue, 64).map(({ at, bytes }) => [at, decodeWqe(bytes).wqe?.requestId])).toEqual([
-      [0, 0n],
-      [64, 0x0102n],
-    ]);
-    expect(() => splitQueue(queue, 128).concat(splitQueue(queue.subarray(1), 128))).toThrow('entries of 128, found');
   });
 });

@@ -1,5 +1,4 @@
 /** Work requests and completions for people: the bytes, and beside each row what they say. */
-import { invalid } from '@ep/core';
 import { EP_EFA_STATUS_OK } from '@ep/native/abi';
 import { hex, rows, violationRows } from '@ep/native/wire';
 import { type Cqe, decodeCqe } from './cqe.js';
@@ -7,7 +6,7 @@ import { decodeWqe } from './decode.js';
 import { segmentBytes } from './encode.js';
 import { opcodeName, statusName } from './names.js';
 import { decodeReceive } from './receive.js';
-import type { DataSegment, Payload, RemoteAddress, Wqe, WqeBytes } from './wqe.js';
+import type { DataSegment, Payload, RemoteAddress, Wqe } from './wqe.js';
 
 const address = (value: bigint): string => hex(value, 12);
 
@@ -46,21 +45,6 @@ export function dumpWqe(bytes: Uint8Array): string[] {
   const texts =
     wqe === undefined ? [opcodeName(opcode)] : [headText(wqe, opcode), `qkey ${hex(wqe.qkey, 8)}`, ...bodyTexts(wqe)];
   return [...rows(bytes, texts), ...violationRows(violations)];
-}
-
-/** The entries of a send queue, with the byte that each begins at. Throws `EP_INVALID_ARGUMENT` if they do not come out even. */
-export function splitQueue(
-  bytes: Uint8Array,
-  entryBytes: WqeBytes,
-): { readonly at: number; readonly bytes: Uint8Array }[] {
-  if (bytes.byteLength % entryBytes !== 0) {
-    const expected = `entries of ${entryBytes}`;
-    throw invalid('bytes', { where: 'splitQueue', expected, found: `${bytes.byteLength} bytes` });
-  }
-  return Array.from({ length: bytes.byteLength / entryBytes }, (_, i) => ({
-    at: i * entryBytes,
-    bytes: bytes.subarray(i * entryBytes, (i + 1) * entryBytes),
-  }));
 }
 
 function cqeText(cqe: Exclude<Cqe, { readonly kind: 'empty' }>): string {

@@ -2,7 +2,7 @@
 export { type Violation, violationText } from '@ep/native/wire';
 export { type Cqe, type CqeBytes, decodeCqe, encodeCqe } from './cqe.js';
 export { decodeWqe } from './decode.js';
-export { dumpCqe, dumpReceive, dumpWqe, splitQueue } from './dump.js';
+export { dumpCqe, dumpReceive, dumpWqe } from './dump.js';
 export { encodeWqe } from './encode.js';
 export { opcodeName, statusName } from './names.js';
 export { type DecodedReceive, decodeReceive, encodeReceive, type Receive } from './receive.js';
