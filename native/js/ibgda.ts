@@ -28,6 +28,8 @@ export interface NativePairFailure {
   readonly status: number;
   /** Of the completion; 0: none came. */
   readonly syndrome: number;
+  /** Of the failure before, where the completion is of a request that was flushed after it; 0: the NIC did not say. */
+  readonly firstSyndrome: number;
   readonly vendorSyndrome: number;
   readonly qpn: number;
   readonly opcode: number;

@@ -85,6 +85,7 @@ Napi::Value failure_object(Napi::Env env, const ibgda::pair_failure& why) {
   auto out = Napi::Object::New(env);
   out["status"] = why.status;
   out["syndrome"] = why.syndrome;
+  out["firstSyndrome"] = why.first_syndrome;
   out["vendorSyndrome"] = why.vendor_syndrome;
   out["qpn"] = why.qpn;
   out["opcode"] = why.opcode;

@@ -286,15 +286,27 @@ uint64_t rank_nic::accepted(int32_t peer) {
   return pair.accepted;
 }
 
-pair_failure rank_nic::failure_of(int32_t peer) { return failure_in(pair_of(peer)); }
+// In a collapsed queue completions of flushed requests overwrite that of the one that failed. The event of the failure comes apart from them.
+pair_failure rank_nic::explained(pair_failure found) {
+  if (found.syndrome != EP_MLX5_SYNDROME_FLUSHED) return found;
+  for (auto next = queues_->next_event(); next.ok() && next.value().has_value(); next = queues_->next_event()) {
+    const dl::mlx5_event& event = next.value()->event;
+    if (event.kind == dl::mlx5_event_kind::qp_error) told_.emplace(event.number, event.syndrome);
+  }
+  const auto at = told_.find(found.qpn);
+  if (at != told_.end()) found.first_syndrome = at->second;
+  return found;
+}
 
-pair_failure rank_nic::kernel_failure(int32_t* peer) const {
+pair_failure rank_nic::failure_of(int32_t peer) { return explained(failure_in(pair_of(peer))); }
+
+pair_failure rank_nic::kernel_failure(int32_t* peer) {
   *peer = -1;
   const uint64_t first = std::atomic_ref<uint64_t>(const_cast<uint64_t&>(device().broken)).load(std::memory_order_acquire);
   if (first == 0) return {};
   const ep_ibgda_qp& qp = reinterpret_cast<const ep_ibgda_qp*>(device().qps)[first - 1];
   *peer = qp.peer;
-  return failure_in(qp);
+  return explained(failure_in(qp));
 }
 
 } // namespace ep::ibgda

@@ -6,6 +6,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -55,6 +56,8 @@ struct pair_failure {
   uint32_t index = 0;
   uint32_t rkey = 0;
   uint64_t remote_address = 0;
+  // Where the completion is of a request that was flushed: what the NIC told of the failure before it, if it did. 0: nothing.
+  uint32_t first_syndrome = 0;
 };
 
 enum class request_state : uint32_t { pending, done, failed };
@@ -90,7 +93,7 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   uint64_t accepted(int32_t peer);
   pair_failure failure_of(int32_t peer);
   // A queue pair of kernels that broke first; its peer, or -1.
-  pair_failure kernel_failure(int32_t* peer) const;
+  pair_failure kernel_failure(int32_t* peer);
 
  private:
   struct work_item {
@@ -133,6 +136,7 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   ep_ibgda_qp& pair_of(int32_t peer) const;
   void advance(host_pair& pair, ep_ibgda_qp& qp);
   void sweep_sources();
+  pair_failure explained(pair_failure found);
   routed_memory* find(const symmetric_memory& memory);
 
   std::shared_ptr<rank_context> context_;
@@ -145,6 +149,7 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   std::vector<std::unique_ptr<host_pair>> pairs_; // by rank
   std::vector<registered_source> sources_;
   std::vector<routed_memory> memories_;
+  std::map<uint32_t, uint32_t> told_; // by queue pair number: the syndrome of the event that said that it has failed
 };
 
 } // namespace ep::ibgda

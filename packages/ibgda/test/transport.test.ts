@@ -148,6 +148,24 @@ describe('memory', () => {
   });
 });
 
+describe('a burst that fails', () => {
+  it.each(['collapsed', 'ring'] as const)('says why, with %s completions', async (completions) => {
+    const pair = await opened({ completions });
+    const [a, b] = await openSides(pair);
+    await b.memory.close();
+    // Nobody looks between them, so in a collapsed queue flushed requests follow at once.
+    const works = a.endpoint.submit(
+      Array.from({ length: 40 }, () => ({
+        kind: 'put' as const,
+        from: a.memory.local(0, 64),
+        to: a.memory.remote(1, 0, 64),
+      })),
+    );
+    const codes = await Promise.all(works.map((work) => code(work)));
+    expect(new Set(codes)).toEqual(new Set(['EP_REMOTE_ACCESS']));
+  });
+});
+
 describe('a peer that does not answer', () => {
   it('ends the request, what was posted after it and flush(), and the connection as a whole', async () => {
     const pair = await opened([{ faults: 'drop skip=1' }, {}]);
