@@ -30,6 +30,7 @@ const packages = {
   plan: 'packages/plan',
   nvshmem: 'packages/nvshmem',
   ibgda: 'packages/ibgda',
+  'efa-gda': 'packages/efa-gda',
   conformance: 'packages/conformance',
   fuzz: 'packages/fuzz',
 };
@@ -71,6 +72,8 @@ test.each([
   ['packages/nvshmem/src/a.ts', '@ep/ibgda', ['layer packages/nvshmem']],
   ['packages/nvshmem/test/a.ts', '@ep/ibgda', ['layer of tests packages/nvshmem']],
   ['packages/ibgda/test/a.ts', '@ep/nvshmem', ['layer of tests packages/ibgda']],
+  ['packages/efa-gda/src/a.ts', '@ep/ibgda', ['layer packages/efa-gda']],
+  ['packages/efa-gda/test/a.ts', '@ep/ibgda', ['layer of tests packages/efa-gda']],
   ['packages/cuda-kernels/src/a.ts', '@ep/nvshmem', ['layer packages/cuda-kernels']],
   ['packages/core/src/a.ts', '../../../tools/tool.mjs', ['nothing imports e2e or tools']],
   ['packages/core/src/a.ts', '@ep/absent', ['every import resolves']],

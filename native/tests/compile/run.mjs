@@ -130,7 +130,7 @@ const efaCases = (cc) => {
   const program = join(out, 'efa_check');
   return [
     () =>
-      check('efa layouts against golden bytes', [
+      check('T1, T24: efa layouts against golden bytes and offsets', [
         [cc, '-std=c11', ...warnings, ...includes, join(native, 'tests/abi/efa_check.c'), '-o', program],
         [program],
       ]),

@@ -1,6 +1,6 @@
 /**
- * Bytes that did not come from this code: compiled from the definitions in rdma-core's EFA provider, and kept in `reference` form by
- * native/tests/abi/efa_check.c, which writes the same ones with the C structs.
+ * Bytes that did not come from this code: compiled from the definitions in rdma-core's EFA provider. native/tests/abi/efa_check.c writes the same ones
+ * with our C structs.
  */
 import type { Cqe, Wqe, WqeBytes } from '../src/index.js';
 
