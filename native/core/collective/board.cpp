@@ -358,13 +358,22 @@ bool group_board::decide(const group_view& wanted) {
 
 bool group_board::change_view(uint64_t failed_sequence) { return decide(proposal(failed_sequence)); }
 
-bool group_board::repair(uint64_t sequence, const std::vector<int32_t>& evicted) {
+bool group_board::drop(const std::vector<int32_t>& ranks) {
+  for (const int32_t r : ranks) evict(r);
+  while (std::any_of(ranks.begin(), ranks.end(), [this](int32_t r) { return is_active(r); })) {
+    group_view wanted = proposal(0);
+    // HAZARD: also this rank itself, which does not count as gone for itself: it would put itself back into one view after the other.
+    for (const int32_t r : ranks) wanted.active[r / 64] &= ~(uint64_t{1} << (r % 64));
+    if (!decide(wanted)) return false;
+  }
+  return true;
+}
+
+bool group_board::repair(uint64_t sequence) {
   shared(member(rank_).fault).store(0, std::memory_order_seq_cst);
   while (repaired_sequence_ < sequence) {
     group_view wanted = proposal(sequence - 1);
     wanted.repaired_sequence = sequence;
-    // HAZARD: not evicted before: who sees that alone takes its call for one that failed with a loss, and goes on.
-    for (const int32_t r : evicted) wanted.active[r / 64] &= ~(uint64_t{1} << (r % 64));
     if (!decide(wanted)) return false;
   }
   return true;

@@ -100,13 +100,14 @@ class group_board {
 
   // This rank gives up the call `sequence` and does not come to later ones, unless the ranks agree anew.
   void give_up(uint64_t sequence, uint32_t status);
-  // Agrees with the others on an epoch without `evicted` in which everybody begins with the call `sequence`, whatever became of those before. False: no longer a
-  // member.
-  bool repair(uint64_t sequence, const std::vector<int32_t>& evicted);
+  // Agrees with the others on an epoch in which everybody begins with the call `sequence`, whatever became of those before. False: no longer a member.
+  bool repair(uint64_t sequence);
   uint64_t repaired_sequence() const { return repaired_sequence_; }
 
   // Lets a living rank count as dead, for good: it cannot enter a step any more.
   void evict(int32_t rank);
+  // Evicts them, and agrees with the others on a view without them. False: no longer a member.
+  bool drop(const std::vector<int32_t>& ranks);
   bool evicted() const { return frozen(member(rank_)); }
   // What this rank knows of all that there may be.
   void survey(group_peer* peers) const;

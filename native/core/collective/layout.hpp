@@ -41,7 +41,7 @@ struct group_call {
   uint32_t dtype;
   uint32_t reduce_op;
   int32_t root;
-  uint64_t bytes;   // of one block: what the signature covers; 0 for all-to-all
+  uint64_t bytes;   // of one block: what the signature covers; 0 for all-to-all; of a membership call, with `factor`, a mask of those who are taken out
   uint64_t longest; // bytes of the longest block that this rank gives
   uint64_t factor;  // bits of a double
   uint32_t pad;

@@ -18,6 +18,8 @@ constexpr uint64_t line_bytes = 64;
 // Work between two looks at whether the call goes on.
 constexpr uint64_t work_bytes = uint64_t{1} << 20;
 constexpr int64_t unmapped_ns = 500'000'000;
+// How long those who are taken out are waited for.
+constexpr int64_t leaving_ns = 100'000'000;
 // Up to this many ranks everyone reduces whole chunks; more share the work and then copy each other's slices.
 constexpr size_t ranks_that_reduce_all = 3;
 
@@ -68,6 +70,7 @@ void collective_run::begin(group_board& board, const collective_call& call, op_t
   signature_ = signature_of(call);
   chunk_ = 0;
   unmapped_since_ = 0;
+  asked_since_ = 0;
 }
 
 progress collective_run::fail(uint32_t status, int32_t rank, const char* message) {
@@ -88,6 +91,17 @@ progress collective_run::fail_unreached() {
 
 void collective_run::enter(uint32_t signature, uint32_t flags) {
   if (!board_->enter(signature, flags)) evicted();
+}
+
+// Who is to be taken out may come to this call, and has then ended those before it; but nobody waits for it for long.
+void collective_run::evict_late() {
+  const int64_t now = clock_now_ns();
+  if (asked_since_ == 0) asked_since_ = now;
+  if (now - asked_since_ < leaving_ns) return;
+  const std::vector<int32_t> missing = board_->missing();
+  for (const int32_t r : call_->change->evicted) {
+    if (contains(missing, r)) board_->evict(r);
+  }
 }
 
 void collective_run::evict_missing() {
@@ -136,6 +150,12 @@ void collective_run::publish_call() {
   call.root = call_->root;
   call.bytes = call_->bytes;
   call.factor = std::bit_cast<uint64_t>(call_->factor);
+  if (call_->change != nullptr) {
+    uint64_t leaving[2] = {};
+    for (const int32_t r : call_->change->evicted) leaving[r / 64] |= uint64_t{1} << (r % 64);
+    call.bytes = leaving[0];
+    call.factor = leaving[1];
+  }
   call.longest = 0;
   group_block* blocks = board_->next_blocks();
   for (size_t i = 0; i < call_->inputs.size(); ++i) {
@@ -177,8 +197,7 @@ progress collective_run::step() {
     case phase::begin: {
       if (!board_->connected()) return progress::waiting;
       if (call_->change != nullptr) {
-        if (call_->change->repairs && !board_->repair(call_->sequence, call_->change->evicted)) return fail_unreached();
-        for (const int32_t r : call_->change->evicted) board_->evict(r);
+        if (call_->change->repairs && !board_->repair(call_->sequence)) return fail_unreached();
       }
       if (board_->view_pending()) return lose_members(false);
       if (!board_->ready()) return progress::waiting;
@@ -227,6 +246,7 @@ progress collective_run::step() {
 
 progress collective_run::look() {
   if (phase_ == phase::closing && !pushes_ && board_->entered_by_living()) return progress::done;
+  if (call_->change != nullptr) evict_late();
   int32_t who = -1;
   if (phase_ == phase::unmapped) {
     // A rank that died between its first step and now took the way to its memory with it. Nobody completes the call: all wait for this rank's next step.
@@ -258,6 +278,7 @@ progress collective_run::lose_members(bool begun) {
   // Nobody can have completed this call: everyone needs the step that the lost rank did not enter. Before its first step nothing has been exchanged, and the
   // call is carried out by those who are left; a membership call always is.
   if (!board_->change_view(begun && call_->change == nullptr ? call_->sequence : call_->sequence - 1)) return fail_unreached();
+  if (board_->evicted()) return evicted();
   // Others have given it up, and wait in a later call that lets all agree anew: this rank must hear that it has to make it, too.
   if (call_->sequence < board_->repaired_sequence()) return fail(EP_STATUS_ABORTED, board_->active().front());
   if (call_->sequence <= board_->failed_sequence()) return fail(EP_STATUS_PEER_LOST, board_->lost().empty() ? -1 : board_->lost().front());
@@ -265,11 +286,22 @@ progress collective_run::lose_members(bool begun) {
   return progress::made;
 }
 
+// Others are taking this rank out, and it makes another call.
+bool collective_run::is_to_leave() const {
+  if (board_->evicted()) return true;
+  const int32_t rank = board_->rank();
+  return std::any_of(board_->active().begin(), board_->active().end(), [&](int32_t r) {
+    const group_call& call = board_->call_of(r);
+    const uint64_t leaving[2] = {call.bytes, call.factor};
+    return call.kind == static_cast<uint32_t>(op_kind::membership) && (leaving[rank / 64] >> (rank % 64) & 1) != 0;
+  });
+}
+
 bool collective_run::signatures_agree() {
   for (const int32_t r : board_->active()) {
     // What one that is taken out does instead, does not matter.
     if (board_->line_of(r).signature == signature_ || (call_->change != nullptr && contains(call_->change->evicted, r))) continue;
-    if (board_->evicted()) evicted();
+    if (is_to_leave()) evicted();
     else fail(EP_STATUS_MISMATCH, r);
     return false;
   }
@@ -336,10 +368,8 @@ progress collective_run::finish_membership() {
     if (board_->is_active(r)) agreed = {peer_state::active, board_->incarnation(r)};
   }
   const membership_change& change = *call_->change;
-  // One that was taken out may have come to this step before.
-  while (std::any_of(change.evicted.begin(), change.evicted.end(), [&](int32_t r) { return board_->is_active(r); })) {
-    if (!board_->change_view(0)) return fail_unreached();
-  }
+  // Those that have come to this step, too.
+  if (!board_->drop(change.evicted)) return fail_unreached();
   admitted_ = std::all_of(change.admitted.begin(), change.admitted.end(), [&](int32_t r) { return peers_[static_cast<size_t>(r)].state >= peer_state::joining; });
   const bool changes = admitted_ && (!change.admitted.empty() || change.size > board_->size());
   return changes && !board_->admit(change.admitted, peers_.data(), change.size, call_->sequence) ? fail_unreached() : progress::done;

@@ -83,6 +83,8 @@ class collective_run {
   progress evicted() { return fail(EP_STATUS_EVICTED, board_->rank()); }
   void enter(uint32_t signature, uint32_t flags); // or fails
   bool fits() const;
+  void evict_late();
+  bool is_to_leave() const;
   progress finish_membership();
   uint64_t payload_bytes() const;
   void publish_call();
@@ -113,6 +115,7 @@ class collective_run {
   outcome end_;
   uint32_t signature_ = 0;
   int64_t unmapped_since_ = 0;
+  int64_t asked_since_ = 0;
   uint64_t chunk_ = 0;
   uint64_t chunks_ = 0;
   uint64_t longest_ = 0;

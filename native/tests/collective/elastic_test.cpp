@@ -273,6 +273,27 @@ void evicted_in_a_call(int32_t size, int32_t who) {
   });
 }
 
+// It takes part in being taken out, so that its calls before have ended, too.
+void left_in_order(int32_t size, int32_t who) {
+  const auto others = without(size, who);
+  const auto all = without(size, -1);
+  run_elastic(size, size, false, [&](rank_side& self, std::barrier<>&) {
+    for (int round = 0; round < 8; ++round) {
+      self.sums_over(all);
+      const outcome end = self.change({.evicted = {who}, .repairs = round % 2 == 0});
+      if (self.options.rank == who) {
+        EP_CHECK_EQ(end.status, unsigned{EP_STATUS_EVICTED});
+        self.come_back(others);
+      } else {
+        EP_CHECK_EQ(end.status, unsigned{EP_STATUS_OK});
+        self.sums_over(others);
+        self.take_in({who});
+      }
+      self.sums_over(all);
+    }
+  });
+}
+
 // Who does not come in time is left behind, if the group is so made: the call ends alike on the others.
 void straggler(int32_t size, int32_t who) {
   const auto others = without(size, who);
@@ -395,6 +416,7 @@ int main() {
     for (int32_t who = 0; who < size; ++who) {
       evicted_and_back(size, who);
       evicted_in_a_call(size, who);
+      left_in_order(size, who);
       straggler(size, who);
       repaired(size, who);
     }

@@ -127,7 +127,7 @@ export class ProcessGroup extends Collectives {
   }
 
   /**
-   * Collective over the members but `ranks`, which may call it, too, and need not come. Takes them out: what they still do has no effect, and their calls end
+   * Collective over the members but `ranks`, which may call it, too, so that their earlier calls end as everybody's, and are not waited for longer than 0.1 s. Takes them out: what they still do has no effect, and their calls end
    * with `EP_EVICTED`. Also ends what poisons the group: all members go on from this call, and earlier ones that had not ended anywhere fail. With no ranks
    * it does only that. To be awaited before the next call.
    */

@@ -11,6 +11,14 @@ describe('process groups over shared memory', () => {
     await runElastic(program, { scenario: 'replaced', worldSize: 4, capacity: 4, victim });
   });
 
+  it.each(full ? [0, 1, 2] : [0])('replace rank %i of 3, which has left in order', async (victim) => {
+    await runElastic(program, { scenario: 'left', worldSize: 3, capacity: 3, victim });
+  });
+
+  it.each(full ? [0, 1, 2] : [2])('take rank %i of 3 out and in four times, and keep nothing', async (victim) => {
+    await runElastic(program, { scenario: 'rounds', worldSize: 3, capacity: 3, victim });
+  });
+
   it.each(full ? [0, 1, 2] : [1])('leave rank %i of 3 behind that is stopped, and take it back', async (victim) => {
     await runElastic(program, { scenario: 'stopped', worldSize: 3, capacity: 3, victim });
   });
@@ -29,11 +37,13 @@ describe('process groups over shared memory', () => {
     full
       ? [
           [3, 4],
+          [2, 4],
           [2, 5],
           [1, 3],
         ]
       : [
           [3, 4],
+          [2, 4],
           [2, 5],
         ],
   )('grow from %i to %i ranks under load', async (worldSize, capacity) => {

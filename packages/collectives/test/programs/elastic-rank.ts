@@ -1,5 +1,6 @@
 /** One of several ranks of a group whose members change. */
 import assert from 'node:assert/strict';
+import { readdirSync, readFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { CloseScope, isEpError, openFileStore } from '@ep/core';
 import { type InitOptions, initProcessGroup, type ProcessGroup } from '../../src/index.js';
@@ -44,6 +45,26 @@ async function checkSum(group: ProcessGroup, ranks: readonly number[]): Promise<
   assert.ok(large.data.every((one) => one === small[0]));
 }
 
+/** Blocks for each rank, of several chunks: what is laid out by the number of ranks must be by the new one. */
+async function checkBlocks(group: ProcessGroup, ranks: readonly number[]): Promise<void> {
+  const LENGTH = 100_003;
+  const { size } = group;
+  for (const make of [(n: number) => new Float64Array(n), (n: number) => group.allocate('f64', n).data]) {
+    const mine = make(LENGTH).fill(rank + 1);
+    const gathered = make(LENGTH * size);
+    await group.allGatherIntoTensor(gathered, mine);
+    for (const one of range(0, size)) {
+      const expected = ranks.includes(one) ? one + 1 : 0;
+      assert.ok(gathered.subarray(one * LENGTH, (one + 1) * LENGTH).every((found) => found === expected));
+    }
+    const parts = make(LENGTH * size);
+    for (const one of range(0, size)) parts.fill(100 * (rank + 1) + one, one * LENGTH, (one + 1) * LENGTH);
+    await group.reduceScatterTensor(mine, parts);
+    const sum = ranks.reduce((total, one) => total + 100 * (one + 1) + rank, 0);
+    assert.ok(mine.every((found) => found === sum));
+  }
+}
+
 async function failure(promise: PromiseLike<unknown>): Promise<string> {
   try {
     await promise;
@@ -84,6 +105,7 @@ async function replaced(): Promise<void> {
     await group.joinGroup();
     await checkSum(group, all);
     await checkMessages(group, all);
+    await checkBlocks(group, all);
   }
   for (let round = life; round < ROUNDS; round++) {
     const part = await group.newGroup([victim, (victim + 1) % worldSize]);
@@ -100,9 +122,60 @@ async function replaced(): Promise<void> {
     assert.deepEqual(group.activeRanks, all);
     await checkSum(group, all);
     await checkMessages(group, all);
+    await checkBlocks(group, all);
     await part?.close();
   }
   await group.barrier();
+}
+
+/** Leaves in order: takes itself out with the others, and ends. Another process comes in its place. */
+async function left(): Promise<void> {
+  const all = range(0, worldSize);
+  const group = await openGroup();
+  if (life > 0) {
+    await group.joinGroup();
+  } else {
+    await checkSum(group, all);
+    await group.deactivate([victim]);
+    if (rank === victim) {
+      tell({ kind: 'start', rank });
+      return;
+    }
+    await checkSum(group, others(worldSize));
+    await checkBlocks(group, others(worldSize));
+    await takeIn(group, [victim]);
+  }
+  await checkSum(group, all);
+  await checkMessages(group, all);
+  await checkBlocks(group, all);
+  await group.barrier();
+}
+
+/** What a process has of groups: mappings of their segments and open files. */
+function holdings(): { readonly mappings: number; readonly files: number } {
+  const mappings = readFileSync('/proc/self/maps', 'utf8')
+    .split('\n')
+    .filter((line) => line.includes('ep-segment'));
+  return { mappings: mappings.length, files: readdirSync('/proc/self/fd').length };
+}
+
+/** Four rounds in which the victim is taken out and comes back leave nothing behind on the others. */
+async function rounds(): Promise<void> {
+  const all = range(0, worldSize);
+  const group = await openGroup();
+  const early: ReturnType<typeof holdings>[] = [];
+  for (let round = 0; round < 4; round++) {
+    await checkMessages(group, all);
+    const value = Float64Array.of(1);
+    await group.allReduce(value);
+    assert.equal(value[0], worldSize);
+    await group.deactivate([victim]);
+    if (rank === victim) await group.joinGroup();
+    else await takeIn(group, [victim]);
+    early.push(holdings());
+  }
+  await group.barrier();
+  if (rank !== victim) assert.deepEqual(early.at(-1), early[0]);
 }
 
 /** Stops for longer than the others wait; they take it out, and in again when it comes back. Its tensors are still there. */
@@ -205,6 +278,7 @@ async function grown(): Promise<void> {
   assert.equal(group.size, capacity);
   await checkSum(group, all);
   await checkMessages(group, all);
+  await checkBlocks(group, all);
   assert.equal(await group.numSyncedRanks(), capacity);
   const outputs = all.map(() => new Int32Array(3));
   await group.allGather(outputs, new Int32Array(3).fill(rank));
@@ -291,6 +365,8 @@ async function deactivated(): Promise<void> {
 
 const scenarios: Readonly<Record<string, () => Promise<void>>> = {
   replaced,
+  left,
+  rounds,
   stopped,
   stoppedWriting,
   grown,

@@ -23,11 +23,11 @@
  * | init: subgroup create and destroy | `groups/destroy-one` |
  * | init: destroy and init again | `groups/init-again` |
  * | elastic: failed rank | `failure/last-rank`, `failure/rank-0`, `failure/two-at-once`, `failure/idle`, `failure/queue`, test/failure |
- * | elastic: recovery with a replacement, also after graceful deactivation, and both with p2p | absent: needs `recoverRanks` |
- * | elastic: in-place rejoin for collectives and p2p | absent: needs `joinGroup` |
- * | elastic: extension 3 -> 4, joiner and primary p2p, three subgroups and holes | absent: needs `extendGroupSizeTo` |
- * | elastic: all-gather and reduce-scatter after extension and recovery | absent: needs `extendGroupSizeTo`, `recoverRanks` |
- * | elastic: four rounds of evict and recover | absent: needs `deactivate`, `recoverRanks` |
+ * | elastic: recovery with a replacement, also after graceful deactivation, and both with p2p | test/elastic: `replaced`, `left` |
+ * | elastic: in-place rejoin for collectives and p2p | test/elastic: `rounds`, `stopped`, `deactivated` |
+ * | elastic: extension 3 -> 4, joiner and primary p2p, three subgroups and holes | test/elastic: `grown` (3 to 4 ranks), `holes` |
+ * | elastic: all-gather and reduce-scatter after extension and recovery | test/elastic: `grown`, `replaced` (their blocks) |
+ * | elastic: four rounds of evict and recover | test/elastic: `rounds` |
  * | inference: TP all-reduce and all-gather over many groups, three times | `groups/topologies` |
  * | inference: overlapping groups | `groups/overlapping`, `groups/two-worlds` |
  * | inference: PP send and recv | `groups/topologies` |
@@ -35,7 +35,7 @@
  * | seed backend: all-reduce, all-gather on CUDA | no device tensors yet; on the CPU as above |
  * | seed chunk: all-reduce of 2^24 i32, more than the buffer | `sizes/larger-than-any-buffer` (2^22, in full 2^24) |
  * | seed cpu: all-reduce, all-gather, barrier | as above |
- * | seed elastic: extension 2 -> 4; broken rank replaced by recoverRanks | absent: needs `extendGroupSizeTo`, `recoverRanks` |
+ * | seed elastic: extension 2 -> 4; broken rank replaced by recoverRanks | test/elastic: `grown` (2 to 4 ranks), `replaced` |
  * | seed elastic: sum without the broken rank | `failure/last-rank` |
  * | seed p2p cpu: ring, order, many senders | `p2p/ring`, `p2p/thousand-in-order`, `p2p/any-source` |
  * | seed perf: at most ten times the latency of NCCL or Gloo | `ep bench collectives`: no test is timed |
