@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include <unistd.h>
+
 namespace ep {
 namespace {
 
@@ -245,7 +247,7 @@ void group_board::end_push() { shared(member(rank_).pushing).store(0, std::memor
 
 bool group_board::has_entered(int32_t rank) const {
   const uint64_t found = shared(member(rank).steps[step_ & 1].line.tick).load(std::memory_order_acquire) & ~group_frozen;
-  return found >= tick(step_) && epoch_of(found) == epoch_;
+  return found >= tick(step_) && epoch_of(found) == epoch_of(tick(step_));
 }
 
 bool group_board::entered() {
@@ -343,11 +345,12 @@ bool group_board::decide(const group_view& wanted) {
   const uint64_t at = next % group_views;
   uint64_t& decided = owner->decided[at];
   uint64_t found = shared(decided).load(std::memory_order_seq_cst);
-  if (found >> 16 != next) {
+  // HAZARD: below, not other than: one that slept through group_views changes must not undo the decision that has this place now.
+  if (found >> 16 < next) {
     member(rank_).proposed[at] = wanted;
     const uint64_t proposal = next << 16 | static_cast<uint64_t>(rank_ + 1);
     // One compare-and-swap decides for everybody. HAZARD: the proposal must not change once it may have been chosen.
-    while (found >> 16 != next && !shared(decided).compare_exchange_weak(found, proposal, std::memory_order_seq_cst)) {
+    while (found >> 16 < next && !shared(decided).compare_exchange_weak(found, proposal, std::memory_order_seq_cst)) {
     }
   }
   const group_view* view = pending_view();
@@ -465,7 +468,7 @@ void group_board::adopt(const group_view& view) {
     unreachable_[at] = false;
     candidate& comes = candidates_[at];
     install(r, comes.incarnation == view.incarnation[r] ? std::move(comes.mapping) : nullptr);
-    comes.mapping = nullptr;
+    if (comes.incarnation <= view.incarnation[r]) comes.mapping = nullptr;
     if (on_joined) on_joined(r);
   }
   views_[epoch_] = active_;
@@ -490,7 +493,9 @@ void group_board::settle() {
 
 result<nothing> group_board::fence() {
   const auto until = std::chrono::steady_clock::now() + fence_patience;
-  while (fencing() && std::chrono::steady_clock::now() < until) {
+  // HAZARD: a rank of this process writes at the addresses that the memory keeps: it cannot be left behind, but it is never stopped alone either.
+  const auto beside = [](const pusher& one) { return one.member->life.pid == static_cast<uint32_t>(getpid()); };
+  while (fencing() && (std::chrono::steady_clock::now() < until || std::any_of(pushers_.begin(), pushers_.end(), beside))) {
     settle();
     std::this_thread::yield();
   }

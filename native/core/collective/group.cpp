@@ -61,6 +61,7 @@ result<std::shared_ptr<collective_group>> collective_group::create(completion_si
 void collective_group::note_view() {
   size_.store(board_->size(), std::memory_order_release);
   epoch_.store(board_->epoch(), std::memory_order_release);
+  fencing_.store(board_->fencing(), std::memory_order_release);
 }
 
 result<nothing> collective_group::attach(int32_t rank, const ep_segment_handle& handle, uint32_t incarnation) {
@@ -84,6 +85,7 @@ std::vector<group_peer> collective_group::survey() {
 }
 
 result<nothing> collective_group::fence() {
+  if (!fencing_.load(std::memory_order_acquire)) return nothing{};
   const std::lock_guard lock(run_mutex_);
   if (!board_->fencing()) return nothing{};
   auto done = board_->fence();
@@ -107,7 +109,8 @@ void collective_group::join(uint64_t operation_id, cancel_ref cancel, double tim
 bool collective_group::pass_join() {
   outcome end;
   if (!board_->try_join()) {
-    if (joining_->cancel && joining_->cancel->value.load(std::memory_order_acquire) != 0) end.status = EP_STATUS_ABORTED;
+    if (board_->evicted()) end.status = EP_STATUS_EVICTED; // taken in and out again, before it came
+    else if (joining_->cancel && joining_->cancel->value.load(std::memory_order_acquire) != 0) end.status = EP_STATUS_ABORTED;
     else if (joining_->deadline_ns <= clock_now_ns()) end.status = EP_STATUS_TIMEOUT;
     else return false;
     board_->ask_to_join(false);
@@ -332,6 +335,7 @@ bool collective_group::pass(bool patient) {
         if (end.status != EP_STATUS_OK) now = progress::failed;
       }
     }
+    fencing_.store(board_->fencing(), std::memory_order_release); // a call that lost members may go on
     if (now == progress::waiting) return made;
     made = true;
     if (now == progress::made) return true; // messages have their turn

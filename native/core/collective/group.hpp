@@ -76,7 +76,7 @@ class collective_group {
   void join(uint64_t operation_id, cancel_ref cancel, double timeout_ms);
   // What this rank itself knows.
   std::vector<group_peer> survey();
-  // After a call that failed: see group_board::fence.
+  // While calls are under way, and after one that failed: see group_board::fence. Costs a load where there is nothing to do.
   result<nothing> fence();
   const std::vector<std::shared_ptr<segment>>& own_memory() const { return board_->own_memory(); }
 
@@ -120,6 +120,7 @@ class collective_group {
   std::unique_ptr<message_board> messages_;
   std::atomic<uint64_t> epoch_{group_first_epoch};
   std::atomic<int32_t> size_{0};
+  std::atomic<bool> fencing_{false};
   bool evicts_ = false;
   std::array<op_trace, op_kinds> traces_{};
 

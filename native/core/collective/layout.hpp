@@ -18,7 +18,7 @@ constexpr uint64_t group_views = 64;  // decisions kept; a member is never that 
 constexpr uint64_t group_first_epoch = 1;
 
 // Every call is one or more steps, the same number on all ranks. A step is entered by writing `tick` and left when all active ranks have entered it.
-// `tick` = epoch << 48 | number of the step in its epoch, in line number & 1: a rank enters step n + 2 only after all have left step n.
+// `tick` = the low 16 bits of the epoch << 48 | number of the step in its epoch, in line number & 1: a rank enters step n + 2 only after all have left step n.
 // A peer may set `group_frozen` in both lines of a rank: it cannot enter any step then, and counts as dead.
 constexpr uint64_t group_frozen = uint64_t{1} << 47;
 struct group_line {

@@ -105,6 +105,8 @@ void collective_run::evict_late() {
 }
 
 void collective_run::evict_missing() {
+  // HAZARD: it is itself among those that are awaited, and so may the others be: ranks that wait for the same straggler would take each other out.
+  if (board_->fencing()) return;
   for (const int32_t r : board_->missing()) board_->evict(r);
 }
 

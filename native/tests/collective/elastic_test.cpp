@@ -409,9 +409,110 @@ void not_ready() {
   });
 }
 
+std::vector<std::unique_ptr<group_board>> boards(int32_t size) {
+  std::vector<std::unique_ptr<group_board>> all;
+  for (int32_t rank = 0; rank < size; ++rank) {
+    auto made = group_board::create({.rank = rank, .size = size, .capacity = size, .nonce = 6, .ranks_on_host = size});
+    EP_CHECK(made.ok());
+    all.push_back(std::move(made.value()));
+  }
+  for (const auto& one : all) {
+    for (const auto& other : all) {
+      if (other != one) EP_CHECK(one->attach(other->rank(), other->handle(), 1).ok());
+    }
+  }
+  return all;
+}
+
+// A rank of the same process that is in the middle of writing is awaited: moved memory would be where it writes.
+void fenced_beside() {
+  const auto all = boards(2);
+  EP_CHECK(all[0]->allocate(4096).ok());
+  const uint64_t before = all[0]->allocation(0)->handle().nonce;
+  EP_CHECK(all[1]->begin_push());
+  all[0]->evict(1);
+  EP_CHECK(all[0]->change_view(0));
+  EP_CHECK(all[0]->fencing());
+  std::atomic<bool> writes{true};
+  std::thread late([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(80));
+    writes = false;
+    all[1]->end_push();
+  });
+  EP_CHECK(all[0]->fence().ok());
+  EP_CHECK(!writes);
+  EP_CHECK(!all[0]->fencing());
+  EP_CHECK_EQ(all[0]->allocation(0)->handle().nonce, before);
+  late.join();
+}
+
+// One that was taken out and wakes up when its place in the table of decisions has another one.
+void slept_for_long() {
+  const auto all = boards(3);
+  all[0]->evict(2);
+  EP_CHECK(all[0]->change_view(0));
+  EP_CHECK(all[1]->change_view(0));
+  uint64_t sequence = 0;
+  while (all[0]->epoch() < 2 + group_views - 1) {
+    EP_CHECK(all[0]->repair(++sequence, {}));
+    EP_CHECK(all[1]->repair(sequence, {}));
+  }
+  EP_CHECK(all[0]->repair(++sequence, {}));
+  EP_CHECK_EQ(all[0]->epoch(), 2 + group_views);
+  EP_CHECK(!all[2]->change_view(1'000'000));
+  EP_CHECK(all[1]->change_view(0));
+  EP_CHECK_EQ(all[1]->epoch(), 2 + group_views);
+  EP_CHECK_EQ(all[1]->repaired_sequence(), sequence);
+  EP_CHECK(all[1]->active() == without(2, -1));
+}
+
+// Ticks hold 16 bits of the epoch.
+void many_views() {
+  const auto all = boards(2);
+  for (uint64_t sequence = 1; sequence <= 66'000; ++sequence) {
+    for (const auto& one : all) {
+      if (!one->repair(sequence, {})) {
+        EP_CHECK(false);
+        return;
+      }
+    }
+    if (sequence % 1000 != 0) continue;
+    for (const auto& one : all) EP_CHECK(one->ready() && one->enter(1, 0));
+    for (const auto& one : all) EP_CHECK(one->entered());
+  }
+}
+
+// Taken in and, because it did not come, out again: it hears of that while it waits, and may begin anew.
+void taken_out_before_it_came() {
+  run_elastic(2, 1, true, [&](rank_side& self, std::barrier<>& meet) {
+    if (self.options.rank == 1) self.open();
+    meet.arrive_and_wait();
+    if (self.options.rank == 1) {
+      // Does not know the member: it cannot follow.
+      self.group->join(7, nullptr, 20'000);
+      EP_CHECK_EQ(self.sink.wait(7).status, unsigned{EP_STATUS_EVICTED});
+      self.next_id = 8;
+      self.come_back({0});
+    } else {
+      self.take_in({1}, 2);
+      self.timeout_ms = 50;
+      int32_t value = 1;
+      EP_CHECK_EQ(self.sum(&value).status, unsigned{EP_STATUS_OK});
+      EP_CHECK(self.group->active() == std::vector<int32_t>{0});
+      self.timeout_ms = 20'000;
+      self.take_in({1});
+    }
+    self.sums_over({0, 1});
+  });
+}
+
 } // namespace
 
 int main() {
+  fenced_beside();
+  slept_for_long();
+  many_views();
+  taken_out_before_it_came();
   for (const int32_t size : {2, 3, 5}) {
     for (int32_t who = 0; who < size; ++who) {
       evicted_and_back(size, who);

@@ -44,6 +44,8 @@ const ordinary = (elements: Elements, allocation: number): Elements | undefined 
 
 /** How often a rank that joins looks for others that have come since. */
 const REFRESH_MS = 20;
+/** How often a rank that waits looks whether it has to move its memory. */
+const FENCE_MS = 20;
 
 /** The ranks of a group that all take part in, and that none joins later. */
 const fixed = (size: number): ElasticInit => ({
@@ -69,6 +71,9 @@ class ShmEngine extends Resource implements GroupEngine {
   #view: GroupView;
   #end: EngineEnd;
   #poison: EpError | undefined;
+  /** Calls that the addon has under way. */
+  #waiting = 0;
+  #fencing: NodeJS.Timeout | undefined;
 
   constructor(init: EngineInit, incarnation: number) {
     super(`shm group ${init.name}`);
@@ -197,6 +202,7 @@ class ShmEngine extends Resource implements GroupEngine {
 
   protected override async release(): Promise<void> {
     await this.#connecting.close();
+    clearInterval(this.#fencing);
     this.#group.close();
     this.#memory.release();
   }
@@ -260,8 +266,34 @@ class ShmEngine extends Resource implements GroupEngine {
     readonly timeoutMs: number;
     readonly signal?: AbortSignal | undefined;
   }): Promise<number> {
-    signal?.throwIfAborted();
-    if (this.#evicted || this.#view.epoch > 1 || !this.#elastic.joins) await this.#begin();
+    const until = performance.now() + timeoutMs;
+    for (;;) {
+      signal?.throwIfAborted();
+      if (this.#evicted || this.#view.epoch > 1 || !this.#elastic.joins) await this.#begin();
+      const outcome = await this.#lookUntil(() =>
+        this.#native.operations.run(() => this.#group.join(limitOf(Math.max(0, until - performance.now()))), signal),
+      );
+      if (outcome.status === 0) {
+        this.#evicted = false;
+        this.#poison = undefined;
+        this.#endIn(outcome.stage);
+        return Number(outcome.expected);
+      }
+      const code = codeOfStatus(outcome.status);
+      if (code === 'EP_EVICTED') {
+        // They had taken it in, and waited for it in vain: they do not take the same one in again.
+        this.#evicted = true;
+        continue;
+      }
+      const where = `joinGroup of rank ${this.rank}`;
+      throw new EpError(code, `${where}: nobody took it in within ${timeoutMs} ms`, {
+        context: { timeoutMs, awaited: this.#elastic.active.filter((rank) => rank !== this.rank) },
+      });
+    }
+  }
+
+  /** Maps ranks as they come while `work` is under way. */
+  async #lookUntil<T>(work: () => Promise<T>): Promise<T> {
     let stopped = false;
     const looking = (async () => {
       while (!stopped) {
@@ -270,17 +302,7 @@ class ShmEngine extends Resource implements GroupEngine {
       }
     })();
     try {
-      const outcome = await this.#native.operations.run(() => this.#group.join(limitOf(timeoutMs)), signal);
-      if (outcome.status !== 0) {
-        const where = `joinGroup of rank ${this.rank}`;
-        throw new EpError(codeOfStatus(outcome.status), `${where}: nobody took it in within ${timeoutMs} ms`, {
-          context: { timeoutMs, awaited: this.#elastic.active.filter((rank) => rank !== this.rank) },
-        });
-      }
-      this.#evicted = false;
-      this.#poison = undefined;
-      this.#endIn(outcome.stage);
-      return Number(outcome.expected);
+      return await work();
     } finally {
       stopped = true;
       await looking;
@@ -361,6 +383,8 @@ class ShmEngine extends Resource implements GroupEngine {
     signal: AbortSignal | undefined,
     cancelled?: AbortSignal,
   ): Promise<Outcome> {
+    this.#waiting++;
+    this.#fencing ??= setInterval(() => this.#fenceOrRest(), FENCE_MS).unref();
     try {
       const outcome = await this.#native.operations.run(() => id, cancelled === undefined ? signal : undefined);
       if (outcome.status !== 0) cancelled?.throwIfAborted();
@@ -369,6 +393,25 @@ class ShmEngine extends Resource implements GroupEngine {
       this.#poison ??= this.#abortedHere(call, error);
       if (!this.closed) this.#group.failure(id);
       throw error;
+    } finally {
+      this.#waiting--;
+    }
+  }
+
+  /**
+   * HAZARD: not only after calls that fail. One that has not begun when a rank is taken out goes on, once memory has been moved away from that rank: here, on
+   * the thread that uses the memory.
+   */
+  #fenceOrRest(): void {
+    if (this.#waiting === 0) {
+      clearInterval(this.#fencing);
+      this.#fencing = undefined;
+      return;
+    }
+    try {
+      this.#group.fence();
+    } catch {
+      // Tried again; a call that waits for it in vain says why when its time is up.
     }
   }
 

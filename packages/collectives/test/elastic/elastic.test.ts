@@ -23,15 +23,16 @@ describe('process groups over shared memory', () => {
     await runElastic(program, { scenario: 'stopped', worldSize: 3, capacity: 3, victim });
   });
 
-  it.each(full ? Array.from({ length: 10 }, () => 0) : [1])(
-    'keep rank %i of 3, stopped in the middle of writing, out of their memory',
-    async (victim) => {
-      const scenario = { scenario: 'stoppedWriting', worldSize: 3, capacity: 3, victim };
-      let hits = 0;
-      for (let tries = 0; tries < 5 && hits === 0; tries++) hits += (await runElastic(program, scenario)) ? 1 : 0;
-      expect(hits, 'it was never stopped in the middle').toBe(1);
-    },
-  );
+  const stops = full ? Array.from({ length: 10 }, () => 0) : [1];
+  it.each([
+    ...stops.map((victim) => ['stoppedWriting', victim] as const),
+    ...stops.map((victim) => ['stoppedAndDeactivated', victim] as const),
+  ])('%s: keep rank %i of 3, stopped in the middle of writing, out of their memory', async (name, victim) => {
+    const scenario = { scenario: name, worldSize: 3, capacity: 3, victim };
+    let hits = 0;
+    for (let tries = 0; tries < 5 && hits === 0; tries++) hits += (await runElastic(program, scenario)) ? 1 : 0;
+    expect(hits, 'it was never stopped in the middle').toBe(1);
+  });
 
   it.each(
     full

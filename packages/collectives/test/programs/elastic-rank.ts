@@ -209,6 +209,19 @@ async function stopped(): Promise<void> {
   }
 }
 
+/** Stops while this rank's group thread reduces tensors that hold `rank`: of its slice the first element is there and the last is not. False: it was too late. */
+function stopInside(data: Float32Array): boolean {
+  const [first, last] = [
+    Math.ceil((rank * data.length) / worldSize) + 1000,
+    Math.floor(((rank + 1) * data.length) / worldSize) - 1000,
+  ];
+  const until = performance.now() + 1000;
+  while (data[first] === rank && performance.now() < until);
+  const inside = data[first] !== rank && data[last] === rank;
+  process.kill(process.pid, 'SIGSTOP');
+  return inside;
+}
+
 /** Stopped in the middle of writing into the others' memory: what it still writes later does not arrive there. */
 async function stoppedWriting(): Promise<void> {
   const LENGTH = 24_000_000;
@@ -219,16 +232,7 @@ async function stoppedWriting(): Promise<void> {
   if (rank === victim) {
     target.data.fill(rank);
     const work = group.allReduce(target);
-    // In the middle: of the slice that this rank writes, on its group's thread, the first element is there and the last is not.
-    const { data } = target;
-    const [first, last] = [
-      Math.ceil((rank * LENGTH) / worldSize) + 1000,
-      Math.floor(((rank + 1) * LENGTH) / worldSize) - 1000,
-    ];
-    const until = performance.now() + 1000;
-    while (data[first] === rank && performance.now() < until);
-    inside = data[first] !== rank && data[last] === rank;
-    process.kill(process.pid, 'SIGSTOP');
+    inside = stopInside(target.data);
     const code = await failure(work);
     assert.ok(code === 'none' || code === 'EP_EVICTED', code);
     if (inside) tell({ kind: 'hit' });
@@ -363,12 +367,45 @@ async function deactivated(): Promise<void> {
   await checkSum(group, all);
 }
 
+/** Stopped in the middle of writing into the others' memory, where a call that times out poisons the group: they take it out themselves. */
+async function stoppedAndDeactivated(): Promise<void> {
+  const LENGTH = 24_000_000;
+  const group = await openGroup();
+  const target = group.allocate('f32', LENGTH);
+  await group.barrier();
+  target.data.fill(rank);
+  if (rank === victim) {
+    const work = group.allReduce(target);
+    const inside = stopInside(target.data);
+    const code = await failure(work);
+    assert.ok(code === 'none' || code === 'EP_EVICTED' || code === 'EP_ABORTED' || code === 'EP_TIMEOUT', code);
+    if (inside) tell({ kind: 'hit' });
+    return;
+  }
+  const codes = ['none', 'EP_TIMEOUT', 'EP_ABORTED'];
+  const code = await failure(group.allReduce(target, { timeoutMs: 400 }));
+  assert.ok(codes.includes(code), code);
+  await group.deactivate([victim], { timeoutMs: 3000 });
+  target.data.fill(1);
+  await group.allReduce(target);
+  const sum = others(worldSize).length;
+  assert.ok(target.data.every((one) => one === sum));
+  if (rank === others(worldSize)[0]) tell({ kind: 'continue', rank: victim });
+  await delay(300);
+  assert.ok(
+    target.data.every((one) => one === sum),
+    'somebody wrote into memory that is not theirs any more',
+  );
+  await group.barrier();
+}
+
 const scenarios: Readonly<Record<string, () => Promise<void>>> = {
   replaced,
   left,
   rounds,
   stopped,
   stoppedWriting,
+  stoppedAndDeactivated,
   grown,
   holes,
   deactivated,
