@@ -422,7 +422,7 @@ class ShmEngine extends Resource implements GroupEngine {
     if (codeOfStatus(outcome.status) === 'EP_BUSY' && this.#poison !== undefined)
       return this.#poisoned(call, this.#poison);
     const error = callError(call, outcome, details);
-    if (error.code === 'EP_EVICTED') this.#evicted = true;
+    if (error.code === 'EP_EVICTED') this.#leave();
     if (error.code !== 'EP_PEER_LOST' && error.code !== 'EP_CLOSED') this.#poison ??= error;
     return error;
   }
@@ -444,6 +444,13 @@ class ShmEngine extends Resource implements GroupEngine {
       `${where}: an earlier call failed, so that the ranks no longer agree where they are; deactivate() those that did not come, or open a new group: ${cause.message}`,
       { cause, context: cause.context },
     );
+  }
+
+  /** Taken out. The view that says so may not have come. */
+  #leave(): void {
+    this.#evicted = true;
+    this.#view = { epoch: this.#view.epoch, active: this.#view.active.filter((rank) => rank !== this.rank) };
+    this.#end = { contributors: this.#view.active };
   }
 
   #abortedHere(call: NamedCall, reason: unknown): EpError {

@@ -58,4 +58,11 @@ describe('process groups over shared memory', () => {
   it.each(full ? [0, 1, 2] : [2])('take rank %i of 3 out on purpose, and agree anew after failures', async (victim) => {
     await runElastic(program, { scenario: 'deactivated', worldSize: 3, capacity: 3, victim });
   });
+
+  it.each(full ? [0, 1, 2] : [1])(
+    'take rank %i of 3 out and in, forty times, and leave nothing behind',
+    async (victim) => {
+      await runElastic(program, { scenario: 'again', worldSize: 3, capacity: 3, victim });
+    },
+  );
 });

@@ -48,7 +48,7 @@ export async function runElastic(
     const life = lives.get(rank) ?? (rank < scenario.worldSize ? 0 : 1);
     lives.set(rank, life + 1);
     const args: ElasticArguments = { ...scenario, rank, life, storePath: join(directory, 'store') };
-    const child = fork(fileURLToPath(program), [JSON.stringify(args)], { execArgv: [] });
+    const child = fork(fileURLToPath(program), [JSON.stringify(args)], { execArgv: ['--expose-gc'] });
     let done = false;
     running++;
     all.push(child);

@@ -399,6 +399,38 @@ async function stoppedAndDeactivated(): Promise<void> {
   await group.barrier();
 }
 
+/** Taken out and in, many times, where it may be late in the call before: nothing of that is left behind. */
+async function again(): Promise<void> {
+  const ROUNDS = 40;
+  const WARM = 8;
+  const group = await openGroup();
+  const all = range(0, worldSize);
+  const { gc } = globalThis;
+  const counted = async (): Promise<readonly number[]> => {
+    gc!();
+    await delay(20);
+    gc!();
+    const mapped = readFileSync('/proc/self/maps', 'utf8').split('ep-segment').length;
+    return [mapped, readdirSync('/proc/self/fd').length, readdirSync('/proc/self/task').length];
+  };
+  const tensor = group.allocate('f64', 300_000);
+  let before: readonly number[] = [];
+  for (let round = 0; round < ROUNDS; round++) {
+    if (round === WARM) before = await counted();
+    const code = await failure(group.allReduce(tensor));
+    assert.ok(code === 'none' || (rank === victim && code === 'EP_EVICTED'), code);
+    await group.deactivate([victim]);
+    assert.deepEqual(group.activeRanks, others(worldSize));
+    if (rank === victim) await group.joinGroup();
+    else await takeIn(group, [victim]);
+    assert.deepEqual(group.activeRanks, all);
+  }
+  await group.barrier();
+  const after = await counted();
+  for (const [i, count] of after.entries()) assert.ok(count <= before[i]! + 2, `${after} after ${before}`);
+  await group.barrier();
+}
+
 const scenarios: Readonly<Record<string, () => Promise<void>>> = {
   replaced,
   left,
@@ -409,6 +441,7 @@ const scenarios: Readonly<Record<string, () => Promise<void>>> = {
   grown,
   holes,
   deactivated,
+  again,
 };
 try {
   await scenarios[given.scenario]!();
