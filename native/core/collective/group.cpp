@@ -297,6 +297,7 @@ void collective_group::finish(std::unique_ptr<queued_call> queued, const outcome
   calls_in_flight_.fetch_sub(1, std::memory_order_acq_rel);
   in_flight_.fetch_sub(1, std::memory_order_acq_rel);
   outcome told = end;
+  if (queued != nullptr && queued->call.change != nullptr && end.status == EP_STATUS_OK) told.expected = queued->run.sequence();
   told.stage = static_cast<uint32_t>(board_->epoch());
   sink_.complete(id, told);
 }

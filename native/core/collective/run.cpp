@@ -43,8 +43,8 @@ uint32_t mix(uint32_t hash, uint64_t value) {
 
 bool contains(const std::vector<int32_t>& ranks, int32_t rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); }
 
-uint32_t signature_of(const collective_call& call) {
-  uint32_t hash = mix(0x811c9dc5u, call.sequence);
+uint32_t signature_of(const collective_call& call, uint64_t sequence) {
+  uint32_t hash = mix(0x811c9dc5u, sequence);
   hash = mix(hash, static_cast<uint64_t>(call.kind) << 32 | static_cast<uint32_t>(call.dtype));
   hash = mix(hash, static_cast<uint64_t>(call.op) << 32 | static_cast<uint32_t>(call.root));
   hash = mix(hash, call.bytes);
@@ -67,7 +67,8 @@ void collective_run::begin(group_board& board, const collective_call& call, op_t
   call_ = &call;
   trace_ = &trace;
   phase_ = phase::begin;
-  signature_ = signature_of(call);
+  sequence_ = call.sequence;
+  signature_ = signature_of(call, sequence_);
   chunk_ = 0;
   unmapped_since_ = 0;
   asked_since_ = 0;
@@ -118,7 +119,18 @@ bool collective_run::fits() const {
   return (!many_in || call_->inputs.empty() || call_->inputs.size() == ranks) && (!many_out || call_->outputs.empty() || call_->outputs.size() == ranks);
 }
 
-void collective_run::give_up(uint32_t status) { board_->give_up(call_->sequence, status); }
+void collective_run::give_up(uint32_t status) {
+  // Others have left it behind. HAZARD: they must not take it for their own, later one.
+  if (!repairs() && sequence_ <= board_->repaired_sequence()) return;
+  board_->give_up(sequence_, status);
+}
+
+// Ranks that failed at different calls come to one that repairs under different numbers: the highest is that of all.
+void collective_run::catch_up() {
+  if (sequence_ >= board_->repaired_sequence()) return;
+  sequence_ = board_->repaired_sequence();
+  signature_ = signature_of(*call_, sequence_);
+}
 
 bool collective_run::can_advance() {
   switch (phase_) {
@@ -145,7 +157,7 @@ bool collective_run::all_flags(uint32_t flag) const {
 // What peers read of the call besides its signature.
 void collective_run::publish_call() {
   group_call& call = board_->next_call();
-  call.sequence = call_->sequence;
+  call.sequence = sequence_;
   call.kind = static_cast<uint32_t>(call_->kind);
   call.dtype = static_cast<uint32_t>(call_->dtype);
   call.reduce_op = static_cast<uint32_t>(call_->op);
@@ -199,7 +211,10 @@ progress collective_run::step() {
     case phase::begin: {
       if (!board_->connected()) return progress::waiting;
       if (call_->change != nullptr) {
-        if (call_->change->repairs && !board_->repair(call_->sequence)) return fail_unreached();
+        if (repairs()) {
+          if (!board_->repair(sequence_)) return fail_unreached();
+          catch_up();
+        }
       }
       if (board_->view_pending()) return lose_members(false);
       if (!board_->ready()) return progress::waiting;
@@ -262,7 +277,7 @@ progress collective_run::look() {
     }
     return lose_members(true);
   }
-  switch (board_->look(call_->sequence, &who)) {
+  switch (board_->look(sequence_, &who)) {
     case absence::none: return progress::waiting;
     case absence::gave_up: {
       // One that had come and waited in vain: its deadline was the first, and what there is to say is whom everybody waits for.
@@ -279,11 +294,12 @@ progress collective_run::look() {
 progress collective_run::lose_members(bool begun) {
   // Nobody can have completed this call: everyone needs the step that the lost rank did not enter. Before its first step nothing has been exchanged, and the
   // call is carried out by those who are left; a membership call always is.
-  if (!board_->change_view(begun && call_->change == nullptr ? call_->sequence : call_->sequence - 1)) return fail_unreached();
+  if (!board_->change_view(begun && call_->change == nullptr ? sequence_ : sequence_ - 1)) return fail_unreached();
   if (board_->evicted()) return evicted();
-  // Others have given it up, and wait in a later call that lets all agree anew: this rank must hear that it has to make it, too.
-  if (call_->sequence < board_->repaired_sequence()) return fail(EP_STATUS_ABORTED, board_->active().front());
-  if (call_->sequence <= board_->failed_sequence()) return fail(EP_STATUS_PEER_LOST, board_->lost().empty() ? -1 : board_->lost().front());
+  if (repairs()) catch_up();
+  // Others have given it up, and wait in a call that lets all agree anew: this rank must hear that it has to make it, too.
+  else if (sequence_ <= board_->repaired_sequence()) return fail(EP_STATUS_ABORTED, board_->active().front());
+  if (sequence_ <= board_->failed_sequence()) return fail(EP_STATUS_PEER_LOST, board_->lost().empty() ? -1 : board_->lost().front());
   phase_ = phase::begin;
   return progress::made;
 }
@@ -374,7 +390,7 @@ progress collective_run::finish_membership() {
   if (!board_->drop(change.evicted)) return fail_unreached();
   admitted_ = std::all_of(change.admitted.begin(), change.admitted.end(), [&](int32_t r) { return peers_[static_cast<size_t>(r)].state >= peer_state::joining; });
   const bool changes = admitted_ && (!change.admitted.empty() || change.size > board_->size());
-  return changes && !board_->admit(change.admitted, peers_.data(), change.size, call_->sequence) ? fail_unreached() : progress::done;
+  return changes && !board_->admit(change.admitted, peers_.data(), change.size, sequence_) ? fail_unreached() : progress::done;
 }
 
 progress collective_run::finish_small() {

@@ -70,6 +70,8 @@ class collective_run {
   // After a membership call that is done: what all agree that the ranks are, and whether those that were to be taken in have been.
   const std::vector<group_peer>& peers() const { return peers_; }
   bool admitted() const { return admitted_; }
+  // The number under which all made the call; of one that repairs it may be higher than this rank's.
+  uint64_t sequence() const { return sequence_; }
 
   // After `failed`: EP_STATUS_PEER_LOST, ABORTED (a peer gave up), MISMATCH, SYSTEM, EVICTED.
   const outcome& end() const { return end_; }
@@ -85,6 +87,8 @@ class collective_run {
   bool fits() const;
   void evict_late();
   bool is_to_leave() const;
+  bool repairs() const { return call_->change != nullptr && call_->change->repairs; }
+  void catch_up();
   progress finish_membership();
   uint64_t payload_bytes() const;
   void publish_call();
@@ -113,6 +117,7 @@ class collective_run {
   op_trace* trace_ = nullptr;
   phase phase_ = phase::begin;
   outcome end_;
+  uint64_t sequence_ = 0;
   uint32_t signature_ = 0;
   int64_t unmapped_since_ = 0;
   int64_t asked_since_ = 0;

@@ -44,6 +44,14 @@ export function survey<T>(
 export function evict(lane: Lane, op: string, ranks: readonly Rank[], limits: CallLimits): Work {
   const { engine } = lane;
   elasticOf(engine, op);
+  const { active } = engine.view();
+  if (active.includes(engine.rank) && active.every((rank) => ranks.includes(rank))) {
+    throw invalid('ranks', {
+      where: op,
+      expected: 'not all that take part: nobody could take any of them in',
+      found: `${ranks}`,
+    });
+  }
   return lane.turn(op, 1, limits.signal, async (_run, change) => {
     try {
       await change({ ...UNCHANGED, evicted: ranks, repairs: true, ...limits });

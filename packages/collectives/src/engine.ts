@@ -38,6 +38,8 @@ export interface MembershipCall {
 }
 
 export interface MembershipEnd extends EngineEnd {
+  /** The number under which all made the call: of one that repairs, the highest of them. */
+  readonly sequence: number;
   readonly admitted: boolean;
   /** By rank, of all that there may be. */
   readonly states: readonly PeerState[];

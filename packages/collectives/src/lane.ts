@@ -297,6 +297,7 @@ export class Lane {
     const token = this.#recorder?.begin(entry) ?? NOT_RECORDED;
     try {
       const end = await this.engine.elastic!.change({ ...call, sequence });
+      this.#ran = end.sequence;
       this.#recorder?.end(token, 'done');
       return end;
     } catch (error) {

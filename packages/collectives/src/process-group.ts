@@ -101,7 +101,7 @@ export class ProcessGroup extends Collectives {
 
   /**
    * Fires once, with the error of the first operation that failed, whether or not somebody looked at it. After `EP_PEER_LOST` the group works on with those
-   * who are left; after `EP_TIMEOUT`, `EP_ABORTED` or `EP_MISMATCH` it is poisoned, and its ranks need a new one.
+   * who are left; after `EP_TIMEOUT`, `EP_ABORTED` or `EP_MISMATCH` it is poisoned until `deactivate()`.
    */
   get failed(): AbortSignal {
     return this.lane.failed;
@@ -127,9 +127,10 @@ export class ProcessGroup extends Collectives {
   }
 
   /**
-   * Collective over the members but `ranks`, which may call it, too, so that their earlier calls end as everybody's, and are not waited for longer than 0.1 s. Takes them out: what they still do has no effect, and their calls end
-   * with `EP_EVICTED`. Also ends what poisons the group: all members go on from this call, and earlier ones that had not ended anywhere fail. With no ranks
-   * it does only that. To be awaited before the next call.
+   * Collective over the members but `ranks`, which may call it, too, so that their earlier calls end as everybody's; they are waited for 0.1 s at most. Takes them
+   * out: what they still do has no effect, and their calls end with `EP_EVICTED`. Also ends what poisons the group: all members go on from this call, however
+   * many each has made before, and earlier ones that had not ended anywhere fail. With no ranks it does only that. A member that still makes another call gets
+   * `EP_ABORTED` from it, and makes this one then. To be awaited before the next call.
    */
   deactivate(ranks: readonly Rank[], options?: CallOptions): Work {
     const op = 'deactivate';

@@ -256,7 +256,7 @@ class ShmEngine extends Resource implements GroupEngine {
     if (outcome.status !== 0) throw this.#failed(named, outcome, id);
     const end = this.#group.membershipEnd(id);
     const states = Array.from(end.states, (state) => PEER_STATES[state]!);
-    return { ...this.#endIn(outcome.stage), admitted: end.admitted, states };
+    return { ...this.#endIn(outcome.stage), sequence: Number(outcome.expected), admitted: end.admitted, states };
   }
 
   async #join({

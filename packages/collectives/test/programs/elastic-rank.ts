@@ -328,6 +328,7 @@ async function deactivated(): Promise<void> {
   const all = range(0, worldSize);
   const group = await openGroup();
   await checkSum(group, all);
+  assert.throws(() => group.deactivate(all), { code: 'EP_INVALID_ARGUMENT' });
   // It knows.
   await group.deactivate([victim]);
   assert.deepEqual(group.activeRanks, others(worldSize));
@@ -362,6 +363,21 @@ async function deactivated(): Promise<void> {
     await delay(100);
     const code = await failure(group.barrier());
     assert.equal(code, 'EP_ABORTED');
+  }
+  await group.deactivate([]);
+  await checkSum(group, all);
+  // One has made fewer calls than the others, then more.
+  if (rank !== victim) {
+    const code = await failure(group.barrier({ timeoutMs: 100 }));
+    assert.ok(code === 'EP_TIMEOUT' || code === 'EP_ABORTED', code);
+    assert.equal(await failure(group.barrier()), 'EP_POISONED');
+  }
+  await group.deactivate([]);
+  await checkSum(group, all);
+  if (rank === victim) {
+    const code = await failure(group.barrier({ timeoutMs: 100 }));
+    assert.ok(code === 'EP_TIMEOUT' || code === 'EP_ABORTED', code);
+    for (let i = 0; i < 5; i++) assert.equal(await failure(group.barrier()), 'EP_POISONED');
   }
   await group.deactivate([]);
   await checkSum(group, all);
