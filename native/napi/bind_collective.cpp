@@ -39,7 +39,11 @@ struct group_wrap : Napi::ObjectWrap<group_wrap> {
     options.active = arg_ranks(info[5], "active");
     options.joins = info[6].ToBoolean();
     options.incarnation = static_cast<uint32_t>(arg_size(info[7], "incarnation"));
-    if (info.Length() > 9 && !info[9].IsUndefined()) options.allocations = unwrap<group_wrap>(info[9], "previous").native->own_memory();
+    if (info.Length() > 9 && !info[9].IsUndefined()) {
+      collective_group& previous = *unwrap<group_wrap>(info[9], "previous").native;
+      options.allocations = previous.own_memory();
+      options.former = previous.peers();
+    }
     auto made = collective_group::create(state, options, info[8].ToBoolean());
     native = value_or_throw(info.Env(), made);
     end_key = state.at_end([held = native] { held->close(false); });

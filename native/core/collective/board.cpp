@@ -96,6 +96,7 @@ result<std::unique_ptr<group_board>> group_board::create(const group_options& op
   own->group_nonce = options.nonce;
   own->incarnation = options.incarnation;
   board->allocations_ = options.allocations;
+  board->former_ = options.former;
   for (size_t i = 0; i < options.allocations.size(); ++i) own->allocation[i] = options.allocations[i]->handle();
   own->allocations = options.allocations.size();
   // All of a group begin with the same view; one that joins it later is alone until then.
@@ -433,6 +434,12 @@ bool group_board::try_join() {
     if (r != rank_ && is_in(view, r) && (one.mapping == nullptr || one.incarnation != view.incarnation[r])) return false;
   }
   joined_sequence_ = view.sequence;
+  // HAZARD: those that were taken out meanwhile are not among the members that this rank sees leave, and may be stopped in the middle of writing to its memory.
+  for (const auto& mapping : former_) {
+    const group_member& one = *member_in(mapping);
+    if (!is_in(view, one.rank) || view.incarnation[one.rank] != one.incarnation) leave_behind(mapping);
+  }
+  former_.clear();
   adopt(view);
   ask_to_join(false);
   return true;
@@ -448,9 +455,8 @@ void group_board::adopt(const group_view& view) {
     const auto at = static_cast<size_t>(r);
     const group_member* one = members_[at];
     if (r == rank_ || one == nullptr) continue;
-    evict(r); // HAZARD: before the look at what it does: it must not begin anything
-    if (life_state(&one->life) == EP_LIFE_DEAD || shared(one->pushing).load(std::memory_order_seq_cst) == 0) continue;
-    pushers_.push_back({members_[at], peers_[at]});
+    evict(r);
+    leave_behind(peers_[at]);
   }
   std::fill(place_.begin(), place_.end(), -1);
   size_ = std::max(size_, view.size);
@@ -479,6 +485,22 @@ void group_board::adopt(const group_view& view) {
   ready_ = false;
   publish_view(member(rank_).adopted[epoch_ % 2], view);
   settle();
+}
+
+void group_board::leave_behind(const std::shared_ptr<segment>& mapping) {
+  group_member* one = member_in(mapping);
+  // HAZARD: before the look at what it does: it must not begin anything.
+  for (auto& step : one->steps) shared(step.line.tick).fetch_or(group_frozen, std::memory_order_seq_cst);
+  if (life_state(&one->life) == EP_LIFE_DEAD || shared(one->pushing).load(std::memory_order_seq_cst) == 0) return;
+  pushers_.push_back({one, mapping});
+}
+
+std::vector<std::shared_ptr<segment>> group_board::peers() const {
+  std::vector<std::shared_ptr<segment>> attached;
+  for (const auto& one : peers_) {
+    if (one != nullptr && one != own_) attached.push_back(one);
+  }
+  return attached;
 }
 
 // Nobody begins a step of the new epoch before all have left the old one: until then lines and chunks of the old one may still be read, and memory be written to.

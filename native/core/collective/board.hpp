@@ -29,6 +29,7 @@ struct group_options {
   bool joins = false;            // begins alone, and asks the others to take it in
   uint32_t incarnation = 1;    // of this rank: 1, 2, … of those that have had its number
   std::vector<std::shared_ptr<segment>> allocations{}; // group memory that this rank already has
+  std::vector<std::shared_ptr<segment>> former{};      // peers that could write to it
 };
 
 class group_board {
@@ -131,6 +132,7 @@ class group_board {
   // Group memory. Index of the new allocation.
   result<uint32_t> allocate(uint64_t byte_length);
   const std::vector<std::shared_ptr<segment>>& own_memory() const { return allocations_; }
+  std::vector<std::shared_ptr<segment>> peers() const; // those that are attached
   const std::shared_ptr<segment>& allocation(uint32_t index) const { return allocations_[index]; }
   uint64_t allocations() const { return allocations_.size(); }
   // Null where the peer's memory cannot be mapped, or ends before `offset` + `bytes`.
@@ -154,6 +156,7 @@ class group_board {
   bool decide(const group_view& wanted);
   void install(int32_t rank, std::shared_ptr<segment> mapping);
   void settle();
+  void leave_behind(const std::shared_ptr<segment>& mapping);
   bool find_view(group_view& view) const;
   uint8_t* slot(int32_t rank, uint64_t step) const;
   uint8_t* chunk(int32_t rank, uint64_t step) const;
@@ -200,6 +203,7 @@ class group_board {
     std::shared_ptr<segment> mapping;
   };
   std::vector<pusher> pushers_; // evicted, and not seen to have stopped writing: this rank is not ready before
+  std::vector<std::shared_ptr<segment>> former_; // of this rank's group before it came back
   bool left_ = false;
 };
 

@@ -84,6 +84,11 @@ std::vector<group_peer> collective_group::survey() {
   return peers;
 }
 
+std::vector<std::shared_ptr<segment>> collective_group::peers() {
+  const std::lock_guard lock(run_mutex_);
+  return board_->peers();
+}
+
 result<nothing> collective_group::fence() {
   if (!fencing_.load(std::memory_order_acquire)) return nothing{};
   const std::lock_guard lock(run_mutex_);

@@ -79,6 +79,7 @@ class collective_group {
   // While calls are under way, and after one that failed: see group_board::fence. Costs a load where there is nothing to do.
   result<nothing> fence();
   const std::vector<std::shared_ptr<segment>>& own_memory() const { return board_->own_memory(); }
+  std::vector<std::shared_ptr<segment>> peers();
 
   // Messages: each ends through the sink.
   void send(std::unique_ptr<message_send> message);

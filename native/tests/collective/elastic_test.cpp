@@ -146,6 +146,7 @@ struct rank_side {
   // Comes back as another process would, with the memory that it had.
   void come_back(const std::vector<int32_t>& members) {
     options.allocations = group->own_memory();
+    options.former = group->peers();
     options.joins = true;
     ++options.incarnation;
     group->close(true);
@@ -453,6 +454,30 @@ void fenced_beside() {
   late.join();
 }
 
+// One that comes back looks also for those that were taken out while it was away.
+void fenced_after_coming_back() {
+  const auto all = boards(3);
+  EP_CHECK(all[1]->allocate(4096).ok());
+  EP_CHECK(all[2]->begin_push());
+  all[0]->evict(1);
+  all[0]->evict(2);
+  EP_CHECK(all[0]->change_view(0));
+  auto made = group_board::create({.rank = 1, .size = 3, .capacity = 3, .nonce = 6, .joins = true, .incarnation = 2, .allocations = all[1]->own_memory(), .former = all[1]->peers()});
+  EP_CHECK(made.ok());
+  group_board& back = *made.value();
+  EP_CHECK(back.attach(0, all[0]->handle(), 1).ok());
+  EP_CHECK(all[0]->attach(1, back.handle(), 2).ok());
+  back.ask_to_join(true);
+  group_peer peers[3];
+  all[0]->survey(peers);
+  EP_CHECK(all[0]->admit({1}, peers, 3, 9));
+  EP_CHECK(back.try_join());
+  EP_CHECK(back.fencing());
+  all[2]->end_push();
+  EP_CHECK(back.fence().ok());
+  EP_CHECK(!back.fencing());
+}
+
 // One that was taken out and wakes up when its place in the table of decisions has another one.
 void slept_for_long() {
   const auto all = boards(3);
@@ -517,6 +542,7 @@ void taken_out_before_it_came() {
 
 int main() {
   fenced_beside();
+  fenced_after_coming_back();
   slept_for_long();
   many_views();
   taken_out_before_it_came();

@@ -276,6 +276,7 @@ class ShmEngine extends Resource implements GroupEngine {
       if (outcome.status === 0) {
         this.#evicted = false;
         this.#poison = undefined;
+        this.#fenceOrRest();
         this.#endIn(outcome.stage);
         return Number(outcome.expected);
       }
@@ -406,7 +407,6 @@ class ShmEngine extends Resource implements GroupEngine {
     if (this.#waiting === 0) {
       clearInterval(this.#fencing);
       this.#fencing = undefined;
-      return;
     }
     try {
       this.#group.fence();
