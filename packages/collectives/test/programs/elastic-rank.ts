@@ -401,7 +401,7 @@ async function stoppedAndDeactivated(): Promise<void> {
   const codes = ['none', 'EP_TIMEOUT', 'EP_ABORTED'];
   const code = await failure(group.allReduce(target, { timeoutMs: 400 }));
   assert.ok(codes.includes(code), code);
-  await group.deactivate([victim], { timeoutMs: 3000 });
+  await group.deactivate([victim], { timeoutMs: 10_000 });
   target.data.fill(1);
   await group.allReduce(target);
   const sum = others(worldSize).length;
