@@ -97,10 +97,11 @@ struct rank_side {
     return end;
   }
   void sums_over(const std::vector<int32_t>& ranks) {
-    int32_t value = 1 << options.rank;
+    const auto part = [](int32_t r) { return 1 << (r % 24); };
+    int32_t value = part(options.rank);
     EP_CHECK_EQ(sum(&value).status, unsigned{EP_STATUS_OK});
     int32_t want = 0;
-    for (const int32_t r : ranks) want += 1 << r;
+    for (const int32_t r : ranks) want += part(r);
     EP_CHECK_EQ(value, want);
     EP_CHECK(group->active() == ranks);
   }
@@ -357,7 +358,10 @@ void repaired_together(int32_t size) {
     self.timeout_ms = 20'000;
     // Whatever numbers of calls the ranks are at, as long as each has made its own.
     if (self.options.rank == size - 1 && size > 2) {
-      EP_CHECK_EQ(self.sum(&value).status, unsigned{EP_STATUS_ABORTED});
+      // All had come to the one that they gave up: it may still find their parts.
+      uint32_t status = self.sum(&value).status;
+      if (status == EP_STATUS_OK) status = self.sum(&value).status;
+      EP_CHECK_EQ(status, unsigned{EP_STATUS_ABORTED});
       EP_CHECK_EQ(self.sum(&value).status, unsigned{EP_STATUS_BUSY});
     }
     const outcome end = self.change({.repairs = true});
