@@ -1,13 +1,6 @@
 /** Opening the first group. */
-import {
-  checkInteger,
-  checkTimeout,
-  defaultTimeoutMs,
-  EpError,
-  invalid,
-  type Store,
-  type StoreWaitOptions,
-} from '@ep/core';
+import { setTimeout as delay } from 'node:timers/promises';
+import { checkInteger, checkTimeout, defaultTimeoutMs, EpError, formatRanks, invalid, type Store } from '@ep/core';
 import { type ElasticInit, engineFactory, isTransport } from './backends.js';
 import { meet } from './meeting.js';
 import { checkMembers } from './members.js';
@@ -51,26 +44,52 @@ function checkFixed(options: InitOptions): void {
   }
 }
 
+const LOOK_MS = 10;
+
+/** How many groups of the name each of `ranks` has opened: what most say, 0 if none has. */
+async function livesOf(store: Store, key: string, ranks: readonly number[]): Promise<number> {
+  const said = new Map<number, number>();
+  for (const rank of ranks) {
+    const life = await store.add(`${key}/${rank}`, 0);
+    if (life > 0) said.set(life, (said.get(life) ?? 0) + 1);
+  }
+  return [...said].sort(([lifeA, a], [lifeB, b]) => b - a || lifeA - lifeB)[0]?.[0] ?? 0;
+}
+
 /**
- * How many groups of the name this rank has opened. A group opened under the name of one that was destroyed must not find what that one left in the store;
- * a rank that joins one must find it.
+ * Which of the groups of the name this rank opens. One that is opened anew must not find what one that was destroyed left in the store; a rank that joins one must
+ * find it. HAZARD: it asks all, because a process that was started again, but not as an extension, has counted itself up, and is in a group of its own.
  */
 async function lifeOf(
   store: Store,
   key: string,
   rank: number,
-  joins: boolean,
-  limits: StoreWaitOptions,
+  { active, joins }: ElasticInit,
+  limits: { readonly timeoutMs: number; readonly signal?: AbortSignal | undefined },
 ): Promise<number> {
-  if (!joins) {
-    const life = await store.add(`${key}/${rank}`, 1);
-    await store.set(`${key}/life`, new TextEncoder().encode(String(life)));
-    return life;
+  const own = `${key}/${rank}`;
+  if (!joins) return await store.add(own, 1);
+  const others = active.filter((one) => one !== rank);
+  const until = performance.now() + limits.timeoutMs;
+  for (;;) {
+    const life = await livesOf(store, key, others);
+    if (life > 0) {
+      // As one that was there from the beginning: whatever they open next, it opens with them.
+      await store.add(own, life - (await store.add(own, 0)));
+      return life;
+    }
+    limits.signal?.throwIfAborted();
+    if (performance.now() >= until) {
+      throw new EpError(
+        'EP_TIMEOUT',
+        `${WHERE}: ${formatRanks(others)} did not open the group that this rank is to join`,
+        {
+          context: { awaited: others, timeoutMs: limits.timeoutMs },
+        },
+      );
+    }
+    await delay(LOOK_MS);
   }
-  const life = Number(new TextDecoder().decode(await store.get(`${key}/life`, limits)));
-  const own = await store.add(`${key}/${rank}`, 0);
-  if (own < life) await store.add(`${key}/${rank}`, life - own);
-  return life;
 }
 
 /**
@@ -91,10 +110,7 @@ export async function initProcessGroup(options: InitOptions = {}): Promise<Proce
   const { store, rank, worldSize, attempt, leave, abandon } = await meet(options, timeoutMs);
   try {
     const elastic = elasticOf(options, rank, worldSize);
-    const life = await lifeOf(store, `ep/groups/${attempt}/${name}`, rank, elastic.joins, {
-      ...(Number.isFinite(timeoutMs) && { timeoutMs }),
-      ...(signal && { signal }),
-    });
+    const life = await lifeOf(store, `ep/groups/${attempt}/${name}`, rank, elastic, { timeoutMs, signal });
     const id = `${name}${attempt === 0 ? '' : `@${attempt}`}${life === 1 ? '' : `#${life}`}`;
     const recorder = new FlightRecorder({ world: id, rank, size: worldSize });
     const world = {

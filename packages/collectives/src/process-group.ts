@@ -173,7 +173,8 @@ export class ProcessGroup extends Collectives {
     const elastic = elasticOf(this.#engine, op);
     const { active } = this.#engine.view();
     if (active.includes(this.rank) && active.some((rank) => rank !== this.rank)) {
-      throw invalid('rank', { where: op, expected: 'one that takes no part', found: this.rank });
+      const expected = 'one that takes no part; who was taken out learns it from the next call';
+      throw invalid('rank', { where: op, expected, found: this.rank });
     }
     const limits = this.limits(op, options);
     await this.lane.join(op, elastic, limits, async (run) => {

@@ -97,6 +97,23 @@ test('who takes part does not join, and who joins makes no calls meanwhile', asy
   expect([first.activeRanks, second.activeRanks, second.epoch]).toEqual([[0, 1], [0, 1], first.epoch]);
 });
 
+test('a process that was started again as if it were the first does not lead newcomers astray', async () => {
+  const store = memoryStore();
+  const options = { store, worldSize: 3, activeRanks: [0, 1] };
+  await using first = await initProcessGroup({ ...options, rank: 0 });
+  // Rank 1 again and again, instead of as an extension: alone in groups of its own.
+  await (await initProcessGroup({ ...options, rank: 1, activeRanks: [1] })).close();
+  await (await initProcessGroup({ ...options, rank: 1, activeRanks: [1] })).close();
+  await using second = await initProcessGroup({ ...options, rank: 1, isExtension: true });
+  // As all, once more: rank 0 goes on without rank 1, and takes it in.
+  await first.deactivate([1]);
+  const joined = second.joinGroup();
+  while ((await first.peerState([1]))[0] !== 'joining');
+  await first.recoverRanks([1]);
+  await joined;
+  await Promise.all([first.barrier(), second.barrier()]);
+});
+
 test('a rank that nobody takes in stops waiting', async () => {
   const nobody = alone({ worldSize: 2, activeRanks: [1], isExtension: true, timeoutMs: 30 });
   await expect(nobody).rejects.toMatchObject({ code: 'EP_TIMEOUT' });
