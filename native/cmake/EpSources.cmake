@@ -13,6 +13,7 @@ set(EP_CORE_SOURCES
   core/collective/group.cpp
   core/collective/messages.cpp
   core/collective/run.cpp
+  core/collective/run_data.cpp
   core/copy.cpp
   core/device/kernel.cpp
   core/host_memory.cpp

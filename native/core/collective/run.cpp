@@ -1,3 +1,4 @@
+// What ranks agree on in the course of a call: its steps, who takes part, how it ends. How data moves is in run_data.cpp.
 #include "run.hpp"
 
 #include <unistd.h>
@@ -6,24 +7,12 @@
 #include <bit>
 #include <cstring>
 
-extern "C" {
-void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
-void ep_copy_fence(void);
-}
-
 namespace ep {
 namespace {
 
-constexpr uint64_t line_bytes = 64;
-// Work between two looks at whether the call goes on.
-constexpr uint64_t work_bytes = uint64_t{1} << 20;
 constexpr int64_t unmapped_ns = 500'000'000;
 // How long those who are taken out are waited for.
 constexpr int64_t leaving_ns = 100'000'000;
-// Up to this many ranks everyone reduces whole chunks; more share the work and then copy each other's slices.
-constexpr size_t ranks_that_reduce_all = 3;
-
-bool is_list(op_kind kind) { return kind == op_kind::scatter || kind == op_kind::reduce_scatter || kind == op_kind::all_to_all; }
 
 uint64_t last_level_cache() {
   static const uint64_t bytes = [] {
@@ -210,11 +199,9 @@ progress collective_run::step() {
   switch (phase_) {
     case phase::begin: {
       if (!board_->connected()) return progress::waiting;
-      if (call_->change != nullptr) {
-        if (repairs()) {
-          if (!board_->repair(sequence_)) return fail_unreached();
-          catch_up();
-        }
+      if (repairs()) {
+        if (!board_->repair(sequence_)) return fail_unreached();
+        catch_up();
       }
       if (board_->view_pending()) return lose_members(false);
       if (!board_->ready()) return progress::waiting;
@@ -336,17 +323,6 @@ bool collective_run::signatures_agree() {
   return true;
 }
 
-const uint8_t* collective_run::small_of(int32_t rank) const {
-  const group_block* blocks = board_->blocks_of(rank);
-  uint64_t bytes = 0;
-  if (call_->kind == op_kind::all_to_all) {
-    for (int32_t i = 0; i < board_->size(); ++i) bytes += blocks[i].bytes;
-  } else {
-    bytes = is_list(call_->kind) ? call_->bytes * static_cast<uint64_t>(board_->size()) : call_->bytes;
-  }
-  return bytes <= group_inline_bytes ? board_->line_of(rank).payload : board_->slot_of(rank);
-}
-
 progress collective_run::decide() {
   if (call_->kind == op_kind::barrier) return progress::done;
   if (call_->kind == op_kind::membership) return finish_membership();
@@ -391,240 +367,6 @@ progress collective_run::finish_membership() {
   admitted_ = std::all_of(change.admitted.begin(), change.admitted.end(), [&](int32_t r) { return peers_[static_cast<size_t>(r)].state >= peer_state::joining; });
   const bool changes = admitted_ && (!change.admitted.empty() || change.size > board_->size());
   return changes && !board_->admit(change.admitted, peers_.data(), change.size, sequence_) ? fail_unreached() : progress::done;
-}
-
-progress collective_run::finish_small() {
-  const int32_t rank = board_->rank();
-  const uint64_t bytes = call_->bytes;
-  const auto own = static_cast<uint64_t>(rank);
-  const auto take = [](const call_block& to, const uint8_t* from) {
-    if (to.bytes != 0) std::memcpy(to.data, from, to.bytes);
-  };
-  const auto reduce = [&](uint64_t offset) {
-    sources_.clear();
-    for (const int32_t r : board_->active()) sources_.push_back(small_of(r) + offset);
-    reduce_elements(call_->outputs[0].data, sources_.data(), static_cast<int>(sources_.size()), bytes / width(), call_->dtype, call_->op, call_->factor, false);
-  };
-  switch (call_->kind) {
-    case op_kind::barrier:
-    case op_kind::membership: break;
-    case op_kind::broadcast:
-      if (rank != call_->root) take(call_->outputs[0], small_of(call_->root));
-      break;
-    case op_kind::all_reduce: reduce(0); break;
-    case op_kind::reduce:
-      if (rank == call_->root) reduce(0);
-      break;
-    case op_kind::gather:
-    case op_kind::all_gather:
-      if (call_->outputs.empty()) break;
-      for (const int32_t r : board_->active()) take(call_->outputs[static_cast<size_t>(r)], small_of(r));
-      break;
-    case op_kind::scatter: take(call_->outputs[0], small_of(call_->root) + own * bytes); break;
-    case op_kind::reduce_scatter: reduce(own * bytes); break;
-    case op_kind::all_to_all:
-      for (const int32_t r : board_->active()) {
-        uint64_t offset = 0;
-        for (int32_t i = 0; i < rank; ++i) offset += board_->blocks_of(r)[i].bytes;
-        take(call_->outputs[static_cast<size_t>(r)], small_of(r) + offset);
-      }
-      break;
-  }
-  return progress::done;
-}
-
-uint64_t collective_run::chunk_bytes() const {
-  return is_list(call_->kind) ? group_chunk_bytes / static_cast<uint64_t>(board_->size()) / line_bytes * line_bytes : group_chunk_bytes;
-}
-
-void collective_run::put_chunk() {
-  const uint64_t share = chunk_bytes();
-  const uint64_t at = chunk_ * share;
-  uint8_t* to = board_->next_chunk();
-  for (size_t i = 0; i < call_->inputs.size(); ++i) {
-    const call_block& block = call_->inputs[i];
-    if (at >= block.bytes) continue;
-    const uint64_t bytes = std::min(share, block.bytes - at);
-    std::memcpy(to + i * share, block.data + at, bytes);
-    ++trace_->writes;
-    trace_->bytes += bytes;
-  }
-  ++trace_->signals;
-  enter(0, 0);
-}
-
-bool collective_run::take_chunk() {
-  const uint64_t share = chunk_bytes();
-  const uint64_t at = chunk_ * share;
-  const auto& active = board_->active();
-  const int32_t rank = board_->rank();
-  const auto own = static_cast<uint64_t>(rank);
-  const auto take = [&](const call_block& to, const uint8_t* from) {
-    if (at < to.bytes) ep_copy(to.data + at, from, std::min(share, to.bytes - at), non_temporal_ ? 1 : 0);
-  };
-  const auto reduce = [&](uint8_t* to, uint64_t offset, uint64_t bytes, bool past_cache) {
-    sources_.clear();
-    for (const int32_t r : active) sources_.push_back(board_->chunk_of(r) + offset);
-    reduce_elements(to, sources_.data(), static_cast<int>(sources_.size()), bytes / width(), call_->dtype, call_->op, call_->factor, past_cache);
-  };
-  const uint64_t bytes = at < call_->bytes ? std::min(share, call_->bytes - at) : 0;
-  switch (call_->kind) {
-    case op_kind::barrier:
-    case op_kind::membership: break;
-    case op_kind::broadcast:
-      if (rank != call_->root) take(call_->outputs[0], board_->chunk_of(call_->root));
-      break;
-    case op_kind::all_reduce: {
-      if (active.size() <= ranks_that_reduce_all) {
-        reduce(call_->outputs[0].data + at, 0, bytes, non_temporal_);
-        break;
-      }
-      const uint64_t slice = (bytes / active.size() / line_bytes + 1) * line_bytes;
-      const uint64_t from = std::min(bytes, slice * static_cast<uint64_t>(board_->place()));
-      const uint64_t to = std::min(bytes, from + slice);
-      reduce(board_->next_chunk(), from, to - from, false);
-      ++trace_->signals;
-      ++trace_->writes;
-      trace_->bytes += to - from;
-      enter(0, 0);
-      return false;
-    }
-    case op_kind::reduce:
-      if (rank == call_->root) reduce(call_->outputs[0].data + at, 0, bytes, non_temporal_);
-      break;
-    case op_kind::gather:
-    case op_kind::all_gather:
-      if (call_->outputs.empty()) break;
-      for (const int32_t r : active) take(call_->outputs[static_cast<size_t>(r)], board_->chunk_of(r));
-      break;
-    case op_kind::scatter: take(call_->outputs[0], board_->chunk_of(call_->root) + own * share); break;
-    case op_kind::reduce_scatter: reduce(call_->outputs[0].data + at, own * share, bytes, non_temporal_); break;
-    case op_kind::all_to_all:
-      for (const int32_t r : active) take(call_->outputs[static_cast<size_t>(r)], board_->chunk_of(r) + own * share);
-      break;
-  }
-  return true;
-}
-
-void collective_run::take_slices() {
-  const uint64_t share = chunk_bytes();
-  const uint64_t at = chunk_ * share;
-  const uint64_t bytes = std::min(share, call_->bytes - at);
-  const auto& active = board_->active();
-  const uint64_t slice = (bytes / active.size() / line_bytes + 1) * line_bytes;
-  for (size_t i = 0; i < active.size(); ++i) {
-    const uint64_t from = std::min(bytes, slice * i);
-    ep_copy(call_->outputs[0].data + at + from, board_->chunk_of(active[i]), std::min(bytes, from + slice) - from, non_temporal_ ? 1 : 0);
-  }
-}
-
-progress collective_run::next_chunk() {
-  if (++chunk_ == chunks_) {
-    if (non_temporal_) ep_copy_fence();
-    return progress::done;
-  }
-  phase_ = phase::chunk;
-  put_chunk();
-  return phase_ == phase::failed ? progress::failed : progress::made;
-}
-
-const uint8_t* collective_run::input_of(int32_t rank, uint32_t index, uint64_t bytes) {
-  if (bytes == 0) return board_->slot_of(rank);
-  const group_block& block = board_->blocks_of(rank)[index];
-  return board_->memory_of(rank, block.segment, block.offset, bytes);
-}
-
-bool collective_run::prepare_direct() {
-  copies_.clear();
-  sources_.clear();
-  targets_.clear();
-  reduce_bytes_ = done_bytes_ = 0;
-  copy_at_ = 0;
-  const auto& active = board_->active();
-  const int32_t rank = board_->rank();
-  const auto own = static_cast<uint32_t>(rank);
-  bool mapped = true;
-  const auto copy = [&](const call_block& to, int32_t from, uint32_t index) {
-    const uint8_t* data = input_of(from, index, to.bytes);
-    mapped = mapped && data != nullptr;
-    if (to.bytes != 0 && mapped) copies_.push_back({data, to.data, to.bytes});
-  };
-  switch (call_->kind) {
-    case op_kind::barrier:
-    case op_kind::membership: break;
-    case op_kind::broadcast:
-      if (rank != call_->root) copy(call_->outputs[0], call_->root, 0);
-      break;
-    case op_kind::gather:
-    case op_kind::all_gather:
-    case op_kind::all_to_all:
-      if (call_->outputs.empty()) break;
-      // Everyone begins with another peer, so that no rank's memory is read by all at once.
-      for (size_t i = 0; i < active.size(); ++i) {
-        const int32_t r = active[(i + static_cast<size_t>(board_->place())) % active.size()];
-        copy(call_->outputs[static_cast<size_t>(r)], r, call_->kind == op_kind::all_to_all ? own : 0);
-      }
-      break;
-    case op_kind::scatter: copy(call_->outputs[0], call_->root, own); break;
-    case op_kind::reduce_scatter:
-      for (const int32_t r : active) sources_.push_back(input_of(r, own, call_->bytes));
-      targets_.push_back(call_->outputs[0].data);
-      reduce_bytes_ = call_->bytes;
-      break;
-    case op_kind::all_reduce:
-    case op_kind::reduce: {
-      const uint64_t slice = (call_->bytes / active.size() / line_bytes + 1) * line_bytes;
-      const uint64_t from = std::min(call_->bytes, slice * static_cast<uint64_t>(board_->place()));
-      reduce_bytes_ = std::min(call_->bytes, from + slice) - from;
-      for (const int32_t r : active) {
-        const uint8_t* data = input_of(r, 0, call_->bytes);
-        sources_.push_back(data == nullptr ? nullptr : data + from);
-        if (call_->kind == op_kind::reduce && r != call_->root) continue;
-        const group_call& theirs = board_->call_of(r);
-        uint8_t* to = call_->bytes == 0 ? nullptr : board_->memory_of(r, theirs.output_segment, theirs.output_offset, call_->bytes);
-        mapped = mapped && (to != nullptr || call_->bytes == 0);
-        targets_.push_back(to == nullptr ? nullptr : to + from);
-      }
-      trace_->writes += targets_.size();
-      trace_->bytes += reduce_bytes_ * targets_.size();
-      break;
-    }
-  }
-  return mapped && std::all_of(sources_.begin(), sources_.end(), [](const void* data) { return data != nullptr; });
-}
-
-progress collective_run::work() {
-  uint64_t left = work_bytes;
-  while (copy_at_ < copies_.size() && left != 0) {
-    piece& next = copies_[copy_at_];
-    const uint64_t bytes = std::min(left, next.bytes);
-    ep_copy(next.to, next.from, bytes, non_temporal_ ? 1 : 0);
-    next.from += bytes;
-    next.to += bytes;
-    next.bytes -= bytes;
-    left -= bytes;
-    if (next.bytes == 0) ++copy_at_;
-  }
-  const uint64_t share = std::max<uint64_t>(work_bytes / std::max<size_t>(1, sources_.size()) / line_bytes, 1) * line_bytes;
-  if (left != 0 && done_bytes_ < reduce_bytes_) {
-    const uint64_t bytes = std::min(share, reduce_bytes_ - done_bytes_);
-    if (pushes_ && !board_->begin_push()) return evicted();
-    reduce_push(targets_.data(), static_cast<int>(targets_.size()), sources_.data(), static_cast<int>(sources_.size()), bytes / width(), call_->dtype,
-                call_->op, call_->factor, non_temporal_);
-    if (pushes_) {
-      if (non_temporal_) ep_copy_fence();
-      board_->end_push();
-    }
-    for (const void*& source : sources_) source = static_cast<const uint8_t*>(source) + bytes;
-    for (void*& target : targets_) target = static_cast<uint8_t*>(target) + bytes;
-    done_bytes_ += bytes;
-  }
-  if (copy_at_ < copies_.size() || done_bytes_ < reduce_bytes_) return progress::made;
-  if (non_temporal_) ep_copy_fence();
-  ++trace_->signals;
-  phase_ = phase::closing;
-  enter(0, 0);
-  return phase_ == phase::failed ? progress::failed : progress::made;
 }
 
 } // namespace ep

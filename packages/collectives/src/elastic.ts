@@ -1,5 +1,5 @@
 /** Changes of who takes part in a group: asked for by all members, carried out by its engine, at one place among the calls of all. */
-import { checkInteger, EpError, formatRanks, invalid, isEpError, type Rank, type Work } from '@ep/core';
+import { EpError, formatRanks, invalid, isEpError, type Rank, type Work } from '@ep/core';
 import type { Elastic, GroupEngine, MembershipEnd, PeerState } from './engine.js';
 import type { CallLimits, Lane, RunInTurn } from './lane.js';
 
@@ -15,15 +15,8 @@ export function elasticOf(engine: GroupEngine, op: string): Elastic {
   );
 }
 
-/** Ascending. Throws unless they are ranks below `end`, each named once. */
-export function checkRanks(ranks: readonly Rank[], op: string, end: number): readonly Rank[] {
-  if (!Array.isArray(ranks)) throw invalid('ranks', { where: op, expected: 'a list of ranks', found: ranks });
-  for (const [i, rank] of ranks.entries()) {
-    checkInteger(rank, `ranks[${i}]`, op, 0, end - 1);
-    if (ranks.indexOf(rank) !== i) throw invalid(`ranks[${i}]`, { where: op, expected: 'named once', found: rank });
-  }
-  return [...ranks].sort((a, b) => a - b);
-}
+/** All ranks must ask for the same, in whatever order their callers name it. */
+const ascending = (ranks: readonly Rank[]): readonly Rank[] => [...ranks].sort((a, b) => a - b);
 
 const UNCHANGED = { evicted: [], admitted: [], size: 0, repairs: false } as const;
 
@@ -54,7 +47,7 @@ export function evict(lane: Lane, op: string, ranks: readonly Rank[], limits: Ca
   }
   return lane.turn(op, 1, limits.signal, async (_run, change) => {
     try {
-      await change({ ...UNCHANGED, evicted: ranks, repairs: true, ...limits });
+      await change({ ...UNCHANGED, evicted: ascending(ranks), repairs: true, ...limits });
     } catch (error) {
       // That was the purpose.
       if (isEpError(error) && error.code === 'EP_EVICTED' && ranks.includes(engine.rank)) return;
@@ -105,7 +98,7 @@ export function admit(
   // As many calls as can be lost with a rank each.
   return lane.turn(op, 2 + elastic.capacity, limits.signal, async (run, change) => {
     await elastic.refresh();
-    const end = await change({ ...UNCHANGED, admitted: ranks, ...limits });
+    const end = await change({ ...UNCHANGED, admitted: ascending(ranks), ...limits });
     if (!end.admitted) refuse(op, ranks, end);
     return ranks.length === 0 ? made() : await shareMade(run, made(), limits);
   });

@@ -13,7 +13,7 @@ const WHERE = 'initProcessGroup';
 const MOST_RANKS = 128;
 
 /** Throws unless what the options say of ranks that come later makes sense, and can be. */
-function elasticOf(options: InitOptions, rank: number, worldSize: number): ElasticInit {
+function elasticInit(options: InitOptions, rank: number, worldSize: number): ElasticInit {
   const { activeRanks, isExtension: joins = false, maxGroupSize, onTimeout = 'poison' } = options;
   if (onTimeout !== 'poison' && onTimeout !== 'evict') {
     throw invalid('onTimeout', { where: WHERE, expected: "'poison' or 'evict'", found: onTimeout });
@@ -109,7 +109,7 @@ export async function initProcessGroup(options: InitOptions = {}): Promise<Proce
   if (isTransport(options.backend)) checkFixed(options);
   const { store, rank, worldSize, attempt, leave, abandon } = await meet(options, timeoutMs);
   try {
-    const elastic = elasticOf(options, rank, worldSize);
+    const elastic = elasticInit(options, rank, worldSize);
     const life = await lifeOf(store, `ep/groups/${attempt}/${name}`, rank, elastic, { timeoutMs, signal });
     const id = `${name}${attempt === 0 ? '' : `@${attempt}`}${life === 1 ? '' : `#${life}`}`;
     const recorder = new FlightRecorder({ world: id, rank, size: worldSize });

@@ -6,16 +6,23 @@ import type { CallLimits, Lane } from './lane.js';
 const LARGEST = 2 ** 31 - 1;
 const NO_COLOR = -1;
 
+/** Throws unless they are ranks below `end`, each named once. */
+export function checkRanks(ranks: readonly Rank[], where: string, end: number): void {
+  if (!Array.isArray(ranks)) throw invalid('ranks', { where, expected: 'a list of ranks', found: ranks });
+  const seen = new Set<Rank>();
+  for (const [i, rank] of ranks.entries()) {
+    checkInteger(rank, `ranks[${i}]`, where, 0, end - 1);
+    if (seen.has(rank)) throw invalid(`ranks[${i}]`, { where, expected: 'named once', found: rank });
+    seen.add(rank);
+  }
+}
+
+/** As `checkRanks`, of at least one. */
 export function checkMembers(ranks: readonly Rank[], where: string, size: number): void {
   if (!Array.isArray(ranks) || ranks.length === 0) {
     throw invalid('ranks', { where, expected: 'a list of at least one rank', found: ranks });
   }
-  const seen = new Set<Rank>();
-  for (const [i, rank] of ranks.entries()) {
-    checkInteger(rank, `ranks[${i}]`, where, 0, size - 1);
-    if (seen.has(rank)) throw invalid(`ranks[${i}]`, { where, expected: 'named once', found: rank });
-    seen.add(rank);
-  }
+  checkRanks(ranks, where, size);
 }
 
 /** The numbers of every rank that takes part. */

@@ -14,10 +14,10 @@ import {
 import type { ElasticInit, EngineFactory } from './backends.js';
 import { checkBatch, checkRank, checkTag } from './checks.js';
 import { Collectives, type GroupParts } from './collectives.js';
-import { admit, checkRanks, elasticOf, evict, grow, shareMade, survey } from './elastic.js';
+import { admit, elasticOf, evict, grow, shareMade, survey } from './elastic.js';
 import type { GroupEngine, PeerState, RecvEnd } from './engine.js';
 import type { CallLimits } from './lane.js';
-import { agreeOnColors, agreeOnMembers, checkMembers } from './members.js';
+import { agreeOnColors, agreeOnMembers, checkMembers, checkRanks } from './members.js';
 import { allGatherObject, broadcastObject, gatherObject } from './objects.js';
 import { dtypeOf, elementsOf } from './operands.js';
 import type { CallOptions, MessageOp, MessageOptions, NewGroupOptions, Operand, RootOptions } from './options.js';
@@ -135,7 +135,8 @@ export class ProcessGroup extends Collectives {
   deactivate(ranks: readonly Rank[], options?: CallOptions): Work {
     const op = 'deactivate';
     this.enter(op);
-    return evict(this.lane, op, checkRanks(ranks, op, this.size), this.limits(op, options));
+    checkRanks(ranks, op, this.size);
+    return evict(this.lane, op, [...ranks], this.limits(op, options));
   }
 
   /**
@@ -146,13 +147,8 @@ export class ProcessGroup extends Collectives {
   async recoverRanks(ranks: readonly Rank[], options?: CallOptions): Promise<void> {
     const op = 'recoverRanks';
     this.enter(op);
-    this.#made = await admit(
-      this.lane,
-      op,
-      checkRanks(ranks, op, this.size),
-      () => this.#made,
-      this.limits(op, options),
-    );
+    checkRanks(ranks, op, this.size);
+    this.#made = await admit(this.lane, op, [...ranks], () => this.#made, this.limits(op, options));
   }
 
   /** Collective over the members. The group has `size` ranks from then on; those that are new are not there until they are taken in. To be awaited before the next call. */

@@ -58,6 +58,7 @@ const fixed = (size: number): ElasticInit => ({
 class ShmEngine extends Resource implements GroupEngine {
   readonly name = 'shm';
   readonly rank: Rank;
+  readonly elastic: Elastic;
   readonly #native: Native;
   readonly #init: EngineInit;
   readonly #elastic: ElasticInit;
@@ -87,19 +88,16 @@ class ShmEngine extends Resource implements GroupEngine {
     this.#size = this.#group.size();
     this.#view = { epoch: 1, active: [...this.#group.active(1)] };
     this.#end = { contributors: this.#view.active };
-  }
-
-  get size(): number {
-    return this.#size;
-  }
-
-  get elastic(): Elastic {
-    return {
+    this.elastic = {
       capacity: this.#elastic.capacity,
       change: (call) => this.#change(call),
       refresh: () => this.#refresh(),
       join: (limits) => this.#join(limits),
     };
+  }
+
+  get size(): number {
+    return this.#size;
   }
 
   /** The addon's object, for native measurements. */
