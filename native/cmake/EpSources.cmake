@@ -89,6 +89,7 @@ set(EP_NAPI_SOURCES
   napi/bind_stream.cpp
   napi/env_state.cpp
   napi/kernel_run.cpp
+  napi/nic_driver.cpp
 )
 
 set(EP_TESTS

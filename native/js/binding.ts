@@ -1,6 +1,6 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
-import type { NativeIbgdaNic, NativeIbgdaOptions, NicTopology } from './ibgda.js';
+import type { NativeIbgdaNic, NativeIbgdaOptions, NativeNicProbe, NicTopology } from './ibgda.js';
 
 /** `EP_STATUS_*` of an operation that ended, and what it saw. */
 export interface Outcome {
@@ -426,6 +426,13 @@ export interface Binding {
   readonly HostStream: new (spinNs: number) => NativeHostStream;
   /** Read from sysfs, which lies at `root`. */
   nicTopology(root: string): NicTopology;
+  /** What `IbgdaNic` would find; leaves nothing open. */
+  probeNic(options: NativeIbgdaOptions): NativeNicProbe;
+  /**
+   * For tests of the hardware's path: makes the shim at `path`, which looks like libibverbs and libmlx5, forward to a software NIC as `options` has it, until
+   * the process ends.
+   */
+  attachVerbsShim(path: string, options: NativeIbgdaOptions): void;
   readonly IbgdaNic: new (rank: NativeRankContext, options: NativeIbgdaOptions) => NativeIbgdaNic;
   /**
    * `capacity`: ranks that it may grow to. `nonce`: equal on all members, unlike that of any other group. `active`: who takes part at first, empty for all.
