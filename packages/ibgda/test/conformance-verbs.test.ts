@@ -6,7 +6,7 @@ import { describeTransport } from '@ep/conformance';
 
 describeTransport('ibgda (verbs)', {
   provider: { module: '@ep/ibgda', name: 'ibgda.verbs' },
-  worlds: [2],
+  worlds: [2, 3],
   modes: ['processes'],
   expected: new URL('./conformance-verbs.expected.json', import.meta.url),
 });
