@@ -25,6 +25,7 @@ set(EP_CORE_SOURCES
   core/ibgda/device_choice.cpp
   core/ibgda/gid.cpp
   core/ibgda/gpu_memory.cpp
+  core/ibgda/post_bench.cpp
   core/ibgda/probe.cpp
   core/ibgda/queues.cpp
   core/ibgda/rank_nic.cpp
@@ -59,6 +60,7 @@ set(EP_CORE_SOURCES
   nic/mlx5/registrations.cpp
   nic/mlx5/soft_device.cpp
   nic/mlx5/soft_table.cpp
+  nic/mlx5/speed.cpp
   nic/mlx5/trace.cpp
   nic/mlx5/wire_shm.cpp
   nic/mlx5/wqe.cpp
@@ -82,6 +84,7 @@ set(EP_NAPI_SOURCES
   napi/bind_host.cpp
   napi/bind_hostile.cpp
   napi/bind_ibgda.cpp
+  napi/bind_ibgda_bench.cpp
   napi/bind_memory.cpp
   napi/bind_probe.cpp
   napi/bind_program.cpp
@@ -156,5 +159,4 @@ set(EP_LITMUS_SOURCES
 set(EP_BENCHES
   tests/collective/reduce_bench.cpp
   tests/device/ibgda_bench.cpp
-  tests/nic/nic_bench.cpp
 )

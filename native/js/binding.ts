@@ -1,6 +1,13 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
-import type { NativeIbgdaNic, NativeIbgdaOptions, NativeNicProbe, NicTopology } from './ibgda.js';
+import type {
+  NativeIbgdaNic,
+  NativeIbgdaOptions,
+  NativeNicProbe,
+  NativeNicSpeed,
+  NativePostWay,
+  NicTopology,
+} from './ibgda.js';
 
 /** `EP_STATUS_*` of an operation that ended, and what it saw. */
 export interface Outcome {
@@ -433,6 +440,12 @@ export interface Binding {
    * the process ends.
    */
   attachVerbsShim(path: string, options: NativeIbgdaOptions): void;
+  /** Measurements; they hold the calling thread. The lock is the first way. */
+  postWays(): readonly NativePostWay[];
+  /** `way`: its place in `postWays()`. `executed`: by a software NIC; otherwise nobody executes them, and the ring is only drained. Throws where counts or bytes are wrong. */
+  postsPerSecond(way: number, posters: number, batch: number, posts: number, executed: boolean): number;
+  /** `batch`: WQEs a doorbell. `region`: bytes that large writes go through, a multiple of 2 MiB. */
+  softwareNicSpeed(batch: number, requests: number, region: number): NativeNicSpeed;
   readonly IbgdaNic: new (rank: NativeRankContext, options: NativeIbgdaOptions) => NativeIbgdaNic;
   /**
    * `capacity`: ranks that it may grow to. `nonce`: equal on all members, unlike that of any other group. `active`: who takes part at first, empty for all.

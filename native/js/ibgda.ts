@@ -170,3 +170,21 @@ export interface NativeIbgdaNic {
   setFaults(script: string): void;
   close(): void;
 }
+
+/** A way to post WQEs (native/include/ep/device/mlx5_post.h), and by whom a queue pair is shared. */
+export interface NativePostWay {
+  readonly name: string;
+  readonly sharing: string;
+  /** By several posters; otherwise each has a queue pair of its own. */
+  readonly shared: boolean;
+}
+
+/** Of the software NIC, in time of its thread. */
+export interface NativeNicSpeed {
+  /** 8-byte inline writes. */
+  readonly requestsPerSecond: number;
+  /** Of 64 KiB writes. */
+  readonly bytesPerSecond: number;
+  /** What the same thread copies between the same memories. */
+  readonly copyPerSecond: number;
+}

@@ -419,6 +419,7 @@ void ibgda_wrap::define(Napi::Env env, Napi::Object exports) {
 void bind_ibgda(Napi::Env env, Napi::Object exports) {
   ibgda_wrap::define(env, exports);
   bind_nic_driver(env, exports);
+  bind_ibgda_bench(env, exports);
 }
 
 } // namespace ep::binding

@@ -32,5 +32,6 @@ result<std::unique_ptr<dl::mlx5_driver>> driver_of(const nic_description& asked)
 Napi::Array strings_of(Napi::Env env, const std::vector<std::string>& list);
 
 void bind_nic_driver(Napi::Env env, Napi::Object exports);
+void bind_ibgda_bench(Napi::Env env, Napi::Object exports);
 
 } // namespace ep::binding

@@ -104,7 +104,12 @@ describe('ep doctor', () => {
 
     const gpu = '0000:13:00.0';
     const detail = { distance: 'switch', placement: 'host memory', gpudirect: 'nvidia-peermem is not loaded; load it' };
-    const capabilities = { needs: new Set<Need>(), maxMessageBytes: 1, maxSignalSlots: 1, initiators: new Set<'host'>() };
+    const capabilities = {
+      needs: new Set<Need>(),
+      maxMessageBytes: 1,
+      maxSignalSlots: 1,
+      initiators: new Set<'host'>(),
+    };
     const near = { available: true, capabilities, devices: [{ name: 'mlx5_0', detail }] } as const;
     const down = { available: false, code: 'EP_UNAVAILABLE', reason: 'port 1 is down', remedy: 'bring it up' } as const;
     const reach = [
