@@ -8,6 +8,7 @@ import {
   native,
   type OperationId,
   type Outcome,
+  RepeatFrame,
 } from '@ep/native';
 import type { ElasticInit, EngineInit } from '../backends.js';
 import type {
@@ -55,6 +56,24 @@ const fixed = (size: number): ElasticInit => ({
   evicts: false,
 });
 
+/** A call that may be repeated keeps its arrays from the garbage collector: no larger ones than this. */
+const KEPT_BYTES = 2 ** 20;
+
+/** At most one block on each side, and all that it does is said by values that can be compared. */
+const isSimple = ({ kind, reduceOp }: EngineCall): boolean =>
+  (kind === 'all-reduce' || kind === 'broadcast' || kind === 'reduce' || kind === 'barrier') &&
+  typeof reduceOp !== 'object';
+
+/** The same call on the same arrays, as far as a simple one can differ. */
+const repeats = (call: EngineCall, last: EngineCall): boolean =>
+  call.kind === last.kind &&
+  call.inputs[0] === last.inputs[0] &&
+  call.outputs[0] === last.outputs[0] &&
+  call.dtype === last.dtype &&
+  call.reduceOp === last.reduceOp &&
+  call.root === last.root &&
+  call.timeoutMs === last.timeoutMs;
+
 class ShmEngine extends Resource implements GroupEngine {
   readonly name = 'shm';
   readonly rank: Rank;
@@ -63,6 +82,10 @@ class ShmEngine extends Resource implements GroupEngine {
   readonly #init: EngineInit;
   readonly #elastic: ElasticInit;
   #group: NativeCollectiveGroup;
+  /** The addon's last call, where it may be told to do the same again. */
+  #repeatable: EngineCall | undefined;
+  #repeat: NativeCollectiveGroup['repeat'];
+  #repeatFrame: RepeatFrame;
   readonly #memory: GroupMemory;
   #connecting: Connecting;
   #size: number;
@@ -83,6 +106,8 @@ class ShmEngine extends Resource implements GroupEngine {
     this.#elastic = init.elastic ?? fixed(init.size);
     this.#native = native();
     this.#group = this.#make(incarnation, this.#elastic.joins);
+    this.#repeat = this.#group.repeat;
+    this.#repeatFrame = new RepeatFrame(this.#repeat.frame);
     this.#memory = new GroupMemory(this.#group);
     this.#connecting = this.#connect(incarnation);
     this.#size = this.#group.size();
@@ -112,6 +137,15 @@ class ShmEngine extends Resource implements GroupEngine {
       const cancelled = this.#start(call, false);
       this.#native.binding.cancel(cancelled);
       return this.#follow(call, cancelled, call.signal);
+    }
+    if (this.#repeatable !== undefined && repeats(call, this.#repeatable)) {
+      const repeat = this.#repeat;
+      const frame = this.#repeatFrame;
+      frame.sequence = call.sequence;
+      repeat();
+      if (frame.operation === 0) return this.#endIn(frame.epoch);
+      this.#repeatable = undefined;
+      return this.#follow(call, frame.operation);
     }
     const id = this.#start(call, true);
     if (id !== 0) return this.#follow(call, id);
@@ -201,6 +235,7 @@ class ShmEngine extends Resource implements GroupEngine {
   protected override async release(): Promise<void> {
     await this.#connecting.close();
     clearInterval(this.#fencing);
+    this.#repeatable = undefined;
     this.#group.close();
     this.#memory.release();
   }
@@ -315,6 +350,9 @@ class ShmEngine extends Resource implements GroupEngine {
     this.checkOpen('joinGroup');
     const previous = this.#group;
     this.#group = this.#make(incarnation, true, previous);
+    this.#repeatable = undefined;
+    this.#repeat = this.#group.repeat;
+    this.#repeatFrame = new RepeatFrame(this.#repeat.frame);
     this.#memory.move(this.#group);
     previous.close();
     this.#connecting = this.#connect(incarnation);
@@ -322,6 +360,23 @@ class ShmEngine extends Resource implements GroupEngine {
 
   /** Hands the call to the addon: 0 if it has ended. */
   #start(call: EngineCall, attempt: boolean): OperationId {
+    this.#repeatable = undefined;
+    const id = this.#startAny(call, attempt);
+    if (id === 0 && isSimple(call) && this.#mayKeep(call.inputs[0]) && this.#mayKeep(call.outputs[0]))
+      this.#repeatable = call;
+    return id;
+  }
+
+  /**
+   * HAZARD: a repetition goes on with the addresses that the addon has. Those of an array of fixed length stay as they are until it is detached, which the check of
+   * operands finds before.
+   */
+  #mayKeep(elements: Elements | undefined): boolean {
+    if (elements === undefined || this.#memory.allocationOf(elements) !== NO_ALLOCATION) return true;
+    return elements.buffer.byteLength <= KEPT_BYTES;
+  }
+
+  #startAny(call: EngineCall, attempt: boolean): OperationId {
     const { kind, inputs, outputs } = call;
     const input = inputs[0];
     const output = outputs[0];
