@@ -122,8 +122,7 @@ export const accountingCases: readonly GroupCase[] = [
   },
   {
     id: 'idle/costs-nothing',
-    sentence:
-      'a group, and a second one, that nobody uses take less than 1 % of a core each',
+    sentence: 'a group, and a second one, that nobody uses take less than 1 % of a core each',
     async body(rank) {
       const groups = [await rank.open(), await rank.open()];
       for (const group of groups) await group.barrier();
