@@ -8,7 +8,6 @@ import {
   native,
   type OperationId,
   type Outcome,
-  RepeatFrame,
 } from '@ep/native';
 import type { ElasticInit, EngineInit } from '../backends.js';
 import type {
@@ -26,12 +25,11 @@ import type {
   RecvEnd,
   SendCall,
 } from '../engine.js';
-import { factorOf, KIND_CODES, KINDS, PEER_STATES, reductionCode, TYPE_CODES } from './codes.js';
+import { limitOf, NativeCalls, ordinary } from './calls.js';
+import { KINDS, PEER_STATES, TYPE_CODES } from './codes.js';
 import { Connecting, nextIncarnation } from './connecting.js';
 import { callError, messageError, type NamedCall } from './failures.js';
 import { GroupMemory, NO_ALLOCATION } from './memory.js';
-
-const limitOf = (timeoutMs: number): number => (Number.isFinite(timeoutMs) ? timeoutMs : -1);
 
 /** 64 bits of the group's name (FNV-1a): members of different groups that meet by mistake are told apart. */
 function nonceOf(name: string): bigint {
@@ -39,9 +37,6 @@ function nonceOf(name: string): bigint {
   for (const byte of new TextEncoder().encode(name)) hash = BigInt.asUintN(64, (hash ^ BigInt(byte)) * 0x100000001b3n);
   return hash;
 }
-
-const ordinary = (elements: Elements, allocation: number): Elements | undefined =>
-  allocation === NO_ALLOCATION ? elements : undefined;
 
 /** How often a rank that joins looks for others that have come since. */
 const REFRESH_MS = 20;
@@ -56,24 +51,6 @@ const fixed = (size: number): ElasticInit => ({
   evicts: false,
 });
 
-/** A call that may be repeated keeps its arrays from the garbage collector: no larger ones than this. */
-const KEPT_BYTES = 2 ** 20;
-
-/** At most one block on each side, and all that it does is said by values that can be compared. */
-const isSimple = ({ kind, reduceOp }: EngineCall): boolean =>
-  (kind === 'all-reduce' || kind === 'broadcast' || kind === 'reduce' || kind === 'barrier') &&
-  typeof reduceOp !== 'object';
-
-/** The same call on the same arrays, as far as a simple one can differ. */
-const repeats = (call: EngineCall, last: EngineCall): boolean =>
-  call.kind === last.kind &&
-  call.inputs[0] === last.inputs[0] &&
-  call.outputs[0] === last.outputs[0] &&
-  call.dtype === last.dtype &&
-  call.reduceOp === last.reduceOp &&
-  call.root === last.root &&
-  call.timeoutMs === last.timeoutMs;
-
 class ShmEngine extends Resource implements GroupEngine {
   readonly name = 'shm';
   readonly rank: Rank;
@@ -82,11 +59,8 @@ class ShmEngine extends Resource implements GroupEngine {
   readonly #init: EngineInit;
   readonly #elastic: ElasticInit;
   #group: NativeCollectiveGroup;
-  /** The addon's last call, where it may be told to do the same again. */
-  #repeatable: EngineCall | undefined;
-  #repeat: NativeCollectiveGroup['repeat'];
-  #repeatFrame: RepeatFrame;
   readonly #memory: GroupMemory;
+  #calls: NativeCalls;
   #connecting: Connecting;
   #size: number;
   /** Taken out by the others. */
@@ -106,9 +80,8 @@ class ShmEngine extends Resource implements GroupEngine {
     this.#elastic = init.elastic ?? fixed(init.size);
     this.#native = native();
     this.#group = this.#make(incarnation, this.#elastic.joins);
-    this.#repeat = this.#group.repeat;
-    this.#repeatFrame = new RepeatFrame(this.#repeat.frame);
     this.#memory = new GroupMemory(this.#group);
+    this.#calls = new NativeCalls(this.#native, this.#group, this.#memory);
     this.#connecting = this.#connect(incarnation);
     this.#size = this.#group.size();
     this.#view = { epoch: 1, active: [...this.#group.active(1)] };
@@ -134,22 +107,12 @@ class ShmEngine extends Resource implements GroupEngine {
     if (this.#poison !== undefined) return Promise.reject(this.#poisoned(call, this.#poison));
     if (call.signal?.aborted) {
       // The others make this call: they must hear that this rank does not.
-      const cancelled = this.#start(call, false);
+      const cancelled = this.#calls.start(call, false);
       this.#native.binding.cancel(cancelled);
       return this.#follow(call, cancelled, call.signal);
     }
-    if (this.#repeatable !== undefined && repeats(call, this.#repeatable)) {
-      const repeat = this.#repeat;
-      const frame = this.#repeatFrame;
-      frame.sequence = call.sequence;
-      repeat();
-      if (frame.operation === 0) return this.#endIn(frame.epoch);
-      this.#repeatable = undefined;
-      return this.#follow(call, frame.operation);
-    }
-    const id = this.#start(call, true);
-    if (id !== 0) return this.#follow(call, id);
-    return this.#endIn(this.#native.frame.epoch);
+    const id = this.#calls.start(call, true);
+    return id === 0 ? this.#endIn(this.#calls.epoch) : this.#follow(call, id);
   };
 
   readonly send = async (call: SendCall): Promise<void> => {
@@ -235,7 +198,7 @@ class ShmEngine extends Resource implements GroupEngine {
   protected override async release(): Promise<void> {
     await this.#connecting.close();
     clearInterval(this.#fencing);
-    this.#repeatable = undefined;
+    this.#calls.forget();
     this.#group.close();
     this.#memory.release();
   }
@@ -350,74 +313,10 @@ class ShmEngine extends Resource implements GroupEngine {
     this.checkOpen('joinGroup');
     const previous = this.#group;
     this.#group = this.#make(incarnation, true, previous);
-    this.#repeatable = undefined;
-    this.#repeat = this.#group.repeat;
-    this.#repeatFrame = new RepeatFrame(this.#repeat.frame);
     this.#memory.move(this.#group);
+    this.#calls = new NativeCalls(this.#native, this.#group, this.#memory);
     previous.close();
     this.#connecting = this.#connect(incarnation);
-  }
-
-  /** Hands the call to the addon: 0 if it has ended. */
-  #start(call: EngineCall, attempt: boolean): OperationId {
-    this.#repeatable = undefined;
-    const id = this.#startAny(call, attempt);
-    if (id === 0 && isSimple(call) && this.#mayKeep(call.inputs[0]) && this.#mayKeep(call.outputs[0]))
-      this.#repeatable = call;
-    return id;
-  }
-
-  /**
-   * HAZARD: a repetition goes on with the addresses that the addon has. Those of an array of fixed length stay as they are until it is detached, which the check of
-   * operands finds before.
-   */
-  #mayKeep(elements: Elements | undefined): boolean {
-    if (elements === undefined || this.#memory.allocationOf(elements) !== NO_ALLOCATION) return true;
-    return elements.buffer.byteLength <= KEPT_BYTES;
-  }
-
-  #startAny(call: EngineCall, attempt: boolean): OperationId {
-    const { kind, inputs, outputs } = call;
-    const input = inputs[0];
-    const output = outputs[0];
-    const block = input ?? output;
-    this.#native.frame.collective(
-      KIND_CODES[kind],
-      TYPE_CODES[call.dtype],
-      reductionCode(call.reduceOp),
-      factorOf(call.reduceOp),
-      call.root,
-      kind === 'all-to-all' || block === undefined ? 0 : block.byteLength,
-      call.sequence,
-      limitOf(call.timeoutMs),
-    );
-    if (kind === 'barrier') return this.#group.call(attempt);
-    if (kind !== 'all-reduce' && kind !== 'broadcast' && kind !== 'reduce') return this.#startLists(call, attempt);
-    const from = input === undefined ? NO_ALLOCATION : this.#memory.allocationOf(input);
-    if (output === undefined || output === input) {
-      const offset = input === undefined ? 0 : input.byteOffset;
-      this.#native.frame.places(from, offset, from, offset);
-      return from === NO_ALLOCATION ? this.#group.call(attempt, input) : this.#group.call(attempt);
-    }
-    const to = this.#memory.allocationOf(output);
-    this.#native.frame.places(from, input?.byteOffset ?? 0, to, output.byteOffset);
-    return from === NO_ALLOCATION || to === NO_ALLOCATION
-      ? this.#group.call(attempt, input, output)
-      : this.#group.call(attempt);
-  }
-
-  #startLists({ inputs, outputs }: EngineCall, attempt: boolean): OperationId {
-    const placesOf = (all: readonly Elements[]): Float64Array => {
-      const places = new Float64Array(3 * all.length);
-      for (let i = 0; i < all.length; i++) {
-        const elements = all[i]!;
-        places[3 * i] = this.#memory.allocationOf(elements);
-        places[3 * i + 1] = elements.byteOffset;
-        places[3 * i + 2] = elements.byteLength;
-      }
-      return places;
-    };
-    return this.#group.callLists(attempt, placesOf(inputs), inputs, placesOf(outputs), outputs);
   }
 
   /** The end of a call that the group's thread carries on. `cancelled`: by a signal that had fired before. */
