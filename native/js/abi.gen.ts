@@ -66,6 +66,13 @@ export const EP_STAGE_NIC = 6;
 export const EP_STAGE_SOURCE = 7;
 /** `found` blocks were launched over `expected` queue pairs to each peer that blocks may not share */
 export const EP_STAGE_SHARING = 8;
+/**
+ * MoE: waiting for a source's counts; with EP_STATUS_INVALID: `found` rows were to go to one expert, `expected` is the
+ * most
+ */
+export const EP_STAGE_COUNT = 9;
+/** MoE: waiting for the results that a rank of experts owes */
+export const EP_STAGE_RESULT = 10;
 export const EP_NIC_FOUND_SYNDROME = 0;
 export const EP_NIC_FOUND_VENDOR = 8;
 export const EP_NIC_FOUND_INDEX = 16;
@@ -3405,6 +3412,8 @@ export function writeMoeHeader(view: DataView, at: number, value: MoeHeader): vo
 export interface MoeExperts {
   /** address of int32_t[replicas] */
   readonly replicaRank: bigint;
+  /** address of int32_t[replicas] */
+  readonly replicaExpert: bigint;
   /** address of uint32_t[world_size + 1]: rank r holds replicas rank_begin[r] .. rank_begin[r + 1] */
   readonly rankBegin: bigint;
   /** address of uint32_t[experts + 1]: CSR into candidates */
@@ -3421,41 +3430,44 @@ export interface MoeExperts {
 }
 
 export const moeExpertsLayout = {
-  byteLength: 48,
+  byteLength: 56,
   align: 8,
   offset: {
     replicaRank: 0,
-    rankBegin: 8,
-    candidateBegin: 16,
-    candidates: 24,
-    experts: 32,
-    replicas: 36,
-    mostLocal: 40,
-    reserved: 44,
+    replicaExpert: 8,
+    rankBegin: 16,
+    candidateBegin: 24,
+    candidates: 32,
+    experts: 40,
+    replicas: 44,
+    mostLocal: 48,
+    reserved: 52,
   },
 } as const;
 
 export function readMoeExperts(view: DataView, at = 0): MoeExperts {
   return {
     replicaRank: view.getBigUint64(at + 0, true),
-    rankBegin: view.getBigUint64(at + 8, true),
-    candidateBegin: view.getBigUint64(at + 16, true),
-    candidates: view.getBigUint64(at + 24, true),
-    experts: view.getUint32(at + 32, true),
-    replicas: view.getUint32(at + 36, true),
-    mostLocal: view.getUint32(at + 40, true),
+    replicaExpert: view.getBigUint64(at + 8, true),
+    rankBegin: view.getBigUint64(at + 16, true),
+    candidateBegin: view.getBigUint64(at + 24, true),
+    candidates: view.getBigUint64(at + 32, true),
+    experts: view.getUint32(at + 40, true),
+    replicas: view.getUint32(at + 44, true),
+    mostLocal: view.getUint32(at + 48, true),
   };
 }
 
 export function writeMoeExperts(view: DataView, at: number, value: MoeExperts): void {
   view.setBigUint64(at + 0, value.replicaRank, true);
-  view.setBigUint64(at + 8, value.rankBegin, true);
-  view.setBigUint64(at + 16, value.candidateBegin, true);
-  view.setBigUint64(at + 24, value.candidates, true);
-  view.setUint32(at + 32, value.experts, true);
-  view.setUint32(at + 36, value.replicas, true);
-  view.setUint32(at + 40, value.mostLocal, true);
-  clear(view, at + 44, 4);
+  view.setBigUint64(at + 8, value.replicaExpert, true);
+  view.setBigUint64(at + 16, value.rankBegin, true);
+  view.setBigUint64(at + 24, value.candidateBegin, true);
+  view.setBigUint64(at + 32, value.candidates, true);
+  view.setUint32(at + 40, value.experts, true);
+  view.setUint32(at + 44, value.replicas, true);
+  view.setUint32(at + 48, value.mostLocal, true);
+  clear(view, at + 52, 4);
 }
 
 /**
@@ -3470,6 +3482,11 @@ export interface MoePeer {
   readonly placed: bigint;
   /** value that the peer's credit must have before the next call may write there */
   readonly credited: bigint;
+  /**
+   * not 0: a rank that was given up may still write results of an earlier call here, until EP_MOE_SIGNAL_RETURNED shows
+   * this value or it is dead
+   */
+  readonly owed: bigint;
 }
 
 export const moePeerLayout = {
@@ -3481,7 +3498,8 @@ export const moePeerLayout = {
     returned: 16,
     placed: 24,
     credited: 32,
-    reserved: 40,
+    owed: 40,
+    reserved: 48,
   },
 } as const;
 
@@ -3492,6 +3510,7 @@ export function readMoePeer(view: DataView, at = 0): MoePeer {
     returned: view.getBigUint64(at + 16, true),
     placed: view.getBigUint64(at + 24, true),
     credited: view.getBigUint64(at + 32, true),
+    owed: view.getBigUint64(at + 40, true),
   };
 }
 
@@ -3501,7 +3520,8 @@ export function writeMoePeer(view: DataView, at: number, value: MoePeer): void {
   view.setBigUint64(at + 16, value.returned, true);
   view.setBigUint64(at + 24, value.placed, true);
   view.setBigUint64(at + 32, value.credited, true);
-  clear(view, at + 40, 24);
+  view.setBigUint64(at + 40, value.owed, true);
+  clear(view, at + 48, 16);
 }
 
 export interface MoeBuffer {
@@ -3544,33 +3564,33 @@ export interface MoeBuffer {
 }
 
 export const moeBufferLayout = {
-  byteLength: 312,
+  byteLength: 320,
   align: 8,
   offset: {
     header: 0,
     memory: 16,
     experts: 80,
-    received: 128,
-    returned: 144,
-    stagedTokens: 160,
-    stagedResults: 176,
-    counts: 192,
-    starts: 208,
-    firstSignal: 224,
-    peers: 232,
-    calls: 240,
-    maxTokens: 244,
-    topK: 248,
-    hidden: 252,
-    payload: 256,
-    resultPayload: 260,
-    payloadBytes: 264,
-    rowBytes: 272,
-    resultBytes: 280,
-    resultRowBytes: 288,
-    recvRows: 296,
-    alignment: 304,
-    reserved: 308,
+    received: 136,
+    returned: 152,
+    stagedTokens: 168,
+    stagedResults: 184,
+    counts: 200,
+    starts: 216,
+    firstSignal: 232,
+    peers: 240,
+    calls: 248,
+    maxTokens: 252,
+    topK: 256,
+    hidden: 260,
+    payload: 264,
+    resultPayload: 268,
+    payloadBytes: 272,
+    rowBytes: 280,
+    resultBytes: 288,
+    resultRowBytes: 296,
+    recvRows: 304,
+    alignment: 312,
+    reserved: 316,
   },
 } as const;
 
@@ -3579,26 +3599,26 @@ export function readMoeBuffer(view: DataView, at = 0): MoeBuffer {
     header: readHandleHeader(view, at + 0),
     memory: readMemoryHandle(view, at + 16),
     experts: readMoeExperts(view, at + 80),
-    received: readMoePart(view, at + 128),
-    returned: readMoePart(view, at + 144),
-    stagedTokens: readMoePart(view, at + 160),
-    stagedResults: readMoePart(view, at + 176),
-    counts: readMoePart(view, at + 192),
-    starts: readMoePart(view, at + 208),
-    firstSignal: view.getBigUint64(at + 224, true),
-    peers: view.getBigUint64(at + 232, true),
-    calls: view.getUint32(at + 240, true),
-    maxTokens: view.getUint32(at + 244, true),
-    topK: view.getUint32(at + 248, true),
-    hidden: view.getUint32(at + 252, true),
-    payload: view.getUint32(at + 256, true),
-    resultPayload: view.getUint32(at + 260, true),
-    payloadBytes: view.getBigUint64(at + 264, true),
-    rowBytes: view.getBigUint64(at + 272, true),
-    resultBytes: view.getBigUint64(at + 280, true),
-    resultRowBytes: view.getBigUint64(at + 288, true),
-    recvRows: view.getBigUint64(at + 296, true),
-    alignment: view.getUint32(at + 304, true),
+    received: readMoePart(view, at + 136),
+    returned: readMoePart(view, at + 152),
+    stagedTokens: readMoePart(view, at + 168),
+    stagedResults: readMoePart(view, at + 184),
+    counts: readMoePart(view, at + 200),
+    starts: readMoePart(view, at + 216),
+    firstSignal: view.getBigUint64(at + 232, true),
+    peers: view.getBigUint64(at + 240, true),
+    calls: view.getUint32(at + 248, true),
+    maxTokens: view.getUint32(at + 252, true),
+    topK: view.getUint32(at + 256, true),
+    hidden: view.getUint32(at + 260, true),
+    payload: view.getUint32(at + 264, true),
+    resultPayload: view.getUint32(at + 268, true),
+    payloadBytes: view.getBigUint64(at + 272, true),
+    rowBytes: view.getBigUint64(at + 280, true),
+    resultBytes: view.getBigUint64(at + 288, true),
+    resultRowBytes: view.getBigUint64(at + 296, true),
+    recvRows: view.getBigUint64(at + 304, true),
+    alignment: view.getUint32(at + 312, true),
   };
 }
 
@@ -3606,27 +3626,27 @@ export function writeMoeBuffer(view: DataView, at: number, value: MoeBuffer): vo
   writeHandleHeader(view, at + 0, value.header);
   writeMemoryHandle(view, at + 16, value.memory);
   writeMoeExperts(view, at + 80, value.experts);
-  writeMoePart(view, at + 128, value.received);
-  writeMoePart(view, at + 144, value.returned);
-  writeMoePart(view, at + 160, value.stagedTokens);
-  writeMoePart(view, at + 176, value.stagedResults);
-  writeMoePart(view, at + 192, value.counts);
-  writeMoePart(view, at + 208, value.starts);
-  view.setBigUint64(at + 224, value.firstSignal, true);
-  view.setBigUint64(at + 232, value.peers, true);
-  view.setUint32(at + 240, value.calls, true);
-  view.setUint32(at + 244, value.maxTokens, true);
-  view.setUint32(at + 248, value.topK, true);
-  view.setUint32(at + 252, value.hidden, true);
-  view.setUint32(at + 256, value.payload, true);
-  view.setUint32(at + 260, value.resultPayload, true);
-  view.setBigUint64(at + 264, value.payloadBytes, true);
-  view.setBigUint64(at + 272, value.rowBytes, true);
-  view.setBigUint64(at + 280, value.resultBytes, true);
-  view.setBigUint64(at + 288, value.resultRowBytes, true);
-  view.setBigUint64(at + 296, value.recvRows, true);
-  view.setUint32(at + 304, value.alignment, true);
-  clear(view, at + 308, 4);
+  writeMoePart(view, at + 136, value.received);
+  writeMoePart(view, at + 152, value.returned);
+  writeMoePart(view, at + 168, value.stagedTokens);
+  writeMoePart(view, at + 184, value.stagedResults);
+  writeMoePart(view, at + 200, value.counts);
+  writeMoePart(view, at + 216, value.starts);
+  view.setBigUint64(at + 232, value.firstSignal, true);
+  view.setBigUint64(at + 240, value.peers, true);
+  view.setUint32(at + 248, value.calls, true);
+  view.setUint32(at + 252, value.maxTokens, true);
+  view.setUint32(at + 256, value.topK, true);
+  view.setUint32(at + 260, value.hidden, true);
+  view.setUint32(at + 264, value.payload, true);
+  view.setUint32(at + 268, value.resultPayload, true);
+  view.setBigUint64(at + 272, value.payloadBytes, true);
+  view.setBigUint64(at + 280, value.rowBytes, true);
+  view.setBigUint64(at + 288, value.resultBytes, true);
+  view.setBigUint64(at + 296, value.resultRowBytes, true);
+  view.setBigUint64(at + 304, value.recvRows, true);
+  view.setUint32(at + 312, value.alignment, true);
+  clear(view, at + 316, 4);
 }
 
 /**
@@ -3779,14 +3799,14 @@ export interface MoeDispatchArgs {
   readonly xStrideBytes: bigint;
   /** EP_MOE_F32, F16, BF16. Another payload than this: rows are cast into staged_tokens, once each */
   readonly dtype: number;
+  /** blocks whose scales lie side by side: 1, or 4 where UE8M0 bytes are packed into words */
+  readonly scaleGroup: number;
   /** address of row 0 of the receive tensor: [recv_rows, hidden] of the payload's codes */
   readonly out: bigint;
   readonly outStrideBytes: bigint;
   /** address of the scale of (row 0, block 0); or 0 */
   readonly outScales: bigint;
-  /** in scales: from one row's to the next's */
   readonly scaleRowStride: bigint;
-  /** in scales: from one block of 128 channels to the next */
   readonly scaleBlockStride: bigint;
   /** address of uint64_t[local experts]: rows of every call so far, added to; or 0 */
   readonly totals: bigint;
@@ -3800,7 +3820,7 @@ export const moeDispatchArgsLayout = {
     x: 152,
     xStrideBytes: 160,
     dtype: 168,
-    reserved: 172,
+    scaleGroup: 172,
     out: 176,
     outStrideBytes: 184,
     outScales: 192,
@@ -3816,6 +3836,7 @@ export function readMoeDispatchArgs(view: DataView, at = 0): MoeDispatchArgs {
     x: view.getBigUint64(at + 152, true),
     xStrideBytes: view.getBigUint64(at + 160, true),
     dtype: view.getUint32(at + 168, true),
+    scaleGroup: view.getUint32(at + 172, true),
     out: view.getBigUint64(at + 176, true),
     outStrideBytes: view.getBigUint64(at + 184, true),
     outScales: view.getBigUint64(at + 192, true),
@@ -3830,7 +3851,7 @@ export function writeMoeDispatchArgs(view: DataView, at: number, value: MoeDispa
   view.setBigUint64(at + 152, value.x, true);
   view.setBigUint64(at + 160, value.xStrideBytes, true);
   view.setUint32(at + 168, value.dtype, true);
-  clear(view, at + 172, 4);
+  view.setUint32(at + 172, value.scaleGroup, true);
   view.setBigUint64(at + 176, value.out, true);
   view.setBigUint64(at + 184, value.outStrideBytes, true);
   view.setBigUint64(at + 192, value.outScales, true);

@@ -27,6 +27,8 @@ const char* stage_name(uint32_t stage) {
     case EP_STAGE_ROOM: return "room";
     case EP_STAGE_TURN: return "turn";
     case EP_STAGE_COMPLETION: return "completion";
+    case EP_STAGE_COUNT: return "count";
+    case EP_STAGE_RESULT: return "result";
     default: return "other";
   }
 }

@@ -56,6 +56,7 @@ EP_STATIC_ASSERT(sizeof(ep_moe_header) == 16, "travels");
 /* Which replica is where, and which of them this rank takes. Replicas are numbered rank-major. */
 typedef struct ep_moe_experts {
   uint64_t replica_rank;    /* address of int32_t[replicas] */
+  uint64_t replica_expert;  /* address of int32_t[replicas] */
   uint64_t rank_begin;      /* address of uint32_t[world_size + 1]: rank r holds replicas rank_begin[r] .. rank_begin[r + 1] */
   uint64_t candidate_begin; /* address of uint32_t[experts + 1]: CSR into candidates */
   uint64_t candidates;      /* address of uint32_t[]: replicas that this rank's choices of an expert take in turn, beginning with number (rank mod how many) */
@@ -64,7 +65,7 @@ typedef struct ep_moe_experts {
   uint32_t most_local; /* replicas of the rank that has most: how many a slot of `received` and `counts` has room for */
   uint32_t reserved;
 } ep_moe_experts;
-EP_STATIC_ASSERT(sizeof(ep_moe_experts) == 48, "handed to kernels by value");
+EP_STATIC_ASSERT(sizeof(ep_moe_experts) == 56, "handed to kernels by value");
 
 /* What a rank remembers of a peer between the calls of one slot: kernels read and write it; whoever lets ranks in anew sets it. All 0 at first. */
 typedef struct ep_moe_peer {
@@ -73,7 +74,8 @@ typedef struct ep_moe_peer {
   uint64_t returned;
   uint64_t placed;
   uint64_t credited; /* value that the peer's credit must have before the next call may write there */
-  uint64_t reserved[3];
+  uint64_t owed;     /* not 0: a rank that was given up may still write results of an earlier call here, until EP_MOE_SIGNAL_RETURNED shows this value or it is dead */
+  uint64_t reserved[2];
 } ep_moe_peer;
 EP_STATIC_ASSERT(sizeof(ep_moe_peer) == 64, "indexed by slot * world_size + rank");
 
@@ -105,7 +107,7 @@ typedef struct ep_moe_buffer {
   uint32_t alignment;        /* of blocks, in rows; 1 in low-latency form */
   uint32_t reserved;
 } ep_moe_buffer;
-EP_STATIC_ASSERT(sizeof(ep_moe_buffer) == 312, "handed to kernels by value");
+EP_STATIC_ASSERT(sizeof(ep_moe_buffer) == 320, "handed to kernels by value");
 
 /* ep_moe_call.ranks[r]: 0 for a rank that takes part; otherwise it does not, and rows to and from it are left out. Kernels set it to the EP_STATUS_* that ended a wait for
  * the rank: TIMEOUT, PEER_LOST. */
@@ -154,12 +156,13 @@ typedef struct ep_moe_dispatch_args {
   uint64_t x; /* address of row 0: [tokens, hidden] of `dtype` */
   uint64_t x_stride_bytes;
   uint32_t dtype; /* EP_MOE_F32, F16, BF16. Another payload than this: rows are cast into staged_tokens, once each */
-  uint32_t reserved;
+  uint32_t scale_group; /* blocks whose scales lie side by side: 1, or 4 where UE8M0 bytes are packed into words */
   uint64_t out; /* address of row 0 of the receive tensor: [recv_rows, hidden] of the payload's codes */
   uint64_t out_stride_bytes;
   uint64_t out_scales; /* address of the scale of (row 0, block 0); or 0 */
-  uint64_t scale_row_stride;   /* in scales: from one row's to the next's */
-  uint64_t scale_block_stride; /* in scales: from one block of 128 channels to the next */
+  /* In scales; that of (row, block) is number row * scale_row_stride + block / scale_group * scale_block_stride + block % scale_group. */
+  uint64_t scale_row_stride;
+  uint64_t scale_block_stride;
   uint64_t totals; /* address of uint64_t[local experts]: rows of every call so far, added to; or 0 */
 } ep_moe_dispatch_args;
 EP_STATIC_ASSERT(sizeof(ep_moe_dispatch_args) == 224, "handed to kernels by value");
