@@ -3487,6 +3487,8 @@ export interface MoePeer {
    * this value or it is dead
    */
   readonly owed: bigint;
+  /** epoch of the last call whose counts were sent there */
+  readonly told: bigint;
 }
 
 export const moePeerLayout = {
@@ -3499,7 +3501,8 @@ export const moePeerLayout = {
     placed: 24,
     credited: 32,
     owed: 40,
-    reserved: 48,
+    told: 48,
+    reserved: 56,
   },
 } as const;
 
@@ -3511,6 +3514,7 @@ export function readMoePeer(view: DataView, at = 0): MoePeer {
     placed: view.getBigUint64(at + 24, true),
     credited: view.getBigUint64(at + 32, true),
     owed: view.getBigUint64(at + 40, true),
+    told: view.getBigUint64(at + 48, true),
   };
 }
 
@@ -3521,7 +3525,8 @@ export function writeMoePeer(view: DataView, at: number, value: MoePeer): void {
   view.setBigUint64(at + 24, value.placed, true);
   view.setBigUint64(at + 32, value.credited, true);
   view.setBigUint64(at + 40, value.owed, true);
-  clear(view, at + 48, 16);
+  view.setBigUint64(at + 48, value.told, true);
+  clear(view, at + 56, 8);
 }
 
 export interface MoeBuffer {

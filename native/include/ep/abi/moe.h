@@ -75,7 +75,8 @@ typedef struct ep_moe_peer {
   uint64_t placed;
   uint64_t credited; /* value that the peer's credit must have before the next call may write there */
   uint64_t owed;     /* not 0: a rank that was given up may still write results of an earlier call here, until EP_MOE_SIGNAL_RETURNED shows this value or it is dead */
-  uint64_t reserved[2];
+  uint64_t told;     /* epoch of the last call whose counts were sent there */
+  uint64_t reserved;
 } ep_moe_peer;
 EP_STATIC_ASSERT(sizeof(ep_moe_peer) == 64, "indexed by slot * world_size + rank");
 
