@@ -32,6 +32,7 @@ set(EP_CORE_SOURCES
   core/life.cpp
   core/limits.cpp
   core/memory.cpp
+  core/moe/cast.cpp
   core/rank.cpp
   core/segment.cpp
   core/simt/context.cpp
@@ -71,6 +72,8 @@ set(EP_UNFUSED_SOURCES
   core/collective/reduce_avx2.cpp
   core/collective/reduce_avx512.cpp
   core/collective/reduce_portable.cpp
+  core/moe/cast.cpp
+  tests/device/moe_cast_test.cpp
 )
 
 set(EP_NAPI_SOURCES
@@ -100,6 +103,7 @@ set(EP_TESTS
   tests/device/ibgda_endpoint_test.cpp
   tests/device/ibgda_naive_test.cpp
   tests/device/ibgda_post_test.cpp
+  tests/device/moe_cast_test.cpp
   tests/device/naive_test.cpp
   tests/device/number_test.cpp
   tests/device/replica_sum_test.cpp
