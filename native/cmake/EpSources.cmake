@@ -74,6 +74,7 @@ set(EP_UNFUSED_SOURCES
   core/collective/reduce_portable.cpp
   core/moe/cast.cpp
   tests/device/moe_cast_test.cpp
+  tests/device/moe_simt_test.cpp
 )
 
 set(EP_NAPI_SOURCES
@@ -86,6 +87,7 @@ set(EP_NAPI_SOURCES
   napi/bind_hostile.cpp
   napi/bind_ibgda.cpp
   napi/bind_memory.cpp
+  napi/bind_moe.cpp
   napi/bind_probe.cpp
   napi/bind_program.cpp
   napi/bind_rank.cpp
@@ -104,6 +106,7 @@ set(EP_TESTS
   tests/device/ibgda_naive_test.cpp
   tests/device/ibgda_post_test.cpp
   tests/device/moe_cast_test.cpp
+  tests/device/moe_simt_test.cpp
   tests/device/naive_test.cpp
   tests/device/number_test.cpp
   tests/device/replica_sum_test.cpp

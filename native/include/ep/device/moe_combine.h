@@ -44,7 +44,7 @@ EP_HD void moe_return_run(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint&
   for (uint64_t i = turn; i < static_cast<uint32_t>(range); i += ctx.blocks()) {
     const uint64_t row = at.block_start(expert) + (range >> 32) + i;
     if (results.cast) {
-      moe_cast_row(ctx, args.dtype, results.y + row * results.stride, buffer.hidden, buffer.result_payload, results.staged + row * results.row_bytes);
+      moe_cast_row(ctx, coop, args.dtype, results.y + row * results.stride, buffer.hidden, buffer.result_payload, results.staged + row * results.row_bytes);
       fence_system(); /* a NIC or an engine reads it */
       coop.sync();
     }

@@ -44,7 +44,7 @@ EP_HD void moe_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& 
   for (uint32_t token = ctx.block(); token < at.call.routing.tokens; token += ctx.blocks()) {
     const uint8_t* src = tokens.row(token);
     if (tokens.cast) {
-      moe_cast_row(ctx, args.dtype, tokens.x + token * tokens.stride, buffer.hidden, buffer.payload, tokens.staged + token * tokens.row_bytes);
+      moe_cast_row(ctx, coop, args.dtype, tokens.x + token * tokens.stride, buffer.hidden, buffer.payload, tokens.staged + token * tokens.row_bytes);
       fence_system(); /* a NIC or an engine reads it */
       coop.sync();
     }
