@@ -29,6 +29,7 @@ const char* stage_name(uint32_t stage) {
     case EP_STAGE_COMPLETION: return "completion";
     case EP_STAGE_COUNT: return "count";
     case EP_STAGE_RESULT: return "result";
+    case EP_STAGE_PLACE: return "place";
     default: return "other";
   }
 }

@@ -76,7 +76,7 @@ typedef struct ep_moe_peer {
   uint64_t credited; /* value that the peer's credit must have before the next call may write there */
   uint64_t owed;     /* not 0: a rank that was given up may still write results of an earlier call here, until EP_MOE_SIGNAL_RETURNED shows this value or it is dead */
   uint64_t told;     /* epoch of the last call whose counts were sent there */
-  uint64_t reserved;
+  uint64_t owed_rows; /* the same for rows of a high-throughput dispatch, and EP_MOE_SIGNAL_ARRIVED */
 } ep_moe_peer;
 EP_STATIC_ASSERT(sizeof(ep_moe_peer) == 64, "indexed by slot * world_size + rank");
 
@@ -85,7 +85,8 @@ typedef struct ep_moe_buffer {
   ep_memory_handle memory;
   ep_moe_experts experts;
   /* Low latency: the run of local expert e and source s begins at (e * world_size + s) * max_tokens * (16 + row_bytes) of its slot: max_tokens headers
-   * (ep_moe_header), then max_tokens rows of row_bytes, in the order of the source's tokens. */
+   * (ep_moe_header), then max_tokens rows of row_bytes, in the order of the source's tokens.
+   * High throughput: the receive tensor itself: recv_rows rows of row_bytes; behind them as many headers. */
   ep_moe_part received;
   ep_moe_part returned; /* row (token * top_k + choice), of result_row_bytes */
   ep_moe_part staged_tokens;
@@ -124,14 +125,15 @@ typedef struct ep_moe_routing {
   uint64_t send_headers;   /* address of ep_moe_header[tokens * top_k]: by replica, then by slot; used where endpoints cannot store */
   uint64_t send_first;     /* address of uint32_t[replicas + 1]: first of a replica's headers, the same */
   uint64_t recv_count;     /* address of int32_t[local experts]: rows of each */
-  uint64_t block_start;    /* address of uint32_t[local experts]: first row of each in the receive tensor */
+  uint64_t block_start;    /* address of uint32_t[local experts + 1]: first row of each in the receive tensor; high throughput: then the rows of the tensor */
   uint64_t layout_range;   /* address of uint64_t[local experts * world_size]: begin << 32 | count, rows of a source in its block */
   uint64_t src_token;      /* address of int32_t[recv_rows]: token of a received row at its source */
-  uint64_t src_choice;     /* address of int32_t[recv_rows] */
+  uint64_t src_choice;     /* address of int32_t[recv_rows]. High throughput: both are -1 for padding and for rows of lost ranks */
+  uint64_t send_start;     /* high throughput: address of uint32_t[replicas]: row at its rank where this rank's first row to the replica goes */
   uint32_t tokens;
   uint32_t reserved;
 } ep_moe_routing;
-EP_STATIC_ASSERT(sizeof(ep_moe_routing) == 96, "handed to kernels by value");
+EP_STATIC_ASSERT(sizeof(ep_moe_routing) == 104, "handed to kernels by value");
 
 #define EP_MOE_NON_TEMPORAL 1u /* payload is far larger than the caches */
 #define EP_MOE_RENORMALISE 2u  /* combine: scale what is left of a token's weights to their sum */
@@ -148,8 +150,12 @@ typedef struct ep_moe_call {
   uint64_t ranks;   /* address of uint64_t[world_size]: see EP_MOE_RANK_MASKED. The same array for both halves of a call */
   uint64_t wait_ns; /* address of uint64_t[world_size]: time spent in waiting for each rank is added; or 0 */
   uint64_t status;  /* address of ep_kernel_status: why a half returned false, which a lost or late rank is no reason for */
+  /* High throughput, on the clock of clock_ns(); 0 for no limit but the context's. A rank awaits counts, then answers, then rows: were all three awaited to one deadline,
+   * those who awaited a dead rank's counts that long would answer too late, and be given up by all. */
+  uint64_t counts_by_ns;
+  uint64_t answers_by_ns;
 } ep_moe_call;
-EP_STATIC_ASSERT(sizeof(ep_moe_call) == 152, "handed to kernels by value");
+EP_STATIC_ASSERT(sizeof(ep_moe_call) == 176, "handed to kernels by value");
 
 /* Dispatch. Both halves read x: it stays unchanged until the receive half has ended. */
 typedef struct ep_moe_dispatch_args {
@@ -166,7 +172,7 @@ typedef struct ep_moe_dispatch_args {
   uint64_t scale_block_stride;
   uint64_t totals; /* address of uint64_t[local experts]: rows of every call so far, added to; or 0 */
 } ep_moe_dispatch_args;
-EP_STATIC_ASSERT(sizeof(ep_moe_dispatch_args) == 224, "handed to kernels by value");
+EP_STATIC_ASSERT(sizeof(ep_moe_dispatch_args) == 248, "handed to kernels by value");
 
 /* Combine. */
 typedef struct ep_moe_combine_args {
@@ -180,12 +186,14 @@ typedef struct ep_moe_combine_args {
   uint32_t dtype; /* EP_MOE_F32, F16, BF16. Another result payload than this: rows are cast into staged_results */
   uint32_t reserved;
 } ep_moe_combine_args;
-EP_STATIC_ASSERT(sizeof(ep_moe_combine_args) == 216, "handed to kernels by value");
+EP_STATIC_ASSERT(sizeof(ep_moe_combine_args) == 240, "handed to kernels by value");
 
 /* The kernels, templates in ep/device/moe_*.h, over a context and an endpoint; every block calls them with the same arguments. False: *status says why, and neither
  * the slot nor the outputs hold anything to rely on. A rank that is late or dead is no failure: it is in `ranks` afterwards.
  *   bool moe_dispatch_send(ctx, endpoint, buffer, args)       layout, rows, counts                             low latency
  *   bool moe_dispatch_receive(ctx, endpoint, buffer, args)    waits, packs rows, grants credit                 low latency
+ *   bool moe_compact_send(ctx, endpoint, buffer, args)        layout, counts, places, rows                      high throughput
+ *   bool moe_compact_receive(ctx, endpoint, buffer, args)     waits, zeroes what is empty                       high throughput; `out` is where `received` is
  *   bool moe_combine_send(ctx, endpoint, buffer, args)        results back to their tokens                     both modes
  *   bool moe_combine_receive(ctx, endpoint, buffer, args)     waits, sums in the order of choices              both modes
  *   bool moe_release(ctx, endpoint, buffer, call)             grants the credit of a slot                      (the receive half of low latency does it)
