@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "ep/device/moe_combine.h"
+#include "ep/device/moe_compact.h"
 #include "ep/device/moe_dispatch.h"
 #include "world.hpp"
 
@@ -18,8 +19,13 @@ struct moe_options {
   uint32_t payload = EP_MOE_BF16;
   uint32_t result_payload = EP_MOE_BF16;
   bool overlap = true;  // halves of the calls under way in any order; false: one call after the other
-  int32_t dead = -1;    // a rank that takes part in no call, although the others expect it to
+  int32_t dead = -1;    // a rank that takes no part, although the others expect it to
   bool masked = false;  // and that they know of
+  uint32_t back = UINT32_MAX; // the first call in which it takes part again
+  bool compact = false; // high throughput
+  uint32_t alignment = 1;
+  bool cached = false;  // every other call repeats the routing of the one before it; not with overlap
+  int64_t spare = -1;   // compact: rows of the tensor less than the largest call needs; -1 for the tensor of the worst routing
 };
 
 inline uint64_t dtype_bytes(uint32_t dtype) { return dtype == EP_MOE_F32 ? 4 : 2; }
@@ -52,7 +58,7 @@ class moe_case {
     std::vector<int32_t> topk, replica, slot, src_token, src_choice, recv_count;
     std::vector<uint64_t> send_words, layout_range, ranks;
     std::vector<ep_moe_header> headers;
-    std::vector<uint32_t> send_first, block_start;
+    std::vector<uint32_t> send_first, block_start, send_start;
     std::vector<float> weights;
     aligned_bytes x, y, out, sum, scales, bias[2];
     uint64_t x_bytes = 0, y_bytes = 0;
@@ -70,10 +76,20 @@ class moe_case {
     max_tokens = 1 + static_cast<uint32_t>(below(random, 6));
     static constexpr uint32_t channels[] = {1, 8, 33, 128, 130, 257};
     hidden = channels[below(random, 6)];
+    x_gap = below(random, 3);
     make_experts();
     lay_out();
     order_halves();
     for (uint32_t call = 0; call < wanted.calls; ++call) make_call(call);
+    if (wanted.spare >= 0) {
+      largest = 0;
+      for (uint32_t call = 0; call < wanted.calls; ++call) {
+        for (int32_t r = 0; r < wanted.size; ++r) largest = std::max(largest, block_begin(call, r, local(r)));
+      }
+      largest -= std::min(largest, static_cast<uint64_t>(wanted.spare));
+      memory_bytes = 0;
+      lay_out();
+    }
     peers.assign(size, std::vector<ep_moe_peer>(size * wanted.slots));
     totals.assign(size, std::vector<uint64_t>(most_local + 1));
     wait_ns.assign(size, std::vector<uint64_t>(size));
@@ -86,7 +102,31 @@ class moe_case {
   const ep_moe_buffer& buffer(int32_t rank) const { return buffers[static_cast<size_t>(rank)]; }
   uint64_t total(int32_t rank, uint32_t expert) const { return totals[static_cast<size_t>(rank)][expert]; }
   uint32_t local(int32_t rank) const { return rank_begin[static_cast<size_t>(rank) + 1] - rank_begin[static_cast<size_t>(rank)]; }
-  bool is_gone(int32_t rank) const { return rank == options.dead; }
+  bool is_gone(uint32_t call, int32_t rank) const { return rank == options.dead && call < options.back; }
+  uint64_t room() const { return shape.recv_rows; }
+  // Rows of one source in the block of local expert e, and the first row of the block; of all blocks for e = local(r).
+  uint64_t count_of(uint32_t call, int32_t r, uint32_t e, int32_t s) const {
+    const std::vector<int32_t>& theirs = calls[call][static_cast<size_t>(s)].want_replica;
+    if (is_gone(call, s)) return 0;
+    return static_cast<uint64_t>(std::count(theirs.begin(), theirs.end(), static_cast<int32_t>(rank_begin[static_cast<size_t>(r)] + e)));
+  }
+  uint64_t block_begin(uint32_t call, int32_t r, uint32_t e) const {
+    if (!options.compact) return static_cast<uint64_t>(e) * size * max_tokens;
+    uint64_t row = 0;
+    for (uint32_t before = 0; before < e; ++before) {
+      uint64_t rows = 0;
+      for (int32_t s = 0; s < options.size; ++s) rows += count_of(call, r, before, s);
+      row += (rows + options.alignment - 1) / options.alignment * options.alignment;
+    }
+    return row;
+  }
+  ep_moe_peer& peer(int32_t rank, uint32_t call_slot, int32_t of) {
+    return peers[static_cast<size_t>(rank)][call_slot * size + static_cast<size_t>(of)];
+  }
+  uint64_t sends_to(uint32_t call, int32_t rank, int32_t to) const {
+    const auto& sent = calls[call][static_cast<size_t>(rank)].want_replica;
+    return static_cast<uint64_t>(std::count_if(sent.begin(), sent.end(), [&](int32_t p) { return p >= 0 && replica_rank[static_cast<size_t>(p)] == to; }));
+  }
 
   // Fills in the arguments and tells the world of what is sent from outside of its memory.
   void bind(world& ranks) {
@@ -100,25 +140,29 @@ class moe_case {
   uint32_t wrong_dispatch(uint32_t call, int32_t r) {
     uint32_t wrong = 0;
     one_rank& own = at(call, r);
-    for (size_t i = 0; i < own.replica.size(); ++i) wrong += own.replica[i] != own.want_replica[i] || own.slot[i] != own.want_slot[i];
+    const one_rank& routed = at(repeats(call) ? call - 1 : call, r);
+    for (size_t i = 0; i < own.want_replica.size(); ++i) wrong += routed.replica[i] != own.want_replica[i] || routed.slot[i] != own.want_slot[i];
     const uint32_t first = rank_begin[static_cast<size_t>(r)];
     for (uint32_t e = 0; e < local(r); ++e) {
-      uint64_t row = static_cast<uint64_t>(e) * size * max_tokens;
+      const uint64_t block = block_begin(call, r, e);
+      uint64_t row = block;
       for (int32_t s = 0; s < options.size; ++s) {
-        const uint64_t begin = row - static_cast<uint64_t>(e) * size * max_tokens;
+        const uint64_t begin = row - block;
         const one_rank& source = at(call, s);
-        uint64_t count = 0;
-        for (size_t i = 0; !is_gone(s) && i < source.want_replica.size(); ++i) {
+        for (size_t i = 0; !is_gone(call, s) && i < source.want_replica.size(); ++i) {
           if (source.want_replica[i] != static_cast<int32_t>(first + e)) continue;
-          ++count;
-          wrong += own.src_token[row] != static_cast<int32_t>(i / top_k) || own.src_choice[row] != static_cast<int32_t>(i % top_k);
+          wrong += routed.src_token[row] != static_cast<int32_t>(i / top_k) || routed.src_choice[row] != static_cast<int32_t>(i % top_k);
           wrong += !is_row(own, row, payload_of(source.x.get() + i / top_k * x_stride()));
           ++row;
         }
-        wrong += own.layout_range[e * size + static_cast<size_t>(s)] != (begin << 32 | count);
+        wrong += routed.layout_range[e * size + static_cast<size_t>(s)] != (begin << 32 | count_of(call, r, e, s));
       }
-      wrong += own.recv_count[e] != static_cast<int32_t>(row - static_cast<uint64_t>(e) * size * max_tokens);
+      wrong += routed.recv_count[e] != static_cast<int32_t>(row - block);
+      wrong += routed.block_start[e] != block;
+      const std::vector<uint8_t> zeros(shape.row_bytes + 16);
+      for (; options.compact && row < block_begin(call, r, e + 1); ++row) wrong += routed.src_token[row] != -1 || routed.src_choice[row] != -1 || !is_row(own, row, zeros);
     }
+    if (options.compact) wrong += routed.block_start[local(r)] != block_begin(call, r, local(r));
     return wrong;
   }
 
@@ -134,7 +178,7 @@ class moe_case {
         const size_t i = static_cast<size_t>(t) * top_k + k;
         if (own.topk[i] >= 0) all += own.weights[i];
         const int32_t p = own.want_replica[i];
-        if (p < 0 || is_gone(replica_rank[static_cast<size_t>(p)])) continue;
+        if (p < 0 || is_gone(call, replica_rank[static_cast<size_t>(p)])) continue;
         left += own.weights[i];
         rows[k] = result_of(call, r, i);
       }
@@ -160,10 +204,10 @@ class moe_case {
 
   uint64_t expected_total(int32_t r, uint32_t expert) const {
     uint64_t rows = 0;
-    for (const auto& call : calls) {
+    for (uint32_t call = 0; call < options.calls; ++call) {
       for (size_t s = 0; s < size; ++s) {
-        if (is_gone(static_cast<int32_t>(s))) continue;
-        for (const int32_t p : call[s].want_replica) rows += p == static_cast<int32_t>(rank_begin[static_cast<size_t>(r)] + expert);
+        if (is_gone(call, static_cast<int32_t>(s))) continue;
+        for (const int32_t p : calls[call][s].want_replica) rows += p == static_cast<int32_t>(rank_begin[static_cast<size_t>(r)] + expert);
       }
     }
     return rows;
@@ -173,7 +217,12 @@ class moe_case {
   uint64_t row_bytes() const { return hidden * dtype_bytes(options.dtype); }
   uint64_t x_stride() const { return row_bytes() + x_gap * dtype_bytes(options.dtype); }
   bool casts() const { return options.payload != options.dtype; }
-  uint64_t receive_rows() const { return static_cast<uint64_t>(most_local) * size * max_tokens; }
+  bool repeats(uint32_t call) const { return options.cached && call % 2 == 1; }
+  uint64_t receive_rows() const {
+    if (!options.compact) return static_cast<uint64_t>(most_local) * size * max_tokens;
+    if (largest != UINT64_MAX) return largest;
+    return static_cast<uint64_t>(size) * max_tokens * std::min(top_k, most_local) + most_local * (options.alignment - 1);
+  }
   uint64_t code_bytes() const { return payload_code_bytes(options.payload, hidden); }
   uint64_t blocks() const { return (hidden + 127) / 128; }
 
@@ -204,7 +253,7 @@ class moe_case {
         candidate_begin[r].push_back(static_cast<uint32_t>(candidates[r].size()));
         const bool some = below(random, 4) == 0; // as 'nearest' would: not all replicas
         for (uint32_t p = 0; p < replica_rank.size(); ++p) {
-          const bool unknown = options.masked && (is_gone(replica_rank[p]) || is_gone(static_cast<int32_t>(r)));
+          const bool unknown = options.masked && (is_gone(0, replica_rank[p]) || is_gone(0, static_cast<int32_t>(r)));
           if (replica_expert[p] == static_cast<int32_t>(e) && !unknown && !(some && below(random, 2) == 0)) candidates[r].push_back(p);
         }
       }
@@ -220,7 +269,7 @@ class moe_case {
 
   void lay_out() {
     ep_moe_buffer& b = shape;
-    b.header = {EP_MAGIC_MOE, EP_ABI_MAJOR, EP_ABI_MINOR, EP_MOE_LOW_LATENCY, sizeof b};
+    b.header = {EP_MAGIC_MOE, EP_ABI_MAJOR, EP_ABI_MINOR, options.compact ? EP_MOE_HIGH_THROUGHPUT : EP_MOE_LOW_LATENCY, sizeof b};
     b.payload_bytes = payload_bytes(options.payload, hidden);
     b.row_bytes = aligned_row_bytes(options.payload, hidden);
     b.result_bytes = payload_bytes(options.result_payload, hidden);
@@ -230,6 +279,7 @@ class moe_case {
     b.staged_tokens = component(max_tokens * (16 + b.row_bytes));
     b.staged_results = component(receive_rows() * b.result_row_bytes);
     b.counts = component(static_cast<uint64_t>(most_local) * size * 8);
+    if (options.compact) b.starts = component(replica_rank.size() * 8);
     b.calls = options.slots;
     b.max_tokens = max_tokens;
     b.top_k = top_k;
@@ -237,8 +287,7 @@ class moe_case {
     b.payload = options.payload;
     b.result_payload = options.result_payload;
     b.recv_rows = receive_rows();
-    b.alignment = 1;
-    x_gap = below(random, 3);
+    b.alignment = options.alignment;
   }
 
   // All halves, each call's in order, and no slot before its last call has ended.
@@ -261,11 +310,12 @@ class moe_case {
     }
   }
 
-  void make_call(uint32_t) {
+  void make_call(uint32_t call) {
     std::vector<one_rank>& ranks = calls.emplace_back(size);
     for (size_t r = 0; r < size; ++r) {
       one_rank& own = ranks[r];
-      own.tokens = static_cast<uint32_t>(below(random, max_tokens + 1));
+      const one_rank* before = repeats(call) ? &calls[call - 1][r] : nullptr;
+      own.tokens = before != nullptr ? before->tokens : static_cast<uint32_t>(below(random, max_tokens + 1));
       const size_t choices = static_cast<size_t>(own.tokens) * top_k;
       std::vector<uint32_t> taken(experts);
       for (uint32_t t = 0; t < own.tokens; ++t) {
@@ -289,6 +339,11 @@ class moe_case {
           own.want_replica.push_back(static_cast<int32_t>(p));
         }
       }
+      if (before != nullptr) {
+        own.topk = before->topk;
+        own.want_replica = before->want_replica;
+        own.want_slot = before->want_slot;
+      }
       own.replica.assign(choices + 1, -9);
       own.slot.assign(choices + 1, -9);
       own.replica.resize(choices);
@@ -298,6 +353,7 @@ class moe_case {
       own.send_first.assign(replica_rank.size() + 1, 0);
       own.recv_count.assign(most_local + 1, -1);
       own.block_start.assign(most_local + 1, 0);
+      own.send_start.assign(replica_rank.size() + 1, 0);
       own.layout_range.assign(static_cast<size_t>(most_local) * size + 1, 0);
       own.src_token.assign(receive_rows() + 1, -1);
       own.src_choice.assign(receive_rows() + 1, -1);
@@ -332,6 +388,7 @@ class moe_case {
 
   void bind_call(world& ranks, uint32_t call, int32_t rank) {
     one_rank& own = at(call, rank);
+    one_rank& routed = at(repeats(call) ? call - 1 : call, rank);
     ranks.adopt(rank, own.x.get(), own.x_bytes);
     ranks.adopt(rank, own.y.get(), own.y_bytes);
     ranks.adopt(rank, own.headers.data(), own.headers.size() * sizeof(ep_moe_header));
@@ -342,23 +399,29 @@ class moe_case {
     made.epoch = call / options.slots + 1;
     made.flags = own.combine.call.flags;
     ep_moe_routing& routing = made.routing;
-    routing.topk = address(own.topk);
-    routing.choice_replica = address(own.replica);
-    routing.choice_slot = address(own.slot);
-    routing.send_words = address(own.send_words);
-    routing.send_headers = address(own.headers);
-    routing.send_first = address(own.send_first);
-    routing.recv_count = address(own.recv_count);
-    routing.block_start = address(own.block_start);
-    routing.layout_range = address(own.layout_range);
-    routing.src_token = address(own.src_token);
-    routing.src_choice = address(own.src_choice);
+    routing.topk = address(routed.topk);
+    routing.choice_replica = address(routed.replica);
+    routing.choice_slot = address(routed.slot);
+    routing.send_words = address(routed.send_words);
+    routing.send_headers = address(routed.headers);
+    routing.send_first = address(routed.send_first);
+    routing.recv_count = address(routed.recv_count);
+    routing.block_start = address(routed.block_start);
+    routing.layout_range = address(routed.layout_range);
+    routing.src_token = address(routed.src_token);
+    routing.src_choice = address(routed.src_choice);
+    routing.send_start = address(routed.send_start);
     routing.tokens = own.tokens;
     made.ranks = address(own.ranks);
     made.wait_ns = address(wait_ns[static_cast<size_t>(rank)]);
     made.status = reinterpret_cast<uint64_t>(&own.status);
     own.dispatch = {made, address(own.x), x_stride(), options.dtype, 1, address(own.out), code_bytes(), casts() ? address(own.scales) : 0, 1, receive_rows(),
                     address(totals[static_cast<size_t>(rank)])};
+    if (options.compact) {
+      own.dispatch.out = reinterpret_cast<uint64_t>(ranks.data(rank)) + shape.received.offset + made.slot * shape.received.stride;
+      own.dispatch.out_stride_bytes = shape.row_bytes;
+    }
+    if (repeats(call)) own.dispatch.call.flags |= EP_MOE_CACHED;
     const bool weighted = own.combine.weights != 0;
     own.combine = {made, address(own.y), row_bytes(), weighted ? address(own.weights) : 0,
                    {own.biases ? address(own.bias[0]) : 0, own.biases ? address(own.bias[1]) : 0}, address(own.sum), row_bytes(), options.dtype, 0};
@@ -381,7 +444,7 @@ class moe_case {
   }
 
   bool is_row(const one_rank& own, uint64_t row, const std::vector<uint8_t>& payload) const {
-    bool ok = std::memcmp(own.out.get() + row * code_bytes(), payload.data(), code_bytes()) == 0;
+    bool ok = std::memcmp(reinterpret_cast<const uint8_t*>(own.dispatch.out) + row * own.dispatch.out_stride_bytes, payload.data(), code_bytes()) == 0;
     const uint64_t scale = payload_scale_bytes(options.payload);
     for (uint64_t b = 0; casts() && b < blocks(); ++b) { // column-major
       ok = ok && std::memcmp(own.scales.get() + (b * receive_rows() + row) * scale, payload.data() + code_bytes() + b * scale, scale) == 0;
@@ -394,11 +457,9 @@ class moe_case {
     const one_rank& own = at(call, source);
     const auto p = static_cast<size_t>(own.want_replica[choice]);
     const int32_t there = replica_rank[p];
-    uint64_t row = static_cast<uint64_t>(p - rank_begin[static_cast<size_t>(there)]) * size * max_tokens + static_cast<uint64_t>(own.want_slot[choice]);
-    for (int32_t s = 0; s < source; ++s) {
-      const std::vector<int32_t>& theirs = at(call, s).want_replica;
-      if (!is_gone(s)) row += static_cast<uint64_t>(std::count(theirs.begin(), theirs.end(), static_cast<int32_t>(p)));
-    }
+    const auto e = static_cast<uint32_t>(p - rank_begin[static_cast<size_t>(there)]);
+    uint64_t row = block_begin(call, there, e) + static_cast<uint64_t>(own.want_slot[choice]);
+    for (int32_t s = 0; s < source; ++s) row += count_of(call, there, e, s);
     const uint8_t* y = at(call, there).y.get() + row * row_bytes();
     std::vector<float> made(hidden);
     if (options.result_payload == options.dtype) {
@@ -414,7 +475,7 @@ class moe_case {
   random_source random;
   size_t size = 0;
   uint32_t experts = 0, most_local = 0, top_k = 0, max_tokens = 0, hidden = 0;
-  uint64_t x_gap = 0, memory_bytes = 0;
+  uint64_t x_gap = 0, memory_bytes = 0, largest = UINT64_MAX;
   ep_moe_buffer shape{};
   std::vector<int32_t> replica_rank, replica_expert;
   std::vector<uint32_t> rank_begin;
@@ -428,20 +489,27 @@ class moe_case {
 
 // The four halves as one thing, so that tests can put others in their place.
 struct moe_kernels {
+  static bool is_compact(const ep_moe_buffer& buffer) { return buffer.header.kind == EP_MOE_HIGH_THROUGHPUT; }
   template <class Ctx, class Endpoint> static bool run(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, moe_case::one_rank& own, uint32_t half) {
     switch (half) {
-      case 0: return moe_dispatch_send(ctx, endpoint, buffer, own.dispatch);
-      case 1: return moe_dispatch_receive(ctx, endpoint, buffer, own.dispatch);
+      case 0: return is_compact(buffer) ? moe_compact_send(ctx, endpoint, buffer, own.dispatch) : moe_dispatch_send(ctx, endpoint, buffer, own.dispatch);
+      case 1: return is_compact(buffer) ? moe_compact_receive(ctx, endpoint, buffer, own.dispatch) : moe_dispatch_receive(ctx, endpoint, buffer, own.dispatch);
       case 2: return moe_combine_send(ctx, endpoint, buffer, own.combine);
-      default: return moe_combine_receive(ctx, endpoint, buffer, own.combine);
+      default: {
+        const bool ok = moe_combine_receive(ctx, endpoint, buffer, own.combine);
+        if (!is_compact(buffer)) return ok;
+        ctx.sync_grid();
+        return moe_release(ctx, endpoint, buffer, own.combine.call) && ok;
+      }
     }
   }
 };
 
-// All calls of one rank; counts what is not as it should be.
+// Calls first to last - 1 of one rank; counts what is not as it should be.
 template <class Kernels = moe_kernels, class Ctx, class Endpoint>
-bool run_moe(Ctx& ctx, const Endpoint& endpoint, moe_case& plan, int32_t rank, std::atomic<uint32_t>& wrong) {
+bool run_moe(Ctx& ctx, const Endpoint& endpoint, moe_case& plan, int32_t rank, std::atomic<uint32_t>& wrong, uint32_t first = 0, uint32_t last = UINT32_MAX) {
   for (const moe_step& step : plan.halves()) {
+    if (step.call < first || step.call >= last) continue;
     moe_case::one_rank& own = plan.at(step.call, rank);
     const bool ok = Kernels::run(ctx, endpoint, plan.buffer(rank), own, step.half);
     ctx.sync_grid();
