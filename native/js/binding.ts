@@ -1,6 +1,7 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
 import type { NativeIbgdaNic, NativeIbgdaOptions, NicTopology } from './ibgda.js';
+import type { MoeDescription, NativeMoeBuffer, NativeMoeRouting } from './moe.js';
 
 /** `EP_STATUS_*` of an operation that ended, and what it saw. */
 export interface Outcome {
@@ -424,6 +425,11 @@ export interface Binding {
     ringCapacity: number,
   ) => NativeHostileEngine;
   readonly HostStream: new (spinNs: number) => NativeHostStream;
+  readonly MoeBuffer: new (description: MoeDescription) => NativeMoeBuffer;
+  /** Room for the routing of one call of a buffer. */
+  readonly MoeRouting: new (
+    buffer: NativeMoeBuffer,
+  ) => NativeMoeRouting;
   /** Read from sysfs, which lies at `root`. */
   nicTopology(root: string): NicTopology;
   readonly IbgdaNic: new (rank: NativeRankContext, options: NativeIbgdaOptions) => NativeIbgdaNic;
