@@ -76,6 +76,7 @@ set(EP_UNFUSED_SOURCES
   tests/device/moe_cast_test.cpp
   tests/device/moe_compact_test.cpp
   tests/device/moe_lost_test.cpp
+  tests/device/moe_naive_test.cpp
   tests/device/moe_simt_test.cpp
 )
 
@@ -110,6 +111,7 @@ set(EP_TESTS
   tests/device/moe_cast_test.cpp
   tests/device/moe_compact_test.cpp
   tests/device/moe_lost_test.cpp
+  tests/device/moe_naive_test.cpp
   tests/device/moe_simt_test.cpp
   tests/device/naive_test.cpp
   tests/device/number_test.cpp
