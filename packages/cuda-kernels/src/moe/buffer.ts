@@ -9,6 +9,7 @@ import {
   EpError,
   formatRanks,
   invalid,
+  isEpError,
   linkSignals,
   type Rank,
   Resource,
@@ -171,7 +172,7 @@ export class MoeBuffer extends Resource implements Closeable {
    */
   dispatch(x: Tensor, choices: Int32Array | MoeLayout, options: MoeDispatchOptions = {}): Work<MoeReceived> {
     const begun = this.#beginDispatch(x, choices, options, 'dispatch');
-    return this.#follow('dispatch', begun.launch(SEND | RECEIVE, options), begun.received);
+    return this.#follow('dispatch', begun.launch(SEND | RECEIVE, options), begun.received, begun.refused);
   }
 
   /** The first half alone: `receive()` of what it resolves with is the second. In between nothing runs here for this call. `x` stays unchanged until then. */
@@ -181,9 +182,10 @@ export class MoeBuffer extends Resource implements Closeable {
     options: MoeDispatchOptions = {},
   ): Work<MoeHook<MoeReceived>> {
     const begun = this.#beginDispatch(x, choices, options, 'dispatchSend');
-    return this.#follow('dispatchSend', begun.launch(SEND, options), () => ({
+    const hook = (): MoeHook<MoeReceived> => ({
       receive: (late = {}) => this.#follow('dispatch receive', begun.launch(RECEIVE, late), begun.received),
-    }));
+    });
+    return this.#follow('dispatchSend', begun.launch(SEND, options), hook, begun.refused);
   }
 
   /**
@@ -298,6 +300,10 @@ export class MoeBuffer extends Resource implements Closeable {
           slot.held = call;
         }
         return started;
+      },
+      refused: (): void => {
+        call.stage = 'released';
+        slot.held = undefined;
       },
       received: (): MoeReceived => {
         call.stage = 'received';
@@ -422,7 +428,7 @@ export class MoeBuffer extends Resource implements Closeable {
     }
   }
 
-  #follow<T>(name: string, under: Promise<Outcome>, value: () => T): Work<T> {
+  #follow<T>(name: string, under: Promise<Outcome>, value: () => T, onRefused = (): void => {}): Work<T> {
     const control = createWork<T>({ op: name, sequence: this.#sequence++, owner: this.#owner });
     const letGo = this.hold(name);
     under
@@ -431,7 +437,10 @@ export class MoeBuffer extends Resource implements Closeable {
         control.resolve(value());
       })
       .catch((reason: unknown) => {
-        this.#poison ??= { reason };
+        // What does not fit is refused by all ranks alike, before anything has moved: the next call may fit.
+        const refused = isEpError(reason) && reason.code === 'EP_CAPACITY';
+        if (refused) onRefused();
+        else this.#poison ??= { reason };
         const cut = [this.#cancel.signal, this.closing].some((signal) => signal.aborted && signal.reason === reason);
         if (cut) control.abort(reason);
         else control.reject(reason);
@@ -443,8 +452,11 @@ export class MoeBuffer extends Resource implements Closeable {
   #failure(name: string, outcome: Outcome): EpError {
     const code = codeOfStatus(outcome.status);
     const verb = code === 'EP_TIMEOUT' ? 'timed out waiting for' : 'ended while waiting for';
-    const text = outcome.message ?? outcomeText(outcome, verb);
     const { rank, stage, expected, found } = outcome;
+    const text =
+      code === 'EP_CAPACITY'
+        ? `rank ${rank} has room for ${expected} rows, ${found} were to go there: send fewer, or open with more recvRows`
+        : (outcome.message ?? outcomeText(outcome, verb));
     return new EpError(code, `${name}: ${text}`, { context: { rank, stage, expected, found } });
   }
 
