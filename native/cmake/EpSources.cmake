@@ -74,7 +74,9 @@ set(EP_UNFUSED_SOURCES
   core/collective/reduce_portable.cpp
   core/moe/cast.cpp
   tests/device/moe_cast_test.cpp
+  tests/device/moe_compact_lost_test.cpp
   tests/device/moe_compact_test.cpp
+  tests/device/moe_fast_test.cpp
   tests/device/moe_lost_test.cpp
   tests/device/moe_naive_test.cpp
   tests/device/moe_simt_test.cpp
@@ -109,7 +111,9 @@ set(EP_TESTS
   tests/device/ibgda_naive_test.cpp
   tests/device/ibgda_post_test.cpp
   tests/device/moe_cast_test.cpp
+  tests/device/moe_compact_lost_test.cpp
   tests/device/moe_compact_test.cpp
+  tests/device/moe_fast_test.cpp
   tests/device/moe_lost_test.cpp
   tests/device/moe_naive_test.cpp
   tests/device/moe_simt_test.cpp

@@ -38,6 +38,7 @@ EP_HD void moe_return_run(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint&
   const moe_results results = moe_results_of(endpoint, at, args);
   const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL) != 0;
   const uint64_t range = *at.range(expert, source);
+  if (static_cast<uint32_t>(range) == 0) return;
   const auto* token = reinterpret_cast<const int32_t*>(at.call.routing.src_token);
   const auto* choice = reinterpret_cast<const int32_t*>(at.call.routing.src_choice);
   const uint64_t turn = (ctx.block() + expert + static_cast<uint32_t>(source)) % ctx.blocks();

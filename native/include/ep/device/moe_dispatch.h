@@ -214,6 +214,7 @@ EP_HD void moe_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& a
   const ep_moe_buffer& buffer = at.buffer;
   const uint64_t range = *at.range(expert, source);
   const uint64_t rows = static_cast<uint32_t>(range);
+  if (rows == 0) return;
   const uint64_t turn = (ctx.block() + expert + static_cast<uint32_t>(source)) % ctx.blocks();
   const uint64_t from = rows * turn / ctx.blocks();
   const uint64_t to = rows * (turn + 1) / ctx.blocks();
