@@ -25,6 +25,8 @@ struct moe_options {
   bool compact = false; // high throughput
   uint32_t alignment = 1;
   bool cached = false;  // every other call repeats the routing of the one before it; not with overlap
+  bool answered = false; // the dead rank dies when it knows where its rows go: their places stay, as zero rows
+  uint32_t tokens = 0;   // of every rank, all to one expert, by one choice; 0 for random calls
   int64_t spare = -1;   // compact: rows of the tensor less than the largest call needs; -1 for the tensor of the worst routing
 };
 
@@ -77,6 +79,11 @@ class moe_case {
     static constexpr uint32_t channels[] = {1, 8, 33, 128, 130, 257};
     hidden = channels[below(random, 6)];
     x_gap = below(random, 3);
+    if (wanted.tokens != 0) {
+      top_k = 1;
+      max_tokens = wanted.tokens;
+      hidden = 8;
+    }
     make_experts();
     lay_out();
     order_halves();
@@ -107,7 +114,7 @@ class moe_case {
   // Rows of one source in the block of local expert e, and the first row of the block; of all blocks for e = local(r).
   uint64_t count_of(uint32_t call, int32_t r, uint32_t e, int32_t s) const {
     const std::vector<int32_t>& theirs = calls[call][static_cast<size_t>(s)].want_replica;
-    if (is_gone(call, s)) return 0;
+    if (is_gone(call, s) && !options.answered) return 0;
     return static_cast<uint64_t>(std::count(theirs.begin(), theirs.end(), static_cast<int32_t>(rank_begin[static_cast<size_t>(r)] + e)));
   }
   uint64_t block_begin(uint32_t call, int32_t r, uint32_t e) const {
@@ -146,21 +153,23 @@ class moe_case {
     for (uint32_t e = 0; e < local(r); ++e) {
       const uint64_t block = block_begin(call, r, e);
       uint64_t row = block;
+      uint64_t empty = 0;
       for (int32_t s = 0; s < options.size; ++s) {
         const uint64_t begin = row - block;
         const one_rank& source = at(call, s);
+        const uint64_t count = count_of(call, r, e, s);
+        wrong += routed.layout_range[e * size + static_cast<size_t>(s)] != (begin << 32 | (is_gone(call, s) ? 0 : count));
+        for (uint64_t i = 0; is_gone(call, s) && i < count; ++i, ++row, ++empty) wrong += !is_empty(own, routed, row);
         for (size_t i = 0; !is_gone(call, s) && i < source.want_replica.size(); ++i) {
           if (source.want_replica[i] != static_cast<int32_t>(first + e)) continue;
           wrong += routed.src_token[row] != static_cast<int32_t>(i / top_k) || routed.src_choice[row] != static_cast<int32_t>(i % top_k);
           wrong += !is_row(own, row, payload_of(source.x.get() + i / top_k * x_stride()));
           ++row;
         }
-        wrong += routed.layout_range[e * size + static_cast<size_t>(s)] != (begin << 32 | count_of(call, r, e, s));
       }
-      wrong += routed.recv_count[e] != static_cast<int32_t>(row - block);
+      wrong += routed.recv_count[e] != static_cast<int32_t>(row - block - empty);
       wrong += routed.block_start[e] != block;
-      const std::vector<uint8_t> zeros(shape.row_bytes + 16);
-      for (; options.compact && row < block_begin(call, r, e + 1); ++row) wrong += routed.src_token[row] != -1 || routed.src_choice[row] != -1 || !is_row(own, row, zeros);
+      for (; options.compact && row < block_begin(call, r, e + 1); ++row) wrong += !is_empty(own, routed, row);
     }
     if (options.compact) wrong += routed.block_start[local(r)] != block_begin(call, r, local(r));
     return wrong;
@@ -228,8 +237,8 @@ class moe_case {
 
   // Replicas rank-major, some ranks without any; every expert once at least.
   void make_experts() {
-    experts = 1 + static_cast<uint32_t>(below(random, 6));
-    const uint64_t replicas = experts + below(random, 4);
+    experts = options.tokens != 0 ? 1 : 1 + static_cast<uint32_t>(below(random, 6));
+    const uint64_t replicas = options.tokens != 0 ? 1 : experts + below(random, 4);
     std::vector<std::pair<int32_t, int32_t>> placed;
     for (uint64_t p = 0; p < replicas; ++p) {
       const auto e = static_cast<int32_t>(p < experts ? p : below(random, experts));
@@ -251,7 +260,7 @@ class moe_case {
     for (size_t r = 0; r < size; ++r) {
       for (uint32_t e = 0; e < experts; ++e) {
         candidate_begin[r].push_back(static_cast<uint32_t>(candidates[r].size()));
-        const bool some = below(random, 4) == 0; // as 'nearest' would: not all replicas
+        const bool some = options.tokens == 0 && below(random, 4) == 0; // as 'nearest' would: not all replicas
         for (uint32_t p = 0; p < replica_rank.size(); ++p) {
           const bool unknown = options.masked && (is_gone(0, replica_rank[p]) || is_gone(0, static_cast<int32_t>(r)));
           if (replica_expert[p] == static_cast<int32_t>(e) && !unknown && !(some && below(random, 2) == 0)) candidates[r].push_back(p);
@@ -315,7 +324,7 @@ class moe_case {
     for (size_t r = 0; r < size; ++r) {
       one_rank& own = ranks[r];
       const one_rank* before = repeats(call) ? &calls[call - 1][r] : nullptr;
-      own.tokens = before != nullptr ? before->tokens : static_cast<uint32_t>(below(random, max_tokens + 1));
+      own.tokens = before != nullptr ? before->tokens : options.tokens != 0 ? options.tokens : static_cast<uint32_t>(below(random, max_tokens + 1));
       const size_t choices = static_cast<size_t>(own.tokens) * top_k;
       std::vector<uint32_t> taken(experts);
       for (uint32_t t = 0; t < own.tokens; ++t) {
@@ -323,7 +332,7 @@ class moe_case {
         for (uint32_t e = 0; e < experts; ++e) left.push_back(static_cast<int32_t>(e));
         std::shuffle(left.begin(), left.end(), random);
         for (uint32_t k = 0; k < top_k; ++k) {
-          const bool none = k >= left.size() || below(random, 8) == 0;
+          const bool none = k >= left.size() || (options.tokens == 0 && below(random, 8) == 0);
           const int32_t e = none ? -1 : left[k];
           own.topk.push_back(e);
           own.weights.push_back(static_cast<float>(below(random, 1000)) / 997.0f);
@@ -441,6 +450,10 @@ class moe_case {
       std::memcpy(made.data(), room.get(), payload_bytes(payload, hidden));
     }
     return made;
+  }
+
+  bool is_empty(const one_rank& own, const one_rank& routed, uint64_t row) const {
+    return routed.src_token[row] == -1 && routed.src_choice[row] == -1 && is_row(own, row, std::vector<uint8_t>(shape.row_bytes + 16));
   }
 
   bool is_row(const one_rank& own, uint64_t row, const std::vector<uint8_t>& payload) const {

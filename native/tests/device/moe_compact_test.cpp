@@ -54,9 +54,43 @@ void calls(route by, const moe_options& wanted, uint64_t seed) {
   }
 }
 
+// What users run: a thread for each block, one lane each.
+void on_threads(route by, const moe_options& wanted, uint64_t seed) {
+  moe_case plan(wanted, seed);
+  world ranks(world_of(plan, wanted.size, by, seed));
+  plan.bind(ranks);
+  std::atomic<uint32_t> wrong{0};
+  EP_CHECK(ranks.run_fast(1 + static_cast<uint32_t>(seed % 2), [&](auto& ctx, int32_t rank) {
+    return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) { return run_moe(ctx, endpoint, plan, rank, wrong); });
+  }));
+  EP_CHECK_EQ(wrong.load(), 0u);
+}
+
+// The peers count rows of one pair of ranks and one expert up to 1024 or 2048 in one word.
+void thousands_to_one_expert(route by) {
+  moe_options wanted;
+  wanted.calls = 2;
+  wanted.compact = true;
+  wanted.alignment = 128;
+  wanted.tokens = 2500;
+  wanted.cached = true;
+  wanted.overlap = false;
+  on_threads(by, wanted, 2);
+  wanted.compact = false;
+  wanted.cached = false;
+  wanted.alignment = 1;
+  on_threads(by, wanted, 2);
+}
+
 } // namespace
 
 int main() {
+  for (const route by : {route::stores, route::engine, route::nic}) {
+    for (int32_t size = 1; size <= 4; ++size) {
+      for (uint64_t seed = 0; seed < 6; ++seed) on_threads(by, shape_of(size, seed * 104729 + static_cast<uint64_t>(size)), seed);
+    }
+    thousands_to_one_expert(by);
+  }
   for (const route by : {route::stores, route::engine, route::nic}) {
     for (int32_t size = 1; size <= 4; ++size) {
       for (uint64_t seed = 0; seed < 60 / seed_share; ++seed) {
