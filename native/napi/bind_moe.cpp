@@ -75,9 +75,12 @@ struct slot_release : moe_job {
   }
 };
 
+// HAZARD: after the kernel, whoever sends through a NIC waits until it reads no source any more, and finds the queue pairs to dead ranks broken. That is one more way in
+// which a rank is found missing, and no failure of the call.
 template <class Job> outcome run_job(Job& job, const std::atomic<uint32_t>& cancel) {
   job.start();
-  return run_kernel(*job.memory, job.of->simt, job.timeout_ms, cancel, job.status, [&job](auto& context) {
+  ep_kernel_status after{};
+  outcome end = run_kernel(*job.memory, job.of->simt, job.timeout_ms, cancel, after, [&job](auto& context) {
     const ep_memory_handle& memory = job.buffer.memory;
     switch (memory.header.kind) {
       case EP_MEMORY_PROXY: return job.kernel(context, proxy_endpoint{memory});
@@ -85,6 +88,18 @@ template <class Job> outcome run_job(Job& job, const std::atomic<uint32_t>& canc
       default: return job.kernel(context, load_store_endpoint{memory});
     }
   });
+  const bool broken_pair = after.status != EP_STATUS_OK && after.stage == EP_STAGE_NIC && after.rank >= 0;
+  if (broken_pair) {
+    uint64_t& rank = reinterpret_cast<uint64_t*>(job.report->ranks)[after.rank];
+    if (rank == 0) rank = EP_STATUS_PEER_LOST;
+  }
+  const ep_kernel_status& said = job.status.status != EP_STATUS_OK || broken_pair ? job.status : after;
+  end.status = said.status;
+  end.rank = said.rank;
+  end.stage = said.stage;
+  end.expected = said.expected;
+  end.found = said.found;
+  return end;
 }
 
 template <class Job> Napi::Value launch_job(const Napi::CallbackInfo& info, std::shared_ptr<Job> job) {

@@ -2,9 +2,10 @@
  * The layer that `ep demo moe` computes: token rows, a router and SwiGLU experts. Every number is a function of (seed, token, position, channel) or (seed,
  * expert, weight), so that each rank makes its own rows and experts, and a check can make any of them again.
  *
- * A row is its token's embedding (variance 1) plus noise of its place in the document (variance 1/4). Frequent tokens therefore prefer the same experts
- * again and again: the imbalance of the routing is that of the text, not one that was drawn. Router logits have a variance of about 1; an expert computes
- * W2 (silu(W1 x) * (W3 x)) in fp32, with weights of variance 1 / fan-in.
+ * A row is its token's embedding (variance 1), plus what all rows have in common (variance 1/16: hidden states of language models are not centred), plus noise
+ * of its place in the text (variance 1/16). Frequent tokens, and the common part, prefer the same experts again and again: the imbalance of the routing is that of
+ * the text and the router, not one that was drawn. Router logits have a variance of about 1; an expert computes W2 (silu(W1 x) * (W3 x)) in fp32, with weights of
+ * variance 1 / fan-in.
  */
 import { decode, encode } from '@ep/core';
 import { type Topk, topkExperts } from '@ep/plan/moe';
@@ -20,7 +21,7 @@ export interface MoeShape {
 export const moeShape: MoeShape = { hidden: 256, intermediate: 64, experts: 32, topK: 4 };
 
 /** Streams keep the uses of one seed apart, also from those of the attention demo. */
-const stream = { embedding: 11, place: 12, router: 13, gate: 14, up: 15, down: 16 } as const;
+const stream = { embedding: 11, place: 12, common: 17, router: 13, gate: 14, up: 15, down: 16 } as const;
 
 interface Expert {
   readonly gate: Float32Array;
@@ -49,7 +50,7 @@ export class MoeModel {
     for (const [t, token] of tokens.entries()) {
       const embedding = this.#embedding(token);
       for (let h = 0; h < hidden; h++) {
-        rows[t * hidden + h] = embedding[h]! + 0.5 * draw(this.#seed, stream.place, place + t, h);
+        rows[t * hidden + h] = embedding[h]! + 0.25 * draw(this.#seed, stream.place, place + t, h);
       }
     }
     return encode('bf16', rows);
@@ -85,7 +86,10 @@ export class MoeModel {
   #embedding(token: number): Float32Array {
     let made = this.#embeddings.get(token);
     if (made === undefined) {
-      made = Float32Array.from({ length: this.shape.hidden }, (_, h) => draw(this.#seed, stream.embedding, token, h));
+      made = Float32Array.from(
+        { length: this.shape.hidden },
+        (_, h) => draw(this.#seed, stream.embedding, token, h) + 0.25 * draw(this.#seed, stream.common, 0, h),
+      );
       this.#embeddings.set(token, made);
     }
     return made;

@@ -4,7 +4,7 @@ import {
   type ExpertMap,
   generateRouting,
   generateWeights,
-  localExperts,
+
   type MoeForm,
   type MoePlan,
   planMoe,
@@ -312,4 +312,3 @@ export async function runCase(
   }
 }
 
-export { localExperts };
