@@ -71,6 +71,10 @@ export const EP_STAGE_SHARING = 8;
  * most
  */
 export const EP_STAGE_COUNT = 9;
+/**
+ * MoE: waiting for where rows go; with EP_STATUS_CAPACITY: `found` rows were to go to `rank`, `expected` is the most
+ */
+export const EP_STAGE_PLACE = 11;
 /** MoE: waiting for the results that a rank of experts owes */
 export const EP_STAGE_RESULT = 10;
 export const EP_NIC_FOUND_SYNDROME = 0;
@@ -371,6 +375,8 @@ export const EP_STATUS_BUSY = 11;
 export const EP_STATUS_MISMATCH = 12;
 /** the others went on without this rank */
 export const EP_STATUS_EVICTED = 13;
+/** `rank` has room for fewer rows than were to go there; nothing has moved */
+export const EP_STATUS_CAPACITY = 14;
 
 /** Names of EP_STATUS_*, at the index of their value. */
 export const statusNames = [
@@ -388,6 +394,7 @@ export const statusNames = [
   'busy',
   'mismatch',
   'evicted',
+  'capacity',
 ] as const;
 
 export type StatusName = (typeof statusNames)[number];
@@ -3489,6 +3496,8 @@ export interface MoePeer {
   readonly owed: bigint;
   /** epoch of the last call whose counts were sent there */
   readonly told: bigint;
+  /** the same for rows of a high-throughput dispatch, and EP_MOE_SIGNAL_ARRIVED */
+  readonly owedRows: bigint;
 }
 
 export const moePeerLayout = {
@@ -3502,7 +3511,7 @@ export const moePeerLayout = {
     credited: 32,
     owed: 40,
     told: 48,
-    reserved: 56,
+    owedRows: 56,
   },
 } as const;
 
@@ -3515,6 +3524,7 @@ export function readMoePeer(view: DataView, at = 0): MoePeer {
     credited: view.getBigUint64(at + 32, true),
     owed: view.getBigUint64(at + 40, true),
     told: view.getBigUint64(at + 48, true),
+    owedRows: view.getBigUint64(at + 56, true),
   };
 }
 
@@ -3526,7 +3536,7 @@ export function writeMoePeer(view: DataView, at: number, value: MoePeer): void {
   view.setBigUint64(at + 32, value.credited, true);
   view.setBigUint64(at + 40, value.owed, true);
   view.setBigUint64(at + 48, value.told, true);
-  clear(view, at + 56, 8);
+  view.setBigUint64(at + 56, value.owedRows, true);
 }
 
 export interface MoeBuffer {
@@ -3673,19 +3683,24 @@ export interface MoeRouting {
   readonly sendFirst: bigint;
   /** address of int32_t[local experts]: rows of each */
   readonly recvCount: bigint;
-  /** address of uint32_t[local experts]: first row of each in the receive tensor */
+  /**
+   * address of uint32_t[local experts + 1]: first row of each in the receive tensor; high throughput: then the rows of
+   * the tensor
+   */
   readonly blockStart: bigint;
   /** address of uint64_t[local experts * world_size]: begin << 32 | count, rows of a source in its block */
   readonly layoutRange: bigint;
   /** address of int32_t[recv_rows]: token of a received row at its source */
   readonly srcToken: bigint;
-  /** address of int32_t[recv_rows] */
+  /** address of int32_t[recv_rows]. High throughput: both are -1 for padding and for rows of lost ranks */
   readonly srcChoice: bigint;
+  /** high throughput: address of uint32_t[replicas]: row at its rank where this rank's first row to the replica goes */
+  readonly sendStart: bigint;
   readonly tokens: number;
 }
 
 export const moeRoutingLayout = {
-  byteLength: 96,
+  byteLength: 104,
   align: 8,
   offset: {
     topk: 0,
@@ -3699,8 +3714,9 @@ export const moeRoutingLayout = {
     layoutRange: 64,
     srcToken: 72,
     srcChoice: 80,
-    tokens: 88,
-    reserved: 92,
+    sendStart: 88,
+    tokens: 96,
+    reserved: 100,
   },
 } as const;
 
@@ -3717,7 +3733,8 @@ export function readMoeRouting(view: DataView, at = 0): MoeRouting {
     layoutRange: view.getBigUint64(at + 64, true),
     srcToken: view.getBigUint64(at + 72, true),
     srcChoice: view.getBigUint64(at + 80, true),
-    tokens: view.getUint32(at + 88, true),
+    sendStart: view.getBigUint64(at + 88, true),
+    tokens: view.getUint32(at + 96, true),
   };
 }
 
@@ -3733,8 +3750,9 @@ export function writeMoeRouting(view: DataView, at: number, value: MoeRouting): 
   view.setBigUint64(at + 64, value.layoutRange, true);
   view.setBigUint64(at + 72, value.srcToken, true);
   view.setBigUint64(at + 80, value.srcChoice, true);
-  view.setUint32(at + 88, value.tokens, true);
-  clear(view, at + 92, 4);
+  view.setBigUint64(at + 88, value.sendStart, true);
+  view.setUint32(at + 96, value.tokens, true);
+  clear(view, at + 100, 4);
 }
 
 /** What every half has. */
@@ -3753,10 +3771,12 @@ export interface MoeCall {
   readonly waitNs: bigint;
   /** address of ep_kernel_status: why a half returned false, which a lost or late rank is no reason for */
   readonly status: bigint;
+  readonly countsByNs: bigint;
+  readonly answersByNs: bigint;
 }
 
 export const moeCallLayout = {
-  byteLength: 152,
+  byteLength: 176,
   align: 8,
   offset: {
     header: 0,
@@ -3765,9 +3785,11 @@ export const moeCallLayout = {
     flags: 24,
     reserved: 28,
     routing: 32,
-    ranks: 128,
-    waitNs: 136,
-    status: 144,
+    ranks: 136,
+    waitNs: 144,
+    status: 152,
+    countsByNs: 160,
+    answersByNs: 168,
   },
 } as const;
 
@@ -3778,9 +3800,11 @@ export function readMoeCall(view: DataView, at = 0): MoeCall {
     epoch: view.getUint32(at + 20, true),
     flags: view.getUint32(at + 24, true),
     routing: readMoeRouting(view, at + 32),
-    ranks: view.getBigUint64(at + 128, true),
-    waitNs: view.getBigUint64(at + 136, true),
-    status: view.getBigUint64(at + 144, true),
+    ranks: view.getBigUint64(at + 136, true),
+    waitNs: view.getBigUint64(at + 144, true),
+    status: view.getBigUint64(at + 152, true),
+    countsByNs: view.getBigUint64(at + 160, true),
+    answersByNs: view.getBigUint64(at + 168, true),
   };
 }
 
@@ -3791,9 +3815,11 @@ export function writeMoeCall(view: DataView, at: number, value: MoeCall): void {
   view.setUint32(at + 24, value.flags, true);
   clear(view, at + 28, 4);
   writeMoeRouting(view, at + 32, value.routing);
-  view.setBigUint64(at + 128, value.ranks, true);
-  view.setBigUint64(at + 136, value.waitNs, true);
-  view.setBigUint64(at + 144, value.status, true);
+  view.setBigUint64(at + 136, value.ranks, true);
+  view.setBigUint64(at + 144, value.waitNs, true);
+  view.setBigUint64(at + 152, value.status, true);
+  view.setBigUint64(at + 160, value.countsByNs, true);
+  view.setBigUint64(at + 168, value.answersByNs, true);
 }
 
 /** Dispatch. Both halves read x: it stays unchanged until the receive half has ended. */
@@ -3818,51 +3844,51 @@ export interface MoeDispatchArgs {
 }
 
 export const moeDispatchArgsLayout = {
-  byteLength: 224,
+  byteLength: 248,
   align: 8,
   offset: {
     call: 0,
-    x: 152,
-    xStrideBytes: 160,
-    dtype: 168,
-    scaleGroup: 172,
-    out: 176,
-    outStrideBytes: 184,
-    outScales: 192,
-    scaleRowStride: 200,
-    scaleBlockStride: 208,
-    totals: 216,
+    x: 176,
+    xStrideBytes: 184,
+    dtype: 192,
+    scaleGroup: 196,
+    out: 200,
+    outStrideBytes: 208,
+    outScales: 216,
+    scaleRowStride: 224,
+    scaleBlockStride: 232,
+    totals: 240,
   },
 } as const;
 
 export function readMoeDispatchArgs(view: DataView, at = 0): MoeDispatchArgs {
   return {
     call: readMoeCall(view, at + 0),
-    x: view.getBigUint64(at + 152, true),
-    xStrideBytes: view.getBigUint64(at + 160, true),
-    dtype: view.getUint32(at + 168, true),
-    scaleGroup: view.getUint32(at + 172, true),
-    out: view.getBigUint64(at + 176, true),
-    outStrideBytes: view.getBigUint64(at + 184, true),
-    outScales: view.getBigUint64(at + 192, true),
-    scaleRowStride: view.getBigUint64(at + 200, true),
-    scaleBlockStride: view.getBigUint64(at + 208, true),
-    totals: view.getBigUint64(at + 216, true),
+    x: view.getBigUint64(at + 176, true),
+    xStrideBytes: view.getBigUint64(at + 184, true),
+    dtype: view.getUint32(at + 192, true),
+    scaleGroup: view.getUint32(at + 196, true),
+    out: view.getBigUint64(at + 200, true),
+    outStrideBytes: view.getBigUint64(at + 208, true),
+    outScales: view.getBigUint64(at + 216, true),
+    scaleRowStride: view.getBigUint64(at + 224, true),
+    scaleBlockStride: view.getBigUint64(at + 232, true),
+    totals: view.getBigUint64(at + 240, true),
   };
 }
 
 export function writeMoeDispatchArgs(view: DataView, at: number, value: MoeDispatchArgs): void {
   writeMoeCall(view, at + 0, value.call);
-  view.setBigUint64(at + 152, value.x, true);
-  view.setBigUint64(at + 160, value.xStrideBytes, true);
-  view.setUint32(at + 168, value.dtype, true);
-  view.setUint32(at + 172, value.scaleGroup, true);
-  view.setBigUint64(at + 176, value.out, true);
-  view.setBigUint64(at + 184, value.outStrideBytes, true);
-  view.setBigUint64(at + 192, value.outScales, true);
-  view.setBigUint64(at + 200, value.scaleRowStride, true);
-  view.setBigUint64(at + 208, value.scaleBlockStride, true);
-  view.setBigUint64(at + 216, value.totals, true);
+  view.setBigUint64(at + 176, value.x, true);
+  view.setBigUint64(at + 184, value.xStrideBytes, true);
+  view.setUint32(at + 192, value.dtype, true);
+  view.setUint32(at + 196, value.scaleGroup, true);
+  view.setBigUint64(at + 200, value.out, true);
+  view.setBigUint64(at + 208, value.outStrideBytes, true);
+  view.setBigUint64(at + 216, value.outScales, true);
+  view.setBigUint64(at + 224, value.scaleRowStride, true);
+  view.setBigUint64(at + 232, value.scaleBlockStride, true);
+  view.setBigUint64(at + 240, value.totals, true);
 }
 
 /** Combine. */
@@ -3883,46 +3909,46 @@ export interface MoeCombineArgs {
 }
 
 export const moeCombineArgsLayout = {
-  byteLength: 216,
+  byteLength: 240,
   align: 8,
   offset: {
     call: 0,
-    y: 152,
-    yStrideBytes: 160,
-    weights: 168,
-    bias: 176,
-    out: 192,
-    outStrideBytes: 200,
-    dtype: 208,
-    reserved: 212,
+    y: 176,
+    yStrideBytes: 184,
+    weights: 192,
+    bias: 200,
+    out: 216,
+    outStrideBytes: 224,
+    dtype: 232,
+    reserved: 236,
   },
 } as const;
 
 export function readMoeCombineArgs(view: DataView, at = 0): MoeCombineArgs {
   return {
     call: readMoeCall(view, at + 0),
-    y: view.getBigUint64(at + 152, true),
-    yStrideBytes: view.getBigUint64(at + 160, true),
-    weights: view.getBigUint64(at + 168, true),
-    bias: Array.from({ length: 2 }, (_, i) => view.getBigUint64(at + 176 + i * 8, true)),
-    out: view.getBigUint64(at + 192, true),
-    outStrideBytes: view.getBigUint64(at + 200, true),
-    dtype: view.getUint32(at + 208, true),
+    y: view.getBigUint64(at + 176, true),
+    yStrideBytes: view.getBigUint64(at + 184, true),
+    weights: view.getBigUint64(at + 192, true),
+    bias: Array.from({ length: 2 }, (_, i) => view.getBigUint64(at + 200 + i * 8, true)),
+    out: view.getBigUint64(at + 216, true),
+    outStrideBytes: view.getBigUint64(at + 224, true),
+    dtype: view.getUint32(at + 232, true),
   };
 }
 
 export function writeMoeCombineArgs(view: DataView, at: number, value: MoeCombineArgs): void {
   writeMoeCall(view, at + 0, value.call);
-  view.setBigUint64(at + 152, value.y, true);
-  view.setBigUint64(at + 160, value.yStrideBytes, true);
-  view.setBigUint64(at + 168, value.weights, true);
+  view.setBigUint64(at + 176, value.y, true);
+  view.setBigUint64(at + 184, value.yStrideBytes, true);
+  view.setBigUint64(at + 192, value.weights, true);
   elements(value.bias, 2, 'moeCombineArgs.bias').forEach((element, i) => {
-    view.setBigUint64(at + 176 + i * 8, element, true);
+    view.setBigUint64(at + 200 + i * 8, element, true);
   });
-  view.setBigUint64(at + 192, value.out, true);
-  view.setBigUint64(at + 200, value.outStrideBytes, true);
-  view.setUint32(at + 208, value.dtype, true);
-  clear(view, at + 212, 4);
+  view.setBigUint64(at + 216, value.out, true);
+  view.setBigUint64(at + 224, value.outStrideBytes, true);
+  view.setUint32(at + 232, value.dtype, true);
+  clear(view, at + 236, 4);
 }
 
 /**
