@@ -4,7 +4,6 @@ import {
   type ExpertMap,
   generateRouting,
   generateWeights,
-
   type MoeForm,
   type MoePlan,
   planMoe,
@@ -311,4 +310,3 @@ export async function runCase(
     );
   }
 }
-
