@@ -331,6 +331,8 @@ export interface NativeHostStream {
     readonly base: bigint;
     readonly samples: NativeOperand;
     readonly timeoutMs: number;
+    /** Two plain stores and a spin instead of the put and the wait, of 8 bytes: the hand-over that the machine itself is capable of. */
+    readonly bare?: boolean;
   }): OperationId;
   /** Measures barriers of a team, back to back: one duration in ns per round, as f64, into `samples`. */
   barriers(description: {
