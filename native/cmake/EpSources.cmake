@@ -78,6 +78,7 @@ set(EP_UNFUSED_SOURCES
   tests/device/moe_compact_test.cpp
   tests/device/moe_fast_test.cpp
   tests/device/moe_lost_test.cpp
+  tests/device/moe_mixed_test.cpp
   tests/device/moe_naive_test.cpp
   tests/device/moe_simt_test.cpp
 )
@@ -115,6 +116,7 @@ set(EP_TESTS
   tests/device/moe_compact_test.cpp
   tests/device/moe_fast_test.cpp
   tests/device/moe_lost_test.cpp
+  tests/device/moe_mixed_test.cpp
   tests/device/moe_naive_test.cpp
   tests/device/moe_simt_test.cpp
   tests/device/naive_test.cpp
