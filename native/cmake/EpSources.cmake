@@ -94,6 +94,7 @@ set(EP_NAPI_SOURCES
   napi/bind_ibgda.cpp
   napi/bind_memory.cpp
   napi/bind_moe.cpp
+  napi/bind_moe_call.cpp
   napi/bind_probe.cpp
   napi/bind_program.cpp
   napi/bind_rank.cpp

@@ -88,7 +88,7 @@ const RECEIVE = 2;
 const DONE: Outcome = { status: 0, rank: -1, stage: 0, expected: 0n, found: 0n };
 const MASKED = 0xffff_ffff_ffff_ffffn;
 /** From this payload on, copies go past the caches. */
-const NON_TEMPORAL_BYTES = 8 * 1024 * 1024;
+const NON_TEMPORAL_BYTES = 1024 * 1024;
 
 /**
  * Collective: all ranks that take part make the same calls in the same order. A call takes one of `calls` slots from its dispatch to the end of its
@@ -205,6 +205,30 @@ export class MoeBuffer extends Resource implements Closeable {
     }));
   }
 
+  /**
+   * Calls, one after the other in a native loop: nanoseconds of each. Collective; of a buffer with one call slot and nothing held. The numbers are what kernels
+   * take without JS. @internal
+   */
+  async measureSteps(x: Tensor, choices: Int32Array, weights: Float32Array, rounds: number): Promise<Float64Array> {
+    const where = 'measureSteps';
+    const { moe, native, stream } = this.#init;
+    const { x: y, handle } = await this.dispatch(x, choices);
+    const call = handle as HeldCall;
+    const { half: back } = combineOperands(y, call, { weights }, moe, this.localExperts, where);
+    await this.combine(y, handle, { weights });
+    const { half: there } = this.#beginDispatch(x, choices, {}, where);
+    const samples = hostStorage('f64', rounds);
+    const timeoutMs = this.#timeout({}, where);
+    const { routing, report, slot, epoch, tokens, flags, dtype } = there;
+    const shared = { routing, report, slot, epoch, tokens, dtype, timeoutMs, halves: SEND | RECEIVE };
+    const outcome = await stream.launch((of) =>
+      native.steps(of, { ...there, ...shared }, { ...back, ...shared, flags }, rounds, placeOfStorage(samples).operand),
+    );
+    this.#calls += rounds * moe.calls;
+    if (outcome.status !== 0) throw this.#failure(where, outcome);
+    return samples;
+  }
+
   protected override async release(): Promise<void> {
     this.#cancel.abort(new EpError('EP_ABORTED', 'the MoE buffer was closed'));
     await this.#owner.idle();
@@ -290,6 +314,7 @@ export class MoeBuffer extends Resource implements Closeable {
     };
     let begun = false;
     return {
+      half,
       launch: (halves: number, limits: MoeCallOptions) => {
         const timeoutMs = this.#timeout(limits, where);
         const started = this.#launch((stream) => native.dispatch(stream, { ...half, halves, timeoutMs }), limits);
