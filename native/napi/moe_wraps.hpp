@@ -15,9 +15,6 @@ inline uint64_t address_of(const void* at) { return reinterpret_cast<uint64_t>(a
 // collected.
 struct moe_contents {
   std::weak_ptr<symmetric_memory> memory;
-  // Where some peers are stored to and others are put to: what those are put through, over the bytes and words of `memory`, and 1 for each of the former.
-  std::weak_ptr<symmetric_memory> far;
-  std::vector<uint8_t> near;
   ep_moe_buffer buffer{};
   simt_options simt;
   int32_t rank = 0;
