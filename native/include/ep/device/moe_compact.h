@@ -317,9 +317,8 @@ EP_HD void compact_clear(const Coop& coop, const compact_view& view, const ep_mo
     reinterpret_cast<int32_t*>(routing.src_token)[row] = -1;
     reinterpret_cast<int32_t*>(routing.src_choice)[row] = -1;
   }
-  for (uint64_t row = from; args.out_scales != 0 && row < to; ++row) {
-    moe_copy_scales(coop, args, view.at.buffer.payload, view.at.buffer.hidden, view.own + view.row(row), row);
-  }
+  if (args.out_scales == 0) return;
+  moe_copy_scales(coop, args, view.at.buffer.payload, view.at.buffer.hidden, view.own + view.row(from), view.at.buffer.row_bytes, from, to - from);
 }
 
 /* This block's share of a run that has come: where its rows are from, and their scales. */
@@ -342,9 +341,8 @@ EP_HD void compact_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const compact
     reinterpret_cast<int32_t*>(at.call.routing.src_token)[row] = static_cast<int32_t>(header.token);
     reinterpret_cast<int32_t*>(at.call.routing.src_choice)[row] = static_cast<int32_t>(header.choice);
   }
-  for (uint64_t row = from; args.out_scales != 0 && row < to; ++row) {
-    moe_copy_scales(coop, args, at.buffer.payload, at.buffer.hidden, view.own + view.row(row), row);
-  }
+  if (args.out_scales == 0 || from == to) return;
+  moe_copy_scales(coop, args, at.buffer.payload, at.buffer.hidden, view.own + view.row(from), at.buffer.row_bytes, from, to - from);
 }
 
 } // namespace detail

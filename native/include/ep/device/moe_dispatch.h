@@ -205,7 +205,7 @@ EP_HD void moe_copy_out(const Coop& coop, const moe_view& at, const ep_moe_dispa
     for (uint64_t i = 0; i < rows; ++i) copy_rows(coop, to + i * args.out_stride_bytes, src + i * buffer.row_bytes, bytes, bytes, 1, non_temporal);
   }
   if (args.out_scales == 0) return;
-  for (uint64_t i = 0; i < rows; ++i) moe_copy_scales(coop, args, buffer.payload, buffer.hidden, src + i * buffer.row_bytes, row + i);
+  moe_copy_scales(coop, args, buffer.payload, buffer.hidden, src, buffer.row_bytes, row, rows);
 }
 
 /* This block's share of a run: contiguous, and another block's turn first in every run. */
