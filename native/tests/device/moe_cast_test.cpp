@@ -287,12 +287,16 @@ void scales_go_where_wanted() {
     const uint64_t stride = ep::aligned_row_bytes(payload, hidden);
     std::vector<uint8_t> payloads(rows * stride);
     for (uint8_t& byte : payloads) byte = static_cast<uint8_t>(random());
-    const ep_moe_dispatch_args layouts[] = {
-        {.scale_group = 1, .scale_row_stride = blocks, .scale_block_stride = 1},
-        {.scale_group = 1, .scale_row_stride = 1, .scale_block_stride = rows + first},
-        {.scale_group = 4, .scale_row_stride = 4, .scale_block_stride = 4 * (rows + first)},
+    struct layout {
+      uint64_t row;
+      uint64_t block;
+      uint32_t group;
     };
-    for (ep_moe_dispatch_args args : layouts) {
+    for (const layout& wanted : {layout{blocks, 1, 1}, layout{1, rows + first, 1}, layout{4, 4 * (rows + first), 4}}) {
+      ep_moe_dispatch_args args{};
+      args.scale_row_stride = wanted.row;
+      args.scale_block_stride = wanted.block;
+      args.scale_group = wanted.group;
       for (const uint32_t lanes : {0u, 4u, 32u}) {
         std::vector<uint8_t> out((rows + first) * (blocks + 4) * bytes, 0xcd);
         args.out_scales = reinterpret_cast<uint64_t>(out.data());
