@@ -19,6 +19,9 @@ set(EP_CORE_SOURCES
   core/host_memory.cpp
   core/hostile/engine.cpp
   core/huge_pages.cpp
+  core/efa/endpoints.cpp
+  core/efa/rank_nic.cpp
+  core/efa/signal_board.cpp
   core/ibgda/commands.cpp
   core/ibgda/connect.cpp
   core/ibgda/control_memory.cpp
