@@ -23,7 +23,11 @@ template <class Ctx> EP_HD void register_store(Ctx& ctx, uint64_t address, uint3
   if constexpr (requires { ctx.register_store32(address, value); }) {
     ctx.register_store32(address, value);
   } else {
+#if defined(__CUDACC__)
     detail::half_ref(*reinterpret_cast<uint32_t*>(address)).store(value, detail::relaxed);
+#else
+    detail::half_ref(*reinterpret_cast<uint32_t*>(address)).store(value, detail::release); /* a software NIC's language knows no store fence */
+#endif
   }
 }
 
