@@ -19,6 +19,7 @@ set(EP_CORE_SOURCES
   core/host_memory.cpp
   core/hostile/engine.cpp
   core/huge_pages.cpp
+  core/efa/device_choice.cpp
   core/efa/endpoints.cpp
   core/efa/rank_nic.cpp
   core/efa/signal_board.cpp
@@ -47,10 +48,23 @@ set(EP_CORE_SOURCES
   core/watcher.cpp
   dl/cuda_symbols.cpp
   dl/library.cpp
+  dl/efa_libfabric.cpp
   dl/mlx5_verbs.cpp
   dl/shim/attach.cpp
   dl/verbs_context.cpp
   dl/verbs_symbols.cpp
+  nic/efa/combining.cpp
+  nic/efa/engine.cpp
+  nic/efa/execute.cpp
+  nic/efa/faults.cpp
+  nic/efa/keys.cpp
+  nic/efa/port.cpp
+  nic/efa/queues.cpp
+  nic/efa/soft_device.cpp
+  nic/efa/soft_table.cpp
+  nic/efa/trace.cpp
+  nic/efa/wire_shm.cpp
+  nic/efa/wqe.cpp
   nic/mlx5/commands.cpp
   nic/mlx5/directory.cpp
   nic/mlx5/engine.cpp
@@ -84,6 +98,7 @@ set(EP_NAPI_SOURCES
   napi/bind_dispatch.cpp
   napi/bind_host.cpp
   napi/bind_hostile.cpp
+  napi/bind_efa.cpp
   napi/bind_ibgda.cpp
   napi/bind_memory.cpp
   napi/bind_probe.cpp
