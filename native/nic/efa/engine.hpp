@@ -125,6 +125,7 @@ class engine {
   void doorbell(queue_pair& qp, uint32_t value, uint64_t writer, bool watched);
   bool may_fetch(queue_pair& qp);
   void fetch(queue_pair& qp);
+  void begin(request& of);
   bool prepare(request& of);
   void plan(request& of);
   void cut(request& of, uint64_t fragment_bytes);

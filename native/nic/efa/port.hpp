@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "ep/abi/efa_cqe.h"
+#include "ep/abi/efa_wqe.h"
 #include "ep/abi/rank.h"
 #include "ep/abi/segment.h"
 #include "nic/mlx5/directory.hpp"

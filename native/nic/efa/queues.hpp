@@ -102,11 +102,11 @@ struct request {
   bool ack_due = false;
   bool cqe_due = false;
   bool count_due = false;
+  bool told = false; // counted in queue_pair::told
   uint32_t held = 0; // bits of stages
   std::array<int64_t, stages> due_ns{};
   int64_t begun_ns = 0;
   int64_t give_up_ns = 0; // when a peer that does not answer is given up; 0: it has not been asked
-  uint64_t next_fragment = 0;
   alignas(8) std::array<uint8_t, EP_EFA_WIDE_WQE_BYTES> wqe{};
 
   bool reads() const { return what.opcode == EP_EFA_OPCODE_RDMA_READ; }
