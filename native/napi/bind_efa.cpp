@@ -87,7 +87,7 @@ efa::emulator_hooks hooks_of(soft_nic::soft_device* device) {
   hooks.doorbell_wake = reinterpret_cast<uint64_t>(device->doorbell_wake());
   hooks.region_wake = [device](const dl::efa_mr& mr, const ep_wake_word* wake) { return device->region_wake(mr, wake); };
   hooks.counter_wake = [device](const dl::efa_counter& counter, const ep_wake_word* wake) { return device->counter_wake(counter, wake); };
-  hooks.cq_wake = [device](const dl::efa_cq& cq, const ep_wake_word* wake) { return device->cq_wake(cq, wake); };
+  hooks.cq_wake = [device](const dl::efa_cq& cq, ep_wake_word* wake) { return device->cq_wake(cq, wake); };
   hooks.cq_consumer = [device](const dl::efa_cq& cq, const uint64_t* polled) { return device->cq_polled(cq, polled); };
   return hooks;
 }

@@ -43,7 +43,7 @@ constexpr uint64_t values_at = line;
 } // namespace
 
 result<std::unique_ptr<rank_endpoints>> rank_endpoints::create(std::unique_ptr<dl::efa_device> device, const endpoint_options& options, emulator_hooks hooks,
-                                                               const ep_wake_word* completion_wake) {
+                                                               ep_wake_word* completion_wake) {
   std::unique_ptr<rank_endpoints> made(new rank_endpoints(std::move(device), options, std::move(hooks)));
   if (auto checked = made->check(); !checked.ok()) return checked.why();
   if (auto built = made->build(completion_wake); !built.ok()) {
@@ -83,7 +83,7 @@ result<nothing> rank_endpoints::check() const {
   return nothing{};
 }
 
-result<nothing> rank_endpoints::build(const ep_wake_word* completion_wake) {
+result<nothing> rank_endpoints::build(ep_wake_word* completion_wake) {
   const dl::efa_capabilities& can = device_->capabilities();
   const bool staged = !(options_.inline_values && can.max_inline_write >= 8);
   control_ = ibgda::host_control_memory();
@@ -150,7 +150,7 @@ result<nothing> rank_endpoints::build(const ep_wake_word* completion_wake) {
   return nothing{};
 }
 
-result<nothing> rank_endpoints::build_pair(uint32_t index, const ep_wake_word* completion_wake) {
+result<nothing> rank_endpoints::build_pair(uint32_t index, ep_wake_word* completion_wake) {
   const dl::efa_capabilities& can = device_->capabilities();
   pair& made = pairs_[index];
   dl::efa_cq_spec ring;

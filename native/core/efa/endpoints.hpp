@@ -40,7 +40,7 @@ struct emulator_hooks {
   std::function<result<nothing>(const dl::efa_mr&, const ep_wake_word*)> region_wake;
   std::function<result<nothing>(const dl::efa_counter&, const ep_wake_word*)> counter_wake;
   // The same for a completion that was written.
-  std::function<result<nothing>(const dl::efa_cq&, const ep_wake_word*)> cq_wake;
+  std::function<result<nothing>(const dl::efa_cq&, ep_wake_word*)> cq_wake;
   // Where the consumer of a completion queue keeps count, for the NIC to see an overrun.
   std::function<result<nothing>(const dl::efa_cq&, const uint64_t* polled)> cq_consumer;
 };
@@ -64,7 +64,7 @@ class rank_endpoints {
  public:
   // EP_STATUS_INVALID: options that the device cannot fulfil; the message says what it can. EP_STATUS_SYSTEM: as of the table.
   static result<std::unique_ptr<rank_endpoints>> create(std::unique_ptr<dl::efa_device> device, const endpoint_options& options, emulator_hooks hooks,
-                                                        const ep_wake_word* completion_wake);
+                                                        ep_wake_word* completion_wake);
   ~rank_endpoints();
   rank_endpoints(const rank_endpoints&) = delete;
   rank_endpoints& operator=(const rank_endpoints&) = delete;
@@ -105,8 +105,8 @@ class rank_endpoints {
       : device_(std::move(device)), options_(options), hooks_(std::move(hooks)) {}
   uint32_t pair_count() const { return options_.queue_pairs + static_cast<uint32_t>(options_.world_size); }
   result<nothing> check() const;
-  result<nothing> build(const ep_wake_word* completion_wake);
-  result<nothing> build_pair(uint32_t index, const ep_wake_word* completion_wake);
+  result<nothing> build(ep_wake_word* completion_wake);
+  result<nothing> build_pair(uint32_t index, ep_wake_word* completion_wake);
   void publish_ranges();
   result<nothing> tear_down();
 
