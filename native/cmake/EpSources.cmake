@@ -145,6 +145,9 @@ set(EP_TESTS
   tests/core/team_test.cpp
   tests/core/thread_test.cpp
   tests/core/waiting_test.cpp
+  tests/nic/efa_order_test.cpp
+  tests/nic/efa_rings_test.cpp
+  tests/nic/efa_rules_test.cpp
   tests/nic/errors_test.cpp
   tests/nic/faults_test.cpp
   tests/nic/requests_test.cpp

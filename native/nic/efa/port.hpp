@@ -19,9 +19,9 @@ namespace ep::nic::efa {
 // Raise it when a layout of this file changes: devices of two builds must not meet.
 inline constexpr uint32_t port_version = 1;
 inline constexpr uint32_t port_magic = 0x31414645; // "EFA1"
-inline constexpr uint32_t port_max_qps = 2048;
+inline constexpr uint32_t port_max_qps = 1024;
 inline constexpr uint32_t port_max_keys = 1024;
-inline constexpr uint32_t port_max_counters = 2048;
+inline constexpr uint32_t port_max_counters = 1024;
 inline constexpr uint32_t port_first_qpn = 0x100;
 // An rkey is no lkey: whoever mixes them up is refused.
 inline constexpr uint32_t port_rkey_bits = 0x45000000;

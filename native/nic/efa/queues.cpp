@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "waiting.hpp"
+
 namespace ep::nic::efa {
 
 void free_memory::operator()(uint8_t* at) const { std::free(at); }
@@ -45,6 +47,10 @@ bool completion_write(completion_queue& cq, const completion& what) {
   }
   store_release(*reinterpret_cast<uint64_t*>(at), words[0]);
   ++cq.produced;
+  if (cq.wake != nullptr) {
+    std::atomic_thread_fence(std::memory_order_seq_cst); // the entry before a look for sleepers
+    wake_notify(cq.wake);
+  }
   return true;
 }
 

@@ -26,6 +26,7 @@ struct completion_queue {
   const uint64_t* polled = nullptr; // how many entries their consumer has taken; null: nobody says
   bool nobody_polls = false;        // the consumer stands at 0
   bool overrun = false;
+  ep_wake_word* wake = nullptr;     // notified after an entry was written; null: nobody
   uint64_t produced = 0;
   uint32_t users = 0;
 

@@ -38,6 +38,8 @@ class soft_device final : public dl::efa_device {
   // the key or the endpoint.
   result<nothing> region_wake(const dl::efa_mr& mr, const ep_wake_word* wake);
   result<nothing> counter_wake(const dl::efa_counter& counter, const ep_wake_word* wake);
+  // The same for a completion that was written.
+  result<nothing> cq_wake(const dl::efa_cq& cq, ep_wake_word* wake);
   // How many completions the queue's consumer has taken: with it an overrun is seen. Null: nobody polls, so it comes with the first completion too many. Without this
   // call overruns are not looked for.
   result<nothing> cq_polled(const dl::efa_cq& cq, const uint64_t* polled);

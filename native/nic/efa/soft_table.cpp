@@ -72,6 +72,14 @@ result<nothing> soft_device::cq_polled(const dl::efa_cq& of, const uint64_t* pol
   return nothing{};
 }
 
+result<nothing> soft_device::cq_wake(const dl::efa_cq& of, ep_wake_word* wake) {
+  const turn mine(*this);
+  completion_queue* known = find_cq(of);
+  if (known == nullptr) return refuse("cq_wake", EINVAL, "there is no such completion queue");
+  known->wake = wake;
+  return nothing{};
+}
+
 result<dl::efa_mr> soft_device::reg_mr(const dl::efa_memory& memory, uint32_t access) {
   const turn mine(*this);
   auto key = engine_->memory.add(memory, access);
