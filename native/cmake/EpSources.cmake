@@ -113,6 +113,9 @@ set(EP_TESTS
   tests/device/compat_test.cpp
   tests/device/copy_test.cpp
   tests/device/dispatch_simt_test.cpp
+  tests/device/efa_gin_test.cpp
+  tests/device/efa_naive_test.cpp
+  tests/device/efa_post_test.cpp
   tests/device/fast_test.cpp
   tests/device/ibgda_counts_test.cpp
   tests/device/ibgda_endpoint_test.cpp

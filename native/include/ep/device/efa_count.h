@@ -51,7 +51,8 @@ template <class Ctx> EP_HD efa_count_pointer efa_pointer_of(Ctx& ctx, const ep_e
   return {reinterpret_cast<const uint64_t*>(count.count), load_relaxed(ctx, &count.offset) & EP_EFA_COUNTER_MASK};
 }
 
-/* What ends a wait for a count besides its value: arrivals that failed, or (`qp`) a request of one's own. */
+/* What ends a wait for a count besides its value: arrivals that failed, or (`qp`) a completion of one's own, which says more than a count of failures that
+ * may come before it. */
 struct efa_count_wait_look {
   const ep_efa_count& count;
   const ep_efa_qp* qp;
@@ -62,8 +63,7 @@ struct efa_count_wait_look {
     no_point here;
     *found = efa_count_look(here, count);
     if (efa_reached(*found, wanted, bits) || load_acquire(here, broken) != 0) return true;
-    if (load_acquire(here, reinterpret_cast<const uint64_t*>(count.failed)) != 0) return true;
-    return qp != nullptr && efa_has_completion(*qp);
+    return qp != nullptr ? efa_has_completion(*qp) : load_acquire(here, reinterpret_cast<const uint64_t*>(count.failed)) != 0;
   }
 };
 

@@ -154,7 +154,7 @@ template <uint32_t Sharing = EP_EFA_SHARE_DEVICE> struct efa_gin {
       }
       const uint64_t broken = load_acquire(ctx, &device.broken);
       if (broken != 0) return efa_report(ctx, qp(static_cast<uint32_t>(broken - 1)), status);
-      const uint64_t failed = load_acquire(ctx, reinterpret_cast<const uint64_t*>(count.failed));
+      const uint64_t failed = own != nullptr ? 0 : load_acquire(ctx, reinterpret_cast<const uint64_t*>(count.failed));
       if (failed != 0) {
         ctx.fail(status, EP_STATUS_SYSTEM, -1, stage, wanted, failed);
         return false;
