@@ -116,6 +116,7 @@ set(EP_TESTS
   tests/device/efa_gin_test.cpp
   tests/device/efa_naive_test.cpp
   tests/device/efa_post_test.cpp
+  tests/device/efa_pr_test.cpp
   tests/device/fast_test.cpp
   tests/device/ibgda_counts_test.cpp
   tests/device/ibgda_endpoint_test.cpp
