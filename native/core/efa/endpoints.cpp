@@ -98,10 +98,11 @@ result<nothing> rank_endpoints::build(ep_wake_word* completion_wake) {
   device_struct_ = reinterpret_cast<ep_efa_device*>(structs_.address + device_at);
 
   const uint64_t small_bytes = values_at + (staged ? uint64_t{pair_count()} * options_.depth * 8 : 0);
-  block = control_->allocate(whole_pages(small_bytes));
-  if (!block.ok()) return during("memory of values", block.why());
-  small_ = block.value();
-  auto mr = device_->reg_mr({small_.address, small_bytes}, dl::EFA_ACCESS_LOCAL_WRITE | dl::EFA_ACCESS_REMOTE_WRITE);
+  auto small = segment::create(small_bytes);
+  if (!small.ok()) return during("memory of values", small.why());
+  small_ = small.value();
+  small_address_ = reinterpret_cast<uint64_t>(small_->data());
+  auto mr = device_->reg_mr({small_address_, small_bytes}, dl::EFA_ACCESS_LOCAL_WRITE | dl::EFA_ACCESS_REMOTE_WRITE);
   if (!mr.ok()) return during("registration of values", mr.why());
   small_mr_ = mr.value();
 
@@ -118,7 +119,7 @@ result<nothing> rank_endpoints::build(ep_wake_word* completion_wake) {
     qp.finished = structs_.address + words_at + index * words.total + words.finished;
     qp.requests = structs_.address + words_at + index * words.total + words.requests;
     if (staged) {
-      qp.values = small_.address + values_at + uint64_t{index} * options_.depth * 8;
+      qp.values = small_address_ + values_at + uint64_t{index} * options_.depth * 8;
       qp.values_lkey = small_mr_.lkey;
     }
     qp.nic_wake = hooks_.doorbell_wake;
@@ -143,7 +144,7 @@ result<nothing> rank_endpoints::build(ep_wake_word* completion_wake) {
   device.qp_count = options_.queue_pairs;
   device.sharing = options_.sharing;
   device.max_message = can.max_message;
-  device.scratch = small_.address;
+  device.scratch = small_address_;
   device.scratch_lkey = small_mr_.lkey;
   publish_ranges();
   counters_left_ = can.max_counters == 0 ? INT32_MAX : can.max_counters;
@@ -177,7 +178,7 @@ rank_address rank_endpoints::address() const {
   own.rank = options_.rank;
   own.world_size = options_.world_size;
   own.data = first().address;
-  own.scratch = small_.address;
+  own.scratch = small_address_;
   own.scratch_rkey = small_mr_.rkey;
   return own;
 }

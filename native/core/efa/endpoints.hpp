@@ -21,6 +21,7 @@
 #include "ep/abi/efa_gda.h"
 #include "ep/abi/rank.h"
 #include "ibgda/control_memory.hpp"
+#include "segment.hpp"
 
 namespace ep::efa {
 
@@ -115,13 +116,14 @@ class rank_endpoints {
   emulator_hooks hooks_;
   std::unique_ptr<ibgda::control_memory> control_;
   ibgda::control_block structs_;
-  ibgda::control_block small_; // scratch and values: registered
+  std::shared_ptr<segment> small_; // scratch, then values: registered. Peers name the scratch, and those of other processes must be able to map it
   ep_efa_qp* qps_ = nullptr;
   ep_efa_device* device_struct_ = nullptr;
   std::vector<pair> pairs_;
   std::vector<dl::efa_peer> peers_;
   std::vector<ep_efa_target> data_targets_;
   std::vector<ep_efa_remote> scratch_remotes_;
+  uint64_t small_address_ = 0;
   dl::efa_mr small_mr_;
   std::vector<registered_memory> memories_;
   std::vector<std::vector<uint64_t>> range_tables_; // all of them: kernels may still read an older one

@@ -74,7 +74,7 @@ class fabric {
   std::shared_ptr<wire_peer> connect(uint32_t number);
 
  private:
-  std::map<uint64_t, std::weak_ptr<wire_peer>> peers_; // by nonce of the port segment
+  std::map<uint32_t, std::shared_ptr<wire_peer>> peers_; // by number
 };
 
 // Aligned words of 8 bytes arrive whole.

@@ -172,16 +172,15 @@ bool wire_peer::count(uint32_t index, uint32_t source_port) {
 }
 
 std::shared_ptr<wire_peer> fabric::connect(uint32_t number) {
-  // A number may be another port's by now, so what the directory says counts, not what was found before.
+  // Whoever lives keeps its number, so the directory, which is a file that the kernel writes anew for each reader, is asked about strangers and those who have gone only.
+  const auto known = peers_.find(number);
+  if (known != peers_.end() && !known->second->gone()) return known->second;
+  if (known != peers_.end()) peers_.erase(known);
   auto handle = directory_find(number);
   if (!handle.ok()) return nullptr;
-  std::erase_if(peers_, [](const auto& entry) { return entry.second.expired(); });
-  if (auto known = peers_[handle.value().nonce].lock()) return known;
   auto view = port_view::open(handle.value());
   if (!view.ok() || view.value().header().number != number) return nullptr;
-  auto made = std::make_shared<wire_peer>(std::move(view.value()));
-  peers_[handle.value().nonce] = made;
-  return made;
+  return peers_[number] = std::make_shared<wire_peer>(std::move(view.value()));
 }
 
 } // namespace ep::nic::efa

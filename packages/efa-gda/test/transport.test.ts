@@ -184,9 +184,9 @@ describe('a peer that does not answer', () => {
   it('ends the request and what was posted after it, with the status that the NIC gave', async () => {
     const pair = await opened([{ faults: 'fail status=13 skip=1' }, {}]);
     const [a] = await openSides(pair);
-    const put = () => a.endpoint.put(a.memory.local(0, 8), a.memory.remote(1, 16, 8));
-    expect(await code(put())).toBe('done');
-    const works = [put(), put(), put()];
+    const put = { kind: 'put', from: a.memory.local(0, 8), to: a.memory.remote(1, 16, 8) } as const;
+    expect(await code(a.endpoint.submit([put])[0]!)).toBe('done');
+    const works = a.endpoint.submit([put, put, put]);
     const error = await Promise.resolve(works[0]!).catch((caught: unknown) => caught);
     expect(error).toMatchObject({ code: 'EP_PEER_LOST', context: { peer: 1, efaStatus: 13, lost: [1] } });
     for (const work of works.slice(1)) expect(await code(work)).not.toBe('done');
