@@ -51,6 +51,7 @@ set(EP_CORE_SOURCES
   dl/efa_libfabric.cpp
   dl/mlx5_verbs.cpp
   dl/shim/attach.cpp
+  dl/shim/fabric_attach.cpp
   dl/verbs_context.cpp
   dl/verbs_symbols.cpp
   nic/efa/combining.cpp
@@ -139,6 +140,8 @@ set(EP_TESTS
   tests/ibgda/queues_test.cpp
   tests/ibgda/rank_nic_test.cpp
   tests/ibgda/topology_test.cpp
+  tests/dl/libfabric_abi_test.cpp
+  tests/dl/libfabric_shim_test.cpp
   tests/dl/soft_control_test.cpp
   tests/dl/verbs_abi_test.cpp
   tests/dl/verbs_proxy_test.cpp
@@ -149,6 +152,8 @@ set(EP_TESTS
   tests/core/team_test.cpp
   tests/core/thread_test.cpp
   tests/core/waiting_test.cpp
+  tests/nic/efa_fuzz_test.cpp
+  tests/nic/efa_threads_test.cpp
   tests/nic/efa_order_test.cpp
   tests/nic/efa_rings_test.cpp
   tests/nic/efa_rules_test.cpp
@@ -163,6 +168,7 @@ set(EP_TESTS
 
 # These open the shim of dl/shim.
 set(EP_SHIM_TESTS soft_control_test verbs_shim_test)
+set(EP_FABRIC_SHIM_TESTS libfabric_shim_test)
 
 # As they are, but for the seam in tests/litmus/seam.hpp.
 set(EP_LITMUS_SOURCES
