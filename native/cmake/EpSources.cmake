@@ -114,6 +114,7 @@ set(EP_TESTS
   tests/device/compat_test.cpp
   tests/device/copy_test.cpp
   tests/device/dispatch_simt_test.cpp
+  tests/device/efa_endpoint_test.cpp
   tests/device/efa_gin_test.cpp
   tests/device/efa_naive_test.cpp
   tests/device/efa_post_test.cpp

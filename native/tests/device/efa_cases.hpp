@@ -5,11 +5,13 @@
 
 namespace ep::test {
 
-struct our_way {
+template <uint32_t Sharing> struct our_way_of {
   using options = gin_options;
-  static efa_gin<> gin(efa_world& world, int32_t rank) { return {world.at(rank).device}; }
+  static efa_gin<Sharing> gin(efa_world& world, int32_t rank) { return {world.at(rank).device}; }
   static const ep_efa_memory& part(efa_world& world, int32_t rank) { return world.part(rank); }
 };
+
+using our_way = our_way_of<EP_EFA_SHARE_DEVICE>;
 
 template <class Rules> struct pr_way_of {
   using options = efa_pr_options;

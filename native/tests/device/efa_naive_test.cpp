@@ -219,6 +219,12 @@ int main() {
   expect_right([](uint64_t seed) { return t28_lanes<our_way>(seed, ""); });
   const auto lane3 = "drop-fence writer=" + std::to_string(1 + 3);
   expect_caught("T28 a lane's fence that does nothing", [&](uint64_t seed) { return t28_lanes<our_way>(seed, lane3.c_str()); });
+  // T21. A way of sharing that is narrower than the use.
+  const auto shared_as_alone = [](uint64_t seed) {
+    efa_world world(seeded_world(seed));
+    return !traffic<our_way_of<EP_EFA_SHARE_THREAD>>(world, {}).right();
+  };
+  expect_caught("T21 lanes that meet without saying so", shared_as_alone);
   expect_caught("T12 publishing out of turn", [](uint64_t seed) { return t12_steps(seed, out_of_turn{}); });
   expect_caught("T12 room before the number", [](uint64_t seed) { return t12_steps(seed, room_first{}); });
   expect_right([](uint64_t seed) { return t12_steps(seed, our_post{}); });

@@ -138,6 +138,28 @@ void t12_posters_meet(uint64_t seed) {
   EP_CHECK_EQ(world.qp(0, of.counts ? 1 : 0).prefix, 16u);
 }
 
+// T21. Each way of sharing under the use that it allows, with and without aggregation.
+void t21_sharing(uint64_t seed) {
+  efa_world_options wanted;
+  wanted.seed = seed;
+  wanted.depth = 8;
+  wanted.max_batch = 4;
+  wanted.inline_write = seed % 2 == 0;
+  for (const uint32_t run : {1u, 3u}) {
+    traffic_options of;
+    of.run = run;
+    of.rounds = 12;
+    of.blocks = of.lanes = 1;
+    { efa_world world(wanted); EP_CHECK(traffic<our_way_of<EP_EFA_SHARE_THREAD>>(world, of).right()); }
+    of.rounds = 4;
+    of.lanes = 3;
+    { efa_world world(wanted); EP_CHECK(traffic<our_way_of<EP_EFA_SHARE_BLOCK>>(world, of).right()); }
+    of.blocks = 2;
+    of.lanes = 2;
+    { efa_world world(wanted); EP_CHECK(traffic<our_way_of<EP_EFA_SHARE_DEVICE>>(world, of).right()); }
+  }
+}
+
 // n lanes with one queue pair: n WQEs and one doorbell.
 void t33_lanes_post_together(uint64_t seed) {
   efa_world_options wanted;
@@ -218,6 +240,47 @@ void t33_block_value() {
   EP_CHECK_EQ(world.counted(1, 1).arrived, 1u);
 }
 
+// Every order in which a peer can see the NIC's work on two small puts, one of them with a signal: whenever the signal shows, the bytes are there, and in the end all is as it must be.
+void every_order() {
+  nic::efa::enumerator all(50'000);
+  uint64_t signalled_first = 0;
+  while (all.begin()) {
+    efa_world_options wanted;
+    wanted.bytes = 64;
+    wanted.depth = 4;
+    wanted.max_batch = 4;
+    wanted.fragment_bytes = 8;
+    wanted.watched = false;
+    efa_world world(wanted);
+    std::memset(world.data(0) + 32, 0x5a, 16);
+    const fast_context base{world.at(0).environment, 0, 1, nullptr};
+    auto ctx = nic::efa::watched(base, world.steps, 1);
+    const thread_coop<decltype(ctx)> coop{ctx};
+    const efa_gin<> gin{world.at(0).device};
+    const ep_efa_memory& part = world.part(0);
+    EP_CHECK(gin.put(ctx, coop, world.team(), 1, part, 0, part, 32, 16, gin_signal_inc{0}, gin_no_action{}, aggregated<our_way>(true), nullptr));
+    EP_CHECK(gin.put_value(ctx, coop, world.team(), 1, part, 16, uint64_t{7}, gin_no_action{}, {}, nullptr));
+    for (;;) {
+      const auto& events = world.steps.pending();
+      if (events.empty()) break;
+      // What only the poster sees is done at once.
+      const auto apart = [](nic::efa::stage what) { return what == nic::efa::stage::payload || what == nic::efa::stage::land || what == nic::efa::stage::tick; };
+      size_t silent = 0;
+      while (silent < events.size() && apart(events[silent].what.what)) ++silent;
+      const nic::efa::device_event one = events[silent < events.size() ? silent : all.choose(events.size())];
+      world.steps.run(one);
+      if (world.counted(1, 1).arrived == 0) continue;
+      const bool landed = word_at(world, 1, 0) == 0x5a5a5a5a5a5a5a5au && word_at(world, 1, 8) == 0x5a5a5a5a5a5a5a5au;
+      if (!landed) EP_CHECK(landed);
+      if (word_at(world, 1, 16) != 7) ++signalled_first;
+    }
+    if (gin.read_signal(ctx, 0) != 0 || efa_poll<EP_EFA_SHARE_DEVICE>(ctx, world.qp(0, 0)) != 2 || word_at(world, 1, 16) != 7) EP_CHECK(!"both puts are over");
+  }
+  EP_CHECK(all.complete());
+  EP_CHECK(signalled_first != 0);
+  std::printf("two puts: %llu orders\n", static_cast<unsigned long long>(all.runs()));
+}
+
 // A flush waits, and holds nothing that posters need.
 void t34_posts_beside_a_stalled_flush(uint64_t seed) {
   efa_world_options wanted;
@@ -260,12 +323,14 @@ int main() {
   t3_phase_over_four_wraps(2048, true, false);
   t3_phase_over_four_wraps(4096, false, false);
   t5_ring_at_max_batch();
+  every_order();
   t33_block_value();
   for (uint64_t seed = 0; seed < samples; ++seed) {
     t4_cumulative_places(seed);
     t6_flush_rings_the_tail(seed);
     t7_backpressure(seed, seed % 2 == 0);
     t12_posters_meet(seed);
+    if (seed % 5 == 0) t21_sharing(seed);
     t33_lanes_post_together(seed);
     t33_warps_cross(seed);
     t34_posts_beside_a_stalled_flush(seed);

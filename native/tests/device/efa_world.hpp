@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -151,6 +152,7 @@ class efa_world {
       };
       while (ctx.wait_for(busy, 0, -1, 0, nullptr)) {
         steps.step();
+        if (after_step) after_step();
         ctx.point();
       }
       return true;
@@ -180,6 +182,7 @@ class efa_world {
   }
 
   bool held = false; // the NICs stand still
+  std::function<void()> after_step;
   efa_world_options options;
   nic::efa::stepper steps;
 
