@@ -19,17 +19,17 @@ using kernel_of_simt = bool (*)(ep::simt_context&, const ep_dispatch_args&, cons
 
 // What a unit sees: the kernels' addresses (so that they are emitted), and results of inline code that also exists for the GPU.
 struct unit_view {
-  kernel_of_fast fast[3];
-  kernel_of_simt simt[3];
+  kernel_of_fast fast[4];
+  kernel_of_simt simt[4];
   uint16_t bf16_of_third;
   uint16_t f16_of_third;
 };
 
 inline unit_view view() {
   return {{kernels<ep::fast_context, ep::load_store_endpoint>, kernels<ep::fast_context, ep::proxy_endpoint>,
-           kernels<ep::fast_context, ep::ibgda_endpoint>},
+           kernels<ep::fast_context, ep::ibgda_endpoint>, kernels<ep::fast_context, ep::efa_endpoint>},
           {kernels<ep::simt_context, ep::load_store_endpoint>, kernels<ep::simt_context, ep::proxy_endpoint>,
-           kernels<ep::simt_context, ep::ibgda_endpoint>},
+           kernels<ep::simt_context, ep::ibgda_endpoint>, kernels<ep::simt_context, ep::efa_endpoint>},
           ep::number_bf16::store(1.0f / 3.0f),
           ep::number_f16::store(1.0f / 3.0f)};
 }
