@@ -36,6 +36,7 @@ set(EP_CORE_SOURCES
   core/life.cpp
   core/limits.cpp
   core/memory.cpp
+  core/moe/cast.cpp
   core/rank.cpp
   core/segment.cpp
   core/simt/context.cpp
@@ -89,6 +90,14 @@ set(EP_UNFUSED_SOURCES
   core/collective/reduce_avx2.cpp
   core/collective/reduce_avx512.cpp
   core/collective/reduce_portable.cpp
+  core/moe/cast.cpp
+  tests/device/moe_cast_test.cpp
+  tests/device/moe_compact_lost_test.cpp
+  tests/device/moe_compact_test.cpp
+  tests/device/moe_fast_test.cpp
+  tests/device/moe_lost_test.cpp
+  tests/device/moe_naive_test.cpp
+  tests/device/moe_simt_test.cpp
 )
 
 set(EP_NAPI_SOURCES
@@ -102,6 +111,7 @@ set(EP_NAPI_SOURCES
   napi/bind_efa.cpp
   napi/bind_ibgda.cpp
   napi/bind_memory.cpp
+  napi/bind_moe.cpp
   napi/bind_probe.cpp
   napi/bind_program.cpp
   napi/bind_rank.cpp
@@ -124,6 +134,13 @@ set(EP_TESTS
   tests/device/ibgda_endpoint_test.cpp
   tests/device/ibgda_naive_test.cpp
   tests/device/ibgda_post_test.cpp
+  tests/device/moe_cast_test.cpp
+  tests/device/moe_compact_lost_test.cpp
+  tests/device/moe_compact_test.cpp
+  tests/device/moe_fast_test.cpp
+  tests/device/moe_lost_test.cpp
+  tests/device/moe_naive_test.cpp
+  tests/device/moe_simt_test.cpp
   tests/device/naive_test.cpp
   tests/device/number_test.cpp
   tests/device/replica_sum_test.cpp

@@ -26,6 +26,10 @@ export const EP_MAGIC_IBGDA_QP = 0x31514745;
 export const EP_MAGIC_IBGDA_MEMORY = 0x314b4745;
 /** "EGC1" */
 export const EP_MAGIC_IBGDA_PEER = 0x31434745;
+/** "EGX1" */
+export const EP_MAGIC_MOE = 0x31584745;
+/** "EGY1" */
+export const EP_MAGIC_MOE_CALL = 0x31594745;
 /** "EGE1" */
 export const EP_MAGIC_EFA = 0x31454745;
 /** "EGF1" */
@@ -64,8 +68,19 @@ export const EP_STAGE_NIC = 6;
 export const EP_STAGE_SOURCE = 7;
 /** `found` blocks were launched over `expected` queue pairs to each peer that blocks may not share */
 export const EP_STAGE_SHARING = 8;
+/**
+ * MoE: waiting for a source's counts; with EP_STATUS_INVALID: `found` rows were to go to one expert, `expected` is the
+ * most
+ */
+export const EP_STAGE_COUNT = 9;
+/**
+ * MoE: waiting for where rows go; with EP_STATUS_CAPACITY: `found` rows were to go to `rank`, `expected` is the most
+ */
+export const EP_STAGE_PLACE = 11;
+/** MoE: waiting for the results that a rank of experts owes */
+export const EP_STAGE_RESULT = 10;
 /** an argument is out of its range: `found` where less than or as much as `expected` was allowed */
-export const EP_STAGE_RANGE = 9;
+export const EP_STAGE_RANGE = 12;
 export const EP_NIC_FOUND_SYNDROME = 0;
 export const EP_NIC_FOUND_VENDOR = 8;
 export const EP_NIC_FOUND_INDEX = 16;
@@ -300,6 +315,41 @@ export const EP_MLX5_BF_OFFSET = 0x800;
 export const EP_MLX5_BF_BYTES = 512;
 export const EP_MLX5_BF_HALF_BYTES = 256;
 export const EP_MLX5_DOORBELL_BYTES = 8;
+export const EP_MOE_MAX_CALLS = 4;
+export const EP_MOE_ROW_ALIGNMENT = 16;
+export const EP_MOE_SCALED_CHANNELS = 128;
+export const EP_MOE_LOW_LATENCY = 1;
+export const EP_MOE_HIGH_THROUGHPUT = 2;
+export const EP_MOE_F32 = 1;
+export const EP_MOE_F16 = 2;
+export const EP_MOE_BF16 = 3;
+/** e4m3 codes, then one f32 scale for each 128 channels */
+export const EP_MOE_F8_F32 = 4;
+/** the same, scales rounded up to a power of two */
+export const EP_MOE_F8_F32_POW2 = 5;
+/** e4m3 codes, then one byte for each 128 channels: the exponent of such a scale */
+export const EP_MOE_F8_UE8M0 = 6;
+export const EP_MOE_LOGFMT10 = 7;
+export const EP_MOE_COUNT_EPOCH_SHIFT = 32;
+/** by source r: its count words are here */
+export const EP_MOE_SIGNAL_COUNTED = 0;
+/** by source r: puts of rows and headers, counted */
+export const EP_MOE_SIGNAL_ARRIVED = 1;
+/** by the rank r of experts: its results are here (where counted: puts, and one more) */
+export const EP_MOE_SIGNAL_RETURNED = 2;
+/** by destination r: its part of this slot may be written again */
+export const EP_MOE_SIGNAL_CREDIT = 3;
+/** high throughput, by destination r: its answer to the counts is here */
+export const EP_MOE_SIGNAL_PLACED = 4;
+export const EP_MOE_SIGNAL_KINDS = 5;
+/** known before the call */
+export const EP_MOE_RANK_MASKED = 0xffffffffffffffffn;
+/** payload is far larger than the caches */
+export const EP_MOE_NON_TEMPORAL = 1;
+/** combine: scale what is left of a token's weights to their sum */
+export const EP_MOE_RENORMALISE = 2;
+/** high throughput: routing holds the counts and places of an earlier call, which are true for this one */
+export const EP_MOE_CACHED = 4;
 export const EP_LIFE_STARTING = 0;
 export const EP_LIFE_ALIVE = 1;
 /** orderly */
@@ -335,6 +385,8 @@ export const EP_STATUS_BUSY = 11;
 export const EP_STATUS_MISMATCH = 12;
 /** the others went on without this rank */
 export const EP_STATUS_EVICTED = 13;
+/** `rank` has room for fewer rows than were to go there; nothing has moved */
+export const EP_STATUS_CAPACITY = 14;
 
 /** Names of EP_STATUS_*, at the index of their value. */
 export const statusNames = [
@@ -352,6 +404,7 @@ export const statusNames = [
   'busy',
   'mismatch',
   'evicted',
+  'capacity',
 ] as const;
 
 export type StatusName = (typeof statusNames)[number];
@@ -3349,6 +3402,606 @@ export function readMlx5Dbr(view: DataView, at = 0): Mlx5Dbr {
 export function writeMlx5Dbr(view: DataView, at: number, value: Mlx5Dbr): void {
   view.setUint32(at + 0, value.receive, false);
   view.setUint32(at + 4, value.send, false);
+}
+
+/**
+ * A component of the buffer (bufferSizes in @ep/plan/moe): that of slot q begins at offset + q * stride, in bytes from
+ * the start of a rank's part.
+ */
+export interface MoePart {
+  readonly offset: bigint;
+  readonly stride: bigint;
+}
+
+export const moePartLayout = {
+  byteLength: 16,
+  align: 8,
+  offset: {
+    offset: 0,
+    stride: 8,
+  },
+} as const;
+
+export function readMoePart(view: DataView, at = 0): MoePart {
+  return {
+    offset: view.getBigUint64(at + 0, true),
+    stride: view.getBigUint64(at + 8, true),
+  };
+}
+
+export function writeMoePart(view: DataView, at: number, value: MoePart): void {
+  view.setBigUint64(at + 0, value.offset, true);
+  view.setBigUint64(at + 8, value.stride, true);
+}
+
+/** Where a dispatched row came from. */
+export interface MoeHeader {
+  readonly rank: number;
+  readonly token: number;
+  /** 0 .. top_k - 1 */
+  readonly choice: number;
+}
+
+export const moeHeaderLayout = {
+  byteLength: 16,
+  align: 4,
+  offset: {
+    rank: 0,
+    token: 4,
+    choice: 8,
+    reserved: 12,
+  },
+} as const;
+
+export function readMoeHeader(view: DataView, at = 0): MoeHeader {
+  return {
+    rank: view.getInt32(at + 0, true),
+    token: view.getUint32(at + 4, true),
+    choice: view.getUint32(at + 8, true),
+  };
+}
+
+export function writeMoeHeader(view: DataView, at: number, value: MoeHeader): void {
+  view.setInt32(at + 0, value.rank, true);
+  view.setUint32(at + 4, value.token, true);
+  view.setUint32(at + 8, value.choice, true);
+  clear(view, at + 12, 4);
+}
+
+/** Which replica is where, and which of them this rank takes. Replicas are numbered rank-major. */
+export interface MoeExperts {
+  /** address of int32_t[replicas] */
+  readonly replicaRank: bigint;
+  /** address of int32_t[replicas] */
+  readonly replicaExpert: bigint;
+  /** address of uint32_t[world_size + 1]: rank r holds replicas rank_begin[r] .. rank_begin[r + 1] */
+  readonly rankBegin: bigint;
+  /** address of uint32_t[experts + 1]: CSR into candidates */
+  readonly candidateBegin: bigint;
+  /**
+   * address of uint32_t[]: replicas that this rank's choices of an expert take in turn, beginning with number (rank mod
+   * how many)
+   */
+  readonly candidates: bigint;
+  readonly experts: number;
+  readonly replicas: number;
+  /** replicas of the rank that has most: how many a slot of `received` and `counts` has room for */
+  readonly mostLocal: number;
+}
+
+export const moeExpertsLayout = {
+  byteLength: 56,
+  align: 8,
+  offset: {
+    replicaRank: 0,
+    replicaExpert: 8,
+    rankBegin: 16,
+    candidateBegin: 24,
+    candidates: 32,
+    experts: 40,
+    replicas: 44,
+    mostLocal: 48,
+    reserved: 52,
+  },
+} as const;
+
+export function readMoeExperts(view: DataView, at = 0): MoeExperts {
+  return {
+    replicaRank: view.getBigUint64(at + 0, true),
+    replicaExpert: view.getBigUint64(at + 8, true),
+    rankBegin: view.getBigUint64(at + 16, true),
+    candidateBegin: view.getBigUint64(at + 24, true),
+    candidates: view.getBigUint64(at + 32, true),
+    experts: view.getUint32(at + 40, true),
+    replicas: view.getUint32(at + 44, true),
+    mostLocal: view.getUint32(at + 48, true),
+  };
+}
+
+export function writeMoeExperts(view: DataView, at: number, value: MoeExperts): void {
+  view.setBigUint64(at + 0, value.replicaRank, true);
+  view.setBigUint64(at + 8, value.replicaExpert, true);
+  view.setBigUint64(at + 16, value.rankBegin, true);
+  view.setBigUint64(at + 24, value.candidateBegin, true);
+  view.setBigUint64(at + 32, value.candidates, true);
+  view.setUint32(at + 40, value.experts, true);
+  view.setUint32(at + 44, value.replicas, true);
+  view.setUint32(at + 48, value.mostLocal, true);
+  clear(view, at + 52, 4);
+}
+
+/**
+ * What a rank remembers of a peer between the calls of one slot: kernels read and write it; whoever lets ranks in anew
+ * sets it. All 0 at first.
+ */
+export interface MoePeer {
+  /** the counters as they stand when all calls so far are complete (where endpoints can store: unused) */
+  readonly counted: bigint;
+  readonly arrived: bigint;
+  readonly returned: bigint;
+  readonly placed: bigint;
+  /** value that the peer's credit must have before the next call may write there */
+  readonly credited: bigint;
+  /**
+   * not 0: a rank that was given up may still write results of an earlier call here, until EP_MOE_SIGNAL_RETURNED shows
+   * this value or it is dead
+   */
+  readonly owed: bigint;
+  /** epoch of the last call whose counts were sent there */
+  readonly told: bigint;
+  /** the same for rows of a high-throughput dispatch, and EP_MOE_SIGNAL_ARRIVED */
+  readonly owedRows: bigint;
+}
+
+export const moePeerLayout = {
+  byteLength: 64,
+  align: 8,
+  offset: {
+    counted: 0,
+    arrived: 8,
+    returned: 16,
+    placed: 24,
+    credited: 32,
+    owed: 40,
+    told: 48,
+    owedRows: 56,
+  },
+} as const;
+
+export function readMoePeer(view: DataView, at = 0): MoePeer {
+  return {
+    counted: view.getBigUint64(at + 0, true),
+    arrived: view.getBigUint64(at + 8, true),
+    returned: view.getBigUint64(at + 16, true),
+    placed: view.getBigUint64(at + 24, true),
+    credited: view.getBigUint64(at + 32, true),
+    owed: view.getBigUint64(at + 40, true),
+    told: view.getBigUint64(at + 48, true),
+    owedRows: view.getBigUint64(at + 56, true),
+  };
+}
+
+export function writeMoePeer(view: DataView, at: number, value: MoePeer): void {
+  view.setBigUint64(at + 0, value.counted, true);
+  view.setBigUint64(at + 8, value.arrived, true);
+  view.setBigUint64(at + 16, value.returned, true);
+  view.setBigUint64(at + 24, value.placed, true);
+  view.setBigUint64(at + 32, value.credited, true);
+  view.setBigUint64(at + 40, value.owed, true);
+  view.setBigUint64(at + 48, value.told, true);
+  view.setBigUint64(at + 56, value.owedRows, true);
+}
+
+export interface MoeBuffer {
+  /** EP_MAGIC_MOE; kind EP_MOE_LOW_LATENCY or EP_MOE_HIGH_THROUGHPUT */
+  readonly header: HandleHeader;
+  readonly memory: MemoryHandle;
+  readonly experts: MoeExperts;
+  readonly received: MoePart;
+  /** row (token * top_k + choice), of result_row_bytes */
+  readonly returned: MoePart;
+  readonly stagedTokens: MoePart;
+  readonly stagedResults: MoePart;
+  /** uint64_t[world_size][most_local]: count words, by source and local expert: one put for each pair of ranks */
+  readonly counts: MoePart;
+  /** high throughput: uint64_t[replicas]: (epoch << 32 | first row), written by the ranks that hold the replicas */
+  readonly starts: MoePart;
+  readonly firstSignal: bigint;
+  /** address of ep_moe_peer[calls * world_size] */
+  readonly peers: bigint;
+  readonly calls: number;
+  readonly maxTokens: number;
+  readonly topK: number;
+  readonly hidden: number;
+  /** EP_MOE_*, of dispatched rows */
+  readonly payload: number;
+  /** EP_MOE_*, of returned rows */
+  readonly resultPayload: number;
+  /** of one token, as it travels */
+  readonly payloadBytes: bigint;
+  /** the same, rounded up to 16 */
+  readonly rowBytes: bigint;
+  /** of one returned row, as it travels */
+  readonly resultBytes: bigint;
+  /** the same, rounded up to 16 */
+  readonly resultRowBytes: bigint;
+  /** of the receive tensor */
+  readonly recvRows: bigint;
+  /** of blocks, in rows; 1 in low-latency form */
+  readonly alignment: number;
+}
+
+export const moeBufferLayout = {
+  byteLength: 320,
+  align: 8,
+  offset: {
+    header: 0,
+    memory: 16,
+    experts: 80,
+    received: 136,
+    returned: 152,
+    stagedTokens: 168,
+    stagedResults: 184,
+    counts: 200,
+    starts: 216,
+    firstSignal: 232,
+    peers: 240,
+    calls: 248,
+    maxTokens: 252,
+    topK: 256,
+    hidden: 260,
+    payload: 264,
+    resultPayload: 268,
+    payloadBytes: 272,
+    rowBytes: 280,
+    resultBytes: 288,
+    resultRowBytes: 296,
+    recvRows: 304,
+    alignment: 312,
+    reserved: 316,
+  },
+} as const;
+
+export function readMoeBuffer(view: DataView, at = 0): MoeBuffer {
+  return {
+    header: readHandleHeader(view, at + 0),
+    memory: readMemoryHandle(view, at + 16),
+    experts: readMoeExperts(view, at + 80),
+    received: readMoePart(view, at + 136),
+    returned: readMoePart(view, at + 152),
+    stagedTokens: readMoePart(view, at + 168),
+    stagedResults: readMoePart(view, at + 184),
+    counts: readMoePart(view, at + 200),
+    starts: readMoePart(view, at + 216),
+    firstSignal: view.getBigUint64(at + 232, true),
+    peers: view.getBigUint64(at + 240, true),
+    calls: view.getUint32(at + 248, true),
+    maxTokens: view.getUint32(at + 252, true),
+    topK: view.getUint32(at + 256, true),
+    hidden: view.getUint32(at + 260, true),
+    payload: view.getUint32(at + 264, true),
+    resultPayload: view.getUint32(at + 268, true),
+    payloadBytes: view.getBigUint64(at + 272, true),
+    rowBytes: view.getBigUint64(at + 280, true),
+    resultBytes: view.getBigUint64(at + 288, true),
+    resultRowBytes: view.getBigUint64(at + 296, true),
+    recvRows: view.getBigUint64(at + 304, true),
+    alignment: view.getUint32(at + 312, true),
+  };
+}
+
+export function writeMoeBuffer(view: DataView, at: number, value: MoeBuffer): void {
+  writeHandleHeader(view, at + 0, value.header);
+  writeMemoryHandle(view, at + 16, value.memory);
+  writeMoeExperts(view, at + 80, value.experts);
+  writeMoePart(view, at + 136, value.received);
+  writeMoePart(view, at + 152, value.returned);
+  writeMoePart(view, at + 168, value.stagedTokens);
+  writeMoePart(view, at + 184, value.stagedResults);
+  writeMoePart(view, at + 200, value.counts);
+  writeMoePart(view, at + 216, value.starts);
+  view.setBigUint64(at + 232, value.firstSignal, true);
+  view.setBigUint64(at + 240, value.peers, true);
+  view.setUint32(at + 248, value.calls, true);
+  view.setUint32(at + 252, value.maxTokens, true);
+  view.setUint32(at + 256, value.topK, true);
+  view.setUint32(at + 260, value.hidden, true);
+  view.setUint32(at + 264, value.payload, true);
+  view.setUint32(at + 268, value.resultPayload, true);
+  view.setBigUint64(at + 272, value.payloadBytes, true);
+  view.setBigUint64(at + 280, value.rowBytes, true);
+  view.setBigUint64(at + 288, value.resultBytes, true);
+  view.setBigUint64(at + 296, value.resultRowBytes, true);
+  view.setBigUint64(at + 304, value.recvRows, true);
+  view.setUint32(at + 312, value.alignment, true);
+  clear(view, at + 316, 4);
+}
+
+/**
+ * What one dispatch leaves behind for its combine, or for the next dispatch with the same routing. Owned by whoever
+ * owns the handle. Where a NIC sends for the kernel, send_words, send_headers and topk lie in registered memory.
+ */
+export interface MoeRouting {
+  /** address of const int32_t[tokens * top_k]: experts; negative for none */
+  readonly topk: bigint;
+  /** address of int32_t[tokens * top_k]: replica that serves the choice; -1 for none. Written by dispatch */
+  readonly choiceReplica: bigint;
+  /** address of int32_t[tokens * top_k]: its place among those of this rank to that replica, in token order */
+  readonly choiceSlot: bigint;
+  /** address of uint64_t[replicas]: count words */
+  readonly sendWords: bigint;
+  /** address of ep_moe_header[tokens * top_k]: by replica, then by slot; used where endpoints cannot store */
+  readonly sendHeaders: bigint;
+  /** address of uint32_t[replicas + 1]: first of a replica's headers, the same */
+  readonly sendFirst: bigint;
+  /** address of int32_t[local experts]: rows of each */
+  readonly recvCount: bigint;
+  /**
+   * address of uint32_t[local experts + 1]: first row of each in the receive tensor; high throughput: then the rows of
+   * the tensor
+   */
+  readonly blockStart: bigint;
+  /** address of uint64_t[local experts * world_size]: begin << 32 | count, rows of a source in its block */
+  readonly layoutRange: bigint;
+  /** address of int32_t[recv_rows]: token of a received row at its source */
+  readonly srcToken: bigint;
+  /** address of int32_t[recv_rows]. High throughput: both are -1 for padding and for rows of lost ranks */
+  readonly srcChoice: bigint;
+  /** high throughput: address of uint32_t[replicas]: row at its rank where this rank's first row to the replica goes */
+  readonly sendStart: bigint;
+  readonly tokens: number;
+}
+
+export const moeRoutingLayout = {
+  byteLength: 104,
+  align: 8,
+  offset: {
+    topk: 0,
+    choiceReplica: 8,
+    choiceSlot: 16,
+    sendWords: 24,
+    sendHeaders: 32,
+    sendFirst: 40,
+    recvCount: 48,
+    blockStart: 56,
+    layoutRange: 64,
+    srcToken: 72,
+    srcChoice: 80,
+    sendStart: 88,
+    tokens: 96,
+    reserved: 100,
+  },
+} as const;
+
+export function readMoeRouting(view: DataView, at = 0): MoeRouting {
+  return {
+    topk: view.getBigUint64(at + 0, true),
+    choiceReplica: view.getBigUint64(at + 8, true),
+    choiceSlot: view.getBigUint64(at + 16, true),
+    sendWords: view.getBigUint64(at + 24, true),
+    sendHeaders: view.getBigUint64(at + 32, true),
+    sendFirst: view.getBigUint64(at + 40, true),
+    recvCount: view.getBigUint64(at + 48, true),
+    blockStart: view.getBigUint64(at + 56, true),
+    layoutRange: view.getBigUint64(at + 64, true),
+    srcToken: view.getBigUint64(at + 72, true),
+    srcChoice: view.getBigUint64(at + 80, true),
+    sendStart: view.getBigUint64(at + 88, true),
+    tokens: view.getUint32(at + 96, true),
+  };
+}
+
+export function writeMoeRouting(view: DataView, at: number, value: MoeRouting): void {
+  view.setBigUint64(at + 0, value.topk, true);
+  view.setBigUint64(at + 8, value.choiceReplica, true);
+  view.setBigUint64(at + 16, value.choiceSlot, true);
+  view.setBigUint64(at + 24, value.sendWords, true);
+  view.setBigUint64(at + 32, value.sendHeaders, true);
+  view.setBigUint64(at + 40, value.sendFirst, true);
+  view.setBigUint64(at + 48, value.recvCount, true);
+  view.setBigUint64(at + 56, value.blockStart, true);
+  view.setBigUint64(at + 64, value.layoutRange, true);
+  view.setBigUint64(at + 72, value.srcToken, true);
+  view.setBigUint64(at + 80, value.srcChoice, true);
+  view.setBigUint64(at + 88, value.sendStart, true);
+  view.setUint32(at + 96, value.tokens, true);
+  clear(view, at + 100, 4);
+}
+
+/** What every half has. */
+export interface MoeCall {
+  /** EP_MAGIC_MOE_CALL */
+  readonly header: HandleHeader;
+  readonly slot: number;
+  /** 1 .. 2^32 - 1 */
+  readonly epoch: number;
+  /** EP_MOE_* */
+  readonly flags: number;
+  readonly routing: MoeRouting;
+  /** address of uint64_t[world_size]: see EP_MOE_RANK_MASKED. The same array for both halves of a call */
+  readonly ranks: bigint;
+  /** address of uint64_t[world_size]: time spent in waiting for each rank is added; or 0 */
+  readonly waitNs: bigint;
+  /** address of ep_kernel_status: why a half returned false, which a lost or late rank is no reason for */
+  readonly status: bigint;
+  readonly countsByNs: bigint;
+  readonly answersByNs: bigint;
+}
+
+export const moeCallLayout = {
+  byteLength: 176,
+  align: 8,
+  offset: {
+    header: 0,
+    slot: 16,
+    epoch: 20,
+    flags: 24,
+    reserved: 28,
+    routing: 32,
+    ranks: 136,
+    waitNs: 144,
+    status: 152,
+    countsByNs: 160,
+    answersByNs: 168,
+  },
+} as const;
+
+export function readMoeCall(view: DataView, at = 0): MoeCall {
+  return {
+    header: readHandleHeader(view, at + 0),
+    slot: view.getUint32(at + 16, true),
+    epoch: view.getUint32(at + 20, true),
+    flags: view.getUint32(at + 24, true),
+    routing: readMoeRouting(view, at + 32),
+    ranks: view.getBigUint64(at + 136, true),
+    waitNs: view.getBigUint64(at + 144, true),
+    status: view.getBigUint64(at + 152, true),
+    countsByNs: view.getBigUint64(at + 160, true),
+    answersByNs: view.getBigUint64(at + 168, true),
+  };
+}
+
+export function writeMoeCall(view: DataView, at: number, value: MoeCall): void {
+  writeHandleHeader(view, at + 0, value.header);
+  view.setUint32(at + 16, value.slot, true);
+  view.setUint32(at + 20, value.epoch, true);
+  view.setUint32(at + 24, value.flags, true);
+  clear(view, at + 28, 4);
+  writeMoeRouting(view, at + 32, value.routing);
+  view.setBigUint64(at + 136, value.ranks, true);
+  view.setBigUint64(at + 144, value.waitNs, true);
+  view.setBigUint64(at + 152, value.status, true);
+  view.setBigUint64(at + 160, value.countsByNs, true);
+  view.setBigUint64(at + 168, value.answersByNs, true);
+}
+
+/** Dispatch. Both halves read x: it stays unchanged until the receive half has ended. */
+export interface MoeDispatchArgs {
+  readonly call: MoeCall;
+  /** address of row 0: [tokens, hidden] of `dtype` */
+  readonly x: bigint;
+  readonly xStrideBytes: bigint;
+  /** EP_MOE_F32, F16, BF16. Another payload than this: rows are cast into staged_tokens, once each */
+  readonly dtype: number;
+  /** blocks whose scales lie side by side: 1, or 4 where UE8M0 bytes are packed into words */
+  readonly scaleGroup: number;
+  /** address of row 0 of the receive tensor: [recv_rows, hidden] of the payload's codes */
+  readonly out: bigint;
+  readonly outStrideBytes: bigint;
+  /** address of the scale of (row 0, block 0); or 0 */
+  readonly outScales: bigint;
+  readonly scaleRowStride: bigint;
+  readonly scaleBlockStride: bigint;
+  /** address of uint64_t[local experts]: rows of every call so far, added to; or 0 */
+  readonly totals: bigint;
+}
+
+export const moeDispatchArgsLayout = {
+  byteLength: 248,
+  align: 8,
+  offset: {
+    call: 0,
+    x: 176,
+    xStrideBytes: 184,
+    dtype: 192,
+    scaleGroup: 196,
+    out: 200,
+    outStrideBytes: 208,
+    outScales: 216,
+    scaleRowStride: 224,
+    scaleBlockStride: 232,
+    totals: 240,
+  },
+} as const;
+
+export function readMoeDispatchArgs(view: DataView, at = 0): MoeDispatchArgs {
+  return {
+    call: readMoeCall(view, at + 0),
+    x: view.getBigUint64(at + 176, true),
+    xStrideBytes: view.getBigUint64(at + 184, true),
+    dtype: view.getUint32(at + 192, true),
+    scaleGroup: view.getUint32(at + 196, true),
+    out: view.getBigUint64(at + 200, true),
+    outStrideBytes: view.getBigUint64(at + 208, true),
+    outScales: view.getBigUint64(at + 216, true),
+    scaleRowStride: view.getBigUint64(at + 224, true),
+    scaleBlockStride: view.getBigUint64(at + 232, true),
+    totals: view.getBigUint64(at + 240, true),
+  };
+}
+
+export function writeMoeDispatchArgs(view: DataView, at: number, value: MoeDispatchArgs): void {
+  writeMoeCall(view, at + 0, value.call);
+  view.setBigUint64(at + 176, value.x, true);
+  view.setBigUint64(at + 184, value.xStrideBytes, true);
+  view.setUint32(at + 192, value.dtype, true);
+  view.setUint32(at + 196, value.scaleGroup, true);
+  view.setBigUint64(at + 200, value.out, true);
+  view.setBigUint64(at + 208, value.outStrideBytes, true);
+  view.setBigUint64(at + 216, value.outScales, true);
+  view.setBigUint64(at + 224, value.scaleRowStride, true);
+  view.setBigUint64(at + 232, value.scaleBlockStride, true);
+  view.setBigUint64(at + 240, value.totals, true);
+}
+
+/** Combine. */
+export interface MoeCombineArgs {
+  readonly call: MoeCall;
+  /** address of row 0 of what experts made of the receive tensor: [recv_rows, hidden] of `dtype` */
+  readonly y: bigint;
+  readonly yStrideBytes: bigint;
+  /** address of float[tokens * top_k]; or 0: rows are summed as they are */
+  readonly weights: bigint;
+  /** addresses of [tokens, hidden] of `dtype`, packed; or 0 */
+  readonly bias: readonly bigint[];
+  /** address of row 0: [tokens, hidden] of `dtype` */
+  readonly out: bigint;
+  readonly outStrideBytes: bigint;
+  /** EP_MOE_F32, F16, BF16. Another result payload than this: rows are cast into staged_results */
+  readonly dtype: number;
+}
+
+export const moeCombineArgsLayout = {
+  byteLength: 240,
+  align: 8,
+  offset: {
+    call: 0,
+    y: 176,
+    yStrideBytes: 184,
+    weights: 192,
+    bias: 200,
+    out: 216,
+    outStrideBytes: 224,
+    dtype: 232,
+    reserved: 236,
+  },
+} as const;
+
+export function readMoeCombineArgs(view: DataView, at = 0): MoeCombineArgs {
+  return {
+    call: readMoeCall(view, at + 0),
+    y: view.getBigUint64(at + 176, true),
+    yStrideBytes: view.getBigUint64(at + 184, true),
+    weights: view.getBigUint64(at + 192, true),
+    bias: Array.from({ length: 2 }, (_, i) => view.getBigUint64(at + 200 + i * 8, true)),
+    out: view.getBigUint64(at + 216, true),
+    outStrideBytes: view.getBigUint64(at + 224, true),
+    dtype: view.getUint32(at + 232, true),
+  };
+}
+
+export function writeMoeCombineArgs(view: DataView, at: number, value: MoeCombineArgs): void {
+  writeMoeCall(view, at + 0, value.call);
+  view.setBigUint64(at + 176, value.y, true);
+  view.setBigUint64(at + 184, value.yStrideBytes, true);
+  view.setBigUint64(at + 192, value.weights, true);
+  elements(value.bias, 2, 'moeCombineArgs.bias').forEach((element, i) => {
+    view.setBigUint64(at + 200 + i * 8, element, true);
+  });
+  view.setBigUint64(at + 216, value.out, true);
+  view.setBigUint64(at + 224, value.outStrideBytes, true);
+  view.setUint32(at + 232, value.dtype, true);
+  clear(view, at + 236, 4);
 }
 
 /**

@@ -14,6 +14,18 @@ template <class Endpoint> __global__ void everything(ep::cuda_environment enviro
 
 } // namespace
 
+/* The kernels for experts, over one endpoint: each is another minute of the compiler. */
+__global__ void experts(ep::cuda_environment environment, ep_moe_buffer buffer, ep_moe_dispatch_args dispatch, ep_moe_combine_args combine) {
+  ep::cuda_context ctx{environment};
+  const ep::load_store_endpoint endpoint{buffer.memory};
+  if (buffer.header.kind == EP_MOE_HIGH_THROUGHPUT) {
+    if (!ep::moe_compact_send(ctx, endpoint, buffer, dispatch) || !ep::moe_compact_receive(ctx, endpoint, buffer, dispatch)) return;
+  } else if (!ep::moe_dispatch_send(ctx, endpoint, buffer, dispatch) || !ep::moe_dispatch_receive(ctx, endpoint, buffer, dispatch)) {
+    return;
+  }
+  if (ep::moe_combine_send(ctx, endpoint, buffer, combine)) ep::moe_combine_receive(ctx, endpoint, buffer, combine);
+}
+
 /* Every way to post, every request, by lanes of a warp and by one. */
 template <class Post> __global__ void posts(ep::cuda_environment environment, ep_memory_handle memory, ep_kernel_status* status) {
   ep::cuda_context ctx{environment};

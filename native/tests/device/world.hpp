@@ -149,6 +149,12 @@ class world {
       launch.name = "rank " + std::to_string(rank);
       launch.kernel = [&kernel, rank](simt_context& ctx) { return kernel(ctx, rank); };
       launches.push_back(launch);
+      // Engines and NICs outlive what ends their ranks' waits.
+      kernel_environment& engine = at(rank).engine_environment;
+      engine = at(rank).environment;
+      engine.waits.peers = nullptr;
+      engine.waits.cancel = nullptr;
+      launch.environment = &engine;
       if (options.qps != 0) {
         launch.blocks = launch.warp_lanes = 1;
         launch.lanes = static_cast<uint32_t>(at(rank).nic.size());
@@ -237,6 +243,7 @@ class world {
     std::vector<ep_peer_view> views;
     ep_memory_handle memory{};
     kernel_environment environment{};
+    kernel_environment engine_environment{};
     test_nic nic;
     std::vector<ep_ibgda_qp> qps;
     ep_ibgda_device device{};
