@@ -1,5 +1,6 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
+import type { NativeEfaNic, NativeEfaOptions } from './efa.js';
 import type { NativeIbgdaNic, NativeIbgdaOptions, NicTopology } from './ibgda.js';
 import type { MoeDescription, NativeMoeBuffer, NativeMoeRouting } from './moe.js';
 
@@ -434,6 +435,7 @@ export interface Binding {
   ) => NativeMoeRouting;
   /** Read from sysfs, which lies at `root`. */
   nicTopology(root: string): NicTopology;
+  readonly EfaNic: new (rank: NativeRankContext, options: NativeEfaOptions) => NativeEfaNic;
   readonly IbgdaNic: new (rank: NativeRankContext, options: NativeIbgdaOptions) => NativeIbgdaNic;
   /**
    * `capacity`: ranks that it may grow to. `nonce`: equal on all members, unlike that of any other group. `active`: who takes part at first, empty for all.

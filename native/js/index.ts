@@ -30,6 +30,7 @@ export {
 } from './abi.gen.js';
 export type * from './binding.js';
 export type * from './collective.js';
+export type * from './efa.js';
 export { type CallFrame, RepeatFrame } from './frame.js';
 export { allocateHost, type NativePlace, nativePlaceOf, registerWindow } from './host-memory.js';
 export type * from './ibgda.js';

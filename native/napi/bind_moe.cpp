@@ -40,6 +40,8 @@ moe_buffer_wrap::moe_buffer_wrap(const Napi::CallbackInfo& info) : ObjectWrap(in
   };
   auto made = std::make_shared<moe_contents>();
   const auto memory = memory_of_handle(from.Get("handle"));
+  // HAZARD: a call that goes on without a rank counts on each peer having a queue pair of its own, and on words of late traffic that say which call they are of. EFA has neither.
+  if (memory->device_handle().header.kind == EP_MEMORY_EFA) throw_invalid(env, "calls of experts cannot travel by queue pairs of EFA: one lost rank would break those to all others");
   made->memory = memory;
   made->rank = memory->context().rank();
   made->world_size = static_cast<uint32_t>(memory->context().world_size());

@@ -28,8 +28,8 @@ using kernel_of_simt = bool (*)(ep::simt_context&, const ep_dispatch_args&, cons
 
 // What a unit sees: the kernels' addresses (so that they are emitted), and results of inline code that also exists for the GPU.
 struct unit_view {
-  kernel_of_fast fast[3];
-  kernel_of_simt simt[3];
+  kernel_of_fast fast[4];
+  kernel_of_simt simt[4];
   experts_of_fast fast_experts[3];
   experts_of_simt simt_experts[3];
   uint16_t bf16_of_third;
@@ -38,9 +38,9 @@ struct unit_view {
 
 inline unit_view view() {
   return {{kernels<ep::fast_context, ep::load_store_endpoint>, kernels<ep::fast_context, ep::proxy_endpoint>,
-           kernels<ep::fast_context, ep::ibgda_endpoint>},
+           kernels<ep::fast_context, ep::ibgda_endpoint>, kernels<ep::fast_context, ep::efa_endpoint>},
           {kernels<ep::simt_context, ep::load_store_endpoint>, kernels<ep::simt_context, ep::proxy_endpoint>,
-           kernels<ep::simt_context, ep::ibgda_endpoint>},
+           kernels<ep::simt_context, ep::ibgda_endpoint>, kernels<ep::simt_context, ep::efa_endpoint>},
           {experts<ep::fast_context, ep::load_store_endpoint>, experts<ep::fast_context, ep::proxy_endpoint>,
            experts<ep::fast_context, ep::ibgda_endpoint>},
           {experts<ep::simt_context, ep::load_store_endpoint>, experts<ep::simt_context, ep::proxy_endpoint>,
