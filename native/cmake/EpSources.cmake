@@ -97,6 +97,7 @@ set(EP_UNFUSED_SOURCES
   tests/device/moe_compact_test.cpp
   tests/device/moe_fast_test.cpp
   tests/device/moe_lost_test.cpp
+  tests/device/moe_mixed_test.cpp
   tests/device/moe_naive_test.cpp
   tests/device/moe_simt_test.cpp
 )
@@ -113,6 +114,7 @@ set(EP_NAPI_SOURCES
   napi/bind_ibgda.cpp
   napi/bind_memory.cpp
   napi/bind_moe.cpp
+  napi/bind_moe_call.cpp
   napi/bind_probe.cpp
   napi/bind_program.cpp
   napi/bind_rank.cpp
@@ -140,6 +142,7 @@ set(EP_TESTS
   tests/device/moe_compact_test.cpp
   tests/device/moe_fast_test.cpp
   tests/device/moe_lost_test.cpp
+  tests/device/moe_mixed_test.cpp
   tests/device/moe_naive_test.cpp
   tests/device/moe_simt_test.cpp
   tests/device/naive_test.cpp

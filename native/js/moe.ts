@@ -86,6 +86,17 @@ export interface NativeMoeBuffer {
   combine(stream: NativeHostStream, half: MoeCombineHalf): OperationId;
   /** High throughput: lets peers write into the slot again. */
   release(stream: NativeHostStream, call: MoeCall): OperationId;
+  /**
+   * Measures dispatch and combine, one step after the other: a duration in ns for each round, as f64, into `samples`. Of a buffer with one call slot, whose
+   * last call went before with the same numbers of rows; epochs count on from those given.
+   */
+  steps(
+    stream: NativeHostStream,
+    dispatch: MoeDispatchHalf,
+    combine: MoeCombineHalf,
+    rounds: number,
+    samples: NativeOperand,
+  ): OperationId;
 }
 
 export interface NativeMoeRouting {

@@ -9,6 +9,8 @@
 
 namespace ep::binding {
 
+inline uint64_t address_of(const void* at) { return reinterpret_cast<uint64_t>(at); }
+
 // Everything that is the same in every call. HAZARD: the memory is held weakly, as in `Dispatch`: memory that was closed must not stay mapped until JS objects are
 // collected.
 struct moe_contents {
@@ -39,6 +41,7 @@ struct moe_buffer_wrap : Napi::ObjectWrap<moe_buffer_wrap> {
   Napi::Value dispatch(const Napi::CallbackInfo& info);
   Napi::Value combine(const Napi::CallbackInfo& info);
   Napi::Value release(const Napi::CallbackInfo& info);
+  Napi::Value steps(const Napi::CallbackInfo& info);
 
   std::shared_ptr<moe_contents> native;
   std::shared_ptr<const moe_candidates> candidates;

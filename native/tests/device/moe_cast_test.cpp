@@ -275,6 +275,51 @@ void sums_alike() {
   }
 }
 
+// Scales of received rows by row, by column, and by column with four bytes to a word; by one lane, by a warp, by a block of many.
+void scales_go_where_wanted() {
+  constexpr uint64_t hidden = 700;
+  constexpr uint64_t rows = 37;
+  constexpr uint64_t first = 3;
+  random_source random(17);
+  for (const uint32_t payload : {EP_MOE_F8_F32, EP_MOE_F8_UE8M0}) {
+    const uint64_t blocks = ep::payload_blocks(hidden);
+    const uint64_t bytes = ep::payload_scale_bytes(payload);
+    const uint64_t stride = ep::aligned_row_bytes(payload, hidden);
+    std::vector<uint8_t> payloads(rows * stride);
+    for (uint8_t& byte : payloads) byte = static_cast<uint8_t>(random());
+    struct layout {
+      uint64_t row;
+      uint64_t block;
+      uint32_t group;
+    };
+    for (const layout& wanted : {layout{blocks, 1, 1}, layout{1, rows + first, 1}, layout{4, 4 * (rows + first), 4}}) {
+      ep_moe_dispatch_args args{};
+      args.scale_row_stride = wanted.row;
+      args.scale_block_stride = wanted.block;
+      args.scale_group = wanted.group;
+      for (const uint32_t lanes : {0u, 4u, 32u}) {
+        std::vector<uint8_t> out((rows + first) * (blocks + 4) * bytes, 0xcd);
+        args.out_scales = reinterpret_cast<uint64_t>(out.data());
+        std::vector<uint8_t> expected(out.size(), 0xcd);
+        for (uint64_t r = 0; r < rows; ++r) {
+          for (uint64_t b = 0; b < blocks; ++b) {
+            const uint64_t at = (first + r) * args.scale_row_stride + b / args.scale_group * args.scale_block_stride + b % args.scale_group;
+            std::memcpy(expected.data() + at * bytes, payloads.data() + r * stride + hidden + b * bytes, bytes);
+          }
+        }
+        const auto copy = [&](auto& ctx) {
+          ep::moe_copy_scales(ep::block_coop<std::remove_reference_t<decltype(ctx)>>{ctx}, args, payload, hidden, payloads.data(), stride, first, rows);
+          return true;
+        };
+        world one({1, 64, 1, false, 1});
+        if (lanes == 0) one.run_fast(1, [&](auto& ctx, int32_t) { return copy(ctx); });
+        else EP_CHECK_EQ(one.run_simt(shape(1, lanes, 4), seeded(lanes), [&](auto& ctx, int32_t) { return copy(ctx); }).report, "");
+        EP_CHECK(out == expected);
+      }
+    }
+  }
+}
+
 // The bits that @ep/plan/reference must give as well (packages/plan/test/moe/payload.test.ts has the same numbers).
 void goldens() {
   constexpr uint64_t hidden = 300;
@@ -311,6 +356,7 @@ int main() {
   rows_cast_alike();
   logfmt_keeps_small_ones();
   sums_alike();
+  scales_go_where_wanted();
   goldens();
   return ep::check::finish();
 }

@@ -157,17 +157,37 @@ EP_HD void moe_cast_row(Ctx& ctx, const Coop& coop, uint32_t dtype, const void* 
   else cast_row_lanes<number_bf16>(ctx, warp, warps, src, hidden, payload, to);
 }
 
-/* Copies the scales of one received row out of its payload to where ep_moe_dispatch_args wants them; the lanes of the scope share them. */
-template <class Coop>
-EP_HD void moe_copy_scales(const Coop& coop, const ep_moe_dispatch_args& args, uint32_t payload, uint64_t hidden, const void* payload_row, uint64_t row) {
-  const auto bytes = static_cast<uint32_t>(payload_scale_bytes(payload));
-  const uint8_t* from = static_cast<const uint8_t*>(payload_row) + payload_code_bytes(payload, hidden);
-  const uint64_t blocks = payload_blocks(hidden);
+namespace detail {
+
+template <uint32_t Bytes, class Coop>
+EP_HD void copy_scales(const Coop& coop, const ep_moe_dispatch_args& args, uint64_t blocks, const uint8_t* from, uint64_t from_stride, uint64_t row, uint64_t rows) {
+  constexpr uint64_t tile = 16; /* rows: by column they fill a cache line, and their own lines stay in the cache */
   const uint64_t group = args.scale_group;
-  for (uint64_t block = coop.lane(); block < blocks; block += coop.lanes()) {
-    const uint64_t at = row * args.scale_row_stride + block / group * args.scale_block_stride + block % group;
-    detail::store_bytes(reinterpret_cast<uint8_t*>(args.out_scales) + at * bytes, detail::load_bytes(from + block * bytes, bytes), bytes);
+  auto* to = reinterpret_cast<uint8_t*>(args.out_scales);
+  for (uint64_t first = 0; first < rows; first += tile) {
+    const uint64_t count = rows - first < tile ? rows - first : tile;
+    /* Up to 16 lanes share the rows, more share the blocks. */
+    const uint64_t lanes = coop.lanes();
+    for (uint64_t block = coop.lane() / tile; block < blocks; block += lanes < tile ? 1 : lanes / tile) {
+      const uint8_t* scale = from + first * from_stride + block * Bytes;
+      uint8_t* at = to + ((row + first) * args.scale_row_stride + block / group * args.scale_block_stride + block % group) * Bytes;
+      for (uint64_t r = coop.lane() % tile; r < count; r += lanes < tile ? lanes : tile) {
+        store_bytes(at + r * args.scale_row_stride * Bytes, load_bytes(scale + r * from_stride, Bytes), Bytes);
+      }
+    }
   }
+}
+
+} // namespace detail
+
+/* Copies the scales of `rows` received rows, whose payloads lie `stride` bytes apart, to where ep_moe_dispatch_args wants those of rows `row` and on; the lanes
+ * of the scope share them. */
+template <class Coop>
+EP_HD void moe_copy_scales(const Coop& coop, const ep_moe_dispatch_args& args, uint32_t payload, uint64_t hidden, const void* payload_rows, uint64_t stride, uint64_t row,
+                           uint64_t rows) {
+  const uint8_t* from = static_cast<const uint8_t*>(payload_rows) + payload_code_bytes(payload, hidden);
+  if (payload_scale_bytes(payload) == 1) detail::copy_scales<1>(coop, args, payload_blocks(hidden), from, stride, row, rows);
+  else detail::copy_scales<4>(coop, args, payload_blocks(hidden), from, stride, row, rows);
 }
 
 EP_MACHINE_END

@@ -52,8 +52,8 @@ EP_HD void moe_return_run(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint&
     if (source == at.self()) continue;
     const uint64_t place = static_cast<uint64_t>(token[row]) * buffer.top_k + static_cast<uint32_t>(choice[row]);
     const uint64_t to = at.part(buffer.returned) + place * buffer.result_row_bytes;
-    if constexpr (moe_stores<Endpoint>) {
-      copy_rows(coop, endpoint.data(source, to), results.row(row), buffer.result_bytes, buffer.result_bytes, 1, non_temporal);
+    if (moe_stores(endpoint, source)) {
+      copy_rows(coop, moe_data(endpoint, source, to), results.row(row), buffer.result_bytes, buffer.result_bytes, 1, non_temporal);
     } else {
       if (!moe_takes_part(ctx, coop, at, source)) return;
       ep_kernel_status why{};
@@ -82,13 +82,11 @@ EP_HD bool moe_combine_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
   }
   ctx.sync_grid();
   const bool ok = moe_sound(ctx, coop, at);
-  if constexpr (moe_stores<Endpoint>) {
-    for (int32_t source = static_cast<int32_t>(ctx.block()); ok && source < at.world(); source += static_cast<int32_t>(ctx.blocks())) {
-      if (source == at.self() || !moe_takes_part(ctx, coop, at, source)) continue;
-      uint64_t rows = 0;
-      for (uint32_t e = 0; e < experts; ++e) rows += static_cast<uint32_t>(*at.range(e, source));
-      if (rows != 0) moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_RETURNED, source);
-    }
+  for (int32_t source = static_cast<int32_t>(ctx.block()); ok && source < at.world(); source += static_cast<int32_t>(ctx.blocks())) {
+    if (source == at.self() || !moe_stores(endpoint, source) || !moe_takes_part(ctx, coop, at, source)) continue;
+    uint64_t rows = 0;
+    for (uint32_t e = 0; e < experts; ++e) rows += static_cast<uint32_t>(*at.range(e, source));
+    if (rows != 0) moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_RETURNED, source);
   }
   return ok;
 }
@@ -100,7 +98,7 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_results(Ctx& ctx, cons
   ep_moe_peer& peer = at.peer(rank);
   const uint64_t rows = at.sends_to(rank);
   if (rows == 0 || peer.told != at.call.epoch) return;
-  const uint64_t value = moe_next<Endpoint>(at, peer.returned, rows);
+  const uint64_t value = moe_next(endpoint, at, rank, peer.returned, rows);
   if (moe_takes_part(ctx, at, rank) && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_RETURNED, value, rank, EP_STAGE_RESULT)) {
     peer.returned = value;
   } else {

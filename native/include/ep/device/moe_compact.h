@@ -90,8 +90,8 @@ template <class Endpoint> EP_HD compact_view compact_view_of(const Endpoint& end
 template <class Ctx, class Endpoint>
 EP_HD void compact_put_words(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, int32_t peer, uint64_t to, const uint64_t* words,
                              uint32_t count, uint32_t kind) {
-  if constexpr (moe_stores<Endpoint>) {
-    auto* there = reinterpret_cast<uint64_t*>(endpoint.data(peer, to));
+  if (moe_stores(endpoint, peer)) {
+    auto* there = reinterpret_cast<uint64_t*>(moe_data(endpoint, peer, to));
     for (uint32_t i = coop.lane(); i < count; i += coop.lanes()) store_release(ctx, &there[i], words[i]);
     copy_rows_done(coop, false);
     moe_say(ctx, coop, endpoint, at, kind, peer);
@@ -109,12 +109,12 @@ EP_HD void compact_put_words(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoi
 template <class Ctx, class Endpoint>
 EP_HD bool compact_await_words(Ctx& ctx, const Endpoint& endpoint, const compact_view& view, uint32_t kind, uint64_t* counter, int32_t rank, uint64_t words,
                                uint32_t count, uint32_t stage, uint64_t by_ns) {
-  for (uint64_t expected = moe_next<Endpoint>(view.at, *counter, 1);; ++expected) {
+  for (uint64_t expected = moe_next(endpoint, view.at, rank, *counter, 1);; ++expected) {
     if (!moe_await_by(ctx, endpoint, view.at, kind, expected, rank, stage, by_ns)) return false;
     bool late = false;
     for (uint32_t i = 0; i < count; ++i) late = late || load_acquire(ctx, &view.words(words)[i]) >> EP_MOE_COUNT_EPOCH_SHIFT != view.at.call.epoch;
     if (late) continue;
-    if constexpr (!moe_stores<Endpoint>) *counter = expected;
+    if (!moe_stores(endpoint, rank)) *counter = expected;
     return true;
   }
 }
@@ -245,10 +245,10 @@ EP_HD void compact_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoi
         copy_rows(coop, view.own + view.row(row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
         continue;
       }
-      if constexpr (moe_stores<Endpoint>) {
+      if (moe_stores(endpoint, rank)) {
         if (!moe_takes_part(ctx, at, rank)) continue;
-        if (coop.lane() == 0 && !view.cached()) *reinterpret_cast<ep_moe_header*>(endpoint.data(rank, view.header(row))) = header;
-        copy_rows(coop, endpoint.data(rank, view.row(row)), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
+        if (coop.lane() == 0 && !view.cached()) *reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, view.header(row))) = header;
+        copy_rows(coop, moe_data(endpoint, rank, view.row(row)), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
       } else {
         if (coop.lane() == 0) headers[first[p] + slot] = header;
         if (!moe_takes_part(ctx, coop, at, rank)) continue;
@@ -267,7 +267,7 @@ EP_HD void compact_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoi
 template <class Ctx, class Endpoint>
 EP_HD void compact_finish_rank(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const compact_view& view, int32_t rank) {
   const moe_view& at = view.at;
-  if constexpr (moe_stores<Endpoint>) {
+  if (moe_stores(endpoint, rank)) {
     if (at.sends_to(rank) != 0) moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_ARRIVED, rank);
   } else {
     const auto* first = reinterpret_cast<const uint32_t*>(at.call.routing.send_first);
@@ -317,9 +317,8 @@ EP_HD void compact_clear(const Coop& coop, const compact_view& view, const ep_mo
     reinterpret_cast<int32_t*>(routing.src_token)[row] = -1;
     reinterpret_cast<int32_t*>(routing.src_choice)[row] = -1;
   }
-  for (uint64_t row = from; args.out_scales != 0 && row < to; ++row) {
-    moe_copy_scales(coop, args, view.at.buffer.payload, view.at.buffer.hidden, view.own + view.row(row), row);
-  }
+  if (args.out_scales == 0) return;
+  moe_copy_scales(coop, args, view.at.buffer.payload, view.at.buffer.hidden, view.own + view.row(from), view.at.buffer.row_bytes, from, to - from);
 }
 
 /* This block's share of a run that has come: where its rows are from, and their scales. */
@@ -342,9 +341,8 @@ EP_HD void compact_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const compact
     reinterpret_cast<int32_t*>(at.call.routing.src_token)[row] = static_cast<int32_t>(header.token);
     reinterpret_cast<int32_t*>(at.call.routing.src_choice)[row] = static_cast<int32_t>(header.choice);
   }
-  for (uint64_t row = from; args.out_scales != 0 && row < to; ++row) {
-    moe_copy_scales(coop, args, at.buffer.payload, at.buffer.hidden, view.own + view.row(row), row);
-  }
+  if (args.out_scales == 0 || from == to) return;
+  moe_copy_scales(coop, args, at.buffer.payload, at.buffer.hidden, view.own + view.row(from), at.buffer.row_bytes, from, to - from);
 }
 
 } // namespace detail
@@ -362,7 +360,7 @@ EP_HD bool moe_compact_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
     detail::compact_await_owed(ctx, endpoint, at, rank);
   }
   ctx.sync_grid();
-  if (ctx.block() == 0 && coop.lane() == 0 && !view.cached() && !moe_stores<Endpoint>) {
+  if (ctx.block() == 0 && coop.lane() == 0 && !view.cached() && moe_puts<Endpoint>) {
     auto* first = reinterpret_cast<uint32_t*>(args.call.routing.send_first);
     uint32_t before = 0;
     for (uint32_t p = 0; p < buffer.experts.replicas; ++p) {
@@ -380,7 +378,7 @@ EP_HD bool moe_compact_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
     detail::compact_finish_rank(ctx, coop, endpoint, view, rank);
     if (coop.lane() != 0) continue;
     ep_moe_peer& peer = at.peer(rank);
-    peer.credited = moe_next<Endpoint>(at, peer.credited, 1);
+    peer.credited = moe_next(endpoint, at, rank, peer.credited, 1);
     peer.told = args.call.epoch;
   }
   return moe_sound(ctx, coop, at);
@@ -398,7 +396,7 @@ EP_HD bool moe_compact_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_
     uint64_t puts = 0;
     if (source == at.self() || view.expects(source, &puts) == 0) continue;
     ep_moe_peer& peer = at.peer(source);
-    const uint64_t value = moe_next<Endpoint>(at, peer.arrived, puts);
+    const uint64_t value = moe_next(endpoint, at, source, peer.arrived, puts);
     if (moe_takes_part(ctx, at, source) && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_ARRIVED, value, source, EP_STAGE_ARRIVAL)) {
       peer.arrived = value;
     } else if (load_relaxed(ctx, &at.ranks()[source]) != EP_MOE_RANK_MASKED) {

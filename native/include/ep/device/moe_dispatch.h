@@ -58,10 +58,10 @@ EP_HD void moe_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& 
       const uint64_t run = at.run(static_cast<uint32_t>(p) - at.first_replica(rank), at.self());
       const uint64_t row = run + buffer.max_tokens * sizeof(ep_moe_header) + slot * buffer.row_bytes;
       const ep_moe_header header{at.self(), token, k, 0};
-      if constexpr (moe_stores<Endpoint>) {
+      if (moe_stores(endpoint, rank)) {
         if (!moe_takes_part(ctx, at, rank)) continue;
-        if (coop.lane() == 0) reinterpret_cast<ep_moe_header*>(endpoint.data(rank, run))[slot] = header;
-        copy_rows(coop, endpoint.data(rank, row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
+        if (coop.lane() == 0) reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, run))[slot] = header;
+        copy_rows(coop, moe_data(endpoint, rank, row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
       } else {
         if (coop.lane() == 0) headers[first[p] + slot] = header;
         if (!moe_takes_part(ctx, coop, at, rank)) continue;
@@ -83,8 +83,8 @@ EP_HD void moe_send_counts(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint
   const uint32_t experts = at.experts_of(rank);
   const uint64_t to = at.part(at.buffer.counts) + static_cast<uint64_t>(at.self()) * at.buffer.experts.most_local * sizeof(uint64_t);
   const uint64_t* words = at.send_words() + first_replica;
-  if constexpr (moe_stores<Endpoint>) {
-    auto* there = reinterpret_cast<uint64_t*>(endpoint.data(rank, to));
+  if (moe_stores(endpoint, rank)) {
+    auto* there = reinterpret_cast<uint64_t*>(moe_data(endpoint, rank, to));
     for (uint32_t e = coop.lane(); e < experts; e += coop.lanes()) store_release(ctx, &there[e], words[e]);
     copy_rows_done(coop, false);
     moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_COUNTED, rank);
@@ -120,7 +120,7 @@ EP_HD bool moe_dispatch_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_bu
     for (uint32_t p = 0; p < buffer.experts.replicas; ++p) {
       const uint32_t rows = at.sends(p);
       if (rows > buffer.max_tokens) ctx.fail(at.status(), EP_STATUS_INVALID, at.rank_of(static_cast<int32_t>(p)), EP_STAGE_COUNT, buffer.max_tokens, rows);
-      if constexpr (!moe_stores<Endpoint>) first[p] = before;
+      if constexpr (moe_puts<Endpoint>) first[p] = before;
       before += rows;
     }
   }
@@ -133,7 +133,7 @@ EP_HD bool moe_dispatch_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_bu
     detail::moe_send_counts(ctx, coop, endpoint, at, rank);
     if (coop.lane() != 0) continue;
     ep_moe_peer& peer = at.peer(rank);
-    peer.credited = moe_next<Endpoint>(at, peer.credited, 1);
+    peer.credited = moe_next(endpoint, at, rank, peer.credited, 1);
     peer.told = args.call.epoch;
   }
   return moe_sound(ctx, coop, at);
@@ -147,7 +147,7 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_source(Ctx& ctx, const
   const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
   const auto* words = reinterpret_cast<const uint64_t*>(own.data + at.part(at.buffer.counts)) + static_cast<uint64_t>(source) * at.buffer.experts.most_local;
   ep_moe_peer& peer = at.peer(source);
-  for (uint64_t expected = moe_next<Endpoint>(at, peer.counted, 1);; ++expected) {
+  for (uint64_t expected = moe_next(endpoint, at, source, peer.counted, 1);; ++expected) {
     if (!moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_COUNTED, expected, source, EP_STAGE_COUNT)) return;
     uint64_t puts = 0;
     bool late = false;
@@ -162,7 +162,7 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_source(Ctx& ctx, const
     }
     /* The signal was that of words of a past call, which came when they were no longer awaited: those of this call have one of their own. */
     if (late) continue;
-    if constexpr (!moe_stores<Endpoint>) {
+    if (!moe_stores(endpoint, source)) {
       peer.counted = expected;
       if (puts != 0 && !moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_ARRIVED, peer.arrived + puts, source, EP_STAGE_ARRIVAL)) return;
       peer.arrived += puts;
@@ -205,7 +205,7 @@ EP_HD void moe_copy_out(const Coop& coop, const moe_view& at, const ep_moe_dispa
     for (uint64_t i = 0; i < rows; ++i) copy_rows(coop, to + i * args.out_stride_bytes, src + i * buffer.row_bytes, bytes, bytes, 1, non_temporal);
   }
   if (args.out_scales == 0) return;
-  for (uint64_t i = 0; i < rows; ++i) moe_copy_scales(coop, args, buffer.payload, buffer.hidden, src + i * buffer.row_bytes, row + i);
+  moe_copy_scales(coop, args, buffer.payload, buffer.hidden, src, buffer.row_bytes, row, rows);
 }
 
 /* This block's share of a run: contiguous, and another block's turn first in every run. */

@@ -11,10 +11,25 @@
 
 EP_MACHINE_BEGIN
 
-/* Whether this endpoint's peers are stored to directly. Then rows need no signal of their own and words hold epochs, so that a late one of a past call says nothing
- * new. Otherwise ('bundled' order) every put is signalled, and words are running counts, which have no identity: a rank that was given up must be fenced by its
- * transport before it may come back. */
-template <class Endpoint> constexpr bool moe_stores = __is_base_of(load_store_endpoint, Endpoint);
+/* Whether a peer is stored to directly. Then rows need no signal of their own and words hold epochs, so that a late one of a past call says nothing new. Otherwise
+ * ('bundled' order) every put is signalled, and words are running counts, which have no identity: a rank that was given up must be fenced by its transport before it
+ * may come back. HAZARD: both ends of a pair of ranks must answer alike, or one counts what the other names. */
+template <class Endpoint> EP_HD constexpr bool moe_stores(const Endpoint& endpoint, int32_t peer) {
+  if constexpr (__is_base_of(load_store_endpoint, Endpoint)) {
+    return true;
+  } else if constexpr (requires { endpoint.stores_to(peer); }) {
+    return endpoint.stores_to(peer);
+  } else {
+    return false;
+  }
+}
+/* Whether any peer may be one that is put to. */
+template <class Endpoint> constexpr bool moe_puts = !__is_base_of(load_store_endpoint, Endpoint);
+
+/* Bytes of a peer that is stored to. */
+template <class Endpoint> EP_HD uint8_t* moe_data(const Endpoint& endpoint, int32_t peer, uint64_t offset) {
+  return reinterpret_cast<uint8_t*>(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[peer].data) + offset;
+}
 
 /* A call with its addresses as pointers. */
 struct moe_view {
@@ -104,9 +119,9 @@ EP_HD bool moe_await_alone(Ctx& ctx, const Endpoint& endpoint, const moe_view& a
 template <class Ctx, class Endpoint>
 EP_HD void moe_say(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, uint32_t kind, int32_t peer) {
   const uint64_t slot = at.signal_slot(kind, at.self());
-  if constexpr (moe_stores<Endpoint>) {
+  if (moe_stores(endpoint, peer)) {
     if (coop.lane() != 0) return;
-    const ep_peer_view& view = endpoint.view(peer);
+    const ep_peer_view& view = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[peer];
     store_release(ctx, reinterpret_cast<uint64_t*>(view.signals) + slot, static_cast<uint64_t>(at.call.epoch));
     fence_system(); /* this half of the eventcount: publish before looking for sleepers */
     ctx.wake(view.wake);
@@ -116,9 +131,9 @@ EP_HD void moe_say(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoi
   }
 }
 
-/* What a word shows after this call: the epoch, or `more` than it was. */
-template <class Endpoint> EP_HD uint64_t moe_next(const moe_view& at, uint64_t before, uint64_t more) {
-  return moe_stores<Endpoint> ? at.call.epoch : before + more;
+/* What a word of a peer, or here by a peer, shows after this call: the epoch, or `more` than it was. */
+template <class Endpoint> EP_HD uint64_t moe_next(const Endpoint& endpoint, const moe_view& at, int32_t peer, uint64_t before, uint64_t more) {
+  return moe_stores(endpoint, peer) ? at.call.epoch : before + more;
 }
 
 /* Before anything is written: every block awaits the credit of all ranks of experts, since credit that another block has seen orders nothing here. */

@@ -7,7 +7,6 @@ import {
   doneWork,
   type Endpoint,
   EpError,
-  formatRanks,
   invalid,
   isEpError,
   linkSignals,
@@ -19,7 +18,6 @@ import {
   WorkOwner,
 } from '@ep/core';
 import {
-  codeOfStatus,
   EP_MOE_CACHED,
   EP_MOE_NON_TEMPORAL,
   EP_MOE_RENORMALISE,
@@ -31,13 +29,14 @@ import {
   type OperationId,
   type Outcome,
 } from '@ep/native';
-import { type ExpertMap, localExperts, type RankMask, replicaCandidates } from '@ep/plan/moe';
+import { type ExpertMap, localExperts, replicaCandidates } from '@ep/plan/moe';
 import type { DispatchTransport } from '../dispatcher.js';
 import type { HostStream } from '../host-stream.js';
-import { outcomeText } from '../outcome-text.js';
 import { dtypeCode } from './codes.js';
+import { callFailure } from './failure.js';
+import { Losses, lostOf, type MoeLoss, reportActive } from './losses.js';
 import { combineOperands, dispatchOperand } from './operands.js';
-import type { MoeCallOptions, MoeDType, ResolvedMoe } from './options.js';
+import type { MoeCallOptions, MoeCombineOptions, MoeDispatchOptions, ResolvedMoe } from './options.js';
 import { farewellSlot } from './place.js';
 import {
   HeldCall,
@@ -48,27 +47,6 @@ import {
   type MoeReceived,
 } from './received.js';
 import { CallSlot, hostStorage, placeOfStorage } from './slot.js';
-
-export interface MoeDispatchOptions extends MoeCallOptions {
-  /** Ranks to be left out from the start, besides those of `activeRanks` of the buffer: 0 or false. Alike on all ranks that take part. */
-  readonly activeRanks?: RankMask;
-  /** 'high-throughput': also hand out a `layout` for later dispatches of the same choices. */
-  readonly keepLayout?: boolean;
-}
-
-export interface MoeCombineOptions extends MoeCallOptions {
-  /** Of each choice, token-major: tokens * topK. Without them rows are summed as they are: the backward pass of dispatch. */
-  readonly weights?: Float32Array;
-  /** At most two tensors like the result, added to it. */
-  readonly bias?: readonly Tensor<MoeDType>[];
-  /** Where some of a token's experts are gone, scale what is left so that its weights keep their sum. */
-  readonly renormalise?: boolean;
-  /** Where the result goes, packed: in native memory (`allocateHost`) without a copy. New memory unless given. */
-  readonly out?: Tensor<MoeDType>;
-}
-
-/** Why a rank takes no part any more, in the words of error codes; `EP_EVICTED` if it was left out by `leaveOut`. */
-export type MoeLoss = 'EP_TIMEOUT' | 'EP_PEER_LOST' | 'EP_EVICTED';
 
 export interface MoeBufferInit {
   readonly moe: ResolvedMoe;
@@ -86,9 +64,8 @@ const FAREWELL_MS = 2000;
 const SEND = 1;
 const RECEIVE = 2;
 const DONE: Outcome = { status: 0, rank: -1, stage: 0, expected: 0n, found: 0n };
-const MASKED = 0xffff_ffff_ffff_ffffn;
 /** From this payload on, copies go past the caches. */
-const NON_TEMPORAL_BYTES = 8 * 1024 * 1024;
+const NON_TEMPORAL_BYTES = 1024 * 1024;
 
 /**
  * Collective: all ranks that take part make the same calls in the same order. A call takes one of `calls` slots from its dispatch to the end of its
@@ -107,7 +84,7 @@ export class MoeBuffer extends Resource implements Closeable {
   readonly #owner = new WorkOwner('MoE buffer');
   readonly #slots: readonly CallSlot[];
   readonly #totals: BigUint64Array;
-  readonly #losses = new Map<Rank, MoeLoss>();
+  readonly #losses: Losses;
   /** The mask that replica candidates were chosen by, as text. */
   #chosenBy = '';
   #calls = 0;
@@ -121,6 +98,7 @@ export class MoeBuffer extends Resource implements Closeable {
     this.#init = init;
     this.rank = transport.rank;
     this.worldSize = transport.worldSize;
+    this.#losses = new Losses(transport.rank, transport.worldSize);
     this.map = moe.map;
     this.localExperts = localExperts(moe.map, transport.rank);
     this.#slots = Array.from({ length: moe.calls }, (_, i) => new CallSlot(i, moe, memory, transport.rank, native));
@@ -134,22 +112,17 @@ export class MoeBuffer extends Resource implements Closeable {
 
   /** A mask of who takes part in the next call. */
   get activeRanks(): Uint8Array {
-    return Uint8Array.from({ length: this.worldSize }, (_, rank) => (this.#losses.has(rank) ? 0 : 1));
+    return this.#losses.active(undefined, 'activeRanks');
   }
 
   /** Who was found late or dead, or was left out, and why. */
   get losses(): ReadonlyMap<Rank, MoeLoss> {
-    return new Map(this.#losses);
+    return this.#losses.all;
   }
 
   /** Leaves ranks out of all later calls: what a process group, say, knows of its members. All ranks that stay do it before the same call. */
   leaveOut(ranks: Iterable<Rank>): void {
-    for (const rank of ranks) {
-      if (!Number.isSafeInteger(rank) || rank < 0 || rank >= this.worldSize || rank === this.rank) {
-        throw invalid('ranks', { where: 'leaveOut', expected: `other ranks of ${this.worldSize}`, found: rank });
-      }
-      if (!this.#losses.has(rank)) this.#losses.set(rank, 'EP_EVICTED');
-    }
+    this.#losses.leaveOut(ranks);
   }
 
   /** Rows that each local expert has received in all calls so far. */
@@ -203,6 +176,30 @@ export class MoeBuffer extends Resource implements Closeable {
     return this.#follow('combineSend', begun.launch(SEND, options), () => ({
       receive: (late = {}) => this.#follow('combine receive', begun.launch(RECEIVE, late), begun.combined),
     }));
+  }
+
+  /**
+   * Calls, one after the other in a native loop: nanoseconds of each. Collective; of a buffer with one call slot and nothing held. The numbers are what kernels
+   * take without JS. @internal
+   */
+  async measureSteps(x: Tensor, choices: Int32Array, weights: Float32Array, rounds: number): Promise<Float64Array> {
+    const where = 'measureSteps';
+    const { moe, native, stream } = this.#init;
+    const { x: y, handle } = await this.dispatch(x, choices);
+    const call = handle as HeldCall;
+    const { half: back } = combineOperands(y, call, { weights }, moe, this.localExperts, where);
+    await this.combine(y, handle, { weights });
+    const { half: there } = this.#beginDispatch(x, choices, {}, where);
+    const samples = hostStorage('f64', rounds);
+    const timeoutMs = this.#timeout({}, where);
+    const { routing, report, slot, epoch, tokens, flags, dtype } = there;
+    const shared = { routing, report, slot, epoch, tokens, dtype, timeoutMs, halves: SEND | RECEIVE };
+    const outcome = await stream.launch((of) =>
+      native.steps(of, { ...there, ...shared }, { ...back, ...shared, flags }, rounds, placeOfStorage(samples).operand),
+    );
+    this.#calls += rounds * moe.calls;
+    if (outcome.status !== 0) throw callFailure(where, outcome);
+    return samples;
   }
 
   protected override async release(): Promise<void> {
@@ -266,7 +263,9 @@ export class MoeBuffer extends Resource implements Closeable {
     const routing = cached ? choices.routing : slot.routing(options.keepLayout === true);
     const outputs = slot.outputs();
     const report = slot.report;
-    this.#mask(report.ranks, options.activeRanks, where);
+    const active = this.#losses.active(options.activeRanks, where);
+    this.#choose(active);
+    reportActive(report.ranks, active);
     report.waitNs.fill(0n);
     if (!cached) routing.topk.set(choices);
     const epoch = Math.floor(this.#calls / moe.calls) + 1;
@@ -290,6 +289,7 @@ export class MoeBuffer extends Resource implements Closeable {
     };
     let begun = false;
     return {
+      half,
       launch: (halves: number, limits: MoeCallOptions) => {
         const timeoutMs = this.#timeout(limits, where);
         const started = this.#launch((stream) => native.dispatch(stream, { ...half, halves, timeoutMs }), limits);
@@ -308,7 +308,7 @@ export class MoeBuffer extends Resource implements Closeable {
       received: (): MoeReceived => {
         call.stage = 'received';
         call.rows = slot.rowsOf(routing);
-        this.#note(report.ranks);
+        this.#losses.note(report.ranks);
         return {
           ...slot.tensors(call.rows),
           counts: routing.recvCount,
@@ -334,8 +334,7 @@ export class MoeBuffer extends Resource implements Closeable {
     const operands = combineOperands(y, call, options, moe, this.localExperts, where);
     const report = slot.report;
     report.waitNs.fill(0n);
-    // Ranks that were found missing since: a call that began with them need not wait for them once more.
-    for (const rank of this.#losses.keys()) if (report.ranks[rank] === 0n) report.ranks[rank] = MASKED;
+    this.#losses.mask(report.ranks);
     const half: Omit<MoeCombineHalf, 'halves' | 'timeoutMs'> = {
       routing: call.routing.native,
       report: report.native,
@@ -360,7 +359,7 @@ export class MoeBuffer extends Resource implements Closeable {
       combined: (): MoeCombined => {
         call.stage = 'released';
         slot.held = undefined;
-        this.#note(report.ranks);
+        this.#losses.note(report.ranks);
         return {
           y: operands.finish(),
           lostRanks: lostOf(report.ranks),
@@ -433,7 +432,7 @@ export class MoeBuffer extends Resource implements Closeable {
     const letGo = this.hold(name);
     under
       .then((outcome) => {
-        if (outcome.status !== 0) throw this.#failure(name, outcome);
+        if (outcome.status !== 0) throw callFailure(name, outcome);
         control.resolve(value());
       })
       .catch((reason: unknown) => {
@@ -447,17 +446,6 @@ export class MoeBuffer extends Resource implements Closeable {
       })
       .finally(letGo);
     return control.work;
-  }
-
-  #failure(name: string, outcome: Outcome): EpError {
-    const code = codeOfStatus(outcome.status);
-    const verb = code === 'EP_TIMEOUT' ? 'timed out waiting for' : 'ended while waiting for';
-    const { rank, stage, expected, found } = outcome;
-    const text =
-      code === 'EP_CAPACITY'
-        ? `rank ${rank} has room for ${expected} rows, ${found} were to go there: send fewer, or open with more recvRows`
-        : (outcome.message ?? outcomeText(outcome, verb));
-    return new EpError(code, `${name}: ${text}`, { context: { rank, stage, expected, found } });
   }
 
   #checkUsable(where: string): void {
@@ -481,39 +469,14 @@ export class MoeBuffer extends Resource implements Closeable {
     return rows * rowBytes * this.#init.moe.topK >= NON_TEMPORAL_BYTES ? EP_MOE_NON_TEMPORAL : 0;
   }
 
-  /** Writes who takes part into a call's report, and has replicas chosen among those. */
-  #mask(ranks: BigUint64Array, mask: RankMask | undefined, where: string): void {
+  /** Has replicas chosen among those that take part. */
+  #choose(activeRanks: Uint8Array): void {
     const { moe, native } = this.#init;
-    if (mask !== undefined && mask.length !== this.worldSize) {
-      const expected = `${this.worldSize} elements, one for each rank`;
-      throw invalid('activeRanks', { where, expected, found: mask.length });
-    }
-    if (mask !== undefined && !mask[this.rank]) {
-      throw invalid('activeRanks', { where, expected: `with this rank, ${this.rank}, in it`, found: mask });
-    }
-    const active = this.activeRanks.map((is, rank) => (is === 1 && (mask === undefined || mask[rank]) ? 1 : 0));
-    for (let rank = 0; rank < this.worldSize; rank++) ranks[rank] = active[rank] === 1 ? 0n : MASKED;
-    const text = active.join('');
+    const text = activeRanks.join('');
     if (text === this.#chosenBy) return;
     const { policy, ranksPerNode } = moe;
-    const { offsets, replicas } = replicaCandidates(moe.map, this.rank, { policy, ranksPerNode, activeRanks: active });
+    const { offsets, replicas } = replicaCandidates(moe.map, this.rank, { policy, ranksPerNode, activeRanks });
     native.setCandidates(offsets, replicas);
     this.#chosenBy = text;
   }
-
-  /** Remembers who was found missing. */
-  #note(ranks: BigUint64Array): void {
-    for (let rank = 0; rank < this.worldSize; rank++) {
-      const why = ranks[rank]!;
-      if (why === 0n || why === MASKED || this.#losses.has(rank)) continue;
-      this.#losses.set(rank, codeOfStatus(Number(why)) === 'EP_TIMEOUT' ? 'EP_TIMEOUT' : 'EP_PEER_LOST');
-    }
-  }
-}
-
-const lostOf = (ranks: BigUint64Array): Uint8Array => Uint8Array.from(ranks, (why) => (why === 0n ? 0 : 1));
-
-/** `rank 3 (EP_TIMEOUT), rank 5 (EP_PEER_LOST)`, for people. */
-export function lossesText(losses: ReadonlyMap<Rank, MoeLoss>): string {
-  return [...losses].map(([rank, why]) => `${formatRanks([rank])} (${why})`).join(', ') || 'nobody';
 }

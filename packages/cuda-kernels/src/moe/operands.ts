@@ -2,8 +2,7 @@
 import { elementCount, invalid, isContiguous, pinBuffer, type Tensor, tensor } from '@ep/core';
 import { type MoeCombineHalf, nativePlaceOf } from '@ep/native';
 import { type SourceOperand, sourceOperand, sourceSpec } from '../operand.js';
-import type { MoeCombineOptions } from './buffer.js';
-import type { MoeDType, ResolvedMoe } from './options.js';
+import type { MoeCombineOptions, MoeDType, ResolvedMoe } from './options.js';
 import type { HeldCall } from './received.js';
 import { hostStorage, placeOfStorage } from './slot.js';
 

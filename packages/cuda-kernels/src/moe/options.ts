@@ -1,5 +1,5 @@
 /** What a MoE buffer can be opened with, and what a call can be given. */
-import { checkInteger, checkTimeout, defaultTimeoutMs, invalid } from '@ep/core';
+import { checkInteger, checkTimeout, defaultTimeoutMs, invalid, type Tensor } from '@ep/core';
 import type { DispatchDescription } from '@ep/native';
 import {
   alignedRowBytes,
@@ -10,6 +10,7 @@ import {
   type MoeForm,
   mapExperts,
   type Payload,
+  type RankMask,
   type ReplicaPolicy,
   spreadExperts,
 } from '@ep/plan/moe';
@@ -62,6 +63,24 @@ export interface MoeCallOptions {
   readonly timeoutMs?: number;
   /** Ends the call: it rejects with `signal.reason`. The buffer must then be closed: other ranks' calls and this rank's no longer pair up. */
   readonly signal?: AbortSignal;
+}
+
+export interface MoeDispatchOptions extends MoeCallOptions {
+  /** Ranks to be left out from the start, besides those of `activeRanks` of the buffer: 0 or false. Alike on all ranks that take part. */
+  readonly activeRanks?: RankMask;
+  /** 'high-throughput': also hand out a `layout` for later dispatches of the same choices. */
+  readonly keepLayout?: boolean;
+}
+
+export interface MoeCombineOptions extends MoeCallOptions {
+  /** Of each choice, token-major: tokens * topK. Without them rows are summed as they are: the backward pass of dispatch. */
+  readonly weights?: Float32Array;
+  /** At most two tensors like the result, added to it. */
+  readonly bias?: readonly Tensor<MoeDType>[];
+  /** Where some of a token's experts are gone, scale what is left so that its weights keep their sum. */
+  readonly renormalise?: boolean;
+  /** Where the result goes, packed: in native memory (`allocateHost`) without a copy. New memory unless given. */
+  readonly out?: Tensor<MoeDType>;
 }
 
 export interface ResolvedMoe {

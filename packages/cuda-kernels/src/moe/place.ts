@@ -4,30 +4,23 @@ import { type AgreementPlace, agreementBytes, agreementSlots } from '../agreemen
 import { roundToPage } from '../layout.js';
 import type { ResolvedMoe } from './options.js';
 
-const wordBytes = 8;
-
 /** Offset and bytes of a slot of each part, in the order of `MoeDescription.parts`. Absent parts have neither. */
-export function moeParts({ sizes, calls, map, mode }: ResolvedMoe): Float64Array {
+export function moeParts({ sizes, calls }: ResolvedMoe): Float64Array {
   const component = (name: string): readonly [number, number] => {
     const found = sizes.components.find((one) => one.name === name);
     return found === undefined ? [0, 0] : [found.offset, found.bytes / calls];
   };
-  const starts = mode === 'high-throughput' ? wordBytes * map.expert.length : 0;
   return Float64Array.of(
     ...component('received tokens'),
     ...component('returned results'),
     ...component('staged tokens'),
     ...component('staged results'),
     ...component('counts'),
-    sizes.totalBytes,
-    starts,
+    ...component('row starts'),
   );
 }
 
-const partsEnd = (resolved: ResolvedMoe): number => {
-  const parts = moeParts(resolved);
-  return roundToPage(parts[10]! + resolved.calls * parts[11]!);
-};
+const partsEnd = ({ sizes }: ResolvedMoe): number => roundToPage(sizes.totalBytes);
 
 const callSlots = ({ calls, worldSize }: ResolvedMoe): number => calls * EP_MOE_SIGNAL_KINDS * worldSize;
 

@@ -1,4 +1,5 @@
 /** Ranks that do not come, die, are left out or come late; buffers that are full; calls that overlap. */
+import { setTimeout as sleep } from 'node:timers/promises';
 import { decode, isEpError, type Storage } from '@ep/core';
 import { type MoePlan, planMoe, rankTopk, routingOfRanks, spreadExperts, withLostRanks } from '@ep/plan/moe';
 import { describe, expect, it } from 'vitest';
@@ -91,6 +92,52 @@ describe.each(modes)('%s', (mode) => {
       planWithout(inputs, 1),
     );
   });
+
+  it.each(['shm', 'hostile'] as const)(
+    'takes nothing from a rank that comes too late, over %s',
+    { timeout: 60_000 },
+    async (transport) => {
+      const one = caseOf(mode);
+      const inputs = inputsOf(one);
+      const late = 2;
+      const results = await opened(one, transport, async (buffer) => {
+        const all = [await runCall(buffer, one, inputs)];
+        if (buffer.rank === late) {
+          await sleep(500);
+          // What it sends now, with other rows, is for calls that the others have ended without it.
+          const tokens = one.tokens[late]!;
+          const other = inputs.x[late]!.map((value) => value + 1);
+          const x = tensorOf(inputs.dtype, tokens, one.hidden, other);
+          for (let call = 0; call < 2; call++) {
+            const { handle } = await buffer.dispatch(x, rankTopk(inputs.routing, late), { timeoutMs: 300 });
+            await handle.release();
+          }
+          return all;
+        }
+        all.push(await runCall(buffer, one, inputs, { timeoutMs: 250 }));
+        for (let call = 0; call < 30; call++) {
+          await sleep(40);
+          all.push(await runCall(buffer, one, inputs, { timeoutMs: 5000 }));
+        }
+        return all;
+      });
+      check(
+        one,
+        inputs,
+        results.map((all) => all[1]),
+        planWithout(inputs, late),
+      );
+      const active = without(late).map((lost) => 1 - lost);
+      const plan = planMoe(inputs.routing, inputs.map, inputs.form, { activeRanks: active });
+      for (let call = 2; call < 32; call++)
+        check(
+          one,
+          inputs,
+          results.map((all) => all[call]),
+          plan,
+        );
+    },
+  );
 
   it('leaves out whom the caller names, by option or for good', { timeout: 60_000 }, async () => {
     const one = caseOf(mode);
