@@ -21,6 +21,7 @@ set(EP_CORE_SOURCES
   core/huge_pages.cpp
   core/efa/device_choice.cpp
   core/efa/endpoints.cpp
+  core/efa/host_requests.cpp
   core/efa/rank_nic.cpp
   core/efa/signal_board.cpp
   core/ibgda/commands.cpp

@@ -9,6 +9,8 @@ namespace {
 
 // A peer that does not answer is asked again after this.
 constexpr int64_t ask_again_ns = 1'000'000;
+// Fragments of one request that have been read and not landed: a long message must not be in memory twice.
+constexpr size_t most_read = 256;
 constexpr uint32_t bit(stage what) { return 1u << static_cast<uint32_t>(what); }
 constexpr uint32_t inline_at = EP_EFA_META_BYTES + sizeof(ep_efa_remote_seg);
 constexpr stage staged[] = {stage::payload, stage::land, stage::tick, stage::ack, stage::cqe, stage::count};
@@ -112,7 +114,7 @@ void engine::next(const request& of, std::vector<step>& out, bool one) {
     if (one) return out.push_back({what, static_cast<uint32_t>(random_.below(count))});
     for (uint32_t i = 0; i < count; ++i) out.push_back({what, i});
   };
-  parts(stage::payload, of.unread.size());
+  if (of.unlanded.size() < most_read) parts(stage::payload, of.unread.size());
   parts(stage::land, of.unlanded.size());
   if (of.tick_due && free(stage::tick)) out.push_back({stage::tick, 0});
   if (of.ack_due && free(stage::ack)) out.push_back({stage::ack, 0});
@@ -177,7 +179,8 @@ bool engine::payload(request& of, uint32_t at) {
   note(of, {stage::payload, at});
   part.data = std::move(data);
   of.unlanded.push_back(std::move(part));
-  of.unread.erase(of.unread.begin() + at);
+  if (at + 1 != of.unread.size()) of.unread[at] = std::move(of.unread.back());
+  of.unread.pop_back();
   return true;
 }
 

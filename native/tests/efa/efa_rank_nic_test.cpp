@@ -73,6 +73,30 @@ void test_cell_waits_for_bytes() {
   EP_CHECK_EQ(ranks->sides[1].memory->own_data()[4096], 1);
 }
 
+// Two totals of one cell are never under way at one time: on this fabric the older could land last, and would stay.
+void test_cells_one_at_a_time() {
+  const auto ranks = soft_ranks({}, {});
+  auto& device = dynamic_cast<soft_device&>(ranks->sides[0].nic->endpoints().nic());
+  (void)must(device.set_faults("hold stage=land count=1"));
+  ep::efa::host_request five;
+  five.peer = 1;
+  five.signals = true;
+  five.add = 5;
+  const uint64_t first = ranks->post(0, five);
+  ep::efa::host_request seven = five;
+  seven.add = 7;
+  const uint64_t second = ranks->post(0, seven);
+  for (int i = 0; i < 200; ++i) {
+    EP_CHECK(ranks->sides[0].nic->look(1, second) == request_state::pending);
+    EP_CHECK_EQ(ranks->signal(1, 0), 0u);
+    sched_yield();
+  }
+  device.release_held();
+  EP_CHECK(ranks->ended(0, 1, first) == request_state::done);
+  EP_CHECK(ranks->ended(0, 1, second) == request_state::done);
+  EP_CHECK_EQ(ranks->signal(1, 0), 12u);
+}
+
 // What a peer refuses breaks the queue pair to it, and no other.
 void test_refused() {
   const auto ranks = soft_ranks({}, {});
@@ -169,6 +193,7 @@ int main() {
   test_requests(false, 256);
   test_requests(true, 2);
   test_cell_waits_for_bytes();
+  test_cells_one_at_a_time();
   test_refused();
   test_capacity();
   return ep::check::finish();

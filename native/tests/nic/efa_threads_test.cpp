@@ -124,6 +124,25 @@ void control_calls_beside_traffic() {
   EP_CHECK(until([&] { return efa_queue::count_of(world.a.written) == posted.load(); }));
 }
 
+// Thousands of fragments, read apart from landing: whole in the end, and in no more time than their number takes.
+void long_messages() {
+  constexpr uint32_t bytes = 32 << 20;
+  efa::soft_options options = threaded(6);
+  options.engine.payload_apart = true;
+  options.engine.fragment_bytes = 1024;
+  efa_node from(options, bytes), to(options, bytes);
+  efa_queue a(from), b(to);
+  a.knows(b.endpoint.address);
+  b.knows(a.endpoint.address);
+  for (uint32_t at = 0; at < bytes; at += 4) {
+    const uint32_t word = at * 2654435761u;
+    std::memcpy(from.data(at), &word, 4);
+  }
+  a.post({EP_EFA_OPCODE_RDMA_WRITE, a.peers[0], to.address(), to.mr.rkey, from.address(), from.mr.lkey, bytes});
+  EP_CHECK(until([&] { return efa_queue::count_of(b.arrived) == 1; }));
+  EP_CHECK(std::memcmp(from.data(), to.data(), bytes) == 0);
+}
+
 // The thread sleeps after a while; a doorbell that nobody announces is still seen.
 void a_sleeping_device_sees_doorbells() {
   efa_pair world(8, {}, threaded(8));
@@ -269,6 +288,7 @@ int main() {
   processes(); // first: it forks
   ticks_follow_data();
   control_calls_beside_traffic();
+  long_messages();
   a_sleeping_device_sees_doorbells();
   wakes();
   EP_CHECK_EQ(segment_count(), uint64_t{0});
