@@ -156,10 +156,10 @@ void is_late(route by, int32_t size, uint64_t seed, bool staggered) {
     return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
       auto& own = plan.at(0, rank);
       const auto now = static_cast<uint64_t>(ep::clock_now_ns());
-      if (staggered) own.dispatch.call.counts_by_ns = now + 250'000'000;
-      if (staggered) own.dispatch.call.answers_by_ns = now + 1'000'000'000;
+      if (staggered) own.dispatch.call.counts_by_ns = now + 1'000'000'000;
+      if (staggered) own.dispatch.call.answers_by_ns = now + 4'000'000'000;
       for (uint32_t half = 0; half < 4; ++half) {
-        ranks.environment(rank).waits.deadline_ns = ep::deadline_after(staggered ? 2500 : 250);
+        ranks.environment(rank).waits.deadline_ns = ep::deadline_after(staggered ? 10'000 : 250);
         if (!moe_kernels::run(ctx, endpoint, plan.buffer(rank), own, half)) return false;
       }
       for (int32_t other = 0; other < size; ++other) accused.fetch_add(other != wanted.dead && own.ranks[static_cast<size_t>(other)] != 0 ? 1 : 0);
