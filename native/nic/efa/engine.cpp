@@ -19,6 +19,7 @@ constexpr uint32_t doorbell_mask = EP_EFA_DOORBELL_COUNTER_MASK;
 engine::engine(port_view port, const engine_options& options)
     : memory(port), port_(std::move(port)), options_(options), random_(options.seed), trace_(options.trace_events) {
   self_ = std::make_shared<wire_peer>(port_);
+  visitor_ = {port_.header().number, port_.mapping()->handle().nonce};
 }
 
 engine::~engine() = default;
@@ -29,7 +30,8 @@ uint32_t engine::take_qpn() {
     const uint32_t qpn = next_qpn_;
     next_qpn_ = next_qpn_ == 0xffff ? port_first_qpn : next_qpn_ + 1;
     const port_qp& place = port_.qp((qpn - port_first_qpn) % port_max_qps);
-    if (load_ordered(place.qpn) == 0 && load_ordered(place.active) == 0) return qpn;
+    const bool used = std::any_of(std::begin(place.active), std::end(place.active), [](const uint64_t& active) { return load_ordered(active) != 0; });
+    if (load_ordered(place.qpn) == 0 && !used) return qpn;
   }
   return 0;
 }
@@ -111,12 +113,12 @@ void engine::counter_set(counter& of, uint64_t value) {
 bool engine::in_use(uint32_t lkey, const queue_pair* only) const {
   for (uint32_t index = 0; index < port_max_qps; ++index) {
     if (only != nullptr && only->index != index) continue;
-    const uint64_t active = load_ordered(port_.qp(index).active);
-    if (active == 0 || (lkey != 0 && static_cast<uint32_t>(active) != lkey)) continue;
-    // Whoever died inside of an access does nothing any more.
-    auto peer = const_cast<fabric&>(network_).connect(static_cast<uint32_t>(active >> 32) & 0x7fffffff);
-    if (peer && !peer->gone()) return true;
-    store_ordered(port_.qp(index).active, uint64_t{0});
+    for (uint64_t& place : port_.qp(index).active) {
+      uint64_t active = load_ordered(place);
+      if (active == 0 || (lkey != 0 && static_cast<uint32_t>(active) != lkey)) continue;
+      if (!visitor_gone(active)) return true;
+      std::atomic_ref<uint64_t>(place).compare_exchange_strong(active, 0, std::memory_order_seq_cst);
+    }
   }
   return false;
 }

@@ -149,6 +149,7 @@ class engine {
   port_view port_;
   fabric network_;
   std::shared_ptr<wire_peer> self_;
+  port_visitor visitor_; // oneself, at peers
   engine_options options_;
   random_source random_;
   combining lines_;

@@ -17,7 +17,7 @@ constexpr stage staged[] = {stage::payload, stage::land, stage::tick, stage::ack
 
 } // namespace
 
-wire_target engine::target_of(const request& of) const { return {port_.header().number, of.what.qpn, of.what.qkey}; }
+wire_target engine::target_of(const request& of) const { return {visitor_, of.what.qpn, of.what.qkey}; }
 
 wire_range engine::range_of(const request& of, const fragment& part) const { return {of.what.rkey, of.what.address, of.what.length, part.begin, part.bytes}; }
 
@@ -273,7 +273,7 @@ bool engine::complete(request& of) {
 bool engine::count(request& of) {
   counter* into = of.reads() ? of.qp->read : of.qp->written;
   if (of.status == EP_EFA_STATUS_OK) {
-    if (!self_->count(into->index, port_.header().number)) return false;
+    if (!self_->count(into->index, visitor_)) return false;
   } else {
     ++into->failures;
     if (into->failed != nullptr) store_ordered(*into->failed, into->failures & EP_EFA_COUNTER_MASK);

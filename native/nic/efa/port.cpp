@@ -60,6 +60,11 @@ uint8_t* port_view::map(const port_place& place, std::shared_ptr<segment>& held)
   return held->data() + place.offset;
 }
 
+bool visitor_gone(uint64_t active) {
+  auto found = directory_find(static_cast<uint32_t>(active >> 32) & 0xffff);
+  return !found.ok() || (found.value().nonce & 0x7fff) != (active >> 48 & 0x7fff);
+}
+
 port_place place_of(const void* address, uint64_t bytes, std::shared_ptr<segment>& held) {
   held = segment::containing(address, bytes);
   if (!held) return {reinterpret_cast<uint64_t>(address), {}};

@@ -23,6 +23,7 @@ inline constexpr uint32_t port_max_qps = 1024;
 inline constexpr uint32_t port_max_keys = 1024;
 inline constexpr uint32_t port_max_counters = 1024;
 inline constexpr uint32_t port_first_qpn = 0x100;
+inline constexpr uint32_t port_insiders = 6;
 // An rkey is no lkey: whoever mixes them up is refused.
 inline constexpr uint32_t port_rkey_bits = 0x45000000;
 
@@ -48,7 +49,7 @@ static_assert(sizeof(port_key) == 176, "indexed by key >> 8");
 
 // A completion counter.
 struct port_counter {
-  uint64_t active;     // who is changing it: active_mark | port << 32; atomic
+  uint64_t active;     // who is changing it (active_of); atomic
   uint64_t value;      // EP_EFA_COUNTER_MASK of it is what memory shows
   uint64_t generation; // 0: free
   port_place place;
@@ -64,14 +65,22 @@ struct port_qp {
   uint32_t qkey;
   uint32_t counter; // 1 + index of the counter of arrivals; 0: none
   uint32_t reserved0;
-  // Announces that somebody is inside: active_mark | port of the requester << 32 | lkey of the memory. Set by compare-exchange from 0 before the tables are read, cleared after
-  // the last access. Whoever takes a key or a queue pair away clears it, then waits for this.
-  uint64_t active;
-  uint64_t reserved1[5];
+  // Each announces that somebody is inside (active_of). Set by compare-exchange from 0 before the tables are read, cleared after the last access. Whoever takes a key or a queue
+  // pair away clears it, then waits for these. Several, because a queue pair has many senders, and one that was stopped inside must not keep all others out.
+  uint64_t active[port_insiders];
 };
 static_assert(sizeof(port_qp) == 64, "two queue pairs share no cache line");
 
-inline constexpr uint64_t active_mark = uint64_t{1} << 63;
+// Who is inside, and with which lkey: the number of a port alone could be another device's by now, so 15 bits of its segment's nonce go with it.
+struct port_visitor {
+  uint32_t number = 0;
+  uint64_t nonce = 0;
+};
+constexpr uint64_t active_of(const port_visitor& who, uint32_t lkey) {
+  return uint64_t{1} << 63 | (who.nonce & 0x7fff) << 48 | uint64_t{who.number & 0xffff} << 32 | lkey;
+}
+// The visitor's device is gone, so it does nothing there any more.
+bool visitor_gone(uint64_t active);
 
 struct port_header {
   ep_handle_header header; // port_magic, kind = port_version

@@ -19,7 +19,7 @@ struct wire_reply {
 
 // Whom a request is for, and who sent it.
 struct wire_target {
-  uint32_t source_port = 0;
+  port_visitor source;
   uint32_t qpn = 0;
   uint32_t qkey = 0;
 };
@@ -47,7 +47,7 @@ class wire_peer {
   // A request of another kind: there is nobody who could take it.
   wire_reply refuse_send(const wire_target& target);
   // One more in a counter of the port. False: another device is changing it just now.
-  bool count(uint32_t index, uint32_t source_port);
+  bool count(uint32_t index, const port_visitor& source);
 
  private:
   struct mapping {
@@ -58,6 +58,8 @@ class wire_peer {
     std::shared_ptr<segment> wake_memory;
   };
 
+  // Takes the word, or frees it of a visitor that is gone, to be taken at the next try.
+  bool enter(uint64_t& active, uint64_t mine);
   template <class Body> wire_reply inside(const wire_target& target, uint32_t key, const Body& body);
   const mapping& map(mapping& known, uint64_t generation, const port_place& place, bool has_wake, const port_place& wake);
   wire_reply find(const wire_range& range, uint32_t right, mapping*& found);
@@ -65,6 +67,7 @@ class wire_peer {
   port_view view_;
   std::vector<mapping> keys_;
   std::vector<mapping> counters_;
+  uint32_t refused_ = 0; // tries to enter
 };
 
 // The ways to all ports of one machine, one object for each.

@@ -17,6 +17,7 @@ namespace {
 constexpr uint64_t stream_bytes = 64 * 1024;
 // Up to this, words are stored one by one: they are what kernels poll.
 constexpr uint64_t polled_bytes = 128;
+constexpr uint32_t refusals_to_look = 256;
 
 template <class Word> void copy_one(uint8_t* to, const uint8_t* from) {
   Word word;
@@ -61,20 +62,31 @@ bool wire_peer::gone() const {
   return life == EP_LIFE_DEAD || life == EP_LIFE_CLOSED;
 }
 
+bool wire_peer::enter(uint64_t& word, uint64_t mine) {
+  std::atomic_ref<uint64_t> active(word);
+  uint64_t nobody = 0;
+  if (active.compare_exchange_strong(nobody, mine, std::memory_order_seq_cst)) return true;
+  // Looking its device up is slow, and mostly it is only being quick elsewhere.
+  if (++refused_ % refusals_to_look == 0 && visitor_gone(nobody)) active.compare_exchange_strong(nobody, 0, std::memory_order_seq_cst);
+  return false;
+}
+
 template <class Body> wire_reply wire_peer::inside(const wire_target& target, uint32_t key, const Body& body) {
   const port_header& header = view_.header();
+  const uint32_t source = target.source.number;
   if (load_acquire(header.link_up) == 0) return {EP_EFA_STATUS_UNREACHABLE, false, "the peer's link is down"};
   if (life_state(&header.life) != EP_LIFE_ALIVE) return {EP_EFA_STATUS_UNRESPONSIVE, false, "the peer's device is gone"};
-  if ((load_acquire(header.known[target.source_port / 64]) >> target.source_port % 64 & 1) == 0) {
+  if ((load_acquire(header.known[source / 64]) >> source % 64 & 1) == 0) {
     return {EP_EFA_STATUS_UNKNOWN_PEER, false, "the peer has no address handle for this device"};
   }
-  const uint32_t index = (target.qpn - port_first_qpn) % port_max_qps;
-  port_qp& qp = view_.qp(index);
-  std::atomic_ref<uint64_t> active(qp.active);
+  port_qp& qp = view_.qp((target.qpn - port_first_qpn) % port_max_qps);
   // Announce first, then read the tables: whoever takes something away clears it, then looks here. Both in one order of all such operations.
-  uint64_t nobody = 0;
-  const uint64_t mine = active_mark | uint64_t{target.source_port} << 32 | key;
-  if (!active.compare_exchange_strong(nobody, mine, std::memory_order_seq_cst)) return {EP_EFA_STATUS_OK, true, nullptr};
+  uint64_t* mine = nullptr;
+  for (uint32_t i = 0; i < port_insiders && mine == nullptr; ++i) {
+    uint64_t& place = qp.active[(source + i) % port_insiders];
+    if (enter(place, active_of(target.source, key))) mine = &place;
+  }
+  if (mine == nullptr) return {EP_EFA_STATUS_OK, true, nullptr};
   wire_reply reply;
   if (target.qpn == 0 || load_ordered(qp.qpn) != target.qpn) {
     reply = {EP_EFA_STATUS_REMOTE_BAD_DEST_QPN, false, "the peer has no such queue pair"};
@@ -83,7 +95,7 @@ template <class Body> wire_reply wire_peer::inside(const wire_target& target, ui
   } else {
     reply = body(qp);
   }
-  active.store(0, std::memory_order_release);
+  store_release(*mine, uint64_t{0});
   return reply;
 }
 
@@ -149,16 +161,14 @@ wire_reply wire_peer::refuse_send(const wire_target& target) {
 
 wire_reply wire_peer::tick(const wire_target& target) {
   return inside(target, 0, [&](port_qp& qp) {
-    if (qp.counter == 0 || count(qp.counter - 1, target.source_port)) return wire_reply{};
+    if (qp.counter == 0 || count(qp.counter - 1, target.source)) return wire_reply{};
     return wire_reply{EP_EFA_STATUS_OK, true, nullptr};
   });
 }
 
-bool wire_peer::count(uint32_t index, uint32_t source_port) {
+bool wire_peer::count(uint32_t index, const port_visitor& source) {
   port_counter& counter = view_.counter(index);
-  std::atomic_ref<uint64_t> active(counter.active);
-  uint64_t nobody = 0;
-  if (!active.compare_exchange_strong(nobody, active_mark | uint64_t{source_port} << 32, std::memory_order_seq_cst)) return false;
+  if (!enter(counter.active, active_of(source, 0))) return false;
   if (counter.generation != 0) {
     const uint64_t value = counter.value + 1;
     counter.value = value;
@@ -167,7 +177,7 @@ bool wire_peer::count(uint32_t index, uint32_t source_port) {
     if (mapped.base != nullptr) store_ordered(*reinterpret_cast<uint64_t*>(mapped.base), value & EP_EFA_COUNTER_MASK);
     if (mapped.wake != nullptr) wake_notify(mapped.wake);
   }
-  active.store(0, std::memory_order_release);
+  store_release(counter.active, uint64_t{0});
   return true;
 }
 

@@ -229,6 +229,34 @@ void keys_die() {
   }
 }
 
+// A sender that died inside of an access keeps nobody out; one that was stopped there keeps only its own place.
+void visitors_that_never_leave() {
+  efa_pair world(11);
+  const auto handle = must(nic::directory_find(world.b_node.device->port_number()));
+  const auto port = must(efa::port_view::open(handle));
+  efa::port_qp& place = port.qp((world.b.endpoint.qpn - efa::port_first_qpn) % efa::port_max_qps);
+  EP_CHECK_EQ(place.qpn, world.b.endpoint.qpn);
+  const uint64_t dead = efa::active_of({nic::directory_ports - 1, 0x1234}, 0);
+  // One's own number, of a device that had it before.
+  const uint64_t former = efa::active_of({world.a_node.device->port_number(), ~must(nic::directory_find(world.a_node.device->port_number())).nonce}, 0);
+  const uint64_t living = efa::active_of({world.b_node.device->port_number(), handle.nonce}, 0);
+  for (uint64_t& active : place.active) active = &active == place.active ? former : dead;
+  port.counter(place.counter - 1).active = dead;
+  world.a.post(world.write(0, 0, 64));
+  EP_CHECK(world.steps.run_all());
+  EP_CHECK_EQ(efa_queue::count_of(world.b.arrived), uint64_t{1});
+  for (uint32_t i = 0; i + 1 < efa::port_insiders; ++i) place.active[i] = living;
+  world.a.post(world.write(0, 0, 64));
+  EP_CHECK(world.steps.run_all());
+  EP_CHECK_EQ(efa_queue::count_of(world.b.arrived), uint64_t{2});
+  place.active[efa::port_insiders - 1] = living;
+  world.a.post(world.write(0, 0, 64));
+  EP_CHECK(!world.steps.run_all(20'000)); // all places are taken by somebody who lives
+  for (uint64_t& active : place.active) active = 0;
+  EP_CHECK(world.steps.run_all());
+  EP_CHECK_EQ(world.a.poll_all().size(), size_t{3});
+}
+
 void refusals() {
   efa_node node(stepped());
   auto& device = *node.device;
@@ -276,6 +304,7 @@ int main() {
   every_status();
   peer_gone();
   keys_die();
+  visitors_that_never_leave();
   refusals();
   return check::finish();
 }
