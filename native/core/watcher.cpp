@@ -58,6 +58,7 @@ bool watcher::look(watch& item, outcome& end) const {
   }
   if (status == EP_STATUS_OK) return false;
   // The peer may have delivered between the first look and its death.
+  context_->progress().run();
   if (item.ready(end)) {
     end.status = EP_STATUS_OK;
     return true;
@@ -87,6 +88,7 @@ void watcher::run() {
     }
     ep_wake_word* wake = context_->wake();
     const uint32_t epoch = wake_prepare(wake);
+    context_->progress().run();
     int64_t nearest = no_deadline;
     const auto finished = [&](watch& item) {
       outcome end;

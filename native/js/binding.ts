@@ -1,5 +1,6 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
+import type { NativeEfaNic, NativeEfaOptions } from './efa.js';
 import type {
   NativeIbgdaNic,
   NativeIbgdaOptions,
@@ -8,6 +9,7 @@ import type {
   NativePostWay,
   NicTopology,
 } from './ibgda.js';
+import type { MoeDescription, NativeMoeBuffer, NativeMoeRouting } from './moe.js';
 
 /** `EP_STATUS_*` of an operation that ended, and what it saw. */
 export interface Outcome {
@@ -433,8 +435,14 @@ export interface Binding {
     ringCapacity: number,
   ) => NativeHostileEngine;
   readonly HostStream: new (spinNs: number) => NativeHostStream;
+  readonly MoeBuffer: new (description: MoeDescription) => NativeMoeBuffer;
+  /** Room for the routing of one call of a buffer. */
+  readonly MoeRouting: new (
+    buffer: NativeMoeBuffer,
+  ) => NativeMoeRouting;
   /** Read from sysfs, which lies at `root`. */
   nicTopology(root: string): NicTopology;
+  readonly EfaNic: new (rank: NativeRankContext, options: NativeEfaOptions) => NativeEfaNic;
   /** What `IbgdaNic` would find; leaves nothing open. */
   probeNic(options: NativeIbgdaOptions): NativeNicProbe;
   /**
