@@ -1,6 +1,7 @@
 /** The addon's part in queue pairs of mlx5: native/napi/bind_ibgda.cpp. */
 import type { NativeSymmetricMemory } from './binding.js';
-import type { NicRequests } from './ranks/nic-endpoint.js';
+import type { NativeLocal } from './ranks/adopted.js';
+import type { NicRequests, PostedRequest } from './ranks/nic-endpoint.js';
 
 export interface NativeIbgdaOptions {
   /** Queue pairs to each peer that kernels use. */
@@ -53,6 +54,8 @@ export interface NativeIbgdaPort {
   /** Devices that would have come before, and why they were not taken. */
   readonly passedOver: readonly string[];
   readonly maxMessageBytes: number;
+  /** Fetch-add and compare-and-swap of 8 bytes. */
+  readonly atomics: boolean;
   /** Where rings and completions lie. */
   readonly placement: string;
   /** Better places, and why they could not be had. */
@@ -117,6 +120,24 @@ export interface NativeIbgdaNic extends NicRequests {
   /** Connects the memory through this NIC. */
   route(memory: NativeSymmetricMemory, remotes: readonly Uint8Array[]): void;
   removeMemory(memory: NativeSymmetricMemory): void;
+  /** An aligned word of 8 bytes at the peer; its old value lands in `target`. */
+  fetchAdd(
+    memory: NativeSymmetricMemory,
+    peer: number,
+    byteOffset: number,
+    target: NativeLocal,
+    targetOffset: number,
+    add: bigint,
+  ): PostedRequest;
+  compareSwap(
+    memory: NativeSymmetricMemory,
+    peer: number,
+    byteOffset: number,
+    target: NativeLocal,
+    targetOffset: number,
+    compare: bigint,
+    swap: bigint,
+  ): PostedRequest;
   failure(peer: number): NativePairFailure | undefined;
   /** Of the queue pair of kernels that broke first. */
   kernelFailure(): (NativePairFailure & { readonly peer: number }) | undefined;

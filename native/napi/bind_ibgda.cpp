@@ -28,6 +28,8 @@ struct ibgda_wrap : Napi::ObjectWrap<ibgda_wrap> {
   Napi::Value put_value(const Napi::CallbackInfo& info);
   Napi::Value signal(const Napi::CallbackInfo& info);
   Napi::Value get(const Napi::CallbackInfo& info);
+  Napi::Value fetch_add(const Napi::CallbackInfo& info);
+  Napi::Value compare_swap(const Napi::CallbackInfo& info);
   Napi::Value accepted(const Napi::CallbackInfo& info);
   Napi::Value watch(const Napi::CallbackInfo& info);
   Napi::Value failure_of(const Napi::CallbackInfo& info);
@@ -56,6 +58,7 @@ struct ibgda_wrap : Napi::ObjectWrap<ibgda_wrap> {
   ibgda::host_request request_to(const symmetric_memory& memory, const Napi::CallbackInfo& info) const;
   void add_signal(ibgda::host_request& request, const symmetric_memory& memory, const Napi::CallbackInfo& info, size_t first) const;
   Napi::Value post(Napi::Env env, ibgda::host_request request) const;
+  ibgda::host_request atomic_request(const Napi::CallbackInfo& info, ibgda::host_request::kind what) const;
 
   std::shared_ptr<holder> native;
   Napi::ObjectReference rank;
@@ -114,7 +117,7 @@ nic::soft_device& ibgda_wrap::emulator(Napi::Env env) const {
   return *native->soft;
 }
 
-// Where the connection goes and what stood in the way: {device, port, link, gid, distance, passedOver, maxMessageBytes, placement, fallbacks}
+// Where the connection goes and what stood in the way: {device, port, link, gid, distance, passedOver, maxMessageBytes, atomics, placement, fallbacks}
 Napi::Value ibgda_wrap::port(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   ibgda::rank_nic& nic = open(env);
@@ -127,6 +130,7 @@ Napi::Value ibgda_wrap::port(const Napi::CallbackInfo& info) {
   out["distance"] = ibgda::distance_name(port.far);
   out["passedOver"] = strings_of(env, port.passed_over);
   out["maxMessageBytes"] = static_cast<double>(nic.max_message());
+  out["atomics"] = Napi::Boolean::New(env, nic.has_atomics());
   out["placement"] = ibgda::placement_name(nic.queues().where());
   auto fallbacks = Napi::Array::New(env);
   for (const ibgda::fallback& one : nic.queues().fallbacks()) {
@@ -273,6 +277,34 @@ Napi::Value ibgda_wrap::get(const Napi::CallbackInfo& info) {
   return post(env, std::move(request));
 }
 
+// The first arguments of an atomic: (memory, peer, byteOffset, target, targetOffset, ...). The word's old value lands in the target.
+ibgda::host_request ibgda_wrap::atomic_request(const Napi::CallbackInfo& info, ibgda::host_request::kind what) const {
+  const symmetric_memory& memory = memory_argument(info[0]);
+  ibgda::host_request request = request_to(memory, info);
+  const operand target = prepared_operand(info[3], "target");
+  request.what = what;
+  request.bytes = sizeof(uint64_t);
+  request.remote.address += checked_range(info.Env(), info[2], request.bytes, memory.byte_length(), "byteOffset");
+  request.local = target.address + checked_range(info.Env(), info[4], request.bytes, target.byte_length, "targetOffset");
+  request.keep = target.keep;
+  return request;
+}
+
+// (memory, peer, byteOffset, target, targetOffset, add)
+Napi::Value ibgda_wrap::fetch_add(const Napi::CallbackInfo& info) {
+  ibgda::host_request request = atomic_request(info, ibgda::host_request::kind::fetch_add);
+  request.word = arg_u64(info[5], "add");
+  return post(info.Env(), std::move(request));
+}
+
+// (memory, peer, byteOffset, target, targetOffset, compare, swap)
+Napi::Value ibgda_wrap::compare_swap(const Napi::CallbackInfo& info) {
+  ibgda::host_request request = atomic_request(info, ibgda::host_request::kind::compare_swap);
+  request.compare = arg_u64(info[5], "compare");
+  request.word = arg_u64(info[6], "swap");
+  return post(info.Env(), std::move(request));
+}
+
 Napi::Value ibgda_wrap::accepted(const Napi::CallbackInfo& info) {
   ibgda::rank_nic& nic = open(info.Env());
   const int32_t peer = peer_argument(info[0], unwrap<rank_wrap>(rank.Value(), "rank").open(info.Env()));
@@ -353,7 +385,8 @@ void ibgda_wrap::define(Napi::Env env, Napi::Object exports) {
        InstanceMethod<&ibgda_wrap::add_memory>("addMemory"), InstanceMethod<&ibgda_wrap::route>("route"),
        InstanceMethod<&ibgda_wrap::remove_memory>("removeMemory"), InstanceMethod<&ibgda_wrap::adopt>("adopt"),
        InstanceMethod<&ibgda_wrap::disown>("disown"), InstanceMethod<&ibgda_wrap::put>("put"), InstanceMethod<&ibgda_wrap::put_value>("putValue"),
-       InstanceMethod<&ibgda_wrap::signal>("signal"), InstanceMethod<&ibgda_wrap::get>("get"), InstanceMethod<&ibgda_wrap::accepted>("accepted"),
+       InstanceMethod<&ibgda_wrap::signal>("signal"), InstanceMethod<&ibgda_wrap::get>("get"), InstanceMethod<&ibgda_wrap::fetch_add>("fetchAdd"),
+       InstanceMethod<&ibgda_wrap::compare_swap>("compareSwap"), InstanceMethod<&ibgda_wrap::accepted>("accepted"),
        InstanceMethod<&ibgda_wrap::watch>("watch"), InstanceMethod<&ibgda_wrap::failure_of>("failure"),
        InstanceMethod<&ibgda_wrap::kernel_failure>("kernelFailure"), InstanceMethod<&ibgda_wrap::counts>("counts"),
        InstanceMethod<&ibgda_wrap::violations>("violations"), InstanceMethod<&ibgda_wrap::trace>("trace"),

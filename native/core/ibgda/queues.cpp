@@ -113,6 +113,9 @@ result<nothing> rank_queues::read_capabilities() {
   if (!adds || !wide) {
     return failure{EP_STATUS_SYSTEM, EPROTO, device().name() + " has no masked fetch-add of 8 bytes, by which signals travel: atomics are switched off in its firmware, or it is too old"};
   }
+  // Signals need the masked fetch-add only, whose order is always the host's.
+  const bool swaps = (prm_get(caps, EP_MLX5_ATOMIC_CAP_OPERATIONS) & EP_MLX5_ATOMIC_COMPARE_SWAP) != 0;
+  has_atomics_ = swaps && prm_get(caps, EP_MLX5_ATOMIC_CAP_ENDIANNESS_MODE) == 1;
   return nothing{};
 }
 

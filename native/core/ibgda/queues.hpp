@@ -95,6 +95,8 @@ class rank_queues {
   const std::vector<fallback>& fallbacks() const { return fallbacks_; }
   const open_port& port() const { return port_; }
   const queue_options& options() const { return options_; }
+  // 8-byte fetch-add and compare-and-swap, both in the host's byte order.
+  bool has_atomics() const { return has_atomics_; }
   // Of queue pair `index` (peer * qps_per_peer + k).
   uint32_t qpn(uint32_t index) const { return pairs_[index].qpn; }
   // EP_MLX5_QP_STATE_*, as the NIC has it.
@@ -150,6 +152,7 @@ class rank_queues {
   std::vector<fallback> fallbacks_;
   uint32_t psn_ = 0;
   uint8_t log_max_message_ = 30;
+  bool has_atomics_ = false;
 
   dl::mlx5_pd pd_;
   control_block queues_;

@@ -184,8 +184,14 @@ result<uint64_t> rank_nic::post(const host_request& request) {
     if (!ibgda_endpoint{own_handle_}.local_key(context, request.local, request.bytes, &lkey)) {
       return failure{EP_STATUS_INVALID, 0, "the local bytes lie in no registered memory"};
     }
+    const bool atomic = request.what == host_request::kind::fetch_add || request.what == host_request::kind::compare_swap;
+    if (atomic) {
+      if (request.bytes != 8 || request.remote.address % 8 != 0) return failure{EP_STATUS_INVALID, 0, "an atomic is of 8 bytes at a multiple of 8"};
+      if (!has_atomics()) return failure{EP_STATUS_INVALID, 0, queues_->port().device->name() + " lacks atomics of 8 bytes in the host's byte order"};
+      items.push_back({request.what, false, request.remote, request.local, lkey, 8, request.word, false, request.compare});
+    }
     const uint64_t longest = device().max_message;
-    for (uint64_t at = 0; at < request.bytes; at += longest) {
+    for (uint64_t at = 0; !atomic && at < request.bytes; at += longest) {
       const auto bytes = static_cast<uint32_t>(std::min(longest, request.bytes - at));
       items.push_back({request.what, false, {request.remote.address + at, request.remote.rkey}, request.local + at, lkey, bytes, 0, false});
     }
@@ -249,6 +255,8 @@ void rank_nic::advance(host_pair& pair, ep_ibgda_qp& qp) {
       const work_item& item = batch[i];
       const mlx5_place remote{item.remote.address, item.remote.rkey};
       if (item.add) return writer.fetch_add8(remote, item.word, {qp.response, qp.response_lkey});
+      if (item.what == host_request::kind::fetch_add) return writer.fetch_add8(remote, item.word, {item.local, item.lkey});
+      if (item.what == host_request::kind::compare_swap) return writer.compare_swap8(remote, item.compare, item.word, {item.local, item.lkey});
       if (item.what == host_request::kind::word) return writer.write_inline(remote, &item.word, item.bytes);
       if (item.what == host_request::kind::write) return writer.write(remote, {item.local, item.lkey}, item.bytes);
       writer.read(remote, {item.local, item.lkey}, item.bytes);

@@ -33,13 +33,14 @@ struct remote_place {
 
 // One operation: bytes or a word, then a signal.
 struct host_request {
-  enum class kind : uint8_t { none, write, read, word };
+  enum class kind : uint8_t { none, write, read, word, fetch_add, compare_swap };
   kind what = kind::none;
   int32_t peer = 0;
   remote_place remote;
-  uint64_t local = 0; // address of the source of a write, the target of a read: in registered memory, unless the bytes fit the request
-  uint64_t bytes = 0; // of a word: 1, 2, 4 or 8
-  uint64_t word = 0;
+  uint64_t local = 0; // address of the source of a write, the target of a read or of an atomic's old value: in registered memory
+  uint64_t bytes = 0; // of a word: 1, 2, 4 or 8; of atomics 8
+  uint64_t word = 0;  // what is written, added, or swapped in
+  uint64_t compare = 0;
   signal_op signal = signal_op::none;
   remote_place slot;
   uint64_t value = 0;
@@ -75,6 +76,8 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
 
   rank_queues& queues() { return *queues_; }
   uint64_t max_message() const { return device().max_message; }
+  // Fetch-add and compare-and-swap of 8 bytes: addends and old values in the host's byte order.
+  bool has_atomics() const { return queues_->has_atomics(); }
 
   // Registers this rank's part; peers need what is returned.
   result<ep_ibgda_remote> add_memory(const symmetric_memory& memory);
@@ -105,6 +108,7 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
     uint32_t bytes;
     uint64_t word;
     bool last; // of its request
+    uint64_t compare = 0;
   };
   struct ended_by {
     uint64_t wqe; // its request has ended once so many have completed

@@ -170,26 +170,41 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
     this.#owner.check();
   }
 
+  /** For operations that only some NICs have. `value` is asked for once, when the request is done. */
+  protected request<T>(
+    op: string,
+    to: RemoteRegion,
+    post: (memory: NativeSymmetricMemory) => PostedRequest,
+    value: () => T,
+  ): Work<T> {
+    this.#checkUsable(op);
+    return this.#valueOf(op, () => post(this.#remote(to)), value);
+  }
+
   #run(op: string, post: () => PostedRequest): Work {
+    return this.#valueOf(op, post, () => {});
+  }
+
+  #valueOf<T>(op: string, post: () => PostedRequest, value: () => T): Work<T> {
     let request: PostedRequest;
     try {
       request = post();
     } catch (error) {
       return this.#failed(op, this.#ofBrokenPair(op, error));
     }
-    if (request === 0) return doneWork(op, this.#sequence++);
-    const control = createWork({ op, sequence: this.#sequence++, owner: this.#owner });
+    if (request === 0) return doneWork(op, this.#sequence++, value());
+    const control = createWork<T>({ op, sequence: this.#sequence++, owner: this.#owner });
     native().operations.track(this.#init.nic.watch(this.peer, request, -1), (end) => {
       const error = this.#errorOf(op, end);
-      if (error === undefined) control.resolve();
+      if (error === undefined) control.resolve(value());
       else control.reject(error);
     });
     return control.work;
   }
 
   /** Whatever is wrong with a call is carried by its Work, so that in a batch each request has its own status. */
-  #failed(op: string, reason: unknown): Work {
-    const control = createWork({ op, sequence: this.#sequence++, owner: this.#owner });
+  #failed<T>(op: string, reason: unknown): Work<T> {
+    const control = createWork<T>({ op, sequence: this.#sequence++, owner: this.#owner });
     control.reject(reason);
     return control.work;
   }

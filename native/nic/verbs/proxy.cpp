@@ -126,6 +126,7 @@ class proxy_device final : public dl::mlx5_device {
       // A masked fetch-add without fields is a plain one.
       put(caps, EP_MLX5_ATOMIC_CAP_OPERATIONS, EP_MLX5_ATOMIC_COMPARE_SWAP | EP_MLX5_ATOMIC_FETCH_ADD | EP_MLX5_ATOMIC_MASKED_FETCH_ADD);
       put(caps, EP_MLX5_ATOMIC_CAP_SIZES, 1u << 3);
+      put(caps, EP_MLX5_ATOMIC_CAP_ENDIANNESS_MODE, 1); // whatever the device does, verbs speak in the host's order
       return nothing{};
     }
     auto port = base_.query_port(1);

@@ -1,6 +1,12 @@
 /** Whether queue pairs can be had here, and what they offer. */
 import { type Capabilities, EpError, isEpError, type Need, type Probe } from '@ep/core';
-import { type NativeIbgdaNic, type NativeIbgdaOptions, type NativeNicProbe, native } from '@ep/native';
+import {
+  type NativeIbgdaNic,
+  type NativeIbgdaOptions,
+  type NativeIbgdaPort,
+  type NativeNicProbe,
+  native,
+} from '@ep/native';
 import { type AnyIbgdaConfig, type ResolvedIbgdaConfig, resolveConfig } from './config.js';
 
 /** A queue pair carries requests out in order: a visible signal means that all earlier puts to that peer have landed. */
@@ -10,9 +16,13 @@ const NEEDS: readonly IbgdaNeeds[] = ['bundled', 'prior', 'inc', 'add', 'set', '
 
 export type IbgdaBacking = 'soft' | 'hardware' | 'verbs';
 
-export function ibgdaCapabilities(maxMessageBytes: number): Capabilities {
+/** `atomics` depend on the NIC: `IbgdaEndpoint.fetchAdd` and `compareSwap`. */
+export function ibgdaCapabilities({
+  maxMessageBytes,
+  atomics,
+}: Pick<NativeIbgdaPort, 'maxMessageBytes' | 'atomics'>): Capabilities {
   return {
-    needs: new Set<Need>(NEEDS),
+    needs: new Set<Need>(atomics ? [...NEEDS, 'atomics'] : NEEDS),
     maxMessageBytes,
     maxSignalSlots: 2 ** 32,
     initiators: new Set(['host', 'device'] as const),
@@ -56,12 +66,12 @@ export async function probeNic(backing: IbgdaBacking, config: AnyIbgdaConfig | u
     let nic: NativeIbgdaNic | undefined;
     try {
       nic = new binding.IbgdaNic(rank, options);
-      const { device, port, link, gid, distance, maxMessageBytes, placement, fallbacks } = nic.port();
+      const { device, port, link, gid, distance, maxMessageBytes, atomics, placement, fallbacks } = nic.port();
       const passedOver = found.passedOver.join('; ');
       const detail = { port, link, gid, distance, placement, fallbacks: fallbacks.join('; '), passedOver, ...far };
       return {
         available: true,
-        capabilities: ibgdaCapabilities(maxMessageBytes),
+        capabilities: ibgdaCapabilities({ maxMessageBytes, atomics }),
         devices: [{ name: device, detail }],
       };
     } finally {

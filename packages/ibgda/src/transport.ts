@@ -65,7 +65,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     this.rank = init.rank;
     this.worldSize = init.worldSize;
     this.port = init.nic.port();
-    this.capabilities = ibgdaCapabilities(this.port.maxMessageBytes);
+    this.capabilities = ibgdaCapabilities(this.port);
     this.world = this.children.add(init.world);
     this.#init = init;
     this.#reach = reachBy(init.nic, init.rank);
@@ -173,7 +173,9 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     let endpoint = this.#endpoints.get(peer);
     if (endpoint === undefined || endpoint.closed) {
       const { nic, context, liveness, config } = this.#init;
-      endpoint = this.children.add(new IbgdaEndpoint({ peer, nic, context, liveness, timeoutMs: config.timeoutMs }));
+      endpoint = this.children.add(
+        new IbgdaEndpoint({ peer, nic, context, liveness, timeoutMs: config.timeoutMs, atomics: this.port.atomics }),
+      );
       this.#endpoints.set(peer, endpoint);
     }
     return endpoint;
