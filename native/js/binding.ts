@@ -1,5 +1,6 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
+import type { GpuBinding } from './gpu.js';
 import type { NativeIbgdaNic, NativeIbgdaOptions, NicTopology } from './ibgda.js';
 
 /** `EP_STATUS_*` of an operation that ended, and what it saw. */
@@ -380,7 +381,7 @@ export interface HostFacts {
   readonly cpuModel: string;
 }
 
-export interface Binding {
+export interface Binding extends GpuBinding {
   readonly abi: string;
   configure(
     complete: (ids: Float64Array, words: BigUint64Array, messages: Record<number, string>) => void,

@@ -26,7 +26,8 @@ export {
   attentionForward,
   groupsOfServer,
 } from './core-attention.js';
-export type { BoundDispatch, Dispatcher, DispatchTransport } from './dispatcher.js';
+export type { BoundDispatch, Dispatcher } from './dispatcher.js';
+export type { DispatchTransport } from './dispatcher-base.js';
 export { type HostEvent, HostStream, type HostStreamOptions } from './host-stream.js';
 export type { Lease } from './lease.js';
 export { openDispatcher } from './open-dispatcher.js';
