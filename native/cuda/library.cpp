@@ -110,8 +110,12 @@ int memory_import(int device, const uint8_t handle[EP_CUDA_IPC_BYTES], uint64_t*
   });
 }
 
+// Unlike freeing, unmapping waits for no kernel.
 int memory_unmap(int device, uint64_t address) {
-  return on(device, [&]() -> int { return cudaIpcCloseMemHandle(reinterpret_cast<void*>(address)); });
+  return on(device, [&]() -> int {
+    if (const cudaError_t error = cudaDeviceSynchronize(); error != cudaSuccess) return error;
+    return cudaIpcCloseMemHandle(reinterpret_cast<void*>(address));
+  });
 }
 
 int memory_find(int device, uint64_t address, uint64_t* end) {

@@ -210,7 +210,10 @@ Napi::Value gpu_stream_wrap::dispatch(const Napi::CallbackInfo& info) {
   if (info.Length() != fixed + 3 * count) throw_invalid(env, "a dispatch of " + std::to_string(count) + " parts takes three arguments for each source");
   ep_device_call call = here.call;
   std::vector<std::shared_ptr<const void>> keep{prepared, calls};
+  // A captured call waits when it is replayed.
+  if (!capturing) keep.push_back(gpu::kernels_wait());
   for (size_t i = 0; i < count; ++i) {
+    if (prepared->source_rows[i] == 0) continue; // nothing is read, and a tensor without rows may have no address
     const size_t at = fixed + 3 * i;
     const operand source = gpu_operand_of(info[at], "source", stream, false);
     const source_rows rows = checked_source(env, source, info[at + 1], info[at + 2], call.parts[i].row_bytes, prepared->source_rows[i]);

@@ -140,12 +140,13 @@ Napi::Value gpu_stream_wrap::launch_graph(const Napi::CallbackInfo& info) {
   if (!graph) throw_failure(env, {EP_STATUS_CLOSED, 0, "the graph was released"});
   if (capturing) throw_invalid(env, "a graph cannot be launched into a capture");
   const double timeout = arg_double(info[1], "timeoutMs");
+  auto waiting = gpu::kernels_wait();
   check(env, stream.of()->table().graph_launch(graph->graph, stream.native()), "launching a graph");
   gpu::stream::watch how;
   how.slots = graph->slots;
   how.deadline_ns = deadline_after(timeout);
   how.context = graph->context;
-  how.keep.push_back(graph);
+  how.keep = {graph, std::move(waiting)};
   return Napi::Number::New(env, static_cast<double>(begin(env, std::move(how))));
 }
 

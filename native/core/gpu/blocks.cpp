@@ -11,48 +11,52 @@
 namespace ep::gpu {
 namespace {
 
-// HAZARD: freeing waits for every kernel of the device. A JS thread that did so, perhaps in a finalizer, would wait for a peer's kernel, which waits for this
-// rank's next launch. So one thread of the process frees; it is never joined.
+// HAZARD: freeing waits for every kernel of the device, perhaps with the driver's locks held; and a kernel may wait for what a peer, another thread of this process,
+// is about to launch. So memory is freed by one thread of the process, which is never joined, and only at moments when no kernel waits for peers.
 class reaper {
  public:
   void take(std::function<void()> release) {
     const std::lock_guard lock(mutex_);
-    waiting_.push_back(std::move(release));
+    dropped_.push_back(std::move(release));
     if (!started_) {
       auto thread = thread_start([this] { run(); }, "thread that frees memory of GPUs");
-      if (!thread.ok()) return; // what waits is freed with the next that comes, or with the process
+      if (!thread.ok()) return; // what was dropped is freed with the next that comes, or with the process
       thread.value().detach();
       started_ = true;
     }
     changed_.notify_all();
   }
-  // False: there was nothing to wait for.
+  // Waits a little until all that was dropped is free. False: there was nothing, or it is not.
   bool drain() {
     std::unique_lock lock(mutex_);
-    if (waiting_.empty() && !busy_) return false;
-    return changed_.wait_for(lock, std::chrono::seconds(2), [this] { return waiting_.empty() && !busy_; });
+    if (dropped_.empty()) return false;
+    return changed_.wait_for(lock, std::chrono::seconds(2), [this] { return dropped_.empty(); });
+  }
+  void kernel_begins() {
+    const std::lock_guard lock(mutex_);
+    ++waiting_kernels_;
+  }
+  void kernel_ended() {
+    const std::lock_guard lock(mutex_);
+    if (--waiting_kernels_ == 0) changed_.notify_all();
   }
 
  private:
   void run() {
     std::unique_lock lock(mutex_);
     for (;;) {
-      changed_.wait(lock, [this] { return !waiting_.empty(); });
-      const std::function<void()> release = std::move(waiting_.front());
-      waiting_.pop_front();
-      busy_ = true;
-      lock.unlock();
-      release();
-      lock.lock();
-      busy_ = false;
+      changed_.wait(lock, [this] { return !dropped_.empty() && waiting_kernels_ == 0; });
+      // With the lock held: whoever launches next waits for this, and finds it short, since nothing that runs now waits for anybody.
+      for (const std::function<void()>& release : dropped_) release();
+      dropped_.clear();
       changed_.notify_all();
     }
   }
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> waiting_;
+  std::deque<std::function<void()>> dropped_;
+  uint64_t waiting_kernels_ = 0;
   bool started_ = false;
-  bool busy_ = false;
 };
 
 reaper& freed() {
@@ -67,6 +71,12 @@ std::string on_device(uint64_t bytes, const char* kind, int device) {
 }
 
 } // namespace
+
+std::shared_ptr<const void> kernels_wait() {
+  freed().kernel_begins();
+  static const char token = 0;
+  return std::shared_ptr<const void>(&token, [](const void*) { freed().kernel_ended(); });
+}
 
 device_block::~device_block() {
   if (address_ == 0) return;

@@ -5,6 +5,10 @@
 
 namespace ep::gpu {
 
+// While anybody holds the token, kernels may be waiting for peers: nothing is freed meanwhile, see blocks.cpp. Taken before such a kernel is launched, dropped when it
+// has ended. May wait for what is being freed, which takes no longer than the device's copies.
+std::shared_ptr<const void> kernels_wait();
+
 // Zeroed memory of the device.
 class device_block {
  public:

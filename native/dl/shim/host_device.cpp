@@ -53,6 +53,18 @@ all_memory& memory() {
   return *made;
 }
 
+class queue;
+// All streams: freeing waits for them, as it does for a device.
+struct all_queues {
+  std::mutex mutex;
+  std::vector<queue*> queues;
+};
+all_queues& queues() {
+  static auto* made = new all_queues;
+  return *made;
+}
+void finish_all();
+
 using task = std::function<void()>;
 
 struct recorded {
@@ -112,6 +124,11 @@ class queue {
   std::thread thread_;
 };
 
+void finish_all() {
+  const std::lock_guard lock(queues().mutex);
+  for (queue* each : queues().queues) each->finish();
+}
+
 queue& queue_at(void* stream) { return *static_cast<queue*>(stream); }
 
 int put_on(void* stream, task next) {
@@ -167,6 +184,7 @@ int block_allocate(int device, uint64_t bytes, bool pinned, uint64_t* address) {
   return ok;
 }
 int block_free(int, uint64_t address) {
+  finish_all();
   {
     const std::lock_guard lock(memory().mutex);
     if (memory().blocks.erase(address) == 0) return invalid_value;
@@ -192,7 +210,10 @@ int memory_find(int device, uint64_t address, uint64_t* end) {
 
 int stream_create(int device, int, void** stream) {
   if (device != 0) return invalid_device;
-  *stream = new queue;
+  auto* made = new queue;
+  const std::lock_guard lock(queues().mutex);
+  queues().queues.push_back(made);
+  *stream = made;
   return ok;
 }
 int stream_finish(void* stream) {
@@ -201,6 +222,10 @@ int stream_finish(void* stream) {
 }
 int stream_destroy(void* stream) {
   queue_at(stream).finish();
+  {
+    const std::lock_guard lock(queues().mutex);
+    std::erase(queues().queues, static_cast<queue*>(stream));
+  }
   delete static_cast<queue*>(stream);
   return ok;
 }
