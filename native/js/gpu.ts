@@ -86,13 +86,7 @@ export interface NativeGpuGraph {
 export type NativeGpuOperand = NativeGpuMemory | NativeGpuSymmetricMemory | NativeGpuPinned | bigint;
 
 export interface NativeGpuStream {
-  copy(
-    to: NativeGpuOperand,
-    toOffset: number,
-    from: NativeGpuOperand,
-    fromOffset: number,
-    byteLength: number,
-  ): void;
+  copy(to: NativeGpuOperand, toOffset: number, from: NativeGpuOperand, fromOffset: number, byteLength: number): void;
   fill(at: NativeGpuOperand, byteOffset: number, value: number, byteLength: number): void;
   record(event: NativeGpuEvent): void;
   wait(event: NativeGpuEvent): void;

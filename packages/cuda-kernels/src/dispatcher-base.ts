@@ -16,8 +16,8 @@ import {
 import type { Agreement } from './agreement.js';
 import { type BoundSpec, bindSpecs, type PartSpec } from './binding-spec.js';
 import { refusal } from './difference.js';
-import { LeaseSlot } from './lease.js';
 import type { Layout } from './layout.js';
+import { LeaseSlot } from './lease.js';
 import type { RunOptions } from './options.js';
 
 /** What a dispatcher needs of a transport. Order of puts is never assumed: completions are counted. */

@@ -7,13 +7,6 @@ export {
   type NamedLease,
 } from './attention.js';
 export { leaseBytesFor, type PartSpec, rowBytesOf } from './binding-spec.js';
-export { bindDeviceAttention, type DeviceAttentionDispatch, type NamedDeviceLease } from './cuda/attention.js';
-export { CudaBuffer, readTensor, writeTensor } from './cuda/buffer.js';
-export { CudaDevice, cudaDevices } from './cuda/device.js';
-export type { BoundDeviceDispatch, DeviceDispatcher, DeviceLease } from './cuda/dispatcher.js';
-export { openDeviceDispatcher } from './cuda/open-dispatcher.js';
-export type { DeviceDispatcherOptions } from './cuda/options.js';
-export { type CudaEvent, type CudaGraph, CudaStream, type CudaStreamOptions } from './cuda/stream.js';
 export {
   type BoundCompat,
   type CompatDispatcher,
@@ -33,6 +26,13 @@ export {
   attentionForward,
   groupsOfServer,
 } from './core-attention.js';
+export { bindDeviceAttention, type DeviceAttentionDispatch, type NamedDeviceLease } from './cuda/attention.js';
+export { CudaBuffer, readTensor, writeTensor } from './cuda/buffer.js';
+export { CudaDevice, cudaDevices } from './cuda/device.js';
+export type { BoundDeviceDispatch, DeviceDispatcher, DeviceLease } from './cuda/dispatcher.js';
+export { openDeviceDispatcher } from './cuda/open-dispatcher.js';
+export type { DeviceDispatcherOptions } from './cuda/options.js';
+export { type CudaEvent, type CudaGraph, CudaStream, type CudaStreamOptions } from './cuda/stream.js';
 export type { BoundDispatch, Dispatcher } from './dispatcher.js';
 export type { DispatchTransport } from './dispatcher-base.js';
 export { type HostEvent, HostStream, type HostStreamOptions } from './host-stream.js';

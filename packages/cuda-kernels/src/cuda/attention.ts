@@ -24,9 +24,7 @@ export interface DeviceAttentionDispatch {
   /** Bytes that this rank sends in one forward and one backward pass, its own among them. */
   readonly bytesSent: { readonly forward: number; readonly backward: number };
   /** The same dispatches, for `enqueue` and graphs. */
-  readonly bound: Readonly<
-    Record<'queryKeyValue' | 'output' | 'outputGradient' | 'gradients', BoundDeviceDispatch>
-  >;
+  readonly bound: Readonly<Record<'queryKeyValue' | 'output' | 'outputGradient' | 'gradients', BoundDeviceDispatch>>;
 }
 
 /** Collective: binds all four dispatches of a plan. Errors as `bindAttention`. */

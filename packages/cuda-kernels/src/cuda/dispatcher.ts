@@ -100,7 +100,10 @@ export class DeviceDispatcher extends DispatcherBase<BoundDeviceDispatch, Device
       enqueue,
       run: (sources, options) => {
         if (this.#init.stream.capturing) {
-          throw new EpError('EP_INVALID_ARGUMENT', `${name}: the stream is being captured; enqueue() puts a call into a graph`);
+          throw new EpError(
+            'EP_INVALID_ARGUMENT',
+            `${name}: the stream is being captured; enqueue() puts a call into a graph`,
+          );
         }
         return enqueue(sources, options).done!;
       },

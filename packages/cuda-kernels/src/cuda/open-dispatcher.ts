@@ -32,11 +32,7 @@ export async function openDeviceDispatcher(
       Array.from({ length: worldSize }, (_, peer) => transport.connect(peer as Rank)),
     );
     const agreement = new Agreement(transport, control, endpoints, { byteOffset: 0, slot: 0 });
-    const lines = [
-      `leases is ${layout.leases}`,
-      `leaseBytes is ${layout.leaseBytes}`,
-      `chunkBytes is ${chunkBytes}`,
-    ];
+    const lines = [`leases is ${layout.leases}`, `leaseBytes is ${layout.leaseBytes}`, `chunkBytes is ${chunkBytes}`];
     await agreement.same(where, lines, wait);
     const made = await transport.allocate({
       byteLength: layout.leases * layout.leaseBytes,

@@ -1,12 +1,5 @@
 /** What a call reads on the device: checked before anything moves. */
-import {
-  checkInteger,
-  type DeviceTensor,
-  type DType,
-  elementBytes,
-  elementCount,
-  invalid,
-} from '@ep/core';
+import { checkInteger, type DeviceTensor, type DType, elementBytes, elementCount, invalid } from '@ep/core';
 import type { NativeGpuOperand } from '@ep/native';
 import { placeOf } from './buffer.js';
 
