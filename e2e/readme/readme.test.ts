@@ -1,4 +1,4 @@
-/** The examples in the READMEs of packages that need the addon or a transport print what the READMEs say. */
+/** The examples in READMEs and pages that need the addon or a transport print what is said there. */
 import { execFile } from 'node:child_process';
 import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -9,8 +9,10 @@ import { expect, it } from 'vitest';
 /** In this package, so that the others resolve. */
 const scratch = fileURLToPath(new URL('../.cache/', import.meta.url));
 
-it.each(['native', 'packages/cuda-kernels'])('%s', { timeout: 60_000 }, async (folder) => {
-  const readme = await readFile(new URL(`../../${folder}/README.md`, import.meta.url), 'utf8');
+const pages = ['native/README.md', 'packages/cuda-kernels/README.md', 'docs/deepep.md'];
+
+it.each(pages)('%s', { timeout: 60_000 }, async (page) => {
+  const readme = await readFile(new URL(`../../${page}`, import.meta.url), 'utf8');
   const block = (language: string) => readme.match(new RegExp(`\`\`\`${language}\n([\\s\\S]*?)\`\`\``))?.[1] ?? '';
   await mkdir(scratch, { recursive: true });
   const directory = await mkdtemp(join(scratch, 'readme-'));

@@ -24,6 +24,11 @@ set(EP_CORE_SOURCES
   core/gpu/stream.cpp
   core/hostile/engine.cpp
   core/huge_pages.cpp
+  core/efa/device_choice.cpp
+  core/efa/endpoints.cpp
+  core/efa/host_requests.cpp
+  core/efa/rank_nic.cpp
+  core/efa/signal_board.cpp
   core/ibgda/commands.cpp
   core/ibgda/connect.cpp
   core/ibgda/control_memory.cpp
@@ -37,6 +42,7 @@ set(EP_CORE_SOURCES
   core/life.cpp
   core/limits.cpp
   core/memory.cpp
+  core/moe/cast.cpp
   core/rank.cpp
   core/segment.cpp
   core/simt/context.cpp
@@ -49,10 +55,24 @@ set(EP_CORE_SOURCES
   core/watcher.cpp
   dl/cuda_symbols.cpp
   dl/library.cpp
+  dl/efa_libfabric.cpp
   dl/mlx5_verbs.cpp
   dl/shim/attach.cpp
+  dl/shim/fabric_attach.cpp
   dl/verbs_context.cpp
   dl/verbs_symbols.cpp
+  nic/efa/combining.cpp
+  nic/efa/engine.cpp
+  nic/efa/execute.cpp
+  nic/efa/faults.cpp
+  nic/efa/keys.cpp
+  nic/efa/port.cpp
+  nic/efa/queues.cpp
+  nic/efa/soft_device.cpp
+  nic/efa/soft_table.cpp
+  nic/efa/trace.cpp
+  nic/efa/wire_shm.cpp
+  nic/efa/wqe.cpp
   nic/mlx5/commands.cpp
   nic/mlx5/directory.cpp
   nic/mlx5/engine.cpp
@@ -76,6 +96,15 @@ set(EP_UNFUSED_SOURCES
   core/collective/reduce_avx2.cpp
   core/collective/reduce_avx512.cpp
   core/collective/reduce_portable.cpp
+  core/moe/cast.cpp
+  tests/device/moe_cast_test.cpp
+  tests/device/moe_compact_lost_test.cpp
+  tests/device/moe_compact_test.cpp
+  tests/device/moe_fast_test.cpp
+  tests/device/moe_lost_test.cpp
+  tests/device/moe_mixed_test.cpp
+  tests/device/moe_naive_test.cpp
+  tests/device/moe_simt_test.cpp
 )
 
 set(EP_NAPI_SOURCES
@@ -89,8 +118,11 @@ set(EP_NAPI_SOURCES
   napi/bind_gpu_dispatch.cpp
   napi/bind_gpu_stream.cpp
   napi/bind_hostile.cpp
+  napi/bind_efa.cpp
   napi/bind_ibgda.cpp
   napi/bind_memory.cpp
+  napi/bind_moe.cpp
+  napi/bind_moe_call.cpp
   napi/bind_probe.cpp
   napi/bind_program.cpp
   napi/bind_rank.cpp
@@ -104,11 +136,24 @@ set(EP_TESTS
   tests/device/compat_test.cpp
   tests/device/copy_test.cpp
   tests/device/dispatch_simt_test.cpp
+  tests/device/efa_endpoint_test.cpp
+  tests/device/efa_gin_test.cpp
+  tests/device/efa_naive_test.cpp
+  tests/device/efa_post_test.cpp
+  tests/device/efa_pr_test.cpp
   tests/device/fast_test.cpp
   tests/device/ibgda_counts_test.cpp
   tests/device/ibgda_endpoint_test.cpp
   tests/device/ibgda_naive_test.cpp
   tests/device/ibgda_post_test.cpp
+  tests/device/moe_cast_test.cpp
+  tests/device/moe_compact_lost_test.cpp
+  tests/device/moe_compact_test.cpp
+  tests/device/moe_fast_test.cpp
+  tests/device/moe_lost_test.cpp
+  tests/device/moe_mixed_test.cpp
+  tests/device/moe_naive_test.cpp
+  tests/device/moe_simt_test.cpp
   tests/device/naive_test.cpp
   tests/device/number_test.cpp
   tests/device/replica_sum_test.cpp
@@ -118,6 +163,7 @@ set(EP_TESTS
   tests/collective/reduce_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
+  tests/efa/efa_rank_nic_test.cpp
   tests/ibgda/prm_commands_test.cpp
   tests/ibgda/device_choice_test.cpp
   tests/ibgda/gpu_memory_test.cpp
@@ -125,6 +171,8 @@ set(EP_TESTS
   tests/ibgda/queues_test.cpp
   tests/ibgda/rank_nic_test.cpp
   tests/ibgda/topology_test.cpp
+  tests/dl/libfabric_abi_test.cpp
+  tests/dl/libfabric_shim_test.cpp
   tests/dl/soft_control_test.cpp
   tests/dl/verbs_abi_test.cpp
   tests/dl/verbs_proxy_test.cpp
@@ -135,6 +183,11 @@ set(EP_TESTS
   tests/core/team_test.cpp
   tests/core/thread_test.cpp
   tests/core/waiting_test.cpp
+  tests/nic/efa_fuzz_test.cpp
+  tests/nic/efa_threads_test.cpp
+  tests/nic/efa_order_test.cpp
+  tests/nic/efa_rings_test.cpp
+  tests/nic/efa_rules_test.cpp
   tests/nic/errors_test.cpp
   tests/nic/faults_test.cpp
   tests/nic/requests_test.cpp
@@ -146,6 +199,7 @@ set(EP_TESTS
 
 # These open the shim of dl/shim.
 set(EP_SHIM_TESTS soft_control_test verbs_shim_test)
+set(EP_FABRIC_SHIM_TESTS libfabric_shim_test)
 
 # As they are, but for the seam in tests/litmus/seam.hpp.
 set(EP_LITMUS_SOURCES

@@ -124,7 +124,7 @@ result<nothing> symmetric_memory::connect(const std::vector<ep_segment_handle>& 
 uint8_t* symmetric_memory::own_data() const { return own_->data() + signal_bytes(signal_slots_); }
 uint64_t* symmetric_memory::own_signals() const { return reinterpret_cast<uint64_t*>(own_->data()); }
 
-result<nothing> symmetric_memory::connect_by_nic(std::shared_ptr<memory_route> route, uint64_t address) {
+result<nothing> symmetric_memory::connect_by_nic(std::shared_ptr<memory_route> route, uint32_t kind, uint64_t address) {
   std::vector<ep_peer_view> views = context_->views();
   if (views.size() != static_cast<size_t>(context_->world_size())) return failure{EP_STATUS_INVALID, 0, "the rank is not connected to its peers yet"};
   ep_peer_view& own = views[static_cast<size_t>(context_->rank())];
@@ -132,7 +132,7 @@ result<nothing> symmetric_memory::connect_by_nic(std::shared_ptr<memory_route> r
   own.data = reinterpret_cast<uint64_t>(own_data());
   views_ = std::move(views);
   route_ = std::move(route);
-  describe(EP_MEMORY_IBGDA);
+  describe(kind);
   device_.proxy = address;
   return nothing{};
 }

@@ -32,9 +32,9 @@ class symmetric_memory {
   // Maps the peers' parts. EP_STATUS_MISMATCH names ranks whose sizes differ.
   result<nothing> connect(const std::vector<ep_segment_handle>& handles);
 
-  // Maps nothing: peers' parts are reached by a NIC only, and have no address here. `route` lives as long as this memory; `address` is of what kernels are
-  // given as ep_memory_handle.proxy (EP_MEMORY_IBGDA).
-  result<nothing> connect_by_nic(std::shared_ptr<memory_route> route, uint64_t address);
+  // Maps nothing: peers' parts are reached by a NIC only, and have no address here. `route` lives as long as this memory; `kind` says by which one
+  // (EP_MEMORY_IBGDA, EP_MEMORY_EFA), `address` is of what kernels are given as ep_memory_handle.proxy.
+  result<nothing> connect_by_nic(std::shared_ptr<memory_route> route, uint32_t kind, uint64_t address);
 
   bool connected() const { return !views_.empty(); }
   bool mapped(int32_t rank) const { return views_[static_cast<size_t>(rank)].data != 0; }

@@ -67,6 +67,7 @@ wait_scope rank_context::waits(const std::atomic<uint32_t>* cancel, int64_t dead
   scope.world_size = world_size_;
   scope.self = rank_;
   scope.policy = policy_;
+  scope.progress = &progress_;
   return scope;
 }
 

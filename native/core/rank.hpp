@@ -40,6 +40,9 @@ class rank_context {
   // Peers as kernels see them: wake and life words; data and signals are filled in by a memory.
   const std::vector<ep_peer_view>& views() const { return views_; }
   ep_wake_word* wake() const { return &control().wake; }
+  // What makes this rank's words from what a NIC leaves elsewhere; run it before a look at a word that peers change.
+  progress_list& progress() { return progress_; }
+  const progress_list& progress() const { return progress_; }
   void wake_rank(int32_t rank) const { wake_notify(reinterpret_cast<ep_wake_word*>(views_[static_cast<size_t>(rank)].wake)); }
 
  private:
@@ -47,6 +50,7 @@ class rank_context {
   int32_t rank_ = 0;
   int32_t world_size_ = 0;
   wait_policy policy_{};
+  progress_list progress_;
   std::shared_ptr<segment> own_;
   std::vector<std::shared_ptr<segment>> peers_;
   std::vector<ep_peer_view> views_;

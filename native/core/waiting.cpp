@@ -60,7 +60,7 @@ namespace {
 
 std::atomic_ref<uint32_t> word32(uint32_t& word) { return std::atomic_ref<uint32_t>(word); }
 
-uint64_t look(const uint64_t* word) {
+uint64_t load(const uint64_t* word) {
   return std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
 }
 
@@ -132,7 +132,29 @@ uint32_t wait_scope_check(const wait_scope& scope, int32_t awaited, int32_t* los
   return EP_STATUS_OK;
 }
 
+void progress_list::add(const void* owner, std::function<void()> step) {
+  const std::lock_guard lock(mutex_);
+  steps_.emplace_back(owner, std::move(step));
+  count_.store(steps_.size(), std::memory_order_release);
+}
+
+void progress_list::remove(const void* owner) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(steps_, [owner](const auto& one) { return one.first == owner; });
+  count_.store(steps_.size(), std::memory_order_release);
+}
+
+// HAZARD: waits for another thread that runs them instead of passing by: what that one has looked at may be older than what this one is about to sleep on.
+void progress_list::run_all() const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [owner, step] : steps_) step();
+}
+
 wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison cmp, uint64_t value, int32_t awaited) {
+  const auto look = [&scope](const uint64_t* at) {
+    if (scope.progress != nullptr) scope.progress->run();
+    return load(at);
+  };
   uint64_t found = look(word);
   if (comparison_holds(cmp, found, value)) return {EP_STATUS_OK, awaited, found};
   const int64_t start = clock_now_ns();

@@ -4,6 +4,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "ep/abi/memory.h"
 #include "ep/abi/rank.h"
@@ -27,6 +31,24 @@ struct wait_policy {
 };
 wait_policy wait_policy_for(int ranks_on_host);
 
+// Work that whoever waits does in passing: words that are made from what a NIC leaves elsewhere. HAZARD: a step runs on any thread that waits, so it neither waits nor calls
+// back here, and what it does twice must be the same as once.
+class progress_list {
+ public:
+  void add(const void* owner, std::function<void()> step);
+  // None of the owner's steps runs any more when it returns.
+  void remove(const void* owner);
+  void run() const {
+    if (count_.load(std::memory_order_acquire) != 0) run_all();
+  }
+
+ private:
+  void run_all() const;
+  mutable std::mutex mutex_;
+  std::vector<std::pair<const void*, std::function<void()>>> steps_;
+  std::atomic<size_t> count_{0};
+};
+
 // Everything besides its value that can end a wait. Plain data: copied into kernels' environments.
 struct wait_scope {
   ep_wake_word* wake = nullptr;                    // eventcount to sleep on; null: sleep by the clock only
@@ -37,6 +59,7 @@ struct wait_scope {
   int32_t world_size = 0;
   int32_t self = -1;
   wait_policy policy{};
+  const progress_list* progress = nullptr;         // run before each look of wait_word
 };
 
 enum class comparison : uint32_t { eq = 0, ne = 1, lt = 2, le = 3, gt = 4, ge = 5 };

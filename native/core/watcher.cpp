@@ -58,6 +58,7 @@ bool watcher::look(watch& item, outcome& end) const {
   }
   if (status == EP_STATUS_OK) return false;
   // The peer may have delivered between the first look and its death.
+  context_->progress().run();
   if (item.ready(end)) {
     end.status = EP_STATUS_OK;
     return true;
@@ -68,6 +69,11 @@ bool watcher::look(watch& item, outcome& end) const {
 }
 
 void watcher::run() {
+  // Deaths wake nobody: they are looked for. The longer nothing has happened, the more rarely, so that a rank that waits for the next job costs nothing; the bound
+  // is a fifth of what a death may take to be seen.
+  constexpr int64_t longest_slice_ns = 20'000'000;
+  constexpr int64_t slices_of_quiet = 8;
+  int64_t quiet_since = clock_now_ns();
   std::vector<watch> watched;
   for (;;) {
     bool stopping = false;
@@ -76,11 +82,13 @@ void watcher::run() {
       // Hazard: an idle watcher must not be counted in the eventcount's waiters, or every signal of every peer pays a system call to wake nobody.
       if (watched.empty()) changed_.wait(lock, [this] { return stopping_ || !arriving_.empty(); });
       stopping = stopping_;
+      if (!arriving_.empty()) quiet_since = clock_now_ns();
       for (watch& item : arriving_) watched.push_back(std::move(item));
       arriving_.clear();
     }
     ep_wake_word* wake = context_->wake();
     const uint32_t epoch = wake_prepare(wake);
+    context_->progress().run();
     int64_t nearest = no_deadline;
     const auto finished = [&](watch& item) {
       outcome end;
@@ -94,7 +102,7 @@ void watcher::run() {
       sink_.complete(item.operation_id, end);
       return true;
     };
-    std::erase_if(watched, finished);
+    if (std::erase_if(watched, finished) > 0) quiet_since = clock_now_ns();
     bool more = false;
     {
       const std::lock_guard lock(mutex_);
@@ -105,8 +113,9 @@ void watcher::run() {
       if (stopping && watched.empty()) return;
       continue;
     }
-    int64_t slice = context_->policy().slice_ns;
-    if (nearest != no_deadline) slice = std::clamp<int64_t>(nearest - clock_now_ns(), 1, slice);
+    const int64_t now = clock_now_ns();
+    int64_t slice = std::clamp<int64_t>((now - quiet_since) / slices_of_quiet, context_->policy().slice_ns, longest_slice_ns);
+    if (nearest != no_deadline) slice = std::clamp<int64_t>(nearest - now, 1, slice);
     wake_commit(wake, epoch, slice);
   }
 }

@@ -26,6 +26,10 @@ export const EP_MAGIC_IBGDA_QP = 0x31514745;
 export const EP_MAGIC_IBGDA_MEMORY = 0x314b4745;
 /** "EGC1" */
 export const EP_MAGIC_IBGDA_PEER = 0x31434745;
+/** "EGX1" */
+export const EP_MAGIC_MOE = 0x31584745;
+/** "EGY1" */
+export const EP_MAGIC_MOE_CALL = 0x31594745;
 /** "EGE1" */
 export const EP_MAGIC_EFA = 0x31454745;
 /** "EGF1" */
@@ -40,6 +44,8 @@ export const EP_MEMORY_LOAD_STORE = 1;
 export const EP_MEMORY_PROXY = 2;
 /** kernels post WQEs to the queue pairs of ep_ibgda_device (ibgda.h) */
 export const EP_MEMORY_IBGDA = 3;
+/** kernels post WQEs to the queue pairs of ep_efa_device (efa_gda.h) */
+export const EP_MEMORY_EFA = 4;
 export const EP_PROXY_PUT = 1;
 export const EP_PROXY_SIGNAL = 2;
 export const EP_NO_SLOT = 0xffffffffffffffffn;
@@ -64,6 +70,19 @@ export const EP_STAGE_NIC = 6;
 export const EP_STAGE_SOURCE = 7;
 /** `found` blocks were launched over `expected` queue pairs to each peer that blocks may not share */
 export const EP_STAGE_SHARING = 8;
+/**
+ * MoE: waiting for a source's counts; with EP_STATUS_INVALID: `found` rows were to go to one expert, `expected` is the
+ * most
+ */
+export const EP_STAGE_COUNT = 9;
+/**
+ * MoE: waiting for where rows go; with EP_STATUS_CAPACITY: `found` rows were to go to `rank`, `expected` is the most
+ */
+export const EP_STAGE_PLACE = 11;
+/** MoE: waiting for the results that a rank of experts owes */
+export const EP_STAGE_RESULT = 10;
+/** an argument is out of its range: `found` where less than or as much as `expected` was allowed */
+export const EP_STAGE_RANGE = 12;
 export const EP_NIC_FOUND_SYNDROME = 0;
 export const EP_NIC_FOUND_VENDOR = 8;
 export const EP_NIC_FOUND_INDEX = 16;
@@ -123,20 +142,6 @@ export const EP_EFA_MAX_INLINE_WRITE = 80;
 export const EP_EFA_RECEIVE_BYTES = 16;
 export const EP_EFA_DOORBELL_COUNTER_MASK = 0xffff;
 export const EP_EFA_CQ_DOORBELL_BYTES = 4;
-/** any lane of any block of any launch on one machine */
-export const EP_EFA_SHARE_DEVICE = 0;
-/** the lanes of one block */
-export const EP_EFA_SHARE_BLOCK = 1;
-/** one lane, or lanes that their caller has put in an order */
-export const EP_EFA_SHARE_THREAD = 2;
-/** request ids have 64 bits, otherwise 16 */
-export const EP_EFA_QP_WIDE_ID = 1;
-export const EP_EFA_SOUND = 0;
-/** whoever found the failure writes the record */
-export const EP_EFA_BREAKING = 1;
-/** the record is complete; nothing can be posted until the queue pair has been made anew */
-export const EP_EFA_BROKEN = 2;
-export const EP_GPU_IPC_BYTES = 64;
 export const EP_IBGDA_WQE_BYTES = 64;
 /** of a send queue: half the range of the 16-bit index that a CQE carries */
 export const EP_IBGDA_MAX_DEPTH = 32768;
@@ -155,6 +160,26 @@ export const EP_IBGDA_SOUND = 0;
 export const EP_IBGDA_BREAKING = 1;
 /** the record is complete; nothing can be posted until the queue pair has been made anew */
 export const EP_IBGDA_BROKEN = 2;
+/** any lane of any block of any launch on one machine */
+export const EP_EFA_SHARE_DEVICE = 0;
+/** the lanes of one block */
+export const EP_EFA_SHARE_BLOCK = 1;
+/** one lane, or lanes that their caller has put in an order */
+export const EP_EFA_SHARE_THREAD = 2;
+/** of a send queue: half the range of a request id of 16 bits */
+export const EP_EFA_MAX_DEPTH = 32768;
+/** request ids have 64 bits, otherwise 16 */
+export const EP_EFA_QP_WIDE_ID = 1;
+export const EP_EFA_SOUND = 0;
+/** whoever found the failure writes the record */
+export const EP_EFA_BREAKING = 1;
+/** the record is complete; nothing can be posted until the queue pair has been made anew */
+export const EP_EFA_BROKEN = 2;
+/** somebody rings what was left, or has begun to post behind it */
+export const EP_EFA_TURN_HELD = 0x8000000000000000n;
+/** the last WQEs below the number were not rung */
+export const EP_EFA_TURN_DEFERRED = 0x4000000000000000n;
+export const EP_GPU_IPC_BYTES = 64;
 export const EP_IBGDA_LINK_INFINIBAND = 1;
 export const EP_IBGDA_LINK_ETHERNET = 2;
 export const EP_MLX5_CQE_SIZE = 64;
@@ -294,6 +319,41 @@ export const EP_MLX5_BF_OFFSET = 0x800;
 export const EP_MLX5_BF_BYTES = 512;
 export const EP_MLX5_BF_HALF_BYTES = 256;
 export const EP_MLX5_DOORBELL_BYTES = 8;
+export const EP_MOE_MAX_CALLS = 4;
+export const EP_MOE_ROW_ALIGNMENT = 16;
+export const EP_MOE_SCALED_CHANNELS = 128;
+export const EP_MOE_LOW_LATENCY = 1;
+export const EP_MOE_HIGH_THROUGHPUT = 2;
+export const EP_MOE_F32 = 1;
+export const EP_MOE_F16 = 2;
+export const EP_MOE_BF16 = 3;
+/** e4m3 codes, then one f32 scale for each 128 channels */
+export const EP_MOE_F8_F32 = 4;
+/** the same, scales rounded up to a power of two */
+export const EP_MOE_F8_F32_POW2 = 5;
+/** e4m3 codes, then one byte for each 128 channels: the exponent of such a scale */
+export const EP_MOE_F8_UE8M0 = 6;
+export const EP_MOE_LOGFMT10 = 7;
+export const EP_MOE_COUNT_EPOCH_SHIFT = 32;
+/** by source r: its count words are here */
+export const EP_MOE_SIGNAL_COUNTED = 0;
+/** by source r: puts of rows and headers, counted */
+export const EP_MOE_SIGNAL_ARRIVED = 1;
+/** by the rank r of experts: its results are here (where counted: puts, and one more) */
+export const EP_MOE_SIGNAL_RETURNED = 2;
+/** by destination r: its part of this slot may be written again */
+export const EP_MOE_SIGNAL_CREDIT = 3;
+/** high throughput, by destination r: its answer to the counts is here */
+export const EP_MOE_SIGNAL_PLACED = 4;
+export const EP_MOE_SIGNAL_KINDS = 5;
+/** known before the call */
+export const EP_MOE_RANK_MASKED = 0xffffffffffffffffn;
+/** payload is far larger than the caches */
+export const EP_MOE_NON_TEMPORAL = 1;
+/** combine: scale what is left of a token's weights to their sum */
+export const EP_MOE_RENORMALISE = 2;
+/** high throughput: routing holds the counts and places of an earlier call, which are true for this one */
+export const EP_MOE_CACHED = 4;
 export const EP_LIFE_STARTING = 0;
 export const EP_LIFE_ALIVE = 1;
 /** orderly */
@@ -329,6 +389,8 @@ export const EP_STATUS_BUSY = 11;
 export const EP_STATUS_MISMATCH = 12;
 /** the others went on without this rank */
 export const EP_STATUS_EVICTED = 13;
+/** `rank` has room for fewer rows than were to go there; nothing has moved */
+export const EP_STATUS_CAPACITY = 14;
 
 /** Names of EP_STATUS_*, at the index of their value. */
 export const statusNames = [
@@ -346,6 +408,7 @@ export const statusNames = [
   'busy',
   'mismatch',
   'evicted',
+  'capacity',
 ] as const;
 
 export type StatusName = (typeof statusNames)[number];
@@ -404,8 +467,8 @@ export function writeHandleHeader(view: DataView, at: number, value: HandleHeade
 }
 
 /**
- * Addresses, in the process of the reader, of one rank's parts. 0 where a peer is not mapped (EP_MEMORY_PROXY and
- * EP_MEMORY_IBGDA: all but one's own).
+ * Addresses, in the process of the reader, of one rank's parts. 0 where a peer is not mapped (EP_MEMORY_PROXY,
+ * EP_MEMORY_IBGDA and EP_MEMORY_EFA: all but one's own).
  */
 export interface PeerView {
   /** first byte of the peer's part */
@@ -456,7 +519,7 @@ export interface MemoryHandle {
   readonly signalSlots: bigint;
   /** address of ep_peer_view[world_size] */
   readonly peers: bigint;
-  /** address of ep_proxy_ring (EP_MEMORY_PROXY) or ep_ibgda_memory (EP_MEMORY_IBGDA), or 0 */
+  /** address of ep_proxy_ring (EP_MEMORY_PROXY), ep_ibgda_memory (_IBGDA) or ep_efa_memory (_EFA), or 0 */
   readonly proxy: bigint;
   /** names this memory to the proxy engine */
   readonly memoryId: bigint;
@@ -1615,6 +1678,410 @@ export function writeEfaReceiveDesc(view: DataView, at: number, value: EfaReceiv
   view.setUint32(at + 12, value.lkeyCtrl, true);
 }
 
+/**
+ * One RC queue pair and its completion queue. Numbers of WQEs run from 0 and never wrap; the NIC sees their low 16
+ * bits. A poster takes numbers (`taken`), waits until the ring has room for them (`done`), writes WQEs, waits for its
+ * turn (`ready`) and publishes. HAZARD: a number that was taken must be published, or whoever took later ones waits for
+ * ever. A poster that gives up breaks the queue pair instead.
+ */
+export interface IbgdaQp {
+  /** EP_MAGIC_IBGDA_QP */
+  readonly header: HandleHeader;
+  /** address of WQEBB[depth] */
+  readonly sq: bigint;
+  /** address of the doorbell record: be32 receive counter, be32 send counter */
+  readonly dbr: bigint;
+  /** address of the doorbell register (UAR page + 0x800): two halves of 256 bytes */
+  readonly bf: bigint;
+  /** address of CQE[cq_depth], 64 bytes each, filled with 0xff before the first post */
+  readonly cq: bigint;
+  /** address of the CQ's doorbell record (be32, 24 bits); 0: nobody checks that the CQ has room */
+  readonly cqDbr: bigint;
+  readonly qpn: number;
+  /** power of two, at most EP_IBGDA_MAX_DEPTH */
+  readonly depth: number;
+  /** power of two; 1 where collapsed, at least `depth` otherwise */
+  readonly cqDepth: number;
+  /** EP_IBGDA_CQ_* */
+  readonly flags: number;
+  /** rank at the other end */
+  readonly peer: number;
+  /** in ep_ibgda_device.qps */
+  readonly index: number;
+  /** address of 8 bytes, registered: where atomics put old values that nobody reads */
+  readonly response: bigint;
+  readonly responseLkey: number;
+  /** address of the ep_wake_word of a software NIC that may sleep; 0: a doorbell is enough */
+  readonly nicWake: bigint;
+  /** counter: numbers handed out */
+  readonly taken: bigint;
+  /** counter: WQEs that are written, as are all before them; whose turn it is to publish */
+  readonly ready: bigint;
+  /** 1: somebody rings, and will look at `ready` again; 0: nobody does */
+  readonly ringer: bigint;
+  /** counter: WQEs that the last doorbell told of; belongs to whoever rings */
+  readonly rung: bigint;
+  /** counter: WQEs known to have completed */
+  readonly done: bigint;
+  /** 1: somebody takes CQEs out of a CQ that is a ring */
+  readonly poller: bigint;
+  /** counter: CQEs taken out; belongs to the poller */
+  readonly polled: bigint;
+  /** of the spin-lock path, which is kept for comparison */
+  readonly lock: bigint;
+  /** 0 or 256: half of the register that it writes next; belongs to the lock's holder */
+  readonly bfOffset: bigint;
+  /** EP_IBGDA_SOUND, _BREAKING, _BROKEN; what follows is complete when it is _BROKEN */
+  readonly broken: bigint;
+  /** EP_STATUS_* */
+  readonly status: number;
+  /** of the error CQE; 0: no CQE, the poster gave up waiting */
+  readonly syndrome: number;
+  readonly vendorSyndrome: number;
+  /** of the WQE that failed */
+  readonly opcode: number;
+  /** its number */
+  readonly wqe: bigint;
+  /** that it named */
+  readonly remoteAddress: bigint;
+  readonly rkey: number;
+}
+
+export const ibgdaQpLayout = {
+  byteLength: 512,
+  align: 8,
+  offset: {
+    header: 0,
+    sq: 16,
+    dbr: 24,
+    bf: 32,
+    cq: 40,
+    cqDbr: 48,
+    qpn: 56,
+    depth: 60,
+    cqDepth: 64,
+    flags: 68,
+    peer: 72,
+    index: 76,
+    response: 80,
+    responseLkey: 88,
+    reserved0: 92,
+    nicWake: 96,
+    pad0: 104,
+    taken: 128,
+    pad1: 136,
+    ready: 192,
+    pad2: 200,
+    ringer: 256,
+    rung: 264,
+    pad3: 272,
+    done: 320,
+    poller: 328,
+    polled: 336,
+    pad4: 344,
+    lock: 384,
+    bfOffset: 392,
+    pad5: 400,
+    broken: 448,
+    status: 456,
+    syndrome: 460,
+    vendorSyndrome: 464,
+    opcode: 468,
+    wqe: 472,
+    remoteAddress: 480,
+    rkey: 488,
+    reserved1: 492,
+    pad6: 496,
+  },
+} as const;
+
+export function readIbgdaQp(view: DataView, at = 0): IbgdaQp {
+  return {
+    header: readHandleHeader(view, at + 0),
+    sq: view.getBigUint64(at + 16, true),
+    dbr: view.getBigUint64(at + 24, true),
+    bf: view.getBigUint64(at + 32, true),
+    cq: view.getBigUint64(at + 40, true),
+    cqDbr: view.getBigUint64(at + 48, true),
+    qpn: view.getUint32(at + 56, true),
+    depth: view.getUint32(at + 60, true),
+    cqDepth: view.getUint32(at + 64, true),
+    flags: view.getUint32(at + 68, true),
+    peer: view.getInt32(at + 72, true),
+    index: view.getUint32(at + 76, true),
+    response: view.getBigUint64(at + 80, true),
+    responseLkey: view.getUint32(at + 88, true),
+    nicWake: view.getBigUint64(at + 96, true),
+    taken: view.getBigUint64(at + 128, true),
+    ready: view.getBigUint64(at + 192, true),
+    ringer: view.getBigUint64(at + 256, true),
+    rung: view.getBigUint64(at + 264, true),
+    done: view.getBigUint64(at + 320, true),
+    poller: view.getBigUint64(at + 328, true),
+    polled: view.getBigUint64(at + 336, true),
+    lock: view.getBigUint64(at + 384, true),
+    bfOffset: view.getBigUint64(at + 392, true),
+    broken: view.getBigUint64(at + 448, true),
+    status: view.getUint32(at + 456, true),
+    syndrome: view.getUint32(at + 460, true),
+    vendorSyndrome: view.getUint32(at + 464, true),
+    opcode: view.getUint32(at + 468, true),
+    wqe: view.getBigUint64(at + 472, true),
+    remoteAddress: view.getBigUint64(at + 480, true),
+    rkey: view.getUint32(at + 488, true),
+  };
+}
+
+export function writeIbgdaQp(view: DataView, at: number, value: IbgdaQp): void {
+  writeHandleHeader(view, at + 0, value.header);
+  view.setBigUint64(at + 16, value.sq, true);
+  view.setBigUint64(at + 24, value.dbr, true);
+  view.setBigUint64(at + 32, value.bf, true);
+  view.setBigUint64(at + 40, value.cq, true);
+  view.setBigUint64(at + 48, value.cqDbr, true);
+  view.setUint32(at + 56, value.qpn, true);
+  view.setUint32(at + 60, value.depth, true);
+  view.setUint32(at + 64, value.cqDepth, true);
+  view.setUint32(at + 68, value.flags, true);
+  view.setInt32(at + 72, value.peer, true);
+  view.setUint32(at + 76, value.index, true);
+  view.setBigUint64(at + 80, value.response, true);
+  view.setUint32(at + 88, value.responseLkey, true);
+  clear(view, at + 92, 4);
+  view.setBigUint64(at + 96, value.nicWake, true);
+  clear(view, at + 104, 24);
+  view.setBigUint64(at + 128, value.taken, true);
+  clear(view, at + 136, 56);
+  view.setBigUint64(at + 192, value.ready, true);
+  clear(view, at + 200, 56);
+  view.setBigUint64(at + 256, value.ringer, true);
+  view.setBigUint64(at + 264, value.rung, true);
+  clear(view, at + 272, 48);
+  view.setBigUint64(at + 320, value.done, true);
+  view.setBigUint64(at + 328, value.poller, true);
+  view.setBigUint64(at + 336, value.polled, true);
+  clear(view, at + 344, 40);
+  view.setBigUint64(at + 384, value.lock, true);
+  view.setBigUint64(at + 392, value.bfOffset, true);
+  clear(view, at + 400, 48);
+  view.setBigUint64(at + 448, value.broken, true);
+  view.setUint32(at + 456, value.status, true);
+  view.setUint32(at + 460, value.syndrome, true);
+  view.setUint32(at + 464, value.vendorSyndrome, true);
+  view.setUint32(at + 468, value.opcode, true);
+  view.setBigUint64(at + 472, value.wqe, true);
+  view.setBigUint64(at + 480, value.remoteAddress, true);
+  view.setUint32(at + 488, value.rkey, true);
+  clear(view, at + 492, 4);
+  clear(view, at + 496, 16);
+}
+
+/** Registered memory of this process. */
+export interface IbgdaRange {
+  /** address */
+  readonly begin: bigint;
+  /** first address behind it */
+  readonly end: bigint;
+  readonly lkey: number;
+}
+
+export const ibgdaRangeLayout = {
+  byteLength: 24,
+  align: 8,
+  offset: {
+    begin: 0,
+    end: 8,
+    lkey: 16,
+    reserved: 20,
+  },
+} as const;
+
+export function readIbgdaRange(view: DataView, at = 0): IbgdaRange {
+  return {
+    begin: view.getBigUint64(at + 0, true),
+    end: view.getBigUint64(at + 8, true),
+    lkey: view.getUint32(at + 16, true),
+  };
+}
+
+export function writeIbgdaRange(view: DataView, at: number, value: IbgdaRange): void {
+  view.setBigUint64(at + 0, value.begin, true);
+  view.setBigUint64(at + 8, value.end, true);
+  view.setUint32(at + 16, value.lkey, true);
+  clear(view, at + 20, 4);
+}
+
+/**
+ * Followed by ep_ibgda_range[count], ascending and disjoint. Never changes once it is published: a registration makes a
+ * new table, and the old one is kept while kernels may read it.
+ */
+export interface IbgdaRangeTable {
+  readonly count: bigint;
+}
+
+export const ibgdaRangeTableLayout = {
+  byteLength: 16,
+  align: 8,
+  offset: {
+    count: 0,
+    reserved: 8,
+  },
+} as const;
+
+export function readIbgdaRangeTable(view: DataView, at = 0): IbgdaRangeTable {
+  return {
+    count: view.getBigUint64(at + 0, true),
+  };
+}
+
+export function writeIbgdaRangeTable(view: DataView, at: number, value: IbgdaRangeTable): void {
+  view.setBigUint64(at + 0, value.count, true);
+  clear(view, at + 8, 8);
+}
+
+/**
+ * All queue pairs of a rank. There are some to the rank itself, too (loopback): its signals take them, because a NIC's
+ * atomics are not atomic against a processor's.
+ */
+export interface IbgdaDevice {
+  /** EP_MAGIC_IBGDA */
+  readonly header: HandleHeader;
+  readonly rank: number;
+  readonly worldSize: number;
+  /** address of ep_ibgda_qp[world_size * qps_per_peer]: those to rank 0 first */
+  readonly qps: bigint;
+  readonly qpsPerPeer: number;
+  /** of them, used by keys: 1 to qps_per_peer */
+  readonly activeQps: number;
+  /** EP_IBGDA_SHARE_* */
+  readonly sharing: number;
+  /** bytes of one WRITE or READ, at most 2^30 */
+  readonly maxMessage: bigint;
+  /** address of ep_ibgda_range_table; replaced as a whole, with release */
+  readonly ranges: bigint;
+  /** 1 + index of the queue pair that broke first; 0: none */
+  readonly broken: bigint;
+}
+
+export const ibgdaDeviceLayout = {
+  byteLength: 128,
+  align: 8,
+  offset: {
+    header: 0,
+    rank: 16,
+    worldSize: 20,
+    qps: 24,
+    qpsPerPeer: 32,
+    activeQps: 36,
+    sharing: 40,
+    reserved: 44,
+    maxMessage: 48,
+    ranges: 56,
+    broken: 64,
+    pad: 72,
+  },
+} as const;
+
+export function readIbgdaDevice(view: DataView, at = 0): IbgdaDevice {
+  return {
+    header: readHandleHeader(view, at + 0),
+    rank: view.getInt32(at + 16, true),
+    worldSize: view.getInt32(at + 20, true),
+    qps: view.getBigUint64(at + 24, true),
+    qpsPerPeer: view.getUint32(at + 32, true),
+    activeQps: view.getUint32(at + 36, true),
+    sharing: view.getUint32(at + 40, true),
+    maxMessage: view.getBigUint64(at + 48, true),
+    ranges: view.getBigUint64(at + 56, true),
+    broken: view.getBigUint64(at + 64, true),
+  };
+}
+
+export function writeIbgdaDevice(view: DataView, at: number, value: IbgdaDevice): void {
+  writeHandleHeader(view, at + 0, value.header);
+  view.setInt32(at + 16, value.rank, true);
+  view.setInt32(at + 20, value.worldSize, true);
+  view.setBigUint64(at + 24, value.qps, true);
+  view.setUint32(at + 32, value.qpsPerPeer, true);
+  view.setUint32(at + 36, value.activeQps, true);
+  view.setUint32(at + 40, value.sharing, true);
+  clear(view, at + 44, 4);
+  view.setBigUint64(at + 48, value.maxMessage, true);
+  view.setBigUint64(at + 56, value.ranges, true);
+  view.setBigUint64(at + 64, value.broken, true);
+  clear(view, at + 72, 56);
+}
+
+/** Where a rank's part of one symmetric memory lies, as a NIC is told. */
+export interface IbgdaRemote {
+  /** in the address space of the rank's registration */
+  readonly data: bigint;
+  readonly signals: bigint;
+  readonly dataRkey: number;
+  readonly signalsRkey: number;
+}
+
+export const ibgdaRemoteLayout = {
+  byteLength: 24,
+  align: 8,
+  offset: {
+    data: 0,
+    signals: 8,
+    dataRkey: 16,
+    signalsRkey: 20,
+  },
+} as const;
+
+export function readIbgdaRemote(view: DataView, at = 0): IbgdaRemote {
+  return {
+    data: view.getBigUint64(at + 0, true),
+    signals: view.getBigUint64(at + 8, true),
+    dataRkey: view.getUint32(at + 16, true),
+    signalsRkey: view.getUint32(at + 20, true),
+  };
+}
+
+export function writeIbgdaRemote(view: DataView, at: number, value: IbgdaRemote): void {
+  view.setBigUint64(at + 0, value.data, true);
+  view.setBigUint64(at + 8, value.signals, true);
+  view.setUint32(at + 16, value.dataRkey, true);
+  view.setUint32(at + 20, value.signalsRkey, true);
+}
+
+/** What ep_memory_handle.proxy is the address of, for EP_MEMORY_IBGDA. */
+export interface IbgdaMemory {
+  /** EP_MAGIC_IBGDA_MEMORY */
+  readonly header: HandleHeader;
+  /** address of ep_ibgda_device */
+  readonly device: bigint;
+  /** address of ep_ibgda_remote[world_size] */
+  readonly remotes: bigint;
+}
+
+export const ibgdaMemoryLayout = {
+  byteLength: 32,
+  align: 8,
+  offset: {
+    header: 0,
+    device: 16,
+    remotes: 24,
+  },
+} as const;
+
+export function readIbgdaMemory(view: DataView, at = 0): IbgdaMemory {
+  return {
+    header: readHandleHeader(view, at + 0),
+    device: view.getBigUint64(at + 16, true),
+    remotes: view.getBigUint64(at + 24, true),
+  };
+}
+
+export function writeIbgdaMemory(view: DataView, at: number, value: IbgdaMemory): void {
+  writeHandleHeader(view, at + 0, value.header);
+  view.setBigUint64(at + 16, value.device, true);
+  view.setBigUint64(at + 24, value.remotes, true);
+}
+
 /** Whom a WQE is for. Address handles belong to the poster's endpoint, so every queue pair has its own table. */
 export interface EfaTarget {
   readonly ah: number;
@@ -1646,11 +2113,45 @@ export function writeEfaTarget(view: DataView, at: number, value: EfaTarget): vo
   view.setUint32(at + 4, value.qkey, true);
 }
 
+/** What a WQE was for. A send queue cannot be read back, so this is what an error says of it. */
+export interface EfaRequest {
+  readonly remoteAddress: bigint;
+  readonly peer: number;
+  /** of the targets */
+  readonly slot: number;
+}
+
+export const efaRequestLayout = {
+  byteLength: 16,
+  align: 8,
+  offset: {
+    remoteAddress: 0,
+    peer: 8,
+    slot: 12,
+  },
+} as const;
+
+export function readEfaRequest(view: DataView, at = 0): EfaRequest {
+  return {
+    remoteAddress: view.getBigUint64(at + 0, true),
+    peer: view.getInt32(at + 8, true),
+    slot: view.getUint32(at + 12, true),
+  };
+}
+
+export function writeEfaRequest(view: DataView, at: number, value: EfaRequest): void {
+  view.setBigUint64(at + 0, value.remoteAddress, true);
+  view.setInt32(at + 8, value.peer, true);
+  view.setUint32(at + 12, value.slot, true);
+}
+
 /**
  * A queue pair with its send queue, its completions, and the account that everyone who posts to it shares. Numbers of
  * WQEs run from 0 and never wrap; the NIC sees 16 bits of them in a doorbell and 31 in its counts. A poster takes
- * numbers (`taken`), waits for room (`done`) and for the batch (`rung`), writes WQEs, releases them itself, waits for
- * its turn (`ready`), and rings or leaves that to a later one. HAZARD: a number that was taken must be published, or
+ * numbers (`taken`), waits for room (`prefix`) and for the batch (`rung`), writes WQEs, releases them itself, waits for
+ * its turn (`ready`), and rings or leaves that to a later one. Room is a place whose own WQE has completed, not a
+ * number of completions: so request ids of 16 bits name one WQE, and a value that waits in `values` is not overwritten
+ * before the NIC has read it, in whatever order completions come. HAZARD: a number that was taken must be published, or
  * whoever took later ones waits for ever. A poster that gives up breaks the queue pair instead.
  */
 export interface EfaQp {
@@ -1678,13 +2179,13 @@ export interface EfaQp {
   readonly nicWake: bigint;
   readonly valuesLkey: number;
   readonly targetSlots: number;
-  /** power of two */
+  /** power of two, at most EP_EFA_MAX_DEPTH */
   readonly depth: number;
   /** 64 or 128 */
   readonly wqeBytes: number;
   /** WQEs that may be written and not rung */
   readonly maxBatch: number;
-  /** power of two */
+  /** power of two, at least `depth`: then it cannot overrun */
   readonly cqDepth: number;
   readonly cqEntryBytes: number;
   readonly qpn: number;
@@ -1694,17 +2195,15 @@ export interface EfaQp {
   readonly flags: number;
   /** counter: numbers handed out */
   readonly taken: bigint;
-  /** counter: WQEs that are written, as are all before them; whose turn it is */
+  /** counter: WQEs that are written, as are all before them; whose turn it is. With EP_EFA_TURN_* */
   readonly ready: bigint;
   /** counter: WQEs that the last doorbell told of; belongs to whoever has the turn */
   readonly rung: bigint;
-  /** counter: how many have completed, in whatever order: room in the ring, and nothing else */
-  readonly done: bigint;
   /** 1: somebody takes completions out of the CQ */
   readonly poller: bigint;
-  /** counter: completions taken out; belongs to the poller */
+  /** counter: completions taken out, in whatever order they came; belongs to the poller */
   readonly polled: bigint;
-  /** counter: WQEs that have completed as have all before them: what a flush waits for */
+  /** counter: WQEs that have completed as have all before them: what room and a flush wait for */
   readonly prefix: bigint;
   /** EP_EFA_SOUND, _BREAKING, _BROKEN; what follows is complete when it is _BROKEN */
   readonly broken: bigint;
@@ -1720,6 +2219,8 @@ export interface EfaQp {
   readonly peer: number;
   /** of `targets` */
   readonly slot: number;
+  /** address of ep_efa_request[depth] */
+  readonly requests: bigint;
 }
 
 export const efaQpLayout = {
@@ -1752,11 +2253,10 @@ export const efaQpLayout = {
     pad1: 200,
     rung: 256,
     pad2: 264,
-    done: 320,
-    poller: 328,
-    polled: 336,
-    prefix: 344,
-    pad3: 352,
+    poller: 320,
+    polled: 328,
+    prefix: 336,
+    pad3: 344,
     broken: 384,
     status: 392,
     efaStatus: 396,
@@ -1764,7 +2264,8 @@ export const efaQpLayout = {
     remoteAddress: 408,
     peer: 416,
     slot: 420,
-    pad4: 424,
+    requests: 424,
+    pad4: 432,
   },
 } as const;
 
@@ -1793,10 +2294,9 @@ export function readEfaQp(view: DataView, at = 0): EfaQp {
     taken: view.getBigUint64(at + 128, true),
     ready: view.getBigUint64(at + 192, true),
     rung: view.getBigUint64(at + 256, true),
-    done: view.getBigUint64(at + 320, true),
-    poller: view.getBigUint64(at + 328, true),
-    polled: view.getBigUint64(at + 336, true),
-    prefix: view.getBigUint64(at + 344, true),
+    poller: view.getBigUint64(at + 320, true),
+    polled: view.getBigUint64(at + 328, true),
+    prefix: view.getBigUint64(at + 336, true),
     broken: view.getBigUint64(at + 384, true),
     status: view.getUint32(at + 392, true),
     efaStatus: view.getUint32(at + 396, true),
@@ -1804,6 +2304,7 @@ export function readEfaQp(view: DataView, at = 0): EfaQp {
     remoteAddress: view.getBigUint64(at + 408, true),
     peer: view.getInt32(at + 416, true),
     slot: view.getUint32(at + 420, true),
+    requests: view.getBigUint64(at + 424, true),
   };
 }
 
@@ -1834,11 +2335,10 @@ export function writeEfaQp(view: DataView, at: number, value: EfaQp): void {
   clear(view, at + 200, 56);
   view.setBigUint64(at + 256, value.rung, true);
   clear(view, at + 264, 56);
-  view.setBigUint64(at + 320, value.done, true);
-  view.setBigUint64(at + 328, value.poller, true);
-  view.setBigUint64(at + 336, value.polled, true);
-  view.setBigUint64(at + 344, value.prefix, true);
-  clear(view, at + 352, 32);
+  view.setBigUint64(at + 320, value.poller, true);
+  view.setBigUint64(at + 328, value.polled, true);
+  view.setBigUint64(at + 336, value.prefix, true);
+  clear(view, at + 344, 40);
   view.setBigUint64(at + 384, value.broken, true);
   view.setUint32(at + 392, value.status, true);
   view.setUint32(at + 396, value.efaStatus, true);
@@ -1846,7 +2346,8 @@ export function writeEfaQp(view: DataView, at: number, value: EfaQp): void {
   view.setBigUint64(at + 408, value.remoteAddress, true);
   view.setInt32(at + 416, value.peer, true);
   view.setUint32(at + 420, value.slot, true);
-  clear(view, at + 424, 24);
+  view.setBigUint64(at + 424, value.requests, true);
+  clear(view, at + 432, 16);
 }
 
 /**
@@ -1961,6 +2462,8 @@ export interface EfaDevice {
   readonly context: number;
   /** 1 + index of the queue pair that broke first; 0: none */
   readonly broken: bigint;
+  /** address of ep_ibgda_range_table of what is registered; replaced as a whole, with release */
+  readonly ranges: bigint;
 }
 
 export const efaDeviceLayout = {
@@ -1983,7 +2486,8 @@ export const efaDeviceLayout = {
     scratchLkey: 88,
     context: 92,
     broken: 96,
-    pad: 104,
+    ranges: 104,
+    pad: 112,
   },
 } as const;
 
@@ -2005,6 +2509,7 @@ export function readEfaDevice(view: DataView, at = 0): EfaDevice {
     scratchLkey: view.getUint32(at + 88, true),
     context: view.getUint32(at + 92, true),
     broken: view.getBigUint64(at + 96, true),
+    ranges: view.getBigUint64(at + 104, true),
   };
 }
 
@@ -2025,10 +2530,11 @@ export function writeEfaDevice(view: DataView, at: number, value: EfaDevice): vo
   view.setUint32(at + 88, value.scratchLkey, true);
   view.setUint32(at + 92, value.context, true);
   view.setBigUint64(at + 96, value.broken, true);
-  clear(view, at + 104, 24);
+  view.setBigUint64(at + 104, value.ranges, true);
+  clear(view, at + 112, 16);
 }
 
-/** A symmetric memory. */
+/** A symmetric memory: of the GIN facade, and what ep_memory_handle.proxy is the address of for EP_MEMORY_EFA. */
 export interface EfaMemory {
   /** EP_MAGIC_EFA_MEMORY */
   readonly header: HandleHeader;
@@ -2040,11 +2546,12 @@ export interface EfaMemory {
   readonly address: bigint;
   /** of each rank's part */
   readonly byteLength: bigint;
+  readonly targets: bigint;
   readonly lkey: number;
 }
 
 export const efaMemoryLayout = {
-  byteLength: 56,
+  byteLength: 64,
   align: 8,
   offset: {
     header: 0,
@@ -2052,8 +2559,9 @@ export const efaMemoryLayout = {
     remotes: 24,
     address: 32,
     byteLength: 40,
-    lkey: 48,
-    reserved: 52,
+    targets: 48,
+    lkey: 56,
+    reserved: 60,
   },
 } as const;
 
@@ -2064,7 +2572,8 @@ export function readEfaMemory(view: DataView, at = 0): EfaMemory {
     remotes: view.getBigUint64(at + 24, true),
     address: view.getBigUint64(at + 32, true),
     byteLength: view.getBigUint64(at + 40, true),
-    lkey: view.getUint32(at + 48, true),
+    targets: view.getBigUint64(at + 48, true),
+    lkey: view.getUint32(at + 56, true),
   };
 }
 
@@ -2074,8 +2583,9 @@ export function writeEfaMemory(view: DataView, at: number, value: EfaMemory): vo
   view.setBigUint64(at + 24, value.remotes, true);
   view.setBigUint64(at + 32, value.address, true);
   view.setBigUint64(at + 40, value.byteLength, true);
-  view.setUint32(at + 48, value.lkey, true);
-  clear(view, at + 52, 4);
+  view.setBigUint64(at + 48, value.targets, true);
+  view.setUint32(at + 56, value.lkey, true);
+  clear(view, at + 60, 4);
 }
 
 /** A send or a receive queue. */
@@ -2559,410 +3069,6 @@ export function writeGpuMemoryHandle(view: DataView, at: number, value: GpuMemor
   elements(value.ipc, 64, 'gpuMemoryHandle.ipc').forEach((element, i) => {
     view.setUint8(at + 96 + i * 1, element);
   });
-}
-
-/**
- * One RC queue pair and its completion queue. Numbers of WQEs run from 0 and never wrap; the NIC sees their low 16
- * bits. A poster takes numbers (`taken`), waits until the ring has room for them (`done`), writes WQEs, waits for its
- * turn (`ready`) and publishes. HAZARD: a number that was taken must be published, or whoever took later ones waits for
- * ever. A poster that gives up breaks the queue pair instead.
- */
-export interface IbgdaQp {
-  /** EP_MAGIC_IBGDA_QP */
-  readonly header: HandleHeader;
-  /** address of WQEBB[depth] */
-  readonly sq: bigint;
-  /** address of the doorbell record: be32 receive counter, be32 send counter */
-  readonly dbr: bigint;
-  /** address of the doorbell register (UAR page + 0x800): two halves of 256 bytes */
-  readonly bf: bigint;
-  /** address of CQE[cq_depth], 64 bytes each, filled with 0xff before the first post */
-  readonly cq: bigint;
-  /** address of the CQ's doorbell record (be32, 24 bits); 0: nobody checks that the CQ has room */
-  readonly cqDbr: bigint;
-  readonly qpn: number;
-  /** power of two, at most EP_IBGDA_MAX_DEPTH */
-  readonly depth: number;
-  /** power of two; 1 where collapsed, at least `depth` otherwise */
-  readonly cqDepth: number;
-  /** EP_IBGDA_CQ_* */
-  readonly flags: number;
-  /** rank at the other end */
-  readonly peer: number;
-  /** in ep_ibgda_device.qps */
-  readonly index: number;
-  /** address of 8 bytes, registered: where atomics put old values that nobody reads */
-  readonly response: bigint;
-  readonly responseLkey: number;
-  /** address of the ep_wake_word of a software NIC that may sleep; 0: a doorbell is enough */
-  readonly nicWake: bigint;
-  /** counter: numbers handed out */
-  readonly taken: bigint;
-  /** counter: WQEs that are written, as are all before them; whose turn it is to publish */
-  readonly ready: bigint;
-  /** 1: somebody rings, and will look at `ready` again; 0: nobody does */
-  readonly ringer: bigint;
-  /** counter: WQEs that the last doorbell told of; belongs to whoever rings */
-  readonly rung: bigint;
-  /** counter: WQEs known to have completed */
-  readonly done: bigint;
-  /** 1: somebody takes CQEs out of a CQ that is a ring */
-  readonly poller: bigint;
-  /** counter: CQEs taken out; belongs to the poller */
-  readonly polled: bigint;
-  /** of the spin-lock path, which is kept for comparison */
-  readonly lock: bigint;
-  /** 0 or 256: half of the register that it writes next; belongs to the lock's holder */
-  readonly bfOffset: bigint;
-  /** EP_IBGDA_SOUND, _BREAKING, _BROKEN; what follows is complete when it is _BROKEN */
-  readonly broken: bigint;
-  /** EP_STATUS_* */
-  readonly status: number;
-  /** of the error CQE; 0: no CQE, the poster gave up waiting */
-  readonly syndrome: number;
-  readonly vendorSyndrome: number;
-  /** of the WQE that failed */
-  readonly opcode: number;
-  /** its number */
-  readonly wqe: bigint;
-  /** that it named */
-  readonly remoteAddress: bigint;
-  readonly rkey: number;
-}
-
-export const ibgdaQpLayout = {
-  byteLength: 512,
-  align: 8,
-  offset: {
-    header: 0,
-    sq: 16,
-    dbr: 24,
-    bf: 32,
-    cq: 40,
-    cqDbr: 48,
-    qpn: 56,
-    depth: 60,
-    cqDepth: 64,
-    flags: 68,
-    peer: 72,
-    index: 76,
-    response: 80,
-    responseLkey: 88,
-    reserved0: 92,
-    nicWake: 96,
-    pad0: 104,
-    taken: 128,
-    pad1: 136,
-    ready: 192,
-    pad2: 200,
-    ringer: 256,
-    rung: 264,
-    pad3: 272,
-    done: 320,
-    poller: 328,
-    polled: 336,
-    pad4: 344,
-    lock: 384,
-    bfOffset: 392,
-    pad5: 400,
-    broken: 448,
-    status: 456,
-    syndrome: 460,
-    vendorSyndrome: 464,
-    opcode: 468,
-    wqe: 472,
-    remoteAddress: 480,
-    rkey: 488,
-    reserved1: 492,
-    pad6: 496,
-  },
-} as const;
-
-export function readIbgdaQp(view: DataView, at = 0): IbgdaQp {
-  return {
-    header: readHandleHeader(view, at + 0),
-    sq: view.getBigUint64(at + 16, true),
-    dbr: view.getBigUint64(at + 24, true),
-    bf: view.getBigUint64(at + 32, true),
-    cq: view.getBigUint64(at + 40, true),
-    cqDbr: view.getBigUint64(at + 48, true),
-    qpn: view.getUint32(at + 56, true),
-    depth: view.getUint32(at + 60, true),
-    cqDepth: view.getUint32(at + 64, true),
-    flags: view.getUint32(at + 68, true),
-    peer: view.getInt32(at + 72, true),
-    index: view.getUint32(at + 76, true),
-    response: view.getBigUint64(at + 80, true),
-    responseLkey: view.getUint32(at + 88, true),
-    nicWake: view.getBigUint64(at + 96, true),
-    taken: view.getBigUint64(at + 128, true),
-    ready: view.getBigUint64(at + 192, true),
-    ringer: view.getBigUint64(at + 256, true),
-    rung: view.getBigUint64(at + 264, true),
-    done: view.getBigUint64(at + 320, true),
-    poller: view.getBigUint64(at + 328, true),
-    polled: view.getBigUint64(at + 336, true),
-    lock: view.getBigUint64(at + 384, true),
-    bfOffset: view.getBigUint64(at + 392, true),
-    broken: view.getBigUint64(at + 448, true),
-    status: view.getUint32(at + 456, true),
-    syndrome: view.getUint32(at + 460, true),
-    vendorSyndrome: view.getUint32(at + 464, true),
-    opcode: view.getUint32(at + 468, true),
-    wqe: view.getBigUint64(at + 472, true),
-    remoteAddress: view.getBigUint64(at + 480, true),
-    rkey: view.getUint32(at + 488, true),
-  };
-}
-
-export function writeIbgdaQp(view: DataView, at: number, value: IbgdaQp): void {
-  writeHandleHeader(view, at + 0, value.header);
-  view.setBigUint64(at + 16, value.sq, true);
-  view.setBigUint64(at + 24, value.dbr, true);
-  view.setBigUint64(at + 32, value.bf, true);
-  view.setBigUint64(at + 40, value.cq, true);
-  view.setBigUint64(at + 48, value.cqDbr, true);
-  view.setUint32(at + 56, value.qpn, true);
-  view.setUint32(at + 60, value.depth, true);
-  view.setUint32(at + 64, value.cqDepth, true);
-  view.setUint32(at + 68, value.flags, true);
-  view.setInt32(at + 72, value.peer, true);
-  view.setUint32(at + 76, value.index, true);
-  view.setBigUint64(at + 80, value.response, true);
-  view.setUint32(at + 88, value.responseLkey, true);
-  clear(view, at + 92, 4);
-  view.setBigUint64(at + 96, value.nicWake, true);
-  clear(view, at + 104, 24);
-  view.setBigUint64(at + 128, value.taken, true);
-  clear(view, at + 136, 56);
-  view.setBigUint64(at + 192, value.ready, true);
-  clear(view, at + 200, 56);
-  view.setBigUint64(at + 256, value.ringer, true);
-  view.setBigUint64(at + 264, value.rung, true);
-  clear(view, at + 272, 48);
-  view.setBigUint64(at + 320, value.done, true);
-  view.setBigUint64(at + 328, value.poller, true);
-  view.setBigUint64(at + 336, value.polled, true);
-  clear(view, at + 344, 40);
-  view.setBigUint64(at + 384, value.lock, true);
-  view.setBigUint64(at + 392, value.bfOffset, true);
-  clear(view, at + 400, 48);
-  view.setBigUint64(at + 448, value.broken, true);
-  view.setUint32(at + 456, value.status, true);
-  view.setUint32(at + 460, value.syndrome, true);
-  view.setUint32(at + 464, value.vendorSyndrome, true);
-  view.setUint32(at + 468, value.opcode, true);
-  view.setBigUint64(at + 472, value.wqe, true);
-  view.setBigUint64(at + 480, value.remoteAddress, true);
-  view.setUint32(at + 488, value.rkey, true);
-  clear(view, at + 492, 4);
-  clear(view, at + 496, 16);
-}
-
-/** Registered memory of this process. */
-export interface IbgdaRange {
-  /** address */
-  readonly begin: bigint;
-  /** first address behind it */
-  readonly end: bigint;
-  readonly lkey: number;
-}
-
-export const ibgdaRangeLayout = {
-  byteLength: 24,
-  align: 8,
-  offset: {
-    begin: 0,
-    end: 8,
-    lkey: 16,
-    reserved: 20,
-  },
-} as const;
-
-export function readIbgdaRange(view: DataView, at = 0): IbgdaRange {
-  return {
-    begin: view.getBigUint64(at + 0, true),
-    end: view.getBigUint64(at + 8, true),
-    lkey: view.getUint32(at + 16, true),
-  };
-}
-
-export function writeIbgdaRange(view: DataView, at: number, value: IbgdaRange): void {
-  view.setBigUint64(at + 0, value.begin, true);
-  view.setBigUint64(at + 8, value.end, true);
-  view.setUint32(at + 16, value.lkey, true);
-  clear(view, at + 20, 4);
-}
-
-/**
- * Followed by ep_ibgda_range[count], ascending and disjoint. Never changes once it is published: a registration makes a
- * new table, and the old one is kept while kernels may read it.
- */
-export interface IbgdaRangeTable {
-  readonly count: bigint;
-}
-
-export const ibgdaRangeTableLayout = {
-  byteLength: 16,
-  align: 8,
-  offset: {
-    count: 0,
-    reserved: 8,
-  },
-} as const;
-
-export function readIbgdaRangeTable(view: DataView, at = 0): IbgdaRangeTable {
-  return {
-    count: view.getBigUint64(at + 0, true),
-  };
-}
-
-export function writeIbgdaRangeTable(view: DataView, at: number, value: IbgdaRangeTable): void {
-  view.setBigUint64(at + 0, value.count, true);
-  clear(view, at + 8, 8);
-}
-
-/**
- * All queue pairs of a rank. There are some to the rank itself, too (loopback): its signals take them, because a NIC's
- * atomics are not atomic against a processor's.
- */
-export interface IbgdaDevice {
-  /** EP_MAGIC_IBGDA */
-  readonly header: HandleHeader;
-  readonly rank: number;
-  readonly worldSize: number;
-  /** address of ep_ibgda_qp[world_size * qps_per_peer]: those to rank 0 first */
-  readonly qps: bigint;
-  readonly qpsPerPeer: number;
-  /** of them, used by keys: 1 to qps_per_peer */
-  readonly activeQps: number;
-  /** EP_IBGDA_SHARE_* */
-  readonly sharing: number;
-  /** bytes of one WRITE or READ, at most 2^30 */
-  readonly maxMessage: bigint;
-  /** address of ep_ibgda_range_table; replaced as a whole, with release */
-  readonly ranges: bigint;
-  /** 1 + index of the queue pair that broke first; 0: none */
-  readonly broken: bigint;
-}
-
-export const ibgdaDeviceLayout = {
-  byteLength: 128,
-  align: 8,
-  offset: {
-    header: 0,
-    rank: 16,
-    worldSize: 20,
-    qps: 24,
-    qpsPerPeer: 32,
-    activeQps: 36,
-    sharing: 40,
-    reserved: 44,
-    maxMessage: 48,
-    ranges: 56,
-    broken: 64,
-    pad: 72,
-  },
-} as const;
-
-export function readIbgdaDevice(view: DataView, at = 0): IbgdaDevice {
-  return {
-    header: readHandleHeader(view, at + 0),
-    rank: view.getInt32(at + 16, true),
-    worldSize: view.getInt32(at + 20, true),
-    qps: view.getBigUint64(at + 24, true),
-    qpsPerPeer: view.getUint32(at + 32, true),
-    activeQps: view.getUint32(at + 36, true),
-    sharing: view.getUint32(at + 40, true),
-    maxMessage: view.getBigUint64(at + 48, true),
-    ranges: view.getBigUint64(at + 56, true),
-    broken: view.getBigUint64(at + 64, true),
-  };
-}
-
-export function writeIbgdaDevice(view: DataView, at: number, value: IbgdaDevice): void {
-  writeHandleHeader(view, at + 0, value.header);
-  view.setInt32(at + 16, value.rank, true);
-  view.setInt32(at + 20, value.worldSize, true);
-  view.setBigUint64(at + 24, value.qps, true);
-  view.setUint32(at + 32, value.qpsPerPeer, true);
-  view.setUint32(at + 36, value.activeQps, true);
-  view.setUint32(at + 40, value.sharing, true);
-  clear(view, at + 44, 4);
-  view.setBigUint64(at + 48, value.maxMessage, true);
-  view.setBigUint64(at + 56, value.ranges, true);
-  view.setBigUint64(at + 64, value.broken, true);
-  clear(view, at + 72, 56);
-}
-
-/** Where a rank's part of one symmetric memory lies, as a NIC is told. */
-export interface IbgdaRemote {
-  /** in the address space of the rank's registration */
-  readonly data: bigint;
-  readonly signals: bigint;
-  readonly dataRkey: number;
-  readonly signalsRkey: number;
-}
-
-export const ibgdaRemoteLayout = {
-  byteLength: 24,
-  align: 8,
-  offset: {
-    data: 0,
-    signals: 8,
-    dataRkey: 16,
-    signalsRkey: 20,
-  },
-} as const;
-
-export function readIbgdaRemote(view: DataView, at = 0): IbgdaRemote {
-  return {
-    data: view.getBigUint64(at + 0, true),
-    signals: view.getBigUint64(at + 8, true),
-    dataRkey: view.getUint32(at + 16, true),
-    signalsRkey: view.getUint32(at + 20, true),
-  };
-}
-
-export function writeIbgdaRemote(view: DataView, at: number, value: IbgdaRemote): void {
-  view.setBigUint64(at + 0, value.data, true);
-  view.setBigUint64(at + 8, value.signals, true);
-  view.setUint32(at + 16, value.dataRkey, true);
-  view.setUint32(at + 20, value.signalsRkey, true);
-}
-
-/** What ep_memory_handle.proxy is the address of, for EP_MEMORY_IBGDA. */
-export interface IbgdaMemory {
-  /** EP_MAGIC_IBGDA_MEMORY */
-  readonly header: HandleHeader;
-  /** address of ep_ibgda_device */
-  readonly device: bigint;
-  /** address of ep_ibgda_remote[world_size] */
-  readonly remotes: bigint;
-}
-
-export const ibgdaMemoryLayout = {
-  byteLength: 32,
-  align: 8,
-  offset: {
-    header: 0,
-    device: 16,
-    remotes: 24,
-  },
-} as const;
-
-export function readIbgdaMemory(view: DataView, at = 0): IbgdaMemory {
-  return {
-    header: readHandleHeader(view, at + 0),
-    device: view.getBigUint64(at + 16, true),
-    remotes: view.getBigUint64(at + 24, true),
-  };
-}
-
-export function writeIbgdaMemory(view: DataView, at: number, value: IbgdaMemory): void {
-  writeHandleHeader(view, at + 0, value.header);
-  view.setBigUint64(at + 16, value.device, true);
-  view.setBigUint64(at + 24, value.remotes, true);
 }
 
 /**
@@ -3515,6 +3621,606 @@ export function readMlx5Dbr(view: DataView, at = 0): Mlx5Dbr {
 export function writeMlx5Dbr(view: DataView, at: number, value: Mlx5Dbr): void {
   view.setUint32(at + 0, value.receive, false);
   view.setUint32(at + 4, value.send, false);
+}
+
+/**
+ * A component of the buffer (bufferSizes in @ep/plan/moe): that of slot q begins at offset + q * stride, in bytes from
+ * the start of a rank's part.
+ */
+export interface MoePart {
+  readonly offset: bigint;
+  readonly stride: bigint;
+}
+
+export const moePartLayout = {
+  byteLength: 16,
+  align: 8,
+  offset: {
+    offset: 0,
+    stride: 8,
+  },
+} as const;
+
+export function readMoePart(view: DataView, at = 0): MoePart {
+  return {
+    offset: view.getBigUint64(at + 0, true),
+    stride: view.getBigUint64(at + 8, true),
+  };
+}
+
+export function writeMoePart(view: DataView, at: number, value: MoePart): void {
+  view.setBigUint64(at + 0, value.offset, true);
+  view.setBigUint64(at + 8, value.stride, true);
+}
+
+/** Where a dispatched row came from. */
+export interface MoeHeader {
+  readonly rank: number;
+  readonly token: number;
+  /** 0 .. top_k - 1 */
+  readonly choice: number;
+}
+
+export const moeHeaderLayout = {
+  byteLength: 16,
+  align: 4,
+  offset: {
+    rank: 0,
+    token: 4,
+    choice: 8,
+    reserved: 12,
+  },
+} as const;
+
+export function readMoeHeader(view: DataView, at = 0): MoeHeader {
+  return {
+    rank: view.getInt32(at + 0, true),
+    token: view.getUint32(at + 4, true),
+    choice: view.getUint32(at + 8, true),
+  };
+}
+
+export function writeMoeHeader(view: DataView, at: number, value: MoeHeader): void {
+  view.setInt32(at + 0, value.rank, true);
+  view.setUint32(at + 4, value.token, true);
+  view.setUint32(at + 8, value.choice, true);
+  clear(view, at + 12, 4);
+}
+
+/** Which replica is where, and which of them this rank takes. Replicas are numbered rank-major. */
+export interface MoeExperts {
+  /** address of int32_t[replicas] */
+  readonly replicaRank: bigint;
+  /** address of int32_t[replicas] */
+  readonly replicaExpert: bigint;
+  /** address of uint32_t[world_size + 1]: rank r holds replicas rank_begin[r] .. rank_begin[r + 1] */
+  readonly rankBegin: bigint;
+  /** address of uint32_t[experts + 1]: CSR into candidates */
+  readonly candidateBegin: bigint;
+  /**
+   * address of uint32_t[]: replicas that this rank's choices of an expert take in turn, beginning with number (rank mod
+   * how many)
+   */
+  readonly candidates: bigint;
+  readonly experts: number;
+  readonly replicas: number;
+  /** replicas of the rank that has most: how many a slot of `received` and `counts` has room for */
+  readonly mostLocal: number;
+}
+
+export const moeExpertsLayout = {
+  byteLength: 56,
+  align: 8,
+  offset: {
+    replicaRank: 0,
+    replicaExpert: 8,
+    rankBegin: 16,
+    candidateBegin: 24,
+    candidates: 32,
+    experts: 40,
+    replicas: 44,
+    mostLocal: 48,
+    reserved: 52,
+  },
+} as const;
+
+export function readMoeExperts(view: DataView, at = 0): MoeExperts {
+  return {
+    replicaRank: view.getBigUint64(at + 0, true),
+    replicaExpert: view.getBigUint64(at + 8, true),
+    rankBegin: view.getBigUint64(at + 16, true),
+    candidateBegin: view.getBigUint64(at + 24, true),
+    candidates: view.getBigUint64(at + 32, true),
+    experts: view.getUint32(at + 40, true),
+    replicas: view.getUint32(at + 44, true),
+    mostLocal: view.getUint32(at + 48, true),
+  };
+}
+
+export function writeMoeExperts(view: DataView, at: number, value: MoeExperts): void {
+  view.setBigUint64(at + 0, value.replicaRank, true);
+  view.setBigUint64(at + 8, value.replicaExpert, true);
+  view.setBigUint64(at + 16, value.rankBegin, true);
+  view.setBigUint64(at + 24, value.candidateBegin, true);
+  view.setBigUint64(at + 32, value.candidates, true);
+  view.setUint32(at + 40, value.experts, true);
+  view.setUint32(at + 44, value.replicas, true);
+  view.setUint32(at + 48, value.mostLocal, true);
+  clear(view, at + 52, 4);
+}
+
+/**
+ * What a rank remembers of a peer between the calls of one slot: kernels read and write it; whoever lets ranks in anew
+ * sets it. All 0 at first.
+ */
+export interface MoePeer {
+  /** the counters as they stand when all calls so far are complete (where endpoints can store: unused) */
+  readonly counted: bigint;
+  readonly arrived: bigint;
+  readonly returned: bigint;
+  readonly placed: bigint;
+  /** value that the peer's credit must have before the next call may write there */
+  readonly credited: bigint;
+  /**
+   * not 0: a rank that was given up may still write results of an earlier call here, until EP_MOE_SIGNAL_RETURNED shows
+   * this value or it is dead
+   */
+  readonly owed: bigint;
+  /** epoch of the last call whose counts were sent there */
+  readonly told: bigint;
+  /** the same for rows of a high-throughput dispatch, and EP_MOE_SIGNAL_ARRIVED */
+  readonly owedRows: bigint;
+}
+
+export const moePeerLayout = {
+  byteLength: 64,
+  align: 8,
+  offset: {
+    counted: 0,
+    arrived: 8,
+    returned: 16,
+    placed: 24,
+    credited: 32,
+    owed: 40,
+    told: 48,
+    owedRows: 56,
+  },
+} as const;
+
+export function readMoePeer(view: DataView, at = 0): MoePeer {
+  return {
+    counted: view.getBigUint64(at + 0, true),
+    arrived: view.getBigUint64(at + 8, true),
+    returned: view.getBigUint64(at + 16, true),
+    placed: view.getBigUint64(at + 24, true),
+    credited: view.getBigUint64(at + 32, true),
+    owed: view.getBigUint64(at + 40, true),
+    told: view.getBigUint64(at + 48, true),
+    owedRows: view.getBigUint64(at + 56, true),
+  };
+}
+
+export function writeMoePeer(view: DataView, at: number, value: MoePeer): void {
+  view.setBigUint64(at + 0, value.counted, true);
+  view.setBigUint64(at + 8, value.arrived, true);
+  view.setBigUint64(at + 16, value.returned, true);
+  view.setBigUint64(at + 24, value.placed, true);
+  view.setBigUint64(at + 32, value.credited, true);
+  view.setBigUint64(at + 40, value.owed, true);
+  view.setBigUint64(at + 48, value.told, true);
+  view.setBigUint64(at + 56, value.owedRows, true);
+}
+
+export interface MoeBuffer {
+  /** EP_MAGIC_MOE; kind EP_MOE_LOW_LATENCY or EP_MOE_HIGH_THROUGHPUT */
+  readonly header: HandleHeader;
+  readonly memory: MemoryHandle;
+  readonly experts: MoeExperts;
+  readonly received: MoePart;
+  /** row (token * top_k + choice), of result_row_bytes */
+  readonly returned: MoePart;
+  readonly stagedTokens: MoePart;
+  readonly stagedResults: MoePart;
+  /** uint64_t[world_size][most_local]: count words, by source and local expert: one put for each pair of ranks */
+  readonly counts: MoePart;
+  /** high throughput: uint64_t[replicas]: (epoch << 32 | first row), written by the ranks that hold the replicas */
+  readonly starts: MoePart;
+  readonly firstSignal: bigint;
+  /** address of ep_moe_peer[calls * world_size] */
+  readonly peers: bigint;
+  readonly calls: number;
+  readonly maxTokens: number;
+  readonly topK: number;
+  readonly hidden: number;
+  /** EP_MOE_*, of dispatched rows */
+  readonly payload: number;
+  /** EP_MOE_*, of returned rows */
+  readonly resultPayload: number;
+  /** of one token, as it travels */
+  readonly payloadBytes: bigint;
+  /** the same, rounded up to 16 */
+  readonly rowBytes: bigint;
+  /** of one returned row, as it travels */
+  readonly resultBytes: bigint;
+  /** the same, rounded up to 16 */
+  readonly resultRowBytes: bigint;
+  /** of the receive tensor */
+  readonly recvRows: bigint;
+  /** of blocks, in rows; 1 in low-latency form */
+  readonly alignment: number;
+}
+
+export const moeBufferLayout = {
+  byteLength: 320,
+  align: 8,
+  offset: {
+    header: 0,
+    memory: 16,
+    experts: 80,
+    received: 136,
+    returned: 152,
+    stagedTokens: 168,
+    stagedResults: 184,
+    counts: 200,
+    starts: 216,
+    firstSignal: 232,
+    peers: 240,
+    calls: 248,
+    maxTokens: 252,
+    topK: 256,
+    hidden: 260,
+    payload: 264,
+    resultPayload: 268,
+    payloadBytes: 272,
+    rowBytes: 280,
+    resultBytes: 288,
+    resultRowBytes: 296,
+    recvRows: 304,
+    alignment: 312,
+    reserved: 316,
+  },
+} as const;
+
+export function readMoeBuffer(view: DataView, at = 0): MoeBuffer {
+  return {
+    header: readHandleHeader(view, at + 0),
+    memory: readMemoryHandle(view, at + 16),
+    experts: readMoeExperts(view, at + 80),
+    received: readMoePart(view, at + 136),
+    returned: readMoePart(view, at + 152),
+    stagedTokens: readMoePart(view, at + 168),
+    stagedResults: readMoePart(view, at + 184),
+    counts: readMoePart(view, at + 200),
+    starts: readMoePart(view, at + 216),
+    firstSignal: view.getBigUint64(at + 232, true),
+    peers: view.getBigUint64(at + 240, true),
+    calls: view.getUint32(at + 248, true),
+    maxTokens: view.getUint32(at + 252, true),
+    topK: view.getUint32(at + 256, true),
+    hidden: view.getUint32(at + 260, true),
+    payload: view.getUint32(at + 264, true),
+    resultPayload: view.getUint32(at + 268, true),
+    payloadBytes: view.getBigUint64(at + 272, true),
+    rowBytes: view.getBigUint64(at + 280, true),
+    resultBytes: view.getBigUint64(at + 288, true),
+    resultRowBytes: view.getBigUint64(at + 296, true),
+    recvRows: view.getBigUint64(at + 304, true),
+    alignment: view.getUint32(at + 312, true),
+  };
+}
+
+export function writeMoeBuffer(view: DataView, at: number, value: MoeBuffer): void {
+  writeHandleHeader(view, at + 0, value.header);
+  writeMemoryHandle(view, at + 16, value.memory);
+  writeMoeExperts(view, at + 80, value.experts);
+  writeMoePart(view, at + 136, value.received);
+  writeMoePart(view, at + 152, value.returned);
+  writeMoePart(view, at + 168, value.stagedTokens);
+  writeMoePart(view, at + 184, value.stagedResults);
+  writeMoePart(view, at + 200, value.counts);
+  writeMoePart(view, at + 216, value.starts);
+  view.setBigUint64(at + 232, value.firstSignal, true);
+  view.setBigUint64(at + 240, value.peers, true);
+  view.setUint32(at + 248, value.calls, true);
+  view.setUint32(at + 252, value.maxTokens, true);
+  view.setUint32(at + 256, value.topK, true);
+  view.setUint32(at + 260, value.hidden, true);
+  view.setUint32(at + 264, value.payload, true);
+  view.setUint32(at + 268, value.resultPayload, true);
+  view.setBigUint64(at + 272, value.payloadBytes, true);
+  view.setBigUint64(at + 280, value.rowBytes, true);
+  view.setBigUint64(at + 288, value.resultBytes, true);
+  view.setBigUint64(at + 296, value.resultRowBytes, true);
+  view.setBigUint64(at + 304, value.recvRows, true);
+  view.setUint32(at + 312, value.alignment, true);
+  clear(view, at + 316, 4);
+}
+
+/**
+ * What one dispatch leaves behind for its combine, or for the next dispatch with the same routing. Owned by whoever
+ * owns the handle. Where a NIC sends for the kernel, send_words, send_headers and topk lie in registered memory.
+ */
+export interface MoeRouting {
+  /** address of const int32_t[tokens * top_k]: experts; negative for none */
+  readonly topk: bigint;
+  /** address of int32_t[tokens * top_k]: replica that serves the choice; -1 for none. Written by dispatch */
+  readonly choiceReplica: bigint;
+  /** address of int32_t[tokens * top_k]: its place among those of this rank to that replica, in token order */
+  readonly choiceSlot: bigint;
+  /** address of uint64_t[replicas]: count words */
+  readonly sendWords: bigint;
+  /** address of ep_moe_header[tokens * top_k]: by replica, then by slot; used where endpoints cannot store */
+  readonly sendHeaders: bigint;
+  /** address of uint32_t[replicas + 1]: first of a replica's headers, the same */
+  readonly sendFirst: bigint;
+  /** address of int32_t[local experts]: rows of each */
+  readonly recvCount: bigint;
+  /**
+   * address of uint32_t[local experts + 1]: first row of each in the receive tensor; high throughput: then the rows of
+   * the tensor
+   */
+  readonly blockStart: bigint;
+  /** address of uint64_t[local experts * world_size]: begin << 32 | count, rows of a source in its block */
+  readonly layoutRange: bigint;
+  /** address of int32_t[recv_rows]: token of a received row at its source */
+  readonly srcToken: bigint;
+  /** address of int32_t[recv_rows]. High throughput: both are -1 for padding and for rows of lost ranks */
+  readonly srcChoice: bigint;
+  /** high throughput: address of uint32_t[replicas]: row at its rank where this rank's first row to the replica goes */
+  readonly sendStart: bigint;
+  readonly tokens: number;
+}
+
+export const moeRoutingLayout = {
+  byteLength: 104,
+  align: 8,
+  offset: {
+    topk: 0,
+    choiceReplica: 8,
+    choiceSlot: 16,
+    sendWords: 24,
+    sendHeaders: 32,
+    sendFirst: 40,
+    recvCount: 48,
+    blockStart: 56,
+    layoutRange: 64,
+    srcToken: 72,
+    srcChoice: 80,
+    sendStart: 88,
+    tokens: 96,
+    reserved: 100,
+  },
+} as const;
+
+export function readMoeRouting(view: DataView, at = 0): MoeRouting {
+  return {
+    topk: view.getBigUint64(at + 0, true),
+    choiceReplica: view.getBigUint64(at + 8, true),
+    choiceSlot: view.getBigUint64(at + 16, true),
+    sendWords: view.getBigUint64(at + 24, true),
+    sendHeaders: view.getBigUint64(at + 32, true),
+    sendFirst: view.getBigUint64(at + 40, true),
+    recvCount: view.getBigUint64(at + 48, true),
+    blockStart: view.getBigUint64(at + 56, true),
+    layoutRange: view.getBigUint64(at + 64, true),
+    srcToken: view.getBigUint64(at + 72, true),
+    srcChoice: view.getBigUint64(at + 80, true),
+    sendStart: view.getBigUint64(at + 88, true),
+    tokens: view.getUint32(at + 96, true),
+  };
+}
+
+export function writeMoeRouting(view: DataView, at: number, value: MoeRouting): void {
+  view.setBigUint64(at + 0, value.topk, true);
+  view.setBigUint64(at + 8, value.choiceReplica, true);
+  view.setBigUint64(at + 16, value.choiceSlot, true);
+  view.setBigUint64(at + 24, value.sendWords, true);
+  view.setBigUint64(at + 32, value.sendHeaders, true);
+  view.setBigUint64(at + 40, value.sendFirst, true);
+  view.setBigUint64(at + 48, value.recvCount, true);
+  view.setBigUint64(at + 56, value.blockStart, true);
+  view.setBigUint64(at + 64, value.layoutRange, true);
+  view.setBigUint64(at + 72, value.srcToken, true);
+  view.setBigUint64(at + 80, value.srcChoice, true);
+  view.setBigUint64(at + 88, value.sendStart, true);
+  view.setUint32(at + 96, value.tokens, true);
+  clear(view, at + 100, 4);
+}
+
+/** What every half has. */
+export interface MoeCall {
+  /** EP_MAGIC_MOE_CALL */
+  readonly header: HandleHeader;
+  readonly slot: number;
+  /** 1 .. 2^32 - 1 */
+  readonly epoch: number;
+  /** EP_MOE_* */
+  readonly flags: number;
+  readonly routing: MoeRouting;
+  /** address of uint64_t[world_size]: see EP_MOE_RANK_MASKED. The same array for both halves of a call */
+  readonly ranks: bigint;
+  /** address of uint64_t[world_size]: time spent in waiting for each rank is added; or 0 */
+  readonly waitNs: bigint;
+  /** address of ep_kernel_status: why a half returned false, which a lost or late rank is no reason for */
+  readonly status: bigint;
+  readonly countsByNs: bigint;
+  readonly answersByNs: bigint;
+}
+
+export const moeCallLayout = {
+  byteLength: 176,
+  align: 8,
+  offset: {
+    header: 0,
+    slot: 16,
+    epoch: 20,
+    flags: 24,
+    reserved: 28,
+    routing: 32,
+    ranks: 136,
+    waitNs: 144,
+    status: 152,
+    countsByNs: 160,
+    answersByNs: 168,
+  },
+} as const;
+
+export function readMoeCall(view: DataView, at = 0): MoeCall {
+  return {
+    header: readHandleHeader(view, at + 0),
+    slot: view.getUint32(at + 16, true),
+    epoch: view.getUint32(at + 20, true),
+    flags: view.getUint32(at + 24, true),
+    routing: readMoeRouting(view, at + 32),
+    ranks: view.getBigUint64(at + 136, true),
+    waitNs: view.getBigUint64(at + 144, true),
+    status: view.getBigUint64(at + 152, true),
+    countsByNs: view.getBigUint64(at + 160, true),
+    answersByNs: view.getBigUint64(at + 168, true),
+  };
+}
+
+export function writeMoeCall(view: DataView, at: number, value: MoeCall): void {
+  writeHandleHeader(view, at + 0, value.header);
+  view.setUint32(at + 16, value.slot, true);
+  view.setUint32(at + 20, value.epoch, true);
+  view.setUint32(at + 24, value.flags, true);
+  clear(view, at + 28, 4);
+  writeMoeRouting(view, at + 32, value.routing);
+  view.setBigUint64(at + 136, value.ranks, true);
+  view.setBigUint64(at + 144, value.waitNs, true);
+  view.setBigUint64(at + 152, value.status, true);
+  view.setBigUint64(at + 160, value.countsByNs, true);
+  view.setBigUint64(at + 168, value.answersByNs, true);
+}
+
+/** Dispatch. Both halves read x: it stays unchanged until the receive half has ended. */
+export interface MoeDispatchArgs {
+  readonly call: MoeCall;
+  /** address of row 0: [tokens, hidden] of `dtype` */
+  readonly x: bigint;
+  readonly xStrideBytes: bigint;
+  /** EP_MOE_F32, F16, BF16. Another payload than this: rows are cast into staged_tokens, once each */
+  readonly dtype: number;
+  /** blocks whose scales lie side by side: 1, or 4 where UE8M0 bytes are packed into words */
+  readonly scaleGroup: number;
+  /** address of row 0 of the receive tensor: [recv_rows, hidden] of the payload's codes */
+  readonly out: bigint;
+  readonly outStrideBytes: bigint;
+  /** address of the scale of (row 0, block 0); or 0 */
+  readonly outScales: bigint;
+  readonly scaleRowStride: bigint;
+  readonly scaleBlockStride: bigint;
+  /** address of uint64_t[local experts]: rows of every call so far, added to; or 0 */
+  readonly totals: bigint;
+}
+
+export const moeDispatchArgsLayout = {
+  byteLength: 248,
+  align: 8,
+  offset: {
+    call: 0,
+    x: 176,
+    xStrideBytes: 184,
+    dtype: 192,
+    scaleGroup: 196,
+    out: 200,
+    outStrideBytes: 208,
+    outScales: 216,
+    scaleRowStride: 224,
+    scaleBlockStride: 232,
+    totals: 240,
+  },
+} as const;
+
+export function readMoeDispatchArgs(view: DataView, at = 0): MoeDispatchArgs {
+  return {
+    call: readMoeCall(view, at + 0),
+    x: view.getBigUint64(at + 176, true),
+    xStrideBytes: view.getBigUint64(at + 184, true),
+    dtype: view.getUint32(at + 192, true),
+    scaleGroup: view.getUint32(at + 196, true),
+    out: view.getBigUint64(at + 200, true),
+    outStrideBytes: view.getBigUint64(at + 208, true),
+    outScales: view.getBigUint64(at + 216, true),
+    scaleRowStride: view.getBigUint64(at + 224, true),
+    scaleBlockStride: view.getBigUint64(at + 232, true),
+    totals: view.getBigUint64(at + 240, true),
+  };
+}
+
+export function writeMoeDispatchArgs(view: DataView, at: number, value: MoeDispatchArgs): void {
+  writeMoeCall(view, at + 0, value.call);
+  view.setBigUint64(at + 176, value.x, true);
+  view.setBigUint64(at + 184, value.xStrideBytes, true);
+  view.setUint32(at + 192, value.dtype, true);
+  view.setUint32(at + 196, value.scaleGroup, true);
+  view.setBigUint64(at + 200, value.out, true);
+  view.setBigUint64(at + 208, value.outStrideBytes, true);
+  view.setBigUint64(at + 216, value.outScales, true);
+  view.setBigUint64(at + 224, value.scaleRowStride, true);
+  view.setBigUint64(at + 232, value.scaleBlockStride, true);
+  view.setBigUint64(at + 240, value.totals, true);
+}
+
+/** Combine. */
+export interface MoeCombineArgs {
+  readonly call: MoeCall;
+  /** address of row 0 of what experts made of the receive tensor: [recv_rows, hidden] of `dtype` */
+  readonly y: bigint;
+  readonly yStrideBytes: bigint;
+  /** address of float[tokens * top_k]; or 0: rows are summed as they are */
+  readonly weights: bigint;
+  /** addresses of [tokens, hidden] of `dtype`, packed; or 0 */
+  readonly bias: readonly bigint[];
+  /** address of row 0: [tokens, hidden] of `dtype` */
+  readonly out: bigint;
+  readonly outStrideBytes: bigint;
+  /** EP_MOE_F32, F16, BF16. Another result payload than this: rows are cast into staged_results */
+  readonly dtype: number;
+}
+
+export const moeCombineArgsLayout = {
+  byteLength: 240,
+  align: 8,
+  offset: {
+    call: 0,
+    y: 176,
+    yStrideBytes: 184,
+    weights: 192,
+    bias: 200,
+    out: 216,
+    outStrideBytes: 224,
+    dtype: 232,
+    reserved: 236,
+  },
+} as const;
+
+export function readMoeCombineArgs(view: DataView, at = 0): MoeCombineArgs {
+  return {
+    call: readMoeCall(view, at + 0),
+    y: view.getBigUint64(at + 176, true),
+    yStrideBytes: view.getBigUint64(at + 184, true),
+    weights: view.getBigUint64(at + 192, true),
+    bias: Array.from({ length: 2 }, (_, i) => view.getBigUint64(at + 200 + i * 8, true)),
+    out: view.getBigUint64(at + 216, true),
+    outStrideBytes: view.getBigUint64(at + 224, true),
+    dtype: view.getUint32(at + 232, true),
+  };
+}
+
+export function writeMoeCombineArgs(view: DataView, at: number, value: MoeCombineArgs): void {
+  writeMoeCall(view, at + 0, value.call);
+  view.setBigUint64(at + 176, value.y, true);
+  view.setBigUint64(at + 184, value.yStrideBytes, true);
+  view.setBigUint64(at + 192, value.weights, true);
+  elements(value.bias, 2, 'moeCombineArgs.bias').forEach((element, i) => {
+    view.setBigUint64(at + 200 + i * 8, element, true);
+  });
+  view.setBigUint64(at + 216, value.out, true);
+  view.setBigUint64(at + 224, value.outStrideBytes, true);
+  view.setUint32(at + 232, value.dtype, true);
+  clear(view, at + 236, 4);
 }
 
 /**

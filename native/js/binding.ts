@@ -1,7 +1,9 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
+import type { NativeEfaNic, NativeEfaOptions } from './efa.js';
 import type { GpuBinding } from './gpu.js';
 import type { NativeIbgdaNic, NativeIbgdaOptions, NicTopology } from './ibgda.js';
+import type { MoeDescription, NativeMoeBuffer, NativeMoeRouting } from './moe.js';
 
 /** `EP_STATUS_*` of an operation that ended, and what it saw. */
 export interface Outcome {
@@ -331,6 +333,8 @@ export interface NativeHostStream {
     readonly base: bigint;
     readonly samples: NativeOperand;
     readonly timeoutMs: number;
+    /** Two plain stores and a spin instead of the put and the wait, of 8 bytes: the hand-over that the machine itself is capable of. */
+    readonly bare?: boolean;
   }): OperationId;
   /** Measures barriers of a team, back to back: one duration in ns per round, as f64, into `samples`. */
   barriers(description: {
@@ -425,8 +429,14 @@ export interface Binding extends GpuBinding {
     ringCapacity: number,
   ) => NativeHostileEngine;
   readonly HostStream: new (spinNs: number) => NativeHostStream;
+  readonly MoeBuffer: new (description: MoeDescription) => NativeMoeBuffer;
+  /** Room for the routing of one call of a buffer. */
+  readonly MoeRouting: new (
+    buffer: NativeMoeBuffer,
+  ) => NativeMoeRouting;
   /** Read from sysfs, which lies at `root`. */
   nicTopology(root: string): NicTopology;
+  readonly EfaNic: new (rank: NativeRankContext, options: NativeEfaOptions) => NativeEfaNic;
   readonly IbgdaNic: new (rank: NativeRankContext, options: NativeIbgdaOptions) => NativeIbgdaNic;
   /**
    * `capacity`: ranks that it may grow to. `nonce`: equal on all members, unlike that of any other group. `active`: who takes part at first, empty for all.

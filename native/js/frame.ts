@@ -84,3 +84,29 @@ export class CallFrame {
     numbers[CALL_FRAME.outputOffset] = outputOffset;
   }
 }
+
+/** As `repeat_word` in native/napi/bind_collective.cpp. */
+const REPEAT_FRAME = { sequence: 0, operation: 1, epoch: 2 } as const;
+
+/** Of one group's `repeat`. */
+export class RepeatFrame {
+  readonly #numbers: Float64Array;
+
+  constructor(buffer: ArrayBuffer) {
+    this.#numbers = new Float64Array(buffer);
+  }
+
+  set sequence(sequence: number) {
+    this.#numbers[REPEAT_FRAME.sequence] = sequence;
+  }
+
+  /** Of the call that was repeated: 0 if it has ended, and well. */
+  get operation(): number {
+    return this.#numbers[REPEAT_FRAME.operation]!;
+  }
+
+  /** Of the group, after a call that has ended. */
+  get epoch(): number {
+    return this.#numbers[REPEAT_FRAME.epoch]!;
+  }
+}

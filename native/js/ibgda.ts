@@ -1,5 +1,6 @@
 /** The addon's part in queue pairs of mlx5: native/napi/bind_ibgda.cpp. */
-import type { NativeOperand, NativeSymmetricMemory, OperationId } from './binding.js';
+import type { NativeSymmetricMemory } from './binding.js';
+import type { NicRequests } from './ranks/nic-endpoint.js';
 
 export interface NativeIbgdaOptions {
   /** Queue pairs to each peer that kernels use. */
@@ -70,13 +71,7 @@ export interface SoftNicCounts {
   readonly violations: number;
 }
 
-/** Local bytes: a memory of the addon, or the number that `adopt` gave. */
-export type NativeLocal = NativeOperand | number;
-
-/** A request that was posted: 0 if it has ended already, otherwise its number for `watch`. Signals: op 0 none, 1 add, 2 set. */
-export type PostedRequest = number;
-
-export interface NativeIbgdaNic {
+export interface NativeIbgdaNic extends NicRequests {
   port(): NativeIbgdaPort;
   /** `ep_ibgda_peer` bytes, for `connect` on the others. */
   connection(): Uint8Array<ArrayBuffer>;
@@ -87,42 +82,6 @@ export interface NativeIbgdaNic {
   /** Connects the memory through this NIC. */
   route(memory: NativeSymmetricMemory, remotes: readonly Uint8Array[]): void;
   removeMemory(memory: NativeSymmetricMemory): void;
-  adopt(address: bigint, byteLength: number): number;
-  disown(adopted: number): void;
-  put(
-    memory: NativeSymmetricMemory,
-    peer: number,
-    dstOffset: number,
-    source: NativeLocal,
-    srcOffset: number,
-    byteLength: number,
-    op: number,
-    slot: number,
-    value: bigint,
-  ): PostedRequest;
-  putValue(
-    memory: NativeSymmetricMemory,
-    peer: number,
-    dstOffset: number,
-    width: number,
-    word: bigint,
-    op: number,
-    slot: number,
-    value: bigint,
-  ): PostedRequest;
-  signal(memory: NativeSymmetricMemory, peer: number, op: number, slot: number, value: bigint): PostedRequest;
-  get(
-    memory: NativeSymmetricMemory,
-    peer: number,
-    srcOffset: number,
-    target: NativeLocal,
-    dstOffset: number,
-    byteLength: number,
-  ): PostedRequest;
-  /** Number of the last request to this peer; 0: none. */
-  accepted(peer: number): number;
-  /** Ends with the request: `found` is 0 where it is done, 1 where the queue pair broke. */
-  watch(peer: number, request: number, timeoutMs: number): OperationId;
   failure(peer: number): NativePairFailure | undefined;
   /** Of the queue pair of kernels that broke first. */
   kernelFailure(): (NativePairFailure & { readonly peer: number }) | undefined;

@@ -5,6 +5,19 @@ export {
   EP_DTYPE_F32,
   EP_LIFE_ALIVE,
   EP_LIFE_DEAD,
+  EP_MOE_BF16,
+  EP_MOE_CACHED,
+  EP_MOE_F8_F32,
+  EP_MOE_F8_F32_POW2,
+  EP_MOE_F8_UE8M0,
+  EP_MOE_F16,
+  EP_MOE_F32,
+  EP_MOE_HIGH_THROUGHPUT,
+  EP_MOE_LOGFMT10,
+  EP_MOE_LOW_LATENCY,
+  EP_MOE_NON_TEMPORAL,
+  EP_MOE_RENORMALISE,
+  EP_MOE_SIGNAL_KINDS,
   EP_NIC_FOUND_INDEX,
   EP_NIC_FOUND_QPN,
   EP_NIC_FOUND_SYNDROME,
@@ -18,12 +31,14 @@ export {
 } from './abi.gen.js';
 export type * from './binding.js';
 export type * from './collective.js';
-export type { CallFrame } from './frame.js';
+export type * from './efa.js';
+export { type CallFrame, RepeatFrame } from './frame.js';
 export type * from './gpu.js';
 export { GpuCopier } from './gpu-copier.js';
 export { type Gpus, openGpus } from './gpu-library.js';
 export { allocateHost, type NativePlace, nativePlaceOf, registerWindow } from './host-memory.js';
 export type * from './ibgda.js';
 export { type LoadAttempt, loadBinding, platformPackage } from './load.js';
+export type * from './moe.js';
 export { type Native, native } from './native.js';
 export { codeOfStatus, nativeError, Operations } from './operations.js';

@@ -18,9 +18,10 @@ const CODE_OF_STATUS: readonly (EpCode | undefined)[] = [
   'EP_BUSY',
   'EP_MISMATCH',
   'EP_EVICTED',
+  'EP_CAPACITY',
 ];
 const STATUS_NAMES =
-  'ok pending timeout aborted peer-lost closed invalid memory-limit system abi-mismatch stale-handle busy mismatch evicted'.split(
+  'ok pending timeout aborted peer-lost closed invalid memory-limit system abi-mismatch stale-handle busy mismatch evicted capacity'.split(
     ' ',
   );
 

@@ -14,6 +14,9 @@ enum frame_word : size_t { word_kind = 0, word_dtype, word_op, word_factor, word
 
 constexpr double no_place = -1;
 
+// Of `repeat`, in a frame of the group's own. As REPEAT_FRAME in js/frame.ts.
+enum repeat_word : size_t { repeat_sequence = 0, repeat_operation, repeat_epoch, repeat_words };
+
 } // namespace
 
 struct group_wrap : Napi::ObjectWrap<group_wrap> {
@@ -47,7 +50,29 @@ struct group_wrap : Napi::ObjectWrap<group_wrap> {
     auto made = collective_group::create(state, options, info[8].ToBoolean());
     native = value_or_throw(info.Env(), made);
     end_key = state.at_end([held = native] { held->close(false); });
-    tag<group_wrap>(info.This().As<Napi::Object>());
+    auto self = info.This().As<Napi::Object>();
+    tag<group_wrap>(self);
+    auto buffer = Napi::ArrayBuffer::New(info.Env(), repeat_words * sizeof(double));
+    repeat_frame = static_cast<double*>(buffer.Data());
+    auto repeated = Napi::Function::New<&group_wrap::repeat>(info.Env(), "repeat", this);
+    // HAZARD: what it points to and writes to must live as long as it: it holds both.
+    repeated.Set("group", self);
+    repeated.Set("frame", buffer);
+    self.Set("repeat", repeated);
+  }
+
+  // The last call, which must have ended at once, with another number. HAZARD: on the same memory, unlooked at: whoever calls it holds the arrays.
+  static void repeat(const Napi::CallbackInfo& info) {
+    const Napi::Env env = info.Env();
+    group_wrap& self = *static_cast<group_wrap*>(info.Data());
+    self.open(env);
+    if (!self.spare || !self.spare->begun) throw_invalid(env, "there is no call that could be repeated");
+    double* frame = self.repeat_frame;
+    self.spare->begun = false;
+    self.spare->call.sequence = frame_size(env, frame[repeat_sequence], "sequence");
+    const uint64_t id = self.attempt_or_submit(env, true);
+    frame[repeat_operation] = static_cast<double>(id);
+    if (id == 0) frame[repeat_epoch] = static_cast<double>(self.native->epoch());
   }
 
   collective_group& open(Napi::Env env) const {
@@ -184,18 +209,22 @@ struct group_wrap : Napi::ObjectWrap<group_wrap> {
 
   // 0: it has ended, and well.
   Napi::Value start(Napi::Env env, bool borrowed, bool attempt) {
+    check_blocks(env, spare->call);
+    spare->borrowed = borrowed;
+    const uint64_t id = attempt_or_submit(env, attempt);
+    if (id == 0) state_of(env).frame()[word_epoch] = static_cast<double>(native->epoch());
+    return Napi::Number::New(env, static_cast<double>(id));
+  }
+
+  // 0: it has ended, and well; `spare` still describes it.
+  uint64_t attempt_or_submit(Napi::Env env, bool attempt) {
     queued_call& queued = *spare;
-    check_blocks(env, queued.call);
-    queued.borrowed = borrowed;
-    if (attempt && native->try_now(queued)) {
-      state_of(env).frame()[word_epoch] = static_cast<double>(native->epoch());
-      return Napi::Number::New(env, 0);
-    }
+    if (attempt && native->try_now(queued)) return 0;
     queued.cancel = std::make_shared<cancel_flag>();
     queued.operation_id = state_of(env).begin(env, queued.cancel, [held = native] { held->nudge(); });
-    const auto id = static_cast<double>(queued.operation_id);
+    const uint64_t id = queued.operation_id;
     native->submit(std::move(spare));
-    return Napi::Number::New(env, id);
+    return id;
   }
 
   // (attempt, input?, output?): calls with at most one block on each side; arrays where the frame says that a block is not in group memory. An output that
@@ -431,6 +460,7 @@ struct group_wrap : Napi::ObjectWrap<group_wrap> {
   using segment_ref = std::shared_ptr<segment>;
   std::shared_ptr<collective_group> native;
   std::unique_ptr<queued_call> spare; // of the last call that ended at once
+  double* repeat_frame = nullptr;
   uint64_t end_key = 0;
 };
 

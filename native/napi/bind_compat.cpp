@@ -125,6 +125,9 @@ Napi::Value stream_wrap::compat_dispatch(const Napi::CallbackInfo& info) {
   const auto description = info[0].As<Napi::Object>();
   auto job = std::make_shared<compat_job>();
   job->memory = memory_of_handle(description.Get("handle"));
+  if (job->memory->device_handle().header.kind == EP_MEMORY_EFA) {
+    throw_invalid(env, "the compatible kernel sets its counters back to zero after each call; over EFA they are counts that the NIC keeps");
+  }
   ep_compat_args& args = job->args;
   args.memory = job->memory->device_handle();
   job->seq_len = array_of<uint32_t>(description.Get("seqLen"), "seqLen", napi_uint32_array);

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "ep/device/efa_endpoint.h"
 #include "ep/device/ibgda_endpoint.h"
 #include "ep/device/replica_sum.h"
 #include "ep/device/staged_dispatch.h"
@@ -71,6 +72,7 @@ struct dispatch_job {
     const auto sum_count = static_cast<uint32_t>(sums.size());
     if (args.memory.header.kind == EP_MEMORY_PROXY) return attention_gradient(context, proxy_endpoint{args.memory}, args, sums.data(), sum_count);
     if (args.memory.header.kind == EP_MEMORY_IBGDA) return attention_gradient(context, ibgda_endpoint{args.memory}, args, sums.data(), sum_count);
+    if (args.memory.header.kind == EP_MEMORY_EFA) return attention_gradient(context, efa_endpoint{args.memory}, args, sums.data(), sum_count);
     const load_store_endpoint endpoint{args.memory};
     if (sent) {
       if (!dispatch_wait(context, endpoint, args)) return false;

@@ -1,7 +1,6 @@
-#include "wraps.hpp"
+#include "nic_arguments.hpp"
 
 #include <cstring>
-#include <map>
 #include <sstream>
 
 #include "dl/mlx5_verbs.hpp"
@@ -40,19 +39,13 @@ struct ibgda_wrap : Napi::ObjectWrap<ibgda_wrap> {
   void set_faults(const Napi::CallbackInfo& info);
   void close(const Napi::CallbackInfo& info);
 
-  struct adopted_memory {
-    uint64_t address;
-    uint64_t byte_length;
-    std::shared_ptr<const void> keep; // while it lives, the registration does
-  };
   // Shared with the environment's end, which may come after this wrap's finalizer. `nic` is null after close().
   struct holder {
     std::shared_ptr<ibgda::rank_nic> nic;
     nic::soft_device* soft = nullptr; // null: hardware
-    std::map<uint64_t, adopted_memory> adopted;
-    uint64_t next_adopted = 1;
+    adopted_memories adopted;
     void stop() {
-      adopted.clear();
+      adopted.known.clear();
       if (nic) nic->stop();
       nic.reset();
     }
@@ -60,7 +53,7 @@ struct ibgda_wrap : Napi::ObjectWrap<ibgda_wrap> {
 
   ibgda::rank_nic& open(Napi::Env env) const;
   nic::soft_device& emulator(Napi::Env env) const;
-  operand local_operand(Napi::Value value, const char* what) const;
+  operand prepared_operand(Napi::Value value, const char* what) const;
   ibgda::host_request request_to(const symmetric_memory& memory, const Napi::CallbackInfo& info) const;
   void add_signal(ibgda::host_request& request, const symmetric_memory& memory, const Napi::CallbackInfo& info, size_t first) const;
   Napi::Value post(Napi::Env env, ibgda::host_request request) const;
@@ -69,16 +62,6 @@ struct ibgda_wrap : Napi::ObjectWrap<ibgda_wrap> {
   Napi::ObjectReference rank;
   uint64_t end_key = 0;
 };
-
-const symmetric_memory& memory_argument(Napi::Value value) { return unwrap<memory_wrap>(value, "memory").open(value.Env()); }
-
-uint64_t checked_range(Napi::Env env, Napi::Value offset, uint64_t bytes, uint64_t available, const char* what) {
-  const uint64_t at = arg_size(offset, what);
-  if (at > available || bytes > available - at) {
-    throw_invalid(env, std::string(what) + " " + std::to_string(at) + " + " + std::to_string(bytes) + " exceed " + std::to_string(available) + " bytes");
-  }
-  return at;
-}
 
 Napi::Value failure_object(Napi::Env env, const ibgda::pair_failure& why) {
   if (why.status == EP_STATUS_OK) return env.Undefined();
@@ -93,17 +76,6 @@ Napi::Value failure_object(Napi::Env env, const ibgda::pair_failure& why) {
   out["rkey"] = why.rkey;
   out["remoteAddress"] = Napi::BigInt::New(env, why.remote_address);
   return out;
-}
-
-std::vector<std::vector<uint8_t>> blobs_of(Napi::Value value, const char* what) {
-  if (!value.IsArray()) throw_invalid(value.Env(), std::string(what) + " must be an array");
-  const auto list = value.As<Napi::Array>();
-  std::vector<std::vector<uint8_t>> blobs;
-  for (uint32_t i = 0; i < list.Length(); ++i) {
-    const byte_span bytes = arg_bytes(list.Get(i), what);
-    blobs.emplace_back(bytes.data, bytes.data + bytes.size);
-  }
-  return blobs;
 }
 
 } // namespace
@@ -221,22 +193,15 @@ Napi::Value ibgda_wrap::adopt(const Napi::CallbackInfo& info) {
   adopted_memory memory{arg_u64(info[0], "address"), arg_size(info[1], "byteLength"), std::make_shared<char>()};
   auto ready = open(info.Env()).prepare_source(memory.address, memory.byte_length, memory.keep);
   value_or_throw(info.Env(), ready);
-  native->adopted.emplace(native->next_adopted, std::move(memory));
-  return Napi::Number::New(info.Env(), static_cast<double>(native->next_adopted++));
+  native->adopted.known.emplace(native->adopted.next, std::move(memory));
+  return Napi::Number::New(info.Env(), static_cast<double>(native->adopted.next++));
 }
 
-void ibgda_wrap::disown(const Napi::CallbackInfo& info) { native->adopted.erase(arg_size(info[0], "adopted")); }
+void ibgda_wrap::disown(const Napi::CallbackInfo& info) { native->adopted.known.erase(arg_size(info[0], "adopted")); }
 
-// A HostMemory, a SymmetricMemory, or the number of an adopted memory.
-operand ibgda_wrap::local_operand(Napi::Value value, const char* what) const {
-  operand found{};
-  if (value.IsNumber()) {
-    const auto at = native->adopted.find(arg_size(value, what));
-    if (at == native->adopted.end()) throw_failure(value.Env(), {EP_STATUS_CLOSED, 0, std::string(what) + " is an adopted memory that was closed"});
-    found = {at->second.address, at->second.byte_length, at->second.keep};
-  } else {
-    found = operand_of(value, what);
-  }
+// The NIC may read and write it from here on.
+operand ibgda_wrap::prepared_operand(Napi::Value value, const char* what) const {
+  const operand found = local_operand(native->adopted, value, what);
   auto ready = open(value.Env()).prepare_source(found.address, found.byte_length, found.keep);
   value_or_throw(value.Env(), ready);
   return found;
@@ -245,10 +210,7 @@ operand ibgda_wrap::local_operand(Napi::Value value, const char* what) const {
 // The first arguments of a request: (memory, peer, ...).
 ibgda::host_request ibgda_wrap::request_to(const symmetric_memory& memory, const Napi::CallbackInfo& info) const {
   ibgda::host_request request;
-  request.peer = arg_int(info[1], "peer");
-  if (request.peer < 0 || request.peer >= memory.context().world_size()) {
-    throw_invalid(info.Env(), "peer " + std::to_string(request.peer) + " is not in a world of " + std::to_string(memory.context().world_size()));
-  }
+  request.peer = peer_argument(info[1], memory.context());
   const ep_ibgda_remote* part = open(info.Env()).remote(memory, request.peer);
   if (part == nullptr) throw_invalid(info.Env(), "the memory belongs to another transport");
   request.remote = {part->data, part->data_rkey};
@@ -288,7 +250,7 @@ Napi::Value ibgda_wrap::put(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const symmetric_memory& memory = memory_argument(info[0]);
   ibgda::host_request request = request_to(memory, info);
-  const operand source = local_operand(info[3], "source");
+  const operand source = prepared_operand(info[3], "source");
   request.what = ibgda::host_request::kind::write;
   request.bytes = arg_size(info[5], "byteLength");
   request.remote.address += checked_range(env, info[2], request.bytes, memory.byte_length(), "byteOffset");
@@ -300,22 +262,14 @@ Napi::Value ibgda_wrap::put(const Napi::CallbackInfo& info) {
 
 // (memory, peer, dstOffset, width, value, op, slot, value)
 Napi::Value ibgda_wrap::put_value(const Napi::CallbackInfo& info) {
-  const Napi::Env env = info.Env();
   const symmetric_memory& memory = memory_argument(info[0]);
   ibgda::host_request request = request_to(memory, info);
   request.what = ibgda::host_request::kind::word;
-  request.bytes = arg_size(info[3], "width");
-  if (request.bytes != 1 && request.bytes != 2 && request.bytes != 4 && request.bytes != 8) {
-    throw_invalid(env, "width must be 1, 2, 4 or 8, got " + std::to_string(request.bytes));
-  }
-  const uint64_t offset = checked_range(env, info[2], request.bytes, memory.byte_length(), "byteOffset");
-  if (offset % request.bytes != 0) {
-    throw_invalid(env, "a word of " + std::to_string(request.bytes) + " bytes at offset " + std::to_string(offset) + " is not aligned");
-  }
-  request.remote.address += offset;
+  request.bytes = word_bytes(info[3]);
+  request.remote.address += word_offset(info[2], request.bytes, memory.byte_length());
   request.word = arg_u64(info[4], "value");
   add_signal(request, memory, info, 5);
-  return post(env, std::move(request));
+  return post(info.Env(), std::move(request));
 }
 
 // (memory, peer, op, slot, value)
@@ -332,7 +286,7 @@ Napi::Value ibgda_wrap::get(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const symmetric_memory& memory = memory_argument(info[0]);
   ibgda::host_request request = request_to(memory, info);
-  const operand target = local_operand(info[3], "target");
+  const operand target = prepared_operand(info[3], "target");
   request.what = ibgda::host_request::kind::read;
   request.bytes = arg_size(info[5], "byteLength");
   request.remote.address += checked_range(env, info[2], request.bytes, memory.byte_length(), "byteOffset");
@@ -340,16 +294,6 @@ Napi::Value ibgda_wrap::get(const Napi::CallbackInfo& info) {
   request.keep = target.keep;
   return post(env, std::move(request));
 }
-
-namespace {
-
-int32_t peer_argument(Napi::Value value, const rank_context& context) {
-  const int32_t peer = arg_int(value, "peer");
-  if (peer < 0 || peer >= context.world_size()) throw_invalid(value.Env(), "peer " + std::to_string(peer) + " is not in the world");
-  return peer;
-}
-
-} // namespace
 
 Napi::Value ibgda_wrap::accepted(const Napi::CallbackInfo& info) {
   ibgda::rank_nic& nic = open(info.Env());

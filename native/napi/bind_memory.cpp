@@ -165,6 +165,7 @@ Napi::Value memory_wrap::window(const Napi::CallbackInfo& info) {
 Napi::Value memory_wrap::peek(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = open(info.Env());
   const uint64_t slot = slot_of(memory, info[0]);
+  memory.context().progress().run();
   return Napi::BigInt::New(info.Env(), std::atomic_ref<uint64_t>(*memory.signal(memory.context().rank(), slot)).load(std::memory_order_acquire));
 }
 
@@ -348,6 +349,7 @@ Napi::Value memory_wrap::wait_try(const Napi::CallbackInfo& info) {
   const std::atomic_ref<uint64_t> word(*memory.signal(memory.context().rank(), slot));
   uint64_t found = 0;
   const auto look = [&] {
+    memory.context().progress().run();
     found = word.load(std::memory_order_acquire);
     return comparison_holds(cmp, found, value);
   };

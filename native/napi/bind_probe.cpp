@@ -30,8 +30,9 @@ outcome outcome_of(const ep_kernel_status& status) {
 
 } // namespace
 
-// ({handle, peer, first, rounds, byteLength, slot, base, samples, timeoutMs}) -> operation. Both ranks run it; `first` on one of them. A round is a put with signal
-// there and one back; its bytes lie at offset 0 and at byteLength of the memory, and each side checks that what it got is the round's number.
+// ({handle, peer, first, rounds, byteLength, slot, base, samples, timeoutMs, bare}) -> operation. Both ranks run it; `first` on one of them. A round is a put with signal
+// there and one back; its bytes lie at offset 0 and at byteLength of the memory, and each side checks that what it got is the round's number. `bare`: two plain stores
+// and a spin instead of the put and the wait: what no put with signal can be faster than between the cores that the ranks are on.
 // `base` is the slot's value before either began: read here, it could already hold the peer's first signal.
 Napi::Value stream_wrap::ping_pong(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
@@ -44,6 +45,7 @@ Napi::Value stream_wrap::ping_pong(const Napi::CallbackInfo& info) {
   const uint64_t slot = arg_size(description.Get("slot"), "slot");
   const uint64_t base = arg_u64(description.Get("base"), "base");
   const double timeout = arg_double(description.Get("timeoutMs"), "timeoutMs");
+  const bool bare = description.Get("bare").ToBoolean();
   if (peer < 0 || peer >= memory->context().world_size()) throw_invalid(env, "peer " + std::to_string(peer) + " is not in the world");
   if (memory->device_handle().header.kind != EP_MEMORY_LOAD_STORE) throw_invalid(env, "a ping-pong is measured over a load/store memory");
   if (size < sizeof(uint64_t) || size % sizeof(uint64_t) != 0 || size > memory->byte_length() / 2) throw_invalid(env, "byteLength must be a multiple of 8 that fits twice");
@@ -61,10 +63,17 @@ Napi::Value stream_wrap::ping_pong(const Napi::CallbackInfo& info) {
                                auto* out = reinterpret_cast<uint64_t*>(endpoint.data(handle.rank, 0));
                                const auto* in = reinterpret_cast<const uint64_t*>(endpoint.data(handle.rank, size));
                                const auto send = [&](uint64_t round) {
+                                 if (bare) {
+                                   *reinterpret_cast<volatile uint64_t*>(endpoint.data(peer, size)) = round;
+                                   store_release(context, const_cast<uint64_t*>(reinterpret_cast<const uint64_t*>(endpoint.view(peer).signals)) + slot, base + round);
+                                   return true;
+                                 }
                                  out[0] = round;
                                  return endpoint.put_rows(context, coop, peer, size, out, size, size, 1, false, slot, 1, &status);
                                };
                                const auto receive = [&](uint64_t round) {
+                                 // Long enough for any peer that runs; a wait that can end takes over from there.
+                                 for (int looks = 0; bare && looks < 1'000'000 && load_acquire(context, endpoint.local_signal(slot)) < base + round; ++looks) cpu_relax();
                                  if (!context.wait(endpoint.local_signal(slot), base + round, peer, EP_STAGE_ARRIVAL, &status)) return false;
                                  if (in[0] == round) return true;
                                  kernel_status_fail(&status, {EP_STATUS_MISMATCH, peer, in[0]}, EP_STAGE_ARRIVAL, round);

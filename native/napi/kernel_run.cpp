@@ -1,5 +1,6 @@
 #include "kernel_run.hpp"
 
+#include "ep/device/efa_endpoint.h"
 #include "ep/device/ibgda_endpoint.h"
 
 namespace ep::binding {
@@ -35,10 +36,10 @@ bool wait_for_proxy(const ep_memory_handle& handle, const wait_scope& scope, ep_
 }
 
 // It ends, as a NIC completes what was posted or breaks the queue pair.
-bool wait_for_nic(const ep_memory_handle& handle, const wait_scope& scope, ep_kernel_status& status) {
+template <class Endpoint> bool wait_for_nic(const ep_memory_handle& handle, const wait_scope& scope, ep_kernel_status& status) {
   const kernel_environment environment{scope};
   fast_context context{environment, 0, 1, nullptr};
-  const ibgda_endpoint endpoint{handle};
+  const Endpoint endpoint{handle};
   bool ok = true;
   for (int32_t peer = 0; peer < handle.world_size; ++peer) ok = endpoint.quiet(context, thread_coop<fast_context>{context}, peer, &status) && ok;
   return ok;
@@ -53,7 +54,8 @@ bool wait_for_engine(const symmetric_memory& memory, ep_kernel_status& status) {
   scope.policy = memory.context().policy();
   switch (handle.header.kind) {
     case EP_MEMORY_PROXY: return wait_for_proxy(handle, scope, status);
-    case EP_MEMORY_IBGDA: return wait_for_nic(handle, scope, status);
+    case EP_MEMORY_IBGDA: return wait_for_nic<ibgda_endpoint>(handle, scope, status);
+    case EP_MEMORY_EFA: return wait_for_nic<efa_endpoint>(handle, scope, status);
     default: return true;
   }
 }

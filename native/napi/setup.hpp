@@ -56,10 +56,12 @@ template <class T> T& unwrap(Napi::Value value, const char* what) {
 void bind_host(Napi::Env env, Napi::Object exports);
 void bind_rank(Napi::Env env, Napi::Object exports);
 void bind_hostile(Napi::Env env, Napi::Object exports);
+void bind_efa(Napi::Env env, Napi::Object exports);
 void bind_ibgda(Napi::Env env, Napi::Object exports);
 void bind_memory(Napi::Env env, Napi::Object exports);
 void bind_stream(Napi::Env env, Napi::Object exports);
 void bind_collective(Napi::Env env, Napi::Object exports);
 void bind_gpu(Napi::Env env, Napi::Object exports);
+void bind_moe(Napi::Env env, Napi::Object exports);
 
 } // namespace ep::binding

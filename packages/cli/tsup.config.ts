@@ -1,7 +1,13 @@
 import { defineConfig } from 'tsup';
 
 export default defineConfig({
-  entry: { index: 'src/index.ts', 'demo-rank': 'src/demo/rank.ts', 'bench-child': 'src/bench/child.ts' },
+  entry: {
+    index: 'src/index.ts',
+    'demo-rank': 'src/demo/rank.ts',
+    'demo-moe-rank': 'src/demo-moe/rank.ts',
+    'bench-child': 'src/bench/child.ts',
+    'bench-moe-rank': 'src/bench-moe/rank.ts',
+  },
   format: 'esm',
   target: 'node20',
   dts: { entry: { index: 'src/index.ts' } },

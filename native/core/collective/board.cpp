@@ -478,6 +478,8 @@ void group_board::adopt(const group_view& view) {
     if (on_joined) on_joined(r);
   }
   views_[epoch_] = active_;
+  // Who asks for one asks for that of a call which has just ended.
+  if (views_.size() > group_views) views_.erase(views_.begin());
   failed_sequence_ = view.failed_sequence;
   repaired_sequence_ = view.repaired_sequence;
   step_ = 0;

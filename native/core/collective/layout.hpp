@@ -12,7 +12,7 @@ namespace ep {
 constexpr int32_t group_ranks = 128;  // most ranks of a group
 constexpr uint64_t group_inline_bytes = 48;  // payload that travels in the line of a step itself
 constexpr uint64_t group_small_bytes = 8192;  // payload of calls that are one step
-constexpr uint64_t group_chunk_bytes = 262144;  // payload of one step of larger calls: stays in a second-level cache
+constexpr uint64_t group_chunk_bytes = 524288;  // payload of one step of larger calls: two of them stay in a second-level cache
 constexpr uint32_t group_allocations = 128;  // segments of group memory of one rank
 constexpr uint64_t group_views = 64;  // decisions kept; a member is never that many behind
 constexpr uint64_t group_first_epoch = 1;

@@ -101,6 +101,7 @@ class collective_run {
   // Through chunks.
   void put_chunk();
   bool take_chunk(); // false: another step follows for this chunk
+  bool shares_reduction() const;
   void take_slices();
   progress next_chunk();
   // In place.

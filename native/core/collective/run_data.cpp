@@ -15,8 +15,20 @@ namespace {
 constexpr uint64_t line_bytes = 64;
 // Work between two looks at whether the call goes on.
 constexpr uint64_t work_bytes = uint64_t{1} << 20;
-// Up to this many ranks everyone reduces whole chunks; more share the work and then copy each other's slices.
+// Few ranks all reduce a short chunk, which takes one step less; otherwise each reduces a slice for all, and copies those of the others: less is staged, and less read.
 constexpr size_t ranks_that_reduce_all = 3;
+constexpr uint64_t bytes_that_all_reduce = 65536;
+
+// Part of a chunk that the rank at this place among the active ones reduces for all.
+struct slice_range {
+  uint64_t from;
+  uint64_t to;
+};
+slice_range slice_of(uint64_t bytes, size_t ranks, size_t place) {
+  const uint64_t slice = (bytes / ranks / line_bytes + 1) * line_bytes;
+  const uint64_t from = std::min(bytes, slice * place);
+  return {from, std::min(bytes, from + slice)};
+}
 
 bool is_list(op_kind kind) { return kind == op_kind::scatter || kind == op_kind::reduce_scatter || kind == op_kind::all_to_all; }
 
@@ -81,6 +93,19 @@ void collective_run::put_chunk() {
   const uint64_t share = chunk_bytes();
   const uint64_t at = chunk_ * share;
   uint8_t* to = board_->next_chunk();
+  if (shares_reduction()) {
+    // Nobody else reads this rank's own slice.
+    const uint64_t bytes = std::min(share, call_->bytes - at);
+    const slice_range own = slice_of(bytes, board_->active().size(), static_cast<size_t>(board_->place()));
+    const uint8_t* from = call_->inputs[0].data + at;
+    std::memcpy(to, from, own.from);
+    std::memcpy(to + own.to, from + own.to, bytes - own.to);
+    ++trace_->writes;
+    trace_->bytes += bytes - (own.to - own.from);
+    ++trace_->signals;
+    enter(0, 0);
+    return;
+  }
   for (size_t i = 0; i < call_->inputs.size(); ++i) {
     const call_block& block = call_->inputs[i];
     if (at >= block.bytes) continue;
@@ -115,17 +140,18 @@ bool collective_run::take_chunk() {
       if (rank != call_->root) take(call_->outputs[0], board_->chunk_of(call_->root));
       break;
     case op_kind::all_reduce: {
-      if (active.size() <= ranks_that_reduce_all) {
+      if (!shares_reduction()) {
         reduce(call_->outputs[0].data + at, 0, bytes, non_temporal_);
         break;
       }
-      const uint64_t slice = (bytes / active.size() / line_bytes + 1) * line_bytes;
-      const uint64_t from = std::min(bytes, slice * static_cast<uint64_t>(board_->place()));
-      const uint64_t to = std::min(bytes, from + slice);
-      reduce(board_->next_chunk(), from, to - from, false);
+      const slice_range own_slice = slice_of(bytes, active.size(), static_cast<size_t>(board_->place()));
+      sources_.clear();
+      for (const int32_t r : active) sources_.push_back((r == rank ? call_->inputs[0].data + at : board_->chunk_of(r)) + own_slice.from);
+      targets_.assign({board_->next_chunk() + own_slice.from, call_->outputs[0].data + at + own_slice.from});
+      reduce_push(targets_.data(), 2, sources_.data(), static_cast<int>(sources_.size()), (own_slice.to - own_slice.from) / width(), call_->dtype, call_->op, call_->factor, false);
       ++trace_->signals;
       ++trace_->writes;
-      trace_->bytes += to - from;
+      trace_->bytes += own_slice.to - own_slice.from;
       enter(0, 0);
       return false;
     }
@@ -151,11 +177,19 @@ void collective_run::take_slices() {
   const uint64_t at = chunk_ * share;
   const uint64_t bytes = std::min(share, call_->bytes - at);
   const auto& active = board_->active();
-  const uint64_t slice = (bytes / active.size() / line_bytes + 1) * line_bytes;
   for (size_t i = 0; i < active.size(); ++i) {
-    const uint64_t from = std::min(bytes, slice * i);
-    ep_copy(call_->outputs[0].data + at + from, board_->chunk_of(active[i]), std::min(bytes, from + slice) - from, non_temporal_ ? 1 : 0);
+    if (active[i] == board_->rank()) continue;
+    const slice_range slice = slice_of(bytes, active.size(), i);
+    ep_copy(call_->outputs[0].data + at + slice.from, board_->chunk_of(active[i]) + slice.from, slice.to - slice.from, non_temporal_ ? 1 : 0);
   }
+}
+
+// Of the chunk that is the next one: the same on all ranks.
+bool collective_run::shares_reduction() const {
+  if (call_->kind != op_kind::all_reduce) return false;
+  const size_t ranks = board_->active().size();
+  const uint64_t at = chunk_ * chunk_bytes();
+  return ranks > ranks_that_reduce_all || (ranks > 1 && at < call_->bytes && std::min(chunk_bytes(), call_->bytes - at) > bytes_that_all_reduce);
 }
 
 progress collective_run::next_chunk() {

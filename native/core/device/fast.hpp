@@ -52,6 +52,7 @@ struct fast_context {
   void fail(ep_kernel_status* status, uint32_t how, int32_t rank, uint32_t stage, uint64_t expected, uint64_t found) const {
     kernel_status_fail(status, {how, rank, found}, stage, expected);
   }
+  uint64_t clock_ns() const { return static_cast<uint64_t>(clock_now_ns()); }
   void wake(uint64_t word) const { wake_notify(reinterpret_cast<ep_wake_word*>(word)); }
 };
 

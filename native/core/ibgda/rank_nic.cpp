@@ -124,7 +124,7 @@ result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const ep_ibg
   auto held = std::make_shared<held_route>();
   held->nic = shared_from_this();
   held->block = routed.value().keep;
-  auto connected = memory.connect_by_nic(std::move(held), routed.value().address);
+  auto connected = memory.connect_by_nic(std::move(held), EP_MEMORY_IBGDA, routed.value().address);
   if (!connected.ok()) return connected;
   known->remotes.assign(remotes.begin(), remotes.end());
   return nothing{};

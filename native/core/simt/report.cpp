@@ -27,6 +27,9 @@ const char* stage_name(uint32_t stage) {
     case EP_STAGE_ROOM: return "room";
     case EP_STAGE_TURN: return "turn";
     case EP_STAGE_COMPLETION: return "completion";
+    case EP_STAGE_COUNT: return "count";
+    case EP_STAGE_RESULT: return "result";
+    case EP_STAGE_PLACE: return "place";
     default: return "other";
   }
 }

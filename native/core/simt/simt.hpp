@@ -64,6 +64,7 @@ class simt_context {
     return wait_until(wait_look_of(look), expected, rank, stage, status);
   }
   void fail(ep_kernel_status* status, uint32_t how, int32_t rank, uint32_t stage, uint64_t expected, uint64_t found);
+  uint64_t clock_ns() const { return static_cast<uint64_t>(clock_now_ns()); }
   void wake(uint64_t word);
 
  private:

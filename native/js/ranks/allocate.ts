@@ -4,7 +4,7 @@ import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
 import { native } from '../native.js';
 import type { Liveness } from './liveness.js';
 import { RankMemory } from './memory.js';
-import { checkAgreement, type RankTeam } from './team.js';
+import { checkAgreement, GATHER_BYTES, type RankTeam } from './team.js';
 
 export interface Allocator {
   readonly rank: Rank;
@@ -19,8 +19,8 @@ export interface Allocator {
 
 /** How peers come to reach each other's parts. */
 export interface Reach {
-  /** Bytes of a description. */
-  readonly byteLength: number;
+  /** Bytes of a description of a memory with so many signal slots. */
+  readonly byteLength: (signalSlots: number) => number;
   /** What peers must know of this rank's part. May prepare it. */
   readonly describe: (memory: NativeSymmetricMemory) => Uint8Array;
   /** Given what all ranks said, by rank. */
@@ -71,9 +71,23 @@ async function agree({ world, worldSize }: Allocator, size: Size, options: WaitO
   );
 }
 
+/** Every member's bytes, as many as a description has. */
+async function gather(world: RankTeam, blob: Uint8Array, options: WaitOptions): Promise<Uint8Array<ArrayBuffer>[]> {
+  const parts: Uint8Array<ArrayBuffer>[][] = [];
+  for (let at = 0; at === 0 || at < blob.byteLength; at += GATHER_BYTES) {
+    parts.push(await world.allGather(blob.subarray(at, at + GATHER_BYTES), options));
+  }
+  if (parts.length === 1) return parts[0]!;
+  return Array.from(world.ranks, (_, position) => {
+    const whole = new Uint8Array(blob.byteLength);
+    for (const [i, part] of parts.entries()) whole.set(part[position]!, i * GATHER_BYTES);
+    return whole;
+  });
+}
+
 /** Reports how a step of this rank went; throws this rank's failure, or one that names the ranks where it failed. */
 async function report(world: RankTeam, what: string, blob: Uint8Array, failure: unknown, options: WaitOptions) {
-  const blobs = await world.allGather(blob, options);
+  const blobs = await gather(world, blob, options);
   if (failure !== undefined) throw failure;
   const ranks = failedRanks(world, blobs);
   if (ranks.length === 0) return blobs;
@@ -87,7 +101,7 @@ export async function allocateMemory(allocator: Allocator, size: Size, options: 
   await agree(allocator, size, options);
   // From here on a rank that fails still takes part: the others must hear of it instead of waiting for it.
   let memory: NativeSymmetricMemory | undefined;
-  let description = new Uint8Array(reach.byteLength);
+  let description = new Uint8Array(reach.byteLength(size.signalSlots));
   let failure: unknown;
   try {
     memory = new binding.SymmetricMemory(context, size.byteLength, size.signalSlots);

@@ -9,7 +9,7 @@ import { checkLimits, nativeTimeout, runWait, waitError } from './outcome.js';
 /** Number of the call and length of the blob, before each blob: ranks that are at different calls find out instead of reading old bytes. */
 const HEADER_BYTES = 16;
 /** Bytes that each member may give to one all-gather. */
-const GATHER_BYTES = EP_TEAM_EXCHANGE_BYTES - HEADER_BYTES;
+export const GATHER_BYTES = EP_TEAM_EXCHANGE_BYTES - HEADER_BYTES;
 
 export interface RankTeamInit {
   readonly context: NativeRankContext;

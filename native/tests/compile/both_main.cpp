@@ -7,6 +7,8 @@
 extern "C" const ep_cuda_table* ep_cuda_table_of(uint32_t version);
 const void* second_kernel(bool proxy);
 const void* post_kernel(uint32_t way);
+const void* efa_kernel();
+const void* gin_kernel(bool ours);
 
 int main() {
   const auto first = compile_test::first_view();
@@ -21,6 +23,7 @@ int main() {
   // A refused launch: no kernel, no device needed to say so.
   ep_compat_args args{};
   const bool refused = ep::cuda_compat({nullptr, 1, 320, 0, 0}, args) != 0;
-  const bool kernels = second_kernel(false) != second_kernel(true) && post_kernel(0) != post_kernel(1) && post_kernel(1) != post_kernel(2);
+  const bool kernels = second_kernel(false) != second_kernel(true) && post_kernel(0) != post_kernel(1) && post_kernel(1) != post_kernel(2) &&
+                       gin_kernel(true) != gin_kernel(false) && efa_kernel() != second_kernel(true);
   return host && versions && refused && kernels ? 0 : 1;
 }

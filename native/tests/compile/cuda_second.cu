@@ -14,6 +14,18 @@ template <class Endpoint> __global__ void everything(ep::cuda_environment enviro
 
 } // namespace
 
+/* The kernels for experts, over one endpoint: each is another minute of the compiler. */
+__global__ void experts(ep::cuda_environment environment, ep_moe_buffer buffer, ep_moe_dispatch_args dispatch, ep_moe_combine_args combine) {
+  ep::cuda_context ctx{environment};
+  const ep::load_store_endpoint endpoint{buffer.memory};
+  if (buffer.header.kind == EP_MOE_HIGH_THROUGHPUT) {
+    if (!ep::moe_compact_send(ctx, endpoint, buffer, dispatch) || !ep::moe_compact_receive(ctx, endpoint, buffer, dispatch)) return;
+  } else if (!ep::moe_dispatch_send(ctx, endpoint, buffer, dispatch) || !ep::moe_dispatch_receive(ctx, endpoint, buffer, dispatch)) {
+    return;
+  }
+  if (ep::moe_combine_send(ctx, endpoint, buffer, combine)) ep::moe_combine_receive(ctx, endpoint, buffer, combine);
+}
+
 /* Every way to post, every request, by lanes of a warp and by one. */
 template <class Post> __global__ void posts(ep::cuda_environment environment, ep_memory_handle memory, ep_kernel_status* status) {
   ep::cuda_context ctx{environment};
@@ -44,6 +56,32 @@ const void* post_kernel(uint32_t way) {
   if (way == 0) return reinterpret_cast<const void*>(posts<ep::post_in_turn>);
   return way == 1 ? reinterpret_cast<const void*>(posts<ep::post_by_ringer>) : reinterpret_cast<const void*>(posts<ep::post_under_lock>);
 }
+
+/* Every call of the GIN facade, ours and the pull request's. */
+template <class Gin, class Device, class Memory>
+__global__ void gin_calls(ep::cuda_environment environment, Device* device, const Memory* memory, ep_kernel_status* status) {
+  ep::cuda_context ctx{environment};
+  const Gin gin{*device};
+  const ep::gin_team team{nullptr, 2};
+  const ep::block_coop<ep::cuda_context> block{ctx};
+  const ep::thread_coop<ep::cuda_context> thread{ctx};
+  if (!gin.put(ctx, block, team, 1, *memory, 0, *memory, 64, 64, ep::gin_signal_inc{0}, ep::gin_counter_inc{0}, {}, status)) return;
+  gin.put_lanes(ctx, ctx.lane() % 3 != 0, team, 1, *memory, 0, *memory, 64, 64, ep::gin_signal_add{0, 1}, ep::gin_no_action{}, {}, status);
+  gin.put_value(ctx, thread, team, 1, *memory, 0, uint16_t{7}, ep::gin_signal_inc{0}, {}, status);
+  gin.signal(ctx, block, team, 1, ep::gin_signal_inc{0}, {}, status);
+  gin.flush(ctx, block, status);
+  gin.wait_signal(ctx, block, 0, gin.read_signal(ctx, 0), status);
+  gin.wait_counter(ctx, block, 0, gin.read_counter(ctx, 0), status);
+  gin.reset_signal(ctx, block, 0);
+  gin.reset_counter(ctx, block, 0);
+}
+
+const void* gin_kernel(bool ours) {
+  return ours ? reinterpret_cast<const void*>(gin_calls<ep::efa_gin<>, ep_efa_device, ep_efa_memory>)
+              : reinterpret_cast<const void*>(gin_calls<ep::efa_pr_gin, ep_efa_pr_device, ep_efa_pr_mr>);
+}
+
+const void* efa_kernel() { return reinterpret_cast<const void*>(everything<ep::efa_endpoint>); }
 
 const void* second_kernel(bool proxy) {
   return proxy ? reinterpret_cast<const void*>(everything<ep::proxy_endpoint>)

@@ -14,22 +14,37 @@ template <class Ctx, class Endpoint> bool kernels(Ctx& ctx, const ep_dispatch_ar
          ep::compat_dispatch(ctx, Endpoint{compat.memory}, compat);
 }
 
+template <class Ctx, class Endpoint> bool experts(Ctx& ctx, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& dispatch, const ep_moe_combine_args& combine) {
+  const Endpoint endpoint{buffer.memory};
+  return ep::moe_dispatch_send(ctx, endpoint, buffer, dispatch) && ep::moe_dispatch_receive(ctx, endpoint, buffer, dispatch) &&
+         ep::moe_compact_send(ctx, endpoint, buffer, dispatch) && ep::moe_compact_receive(ctx, endpoint, buffer, dispatch) &&
+         ep::moe_combine_send(ctx, endpoint, buffer, combine) && ep::moe_combine_receive(ctx, endpoint, buffer, combine);
+}
+
+using experts_of_fast = bool (*)(ep::fast_context&, const ep_moe_buffer&, const ep_moe_dispatch_args&, const ep_moe_combine_args&);
+using experts_of_simt = bool (*)(ep::simt_context&, const ep_moe_buffer&, const ep_moe_dispatch_args&, const ep_moe_combine_args&);
 using kernel_of_fast = bool (*)(ep::fast_context&, const ep_dispatch_args&, const ep_compat_args&);
 using kernel_of_simt = bool (*)(ep::simt_context&, const ep_dispatch_args&, const ep_compat_args&);
 
 // What a unit sees: the kernels' addresses (so that they are emitted), and results of inline code that also exists for the GPU.
 struct unit_view {
-  kernel_of_fast fast[3];
-  kernel_of_simt simt[3];
+  kernel_of_fast fast[4];
+  kernel_of_simt simt[4];
+  experts_of_fast fast_experts[3];
+  experts_of_simt simt_experts[3];
   uint16_t bf16_of_third;
   uint16_t f16_of_third;
 };
 
 inline unit_view view() {
   return {{kernels<ep::fast_context, ep::load_store_endpoint>, kernels<ep::fast_context, ep::proxy_endpoint>,
-           kernels<ep::fast_context, ep::ibgda_endpoint>},
+           kernels<ep::fast_context, ep::ibgda_endpoint>, kernels<ep::fast_context, ep::efa_endpoint>},
           {kernels<ep::simt_context, ep::load_store_endpoint>, kernels<ep::simt_context, ep::proxy_endpoint>,
-           kernels<ep::simt_context, ep::ibgda_endpoint>},
+           kernels<ep::simt_context, ep::ibgda_endpoint>, kernels<ep::simt_context, ep::efa_endpoint>},
+          {experts<ep::fast_context, ep::load_store_endpoint>, experts<ep::fast_context, ep::proxy_endpoint>,
+           experts<ep::fast_context, ep::ibgda_endpoint>},
+          {experts<ep::simt_context, ep::load_store_endpoint>, experts<ep::simt_context, ep::proxy_endpoint>,
+           experts<ep::simt_context, ep::ibgda_endpoint>},
           ep::number_bf16::store(1.0f / 3.0f),
           ep::number_f16::store(1.0f / 3.0f)};
 }

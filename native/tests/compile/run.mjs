@@ -24,6 +24,7 @@ const coreSources = [
   'limits',
   'copy',
   'device/kernel',
+  'moe/cast',
   'simt/simt',
   'simt/context',
   'simt/report',

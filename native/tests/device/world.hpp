@@ -15,6 +15,7 @@
 #include "../../core/simt/simt.hpp"
 #include "ep/device/endpoint.h"
 #include "ep/device/ibgda_endpoint.h"
+#include "ep/device/mixed_endpoint.h"
 #include "ibgda_nic.hpp"
 
 namespace ep::test {
@@ -52,6 +53,7 @@ struct world_options {
   bool collapsed = true;
   uint64_t max_message = uint64_t{1} << 30;
   uint32_t sharing = EP_IBGDA_SHARE_DEVICE;
+  int32_t node = 1; // so many ranks in a row have each other's memory mapped, whatever else there is
 };
 
 class world {
@@ -68,8 +70,9 @@ class world {
     for (int32_t i = 0; i < wanted.size; ++i) {
       rank_state& rank = at(i);
       for (int32_t j = 0; j < wanted.size; ++j) {
-        // Behind a proxy or a NIC nothing of a peer is mapped.
-        rank.views.push_back((!wanted.proxy && wanted.qps == 0) || i == j ? view_of(at(j)) : ep_peer_view{});
+        // Behind a proxy or a NIC nothing of a peer is mapped, unless it is near.
+        rank.near.push_back(i / wanted.node == j / wanted.node ? 1 : 0);
+        rank.views.push_back((!wanted.proxy && wanted.qps == 0) || rank.near.back() != 0 ? view_of(at(j)) : ep_peer_view{});
       }
       ep_memory_handle& memory = rank.memory;
       memory.header = {EP_MAGIC_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, wanted.proxy ? EP_MEMORY_PROXY : EP_MEMORY_LOAD_STORE, sizeof memory};
@@ -120,6 +123,13 @@ class world {
     return options.proxy ? use(proxy_endpoint{memory}) : use(load_store_endpoint{memory});
   }
 
+  // The same where peers of a node are stored to and others are not.
+  template <class Use> auto with_mixed_endpoint(const ep_memory_handle& memory, Use&& use) const {
+    const uint8_t* near = ranks[static_cast<size_t>(memory.rank)].near.data();
+    if (options.qps != 0) return use(mixed_endpoint<ibgda_endpoint>{memory, {memory}, near});
+    return use(mixed_endpoint<proxy_endpoint>{memory, {memory}, near});
+  }
+
   // The engine of one rank: takes requests over in order and performs them in any order, a put's bytes before its signal.
   template <class Ctx> void serve(Ctx& ctx, int32_t rank, uint64_t seed) {
     random_source random(seed);
@@ -149,6 +159,12 @@ class world {
       launch.name = "rank " + std::to_string(rank);
       launch.kernel = [&kernel, rank](simt_context& ctx) { return kernel(ctx, rank); };
       launches.push_back(launch);
+      // Engines and NICs outlive what ends their ranks' waits.
+      kernel_environment& engine = at(rank).engine_environment;
+      engine = at(rank).environment;
+      engine.waits.peers = nullptr;
+      engine.waits.cancel = nullptr;
+      launch.environment = &engine;
       if (options.qps != 0) {
         launch.blocks = launch.warp_lanes = 1;
         launch.lanes = static_cast<uint32_t>(at(rank).nic.size());
@@ -235,8 +251,10 @@ class world {
     ep_proxy_ring ring{};
     std::vector<ep_proxy_request> entries;
     std::vector<ep_peer_view> views;
+    std::vector<uint8_t> near;
     ep_memory_handle memory{};
     kernel_environment environment{};
+    kernel_environment engine_environment{};
     test_nic nic;
     std::vector<ep_ibgda_qp> qps;
     ep_ibgda_device device{};

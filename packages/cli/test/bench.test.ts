@@ -63,7 +63,7 @@ describe('ep bench', () => {
   it('refuses a name that it does not know', async () => {
     const { code, stderr } = await runEp(['bench', 'nonsense']);
     expect(code).toBe(2);
-    expect(stderr).toContain('plan, attention, shm, collectives, all');
+    expect(stderr).toContain('plan, attention, moe, shm, collectives, all');
   });
 
   it('stops at once when told to, although planning blocks its thread', async () => {

@@ -77,12 +77,14 @@ describe('ep demo', () => {
   }
 
   it.each([
-    ['processes', 3],
-    ['threads', 2],
-  ] as const)('passes over queue pairs of a software NIC, as %s', async (mode, ranks) => {
+    ['ibgda', 'processes', 3],
+    ['ibgda', 'threads', 2],
+    ['efa', 'processes', 3],
+    ['efa', 'threads', 2],
+  ] as const)('passes over queue pairs of a software NIC, %s, as %s', async (transport, mode, ranks) => {
     const threads = mode === 'threads' ? ['--threads'] : [];
-    const report = await demo('attention', '-n', String(ranks), '--transport', 'ibgda', ...threads);
-    expect(report).toMatchObject({ pass: true, ranks, mode, transport: 'ibgda' });
+    const report = await demo('attention', '-n', String(ranks), '--transport', transport, ...threads);
+    expect(report).toMatchObject({ pass: true, ranks, mode, transport });
     // The same rows, and as exactly, as over shared memory.
     const { bytes, errors } = await demo('-n', String(ranks), ...threads);
     expect(report.bytes).toEqual(bytes);

@@ -47,6 +47,8 @@ describe('ep doctor', () => {
       { name: 'nvshmem:shm', probe: { available: true } },
       { name: 'ibgda:soft', probe: { available: true } },
       { name: 'ibgda:hardware' },
+      { name: 'efa-gda:soft', probe: { available: true } },
+      { name: 'efa-gda:hardware' },
     ]);
     expect(report.probes[0]?.probe).toHaveProperty('capabilities.needs', expect.arrayContaining(['bundled', 'prior']));
     expect(report.addon).toMatchObject({ loaded: true, path: expect.stringMatching(/\.node$/) });

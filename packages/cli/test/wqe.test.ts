@@ -66,6 +66,20 @@ describe('ep wqe decode', () => {
     expect(stdout).toContain('RDMA_WRITE index 5 qp 0x1234');
   });
 
+  it('reads a trace of the software EFA', async () => {
+    const request = { t: 2500, end: 3000, port: 1, kind: 'request', qpn: 256, number: 5, status: 7 };
+    const lines = [
+      { t: 1000, port: 1, kind: 'doorbell', qpn: 256, number: 6, writer: 2 },
+      { ...request, wqe: efaWrite.join('') },
+    ];
+    const path = fileOf('efa.jsonl', `${lines.map((line) => JSON.stringify(line)).join('\n')}\n`);
+    const { code, stdout } = await runEp(['wqe', 'decode', '--nic', 'efa', '--file', path]);
+    expect(stdout).toContain('+0.000 us  doorbell  port 1  qpn 256  number 6  writer 2');
+    expect(stdout).toContain('+1.500 us  request  port 1  qpn 256  number 5  failed: remote');
+    expect(stdout).toContain('RDMA_WRITE request 0x102 to qp 0x304');
+    expect(code).toBe(0);
+  });
+
   const efaWrite = `0201821c 04030100 00000000 06050000 0a090807 00000000 00000000 00000000
     00100000 44332211 88776655 997f0000 00100000 ccbbaa00 00ffeedd 127e0000`.split(/\s+/);
 
@@ -122,7 +136,8 @@ describe('ep wqe decode', () => {
     [['--as', 'cqe', '00'], 'expected completions of 64 bytes'],
     [['--as', 'receive', '00'], '--as must be wqe, cqe, command, trace, found "receive"'],
     [['--entry-bytes', '64', '00'], '--entry-bytes is for --nic efa'],
-    [['--nic', 'efa', '--as', 'trace', '{}'], '--as must be wqe, cqe, receive, found "trace"'],
+    [['--nic', 'efa', '--as', 'command', '00'], '--as must be wqe, cqe, receive, trace, found "command"'],
+    [['--nic', 'efa', '--entry-bytes', '64', '{}'], '--entry-bytes is not for traces'],
     [['--nic', 'efa', '00'], 'must be work requests of 64 bytes each, found "1 bytes"'],
     [['--nic', 'efa', '--as', 'cqe', '00'.repeat(24)], 'completions of 16 bytes each (or --entry-bytes 8)'],
     [['--nic', 'efa', '--as', 'cqe', '--entry-bytes', '64', '00'], '--entry-bytes must be 8, 16, 32, found 64'],

@@ -1,5 +1,6 @@
 /** The environment: our switches, and the contract with whoever launched this rank. */
 import { EpError, invalid } from './errors.js';
+import { firstHostOf, portOfStep } from './slurm.js';
 import type { Rank } from './transport.js';
 
 /** Every switch: what it does and its value when unset. docs/environment.md is generated from this table. */
@@ -115,7 +116,28 @@ const LAUNCHERS: readonly LauncherNames[] = [
   { rank: 'SLURM_PROCID', worldSize: 'SLURM_NTASKS', localRank: 'SLURM_LOCALID' },
 ];
 
-function parseStoreAddress(env: Environment, value: (name: string) => string | undefined): StoreAddress {
+type Value = (name: string) => string | undefined;
+
+/** Only where Slurm says who this is: mpirun within an allocation may put rank 0 elsewhere. */
+const launchedBySlurm = (value: Value): boolean =>
+  LAUNCHERS.find((names) => value(names.rank) !== undefined)?.rank === 'SLURM_PROCID';
+
+function hostOfSlurm(value: Value): string | undefined {
+  if (!launchedBySlurm(value)) return undefined;
+  const variable = ['SLURM_STEP_NODELIST', 'SLURM_JOB_NODELIST', 'SLURM_NODELIST'].find(
+    (name) => value(name) !== undefined,
+  );
+  return variable === undefined ? undefined : firstHostOf(value(variable)!, variable);
+}
+
+function portOfSlurm(value: Value): string | undefined {
+  const job = launchedBySlurm(value) ? value('SLURM_JOB_ID') : undefined;
+  if (job === undefined) return undefined;
+  const number = (name: string, text: string) => parseInteger(name, text, 0, 2 ** 32 - 1);
+  return String(portOfStep(number('SLURM_JOB_ID', job), number('SLURM_STEP_ID', value('SLURM_STEP_ID') ?? '0')));
+}
+
+function parseStoreAddress(env: Environment, value: Value): StoreAddress {
   const named = value('EP_STORE');
   if (named !== undefined) {
     const path = named.startsWith('file:') ? named.slice('file:'.length) : '';
@@ -130,8 +152,8 @@ function parseStoreAddress(env: Environment, value: (name: string) => string | u
     const expected = '`file:<path>` or `tcp://<host>:<port>`';
     throw invalid('EP_STORE', { where: 'environment', expected, found: env.EP_STORE });
   }
-  const host = value('MASTER_ADDR');
-  const port = value('MASTER_PORT');
+  const host = value('MASTER_ADDR') ?? hostOfSlurm(value);
+  const port = value('MASTER_PORT') ?? portOfSlurm(value);
   if (host === undefined || port === undefined) {
     throw new EpError(
       'EP_INVALID_ARGUMENT',
@@ -146,7 +168,8 @@ function parseStoreAddress(env: Environment, value: (name: string) => string | u
 
 /**
  * Reads torchrun's contract (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and our EP_STORE; where RANK and WORLD_SIZE
- * are not set, Open MPI's variables or Slurm's say who this is. An empty variable counts as unset. Throws `EP_INVALID_ARGUMENT` naming the variable, what it should be and what it is.
+ * are not set, Open MPI's variables or Slurm's say who this is. Under srun, what is missing of MASTER_ADDR and MASTER_PORT is the first host of the step and a port made
+ * of the numbers of job and step. An empty variable counts as unset. Throws `EP_INVALID_ARGUMENT` naming the variable, what it should be and what it is.
  */
 export function readLaunchEnv(env: Environment = process.env): LaunchEnv {
   const value = (name: string): string | undefined =>

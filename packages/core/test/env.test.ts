@@ -44,6 +44,29 @@ describe('readLaunchEnv', () => {
     expect(readLaunchEnv({ ...torchrun, ...slurm, ...mpi }).rank).toBe(3);
   });
 
+  it('meets at the first host of a Slurm step, on a port of its own', () => {
+    const step = { SLURM_PROCID: '5', SLURM_NTASKS: '6', SLURM_JOB_ID: '4711', SLURM_STEP_ID: '0' };
+    const storeOf = (env: Record<string, string>) => readLaunchEnv({ ...step, ...env }).store;
+    for (const [list, host] of [
+      ['gpu[003-005,9],login', 'gpu003'],
+      ['login,gpu[1-2]', 'login'],
+      ['a-b.example', 'a-b.example'],
+      ['rack[2]-eth0', 'rack2-eth0'],
+    ] as const) {
+      expect(storeOf({ SLURM_STEP_NODELIST: list, SLURM_JOB_NODELIST: 'other' })).toEqual({
+        kind: 'tcp',
+        host,
+        port: 10_000 + ((4711 * 64) % 20_000),
+      });
+    }
+    expect(storeOf({ SLURM_JOB_NODELIST: 'n1', SLURM_STEP_ID: '3' })).toMatchObject({
+      host: 'n1',
+      port: 10_003 + ((4711 * 64) % 20_000),
+    });
+    expect(storeOf({ SLURM_JOB_NODELIST: 'n1', MASTER_PORT: '29500' })).toMatchObject({ host: 'n1', port: 29500 });
+    expect(storeOf({ SLURM_JOB_NODELIST: 'n1', MASTER_ADDR: 'n7' })).toMatchObject({ host: 'n7' });
+  });
+
   it("knows torchrun's own store and its restarts, and a TCP store of ours", () => {
     const agent = { ...torchrun, TORCHELASTIC_USE_AGENT_STORE: 'True', TORCHELASTIC_RESTART_COUNT: '2' };
     expect(readLaunchEnv(agent)).toMatchObject({ storeOfLauncher: true, restarts: 2 });
@@ -81,6 +104,20 @@ describe('readLaunchEnv', () => {
     [{ ...torchrun, EP_STORE: 'tcp://h:0' }, /the port of EP_STORE must be .*found "0"/],
     [{ ...torchrun, EP_STORE: 'tcp://h/x:1' }, /EP_STORE must be/],
     [{ SLURM_PROCID: '1' }, /^environment: SLURM_NTASKS not set/],
+    [{ SLURM_PROCID: '0', SLURM_NTASKS: '1' }, /no store to meet at/],
+    [
+      { SLURM_PROCID: '0', SLURM_NTASKS: '1', SLURM_JOB_ID: '1', SLURM_JOB_NODELIST: '[1-2' },
+      /SLURM_JOB_NODELIST must be a host list/,
+    ],
+    [
+      { SLURM_PROCID: '0', SLURM_NTASKS: '1', SLURM_JOB_ID: 'x', SLURM_JOB_NODELIST: 'n' },
+      /SLURM_JOB_ID must be a decimal integer/,
+    ],
+    // mpirun within an allocation: rank 0 need not be on its first host.
+    [
+      { OMPI_COMM_WORLD_RANK: '0', OMPI_COMM_WORLD_SIZE: '1', SLURM_JOB_ID: '1', SLURM_JOB_NODELIST: 'n' },
+      /no store to meet at/,
+    ],
     [{ SLURM_NTASKS: '2' }, /RANK and WORLD_SIZE not set/],
     [{ OMPI_COMM_WORLD_RANK: '2', OMPI_COMM_WORLD_SIZE: '2' }, /OMPI_COMM_WORLD_RANK must be .* from 0 to 1/],
     [{ ...torchrun, EP_STORE: 'file:' }, /EP_STORE must be/],

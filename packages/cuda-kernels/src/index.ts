@@ -37,5 +37,16 @@ export type { BoundDispatch, Dispatcher } from './dispatcher.js';
 export type { DispatchTransport } from './dispatcher-base.js';
 export { type HostEvent, HostStream, type HostStreamOptions } from './host-stream.js';
 export type { Lease } from './lease.js';
+export type { MoeBuffer } from './moe/buffer.js';
+export { lossesText, type MoeLoss } from './moe/losses.js';
+export { openMoeBuffer } from './moe/open-moe-buffer.js';
+export type {
+  MoeBufferOptions,
+  MoeCallOptions,
+  MoeCombineOptions,
+  MoeDispatchOptions,
+  MoeDType,
+} from './moe/options.js';
+export type { MoeCombined, MoeHandle, MoeHook, MoeLayout, MoeReceived } from './moe/received.js';
 export { openDispatcher } from './open-dispatcher.js';
 export type { DispatcherOptions, RunOptions } from './options.js';

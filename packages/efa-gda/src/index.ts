@@ -1,2 +1,8 @@
-/** @ep/efa-gda: requests and completions of EFA, as bytes and as values. */
+/** @ep/efa-gda: endpoints of EFA that kernels post to themselves; its requests and completions, as bytes and as values. */
+export { AdoptedRange } from '@ep/native/ranks';
+export type { EfaConfig, HardwareEfaConfig, SoftEfaConfig } from './config.js';
+export { EfaEndpoint } from './endpoint.js';
+export { type EfaBacking, type EfaNeeds, efaCapabilities } from './probe.js';
+export { efaGda } from './provider.js';
+export { EfaTransport } from './transport.js';
 export * from './wire/index.js';

@@ -1,5 +1,5 @@
 /** @ep/ibgda: mlx5 queue pairs posted by kernels. */
-export { AdoptedRange } from './adopt.js';
+export { AdoptedRange } from '@ep/native/ranks';
 export type { HardwareIbgdaConfig, IbgdaConfig, SoftIbgdaConfig } from './config.js';
 export { IbgdaEndpoint } from './endpoint.js';
 export { type IbgdaBacking, type IbgdaNeeds, ibgdaCapabilities } from './probe.js';

@@ -7,7 +7,7 @@ import type { Reach } from '@ep/native/ranks';
 /** Nobody maps a peer's part. */
 export function reachBy(nic: NativeIbgdaNic, rank: Rank): Reach {
   return {
-    byteLength: ibgdaRemoteLayout.byteLength,
+    byteLength: () => ibgdaRemoteLayout.byteLength,
     describe: (memory) => nic.addMemory(memory),
     connect: (memory, remotes) => nic.route(memory, remotes),
     failure: 'tell its NIC where the parts lie',

@@ -20,6 +20,7 @@ import {
   type SoftNicCounts,
 } from '@ep/native';
 import {
+  AdoptedRange,
   allocateMemory,
   checkLimits,
   type Liveness,
@@ -28,7 +29,6 @@ import {
   type Reach,
   withClosing,
 } from '@ep/native/ranks';
-import { AdoptedRange } from './adopt.js';
 import type { ResolvedIbgdaConfig } from './config.js';
 import { IbgdaEndpoint } from './endpoint.js';
 import { pairError } from './failure.js';

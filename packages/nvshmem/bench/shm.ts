@@ -26,6 +26,8 @@ export interface ShmBenchResult {
   readonly name: string;
   readonly ranks: number;
   readonly latency: Latency;
+  /** How much longer it takes than two stores and a spin between the same cores: the median of series that took turns. */
+  readonly timesBare?: number;
   /** What the project wants, in microseconds, at which percentile. */
   readonly goal?: { readonly at: 'p50' | 'p99'; readonly microseconds: number; readonly met: boolean };
 }

@@ -34,7 +34,7 @@ const HANDLE_BYTES = segmentHandleLayout.byteLength;
 
 /** Every rank maps every part. */
 const MAPPED: Reach = {
-  byteLength: HANDLE_BYTES,
+  byteLength: () => HANDLE_BYTES,
   describe: (memory) => memory.handle(),
   connect: (memory, handles) => {
     const all = new Uint8Array(handles.length * HANDLE_BYTES);

@@ -48,6 +48,10 @@ EP_STATIC_ASSERT(sizeof(ep_kernel_status) == 32, "read by the host after the ker
 #define EP_STAGE_NIC 6u        /* a queue pair is broken: `expected` is the remote address of the WQE that failed, `found` holds EP_NIC_FOUND_* */
 #define EP_STAGE_SOURCE 7u     /* no registered range holds all of a put's source: `expected` is its address, `found` its bytes */
 #define EP_STAGE_SHARING 8u    /* `found` blocks were launched over `expected` queue pairs to each peer that blocks may not share */
+#define EP_STAGE_COUNT 9u      /* MoE: waiting for a source's counts; with EP_STATUS_INVALID: `found` rows were to go to one expert, `expected` is the most */
+#define EP_STAGE_PLACE 11u     /* MoE: waiting for where rows go; with EP_STATUS_CAPACITY: `found` rows were to go to `rank`, `expected` is the most */
+#define EP_STAGE_RESULT 10u    /* MoE: waiting for the results that a rank of experts owes */
+#define EP_STAGE_RANGE 12u     /* an argument is out of its range: `found` where less than or as much as `expected` was allowed */
 
 /* ep_kernel_status.found at EP_STAGE_NIC: shifts of the syndrome and the vendor's syndrome (8 bits each; 0: a poster gave up), of the WQE's index (16) and of the
  * queue pair's number (24). */

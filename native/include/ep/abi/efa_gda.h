@@ -4,11 +4,14 @@
 #define EP_ABI_EFA_GDA_H
 
 #include "efa_wqe.h"
+#include "ibgda.h"
 
 /* Who may post to one queue pair at a time. A mode that is narrower than the use loses WQEs. */
 #define EP_EFA_SHARE_DEVICE 0u /* any lane of any block of any launch on one machine */
 #define EP_EFA_SHARE_BLOCK 1u  /* the lanes of one block */
 #define EP_EFA_SHARE_THREAD 2u /* one lane, or lanes that their caller has put in an order */
+
+#define EP_EFA_MAX_DEPTH 32768 /* of a send queue: half the range of a request id of 16 bits */
 
 /* ep_efa_qp.flags */
 #define EP_EFA_QP_WIDE_ID 1u /* request ids have 64 bits, otherwise 16 */
@@ -26,9 +29,23 @@ typedef struct ep_efa_target {
 } ep_efa_target;
 EP_STATIC_ASSERT(sizeof(ep_efa_target) == 8, "one load");
 
+/* What a WQE was for. A send queue cannot be read back, so this is what an error says of it. */
+typedef struct ep_efa_request {
+  uint64_t remote_address;
+  int32_t peer;
+  uint32_t slot; /* of the targets */
+} ep_efa_request;
+EP_STATIC_ASSERT(sizeof(ep_efa_request) == 16, "one store of a vector");
+
+/* ep_efa_qp.ready holds a number and these bits. */
+#define EP_EFA_TURN_HELD 0x8000000000000000u     /* somebody rings what was left, or has begun to post behind it */
+#define EP_EFA_TURN_DEFERRED 0x4000000000000000u /* the last WQEs below the number were not rung */
+
 /* A queue pair with its send queue, its completions, and the account that everyone who posts to it shares. Numbers of WQEs run from 0 and never wrap;
- * the NIC sees 16 bits of them in a doorbell and 31 in its counts. A poster takes numbers (`taken`), waits for room (`done`) and for the batch (`rung`),
+ * the NIC sees 16 bits of them in a doorbell and 31 in its counts. A poster takes numbers (`taken`), waits for room (`prefix`) and for the batch (`rung`),
  * writes WQEs, releases them itself, waits for its turn (`ready`), and rings or leaves that to a later one.
+ * Room is a place whose own WQE has completed, not a number of completions: so request ids of 16 bits name one WQE, and a value that waits in `values` is
+ * not overwritten before the NIC has read it, in whatever order completions come.
  * HAZARD: a number that was taken must be published, or whoever took later ones waits for ever. A poster that gives up breaks the queue pair instead. */
 typedef struct ep_efa_qp {
   ep_handle_header header; /* EP_MAGIC_EFA_QP */
@@ -44,10 +61,10 @@ typedef struct ep_efa_qp {
   uint64_t nic_wake;       /* address of the ep_wake_word of a software NIC that may sleep; 0: a doorbell is enough */
   uint32_t values_lkey;
   uint32_t target_slots;
-  uint32_t depth;          /* power of two */
+  uint32_t depth;          /* power of two, at most EP_EFA_MAX_DEPTH */
   uint32_t wqe_bytes;      /* 64 or 128 */
   uint32_t max_batch;      /* WQEs that may be written and not rung */
-  uint32_t cq_depth;       /* power of two */
+  uint32_t cq_depth;       /* power of two, at least `depth`: then it cannot overrun */
   uint32_t cq_entry_bytes;
   uint32_t qpn;
   uint32_t index;          /* in ep_efa_device.qps */
@@ -55,15 +72,14 @@ typedef struct ep_efa_qp {
 
   uint64_t taken;          /* counter: numbers handed out */
   uint8_t pad0[56];
-  uint64_t ready;          /* counter: WQEs that are written, as are all before them; whose turn it is */
+  uint64_t ready;          /* counter: WQEs that are written, as are all before them; whose turn it is. With EP_EFA_TURN_* */
   uint8_t pad1[56];
   uint64_t rung;           /* counter: WQEs that the last doorbell told of; belongs to whoever has the turn */
   uint8_t pad2[56];
-  uint64_t done;           /* counter: how many have completed, in whatever order: room in the ring, and nothing else */
   uint64_t poller;         /* 1: somebody takes completions out of the CQ */
-  uint64_t polled;         /* counter: completions taken out; belongs to the poller */
-  uint64_t prefix;         /* counter: WQEs that have completed as have all before them: what a flush waits for */
-  uint8_t pad3[32];
+  uint64_t polled;         /* counter: completions taken out, in whatever order they came; belongs to the poller */
+  uint64_t prefix;         /* counter: WQEs that have completed as have all before them: what room and a flush wait for */
+  uint8_t pad3[40];
 
   uint64_t broken;         /* EP_EFA_SOUND, _BREAKING, _BROKEN; what follows is complete when it is _BROKEN */
   uint32_t status;         /* EP_STATUS_* */
@@ -72,7 +88,8 @@ typedef struct ep_efa_qp {
   uint64_t remote_address; /* that it named */
   int32_t peer;            /* rank that it was for */
   uint32_t slot;           /* of `targets` */
-  uint8_t pad4[24];
+  uint64_t requests;       /* address of ep_efa_request[depth] */
+  uint8_t pad4[16];
 } ep_efa_qp;
 EP_STATIC_ASSERT(sizeof(ep_efa_qp) == 448, "every group of counters has its cache line");
 
@@ -116,20 +133,23 @@ typedef struct ep_efa_device {
   uint32_t scratch_lkey;
   uint32_t context;        /* index of this context */
   uint64_t broken;         /* 1 + index of the queue pair that broke first; 0: none */
-  uint8_t pad[24];
+  uint64_t ranges;         /* address of ep_ibgda_range_table of what is registered; replaced as a whole, with release */
+  uint8_t pad[16];
 } ep_efa_device;
 EP_STATIC_ASSERT(sizeof(ep_efa_device) == 128, "two cache lines");
 
-/* A symmetric memory. */
+/* A symmetric memory: of the GIN facade, and what ep_memory_handle.proxy is the address of for EP_MEMORY_EFA. */
 typedef struct ep_efa_memory {
   ep_handle_header header; /* EP_MAGIC_EFA_MEMORY */
   uint64_t device;         /* address of ep_efa_device */
   uint64_t remotes;        /* address of ep_efa_remote[world_size] */
   uint64_t address;        /* of this rank's part */
   uint64_t byte_length;    /* of each rank's part */
+  uint64_t targets;        /* address of ep_efa_target[(1 + signal_slots) * world_size], 0 where only the facade uses it: slot 0 is a rank's data queue
+                              pair, 1 + s the one whose arrivals are signal s of this memory */
   uint32_t lkey;
   uint32_t reserved;
 } ep_efa_memory;
-EP_STATIC_ASSERT(sizeof(ep_efa_memory) == 56, "read once for each put");
+EP_STATIC_ASSERT(sizeof(ep_efa_memory) == 64, "one cache line");
 
 #endif

@@ -16,5 +16,6 @@
 #define EP_STATUS_BUSY 11        /* queue or lease full */
 #define EP_STATUS_MISMATCH 12    /* ranks disagree on the arguments of a collective call */
 #define EP_STATUS_EVICTED 13     /* the others went on without this rank */
+#define EP_STATUS_CAPACITY 14    /* `rank` has room for fewer rows than were to go there; nothing has moved */
 
 #endif

@@ -36,6 +36,8 @@ EP_STATIC_ASSERT(sizeof(ep_handle_header) == 16, "readers find the payload at by
 #define EP_MAGIC_IBGDA_QP 0x31514745u     /* "EGQ1" */
 #define EP_MAGIC_IBGDA_MEMORY 0x314b4745u /* "EGK1" */
 #define EP_MAGIC_IBGDA_PEER 0x31434745u   /* "EGC1" */
+#define EP_MAGIC_MOE 0x31584745u          /* "EGX1" */
+#define EP_MAGIC_MOE_CALL 0x31594745u     /* "EGY1" */
 #define EP_MAGIC_EFA 0x31454745u          /* "EGE1" */
 #define EP_MAGIC_EFA_QP 0x31464745u       /* "EGF1" */
 #define EP_MAGIC_EFA_MEMORY 0x314e4745u   /* "EGN1" */

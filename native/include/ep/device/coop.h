@@ -11,6 +11,7 @@
  *   wait_equal(...)                         the same until *word == value; only for the `compat` kernel: a value that passes by is missed
  *   wait_for(look, expected, rank, stage, status)   until look(&found), which may be called by another lane's stack: it never calls point()
  *   fail(status, EP_STATUS_*, rank, stage, expected, found)  how the kernel failed, if nobody has said so before
+ *   clock_ns()                   for statistics only
  *   wake(address of ep_wake_word)           after a signal: wakes sleepers of that rank
  *   static constexpr bool single_lane       true where a block is one lane (the host's `fast` executor)
  *

@@ -50,6 +50,11 @@ struct cuda_context {
   EP_HD bool wait_equal(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
     return wait_until<true>(word, value, rank, stage, status);
   }
+  EP_HD uint64_t clock_ns() const {
+    uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+  }
   /* Peers on the host that may sleep are woken by their engine; peers on a GPU never sleep. */
   EP_HD void wake(uint64_t) const {}
 

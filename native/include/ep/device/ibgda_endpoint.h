@@ -4,6 +4,7 @@
 
 #include "copy.h"
 #include "mlx5_post.h"
+#include "ranges.h"
 
 EP_MACHINE_BEGIN
 
@@ -36,21 +37,7 @@ template <class Post> struct ibgda_endpoint_of {
 
   /* The registered range that holds all of these bytes; *lkey is its key. */
   template <class Ctx> EP_HD bool local_key(Ctx& ctx, uint64_t address, uint64_t bytes, uint32_t* lkey) const {
-    const auto* table = reinterpret_cast<const ep_ibgda_range_table*>(load_acquire(ctx, &device().ranges));
-    const auto* ranges = reinterpret_cast<const ep_ibgda_range*>(table + 1);
-    uint64_t low = 0;
-    uint64_t high = table->count;
-    while (low < high) {
-      const uint64_t middle = (low + high) / 2;
-      if (ranges[middle].end <= address) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    if (low == table->count || address < ranges[low].begin || bytes > ranges[low].end - address) return false;
-    *lkey = ranges[low].lkey;
-    return true;
+    return range_key(ctx, &device().ranges, address, bytes, lkey);
   }
 
   /* Posts `count` WQEs to one queue pair by the lanes of `group`; build(i, writer) writes WQE i. */

@@ -13,23 +13,6 @@
 
 EP_MACHINE_BEGIN
 
-/* Lanes that write the WQEs of one post together. All of them call with equal arguments. */
-template <class Ctx> struct lone_poster {
-  Ctx& ctx;
-  EP_HD uint32_t lane() const { return 0; }
-  EP_HD uint32_t lanes() const { return 1; }
-  template <class T> EP_HD T from_first(T value) const { return value; }
-  EP_HD void sync() const {}
-};
-
-template <class Ctx> struct warp_poster {
-  Ctx& ctx;
-  EP_HD uint32_t lane() const { return ctx.lane() % ctx.warp_lanes(); }
-  EP_HD uint32_t lanes() const { return ctx.warp_lanes(); }
-  template <class T> EP_HD T from_first(T value) const { return ctx.shuffle(value, 0); }
-  EP_HD void sync() const { ctx.sync_warp(); }
-};
-
 constexpr uint64_t mlx5_refused = UINT64_MAX;
 
 /* The first lane's part before WQEs are written: the number of the first, or mlx5_refused. */

@@ -9,67 +9,9 @@
 #include "ep/abi/status.h"
 #include "mlx5_wqe.h"
 #include "order.h"
+#include "posters.h"
 
 EP_MACHINE_BEGIN
-
-/* Words that only the posters of a queue pair write, with the scope of their sharing. */
-template <uint32_t Sharing> struct poster_words {
-#if defined(__CUDACC__)
-  using ref = cuda::atomic_ref<uint64_t, Sharing == EP_IBGDA_SHARE_DEVICE ? cuda::thread_scope_device : cuda::thread_scope_block>;
-#else
-  using ref = std::atomic_ref<uint64_t>;
-#endif
-  static constexpr bool alone = Sharing == EP_IBGDA_SHARE_THREAD;
-
-  template <class Ctx> EP_HD static uint64_t load(Ctx& ctx, uint64_t* word) {
-    ctx.point();
-    return ref(*word).load(alone ? detail::relaxed : detail::acquire);
-  }
-  template <class Ctx> EP_HD static void store(Ctx& ctx, uint64_t* word, uint64_t value) {
-    ctx.point();
-    ref(*word).store(value, alone ? detail::relaxed : detail::release);
-  }
-  template <class Ctx> EP_HD static uint64_t add(Ctx& ctx, uint64_t* word, uint64_t value) {
-    ctx.point();
-    if constexpr (alone) {
-      const uint64_t old = ref(*word).load(detail::relaxed);
-      ref(*word).store(old + value, detail::relaxed);
-      return old;
-    } else {
-      return ref(*word).fetch_add(value, detail::relaxed);
-    }
-  }
-  /* Of a word that only ever grows. */
-  template <class Ctx> EP_HD static void raise(Ctx& ctx, uint64_t* word, uint64_t value) {
-    ctx.point();
-    uint64_t found = ref(*word).load(detail::relaxed);
-    if constexpr (alone) {
-      if (found < value) ref(*word).store(value, detail::relaxed);
-    } else {
-      while (found < value && !ref(*word).compare_exchange_weak(found, value, detail::release)) {}
-    }
-  }
-  /* Keeps the first value but 0 that is given to a word. */
-  template <class Ctx> EP_HD static void first(Ctx& ctx, uint64_t* word, uint64_t value) {
-    ctx.point();
-    uint64_t none = 0;
-    ref(*word).compare_exchange_strong(none, value, detail::release);
-  }
-  /* A flag that one poster at a time holds: true when it was free. Both are read-modify-writes, so that whoever drops it has seen all that happened
-   * before anyone tried to take it. */
-  template <class Ctx> EP_HD static bool flag_take(Ctx& ctx, uint64_t* flag) {
-    ctx.point();
-    if constexpr (alone) {
-      return true;
-    } else {
-      return ref(*flag).exchange(1, detail::acq_rel) == 0;
-    }
-  }
-  template <class Ctx> EP_HD static void flag_drop(Ctx& ctx, uint64_t* flag) {
-    ctx.point();
-    if constexpr (!alone) ref(*flag).exchange(0, detail::acq_rel);
-  }
-};
 
 /* The last 8 bytes of a CQE, loaded at once. */
 struct mlx5_cqe_tail {

@@ -10,18 +10,23 @@ export function shmBench(module: { readonly benchShm: typeof benchShm }): Bench 
     async run({ quick }): Promise<BenchResult> {
       const { results } = await module.benchShm(quick ? { rounds: quickRounds } : {});
       const cases = results.map(
-        ({ name, ranks, latency, goal }): BenchCase => ({
+        ({ name, ranks, latency, goal, timesBare }): BenchCase => ({
           name: `${name}, ${ranks} ranks`,
           unit: 'us',
           median: latency.p50,
           // Latencies are told by percentile: the slowest of thousands says more about the system than about us.
           spread: (latency.p99 - latency.p50) / latency.p50,
           samples: latency.samples,
-          ratios: (['p50', 'p99'] as const).map((at) => ({
-            name: `us at ${at}`,
-            value: latency[at],
-            ...(goal?.at === at ? { goal: { at: 'most' as const, value: goal.microseconds } } : {}),
-          })),
+          ratios: [
+            ...(['p50', 'p99'] as const).map((at) => ({
+              name: `us at ${at}`,
+              value: latency[at],
+              ...(goal?.at === at ? { goal: { at: 'most' as const, value: goal.microseconds } } : {}),
+            })),
+            ...(timesBare === undefined
+              ? []
+              : [{ name: 'times two stores and a spin between the same cores', value: timesBare }]),
+          ],
           detail: { mean: latency.mean },
         }),
       );

@@ -1,8 +1,14 @@
-/** `ep demo`: the main job on real text. */
+/** `ep demo`: the main jobs on real text. */
+
+import { invalid } from '@ep/core';
 import type { AttentionDType } from '@ep/cuda-kernels';
 import { explain } from '@ep/plan';
+import type { MoeForm } from '@ep/plan/moe';
 import { Argument, Command, Option } from 'commander';
 import { Listr } from 'listr2';
+import type { MoeDemoDType } from '../demo-moe/job.js';
+import { moeReportText } from '../demo-moe/report.js';
+import { runMoeDemo } from '../demo-moe/run.js';
 import { describeMachine } from '../doctor/machine.js';
 import { CommandExit, jsonText, stoppedBy } from '../failure.js';
 import { integerOption } from '../options.js';
@@ -20,6 +26,7 @@ import {
   type TextFile,
 } from './documents.js';
 import { demoShape } from './inputs.js';
+import { writeJob } from './job.js';
 import { type RankMode, runRanks } from './ranks.js';
 import {
   bandwidthOf,
@@ -32,20 +39,26 @@ import {
   tensorErrors,
   tolerances,
 } from './report.js';
-import type { StepResult } from './step.js';
+import type { Phase, StepResult } from './step.js';
 import { type DemoTransportName, demoTransportNames } from './transports.js';
+
+type DemoJob = 'attention' | 'moe';
 
 interface DemoFlags {
   readonly ranks: number;
   readonly threads?: boolean;
   readonly small?: boolean;
-  readonly dtype: AttentionDType;
+  readonly dtype: AttentionDType | MoeDemoDType;
   readonly seed: number;
   readonly transport: DemoTransportName;
+  readonly mode: MoeForm['mode'];
+  readonly kill?: number;
   readonly from?: string;
   readonly svg: string | false;
   readonly json?: boolean;
 }
+
+const rankProgram = new URL('./demo-rank.js', import.meta.url);
 
 /** Attention kernels work in blocks of rows: finer borders cost more than they balance. */
 const block = 64;
@@ -54,12 +67,22 @@ const tolerance = 0.02;
 
 export function demoCommand(): Command {
   return new Command('demo')
-    .description('plan, dispatch and verify attention over real documents on local ranks')
-    .addArgument(new Argument('[job]', 'what to run').choices(['attention']).default('attention'))
+    .description('plan, dispatch and verify attention, or a layer of experts, over real documents on local ranks')
+    .addArgument(new Argument('[job]', 'what to run').choices(['attention', 'moe']).default('attention'))
     .addOption(new Option('-n, --ranks <count>', 'ranks').argParser(integerOption(1, 128)).default(4))
     .option('--threads', 'ranks as worker threads of one process instead of processes')
     .option('--small', 'far less text: for tests')
-    .addOption(new Option('--dtype <type>', 'of Q, K, V and their gradients').choices(['bf16', 'f32']).default('bf16'))
+    .addOption(
+      new Option('--dtype <type>', 'of Q, K, V and gradients: bf16 or f32; of tokens to experts: bf16 or fp8')
+        .choices(['bf16', 'f32', 'fp8'])
+        .default('bf16'),
+    )
+    .addOption(
+      new Option('--mode <form>', 'moe: how rows are received')
+        .choices(['low-latency', 'high-throughput'])
+        .default('low-latency'),
+    )
+    .addOption(new Option('--kill <rank>', 'moe: this rank dies in the middle').argParser(integerOption(0, 127)))
     .addOption(
       new Option('--seed <number>', 'of embeddings, projections and dO')
         .argParser(integerOption(0, 2 ** 31 - 1))
@@ -74,8 +97,14 @@ export function demoCommand(): Command {
     .option('--svg <path>', 'where the picture of the plan goes', 'ep-demo.svg')
     .option('--no-svg', 'draw no picture')
     .option('--json', 'the report as one JSON object')
-    .action(async (_job: string, flags: DemoFlags) => {
-      const report = await runDemo(flags);
+    .action(async (job: DemoJob, flags: DemoFlags) => {
+      if (job === 'moe') return moe(flags);
+      const { dtype } = flags;
+      if (dtype === 'fp8') throw invalid('--dtype', { where: 'demo attention', expected: 'bf16 or f32', found: dtype });
+      if (flags.kill !== undefined) {
+        throw invalid('--kill', { where: 'demo attention', expected: 'absent: it is of demo moe', found: flags.kill });
+      }
+      const report = await runDemo({ ...flags, dtype });
       process.stdout.write(flags.json === true ? `${jsonText(report)}\n` : reportText(report));
       if (!report.pass) throw new CommandExit(1);
     });
@@ -89,7 +118,46 @@ interface Progress {
   svg?: string;
 }
 
-async function runDemo(flags: DemoFlags): Promise<DemoReport> {
+async function moe(flags: DemoFlags): Promise<void> {
+  const { dtype, ranks, kill, from } = flags;
+  if (dtype === 'f32') throw invalid('--dtype', { where: 'demo moe', expected: 'bf16 or fp8', found: dtype });
+  if (kill !== undefined && (kill >= ranks || ranks < 2)) {
+    throw invalid('--kill', { where: 'demo moe', expected: `one of ${ranks} ranks, not the only one`, found: kill });
+  }
+  const stop = new AbortController();
+  const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
+  process.on('SIGINT', onSignal).on('SIGTERM', onSignal);
+  const tell = (text: string): void => {
+    if (flags.json !== true && process.stderr.isTTY) process.stderr.write(`\r\x1b[K${text}`);
+  };
+  try {
+    const options = {
+      ranks,
+      rankMode: flags.threads === true ? ('threads' as const) : ('processes' as const),
+      small: flags.small === true,
+      dtype,
+      mode: flags.mode,
+      seed: flags.seed,
+      transport: flags.transport,
+      ...(from === undefined ? {} : { from }),
+      ...(flags.svg === false ? {} : { svg: flags.svg }),
+      ...(kill === undefined ? {} : { kill }),
+    };
+    const report = await runMoeDemo(options, tell, stop.signal);
+    tell('');
+    process.stdout.write(flags.json === true ? `${jsonText(report)}\n` : moeReportText(report));
+    if (!report.pass) throw new CommandExit(1);
+  } catch (error) {
+    if (stop.signal.aborted) throw stoppedBy('demo', stop.signal.reason as NodeJS.Signals);
+    throw error;
+  } finally {
+    process.off('SIGINT', onSignal).off('SIGTERM', onSignal);
+  }
+}
+
+type AttentionFlags = DemoFlags & { readonly dtype: AttentionDType };
+
+async function runDemo(flags: AttentionFlags): Promise<DemoReport> {
   const elementBytes = flags.dtype === 'bf16' ? 2 : 4;
   const { queryHeads, kvHeads, headDim } = demoShape;
   const row: RowBytes = { q: queryHeads * headDim * elementBytes, kv: 2 * kvHeads * headDim * elementBytes };
@@ -141,7 +209,8 @@ async function runDemo(flags: DemoFlags): Promise<DemoReport> {
           const onPhase = (phase: string): void => {
             task.output = phase;
           };
-          context.results = await runRanks(flags.ranks, job, mode, onPhase, stop.signal);
+          const rankJob = { program: rankProgram, write: (path: string) => writeJob(path, job) };
+          context.results = await runRanks<Phase, StepResult>(flags.ranks, rankJob, mode, onPhase, stop.signal);
         },
       },
       {
@@ -170,7 +239,7 @@ async function runDemo(flags: DemoFlags): Promise<DemoReport> {
   return reportOf(progress, flags, mode, row);
 }
 
-function planDemo(documents: readonly DemoDocument[], flags: DemoFlags, row: RowBytes): PlannedStep {
+function planDemo(documents: readonly DemoDocument[], flags: AttentionFlags, row: RowBytes): PlannedStep {
   const lengths = Int32Array.from(documents, (document) => document.tokens.length);
   const tokens = lengths.reduce((sum, length) => sum + length, 0);
   return planStep({
@@ -185,7 +254,7 @@ function planDemo(documents: readonly DemoDocument[], flags: DemoFlags, row: Row
   });
 }
 
-function reportOf(progress: Progress, flags: DemoFlags, mode: RankMode, row: RowBytes): DemoReport {
+function reportOf(progress: Progress, flags: AttentionFlags, mode: RankMode, row: RowBytes): DemoReport {
   const { documents, results } = progress;
   const { atHome, explanation } = progress.step!;
   const { queryHeads, kvHeads, headDim } = demoShape;

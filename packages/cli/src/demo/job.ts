@@ -1,8 +1,7 @@
-/** What every rank of the demo needs to know, and what it tells back: plain data, so that it passes files, pipes and thread messages. */
+/** What every rank of the demo needs to know: plain data, so that it passes files, pipes and thread messages. */
 import { readFileSync, writeFileSync } from 'node:fs';
 import type { AttentionDType } from '@ep/cuda-kernels';
 import { type AttentionPlan, parseAttentionPlan, serialize } from '@ep/plan';
-import type { Phase, StepResult } from './step.js';
 import type { DemoTransportName } from './transports.js';
 
 export interface Job {
@@ -13,11 +12,6 @@ export interface Job {
   /** Tokens by document. */
   readonly documents: readonly Int32Array[];
 }
-
-export type RankMessage =
-  | { readonly kind: 'phase'; readonly rank: number; readonly phase: Phase }
-  | { readonly kind: 'result'; readonly result: StepResult }
-  | { readonly kind: 'failure'; readonly rank: number; readonly code: string; readonly message: string };
 
 /** The plan travels in its own format, with its version and digest: a rank of another version refuses it. */
 export function writeJob(path: string, job: Job): void {

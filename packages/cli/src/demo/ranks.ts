@@ -5,32 +5,36 @@ import { Worker } from 'node:worker_threads';
 import { type EpCode, EpError, ERROR_TABLE } from '@ep/core';
 import { launchIn, storePath } from '../run/launch.js';
 import { type Scratch, withScratch } from '../run/scratch.js';
-import { type Job, type RankMessage, writeJob } from './job.js';
-import type { ThreadData } from './rank.js';
-import type { Phase, StepResult } from './step.js';
+import type { RankMessage, ThreadData } from './rank-main.js';
 
 export type RankMode = 'processes' | 'threads';
 
-/** Built beside the entry point; see tsup.config.ts. */
-const rankProgram = new URL('./demo-rank.js', import.meta.url);
+export interface RankJob {
+  /** The program of each rank: built beside the entry point; see tsup.config.ts. */
+  readonly program: URL;
+  /** Writes what every rank needs to know to this path, and to paths that begin with it. */
+  readonly write: (path: string) => void;
+  /** Ranks that are to die: nobody waits for their results, and their end is no failure. */
+  readonly dies?: ReadonlySet<number>;
+}
 
 /** Collects messages; the first failure wins, for the later ones are mostly its echoes. */
-class Collector {
-  readonly results = new Map<number, StepResult>();
-  failure: Extract<RankMessage, { kind: 'failure' }> | undefined;
-  readonly #onPhase: (phase: Phase) => void;
+class Collector<P extends string, R extends { readonly rank: number }> {
+  readonly results = new Map<number, R>();
+  failure: Extract<RankMessage<P, R>, { kind: 'failure' }> | undefined;
+  readonly #onPhase: (phase: P) => void;
 
-  constructor(onPhase: (phase: Phase) => void) {
+  constructor(onPhase: (phase: P) => void) {
     this.#onPhase = onPhase;
   }
 
-  take(message: RankMessage): void {
+  take(message: RankMessage<P, R>): void {
     if (message.kind === 'phase') this.#onPhase(message.phase);
     else if (message.kind === 'result') this.results.set(message.result.rank, message.result);
     else this.failure ??= message;
   }
 
-  finish(ranks: number, otherwise: () => string): StepResult[] {
+  finish(ranks: number, otherwise: () => string): R[] {
     if (this.failure !== undefined) {
       const { code, message, rank } = this.failure;
       const known = Object.hasOwn(ERROR_TABLE, code) ? (code as EpCode) : 'EP_ABORTED';
@@ -43,60 +47,63 @@ class Collector {
   }
 }
 
-/** Resolves with every rank's result, by rank. Rejects with the first failure, after all ranks have ended. */
-export async function runRanks(
+/** Resolves with the result of every rank that is to live, by rank. Rejects with the first failure, after all ranks have ended. */
+export async function runRanks<P extends string, R extends { readonly rank: number }>(
   ranks: number,
-  job: Job,
+  job: RankJob,
   mode: RankMode,
-  onPhase: (phase: Phase) => void,
+  onPhase: (phase: P) => void,
   signal: AbortSignal,
-): Promise<StepResult[]> {
+): Promise<R[]> {
   return withScratch('ep-demo-', (scratch) => {
     const jobPath = join(scratch.folder, 'job.json');
-    writeJob(jobPath, job);
-    const collector = new Collector(onPhase);
+    job.write(jobPath);
+    const collector = new Collector<P, R>(onPhase);
     return mode === 'threads'
-      ? runThreads(ranks, { jobPath, storePath: storePath(scratch.folder) }, collector, signal)
-      : runProcesses(ranks, { scratch, jobPath }, collector, signal);
+      ? runThreads(ranks, job, { jobPath, storePath: storePath(scratch.folder) }, collector, signal)
+      : runProcesses(ranks, job, { scratch, jobPath }, collector, signal);
   });
 }
 
-async function runProcesses(
+async function runProcesses<P extends string, R extends { readonly rank: number }>(
   ranks: number,
+  job: RankJob,
   { scratch, jobPath }: { readonly scratch: Scratch; readonly jobPath: string },
-  collector: Collector,
+  collector: Collector<P, R>,
   signal: AbortSignal,
-): Promise<StepResult[]> {
+): Promise<R[]> {
   const errors: string[] = [];
   const result = await launchIn(scratch, {
     ranks,
     program: process.execPath,
-    args: [fileURLToPath(rankProgram), jobPath],
+    args: [fileURLToPath(job.program), jobPath],
     signal,
+    ...(job.dies === undefined ? {} : { keepGoing: true }),
     onEvent: (event) => {
       if (event.event !== 'line') return;
       if (event.stream === 'stdout' && event.text.startsWith('{'))
-        collector.take(JSON.parse(event.text) as RankMessage);
+        collector.take(JSON.parse(event.text) as RankMessage<P, R>);
       else errors.push(`[rank ${event.rank}] ${event.text}`);
     },
   });
   signal.throwIfAborted();
-  return collector.finish(ranks, () => {
+  return collector.finish(ranks - (job.dies?.size ?? 0), () => {
     const who = result.failed === undefined ? 'a rank' : `rank ${result.failed.rank}`;
     const how = result.failed?.signal ?? `status ${result.failed?.code ?? 0}`;
     return `${who} ended with ${how} and without a result${errors.length > 0 ? `:\n${errors.slice(-20).join('\n')}` : ''}`;
   });
 }
 
-async function runThreads(
+async function runThreads<P extends string, R extends { readonly rank: number }>(
   ranks: number,
+  job: RankJob,
   paths: Pick<ThreadData, 'jobPath' | 'storePath'>,
-  collector: Collector,
+  collector: Collector<P, R>,
   signal: AbortSignal,
-): Promise<StepResult[]> {
+): Promise<R[]> {
   const workers = Array.from({ length: ranks }, (_, rank) => {
     const data: ThreadData = { ...paths, rank, worldSize: ranks };
-    return new Worker(rankProgram, { workerData: data });
+    return new Worker(job.program, { workerData: data });
   });
   const stopAll = (): void => {
     for (const worker of workers) void worker.terminate();
@@ -108,11 +115,11 @@ async function runThreads(
       workers.map(
         (worker, rank) =>
           new Promise<void>((resolve) => {
-            worker.on('message', (message: RankMessage) => collector.take(message));
+            worker.on('message', (message: RankMessage<P, R>) => collector.take(message));
             worker.on('error', (error) => crashes.push(`rank ${rank}: ${error.stack ?? error.message}`));
             worker.on('exit', (code) => {
               // Its peers would wait for it until their own deadlines.
-              if (code !== 0) stopAll();
+              if (code !== 0 && !job.dies?.has(rank)) stopAll();
               resolve();
             });
           }),
@@ -123,7 +130,7 @@ async function runThreads(
   }
   signal.throwIfAborted();
   return collector.finish(
-    ranks,
+    ranks - (job.dies?.size ?? 0),
     () => `worker threads ended without a result${crashes.length > 0 ? `:\n${crashes.join('\n')}` : ''}`,
   );
 }

@@ -1,16 +1,18 @@
 /** What the demo can run over. */
 import type { Member, Transport } from '@ep/core';
-import { type IbgdaNeeds, ibgda } from '@ep/ibgda';
+import { type EfaNeeds, efaGda } from '@ep/efa-gda';
+import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
 
 /** What the step needs: dispatch posts puts and signals, verification reads rows. */
-export type DemoTransport = Transport<IbgdaNeeds> & { barrier(): Promise<void> };
+export type DemoTransport = Transport<EfaNeeds> & { barrier(): Promise<void> };
 
 const limits = { signal: new AbortController().signal };
 
 const openers = {
   shm: (member: Member): Promise<DemoTransport> => nvshmem.shm.open(member, limits),
   ibgda: (member: Member): Promise<DemoTransport> => ibgda.soft.open(member, limits),
+  efa: (member: Member): Promise<DemoTransport> => efaGda.soft.open(member, limits),
 } as const;
 
 export type DemoTransportName = keyof typeof openers;

@@ -1,5 +1,6 @@
 /** Every transport that this installation knows, in the order in which they are shown. A new package adds its providers here. */
 import type { Probe } from '@ep/core';
+import { efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
 
@@ -13,7 +14,7 @@ interface Provider {
   probe(): Promise<Probe>;
 }
 
-const providers: readonly Provider[] = [nvshmem.shm, ibgda.soft, ibgda.hardware];
+const providers: readonly Provider[] = [nvshmem.shm, ibgda.soft, ibgda.hardware, efaGda.soft, efaGda.hardware];
 
 export function probeProviders(): Promise<readonly Probed[]> {
   return Promise.all(providers.map(async (provider) => ({ name: provider.name, probe: await provider.probe() })));

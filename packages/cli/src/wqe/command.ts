@@ -27,15 +27,16 @@ function oneOf<T extends Format>(offered: readonly T[], format: Format, nic: str
 }
 
 function report(text: string, { nic, as, entryBytes }: DecodeFlags): Report {
-  if (nic === 'efa') return efaReport(text, oneOf(efaFormats, as ?? 'wqe', nic), entryBytes);
+  const isTrace = text.trimStart().startsWith('{');
+  const format = as ?? (isTrace ? 'trace' : 'wqe');
+  if (nic === 'efa') return efaReport(text, oneOf(efaFormats, format, nic), entryBytes);
   if (entryBytes !== undefined) {
     throw new EpError(
       'EP_INVALID_ARGUMENT',
       '--entry-bytes is for --nic efa: bytes of mlx5 queues say how long they are',
     );
   }
-  const isTrace = text.trimStart().startsWith('{');
-  return mlx5Report(text, oneOf(mlx5Formats, as ?? (isTrace ? 'trace' : 'wqe'), nic));
+  return mlx5Report(text, oneOf(mlx5Formats, format, nic));
 }
 
 export function wqeCommand(): Command {

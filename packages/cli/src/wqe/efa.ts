@@ -1,11 +1,12 @@
-/** Bytes of EFA queues. How large an entry is belongs to its queue, and the bytes do not say. */
-import { invalid } from '@ep/core';
-import { decodeCqe, decodeReceive, decodeWqe, dumpCqe, dumpReceive, dumpWqe } from '@ep/efa-gda';
+/** Bytes of EFA queues, and traces of the software EFA that executes them. How large an entry is belongs to its queue, and the bytes do not say. */
+import { EpError, invalid } from '@ep/core';
+import { decodeCqe, decodeReceive, decodeWqe, dumpCqe, dumpReceive, dumpWqe, statusName } from '@ep/efa-gda';
 import { parseHex } from './input.js';
 import { entryReports, type Report } from './report.js';
+import { type TraceStyle, traceReport } from './trace.js';
 
-export const efaFormats = ['wqe', 'cqe', 'receive'] as const;
-type EfaFormat = (typeof efaFormats)[number];
+export const efaFormats = ['wqe', 'cqe', 'receive', 'trace'] as const;
+type EfaFormat = Exclude<(typeof efaFormats)[number], 'trace'>;
 
 interface Queue {
   readonly word: string;
@@ -27,8 +28,22 @@ function entryReport(entry: Uint8Array, at: number, format: EfaFormat): Report {
   return { lines, items: [{ at, ...decoded }], broken: decoded.violations.length > 0 };
 }
 
+const traceStyle: TraceStyle = {
+  failed: ({ status }) => (typeof status === 'number' && status !== 0 ? statusName(status) : undefined),
+  hidden: ['status'],
+  request: (bytes) => {
+    const decoded = decodeWqe(bytes);
+    return { lines: dumpWqe(bytes), item: decoded, broken: decoded.violations.length > 0 };
+  },
+};
+
 /** `entryBytes` undefined: the usual size of that format. */
-export function efaReport(text: string, format: EfaFormat, entryBytes: number | undefined): Report {
+export function efaReport(text: string, format: (typeof efaFormats)[number], entryBytes: number | undefined): Report {
+  if (format === 'trace') {
+    if (entryBytes !== undefined)
+      throw new EpError('EP_INVALID_ARGUMENT', '--entry-bytes is not for traces: they say it');
+    return traceReport(text, traceStyle);
+  }
   const { word, usual, sizes } = queues[format];
   const size = entryBytes ?? usual;
   const where = `efa ${format}`;

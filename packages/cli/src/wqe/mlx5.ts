@@ -11,8 +11,9 @@ import {
   syndromeName,
   type Violation,
 } from '@ep/ibgda';
-import { parseHex, parseTrace, type TraceLine } from './input.js';
+import { parseHex } from './input.js';
 import { entryReports, joined, type Report } from './report.js';
+import { type TraceStyle, traceReport } from './trace.js';
 
 const CQE_BYTES = 64;
 
@@ -49,43 +50,24 @@ function commandReport(bytes: Uint8Array): Report {
   return { lines: dumpCommand(bytes), items: [command], broken: breaks(command.violations) };
 }
 
-/** `t` relative to the first line; the other fields as they are, but for the bytes. */
-function traceTitle({ fields }: TraceLine, origin: number): string {
-  const { t, wqe: _, kind, syndrome, ...rest } = fields;
-  const time = typeof t === 'number' ? `+${((t - origin) / 1000).toFixed(3)} us  ` : '';
-  const failed = typeof syndrome === 'number' && syndrome !== 0 ? `  failed: ${syndromeName(syndrome)}` : '';
-  const shown = Object.entries(rest)
-    .filter(([name]) => name !== 'end')
-    .map(([name, value]) => `${name} ${String(value)}`)
-    .join('  ');
-  return `${time}${String(kind ?? 'event')}  ${shown}${failed}`;
-}
-
-function traceReport(text: string): Report {
-  const entries = parseTrace(text);
-  const first = entries[0]?.fields.t;
-  const origin = typeof first === 'number' ? first : 0;
-  return joined(
-    entries.map((entry) => {
-      const title = traceTitle(entry, origin);
-      const failed = entry.fields.kind === 'violation';
-      if (entry.wqe === undefined) return { lines: [title], items: [entry.fields], broken: failed };
-      const decoded = decodeWqe(entry.wqe);
-      const whole = decoded.byteLength <= entry.wqe.byteLength;
-      const { wqe: _, ...fields } = entry.fields;
-      return {
-        lines: [title, ...dumpWqe(entry.wqe, { cut: true })],
-        items: [{ ...fields, ...(whole ? decoded : { byteLength: decoded.byteLength }) }],
-        broken: failed || (whole && breaks(decoded.violations)),
-      };
-    }),
-  );
-}
+const traceStyle: TraceStyle = {
+  failed: ({ syndrome }) => (typeof syndrome === 'number' && syndrome !== 0 ? syndromeName(syndrome) : undefined),
+  hidden: ['syndrome'],
+  request: (bytes) => {
+    const decoded = decodeWqe(bytes);
+    const whole = decoded.byteLength <= bytes.byteLength;
+    return {
+      lines: dumpWqe(bytes, { cut: true }),
+      item: whole ? decoded : { byteLength: decoded.byteLength },
+      broken: whole && breaks(decoded.violations),
+    };
+  },
+};
 
 export const mlx5Formats = ['wqe', 'cqe', 'command', 'trace'] as const;
 
 export function mlx5Report(text: string, format: (typeof mlx5Formats)[number]): Report {
-  if (format === 'trace') return traceReport(text);
+  if (format === 'trace') return traceReport(text, traceStyle);
   const bytes = parseHex(text);
   if (format === 'wqe') return wqeReport(bytes);
   return format === 'cqe' ? cqeReport(bytes) : commandReport(bytes);

@@ -25,12 +25,11 @@ import type {
   RecvEnd,
   SendCall,
 } from '../engine.js';
-import { factorOf, KIND_CODES, KINDS, PEER_STATES, reductionCode, TYPE_CODES } from './codes.js';
+import { limitOf, NativeCalls, ordinary } from './calls.js';
+import { KINDS, PEER_STATES, TYPE_CODES } from './codes.js';
 import { Connecting, nextIncarnation } from './connecting.js';
 import { callError, messageError, type NamedCall } from './failures.js';
 import { GroupMemory, NO_ALLOCATION } from './memory.js';
-
-const limitOf = (timeoutMs: number): number => (Number.isFinite(timeoutMs) ? timeoutMs : -1);
 
 /** 64 bits of the group's name (FNV-1a): members of different groups that meet by mistake are told apart. */
 function nonceOf(name: string): bigint {
@@ -38,9 +37,6 @@ function nonceOf(name: string): bigint {
   for (const byte of new TextEncoder().encode(name)) hash = BigInt.asUintN(64, (hash ^ BigInt(byte)) * 0x100000001b3n);
   return hash;
 }
-
-const ordinary = (elements: Elements, allocation: number): Elements | undefined =>
-  allocation === NO_ALLOCATION ? elements : undefined;
 
 /** How often a rank that joins looks for others that have come since. */
 const REFRESH_MS = 20;
@@ -64,6 +60,7 @@ class ShmEngine extends Resource implements GroupEngine {
   readonly #elastic: ElasticInit;
   #group: NativeCollectiveGroup;
   readonly #memory: GroupMemory;
+  #calls: NativeCalls;
   #connecting: Connecting;
   #size: number;
   /** Taken out by the others. */
@@ -84,6 +81,7 @@ class ShmEngine extends Resource implements GroupEngine {
     this.#native = native();
     this.#group = this.#make(incarnation, this.#elastic.joins);
     this.#memory = new GroupMemory(this.#group);
+    this.#calls = new NativeCalls(this.#native, this.#group, this.#memory);
     this.#connecting = this.#connect(incarnation);
     this.#size = this.#group.size();
     this.#view = { epoch: 1, active: [...this.#group.active(1)] };
@@ -109,13 +107,12 @@ class ShmEngine extends Resource implements GroupEngine {
     if (this.#poison !== undefined) return Promise.reject(this.#poisoned(call, this.#poison));
     if (call.signal?.aborted) {
       // The others make this call: they must hear that this rank does not.
-      const cancelled = this.#start(call, false);
+      const cancelled = this.#calls.start(call, false);
       this.#native.binding.cancel(cancelled);
       return this.#follow(call, cancelled, call.signal);
     }
-    const id = this.#start(call, true);
-    if (id !== 0) return this.#follow(call, id);
-    return this.#endIn(this.#native.frame.epoch);
+    const id = this.#calls.start(call, true);
+    return id === 0 ? this.#endIn(this.#calls.epoch) : this.#follow(call, id);
   };
 
   readonly send = async (call: SendCall): Promise<void> => {
@@ -201,6 +198,7 @@ class ShmEngine extends Resource implements GroupEngine {
   protected override async release(): Promise<void> {
     await this.#connecting.close();
     clearInterval(this.#fencing);
+    this.#calls.forget();
     this.#group.close();
     this.#memory.release();
   }
@@ -316,53 +314,9 @@ class ShmEngine extends Resource implements GroupEngine {
     const previous = this.#group;
     this.#group = this.#make(incarnation, true, previous);
     this.#memory.move(this.#group);
+    this.#calls = new NativeCalls(this.#native, this.#group, this.#memory);
     previous.close();
     this.#connecting = this.#connect(incarnation);
-  }
-
-  /** Hands the call to the addon: 0 if it has ended. */
-  #start(call: EngineCall, attempt: boolean): OperationId {
-    const { kind, inputs, outputs } = call;
-    const input = inputs[0];
-    const output = outputs[0];
-    const block = input ?? output;
-    this.#native.frame.collective(
-      KIND_CODES[kind],
-      TYPE_CODES[call.dtype],
-      reductionCode(call.reduceOp),
-      factorOf(call.reduceOp),
-      call.root,
-      kind === 'all-to-all' || block === undefined ? 0 : block.byteLength,
-      call.sequence,
-      limitOf(call.timeoutMs),
-    );
-    if (kind === 'barrier') return this.#group.call(attempt);
-    if (kind !== 'all-reduce' && kind !== 'broadcast' && kind !== 'reduce') return this.#startLists(call, attempt);
-    const from = input === undefined ? NO_ALLOCATION : this.#memory.allocationOf(input);
-    if (output === undefined || output === input) {
-      const offset = input === undefined ? 0 : input.byteOffset;
-      this.#native.frame.places(from, offset, from, offset);
-      return from === NO_ALLOCATION ? this.#group.call(attempt, input) : this.#group.call(attempt);
-    }
-    const to = this.#memory.allocationOf(output);
-    this.#native.frame.places(from, input?.byteOffset ?? 0, to, output.byteOffset);
-    return from === NO_ALLOCATION || to === NO_ALLOCATION
-      ? this.#group.call(attempt, input, output)
-      : this.#group.call(attempt);
-  }
-
-  #startLists({ inputs, outputs }: EngineCall, attempt: boolean): OperationId {
-    const placesOf = (all: readonly Elements[]): Float64Array => {
-      const places = new Float64Array(3 * all.length);
-      for (let i = 0; i < all.length; i++) {
-        const elements = all[i]!;
-        places[3 * i] = this.#memory.allocationOf(elements);
-        places[3 * i + 1] = elements.byteOffset;
-        places[3 * i + 2] = elements.byteLength;
-      }
-      return places;
-    };
-    return this.#group.callLists(attempt, placesOf(inputs), inputs, placesOf(outputs), outputs);
   }
 
   /** The end of a call that the group's thread carries on. `cancelled`: by a signal that had fired before. */

@@ -1,6 +1,7 @@
 /** Engines, worlds and modes under test. Threads over shared memory run in the default lane, all else in CI: each declares its part of one matrix. */
 import { describeRanks, type RankMatrix } from '@ep/conformance';
 import type { Mode } from '@ep/conformance/cases';
+import type { SoftEfaConfig } from '@ep/efa-gda';
 import type { SoftIbgdaConfig } from '@ep/ibgda';
 import { bundleProgram } from '../bundle.js';
 import { processGroupCases } from './cases/index.js';
@@ -69,4 +70,16 @@ export const describeIbgda = (): void =>
     modes,
     sample: [['processes', 3]],
     expected: new URL('../group-ibgda.expected.json', import.meta.url),
+  });
+
+/** The portable engine over endpoints of a software EFA, which delivers in no order. */
+export const describeEfa = (): void =>
+  describeGroups('process groups over efa-gda (soft)', {
+    provider: { module: '@ep/efa-gda', name: 'efaGda.soft' },
+    // JS posts to queue pairs of its own; kernels post nothing here.
+    config: { queuePairs: 1 } satisfies SoftEfaConfig,
+    worlds: [1, 2, 3, 4, 5],
+    modes,
+    sample: [['processes', 3]],
+    expected: new URL('../group-efa.expected.json', import.meta.url),
   });

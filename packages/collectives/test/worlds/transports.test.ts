@@ -1,5 +1,6 @@
-import { describeHostile, describeIbgda, describeNvshmem } from '../conformance/matrices.js';
+import { describeEfa, describeHostile, describeIbgda, describeNvshmem } from '../conformance/matrices.js';
 
 describeHostile();
 describeNvshmem();
 describeIbgda();
+describeEfa();

@@ -137,7 +137,7 @@ interface Part {
   readonly factors: Readonly<Record<string, number>>;
 }
 
-/** A count word holds epoch and count. */
+/** Words of counts and rows hold the epoch, too. */
 const wordBytes = 8;
 
 /** The formulas of every design: the one place where they are written down. */
@@ -167,6 +167,11 @@ const designs: Readonly<Record<BufferDesign, (shape: CheckedShape) => readonly P
     returned(s),
     ...(s.staged ? [stagedTokens(s), stagedResults(s, recvRowsOf(s))] : []),
     counts(s),
+    {
+      name: 'row starts',
+      what: 'a word (epoch, row) for every replica: where the rows that this rank sends there begin',
+      factors: { calls: s.calls, replicas: s.replicas, wordBytes },
+    },
   ],
   'deepep-v1': (s) => {
     const blocks = Math.ceil(s.hidden / scaledChannels);

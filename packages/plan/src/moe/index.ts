@@ -10,8 +10,8 @@ export type { MoeExpertExplanation, MoeExplanation, MoeRankExplanation } from '.
 export { expectedGroups, explainMoe, moeExplanationText } from './explain.js';
 export type { GenerateOptions, Popularity } from './generate.js';
 export { expectedChoices, generateRouting, generateWeights } from './generate.js';
-export type { LayoutInput, ReplicaOptions, ReplicaPolicy, RoutingLayout } from './layout.js';
-export { inRankMask, routingLayout } from './layout.js';
+export type { LayoutInput, ReplicaCandidates, ReplicaOptions, ReplicaPolicy, RoutingLayout } from './layout.js';
+export { inRankMask, replicaCandidates, routingLayout } from './layout.js';
 export type { Payload } from './payload.js';
 export { alignedRowBytes, headerBytes, messageBytes, payloadBytes, scaledChannels } from './payload.js';
 export type { MoeForm, Placement } from './placement.js';

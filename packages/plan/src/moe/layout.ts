@@ -139,6 +139,20 @@ export function layOut(
   });
 }
 
+/** Replicas that a source rank may take, in CSR form: those of expert e are `replicas[offsets[e] .. offsets[e + 1])`, ascending. */
+export interface ReplicaCandidates {
+  readonly offsets: Int32Array;
+  readonly replicas: Int32Array;
+}
+
+/** What `routingLayout` chooses from: its i-th choice of expert e, counted from the source's own number, takes candidate `i mod (how many e has)`. */
+export function replicaCandidates(map: ExpertMap, rank: number, options: ReplicaOptions = {}): ReplicaCandidates {
+  checkObject(map, 'map');
+  checkInteger(rank, 'rank', 0, map.worldSize - 1);
+  const { offsets, candidates } = candidatesOf(selectReplicas(map, options), rank);
+  return Object.freeze({ offsets, replicas: candidates.slice(0, offsets[map.experts]) });
+}
+
 /** The replicas of each expert that a source may take, ascending; a source that is not active takes none. */
 function candidatesOf(
   { map, policy, ranksPerNode, activeRanks }: ReplicaSelection,

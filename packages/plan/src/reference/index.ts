@@ -4,3 +4,5 @@ export type { MoeCombineOptions } from './moe.js';
 export { moeCombine, moeDense, moeDispatch } from './moe.js';
 export type { GradientForm, RankTensors, RowStorage } from './movement.js';
 export { movePlan, sumReplicas } from './movement.js';
+export type { CastOptions, CastPayload } from './payload.js';
+export { castRow, uncastRow } from './payload.js';

@@ -1,17 +1,25 @@
 /** Memory of the caller that the NIC may read and write locally. */
 import { type AdoptedMemory, EpError, Resource } from '@ep/core';
-import type { NativeIbgdaNic } from '@ep/native';
+import type { NativeOperand } from '../binding.js';
+
+/** Local bytes: a memory of the addon, or the number that `adopt` gave. */
+export type NativeLocal = NativeOperand | number;
+
+export interface NicMemories {
+  adopt(address: bigint, byteLength: number): number;
+  disown(adopted: number): void;
+}
 
 /** HAZARD: the caller's memory must outlive it: the NIC reads addresses. */
 export class AdoptedRange extends Resource implements AdoptedMemory {
   readonly address: bigint;
   readonly byteLength: number;
-  readonly #nic: NativeIbgdaNic;
+  readonly #nic: NicMemories;
   readonly #number: number;
   readonly #onRelease: (range: AdoptedRange) => void;
 
   constructor(
-    nic: NativeIbgdaNic,
+    nic: NicMemories,
     memory: { readonly address: bigint; readonly byteLength: number },
     onRelease: (range: AdoptedRange) => void,
   ) {
@@ -24,7 +32,7 @@ export class AdoptedRange extends Resource implements AdoptedMemory {
   }
 
   /** What the addon calls it. Throws `EP_INVALID_ARGUMENT` where another transport adopted it. */
-  numberFor(nic: NativeIbgdaNic): number {
+  numberFor(nic: NicMemories): number {
     this.checkOpen('endpoint');
     if (nic === this.#nic) return this.#number;
     throw new EpError('EP_INVALID_ARGUMENT', 'the memory was adopted by another transport');

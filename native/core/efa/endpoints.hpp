@@ -1,0 +1,134 @@
+// The endpoints of one rank: made through the table of dl/efa.hpp, then handed to kernels and to the host's requests as the structs of abi/efa_gda.h.
+//
+//   create()       everything of this rank exists; address() is what the others must know
+//   connect()      the others are known to this NIC, as they must be for it to take their requests
+//   (a barrier)    HAZARD: a request to a rank that does not know its sender yet ends with "unknown peer"
+//   device()       for kernels
+//
+// SRD has no connections: an endpoint reaches everybody. `queue_pairs` of them are posted to by kernels, by key; one for each peer is the host's, so that what one peer breaks is
+// not broken for the others.
+//
+// One thread at a time, kernels excepted.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dl/efa.hpp"
+#include "ep/abi/efa_gda.h"
+#include "ep/abi/rank.h"
+#include "ibgda/control_memory.hpp"
+#include "segment.hpp"
+
+namespace ep::efa {
+
+struct endpoint_options {
+  int32_t rank = 0;
+  int32_t world_size = 1;
+  uint32_t queue_pairs = 4; // of kernels
+  uint32_t depth = 256;     // of each send queue, in WQEs; a power of two
+  bool inline_values = true; // WQEs of 128 bytes where the device can: values travel within them. Otherwise they wait in a slot of registered memory
+  uint32_t sharing = EP_EFA_SHARE_DEVICE;
+};
+
+// What only an emulated NIC has.
+struct emulator_hooks {
+  uint64_t doorbell_wake = 0; // address of an ep_wake_word to notify after a doorbell; 0: none
+  // After bytes of peers landed in the region, or the counter changed, the NIC notifies the word.
+  std::function<result<nothing>(const dl::efa_mr&, const ep_wake_word*)> region_wake;
+  std::function<result<nothing>(const dl::efa_counter&, const ep_wake_word*)> counter_wake;
+  // The same for a completion that was written.
+  std::function<result<nothing>(const dl::efa_cq&, ep_wake_word*)> cq_wake;
+  // Where the consumer of a completion queue keeps count, for the NIC to see an overrun.
+  std::function<result<nothing>(const dl::efa_cq&, const uint64_t* polled)> cq_consumer;
+};
+
+// What others must know of a rank, as bytes.
+struct rank_address {
+  int32_t rank;
+  int32_t world_size;
+  dl::efa_address data;      // of its first endpoint: whom bytes without a signal are sent to
+  uint64_t scratch;          // 8 bytes that requests without bytes name
+  uint32_t scratch_rkey;
+  uint32_t reserved;
+};
+
+struct registered_memory {
+  dl::efa_mr mr;
+  dl::efa_memory memory;
+};
+
+class rank_endpoints {
+ public:
+  // EP_STATUS_INVALID: options that the device cannot fulfil; the message says what it can. EP_STATUS_SYSTEM: as of the table.
+  static result<std::unique_ptr<rank_endpoints>> create(std::unique_ptr<dl::efa_device> device, const endpoint_options& options, emulator_hooks hooks,
+                                                        ep_wake_word* completion_wake);
+  ~rank_endpoints();
+  rank_endpoints(const rank_endpoints&) = delete;
+  rank_endpoints& operator=(const rank_endpoints&) = delete;
+
+  // No kernel may post any more. Later calls do nothing.
+  result<nothing> close();
+
+  rank_address address() const;
+  // By rank, one's own included. EP_STATUS_MISMATCH names the odd rank.
+  result<nothing> connect(std::span<const rank_address> of_ranks);
+
+  dl::efa_device& nic() const { return *device_; }
+  const emulator_hooks& hooks() const { return hooks_; }
+  const endpoint_options& options() const { return options_; }
+  ep_efa_device& device() const { return *device_struct_; }
+  ep_efa_qp& kernel_qp(uint32_t index) const { return qps_[index]; }
+  ep_efa_qp& host_qp(int32_t peer) const { return qps_[options_.queue_pairs + static_cast<uint32_t>(peer)]; }
+  const dl::efa_endpoint& first() const { return pairs_.front().endpoint; }
+  // The NIC does nothing more for the host's requests to this peer, and reads no source of theirs. The struct stays: nothing may be posted to it.
+  void cut_host(int32_t peer);
+
+  // Counters of the device that memories may still take.
+  uint32_t counters_left() const { return counters_left_; }
+  void counters_taken(int64_t change) { counters_left_ = static_cast<uint32_t>(static_cast<int64_t>(counters_left_) + change); }
+  const ep_efa_target& data_target(int32_t rank) const { return data_targets_[static_cast<size_t>(rank)]; }
+
+  // `access`: EFA_ACCESS_*. Local ranges are looked up in a table, so they must not overlap (EP_STATUS_INVALID).
+  result<registered_memory> register_memory(const dl::efa_memory& memory, uint32_t access);
+  result<nothing> release_memory(const registered_memory& memory);
+
+ private:
+  struct pair {
+    dl::efa_cq cq;
+    dl::efa_endpoint endpoint;
+  };
+
+  rank_endpoints(std::unique_ptr<dl::efa_device> device, const endpoint_options& options, emulator_hooks hooks)
+      : device_(std::move(device)), options_(options), hooks_(std::move(hooks)) {}
+  uint32_t pair_count() const { return options_.queue_pairs + static_cast<uint32_t>(options_.world_size); }
+  result<nothing> check() const;
+  result<nothing> build(ep_wake_word* completion_wake);
+  result<nothing> build_pair(uint32_t index, ep_wake_word* completion_wake);
+  void publish_ranges();
+  result<nothing> tear_down();
+
+  std::unique_ptr<dl::efa_device> device_;
+  endpoint_options options_;
+  emulator_hooks hooks_;
+  std::unique_ptr<ibgda::control_memory> control_;
+  ibgda::control_block structs_;
+  std::shared_ptr<segment> small_; // scratch, then values: registered. Peers name the scratch, and those of other processes must be able to map it
+  ep_efa_qp* qps_ = nullptr;
+  ep_efa_device* device_struct_ = nullptr;
+  std::vector<pair> pairs_;
+  std::vector<dl::efa_peer> peers_;
+  std::vector<ep_efa_target> data_targets_;
+  std::vector<ep_efa_remote> scratch_remotes_;
+  uint64_t small_address_ = 0;
+  dl::efa_mr small_mr_;
+  std::vector<registered_memory> memories_;
+  std::vector<std::vector<uint64_t>> range_tables_; // all of them: kernels may still read an older one
+  uint32_t counters_left_ = 0;
+  bool closed_ = false;
+};
+
+} // namespace ep::efa

@@ -1,0 +1,261 @@
+#include "rank_nic.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ep::efa {
+namespace {
+
+constexpr uint32_t peers_write = dl::EFA_ACCESS_LOCAL_WRITE | dl::EFA_ACCESS_REMOTE_WRITE;
+constexpr uint32_t everything = peers_write | dl::EFA_ACCESS_REMOTE_READ;
+
+// What a rank says of its part of a memory, followed by dl::efa_address[slots].
+struct part_head {
+  uint64_t data;
+  uint64_t cells; // address of uint64_t[world_size * slots]
+  uint32_t data_rkey;
+  uint32_t cells_rkey;
+  uint32_t slots;
+  uint32_t made; // 1: a part without bytes and slots is one, too
+};
+
+// Kernels hold the memory, which holds this, which holds the NIC: nothing that they read goes away under them.
+struct kernel_route final : memory_route {
+  std::shared_ptr<rank_nic> nic;
+  ep_efa_memory memory{};
+  std::vector<ep_efa_remote> remotes;
+  std::vector<ep_efa_target> targets;
+  result<nothing> prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) override {
+    return nic->prepare_source(address, bytes, keep);
+  }
+};
+
+} // namespace
+
+result<std::shared_ptr<rank_nic>> rank_nic::create(std::shared_ptr<rank_context> context, std::unique_ptr<dl::efa_driver> driver,
+                                                   std::unique_ptr<dl::efa_device> device, endpoint_options options, emulator_hooks hooks) {
+  std::shared_ptr<rank_nic> made(new rank_nic);
+  made->context_ = std::move(context);
+  made->driver_ = std::move(driver);
+  options.rank = made->context_->rank();
+  options.world_size = made->context_->world_size();
+  auto endpoints = rank_endpoints::create(std::move(device), options, std::move(hooks), made->context_->wake());
+  if (!endpoints.ok()) return endpoints.why();
+  made->endpoints_ = std::move(endpoints.value());
+  for (int32_t rank = 0; rank < options.world_size; ++rank) made->pairs_.push_back(std::make_unique<host_pair>());
+  return made;
+}
+
+rank_nic::~rank_nic() {
+  for (routed_memory& memory : memories_) (void)take_down(memory);
+  endpoints_.reset();
+}
+
+void rank_nic::stop() {
+  for (size_t peer = 0; peer < pairs_.size(); ++peer) {
+    host_pair& pair = *pairs_[peer];
+    const std::lock_guard lock(pair.mutex);
+    pair.stopped = true;
+    give_up(static_cast<int32_t>(peer), pair);
+  }
+}
+
+// ---- memory
+
+const rank_nic::routed_memory* rank_nic::find(const symmetric_memory& memory) const {
+  const uint64_t id = memory.device_handle().memory_id;
+  const auto at = std::find_if(memories_.begin(), memories_.end(), [&](const routed_memory& one) { return one.memory_id == id; });
+  return at == memories_.end() ? nullptr : &*at;
+}
+
+bool rank_nic::knows(const symmetric_memory& memory) const {
+  const routed_memory* known = find(memory);
+  return known != nullptr && !known->remotes.empty();
+}
+
+uint64_t rank_nic::part_bytes(uint64_t signal_slots) { return sizeof(part_head) + signal_slots * sizeof(dl::efa_address); }
+
+result<std::vector<uint8_t>> rank_nic::add_memory(const symmetric_memory& memory) {
+  sweep_sources();
+  const uint64_t slots = memory.signal_slots();
+  if (slots > endpoints_->counters_left()) {
+    return failure{EP_STATUS_BUSY, 0,
+                   std::to_string(slots) + " signal slots need as many completion counters, and " + endpoints_->nic().name() + " has " + std::to_string(endpoints_->counters_left()) + " left"};
+  }
+  routed_memory made;
+  made.memory_id = memory.device_handle().memory_id;
+  part_head head{};
+  head.made = 1;
+  head.slots = static_cast<uint32_t>(slots);
+  if (memory.byte_length() != 0) {
+    auto registered = endpoints_->register_memory({reinterpret_cast<uint64_t>(memory.own_data()), memory.byte_length()}, everything);
+    if (!registered.ok()) return registered.why();
+    made.data = registered.value();
+    head.data = made.data->memory.address;
+    head.data_rkey = made.data->mr.rkey;
+  }
+  if (auto signals = make_signals(made, memory); !signals.ok()) {
+    (void)take_down(made);
+    return signals.why();
+  }
+  if (slots != 0) {
+    head.cells = reinterpret_cast<uint64_t>(made.control->data()) + slots * sizeof(counter_words);
+    head.cells_rkey = made.cells.rkey;
+  }
+  std::vector<uint8_t> bytes(part_bytes(slots));
+  std::memcpy(bytes.data(), &head, sizeof head);
+  for (size_t slot = 0; slot < slots; ++slot) {
+    std::memcpy(bytes.data() + sizeof head + slot * sizeof(dl::efa_address), &made.signals[slot].address, sizeof(dl::efa_address));
+  }
+  memories_.push_back(std::move(made));
+  return bytes;
+}
+
+result<nothing> rank_nic::make_signals(routed_memory& made, const symmetric_memory& memory) {
+  const uint64_t slots = memory.signal_slots();
+  if (slots == 0) return nothing{};
+  dl::efa_device& nic = endpoints_->nic();
+  const emulator_hooks& hooks = endpoints_->hooks();
+  // In a segment, because the NICs of software of other processes change these words themselves.
+  const uint64_t cell_count = slots * static_cast<uint64_t>(context_->world_size());
+  auto control = segment::create(slots * sizeof(counter_words) + cell_count * 8);
+  if (!control.ok()) return control.why();
+  made.control = control.value();
+  auto* counts = reinterpret_cast<counter_words*>(made.control->data());
+  auto* cells = reinterpret_cast<uint64_t*>(counts + slots);
+  auto mr = nic.reg_mr({reinterpret_cast<uint64_t>(cells), cell_count * 8}, peers_write);
+  if (!mr.ok()) return mr.why();
+  made.cells = mr.value();
+  if (hooks.region_wake) {
+    if (auto woken = hooks.region_wake(made.cells, context_->wake()); !woken.ok()) return woken;
+  }
+  dl::efa_cq_spec ring; // they post nothing
+  ring.depth = 2;
+  auto cq = nic.create_cq(ring);
+  if (!cq.ok()) return cq.why();
+  made.cq = cq.value();
+  for (uint64_t slot = 0; slot < slots; ++slot) {
+    auto counter = nic.open_counter({{reinterpret_cast<uint64_t>(&counts[slot].completed), 8}, {reinterpret_cast<uint64_t>(&counts[slot].failed), 8}});
+    if (!counter.ok()) return counter.why();
+    made.counters.push_back(counter.value());
+    endpoints_->counters_taken(-1);
+    if (hooks.counter_wake) {
+      if (auto woken = hooks.counter_wake(counter.value(), context_->wake()); !woken.ok()) return woken;
+    }
+    dl::efa_endpoint_spec spec;
+    spec.depth = 2;
+    spec.cq = made.cq;
+    spec.arrived = counter.value();
+    auto endpoint = nic.create_endpoint(spec);
+    if (!endpoint.ok()) return endpoint.why();
+    made.signals.push_back(endpoint.value());
+  }
+  made.board = std::make_shared<signal_board>(memory.own_signals(), std::span<const counter_words>(counts, slots), std::span<const uint64_t>(cells, cell_count));
+  context_->progress().add(made.board.get(), [board = made.board] { board->fold(); });
+  return nothing{};
+}
+
+result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const std::vector<uint8_t>> parts) {
+  auto* known = const_cast<routed_memory*>(find(memory));
+  if (known == nullptr) return failure{EP_STATUS_INVALID, 0, "the memory was not registered with this NIC"};
+  const auto world = static_cast<size_t>(context_->world_size());
+  const uint64_t slots = memory.signal_slots();
+  if (parts.size() != world) return failure{EP_STATUS_INVALID, 0, "parts of " + std::to_string(parts.size()) + " ranks were given, the world has " + std::to_string(world)};
+  auto held = std::make_shared<kernel_route>();
+  held->targets.resize((1 + slots) * world);
+  for (size_t rank = 0; rank < world; ++rank) {
+    part_head head{};
+    if (parts[rank].size() == part_bytes(slots)) std::memcpy(&head, parts[rank].data(), sizeof head);
+    if (head.made != 1 || head.slots != slots) return failure{EP_STATUS_MISMATCH, 0, "rank " + std::to_string(rank) + " describes a memory with other signal slots"};
+    remote_part& part = known->remotes.emplace_back();
+    part.data = head.data;
+    part.data_rkey = head.data_rkey;
+    part.cells = head.cells + static_cast<uint64_t>(context_->rank()) * slots * 8;
+    part.cells_rkey = head.cells_rkey;
+    held->remotes.push_back({head.data, head.data_rkey, 0});
+    held->targets[rank] = endpoints_->data_target(static_cast<int32_t>(rank));
+    for (size_t slot = 0; slot < slots; ++slot) {
+      dl::efa_address address;
+      std::memcpy(&address, parts[rank].data() + sizeof head + slot * sizeof address, sizeof address);
+      auto peer = endpoints_->nic().insert_address(endpoints_->first(), address);
+      if (!peer.ok()) return peer.why();
+      part.signals.push_back(peer.value());
+      held->targets[(1 + slot) * world + rank] = {peer.value().ah, peer.value().qpn, peer.value().qkey};
+    }
+  }
+  held->nic = shared_from_this();
+  ep_efa_memory& kernels = held->memory;
+  kernels.header = {EP_MAGIC_EFA_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof kernels};
+  kernels.device = reinterpret_cast<uint64_t>(&endpoints_->device());
+  kernels.remotes = reinterpret_cast<uint64_t>(held->remotes.data());
+  kernels.address = reinterpret_cast<uint64_t>(memory.own_data());
+  kernels.byte_length = memory.byte_length();
+  kernels.targets = reinterpret_cast<uint64_t>(held->targets.data());
+  kernels.lkey = known->data ? known->data->mr.lkey : 0;
+  const auto address = reinterpret_cast<uint64_t>(&kernels);
+  return memory.connect_by_nic(std::move(held), EP_MEMORY_EFA, address);
+}
+
+void rank_nic::remove_memory(const symmetric_memory& memory) {
+  const routed_memory* known = find(memory);
+  if (known == nullptr) return;
+  const uint64_t id = known->memory_id;
+  for (const auto& pair : pairs_) {
+    const std::lock_guard lock(pair->mutex);
+    pair->gone.push_back(id);
+    forget_gone(*pair);
+  }
+  (void)take_down(*const_cast<routed_memory*>(known));
+  memories_.erase(memories_.begin() + (known - memories_.data()));
+}
+
+void rank_nic::forget_gone(host_pair& pair) {
+  if (pair.gone.empty() || !pair.entries.empty()) return;
+  std::erase_if(pair.cells, [&pair](const auto& one) { return std::count(pair.gone.begin(), pair.gone.end(), one.first.first) != 0; });
+  pair.gone.clear();
+}
+
+// Queue pairs before what they write to.
+result<nothing> rank_nic::take_down(routed_memory& memory) {
+  dl::efa_device& nic = endpoints_->nic();
+  if (memory.board) context_->progress().remove(memory.board.get());
+  for (const remote_part& part : memory.remotes) {
+    for (const dl::efa_peer& peer : part.signals) (void)nic.remove_address(peer);
+  }
+  for (const dl::efa_endpoint& endpoint : memory.signals) (void)nic.destroy_endpoint(endpoint);
+  for (const dl::efa_counter& counter : memory.counters) {
+    (void)nic.close_counter(counter);
+    endpoints_->counters_taken(1);
+  }
+  if (memory.cq.handle != nullptr) (void)nic.destroy_cq(memory.cq);
+  if (memory.cells.handle != nullptr) (void)nic.dereg_mr(memory.cells);
+  if (memory.data) (void)endpoints_->release_memory(*memory.data);
+  return nothing{};
+}
+
+// Whose memory has gone: its addresses may be another one's by now.
+void rank_nic::sweep_sources() {
+  std::erase_if(sources_, [this](const registered_source& one) {
+    if (!one.keep.expired()) return false;
+    (void)endpoints_->release_memory(one.memory);
+    return true;
+  });
+}
+
+result<nothing> rank_nic::prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) {
+  const uint64_t end = address + bytes;
+  if (bytes == 0) return nothing{};
+  for (const routed_memory& one : memories_) {
+    if (one.data && one.data->memory.address <= address && end <= one.data->memory.address + one.data->memory.byte_length) return nothing{};
+  }
+  for (const registered_source& one : sources_) {
+    if (one.begin <= address && end <= one.end && !one.keep.expired()) return nothing{};
+  }
+  sweep_sources();
+  auto registered = endpoints_->register_memory({address, bytes}, dl::EFA_ACCESS_LOCAL_WRITE);
+  if (!registered.ok()) return registered.why();
+  sources_.push_back({address, end, keep, registered.value()});
+  return nothing{};
+}
+
+} // namespace ep::efa

@@ -1,0 +1,43 @@
+// The signal words of one memory, made from what a NIC without atomics can leave behind:
+//
+//   word[s] = ticks[s] + the sum over all sources of cells[source][s]     modulo 2^64
+//
+// ticks[s]: how many WRITEs have arrived at the queue pair of slot s, as the NIC counts them: 31 bits that wrap. A WRITE that goes there brings bytes and signal at once, since it
+// ticks after its last byte; the value is a count, so "add 1" is one WRITE.
+// cells[source][s]: what `source` has added there besides, in all: a word of its own that it overwrites by WRITEs of 8 bytes, one at a time, each after all that it tells of has
+// completed. For values that no count can carry.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "ep/abi/efa_cqe.h"
+
+namespace ep::efa {
+
+// One counter as the NIC is told of it: two words of 8 bytes.
+struct counter_words {
+  uint64_t completed;
+  uint64_t failed;
+};
+
+class signal_board {
+ public:
+  // `words`: uint64_t[slots], which only fold() writes. `ticks`: one for each slot. `cells`: uint64_t[sources * slots], those of source 0 first. All zero now.
+  signal_board(uint64_t* words, std::span<const counter_words> ticks, std::span<const uint64_t> cells);
+
+  // Brings the words up to date: any thread, at any time, and nothing is lost however rarely, as long as fewer than 2^31 WRITEs arrive in between. Words only change by what was
+  // added. Acquires what the NIC released before it changed a count or a cell.
+  void fold();
+
+ private:
+  std::mutex mutex_;
+  uint64_t* words_;
+  std::span<const counter_words> ticks_;
+  std::span<const uint64_t> cells_;
+  std::vector<uint64_t> widened_; // by slot: the NIC's count as if it had 64 bits
+};
+
+} // namespace ep::efa

@@ -1,0 +1,169 @@
+/* The GIN device API over EFA: what one context (ep_efa_device) offers to kernels.
+ *
+ * Every put is one WRITE, or several where it is longer than the device takes. A signal is the number of writes that have arrived at the peer's queue pair of
+ * that signal, a counter the number of one's own that a queue pair has completed: so data and signal are one request, and neither order nor atomics are asked
+ * of the NIC, which has none. Signals are weak: a visible one means that the put it came with has landed, nothing about others.
+ * What EFA cannot do has no form here: strong order, signals at an address of the caller's, setting a signal.
+ *
+ * All lanes of `coop` call with equal arguments (but for put_lanes); its first lane does the work between two synchronisations, which every return path passes.
+ * A call returns false when it failed, on every lane; *status says how, once. */
+#ifndef EP_DEVICE_EFA_GIN_H
+#define EP_DEVICE_EFA_GIN_H
+
+#include "coop.h"
+#include "efa_count.h"
+#include "efa_put.h"
+
+EP_MACHINE_BEGIN
+
+/* `Sharing` (EP_EFA_SHARE_*) is of the instance: several of one context may differ, if their uses never meet. */
+template <uint32_t Sharing = EP_EFA_SHARE_DEVICE> struct efa_gin {
+  ep_efa_device& device;
+
+  /* False where the context was made by another version of this code. Once, before anything else. */
+  template <class Ctx> EP_HD bool check(Ctx& ctx, ep_kernel_status* status) const {
+    const ep_handle_header& header = device.header;
+    if (header.magic == EP_MAGIC_EFA && header.abi_major == EP_ABI_MAJOR && header.abi_minor <= EP_ABI_MINOR) return true;
+    ctx.fail(status, header.magic == EP_MAGIC_EFA ? EP_STATUS_ABI_MISMATCH : EP_STATUS_INVALID, -1, EP_STAGE_RANGE,
+             static_cast<uint64_t>(EP_ABI_MAJOR) << 16 | EP_ABI_MINOR, static_cast<uint64_t>(header.abi_major) << 16 | header.abi_minor);
+    return false;
+  }
+
+  template <class Ctx, class Coop, class Remote, class Local>
+  EP_HD bool put(Ctx& ctx, const Coop& coop, const gin_team& team, int32_t peer, const ep_efa_memory& to, uint64_t to_offset, const ep_efa_memory& from,
+                 uint64_t from_offset, uint64_t bytes, Remote remote, Local local, const gin_options& options, ep_kernel_status* status) const {
+    return once(coop, [&] {
+      efa_put request;
+      request.act(remote);
+      request.act(local);
+      return request.at(ctx, device, team, peer, to, to_offset, from, from_offset, bytes, status) &&
+             efa_put_one<Sharing>(ctx, device, request, options, status);
+    });
+  }
+
+  /* A put of no bytes. */
+  template <class Ctx, class Coop, class Remote>
+  EP_HD bool signal(Ctx& ctx, const Coop& coop, const gin_team& team, int32_t peer, Remote remote, const gin_options& options, ep_kernel_status* status) const {
+    return once(coop, [&] {
+      efa_put request;
+      request.act(remote);
+      return request.to(ctx, device, team, peer, status) && efa_put_one<Sharing>(ctx, device, request, options, status);
+    });
+  }
+
+  /* `value` of 1, 2, 4 or 8 bytes; the caller may reuse its memory at once. */
+  template <class Ctx, class Coop, class T, class Remote>
+  EP_HD bool put_value(Ctx& ctx, const Coop& coop, const gin_team& team, int32_t peer, const ep_efa_memory& to, uint64_t to_offset, T value, Remote remote,
+                       const gin_options& options, ep_kernel_status* status) const {
+    static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "a value has 1, 2, 4 or 8 bytes");
+    return once(coop, [&] {
+      efa_put request;
+      request.act(remote);
+      uint64_t bits = 0;
+      __builtin_memcpy(&bits, &value, sizeof(T));
+      return request.at(ctx, device, team, peer, to, to_offset, to, 0, sizeof(T), status) &&
+             efa_put_value_one<Sharing>(ctx, device, request, bits, options, status);
+    });
+  }
+
+  /* Reads from the peer's part; complete after a flush. */
+  template <class Ctx, class Coop>
+  EP_HD bool get(Ctx& ctx, const Coop& coop, const gin_team& team, int32_t peer, const ep_efa_memory& from, uint64_t from_offset, const ep_efa_memory& into,
+                 uint64_t into_offset, uint64_t bytes, const gin_options& options, ep_kernel_status* status) const {
+    return once(coop, [&] {
+      efa_put request;
+      return request.at(ctx, device, team, peer, from, from_offset, into, into_offset, bytes, status) &&
+             efa_get_one<Sharing>(ctx, device, request, options, status);
+    });
+  }
+
+  /* Every lane of the warp its own put; all lanes call, those with `wanted` false for company. Lanes whose puts take one queue pair post together: n WQEs, one
+   * doorbell. */
+  template <class Ctx, class Remote, class Local>
+  EP_HD bool put_lanes(Ctx& ctx, bool wanted, const gin_team& team, int32_t peer, const ep_efa_memory& to, uint64_t to_offset, const ep_efa_memory& from,
+                       uint64_t from_offset, uint64_t bytes, Remote remote, Local local, const gin_options& options, ep_kernel_status* status) const {
+    efa_put request;
+    request.act(remote);
+    request.act(local);
+    const bool found = !wanted || request.at(ctx, device, team, peer, to, to_offset, from, from_offset, bytes, status);
+    return efa_put_lanes<Sharing>(ctx, device, wanted && found, request, options, status) && found;
+  }
+
+  /* Until all that was put before has been read from its source, and what was got has come. Rings what aggregated calls left. */
+  template <class Ctx, class Coop> EP_HD bool flush(Ctx& ctx, const Coop& coop, ep_kernel_status* status) const {
+    coop.sync();
+    bool ok = true;
+    const bool alone = Sharing == EP_EFA_SHARE_THREAD; /* one lane's words */
+    const uint32_t step = alone ? 1 : coop.lanes();
+    for (uint32_t i = coop.lane(); i < device.qp_count && ok && (!alone || coop.lane() == 0); i += step) {
+      ok = efa_quiet<Sharing>(ctx, qp(i), status);
+      if (!ok) efa_note_broken(ctx, device, qp(i));
+    }
+    return coop.sync_and(ok);
+  }
+
+  /* HAZARD: ids are checked by the calls that name them to a peer; here an id out of range reads beyond the array. */
+  template <class Ctx> EP_HD uint64_t read_signal(Ctx& ctx, uint32_t id) const { return efa_count_read(ctx, signal_count(id)); }
+  template <class Ctx> EP_HD uint64_t read_counter(Ctx& ctx, uint32_t id) const { return efa_count_read(ctx, counter_count(id)); }
+  template <class Ctx> EP_HD efa_count_pointer signal_pointer(Ctx& ctx, uint32_t id) const { return efa_pointer_of(ctx, signal_count(id)); }
+  template <class Ctx> EP_HD efa_count_pointer counter_pointer(Ctx& ctx, uint32_t id) const { return efa_pointer_of(ctx, counter_count(id)); }
+  template <class Ctx, class Coop> EP_HD void reset_signal(Ctx& ctx, const Coop& coop, uint32_t id) const { reset(ctx, coop, signal_count(id)); }
+  template <class Ctx, class Coop> EP_HD void reset_counter(Ctx& ctx, const Coop& coop, uint32_t id) const { reset(ctx, coop, counter_count(id)); }
+
+  /* Until the signal has reached `wanted`, compared as numbers of `bits` bits that wrap. */
+  template <class Ctx, class Coop>
+  EP_HD bool wait_signal(Ctx& ctx, const Coop& coop, uint32_t id, uint64_t wanted, ep_kernel_status* status, uint32_t bits = 64) const {
+    return wait_count(ctx, coop, signal_count(id), nullptr, wanted, bits, EP_STAGE_ARRIVAL, status);
+  }
+  template <class Ctx, class Coop>
+  EP_HD bool wait_counter(Ctx& ctx, const Coop& coop, uint32_t id, uint64_t wanted, ep_kernel_status* status, uint32_t bits = 56) const {
+    return wait_count(ctx, coop, counter_count(id), &qp(1 + id), wanted, bits, EP_STAGE_COMPLETION, status);
+  }
+
+  EP_HD ep_efa_qp& qp(uint32_t index) const { return reinterpret_cast<ep_efa_qp*>(device.qps)[index]; }
+  EP_HD ep_efa_count& signal_count(uint32_t id) const { return reinterpret_cast<ep_efa_count*>(device.signals)[id]; }
+  EP_HD ep_efa_count& counter_count(uint32_t id) const { return reinterpret_cast<ep_efa_count*>(device.counters)[id]; }
+
+ private:
+  /* HAZARD: whoever gave up goes through the same last synchronisation as who did not, or the other lanes would wait there for ever. */
+  template <class Coop, class Call> EP_HD bool once(const Coop& coop, const Call& call) const {
+    coop.sync();
+    const bool ok = coop.lane() != 0 || call();
+    return coop.sync_and(ok);
+  }
+
+  template <class Ctx, class Coop> EP_HD void reset(Ctx& ctx, const Coop& coop, ep_efa_count& count) const {
+    coop.sync();
+    if (coop.lane() == 0) efa_count_reset(ctx, count);
+    coop.sync();
+  }
+
+  template <class Ctx, class Coop>
+  EP_HD bool wait_count(Ctx& ctx, const Coop& coop, ep_efa_count& count, ep_efa_qp* own, uint64_t wanted, uint32_t bits, uint32_t stage,
+                        ep_kernel_status* status) const {
+    return once(coop, [&] { return wait_one(ctx, count, own, wanted, bits, stage, status); });
+  }
+
+  template <class Ctx>
+  EP_HD bool wait_one(Ctx& ctx, ep_efa_count& count, ep_efa_qp* own, uint64_t wanted, uint32_t bits, uint32_t stage, ep_kernel_status* status) const {
+    for (;;) {
+      if (efa_reached(efa_count_read(ctx, count), wanted, bits)) return true;
+      if (own != nullptr) {
+        efa_poll<Sharing>(ctx, *own);
+        if (efa_state(ctx, *own) != EP_EFA_SOUND) efa_note_broken(ctx, device, *own);
+      }
+      const uint64_t broken = load_acquire(ctx, &device.broken);
+      if (broken != 0) return efa_report(ctx, qp(static_cast<uint32_t>(broken - 1)), status);
+      const uint64_t failed = own != nullptr ? 0 : load_acquire(ctx, reinterpret_cast<const uint64_t*>(count.failed));
+      if (failed != 0) {
+        ctx.fail(status, EP_STATUS_SYSTEM, -1, stage, wanted, failed);
+        return false;
+      }
+      if (!ctx.wait_for(efa_count_wait_look{count, own, &device.broken, wanted, bits}, wanted, -1, stage, status)) return false;
+    }
+  }
+};
+
+EP_MACHINE_END
+
+#endif

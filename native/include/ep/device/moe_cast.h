@@ -1,0 +1,195 @@
+/* Casts a token's row to what travels, and hands out the scales of received rows. */
+#ifndef EP_DEVICE_MOE_CAST_H
+#define EP_DEVICE_MOE_CAST_H
+
+#include "copy.h"
+#include "coop.h"
+#include "ep/abi/moe.h"
+#include "moe_number.h"
+
+#if !defined(__CUDACC__)
+/* core/moe/cast.cpp: the same bits as the templates below, by the widest instructions of this CPU. */
+extern "C" void ep_moe_cast_row(uint32_t dtype, const void* src, uint64_t hidden, uint32_t payload, void* dst);
+#endif
+
+EP_MACHINE_BEGIN
+
+EP_HD constexpr uint64_t payload_blocks(uint64_t hidden) { return (hidden + EP_MOE_SCALED_CHANNELS - 1) / EP_MOE_SCALED_CHANNELS; }
+
+/* Bytes of the codes of a row, behind which its scales begin, on no boundary in particular. */
+EP_HD constexpr uint64_t payload_code_bytes(uint32_t payload, uint64_t hidden) {
+  if (payload == EP_MOE_F32) return 4 * hidden;
+  if (payload == EP_MOE_F16 || payload == EP_MOE_BF16) return 2 * hidden;
+  return payload == EP_MOE_LOGFMT10 ? (10 * hidden + 7) / 8 : hidden;
+}
+
+/* Bytes of the scale of one block. */
+EP_HD constexpr uint64_t payload_scale_bytes(uint32_t payload) {
+  if (payload < EP_MOE_F8_F32) return 0;
+  return payload == EP_MOE_F8_UE8M0 ? 1 : 4;
+}
+
+EP_HD constexpr uint64_t payload_bytes(uint32_t payload, uint64_t hidden) {
+  return payload_code_bytes(payload, hidden) + payload_scale_bytes(payload) * payload_blocks(hidden);
+}
+
+EP_HD constexpr uint64_t aligned_row_bytes(uint32_t payload, uint64_t hidden) {
+  return (payload_bytes(payload, hidden) + EP_MOE_ROW_ALIGNMENT - 1) / EP_MOE_ROW_ALIGNMENT * EP_MOE_ROW_ALIGNMENT;
+}
+
+EP_HD constexpr bool payload_is_cast(uint32_t payload) { return payload >= EP_MOE_F8_F32; }
+
+namespace detail {
+
+/* Little-endian, on no boundary in particular. */
+EP_HD void store_bytes(uint8_t* to, uint64_t value, uint32_t bytes) {
+  for (uint32_t i = 0; i < bytes; ++i) to[i] = static_cast<uint8_t>(value >> (8 * i));
+}
+EP_HD uint64_t load_bytes(const uint8_t* from, uint32_t bytes) {
+  uint64_t value = 0;
+  for (uint32_t i = 0; i < bytes; ++i) value |= static_cast<uint64_t>(from[i]) << (8 * i);
+  return value;
+}
+
+/* The largest of all lanes' values, at all of them. */
+template <class Ctx> EP_HD uint32_t warp_largest(Ctx& ctx, uint32_t value) {
+  const uint32_t own = ctx.lane() % ctx.warp_lanes();
+  for (uint32_t distance = 1; distance < ctx.warp_lanes(); distance *= 2) {
+    const uint32_t other = ctx.shuffle(value, own ^ distance);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+} // namespace detail
+
+/* Bits of a channel's magnitude; NaN is above infinity, infinity above all numbers. */
+template <class Number> EP_HD uint32_t channel_magnitude(typename Number::carrier value) {
+  return detail::float_bits(Number::load(value)) & 0x7fffffffu;
+}
+
+/* One block of `count` channels to e4m3, by a warp: groups of 4 channels, so that a lane writes whole words. */
+template <class Number, class Ctx>
+EP_HD void cast_block_e4m3(Ctx& ctx, const typename Number::carrier* src, uint32_t count, uint32_t payload, uint8_t* codes, uint8_t* scale) {
+  const uint32_t lane = ctx.lane() % ctx.warp_lanes();
+  const uint32_t step = 4 * ctx.warp_lanes();
+  uint32_t largest = 0;
+  for (uint32_t first = 4 * lane; first < count; first += step) {
+    for (uint32_t c = first; c < first + 4 && c < count; ++c) {
+      const uint32_t bits = channel_magnitude<Number>(src[c]);
+      largest = bits > largest ? bits : largest;
+    }
+  }
+  largest = detail::warp_largest(ctx, largest);
+  const bool finite = largest < moe_infinity_bits;
+  const e4m3_scale by = e4m3_scale_of(finite ? largest : 0, payload != EP_MOE_F8_F32);
+  for (uint32_t first = 4 * lane; first < count; first += step) {
+    for (uint32_t c = first; c < first + 4 && c < count; ++c) {
+      codes[c] = finite ? number_e4m3::store(detail::product(Number::load(src[c]), by.inverse)) : uint8_t{0x7f};
+    }
+  }
+  if (lane != 0) return;
+  const float kept = finite ? by.scale : detail::bits_float(0x7fc00000u);
+  if (payload == EP_MOE_F8_UE8M0) *scale = ue8m0_of(kept);
+  else detail::store_bytes(scale, detail::float_bits(kept), 4);
+}
+
+/* One block to LogFMT-10, by a warp: 4 channels are 5 bytes. What is not bf16 is rounded to it first. */
+template <class Number, class Ctx>
+EP_HD void cast_block_logfmt(Ctx& ctx, const typename Number::carrier* src, uint32_t count, uint8_t* codes, uint8_t* scale) {
+  const uint32_t lane = ctx.lane() % ctx.warp_lanes();
+  const uint32_t step = 4 * ctx.warp_lanes();
+  uint32_t largest = 0;
+  uint32_t away = 0; /* 0xffff - the smallest that is not 0: the largest of these is the smallest */
+  for (uint32_t first = 4 * lane; first < count; first += step) {
+    for (uint32_t c = first; c < first + 4 && c < count; ++c) {
+      const uint32_t code = number_bf16::store(Number::load(src[c])) & 0x7fffu;
+      largest = code > largest ? code : largest;
+      away = code != 0 && 0xffffu - code > away ? 0xffffu - code : away;
+    }
+  }
+  largest = detail::warp_largest(ctx, largest);
+  away = detail::warp_largest(ctx, away);
+  const bool finite = largest < 0x7f80u;
+  const uint32_t smallest = away == 0 ? 0u : 0xffffu - away;
+  const logfmt_block by = finite ? logfmt_block_of(static_cast<uint16_t>(largest), static_cast<uint16_t>(smallest)) : logfmt_block{};
+  for (uint32_t first = 4 * lane; first < count; first += step) {
+    uint64_t word = 0;
+    uint32_t c = first;
+    for (; c < first + 4 && c < count; ++c) {
+      const uint64_t code = finite ? logfmt_encode(by, number_bf16::store(Number::load(src[c]))) : 0u;
+      word |= code << (10 * (c - first));
+    }
+    detail::store_bytes(codes + first / 4 * 5, word, (10 * (c - first) + 7) / 8);
+  }
+  if (lane == 0) detail::store_bytes(scale, finite ? largest | (smallest << 16) : 0x7fc07fc0u, 4);
+}
+
+template <class Number, class Ctx>
+EP_HD void cast_row_lanes(Ctx& ctx, uint32_t warp, uint32_t warps, const void* src, uint64_t hidden, uint32_t payload, uint8_t* dst) {
+  const auto* channels = static_cast<const typename Number::carrier*>(src);
+  uint8_t* scales = dst + payload_code_bytes(payload, hidden);
+  const uint64_t blocks = payload_blocks(hidden);
+  for (uint64_t block = warp; block < blocks; block += warps) {
+    const uint64_t first = block * EP_MOE_SCALED_CHANNELS;
+    const auto count = static_cast<uint32_t>(hidden - first < EP_MOE_SCALED_CHANNELS ? hidden - first : EP_MOE_SCALED_CHANNELS);
+    if (payload == EP_MOE_LOGFMT10) cast_block_logfmt<Number>(ctx, channels + first, count, dst + first / 4 * 5, scales + 4 * block);
+    else cast_block_e4m3<Number>(ctx, channels + first, count, payload, dst + first, scales + block * payload_scale_bytes(payload));
+  }
+}
+
+/* One row of `hidden` channels of `dtype` (EP_MOE_F32, F16, BF16) to `payload`, which is a cast; payload_bytes of `dst` are written.
+ * The scope is a warp or a block: all its lanes call it, and its warps take the blocks of channels in turn. No lane may read `dst` before the scope's
+ * next sync. */
+template <class Ctx, class Coop>
+EP_HD void moe_cast_row(Ctx& ctx, const Coop& coop, uint32_t dtype, const void* src, uint64_t hidden, uint32_t payload, void* dst) {
+#if !defined(__CUDACC__)
+  if constexpr (Coop::single) {
+    ep_moe_cast_row(dtype, src, hidden, payload, dst);
+    return;
+  }
+#endif
+  const uint32_t warp = coop.lane() / ctx.warp_lanes();
+  const uint32_t warps = coop.lanes() / ctx.warp_lanes();
+  auto* to = static_cast<uint8_t*>(dst);
+  if (dtype == EP_MOE_F32) cast_row_lanes<number_f32>(ctx, warp, warps, src, hidden, payload, to);
+  else if (dtype == EP_MOE_F16) cast_row_lanes<number_f16>(ctx, warp, warps, src, hidden, payload, to);
+  else cast_row_lanes<number_bf16>(ctx, warp, warps, src, hidden, payload, to);
+}
+
+namespace detail {
+
+template <uint32_t Bytes, class Coop>
+EP_HD void copy_scales(const Coop& coop, const ep_moe_dispatch_args& args, uint64_t blocks, const uint8_t* from, uint64_t from_stride, uint64_t row, uint64_t rows) {
+  constexpr uint64_t tile = 16; /* rows: by column they fill a cache line, and their own lines stay in the cache */
+  const uint64_t group = args.scale_group;
+  auto* to = reinterpret_cast<uint8_t*>(args.out_scales);
+  for (uint64_t first = 0; first < rows; first += tile) {
+    const uint64_t count = rows - first < tile ? rows - first : tile;
+    /* Up to 16 lanes share the rows, more share the blocks. */
+    const uint64_t lanes = coop.lanes();
+    for (uint64_t block = coop.lane() / tile; block < blocks; block += lanes < tile ? 1 : lanes / tile) {
+      const uint8_t* scale = from + first * from_stride + block * Bytes;
+      uint8_t* at = to + ((row + first) * args.scale_row_stride + block / group * args.scale_block_stride + block % group) * Bytes;
+      for (uint64_t r = coop.lane() % tile; r < count; r += lanes < tile ? lanes : tile) {
+        store_bytes(at + r * args.scale_row_stride * Bytes, load_bytes(scale + r * from_stride, Bytes), Bytes);
+      }
+    }
+  }
+}
+
+} // namespace detail
+
+/* Copies the scales of `rows` received rows, whose payloads lie `stride` bytes apart, to where ep_moe_dispatch_args wants those of rows `row` and on; the lanes
+ * of the scope share them. */
+template <class Coop>
+EP_HD void moe_copy_scales(const Coop& coop, const ep_moe_dispatch_args& args, uint32_t payload, uint64_t hidden, const void* payload_rows, uint64_t stride, uint64_t row,
+                           uint64_t rows) {
+  const uint8_t* from = static_cast<const uint8_t*>(payload_rows) + payload_code_bytes(payload, hidden);
+  if (payload_scale_bytes(payload) == 1) detail::copy_scales<1>(coop, args, payload_blocks(hidden), from, stride, row, rows);
+  else detail::copy_scales<4>(coop, args, payload_blocks(hidden), from, stride, row, rows);
+}
+
+EP_MACHINE_END
+
+#endif

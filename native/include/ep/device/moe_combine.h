@@ -1,0 +1,178 @@
+/* Combine, in either form: results go back to the tokens that they belong to, and each token's are summed.
+ *
+ * Send half: each received row that is not the rank's own goes to row (token * top_k + choice) at its source. Receive half: awaits every rank that owes rows, then
+ * sums in the order of choices, whoever came first: docs/moe.md, "The order of summation". Rows of the rank itself are read where they are. A rank that does not
+ * come in time is in `ranks` afterwards, and none of its rows in any sum. */
+#ifndef EP_DEVICE_MOE_COMBINE_H
+#define EP_DEVICE_MOE_COMBINE_H
+
+#include "moe_sum.h"
+#include "moe_wait.h"
+
+EP_MACHINE_BEGIN
+
+namespace detail {
+
+/* Where a row of results is read from: y, or what was cast. */
+struct moe_results {
+  const uint8_t* y;
+  uint64_t stride;
+  uint8_t* staged;
+  bool cast;
+  uint64_t row_bytes;
+
+  EP_HD const uint8_t* row(uint64_t row) const { return cast ? staged + row * row_bytes : y + row * stride; }
+};
+
+template <class Endpoint> EP_HD moe_results moe_results_of(const Endpoint& endpoint, const moe_view& at, const ep_moe_combine_args& args) {
+  const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
+  return {reinterpret_cast<const uint8_t*>(args.y), args.y_stride_bytes, reinterpret_cast<uint8_t*>(own.data) + at.part(at.buffer.staged_results),
+          args.dtype != at.buffer.result_payload, at.buffer.result_row_bytes};
+}
+
+/* This block's share of the rows of one (expert, source). */
+template <class Ctx, class Endpoint>
+EP_HD void moe_return_run(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_combine_args& args, uint32_t expert,
+                          int32_t source) {
+  const ep_moe_buffer& buffer = at.buffer;
+  const moe_results results = moe_results_of(endpoint, at, args);
+  const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL) != 0;
+  const uint64_t range = *at.range(expert, source);
+  if (static_cast<uint32_t>(range) == 0) return;
+  const auto* token = reinterpret_cast<const int32_t*>(at.call.routing.src_token);
+  const auto* choice = reinterpret_cast<const int32_t*>(at.call.routing.src_choice);
+  const uint64_t turn = (ctx.block() + expert + static_cast<uint32_t>(source)) % ctx.blocks();
+  for (uint64_t i = turn; i < static_cast<uint32_t>(range); i += ctx.blocks()) {
+    const uint64_t row = at.block_start(expert) + (range >> 32) + i;
+    if (results.cast) {
+      moe_cast_row(ctx, coop, args.dtype, results.y + row * results.stride, buffer.hidden, buffer.result_payload, results.staged + row * results.row_bytes);
+      fence_system(); /* a NIC or an engine reads it */
+      coop.sync();
+    }
+    if (source == at.self()) continue;
+    const uint64_t place = static_cast<uint64_t>(token[row]) * buffer.top_k + static_cast<uint32_t>(choice[row]);
+    const uint64_t to = at.part(buffer.returned) + place * buffer.result_row_bytes;
+    if (moe_stores(endpoint, source)) {
+      copy_rows(coop, moe_data(endpoint, source, to), results.row(row), buffer.result_bytes, buffer.result_bytes, 1, non_temporal);
+    } else {
+      if (!moe_takes_part(ctx, coop, at, source)) return;
+      ep_kernel_status why{};
+      if (!endpoint.put_rows(ctx, coop, source, to, results.row(row), buffer.result_bytes, buffer.result_bytes, 1, non_temporal,
+                             at.signal_slot(EP_MOE_SIGNAL_RETURNED, at.self()), 1, &why) && coop.lane() == 0) {
+        moe_give_up(ctx, at, source, why);
+      }
+    }
+  }
+}
+
+} // namespace detail
+
+template <class Ctx, class Endpoint>
+EP_HD bool moe_combine_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_combine_args& args) {
+  const block_coop<Ctx> coop{ctx};
+  const moe_view at{buffer, args.call};
+  const uint32_t experts = at.experts_of(at.self());
+  const bool cast = args.dtype != buffer.result_payload;
+  if (moe_sound(ctx, coop, at)) {
+    for (int32_t source = 0; source < at.world(); ++source) {
+      if (source == at.self() ? !cast : !moe_takes_part(ctx, coop, at, source)) continue;
+      for (uint32_t e = 0; e < experts; ++e) detail::moe_return_run(ctx, coop, endpoint, at, args, e, source);
+    }
+    copy_rows_done(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
+  }
+  ctx.sync_grid();
+  const bool ok = moe_sound(ctx, coop, at);
+  for (int32_t source = static_cast<int32_t>(ctx.block()); ok && source < at.world(); source += static_cast<int32_t>(ctx.blocks())) {
+    if (source == at.self() || !moe_stores(endpoint, source) || !moe_takes_part(ctx, coop, at, source)) continue;
+    uint64_t rows = 0;
+    for (uint32_t e = 0; e < experts; ++e) rows += static_cast<uint32_t>(*at.range(e, source));
+    if (rows != 0) moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_RETURNED, source);
+  }
+  return ok;
+}
+
+namespace detail {
+
+/* Awaits the results that one rank owes, by one lane. */
+template <class Ctx, class Endpoint> EP_HD void moe_await_results(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, int32_t rank) {
+  ep_moe_peer& peer = at.peer(rank);
+  const uint64_t rows = at.sends_to(rank);
+  if (rows == 0 || peer.told != at.call.epoch) return;
+  const uint64_t value = moe_next(endpoint, at, rank, peer.returned, rows);
+  if (moe_takes_part(ctx, at, rank) && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_RETURNED, value, rank, EP_STAGE_RESULT)) {
+    peer.returned = value;
+  } else {
+    peer.owed = value; /* it may be alive, and write them yet */
+  }
+}
+
+/* One token's weights. */
+struct moe_mixture {
+  const moe_view& at;
+  const float* weights; /* of the token, or null */
+  uint64_t first;       /* its first choice */
+  float scale;
+
+  EP_HD bool is_left(uint32_t k) const {
+    const int32_t p = at.replicas()[first + k];
+    return p >= 0 && at.ranks()[at.rank_of(p)] == 0;
+  }
+  EP_HD void renormalise() {
+    const auto* topk = reinterpret_cast<const int32_t*>(at.call.routing.topk);
+    float all = 0.0f;
+    float left = 0.0f;
+    for (uint32_t k = 0; k < at.buffer.top_k; ++k) {
+      if (topk[first + k] >= 0) all = sum(all, weights[k]);
+      if (is_left(k)) left = sum(left, weights[k]);
+    }
+    if (left != 0.0f) scale = quotient(all, left);
+  }
+};
+
+} // namespace detail
+
+template <class Ctx, class Endpoint>
+EP_HD bool moe_combine_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_combine_args& args) {
+  const block_coop<Ctx> coop{ctx};
+  const moe_view at{buffer, args.call};
+  const auto lanes = static_cast<int32_t>(ctx.blocks() * coop.lanes());
+  for (auto rank = static_cast<int32_t>(ctx.block() * coop.lanes() + coop.lane()); rank < at.world(); rank += lanes) {
+    if (rank != at.self()) detail::moe_await_results(ctx, endpoint, at, rank);
+  }
+  ctx.sync_grid();
+  const bool ok = moe_sound(ctx, coop, at);
+  const detail::moe_results results = detail::moe_results_of(endpoint, at, args);
+  const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
+  const auto* returned = reinterpret_cast<const uint8_t*>(own.data) + at.part(buffer.returned);
+  const uint64_t bias_stride = payload_bytes(args.dtype, buffer.hidden);
+  const uint32_t first_own = at.first_replica(at.self());
+  for (uint32_t token = ctx.block(); ok && token < args.call.routing.tokens; token += ctx.blocks()) {
+    const uint64_t first = static_cast<uint64_t>(token) * buffer.top_k;
+    const auto* weights = args.weights != 0 ? reinterpret_cast<const float*>(args.weights) + first : nullptr;
+    detail::moe_mixture mixture{at, weights, first, 1.0f};
+    if (weights != nullptr && (args.call.flags & EP_MOE_RENORMALISE) != 0) mixture.renormalise();
+    ep_moe_sum sum{};
+    sum.dtype = args.dtype;
+    sum.payload = buffer.result_payload;
+    sum.hidden = buffer.hidden;
+    sum.out = reinterpret_cast<uint8_t*>(args.out) + token * args.out_stride_bytes;
+    for (uint32_t b = 0; b < 2 && args.bias[b] != 0; ++b) sum.bias[b] = reinterpret_cast<const uint8_t*>(args.bias[b]) + token * bias_stride;
+    moe_sum_row(coop, sum, buffer.top_k, [&](uint32_t k, ep_moe_term* term) {
+      if (!mixture.is_left(k)) return false;
+      const int32_t p = at.replicas()[first + k];
+      if (at.rank_of(p) == at.self()) {
+        const uint32_t expert = static_cast<uint32_t>(p) - first_own;
+        term->row = results.row(at.block_start(expert) + (*at.range(expert, at.self()) >> 32) + static_cast<uint32_t>(at.slots()[first + k]));
+      } else {
+        term->row = returned + (first + k) * buffer.result_row_bytes;
+      }
+      term->weight = weights == nullptr ? 1.0f : detail::product(weights[k], mixture.scale);
+      return true;
+    });
+  }
+  return ok;
+}
+
+EP_MACHINE_END
+
+#endif

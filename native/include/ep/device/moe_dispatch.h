@@ -1,0 +1,292 @@
+/* Dispatch in low-latency form: a rank's tokens go to the ranks of their experts, which pack them by expert and source.
+ *
+ * Send half: layout; then, token by token, each row into the run that its (expert, source) has in the receiver's part of the buffer, which needs no knowledge of other
+ * ranks; then one put of count words to each rank. Receive half: awaits the counts of every source, and where puts are counted, as many as they announce; places
+ * runs behind each other in the order of sources; copies rows out; grants the credit, so that the same slot may be written again.
+ *
+ * Rows of the rank itself go from x to the receive tensor, and never through the buffer. A source that does not come in time is in `ranks` afterwards, and none of its
+ * rows in the receive tensor, for any expert: that is decided once for all blocks, before anything is placed. */
+#ifndef EP_DEVICE_MOE_DISPATCH_H
+#define EP_DEVICE_MOE_DISPATCH_H
+
+#include "moe_cast.h"
+#include "moe_layout.h"
+
+EP_MACHINE_BEGIN
+
+namespace detail {
+
+/* Where a token's payload is read from: x, or what was cast. */
+struct moe_tokens {
+  const uint8_t* x;
+  uint64_t stride;
+  uint8_t* staged;
+  bool cast;
+  uint64_t row_bytes;
+
+  EP_HD const uint8_t* row(uint64_t token) const { return cast ? staged + token * row_bytes : x + token * stride; }
+};
+
+template <class Endpoint> EP_HD moe_tokens moe_tokens_of(const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
+  return {reinterpret_cast<const uint8_t*>(args.x), args.x_stride_bytes, reinterpret_cast<uint8_t*>(own.data) + at.part(at.buffer.staged_tokens),
+          args.dtype != at.buffer.payload, at.buffer.row_bytes};
+}
+
+/* This block's tokens. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  const ep_moe_buffer& buffer = at.buffer;
+  const moe_tokens tokens = moe_tokens_of(endpoint, at, args);
+  const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL) != 0;
+  const auto* first = reinterpret_cast<const uint32_t*>(at.call.routing.send_first);
+  auto* headers = reinterpret_cast<ep_moe_header*>(at.call.routing.send_headers);
+  for (uint32_t token = ctx.block(); token < at.call.routing.tokens; token += ctx.blocks()) {
+    const uint8_t* src = tokens.row(token);
+    if (tokens.cast) {
+      moe_cast_row(ctx, coop, args.dtype, tokens.x + token * tokens.stride, buffer.hidden, buffer.payload, tokens.staged + token * tokens.row_bytes);
+      fence_system(); /* a NIC or an engine reads it */
+      coop.sync();
+    }
+    for (uint32_t k = 0; k < buffer.top_k; ++k) {
+      const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
+      const int32_t p = at.replicas()[choice];
+      if (p < 0) continue;
+      const int32_t rank = at.rank_of(p);
+      if (rank == at.self()) continue;
+      const auto slot = static_cast<uint32_t>(at.slots()[choice]);
+      const uint64_t run = at.run(static_cast<uint32_t>(p) - at.first_replica(rank), at.self());
+      const uint64_t row = run + buffer.max_tokens * sizeof(ep_moe_header) + slot * buffer.row_bytes;
+      const ep_moe_header header{at.self(), token, k, 0};
+      if (moe_stores(endpoint, rank)) {
+        if (!moe_takes_part(ctx, at, rank)) continue;
+        if (coop.lane() == 0) reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, run))[slot] = header;
+        copy_rows(coop, moe_data(endpoint, rank, row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
+      } else {
+        if (coop.lane() == 0) headers[first[p] + slot] = header;
+        if (!moe_takes_part(ctx, coop, at, rank)) continue;
+        ep_kernel_status why{};
+        if (!endpoint.put_rows(ctx, coop, rank, row, src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal,
+                               at.signal_slot(EP_MOE_SIGNAL_ARRIVED, at.self()), 1, &why) && coop.lane() == 0) {
+          moe_give_up(ctx, at, rank, why);
+        }
+      }
+    }
+  }
+  copy_rows_done(coop, non_temporal);
+}
+
+/* Count words, and headers where they are put, to one rank; all rows to it have been written or posted. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_send_counts(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, int32_t rank) {
+  const uint32_t first_replica = at.first_replica(rank);
+  const uint32_t experts = at.experts_of(rank);
+  const uint64_t to = at.part(at.buffer.counts) + static_cast<uint64_t>(at.self()) * at.buffer.experts.most_local * sizeof(uint64_t);
+  const uint64_t* words = at.send_words() + first_replica;
+  if (moe_stores(endpoint, rank)) {
+    auto* there = reinterpret_cast<uint64_t*>(moe_data(endpoint, rank, to));
+    for (uint32_t e = coop.lane(); e < experts; e += coop.lanes()) store_release(ctx, &there[e], words[e]);
+    copy_rows_done(coop, false);
+    moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_COUNTED, rank);
+  } else {
+    const auto* first = reinterpret_cast<const uint32_t*>(at.call.routing.send_first);
+    const auto* headers = reinterpret_cast<const ep_moe_header*>(at.call.routing.send_headers);
+    ep_kernel_status why{};
+    bool ok = true;
+    for (uint32_t e = 0; e < experts && ok; ++e) {
+      const uint64_t bytes = at.sends(first_replica + e) * sizeof(ep_moe_header);
+      if (bytes == 0) continue;
+      ok = endpoint.put_rows(ctx, coop, rank, at.run(e, at.self()), headers + first[first_replica + e], bytes, bytes, 1, false,
+                             at.signal_slot(EP_MOE_SIGNAL_ARRIVED, at.self()), 1, &why);
+    }
+    ok = ok && endpoint.put_rows(ctx, coop, rank, to, words, experts * sizeof(uint64_t), experts * sizeof(uint64_t), 1, false,
+                                 at.signal_slot(EP_MOE_SIGNAL_COUNTED, at.self()), 1, &why);
+    if (!ok && coop.lane() == 0) moe_give_up(ctx, at, rank, why);
+  }
+}
+
+} // namespace detail
+
+template <class Ctx, class Endpoint>
+EP_HD bool moe_dispatch_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args) {
+  const block_coop<Ctx> coop{ctx};
+  const moe_view at{buffer, args.call};
+  moe_layout(ctx, at);
+  moe_await_credits(ctx, endpoint, at);
+  ctx.sync_grid();
+  if (ctx.block() == 0 && coop.lane() == 0) {
+    auto* first = reinterpret_cast<uint32_t*>(args.call.routing.send_first);
+    uint32_t before = 0;
+    for (uint32_t p = 0; p < buffer.experts.replicas; ++p) {
+      const uint32_t rows = at.sends(p);
+      if (rows > buffer.max_tokens) ctx.fail(at.status(), EP_STATUS_INVALID, at.rank_of(static_cast<int32_t>(p)), EP_STAGE_COUNT, buffer.max_tokens, rows);
+      if constexpr (moe_puts<Endpoint>) first[p] = before;
+      before += rows;
+    }
+  }
+  ctx.sync_grid();
+  if (moe_sound(ctx, coop, at)) detail::moe_send_rows(ctx, coop, endpoint, at, args);
+  ctx.sync_grid();
+  if (!moe_sound(ctx, coop, at)) return false;
+  for (int32_t rank = static_cast<int32_t>(ctx.block()); rank < at.world(); rank += static_cast<int32_t>(ctx.blocks())) {
+    if (rank == at.self() || at.experts_of(rank) == 0 || !moe_takes_part(ctx, coop, at, rank)) continue;
+    detail::moe_send_counts(ctx, coop, endpoint, at, rank);
+    if (coop.lane() != 0) continue;
+    ep_moe_peer& peer = at.peer(rank);
+    peer.credited = moe_next(endpoint, at, rank, peer.credited, 1);
+    peer.told = args.call.epoch;
+  }
+  return moe_sound(ctx, coop, at);
+}
+
+namespace detail {
+
+/* Awaits one source, by one lane. Its counts are sound and its rows are here; or it is given up. */
+template <class Ctx, class Endpoint> EP_HD void moe_await_source(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, int32_t source) {
+  const uint32_t experts = at.experts_of(at.self());
+  const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
+  const auto* words = reinterpret_cast<const uint64_t*>(own.data + at.part(at.buffer.counts)) + static_cast<uint64_t>(source) * at.buffer.experts.most_local;
+  ep_moe_peer& peer = at.peer(source);
+  for (uint64_t expected = moe_next(endpoint, at, source, peer.counted, 1);; ++expected) {
+    if (!moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_COUNTED, expected, source, EP_STAGE_COUNT)) return;
+    uint64_t puts = 0;
+    bool late = false;
+    for (uint32_t e = 0; e < experts; ++e) {
+      const uint64_t word = load_acquire(ctx, &words[e]);
+      const auto rows = static_cast<uint32_t>(word);
+      late = late || word >> EP_MOE_COUNT_EPOCH_SHIFT != at.call.epoch;
+      puts += rows + (rows != 0 ? 1 : 0);
+      if (late || rows <= at.buffer.max_tokens) continue;
+      ep_kernel_status why{EP_STATUS_INVALID, source, EP_STAGE_COUNT, 0, at.buffer.max_tokens, rows};
+      return moe_give_up(ctx, at, source, why);
+    }
+    /* The signal was that of words of a past call, which came when they were no longer awaited: those of this call have one of their own. */
+    if (late) continue;
+    if (!moe_stores(endpoint, source)) {
+      peer.counted = expected;
+      if (puts != 0 && !moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_ARRIVED, peer.arrived + puts, source, EP_STAGE_ARRIVAL)) return;
+      peer.arrived += puts;
+    }
+    return;
+  }
+}
+
+/* Runs of one expert behind each other, in the order of sources. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_place_runs(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args, uint32_t expert) {
+  const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
+  const auto* words = reinterpret_cast<const uint64_t*>(own.data + at.part(at.buffer.counts)) + expert;
+  uint64_t begin = 0;
+  for (int32_t source = 0; source < at.world(); ++source) {
+    uint64_t rows = 0;
+    if (source == at.self()) {
+      rows = at.sends(at.first_replica(source) + expert);
+    } else if (moe_takes_part(ctx, at, source)) {
+      rows = static_cast<uint32_t>(words[static_cast<uint64_t>(source) * at.buffer.experts.most_local]);
+    }
+    *at.range(expert, source) = begin << 32 | rows;
+    begin += rows;
+  }
+  reinterpret_cast<uint32_t*>(at.call.routing.block_start)[expert] = expert * static_cast<uint32_t>(at.world()) * at.buffer.max_tokens;
+  reinterpret_cast<int32_t*>(at.call.routing.recv_count)[expert] = static_cast<int32_t>(begin);
+  if (args.totals != 0) reinterpret_cast<uint64_t*>(args.totals)[expert] += begin;
+}
+
+/* `rows` payloads, packed at row_bytes, to rows `row` and on of the receive tensor. */
+template <class Coop>
+EP_HD void moe_copy_out(const Coop& coop, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* src, uint64_t row, uint64_t rows) {
+  const ep_moe_buffer& buffer = at.buffer;
+  const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL) != 0;
+  const uint64_t bytes = payload_code_bytes(buffer.payload, buffer.hidden);
+  auto* to = reinterpret_cast<uint8_t*>(args.out) + row * args.out_stride_bytes;
+  if (args.out_stride_bytes == bytes) {
+    copy_rows(coop, to, src, buffer.row_bytes, bytes, rows, non_temporal);
+  } else {
+    for (uint64_t i = 0; i < rows; ++i) copy_rows(coop, to + i * args.out_stride_bytes, src + i * buffer.row_bytes, bytes, bytes, 1, non_temporal);
+  }
+  if (args.out_scales == 0) return;
+  moe_copy_scales(coop, args, buffer.payload, buffer.hidden, src, buffer.row_bytes, row, rows);
+}
+
+/* This block's share of a run: contiguous, and another block's turn first in every run. */
+template <class Ctx>
+EP_HD void moe_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* data, uint32_t expert, int32_t source) {
+  const ep_moe_buffer& buffer = at.buffer;
+  const uint64_t range = *at.range(expert, source);
+  const uint64_t rows = static_cast<uint32_t>(range);
+  if (rows == 0) return;
+  const uint64_t turn = (ctx.block() + expert + static_cast<uint32_t>(source)) % ctx.blocks();
+  const uint64_t from = rows * turn / ctx.blocks();
+  const uint64_t to = rows * (turn + 1) / ctx.blocks();
+  if (from == to) return;
+  const uint64_t row = at.block_start(expert) + (range >> 32);
+  const auto* headers = reinterpret_cast<const ep_moe_header*>(data + at.run(expert, source));
+  auto* token = reinterpret_cast<int32_t*>(at.call.routing.src_token);
+  auto* choice = reinterpret_cast<int32_t*>(at.call.routing.src_choice);
+  for (uint64_t i = from + coop.lane(); i < to; i += coop.lanes()) {
+    const ep_moe_header header = headers[i];
+    if (header.rank != source || header.token >= buffer.max_tokens || header.choice >= buffer.top_k) {
+      /* Results would go to where it says. */
+      ctx.fail(at.status(), EP_STATUS_INVALID, source, EP_STAGE_ARRIVAL, buffer.max_tokens, header.token);
+    }
+    token[row + i] = static_cast<int32_t>(header.token);
+    choice[row + i] = static_cast<int32_t>(header.choice);
+  }
+  const uint8_t* src = data + at.run(expert, source) + buffer.max_tokens * sizeof(ep_moe_header);
+  moe_copy_out(coop, at, args, src + from * buffer.row_bytes, row + from, to - from);
+}
+
+/* This rank's own rows, this block's tokens of them. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_take_own(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  const moe_tokens tokens = moe_tokens_of(endpoint, at, args);
+  const uint32_t first = at.first_replica(at.self());
+  const uint32_t experts = at.experts_of(at.self());
+  for (uint32_t token = ctx.block(); token < at.call.routing.tokens; token += ctx.blocks()) {
+    for (uint32_t k = 0; k < at.buffer.top_k; ++k) {
+      const uint64_t i = static_cast<uint64_t>(token) * at.buffer.top_k + k;
+      const int32_t p = at.replicas()[i];
+      if (p < 0 || static_cast<uint32_t>(p) - first >= experts) continue;
+      const uint32_t expert = static_cast<uint32_t>(p) - first;
+      const uint64_t row = at.block_start(expert) + (*at.range(expert, at.self()) >> 32) + static_cast<uint32_t>(at.slots()[i]);
+      moe_copy_out(coop, at, args, tokens.row(token), row, 1);
+      if (coop.lane() != 0) continue;
+      reinterpret_cast<int32_t*>(at.call.routing.src_token)[row] = static_cast<int32_t>(token);
+      reinterpret_cast<int32_t*>(at.call.routing.src_choice)[row] = static_cast<int32_t>(k);
+    }
+  }
+}
+
+} // namespace detail
+
+template <class Ctx, class Endpoint>
+EP_HD bool moe_dispatch_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args) {
+  const block_coop<Ctx> coop{ctx};
+  const moe_view at{buffer, args.call};
+  const uint32_t experts = at.experts_of(at.self());
+  if (experts != 0) {
+    const auto lanes = static_cast<int32_t>(ctx.blocks() * coop.lanes());
+    for (auto source = static_cast<int32_t>(ctx.block() * coop.lanes() + coop.lane()); source < at.world(); source += lanes) {
+      if (source != at.self() && moe_takes_part(ctx, at, source)) detail::moe_await_source(ctx, endpoint, at, source);
+    }
+  }
+  ctx.sync_grid();
+  for (uint32_t e = ctx.block() * coop.lanes() + coop.lane(); e < experts; e += ctx.blocks() * coop.lanes()) detail::moe_place_runs(ctx, endpoint, at, args, e);
+  ctx.sync_grid();
+  if (moe_sound(ctx, coop, at)) {
+    const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
+    for (uint32_t e = 0; e < experts; ++e) {
+      for (int32_t source = 0; source < at.world(); ++source) {
+        if (source != at.self()) detail::moe_take_run(ctx, coop, at, args, reinterpret_cast<const uint8_t*>(own.data), e, source);
+      }
+    }
+    detail::moe_take_own(ctx, coop, endpoint, at, args);
+    copy_rows_done(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
+  }
+  ctx.sync_grid();
+  return moe_release(ctx, endpoint, buffer, args.call);
+}
+
+EP_MACHINE_END
+
+#endif

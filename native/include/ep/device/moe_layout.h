@@ -1,0 +1,126 @@
+/* The layout step: which replica serves each choice, and its place among those of this rank to that replica, in token order. No row moves.
+ *
+ * The j-th choice of an expert (in order of tokens, then of k) goes to candidate number (rank + j) mod how many there are, and is number floor(j / how many) there:
+ * docs/moe.md, "Which replica serves a choice". So only j is to be found, and experts can be shared out: to blocks where a block is one lane, to warps otherwise. */
+#ifndef EP_DEVICE_MOE_LAYOUT_H
+#define EP_DEVICE_MOE_LAYOUT_H
+
+#include "moe_wait.h"
+
+EP_MACHINE_BEGIN
+
+namespace detail {
+
+EP_HD uint32_t ones(uint32_t bits) {
+#if defined(__CUDACC__)
+  uint32_t count = 0;
+  for (; bits != 0; bits &= bits - 1) ++count;
+  return count;
+#else
+  return static_cast<uint32_t>(__builtin_popcount(bits));
+#endif
+}
+
+struct moe_layout_tables {
+  const int32_t* topk;
+  const uint32_t* begin;
+  const uint32_t* candidates;
+  int32_t* replica;
+  int32_t* slot;
+  uint64_t choices;
+  uint32_t experts;
+  uint32_t rank;
+
+  EP_HD uint32_t copies(uint32_t expert) const { return begin[expert + 1] - begin[expert]; }
+  EP_HD bool is_expert(int32_t chosen) const { return chosen >= 0 && static_cast<uint32_t>(chosen) < experts; }
+  EP_HD void none(uint64_t choice) const {
+    replica[choice] = -1;
+    slot[choice] = -1;
+  }
+  EP_HD uint32_t place(uint64_t choice, uint32_t expert, uint32_t j) const {
+    const uint32_t count = copies(expert);
+    const uint32_t p = count == 1 ? candidates[begin[expert]] : candidates[begin[expert] + (rank + j) % count];
+    replica[choice] = static_cast<int32_t>(p);
+    slot[choice] = static_cast<int32_t>(count == 1 ? j : j / count);
+    return p;
+  }
+};
+
+} // namespace detail
+
+/* Writes choice_replica, choice_slot and send_words (with the call's epoch). Ends without a barrier: other blocks' parts are there after the next one of the grid. */
+template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
+  const ep_moe_experts& experts = at.buffer.experts;
+  const ep_moe_routing& routing = at.call.routing;
+  const detail::moe_layout_tables tables{reinterpret_cast<const int32_t*>(routing.topk),
+                                         reinterpret_cast<const uint32_t*>(experts.candidate_begin),
+                                         reinterpret_cast<const uint32_t*>(experts.candidates),
+                                         reinterpret_cast<int32_t*>(routing.choice_replica),
+                                         reinterpret_cast<int32_t*>(routing.choice_slot),
+                                         static_cast<uint64_t>(routing.tokens) * at.buffer.top_k,
+                                         experts.experts,
+                                         static_cast<uint32_t>(at.self())};
+  auto* words = reinterpret_cast<uint64_t*>(routing.send_words);
+  const auto* expert_of = reinterpret_cast<const int32_t*>(experts.replica_expert);
+  const uint64_t epoch = static_cast<uint64_t>(at.call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT;
+  if constexpr (Ctx::single_lane) {
+    const uint32_t blocks = ctx.blocks();
+    const auto mine = [&](int32_t expert) { return blocks == 1 || static_cast<uint32_t>(expert) % blocks == ctx.block(); };
+    for (uint32_t p = 0; p < experts.replicas; ++p) {
+      if (mine(expert_of[p])) words[p] = 0;
+    }
+    for (uint64_t i = 0; i < tables.choices; ++i) {
+      const int32_t e = tables.topk[i];
+      const bool chosen = tables.is_expert(e);
+      if (!mine(chosen ? e : 0)) continue;
+      if (!chosen || tables.copies(static_cast<uint32_t>(e)) == 0) {
+        tables.none(i);
+        continue;
+      }
+      /* How many of the expert's choices there were is kept above the count of its first candidate. */
+      uint64_t& first = words[tables.candidates[tables.begin[e]]];
+      const uint32_t p = tables.place(i, static_cast<uint32_t>(e), static_cast<uint32_t>(first >> 32));
+      first += uint64_t{1} << 32;
+      words[p] += 1;
+    }
+    for (uint32_t p = 0; p < experts.replicas; ++p) {
+      if (mine(expert_of[p])) words[p] = epoch | static_cast<uint32_t>(words[p]);
+    }
+  } else {
+    const uint32_t width = ctx.warp_lanes();
+    const uint32_t in_warp = ctx.lane() % width;
+    const uint32_t warps = ctx.blocks() * (ctx.lanes() / width);
+    const uint32_t warp = ctx.block() * (ctx.lanes() / width) + ctx.lane() / width;
+    for (uint64_t i = static_cast<uint64_t>(warp) * width + in_warp; i < tables.choices; i += static_cast<uint64_t>(warps) * width) {
+      if (!tables.is_expert(tables.topk[i]) || tables.copies(static_cast<uint32_t>(tables.topk[i])) == 0) tables.none(i);
+    }
+    for (uint32_t e = warp; e < experts.experts; e += warps) {
+      const uint32_t count = tables.copies(e);
+      uint32_t j = 0;
+      for (uint64_t i = 0; count != 0 && i < tables.choices; i += width) {
+        const uint64_t choice = i + in_warp;
+        const bool hit = choice < tables.choices && tables.topk[choice] == static_cast<int32_t>(e);
+        const uint32_t hits = ctx.ballot(hit);
+        if (hit) tables.place(choice, e, j + detail::ones(hits & ((uint32_t{1} << in_warp) - 1)));
+        j += detail::ones(hits);
+      }
+      for (uint32_t c = in_warp; c < count; c += width) {
+        /* Candidate c gets numbers j' with (rank + j') mod count == c: the first of them is `lead`. */
+        const uint32_t lead = (c + count - tables.rank % count) % count;
+        words[tables.candidates[tables.begin[e] + c]] = epoch | (lead < j ? (j - lead + count - 1) / count : 0);
+      }
+    }
+    /* Replicas that this rank does not take get nothing. Whose warp has no part of the expert must not look at its words. */
+    for (uint32_t p = 0; p < experts.replicas; ++p) {
+      const auto e = static_cast<uint32_t>(expert_of[p]);
+      if (e % warps != warp || in_warp != 0) continue;
+      bool candidate = false;
+      for (uint32_t c = tables.begin[e]; c < tables.begin[e + 1] && !candidate; ++c) candidate = tables.candidates[c] == p;
+      if (!candidate) words[p] = epoch;
+    }
+  }
+}
+
+EP_MACHINE_END
+
+#endif

@@ -1,0 +1,108 @@
+/* The mixture of a token: biases, then weight * row of its choices, first to last, in fp32, every product and every sum rounded by itself, the
+ * result rounded once (docs/moe.md, "The order of summation"). */
+#ifndef EP_DEVICE_MOE_SUM_H
+#define EP_DEVICE_MOE_SUM_H
+
+#include "moe_cast.h"
+
+/* One row of a mixture: a payload as it travelled. */
+typedef struct ep_moe_term {
+  const void* row;
+  float weight;
+} ep_moe_term;
+
+/* A mixture; `dtype` is that of `out` and of the biases, which may be null (the second needs the first). */
+typedef struct ep_moe_sum {
+  uint32_t dtype;
+  uint32_t payload;
+  uint64_t hidden;
+  void* out;
+  const void* bias[2];
+} ep_moe_sum;
+
+#if !defined(__CUDACC__)
+/* core/moe/cast.cpp: the same bits as the templates below, by the widest instructions of this CPU. */
+extern "C" void ep_moe_sum_row(const ep_moe_sum* sum, const ep_moe_term* terms, uint32_t count);
+/* Room for so many terms, of this thread, until its next call. */
+extern "C" ep_moe_term* ep_moe_terms(uint32_t count);
+#endif
+
+EP_MACHINE_BEGIN
+
+namespace detail {
+
+/* Channels first .. first + count of a payload row, count <= 4, first a multiple of 4. */
+EP_HD void load_channels(uint32_t payload, uint64_t hidden, const void* row, uint64_t first, uint32_t count, float* into) {
+  if (payload == EP_MOE_F32) {
+    for (uint32_t i = 0; i < count; ++i) into[i] = static_cast<const float*>(row)[first + i];
+    return;
+  }
+  if (payload == EP_MOE_F16) {
+    for (uint32_t i = 0; i < count; ++i) into[i] = number_f16::load(static_cast<const uint16_t*>(row)[first + i]);
+    return;
+  }
+  if (payload == EP_MOE_BF16) {
+    for (uint32_t i = 0; i < count; ++i) into[i] = number_bf16::load(static_cast<const uint16_t*>(row)[first + i]);
+    return;
+  }
+  const auto* codes = static_cast<const uint8_t*>(row);
+  const uint8_t* scale = codes + payload_code_bytes(payload, hidden) + first / EP_MOE_SCALED_CHANNELS * payload_scale_bytes(payload);
+  if (payload == EP_MOE_LOGFMT10) {
+    const auto pair = static_cast<uint32_t>(load_bytes(scale, 4));
+    const bool finite = (pair & 0xffffu) < 0x7f80u;
+    const logfmt_block by = finite ? logfmt_block_of(static_cast<uint16_t>(pair), static_cast<uint16_t>(pair >> 16)) : logfmt_block{};
+    const uint64_t word = load_bytes(codes + first / 4 * 5, (10 * count + 7) / 8);
+    for (uint32_t i = 0; i < count; ++i) {
+      into[i] = finite ? logfmt_decode(by, static_cast<uint32_t>(word >> (10 * i)) & 0x3ffu) : bits_float(0x7fc00000u);
+    }
+    return;
+  }
+  const float by = payload == EP_MOE_F8_UE8M0 ? ue8m0_load(*scale) : bits_float(static_cast<uint32_t>(load_bytes(scale, 4)));
+  for (uint32_t i = 0; i < count; ++i) into[i] = product(number_e4m3::load(codes[first + i]), by);
+}
+
+template <class Number, class Coop, class Terms>
+EP_HD void sum_row_lanes(const Coop& coop, const ep_moe_sum& sum, uint32_t count, const Terms& term) {
+  using carrier = typename Number::carrier;
+  for (uint64_t first = 4 * static_cast<uint64_t>(coop.lane()); first < sum.hidden; first += 4 * static_cast<uint64_t>(coop.lanes())) {
+    const auto channels = static_cast<uint32_t>(sum.hidden - first < 4 ? sum.hidden - first : 4);
+    float all[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (uint32_t b = 0; b < 2 && sum.bias[b] != nullptr; ++b) {
+      for (uint32_t i = 0; i < channels; ++i) {
+        const float value = Number::load(static_cast<const carrier*>(sum.bias[b])[first + i]);
+        all[i] = b == 0 ? value : detail::sum(all[i], value);
+      }
+    }
+    for (uint32_t t = 0; t < count; ++t) {
+      ep_moe_term one;
+      if (!term(t, &one)) continue;
+      float row[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      load_channels(sum.payload, sum.hidden, one.row, first, channels, row);
+      for (uint32_t i = 0; i < channels; ++i) all[i] = detail::sum(all[i], product(one.weight, row[i]));
+    }
+    for (uint32_t i = 0; i < channels; ++i) static_cast<carrier*>(sum.out)[first + i] = Number::store(all[i]);
+  }
+}
+
+} // namespace detail
+
+/* Sums a token's rows. `term(i, &t)` fills in the i-th of `count` choices, or is false for one that is skipped; lanes may ask for any of them at any time.
+ * All lanes of the scope call it. `out` may be no row and no bias. */
+template <class Coop, class Terms> EP_HD void moe_sum_row(const Coop& coop, const ep_moe_sum& sum, uint32_t count, const Terms& term) {
+#if !defined(__CUDACC__)
+  if constexpr (Coop::single) {
+    ep_moe_term* terms = ep_moe_terms(count);
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < count; ++i) kept += term(i, &terms[kept]) ? 1u : 0u;
+    ep_moe_sum_row(&sum, terms, kept);
+    return;
+  }
+#endif
+  if (sum.dtype == EP_MOE_F32) detail::sum_row_lanes<number_f32>(coop, sum, count, term);
+  else if (sum.dtype == EP_MOE_F16) detail::sum_row_lanes<number_f16>(coop, sum, count, term);
+  else detail::sum_row_lanes<number_bf16>(coop, sum, count, term);
+}
+
+EP_MACHINE_END
+
+#endif

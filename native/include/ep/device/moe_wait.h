@@ -1,0 +1,171 @@
+/* What the halves of a call for experts have in common: who takes part, how ranks tell each other that a thing is done, and waits that give up a rank instead of
+ * failing.
+ *
+ * HAZARD: no half returns before its last grid barrier, whatever goes wrong: a block that is gone would be missing there for ever. So a failure is noted, work is
+ * skipped, and the half says false at its end. For the same reason what a block does together is decided alike by all of its lanes. */
+#ifndef EP_DEVICE_MOE_WAIT_H
+#define EP_DEVICE_MOE_WAIT_H
+
+#include "endpoint.h"
+#include "ep/abi/moe.h"
+
+EP_MACHINE_BEGIN
+
+/* Whether a peer is stored to directly. Then rows need no signal of their own and words hold epochs, so that a late one of a past call says nothing new. Otherwise
+ * ('bundled' order) every put is signalled, and words are running counts, which have no identity: a rank that was given up must be fenced by its transport before it
+ * may come back. HAZARD: both ends of a pair of ranks must answer alike, or one counts what the other names. */
+template <class Endpoint> EP_HD constexpr bool moe_stores(const Endpoint& endpoint, int32_t peer) {
+  if constexpr (__is_base_of(load_store_endpoint, Endpoint)) {
+    return true;
+  } else if constexpr (requires { endpoint.stores_to(peer); }) {
+    return endpoint.stores_to(peer);
+  } else {
+    return false;
+  }
+}
+/* Whether any peer may be one that is put to. */
+template <class Endpoint> constexpr bool moe_puts = !__is_base_of(load_store_endpoint, Endpoint);
+
+/* Bytes of a peer that is stored to. */
+template <class Endpoint> EP_HD uint8_t* moe_data(const Endpoint& endpoint, int32_t peer, uint64_t offset) {
+  return reinterpret_cast<uint8_t*>(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[peer].data) + offset;
+}
+
+/* A call with its addresses as pointers. */
+struct moe_view {
+  const ep_moe_buffer& buffer;
+  const ep_moe_call& call;
+
+  EP_HD int32_t self() const { return buffer.memory.rank; }
+  EP_HD int32_t world() const { return buffer.memory.world_size; }
+  EP_HD uint64_t* ranks() const { return reinterpret_cast<uint64_t*>(call.ranks); }
+  EP_HD ep_kernel_status* status() const { return reinterpret_cast<ep_kernel_status*>(call.status); }
+  EP_HD ep_moe_peer& peer(int32_t rank) const {
+    return reinterpret_cast<ep_moe_peer*>(buffer.peers)[static_cast<uint64_t>(call.slot) * static_cast<uint64_t>(world()) + static_cast<uint64_t>(rank)];
+  }
+  EP_HD uint64_t signal_slot(uint32_t kind, int32_t rank) const {
+    return buffer.first_signal + (static_cast<uint64_t>(call.slot) * EP_MOE_SIGNAL_KINDS + kind) * static_cast<uint64_t>(world()) + static_cast<uint64_t>(rank);
+  }
+  EP_HD uint64_t part(const ep_moe_part& of) const { return of.offset + call.slot * of.stride; }
+
+  EP_HD uint32_t first_replica(int32_t rank) const { return reinterpret_cast<const uint32_t*>(buffer.experts.rank_begin)[rank]; }
+  EP_HD uint32_t experts_of(int32_t rank) const { return first_replica(rank + 1) - first_replica(rank); }
+  EP_HD int32_t rank_of(int32_t replica) const { return reinterpret_cast<const int32_t*>(buffer.experts.replica_rank)[replica]; }
+
+  EP_HD const int32_t* replicas() const { return reinterpret_cast<const int32_t*>(call.routing.choice_replica); }
+  EP_HD const int32_t* slots() const { return reinterpret_cast<const int32_t*>(call.routing.choice_slot); }
+  EP_HD const uint64_t* send_words() const { return reinterpret_cast<const uint64_t*>(call.routing.send_words); }
+  EP_HD uint32_t sends(uint32_t replica) const { return static_cast<uint32_t>(send_words()[replica]); }
+  EP_HD uint64_t* range(uint32_t expert, int32_t source) const {
+    return reinterpret_cast<uint64_t*>(call.routing.layout_range) + static_cast<uint64_t>(expert) * static_cast<uint64_t>(world()) + static_cast<uint64_t>(source);
+  }
+  EP_HD uint32_t block_start(uint32_t expert) const { return reinterpret_cast<const uint32_t*>(call.routing.block_start)[expert]; }
+
+  /* Rows that this rank sends to one, over all of its experts. */
+  EP_HD uint64_t sends_to(int32_t rank) const {
+    uint64_t rows = 0;
+    for (uint32_t p = first_replica(rank); p < first_replica(rank + 1); ++p) rows += sends(p);
+    return rows;
+  }
+  /* Where the run of local expert `expert` of a rank and of source `source` begins in that rank's memory. */
+  EP_HD uint64_t run(uint32_t expert, int32_t source) const {
+    const uint64_t runs = static_cast<uint64_t>(expert) * static_cast<uint64_t>(world()) + static_cast<uint64_t>(source);
+    return part(buffer.received) + runs * buffer.max_tokens * (sizeof(ep_moe_header) + buffer.row_bytes);
+  }
+};
+
+template <class Ctx> EP_HD bool moe_takes_part(Ctx& ctx, const moe_view& at, int32_t rank) { return load_relaxed(ctx, &at.ranks()[rank]) == 0; }
+
+/* The same answer for all lanes of the block, also while another block gives the rank up. */
+template <class Ctx> EP_HD bool moe_takes_part(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& at, int32_t rank) {
+  return coop.sync_and(coop.lane() != 0 || moe_takes_part(ctx, at, rank));
+}
+
+/* Whether nothing has failed, asked by all lanes of the block. */
+template <class Ctx> EP_HD bool moe_sound(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& at) {
+  ctx.point();
+  return coop.sync_and(coop.lane() != 0 || detail::half_ref(at.status()->status).load(detail::acquire) == EP_STATUS_OK);
+}
+
+/* A wait or a put for `rank` has ended as `why` says. Late and lost ranks are given up; anything else ends the call. */
+template <class Ctx> EP_HD void moe_give_up(Ctx& ctx, const moe_view& at, int32_t rank, const ep_kernel_status& why) {
+  const bool stopped = why.status == EP_STATUS_ABORTED || why.status == EP_STATUS_CLOSED;
+  const bool culprit = why.status == EP_STATUS_TIMEOUT || why.status == EP_STATUS_PEER_LOST || (why.stage == EP_STAGE_NIC && !stopped);
+  if (!culprit) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
+  const bool late = why.status == EP_STATUS_TIMEOUT;
+  store_release(ctx, &at.ranks()[rank], static_cast<uint64_t>(late ? EP_STATUS_TIMEOUT : EP_STATUS_PEER_LOST));
+}
+
+/* Whether `rank`'s word of a kind has reached `value`; a rank that does not get there is given up. */
+template <class Ctx, class Endpoint>
+EP_HD bool moe_await(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint32_t kind, uint64_t value, int32_t rank, uint32_t stage) {
+  ep_kernel_status why{};
+  if (ctx.wait(endpoint.local_signal(at.signal_slot(kind, rank)), value, rank, stage, &why)) return true;
+  moe_give_up(ctx, at, rank, why);
+  return false;
+}
+
+/* The same, by the only one who waits for this rank in this half: counts the time. */
+template <class Ctx, class Endpoint>
+EP_HD bool moe_await_alone(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint32_t kind, uint64_t value, int32_t rank, uint32_t stage) {
+  if (at.call.wait_ns == 0) return moe_await(ctx, endpoint, at, kind, value, rank, stage);
+  const uint64_t start = ctx.clock_ns();
+  const bool ok = moe_await(ctx, endpoint, at, kind, value, rank, stage);
+  reinterpret_cast<uint64_t*>(at.call.wait_ns)[rank] += ctx.clock_ns() - start;
+  return ok;
+}
+
+/* Tells a peer that what `kind` stands for is done. Everything that it stands for has been written, by this block or before a grid barrier. All lanes call it. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_say(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, uint32_t kind, int32_t peer) {
+  const uint64_t slot = at.signal_slot(kind, at.self());
+  if (moe_stores(endpoint, peer)) {
+    if (coop.lane() != 0) return;
+    const ep_peer_view& view = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[peer];
+    store_release(ctx, reinterpret_cast<uint64_t*>(view.signals) + slot, static_cast<uint64_t>(at.call.epoch));
+    fence_system(); /* this half of the eventcount: publish before looking for sleepers */
+    ctx.wake(view.wake);
+  } else {
+    ep_kernel_status why{};
+    if (!endpoint.signal(ctx, coop, peer, slot, 1, &why) && coop.lane() == 0) moe_give_up(ctx, at, peer, why);
+  }
+}
+
+/* What a word of a peer, or here by a peer, shows after this call: the epoch, or `more` than it was. */
+template <class Endpoint> EP_HD uint64_t moe_next(const Endpoint& endpoint, const moe_view& at, int32_t peer, uint64_t before, uint64_t more) {
+  return moe_stores(endpoint, peer) ? at.call.epoch : before + more;
+}
+
+/* Before anything is written: every block awaits the credit of all ranks of experts, since credit that another block has seen orders nothing here. */
+template <class Ctx, class Endpoint> EP_HD void moe_await_credits(Ctx& ctx, const Endpoint& endpoint, const moe_view& at) {
+  const block_coop<Ctx> coop{ctx};
+  for (int32_t rank = static_cast<int32_t>(coop.lane()); rank < at.world(); rank += static_cast<int32_t>(coop.lanes())) {
+    ep_moe_peer& peer = at.peer(rank);
+    if (rank != at.self() && peer.credited != 0 && at.experts_of(rank) != 0 && moe_takes_part(ctx, at, rank)) {
+      moe_await(ctx, endpoint, at, EP_MOE_SIGNAL_CREDIT, peer.credited, rank, EP_STAGE_CREDIT);
+    }
+    if (ctx.block() != 0 || peer.owed == 0) continue;
+    /* HAZARD: rows of results lie by token, not by rank. One that was given up alive and still writes to them would write over another's. */
+    ep_kernel_status why{};
+    const bool done = ctx.wait(endpoint.local_signal(at.signal_slot(EP_MOE_SIGNAL_RETURNED, rank)), peer.owed, rank, EP_STAGE_RESULT, &why);
+    if (!done && why.status != EP_STATUS_PEER_LOST) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
+    else peer.owed = 0;
+  }
+  coop.sync();
+}
+
+/* Grants the credit of the call's slot to all that take part: nobody here reads their rows any more. After a grid barrier. */
+template <class Ctx, class Endpoint> EP_HD bool moe_release(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_call& call) {
+  const block_coop<Ctx> coop{ctx};
+  const moe_view at{buffer, call};
+  if (at.experts_of(at.self()) != 0) {
+    for (int32_t rank = static_cast<int32_t>(ctx.block()); rank < at.world(); rank += static_cast<int32_t>(ctx.blocks())) {
+      if (rank != at.self() && moe_takes_part(ctx, coop, at, rank)) moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_CREDIT, rank);
+    }
+  }
+  return moe_sound(ctx, coop, at);
+}
+
+EP_MACHINE_END
+
+#endif

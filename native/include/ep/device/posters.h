@@ -1,0 +1,88 @@
+/* What the posters of a queue pair share, whichever NIC it is of: words of their own scope, and the lanes that post together. */
+#ifndef EP_DEVICE_POSTERS_H
+#define EP_DEVICE_POSTERS_H
+
+#include "ep/abi/ibgda.h"
+#include "order.h"
+
+EP_MACHINE_BEGIN
+
+/* Words that only the posters of a queue pair write, with the scope of their sharing. */
+template <uint32_t Sharing> struct poster_words {
+#if defined(__CUDACC__)
+  using ref = cuda::atomic_ref<uint64_t, Sharing == EP_IBGDA_SHARE_DEVICE ? cuda::thread_scope_device : cuda::thread_scope_block>;
+#else
+  using ref = std::atomic_ref<uint64_t>;
+#endif
+  static constexpr bool alone = Sharing == EP_IBGDA_SHARE_THREAD;
+
+  template <class Ctx> EP_HD static uint64_t load(Ctx& ctx, uint64_t* word) {
+    ctx.point();
+    return ref(*word).load(alone ? detail::relaxed : detail::acquire);
+  }
+  template <class Ctx> EP_HD static void store(Ctx& ctx, uint64_t* word, uint64_t value) {
+    ctx.point();
+    ref(*word).store(value, alone ? detail::relaxed : detail::release);
+  }
+  template <class Ctx> EP_HD static uint64_t add(Ctx& ctx, uint64_t* word, uint64_t value) {
+    ctx.point();
+    if constexpr (alone) {
+      const uint64_t old = ref(*word).load(detail::relaxed);
+      ref(*word).store(old + value, detail::relaxed);
+      return old;
+    } else {
+      return ref(*word).fetch_add(value, detail::relaxed);
+    }
+  }
+  /* Of a word that only ever grows. */
+  template <class Ctx> EP_HD static void raise(Ctx& ctx, uint64_t* word, uint64_t value) {
+    ctx.point();
+    uint64_t found = ref(*word).load(detail::relaxed);
+    if constexpr (alone) {
+      if (found < value) ref(*word).store(value, detail::relaxed);
+    } else {
+      while (found < value && !ref(*word).compare_exchange_weak(found, value, detail::release)) {}
+    }
+  }
+  /* Keeps the first value but 0 that is given to a word. */
+  template <class Ctx> EP_HD static void first(Ctx& ctx, uint64_t* word, uint64_t value) {
+    ctx.point();
+    uint64_t none = 0;
+    ref(*word).compare_exchange_strong(none, value, detail::release);
+  }
+  /* A flag that one poster at a time holds: true when it was free. Both are read-modify-writes, so that whoever drops it has seen all that happened
+   * before anyone tried to take it. */
+  template <class Ctx> EP_HD static bool flag_take(Ctx& ctx, uint64_t* flag) {
+    ctx.point();
+    if constexpr (alone) {
+      return true;
+    } else {
+      return ref(*flag).exchange(1, detail::acq_rel) == 0;
+    }
+  }
+  template <class Ctx> EP_HD static void flag_drop(Ctx& ctx, uint64_t* flag) {
+    ctx.point();
+    if constexpr (!alone) ref(*flag).exchange(0, detail::acq_rel);
+  }
+};
+
+/* Lanes that write the WQEs of one post together. All of them call with equal arguments. */
+template <class Ctx> struct lone_poster {
+  Ctx& ctx;
+  EP_HD uint32_t lane() const { return 0; }
+  EP_HD uint32_t lanes() const { return 1; }
+  template <class T> EP_HD T from_first(T value) const { return value; }
+  EP_HD void sync() const {}
+};
+
+template <class Ctx> struct warp_poster {
+  Ctx& ctx;
+  EP_HD uint32_t lane() const { return ctx.lane() % ctx.warp_lanes(); }
+  EP_HD uint32_t lanes() const { return ctx.warp_lanes(); }
+  template <class T> EP_HD T from_first(T value) const { return ctx.shuffle(value, 0); }
+  EP_HD void sync() const { ctx.sync_warp(); }
+};
+
+EP_MACHINE_END
+
+#endif

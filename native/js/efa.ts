@@ -1,0 +1,86 @@
+/** The addon's part in endpoints of EFA: native/napi/bind_efa.cpp. */
+import type { NativeSymmetricMemory } from './binding.js';
+import type { NicRequests } from './ranks/nic-endpoint.js';
+
+export interface NativeEfaOptions {
+  /** Queue pairs that kernels use. */
+  readonly queuePairs: number;
+  /** Work requests of each send queue: a power of two. */
+  readonly depth: number;
+  /** Values travel within a request where the NIC can, which makes requests of 128 bytes. */
+  readonly inlineValues: boolean;
+  /** libfabric of this machine; the software NIC otherwise. */
+  readonly hardware: boolean;
+  /** Its name, "" for any. */
+  readonly device: string;
+  readonly seed: number;
+  /** Events that the software NIC keeps for `trace()`. */
+  readonly traceEvents: number;
+  /** Completion counters that the software NIC has. */
+  readonly maxCounters: number;
+  /** Bytes in which messages land at the software NIC: a multiple of 8. */
+  readonly fragmentBytes: number;
+}
+
+/** How a queue pair broke. */
+export interface NativeEfaFailure {
+  /** `EP_STATUS_*` */
+  readonly status: number;
+  /** `EP_EFA_STATUS_*` of the completion; 0: none came. */
+  readonly efaStatus: number;
+  readonly qpn: number;
+  /** Number of the request that failed. */
+  readonly wqe: number;
+  readonly remoteAddress: bigint;
+  /** Whom it was for; -1: several. */
+  readonly peer: number;
+}
+
+export interface NativeEfaDevice {
+  readonly name: string;
+  readonly depth: number;
+  readonly wqeBytes: number;
+  /** Requests that may be written and not rung. */
+  readonly maxBatch: number;
+  readonly maxMessageBytes: number;
+  /** Completion counters that are left. */
+  readonly counters: number;
+  /** How values of up to 8 bytes travel. */
+  readonly values: 'inline' | 'staged';
+}
+
+export interface SoftEfaCounts {
+  readonly doorbells: number;
+  readonly requests: number;
+  readonly completions: number;
+  readonly bytes: number;
+  /** Requests, doorbells and stores that broke a rule. */
+  readonly violations: number;
+}
+
+export interface NativeEfaNic extends NicRequests {
+  device(): NativeEfaDevice;
+  /** For `connect` on the others. */
+  address(): Uint8Array<ArrayBuffer>;
+  /** Of all ranks, by rank. No peer may be posted to before all ranks have returned from it. */
+  connect(addresses: readonly Uint8Array[]): void;
+  countersLeft(): number;
+  /** Length of what `addMemory` returns. */
+  partBytes(signalSlots: number): number;
+  /** Registers this rank's part and makes what its signals arrive at; for `route` on the others. */
+  addMemory(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
+  /** Connects the memory through this NIC. */
+  route(memory: NativeSymmetricMemory, parts: readonly Uint8Array[]): void;
+  removeMemory(memory: NativeSymmetricMemory): void;
+  failure(peer: number): NativeEfaFailure | undefined;
+  /** Of the queue pair of kernels that broke first. */
+  kernelFailure(): NativeEfaFailure | undefined;
+  counts(): SoftEfaCounts;
+  /** What was wrong with requests: one sentence each. */
+  violations(): readonly string[];
+  /** One JSON object a line. */
+  trace(): string;
+  /** Replaces the script of faults: see native/nic/efa/faults.hpp. */
+  setFaults(script: string): void;
+  close(): void;
+}

@@ -1,0 +1,109 @@
+/** A buffer for experts, one-to-one with native/napi/bind_moe.cpp; layouts and numbers in native/include/ep/abi/moe.h. */
+import type { DispatchDescription, NativeHostStream, NativeOperand, OperationId } from './binding.js';
+
+export interface MoeDescription {
+  /** `ep_memory_handle` bytes of the memory that holds the buffer and its counters. */
+  readonly handle: Uint8Array;
+  /** `EP_MOE_LOW_LATENCY` or `EP_MOE_HIGH_THROUGHPUT`. */
+  readonly mode: number;
+  /** `EP_MOE_*`, of rows to experts and of results. */
+  readonly payload: number;
+  readonly resultPayload: number;
+  readonly hidden: number;
+  readonly maxTokens: number;
+  readonly topK: number;
+  readonly calls: number;
+  readonly alignment: number;
+  readonly recvRows: number;
+  /** Rows are cast before they travel: the staged parts have room for them. */
+  readonly staged: boolean;
+  /** Offset and bytes of a slot of: received, returned, staged tokens, staged results, counts, starts. */
+  readonly parts: Float64Array;
+  readonly firstSignal: number;
+  readonly experts: number;
+  /** Rank and expert of each replica, and where each rank's replicas begin. */
+  readonly replicaRank: Int32Array;
+  readonly replicaExpert: Int32Array;
+  readonly rankBegin: Int32Array;
+  readonly blocks: number;
+  readonly simt?: DispatchDescription['simt'];
+}
+
+/** What every half of a call has. `timeoutMs` negative: no deadline. */
+export interface MoeCall {
+  readonly routing: NativeMoeRouting;
+  /** Whose `ranks` and `waitNs` this call reads and writes. */
+  readonly report: NativeMoeRouting;
+  readonly slot: number;
+  readonly epoch: number;
+  readonly tokens: number;
+  readonly timeoutMs: number;
+}
+
+/** `halves`: 1 send, 2 receive, 3 both. `flags`: `EP_MOE_NON_TEMPORAL`, `EP_MOE_RENORMALISE`, `EP_MOE_CACHED`. */
+export interface MoeDispatchHalf extends MoeCall {
+  readonly halves: number;
+  readonly flags: number;
+  /** `EP_MOE_*`, of x. */
+  readonly dtype: number;
+  readonly x: NativeOperand;
+  readonly xOffset: number;
+  readonly xStride: number;
+  /** Low latency: the receive tensor. High throughput receives in place. */
+  readonly out?: NativeOperand;
+  readonly outOffset?: number;
+  /** Of a quantised payload: [blocks of 128 channels][rows of the receive tensor]. */
+  readonly scales?: NativeOperand;
+  readonly scalesOffset?: number;
+  /** u64 by local expert; added to. */
+  readonly totals: NativeOperand;
+  readonly totalsOffset: number;
+}
+
+export interface MoeCombineHalf extends MoeCall {
+  readonly halves: number;
+  readonly flags: number;
+  readonly dtype: number;
+  readonly y: NativeOperand;
+  readonly yOffset: number;
+  readonly yStride: number;
+  readonly yRows: number;
+  /** [tokens, hidden], packed. */
+  readonly out: NativeOperand;
+  readonly outOffset: number;
+  readonly weights?: NativeOperand;
+  readonly weightsOffset?: number;
+  readonly bias0?: NativeOperand;
+  readonly bias0Offset?: number;
+  readonly bias1?: NativeOperand;
+  readonly bias1Offset?: number;
+}
+
+export interface NativeMoeBuffer {
+  /** Replicas that this rank may take of each expert: before the first call, and whenever ranks come or go. */
+  setCandidates(begin: Int32Array, replicas: Int32Array): void;
+  dispatch(stream: NativeHostStream, half: MoeDispatchHalf): OperationId;
+  combine(stream: NativeHostStream, half: MoeCombineHalf): OperationId;
+  /** High throughput: lets peers write into the slot again. */
+  release(stream: NativeHostStream, call: MoeCall): OperationId;
+  /**
+   * Measures dispatch and combine, one step after the other: a duration in ns for each round, as f64, into `samples`. Of a buffer with one call slot, whose
+   * last call went before with the same numbers of rows; epochs count on from those given.
+   */
+  steps(
+    stream: NativeHostStream,
+    dispatch: MoeDispatchHalf,
+    combine: MoeCombineHalf,
+    rounds: number,
+    samples: NativeOperand,
+  ): OperationId;
+}
+
+export interface NativeMoeRouting {
+  window(): ArrayBuffer;
+  /**
+   * Byte offset and elements of each array: topk, choiceReplica, choiceSlot, sendWords, sendHeaders, sendFirst, recvCount, blockStart, layoutRange, sourceToken,
+   * sourceChoice, ranks, waitNs.
+   */
+  layout(): Float64Array;
+}

@@ -1,0 +1,295 @@
+/** Operations towards one peer that a NIC executes: work requests on a queue pair of JS's own. */
+import {
+  createWork,
+  doneWork,
+  type Endpoint,
+  EpError,
+  invalid,
+  type Need,
+  type Rank,
+  type Region,
+  type RemoteRegion,
+  type Request,
+  Resource,
+  type SignalUpdate,
+  type SymmetricMemory,
+  type WaitOptions,
+  type Work,
+  WorkOwner,
+} from '@ep/core';
+import type { NativeRankContext, NativeSymmetricMemory, OperationId, Outcome } from '../binding.js';
+import { native } from '../native.js';
+import { AdoptedRange, type NativeLocal, type NicMemories } from './adopted.js';
+import type { Liveness } from './liveness.js';
+import { RankMemory } from './memory.js';
+import { checkLimits, nativeTimeout, runWait, waitError } from './outcome.js';
+import { checkSameSize, type SignalWords, signalWords } from './requests.js';
+
+/** A request that was posted: 0 if it has ended already, otherwise its number for `watch`. Signals: op 0 none, 1 add, 2 set. */
+export type PostedRequest = number;
+
+/** What an endpoint needs of the addon's NIC. */
+export interface NicRequests extends NicMemories {
+  put(
+    memory: NativeSymmetricMemory,
+    peer: number,
+    dstOffset: number,
+    source: NativeLocal,
+    srcOffset: number,
+    byteLength: number,
+    op: number,
+    slot: number,
+    value: bigint,
+  ): PostedRequest;
+  putValue(
+    memory: NativeSymmetricMemory,
+    peer: number,
+    dstOffset: number,
+    width: number,
+    word: bigint,
+    op: number,
+    slot: number,
+    value: bigint,
+  ): PostedRequest;
+  signal(memory: NativeSymmetricMemory, peer: number, op: number, slot: number, value: bigint): PostedRequest;
+  get(
+    memory: NativeSymmetricMemory,
+    peer: number,
+    srcOffset: number,
+    target: NativeLocal,
+    dstOffset: number,
+    byteLength: number,
+  ): PostedRequest;
+  /** Number of the last request to this peer; 0: none. */
+  accepted(peer: number): number;
+  /** Ends with the request: `found` is 0 where it is done, 1 where the queue pair broke. */
+  watch(peer: number, request: number, timeoutMs: number): OperationId;
+  /** How the queue pair to the peer broke; undefined: it did not. */
+  failure(peer: number): object | undefined;
+}
+
+export interface NicEndpointInit<C extends Need> {
+  readonly peer: Rank;
+  readonly nic: NicRequests;
+  readonly context: NativeRankContext;
+  readonly liveness: Liveness;
+  readonly timeoutMs: number;
+  /** What the broken queue pair to this peer means. */
+  readonly broken: (where: string) => EpError;
+  /** Throws for a signal that this NIC cannot send, where a caller went past the types. */
+  readonly checkSignal?: (update: SignalUpdate<C>) => void;
+}
+
+type Options<C extends Need> = { readonly signal?: SignalUpdate<C> };
+
+/** Requests end in the order in which they were made; what order they are seen in at the peer is the NIC's affair. */
+export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C> {
+  readonly peer: Rank;
+  readonly #init: NicEndpointInit<C>;
+  readonly #owner: WorkOwner;
+  #sequence = 0;
+
+  constructor(init: NicEndpointInit<C>) {
+    super(`endpoint to rank ${init.peer}`);
+    this.peer = init.peer;
+    this.#init = init;
+    this.#owner = new WorkOwner(`endpoint to rank ${init.peer}`);
+  }
+
+  readonly put = (from: Region, to: RemoteRegion, options?: Options<C>): Work => {
+    this.#checkUsable('put');
+    return this.#run('put', () => this.#put(from, to, options?.signal));
+  };
+
+  readonly putValue = (to: RemoteRegion, value: bigint, options?: Options<C>): Work => {
+    this.#checkUsable('putValue');
+    return this.#run('putValue', () => this.#putValue(to, value, options?.signal));
+  };
+
+  readonly signal = (memory: SymmetricMemory, update: SignalUpdate<C>): Work => {
+    this.#checkUsable('signal');
+    return this.#run('signal', () => this.#signal(memory, update));
+  };
+
+  readonly get = (from: RemoteRegion, to: Region): Work => {
+    this.#checkUsable('get');
+    return this.#run('get', () => {
+      const source = this.#remote(from);
+      checkSameSize('get', from, to);
+      const target = this.#local('get: the target', to);
+      return this.#init.nic.get(source, this.peer, from.byteOffset, target, to.byteOffset, to.byteLength);
+    });
+  };
+
+  readonly submit = (batch: readonly Request<C>[]): readonly Work[] => {
+    this.#checkUsable('submit');
+    if (!Array.isArray(batch))
+      throw invalid('batch', { where: 'submit', expected: 'a list of requests', found: batch });
+    // Not through put() and its like: their check for failures that nobody saw would throw at the second request what is the first one's own.
+    return batch.map((request) => this.#run(request?.kind ?? 'submit', () => this.#request(request)));
+  };
+
+  /** Rejects with `EP_PEER_LOST` if the peer is dead, `EP_REMOTE_ACCESS` if it refused a request, `EP_TIMEOUT` if it has not answered in time. */
+  readonly flush = (options?: WaitOptions): Promise<void> =>
+    this.guard('flush', async () => {
+      if (options !== undefined) checkLimits(options, 'flush', this.#init.liveness.worldSize);
+      options?.signal?.throwIfAborted();
+      this.#checkUsable('flush');
+      await this.#drain(options);
+      this.#checkUsable('flush');
+      const { liveness } = this.#init;
+      if (!liveness.isDead(this.peer)) return;
+      const context = { lost: [this.peer] };
+      throw liveness.notice(new EpError('EP_PEER_LOST', `flush: rank ${this.peer} died`, { context }));
+    });
+
+  /** What was accepted is carried out, unless it cannot be any more: then its own Work has said so. */
+  protected override async release(): Promise<void> {
+    await this.#drain().catch(() => {});
+    await this.#owner.close();
+  }
+
+  async #drain(options?: WaitOptions): Promise<void> {
+    const { nic, timeoutMs: fallback } = this.#init;
+    const request = nic.accepted(this.peer);
+    if (request === 0) return;
+    const timeoutMs = nativeTimeout(options, fallback, 'flush');
+    const never = new AbortController().signal;
+    const end = await runWait(
+      native().operations,
+      () => nic.watch(this.peer, request, timeoutMs),
+      this.closed ? never : this.closing,
+      options?.signal,
+    );
+    const error = this.#errorOf('flush', end, timeoutMs);
+    if (error !== undefined) throw error;
+  }
+
+  #checkUsable(operation: string): void {
+    this.checkOpen(operation);
+    this.#owner.check();
+  }
+
+  #run(op: string, post: () => PostedRequest): Work {
+    let request: PostedRequest;
+    try {
+      request = post();
+    } catch (error) {
+      return this.#failed(op, this.#ofBrokenPair(op, error));
+    }
+    if (request === 0) return doneWork(op, this.#sequence++);
+    const control = createWork({ op, sequence: this.#sequence++, owner: this.#owner });
+    native().operations.track(this.#init.nic.watch(this.peer, request, -1), (end) => {
+      const error = this.#errorOf(op, end);
+      if (error === undefined) control.resolve();
+      else control.reject(error);
+    });
+    return control.work;
+  }
+
+  /** Whatever is wrong with a call is carried by its Work, so that in a batch each request has its own status. */
+  #failed(op: string, reason: unknown): Work {
+    const control = createWork({ op, sequence: this.#sequence++, owner: this.#owner });
+    control.reject(reason);
+    return control.work;
+  }
+
+  /** What native code refused because the queue pair is broken, in the words of what broke it. */
+  #ofBrokenPair(op: string, error: unknown): unknown {
+    if (this.#init.nic.failure(this.peer) === undefined) return error;
+    return this.#broken(op);
+  }
+
+  #broken(op: string): EpError {
+    const { broken, liveness } = this.#init;
+    const error = broken(op);
+    if (error.code === 'EP_PEER_LOST') liveness.lostRanks();
+    liveness.fail(error);
+    return error;
+  }
+
+  #errorOf(op: string, end: Outcome, timeoutMs?: number): EpError | undefined {
+    if (end.status === 0) return end.found === 0n ? undefined : this.#broken(op);
+    const { liveness } = this.#init;
+    const progress = 'the NIC has not completed it';
+    const awaited = [this.peer];
+    return liveness.notice(
+      waitError(`${op} to rank ${this.peer}`, end, {
+        awaited,
+        progress,
+        ...(timeoutMs === undefined ? {} : { timeoutMs }),
+      }),
+    );
+  }
+
+  #request(request: Request<C>): PostedRequest {
+    switch (request?.kind) {
+      case 'put':
+        return this.#put(request.from, request.to, request.signal);
+      case 'put-value':
+        return this.#putValue(request.to, request.value, request.signal);
+      case 'signal':
+        return this.#signal(request.memory, request.signal);
+      default: {
+        const found: unknown = (request as { kind?: unknown } | undefined)?.kind ?? request;
+        throw invalid('kind', { where: 'submit', expected: 'put, put-value or signal', found });
+      }
+    }
+  }
+
+  #put(from: Region, to: RemoteRegion, update: SignalUpdate<C> | undefined): PostedRequest {
+    const target = this.#remote(to);
+    const source = this.#local('put: the source', from);
+    checkSameSize('put', from, to);
+    const { op, slot, value } = this.#signalWords(update);
+    const { nic } = this.#init;
+    return nic.put(target, this.peer, to.byteOffset, source, from.byteOffset, from.byteLength, op, slot, value);
+  }
+
+  #putValue(to: RemoteRegion, word: bigint, update: SignalUpdate<C> | undefined): PostedRequest {
+    const target = this.#remote(to);
+    const { op, slot, value } = this.#signalWords(update);
+    return this.#init.nic.putValue(target, this.peer, to.byteOffset, to.byteLength, word, op, slot, value);
+  }
+
+  #signal(memory: SymmetricMemory, update: SignalUpdate<C>): PostedRequest {
+    if (update === undefined)
+      throw invalid('signal', { where: 'signal', expected: '{slot, op, value}', found: update });
+    const { op, slot, value } = this.#signalWords(update);
+    return this.#init.nic.signal(this.#memory(memory), this.peer, op, slot, value);
+  }
+
+  #signalWords(update: SignalUpdate<C> | undefined): SignalWords {
+    if (update !== undefined && update !== null) this.#init.checkSignal?.(update);
+    return signalWords(update);
+  }
+
+  #local(what: string, region: Region): NativeLocal {
+    const memory: unknown = region?.memory;
+    if (memory instanceof RankMemory) return memory.nativeMemory('endpoint');
+    if (memory instanceof AdoptedRange) return memory.numberFor(this.#init.nic);
+    if (typeof memory !== 'object' || memory === null) {
+      throw invalid(what, { where: 'endpoint', expected: 'a region, which memory.local() makes', found: region });
+    }
+    throw new EpError(
+      'EP_UNSUPPORTED',
+      `${what} must lie in a symmetric memory or in memory that this transport adopted; adopt() it, or copy it there`,
+    );
+  }
+
+  #memory(memory: SymmetricMemory): NativeSymmetricMemory {
+    if (memory instanceof RankMemory && memory.context === this.#init.context) return memory.nativeMemory('endpoint');
+    throw new EpError('EP_INVALID_ARGUMENT', 'the memory belongs to another transport');
+  }
+
+  #remote(region: RemoteRegion): NativeSymmetricMemory {
+    if (region?.peer !== this.peer) {
+      throw invalid('region', {
+        where: `endpoint to rank ${this.peer}`,
+        expected: `one of rank ${this.peer}, which memory.remote() makes`,
+        found: region?.peer ?? region,
+      });
+    }
+    return this.#memory(region.memory);
+  }
+}

@@ -1,0 +1,204 @@
+#include "moe_wraps.hpp"
+
+#include <cstring>
+
+#include "ep/device/moe_cast.h"
+
+namespace ep::binding {
+namespace {
+
+template <class Word> std::vector<Word> numbers_of(Napi::Value value, const char* what) {
+  const byte_span bytes = arg_bytes(value, what);
+  if (value.As<Napi::TypedArray>().TypedArrayType() != napi_int32_array) throw_invalid(value.Env(), std::string(what) + " must be an Int32Array");
+  std::vector<Word> made(bytes.size / sizeof(Word));
+  if (bytes.size != 0) std::memcpy(made.data(), bytes.data, bytes.size);
+  return made;
+}
+
+void read_part(ep_moe_part& into, const double* words, Napi::Env env, uint64_t calls, uint64_t needed, uint64_t available, const char* what) {
+  into.offset = static_cast<uint64_t>(words[0]);
+  into.stride = static_cast<uint64_t>(words[1]);
+  if (into.stride < needed || into.offset > available || into.stride > (available - into.offset) / calls) {
+    throw_invalid(env, std::string(what) + ": " + std::to_string(calls) + " times " + std::to_string(into.stride) + " bytes at " + std::to_string(into.offset) +
+                           ", needed " + std::to_string(needed) + " each, in " + std::to_string(available) + " bytes");
+  }
+}
+
+} // namespace
+
+// ({handle, mode, payload, resultPayload, hidden, maxTokens, topK, calls, alignment, recvRows, staged, parts, firstSignal, experts, replicaRank, rankBegin, blocks, simt?})
+moe_buffer_wrap::moe_buffer_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
+  const Napi::Env env = info.Env();
+  if (!info[0].IsObject()) throw_invalid(env, "a buffer is made from a description");
+  const auto from = info[0].As<Napi::Object>();
+  const auto small = [&](const char* name, uint64_t least, uint64_t most) {
+    const uint64_t value = arg_size(from.Get(name), name);
+    if (value < least || value > most) {
+      throw_invalid(env, std::string(name) + " " + std::to_string(value) + " is not in " + std::to_string(least) + ".." + std::to_string(most));
+    }
+    return static_cast<uint32_t>(value);
+  };
+  auto made = std::make_shared<moe_contents>();
+  const auto memory = memory_of_handle(from.Get("handle"));
+  // HAZARD: a call that goes on without a rank counts on each peer having a queue pair of its own, and on words of late traffic that say which call they are of. EFA has neither.
+  if (memory->device_handle().header.kind == EP_MEMORY_EFA) throw_invalid(env, "calls of experts cannot travel by queue pairs of EFA: one lost rank would break those to all others");
+  made->memory = memory;
+  made->rank = memory->context().rank();
+  made->world_size = static_cast<uint32_t>(memory->context().world_size());
+  made->simt = executor_of(from);
+  ep_moe_buffer& b = made->buffer;
+  b.header = {EP_MAGIC_MOE, EP_ABI_MAJOR, EP_ABI_MINOR, small("mode", EP_MOE_LOW_LATENCY, EP_MOE_HIGH_THROUGHPUT), sizeof(ep_moe_buffer)};
+  b.memory = memory->device_handle();
+  b.payload = small("payload", EP_MOE_F32, EP_MOE_F8_UE8M0);
+  b.result_payload = small("resultPayload", EP_MOE_F32, EP_MOE_LOGFMT10);
+  b.hidden = small("hidden", 1, uint64_t{1} << 24);
+  b.max_tokens = small("maxTokens", 1, INT32_MAX);
+  b.top_k = small("topK", 1, 65536);
+  b.calls = small("calls", 1, EP_MOE_MAX_CALLS);
+  b.alignment = small("alignment", 1, INT32_MAX);
+  b.recv_rows = arg_size(from.Get("recvRows"), "recvRows");
+  if (b.recv_rows > INT32_MAX) throw_invalid(env, "recvRows " + std::to_string(b.recv_rows) + " exceeds 2^31 - 1");
+  b.payload_bytes = payload_bytes(b.payload, b.hidden);
+  b.row_bytes = aligned_row_bytes(b.payload, b.hidden);
+  b.result_bytes = payload_bytes(b.result_payload, b.hidden);
+  b.result_row_bytes = aligned_row_bytes(b.result_payload, b.hidden);
+  made->replica_rank = numbers_of<int32_t>(from.Get("replicaRank"), "replicaRank");
+  made->replica_expert = numbers_of<int32_t>(from.Get("replicaExpert"), "replicaExpert");
+  made->rank_begin = numbers_of<uint32_t>(from.Get("rankBegin"), "rankBegin");
+  const uint64_t replicas = made->replica_rank.size();
+  const uint64_t world = made->world_size;
+  if (made->rank_begin.size() != world + 1 || made->rank_begin.front() != 0 || made->rank_begin.back() != replicas) {
+    throw_invalid(env, "rankBegin must hold " + std::to_string(world + 1) + " offsets from 0 to " + std::to_string(replicas));
+  }
+  uint32_t most = 0;
+  for (uint32_t r = 0; r < world; ++r) {
+    if (made->rank_begin[r] > made->rank_begin[r + 1]) throw_invalid(env, "rankBegin must ascend");
+    most = std::max(most, made->rank_begin[r + 1] - made->rank_begin[r]);
+    for (uint32_t p = made->rank_begin[r]; p < made->rank_begin[r + 1]; ++p) {
+      if (made->replica_rank[p] != static_cast<int32_t>(r)) throw_invalid(env, "replicaRank and rankBegin contradict each other");
+    }
+  }
+  const auto experts = static_cast<int32_t>(small("experts", 1, replicas));
+  if (made->replica_expert.size() != replicas) throw_invalid(env, "replicaExpert must name the expert of each replica");
+  for (const int32_t expert : made->replica_expert) {
+    if (expert < 0 || expert >= experts) throw_invalid(env, "replicaExpert names expert " + std::to_string(expert) + " of " + std::to_string(experts));
+  }
+  made->local_experts = made->rank_begin[static_cast<size_t>(made->rank) + 1] - made->rank_begin[static_cast<size_t>(made->rank)];
+  b.experts.replica_rank = address_of(made->replica_rank.data());
+  b.experts.replica_expert = address_of(made->replica_expert.data());
+  b.experts.rank_begin = address_of(made->rank_begin.data());
+  b.experts.experts = static_cast<uint32_t>(experts);
+  b.experts.replicas = static_cast<uint32_t>(replicas);
+  b.experts.most_local = most;
+  const byte_span parts = arg_bytes(from.Get("parts"), "parts");
+  if (from.Get("parts").As<Napi::TypedArray>().TypedArrayType() != napi_float64_array || parts.size != 12 * sizeof(double)) {
+    throw_invalid(env, "parts must be a Float64Array of six offsets, each with its stride");
+  }
+  double words[12];
+  std::memcpy(words, parts.data, sizeof words);
+  const uint64_t available = memory->byte_length();
+  const bool low_latency = b.header.kind == EP_MOE_LOW_LATENCY;
+  const bool staged = from.Get("staged").ToBoolean();
+  const uint64_t results = low_latency ? uint64_t{most} * world * b.max_tokens : b.recv_rows;
+  const uint64_t received = (low_latency ? results : b.recv_rows) * (sizeof(ep_moe_header) + b.row_bytes);
+  read_part(b.received, words, env, b.calls, received, available, "received");
+  read_part(b.returned, words + 2, env, b.calls, uint64_t{b.max_tokens} * b.top_k * b.result_row_bytes, available, "returned");
+  read_part(b.staged_tokens, words + 4, env, b.calls, staged ? b.max_tokens * b.row_bytes : 0, available, "staged tokens");
+  read_part(b.staged_results, words + 6, env, b.calls, staged ? results * b.result_row_bytes : 0, available, "staged results");
+  read_part(b.counts, words + 8, env, b.calls, uint64_t{most} * world * sizeof(uint64_t), available, "counts");
+  read_part(b.starts, words + 10, env, b.calls, low_latency ? 0 : replicas * sizeof(uint64_t), available, "starts");
+  b.first_signal = arg_size(from.Get("firstSignal"), "firstSignal");
+  const uint64_t slots = uint64_t{b.calls} * EP_MOE_SIGNAL_KINDS * world;
+  if (b.first_signal > memory->signal_slots() || slots > memory->signal_slots() - b.first_signal) {
+    throw_invalid(env, std::to_string(slots) + " signals from slot " + std::to_string(b.first_signal) + " exceed " + std::to_string(memory->signal_slots()));
+  }
+  made->peers.resize(b.calls * world);
+  b.peers = address_of(made->peers.data());
+  native = std::move(made);
+  tag<moe_buffer_wrap>(info.This().As<Napi::Object>());
+}
+
+// (begin: Int32Array [experts + 1], replicas: Int32Array)
+void moe_buffer_wrap::set_candidates(const Napi::CallbackInfo& info) {
+  auto made = std::make_shared<moe_candidates>();
+  made->begin = numbers_of<uint32_t>(info[0], "begin");
+  made->replicas = numbers_of<uint32_t>(info[1], "replicas");
+  const uint32_t experts = native->buffer.experts.experts;
+  bool sound = made->begin.size() == uint64_t{experts} + 1 && made->begin.front() == 0 && made->begin.back() <= made->replicas.size();
+  for (uint32_t e = 0; sound && e < experts; ++e) sound = made->begin[e] <= made->begin[e + 1];
+  for (size_t i = 0; sound && i < made->begin.back(); ++i) sound = made->replicas[i] < native->buffer.experts.replicas;
+  if (!sound) throw_invalid(info.Env(), "candidates must be offsets of " + std::to_string(experts) + " experts into a list of replicas");
+  candidates = std::move(made);
+}
+
+void moe_buffer_wrap::define(Napi::Env env, Napi::Object exports) {
+  exports["MoeBuffer"] = DefineClass(env, "MoeBuffer",
+                                     {InstanceMethod<&moe_buffer_wrap::set_candidates>("setCandidates"), InstanceMethod<&moe_buffer_wrap::dispatch>("dispatch"),
+                                      InstanceMethod<&moe_buffer_wrap::combine>("combine"), InstanceMethod<&moe_buffer_wrap::release>("release"),
+                                      InstanceMethod<&moe_buffer_wrap::steps>("steps")});
+}
+
+// (buffer)
+moe_routing_wrap::moe_routing_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
+  const Napi::Env env = info.Env();
+  auto made = std::make_shared<contents>();
+  const auto& buffer = unwrap<moe_buffer_wrap>(info[0], "buffer");
+  made->of = buffer.native;
+  const ep_moe_buffer& b = made->of->buffer;
+  const uint64_t choices = uint64_t{b.max_tokens} * b.top_k;
+  const uint64_t world = made->of->world_size;
+  const uint64_t local = made->of->local_experts;
+  const uint64_t rows = b.header.kind == EP_MOE_LOW_LATENCY ? local * world * b.max_tokens : b.recv_rows;
+  ep_moe_routing& r = made->routing;
+  struct array {
+    uint64_t* address;
+    uint64_t elements;
+    uint64_t bytes;
+  };
+  const array arrays[] = {
+      {&r.topk, choices, 4},       {&r.choice_replica, choices, 4},     {&r.choice_slot, choices, 4},
+      {&r.send_words, b.experts.replicas, 8}, {&r.send_headers, choices, sizeof(ep_moe_header)}, {&r.send_first, uint64_t{b.experts.replicas} + 1, 4},
+      {&r.recv_count, local, 4},   {&r.block_start, local + 1, 4},          {&r.layout_range, local * world, 8},
+      {&r.src_token, rows, 4},     {&r.src_choice, rows, 4},            {&made->ranks, world, 8},
+      {&made->wait_ns, world, 8},  {&r.send_start, b.experts.replicas, 4},
+  };
+  uint64_t bytes = 0;
+  for (const array& one : arrays) bytes += (one.elements * one.bytes + 63) / 64 * 64;
+  auto memory = host_memory::create(bytes);
+  made->memory = value_or_throw(env, memory);
+  uint64_t at = 0;
+  for (const array& one : arrays) {
+    *one.address = address_of(made->memory->data() + at);
+    made->layout.push_back(static_cast<double>(at));
+    made->layout.push_back(static_cast<double>(one.elements));
+    at += (one.elements * one.bytes + 63) / 64 * 64;
+  }
+  const auto symmetric = made->of->memory.lock();
+  if (!symmetric) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this buffer was closed"});
+  auto ready = symmetric->prepare_source(address_of(made->memory->data()), bytes, made->memory);
+  value_or_throw(env, ready);
+  native = std::move(made);
+  tag<moe_routing_wrap>(info.This().As<Napi::Object>());
+}
+
+Napi::Value moe_routing_wrap::window(const Napi::CallbackInfo& info) {
+  return window_over(info.Env(), native->memory->data(), native->memory->byte_length(), native->memory);
+}
+
+Napi::Value moe_routing_wrap::layout(const Napi::CallbackInfo& info) {
+  auto made = Napi::Float64Array::New(info.Env(), native->layout.size());
+  std::copy(native->layout.begin(), native->layout.end(), made.Data());
+  return made;
+}
+
+void moe_routing_wrap::define(Napi::Env env, Napi::Object exports) {
+  exports["MoeRouting"] =
+      DefineClass(env, "MoeRouting", {InstanceMethod<&moe_routing_wrap::window>("window"), InstanceMethod<&moe_routing_wrap::layout>("layout")});
+}
+
+void bind_moe(Napi::Env env, Napi::Object exports) {
+  moe_buffer_wrap::define(env, exports);
+  moe_routing_wrap::define(env, exports);
+}
+
+} // namespace ep::binding

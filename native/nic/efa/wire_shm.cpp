@@ -1,0 +1,196 @@
+#include <algorithm>
+#include <cstring>
+
+#include "dl/efa.hpp"
+#include "waiting.hpp"
+#include "wire.hpp"
+
+extern "C" {
+void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
+void ep_copy_fence(void);
+}
+
+namespace ep::nic::efa {
+namespace {
+
+// A piece of at least this goes past the caches, as a NIC's writes mostly do; below, the caches are faster than memory.
+constexpr uint64_t stream_bytes = 64 * 1024;
+// Up to this, words are stored one by one: they are what kernels poll.
+constexpr uint64_t polled_bytes = 128;
+constexpr uint32_t refusals_to_look = 256;
+
+template <class Word> void copy_one(uint8_t* to, const uint8_t* from) {
+  Word word;
+  std::memcpy(&word, from, sizeof word);
+  store_release(*reinterpret_cast<Word*>(to), word);
+}
+
+} // namespace
+
+void copy_words(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+  if (bytes >= stream_bytes) {
+    ep_copy(to, from, bytes, 1);
+    ep_copy_fence();
+    return;
+  }
+  if (bytes > polled_bytes) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  while (bytes != 0) {
+    const auto at = reinterpret_cast<uintptr_t>(to);
+    uint64_t step = 1;
+    if (at % 8 == 0 && bytes >= 8) {
+      step = 8;
+      copy_one<uint64_t>(to, from);
+    } else if (at % 4 == 0 && bytes >= 4) {
+      step = 4;
+      copy_one<uint32_t>(to, from);
+    } else {
+      *to = *from;
+    }
+    to += step;
+    from += step;
+    bytes -= step;
+  }
+}
+
+wire_peer::wire_peer(port_view view) : view_(std::move(view)), keys_(port_max_keys), counters_(port_max_counters) {}
+
+bool wire_peer::gone() const {
+  const uint32_t life = life_state(&view_.header().life);
+  return life == EP_LIFE_DEAD || life == EP_LIFE_CLOSED;
+}
+
+bool wire_peer::enter(uint64_t& word, uint64_t mine) {
+  std::atomic_ref<uint64_t> active(word);
+  uint64_t nobody = 0;
+  if (active.compare_exchange_strong(nobody, mine, std::memory_order_seq_cst)) return true;
+  // Looking its device up is slow, and mostly it is only being quick elsewhere.
+  if (++refused_ % refusals_to_look == 0 && visitor_gone(nobody)) active.compare_exchange_strong(nobody, 0, std::memory_order_seq_cst);
+  return false;
+}
+
+template <class Body> wire_reply wire_peer::inside(const wire_target& target, uint32_t key, const Body& body) {
+  const port_header& header = view_.header();
+  const uint32_t source = target.source.number;
+  if (load_acquire(header.link_up) == 0) return {EP_EFA_STATUS_UNREACHABLE, false, "the peer's link is down"};
+  if (life_state(&header.life) != EP_LIFE_ALIVE) return {EP_EFA_STATUS_UNRESPONSIVE, false, "the peer's device is gone"};
+  if ((load_acquire(header.known[source / 64]) >> source % 64 & 1) == 0) {
+    return {EP_EFA_STATUS_UNKNOWN_PEER, false, "the peer has no address handle for this device"};
+  }
+  port_qp& qp = view_.qp((target.qpn - port_first_qpn) % port_max_qps);
+  // Announce first, then read the tables: whoever takes something away clears it, then looks here. Both in one order of all such operations.
+  uint64_t* mine = nullptr;
+  for (uint32_t i = 0; i < port_insiders && mine == nullptr; ++i) {
+    uint64_t& place = qp.active[(source + i) % port_insiders];
+    if (enter(place, active_of(target.source, key))) mine = &place;
+  }
+  if (mine == nullptr) return {EP_EFA_STATUS_OK, true, nullptr};
+  wire_reply reply;
+  if (target.qpn == 0 || load_ordered(qp.qpn) != target.qpn) {
+    reply = {EP_EFA_STATUS_REMOTE_BAD_DEST_QPN, false, "the peer has no such queue pair"};
+  } else if (qp.qkey != target.qkey) {
+    reply = {EP_EFA_STATUS_REMOTE_BAD_DEST_QPN, false, "the qkey is not that of the peer's queue pair"};
+  } else {
+    reply = body(qp);
+  }
+  store_release(*mine, uint64_t{0});
+  return reply;
+}
+
+const wire_peer::mapping& wire_peer::map(mapping& known, uint64_t generation, const port_place& place, bool has_wake, const port_place& wake) {
+  if (known.generation == generation) return known;
+  known = mapping{};
+  known.base = view_.map(place, known.memory);
+  if (known.base == nullptr) return known; // generation 0: the next request tries again
+  if (has_wake) known.wake = reinterpret_cast<ep_wake_word*>(view_.map(wake, known.wake_memory));
+  known.generation = generation;
+  return known;
+}
+
+wire_reply wire_peer::find(const wire_range& range, uint32_t right, mapping*& found) {
+  const wire_reply none{EP_EFA_STATUS_REMOTE_BAD_ADDRESS, false, "the peer has no such rkey"};
+  if ((range.rkey & ~EP_EFA_LKEY_MASK) != port_rkey_bits) return none;
+  const uint32_t number = range.rkey & EP_EFA_LKEY_MASK;
+  const uint32_t index = number >> 8;
+  if (number == 0 || index >= port_max_keys) return none;
+  const port_key& key = view_.key(index);
+  if (load_ordered(key.key) != number) return none;
+  if ((key.access & right) == 0) return {EP_EFA_STATUS_REMOTE_BAD_ADDRESS, false, "the rkey does not give this right"};
+  const uint64_t from = range.address - key.address;
+  if (range.address < key.address || from > key.bytes || range.length > key.bytes - from) {
+    return {EP_EFA_STATUS_REMOTE_BAD_ADDRESS, false, "the range ends outside of what the rkey covers"};
+  }
+  const mapping& mapped = map(keys_[index], key.generation, key.place, key.has_wake != 0, key.wake);
+  if (mapped.base == nullptr) {
+    return {EP_EFA_STATUS_REMOTE_ABORT, false, "the peer registered memory that lies in no segment (only devices of its own process reach it), or that is gone"};
+  }
+  found = &keys_[index];
+  return {};
+}
+
+wire_reply wire_peer::write(const wire_target& target, const wire_range& range, const uint8_t* from) {
+  return inside(target, range.rkey & EP_EFA_LKEY_MASK, [&](port_qp&) {
+    mapping* to = nullptr;
+    const wire_reply reply = find(range, dl::EFA_ACCESS_REMOTE_WRITE, to);
+    if (reply.status != EP_EFA_STATUS_OK) return reply;
+    if (range.bytes == 0) return reply;
+    copy_words(to->base + (range.address - view_.key((range.rkey & EP_EFA_LKEY_MASK) >> 8).address) + range.begin, from, range.bytes);
+    if (to->wake != nullptr) {
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      wake_notify(to->wake);
+    }
+    return reply;
+  });
+}
+
+wire_reply wire_peer::read(const wire_target& target, const wire_range& range, uint8_t* to) {
+  return inside(target, range.rkey & EP_EFA_LKEY_MASK, [&](port_qp&) {
+    mapping* from = nullptr;
+    const wire_reply reply = find(range, dl::EFA_ACCESS_REMOTE_READ, from);
+    if (reply.status != EP_EFA_STATUS_OK || range.bytes == 0) return reply;
+    copy_words(to, from->base + (range.address - view_.key((range.rkey & EP_EFA_LKEY_MASK) >> 8).address) + range.begin, range.bytes);
+    return reply;
+  });
+}
+
+wire_reply wire_peer::refuse_send(const wire_target& target) {
+  return inside(target, 0, [](port_qp&) { return wire_reply{EP_EFA_STATUS_REMOTE_RNR, false, "the peer's queue pair has no receive buffers"}; });
+}
+
+wire_reply wire_peer::tick(const wire_target& target) {
+  return inside(target, 0, [&](port_qp& qp) {
+    if (qp.counter == 0 || count(qp.counter - 1, target.source)) return wire_reply{};
+    return wire_reply{EP_EFA_STATUS_OK, true, nullptr};
+  });
+}
+
+bool wire_peer::count(uint32_t index, const port_visitor& source) {
+  port_counter& counter = view_.counter(index);
+  if (!enter(counter.active, active_of(source, 0))) return false;
+  if (counter.generation != 0) {
+    const uint64_t value = counter.value + 1;
+    counter.value = value;
+    const mapping& mapped = map(counters_[index], counter.generation, counter.place, counter.has_wake != 0, counter.wake);
+    // Its own value, whatever was stored there: whoever resets it by a store finds that out here.
+    if (mapped.base != nullptr) store_ordered(*reinterpret_cast<uint64_t*>(mapped.base), value & EP_EFA_COUNTER_MASK);
+    if (mapped.wake != nullptr) wake_notify(mapped.wake);
+  }
+  store_release(counter.active, uint64_t{0});
+  return true;
+}
+
+std::shared_ptr<wire_peer> fabric::connect(uint32_t number) {
+  // Whoever lives keeps its number, so the directory, which is a file that the kernel writes anew for each reader, is asked about strangers and those who have gone only.
+  const auto known = peers_.find(number);
+  if (known != peers_.end() && !known->second->gone()) return known->second;
+  if (known != peers_.end()) peers_.erase(known);
+  auto handle = directory_find(number);
+  if (!handle.ok()) return nullptr;
+  auto view = port_view::open(handle.value());
+  if (!view.ok() || view.value().header().number != number) return nullptr;
+  return peers_[number] = std::make_shared<wire_peer>(std::move(view.value()));
+}
+
+} // namespace ep::nic::efa

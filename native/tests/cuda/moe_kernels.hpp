@@ -1,0 +1,14 @@
+// Launchers of the kernels for experts, for the test that runs them on a GPU.
+#pragma once
+
+#include <cstdint>
+
+#include "ep/abi/moe.h"
+
+namespace ep::test {
+
+// One half of a call: 0 and 1 dispatch, 2 and 3 combine. A CUDA error number; does not wait for the kernel.
+int gpu_moe(void* stream, uint32_t blocks, uint32_t lanes, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& dispatch, const ep_moe_combine_args& combine,
+            uint32_t half);
+
+} // namespace ep::test

@@ -1,0 +1,232 @@
+// Ways to use EFA that are known to be wrong. Each differs from ours in one step, and the scheduler must find it out; ours pass under the same seeds. If one of these
+// stops failing, the executor or the software NIC has lost its teeth.
+#include "../check.hpp"
+#include "efa_cases.hpp"
+
+using namespace ep;
+using namespace ep::test;
+
+namespace {
+
+constexpr uint64_t samples = 100 / seed_share;
+
+template <class Bad> void expect_caught(const char* name, const Bad& bad) {
+  uint64_t count = 0;
+  for (uint64_t seed = 0; seed < samples; ++seed) count += bad(seed) ? 1 : 0;
+  std::printf("%s: %llu of %llu seeds fail\n", name, static_cast<unsigned long long>(count), static_cast<unsigned long long>(samples));
+  EP_CHECK(count * 20 >= samples);
+}
+template <class Bad> void expect_right(const Bad& bad) {
+  uint64_t count = 0;
+  for (uint64_t seed = 0; seed < samples; ++seed) count += bad(seed) ? 1 : 0;
+  EP_CHECK_EQ(count, 0u);
+}
+
+efa_world_options seeded_world(uint64_t seed) {
+  efa_world_options wanted;
+  wanted.seed = seed;
+  return wanted;
+}
+
+// T4. A call's places begin at the producer counter, though earlier WQEs there wait for their doorbell.
+struct zero_based : efa_pr_rules {
+  EP_HD static uint32_t base(const ep_efa_pr_wq&, uint32_t) { return 0; }
+};
+
+template <class Way> uint64_t t4_lost_of_eight(uint64_t seed) {
+  efa_world_options wanted = seeded_world(seed);
+  wanted.inline_write = false;
+  efa_world world(wanted);
+  world.run(shape(1, 1, 1), [&](efa_context& ctx, int32_t rank) {
+    if (rank != 0) return true;
+    const auto gin = Way::gin(world, 0);
+    for (uint64_t i = 0; i < 8; ++i) {
+      gin.put_value(ctx, thread_coop<efa_context>{ctx}, world.team(), 1, Way::part(world, 0), i * 8, i + 1, gin_no_action{}, aggregated<Way>(i != 7), nullptr);
+    }
+    return true;
+  });
+  uint64_t lost = 0;
+  for (uint64_t i = 0; i < 8; ++i) lost += word_at(world, 1, i * 8) != i + 1 ? 1 : 0;
+  return lost;
+}
+
+// T14. The signal is a request of its own behind its data.
+bool t14_signal_apart(uint64_t seed, bool apart) {
+  efa_world world(seeded_world(seed));
+  std::memset(world.data(0) + 2048, 0x5a, 64);
+  bool corrupt = false;
+  const simt_result outcome = world.run(shape(1, 1, 1), [&](efa_context& ctx, int32_t rank) {
+    const auto gin = our_way::gin(world, rank);
+    const thread_coop<efa_context> coop{ctx};
+    const ep_efa_memory& part = world.part(0);
+    if (rank == 1) {
+      if (!gin.wait_signal(ctx, coop, 0, 1, nullptr)) return false;
+      for (uint64_t i = 0; i < 64; ++i) corrupt = corrupt || world.data(1)[i] != 0x5a;
+      return true;
+    }
+    if (!apart) return gin.put(ctx, coop, world.team(), 1, part, 0, part, 2048, 64, gin_signal_inc{0}, gin_no_action{}, {}, nullptr);
+    return gin.put(ctx, coop, world.team(), 1, part, 0, part, 2048, 64, gin_no_action{}, gin_no_action{}, {}, nullptr) &&
+           gin.signal(ctx, coop, world.team(), 1, gin_signal_inc{0}, {}, nullptr);
+  });
+  return !outcome.ok || corrupt;
+}
+
+// A lane puts, flushes and uses its source for something else; another one goes on posting on the same queue pair meanwhile.
+template <class Flush> bool t25_source_reused(uint64_t seed, const Flush& flush) {
+  efa_world_options wanted = seeded_world(seed);
+  wanted.depth = 32;
+  efa_world world(wanted);
+  std::memset(world.data(0) + 2048, 0x5a, 1024);
+  const simt_result outcome = world.run(shape(1, 2, 1), [&](efa_context& ctx, int32_t rank) {
+    if (rank != 0) return true;
+    const auto gin = our_way::gin(world, 0);
+    const thread_coop<efa_context> coop{ctx};
+    const ep_efa_memory& part = world.part(0);
+    if (ctx.lane() == 1) {
+      for (uint64_t i = 0; i < 12; ++i) {
+        if (!gin.put_value(ctx, coop, world.team(), 1, part, 1024 + i * 8, i, gin_no_action{}, {}, nullptr)) return false;
+      }
+      return true;
+    }
+    if (!gin.put(ctx, coop, world.team(), 1, part, 0, part, 2048, 512, gin_no_action{}, gin_no_action{}, {}, nullptr)) return false;
+    if (!flush(ctx, world.at(0).device)) return false;
+    std::memset(world.data(0) + 2048, 0xa5, 512);
+    return true;
+  });
+  bool corrupt = false;
+  for (uint64_t i = 0; i < 512; ++i) corrupt = corrupt || world.data(1)[i] != 0x5a;
+  return !outcome.ok || corrupt;
+}
+
+struct our_flush {
+  bool operator()(efa_context& ctx, ep_efa_device& device) const { return efa_gin<>{device}.flush(ctx, thread_coop<efa_context>{ctx}, nullptr); }
+};
+
+// T25. As many completions as were posted: of later ones, perhaps.
+struct count_flush {
+  bool operator()(efa_context& ctx, ep_efa_device& device) const {
+    const ep_efa_qp& qp = efa_qp_of(device, 0);
+    const uint64_t posted = efa_turn_number(load_acquire(ctx, &qp.ready));
+    return ctx.wait(reinterpret_cast<const uint64_t*>(qp.written), posted, -1, EP_STAGE_COMPLETION, nullptr);
+  }
+};
+
+// T31. The count may step over the number that is waited for.
+struct equal_flush {
+  bool operator()(efa_context& ctx, ep_efa_device& device) const {
+    const ep_efa_qp& qp = efa_qp_of(device, 0);
+    const uint64_t posted = efa_turn_number(load_acquire(ctx, &qp.ready));
+    return ctx.wait_equal(reinterpret_cast<const uint64_t*>(qp.written), posted, -1, EP_STAGE_COMPLETION, nullptr);
+  }
+};
+
+// T28. Eight lanes write WQEs, one of them rings; those of the others are in their own buffers.
+struct released : efa_pr_rules {
+  template <class Ctx> EP_HD static void release(Ctx& ctx) { register_fence(ctx); }
+};
+template <class Way> bool t28_lanes(uint64_t seed, const char* faults) {
+  efa_world_options wanted = seeded_world(seed);
+  wanted.inline_write = false;
+  efa_world world(wanted);
+  expect(world.at(0).nic->set_faults(faults));
+  for (uint64_t i = 0; i < 8; ++i) std::memcpy(world.data(0) + 2048 + i * 8, &i, 8);
+  const simt_result outcome = world.run(shape(1, 8, 8), [&](efa_context& ctx, int32_t rank) {
+    const uint64_t at = ctx.lane() * 8;
+    if (rank != 0) return true;
+    const auto& part = Way::part(world, 0);
+    return Way::gin(world, 0).put_lanes(ctx, true, world.team(), 1, part, at, part, 2048 + at, 8, gin_no_action{}, gin_no_action{}, {}, nullptr);
+  });
+  bool corrupt = false;
+  for (uint64_t i = 0; i < 8; ++i) corrupt = corrupt || word_at(world, 1, i * 8) != i;
+  return !outcome.ok || corrupt || !world.violations().empty();
+}
+
+// T12. Ours but for one step.
+template <class Post> bool t12_steps(uint64_t seed, const Post& post) {
+  efa_world_options wanted = seeded_world(seed);
+  wanted.depth = 4;
+  wanted.max_batch = 4;
+  efa_world world(wanted);
+  const simt_result outcome = world.run(shape(1, 3, 1), [&](efa_context& ctx, int32_t rank) {
+    if (rank != 0) return true;
+    ep_efa_qp& qp = world.qp(0, 0);
+    for (uint64_t i = 0; i < 6; ++i) {
+      const uint64_t at = (ctx.lane() * 6 + i) * 8;
+      const auto build = [&](uint64_t, const efa_writer<efa_context>& writer) {
+        const efa_place to{world.at(0).remotes[1].address + at, world.at(0).remotes[1].rkey};
+        writer.write_value(efa_target_of(world.at(0).device, qp, 0, 1), to, at + 1, 8);
+        return ep_efa_request{to.address, 1, 0};
+      };
+      if (!post(ctx, qp, build)) return false;
+    }
+    return efa_quiet<EP_EFA_SHARE_DEVICE>(ctx, qp, nullptr);
+  });
+  bool lost = false;
+  for (uint64_t i = 0; i < 18; ++i) lost = lost || word_at(world, 1, i * 8) != i * 8 + 1;
+  return !outcome.ok || lost || !world.violations().empty();
+}
+
+using words = poster_words<EP_EFA_SHARE_DEVICE>;
+
+struct our_post {
+  template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build) const {
+    return efa_post<EP_EFA_SHARE_DEVICE>(ctx, lone_poster<Ctx>{ctx}, qp, 1, build, {1, false}, nullptr) != efa_refused;
+  }
+};
+
+// Rings and passes the turn on as soon as its own WQE is written.
+struct out_of_turn {
+  template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build) const {
+    const uint64_t first = words::add(ctx, &qp.taken, 1);
+    bool held = false;
+    if (!efa_wait_room<EP_EFA_SHARE_DEVICE>(ctx, qp, first, 1, 1, &held, nullptr)) return false;
+    efa_build(ctx, lone_poster<Ctx>{ctx}, qp, first, 1, build);
+    efa_ring(ctx, qp, first + 1);
+    words::add(ctx, &qp.ready, 1);
+    return true;
+  }
+};
+
+// Asks for room, then takes a number.
+struct room_first {
+  template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build) const {
+    bool held = false;
+    if (!efa_wait_room<EP_EFA_SHARE_DEVICE>(ctx, qp, words::load(ctx, &qp.taken), 1, 1, &held, nullptr)) return false;
+    const uint64_t first = words::add(ctx, &qp.taken, 1);
+    efa_build(ctx, lone_poster<Ctx>{ctx}, qp, first, 1, build);
+    if (!efa_wait_turn<EP_EFA_SHARE_DEVICE>(ctx, qp, first, 1, nullptr)) return false;
+    efa_ring(ctx, qp, first + 1);
+    words::store(ctx, &qp.ready, first + 1);
+    return true;
+  }
+};
+
+} // namespace
+
+int main() {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    EP_CHECK_EQ((t4_lost_of_eight<pr_way_of<zero_based>>(seed)), 7u);
+    EP_CHECK_EQ(t4_lost_of_eight<pr_way>(seed), 0u);
+    EP_CHECK_EQ(t4_lost_of_eight<our_way>(seed), 0u);
+  }
+  expect_caught("T14 a signal in a request of its own", [](uint64_t seed) { return t14_signal_apart(seed, true); });
+  expect_right([](uint64_t seed) { return t14_signal_apart(seed, false); });
+  expect_caught("T25 flush by count", [](uint64_t seed) { return t25_source_reused(seed, count_flush{}); });
+  expect_caught("T31 flush by an equal count", [](uint64_t seed) { return t25_source_reused(seed, equal_flush{}); });
+  expect_right([](uint64_t seed) { return t25_source_reused(seed, our_flush{}); });
+  expect_caught("T28 lanes that do not release what they wrote", [](uint64_t seed) { return t28_lanes<pr_way>(seed, ""); });
+  expect_right([](uint64_t seed) { return t28_lanes<pr_way_of<released>>(seed, ""); });
+  expect_right([](uint64_t seed) { return t28_lanes<our_way>(seed, ""); });
+  const auto lane3 = "drop-fence writer=" + std::to_string(1 + 3);
+  expect_caught("T28 a lane's fence that does nothing", [&](uint64_t seed) { return t28_lanes<our_way>(seed, lane3.c_str()); });
+  // T21. A way of sharing that is narrower than the use.
+  const auto shared_as_alone = [](uint64_t seed) {
+    efa_world world(seeded_world(seed));
+    return !traffic<our_way_of<EP_EFA_SHARE_THREAD>>(world, {}).right();
+  };
+  expect_caught("T21 lanes that meet without saying so", shared_as_alone);
+  expect_caught("T12 publishing out of turn", [](uint64_t seed) { return t12_steps(seed, out_of_turn{}); });
+  expect_caught("T12 room before the number", [](uint64_t seed) { return t12_steps(seed, room_first{}); });
+  expect_right([](uint64_t seed) { return t12_steps(seed, our_post{}); });
+  return ep::check::finish();
+}

@@ -1,0 +1,210 @@
+// Ranks that are dead, late or masked: named, all of their rows dropped, and nothing of theirs in anybody's sums; also what comes from them afterwards.
+#include "../check.hpp"
+#include "moe_case.hpp"
+
+using namespace ep::test;
+
+namespace {
+
+enum class route { stores, engine, nic };
+
+world_options world_of(const moe_case& plan, int32_t size, route by) {
+  world_options made{size, plan.bytes(), plan.signal_slots(), by == route::engine, 4};
+  if (by == route::nic) made.qps = 2;
+  return made;
+}
+
+// Life words as the waits of all ranks see them.
+struct lives {
+  lives(world& ranks, int32_t size) : words(static_cast<size_t>(size)), views(static_cast<size_t>(size)) {
+    for (size_t r = 0; r < words.size(); ++r) {
+      words[r].state = EP_LIFE_ALIVE;
+      views[r].life = reinterpret_cast<uint64_t>(&words[r]);
+      ranks.environment(static_cast<int32_t>(r)).waits.peers = views.data();
+    }
+  }
+  void set(int32_t rank, uint32_t state) { std::atomic_ref<uint32_t>(words[static_cast<size_t>(rank)].state).store(state); }
+  std::vector<ep_life_word> words;
+  std::vector<ep_peer_view> views;
+};
+
+void expect_culprits(moe_case& plan, const moe_options& wanted, uint64_t how) {
+  for (uint32_t call = 0; call < wanted.calls; ++call) {
+    for (int32_t rank = 0; rank < wanted.size; ++rank) {
+      if (plan.is_gone(call, rank)) continue;
+      const auto& found = plan.at(call, rank).ranks;
+      for (int32_t other = 0; other < wanted.size; ++other) {
+        const bool gone = plan.is_gone(call, other);
+        const bool met = plan.local(rank) != 0 || plan.sends_to(call, rank, other) != 0;
+        if (!gone || met) EP_CHECK_EQ(found[static_cast<size_t>(other)], gone ? how : 0);
+      }
+    }
+  }
+}
+
+// Under seeds. The dead rank has sent rows, but not the counts, of its first call.
+void dies(route by, int32_t size, uint64_t seed, bool masked) {
+  moe_options wanted;
+  wanted.size = size;
+  wanted.slots = 1 + static_cast<uint32_t>(seed % 2);
+  wanted.dead = static_cast<int32_t>(seed % static_cast<uint64_t>(size));
+  wanted.masked = masked;
+  moe_case plan(wanted, seed);
+  world ranks(world_of(plan, size, by));
+  plan.bind(ranks);
+  lives life(ranks, size);
+  if (!masked) life.set(wanted.dead, EP_LIFE_DEAD);
+  std::atomic<uint32_t> wrong{0};
+  const auto result = ranks.run_simt(shape(1 + static_cast<uint32_t>(seed % 2), 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
+    return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
+      if (rank != wanted.dead) return run_moe(ctx, endpoint, plan, rank, wrong);
+      if (masked) return true;
+      auto& own = plan.at(0, rank);
+      const ep::moe_view at{plan.buffer(rank), own.dispatch.call};
+      ep::moe_layout(ctx, at);
+      ctx.sync_grid();
+      ep::detail::moe_send_rows(ctx, ep::block_coop<std::decay_t<decltype(ctx)>>{ctx}, endpoint, at, own.dispatch);
+      return true;
+    });
+  });
+  EP_CHECK_EQ(result.report, "");
+  EP_CHECK(result.ok);
+  EP_CHECK_EQ(wrong.load(), 0u);
+  expect_culprits(plan, wanted, masked ? EP_MOE_RANK_MASKED : EP_STATUS_PEER_LOST);
+}
+
+// On threads: alive and silent until the deadline, which every half has anew.
+void is_late(route by, int32_t size, uint64_t seed) {
+  moe_options wanted;
+  wanted.size = size;
+  wanted.calls = 1;
+  wanted.dead = static_cast<int32_t>(seed % static_cast<uint64_t>(size));
+  moe_case plan(wanted, seed);
+  world ranks(world_of(plan, size, by));
+  plan.bind(ranks);
+  std::atomic<uint32_t> wrong{0};
+  EP_CHECK(ranks.run_fast(1, [&](auto& ctx, int32_t rank) {
+    if (rank == wanted.dead) return true;
+    return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
+      for (uint32_t half = 0; half < 4; ++half) {
+        // A rank without experts waits for nobody in dispatch: its combine must outlast the others' wait for the silent one.
+        ranks.environment(rank).waits.deadline_ns = ep::deadline_after(half < 2 ? 300 : 1500);
+        if (!moe_kernels::run(ctx, endpoint, plan.buffer(rank), plan.at(0, rank), half)) return false;
+      }
+      wrong.fetch_add(plan.wrong_dispatch(0, rank) + plan.wrong_combine(0, rank));
+      return true;
+    });
+  }));
+  EP_CHECK_EQ(wrong.load(), 0u);
+  expect_culprits(plan, wanted, EP_STATUS_TIMEOUT);
+}
+
+// What a straggler sends of a call in which it was given up comes in the next call of the same slot, in which it takes part again.
+void comes_late(route by, int32_t size, uint64_t seed) {
+  moe_options wanted;
+  wanted.size = size;
+  wanted.calls = 2;
+  wanted.slots = 1;
+  wanted.dead = static_cast<int32_t>(seed % static_cast<uint64_t>(size));
+  wanted.back = 1;
+  moe_case plan(wanted, seed);
+  world ranks(world_of(plan, size, by));
+  plan.bind(ranks);
+  lives life(ranks, size);
+  life.set(wanted.dead, EP_LIFE_DEAD);
+  /* Rows that are counted have no identity: late ones need a fence. What has one are count words. */
+  if (by != route::stores) plan.at(0, wanted.dead).dispatch.call.routing.tokens = 0;
+  uint64_t done = 0;
+  const uint64_t others = static_cast<uint64_t>(size) - 1;
+  std::atomic<uint32_t> wrong{0};
+  const auto result = ranks.run_simt(shape(1, 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
+    return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
+      const bool straggles = rank == wanted.dead;
+      if (!straggles) run_moe(ctx, endpoint, plan, rank, wrong, 0, 1);
+      if (ctx.lane() == 0 && !straggles) {
+        plan.peer(rank, 0, wanted.dead) = {};
+        if (ep::fetch_add(ctx, &done, 1) + 1 == others) life.set(wanted.dead, EP_LIFE_ALIVE);
+      }
+      if (!ctx.sync_block_and(ctx.lane() != 0 || ctx.wait(&done, others, rank, EP_STAGE_TURN, nullptr))) return false;
+      if (straggles) {
+        if (!ep::moe_dispatch_send(ctx, endpoint, plan.buffer(rank), plan.at(0, rank).dispatch)) wrong.fetch_add(1000);
+        ctx.sync_block();
+        for (int32_t peer = 0; ctx.lane() == 0 && peer < size; ++peer) plan.peer(rank, 0, peer) = {};
+        ctx.sync_block();
+      }
+      return run_moe(ctx, endpoint, plan, rank, wrong, 1);
+    });
+  });
+  EP_CHECK_EQ(result.report, "");
+  EP_CHECK(result.ok);
+  EP_CHECK_EQ(wrong.load(), 0u);
+}
+
+// Whoever was given up alive may still write results; the slot is not used again before it has, or is dead.
+void still_owes(uint64_t seed) {
+  moe_options wanted;
+  wanted.calls = 1;
+  wanted.slots = 1;
+  moe_case plan(wanted, seed);
+  world ranks(world_of(plan, 2, route::stores));
+  plan.bind(ranks);
+  plan.peer(0, 0, 1).owed = 3;
+  ranks.environment(0).waits.deadline_ns = ep::deadline_after(20);
+  const auto send = [&] {
+    plan.at(0, 0).status = {};
+    const ep::kernel_environment& environment = ranks.environment(0);
+    ep::fast_context ctx{environment, 0, 1, nullptr};
+    return ep::moe_dispatch_send(ctx, ep::load_store_endpoint{plan.buffer(0).memory}, plan.buffer(0), plan.at(0, 0).dispatch);
+  };
+  EP_CHECK(!send());
+  EP_CHECK_EQ(plan.at(0, 0).status.stage, EP_STAGE_RESULT);
+  EP_CHECK_EQ(plan.at(0, 0).status.rank, 1);
+  EP_CHECK_EQ(ranks.signals(1)[0], 0u); // no counts were sent
+  ranks.signals(0)[EP_MOE_SIGNAL_RETURNED * 2 + 1] = 3;
+  EP_CHECK(send());
+  EP_CHECK_EQ(plan.peer(0, 0, 1).owed, 0u);
+}
+
+// Cancelled in the middle, every half says false, and every block comes to its end.
+void cancelled(route by, uint64_t seed) {
+  moe_options wanted;
+  wanted.calls = 1;
+  moe_case plan(wanted, seed);
+  world ranks(world_of(plan, 2, by));
+  plan.bind(ranks);
+  std::atomic<uint32_t> cancel{1};
+  ranks.environment(0).waits.cancel = &cancel;
+  std::atomic<uint32_t> said_false{0};
+  const auto result = ranks.run_simt(shape(2, 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
+    if (rank == 1) return true;
+    return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
+      auto& own = plan.at(0, rank);
+      bool ok = true;
+      for (uint32_t half = 0; half < 4; ++half) ok = moe_kernels::run(ctx, endpoint, plan.buffer(rank), own, half);
+      if (!ok) said_false.fetch_add(1);
+      return true;
+    });
+  });
+  EP_CHECK_EQ(result.report, "");
+  if (plan.local(0) == 0 && plan.sends_to(0, 0, 1) == 0) return; // it had nothing to wait for
+  EP_CHECK_EQ(said_false.load(), 16u);
+  EP_CHECK_EQ(plan.at(0, 0).status.status, static_cast<uint32_t>(EP_STATUS_ABORTED));
+}
+
+} // namespace
+
+int main() {
+  for (const route by : {route::stores, route::engine, route::nic}) {
+    for (int32_t size = 2; size <= 4; ++size) {
+      for (uint64_t seed = 0; seed < 40 / seed_share; ++seed) {
+        dies(by, size, seed * 31 + static_cast<uint64_t>(size), false);
+        dies(by, size, seed * 31 + static_cast<uint64_t>(size), true);
+        comes_late(by, size, seed * 17 + static_cast<uint64_t>(size));
+      }
+      is_late(by, size, static_cast<uint64_t>(size) * 5 + 1);
+    }
+    for (uint64_t seed = 0; seed < 10; ++seed) cancelled(by, seed);
+  }
+  still_owes(3);
+  return ep::check::finish();
+}

@@ -1,0 +1,200 @@
+// A rank's EFA NIC as a transport uses it, over the software NIC, under several seeds; and the signal words by themselves.
+#include <thread>
+
+#include "efa_ranks.hpp"
+#include "nic/efa/soft_device.hpp"
+
+namespace {
+
+using namespace ep::test;
+using ep::efa::counter_words;
+using ep::efa::request_state;
+using ep::efa::signal_board;
+using ep::nic::efa::soft_device;
+
+ep::efa::emulator_hooks hooks_of(ep::dl::efa_device& opened) {
+  auto* device = dynamic_cast<soft_device*>(&opened);
+  ep::efa::emulator_hooks hooks;
+  hooks.doorbell_wake = reinterpret_cast<uint64_t>(device->doorbell_wake());
+  hooks.region_wake = [device](const ep::dl::efa_mr& mr, const ep_wake_word* wake) { return device->region_wake(mr, wake); };
+  hooks.counter_wake = [device](const ep::dl::efa_counter& counter, const ep_wake_word* wake) { return device->counter_wake(counter, wake); };
+  hooks.cq_wake = [device](const ep::dl::efa_cq& cq, ep_wake_word* wake) { return device->cq_wake(cq, wake); };
+  hooks.cq_consumer = [device](const ep::dl::efa_cq& cq, const uint64_t* polled) { return device->cq_polled(cq, polled); };
+  return hooks;
+}
+
+std::unique_ptr<efa_ranks> soft_ranks(const ep::nic::efa::soft_options& soft, const ep::efa::endpoint_options& options) {
+  return std::make_unique<efa_ranks>(2, options, 8192, 4, [&] { return std::make_unique<ep::nic::efa::soft_driver>(soft); }, hooks_of);
+}
+
+uint64_t violations(const efa_ranks& ranks) {
+  uint64_t all = 0;
+  for (const efa_side& one : ranks.sides) {
+    auto& device = dynamic_cast<soft_device&>(one.nic->endpoints().nic());
+    for (const auto& wrong : device.violations()) std::fprintf(stderr, "  %s\n", ep::nic::efa::violation_text(wrong).c_str());
+    all += device.counts().violations;
+  }
+  return all;
+}
+
+void test_requests(bool inline_values, uint32_t depth) {
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    ep::nic::efa::soft_options soft;
+    soft.engine.seed = seed;
+    soft.engine.fragment_bytes = 8 << seed;
+    ep::efa::endpoint_options options;
+    options.inline_values = inline_values;
+    options.depth = depth;
+    const auto ranks = soft_ranks(soft, options);
+    check_requests(*ranks);
+    check_burst(*ranks, 1000);
+    EP_CHECK_EQ(violations(*ranks), 0u);
+  }
+}
+
+// A put with a value: its cell must not be told before its bytes have landed, however long they take.
+void test_cell_waits_for_bytes() {
+  const auto ranks = soft_ranks({}, {});
+  auto& device = dynamic_cast<soft_device&>(ranks->sides[0].nic->endpoints().nic());
+  (void)must(device.set_faults("hold stage=land count=1"));
+  auto put = ranks->write(0, 1, 0, 4096, 64);
+  ranks->sides[0].memory->own_data()[0] = 1;
+  put.signals = true;
+  put.add = 2;
+  const uint64_t number = ranks->post(0, put);
+  for (int i = 0; i < 200; ++i) {
+    EP_CHECK(ranks->sides[0].nic->look(1, number) == request_state::pending);
+    EP_CHECK_EQ(ranks->signal(1, 0), 0u);
+    sched_yield();
+  }
+  device.release_held();
+  EP_CHECK(ranks->ended(0, 1, number) == request_state::done);
+  EP_CHECK(soon([&] { return ranks->signal(1, 0) == 2; }));
+  EP_CHECK_EQ(ranks->sides[1].memory->own_data()[4096], 1);
+}
+
+// Two totals of one cell are never under way at one time: on this fabric the older could land last, and would stay.
+void test_cells_one_at_a_time() {
+  const auto ranks = soft_ranks({}, {});
+  auto& device = dynamic_cast<soft_device&>(ranks->sides[0].nic->endpoints().nic());
+  (void)must(device.set_faults("hold stage=land count=1"));
+  ep::efa::host_request five;
+  five.peer = 1;
+  five.signals = true;
+  five.add = 5;
+  const uint64_t first = ranks->post(0, five);
+  ep::efa::host_request seven = five;
+  seven.add = 7;
+  const uint64_t second = ranks->post(0, seven);
+  for (int i = 0; i < 200; ++i) {
+    EP_CHECK(ranks->sides[0].nic->look(1, second) == request_state::pending);
+    EP_CHECK_EQ(ranks->signal(1, 0), 0u);
+    sched_yield();
+  }
+  device.release_held();
+  EP_CHECK(ranks->ended(0, 1, first) == request_state::done);
+  EP_CHECK(ranks->ended(0, 1, second) == request_state::done);
+  EP_CHECK_EQ(ranks->signal(1, 0), 12u);
+}
+
+// What a peer refuses breaks the queue pair to it, and no other.
+void test_refused() {
+  const auto ranks = soft_ranks({}, {});
+  ranks->sides[1].nic->remove_memory(*ranks->sides[1].memory);
+  EP_CHECK(ranks->ended(0, 1, ranks->post(0, ranks->write(0, 1, 0, 0, 64))) == request_state::failed);
+  const ep::efa::pair_failure why = ranks->sides[0].nic->failure_of(1);
+  EP_CHECK_EQ(why.efa_status, uint32_t{EP_EFA_STATUS_REMOTE_BAD_ADDRESS});
+  EP_CHECK_EQ(why.peer, 1);
+  EP_CHECK(ranks->ended(0, 0, ranks->post(0, ranks->write(0, 0, 0, 100, 64))) == request_state::done);
+  EP_CHECK(!ranks->sides[0].nic->post(*ranks->sides[0].memory, ranks->write(0, 1, 0, 0, 64)).ok());
+}
+
+// Counters are checked before anything is made, and come back with their memory.
+void test_capacity() {
+  ep::nic::efa::soft_options soft;
+  soft.engine.max_counters = 6;
+  const auto ranks = soft_ranks(soft, {});
+  EP_CHECK_EQ(ranks->sides[0].nic->endpoints().counters_left(), 2u);
+  auto more = must(ep::symmetric_memory::create(ranks->sides[0].context, 64, 3));
+  const auto refused = ranks->sides[0].nic->add_memory(*more);
+  EP_CHECK(!refused.ok() && refused.why().status == EP_STATUS_BUSY);
+  EP_CHECK(refused.why().message.find("efa_soft0 has 2 left") != std::string::npos);
+  ranks->sides[0].nic->remove_memory(*ranks->sides[0].memory);
+  EP_CHECK_EQ(ranks->sides[0].nic->endpoints().counters_left(), 6u);
+  EP_CHECK(ranks->sides[0].nic->add_memory(*more).ok());
+  ranks->sides[0].nic->remove_memory(*more);
+
+  ep::efa::endpoint_options deep;
+  deep.depth = 4096;
+  ep::nic::efa::soft_driver driver(soft);
+  const auto wide = ep::efa::rank_endpoints::create(must(ep::efa::device_open(driver, "")), deep, {}, nullptr);
+  EP_CHECK(!wide.ok() && wide.why().message.find("2048 requests of 128 bytes") != std::string::npos);
+  soft.engine.counters = false;
+  ep::nic::efa::soft_driver old(soft);
+  const auto uncounted = ep::efa::rank_endpoints::create(must(ep::efa::device_open(old, "")), {}, {}, nullptr);
+  EP_CHECK(!uncounted.ok() && uncounted.why().sys_errno == EOPNOTSUPP);
+  const auto nowhere = ep::efa::device_open(old, "rdmap0s0");
+  EP_CHECK(!nowhere.ok() && nowhere.why().sys_errno == ENODEV && nowhere.why().message.find("efa_soft0: is not the one") != std::string::npos);
+}
+
+// T32 of the host: a word goes on beyond 2^31 arrivals, which the NIC's count does not; T8.
+void test_board() {
+  uint64_t words[2] = {};
+  counter_words ticks[2] = {};
+  uint64_t cells[3 * 2] = {};
+  signal_board board(words, ticks, cells);
+  const auto tick = [&](uint64_t to) { std::atomic_ref<uint64_t>(ticks[1].completed).store(to & EP_EFA_COUNTER_MASK); };
+  tick(EP_EFA_COUNTER_MASK);
+  board.fold();
+  EP_CHECK_EQ(words[1], uint64_t{0x7fffffff});
+  tick(uint64_t{0x80000000});
+  board.fold();
+  EP_CHECK_EQ(words[1], uint64_t{0x80000000});
+  tick(uint64_t{0x80000000} + 5);
+  board.fold();
+  board.fold();
+  EP_CHECK_EQ(words[1], uint64_t{0x80000005});
+  cells[0 * 2 + 1] = 10;
+  cells[2 * 2 + 1] = ~uint64_t{0};
+  board.fold();
+  EP_CHECK_EQ(words[1], uint64_t{0x80000005} + 9);
+  EP_CHECK_EQ(words[0], 0u);
+
+  // Folded by several threads, each time that the NIC counts: never back, never too far.
+  std::atomic<bool> stop{false};
+  std::atomic<uint64_t> told{0};
+  const auto reader = [&] {
+    uint64_t seen = 0;
+    while (!stop) {
+      board.fold();
+      const uint64_t found = std::atomic_ref<uint64_t>(words[0]).load();
+      if (found < seen || found > told.load()) EP_CHECK(false);
+      seen = found;
+    }
+  };
+  std::thread a(reader);
+  std::thread b(reader);
+  for (uint64_t i = 1; i <= 20'000; ++i) {
+    told = i;
+    std::atomic_ref<uint64_t>(ticks[0].completed).store(i);
+  }
+  stop = true;
+  a.join();
+  b.join();
+  board.fold();
+  EP_CHECK_EQ(words[0], 20'000u);
+}
+
+} // namespace
+
+int main() {
+  test_board();
+  test_requests(true, 256);
+  test_requests(false, 256);
+  test_requests(true, 2);
+  test_cell_waits_for_bytes();
+  test_cells_one_at_a_time();
+  test_refused();
+  test_capacity();
+  return ep::check::finish();
+}

@@ -1,0 +1,204 @@
+/**
+ * `ep bench moe`: dispatch and combine over shared memory against the machine's own copy of the same bytes, the same exchange by our own `allToAllSingle`, and
+ * by MPI_Alltoallv with the packing that it needs; one run, contenders in turns, results verified.
+ */
+import { execFile } from 'node:child_process';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
+import { generateRouting, type MoeForm, rankTopk } from '@ep/plan/moe';
+import type { Bench, BenchCase, BenchOptions, BenchRatio, BenchResult } from '../bench/bench.js';
+import { MPI_MOE_SOURCE } from './alltoallv.js';
+import { type MoeTask, type MoeTimes, routingSeed } from './task.js';
+
+/** Built beside the entry point; see tsup.config.ts. */
+const rankProgram = new URL('./bench-moe-rank.js', import.meta.url);
+
+const run = promisify(execFile);
+
+type Shape = Omit<MoeTask, 'store' | 'rank'>;
+
+function shapesOf({ quick, repeats, ranks = [2, 4] }: BenchOptions): Shape[] {
+  const model = quick ? { hidden: 256, experts: 16, topK: 4 } : { hidden: 7168, experts: 256, topK: 8 };
+  const shape = (worldSize: number, mode: MoeForm['mode'], tokens: number): Shape => ({
+    ...model,
+    worldSize,
+    mode,
+    tokens,
+    repeats: repeats ?? (quick ? 3 : tokens > 1000 ? 7 : 25),
+    steps: mode === 'low-latency' && worldSize === 2 ? (quick ? 200 : 4000) : 0,
+  });
+  return ranks.flatMap((worldSize) => [
+    shape(worldSize, 'low-latency', quick ? 16 : 128),
+    shape(worldSize, 'high-throughput', quick ? 16 : 128),
+    ...(worldSize <= 2 && !quick ? [shape(worldSize, 'high-throughput', 4096)] : []),
+  ]);
+}
+
+const medianOf = (values: readonly number[]): number =>
+  values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)]!;
+
+/** By repeat, milliseconds of the slowest rank. */
+const slowestOf = (perRank: readonly MoeTimes[], name: string): number[] =>
+  perRank[0]!.series[name]!.map((_, i) => Math.max(...perRank.map(({ series }) => series[name]![i]!)));
+
+async function runRanks(shape: Shape, folder: string): Promise<MoeTimes[]> {
+  const store = join(folder, `store-${shape.mode}-${shape.worldSize}-${shape.tokens}`);
+  return Promise.all(
+    Array.from({ length: shape.worldSize }, async (_, rank) => {
+      const task: MoeTask = { ...shape, rank, store };
+      const { stdout } = await run(process.execPath, [fileURLToPath(rankProgram), JSON.stringify(task)], {
+        maxBuffer: 2 ** 28,
+      });
+      return JSON.parse(stdout) as MoeTimes;
+    }),
+  );
+}
+
+/** Milliseconds of dispatch and of combine by repeat, or why they were not measured. */
+async function runMpi(shape: Shape, folder: string): Promise<{ there: number[]; back: number[] } | string> {
+  try {
+    await run('mpicc', ['--version']);
+  } catch {
+    return 'MPI_Alltoallv: mpicc was not found (Debian: apt-get install libopenmpi-dev openmpi-bin)';
+  }
+  const { worldSize, tokens, hidden, experts, topK, repeats } = shape;
+  const routing = generateRouting({
+    worldSize,
+    experts,
+    topK,
+    tokens,
+    popularity: { kind: 'uniform' },
+    seed: routingSeed,
+  });
+  const [source, binary, choices] = ['moe.c', 'moe', 'choices'].map((name) => join(folder, name)) as [
+    string,
+    string,
+    string,
+  ];
+  await writeFile(source, MPI_MOE_SOURCE);
+  await writeFile(
+    choices,
+    Buffer.concat(Array.from({ length: worldSize }, (_, rank) => Buffer.from(rankTopk(routing, rank).slice().buffer))),
+  );
+  await run('mpicc', ['-O3', '-march=native', '-o', binary, source]);
+  const transport = ['--oversubscribe', '--mca', 'pml', 'ob1', '--mca', 'btl', 'self,vader'];
+  const numbers = [tokens, hidden, experts, topK, repeats].map(String);
+  const { stdout } = await run('mpirun', ['-n', String(worldSize), ...transport, binary, choices, ...numbers], {
+    env: { ...process.env, OMPI_ALLOW_RUN_AS_ROOT: '1', OMPI_ALLOW_RUN_AS_ROOT_CONFIRM: '1' },
+  });
+  const lines = stdout
+    .trim()
+    .split('\n')
+    .map((line) => line.split(' ').map(Number));
+  if (lines.length !== repeats || lines.some(([a, b]) => !(a! > 0 && b! > 0))) {
+    throw new Error(`MPI_Alltoallv printed ${JSON.stringify(stdout.slice(0, 200))}`);
+  }
+  return { there: lines.map(([a]) => a!), back: lines.map(([, b]) => b!) };
+}
+
+function casesOf(
+  shape: Shape,
+  perRank: readonly MoeTimes[],
+  mpi: { there: number[]; back: number[] } | undefined,
+): BenchCase[] {
+  const { mode, worldSize, tokens, hidden, repeats } = shape;
+  const large = mode === 'high-throughput';
+  const copies = [slowestOf(perRank, 'copy'), slowestOf(perRank, 'copy past the caches')];
+  const copy = medianOf(copies[0]!) < medianOf(copies[1]!) ? copies[0]! : copies[1]!;
+  /** Times as fast as another: the median of the repeats, in each of which they took turns. */
+  const over = (of: readonly number[], other: readonly number[]): number => medianOf(of.map((ms, i) => other[i]! / ms));
+  const bytes = perRank.reduce((sum, { rows }) => sum + rows * hidden * 2, 0);
+  const bf16 = slowestOf(perRank, 'bf16 dispatch');
+  return Object.keys(perRank[0]!.series)
+    .filter((name) => /^(bf16|fp8) /.test(name) && name !== 'fp8 combine')
+    .map((name): BenchCase => {
+      const times = slowestOf(perRank, name);
+      const direction = name.endsWith('combine') ? 'combine' : 'dispatch';
+      const theirs = mpi && (direction === 'combine' ? mpi.back : mpi.there);
+      const plain = name.startsWith('bf16');
+      const ratios: BenchRatio[] = plain
+        ? [
+            {
+              name: 'of the copy bandwidth of the same threads',
+              value: over(times, copy),
+              ...(large && worldSize === 2 ? { goal: { at: 'least', value: 0.75 } as const } : {}),
+            },
+            {
+              name: 'times the same by allToAllSingle',
+              value: over(times, slowestOf(perRank, `allToAllSingle ${direction}`)),
+            },
+            ...(theirs === undefined
+              ? []
+              : [
+                  {
+                    name: 'times MPI_Alltoallv with its packing',
+                    value: medianOf(theirs) / medianOf(times),
+                    ...(large && worldSize === 2 ? { goal: { at: 'least', value: 2 } as const } : {}),
+                  },
+                ]),
+          ]
+        : [{ name: 'times what bf16 takes', value: 1 / over(times, bf16), goal: { at: 'most', value: large ? 2 : 1 } }];
+      const median = medianOf(times);
+      return {
+        name: `${mode} ${name} of ${tokens} tokens of ${hidden} channels per rank, top-${shape.topK} of ${shape.experts}, ${worldSize} ranks`,
+        unit: 'ms',
+        median,
+        spread: (Math.max(...times) - Math.min(...times)) / median,
+        samples: repeats,
+        ratios,
+        detail: { 'logical GB/s in bf16': bytes / median / 1e6, 'copy GB/s': bytes / medianOf(copy) / 1e6 },
+      };
+    });
+}
+
+function stepCase(shape: Shape, perRank: readonly MoeTimes[]): BenchCase[] {
+  const [first] = perRank;
+  if (first?.steps === undefined) return [];
+  const sorted = first.steps.toSorted((a, b) => a - b);
+  const at = (fraction: number): number =>
+    sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * fraction))]! / 1000;
+  return [
+    {
+      name: `dispatch and combine of one token per rank in a native loop, ${shape.worldSize} ranks`,
+      unit: 'us',
+      median: at(0.5),
+      spread: (at(0.99) - at(0.5)) / at(0.5),
+      samples: sorted.length,
+      ratios: [{ name: 'us at p50', value: at(0.5), goal: { at: 'most', value: 15 } }],
+      detail: { 'p99 us': at(0.99) },
+    },
+  ];
+}
+
+export const moeBench: Bench = {
+  name: 'moe',
+  filters: ['ranks'],
+  run: async (options: BenchOptions, tell): Promise<BenchResult> => {
+    const folder = await mkdtemp(join(tmpdir(), 'ep-bench-moe-'));
+    const cases: BenchCase[] = [];
+    const skipped = new Set<string>();
+    try {
+      for (const shape of shapesOf(options)) {
+        tell(`${shape.mode}, ${shape.tokens} tokens, ${shape.worldSize} ranks`);
+        const mpi = await runMpi(shape, folder);
+        if (typeof mpi === 'string') skipped.add(mpi);
+        const perRank = await runRanks(shape, folder);
+        cases.push(...casesOf(shape, perRank, typeof mpi === 'string' ? undefined : mpi), ...stepCase(shape, perRank));
+      }
+    } finally {
+      await rm(folder, { recursive: true, force: true });
+    }
+    return {
+      name: 'moe',
+      cases,
+      notes: [
+        'logical bytes: two for each channel of every choice, own rank included; every row was compared',
+        'allToAllSingle packs and orders rows in JS; its combine is timed without the sum, ours and that of MPI_Alltoallv with it',
+      ],
+      skipped: [...skipped],
+    };
+  },
+};

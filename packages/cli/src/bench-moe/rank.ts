@@ -1,0 +1,285 @@
+/** One rank of `ep bench moe`. Contenders take turns, so that a machine whose speed drifts slows all of them alike; what they moved is verified. */
+import { initProcessGroup } from '@ep/collectives';
+import { openFileStore, prefixStore, type Tensor, tensor } from '@ep/core';
+import { HostStream, type MoeBuffer, type MoeBufferOptions, type MoeReceived, openMoeBuffer } from '@ep/cuda-kernels';
+import { allocateHost } from '@ep/native';
+import { nvshmem } from '@ep/nvshmem';
+import { generateRouting, planMoe, rankTopk, routingLayout, spreadExperts } from '@ep/plan/moe';
+import { type MoeTask, type MoeTimes, routingSeed } from './task.js';
+
+const task = JSON.parse(process.argv[2]!) as MoeTask;
+const { rank, worldSize, mode, tokens, hidden, experts, topK, repeats } = task;
+const WARM_UP = 2;
+const TIMEOUT_MS = 120_000;
+
+const store = await openFileStore(task.store);
+const member = { rank, worldSize, store };
+const transport = await nvshmem.shm.open(member, { signal: new AbortController().signal, timeoutMs: TIMEOUT_MS });
+const group = await initProcessGroup({ store: prefixStore(store, 'group'), rank, worldSize, timeoutMs: TIMEOUT_MS });
+const stream = new HostStream();
+const map = spreadExperts(experts, worldSize);
+const routing = generateRouting({
+  worldSize,
+  experts,
+  topK,
+  tokens,
+  popularity: { kind: 'uniform' },
+  seed: routingSeed,
+});
+const plan = planMoe(routing, map, mode === 'low-latency' ? { mode, maxTokens: tokens } : { mode });
+const recvRows = Math.max(...plan.placement.recvRows);
+const rows = plan.placement.count.reduce(
+  (sum, n, i) => (map.rank[Math.floor(i / worldSize)] === rank ? sum + n : sum),
+  0,
+);
+const choices = rankTopk(routing, rank).slice();
+
+const host = (elements: number): Uint16Array => new Uint16Array(allocateHost(Math.max(64, elements * 2)), 0, elements);
+/** bf16 of small integers, which sums of eighths of equal rows give back exactly. */
+const markOf = (source: number, token: number): number => 0x3f80 + ((source * 31 + token * 7) % 100);
+const x = host(tokens * hidden);
+for (let t = 0; t < tokens; t++) x.fill(markOf(rank, t), t * hidden, (t + 1) * hidden);
+const xTensor: Tensor<'bf16'> = tensor('bf16', [tokens, hidden], x);
+const weights = new Float32Array(allocateHost(4 * tokens * topK), 0, tokens * topK).fill(1 / topK);
+const out: Tensor<'bf16'> = tensor('bf16', [tokens, hidden], host(tokens * hidden));
+
+interface Contender {
+  /** Milliseconds of each measured part. */
+  readonly run: () => Promise<Readonly<Record<string, number>>>;
+  readonly check: () => void;
+  readonly close: () => Promise<void>;
+}
+
+async function timed(body: () => PromiseLike<unknown>): Promise<number> {
+  const begin = performance.now();
+  await body();
+  return performance.now() - begin;
+}
+
+function fail(what: string): never {
+  throw new Error(`rank ${rank}: ${what}`);
+}
+
+/** Every received row against the row of its token, at both ends and in the middle. */
+function checkReceived({ x: got, layoutRange, blockStart, sourceToken, counts }: MoeReceived): void {
+  const stride = got.strides?.at(-2) ?? hidden;
+  let checked = 0;
+  for (let e = 0; e < counts.length; e++) {
+    for (let s = 0; s < worldSize; s++) {
+      const range = layoutRange[e * worldSize + s]!;
+      const first = blockStart[e]! + Number(range >> 32n);
+      for (let row = first; row < first + Number(range & 0xffffffffn); row++, checked++) {
+        const mark = markOf(s, sourceToken[row]!);
+        for (const h of [0, hidden >> 1, hidden - 1]) {
+          if (got.data[row * stride + h] !== mark)
+            fail(`row ${row} is not that of token ${sourceToken[row]} of rank ${s}`);
+        }
+      }
+    }
+  }
+  if (checked !== rows) fail(`${checked} of ${rows} rows arrived`);
+}
+
+function checkMixed(result: Uint16Array): void {
+  for (let t = 0; t < tokens; t++) {
+    for (const h of [0, hidden >> 1, hidden - 1])
+      if (result[t * hidden + h] !== markOf(rank, t)) fail(`token ${t} is mixed up`);
+  }
+}
+
+async function bufferOf(
+  name: string,
+  options: Partial<MoeBufferOptions>,
+  parts: readonly string[],
+): Promise<Contender> {
+  const buffer: MoeBuffer = await openMoeBuffer(transport, {
+    mode,
+    experts,
+    maxTokens: tokens,
+    topK,
+    hidden,
+    calls: 1,
+    stream,
+    timeoutMs: TIMEOUT_MS,
+    ...(mode === 'high-throughput' ? { recvRows } : {}),
+    ...options,
+  });
+  const quantised = options.payload !== undefined;
+  const kept = mode === 'high-throughput' ? await buffer.dispatch(xTensor, choices, { keepLayout: true }) : undefined;
+  await kept?.handle.release();
+  // Rows in fp8 are not what experts return: something of the right size is.
+  const y = quantised ? tensor('bf16', [recvRows, hidden], host(recvRows * hidden)) : undefined;
+  let last: MoeReceived | undefined;
+  const once = async (layout: boolean): Promise<readonly [number, number]> => {
+    const there = await timed(async () => {
+      last = await buffer.dispatch(xTensor, layout ? kept!.layout! : choices);
+    });
+    if (!layout && !quantised) checkReceived(last!);
+    const results =
+      y === undefined
+        ? last!.x
+        : tensor('bf16', [last!.x.shape.slice(0, -1).reduce((a, b) => a * b, 1), hidden], y.data);
+    await transport.barrier();
+    const back = await timed(() => buffer.combine(results, last!.handle, { weights, out }));
+    if (!quantised) checkMixed(out.data);
+    return [there, back];
+  };
+  return {
+    run: async () => {
+      const [there, back] = await once(false);
+      const made: Record<string, number> = { [`${name} dispatch`]: there, [`${name} combine`]: back };
+      if (parts.includes('cached')) {
+        await transport.barrier();
+        [made[`${name} cached dispatch`]] = await once(true);
+      }
+      return made;
+    },
+    check: () => {},
+    close: () => buffer.close(),
+  };
+}
+
+/** The machine's own copies of the bytes that a dispatch brings here, by the same thread. */
+function copyOf(nonTemporal: boolean): Contender {
+  const bytes = rows * hidden * 2;
+  const from = new Uint8Array(allocateHost(Math.max(1, bytes)), 0, bytes);
+  const to = new Uint8Array(allocateHost(Math.max(1, bytes)), 0, bytes);
+  from.fill(rank + 1);
+  const name = nonTemporal ? 'copy past the caches' : 'copy';
+  return {
+    run: async () => ({ [name]: await timed(() => stream.copy(from, to, { nonTemporal })) }),
+    check: () => {
+      if (Buffer.compare(from, to) !== 0) fail('the copy differs from its source');
+    },
+    close: async () => {},
+  };
+}
+
+/** The same by a collective: rows packed by destination, exchanged, put in the order of experts; and back, without the sum. */
+function collective(): Contender {
+  const { replica, slot, tokensPerReplica } = routingLayout({ map, rank, topK, topkIdx: choices });
+  const first = new Int32Array(map.expert.length + 1);
+  for (let p = 0; p < map.expert.length; p++) first[p + 1] = first[p]! + tokensPerReplica[p]!;
+  const sendSplits = Array.from(
+    { length: worldSize },
+    (_, r) => first[map.rankOffsets[r + 1]!]! - first[map.rankOffsets[r]!]!,
+  );
+  const locals = map.rankOffsets[rank + 1]! - map.rankOffsets[rank]!;
+  const sent = tensor('bf16', [first.at(-1)!, hidden], host(first.at(-1)! * hidden));
+  const received = tensor('bf16', [rows, hidden], host(rows * hidden));
+  const ordered = host(rows * hidden);
+  const sums = new Float32Array(hidden);
+  const result = new Uint16Array(tokens * hidden);
+  const bits = new Uint32Array(sums.buffer);
+  const counts = new Int32Array(worldSize * map.maxLocalExperts);
+  const place = (): {
+    readonly splits: number[];
+    readonly runs: (readonly [from: number, to: number, n: number])[];
+  } => {
+    const splits = Array.from({ length: worldSize }, (_, s) =>
+      counts.subarray(s * map.maxLocalExperts, s * map.maxLocalExperts + locals).reduce((a, b) => a + b, 0),
+    );
+    const runs: (readonly [number, number, number])[] = [];
+    let to = 0;
+    for (let e = 0; e < locals; e++) {
+      let base = 0;
+      for (let s = 0; s < worldSize; s++) {
+        let from = base;
+        for (let i = 0; i < e; i++) from += counts[s * map.maxLocalExperts + i]!;
+        const n = counts[s * map.maxLocalExperts + e]!;
+        runs.push([from, to, n]);
+        to += n;
+        base += splits[s]!;
+      }
+    }
+    return { splits, runs };
+  };
+  let placed = { splits: [] as number[], runs: [] as (readonly [number, number, number])[] };
+  return {
+    run: async () => {
+      const there = await timed(async () => {
+        const mine = new Int32Array(counts.length);
+        for (let r = 0; r < worldSize; r++) {
+          mine.set(tokensPerReplica.subarray(map.rankOffsets[r]!, map.rankOffsets[r + 1]!), r * map.maxLocalExperts);
+        }
+        await group.allToAllSingle(counts, mine);
+        placed = place();
+        for (let i = 0; i < choices.length; i++) {
+          if (replica[i]! < 0) continue;
+          const token = Math.floor(i / topK);
+          sent.data.set(x.subarray(token * hidden, (token + 1) * hidden), (first[replica[i]!]! + slot[i]!) * hidden);
+        }
+        await group.allToAllSingle(received, sent, { outputSplits: placed.splits, inputSplits: sendSplits });
+        for (const [from, to, n] of placed.runs) {
+          ordered.set(received.data.subarray(from * hidden, (from + n) * hidden), to * hidden);
+        }
+      });
+      await transport.barrier();
+      const back = await timed(async () => {
+        for (const [from, to, n] of placed.runs) {
+          received.data.set(ordered.subarray(to * hidden, (to + n) * hidden), from * hidden);
+        }
+        await group.allToAllSingle(sent, received, { outputSplits: sendSplits, inputSplits: placed.splits });
+      });
+      // Not timed: summed in JS, it would be no baseline to be proud of.
+      for (let t = 0; t < tokens; t++) {
+        sums.fill(0);
+        for (let k = 0; k < topK; k++) {
+          const i = t * topK + k;
+          const at = (first[replica[i]!]! + slot[i]!) * hidden;
+          for (let h = 0; h < hidden; h++) sums[h]! += weights[i]! * widen(sent.data[at + h]!);
+        }
+        for (let h = 0; h < hidden; h++) result[t * hidden + h] = (bits[h]! + 0x8000) >>> 16;
+      }
+      return { 'allToAllSingle dispatch': there, 'allToAllSingle combine': back };
+    },
+    check: () => checkMixed(result),
+    close: async () => {},
+  };
+}
+
+const wide = new Float32Array(1);
+const wideBits = new Uint32Array(wide.buffer);
+function widen(code: number): number {
+  wideBits[0] = code << 16;
+  return wide[0]!;
+}
+
+const contenders: Contender[] = [
+  copyOf(false),
+  copyOf(true),
+  await bufferOf('bf16', {}, mode === 'high-throughput' ? ['cached'] : []),
+  await bufferOf('fp8', { payload: 'f8e4m3+f32' }, []),
+  collective(),
+];
+const series: Record<string, number[]> = {};
+for (let i = -WARM_UP; i < repeats; i++) {
+  for (const { run } of contenders) {
+    await transport.barrier();
+    const took = await run();
+    if (i < 0) continue;
+    for (const [name, ms] of Object.entries(took)) {
+      series[name] ??= [];
+      series[name].push(ms);
+    }
+  }
+}
+await transport.barrier();
+for (const { check, close } of contenders) {
+  check();
+  await close();
+}
+
+let steps: number[] | undefined;
+if (task.steps > 0) {
+  await using buffer = await openMoeBuffer(transport, { mode, experts, maxTokens: 1, topK, hidden, calls: 1, stream });
+  const one = tensor('bf16', [1, hidden], x.subarray(0, hidden));
+  const measured = await buffer.measureSteps(one, choices.slice(0, topK), weights.slice(0, topK), task.steps);
+  steps = [...measured.subarray(Math.floor(measured.length / 10))];
+}
+await stream.close();
+await group.destroy();
+await transport.close();
+await store.close();
+const report: MoeTimes = { series, rows, ...(steps === undefined ? {} : { steps }) };
+process.stdout.write(`${JSON.stringify(report)}\n`);

@@ -1,0 +1,29 @@
+/** What a rank of `ep bench moe` measures, and what it tells back. */
+import type { MoeForm } from '@ep/plan/moe';
+
+export interface MoeTask {
+  readonly store: string;
+  readonly rank: number;
+  readonly worldSize: number;
+  readonly mode: MoeForm['mode'];
+  /** Of each rank. */
+  readonly tokens: number;
+  readonly hidden: number;
+  readonly experts: number;
+  readonly topK: number;
+  readonly repeats: number;
+  /** Calls of the native loop; 0: none. */
+  readonly steps: number;
+}
+
+/** Milliseconds of each repeat on this rank. */
+export interface MoeTimes {
+  readonly series: Readonly<Record<string, readonly number[]>>;
+  /** Rows of 2 * hidden bytes that a dispatch brings here, and that this rank's combine brings back to it. */
+  readonly rows: number;
+  /** Nanoseconds of dispatch and combine together, in a native loop. */
+  readonly steps?: readonly number[];
+}
+
+/** The choices of every rank: equal on all of them, and in the program of Open MPI. */
+export const routingSeed = 7;

@@ -1,0 +1,240 @@
+/**
+ * What one rank does in `ep demo moe`: two steps are under way at any time; while the tokens of one travel, its experts compute those of the other. At the
+ * end it computes its own tokens' mixtures once more, with all experts at hand and no dispatch, and compares.
+ */
+import { decode, encode, type Member, type Storage, tensor } from '@ep/core';
+import { type MoeBuffer, type MoeReceived, openMoeBuffer } from '@ep/cuda-kernels';
+import { allocateHost } from '@ep/native';
+import { routingLayout } from '@ep/plan/moe';
+import type { Compared } from '../demo/step.js';
+import { openDemoTransport } from '../demo/transports.js';
+import { type MoeJob, stepsOf } from './job.js';
+import { MoeModel } from './model.js';
+
+export const MOE_PHASES = ['set-up', 'generate', 'steps', 'verify'] as const;
+export type MoePhase = (typeof MOE_PHASES)[number];
+
+export interface MoeRankResult {
+  readonly rank: number;
+  readonly milliseconds: Readonly<Record<MoePhase, number>>;
+  /** Within `steps`. */
+  readonly expertMs: number;
+  readonly compared: Compared;
+  /** Rows that its experts have computed. */
+  readonly expertRows: number;
+  /** Choices of its tokens whose expert was gone: their weights went to the others. */
+  readonly droppedChoices: number;
+  readonly stagedBytes: number;
+  readonly losses: readonly { readonly rank: number; readonly why: string; readonly step: number }[];
+  readonly routes: readonly string[];
+}
+
+interface Batch {
+  readonly rows: Uint16Array;
+  readonly topkIdx: Int32Array;
+  readonly weights: Float32Array;
+}
+
+/** What became of a step's choices: which ranks it counted on when it began, and which of them it lost on the way. */
+interface Outcome {
+  readonly y: Float32Array;
+  readonly activeRanks: Uint8Array;
+  readonly lostRanks: Uint8Array;
+}
+
+const bf16 = (rows: number, hidden: number) =>
+  tensor('bf16', [rows, hidden], new Uint16Array(allocateHost(Math.max(64, rows * hidden * 2)), 0, rows * hidden));
+
+/** One row in fp32, its scales applied. */
+function readRow(received: MoeReceived, row: number, hidden: number, into: Float32Array): void {
+  const { x, scales } = received;
+  const stride = x.strides?.at(-2) ?? hidden;
+  const codes = x.data.subarray(row * stride, row * stride + hidden);
+  into.set(decode(x.dtype as 'bf16', codes as Storage['bf16']));
+  if (scales === undefined) return;
+  // Column-major: the scales of neighbouring rows lie side by side.
+  const perBlock = scales.strides!.at(-1)!;
+  for (let h = 0; h < hidden; h++) into[h]! *= (scales.data as Float32Array)[row + Math.floor(h / 128) * perBlock]!;
+}
+
+export async function runMoeRank(
+  member: Member,
+  job: MoeJob,
+  onPhase: (phase: MoePhase) => void,
+): Promise<MoeRankResult> {
+  const { rank } = member;
+  const begin = performance.now();
+  const transport = await openDemoTransport(job.transport, member);
+  try {
+    const model = new MoeModel(job.seed);
+    const { hidden, topK } = model.shape;
+    const buffer = await openMoeBuffer(transport, {
+      mode: job.mode,
+      experts: job.map,
+      maxTokens: job.batch,
+      topK,
+      hidden,
+      ...(job.dtype === 'fp8' ? { payload: 'f8e4m3+f32' as const } : {}),
+      ...(job.mode === 'high-throughput' ? { alignment: 8 } : {}),
+      timeoutMs: 10_000,
+    });
+    const milliseconds = { 'set-up': performance.now() - begin, generate: 0, steps: 0, verify: 0 };
+    const phase = async <T>(name: MoePhase, body: () => T | Promise<T>): Promise<T> => {
+      onPhase(name);
+      const from = performance.now();
+      const value = await body();
+      milliseconds[name] = performance.now() - from;
+      return value;
+    };
+    const batches = await phase('generate', () => makeBatches(job, rank, model));
+    await transport.barrier();
+    const run = new Steps(job, rank, model, buffer);
+    await phase('steps', () => run.all(batches));
+    const losses = run.losses;
+    const routes = buffer.routes().map(({ peer, via }) => `rank ${peer} by ${via}`);
+    await buffer.close();
+    const { compared, droppedChoices } = await phase('verify', () => verify(job, rank, model, batches, run.outcomes));
+    const { expertMs, expertRows, stagedBytes } = run;
+    return { rank, milliseconds, expertMs, compared, expertRows, droppedChoices, stagedBytes, losses, routes };
+  } finally {
+    await transport.close();
+  }
+}
+
+function makeBatches(job: MoeJob, rank: number, model: MoeModel): Batch[] {
+  const mine = job.tokens[rank]!;
+  // Places count on over ranks, as if the text were read by one.
+  const before = job.tokens.slice(0, rank).reduce((sum, of) => sum + of.length, 0);
+  return Array.from({ length: stepsOf(job) }, (_, step) => {
+    const tokens = mine.subarray(step * job.batch, (step + 1) * job.batch);
+    const rows = model.rows(tokens, before + step * job.batch);
+    const { topkIdx, topkWeights } = model.route(rows);
+    return { rows, topkIdx, weights: topkWeights };
+  });
+}
+
+class Steps {
+  readonly outcomes: Outcome[] = [];
+  readonly losses: { readonly rank: number; readonly why: string; readonly step: number }[] = [];
+  expertMs = 0;
+  expertRows = 0;
+  stagedBytes = 0;
+  readonly #job: MoeJob;
+  readonly #rank: number;
+  readonly #model: MoeModel;
+  readonly #buffer: MoeBuffer;
+
+  constructor(job: MoeJob, rank: number, model: MoeModel, buffer: MoeBuffer) {
+    this.#job = job;
+    this.#rank = rank;
+    this.#model = model;
+    this.#buffer = buffer;
+  }
+
+  async all(batches: readonly Batch[]): Promise<void> {
+    const { kill } = this.#job;
+    let next = this.#dispatch(batches[0]!);
+    for (const [step, batch] of batches.entries()) {
+      const { work, activeRanks } = next;
+      if (kill !== undefined && kill.rank === this.#rank && kill.step === step) await this.#die();
+      const received = await work;
+      this.#noteLosses(step);
+      // The next step's tokens are on their way while the experts compute this one's.
+      if (step + 1 < batches.length) next = this.#dispatch(batches[step + 1]!);
+      const y = this.#experts(received);
+      const combined = await this.#buffer.combine(y, received.handle, { weights: batch.weights, renormalise: true });
+      this.#noteLosses(step);
+      this.stagedBytes += received.stagedBytes + combined.stagedBytes;
+      this.outcomes.push({
+        y: decode('bf16', combined.y.data as Uint16Array),
+        activeRanks,
+        lostRanks: combined.lostRanks,
+      });
+    }
+  }
+
+  #dispatch(batch: Batch) {
+    const activeRanks = this.#buffer.activeRanks;
+    const { hidden } = this.#model.shape;
+    const x = bf16(batch.rows.length / hidden, hidden);
+    x.data.set(batch.rows);
+    return { work: this.#buffer.dispatch(x, batch.topkIdx), activeRanks };
+  }
+
+  #experts(received: MoeReceived) {
+    const { hidden } = this.#model.shape;
+    const { map } = this.#job;
+    const from = performance.now();
+    const rows = received.x.shape.slice(0, -1).reduce((product, extent) => product * extent, 1);
+    const y = bf16(rows, hidden);
+    const x = new Float32Array(hidden);
+    const out = new Float32Array(hidden);
+    for (let e = 0; e < received.counts.length; e++) {
+      const expert = map.expert[map.rankOffsets[this.#rank]! + e]!;
+      const first = received.blockStart[e]!;
+      for (let row = first; row < first + received.counts[e]!; row++) {
+        readRow(received, row, hidden, x);
+        this.#model.apply(expert, x, out, 1);
+        y.data.set(encode('bf16', out), row * hidden);
+      }
+      this.expertRows += received.counts[e]!;
+    }
+    this.expertMs += performance.now() - from;
+    return y;
+  }
+
+  /** Its tokens are out; their results will never be fetched, nor those that it owes. */
+  async #die(): Promise<never> {
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    if (process.env.RANK !== undefined) process.kill(process.pid, 'SIGKILL');
+    process.exit(9);
+  }
+
+  #noteLosses(step: number): void {
+    for (const [rank, why] of this.#buffer.losses) {
+      if (!this.losses.some((known) => known.rank === rank)) this.losses.push({ rank, why, step });
+    }
+  }
+}
+
+/** The dense layer over this rank's tokens, without the choices that were lost with a rank. */
+function verify(job: MoeJob, rank: number, model: MoeModel, batches: readonly Batch[], outcomes: readonly Outcome[]) {
+  const { hidden, topK } = model.shape;
+  const { map } = job;
+  let [squaredError, squaredReference, largest, elements, droppedChoices] = [0, 0, 0, 0, 0];
+  const row = new Float32Array(hidden);
+  const sum = new Float64Array(hidden);
+  for (const [step, { rows, topkIdx, weights }] of batches.entries()) {
+    const { y, activeRanks, lostRanks } = outcomes[step]!;
+    const { replica } = routingLayout({ map, rank, topK, topkIdx, activeRanks });
+    const x = decode('bf16', rows);
+    for (let t = 0; t * topK < topkIdx.length; t++) {
+      const isLeft = (k: number): boolean => {
+        const p = replica[t * topK + k]!;
+        return p >= 0 && lostRanks[map.rank[p]!] === 0;
+      };
+      let [all, left] = [0, 0];
+      for (let k = 0; k < topK; k++) {
+        all += weights[t * topK + k]!;
+        if (isLeft(k)) left += weights[t * topK + k]!;
+        else droppedChoices++;
+      }
+      sum.fill(0);
+      for (let k = 0; k < topK; k++) {
+        if (!isLeft(k)) continue;
+        model.apply(topkIdx[t * topK + k]!, x.subarray(t * hidden, (t + 1) * hidden), row, 1);
+        const weight = (weights[t * topK + k]! * all) / left;
+        for (let h = 0; h < hidden; h++) sum[h]! += weight * row[h]!;
+      }
+      for (let h = 0; h < hidden; h++) {
+        const error = Math.abs(y[t * hidden + h]! - sum[h]!);
+        // A NaN fails every comparison: it must end up in the sums, not vanish in the maximum.
+        if (!(error <= largest)) largest = error;
+        squaredError += error * error;
+        squaredReference += sum[h]! * sum[h]!;
+      }
+      elements += hidden;
+    }
+  }
+  return { compared: { elements, squaredError, squaredReference, largest }, droppedChoices };
+}

@@ -1,0 +1,141 @@
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { balanceExperts } from '@ep/plan/moe';
+import { afterAll, describe, expect, it } from 'vitest';
+import { type MoeJob, readMoeJob, stepsOf, writeMoeJob } from '../src/demo-moe/job.js';
+import { MoeModel } from '../src/demo-moe/model.js';
+import { type MoeDemoReport, moePasses, moeReportText } from '../src/demo-moe/report.js';
+import { runEp } from './ep.js';
+
+const root = fileURLToPath(new URL('../../..', import.meta.url));
+const folder = mkdtempSync(join(tmpdir(), 'ep-demo-moe-test-'));
+afterAll(() => rmSync(folder, { recursive: true, force: true }));
+
+async function demo(...args: string[]): Promise<MoeDemoReport> {
+  const { code, stdout, stderr } = await runEp(['demo', 'moe', '--small', '--from', root, '--json', ...args]);
+  expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
+  return JSON.parse(stdout) as MoeDemoReport;
+}
+
+describe('ep demo moe', () => {
+  it('passes over shared memory, draws a picture, and has the imbalance of real text', {
+    timeout: 120_000,
+  }, async () => {
+    const svg = join(folder, 'moe.svg');
+    const report = await demo('--ranks', '2', '--svg', svg);
+    expect(report).toMatchObject({ pass: true, transport: 'shm', mode: 'low-latency', dtype: 'bf16', losses: [] });
+    expect(report.gini).toBeGreaterThan(0.1);
+    expect(report.gini).toBeLessThan(0.4);
+    expect(report.imbalance.balanced).toBeLessThanOrEqual(report.imbalance.spread);
+    expect(readFileSync(svg, 'utf8')).toContain('choices of each expert');
+  });
+
+  it('passes with rows in fp8 over the queue pairs of a software NIC', { timeout: 120_000 }, async () => {
+    const more = ['--mode', 'high-throughput', '--dtype', 'fp8', '--transport', 'ibgda', '--threads', '--no-svg'];
+    const report = await demo('--ranks', '3', ...more);
+    expect(report).toMatchObject({ pass: true, transport: 'ibgda', dtype: 'fp8', rankMode: 'threads' });
+    // Quantised, so not as near as bf16: a comparison of something with itself would show.
+    expect(report.error.relative).toBeGreaterThan(1e-2);
+  });
+
+  it.each([
+    ['a process', []],
+    ['a thread', ['--threads', '--mode', 'high-throughput']],
+  ])('goes on without a rank that dies in the middle, %s', { timeout: 120_000 }, async (_, more) => {
+    const report = await demo('--ranks', '3', '--kill', '1', '--no-svg', ...more);
+    expect(report.pass).toBe(true);
+    expect(report.losses.map(({ seenBy, rank, why }) => ({ seenBy, rank, why }))).toEqual([
+      { seenBy: 0, rank: 1, why: 'EP_PEER_LOST' },
+      { seenBy: 2, rank: 1, why: 'EP_PEER_LOST' },
+    ]);
+    expect(report.droppedChoices).toBeGreaterThan(0);
+  });
+
+  it.each([
+    [['--dtype', 'f32'], '--dtype must be bf16 or fp8'],
+    [['--kill', '4'], '--kill must be one of 4 ranks'],
+  ])('refuses %j', async (args, text) => {
+    const { code, stderr } = await runEp(['demo', 'moe', ...args]);
+    expect(code).not.toBe(0);
+    expect(stderr).toContain(text);
+  });
+});
+
+it('a job arrives at the ranks as it was written', () => {
+  const { map } = balanceExperts([3, 1, 2], { worldSize: 2, places: 2 });
+  const job: MoeJob = {
+    seed: 4,
+    mode: 'high-throughput',
+    dtype: 'fp8',
+    transport: 'shm',
+    map,
+    batch: 2,
+    tokens: [Int32Array.of(1, 2, 3), Int32Array.of()],
+    kill: { rank: 1, step: 0 },
+  };
+  const path = join(folder, 'job.json');
+  writeMoeJob(path, job);
+  expect(readMoeJob(path)).toEqual(job);
+  expect(stepsOf(job)).toBe(2);
+});
+
+it('rows, routes and experts do not depend on who makes them, or in which pieces', () => {
+  const tokens = Int32Array.of(5, 9, 5, 1);
+  const [one, other] = [new MoeModel(3), new MoeModel(3)];
+  const whole = one.rows(tokens, 10);
+  expect(other.rows(tokens.subarray(2), 12)).toEqual(whole.subarray(2 * one.shape.hidden));
+  expect(other.route(whole)).toEqual(one.route(whole));
+  const x = Float32Array.from({ length: one.shape.hidden }, (_, h) => Math.sin(h));
+  const [a, b] = [new Float32Array(x.length), new Float32Array(x.length)];
+  one.apply(7, x, a, 1);
+  other.apply(7, x, b, 1);
+  expect(b).toEqual(a);
+  other.apply(8, x, b, 1);
+  expect(b).not.toEqual(a);
+});
+
+describe('the verdict', () => {
+  const report: Omit<MoeDemoReport, 'pass'> = {
+    date: '2026-01-01',
+    machine: {} as MoeDemoReport['machine'],
+    ranks: 3,
+    rankMode: 'threads',
+    mode: 'low-latency',
+    dtype: 'bf16',
+    transport: 'shm',
+    documents: 1,
+    tokens: 1,
+    steps: 1,
+    experts: 1,
+    topK: 1,
+    replicas: 1,
+    gini: 0,
+    imbalance: { spread: 1, balanced: 1 },
+    bytes: { logical: 0, ownRank: 0, wire: 0 },
+    phases: [],
+    expertMilliseconds: 0,
+    stagedBytes: 0,
+    error: { relative: 1e-3, largest: 0.1, elements: 10 },
+    expectedElements: 10,
+    tolerance: 1e-2,
+    losses: [],
+    droppedChoices: 0,
+    routes: [],
+  };
+
+  it('fails on a NaN, on rows that were not compared, and on a death that a survivor did not see', () => {
+    expect(moePasses(report)).toBe(true);
+    expect(moePasses({ ...report, error: { ...report.error, relative: Number.NaN } })).toBe(false);
+    expect(moePasses({ ...report, error: { ...report.error, elements: 9 } })).toBe(false);
+    expect(moePasses({ ...report, killed: { rank: 1, step: 0 } })).toBe(false);
+    const losses = [{ seenBy: 0, rank: 1, why: 'EP_PEER_LOST', step: 0 }];
+    expect(moePasses({ ...report, losses })).toBe(false);
+  });
+
+  it('is printed as FAIL', () => {
+    const machine = { cpu: '', cores: 1, memoryBytes: 1, os: '', node: '' } as unknown as MoeDemoReport['machine'];
+    expect(moeReportText({ ...report, machine, pass: false })).toContain('FAIL: the relative error is 1.00e-3 of 10');
+  });
+});

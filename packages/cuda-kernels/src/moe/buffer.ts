@@ -1,0 +1,482 @@
+/** Tokens to their experts and results back: one buffer of a group of ranks. */
+import {
+  type Closeable,
+  checkTimeout,
+  createWork,
+  type DeviceHandle,
+  doneWork,
+  type Endpoint,
+  EpError,
+  invalid,
+  isEpError,
+  linkSignals,
+  type Rank,
+  Resource,
+  type SymmetricMemory,
+  type Tensor,
+  type Work,
+  WorkOwner,
+} from '@ep/core';
+import {
+  EP_MOE_CACHED,
+  EP_MOE_NON_TEMPORAL,
+  EP_MOE_RENORMALISE,
+  type MoeCall,
+  type MoeCombineHalf,
+  type MoeDispatchHalf,
+  type NativeHostStream,
+  type NativeMoeBuffer,
+  type OperationId,
+  type Outcome,
+} from '@ep/native';
+import { type ExpertMap, localExperts, replicaCandidates } from '@ep/plan/moe';
+import type { DispatchTransport } from '../dispatcher.js';
+import type { HostStream } from '../host-stream.js';
+import { dtypeCode } from './codes.js';
+import { callFailure } from './failure.js';
+import { Losses, lostOf, type MoeLoss, reportActive } from './losses.js';
+import { combineOperands, dispatchOperand } from './operands.js';
+import type { MoeCallOptions, MoeCombineOptions, MoeDispatchOptions, ResolvedMoe } from './options.js';
+import { farewellSlot } from './place.js';
+import {
+  HeldCall,
+  type MoeCombined,
+  type MoeHandle,
+  type MoeHook,
+  type MoeLayout,
+  type MoeReceived,
+} from './received.js';
+import { CallSlot, hostStorage, placeOfStorage } from './slot.js';
+
+export interface MoeBufferInit {
+  readonly moe: ResolvedMoe;
+  readonly transport: DispatchTransport;
+  readonly memory: SymmetricMemory;
+  readonly endpoints: readonly Endpoint<'bundled' | 'add'>[];
+  readonly stream: HostStream;
+  readonly ownStream: boolean;
+  readonly handle: DeviceHandle<'bundled' | 'add'>;
+  readonly native: NativeMoeBuffer;
+}
+
+/** How long close() waits for the others' last call. */
+const FAREWELL_MS = 2000;
+const SEND = 1;
+const RECEIVE = 2;
+const DONE: Outcome = { status: 0, rank: -1, stage: 0, expected: 0n, found: 0n };
+/** From this payload on, copies go past the caches. */
+const NON_TEMPORAL_BYTES = 1024 * 1024;
+
+/**
+ * Collective: all ranks that take part make the same calls in the same order. A call takes one of `calls` slots from its dispatch to the end of its
+ * combine (or `release()`); when all are taken, dispatch throws `EP_BUSY`.
+ *
+ * A rank that does not come in time, or dies, is no failure: the call goes on without it, `lostRanks` of the result names it, and later calls leave it
+ * out. Only an abort, a closed transport or a broken NIC rejects a call; the buffer takes no more calls then.
+ */
+export class MoeBuffer extends Resource implements Closeable {
+  readonly rank: Rank;
+  readonly worldSize: number;
+  readonly map: ExpertMap;
+  /** Of this rank. */
+  readonly localExperts: number;
+  readonly #init: MoeBufferInit;
+  readonly #owner = new WorkOwner('MoE buffer');
+  readonly #slots: readonly CallSlot[];
+  readonly #totals: BigUint64Array;
+  readonly #losses: Losses;
+  /** The mask that replica candidates were chosen by, as text. */
+  #chosenBy = '';
+  #calls = 0;
+  #sequence = 0;
+  #poison: { readonly reason: unknown } | undefined;
+  readonly #cancel = new AbortController();
+
+  constructor(init: MoeBufferInit) {
+    super('MoE buffer');
+    const { moe, transport, memory, native } = init;
+    this.#init = init;
+    this.rank = transport.rank;
+    this.worldSize = transport.worldSize;
+    this.#losses = new Losses(transport.rank, transport.worldSize);
+    this.map = moe.map;
+    this.localExperts = localExperts(moe.map, transport.rank);
+    this.#slots = Array.from({ length: moe.calls }, (_, i) => new CallSlot(i, moe, memory, transport.rank, native));
+    this.#totals = hostStorage('u64', this.localExperts);
+  }
+
+  /** As opened: what all ranks agreed on, and where the bytes of the buffer go (`bufferText` prints it). */
+  get sizes(): ResolvedMoe['sizes'] {
+    return this.#init.moe.sizes;
+  }
+
+  /** A mask of who takes part in the next call. */
+  get activeRanks(): Uint8Array {
+    return this.#losses.active(undefined, 'activeRanks');
+  }
+
+  /** Who was found late or dead, or was left out, and why. */
+  get losses(): ReadonlyMap<Rank, MoeLoss> {
+    return this.#losses.all;
+  }
+
+  /** Leaves ranks out of all later calls: what a process group, say, knows of its members. All ranks that stay do it before the same call. */
+  leaveOut(ranks: Iterable<Rank>): void {
+    this.#losses.leaveOut(ranks);
+  }
+
+  /** Rows that each local expert has received in all calls so far. */
+  totals(): BigUint64Array {
+    return this.#totals.slice();
+  }
+
+  /** How each rank is reached. */
+  routes(): readonly { readonly peer: Rank; readonly via: string }[] {
+    const { transport, handle } = this.#init;
+    return Array.from({ length: this.worldSize }, (_, peer) => ({
+      peer,
+      via: peer === this.rank ? 'own memory' : `${transport.name} (${handle.kind})`,
+    }));
+  }
+
+  /**
+   * Sends each row of `x` [tokens, hidden] to the ranks of its experts, and resolves with the rows that came here. `choices`: `topK` experts for each
+   * token, -1 for none; or the layout of an earlier dispatch of the same choices, which all ranks then give.
+   */
+  dispatch(x: Tensor, choices: Int32Array | MoeLayout, options: MoeDispatchOptions = {}): Work<MoeReceived> {
+    const begun = this.#beginDispatch(x, choices, options, 'dispatch');
+    return this.#follow('dispatch', begun.launch(SEND | RECEIVE, options), begun.received, begun.refused);
+  }
+
+  /** The first half alone: `receive()` of what it resolves with is the second. In between nothing runs here for this call. `x` stays unchanged until then. */
+  dispatchSend(
+    x: Tensor,
+    choices: Int32Array | MoeLayout,
+    options: MoeDispatchOptions = {},
+  ): Work<MoeHook<MoeReceived>> {
+    const begun = this.#beginDispatch(x, choices, options, 'dispatchSend');
+    const hook = (): MoeHook<MoeReceived> => ({
+      receive: (late = {}) => this.#follow('dispatch receive', begun.launch(RECEIVE, late), begun.received),
+    });
+    return this.#follow('dispatchSend', begun.launch(SEND, options), hook, begun.refused);
+  }
+
+  /**
+   * Sends the results `y` of experts, a tensor like `received.x` in the buffer's dtype, back to where their tokens came from, and resolves with each of
+   * this rank's tokens' mixture. Ends the call.
+   */
+  combine(y: Tensor, handle: MoeHandle, options: MoeCombineOptions = {}): Work<MoeCombined> {
+    const begun = this.#beginCombine(y, handle, options, 'combine');
+    return this.#follow('combine', begun.launch(SEND | RECEIVE, options), begun.combined);
+  }
+
+  /** As `dispatchSend`, of a combine. `y` stays unchanged until `receive()` has resolved. */
+  combineSend(y: Tensor, handle: MoeHandle, options: MoeCombineOptions = {}): Work<MoeHook<MoeCombined>> {
+    const begun = this.#beginCombine(y, handle, options, 'combineSend');
+    return this.#follow('combineSend', begun.launch(SEND, options), () => ({
+      receive: (late = {}) => this.#follow('combine receive', begun.launch(RECEIVE, late), begun.combined),
+    }));
+  }
+
+  /**
+   * Calls, one after the other in a native loop: nanoseconds of each. Collective; of a buffer with one call slot and nothing held. The numbers are what kernels
+   * take without JS. @internal
+   */
+  async measureSteps(x: Tensor, choices: Int32Array, weights: Float32Array, rounds: number): Promise<Float64Array> {
+    const where = 'measureSteps';
+    const { moe, native, stream } = this.#init;
+    const { x: y, handle } = await this.dispatch(x, choices);
+    const call = handle as HeldCall;
+    const { half: back } = combineOperands(y, call, { weights }, moe, this.localExperts, where);
+    await this.combine(y, handle, { weights });
+    const { half: there } = this.#beginDispatch(x, choices, {}, where);
+    const samples = hostStorage('f64', rounds);
+    const timeoutMs = this.#timeout({}, where);
+    const { routing, report, slot, epoch, tokens, flags, dtype } = there;
+    const shared = { routing, report, slot, epoch, tokens, dtype, timeoutMs, halves: SEND | RECEIVE };
+    const outcome = await stream.launch((of) =>
+      native.steps(of, { ...there, ...shared }, { ...back, ...shared, flags }, rounds, placeOfStorage(samples).operand),
+    );
+    this.#calls += rounds * moe.calls;
+    if (outcome.status !== 0) throw callFailure(where, outcome);
+    return samples;
+  }
+
+  protected override async release(): Promise<void> {
+    this.#cancel.abort(new EpError('EP_ABORTED', 'the MoE buffer was closed'));
+    await this.#owner.idle();
+    await this.#farewell();
+    if (this.#init.ownStream) await this.#init.stream.close();
+    await this.#init.memory.close();
+    this.#owner.check();
+  }
+
+  /**
+   * HAZARD: a rank that is ahead has its results while others still grant it credit. Were its memory gone by then, a NIC would break their queue pairs to it. So
+   * ranks wait a while for each other's last call; whoever is dead or does not come is not waited for any longer, and what it still posts is its own loss.
+   */
+  async #farewell(): Promise<void> {
+    const { memory, endpoints, moe } = this.#init;
+    if (memory.closed) return;
+    const others = endpoints.filter(({ peer }) => peer !== this.rank && !this.#losses.has(peer));
+    const first = farewellSlot(moe);
+    const timeoutMs = Math.min(moe.timeoutMs, FAREWELL_MS);
+    await Promise.allSettled(
+      others.map(async (endpoint) => {
+        await endpoint.signal(memory, { slot: first + this.rank, op: 'add', value: 1n });
+        await endpoint.flush({ timeoutMs });
+      }),
+    );
+    if (this.#poison !== undefined) return;
+    await Promise.allSettled(
+      others.map(({ peer }) =>
+        memory.signals.until(first + peer, { cmp: 'ge', value: 1n }, { peers: [peer], timeoutMs }),
+      ),
+    );
+  }
+
+  #beginDispatch(x: Tensor, choices: Int32Array | MoeLayout, options: MoeDispatchOptions, where: string) {
+    const { moe, native } = this.#init;
+    this.#checkUsable(where);
+    options.signal?.throwIfAborted();
+    const index = this.#calls % moe.calls;
+    const slot = this.#slots[index]!;
+    if (slot.held !== undefined) {
+      throw new EpError(
+        'EP_BUSY',
+        `${where}: call slot ${index} of ${moe.calls} is still taken: combine or release an earlier call, or open with more calls (at most 4)`,
+        { context: { slot: index, calls: moe.calls } },
+      );
+    }
+    const cached = !(choices instanceof Int32Array);
+    if (cached && moe.mode === 'low-latency') {
+      throw invalid('choices', { where, expected: 'an Int32Array in low-latency mode', found: choices });
+    }
+    const operand = dispatchOperand(x, moe, where);
+    const { tokens } = operand;
+    if (cached ? choices.tokens !== tokens : choices.length !== tokens * moe.topK) {
+      const expected = cached
+        ? `those of ${choices.tokens} tokens`
+        : `${tokens * moe.topK} (${tokens} tokens * ${moe.topK})`;
+      throw invalid('choices', { where, expected, found: cached ? tokens : choices.length });
+    }
+    const routing = cached ? choices.routing : slot.routing(options.keepLayout === true);
+    const outputs = slot.outputs();
+    const report = slot.report;
+    const active = this.#losses.active(options.activeRanks, where);
+    this.#choose(active);
+    reportActive(report.ranks, active);
+    report.waitNs.fill(0n);
+    if (!cached) routing.topk.set(choices);
+    const epoch = Math.floor(this.#calls / moe.calls) + 1;
+    const call = new HeldCall({ slot: index, epoch, tokens, routing, release: (held) => this.#release(held) });
+    const totals = placeOfStorage(this.#totals);
+    const half: Omit<MoeDispatchHalf, 'halves' | 'timeoutMs'> = {
+      routing: routing.native,
+      report: report.native,
+      slot: index,
+      epoch,
+      tokens,
+      flags: (cached ? EP_MOE_CACHED : 0) | this.#nonTemporal(tokens, moe.rowBytes),
+      dtype: dtypeCode(moe.dtype),
+      x: operand.operand,
+      xOffset: operand.byteOffset,
+      xStride: operand.strideBytes,
+      ...(outputs.out && { out: outputs.out.operand, outOffset: outputs.out.offset }),
+      ...(outputs.scales && { scales: outputs.scales.operand, scalesOffset: outputs.scales.offset }),
+      totals: totals.operand,
+      totalsOffset: totals.offset,
+    };
+    let begun = false;
+    return {
+      half,
+      launch: (halves: number, limits: MoeCallOptions) => {
+        const timeoutMs = this.#timeout(limits, where);
+        const started = this.#launch((stream) => native.dispatch(stream, { ...half, halves, timeoutMs }), limits);
+        if (!begun) {
+          // Only now does the call count: everything that can be refused has been.
+          begun = true;
+          this.#calls++;
+          slot.held = call;
+        }
+        return started;
+      },
+      refused: (): void => {
+        call.stage = 'released';
+        slot.held = undefined;
+      },
+      received: (): MoeReceived => {
+        call.stage = 'received';
+        call.rows = slot.rowsOf(routing);
+        this.#losses.note(report.ranks);
+        return {
+          ...slot.tensors(call.rows),
+          counts: routing.recvCount,
+          blockStart: routing.blockStart.subarray(0, this.localExperts),
+          layoutRange: routing.layoutRange,
+          sourceToken: routing.sourceToken.subarray(0, call.rows),
+          sourceChoice: routing.sourceChoice.subarray(0, call.rows),
+          lostRanks: lostOf(report.ranks),
+          waitNs: report.waitNs.slice(),
+          stagedBytes: operand.stagedBytes,
+          handle: call,
+          ...(options.keepLayout === true && { layout: { tokens, routing } }),
+        };
+      },
+    };
+  }
+
+  #beginCombine(y: Tensor, handle: MoeHandle, options: MoeCombineOptions, where: string) {
+    const { moe, native } = this.#init;
+    this.#checkUsable(where);
+    options.signal?.throwIfAborted();
+    const { call, slot } = this.#callOf(handle, where);
+    const operands = combineOperands(y, call, options, moe, this.localExperts, where);
+    const report = slot.report;
+    report.waitNs.fill(0n);
+    this.#losses.mask(report.ranks);
+    const half: Omit<MoeCombineHalf, 'halves' | 'timeoutMs'> = {
+      routing: call.routing.native,
+      report: report.native,
+      slot: call.slot,
+      epoch: call.epoch,
+      tokens: call.tokens,
+      flags: (options.renormalise === true ? EP_MOE_RENORMALISE : 0) | this.#nonTemporal(call.rows, moe.resultRowBytes),
+      dtype: dtypeCode(moe.dtype),
+      ...operands.half,
+    };
+    let begun = false;
+    return {
+      launch: (halves: number, limits: MoeCallOptions) => {
+        const timeoutMs = this.#timeout(limits, where);
+        const started = this.#launch((stream) => native.combine(stream, { ...half, halves, timeoutMs }), limits);
+        if (!begun) {
+          begun = true;
+          call.stage = 'combining';
+        }
+        return started;
+      },
+      combined: (): MoeCombined => {
+        call.stage = 'released';
+        slot.held = undefined;
+        this.#losses.note(report.ranks);
+        return {
+          y: operands.finish(),
+          lostRanks: lostOf(report.ranks),
+          waitNs: report.waitNs.slice(),
+          stagedBytes: operands.stagedBytes,
+        };
+      },
+    };
+  }
+
+  #release(call: HeldCall): Work {
+    if (call.released) return doneWork('release', this.#sequence++, undefined);
+    const where = 'release';
+    this.#checkUsable(where);
+    const { moe, native } = this.#init;
+    const { slot } = this.#callOf(call, where);
+    const done = (): void => {
+      call.stage = 'released';
+      slot.held = undefined;
+    };
+    if (moe.mode === 'low-latency') {
+      // Its dispatch has given the slot back to the senders already: rows were packed out of it.
+      done();
+      return doneWork(where, this.#sequence++, undefined);
+    }
+    const { slot: index, epoch, tokens, routing } = call;
+    const description: MoeCall = {
+      routing: routing.native,
+      report: slot.report.native,
+      slot: index,
+      epoch,
+      tokens,
+      timeoutMs: this.#timeout({}, where),
+    };
+    call.stage = 'combining';
+    return this.#follow(
+      where,
+      this.#launch((stream) => native.release(stream, description), {}),
+      done,
+    );
+  }
+
+  #callOf(handle: MoeHandle, where: string): { readonly call: HeldCall; readonly slot: CallSlot } {
+    const slot = this.#slots.find(({ held }) => held !== undefined && held === handle);
+    if (slot !== undefined && handle instanceof HeldCall) {
+      handle.expect('received', where);
+      return { call: handle, slot };
+    }
+    throw invalid('handle', {
+      where,
+      expected: 'that of a call of this buffer which was not combined yet',
+      found: handle,
+    });
+  }
+
+  /** Throws what the addon refuses: then nothing was launched, and the call does not count. */
+  #launch(start: (stream: NativeHostStream) => OperationId, { signal }: MoeCallOptions): Promise<Outcome> {
+    const linked = linkSignals(signal, this.#cancel.signal, this.closing);
+    try {
+      const under = this.#init.stream.launchInline(start, () => linked.signal);
+      return (under ?? Promise.resolve(DONE)).finally(linked.unlink);
+    } catch (error) {
+      linked.unlink();
+      throw error;
+    }
+  }
+
+  #follow<T>(name: string, under: Promise<Outcome>, value: () => T, onRefused = (): void => {}): Work<T> {
+    const control = createWork<T>({ op: name, sequence: this.#sequence++, owner: this.#owner });
+    const letGo = this.hold(name);
+    under
+      .then((outcome) => {
+        if (outcome.status !== 0) throw callFailure(name, outcome);
+        control.resolve(value());
+      })
+      .catch((reason: unknown) => {
+        // What does not fit is refused by all ranks alike, before anything has moved: the next call may fit.
+        const refused = isEpError(reason) && reason.code === 'EP_CAPACITY';
+        if (refused) onRefused();
+        else this.#poison ??= { reason };
+        const cut = [this.#cancel.signal, this.closing].some((signal) => signal.aborted && signal.reason === reason);
+        if (cut) control.abort(reason);
+        else control.reject(reason);
+      })
+      .finally(letGo);
+    return control.work;
+  }
+
+  #checkUsable(where: string): void {
+    this.checkOpen(where);
+    this.#owner.check();
+    if (this.#init.memory.closed) throw new EpError('EP_CLOSED', `${where}: the memory of the buffer was closed`);
+    if (this.#poison === undefined) return;
+    const { reason } = this.#poison;
+    const text = reason instanceof Error ? reason.message : String(reason);
+    throw new EpError('EP_POISONED', `${where}: an earlier call failed (${text}): close this buffer and open another`, {
+      cause: reason,
+    });
+  }
+
+  #timeout({ timeoutMs }: MoeCallOptions, where: string): number {
+    const limit = checkTimeout(timeoutMs ?? this.#init.moe.timeoutMs, where);
+    return Number.isFinite(limit) ? limit : -1;
+  }
+
+  #nonTemporal(rows: number, rowBytes: number): number {
+    return rows * rowBytes * this.#init.moe.topK >= NON_TEMPORAL_BYTES ? EP_MOE_NON_TEMPORAL : 0;
+  }
+
+  /** Has replicas chosen among those that take part. */
+  #choose(activeRanks: Uint8Array): void {
+    const { moe, native } = this.#init;
+    const text = activeRanks.join('');
+    if (text === this.#chosenBy) return;
+    const { policy, ranksPerNode } = moe;
+    const { offsets, replicas } = replicaCandidates(moe.map, this.rank, { policy, ranksPerNode, activeRanks });
+    native.setCandidates(offsets, replicas);
+    this.#chosenBy = text;
+  }
+}

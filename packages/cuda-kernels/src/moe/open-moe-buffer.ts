@@ -1,0 +1,63 @@
+/** Opens a buffer for experts: allocates its memory on all ranks and checks that they agree. */
+import { EpError, isEpError, type Rank } from '@ep/core';
+import { native } from '@ep/native';
+import { Agreement } from '../agreement.js';
+import { refusal } from '../difference.js';
+import type { DispatchTransport } from '../dispatcher.js';
+import { HostStream } from '../host-stream.js';
+import { MoeBuffer } from './buffer.js';
+import { describeMoe } from './codes.js';
+import { type MoeBufferOptions, moeLines, resolveMoe } from './options.js';
+import { moeAgreementPlace, moeMemoryBytes, moeSignalSlots } from './place.js';
+
+/**
+ * Collective. `EP_MISMATCH` names ranks with other options, `EP_CAPACITY` says when the transport has too few signal slots for this many calls and
+ * ranks: there are five words for each call and rank, whatever the number of experts.
+ */
+export async function openMoeBuffer(transport: DispatchTransport, options: MoeBufferOptions): Promise<MoeBuffer> {
+  const where = 'openMoeBuffer';
+  const { worldSize, capabilities } = transport;
+  const moe = resolveMoe(options, worldSize, where);
+  const signalSlots = moeSignalSlots(moe);
+  if (signalSlots > capabilities.maxSignalSlots) {
+    throw new EpError(
+      'EP_CAPACITY',
+      `${where}: ${moe.calls} calls over ${worldSize} ranks need ${signalSlots} signal slots, ${transport.name} has ${capabilities.maxSignalSlots}`,
+      { context: { needed: signalSlots, available: capabilities.maxSignalSlots } },
+    );
+  }
+  const wait = { timeoutMs: moe.timeoutMs, ...(options.signal ? { signal: options.signal } : {}) };
+  const ownStream = options.stream === undefined;
+  const memory = await transport.allocate({ byteLength: moeMemoryBytes(moe), signalSlots, ...wait }).catch((error) => {
+    if (!isEpError(error) || error.code !== 'EP_MISMATCH') throw error;
+    const text = `${where}: ranks gave options that need other sizes; on this rank ${moeLines(moe).slice(0, 5).join(', ')}: ${error.message}`;
+    throw new EpError('EP_MISMATCH', text, { context: error.context, cause: error });
+  });
+  let stream: HostStream | undefined;
+  try {
+    const endpoints = await Promise.all(
+      Array.from({ length: worldSize }, (_, peer) => transport.connect(peer as Rank)),
+    );
+    const agreement = new Agreement(transport, memory, endpoints, moeAgreementPlace(moe));
+    // A rank that fails here still takes part: the others must hear of it instead of waiting for it.
+    let made: MoeBuffer | undefined;
+    let refused: { readonly reason: unknown } | undefined;
+    try {
+      stream = options.stream ?? new HostStream();
+      const handle = transport.device(memory);
+      const buffer = new (native().binding.MoeBuffer)(describeMoe(moe, handle.bytes));
+      made = new MoeBuffer({ moe, transport, memory, endpoints, stream, ownStream, handle, native: buffer });
+    } catch (reason) {
+      refused = { reason };
+    }
+    await agreement.same(where, refused ? refusal(refused.reason) : moeLines(moe), wait).catch((error: unknown) => {
+      throw refused ? refused.reason : error;
+    });
+    if (refused) throw refused.reason;
+    return made!;
+  } catch (error) {
+    if (ownStream) await stream?.close();
+    await memory.close();
+    throw error;
+  }
+}

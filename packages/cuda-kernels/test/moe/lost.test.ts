@@ -1,0 +1,276 @@
+/** Ranks that do not come, die, are left out or come late; buffers that are full; calls that overlap. */
+import { setTimeout as sleep } from 'node:timers/promises';
+import { decode, isEpError, type Storage } from '@ep/core';
+import { type MoePlan, planMoe, rankTopk, routingOfRanks, spreadExperts, withLostRanks } from '@ep/plan/moe';
+import { describe, expect, it } from 'vitest';
+import type { DispatchTransport, MoeBuffer } from '../../src/index.js';
+import { check, type Inputs, inputsOf, type MoeCase, openFor, type RankResult, runCall, tensorOf } from './case.js';
+import { onRanks, type WorldTransport } from './world.js';
+
+const modes = ['low-latency', 'high-throughput'] as const;
+const worldSize = 4;
+
+const caseOf = (mode: MoeCase['mode'], more: Partial<MoeCase> = {}): MoeCase => ({
+  worldSize,
+  mode,
+  seed: 21,
+  experts: 8,
+  topK: 3,
+  hidden: 64,
+  tokens: [5, 4, 7, 3],
+  renormalise: true,
+  ...(mode === 'high-throughput' ? { alignment: 4 } : {}),
+  ...more,
+});
+
+async function opened<T>(
+  one: MoeCase,
+  transport: WorldTransport,
+  body: (buffer: MoeBuffer, transport: DispatchTransport) => Promise<T>,
+): Promise<T[]> {
+  const inputs = inputsOf(one);
+  return onRanks(one.worldSize, transport, async (of) => {
+    const buffer = await openFor(of, one, inputs);
+    try {
+      return await body(buffer, of);
+    } finally {
+      await buffer.close();
+    }
+  });
+}
+
+/** A rank that never came in a call: nobody knows its counts, so in high-throughput form it has no runs, either. */
+function planWithout(inputs: Inputs, absent: number): MoePlan {
+  const { routing, map, form } = inputs;
+  const ranks = Array.from({ length: worldSize }, (_, rank) => {
+    const choices = rankTopk(routing, rank);
+    return rank === absent ? choices.map(() => -1) : choices;
+  });
+  return withLostRanks(planMoe(routingOfRanks(routing.experts, routing.topK, ranks), map, form), without(absent));
+}
+
+const without = (lost: number): Uint8Array => Uint8Array.from({ length: worldSize }, (_, r) => (r === lost ? 1 : 0));
+
+describe.each(modes)('%s', (mode) => {
+  it.each(['shm', 'ibgda'] as const)(
+    'goes on without a rank that does not come, over %s',
+    { timeout: 60_000 },
+    async (transport) => {
+      const one = caseOf(mode);
+      const inputs = inputsOf(one);
+      const results = await opened(one, transport, async (buffer) => {
+        const first = await runCall(buffer, one, inputs);
+        if (buffer.rank === 2) return [first];
+        const second = await runCall(buffer, one, inputs, { timeoutMs: 400 });
+        const third = await runCall(buffer, one, inputs);
+        expect([...buffer.losses.keys()]).toEqual([2]);
+        return [first, second, third];
+      });
+      const call = (n: number): (RankResult | undefined)[] => results.map((all) => all[n]);
+      check(one, inputs, call(0));
+      check(one, inputs, call(1), planWithout(inputs, 2));
+      const active = without(2).map((lost) => 1 - lost);
+      check(one, inputs, call(2), planMoe(inputs.routing, inputs.map, inputs.form, { activeRanks: active }));
+    },
+  );
+
+  it('goes on without a rank that closes its transport', { timeout: 60_000 }, async () => {
+    const one = caseOf(mode);
+    const inputs = inputsOf(one);
+    const results = await opened(one, 'shm', async (buffer, transport) => {
+      const first = await runCall(buffer, one, inputs);
+      if (buffer.rank === 1) {
+        await transport.close();
+        return [first];
+      }
+      return [first, await runCall(buffer, one, inputs, { timeoutMs: 2000 })];
+    });
+    check(
+      one,
+      inputs,
+      results.map((all) => all[1]),
+      planWithout(inputs, 1),
+    );
+  });
+
+  it.each(['shm', 'hostile'] as const)(
+    'takes nothing from a rank that comes too late, over %s',
+    { timeout: 60_000 },
+    async (transport) => {
+      const one = caseOf(mode);
+      const inputs = inputsOf(one);
+      const late = 2;
+      const results = await opened(one, transport, async (buffer) => {
+        const all = [await runCall(buffer, one, inputs)];
+        if (buffer.rank === late) {
+          await sleep(500);
+          // What it sends now, with other rows, is for calls that the others have ended without it.
+          const tokens = one.tokens[late]!;
+          const other = inputs.x[late]!.map((value) => value + 1);
+          const x = tensorOf(inputs.dtype, tokens, one.hidden, other);
+          for (let call = 0; call < 2; call++) {
+            const { handle } = await buffer.dispatch(x, rankTopk(inputs.routing, late), { timeoutMs: 300 });
+            await handle.release();
+          }
+          return all;
+        }
+        all.push(await runCall(buffer, one, inputs, { timeoutMs: 250 }));
+        for (let call = 0; call < 30; call++) {
+          await sleep(40);
+          all.push(await runCall(buffer, one, inputs, { timeoutMs: 5000 }));
+        }
+        return all;
+      });
+      check(
+        one,
+        inputs,
+        results.map((all) => all[1]),
+        planWithout(inputs, late),
+      );
+      const active = without(late).map((lost) => 1 - lost);
+      const plan = planMoe(inputs.routing, inputs.map, inputs.form, { activeRanks: active });
+      for (let call = 2; call < 32; call++)
+        check(
+          one,
+          inputs,
+          results.map((all) => all[call]),
+          plan,
+        );
+    },
+  );
+
+  it('leaves out whom the caller names, by option or for good', { timeout: 60_000 }, async () => {
+    const one = caseOf(mode);
+    const inputs = inputsOf(one);
+    const active = Uint8Array.of(1, 0, 1, 1);
+    const results = await opened(one, 'shm', async (buffer) => {
+      if (buffer.rank === 1) return [];
+      const tokens = one.tokens[buffer.rank]!;
+      const x = tensorOf(inputs.dtype, tokens, one.hidden, inputs.x[buffer.rank]!);
+      const received = await buffer.dispatch(x, rankTopk(inputs.routing, buffer.rank), { activeRanks: active });
+      expect([...received.lostRanks]).toEqual([0, 1, 0, 0]);
+      await received.handle.release();
+      expect(buffer.losses.size).toBe(0);
+      buffer.leaveOut([1]);
+      return [await runCall(buffer, one, inputs)];
+    });
+    const plan = planMoe(inputs.routing, inputs.map, inputs.form, { activeRanks: active });
+    check(
+      one,
+      inputs,
+      results.map((all) => all[0]),
+      plan,
+    );
+  });
+
+  it('takes up to four calls, refuses a fifth, and combines them in any order', { timeout: 60_000 }, async () => {
+    const one = caseOf(mode, { options: { calls: 4 } });
+    const inputs = inputsOf(one);
+    await opened(one, 'shm', async (buffer) => {
+      const tokens = one.tokens[buffer.rank]!;
+      const choices = rankTopk(inputs.routing, buffer.rank);
+      const send = (factor: number) => {
+        const scaled = inputs.x[buffer.rank]!.map((value) => value * factor);
+        return buffer.dispatch(tensorOf(inputs.dtype, tokens, one.hidden, scaled), choices);
+      };
+      for (let round = 0; round < 3; round++) {
+        const works = [1, 2, 4, 8].map(send);
+        expect(() => send(16)).toThrowError(expect.objectContaining({ code: 'EP_BUSY' }));
+        const received = await Promise.all(works);
+        const order = round === 1 ? [2, 0, 3, 1] : [0, 1, 2, 3];
+        const sums = new Map<number, PromiseLike<Float32Array>>();
+        for (const i of order) {
+          const back = buffer.combine(received[i]!.x, received[i]!.handle);
+          sums.set(
+            i,
+            back.then(({ y }) => decode(inputs.dtype, y.data as Storage['bf16']) as Float32Array),
+          );
+        }
+        const one1 = await sums.get(0)!;
+        // Everything here is a power of two apart: exactly so.
+        for (const [i, sum] of sums) expect(await sum).toEqual(one1.map((value) => value * 2 ** i));
+      }
+    });
+  });
+
+  it('refuses what is not a call of it', { timeout: 60_000 }, async () => {
+    const one = caseOf(mode);
+    const inputs = inputsOf(one);
+    await opened(one, 'shm', async (buffer) => {
+      const tokens = one.tokens[buffer.rank]!;
+      const x = tensorOf(inputs.dtype, tokens, one.hidden, inputs.x[buffer.rank]!);
+      const choices = rankTopk(inputs.routing, buffer.rank);
+      const bad = { code: 'EP_INVALID_ARGUMENT' };
+      expect(() => buffer.dispatch(x, choices.slice(1))).toThrowError(expect.objectContaining(bad));
+      expect(() =>
+        buffer.dispatch(
+          x,
+          choices.map(() => 8),
+        ),
+      ).toThrowError(expect.objectContaining(bad));
+      expect(() =>
+        buffer.dispatch(
+          x,
+          choices.map(() => -2),
+        ),
+      ).toThrowError(expect.objectContaining(bad));
+      expect(() => buffer.dispatch(x, choices, { activeRanks: [1, 1] })).toThrowError(expect.objectContaining(bad));
+      expect(() => buffer.dispatch(tensorOf('f16', tokens, 64, inputs.x[buffer.rank]!), choices)).toThrowError(
+        expect.objectContaining(bad),
+      );
+      const received = await buffer.dispatch(x, choices);
+      expect(() => buffer.combine(x, received.handle, { weights: new Float32Array(1) })).toThrowError(
+        expect.objectContaining(bad),
+      );
+      await buffer.combine(received.x, received.handle);
+      expect(() => buffer.combine(received.x, received.handle)).toThrowError(expect.objectContaining(bad));
+      expect(received.handle.released).toBe(true);
+    });
+  });
+});
+
+describe('a compact receive tensor', () => {
+  const tokens = [4, 4];
+  // Everybody to experts 0 and 1, which rank 0 holds: 16 rows there, none at rank 1.
+  const routing = routingOfRanks(4, 2, [Int32Array.of(0, 1, 1, 0, 0, 1, 1, 0), Int32Array.of(0, 1, 1, 0, 0, 1, 1, 0)]);
+  const one = (recvRows: number): MoeCase => ({
+    worldSize: 2,
+    mode: 'high-throughput',
+    seed: 3,
+    experts: 4,
+    topK: 2,
+    hidden: 32,
+    tokens,
+    options: { recvRows },
+  });
+  const inputsFor = (recvRows: number) => ({ ...inputsOf(one(recvRows)), routing, map: spreadExperts(4, 2) });
+
+  it('may be exactly full', async () => {
+    const inputs = inputsFor(16);
+    const results = await onRanks(2, 'shm', async (transport) => {
+      await using buffer = await openFor(transport, one(16), inputs);
+      return await runCall(buffer, one(16), inputs);
+    });
+    check(one(16), inputs, results);
+  });
+
+  it('of one row too few refuses the call on every rank, before anything moves, and takes the next', async () => {
+    const inputs = inputsFor(15);
+    const fewer = Int32Array.of(0, 1, 1, 0, 0, 1, 1, -1);
+    const results = await onRanks(2, 'shm', async (transport) => {
+      await using buffer = await openFor(transport, one(15), inputs);
+      const x = tensorOf('bf16', 4, 32, inputs.x[buffer.rank]!);
+      for (let i = 0; i < 3; i++) {
+        const failure = await buffer.dispatch(x, rankTopk(routing, buffer.rank)).then(
+          () => undefined,
+          (error: unknown) => error,
+        );
+        expect(isEpError(failure) && failure.code).toBe('EP_CAPACITY');
+        expect((failure as Error).message).toMatch(/rank 0 has room for 15 rows, 16 were to go there/);
+      }
+      const less = { ...inputs, routing: routingOfRanks(4, 2, [fewer, rankTopk(routing, 1)]) };
+      return await runCall(buffer, one(15), less);
+    });
+    check(one(15), { ...inputs, routing: routingOfRanks(4, 2, [fewer, rankTopk(routing, 1)]) }, results);
+  });
+});

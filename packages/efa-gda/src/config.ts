@@ -1,0 +1,83 @@
+/** What can be chosen when an EFA NIC is opened. */
+import { checkInteger, defaultTimeoutMs, invalid } from '@ep/core';
+
+export interface EfaConfig {
+  /** Ends every collective call and wait that gives no timeout of its own, in milliseconds. EP_TIMEOUT_MS unless given; Infinity: none. */
+  readonly timeoutMs?: number;
+  /** Ranks on this host, for the choice between spinning and sleeping. The world size unless given. */
+  readonly ranksOnHost?: number;
+  /** Queue pairs that kernels use, for all peers: a kernel's block takes one by its number. 4 unless given. */
+  readonly queuePairs?: number;
+  /** Work requests of each send queue: a power of two, 2 to 32768. 256 unless given. */
+  readonly depth?: number;
+  /** Values of up to 8 bytes travel within a request where the NIC can (unless given), which makes requests of 128 bytes; `staged`: from a slot of memory. */
+  readonly values?: 'inline' | 'staged';
+}
+
+/** Of the software NIC besides. */
+export interface SoftEfaConfig extends EfaConfig {
+  /** Of what the NIC chooses by chance: the order in which everything lands. */
+  readonly seed?: number;
+  /** How many events `EfaTransport.trace()` may give. None are kept unless given. */
+  readonly traceEvents?: number;
+  /** Faults that the NIC acts out from the beginning on: the rules of `native/nic/efa/faults.hpp`. */
+  readonly faults?: string;
+  /** Completion counters that the NIC has: one for each signal slot. 1024 unless given. */
+  readonly maxCounters?: number;
+  /** Bytes in which a message lands, a multiple of 8. 4096 unless given. */
+  readonly fragmentBytes?: number;
+}
+
+/** Of EFA itself besides. */
+export interface HardwareEfaConfig extends EfaConfig {
+  /** Name of the device, `rdmap85s0` for example. Any unless given. */
+  readonly device?: string;
+}
+
+export interface ResolvedEfaConfig {
+  readonly timeoutMs: number;
+  readonly ranksOnHost: number;
+  readonly queuePairs: number;
+  readonly depth: number;
+  readonly values: 'inline' | 'staged';
+  readonly seed: number;
+  readonly traceEvents: number;
+  readonly faults: string | undefined;
+  readonly maxCounters: number;
+  readonly fragmentBytes: number;
+  readonly device: string;
+}
+
+/** Throws `EP_INVALID_ARGUMENT`. */
+export function resolveConfig(
+  name: string,
+  config: (SoftEfaConfig & HardwareEfaConfig) | undefined,
+  worldSize: number,
+): ResolvedEfaConfig {
+  const where = `${name} configuration`;
+  const timeoutMs = config?.timeoutMs ?? defaultTimeoutMs();
+  if (!(timeoutMs > 0)) throw invalid('timeoutMs', { where, expected: 'a positive number', found: timeoutMs });
+  const depth = checkInteger(config?.depth ?? 256, 'depth', where, 2, 32768);
+  if ((depth & (depth - 1)) !== 0) throw invalid('depth', { where, expected: 'a power of two', found: depth });
+  const values = config?.values ?? 'inline';
+  if (values !== 'inline' && values !== 'staged') {
+    throw invalid('values', { where, expected: 'inline or staged', found: values });
+  }
+  const fragmentBytes = checkInteger(config?.fragmentBytes ?? 4096, 'fragmentBytes', where, 8, 2 ** 30);
+  if (fragmentBytes % 8 !== 0) {
+    throw invalid('fragmentBytes', { where, expected: 'a multiple of 8', found: fragmentBytes });
+  }
+  return {
+    timeoutMs,
+    ranksOnHost: checkInteger(config?.ranksOnHost ?? worldSize, 'ranksOnHost', where, 1),
+    queuePairs: checkInteger(config?.queuePairs ?? 4, 'queuePairs', where, 1, 256),
+    depth,
+    values,
+    seed: checkInteger(config?.seed ?? 1, 'seed', where),
+    traceEvents: checkInteger(config?.traceEvents ?? 0, 'traceEvents', where, 0, 2 ** 24),
+    faults: config?.faults,
+    maxCounters: checkInteger(config?.maxCounters ?? 1024, 'maxCounters', where, 0, 4096),
+    fragmentBytes,
+    device: config?.device ?? '',
+  };
+}

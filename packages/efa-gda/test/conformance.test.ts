@@ -1,0 +1,12 @@
+import { describeTransport } from '@ep/conformance';
+
+describeTransport('efa-gda (soft)', {
+  provider: { module: '@ep/efa-gda', name: 'efaGda.soft' },
+  worlds: [2, 3, 4, 8],
+  modes: ['threads', 'processes'],
+  sample: [
+    ['threads', 4],
+    ['processes', 3],
+  ],
+  expected: new URL('./conformance.expected.json', import.meta.url),
+});
