@@ -16,6 +16,10 @@ export const programs = {
     host: ['tests/cuda/gpu_test.cpp', ...core.map((name) => `core/${name}.cpp`)],
     device: ['cuda/kernels.cu', 'cuda/library.cpp', 'tests/cuda/gpu_memory.cu'],
   },
+  moe_gpu_test: {
+    host: ['tests/cuda/moe_gpu_test.cpp', ...core.map((name) => `core/${name}.cpp`), 'core/moe/cast.cpp'],
+    device: ['tests/cuda/moe_kernels.cu', 'tests/cuda/gpu_memory.cu'],
+  },
   graph_test: { host: [], device: ['cuda/kernels.cu', 'tests/cuda/graph_test.cu'] },
   dispatch_bench: { host: [], device: ['cuda/kernels.cu', 'tests/cuda/dispatch_bench.cu'] },
   post_bench: { host: [], device: ['tests/cuda/post_bench.cu'] },
