@@ -35,6 +35,7 @@ set(EP_CORE_SOURCES
   core/ibgda/device_choice.cpp
   core/ibgda/gid.cpp
   core/ibgda/gpu_memory.cpp
+  core/ibgda/post_bench.cpp
   core/ibgda/probe.cpp
   core/ibgda/queues.cpp
   core/ibgda/rank_nic.cpp
@@ -84,6 +85,7 @@ set(EP_CORE_SOURCES
   nic/mlx5/registrations.cpp
   nic/mlx5/soft_device.cpp
   nic/mlx5/soft_table.cpp
+  nic/mlx5/speed.cpp
   nic/mlx5/trace.cpp
   nic/mlx5/wire_shm.cpp
   nic/mlx5/wqe.cpp
@@ -120,6 +122,7 @@ set(EP_NAPI_SOURCES
   napi/bind_hostile.cpp
   napi/bind_efa.cpp
   napi/bind_ibgda.cpp
+  napi/bind_ibgda_bench.cpp
   napi/bind_memory.cpp
   napi/bind_moe.cpp
   napi/bind_moe_call.cpp
@@ -130,6 +133,7 @@ set(EP_NAPI_SOURCES
   napi/dispatch_parts.cpp
   napi/env_state.cpp
   napi/kernel_run.cpp
+  napi/nic_driver.cpp
 )
 
 set(EP_TESTS
@@ -218,5 +222,4 @@ set(EP_LITMUS_SOURCES
 set(EP_BENCHES
   tests/collective/reduce_bench.cpp
   tests/device/ibgda_bench.cpp
-  tests/nic/nic_bench.cpp
 )

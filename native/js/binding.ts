@@ -2,7 +2,14 @@
 import type { NativeCollectiveGroup } from './collective.js';
 import type { NativeEfaNic, NativeEfaOptions } from './efa.js';
 import type { GpuBinding } from './gpu.js';
-import type { NativeIbgdaNic, NativeIbgdaOptions, NicTopology } from './ibgda.js';
+import type {
+  NativeIbgdaNic,
+  NativeIbgdaOptions,
+  NativeNicProbe,
+  NativeNicSpeed,
+  NativePostWay,
+  NicTopology,
+} from './ibgda.js';
 import type { MoeDescription, NativeMoeBuffer, NativeMoeRouting } from './moe.js';
 
 /** `EP_STATUS_*` of an operation that ended, and what it saw. */
@@ -437,6 +444,19 @@ export interface Binding extends GpuBinding {
   /** Read from sysfs, which lies at `root`. */
   nicTopology(root: string): NicTopology;
   readonly EfaNic: new (rank: NativeRankContext, options: NativeEfaOptions) => NativeEfaNic;
+  /** What `IbgdaNic` would find; leaves nothing open. */
+  probeNic(options: NativeIbgdaOptions): NativeNicProbe;
+  /**
+   * For tests of the hardware's path: makes the shim at `path`, which looks like libibverbs and libmlx5, forward to a software NIC as `options` has it, until
+   * the process ends.
+   */
+  attachVerbsShim(path: string, options: NativeIbgdaOptions): void;
+  /** Measurements; they hold the calling thread. The lock is the first way. */
+  postWays(): readonly NativePostWay[];
+  /** `way`: its place in `postWays()`. `executed`: by a software NIC; otherwise nobody executes them, and the ring is only drained. Throws where counts or bytes are wrong. */
+  postsPerSecond(way: number, posters: number, batch: number, posts: number, executed: boolean): number;
+  /** `batch`: WQEs a doorbell. `region`: bytes that large writes go through, a multiple of 2 MiB. */
+  softwareNicSpeed(batch: number, requests: number, region: number): NativeNicSpeed;
   readonly IbgdaNic: new (rank: NativeRankContext, options: NativeIbgdaOptions) => NativeIbgdaNic;
   /**
    * `capacity`: ranks that it may grow to. `nonce`: equal on all members, unlike that of any other group. `active`: who takes part at first, empty for all.

@@ -11,11 +11,15 @@ export interface NativeIbgdaOptions {
   readonly collapsed: boolean;
   /** A try waits 4.096 us << ackTimeout. */
   readonly ackTimeout: number;
-  /** The drivers of this machine; the software NIC otherwise. */
-  readonly hardware: boolean;
+  /** Which table drives the NIC: the software NIC, libmlx5 (DevX), or plain libibverbs queue pairs that a thread of this process posts to. */
+  readonly backing: 'soft' | 'hardware' | 'verbs';
+  /** Names for the loader's search, or paths; those that rdma-core installs unless given. */
+  readonly libraries?: { readonly ibverbs?: string; readonly mlx5?: string };
   /** Which devices, "" for any: see native/core/ibgda/device_choice.hpp. */
   readonly devices: string;
   readonly gidIndex?: number;
+  /** PCI address of the GPU that the device shall be near; "": near the memory that this process is bound to, if it is bound. */
+  readonly gpu: string;
   /** The software NIC's link layer: Ethernet instead of InfiniBand. */
   readonly ethernet: boolean;
   readonly seed: number;
@@ -44,11 +48,42 @@ export interface NativeIbgdaPort {
   readonly port: number;
   readonly link: 'infiniband' | 'ethernet';
   readonly gid: string;
+  /** From the GPU, or from the memory node, that it was to be near: `same` to `system`; `unknown` if there was none. */
+  readonly distance: string;
+  /** Devices that would have come before, and why they were not taken. */
+  readonly passedOver: readonly string[];
   readonly maxMessageBytes: number;
   /** Where rings and completions lie. */
   readonly placement: string;
   /** Better places, and why they could not be had. */
   readonly fallbacks: readonly string[];
+}
+
+/** What opening a NIC would find. The first thing that is missing, in the order in which they are needed, or `nothing`. */
+export interface NativeNicProbe {
+  readonly missing:
+    | 'nothing'
+    | 'library'
+    | 'symbol'
+    | 'kernel'
+    | 'device'
+    | 'devx'
+    | 'port'
+    | 'link'
+    | 'gid'
+    | 'gpudirect'
+    | 'other';
+  readonly reason: string;
+  readonly remedy: string;
+  /** Of what would be used; empty where nothing can be. */
+  readonly device: string;
+  readonly port: number;
+  readonly link: 'infiniband' | 'ethernet';
+  readonly gid: string;
+  readonly distance: string;
+  readonly passedOver: readonly string[];
+  /** Where queues could lie, best first. */
+  readonly placements: readonly { readonly where: string; readonly possible: boolean; readonly why: string }[];
 }
 
 /** Which network card is how far from which GPU and which memory. */
@@ -93,4 +128,22 @@ export interface NativeIbgdaNic extends NicRequests {
   /** Replaces the script of faults: see native/nic/mlx5/faults.hpp. */
   setFaults(script: string): void;
   close(): void;
+}
+
+/** A way to post WQEs (native/include/ep/device/mlx5_post.h), and by whom a queue pair is shared. */
+export interface NativePostWay {
+  readonly name: string;
+  readonly sharing: string;
+  /** By several posters; otherwise each has a queue pair of its own. */
+  readonly shared: boolean;
+}
+
+/** Of the software NIC, in time of its thread. */
+export interface NativeNicSpeed {
+  /** 8-byte inline writes. */
+  readonly requestsPerSecond: number;
+  /** Of 64 KiB writes. */
+  readonly bytesPerSecond: number;
+  /** What the same thread copies between the same memories. */
+  readonly copyPerSecond: number;
 }

@@ -3,10 +3,9 @@
 #include <cstring>
 #include <sstream>
 
-#include "dl/mlx5_verbs.hpp"
 #include "ibgda/rank_nic.hpp"
-#include "ibgda/topology.hpp"
 #include "nic/mlx5/soft_device.hpp"
+#include "nic_driver.hpp"
 
 namespace ep::binding {
 namespace {
@@ -80,38 +79,15 @@ Napi::Value failure_object(Napi::Env env, const ibgda::pair_failure& why) {
 
 } // namespace
 
-// (rank, {qpsPerPeer, depth, collapsed, ackTimeout, hardware, devices, gidIndex?, ethernet, seed, traceEvents})
+// (rank, options): native/js/ibgda.ts has them.
 ibgda_wrap::ibgda_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const Napi::Env env = info.Env();
   const auto& context = unwrap<rank_wrap>(info[0], "rank").native->context;
   if (!context) throw_failure(env, {EP_STATUS_CLOSED, 0, "the rank was closed"});
-  if (!info[1].IsObject()) throw_invalid(env, "a NIC is made from a description");
-  const auto description = info[1].As<Napi::Object>();
-  const auto number = [&](const char* name, uint64_t most) {
-    const uint64_t value = arg_size(description.Get(name), name);
-    if (value > most) throw_invalid(env, std::string(name) + " " + std::to_string(value) + " exceeds " + std::to_string(most));
-    return value;
-  };
-  ibgda::queue_options options;
-  options.qps_per_peer = static_cast<uint32_t>(number("qpsPerPeer", 1024));
-  options.depth = static_cast<uint32_t>(number("depth", EP_IBGDA_MAX_DEPTH));
-  options.collapsed = description.Get("collapsed").ToBoolean();
-  options.ack_timeout = static_cast<uint8_t>(number("ackTimeout", 31));
-  nic::soft_options soft;
-  soft.engine.seed = number("seed", UINT64_MAX);
-  soft.engine.trace_events = number("traceEvents", uint64_t{1} << 24);
-  soft.engine.ethernet = description.Get("ethernet").ToBoolean();
-  std::unique_ptr<dl::mlx5_driver> driver;
-  if (description.Get("hardware").ToBoolean()) {
-    auto loaded = dl::mlx5_verbs_driver();
-    driver = std::move(value_or_throw(env, loaded));
-  } else {
-    driver = std::make_unique<nic::soft_driver>(soft);
-  }
-  ibgda::device_wish wish;
-  wish.filter = description.Get("devices").ToString().Utf8Value();
-  if (!description.Get("gidIndex").IsUndefined()) wish.gid_index = static_cast<uint32_t>(number("gidIndex", UINT32_MAX));
-  auto opened = ibgda::device_open(*driver, wish);
+  const nic_description asked = nic_description_of(info[1]);
+  auto loaded = driver_of(asked);
+  std::unique_ptr<dl::mlx5_driver> driver = std::move(value_or_throw(env, loaded));
+  auto opened = ibgda::device_open(*driver, asked.wish);
   ibgda::open_port port = std::move(value_or_throw(env, opened));
   native = std::make_shared<holder>();
   native->soft = dynamic_cast<nic::soft_device*>(port.device.get());
@@ -120,7 +96,7 @@ ibgda_wrap::ibgda_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
     hooks.doorbell_wake = reinterpret_cast<uint64_t>(native->soft->doorbell_wake());
     hooks.region_wake = [device = native->soft](const dl::mlx5_mr& mr, const ep_wake_word* wake) { return device->region_wake(mr, wake); };
   }
-  auto made = ibgda::rank_nic::create(context, std::move(driver), std::move(port), options, std::move(hooks));
+  auto made = ibgda::rank_nic::create(context, std::move(driver), std::move(port), asked.queues, std::move(hooks));
   native->nic = value_or_throw(env, made);
   rank = Napi::Persistent(info[0].As<Napi::Object>());
   end_key = state_of(env).at_end([held = native] { held->stop(); });
@@ -138,7 +114,7 @@ nic::soft_device& ibgda_wrap::emulator(Napi::Env env) const {
   return *native->soft;
 }
 
-// Where the connection goes and what stood in the way: {device, port, link, mtu, maxMessageBytes, placement, fallbacks}
+// Where the connection goes and what stood in the way: {device, port, link, gid, distance, passedOver, maxMessageBytes, placement, fallbacks}
 Napi::Value ibgda_wrap::port(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   ibgda::rank_nic& nic = open(env);
@@ -148,6 +124,8 @@ Napi::Value ibgda_wrap::port(const Napi::CallbackInfo& info) {
   out["port"] = port.port;
   out["link"] = port.facts.link == dl::mlx5_link::ethernet ? "ethernet" : "infiniband";
   out["gid"] = ibgda::gid_text(port.gid.gid.raw);
+  out["distance"] = ibgda::distance_name(port.far);
+  out["passedOver"] = strings_of(env, port.passed_over);
   out["maxMessageBytes"] = static_cast<double>(nic.max_message());
   out["placement"] = ibgda::placement_name(nic.queues().where());
   auto fallbacks = Napi::Array::New(env);
@@ -382,29 +360,10 @@ void ibgda_wrap::define(Napi::Env env, Napi::Object exports) {
        InstanceMethod<&ibgda_wrap::set_faults>("setFaults"), InstanceMethod<&ibgda_wrap::close>("close")});
 }
 
-namespace {
-
-// (root of sysfs) -> {nics, gpus, text}
-Napi::Value nic_topology(const Napi::CallbackInfo& info) {
-  const Napi::Env env = info.Env();
-  if (!info[0].IsString()) throw_invalid(env, "the root of sysfs is a string");
-  const ibgda::topology machine = ibgda::topology_read(info[0].As<Napi::String>().Utf8Value());
-  auto out = Napi::Object::New(env);
-  auto nics = Napi::Array::New(env);
-  for (const ibgda::nic_place& nic : machine.nics) nics[nics.Length()] = nic.name;
-  auto gpus = Napi::Array::New(env);
-  for (const ibgda::gpu_place& gpu : machine.gpus) gpus[gpus.Length()] = gpu.address;
-  out["nics"] = nics;
-  out["gpus"] = gpus;
-  out["text"] = ibgda::topology_text(machine);
-  return out;
-}
-
-} // namespace
-
 void bind_ibgda(Napi::Env env, Napi::Object exports) {
   ibgda_wrap::define(env, exports);
-  exports["nicTopology"] = Napi::Function::New(env, nic_topology);
+  bind_nic_driver(env, exports);
+  bind_ibgda_bench(env, exports);
 }
 
 } // namespace ep::binding

@@ -21,14 +21,22 @@ missing kind_of(const failure& why) {
   }
 }
 
-const char* remedy_of(missing what) {
+const char* remedy_of(missing what, bool devx) {
   switch (what) {
     case missing::nothing: return "";
-    case missing::library: return "install rdma-core (Debian: libibverbs1 and ibverbs-providers)";
+    case missing::library:
+      return devx ? "install rdma-core (Debian: libibverbs1 and ibverbs-providers)" : "install libibverbs and the provider of the device (Debian: libibverbs1 and ibverbs-providers)";
     case missing::symbol: return "update rdma-core to version 32 or newer, or the vendor's driver package";
-    case missing::kernel: return "load ib_uverbs and mlx5_ib, or use a kernel that has them; in a container, share /dev/infiniband and /sys";
-    case missing::device: return "check the device filter, and that the container or machine is given a ConnectX or BlueField function";
-    case missing::devx: return "give the process CAP_NET_RAW in the namespace of the device, and /dev/infiniband/uverbs*; on virtual functions the administrator must allow DevX";
+    case missing::kernel:
+      return devx ? "load ib_uverbs and mlx5_ib, or use a kernel that has them; in a container, share /dev/infiniband and /sys"
+                  : "load ib_uverbs and the driver of the device, or use a kernel that has them; in a container, share /dev/infiniband and /sys";
+    case missing::device:
+      return devx ? "check the device filter, and that the container or machine is given a ConnectX or BlueField function"
+                  : "check the device filter, and that the container or machine is given an RDMA device; the kernel makes one of an Ethernet interface: "
+                    "rdma link add rxe0 type rxe netdev eth0";
+    case missing::devx:
+      return devx ? "give the process CAP_NET_RAW in the namespace of the device, and /dev/infiniband/uverbs*; on virtual functions the administrator must allow DevX"
+                  : "make /dev/infiniband/uverbs* readable and writable for this user";
     case missing::port: return "bring the link up (cable, switch, subnet manager)";
     case missing::link: return "name a device of the wanted network with the device filter, or do not ask for a link layer";
     case missing::gid: return "give the network interface of the port an address, or name a gid index";
@@ -38,11 +46,13 @@ const char* remedy_of(missing what) {
   return "";
 }
 
-probe_report lacking(missing what, std::string reason) {
+bool uses_devx(const char* backing) { return std::string(backing) != "verbs"; }
+
+probe_report lacking(missing what, std::string reason, bool devx) {
   probe_report report;
   report.what = what;
   report.reason = std::move(reason);
-  report.remedy = remedy_of(what);
+  report.remedy = remedy_of(what, devx);
   return report;
 }
 
@@ -90,7 +100,7 @@ probe_report probe_driver(dl::mlx5_driver& driver, const probe_wish& wish) {
   if (!opened.ok()) {
     // A filter that cannot be read, or a gid index that is not there, is the caller's mistake.
     const missing what = opened.why().status == EP_STATUS_INVALID ? missing::other : kind_of(opened.why());
-    return lacking(what, opened.why().message);
+    return lacking(what, opened.why().message, uses_devx(driver.backing()));
   }
   probe_report report;
   const open_port& port = opened.value();
@@ -104,15 +114,17 @@ probe_report probe_driver(dl::mlx5_driver& driver, const probe_wish& wish) {
   if (wish.gpu && !report.placements[0].possible && !report.placements[1].possible) {
     report.what = missing::gpudirect;
     report.reason = report.device + " cannot reach memory of the GPU: " + report.placements[0].why + ", and " + report.placements[1].why;
-    report.remedy = remedy_of(report.what);
+    report.remedy = remedy_of(report.what, uses_devx(driver.backing()));
   }
   (void)port.device->close();
   return report;
 }
 
+probe_report probe_without_driver(const char* backing, const failure& why) { return lacking(kind_of(why), why.message, uses_devx(backing)); }
+
 probe_report probe_hardware(const dl::verbs_libraries& libraries, const probe_wish& wish) {
   auto driver = dl::mlx5_verbs_driver(libraries);
-  if (!driver.ok()) return lacking(kind_of(driver.why()), driver.why().message);
+  if (!driver.ok()) return probe_without_driver("hardware", driver.why());
   return probe_driver(*driver.value(), wish);
 }
 

@@ -17,8 +17,8 @@ enum class missing : uint8_t {
   library = 1,   // libibverbs or libmlx5 is not installed
   symbol = 2,    // it is, in a version without what is used
   kernel = 3,    // no RDMA in the kernel, or ib_uverbs is not loaded
-  device = 4,    // no mlx5 device, or none that the filter lets pass
-  devx = 5,      // the kernel refuses DevX to this user
+  device = 4,    // no mlx5 device (of the verbs backing: no RDMA device), or none that the filter lets pass
+  devx = 5,      // the kernel refuses DevX, or the device, to this user
   port = 6,      // no active port
   link = 7,      // an active port of the other link layer
   gid = 8,       // no usable GID
@@ -56,6 +56,8 @@ struct probe_report {
 
 // Through the libraries as they are installed.
 probe_report probe_hardware(const dl::verbs_libraries& libraries, const probe_wish& wish);
+// Where no driver could be had: what loading the libraries of a backing came to.
+probe_report probe_without_driver(const char* backing, const failure& why);
 // The same for any driver.
 probe_report probe_driver(dl::mlx5_driver& driver, const probe_wish& wish);
 

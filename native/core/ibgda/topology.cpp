@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -74,6 +76,21 @@ bool natural_less(const std::string& a, const std::string& b) {
 // All functions of one device share everything up to the dot.
 std::string device_of(const std::string& function) { return function.substr(0, function.rfind('.')); }
 
+// "0-3,8-11"
+cpu_set_t cpus_of(const std::string& list) {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  std::istringstream in(list);
+  for (std::string range; std::getline(in, range, ',');) {
+    int first = 0;
+    int last = 0;
+    const int read = std::sscanf(range.c_str(), "%d-%d", &first, &last);
+    if (read < 1 || first < 0) continue;
+    for (int cpu = first; cpu <= (read == 2 ? last : first) && cpu < CPU_SETSIZE; ++cpu) CPU_SET(cpu, &cpus);
+  }
+  return cpus;
+}
+
 } // namespace
 
 const char* distance_name(distance value) {
@@ -130,6 +147,26 @@ topology topology_read(const std::string& root) {
   std::sort(machine.gpus.begin(), machine.gpus.end(), [](const gpu_place& a, const gpu_place& b) { return a.address < b.address; });
   std::sort(machine.numa_nodes.begin(), machine.numa_nodes.end());
   return machine;
+}
+
+result<pci_place> poster_place(const std::string& root, const std::string& gpu, const cpu_set_t& cpus) {
+  const topology machine = topology_read(root);
+  if (!gpu.empty()) {
+    std::string known;
+    for (const gpu_place& one : machine.gpus) {
+      if (one.address == gpu) return one.place;
+      known += (known.empty() ? "" : ", ") + one.address;
+    }
+    return failure{EP_STATUS_INVALID, 0, "no GPU has the PCI address '" + gpu + "'; there " + (known.empty() ? "are none" : "are: " + known)};
+  }
+  pci_place place;
+  for (const int node : machine.numa_nodes) {
+    const cpu_set_t of_node = cpus_of(first_line(fs::path(root) / "devices/system/node" / ("node" + std::to_string(node)) / "cpulist"));
+    cpu_set_t both;
+    CPU_AND(&both, &of_node, &cpus);
+    if (CPU_EQUAL(&both, &cpus) && CPU_COUNT(&cpus) != 0) place.numa_node = node;
+  }
+  return place;
 }
 
 std::vector<std::string> nics_by_distance(const topology& machine, const pci_place& to) {

@@ -6,6 +6,10 @@
 #include <string>
 #include <vector>
 
+#include <sched.h>
+
+#include "status.hpp"
+
 namespace ep::ibgda {
 
 // How far two PCI functions are from each other, nearest first. What lies between them:
@@ -48,6 +52,10 @@ topology topology_read(const std::string& root);
 
 // Of a memory: the NUMA node of host memory, or the place of a GPU.
 distance distance_of_node(const pci_place& nic, int numa_node);
+
+// Where posters run: that GPU, or, where `gpu` is "", the NUMA node that holds all of `cpus` (those that the caller may run on); {} if several do, or nobody
+// says. EP_STATUS_INVALID: no such GPU.
+result<pci_place> poster_place(const std::string& root, const std::string& gpu, const cpu_set_t& cpus);
 
 // Names of NICs, nearest to the GPU first; those at the same distance keep their order.
 std::vector<std::string> nics_by_distance(const topology& machine, const pci_place& to);

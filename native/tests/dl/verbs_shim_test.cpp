@@ -176,6 +176,14 @@ void names_what_is_missing() {
   EP_CHECK(other.reason.find("ibv_reg_dmabuf_mr") == std::string::npos); // not required
   expect(probe_hardware({EP_VERBS_SHIM, "libm.so.6"}, {}), missing::symbol, "mlx5dv_devx_obj_create@MLX5_1.7");
 
+  // What helps depends on the backing: plain verbs need no DevX, and any device will do.
+  const auto without = [](int error) { return probe_without_driver("verbs", {EP_STATUS_SYSTEM, error, "why"}); };
+  EP_CHECK(says(without(ELIBACC).remedy, "libibverbs1"));
+  EP_CHECK_EQ(without(ELIBACC).what, missing::library);
+  EP_CHECK_EQ(without(ELIBBAD).what, missing::symbol);
+  EP_CHECK(says(without(ENODEV).remedy, "rdma link add"));
+  EP_CHECK(without(EACCES).remedy.find("CAP_NET_RAW") == std::string::npos);
+
   EP_CHECK(ep::dl::verbs_shim_attach(EP_VERBS_SHIM, nullptr).ok());
   expect(probe_hardware(shim, {}), missing::kernel, "ib_uverbs is not loaded");
 

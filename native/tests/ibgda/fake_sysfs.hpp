@@ -48,7 +48,12 @@ class fake_sysfs {
     link(ib, root_ / "class/infiniband" / name);
   }
   void module(const std::string& name) const { std::filesystem::create_directories(root_ / "module" / name); }
-  void numa(int node) const { std::filesystem::create_directories(root_ / "devices/system/node" / ("node" + std::to_string(node))); }
+  // `cpus`: "0-3,8".
+  void numa(int node, const std::string& cpus = "") const {
+    const std::filesystem::path folder = root_ / "devices/system/node" / ("node" + std::to_string(node));
+    std::filesystem::create_directories(folder);
+    write(folder / "cpulist", cpus);
+  }
 
  private:
   static void write(const std::filesystem::path& file, const std::string& line) { std::ofstream(file) << line << '\n'; }
@@ -62,8 +67,8 @@ class fake_sysfs {
 // Two sockets. Socket 0: one switch with a GPU and a dual-port NIC, a NIC on a root port of its own, and a second host bridge with a GPU. Socket 1: a
 // cascade of switches with a GPU below the second and a NIC below the first.
 inline void two_sockets(const fake_sysfs& sys) {
-  sys.numa(0);
-  sys.numa(1);
+  sys.numa(0, "0-1,4");
+  sys.numa(1, "2-3,5-7");
   const std::string first_switch = "pci0000:10/0000:10:01.0/0000:11:00.0/";
   sys.gpu(first_switch + "0000:12:00.0/0000:13:00.0", 0);
   sys.nic("mlx5_0", first_switch + "0000:12:01.0/0000:14:00.0", 0);

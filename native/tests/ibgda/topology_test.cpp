@@ -56,6 +56,28 @@ void measures_every_distance() {
   EP_CHECK_EQ(distance_of_node(nic(machine, "mlx5_0").place, -1), distance::unknown);
 }
 
+// Near the GPU that is named; near the memory of the CPUs that the process is held to, unless those are of several nodes.
+void places_posters() {
+  const ep::test::fake_sysfs sys;
+  ep::test::two_sockets(sys);
+  const auto node_of = [&](std::initializer_list<int> allowed) {
+    cpu_set_t cpus;
+    CPU_ZERO(&cpus);
+    for (const int cpu : allowed) CPU_SET(cpu, &cpus);
+    return poster_place(sys.root(), "", cpus).value().numa_node;
+  };
+  EP_CHECK_EQ(node_of({1, 4}), 0);
+  EP_CHECK_EQ(node_of({2, 7}), 1);
+  EP_CHECK_EQ(node_of({1, 2}), -1);
+  EP_CHECK_EQ(node_of({8}), -1);
+  EP_CHECK_EQ(node_of({}), -1);
+  const cpu_set_t none{};
+  EP_CHECK_EQ(poster_place(sys.root(), "0000:86:00.0", none).value().path.back(), "0000:86:00.0");
+  auto missing = poster_place(sys.root(), "0000:99:00.0", none);
+  EP_CHECK(!missing.ok() && missing.why().status == EP_STATUS_INVALID);
+  EP_CHECK(missing.why().message.find("0000:13:00.0, 0000:21:00.0, 0000:86:00.0") != std::string::npos);
+}
+
 void orders_by_distance() {
   const ep::test::fake_sysfs sys;
   ep::test::two_sockets(sys);
@@ -97,6 +119,7 @@ void prints_a_table() {
 int main() {
   finds_what_is_there();
   measures_every_distance();
+  places_posters();
   orders_by_distance();
   trusts_no_silent_firmware();
   an_empty_tree_is_no_error();

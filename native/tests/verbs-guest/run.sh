@@ -3,7 +3,7 @@
 #   run.sh KERNEL MODULES PROGRAM [ARGUMENT]...
 # KERNEL is a bzImage, MODULES its folder lib/modules/VERSION/kernel (apt-get download linux-image-..., dpkg -x: nothing is installed). The program is called
 # with "rxe0 rxe1" behind its arguments; it sees this machine's files, read-only. Needs qemu-system-x86_64, busybox (static), cpio, ip and rdma. Exit code: the program's;
-# 77: something of that is missing, which is said.
+# 77: something of that is missing, which is said. EP_GUEST_SECONDS: how long it may take, 300 unless given.
 set -eu
 
 for tool in qemu-system-x86_64 busybox cpio ip rdma; do
@@ -11,6 +11,7 @@ for tool in qemu-system-x86_64 busybox cpio ip rdma; do
 done
 kernel=$1 modules=$2
 shift 2
+program=$(printf "'%s' " "$@") # no argument has a quote in it
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -48,7 +49,7 @@ ip route add 10.0.0.2/32 dev veth0 src 10.0.0.1 table 102; ip route add 10.0.0.1
 ip rule add pref 10 iif lo to 10.0.0.2 from 10.0.0.1 lookup 102; ip rule add pref 11 iif lo to 10.0.0.1 from 10.0.0.2 lookup 101
 ip rule add pref 100 lookup local; ip rule del pref 0
 ulimit -l unlimited
-$@ rxe0 rxe1
+$program rxe0 rxe1
 echo "verbs guest: exit \$?"
 INSIDE
 chroot /host /bin/sh /dev/inside
@@ -57,7 +58,7 @@ END
 chmod +x "$work/root/init"
 (cd "$work/root" && find . | cpio --quiet -o -H newc | gzip -1) >"$work/initrd.gz"
 
-timeout 300 qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -M q35 -m 1024 -nographic -nodefaults -serial stdio -no-reboot \
+timeout "${EP_GUEST_SECONDS:-300}" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -M q35 -m 1024 -nographic -nodefaults -serial stdio -no-reboot \
   -fsdev local,id=f0,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,fsdev=f0,mount_tag=host \
   -kernel "$kernel" -initrd "$work/initrd.gz" \
   -append 'console=ttyS0 panic=-1 quiet nokaslr mitigations=off tsc=reliable rdinit=/init' </dev/null | tr -d '\r' | tee "$work/log"

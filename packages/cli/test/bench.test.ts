@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
 import { meetsGoal } from '../src/bench/bench.js';
 import { collectivesResult } from '../src/bench/collectives.js';
+import { ibgdaResult } from '../src/bench/ibgda.js';
 import { loadBetween } from '../src/bench/idle.js';
 import { benchNames, loadBench, loadFrom } from '../src/bench/registry.js';
 import { type BenchReport, reportText } from '../src/bench/report.js';
@@ -63,7 +64,7 @@ describe('ep bench', () => {
   it('refuses a name that it does not know', async () => {
     const { code, stderr } = await runEp(['bench', 'nonsense']);
     expect(code).toBe(2);
-    expect(stderr).toContain('plan, attention, moe, shm, collectives, all');
+    expect(stderr).toContain('plan, attention, moe, shm, ibgda, collectives, all');
   });
 
   it('stops at once when told to, although planning blocks its thread', async () => {
@@ -144,6 +145,46 @@ describe('ep bench', () => {
     expect(text).toContain('a processor, 2 cores, linux, node v20.19.0; 2026-11-20T00:00:00.000Z');
     expect(meetsGoal({ name: 'x', value: Number.NaN, goal: { at: 'most', value: 1 } })).toBe(false);
     expect(meetsGoal({ name: 'x', value: 1 })).toBeUndefined();
+  });
+
+  it('tells posts by how they compare with the lock, and promises only what one poster gains', () => {
+    const series = (way: string, posters: number, samples: readonly number[]) =>
+      ({ way, sharing: 'device', posters, batch: 4, executed: false, samples }) as const;
+    const { cases, tables } = ibgdaResult({
+      bench: 'ibgda',
+      posts: [
+        series('lock', 1, [10e6, 12e6, 11e6]),
+        series('in-turn', 1, [22e6, 33e6, 20e6]),
+        series('lock', 2, [5e6]),
+        series('in-turn', 2, [2e6]),
+      ],
+      nic: { requests: [{ batch: 8, samples: [3e6, 1e6] }], written: [6e9], copied: [10e9] },
+    });
+    expect(cases.map((one) => [one.name, one.median, one.ratios])).toEqual([
+      ['lock, shared by device, 1 posters, batch 4', 11, []],
+      [
+        'in-turn, shared by device, 1 posters, batch 4',
+        22,
+        [{ name: 'times the lock', value: 2, goal: { at: 'least', value: 1.2 } }],
+      ],
+      ['lock, shared by device, 2 posters, batch 4', 5, []],
+      ['in-turn, shared by device, 2 posters, batch 4', 2, [{ name: 'times the lock', value: 0.4 }]],
+      [
+        'software NIC, 8-byte inline writes, 8 a doorbell',
+        2,
+        [{ name: 'million requests a second', value: 2, goal: { at: 'least', value: 2 } }],
+      ],
+      [
+        'software NIC, 64 KiB writes',
+        6,
+        [{ name: 'of copy bandwidth of one thread', value: 0.6, goal: { at: 'least', value: 0.7 } }],
+      ],
+    ]);
+    expect(tables?.[0]?.rows).toEqual([
+      ['way, sharing', '1 x 4', '2 x 4'],
+      ['lock, device', '11.0 (1.00)', '5.00 (1.00)'],
+      ['in-turn, device', '22.0 (2.00)', '2.00 (0.40)'],
+    ]);
   });
 
   it('refuses a filter that the benchmark does not take, and one that it does not understand', async () => {

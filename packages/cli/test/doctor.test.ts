@@ -1,3 +1,4 @@
+import type { Need } from '@ep/core';
 import type { HostFacts } from '@ep/native';
 import { describe, expect, it } from 'vitest';
 import { type Check, checksOf, type Examined, networkText } from '../src/doctor/checks.js';
@@ -27,6 +28,7 @@ const good: Examined = {
   node: 'v20.19.0',
   addon: { loaded: true, path: 'ep.node', abi: '1.0', facts, network },
   probes: [],
+  reach: [],
   shm: { totalBytes: 2 ** 30, freeBytes: 2 ** 30 },
   tools: [{ name: 'nvcc', path: 'nvcc', version: 'release 13.0' }],
 };
@@ -47,6 +49,7 @@ describe('ep doctor', () => {
       { name: 'nvshmem:shm', probe: { available: true } },
       { name: 'ibgda:soft', probe: { available: true } },
       { name: 'ibgda:hardware' },
+      { name: 'ibgda:verbs' },
       { name: 'efa-gda:soft', probe: { available: true } },
       { name: 'efa-gda:hardware' },
     ]);
@@ -97,10 +100,28 @@ describe('ep doctor', () => {
       facts,
       network: { nics: ['mlx5_0'], gpus: [], text },
     } as const;
-    expect(networkText({ addon })).toBe(
-      `\nnetwork cards by distance, nearest first: same, switch, bridges, root, node, system\n${text}`,
-    );
+    const matrix = `\nnetwork cards by distance, nearest first: same, switch, bridges, root, node, system\n${text}`;
+    expect(networkText({ addon, reach: [] })).toBe(matrix);
     expect(networkText(good)).toBe('');
+
+    const gpu = '0000:13:00.0';
+    const detail = { distance: 'switch', placement: 'host memory', gpudirect: 'nvidia-peermem is not loaded; load it' };
+    const capabilities = {
+      needs: new Set<Need>(),
+      maxMessageBytes: 1,
+      maxSignalSlots: 1,
+      initiators: new Set<'host'>(),
+    };
+    const near = { available: true, capabilities, devices: [{ name: 'mlx5_0', detail }] } as const;
+    const down = { available: false, code: 'EP_UNAVAILABLE', reason: 'port 1 is down', remedy: 'bring it up' } as const;
+    const reach = [
+      { gpu, probe: near },
+      { gpu, probe: down },
+    ];
+    expect(networkText({ addon, reach })).toBe(
+      `${matrix}gpu ${gpu}: mlx5_0 (switch), queues in host memory; nvidia-peermem is not loaded; load it\n` +
+        `gpu ${gpu}: port 1 is down -> bring it up\n`,
+    );
   });
 
   it('passes a machine without limits', () => {

@@ -12,5 +12,6 @@ export {
 export { describeStore, type StoreSetUp } from './suite/describe-store.js';
 export { describeTransport, type TransportConformance } from './suite/describe-transport.js';
 export { compareOutcome, type ExpectedFile, type Outcome, readExpected } from './suite/expected.js';
+export { Outcomes } from './suite/outcomes.js';
 export type { CaseOrder, Named } from './world/protocol.js';
 export { World, Worlds } from './world/world.js';

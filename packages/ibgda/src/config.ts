@@ -28,13 +28,23 @@ export interface SoftIbgdaConfig extends IbgdaConfig {
   readonly faults?: string;
 }
 
-/** Of ConnectX besides. */
-export interface HardwareIbgdaConfig extends IbgdaConfig {
+/** Of `hardware` and `verbs` besides. */
+export interface DeviceIbgdaConfig extends IbgdaConfig {
   /** Names, prefixes or exclusions: `mlx5_0,mlx5_3:2`, `mlx5_*`, `^mlx5_bond_0`. Any unless given. */
   readonly devices?: string;
   /** Entry of the port's GID table, instead of the one that the rule picks. */
   readonly gidIndex?: number;
+  /**
+   * PCI address of a GPU, as `cudaDeviceGetPCIBusId` tells it in lower case: the nearest device is taken. Unless given, one near the memory node that this process
+   * is bound to, if it is bound to one.
+   */
+  readonly gpu?: string;
+  /** Names for the loader's search, or paths, of libibverbs and, for `hardware`, libmlx5; as rdma-core installs them unless given. */
+  readonly libraries?: { readonly ibverbs?: string; readonly mlx5?: string };
 }
+
+/** What any backing may be given; each looks at its own. */
+export type AnyIbgdaConfig = SoftIbgdaConfig & DeviceIbgdaConfig;
 
 export interface ResolvedIbgdaConfig {
   readonly timeoutMs: number;
@@ -49,6 +59,8 @@ export interface ResolvedIbgdaConfig {
   readonly faults: string | undefined;
   readonly devices: string;
   readonly gidIndex: number | undefined;
+  readonly gpu: string;
+  readonly libraries: { readonly ibverbs?: string; readonly mlx5?: string };
 }
 
 function oneOf<T extends string>(value: T, values: readonly T[], name: string, where: string): T {
@@ -59,7 +71,7 @@ function oneOf<T extends string>(value: T, values: readonly T[], name: string, w
 /** Throws `EP_INVALID_ARGUMENT`. */
 export function resolveConfig(
   name: string,
-  config: (SoftIbgdaConfig & HardwareIbgdaConfig) | undefined,
+  config: AnyIbgdaConfig | undefined,
   worldSize: number,
 ): ResolvedIbgdaConfig {
   const where = `${name} configuration`;
@@ -81,5 +93,7 @@ export function resolveConfig(
     faults,
     devices: config?.devices ?? '',
     gidIndex: gidIndex === undefined ? undefined : checkInteger(gidIndex, 'gidIndex', where, 0, 2 ** 16),
+    gpu: config?.gpu ?? '',
+    libraries: config?.libraries ?? {},
   };
 }

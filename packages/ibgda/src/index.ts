@@ -1,6 +1,6 @@
 /** @ep/ibgda: mlx5 queue pairs posted by kernels. */
 export { AdoptedRange } from '@ep/native/ranks';
-export type { HardwareIbgdaConfig, IbgdaConfig, SoftIbgdaConfig } from './config.js';
+export type { DeviceIbgdaConfig, IbgdaConfig, SoftIbgdaConfig } from './config.js';
 export { IbgdaEndpoint } from './endpoint.js';
 export { type IbgdaBacking, type IbgdaNeeds, ibgdaCapabilities } from './probe.js';
 export { ibgda } from './provider.js';

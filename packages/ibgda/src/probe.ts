@@ -1,14 +1,14 @@
 /** Whether queue pairs can be had here, and what they offer. */
 import { type Capabilities, EpError, isEpError, type Need, type Probe } from '@ep/core';
-import { type NativeIbgdaNic, type NativeIbgdaOptions, native } from '@ep/native';
-import { type HardwareIbgdaConfig, type ResolvedIbgdaConfig, resolveConfig, type SoftIbgdaConfig } from './config.js';
+import { type NativeIbgdaNic, type NativeIbgdaOptions, type NativeNicProbe, native } from '@ep/native';
+import { type AnyIbgdaConfig, type ResolvedIbgdaConfig, resolveConfig } from './config.js';
 
 /** A queue pair carries requests out in order: a visible signal means that all earlier puts to that peer have landed. */
 export type IbgdaNeeds = 'bundled' | 'prior' | 'inc' | 'add' | 'set' | 'get';
 
 const NEEDS: readonly IbgdaNeeds[] = ['bundled', 'prior', 'inc', 'add', 'set', 'get'];
 
-export type IbgdaBacking = 'soft' | 'hardware';
+export type IbgdaBacking = 'soft' | 'hardware' | 'verbs';
 
 export function ibgdaCapabilities(maxMessageBytes: number): Capabilities {
   return {
@@ -20,37 +20,45 @@ export function ibgdaCapabilities(maxMessageBytes: number): Capabilities {
 }
 
 export function nicOptions(backing: IbgdaBacking, config: ResolvedIbgdaConfig): NativeIbgdaOptions {
+  const soft = backing === 'soft';
   return {
+    backing,
+    libraries: config.libraries,
     qpsPerPeer: config.qpsPerPeer,
     depth: config.depth,
     collapsed: config.completions === 'collapsed',
     ackTimeout: config.ackTimeout,
-    hardware: backing === 'hardware',
-    devices: backing === 'hardware' ? config.devices : '',
+    devices: soft ? '' : config.devices,
+    gpu: soft ? '' : config.gpu,
     ethernet: config.link === 'ethernet',
     seed: config.seed,
     traceEvents: config.traceEvents,
-    ...(config.gidIndex === undefined ? {} : { gidIndex: config.gidIndex }),
+    ...(config.gidIndex === undefined || soft ? {} : { gidIndex: config.gidIndex }),
   };
 }
 
-/** Makes a rank of one and queue pairs to itself, as `open()` would: it fails here where that would fail later. Never throws. */
-export async function probeNic(
-  backing: IbgdaBacking,
-  config: (SoftIbgdaConfig & HardwareIbgdaConfig) | undefined,
-): Promise<Probe> {
+/**
+ * Finds what is missing first, then makes a rank of one and queue pairs to itself, as `open()` would: it fails here where that would fail later. Never throws.
+ */
+export async function probeNic(backing: IbgdaBacking, config: AnyIbgdaConfig | undefined): Promise<Probe> {
   if (process.platform !== 'linux') {
     const reason = `queue pairs are driven through Linux; this is ${process.platform}`;
     return { available: false, code: 'EP_UNAVAILABLE', reason, remedy: 'run on Linux, or in a Linux container' };
   }
   try {
     const { binding } = native();
+    const options = nicOptions(backing, resolveConfig(`ibgda:${backing}`, config, 1));
+    const found = binding.probeNic(options);
+    // Queues then lie in host memory, as `placement` and `fallbacks` say: slower, but a way.
+    const far = found.missing === 'gpudirect' ? { gpudirect: `${found.reason}; ${found.remedy}` } : {};
+    if (found.missing !== 'nothing' && found.missing !== 'gpudirect') return unavailable(found);
     const rank = new binding.RankContext(0, 1, 1);
     let nic: NativeIbgdaNic | undefined;
     try {
-      nic = new binding.IbgdaNic(rank, nicOptions(backing, resolveConfig(`ibgda:${backing}`, config, 1)));
-      const { device, port, link, gid, maxMessageBytes, placement, fallbacks } = nic.port();
-      const detail = { port, link, gid, placement, fallbacks: fallbacks.join('; ') };
+      nic = new binding.IbgdaNic(rank, options);
+      const { device, port, link, gid, distance, maxMessageBytes, placement, fallbacks } = nic.port();
+      const passedOver = found.passedOver.join('; ');
+      const detail = { port, link, gid, distance, placement, fallbacks: fallbacks.join('; '), passedOver, ...far };
       return {
         available: true,
         capabilities: ibgdaCapabilities(maxMessageBytes),
@@ -62,11 +70,28 @@ export async function probeNic(
     }
   } catch (error) {
     const known = isEpError(error) ? error : new EpError('EP_SYSTEM', String(error), { cause: error });
-    const code = known.code === 'EP_SYSTEM' && backing === 'hardware' ? 'EP_UNAVAILABLE' : known.code;
-    const remedy =
-      backing === 'hardware'
-        ? 'ConnectX with rdma-core, a port that is up and the right to use DevX are needed; ibgda:soft runs anywhere'
-        : '`ep doctor` shows the limits of this machine';
-    return { available: false, code, reason: known.message, remedy, cause: error };
+    const device = known.code === 'EP_SYSTEM' && backing !== 'soft';
+    return {
+      available: false,
+      code: device ? 'EP_UNAVAILABLE' : known.code,
+      reason: known.message,
+      ...(known.scope === 'call'
+        ? {}
+        : { remedy: device ? elsewhere : '`ep doctor` shows the limits of this machine' }),
+      cause: error,
+    };
   }
+}
+
+const elsewhere = 'ibgda:soft runs anywhere';
+
+function unavailable({ missing, reason, remedy }: NativeNicProbe): Probe {
+  const code = 'EP_UNAVAILABLE';
+  return {
+    available: false,
+    code,
+    reason,
+    remedy: remedy === '' ? elsewhere : `${remedy}; ${elsewhere}`,
+    cause: new EpError(code, reason, { context: { missing } }),
+  };
 }

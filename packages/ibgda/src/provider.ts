@@ -1,9 +1,9 @@
-/** Opens queue pairs between ranks: on ConnectX, or on a software NIC in each rank's process. */
+/** Opens queue pairs between ranks: on ConnectX, on any RDMA device, or on a software NIC in each rank's process. */
 import { createRequire } from 'node:module';
 import { exchange, type Member, type Probe, type TransportProvider } from '@ep/core';
 import { native } from '@ep/native';
 import { joinRanks } from '@ep/native/ranks';
-import { type HardwareIbgdaConfig, resolveConfig, type SoftIbgdaConfig } from './config.js';
+import { type AnyIbgdaConfig, type DeviceIbgdaConfig, resolveConfig, type SoftIbgdaConfig } from './config.js';
 import { type IbgdaBacking, type IbgdaNeeds, nicOptions, probeNic } from './probe.js';
 import { IbgdaTransport } from './transport.js';
 
@@ -22,7 +22,7 @@ interface OpenOptions<Config> {
 async function openNic(
   backing: IbgdaBacking,
   member: Member,
-  options: OpenOptions<SoftIbgdaConfig & HardwareIbgdaConfig>,
+  options: OpenOptions<AnyIbgdaConfig>,
 ): Promise<IbgdaTransport> {
   const { rank, worldSize, store } = member;
   const transport = `ibgda:${backing}`;
@@ -53,8 +53,11 @@ async function openNic(
 const openSoft = (member: Member, options: OpenOptions<SoftIbgdaConfig>): Promise<IbgdaTransport> =>
   openNic('soft', member, options);
 
-const openHardware = (member: Member, options: OpenOptions<HardwareIbgdaConfig>): Promise<IbgdaTransport> =>
+const openHardware = (member: Member, options: OpenOptions<DeviceIbgdaConfig>): Promise<IbgdaTransport> =>
   openNic('hardware', member, options);
+
+const openVerbs = (member: Member, options: OpenOptions<DeviceIbgdaConfig>): Promise<IbgdaTransport> =>
+  openNic('verbs', member, options);
 
 /** The providers of this package, by backing. */
 export const ibgda = {
@@ -67,7 +70,16 @@ export const ibgda = {
   /** ConnectX through libibverbs and libmlx5. Ranks of one host so far: they tell each other's death through shared memory. */
   hardware: {
     name: 'ibgda:hardware',
-    probe: (config?: HardwareIbgdaConfig): Promise<Probe> => probeNic('hardware', config),
+    probe: (config?: DeviceIbgdaConfig): Promise<Probe> => probeNic('hardware', config),
     open: openHardware,
-  } satisfies TransportProvider<IbgdaNeeds, HardwareIbgdaConfig>,
+  } satisfies TransportProvider<IbgdaNeeds, DeviceIbgdaConfig>,
+  /**
+   * Any device with RC queue pairs, through libibverbs: a thread of the rank's process reads the rings that kernels post to, and posts the requests itself. For
+   * NICs without DevX or GPUDirect. Ranks of one host, as above.
+   */
+  verbs: {
+    name: 'ibgda:verbs',
+    probe: (config?: DeviceIbgdaConfig): Promise<Probe> => probeNic('verbs', config),
+    open: openVerbs,
+  } satisfies TransportProvider<IbgdaNeeds, DeviceIbgdaConfig>,
 } as const;

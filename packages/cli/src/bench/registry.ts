@@ -6,10 +6,11 @@ import { moeBench } from '../bench-moe/measure.js';
 import { attentionBench } from './attention.js';
 import type { Bench } from './bench.js';
 import { collectivesBench } from './collectives.js';
+import { ibgdaBench } from './ibgda.js';
 import { planBench } from './plan.js';
 import { shmBench } from './shm.js';
 
-export const benchNames = ['plan', 'attention', 'moe', 'shm', 'collectives'] as const;
+export const benchNames = ['plan', 'attention', 'moe', 'shm', 'ibgda', 'collectives'] as const;
 export type BenchName = (typeof benchNames)[number];
 
 interface Source {
@@ -24,6 +25,7 @@ const sources: Readonly<Record<Exclude<BenchName, 'moe'>, Source>> = {
   plan: { module: '@ep/plan/bench', measure: 'benchPlan', adapt: planBench },
   attention: { module: '@ep/cuda-kernels/bench', measure: 'benchAttention', adapt: attentionBench },
   shm: { module: '@ep/nvshmem/bench', measure: 'benchShm', adapt: shmBench },
+  ibgda: { module: '@ep/ibgda/bench', measure: 'benchIbgda', adapt: ibgdaBench },
   collectives: { module: '@ep/collectives/bench', measure: 'benchCollectives', adapt: collectivesBench },
 };
 

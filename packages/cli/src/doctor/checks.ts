@@ -1,7 +1,8 @@
 /** From facts to advice: what is fine, what will hurt, what is missing, and what to do about it. */
+import type { DeviceInfo } from '@ep/core';
 import type { HostFacts } from '@ep/native';
 import { type AddonState, type FileSystemSpace, formatBytes, type Tool } from './machine.js';
-import type { Probed } from './providers.js';
+import type { GpuReach, Probed } from './providers.js';
 
 /** `note`: an optional thing that is absent. `warn`: works, but slowly or not for large jobs. `fail`: does not work. */
 export type Verdict = 'ok' | 'note' | 'warn' | 'fail';
@@ -21,6 +22,8 @@ export interface Examined {
   readonly probes: readonly Probed[];
   readonly shm: FileSystemSpace | undefined;
   readonly tools: readonly Tool[];
+  /** A line for each GPU, where there are network cards. */
+  readonly reach: readonly GpuReach[];
 }
 
 /** The oldest Node that the packages support, as `engines` in their manifests says. */
@@ -43,9 +46,15 @@ export function checksOf(examined: Examined): readonly Check[] {
   ];
 }
 
+/** A network card with its port; a host is just there. */
+function deviceText({ name, detail }: DeviceInfo): string {
+  const { port, link, gid } = detail;
+  return port === undefined ? name : `${name} (port ${port}, ${link}, gid ${gid})`;
+}
+
 function probeCheck({ name, probe }: Probed, addon: AddonState): Check {
   if (probe.available) {
-    const devices = probe.devices.map((device) => device.name).join(', ');
+    const devices = probe.devices.map(deviceText).join(', ');
     return { name, verdict: 'ok', found: `available${devices === '' ? '' : ` on ${devices}`}` };
   }
   const { code, reason, remedy } = probe;
@@ -175,7 +184,19 @@ function toolCheck(tool: Tool): Check {
 }
 
 /** Which network card is near which GPU and which memory; nothing where there is none. */
-export function networkText({ addon }: Pick<Examined, 'addon'>): string {
+export function networkText({ addon, reach }: Pick<Examined, 'addon' | 'reach'>): string {
   if (!addon.loaded || addon.network.nics.length === 0) return '';
-  return `\nnetwork cards by distance, nearest first: same, switch, bridges, root, node, system\n${addon.network.text}`;
+  const matrix = `\nnetwork cards by distance, nearest first: same, switch, bridges, root, node, system\n${addon.network.text}`;
+  return `${matrix}${reach.map((one) => `${reachText(one)}\n`).join('')}`;
+}
+
+function reachText({ gpu, probe }: GpuReach): string {
+  if (!probe.available) return `gpu ${gpu}: ${probe.reason}${probe.remedy === undefined ? '' : ` -> ${probe.remedy}`}`;
+  return probe.devices
+    .map(({ name, detail }) => {
+      const { distance, placement, gpudirect } = detail;
+      const away = gpudirect === undefined ? '' : `; ${gpudirect}`;
+      return `gpu ${gpu}: ${name} (${distance}), queues in ${placement}${away}`;
+    })
+    .join('\n');
 }

@@ -5,7 +5,7 @@ import pc from 'picocolors';
 import { CommandExit, jsonText } from '../failure.js';
 import { type Check, checksOf, type Examined, networkText, type Verdict } from './checks.js';
 import { addonState, findTools, sharedMemorySpace } from './machine.js';
-import { probeProviders } from './providers.js';
+import { probeGpus, probeProviders } from './providers.js';
 
 const paint: Readonly<Record<Verdict, (text: string) => string>> = {
   ok: pc.green,
@@ -20,9 +20,12 @@ export function doctorCommand(): Command {
     .option('--json', 'everything that was found, as one JSON object')
     .action(async (flags: { readonly json?: boolean }) => {
       const [probes, tools] = await Promise.all([probeProviders(), findTools()]);
+      const addon = addonState();
+      const { nics = [], gpus = [] } = addon.loaded ? addon.network : {};
       const examined: Examined = {
         node: process.version,
-        addon: addonState(),
+        addon,
+        reach: nics.length === 0 ? [] : await probeGpus(gpus),
         probes,
         shm: sharedMemorySpace(),
         tools,

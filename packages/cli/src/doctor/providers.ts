@@ -14,8 +14,26 @@ interface Provider {
   probe(): Promise<Probe>;
 }
 
-const providers: readonly Provider[] = [nvshmem.shm, ibgda.soft, ibgda.hardware, efaGda.soft, efaGda.hardware];
+const providers: readonly Provider[] = [
+  nvshmem.shm,
+  ibgda.soft,
+  ibgda.hardware,
+  ibgda.verbs,
+  efaGda.soft,
+  efaGda.hardware,
+];
 
 export function probeProviders(): Promise<readonly Probed[]> {
   return Promise.all(providers.map(async (provider) => ({ name: provider.name, probe: await provider.probe() })));
+}
+
+/** What of a GPU's own network card `ibgda:hardware` could use. */
+export interface GpuReach {
+  /** PCI address. */
+  readonly gpu: string;
+  readonly probe: Probe;
+}
+
+export function probeGpus(gpus: readonly string[]): Promise<readonly GpuReach[]> {
+  return Promise.all(gpus.map(async (gpu) => ({ gpu, probe: await ibgda.hardware.probe({ gpu }) })));
 }

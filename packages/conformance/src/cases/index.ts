@@ -12,7 +12,7 @@ import { signalCases } from './signals.js';
 import { stressCases } from './stress.js';
 import { waitCases } from './waits.js';
 
-export type { CaseRank, Mode, Resources, TransportCase } from './case.js';
+export { type CaseRank, inapplicableBecause, type Mode, type Resources, type TransportCase } from './case.js';
 
 /** Those that end with a dead rank come last: the ranks are started anew after each. */
 export const transportCases: readonly TransportCase[] = [

@@ -20,6 +20,8 @@ export interface RankMatrix {
    */
   readonly provider: Named;
   readonly config?: object;
+  /** What the committed outcomes and EP_REQUIRE call it; the provider's name unless given. */
+  readonly name?: string;
   readonly worlds: readonly number[];
   readonly modes: readonly Mode[];
   /** The modes that this file's tests run, where another file runs the others; all unless given. */
@@ -84,7 +86,7 @@ export function describeRanks<C extends DeclaredCase>(title: string, suite: Rank
 
     beforeAll(async () => {
       const typed = (await resolveNamed(provider)) as TransportProvider<Need>;
-      name = suite.name ?? typed.name;
+      name = suite.name ?? matrix.name ?? typed.name;
       probe = await typed.probe(matrix.config);
     });
 

@@ -1,0 +1,37 @@
+// What JS says of a NIC that it wants: which of the tables of dl/mlx5.hpp drives it, which device, how many queues.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "env_state.hpp"
+
+#include "dl/mlx5_verbs.hpp"
+#include "ibgda/device_choice.hpp"
+#include "ibgda/queues.hpp"
+#include "nic/mlx5/soft_device.hpp"
+
+namespace ep::binding {
+
+struct nic_description {
+  enum class backing : uint8_t { soft, hardware, verbs };
+  backing table = backing::soft;
+  dl::verbs_libraries libraries;
+  nic::soft_options soft;
+  ibgda::device_wish wish;
+  std::string gpu; // PCI address of the GPU whose kernels post; "": the host's
+  ibgda::queue_options queues;
+};
+
+// Of NativeIbgdaOptions (native/js/ibgda.ts).
+nic_description nic_description_of(Napi::Value value);
+// ELIBACC, ELIBBAD: a library is missing or too old.
+result<std::unique_ptr<dl::mlx5_driver>> driver_of(const nic_description& asked);
+
+Napi::Array strings_of(Napi::Env env, const std::vector<std::string>& list);
+
+void bind_nic_driver(Napi::Env env, Napi::Object exports);
+void bind_ibgda_bench(Napi::Env env, Napi::Object exports);
+
+} // namespace ep::binding

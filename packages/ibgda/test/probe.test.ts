@@ -1,0 +1,61 @@
+/** What a probe says is missing, and what to do about it. Every reason that a device can give is scripted in native/tests/dl/verbs_shim_test.cpp. */
+import type { EpError, Probe } from '@ep/core';
+import { expect, test } from 'vitest';
+import { type DeviceIbgdaConfig, ibgda } from '../src/index.js';
+
+const missingOf = (probe: Probe): unknown => (probe.available ? 'nothing' : (probe.cause as EpError).context.missing);
+
+test('a library that is not there, and one that is another', async () => {
+  const absent: DeviceIbgdaConfig = { libraries: { ibverbs: 'libep-no-such-library.so.1' } };
+  for (const provider of [ibgda.verbs, ibgda.hardware]) {
+    const probe = await provider.probe(absent);
+    expect(probe).toMatchObject({
+      available: false,
+      code: 'EP_UNAVAILABLE',
+      remedy: expect.stringMatching(/libibverbs1/),
+    });
+    expect(missingOf(probe)).toBe('library');
+    expect(!probe.available && probe.reason).toMatch(/cannot load libep-no-such-library/);
+    const other = await provider.probe({ libraries: { ibverbs: 'libm.so.6' } });
+    expect(missingOf(other)).toBe('symbol');
+    expect(!other.available && other.reason).toMatch(/libm\.so\.6 lacks ibv_get_device_list@IBVERBS_1\.1/);
+  }
+});
+
+test('only hardware looks for libmlx5', async () => {
+  const libraries = { mlx5: 'libep-no-such-library.so.1' };
+  expect(missingOf(await ibgda.hardware.probe({ libraries }))).toBe('library');
+  const verbs = await ibgda.verbs.probe({ libraries });
+  if (!verbs.available) expect(verbs.reason).not.toMatch(/libep-no-such-library/);
+});
+
+test('a GPU that is not there is a mistake of the caller', async () => {
+  for (const provider of [ibgda.verbs, ibgda.hardware]) {
+    expect(await provider.probe({ gpu: '0000:00:1f.7' })).toMatchObject({
+      available: false,
+      code: 'EP_INVALID_ARGUMENT',
+      reason: expect.stringMatching(/^no GPU has the PCI address '0000:00:1f\.7'; there (are none|are: )/),
+    });
+  }
+});
+
+test('where there is a device, it is named with its port, and otherwise the remedy is', async () => {
+  for (const provider of [ibgda.verbs, ibgda.hardware]) {
+    const probe = await provider.probe();
+    if (probe.available)
+      expect(probe.devices[0]?.detail).toMatchObject({ port: expect.any(Number), gid: expect.any(String) });
+    else expect(probe.remedy).toMatch(/ibgda:soft runs anywhere/);
+  }
+});
+
+test('the device behind the shim', async () => {
+  const { hardware } = (await import('./shim-provider.mjs' as string)) as { readonly hardware: typeof ibgda.hardware };
+  const probe = await hardware.probe();
+  expect(probe.available && probe.devices).toMatchObject([
+    { name: 'mlx5_soft0', detail: { port: 1, link: 'ethernet', placement: 'host memory', passedOver: '' } },
+  ]);
+  expect(await hardware.probe({ devices: 'mlx5_9' })).toMatchObject({
+    code: 'EP_UNAVAILABLE',
+    reason: expect.stringMatching(/not in the device filter 'mlx5_9'/),
+  });
+});
