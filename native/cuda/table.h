@@ -15,7 +15,7 @@
 #define EP_CUDA_IPC_BYTES 64u
 
 typedef struct ep_cuda_facts {
-  char name[96];
+  char name[256];
   char pci[32];       /* "0000:84:00.0" */
   char runs_on[32];   /* "cuda", or what else executes the kernels */
   uint64_t memory_bytes;
