@@ -17,6 +17,11 @@ set(EP_CORE_SOURCES
   core/copy.cpp
   core/device/kernel.cpp
   core/host_memory.cpp
+  core/gpu/blocks.cpp
+  core/gpu/calls.cpp
+  core/gpu/library.cpp
+  core/gpu/memory.cpp
+  core/gpu/stream.cpp
   core/hostile/engine.cpp
   core/huge_pages.cpp
   core/efa/device_choice.cpp
@@ -111,6 +116,9 @@ set(EP_NAPI_SOURCES
   napi/bind_compat.cpp
   napi/bind_dispatch.cpp
   napi/bind_host.cpp
+  napi/bind_gpu.cpp
+  napi/bind_gpu_dispatch.cpp
+  napi/bind_gpu_stream.cpp
   napi/bind_hostile.cpp
   napi/bind_efa.cpp
   napi/bind_ibgda.cpp
@@ -122,6 +130,7 @@ set(EP_NAPI_SOURCES
   napi/bind_program.cpp
   napi/bind_rank.cpp
   napi/bind_stream.cpp
+  napi/dispatch_parts.cpp
   napi/env_state.cpp
   napi/kernel_run.cpp
   napi/nic_driver.cpp

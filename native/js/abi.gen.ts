@@ -36,6 +36,8 @@ export const EP_MAGIC_EFA = 0x31454745;
 export const EP_MAGIC_EFA_QP = 0x31464745;
 /** "EGN1" */
 export const EP_MAGIC_EFA_MEMORY = 0x314e4745;
+/** "EGV1" */
+export const EP_MAGIC_GPU_MEMORY = 0x31564745;
 /** peers' memory is mapped: plain stores, then a release signal */
 export const EP_MEMORY_LOAD_STORE = 1;
 /** requests go through ep_proxy_ring; an engine on the host executes them */
@@ -90,6 +92,7 @@ export const EP_DISPATCH_NON_TEMPORAL = 1;
 export const EP_DTYPE_F32 = 1;
 export const EP_DTYPE_F16 = 2;
 export const EP_DTYPE_BF16 = 3;
+export const EP_CALL_PARTS = 8;
 export const EP_EFA_CQE_BYTES = 8;
 export const EP_EFA_QUEUE_SEND = 1;
 export const EP_EFA_QUEUE_RECEIVE = 2;
@@ -176,6 +179,7 @@ export const EP_EFA_BROKEN = 2;
 export const EP_EFA_TURN_HELD = 0x8000000000000000n;
 /** the last WQEs below the number were not rung */
 export const EP_EFA_TURN_DEFERRED = 0x4000000000000000n;
+export const EP_GPU_IPC_BYTES = 64;
 export const EP_IBGDA_LINK_INFINIBAND = 1;
 export const EP_IBGDA_LINK_ETHERNET = 2;
 export const EP_MLX5_CQE_SIZE = 64;
@@ -1119,6 +1123,157 @@ export function writeCompatArgs(view: DataView, at: number, value: CompatArgs): 
   view.setUint32(at + 272, value.recvReplicas, true);
   clear(view, at + 276, 4);
   view.setBigUint64(at + 280, value.status, true);
+}
+
+/** The counts of one lease at one rank. Only kernels of one stream touch them, or the host while none runs. */
+export interface LeaseCounts {
+  /** calls of this epoch that have used the lease */
+  readonly uses: bigint;
+  /** address of uint64_t[world_size]: what has been awaited of each source so far, as a value of its counter */
+  readonly arrived: bigint;
+  /** address of uint64_t[world_size]: values of the credit words when the epoch began */
+  readonly granted: bigint;
+}
+
+export const leaseCountsLayout = {
+  byteLength: 24,
+  align: 8,
+  offset: {
+    uses: 0,
+    arrived: 8,
+    granted: 16,
+  },
+} as const;
+
+export function readLeaseCounts(view: DataView, at = 0): LeaseCounts {
+  return {
+    uses: view.getBigUint64(at + 0, true),
+    arrived: view.getBigUint64(at + 8, true),
+    granted: view.getBigUint64(at + 16, true),
+  };
+}
+
+export function writeLeaseCounts(view: DataView, at: number, value: LeaseCounts): void {
+  view.setBigUint64(at + 0, value.uses, true);
+  view.setBigUint64(at + 8, value.arrived, true);
+  view.setBigUint64(at + 16, value.granted, true);
+}
+
+/** What one call adds to a lease's counts, and what it waits for in turn. */
+export interface CallCounts {
+  /** address of ep_lease_counts */
+  readonly lease: bigint;
+  /** address of uint64_t[world_size]: chunks that each source owes */
+  readonly chunks: bigint;
+  /** address of uint64_t[world_size], written: ep_dispatch_args.arrivals of this call */
+  readonly arrivals: bigint;
+  /** address of uint64_t[world_size], written: ep_dispatch_args.credits of this call */
+  readonly credits: bigint;
+  readonly worldSize: number;
+}
+
+export const callCountsLayout = {
+  byteLength: 40,
+  align: 8,
+  offset: {
+    lease: 0,
+    chunks: 8,
+    arrivals: 16,
+    credits: 24,
+    worldSize: 32,
+    reserved: 36,
+  },
+} as const;
+
+export function readCallCounts(view: DataView, at = 0): CallCounts {
+  return {
+    lease: view.getBigUint64(at + 0, true),
+    chunks: view.getBigUint64(at + 8, true),
+    arrivals: view.getBigUint64(at + 16, true),
+    credits: view.getBigUint64(at + 24, true),
+    worldSize: view.getInt32(at + 32, true),
+  };
+}
+
+export function writeCallCounts(view: DataView, at: number, value: CallCounts): void {
+  view.setBigUint64(at + 0, value.lease, true);
+  view.setBigUint64(at + 8, value.chunks, true);
+  view.setBigUint64(at + 16, value.arrivals, true);
+  view.setBigUint64(at + 24, value.credits, true);
+  view.setInt32(at + 32, value.worldSize, true);
+  clear(view, at + 36, 4);
+}
+
+/**
+ * A dispatch with its parts by value: their sources change from call to call, and a copy of them to the device would be
+ * one more thing to wait for.
+ */
+export interface DeviceCall {
+  /** `parts` is not used */
+  readonly args: DispatchArgs;
+  readonly parts: readonly DispatchPart[];
+  /** address of ep_replica_sum_args[sum_count] */
+  readonly sums: bigint;
+  readonly sumCount: number;
+}
+
+export const deviceCallLayout = {
+  byteLength: 600,
+  align: 8,
+  offset: {
+    args: 0,
+    parts: 136,
+    sums: 584,
+    sumCount: 592,
+    reserved: 596,
+  },
+} as const;
+
+export function readDeviceCall(view: DataView, at = 0): DeviceCall {
+  return {
+    args: readDispatchArgs(view, at + 0),
+    parts: Array.from({ length: 8 }, (_, i) => readDispatchPart(view, at + 136 + i * 56)),
+    sums: view.getBigUint64(at + 584, true),
+    sumCount: view.getUint32(at + 592, true),
+  };
+}
+
+export function writeDeviceCall(view: DataView, at: number, value: DeviceCall): void {
+  writeDispatchArgs(view, at + 0, value.args);
+  elements(value.parts, 8, 'deviceCall.parts').forEach((element, i) => {
+    writeDispatchPart(view, at + 136 + i * 56, element);
+  });
+  view.setBigUint64(at + 584, value.sums, true);
+  view.setUint32(at + 592, value.sumCount, true);
+  clear(view, at + 596, 4);
+}
+
+/** Grants a lease to all who send to it: adds 1 to this rank's credit word at every rank. */
+export interface DeviceGrant {
+  readonly memory: MemoryHandle;
+  /** of rank 0 */
+  readonly creditSlot: bigint;
+}
+
+export const deviceGrantLayout = {
+  byteLength: 72,
+  align: 8,
+  offset: {
+    memory: 0,
+    creditSlot: 64,
+  },
+} as const;
+
+export function readDeviceGrant(view: DataView, at = 0): DeviceGrant {
+  return {
+    memory: readMemoryHandle(view, at + 0),
+    creditSlot: view.getBigUint64(at + 64, true),
+  };
+}
+
+export function writeDeviceGrant(view: DataView, at: number, value: DeviceGrant): void {
+  writeMemoryHandle(view, at + 0, value.memory);
+  view.setBigUint64(at + 64, value.creditSlot, true);
 }
 
 /** How every completion begins. Older devices write two more reserved bytes and nothing else for a send. */
@@ -2850,6 +3005,70 @@ export function writeEfaPrMr(view: DataView, at: number, value: EfaPrMr): void {
   view.setUint32(at + 0, value.lkey, true);
   view.setInt32(at + 4, value.nranks, true);
   view.setBigUint64(at + 8, value.localAddr, true);
+}
+
+export interface GpuMemoryHandle {
+  /** EP_MAGIC_GPU_MEMORY */
+  readonly header: HandleHeader;
+  /** random, of the creator's process: within one process parts are found by `block` */
+  readonly process: readonly bigint[];
+  readonly block: bigint;
+  readonly byteLength: bigint;
+  readonly signalSlots: bigint;
+  /** ordinal in the creator's process; others see it under `pci` */
+  readonly device: number;
+  /** `ipc` holds a handle for other processes */
+  readonly shareable: number;
+  readonly pci: readonly number[];
+  readonly ipc: readonly number[];
+}
+
+export const gpuMemoryHandleLayout = {
+  byteLength: 160,
+  align: 8,
+  offset: {
+    header: 0,
+    process: 16,
+    block: 32,
+    byteLength: 40,
+    signalSlots: 48,
+    device: 56,
+    shareable: 60,
+    pci: 64,
+    ipc: 96,
+  },
+} as const;
+
+export function readGpuMemoryHandle(view: DataView, at = 0): GpuMemoryHandle {
+  return {
+    header: readHandleHeader(view, at + 0),
+    process: Array.from({ length: 2 }, (_, i) => view.getBigUint64(at + 16 + i * 8, true)),
+    block: view.getBigUint64(at + 32, true),
+    byteLength: view.getBigUint64(at + 40, true),
+    signalSlots: view.getBigUint64(at + 48, true),
+    device: view.getInt32(at + 56, true),
+    shareable: view.getUint32(at + 60, true),
+    pci: Array.from({ length: 32 }, (_, i) => view.getUint8(at + 64 + i * 1)),
+    ipc: Array.from({ length: 64 }, (_, i) => view.getUint8(at + 96 + i * 1)),
+  };
+}
+
+export function writeGpuMemoryHandle(view: DataView, at: number, value: GpuMemoryHandle): void {
+  writeHandleHeader(view, at + 0, value.header);
+  elements(value.process, 2, 'gpuMemoryHandle.process').forEach((element, i) => {
+    view.setBigUint64(at + 16 + i * 8, element, true);
+  });
+  view.setBigUint64(at + 32, value.block, true);
+  view.setBigUint64(at + 40, value.byteLength, true);
+  view.setBigUint64(at + 48, value.signalSlots, true);
+  view.setInt32(at + 56, value.device, true);
+  view.setUint32(at + 60, value.shareable, true);
+  elements(value.pci, 32, 'gpuMemoryHandle.pci').forEach((element, i) => {
+    view.setUint8(at + 64 + i * 1, element);
+  });
+  elements(value.ipc, 64, 'gpuMemoryHandle.ipc').forEach((element, i) => {
+    view.setUint8(at + 96 + i * 1, element);
+  });
 }
 
 /**

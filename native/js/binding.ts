@@ -1,6 +1,7 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
 import type { NativeEfaNic, NativeEfaOptions } from './efa.js';
+import type { GpuBinding } from './gpu.js';
 import type {
   NativeIbgdaNic,
   NativeIbgdaOptions,
@@ -391,7 +392,7 @@ export interface HostFacts {
   readonly cpuModel: string;
 }
 
-export interface Binding {
+export interface Binding extends GpuBinding {
   readonly abi: string;
   configure(
     complete: (ids: Float64Array, words: BigUint64Array, messages: Record<number, string>) => void,

@@ -26,12 +26,16 @@ export {
   EP_STAGE_SHARING,
   EP_STAGE_SOURCE,
   EP_TEAM_EXCHANGE_BYTES,
+  gpuMemoryHandleLayout,
   segmentHandleLayout,
 } from './abi.gen.js';
 export type * from './binding.js';
 export type * from './collective.js';
 export type * from './efa.js';
 export { type CallFrame, RepeatFrame } from './frame.js';
+export type * from './gpu.js';
+export { GpuCopier } from './gpu-copier.js';
+export { type Gpus, openGpus } from './gpu-library.js';
 export { allocateHost, type NativePlace, nativePlaceOf, registerWindow } from './host-memory.js';
 export type * from './ibgda.js';
 export { type LoadAttempt, loadBinding, platformPackage } from './load.js';

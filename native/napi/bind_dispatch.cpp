@@ -1,3 +1,4 @@
+#include "dispatch_parts.hpp"
 #include "kernel_run.hpp"
 
 #include <cstring>
@@ -115,34 +116,12 @@ struct dispatch_job {
   }
 };
 
-// Checked here, before anything moves: a kernel has no way to refuse.
 void add_part(dispatch_contents& made, const Napi::Object& part, uint64_t memory_bytes, int32_t world_size) {
   const Napi::Env env = part.Env();
   const auto& program = unwrap<dispatch_program_wrap>(field(part, "program"), "program").native;
-  ep_dispatch_part out{};
-  out.row_bytes = arg_size(field(part, "rowBytes"), "rowBytes");
-  out.dst_offset_bytes = arg_size(field(part, "dstOffset"), "dstOffset");
+  uint64_t rows = 0;
+  const ep_dispatch_part out = checked_part(part, memory_bytes, world_size, &rows);
   const uint64_t capacity = arg_size(field(part, "dstRows"), "dstRows");
-  if (out.row_bytes == 0 || out.row_bytes > (uint64_t{1} << 32)) throw_invalid(env, "rowBytes " + std::to_string(out.row_bytes) + " is not in 1..2^32");
-  if (out.dst_offset_bytes > memory_bytes || capacity > (memory_bytes - out.dst_offset_bytes) / out.row_bytes) {
-    throw_invalid(env, "receive tensor of " + std::to_string(capacity) + " rows at " + std::to_string(out.dst_offset_bytes) + " exceeds the memory of " +
-                           std::to_string(memory_bytes) + " bytes");
-  }
-  uint64_t rows = 0; // of the source, as far as entries read it
-  for (const ep_dispatch_entry& entry : program->entries) {
-    if (entry.dst_row + entry.rows > capacity) {
-      throw_invalid(env, "rows " + std::to_string(entry.dst_row) + " + " + std::to_string(entry.rows) + " for rank " + std::to_string(entry.dst_rank) +
-                             " exceed a receive tensor of " + std::to_string(capacity) + " rows");
-    }
-    if (entry.dst_rank < 0 || entry.dst_rank >= world_size) {
-      throw_invalid(env, "destination rank " + std::to_string(entry.dst_rank) + " is not in a world of " + std::to_string(world_size));
-    }
-    rows = std::max(rows, entry.src_row + entry.rows);
-  }
-  out.entries = reinterpret_cast<uint64_t>(program->entries.data());
-  out.entry_count = static_cast<uint32_t>(program->entries.size());
-  out.chunk_rows = program->chunk_rows;
-  out.chunk_count = program->chunk_count;
   const Napi::Value staging = field(part, "staging");
   if (!staging.IsUndefined()) {
     const auto buffers = staging.As<Napi::Object>();
@@ -164,23 +143,16 @@ void add_part(dispatch_contents& made, const Napi::Object& part, uint64_t memory
 
 // One call's source of a part.
 void add_source(dispatch_job& job, const Napi::CallbackInfo& info, size_t argument) {
-  const Napi::Env env = info.Env();
   const operand source = operand_of(info[argument], "source");
-  const uint64_t offset = arg_size(info[argument + 1], "srcOffset");
-  const uint64_t stride = arg_size(info[argument + 2], "strideBytes");
   const uint64_t rows = job.prepared->source_rows[job.parts.size()];
   ep_dispatch_part part = job.prepared->parts[job.parts.size()];
-  if (offset > source.byte_length) throw_invalid(env, "srcOffset " + std::to_string(offset) + " lies beyond its " + std::to_string(source.byte_length) + " bytes");
-  if (stride < part.row_bytes && stride != 0) throw_invalid(env, "strideBytes is smaller than rowBytes");
-  if (rows != 0 && !rows_fit(rows - 1, stride, part.row_bytes, source.byte_length - offset)) {
-    throw_invalid(env, std::to_string(rows) + " source rows exceed the " + std::to_string(source.byte_length - offset) + " bytes of the source");
-  }
+  const source_rows found = checked_source(info.Env(), source, info[argument + 1], info[argument + 2], part.row_bytes, rows);
   if (rows != 0) {
     auto ready = job.memory->prepare_source(source.address, source.byte_length, source.keep);
-    value_or_throw(env, ready);
+    value_or_throw(info.Env(), ready);
   }
-  part.src = source.address + offset;
-  part.src_stride_bytes = stride;
+  part.src = found.address;
+  part.src_stride_bytes = found.stride_bytes;
   job.parts.push_back(part);
   job.keep.push_back(source.keep);
 }
@@ -222,48 +194,12 @@ void finish_job(dispatch_job& job) {
 }
 
 void add_sum(dispatch_contents& made, const Napi::Object& sum) {
-  const Napi::Env env = sum.Env();
   const operand source = operand_of(field(sum, "source"), "source");
   const operand target = operand_of(field(sum, "target"), "target");
-  const auto& program = unwrap<sum_program_wrap>(field(sum, "program"), "program").native;
-  const uint64_t dtype = arg_size(field(sum, "dtype"), "dtype");
-  if (dtype < 1 || dtype > 3) throw_invalid(env, "dtype " + std::to_string(dtype) + " is not one of 1..3");
-  ep_replica_sum_args out{};
-  const uint64_t src_offset = arg_size(field(sum, "srcOffset"), "srcOffset");
-  const uint64_t dst_offset = arg_size(field(sum, "dstOffset"), "dstOffset");
-  out.dst_stride_bytes = arg_size(field(sum, "strideBytes"), "strideBytes");
-  out.row_elements = arg_size(field(sum, "rowElements"), "rowElements");
-  const uint64_t row_bytes = out.row_elements * (dtype == EP_DTYPE_F32 ? 4 : 2);
-  const auto fits = [](uint64_t offset, uint64_t row, uint64_t rows, uint64_t stride, uint64_t row_bytes, uint64_t size) {
-    if (rows == 0) return true;
-    uint64_t end = 0;
-    // The bound is for rows of no bytes, which fit anywhere: a kernel goes through them all the same.
-    if (__builtin_add_overflow(row, rows, &end) || end > (uint64_t{1} << 40)) return false;
-    return offset <= size && rows_fit(end - 1, stride, row_bytes, size - offset);
-  };
-  for (size_t shard = 0; shard < program->shard_rows.size(); ++shard) {
-    const uint64_t rows = program->shard_rows[shard];
-    if (!fits(dst_offset, program->shard_row[shard], rows, out.dst_stride_bytes, row_bytes, target.byte_length)) {
-      throw_invalid(env, "home rows of shard " + std::to_string(shard) + " exceed the target of " + std::to_string(target.byte_length) + " bytes");
-    }
-    for (uint64_t i = program->replica_begin[shard]; i < program->replica_begin[shard + 1]; ++i) {
-      if (!fits(src_offset, program->replica_row[i], rows, row_bytes, row_bytes, source.byte_length)) {
-        throw_invalid(env, "replica " + std::to_string(i) + " exceeds the source of " + std::to_string(source.byte_length) + " bytes");
-      }
-    }
-  }
-  out.src = source.address + src_offset;
-  out.dst = target.address + dst_offset;
-  out.shard_row = reinterpret_cast<uint64_t>(program->shard_row.data());
-  out.shard_rows = reinterpret_cast<uint64_t>(program->shard_rows.data());
-  out.replica_begin = reinterpret_cast<uint64_t>(program->replica_begin.data());
-  out.replica_row = reinterpret_cast<uint64_t>(program->replica_row.data());
-  out.shard_count = program->shard_rows.size();
-  out.dtype = static_cast<uint32_t>(dtype);
-  made.sums.push_back(out);
+  made.sums.push_back(checked_sum(sum, source, target));
   made.operands.push_back(source.keep);
   made.operands.push_back(target.keep);
-  made.sum_programs.push_back(program);
+  made.sum_programs.push_back(unwrap<sum_program_wrap>(field(sum, "program"), "program").native);
 }
 
 } // namespace

@@ -1,6 +1,7 @@
 /** What the transports whose ranks share a host are built of: how ranks meet, see each other die, wait, and allocate. */
 export { AdoptedRange, type NativeLocal, type NicMemories } from './adopted.js';
 export { type Allocator, allocateMemory, type Reach } from './allocate.js';
+export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory } from './device-memory.js';
 export { type JoinedRanks, type JoinOptions, joinRanks } from './join.js';
 export { Liveness } from './liveness.js';
 export { awaitedRanks, comparisonCode, RankMemory, type RankMemoryInit } from './memory.js';

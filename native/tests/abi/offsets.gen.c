@@ -3,11 +3,13 @@
 #include <stddef.h>
 
 #include "ep/abi/compat.h"
+#include "ep/abi/device_call.h"
 #include "ep/abi/dispatch.h"
 #include "ep/abi/efa_cqe.h"
 #include "ep/abi/efa_gda.h"
 #include "ep/abi/efa_pr.h"
 #include "ep/abi/efa_wqe.h"
+#include "ep/abi/gpu.h"
 #include "ep/abi/ibgda.h"
 #include "ep/abi/ibgda_peer.h"
 #include "ep/abi/memory.h"
@@ -138,6 +140,26 @@ EP_STATIC_ASSERT(offsetof(ep_compat_args, recv_seqs) == 268, "ep_compat_args.rec
 EP_STATIC_ASSERT(offsetof(ep_compat_args, recv_replicas) == 272, "ep_compat_args.recv_replicas");
 EP_STATIC_ASSERT(offsetof(ep_compat_args, reserved) == 276, "ep_compat_args.reserved");
 EP_STATIC_ASSERT(offsetof(ep_compat_args, status) == 280, "ep_compat_args.status");
+EP_STATIC_ASSERT(sizeof(ep_lease_counts) == 24, "ep_lease_counts");
+EP_STATIC_ASSERT(offsetof(ep_lease_counts, uses) == 0, "ep_lease_counts.uses");
+EP_STATIC_ASSERT(offsetof(ep_lease_counts, arrived) == 8, "ep_lease_counts.arrived");
+EP_STATIC_ASSERT(offsetof(ep_lease_counts, granted) == 16, "ep_lease_counts.granted");
+EP_STATIC_ASSERT(sizeof(ep_call_counts) == 40, "ep_call_counts");
+EP_STATIC_ASSERT(offsetof(ep_call_counts, lease) == 0, "ep_call_counts.lease");
+EP_STATIC_ASSERT(offsetof(ep_call_counts, chunks) == 8, "ep_call_counts.chunks");
+EP_STATIC_ASSERT(offsetof(ep_call_counts, arrivals) == 16, "ep_call_counts.arrivals");
+EP_STATIC_ASSERT(offsetof(ep_call_counts, credits) == 24, "ep_call_counts.credits");
+EP_STATIC_ASSERT(offsetof(ep_call_counts, world_size) == 32, "ep_call_counts.world_size");
+EP_STATIC_ASSERT(offsetof(ep_call_counts, reserved) == 36, "ep_call_counts.reserved");
+EP_STATIC_ASSERT(sizeof(ep_device_call) == 600, "ep_device_call");
+EP_STATIC_ASSERT(offsetof(ep_device_call, args) == 0, "ep_device_call.args");
+EP_STATIC_ASSERT(offsetof(ep_device_call, parts) == 136, "ep_device_call.parts");
+EP_STATIC_ASSERT(offsetof(ep_device_call, sums) == 584, "ep_device_call.sums");
+EP_STATIC_ASSERT(offsetof(ep_device_call, sum_count) == 592, "ep_device_call.sum_count");
+EP_STATIC_ASSERT(offsetof(ep_device_call, reserved) == 596, "ep_device_call.reserved");
+EP_STATIC_ASSERT(sizeof(ep_device_grant) == 72, "ep_device_grant");
+EP_STATIC_ASSERT(offsetof(ep_device_grant, memory) == 0, "ep_device_grant.memory");
+EP_STATIC_ASSERT(offsetof(ep_device_grant, credit_slot) == 64, "ep_device_grant.credit_slot");
 EP_STATIC_ASSERT(sizeof(ep_efa_cqe_head) == 6, "ep_efa_cqe_head");
 EP_STATIC_ASSERT(offsetof(ep_efa_cqe_head, req_id) == 0, "ep_efa_cqe_head.req_id");
 EP_STATIC_ASSERT(offsetof(ep_efa_cqe_head, status) == 2, "ep_efa_cqe_head.status");
@@ -423,6 +445,16 @@ EP_STATIC_ASSERT(sizeof(ep_efa_pr_mr) == 16, "ep_efa_pr_mr");
 EP_STATIC_ASSERT(offsetof(ep_efa_pr_mr, lkey) == 0, "ep_efa_pr_mr.lkey");
 EP_STATIC_ASSERT(offsetof(ep_efa_pr_mr, nranks) == 4, "ep_efa_pr_mr.nranks");
 EP_STATIC_ASSERT(offsetof(ep_efa_pr_mr, local_addr) == 8, "ep_efa_pr_mr.local_addr");
+EP_STATIC_ASSERT(sizeof(ep_gpu_memory_handle) == 160, "ep_gpu_memory_handle");
+EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, header) == 0, "ep_gpu_memory_handle.header");
+EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, process) == 16, "ep_gpu_memory_handle.process");
+EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, block) == 32, "ep_gpu_memory_handle.block");
+EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, byte_length) == 40, "ep_gpu_memory_handle.byte_length");
+EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, signal_slots) == 48, "ep_gpu_memory_handle.signal_slots");
+EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, device) == 56, "ep_gpu_memory_handle.device");
+EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, shareable) == 60, "ep_gpu_memory_handle.shareable");
+EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, pci) == 64, "ep_gpu_memory_handle.pci");
+EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, ipc) == 96, "ep_gpu_memory_handle.ipc");
 EP_STATIC_ASSERT(sizeof(ep_ibgda_peer) == 64, "ep_ibgda_peer");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, header) == 0, "ep_ibgda_peer.header");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, rank) == 16, "ep_ibgda_peer.rank");

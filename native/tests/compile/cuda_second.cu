@@ -1,4 +1,4 @@
-// A second unit with kernels of its own over every device header; attention_dispatch.cu is the first.
+// A second unit with kernels of its own over every device header; cuda/kernels.cu is the first.
 #include "all_headers.h"
 
 namespace {

@@ -5,7 +5,7 @@
 #include <new>
 
 #include "../../core/device/compat.hpp"
-#include "../../cuda/launch.hpp"
+#include "../../cuda/kernels.hpp"
 #include "../check.hpp"
 #include "../device/compat_case.hpp"
 #include "../device/dispatch_case.hpp"
@@ -47,6 +47,8 @@ void operator delete[](void* at, std::align_val_t) noexcept { give(at); }
 void operator delete(void* at, size_t, std::align_val_t) noexcept { give(at); }
 void operator delete[](void* at, size_t, std::align_val_t) noexcept { give(at); }
 
+extern "C" const ep_cuda_table* ep_cuda_table_of(uint32_t version);
+
 using namespace ep::test;
 
 namespace {
@@ -79,8 +81,8 @@ class gpu_world {
     memory.peers = reinterpret_cast<uint64_t>(views.data());
     return memory;
   }
-  ep::cuda_launch launch(int32_t rank, uint32_t blocks, uint32_t lanes) const {
-    return {blocks, lanes, generous_cycles, 0, streams[static_cast<size_t>(rank)]};
+  ep_cuda_launch launch(int32_t rank, uint32_t blocks, uint32_t lanes) const {
+    return {streams[static_cast<size_t>(rank)], blocks, lanes, generous_cycles, 0};
   }
   void finish() const {
     for (void* stream : streams) EP_CHECK_EQ(gpu_finish(stream), 0);
@@ -110,7 +112,7 @@ void dispatches(int32_t size, uint64_t seed) {
     for (int32_t rank = 0; rank < size; ++rank) {
       ep_dispatch_args& own = args[static_cast<size_t>(rank)][call];
       own.memory = device.on_device(own.memory);
-      EP_CHECK_EQ(ep::cuda_attention_dispatch(device.launch(rank, 1 + static_cast<uint32_t>(seed % 4), 32u << (seed % 5)), own), 0);
+      EP_CHECK_EQ(ep::cuda_gradient(device.launch(rank, 1 + static_cast<uint32_t>(seed % 4), 32u << (seed % 5)), own, nullptr, 0), 0);
     }
   }
   device.finish();
@@ -140,7 +142,7 @@ void dispatches_by_proxy(int32_t size, uint64_t seed) {
     });
   }
   for (int32_t rank = 0; rank < size; ++rank) {
-    EP_CHECK_EQ(ep::cuda_attention_dispatch(streams.launch(rank, 2, 64), args[static_cast<size_t>(rank)][0]), 0);
+    EP_CHECK_EQ(ep::cuda_gradient(streams.launch(rank, 2, 64), args[static_cast<size_t>(rank)][0], nullptr, 0), 0);
   }
   streams.finish();
   stop.store(1);
@@ -182,7 +184,7 @@ void dispatches_by_nic(int32_t size, uint64_t seed) {
   }
   for (uint32_t call = 0; call < call_count; ++call) {
     for (int32_t rank = 0; rank < size; ++rank) {
-      EP_CHECK_EQ(ep::cuda_attention_dispatch(streams.launch(rank, blocks, 32u << seed % 3), args[static_cast<size_t>(rank)][call]), 0);
+      EP_CHECK_EQ(ep::cuda_gradient(streams.launch(rank, blocks, 32u << seed % 3), args[static_cast<size_t>(rank)][call], nullptr, 0), 0);
     }
   }
   streams.finish();
@@ -220,7 +222,7 @@ void compat(int32_t size, uint64_t seed) {
     for (int32_t rank = 0; rank < size; ++rank) {
       const ep_compat_args& own = all[static_cast<size_t>(rank)];
       const auto blocks = static_cast<uint32_t>(ep::compat_blocks(20, own.tokens));
-      EP_CHECK_EQ(ep::cuda_compat_dispatch(device.launch(rank, blocks, ep::compat_block_lanes), own), 0);
+      EP_CHECK_EQ(ep::cuda_compat(device.launch(rank, blocks, ep::compat_block_lanes), own), 0);
     }
     device.finish();
     for (int32_t rank = 0; rank < size; ++rank) EP_CHECK(back ? plan.gradient_right(rank) : plan.forward_right(rank));
@@ -239,7 +241,7 @@ void sums() {
                                  reinterpret_cast<uint64_t>(shard_row.data()), reinterpret_cast<uint64_t>(shard_rows.data()),
                                  reinterpret_cast<uint64_t>(begin.data()), reinterpret_cast<uint64_t>(replica.data()), 3, EP_DTYPE_F32, 0};
   void* stream = gpu_stream();
-  EP_CHECK_EQ(ep::cuda_replica_sum({2, 64, generous_cycles, 0, stream}, args), 0);
+  EP_CHECK_EQ(ep::cuda_replica_sum({stream, 2, 64, generous_cycles, 0}, args), 0);
   EP_CHECK_EQ(gpu_finish(stream), 0);
   gpu_stream_free(stream);
   EP_CHECK(dst[0] == 0.0f && std::signbit(dst[0]));
@@ -258,10 +260,10 @@ void ends(bool by_cancel) {
   args.part_count = 0;
   args.arrivals = reinterpret_cast<uint64_t>(owed.data());
   auto cancel = std::make_unique<std::atomic<uint32_t>>(0);
-  ep::cuda_launch launch = device.launch(0, 3, 64);
+  ep_cuda_launch launch = device.launch(0, 3, 64);
   launch.wait_cycles = by_cancel ? 0 : 2'000'000;
   launch.cancel = reinterpret_cast<uint64_t>(cancel.get());
-  EP_CHECK_EQ(ep::cuda_attention_dispatch(launch, args), 0);
+  EP_CHECK_EQ(ep::cuda_gradient(launch, args, nullptr, 0), 0);
   if (by_cancel) cancel->store(1);
   device.finish();
   const ep_kernel_status& status = plan.status(0);
@@ -276,9 +278,10 @@ void ends(bool by_cancel) {
 
 int main() {
   int devices = 0;
-  const int error = ep::cuda_device_count(&devices);
+  const ep_cuda_table* table = ep_cuda_table_of(EP_CUDA_TABLE_VERSION);
+  const int error = table->device_count(&devices);
   if (error != 0 || devices == 0) {
-    std::fprintf(stderr, "no GPU: %s\n", ep::cuda_error_text(error));
+    std::fprintf(stderr, "no GPU: %s\n", table->error_text(error));
     return 2;
   }
   constexpr size_t arena_bytes = size_t{1} << 30;

@@ -1,43 +1,36 @@
-// node native/tests/cuda/run.mjs [--build-only PROGRAM]: builds the GPU test with nvcc and runs it. Needs a GPU to pass: where there is none
-// this test cannot say anything, so nothing that must pass everywhere calls it.
-import { mkdtempSync, rmSync } from 'node:fs';
+// node native/tests/cuda/run.mjs test | bench [--build-only FOLDER]: builds the tests or the benchmarks that need a GPU with nvcc, and runs them. Where there is no
+// GPU they cannot say anything, so nothing that must pass everywhere calls this.
+import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { exitOnSignals, run } from '../../../tools/process.mjs';
-import { compiler } from '../../../tools/setup/system.mjs';
-import { nvccCommand } from '../../../tools/setup/toolchain.mjs';
+import { nvccVersion } from '../../../tools/setup/toolchain.mjs';
+import { buildPrograms } from './programs.mjs';
 
-const native = resolve(import.meta.dirname, '../..');
-const out = mkdtempSync(join(tmpdir(), 'ep-gpu-'));
-process.on('exit', () => rmSync(out, { recursive: true, force: true }));
-exitOnSignals();
+const sets = {
+  test: /** @type {const} */ (['gpu_test', 'graph_test', 'moe_gpu_test']),
+  bench: /** @type {const} */ (['dispatch_bench', 'post_bench']),
+};
 
-const [flag, kept] = process.argv.slice(2);
-if (flag !== undefined && (flag !== '--build-only' || kept === undefined)) {
-  console.error('usage: node native/tests/cuda/run.mjs [--build-only PROGRAM]');
+const [set, flag, kept] = process.argv.slice(2);
+if ((set !== 'test' && set !== 'bench') || (flag !== undefined && (flag !== '--build-only' || kept === undefined))) {
+  console.error('usage: node native/tests/cuda/run.mjs test | bench [--build-only FOLDER]');
   process.exit(2);
 }
-const program = kept === undefined ? join(out, 'gpu_test') : resolve(kept);
-const includes = [`-I${join(native, 'include')}`];
-const core = ['waiting', 'limits', 'copy', 'device/kernel', 'simt/simt', 'simt/context', 'simt/report', 'simt/fiber'];
-const host = [join(native, 'tests/cuda/gpu_test.cpp'), ...core.map((name) => join(native, 'core', `${name}.cpp`))];
-const objects = host.map((_, index) => join(out, `${index}.o`));
-const device = ['cuda/attention_dispatch.cu', 'tests/cuda/gpu_memory.cu'].map((name) => join(native, name));
-const architectures = ['80', '90', '100'].map((name) => `-gencode=arch=compute_${name},code=sm_${name}`);
-
-const commands = [
-  ...host.map((source, index) => [
-    ...[compiler(), '-std=c++20', '-O2', '-Wall', '-Wextra', '-Werror', ...includes],
-    ...['-c', source, '-o', objects[index] ?? ''],
-  ]),
-  [
-    ...[nvccCommand(), '-std=c++20', '-O3', '-Werror=all-warnings', ...architectures, ...includes],
-    ...[...device, ...objects, '-Xcompiler=-pthread,-static-libstdc++,-static-libgcc', '-o', program],
-  ],
-  ...(kept === undefined ? [[program]] : []),
-];
-for (const [command = '', ...args] of commands) {
-  const result = await run(command, args, { limitMs: 10 * 60_000 });
-  if (result.output !== '') console.log(result.output.trim());
-  if (result.code !== 0) process.exit(result.code);
+const folder = kept === undefined ? mkdtempSync(join(tmpdir(), 'ep-gpu-')) : resolve(kept);
+mkdirSync(folder, { recursive: true });
+if (kept === undefined) process.on('exit', () => rmSync(folder, { recursive: true, force: true }));
+exitOnSignals();
+if ((await nvccVersion()) === null && process.env.EP_REQUIRE !== 'gpu') {
+  for (const name of sets[set]) console.log(`unavailable  ${name}: no nvcc was found`);
+  process.exit(0);
+}
+await buildPrograms(sets[set], folder);
+if (kept !== undefined) process.exit(0);
+for (const name of sets[set]) {
+  const result = await run(join(folder, name), [], { limitMs: 10 * 60_000 });
+  console.log(`${name}\n${result.output.trim()}`);
+  // 2: there is no GPU.
+  if (result.code === 2 && process.env.EP_REQUIRE !== 'gpu') console.log(`unavailable  ${name}: no GPU`);
+  else if (result.code !== 0) process.exit(result.code);
 }

@@ -44,7 +44,7 @@ export interface AttentionDispatch {
 
 type StepNames = 'queryKeyValue' | 'output' | 'outputGradient' | 'gradients';
 
-function stepSpecs(plan: AttentionPlan, shape: AttentionShape): Record<StepNames, readonly PartSpec[]> {
+export function stepSpecs(plan: AttentionPlan, shape: AttentionShape): Record<StepNames, readonly PartSpec[]> {
   const { dtype } = shape;
   const query = { dtype, rowShape: [shape.queryHeads, shape.headDim] };
   const keyValue = { dtype, rowShape: [shape.kvHeads, shape.headDim] };
@@ -66,7 +66,7 @@ function stepSpecs(plan: AttentionPlan, shape: AttentionShape): Record<StepNames
 }
 
 /** `EP_INVALID_ARGUMENT` unless the step can be made of them; what each dispatch needs is checked when it is bound. */
-function checkAttention(plan: unknown, shape: unknown, where: string): void {
+export function checkAttention(plan: unknown, shape: unknown, where: string): void {
   checkObject(plan, 'plan', 'an attention plan', where);
   checkObject(shape, 'shape', '{queryHeads, kvHeads, headDim, dtype}', where);
   for (const extent of ['queryHeads', 'kvHeads', 'headDim']) checkInteger(shape[extent], extent, where, 1);

@@ -38,7 +38,7 @@ import {
   sendReplicas,
 } from './compat-metadata.js';
 import { refusal } from './difference.js';
-import type { DispatchTransport } from './dispatcher.js';
+import type { DispatchTransport } from './dispatcher-base.js';
 import { HostStream } from './host-stream.js';
 import { roundToPage } from './layout.js';
 import { sourceOperand, sourceSpec } from './operand.js';

@@ -1,35 +1,22 @@
 /** Moves the shards of plans between ranks, over any transport whose signals are bundled with their puts and can add. */
 import {
-  type Closeable,
   checkTimeout,
   createWork,
   type DeviceHandle,
   doneWork,
-  type Endpoint,
-  EpError,
   isEpError,
   linkSignals,
-  type Rank,
-  Resource,
-  type SymmetricMemory,
   type Tensor,
-  type Transport,
-  type WaitOptions,
   type Work,
-  WorkOwner,
 } from '@ep/core';
-import type { Agreement } from './agreement.js';
-import { type BoundSpec, bindSpecs, type PartSpec } from './binding-spec.js';
+import type { BoundSpec } from './binding-spec.js';
 import { callError, type PreparedCall, prepareCall, zeroGaps } from './call.js';
-import { refusal } from './difference.js';
+import { DispatcherBase, type SharedInit } from './dispatcher-base.js';
 import type { HostStream } from './host-stream.js';
 import { arrivalSlot, creditSlot } from './layout.js';
-import { HeldLease, type Lease, LeaseSlot } from './lease.js';
+import { HeldLease, type Lease, type LeaseSlot } from './lease.js';
 import { type SourceOperand, sourceOperand, sourceSpec } from './operand.js';
 import type { ResolvedOptions, RunOptions } from './options.js';
-
-/** What a dispatcher needs of a transport. Order of puts is never assumed: completions are counted. */
-export type DispatchTransport = Transport<'bundled' | 'add'>;
 
 /** A dispatch that all ranks have agreed on. */
 export interface BoundDispatch {
@@ -45,183 +32,46 @@ export interface BoundDispatch {
   run(sources: Readonly<Record<string, Tensor>>, options?: RunOptions): Work<Lease>;
 }
 
-interface DispatcherInit extends ResolvedOptions {
-  readonly transport: DispatchTransport;
-  readonly memory: SymmetricMemory;
-  readonly endpoints: readonly Endpoint<'bundled' | 'add'>[];
-  readonly agreement: Agreement;
+interface DispatcherInit extends ResolvedOptions, SharedInit {
   readonly stream: HostStream;
   readonly ownStream: boolean;
   readonly handle: DeviceHandle<'bundled' | 'add'>;
 }
 
-export class Dispatcher extends Resource implements Closeable {
-  readonly rank: Rank;
-  readonly worldSize: number;
+export class Dispatcher extends DispatcherBase<BoundDispatch> {
   readonly #init: DispatcherInit;
-  readonly #owner = new WorkOwner('dispatcher');
-  readonly #slots: readonly LeaseSlot[];
   /** Per lease and rank, absolute counter values: what has been awaited from, and what must be granted by, that rank. */
   readonly #arrived: readonly Float64Array[];
   readonly #granted: readonly Float64Array[];
   #sequence = 0;
-  /** Call number of this epoch: decides which lease is due, so all ranks must agree on it. */
-  #call = 0;
-  #poison: { readonly reason: unknown } | undefined;
-  #resyncing = false;
 
   constructor(init: DispatcherInit) {
-    super('dispatcher');
+    super(init, 'dispatcher');
     this.#init = init;
-    this.rank = init.transport.rank;
-    this.worldSize = init.transport.worldSize;
-    const { leases, worldSize } = init.layout;
-    this.#slots = Array.from({ length: leases }, (_, index) => new LeaseSlot(index));
-    this.#arrived = this.#slots.map(() => new Float64Array(worldSize));
-    this.#granted = this.#slots.map(() => new Float64Array(worldSize));
+    this.#arrived = this.slots.map(() => new Float64Array(this.worldSize));
+    this.#granted = this.slots.map(() => new Float64Array(this.worldSize));
   }
-
-  /** Raised by every `resync()`. */
-  get epoch(): number {
-    return this.#init.agreement.epoch;
-  }
-
-  /** True from a failed call to the next `resync()`. */
-  get poisoned(): boolean {
-    return this.#poison !== undefined;
-  }
-
-  /**
-   * Collective, once for every set of plans: checks that all ranks hold the same plans, row sizes and dtypes (`EP_MISMATCH` names the odd ranks), and that
-   * each dispatch fits a lease (`EP_CAPACITY`).
-   */
-  bind<const K extends string>(
-    specs: Readonly<Record<K, readonly PartSpec[]>>,
-    options: WaitOptions = {},
-  ): Promise<Record<K, BoundDispatch>> {
-    return this.bindMade('bind', () => specs, options);
-  }
-
-  /** As `bind`, of specs that are made first: what goes wrong there is refused like a wrong spec. @internal */
-  async bindMade<const K extends string>(
-    where: string,
-    make: () => Readonly<Record<K, readonly PartSpec[]>>,
-    options: WaitOptions,
-  ): Promise<Record<K, BoundDispatch>> {
-    return this.guard(where, async () => {
-      this.#checkUsable();
-      const { layout, chunkBytes } = this.#init;
-      const place = { rank: this.rank, worldSize: this.worldSize, chunkBytes, leaseBytes: layout.leaseBytes };
-      let bound: readonly (readonly [string, BoundSpec, BoundDispatch])[] = [];
-      let refused: { readonly reason: unknown } | undefined;
-      try {
-        bound = bindSpecs(make(), place).map(([name, spec]) => [name, spec, this.#bound(name, spec)]);
-      } catch (reason) {
-        // The others must hear of it instead of waiting for this rank.
-        refused = { reason };
-      }
-      const lines = refused
-        ? refusal(refused.reason)
-        : bound.flatMap(([name, spec]) => spec.identity.map((line) => `${name}: ${line}`));
-      try {
-        await this.agree('bind', lines, options);
-      } catch (error) {
-        if (refused === undefined) throw error;
-      }
-      if (refused !== undefined) throw refused.reason;
-      return Object.fromEntries(bound.map(([name, , dispatch]) => [name, dispatch])) as Record<K, BoundDispatch>;
-    });
-  }
-
-  /** Collective: throws `EP_MISMATCH` naming the ranks that gave other lines, and the first one that differs. @internal */
-  async agree(where: string, lines: readonly string[], options: WaitOptions): Promise<void> {
-    const linked = linkSignals(options.signal, this.#cancel.signal, this.closing);
-    try {
-      await this.#init.agreement.same(where, lines, {
-        timeoutMs: this.#init.timeoutMs,
-        ...options,
-        signal: linked.signal,
-      });
-    } catch (reason) {
-      // Ranks may have counted this round or not: only a resync brings them together again. After a mismatch all have counted it.
-      if (!isEpError(reason) || reason.code !== 'EP_MISMATCH') this.#poison ??= { reason };
-      throw reason;
-    } finally {
-      linked.unlink();
-    }
-  }
-
-  /**
-   * Collective, from whatever state each rank is in: ends what is in flight, agrees on the next epoch, forgets all counts and leases. Held leases are
-   * revoked. Rejects with `EP_TIMEOUT` or `EP_PEER_LOST` naming who did not take part.
-   */
-  async resync(options: WaitOptions = {}): Promise<void> {
-    await this.guard('resync', async () => {
-      if (this.#resyncing) throw new EpError('EP_BUSY', 'resync: one is under way already');
-      this.#resyncing = true;
-      // close() cuts off what waits for ranks that may never come.
-      const linked = linkSignals(options.signal, this.closing);
-      try {
-        const reason = new EpError('EP_ABORTED', 'the dispatcher was resynchronised');
-        this.#poison ??= { reason };
-        this.#cancel.abort(reason);
-        await this.#owner.idle();
-        await this.#init.agreement.idle();
-        this.#cancel = new AbortController();
-        const wait = { timeoutMs: this.#init.timeoutMs, ...options, signal: linked.signal };
-        // From the first announcement on, peers may count from anew: a credit that is granted now would be taken for one of the next epoch.
-        for (const slot of this.#slots) {
-          slot.held?.revoke();
-          slot.held = undefined;
-        }
-        // What kernels and JS have posted must have landed, or been given up, before anyone trusts a counter.
-        await Promise.all(this.#init.endpoints.map((endpoint) => endpoint.flush(wait)));
-        await this.#init.agreement.resync(() => this.#rebase(), wait);
-        this.#poison = undefined;
-      } finally {
-        linked.unlink();
-        this.#resyncing = false;
-      }
-    });
-  }
-
-  /** Ends calls in flight at `resync()` and `close()`. */
-  #cancel = new AbortController();
 
   protected override async release(): Promise<void> {
-    this.#cancel.abort(new EpError('EP_ABORTED', 'the dispatcher was closed'));
-    await this.#owner.idle();
-    for (const slot of this.#slots) slot.held?.revoke();
+    await this.cutOff();
     if (this.#init.ownStream) await this.#init.stream.close();
     await this.#init.memory.close();
-    this.#owner.check();
+    this.owner.check();
   }
 
-  #rebase(): void {
+  protected override rebase(): void {
     const { memory, layout } = this.#init;
-    for (const slot of this.#slots) {
-      slot.uses = 0;
+    for (const slot of this.slots) {
       for (let rank = 0; rank < this.worldSize; rank++) {
         this.#arrived[slot.index]![rank] = Number(memory.signals.peek(arrivalSlot(layout, slot.index) + rank));
         this.#granted[slot.index]![rank] = Number(memory.signals.peek(creditSlot(layout, slot.index) + rank));
       }
     }
-    this.#call = 0;
   }
 
-  #checkUsable(): void {
-    this.#owner.check();
-    if (this.#poison === undefined) return;
-    const { reason } = this.#poison;
-    const text = reason instanceof Error ? reason.message : String(reason);
-    throw new EpError('EP_POISONED', `an earlier call failed (${text}): all ranks must call resync()`, {
-      cause: reason,
-    });
-  }
-
-  #bound(name: string, spec: BoundSpec): BoundDispatch {
+  protected override bound(name: string, spec: BoundSpec): BoundDispatch {
     const { layout, memory, transport, handle, blocks, simt } = this.#init;
-    const calls = this.#slots.map((slot) => {
+    const calls = this.slots.map((slot) => {
       const place = { layout, memory, transportName: transport.name, lease: slot.index };
       return prepareCall(spec, place, { handle: handle.bytes, blocks, simt });
     });
@@ -233,28 +83,12 @@ export class Dispatcher extends Resource implements Closeable {
       bytesReceived: spec.bytesReceived,
       leaseBytes: spec.leaseBytes,
       run: (sources, options) => {
-        const slot = this.#admit(name, options);
+        const slot = this.admit(name, options);
         // Everything that can be refused is refused before the call counts: the other ranks' counters must not wait for it.
         const operands = spec.parts.map((part, i) => sourceOperand(sources?.[part.spec.name], wanted[i]!));
         return this.#run(name, slot, calls[slot.index]!, operands, options);
       },
     };
-  }
-
-  /** The lease that is due, if a call may begin. */
-  #admit(name: string, options: RunOptions | undefined): LeaseSlot {
-    this.checkOpen(name);
-    this.#checkUsable();
-    options?.signal?.throwIfAborted();
-    // A transport closes its memories; what was prepared knows their addresses only.
-    if (this.#init.memory.closed) throw new EpError('EP_CLOSED', `${name}: the memory of the dispatcher was closed`);
-    const slot = this.#slots[this.#call % this.#slots.length]!;
-    if (slot.held === undefined) return slot;
-    throw new EpError(
-      'EP_BUSY',
-      `${name}: lease ${slot.index} of ${this.#slots.length} is still held by an earlier call: release() it, or open with more leases`,
-      { context: { lease: slot.index, leases: this.#slots.length } },
-    );
   }
 
   #run(
@@ -267,7 +101,7 @@ export class Dispatcher extends Resource implements Closeable {
     const timeoutMs = checkTimeout(options?.timeoutMs ?? this.#init.timeoutMs, name);
     const counters = this.#counters(call, slot);
     // close() cuts off what waits for peers: they may never come.
-    const cuts = [this.#cancel.signal, this.closing];
+    const cuts = this.cuts();
     let unlink: (() => void) | undefined;
     const under = this.#init.stream.launchInline(
       (stream) =>
@@ -284,8 +118,7 @@ export class Dispatcher extends Resource implements Closeable {
         return linked.signal;
       },
     );
-    this.#call++;
-    slot.uses++;
+    this.count(slot);
     const arrived = this.#arrived[slot.index]!;
     for (let rank = 0; rank < this.worldSize; rank++) if (counters[rank] !== 0) arrived[rank] = counters[rank]!;
     const stagedBytes = operands.reduce((sum, operand) => sum + operand.stagedBytes, 0);
@@ -296,7 +129,7 @@ export class Dispatcher extends Resource implements Closeable {
       zeroGaps(call);
       return doneWork<Lease>(name, sequence, lease);
     }
-    const control = createWork<Lease>({ op: name, sequence, owner: this.#owner });
+    const control = createWork<Lease>({ op: name, sequence, owner: this.owner });
     const letGo = this.hold(name);
     under
       .then((outcome) => {
@@ -305,7 +138,7 @@ export class Dispatcher extends Resource implements Closeable {
         control.resolve(lease);
       })
       .catch((reason: unknown) => {
-        this.#poison ??= { reason };
+        this.poison(reason);
         if (cuts.some((cut) => cut.aborted && cut.reason === reason)) control.abort(reason);
         else control.reject(reason);
       })

@@ -1,4 +1,4 @@
-/** @ep/cuda-kernels: dispatch and combine kernels; this build runs them on the host. */
+/** @ep/cuda-kernels: dispatch and combine kernels; on host threads, or on GPUs where there are any. */
 export {
   type AttentionDispatch,
   type AttentionShape,
@@ -26,7 +26,15 @@ export {
   attentionForward,
   groupsOfServer,
 } from './core-attention.js';
-export type { BoundDispatch, Dispatcher, DispatchTransport } from './dispatcher.js';
+export { bindDeviceAttention, type DeviceAttentionDispatch, type NamedDeviceLease } from './cuda/attention.js';
+export { CudaBuffer, readTensor, writeTensor } from './cuda/buffer.js';
+export { CudaDevice, cudaDevices } from './cuda/device.js';
+export type { BoundDeviceDispatch, DeviceDispatcher, DeviceLease } from './cuda/dispatcher.js';
+export { openDeviceDispatcher } from './cuda/open-dispatcher.js';
+export type { DeviceDispatcherOptions } from './cuda/options.js';
+export { type CudaEvent, type CudaGraph, CudaStream, type CudaStreamOptions } from './cuda/stream.js';
+export type { BoundDispatch, Dispatcher } from './dispatcher.js';
+export type { DispatchTransport } from './dispatcher-base.js';
 export { type HostEvent, HostStream, type HostStreamOptions } from './host-stream.js';
 export type { Lease } from './lease.js';
 export type { MoeBuffer } from './moe/buffer.js';

@@ -16,23 +16,23 @@ export interface Lease {
 }
 
 /** One slot of the dispatcher's memory. */
-export class LeaseSlot {
+export class LeaseSlot<T = Tensor> {
   readonly index: number;
   /** Calls that have used it in this epoch. */
   uses = 0;
-  held: HeldLease | undefined;
+  held: HeldLease<T> | undefined;
 
   constructor(index: number) {
     this.index = index;
   }
 }
 
-export class HeldLease implements Lease {
-  readonly tensors: Readonly<Record<string, Tensor>>;
+export class HeldLease<T = Tensor> {
+  readonly tensors: Readonly<Record<string, T>>;
   readonly stagedBytes: number;
   #give: (() => void) | undefined;
 
-  constructor(tensors: Readonly<Record<string, Tensor>>, stagedBytes: number, give: () => void) {
+  constructor(tensors: Readonly<Record<string, T>>, stagedBytes: number, give: () => void) {
     this.tensors = tensors;
     this.stagedBytes = stagedBytes;
     this.#give = give;

@@ -1,7 +1,8 @@
 /** Opens a dispatcher: allocates its memory on all ranks and checks that they agree. */
 import { type AllocateOptions, EpError, isEpError, type Rank } from '@ep/core';
 import { Agreement } from './agreement.js';
-import { Dispatcher, type DispatchTransport } from './dispatcher.js';
+import { Dispatcher } from './dispatcher.js';
+import type { DispatchTransport } from './dispatcher-base.js';
 import { HostStream } from './host-stream.js';
 import { agreementPlace, type Layout, memoryBytes, signalSlots } from './layout.js';
 import { type DispatcherOptions, resolveOptions } from './options.js';

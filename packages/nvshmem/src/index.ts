@@ -1,6 +1,8 @@
 /** @ep/nvshmem: symmetric memory with one-sided put, signal, atomics and teams. */
-export { RankMemory as ShmMemory, RankTeam as ShmTeam } from '@ep/native/ranks';
+export { DeviceMemory, RankMemory as ShmMemory, RankTeam as ShmTeam } from '@ep/native/ranks';
 export type { ShmConfig } from './config.js';
+export type { CudaConfig } from './cuda/config.js';
+export { CudaTransport } from './cuda/transport.js';
 export { ShmEndpoint } from './endpoint.js';
 export { type ShmNeeds, shmCapabilities } from './probe.js';
 export { nvshmem } from './provider.js';

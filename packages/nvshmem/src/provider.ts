@@ -1,12 +1,11 @@
 /** Opens the shared-memory backing: ranks on one host, as processes or as worker threads. */
-import { createRequire } from 'node:module';
 import type { Member, Need, TransportProvider } from '@ep/core';
 import { joinRanks } from '@ep/native/ranks';
 import { resolveConfig, type ShmConfig } from './config.js';
+import { cuda } from './cuda/provider.js';
 import { probeShm } from './probe.js';
 import { ShmTransport } from './transport.js';
-
-const { version: VERSION } = createRequire(import.meta.url)('@ep/nvshmem/package.json') as { readonly version: string };
+import { VERSION } from './version.js';
 
 /**
  * Collective. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
@@ -34,4 +33,6 @@ export const nvshmem = {
   shm: { name: 'nvshmem:shm', probe: probeShm, open: openShm } satisfies TransportProvider<Need, ShmConfig> & {
     open: typeof openShm;
   },
+  /** Ranks of one Linux host whose kernels run on GPUs; device memory beside all that `shm` has. */
+  cuda,
 } as const;

@@ -41,5 +41,6 @@ EP_STATIC_ASSERT(sizeof(ep_handle_header) == 16, "readers find the payload at by
 #define EP_MAGIC_EFA 0x31454745u          /* "EGE1" */
 #define EP_MAGIC_EFA_QP 0x31464745u       /* "EGF1" */
 #define EP_MAGIC_EFA_MEMORY 0x314e4745u   /* "EGN1" */
+#define EP_MAGIC_GPU_MEMORY 0x31564745u   /* "EGV1" */
 
 #endif

@@ -19,21 +19,52 @@ struct alignas(16) vector16 {
   uint32_t word[4];
 };
 
+/* Vectors that a lane has in flight before it stores the first: stores may alias later loads as far as a compiler knows, so loads must come first in the source. */
+constexpr uint32_t copy_in_flight = 4;
+
+/* Vector i goes from `from(i)` to `to(i)`, for every i < vectors. */
+template <class From, class To> EP_HD void copy_vectors(uint32_t lane, uint32_t lanes, uint64_t vectors, const From& from, const To& to) {
+  uint64_t i = lane;
+  for (; i + (copy_in_flight - 1) * static_cast<uint64_t>(lanes) < vectors; i += copy_in_flight * static_cast<uint64_t>(lanes)) {
+    vector16 held[copy_in_flight];
+    for (uint32_t k = 0; k < copy_in_flight; ++k) held[k] = *from(i + k * static_cast<uint64_t>(lanes));
+    for (uint32_t k = 0; k < copy_in_flight; ++k) *to(i + k * static_cast<uint64_t>(lanes)) = held[k];
+  }
+  for (; i < vectors; i += lanes) *to(i) = *from(i);
+}
+
 /* Lanes > 1: 16-byte vectors where both sides allow it, bytes otherwise. All lanes of the scope call it with equal arguments. */
 template <class Coop> EP_HD void copy_lanes(const Coop& coop, void* dst, const void* src, uint64_t bytes) {
-  const uint64_t lane = coop.lane();
-  const uint64_t lanes = coop.lanes();
+  const uint32_t lane = coop.lane();
+  const uint32_t lanes = coop.lanes();
   uint64_t done = 0;
   if (((reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src)) & 15u) == 0) {
     const uint64_t vectors = bytes / 16;
     auto* to = static_cast<vector16*>(dst);
     const auto* from = static_cast<const vector16*>(src);
-    for (uint64_t i = lane; i < vectors; i += lanes) to[i] = from[i];
+    copy_vectors(lane, lanes, vectors, [=](uint64_t i) { return from + i; }, [=](uint64_t i) { return to + i; });
     done = vectors * 16;
   }
   auto* to = static_cast<uint8_t*>(dst);
   const auto* from = static_cast<const uint8_t*>(src);
   for (uint64_t i = done + lane; i < bytes; i += lanes) to[i] = from[i];
+}
+
+/* Strided rows that are whole vectors, taken as one run of vectors: row by row, lanes beyond a row's vectors would idle, and none would have more than one in
+ * flight. False: not such rows. */
+template <class Coop>
+EP_HD bool copy_strided_vectors(const Coop& coop, uint8_t* dst, const uint8_t* src, uint64_t stride, uint64_t row_bytes, uint64_t rows) {
+  if (((reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src) | stride | row_bytes) & 15u) != 0) return false;
+  const uint64_t vectors = row_bytes / 16 * rows;
+  if (row_bytes == 0 || vectors > UINT32_MAX) return false;
+  const auto in_row = static_cast<uint32_t>(row_bytes / 16);
+  auto* to = reinterpret_cast<vector16*>(dst);
+  const auto from = [=](uint64_t i) {
+    const uint32_t row = static_cast<uint32_t>(i) / in_row;
+    return reinterpret_cast<const vector16*>(src + row * stride) + (static_cast<uint32_t>(i) - row * in_row);
+  };
+  copy_vectors(coop.lane(), coop.lanes(), vectors, from, [=](uint64_t i) { return to + i; });
+  return true;
 }
 
 /* `rows` rows, strided at the source, packed at the destination. After it, `copy_rows_done` must run before the signal. */
@@ -45,6 +76,9 @@ EP_HD void copy_rows(const Coop& coop, void* dst, const void* src, uint64_t stri
   if (stride == row_bytes) {
     row_bytes *= rows;
     rows = rows != 0 ? 1 : 0;
+  }
+  if constexpr (!Coop::single) {
+    if (rows > 1 && copy_strided_vectors(coop, to, from, stride, row_bytes, rows)) return;
   }
   for (uint64_t i = 0; i < rows; ++i) {
 #if !defined(__CUDACC__)

@@ -30,7 +30,7 @@ import {
   type Outcome,
 } from '@ep/native';
 import { type ExpertMap, localExperts, replicaCandidates } from '@ep/plan/moe';
-import type { DispatchTransport } from '../dispatcher.js';
+import type { DispatchTransport } from '../dispatcher-base.js';
 import type { HostStream } from '../host-stream.js';
 import { dtypeCode } from './codes.js';
 import { callFailure } from './failure.js';

@@ -3,7 +3,7 @@ import { EpError, isEpError, type Rank } from '@ep/core';
 import { native } from '@ep/native';
 import { Agreement } from '../agreement.js';
 import { refusal } from '../difference.js';
-import type { DispatchTransport } from '../dispatcher.js';
+import type { DispatchTransport } from '../dispatcher-base.js';
 import { HostStream } from '../host-stream.js';
 import { MoeBuffer } from './buffer.js';
 import { describeMoe } from './codes.js';

@@ -1,0 +1,94 @@
+// The cases for GPUs: on a GPU by main.mjs, and over the host's stand-in for one by vitest. Each throws where it fails.
+import assert from 'node:assert/strict';
+import { runRanks, valuesOf } from './ranks.mjs';
+
+const range = (/** @type {number} */ from, /** @type {number} */ to) =>
+  Array.from({ length: to - from }, (_, i) => from + i);
+
+/** @typedef {{ name: string, run: () => Promise<void>, processes?: boolean }} Case `processes`: needs memory shared between processes */
+
+/** @param {number} ranks @param {object} data @param {import('./ranks.mjs').Mode} mode */
+const oracle = (ranks, data, mode) => async () => {
+  const seeds = range(ranks * 100, ranks * 100 + 8);
+  const reports = await runRanks('oracle', ranks, { mode, data: { seeds, ...data }, timeoutMs: 120_000 });
+  for (const { compared, pending } of valuesOf(reports))
+    assert.deepEqual({ compared, pending }, { compared: 8, pending: 0 });
+};
+
+/** @type {readonly Case[]} */
+export const cases = [
+  ...[1, 2, 4, 8].map((ranks) => ({
+    name: `dispatch moves f32 rows as the oracle says, ${ranks} ranks as streams of one process`,
+    run: oracle(ranks, { dtype: 'f32', qRow: 16, kvRow: 8 }, 'threads'),
+  })),
+  ...[
+    { dtype: 'bf16', qRow: 5, kvRow: 3 },
+    { dtype: 'u8', qRow: 1, kvRow: 33 },
+    { dtype: 'f16', qRow: 64, kvRow: 8 },
+  ].map((data) => ({
+    name: `dispatch moves ${data.dtype} rows of ${data.qRow} and ${data.kvRow} elements`,
+    run: oracle(3, data, 'threads'),
+  })),
+  {
+    name: 'a step captured as a graph is replayed with new values',
+    run: async () =>
+      assert.deepEqual(valuesOf(await runRanks('graph', 3, { data: { replays: 200 } })), [200, 200, 200]),
+  },
+  {
+    name: 'a rank that does not come is named, and calls go on after a resync',
+    run: async () => {
+      const values = valuesOf(await runRanks('absent', 3));
+      for (const [rank, { outcomes, epoch }] of values.entries()) {
+        assert.equal(epoch, 3);
+        const expected = range(0, 3).flatMap((round) =>
+          round === rank ? ['absent'] : [`EP_TIMEOUT ${round} true`, 'EP_POISONED'],
+        );
+        assert.deepEqual(outcomes, expected);
+      }
+    },
+  },
+  {
+    name: 'a terminated rank ends the kernels that wait for it',
+    run: async () => {
+      const reports = await runRanks('lost', 3, { data: { victim: 1 }, kill: 1 });
+      for (const { code, ms } of valuesOf(reports.filter(({ rank }) => rank !== 1))) {
+        assert.equal(code, 'EP_PEER_LOST');
+        assert.ok(ms < 20_000);
+      }
+    },
+  },
+  {
+    name: 'wrong calls are refused with their code',
+    run: async () => {
+      const invalid = 'EP_INVALID_ARGUMENT';
+      assert.deepEqual(valuesOf(await runRanks('refused', 1))[0], {
+        missing: invalid,
+        rows: invalid,
+        hostTensor: invalid,
+        noDevice: invalid,
+        otherDevice: invalid,
+        hostAddress: invalid,
+        strides: invalid,
+        tooShort: invalid,
+        tooLarge: invalid,
+        capture: invalid,
+        synchronizeInCapture: invalid,
+        blocks: invalid,
+        lanes: invalid,
+        view: invalid,
+        good: 'no error',
+        closedBuffer: 'EP_CLOSED',
+        closed: 'EP_CLOSED',
+      });
+    },
+  },
+  {
+    name: 'events order two streams and time them',
+    run: async () => assert.deepEqual(valuesOf(await runRanks('streams', 1)), [true]),
+  },
+  {
+    name: 'dispatch moves rows between processes that share one GPU',
+    run: oracle(2, { dtype: 'f32', qRow: 16, kvRow: 8 }, 'processes'),
+    processes: true,
+  },
+];

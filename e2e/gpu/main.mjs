@@ -1,0 +1,35 @@
+// node e2e/gpu/main.mjs: runs every case on this machine's GPU. Where there is none the cases are listed as unavailable, with the reason; EP_REQUIRE=gpu makes that a
+// failure.
+import { openGpus } from '@ep/native';
+import { cases } from './cases.mjs';
+
+let gpus;
+try {
+  gpus = openGpus();
+} catch (error) {
+  const reason = error instanceof Error ? error.message : String(error);
+  for (const { name } of cases) console.log(`unavailable  ${name}`);
+  console.log(`0 passed, 0 failed, ${cases.length} unavailable: ${reason}`);
+  process.exit(process.env.EP_REQUIRE === 'gpu' ? 1 : 0);
+}
+const [first] = gpus.devices;
+console.log(`${first?.name}, driver for CUDA ${first?.driver}, ${gpus.path}`);
+let [passed, failed, unavailable] = [0, 0, 0];
+for (const { name, run, processes } of cases) {
+  if (processes === true && first?.ipc !== true) {
+    unavailable++;
+    console.log(`unavailable  ${name}: this device shares no memory between processes`);
+    continue;
+  }
+  const began = performance.now();
+  try {
+    await run();
+    passed++;
+    console.log(`ok    ${name} (${((performance.now() - began) / 1000).toFixed(1)} s)`);
+  } catch (error) {
+    failed++;
+    console.log(`FAIL  ${name}\n${error instanceof Error ? error.stack : error}`);
+  }
+}
+console.log(`${passed} passed, ${failed} failed, ${unavailable} unavailable`);
+process.exit(failed === 0 ? 0 : 1);

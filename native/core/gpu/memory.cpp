@@ -1,0 +1,162 @@
+#include "memory.hpp"
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include <sys/random.h>
+
+namespace ep::gpu {
+namespace {
+
+constexpr uint64_t marked = uint64_t{1} << 62; // ids of ep::symmetric_memory never reach it
+constexpr uint64_t alignment = 256;            // what kernels' vectors and copies like best
+
+uint64_t signal_bytes(uint64_t slots) { return (slots * sizeof(uint64_t) + alignment - 1) / alignment * alignment; }
+
+// Leaked on purpose: worker threads may still drop memories while static destructors run.
+struct memory_registry {
+  std::mutex mutex;
+  std::map<uint64_t, std::weak_ptr<symmetric_memory>> alive;
+  std::map<uint64_t, std::weak_ptr<const device_block>> blocks;
+  uint64_t next = 1;
+  uint64_t process[2] = {0, 0};
+  memory_registry() {
+    // Pids are no names: ranks may live in different pid namespaces.
+    if (getrandom(process, sizeof process, 0) != static_cast<ssize_t>(sizeof process)) process[0] = reinterpret_cast<uint64_t>(this);
+  }
+};
+memory_registry& registry() {
+  static auto* made = new memory_registry;
+  return *made;
+}
+
+} // namespace
+
+result<nothing> copy_now(const library_ref& of, int device, uint64_t to, uint64_t from, uint64_t bytes, const char* what) {
+  const ep_cuda_table& table = of->table();
+  void* stream = nullptr;
+  if (const int error = table.stream_create(device, 1, &stream); error != 0) return of->error(error, what);
+  int error = table.copy(stream, to, from, bytes);
+  const int finished = table.stream_destroy(stream);
+  if (error == 0) error = finished;
+  if (error != 0) return of->error(error, what);
+  return nothing{};
+}
+
+result<std::shared_ptr<symmetric_memory>> symmetric_memory::create(std::shared_ptr<rank_context> context, library_ref of, int device, uint64_t byte_length,
+                                                                   uint64_t signal_slots) {
+  if (device < 0 || device >= of->device_count()) {
+    return failure{EP_STATUS_INVALID, 0, "GPU " + std::to_string(device) + " is not one of " + std::to_string(of->device_count())};
+  }
+  if (byte_length > (uint64_t{1} << 46) || signal_slots > (uint64_t{1} << 32)) {
+    return failure{EP_STATUS_MEMORY_LIMIT, 0, std::to_string(byte_length) + " bytes and " + std::to_string(signal_slots) + " signal slots exceed the address space"};
+  }
+  ep_cuda_facts facts{};
+  if (const int error = of->table().device_facts(device, &facts); error != 0) return of->error(error, "looking at GPU " + std::to_string(device));
+  auto block = device_block::allocate(of, device, signal_bytes(signal_slots) + byte_length);
+  if (!block.ok()) return block.why();
+  std::shared_ptr<symmetric_memory> memory(new symmetric_memory(std::move(context), std::move(of)));
+  memory->own_ = block.value();
+  memory_registry& memories = registry();
+  ep_gpu_memory_handle& handle = memory->handle_;
+  handle.header = {EP_MAGIC_GPU_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof handle};
+  std::memcpy(handle.process, memories.process, sizeof handle.process);
+  handle.byte_length = byte_length;
+  handle.signal_slots = signal_slots;
+  handle.device = device;
+  std::memcpy(handle.pci, facts.pci, sizeof handle.pci);
+  // Where it cannot be exported, ranks of this process can still use it: whoever needs the handle says what it misses.
+  handle.shareable = memory->of_->table().memory_export(device, memory->own_->address(), handle.ipc) == 0 ? 1 : 0;
+  const std::lock_guard lock(memories.mutex);
+  handle.block = marked | memories.next++;
+  memories.alive[handle.block] = memory;
+  memories.blocks[handle.block] = memory->own_;
+  return memory;
+}
+
+std::shared_ptr<symmetric_memory> symmetric_memory::find(uint64_t memory_id) {
+  memory_registry& memories = registry();
+  const std::lock_guard lock(memories.mutex);
+  const auto found = memories.alive.find(memory_id);
+  return found == memories.alive.end() ? nullptr : found->second.lock();
+}
+
+symmetric_memory::~symmetric_memory() {
+  memory_registry& memories = registry();
+  const std::lock_guard lock(memories.mutex);
+  memories.alive.erase(handle_.block);
+  memories.blocks.erase(handle_.block);
+}
+
+result<nothing> symmetric_memory::connect(const std::vector<ep_gpu_memory_handle>& handles) {
+  if (handles.size() != static_cast<size_t>(context_->world_size())) {
+    return failure{EP_STATUS_INVALID, 0, std::to_string(handles.size()) + " handles of device memory for " + std::to_string(context_->world_size()) + " ranks"};
+  }
+  memory_registry& memories = registry();
+  std::vector<ep_peer_view> parts(handles.size());
+  std::vector<std::shared_ptr<const void>> keep;
+  uint32_t here = 0;
+  for (size_t rank = 0; rank < handles.size(); ++rank) {
+    const ep_gpu_memory_handle& handle = handles[rank];
+    const std::string who = "rank " + std::to_string(rank);
+    if (handle.header.magic != EP_MAGIC_GPU_MEMORY || handle.header.abi_major != EP_ABI_MAJOR) {
+      return failure{EP_STATUS_ABI_MISMATCH, 0, who + " published no handle of device memory of ABI " + std::to_string(EP_ABI_MAJOR)};
+    }
+    if (handle.byte_length != handle_.byte_length || handle.signal_slots != handle_.signal_slots) {
+      return failure{EP_STATUS_MISMATCH, 0,
+                     "parts of a symmetric memory differ: this rank has " + std::to_string(handle_.byte_length) + " bytes and " + std::to_string(handle_.signal_slots) +
+                         " signal slots, " + who + " has " + std::to_string(handle.byte_length) + " and " + std::to_string(handle.signal_slots)};
+    }
+    const bool same_device = std::memcmp(handle.pci, handle_.pci, sizeof handle.pci) == 0;
+    uint64_t address = 0;
+    if (std::memcmp(handle.process, memories.process, sizeof handle.process) == 0) {
+      if (!same_device) {
+        return failure{EP_STATUS_INVALID, EOPNOTSUPP, who + " has its memory on another GPU of this process: ranks on several GPUs are processes, one for each GPU"};
+      }
+      const std::lock_guard lock(memories.mutex);
+      const auto found = memories.blocks.find(handle.block);
+      const auto block = found == memories.blocks.end() ? nullptr : found->second.lock();
+      if (!block) return failure{EP_STATUS_STALE_HANDLE, 0, who + " has freed its device memory already"};
+      address = block->address();
+      keep.push_back(block);
+      ++here;
+    } else {
+      if (handle.shareable == 0) return failure{EP_STATUS_INVALID, EOPNOTSUPP, who + " is another process, and its GPU exports no memory (CUDA IPC): run its ranks as threads"};
+      auto opened = imported_block::import(of_, own_->device(), handle.ipc, who);
+      if (!opened.ok()) return opened.why();
+      address = opened.value()->address();
+      keep.push_back(opened.value());
+    }
+    parts[rank] = {address + signal_bytes(handle.signal_slots), address, 0, 0};
+  }
+  auto views = device_block::allocate(of_, own_->device(), parts.size() * sizeof(ep_peer_view));
+  if (!views.ok()) return views.why();
+  auto copied = copy_now(of_, own_->device(), views.value()->address(), reinterpret_cast<uint64_t>(parts.data()), parts.size() * sizeof(ep_peer_view), "copying the table of ranks");
+  if (!copied.ok()) return copied.why();
+  views_ = views.value();
+  parts_ = std::move(parts);
+  keep_ = std::move(keep);
+  ranks_here_ = here;
+  device_handle_.header = {EP_MAGIC_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, EP_MEMORY_LOAD_STORE, sizeof(ep_memory_handle)};
+  device_handle_.rank = context_->rank();
+  device_handle_.world_size = context_->world_size();
+  device_handle_.byte_length = handle_.byte_length;
+  device_handle_.signal_slots = handle_.signal_slots;
+  device_handle_.peers = views_->address();
+  device_handle_.memory_id = handle_.block;
+  return nothing{};
+}
+
+result<std::vector<uint64_t>> symmetric_memory::read_signals(uint64_t first, uint64_t count) const {
+  std::vector<uint64_t> values(count);
+  if (first > handle_.signal_slots || count > handle_.signal_slots - first) {
+    return failure{EP_STATUS_INVALID, 0, "signal slots " + std::to_string(first) + " + " + std::to_string(count) + " exceed " + std::to_string(handle_.signal_slots)};
+  }
+  auto copied = copy_now(of_, own_->device(), reinterpret_cast<uint64_t>(values.data()), own_->address() + first * sizeof(uint64_t), count * sizeof(uint64_t), "reading signal words");
+  if (!copied.ok()) return copied.why();
+  return values;
+}
+
+} // namespace ep::gpu

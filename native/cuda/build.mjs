@@ -1,0 +1,44 @@
+// node native/cuda/build.mjs: builds libep_cuda.so into native/build/cuda, where the addon looks for it, with nvcc and a static CUDA runtime. EP_CUDA_ARCHITECTURES=90
+// builds for one kind of GPU, in a third of the time.
+import { mkdirSync } from 'node:fs';
+import { join, resolve } from 'node:path';
+import { exitOnSignals, run } from '../../tools/process.mjs';
+import { nvccCommand, nvccVersion } from '../../tools/setup/toolchain.mjs';
+
+const native = resolve(import.meta.dirname, '..');
+const out = join(native, 'build/cuda');
+if ((await nvccVersion()) === null) {
+  console.error('no nvcc was found (CUDACXX, CUDA_HOME and PATH were searched): kernels run on host threads only');
+  process.exit(1);
+}
+mkdirSync(out, { recursive: true });
+exitOnSignals();
+
+const wanted = process.env.EP_CUDA_ARCHITECTURES?.split(',') ?? ['80', '90', '100'];
+const newest = wanted.at(-1);
+// The newest also as PTX, for GPUs that are newer than this build.
+const codes = [
+  ...wanted.map((name) => `-gencode=arch=compute_${name},code=sm_${name}`),
+  `-gencode=arch=compute_${newest},code=compute_${newest}`,
+];
+const compile = [nvccCommand(), '-std=c++20', '-O3', '-Werror=all-warnings', ...codes, `-I${join(native, 'include')}`];
+const objects = ['kernels.cu', 'library.cpp'].map((name) => ({
+  source: join(native, 'cuda', name),
+  object: join(out, `${name}.o`),
+}));
+const link = ['-static-libstdc++,-static-libgcc'].map((flags) => `-Xcompiler=${flags}`);
+const commands = [
+  ...objects.map(({ source, object }) => [
+    ...compile,
+    ...['-Xcompiler=-fPIC,-fvisibility=hidden', '-c', source, '-o', object],
+  ]),
+  [
+    ...[nvccCommand(), '-shared', ...codes, ...objects.map(({ object }) => object), ...link],
+    ...['-Xlinker', '--exclude-libs', '-Xlinker', 'ALL', '-o', join(out, 'libep_cuda.so')],
+  ],
+];
+for (const [command = '', ...args] of commands) {
+  const result = await run(command, args, { limitMs: 15 * 60_000 });
+  if (result.output !== '') console.log(result.output.trim());
+  if (result.code !== 0) process.exit(result.code);
+}

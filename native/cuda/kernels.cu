@@ -1,0 +1,144 @@
+// The GPU kernels: ep/device code over the CUDA context.
+#include "kernels.hpp"
+
+#include <cuda_runtime.h>
+
+#include "../core/device/compat.hpp"
+#include "ep/device/compat_dispatch.h"
+#include "ep/device/cuda_context.h"
+#include "ep/device/device_call.h"
+#include "ep/device/ibgda_endpoint.h"
+
+namespace ep {
+namespace {
+
+// Two blocks of 512 lanes on a multiprocessor need no more than 64 registers of a lane.
+constexpr uint32_t most_lanes = 1024;
+
+// The end of a kernel is the end of its reads, for whatever comes next on the stream. Behind a proxy it is not: its engine's owner says when.
+template <class Endpoint> EP_HD void end_reads(cuda_context&, const Endpoint&, uint64_t) {}
+EP_HD void end_reads(cuda_context& ctx, const ibgda_endpoint& endpoint, uint64_t status) {
+  ctx.sync_block(); /* other warps of the block may have posted later */
+  endpoint.quiet_key(ctx, block_coop<cuda_context>{ctx}, reinterpret_cast<ep_kernel_status*>(status));
+}
+
+template <class Endpoint>
+__global__ void __launch_bounds__(most_lanes, 1)
+    dispatch_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_device_call call) {
+  cuda_context ctx{environment};
+  const Endpoint endpoint{call.args.memory};
+  device_dispatch(ctx, endpoint, call);
+  end_reads(ctx, endpoint, call.args.status);
+}
+
+// As dispatch_kernel, of parts in memory.
+template <class Endpoint>
+__global__ void __launch_bounds__(most_lanes, 1)
+    gradient_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_dispatch_args args,
+                    const ep_replica_sum_args* sums, uint32_t sum_count) {
+  cuda_context ctx{environment};
+  const Endpoint endpoint{args.memory};
+  attention_gradient(ctx, endpoint, args, sums, sum_count);
+  end_reads(ctx, endpoint, args.status);
+}
+
+template <class Endpoint>
+__global__ void compat_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_compat_args args) {
+  cuda_context ctx{environment};
+  const Endpoint endpoint{args.memory};
+  compat_dispatch(ctx, endpoint, args);
+  end_reads(ctx, endpoint, args.status);
+}
+
+__global__ void sum_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_replica_sum_args args) {
+  cuda_context ctx{environment};
+  replica_sum(ctx, args);
+}
+
+__global__ void begin_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_call_counts counts) {
+  cuda_context ctx{environment};
+  begin_call(ctx, counts);
+}
+
+__global__ void grant_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_device_grant grant) {
+  cuda_context ctx{environment};
+  grant_lease(ctx, load_store_endpoint{grant.memory}, grant);
+}
+
+template <class... Parameters, class... Arguments>
+int launch(const ep_cuda_launch& how, bool cooperative, void (*kernel)(Parameters...), Arguments... arguments) {
+  const cuda_environment environment{how.wait_cycles, reinterpret_cast<const uint32_t*>(how.cancel)};
+  if (how.lanes == 0 || how.lanes % 32 != 0) return cudaErrorInvalidConfiguration;
+  cudaLaunchAttribute together{};
+  together.id = cudaLaunchAttributeCooperative;
+  together.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(how.blocks);
+  config.blockDim = dim3(how.lanes);
+  config.stream = static_cast<cudaStream_t>(how.stream);
+  config.attrs = &together;
+  config.numAttrs = cooperative ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, environment, arguments...);
+}
+
+} // namespace
+
+int cuda_load_kernels() {
+  const void* kernels[] = {reinterpret_cast<const void*>(dispatch_kernel<load_store_endpoint>), reinterpret_cast<const void*>(compat_kernel<load_store_endpoint>),
+                           reinterpret_cast<const void*>(begin_kernel), reinterpret_cast<const void*>(grant_kernel)};
+  for (const void* kernel : kernels) {
+    cudaFuncAttributes ignored{};
+    if (const int error = cudaFuncGetAttributes(&ignored, kernel); error != 0) return error;
+  }
+  return 0;
+}
+
+int cuda_resident(int device, bool compat, uint32_t lanes, uint32_t* blocks) {
+  *blocks = 0;
+  int each = 0;
+  int multiprocessors = 0;
+  const void* kernel = compat ? reinterpret_cast<const void*>(compat_kernel<load_store_endpoint>) : reinterpret_cast<const void*>(dispatch_kernel<load_store_endpoint>);
+  if (const int error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, static_cast<int>(lanes), 0); error != 0) return error;
+  if (const int error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device); error != 0) return error;
+  *blocks = static_cast<uint32_t>(each * multiprocessors);
+  return 0;
+}
+
+int cuda_begin_call(const ep_cuda_launch& how, const ep_call_counts& counts) { return launch(how, false, begin_kernel, counts); }
+
+int cuda_dispatch(const ep_cuda_launch& how, const ep_device_call& call) {
+  if (call.args.part_count > EP_CALL_PARTS) return cudaErrorInvalidValue;
+  switch (call.args.memory.header.kind) {
+    case EP_MEMORY_LOAD_STORE: return launch(how, true, dispatch_kernel<load_store_endpoint>, call);
+    case EP_MEMORY_PROXY: return launch(how, true, dispatch_kernel<proxy_endpoint>, call);
+    case EP_MEMORY_IBGDA: return launch(how, true, dispatch_kernel<ibgda_endpoint>, call);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+int cuda_gradient(const ep_cuda_launch& how, const ep_dispatch_args& args, const ep_replica_sum_args* sums, uint32_t sum_count) {
+  switch (args.memory.header.kind) {
+    case EP_MEMORY_LOAD_STORE: return launch(how, true, gradient_kernel<load_store_endpoint>, args, sums, sum_count);
+    case EP_MEMORY_PROXY: return launch(how, true, gradient_kernel<proxy_endpoint>, args, sums, sum_count);
+    case EP_MEMORY_IBGDA: return launch(how, true, gradient_kernel<ibgda_endpoint>, args, sums, sum_count);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+int cuda_grant(const ep_cuda_launch& how, const ep_device_grant& grant) {
+  return grant.memory.header.kind == EP_MEMORY_LOAD_STORE ? launch(how, false, grant_kernel, grant) : static_cast<int>(cudaErrorInvalidValue);
+}
+
+int cuda_replica_sum(const ep_cuda_launch& how, const ep_replica_sum_args& args) { return launch(how, true, sum_kernel, args); }
+
+int cuda_compat(const ep_cuda_launch& how, const ep_compat_args& args) {
+  if (compat_refusal(args) != nullptr || how.lanes != compat_block_lanes) return cudaErrorInvalidValue;
+  switch (args.memory.header.kind) {
+    case EP_MEMORY_LOAD_STORE: return launch(how, true, compat_kernel<load_store_endpoint>, args);
+    case EP_MEMORY_PROXY: return launch(how, true, compat_kernel<proxy_endpoint>, args);
+    case EP_MEMORY_IBGDA: return launch(how, true, compat_kernel<ibgda_endpoint>, args);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+} // namespace ep

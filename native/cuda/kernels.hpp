@@ -1,0 +1,27 @@
+// Launchers of the GPU kernels, for host code that never sees cuda_runtime.h. Everything an argument points to must be reachable from the device. Calls
+// return a CUDA error number, 0 for success, and do not wait for the kernel.
+#pragma once
+
+#include "table.h"
+
+namespace ep {
+
+// All blocks of a dispatch must fit on the device at once: more is an error of the launch. The endpoint follows memory.header.kind.
+int cuda_dispatch(const ep_cuda_launch& how, const ep_device_call& call);
+// The same with parts, counts and sums in memory, for callers that count by themselves.
+int cuda_gradient(const ep_cuda_launch& how, const ep_dispatch_args& args, const ep_replica_sum_args* sums, uint32_t sum_count);
+int cuda_replica_sum(const ep_cuda_launch& how, const ep_replica_sum_args& args);
+// Refuses (cudaErrorInvalidValue) what core/device/compat.hpp refuses; how.lanes must be compat_block_lanes.
+int cuda_compat(const ep_cuda_launch& how, const ep_compat_args& args);
+
+// One block each.
+int cuda_begin_call(const ep_cuda_launch& how, const ep_call_counts& counts);
+int cuda_grant(const ep_cuda_launch& how, const ep_device_grant& grant);
+
+// HAZARD: the runtime loads a kernel at its first launch, which waits for those that run; and a rank's kernel may wait for the one that is to be loaded. So all that
+// ranks launch is loaded before any of it runs.
+int cuda_load_kernels();
+
+int cuda_resident(int device, bool compat, uint32_t lanes, uint32_t* blocks);
+
+} // namespace ep

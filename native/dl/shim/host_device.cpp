@@ -1,0 +1,394 @@
+// Stands in for libep_cuda.so where there is no GPU: the same table, kernels of the host build, "device memory" that is the host's. For tests of everything above the
+// table; no part of what is installed. Its device says what it is ("runs_on": "host threads").
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <cstdio>
+
+#include "core/device/compat.hpp"
+#include "core/launch.hpp"
+#include "cuda/table.h"
+#include "ep/device/compat_dispatch.h"
+#include "ep/device/device_call.h"
+
+namespace {
+
+// CUDA's numbers.
+constexpr int ok = 0;
+constexpr int invalid_value = 1;
+constexpr int no_memory = 2;
+constexpr int invalid_configuration = 9;
+constexpr int invalid_device_pointer = 17;
+constexpr int invalid_device = 101;
+constexpr int not_supported = 801;
+constexpr int capture_unsupported = 900;
+
+constexpr uint32_t most_blocks = 32;
+
+// Peers never sleep, as on a GPU: nobody is woken.
+struct device_context : ep::fast_context {
+  void wake(uint64_t) const {}
+};
+
+struct place {
+  uint64_t bytes;
+  bool pinned;
+};
+struct all_memory {
+  std::mutex mutex;
+  std::map<uint64_t, place> blocks;
+};
+all_memory& memory() {
+  static auto* made = new all_memory;
+  return *made;
+}
+
+class queue;
+// All streams: freeing waits for them, as it does for a device.
+struct all_queues {
+  std::mutex mutex;
+  std::vector<queue*> queues;
+};
+all_queues& queues() {
+  static auto* made = new all_queues;
+  return *made;
+}
+void finish_all();
+
+using task = std::function<void()>;
+
+struct recorded {
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t records = 0; // how often it was recorded, and up to which of these the streams have come
+  uint64_t reached = 0;
+  std::chrono::steady_clock::time_point when{};
+};
+
+class queue {
+ public:
+  queue() : thread_([this] { run(); }) {}
+  ~queue() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  void add(task next) {
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.push_back(std::move(next));
+    }
+    changed_.notify_all();
+  }
+  void finish() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return tasks_.empty() && !busy_; });
+  }
+  // Only the thread that launches touches it.
+  std::unique_ptr<std::vector<task>> captured;
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      const task next = std::move(tasks_.front());
+      tasks_.pop_front();
+      busy_ = true;
+      lock.unlock();
+      next();
+      lock.lock();
+      busy_ = false;
+      changed_.notify_all();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<task> tasks_;
+  bool stopping_ = false;
+  bool busy_ = false;
+  std::thread thread_;
+};
+
+void finish_all() {
+  const std::lock_guard lock(queues().mutex);
+  for (queue* each : queues().queues) each->finish();
+}
+
+queue& queue_at(void* stream) { return *static_cast<queue*>(stream); }
+
+int put_on(void* stream, task next) {
+  queue& on = queue_at(stream);
+  if (on.captured) on.captured->push_back(std::move(next));
+  else on.add(std::move(next));
+  return ok;
+}
+
+const char* error_text(int error) {
+  switch (error) {
+    case ok: return "no error";
+    case no_memory: return "out of memory";
+    case invalid_configuration: return "invalid configuration argument";
+    case invalid_device_pointer: return "invalid device pointer";
+    case invalid_device: return "invalid device ordinal";
+    case not_supported: return "operation not supported";
+    case capture_unsupported: return "operation not permitted when stream is capturing";
+    default: return "invalid argument";
+  }
+}
+
+int device_count(int* count) {
+  *count = 1;
+  return ok;
+}
+
+int device_facts(int device, ep_cuda_facts* facts) {
+  if (device != 0) return invalid_device;
+  *facts = {};
+  std::snprintf(facts->name, sizeof facts->name, "kernels on host threads (for tests)");
+  std::snprintf(facts->pci, sizeof facts->pci, "0000:00:00.0");
+  std::snprintf(facts->runs_on, sizeof facts->runs_on, "host threads");
+  facts->memory_bytes = uint64_t{1} << 30;
+  facts->free_bytes = uint64_t{1} << 30;
+  facts->multiprocessors = static_cast<int32_t>(most_blocks);
+  facts->clock_khz = 1'000'000;
+  facts->cooperative = 1;
+  facts->host_atomics = 1;
+  return ok;
+}
+
+int block_allocate(int device, uint64_t bytes, bool pinned, uint64_t* address) {
+  if (device != 0) return invalid_device;
+  if (bytes > (uint64_t{1} << 30)) return no_memory;
+  const uint64_t whole = (bytes + 511) / 256 * 256;
+  void* made = std::aligned_alloc(256, whole);
+  if (made == nullptr) return no_memory;
+  std::memset(made, 0, whole);
+  *address = reinterpret_cast<uint64_t>(made);
+  const std::lock_guard lock(memory().mutex);
+  memory().blocks[*address] = {bytes, pinned};
+  return ok;
+}
+int block_free(int, uint64_t address) {
+  finish_all();
+  {
+    const std::lock_guard lock(memory().mutex);
+    if (memory().blocks.erase(address) == 0) return invalid_value;
+  }
+  std::free(reinterpret_cast<void*>(address));
+  return ok;
+}
+int memory_allocate(int device, uint64_t bytes, uint64_t* address) { return block_allocate(device, bytes, false, address); }
+int pinned_allocate(int device, uint64_t bytes, uint64_t* address) { return block_allocate(device, bytes, true, address); }
+int memory_export(int, uint64_t, uint8_t*) { return not_supported; }
+int memory_import(int, const uint8_t*, uint64_t*) { return not_supported; }
+int memory_unmap(int, uint64_t) { return not_supported; }
+int memory_find(int device, uint64_t address, uint64_t* end) {
+  if (device != 0) return invalid_device;
+  const std::lock_guard lock(memory().mutex);
+  auto after = memory().blocks.upper_bound(address);
+  if (after == memory().blocks.begin()) return invalid_device_pointer;
+  --after;
+  if (after->second.pinned || address >= after->first + after->second.bytes) return invalid_device_pointer;
+  *end = after->first + after->second.bytes;
+  return ok;
+}
+
+int stream_create(int device, int, void** stream) {
+  if (device != 0) return invalid_device;
+  auto* made = new queue;
+  const std::lock_guard lock(queues().mutex);
+  queues().queues.push_back(made);
+  *stream = made;
+  return ok;
+}
+int stream_finish(void* stream) {
+  queue_at(stream).finish();
+  return ok;
+}
+int stream_destroy(void* stream) {
+  queue_at(stream).finish();
+  {
+    const std::lock_guard lock(queues().mutex);
+    std::erase(queues().queues, static_cast<queue*>(stream));
+  }
+  delete static_cast<queue*>(stream);
+  return ok;
+}
+
+int event_create(int device, int, void** event) {
+  if (device != 0) return invalid_device;
+  *event = new std::shared_ptr<recorded>(std::make_shared<recorded>());
+  return ok;
+}
+std::shared_ptr<recorded>& event_at(void* event) { return *static_cast<std::shared_ptr<recorded>*>(event); }
+int event_destroy(void* event) {
+  delete &event_at(event);
+  return ok;
+}
+int event_record(void* event, void* stream) {
+  // Ranks' graphs are captured each on its own stream here.
+  if (queue_at(stream).captured) return not_supported;
+  const auto of = event_at(event);
+  uint64_t number = 0;
+  {
+    const std::lock_guard lock(of->mutex);
+    number = ++of->records;
+  }
+  return put_on(stream, [of, number] {
+    {
+      const std::lock_guard lock(of->mutex);
+      of->reached = std::max(of->reached, number);
+      of->when = std::chrono::steady_clock::now();
+    }
+    of->changed.notify_all();
+  });
+}
+int event_query(void* event, int* reached) {
+  const std::lock_guard lock(event_at(event)->mutex);
+  *reached = event_at(event)->reached == event_at(event)->records ? 1 : 0;
+  return ok;
+}
+int event_elapsed(void* from, void* to, float* milliseconds) {
+  *milliseconds = std::chrono::duration<float, std::milli>(event_at(to)->when - event_at(from)->when).count();
+  return ok;
+}
+int stream_wait(void* stream, void* event) {
+  const auto of = event_at(event);
+  uint64_t number = 0;
+  {
+    const std::lock_guard lock(of->mutex);
+    number = of->records;
+  }
+  return put_on(stream, [of, number] {
+    std::unique_lock lock(of->mutex);
+    of->changed.wait(lock, [&] { return of->reached >= number; });
+  });
+}
+
+int copy(void* stream, uint64_t to, uint64_t from, uint64_t bytes) {
+  return put_on(stream, [=] { std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
+}
+int fill(void* stream, uint64_t at, uint8_t value, uint64_t bytes) {
+  return put_on(stream, [=] { std::memset(reinterpret_cast<void*>(at), value, bytes); });
+}
+
+int capture_begin(void* stream) {
+  if (queue_at(stream).captured) return capture_unsupported;
+  queue_at(stream).captured = std::make_unique<std::vector<task>>();
+  return ok;
+}
+int capture_end(void* stream, void** graph) {
+  if (!queue_at(stream).captured) return invalid_value;
+  *graph = new std::shared_ptr<const std::vector<task>>(queue_at(stream).captured.release());
+  return ok;
+}
+int graph_launch(void* graph, void* stream) {
+  const auto of = *static_cast<std::shared_ptr<const std::vector<task>>*>(graph);
+  return put_on(stream, [of] {
+    for (const task& each : *of) each();
+  });
+}
+int graph_destroy(void* graph) {
+  delete static_cast<std::shared_ptr<const std::vector<task>>*>(graph);
+  return ok;
+}
+
+int resident(int device, uint32_t, uint32_t lanes, uint32_t* blocks) {
+  if (device != 0) return invalid_device;
+  if (lanes == 0 || lanes > 1024) return invalid_configuration;
+  *blocks = most_blocks;
+  return ok;
+}
+
+// The kernel's waits end as on a GPU: by their budget, counted from the kernel's begin, or by the flag.
+template <class Kernel> int launched(const ep_cuda_launch& how, const Kernel& kernel) {
+  if (how.blocks == 0 || how.lanes == 0 || how.lanes % 32 != 0 || how.lanes > 1024) return invalid_configuration;
+  if (how.blocks > most_blocks) return invalid_configuration;
+  return put_on(how.stream, [how, kernel] {
+    ep::kernel_environment environment;
+    environment.waits.cancel = reinterpret_cast<const std::atomic<uint32_t>*>(how.cancel);
+    if (how.wait_cycles != 0) environment.waits.deadline_ns = ep::clock_now_ns() + static_cast<int64_t>(how.wait_cycles);
+    environment.waits.policy = {0, 20'000, 100'000};
+    const auto ran = ep::fast_run(how.blocks, environment, [&](ep::fast_context& context) {
+      device_context ctx{context};
+      kernel(ctx);
+    });
+    if (!ran.ok()) std::abort(); /* no thread to be had: a test cannot go on */
+  });
+}
+
+template <class Memory> bool load_store(const Memory& memory) { return memory.header.kind == EP_MEMORY_LOAD_STORE; }
+
+int begin_call(const ep_cuda_launch* how, const ep_call_counts* counts) {
+  return launched(*how, [counts = *counts](device_context& ctx) { ep::begin_call(ctx, counts); });
+}
+int dispatch(const ep_cuda_launch* how, const ep_device_call* call) {
+  if (!load_store(call->args.memory) || call->args.part_count > EP_CALL_PARTS) return invalid_value;
+  return launched(*how, [call = *call](device_context& ctx) { ep::device_dispatch(ctx, ep::load_store_endpoint{call.args.memory}, call); });
+}
+int grant(const ep_cuda_launch* how, const ep_device_grant* grant) {
+  if (!load_store(grant->memory)) return invalid_value;
+  return launched(*how, [grant = *grant](device_context& ctx) { ep::grant_lease(ctx, ep::load_store_endpoint{grant.memory}, grant); });
+}
+int compat(const ep_cuda_launch* how, const ep_compat_args* args) {
+  if (!load_store(args->memory) || ep::compat_refusal(*args) != nullptr) return invalid_value;
+  return launched(*how, [args = *args](device_context& ctx) { ep::compat_dispatch(ctx, ep::load_store_endpoint{args.memory}, args); });
+}
+
+constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
+                                 sizeof(ep_cuda_table),
+                                 EP_ABI_MAJOR,
+                                 EP_ABI_MINOR,
+                                 0,
+                                 error_text,
+                                 device_count,
+                                 device_facts,
+                                 memory_allocate,
+                                 block_free,
+                                 memory_export,
+                                 memory_import,
+                                 memory_unmap,
+                                 memory_find,
+                                 pinned_allocate,
+                                 block_free,
+                                 stream_create,
+                                 stream_destroy,
+                                 stream_finish,
+                                 event_create,
+                                 event_destroy,
+                                 event_record,
+                                 event_query,
+                                 event_elapsed,
+                                 stream_wait,
+                                 copy,
+                                 fill,
+                                 capture_begin,
+                                 capture_end,
+                                 graph_launch,
+                                 graph_destroy,
+                                 resident,
+                                 begin_call,
+                                 dispatch,
+                                 grant,
+                                 compat};
+
+} // namespace
+
+extern "C" __attribute__((visibility("default"))) const ep_cuda_table* ep_cuda_table_of(uint32_t version) {
+  return version == EP_CUDA_TABLE_VERSION ? &table : nullptr;
+}

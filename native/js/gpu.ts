@@ -1,0 +1,144 @@
+/** The typed surface of the addon's classes for GPUs: one-to-one with `native/napi/bind_gpu*.cpp`. */
+import type { DispatchPart, DispatchSum, NativeRankContext, OperationId } from './binding.js';
+
+export interface GpuFacts {
+  readonly name: string;
+  /** PCI address, "0000:84:00.0". */
+  readonly pci: string;
+  /** `cuda`, or what else executes the kernels: tests run them on host threads. */
+  readonly runsOn: string;
+  /** Compute capability, "9.0". */
+  readonly compute: string;
+  readonly memoryBytes: number;
+  readonly freeBytes: number;
+  readonly l2Bytes: number;
+  readonly multiprocessors: number;
+  readonly clockKhz: number;
+  readonly copyEngines: number;
+  /** CUDA version that the driver knows, and that of the runtime under the kernels. */
+  readonly driver: string;
+  readonly runtime: string;
+  /** Grids whose blocks all run at once: without them no dispatch runs. */
+  readonly cooperative: boolean;
+  /** Device memory can be shared with other processes (CUDA IPC). */
+  readonly ipc: boolean;
+  readonly gpudirect: boolean;
+  /** Atomics of kernels on host memory. */
+  readonly hostAtomics: boolean;
+  /** Compute mode: one process at a time. */
+  readonly exclusive: boolean;
+}
+
+export interface NativeGpuLibrary {
+  devices(): readonly GpuFacts[];
+}
+
+/** Zeroed device memory. */
+export interface NativeGpuMemory {
+  address(): bigint;
+  release(): void;
+}
+
+/** Zeroed, page-locked host memory; one address for the host and for kernels. */
+export interface NativeGpuPinned {
+  address(): bigint;
+  window(): ArrayBuffer;
+}
+
+export interface NativeGpuEvent {
+  reached(): boolean;
+  /** Between timed events that were reached. */
+  elapsedMs(from: NativeGpuEvent): number;
+}
+
+export interface NativeGpuSymmetricMemory {
+  /** `ep_gpu_memory_handle` bytes. */
+  handle(): Uint8Array<ArrayBuffer>;
+  /** One handle for each rank, concatenated. */
+  connect(handles: Uint8Array): void;
+  /** `ep_memory_handle` bytes, for kernels of this device. */
+  deviceHandle(): Uint8Array<ArrayBuffer>;
+  address(peer: number): bigint;
+  /** Of this rank's signal words. */
+  signalAddress(): bigint;
+  /** Waits for a copy of some microseconds. */
+  peek(slot: number): bigint;
+  release(): void;
+}
+
+/** What a dispatcher keeps on its device: the counts of its leases, and its share of the device. */
+export interface NativeGpuCalls {
+  shape(): { readonly blocks: number; readonly lanes: number; readonly resident: number };
+  /** Takes the counters as they stand for the new zero. No kernel of any rank's calls may run. */
+  rebase(): void;
+  release(): void;
+}
+
+export interface NativeGpuDispatch {
+  readonly __brand?: 'GpuDispatch';
+}
+
+export interface NativeGpuGraph {
+  release(): void;
+}
+
+/** Device memory; pinned memory for copies only; a BigInt is an address of device memory whose owner keeps it. */
+export type NativeGpuOperand = NativeGpuMemory | NativeGpuSymmetricMemory | NativeGpuPinned | bigint;
+
+export interface NativeGpuStream {
+  copy(to: NativeGpuOperand, toOffset: number, from: NativeGpuOperand, fromOffset: number, byteLength: number): void;
+  fill(at: NativeGpuOperand, byteOffset: number, value: number, byteLength: number): void;
+  record(event: NativeGpuEvent): void;
+  wait(event: NativeGpuEvent): void;
+  /** Ends when everything put on the stream so far has run. */
+  follow(timeoutMs: number): OperationId;
+  /** Three arguments for each part: operand, byteOffset, strideBytes. 0 while the stream is being captured. */
+  dispatch(
+    dispatch: NativeGpuDispatch,
+    lease: number,
+    timeoutMs: number,
+    ...sources: readonly (NativeGpuOperand | number)[]
+  ): OperationId;
+  /** Releases a lease to all who send to it, once the stream comes here. */
+  grant(calls: NativeGpuCalls, lease: number): void;
+  captureBegin(): void;
+  captureEnd(): NativeGpuGraph;
+  launchGraph(graph: NativeGpuGraph, timeoutMs: number): OperationId;
+  depth(): number;
+  close(): void;
+}
+
+export interface GpuDispatchDescription {
+  readonly calls: NativeGpuCalls;
+  /** Bytes of a lease that parts and sums use; their offsets are those of lease 0. */
+  readonly leaseBytes: number;
+  readonly parts: readonly Omit<DispatchPart, 'staging'>[];
+  readonly sums: readonly Omit<DispatchSum, 'source' | 'target'>[];
+  /** Chunks that each rank owes. */
+  readonly chunks: Float64Array;
+  /** First byte of each lease, and runs of bytes that no one sends: offset and length in turn. */
+  readonly leases: readonly { readonly offset: number; readonly gaps: Float64Array }[];
+}
+
+export interface GpuBinding {
+  readonly GpuLibrary: new (path: string) => NativeGpuLibrary;
+  readonly GpuMemory: new (library: NativeGpuLibrary, device: number, byteLength: number) => NativeGpuMemory;
+  readonly GpuPinned: new (library: NativeGpuLibrary, device: number, byteLength: number) => NativeGpuPinned;
+  readonly GpuEvent: new (library: NativeGpuLibrary, device: number, timed: boolean) => NativeGpuEvent;
+  readonly GpuStream: new (library: NativeGpuLibrary, device: number, highPriority: boolean) => NativeGpuStream;
+  readonly GpuSymmetricMemory: new (
+    rank: NativeRankContext,
+    library: NativeGpuLibrary,
+    device: number,
+    byteLength: number,
+    signalSlots: number,
+  ) => NativeGpuSymmetricMemory;
+  readonly GpuCalls: new (description: {
+    readonly memory: NativeGpuSymmetricMemory;
+    readonly firstSlot: number;
+    readonly leases: number;
+    readonly blocks: number;
+    readonly lanes: number;
+  }) => NativeGpuCalls;
+  readonly GpuDispatch: new (description: GpuDispatchDescription) => NativeGpuDispatch;
+}

@@ -1,0 +1,140 @@
+// The classes of GPUs that JS holds. Nothing here knows CUDA: see cuda/table.h.
+#pragma once
+
+#include "gpu/calls.hpp"
+#include "gpu/stream.hpp"
+#include "wraps.hpp"
+
+namespace ep::binding {
+
+struct gpu_library_wrap : Napi::ObjectWrap<gpu_library_wrap> {
+  static constexpr napi_type_tag type_tag{0x65706770756c6962ull, 20};
+  static constexpr const char* type_name = "GpuLibrary";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_library_wrap(const Napi::CallbackInfo& info);
+  Napi::Value devices(const Napi::CallbackInfo& info);
+  gpu::library_ref native;
+};
+
+struct gpu_memory_wrap : Napi::ObjectWrap<gpu_memory_wrap> {
+  static constexpr napi_type_tag type_tag{0x657067707562756cull, 21};
+  static constexpr const char* type_name = "GpuMemory";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_memory_wrap(const Napi::CallbackInfo& info);
+  Napi::Value address(const Napi::CallbackInfo& info);
+  void release(const Napi::CallbackInfo& info);
+  std::shared_ptr<const gpu::device_block> native; // null after release()
+};
+
+struct gpu_pinned_wrap : Napi::ObjectWrap<gpu_pinned_wrap> {
+  static constexpr napi_type_tag type_tag{0x657067707570696eull, 22};
+  static constexpr const char* type_name = "GpuPinned";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_pinned_wrap(const Napi::CallbackInfo& info);
+  Napi::Value address(const Napi::CallbackInfo& info);
+  Napi::Value window(const Napi::CallbackInfo& info);
+  std::shared_ptr<const gpu::pinned_block> native;
+};
+
+struct gpu_event_wrap : Napi::ObjectWrap<gpu_event_wrap> {
+  static constexpr napi_type_tag type_tag{0x6570677075657674ull, 23};
+  static constexpr const char* type_name = "GpuEvent";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_event_wrap(const Napi::CallbackInfo& info);
+  Napi::Value reached(const Napi::CallbackInfo& info);
+  Napi::Value elapsed_ms(const Napi::CallbackInfo& info);
+  gpu::library_ref of;
+  std::shared_ptr<gpu::event> native;
+};
+
+struct gpu_symmetric_wrap : Napi::ObjectWrap<gpu_symmetric_wrap> {
+  static constexpr napi_type_tag type_tag{0x657067707573796dull, 24};
+  static constexpr const char* type_name = "GpuSymmetricMemory";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_symmetric_wrap(const Napi::CallbackInfo& info);
+  Napi::Value handle(const Napi::CallbackInfo& info);
+  void connect(const Napi::CallbackInfo& info);
+  Napi::Value device_handle(const Napi::CallbackInfo& info);
+  Napi::Value address(const Napi::CallbackInfo& info);
+  Napi::Value signal_address(const Napi::CallbackInfo& info);
+  Napi::Value peek(const Napi::CallbackInfo& info);
+  void release(const Napi::CallbackInfo& info);
+  gpu::symmetric_memory& open(Napi::Env env) const; // made, and connected
+  std::shared_ptr<gpu::symmetric_memory> native;    // null after release()
+};
+
+struct gpu_calls_wrap : Napi::ObjectWrap<gpu_calls_wrap> {
+  static constexpr napi_type_tag type_tag{0x657067707563616cull, 25};
+  static constexpr const char* type_name = "GpuCalls";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_calls_wrap(const Napi::CallbackInfo& info);
+  Napi::Value shape(const Napi::CallbackInfo& info);
+  void rebase(const Napi::CallbackInfo& info);
+  void release(const Napi::CallbackInfo& info);
+  gpu::calls& open(Napi::Env env) const;
+  std::shared_ptr<gpu::calls> native; // null after release()
+};
+
+// A dispatch with everything but its sources, for every lease.
+struct gpu_dispatch_wrap : Napi::ObjectWrap<gpu_dispatch_wrap> {
+  static constexpr napi_type_tag type_tag{0x6570677075646973ull, 26};
+  static constexpr const char* type_name = "GpuDispatch";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_dispatch_wrap(const Napi::CallbackInfo& info);
+  struct contents;
+  std::shared_ptr<const contents> native;
+};
+
+struct gpu_graph_wrap : Napi::ObjectWrap<gpu_graph_wrap> {
+  static constexpr napi_type_tag type_tag{0x6570677075677261ull, 27};
+  static constexpr const char* type_name = "GpuGraph";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_graph_wrap(const Napi::CallbackInfo& info);
+  void release(const Napi::CallbackInfo& info);
+  struct contents {
+    gpu::library_ref of;
+    void* graph = nullptr;
+    std::vector<gpu::slot_ref> slots;                // of its dispatches, the same in every replay
+    std::vector<std::shared_ptr<const void>> keep;   // what its nodes point into
+    std::shared_ptr<rank_context> context;           // whose peers its dispatches wait for
+    ~contents();
+  };
+  std::shared_ptr<const contents> native; // null after release()
+};
+
+struct gpu_stream_wrap : Napi::ObjectWrap<gpu_stream_wrap> {
+  static constexpr napi_type_tag type_tag{0x6570677075737472ull, 28};
+  static constexpr const char* type_name = "GpuStream";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_stream_wrap(const Napi::CallbackInfo& info);
+  void copy(const Napi::CallbackInfo& info);
+  void fill(const Napi::CallbackInfo& info);
+  void record(const Napi::CallbackInfo& info);
+  void wait(const Napi::CallbackInfo& info);
+  Napi::Value follow(const Napi::CallbackInfo& info);
+  Napi::Value dispatch(const Napi::CallbackInfo& info);
+  void grant(const Napi::CallbackInfo& info);
+  void capture_begin(const Napi::CallbackInfo& info);
+  Napi::Value capture_end(const Napi::CallbackInfo& info);
+  Napi::Value launch_graph(const Napi::CallbackInfo& info);
+  Napi::Value depth(const Napi::CallbackInfo& info);
+  void close(const Napi::CallbackInfo& info);
+
+  gpu::stream& open(Napi::Env env) const;
+  void check(Napi::Env env, int error, const char* what) const;
+  // An operation that ends when the stream has come here.
+  uint64_t begin(Napi::Env env, gpu::stream::watch how);
+  // Shared with the environment's end, which may come after this wrap's finalizer. `stream` is null after close().
+  struct holder {
+    std::shared_ptr<gpu::stream> stream;
+  };
+  std::shared_ptr<holder> native;
+  std::shared_ptr<gpu_graph_wrap::contents> capturing; // between capture_begin and capture_end
+  uint64_t end_key = 0;
+};
+
+// Memory that a GPU reaches: a GpuMemory, a GpuSymmetricMemory (this rank's part), a GpuPinned if `host`, or the address of anybody's device memory, a BigInt,
+// which its owner keeps alive.
+operand gpu_operand_of(Napi::Value value, const char* what, const gpu::stream& on, bool host);
+
+} // namespace ep::binding

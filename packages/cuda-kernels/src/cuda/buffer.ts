@@ -1,0 +1,154 @@
+/** Device memory, and tensors that lie in it. */
+import {
+  checkAttached,
+  checkInteger,
+  type Device,
+  type DeviceTensor,
+  type DType,
+  EpError,
+  elementBytes,
+  elementCount,
+  invalid,
+  Resource,
+  type Storage,
+} from '@ep/core';
+import type { GpuCopier, NativeGpuMemory, NativeGpuOperand, NativeGpuPinned } from '@ep/native';
+
+/** Where a tensor's bytes lie natively: keeps the memory while a kernel uses it. */
+export interface DevicePlace {
+  readonly operand: NativeGpuOperand;
+  readonly byteOffset: number;
+  /** Copies between it and JS memory. */
+  readonly copier: GpuCopier;
+}
+
+const places = new WeakMap<DeviceTensor, DevicePlace>();
+
+/** Undefined for tensors of others: they are an address, which their owner keeps. */
+export const placeOf = (tensor: DeviceTensor): DevicePlace | undefined => places.get(tensor);
+
+export interface TensorPlace {
+  readonly device: Device;
+  readonly address: bigint;
+  readonly place: DevicePlace;
+}
+
+/** A packed tensor at a place in memory of ours. */
+export function deviceTensor<D extends DType>(dtype: D, shape: readonly number[], at: TensorPlace): DeviceTensor<D> {
+  const tensor: DeviceTensor<D> = Object.freeze({
+    dtype,
+    shape: Object.freeze([...shape]),
+    address: at.address + BigInt(at.place.byteOffset),
+    device: at.device,
+  });
+  places.set(tensor, at.place);
+  return tensor;
+}
+
+const pinned = new WeakMap<ArrayBufferLike, NativeGpuPinned>();
+
+/** All of a piece of pinned memory as an array, which can be copied from and to. */
+export function pinnedBytes(memory: NativeGpuPinned): Uint8Array<ArrayBuffer> {
+  const buffer = memory.window();
+  pinned.set(buffer, memory);
+  return new Uint8Array(buffer);
+}
+
+/** Either end of a copy: a packed tensor of ours, or an array over pinned memory. */
+export interface CopyEnd {
+  readonly operand: NativeGpuOperand;
+  readonly byteOffset: number;
+  readonly byteLength: number;
+}
+
+export function copyEnd(end: DeviceTensor | ArrayBufferView, where: string): CopyEnd {
+  if (ArrayBuffer.isView(end)) {
+    const memory = pinned.get(end.buffer);
+    if (memory === undefined) {
+      throw invalid('array', {
+        where,
+        expected: 'one over memory of CudaDevice.pinned(): a GPU copies no other host memory while JS goes on',
+        found: end,
+      });
+    }
+    return { operand: memory, byteOffset: end.byteOffset, byteLength: end.byteLength };
+  }
+  const { operand, byteOffset } = packedPlace(end, where);
+  return { operand, byteOffset, byteLength: bytesOf(end) };
+}
+
+const bytesOf = (tensor: DeviceTensor): number => elementCount(tensor.shape) * elementBytes(tensor.dtype);
+
+function packedPlace(tensor: DeviceTensor, where: string): DevicePlace {
+  const place = placeOf(tensor);
+  if (place === undefined) {
+    throw new EpError('EP_UNSUPPORTED', `${where}: the tensor lies in memory of others; copy it with what owns it`);
+  }
+  return place;
+}
+
+/** Copies a packed tensor of ours out of the device. */
+export async function readTensor(tensor: DeviceTensor): Promise<Uint8Array<ArrayBuffer>> {
+  const { operand, byteOffset, copier } = packedPlace(tensor, 'readTensor');
+  const bytes = new Uint8Array(bytesOf(tensor));
+  await copier.read(operand, byteOffset, bytes);
+  return bytes;
+}
+
+/** Copies into a packed tensor of ours. HAZARD: at once, whatever streams do: what still reads the tensor must have ended. */
+export async function writeTensor(bytes: Storage[DType], tensor: DeviceTensor): Promise<void> {
+  const { operand, byteOffset, copier } = packedPlace(tensor, 'writeTensor');
+  checkAttached(bytes, 'writeTensor');
+  if (bytes.byteLength !== bytesOf(tensor)) {
+    throw invalid('bytes', { where: 'writeTensor', expected: `${bytesOf(tensor)} bytes`, found: bytes.byteLength });
+  }
+  await copier.write(new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength), operand, byteOffset);
+}
+
+export interface CudaBufferInit {
+  readonly memory: NativeGpuMemory;
+  readonly byteLength: number;
+  readonly device: Device;
+  readonly copier: GpuCopier;
+}
+
+/** Zeroed device memory of one rank. Freed by `close()`, once no kernel uses it any more. */
+export class CudaBuffer extends Resource {
+  readonly byteLength: number;
+  readonly address: bigint;
+  readonly device: Device;
+  readonly #init: CudaBufferInit;
+
+  constructor(init: CudaBufferInit) {
+    super('device memory');
+    this.#init = init;
+    this.byteLength = init.byteLength;
+    this.device = Object.freeze({ kind: init.device.kind, index: init.device.index });
+    this.address = init.memory.address();
+  }
+
+  /** A packed tensor that begins `byteOffset` bytes into this memory. */
+  tensor<D extends DType>(dtype: D, shape: readonly number[], byteOffset = 0): DeviceTensor<D> {
+    this.checkOpen('tensor');
+    const bytes = elementCount(shape) * elementBytes(dtype);
+    checkInteger(byteOffset, 'byteOffset', 'tensor', 0, this.byteLength);
+    if (byteOffset % elementBytes(dtype) !== 0) {
+      throw invalid('byteOffset', {
+        where: 'tensor',
+        expected: `a multiple of ${elementBytes(dtype)}`,
+        found: byteOffset,
+      });
+    }
+    checkInteger(bytes, 'bytes of the shape', 'tensor', 0, this.byteLength - byteOffset);
+    const { memory, copier } = this.#init;
+    return deviceTensor(dtype, shape, {
+      device: this.device,
+      address: this.address,
+      place: { operand: memory, byteOffset, copier },
+    });
+  }
+
+  protected override release(): void {
+    this.#init.memory.release();
+  }
+}

@@ -1,0 +1,52 @@
+/** A GPU, and what is made on it. */
+import { checkInteger, type Device, Resource } from '@ep/core';
+import { GpuCopier, type GpuFacts, type Gpus, native, openGpus } from '@ep/native';
+import { CudaBuffer, pinnedBytes } from './buffer.js';
+import { CudaStream, type CudaStreamOptions } from './stream.js';
+
+/** The GPUs that kernels can run on here. Throws `EP_UNAVAILABLE`, which says what is missing. */
+export function cudaDevices(): readonly GpuFacts[] {
+  return openGpus().devices;
+}
+
+export class CudaDevice extends Resource implements Device {
+  readonly kind = 'cuda' as const;
+  readonly index: number;
+  readonly facts: GpuFacts;
+  readonly #gpus: Gpus;
+  readonly #copier: GpuCopier;
+  /** Throws `EP_UNAVAILABLE` or `EP_INVALID_ARGUMENT`. */
+  constructor(index = 0) {
+    super(`GPU ${index}`);
+    this.#gpus = openGpus();
+    this.index = checkInteger(index, 'index', 'CudaDevice', 0, this.#gpus.devices.length - 1);
+    this.facts = this.#gpus.devices[this.index]!;
+    this.#copier = new GpuCopier(this.#gpus.library, this.index);
+  }
+
+  stream(options: CudaStreamOptions = {}): CudaStream {
+    this.checkOpen('stream');
+    return this.children.add(new CudaStream(this.#gpus.library, this.index, options));
+  }
+
+  /** Zeroed device memory. `EP_MEMORY_LIMIT` where there is not as much. */
+  allocate(byteLength: number): CudaBuffer {
+    this.checkOpen('allocate');
+    const { library } = this.#gpus;
+    checkInteger(byteLength, 'byteLength', 'allocate');
+    const memory = new (native().binding.GpuMemory)(library, this.index, byteLength);
+    return this.children.add(new CudaBuffer({ memory, byteLength, device: this, copier: this.#copier }));
+  }
+
+  /** Zeroed, page-locked host memory, for copies that run beside kernels. Freed when nothing uses it any more. */
+  pinned(byteLength: number): Uint8Array<ArrayBuffer> {
+    this.checkOpen('pinned');
+    checkInteger(byteLength, 'byteLength', 'pinned', 0, 2 ** 32);
+    const memory = new (native().binding.GpuPinned)(this.#gpus.library, this.index, byteLength);
+    return pinnedBytes(memory);
+  }
+
+  protected override async release(): Promise<void> {
+    await this.#copier.close();
+  }
+}

@@ -1,0 +1,65 @@
+/** What a call reads on the device: checked before anything moves. */
+import { checkInteger, type DeviceTensor, type DType, elementBytes, elementCount, invalid } from '@ep/core';
+import type { NativeGpuOperand } from '@ep/native';
+import { placeOf } from './buffer.js';
+
+export interface DeviceSource {
+  readonly operand: NativeGpuOperand;
+  readonly byteOffset: number;
+  readonly strideBytes: number;
+}
+
+export interface DeviceSourceSpec {
+  readonly where: string;
+  readonly dtype: DType;
+  readonly rows: number;
+  readonly rowShape: readonly number[];
+  /** Ordinal of the GPU. */
+  readonly device: number;
+}
+
+const equal = (a: readonly number[], b: readonly number[]): boolean =>
+  a.length === b.length && a.every((extent, axis) => extent === b[axis]);
+
+/** Elements from row to row. Rows must be packed in themselves: a device has nobody who would copy them together. */
+function rowStride(source: DeviceTensor, where: string): number {
+  const inner = elementCount(source.shape.slice(1));
+  if (source.strides === undefined) return inner;
+  const { strides, shape } = source;
+  let packed = 1;
+  for (let axis = shape.length - 1; axis > 0; axis--) {
+    if (shape[axis] !== 1 && strides[axis] !== packed) {
+      throw invalid('strides', { where, expected: 'rows that are contiguous in themselves', found: strides });
+    }
+    packed *= shape[axis]!;
+  }
+  return checkInteger(strides[0] ?? inner, 'strides[0]', where, shape[0]! > 1 ? inner : 0);
+}
+
+/** Throws `EP_INVALID_ARGUMENT`. Tensors of others are given by their address: the addon asks the driver how far their memory goes. */
+export function deviceSource(source: DeviceTensor | undefined, spec: DeviceSourceSpec): DeviceSource {
+  const { where, rows, rowShape } = spec;
+  if (source?.shape === undefined || typeof source.address !== 'bigint') {
+    throw invalid('source', { where, expected: 'a tensor of a device', found: source });
+  }
+  if (source.dtype !== spec.dtype) throw invalid('dtype', { where, expected: spec.dtype, found: source.dtype });
+  const { device } = source;
+  if (device?.kind !== 'cuda' || device.index !== spec.device) {
+    throw invalid('device', { where, expected: `GPU ${spec.device}`, found: device });
+  }
+  const shapes = [
+    [rows, ...rowShape],
+    [rows, elementCount(rowShape)],
+  ];
+  if (!Array.isArray(source.shape) || !shapes.some((shape) => equal(shape, source.shape))) {
+    const expected = shapes.map((shape) => `[${shape.join(', ')}]`).join(' or ');
+    throw invalid('shape', { where, expected, found: source.shape });
+  }
+  if (source.strides !== undefined && source.strides.length !== source.shape.length) {
+    throw invalid('strides', { where, expected: 'one for each extent', found: source.strides });
+  }
+  const strideBytes = rowStride(source, where) * elementBytes(source.dtype);
+  const place = placeOf(source);
+  if (place !== undefined) return { operand: place.operand, byteOffset: place.byteOffset, strideBytes };
+  return { operand: source.address, byteOffset: 0, strideBytes };
+}

@@ -1,0 +1,27 @@
+/** Whether there is a GPU that kernels can use, and what it offers. */
+import { EpError, isEpError, type Probe } from '@ep/core';
+import { openGpus } from '@ep/native';
+import { probeShm, shmCapabilities } from '../probe.js';
+
+/** Ranks meet and agree as those of nvshmem:shm do; device memory comes on top. Never throws. */
+export async function probeCuda(): Promise<Probe> {
+  const host = await probeShm();
+  if (!host.available) return host;
+  try {
+    const { devices, path } = openGpus();
+    return {
+      available: true,
+      capabilities: shmCapabilities(),
+      devices: devices.map(({ name, ...facts }) => ({ name, detail: { ...facts, library: path } })),
+    };
+  } catch (error) {
+    const known = isEpError(error) ? error : new EpError('EP_SYSTEM', String(error), { cause: error });
+    return {
+      available: false,
+      code: known.code,
+      reason: known.message,
+      remedy: 'needed only to run kernels on a GPU: a driver for CUDA 13 (nvidia-smi shows it) and libep_cuda.so',
+      cause: error,
+    };
+  }
+}

@@ -1,0 +1,38 @@
+/** Opens the backing of GPUs: ranks on one host, several on one GPU as worker threads of a process, or one or more processes for each GPU. */
+import type { Member, Need, TransportProvider } from '@ep/core';
+import { openGpus } from '@ep/native';
+import { joinRanks } from '@ep/native/ranks';
+import { VERSION } from '../version.js';
+import { type CudaConfig, resolveCudaConfig } from './config.js';
+import { probeCuda } from './probe.js';
+import { CudaTransport } from './transport.js';
+
+/** Collective, as `nvshmem.shm.open`. Rejects with `EP_UNAVAILABLE` where there is no GPU. */
+async function openCuda(
+  member: Member,
+  options: { readonly signal: AbortSignal; readonly config?: CudaConfig; readonly timeoutMs?: number },
+): Promise<CudaTransport> {
+  const { rank, worldSize } = member;
+  const config = resolveCudaConfig(options.config, worldSize);
+  const { library } = openGpus();
+  const timeoutMs = options.timeoutMs ?? config.timeoutMs;
+  const { ranksOnHost } = config;
+  const joined = await joinRanks(
+    { ...member, transport: 'nvshmem:cuda', version: VERSION, ranksOnHost, timeoutMs: config.timeoutMs },
+    { signal: options.signal, timeoutMs },
+  );
+  try {
+    return new CudaTransport({ rank, worldSize, ...joined, library, config });
+  } catch (error) {
+    await joined.world.close();
+    joined.context.close();
+    throw error;
+  }
+}
+
+export const cuda = { name: 'nvshmem:cuda', probe: probeCuda, open: openCuda } satisfies TransportProvider<
+  Need,
+  CudaConfig
+> & {
+  open: typeof openCuda;
+};
