@@ -90,7 +90,7 @@ AT(ep_efa_pr_mr, local_addr, 8);
 AT(ep_efa_qp, taken, 128);
 AT(ep_efa_qp, ready, 192);
 AT(ep_efa_qp, rung, 256);
-AT(ep_efa_qp, done, 320);
+AT(ep_efa_qp, poller, 320);
 AT(ep_efa_qp, broken, 384);
 AT(ep_efa_device, max_message, 64);
 
