@@ -67,6 +67,7 @@ if ((await run('valgrind', ['--version'])).code !== 0) {
     ...[compiler(), '-std=c++20', '-O2', '-DNDEBUG', `-I${join(native, 'include')}`, `-I${join(native, 'core')}`],
     ...[
       join(native, 'tests/device/ibgda_bench.cpp'),
+      join(native, 'core/ibgda/post_bench.cpp'),
       join(native, 'core/waiting.cpp'),
       join(native, 'core/limits.cpp'),
     ],
