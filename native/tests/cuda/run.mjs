@@ -4,6 +4,7 @@ import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
 import { exitOnSignals, run } from '../../../tools/process.mjs';
+import { isRequired } from '../../../tools/required.mjs';
 import { nvccVersion } from '../../../tools/setup/toolchain.mjs';
 import { buildPrograms } from './programs.mjs';
 
@@ -21,7 +22,7 @@ const folder = kept === undefined ? mkdtempSync(join(tmpdir(), 'ep-gpu-')) : res
 mkdirSync(folder, { recursive: true });
 if (kept === undefined) process.on('exit', () => rmSync(folder, { recursive: true, force: true }));
 exitOnSignals();
-if ((await nvccVersion()) === null && process.env.EP_REQUIRE !== 'gpu') {
+if ((await nvccVersion()) === null && !isRequired('gpu')) {
   for (const name of sets[set]) console.log(`unavailable  ${name}: no nvcc was found`);
   process.exit(0);
 }
@@ -31,6 +32,6 @@ for (const name of sets[set]) {
   const result = await run(join(folder, name), [], { limitMs: 10 * 60_000 });
   console.log(`${name}\n${result.output.trim()}`);
   // 2: there is no GPU.
-  if (result.code === 2 && process.env.EP_REQUIRE !== 'gpu') console.log(`unavailable  ${name}: no GPU`);
+  if (result.code === 2 && !isRequired('gpu')) console.log(`unavailable  ${name}: no GPU`);
   else if (result.code !== 0) process.exit(result.code);
 }
