@@ -157,13 +157,19 @@ uint32_t halves_of(const Napi::Object& description) {
   return static_cast<uint32_t>(halves);
 }
 
-// HAZARD: kernels follow these numbers without a look; a choice beyond the experts would read behind the tables.
+// HAZARD: kernels follow these numbers without a look; a choice beyond the experts would read behind the tables, and a token that names an expert twice could
+// give it more rows than it has room for.
 void check_choices(const moe_job& job, Napi::Env env, uint32_t tokens) {
   const auto* topk = reinterpret_cast<const int32_t*>(job.routing->routing.topk);
   const auto experts = static_cast<int32_t>(job.buffer.experts.experts);
   for (uint64_t i = 0; i < uint64_t{tokens} * job.buffer.top_k; ++i) {
     if (topk[i] < -1 || topk[i] >= experts) {
       throw_invalid(env, "topkIdx[" + std::to_string(i) + "] is " + std::to_string(topk[i]) + ", experts are 0.." + std::to_string(experts - 1) + ", -1 is none");
+    }
+    for (uint64_t before = i - i % job.buffer.top_k; topk[i] >= 0 && before < i; ++before) {
+      if (topk[before] == topk[i]) {
+        throw_invalid(env, "topkIdx[" + std::to_string(i) + "] is " + std::to_string(topk[i]) + ", as another choice of its token is; expected each expert once");
+      }
     }
   }
 }

@@ -215,11 +215,9 @@ bool t16_add(uint64_t seed) {
 }
 
 // A wait that is given up ends on every lane of its scope, with the same answer.
-void t17_abort(bool in_flush) {
-  efa_world world({});
-  world.held = true;
-  std::atomic<uint32_t> cancel{0};
-  world.at(0).environment.waits.cancel = &cancel;
+void abort_one(efa_world& world, std::atomic<uint32_t>& cancel, bool in_flush) {
+  cancel.store(0);
+  world.at(0).status = {};
   uint32_t failed = 0;
   const simt_result outcome = world.run(shape(1, 8, 4), [&](efa_context& ctx, int32_t rank) {
     if (rank != 0) {
@@ -239,6 +237,17 @@ void t17_abort(bool in_flush) {
   EP_CHECK(outcome.ok);
   EP_CHECK_EQ(failed, 8u);
   EP_CHECK_EQ(world.at(0).status.status, static_cast<uint32_t>(EP_STATUS_ABORTED));
+}
+
+void t17_abort(bool in_flush) {
+  efa_world world({});
+  world.held = true;
+  std::atomic<uint32_t> cancel{0};
+  world.at(0).environment.waits.cancel = &cancel;
+  abort_one(world, cancel, in_flush);
+  EP_CHECK_EQ(world.at(0).device.broken, 0u);
+  // Nothing is broken: the next wait waits, and can be given up as well.
+  abort_one(world, cancel, false);
 }
 
 // Every status that a completion can carry becomes an error that says whose and where, and no wait goes on after it.

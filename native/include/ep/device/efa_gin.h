@@ -150,7 +150,7 @@ template <uint32_t Sharing = EP_EFA_SHARE_DEVICE> struct efa_gin {
       if (efa_reached(efa_count_read(ctx, count), wanted, bits)) return true;
       if (own != nullptr) {
         efa_poll<Sharing>(ctx, *own);
-        if (efa_state(ctx, *own) != EP_EFA_SOUND) efa_note_broken(ctx, device, *own);
+        efa_note_broken(ctx, device, *own);
       }
       const uint64_t broken = load_acquire(ctx, &device.broken);
       if (broken != 0) return efa_report(ctx, qp(static_cast<uint32_t>(broken - 1)), status);

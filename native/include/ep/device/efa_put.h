@@ -90,7 +90,9 @@ EP_HD const ep_efa_target& efa_target_of(const ep_efa_device& device, const ep_e
   return reinterpret_cast<const ep_efa_target*>(qp.targets)[static_cast<uint64_t>(slot) * static_cast<uint32_t>(device.world_size) + static_cast<uint32_t>(rank)];
 }
 
-template <class Ctx> EP_HD void efa_note_broken(Ctx& ctx, ep_efa_device& device, const ep_efa_qp& qp) {
+/* After a call on the queue pair that failed. HAZARD: one that was only given up is sound, and has no record that waits could report: they would look for it for ever. */
+template <class Ctx> EP_HD void efa_note_broken(Ctx& ctx, ep_efa_device& device, ep_efa_qp& qp) {
+  if (efa_state(ctx, qp) == EP_EFA_SOUND) return;
   poster_words<EP_EFA_SHARE_DEVICE>::first(ctx, &device.broken, 1 + static_cast<uint64_t>(qp.index));
 }
 
