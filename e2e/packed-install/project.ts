@@ -27,7 +27,8 @@ export class Project implements Disposable {
     const kept = Object.entries(process.env).filter(([name]) => /^(?:HOME|TMPDIR|LANG|XDG_\w+)$/.test(name));
     this.#env = { ...Object.fromEntries(kept), PATH: bin };
     const source = readFileSync(consumer, 'utf8');
-    this.#imports = [...source.matchAll(/from '(@ep\/[^']+)'/g)].map((match) => match[1]!);
+    // Entries of one package (`@ep/plan/moe`) are one dependency.
+    this.#imports = [...new Set([...source.matchAll(/from '(@ep\/[^'/]+)/g)].map((match) => match[1]!))];
     this.#write('consumer.mts', source);
     const target = { target: ts.ScriptTarget.ES2022, module: ts.ModuleKind.ESNext };
     this.#write('consumer.mjs', ts.transpileModule(source, { compilerOptions: target }).outputText);
