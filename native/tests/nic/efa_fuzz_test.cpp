@@ -199,9 +199,9 @@ void scripts(uint64_t seed, uint64_t runs) {
 int main() {
   const uint64_t seed = number_of("EP_FUZZ_SEED", 1);
   const uint64_t runs = number_of("EP_FUZZ_RUNS", 0);
-  for (uint64_t i = 0; i < 4; ++i) requests(seed * 4 + i, runs != 0 ? runs / 4 : 1'000);
-  raw(seed, runs != 0 ? runs : 4'000);
-  stores(seed, runs != 0 ? runs : 10'000);
-  scripts(seed, runs != 0 ? runs : 20'000);
+  for (uint64_t i = 0; i < 4; ++i) requests(seed * 4 + i, runs != 0 ? runs / 4 : 250);
+  raw(seed, runs != 0 ? runs : 1'000);
+  stores(seed, runs != 0 ? runs : 2'500);
+  scripts(seed, runs != 0 ? runs : 5'000);
   return check::finish();
 }
