@@ -58,8 +58,9 @@ class wire_peer {
     std::shared_ptr<segment> wake_memory;
   };
 
-  // Takes the word, or frees it of a visitor that is gone, to be taken at the next try.
-  bool enter(uint64_t& active, uint64_t mine);
+  static bool enter(uint64_t& active, uint64_t mine);
+  // Frees the word of a visitor whose device is gone, to be taken at the next try.
+  static void free_if_gone(uint64_t& active);
   template <class Body> wire_reply inside(const wire_target& target, uint32_t key, const Body& body);
   const mapping& map(mapping& known, uint64_t generation, const port_place& place, bool has_wake, const port_place& wake);
   wire_reply find(const wire_range& range, uint32_t right, mapping*& found);
@@ -67,7 +68,8 @@ class wire_peer {
   port_view view_;
   std::vector<mapping> keys_;
   std::vector<mapping> counters_;
-  uint32_t refused_ = 0; // tries to enter
+  uint32_t full_ = 0; // tries that found all places of a queue pair taken
+  uint32_t busy_ = 0; // tries that found a counter taken
 };
 
 // The ways to all ports of one machine, one object for each.

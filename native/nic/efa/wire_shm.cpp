@@ -17,7 +17,8 @@ namespace {
 constexpr uint64_t stream_bytes = 64 * 1024;
 // Up to this, words are stored one by one: they are what kernels poll.
 constexpr uint64_t polled_bytes = 128;
-constexpr uint32_t refusals_to_look = 256;
+// Looking up the device of a visitor who is in the way is slow, and mostly it is only being quick elsewhere.
+constexpr uint32_t tries_to_look = 64;
 
 template <class Word> void copy_one(uint8_t* to, const uint8_t* from) {
   Word word;
@@ -63,12 +64,13 @@ bool wire_peer::gone() const {
 }
 
 bool wire_peer::enter(uint64_t& word, uint64_t mine) {
-  std::atomic_ref<uint64_t> active(word);
   uint64_t nobody = 0;
-  if (active.compare_exchange_strong(nobody, mine, std::memory_order_seq_cst)) return true;
-  // Looking its device up is slow, and mostly it is only being quick elsewhere.
-  if (++refused_ % refusals_to_look == 0 && visitor_gone(nobody)) active.compare_exchange_strong(nobody, 0, std::memory_order_seq_cst);
-  return false;
+  return std::atomic_ref<uint64_t>(word).compare_exchange_strong(nobody, mine, std::memory_order_seq_cst);
+}
+
+void wire_peer::free_if_gone(uint64_t& word) {
+  uint64_t visitor = load_ordered(word);
+  if (visitor != 0 && visitor_gone(visitor)) std::atomic_ref<uint64_t>(word).compare_exchange_strong(visitor, 0, std::memory_order_seq_cst);
 }
 
 template <class Body> wire_reply wire_peer::inside(const wire_target& target, uint32_t key, const Body& body) {
@@ -86,7 +88,11 @@ template <class Body> wire_reply wire_peer::inside(const wire_target& target, ui
     uint64_t& place = qp.active[(source + i) % port_insiders];
     if (enter(place, active_of(target.source, key))) mine = &place;
   }
-  if (mine == nullptr) return {EP_EFA_STATUS_OK, true, nullptr};
+  if (mine == nullptr) {
+    // Of all places at once: whoever takes turns looks at some of them only, by the parities of the counts.
+    if (++full_ % tries_to_look == 0) std::for_each(std::begin(qp.active), std::end(qp.active), free_if_gone);
+    return {EP_EFA_STATUS_OK, true, nullptr};
+  }
   wire_reply reply;
   if (target.qpn == 0 || load_ordered(qp.qpn) != target.qpn) {
     reply = {EP_EFA_STATUS_REMOTE_BAD_DEST_QPN, false, "the peer has no such queue pair"};
@@ -168,7 +174,10 @@ wire_reply wire_peer::tick(const wire_target& target) {
 
 bool wire_peer::count(uint32_t index, const port_visitor& source) {
   port_counter& counter = view_.counter(index);
-  if (!enter(counter.active, active_of(source, 0))) return false;
+  if (!enter(counter.active, active_of(source, 0))) {
+    if (++busy_ % tries_to_look == 0) free_if_gone(counter.active);
+    return false;
+  }
   if (counter.generation != 0) {
     const uint64_t value = counter.value + 1;
     counter.value = value;
