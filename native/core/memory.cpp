@@ -6,8 +6,7 @@
 #include <mutex>
 #include <string>
 
-extern "C" void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
-extern "C" void ep_copy_fence(void);
+#include "ep/device/copy.h"
 
 namespace ep {
 namespace {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "../thread.hpp"
+#include "ep/device/copy.h"
 
 namespace ep {
 namespace {
@@ -450,7 +451,7 @@ bool collective_group::collect(uint64_t operation_id, const std::vector<call_blo
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i].segment != group_no_segment || outputs[i].bytes == 0) continue;
     if (targets[i].bytes != outputs[i].bytes) return false;
-    std::memcpy(targets[i].data, outputs[i].data, outputs[i].bytes);
+    ep_copy(targets[i].data, outputs[i].data, outputs[i].bytes, 0);
   }
   return true;
 }

@@ -4,10 +4,7 @@
 #include <cstring>
 #include <utility>
 
-extern "C" {
-void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
-void ep_copy_fence(void);
-}
+#include "../hand_over.hpp"
 
 namespace ep {
 namespace {
@@ -152,7 +149,7 @@ bool message_board::pass_sends(int32_t peer, lane& to) {
       free_chunks_.pop_back();
       to.chunks.push_back(chunk);
       const uint64_t bytes = std::min(message_chunk_bytes, message.bytes - message.sent);
-      ep_copy(board_.pool(board_.rank(), chunk), message.data + message.sent, bytes, 0);
+      hand_over(board_.pool(board_.rank(), chunk), message.data + message.sent, bytes);
       message.sent += bytes;
       mine.chunk[++to.filled % chunks_of_lane] = chunk;
       store(mine.filled, chunk_count(message.number, to.filled));

@@ -5,7 +5,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
+
+#include "../hand_over.hpp"
 
 namespace ep {
 namespace {
@@ -178,7 +179,7 @@ void collective_run::put_small() {
   const uint64_t bytes = payload_bytes();
   uint8_t* to = bytes <= group_inline_bytes ? board_->next_line().payload : board_->next_slot();
   for (const call_block& block : call_->inputs) {
-    if (block.bytes != 0) std::memcpy(to, block.data, block.bytes);
+    if (block.bytes != 0) hand_over(to, block.data, block.bytes);
     to += block.bytes;
   }
   if (bytes != 0) {

@@ -4,10 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-extern "C" {
-void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
-void ep_copy_fence(void);
-}
+#include "../hand_over.hpp"
 
 namespace ep {
 namespace {
@@ -50,7 +47,7 @@ progress collective_run::finish_small() {
   const uint64_t bytes = call_->bytes;
   const auto own = static_cast<uint64_t>(rank);
   const auto take = [](const call_block& to, const uint8_t* from) {
-    if (to.bytes != 0) std::memcpy(to.data, from, to.bytes);
+    if (to.bytes != 0) ep_copy(to.data, from, to.bytes, 0);
   };
   const auto reduce = [&](uint64_t offset) {
     sources_.clear();
@@ -98,8 +95,8 @@ void collective_run::put_chunk() {
     const uint64_t bytes = std::min(share, call_->bytes - at);
     const slice_range own = slice_of(bytes, board_->active().size(), static_cast<size_t>(board_->place()));
     const uint8_t* from = call_->inputs[0].data + at;
-    std::memcpy(to, from, own.from);
-    std::memcpy(to + own.to, from + own.to, bytes - own.to);
+    hand_over(to, from, own.from);
+    hand_over(to + own.to, from + own.to, bytes - own.to);
     ++trace_->writes;
     trace_->bytes += bytes - (own.to - own.from);
     ++trace_->signals;
@@ -110,7 +107,7 @@ void collective_run::put_chunk() {
     const call_block& block = call_->inputs[i];
     if (at >= block.bytes) continue;
     const uint64_t bytes = std::min(share, block.bytes - at);
-    std::memcpy(to + i * share, block.data + at, bytes);
+    hand_over(to + i * share, block.data + at, bytes);
     ++trace_->writes;
     trace_->bytes += bytes;
   }
@@ -147,8 +144,16 @@ bool collective_run::take_chunk() {
       const slice_range own_slice = slice_of(bytes, active.size(), static_cast<size_t>(board_->place()));
       sources_.clear();
       for (const int32_t r : active) sources_.push_back((r == rank ? call_->inputs[0].data + at : board_->chunk_of(r)) + own_slice.from);
-      targets_.assign({board_->next_chunk() + own_slice.from, call_->outputs[0].data + at + own_slice.from});
-      reduce_push(targets_.data(), 2, sources_.data(), static_cast<int>(sources_.size()), (own_slice.to - own_slice.from) / width(), call_->dtype, call_->op, call_->factor, false);
+      uint8_t* const shared = board_->next_chunk() + own_slice.from;
+      uint8_t* const kept = call_->outputs[0].data + at + own_slice.from;
+      const uint64_t own_bytes = own_slice.to - own_slice.from;
+      // Past the caches to others means past one's own in the same pass: a second pass reads what the first has left there.
+      const bool twice = !non_temporal_ && hands_over_past_caches(own_bytes);
+      targets_.assign({kept});
+      if (!twice) targets_.insert(targets_.begin(), shared);
+      reduce_push(targets_.data(), static_cast<int>(targets_.size()), sources_.data(), static_cast<int>(sources_.size()), own_bytes / width(), call_->dtype, call_->op, call_->factor,
+                  non_temporal_);
+      if (twice) hand_over(shared, kept, own_bytes);
       ++trace_->signals;
       ++trace_->writes;
       trace_->bytes += own_slice.to - own_slice.from;

@@ -2,13 +2,9 @@
 #include <cstring>
 
 #include "dl/efa.hpp"
+#include "ep/device/copy.h"
 #include "waiting.hpp"
 #include "wire.hpp"
-
-extern "C" {
-void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
-void ep_copy_fence(void);
-}
 
 namespace ep::nic::efa {
 namespace {

@@ -7,14 +7,10 @@
 #include "atomics.hpp"
 #include "bits.hpp"
 #include "dl/mlx5.hpp"
+#include "ep/device/copy.h"
 #include "port.hpp"
 #include "waiting.hpp"
 #include "wire.hpp"
-
-extern "C" {
-void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
-void ep_copy_fence(void);
-}
 
 namespace ep::nic {
 namespace {

@@ -15,10 +15,8 @@
 
 #include "check.hpp"
 #include "core/ranks.hpp"
+#include "ep/device/copy.h"
 #include "host_memory.hpp"
-
-extern "C" void ep_copy(void* dst, const void* src, uint64_t bytes, int non_temporal);
-extern "C" void ep_copy_fence(void);
 
 namespace {
 
