@@ -87,7 +87,7 @@ export const EP_NIC_FOUND_SYNDROME = 0;
 export const EP_NIC_FOUND_VENDOR = 8;
 export const EP_NIC_FOUND_INDEX = 16;
 export const EP_NIC_FOUND_QPN = 32;
-/** payload is far larger than the caches */
+/** rows go past the caches */
 export const EP_DISPATCH_NON_TEMPORAL = 1;
 export const EP_DTYPE_F32 = 1;
 export const EP_DTYPE_F16 = 2;
@@ -348,12 +348,14 @@ export const EP_MOE_SIGNAL_PLACED = 4;
 export const EP_MOE_SIGNAL_KINDS = 5;
 /** known before the call */
 export const EP_MOE_RANK_MASKED = 0xffffffffffffffffn;
-/** payload is far larger than the caches */
+/** rows to other ranks go past the caches */
 export const EP_MOE_NON_TEMPORAL = 1;
 /** combine: scale what is left of a token's weights to their sum */
 export const EP_MOE_RENORMALISE = 2;
 /** high throughput: routing holds the counts and places of an earlier call, which are true for this one */
 export const EP_MOE_CACHED = 4;
+/** so do received rows to the receive tensor: they are far larger than the caches */
+export const EP_MOE_NON_TEMPORAL_OUT = 8;
 export const EP_LIFE_STARTING = 0;
 export const EP_LIFE_ALIVE = 1;
 /** orderly */

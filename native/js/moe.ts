@@ -40,7 +40,7 @@ export interface MoeCall {
   readonly timeoutMs: number;
 }
 
-/** `halves`: 1 send, 2 receive, 3 both. `flags`: `EP_MOE_NON_TEMPORAL`, `EP_MOE_RENORMALISE`, `EP_MOE_CACHED`. */
+/** `halves`: 1 send, 2 receive, 3 both. `flags`: `EP_MOE_NON_TEMPORAL` (set by the addon, too, where copies to peers are faster so), `EP_MOE_NON_TEMPORAL_OUT`, `EP_MOE_RENORMALISE`, `EP_MOE_CACHED`. */
 export interface MoeDispatchHalf extends MoeCall {
   readonly halves: number;
   readonly flags: number;

@@ -1,12 +1,14 @@
 #include "dispatch_parts.hpp"
 #include "kernel_run.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "ep/device/efa_endpoint.h"
 #include "ep/device/ibgda_endpoint.h"
 #include "ep/device/replica_sum.h"
 #include "ep/device/staged_dispatch.h"
+#include "hand_over.hpp"
 
 namespace ep::binding {
 
@@ -228,7 +230,8 @@ dispatch_wrap::dispatch_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) 
   args.header = {EP_MAGIC_DISPATCH, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof(ep_dispatch_args)};
   args.memory = memory->device_handle();
   args.part_count = static_cast<uint32_t>(made->parts.size());
-  args.flags = field(description, "nonTemporal").ToBoolean() ? EP_DISPATCH_NON_TEMPORAL : 0;
+  const bool hands_over = std::all_of(made->parts.begin(), made->parts.end(), [](const ep_dispatch_part& part) { return hands_over_past_caches(part.row_bytes); });
+  args.flags = hands_over || field(description, "nonTemporal").ToBoolean() ? EP_DISPATCH_NON_TEMPORAL : 0;
   if (!made->staged.empty() && (made->staged.size() != made->parts.size() || args.memory.header.kind != EP_MEMORY_LOAD_STORE)) {
     throw_invalid(env, "staging needs buffers for every part, and a load/store memory");
   }

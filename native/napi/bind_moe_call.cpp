@@ -5,6 +5,7 @@
 #include "ep/device/moe_combine.h"
 #include "ep/device/moe_compact.h"
 #include "ep/device/moe_dispatch.h"
+#include "hand_over.hpp"
 
 namespace ep::binding {
 namespace {
@@ -185,13 +186,18 @@ Napi::Value moe_buffer_wrap::dispatch(const Napi::CallbackInfo& info) { return l
 
 namespace {
 
+uint32_t flags_of(const Napi::Object& from, uint64_t row_bytes) {
+  const auto flags = static_cast<uint32_t>(arg_size(from.Get("flags"), "flags"));
+  return hands_over_past_caches(row_bytes) ? flags | EP_MOE_NON_TEMPORAL : flags;
+}
+
 std::shared_ptr<dispatch_half> dispatch_of(const moe_buffer_wrap& wrap, const Napi::Object& from) {
   const Napi::Env env = from.Env();
   auto job = std::make_shared<dispatch_half>();
   ep_moe_dispatch_args& args = job->args;
   begin_job(*job, args.call, wrap, from);
   job->halves = halves_of(from);
-  args.call.flags = static_cast<uint32_t>(arg_size(from.Get("flags"), "flags"));
+  args.call.flags = flags_of(from, job->buffer.row_bytes);
   args.call.status = address_of(&job->status);
   args.dtype = dtype_of(from);
   const ep_moe_buffer& b = job->buffer;
@@ -235,7 +241,7 @@ std::shared_ptr<combine_half> combine_of(const moe_buffer_wrap& wrap, const Napi
   ep_moe_combine_args& args = job->args;
   begin_job(*job, args.call, wrap, from);
   job->halves = halves_of(from);
-  args.call.flags = static_cast<uint32_t>(arg_size(from.Get("flags"), "flags"));
+  args.call.flags = flags_of(from, job->buffer.result_row_bytes);
   args.call.status = address_of(&job->status);
   args.dtype = dtype_of(from);
   const ep_moe_buffer& b = job->buffer;

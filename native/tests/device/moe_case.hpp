@@ -377,7 +377,8 @@ class moe_case {
       own.out = make_aligned(receive_rows() * code_bytes());
       own.scales = make_aligned(receive_rows() * blocks() * 4);
       own.sum = make_aligned(own.tokens * row_bytes());
-      own.combine.call.flags = static_cast<uint32_t>(below(random, 2)) * EP_MOE_RENORMALISE | static_cast<uint32_t>(below(random, 2)) * EP_MOE_NON_TEMPORAL;
+      own.combine.call.flags = static_cast<uint32_t>(below(random, 2)) * EP_MOE_RENORMALISE | static_cast<uint32_t>(below(random, 2)) * EP_MOE_NON_TEMPORAL |
+                               static_cast<uint32_t>(below(random, 2)) * EP_MOE_NON_TEMPORAL_OUT;
       own.combine.weights = below(random, 4) != 0 ? 1 : 0; // the address comes later
     }
   }

@@ -60,7 +60,7 @@ EP_STATIC_ASSERT(sizeof(ep_kernel_status) == 32, "read by the host after the ker
 #define EP_NIC_FOUND_INDEX 16
 #define EP_NIC_FOUND_QPN 32
 
-#define EP_DISPATCH_NON_TEMPORAL 1u /* payload is far larger than the caches */
+#define EP_DISPATCH_NON_TEMPORAL 1u /* rows go past the caches */
 
 typedef struct ep_dispatch_args {
   ep_handle_header header; /* EP_MAGIC_DISPATCH */

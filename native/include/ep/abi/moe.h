@@ -135,9 +135,10 @@ typedef struct ep_moe_routing {
 } ep_moe_routing;
 EP_STATIC_ASSERT(sizeof(ep_moe_routing) == 104, "handed to kernels by value");
 
-#define EP_MOE_NON_TEMPORAL 1u /* payload is far larger than the caches */
+#define EP_MOE_NON_TEMPORAL 1u /* rows to other ranks go past the caches */
 #define EP_MOE_RENORMALISE 2u  /* combine: scale what is left of a token's weights to their sum */
 #define EP_MOE_CACHED 4u       /* high throughput: routing holds the counts and places of an earlier call, which are true for this one */
+#define EP_MOE_NON_TEMPORAL_OUT 8u /* so do received rows to the receive tensor: they are far larger than the caches */
 
 /* What every half has. */
 typedef struct ep_moe_call {

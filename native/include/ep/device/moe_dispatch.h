@@ -196,7 +196,7 @@ EP_HD void moe_place_runs(Ctx& ctx, const Endpoint& endpoint, const moe_view& at
 template <class Coop>
 EP_HD void moe_copy_out(const Coop& coop, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* src, uint64_t row, uint64_t rows) {
   const ep_moe_buffer& buffer = at.buffer;
-  const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL) != 0;
+  const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL_OUT) != 0;
   const uint64_t bytes = payload_code_bytes(buffer.payload, buffer.hidden);
   auto* to = reinterpret_cast<uint8_t*>(args.out) + row * args.out_stride_bytes;
   if (args.out_stride_bytes == bytes) {
