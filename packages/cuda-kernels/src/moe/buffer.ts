@@ -488,7 +488,9 @@ export class MoeBuffer extends Resource implements Closeable {
   }
 
   #nonTemporal(rows: number, rowBytes: number): number {
-    return rows * rowBytes * this.#init.moe.topK >= NON_TEMPORAL_BYTES ? EP_MOE_NON_TEMPORAL | EP_MOE_NON_TEMPORAL_OUT : 0;
+    return rows * rowBytes * this.#init.moe.topK >= NON_TEMPORAL_BYTES
+      ? EP_MOE_NON_TEMPORAL | EP_MOE_NON_TEMPORAL_OUT
+      : 0;
   }
 
   /** Has replicas chosen among those that take part. */
