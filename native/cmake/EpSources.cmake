@@ -169,6 +169,7 @@ set(EP_TESTS
   tests/gpu/fit_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
+  tests/efa/efa_device_limits_test.cpp
   tests/efa/efa_rank_nic_test.cpp
   tests/ibgda/prm_commands_test.cpp
   tests/ibgda/device_choice_test.cpp

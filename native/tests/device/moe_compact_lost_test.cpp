@@ -213,6 +213,36 @@ void still_owes_rows() {
   EP_CHECK_EQ(plan.peer(0, 0, 1).owed_rows, 0u);
 }
 
+// A rank that the others left out repeats its routing: what it was told then belongs to others by now. It awaits an answer that does not come, and writes nothing.
+uint32_t repeats_alone(route by, uint64_t seed) {
+  moe_options wanted = compact(2, seed);
+  wanted.calls = 2;
+  wanted.slots = 1;
+  wanted.cached = true;
+  wanted.overlap = false;
+  moe_case plan(wanted, seed);
+  if (plan.sends_to(1, 1, 0) == 0) return 0;
+  world ranks(world_of(plan, 2, by));
+  plan.bind(ranks);
+  std::atomic<uint32_t> wrong{0};
+  EP_CHECK(ranks.run_fast(1, [&](auto& ctx, int32_t rank) {
+    return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) { return run_moe(ctx, endpoint, plan, rank, wrong, 0, 1); });
+  }));
+  EP_CHECK_EQ(wrong.load(), 0u);
+  const ep_moe_part& tensor = plan.buffer(0).received;
+  const uint8_t* rows = ranks.data(0) + tensor.offset;
+  const std::vector<uint8_t> before(rows, rows + tensor.stride);
+  ranks.environment(1).waits.deadline_ns = ep::deadline_after(20);
+  EP_CHECK(ranks.run_fast(1, [&](auto& ctx, int32_t rank) {
+    return rank == 0 || ranks.with_endpoint(plan.buffer(1).memory, [&](const auto& endpoint) {
+      return moe_kernels::run(ctx, endpoint, plan.buffer(1), plan.at(1, 1), 0);
+    });
+  }));
+  EP_CHECK_EQ(plan.at(1, 1).ranks[0], static_cast<uint64_t>(EP_STATUS_TIMEOUT));
+  EP_CHECK(std::equal(before.begin(), before.end(), rows));
+  return 1;
+}
+
 // Protocols that lack a step. Ours passes under the same seeds (moe_compact_test).
 struct reads_before_arrival : moe_kernels {
   template <class Ctx, class Endpoint> static bool run(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, moe_case::one_rank& own, uint32_t half) {
@@ -227,16 +257,23 @@ struct reads_before_arrival : moe_kernels {
   }
 };
 
-struct writes_without_credit : moe_kernels {
+// A cached call that awaits no answer.
+struct writes_at_once : moe_kernels {
   template <class Ctx, class Endpoint> static bool run(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, moe_case::one_rank& own, uint32_t half) {
+    if (half != 0 || (own.dispatch.call.flags & EP_MOE_CACHED) == 0) return moe_kernels::run(ctx, endpoint, buffer, own, half);
     const ep::moe_view at{buffer, own.dispatch.call};
-    for (int32_t rank = 0; half == 0 && ctx.block() == 0 && ctx.lane() == 0 && rank < at.world(); ++rank) at.peer(rank).credited = 0;
+    const auto view = ep::detail::compact_view_of(endpoint, at);
+    const ep::block_coop<std::decay_t<decltype(ctx)>> coop{ctx};
+    ep::detail::compact_send_rows(ctx, coop, endpoint, view, own.dispatch);
     ctx.sync_grid();
-    return moe_kernels::run(ctx, endpoint, buffer, own, half);
+    for (int32_t rank = 0; ctx.block() == 0 && rank < at.world(); ++rank) {
+      if (rank != at.self() && at.experts_of(rank) != 0) ep::detail::compact_finish_rank(ctx, coop, endpoint, view, rank);
+    }
+    return true;
   }
 };
 
-// Dispatches that nobody combines, so that nothing but credit holds a sender back.
+// Dispatches that nobody combines, so that nothing but answers holds a sender back.
 template <class Kernels> uint32_t seeds_that_show(route by, bool cached) {
   uint32_t shown = 0;
   for (uint64_t seed = 0; seed < 40; ++seed) {
@@ -286,9 +323,14 @@ int main() {
   is_late(route::stores, 4, 7);
   one_limit_accuses(4, 7);
   still_owes_rows();
+  for (const route by : routes) {
+    uint32_t tried = 0;
+    for (uint64_t seed = 0; seed < 12; ++seed) tried += repeats_alone(by, seed);
+    EP_CHECK(tried > 3);
+  }
   EP_CHECK_EQ(seeds_that_show<moe_kernels>(route::engine, false), 0u);
   EP_CHECK(seeds_that_show<reads_before_arrival>(route::engine, false) > 5);
   EP_CHECK_EQ(seeds_that_show<moe_kernels>(route::stores, true), 0u);
-  EP_CHECK(seeds_that_show<writes_without_credit>(route::stores, true) > 5);
+  EP_CHECK(seeds_that_show<writes_at_once>(route::stores, true) > 5);
   return ep::check::finish();
 }

@@ -10,12 +10,12 @@ const NEEDS: readonly EfaNeeds[] = ['bundled', 'inc', 'add', 'get'];
 
 export type EfaBacking = 'soft' | 'hardware';
 
-/** `counters` of the device: each signal slot takes one. */
-export function efaCapabilities(maxMessageBytes: number, counters: number): Capabilities {
+/** `signalSlots`: each takes a counter and an endpoint of the device. */
+export function efaCapabilities(maxMessageBytes: number, signalSlots: number): Capabilities {
   return {
     needs: new Set<Need>(NEEDS),
     maxMessageBytes,
-    maxSignalSlots: counters,
+    maxSignalSlots: signalSlots,
     initiators: new Set(['host', 'device'] as const),
   };
 }
@@ -71,7 +71,7 @@ export async function probeNic(
       const { name, maxMessageBytes, ...detail } = nic.device();
       return {
         available: true,
-        capabilities: efaCapabilities(maxMessageBytes, detail.counters),
+        capabilities: efaCapabilities(maxMessageBytes, detail.signalSlots),
         devices: [{ name, detail: { ...detail, maxMessageBytes } }],
       };
     } finally {

@@ -106,6 +106,26 @@ describe('signals', () => {
     await Promise.all([a!.close(), b!.close()]);
   });
 
+  it('take an endpoint each, of which kernels and JS have some already', async () => {
+    const pair = await opened({ queuePairs: 4 });
+    const [{ capabilities }] = pair.transports;
+    // Of 1024 endpoints and as many counters.
+    expect(capabilities.maxSignalSlots).toBe(1024 - 4 - 2);
+    const allocate = (signalSlots: number) =>
+      Promise.all(pair.transports.map((transport) => transport.allocate({ byteLength: 8, signalSlots })));
+    const [a, b] = await allocate(capabilities.maxSignalSlots);
+    const endpoint = await pair.transports[0].connect(1);
+    await endpoint.signal(a!, { slot: capabilities.maxSignalSlots - 1, op: 'inc' });
+    expect(await b!.signals.until(capabilities.maxSignalSlots - 1, { cmp: 'ge', value: 1n })).toBe(1n);
+    await expect(allocate(1)).rejects.toMatchObject({
+      code: 'EP_CAPACITY',
+      context: { needed: 1, available: 0 },
+      message: 'allocate: 1 signal slots take a completion counter and an endpoint each, and efa_soft0 has them for 0',
+    });
+    await Promise.all([a!.close(), b!.close()]);
+    for (const memory of await allocate(capabilities.maxSignalSlots)) await memory.close();
+  });
+
   it('of an order, or a kind, that EFA does not have are refused', async () => {
     const pair = await opened();
     const [a] = await openSides(pair);

@@ -1,220 +1,21 @@
 /* Dispatch in high-throughput form: rows go to their final places in a receive tensor that holds what there is, expert by expert.
  *
  * Send half: layout; counts to every rank of experts; each of them places what it will get (sources in order, blocks padded to the alignment) and answers every source
- * with the first row of each of its runs; rows, written in place. Receive half: awaits the rows that were counted; zeroes what nobody writes.
+ * with the first row of each of its runs (moe_places.h); rows, written in place. Receive half: awaits the rows that were counted; zeroes what nobody writes.
  *
- * One rank alone decides where the rows of its tensor lie. Were every source to compute it from everybody's counts, two that disagree about who is still there would write over
- * each other. What does not fit is an answer too, which every rank gets from every other, so all of them fail alike and before any row has moved.
+ * A call that repeats an earlier routing (EP_MOE_CACHED) is answered at once, from the places of that call: no counts, no headers.
  *
- * A call that repeats an earlier routing (EP_MOE_CACHED) has all that already, and sends rows at once: no counts, no answers, no headers.
- *
- * HAZARD: a rank that was given up alive may still write rows to where it was told. The next call of the slot places nothing before that rank has said that it is done, or is
- * dead (ep_moe_peer.owed_rows). Cached calls place nothing, so a routing of which a rank was given up is not to be used for one. */
+ * HAZARD: a rank that was given up alive may still write rows to where it was told. The next call of the slot answers nobody before that rank has said that it is done, or is
+ * dead (ep_moe_peer.owed_rows). Rows of cached calls await an answer for the same reason: it is what a rank that was given up in another slot does not get. A routing in which
+ * a rank's rows were dropped has no rows of it any more, so that rank must not take part in later calls with it. */
 #ifndef EP_DEVICE_MOE_COMPACT_H
 #define EP_DEVICE_MOE_COMPACT_H
 
-#include "moe_dispatch.h"
+#include "moe_places.h"
 
 EP_MACHINE_BEGIN
 
-/* In the answer of a rank whose tensor is too small, instead of a row: this, and the rows that are needed. */
-constexpr uint32_t moe_no_room = 0x80000000u;
-constexpr uint64_t moe_most_rows = 0x7fffffffu;
-
 namespace detail {
-
-/* A word that is reached, or a time that is past. */
-template <class Ctx> struct moe_look_until {
-  const Ctx* ctx;
-  const uint64_t* word;
-  uint64_t value;
-  uint64_t by_ns;
-  EP_HD bool operator()(uint64_t* found) const {
-    *found = word_ref(*const_cast<uint64_t*>(word)).load(acquire);
-    return *found >= value || ctx->clock_ns() >= by_ns;
-  }
-};
-
-/* As moe_await_alone, but no longer than to `by_ns`, if that is not 0. */
-template <class Ctx, class Endpoint>
-EP_HD bool moe_await_by(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint32_t kind, uint64_t value, int32_t rank, uint32_t stage, uint64_t by_ns) {
-  if (by_ns == 0) return moe_await_alone(ctx, endpoint, at, kind, value, rank, stage);
-  const uint64_t start = ctx.clock_ns();
-  const uint64_t* word = endpoint.local_signal(at.signal_slot(kind, rank));
-  ep_kernel_status why{};
-  bool ok = ctx.wait_for(moe_look_until<Ctx>{&ctx, word, value, by_ns}, value, rank, stage, &why);
-  if (ok) {
-    const uint64_t found = load_acquire(ctx, word);
-    ok = found >= value;
-    if (!ok) why = {EP_STATUS_TIMEOUT, rank, stage, 0, value, found};
-  }
-  if (!ok) moe_give_up(ctx, at, rank, why);
-  if (at.call.wait_ns != 0) reinterpret_cast<uint64_t*>(at.call.wait_ns)[rank] += ctx.clock_ns() - start;
-  return ok;
-}
-
-struct compact_view {
-  const moe_view& at;
-  uint8_t* own; /* this rank's part */
-
-  EP_HD uint64_t row(uint64_t index) const { return at.part(at.buffer.received) + index * at.buffer.row_bytes; }
-  EP_HD uint64_t header(uint64_t index) const { return row(at.buffer.recv_rows) + index * sizeof(ep_moe_header); }
-  EP_HD uint64_t counts(int32_t source) const {
-    return at.part(at.buffer.counts) + static_cast<uint64_t>(source) * at.buffer.experts.most_local * sizeof(uint64_t);
-  }
-  EP_HD uint64_t starts() const { return at.part(at.buffer.starts); }
-  EP_HD uint64_t* words(uint64_t offset) const { return reinterpret_cast<uint64_t*>(own + offset); }
-  EP_HD uint32_t* start() const { return reinterpret_cast<uint32_t*>(at.call.routing.send_start); }
-  EP_HD uint32_t* blocks() const { return reinterpret_cast<uint32_t*>(at.call.routing.block_start); }
-  EP_HD uint64_t epoch() const { return static_cast<uint64_t>(at.call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT; }
-  EP_HD bool cached() const { return (at.call.flags & EP_MOE_CACHED) != 0; }
-
-  /* Rows that one source sends here, and the puts that bring them. */
-  EP_HD uint64_t expects(int32_t source, uint64_t* puts) const {
-    uint64_t rows = 0;
-    *puts = 0;
-    for (uint32_t e = 0; e < at.experts_of(at.self()); ++e) {
-      const auto count = static_cast<uint32_t>(*at.range(e, source));
-      rows += count;
-      *puts += count + (count != 0 && !cached() ? 1u : 0u);
-    }
-    return rows;
-  }
-};
-
-template <class Endpoint> EP_HD compact_view compact_view_of(const Endpoint& endpoint, const moe_view& at) {
-  return {at, reinterpret_cast<uint8_t*>(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()].data)};
-}
-
-/* `count` words to a peer, and that they are there. They lie in registered memory where a NIC sends. All lanes call it. */
-template <class Ctx, class Endpoint>
-EP_HD void compact_put_words(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, int32_t peer, uint64_t to, const uint64_t* words,
-                             uint32_t count, uint32_t kind) {
-  if (moe_stores(endpoint, peer)) {
-    auto* there = reinterpret_cast<uint64_t*>(moe_data(endpoint, peer, to));
-    for (uint32_t i = coop.lane(); i < count; i += coop.lanes()) store_release(ctx, &there[i], words[i]);
-    copy_rows_done(coop, false);
-    moe_say(ctx, coop, endpoint, at, kind, peer);
-  } else {
-    ep_kernel_status why{};
-    const uint64_t bytes = count * sizeof(uint64_t);
-    if (!endpoint.put_rows(ctx, coop, peer, to, words, bytes, bytes, 1, false, at.signal_slot(kind, at.self()), 1, &why) && coop.lane() == 0) {
-      moe_give_up(ctx, at, peer, why);
-    }
-  }
-}
-
-/* Awaits words of this call from a rank, by one lane; `counter` is what the rank's word showed before it. The signal of words of a past call, which came when nobody awaited them
- * any more, is counted as well: those of this call have one of their own. */
-template <class Ctx, class Endpoint>
-EP_HD bool compact_await_words(Ctx& ctx, const Endpoint& endpoint, const compact_view& view, uint32_t kind, uint64_t* counter, int32_t rank, uint64_t words,
-                               uint32_t count, uint32_t stage, uint64_t by_ns) {
-  for (uint64_t expected = moe_next(endpoint, view.at, rank, *counter, 1);; ++expected) {
-    if (!moe_await_by(ctx, endpoint, view.at, kind, expected, rank, stage, by_ns)) return false;
-    bool late = false;
-    for (uint32_t i = 0; i < count; ++i) late = late || load_acquire(ctx, &view.words(words)[i]) >> EP_MOE_COUNT_EPOCH_SHIFT != view.at.call.epoch;
-    if (late) continue;
-    if (!moe_stores(endpoint, rank)) *counter = expected;
-    return true;
-  }
-}
-
-/* Runs of one expert behind each other, in the order of sources; how many rows they span. */
-template <class Ctx> EP_HD void compact_place_runs(Ctx& ctx, const compact_view& view, uint32_t expert) {
-  const moe_view& at = view.at;
-  uint64_t begin = 0;
-  for (int32_t source = 0; source < at.world(); ++source) {
-    uint64_t rows = 0;
-    if (source == at.self()) rows = at.sends(at.first_replica(source) + expert);
-    else if (moe_takes_part(ctx, at, source)) rows = static_cast<uint32_t>(view.words(view.counts(source))[expert]);
-    *at.range(expert, source) = begin << 32 | rows;
-    begin = begin + rows < moe_most_rows ? begin + rows : moe_most_rows;
-  }
-  reinterpret_cast<int32_t*>(at.call.routing.recv_count)[expert] = static_cast<int32_t>(begin);
-}
-
-/* Blocks behind each other, by one lane. The last word is what all of them need, whether it is there or not. */
-EP_HD void compact_place_blocks(const compact_view& view) {
-  const uint32_t experts = view.at.experts_of(view.at.self());
-  const uint64_t alignment = view.at.buffer.alignment;
-  uint64_t row = 0;
-  for (uint32_t e = 0; e < experts; ++e) {
-    view.blocks()[e] = static_cast<uint32_t>(row);
-    const auto rows = static_cast<uint64_t>(reinterpret_cast<const int32_t*>(view.at.call.routing.recv_count)[e]);
-    row += (rows + alignment - 1) / alignment * alignment;
-    row = row < moe_most_rows ? row : moe_most_rows;
-  }
-  view.blocks()[experts] = static_cast<uint32_t>(row);
-}
-
-/* What this rank answers to a source about one of its experts. */
-EP_HD uint32_t compact_answer(const compact_view& view, uint32_t expert, int32_t source) {
-  const uint32_t needed = view.blocks()[view.at.experts_of(view.at.self())];
-  if (needed > view.at.buffer.recv_rows) return moe_no_room | needed;
-  return view.blocks()[expert] + static_cast<uint32_t>(*view.at.range(expert, source) >> 32);
-}
-
-/* Answers one source. HAZARD: the words are sent from where its counts were; it puts no counts there before it has the answer, and none of a later call without credit. */
-template <class Ctx, class Endpoint>
-EP_HD void compact_answer_source(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const compact_view& view, int32_t source) {
-  const moe_view& at = view.at;
-  const uint32_t experts = at.experts_of(at.self());
-  uint64_t* words = view.words(view.counts(source));
-  for (uint32_t e = coop.lane(); e < experts; e += coop.lanes()) words[e] = view.epoch() | compact_answer(view, e, source);
-  fence_system(); /* a NIC or an engine reads them */
-  coop.sync();
-  const uint64_t to = view.starts() + at.first_replica(at.self()) * sizeof(uint64_t);
-  compact_put_words(ctx, coop, endpoint, at, source, to, words, experts, EP_MOE_SIGNAL_PLACED);
-}
-
-/* Counts out, counts in, places, answers out, answers in: afterwards send_start holds where each run goes, or the call has failed. */
-template <class Ctx, class Endpoint> EP_HD void compact_agree(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const compact_view& view) {
-  const moe_view& at = view.at;
-  const int32_t self = at.self();
-  const uint32_t experts = at.experts_of(self);
-  const auto lane = static_cast<int32_t>(ctx.block() * coop.lanes() + coop.lane());
-  const auto lanes = static_cast<int32_t>(ctx.blocks() * coop.lanes());
-  const auto block = static_cast<int32_t>(ctx.block());
-  const auto blocks = static_cast<int32_t>(ctx.blocks());
-  const bool sound = moe_sound(ctx, coop, at);
-  for (int32_t rank = block; sound && rank < at.world(); rank += blocks) {
-    if (rank == self || at.experts_of(rank) == 0 || !moe_takes_part(ctx, coop, at, rank)) continue;
-    compact_put_words(ctx, coop, endpoint, at, rank, view.counts(self), at.send_words() + at.first_replica(rank), at.experts_of(rank), EP_MOE_SIGNAL_COUNTED);
-  }
-  for (int32_t source = lane; sound && experts != 0 && source < at.world(); source += lanes) {
-    if (source == self || !moe_takes_part(ctx, at, source)) continue;
-    compact_await_words(ctx, endpoint, view, EP_MOE_SIGNAL_COUNTED, &at.peer(source).counted, source, view.counts(source), experts, EP_STAGE_COUNT,
-                        at.call.counts_by_ns);
-  }
-  ctx.sync_grid();
-  for (auto e = static_cast<uint32_t>(lane); e < experts; e += static_cast<uint32_t>(lanes)) compact_place_runs(ctx, view, e);
-  ctx.sync_grid();
-  if (lane == 0) compact_place_blocks(view);
-  ctx.sync_grid();
-  for (int32_t source = block; sound && experts != 0 && source < at.world(); source += blocks) {
-    if (source != self && moe_takes_part(ctx, coop, at, source)) compact_answer_source(ctx, coop, endpoint, view, source);
-  }
-  for (int32_t rank = lane; sound && rank < at.world(); rank += lanes) {
-    const uint32_t there = at.experts_of(rank);
-    const uint32_t first = at.first_replica(rank);
-    const uint64_t words = view.starts() + first * sizeof(uint64_t);
-    if (rank != self && there != 0 && moe_takes_part(ctx, at, rank)) {
-      if (!compact_await_words(ctx, endpoint, view, EP_MOE_SIGNAL_PLACED, &at.peer(rank).placed, rank, words, there, EP_STAGE_PLACE, at.call.answers_by_ns)) continue;
-      for (uint32_t e = 0; e < there; ++e) view.start()[first + e] = static_cast<uint32_t>(load_acquire(ctx, &view.words(words)[e]));
-    }
-    for (uint32_t e = 0; rank == self && e < there; ++e) view.start()[first + e] = compact_answer(view, e, self);
-  }
-  ctx.sync_grid();
-  /* The lowest rank without room, on all ranks the same one. */
-  for (int32_t rank = 0; sound && lane == 0 && rank < at.world(); ++rank) {
-    if (at.experts_of(rank) == 0 || !moe_takes_part(ctx, at, rank)) continue;
-    const uint32_t start = view.start()[at.first_replica(rank)];
-    if ((start & moe_no_room) == 0) continue;
-    ctx.fail(at.status(), EP_STATUS_CAPACITY, rank, EP_STAGE_PLACE, at.buffer.recv_rows, start & ~moe_no_room);
-    break;
-  }
-  ctx.sync_grid();
-}
 
 /* This block's tokens, each to all of its places: read once, from memory, and then from the cache. */
 template <class Ctx, class Endpoint>
@@ -368,7 +169,7 @@ EP_HD bool moe_compact_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
       before += at.sends(p);
     }
   }
-  if (!view.cached()) detail::compact_agree(ctx, coop, endpoint, view);
+  detail::compact_agree(ctx, coop, endpoint, view);
   const bool ok = moe_sound(ctx, coop, at);
   if (ok) detail::compact_send_rows(ctx, coop, endpoint, view, args);
   ctx.sync_grid();

@@ -35,7 +35,7 @@ import type { DispatchTransport } from '../dispatcher-base.js';
 import type { HostStream } from '../host-stream.js';
 import { dtypeCode } from './codes.js';
 import { callFailure } from './failure.js';
-import { Losses, lostOf, type MoeLoss, reportActive } from './losses.js';
+import { checkLayout, Losses, lostOf, type MoeLoss, reportActive } from './losses.js';
 import { combineOperands, dispatchOperand } from './operands.js';
 import type { MoeCallOptions, MoeCombineOptions, MoeDispatchOptions, ResolvedMoe } from './options.js';
 import { farewellSlot } from './place.js';
@@ -268,6 +268,8 @@ export class MoeBuffer extends Resource implements Closeable {
     const outputs = slot.outputs();
     const report = slot.report;
     const active = this.#losses.active(options.activeRanks, where);
+    if (cached) checkLayout(routing, active, where);
+    else routing.dropped.clear();
     this.#choose(active);
     reportActive(report.ranks, active);
     report.waitNs.fill(0n);
@@ -313,6 +315,8 @@ export class MoeBuffer extends Resource implements Closeable {
         call.stage = 'received';
         call.rows = slot.rowsOf(routing);
         this.#losses.note(report.ranks);
+        const lostRanks = lostOf(report.ranks);
+        for (const [rank, lost] of lostRanks.entries()) if (lost === 1) routing.dropped.add(rank as Rank);
         return {
           ...slot.tensors(call.rows),
           // HAZARD: copies. Kernels follow the originals: whoever could change those would make combine write anywhere.
@@ -321,7 +325,7 @@ export class MoeBuffer extends Resource implements Closeable {
           layoutRange: routing.layoutRange.slice(),
           sourceToken: routing.sourceToken.slice(0, call.rows),
           sourceChoice: routing.sourceChoice.slice(0, call.rows),
-          lostRanks: lostOf(report.ranks),
+          lostRanks,
           waitNs: report.waitNs.slice(),
           stagedBytes: operand.stagedBytes,
           handle: call,

@@ -2,6 +2,7 @@
 import { formatRanks, invalid, type Rank } from '@ep/core';
 import { codeOfStatus } from '@ep/native';
 import type { RankMask } from '@ep/plan/moe';
+import type { RoutingArrays } from './routing.js';
 
 /** Why a rank takes no part any more, in the words of error codes; `EP_EVICTED` if it was left out by `leaveOut`. */
 export type MoeLoss = 'EP_TIMEOUT' | 'EP_PEER_LOST' | 'EP_EVICTED';
@@ -64,6 +65,17 @@ export class Losses {
       this.#why.set(rank, codeOfStatus(Number(why)) === 'EP_TIMEOUT' ? 'EP_TIMEOUT' : 'EP_PEER_LOST');
     }
   }
+}
+
+/** HAZARD: rows of a rank whose runs a layout has dropped would lie where it says that nothing is. Throws `EP_INVALID_ARGUMENT` if one of those takes part. */
+export function checkLayout({ dropped }: RoutingArrays, active: Uint8Array, where: string): void {
+  const back = [...dropped].filter((rank) => active[rank] === 1);
+  if (back.length === 0) return;
+  throw invalid('choices', {
+    where,
+    expected: `a layout with the rows of ${formatRanks(back)}, which a call with this one has left out: dispatch the choices themselves`,
+    found: 'a layout without them',
+  });
 }
 
 /** Writes into a call's report who takes part. */

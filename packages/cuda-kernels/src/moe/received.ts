@@ -3,7 +3,10 @@ import { EpError, type Tensor, type Work } from '@ep/core';
 import type { MoeDType } from './options.js';
 import type { RoutingArrays } from './routing.js';
 
-/** Choices and places of a dispatch, for later dispatches of the same choices ('high-throughput'): counts do not travel again. */
+/**
+ * Choices and places of a dispatch, for later dispatches of the same choices ('high-throughput'): counts do not travel again. A rank that is lost is left out of
+ * it for good; one that a call's `activeRanks` left out must not take part in a later call with it.
+ */
 export interface MoeLayout {
   readonly tokens: number;
   /** @internal */

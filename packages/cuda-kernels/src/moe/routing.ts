@@ -1,4 +1,5 @@
 /** What one call leaves behind for its combine, or for later calls with the same choices, and what it reports by rank: native arrays, seen from JS. */
+import type { Rank } from '@ep/core';
 import { type NativeMoeBuffer, type NativeMoeRouting, native } from '@ep/native';
 
 /** Views of a routing's arrays: see ep_moe_routing in native/include/ep/abi/moe.h. */
@@ -14,6 +15,8 @@ export class RoutingArrays {
   /** 0: takes part; otherwise why not. */
   readonly ranks: BigUint64Array;
   readonly waitNs: BigUint64Array;
+  /** Whose rows a call with this routing has left out: their counts are 0 from then on. */
+  readonly dropped = new Set<Rank>();
 
   constructor(buffer: NativeMoeBuffer) {
     this.native = new (native().binding.MoeRouting)(buffer);

@@ -98,3 +98,22 @@ describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
     });
   });
 });
+
+it('refuses a layout that has dropped the rows of a rank which takes part', { timeout: 60_000 }, async () => {
+  await onBuffers('high-throughput', async (buffer, rank) => {
+    const first = await buffer.dispatch(x(rank), choices, { keepLayout: true });
+    await first.handle.release();
+    const again = await buffer.dispatch(x(rank), first.layout!);
+    await again.handle.release();
+    if (rank === 0) {
+      const alone = await buffer.dispatch(x(rank), first.layout!, { activeRanks: [1, 0] });
+      expect([...alone.lostRanks]).toEqual([0, 1]);
+      await alone.handle.release();
+      expect(refusal(() => buffer.dispatch(x(rank), first.layout!))).toBe('EP_INVALID_ARGUMENT');
+      // Without that rank it serves on, and what was refused did not count.
+      const more = await buffer.dispatch(x(rank), first.layout!, { activeRanks: [1, 0] });
+      expect([...more.counts]).toEqual([...alone.counts]);
+      await more.handle.release();
+    }
+  });
+});
