@@ -59,6 +59,9 @@ export class Dispatcher extends DispatcherBase<BoundDispatch> {
     this.owner.check();
   }
 
+  /** A release of the host signals at once. */
+  protected override async settle(): Promise<void> {}
+
   protected override rebase(): void {
     const { memory, layout } = this.#init;
     for (const slot of this.slots) {
