@@ -48,6 +48,22 @@ export const cases = [
     },
   },
   {
+    name: 'a resync waits for releases that lie on a stream',
+    run: async () => {
+      const [first, ...others] = valuesOf(await runRanks('lateRelease', 2));
+      assert.deepEqual(first, { lateWas: 'done', second: 'none' });
+      for (const { second } of others) assert.equal(second, 'EP_TIMEOUT');
+    },
+  },
+  {
+    name: 'a replay that fails poisons its dispatcher, and the graph is good after a resync',
+    run: async () => {
+      const values = valuesOf(await runRanks('failedReplay', 3));
+      const cut = ['EP_TIMEOUT 2', true, 'EP_POISONED', 'enough', true, 'EP_ABORTED', 'EP_CLOSED'];
+      assert.deepEqual(values, [cut, cut, ['EP_CLOSED']]);
+    },
+  },
+  {
     name: 'a terminated rank ends the kernels that wait for it',
     run: async () => {
       const reports = await runRanks('lost', 3, { data: { victim: 1 }, kill: 1 });

@@ -1,49 +1,12 @@
 // What a rank of the suites for GPUs does. Each function runs on every rank and returns what is compared.
 import assert from 'node:assert/strict';
-import { createStorage, decode, encode, viewStorage } from '@ep/core';
-import { leaseBytesFor, openDeviceDispatcher, readTensor, writeTensor } from '@ep/cuda-kernels';
+import { decode } from '@ep/core';
+import { leaseBytesFor, openDeviceDispatcher, writeTensor } from '@ep/cuda-kernels';
 import { native } from '@ep/native';
 import { movePlan, sumReplicas } from '@ep/plan/reference';
-import { fillRows, fullPlan, randomPlan } from '../attention/plans.mjs';
-
-/** Values as the dtype's carrier. */
-function storageOf(dtype, values) {
-  if (dtype === 'f16' || dtype === 'bf16') return encode(dtype, values);
-  const out = createStorage(dtype, values.length);
-  out.set(values);
-  return out;
-}
-
-/** All ranks' tensors of one side, computed everywhere, so that the oracle needs no communication. */
-const allRows = (rowsOfRank, rowElements, dtype, salt) =>
-  Array.from(rowsOfRank, (rows, rank) =>
-    storageOf(dtype, fillRows(new Float32Array(rows * rowElements), rank, rowElements, salt)),
-  );
-
-async function expectSame(tensor, expected, what) {
-  const bytes = await readTensor(tensor);
-  const found = viewStorage(tensor.dtype, bytes.buffer, 0, expected.length);
-  assert.equal(bytes.byteLength, expected.byteLength, `${what}: bytes`);
-  for (let i = 0; i < expected.length; i++) {
-    if (found[i] !== expected[i]) throw new Error(`${what}[${i}]: found ${found[i]}, expected ${expected[i]}`);
-  }
-}
-
-/** Puts values on the device, behind `gap` elements and with `gap` elements between rows. */
-async function place(device, dtype, rows, rowElements, values, gap = 0) {
-  const stride = rowElements + gap;
-  const image = createStorage(dtype, gap + rows * stride);
-  for (let row = 0; row < rows; row++) {
-    image.set(values.subarray(row * rowElements, (row + 1) * rowElements), gap + row * stride);
-  }
-  const buffer = device.allocate(image.byteLength);
-  await writeTensor(image, buffer.tensor(dtype, [image.length]));
-  const whole = buffer.tensor(dtype, [rows, rowElements], gap * image.BYTES_PER_ELEMENT);
-  if (gap === 0) return { buffer, tensor: whole };
-  // As tensors of others come: by address and strides only.
-  const { address, device: where } = whole;
-  return { buffer, tensor: { dtype, shape: [rows, rowElements], strides: [stride, 1], address, device: where } };
-}
+import { fullPlan, randomPlan } from '../attention/plans.mjs';
+import { recovery } from './recovery.mjs';
+import { allRows, expectSame, place, storageOf } from './tensors.mjs';
 
 function specsOf(plan, { dtype, qRow, kvRow }) {
   const specs = {
@@ -307,4 +270,4 @@ async function streams({ device }) {
   return milliseconds >= 0;
 }
 
-export const scenarios = { oracle, graph, absent, lost, refused, streams };
+export const scenarios = { oracle, graph, absent, lost, refused, streams, ...recovery };

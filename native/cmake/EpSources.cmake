@@ -19,6 +19,7 @@ set(EP_CORE_SOURCES
   core/host_memory.cpp
   core/gpu/blocks.cpp
   core/gpu/calls.cpp
+  core/gpu/fit.cpp
   core/gpu/library.cpp
   core/gpu/memory.cpp
   core/gpu/stream.cpp
@@ -165,8 +166,10 @@ set(EP_TESTS
   tests/collective/elastic_test.cpp
   tests/collective/group_test.cpp
   tests/collective/reduce_test.cpp
+  tests/gpu/fit_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
+  tests/efa/efa_device_limits_test.cpp
   tests/efa/efa_rank_nic_test.cpp
   tests/ibgda/prm_commands_test.cpp
   tests/ibgda/device_choice_test.cpp

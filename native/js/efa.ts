@@ -64,7 +64,8 @@ export interface NativeEfaNic extends NicRequests {
   address(): Uint8Array<ArrayBuffer>;
   /** Of all ranks, by rank. No peer may be posted to before all ranks have returned from it. */
   connect(addresses: readonly Uint8Array[]): void;
-  countersLeft(): number;
+  /** Signal slots that memories may still take: each is a counter and an endpoint of the device. */
+  signalSlotsLeft(): number;
   /** Length of what `addMemory` returns. */
   partBytes(signalSlots: number): number;
   /** Registers this rank's part and makes what its signals arrive at; for `route` on the others. */

@@ -22,7 +22,7 @@ struct efa_wrap : Napi::ObjectWrap<efa_wrap> {
   Napi::Value device(const Napi::CallbackInfo& info);
   Napi::Value address(const Napi::CallbackInfo& info);
   void connect(const Napi::CallbackInfo& info);
-  Napi::Value counters_left(const Napi::CallbackInfo& info);
+  Napi::Value signal_slots_left(const Napi::CallbackInfo& info);
   Napi::Value part_bytes(const Napi::CallbackInfo& info);
   Napi::Value add_memory(const Napi::CallbackInfo& info);
   void route(const Napi::CallbackInfo& info);
@@ -175,8 +175,8 @@ void efa_wrap::connect(const Napi::CallbackInfo& info) {
   value_or_throw(info.Env(), connected);
 }
 
-Napi::Value efa_wrap::counters_left(const Napi::CallbackInfo& info) {
-  return Napi::Number::New(info.Env(), open(info.Env()).endpoints().counters_left());
+Napi::Value efa_wrap::signal_slots_left(const Napi::CallbackInfo& info) {
+  return Napi::Number::New(info.Env(), open(info.Env()).endpoints().signal_slots_left());
 }
 
 Napi::Value efa_wrap::part_bytes(const Napi::CallbackInfo& info) {
@@ -373,7 +373,7 @@ void efa_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["EfaNic"] = DefineClass(
       env, "EfaNic",
       {InstanceMethod<&efa_wrap::device>("device"), InstanceMethod<&efa_wrap::address>("address"), InstanceMethod<&efa_wrap::connect>("connect"),
-       InstanceMethod<&efa_wrap::counters_left>("countersLeft"), InstanceMethod<&efa_wrap::part_bytes>("partBytes"),
+       InstanceMethod<&efa_wrap::signal_slots_left>("signalSlotsLeft"), InstanceMethod<&efa_wrap::part_bytes>("partBytes"),
        InstanceMethod<&efa_wrap::add_memory>("addMemory"), InstanceMethod<&efa_wrap::route>("route"),
        InstanceMethod<&efa_wrap::remove_memory>("removeMemory"), InstanceMethod<&efa_wrap::adopt>("adopt"), InstanceMethod<&efa_wrap::disown>("disown"),
        InstanceMethod<&efa_wrap::put>("put"), InstanceMethod<&efa_wrap::put_value>("putValue"), InstanceMethod<&efa_wrap::signal>("signal"),

@@ -1,5 +1,7 @@
 #include "gpu_wraps.hpp"
 
+#include <cstring>
+
 namespace ep::binding {
 
 gpu_graph_wrap::contents::~contents() {
@@ -141,12 +143,19 @@ Napi::Value gpu_stream_wrap::launch_graph(const Napi::CallbackInfo& info) {
   if (capturing) throw_invalid(env, "a graph cannot be launched into a capture");
   const double timeout = arg_double(info[1], "timeoutMs");
   auto waiting = gpu::kernels_wait();
+  // HAZARD: replays share the words of their launches. What one left there, a failure or the order to give up, would be taken for the next one's; but it may only be
+  // wiped while none is on the device, or the order to stop would be lost to the one that runs.
+  if (graph->replays.load(std::memory_order_acquire) == 0) {
+    for (const gpu::slot_ref& slot : graph->slots) std::memset(slot.get(), 0, sizeof *slot);
+  }
   check(env, stream.of()->table().graph_launch(graph->graph, stream.native()), "launching a graph");
+  graph->replays.fetch_add(1, std::memory_order_relaxed);
+  std::shared_ptr<const void> replay(graph.get(), [graph](const void*) { graph->replays.fetch_sub(1, std::memory_order_release); });
   gpu::stream::watch how;
   how.slots = graph->slots;
   how.deadline_ns = deadline_after(timeout);
   how.context = graph->context;
-  how.keep = {graph, std::move(waiting)};
+  how.keep = {std::move(replay), std::move(waiting)};
   return Napi::Number::New(env, static_cast<double>(begin(env, std::move(how))));
 }
 

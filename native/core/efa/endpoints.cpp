@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cerrno>
 #include <cstring>
 #include <optional>
 
@@ -24,13 +25,12 @@ ep_handle_header header_of(uint32_t magic, uint64_t bytes) { return {magic, EP_A
 
 uint64_t whole_pages(uint64_t bytes) { return (bytes + page - 1) / page * page; }
 
-// What the posters of one queue pair need besides its struct, in the block of structs.
+// What the posters of one queue pair need besides its struct, in the block of structs: bits of `finished`, then requests.
+// HAZARD: its depth is that of the ring which the device gave. Posters go round by that one, and the device may give more than it was asked for.
 struct pair_words {
-  uint64_t finished;
   uint64_t requests;
   uint64_t total;
   explicit pair_words(uint32_t depth) {
-    finished = 0;
     requests = (uint64_t{depth} + 63) / 64 * 8;
     requests = (requests + line - 1) / line * line;
     total = requests + uint64_t{depth} * sizeof(ep_efa_request);
@@ -65,7 +65,7 @@ result<nothing> rank_endpoints::check() const {
   if (options_.depth < 2 || options_.depth > max_depth || !std::has_single_bit(options_.depth)) {
     return invalid("depth " + std::to_string(options_.depth) + " is no power of two from 2 to " + std::to_string(max_depth));
   }
-  const bool wide = options_.inline_values && can.max_inline_write >= 8;
+  const bool wide = asks_inline();
   const uint32_t deepest = wide ? can.max_depth / 2 : can.max_depth;
   if (can.max_depth != 0 && options_.depth > deepest) {
     return invalid("depth " + std::to_string(options_.depth) + " exceeds what " + name + " can do: " + std::to_string(deepest) + " requests of " + (wide ? "128" : "64") + " bytes");
@@ -85,54 +85,14 @@ result<nothing> rank_endpoints::check() const {
 
 result<nothing> rank_endpoints::build(ep_wake_word* completion_wake) {
   const dl::efa_capabilities& can = device_->capabilities();
-  const bool staged = !(options_.inline_values && can.max_inline_write >= 8);
-  control_ = ibgda::host_control_memory();
-  const pair_words words(options_.depth);
-  const uint64_t qps_bytes = uint64_t{pair_count()} * sizeof(ep_efa_qp);
-  const uint64_t device_at = (qps_bytes + line - 1) / line * line;
-  const uint64_t words_at = device_at + sizeof(ep_efa_device);
-  auto block = control_->allocate(whole_pages(words_at + pair_count() * words.total));
-  if (!block.ok()) return during("memory of the queue pairs' structs", block.why());
-  structs_ = block.value();
-  qps_ = reinterpret_cast<ep_efa_qp*>(structs_.address);
-  device_struct_ = reinterpret_cast<ep_efa_device*>(structs_.address + device_at);
-
-  const uint64_t small_bytes = values_at + (staged ? uint64_t{pair_count()} * options_.depth * 8 : 0);
-  auto small = segment::create(small_bytes);
-  if (!small.ok()) return during("memory of values", small.why());
-  small_ = small.value();
-  small_address_ = reinterpret_cast<uint64_t>(small_->data());
-  auto mr = device_->reg_mr({small_address_, small_bytes}, dl::EFA_ACCESS_LOCAL_WRITE | dl::EFA_ACCESS_REMOTE_WRITE);
-  if (!mr.ok()) return during("registration of values", mr.why());
-  small_mr_ = mr.value();
-
   pairs_.assign(pair_count(), {});
   for (uint32_t index = 0; index < pair_count(); ++index) {
     if (auto built = build_pair(index, completion_wake); !built.ok()) return during("queue pair " + std::to_string(index), built.why());
-    const pair& from = pairs_[index];
-    const dl::efa_queue& sq = from.endpoint.sq;
-    ep_efa_qp& qp = *new (&qps_[index]) ep_efa_qp{};
-    qp.header = header_of(EP_MAGIC_EFA_QP, sizeof qp);
-    qp.sq = sq.buffer;
-    qp.doorbell = sq.doorbell;
-    qp.cq = from.cq.buffer;
-    qp.finished = structs_.address + words_at + index * words.total + words.finished;
-    qp.requests = structs_.address + words_at + index * words.total + words.requests;
-    if (staged) {
-      qp.values = small_address_ + values_at + uint64_t{index} * options_.depth * 8;
-      qp.values_lkey = small_mr_.lkey;
-    }
-    qp.nic_wake = hooks_.doorbell_wake;
-    qp.depth = sq.depth;
-    qp.wqe_bytes = sq.wqe_bytes;
-    qp.max_batch = sq.max_batch;
-    qp.cq_depth = from.cq.depth;
-    qp.cq_entry_bytes = from.cq.entry_bytes;
-    qp.qpn = from.endpoint.qpn;
-    qp.index = index;
-    qp.flags = sq.wide_ids ? EP_EFA_QP_WIDE_ID : 0;
-    if (hooks_.cq_consumer) {
-      if (auto told = hooks_.cq_consumer(from.cq, &qp.polled); !told.ok()) return told;
+  }
+  if (auto found = build_memory(); !found.ok()) return found;
+  if (hooks_.cq_consumer) {
+    for (uint32_t index = 0; index < pair_count(); ++index) {
+      if (auto told = hooks_.cq_consumer(pairs_[index].cq, &qps_[index].polled); !told.ok()) return told;
     }
   }
 
@@ -148,28 +108,105 @@ result<nothing> rank_endpoints::build(ep_wake_word* completion_wake) {
   device.scratch_lkey = small_mr_.lkey;
   publish_ranges();
   counters_left_ = can.max_counters == 0 ? INT32_MAX : can.max_counters;
+  endpoints_left_ = can.max_endpoints == 0 ? INT32_MAX : can.max_endpoints - pair_count();
   return nothing{};
 }
 
-result<nothing> rank_endpoints::build_pair(uint32_t index, ep_wake_word* completion_wake) {
-  const dl::efa_capabilities& can = device_->capabilities();
-  pair& made = pairs_[index];
-  dl::efa_cq_spec ring;
-  ring.depth = options_.depth;
-  auto cq = device_->create_cq(ring);
-  if (!cq.ok()) return cq.why();
-  made.cq = cq.value();
-  dl::efa_endpoint_spec spec;
-  spec.depth = options_.depth;
-  spec.inline_write = options_.inline_values && can.max_inline_write >= 8;
-  spec.cq = made.cq;
-  // Hardware has nobody to tell.
-  if (index >= options_.queue_pairs && hooks_.cq_wake) {
-    if (auto woken = hooks_.cq_wake(made.cq, completion_wake); !woken.ok()) return woken;
+// The structs of all queue pairs, and what these point to.
+result<nothing> rank_endpoints::build_memory() {
+  control_ = ibgda::host_control_memory();
+  const uint64_t qps_bytes = uint64_t{pair_count()} * sizeof(ep_efa_qp);
+  const uint64_t device_at = (qps_bytes + line - 1) / line * line;
+  uint64_t structs_bytes = device_at + sizeof(ep_efa_device);
+  uint64_t small_bytes = values_at;
+  for (const pair& made : pairs_) {
+    structs_bytes += pair_words(made.endpoint.sq.depth).total;
+    if (staged(made)) small_bytes += uint64_t{made.endpoint.sq.depth} * 8;
   }
-  auto endpoint = device_->create_endpoint(spec);
-  if (!endpoint.ok()) return endpoint.why();
-  made.endpoint = endpoint.value();
+  auto block = control_->allocate(whole_pages(structs_bytes));
+  if (!block.ok()) return during("memory of the queue pairs' structs", block.why());
+  structs_ = block.value();
+  qps_ = reinterpret_cast<ep_efa_qp*>(structs_.address);
+  device_struct_ = reinterpret_cast<ep_efa_device*>(structs_.address + device_at);
+
+  auto small = segment::create(small_bytes);
+  if (!small.ok()) return during("memory of values", small.why());
+  small_ = small.value();
+  small_address_ = reinterpret_cast<uint64_t>(small_->data());
+  auto mr = device_->reg_mr({small_address_, small_bytes}, dl::EFA_ACCESS_LOCAL_WRITE | dl::EFA_ACCESS_REMOTE_WRITE);
+  if (!mr.ok()) return during("registration of values", mr.why());
+  small_mr_ = mr.value();
+
+  uint64_t words_at = structs_.address + device_at + sizeof(ep_efa_device);
+  uint64_t slots_at = small_address_ + values_at;
+  for (uint32_t index = 0; index < pair_count(); ++index) {
+    const pair& from = pairs_[index];
+    const dl::efa_queue& sq = from.endpoint.sq;
+    const pair_words words(sq.depth);
+    ep_efa_qp& qp = *new (&qps_[index]) ep_efa_qp{};
+    qp.header = header_of(EP_MAGIC_EFA_QP, sizeof qp);
+    qp.sq = sq.buffer;
+    qp.doorbell = sq.doorbell;
+    qp.cq = from.cq.buffer;
+    qp.finished = words_at;
+    qp.requests = words_at + words.requests;
+    words_at += words.total;
+    if (staged(from)) {
+      qp.values = slots_at;
+      qp.values_lkey = small_mr_.lkey;
+      slots_at += uint64_t{sq.depth} * 8;
+    }
+    qp.nic_wake = hooks_.doorbell_wake;
+    qp.depth = sq.depth;
+    qp.wqe_bytes = sq.wqe_bytes;
+    qp.max_batch = sq.max_batch;
+    qp.cq_depth = from.cq.depth;
+    qp.cq_entry_bytes = from.cq.entry_bytes;
+    qp.qpn = from.endpoint.qpn;
+    qp.index = index;
+    qp.flags = sq.wide_ids ? EP_EFA_QP_WIDE_ID : 0;
+  }
+  return nothing{};
+}
+
+bool rank_endpoints::asks_inline() const { return options_.inline_values && device_->capabilities().max_inline_write >= 8; }
+
+bool rank_endpoints::staged(const pair& made) const { return !asks_inline() || made.endpoint.sq.wqe_bytes < 2 * EP_EFA_WQE_BYTES; }
+
+result<nothing> rank_endpoints::build_pair(uint32_t index, ep_wake_word* completion_wake) {
+  pair& made = pairs_[index];
+  uint32_t completions = options_.depth;
+  for (bool again = false;; again = true) {
+    dl::efa_cq_spec ring;
+    ring.depth = completions;
+    auto cq = device_->create_cq(ring);
+    if (!cq.ok()) return cq.why();
+    made.cq = cq.value();
+    dl::efa_endpoint_spec spec;
+    spec.depth = options_.depth;
+    spec.inline_write = asks_inline();
+    spec.cq = made.cq;
+    auto endpoint = device_->create_endpoint(spec);
+    if (!endpoint.ok()) return endpoint.why();
+    made.endpoint = endpoint.value();
+    const dl::efa_queue& sq = made.endpoint.sq;
+    if (sq.depth > max_depth || !std::has_single_bit(sq.depth)) {
+      return failure{EP_STATUS_SYSTEM, EOPNOTSUPP, device_->name() + " gave a ring of " + std::to_string(sq.depth) + " requests for the " + std::to_string(options_.depth) +
+                                                       " that were asked for, expected a power of two, at most " + std::to_string(max_depth)};
+    }
+    // HAZARD: every WQE that may be under way has a place among the completions, or they overrun.
+    if (made.cq.depth >= sq.depth) break;
+    if (again) {
+      return failure{EP_STATUS_SYSTEM, EOPNOTSUPP, device_->name() + " gave a ring of " + std::to_string(sq.depth) + " requests and one of " + std::to_string(made.cq.depth) + " completions, which would overrun"};
+    }
+    completions = sq.depth;
+    if (auto ended = device_->destroy_endpoint(made.endpoint); !ended.ok()) return ended;
+    made.endpoint = {};
+    if (auto ended = device_->destroy_cq(made.cq); !ended.ok()) return ended;
+    made.cq = {};
+  }
+  // Hardware has nobody to tell.
+  if (index >= options_.queue_pairs && hooks_.cq_wake) return hooks_.cq_wake(made.cq, completion_wake);
   return nothing{};
 }
 
@@ -184,6 +221,7 @@ rank_address rank_endpoints::address() const {
 }
 
 result<nothing> rank_endpoints::connect(std::span<const rank_address> of_ranks) {
+  if (connected()) return invalid("the endpoints were connected before");
   if (of_ranks.size() != static_cast<size_t>(options_.world_size)) {
     return invalid("addresses of " + std::to_string(of_ranks.size()) + " ranks were given, the world has " + std::to_string(options_.world_size));
   }
@@ -193,12 +231,20 @@ result<nothing> rank_endpoints::connect(std::span<const rank_address> of_ranks) 
       return failure{EP_STATUS_MISMATCH, 0, "the address for rank " + std::to_string(rank) + " is of rank " + std::to_string(theirs.rank) + " of " + std::to_string(theirs.world_size)};
     }
   }
+  // Whoever asks `connected` sees all ranks, or none: of a call that failed nothing is left.
+  std::vector<dl::efa_peer> peers;
   for (const rank_address& theirs : of_ranks) {
     auto peer = device_->insert_address(first(), theirs.data);
-    if (!peer.ok()) return during("the address of rank " + std::to_string(theirs.rank), peer.why());
-    peers_.push_back(peer.value());
-    data_targets_.push_back({peer.value().ah, peer.value().qpn, peer.value().qkey});
-    scratch_remotes_.push_back({theirs.scratch, theirs.scratch_rkey, 0});
+    if (!peer.ok()) {
+      for (const dl::efa_peer& known : peers) (void)device_->remove_address(known);
+      return during("the address of rank " + std::to_string(theirs.rank), peer.why());
+    }
+    peers.push_back(peer.value());
+  }
+  peers_ = std::move(peers);
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    data_targets_.push_back({peers_[rank].ah, peers_[rank].qpn, peers_[rank].qkey});
+    scratch_remotes_.push_back({of_ranks[rank].scratch, of_ranks[rank].scratch_rkey, 0});
   }
   device_struct_->scratch_remotes = reinterpret_cast<uint64_t>(scratch_remotes_.data());
   for (uint32_t index = 0; index < pair_count(); ++index) {

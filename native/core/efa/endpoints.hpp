@@ -11,6 +11,7 @@
 // One thread at a time, kernels excepted.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <span>
@@ -29,7 +30,7 @@ struct endpoint_options {
   int32_t rank = 0;
   int32_t world_size = 1;
   uint32_t queue_pairs = 4; // of kernels
-  uint32_t depth = 256;     // of each send queue, in WQEs; a power of two
+  uint32_t depth = 256;     // of each send queue, in WQEs, at least; a power of two
   bool inline_values = true; // WQEs of 128 bytes where the device can: values travel within them. Otherwise they wait in a slot of registered memory
   uint32_t sharing = EP_EFA_SHARE_DEVICE;
 };
@@ -74,8 +75,10 @@ class rank_endpoints {
   result<nothing> close();
 
   rank_address address() const;
-  // By rank, one's own included. EP_STATUS_MISMATCH names the odd rank.
+  // By rank, one's own included; once. EP_STATUS_MISMATCH names the odd rank.
   result<nothing> connect(std::span<const rank_address> of_ranks);
+  // HAZARD: before it no rank has a target, and nothing may be posted.
+  bool connected() const { return !peers_.empty(); }
 
   dl::efa_device& nic() const { return *device_; }
   const emulator_hooks& hooks() const { return hooks_; }
@@ -87,9 +90,12 @@ class rank_endpoints {
   // The NIC does nothing more for the host's requests to this peer, and reads no source of theirs. The struct stays: nothing may be posted to it.
   void cut_host(int32_t peer);
 
-  // Counters of the device that memories may still take.
+  // What is left of the device for signals of memories: each slot takes a counter and an endpoint.
   uint32_t counters_left() const { return counters_left_; }
+  uint32_t endpoints_left() const { return endpoints_left_; }
+  uint32_t signal_slots_left() const { return std::min(counters_left_, endpoints_left_); }
   void counters_taken(int64_t change) { counters_left_ = static_cast<uint32_t>(static_cast<int64_t>(counters_left_) + change); }
+  void endpoints_taken(int64_t change) { endpoints_left_ = static_cast<uint32_t>(static_cast<int64_t>(endpoints_left_) + change); }
   const ep_efa_target& data_target(int32_t rank) const { return data_targets_[static_cast<size_t>(rank)]; }
 
   // `access`: EFA_ACCESS_*. Local ranges are looked up in a table, so they must not overlap (EP_STATUS_INVALID).
@@ -108,6 +114,9 @@ class rank_endpoints {
   result<nothing> check() const;
   result<nothing> build(ep_wake_word* completion_wake);
   result<nothing> build_pair(uint32_t index, ep_wake_word* completion_wake);
+  result<nothing> build_memory();
+  bool asks_inline() const;
+  bool staged(const pair& made) const; // values of this queue pair wait in slots of memory
   void publish_ranges();
   result<nothing> tear_down();
 
@@ -128,6 +137,7 @@ class rank_endpoints {
   std::vector<registered_memory> memories_;
   std::vector<std::vector<uint64_t>> range_tables_; // all of them: kernels may still read an older one
   uint32_t counters_left_ = 0;
+  uint32_t endpoints_left_ = 0;
   bool closed_ = false;
 };
 

@@ -78,9 +78,11 @@ uint64_t rank_nic::part_bytes(uint64_t signal_slots) { return sizeof(part_head) 
 result<std::vector<uint8_t>> rank_nic::add_memory(const symmetric_memory& memory) {
   sweep_sources();
   const uint64_t slots = memory.signal_slots();
-  if (slots > endpoints_->counters_left()) {
+  if (slots > endpoints_->signal_slots_left()) {
+    const bool endpoints = endpoints_->endpoints_left() < endpoints_->counters_left();
     return failure{EP_STATUS_BUSY, 0,
-                   std::to_string(slots) + " signal slots need as many completion counters, and " + endpoints_->nic().name() + " has " + std::to_string(endpoints_->counters_left()) + " left"};
+                   std::to_string(slots) + " signal slots need as many " + (endpoints ? "endpoints, and " : "completion counters, and ") + endpoints_->nic().name() + " has " +
+                       std::to_string(endpoints_->signal_slots_left()) + " left"};
   }
   routed_memory made;
   made.memory_id = memory.device_handle().memory_id;
@@ -149,6 +151,7 @@ result<nothing> rank_nic::make_signals(routed_memory& made, const symmetric_memo
     auto endpoint = nic.create_endpoint(spec);
     if (!endpoint.ok()) return endpoint.why();
     made.signals.push_back(endpoint.value());
+    endpoints_->endpoints_taken(-1);
   }
   made.board = std::make_shared<signal_board>(memory.own_signals(), std::span<const counter_words>(counts, slots), std::span<const uint64_t>(cells, cell_count));
   context_->progress().add(made.board.get(), [board = made.board] { board->fold(); });
@@ -158,16 +161,26 @@ result<nothing> rank_nic::make_signals(routed_memory& made, const symmetric_memo
 result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const std::vector<uint8_t>> parts) {
   auto* known = const_cast<routed_memory*>(find(memory));
   if (known == nullptr) return failure{EP_STATUS_INVALID, 0, "the memory was not registered with this NIC"};
+  if (!endpoints_->connected()) return failure{EP_STATUS_INVALID, 0, "the NIC does not know the addresses of the other ranks yet: connect() comes first"};
+  if (!known->remotes.empty()) return failure{EP_STATUS_INVALID, 0, "the memory was routed before"};
   const auto world = static_cast<size_t>(context_->world_size());
   const uint64_t slots = memory.signal_slots();
   if (parts.size() != world) return failure{EP_STATUS_INVALID, 0, "parts of " + std::to_string(parts.size()) + " ranks were given, the world has " + std::to_string(world)};
   auto held = std::make_shared<kernel_route>();
   held->targets.resize((1 + slots) * world);
+  std::vector<remote_part> remotes;
+  // All ranks, or none: posts find a rank's part by its number.
+  const auto forget = [&](failure why) {
+    for (const remote_part& part : remotes) {
+      for (const dl::efa_peer& peer : part.signals) (void)endpoints_->nic().remove_address(peer);
+    }
+    return why;
+  };
   for (size_t rank = 0; rank < world; ++rank) {
     part_head head{};
     if (parts[rank].size() == part_bytes(slots)) std::memcpy(&head, parts[rank].data(), sizeof head);
-    if (head.made != 1 || head.slots != slots) return failure{EP_STATUS_MISMATCH, 0, "rank " + std::to_string(rank) + " describes a memory with other signal slots"};
-    remote_part& part = known->remotes.emplace_back();
+    if (head.made != 1 || head.slots != slots) return forget({EP_STATUS_MISMATCH, 0, "rank " + std::to_string(rank) + " describes a memory with other signal slots"});
+    remote_part& part = remotes.emplace_back();
     part.data = head.data;
     part.data_rkey = head.data_rkey;
     part.cells = head.cells + static_cast<uint64_t>(context_->rank()) * slots * 8;
@@ -178,11 +191,12 @@ result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const std::v
       dl::efa_address address;
       std::memcpy(&address, parts[rank].data() + sizeof head + slot * sizeof address, sizeof address);
       auto peer = endpoints_->nic().insert_address(endpoints_->first(), address);
-      if (!peer.ok()) return peer.why();
+      if (!peer.ok()) return forget(peer.why());
       part.signals.push_back(peer.value());
       held->targets[(1 + slot) * world + rank] = {peer.value().ah, peer.value().qpn, peer.value().qkey};
     }
   }
+  known->remotes = std::move(remotes);
   held->nic = shared_from_this();
   ep_efa_memory& kernels = held->memory;
   kernels.header = {EP_MAGIC_EFA_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof kernels};
@@ -222,7 +236,10 @@ result<nothing> rank_nic::take_down(routed_memory& memory) {
   for (const remote_part& part : memory.remotes) {
     for (const dl::efa_peer& peer : part.signals) (void)nic.remove_address(peer);
   }
-  for (const dl::efa_endpoint& endpoint : memory.signals) (void)nic.destroy_endpoint(endpoint);
+  for (const dl::efa_endpoint& endpoint : memory.signals) {
+    (void)nic.destroy_endpoint(endpoint);
+    endpoints_->endpoints_taken(1);
+  }
   for (const dl::efa_counter& counter : memory.counters) {
     (void)nic.close_counter(counter);
     endpoints_->counters_taken(1);

@@ -1,23 +1,24 @@
 #include "calls.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <list>
 #include <map>
 #include <mutex>
 
+#include "fit.hpp"
+
 namespace ep::gpu {
-namespace {
 
-// Of each device, what this process's calls may occupy at one time: 1 is all of it.
-struct shares {
+// Of each device, what this process's calls may occupy at one time.
+struct calls::account {
   std::mutex mutex;
-  std::map<int, double> held;
+  std::map<int, std::list<grid>> held;
+  static account& here() {
+    static auto* made = new account; // leaked on purpose: calls may go while static destructors run
+    return *made;
+  }
 };
-shares& occupied() {
-  static auto* made = new shares; // leaked on purpose: calls may go while static destructors run
-  return *made;
-}
-
-} // namespace
 
 result<std::shared_ptr<calls>> calls::create(std::shared_ptr<symmetric_memory> memory, const lease_slots& slots, uint32_t blocks, uint32_t lanes) {
   if (!memory->connected()) return failure{EP_STATUS_CLOSED, 0, "the device memory is not connected"};
@@ -37,19 +38,19 @@ result<std::shared_ptr<calls>> calls::create(std::shared_ptr<symmetric_memory> m
   made->clock_khz_ = facts.clock_khz;
   made->lanes_ = lanes;
   made->blocks_ = blocks != 0 ? blocks : std::max(1u, made->resident_ / (2 * std::max(1u, here.ranks_here())));
-  const double share = made->resident_ == 0 ? 2.0 : static_cast<double>(made->blocks_) / made->resident_;
   {
-    const std::lock_guard lock(occupied().mutex);
-    double& held = occupied().held[device];
-    if (held + share > 1.0 + 1e-9) {
-      const auto left = static_cast<uint32_t>(std::max(0.0, 1.0 - held) * made->resident_);
+    const std::lock_guard lock(account::here().mutex);
+    std::list<grid>& held = account::here().held[device];
+    const uint64_t room = room_beside({held.begin(), held.end()}, made->resident_);
+    if (made->blocks_ > room) {
       return failure{EP_STATUS_INVALID, 0,
                      std::to_string(made->blocks_) + " blocks of " + std::to_string(lanes) + " lanes do not fit on GPU " + std::to_string(device) + ": it runs " +
-                         std::to_string(made->resident_) + " at once, and other dispatchers of this process leave " + std::to_string(left) +
-                         "; ranks on one GPU wait for each other, so all must fit (blocks, lanes)"};
+                         std::to_string(made->resident_) + " at once, and beside the " + std::to_string(held.size()) + " other dispatchers of this process " +
+                         std::to_string(room) + " are sure to find a place; ranks on one GPU wait for each other, so all must fit, each block counted as one of the widest (blocks, lanes)"};
     }
-    held += share;
-    made->share_ = share;
+    held.push_back({made->blocks_, made->resident_});
+    made->held_ = std::prev(held.end());
+    made->counted_ = true;
   }
   const uint64_t world = made->world();
   auto block = device_block::allocate(here.of(), device, slots.leases * (sizeof(ep_lease_counts) + 2 * world * sizeof(uint64_t)));
@@ -60,8 +61,9 @@ result<std::shared_ptr<calls>> calls::create(std::shared_ptr<symmetric_memory> m
 }
 
 calls::~calls() {
-  const std::lock_guard lock(occupied().mutex);
-  occupied().held[memory_->device()] -= share_;
+  if (!counted_) return;
+  const std::lock_guard lock(account::here().mutex);
+  account::here().held[memory_->device()].erase(held_);
 }
 
 uint64_t calls::cycles(double timeout_ms) const {

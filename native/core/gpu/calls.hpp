@@ -1,7 +1,10 @@
 // What a dispatcher keeps on its device: the counts of its leases, and its share of the device.
 #pragma once
 
+#include <list>
+
 #include "ep/abi/device_call.h"
+#include "fit.hpp"
 #include "memory.hpp"
 
 namespace ep::gpu {
@@ -14,8 +17,8 @@ struct lease_slots {
 
 class calls {
  public:
-  // `blocks` 0: half of this rank's share of the device. EP_STATUS_INVALID: with those of other ranks of this process, the blocks do not all fit on the device at
-  // once: their kernels wait for each other.
+  // `blocks` 0: half of this rank's share of the device. EP_STATUS_INVALID: with those of other ranks of this process, the blocks are not sure to fit on the device
+  // at once (fit.hpp): their kernels wait for each other.
   static result<std::shared_ptr<calls>> create(std::shared_ptr<symmetric_memory> memory, const lease_slots& slots, uint32_t blocks, uint32_t lanes);
   ~calls();
 
@@ -44,7 +47,9 @@ class calls {
   uint32_t lanes_ = 0;
   uint32_t resident_ = 0;
   int32_t clock_khz_ = 0;
-  double share_ = 0; // of the device, counted in `held`
+  struct account;
+  std::list<grid>::iterator held_; // in the account of the device, if `counted_`
+  bool counted_ = false;
 };
 
 } // namespace ep::gpu

@@ -73,6 +73,9 @@ export abstract class DispatcherBase<Bound, Held = Tensor> extends Resource impl
   /** Takes the counters as they stand for the new zero. */
   protected abstract rebase(): void;
 
+  /** Resolves when nothing that this rank has started can still change a counter. Calls have ended and leases are revoked. */
+  protected abstract settle(wait: WaitOptions): Promise<void>;
+
   /**
    * Collective, once for every set of plans: checks that all ranks hold the same plans, row sizes and dtypes (`EP_MISMATCH` names the odd ranks), and that
    * each dispatch fits a lease (`EP_CAPACITY`).
@@ -156,6 +159,7 @@ export abstract class DispatcherBase<Bound, Held = Tensor> extends Resource impl
           slot.held?.revoke();
           slot.held = undefined;
         }
+        await this.settle(wait);
         // What kernels and JS have posted must have landed, or been given up, before anyone trusts a counter.
         await Promise.all(this.#init.endpoints.map((endpoint) => endpoint.flush(wait)));
         await this.#init.agreement.resync(() => this.#rebase(), wait);
@@ -206,13 +210,18 @@ export abstract class DispatcherBase<Bound, Held = Tensor> extends Resource impl
     });
   }
 
-  /** The lease that is due, if a call may begin. */
-  protected admit(name: string, options: RunOptions | undefined): LeaseSlot<Held> {
+  /** Throws unless calls may begin. */
+  protected checkCallable(name: string): void {
     this.checkOpen(name);
     this.checkUsable();
-    options?.signal?.throwIfAborted();
     // A transport closes its memories; what was prepared knows their addresses only.
     if (this.#init.memory.closed) throw new EpError('EP_CLOSED', `${name}: the memory of the dispatcher was closed`);
+  }
+
+  /** The lease that is due, if a call may begin. */
+  protected admit(name: string, options: RunOptions | undefined): LeaseSlot<Held> {
+    this.checkCallable(name);
+    options?.signal?.throwIfAborted();
     const slot = this.slots[this.#call % this.slots.length]!;
     if (slot.held === undefined) return slot;
     throw new EpError(

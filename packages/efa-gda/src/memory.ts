@@ -3,13 +3,13 @@ import { EpError, type Rank } from '@ep/core';
 import type { NativeEfaNic } from '@ep/native';
 import type { Reach } from '@ep/native/ranks';
 
-/** Throws `EP_CAPACITY`, before anything is made: every slot takes a completion counter of the device until its memory is closed. */
-export function checkCounters(nic: NativeEfaNic, signalSlots: number): void {
-  const left = nic.countersLeft();
+/** Throws `EP_CAPACITY`, before anything is made: every slot takes a completion counter and an endpoint of the device until its memory is closed. */
+export function checkSignalSlots(nic: NativeEfaNic, signalSlots: number): void {
+  const left = nic.signalSlotsLeft();
   if (signalSlots <= left) return;
   throw new EpError(
     'EP_CAPACITY',
-    `allocate: ${signalSlots} signal slots take a completion counter each, and ${nic.device().name} has ${left} left`,
+    `allocate: ${signalSlots} signal slots take a completion counter and an endpoint each, and ${nic.device().name} has them for ${left}`,
     { context: { needed: signalSlots, available: left } },
   );
 }

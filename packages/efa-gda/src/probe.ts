@@ -10,7 +10,7 @@ const NEEDS: readonly EfaNeeds[] = ['bundled', 'inc', 'add', 'get'];
 
 export type EfaBacking = 'soft' | 'hardware';
 
-/** `counters` of the device: each signal slot takes one. */
+/** `counters` of the device: each signal slot takes one, and an endpoint, of which there may be fewer left. */
 export function efaCapabilities(maxMessageBytes: number, counters: number): Capabilities {
   return {
     needs: new Set<Need>(NEEDS),

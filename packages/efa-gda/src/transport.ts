@@ -33,7 +33,7 @@ import {
 import type { ResolvedEfaConfig } from './config.js';
 import { EfaEndpoint } from './endpoint.js';
 import { pairError } from './failure.js';
-import { checkCounters, reachBy } from './memory.js';
+import { checkSignalSlots, reachBy } from './memory.js';
 import { type EfaBacking, type EfaNeeds, efaCapabilities } from './probe.js';
 
 export interface EfaTransportInit {
@@ -140,7 +140,7 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
       }
       return withClosing(options, this.closing, async (limits) => {
         const { rank, worldSize, context, liveness, world, config, nic } = this.#init;
-        checkCounters(nic, signalSlots);
+        checkSignalSlots(nic, signalSlots);
         const made: RankMemory = await allocateMemory(
           {
             rank,

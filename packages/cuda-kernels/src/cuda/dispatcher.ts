@@ -1,5 +1,14 @@
 /** Moves the shards of plans between GPUs' memories, or between ranks that share one, by kernels that count on the device. */
-import { checkTimeout, createWork, type DeviceTensor, EpError, linkSignals, type Work } from '@ep/core';
+import {
+  checkTimeout,
+  createWork,
+  type DeviceTensor,
+  EpError,
+  isEpError,
+  linkSignals,
+  type WaitOptions,
+  type Work,
+} from '@ep/core';
 import { codeOfStatus, type NativeGpuCalls, type NativeGpuDispatch, native, type Outcome } from '@ep/native';
 import type { DeviceMemory } from '@ep/native/ranks';
 import type { BoundPart, BoundSpec } from '../binding-spec.js';
@@ -10,6 +19,7 @@ import { outcomeText } from '../outcome-text.js';
 import { deviceTensor } from './buffer.js';
 import { type DeviceSource, deviceSource } from './operand.js';
 import type { ResolvedDeviceOptions } from './options.js';
+import type { GraphMember, Replay } from './stream.js';
 
 /** Received tensors on the device, lent until `release()`; see `Lease`. */
 export interface DeviceLease {
@@ -52,7 +62,7 @@ interface DeviceDispatcherInit extends ResolvedDeviceOptions, SharedInit {
 
 const nativeMs = (timeoutMs: number): number => (Number.isFinite(timeoutMs) ? timeoutMs : -1);
 
-export class DeviceDispatcher extends DispatcherBase<BoundDeviceDispatch, DeviceTensor> {
+export class DeviceDispatcher extends DispatcherBase<BoundDeviceDispatch, DeviceTensor> implements GraphMember {
   readonly #init: DeviceDispatcherInit;
   #sequence = 0;
 
@@ -75,8 +85,48 @@ export class DeviceDispatcher extends DispatcherBase<BoundDeviceDispatch, Device
     this.owner.check();
   }
 
+  /**
+   * HAZARD: releases lie on the stream, behind whatever it waits for. One that ran after the counters were taken for the new zero would be taken for a grant of the
+   * next epoch, and a peer would write into a tensor that is held here.
+   */
+  protected override async settle(wait: WaitOptions): Promise<void> {
+    const { stream } = this.#init;
+    try {
+      // A close waits for everything that was put on the stream.
+      if (stream.closed) await stream.close(wait);
+      else await stream.synchronize(wait);
+    } catch (error) {
+      if (!isEpError(error) || error.code !== 'EP_TIMEOUT') throw error;
+      throw new EpError(
+        'EP_TIMEOUT',
+        `resync: the stream of this dispatcher did not come to the releases on it within ${wait.timeoutMs} ms: end what it waits for, or raise timeoutMs`,
+        { context: { rank: this.rank, timeoutMs: wait.timeoutMs }, cause: error },
+      );
+    }
+  }
+
   protected override rebase(): void {
     this.#init.calls.rebase();
+  }
+
+  /** @internal */
+  beginReplay(operation: string): Replay {
+    this.checkCallable(operation);
+    const control = createWork({ op: operation, sequence: this.#sequence++, owner: this.owner });
+    const letGo = this.hold(operation);
+    return {
+      cuts: this.cuts(),
+      end: (failure) => {
+        if (failure === undefined) {
+          control.resolve();
+        } else {
+          this.poison(failure.reason);
+          // Whoever launched the graph is told: nothing to keep for later.
+          control.abort(failure.reason);
+        }
+        letGo();
+      },
+    };
   }
 
   protected override bound(name: string, spec: BoundSpec): BoundDeviceDispatch {
@@ -177,7 +227,10 @@ export class DeviceDispatcher extends DispatcherBase<BoundDeviceDispatch, Device
     this.count(slot);
     const lease = new HeldLease<DeviceTensor>(call.tensors, 0, () => this.#give(slot));
     slot.held = lease;
-    if (operation === 0) return { lease, done: undefined };
+    if (operation === 0) {
+      stream.join(this);
+      return { lease, done: undefined };
+    }
     const cuts = this.cuts();
     const linked = linkSignals(options?.signal, ...cuts);
     const control = createWork<DeviceLease>({ op: name, sequence: this.#sequence++, owner: this.owner });
@@ -205,6 +258,7 @@ export class DeviceDispatcher extends DispatcherBase<BoundDeviceDispatch, Device
     const { stream, calls, memory } = this.#init;
     if (this.closed || stream.closed || memory.closed) return;
     stream.nativeStream('release').grant(calls, slot.index);
+    stream.join(this);
   }
 }
 

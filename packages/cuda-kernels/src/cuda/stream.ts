@@ -7,6 +7,7 @@ import {
   EpError,
   type Event,
   invalid,
+  linkSignals,
   Resource,
   type Stream,
   type WaitOptions,
@@ -79,13 +80,42 @@ export class CudaEvent extends Resource implements Event {
   protected override release(): void {}
 }
 
+/** One replay of a graph, as a dispatcher with calls in it sees it. @internal */
+export interface Replay {
+  /** End the replay's waits. */
+  readonly cuts: readonly AbortSignal[];
+  /** The device is through with it. A failure leaves the counts of the dispatcher in doubt. */
+  end(failure: { readonly reason: unknown } | undefined): void;
+}
+
+/** A dispatcher with calls or releases in a graph. @internal */
+export interface GraphMember {
+  /** Throws as a call would. */
+  beginReplay(operation: string): Replay;
+}
+
 /** Work that was captured once, to be launched with one call as often as one likes. */
 export class CudaGraph extends Resource {
   readonly #graph: NativeGpuGraph;
+  readonly #members: readonly GraphMember[];
 
-  constructor(graph: NativeGpuGraph) {
+  /** Made by `CudaStream.capture`. */
+  constructor(graph: NativeGpuGraph, members: readonly GraphMember[]) {
     super('graph of a GPU');
     this.#graph = graph;
+    this.#members = members;
+  }
+
+  /** Throws if one of its dispatchers would refuse a call; none of them counts it then. @internal */
+  beginReplay(operation: string): readonly Replay[] {
+    const begun: Replay[] = [];
+    try {
+      for (const member of this.#members) begun.push(member.beginReplay(operation));
+    } catch (error) {
+      for (const replay of begun) replay.end(undefined);
+      throw error;
+    }
+    return begun;
   }
 
   /** The addon's object. @internal */
@@ -103,7 +133,8 @@ export class CudaStream extends Resource implements Stream {
   readonly device: Device;
   readonly #library: NativeGpuLibrary;
   readonly #stream: NativeGpuStream;
-  #capturing = false;
+  /** While the stream is being captured: whose calls have been put into the graph. */
+  #captured: Set<GraphMember> | undefined;
   #pending = 0;
   #drained: (() => void) | undefined;
 
@@ -116,7 +147,12 @@ export class CudaStream extends Resource implements Stream {
   }
 
   get capturing(): boolean {
-    return this.#capturing;
+    return this.#captured !== undefined;
+  }
+
+  /** The graph that is being captured has something of this dispatcher. Does nothing at other times. @internal */
+  join(member: GraphMember): void {
+    this.#captured?.add(member);
   }
 
   /** The addon's object. @internal */
@@ -179,31 +215,53 @@ export class CudaStream extends Resource implements Stream {
   capture(body: () => void): CudaGraph {
     this.#checkRuns('capture');
     this.#stream.captureBegin();
-    this.#capturing = true;
+    const members = new Set<GraphMember>();
+    this.#captured = members;
     let failure: { readonly reason: unknown } | undefined;
     try {
       body();
     } catch (reason) {
       failure = { reason };
     }
-    this.#capturing = false;
-    const graph = new CudaGraph(this.#stream.captureEnd());
+    this.#captured = undefined;
+    const graph = new CudaGraph(this.#stream.captureEnd(), [...members]);
     if (failure === undefined) return graph;
     void graph.close();
     throw failure.reason;
   }
 
-  /** Resolves when this replay has run; rejects as the dispatches in it would. */
+  /**
+   * Resolves when this replay has run; rejects as the dispatches in it would, and a replay that fails poisons their dispatchers as a call does: `EP_POISONED` until
+   * all ranks have called `resync()`. The graph itself stays good.
+   */
   async launch(graph: CudaGraph, options: WaitOptions = {}): Promise<void> {
     this.#checkRuns('launch');
     const timeoutMs = nativeMs(checkTimeout(options.timeoutMs ?? defaultTimeoutMs(), 'launch'));
-    const replay = graph.nativeGraph('launch');
-    throwOutcome('launch', await this.follow((stream) => stream.launchGraph(replay, timeoutMs), options.signal));
+    const replayed = graph.nativeGraph('launch');
+    options.signal?.throwIfAborted();
+    const replays = graph.beginReplay('launch');
+    const linked = linkSignals(options.signal, ...replays.flatMap(({ cuts }) => cuts));
+    let failure: { readonly reason: unknown } | undefined;
+    let launched = false;
+    try {
+      const outcome = await this.follow((stream) => {
+        const operation = stream.launchGraph(replayed, timeoutMs);
+        launched = true;
+        return operation;
+      }, linked.signal);
+      throwOutcome('launch', outcome);
+    } catch (reason) {
+      if (launched) failure = { reason };
+      throw reason;
+    } finally {
+      linked.unlink();
+      for (const replay of replays) replay.end(failure);
+    }
   }
 
   #checkRuns(operation: string): void {
     this.checkOpen(operation);
-    if (this.#capturing) {
+    if (this.capturing) {
       throw new EpError('EP_INVALID_ARGUMENT', `${operation}: the stream is being captured and runs nothing meanwhile`);
     }
   }

@@ -1,0 +1,141 @@
+// What a rank does in the cases of getting over failures: epochs, replays that fail, streams that end while others wait.
+import assert from 'node:assert/strict';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { leaseBytesFor, openDeviceDispatcher, writeTensor } from '@ep/cuda-kernels';
+import { movePlan } from '@ep/plan/reference';
+import { fullPlan } from '../attention/plans.mjs';
+import { allRows, expectSame, place } from './tensors.mjs';
+
+const ROW = 8;
+
+/** A dispatcher of one lease and one part, and what a call of it should move. */
+async function simpleWorld({ transport, device, rank, worldSize }, stream, options = {}) {
+  const plan = fullPlan(worldSize, 20).fwdQ;
+  const specs = { forward: [{ name: 'q', plan, dtype: 'f32', rowShape: [ROW] }] };
+  const dispatcher = await openDeviceDispatcher(transport, {
+    stream,
+    leaseBytes: leaseBytesFor(specs.forward),
+    leases: 1,
+    blocks: 2,
+    lanes: 64,
+    timeoutMs: 20_000,
+    ...options,
+  });
+  const { forward } = await dispatcher.bind(specs);
+  const rowsOf = (salt) => allRows(plan.sendTokens, ROW, 'f32', salt);
+  const source = await place(device, 'f32', plan.sendTokens[rank], ROW, rowsOf(0)[rank]);
+  return {
+    dispatcher,
+    forward,
+    source,
+    rows: plan.sendTokens[rank],
+    received: plan.recvTokens[rank],
+    own: (salt) => rowsOf(salt)[rank],
+    expected: (salt) => movePlan(plan, rowsOf(salt), ROW)[rank],
+  };
+}
+
+const failure = (promise) =>
+  promise.then(
+    () => ({ code: 'no error', context: {} }),
+    (error) => error,
+  );
+
+/** Rank 0 releases a lease behind an event that comes late. A resync waits for that release: afterwards it would be a grant for a lease that is held. */
+async function lateRelease(start) {
+  const { transport, device, rank } = start;
+  const [stream, other] = [device.stream(), device.stream()];
+  const world = await simpleWorld(start, stream);
+  const gate = await simpleWorld(start, other);
+  const lease = await world.forward.run({ q: world.source.tensor });
+  let late;
+  if (rank === 0) {
+    late = gate.forward.run({ q: gate.source.tensor });
+    stream.wait(other.record());
+    lease.release();
+    const early = await failure(world.dispatcher.resync({ timeoutMs: 150 }));
+    assert.equal(early.code, 'EP_TIMEOUT');
+    assert.match(early.message, /releases/);
+  } else {
+    lease.release();
+  }
+  await transport.barrier();
+  const resync = world.dispatcher.resync();
+  if (rank !== 0) {
+    await Promise.race([resync, sleep(500)]);
+    late = gate.forward.run({ q: gate.source.tensor });
+  }
+  await resync;
+  const lateWas = rank === 0 ? late.status : 'done';
+  (await late).release();
+  const held = await world.forward.run({ q: world.source.tensor });
+  await expectSame(held.tensors.q, world.expected(0), 'after the resync');
+  let second = 'none';
+  if (rank !== 0) {
+    // Rank 0 holds its lease: nobody may write there again.
+    held.release();
+    await writeTensor(new Float32Array(world.rows * ROW).fill(-1), world.source.tensor);
+    second = (await failure(world.forward.run({ q: world.source.tensor }, { timeoutMs: 500 }))).code;
+  }
+  await transport.barrier();
+  if (rank === 0) await expectSame(held.tensors.q, world.expected(0), 'held by rank 0 while the others call again');
+  await Promise.all([world.dispatcher.close(), gate.dispatcher.close()]);
+  await Promise.all([stream.close(), other.close()]);
+  return { lateWas, second };
+}
+
+/** A replay that fails poisons its dispatcher; after a resync the same graph gives right results, on every rank. */
+async function failedReplay(start) {
+  const { transport, device, rank, worldSize } = start;
+  const stream = device.stream();
+  const world = await simpleWorld(start, stream);
+  const { dispatcher, forward, source } = world;
+  const [from, into] = [device.pinned(world.rows * ROW * 4), device.pinned(world.received * ROW * 4)];
+  const graph = stream.capture(() => {
+    stream.copy(from, source.tensor);
+    const { lease } = forward.enqueue({ q: source.tensor });
+    stream.copy(lease.tensors.q, into);
+    lease.release();
+  });
+  const replays = async (what) => {
+    for (let call = 0; call < 3; call++) {
+      new Float32Array(from.buffer).set(world.own(call));
+      await stream.launch(graph);
+      assert.deepEqual(new Float32Array(into.buffer), world.expected(call), `${what}, replay ${call}`);
+    }
+  };
+  await replays('at first');
+  const outcomes = [];
+  const attempt = async (launch) => {
+    const { code, context } = await failure(launch);
+    outcomes.push(`${code} ${context.rank ?? ''}`, dispatcher.poisoned);
+    outcomes.push((await failure(stream.launch(graph))).code);
+  };
+  // The last rank comes to neither of these.
+  if (rank !== worldSize - 1) {
+    await attempt(stream.launch(graph, { timeoutMs: 300 }));
+  }
+  await dispatcher.resync();
+  await replays('after a timeout');
+  if (rank !== worldSize - 1) {
+    const cut = new AbortController();
+    setTimeout(() => cut.abort(new Error('enough')), 200);
+    const { message } = await failure(stream.launch(graph, { signal: cut.signal }));
+    outcomes.push(message, dispatcher.poisoned);
+  }
+  await dispatcher.resync();
+  await replays('after an abort');
+  // A replay that others never come to ends with the resync, whoever waits for it.
+  const waits = rank === worldSize - 1 ? undefined : failure(stream.launch(graph));
+  await dispatcher.resync();
+  if (waits !== undefined) outcomes.push((await waits).code);
+  await replays('after a replay that a resync has ended');
+  await transport.barrier();
+  await dispatcher.close();
+  outcomes.push((await failure(stream.launch(graph))).code);
+  await graph.close();
+  await stream.close();
+  return outcomes;
+}
+
+export const recovery = { lateRelease, failedReplay };
