@@ -335,6 +335,9 @@ export const EP_MOE_F8_F32_POW2 = 5;
 export const EP_MOE_F8_UE8M0 = 6;
 export const EP_MOE_LOGFMT10 = 7;
 export const EP_MOE_COUNT_EPOCH_SHIFT = 32;
+export const EP_MOE_COUNT_BANK_SHIFT = 31;
+export const EP_MOE_COUNT_ROWS = 0x7fffffff;
+export const EP_MOE_BANKS = 2;
 /** by source r: its count words are here */
 export const EP_MOE_SIGNAL_COUNTED = 0;
 /** by source r: puts of rows and headers, counted */
@@ -3785,18 +3788,20 @@ export interface MoePeer {
   /** value that the peer's credit must have before the next call may write there */
   readonly credited: bigint;
   /**
-   * not 0: a rank that was given up may still write results of an earlier call here, until EP_MOE_SIGNAL_RETURNED shows
-   * this value or it is dead
+   * not 0: a rank that was given up may still write results of an earlier call into the bank, until
+   * EP_MOE_SIGNAL_RETURNED shows this value or it is dead
    */
-  readonly owed: bigint;
-  /** epoch of the last call whose counts were sent there */
-  readonly told: bigint;
+  readonly owed: readonly bigint[];
   /** the same for rows of a high-throughput dispatch, and EP_MOE_SIGNAL_ARRIVED */
   readonly owedRows: bigint;
+  /** epoch of the last call whose counts were sent there */
+  readonly told: number;
+  /** where it takes its results of the call under way; of this rank: where it takes those of the next call */
+  readonly bank: number;
 }
 
 export const moePeerLayout = {
-  byteLength: 64,
+  byteLength: 72,
   align: 8,
   offset: {
     counted: 0,
@@ -3805,8 +3810,9 @@ export const moePeerLayout = {
     placed: 24,
     credited: 32,
     owed: 40,
-    told: 48,
     owedRows: 56,
+    told: 64,
+    bank: 68,
   },
 } as const;
 
@@ -3817,9 +3823,10 @@ export function readMoePeer(view: DataView, at = 0): MoePeer {
     returned: view.getBigUint64(at + 16, true),
     placed: view.getBigUint64(at + 24, true),
     credited: view.getBigUint64(at + 32, true),
-    owed: view.getBigUint64(at + 40, true),
-    told: view.getBigUint64(at + 48, true),
+    owed: Array.from({ length: 2 }, (_, i) => view.getBigUint64(at + 40 + i * 8, true)),
     owedRows: view.getBigUint64(at + 56, true),
+    told: view.getUint32(at + 64, true),
+    bank: view.getUint32(at + 68, true),
   };
 }
 
@@ -3829,9 +3836,12 @@ export function writeMoePeer(view: DataView, at: number, value: MoePeer): void {
   view.setBigUint64(at + 16, value.returned, true);
   view.setBigUint64(at + 24, value.placed, true);
   view.setBigUint64(at + 32, value.credited, true);
-  view.setBigUint64(at + 40, value.owed, true);
-  view.setBigUint64(at + 48, value.told, true);
+  elements(value.owed, 2, 'moePeer.owed').forEach((element, i) => {
+    view.setBigUint64(at + 40 + i * 8, element, true);
+  });
   view.setBigUint64(at + 56, value.owedRows, true);
+  view.setUint32(at + 64, value.told, true);
+  view.setUint32(at + 68, value.bank, true);
 }
 
 export interface MoeBuffer {
@@ -3840,7 +3850,7 @@ export interface MoeBuffer {
   readonly memory: MemoryHandle;
   readonly experts: MoeExperts;
   readonly received: MoePart;
-  /** row (token * top_k + choice), of result_row_bytes */
+  /** EP_MOE_BANKS times: row (token * top_k + choice), of result_row_bytes */
   readonly returned: MoePart;
   readonly stagedTokens: MoePart;
   readonly stagedResults: MoePart;

@@ -45,8 +45,6 @@ export interface NativeEfaDevice {
   readonly maxMessageBytes: number;
   /** Completion counters that are left. */
   readonly counters: number;
-  /** Signal slots that memories may still take: each is a counter and an endpoint. */
-  readonly signalSlots: number;
   /** How values of up to 8 bytes travel. */
   readonly values: 'inline' | 'staged';
 }
@@ -66,6 +64,7 @@ export interface NativeEfaNic extends NicRequests {
   address(): Uint8Array<ArrayBuffer>;
   /** Of all ranks, by rank. No peer may be posted to before all ranks have returned from it. */
   connect(addresses: readonly Uint8Array[]): void;
+  /** Signal slots that memories may still take: each is a counter and an endpoint of the device. */
   signalSlotsLeft(): number;
   /** Length of what `addMemory` returns. */
   partBytes(signalSlots: number): number;

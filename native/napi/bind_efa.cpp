@@ -144,7 +144,7 @@ soft_nic::soft_device& efa_wrap::emulator(Napi::Env env) const {
   return *native->soft;
 }
 
-// -> {name, depth, wqeBytes, maxBatch, maxMessageBytes, counters, signalSlots, values}
+// -> {name, depth, wqeBytes, maxBatch, maxMessageBytes, counters, values}
 Napi::Value efa_wrap::device(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const efa::rank_endpoints& endpoints = open(env).endpoints();
@@ -156,7 +156,6 @@ Napi::Value efa_wrap::device(const Napi::CallbackInfo& info) {
   out["maxBatch"] = qp.max_batch;
   out["maxMessageBytes"] = static_cast<double>(endpoints.device().max_message);
   out["counters"] = endpoints.counters_left();
-  out["signalSlots"] = endpoints.signal_slots_left();
   out["values"] = qp.values == 0 ? "inline" : "staged";
   return out;
 }

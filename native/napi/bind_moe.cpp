@@ -102,7 +102,7 @@ moe_buffer_wrap::moe_buffer_wrap(const Napi::CallbackInfo& info) : ObjectWrap(in
   const uint64_t results = low_latency ? uint64_t{most} * world * b.max_tokens : b.recv_rows;
   const uint64_t received = (low_latency ? results : b.recv_rows) * (sizeof(ep_moe_header) + b.row_bytes);
   read_part(b.received, words, env, b.calls, received, available, "received");
-  read_part(b.returned, words + 2, env, b.calls, uint64_t{b.max_tokens} * b.top_k * b.result_row_bytes, available, "returned");
+  read_part(b.returned, words + 2, env, b.calls, EP_MOE_BANKS * uint64_t{b.max_tokens} * b.top_k * b.result_row_bytes, available, "returned");
   read_part(b.staged_tokens, words + 4, env, b.calls, staged ? b.max_tokens * b.row_bytes : 0, available, "staged tokens");
   read_part(b.staged_results, words + 6, env, b.calls, staged ? results * b.result_row_bytes : 0, available, "staged results");
   read_part(b.counts, words + 8, env, b.calls, uint64_t{most} * world * sizeof(uint64_t), available, "counts");

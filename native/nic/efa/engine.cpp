@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <cerrno>
 
+#include <sched.h>
+
+#include "waiting.hpp"
+
 namespace ep::nic::efa {
 namespace {
 
@@ -45,10 +49,7 @@ void engine::publish(queue_pair& qp, uint32_t qkey) {
 
 void engine::remove(queue_pair& qp) {
   store_ordered(port_.qp(qp.index).qpn, uint32_t{0});
-  for (auto& flight : flights_) {
-    // What has landed whole is its responder's to count, whoever sent it.
-    if (flight->qp == &qp && flight->tick_due) flight->peer->tick(target_of(*flight));
-  }
+  leave_ticks(qp);
   std::erase_if(flights_, [&](const auto& flight) { return flight->qp == &qp; });
   lines_.forget(reinterpret_cast<uint64_t>(qp.ring.get()), uint64_t{qp.depth} * qp.limits.entry_bytes);
   lines_.forget(reinterpret_cast<uint64_t>(qp.bell.get()), 4);
@@ -57,6 +58,16 @@ void engine::remove(queue_pair& qp) {
     if (of != nullptr) --of->users;
   }
   qps.erase(qp.qpn);
+}
+
+// What has landed whole is its responder's to count, whoever sent it. HAZARD: its completion may be known, so it is not given up because others are in the way just now: they come
+// out, but for those that were stopped there.
+void engine::leave_ticks(const queue_pair& qp) {
+  const int64_t deadline = clock_now_ns() + let_go_ns;
+  for (const auto& flight : flights_) {
+    if (flight->qp != &qp || !flight->tick_due) continue;
+    while (flight->peer->tick(target_of(*flight)).busy && clock_now_ns() < deadline) sched_yield();
+  }
 }
 
 uint16_t engine::handle_add(uint32_t port) {
@@ -83,7 +94,7 @@ bool engine::handle_remove(uint16_t ah) {
 
 void engine::counter_publish(counter& made, uint64_t* completed) {
   port_counter& place = port_.counter(made.index);
-  place.value = options_.first_count;
+  store_ordered(place.value, options_.first_count);
   place.place = place_of(completed, sizeof *completed, made.memory);
   place.has_wake = 0;
   place.generation = ++counter_generations_;
@@ -105,7 +116,7 @@ void engine::counter_remove(counter& gone) { port_.counter(gone.index).generatio
 
 void engine::counter_set(counter& of, uint64_t value) {
   port_counter& place = port_.counter(of.index);
-  place.value = value;
+  store_ordered(place.value, value);
   std::shared_ptr<segment> held;
   if (uint8_t* at = port_.map(place.place, held)) store_ordered(*reinterpret_cast<uint64_t*>(at), value & EP_EFA_COUNTER_MASK);
 }

@@ -20,6 +20,9 @@
 
 namespace ep::nic::efa {
 
+// How long a peer may stay inside of an access to something that is taken away, or that others wait to enter. It takes longer than a copy only where its process was stopped.
+inline constexpr int64_t let_go_ns = 2'000'000'000;
+
 struct engine_options {
   uint64_t seed = 1;
   // What the device says of itself, and holds its users to.
@@ -50,6 +53,7 @@ struct engine_counts {
   uint64_t completions = 0;
   uint64_t bytes = 0;
   uint64_t violations = 0;
+  uint64_t held = 0;   // requests that a fault has stopped at some stage, until release_held
   uint64_t stores = 0; // of 8 bytes to send queues, where they are watched
   uint64_t fences = 0;
 };
@@ -136,6 +140,7 @@ class engine {
   bool land(request& of, uint32_t at);
   bool answered(request& of, stage during, const wire_reply& reply);
   bool tick(request& of);
+  void leave_ticks(const queue_pair& qp);
   bool complete(request& of);
   bool count(request& of);
   void known_over(request& of);

@@ -88,6 +88,7 @@ void engine::plan(request& of) {
         of.due_ns[static_cast<size_t>(at)] = now_ns_ + static_cast<int64_t>(rule->value);
       }
     }
+    counts_.held += of.held != 0;
     if (const fault_rule* rule = faults_.hit(fault_kind::fail, of.qp->qpn, of.what.opcode)) return end(of, static_cast<uint8_t>(rule->value), "failed by a fault");
     if (const fault_rule* rule = faults_.hit(fault_kind::cut, of.qp->qpn, of.what.opcode)) piece = rule->value;
   }
@@ -273,7 +274,7 @@ bool engine::complete(request& of) {
 bool engine::count(request& of) {
   counter* into = of.reads() ? of.qp->read : of.qp->written;
   if (of.status == EP_EFA_STATUS_OK) {
-    if (!self_->count(into->index, visitor_)) return false;
+    self_->count(into->index);
   } else {
     ++into->failures;
     if (into->failed != nullptr) store_ordered(*into->failed, into->failures & EP_EFA_COUNTER_MASK);

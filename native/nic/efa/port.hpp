@@ -17,7 +17,7 @@
 namespace ep::nic::efa {
 
 // Raise it when a layout of this file changes: devices of two builds must not meet.
-inline constexpr uint32_t port_version = 1;
+inline constexpr uint32_t port_version = 2;
 inline constexpr uint32_t port_magic = 0x31414645; // "EFA1"
 inline constexpr uint32_t port_max_qps = 1024;
 inline constexpr uint32_t port_max_keys = 1024;
@@ -47,10 +47,10 @@ struct port_key {
 };
 static_assert(sizeof(port_key) == 176, "indexed by key >> 8");
 
-// A completion counter.
+// A completion counter. Senders count in it at the same time, and none of them can hold the others up, wherever it stops: see wire_peer::count.
 struct port_counter {
-  uint64_t active;     // who is changing it (active_of); atomic
-  uint64_t value;      // EP_EFA_COUNTER_MASK of it is what memory shows
+  uint64_t reserved0;
+  uint64_t value;      // EP_EFA_COUNTER_MASK of it is what memory shows, or will; atomic
   uint64_t generation; // 0: free
   port_place place;
   port_place wake;

@@ -21,9 +21,6 @@ struct soft_options {
   bool threaded = true;
 };
 
-// How long a peer may stay inside of an access to something that is taken away. It takes longer than a copy only where its process was stopped.
-inline constexpr int64_t let_go_ns = 2'000'000'000;
-
 class soft_device final : public dl::efa_device {
  public:
   static result<std::unique_ptr<soft_device>> open(const std::string& name, const soft_options& options);

@@ -2,6 +2,7 @@
 // peer's port segment.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -33,6 +34,21 @@ struct wire_range {
   uint64_t bytes = 0; // 0 of a request without bytes: its key is checked all the same
 };
 
+// Brings what memory shows of a counter up to `value`, whatever was stored there: whoever resets it by a store finds that out here. Others may do the same at any time; `between` is
+// called where they could come in.
+// HAZARD: what is shown is loaded before the value, and replaced if it still is that. Otherwise an older value could follow a newer one, and a count that goes back is read as 2^31
+// more.
+template <class Between> void count_show(uint64_t& value, uint64_t& memory, const Between& between) {
+  const std::atomic_ref<uint64_t> shown(memory);
+  uint64_t before = shown.load(std::memory_order_seq_cst);
+  for (;;) {
+    between();
+    const uint64_t now = load_ordered(value) & EP_EFA_COUNTER_MASK;
+    between();
+    if (before == now || shown.compare_exchange_strong(before, now, std::memory_order_seq_cst)) return;
+  }
+}
+
 // A port, as its peers and its owner change it.
 class wire_peer {
  public:
@@ -46,8 +62,8 @@ class wire_peer {
   wire_reply tick(const wire_target& target);
   // A request of another kind: there is nobody who could take it.
   wire_reply refuse_send(const wire_target& target);
-  // One more in a counter of the port. False: another device is changing it just now.
-  bool count(uint32_t index, const port_visitor& source);
+  // One more in a counter of the port.
+  void count(uint32_t index);
 
  private:
   struct mapping {
@@ -69,7 +85,6 @@ class wire_peer {
   std::vector<mapping> keys_;
   std::vector<mapping> counters_;
   uint32_t full_ = 0; // tries that found all places of a queue pair taken
-  uint32_t busy_ = 0; // tries that found a counter taken
 };
 
 // The ways to all ports of one machine, one object for each.

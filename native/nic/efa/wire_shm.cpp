@@ -163,27 +163,21 @@ wire_reply wire_peer::refuse_send(const wire_target& target) {
 
 wire_reply wire_peer::tick(const wire_target& target) {
   return inside(target, 0, [&](port_qp& qp) {
-    if (qp.counter == 0 || count(qp.counter - 1, target.source)) return wire_reply{};
-    return wire_reply{EP_EFA_STATUS_OK, true, nullptr};
+    if (qp.counter != 0) count(qp.counter - 1);
+    return wire_reply{};
   });
 }
 
-bool wire_peer::count(uint32_t index, const port_visitor& source) {
+// HAZARD: no lock. A sender may be stopped anywhere in here, and the signal is still everybody's: what it has counted and not shown yet, the next one shows.
+void wire_peer::count(uint32_t index) {
   port_counter& counter = view_.counter(index);
-  if (!enter(counter.active, active_of(source, 0))) {
-    if (++busy_ % tries_to_look == 0) free_if_gone(counter.active);
-    return false;
-  }
-  if (counter.generation != 0) {
-    const uint64_t value = counter.value + 1;
-    counter.value = value;
-    const mapping& mapped = map(counters_[index], counter.generation, counter.place, counter.has_wake != 0, counter.wake);
-    // Its own value, whatever was stored there: whoever resets it by a store finds that out here.
-    if (mapped.base != nullptr) store_ordered(*reinterpret_cast<uint64_t*>(mapped.base), value & EP_EFA_COUNTER_MASK);
-    if (mapped.wake != nullptr) wake_notify(mapped.wake);
-  }
-  store_release(counter.active, uint64_t{0});
-  return true;
+  const uint64_t generation = load_ordered(counter.generation);
+  if (generation == 0) return;
+  std::atomic_ref<uint64_t>(counter.value).fetch_add(1, std::memory_order_seq_cst);
+  const mapping& mapped = map(counters_[index], generation, counter.place, counter.has_wake != 0, counter.wake);
+  if (mapped.base == nullptr) return;
+  count_show(counter.value, *reinterpret_cast<uint64_t*>(mapped.base), [] {});
+  if (mapped.wake != nullptr) wake_notify(mapped.wake);
 }
 
 std::shared_ptr<wire_peer> fabric::connect(uint32_t number) {

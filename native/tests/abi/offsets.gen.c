@@ -557,15 +557,16 @@ EP_STATIC_ASSERT(offsetof(ep_moe_experts, experts) == 40, "ep_moe_experts.expert
 EP_STATIC_ASSERT(offsetof(ep_moe_experts, replicas) == 44, "ep_moe_experts.replicas");
 EP_STATIC_ASSERT(offsetof(ep_moe_experts, most_local) == 48, "ep_moe_experts.most_local");
 EP_STATIC_ASSERT(offsetof(ep_moe_experts, reserved) == 52, "ep_moe_experts.reserved");
-EP_STATIC_ASSERT(sizeof(ep_moe_peer) == 64, "ep_moe_peer");
+EP_STATIC_ASSERT(sizeof(ep_moe_peer) == 72, "ep_moe_peer");
 EP_STATIC_ASSERT(offsetof(ep_moe_peer, counted) == 0, "ep_moe_peer.counted");
 EP_STATIC_ASSERT(offsetof(ep_moe_peer, arrived) == 8, "ep_moe_peer.arrived");
 EP_STATIC_ASSERT(offsetof(ep_moe_peer, returned) == 16, "ep_moe_peer.returned");
 EP_STATIC_ASSERT(offsetof(ep_moe_peer, placed) == 24, "ep_moe_peer.placed");
 EP_STATIC_ASSERT(offsetof(ep_moe_peer, credited) == 32, "ep_moe_peer.credited");
 EP_STATIC_ASSERT(offsetof(ep_moe_peer, owed) == 40, "ep_moe_peer.owed");
-EP_STATIC_ASSERT(offsetof(ep_moe_peer, told) == 48, "ep_moe_peer.told");
 EP_STATIC_ASSERT(offsetof(ep_moe_peer, owed_rows) == 56, "ep_moe_peer.owed_rows");
+EP_STATIC_ASSERT(offsetof(ep_moe_peer, told) == 64, "ep_moe_peer.told");
+EP_STATIC_ASSERT(offsetof(ep_moe_peer, bank) == 68, "ep_moe_peer.bank");
 EP_STATIC_ASSERT(sizeof(ep_moe_buffer) == 320, "ep_moe_buffer");
 EP_STATIC_ASSERT(offsetof(ep_moe_buffer, header) == 0, "ep_moe_buffer.header");
 EP_STATIC_ASSERT(offsetof(ep_moe_buffer, memory) == 16, "ep_moe_buffer.memory");

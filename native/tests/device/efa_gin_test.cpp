@@ -63,6 +63,31 @@ void t32_widening() {
   EP_CHECK(efa_reached(0, 0, 1) && !efa_reached(1, 0, 1));
 }
 
+// A wait for more than half of what the NIC's count can tell: whoever waits has to keep up with it, since looks write nothing.
+void t32_far_wait(uint64_t seed) {
+  constexpr uint64_t step = uint64_t{1} << 28;
+  constexpr uint64_t wanted = 13 * step; // beyond 2^31
+  efa_world world(seeded_world(seed));
+  uint64_t done = 0;
+  const simt_result outcome = world.run(shape(1, 1, 1), [&](efa_context& ctx, int32_t rank) {
+    const auto gin = our_way::gin(world, rank);
+    const thread_coop<efa_context> coop{ctx};
+    if (rank == 1) {
+      const bool ok = gin.wait_signal(ctx, coop, 0, wanted, nullptr) && gin.read_signal(ctx, 0) == wanted;
+      fetch_add(ctx, &done, 1);
+      return ok;
+    }
+    for (uint64_t count = step; count <= wanted; count += step) {
+      if (load_acquire(ctx, &done) != 0) return false; // too early
+      expect(world.at(1).nic->counter_set(world.at(1).kept[2 * 1 + 1], count & EP_EFA_COUNTER_MASK));
+      for (int i = 0; i < 50; ++i) ctx.point();
+    }
+    return true;
+  });
+  EP_CHECK(outcome.ok);
+  EP_CHECK_EQ(done, 1u);
+}
+
 // The NIC stores absolute numbers: a reset moves the zero, not the memory.
 void t9_reset(uint64_t seed) {
   efa_world world(seeded_world(seed));
@@ -392,6 +417,38 @@ void refusals() {
   refused(0, 4, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
     return gin.put(ctx, coop, world.team(), 1, part, 0, part, 0, 8, gin_no_action{}, gin_counter_inc{3}, {}, status);
   });
+  refused(0, 0xffffffff, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+    return gin.signal(ctx, coop, world.team(), 1, gin_signal_inc{UINT32_MAX}, {}, status);
+  });
+  refused(0, 0xffffffff, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+    return gin.put(ctx, coop, world.team(), 1, part, 0, part, 0, 8, gin_signal_add{UINT32_MAX, 2}, gin_no_action{}, {}, status);
+  });
+  refused(0, 0xffffffff, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+    return gin.put(ctx, coop, world.team(), 1, part, 0, part, 0, 8, gin_no_action{}, gin_counter_inc{UINT32_MAX}, {}, status);
+  });
+  // Ids of one's own signals and counters.
+  for (const uint32_t id : {0u, 7u, UINT32_MAX}) {
+    const uint64_t found = id == UINT32_MAX ? id : id + 1;
+    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) { return gin.wait_signal(ctx, coop, id, 0, status); });
+    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) { return gin.wait_counter(ctx, coop, id, 0, status); });
+    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) { return gin.reset_signal(ctx, coop, id, status); });
+    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) { return gin.reset_counter(ctx, coop, id, status); });
+    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>&) { return gin.read_signal(ctx, id, status) != 0; });
+    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>&) { return gin.read_counter(ctx, id, status) != 0; });
+    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>&) { return gin.signal_pointer(ctx, id, status).pointer != nullptr; });
+    refused(0, found, [&](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>&) { return gin.counter_pointer(ctx, id, status).pointer != nullptr; });
+  }
+  // Teams that name no rank of the context, and one of nobody.
+  const int32_t order[] = {0, 2, -1};
+  const auto to_member = [&](int32_t member, int32_t size) {
+    return [=, &world, &part, &order](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+      return gin.put(ctx, coop, {order, size}, member, part, 0, part, 0, 8, gin_no_action{}, gin_no_action{}, {}, status);
+    };
+  };
+  refused(1, 2, to_member(1, 3));
+  refused(1, 0xffffffff, to_member(2, 3));
+  refused(2, 3, to_member(3, 3));
+  refused(0, 0, to_member(0, 0));
   // A context without signals and counters works.
   EP_CHECK(by_rank_0(world, put(1, 0, 2048, 8)));
   EP_CHECK_EQ(world.counted(1, 0).arrived, 1u);
@@ -435,6 +492,7 @@ int main() {
   for (uint64_t seed = 0; seed < samples; ++seed) {
     t8_t32_counts_wrap(seed);
     t9_reset(seed);
+    if (seed % 10 == 0) t32_far_wait(seed);
     t10_t11_t26_ids(seed);
     t13_values(seed);
     last_first += t15_burst(seed) ? 1 : 0;

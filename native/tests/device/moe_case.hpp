@@ -284,7 +284,7 @@ class moe_case {
     b.result_bytes = payload_bytes(options.result_payload, hidden);
     b.result_row_bytes = aligned_row_bytes(options.result_payload, hidden);
     b.received = component(receive_rows() * (16 + b.row_bytes));
-    b.returned = component(static_cast<uint64_t>(max_tokens) * top_k * b.result_row_bytes);
+    b.returned = component(EP_MOE_BANKS * static_cast<uint64_t>(max_tokens) * top_k * b.result_row_bytes);
     b.staged_tokens = component(max_tokens * (16 + b.row_bytes));
     b.staged_results = component(receive_rows() * b.result_row_bytes);
     b.counts = component(static_cast<uint64_t>(most_local) * size * 8);

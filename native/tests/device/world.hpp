@@ -135,7 +135,7 @@ class world {
     random_source random(seed);
     std::vector<ep_proxy_request> held;
     rank_state& own = at(rank);
-    for (uint64_t next = 0;; ++next) {
+    for (uint64_t& next = own.served;; ++next) {
       const ep_proxy_request& entry = own.entries[next & (options.ring - 1)];
       if (held.size() >= 4 || load_acquire(ctx, &entry.turn) != next + 1) {
         std::shuffle(held.begin(), held.end(), random);
@@ -250,6 +250,7 @@ class world {
     ep_wake_word engine_wake{};
     ep_proxy_ring ring{};
     std::vector<ep_proxy_request> entries;
+    uint64_t served = 0; // requests that the engine has taken over, in whatever launch
     std::vector<ep_peer_view> views;
     std::vector<uint8_t> near;
     ep_memory_handle memory{};

@@ -1,4 +1,6 @@
 // A rank's EFA NIC as a transport uses it, over the software NIC, under several seeds; and the signal words by themselves.
+#include <algorithm>
+#include <cstring>
 #include <thread>
 
 #include "efa_ranks.hpp"
@@ -62,6 +64,7 @@ void test_cell_waits_for_bytes() {
   put.signals = true;
   put.add = 2;
   const uint64_t number = ranks->post(0, put);
+  EP_CHECK(soon([&] { return device.counts().held == 1; }));
   for (int i = 0; i < 200; ++i) {
     EP_CHECK(ranks->sides[0].nic->look(1, number) == request_state::pending);
     EP_CHECK_EQ(ranks->signal(1, 0), 0u);
@@ -86,6 +89,7 @@ void test_cells_one_at_a_time() {
   ep::efa::host_request seven = five;
   seven.add = 7;
   const uint64_t second = ranks->post(0, seven);
+  EP_CHECK(soon([&] { return device.counts().held == 1; }));
   for (int i = 0; i < 200; ++i) {
     EP_CHECK(ranks->sides[0].nic->look(1, second) == request_state::pending);
     EP_CHECK_EQ(ranks->signal(1, 0), 0u);
@@ -107,6 +111,33 @@ void test_refused() {
   EP_CHECK_EQ(why.peer, 1);
   EP_CHECK(ranks->ended(0, 0, ranks->post(0, ranks->write(0, 0, 0, 100, 64))) == request_state::done);
   EP_CHECK(!ranks->sides[0].nic->post(*ranks->sides[0].memory, ranks->write(0, 1, 0, 0, 64)).ok());
+}
+
+// A write to rank 1's memory is still under way when that has been given up and offered anew, on the same device and at the same address: neither its bytes nor its tick come to the
+// new generation, whichever of the two was left.
+void test_straggler(const char* left, bool lands) {
+  const auto ranks = soft_ranks({}, {});
+  const efa_side& receiver = ranks->sides[1];
+  auto& device = dynamic_cast<soft_device&>(ranks->sides[0].nic->endpoints().nic());
+  (void)must(device.set_faults(left));
+  std::memset(ranks->sides[0].memory->own_data(), 0x5c, 64);
+  auto put = ranks->write(0, 1, 0, 4096, 64);
+  put.signals = true;
+  put.add = 1;
+  const uint64_t number = ranks->post(0, put);
+  EP_CHECK(soon([&] { return device.counts().held == 1; }));
+  if (lands) EP_CHECK(ranks->ended(0, 1, number) == request_state::done);
+  receiver.nic->remove_memory(*receiver.memory);
+  uint8_t* data = receiver.memory->own_data();
+  std::memset(data, 0, receiver.memory->byte_length());
+  (void)must(receiver.nic->add_memory(*receiver.memory));
+  device.release_held();
+  if (!lands) EP_CHECK(ranks->ended(0, 1, number) == request_state::failed);
+  if (!lands) EP_CHECK_EQ(ranks->sides[0].nic->failure_of(1).efa_status, uint32_t{EP_EFA_STATUS_REMOTE_BAD_DEST_QPN});
+  // A tick that is left is the last event of its request: when that is over it went wherever it goes.
+  EP_CHECK(soon([&] { return device.counts().requests == 1; }));
+  EP_CHECK_EQ(ranks->signal(1, 0), 0u);
+  EP_CHECK(std::all_of(data, data + receiver.memory->byte_length(), [](uint8_t byte) { return byte == 0; }));
 }
 
 // Counters are checked before anything is made, and come back with their memory.
@@ -195,6 +226,8 @@ int main() {
   test_cell_waits_for_bytes();
   test_cells_one_at_a_time();
   test_refused();
+  test_straggler("hold stage=land count=1", false);
+  test_straggler("hold stage=tick count=1", true);
   test_capacity();
   return ep::check::finish();
 }

@@ -1,5 +1,8 @@
 // What the software EFA refuses: every rule of the format by slot and field, every status by a way that leads there.
+#include <atomic>
+#include <ctime>
 #include <functional>
+#include <thread>
 
 #include "efa_rig.hpp"
 
@@ -241,7 +244,6 @@ void visitors_that_never_leave() {
   const uint64_t former = efa::active_of({world.a_node.device->port_number(), ~must(nic::directory_find(world.a_node.device->port_number())).nonce}, 0);
   const uint64_t living = efa::active_of({world.b_node.device->port_number(), handle.nonce}, 0);
   for (uint64_t& active : place.active) active = &active == place.active ? former : dead;
-  port.counter(place.counter - 1).active = dead;
   world.a.post(world.write(0, 0, 64));
   EP_CHECK(world.steps.run_all());
   EP_CHECK_EQ(efa_queue::count_of(world.b.arrived), uint64_t{1});
@@ -259,6 +261,100 @@ void visitors_that_never_leave() {
   for (uint64_t& active : place.active) active = 0;
   EP_CHECK(world.steps.run_all());
   EP_CHECK_EQ(world.a.poll_all().size(), size_t{2} + efa::port_insiders);
+}
+
+// All places of a queue pair are taken while a sender lets its own one go, whose write has landed and completed: the arrival is counted all the same.
+void arrivals_outlive_their_sender() {
+  efa_pair world(12);
+  const auto handle = must(nic::directory_find(world.b_node.device->port_number()));
+  const auto port = must(efa::port_view::open(handle));
+  efa::port_qp& place = port.qp((world.b.endpoint.qpn - efa::port_first_qpn) % efa::port_max_qps);
+  must(world.a_node.device->set_faults("hold stage=tick"));
+  world.a.post(world.write(0, 0, 64));
+  EP_CHECK(world.steps.run_all());
+  EP_CHECK_EQ(world.a.poll_all().size(), size_t{1});
+  EP_CHECK_EQ(efa_queue::count_of(world.b.arrived), uint64_t{0});
+  for (uint64_t& active : place.active) {
+    std::atomic_ref<uint64_t>(active).store(efa::active_of({world.b_node.device->port_number(), handle.nonce}, 0));
+  }
+  std::thread others([&] {
+    timespec nap{0, 50'000'000};
+    nanosleep(&nap, nullptr);
+    for (uint64_t& active : place.active) std::atomic_ref<uint64_t>(active).store(0);
+  });
+  world.a.destroy();
+  EP_CHECK_EQ(efa_queue::count_of(world.b.arrived), uint64_t{1});
+  others.join();
+}
+
+// A sender that stops inside of a counter, between counting and showing it, keeps no other from counting there; what it counted shows with the next one.
+void stopped_inside_a_counter() {
+  efa_pair world(13);
+  const auto port = must(efa::port_view::open(must(nic::directory_find(world.b_node.device->port_number()))));
+  efa::port_qp& place = port.qp((world.b.endpoint.qpn - efa::port_first_qpn) % efa::port_max_qps);
+  std::atomic_ref<uint64_t>(port.counter(place.counter - 1).value).fetch_add(1); // so far it came
+  EP_CHECK_EQ(efa_queue::count_of(world.b.arrived), uint64_t{0});
+  world.a.post(world.write(0, 0, 64));
+  EP_CHECK(world.steps.run_all());
+  EP_CHECK_EQ(efa_queue::count_of(world.b.arrived), uint64_t{2});
+}
+
+// Others count, and show it, at any one point where somebody shows a count, or at several: it never goes back, and ends at all of them. What was stored there besides is overwritten.
+void counts_never_go_back() {
+  for (uint32_t points = 0; points < 64; ++points) {
+    for (const uint64_t first : {uint64_t{0}, uint64_t{EP_EFA_COUNTER_MASK} - 1, uint64_t{1} << 40}) {
+      uint64_t value = first + 1;
+      uint64_t memory = first & EP_EFA_COUNTER_MASK;
+      uint64_t last = 0; // beyond `first`
+      uint32_t point = 0;
+      const auto look = [&] {
+        const uint64_t now = (memory - first) & EP_EFA_COUNTER_MASK;
+        EP_CHECK(now >= last && now <= value - first);
+        last = now;
+      };
+      efa::count_show(value, memory, [&] {
+        look();
+        if ((points >> point++ & 1) != 0) efa::count_show(++value, memory, [] {});
+        look();
+      });
+      look();
+      EP_CHECK_EQ(memory, value & EP_EFA_COUNTER_MASK);
+    }
+  }
+  uint64_t value = 7;
+  for (const uint64_t stored : {uint64_t{0}, uint64_t{6}, uint64_t{8}, ~uint64_t{0}}) {
+    uint64_t memory = stored;
+    efa::count_show(value, memory, [] {});
+    EP_CHECK_EQ(memory, uint64_t{7});
+  }
+}
+
+// Two count at the same time: what memory shows never goes back, it has one's own count when one is done, and in the end it is all of them.
+void counting_together() {
+  constexpr uint64_t rounds = 100'000;
+  efa_node node(stepped());
+  efa_queue queue(node);
+  const auto handle = must(nic::directory_find(node.device->port_number()));
+  const uint32_t index = must(efa::port_view::open(handle)).qp((queue.endpoint.qpn - efa::port_first_qpn) % efa::port_max_qps).counter - 1;
+  std::atomic<uint64_t> back{0};
+  std::atomic<int> ready{0};
+  const auto sender = [&] {
+    efa::wire_peer peer(must(efa::port_view::open(handle)));
+    uint64_t seen = 0;
+    for (++ready; ready.load() < 2;) cpu_relax();
+    for (uint64_t round = 0; round < rounds; ++round) {
+      const uint64_t before = efa_queue::count_of(queue.arrived);
+      peer.count(index);
+      const uint64_t after = efa_queue::count_of(queue.arrived);
+      back += before < seen || after <= before;
+      seen = after;
+    }
+  };
+  std::thread other(sender);
+  sender();
+  other.join();
+  EP_CHECK_EQ(back.load(), uint64_t{0});
+  EP_CHECK_EQ(efa_queue::count_of(queue.arrived), 2 * rounds);
 }
 
 void refusals() {
@@ -309,6 +405,10 @@ int main() {
   peer_gone();
   keys_die();
   visitors_that_never_leave();
+  arrivals_outlive_their_sender();
+  stopped_inside_a_counter();
+  counts_never_go_back();
+  counting_together();
   refusals();
   return check::finish();
 }

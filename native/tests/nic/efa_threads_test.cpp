@@ -4,6 +4,7 @@
 #include <thread>
 
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -282,10 +283,40 @@ void processes() {
   }
 }
 
+// A process that is stopped wherever it stands while it does nothing but count arrivals keeps nobody else from counting them.
+void stopped_while_counting() {
+  efa_node node(stepped());
+  efa_queue queue(node);
+  const auto handle = must(nic::directory_find(node.device->port_number()));
+  const uint32_t index = must(efa::port_view::open(handle)).qp((queue.endpoint.qpn - efa::port_first_qpn) % efa::port_max_qps).counter - 1;
+  const pid_t child = fork(); // no thread of this process lives now
+  if (child == 0) {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    efa::wire_peer peer(must(efa::port_view::open(handle)));
+    for (;;) peer.count(index);
+  }
+  efa::wire_peer peer(must(efa::port_view::open(handle)));
+  EP_CHECK(until([&] { return efa_queue::count_of(queue.arrived) != 0; }));
+  for (int i = 0; i < 50; ++i) {
+    EP_CHECK_EQ(kill(child, SIGSTOP), 0);
+    int status = 0;
+    EP_CHECK_EQ(waitpid(child, &status, WUNTRACED), child);
+    const uint64_t before = efa_queue::count_of(queue.arrived);
+    peer.count(index);
+    const uint64_t after = efa_queue::count_of(queue.arrived);
+    EP_CHECK(after == before + 1 || after == before + 2); // with the one that the child has counted and not shown
+    EP_CHECK_EQ(kill(child, SIGCONT), 0);
+    EP_CHECK(until([&] { return efa_queue::count_of(queue.arrived) > after; }));
+  }
+  EP_CHECK_EQ(kill(child, SIGKILL), 0);
+  EP_CHECK_EQ(waitpid(child, nullptr, 0), child);
+}
+
 } // namespace
 
 int main() {
-  processes(); // first: it forks
+  processes(); // first: they fork
+  stopped_while_counting();
   ticks_follow_data();
   control_calls_beside_traffic();
   long_messages();

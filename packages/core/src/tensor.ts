@@ -15,7 +15,9 @@ export interface Tensor<D extends DType = DType> {
 
 /** Elements, not bytes. */
 export function elementCount(shape: readonly number[]): number {
-  return shape.reduce((count, extent) => count * extent, 1);
+  let count = 1;
+  for (let axis = 0; axis < shape.length; axis++) count *= shape[axis]!;
+  return count;
 }
 
 function rowMajor(shape: readonly number[]): number[] {
@@ -33,9 +35,12 @@ function stridesOf(tensor: Pick<Tensor, 'shape' | 'strides'>): readonly number[]
 }
 
 /** Elements from the first to behind the last that the tensor touches; 0 for an empty tensor. */
-function extentOf(tensor: Pick<Tensor, 'shape' | 'strides'>): number {
-  if (elementCount(tensor.shape) === 0) return 0;
-  return stridesOf(tensor).reduce((end, stride, axis) => end + stride * (tensor.shape[axis]! - 1), 1);
+function extentOf({ shape, strides }: Pick<Tensor, 'shape' | 'strides'>): number {
+  const count = elementCount(shape);
+  if (count === 0 || strides === undefined) return count;
+  let end = 1;
+  for (let axis = 0; axis < shape.length; axis++) end += strides[axis]! * (shape[axis]! - 1);
+  return end;
 }
 
 /**
@@ -172,13 +177,19 @@ export interface RowLayout {
 }
 
 /** `undefined` if the elements of a row do not lie together, or if rows overlap: such a tensor has to be copied first. */
-export function rowLayout(source: Tensor): RowLayout | undefined {
-  const [rows = 1, ...rest] = source.shape;
-  const [rowStride = 1, ...restStrides] = stridesOf(source);
-  const rowElements = elementCount(rest);
-  if (!isContiguous({ shape: rest, strides: restStrides })) return undefined;
+export function rowLayout({ shape, strides, dtype }: Tensor): RowLayout | undefined {
+  // Every dispatch asks this of its sources: no arrays are made here.
+  const rows = shape[0] ?? 1;
+  let rowElements = 1;
+  for (let axis = shape.length - 1; axis >= 1; axis--) rowElements *= shape[axis]!;
+  let packed = 1;
+  for (let axis = shape.length - 1; axis >= 1 && rowElements > 0; axis--) {
+    if (strides !== undefined && shape[axis] !== 1 && strides[axis] !== packed) return undefined;
+    packed *= shape[axis]!;
+  }
+  const rowStride = strides?.[0] ?? rowElements;
   if (rows > 1 && rowStride < rowElements) return undefined;
-  const bytes = elementBytes(source.dtype);
+  const bytes = elementBytes(dtype);
   return { rows, rowBytes: rowElements * bytes, strideBytes: (rows > 1 ? rowStride : rowElements) * bytes };
 }
 
@@ -246,9 +257,9 @@ export interface BufferPin {
  * shrinking unmaps pages under whoever reads them. A SharedArrayBuffer is accepted: it cannot be detached and only grows; who else writes
  * to it is the caller's affair.
  */
-export function pinBuffer(view: TypedArray, where: string): BufferPin {
+export function checkFixed(view: TypedArray, where: string): void {
   checkAttached(view, where);
-  const { buffer, byteLength, byteOffset } = view;
+  const { buffer } = view;
   if (!(buffer instanceof SharedArrayBuffer) && (buffer as { readonly resizable?: boolean }).resizable === true) {
     throw new EpError(
       'EP_DETACHED',
@@ -258,6 +269,12 @@ export function pinBuffer(view: TypedArray, where: string): BufferPin {
       },
     );
   }
+}
+
+/** As `checkFixed`, and to be asked again when the operation ends. */
+export function pinBuffer(view: TypedArray, where: string): BufferPin {
+  checkFixed(view, where);
+  const { buffer, byteLength, byteOffset } = view;
   return {
     check() {
       if (view.byteLength === byteLength && view.byteOffset === byteOffset && !isDetached(buffer)) return;

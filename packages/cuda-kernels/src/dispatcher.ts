@@ -6,9 +6,11 @@ import {
   doneWork,
   isEpError,
   linkSignals,
+  type SignalUpdate,
   type Tensor,
   type Work,
 } from '@ep/core';
+import type { OperationId } from '@ep/native';
 import type { BoundSpec } from './binding-spec.js';
 import { callError, type PreparedCall, prepareCall, zeroGaps } from './call.js';
 import { DispatcherBase, type SharedInit } from './dispatcher-base.js';
@@ -38,11 +40,25 @@ interface DispatcherInit extends ResolvedOptions, SharedInit {
   readonly handle: DeviceHandle<'bundled' | 'add'>;
 }
 
+interface UnderWay {
+  readonly name: string;
+  readonly sequence: number;
+  readonly call: PreparedCall;
+  readonly counters: Float64Array;
+  readonly lease: Lease;
+  readonly operation: OperationId;
+}
+
 export class Dispatcher extends DispatcherBase<BoundDispatch> {
   readonly #init: DispatcherInit;
   /** Per lease and rank, absolute counter values: what has been awaited from, and what must be granted by, that rank. */
   readonly #arrived: readonly Float64Array[];
   readonly #granted: readonly Float64Array[];
+  /** What the call that uses a lease waits for, see `#count`. Every byte that a call leaves to the garbage collector stalls some later call of all ranks. */
+  readonly #counters: readonly Float64Array[];
+  readonly #gives: readonly (() => void)[];
+  /** What a release tells every sender. */
+  readonly #grants: readonly SignalUpdate<'bundled' | 'add'>[];
   #sequence = 0;
 
   constructor(init: DispatcherInit) {
@@ -50,6 +66,13 @@ export class Dispatcher extends DispatcherBase<BoundDispatch> {
     this.#init = init;
     this.#arrived = this.slots.map(() => new Float64Array(this.worldSize));
     this.#granted = this.slots.map(() => new Float64Array(this.worldSize));
+    this.#counters = this.slots.map(() => new Float64Array(2 * this.worldSize));
+    this.#grants = this.slots.map(({ index }) => ({
+      slot: creditSlot(init.layout, index) + this.rank,
+      op: 'add',
+      value: 1n,
+    }));
+    this.#gives = this.slots.map((slot) => () => this.#give(slot));
   }
 
   protected override async release(): Promise<void> {
@@ -88,8 +111,14 @@ export class Dispatcher extends DispatcherBase<BoundDispatch> {
       run: (sources, options) => {
         const slot = this.admit(name, options);
         // Everything that can be refused is refused before the call counts: the other ranks' counters must not wait for it.
-        const operands = spec.parts.map((part, i) => sourceOperand(sources?.[part.spec.name], wanted[i]!));
-        return this.#run(name, slot, calls[slot.index]!, operands, options);
+        const operands: (SourceOperand['operand'] | number)[] = [];
+        let stagedBytes = 0;
+        for (let i = 0; i < wanted.length; i++) {
+          const source = sourceOperand(sources?.[spec.parts[i]!.spec.name], wanted[i]!);
+          operands.push(source.operand, source.byteOffset, source.strideBytes);
+          stagedBytes += source.stagedBytes;
+        }
+        return this.#run(name, slot, calls[slot.index]!, operands, stagedBytes, options);
       },
     };
   }
@@ -98,43 +127,38 @@ export class Dispatcher extends DispatcherBase<BoundDispatch> {
     name: string,
     slot: LeaseSlot,
     call: PreparedCall,
-    operands: readonly SourceOperand[],
+    operands: readonly (SourceOperand['operand'] | number)[],
+    stagedBytes: number,
     options: RunOptions | undefined,
   ): Work<Lease> {
     const timeoutMs = checkTimeout(options?.timeoutMs ?? this.#init.timeoutMs, name);
-    const counters = this.#counters(call, slot);
-    // close() cuts off what waits for peers: they may never come.
-    const cuts = this.cuts();
-    let unlink: (() => void) | undefined;
-    const under = this.#init.stream.launchInline(
-      (stream) =>
-        stream.dispatch(
-          call.dispatch,
-          counters,
-          Number.isFinite(timeoutMs) ? timeoutMs : -1,
-          call.inline,
-          ...operands.flatMap(({ operand, byteOffset, strideBytes }) => [operand, byteOffset, strideBytes]),
-        ),
-      () => {
-        const linked = linkSignals(options?.signal, ...cuts);
-        unlink = linked.unlink;
-        return linked.signal;
-      },
-    );
+    const counters = this.#count(call, slot);
+    const limit = Number.isFinite(timeoutMs) ? timeoutMs : -1;
+    const { stream } = this.#init;
+    const operation = stream.native(name).dispatch(call.dispatch, counters, limit, call.inline, ...operands);
     this.count(slot);
     const arrived = this.#arrived[slot.index]!;
     for (let rank = 0; rank < this.worldSize; rank++) if (counters[rank] !== 0) arrived[rank] = counters[rank]!;
-    const stagedBytes = operands.reduce((sum, operand) => sum + operand.stagedBytes, 0);
-    const lease = new HeldLease(call.tensors, stagedBytes, () => this.#give(slot));
+    const lease = new HeldLease(call.tensors, stagedBytes, this.#gives[slot.index]!);
     slot.held = lease;
     const sequence = this.#sequence++;
-    if (under === undefined) {
-      zeroGaps(call);
-      return doneWork<Lease>(name, sequence, lease);
-    }
+    if (operation !== 0) return this.#follow({ name, sequence, call, counters, lease, operation }, options);
+    zeroGaps(call);
+    return doneWork<Lease>(name, sequence, lease);
+  }
+
+  /** Of a call that had not ended when it returned. */
+  #follow(
+    { name, sequence, call, counters, lease, operation }: UnderWay,
+    options: RunOptions | undefined,
+  ): Work<Lease> {
+    // close() cuts off what waits for peers: they may never come.
+    const cuts = this.cuts();
+    const linked = linkSignals(options?.signal, ...cuts);
     const control = createWork<Lease>({ op: name, sequence, owner: this.owner });
     const letGo = this.hold(name);
-    under
+    this.#init.stream
+      .follow(operation, linked.signal)
       .then((outcome) => {
         if (outcome.status !== 0) throw callError(name, outcome, call.place, counters);
         zeroGaps(call);
@@ -146,22 +170,23 @@ export class Dispatcher extends DispatcherBase<BoundDispatch> {
         else control.reject(reason);
       })
       .finally(() => {
-        unlink?.();
+        linked.unlink();
         letGo();
       });
     return control.work;
   }
 
-  /** Per rank the value to wait for from it, then per rank the value needed before the first write to it; 0: nothing. */
-  #counters({ spec }: PreparedCall, slot: LeaseSlot): Float64Array {
+  /** Per rank the value to wait for from it, then per rank the value needed before the first write to it; 0: nothing. Stands until the lease's next use. */
+  #count({ spec }: PreparedCall, slot: LeaseSlot): Float64Array {
     const { worldSize } = this;
-    const [arrived, granted] = [this.#arrived[slot.index]!, this.#granted[slot.index]!];
-    const counters = new Float64Array(2 * worldSize);
+    const arrived = this.#arrived[slot.index]!;
+    const granted = this.#granted[slot.index]!;
+    const counters = this.#counters[slot.index]!;
     for (let rank = 0; rank < worldSize; rank++) {
       const chunks = spec.chunksFrom[rank]!;
-      if (chunks > 0) counters[rank] = arrived[rank]! + chunks;
+      counters[rank] = chunks > 0 ? arrived[rank]! + chunks : 0;
       // The n-th use of a lease needs n - 1 grants of every receiver, whoever it was that sent in those uses: a receiver may still hold another's rows.
-      if (slot.uses > 0) counters[worldSize + rank] = granted[rank]! + slot.uses;
+      counters[worldSize + rank] = slot.uses > 0 ? granted[rank]! + slot.uses : 0;
     }
     return counters;
   }
@@ -169,8 +194,8 @@ export class Dispatcher extends DispatcherBase<BoundDispatch> {
   #give(slot: LeaseSlot): void {
     slot.held = undefined;
     if (this.closed) return;
-    const { memory, layout, endpoints } = this.#init;
-    const update = { slot: creditSlot(layout, slot.index) + this.rank, op: 'add' as const, value: 1n };
+    const { memory, endpoints } = this.#init;
+    const update = this.#grants[slot.index]!;
     try {
       for (const endpoint of endpoints) endpoint.signal(memory, update);
     } catch (error) {

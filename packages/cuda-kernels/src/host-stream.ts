@@ -33,14 +33,14 @@ export interface HostStreamOptions {
 }
 
 export class HostStream extends Resource {
-  readonly #native = native();
+  readonly #addon = native();
   readonly #stream: NativeHostStream;
   #pending = 0;
   #drained: (() => void) | undefined;
 
   constructor(options: HostStreamOptions = {}) {
     super('host stream');
-    this.#stream = new this.#native.binding.HostStream(options.spinNs ?? 0);
+    this.#stream = new this.#addon.binding.HostStream(options.spinNs ?? 0);
   }
 
   /** Kernels launched but not ended. */
@@ -57,22 +57,20 @@ export class HostStream extends Resource {
     return this.#follow(() => start(this.#stream), signal);
   }
 
-  /**
-   * Launches through the addon what may end before `start` returns: then that returns operation 0, and this `undefined`; `signalOf` is not called. Throws
-   * what the addon refuses; nothing was launched then.
-   */
-  launchInline(
-    start: (stream: NativeHostStream) => OperationId,
-    signalOf: () => AbortSignal,
-  ): Promise<Outcome> | undefined {
-    this.checkOpen('launch');
-    const operation = start(this.#stream);
-    return operation === 0 ? undefined : this.#follow(() => operation, signalOf());
+  /** For launches that may end inside their call (the addon says operation 0), without a closure for each; the others go to `follow`. @internal */
+  native(where: string): NativeHostStream {
+    this.checkOpen(where);
+    return this.#stream;
+  }
+
+  /** How a launch through `native` ended. @internal */
+  follow(operation: OperationId, signal: AbortSignal): Promise<Outcome> {
+    return this.#follow(() => operation, signal);
   }
 
   #follow(start: () => OperationId, signal?: AbortSignal): Promise<Outcome> {
     this.#pending++;
-    return this.#native.operations.run(start, signal).finally(() => {
+    return this.#addon.operations.run(start, signal).finally(() => {
       this.#pending--;
       if (this.#pending === 0) this.#drained?.();
     });
@@ -108,7 +106,7 @@ export class HostStream extends Resource {
 
   /** An event behind everything launched so far. */
   record(): HostEvent {
-    const event = new RecordedEvent(new this.#native.binding.StreamEvent());
+    const event = new RecordedEvent(new this.#addon.binding.StreamEvent());
     void this.launch((stream) => stream.record(event.handle));
     return event;
   }
@@ -123,7 +121,7 @@ export class HostStream extends Resource {
 
   /** Resolves when everything launched so far has ended. */
   async synchronize(): Promise<void> {
-    await this.launch((stream) => stream.record(new this.#native.binding.StreamEvent()));
+    await this.launch((stream) => stream.record(new this.#addon.binding.StreamEvent()));
   }
 
   /** Waits for what was launched, then ends the thread. */

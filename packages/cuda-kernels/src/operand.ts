@@ -1,11 +1,11 @@
 /** Where a kernel reads a caller's tensor: in place if native code owns the memory, from a copy otherwise. */
 import {
   byteRange,
+  checkFixed,
   type DType,
   elementCount,
   invalid,
   isStorageOf,
-  pinBuffer,
   rowLayout,
   type Tensor,
   toContiguous,
@@ -63,7 +63,7 @@ export function sourceOperand(source: Tensor | undefined, spec: SourceSpec): Sou
     const expected = spec.shapes.map((shape) => `[${shape.join(', ')}]`).join(' or ');
     throw invalid('shape', { where, expected, found: source.shape });
   }
-  pinBuffer(source.data, where);
+  checkFixed(source.data, where);
   // HAZARD: a tensor that was not made by `tensor()` may claim rows that its data does not have; kernels would read behind it.
   const { byteLength } = byteRange(source);
   if (!(byteLength <= source.data.byteLength)) {

@@ -10,12 +10,12 @@ const NEEDS: readonly EfaNeeds[] = ['bundled', 'inc', 'add', 'get'];
 
 export type EfaBacking = 'soft' | 'hardware';
 
-/** `signalSlots`: each takes a counter and an endpoint of the device. */
-export function efaCapabilities(maxMessageBytes: number, signalSlots: number): Capabilities {
+/** `counters` of the device: each signal slot takes one, and an endpoint, of which there may be fewer left. */
+export function efaCapabilities(maxMessageBytes: number, counters: number): Capabilities {
   return {
     needs: new Set<Need>(NEEDS),
     maxMessageBytes,
-    maxSignalSlots: signalSlots,
+    maxSignalSlots: counters,
     initiators: new Set(['host', 'device'] as const),
   };
 }
@@ -71,7 +71,7 @@ export async function probeNic(
       const { name, maxMessageBytes, ...detail } = nic.device();
       return {
         available: true,
-        capabilities: efaCapabilities(maxMessageBytes, detail.signalSlots),
+        capabilities: efaCapabilities(maxMessageBytes, detail.counters),
         devices: [{ name, detail: { ...detail, maxMessageBytes } }],
       };
     } finally {

@@ -66,7 +66,7 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
     this.rank = init.rank;
     this.worldSize = init.worldSize;
     this.nic = init.nic.device();
-    this.capabilities = efaCapabilities(this.nic.maxMessageBytes, this.nic.signalSlots);
+    this.capabilities = efaCapabilities(this.nic.maxMessageBytes, this.nic.counters);
     this.world = this.children.add(init.world);
     this.#init = init;
     this.#reach = reachBy(init.nic, init.rank);

@@ -108,22 +108,24 @@ describe('signals', () => {
 
   it('take an endpoint each, of which kernels and JS have some already', async () => {
     const pair = await opened({ queuePairs: 4 });
-    const [{ capabilities }] = pair.transports;
     // Of 1024 endpoints and as many counters.
-    expect(capabilities.maxSignalSlots).toBe(1024 - 4 - 2);
+    const most = 1024 - 4 - 2;
     const allocate = (signalSlots: number) =>
       Promise.all(pair.transports.map((transport) => transport.allocate({ byteLength: 8, signalSlots })));
-    const [a, b] = await allocate(capabilities.maxSignalSlots);
+    const refused = (needed: number, available: number) =>
+      expect(allocate(needed)).rejects.toMatchObject({
+        code: 'EP_CAPACITY',
+        context: { needed, available },
+        message: `allocate: ${needed} signal slots take a completion counter and an endpoint each, and efa_soft0 has them for ${available}`,
+      });
+    await refused(pair.transports[0].capabilities.maxSignalSlots, most);
+    const [a, b] = await allocate(most);
     const endpoint = await pair.transports[0].connect(1);
-    await endpoint.signal(a!, { slot: capabilities.maxSignalSlots - 1, op: 'inc' });
-    expect(await b!.signals.until(capabilities.maxSignalSlots - 1, { cmp: 'ge', value: 1n })).toBe(1n);
-    await expect(allocate(1)).rejects.toMatchObject({
-      code: 'EP_CAPACITY',
-      context: { needed: 1, available: 0 },
-      message: 'allocate: 1 signal slots take a completion counter and an endpoint each, and efa_soft0 has them for 0',
-    });
+    await endpoint.signal(a!, { slot: most - 1, op: 'inc' });
+    expect(await b!.signals.until(most - 1, { cmp: 'ge', value: 1n })).toBe(1n);
+    await refused(1, 0);
     await Promise.all([a!.close(), b!.close()]);
-    for (const memory of await allocate(capabilities.maxSignalSlots)) await memory.close();
+    for (const memory of await allocate(most)) await memory.close();
   });
 
   it('of an order, or a kind, that EFA does not have are refused', async () => {
@@ -176,20 +178,22 @@ describe('memory', () => {
 });
 
 describe('a straggler of an earlier generation', () => {
-  it('finds no queue pair and no key any more, and ticks nothing', async () => {
-    const old = await opened();
-    const [sender, receiver] = await openSides(old);
-    const next = await opened();
-    const [, fresh] = await openSides(next);
+  it('finds no queue pair and no key any more on the same device, and ticks nothing', async () => {
+    const pair = await opened();
+    const [sender, receiver] = await openSides(pair);
     // The receiver gave its generation up; the sender has not noticed.
     await receiver.memory.close();
+    const [, fresh] = await Promise.all(
+      pair.transports.map((transport) => transport.allocate({ byteLength: 4096, signalSlots: 8 })),
+    );
+    sender.memory.view('u8', 0, 64).fill(7);
     const late = sender.endpoint.put(sender.memory.local(0, 64), sender.memory.remote(1, 0, 64), {
       signal: { slot: 0, op: 'inc' },
     });
     expect(await code(late)).toBe('EP_REMOTE_ACCESS');
     expect(await code(sender.endpoint.flush())).not.toBe('done');
-    expect(fresh.memory.signals.peek(0)).toBe(0n);
-    expect([...fresh.memory.view('u8', 0, 64)].every((byte) => byte === 0)).toBe(true);
+    expect(fresh!.signals.peek(0)).toBe(0n);
+    expect([...fresh!.view('u8', 0, 4096)].every((byte) => byte === 0)).toBe(true);
   });
 });
 

@@ -41,8 +41,13 @@ typedef struct ep_moe_header {
 } ep_moe_header;
 EP_STATIC_ASSERT(sizeof(ep_moe_header) == 16, "travels");
 
-/* A count word: the epoch of the call, and how many rows its writer sends. Grows from call to call, so a late one of a past call is below what is awaited. */
+/* A count word: the epoch of the call, in which bank its writer takes results, and how many rows it sends. */
 #define EP_MOE_COUNT_EPOCH_SHIFT 32
+#define EP_MOE_COUNT_BANK_SHIFT 31
+#define EP_MOE_COUNT_ROWS 0x7fffffffu
+
+/* Places for the results of a slot's calls. Results of a rank that was given up alive may come as long as it lives: later calls of the slot take the other bank. */
+#define EP_MOE_BANKS 2u
 
 /* Signal slots, from ep_moe_buffer.first_signal: slot q of the calls, kind k, rank r at ((q * EP_MOE_SIGNAL_KINDS) + k) * world_size + r.
  * Where endpoints can store, a word holds the epoch of the last call for which the thing was said; otherwise it is a running count (ep_moe_peer). */
@@ -74,11 +79,12 @@ typedef struct ep_moe_peer {
   uint64_t returned;
   uint64_t placed;
   uint64_t credited; /* value that the peer's credit must have before the next call may write there */
-  uint64_t owed;     /* not 0: a rank that was given up may still write results of an earlier call here, until EP_MOE_SIGNAL_RETURNED shows this value or it is dead */
-  uint64_t told;     /* epoch of the last call whose counts were sent there */
+  uint64_t owed[EP_MOE_BANKS]; /* not 0: a rank that was given up may still write results of an earlier call into the bank, until EP_MOE_SIGNAL_RETURNED shows this value or it is dead */
   uint64_t owed_rows; /* the same for rows of a high-throughput dispatch, and EP_MOE_SIGNAL_ARRIVED */
+  uint32_t told;      /* epoch of the last call whose counts were sent there */
+  uint32_t bank;      /* where it takes its results of the call under way; of this rank: where it takes those of the next call */
 } ep_moe_peer;
-EP_STATIC_ASSERT(sizeof(ep_moe_peer) == 64, "indexed by slot * world_size + rank");
+EP_STATIC_ASSERT(sizeof(ep_moe_peer) == 72, "indexed by slot * world_size + rank");
 
 typedef struct ep_moe_buffer {
   ep_handle_header header; /* EP_MAGIC_MOE; kind EP_MOE_LOW_LATENCY or EP_MOE_HIGH_THROUGHPUT */
@@ -88,7 +94,7 @@ typedef struct ep_moe_buffer {
    * (ep_moe_header), then max_tokens rows of row_bytes, in the order of the source's tokens.
    * High throughput: the receive tensor itself: recv_rows rows of row_bytes; behind them as many headers. */
   ep_moe_part received;
-  ep_moe_part returned; /* row (token * top_k + choice), of result_row_bytes */
+  ep_moe_part returned; /* EP_MOE_BANKS times: row (token * top_k + choice), of result_row_bytes */
   ep_moe_part staged_tokens;
   ep_moe_part staged_results;
   ep_moe_part counts; /* uint64_t[world_size][most_local]: count words, by source and local expert: one put for each pair of ranks */

@@ -20,11 +20,9 @@ EP_HD bool efa_reached(uint64_t value, uint64_t wanted, uint32_t bits) {
   return ((value - wanted) & mask) <= mask / 2;
 }
 
-/* Since the last reset. */
-template <class Ctx> EP_HD uint64_t efa_count_look(Ctx& ctx, const ep_efa_count& count) {
-  const uint64_t last = load_acquire(ctx, &count.widened);
-  return efa_widen(last, load_acquire(ctx, reinterpret_cast<const uint64_t*>(count.count))) - load_relaxed(ctx, &count.offset);
-}
+/* A look that finds the count this far from where it was last read has whoever waits read it again, so that the next look starts from there. HAZARD: looks write
+ * nothing, and a wait for more than 2^30 would otherwise see the count stand still when it has come that far. */
+constexpr uint64_t efa_count_far = (EP_EFA_COUNTER_MASK + uint64_t{1}) / 8;
 
 template <class Ctx> EP_HD uint64_t efa_count_widened(Ctx& ctx, ep_efa_count& count) {
   const uint64_t last = load_acquire(ctx, &count.widened);
@@ -33,6 +31,7 @@ template <class Ctx> EP_HD uint64_t efa_count_widened(Ctx& ctx, ep_efa_count& co
   return now;
 }
 
+/* Since the last reset. */
 template <class Ctx> EP_HD uint64_t efa_count_read(Ctx& ctx, ep_efa_count& count) {
   const uint64_t now = efa_count_widened(ctx, count);
   return now - load_relaxed(ctx, &count.offset);
@@ -61,8 +60,10 @@ struct efa_count_wait_look {
   uint32_t bits;
   EP_HD bool operator()(uint64_t* found) const {
     no_point here;
-    *found = efa_count_look(here, count);
-    if (efa_reached(*found, wanted, bits) || load_acquire(here, broken) != 0) return true;
+    const uint64_t last = load_acquire(here, &count.widened);
+    const uint64_t now = efa_widen(last, load_acquire(here, reinterpret_cast<const uint64_t*>(count.count)));
+    *found = now - load_relaxed(here, &count.offset);
+    if (efa_reached(*found, wanted, bits) || now - last >= efa_count_far || load_acquire(here, broken) != 0) return true;
     return qp != nullptr ? efa_has_completion(*qp) : load_acquire(here, reinterpret_cast<const uint64_t*>(count.failed)) != 0;
   }
 };

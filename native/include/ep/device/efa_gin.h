@@ -102,27 +102,39 @@ template <uint32_t Sharing = EP_EFA_SHARE_DEVICE> struct efa_gin {
     return coop.sync_and(ok);
   }
 
-  /* HAZARD: ids are checked by the calls that name them to a peer; here an id out of range reads beyond the array. */
-  template <class Ctx> EP_HD uint64_t read_signal(Ctx& ctx, uint32_t id) const { return efa_count_read(ctx, signal_count(id)); }
-  template <class Ctx> EP_HD uint64_t read_counter(Ctx& ctx, uint32_t id) const { return efa_count_read(ctx, counter_count(id)); }
-  template <class Ctx> EP_HD efa_count_pointer signal_pointer(Ctx& ctx, uint32_t id) const { return efa_pointer_of(ctx, signal_count(id)); }
-  template <class Ctx> EP_HD efa_count_pointer counter_pointer(Ctx& ctx, uint32_t id) const { return efa_pointer_of(ctx, counter_count(id)); }
-  template <class Ctx, class Coop> EP_HD void reset_signal(Ctx& ctx, const Coop& coop, uint32_t id) const { reset(ctx, coop, signal_count(id)); }
-  template <class Ctx, class Coop> EP_HD void reset_counter(Ctx& ctx, const Coop& coop, uint32_t id) const { reset(ctx, coop, counter_count(id)); }
+  /* An id that the context does not have: reads give 0, and pointers are null, besides what *status says. */
+  template <class Ctx> EP_HD uint64_t read_signal(Ctx& ctx, uint32_t id, ep_kernel_status* status = nullptr) const { return read(ctx, signal_at(ctx, id, status)); }
+  template <class Ctx> EP_HD uint64_t read_counter(Ctx& ctx, uint32_t id, ep_kernel_status* status = nullptr) const { return read(ctx, counter_at(ctx, id, status)); }
+  template <class Ctx> EP_HD efa_count_pointer signal_pointer(Ctx& ctx, uint32_t id, ep_kernel_status* status = nullptr) const {
+    return pointer(ctx, signal_at(ctx, id, status));
+  }
+  template <class Ctx> EP_HD efa_count_pointer counter_pointer(Ctx& ctx, uint32_t id, ep_kernel_status* status = nullptr) const {
+    return pointer(ctx, counter_at(ctx, id, status));
+  }
+  template <class Ctx, class Coop> EP_HD bool reset_signal(Ctx& ctx, const Coop& coop, uint32_t id, ep_kernel_status* status = nullptr) const {
+    return once(coop, [&] { return reset(ctx, signal_at(ctx, id, status)); });
+  }
+  template <class Ctx, class Coop> EP_HD bool reset_counter(Ctx& ctx, const Coop& coop, uint32_t id, ep_kernel_status* status = nullptr) const {
+    return once(coop, [&] { return reset(ctx, counter_at(ctx, id, status)); });
+  }
 
   /* Until the signal has reached `wanted`, compared as numbers of `bits` bits that wrap. */
   template <class Ctx, class Coop>
   EP_HD bool wait_signal(Ctx& ctx, const Coop& coop, uint32_t id, uint64_t wanted, ep_kernel_status* status, uint32_t bits = 64) const {
-    return wait_count(ctx, coop, signal_count(id), nullptr, wanted, bits, EP_STAGE_ARRIVAL, status);
+    return once(coop, [&] {
+      ep_efa_count* count = signal_at(ctx, id, status);
+      return count != nullptr && wait_one(ctx, *count, nullptr, wanted, bits, EP_STAGE_ARRIVAL, status);
+    });
   }
   template <class Ctx, class Coop>
   EP_HD bool wait_counter(Ctx& ctx, const Coop& coop, uint32_t id, uint64_t wanted, ep_kernel_status* status, uint32_t bits = 56) const {
-    return wait_count(ctx, coop, counter_count(id), &qp(1 + id), wanted, bits, EP_STAGE_COMPLETION, status);
+    return once(coop, [&] {
+      ep_efa_count* count = counter_at(ctx, id, status);
+      return count != nullptr && wait_one(ctx, *count, &qp(1 + id), wanted, bits, EP_STAGE_COMPLETION, status);
+    });
   }
 
   EP_HD ep_efa_qp& qp(uint32_t index) const { return reinterpret_cast<ep_efa_qp*>(device.qps)[index]; }
-  EP_HD ep_efa_count& signal_count(uint32_t id) const { return reinterpret_cast<ep_efa_count*>(device.signals)[id]; }
-  EP_HD ep_efa_count& counter_count(uint32_t id) const { return reinterpret_cast<ep_efa_count*>(device.counters)[id]; }
 
  private:
   /* HAZARD: whoever gave up goes through the same last synchronisation as who did not, or the other lanes would wait there for ever. */
@@ -132,16 +144,20 @@ template <uint32_t Sharing = EP_EFA_SHARE_DEVICE> struct efa_gin {
     return coop.sync_and(ok);
   }
 
-  template <class Ctx, class Coop> EP_HD void reset(Ctx& ctx, const Coop& coop, ep_efa_count& count) const {
-    coop.sync();
-    if (coop.lane() == 0) efa_count_reset(ctx, count);
-    coop.sync();
+  /* Null: the context has fewer. Both arrays are indexed with ids of the caller's, so nobody comes to them but here. */
+  template <class Ctx> EP_HD ep_efa_count* signal_at(Ctx& ctx, uint32_t id, ep_kernel_status* status) const {
+    return efa_put::in_range(ctx, efa_slot_of(id), device.signal_count, -1, status) ? reinterpret_cast<ep_efa_count*>(device.signals) + id : nullptr;
   }
-
-  template <class Ctx, class Coop>
-  EP_HD bool wait_count(Ctx& ctx, const Coop& coop, ep_efa_count& count, ep_efa_qp* own, uint64_t wanted, uint32_t bits, uint32_t stage,
-                        ep_kernel_status* status) const {
-    return once(coop, [&] { return wait_one(ctx, count, own, wanted, bits, stage, status); });
+  template <class Ctx> EP_HD ep_efa_count* counter_at(Ctx& ctx, uint32_t id, ep_kernel_status* status) const {
+    return efa_put::in_range(ctx, efa_slot_of(id), device.counter_count, -1, status) ? reinterpret_cast<ep_efa_count*>(device.counters) + id : nullptr;
+  }
+  template <class Ctx> EP_HD static uint64_t read(Ctx& ctx, ep_efa_count* count) { return count != nullptr ? efa_count_read(ctx, *count) : 0; }
+  template <class Ctx> EP_HD static efa_count_pointer pointer(Ctx& ctx, const ep_efa_count* count) {
+    return count != nullptr ? efa_pointer_of(ctx, *count) : efa_count_pointer{nullptr, 0};
+  }
+  template <class Ctx> EP_HD static bool reset(Ctx& ctx, ep_efa_count* count) {
+    if (count != nullptr) efa_count_reset(ctx, *count);
+    return count != nullptr;
   }
 
   template <class Ctx>

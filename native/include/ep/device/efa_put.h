@@ -34,6 +34,9 @@ struct gin_options {
   bool aggregate = false; /* the doorbell may be left to a later call of this context, or to a flush */
 };
 
+/* Of the targets, or of the queue pairs: 0 is the data queue pair, 1 + id that of a signal or a counter. No id becomes 0. */
+EP_HD uint32_t efa_slot_of(uint32_t id) { return id != UINT32_MAX ? 1 + id : UINT32_MAX; }
+
 /* A put whose arguments have been checked (`at` or `to`), and what its actions come to. */
 struct efa_put {
   efa_place remote{};
@@ -45,12 +48,12 @@ struct efa_put {
   uint32_t qp = 0;    /* that posts: 0, or 1 + counter */
 
   EP_HD void act(gin_no_action) {}
-  EP_HD void act(gin_signal_inc action) { slot = 1 + action.id; }
+  EP_HD void act(gin_signal_inc action) { slot = efa_slot_of(action.id); }
   EP_HD void act(gin_signal_add action) {
-    slot = action.value != 0 ? 1 + action.id : 0;
+    slot = action.value != 0 ? efa_slot_of(action.id) : 0;
     ticks = action.value != 0 ? action.value : 1;
   }
-  EP_HD void act(gin_counter_inc action) { qp = 1 + action.id; }
+  EP_HD void act(gin_counter_inc action) { qp = efa_slot_of(action.id); }
 
   template <class Ctx> EP_HD static bool in_range(Ctx& ctx, uint64_t found, uint64_t limit, int32_t peer, ep_kernel_status* status) {
     if (found <= limit) return true;
@@ -61,8 +64,12 @@ struct efa_put {
   /* Of no bytes: something at either end has to be named all the same. */
   template <class Ctx>
   EP_HD bool to(Ctx& ctx, const ep_efa_device& device, const gin_team& team, int32_t peer, ep_kernel_status* status) {
-    if (!in_range(ctx, static_cast<uint32_t>(peer), static_cast<uint32_t>(team.size) - 1, peer, status)) return false;
+    if (peer < 0 || peer >= team.size) {
+      ctx.fail(status, EP_STATUS_INVALID, peer, EP_STAGE_RANGE, team.size > 0 ? static_cast<uint32_t>(team.size) - 1 : 0, static_cast<uint32_t>(peer));
+      return false;
+    }
     rank = team.ranks != nullptr ? team.ranks[peer] : peer;
+    if (!in_range(ctx, static_cast<uint32_t>(rank), static_cast<uint32_t>(device.world_size) - 1, peer, status)) return false;
     const ep_efa_remote& scratch = reinterpret_cast<const ep_efa_remote*>(device.scratch_remotes)[rank];
     remote = {scratch.address, scratch.rkey};
     local = {device.scratch, device.scratch_lkey};

@@ -51,7 +51,7 @@ EP_HD void moe_return_run(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint&
     }
     if (source == at.self()) continue;
     const uint64_t place = static_cast<uint64_t>(token[row]) * buffer.top_k + static_cast<uint32_t>(choice[row]);
-    const uint64_t to = at.part(buffer.returned) + place * buffer.result_row_bytes;
+    const uint64_t to = at.results(at.peer(source).bank) + place * buffer.result_row_bytes;
     if (moe_stores(endpoint, source)) {
       copy_rows(coop, moe_data(endpoint, source, to), results.row(row), buffer.result_bytes, buffer.result_bytes, 1, non_temporal);
     } else {
@@ -102,7 +102,7 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_results(Ctx& ctx, cons
   if (moe_takes_part(ctx, at, rank) && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_RETURNED, value, rank, EP_STAGE_RESULT)) {
     peer.returned = value;
   } else {
-    peer.owed = value; /* it may be alive, and write them yet */
+    peer.owed[at.peer(at.self()).bank] = value; /* it may be alive, and write them yet */
   }
 }
 
@@ -136,14 +136,19 @@ EP_HD bool moe_combine_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_
   const block_coop<Ctx> coop{ctx};
   const moe_view at{buffer, args.call};
   const auto lanes = static_cast<int32_t>(ctx.blocks() * coop.lanes());
+  const uint32_t bank = at.peer(at.self()).bank;
   for (auto rank = static_cast<int32_t>(ctx.block() * coop.lanes() + coop.lane()); rank < at.world(); rank += lanes) {
     if (rank != at.self()) detail::moe_await_results(ctx, endpoint, at, rank);
   }
   ctx.sync_grid();
+  /* Every block has read which bank it is. */
+  bool owes = false;
+  for (int32_t rank = 0; ctx.block() == 0 && coop.lane() == 0 && rank < at.world(); ++rank) owes = owes || at.peer(rank).owed[bank] != 0;
+  if (owes) at.peer(at.self()).bank = (bank + 1) % EP_MOE_BANKS;
   const bool ok = moe_sound(ctx, coop, at);
   const detail::moe_results results = detail::moe_results_of(endpoint, at, args);
   const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
-  const auto* returned = reinterpret_cast<const uint8_t*>(own.data) + at.part(buffer.returned);
+  const auto* returned = reinterpret_cast<const uint8_t*>(own.data) + at.results(bank);
   const uint64_t bias_stride = payload_bytes(args.dtype, buffer.hidden);
   const uint32_t first_own = at.first_replica(at.self());
   for (uint32_t token = ctx.block(); ok && token < args.call.routing.tokens; token += ctx.blocks()) {

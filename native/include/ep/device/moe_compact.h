@@ -3,7 +3,8 @@
  * Send half: layout; counts to every rank of experts; each of them places what it will get (sources in order, blocks padded to the alignment) and answers every source
  * with the first row of each of its runs (moe_places.h); rows, written in place. Receive half: awaits the rows that were counted; zeroes what nobody writes.
  *
- * A call that repeats an earlier routing (EP_MOE_CACHED) is answered at once, from the places of that call: no counts, no headers.
+ * A call that repeats an earlier routing (EP_MOE_CACHED) is answered at once, from the places of that call: no headers, and counts, which nobody awaits before rows have come, only
+ * to say where results go.
  *
  * HAZARD: a rank that was given up alive may still write rows to where it was told. The next call of the slot answers nobody before that rank has said that it is done, or is
  * dead (ep_moe_peer.owed_rows). Rows of cached calls await an answer for the same reason: it is what a rank that was given up in another slot does not get. A routing in which
@@ -85,6 +86,12 @@ EP_HD void compact_finish_rank(Ctx& ctx, const block_coop<Ctx>& coop, const Endp
   }
 }
 
+/* The count words of an earlier call become those of this one. */
+template <class Ctx> EP_HD void compact_rename_words(Ctx& ctx, const moe_view& at) {
+  auto* words = reinterpret_cast<uint64_t*>(at.call.routing.send_words);
+  for (uint32_t p = ctx.block() * ctx.lanes() + ctx.lane(); p < at.buffer.experts.replicas; p += ctx.blocks() * ctx.lanes()) words[p] = at.word() | at.sends(p);
+}
+
 /* Ranks that were given up alive have written what they owed, or are dead. */
 template <class Ctx, class Endpoint> EP_HD void compact_await_owed(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, int32_t rank) {
   ep_moe_peer& peer = at.peer(rank);
@@ -155,7 +162,8 @@ EP_HD bool moe_compact_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
   const detail::compact_view view = detail::compact_view_of(endpoint, at);
   const auto block = static_cast<int32_t>(ctx.block());
   const auto blocks = static_cast<int32_t>(ctx.blocks());
-  if (!view.cached()) moe_layout(ctx, at);
+  if (view.cached()) detail::compact_rename_words(ctx, at);
+  else moe_layout(ctx, at);
   moe_await_credits(ctx, endpoint, at);
   for (auto rank = static_cast<int32_t>(ctx.block() * coop.lanes() + coop.lane()); rank < at.world(); rank += static_cast<int32_t>(ctx.blocks() * coop.lanes())) {
     detail::compact_await_owed(ctx, endpoint, at, rank);
@@ -176,6 +184,7 @@ EP_HD bool moe_compact_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
   if (!ok || !moe_sound(ctx, coop, at)) return false;
   for (int32_t rank = block; rank < at.world(); rank += blocks) {
     if (rank == at.self() || at.experts_of(rank) == 0 || !moe_takes_part(ctx, coop, at, rank)) continue;
+    if (view.cached() && at.sends_to(rank) != 0) detail::compact_send_counts(ctx, coop, endpoint, view, rank);
     detail::compact_finish_rank(ctx, coop, endpoint, view, rank);
     if (coop.lane() != 0) continue;
     ep_moe_peer& peer = at.peer(rank);
@@ -198,7 +207,8 @@ EP_HD bool moe_compact_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_
     if (source == at.self() || view.expects(source, &puts) == 0) continue;
     ep_moe_peer& peer = at.peer(source);
     const uint64_t value = moe_next(endpoint, at, source, peer.arrived, puts);
-    if (moe_takes_part(ctx, at, source) && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_ARRIVED, value, source, EP_STAGE_ARRIVAL)) {
+    const bool counted = moe_takes_part(ctx, at, source) && (!view.cached() || detail::compact_await_counts(ctx, endpoint, view, source, 0));
+    if (counted && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_ARRIVED, value, source, EP_STAGE_ARRIVAL)) {
       peer.arrived = value;
     } else if (load_relaxed(ctx, &at.ranks()[source]) != EP_MOE_RANK_MASKED) {
       peer.owed_rows = value; /* it knows where to write, and may be alive */

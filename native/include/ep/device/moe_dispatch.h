@@ -153,7 +153,8 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_source(Ctx& ctx, const
     bool late = false;
     for (uint32_t e = 0; e < experts; ++e) {
       const uint64_t word = load_acquire(ctx, &words[e]);
-      const auto rows = static_cast<uint32_t>(word);
+      const uint32_t rows = static_cast<uint32_t>(word) & EP_MOE_COUNT_ROWS;
+      peer.bank = static_cast<uint32_t>(word) >> EP_MOE_COUNT_BANK_SHIFT;
       late = late || word >> EP_MOE_COUNT_EPOCH_SHIFT != at.call.epoch;
       puts += rows + (rows != 0 ? 1 : 0);
       if (late || rows <= at.buffer.max_tokens) continue;
@@ -182,7 +183,7 @@ EP_HD void moe_place_runs(Ctx& ctx, const Endpoint& endpoint, const moe_view& at
     if (source == at.self()) {
       rows = at.sends(at.first_replica(source) + expert);
     } else if (moe_takes_part(ctx, at, source)) {
-      rows = static_cast<uint32_t>(words[static_cast<uint64_t>(source) * at.buffer.experts.most_local]);
+      rows = words[static_cast<uint64_t>(source) * at.buffer.experts.most_local] & EP_MOE_COUNT_ROWS;
     }
     *at.range(expert, source) = begin << 32 | rows;
     begin += rows;

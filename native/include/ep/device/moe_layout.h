@@ -62,7 +62,7 @@ template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
                                          static_cast<uint32_t>(at.self())};
   auto* words = reinterpret_cast<uint64_t*>(routing.send_words);
   const auto* expert_of = reinterpret_cast<const int32_t*>(experts.replica_expert);
-  const uint64_t epoch = static_cast<uint64_t>(at.call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT;
+  const uint64_t word = at.word();
   if constexpr (Ctx::single_lane) {
     const uint32_t blocks = ctx.blocks();
     const auto mine = [&](int32_t expert) { return blocks == 1 || static_cast<uint32_t>(expert) % blocks == ctx.block(); };
@@ -84,7 +84,7 @@ template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
       words[p] += 1;
     }
     for (uint32_t p = 0; p < experts.replicas; ++p) {
-      if (mine(expert_of[p])) words[p] = epoch | static_cast<uint32_t>(words[p]);
+      if (mine(expert_of[p])) words[p] = word | static_cast<uint32_t>(words[p]);
     }
   } else {
     const uint32_t width = ctx.warp_lanes();
@@ -107,7 +107,7 @@ template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
       for (uint32_t c = in_warp; c < count; c += width) {
         /* Candidate c gets numbers j' with (rank + j') mod count == c: the first of them is `lead`. */
         const uint32_t lead = (c + count - tables.rank % count) % count;
-        words[tables.candidates[tables.begin[e] + c]] = epoch | (lead < j ? (j - lead + count - 1) / count : 0);
+        words[tables.candidates[tables.begin[e] + c]] = word | (lead < j ? (j - lead + count - 1) / count : 0);
       }
     }
     /* Replicas that this rank does not take get nothing. Whose warp has no part of the expert must not look at its words. */
@@ -116,7 +116,7 @@ template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
       if (e % warps != warp || in_warp != 0) continue;
       bool candidate = false;
       for (uint32_t c = tables.begin[e]; c < tables.begin[e + 1] && !candidate; ++c) candidate = tables.candidates[c] == p;
-      if (!candidate) words[p] = epoch;
+      if (!candidate) words[p] = word;
     }
   }
 }

@@ -111,6 +111,22 @@ EP_HD bool compact_await_words(Ctx& ctx, const Endpoint& endpoint, const compact
   }
 }
 
+/* The same for a source's count words, which also say where it takes its results. */
+template <class Ctx, class Endpoint> EP_HD bool compact_await_counts(Ctx& ctx, const Endpoint& endpoint, const compact_view& view, int32_t source, uint64_t by_ns) {
+  ep_moe_peer& peer = view.at.peer(source);
+  const uint64_t words = view.counts(source);
+  if (!compact_await_words(ctx, endpoint, view, EP_MOE_SIGNAL_COUNTED, &peer.counted, source, words, view.at.experts_of(view.at.self()), EP_STAGE_COUNT, by_ns)) return false;
+  peer.bank = static_cast<uint32_t>(load_acquire(ctx, view.words(words))) >> EP_MOE_COUNT_BANK_SHIFT;
+  return true;
+}
+
+/* This rank's count words to a rank of experts. */
+template <class Ctx, class Endpoint>
+EP_HD void compact_send_counts(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const compact_view& view, int32_t rank) {
+  const moe_view& at = view.at;
+  compact_put_words(ctx, coop, endpoint, at, rank, view.counts(at.self()), at.send_words() + at.first_replica(rank), at.experts_of(rank), EP_MOE_SIGNAL_COUNTED);
+}
+
 /* Runs of one expert behind each other, in the order of sources; how many rows they span. */
 template <class Ctx> EP_HD void compact_place_runs(Ctx& ctx, const compact_view& view, uint32_t expert) {
   const moe_view& at = view.at;
@@ -118,7 +134,7 @@ template <class Ctx> EP_HD void compact_place_runs(Ctx& ctx, const compact_view&
   for (int32_t source = 0; source < at.world(); ++source) {
     uint64_t rows = 0;
     if (source == at.self()) rows = at.sends(at.first_replica(source) + expert);
-    else if (moe_takes_part(ctx, at, source)) rows = static_cast<uint32_t>(view.words(view.counts(source))[expert]);
+    else if (moe_takes_part(ctx, at, source)) rows = view.words(view.counts(source))[expert] & EP_MOE_COUNT_ROWS;
     *at.range(expert, source) = begin << 32 | rows;
     begin = begin + rows < moe_most_rows ? begin + rows : moe_most_rows;
   }
@@ -171,12 +187,11 @@ template <class Ctx, class Endpoint> EP_HD void compact_count(Ctx& ctx, const bl
   const bool sound = moe_sound(ctx, coop, at);
   for (int32_t rank = block; sound && rank < at.world(); rank += blocks) {
     if (rank == self || at.experts_of(rank) == 0 || !moe_takes_part(ctx, coop, at, rank)) continue;
-    compact_put_words(ctx, coop, endpoint, at, rank, view.counts(self), at.send_words() + at.first_replica(rank), at.experts_of(rank), EP_MOE_SIGNAL_COUNTED);
+    compact_send_counts(ctx, coop, endpoint, view, rank);
   }
   for (int32_t source = lane; sound && experts != 0 && source < at.world(); source += lanes) {
     if (source == self || !moe_takes_part(ctx, at, source)) continue;
-    compact_await_words(ctx, endpoint, view, EP_MOE_SIGNAL_COUNTED, &at.peer(source).counted, source, view.counts(source), experts, EP_STAGE_COUNT,
-                        at.call.counts_by_ns);
+    compact_await_counts(ctx, endpoint, view, source, at.call.counts_by_ns);
   }
   ctx.sync_grid();
   for (auto e = static_cast<uint32_t>(lane); e < experts; e += static_cast<uint32_t>(lanes)) compact_place_runs(ctx, view, e);

@@ -55,7 +55,15 @@ struct moe_view {
   EP_HD const int32_t* replicas() const { return reinterpret_cast<const int32_t*>(call.routing.choice_replica); }
   EP_HD const int32_t* slots() const { return reinterpret_cast<const int32_t*>(call.routing.choice_slot); }
   EP_HD const uint64_t* send_words() const { return reinterpret_cast<const uint64_t*>(call.routing.send_words); }
-  EP_HD uint32_t sends(uint32_t replica) const { return static_cast<uint32_t>(send_words()[replica]); }
+  EP_HD uint32_t sends(uint32_t replica) const { return static_cast<uint32_t>(send_words()[replica]) & EP_MOE_COUNT_ROWS; }
+  /* A count word of this rank without its rows. */
+  EP_HD uint64_t word() const {
+    return static_cast<uint64_t>(call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT | static_cast<uint64_t>(peer(self()).bank) << EP_MOE_COUNT_BANK_SHIFT;
+  }
+  /* Where results go that a rank takes in a bank of its part. */
+  EP_HD uint64_t results(uint32_t bank) const {
+    return part(buffer.returned) + static_cast<uint64_t>(bank) * buffer.max_tokens * buffer.top_k * buffer.result_row_bytes;
+  }
   EP_HD uint64_t* range(uint32_t expert, int32_t source) const {
     return reinterpret_cast<uint64_t*>(call.routing.layout_range) + static_cast<uint64_t>(expert) * static_cast<uint64_t>(world()) + static_cast<uint64_t>(source);
   }
@@ -144,12 +152,14 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_credits(Ctx& ctx, cons
     if (rank != at.self() && peer.credited != 0 && at.experts_of(rank) != 0 && moe_takes_part(ctx, at, rank)) {
       moe_await(ctx, endpoint, at, EP_MOE_SIGNAL_CREDIT, peer.credited, rank, EP_STAGE_CREDIT);
     }
-    if (ctx.block() != 0 || peer.owed == 0) continue;
-    /* HAZARD: rows of results lie by token, not by rank. One that was given up alive and still writes to them would write over another's. */
+    uint64_t& owed = peer.owed[at.peer(at.self()).bank];
+    if (ctx.block() != 0 || owed == 0) continue;
+    /* HAZARD: rows of results lie by token, not by rank. One that was given up alive and still writes to them would write over another's. So the call that leaves such a debt
+     * leaves its bank to it; only when both banks are in debt is there something to wait for. */
     ep_kernel_status why{};
-    const bool done = ctx.wait(endpoint.local_signal(at.signal_slot(EP_MOE_SIGNAL_RETURNED, rank)), peer.owed, rank, EP_STAGE_RESULT, &why);
+    const bool done = ctx.wait(endpoint.local_signal(at.signal_slot(EP_MOE_SIGNAL_RETURNED, rank)), owed, rank, EP_STAGE_RESULT, &why);
     if (!done && why.status != EP_STATUS_PEER_LOST) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
-    else peer.owed = 0;
+    else owed = 0;
   }
   coop.sync();
 }

@@ -2,7 +2,14 @@
 import type { TraceEntry } from '@ep/collectives/trace';
 
 /** A name that cannot garble a terminal, and where it begins and ends is plain. */
-export const nameText = (name: string): string => (/^[\w.:/#@+-]+$/.test(name) ? name : JSON.stringify(name));
+export const nameText = (name: string): string =>
+  /^[\w.:/#@+-]+$/.test(name)
+    ? name
+    : // HAZARD: JSON leaves these as they are, and some of them steer terminals.
+      JSON.stringify(name).replace(
+        /[\u007f-\u009f]/g,
+        (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, '0')}`,
+      );
 
 /** `broadcast(f32[4], root 0)`, `allReduce(bf16[8], sum)`, `recv(u8[16] from any, tag 3)`. */
 export function callText(entry: TraceEntry): string {

@@ -428,8 +428,10 @@ export class MoeBuffer extends Resource implements Closeable {
   #launch(start: (stream: NativeHostStream) => OperationId, { signal }: MoeCallOptions): Promise<Outcome> {
     const linked = linkSignals(signal, this.#cancel.signal, this.closing);
     try {
-      const under = this.#init.stream.launchInline(start, () => linked.signal);
-      return (under ?? Promise.resolve(DONE)).finally(linked.unlink);
+      const { stream } = this.#init;
+      const operation = start(stream.native('launch'));
+      const under = operation === 0 ? Promise.resolve(DONE) : stream.follow(operation, linked.signal);
+      return under.finally(linked.unlink);
     } catch (error) {
       linked.unlink();
       throw error;

@@ -1,5 +1,5 @@
 /** The tensors of a call: checked, and copied where native code cannot read them in place. */
-import { elementCount, invalid, isContiguous, pinBuffer, type Tensor, tensor } from '@ep/core';
+import { checkFixed, elementCount, invalid, isContiguous, type Tensor, tensor } from '@ep/core';
 import { type MoeCombineHalf, nativePlaceOf } from '@ep/native';
 import { type SourceOperand, sourceOperand, sourceSpec } from '../operand.js';
 import type { MoeCombineOptions, MoeDType, ResolvedMoe } from './options.js';
@@ -136,7 +136,7 @@ function outOperand(wanted: Tensor<MoeDType> | undefined, tokens: number, moe: R
       const expected = `a packed ${dtype} tensor [${tokens}, ${hidden}]`;
       throw invalid('out', { where, expected, found: `${wanted.dtype} [${String(wanted.shape)}]` });
     }
-    pinBuffer(wanted.data, `${where}, out`);
+    checkFixed(wanted.data, `${where}, out`);
     if (nativePlaceOf(wanted.data) !== undefined) {
       const { operand, offset } = placeOfStorage(wanted.data);
       return { place: { out: operand, outOffset: offset }, finish: () => wanted };

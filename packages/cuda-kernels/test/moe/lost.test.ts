@@ -51,6 +51,14 @@ function planWithout(inputs: Inputs, absent: number): MoePlan {
 
 const without = (lost: number): Uint8Array => Uint8Array.from({ length: worldSize }, (_, r) => (r === lost ? 1 : 0));
 
+function event(): { readonly reached: Promise<void>; readonly reach: () => void } {
+  let reach = (): void => {};
+  const reached = new Promise<void>((resolve) => {
+    reach = resolve;
+  });
+  return { reached, reach };
+}
+
 describe.each(modes)('%s', (mode) => {
   it.each(['shm', 'ibgda'] as const)(
     'goes on without a rank that does not come, over %s',
@@ -138,6 +146,45 @@ describe.each(modes)('%s', (mode) => {
         );
     },
   );
+
+  it('goes on in the slot of a call whose results a slow rank still owes, and takes nothing of them', {
+    timeout: 60_000,
+  }, async () => {
+    const one = caseOf(mode, { options: { calls: 1 } });
+    const inputs = inputsOf(one);
+    const late = 2;
+    const { reached: gone, reach: go } = event();
+    const { reached: written, reach: write } = event();
+    let left = worldSize - 1;
+    const results = await opened(one, 'shm', async (buffer) => {
+      const { rank } = buffer;
+      const x = tensorOf(inputs.dtype, one.tokens[rank]!, one.hidden, inputs.x[rank]!);
+      const { x: y, handle } = await buffer.dispatch(x, rankTopk(inputs.routing, rank));
+      if (rank === late) {
+        await gone;
+        const hook = await buffer.combineSend(y, handle);
+        write();
+        await hook.receive({ timeoutMs: 100 });
+        return [];
+      }
+      const { lostRanks } = await buffer.combine(y, handle, { timeoutMs: 1000 });
+      expect([...lostRanks]).toEqual([...without(late)]);
+      const all: RankResult[] = [await runCall(buffer, one, inputs, { timeoutMs: 5000 })];
+      if (--left === 0) go();
+      await written;
+      for (let call = 0; call < 3; call++) all.push(await runCall(buffer, one, inputs, { timeoutMs: 5000 }));
+      return all;
+    });
+    const activeRanks = without(late).map((lost) => 1 - lost);
+    const plan = planMoe(inputs.routing, inputs.map, inputs.form, { activeRanks });
+    for (let call = 0; call < 4; call++)
+      check(
+        one,
+        inputs,
+        results.map((all) => all[call]),
+        plan,
+      );
+  });
 
   it('leaves out whom the caller names, by option or for good', { timeout: 60_000 }, async () => {
     const one = caseOf(mode);

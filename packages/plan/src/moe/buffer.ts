@@ -220,8 +220,8 @@ function counts(s: CheckedShape): Part {
 function returned(s: CheckedShape): Part {
   return {
     name: 'returned results',
-    what: 'a row for every (token, choice)',
-    factors: { calls: s.calls, maxTokens: s.maxTokens, topK: s.topK, rowBytes: s.combineRow },
+    what: 'a row for every (token, choice), in two banks: one may be owed late results',
+    factors: { calls: s.calls, banks: 2, maxTokens: s.maxTokens, topK: s.topK, rowBytes: s.combineRow },
   };
 }
 
