@@ -48,7 +48,7 @@ export function nicOptions(backing: IbgdaBacking, config: ResolvedIbgdaConfig): 
 }
 
 /**
- * Finds what is missing first, then makes a rank of one and queue pairs to itself, as `open()` would: it fails here where that would fail later. Never throws.
+ * Finds what is missing first, then makes a rank of one and connects queue pairs to themselves, as `open()` would: it fails here where that would fail later. Never throws.
  */
 export async function probeNic(backing: IbgdaBacking, config: AnyIbgdaConfig | undefined): Promise<Probe> {
   if (process.platform !== 'linux') {
@@ -66,9 +66,11 @@ export async function probeNic(backing: IbgdaBacking, config: AnyIbgdaConfig | u
     let nic: NativeIbgdaNic | undefined;
     try {
       nic = new binding.IbgdaNic(rank, options);
+      connectToItself(nic);
       const { device, port, link, gid, distance, maxMessageBytes, atomics, placement, fallbacks } = nic.port();
       const passedOver = found.passedOver.join('; ');
-      const detail = { port, link, gid, distance, placement, fallbacks: fallbacks.join('; '), passedOver, ...far };
+      const told = [...fallbacks, ...notTried(found.placements, placement)].join('; ');
+      const detail = { port, link, gid, distance, placement, fallbacks: told, passedOver, ...far };
       return {
         available: true,
         capabilities: ibgdaCapabilities({ maxMessageBytes, atomics }),
@@ -81,17 +83,50 @@ export async function probeNic(backing: IbgdaBacking, config: AnyIbgdaConfig | u
   } catch (error) {
     const known = isEpError(error) ? error : new EpError('EP_SYSTEM', String(error), { cause: error });
     const device = known.code === 'EP_SYSTEM' && backing !== 'soft';
+    const lost = known.context.missing === 'gid';
     return {
       available: false,
       code: device ? 'EP_UNAVAILABLE' : known.code,
       reason: known.message,
       ...(known.scope === 'call'
         ? {}
-        : { remedy: device ? elsewhere : '`ep doctor` shows the limits of this machine' }),
-      cause: error,
+        : {
+            remedy: device
+              ? lost
+                ? `${WAY}; ${elsewhere}`
+                : elsewhere
+              : '`ep doctor` shows the limits of this machine',
+          }),
+      cause: known,
     };
   }
 }
+
+/** Places that kernels would rather have their queues in than `placement`, and why they are not there. */
+export function notTried(places: NativeNicProbe['placements'], placement: string): string[] {
+  const taken = places.findIndex(({ where }) => where === placement);
+  return places.slice(0, Math.max(taken, 0)).map(({ where, possible, why }) => {
+    const reason = possible ? 'not tried: JS posts to queue pairs of the same block, from the host' : why;
+    return `${where}: ${reason}`;
+  });
+}
+
+/** The first step that needs the way of the port's GID through the network: without it that would show in `open()` only. */
+function connectToItself(nic: NativeIbgdaNic): void {
+  try {
+    nic.connect([nic.connection()]);
+  } catch (error) {
+    const known = isEpError(error) ? error : new EpError('EP_SYSTEM', String(error), { cause: error });
+    const { device, port, gid } = nic.port();
+    throw new EpError(
+      known.code,
+      `a queue pair of ${device} port ${port} cannot be connected to itself by GID ${gid}: ${known.message}`,
+      { context: { ...known.context, missing: 'gid' }, cause: error },
+    );
+  }
+}
+
+const WAY = 'give the network interface of the port an address that can be reached, or name another GID with gidIndex';
 
 const elsewhere = 'ibgda:soft runs anywhere';
 

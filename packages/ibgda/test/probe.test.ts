@@ -1,7 +1,9 @@
 /** What a probe says is missing, and what to do about it. Every reason that a device can give is scripted in native/tests/dl/verbs_shim_test.cpp. */
-import type { EpError, Probe } from '@ep/core';
-import { expect, test } from 'vitest';
+import { EpError, type Probe } from '@ep/core';
+import { type NativeIbgdaNic, native } from '@ep/native';
+import { expect, test, vi } from 'vitest';
 import { type DeviceIbgdaConfig, ibgda } from '../src/index.js';
+import { notTried } from '../src/probe.js';
 
 const missingOf = (probe: Probe): unknown => (probe.available ? 'nothing' : (probe.cause as EpError).context.missing);
 
@@ -46,6 +48,63 @@ test('where there is a device, it is named with its port, and otherwise the reme
       expect(probe.devices[0]?.detail).toMatchObject({ port: expect.any(Number), gid: expect.any(String) });
     else expect(probe.remedy).toMatch(/ibgda:soft runs anywhere/);
   }
+});
+
+test('a queue pair is connected to itself, so that a GID that leads nowhere shows here', async () => {
+  const { hardware } = (await import('./shim-provider.mjs' as string)) as { readonly hardware: typeof ibgda.hardware };
+  const { binding } = native();
+  const Real = binding.IbgdaNic;
+  const connect = vi.fn<(real: NativeIbgdaNic, connections: readonly Uint8Array[]) => void>();
+  connect.mockImplementation((real, connections) => real.connect(connections));
+  // The addon's own methods cannot be replaced; its classes can.
+  const IbgdaNic = new Proxy(Real, {
+    construct: (_, args: ConstructorParameters<typeof Real>) =>
+      new Proxy(new Real(...args), {
+        get: (nic, name) => {
+          if (name === 'connect') return (connections: readonly Uint8Array[]) => connect(nic, connections);
+          const value: unknown = Reflect.get(nic, name, nic);
+          return typeof value === 'function' ? value.bind(nic) : value;
+        },
+      }),
+  });
+  Object.assign(binding, { IbgdaNic });
+  try {
+    expect(await hardware.probe()).toMatchObject({ available: true });
+    expect(connect.mock.calls).toEqual([[expect.anything(), [expect.any(Uint8Array)]]]);
+    const why = 'the way to rank 0 (fe80::1): ibv_create_ah: no route to host';
+    connect.mockImplementation(() => {
+      throw new EpError('EP_SYSTEM', why, { context: { errno: 113 } });
+    });
+    const probe = await hardware.probe();
+    expect(probe).toMatchObject({
+      available: false,
+      code: 'EP_UNAVAILABLE',
+      reason: expect.stringMatching(
+        /^a queue pair of mlx5_soft0 port 1 cannot be connected to itself by GID .*: the way to rank 0/,
+      ),
+      remedy: expect.stringMatching(/gidIndex.*ibgda:soft runs anywhere/),
+    });
+    expect(missingOf(probe)).toBe('gid');
+  } finally {
+    Object.assign(binding, { IbgdaNic: Real });
+  }
+  expect(await hardware.probe()).toMatchObject({ available: true });
+});
+
+test('a place that would be nearer to the kernels, and why queues do not lie there', () => {
+  const host = { where: 'host memory', possible: true, why: '' };
+  const exported = { where: 'GPU memory by DMA-BUF', possible: true, why: '' };
+  const pinned = {
+    where: 'GPU memory by address',
+    possible: false,
+    why: 'the kernel module nvidia-peermem is not loaded',
+  };
+  expect(notTried([exported, pinned, host], 'host memory')).toEqual([
+    'GPU memory by DMA-BUF: not tried: JS posts to queue pairs of the same block, from the host',
+    'GPU memory by address: the kernel module nvidia-peermem is not loaded',
+  ]);
+  expect(notTried([exported, pinned, host], 'GPU memory by DMA-BUF')).toEqual([]);
+  expect(notTried([host], 'host memory')).toEqual([]);
 });
 
 test('the device behind the shim', async () => {

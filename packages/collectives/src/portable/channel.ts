@@ -306,7 +306,13 @@ export class Channel {
     }
   }
 
+  /**
+   * HAZARD: a peer that has said why it goes, and good-bye, may have closed before this rank looked: its words come first, or it is told as lost, and where its
+   * memory went before its transport even as one that refuses.
+   */
   #failed(error: unknown): void {
+    if (this.#lost) return;
+    this.#init.onEvent();
     if (this.#lost) return;
     if (isEpError(error) && error.code === 'EP_PEER_LOST') {
       this.#lost = true;

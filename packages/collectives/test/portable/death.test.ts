@@ -57,7 +57,13 @@ function start(mode: Mode, init: RankInit): Started {
   };
 }
 
-async function tell(mode: Mode, kind: Kind, size: number, victims: readonly number[], seed: number): Promise<void> {
+async function tell(
+  mode: Mode,
+  kind: Exclude<Kind, 'efa'>,
+  size: number,
+  victims: readonly number[],
+  seed: number,
+): Promise<void> {
   const directory = mkdtempSync(join(tmpdir(), 'ep-portable-'));
   const storePath = join(directory, 'store');
   const ranks = [...Array(size).keys()].map((rank) => start(mode, { rank, size, storePath, kind, seed }));

@@ -142,6 +142,51 @@ describe('an abort', () => {
     await expect(world.run(1, barrier())).rejects.toMatchObject({ code: 'EP_ABORTED' });
   });
 
+  it('of a rank that has closed everything since is told to one whose put, finding nobody, is the first to notice', async () => {
+    let hear: () => void = () => {};
+    let deaf: Promise<void> | undefined;
+    // Waits of rank 1 end late, so that it has seen nothing of what rank 0 did when its own put finds nobody.
+    const wrap = (transport: Transport<'bundled' | 'add'>, rank: number): Transport<'bundled' | 'add'> => {
+      if (rank !== 1) return transport;
+      const allocate: typeof transport.allocate = async (options) => {
+        const memory = await transport.allocate(options);
+        const { signals } = memory;
+        const until: typeof signals.until = async (...args) => {
+          try {
+            return await signals.until(...args);
+          } finally {
+            if (args[2]?.signal?.aborted !== true) await deaf;
+          }
+        };
+        // The engine hands the memory back to the transport: it stays that one.
+        Object.defineProperty(memory, 'signals', { value: withMembers(signals, { until }) });
+        return memory;
+      };
+      return withMembers(transport, { allocate });
+    };
+    await using world = await World.open({ kind: 'efa', size: 2, wrap });
+    await world.all(() => barrier());
+    deaf = new Promise((resolve) => {
+      hear = resolve;
+    });
+    await pause(20); // until it looks no more by itself
+    try {
+      const abort = new AbortController();
+      const reason = new Error('enough');
+      const ended = world.run(0, { ...reduceOf(9, 1), signal: abort.signal });
+      abort.abort(reason);
+      await expect(ended).rejects.toBe(reason);
+      await world.engines[0]!.close();
+      await world.lose(0);
+      await expect(world.run(1, reduceOf(9, 1))).rejects.toMatchObject({
+        code: 'EP_ABORTED',
+        context: { ranks: [0], reason: 'EP_ABORTED' },
+      });
+    } finally {
+      hear();
+    }
+  });
+
   it('does not make Node warn of a leak when a thousand calls share the signal', async () => {
     await using world = await World.open({ kind: 'shm', size: 1 });
     const { signal } = new AbortController();

@@ -1,11 +1,12 @@
 /** All ranks of a small world in this thread: the engine never blocks it, and the hostile transport's own threads reorder what they say. */
 import { type HostileConfig, type HostileTransport, hostile } from '@ep/conformance/hostile';
 import { CloseScope, memoryStore, type Store, type Transport } from '@ep/core';
+import { efaGda } from '@ep/efa-gda';
 import { nvshmem } from '@ep/nvshmem';
 import type { EngineCall, EngineEnd, GroupEngine, OpKind } from '../../src/engine.js';
 import { openPortableEngine } from '../../src/portable/engine.js';
 
-export type Kind = 'hostile' | 'shm';
+export type Kind = 'hostile' | 'shm' | 'efa';
 
 export interface WorldOptions {
   readonly kind?: Kind;
@@ -55,9 +56,9 @@ export class World implements AsyncDisposable {
       stores.map(async (store, rank) => {
         const member = { rank, worldSize: size, store };
         const config = { maxDelayUs: 100, ...options.hostile };
-        return scope.add(
-          kind === 'shm' ? await nvshmem.shm.open(member, { signal }) : await hostile.open(member, { signal, config }),
-        );
+        if (kind === 'shm') return scope.add(await nvshmem.shm.open(member, { signal }));
+        if (kind === 'efa') return scope.add(await efaGda.soft.open(member, { signal }));
+        return scope.add(await hostile.open(member, { signal, config }));
       }),
     );
     const engines = await World.#openGroup(scope, options, transports, stores, 'world', [...stores.keys()]);
