@@ -2,8 +2,9 @@
 import assert from 'node:assert/strict';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { leaseBytesFor, openDeviceDispatcher, writeTensor } from '@ep/cuda-kernels';
+import { native, openGpus } from '@ep/native';
 import { movePlan } from '@ep/plan/reference';
-import { fullPlan } from '../attention/plans.mjs';
+import { fullPlan, randomPlan } from '../attention/plans.mjs';
 import { allRows, expectSame, place } from './tensors.mjs';
 
 const ROW = 8;
@@ -66,7 +67,6 @@ async function lateRelease(start) {
     late = gate.forward.run({ q: gate.source.tensor });
   }
   await resync;
-  const lateWas = rank === 0 ? late.status : 'done';
   (await late).release();
   const held = await world.forward.run({ q: world.source.tensor });
   await expectSame(held.tensors.q, world.expected(0), 'after the resync');
@@ -81,7 +81,7 @@ async function lateRelease(start) {
   if (rank === 0) await expectSame(held.tensors.q, world.expected(0), 'held by rank 0 while the others call again');
   await Promise.all([world.dispatcher.close(), gate.dispatcher.close()]);
   await Promise.all([stream.close(), other.close()]);
-  return { lateWas, second };
+  return second;
 }
 
 /** A replay that fails poisons its dispatcher; after a resync the same graph gives right results, on every rank. */
@@ -138,4 +138,79 @@ async function failedReplay(start) {
   return outcomes;
 }
 
-export const recovery = { lateRelease, failedReplay };
+/** Rank 1 closes its memory while rank 0 still reads it; it is free only when rank 0 has closed, too. */
+async function closedFirst({ transport, device, rank }) {
+  const bytes = 1 << 20;
+  const pattern = Uint8Array.from({ length: bytes }, (_, i) => (i * 13) ^ (i >> 9));
+  const { library } = openGpus();
+  const stream = device.stream();
+  const { binding } = native();
+  const into = new binding.GpuPinned(library, device.index, bytes);
+  const cover = device.allocate(bytes);
+  const before = library.held();
+  const memory = await transport.allocate({ byteLength: bytes, signalSlots: 1, space: 'device' });
+  await memory.write(pattern, memory.local(0, bytes));
+  const during = library.held();
+  await transport.barrier();
+  const others = [];
+  if (rank === 1) {
+    await memory.close();
+    await sleep(200);
+    // What the driver might put in its place.
+    for (let i = 0; i < 4; i++) {
+      const other = device.allocate(bytes);
+      others.push(other);
+      await writeTensor(new Uint8Array(bytes).fill(0xee), other.tensor('u8', [bytes]));
+    }
+  }
+  await transport.barrier();
+  if (rank === 0) {
+    stream.nativeStream('read').copy(into, 0, memory.address(1), 0, bytes);
+    await stream.synchronize();
+    assert.deepEqual(new Uint8Array(into.window()), pattern);
+  }
+  const kept = library.held() - others.length;
+  await transport.barrier();
+  if (rank === 0) await memory.close();
+  await Promise.all(others.map((other) => other.close()));
+  const deadline = performance.now() + 10_000;
+  while (library.held() > before && performance.now() < deadline) await sleep(10);
+  const left = library.held() - before;
+  await cover.close();
+  await stream.close();
+  await transport.barrier();
+  return { kept: kept > before, mapped: during - before, left };
+}
+
+/** Rank 1 has closed when rank 0 calls, and nothing is awaited of it: only the blocks of rank 0 wait for each other. */
+async function alone({ transport, device, rank, worldSize }) {
+  const stream = device.stream();
+  const row = 4096;
+  const plan = randomPlan(6, worldSize).fwdQ;
+  assert.deepEqual([plan.sendTokens[1], plan.recvTokens[1]], [0, 0]);
+  const specs = { forward: [{ name: 'q', plan, dtype: 'f32', rowShape: [row] }] };
+  const dispatcher = await openDeviceDispatcher(transport, {
+    stream,
+    leaseBytes: leaseBytesFor(specs.forward),
+    chunkBytes: 2 ** 24,
+    blocks: 2,
+    lanes: 128,
+  });
+  const { forward } = await dispatcher.bind(specs);
+  if (rank === 0) {
+    const all = allRows(plan.sendTokens, row, 'f32', 3);
+    const { tensor } = await place(device, 'f32', plan.sendTokens[0], row, all[0]);
+    await transport.barrier();
+    await sleep(300);
+    const lease = await forward.run({ q: tensor });
+    await expectSame(lease.tensors.q, movePlan(plan, all, row)[0], 'without the other');
+    lease.release();
+  } else {
+    await transport.barrier();
+  }
+  await dispatcher.close();
+  await stream.close();
+  return 'done';
+}
+
+export const recovery = { lateRelease, failedReplay, closedFirst, alone };

@@ -19,6 +19,7 @@ set(EP_CORE_SOURCES
   core/host_memory.cpp
   core/gpu/blocks.cpp
   core/gpu/calls.cpp
+  core/gpu/export_lock.cpp
   core/gpu/fit.cpp
   core/gpu/library.cpp
   core/gpu/memory.cpp
@@ -166,6 +167,7 @@ set(EP_TESTS
   tests/collective/elastic_test.cpp
   tests/collective/group_test.cpp
   tests/collective/reduce_test.cpp
+  tests/gpu/export_lock_test.cpp
   tests/gpu/fit_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp

@@ -351,6 +351,7 @@ export const EP_MOE_SIGNAL_PLACED = 4;
 export const EP_MOE_SIGNAL_KINDS = 5;
 /** known before the call */
 export const EP_MOE_RANK_MASKED = 0xffffffffffffffffn;
+export const EP_MOE_RANK_LEAVES = 0x100000004;
 /** rows to other ranks go past the caches */
 export const EP_MOE_NON_TEMPORAL = 1;
 /** combine: scale what is left of a token's weights to their sum */
@@ -3026,10 +3027,19 @@ export interface GpuMemoryHandle {
   readonly shareable: number;
   readonly pci: readonly number[];
   readonly ipc: readonly number[];
+  /**
+   * /proc/<lock_pid>/fd/<lock_fd> is the file on which other processes hold a shared lock for as long as they map the
+   * memory
+   */
+  readonly lockPid: number;
+  readonly lockFd: number;
+  /** of that file, to recognise it by */
+  readonly lockDevice: bigint;
+  readonly lockInode: bigint;
 }
 
 export const gpuMemoryHandleLayout = {
-  byteLength: 160,
+  byteLength: 184,
   align: 8,
   offset: {
     header: 0,
@@ -3041,6 +3051,10 @@ export const gpuMemoryHandleLayout = {
     shareable: 60,
     pci: 64,
     ipc: 96,
+    lockPid: 160,
+    lockFd: 164,
+    lockDevice: 168,
+    lockInode: 176,
   },
 } as const;
 
@@ -3055,6 +3069,10 @@ export function readGpuMemoryHandle(view: DataView, at = 0): GpuMemoryHandle {
     shareable: view.getUint32(at + 60, true),
     pci: Array.from({ length: 32 }, (_, i) => view.getUint8(at + 64 + i * 1)),
     ipc: Array.from({ length: 64 }, (_, i) => view.getUint8(at + 96 + i * 1)),
+    lockPid: view.getInt32(at + 160, true),
+    lockFd: view.getInt32(at + 164, true),
+    lockDevice: view.getBigUint64(at + 168, true),
+    lockInode: view.getBigUint64(at + 176, true),
   };
 }
 
@@ -3074,6 +3092,10 @@ export function writeGpuMemoryHandle(view: DataView, at: number, value: GpuMemor
   elements(value.ipc, 64, 'gpuMemoryHandle.ipc').forEach((element, i) => {
     view.setUint8(at + 96 + i * 1, element);
   });
+  view.setInt32(at + 160, value.lockPid, true);
+  view.setInt32(at + 164, value.lockFd, true);
+  view.setBigUint64(at + 168, value.lockDevice, true);
+  view.setBigUint64(at + 176, value.lockInode, true);
 }
 
 /**

@@ -31,6 +31,8 @@ export interface GpuFacts {
 
 export interface NativeGpuLibrary {
   devices(): readonly GpuFacts[];
+  /** Blocks of device memory, one's own or mapped from others, that this process has yet to free. */
+  held(): number;
 }
 
 /** Zeroed device memory. */

@@ -92,8 +92,10 @@ Napi::Value gpu_library_wrap::devices(const Napi::CallbackInfo& info) {
   }
   return all;
 }
+// () -> blocks of device memory, one's own or mapped, that this process has yet to free
+Napi::Value gpu_library_wrap::held(const Napi::CallbackInfo& info) { return Napi::Number::New(info.Env(), static_cast<double>(gpu::blocks_held())); }
 void gpu_library_wrap::define(Napi::Env env, Napi::Object exports) {
-  exports["GpuLibrary"] = DefineClass(env, "GpuLibrary", {InstanceMethod<&gpu_library_wrap::devices>("devices")});
+  exports["GpuLibrary"] = DefineClass(env, "GpuLibrary", {InstanceMethod<&gpu_library_wrap::devices>("devices"), InstanceMethod<&gpu_library_wrap::held>("held")});
 }
 
 // (library, device, byteLength)

@@ -1,10 +1,12 @@
 #include "blocks.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <functional>
+#include <iterator>
 #include <mutex>
+#include <vector>
 
 #include "thread.hpp"
 
@@ -15,9 +17,13 @@ namespace {
 // is about to launch. So memory is freed by one thread of the process, which is never joined, and only at moments when no kernel waits for peers.
 class reaper {
  public:
-  void take(std::function<void()> release) {
+  struct dropped {
+    std::function<void()> release;
+    std::shared_ptr<const export_lock> exported; // not before other processes have unmapped it, or null
+  };
+  void take(dropped what) {
     const std::lock_guard lock(mutex_);
-    dropped_.push_back(std::move(release));
+    dropped_.push_back(std::move(what));
     if (!started_) {
       auto thread = thread_start([this] { run(); }, "thread that frees memory of GPUs");
       if (!thread.ok()) return; // what was dropped is freed with the next that comes, or with the process
@@ -26,11 +32,12 @@ class reaper {
     }
     changed_.notify_all();
   }
-  // Waits a little until all that was dropped is free. False: there was nothing, or it is not.
+  // Waits a little until all that was dropped is free. False: nothing was freed meanwhile.
   bool drain() {
     std::unique_lock lock(mutex_);
-    if (dropped_.empty()) return false;
-    return changed_.wait_for(lock, std::chrono::seconds(2), [this] { return dropped_.empty(); });
+    const uint64_t before = freed_;
+    changed_.wait_for(lock, std::chrono::seconds(2), [this] { return dropped_.empty() && lent_.empty(); });
+    return freed_ != before;
   }
   void kernel_begins() {
     const std::lock_guard lock(mutex_);
@@ -42,20 +49,38 @@ class reaper {
   }
 
  private:
+  // Between looks at whether other processes have unmapped what they borrowed: nothing tells this one.
+  static constexpr std::chrono::milliseconds look{20};
+
   void run() {
     std::unique_lock lock(mutex_);
+    const auto due = [this] { return !dropped_.empty() && waiting_kernels_ == 0; };
     for (;;) {
-      changed_.wait(lock, [this] { return !dropped_.empty() && waiting_kernels_ == 0; });
-      // With the lock held: whoever launches next waits for this, and finds it short, since nothing that runs now waits for anybody.
-      for (const std::function<void()>& release : dropped_) release();
+      if (lent_.empty()) changed_.wait(lock, due);
+      else changed_.wait_for(lock, look, due);
+      if (waiting_kernels_ != 0) continue;
+      std::vector<dropped> tried = std::move(lent_);
+      lent_.clear();
+      tried.insert(tried.end(), std::make_move_iterator(dropped_.begin()), std::make_move_iterator(dropped_.end()));
       dropped_.clear();
+      // With the lock held: whoever launches next waits for this, and finds it short, since nothing that runs now waits for anybody.
+      for (dropped& each : tried) {
+        if (each.exported && !each.exported->retire()) {
+          lent_.push_back(std::move(each));
+          continue;
+        }
+        each.release();
+        ++freed_;
+      }
       changed_.notify_all();
     }
   }
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> dropped_;
+  std::vector<dropped> dropped_;
+  std::vector<dropped> lent_; // other processes map them
   uint64_t waiting_kernels_ = 0;
+  uint64_t freed_ = 0;
   bool started_ = false;
 };
 
@@ -65,6 +90,8 @@ reaper& freed() {
 }
 
 constexpr int out_of_memory = 2; // cudaErrorMemoryAllocation
+
+std::atomic<uint64_t> held{0};
 
 std::string on_device(uint64_t bytes, const char* kind, int device) {
   return std::to_string(bytes) + " bytes of " + kind + " memory for GPU " + std::to_string(device);
@@ -78,37 +105,58 @@ std::shared_ptr<const void> kernels_wait() {
   return std::shared_ptr<const void>(&token, [](const void*) { freed().kernel_ended(); });
 }
 
+uint64_t blocks_held() { return held.load(std::memory_order_relaxed); }
+
 device_block::~device_block() {
   if (address_ == 0) return;
-  freed().take([of = of_, device = device_, address = address_] { of->table().memory_free(device, address); });
+  const auto release = [of = of_, device = device_, address = address_] {
+    of->table().memory_free(device, address);
+    held.fetch_sub(1, std::memory_order_relaxed);
+  };
+  // HAZARD: freeing memory that other processes map is undefined: their next access may fail, or hit whatever took its place.
+  freed().take({release, exported_});
 }
 
 imported_block::~imported_block() {
   if (address_ == 0) return;
-  freed().take([of = of_, device = device_, address = address_] { of->table().memory_unmap(device, address); });
+  const auto release = [of = of_, device = device_, address = address_, lock = lock_] {
+    held.fetch_sub(1, std::memory_order_relaxed);
+    if (of->table().memory_unmap(device, address) == 0) return;
+    // It may be mapped still: its owner must not free it while this process lives.
+    static auto* kept = new std::vector<std::shared_ptr<const import_lock>>; // only the one thread that frees comes here
+    kept->push_back(lock);
+  };
+  freed().take({release, nullptr});
 }
 
 pinned_block::~pinned_block() {
   if (address_ == 0) return;
-  freed().take([of = of_, device = device_, address = address_] { of->table().pinned_free(device, address); });
+  freed().take({[of = of_, device = device_, address = address_] { of->table().pinned_free(device, address); }, nullptr});
 }
 
-result<std::shared_ptr<const device_block>> device_block::allocate(library_ref of, int device, uint64_t bytes) {
+result<std::shared_ptr<const device_block>> device_block::allocate(library_ref of, int device, uint64_t bytes, std::shared_ptr<const export_lock> exported) {
   std::shared_ptr<device_block> made(new device_block(std::move(of), device));
   // An allocation of no bytes has no address.
   const uint64_t asked = bytes == 0 ? 1 : bytes;
   int error = made->of_->table().memory_allocate(device, asked, &made->address_);
   if (error == out_of_memory && freed().drain()) error = made->of_->table().memory_allocate(device, asked, &made->address_);
   if (error != 0) return made->of_->error(error, on_device(bytes, "device", device));
+  held.fetch_add(1, std::memory_order_relaxed);
   made->bytes_ = bytes;
+  made->exported_ = std::move(exported);
   return std::shared_ptr<const device_block>(made);
 }
 
-result<std::shared_ptr<const imported_block>> imported_block::import(library_ref of, int device, const uint8_t handle[EP_CUDA_IPC_BYTES], const std::string& whose) {
+result<std::shared_ptr<const imported_block>> imported_block::import(library_ref of, int device, const ep_gpu_memory_handle& handle, const std::string& whose) {
   std::shared_ptr<imported_block> made(new imported_block(std::move(of), device));
-  if (const int error = made->of_->table().memory_import(device, handle, &made->address_); error != 0) {
+  auto lock = import_lock::take(handle, whose);
+  if (!lock.ok()) return lock.why();
+  if (const int error = made->of_->table().memory_import(device, handle.ipc, &made->address_); error != 0) {
+    made->address_ = 0;
     return made->of_->error(error, "mapping the device memory of " + whose + " (CUDA IPC)");
   }
+  held.fetch_add(1, std::memory_order_relaxed);
+  made->lock_ = lock.value();
   return std::shared_ptr<const imported_block>(made);
 }
 

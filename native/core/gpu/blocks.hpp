@@ -1,6 +1,7 @@
 // Memory of a device, and host memory that a device reaches. Freed after the last reference has gone.
 #pragma once
 
+#include "export_lock.hpp"
 #include "library.hpp"
 
 namespace ep::gpu {
@@ -9,10 +10,14 @@ namespace ep::gpu {
 // has ended. May wait for what is being freed, which takes no longer than the device's copies.
 std::shared_ptr<const void> kernels_wait();
 
+// Allocations and mappings of device memory of this process that are not free again: dropped ones count until they are.
+uint64_t blocks_held();
+
 // Zeroed memory of the device.
 class device_block {
  public:
-  static result<std::shared_ptr<const device_block>> allocate(library_ref of, int device, uint64_t bytes);
+  // `exported`: its handle goes to other processes; after the last reference has gone it stays allocated until none of them maps it any more.
+  static result<std::shared_ptr<const device_block>> allocate(library_ref of, int device, uint64_t bytes, std::shared_ptr<const export_lock> exported = nullptr);
   ~device_block();
   device_block(const device_block&) = delete;
   int device() const { return device_; }
@@ -25,12 +30,13 @@ class device_block {
   int device_;
   uint64_t address_ = 0;
   uint64_t bytes_ = 0;
+  std::shared_ptr<const export_lock> exported_;
 };
 
 // A part of another process's memory, mapped here.
 class imported_block {
  public:
-  static result<std::shared_ptr<const imported_block>> import(library_ref of, int device, const uint8_t handle[EP_CUDA_IPC_BYTES], const std::string& whose);
+  static result<std::shared_ptr<const imported_block>> import(library_ref of, int device, const ep_gpu_memory_handle& handle, const std::string& whose);
   ~imported_block();
   imported_block(const imported_block&) = delete;
   uint64_t address() const { return address_; }
@@ -40,6 +46,7 @@ class imported_block {
   library_ref of_;
   int device_;
   uint64_t address_ = 0;
+  std::shared_ptr<const import_lock> lock_;
 };
 
 // Zeroed, page-locked; one address for the host and for kernels.

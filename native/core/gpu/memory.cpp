@@ -55,7 +55,9 @@ result<std::shared_ptr<symmetric_memory>> symmetric_memory::create(std::shared_p
   }
   ep_cuda_facts facts{};
   if (const int error = of->table().device_facts(device, &facts); error != 0) return of->error(error, "looking at GPU " + std::to_string(device));
-  auto block = device_block::allocate(of, device, signal_bytes(signal_slots) + byte_length);
+  auto exported = export_lock::create();
+  if (!exported.ok()) return exported.why();
+  auto block = device_block::allocate(of, device, signal_bytes(signal_slots) + byte_length, exported.value());
   if (!block.ok()) return block.why();
   std::shared_ptr<symmetric_memory> memory(new symmetric_memory(std::move(context), std::move(of)));
   memory->own_ = block.value();
@@ -66,6 +68,7 @@ result<std::shared_ptr<symmetric_memory>> symmetric_memory::create(std::shared_p
   handle.byte_length = byte_length;
   handle.signal_slots = signal_slots;
   handle.device = device;
+  exported.value()->describe(handle);
   std::memcpy(handle.pci, facts.pci, sizeof handle.pci);
   // Where it cannot be exported, ranks of this process can still use it: whoever needs the handle says what it misses.
   handle.shareable = memory->of_->table().memory_export(device, memory->own_->address(), handle.ipc) == 0 ? 1 : 0;
@@ -101,7 +104,7 @@ result<nothing> symmetric_memory::connect(const std::vector<ep_gpu_memory_handle
   for (size_t rank = 0; rank < handles.size(); ++rank) {
     const ep_gpu_memory_handle& handle = handles[rank];
     const std::string who = "rank " + std::to_string(rank);
-    if (handle.header.magic != EP_MAGIC_GPU_MEMORY || handle.header.abi_major != EP_ABI_MAJOR) {
+    if (handle.header.magic != EP_MAGIC_GPU_MEMORY || handle.header.abi_major != EP_ABI_MAJOR || handle.header.byte_length != sizeof handle) {
       return failure{EP_STATUS_ABI_MISMATCH, 0, who + " published no handle of device memory of ABI " + std::to_string(EP_ABI_MAJOR)};
     }
     if (handle.byte_length != handle_.byte_length || handle.signal_slots != handle_.signal_slots) {
@@ -124,7 +127,7 @@ result<nothing> symmetric_memory::connect(const std::vector<ep_gpu_memory_handle
       ++here;
     } else {
       if (handle.shareable == 0) return failure{EP_STATUS_INVALID, EOPNOTSUPP, who + " is another process, and its GPU exports no memory (CUDA IPC): run its ranks as threads"};
-      auto opened = imported_block::import(of_, own_->device(), handle.ipc, who);
+      auto opened = imported_block::import(of_, own_->device(), handle, who);
       if (!opened.ok()) return opened.why();
       address = opened.value()->address();
       keep.push_back(opened.value());

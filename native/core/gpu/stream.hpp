@@ -74,6 +74,7 @@ class stream {
     std::shared_ptr<event> point;
     outcome ended; // why it was cancelled, where that was not the caller's wish
     bool cancelled = false;
+    int64_t left_ns = no_deadline; // when the last of its peers was first seen to have closed
   };
   struct slots;
   stream(library_ref of, int device, completion_sink& sink) : of_(std::move(of)), device_(device), sink_(sink) {}

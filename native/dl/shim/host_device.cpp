@@ -10,10 +10,15 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include <cstdio>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "core/device/compat.hpp"
 #include "core/launch.hpp"
@@ -42,7 +47,10 @@ struct device_context : ep::fast_context {
 
 struct place {
   uint64_t bytes;
+  uint64_t mapped; // of device memory: a file that other processes map, and a page behind it that nobody may touch
+  int file;
   bool pinned;
+  bool imported;
 };
 struct all_memory {
   std::mutex mutex;
@@ -168,10 +176,41 @@ int device_facts(int device, ep_cuda_facts* facts) {
   facts->clock_khz = 1'000'000;
   facts->cooperative = 1;
   facts->host_atomics = 1;
+  facts->ipc = 1;
   return ok;
 }
 
-int block_allocate(int device, uint64_t bytes, bool pinned, uint64_t* address) {
+uint64_t pages(uint64_t bytes) {
+  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
+}
+
+// Null where there is none. Nobody may touch the page behind it.
+void* map_file(int file, uint64_t bytes) {
+  const uint64_t whole = pages(bytes);
+  void* reserved = mmap(nullptr, whole + pages(1), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return nullptr;
+  if (mmap(reserved, whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED) return reserved;
+  munmap(reserved, whole + pages(1));
+  return nullptr;
+}
+
+int memory_allocate(int device, uint64_t bytes, uint64_t* address) {
+  if (device != 0) return invalid_device;
+  if (bytes > (uint64_t{1} << 30)) return no_memory;
+  const int file = memfd_create("ep-host-device", MFD_CLOEXEC);
+  if (file < 0) return no_memory;
+  void* made = ftruncate(file, static_cast<off_t>(pages(bytes))) == 0 ? map_file(file, bytes) : nullptr;
+  if (made == nullptr) {
+    close(file);
+    return no_memory;
+  }
+  *address = reinterpret_cast<uint64_t>(made);
+  const std::lock_guard lock(memory().mutex);
+  memory().blocks[*address] = {bytes, pages(bytes) + pages(1), file, false, false};
+  return ok;
+}
+int pinned_allocate(int device, uint64_t bytes, uint64_t* address) {
   if (device != 0) return invalid_device;
   if (bytes > (uint64_t{1} << 30)) return no_memory;
   const uint64_t whole = (bytes + 511) / 256 * 256;
@@ -180,23 +219,67 @@ int block_allocate(int device, uint64_t bytes, bool pinned, uint64_t* address) {
   std::memset(made, 0, whole);
   *address = reinterpret_cast<uint64_t>(made);
   const std::lock_guard lock(memory().mutex);
-  memory().blocks[*address] = {bytes, pinned};
+  memory().blocks[*address] = {bytes, 0, -1, true, false};
   return ok;
 }
-int block_free(int, uint64_t address) {
+
+int block_drop(uint64_t address, bool imported) {
   finish_all();
+  place dropped{};
   {
     const std::lock_guard lock(memory().mutex);
-    if (memory().blocks.erase(address) == 0) return invalid_value;
+    const auto found = memory().blocks.find(address);
+    if (found == memory().blocks.end() || found->second.imported != imported) return invalid_value;
+    dropped = found->second;
+    memory().blocks.erase(found);
   }
-  std::free(reinterpret_cast<void*>(address));
+  if (dropped.pinned) {
+    std::free(reinterpret_cast<void*>(address));
+    return ok;
+  }
+  munmap(reinterpret_cast<void*>(address), dropped.mapped);
+  if (dropped.file < 0) return ok;
+  // What other processes still map is gone with it: their next access ends them (SIGBUS). A GPU would let it hit whatever comes next.
+  const int gone = ftruncate(dropped.file, 0);
+  close(dropped.file);
+  return gone == 0 ? ok : invalid_value;
+}
+int block_free(int, uint64_t address) { return block_drop(address, false); }
+
+// What is in a handle for other processes.
+struct exported {
+  int32_t pid;
+  int32_t file;
+  uint64_t bytes;
+};
+static_assert(sizeof(exported) <= EP_CUDA_IPC_BYTES);
+
+int memory_export(int device, uint64_t address, uint8_t handle[EP_CUDA_IPC_BYTES]) {
+  if (device != 0) return invalid_device;
+  const std::lock_guard lock(memory().mutex);
+  const auto found = memory().blocks.find(address);
+  if (found == memory().blocks.end() || found->second.file < 0) return invalid_value;
+  const exported made{static_cast<int32_t>(getpid()), found->second.file, found->second.bytes};
+  std::memset(handle, 0, EP_CUDA_IPC_BYTES);
+  std::memcpy(handle, &made, sizeof made);
   return ok;
 }
-int memory_allocate(int device, uint64_t bytes, uint64_t* address) { return block_allocate(device, bytes, false, address); }
-int pinned_allocate(int device, uint64_t bytes, uint64_t* address) { return block_allocate(device, bytes, true, address); }
-int memory_export(int, uint64_t, uint8_t*) { return not_supported; }
-int memory_import(int, const uint8_t*, uint64_t*) { return not_supported; }
-int memory_unmap(int, uint64_t) { return not_supported; }
+int memory_import(int device, const uint8_t handle[EP_CUDA_IPC_BYTES], uint64_t* address) {
+  if (device != 0) return invalid_device;
+  exported from{};
+  std::memcpy(&from, handle, sizeof from);
+  const std::string path = "/proc/" + std::to_string(from.pid) + "/fd/" + std::to_string(from.file);
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0) return invalid_value;
+  void* made = map_file(file, from.bytes);
+  close(file);
+  if (made == nullptr) return no_memory;
+  *address = reinterpret_cast<uint64_t>(made);
+  const std::lock_guard lock(memory().mutex);
+  memory().blocks[*address] = {from.bytes, pages(from.bytes) + pages(1), -1, false, true};
+  return ok;
+}
+int memory_unmap(int, uint64_t address) { return block_drop(address, true); }
 int memory_find(int device, uint64_t address, uint64_t* end) {
   if (device != 0) return invalid_device;
   const std::lock_guard lock(memory().mutex);

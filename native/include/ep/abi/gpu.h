@@ -16,7 +16,11 @@ typedef struct ep_gpu_memory_handle {
   uint32_t shareable; /* `ipc` holds a handle for other processes */
   uint8_t pci[32];
   uint8_t ipc[EP_GPU_IPC_BYTES];
+  int32_t lock_pid; /* /proc/<lock_pid>/fd/<lock_fd> is the file on which other processes hold a shared lock for as long as they map the memory */
+  int32_t lock_fd;
+  uint64_t lock_device; /* of that file, to recognise it by */
+  uint64_t lock_inode;
 } ep_gpu_memory_handle;
-EP_STATIC_ASSERT(sizeof(ep_gpu_memory_handle) == 160, "exchanged between ranks as raw bytes");
+EP_STATIC_ASSERT(sizeof(ep_gpu_memory_handle) == 184, "exchanged between ranks as raw bytes");
 
 #endif
