@@ -351,6 +351,7 @@ export const EP_MOE_SIGNAL_PLACED = 4;
 export const EP_MOE_SIGNAL_KINDS = 5;
 /** known before the call */
 export const EP_MOE_RANK_MASKED = 0xffffffffffffffffn;
+export const EP_MOE_RANK_LEAVES = 0x100000004;
 /** rows to other ranks go past the caches */
 export const EP_MOE_NON_TEMPORAL = 1;
 /** combine: scale what is left of a token's weights to their sum */

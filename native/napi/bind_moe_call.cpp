@@ -66,9 +66,13 @@ struct slot_release : moe_job {
 };
 
 // HAZARD: after the kernel, whoever sends through a NIC waits until it reads no source any more, and finds the queue pairs to dead ranks broken. That is one more way in
-// which a rank is found missing, and no failure of the call.
+// which a rank is found missing, and no failure of the call; but what came from it is placed or summed already, so it is missing from the next half on.
 template <class Job> outcome run_job(Job& job, const std::atomic<uint32_t>& cancel) {
   job.start();
+  auto* ranks = reinterpret_cast<uint64_t*>(job.report->ranks);
+  for (uint32_t rank = 0; rank < job.of->world_size; ++rank) {
+    if (ranks[rank] == EP_MOE_RANK_LEAVES) ranks[rank] = EP_STATUS_PEER_LOST;
+  }
   ep_kernel_status after{};
   outcome end = run_kernel(*job.memory, job.of->simt, job.timeout_ms, cancel, after, [&job](auto& context) {
     const ep_memory_handle& memory = job.buffer.memory;
@@ -78,11 +82,8 @@ template <class Job> outcome run_job(Job& job, const std::atomic<uint32_t>& canc
       default: return job.kernel(context, load_store_endpoint{memory});
     }
   });
-  const bool broken_pair = after.status != EP_STATUS_OK && after.stage == EP_STAGE_NIC && after.rank >= 0;
-  if (broken_pair) {
-    uint64_t& rank = reinterpret_cast<uint64_t*>(job.report->ranks)[after.rank];
-    if (rank == 0) rank = EP_STATUS_PEER_LOST;
-  }
+  const bool broken_pair = after.status != EP_STATUS_OK && after.stage == EP_STAGE_NIC && after.rank >= 0 && !moe_own_nic(after);
+  if (broken_pair && ranks[after.rank] == 0) ranks[after.rank] = EP_MOE_RANK_LEAVES;
   const ep_kernel_status& said = job.status.status != EP_STATUS_OK || broken_pair ? job.status : after;
   end.status = said.status;
   end.rank = said.rank;

@@ -73,6 +73,7 @@ struct test_queue {
   uint64_t wqes = 0;
   uint64_t doorbells = 0;
   uint32_t silent_from = UINT32_MAX; // this WQE and later ones find no peer
+  uint32_t refused_from = UINT32_MAX; // this NIC lets nobody read the sources of this WQE and later ones
   ep_wake_word* wake = nullptr;      // of the peer: notified after each message
 };
 
@@ -191,6 +192,7 @@ class test_nic {
     if (load_be32(wqe + 28) != 0) violation(queue, "reserved bits in the remote segment");
     const uint64_t remote = load_be64(wqe + 16);
     const uint32_t rkey = load_be32(wqe + 24);
+    if (queue.consumer >= queue.refused_from) return complete(ctx, queue, wqe, EP_MLX5_SYNDROME_LOCAL_PROTECTION);
     if (queue.consumer >= queue.silent_from) return complete(ctx, queue, wqe, EP_MLX5_SYNDROME_RETRY_EXCEEDED);
     switch (opcode) {
       case EP_MLX5_OPCODE_RDMA_WRITE:

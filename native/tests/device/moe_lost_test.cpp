@@ -215,6 +215,34 @@ bool pays_late(route by, form how, uint64_t seed) {
   return true;
 }
 
+// A NIC that refuses what this rank asks of it ends the call; one that does not reach a peer loses that peer.
+void own_nic_fails(bool own) {
+  moe_options wanted;
+  wanted.calls = 1;
+  wanted.slots = 1;
+  wanted.tokens = 40; // more than the queue takes, so that the kernel sees what becomes of them
+  uint64_t seed = 0;
+  while (moe_case(wanted, seed).sends_to(0, 0, 1) == 0) ++seed;
+  moe_case plan(wanted, seed);
+  world_options options{2, plan.bytes(), plan.signal_slots(), false, 4};
+  options.qps = 1;
+  options.collapsed = false;
+  world ranks(options);
+  plan.bind(ranks);
+  (own ? ranks.nic(0).queue(1).refused_from : ranks.nic(0).queue(1).silent_from) = 2;
+  std::atomic<uint32_t> ended{0};
+  EP_CHECK(ranks.run_fast(1, [&](auto& ctx, int32_t rank) {
+    return rank == 1 || ranks.with_endpoint(plan.buffer(0).memory, [&](const auto& endpoint) {
+      if (!moe_kernels::run(ctx, endpoint, plan.buffer(0), plan.at(0, 0), 0)) ended.fetch_add(1);
+      return true;
+    });
+  }));
+  EP_CHECK_EQ(ended.load(), own ? 1u : 0u);
+  EP_CHECK_EQ(plan.at(0, 0).status.status, static_cast<uint32_t>(own ? EP_STATUS_SYSTEM : EP_STATUS_OK));
+  if (own) EP_CHECK_EQ(plan.at(0, 0).status.stage, static_cast<uint32_t>(EP_STAGE_NIC));
+  else EP_CHECK_EQ(plan.at(0, 0).ranks[1], static_cast<uint64_t>(EP_STATUS_PEER_LOST));
+}
+
 // Cancelled in the middle, every half says false, and every block comes to its end.
 void cancelled(route by, uint64_t seed) {
   moe_options wanted;
@@ -255,6 +283,8 @@ int main() {
     }
     for (uint64_t seed = 0; seed < 10; ++seed) cancelled(by, seed);
   }
+  own_nic_fails(true);
+  own_nic_fails(false);
   still_owes(3);
   for (const route by : {route::stores, route::engine, route::nic}) {
     for (const form how : {form::low_latency, form::compact, form::cached}) {

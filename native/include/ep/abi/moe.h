@@ -120,6 +120,8 @@ EP_STATIC_ASSERT(sizeof(ep_moe_buffer) == 320, "handed to kernels by value");
 /* ep_moe_call.ranks[r]: 0 for a rank that takes part; otherwise it does not, and rows to and from it are left out. Kernels set it to the EP_STATUS_* that ended a wait for
  * the rank: TIMEOUT, PEER_LOST. */
 #define EP_MOE_RANK_MASKED UINT64_MAX /* known before the call */
+/* Set by whoever launches kernels: PEER_LOST, found when a half had ended and its requests drained. What came from the rank is in that half's result; later halves leave it out. */
+#define EP_MOE_RANK_LEAVES 0x100000004
 
 /* What one dispatch leaves behind for its combine, or for the next dispatch with the same routing. Owned by whoever owns the handle. Where a NIC sends for the
  * kernel, send_words, send_headers and topk lie in registered memory. */

@@ -7,6 +7,7 @@
 #define EP_DEVICE_MOE_WAIT_H
 
 #include "endpoint.h"
+#include "ep/abi/mlx5_cqe.h"
 #include "ep/abi/moe.h"
 
 EP_MACHINE_BEGIN
@@ -95,10 +96,18 @@ template <class Ctx> EP_HD bool moe_sound(Ctx& ctx, const block_coop<Ctx>& coop,
   return coop.sync_and(coop.lane() != 0 || detail::half_ref(at.status()->status).load(detail::acquire) == EP_STATUS_OK);
 }
 
+/* Whether a NIC has refused what was asked of it here, which no peer is to blame for. */
+EP_HD bool moe_own_nic(const ep_kernel_status& why) {
+  const auto syndrome = static_cast<uint32_t>(why.found >> EP_NIC_FOUND_SYNDROME) & 0xffu;
+  const bool local = syndrome == EP_MLX5_SYNDROME_LOCAL_LENGTH || syndrome == EP_MLX5_SYNDROME_LOCAL_QP_OPERATION || syndrome == EP_MLX5_SYNDROME_LOCAL_PROTECTION ||
+                     syndrome == EP_MLX5_SYNDROME_MEMORY_WINDOW_BIND || syndrome == EP_MLX5_SYNDROME_LOCAL_ACCESS;
+  return why.stage == EP_STAGE_NIC && why.status == EP_STATUS_SYSTEM && local;
+}
+
 /* A wait or a put for `rank` has ended as `why` says. Late and lost ranks are given up; anything else ends the call. */
 template <class Ctx> EP_HD void moe_give_up(Ctx& ctx, const moe_view& at, int32_t rank, const ep_kernel_status& why) {
   const bool stopped = why.status == EP_STATUS_ABORTED || why.status == EP_STATUS_CLOSED;
-  const bool culprit = why.status == EP_STATUS_TIMEOUT || why.status == EP_STATUS_PEER_LOST || (why.stage == EP_STAGE_NIC && !stopped);
+  const bool culprit = why.status == EP_STATUS_TIMEOUT || why.status == EP_STATUS_PEER_LOST || (why.stage == EP_STAGE_NIC && !stopped && !moe_own_nic(why));
   if (!culprit) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
   const bool late = why.status == EP_STATUS_TIMEOUT;
   store_release(ctx, &at.ranks()[rank], static_cast<uint64_t>(late ? EP_STATUS_TIMEOUT : EP_STATUS_PEER_LOST));

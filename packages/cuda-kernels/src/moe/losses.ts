@@ -1,14 +1,16 @@
 /** Who takes part in the calls of a buffer, and who does not any more. */
 import { formatRanks, invalid, type Rank } from '@ep/core';
-import { codeOfStatus } from '@ep/native';
+import { codeOfStatus, EP_MOE_RANK_LEAVES, EP_MOE_RANK_MASKED } from '@ep/native';
 import type { RankMask } from '@ep/plan/moe';
 import type { RoutingArrays } from './routing.js';
 
 /** Why a rank takes no part any more, in the words of error codes; `EP_EVICTED` if it was left out by `leaveOut`. */
 export type MoeLoss = 'EP_TIMEOUT' | 'EP_PEER_LOST' | 'EP_EVICTED';
 
-/** In a call's report: known before the call. EP_MOE_RANK_MASKED. */
-const MASKED = 0xffff_ffff_ffff_ffffn;
+/** In a call's report: known before the call. */
+const MASKED = EP_MOE_RANK_MASKED;
+/** The same: found dead after the half had ended, which has all that came from it. */
+const LEAVES = BigInt(EP_MOE_RANK_LEAVES);
 
 export class Losses {
   readonly #rank: Rank;
@@ -62,7 +64,8 @@ export class Losses {
     for (let rank = 0; rank < this.#worldSize; rank++) {
       const why = ranks[rank]!;
       if (why === 0n || why === MASKED || this.#why.has(rank)) continue;
-      this.#why.set(rank, codeOfStatus(Number(why)) === 'EP_TIMEOUT' ? 'EP_TIMEOUT' : 'EP_PEER_LOST');
+      const late = why !== LEAVES && codeOfStatus(Number(why)) === 'EP_TIMEOUT';
+      this.#why.set(rank, late ? 'EP_TIMEOUT' : 'EP_PEER_LOST');
     }
   }
 }
@@ -84,7 +87,8 @@ export function reportActive(ranks: BigUint64Array, active: Uint8Array): void {
 }
 
 /** A mask of who took no part, whatever the reason. */
-export const lostOf = (ranks: BigUint64Array): Uint8Array => Uint8Array.from(ranks, (why) => (why === 0n ? 0 : 1));
+export const lostOf = (ranks: BigUint64Array): Uint8Array =>
+  Uint8Array.from(ranks, (why) => (why === 0n || why === LEAVES ? 0 : 1));
 
 /** `rank 3 (EP_TIMEOUT), rank 5 (EP_PEER_LOST)`, for people. */
 export function lossesText(losses: ReadonlyMap<Rank, MoeLoss>): string {

@@ -101,6 +101,53 @@ describe.each(modes)('%s', (mode) => {
     );
   });
 
+  it.each(mode === 'low-latency' ? ['dispatch', 'combine'] : ['combine'])(
+    'has all rows of a rank that dies behind them, and names it from the next half on: %s',
+    { timeout: 60_000 },
+    async (half) => {
+      const one = caseOf(mode, { worldSize: 2, tokens: [5, 4], options: { calls: 1 } });
+      const inputs = inputsOf(one);
+      const { reached: gone, reach: go } = event();
+      await onRanks(2, 'ibgda', async (of) => {
+        const { rank } = of;
+        const buffer = await openFor(of, one, inputs);
+        const x = tensorOf(inputs.dtype, one.tokens[rank]!, one.hidden, inputs.x[rank]!);
+        const choices = rankTopk(inputs.routing, rank);
+        const dies = async () => {
+          await of.close();
+          go();
+          await buffer.close();
+        };
+        if (half === 'dispatch') {
+          if (rank === 1) {
+            await buffer.dispatchSend(x, choices);
+            return dies();
+          }
+          await gone;
+        }
+        const received = await buffer.dispatch(x, choices);
+        expect([...received.lostRanks]).toEqual([0, 0]);
+        const rowsOfOne = Array.from(received.layoutRange, (range) => Number(range & 0xffff_ffffn)).filter(
+          (_, i) => i % 2 === 1,
+        );
+        expect(rowsOfOne).not.toEqual(rowsOfOne.map(() => 0));
+        if (half === 'combine') {
+          if (rank === 1) {
+            await buffer.combineSend(received.x, received.handle);
+            return dies();
+          }
+          await gone;
+        }
+        const lostAfterDispatch = [...buffer.losses];
+        const combined = await buffer.combine(received.x, received.handle);
+        expect([...buffer.losses]).toEqual([[1, 'EP_PEER_LOST']]);
+        expect(lostAfterDispatch).toEqual(half === 'dispatch' ? [[1, 'EP_PEER_LOST']] : []);
+        expect([...combined.lostRanks]).toEqual(half === 'dispatch' ? [0, 1] : [0, 0]);
+        await buffer.close();
+      });
+    },
+  );
+
   it.each(['shm', 'hostile'] as const)(
     'takes nothing from a rank that comes too late, over %s',
     { timeout: 60_000 },
