@@ -72,6 +72,17 @@ export const cases = [
     },
   },
   {
+    name: 'a stream behind an event of another is closed without holding up JS',
+    run: async () => assert.deepEqual(valuesOf(await runRanks('closeBehind', 2)), ['done', 'done']),
+  },
+  {
+    name: 'a rank is terminated while a stream of it waits for an event of another',
+    run: async () => {
+      const reports = await runRanks('endedBehind', 2, { data: { victim: 0 }, kill: 0 });
+      assert.deepEqual(valuesOf(reports.filter(({ rank }) => rank !== 0)), ['EP_PEER_LOST']);
+    },
+  },
+  {
     name: 'wrong calls are refused with their code',
     run: async () => {
       const invalid = 'EP_INVALID_ARGUMENT';

@@ -213,4 +213,50 @@ async function alone({ transport, device, rank, worldSize }) {
   return 'done';
 }
 
-export const recovery = { lateRelease, failedReplay, closedFirst, alone };
+/** Rank 0 closes a stream that waits for another's event, behind a call that the others come to only later: its timers go on. */
+async function closeBehind(start) {
+  const { transport, device, rank } = start;
+  const older = device.stream();
+  const world = await simpleWorld(start, older, { timeoutMs: 5_000 });
+  const bytes = new Uint8Array(device.pinned(64).buffer);
+  const scratch = device.allocate(64);
+  let closing;
+  let call;
+  if (rank === 0) {
+    call = world.forward.run({ q: world.source.tensor });
+    const newer = device.stream();
+    newer.wait(older.record());
+    newer.copy(bytes, scratch.tensor('u8', [64]));
+    closing = newer.close();
+    await sleep(50);
+  }
+  await transport.barrier();
+  call ??= world.forward.run({ q: world.source.tensor });
+  (await call).release();
+  await closing;
+  await world.dispatcher.close();
+  await older.close();
+  return 'done';
+}
+
+/** A rank is terminated with a stream that waits for another's event, behind a call that no other comes to and that has no time limit. */
+async function endedBehind(start) {
+  const { transport, device, rank, data, ready } = start;
+  const older = device.stream();
+  const world = await simpleWorld(start, older);
+  const bytes = new Uint8Array(device.pinned(64).buffer);
+  if (rank === data.victim) {
+    const call = world.forward.run({ q: world.source.tensor }, { timeoutMs: Number.POSITIVE_INFINITY });
+    const newer = device.stream();
+    newer.wait(older.record());
+    newer.copy(bytes, device.allocate(64).tensor('u8', [64]));
+    await ready();
+    await Promise.race([call, new Promise(() => setInterval(() => {}, 1000))]);
+  }
+  const { code } = await failure(transport.barrier({ timeoutMs: 15_000 }));
+  await world.dispatcher.close();
+  await older.close();
+  return code;
+}
+
+export const recovery = { lateRelease, failedReplay, closedFirst, alone, closeBehind, endedBehind };

@@ -27,7 +27,8 @@ gpu_stream_wrap::gpu_stream_wrap(const Napi::CallbackInfo& info) : ObjectWrap(in
   auto made = gpu::stream::create(of, device, info[2].ToBoolean(), state_of(env));
   native->stream = value_or_throw(env, made);
   // Its thread completes operations of this environment: it must have ended before the environment does.
-  end_key = state_of(env).at_end([held = native] { held->stream.reset(); });
+  // HAZARD: ending a stream waits for what is on it, and that may wait for an event of another stream, whose kernel waits for a peer. So all are told to give up first.
+  end_key = state_of(env).at_end([held = native] { held->stream.reset(); }, [held = native] { held->stream->stop(); });
   tag<gpu_stream_wrap>(info.This().As<Napi::Object>());
 }
 

@@ -15,9 +15,12 @@ env_state::env_state(Napi::Env env) {
 
 void env_state::end(void* self) {
   auto& state = *static_cast<env_state*>(self);
+  for (const auto& [key, each] : state.ends_) {
+    if (each.warn) each.warn();
+  }
   while (!state.ends_.empty()) {
     const auto newest = std::prev(state.ends_.end());
-    const std::function<void()> stop = std::move(newest->second);
+    const std::function<void()> stop = std::move(newest->second.stop);
     state.ends_.erase(newest);
     stop();
   }
@@ -105,9 +108,9 @@ void env_state::deliver(Napi::Env env, const std::vector<std::pair<uint64_t, out
   if (!complete_.IsEmpty()) complete_.Call({ids, words, messages});
 }
 
-uint64_t env_state::at_end(std::function<void()> stop) {
+uint64_t env_state::at_end(std::function<void()> stop, std::function<void()> warn) {
   const uint64_t key = next_end_++;
-  ends_[key] = std::move(stop);
+  ends_[key] = {std::move(stop), std::move(warn)};
   return key;
 }
 

@@ -26,8 +26,9 @@ class env_state final : public completion_sink {
   void cancel(uint64_t operation_id);
   void complete(uint64_t operation_id, const outcome& end) override;
 
-  // Runs at the environment's end, newest first, before its wake-up function goes away. Returns a key for forget().
-  uint64_t at_end(std::function<void()> stop);
+  // `stop` runs at the environment's end, newest first, before its wake-up function goes away; `warn` of all runs before the first `stop`, for what one of them may
+  // wait for in another. Returns a key for forget().
+  uint64_t at_end(std::function<void()> stop, std::function<void()> warn = nullptr);
   void forget(uint64_t key);
   uint64_t pending() const { return pending_; }
 
@@ -56,7 +57,11 @@ class env_state final : public completion_sink {
     std::function<void()> nudge; // may be empty
   };
   std::map<uint64_t, cancellation> cancels_;
-  std::map<uint64_t, std::function<void()>> ends_;
+  struct ending {
+    std::function<void()> stop;
+    std::function<void()> warn; // may be empty
+  };
+  std::map<uint64_t, ending> ends_;
   uint64_t next_end_ = 1;
 
   std::mutex mutex_;

@@ -83,6 +83,35 @@ const ctestPreset = (preset, stepLanes, minutes) => {
 };
 
 /**
+ * The device code over the software EFA, under ten times and more the seeds that it has elsewhere.
+ * @returns {Step}
+ */
+const efaSeeds = () => {
+  const report = join(resultsDir, 'ctest-efa-seeds.xml');
+  const tests = ['-R', '^efa_(gin|post|endpoint|pr|naive)_test$', '--no-tests=error', '--output-on-failure'];
+  return {
+    name: 'efa for 1000 seeds',
+    lanes: ['full'],
+    minutes: 20,
+    cwd: join(root, 'native'),
+    command: [
+      'cmake',
+      '-E',
+      'env',
+      'EP_TEST_SEEDS=1000',
+      'ctest',
+      '--preset',
+      'release',
+      ...tests,
+      '--output-junit',
+      report,
+    ],
+    report: { format: 'junit', files: [report] },
+    needs: 'build release',
+  };
+};
+
+/**
  * The C++ tests of a preset that needs a tool which a machine may lack: see optional-preset.mjs.
  * @param {string} preset
  * @param {readonly Lane[]} stepLanes
@@ -131,6 +160,7 @@ export function stepTable() {
     },
     ...suites('test', ['default'], 10),
     ...ctestPreset('release', ciLanes, 15),
+    efaSeeds(),
     {
       name: 'headers',
       lanes: ['default'],

@@ -53,12 +53,16 @@ result<std::shared_ptr<stream>> stream::create(library_ref of, int device, bool 
   return made;
 }
 
-stream::~stream() {
+void stream::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
+}
+
+stream::~stream() {
+  stop();
   if (thread_.joinable()) thread_.join();
   if (native_ != nullptr) of_->table().stream_destroy(native_);
 }

@@ -45,8 +45,10 @@ class stream {
  public:
   // The sink must outlive the stream.
   static result<std::shared_ptr<stream>> create(library_ref of, int device, bool high_priority, completion_sink& sink);
-  // Cancels what runs, and waits until the device is done with it.
+  // Stops, and waits until the device is done with what was put on it.
   ~stream();
+  // Ends the waits of what runs, and returns at once. Nothing may be followed afterwards.
+  void stop();
 
   int device() const { return device_; }
   const library_ref& of() const { return of_; }

@@ -8,7 +8,7 @@ using namespace ep::test;
 
 namespace {
 
-constexpr uint64_t samples = 60 / seed_share;
+const uint64_t samples = seeds_of(60);
 
 struct endpoint_world {
   explicit endpoint_world(const efa_world_options& wanted) : world(wanted), ranks(static_cast<size_t>(wanted.size)) {

@@ -7,7 +7,7 @@ using namespace ep::test;
 
 namespace {
 
-constexpr uint64_t samples = 100 / seed_share;
+const uint64_t samples = seeds_of(100);
 
 efa_world_options seeded_world(uint64_t seed) {
   efa_world_options wanted;
@@ -275,6 +275,48 @@ void t17_abort(bool in_flush) {
   abort_one(world, cancel, false);
 }
 
+// Each wait ends by its deadline on every lane of its scope, and says what was awaited.
+void t17_deadlines() {
+  enum class awaited { completion, signal, counter, room };
+  struct wait {
+    awaited what;
+    uint32_t stage;
+  };
+  for (const wait one : {wait{awaited::completion, EP_STAGE_COMPLETION}, {awaited::signal, EP_STAGE_ARRIVAL}, {awaited::counter, EP_STAGE_COMPLETION}, {awaited::room, EP_STAGE_ROOM}}) {
+    efa_world_options wanted;
+    wanted.watched = false;
+    efa_world world(wanted);
+    kernel_environment& environment = world.at(0).environment;
+    environment.waits.deadline_ns = deadline_after(20);
+    uint32_t failed = 0;
+    ep_kernel_status* status = &world.at(0).status;
+    // By itself: nobody steps the NICs, and only a launch that has no other beside it has a clock.
+    const simt_result outcome = simt_run(simt_options{1, 8, 4, 1, 0.5}, environment, [&](simt_context& ctx) {
+      const auto gin = our_way::gin(world, 0);
+      const block_coop<simt_context> coop{ctx};
+      const auto put = [&] {
+        const ep_efa_memory& part = world.part(0);
+        return gin.put(ctx, coop, world.team(), 1, part, 0, part, 2048, 8, gin_no_action{}, gin_counter_inc{0}, {}, status);
+      };
+      bool ok = put();
+      switch (one.what) {
+        case awaited::completion: ok = ok && gin.flush(ctx, coop, status); break;
+        case awaited::signal: ok = ok && gin.wait_signal(ctx, coop, 0, 1, status); break;
+        case awaited::counter: ok = ok && gin.wait_counter(ctx, coop, 0, 1, status); break;
+        case awaited::room:
+          for (uint32_t i = 0; i < world.options.depth && ok; ++i) ok = put();
+          break;
+      }
+      failed += ok ? 0 : 1;
+      return ok;
+    });
+    EP_CHECK(outcome.outcome == simt_outcome::finished && !outcome.ok);
+    EP_CHECK_EQ(failed, 8u);
+    EP_CHECK_EQ(status->status, static_cast<uint32_t>(EP_STATUS_TIMEOUT));
+    EP_CHECK_EQ(status->stage, one.stage);
+  }
+}
+
 // Every status that a completion can carry becomes an error that says whose and where, and no wait goes on after it.
 void t18_statuses(uint64_t seed) {
   for (const uint32_t efa : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 9u, 10u, 11u, 12u, 13u, 14u, 15u, 18u}) {
@@ -484,6 +526,7 @@ int main() {
   t32_widening();
   t17_abort(true);
   t17_abort(false);
+  t17_deadlines();
   t19_empty_put();
   refusals();
   teams();

@@ -8,7 +8,7 @@ using namespace ep::test;
 
 namespace {
 
-constexpr uint64_t samples = 100 / seed_share;
+const uint64_t samples = seeds_of(100);
 
 // One lane posts, and every WQE has the phase and place that the NIC expects: it checks each, so a violation is all that could happen.
 void t3_phase_over_four_wraps(uint32_t depth, bool inline_write, bool wide_ids) {

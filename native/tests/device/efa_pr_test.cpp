@@ -8,7 +8,7 @@ using namespace ep::test;
 
 namespace {
 
-constexpr uint64_t samples = 50 / seed_share;
+const uint64_t samples = seeds_of(50);
 
 efa_world_options narrow(uint64_t seed) {
   efa_world_options wanted;

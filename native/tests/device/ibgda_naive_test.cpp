@@ -108,7 +108,7 @@ struct signal_elsewhere {
   }
 };
 
-constexpr uint64_t samples = 100 / seed_share;
+const uint64_t samples = seeds_of(100);
 
 template <class Sender> uint64_t failures(const mailbox_options& wanted) {
   uint64_t bad = 0;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <barrier>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -31,6 +32,13 @@ constexpr uint64_t seed_share = 10;
 #else
 constexpr uint64_t seed_share = 1;
 #endif
+
+// How many seeds a test tries: EP_TEST_SEEDS of them, if that is set.
+inline uint64_t seeds_of(uint64_t usual) {
+  const char* text = std::getenv("EP_TEST_SEEDS");
+  const uint64_t wanted = text == nullptr ? 0 : std::strtoull(text, nullptr, 10);
+  return std::max<uint64_t>((wanted != 0 ? wanted : usual) / seed_share, 1);
+}
 
 struct aligned_delete {
   void operator()(uint8_t* bytes) const { ::operator delete[](bytes, std::align_val_t{64}); }

@@ -261,7 +261,11 @@ void processes() {
     back.local = here.address(16);
     EP_CHECK_EQ(finish(a, back), EP_EFA_STATUS_OK);
     EP_CHECK_EQ(here.word(16), uint64_t{0x1234567});
+    // What is written now is there while it still stands still.
+    *reinterpret_cast<uint64_t*>(here.data()) = 0x7654321;
     EP_CHECK_EQ(finish(a, what), EP_EFA_STATUS_OK);
+    EP_CHECK_EQ(finish(a, back), EP_EFA_STATUS_OK);
+    EP_CHECK_EQ(here.word(16), uint64_t{0x7654321});
     child.end(SIGKILL);
     EP_CHECK_EQ(finish(a, what), EP_EFA_STATUS_UNRESPONSIVE);
     EP_CHECK_EQ(efa_queue::count_of(a.written), uint64_t{2});

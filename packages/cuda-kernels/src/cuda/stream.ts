@@ -266,13 +266,20 @@ export class CudaStream extends Resource implements Stream {
     }
   }
 
-  /** Waits for what is followed, then ends the thread that watches. */
+  /**
+   * Waits for all that was put on the stream, then ends the thread that watches. HAZARD: the native close waits too, but on this thread, and what it waits for may be
+   * behind an event of another stream, whose kernel only this thread can end.
+   */
   protected override async release(): Promise<void> {
     if (this.#pending > 0) {
       await new Promise<void>((resolve) => {
         this.#drained = resolve;
       });
     }
-    this.#stream.close();
+    try {
+      await native().operations.run(() => this.#stream.follow(-1));
+    } finally {
+      this.#stream.close();
+    }
   }
 }
