@@ -4077,12 +4077,13 @@ export interface MoeCall {
   readonly waitNs: bigint;
   /** address of ep_kernel_status: why a half returned false, which a lost or late rank is no reason for */
   readonly status: bigint;
+  readonly creditsByNs: bigint;
   readonly countsByNs: bigint;
   readonly answersByNs: bigint;
 }
 
 export const moeCallLayout = {
-  byteLength: 176,
+  byteLength: 184,
   align: 8,
   offset: {
     header: 0,
@@ -4094,8 +4095,9 @@ export const moeCallLayout = {
     ranks: 136,
     waitNs: 144,
     status: 152,
-    countsByNs: 160,
-    answersByNs: 168,
+    creditsByNs: 160,
+    countsByNs: 168,
+    answersByNs: 176,
   },
 } as const;
 
@@ -4109,8 +4111,9 @@ export function readMoeCall(view: DataView, at = 0): MoeCall {
     ranks: view.getBigUint64(at + 136, true),
     waitNs: view.getBigUint64(at + 144, true),
     status: view.getBigUint64(at + 152, true),
-    countsByNs: view.getBigUint64(at + 160, true),
-    answersByNs: view.getBigUint64(at + 168, true),
+    creditsByNs: view.getBigUint64(at + 160, true),
+    countsByNs: view.getBigUint64(at + 168, true),
+    answersByNs: view.getBigUint64(at + 176, true),
   };
 }
 
@@ -4124,8 +4127,9 @@ export function writeMoeCall(view: DataView, at: number, value: MoeCall): void {
   view.setBigUint64(at + 136, value.ranks, true);
   view.setBigUint64(at + 144, value.waitNs, true);
   view.setBigUint64(at + 152, value.status, true);
-  view.setBigUint64(at + 160, value.countsByNs, true);
-  view.setBigUint64(at + 168, value.answersByNs, true);
+  view.setBigUint64(at + 160, value.creditsByNs, true);
+  view.setBigUint64(at + 168, value.countsByNs, true);
+  view.setBigUint64(at + 176, value.answersByNs, true);
 }
 
 /** Dispatch. Both halves read x: it stays unchanged until the receive half has ended. */
@@ -4150,51 +4154,51 @@ export interface MoeDispatchArgs {
 }
 
 export const moeDispatchArgsLayout = {
-  byteLength: 248,
+  byteLength: 256,
   align: 8,
   offset: {
     call: 0,
-    x: 176,
-    xStrideBytes: 184,
-    dtype: 192,
-    scaleGroup: 196,
-    out: 200,
-    outStrideBytes: 208,
-    outScales: 216,
-    scaleRowStride: 224,
-    scaleBlockStride: 232,
-    totals: 240,
+    x: 184,
+    xStrideBytes: 192,
+    dtype: 200,
+    scaleGroup: 204,
+    out: 208,
+    outStrideBytes: 216,
+    outScales: 224,
+    scaleRowStride: 232,
+    scaleBlockStride: 240,
+    totals: 248,
   },
 } as const;
 
 export function readMoeDispatchArgs(view: DataView, at = 0): MoeDispatchArgs {
   return {
     call: readMoeCall(view, at + 0),
-    x: view.getBigUint64(at + 176, true),
-    xStrideBytes: view.getBigUint64(at + 184, true),
-    dtype: view.getUint32(at + 192, true),
-    scaleGroup: view.getUint32(at + 196, true),
-    out: view.getBigUint64(at + 200, true),
-    outStrideBytes: view.getBigUint64(at + 208, true),
-    outScales: view.getBigUint64(at + 216, true),
-    scaleRowStride: view.getBigUint64(at + 224, true),
-    scaleBlockStride: view.getBigUint64(at + 232, true),
-    totals: view.getBigUint64(at + 240, true),
+    x: view.getBigUint64(at + 184, true),
+    xStrideBytes: view.getBigUint64(at + 192, true),
+    dtype: view.getUint32(at + 200, true),
+    scaleGroup: view.getUint32(at + 204, true),
+    out: view.getBigUint64(at + 208, true),
+    outStrideBytes: view.getBigUint64(at + 216, true),
+    outScales: view.getBigUint64(at + 224, true),
+    scaleRowStride: view.getBigUint64(at + 232, true),
+    scaleBlockStride: view.getBigUint64(at + 240, true),
+    totals: view.getBigUint64(at + 248, true),
   };
 }
 
 export function writeMoeDispatchArgs(view: DataView, at: number, value: MoeDispatchArgs): void {
   writeMoeCall(view, at + 0, value.call);
-  view.setBigUint64(at + 176, value.x, true);
-  view.setBigUint64(at + 184, value.xStrideBytes, true);
-  view.setUint32(at + 192, value.dtype, true);
-  view.setUint32(at + 196, value.scaleGroup, true);
-  view.setBigUint64(at + 200, value.out, true);
-  view.setBigUint64(at + 208, value.outStrideBytes, true);
-  view.setBigUint64(at + 216, value.outScales, true);
-  view.setBigUint64(at + 224, value.scaleRowStride, true);
-  view.setBigUint64(at + 232, value.scaleBlockStride, true);
-  view.setBigUint64(at + 240, value.totals, true);
+  view.setBigUint64(at + 184, value.x, true);
+  view.setBigUint64(at + 192, value.xStrideBytes, true);
+  view.setUint32(at + 200, value.dtype, true);
+  view.setUint32(at + 204, value.scaleGroup, true);
+  view.setBigUint64(at + 208, value.out, true);
+  view.setBigUint64(at + 216, value.outStrideBytes, true);
+  view.setBigUint64(at + 224, value.outScales, true);
+  view.setBigUint64(at + 232, value.scaleRowStride, true);
+  view.setBigUint64(at + 240, value.scaleBlockStride, true);
+  view.setBigUint64(at + 248, value.totals, true);
 }
 
 /** Combine. */
@@ -4215,46 +4219,46 @@ export interface MoeCombineArgs {
 }
 
 export const moeCombineArgsLayout = {
-  byteLength: 240,
+  byteLength: 248,
   align: 8,
   offset: {
     call: 0,
-    y: 176,
-    yStrideBytes: 184,
-    weights: 192,
-    bias: 200,
-    out: 216,
-    outStrideBytes: 224,
-    dtype: 232,
-    reserved: 236,
+    y: 184,
+    yStrideBytes: 192,
+    weights: 200,
+    bias: 208,
+    out: 224,
+    outStrideBytes: 232,
+    dtype: 240,
+    reserved: 244,
   },
 } as const;
 
 export function readMoeCombineArgs(view: DataView, at = 0): MoeCombineArgs {
   return {
     call: readMoeCall(view, at + 0),
-    y: view.getBigUint64(at + 176, true),
-    yStrideBytes: view.getBigUint64(at + 184, true),
-    weights: view.getBigUint64(at + 192, true),
-    bias: Array.from({ length: 2 }, (_, i) => view.getBigUint64(at + 200 + i * 8, true)),
-    out: view.getBigUint64(at + 216, true),
-    outStrideBytes: view.getBigUint64(at + 224, true),
-    dtype: view.getUint32(at + 232, true),
+    y: view.getBigUint64(at + 184, true),
+    yStrideBytes: view.getBigUint64(at + 192, true),
+    weights: view.getBigUint64(at + 200, true),
+    bias: Array.from({ length: 2 }, (_, i) => view.getBigUint64(at + 208 + i * 8, true)),
+    out: view.getBigUint64(at + 224, true),
+    outStrideBytes: view.getBigUint64(at + 232, true),
+    dtype: view.getUint32(at + 240, true),
   };
 }
 
 export function writeMoeCombineArgs(view: DataView, at: number, value: MoeCombineArgs): void {
   writeMoeCall(view, at + 0, value.call);
-  view.setBigUint64(at + 176, value.y, true);
-  view.setBigUint64(at + 184, value.yStrideBytes, true);
-  view.setBigUint64(at + 192, value.weights, true);
+  view.setBigUint64(at + 184, value.y, true);
+  view.setBigUint64(at + 192, value.yStrideBytes, true);
+  view.setBigUint64(at + 200, value.weights, true);
   elements(value.bias, 2, 'moeCombineArgs.bias').forEach((element, i) => {
-    view.setBigUint64(at + 200 + i * 8, element, true);
+    view.setBigUint64(at + 208 + i * 8, element, true);
   });
-  view.setBigUint64(at + 216, value.out, true);
-  view.setBigUint64(at + 224, value.outStrideBytes, true);
-  view.setUint32(at + 232, value.dtype, true);
-  clear(view, at + 236, 4);
+  view.setBigUint64(at + 224, value.out, true);
+  view.setBigUint64(at + 232, value.outStrideBytes, true);
+  view.setUint32(at + 240, value.dtype, true);
+  clear(view, at + 244, 4);
 }
 
 /**

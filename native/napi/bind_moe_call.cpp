@@ -31,6 +31,8 @@ struct dispatch_half : moe_job {
   uint32_t halves = 0;
   void start() {
     if (timeout_ms < 0) return;
+    const bool low_latency = buffer.header.kind == EP_MOE_LOW_LATENCY;
+    args.call.credits_by_ns = static_cast<uint64_t>(deadline_after(low_latency ? timeout_ms / 2 : timeout_ms / 4));
     args.call.counts_by_ns = static_cast<uint64_t>(deadline_after(timeout_ms / 2));
     args.call.answers_by_ns = static_cast<uint64_t>(deadline_after(timeout_ms * 3 / 4));
   }

@@ -243,6 +243,47 @@ void own_nic_fails(bool own) {
   else EP_CHECK_EQ(plan.at(0, 0).ranks[1], static_cast<uint64_t>(EP_STATUS_PEER_LOST));
 }
 
+// A rank that is silent from its credit on: the others await that to a limit of its own, and have time left for each other's counts. Living ranks that were given up.
+uint32_t gives_no_credit(route by, bool compact, bool own_limit, uint64_t seed) {
+  moe_options wanted;
+  wanted.size = 3;
+  wanted.calls = 2;
+  wanted.slots = 1;
+  wanted.overlap = false;
+  wanted.compact = compact;
+  moe_case plan(wanted, seed);
+  int32_t silent = 2;
+  while (silent > 0 && plan.local(silent) == 0) --silent;
+  world ranks(world_of(plan, 3, by));
+  plan.bind(ranks);
+  const auto halves = [&](uint32_t call, uint32_t first, uint32_t last, const auto& takes_part) {
+    EP_CHECK(ranks.run_fast(1, [&](auto& ctx, int32_t rank) {
+      return !takes_part(rank) || ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
+        bool ok = true;
+        for (uint32_t half = first; half < last; ++half) ok = ok && moe_kernels::run(ctx, endpoint, plan.buffer(rank), plan.at(call, rank), half);
+        return ok;
+      });
+    }));
+  };
+  halves(0, 0, 1, [](int32_t) { return true; });
+  const auto speaks = [&](int32_t rank) { return rank != silent; };
+  halves(0, 1, 3, speaks);
+  for (int32_t rank = 0; rank < 3; ++rank) plan.at(0, rank).ranks[static_cast<size_t>(silent)] = EP_STATUS_TIMEOUT;
+  halves(0, 3, 4, speaks);
+  uint32_t accused = 0;
+  const auto now = static_cast<uint64_t>(ep::clock_now_ns());
+  for (int32_t rank = 0; rank < 3; ++rank) {
+    ranks.environment(rank).waits.deadline_ns = ep::deadline_after(own_limit ? 20'000 : 60 + 60 * rank);
+    if (own_limit) plan.at(1, rank).dispatch.call.credits_by_ns = now + 100'000'000;
+    if (own_limit && compact) plan.at(1, rank).dispatch.call.counts_by_ns = now + 8'000'000'000;
+  }
+  halves(1, 0, 2, speaks);
+  for (int32_t rank = 0; rank < 3; ++rank) {
+    for (int32_t other = 0; other < 3; ++other) accused += rank != silent && other != silent && plan.at(1, rank).ranks[static_cast<size_t>(other)] != 0 ? 1 : 0;
+  }
+  return accused;
+}
+
 // Cancelled in the middle, every half says false, and every block comes to its end.
 void cancelled(route by, uint64_t seed) {
   moe_options wanted;
@@ -282,6 +323,14 @@ int main() {
       is_late(by, size, static_cast<uint64_t>(size) * 5 + 1);
     }
     for (uint64_t seed = 0; seed < 10; ++seed) cancelled(by, seed);
+  }
+  for (const bool compact : {false, true}) {
+    for (const route by : {route::stores, route::engine, route::nic}) {
+      for (uint64_t seed = 0; seed < 3; ++seed) EP_CHECK_EQ(gives_no_credit(by, compact, true, seed), 0u);
+    }
+    uint32_t accused = 0;
+    for (uint64_t seed = 0; seed < 50 && accused == 0; ++seed) accused = gives_no_credit(route::stores, compact, false, seed);
+    EP_CHECK(accused != 0);
   }
   own_nic_fails(true);
   own_nic_fails(false);

@@ -159,7 +159,8 @@ export function checkSplits(
 }
 
 interface Extent {
-  readonly what: string;
+  readonly group: NamedArrays;
+  readonly index: number;
   readonly begin: number;
   readonly end: number;
 }
@@ -170,32 +171,63 @@ export interface NamedArrays {
   readonly arrays: readonly Elements[];
 }
 
+/** Up to so many arrays, looking at every pair is faster than sorting, and leaves nothing to the garbage collector. */
+const FEW_ARRAYS = 16;
+
 /** Throws unless no output shares bytes with another array of the call. Inputs may overlap inputs only where engines read them apart: they may not. */
 export function checkApart(where: string, ...groups: readonly NamedArrays[]): void {
-  const byBuffer = new Map<ArrayBufferLike, Extent[]>();
-  for (const { what, arrays } of groups) {
+  let count = 0;
+  for (const { arrays } of groups) count += arrays.length;
+  if (count > FEW_ARRAYS) checkSorted(where, groups);
+  else checkPairs(where, groups);
+}
+
+function checkPairs(where: string, groups: readonly NamedArrays[]): void {
+  for (let g = 0; g < groups.length; g++) {
+    const { arrays } = groups[g]!;
     for (let i = 0; i < arrays.length; i++) {
-      const { buffer, byteOffset, byteLength } = arrays[i]!;
+      const one = arrays[i]!;
+      for (let h = g; h < groups.length; h++) {
+        const others = groups[h]!.arrays;
+        for (let j = h === g ? i + 1 : 0; j < others.length; j++) {
+          const other = others[j]!;
+          if (one.buffer !== other.buffer || one.byteLength === 0 || other.byteLength === 0) continue;
+          if (one.byteOffset >= other.byteOffset + other.byteLength) continue;
+          if (other.byteOffset >= one.byteOffset + one.byteLength) continue;
+          const names = [nameOf(groups[g]!, i), nameOf(groups[h]!, j)] as const;
+          throw one.byteOffset <= other.byteOffset ? overlap(where, ...names) : overlap(where, names[1], names[0]);
+        }
+      }
+    }
+  }
+}
+
+function checkSorted(where: string, groups: readonly NamedArrays[]): void {
+  const byBuffer = new Map<ArrayBufferLike, Extent[]>();
+  for (const group of groups) {
+    for (let i = 0; i < group.arrays.length; i++) {
+      const { buffer, byteOffset, byteLength } = group.arrays[i]!;
       if (byteLength === 0) continue;
-      const extent = {
-        what: arrays.length === 1 ? what : `${what}[${i}]`,
-        begin: byteOffset,
-        end: byteOffset + byteLength,
-      };
+      const extent = { group, index: i, begin: byteOffset, end: byteOffset + byteLength };
       const others = byBuffer.get(buffer);
       if (others === undefined) byBuffer.set(buffer, [extent]);
       else others.push(extent);
     }
   }
   for (const extents of byBuffer.values()) {
-    if (extents.length === 1) continue;
     extents.sort((a, b) => a.begin - b.begin);
     for (let i = 1; i < extents.length; i++) {
-      const [before, after] = [extents[i - 1]!, extents[i]!];
-      if (after.begin >= before.end) continue;
-      throw new EpError('EP_INVALID_ARGUMENT', `${where}: ${before.what} and ${after.what} overlap in memory`, {
-        context: { where, arrays: [before.what, after.what] },
-      });
+      const before = extents[i - 1]!;
+      const after = extents[i]!;
+      if (after.begin < before.end)
+        throw overlap(where, nameOf(before.group, before.index), nameOf(after.group, after.index));
     }
   }
 }
+
+const nameOf = ({ what, arrays }: NamedArrays, i: number): string => (arrays.length === 1 ? what : `${what}[${i}]`);
+
+const overlap = (where: string, one: string, other: string): EpError =>
+  new EpError('EP_INVALID_ARGUMENT', `${where}: ${one} and ${other} overlap in memory`, {
+    context: { where, arrays: [one, other] },
+  });

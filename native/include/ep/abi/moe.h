@@ -159,12 +159,13 @@ typedef struct ep_moe_call {
   uint64_t ranks;   /* address of uint64_t[world_size]: see EP_MOE_RANK_MASKED. The same array for both halves of a call */
   uint64_t wait_ns; /* address of uint64_t[world_size]: time spent in waiting for each rank is added; or 0 */
   uint64_t status;  /* address of ep_kernel_status: why a half returned false, which a lost or late rank is no reason for */
-  /* High throughput, on the clock of clock_ns(); 0 for no limit but the context's. A rank awaits counts, then answers, then rows: were all three awaited to one deadline,
-   * those who awaited a dead rank's counts that long would answer too late, and be given up by all. */
+  /* On the clock of clock_ns(); 0 for no limit but the context's. A rank awaits credit, then counts, then (high throughput) answers, then rows: were all of them awaited to one
+   * deadline, those who awaited the first from a dead rank that long would send the next too late, and be given up by all. Counts and answers: of high throughput. */
+  uint64_t credits_by_ns;
   uint64_t counts_by_ns;
   uint64_t answers_by_ns;
 } ep_moe_call;
-EP_STATIC_ASSERT(sizeof(ep_moe_call) == 176, "handed to kernels by value");
+EP_STATIC_ASSERT(sizeof(ep_moe_call) == 184, "handed to kernels by value");
 
 /* Dispatch. Both halves read x: it stays unchanged until the receive half has ended. */
 typedef struct ep_moe_dispatch_args {
@@ -181,7 +182,7 @@ typedef struct ep_moe_dispatch_args {
   uint64_t scale_block_stride;
   uint64_t totals; /* address of uint64_t[local experts]: rows of every call so far, added to; or 0 */
 } ep_moe_dispatch_args;
-EP_STATIC_ASSERT(sizeof(ep_moe_dispatch_args) == 248, "handed to kernels by value");
+EP_STATIC_ASSERT(sizeof(ep_moe_dispatch_args) == 256, "handed to kernels by value");
 
 /* Combine. */
 typedef struct ep_moe_combine_args {
@@ -195,7 +196,7 @@ typedef struct ep_moe_combine_args {
   uint32_t dtype; /* EP_MOE_F32, F16, BF16. Another result payload than this: rows are cast into staged_results */
   uint32_t reserved;
 } ep_moe_combine_args;
-EP_STATIC_ASSERT(sizeof(ep_moe_combine_args) == 240, "handed to kernels by value");
+EP_STATIC_ASSERT(sizeof(ep_moe_combine_args) == 248, "handed to kernels by value");
 
 /* The kernels, templates in ep/device/moe_*.h, over a context and an endpoint; every block calls them with the same arguments. False: *status says why, and neither
  * the slot nor the outputs hold anything to rely on. A rank that is late or dead is no failure: it is in `ranks` afterwards.

@@ -15,36 +15,6 @@ constexpr uint64_t moe_most_rows = 0x7fffffffu;
 
 namespace detail {
 
-/* A word that is reached, or a time that is past. */
-template <class Ctx> struct moe_look_until {
-  const Ctx* ctx;
-  const uint64_t* word;
-  uint64_t value;
-  uint64_t by_ns;
-  EP_HD bool operator()(uint64_t* found) const {
-    *found = word_ref(*const_cast<uint64_t*>(word)).load(acquire);
-    return *found >= value || ctx->clock_ns() >= by_ns;
-  }
-};
-
-/* As moe_await_alone, but no longer than to `by_ns`, if that is not 0. */
-template <class Ctx, class Endpoint>
-EP_HD bool moe_await_by(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint32_t kind, uint64_t value, int32_t rank, uint32_t stage, uint64_t by_ns) {
-  if (by_ns == 0) return moe_await_alone(ctx, endpoint, at, kind, value, rank, stage);
-  const uint64_t start = ctx.clock_ns();
-  const uint64_t* word = endpoint.local_signal(at.signal_slot(kind, rank));
-  ep_kernel_status why{};
-  bool ok = ctx.wait_for(moe_look_until<Ctx>{&ctx, word, value, by_ns}, value, rank, stage, &why);
-  if (ok) {
-    const uint64_t found = load_acquire(ctx, word);
-    ok = found >= value;
-    if (!ok) why = {EP_STATUS_TIMEOUT, rank, stage, 0, value, found};
-  }
-  if (!ok) moe_give_up(ctx, at, rank, why);
-  if (at.call.wait_ns != 0) reinterpret_cast<uint64_t*>(at.call.wait_ns)[rank] += ctx.clock_ns() - start;
-  return ok;
-}
-
 struct compact_view {
   const moe_view& at;
   uint8_t* own; /* this rank's part */
@@ -102,7 +72,7 @@ template <class Ctx, class Endpoint>
 EP_HD bool compact_await_words(Ctx& ctx, const Endpoint& endpoint, const compact_view& view, uint32_t kind, uint64_t* counter, int32_t rank, uint64_t words,
                                uint32_t count, uint32_t stage, uint64_t by_ns) {
   for (uint64_t expected = moe_next(endpoint, view.at, rank, *counter, 1);; ++expected) {
-    if (!moe_await_by(ctx, endpoint, view.at, kind, expected, rank, stage, by_ns)) return false;
+    if (!moe_await_alone(ctx, endpoint, view.at, kind, expected, rank, stage, by_ns)) return false;
     bool late = false;
     for (uint32_t i = 0; i < count; ++i) late = late || load_acquire(ctx, &view.words(words)[i]) >> EP_MOE_COUNT_EPOCH_SHIFT != view.at.call.epoch;
     if (late) continue;

@@ -113,21 +113,40 @@ template <class Ctx> EP_HD void moe_give_up(Ctx& ctx, const moe_view& at, int32_
   store_release(ctx, &at.ranks()[rank], static_cast<uint64_t>(late ? EP_STATUS_TIMEOUT : EP_STATUS_PEER_LOST));
 }
 
-/* Whether `rank`'s word of a kind has reached `value`; a rank that does not get there is given up. */
+/* A word that is reached, or a time that is past. */
+template <class Ctx> struct moe_look_until {
+  const Ctx* ctx;
+  const uint64_t* word;
+  uint64_t value;
+  uint64_t by_ns;
+  EP_HD bool operator()(uint64_t* found) const {
+    *found = detail::word_ref(*const_cast<uint64_t*>(word)).load(detail::acquire);
+    return *found >= value || ctx->clock_ns() >= by_ns;
+  }
+};
+
+/* Whether `rank`'s word of a kind has reached `value`, by `by_ns` if that is not 0; a rank that does not get there is given up. */
 template <class Ctx, class Endpoint>
-EP_HD bool moe_await(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint32_t kind, uint64_t value, int32_t rank, uint32_t stage) {
+EP_HD bool moe_await(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint32_t kind, uint64_t value, int32_t rank, uint32_t stage, uint64_t by_ns = 0) {
+  const uint64_t* word = endpoint.local_signal(at.signal_slot(kind, rank));
   ep_kernel_status why{};
-  if (ctx.wait(endpoint.local_signal(at.signal_slot(kind, rank)), value, rank, stage, &why)) return true;
+  if (by_ns == 0) {
+    if (ctx.wait(word, value, rank, stage, &why)) return true;
+  } else if (ctx.wait_for(moe_look_until<Ctx>{&ctx, word, value, by_ns}, value, rank, stage, &why)) {
+    const uint64_t found = load_acquire(ctx, word);
+    if (found >= value) return true;
+    why = {EP_STATUS_TIMEOUT, rank, stage, 0, value, found};
+  }
   moe_give_up(ctx, at, rank, why);
   return false;
 }
 
 /* The same, by the only one who waits for this rank in this half: counts the time. */
 template <class Ctx, class Endpoint>
-EP_HD bool moe_await_alone(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint32_t kind, uint64_t value, int32_t rank, uint32_t stage) {
-  if (at.call.wait_ns == 0) return moe_await(ctx, endpoint, at, kind, value, rank, stage);
+EP_HD bool moe_await_alone(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint32_t kind, uint64_t value, int32_t rank, uint32_t stage, uint64_t by_ns = 0) {
+  if (at.call.wait_ns == 0) return moe_await(ctx, endpoint, at, kind, value, rank, stage, by_ns);
   const uint64_t start = ctx.clock_ns();
-  const bool ok = moe_await(ctx, endpoint, at, kind, value, rank, stage);
+  const bool ok = moe_await(ctx, endpoint, at, kind, value, rank, stage, by_ns);
   reinterpret_cast<uint64_t*>(at.call.wait_ns)[rank] += ctx.clock_ns() - start;
   return ok;
 }
@@ -159,7 +178,7 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_credits(Ctx& ctx, cons
   for (int32_t rank = static_cast<int32_t>(coop.lane()); rank < at.world(); rank += static_cast<int32_t>(coop.lanes())) {
     ep_moe_peer& peer = at.peer(rank);
     if (rank != at.self() && peer.credited != 0 && at.experts_of(rank) != 0 && moe_takes_part(ctx, at, rank)) {
-      moe_await(ctx, endpoint, at, EP_MOE_SIGNAL_CREDIT, peer.credited, rank, EP_STAGE_CREDIT);
+      moe_await(ctx, endpoint, at, EP_MOE_SIGNAL_CREDIT, peer.credited, rank, EP_STAGE_CREDIT, at.call.credits_by_ns);
     }
     uint64_t& owed = peer.owed[at.peer(at.self()).bank];
     if (ctx.block() != 0 || owed == 0) continue;

@@ -60,6 +60,11 @@ export interface MoeBufferInit {
   readonly native: NativeMoeBuffer;
 }
 
+/**
+ * HAZARD: a rank without experts awaits nobody in dispatch, so its combine begins while others still await a rank that has stalled there: with one limit for both it would
+ * give all of them up.
+ */
+const COMBINE_TIMEOUTS = 2;
 /** How long close() waits for the others' last call. */
 const FAREWELL_MS = 2000;
 const SEND = 1;
@@ -357,7 +362,7 @@ export class MoeBuffer extends Resource implements Closeable {
     let begun = false;
     return {
       launch: (halves: number, limits: MoeCallOptions) => {
-        const timeoutMs = this.#timeout(limits, where);
+        const timeoutMs = this.#timeout(limits, where, COMBINE_TIMEOUTS);
         const started = this.#launch((stream) => native.combine(stream, { ...half, halves, timeoutMs }), limits);
         if (!begun) {
           begun = true;
@@ -488,8 +493,8 @@ export class MoeBuffer extends Resource implements Closeable {
     });
   }
 
-  #timeout({ timeoutMs }: MoeCallOptions, where: string): number {
-    const limit = checkTimeout(timeoutMs ?? this.#init.moe.timeoutMs, where);
+  #timeout({ timeoutMs }: MoeCallOptions, where: string, times = 1): number {
+    const limit = timeoutMs === undefined ? this.#init.moe.timeoutMs * times : checkTimeout(timeoutMs, where);
     return Number.isFinite(limit) ? limit : -1;
   }
 

@@ -51,7 +51,7 @@ export interface MoeBufferOptions {
   readonly blocks?: number;
   /** As in `DispatcherOptions`. */
   readonly executor?: 'fast' | { readonly lanes: number; readonly warpLanes: number; readonly seed: number };
-  /** How long a call waits for ranks before it goes on without them. EP_TIMEOUT_MS unless given. */
+  /** How long a dispatch waits for ranks before it goes on without them; a combine, twice as long. EP_TIMEOUT_MS unless given. */
   readonly timeoutMs?: number;
   /** One of the caller's, which then outlives the buffer; one of its own unless given. */
   readonly stream?: HostStream;

@@ -1,7 +1,15 @@
 /** Ranks that do not come, die, are left out or come late; buffers that are full; calls that overlap. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { decode, isEpError, type Storage } from '@ep/core';
-import { type MoePlan, planMoe, rankTopk, routingOfRanks, spreadExperts, withLostRanks } from '@ep/plan/moe';
+import {
+  type MoePlan,
+  mapExperts,
+  planMoe,
+  rankTopk,
+  routingOfRanks,
+  spreadExperts,
+  withLostRanks,
+} from '@ep/plan/moe';
 import { describe, expect, it } from 'vitest';
 import type { DispatchTransport, MoeBuffer } from '../../src/index.js';
 import { check, type Inputs, inputsOf, type MoeCase, openFor, type RankResult, runCall, tensorOf } from './case.js';
@@ -320,6 +328,39 @@ describe.each(modes)('%s', (mode) => {
       expect(() => buffer.combine(received.x, received.handle)).toThrowError(expect.objectContaining(bad));
       expect(received.handle.released).toBe(true);
     });
+  });
+});
+
+it('with default timeouts, a rank without experts does not give up those who still await a silent one', {
+  timeout: 60_000,
+}, async () => {
+  const map = mapExperts({
+    worldSize: 3,
+    experts: 4,
+    rankOffsets: Int32Array.of(0, 0, 2, 4),
+    expert: Int32Array.of(0, 1, 2, 3),
+  });
+  const one = caseOf('low-latency', {
+    worldSize: 3,
+    map,
+    experts: 4,
+    tokens: [6, 5, 4],
+    options: { calls: 1, timeoutMs: 1000 },
+  });
+  const inputs = inputsOf(one);
+  const { reached: ended, reach: end } = event();
+  let left = 2;
+  await opened(one, 'shm', async (buffer) => {
+    await runCall(buffer, one, inputs);
+    if (buffer.rank === 2) return ended;
+    // It awaits the silent one that much longer.
+    if (buffer.rank === 1) await sleep(300);
+    try {
+      await runCall(buffer, one, inputs);
+      expect([...buffer.losses]).toEqual([[2, 'EP_TIMEOUT']]);
+    } finally {
+      if (--left === 0) end();
+    }
   });
 });
 
