@@ -4,6 +4,7 @@ import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { beforeAll, describe, expect, it } from 'vitest';
 import { cases } from './cases.mjs';
+import { runRanks, valuesOf } from './ranks.mjs';
 
 const run = promisify(execFile);
 
@@ -26,5 +27,18 @@ describe('on host threads in place of a GPU', () => {
       ],
       available: true,
     });
+  });
+
+  it('a launch that fails after the device has counted the call poisons the dispatcher', async () => {
+    process.env.EP_CUDA_HOST_REFUSED_DISPATCH = '2';
+    try {
+      const failed = [
+        '1 EP_SYSTEM true',
+        'forward: launching a dispatch: invalid configuration argument (CUDA error 9)',
+      ];
+      expect(valuesOf(await runRanks('refusedLaunch', 2, { mode: 'processes' }))).toEqual([failed, failed]);
+    } finally {
+      delete process.env.EP_CUDA_HOST_REFUSED_DISPATCH;
+    }
   });
 });

@@ -259,4 +259,37 @@ async function endedBehind(start) {
   return code;
 }
 
-export const recovery = { lateRelease, failedReplay, closedFirst, alone, closeBehind, endedBehind };
+/** The second launch of a dispatch fails on every rank, after the device has counted the call. */
+async function refusedLaunch(start) {
+  const stream = start.device.stream();
+  const world = await simpleWorld(start, stream);
+  const { dispatcher, forward, source } = world;
+  const outcomes = [];
+  for (let call = 0; call < 3; call++) {
+    let failed;
+    const lease = await forward.run({ q: source.tensor }).then(undefined, (error) => {
+      failed = error;
+    });
+    if (failed === undefined) {
+      await expectSame(lease.tensors.q, world.expected(0), `call ${call}`);
+      lease.release();
+    } else {
+      outcomes.push(`${call} ${failed.code} ${dispatcher.poisoned}`, failed.message);
+      await dispatcher.resync();
+    }
+  }
+  await start.transport.barrier();
+  await dispatcher.close();
+  await stream.close();
+  return outcomes;
+}
+
+export const recovery = {
+  refusedLaunch,
+  lateRelease,
+  failedReplay,
+  closedFirst,
+  alone,
+  closeBehind,
+  endedBehind,
+};

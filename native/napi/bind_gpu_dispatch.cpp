@@ -228,10 +228,17 @@ Napi::Value gpu_stream_wrap::dispatch(const Napi::CallbackInfo& info) {
   const ep_cuda_launch one = stream.launch(1, 32, 0, nullptr);
   check(env, table.begin_call(&one, &here.counts), "beginning a dispatch");
   const ep_cuda_launch many = stream.launch(calls->blocks(), calls->lanes(), calls->cycles(timeout), own);
-  check(env, table.dispatch(&many, &call), "launching a dispatch");
+  // HAZARD: the device has counted the call. What goes wrong from here on is a call that fails, not one that is refused: JS must count it, too.
+  int error = table.dispatch(&many, &call);
+  const char* what = "launching a dispatch";
   const uint64_t data = memory.data(memory.context().rank());
-  for (const auto& gap : here.gaps) check(env, table.fill(stream.native(), data + gap.offset, 0, gap.bytes), "zeroing rows that no one sends");
+  for (auto gap = here.gaps.begin(); error == 0 && gap != here.gaps.end(); ++gap) {
+    error = table.fill(stream.native(), data + gap->offset, 0, gap->bytes);
+    what = "zeroing rows that no one sends";
+  }
+  const std::string failed = error == 0 ? "" : stream.of()->error(error, what).message;
   if (capturing) {
+    if (capturing->failed.empty()) capturing->failed = failed;
     capturing->slots.push_back(own);
     capturing->keep.insert(capturing->keep.end(), keep.begin(), keep.end());
     capturing->context = memory.shared_context();
@@ -242,6 +249,7 @@ Napi::Value gpu_stream_wrap::dispatch(const Napi::CallbackInfo& info) {
   how.deadline_ns = deadline_after(timeout);
   how.context = memory.shared_context();
   how.keep = std::move(keep);
+  how.failed = failed;
   return Napi::Number::New(env, static_cast<double>(begin(env, std::move(how))));
 }
 

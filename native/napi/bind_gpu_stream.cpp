@@ -130,6 +130,7 @@ Napi::Value gpu_stream_wrap::capture_end(const Napi::CallbackInfo& info) {
   const auto made = std::move(capturing);
   capturing = nullptr;
   check(env, stream.of()->table().capture_end(stream.native(), &made->graph), "ending a capture");
+  if (!made->failed.empty()) throw_failure(env, {EP_STATUS_SYSTEM, 0, made->failed});
   const Napi::Object graph = state_of(env).classes["GpuGraph"].New({});
   gpu_graph_wrap::Unwrap(graph)->native = made;
   return graph;

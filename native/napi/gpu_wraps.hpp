@@ -99,6 +99,7 @@ struct gpu_graph_wrap : Napi::ObjectWrap<gpu_graph_wrap> {
     std::vector<std::shared_ptr<const void>> keep;   // what its nodes point into
     std::shared_ptr<rank_context> context;           // whose peers its dispatches wait for
     mutable std::atomic<uint32_t> replays{0};        // that have not ended
+    std::string failed;                              // why a call in it is not whole; empty: all are
     ~contents();
   };
   std::shared_ptr<const contents> native; // null after release()

@@ -164,6 +164,9 @@ void stream::complete(entry& of, int error) {
   if (error != 0) {
     end.status = EP_STATUS_SYSTEM;
     end.message = of_->error(error, "the work of a stream of GPU " + std::to_string(device_)).message;
+  } else if (!of.how.failed.empty()) {
+    end.status = EP_STATUS_SYSTEM;
+    end.message = of.how.failed;
   } else if (const launch_slot* failed = first_failure(of.how.slots); failed != nullptr) {
     const ep_kernel_status& status = failed->status;
     end.status = status.status;

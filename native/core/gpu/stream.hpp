@@ -63,6 +63,7 @@ class stream {
     int64_t deadline_ns = no_deadline;
     std::shared_ptr<rank_context> context;  // whose peers' deaths end it; or none
     std::vector<std::shared_ptr<const void>> keep; // what the device reads or writes
+    std::string failed;                     // why it fails when the stream comes here, whatever the device says; empty: it need not
   };
   // The operation ends when all that was put on the stream so far has run.
   result<nothing> follow(uint64_t operation, cancel_ref cancel, watch how);

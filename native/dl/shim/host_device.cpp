@@ -420,7 +420,14 @@ template <class Memory> bool load_store(const Memory& memory) { return memory.he
 int begin_call(const ep_cuda_launch* how, const ep_call_counts* counts) {
   return launched(*how, [counts = *counts](device_context& ctx) { ep::begin_call(ctx, counts); });
 }
+// EP_CUDA_HOST_REFUSED_DISPATCH=N: the process's N-th launch of a dispatch fails, for tests.
+bool refused_now() {
+  static std::atomic<int> launches{0};
+  const char* refused = std::getenv("EP_CUDA_HOST_REFUSED_DISPATCH");
+  return refused != nullptr && ++launches == std::atoi(refused);
+}
 int dispatch(const ep_cuda_launch* how, const ep_device_call* call) {
+  if (refused_now()) return invalid_configuration;
   if (!load_store(call->args.memory) || call->args.part_count > EP_CALL_PARTS) return invalid_value;
   return launched(*how, [call = *call](device_context& ctx) { ep::device_dispatch(ctx, ep::load_store_endpoint{call.args.memory}, call); });
 }
