@@ -26,7 +26,9 @@ describe('equal parts of an array', () => {
 
   it('are others when the array has grown with its buffer', () => {
     const parts = new EqualParts();
-    const buffer = new ArrayBuffer(16, { maxByteLength: 64 });
+    const buffer = Reflect.construct(ArrayBuffer, [16, { maxByteLength: 64 }]) as ArrayBuffer & {
+      resize(byteLength: number): void;
+    };
     const whole = new Float32Array(buffer);
     parts.of(whole, 2);
     buffer.resize(32);
