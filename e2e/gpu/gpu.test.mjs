@@ -1,7 +1,11 @@
 // The cases for GPUs over the host stand-in for one: everything above native/cuda/table.h is the product. `pnpm test:gpu` runs them on a GPU.
+import { execFile } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
-import { beforeAll, describe, it } from 'vitest';
+import { promisify } from 'node:util';
+import { beforeAll, describe, expect, it } from 'vitest';
 import { cases } from './cases.mjs';
+
+const run = promisify(execFile);
 
 // Ranks inherit the environment.
 beforeAll(() => {
@@ -9,5 +13,18 @@ beforeAll(() => {
 });
 
 describe('on host threads in place of a GPU', () => {
-  for (const { name, run } of cases) it(name, { timeout: 180_000 }, run);
+  for (const one of cases) it(one.name, { timeout: 180_000 }, one.run);
+
+  it('a GPU that fails is listed beside those that work', async () => {
+    const program = fileURLToPath(new URL('./devices.mjs', import.meta.url));
+    const env = { ...process.env, EP_CUDA_HOST_BROKEN_DEVICE: '1' };
+    const { stdout } = await run(process.execPath, [program], { env });
+    expect(JSON.parse(stdout)).toEqual({
+      devices: [
+        { name: 'kernels on host threads (for tests)', opened: 'opened' },
+        { name: '', unusable: 'looking at GPU 1: invalid device ordinal (CUDA error 101)', opened: 'EP_UNAVAILABLE' },
+      ],
+      available: true,
+    });
+  });
 });

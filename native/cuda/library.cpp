@@ -33,40 +33,35 @@ const char* error_text(int error) { return cudaGetErrorString(static_cast<cudaEr
 
 int device_count(int* count) { return cudaGetDeviceCount(count); }
 
+// HAZARD: not through `on`: choosing a device makes its context.
 int device_facts(int device, ep_cuda_facts* facts) {
-  return on(device, [&]() -> int {
-    cudaDeviceProp found{};
-    if (const cudaError_t error = cudaGetDeviceProperties(&found, device); error != cudaSuccess) return error;
-    *facts = {};
-    std::snprintf(facts->name, sizeof facts->name, "%s", found.name);
-    std::snprintf(facts->runs_on, sizeof facts->runs_on, "cuda");
-    std::snprintf(facts->pci, sizeof facts->pci, "%04x:%02x:%02x.0", static_cast<unsigned>(found.pciDomainID), static_cast<unsigned>(found.pciBusID),
-                  static_cast<unsigned>(found.pciDeviceID));
-    facts->memory_bytes = found.totalGlobalMem;
-    size_t left = 0;
-    size_t all = 0;
-    if (const cudaError_t error = cudaMemGetInfo(&left, &all); error != cudaSuccess) return error;
-    facts->free_bytes = left;
-    facts->l2_bytes = static_cast<uint64_t>(found.l2CacheSize);
-    facts->compute_major = found.major;
-    facts->compute_minor = found.minor;
-    facts->multiprocessors = found.multiProcessorCount;
-    facts->cooperative = found.cooperativeLaunch;
-    facts->copy_engines = found.asyncEngineCount;
-    const auto attribute = [&](cudaDeviceAttr which) {
-      int value = 0;
-      return cudaDeviceGetAttribute(&value, which, device) == cudaSuccess ? value : 0;
-    };
-    facts->clock_khz = attribute(cudaDevAttrClockRate);
-    facts->host_atomics = attribute(cudaDevAttrHostNativeAtomicSupported);
-    facts->ipc = attribute(cudaDevAttrIpcEventSupport);
-    facts->exclusive = attribute(cudaDevAttrComputeMode) == cudaComputeModeExclusiveProcess ? 1 : 0;
-    facts->dmabuf = attribute(cudaDevAttrGPUDirectRDMASupported);
-    int version = 0;
-    if (cudaDriverGetVersion(&version) == cudaSuccess) facts->driver_version = version;
-    if (cudaRuntimeGetVersion(&version) == cudaSuccess) facts->runtime_version = version;
-    return 0;
-  });
+  cudaDeviceProp found{};
+  if (const cudaError_t error = cudaGetDeviceProperties(&found, device); error != cudaSuccess) return error;
+  *facts = {};
+  std::snprintf(facts->name, sizeof facts->name, "%s", found.name);
+  std::snprintf(facts->runs_on, sizeof facts->runs_on, "cuda");
+  std::snprintf(facts->pci, sizeof facts->pci, "%04x:%02x:%02x.0", static_cast<unsigned>(found.pciDomainID), static_cast<unsigned>(found.pciBusID),
+                static_cast<unsigned>(found.pciDeviceID));
+  facts->memory_bytes = found.totalGlobalMem;
+  facts->l2_bytes = static_cast<uint64_t>(found.l2CacheSize);
+  facts->compute_major = found.major;
+  facts->compute_minor = found.minor;
+  facts->multiprocessors = found.multiProcessorCount;
+  facts->cooperative = found.cooperativeLaunch;
+  facts->copy_engines = found.asyncEngineCount;
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    return cudaDeviceGetAttribute(&value, which, device) == cudaSuccess ? value : 0;
+  };
+  facts->clock_khz = attribute(cudaDevAttrClockRate);
+  facts->host_atomics = attribute(cudaDevAttrHostNativeAtomicSupported);
+  facts->ipc = attribute(cudaDevAttrIpcEventSupport);
+  facts->exclusive = attribute(cudaDevAttrComputeMode) == cudaComputeModeExclusiveProcess ? 1 : 0;
+  facts->dmabuf = attribute(cudaDevAttrGPUDirectRDMASupported);
+  int version = 0;
+  if (cudaDriverGetVersion(&version) == cudaSuccess) facts->driver_version = version;
+  if (cudaRuntimeGetVersion(&version) == cudaSuccess) facts->runtime_version = version;
+  return 0;
 }
 
 int memory_allocate(int device, uint64_t bytes, uint64_t* address) {

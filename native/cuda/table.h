@@ -9,7 +9,7 @@
 #include "ep/abi/compat.h"
 #include "ep/abi/device_call.h"
 
-#define EP_CUDA_TABLE_VERSION 1u
+#define EP_CUDA_TABLE_VERSION 2u
 #define EP_CUDA_TABLE_SYMBOL "ep_cuda_table_of"
 
 #define EP_CUDA_IPC_BYTES 64u
@@ -19,7 +19,6 @@ typedef struct ep_cuda_facts {
   char pci[32];       /* "0000:84:00.0" */
   char runs_on[32];   /* "cuda", or what else executes the kernels */
   uint64_t memory_bytes;
-  uint64_t free_bytes;
   uint64_t l2_bytes;
   int32_t compute_major;
   int32_t compute_minor;
@@ -56,7 +55,7 @@ typedef struct ep_cuda_table {
 
   const char* (*error_text)(int error);
   int (*device_count)(int* count);
-  int (*device_facts)(int device, ep_cuda_facts* facts);
+  int (*device_facts)(int device, ep_cuda_facts* facts); /* makes no context: looking at a GPU must not take memory on it, nor fail where it is another's alone */
 
   int (*memory_allocate)(int device, uint64_t bytes, uint64_t* address); /* zeroed */
   int (*memory_free)(int device, uint64_t address);                      /* waits for the device */

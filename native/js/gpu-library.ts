@@ -37,7 +37,7 @@ function findLibrary(env: NodeJS.ProcessEnv, tried: string[]): string | undefine
 
 let opened: Gpus | undefined;
 
-/** The GPUs of this machine. Throws `EP_UNAVAILABLE`, which says what is missing, or `EP_ABI_MISMATCH`. */
+/** The GPUs of this machine, those that fail among them unless all do; none is touched by this. Throws `EP_UNAVAILABLE`, which says what is missing, or `EP_ABI_MISMATCH`. */
 export function openGpus(env: NodeJS.ProcessEnv = process.env): Gpus {
   if (opened !== undefined) return opened;
   const { binding } = native();
@@ -52,7 +52,10 @@ export function openGpus(env: NodeJS.ProcessEnv = process.env): Gpus {
   }
   try {
     const library = new binding.GpuLibrary(path);
-    opened = { library, path, devices: library.devices() };
+    const devices = library.devices();
+    const reasons = devices.flatMap(({ unusable }) => unusable ?? []);
+    if (reasons.length === devices.length) throw new Error(reasons.join('; '));
+    opened = { library, path, devices };
     return opened;
   } catch (error) {
     if (error instanceof EpError && error.code === 'EP_ABI_MISMATCH') throw error;

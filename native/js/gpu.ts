@@ -10,7 +10,6 @@ export interface GpuFacts {
   /** Compute capability, "9.0". */
   readonly compute: string;
   readonly memoryBytes: number;
-  readonly freeBytes: number;
   readonly l2Bytes: number;
   readonly multiprocessors: number;
   readonly clockKhz: number;
@@ -27,6 +26,8 @@ export interface GpuFacts {
   readonly hostAtomics: boolean;
   /** Compute mode: one process at a time. */
   readonly exclusive: boolean;
+  /** Why the GPU cannot be used; then it has none of the facts above. */
+  readonly unusable?: string;
 }
 
 export interface NativeGpuLibrary {

@@ -64,8 +64,12 @@ Napi::Value gpu_library_wrap::devices(const Napi::CallbackInfo& info) {
   auto all = Napi::Array::New(env);
   for (int device = 0; device < native->device_count(); ++device) {
     ep_cuda_facts facts{};
-    if (const int error = native->table().device_facts(device, &facts); error != 0) throw_failure(env, native->error(error, "looking at GPU " + std::to_string(device)));
     auto one = Napi::Object::New(env);
+    // One that fails must not hide the others.
+    if (const int error = native->table().device_facts(device, &facts); error != 0) {
+      facts = {};
+      one["unusable"] = Napi::String::New(env, native->error(error, "looking at GPU " + std::to_string(device)).message);
+    }
     const auto number = [&](const char* name, double value) { one[name] = Napi::Number::New(env, value); };
     const auto flag = [&](const char* name, int32_t value) { one[name] = Napi::Boolean::New(env, value != 0); };
     const auto version = [&](const char* name, int32_t value) {
@@ -76,7 +80,6 @@ Napi::Value gpu_library_wrap::devices(const Napi::CallbackInfo& info) {
     one["runsOn"] = Napi::String::New(env, facts.runs_on);
     one["compute"] = Napi::String::New(env, std::to_string(facts.compute_major) + "." + std::to_string(facts.compute_minor));
     number("memoryBytes", static_cast<double>(facts.memory_bytes));
-    number("freeBytes", static_cast<double>(facts.free_bytes));
     number("l2Bytes", static_cast<double>(facts.l2_bytes));
     number("multiprocessors", facts.multiprocessors);
     number("clockKhz", facts.clock_khz);

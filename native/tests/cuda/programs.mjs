@@ -20,6 +20,7 @@ export const programs = {
     host: ['tests/cuda/moe_gpu_test.cpp', ...core.map((name) => `core/${name}.cpp`), 'core/moe/cast.cpp'],
     device: ['tests/cuda/moe_kernels.cu', 'tests/cuda/gpu_memory.cu'],
   },
+  table_test: { host: ['tests/cuda/table_test.cpp'], device: ['cuda/kernels.cu', 'cuda/library.cpp'] },
   graph_test: { host: [], device: ['cuda/kernels.cu', 'tests/cuda/graph_test.cu'] },
   dispatch_bench: { host: [], device: ['cuda/kernels.cu', 'tests/cuda/dispatch_bench.cu'] },
   post_bench: { host: [], device: ['tests/cuda/post_bench.cu'] },
@@ -45,7 +46,7 @@ export async function buildPrograms(names, folder) {
     objects.set(source, made);
     const command = device
       ? [nvccCommand(), '-std=c++20', '-O3', '-Werror=all-warnings', ...codes, ...includes]
-      : [compiler(), '-std=c++20', '-O2', '-Wall', '-Wextra', '-Werror', ...includes];
+      : [compiler(), '-std=c++20', '-O2', '-Wall', '-Wextra', '-Werror', ...includes, `-I${native}`];
     await checked([...command, '-c', join(native, source), '-o', made]);
     return made;
   };

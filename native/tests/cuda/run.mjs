@@ -9,7 +9,7 @@ import { nvccVersion } from '../../../tools/setup/toolchain.mjs';
 import { buildPrograms } from './programs.mjs';
 
 const sets = {
-  test: /** @type {const} */ (['gpu_test', 'graph_test', 'moe_gpu_test']),
+  test: /** @type {const} */ (['table_test', 'gpu_test', 'graph_test', 'moe_gpu_test']),
   bench: /** @type {const} */ (['dispatch_bench', 'post_bench']),
 };
 

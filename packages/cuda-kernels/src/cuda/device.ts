@@ -1,5 +1,5 @@
 /** A GPU, and what is made on it. */
-import { checkInteger, type Device, Resource } from '@ep/core';
+import { checkInteger, type Device, EpError, Resource } from '@ep/core';
 import { GpuCopier, type GpuFacts, type Gpus, native, openGpus } from '@ep/native';
 import { CudaBuffer, pinnedBytes } from './buffer.js';
 import { CudaStream, type CudaStreamOptions } from './stream.js';
@@ -21,6 +21,8 @@ export class CudaDevice extends Resource implements Device {
     this.#gpus = openGpus();
     this.index = checkInteger(index, 'index', 'CudaDevice', 0, this.#gpus.devices.length - 1);
     this.facts = this.#gpus.devices[this.index]!;
+    const { unusable } = this.facts;
+    if (unusable !== undefined) throw new EpError('EP_UNAVAILABLE', `CudaDevice: ${unusable}`, { context: { index } });
     this.#copier = new GpuCopier(this.#gpus.library, this.index);
   }
 

@@ -1,5 +1,5 @@
 /** Opens the backing of GPUs: ranks on one host, several on one GPU as worker threads of a process, or one or more processes for each GPU. */
-import type { Member, Need, TransportProvider } from '@ep/core';
+import { EpError, type Member, type Need, type TransportProvider } from '@ep/core';
 import { openGpus } from '@ep/native';
 import { joinRanks } from '@ep/native/ranks';
 import { VERSION } from '../version.js';
@@ -14,7 +14,9 @@ async function openCuda(
 ): Promise<CudaTransport> {
   const { rank, worldSize } = member;
   const config = resolveCudaConfig(options.config, worldSize);
-  const { library } = openGpus();
+  const { library, devices } = openGpus();
+  const unusable = devices[config.device]?.unusable;
+  if (unusable !== undefined) throw new EpError('EP_UNAVAILABLE', `nvshmem:cuda: ${unusable}`);
   const timeoutMs = options.timeoutMs ?? config.timeoutMs;
   const { ranksOnHost } = config;
   const joined = await joinRanks(
