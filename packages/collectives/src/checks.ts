@@ -123,10 +123,22 @@ export function checkWhole(
   });
 }
 
-/** The `size` equal parts of `whole`, without a copy. */
-export function partsOf(whole: Elements, size: number): Elements[] {
-  const length = whole.length / size;
-  return Array.from({ length: size }, (_, i) => whole.subarray(i * length, (i + 1) * length));
+/**
+ * The equal parts of arrays, without a copy: the same frozen list for the same array. That is how an engine sees that a call repeats, which would otherwise have
+ * to look at every part of it.
+ */
+export class EqualParts {
+  readonly #lists = new WeakMap<Elements, readonly Elements[]>();
+
+  of(whole: Elements, size: number): readonly Elements[] {
+    const made = this.#lists.get(whole);
+    // HAZARD: groups grow, and the buffer of an array may grow or shrink under it.
+    if (made?.length === size && made[0]!.length * size === whole.length) return made;
+    const length = whole.length / size;
+    const list = Object.freeze(Array.from({ length: size }, (_, i) => whole.subarray(i * length, (i + 1) * length)));
+    this.#lists.set(whole, list);
+    return list;
+  }
 }
 
 /** The parts of `whole` by rows. */
@@ -135,12 +147,17 @@ export function checkSplits(
   what: 'inputSplits' | 'outputSplits',
   where: string,
   size: number,
-  whole: { readonly elements: Elements; readonly rows: number; readonly rowElements: number },
-): Elements[] {
+  whole: {
+    readonly elements: Elements;
+    readonly rows: number;
+    readonly rowElements: number;
+    readonly parts: EqualParts;
+  },
+): readonly Elements[] {
   const { elements, rows, rowElements } = whole;
   const tensor = what === 'inputSplits' ? 'input' : 'output';
   if (splits === undefined) {
-    if (rows % size === 0) return partsOf(elements, size);
+    if (rows % size === 0) return whole.parts.of(elements, size);
     throw invalid(`rows of ${tensor}`, { where, expected: `a multiple of ${size} without ${what}`, found: rows });
   }
   if (!Array.isArray(splits) || splits.length !== size) {

@@ -8,8 +8,8 @@ import {
   checkReduceOp,
   checkSplits,
   checkWhole,
+  EqualParts,
   type Pattern,
-  partsOf,
 } from './checks.js';
 import { coalescedCalls } from './coalesce.js';
 import type { Elements, GroupEngine } from './engine.js';
@@ -49,6 +49,7 @@ export abstract class Collectives extends Resource {
   protected readonly lane: Lane;
   #ranks: readonly Rank[];
   readonly #timeoutMs: number;
+  readonly #parts = new EqualParts();
 
   protected constructor({ name, id, ranks, engine, recorder, timeoutMs }: GroupParts) {
     super(`group ${name}`);
@@ -155,7 +156,7 @@ export abstract class Collectives extends Resource {
     const dtype = dtypeOf(input);
     checkAlike(output, target, 'output', op, { name: 'input', dtype });
     checkWhole(target, 'output', op, source, this.size, 'input');
-    return this.#gatherToAll(op, dtype, source, partsOf(target, this.size), options);
+    return this.#gatherToAll(op, dtype, source, this.#parts.of(target, this.size), options);
   }
 
   /** On the root, `outputs[r]` becomes rank r's input. */
@@ -215,7 +216,7 @@ export abstract class Collectives extends Resource {
     const dtype = dtypeOf(output);
     checkAlike(input, source, 'input', op, { name: 'output', dtype });
     checkWhole(source, 'input', op, target, this.size, 'output');
-    return this.#reduceParts(op, dtype, target, partsOf(source, this.size), options);
+    return this.#reduceParts(op, dtype, target, this.#parts.of(source, this.size), options);
   }
 
   /** `outputs[r]` becomes rank r's `inputs[rank]`, which is as long. */
@@ -237,10 +238,12 @@ export abstract class Collectives extends Resource {
     checkAlike(output, target, 'output', op, { name: 'input', dtype });
     const sources = checkSplits(options?.inputSplits, 'inputSplits', op, this.size, {
       elements: source,
+      parts: this.#parts,
       ...rowsOf(input),
     });
     const targets = checkSplits(options?.outputSplits, 'outputSplits', op, this.size, {
       elements: target,
+      parts: this.#parts,
       ...rowsOf(output),
     });
     return this.#exchange(op, dtype, sources, targets, options);

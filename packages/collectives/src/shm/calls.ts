@@ -14,16 +14,20 @@ export const ordinary = (elements: Elements, allocation: number): Elements | und
 /** A call that may be repeated keeps its arrays from the garbage collector: no larger ones than this. */
 const KEPT_BYTES = 2 ** 20;
 
-/** At most one block on each side, and all that it does is said by values that can be compared. */
-const isSimple = ({ kind, reduceOp }: EngineCall): boolean =>
-  (kind === 'all-reduce' || kind === 'broadcast' || kind === 'reduce' || kind === 'barrier') &&
-  typeof reduceOp !== 'object';
+/** All that the call does is said by values that can be compared: lists of blocks are only if nobody can change them. */
+const isSimple = ({ reduceOp, inputs, outputs }: EngineCall): boolean =>
+  typeof reduceOp !== 'object' && isFixed(inputs) && isFixed(outputs);
+
+const isFixed = (blocks: readonly Elements[]): boolean => blocks.length <= 1 || Object.isFrozen(blocks);
+
+const sameBlocks = (blocks: readonly Elements[], last: readonly Elements[]): boolean =>
+  blocks === last || (blocks.length <= 1 && blocks.length === last.length && blocks[0] === last[0]);
 
 /** The same call on the same arrays, as far as a simple one can differ. */
 const repeats = (call: EngineCall, last: EngineCall): boolean =>
   call.kind === last.kind &&
-  call.inputs[0] === last.inputs[0] &&
-  call.outputs[0] === last.outputs[0] &&
+  sameBlocks(call.inputs, last.inputs) &&
+  sameBlocks(call.outputs, last.outputs) &&
   call.dtype === last.dtype &&
   call.reduceOp === last.reduceOp &&
   call.root === last.root &&
@@ -64,8 +68,7 @@ export class NativeCalls {
     this.#last = undefined;
     const id = this.#begin(call, attempt);
     if (id === 0) this.#epoch = this.#native.frame.epoch;
-    if (id === 0 && isSimple(call) && this.#mayKeep(call.inputs[0]) && this.#mayKeep(call.outputs[0]))
-      this.#last = call;
+    if (id === 0 && isSimple(call) && this.#mayKeep(call.inputs) && this.#mayKeep(call.outputs)) this.#last = call;
     return id;
   }
 
@@ -84,9 +87,10 @@ export class NativeCalls {
    * HAZARD: a repetition goes on with the addresses that the addon has. Those of an array of fixed length stay as they are until it is detached, which the check of
    * operands finds before.
    */
-  #mayKeep(elements: Elements | undefined): boolean {
-    if (elements === undefined || this.#memory.allocationOf(elements) !== NO_ALLOCATION) return true;
-    return elements.buffer.byteLength <= KEPT_BYTES;
+  #mayKeep(blocks: readonly Elements[]): boolean {
+    return blocks.every(
+      (elements) => this.#memory.allocationOf(elements) !== NO_ALLOCATION || elements.buffer.byteLength <= KEPT_BYTES,
+    );
   }
 
   #begin(call: EngineCall, attempt: boolean): OperationId {

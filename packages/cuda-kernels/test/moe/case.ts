@@ -85,6 +85,14 @@ export function inputsOf(one: MoeCase): Inputs {
   return { map, routing, form, weights: generateWeights(routing, seed), x, dtype, maxTokens };
 }
 
+const factors = [1, -2, 4, -0.5];
+
+/** The same call with other rows, unlike those of the three calls before it: what stays of one call must not pass for another's. Powers of two: exact in every dtype. */
+export function rowsOfCall(inputs: Inputs, call: number): Inputs {
+  const factor = factors[call % factors.length]!;
+  return { ...inputs, x: inputs.x.map((rows) => rows.map((value) => value * factor)) };
+}
+
 export const optionsOf = (one: MoeCase, { map, maxTokens, dtype }: Inputs): MoeBufferOptions => ({
   mode: one.mode,
   experts: map,
@@ -222,6 +230,7 @@ export function check(
 ): void {
   const { hidden, worldSize } = one;
   const oracle = moeDispatch(plan, inputs.x, hidden);
+  const lost = lostOf(results, worldSize);
   for (let rank = 0; rank < worldSize; rank++) {
     const found = results[rank]?.received;
     if (found === undefined) continue;
@@ -229,6 +238,8 @@ export function check(
     const who = `rank ${rank}`;
     same(found.counts, expected.recvCount, `${who}: counts`);
     same(found.blockStart, expected.blockStart, `${who}: block starts`);
+    same(found.lostRanks, lost, `${who}: lost ranks of dispatch`);
+    same(results[rank]!.combinedLost, lost, `${who}: lost ranks of combine`);
     same(Array.from(found.layoutRange, Number), Array.from(expected.layoutRange, Number), `${who}: layout ranges`);
     const rows = expected.recvRows;
     expect(found.rows.length, `${who}: rows`).toBe(rows * hidden);
@@ -245,7 +256,6 @@ export function check(
     }
   }
   const y = results.map((result, rank) => result?.y ?? new Float32Array(rankReceives(plan, rank).recvRows * hidden));
-  const lost = combinedLostOf(results, worldSize);
   const weights = Array.from({ length: worldSize }, (_, rank) => {
     const { tokenOffsets, topK } = inputs.routing;
     return inputs.weights.subarray(tokenOffsets[rank]! * topK, tokenOffsets[rank + 1]! * topK);
@@ -270,7 +280,8 @@ export function check(
   }
 }
 
-function combinedLostOf(results: readonly (RankResult | undefined)[], worldSize: number): Uint8Array {
+/** Every rank has experts here, so each of those that take part misses each of the others. */
+function lostOf(results: readonly (RankResult | undefined)[], worldSize: number): Uint8Array {
   return Uint8Array.from({ length: worldSize }, (_, rank) => (results[rank] === undefined ? 1 : 0));
 }
 
@@ -296,14 +307,14 @@ export async function runCase(
   const results = await onRanks(async (transport) => {
     const buffer = await openFor(transport, one, inputs);
     const all: RankResult[] = [];
-    for (let call = 0; call < calls; call++) all.push(await runCall(buffer, one, inputs));
+    for (let call = 0; call < calls; call++) all.push(await runCall(buffer, one, rowsOfCall(inputs, call)));
     await buffer.close();
     return all;
   });
   for (let call = 0; call < calls; call++) {
     check(
       one,
-      inputs,
+      rowsOfCall(inputs, call),
       results.map((all) => all[call]!),
       undefined,
       tolerance,

@@ -1,18 +1,20 @@
-/** Ranks that do not come, die, are left out or come late; buffers that are full; calls that overlap. */
+/** Ranks that do not come, die, are left out or come late; calls that overlap. */
 import { setTimeout as sleep } from 'node:timers/promises';
-import { decode, isEpError, type Storage } from '@ep/core';
-import {
-  type MoePlan,
-  mapExperts,
-  planMoe,
-  rankTopk,
-  routingOfRanks,
-  spreadExperts,
-  withLostRanks,
-} from '@ep/plan/moe';
+import { decode, type Storage } from '@ep/core';
+import { type MoePlan, mapExperts, planMoe, rankTopk, routingOfRanks, withLostRanks } from '@ep/plan/moe';
 import { describe, expect, it } from 'vitest';
 import type { DispatchTransport, MoeBuffer } from '../../src/index.js';
-import { check, type Inputs, inputsOf, type MoeCase, openFor, type RankResult, runCall, tensorOf } from './case.js';
+import {
+  check,
+  type Inputs,
+  inputsOf,
+  type MoeCase,
+  openFor,
+  type RankResult,
+  rowsOfCall,
+  runCall,
+  tensorOf,
+} from './case.js';
 import { onRanks, type WorldTransport } from './world.js';
 
 const modes = ['low-latency', 'high-throughput'] as const;
@@ -77,16 +79,21 @@ describe.each(modes)('%s', (mode) => {
       const results = await opened(one, transport, async (buffer) => {
         const first = await runCall(buffer, one, inputs);
         if (buffer.rank === 2) return [first];
-        const second = await runCall(buffer, one, inputs, { timeoutMs: 400 });
-        const third = await runCall(buffer, one, inputs);
+        const second = await runCall(buffer, one, rowsOfCall(inputs, 1), { timeoutMs: 400 });
+        const third = await runCall(buffer, one, rowsOfCall(inputs, 2));
         expect([...buffer.losses.keys()]).toEqual([2]);
         return [first, second, third];
       });
       const call = (n: number): (RankResult | undefined)[] => results.map((all) => all[n]);
       check(one, inputs, call(0));
-      check(one, inputs, call(1), planWithout(inputs, 2));
+      check(one, rowsOfCall(inputs, 1), call(1), planWithout(inputs, 2));
       const active = without(2).map((lost) => 1 - lost);
-      check(one, inputs, call(2), planMoe(inputs.routing, inputs.map, inputs.form, { activeRanks: active }));
+      check(
+        one,
+        rowsOfCall(inputs, 2),
+        call(2),
+        planMoe(inputs.routing, inputs.map, inputs.form, { activeRanks: active }),
+      );
     },
   );
 
@@ -180,7 +187,7 @@ describe.each(modes)('%s', (mode) => {
         all.push(await runCall(buffer, one, inputs, { timeoutMs: 250 }));
         for (let call = 0; call < 30; call++) {
           await sleep(40);
-          all.push(await runCall(buffer, one, inputs, { timeoutMs: 5000 }));
+          all.push(await runCall(buffer, one, rowsOfCall(inputs, all.length), { timeoutMs: 5000 }));
         }
         return all;
       });
@@ -195,7 +202,7 @@ describe.each(modes)('%s', (mode) => {
       for (let call = 2; call < 32; call++)
         check(
           one,
-          inputs,
+          rowsOfCall(inputs, call),
           results.map((all) => all[call]),
           plan,
         );
@@ -227,7 +234,8 @@ describe.each(modes)('%s', (mode) => {
       const all: RankResult[] = [await runCall(buffer, one, inputs, { timeoutMs: 5000 })];
       if (--left === 0) go();
       await written;
-      for (let call = 0; call < 3; call++) all.push(await runCall(buffer, one, inputs, { timeoutMs: 5000 }));
+      for (let call = 1; call < 4; call++)
+        all.push(await runCall(buffer, one, rowsOfCall(inputs, call), { timeoutMs: 5000 }));
       return all;
     });
     const activeRanks = without(late).map((lost) => 1 - lost);
@@ -235,7 +243,7 @@ describe.each(modes)('%s', (mode) => {
     for (let call = 0; call < 4; call++)
       check(
         one,
-        inputs,
+        rowsOfCall(inputs, call),
         results.map((all) => all[call]),
         plan,
       );
@@ -361,51 +369,5 @@ it('with default timeouts, a rank without experts does not give up those who sti
     } finally {
       if (--left === 0) end();
     }
-  });
-});
-
-describe('a compact receive tensor', () => {
-  const tokens = [4, 4];
-  // Everybody to experts 0 and 1, which rank 0 holds: 16 rows there, none at rank 1.
-  const routing = routingOfRanks(4, 2, [Int32Array.of(0, 1, 1, 0, 0, 1, 1, 0), Int32Array.of(0, 1, 1, 0, 0, 1, 1, 0)]);
-  const one = (recvRows: number): MoeCase => ({
-    worldSize: 2,
-    mode: 'high-throughput',
-    seed: 3,
-    experts: 4,
-    topK: 2,
-    hidden: 32,
-    tokens,
-    options: { recvRows },
-  });
-  const inputsFor = (recvRows: number) => ({ ...inputsOf(one(recvRows)), routing, map: spreadExperts(4, 2) });
-
-  it('may be exactly full', async () => {
-    const inputs = inputsFor(16);
-    const results = await onRanks(2, 'shm', async (transport) => {
-      await using buffer = await openFor(transport, one(16), inputs);
-      return await runCall(buffer, one(16), inputs);
-    });
-    check(one(16), inputs, results);
-  });
-
-  it('of one row too few refuses the call on every rank, before anything moves, and takes the next', async () => {
-    const inputs = inputsFor(15);
-    const fewer = Int32Array.of(0, 1, 1, 0, 0, 1, 1, -1);
-    const results = await onRanks(2, 'shm', async (transport) => {
-      await using buffer = await openFor(transport, one(15), inputs);
-      const x = tensorOf('bf16', 4, 32, inputs.x[buffer.rank]!);
-      for (let i = 0; i < 3; i++) {
-        const failure = await buffer.dispatch(x, rankTopk(routing, buffer.rank)).then(
-          () => undefined,
-          (error: unknown) => error,
-        );
-        expect(isEpError(failure) && failure.code).toBe('EP_CAPACITY');
-        expect((failure as Error).message).toMatch(/rank 0 has room for 15 rows, 16 were to go there/);
-      }
-      const less = { ...inputs, routing: routingOfRanks(4, 2, [fewer, rankTopk(routing, 1)]) };
-      return await runCall(buffer, one(15), less);
-    });
-    check(one(15), { ...inputs, routing: routingOfRanks(4, 2, [fewer, rankTopk(routing, 1)]) }, results);
   });
 });

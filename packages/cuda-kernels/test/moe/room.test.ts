@@ -1,0 +1,52 @@
+/** Receive tensors that are exactly full, and of one row too few. */
+import { isEpError } from '@ep/core';
+import { rankTopk, routingOfRanks, spreadExperts } from '@ep/plan/moe';
+import { describe, expect, it } from 'vitest';
+import { check, inputsOf, type MoeCase, openFor, runCall, tensorOf } from './case.js';
+import { onRanks } from './world.js';
+
+describe('a compact receive tensor', () => {
+  const tokens = [4, 4];
+  // Everybody to experts 0 and 1, which rank 0 holds: 16 rows there, none at rank 1.
+  const routing = routingOfRanks(4, 2, [Int32Array.of(0, 1, 1, 0, 0, 1, 1, 0), Int32Array.of(0, 1, 1, 0, 0, 1, 1, 0)]);
+  const one = (recvRows: number): MoeCase => ({
+    worldSize: 2,
+    mode: 'high-throughput',
+    seed: 3,
+    experts: 4,
+    topK: 2,
+    hidden: 32,
+    tokens,
+    options: { recvRows },
+  });
+  const inputsFor = (recvRows: number) => ({ ...inputsOf(one(recvRows)), routing, map: spreadExperts(4, 2) });
+
+  it('may be exactly full', async () => {
+    const inputs = inputsFor(16);
+    const results = await onRanks(2, 'shm', async (transport) => {
+      await using buffer = await openFor(transport, one(16), inputs);
+      return await runCall(buffer, one(16), inputs);
+    });
+    check(one(16), inputs, results);
+  });
+
+  it('of one row too few refuses the call on every rank, before anything moves, and takes the next', async () => {
+    const inputs = inputsFor(15);
+    const fewer = Int32Array.of(0, 1, 1, 0, 0, 1, 1, -1);
+    const results = await onRanks(2, 'shm', async (transport) => {
+      await using buffer = await openFor(transport, one(15), inputs);
+      const x = tensorOf('bf16', 4, 32, inputs.x[buffer.rank]!);
+      for (let i = 0; i < 3; i++) {
+        const failure = await buffer.dispatch(x, rankTopk(routing, buffer.rank)).then(
+          () => undefined,
+          (error: unknown) => error,
+        );
+        expect(isEpError(failure) && failure.code).toBe('EP_CAPACITY');
+        expect((failure as Error).message).toMatch(/rank 0 has room for 15 rows, 16 were to go there/);
+      }
+      const less = { ...inputs, routing: routingOfRanks(4, 2, [fewer, rankTopk(routing, 1)]) };
+      return await runCall(buffer, one(15), less);
+    });
+    check(one(15), { ...inputs, routing: routingOfRanks(4, 2, [fewer, rankTopk(routing, 1)]) }, results);
+  });
+});
