@@ -25,6 +25,7 @@ const ROW_NS = 20_000;
 /** No call that seems longer is timed in rows. */
 const SINGLE_NS = 500_000;
 const FIRST_ROW = 8;
+const TRIES = 12;
 const HEAT_ROW = 100;
 const HEAT_TURNS = 2;
 const MOST_CALLS = 500;
@@ -44,6 +45,8 @@ export interface Pace {
 /** What is known of a contender's calls: nanoseconds of one, and milliseconds of a batch of `calls` in all (barrier, poisoning, comparing). */
 export interface Estimate {
   readonly callNs: number;
+  /** The same of the usual batch, where `callNs` is of the fastest. */
+  readonly usualNs: number;
   readonly calls: number;
   readonly batchMs: number;
 }
@@ -53,7 +56,12 @@ export function rowOf(callNs: number, mostCalls: number): number {
   return Math.min(mostCalls, Math.max(1, Math.round(ROW_NS / callNs)));
 }
 
-export function paceOf({ callNs, calls, batchMs }: Estimate, turnMs: number): Pace {
+/** Whether calls are timed in rows: they are short, or they seem long only by themselves. */
+export function paysInRows(rowNs: number, singleNs: number, mostCalls: number): boolean {
+  return rowOf(rowNs, mostCalls) > 1 || rowNs < singleNs / 2;
+}
+
+export function paceOf({ callNs, calls, batchMs }: Omit<Estimate, 'usualNs'>, turnMs: number): Pace {
   const batches = Math.min(MOST_BATCHES, Math.max(1, Math.floor(turnMs / batchMs)));
   const warm = callNs > LONG_NS ? 0 : Math.ceil(batches / 10);
   return { calls, warm, batches, turnMs: (warm + batches) * batchMs };
@@ -66,24 +74,25 @@ async function estimate({ contender, target }: Player<string>, turnMs: number): 
     const begin = performance.now();
     const times = await contender.numbers({ verb: 'run', ...target, calls, warm, batches });
     const batchMs = (performance.now() - begin) / (warm + batches);
+    const sorted = [...slowest(times, calls)].sort((a, b) => a - b);
     // The fastest: a stall of the machine must not make calls seem too long for rows.
-    return { callNs: Math.min(...slowest(times, calls)) * 1000, calls, batchMs };
+    return { callNs: sorted[0]! * 1000, usualNs: sorted[sorted.length >> 1]! * 1000, calls, batchMs };
   };
   // The first call touches memory for the first time and connects what is not connected yet.
   let found = await time(1, 1, 1);
   if (found.callNs > LONG_NS) return found;
-  found = await time(1, 0, 3);
+  // The first few seem long, too, where ranks outnumber cores and V8 still compiles.
+  found = await time(1, 0, TRIES);
   if (found.callNs > SINGLE_NS) return found;
   const heat = Math.min(mostCalls, HEAT_ROW, Math.max(1, Math.floor((turnMs * 1e6) / found.callNs / 4)));
   for (const begin = performance.now(); performance.now() - begin < HEAT_TURNS * turnMs; ) await time(heat, 0, 10);
-  // One call by itself seems long: the ranks do not leave the barrier at the same moment.
-  const single = await time(1, 0, 5);
+  // One call by itself seems long: the ranks do not leave the barrier at the same moment, least of all where they outnumber the cores.
+  const single = await time(1, 0, TRIES);
   found = single;
   for (let row = Math.min(FIRST_ROW, mostCalls); row > found.calls; row = rowOf(found.callNs, mostCalls)) {
-    found = await time(row, 0, 5);
+    found = await time(row, 0, TRIES);
   }
-  // Too long a first row: the calls are not that short.
-  return rowOf(found.callNs, mostCalls) === 1 ? single : found;
+  return paysInRows(found.usualNs, single.usualNs, mostCalls) ? found : single;
 }
 
 export interface Race<Name extends string> {

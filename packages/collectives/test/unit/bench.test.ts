@@ -30,7 +30,7 @@ import {
 } from '../../bench/peers.js';
 import { BENCH_OPS, formatCommand, parseAnswer, parseCommand } from '../../bench/protocol.js';
 import { seriesOf, slowest, timesAsFast } from '../../bench/series.js';
-import { paceOf, race } from '../../bench/turns.js';
+import { paceOf, paysInRows, race } from '../../bench/turns.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'ep-bench-unit-'));
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
@@ -328,6 +328,13 @@ describe('figures', () => {
     });
     expect(paceOf({ callNs: 1e6, calls: 1, batchMs: 4 }, 40)).toEqual({ calls: 1, batches: 10, warm: 1, turnMs: 44 });
     expect(paceOf({ callNs: 5e8, calls: 1, batchMs: 600 }, 40)).toEqual({ calls: 1, batches: 1, warm: 0, turnMs: 600 });
+  });
+
+  it('times in rows what is short, or seems long only because ranks leave the barrier one after the other', () => {
+    expect(paysInRows(200, 300, 500)).toBe(true);
+    expect(paysInRows(40_000, 300_000, 11)).toBe(true);
+    expect(paysInRows(40_000, 60_000, 11)).toBe(false);
+    expect(paysInRows(200, 300, 1)).toBe(false);
   });
 
   it('are held against the goals of the project', () => {
