@@ -1,3 +1,4 @@
+import { existsSync, readdirSync } from 'node:fs';
 import type { Need } from '@ep/core';
 import type { HostFacts } from '@ep/native';
 import { describe, expect, it } from 'vitest';
@@ -39,20 +40,34 @@ const withFacts = (changed: Partial<HostFacts>): Examined => ({
   addon: { loaded: true, path: 'ep.node', abi: '1.0', facts: { ...facts, ...changed }, network },
 });
 
+const isObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
+  typeof value === 'object' && value !== null;
+
+/** Names of all providers among the exports of the packages beside this one. */
+async function exportedProviders(): Promise<string[]> {
+  const packages = new URL('../../', import.meta.url);
+  const entries = readdirSync(packages)
+    .map((name) => new URL(`${name}/dist/index.js`, packages))
+    .filter((entry) => existsSync(entry));
+  const modules = await Promise.all(entries.map((entry) => import(entry.href) as Promise<object>));
+  return modules
+    .flatMap((module) => Object.values(module))
+    .filter(isObject)
+    .flatMap((backings) => Object.values(backings))
+    .filter(isObject)
+    .flatMap(({ name, probe, open }) =>
+      typeof name === 'string' && typeof probe === 'function' && typeof open === 'function' ? [name] : [],
+    );
+}
+
 describe('ep doctor', () => {
   it('finds this machine healthy and says so in JSON', async () => {
     const { code, stdout, stderr } = await runEp(['doctor', '--json']);
     expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
     const report = JSON.parse(stdout) as Examined & { readonly healthy: boolean; readonly checks: readonly Check[] };
     expect(report.healthy).toBe(true);
-    expect(report.probes).toMatchObject([
-      { name: 'nvshmem:shm', probe: { available: true } },
-      { name: 'ibgda:soft', probe: { available: true } },
-      { name: 'ibgda:hardware' },
-      { name: 'ibgda:verbs' },
-      { name: 'efa-gda:soft', probe: { available: true } },
-      { name: 'efa-gda:hardware' },
-    ]);
+    const available = report.probes.flatMap(({ name, probe }) => (probe.available ? [name] : []));
+    expect(available).toEqual(expect.arrayContaining(['nvshmem:shm', 'ibgda:soft', 'efa-gda:soft']));
     expect(report.probes[0]?.probe).toHaveProperty('capabilities.needs', expect.arrayContaining(['bundled', 'prior']));
     expect(report.addon).toMatchObject({ loaded: true, path: expect.stringMatching(/\.node$/) });
     expect(report.checks.map((check) => check.name)).toEqual(
@@ -66,6 +81,35 @@ describe('ep doctor', () => {
         '/dev/shm',
         'nvcc',
       ]),
+    );
+  });
+
+  it('probes every provider that a package of this repository exports', async () => {
+    const { probes } = JSON.parse((await runEp(['doctor', '--json'])).stdout) as Examined;
+    const exported = await exportedProviders();
+    expect(exported).toEqual(expect.arrayContaining(['nvshmem:cuda', 'ibgda:verbs', 'efa-gda:hardware']));
+    expect(probes.map(({ name }) => name).sort()).toEqual(exported.sort());
+  });
+
+  it('says what GPUs lack, and shows one that fails beside the others', async () => {
+    const gpuLine = async (path: string) =>
+      (await runEp(['doctor'], { EP_CUDA_PATH: path })).stdout.match(/^.*nvshmem:cuda.*\n.*/m)![0];
+    expect(await gpuLine('./no-such-kernels.so')).toMatch(
+      /^note\s+nvshmem:cuda\s+no GPU can be used: .*no-such-kernels\.so.* \[EP_UNAVAILABLE\]\n\s+-> .*a driver for CUDA 13 .* and libep_cuda\.so/,
+    );
+    const capabilities = {
+      needs: new Set<Need>(),
+      maxMessageBytes: 1,
+      maxSignalSlots: 1,
+      initiators: new Set<'host'>(),
+    };
+    const devices = [
+      { name: 'a GPU', detail: {} },
+      { name: '', detail: { unusable: 'looking at GPU 1: it is broken' } },
+    ];
+    const probes = [{ name: 'nvshmem:cuda', probe: { available: true, capabilities, devices } as const }];
+    expect(checkOf({ ...good, probes }, 'nvshmem:cuda').found).toBe(
+      'available on a GPU, no use of another (looking at GPU 1: it is broken)',
     );
   });
 

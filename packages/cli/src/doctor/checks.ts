@@ -46,9 +46,10 @@ export function checksOf(examined: Examined): readonly Check[] {
   ];
 }
 
-/** A network card with its port; a host is just there. */
+/** A network card with its port, a GPU that fails with the reason; a host is just there. */
 function deviceText({ name, detail }: DeviceInfo): string {
-  const { port, link, gid } = detail;
+  const { port, link, gid, unusable } = detail;
+  if (unusable !== undefined) return `no use of another (${unusable})`;
   return port === undefined ? name : `${name} (port ${port}, ${link}, gid ${gid})`;
 }
 

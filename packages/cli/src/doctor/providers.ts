@@ -1,4 +1,4 @@
-/** Every transport that this installation knows, in the order in which they are shown. A new package adds its providers here. */
+/** Every transport that this installation knows, in the order in which they are shown. A new package is added here, with all its backings. */
 import type { Probe } from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
@@ -14,14 +14,10 @@ interface Provider {
   probe(): Promise<Probe>;
 }
 
-const providers: readonly Provider[] = [
-  nvshmem.shm,
-  ibgda.soft,
-  ibgda.hardware,
-  ibgda.verbs,
-  efaGda.soft,
-  efaGda.hardware,
-];
+/** All that a package exports, so that none of them can be left out. Looking at GPUs makes no context on them. */
+const providers: readonly Provider[] = [nvshmem, ibgda, efaGda].flatMap((backings): Provider[] =>
+  Object.values(backings),
+);
 
 export function probeProviders(): Promise<readonly Probed[]> {
   return Promise.all(providers.map(async (provider) => ({ name: provider.name, probe: await provider.probe() })));
