@@ -194,3 +194,10 @@ export function checkInteger(
     max === Number.MAX_SAFE_INTEGER ? `a safe integer of at least ${min}` : `an integer from ${min} to ${max}`;
   throw invalid(what, { where, expected, found: value });
 }
+
+/** Throws `EP_INVALID_ARGUMENT` unless it is an object; an array is none. */
+export function checkObject(value: unknown, what: string, expected: string, where: string): void {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) {
+    throw invalid(what, { where, expected, found: value });
+  }
+}
