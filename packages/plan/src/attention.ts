@@ -1,5 +1,5 @@
-import { checkInt32Array, checkRange, describe } from './check.js';
-import { invalidArgument } from './error.js';
+import { checkInt32Array, checkObject, checkRange } from './check.js';
+import { checkSharing } from './form.js';
 import { routeRuns } from './kv.js';
 import { type AttentionLayout, attentionLayout } from './layout.js';
 import { type KvPlans, kvPlans, planQuery, type QueryPlans } from './query.js';
@@ -33,13 +33,9 @@ export function planAttention(
   serverRank: Int32Array,
   options: AttentionOptions = {},
 ): AttentionPlan {
+  checkObject(options, 'options');
   const sharing = options.sharing ?? 'each-query';
-  if (sharing !== 'each-query' && sharing !== 'each-server') {
-    throw invalidArgument(`sharing must be 'each-query' or 'each-server', found ${describe(sharing)}`, {
-      name: 'sharing',
-      found: sharing,
-    });
-  }
+  checkSharing(sharing, 'sharing');
   const rows = shardRows(shards);
   const index = documentIndex(shards);
   checkInt32Array(serverRank, 'serverRank', shards.lengths.length);

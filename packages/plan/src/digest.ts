@@ -1,5 +1,6 @@
 import type { AttentionPlan } from './attention.js';
 import type { DispatchPlan, PlanKind } from './dispatch-plan.js';
+import { checkPlan, entryFields } from './form.js';
 
 /** MurmurHash3 x86_128 over 32-bit words (Appleby, public domain). Words, not bytes: the result does not depend on byte order. */
 export class WordHash {
@@ -87,6 +88,7 @@ export class WordHash {
 
 /** 128 bits over every field of a plan, as hexadecimal: ranks that compare it know whether they hold the same plan. Not cryptographic. */
 export function digest(plan: DispatchPlan | AttentionPlan): string {
+  checkPlan(plan);
   const hash = new WordHash();
   if ('layout' in plan) {
     hash.text('attention');
@@ -124,20 +126,6 @@ function addDispatch(hash: WordHash, plan: DispatchPlan): void {
   hash.word(plan.replicas);
   for (const name of entryFields) hash.array(plan[name]);
 }
-
-/** The arrays that a dispatch plan consists of; its pair tables follow from them. */
-export const entryFields = [
-  'entryOffsets',
-  'dstRank',
-  'srcOffset',
-  'dstOffset',
-  'length',
-  'srcShard',
-  'dstShard',
-  'replica',
-  'sendTokens',
-  'recvTokens',
-] as const;
 
 function rotate(x: number, bits: number): number {
   return (x << bits) | (x >>> (32 - bits));

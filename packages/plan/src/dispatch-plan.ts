@@ -1,4 +1,5 @@
 import { checkInteger } from './check.js';
+import { checkDispatchPlan } from './form.js';
 
 /** Version of the plan format: raised when the meaning of any field changes. Ranks and files of another version are refused. */
 export const planVersion = 1;
@@ -76,6 +77,7 @@ export interface RankDispatch {
 
 /** The entries and pairs of one rank. */
 export function rankDispatch(plan: DispatchPlan, rank: number): RankDispatch {
+  checkDispatchPlan(plan);
   checkInteger(rank, 'rank', 0, plan.worldSize - 1);
   const from = plan.entryOffsets[rank]!;
   const to = plan.entryOffsets[rank + 1]!;

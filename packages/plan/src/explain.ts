@@ -1,5 +1,8 @@
 import type { AttentionPlan, KvSharing } from './attention.js';
+import { checkObject, describe } from './check.js';
 import { attendedPairs, maxOverAverage } from './cost.js';
+import { invalidArgument } from './error.js';
+import { checkAttentionPlan } from './form.js';
 import { textTable } from './text-table.js';
 
 /** One rank's part in a plan. Tokens are rows; pairs are attended query-key pairs, the unit of attention work. */
@@ -47,6 +50,7 @@ export interface Explanation {
 
 /** Who sends how much to whom, and the load of each rank before and after, as plain data. */
 export function explain(plan: AttentionPlan): Explanation {
+  checkAttentionPlan(plan);
   const { shards, serverRank, fwdQ, fwdKv, layout } = plan;
   const { worldSize } = shards;
   const before = new Float64Array(worldSize);
@@ -125,6 +129,19 @@ const listedPairs = 32;
 
 /** The same for people. */
 export function explanationText(explanation: Explanation): string {
+  checkObject(explanation, 'explanation');
+  const kinds = {
+    ranks: 'an array',
+    traffic: 'an array',
+    imbalanceBefore: 'a number',
+    imbalanceAfter: 'a number',
+  } as const;
+  for (const [name, kind] of Object.entries(kinds)) {
+    const value: unknown = explanation[name as keyof typeof kinds];
+    if (kind === 'an array' ? Array.isArray(value) : typeof value === 'number') continue;
+    const found = describe(value);
+    throw invalidArgument(`explanation.${name} must be ${kind}, found ${found}`, { name, expected: kind, found });
+  }
   const e = explanation;
   const average = sum(e.ranks.map((r) => r.pairsAfter)) / e.worldSize || 1;
   const lines = [

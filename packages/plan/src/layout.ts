@@ -1,6 +1,7 @@
 import { checkInteger } from './check.js';
 import { unwrittenColumn } from './column.js';
 import type { DispatchPlan } from './dispatch-plan.js';
+import { checkLayout } from './form.js';
 import type { PrefixRuns } from './runs.js';
 import type { DocumentIndex, DocumentShards } from './shards.js';
 
@@ -43,6 +44,7 @@ export interface ServerLayout {
 }
 
 export function serverLayout(layout: AttentionLayout, rank: number): ServerLayout {
+  checkLayout(layout);
   checkInteger(rank, 'rank', 0, layout.worldSize - 1);
   const from = layout.groupOffsets[rank]!;
   const to = layout.groupOffsets[rank + 1]!;

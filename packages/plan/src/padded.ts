@@ -1,5 +1,6 @@
-import { checkInteger, describe, maxRows } from './check.js';
+import { checkInteger, checkObject, describe, maxRows } from './check.js';
 import { invalidArgument } from './error.js';
+import { checkArrays, checkDispatchPlan } from './form.js';
 import type { DispatchTable, KvPlans } from './query.js';
 import type { DocumentShards, ShardTable } from './shards.js';
 
@@ -103,6 +104,7 @@ export function fromPaddedAttention(input: PaddedAttentionInput): {
   readonly shards: DocumentShards;
   readonly serverRank: Int32Array;
 } {
+  checkObject(input, 'input');
   const width = checkMatrix(input.seqLen, 'seqLen');
   const worldSize = input.seqLen.length;
   const { shards, dstRank } = fromPaddedQuery(input.seqLen, input.qDispatch, input.numSeqs);
@@ -193,6 +195,9 @@ export function fromPaddedAttention(input: PaddedAttentionInput): {
 
 /** The dense (shards, replicas) mask of the original, by global shard index: 1 where the replica exists. */
 export function replicaMask(plans: KvPlans): Uint8Array {
+  checkObject(plans, 'plans');
+  checkDispatchPlan(plans.fwdKv, 'plans.fwdKv');
+  checkArrays(plans.reduction, 'plans.reduction', ['slotOffsets', 'replica']);
   const { slotOffsets, replica } = plans.reduction;
   const shards = slotOffsets.length - 1;
   const mask = new Uint8Array(shards * plans.fwdKv.replicas);
@@ -209,6 +214,7 @@ function paddedShards(
   sent: (r: number, s: number) => boolean,
 ): ShardTable {
   const worldSize = seqLen.length;
+  if (numSeqs !== undefined && !isRow(numSeqs)) throw contradiction('numSeqs', 'a row of numbers', describe(numSeqs));
   if (numSeqs !== undefined && numSeqs.length !== worldSize) {
     throw invalidArgument(`numSeqs must have ${worldSize} elements, found ${numSeqs.length}`, {
       name: 'numSeqs',

@@ -1,8 +1,9 @@
 import { type AttentionPlan, planAttention } from './attention.js';
 import { describe, maxRows } from './check.js';
-import { digest, entryFields } from './digest.js';
+import { digest } from './digest.js';
 import { type DispatchPlan, type PlanKind, planVersion } from './dispatch-plan.js';
 import { PlanError } from './error.js';
+import { entryFields } from './form.js';
 import { pairTables } from './pairs.js';
 import { checkVersion, validate } from './validate.js';
 

@@ -1,6 +1,7 @@
-import { checkInteger } from './check.js';
+import { checkInteger, checkObject, describe } from './check.js';
 import type { DispatchPlan, PairTable } from './dispatch-plan.js';
 import { invalidArgument, PlanError } from './error.js';
+import { checkDispatchPlan } from './form.js';
 
 /** How rows travel. A shard is cut into chunks of `max(1, floor(chunkBytes / rowBytes))` rows; each chunk is one put and one signal. */
 export interface TransferUnit {
@@ -39,6 +40,8 @@ export function chunksOf(length: number, chunkRows: number): number {
 
 /** Bytes and chunks per pair, buffers and totals. Throws EP_CAPACITY where bytes would exceed exact integers (2^53). */
 export function sizes(plan: DispatchPlan, unit: TransferUnit): PlanSizes {
+  checkDispatchPlan(plan);
+  checkObject(unit, 'unit');
   const rowBytes = checkInteger(unit.rowBytes, 'rowBytes', 1, Number.MAX_SAFE_INTEGER);
   const chunkBytes = checkInteger(unit.chunkBytes, 'chunkBytes', 1, Number.MAX_SAFE_INTEGER);
   const chunkRows = Math.max(1, Math.floor(chunkBytes / rowBytes));
@@ -122,9 +125,17 @@ export interface CapacityLimits {
 
 /** Refuses a plan that does not fit, before anything moves: EP_CAPACITY names the first rank, what it needs and what it has. */
 export function checkCapacity(plan: DispatchPlan, planned: PlanSizes, limits: CapacityLimits): void {
+  checkDispatchPlan(plan);
+  checkObject(planned, 'planned');
+  checkObject(limits, 'limits');
   for (const name of ['sendBytes', 'recvBytes', 'chunksSent', 'chunksReceived'] as const) {
     const limit = limits[name];
     if (limit === undefined) continue;
+    if (typeof limit !== 'number') checkObject(limit, name);
+    if (!(planned[name] instanceof Float64Array)) {
+      const found = describe(planned[name]);
+      throw invalidArgument(`planned.${name} must be a Float64Array, found ${found}`, { name, found });
+    }
     if (typeof limit !== 'number' && limit.length !== plan.worldSize) {
       throw invalidArgument(`${name} must have ${plan.worldSize} elements, one per rank, found ${limit.length}`, {
         name,

@@ -1,8 +1,8 @@
 import { type AttentionPlan, planAttention } from './attention.js';
 import { describe } from './check.js';
-import { entryFields } from './digest.js';
 import { type DispatchPlan, type PairTable, planVersion } from './dispatch-plan.js';
 import { PlanError, violation } from './error.js';
+import { entryFields } from './form.js';
 import { pairTables } from './pairs.js';
 
 const kinds: readonly string[] = ['fwd-q', 'rev-q', 'fwd-kv', 'rev-kv', 'rev-kv-compact'];

@@ -1,0 +1,113 @@
+import { describe, expect, it } from 'vitest';
+import * as api from '../../src/index.js';
+
+const shards = { worldSize: 2, shardOffsets: Int32Array.of(0, 1, 3), lengths: Int32Array.of(4, 2, 3) };
+const documents = { ...shards, documents: 2, document: Int32Array.of(0, 0, 1), position: Int32Array.of(0, 1, 0) };
+const plan = api.planAttention(documents, Int32Array.of(1, 0, 1));
+const unit = { rowBytes: 8, chunkBytes: 16 };
+const offsets = Int32Array.of(0, 1, 2, 2);
+const table = { replicas: 1, offsets, dstRank: Int32Array.of(1, 0), replica: new Int32Array(2) };
+const list = {
+  worldSize: 2,
+  documentOffsets: Int32Array.of(0, 1),
+  homeRank: Int32Array.of(1),
+  lengths: Int32Array.of(4),
+};
+const padded = {
+  seqLen: [[4, 4]],
+  numSeqs: [2],
+  qDispatch: [[0, 0]],
+  kvToQMapping: [
+    [
+      [
+        [0, 0],
+        [0, 1],
+      ],
+      [
+        [0, 1],
+        [-1, -1],
+      ],
+    ],
+  ],
+  kvToQRank: [
+    [
+      [0, 0],
+      [1, -1],
+    ],
+  ],
+  kvContextSize: [[0, 4]],
+  qToNumKvSeq: [[1, 2]],
+  qToNumKvToken: [[4, 8]],
+};
+const text = api.serialize(plan);
+
+/** Arguments that are right, for every function of the package. */
+const right: Readonly<Record<string, readonly unknown[]>> = {
+  attendedPairs: [0, 4],
+  balance: [documents, { qRowBytes: 1, kvRowBytes: 1 }],
+  checkCapacity: [plan.fwdQ, api.sizes(plan.fwdQ, unit), { sendBytes: 1e6, chunksSent: [9, 9] }],
+  chunksOf: [4, 2],
+  digest: [plan],
+  explain: [plan],
+  explanationText: [api.explain(plan)],
+  fromPaddedAttention: [padded],
+  fromPaddedQuery: [padded.seqLen, padded.qDispatch, padded.numSeqs],
+  fromPaddedReplicas: [padded.seqLen, [[[0], [0]]], padded.numSeqs],
+  maxOverAverage: [[1, 2]],
+  packDocuments: [Int32Array.of(4, 4), Int32Array.of(8, 8), 'sequential'],
+  parseAttentionPlan: [text],
+  parseDispatchPlan: [api.serialize(plan.fwdQ)],
+  planAttention: [documents, Int32Array.of(1, 0, 1), { sharing: 'each-query' }],
+  planQuery: [shards, Int32Array.of(1, 0, -1)],
+  planReplicas: [shards, table],
+  rankDispatch: [plan.fwdQ, 0],
+  reorder: [Int32Array.of(1, 2), Int32Array.of(1, 0)],
+  replicaMask: [plan],
+  serialize: [plan],
+  serverLayout: [plan.layout, 0],
+  shardsOfDocuments: [list],
+  sizes: [plan.fwdQ, unit],
+  validate: [plan],
+};
+
+const functions = Object.entries(api).filter(
+  (entry): entry is [string, (...args: unknown[]) => unknown] =>
+    typeof entry[1] === 'function' && entry[1] !== api.PlanError,
+);
+
+const odd = [undefined, null, {}, 5, 'x'];
+
+/** Ways to say an argument wrongly, with their names: another value in its place, or in the place of one of its fields. */
+function spoiled(args: readonly unknown[]): readonly (readonly [string, readonly unknown[]])[] {
+  return args.flatMap((arg, at) => {
+    const keys = typeof arg === 'object' && arg !== null && !ArrayBuffer.isView(arg) ? Object.keys(arg) : [];
+    return odd.flatMap((value) => [
+      [`argument ${at}: ${String(value)}`, args.with(at, value)] as const,
+      ...keys.map((key) => {
+        const copy = Array.isArray(arg) ? arg.with(Number(key), value) : { ...(arg as object), [key]: value };
+        return [`argument ${at}, ${key}: ${String(value)}`, args.with(at, copy)] as const;
+      }),
+    ]);
+  });
+}
+
+describe('wrong kinds of arguments', () => {
+  it.each(functions)('%s says which and what it expected', (name, call) => {
+    const args = right[name];
+    expect(args, `${name} needs right arguments in this test`).toBeDefined();
+    expect(() => call(...args!)).not.toThrow();
+    const wrong: string[] = [];
+    let refused = 0;
+    for (const [what, given] of [['no arguments', []] as const, ...spoiled(args!)]) {
+      try {
+        call(...given);
+      } catch (error) {
+        if (error instanceof api.PlanError) refused++;
+        else wrong.push(`${what}: ${String(error)}`);
+      }
+    }
+    expect(wrong).toEqual([]);
+    // Arithmetic on numbers takes what comes.
+    if (!['attendedPairs', 'chunksOf'].includes(name)) expect(refused).toBeGreaterThan(0);
+  });
+});
