@@ -18,34 +18,67 @@ async function startedPids(run: ReturnType<typeof startEp>, ranks: number): Prom
   return pidsIn(match[0]);
 }
 
+/** Of each rank, what a launcher says where it is. */
+async function environmentsOf(
+  count: number,
+  surrounding: Readonly<Record<string, string>> = {},
+): Promise<ReadonlyMap<number, Readonly<Record<string, string>>>> {
+  const said = /^((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_.*|TORCHELASTIC_.*|EP_STORE)$/;
+  const source = `console.log(JSON.stringify(Object.entries(process.env).filter(([name]) => ${said}.test(name))))`;
+  const { code, stdout, stderr } = await runEp(['run', '-n', String(count), ...program(source)], surrounding);
+  expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
+  const lines = [...stdout.matchAll(/^\[rank (\d+)\] (.*)$/gm)];
+  expect(lines).toHaveLength(count);
+  return new Map(lines.map(([, rank, text]) => [Number(rank), Object.fromEntries(JSON.parse(text!))]));
+}
+
 describe('ep run', () => {
   it('gives each rank the environment contract, and removes the store afterwards', async () => {
-    const names = ['RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT', 'EP_STORE'];
-    const source = `console.log(JSON.stringify(Object.fromEntries(${JSON.stringify(names)}.map((n) => [n, process.env[n]]))))`;
-    const { code, stdout, stderr } = await runEp(['run', '-n', '3', ...program(source)]);
-    expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
-    const ranks = stdout.trimEnd().split('\n');
-    expect(ranks).toHaveLength(3);
-    const stores = new Set<string>();
-    const ports = new Set<string>();
-    for (const rank of [0, 1, 2]) {
-      const line = ranks.find((text) => text.startsWith(`[rank ${rank}] `))!;
-      const env = JSON.parse(line.slice(`[rank ${rank}] `.length)) as Record<string, string>;
-      expect(env).toMatchObject({
+    const ranks = [...(await environmentsOf(3)).entries()];
+    for (const [rank, { MASTER_PORT, EP_STORE, TORCHELASTIC_RUN_ID, ...env }] of ranks) {
+      expect(env).toEqual({
         RANK: String(rank),
         WORLD_SIZE: '3',
         LOCAL_RANK: String(rank),
         LOCAL_WORLD_SIZE: '3',
+        GROUP_RANK: '0',
+        GROUP_WORLD_SIZE: '1',
+        ROLE_NAME: 'default',
+        ROLE_RANK: String(rank),
+        ROLE_WORLD_SIZE: '3',
         MASTER_ADDR: '127.0.0.1',
+        TORCHELASTIC_RESTART_COUNT: '0',
+        TORCHELASTIC_MAX_RESTARTS: '0',
+        TORCHELASTIC_USE_AGENT_STORE: 'False',
       });
-      stores.add(env.EP_STORE!);
-      ports.add(env.MASTER_PORT!);
+      expect(Number(MASTER_PORT)).toBeGreaterThan(0);
+      expect(TORCHELASTIC_RUN_ID).toMatch(/^[-0-9a-f]{36}$/);
+      expect(existsSync(dirname(EP_STORE!.replace(/^file:/, '')))).toBe(false);
     }
-    expect(stores.size).toBe(1);
-    expect(ports.size).toBe(1);
-    expect(Number([...ports][0])).toBeGreaterThan(0);
-    const path = [...stores][0]!.replace(/^file:/, '');
-    expect(existsSync(dirname(path))).toBe(false);
+    for (const name of ['MASTER_PORT', 'EP_STORE', 'TORCHELASTIC_RUN_ID']) {
+      expect(new Set(ranks.map(([, env]) => env[name])).size).toBe(1);
+    }
+  });
+
+  it('lets nothing of a surrounding torchrun through to the ranks', async () => {
+    const outer = {
+      RANK: '7',
+      GROUP_RANK: '5',
+      GROUP_WORLD_SIZE: '9',
+      ROLE_NAME: 'trainer',
+      ROLE_RANK: '7',
+      ROLE_WORLD_SIZE: '18',
+      MASTER_ADDR: 'node-0',
+      MASTER_PORT: '29500',
+      TORCHELASTIC_RUN_ID: 'outer',
+      TORCHELASTIC_RESTART_COUNT: '3',
+      TORCHELASTIC_MAX_RESTARTS: '4',
+      TORCHELASTIC_USE_AGENT_STORE: 'True',
+      TORCHELASTIC_ERROR_FILE: 'errors.json',
+    };
+    const [inside, outside] = [await environmentsOf(1, outer), await environmentsOf(1)];
+    expect(Object.keys(inside.get(0)!).sort()).toEqual(Object.keys(outside.get(0)!).sort());
+    for (const [name, value] of Object.entries(outer)) expect(inside.get(0)![name]).not.toBe(value);
   });
 
   it('meets through EP_STORE', async () => {

@@ -43,8 +43,7 @@ export const ERROR_TABLE = {
   },
   EP_MEMORY_LIMIT: {
     scope: 'call',
-    meaning:
-      'the allocation does not fit MemAvailable, the cgroup, RLIMIT_AS, /dev/shm or memlock; nothing was allocated',
+    meaning: 'the allocation does not fit MemAvailable, the cgroup or RLIMIT_AS; nothing was allocated',
     remedy: 'ask for less, or raise the limit that the message names',
   },
   EP_TIMEOUT: {

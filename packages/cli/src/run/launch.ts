@@ -1,5 +1,6 @@
 /** Starts local ranks as processes with torchrun's environment contract, watches them, and leaves none behind. */
 import { type ChildProcess, spawn } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
 import { createServer } from 'node:net';
 import { constants } from 'node:os';
 import { join } from 'node:path';
@@ -76,18 +77,47 @@ export function launchRanks(options: LaunchOptions): Promise<LaunchResult> {
 /** As `launchRanks`, with the store in a folder that the caller has. */
 export async function launchIn({ folder, guardian }: Scratch, options: LaunchOptions): Promise<LaunchResult> {
   checkInteger(options.ranks, 'ranks', 'launch', 1, mostLocalRanks);
-  const port = await freePort();
+  const place = {
+    ...contractOf(options.ranks, await freePort()),
+    EP_STORE: `file:${storePath(folder)}`,
+  };
+  const ours = inherited(process.env);
   return new Job(options, guardian).run((rank) => ({
-    ...process.env,
+    ...ours,
     ...options.env,
+    ...place,
     RANK: String(rank),
-    WORLD_SIZE: String(options.ranks),
     LOCAL_RANK: String(rank),
-    LOCAL_WORLD_SIZE: String(options.ranks),
+    ROLE_RANK: String(rank),
+  }));
+}
+
+/** What torchrun sets for all workers alike, as of one node whose workers are one group and one role, and are not started again. */
+function contractOf(ranks: number, port: number): Readonly<Record<string, string>> {
+  const size = String(ranks);
+  return {
+    WORLD_SIZE: size,
+    LOCAL_WORLD_SIZE: size,
+    ROLE_WORLD_SIZE: size,
+    GROUP_RANK: '0',
+    GROUP_WORLD_SIZE: '1',
+    ROLE_NAME: 'default',
     MASTER_ADDR: '127.0.0.1',
     MASTER_PORT: String(port),
-    EP_STORE: `file:${storePath(folder)}`,
-  }));
+    TORCHELASTIC_RUN_ID: randomUUID(),
+    TORCHELASTIC_RESTART_COUNT: '0',
+    TORCHELASTIC_MAX_RESTARTS: '0',
+    // Nobody listens at MASTER_PORT: a rank that meets there must serve the store itself.
+    TORCHELASTIC_USE_AGENT_STORE: 'False',
+  };
+}
+
+/**
+ * HAZARD: when this process is itself a worker of torchrun, what its agent said is of another job. With its error file, say, each of our ranks would
+ * overwrite the worker's.
+ */
+function inherited(env: NodeJS.ProcessEnv): NodeJS.ProcessEnv {
+  return Object.fromEntries(Object.entries(env).filter(([name]) => !name.startsWith('TORCHELASTIC_')));
 }
 
 /** Where the ranks of a job meet. */
