@@ -373,6 +373,20 @@ async function badInput({ transport, worldSize }) {
       ],
     }),
   );
+  // Each is wrong in one thing only, which no check of forms can see.
+  const wrongPlans = {
+    planVersion: { version: plan.version + 1 },
+    planKind: { kind: 'nonsense' },
+    planOverlap: { dstOffset: plan.dstOffset.map(() => 0) },
+    planLength: { length: plan.length.map((length, i) => (i === 0 ? length + 1 : length)) },
+    planSums: { recvTokens: plan.recvTokens.map((tokens) => tokens + 1) },
+    planPairs: { received: { ...plan.received, tokens: plan.received.tokens.map((tokens) => tokens + 1) } },
+    planOffsets: { entryOffsets: plan.entryOffsets.subarray(0, worldSize) },
+  };
+  for (const [name, wrong] of Object.entries(wrongPlans)) {
+    const bad = { ...plan, ...wrong };
+    codes[name] = await codeOf(() => dispatcher.bind({ bad: [{ name: 'q', plan: bad, dtype: 'f32', rowShape: [4] }] }));
+  }
   attempt('timeout', () => forward.run({ q: tensor('f32', [rows, 4]) }, { timeoutMs: Number.NaN }));
   codes.noOptions = await codeOf(() => openDispatcher(transport));
   codes.executor = await codeOf(() =>

@@ -91,6 +91,7 @@ export const checks = [
         'err-long',
         'packages',
         'native/js',
+        'native/tests',
         'tools',
         'e2e',
       ),

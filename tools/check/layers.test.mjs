@@ -51,6 +51,7 @@ async function violations(file, text) {
     symlinkSync(join(dir, folder), join(dir, 'node_modules/@ep', name));
   }
   write('tools/tool.mjs', 'export const one = 1;\n');
+  write('e2e/a.mjs', 'export const one = 1;\n');
   write(file, text);
   const { tsConfig: _, ...options } = config.options;
   const rules = { ruleSet: { forbidden: config.forbidden }, validate: true };
@@ -76,6 +77,8 @@ test.each([
   ['packages/efa-gda/test/a.ts', '@ep/ibgda', ['layer of tests packages/efa-gda']],
   ['packages/cuda-kernels/src/a.ts', '@ep/nvshmem', ['layer packages/cuda-kernels']],
   ['packages/core/src/a.ts', '../../../tools/tool.mjs', ['nothing imports e2e or tools']],
+  ['native/js/a.ts', '../../tools/tool.mjs', ['nothing imports e2e or tools']],
+  ['native/tests/core/a.mjs', '../../../e2e/a.mjs', ['scripts of C++ tests import no e2e']],
   ['packages/core/src/a.ts', '@ep/absent', ['every import resolves']],
 ])('%s may not import %s', async (file, name, expected) => {
   expect((await violations(file, importing(name))).sort()).toEqual(expected);
@@ -90,6 +93,7 @@ test.each([
   ['packages/cuda-kernels/src/a.ts', '@ep/plan'],
   ['packages/cuda-kernels/test/a.ts', '@ep/nvshmem'],
   ['packages/cli/src/a.ts', '@ep/nvshmem'],
+  ['native/tests/core/a.mjs', '../../../tools/tool.mjs'],
 ])('%s may import %s', async (file, name) => {
   expect(await violations(file, importing(name))).toEqual([]);
 });

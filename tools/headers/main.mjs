@@ -1,6 +1,6 @@
 // node tools/headers/main.mjs [--totals FILE]: every public header compiles alone, as the first include of a unit.
-//   ep/abi     C11 freestanding, C++20, nvcc
-//   ep/device  C++20, nvcc
+//   ep/abi     C11 freestanding, C++20, nvcc (sm_80, sm_90, sm_100)
+//   ep/device  C++20, nvcc (the same)
 // Without nvcc its cases are reported as skipped. That they link, and that every kernel compiles when it is used, is
 // checked in native/tests/compile.
 import { mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
@@ -17,7 +17,8 @@ const warnings = ['-Wall', '-Wextra', '-Werror'];
 const cCompiler = process.env.CC || 'gcc';
 const c11 = [cCompiler, '-std=c11', '-ffreestanding', '-pedantic', ...warnings, `-I${folder}`];
 const cxx20 = [compiler(), '-std=c++20', '-pthread', ...warnings, `-I${folder}`];
-const nvcc = [nvccCommand(), '-std=c++20', '-Werror=all-warnings', `-I${folder}`, '-ptx', '-arch=compute_90'];
+const architectures = ['80', '90', '100'].map((name) => `-gencode=arch=compute_${name},code=compute_${name}`);
+const nvcc = [nvccCommand(), '-std=c++20', '-Werror=all-warnings', `-I${folder}`, '-fatbin', ...architectures];
 
 /** @typedef {{ name: string, command: readonly string[], needsNvcc?: boolean }} Case */
 
@@ -57,7 +58,7 @@ function cases(dir) {
     })),
     ...all.map((header, index) => ({
       name: `nvcc ${header}`,
-      command: [...nvcc, source(`${index}.cu`, include(header)), '-o', join(dir, `${index}.ptx`)],
+      command: [...nvcc, source(`${index}.cu`, include(header)), '-o', join(dir, `${index}.fatbin`)],
       needsNvcc: true,
     })),
   ];

@@ -8,7 +8,7 @@
  * `signals`, `read`, `write`) throw `EP_UNSUPPORTED`. Split memory needs a policy that both ends of every pair answer alike.
  */
 import { ComposedAdoption, ComposedMemory } from './composed-memory.js';
-import { EpError, invalid } from './errors.js';
+import { checkObject, EpError, invalid } from './errors.js';
 import { formatRanks } from './ranks.js';
 import { type AbortOptions, CloseScope, Resource } from './scope.js';
 import type {
@@ -60,6 +60,7 @@ export interface ComposedTransport<in C extends Need> extends Transport<C> {
 
 /** The routes as lines of `transport  ranks`. */
 export function formatRoutes(routes: readonly Route[]): string {
+  if (!Array.isArray(routes)) throw invalid('routes', { where: 'formatRoutes', expected: 'a list', found: routes });
   const names = [...new Set(routes.map(({ via }) => via))];
   const width = Math.max(0, ...names.map((name) => name.length));
   return names
@@ -283,6 +284,11 @@ export function compose<const T extends readonly Transport<never>[]>(
     CommonNeeds<T>
   >[];
   const where = 'compose';
+  if (!Array.isArray(transports) || !transports.every((member) => typeof member?.connect === 'function')) {
+    throw invalid('transports', { where, expected: 'a list of transports', found: transports });
+  }
+  if (typeof policy !== 'function') throw invalid('policy', { where, expected: 'a function', found: policy });
+  checkObject(options, 'options', "an object with memory, 'shared' or 'split'", where);
   const [first] = members;
   if (first === undefined) throw invalid('transports', { where, expected: 'at least one', found: transports });
   for (const { name, rank, worldSize } of members) {

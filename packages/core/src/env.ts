@@ -1,5 +1,5 @@
 /** The environment: our switches, and the contract with whoever launched this rank. */
-import { EpError, invalid } from './errors.js';
+import { checkObject, EpError, invalid } from './errors.js';
 import { firstHostOf, portOfStep } from './slurm.js';
 import type { Rank } from './transport.js';
 
@@ -53,8 +53,13 @@ export const SWITCHES = {
 export type Switch = keyof typeof SWITCHES;
 export type Environment = Readonly<Record<string, string | undefined>>;
 
+function checkEnvironment(env: Environment, where: string): void {
+  checkObject(env, 'env', 'an object of variables, as process.env', where);
+}
+
 /** True if the comma-separated EP_DEBUG names the topic. */
 export function debugs(topic: string, env: Environment = process.env): boolean {
+  checkEnvironment(env, 'debugs');
   const topics = env.EP_DEBUG;
   return topics?.split(',').some((name) => name.trim() === topic) ?? false;
 }
@@ -67,6 +72,7 @@ function parseInteger(name: string, text: string, min: number, max: number): num
 
 /** EP_TIMEOUT_MS, or its default; `Infinity` for 0. */
 export function defaultTimeoutMs(env: Environment = process.env): number {
+  checkEnvironment(env, 'defaultTimeoutMs');
   const text = env.EP_TIMEOUT_MS ?? '';
   const value = parseInteger(
     'EP_TIMEOUT_MS',
@@ -172,6 +178,7 @@ function parseStoreAddress(env: Environment, value: Value): StoreAddress {
  * of the numbers of job and step. An empty variable counts as unset. Throws `EP_INVALID_ARGUMENT` naming the variable, what it should be and what it is.
  */
 export function readLaunchEnv(env: Environment = process.env): LaunchEnv {
+  checkEnvironment(env, 'readLaunchEnv');
   const value = (name: string): string | undefined =>
     env[name] === undefined || env[name] === '' ? undefined : env[name];
   const launcher = LAUNCHERS.find(

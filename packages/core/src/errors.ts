@@ -43,8 +43,7 @@ export const ERROR_TABLE = {
   },
   EP_MEMORY_LIMIT: {
     scope: 'call',
-    meaning:
-      'the allocation does not fit MemAvailable, the cgroup, RLIMIT_AS, /dev/shm or memlock; nothing was allocated',
+    meaning: 'the allocation does not fit MemAvailable, the cgroup or RLIMIT_AS; nothing was allocated',
     remedy: 'ask for less, or raise the limit that the message names',
   },
   EP_TIMEOUT: {
@@ -193,4 +192,11 @@ export function checkInteger(
   const expected =
     max === Number.MAX_SAFE_INTEGER ? `a safe integer of at least ${min}` : `an integer from ${min} to ${max}`;
   throw invalid(what, { where, expected, found: value });
+}
+
+/** Throws `EP_INVALID_ARGUMENT` unless it is an object; an array is none. */
+export function checkObject(value: unknown, what: string, expected: string, where: string): void {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) {
+    throw invalid(what, { where, expected, found: value });
+  }
 }

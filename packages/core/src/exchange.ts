@@ -7,7 +7,7 @@
  */
 import { randomBytes } from 'node:crypto';
 import { defaultTimeoutMs } from './env.js';
-import { checkInteger, type EpCode, EpError, ERROR_TABLE, isEpError } from './errors.js';
+import { checkInteger, checkObject, type EpCode, EpError, ERROR_TABLE, invalid, isEpError } from './errors.js';
 import { formatRanks } from './ranks.js';
 import type { AbortOptions } from './scope.js';
 import type { Store } from './store.js';
@@ -231,6 +231,13 @@ export async function gather(
   kind: MeetingKind,
   options: MeetingOptions,
 ): Promise<readonly Uint8Array[]> {
+  const where = kind.name;
+  if (typeof store?.compareSet !== 'function') throw invalid('store', { where, expected: 'a store', found: store });
+  checkObject(options, 'options', 'an object with timeoutMs and signal', where);
+  if (typeof meeting.key !== 'string') throw invalid('key', { where, expected: 'a text', found: meeting.key });
+  if (!(meeting.part instanceof Uint8Array)) {
+    throw invalid('bytes', { where, expected: 'a Uint8Array', found: meeting.part });
+  }
   checkInteger(meeting.worldSize, 'worldSize', kind.name, 1);
   checkInteger(meeting.rank, 'rank', kind.name, 0, meeting.worldSize - 1);
   const gathering = new Gathering(store, meeting, kind, options.timeoutMs ?? defaultTimeoutMs());
@@ -256,6 +263,7 @@ export async function exchange(
   meeting: Meeting & { readonly bytes: Uint8Array },
   options: MeetingOptions = {},
 ): Promise<readonly Uint8Array[]> {
+  checkObject(meeting, 'meeting', 'an object with key, rank, worldSize and bytes', EXCHANGE.name);
   const parts = await gather(store, { ...meeting, part: meeting.bytes, fetchParts: true }, EXCHANGE, options);
   checkCount(parts.length, meeting, EXCHANGE);
   return parts;
@@ -263,6 +271,7 @@ export async function exchange(
 
 /** Resolves when all ranks have called it with this key. Errors as those of `exchange`. */
 export async function barrier(store: Store, meeting: Meeting, options: MeetingOptions = {}): Promise<void> {
+  checkObject(meeting, 'meeting', 'an object with key, rank and worldSize', BARRIER.name);
   const parts = await gather(store, { ...meeting, part: NOTHING, fetchParts: false }, BARRIER, options);
   checkCount(parts.length, meeting, BARRIER);
 }

@@ -1,9 +1,14 @@
 /** How messages name ranks. */
 
+import { invalid } from './errors.js';
+
 const RUNS_SHOWN = 12;
 
 /** `rank 3`, `ranks 0-2, 5`: sorted, runs folded, long lists cut with their total. `no rank` if there are none. */
 export function formatRanks(ranks: Iterable<number>): string {
+  if (typeof ranks?.[Symbol.iterator] !== 'function') {
+    throw invalid('ranks', { where: 'formatRanks', expected: 'a list of ranks', found: ranks });
+  }
   const sorted = [...new Set(ranks)].sort((a, b) => a - b);
   if (sorted.length === 0) return 'no rank';
   const runs: string[] = [];

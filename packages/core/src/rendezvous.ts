@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { availableParallelism, endianness, hostname } from 'node:os';
 import { publish } from './diagnostics.js';
-import { EpError, invalid } from './errors.js';
+import { checkObject, EpError, invalid } from './errors.js';
 import { gather, type Meeting, type MeetingKind, type MeetingOptions } from './exchange.js';
 import { formatRanks } from './ranks.js';
 import type { Store } from './store.js';
@@ -105,6 +105,7 @@ const show = (value: Fact | undefined): string => (value === undefined ? 'nothin
 
 /** Throws `EP_RENDEZVOUS` unless all agree: names the fields that differ and the ranks outside of the majority, or all camps if there is none. */
 export function compareFacts(peers: readonly PeerFacts[]): void {
+  if (!Array.isArray(peers)) throw invalid('peers', { where: 'compareFacts', expected: 'a list', found: peers });
   const fields = [...new Set(peers.flatMap(({ agree }) => Object.keys(agree)))].sort();
   const odd = new Set<Rank>();
   const differences: string[] = [];
@@ -136,6 +137,7 @@ async function meet(
   options: MeetingOptions,
 ): Promise<readonly PeerFacts[]> {
   const { rank, worldSize, facts } = meeting;
+  checkObject(facts, 'facts', 'an object with agree', 'rendezvous');
   const agree = {
     ...facts.agree,
     'rendezvous protocol': PROTOCOL,
@@ -170,6 +172,7 @@ export async function rendezvous(
   member: { readonly rank: Rank; readonly worldSize: number; readonly facts: Facts; readonly key?: string },
   options: MeetingOptions = {},
 ): Promise<readonly PeerFacts[]> {
+  checkObject(member, 'member', 'an object with rank, worldSize and facts', 'rendezvous');
   const { rank, worldSize } = member;
   const begin = performance.now();
   const report = (error?: unknown): void =>

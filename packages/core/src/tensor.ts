@@ -1,6 +1,6 @@
 /** Tensors in host memory: a dtype, a shape, and rows that may lie apart. */
 import { createStorage, type DType, elementBytes, isStorageOf, type Storage } from './dtype.js';
-import { checkInteger, EpError, invalid } from './errors.js';
+import { checkInteger, checkObject, EpError, invalid } from './errors.js';
 
 /**
  * `data[sum(index[i] * strides[i])]` is the element at `index`. Strides count elements, are not negative, and are those of row-major order if
@@ -15,9 +15,18 @@ export interface Tensor<D extends DType = DType> {
 
 /** Elements, not bytes. */
 export function elementCount(shape: readonly number[]): number {
+  if (!Array.isArray(shape))
+    throw invalid('shape', { where: 'elementCount', expected: 'an array of extents', found: shape });
   let count = 1;
   for (let axis = 0; axis < shape.length; axis++) count *= shape[axis]!;
   return count;
+}
+
+/** One comparison, because every dispatch asks; `tensor` and `asTensor` are what checks a tensor. */
+function checkForm(source: Pick<Tensor, 'shape'>, where: string): void {
+  if (!Array.isArray(source?.shape)) {
+    throw invalid('tensor', { where, expected: 'an object with dtype, shape and data', found: source });
+  }
 }
 
 function rowMajor(shape: readonly number[]): number[] {
@@ -147,6 +156,8 @@ export interface RowsWindow {
  */
 export function rowsOf<D extends DType>(matrix: Tensor<D>, window: RowsWindow): Tensor<D> {
   const where = 'rowsOf';
+  checkForm(matrix, where);
+  checkObject(window, 'window', 'an object with columns', where);
   if (matrix.shape.length !== 2)
     throw invalid('tensor', { where, expected: 'a matrix of 2 axes', found: matrix.shape });
   const [height, width] = matrix.shape as readonly [number, number];
@@ -163,6 +174,7 @@ export function rowsOf<D extends DType>(matrix: Tensor<D>, window: RowsWindow): 
 
 /** True if the elements lie in row-major order without gaps. Strides of axes of extent 1, and of empty tensors, do not matter. */
 export function isContiguous(source: Pick<Tensor, 'shape' | 'strides'>): boolean {
+  checkForm(source, 'isContiguous');
   if (source.strides === undefined || elementCount(source.shape) === 0) return true;
   const wanted = rowMajor(source.shape);
   return source.shape.every((extent, axis) => extent === 1 || source.strides?.[axis] === wanted[axis]);
@@ -177,7 +189,9 @@ export interface RowLayout {
 }
 
 /** `undefined` if the elements of a row do not lie together, or if rows overlap: such a tensor has to be copied first. */
-export function rowLayout({ shape, strides, dtype }: Tensor): RowLayout | undefined {
+export function rowLayout(source: Tensor): RowLayout | undefined {
+  checkForm(source, 'rowLayout');
+  const { shape, strides, dtype } = source;
   // Every dispatch asks this of its sources: no arrays are made here.
   const rows = shape[0] ?? 1;
   let rowElements = 1;
@@ -195,11 +209,15 @@ export function rowLayout({ shape, strides, dtype }: Tensor): RowLayout | undefi
 
 /** The bytes of `data.buffer` that the tensor touches, gaps included. */
 export function byteRange(source: Tensor): { readonly byteOffset: number; readonly byteLength: number } {
+  if (!ArrayBuffer.isView(source?.data)) {
+    throw invalid('tensor', { where: 'byteRange', expected: 'an object with dtype, shape and data', found: source });
+  }
   return { byteOffset: source.data.byteOffset, byteLength: extentOf(source) * elementBytes(source.dtype) };
 }
 
 /** The elements in row-major order, in storage of their own. */
 export function toContiguous<D extends DType>(source: Tensor<D>): Tensor<D> {
+  checkForm(source, 'toContiguous');
   const { dtype, shape } = source;
   checkAttached(source.data, 'toContiguous');
   const count = elementCount(shape);
@@ -232,8 +250,12 @@ function isDetached(buffer: ArrayBufferLike): boolean {
 
 type TypedArray = Storage[DType];
 
-/** Throws `EP_DETACHED` if the buffer was detached (transferred), or was resized so that the view lies outside of it. */
+/**
+ * Throws `EP_DETACHED` if the buffer was detached (transferred), or was resized so that the view lies outside of it, `EP_INVALID_ARGUMENT` for what is
+ * no view.
+ */
 export function checkAttached(view: TypedArray, where: string): void {
+  if (!ArrayBuffer.isView(view)) throw invalid('data', { where, expected: 'a typed array', found: view });
   if (view.byteLength > 0) return;
   // Both kinds of dead view report length 0, as a living empty one does; only the dead ones refuse to be read.
   try {

@@ -6,7 +6,7 @@
  * offers more is accepted where less is needed, never the other way round.
  */
 import type { DType, Storage } from './dtype.js';
-import type { EpCode } from './errors.js';
+import { type EpCode, invalid } from './errors.js';
 import type { AbortOptions, Closeable } from './scope.js';
 import type { Store } from './store.js';
 import type { Work } from './work.js';
@@ -222,5 +222,9 @@ export function offers<C extends Need, N extends Need>(
   transport: Transport<C>,
   need: N,
 ): transport is Transport<C | N> & Transport<C> {
-  return transport.capabilities.needs.has(need);
+  const needs = transport?.capabilities?.needs;
+  if (typeof needs?.has !== 'function') {
+    throw invalid('transport', { where: 'offers', expected: 'a transport', found: transport });
+  }
+  return needs.has(need);
 }

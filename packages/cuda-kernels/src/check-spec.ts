@@ -1,5 +1,6 @@
-/** Are the values given to `bind` of the kinds that it documents? What a plan says of itself is not doubted here. */
-import { DTYPES, invalid, isDType } from '@ep/core';
+/** Are the values given to `bind` what it documents? */
+import { DTYPES, EpError, invalid, isDType, isEpError } from '@ep/core';
+import { type DispatchPlan, validate } from '@ep/plan';
 import type { PartSpec } from './binding-spec.js';
 
 const PLAN_ARRAYS = [
@@ -25,8 +26,11 @@ const isObject = (value: unknown): value is Fields =>
 const hasArrays = (value: unknown, names: readonly string[]): boolean =>
   isObject(value) && names.every((name) => value[name] instanceof Int32Array);
 
-/** `EP_INVALID_ARGUMENT` unless it has the form of a `DispatchPlan` of that many ranks. */
-export function checkPlan(plan: unknown, worldSize: number, what: string, where: string): void {
+/**
+ * `EP_INVALID_ARGUMENT` unless it has the form of a `DispatchPlan` of that many ranks; `EP_PLAN_VERSION` or `EP_INVALID_PLAN` unless it keeps its own rules: a plan whose
+ * rows overlap, or whose sums are wrong, would leave rows of another call in the received tensors.
+ */
+function checkPlan(plan: unknown, worldSize: number, what: string, where: string): void {
   const form =
     hasArrays(plan, PLAN_ARRAYS) &&
     hasArrays((plan as Fields).sent, PAIR_ARRAYS) &&
@@ -34,6 +38,12 @@ export function checkPlan(plan: unknown, worldSize: number, what: string, where:
   if (!form) throw invalid(what, { where, expected: `a dispatch plan of ${worldSize} ranks`, found: plan });
   const found = (plan as Fields).worldSize;
   if (found !== worldSize) throw invalid(what, { where, expected: `a plan of ${worldSize} ranks`, found });
+  try {
+    validate(plan as DispatchPlan);
+  } catch (error) {
+    if (!isEpError(error)) throw error;
+    throw new EpError(error.code, `${where}: ${error.message}`, { context: error.context, cause: error });
+  }
 }
 
 /** `EP_INVALID_ARGUMENT` unless it has the form of a `GradientReduction`. */

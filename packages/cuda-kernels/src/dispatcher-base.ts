@@ -77,8 +77,8 @@ export abstract class DispatcherBase<Bound, Held = Tensor> extends Resource impl
   protected abstract settle(wait: WaitOptions): Promise<void>;
 
   /**
-   * Collective, once for every set of plans: checks that all ranks hold the same plans, row sizes and dtypes (`EP_MISMATCH` names the odd ranks), and that
-   * each dispatch fits a lease (`EP_CAPACITY`).
+   * Collective, once for every set of plans: checks that the plans keep their rules (`EP_INVALID_PLAN`, `EP_PLAN_VERSION`; some µs for each of their dispatches), that all ranks hold the
+   * same plans, row sizes and dtypes (`EP_MISMATCH` names the odd ranks), and that each dispatch fits a lease (`EP_CAPACITY`).
    */
   bind<const K extends string>(
     specs: Readonly<Record<K, readonly PartSpec[]>>,

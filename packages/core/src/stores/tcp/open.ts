@@ -1,6 +1,6 @@
 /** Opening a TCP store: the client, and on one rank the server. */
 import { defaultTimeoutMs } from '../../env.js';
-import { checkInteger, EpError, invalid } from '../../errors.js';
+import { checkInteger, checkObject, EpError, invalid } from '../../errors.js';
 import type { AbortOptions } from '../../scope.js';
 import { checkTimeout } from '../../waiting.js';
 import { openPatiently } from './lanes.js';
@@ -49,6 +49,7 @@ async function openServer(options: TcpStoreOptions): Promise<{ server: TcpStoreS
  * HAZARD: there is no authentication. Whoever reaches the address can read and write every key.
  */
 export async function openTcpStore(options: TcpStoreOptions): Promise<TcpStore> {
+  checkObject(options, 'options', 'an object with host and port', LABEL);
   const { worldSize, isServer = false, waitForWorkers = true } = options;
   const timeoutMs = checkTimeout(options.timeoutMs ?? defaultTimeoutMs(), LABEL);
   if (typeof options.host !== 'string' || options.host === '')

@@ -2,7 +2,7 @@
 import { createServer, isIPv4, isIPv6, type Server, type Socket } from 'node:net';
 import { publish } from '../../diagnostics.js';
 import { defaultTimeoutMs } from '../../env.js';
-import { checkInteger, EpError, invalid, isEpError } from '../../errors.js';
+import { checkInteger, checkObject, EpError, invalid, isEpError } from '../../errors.js';
 import { type AbortOptions, Resource } from '../../scope.js';
 import { interruptible } from '../../waiting.js';
 import { Session, StoreState, type TcpStoreLimits } from './session.js';
@@ -208,6 +208,7 @@ export class TcpStoreServer extends Resource {
  */
 export async function openTcpStoreServer(options: TcpStoreServerOptions): Promise<TcpStoreServer> {
   const where = 'tcp store server';
+  checkObject(options, 'options', 'an object with port', where);
   const port = checkInteger(options.port, 'port', where, 0, 65535);
   const host = options.bind ?? '127.0.0.1';
   if (typeof host !== 'string' || host === '')
