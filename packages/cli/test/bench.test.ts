@@ -3,13 +3,13 @@ import type { CpuInfo } from 'node:os';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
-import { meetsGoal } from '../src/bench/bench.js';
+import { meetsGoal, progressMark } from '../src/bench/bench.js';
 import { collectivesResult } from '../src/bench/collectives.js';
 import { ibgdaResult } from '../src/bench/ibgda.js';
 import { loadBetween } from '../src/bench/idle.js';
 import { benchNames, loadBench, loadFrom } from '../src/bench/registry.js';
 import { type BenchReport, reportText } from '../src/bench/report.js';
-import { runEp, startEp } from './ep.js';
+import { runEp, runEpOnTerminal, startEp } from './ep.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'ep-bench-test-'));
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
@@ -47,8 +47,9 @@ describe('ep bench', () => {
       const loaded = await loadBench(name);
       if (loaded.available) {
         expect(loaded.bench.name).toBe(name);
-        const { code, stdout } = await runEp(['bench', name, '--quick', '--json']);
-        expect(code).toBe(0);
+        const { code, stdout, stderr } = await runEp(['bench', name, '--quick', '--json']);
+        // Quiet in a pipe, but for a machine that is busy.
+        expect({ code, told: stderr.includes(progressMark) }).toEqual({ code: 0, told: false });
         const [result] = (JSON.parse(stdout) as BenchReport).results;
         expect(result?.name).toBe(name);
         expect(result?.cases.length).toBeGreaterThan(0);
@@ -60,6 +61,23 @@ describe('ep bench', () => {
       expect(stderr).toContain(`bench ${name}: ${loaded.reason} [EP_UNAVAILABLE]`);
     }
   }, 300_000);
+
+  it.each([
+    ['plan', [/each-query, 16 ranks x 16 shards/, /each-server, 64 ranks x 16 shards/]],
+    ['attention', [/dispatch in rows of 2048 bytes, 2 ranks/, /4000 small steps, 4 ranks, V8 without threads/]],
+    ['shm', [/2 ranks, native put-with-signal of 4096 bytes/, /4 ranks, JS barrier/]],
+  ] as const)(
+    'tells on a terminal what %s measures, in one line that is empty at last',
+    async (name, told) => {
+      const { code, stdout } = await runEpOnTerminal(['bench', name, '--quick', '--json']);
+      expect(code).toBe(0);
+      const lines = stdout.split('\r\u001b[K');
+      for (const text of told)
+        expect(lines).toContainEqual(expect.stringMatching(new RegExp(`^${progressMark}${text.source}$`)));
+      expect(JSON.parse(lines.at(-1)!)).toMatchObject({ results: [{ name }] });
+    },
+    120_000,
+  );
 
   it('refuses a name that it does not know', async () => {
     const { code, stderr } = await runEp(['bench', 'nonsense']);

@@ -62,6 +62,20 @@ export function runEp(
   return startEp(args, env, cwd).finished;
 }
 
+/** As `runEp`, on a terminal of its own (util-linux's `script`): stdout holds what stderr does, too. Arguments must mean nothing to a shell. */
+export async function runEpOnTerminal(args: readonly string[]): Promise<Pick<Finished, 'code' | 'stdout'>> {
+  const command = [process.execPath, bin, ...args].join(' ');
+  const child = spawn('script', ['-qec', command, '/dev/null'], { stdio: ['ignore', 'pipe', 'inherit'] });
+  let stdout = '';
+  child.stdout.setEncoding('utf8').on('data', (text: string) => {
+    stdout += text;
+  });
+  return new Promise((resolve, reject) => {
+    child.on('error', reject);
+    child.on('close', (code) => resolve({ code, stdout }));
+  });
+}
+
 /** True while the process exists and is not a zombie that only waits for its parent. */
 export function isAlive(pid: number): boolean {
   try {

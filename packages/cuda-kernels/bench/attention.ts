@@ -20,6 +20,8 @@ export interface AttentionBenchOptions {
   readonly rowBytes?: readonly number[];
   readonly repeats?: number;
   readonly signal?: AbortSignal;
+  /** Is told what is measured next. */
+  readonly tell?: (text: string) => void;
 }
 
 /** One series: milliseconds of a call (slowest rank, median of the repeats) and its spread, payload GB/s of all ranks together, counted once. */
@@ -114,9 +116,10 @@ function seriesOf(slowest: readonly number[], totalBytes: number): Series {
   };
 }
 
+/** What each rank reports; a text that it sends before says what it measures. */
 async function runRanks<T>(
   tasks: readonly RankTask[],
-  signal: AbortSignal | undefined,
+  { signal, tell }: AttentionBenchOptions,
   execArgv: readonly string[] = process.execArgv,
 ): Promise<readonly T[]> {
   const program = fileURLToPath(new URL('./rank.js', import.meta.url));
@@ -134,7 +137,8 @@ async function runRanks<T>(
           new Promise<T>((resolve, reject) => {
             let times: T | undefined;
             child.on('message', (message) => {
-              times = message as T;
+              if (typeof message === 'string') tell?.(message);
+              else times = message as T;
             });
             child.on('error', reject);
             child.on('exit', (code, by) => {
@@ -212,9 +216,12 @@ async function runSteps(folder: string, options: AttentionBenchOptions): Promise
     repeats: 0,
     stepCalls,
   }));
-  const [first] = await runRanks<StepTimes>(tasks, options.signal);
+  const text = `${stepCalls} small steps, ${STEP_RANKS} ranks`;
+  options.tell?.(text);
+  const [first] = await runRanks<StepTimes>(tasks, options);
   const again = tasks.map((task) => ({ ...task, store: join(folder, 'step-store-without-threads') }));
-  const [quiet] = await runRanks<StepTimes>(again, options.signal, [...process.execArgv, ...V8_WITHOUT_THREADS]);
+  options.tell?.(`${text}, V8 without threads`);
+  const [quiet] = await runRanks<StepTimes>(again, options, [...process.execArgv, ...V8_WITHOUT_THREADS]);
   const result = (from: StepResult['from'], times: Float64Array): StepResult => {
     const sorted = times.toSorted();
     const at = (fraction: number) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * fraction))]!;
@@ -287,11 +294,14 @@ export async function benchAttention(options: AttentionBenchOptions): Promise<At
       rowBytes,
       repeats,
     }));
-    const alltoallv = (bytesPerPair: number) => runAlltoallv(folder, ranks, bytesPerPair, repeats, options.signal);
+    const alltoallv = (bytesPerPair: number) => {
+      options.tell?.(`MPI_Alltoallv, ${ranks} ranks`);
+      return runAlltoallv(folder, ranks, bytesPerPair, repeats, options.signal);
+    };
     // Before and after ours: Open MPI cannot take turns with us in one process, and the machine's speed drifts.
     const bytesPerPair = Math.floor(payloadBytes / ranks);
     const before = await alltoallv(bytesPerPair);
-    const perRank = await runRanks<readonly RankTimes[]>(tasks, options.signal);
+    const perRank = await runRanks<readonly RankTimes[]>(tasks, options);
     const after = await alltoallv(bytesPerPair);
     const skipped = typeof before === 'string' ? [before] : [];
     const mpi = typeof before === 'string' || typeof after === 'string' ? undefined : [...before, ...after];

@@ -173,6 +173,7 @@ async function perTokenOf({ parts, source, stream, verify }: Payload): Promise<C
 async function throughput(): Promise<RankTimes[]> {
   const reports: RankTimes[] = [];
   for (const rowBytes of task.rowBytes) {
+    if (task.rank === 0) process.send!(`dispatch in rows of ${rowBytes} bytes, ${task.worldSize} ranks`);
     const words = rowBytes / 4;
     const { plan, rows } = evenPlan(Math.ceil(task.payloadBytes / rowBytes));
     const bytes = rows * rowBytes;

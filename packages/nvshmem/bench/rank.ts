@@ -61,7 +61,13 @@ function stallsOf(milliseconds: number): Float64Array {
   return found.subarray(0, count);
 }
 
+/** Between series only, so that none is disturbed. */
+const tell = (text: string): void => {
+  if (rank === 0) process.send!(text);
+};
+
 if (worldSize === 2) {
+  tell('stalls');
   await transport.barrier();
   const stalls = stallsOf(1000);
   const name = `stalls of ${SHORTEST_STALL_US} us and more in a second of reading the clock, on every core`;
@@ -89,6 +95,7 @@ if (worldSize === 2) {
   const median = (values: readonly number[]) => values.toSorted((a, b) => a - b)[values.length >> 1]!;
   const shortest = (found: readonly Latency[]) => found.reduce((best, one) => (one.p50 < best.p50 ? one : best));
   for (const byteLength of [8, 4096]) {
+    tell(`native put-with-signal of ${byteLength} bytes`);
     // In turns: where the two cores share no cache, or the hypervisor moves them, both change. The first round of series warms caches and the frequency up.
     const [bare, put]: [Latency[], Latency[]] = [[], []];
     for (let turn = 0; turn < 4; turn++) {
@@ -121,6 +128,7 @@ if (worldSize === 2) {
       ['JS endpoint.signal', () => void endpoint.signal(memory, update)],
     ];
     for (const [name, body] of calls) {
+      tell(name);
       // V8 compiles beside the calls: 20 000 of them are over before its optimised code is there.
       for (let series = 0; series < WARM_UP; series++) timed(rounds, body);
       const latency = latencyOf(timed(rounds, body), 1);
@@ -138,6 +146,7 @@ if (worldSize === 2) {
     if (sent !== arrived) throw new Error(`${arrived} of ${sent} signals arrived`);
   }
 } else {
+  tell('native barrier');
   for (let series = 0; series < 2; series++) {
     await run(() =>
       stream.barriers({ team: transport.world.nativeTeam, rounds, samples: place.operand, timeoutMs: TIMEOUT_MS }),
@@ -145,6 +154,7 @@ if (worldSize === 2) {
   }
   const latency = latencyOf(samples, 1);
   results.push({ name: 'native barrier', ranks: worldSize, latency, goal: goal('p99', 100, latency)! });
+  tell('JS barrier');
   const javascript = new Float64Array(Math.min(rounds, 2000));
   for (let i = -WARM_UP * javascript.length; i < javascript.length; i++) {
     const begin = process.hrtime.bigint();

@@ -12,6 +12,8 @@ export interface ShmBenchOptions {
   /** Rounds of each ping-pong and barrier series; 20 000 unless given. */
   readonly rounds?: number;
   readonly signal?: AbortSignal;
+  /** Is told what is measured next. */
+  readonly tell?: (text: string) => void;
 }
 
 /** Microseconds. */
@@ -56,11 +58,11 @@ export function latencyOf(samples: Float64Array, scale: number): Latency {
   };
 }
 
-/** Results of rank 0 of a world of processes. Rejects when a rank fails; all are ended first. */
+/** Results of rank 0 of a world of processes; a text that it sends before them says what it measures. Rejects when a rank fails; all are ended first. */
 async function runWorld(
   worldSize: number,
   rounds: number,
-  signal: AbortSignal | undefined,
+  { signal, tell }: ShmBenchOptions,
 ): Promise<readonly ShmBenchResult[]> {
   const folder = await mkdtemp(join(tmpdir(), 'ep-bench-'));
   const program = fileURLToPath(new URL('./rank.js', import.meta.url));
@@ -79,7 +81,8 @@ async function runWorld(
           new Promise<readonly ShmBenchResult[]>((resolve, reject) => {
             let results: readonly ShmBenchResult[] | undefined;
             child.on('message', (message) => {
-              results = message as readonly ShmBenchResult[];
+              if (typeof message === 'string') tell?.(`${worldSize} ranks, ${message}`);
+              else results = message as readonly ShmBenchResult[];
             });
             child.on('error', reject);
             child.on('exit', (code, by) => {
@@ -106,6 +109,6 @@ async function runWorld(
 export async function benchShm(options: ShmBenchOptions = {}): Promise<ShmBenchReport> {
   const rounds = options.rounds ?? 20_000;
   const results: ShmBenchResult[] = [];
-  for (const worldSize of [2, 4]) results.push(...(await runWorld(worldSize, rounds, options.signal)));
+  for (const worldSize of [2, 4]) results.push(...(await runWorld(worldSize, rounds, options)));
   return { bench: 'shm', results };
 }

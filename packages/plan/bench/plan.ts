@@ -13,6 +13,8 @@ export interface PlanBenchOptions {
   readonly shardsPerRank?: number;
   readonly replicas?: number;
   readonly repeats?: number;
+  /** Is told what is measured next. */
+  readonly tell?: (text: string) => void;
 }
 
 /** Times are medians; `spread` is (slowest - fastest) / median. Dispatches are forward ones, Q and KV: their reverses come on top for free. */
@@ -47,10 +49,14 @@ const goalBytes = 200;
 
 /** Plans attention for ranks * shardsPerRank shards in documents of up to `replicas` parts and verifies every plan it timed. */
 export function benchPlan(options: PlanBenchOptions = {}): PlanBenchReport {
-  const { ranks = 1024, shardsPerRank = 256, replicas = 8, repeats = 7 } = options;
+  const { ranks = 1024, shardsPerRank = 256, replicas = 8, repeats = 7, tell = () => {} } = options;
   const results = (['each-query', 'each-server'] as const).map((sharing) => {
-    const quarter = measure(makeBatch(Math.max(1, ranks >> 2), shardsPerRank, replicas), sharing, repeats);
-    const full = measure(makeBatch(ranks, shardsPerRank, replicas), sharing, repeats);
+    const sized = (size: number): Omit<PlanBenchResult, 'growth'> => {
+      tell(`${sharing}, ${size} ranks x ${shardsPerRank} shards`);
+      return measure(makeBatch(size, shardsPerRank, replicas), sharing, repeats);
+    };
+    const quarter = sized(Math.max(1, ranks >> 2));
+    const full = sized(ranks);
     return { ...full, growth: full.nsPerDispatch / quarter.nsPerDispatch };
   });
   return { bench: 'plan', ranks, shardsPerRank, replicas, repeats, results };

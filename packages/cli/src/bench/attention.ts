@@ -14,12 +14,16 @@ const transport = {
 const quickSize = { payloadBytes: 4 << 20, rowBytes: [2048], repeats: 3 } as const;
 
 export function attentionBench(module: { readonly benchAttention: typeof benchAttention }): Bench {
-  return { name: 'attention', run: (options) => attentionResult(module.benchAttention, options) };
+  return { name: 'attention', run: (options, tell) => attentionResult(module.benchAttention, options, tell) };
 }
 
-async function attentionResult(measure: typeof benchAttention, { quick, repeats }: BenchOptions): Promise<BenchResult> {
+async function attentionResult(
+  measure: typeof benchAttention,
+  { quick, repeats }: BenchOptions,
+  tell: (text: string) => void,
+): Promise<BenchResult> {
   const size = { ...(quick ? quickSize : {}), ...(repeats === undefined ? {} : { repeats }) };
-  const report = await measure({ transport, ...size });
+  const report = await measure({ transport, ...size, tell });
   const cases = report.results.map(
     ({ rowBytes, bytesPerRank, direct, staged, compat, alltoallv, copy, ratios }): BenchCase => {
       const overAlltoallv: BenchRatio[] =

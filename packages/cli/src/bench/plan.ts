@@ -7,12 +7,16 @@ const goalNs = 100;
 const goalBytes = 200;
 
 export function planBench(module: { readonly benchPlan: typeof benchPlan }): Bench {
-  return { name: 'plan', run: async (options) => planResult(module.benchPlan, options) };
+  return { name: 'plan', run: async (options, tell) => planResult(module.benchPlan, options, tell) };
 }
 
-function planResult(measure: typeof benchPlan, { quick, repeats }: BenchOptions): BenchResult {
+function planResult(
+  measure: typeof benchPlan,
+  { quick, repeats }: BenchOptions,
+  tell: (text: string) => void,
+): BenchResult {
   const size = quick ? { ranks: 64, shardsPerRank: 16, repeats: 3 } : {};
-  const report = measure({ ...size, ...(repeats === undefined ? {} : { repeats }) });
+  const report = measure({ ...size, ...(repeats === undefined ? {} : { repeats }), tell });
   const cases = report.results.map(
     (result): BenchCase => ({
       name: `${result.case}, ${report.ranks} ranks x ${report.shardsPerRank} shards`,

@@ -7,8 +7,8 @@ const quickRounds = 500;
 export function shmBench(module: { readonly benchShm: typeof benchShm }): Bench {
   return {
     name: 'shm',
-    async run({ quick }): Promise<BenchResult> {
-      const { results } = await module.benchShm(quick ? { rounds: quickRounds } : {});
+    async run({ quick }, tell): Promise<BenchResult> {
+      const { results } = await module.benchShm({ ...(quick ? { rounds: quickRounds } : {}), tell });
       const cases = results.map(
         ({ name, ranks, latency, goal, timesBare }): BenchCase => ({
           name: `${name}, ${ranks} ranks`,
