@@ -2,7 +2,7 @@
 import { type DType, EpError, elementBytes, elementCount, invalid } from '@ep/core';
 import { type NativeDispatchProgram, type NativeReplicaSumProgram, native } from '@ep/native';
 import { type DispatchPlan, digest, type GradientReduction, rankDispatch, sizes } from '@ep/plan';
-import { checkObject, checkParts } from './check-spec.js';
+import { checkObject, checkParts, checkSizedParts } from './check-spec.js';
 
 /** One tensor of a dispatch: rows that travel by a plan. */
 export interface PartSpec {
@@ -218,11 +218,17 @@ function identityOf({ name, plan, dtype, rowShape, reduce }: PartSpec): string[]
 }
 
 /** Bytes of one row. */
-export const rowBytesOf = (part: Pick<PartSpec, 'dtype' | 'rowShape'>): number =>
-  elementCount(part.rowShape) * elementBytes(part.dtype);
+export function rowBytesOf(part: Pick<PartSpec, 'dtype' | 'rowShape'>): number {
+  checkObject(part, 'part', 'an object with dtype and rowShape', 'rowBytesOf');
+  if (!Array.isArray(part.rowShape)) {
+    throw invalid('rowShape', { where: 'rowBytesOf', expected: 'a list of extents', found: part.rowShape });
+  }
+  return elementCount(part.rowShape) * elementBytes(part.dtype);
+}
 
 /** Bytes of a lease that a dispatch of these parts needs: what to open a dispatcher with. */
 export function leaseBytesFor(specs: readonly Omit<PartSpec, 'name'>[]): number {
+  checkSizedParts(specs, ['recvTokens'], 'leaseBytesFor');
   let bytes = 0;
   for (const spec of specs) {
     const rowBytes = rowBytesOf(spec);

@@ -23,7 +23,8 @@ type Fields = Readonly<Record<string, unknown>>;
 const isObject = (value: unknown): value is Fields =>
   typeof value === 'object' && value !== null && !Array.isArray(value);
 
-const hasArrays = (value: unknown, names: readonly string[]): boolean =>
+/** True for an object with these Int32Arrays. */
+export const hasArrays = (value: unknown, names: readonly string[]): boolean =>
   isObject(value) && names.every((name) => value[name] instanceof Int32Array);
 
 /**
@@ -78,6 +79,25 @@ export function checkParts(parts: unknown, worldSize: number, where: string): as
     const { name } = part as PartSpec;
     if (names.has(name)) throw invalid('name', { where, expected: 'different for each part', found: name });
     names.add(name);
+  }
+}
+
+/** `EP_INVALID_ARGUMENT` unless a dispatcher can be opened on it. */
+export function checkTransport(transport: unknown, where: string): void {
+  if (!isObject(transport) || !isObject(transport.capabilities) || typeof transport.allocate !== 'function') {
+    throw invalid('transport', { where, expected: 'an open transport', found: transport });
+  }
+}
+
+/** `EP_INVALID_ARGUMENT` unless they are parts whose sizes can be asked for: what is not looked at may be left out. */
+export function checkSizedParts(parts: unknown, arrays: readonly string[], where: string): void {
+  if (!Array.isArray(parts)) throw invalid('parts', { where, expected: 'a list of parts', found: parts });
+  for (const [at, part] of (parts as unknown[]).entries()) {
+    checkObject(part, `parts[${at}]`, 'an object with plan, dtype and rowShape', where);
+    if (!hasArrays(part.plan, arrays)) {
+      throw invalid(`parts[${at}].plan`, { where, expected: 'a dispatch plan', found: part.plan });
+    }
+    if (part.reduce !== undefined) checkReduction(part.reduce, `parts[${at}].reduce`, where);
   }
 }
 

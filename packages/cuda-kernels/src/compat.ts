@@ -29,7 +29,7 @@ import { allocateHost, type CompatDescription, type CompatTensor, codeOfStatus, 
 import { digest } from '@ep/plan';
 import { Agreement, agreementBytes, agreementSlots } from './agreement.js';
 import { type PartSpec, rowBytesOf } from './binding-spec.js';
-import { checkObject, checkParts } from './check-spec.js';
+import { checkObject, checkParts, checkSizedParts, checkTransport } from './check-spec.js';
 import {
   checkCompatParts,
   gradientMetadata,
@@ -104,6 +104,7 @@ export function compatBytesFor(parts: readonly PartSpec[]): {
   readonly queryBytes: number;
   readonly keyValueBytes: number;
 } {
+  checkSizedParts(parts, ['sendTokens', 'recvTokens'], 'compatBytesFor');
   const [query, keyValue] = parts;
   return {
     queryBytes: query === undefined ? 0 : bufferBytesOf(query),
@@ -336,6 +337,7 @@ export async function openCompatDispatcher(
   options: CompatOptions,
 ): Promise<CompatDispatcher> {
   const where = 'openCompatDispatcher';
+  checkTransport(transport, where);
   checkObject(options, 'options', 'an object with queryBytes', where);
   const { worldSize, capabilities } = transport;
   const queryBytes = roundToPage(checkInteger(options.queryBytes, 'queryBytes', where));

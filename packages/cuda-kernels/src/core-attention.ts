@@ -22,7 +22,8 @@ import {
   type OperationId,
 } from '@ep/native';
 import type { ServerLayout } from '@ep/plan';
-import type { HostStream } from './host-stream.js';
+import { checkObject, hasArrays } from './check-spec.js';
+import { HostStream } from './host-stream.js';
 
 export type AttentionDType = 'f32' | 'bf16';
 
@@ -65,6 +66,9 @@ const DTYPE_CODES: Readonly<Record<AttentionDType, number>> = { f32: EP_DTYPE_F3
 
 /** The groups of a server: one per query shard, as its plan laid them out. */
 export function groupsOfServer(layout: ServerLayout): AttentionGroups {
+  if (!hasArrays(layout, ['cuSeqlensQ', 'kvLength', 'kvStart'])) {
+    throw invalid('layout', { where: 'groupsOfServer', expected: 'the layout of one server of a plan', found: layout });
+  }
   const { cuSeqlensQ, groups, kvLength, kvStart } = layout;
   return {
     qRow: cuSeqlensQ.slice(0, groups),
@@ -88,6 +92,7 @@ export async function attentionForward(
   options: AttentionOptions = {},
 ): Promise<void> {
   const where = 'attentionForward';
+  checkCall(where, stream, groups, tensors, FORWARD, options);
   const description = { ...problemOf(where, groups, tensors, options), ...forwardRows(where, tensors) };
   await finish(where, stream, (queue) => queue.attentionForward(description), options);
 }
@@ -100,6 +105,7 @@ export async function attentionBackward(
   options: AttentionOptions = {},
 ): Promise<void> {
   const where = 'attentionBackward';
+  checkCall(where, stream, groups, tensors, BACKWARD, options);
   const { q, k } = tensors;
   const description = {
     ...problemOf(where, groups, tensors, options),
@@ -110,6 +116,31 @@ export async function attentionBackward(
     dV: rowsOfTensor(where, 'dV', tensors.dV, k.dtype, k.shape),
   };
   await finish(where, stream, (queue) => queue.attentionBackward(description), options);
+}
+
+const FORWARD = ['q', 'k', 'v', 'o', 'lse'] as const;
+const BACKWARD = [...FORWARD, 'dO', 'dQ', 'dK', 'dV'] as const;
+
+function checkCall(
+  where: string,
+  stream: unknown,
+  groups: unknown,
+  tensors: unknown,
+  names: readonly string[],
+  options: unknown,
+): void {
+  if (!(stream instanceof HostStream)) throw invalid('stream', { where, expected: 'a HostStream', found: stream });
+  if (!hasArrays(groups, ['qRow', 'qLength', 'kvRow', 'kvLength'])) {
+    throw invalid('groups', { where, expected: 'Int32Arrays qRow, qLength, kvRow and kvLength', found: groups });
+  }
+  checkObject(tensors, 'tensors', `an object with ${names.join(', ')}`, where);
+  for (const name of names) {
+    const tensor = tensors[name];
+    checkObject(tensor, name, 'a tensor', where);
+    if (!Array.isArray(tensor.shape))
+      throw invalid(`${name}.shape`, { where, expected: 'extents', found: tensor.shape });
+  }
+  checkObject(options, 'options', 'an object with scale, threads and signal', where);
 }
 
 function problemOf(

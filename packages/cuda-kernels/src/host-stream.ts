@@ -1,5 +1,5 @@
 /** A host stream: a native thread that runs kernels in the order in which they were launched. */
-import { invalid, Resource } from '@ep/core';
+import { checkObject, invalid, Resource } from '@ep/core';
 import {
   type NativeHostStream,
   type NativeStreamEvent,
@@ -40,6 +40,7 @@ export class HostStream extends Resource {
 
   constructor(options: HostStreamOptions = {}) {
     super('host stream');
+    checkObject(options, 'options', 'an object with spinNs', 'HostStream');
     this.#stream = new this.#addon.binding.HostStream(options.spinNs ?? 0);
   }
 

@@ -1,6 +1,7 @@
 /** Opens a dispatcher: allocates its memory on all ranks and checks that they agree. */
 import { type AllocateOptions, EpError, isEpError, type Rank } from '@ep/core';
 import { Agreement } from './agreement.js';
+import { checkTransport } from './check-spec.js';
 import { Dispatcher } from './dispatcher.js';
 import type { DispatchTransport } from './dispatcher-base.js';
 import { HostStream } from './host-stream.js';
@@ -27,6 +28,7 @@ async function allocate(transport: DispatchTransport, options: AllocateOptions, 
 /** Collective. `EP_MISMATCH` names ranks with other options, `EP_CAPACITY` says when the transport has too few signal slots. */
 export async function openDispatcher(transport: DispatchTransport, options: DispatcherOptions): Promise<Dispatcher> {
   const where = 'openDispatcher';
+  checkTransport(transport, where);
   const { worldSize, capabilities } = transport;
   const resolved = resolveOptions(options, worldSize, where);
   const { layout, chunkBytes } = resolved;

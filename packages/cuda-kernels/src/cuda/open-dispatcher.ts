@@ -3,6 +3,7 @@ import { EpError, type Rank } from '@ep/core';
 import { type NativeGpuCalls, native } from '@ep/native';
 import { DeviceMemory } from '@ep/native/ranks';
 import { Agreement, agreementBytes, agreementSlots } from '../agreement.js';
+import { checkTransport } from '../check-spec.js';
 import type { DispatchTransport } from '../dispatcher-base.js';
 import { DeviceDispatcher } from './dispatcher.js';
 import { type DeviceDispatcherOptions, resolveDeviceOptions } from './options.js';
@@ -16,6 +17,7 @@ export async function openDeviceDispatcher(
   options: DeviceDispatcherOptions,
 ): Promise<DeviceDispatcher> {
   const where = 'openDeviceDispatcher';
+  checkTransport(transport, where);
   const { worldSize } = transport;
   const resolved = resolveDeviceOptions(options, worldSize, where);
   const { layout, chunkBytes, stream, timeoutMs } = resolved;

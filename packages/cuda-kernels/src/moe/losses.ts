@@ -92,5 +92,8 @@ export const lostOf = (ranks: BigUint64Array): Uint8Array =>
 
 /** `rank 3 (EP_TIMEOUT), rank 5 (EP_PEER_LOST)`, for people. */
 export function lossesText(losses: ReadonlyMap<Rank, MoeLoss>): string {
+  if (!(losses instanceof Map)) {
+    throw invalid('losses', { where: 'lossesText', expected: 'a map from ranks to reasons', found: losses });
+  }
   return [...losses].map(([rank, why]) => `${formatRanks([rank])} (${why})`).join(', ') || 'nobody';
 }

@@ -2,6 +2,7 @@
 import { EpError, isEpError, type Rank } from '@ep/core';
 import { native } from '@ep/native';
 import { Agreement } from '../agreement.js';
+import { checkTransport } from '../check-spec.js';
 import { refusal } from '../difference.js';
 import type { DispatchTransport } from '../dispatcher-base.js';
 import { HostStream } from '../host-stream.js';
@@ -16,6 +17,7 @@ import { moeAgreementPlace, moeMemoryBytes, moeSignalSlots } from './place.js';
  */
 export async function openMoeBuffer(transport: DispatchTransport, options: MoeBufferOptions): Promise<MoeBuffer> {
   const where = 'openMoeBuffer';
+  checkTransport(transport, where);
   const { worldSize, capabilities } = transport;
   const moe = resolveMoe(options, worldSize, where);
   const signalSlots = moeSignalSlots(moe);

@@ -1,0 +1,103 @@
+import { isEpError, Resource, tensor } from '@ep/core';
+import { planAttention, serverLayout } from '@ep/plan';
+import { afterAll, describe, expect, it } from 'vitest';
+import * as api from '../src/index.js';
+
+const odd = [undefined, null, {}, 5, 'x'];
+
+type Call = (...args: unknown[]) => unknown;
+const isClass = (value: object): boolean => Function.prototype.toString.call(value).startsWith('class');
+const functions = Object.entries<unknown>(api).filter(
+  (entry): entry is [string, Call] => typeof entry[1] === 'function' && !isClass(entry[1]),
+);
+/** The one class that callers make themselves; functions of the package make the others. */
+const makeStream: Call = (options) => new api.HostStream(options as api.HostStreamOptions);
+
+const shards = {
+  worldSize: 2,
+  shardOffsets: Int32Array.of(0, 1, 2),
+  lengths: Int32Array.of(4, 2),
+  documents: 1,
+  document: new Int32Array(2),
+  position: Int32Array.of(0, 1),
+};
+const plan = planAttention(shards, Int32Array.of(1, 0));
+const shape = { queryHeads: 2, kvHeads: 1, headDim: 8, dtype: 'f32' };
+const part = { name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [2, 8] };
+const layout = serverLayout(plan.layout, 0);
+const groups = api.groupsOfServer(layout);
+const q = tensor('f32', [2, 2, 8]);
+const k = tensor('f32', [6, 1, 8]);
+const lse = tensor('f32', [2, 2]);
+const tensors = { q, k, v: k, o: q, lse, dO: q, dQ: q, dK: k, dV: k };
+const stream = new api.HostStream();
+afterAll(() => stream.close());
+
+/** Arguments that are right but for the memory of the tensors, which no native code may read: one after the other is replaced, and each of its fields. */
+const right: Readonly<Record<string, readonly unknown[]>> = {
+  attentionForward: [stream, groups, tensors, {}],
+  attentionBackward: [stream, groups, tensors, {}],
+  attentionLeaseBytes: [plan, shape],
+  compatBytesFor: [[part, part]],
+  groupsOfServer: [layout],
+  leaseBytesFor: [[part, { ...part, plan: plan.revKvCompact, reduce: plan.reduction }]],
+  lossesText: [new Map([[1, 'EP_TIMEOUT']])],
+  rowBytesOf: [part],
+};
+
+function* spoiled(args: readonly unknown[]): Generator<readonly [string, readonly unknown[]]> {
+  for (const [at, arg] of args.entries()) {
+    const plain = typeof arg === 'object' && arg !== null && !(arg instanceof Resource) && !(arg instanceof Map);
+    for (const value of odd) {
+      yield [`argument ${at}: ${String(value)}`, args.with(at, value)];
+      for (const key of plain ? Object.keys(arg) : []) {
+        const copy = Array.isArray(arg) ? arg.with(Number(key), value) : { ...(arg as object), [key]: value };
+        yield [`argument ${at}, ${key}: ${String(value)}`, args.with(at, copy)];
+      }
+    }
+  }
+}
+
+async function otherErrorOf(call: Call, args: readonly unknown[]): Promise<string | undefined> {
+  try {
+    const made = await call(...args);
+    if (made instanceof Resource) await made.close();
+    return undefined;
+  } catch (error) {
+    return isEpError(error) ? undefined : String(error);
+  }
+}
+
+describe('wrong kinds of arguments', () => {
+  it.each([...functions, ['HostStream', makeStream] as const])(
+    '%s throws an EpError or nothing',
+    async (name, call) => {
+      const wrong: string[] = [];
+      const same = odd.flatMap((value) =>
+        [1, 2, 3, 4].map((count) => [`${count} of ${String(value)}`, Array<unknown>(count).fill(value)] as const),
+      );
+      for (const [what, args] of [...same, ...spoiled(right[name] ?? [])]) {
+        const other = await otherErrorOf(call, args);
+        if (other !== undefined) wrong.push(`${what}: ${other}`);
+      }
+      expect(wrong).toEqual([]);
+    },
+  );
+
+  it.each([
+    'openDispatcher',
+    'openCompatDispatcher',
+    'openMoeBuffer',
+    'attentionForward',
+    'attentionBackward',
+    'leaseBytesFor',
+    'compatBytesFor',
+    'rowBytesOf',
+    'groupsOfServer',
+  ])('%s says where, what, expected and found', async (name) => {
+    const [, call] = functions.find(([of]) => of === name)!;
+    const refusal = (async () => call(null, null, null, null))();
+    const message = expect.stringMatching(/^\w+: .+ must be .+, found null$/);
+    await expect(refusal).rejects.toMatchObject({ code: 'EP_INVALID_ARGUMENT', message });
+  });
+});
