@@ -144,6 +144,23 @@ describe('ep demo', () => {
     expect(await untilGone(ranks, 5000)).toEqual([]);
   });
 
+  it.each(['attention', 'moe'])(
+    'prints FAIL and ends with status 1 when a rank of %s computes with other rows',
+    async (job) => {
+      const preload = new URL('./programs/other-seed.mjs', import.meta.url).href;
+      const run = (...more: string[]) =>
+        runEp(['demo', job, '--small', '--from', root, '-n', '2', '--no-svg', ...more], {
+          NODE_OPTIONS: `--import ${preload}`,
+        });
+      const text = await run();
+      expect({ code: text.code, stderr: text.stderr }).toEqual({ code: 1, stderr: '' });
+      expect(text.stdout).toMatch(/^FAIL: /m);
+      const json = await run('--json');
+      expect({ code: json.code, stderr: json.stderr }).toEqual({ code: 1, stderr: '' });
+      expect(JSON.parse(json.stdout)).toMatchObject({ pass: false, ranks: 2 });
+    },
+  );
+
   it('says what is missing where there is too little text', async () => {
     const { code, stderr } = await runEp(['demo', '--small', '--from', folder, '--no-svg']);
     expect(code).toBe(1);
