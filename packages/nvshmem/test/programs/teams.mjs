@@ -11,6 +11,22 @@ function lesser(a, b) {
   return b;
 }
 
+/** Rounds in which each member reads what the next one wrote before it came to `meet`, and overwrites only after another meeting. */
+async function meetings(shmem, team, meet) {
+  const ranks = [...team.ranks];
+  const mine = await shmem.calloc('i32', 64);
+  const next = ranks[(team.myPe + 1) % ranks.length];
+  const read = new Int32Array(64);
+  for (let round = 1; round <= 40; round++) {
+    mine.local.fill(round * 100 + shmem.myPe());
+    await meet();
+    shmem.get(read, mine, next);
+    assert.deepEqual(read, new Int32Array(64).fill(round * 100 + next), `round ${round}`);
+    await meet();
+  }
+  await shmem.free(mine);
+}
+
 async function everything(shmem, team) {
   const n = team.nPes;
   const ranks = [...team.ranks];
@@ -131,6 +147,8 @@ await runShmem(async (shmem) => {
     await even.sync();
   }
   await everything(shmem, backwards);
+  await meetings(shmem, world, () => shmem.syncAll());
+  await meetings(shmem, backwards, () => shmem.sync(backwards));
 
   const { x, y } = await world.split2d(2);
   assert.deepEqual(
