@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import * as api from '../../src/index.js';
+import { padded } from '../padded.js';
 
 const shards = { worldSize: 2, shardOffsets: Int32Array.of(0, 1, 3), lengths: Int32Array.of(4, 2, 3) };
 const documents = { ...shards, documents: 2, document: Int32Array.of(0, 0, 1), position: Int32Array.of(0, 1, 0) };
@@ -12,32 +13,6 @@ const list = {
   documentOffsets: Int32Array.of(0, 1),
   homeRank: Int32Array.of(1),
   lengths: Int32Array.of(4),
-};
-const padded = {
-  seqLen: [[4, 4]],
-  numSeqs: [2],
-  qDispatch: [[0, 0]],
-  kvToQMapping: [
-    [
-      [
-        [0, 0],
-        [0, 1],
-      ],
-      [
-        [0, 1],
-        [-1, -1],
-      ],
-    ],
-  ],
-  kvToQRank: [
-    [
-      [0, 0],
-      [1, -1],
-    ],
-  ],
-  kvContextSize: [[0, 4]],
-  qToNumKvSeq: [[1, 2]],
-  qToNumKvToken: [[4, 8]],
 };
 const text = api.serialize(plan);
 

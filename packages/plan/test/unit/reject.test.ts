@@ -18,6 +18,7 @@ import {
 import { attentionForward, movePlan } from '../../src/reference/index.js';
 import { expectPlanError } from '../expect-error.js';
 import { shardsOfPlan } from '../goldens/documents.js';
+import { padded } from '../padded.js';
 
 const shards = { worldSize: 2, shardOffsets: Int32Array.of(0, 1, 3), lengths: Int32Array.of(4, 2, 3) };
 const dst = Int32Array.of(1, 0, -1);
@@ -223,32 +224,7 @@ describe('bad input is named: what, where, expected, found', () => {
   });
 
   it('padded attention input that contradicts itself names the cell', () => {
-    const good = {
-      seqLen: [[4, 3]],
-      numSeqs: [2],
-      qDispatch: [[0, 0]],
-      kvToQMapping: [
-        [
-          [
-            [0, 0],
-            [0, 1],
-          ],
-          [
-            [0, 1],
-            [-1, -1],
-          ],
-        ],
-      ],
-      kvToQRank: [
-        [
-          [0, 0],
-          [1, -1],
-        ],
-      ],
-      kvContextSize: [[0, 4]],
-      qToNumKvSeq: [[1, 2]],
-      qToNumKvToken: [[4, 7]],
-    };
+    const good = { ...padded, seqLen: [[4, 3]], qToNumKvToken: [[4, 7]] };
     expect([...fromPaddedAttention(good).shards.position]).toEqual([0, 1]);
     expectPlanError(
       () => fromPaddedAttention({ ...good, kvContextSize: [[0, 5]] }),
