@@ -39,11 +39,11 @@ result<nothing> gin_context::check() const {
   if (spec_.sharing > EP_EFA_SHARE_THREAD) return invalid("sharing " + std::to_string(spec_.sharing) + " is no EP_EFA_SHARE_*");
   const std::string& name = endpoints.nic().name();
   if (const uint32_t needed = spec_.signals + spec_.counters; needed > endpoints.counters_left()) {
-    return failure{EP_STATUS_BUSY, 0, std::to_string(spec_.signals) + " signals and " + std::to_string(spec_.counters) + " counters need as many completion counters, and " + name + " has " +
+    return failure{EP_STATUS_CAPACITY, 0, std::to_string(spec_.signals) + " signals and " + std::to_string(spec_.counters) + " counters need as many completion counters, and " + name + " has " +
                                           std::to_string(endpoints.counters_left()) + " left"};
   }
   if (pair_count() > endpoints.endpoints_left()) {
-    return failure{EP_STATUS_BUSY, 0, "a context of " + std::to_string(spec_.signals) + " signals and " + std::to_string(spec_.counters) + " counters needs " + std::to_string(pair_count()) +
+    return failure{EP_STATUS_CAPACITY, 0, "a context of " + std::to_string(spec_.signals) + " signals and " + std::to_string(spec_.counters) + " counters needs " + std::to_string(pair_count()) +
                                           " endpoints, and " + name + " has " + std::to_string(endpoints.endpoints_left()) + " left"};
   }
   return nothing{};

@@ -26,7 +26,7 @@ constexpr uint32_t gin_max_ids = 1024; // of signals, of counters
 
 class gin_context {
  public:
-  // EP_STATUS_BUSY: the device has not that many counters or endpoints left. EP_STATUS_INVALID: the NIC is not connected, or the numbers are out of range.
+  // EP_STATUS_CAPACITY: the device has not that many counters or endpoints left. EP_STATUS_INVALID: the NIC is not connected, or the numbers are out of range.
   static result<std::shared_ptr<gin_context>> create(std::shared_ptr<rank_nic> nic, const gin_spec& spec);
   ~gin_context();
   gin_context(const gin_context&) = delete;

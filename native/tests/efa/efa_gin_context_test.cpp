@@ -52,7 +52,7 @@ void test_capacity() {
   const uint32_t endpoints_before = endpoints.endpoints_left();
   EP_CHECK_EQ(endpoints.counters_left(), 6u);
   const auto refused = gin_context::create(nic, {4, 3});
-  EP_CHECK(!refused.ok() && refused.why().status == EP_STATUS_BUSY && refused.why().message.find("efa_soft0 has 6 left") != std::string::npos);
+  EP_CHECK(!refused.ok() && refused.why().status == EP_STATUS_CAPACITY && refused.why().message.find("efa_soft0 has 6 left") != std::string::npos);
   EP_CHECK_EQ(endpoints.counters_left(), 6u);
   for (const gin_spec& spec : {gin_spec{4, 2}, gin_spec{0, 0}, gin_spec{0, 6}, gin_spec{6, 0}}) {
     auto made = must(gin_context::create(nic, spec));
