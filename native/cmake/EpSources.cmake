@@ -113,12 +113,14 @@ set(EP_UNFUSED_SOURCES
 
 set(EP_NAPI_SOURCES
   napi/addon.cpp
+  napi/attention_call.cpp
   napi/bind_attention.cpp
   napi/bind_collective.cpp
   napi/bind_compat.cpp
   napi/bind_dispatch.cpp
   napi/bind_host.cpp
   napi/bind_gpu.cpp
+  napi/bind_gpu_attention.cpp
   napi/bind_gpu_dispatch.cpp
   napi/bind_gpu_stream.cpp
   napi/bind_hostile.cpp
@@ -141,6 +143,7 @@ set(EP_NAPI_SOURCES
 set(EP_TESTS
   tests/device/compat_test.cpp
   tests/device/copy_test.cpp
+  tests/device/core_attention_device_test.cpp
   tests/device/dispatch_simt_test.cpp
   tests/device/efa_endpoint_test.cpp
   tests/device/efa_gin_test.cpp
