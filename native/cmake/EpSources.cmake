@@ -189,6 +189,7 @@ set(EP_TESTS
   tests/dl/verbs_abi_test.cpp
   tests/dl/verbs_proxy_test.cpp
   tests/dl/verbs_shim_test.cpp
+  tests/core/limits_test.cpp
   tests/core/memory_test.cpp
   tests/core/segment_test.cpp
   tests/core/stream_test.cpp
