@@ -115,12 +115,14 @@ set(EP_UNFUSED_SOURCES
 
 set(EP_NAPI_SOURCES
   napi/addon.cpp
+  napi/attention_call.cpp
   napi/bind_attention.cpp
   napi/bind_collective.cpp
   napi/bind_compat.cpp
   napi/bind_dispatch.cpp
   napi/bind_host.cpp
   napi/bind_gpu.cpp
+  napi/bind_gpu_attention.cpp
   napi/bind_gpu_dispatch.cpp
   napi/bind_gpu_stream.cpp
   napi/bind_hostile.cpp
@@ -144,6 +146,7 @@ set(EP_NAPI_SOURCES
 set(EP_TESTS
   tests/device/compat_test.cpp
   tests/device/copy_test.cpp
+  tests/device/core_attention_device_test.cpp
   tests/device/dispatch_simt_test.cpp
   tests/device/efa_endpoint_test.cpp
   tests/device/efa_gin_test.cpp
@@ -190,6 +193,7 @@ set(EP_TESTS
   tests/dl/verbs_abi_test.cpp
   tests/dl/verbs_proxy_test.cpp
   tests/dl/verbs_shim_test.cpp
+  tests/core/limits_test.cpp
   tests/core/memory_test.cpp
   tests/core/segment_test.cpp
   tests/core/stream_test.cpp

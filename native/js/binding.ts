@@ -398,6 +398,8 @@ export interface HostFacts {
   /** Bytes that may still be allocated by the tightest limit, and which limit that is. */
   readonly allocatable: number | null;
   readonly allocatableSource: string;
+  /** Bytes that a driver may still pin for this process; null: no limit. */
+  readonly pinnable: number | null;
   readonly kernel: string;
   readonly cpuModel: string;
 }

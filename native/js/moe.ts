@@ -88,11 +88,13 @@ export interface NativeMoeBuffer {
   release(stream: NativeHostStream, call: MoeCall): OperationId;
   /**
    * Measures dispatch and combine, one step after the other: a duration in ns for each round, as f64, into `samples`. Of a buffer with one call slot, whose
-   * last call went before with the same numbers of rows; epochs count on from those given.
+   * last call went before with the same numbers of rows; epochs count on from those given. Rounds take `even` and `odd` in turn; one whose result is not the x
+   * that it began with ends the loop.
    */
   steps(
     stream: NativeHostStream,
-    dispatch: MoeDispatchHalf,
+    even: MoeDispatchHalf,
+    odd: MoeDispatchHalf,
     combine: MoeCombineHalf,
     rounds: number,
     samples: NativeOperand,

@@ -1,6 +1,8 @@
 // The calls of a buffer for experts: what JS describes becomes the arguments of a kernel, every bound checked.
 #include "moe_wraps.hpp"
 
+#include <cstring>
+
 #include "ep/device/ibgda_endpoint.h"
 #include "ep/device/moe_combine.h"
 #include "ep/device/moe_compact.h"
@@ -271,12 +273,24 @@ std::shared_ptr<combine_half> combine_of(const moe_buffer_wrap& wrap, const Napi
   return job;
 }
 
+// The first token whose result is not the row that it began with; none: -1.
+int64_t changed_token(const ep_moe_dispatch_args& there, const ep_moe_combine_args& back) {
+  const uint64_t bytes = back.out_stride_bytes;
+  for (uint64_t token = 0; token < there.call.routing.tokens; ++token) {
+    const auto* x = reinterpret_cast<const uint8_t*>(there.x + token * there.x_stride_bytes);
+    const auto* result = reinterpret_cast<const uint8_t*>(back.out + token * bytes);
+    if (std::memcmp(x, result, bytes) != 0) return static_cast<int64_t>(token);
+  }
+  return -1;
+}
+
 // Dispatch and combine, one after the other on this thread, as calls from JS would do them.
-outcome run_steps(dispatch_half& there, combine_half& back, uint64_t rounds, double* samples, const std::atomic<uint32_t>& cancel) {
-  const uint32_t first = there.args.call.epoch;
-  auto* ranks = reinterpret_cast<uint64_t*>(there.report->ranks);
+outcome run_steps(dispatch_half& even, dispatch_half& odd, combine_half& back, uint64_t rounds, double* samples, const std::atomic<uint32_t>& cancel) {
+  const uint32_t first = even.args.call.epoch;
+  auto* ranks = reinterpret_cast<uint64_t*>(even.report->ranks);
   outcome end;
   for (uint64_t round = 0; round < rounds; ++round) {
+    dispatch_half& there = round % 2 == 0 ? even : odd;
     there.args.call.epoch = back.args.call.epoch = first + static_cast<uint32_t>(round);
     const int64_t begin = clock_now_ns();
     end = run_job(there, cancel);
@@ -289,27 +303,37 @@ outcome run_steps(dispatch_half& there, combine_half& back, uint64_t rounds, dou
       end.rank = static_cast<int32_t>(rank);
       return end;
     }
+    const int64_t changed = changed_token(there.args, back.args);
+    if (changed < 0) continue;
+    end.status = EP_STATUS_SYSTEM;
+    end.message = "round " + std::to_string(round) + " gave token " + std::to_string(changed) + " another row than it had";
+    return end;
   }
   return end;
 }
 
 } // namespace
 
-// (stream, dispatch, combine, rounds, samples) -> operation. Of a buffer with one call, whose last one had the epoch before and the same numbers of rows.
+// (stream, even, odd, combine, rounds, samples) -> operation. Of a buffer with one call, whose last one had the epoch before and the same numbers of rows.
 Napi::Value moe_buffer_wrap::steps(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  const auto there = dispatch_of(*this, info[1].As<Napi::Object>());
-  const auto back = combine_of(*this, info[2].As<Napi::Object>());
-  const uint64_t rounds = arg_size(info[3], "rounds");
-  const operand samples = operand_of(info[4], "samples");
-  if (native->buffer.calls != 1 || there->halves != (send_half | receive_half) || back->halves != there->halves) {
+  const auto even = dispatch_of(*this, info[1].As<Napi::Object>());
+  const auto odd = dispatch_of(*this, info[2].As<Napi::Object>());
+  const auto back = combine_of(*this, info[3].As<Napi::Object>());
+  const uint64_t rounds = arg_size(info[4], "rounds");
+  const operand samples = operand_of(info[5], "samples");
+  const uint32_t tokens = even->args.call.routing.tokens;
+  if (native->buffer.calls != 1 || even->halves != (send_half | receive_half) || odd->halves != even->halves || back->halves != even->halves) {
     throw_invalid(env, "steps are measured of whole calls in a buffer with one call slot");
   }
+  if (odd->args.call.routing.tokens != tokens || back->args.call.routing.tokens != tokens || back->args.dtype != even->args.dtype || odd->args.dtype != even->args.dtype) {
+    throw_invalid(env, "all halves of steps have the same tokens and the same dtype");
+  }
   if (samples.byte_length / sizeof(double) < rounds) throw_invalid(env, std::to_string(rounds) + " rounds do not fit the samples");
-  there->keep.push_back(samples.keep);
+  even->keep.push_back(samples.keep);
   auto* out = reinterpret_cast<double*>(samples.address);
   auto& stream = unwrap<stream_wrap>(info[0], "stream");
-  return Napi::Number::New(env, static_cast<double>(stream.launch(env, [=](const std::atomic<uint32_t>& cancel) { return run_steps(*there, *back, rounds, out, cancel); })));
+  return Napi::Number::New(env, static_cast<double>(stream.launch(env, [=](const std::atomic<uint32_t>& cancel) { return run_steps(*even, *odd, *back, rounds, out, cancel); })));
 }
 
 // (stream, {routing, slot, epoch, timeoutMs, tokens}) -> operation

@@ -24,6 +24,7 @@ import {
   AdoptedRange,
   allocateMemory,
   checkLimits,
+  checkPinnable,
   type Liveness,
   RankMemory,
   type RankTeam,
@@ -58,6 +59,8 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
   /** The device, and what its queue pairs are like. */
   readonly nic: NativeEfaDevice;
   readonly #init: EfaTransportInit;
+  /** The software NIC pins nothing. */
+  readonly #pins: boolean;
   readonly #reach: Reach;
   readonly #endpoints = new Map<Rank, EfaEndpoint>();
 
@@ -70,7 +73,8 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
     this.capabilities = efaCapabilities(this.nic.maxMessageBytes, this.nic.counters);
     this.world = this.children.add(init.world);
     this.#init = init;
-    this.#reach = reachBy(init.nic, init.rank);
+    this.#pins = init.backing !== 'soft';
+    this.#reach = reachBy(init.nic, init.rank, this.#pins);
   }
 
   get failed(): AbortSignal {
@@ -168,6 +172,7 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
       throw invalid('address', { where, expected: 'a bigint', found: memory?.address ?? memory });
     }
     checkInteger(memory.byteLength, 'byteLength', where, 1);
+    if (this.#pins) checkPinnable(memory.byteLength, where);
     return this.children.add(new AdoptedRange(this.#init.nic, memory, (range) => this.children.remove(range)));
   };
 

@@ -189,23 +189,32 @@ export class MoeBuffer extends Resource implements Closeable {
 
   /**
    * Calls, one after the other in a native loop: nanoseconds of each. Collective; of a buffer with one call slot and nothing held. The numbers are what kernels
-   * take without JS. @internal
+   * take without JS. Experts return rows as they are, and each token's weights add up to it exactly: every call's result is compared with its `x`, of which there are
+   * two in turn, and one that differs rejects. @internal
    */
-  async measureSteps(x: Tensor, choices: Int32Array, weights: Float32Array, rounds: number): Promise<Float64Array> {
+  async measureSteps(
+    x: readonly [Tensor, Tensor],
+    choices: Int32Array,
+    weights: Float32Array,
+    rounds: number,
+  ): Promise<Float64Array> {
     const where = 'measureSteps';
     const { moe, native, stream } = this.#init;
-    const { x: y, handle } = await this.dispatch(x, choices);
+    const { x: y, handle } = await this.dispatch(x[1], choices);
     const call = handle as HeldCall;
     const { half: back } = combineOperands(y, call, { weights }, moe, this.localExperts, where);
     await this.combine(y, handle, { weights });
-    const { half: there } = this.#beginDispatch(x, choices, {}, where);
-    const samples = hostStorage('f64', rounds);
     const timeoutMs = this.#timeout({}, where);
-    const { routing, report, slot, epoch, tokens, flags, dtype } = there;
+    const [even, odd] = x.map((rows) => this.#beginDispatch(rows, choices, {}, where).half);
+    const { routing, report, slot, epoch, tokens, flags, dtype } = even!;
     const shared = { routing, report, slot, epoch, tokens, dtype, timeoutMs, halves: SEND | RECEIVE };
-    const outcome = await stream.launch((of) =>
-      native.steps(of, { ...there, ...shared }, { ...back, ...shared, flags }, rounds, placeOfStorage(samples).operand),
-    );
+    const samples = hostStorage('f64', rounds);
+    const halves = [
+      { ...even!, ...shared },
+      { ...odd!, ...shared },
+      { ...back, ...shared, flags },
+    ] as const;
+    const outcome = await stream.launch((of) => native.steps(of, ...halves, rounds, placeOfStorage(samples).operand));
     this.#calls += rounds * moe.calls;
     if (outcome.status !== 0) throw callFailure(where, outcome);
     return samples;

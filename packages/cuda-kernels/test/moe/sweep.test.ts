@@ -106,13 +106,9 @@ async function run(cell: Cell): Promise<void> {
     await buffer.close();
     return all;
   });
-  const tolerance = {
-    ...(payload.payload === undefined ? {} : { dispatch: 0.04 }),
-    ...(payload.combinePayload === undefined ? {} : { combine: 0.02 }),
-  };
   for (let call = 0; call < calls; call++) {
     const of = results.map((all) => all[call]!);
-    check(one, rowsOf(call), of, undefined, tolerance);
+    check(one, rowsOf(call), of);
   }
   // The same rows give the same bits, also where payloads round.
   expect(results.map((all) => all[3]!.combined)).toEqual(results.map((all) => all[0]!.combined));
