@@ -29,6 +29,15 @@ export const cases = [
     name: `dispatch moves ${data.dtype} rows of ${data.qRow} and ${data.kvRow} elements`,
     run: oracle(3, data, 'threads'),
   })),
+  ...[
+    { dtype: 'f32', queryHeads: 4, kvHeads: 2, headDim: 64 },
+    { dtype: 'bf16', queryHeads: 8, kvHeads: 2, headDim: 128 },
+    { dtype: 'bf16', queryHeads: 3, kvHeads: 3, headDim: 20 },
+    { dtype: 'f32', queryHeads: 2, kvHeads: 1, headDim: 256 },
+  ].map((data) => ({
+    name: `core attention of ${data.dtype}, ${data.queryHeads} heads over ${data.kvHeads} of ${data.headDim}, is that of the host`,
+    run: async () => assert.deepEqual(valuesOf(await runRanks('coreAttention', 1, { data })), [5]),
+  })),
   {
     name: 'a step captured as a graph is replayed with new values',
     run: async () =>

@@ -5,6 +5,7 @@ import { leaseBytesFor, openDeviceDispatcher, writeTensor } from '@ep/cuda-kerne
 import { native } from '@ep/native';
 import { movePlan, sumReplicas } from '@ep/plan/reference';
 import { fullPlan, randomPlan } from '../attention/plans.mjs';
+import { coreAttention } from './attention.mjs';
 import { recovery } from './recovery.mjs';
 import { allRows, expectSame, place, storageOf } from './tensors.mjs';
 
@@ -270,4 +271,4 @@ async function streams({ device }) {
   return milliseconds >= 0;
 }
 
-export const scenarios = { oracle, graph, absent, lost, refused, streams, ...recovery };
+export const scenarios = { oracle, graph, absent, lost, refused, streams, coreAttention, ...recovery };

@@ -18,9 +18,14 @@ int cuda_compat(const ep_cuda_launch& how, const ep_compat_args& args);
 int cuda_begin_call(const ep_cuda_launch& how, const ep_call_counts& counts);
 int cuda_grant(const ep_cuda_launch& how, const ep_device_grant& grant);
 
+// As many blocks as there is work, whatever `how` says: they wait for nobody.
+int cuda_attention_forward(const ep_cuda_launch& how, const ep_attention_args& args);
+int cuda_attention_backward(const ep_cuda_launch& how, const ep_attention_args& args);
+
 // HAZARD: the runtime loads a kernel at its first launch, which waits for those that run; and a rank's kernel may wait for the one that is to be loaded. So all that
 // ranks launch is loaded before any of it runs.
 int cuda_load_kernels();
+int cuda_load_attention(); // a part of it
 
 int cuda_resident(int device, bool compat, uint32_t lanes, uint32_t* blocks);
 

@@ -256,6 +256,8 @@ int begin_call(const ep_cuda_launch* how, const ep_call_counts* counts) { return
 int dispatch(const ep_cuda_launch* how, const ep_device_call* call) { return launched(ep::cuda_dispatch, how, call); }
 int grant(const ep_cuda_launch* how, const ep_device_grant* what) { return launched(ep::cuda_grant, how, what); }
 int compat(const ep_cuda_launch* how, const ep_compat_args* args) { return launched(ep::cuda_compat, how, args); }
+int attention_forward(const ep_cuda_launch* how, const ep_attention_args* args) { return launched(ep::cuda_attention_forward, how, args); }
+int attention_backward(const ep_cuda_launch* how, const ep_attention_args* args) { return launched(ep::cuda_attention_backward, how, args); }
 
 constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  sizeof(ep_cuda_table),
@@ -292,7 +294,9 @@ constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  begin_call,
                                  dispatch,
                                  grant,
-                                 compat};
+                                 compat,
+                                 attention_forward,
+                                 attention_backward};
 
 } // namespace
 

@@ -7,9 +7,10 @@
 #define EP_CUDA_TABLE_H
 
 #include "ep/abi/compat.h"
+#include "ep/abi/core_attention.h"
 #include "ep/abi/device_call.h"
 
-#define EP_CUDA_TABLE_VERSION 2u
+#define EP_CUDA_TABLE_VERSION 3u
 #define EP_CUDA_TABLE_SYMBOL "ep_cuda_table_of"
 
 #define EP_CUDA_IPC_BYTES 64u
@@ -90,6 +91,9 @@ typedef struct ep_cuda_table {
   int (*dispatch)(const ep_cuda_launch* launch, const ep_device_call* call);
   int (*grant)(const ep_cuda_launch* launch, const ep_device_grant* grant);
   int (*compat)(const ep_cuda_launch* launch, const ep_compat_args* args);
+  /* Blocks and lanes are theirs to choose. Without a shard, or key-value rows for the second, nothing is launched. */
+  int (*attention_forward)(const ep_cuda_launch* launch, const ep_attention_args* args);
+  int (*attention_backward)(const ep_cuda_launch* launch, const ep_attention_args* args);
 } ep_cuda_table;
 
 /* The one exported symbol. Null where the library cannot serve this version; never fails for want of a GPU. */

@@ -24,6 +24,7 @@
 #include "core/launch.hpp"
 #include "cuda/table.h"
 #include "ep/device/compat_dispatch.h"
+#include "ep/device/core_attention.h"
 #include "ep/device/device_call.h"
 
 namespace {
@@ -440,6 +441,23 @@ int compat(const ep_cuda_launch* how, const ep_compat_args* args) {
   return launched(*how, [args = *args](device_context& ctx) { ep::compat_dispatch(ctx, ep::load_store_endpoint{args.memory}, args); });
 }
 
+// The scratch of a block is its own.
+template <class Kernel> int attention(const ep_cuda_launch& how, uint32_t floats, const Kernel& kernel) {
+  ep_cuda_launch few = how;
+  few.blocks = 2;
+  few.lanes = 32;
+  return launched(few, [floats, kernel](device_context& ctx) {
+    std::vector<float> scratch(floats);
+    kernel(ctx, scratch.data());
+  });
+}
+int attention_forward(const ep_cuda_launch* how, const ep_attention_args* args) {
+  return attention(*how, EP_ATTENTION_FORWARD_FLOATS(args->head_dim), [args = *args](device_context& ctx, float* scratch) { ep::core_attention_forward(ctx, args, scratch); });
+}
+int attention_backward(const ep_cuda_launch* how, const ep_attention_args* args) {
+  return attention(*how, EP_ATTENTION_BACKWARD_FLOATS(args->head_dim), [args = *args](device_context& ctx, float* scratch) { ep::core_attention_backward(ctx, args, scratch); });
+}
+
 constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  sizeof(ep_cuda_table),
                                  EP_ABI_MAJOR,
@@ -475,7 +493,9 @@ constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  begin_call,
                                  dispatch,
                                  grant,
-                                 compat};
+                                 compat,
+                                 attention_forward,
+                                 attention_backward};
 
 } // namespace
 

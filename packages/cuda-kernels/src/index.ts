@@ -28,6 +28,12 @@ export {
 } from './core-attention.js';
 export { bindDeviceAttention, type DeviceAttentionDispatch, type NamedDeviceLease } from './cuda/attention.js';
 export { CudaBuffer, readTensor, writeTensor } from './cuda/buffer.js';
+export {
+  CudaAttention,
+  type CudaAttentionBackwardTensors,
+  type CudaAttentionForwardTensors,
+  type CudaAttentionShape,
+} from './cuda/core-attention.js';
 export { CudaDevice, cudaDevices } from './cuda/device.js';
 export type { BoundDeviceDispatch, DeviceDispatcher, DeviceLease } from './cuda/dispatcher.js';
 export { openDeviceDispatcher } from './cuda/open-dispatcher.js';

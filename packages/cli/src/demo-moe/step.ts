@@ -6,7 +6,7 @@ import { decode, encode, type Member, type Storage, tensor } from '@ep/core';
 import { type MoeBuffer, type MoeReceived, openMoeBuffer } from '@ep/cuda-kernels';
 import { allocateHost } from '@ep/native';
 import { routingLayout } from '@ep/plan/moe';
-import type { Compared } from '../demo/step.js';
+import type { Compared } from '../demo/results.js';
 import { openDemoTransport } from '../demo/transports.js';
 import { type MoeJob, stepsOf } from './job.js';
 import { MoeModel } from './model.js';
