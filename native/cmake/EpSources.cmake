@@ -29,7 +29,9 @@ set(EP_CORE_SOURCES
   core/huge_pages.cpp
   core/efa/device_choice.cpp
   core/efa/endpoints.cpp
+  core/efa/gin_context.cpp
   core/efa/host_requests.cpp
+  core/efa/queue_block.cpp
   core/efa/rank_nic.cpp
   core/efa/signal_board.cpp
   core/ibgda/commands.cpp
@@ -127,6 +129,7 @@ set(EP_NAPI_SOURCES
   napi/bind_gpu_stream.cpp
   napi/bind_hostile.cpp
   napi/bind_efa.cpp
+  napi/bind_gin.cpp
   napi/bind_ibgda.cpp
   napi/bind_ibgda_bench.cpp
   napi/bind_memory.cpp
@@ -178,6 +181,7 @@ set(EP_TESTS
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
   tests/efa/efa_device_limits_test.cpp
+  tests/efa/efa_gin_context_test.cpp
   tests/efa/efa_rank_nic_test.cpp
   tests/ibgda/prm_commands_test.cpp
   tests/ibgda/device_choice_test.cpp

@@ -1,6 +1,6 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
-import type { NativeEfaNic, NativeEfaOptions } from './efa.js';
+import type { NativeEfaGin, NativeEfaNic, NativeEfaOptions } from './efa.js';
 import type { GpuBinding } from './gpu.js';
 import type {
   NativeIbgdaNic,
@@ -349,6 +349,16 @@ export interface NativeHostStream {
     /** Two plain stores and a spin instead of the put and the wait, of 8 bytes: the hand-over that the machine itself is capable of. */
     readonly bare?: boolean;
   }): OperationId;
+  /**
+   * The pull request's test of values, by both ranks of a world of two, in a context that nothing was signalled in and a memory of zeros. `found` of the outcome
+   * says in how many rounds this rank saw the burst's last value before another one.
+   */
+  ginPutvalue(description: {
+    readonly gin: NativeEfaGin;
+    readonly memory: NativeSymmetricMemory;
+    readonly rounds: number;
+    readonly timeoutMs: number;
+  }): OperationId;
   /** Measures barriers of a team, back to back: one duration in ns per round, as f64, into `samples`. */
   barriers(description: {
     readonly team: NativeTeam;
@@ -453,6 +463,10 @@ export interface Binding extends GpuBinding {
   /** Read from sysfs, which lies at `root`. */
   nicTopology(root: string): NicTopology;
   readonly EfaNic: new (rank: NativeRankContext, options: NativeEfaOptions) => NativeEfaNic;
+  readonly EfaGin: new (
+    nic: NativeEfaNic,
+    spec: { readonly signals: number; readonly counters: number },
+  ) => NativeEfaGin;
   /** What `IbgdaNic` would find; leaves nothing open. */
   probeNic(options: NativeIbgdaOptions): NativeNicProbe;
   /**

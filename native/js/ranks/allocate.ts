@@ -1,11 +1,12 @@
 /** Collective allocation of symmetric memory. What one rank finds wrong, all ranks hear of, and nobody keeps anything. */
-import { EpError, formatRanks, type PartAddresses, type Rank, type WaitOptions } from '@ep/core';
+import type { PartAddresses, Rank, WaitOptions } from '@ep/core';
 import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
 import { native } from '../native.js';
+import { reportStep } from './gather.js';
 import type { Liveness } from './liveness.js';
 import { RankMemory } from './memory.js';
 import { agreeOnSize, type Size } from './memory-limits.js';
-import { GATHER_BYTES, type RankTeam } from './team.js';
+import type { RankTeam } from './team.js';
 
 export interface Allocator {
   readonly rank: Rank;
@@ -36,33 +37,6 @@ export interface Reach {
   readonly release: (memory: NativeSymmetricMemory) => void;
 }
 
-/** Positions of the members that reported nothing but zeros: each step reports its failure so. */
-const failedRanks = (world: RankTeam, blobs: readonly Uint8Array[]): Rank[] =>
-  blobs.flatMap((blob, position) => (blob.every((byte) => byte === 0) ? [world.ranks[position]!] : []));
-
-/** Every member's bytes, as many as a description has. */
-async function gather(world: RankTeam, blob: Uint8Array, options: WaitOptions): Promise<Uint8Array<ArrayBuffer>[]> {
-  const parts: Uint8Array<ArrayBuffer>[][] = [];
-  for (let at = 0; at === 0 || at < blob.byteLength; at += GATHER_BYTES) {
-    parts.push(await world.allGather(blob.subarray(at, at + GATHER_BYTES), options));
-  }
-  if (parts.length === 1) return parts[0]!;
-  return Array.from(world.ranks, (_, position) => {
-    const whole = new Uint8Array(blob.byteLength);
-    for (const [i, part] of parts.entries()) whole.set(part[position]!, i * GATHER_BYTES);
-    return whole;
-  });
-}
-
-/** Reports how a step of this rank went; throws this rank's failure, or one that names the ranks where it failed. */
-async function report(world: RankTeam, what: string, blob: Uint8Array, failure: unknown, options: WaitOptions) {
-  const blobs = await gather(world, blob, options);
-  if (failure !== undefined) throw failure;
-  const ranks = failedRanks(world, blobs);
-  if (ranks.length === 0) return blobs;
-  throw new EpError('EP_MEMORY_LIMIT', `allocate: ${formatRanks(ranks)} could not ${what}`, { context: { ranks } });
-}
-
 /** Collective over the world. */
 export async function allocateMemory(allocator: Allocator, size: Size, options: WaitOptions): Promise<RankMemory> {
   const { binding } = native();
@@ -79,15 +53,16 @@ export async function allocateMemory(allocator: Allocator, size: Size, options: 
     failure = error;
   }
   try {
-    const what = `allocate ${size.byteLength} bytes`;
-    const blobs = await report(world, what, description, failure, options);
+    const step = (what: string) => ({ where: 'allocate', what, code: 'EP_MEMORY_LIMIT' }) as const;
+    const first = step(`allocate ${size.byteLength} bytes`);
+    const blobs = await reportStep(world, first, description, failure, options);
     try {
       reach.connect(memory!, blobs);
     } catch (error) {
       failure = error;
     }
     // Also the barrier before which nobody may close its part: all have mapped it now.
-    await report(world, reach.failure, Uint8Array.of(failure === undefined ? 1 : 0), failure, options);
+    await reportStep(world, step(reach.failure), Uint8Array.of(failure === undefined ? 1 : 0), failure, options);
   } catch (error) {
     if (memory !== undefined) {
       reach.release(memory);

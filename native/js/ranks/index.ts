@@ -2,6 +2,7 @@
 export { AdoptedRange, type NativeLocal, type NicMemories } from './adopted.js';
 export { type Allocator, allocateMemory, type Reach } from './allocate.js';
 export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory } from './device-memory.js';
+export { reportStep, type SetUpStep } from './gather.js';
 export { type JoinedRanks, type JoinOptions, joinRanks } from './join.js';
 export { Liveness } from './liveness.js';
 export { awaitedRanks, comparisonCode, RankMemory, type RankMemoryInit } from './memory.js';

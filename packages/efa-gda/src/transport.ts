@@ -34,6 +34,7 @@ import {
 import type { ResolvedEfaConfig } from './config.js';
 import { EfaEndpoint } from './endpoint.js';
 import { pairError } from './failure.js';
+import { type EfaGin, type GinOptions, openGin } from './gin.js';
 import { checkSignalSlots, reachBy } from './memory.js';
 import { type EfaBacking, type EfaNeeds, efaCapabilities } from './probe.js';
 
@@ -194,6 +195,14 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
     }
     return { kind: 'memory:efa', abi: native().binding.abi, bytes: memory.nativeMemory('device').deviceHandle() };
   };
+
+  /** Collective: a context of the GIN device API, whose kernels put between this transport's memories. Rejects with `EP_CAPACITY` before anything is made. */
+  readonly openGin = (options: GinOptions): Promise<EfaGin> =>
+    this.guard('openGin', async () => {
+      const { timeoutMs } = this.#init.config;
+      const onRelease = (gin: EfaGin): void => void this.children.remove(gin);
+      return this.children.add(await openGin({ ...this.#init, timeoutMs, onRelease }, options, this.closing));
+    });
 
   protected override release(): void {
     this.#init.liveness.stop();

@@ -158,7 +158,7 @@ export class MoeBuffer extends Resource implements Closeable {
     const begun = this.#beginDispatch(x, choices, options, 'dispatchSend');
     const hook = () =>
       this.#hook('dispatch receive', (late) =>
-        this.#follow('dispatch receive', begun.launch(RECEIVE, late), begun.received),
+        this.#follow('dispatch receive', begun.launch(RECEIVE, late), begun.received, begun.refused),
       );
     return this.#follow('dispatchSend', begun.launch(SEND, options), hook, begun.refused);
   }
@@ -319,6 +319,7 @@ export class MoeBuffer extends Resource implements Closeable {
       refused: (): void => {
         call.stage = 'released';
         slot.held = undefined;
+        this.#losses.note(report.ranks);
       },
       received: (): MoeReceived => {
         call.stage = 'received';

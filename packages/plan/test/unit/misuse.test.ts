@@ -43,6 +43,7 @@ const right: Readonly<Record<string, readonly unknown[]>> = {
   shardsOfDocuments: [list],
   sizes: [plan.fwdQ, unit],
   validate: [plan],
+  validateReduction: [plan.reduction, plan.revKvCompact],
 };
 
 const functions = Object.entries(api).filter(
