@@ -23,6 +23,7 @@ set(EP_CORE_SOURCES
   core/gpu/fit.cpp
   core/gpu/library.cpp
   core/gpu/memory.cpp
+  core/gpu/share.cpp
   core/gpu/stream.cpp
   core/hostile/engine.cpp
   core/huge_pages.cpp
@@ -124,6 +125,7 @@ set(EP_NAPI_SOURCES
   napi/bind_gpu.cpp
   napi/bind_gpu_attention.cpp
   napi/bind_gpu_dispatch.cpp
+  napi/bind_gpu_moe.cpp
   napi/bind_gpu_stream.cpp
   napi/bind_hostile.cpp
   napi/bind_efa.cpp
@@ -140,6 +142,7 @@ set(EP_NAPI_SOURCES
   napi/dispatch_parts.cpp
   napi/env_state.cpp
   napi/kernel_run.cpp
+  napi/moe_call.cpp
   napi/nic_driver.cpp
 )
 
