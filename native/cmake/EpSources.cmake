@@ -30,6 +30,7 @@ set(EP_CORE_SOURCES
   core/efa/endpoints.cpp
   core/efa/gin_context.cpp
   core/efa/host_requests.cpp
+  core/efa/post_bench.cpp
   core/efa/queue_block.cpp
   core/efa/rank_nic.cpp
   core/efa/signal_board.cpp
@@ -148,6 +149,7 @@ set(EP_TESTS
   tests/device/copy_test.cpp
   tests/device/core_attention_device_test.cpp
   tests/device/dispatch_simt_test.cpp
+  tests/device/efa_counts_test.cpp
   tests/device/efa_endpoint_test.cpp
   tests/device/efa_gin_test.cpp
   tests/device/efa_naive_test.cpp
@@ -234,5 +236,6 @@ set(EP_LITMUS_SOURCES
 
 set(EP_BENCHES
   tests/collective/reduce_bench.cpp
+  tests/device/efa_bench.cpp
   tests/device/ibgda_bench.cpp
 )
