@@ -178,6 +178,7 @@ set(EP_TESTS
   tests/collective/reduce_test.cpp
   tests/gpu/export_lock_test.cpp
   tests/gpu/fit_test.cpp
+  tests/gpu/gpu_stream_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
   tests/efa/efa_device_limits_test.cpp
@@ -220,6 +221,7 @@ set(EP_TESTS
 # These open the shim of dl/shim.
 set(EP_SHIM_TESTS soft_control_test verbs_shim_test)
 set(EP_FABRIC_SHIM_TESTS libfabric_shim_test)
+set(EP_GPU_SHIM_TESTS gpu_stream_test)
 
 # As they are, but for the seam in tests/litmus/seam.hpp.
 set(EP_LITMUS_SOURCES
