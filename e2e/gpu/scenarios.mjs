@@ -6,6 +6,7 @@ import { native } from '@ep/native';
 import { movePlan, sumReplicas } from '@ep/plan/reference';
 import { fullPlan, randomPlan } from '../attention/plans.mjs';
 import { coreAttention } from './attention.mjs';
+import { experts, refusedExperts } from './experts.mjs';
 import { recovery } from './recovery.mjs';
 import { allRows, expectSame, place, storageOf } from './tensors.mjs';
 
@@ -271,4 +272,15 @@ async function streams({ device }) {
   return milliseconds >= 0;
 }
 
-export const scenarios = { oracle, graph, absent, lost, refused, streams, coreAttention, ...recovery };
+export const scenarios = {
+  oracle,
+  graph,
+  absent,
+  lost,
+  refused,
+  streams,
+  coreAttention,
+  experts,
+  refusedExperts,
+  ...recovery,
+};

@@ -23,6 +23,7 @@ set(EP_CORE_SOURCES
   core/gpu/fit.cpp
   core/gpu/library.cpp
   core/gpu/memory.cpp
+  core/gpu/share.cpp
   core/gpu/stream.cpp
   core/hostile/engine.cpp
   core/huge_pages.cpp
@@ -125,6 +126,7 @@ set(EP_NAPI_SOURCES
   napi/bind_gpu.cpp
   napi/bind_gpu_attention.cpp
   napi/bind_gpu_dispatch.cpp
+  napi/bind_gpu_moe.cpp
   napi/bind_gpu_stream.cpp
   napi/bind_hostile.cpp
   napi/bind_efa.cpp
@@ -141,6 +143,7 @@ set(EP_NAPI_SOURCES
   napi/dispatch_parts.cpp
   napi/env_state.cpp
   napi/kernel_run.cpp
+  napi/moe_call.cpp
   napi/nic_driver.cpp
 )
 
@@ -177,6 +180,7 @@ set(EP_TESTS
   tests/collective/reduce_test.cpp
   tests/gpu/export_lock_test.cpp
   tests/gpu/fit_test.cpp
+  tests/gpu/gpu_stream_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
   tests/efa/efa_device_limits_test.cpp
@@ -219,6 +223,7 @@ set(EP_TESTS
 # These open the shim of dl/shim.
 set(EP_SHIM_TESTS soft_control_test verbs_shim_test)
 set(EP_FABRIC_SHIM_TESTS libfabric_shim_test)
+set(EP_GPU_SHIM_TESTS gpu_stream_test)
 
 # As they are, but for the seam in tests/litmus/seam.hpp.
 set(EP_LITMUS_SOURCES

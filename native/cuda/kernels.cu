@@ -80,16 +80,18 @@ int cuda_load_kernels() {
     cudaFuncAttributes ignored{};
     if (const int error = cudaFuncGetAttributes(&ignored, kernel); error != 0) return error;
   }
-  return cuda_load_attention();
+  if (const int error = cuda_load_attention(); error != 0) return error;
+  return cuda_load_moe();
 }
 
-int cuda_resident(int device, bool compat, uint32_t lanes, uint32_t* blocks) {
+int cuda_resident(int device, uint32_t kernel, uint32_t lanes, uint32_t* blocks) {
   *blocks = 0;
   int each = 0;
   int multiprocessors = 0;
-  const void* kernel = compat ? reinterpret_cast<const void*>(compat_kernel<load_store_endpoint>) : reinterpret_cast<const void*>(dispatch_kernel<load_store_endpoint>);
-  if (const int error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, static_cast<int>(lanes), 0); error != 0) return error;
-  if (const int error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device); error != 0) return error;
+  const void* code = kernel == EP_CUDA_KERNEL_COMPAT ? reinterpret_cast<const void*>(compat_kernel<load_store_endpoint>) : reinterpret_cast<const void*>(dispatch_kernel<load_store_endpoint>);
+  const int error = kernel == EP_CUDA_KERNEL_MOE ? cuda_resident_moe(lanes, &each) : static_cast<int>(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, code, static_cast<int>(lanes), 0));
+  if (error != 0) return error;
+  if (const int unknown = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device); unknown != 0) return unknown;
   *blocks = static_cast<uint32_t>(each * multiprocessors);
   return 0;
 }

@@ -342,7 +342,7 @@ export const EP_MOE_COUNT_ROWS = 0x7fffffff;
 export const EP_MOE_BANKS = 2;
 /** by source r: its count words are here */
 export const EP_MOE_SIGNAL_COUNTED = 0;
-/** by source r: puts of rows and headers, counted */
+/** by source r: puts of rows and headers, counted; high throughput: or that there are none, or that a rank is full */
 export const EP_MOE_SIGNAL_ARRIVED = 1;
 /** by the rank r of experts: its results are here (where counted: puts, and one more) */
 export const EP_MOE_SIGNAL_RETURNED = 2;

@@ -10,7 +10,13 @@ import type {
   NativePostWay,
   NicTopology,
 } from './ibgda.js';
-import type { MoeDescription, NativeMoeBuffer, NativeMoeRouting } from './moe.js';
+import type {
+  GpuMoeDescription,
+  MoeDescription,
+  NativeGpuMoeBuffer,
+  NativeMoeBuffer,
+  NativeMoeRouting,
+} from './moe.js';
 
 /** `EP_STATUS_*` of an operation that ended, and what it saw. */
 export interface Outcome {
@@ -449,9 +455,10 @@ export interface Binding extends GpuBinding {
   ) => NativeHostileEngine;
   readonly HostStream: new (spinNs: number) => NativeHostStream;
   readonly MoeBuffer: new (description: MoeDescription) => NativeMoeBuffer;
+  readonly GpuMoeBuffer: new (description: GpuMoeDescription) => NativeGpuMoeBuffer;
   /** Room for the routing of one call of a buffer. */
   readonly MoeRouting: new (
-    buffer: NativeMoeBuffer,
+    buffer: NativeMoeBuffer | NativeGpuMoeBuffer,
   ) => NativeMoeRouting;
   /** Read from sysfs, which lies at `root`. */
   nicTopology(root: string): NicTopology;

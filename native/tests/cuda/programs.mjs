@@ -6,7 +6,7 @@ import { nvccCommand } from '../../../tools/setup/toolchain.mjs';
 
 const native = resolve(import.meta.dirname, '../..');
 const includes = [`-I${join(native, 'include')}`];
-const kernels = ['cuda/kernels.cu', 'cuda/attention_kernels.cu'];
+const kernels = ['cuda/kernels.cu', 'cuda/attention_kernels.cu', 'cuda/moe_kernels.cu'];
 const core = ['waiting', 'limits', 'copy', 'device/kernel', 'simt/simt', 'simt/context', 'simt/report', 'simt/fiber'];
 
 /** @typedef {{ host: readonly string[], device: readonly string[] }} Program by paths from native/ */

@@ -36,7 +36,16 @@ export {
 } from './cuda/core-attention.js';
 export { CudaDevice, cudaDevices } from './cuda/device.js';
 export type { BoundDeviceDispatch, DeviceDispatcher, DeviceLease } from './cuda/dispatcher.js';
+export { DeviceMoeBuffer } from './cuda/moe-buffer.js';
+export type {
+  DeviceMoeCombined,
+  DeviceMoeCombineOptions,
+  DeviceMoeDispatchOptions,
+  DeviceMoeOptions,
+  DeviceMoeReceived,
+} from './cuda/moe-received.js';
 export { openDeviceDispatcher } from './cuda/open-dispatcher.js';
+export { openDeviceMoeBuffer } from './cuda/open-moe-buffer.js';
 export type { DeviceDispatcherOptions } from './cuda/options.js';
 export { type CudaEvent, type CudaGraph, CudaStream, type CudaStreamOptions } from './cuda/stream.js';
 export type { BoundDispatch, Dispatcher } from './dispatcher.js';
