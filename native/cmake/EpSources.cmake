@@ -31,6 +31,9 @@ set(EP_CORE_SOURCES
   core/efa/host_requests.cpp
   core/efa/rank_nic.cpp
   core/efa/signal_board.cpp
+  core/fabric/engine.cpp
+  core/fabric/memories.cpp
+  core/fabric/traffic.cpp
   core/ibgda/commands.cpp
   core/ibgda/connect.cpp
   core/ibgda/control_memory.cpp
@@ -59,6 +62,8 @@ set(EP_CORE_SOURCES
   dl/cuda_symbols.cpp
   dl/library.cpp
   dl/efa_libfabric.cpp
+  dl/fabric_libfabric.cpp
+  dl/libfabric_symbols.cpp
   dl/mlx5_verbs.cpp
   dl/shim/attach.cpp
   dl/shim/fabric_attach.cpp
@@ -123,6 +128,7 @@ set(EP_NAPI_SOURCES
   napi/bind_gpu_stream.cpp
   napi/bind_hostile.cpp
   napi/bind_efa.cpp
+  napi/bind_fabric.cpp
   napi/bind_ibgda.cpp
   napi/bind_ibgda_bench.cpp
   napi/bind_memory.cpp
@@ -173,6 +179,8 @@ set(EP_TESTS
   tests/core_attention_test.cpp
   tests/efa/efa_device_limits_test.cpp
   tests/efa/efa_rank_nic_test.cpp
+  tests/fabric/fabric_engine_test.cpp
+  tests/fabric/fabric_libfabric_test.cpp
   tests/ibgda/prm_commands_test.cpp
   tests/ibgda/device_choice_test.cpp
   tests/ibgda/gpu_memory_test.cpp

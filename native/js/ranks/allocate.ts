@@ -4,14 +4,16 @@ import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
 import { native } from '../native.js';
 import type { Liveness } from './liveness.js';
 import { RankMemory } from './memory.js';
-import { checkAgreement, GATHER_BYTES, type RankTeam } from './team.js';
+import { checkAgreement, GATHER_BYTES, type Gathering } from './team.js';
 
 export interface Allocator {
   readonly rank: Rank;
   readonly worldSize: number;
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
-  readonly world: RankTeam;
+  readonly world: Gathering;
+  /** Ranks that share the memory of this host; all unless given. */
+  readonly ranksOnHost?: number;
   readonly timeoutMs: number;
   readonly reach: Reach;
   readonly onRelease: () => void;
@@ -39,14 +41,18 @@ interface Size {
 }
 
 /** Positions of the members that reported nothing but zeros: each step reports its failure so. */
-const failedRanks = (world: RankTeam, blobs: readonly Uint8Array[]): Rank[] =>
+const failedRanks = (world: Gathering, blobs: readonly Uint8Array[]): Rank[] =>
   blobs.flatMap((blob, position) => (blob.every((byte) => byte === 0) ? [world.ranks[position]!] : []));
 
 /**
  * Before anybody allocates: do the sizes agree, and do all parts together fit what every rank may still use? Each rank alone would see memory that the
  * others are about to take.
  */
-async function agree({ world, worldSize }: Allocator, size: Size, options: WaitOptions): Promise<void> {
+async function agree(
+  { world, worldSize, ranksOnHost = worldSize }: Allocator,
+  size: Size,
+  options: WaitOptions,
+): Promise<void> {
   const { allocatable, allocatableSource } = native().binding.hostFacts();
   const asked = new Float64Array([size.byteLength, size.signalSlots, allocatable ?? Number.POSITIVE_INFINITY]);
   const source = new TextEncoder().encode(allocatableSource).subarray(0, 64);
@@ -59,20 +65,20 @@ async function agree({ world, worldSize }: Allocator, size: Size, options: WaitO
     const [length, slots] = new Float64Array(bytes.buffer, 0, 2);
     return `${length} bytes and ${slots} signal slots`;
   });
-  const total = worldSize * (size.byteLength + 8 * size.signalSlots);
+  const total = ranksOnHost * (size.byteLength + 8 * size.signalSlots);
   const tightest = numbers.reduce((least, { 2: left }, rank) => (left! < numbers[least]![2]! ? rank : least), 0);
   const left = numbers[tightest]![2]!;
   if (total <= left) return;
   const why = new TextDecoder().decode(blobs[tightest]!.subarray(asked.byteLength)).replace(/\0+$/, '');
   throw new EpError(
     'EP_MEMORY_LIMIT',
-    `allocate: ${worldSize} ranks with ${size.byteLength} bytes and ${size.signalSlots} signal slots each do not fit: ${why} leaves ${left} bytes on ${formatRanks([tightest])}`,
+    `allocate: ${ranksOnHost} ranks with ${size.byteLength} bytes and ${size.signalSlots} signal slots each do not fit: ${why} leaves ${left} bytes on ${formatRanks([tightest])}`,
     { context: { ...size, worldSize, limit: why, left, ranks: [tightest] } },
   );
 }
 
 /** Every member's bytes, as many as a description has. */
-async function gather(world: RankTeam, blob: Uint8Array, options: WaitOptions): Promise<Uint8Array<ArrayBuffer>[]> {
+async function gather(world: Gathering, blob: Uint8Array, options: WaitOptions): Promise<Uint8Array<ArrayBuffer>[]> {
   const parts: Uint8Array<ArrayBuffer>[][] = [];
   for (let at = 0; at === 0 || at < blob.byteLength; at += GATHER_BYTES) {
     parts.push(await world.allGather(blob.subarray(at, at + GATHER_BYTES), options));
@@ -86,7 +92,7 @@ async function gather(world: RankTeam, blob: Uint8Array, options: WaitOptions): 
 }
 
 /** Reports how a step of this rank went; throws this rank's failure, or one that names the ranks where it failed. */
-async function report(world: RankTeam, what: string, blob: Uint8Array, failure: unknown, options: WaitOptions) {
+async function report(world: Gathering, what: string, blob: Uint8Array, failure: unknown, options: WaitOptions) {
   const blobs = await gather(world, blob, options);
   if (failure !== undefined) throw failure;
   const ranks = failedRanks(world, blobs);
