@@ -22,8 +22,8 @@ uint64_t load_word(const uint64_t& word) { return std::atomic_ref<uint64_t>(cons
 } // namespace
 
 engine::engine(std::shared_ptr<rank_context> context, std::unique_ptr<dl::fabric_port> port, const engine_options& options)
-    : context_(std::move(context)), options_(options), port_(std::move(port)), ring_(std::make_shared<ring_storage>()),
-      accepted_(static_cast<size_t>(context_->world_size())), failures_(static_cast<size_t>(context_->world_size())) {
+    : context_(std::move(context)), world_size_(context_->world_size()), options_(options), port_(std::move(port)), ring_(std::make_shared<ring_storage>()),
+      accepted_(static_cast<size_t>(world_size_)), failures_(static_cast<size_t>(world_size_)) {
   ring_->entries.resize(options.ring_capacity);
   ring_->ring.entries = reinterpret_cast<uint64_t>(ring_->entries.data());
   ring_->ring.capacity = options.ring_capacity;
@@ -33,8 +33,8 @@ engine::engine(std::shared_ptr<rank_context> context, std::unique_ptr<dl::fabric
 engine::~engine() { stop(false); }
 
 result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses) {
-  if (addresses.size() != static_cast<size_t>(context_->world_size()) || context_->world_size() > most_ranks) {
-    return failure{EP_STATUS_INVALID, 0, std::to_string(addresses.size()) + " addresses for a world of " + std::to_string(context_->world_size()) + " ranks, of which there may be " + std::to_string(most_ranks)};
+  if (addresses.size() != static_cast<size_t>(world_size_) || world_size_ > most_ranks) {
+    return failure{EP_STATUS_INVALID, 0, std::to_string(addresses.size()) + " addresses for a world of " + std::to_string(world_size_) + " ranks, of which there may be " + std::to_string(most_ranks)};
   }
   for (size_t rank = 0; rank < addresses.size(); ++rank) {
     auto at = port_->insert(addresses[rank]);
@@ -66,13 +66,17 @@ void engine::stop(bool orderly) {
   stopping_.store(orderly ? EP_LIFE_CLOSED : EP_LIFE_DEAD, std::memory_order_seq_cst);
   wake_notify(&ring_->wake);
   if (thread_.joinable()) thread_.join(); // not of an engine that was never connected
-  for (const auto& at : links_) at->broken.store(true, std::memory_order_release);
+  for (const auto& at : links_) {
+    at->broken.store(true, std::memory_order_release);
+    at->out.clear();
+  }
   give_memories_up();
   port_.reset();
   operations_.clear();
   std::atomic_ref<uint64_t>(ring_->ring.head).store(UINT64_MAX, std::memory_order_seq_cst);
   if (load_word(ring_->ring.completed) < taken) std::atomic_ref<uint64_t>(ring_->ring.completed).store(EP_PROXY_LOST, std::memory_order_seq_cst);
   wake_notify(context_->wake());
+  context_.reset(); // whoever still looks at requests needs none of it
 }
 
 // ---- requests
@@ -80,7 +84,7 @@ void engine::stop(bool orderly) {
 std::string engine::prepare(outgoing& one, uint64_t memory_id, uint32_t& status) const {
   status = EP_STATUS_INVALID;
   const request& wanted = one.wanted;
-  if (wanted.peer < 0 || wanted.peer >= context_->world_size()) return "names a peer outside of the world";
+  if (wanted.peer < 0 || wanted.peer >= world_size_) return "names a peer outside of the world";
   const auto at = memories_.find(memory_id);
   if (at == memories_.end() || at->second.remotes.empty() || at->second.retired) return "names a memory that is not, or no longer, there";
   const routed_memory& known = at->second;
@@ -158,9 +162,13 @@ void engine::nudge() {
 bool engine::take_ring() {
   ep_proxy_ring& ring = ring_->ring;
   bool any = false;
+  ring_held_ = false;
   for (uint64_t head = ring.head;; ++head) {
     const ep_proxy_request& entry = ring_->entries[head & (ring.capacity - 1)];
     if (load_word(entry.turn) != head + 1) break;
+    // What a peer is too slow for stays in the ring, and holds its kernels up.
+    ring_held_ = entry.peer >= 0 && entry.peer < world_size_ && links_[static_cast<size_t>(entry.peer)]->out.size() >= request_window;
+    if (ring_held_) break;
     outgoing one;
     one.ring = head;
     one.wanted.peer = entry.peer;
@@ -271,7 +279,7 @@ void engine::run() {
     any = take_ring() || any;
     any = take_posted() || any;
     any = retire_memories() || any;
-    for (int32_t peer = 0; peer < context_->world_size(); ++peer) {
+    for (int32_t peer = 0; peer < world_size_; ++peer) {
       any = pump(peer) || any;
       end_requests(peer);
     }
@@ -303,7 +311,7 @@ void engine::nap(int64_t idle_ns) {
   }
   const uint32_t epoch = wake_prepare(&ring_->wake);
   const ep_proxy_ring& ring = ring_->ring;
-  const bool published = load_word(ring_->entries[ring.head & (ring.capacity - 1)].turn) == ring.head + 1;
+  const bool published = !ring_held_ && load_word(ring_->entries[ring.head & (ring.capacity - 1)].turn) == ring.head + 1;
   if (published || any_posted_.load(std::memory_order_seq_cst) || (stopping_.load(std::memory_order_seq_cst) != 0 && leave_by_ns_ == 0)) {
     wake_cancel(&ring_->wake);
     return;
@@ -317,7 +325,7 @@ void engine::watch_life(int64_t now) {
   // HAZARD: a process that was stopped, or got no core for that long, has heard nobody and blames nobody.
   const bool away = now - watched_ns_ > options_.silence_ns / 4;
   watched_ns_ = now;
-  for (int32_t peer = 0; peer < context_->world_size(); ++peer) {
+  for (int32_t peer = 0; peer < world_size_; ++peer) {
     link& at = *links_[static_cast<size_t>(peer)];
     if (peer == context_->rank() || at.state != link_state::up) continue;
     if (away && now > at.heard_ns) at.heard_ns = now;
@@ -334,7 +342,7 @@ bool engine::farewell_over(int64_t now) {
   const bool first = leave_by_ns_ == 0;
   if (first) leave_by_ns_ = now + farewell_ns;
   bool over = true;
-  for (int32_t peer = 0; peer < context_->world_size(); ++peer) {
+  for (int32_t peer = 0; peer < world_size_; ++peer) {
     link& at = *links_[static_cast<size_t>(peer)];
     if (peer == context_->rank() || at.state == link_state::failed) continue;
     if (first && at.state == link_state::up) say(peer, message_kind::bye, stopping_.load(std::memory_order_acquire));

@@ -54,7 +54,7 @@ class engine {
   engine(std::shared_ptr<rank_context> context, std::unique_ptr<dl::fabric_port> port, const engine_options& options);
   ~engine(); // as stop(false)
 
-  int32_t world_size() const { return context_->world_size(); }
+  int32_t world_size() const { return world_size_; }
   const dl::fabric_offer& offer() const { return port_->offer(); }
   result<std::vector<uint8_t>> address() { return port_->address(); }
   // Of all ranks, by rank. The thread starts.
@@ -154,7 +154,8 @@ class engine {
   operation* take_operation(operation_kind kind, int32_t peer);
   void give_operation(operation* one);
 
-  std::shared_ptr<rank_context> context_;
+  std::shared_ptr<rank_context> context_; // null once stopped
+  const int32_t world_size_;
   const engine_options options_;
   std::vector<std::unique_ptr<operation>> operations_; // HAZARD: before the port, which may write to them until it is closed
   std::unique_ptr<dl::fabric_port> port_;
@@ -170,6 +171,7 @@ class engine {
   int64_t watched_ns_ = 0;
   int64_t leave_by_ns_ = 0;
   bool ended_any_ = false;
+  bool ring_held_ = false; // its next request is for a peer that has too many
 
   mutable std::mutex mutex_;
   std::deque<outgoing> posted_;

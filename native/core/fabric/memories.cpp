@@ -33,7 +33,7 @@ result<std::vector<uint8_t>> engine::add_memory(const std::shared_ptr<symmetric_
 }
 
 result<nothing> engine::route(symmetric_memory& memory, std::span<const std::vector<uint8_t>> parts) {
-  const auto world = static_cast<size_t>(context_->world_size());
+  const auto world = static_cast<size_t>(world_size_);
   std::vector<remote_part> remotes(world);
   for (size_t rank = 0; rank < world; ++rank) {
     if (parts.size() != world || parts[rank].size() != sizeof(remote_part)) return failure{EP_STATUS_INVALID, 0, "descriptions of a memory do not fit this world"};
@@ -72,7 +72,7 @@ bool engine::retire_memories() {
     }
     if (known.awaited.empty()) {
       known.awaited.assign(links_.size(), 0);
-      for (int32_t rank = 0; rank < context_->world_size(); ++rank) {
+      for (int32_t rank = 0; rank < world_size_; ++rank) {
         // Where peers were never told of it, none can write there.
         if (rank == context_->rank() || known.remotes.empty()) continue;
         known.awaited[static_cast<size_t>(rank)] = 1;
@@ -92,12 +92,14 @@ bool engine::retire_memories() {
   return any;
 }
 
+// The thread has ended.
 void engine::give_memories_up() {
   const std::lock_guard lock(mutex_);
   for (auto& [id, known] : memories_) {
     if (known.region.handle != nullptr) port_->give_back(known.region);
   }
   memories_.clear();
+  posted_.clear();
 }
 
 } // namespace ep::fabric

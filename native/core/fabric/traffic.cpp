@@ -180,7 +180,7 @@ bool engine::poll() {
     give_operation(one);
   }
   // When there is a moment, and not seldom: the sources learn what has been carried out.
-  for (int32_t peer = 0; peer < context_->world_size(); ++peer) {
+  for (int32_t peer = 0; peer < world_size_; ++peer) {
     const link& at = *links_[static_cast<size_t>(peer)];
     if (at.applied != at.told && at.control.empty() && (events_.empty() || at.applied - at.told >= tell_every)) say(peer, message_kind::alive);
   }
@@ -202,7 +202,7 @@ void engine::on_failed(const dl::fabric_event& event) {
 
 void engine::on_arrived(uint32_t data) {
   const int32_t source = piece_source(data);
-  if (source >= context_->world_size()) return violate("a piece came of rank " + std::to_string(source) + ", which is not in this world");
+  if (source >= world_size_) return violate("a piece came of rank " + std::to_string(source) + ", which is not in this world");
   link& at = *links_[static_cast<size_t>(source)];
   if (at.state == link_state::failed) return;
   at.heard_ns = std::max(at.heard_ns, clock_now_ns());
@@ -214,7 +214,7 @@ void engine::on_arrived(uint32_t data) {
 }
 
 void engine::on_message(const wire_message& message, size_t bytes) {
-  const bool sound = bytes >= head_bytes && message.magic == wire_magic && message.source >= 0 && message.source < context_->world_size() &&
+  const bool sound = bytes >= head_bytes && message.magic == wire_magic && message.source >= 0 && message.source < world_size_ &&
                      message.source != context_->rank() && message.payload_bytes <= inline_bytes && bytes == head_bytes + message.payload_bytes;
   if (!sound) return violate("a message of " + std::to_string(bytes) + " bytes came that no rank of this world sends");
   const int32_t source = message.source;
@@ -320,8 +320,15 @@ void engine::end_requests(int32_t peer) {
   }
 }
 
-// None of them will land any more, or nobody will know. What is under way keeps its bytes until its event.
+// What the peer has said it carried out has ended well, though events of its pieces may be missing still; the rest will not land any more, or nobody will know. What is under way
+// keeps its bytes until its event.
 void engine::drop_requests(link& at) {
+  while (at.posted != 0 && !at.out.front().wanted.reads && at.out.front().sequence < at.acked) {
+    finish(at, at.out.front());
+    at.out.pop_front();
+    --at.posted;
+    ++at.base;
+  }
   at.broken.store(true, std::memory_order_seq_cst);
   for (const outgoing& one : at.out) {
     if (one.ring != no_number) ring_landed(one.ring);

@@ -40,14 +40,43 @@ void test_kernels() {
   }
 }
 
-// More requests than the window: the numbers on the wire wrap around many times in 20 bits only if the window holds.
+// More requests than the window while the first is held up: the rest waits at its source, or the target could not tell them apart and would give the source up.
 void test_window() {
   scripted_world world(2, 5);
-  uint64_t last = 0;
+  world.network.hold_writes(true);
+  uint64_t last = world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 300));
   for (uint64_t i = 0; i < 3 * fabric::request_window; ++i) last = world.ranks.post(0, fabric_ranks::with_signal(world.ranks.bytes_to(0, 1, 0, 0, i % 300), 0, 1));
   EP_CHECK_EQ(world.ranks.side(0).engine->accepted(1), last);
+  EP_CHECK(soon([&] { return world.ranks.side(0).engine->counts().messages >= 100; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  world.network.hold_writes(false);
   EP_CHECK(soon([&] { return world.ranks.side(0).engine->look(1, last) == request_state::done; }, 60));
   EP_CHECK_EQ(world.ranks.signal(1, 0), 3 * fabric::request_window);
+}
+
+// What a peer is too slow for stays in the ring: the engine takes no more of kernels than the window.
+void test_back_pressure() {
+  scripted_world world(2, 29);
+  world.network.hold_writes(true);
+  const ep_memory_handle handle = world.ranks.side(0).memory->device_handle();
+  constexpr uint64_t puts = fabric::request_window + 3000;
+  std::thread kernel([&] {
+    ep_kernel_status status{};
+    const kernel_environment environment{world.ranks.side(0).context->waits(nullptr, deadline_after(60'000))};
+    EP_CHECK(fast_run(1, environment, [&](auto& context) {
+      const thread_coop<std::remove_reference_t<decltype(context)>> coop{context};
+      const proxy_endpoint endpoint{handle};
+      const auto* source = reinterpret_cast<const void*>(world.ranks.side(0).memory->own_data());
+      for (uint64_t i = 0; i < puts; ++i) EP_CHECK(endpoint.put_rows(context, coop, 1, 0, source, 200, 200, 1, false, 0, 1, &status));
+    }).ok());
+  });
+  const auto taken = [&] { return world.ranks.side(0).engine->counts().requests; };
+  EP_CHECK(soon([&] { return taken() == fabric::request_window; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EP_CHECK_EQ(taken(), fabric::request_window);
+  world.network.hold_writes(false);
+  kernel.join();
+  EP_CHECK(soon([&] { return world.ranks.signal(1, 0) == puts; }, 60));
 }
 
 // The signal and the end of a put wait for its bytes, however early its message comes.
@@ -137,6 +166,18 @@ void test_leaving() {
   }
 }
 
+// A peer that leaves as soon as it has seen everything: its last word says so, or requests that it carried out would count as failed.
+void test_leaving_at_once() {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    scripted_world world(2, seed);
+    uint64_t last = 0;
+    for (int i = 0; i < 50; ++i) last = world.ranks.post(0, fabric_ranks::with_signal(world.ranks.bytes_to(0, 1, 0, 0, 300), 0, 1));
+    EP_CHECK(soon([&] { return world.ranks.signal(1, 0) == 50; }));
+    world.ranks.side(1).engine->stop(true);
+    EP_CHECK(world.ranks.ended(0, 1, last) == request_state::done);
+  }
+}
+
 // An engine that stops ends what kernels wait for.
 void test_stopped_ring() {
   scripted_world world(2, 23);
@@ -159,11 +200,13 @@ int main() {
   test_any_order();
   test_kernels();
   test_window();
+  test_back_pressure();
   test_signal_waits_for_bytes();
   test_retired_memory();
   test_silent_peer();
   test_full_for_ever();
   test_leaving();
+  test_leaving_at_once();
   test_stopped_ring();
   return ep::check::finish();
 }
