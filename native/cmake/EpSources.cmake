@@ -47,6 +47,7 @@ set(EP_CORE_SOURCES
   core/ibgda/topology.cpp
   core/life.cpp
   core/limits.cpp
+  core/mapped.cpp
   core/memory.cpp
   core/moe/cast.cpp
   core/rank.cpp

@@ -1,6 +1,7 @@
 #include "nic_arguments.hpp"
 
 #include "fabric/engine.hpp"
+#include "mapped.hpp"
 
 namespace ep::binding {
 namespace {
@@ -161,7 +162,8 @@ Napi::Value fabric_wrap::adopt(const Napi::CallbackInfo& info) {
   open(info.Env());
   const uint64_t address = arg_u64(info[0], "address");
   const uint64_t bytes = arg_size(info[1], "byteLength");
-  if (address == 0 || bytes > UINT64_MAX - address) throw_invalid(info.Env(), "no memory lies at address " + std::to_string(address));
+  auto mapped = check_mapped(address, bytes);
+  value_or_throw(info.Env(), mapped);
   const uint64_t number = native->adopted.next++;
   native->adopted.known[number] = {address, bytes, nullptr};
   return Napi::Number::New(info.Env(), static_cast<double>(number));
@@ -262,7 +264,9 @@ Napi::Value fabric_wrap::watch(const Napi::CallbackInfo& info) {
     end.found = state == fabric::request_state::failed ? 1 : 0;
     return state != fabric::request_state::pending;
   };
-  return Napi::Number::New(env, static_cast<double>(owner.watch_until(env, arg_double(info[2], "timeoutMs"), {peer}, ended)));
+  // The engine ends every request, also those to a peer that has gone: nobody's life ends this wait but one's own.
+  const int32_t self = owner.open(env).rank();
+  return Napi::Number::New(env, static_cast<double>(owner.watch_until(env, arg_double(info[2], "timeoutMs"), {self}, ended)));
 }
 
 // (peer) -> {status, text}, or undefined

@@ -83,23 +83,24 @@ void engine::stop(bool orderly) {
 
 std::string engine::prepare(outgoing& one, uint64_t memory_id, uint32_t& status) const {
   status = EP_STATUS_INVALID;
-  const request& wanted = one.wanted;
+  request& wanted = one.wanted;
   if (wanted.peer < 0 || wanted.peer >= world_size_) return "names a peer outside of the world";
   const auto at = memories_.find(memory_id);
   if (at == memories_.end() || at->second.remotes.empty() || at->second.retired) return "names a memory that is not, or no longer, there";
   const routed_memory& known = at->second;
   const symmetric_memory& memory = *known.memory;
   const auto rank = static_cast<size_t>(wanted.peer);
-  if (known.closed[rank] != 0) {
-    status = EP_STATUS_CLOSED;
-    return "is for a memory that rank " + std::to_string(wanted.peer) + " has closed";
-  }
   if (wanted.op != signal_op::none && wanted.slot >= memory.signal_slots()) return "names a signal slot beyond the pad";
   if (wanted.row_bytes != 0 && wanted.rows > memory.byte_length() / wanted.row_bytes) return "is longer than the memory";
   const uint64_t bytes = wanted.word_bytes != 0 ? wanted.word_bytes : wanted.row_bytes * wanted.rows;
   if (wanted.offset > memory.byte_length() || bytes > memory.byte_length() - wanted.offset) return "ends beyond the memory";
   one.part = known.remotes[rank];
   one.memory = known.memory;
+  if (known.closed[rank] == 0) return "";
+  status = EP_STATUS_CLOSED;
+  if (wanted.reads) return "reads a memory that rank " + std::to_string(wanted.peer) + " has closed";
+  // Nobody will look there: it ends in its turn, and nothing is sent. A rank may still give credits to one that has finished.
+  wanted.nowhere = true;
   return "";
 }
 
@@ -139,7 +140,8 @@ uint64_t engine::accepted(int32_t peer) const {
 
 link_failure engine::failure_of(int32_t peer) const {
   const std::lock_guard lock(mutex_);
-  return failures_[static_cast<size_t>(peer)];
+  const auto rank = static_cast<size_t>(peer);
+  return rank < links_.size() && links_[rank]->broken.load(std::memory_order_acquire) ? failures_[rank] : link_failure{};
 }
 
 engine_counts engine::counts() const { return {count_.requests, count_.applied, count_.writes, count_.messages, count_.full}; }
@@ -224,10 +226,17 @@ void engine::begin(outgoing one) {
     return;
   }
   if (at.state != link_state::up) {
-    if (one.ring != no_number) ring_landed(one.ring); // whoever waits for the peer learns of its end from its life
+    // Whoever waits for the peer learns of its end from its life.
+    if (one.wanted.reads) at.broken.store(true, std::memory_order_seq_cst);
+    if (!at.broken.load(std::memory_order_relaxed)) {
+      finish(at, one);
+    } else if (one.ring != no_number) {
+      ring_landed(one.ring);
+    }
+    ended_any_ = true;
     return;
   }
-  if (!one.wanted.reads) one.sequence = at.next_sequence++;
+  if (one.numbered()) one.sequence = at.next_sequence++;
   at.out.push_back(std::move(one));
 }
 

@@ -147,7 +147,7 @@ class engine {
   void apply(int32_t source);
   bool carry_out(const wire_message& message);
   void end_requests(int32_t peer);
-  void drop_requests(link& at);
+  void drop_requests(link& at, bool left_in_order);
   void lose(int32_t peer, const std::string& why);
   void say(int32_t peer, message_kind kind, uint64_t value = 0, uint64_t memory = 0);
   void post_receive(operation* one);

@@ -26,6 +26,7 @@ struct remote_part {
 struct request {
   int32_t peer = 0;
   bool reads = false;
+  bool nowhere = false; // a put whose target has gone: ends in its turn, and nothing is sent
   uint64_t local = 0;
   uint64_t stride = 0;
   uint64_t row_bytes = 0;
@@ -48,10 +49,11 @@ struct outgoing {
   std::shared_ptr<symmetric_memory> memory;
   uint64_t ring = no_number; // number in the ring of kernels
   uint64_t host = no_number; // number among the host's requests to this peer
-  uint64_t sequence = 0;     // on the wire; not of reads
+  uint64_t sequence = 0;     // on the wire, if it is numbered there
   uint64_t next = 0;         // bytes that have been posted
   uint32_t pieces = 0;
   uint32_t under_way = 0;    // pieces without an event yet
+  bool numbered() const { return !wanted.reads && !wanted.nowhere; }
 };
 
 // A request that arrives.
@@ -89,7 +91,7 @@ struct link {
 
   // Read by other threads.
   std::atomic<uint64_t> host_ended{0};
-  std::atomic<bool> broken{false};
+  std::atomic<bool> broken{false}; // some request to it has failed, and all later ones will
 };
 
 } // namespace ep::fabric

@@ -140,7 +140,8 @@ bool engine::pump(int32_t peer) {
   }
   for (; at.posted < at.out.size(); ++at.posted, any = true) {
     outgoing& one = at.out[at.posted];
-    if (!one.wanted.reads && one.sequence >= at.acked + request_window) break;
+    if (one.wanted.nowhere) continue;
+    if (one.numbered() && one.sequence >= at.acked + request_window) break;
     if (!travels_inline(one.wanted)) {
       if (const int code = post_pieces(peer, one); code != 0) return refused(code);
     }
@@ -235,7 +236,7 @@ void engine::on_message(const wire_message& message, size_t bytes) {
         const std::lock_guard lock(mutex_);
         failures_[static_cast<size_t>(source)] = {EP_STATUS_PEER_LOST, "rank " + std::to_string(source) + (message.value == EP_LIFE_CLOSED ? " closed" : " died")};
       }
-      drop_requests(at);
+      drop_requests(at, message.value == EP_LIFE_CLOSED);
       context_->set_life(source, message.value == EP_LIFE_CLOSED ? EP_LIFE_CLOSED : EP_LIFE_DEAD);
       return;
     }
@@ -308,7 +309,7 @@ void engine::end_requests(int32_t peer) {
   link& at = *links_[static_cast<size_t>(peer)];
   while (at.posted != 0) {
     const outgoing& one = at.out.front();
-    if (one.under_way != 0 || (!one.wanted.reads && one.sequence >= at.acked)) break;
+    if (one.under_way != 0 || (one.numbered() && one.sequence >= at.acked)) break;
     finish(at, one);
     at.out.pop_front();
     --at.posted;
@@ -320,16 +321,16 @@ void engine::end_requests(int32_t peer) {
   }
 }
 
-// What the peer has said it carried out has ended well, though events of its pieces may be missing still; the rest will not land any more, or nobody will know. What is under way
-// keeps its bytes until its event.
-void engine::drop_requests(link& at) {
-  while (at.posted != 0 && !at.out.front().wanted.reads && at.out.front().sequence < at.acked) {
+// What the peer has said it carried out has ended well, though events of its pieces may be missing still. Of the rest, puts to a rank that left in order end well, too: nobody will look
+// at its memory. Everything else will not land any more, or nobody will know. What is under way keeps its bytes until its event.
+void engine::drop_requests(link& at, bool left_in_order) {
+  while (!at.out.empty() && !at.out.front().wanted.reads && (left_in_order || at.out.front().wanted.nowhere || (at.posted != 0 && at.out.front().sequence < at.acked))) {
     finish(at, at.out.front());
     at.out.pop_front();
-    --at.posted;
+    if (at.posted != 0) --at.posted;
     ++at.base;
   }
-  at.broken.store(true, std::memory_order_seq_cst);
+  if (!left_in_order || !at.out.empty()) at.broken.store(true, std::memory_order_seq_cst);
   for (const outgoing& one : at.out) {
     if (one.ring != no_number) ring_landed(one.ring);
   }
@@ -353,7 +354,7 @@ void engine::lose(int32_t peer, const std::string& why) {
     failures_[static_cast<size_t>(peer)] = {EP_STATUS_PEER_LOST, "rank " + std::to_string(peer) + ": " + why};
   }
   at.control.clear();
-  drop_requests(at);
+  drop_requests(at, false);
   context_->set_life(peer, EP_LIFE_DEAD);
 }
 

@@ -93,7 +93,7 @@ void test_signal_waits_for_bytes() {
   EP_CHECK_EQ(world.ranks.signal(1, 0), 1u);
 }
 
-// A memory that a rank gives up stays until what was under way to it has landed; from then on it is refused, and the others go on.
+// A memory that a rank gives up stays until what was under way to it has landed; what is put there from then on goes nowhere, reads are refused, and other memories go on.
 void test_retired_memory() {
   scripted_world world(2, 11);
   fabric_ranks& ranks = world.ranks;
@@ -103,11 +103,16 @@ void test_retired_memory() {
   EP_CHECK(soon([&] { return ranks.side(0).engine->counts().messages >= 1; }));
   std::weak_ptr<symmetric_memory> given_up = ranks.side(1).memory;
   ranks.side(1).engine->remove_memory(*ranks.side(1).memory);
-  EP_CHECK(soon([&] { return !ranks.side(0).engine->post(*first[0], ranks.bytes_to(0, 1, 0, 0, 8)).ok(); }));
-  EP_CHECK(ranks.side(0).engine->post(*first[0], ranks.bytes_to(0, 1, 0, 0, 8)).why().status == EP_STATUS_CLOSED);
+  fabric::request read = ranks.bytes_to(0, 1, 0, 0, 8);
+  read.reads = true;
+  EP_CHECK(soon([&] { return !ranks.side(0).engine->post(*first[0], read).ok(); }));
+  EP_CHECK(ranks.side(0).engine->post(*first[0], read).why().status == EP_STATUS_CLOSED);
+  const uint64_t nowhere = ranks.post(0, fabric_ranks::with_signal(ranks.bytes_to(0, 1, 0, 0, 5000), 2, 1));
   EP_CHECK(given_up.use_count() > 2); // the engine holds it still
   world.network.hold_writes(false);
   EP_CHECK(ranks.ended(0, 1, number) == request_state::done);
+  EP_CHECK(ranks.ended(0, 1, nowhere) == request_state::done);
+  EP_CHECK_EQ(ranks.signal(1, 2), 0u);
   EP_CHECK(soon([&] { return given_up.use_count() == 2; }));
   ranks.allocate(memory_bytes, 16);
   EP_CHECK(ranks.ended(0, 1, ranks.post(0, fabric_ranks::with_signal(ranks.bytes_to(0, 1, 0, 0, 800), 3, 1))) == request_state::done);
@@ -154,15 +159,27 @@ void test_full_for_ever() {
   EP_CHECK(burnt < 0.3); // of 0.4 s with two engines
 }
 
-// An orderly close and a death are told, and told apart; requests to who is gone fail.
+// An orderly close and a death are told, and told apart. Puts to a rank that left in order go nowhere, since nobody will look; to one that died they fail, and so do all reads.
 void test_leaving() {
   for (const bool orderly : {true, false}) {
     scripted_world world(2, 19);
+    fabric::engine& engine = *world.ranks.side(0).engine;
     EP_CHECK(world.ranks.ended(0, 1, world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 100))) == request_state::done);
+    world.network.hold_writes(true);
+    const uint64_t under_way = world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 5000));
+    EP_CHECK(soon([&] { return engine.counts().requests == 2; }));
     world.ranks.side(1).engine->stop(orderly);
     EP_CHECK(soon([&] { return world.ranks.side(0).context->life(1) == (orderly ? EP_LIFE_CLOSED : EP_LIFE_DEAD); }, 2));
-    EP_CHECK(!world.ranks.side(0).engine->post(*world.ranks.side(0).memory, world.ranks.bytes_to(0, 1, 0, 0, 8)).ok());
-    EP_CHECK_EQ(world.ranks.side(0).engine->failure_of(1).text, std::string(orderly ? "rank 1 closed" : "rank 1 died"));
+    EP_CHECK(world.ranks.ended(0, 1, under_way) == (orderly ? request_state::done : request_state::failed));
+    if (orderly) {
+      EP_CHECK(world.ranks.ended(0, 1, world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 8))) == request_state::done);
+      EP_CHECK_EQ(engine.failure_of(1).text, std::string());
+      fabric::request read = world.ranks.bytes_to(0, 1, 0, 0, 8);
+      read.reads = true;
+      EP_CHECK(world.ranks.ended(0, 1, world.ranks.post(0, read)) == request_state::failed);
+    }
+    EP_CHECK(!engine.post(*world.ranks.side(0).memory, world.ranks.bytes_to(0, 1, 0, 0, 8)).ok());
+    EP_CHECK_EQ(engine.failure_of(1).text, std::string(orderly ? "rank 1 closed" : "rank 1 died"));
   }
 }
 

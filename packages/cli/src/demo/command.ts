@@ -89,7 +89,10 @@ export function demoCommand(): Command {
         .default(1),
     )
     .addOption(
-      new Option('--transport <name>', 'what carries rows: shared memory, queue pairs of a software NIC, or libfabric on the loopback interface')
+      new Option(
+        '--transport <name>',
+        'what carries rows: shared memory, queue pairs of a software NIC, or libfabric on the loopback interface',
+      )
         .choices(demoTransportNames)
         .default('shm' satisfies DemoTransportName),
     )

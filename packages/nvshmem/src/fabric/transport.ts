@@ -64,6 +64,7 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
       describe: (memory) => nic.addMemory(memory),
       connect: (memory, parts) => nic.route(memory, parts),
       failure: 'route to the parts of the others',
+      addresses: (memory) => ({ bytes: memory.address(init.rank), signals: memory.signalAddress() }),
       release: (memory) => nic.removeMemory(memory),
     };
   }
