@@ -121,6 +121,37 @@ describe('failures', () => {
     },
   );
 
+  it.each<[string, Mode]>([
+    ['nvshmem', 'threads'],
+    ['nvshmem', 'processes'],
+    ['hostile', 'threads'],
+  ])(
+    'one rank of %s aborts between two chunks (%s), all resynchronise',
+    { timeout: 120_000 },
+    async (transport, mode) => {
+      const worldSize = 3;
+      const rounds = 4;
+      const config = transport === 'hostile' ? { seed: 5, maxDelayUs: 100 } : undefined;
+      const data = { rounds, calls: 20, transport, config };
+      const outcomes = valuesOf<string[]>(
+        await runRanks('abortBetween', worldSize, mode, { data, timeoutMs: 100_000 }),
+      );
+      let sentSome = 0;
+      for (let round = 0; round < rounds; round++) {
+        const aborter = round % worldSize;
+        const holder = (aborter + 1 + Math.floor(round / worldSize)) % worldSize;
+        const third = worldSize - aborter - holder;
+        expect(outcomes[aborter]![round]).toBe('reason');
+        expect(outcomes[holder]![round]).toBe('EP_TIMEOUT');
+        // Its chunks come before the holder's in some rounds and after them in others; it never gets a part of them.
+        expect(outcomes[third]![round]).toMatch(/^(done|EP_TIMEOUT)$/);
+        if (outcomes[third]![round] === 'done') sentSome++;
+      }
+      expect(sentSome).toBeGreaterThan(0);
+      expect(sentSome).toBeLessThan(rounds);
+    },
+  );
+
   for (const mode of ['threads', 'processes'] as Mode[]) {
     it(`a killed rank is named by everyone who waits for it (${mode})`, { timeout: 60_000 }, async () => {
       const victim = 1;

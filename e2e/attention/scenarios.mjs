@@ -236,6 +236,65 @@ async function abort({ transport, rank, worldSize, data }) {
   return { outcomes, epoch };
 }
 
+/**
+ * One rank aborts between two chunks: those to one rank have gone, those to another wait for its credit, since it holds the result of an earlier call.
+ * Everyone resynchronises; correct calls follow.
+ */
+async function abortBetween({ transport, rank, worldSize, data }) {
+  const plan = fullPlan(worldSize, 20);
+  const qRow = 8;
+  const specs = { forward: [{ name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [qRow] }] };
+  const leases = 2;
+  const dispatcher = await openDispatcher(transport, {
+    leaseBytes: leaseBytesFor(specs.forward),
+    chunkBytes: 128,
+    leases,
+    timeoutMs: 1_000,
+  });
+  const { forward } = await dispatcher.bind(specs);
+  const dataOf = (call) => allRows(plan.fwdQ.sendTokens, qRow, 'f32', call);
+  const run = (call, options) =>
+    forward.run({ q: tensor('f32', [plan.fwdQ.sendTokens[rank], qRow], dataOf(call)[rank]) }, options);
+  const check = (lease, call, what) =>
+    expectSame(lease.tensors.q.data, movePlan(plan.fwdQ, dataOf(call), qRow)[rank], what);
+  const outcomes = [];
+  for (let round = 0; round < data.rounds; round++) {
+    const aborter = round % worldSize;
+    const holder = (aborter + 1 + (Math.floor(round / worldSize) % (worldSize - 1))) % worldSize;
+    const held = [];
+    for (let call = 0; call < leases; call++) {
+      const lease = await run(call);
+      if (rank === holder) held.push(lease);
+      else lease.release();
+    }
+    const reason = new Error(`round ${round}`);
+    const controller = new AbortController();
+    // The holder lets go after the aborter's call has ended: what that had not sent by then, it never sends.
+    if (rank === aborter) setTimeout(() => controller.abort(reason), 30);
+    if (rank === holder) {
+      await new Promise((resolve) => setTimeout(resolve, 200));
+      check(held[0], 0, `round ${round}, held`);
+      for (const lease of held) lease.release();
+    }
+    try {
+      const lease = await run(leases, rank === aborter ? { signal: controller.signal } : {});
+      check(lease, leases, `round ${round}, cut call`);
+      lease.release();
+      outcomes.push('done');
+    } catch (error) {
+      outcomes.push(error === reason ? 'reason' : (error.code ?? String(error)));
+    }
+    await dispatcher.resync({ timeoutMs: 20_000 });
+    for (let call = 0; call < data.calls; call++) {
+      const lease = await run(call);
+      check(lease, call, `round ${round} call ${call}`);
+      lease.release();
+    }
+  }
+  await dispatcher.close();
+  return outcomes;
+}
+
 /** A rank dies while the others wait for its rows. */
 async function lost({ transport, rank, worldSize, data, ready }) {
   const plan = fullPlan(worldSize, 20);
@@ -507,6 +566,7 @@ export const scenarios = {
   repeated,
   hold,
   abort,
+  abortBetween,
   lost,
   mismatch,
   badInput,

@@ -1,11 +1,15 @@
 // The cases for GPUs: on a GPU by main.mjs, and over the host's stand-in for one by vitest. Each throws where it fails.
 import assert from 'node:assert/strict';
+import { demos } from './demos.mjs';
 import { runRanks, valuesOf } from './ranks.mjs';
 
 const range = (/** @type {number} */ from, /** @type {number} */ to) =>
   Array.from({ length: to - from }, (_, i) => from + i);
 
-/** @typedef {{ name: string, run: () => Promise<void>, processes?: boolean }} Case `processes`: needs memory shared between processes */
+/**
+ * @typedef {{ name: string, run: () => Promise<string | void>, processes?: boolean }} Case `processes`: needs memory shared between processes. What `run` resolves with is
+ * for people.
+ */
 
 /** @param {number} ranks @param {object} data @param {import('./ranks.mjs').Mode} mode */
 const oracle = (ranks, data, mode) => async () => {
@@ -29,6 +33,54 @@ export const cases = [
     name: `dispatch moves ${data.dtype} rows of ${data.qRow} and ${data.kvRow} elements`,
     run: oracle(3, data, 'threads'),
   })),
+  ...[
+    { dtype: 'f32', queryHeads: 4, kvHeads: 2, headDim: 64 },
+    { dtype: 'bf16', queryHeads: 8, kvHeads: 2, headDim: 128 },
+    { dtype: 'bf16', queryHeads: 3, kvHeads: 3, headDim: 20 },
+    { dtype: 'f32', queryHeads: 2, kvHeads: 1, headDim: 256 },
+  ].map((data) => ({
+    name: `core attention of ${data.dtype}, ${data.queryHeads} heads over ${data.kvHeads} of ${data.headDim}, is that of the host`,
+    run: async () => assert.deepEqual(valuesOf(await runRanks('coreAttention', 1, { data })), [5]),
+  })),
+  ...[
+    { mode: 'low-latency', dtype: 'f32', hidden: 96, maxTokens: 9, calls: 2 },
+    { mode: 'low-latency', dtype: 'bf16', hidden: 256, maxTokens: 30, calls: 1, payload: 'f8e4m3+f32' },
+    { mode: 'high-throughput', dtype: 'bf16', hidden: 128, maxTokens: 40, calls: 3 },
+    { mode: 'high-throughput', dtype: 'bf16', hidden: 256, maxTokens: 20, calls: 2, payload: 'f8e4m3+f32' },
+  ].flatMap((data) =>
+    [1, 4].map((ranks) => ({
+      name: `experts: ${data.mode} calls of ${data.payload ?? data.dtype} rows, ${ranks} ranks as streams of one process`,
+      run: async () => {
+        const values = valuesOf(await runRanks('experts', ranks, { data, timeoutMs: 120_000 }));
+        for (const { compared, totals, losses } of values) {
+          assert.ok(compared > 0);
+          assert.deepEqual({ totals, losses }, { totals: compared, losses: [] });
+        }
+      },
+    })),
+  ),
+  {
+    name: 'experts: calls go on without a rank that does not come',
+    run: async () => {
+      const data = { mode: 'low-latency', dtype: 'f32', hidden: 32, maxTokens: 8, calls: 2, absent: 1 };
+      const values = valuesOf(await runRanks('experts', 3, { data }));
+      assert.deepEqual(
+        values.map(({ losses }) => losses),
+        [[[1, 'EP_TIMEOUT']], [], [[1, 'EP_TIMEOUT']]],
+      );
+    },
+  },
+  {
+    name: 'experts: wrong calls are refused with their code',
+    run: async () => {
+      const invalid = 'EP_INVALID_ARGUMENT';
+      assert.deepEqual(valuesOf(await runRanks('refusedExperts', 1))[0], {
+        ...{ lanes: invalid, blocks: invalid, dtype: invalid, tokens: invalid, choices: invalid, expert: invalid },
+        ...{ twice: invalid, capture: invalid, 'few rows': invalid, 'no out': invalid, weights: invalid },
+        ...{ good: 'no error', again: invalid, busy: 'EP_BUSY', closed: 'EP_CLOSED' },
+      });
+    },
+  },
   {
     name: 'a step captured as a graph is replayed with new values',
     run: async () =>
@@ -129,4 +181,5 @@ export const cases = [
     run: oracle(2, { dtype: 'f32', qRow: 16, kvRow: 8 }, 'processes'),
     processes: true,
   },
+  ...demos,
 ];

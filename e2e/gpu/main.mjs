@@ -24,9 +24,10 @@ for (const { name, run, processes } of cases) {
   }
   const began = performance.now();
   try {
-    await run();
+    const said = await run();
     passed++;
     console.log(`ok    ${name} (${((performance.now() - began) / 1000).toFixed(1)} s)`);
+    if (said !== undefined) console.log(`      ${said}`);
   } catch (error) {
     failed++;
     console.log(`FAIL  ${name}\n${error instanceof Error ? error.stack : error}`);

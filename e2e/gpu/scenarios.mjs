@@ -5,6 +5,8 @@ import { leaseBytesFor, openDeviceDispatcher, writeTensor } from '@ep/cuda-kerne
 import { native } from '@ep/native';
 import { movePlan, sumReplicas } from '@ep/plan/reference';
 import { fullPlan, randomPlan } from '../attention/plans.mjs';
+import { coreAttention } from './attention.mjs';
+import { experts, refusedExperts } from './experts.mjs';
 import { recovery } from './recovery.mjs';
 import { allRows, expectSame, place, storageOf } from './tensors.mjs';
 
@@ -270,4 +272,15 @@ async function streams({ device }) {
   return milliseconds >= 0;
 }
 
-export const scenarios = { oracle, graph, absent, lost, refused, streams, ...recovery };
+export const scenarios = {
+  oracle,
+  graph,
+  absent,
+  lost,
+  refused,
+  streams,
+  coreAttention,
+  experts,
+  refusedExperts,
+  ...recovery,
+};

@@ -23,12 +23,15 @@ set(EP_CORE_SOURCES
   core/gpu/fit.cpp
   core/gpu/library.cpp
   core/gpu/memory.cpp
+  core/gpu/share.cpp
   core/gpu/stream.cpp
   core/hostile/engine.cpp
   core/huge_pages.cpp
   core/efa/device_choice.cpp
   core/efa/endpoints.cpp
+  core/efa/gin_context.cpp
   core/efa/host_requests.cpp
+  core/efa/queue_block.cpp
   core/efa/rank_nic.cpp
   core/efa/signal_board.cpp
   core/fabric/engine.cpp
@@ -119,17 +122,21 @@ set(EP_UNFUSED_SOURCES
 
 set(EP_NAPI_SOURCES
   napi/addon.cpp
+  napi/attention_call.cpp
   napi/bind_attention.cpp
   napi/bind_collective.cpp
   napi/bind_compat.cpp
   napi/bind_dispatch.cpp
   napi/bind_host.cpp
   napi/bind_gpu.cpp
+  napi/bind_gpu_attention.cpp
   napi/bind_gpu_dispatch.cpp
+  napi/bind_gpu_moe.cpp
   napi/bind_gpu_stream.cpp
   napi/bind_hostile.cpp
   napi/bind_efa.cpp
   napi/bind_fabric.cpp
+  napi/bind_gin.cpp
   napi/bind_ibgda.cpp
   napi/bind_ibgda_bench.cpp
   napi/bind_memory.cpp
@@ -142,12 +149,14 @@ set(EP_NAPI_SOURCES
   napi/dispatch_parts.cpp
   napi/env_state.cpp
   napi/kernel_run.cpp
+  napi/moe_call.cpp
   napi/nic_driver.cpp
 )
 
 set(EP_TESTS
   tests/device/compat_test.cpp
   tests/device/copy_test.cpp
+  tests/device/core_attention_device_test.cpp
   tests/device/dispatch_simt_test.cpp
   tests/device/efa_endpoint_test.cpp
   tests/device/efa_gin_test.cpp
@@ -179,6 +188,7 @@ set(EP_TESTS
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
   tests/efa/efa_device_limits_test.cpp
+  tests/efa/efa_gin_context_test.cpp
   tests/efa/efa_rank_nic_test.cpp
   tests/fabric/fabric_engine_test.cpp
   tests/fabric/fabric_libfabric_test.cpp
@@ -195,6 +205,7 @@ set(EP_TESTS
   tests/dl/verbs_abi_test.cpp
   tests/dl/verbs_proxy_test.cpp
   tests/dl/verbs_shim_test.cpp
+  tests/core/limits_test.cpp
   tests/core/memory_test.cpp
   tests/core/segment_test.cpp
   tests/core/stream_test.cpp

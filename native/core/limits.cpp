@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include <sched.h>
 #include <sys/resource.h>
@@ -35,9 +36,21 @@ uint64_t meminfo(const std::string& text, const std::string& key) {
   return std::strtoull(text.c_str() + at + key.size() + 1, nullptr, 10) * 1024;
 }
 
+// "Key:  value" of /proc/self/status; empty: there is no such line.
+std::string status_value(const std::string& text, const std::string& key) {
+  std::istringstream lines(text);
+  std::string line;
+  while (std::getline(lines, line)) {
+    if (line.compare(0, key.size() + 1, key + ":") != 0) continue;
+    const size_t first = line.find_first_not_of(" \t", key.size() + 1);
+    return first == std::string::npos ? "" : line.substr(first);
+  }
+  return "";
+}
+
 // Every cgroup from this process's own up to the root can hold a limit; the tightest counts.
-template <class Visit> void cgroup_walk(Visit visit) {
-  std::istringstream lines(file_read("/proc/self/cgroup"));
+template <class Visit> void cgroup_walk(const std::string& base, Visit visit) {
+  std::istringstream lines(file_read(base + "/proc/self/cgroup"));
   std::string line;
   while (std::getline(lines, line)) {
     const size_t first = line.find(':');
@@ -51,7 +64,7 @@ template <class Visit> void cgroup_walk(Visit visit) {
     else if (controllers.find("cpu") != std::string::npos && controllers.find("cpuset") == std::string::npos) root = "/sys/fs/cgroup/cpu";
     else continue;
     for (;;) {
-      visit(root + (path == "/" ? "" : path));
+      visit(base + root + (path == "/" ? "" : path));
       if (path.empty() || path == "/") break;
       path = path.substr(0, path.rfind('/'));
       if (path.empty()) path = "/";
@@ -72,12 +85,14 @@ int affinity_cores() {
   return CPU_COUNT(&set);
 }
 
-double quota_cores() {
+} // namespace
+
+double cpu_quota(const std::string& root) {
   double cores = 0;
   const auto tighten = [&cores](double found) {
     if (found > 0 && (cores == 0 || found < cores)) cores = found;
   };
-  cgroup_walk([&](const std::string& folder) {
+  cgroup_walk(root, [&](const std::string& folder) {
     std::istringstream v2(file_read(folder + "/cpu.max"));
     std::string quota;
     double period = 0;
@@ -89,15 +104,17 @@ double quota_cores() {
   return cores;
 }
 
+namespace {
+
 struct cgroup_memory {
   uint64_t limit = none;
   uint64_t used = 0;
 };
 
-cgroup_memory cgroup_memory_read() {
+cgroup_memory cgroup_memory_read(const std::string& root) {
   cgroup_memory tightest;
   uint64_t room = none;
-  cgroup_walk([&](const std::string& folder) {
+  cgroup_walk(root, [&](const std::string& folder) {
     for (const auto& [limit_file, used_file] : {std::pair{"/memory.max", "/memory.current"},
                                                 std::pair{"/memory.limit_in_bytes", "/memory.usage_in_bytes"}}) {
       const uint64_t limit = number_or(file_read(folder + limit_file), none);
@@ -125,7 +142,7 @@ uint64_t address_space_used() {
 
 int usable_cores() {
   static const int cores = [] {
-    const double quota = quota_cores();
+    const double quota = cpu_quota();
     const int affinity = affinity_cores();
     const int limited = quota > 0 ? static_cast<int>(std::ceil(quota - 1e-9)) : affinity;
     return std::max(1, std::min(affinity, limited));
@@ -133,13 +150,13 @@ int usable_cores() {
   return cores;
 }
 
-memory_limit memory_limit_now() {
+memory_limit memory_limit_now(const std::string& root) {
   memory_limit tightest{none, "no limit found"};
   const auto tighten = [&tightest](uint64_t bytes, const char* source) {
     if (bytes < tightest.bytes) tightest = {bytes, source};
   };
-  tighten(meminfo(file_read("/proc/meminfo"), "MemAvailable"), "MemAvailable");
-  const cgroup_memory group = cgroup_memory_read();
+  tighten(meminfo(file_read(root + "/proc/meminfo"), "MemAvailable"), "MemAvailable");
+  const cgroup_memory group = cgroup_memory_read(root);
   if (group.limit != none) tighten(group.limit > group.used ? group.limit - group.used : 0, "the cgroup's memory limit");
   const uint64_t space = rlimit_of(RLIMIT_AS);
   if (space != none) {
@@ -151,16 +168,27 @@ memory_limit memory_limit_now() {
   return tightest;
 }
 
+memory_limit pin_limit_now(const std::string& root) {
+  constexpr uint64_t cap_ipc_lock = 14;
+  const std::string status = file_read(root + "/proc/self/status");
+  const uint64_t capabilities = std::strtoull(status_value(status, "CapEff").c_str(), nullptr, 16);
+  const uint64_t limit = rlimit_of(RLIMIT_MEMLOCK);
+  if (limit == none || ((capabilities >> cap_ipc_lock) & 1) != 0) return {none, "no limit found"};
+  // VmPin and not VmLck: drivers count what they pin apart from what mlock() holds, against the same limit.
+  const uint64_t pinned = number_or(status_value(status, "VmPin"), 0) * 1024;
+  return {limit > pinned ? limit - pinned : 0, "RLIMIT_MEMLOCK"};
+}
+
 host_facts host_facts_read() {
   host_facts facts{};
   facts.online_cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   facts.affinity_cores = affinity_cores();
-  facts.quota_cores = quota_cores();
+  facts.quota_cores = cpu_quota();
   facts.usable_cores = usable_cores();
   const std::string memory = file_read("/proc/meminfo");
   facts.memory_total = meminfo(memory, "MemTotal");
   facts.memory_available = meminfo(memory, "MemAvailable");
-  const cgroup_memory group = cgroup_memory_read();
+  const cgroup_memory group = cgroup_memory_read("");
   facts.cgroup_limit = group.limit;
   facts.cgroup_used = group.used;
   facts.address_space = rlimit_of(RLIMIT_AS);

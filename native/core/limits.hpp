@@ -9,12 +9,17 @@ namespace ep {
 // min(affinity mask, ceil(cgroup CPU quota)), at least 1. Cached: read once.
 int usable_cores();
 
+// Cores by the cgroups' quota, 0: none. `root` is a folder with "proc" and "sys/fs/cgroup" in it, here and below: tests make one up.
+double cpu_quota(const std::string& root = "");
+
 struct memory_limit {
-  uint64_t bytes;     // how much more may be allocated; UINT64_MAX: unknown
+  uint64_t bytes;     // how much more may be allocated; UINT64_MAX: unknown, or no limit
   const char* source; // "MemAvailable", "cgroup memory.max", "RLIMIT_AS", ...
 };
 // The tightest limit right now.
-memory_limit memory_limit_now();
+memory_limit memory_limit_now(const std::string& root = "");
+// How much more a NIC's driver may pin for this process. Who has CAP_IPC_LOCK has no limit.
+memory_limit pin_limit_now(const std::string& root = "");
 
 struct host_facts {
   int online_cores;

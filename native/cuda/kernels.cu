@@ -8,6 +8,7 @@
 #include "ep/device/cuda_context.h"
 #include "ep/device/device_call.h"
 #include "ep/device/ibgda_endpoint.h"
+#include "launch.cuh"
 
 namespace ep {
 namespace {
@@ -67,18 +68,7 @@ __global__ void grant_kernel(const __grid_constant__ cuda_environment environmen
 
 template <class... Parameters, class... Arguments>
 int launch(const ep_cuda_launch& how, bool cooperative, void (*kernel)(Parameters...), Arguments... arguments) {
-  const cuda_environment environment{how.wait_cycles, reinterpret_cast<const uint32_t*>(how.cancel)};
-  if (how.lanes == 0 || how.lanes % 32 != 0) return cudaErrorInvalidConfiguration;
-  cudaLaunchAttribute together{};
-  together.id = cudaLaunchAttributeCooperative;
-  together.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(how.blocks);
-  config.blockDim = dim3(how.lanes);
-  config.stream = static_cast<cudaStream_t>(how.stream);
-  config.attrs = &together;
-  config.numAttrs = cooperative ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, environment, arguments...);
+  return launch_with(how, {cooperative, 0}, kernel, arguments...);
 }
 
 } // namespace
@@ -90,16 +80,18 @@ int cuda_load_kernels() {
     cudaFuncAttributes ignored{};
     if (const int error = cudaFuncGetAttributes(&ignored, kernel); error != 0) return error;
   }
-  return 0;
+  if (const int error = cuda_load_attention(); error != 0) return error;
+  return cuda_load_moe();
 }
 
-int cuda_resident(int device, bool compat, uint32_t lanes, uint32_t* blocks) {
+int cuda_resident(int device, uint32_t kernel, uint32_t lanes, uint32_t* blocks) {
   *blocks = 0;
   int each = 0;
   int multiprocessors = 0;
-  const void* kernel = compat ? reinterpret_cast<const void*>(compat_kernel<load_store_endpoint>) : reinterpret_cast<const void*>(dispatch_kernel<load_store_endpoint>);
-  if (const int error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, static_cast<int>(lanes), 0); error != 0) return error;
-  if (const int error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device); error != 0) return error;
+  const void* code = kernel == EP_CUDA_KERNEL_COMPAT ? reinterpret_cast<const void*>(compat_kernel<load_store_endpoint>) : reinterpret_cast<const void*>(dispatch_kernel<load_store_endpoint>);
+  const int error = kernel == EP_CUDA_KERNEL_MOE ? cuda_resident_moe(lanes, &each) : static_cast<int>(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, code, static_cast<int>(lanes), 0));
+  if (error != 0) return error;
+  if (const int unknown = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device); unknown != 0) return unknown;
   *blocks = static_cast<uint32_t>(each * multiprocessors);
   return 0;
 }

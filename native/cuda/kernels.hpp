@@ -18,10 +18,23 @@ int cuda_compat(const ep_cuda_launch& how, const ep_compat_args& args);
 int cuda_begin_call(const ep_cuda_launch& how, const ep_call_counts& counts);
 int cuda_grant(const ep_cuda_launch& how, const ep_device_grant& grant);
 
+// As many blocks as there is work, whatever `how` says: they wait for nobody.
+int cuda_attention_forward(const ep_cuda_launch& how, const ep_attention_args& args);
+int cuda_attention_backward(const ep_cuda_launch& how, const ep_attention_args& args);
+
+// Of memory that is loaded and stored directly. See table.h for times.
+int cuda_moe_dispatch(const ep_cuda_launch& how, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args, uint32_t halves);
+int cuda_moe_combine(const ep_cuda_launch& how, const ep_moe_buffer& buffer, const ep_moe_combine_args& args, uint32_t halves);
+int cuda_moe_release(const ep_cuda_launch& how, const ep_moe_buffer& buffer, const ep_moe_call& call);
+
 // HAZARD: the runtime loads a kernel at its first launch, which waits for those that run; and a rank's kernel may wait for the one that is to be loaded. So all that
 // ranks launch is loaded before any of it runs.
 int cuda_load_kernels();
+int cuda_load_attention(); // parts of it
+int cuda_load_moe();
 
-int cuda_resident(int device, bool compat, uint32_t lanes, uint32_t* blocks);
+// EP_CUDA_KERNEL_*; of several kernels, as many as of the widest.
+int cuda_resident(int device, uint32_t kernel, uint32_t lanes, uint32_t* blocks);
+int cuda_resident_moe(uint32_t lanes, int* each); // on one multiprocessor
 
 } // namespace ep

@@ -243,19 +243,28 @@ int graph_destroy(void* graph) {
   return error;
 }
 
-template <class Argument> int launched(int (*launcher)(const ep_cuda_launch&, const Argument&), const ep_cuda_launch* how, const Argument* argument) {
+template <class... Arguments, class... Given> int launched(int (*launcher)(const ep_cuda_launch&, Arguments...), const ep_cuda_launch* how, const Given&... given) {
   ep_cuda_launch there = *how;
   there.stream = stream_at(how->stream).stream;
-  return on(stream_at(how->stream).device, [&]() -> int { return launcher(there, *argument); });
+  return on(stream_at(how->stream).device, [&]() -> int { return launcher(there, given...); });
 }
 
 int resident(int device, uint32_t kernel, uint32_t lanes, uint32_t* blocks) {
-  return on(device, [&]() -> int { return ep::cuda_resident(device, kernel == EP_CUDA_KERNEL_COMPAT, lanes, blocks); });
+  return on(device, [&]() -> int { return ep::cuda_resident(device, kernel, lanes, blocks); });
 }
-int begin_call(const ep_cuda_launch* how, const ep_call_counts* counts) { return launched(ep::cuda_begin_call, how, counts); }
-int dispatch(const ep_cuda_launch* how, const ep_device_call* call) { return launched(ep::cuda_dispatch, how, call); }
-int grant(const ep_cuda_launch* how, const ep_device_grant* what) { return launched(ep::cuda_grant, how, what); }
-int compat(const ep_cuda_launch* how, const ep_compat_args* args) { return launched(ep::cuda_compat, how, args); }
+int begin_call(const ep_cuda_launch* how, const ep_call_counts* counts) { return launched(ep::cuda_begin_call, how, *counts); }
+int dispatch(const ep_cuda_launch* how, const ep_device_call* call) { return launched(ep::cuda_dispatch, how, *call); }
+int grant(const ep_cuda_launch* how, const ep_device_grant* what) { return launched(ep::cuda_grant, how, *what); }
+int compat(const ep_cuda_launch* how, const ep_compat_args* args) { return launched(ep::cuda_compat, how, *args); }
+int attention_forward(const ep_cuda_launch* how, const ep_attention_args* args) { return launched(ep::cuda_attention_forward, how, *args); }
+int attention_backward(const ep_cuda_launch* how, const ep_attention_args* args) { return launched(ep::cuda_attention_backward, how, *args); }
+int moe_dispatch(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_dispatch_args* args, uint32_t halves) {
+  return launched(ep::cuda_moe_dispatch, how, *buffer, *args, halves);
+}
+int moe_combine(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_combine_args* args, uint32_t halves) {
+  return launched(ep::cuda_moe_combine, how, *buffer, *args, halves);
+}
+int moe_release(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_call* call) { return launched(ep::cuda_moe_release, how, *buffer, *call); }
 
 constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  sizeof(ep_cuda_table),
@@ -292,7 +301,12 @@ constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  begin_call,
                                  dispatch,
                                  grant,
-                                 compat};
+                                 compat,
+                                 attention_forward,
+                                 attention_backward,
+                                 moe_dispatch,
+                                 moe_combine,
+                                 moe_release};
 
 } // namespace
 

@@ -7,9 +7,11 @@
 #define EP_CUDA_TABLE_H
 
 #include "ep/abi/compat.h"
+#include "ep/abi/core_attention.h"
 #include "ep/abi/device_call.h"
+#include "ep/abi/moe.h"
 
-#define EP_CUDA_TABLE_VERSION 2u
+#define EP_CUDA_TABLE_VERSION 4u
 #define EP_CUDA_TABLE_SYMBOL "ep_cuda_table_of"
 
 #define EP_CUDA_IPC_BYTES 64u
@@ -45,6 +47,7 @@ typedef struct ep_cuda_launch {
 /* Of `resident`. */
 #define EP_CUDA_KERNEL_DISPATCH 0u
 #define EP_CUDA_KERNEL_COMPAT 1u
+#define EP_CUDA_KERNEL_MOE 2u
 
 typedef struct ep_cuda_table {
   uint32_t version;     /* EP_CUDA_TABLE_VERSION of the library; the reader refuses another */
@@ -90,6 +93,14 @@ typedef struct ep_cuda_table {
   int (*dispatch)(const ep_cuda_launch* launch, const ep_device_call* call);
   int (*grant)(const ep_cuda_launch* launch, const ep_device_grant* grant);
   int (*compat)(const ep_cuda_launch* launch, const ep_compat_args* args);
+  /* Blocks and lanes are theirs to choose. Without a shard, or key-value rows for the second, nothing is launched. */
+  int (*attention_forward)(const ep_cuda_launch* launch, const ep_attention_args* args);
+  int (*attention_backward)(const ep_cuda_launch* launch, const ep_attention_args* args);
+  /* `halves`: 1 send, 2 receive, 3 both. wait_cycles are those of all waits of a half together; the call's times (credits_by_ns, …) count from the kernel's begin. A
+   * combine of the high-throughput form also releases its slot. */
+  int (*moe_dispatch)(const ep_cuda_launch* launch, const ep_moe_buffer* buffer, const ep_moe_dispatch_args* args, uint32_t halves);
+  int (*moe_combine)(const ep_cuda_launch* launch, const ep_moe_buffer* buffer, const ep_moe_combine_args* args, uint32_t halves);
+  int (*moe_release)(const ep_cuda_launch* launch, const ep_moe_buffer* buffer, const ep_moe_call* call);
 } ep_cuda_table;
 
 /* The one exported symbol. Null where the library cannot serve this version; never fails for want of a GPU. */

@@ -92,6 +92,8 @@ export const EP_DISPATCH_NON_TEMPORAL = 1;
 export const EP_DTYPE_F32 = 1;
 export const EP_DTYPE_F16 = 2;
 export const EP_DTYPE_BF16 = 3;
+export const EP_ATTENTION_TILE = 32;
+export const EP_ATTENTION_MOST_HEAD_DIM = 256;
 export const EP_CALL_PARTS = 8;
 export const EP_EFA_CQE_BYTES = 8;
 export const EP_EFA_QUEUE_SEND = 1;
@@ -340,7 +342,7 @@ export const EP_MOE_COUNT_ROWS = 0x7fffffff;
 export const EP_MOE_BANKS = 2;
 /** by source r: its count words are here */
 export const EP_MOE_SIGNAL_COUNTED = 0;
-/** by source r: puts of rows and headers, counted */
+/** by source r: puts of rows and headers, counted; high throughput: or that there are none, or that a rank is full */
 export const EP_MOE_SIGNAL_ARRIVED = 1;
 /** by the rank r of experts: its results are here (where counted: puts, and one more) */
 export const EP_MOE_SIGNAL_RETURNED = 2;
@@ -1129,6 +1131,177 @@ export function writeCompatArgs(view: DataView, at: number, value: CompatArgs): 
   view.setUint32(at + 272, value.recvReplicas, true);
   clear(view, at + 276, 4);
   view.setBigUint64(at + 280, value.status, true);
+}
+
+/**
+ * A run of query rows and the run of key-value rows that they read: query t sees the first kv_length - q_length + t + 1
+ * of them, none if that is not positive. Shards may share key-value rows, never query rows.
+ */
+export interface AttentionShard {
+  readonly qRow: bigint;
+  readonly qLength: bigint;
+  readonly kvRow: bigint;
+  readonly kvLength: bigint;
+  /** tiles of query rows of the shards before this one */
+  readonly firstTile: bigint;
+}
+
+export const attentionShardLayout = {
+  byteLength: 40,
+  align: 8,
+  offset: {
+    qRow: 0,
+    qLength: 8,
+    kvRow: 16,
+    kvLength: 24,
+    firstTile: 32,
+  },
+} as const;
+
+export function readAttentionShard(view: DataView, at = 0): AttentionShard {
+  return {
+    qRow: view.getBigUint64(at + 0, true),
+    qLength: view.getBigUint64(at + 8, true),
+    kvRow: view.getBigUint64(at + 16, true),
+    kvLength: view.getBigUint64(at + 24, true),
+    firstTile: view.getBigUint64(at + 32, true),
+  };
+}
+
+export function writeAttentionShard(view: DataView, at: number, value: AttentionShard): void {
+  view.setBigUint64(at + 0, value.qRow, true);
+  view.setBigUint64(at + 8, value.qLength, true);
+  view.setBigUint64(at + 16, value.kvRow, true);
+  view.setBigUint64(at + 24, value.kvLength, true);
+  view.setBigUint64(at + 32, value.firstTile, true);
+}
+
+/** A row-strided tensor, [rows, heads * head_dim] of the call's dtype; `lse` is f32 [rows, heads]. */
+export interface AttentionRows {
+  /** of row 0 */
+  readonly address: bigint;
+  readonly strideBytes: bigint;
+}
+
+export const attentionRowsLayout = {
+  byteLength: 16,
+  align: 8,
+  offset: {
+    address: 0,
+    strideBytes: 8,
+  },
+} as const;
+
+export function readAttentionRows(view: DataView, at = 0): AttentionRows {
+  return {
+    address: view.getBigUint64(at + 0, true),
+    strideBytes: view.getBigUint64(at + 8, true),
+  };
+}
+
+export function writeAttentionRows(view: DataView, at: number, value: AttentionRows): void {
+  view.setBigUint64(at + 0, value.address, true);
+  view.setBigUint64(at + 8, value.strideBytes, true);
+}
+
+export interface AttentionArgs {
+  /** address of ep_attention_shard[shard_count] */
+  readonly shards: bigint;
+  readonly kvRows: bigint;
+  readonly shardCount: number;
+  /** EP_DTYPE_F32 or EP_DTYPE_BF16 */
+  readonly dtype: number;
+  /** of query rows, of all shards */
+  readonly tiles: number;
+  /** a multiple of kv_heads; query head h reads key-value head h / (q_heads / kv_heads) */
+  readonly qHeads: number;
+  readonly kvHeads: number;
+  /** at most EP_ATTENTION_MOST_HEAD_DIM */
+  readonly headDim: number;
+  /** of an f32: what scores are multiplied by */
+  readonly scaleBits: number;
+  readonly q: AttentionRows;
+  readonly k: AttentionRows;
+  readonly v: AttentionRows;
+  /** written by the forward pass, read by the backward pass; so is lse */
+  readonly o: AttentionRows;
+  readonly lse: AttentionRows;
+  /** from here on: of the backward pass */
+  readonly dO: AttentionRows;
+  readonly dQ: AttentionRows;
+  readonly dK: AttentionRows;
+  readonly dV: AttentionRows;
+}
+
+export const attentionArgsLayout = {
+  byteLength: 192,
+  align: 8,
+  offset: {
+    shards: 0,
+    kvRows: 8,
+    shardCount: 16,
+    dtype: 20,
+    tiles: 24,
+    qHeads: 28,
+    kvHeads: 32,
+    headDim: 36,
+    scaleBits: 40,
+    reserved: 44,
+    q: 48,
+    k: 64,
+    v: 80,
+    o: 96,
+    lse: 112,
+    dO: 128,
+    dQ: 144,
+    dK: 160,
+    dV: 176,
+  },
+} as const;
+
+export function readAttentionArgs(view: DataView, at = 0): AttentionArgs {
+  return {
+    shards: view.getBigUint64(at + 0, true),
+    kvRows: view.getBigUint64(at + 8, true),
+    shardCount: view.getUint32(at + 16, true),
+    dtype: view.getUint32(at + 20, true),
+    tiles: view.getUint32(at + 24, true),
+    qHeads: view.getUint32(at + 28, true),
+    kvHeads: view.getUint32(at + 32, true),
+    headDim: view.getUint32(at + 36, true),
+    scaleBits: view.getUint32(at + 40, true),
+    q: readAttentionRows(view, at + 48),
+    k: readAttentionRows(view, at + 64),
+    v: readAttentionRows(view, at + 80),
+    o: readAttentionRows(view, at + 96),
+    lse: readAttentionRows(view, at + 112),
+    dO: readAttentionRows(view, at + 128),
+    dQ: readAttentionRows(view, at + 144),
+    dK: readAttentionRows(view, at + 160),
+    dV: readAttentionRows(view, at + 176),
+  };
+}
+
+export function writeAttentionArgs(view: DataView, at: number, value: AttentionArgs): void {
+  view.setBigUint64(at + 0, value.shards, true);
+  view.setBigUint64(at + 8, value.kvRows, true);
+  view.setUint32(at + 16, value.shardCount, true);
+  view.setUint32(at + 20, value.dtype, true);
+  view.setUint32(at + 24, value.tiles, true);
+  view.setUint32(at + 28, value.qHeads, true);
+  view.setUint32(at + 32, value.kvHeads, true);
+  view.setUint32(at + 36, value.headDim, true);
+  view.setUint32(at + 40, value.scaleBits, true);
+  clear(view, at + 44, 4);
+  writeAttentionRows(view, at + 48, value.q);
+  writeAttentionRows(view, at + 64, value.k);
+  writeAttentionRows(view, at + 80, value.v);
+  writeAttentionRows(view, at + 96, value.o);
+  writeAttentionRows(view, at + 112, value.lse);
+  writeAttentionRows(view, at + 128, value.dO);
+  writeAttentionRows(view, at + 144, value.dQ);
+  writeAttentionRows(view, at + 160, value.dK);
+  writeAttentionRows(view, at + 176, value.dV);
 }
 
 /** The counts of one lease at one rank. Only kernels of one stream touch them, or the host while none runs. */

@@ -1,6 +1,6 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
-import type { NativeEfaNic, NativeEfaOptions } from './efa.js';
+import type { NativeEfaGin, NativeEfaNic, NativeEfaOptions } from './efa.js';
 import type { FabricOffer, FabricQuery, NativeFabricNic, NativeFabricOptions } from './fabric.js';
 import type { GpuBinding } from './gpu.js';
 import type {
@@ -11,7 +11,13 @@ import type {
   NativePostWay,
   NicTopology,
 } from './ibgda.js';
-import type { MoeDescription, NativeMoeBuffer, NativeMoeRouting } from './moe.js';
+import type {
+  GpuMoeDescription,
+  MoeDescription,
+  NativeGpuMoeBuffer,
+  NativeMoeBuffer,
+  NativeMoeRouting,
+} from './moe.js';
 
 /** `EP_STATUS_*` of an operation that ended, and what it saw. */
 export interface Outcome {
@@ -344,6 +350,16 @@ export interface NativeHostStream {
     /** Two plain stores and a spin instead of the put and the wait, of 8 bytes: the hand-over that the machine itself is capable of. */
     readonly bare?: boolean;
   }): OperationId;
+  /**
+   * The pull request's test of values, by both ranks of a world of two, in a context that nothing was signalled in and a memory of zeros. `found` of the outcome
+   * says in how many rounds this rank saw the burst's last value before another one.
+   */
+  ginPutvalue(description: {
+    readonly gin: NativeEfaGin;
+    readonly memory: NativeSymmetricMemory;
+    readonly rounds: number;
+    readonly timeoutMs: number;
+  }): OperationId;
   /** Measures barriers of a team, back to back: one duration in ns per round, as f64, into `samples`. */
   barriers(description: {
     readonly team: NativeTeam;
@@ -389,6 +405,8 @@ export interface HostFacts {
   /** Bytes that may still be allocated by the tightest limit, and which limit that is. */
   readonly allocatable: number | null;
   readonly allocatableSource: string;
+  /** Bytes that a driver may still pin for this process; null: no limit. */
+  readonly pinnable: number | null;
   readonly kernel: string;
   readonly cpuModel: string;
 }
@@ -438,13 +456,18 @@ export interface Binding extends GpuBinding {
   ) => NativeHostileEngine;
   readonly HostStream: new (spinNs: number) => NativeHostStream;
   readonly MoeBuffer: new (description: MoeDescription) => NativeMoeBuffer;
+  readonly GpuMoeBuffer: new (description: GpuMoeDescription) => NativeGpuMoeBuffer;
   /** Room for the routing of one call of a buffer. */
   readonly MoeRouting: new (
-    buffer: NativeMoeBuffer,
+    buffer: NativeMoeBuffer | NativeGpuMoeBuffer,
   ) => NativeMoeRouting;
   /** Read from sysfs, which lies at `root`. */
   nicTopology(root: string): NicTopology;
   readonly EfaNic: new (rank: NativeRankContext, options: NativeEfaOptions) => NativeEfaNic;
+  readonly EfaGin: new (
+    nic: NativeEfaNic,
+    spec: { readonly signals: number; readonly counters: number },
+  ) => NativeEfaGin;
   /** Connects the rank: its peers may be on other hosts, and live for as long as they are heard. */
   readonly FabricNic: new (
     rank: NativeRankContext,

@@ -68,6 +68,8 @@ export interface NativeEfaNic extends NicRequests {
   signalSlotsLeft(): number;
   /** Length of what `addMemory` returns. */
   partBytes(signalSlots: number): number;
+  /** Length of `NativeEfaGin.address`. */
+  ginAddressBytes(signals: number): number;
   /** Registers this rank's part and makes what its signals arrive at; for `route` on the others. */
   addMemory(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
   /** Connects the memory through this NIC. */
@@ -83,5 +85,18 @@ export interface NativeEfaNic extends NicRequests {
   trace(): string;
   /** Replaces the script of faults: see native/nic/efa/faults.hpp. */
   setFaults(script: string): void;
+  close(): void;
+}
+
+/** A context of the GIN facade (native/include/ep/device/efa_gin.h) on such a NIC. */
+export interface NativeEfaGin {
+  /** For `connect` on the others; of one length on all ranks whose contexts are alike. */
+  address(): Uint8Array<ArrayBuffer>;
+  /** Of all ranks, by rank. No kernel may use the context before. */
+  connect(addresses: readonly Uint8Array[]): void;
+  /** Bytes of an `ep_efa_memory` that names this context: what the facade's calls take. */
+  memory(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
+  readSignal(id: number): bigint;
+  readCounter(id: number): bigint;
   close(): void;
 }

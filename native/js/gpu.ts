@@ -1,5 +1,5 @@
 /** The typed surface of the addon's classes for GPUs: one-to-one with `native/napi/bind_gpu*.cpp`. */
-import type { DispatchPart, DispatchSum, NativeRankContext, OperationId } from './binding.js';
+import type { AttentionProblem, DispatchPart, DispatchSum, NativeRankContext, OperationId } from './binding.js';
 
 export interface GpuFacts {
   readonly name: string;
@@ -81,6 +81,19 @@ export interface NativeGpuDispatch {
   readonly __brand?: 'GpuDispatch';
 }
 
+/** Core attention of a GPU with everything but its tensors. */
+export interface NativeGpuAttention {
+  release(): void;
+}
+
+/** Rows of a tensor on the device. */
+export interface NativeGpuRows {
+  /** Absent of a tensor without rows. */
+  readonly operand?: NativeGpuOperand;
+  readonly byteOffset: number;
+  readonly strideBytes: number;
+}
+
 export interface NativeGpuGraph {
   release(): void;
 }
@@ -104,6 +117,9 @@ export interface NativeGpuStream {
   ): OperationId;
   /** Releases a lease to all who send to it, once the stream comes here. */
   grant(calls: NativeGpuCalls, lease: number): void;
+  /** By name: q, k, v, o, lse; of the backward pass also dO, dQ, dK, dV. */
+  attentionForward(attention: NativeGpuAttention, tensors: Readonly<Record<string, NativeGpuRows>>): OperationId;
+  attentionBackward(attention: NativeGpuAttention, tensors: Readonly<Record<string, NativeGpuRows>>): OperationId;
   captureBegin(): void;
   captureEnd(): NativeGpuGraph;
   launchGraph(graph: NativeGpuGraph, timeoutMs: number): OperationId;
@@ -144,4 +160,10 @@ export interface GpuBinding {
     readonly lanes: number;
   }) => NativeGpuCalls;
   readonly GpuDispatch: new (description: GpuDispatchDescription) => NativeGpuDispatch;
+  /** One piece for each shard. */
+  readonly GpuAttention: new (
+    library: NativeGpuLibrary,
+    device: number,
+    problem: AttentionProblem,
+  ) => NativeGpuAttention;
 }

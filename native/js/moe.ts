@@ -1,5 +1,6 @@
 /** A buffer for experts, one-to-one with native/napi/bind_moe.cpp; layouts and numbers in native/include/ep/abi/moe.h. */
 import type { DispatchDescription, NativeHostStream, NativeOperand, OperationId } from './binding.js';
+import type { NativeGpuOperand, NativeGpuStream, NativeGpuSymmetricMemory } from './gpu.js';
 
 export interface MoeDescription {
   /** `ep_memory_handle` bytes of the memory that holds the buffer and its counters. */
@@ -41,41 +42,41 @@ export interface MoeCall {
 }
 
 /** `halves`: 1 send, 2 receive, 3 both. `flags`: `EP_MOE_NON_TEMPORAL` (set by the addon, too, where copies to peers are faster so), `EP_MOE_NON_TEMPORAL_OUT`, `EP_MOE_RENORMALISE`, `EP_MOE_CACHED`. */
-export interface MoeDispatchHalf extends MoeCall {
+export interface MoeDispatchHalf<Operand = NativeOperand> extends MoeCall {
   readonly halves: number;
   readonly flags: number;
   /** `EP_MOE_*`, of x. */
   readonly dtype: number;
-  readonly x: NativeOperand;
+  readonly x: Operand;
   readonly xOffset: number;
   readonly xStride: number;
   /** Low latency: the receive tensor. High throughput receives in place. */
-  readonly out?: NativeOperand;
+  readonly out?: Operand;
   readonly outOffset?: number;
   /** Of a quantised payload: [blocks of 128 channels][rows of the receive tensor]. */
-  readonly scales?: NativeOperand;
+  readonly scales?: Operand;
   readonly scalesOffset?: number;
   /** u64 by local expert; added to. */
-  readonly totals: NativeOperand;
+  readonly totals: Operand;
   readonly totalsOffset: number;
 }
 
-export interface MoeCombineHalf extends MoeCall {
+export interface MoeCombineHalf<Operand = NativeOperand> extends MoeCall {
   readonly halves: number;
   readonly flags: number;
   readonly dtype: number;
-  readonly y: NativeOperand;
+  readonly y: Operand;
   readonly yOffset: number;
   readonly yStride: number;
   readonly yRows: number;
   /** [tokens, hidden], packed. */
-  readonly out: NativeOperand;
+  readonly out: Operand;
   readonly outOffset: number;
-  readonly weights?: NativeOperand;
+  readonly weights?: Operand;
   readonly weightsOffset?: number;
-  readonly bias0?: NativeOperand;
+  readonly bias0?: Operand;
   readonly bias0Offset?: number;
-  readonly bias1?: NativeOperand;
+  readonly bias1?: Operand;
   readonly bias1Offset?: number;
 }
 
@@ -88,15 +89,33 @@ export interface NativeMoeBuffer {
   release(stream: NativeHostStream, call: MoeCall): OperationId;
   /**
    * Measures dispatch and combine, one step after the other: a duration in ns for each round, as f64, into `samples`. Of a buffer with one call slot, whose
-   * last call went before with the same numbers of rows; epochs count on from those given.
+   * last call went before with the same numbers of rows; epochs count on from those given. Rounds take `even` and `odd` in turn; one whose result is not the x
+   * that it began with ends the loop.
    */
   steps(
     stream: NativeHostStream,
-    dispatch: MoeDispatchHalf,
+    even: MoeDispatchHalf,
+    odd: MoeDispatchHalf,
     combine: MoeCombineHalf,
     rounds: number,
     samples: NativeOperand,
   ): OperationId;
+}
+
+/** The same over the memory of a GPU, whose kernels run on streams of it. Rows lie in memory of the device, weights and totals may lie in pinned memory. */
+export interface NativeGpuMoeBuffer {
+  shape(): { readonly blocks: number; readonly lanes: number; readonly resident: number };
+  setCandidates(begin: Int32Array, replicas: Int32Array): void;
+  dispatch(stream: NativeGpuStream, half: MoeDispatchHalf<NativeGpuOperand>): OperationId;
+  combine(stream: NativeGpuStream, half: MoeCombineHalf<NativeGpuOperand>): OperationId;
+  release(stream: NativeGpuStream, call: MoeCall): OperationId;
+  close(): void;
+}
+
+export interface GpuMoeDescription extends Omit<MoeDescription, 'handle' | 'simt'> {
+  readonly memory: NativeGpuSymmetricMemory;
+  /** `blocks` 0: half of this rank's share of the GPU. */
+  readonly lanes: number;
 }
 
 export interface NativeMoeRouting {

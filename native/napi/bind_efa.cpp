@@ -1,72 +1,15 @@
-#include "nic_arguments.hpp"
+#include "efa_wraps.hpp"
 
 #include <cstring>
 #include <sstream>
 
 #include "dl/efa_libfabric.hpp"
 #include "efa/device_choice.hpp"
-#include "efa/rank_nic.hpp"
-#include "nic/efa/soft_device.hpp"
 
 namespace ep::binding {
 namespace {
 
 namespace soft_nic = nic::efa;
-
-// The NIC of a rank and its endpoints, for packages/efa-gda.
-struct efa_wrap : Napi::ObjectWrap<efa_wrap> {
-  static constexpr napi_type_tag type_tag{0x6570656661676461ull, 12};
-  static constexpr const char* type_name = "EfaNic";
-  static void define(Napi::Env env, Napi::Object exports);
-  explicit efa_wrap(const Napi::CallbackInfo& info);
-  Napi::Value device(const Napi::CallbackInfo& info);
-  Napi::Value address(const Napi::CallbackInfo& info);
-  void connect(const Napi::CallbackInfo& info);
-  Napi::Value signal_slots_left(const Napi::CallbackInfo& info);
-  Napi::Value part_bytes(const Napi::CallbackInfo& info);
-  Napi::Value add_memory(const Napi::CallbackInfo& info);
-  void route(const Napi::CallbackInfo& info);
-  void remove_memory(const Napi::CallbackInfo& info);
-  Napi::Value adopt(const Napi::CallbackInfo& info);
-  void disown(const Napi::CallbackInfo& info);
-  Napi::Value put(const Napi::CallbackInfo& info);
-  Napi::Value put_value(const Napi::CallbackInfo& info);
-  Napi::Value signal(const Napi::CallbackInfo& info);
-  Napi::Value get(const Napi::CallbackInfo& info);
-  Napi::Value accepted(const Napi::CallbackInfo& info);
-  Napi::Value watch(const Napi::CallbackInfo& info);
-  Napi::Value failure_of(const Napi::CallbackInfo& info);
-  Napi::Value kernel_failure(const Napi::CallbackInfo& info);
-  Napi::Value counts(const Napi::CallbackInfo& info);
-  Napi::Value violations(const Napi::CallbackInfo& info);
-  Napi::Value trace(const Napi::CallbackInfo& info);
-  void set_faults(const Napi::CallbackInfo& info);
-  void close(const Napi::CallbackInfo& info);
-
-  // Shared with the environment's end, which may come after this wrap's finalizer. `nic` is null after close().
-  struct holder {
-    std::shared_ptr<efa::rank_nic> nic;
-    soft_nic::soft_device* soft = nullptr; // null: hardware
-    adopted_memories adopted;
-    void stop() {
-      adopted.known.clear();
-      if (nic) nic->stop();
-      nic.reset();
-    }
-  };
-
-  efa::rank_nic& open(Napi::Env env) const;
-  rank_context& context(Napi::Env env) const { return unwrap<rank_wrap>(rank.Value(), "rank").open(env); }
-  soft_nic::soft_device& emulator(Napi::Env env) const;
-  operand prepared_operand(Napi::Value value, const char* what) const;
-  efa::host_request request_to(const symmetric_memory& memory, const Napi::CallbackInfo& info) const;
-  static void add_signal(efa::host_request& request, const symmetric_memory& memory, const Napi::CallbackInfo& info, size_t first);
-  Napi::Value post(Napi::Env env, const symmetric_memory& memory, const efa::host_request& request) const;
-
-  std::shared_ptr<holder> native;
-  Napi::ObjectReference rank;
-  uint64_t end_key = 0;
-};
 
 Napi::Value failure_object(Napi::Env env, const efa::pair_failure& why) {
   if (why.status == EP_STATUS_OK) return env.Undefined();
@@ -181,6 +124,12 @@ Napi::Value efa_wrap::signal_slots_left(const Napi::CallbackInfo& info) {
 
 Napi::Value efa_wrap::part_bytes(const Napi::CallbackInfo& info) {
   return Napi::Number::New(info.Env(), static_cast<double>(efa::rank_nic::part_bytes(arg_size(info[0], "signalSlots"))));
+}
+
+Napi::Value efa_wrap::gin_address_bytes(const Napi::CallbackInfo& info) {
+  efa::gin_spec spec;
+  spec.signals = static_cast<uint32_t>(std::min<uint64_t>(arg_size(info[0], "signals"), efa::gin_max_ids));
+  return Napi::Number::New(info.Env(), static_cast<double>(efa::gin_context::address_bytes(spec)));
 }
 
 Napi::Value efa_wrap::add_memory(const Napi::CallbackInfo& info) {
@@ -373,7 +322,7 @@ void efa_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["EfaNic"] = DefineClass(
       env, "EfaNic",
       {InstanceMethod<&efa_wrap::device>("device"), InstanceMethod<&efa_wrap::address>("address"), InstanceMethod<&efa_wrap::connect>("connect"),
-       InstanceMethod<&efa_wrap::signal_slots_left>("signalSlotsLeft"), InstanceMethod<&efa_wrap::part_bytes>("partBytes"),
+       InstanceMethod<&efa_wrap::signal_slots_left>("signalSlotsLeft"), InstanceMethod<&efa_wrap::part_bytes>("partBytes"), InstanceMethod<&efa_wrap::gin_address_bytes>("ginAddressBytes"),
        InstanceMethod<&efa_wrap::add_memory>("addMemory"), InstanceMethod<&efa_wrap::route>("route"),
        InstanceMethod<&efa_wrap::remove_memory>("removeMemory"), InstanceMethod<&efa_wrap::adopt>("adopt"), InstanceMethod<&efa_wrap::disown>("disown"),
        InstanceMethod<&efa_wrap::put>("put"), InstanceMethod<&efa_wrap::put_value>("putValue"), InstanceMethod<&efa_wrap::signal>("signal"),
@@ -383,6 +332,9 @@ void efa_wrap::define(Napi::Env env, Napi::Object exports) {
        InstanceMethod<&efa_wrap::set_faults>("setFaults"), InstanceMethod<&efa_wrap::close>("close")});
 }
 
-void bind_efa(Napi::Env env, Napi::Object exports) { efa_wrap::define(env, exports); }
+void bind_efa(Napi::Env env, Napi::Object exports) {
+  efa_wrap::define(env, exports);
+  gin_wrap::define(env, exports);
+}
 
 } // namespace ep::binding

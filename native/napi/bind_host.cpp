@@ -16,6 +16,7 @@ Napi::Value facts(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const host_facts facts = host_facts_read();
   const memory_limit limit = memory_limit_now();
+  const memory_limit pins = pin_limit_now();
   auto out = Napi::Object::New(env);
   out["onlineCores"] = facts.online_cores;
   out["affinityCores"] = facts.affinity_cores;
@@ -31,6 +32,7 @@ Napi::Value facts(const Napi::CallbackInfo& info) {
   out["mapCountLimit"] = number_or_null(env, facts.map_count);
   out["allocatable"] = number_or_null(env, limit.bytes);
   out["allocatableSource"] = Napi::String::New(env, limit.source);
+  out["pinnable"] = number_or_null(env, pins.bytes);
   out["kernel"] = Napi::String::New(env, facts.kernel);
   out["cpuModel"] = Napi::String::New(env, facts.cpu_model);
   return out;

@@ -1,4 +1,4 @@
-#include "moe_wraps.hpp"
+#include "gpu_moe_wraps.hpp"
 
 #include <cstring>
 
@@ -26,11 +26,8 @@ void read_part(ep_moe_part& into, const double* words, Napi::Env env, uint64_t c
 
 } // namespace
 
-// ({handle, mode, payload, resultPayload, hidden, maxTokens, topK, calls, alignment, recvRows, staged, parts, firstSignal, experts, replicaRank, rankBegin, blocks, simt?})
-moe_buffer_wrap::moe_buffer_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
-  const Napi::Env env = info.Env();
-  if (!info[0].IsObject()) throw_invalid(env, "a buffer is made from a description");
-  const auto from = info[0].As<Napi::Object>();
+void describe_moe(moe_contents& made, const Napi::Object& from, const ep_memory_handle& place) {
+  const Napi::Env env = from.Env();
   const auto small = [&](const char* name, uint64_t least, uint64_t most) {
     const uint64_t value = arg_size(from.Get(name), name);
     if (value < least || value > most) {
@@ -38,17 +35,11 @@ moe_buffer_wrap::moe_buffer_wrap(const Napi::CallbackInfo& info) : ObjectWrap(in
     }
     return static_cast<uint32_t>(value);
   };
-  auto made = std::make_shared<moe_contents>();
-  const auto memory = memory_of_handle(from.Get("handle"));
-  // HAZARD: a call that goes on without a rank counts on each peer having a queue pair of its own, and on words of late traffic that say which call they are of. EFA has neither.
-  if (memory->device_handle().header.kind == EP_MEMORY_EFA) throw_invalid(env, "calls of experts cannot travel by queue pairs of EFA: one lost rank would break those to all others");
-  made->memory = memory;
-  made->rank = memory->context().rank();
-  made->world_size = static_cast<uint32_t>(memory->context().world_size());
-  made->simt = executor_of(from);
-  ep_moe_buffer& b = made->buffer;
+  made.rank = place.rank;
+  made.world_size = static_cast<uint32_t>(place.world_size);
+  ep_moe_buffer& b = made.buffer;
   b.header = {EP_MAGIC_MOE, EP_ABI_MAJOR, EP_ABI_MINOR, small("mode", EP_MOE_LOW_LATENCY, EP_MOE_HIGH_THROUGHPUT), sizeof(ep_moe_buffer)};
-  b.memory = memory->device_handle();
+  b.memory = place;
   b.payload = small("payload", EP_MOE_F32, EP_MOE_F8_UE8M0);
   b.result_payload = small("resultPayload", EP_MOE_F32, EP_MOE_LOGFMT10);
   b.hidden = small("hidden", 1, uint64_t{1} << 24);
@@ -62,31 +53,31 @@ moe_buffer_wrap::moe_buffer_wrap(const Napi::CallbackInfo& info) : ObjectWrap(in
   b.row_bytes = aligned_row_bytes(b.payload, b.hidden);
   b.result_bytes = payload_bytes(b.result_payload, b.hidden);
   b.result_row_bytes = aligned_row_bytes(b.result_payload, b.hidden);
-  made->replica_rank = numbers_of<int32_t>(from.Get("replicaRank"), "replicaRank");
-  made->replica_expert = numbers_of<int32_t>(from.Get("replicaExpert"), "replicaExpert");
-  made->rank_begin = numbers_of<uint32_t>(from.Get("rankBegin"), "rankBegin");
-  const uint64_t replicas = made->replica_rank.size();
-  const uint64_t world = made->world_size;
-  if (made->rank_begin.size() != world + 1 || made->rank_begin.front() != 0 || made->rank_begin.back() != replicas) {
+  made.replica_rank = numbers_of<int32_t>(from.Get("replicaRank"), "replicaRank");
+  made.replica_expert = numbers_of<int32_t>(from.Get("replicaExpert"), "replicaExpert");
+  made.rank_begin = numbers_of<uint32_t>(from.Get("rankBegin"), "rankBegin");
+  const uint64_t replicas = made.replica_rank.size();
+  const uint64_t world = made.world_size;
+  if (made.rank_begin.size() != world + 1 || made.rank_begin.front() != 0 || made.rank_begin.back() != replicas) {
     throw_invalid(env, "rankBegin must hold " + std::to_string(world + 1) + " offsets from 0 to " + std::to_string(replicas));
   }
   uint32_t most = 0;
   for (uint32_t r = 0; r < world; ++r) {
-    if (made->rank_begin[r] > made->rank_begin[r + 1]) throw_invalid(env, "rankBegin must ascend");
-    most = std::max(most, made->rank_begin[r + 1] - made->rank_begin[r]);
-    for (uint32_t p = made->rank_begin[r]; p < made->rank_begin[r + 1]; ++p) {
-      if (made->replica_rank[p] != static_cast<int32_t>(r)) throw_invalid(env, "replicaRank and rankBegin contradict each other");
+    if (made.rank_begin[r] > made.rank_begin[r + 1]) throw_invalid(env, "rankBegin must ascend");
+    most = std::max(most, made.rank_begin[r + 1] - made.rank_begin[r]);
+    for (uint32_t p = made.rank_begin[r]; p < made.rank_begin[r + 1]; ++p) {
+      if (made.replica_rank[p] != static_cast<int32_t>(r)) throw_invalid(env, "replicaRank and rankBegin contradict each other");
     }
   }
   const auto experts = static_cast<int32_t>(small("experts", 1, replicas));
-  if (made->replica_expert.size() != replicas) throw_invalid(env, "replicaExpert must name the expert of each replica");
-  for (const int32_t expert : made->replica_expert) {
+  if (made.replica_expert.size() != replicas) throw_invalid(env, "replicaExpert must name the expert of each replica");
+  for (const int32_t expert : made.replica_expert) {
     if (expert < 0 || expert >= experts) throw_invalid(env, "replicaExpert names expert " + std::to_string(expert) + " of " + std::to_string(experts));
   }
-  made->local_experts = made->rank_begin[static_cast<size_t>(made->rank) + 1] - made->rank_begin[static_cast<size_t>(made->rank)];
-  b.experts.replica_rank = address_of(made->replica_rank.data());
-  b.experts.replica_expert = address_of(made->replica_expert.data());
-  b.experts.rank_begin = address_of(made->rank_begin.data());
+  made.local_experts = made.rank_begin[static_cast<size_t>(made.rank) + 1] - made.rank_begin[static_cast<size_t>(made.rank)];
+  b.experts.replica_rank = address_of(made.replica_rank.data());
+  b.experts.replica_expert = address_of(made.replica_expert.data());
+  b.experts.rank_begin = address_of(made.rank_begin.data());
   b.experts.experts = static_cast<uint32_t>(experts);
   b.experts.replicas = static_cast<uint32_t>(replicas);
   b.experts.most_local = most;
@@ -96,7 +87,7 @@ moe_buffer_wrap::moe_buffer_wrap(const Napi::CallbackInfo& info) : ObjectWrap(in
   }
   double words[12];
   std::memcpy(words, parts.data, sizeof words);
-  const uint64_t available = memory->byte_length();
+  const uint64_t available = place.byte_length;
   const bool low_latency = b.header.kind == EP_MOE_LOW_LATENCY;
   const bool staged = from.Get("staged").ToBoolean();
   const uint64_t results = low_latency ? uint64_t{most} * world * b.max_tokens : b.recv_rows;
@@ -109,27 +100,43 @@ moe_buffer_wrap::moe_buffer_wrap(const Napi::CallbackInfo& info) : ObjectWrap(in
   read_part(b.starts, words + 10, env, b.calls, low_latency ? 0 : replicas * sizeof(uint64_t), available, "starts");
   b.first_signal = arg_size(from.Get("firstSignal"), "firstSignal");
   const uint64_t slots = uint64_t{b.calls} * EP_MOE_SIGNAL_KINDS * world;
-  if (b.first_signal > memory->signal_slots() || slots > memory->signal_slots() - b.first_signal) {
-    throw_invalid(env, std::to_string(slots) + " signals from slot " + std::to_string(b.first_signal) + " exceed " + std::to_string(memory->signal_slots()));
+  if (b.first_signal > place.signal_slots || slots > place.signal_slots - b.first_signal) {
+    throw_invalid(env, std::to_string(slots) + " signals from slot " + std::to_string(b.first_signal) + " exceed " + std::to_string(place.signal_slots));
   }
-  made->peers.resize(b.calls * world);
-  b.peers = address_of(made->peers.data());
+  made.peers.resize(b.calls * world);
+  b.peers = address_of(made.peers.data());
+}
+
+// ({handle, mode, payload, resultPayload, hidden, maxTokens, topK, calls, alignment, recvRows, staged, parts, firstSignal, experts, replicaRank, rankBegin, blocks, simt?})
+moe_buffer_wrap::moe_buffer_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
+  const Napi::Env env = info.Env();
+  if (!info[0].IsObject()) throw_invalid(env, "a buffer is made from a description");
+  const auto from = info[0].As<Napi::Object>();
+  const auto memory = memory_of_handle(from.Get("handle"));
+  // HAZARD: a call that goes on without a rank counts on each peer having a queue pair of its own, and on words of late traffic that say which call they are of. EFA has neither.
+  if (memory->device_handle().header.kind == EP_MEMORY_EFA) throw_invalid(env, "calls of experts cannot travel by queue pairs of EFA: one lost rank would break those to all others");
+  auto made = std::make_shared<moe_contents>();
+  made->memory = memory;
+  made->simt = executor_of(from);
+  describe_moe(*made, from, memory->device_handle());
   native = std::move(made);
   tag<moe_buffer_wrap>(info.This().As<Napi::Object>());
 }
 
-// (begin: Int32Array [experts + 1], replicas: Int32Array)
-void moe_buffer_wrap::set_candidates(const Napi::CallbackInfo& info) {
+std::shared_ptr<const moe_candidates> candidates_of(const ep_moe_buffer& buffer, Napi::Value begin, Napi::Value replicas) {
   auto made = std::make_shared<moe_candidates>();
-  made->begin = numbers_of<uint32_t>(info[0], "begin");
-  made->replicas = numbers_of<uint32_t>(info[1], "replicas");
-  const uint32_t experts = native->buffer.experts.experts;
+  made->begin = numbers_of<uint32_t>(begin, "begin");
+  made->replicas = numbers_of<uint32_t>(replicas, "replicas");
+  const uint32_t experts = buffer.experts.experts;
   bool sound = made->begin.size() == uint64_t{experts} + 1 && made->begin.front() == 0 && made->begin.back() <= made->replicas.size();
   for (uint32_t e = 0; sound && e < experts; ++e) sound = made->begin[e] <= made->begin[e + 1];
-  for (size_t i = 0; sound && i < made->begin.back(); ++i) sound = made->replicas[i] < native->buffer.experts.replicas;
-  if (!sound) throw_invalid(info.Env(), "candidates must be offsets of " + std::to_string(experts) + " experts into a list of replicas");
-  candidates = std::move(made);
+  for (size_t i = 0; sound && i < made->begin.back(); ++i) sound = made->replicas[i] < buffer.experts.replicas;
+  if (!sound) throw_invalid(begin.Env(), "candidates must be offsets of " + std::to_string(experts) + " experts into a list of replicas");
+  return made;
 }
+
+// (begin: Int32Array [experts + 1], replicas: Int32Array)
+void moe_buffer_wrap::set_candidates(const Napi::CallbackInfo& info) { candidates = candidates_of(native->buffer, info[0], info[1]); }
 
 void moe_buffer_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["MoeBuffer"] = DefineClass(env, "MoeBuffer",
@@ -138,51 +145,68 @@ void moe_buffer_wrap::define(Napi::Env env, Napi::Object exports) {
                                       InstanceMethod<&moe_buffer_wrap::steps>("steps")});
 }
 
-// (buffer)
-moe_routing_wrap::moe_routing_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
-  const Napi::Env env = info.Env();
-  auto made = std::make_shared<contents>();
-  const auto& buffer = unwrap<moe_buffer_wrap>(info[0], "buffer");
-  made->of = buffer.native;
-  const ep_moe_buffer& b = made->of->buffer;
+namespace {
+
+struct routing_array {
+  uint64_t* address;
+  uint64_t elements;
+  uint64_t bytes;
+  uint64_t room() const { return (elements * bytes + 63) / 64 * 64; }
+};
+
+std::vector<routing_array> arrays_of(moe_routing_wrap::contents& made) {
+  const ep_moe_buffer& b = made.of->buffer;
   const uint64_t choices = uint64_t{b.max_tokens} * b.top_k;
-  const uint64_t world = made->of->world_size;
-  const uint64_t local = made->of->local_experts;
+  const uint64_t world = made.of->world_size;
+  const uint64_t local = made.of->local_experts;
   const uint64_t rows = b.header.kind == EP_MOE_LOW_LATENCY ? local * world * b.max_tokens : b.recv_rows;
-  ep_moe_routing& r = made->routing;
-  struct array {
-    uint64_t* address;
-    uint64_t elements;
-    uint64_t bytes;
-  };
-  const array arrays[] = {
+  ep_moe_routing& r = made.routing;
+  return {
       {&r.topk, choices, 4},       {&r.choice_replica, choices, 4},     {&r.choice_slot, choices, 4},
       {&r.send_words, b.experts.replicas, 8}, {&r.send_headers, choices, sizeof(ep_moe_header)}, {&r.send_first, uint64_t{b.experts.replicas} + 1, 4},
       {&r.recv_count, local, 4},   {&r.block_start, local + 1, 4},          {&r.layout_range, local * world, 8},
-      {&r.src_token, rows, 4},     {&r.src_choice, rows, 4},            {&made->ranks, world, 8},
-      {&made->wait_ns, world, 8},  {&r.send_start, b.experts.replicas, 4},
+      {&r.src_token, rows, 4},     {&r.src_choice, rows, 4},            {&made.ranks, world, 8},
+      {&made.wait_ns, world, 8},  {&r.send_start, b.experts.replicas, 4},
   };
-  uint64_t bytes = 0;
-  for (const array& one : arrays) bytes += (one.elements * one.bytes + 63) / 64 * 64;
+}
+
+// Memory of the host, where NICs can read it.
+void place_on_host(Napi::Env env, moe_routing_wrap::contents& made, uint64_t bytes) {
   auto memory = host_memory::create(bytes);
-  made->memory = value_or_throw(env, memory);
+  const std::shared_ptr<host_memory> own = value_or_throw(env, memory);
+  made.data = own->data();
+  made.memory = own;
+  const auto symmetric = made.of->memory.lock();
+  if (!symmetric) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this buffer was closed"});
+  auto ready = symmetric->prepare_source(address_of(made.data), bytes, own);
+  value_or_throw(env, ready);
+}
+
+} // namespace
+
+// (buffer): a MoeBuffer or a GpuMoeBuffer
+moe_routing_wrap::moe_routing_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
+  const Napi::Env env = info.Env();
+  auto made = std::make_shared<contents>();
+  const gpu_moe_contents* gpu = gpu_moe_of(info[0], made->of);
+  if (gpu == nullptr) made->of = unwrap<moe_buffer_wrap>(info[0], "buffer").native;
+  const std::vector<routing_array> arrays = arrays_of(*made);
+  for (const routing_array& one : arrays) made->bytes += one.room();
+  if (gpu != nullptr) place_in_pinned(env, *gpu, *made);
+  else place_on_host(env, *made, made->bytes);
   uint64_t at = 0;
-  for (const array& one : arrays) {
-    *one.address = address_of(made->memory->data() + at);
+  for (const routing_array& one : arrays) {
+    *one.address = address_of(made->data + at);
     made->layout.push_back(static_cast<double>(at));
     made->layout.push_back(static_cast<double>(one.elements));
-    at += (one.elements * one.bytes + 63) / 64 * 64;
+    at += one.room();
   }
-  const auto symmetric = made->of->memory.lock();
-  if (!symmetric) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this buffer was closed"});
-  auto ready = symmetric->prepare_source(address_of(made->memory->data()), bytes, made->memory);
-  value_or_throw(env, ready);
   native = std::move(made);
   tag<moe_routing_wrap>(info.This().As<Napi::Object>());
 }
 
 Napi::Value moe_routing_wrap::window(const Napi::CallbackInfo& info) {
-  return window_over(info.Env(), native->memory->data(), native->memory->byte_length(), native->memory);
+  return window_over(info.Env(), native->data, native->bytes, native->memory);
 }
 
 Napi::Value moe_routing_wrap::layout(const Napi::CallbackInfo& info) {
@@ -198,6 +222,7 @@ void moe_routing_wrap::define(Napi::Env env, Napi::Object exports) {
 
 void bind_moe(Napi::Env env, Napi::Object exports) {
   moe_buffer_wrap::define(env, exports);
+  gpu_moe_buffer_wrap::define(env, exports);
   moe_routing_wrap::define(env, exports);
 }
 

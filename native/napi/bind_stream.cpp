@@ -100,6 +100,7 @@ void stream_wrap::define(Napi::Env env, Napi::Object exports) {
                                       {InstanceMethod<&stream_wrap::record>("record"), InstanceMethod<&stream_wrap::wait_event>("waitEvent"),
                                        InstanceMethod<&stream_wrap::copy>("copy"),
                                        InstanceMethod<&stream_wrap::ping_pong>("pingPong"), InstanceMethod<&stream_wrap::barriers>("barriers"),
+                                       InstanceMethod<&stream_wrap::gin_putvalue>("ginPutvalue"),
                                        InstanceMethod<&stream_wrap::dispatch>("dispatch"),
                                        InstanceMethod<&stream_wrap::dispatch_steps>("dispatchSteps"),
                                        InstanceMethod<&stream_wrap::compat_dispatch>("compatDispatch"),

@@ -86,6 +86,17 @@ struct gpu_dispatch_wrap : Napi::ObjectWrap<gpu_dispatch_wrap> {
   std::shared_ptr<const contents> native;
 };
 
+// Core attention with everything but its tensors.
+struct gpu_attention_wrap : Napi::ObjectWrap<gpu_attention_wrap> {
+  static constexpr napi_type_tag type_tag{0x6570677075617474ull, 29};
+  static constexpr const char* type_name = "GpuAttention";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_attention_wrap(const Napi::CallbackInfo& info);
+  void release(const Napi::CallbackInfo& info);
+  struct contents;
+  std::shared_ptr<const contents> native; // null after release()
+};
+
 struct gpu_graph_wrap : Napi::ObjectWrap<gpu_graph_wrap> {
   static constexpr napi_type_tag type_tag{0x6570677075677261ull, 27};
   static constexpr const char* type_name = "GpuGraph";
@@ -117,6 +128,9 @@ struct gpu_stream_wrap : Napi::ObjectWrap<gpu_stream_wrap> {
   Napi::Value follow(const Napi::CallbackInfo& info);
   Napi::Value dispatch(const Napi::CallbackInfo& info);
   void grant(const Napi::CallbackInfo& info);
+  Napi::Value attention_forward(const Napi::CallbackInfo& info);
+  Napi::Value attention_backward(const Napi::CallbackInfo& info);
+  Napi::Value attention(const Napi::CallbackInfo& info, bool backward);
   void capture_begin(const Napi::CallbackInfo& info);
   Napi::Value capture_end(const Napi::CallbackInfo& info);
   Napi::Value launch_graph(const Napi::CallbackInfo& info);

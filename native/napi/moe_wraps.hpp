@@ -32,6 +32,11 @@ struct moe_candidates {
   std::vector<uint32_t> replicas;
 };
 
+// Reads {mode, payload, resultPayload, hidden, maxTokens, topK, calls, alignment, recvRows, staged, parts, firstSignal, experts, replicaRank, replicaExpert, rankBegin},
+// every bound checked. Throws.
+void describe_moe(moe_contents& made, const Napi::Object& from, const ep_memory_handle& place);
+std::shared_ptr<const moe_candidates> candidates_of(const ep_moe_buffer& buffer, Napi::Value begin, Napi::Value replicas);
+
 struct moe_buffer_wrap : Napi::ObjectWrap<moe_buffer_wrap> {
   static constexpr napi_type_tag type_tag{0x65706d6f65627566ull, 21};
   static constexpr const char* type_name = "MoeBuffer";
@@ -58,7 +63,9 @@ struct moe_routing_wrap : Napi::ObjectWrap<moe_routing_wrap> {
 
   struct contents {
     std::shared_ptr<const moe_contents> of;
-    std::shared_ptr<host_memory> memory;
+    std::shared_ptr<const void> memory; // which the arrays lie in
+    uint8_t* data = nullptr;
+    uint64_t bytes = 0;
     ep_moe_routing routing{};
     uint64_t ranks = 0;   // address of uint64_t[world_size]
     uint64_t wait_ns = 0; // address of uint64_t[world_size]

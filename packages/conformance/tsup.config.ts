@@ -1,10 +1,11 @@
 import { defineConfig } from 'tsup';
 
 export default defineConfig({
-  // rank-main is the program of a rank; the others are entry points by which it finds providers and suites.
+  // rank-main and store-main are programs; the others are entry points by which it finds providers and suites.
   entry: {
     index: 'src/index.ts',
     'rank-main': 'src/rank-main.ts',
+    'store-main': 'src/store-main.ts',
     'cases/index': 'src/cases/index.ts',
     'hostile/index': 'src/hostile/index.ts',
     'decorators/index': 'src/decorators/index.ts',

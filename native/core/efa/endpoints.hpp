@@ -12,17 +12,12 @@
 #pragma once
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "dl/efa.hpp"
-#include "ep/abi/efa_gda.h"
-#include "ep/abi/rank.h"
-#include "ibgda/control_memory.hpp"
-#include "segment.hpp"
+#include "queue_block.hpp"
 
 namespace ep::efa {
 
@@ -33,18 +28,6 @@ struct endpoint_options {
   uint32_t depth = 256;     // of each send queue, in WQEs, at least; a power of two
   bool inline_values = true; // WQEs of 128 bytes where the device can: values travel within them. Otherwise they wait in a slot of registered memory
   uint32_t sharing = EP_EFA_SHARE_DEVICE;
-};
-
-// What only an emulated NIC has.
-struct emulator_hooks {
-  uint64_t doorbell_wake = 0; // address of an ep_wake_word to notify after a doorbell; 0: none
-  // After bytes of peers landed in the region, or the counter changed, the NIC notifies the word.
-  std::function<result<nothing>(const dl::efa_mr&, const ep_wake_word*)> region_wake;
-  std::function<result<nothing>(const dl::efa_counter&, const ep_wake_word*)> counter_wake;
-  // The same for a completion that was written.
-  std::function<result<nothing>(const dl::efa_cq&, ep_wake_word*)> cq_wake;
-  // Where the consumer of a completion queue keeps count, for the NIC to see an overrun.
-  std::function<result<nothing>(const dl::efa_cq&, const uint64_t* polled)> cq_consumer;
 };
 
 // What others must know of a rank, as bytes.
@@ -83,14 +66,14 @@ class rank_endpoints {
   dl::efa_device& nic() const { return *device_; }
   const emulator_hooks& hooks() const { return hooks_; }
   const endpoint_options& options() const { return options_; }
-  ep_efa_device& device() const { return *device_struct_; }
-  ep_efa_qp& kernel_qp(uint32_t index) const { return qps_[index]; }
-  ep_efa_qp& host_qp(int32_t peer) const { return qps_[options_.queue_pairs + static_cast<uint32_t>(peer)]; }
-  const dl::efa_endpoint& first() const { return pairs_.front().endpoint; }
+  ep_efa_device& device() const { return block_->device(); }
+  ep_efa_qp& kernel_qp(uint32_t index) const { return block_->qp(index); }
+  ep_efa_qp& host_qp(int32_t peer) const { return block_->qp(options_.queue_pairs + static_cast<uint32_t>(peer)); }
+  const dl::efa_endpoint& first() const { return block_->endpoint(0); }
   // The NIC does nothing more for the host's requests to this peer, and reads no source of theirs. The struct stays: nothing may be posted to it.
-  void cut_host(int32_t peer);
+  void cut_host(int32_t peer) { block_->end_endpoint(options_.queue_pairs + static_cast<uint32_t>(peer)); }
 
-  // What is left of the device for signals of memories: each slot takes a counter and an endpoint.
+  // What is left of the device. Each signal slot of a memory takes a counter and an endpoint.
   uint32_t counters_left() const { return counters_left_; }
   uint32_t endpoints_left() const { return endpoints_left_; }
   uint32_t signal_slots_left() const { return std::min(counters_left_, endpoints_left_); }
@@ -103,37 +86,21 @@ class rank_endpoints {
   result<nothing> release_memory(const registered_memory& memory);
 
  private:
-  struct pair {
-    dl::efa_cq cq;
-    dl::efa_endpoint endpoint;
-  };
-
   rank_endpoints(std::unique_ptr<dl::efa_device> device, const endpoint_options& options, emulator_hooks hooks)
       : device_(std::move(device)), options_(options), hooks_(std::move(hooks)) {}
   uint32_t pair_count() const { return options_.queue_pairs + static_cast<uint32_t>(options_.world_size); }
   result<nothing> check() const;
   result<nothing> build(ep_wake_word* completion_wake);
-  result<nothing> build_pair(uint32_t index, ep_wake_word* completion_wake);
-  result<nothing> build_memory();
-  bool asks_inline() const;
-  bool staged(const pair& made) const; // values of this queue pair wait in slots of memory
   void publish_ranges();
   result<nothing> tear_down();
 
   std::unique_ptr<dl::efa_device> device_;
   endpoint_options options_;
   emulator_hooks hooks_;
-  std::unique_ptr<ibgda::control_memory> control_;
-  ibgda::control_block structs_;
-  std::shared_ptr<segment> small_; // scratch, then values: registered. Peers name the scratch, and those of other processes must be able to map it
-  ep_efa_qp* qps_ = nullptr;
-  ep_efa_device* device_struct_ = nullptr;
-  std::vector<pair> pairs_;
+  std::unique_ptr<queue_block> block_;
   std::vector<dl::efa_peer> peers_;
   std::vector<ep_efa_target> data_targets_;
   std::vector<ep_efa_remote> scratch_remotes_;
-  uint64_t small_address_ = 0;
-  dl::efa_mr small_mr_;
   std::vector<registered_memory> memories_;
   std::vector<std::vector<uint64_t>> range_tables_; // all of them: kernels may still read an older one
   uint32_t counters_left_ = 0;

@@ -64,6 +64,7 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
 
   rank_endpoints& endpoints() { return *endpoints_; }
   uint64_t max_message() const { return endpoints_->device().max_message; }
+  ep_wake_word* wake() const { return context_->wake(); }
 
   // Bytes that describe this rank's part of a memory with so many slots.
   static uint64_t part_bytes(uint64_t signal_slots);

@@ -1,11 +1,8 @@
 // What a dispatcher keeps on its device: the counts of its leases, and its share of the device.
 #pragma once
 
-#include <list>
-
 #include "ep/abi/device_call.h"
-#include "fit.hpp"
-#include "memory.hpp"
+#include "share.hpp"
 
 namespace ep::gpu {
 
@@ -17,21 +14,19 @@ struct lease_slots {
 
 class calls {
  public:
-  // `blocks` 0: half of this rank's share of the device. EP_STATUS_INVALID: with those of other ranks of this process, the blocks are not sure to fit on the device
-  // at once (fit.hpp): their kernels wait for each other.
+  // Blocks and lanes as in share::take.
   static result<std::shared_ptr<calls>> create(std::shared_ptr<symmetric_memory> memory, const lease_slots& slots, uint32_t blocks, uint32_t lanes);
-  ~calls();
 
-  uint32_t blocks() const { return blocks_; }
-  uint32_t lanes() const { return lanes_; }
-  uint32_t resident() const { return resident_; }
+  uint32_t blocks() const { return share_->blocks(); }
+  uint32_t lanes() const { return share_->lanes(); }
+  uint32_t resident() const { return share_->resident(); }
   uint32_t leases() const { return slots_.leases; }
   const std::shared_ptr<symmetric_memory>& memory() const { return memory_; }
   uint64_t arrival_slot(uint32_t lease) const { return slots_.first + 2 * uint64_t{lease} * world(); }
   uint64_t credit_slot(uint32_t lease) const { return arrival_slot(lease) + world(); }
   uint64_t counts(uint32_t lease) const { return block_->address() + uint64_t{lease} * sizeof(ep_lease_counts); }
   // What a wait of so many milliseconds is in cycles, twice over: the host ends it first, and says why. 0 for no limit.
-  uint64_t cycles(double timeout_ms) const;
+  uint64_t cycles(double timeout_ms) const { return share_->cycles(2 * timeout_ms); }
 
   // Takes the counters as they stand for the new zero. No kernel of these calls may run, at any rank.
   result<nothing> rebase();
@@ -43,13 +38,7 @@ class calls {
   std::shared_ptr<symmetric_memory> memory_;
   lease_slots slots_;
   std::shared_ptr<const device_block> block_; // ep_lease_counts[leases], then for each lease arrived[world] and granted[world]
-  uint32_t blocks_ = 0;
-  uint32_t lanes_ = 0;
-  uint32_t resident_ = 0;
-  int32_t clock_khz_ = 0;
-  struct account;
-  std::list<grid>::iterator held_; // in the account of the device, if `counted_`
-  bool counted_ = false;
+  std::shared_ptr<share> share_;
 };
 
 } // namespace ep::gpu

@@ -24,7 +24,11 @@
 #include "core/launch.hpp"
 #include "cuda/table.h"
 #include "ep/device/compat_dispatch.h"
+#include "ep/device/core_attention.h"
 #include "ep/device/device_call.h"
+#include "ep/device/moe_combine.h"
+#include "ep/device/moe_compact.h"
+#include "ep/device/moe_dispatch.h"
 
 namespace {
 
@@ -440,6 +444,61 @@ int compat(const ep_cuda_launch* how, const ep_compat_args* args) {
   return launched(*how, [args = *args](device_context& ctx) { ep::compat_dispatch(ctx, ep::load_store_endpoint{args.memory}, args); });
 }
 
+// The scratch of a block is its own.
+template <class Kernel> int attention(const ep_cuda_launch& how, uint32_t floats, const Kernel& kernel) {
+  ep_cuda_launch few = how;
+  few.blocks = 2;
+  few.lanes = 32;
+  return launched(few, [floats, kernel](device_context& ctx) {
+    std::vector<float> scratch(floats);
+    kernel(ctx, scratch.data());
+  });
+}
+int attention_forward(const ep_cuda_launch* how, const ep_attention_args* args) {
+  return attention(*how, EP_ATTENTION_FORWARD_FLOATS(args->head_dim), [args = *args](device_context& ctx, float* scratch) { ep::core_attention_forward(ctx, args, scratch); });
+}
+int attention_backward(const ep_cuda_launch* how, const ep_attention_args* args) {
+  return attention(*how, EP_ATTENTION_BACKWARD_FLOATS(args->head_dim), [args = *args](device_context& ctx, float* scratch) { ep::core_attention_backward(ctx, args, scratch); });
+}
+
+// Times of a call count from the kernel's begin.
+template <class Call> Call begun(const Call& given) {
+  Call call = given;
+  const auto now = static_cast<uint64_t>(ep::clock_now_ns());
+  for (uint64_t* time : {&call.credits_by_ns, &call.counts_by_ns, &call.answers_by_ns}) {
+    if (*time != 0) *time += now;
+  }
+  return call;
+}
+constexpr uint32_t send_half = 1;
+constexpr uint32_t receive_half = 2;
+int moe_dispatch(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_dispatch_args* args, uint32_t halves) {
+  if (!load_store(buffer->memory)) return invalid_value;
+  return launched(*how, [buffer = *buffer, given = *args, halves](device_context& ctx) {
+    const ep::load_store_endpoint endpoint{buffer.memory};
+    const bool compact = buffer.header.kind == EP_MOE_HIGH_THROUGHPUT;
+    ep_moe_dispatch_args args = given;
+    args.call = begun(given.call);
+    if ((halves & send_half) != 0 && !(compact ? ep::moe_compact_send(ctx, endpoint, buffer, args) : ep::moe_dispatch_send(ctx, endpoint, buffer, args))) return;
+    if ((halves & receive_half) == 0) return;
+    if (compact) ep::moe_compact_receive(ctx, endpoint, buffer, args);
+    else ep::moe_dispatch_receive(ctx, endpoint, buffer, args);
+  });
+}
+int moe_combine(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_combine_args* args, uint32_t halves) {
+  if (!load_store(buffer->memory)) return invalid_value;
+  return launched(*how, [buffer = *buffer, args = *args, halves](device_context& ctx) {
+    const ep::load_store_endpoint endpoint{buffer.memory};
+    if ((halves & send_half) != 0 && !ep::moe_combine_send(ctx, endpoint, buffer, args)) return;
+    if ((halves & receive_half) == 0 || !ep::moe_combine_receive(ctx, endpoint, buffer, args)) return;
+    if (buffer.header.kind == EP_MOE_HIGH_THROUGHPUT) ep::moe_release(ctx, endpoint, buffer, args.call);
+  });
+}
+int moe_release(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_call* call) {
+  if (!load_store(buffer->memory)) return invalid_value;
+  return launched(*how, [buffer = *buffer, call = *call](device_context& ctx) { ep::moe_release(ctx, ep::load_store_endpoint{buffer.memory}, buffer, call); });
+}
+
 constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  sizeof(ep_cuda_table),
                                  EP_ABI_MAJOR,
@@ -475,7 +534,12 @@ constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  begin_call,
                                  dispatch,
                                  grant,
-                                 compat};
+                                 compat,
+                                 attention_forward,
+                                 attention_backward,
+                                 moe_dispatch,
+                                 moe_combine,
+                                 moe_release};
 
 } // namespace
 

@@ -2,9 +2,11 @@
 export { AdoptedRange, type NativeLocal, type NicMemories } from './adopted.js';
 export { type Allocator, allocateMemory, type Reach } from './allocate.js';
 export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory } from './device-memory.js';
+export { reportStep, type SetUpStep } from './gather.js';
 export { type JoinedRanks, type JoinOptions, joinRanks } from './join.js';
 export { Liveness } from './liveness.js';
 export { awaitedRanks, comparisonCode, RankMemory, type RankMemoryInit } from './memory.js';
+export { checkPinnable } from './memory-limits.js';
 export { NicEndpoint, type NicEndpointInit, type NicRequests, type PostedRequest } from './nic-endpoint.js';
 export { checkLimits, nativeTimeout, runWait, waitError, withClosing } from './outcome.js';
 export { checkSameSize, type SignalWords, signalWords } from './requests.js';

@@ -3,6 +3,7 @@
 #include <stddef.h>
 
 #include "ep/abi/compat.h"
+#include "ep/abi/core_attention.h"
 #include "ep/abi/device_call.h"
 #include "ep/abi/dispatch.h"
 #include "ep/abi/efa_cqe.h"
@@ -140,6 +141,35 @@ EP_STATIC_ASSERT(offsetof(ep_compat_args, recv_seqs) == 268, "ep_compat_args.rec
 EP_STATIC_ASSERT(offsetof(ep_compat_args, recv_replicas) == 272, "ep_compat_args.recv_replicas");
 EP_STATIC_ASSERT(offsetof(ep_compat_args, reserved) == 276, "ep_compat_args.reserved");
 EP_STATIC_ASSERT(offsetof(ep_compat_args, status) == 280, "ep_compat_args.status");
+EP_STATIC_ASSERT(sizeof(ep_attention_shard) == 40, "ep_attention_shard");
+EP_STATIC_ASSERT(offsetof(ep_attention_shard, q_row) == 0, "ep_attention_shard.q_row");
+EP_STATIC_ASSERT(offsetof(ep_attention_shard, q_length) == 8, "ep_attention_shard.q_length");
+EP_STATIC_ASSERT(offsetof(ep_attention_shard, kv_row) == 16, "ep_attention_shard.kv_row");
+EP_STATIC_ASSERT(offsetof(ep_attention_shard, kv_length) == 24, "ep_attention_shard.kv_length");
+EP_STATIC_ASSERT(offsetof(ep_attention_shard, first_tile) == 32, "ep_attention_shard.first_tile");
+EP_STATIC_ASSERT(sizeof(ep_attention_rows) == 16, "ep_attention_rows");
+EP_STATIC_ASSERT(offsetof(ep_attention_rows, address) == 0, "ep_attention_rows.address");
+EP_STATIC_ASSERT(offsetof(ep_attention_rows, stride_bytes) == 8, "ep_attention_rows.stride_bytes");
+EP_STATIC_ASSERT(sizeof(ep_attention_args) == 192, "ep_attention_args");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, shards) == 0, "ep_attention_args.shards");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, kv_rows) == 8, "ep_attention_args.kv_rows");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, shard_count) == 16, "ep_attention_args.shard_count");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, dtype) == 20, "ep_attention_args.dtype");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, tiles) == 24, "ep_attention_args.tiles");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, q_heads) == 28, "ep_attention_args.q_heads");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, kv_heads) == 32, "ep_attention_args.kv_heads");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, head_dim) == 36, "ep_attention_args.head_dim");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, scale_bits) == 40, "ep_attention_args.scale_bits");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, reserved) == 44, "ep_attention_args.reserved");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, q) == 48, "ep_attention_args.q");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, k) == 64, "ep_attention_args.k");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, v) == 80, "ep_attention_args.v");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, o) == 96, "ep_attention_args.o");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, lse) == 112, "ep_attention_args.lse");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, d_o) == 128, "ep_attention_args.d_o");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, d_q) == 144, "ep_attention_args.d_q");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, d_k) == 160, "ep_attention_args.d_k");
+EP_STATIC_ASSERT(offsetof(ep_attention_args, d_v) == 176, "ep_attention_args.d_v");
 EP_STATIC_ASSERT(sizeof(ep_lease_counts) == 24, "ep_lease_counts");
 EP_STATIC_ASSERT(offsetof(ep_lease_counts, uses) == 0, "ep_lease_counts.uses");
 EP_STATIC_ASSERT(offsetof(ep_lease_counts, arrived) == 8, "ep_lease_counts.arrived");

@@ -6,6 +6,7 @@ import { nvccCommand } from '../../../tools/setup/toolchain.mjs';
 
 const native = resolve(import.meta.dirname, '../..');
 const includes = [`-I${join(native, 'include')}`];
+const kernels = ['cuda/kernels.cu', 'cuda/attention_kernels.cu', 'cuda/moe_kernels.cu'];
 const core = ['waiting', 'limits', 'copy', 'device/kernel', 'simt/simt', 'simt/context', 'simt/report', 'simt/fiber'];
 
 /** @typedef {{ host: readonly string[], device: readonly string[] }} Program by paths from native/ */
@@ -14,15 +15,15 @@ const core = ['waiting', 'limits', 'copy', 'device/kernel', 'simt/simt', 'simt/c
 export const programs = {
   gpu_test: {
     host: ['tests/cuda/gpu_test.cpp', ...core.map((name) => `core/${name}.cpp`)],
-    device: ['cuda/kernels.cu', 'cuda/library.cpp', 'tests/cuda/gpu_memory.cu'],
+    device: [...kernels, 'cuda/library.cpp', 'tests/cuda/gpu_memory.cu'],
   },
   moe_gpu_test: {
     host: ['tests/cuda/moe_gpu_test.cpp', ...core.map((name) => `core/${name}.cpp`), 'core/moe/cast.cpp'],
     device: ['tests/cuda/moe_kernels.cu', 'tests/cuda/gpu_memory.cu'],
   },
-  table_test: { host: ['tests/cuda/table_test.cpp'], device: ['cuda/kernels.cu', 'cuda/library.cpp'] },
-  graph_test: { host: [], device: ['cuda/kernels.cu', 'tests/cuda/graph_test.cu'] },
-  dispatch_bench: { host: [], device: ['cuda/kernels.cu', 'tests/cuda/dispatch_bench.cu'] },
+  table_test: { host: ['tests/cuda/table_test.cpp'], device: [...kernels, 'cuda/library.cpp'] },
+  graph_test: { host: [], device: [...kernels, 'tests/cuda/graph_test.cu'] },
+  dispatch_bench: { host: [], device: [...kernels, 'tests/cuda/dispatch_bench.cu'] },
   post_bench: { host: [], device: ['tests/cuda/post_bench.cu'] },
 };
 

@@ -1,6 +1,6 @@
 // The hardware backing of EFA through the real path (dlopen, the library's structs and tables, its ways to fail), over the shim and the software NIC; and each thing that a machine
 // may lack.
-#include "../efa/efa_ranks.hpp"
+#include "../efa/gin_ranks.hpp"
 #include "dl/efa_libfabric.hpp"
 #include "dl/shim/fabric_attach.hpp"
 #include "nic/efa/soft_device.hpp"
@@ -19,7 +19,7 @@ bool says(const ep::failure& why, int sys_errno, const std::string& part) {
 
 ep::efa::emulator_hooks no_hooks(ep::dl::efa_device&) { return {}; } // hardware has none
 
-// The suite of the rank NIC, by way of the library.
+// The suites of the rank NIC and of the GIN facade, by way of the library.
 void test_requests() {
   for (uint64_t seed = 1; seed <= 3; ++seed) {
     soft_options soft;
@@ -31,6 +31,8 @@ void test_requests() {
     EP_CHECK_EQ(std::string(ranks.sides[0].nic->endpoints().nic().name()), std::string(ep::nic::efa::soft_device_name));
     // Without inline writes, which the library does not tell of, values wait in memory.
     EP_CHECK(ranks.sides[0].nic->endpoints().kernel_qp(0).values != 0);
+    check_gin(ranks);
+    (void)check_putvalue(ranks, 10);
     check_requests(ranks);
     check_burst(ranks, 300);
   }

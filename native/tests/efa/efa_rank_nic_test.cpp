@@ -3,8 +3,7 @@
 #include <cstring>
 #include <thread>
 
-#include "efa_ranks.hpp"
-#include "nic/efa/soft_device.hpp"
+#include "soft_ranks.hpp"
 
 namespace {
 
@@ -13,31 +12,6 @@ using ep::efa::counter_words;
 using ep::efa::request_state;
 using ep::efa::signal_board;
 using ep::nic::efa::soft_device;
-
-ep::efa::emulator_hooks hooks_of(ep::dl::efa_device& opened) {
-  auto* device = dynamic_cast<soft_device*>(&opened);
-  ep::efa::emulator_hooks hooks;
-  hooks.doorbell_wake = reinterpret_cast<uint64_t>(device->doorbell_wake());
-  hooks.region_wake = [device](const ep::dl::efa_mr& mr, const ep_wake_word* wake) { return device->region_wake(mr, wake); };
-  hooks.counter_wake = [device](const ep::dl::efa_counter& counter, const ep_wake_word* wake) { return device->counter_wake(counter, wake); };
-  hooks.cq_wake = [device](const ep::dl::efa_cq& cq, ep_wake_word* wake) { return device->cq_wake(cq, wake); };
-  hooks.cq_consumer = [device](const ep::dl::efa_cq& cq, const uint64_t* polled) { return device->cq_polled(cq, polled); };
-  return hooks;
-}
-
-std::unique_ptr<efa_ranks> soft_ranks(const ep::nic::efa::soft_options& soft, const ep::efa::endpoint_options& options) {
-  return std::make_unique<efa_ranks>(2, options, 8192, 4, [&] { return std::make_unique<ep::nic::efa::soft_driver>(soft); }, hooks_of);
-}
-
-uint64_t violations(const efa_ranks& ranks) {
-  uint64_t all = 0;
-  for (const efa_side& one : ranks.sides) {
-    auto& device = dynamic_cast<soft_device&>(one.nic->endpoints().nic());
-    for (const auto& wrong : device.violations()) std::fprintf(stderr, "  %s\n", ep::nic::efa::violation_text(wrong).c_str());
-    all += device.counts().violations;
-  }
-  return all;
-}
 
 void test_requests(bool inline_values, uint32_t depth) {
   for (uint64_t seed = 1; seed <= 5; ++seed) {

@@ -16,7 +16,8 @@ import {
 import { draw, TokenRows } from '../src/demo/inputs.js';
 import { readJob, writeJob } from '../src/demo/job.js';
 import { type DemoReport, passes, reportText, tensorErrors, tolerances } from '../src/demo/report.js';
-import { COMPARED, type ComparedTensor, type StepResult } from '../src/demo/step.js';
+import { COMPARED, type ComparedTensor } from '../src/demo/results.js';
+import type { StepResult } from '../src/demo/step.js';
 import { evenBudgets, planStep } from '../src/plan/plan-step.js';
 import { runEp, startEp, untilEmpty, untilGone } from './ep.js';
 
@@ -104,6 +105,43 @@ describe('ep demo', () => {
     const { bytes, errors } = await demo('-n', String(ranks), ...threads);
     expect(report.bytes).toEqual(bytes);
     expect(report.errors).toEqual(errors);
+  });
+
+  describe('--device cuda', () => {
+    // The kernels of a GPU on host threads: everything above them is what runs there.
+    const standIn = join(root, 'native/build/Release/libep_cuda_host.so');
+
+    it.each([
+      [1, 'bf16'],
+      [3, 'f32'],
+    ] as const)('passes on %i ranks in %s, whose kernels run on a stand-in for a GPU', async (ranks, dtype) => {
+      const args = ['demo', 'attention', '--small', '--from', root, '--json', '--no-svg', '--device', 'cuda'];
+      const run = await runEp([...args, '-n', String(ranks), '--dtype', dtype], { EP_CUDA_PATH: standIn });
+      expect(run).toMatchObject({ code: 0, stderr: '' });
+      const report = JSON.parse(run.stdout) as DemoReport;
+      expect(report).toMatchObject({ pass: true, ranks, dtype, mode: 'threads', device: 'cuda', transport: 'cuda' });
+      expect(report.gpu).toBe('kernels on host threads (for tests)');
+      // The plan does not know where its rows lie.
+      const { bytes } = await demo('-n', String(ranks), '--dtype', dtype, '--threads');
+      expect(report.bytes).toEqual(bytes);
+    });
+
+    it('says what is missing where there is no GPU', async () => {
+      const missing = join(folder, 'nowhere.so');
+      const { code, stdout, stderr } = await runEp(['demo', 'attention', '--device', 'cuda'], {
+        EP_CUDA_PATH: missing,
+      });
+      expect({ code, stdout }).toEqual({ code: 1, stdout: '' });
+      expect(stderr).toMatch(
+        /demo attention: --device cuda: no GPU can be used: .*nowhere\.so.*; needed only.*\[EP_UNAVAILABLE\]/,
+      );
+    });
+
+    it('refuses a transport of the host', async () => {
+      const { code, stderr } = await runEp(['demo', '--device', 'cuda', '--transport', 'efa']);
+      expect(code).toBe(1);
+      expect(stderr).toMatch(/--transport.*absent with --device cuda/);
+    });
   });
 
   it('prints a report for people, quietly in a pipe, and draws the plan', async () => {
@@ -366,7 +404,7 @@ it('a job arrives at the ranks as it was written', () => {
     rowBytesKv: 4,
   });
   const documents = [Int32Array.of(1, 2), Int32Array.of()];
-  const job = { dtype: 'f32', seed: 7, transport: 'ibgda', plan: planned, documents } as const;
+  const job = { dtype: 'f32', seed: 7, device: 'host', transport: 'ibgda', plan: planned, documents } as const;
   const path = join(folder, 'job.json');
   writeJob(path, job);
   expect(readJob(path)).toEqual(job);

@@ -17,6 +17,7 @@ const facts: HostFacts = {
   cgroupUsed: null,
   addressSpaceLimit: null,
   memlockLimit: null,
+  pinnable: null,
   openFilesLimit: 4096,
   mapCountLimit: 65_530,
   allocatable: 8 * 2 ** 30,
@@ -195,9 +196,13 @@ describe('ep doctor', () => {
       verdict: 'warn',
       found: expect.stringMatching(/1\.00 MiB .* limited by cgroup memory\.max .*256 MiB/),
     });
-    expect(checkOf(withFacts({ memlockLimit: 65_536 }), 'locked memory')).toMatchObject({
+    expect(checkOf(withFacts({ memlockLimit: 65_536, pinnable: 65_536 }), 'locked memory')).toMatchObject({
       verdict: 'note',
       found: '64.0 KiB',
+    });
+    expect(checkOf(withFacts({ memlockLimit: 65_536 }), 'locked memory')).toMatchObject({
+      verdict: 'ok',
+      found: '64.0 KiB, which CAP_IPC_LOCK overrides',
     });
     expect(checkOf(withFacts({ openFilesLimit: 256 }), 'open files').verdict).toBe('warn');
     expect(checkOf(withFacts({ mapCountLimit: 1000 }), 'mappings').remedy).toContain('vm.max_map_count');

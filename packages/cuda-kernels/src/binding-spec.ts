@@ -101,8 +101,6 @@ function bindPart(
       expected: `one of ${Object.keys(REDUCIBLE).join(', ')} to reduce`,
       found: spec.dtype,
     });
-  if (plan.kind !== 'rev-kv-compact')
-    throw invalid('plan', { where, expected: 'a rev-kv-compact plan to reduce', found: plan.kind });
   const { reduction, homeRows, homeCapacity } = homeReduction(spec.reduce, plan, rank);
   const sum = { program: reduction, dtype, rows: homeRows, offset: end };
   end = align(end + homeCapacity * rowBytes);
@@ -111,13 +109,6 @@ function bindPart(
 
 /** The part of a reduction that this rank does, and how many home rows this rank and the largest rank have. */
 function homeReduction(reduce: GradientReduction, plan: DispatchPlan, rank: number) {
-  if (reduce.worldSize !== plan.worldSize) {
-    throw invalid('reduce', {
-      where: 'bind',
-      expected: `a reduction of ${plan.worldSize} ranks`,
-      found: reduce.worldSize,
-    });
-  }
   const from = reduce.shardOffsets[rank]!;
   const to = reduce.shardOffsets[rank + 1]!;
   const firstSlot = reduce.slotOffsets[from]!;

@@ -1,6 +1,6 @@
 /** Are the values given to `bind` what it documents? */
 import { DTYPES, EpError, invalid, isDType, isEpError } from '@ep/core';
-import { type DispatchPlan, validate } from '@ep/plan';
+import { type DispatchPlan, type GradientReduction, validate, validateReduction } from '@ep/plan';
 import type { PartSpec } from './binding-spec.js';
 
 const PLAN_ARRAYS = [
@@ -39,8 +39,13 @@ function checkPlan(plan: unknown, worldSize: number, what: string, where: string
   if (!form) throw invalid(what, { where, expected: `a dispatch plan of ${worldSize} ranks`, found: plan });
   const found = (plan as Fields).worldSize;
   if (found !== worldSize) throw invalid(what, { where, expected: `a plan of ${worldSize} ranks`, found });
+  rules(where, () => validate(plan as DispatchPlan));
+}
+
+/** What `@ep/plan` finds wrong, told with the place. */
+function rules(where: string, check: () => void): void {
   try {
-    validate(plan as DispatchPlan);
+    check();
   } catch (error) {
     if (!isEpError(error)) throw error;
     throw new EpError(error.code, `${where}: ${error.message}`, { context: error.context, cause: error });
@@ -65,7 +70,14 @@ function checkPart(part: unknown, worldSize: number, where: string): void {
   if (!Array.isArray(part.rowShape) || !part.rowShape.every((extent) => Number.isSafeInteger(extent) && extent > 0)) {
     throw invalid('rowShape', { where: at, expected: 'positive extents', found: part.rowShape });
   }
-  if (part.reduce !== undefined) checkReduction(part.reduce, 'reduce', at);
+  if (part.reduce === undefined) return;
+  checkReduction(part.reduce, 'reduce', at);
+  const plan = part.plan as DispatchPlan;
+  if (plan.kind !== 'rev-kv-compact') {
+    throw invalid('plan', { where: at, expected: 'a rev-kv-compact plan to reduce', found: plan.kind });
+  }
+  // HAZARD: the kernel that sums reads and writes the rows that the reduction names, wherever they lie.
+  rules(at, () => validateReduction(part.reduce as GradientReduction, plan));
 }
 
 /** `EP_INVALID_ARGUMENT` unless they are parts with different names. */

@@ -62,7 +62,8 @@ export interface AttentionOptions extends AbortOptions {
   readonly threads?: number;
 }
 
-const DTYPE_CODES: Readonly<Record<AttentionDType, number>> = { f32: EP_DTYPE_F32, bf16: EP_DTYPE_BF16 };
+/** Of the addon. @internal */
+export const ATTENTION_DTYPES: Readonly<Record<AttentionDType, number>> = { f32: EP_DTYPE_F32, bf16: EP_DTYPE_BF16 };
 
 /** The groups of a server: one per query shard, as its plan laid them out. */
 export function groupsOfServer(layout: ServerLayout): AttentionGroups {
@@ -92,7 +93,7 @@ export async function attentionForward(
   options: AttentionOptions = {},
 ): Promise<void> {
   const where = 'attentionForward';
-  checkCall(where, stream, groups, tensors, FORWARD, options);
+  checkCall(where, stream, tensors, FORWARD, options);
   const description = { ...problemOf(where, groups, tensors, options), ...forwardRows(where, tensors) };
   await finish(where, stream, (queue) => queue.attentionForward(description), options);
 }
@@ -105,7 +106,7 @@ export async function attentionBackward(
   options: AttentionOptions = {},
 ): Promise<void> {
   const where = 'attentionBackward';
-  checkCall(where, stream, groups, tensors, BACKWARD, options);
+  checkCall(where, stream, tensors, BACKWARD, options);
   const { q, k } = tensors;
   const description = {
     ...problemOf(where, groups, tensors, options),
@@ -121,18 +122,8 @@ export async function attentionBackward(
 const FORWARD = ['q', 'k', 'v', 'o', 'lse'] as const;
 const BACKWARD = [...FORWARD, 'dO', 'dQ', 'dK', 'dV'] as const;
 
-function checkCall(
-  where: string,
-  stream: unknown,
-  groups: unknown,
-  tensors: unknown,
-  names: readonly string[],
-  options: unknown,
-): void {
+function checkCall(where: string, stream: unknown, tensors: unknown, names: readonly string[], options: unknown): void {
   if (!(stream instanceof HostStream)) throw invalid('stream', { where, expected: 'a HostStream', found: stream });
-  if (!hasArrays(groups, ['qRow', 'qLength', 'kvRow', 'kvLength'])) {
-    throw invalid('groups', { where, expected: 'Int32Arrays qRow, qLength, kvRow and kvLength', found: groups });
-  }
   checkObject(tensors, 'tensors', `an object with ${names.join(', ')}`, where);
   for (const name of names) {
     const tensor = tensors[name];
@@ -150,7 +141,7 @@ function problemOf(
   options: AttentionOptions,
 ) {
   const { q, k } = tensors;
-  if (!Object.hasOwn(DTYPE_CODES, q.dtype))
+  if (!Object.hasOwn(ATTENTION_DTYPES, q.dtype))
     throw invalid('q.dtype', { where, expected: 'f32 or bf16', found: q.dtype });
   for (const [name, { shape }] of [
     ['q', q],
@@ -170,12 +161,15 @@ function problemOf(
   const scale = options.scale ?? 1 / Math.sqrt(headDim);
   if (!Number.isFinite(scale)) throw invalid('scale', { where, expected: 'a finite number', found: scale });
   const threads = checkInteger(options.threads ?? 1, 'threads', where, 1, 1024);
-  const dtype = DTYPE_CODES[q.dtype];
+  const dtype = ATTENTION_DTYPES[q.dtype];
   return { dtype, qRows, kvRows, qHeads, kvHeads, headDim, scale, threads, ...listsOf(where, groups, qRows, kvRows) };
 }
 
-/** One piece per group: a plan lays a group's keys out as one run. */
-function listsOf(where: string, groups: AttentionGroups, qRows: number, kvRows: number) {
+/** One piece per group: a plan lays a group's keys out as one run. @internal */
+export function listsOf(where: string, groups: AttentionGroups, qRows: number, kvRows: number) {
+  if (!hasArrays(groups, ['qRow', 'qLength', 'kvRow', 'kvLength'])) {
+    throw invalid('groups', { where, expected: 'Int32Arrays qRow, qLength, kvRow and kvLength', found: groups });
+  }
   const { qRow, qLength, kvRow, kvLength } = groups;
   const count = qRow.length;
   for (const [name, values] of Object.entries({ qLength, kvRow, kvLength })) {

@@ -28,9 +28,24 @@ export {
 } from './core-attention.js';
 export { bindDeviceAttention, type DeviceAttentionDispatch, type NamedDeviceLease } from './cuda/attention.js';
 export { CudaBuffer, readTensor, writeTensor } from './cuda/buffer.js';
+export {
+  CudaAttention,
+  type CudaAttentionBackwardTensors,
+  type CudaAttentionForwardTensors,
+  type CudaAttentionShape,
+} from './cuda/core-attention.js';
 export { CudaDevice, cudaDevices } from './cuda/device.js';
 export type { BoundDeviceDispatch, DeviceDispatcher, DeviceLease } from './cuda/dispatcher.js';
+export { DeviceMoeBuffer } from './cuda/moe-buffer.js';
+export type {
+  DeviceMoeCombined,
+  DeviceMoeCombineOptions,
+  DeviceMoeDispatchOptions,
+  DeviceMoeOptions,
+  DeviceMoeReceived,
+} from './cuda/moe-received.js';
 export { openDeviceDispatcher } from './cuda/open-dispatcher.js';
+export { openDeviceMoeBuffer } from './cuda/open-moe-buffer.js';
 export type { DeviceDispatcherOptions } from './cuda/options.js';
 export { type CudaEvent, type CudaGraph, CudaStream, type CudaStreamOptions } from './cuda/stream.js';
 export type { BoundDispatch, Dispatcher } from './dispatcher.js';

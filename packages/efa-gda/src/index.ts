@@ -2,6 +2,7 @@
 export { AdoptedRange } from '@ep/native/ranks';
 export type { EfaConfig, HardwareEfaConfig, SoftEfaConfig } from './config.js';
 export { EfaEndpoint } from './endpoint.js';
+export { EfaGin, type GinOptions, type ValuesOutcome } from './gin.js';
 export { type EfaBacking, type EfaNeeds, efaCapabilities } from './probe.js';
 export { efaGda } from './provider.js';
 export { EfaTransport } from './transport.js';

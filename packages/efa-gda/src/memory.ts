@@ -15,8 +15,9 @@ export function checkSignalSlots(nic: NativeEfaNic, signalSlots: number): void {
 }
 
 /** Nobody maps a peer's part. */
-export function reachBy(nic: NativeEfaNic, rank: Rank): Reach {
+export function reachBy(nic: NativeEfaNic, rank: Rank, pins: boolean): Reach {
   return {
+    pins,
     byteLength: (signalSlots) => nic.partBytes(signalSlots),
     describe: (memory) => nic.addMemory(memory),
     connect: (memory, parts) => nic.route(memory, parts),

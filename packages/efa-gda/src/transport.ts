@@ -24,6 +24,7 @@ import {
   AdoptedRange,
   allocateMemory,
   checkLimits,
+  checkPinnable,
   type Liveness,
   RankMemory,
   type RankTeam,
@@ -33,6 +34,7 @@ import {
 import type { ResolvedEfaConfig } from './config.js';
 import { EfaEndpoint } from './endpoint.js';
 import { pairError } from './failure.js';
+import { type EfaGin, type GinOptions, openGin } from './gin.js';
 import { checkSignalSlots, reachBy } from './memory.js';
 import { type EfaBacking, type EfaNeeds, efaCapabilities } from './probe.js';
 
@@ -57,6 +59,8 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
   /** The device, and what its queue pairs are like. */
   readonly nic: NativeEfaDevice;
   readonly #init: EfaTransportInit;
+  /** The software NIC pins nothing. */
+  readonly #pins: boolean;
   readonly #reach: Reach;
   readonly #endpoints = new Map<Rank, EfaEndpoint>();
 
@@ -69,7 +73,8 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
     this.capabilities = efaCapabilities(this.nic.maxMessageBytes, this.nic.counters);
     this.world = this.children.add(init.world);
     this.#init = init;
-    this.#reach = reachBy(init.nic, init.rank);
+    this.#pins = init.backing !== 'soft';
+    this.#reach = reachBy(init.nic, init.rank, this.#pins);
   }
 
   get failed(): AbortSignal {
@@ -167,6 +172,7 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
       throw invalid('address', { where, expected: 'a bigint', found: memory?.address ?? memory });
     }
     checkInteger(memory.byteLength, 'byteLength', where, 1);
+    if (this.#pins) checkPinnable(memory.byteLength, where);
     return this.children.add(new AdoptedRange(this.#init.nic, memory, (range) => this.children.remove(range)));
   };
 
@@ -189,6 +195,14 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
     }
     return { kind: 'memory:efa', abi: native().binding.abi, bytes: memory.nativeMemory('device').deviceHandle() };
   };
+
+  /** Collective: a context of the GIN device API, whose kernels put between this transport's memories. Rejects with `EP_CAPACITY` before anything is made. */
+  readonly openGin = (options: GinOptions): Promise<EfaGin> =>
+    this.guard('openGin', async () => {
+      const { timeoutMs } = this.#init.config;
+      const onRelease = (gin: EfaGin): void => void this.children.remove(gin);
+      return this.children.add(await openGin({ ...this.#init, timeoutMs, onRelease }, options, this.closing));
+    });
 
   protected override release(): void {
     this.#init.liveness.stop();

@@ -5,8 +5,9 @@ import { ibgdaRemoteLayout } from '@ep/native/abi';
 import type { Reach } from '@ep/native/ranks';
 
 /** Nobody maps a peer's part. */
-export function reachBy(nic: NativeIbgdaNic, rank: Rank): Reach {
+export function reachBy(nic: NativeIbgdaNic, rank: Rank, pins: boolean): Reach {
   return {
+    pins,
     byteLength: () => ibgdaRemoteLayout.byteLength,
     describe: (memory) => nic.addMemory(memory),
     connect: (memory, remotes) => nic.route(memory, remotes),

@@ -23,6 +23,7 @@ import {
   AdoptedRange,
   allocateMemory,
   checkLimits,
+  checkPinnable,
   type Liveness,
   RankMemory,
   type RankTeam,
@@ -56,6 +57,8 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   /** Device, port and addresses that the queue pairs use, and what was passed over for them. */
   readonly port: NativeIbgdaPort;
   readonly #init: IbgdaTransportInit;
+  /** The software NIC pins nothing. */
+  readonly #pins: boolean;
   readonly #reach: Reach;
   readonly #endpoints = new Map<Rank, IbgdaEndpoint>();
 
@@ -68,7 +71,8 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     this.capabilities = ibgdaCapabilities(this.port);
     this.world = this.children.add(init.world);
     this.#init = init;
-    this.#reach = reachBy(init.nic, init.rank);
+    this.#pins = init.backing !== 'soft';
+    this.#reach = reachBy(init.nic, init.rank, this.#pins);
   }
 
   get failed(): AbortSignal {
@@ -164,6 +168,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
       throw invalid('address', { where, expected: 'a bigint', found: memory?.address ?? memory });
     }
     checkInteger(memory.byteLength, 'byteLength', where, 1);
+    if (this.#pins) checkPinnable(memory.byteLength, where);
     return this.children.add(new AdoptedRange(this.#init.nic, memory, (range) => this.children.remove(range)));
   };
 

@@ -34,6 +34,7 @@ const HANDLE_BYTES = segmentHandleLayout.byteLength;
 
 /** Every rank maps every part. */
 const MAPPED: Reach = {
+  pins: false,
   byteLength: () => HANDLE_BYTES,
   describe: (memory) => memory.handle(),
   connect: (memory, handles) => {

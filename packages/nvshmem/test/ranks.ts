@@ -80,8 +80,16 @@ class RankSlot {
   }
 }
 
-/** Starts the ranks. `args` reaches each program as it is. */
-export function startRanks(kind: RankKind, worldSize: number, name: string, args: unknown = {}): Ranks {
+/**
+ * Starts the ranks. `args` reaches each program as it is. `through`: processes are started by this command, which ends in executing what follows it.
+ */
+export function startRanks(
+  kind: RankKind,
+  worldSize: number,
+  name: string,
+  args: unknown = {},
+  through: readonly string[] = [],
+): Ranks {
   const directory = mkdtempSync(join(tmpdir(), 'ep-ranks-'));
   const slots = Array.from({ length: worldSize }, () => new RankSlot());
   const kills: (() => void)[] = [];
@@ -97,7 +105,8 @@ export function startRanks(kind: RankKind, worldSize: number, name: string, args
       const child: ChildProcess = fork(program(name), {
         serialization: 'advanced',
         env: { ...process.env, EP_TEST_RANK: JSON.stringify(init) },
-        execArgv: [],
+        execPath: through[0] ?? process.execPath,
+        execArgv: through.length === 0 ? [] : [...through.slice(1), process.execPath],
       });
       child.on('message', (message) => slot.receive(message as RankMessage));
       child.on('exit', () => slot.exited());
@@ -118,8 +127,9 @@ export async function runRanks(
   worldSize: number,
   name: string,
   args: unknown = {},
+  through: readonly string[] = [],
 ): Promise<readonly unknown[]> {
-  const ends = await startRanks(kind, worldSize, name, args).ends;
+  const ends = await startRanks(kind, worldSize, name, args, through).ends;
   // One rank that fails takes the others with it: those are told last.
   const failures = ends
     .flatMap(({ error, died }, rank) =>

@@ -1,5 +1,5 @@
 import { join } from 'node:path';
-import { type FuzzSuite, type FuzzTarget, textTarget } from '@ep/fuzz';
+import { bytesTarget, type FuzzSuite, type FuzzTarget, spoilObject, textTarget } from '@ep/fuzz';
 import {
   balance,
   digest,
@@ -23,6 +23,7 @@ import {
   balanceExperts,
   expertLoad,
   explainMoe,
+  generateRouting,
   moeExplanationText,
   parseRoutingTrace,
   planMoe,
@@ -58,6 +59,40 @@ function int32(value: unknown): Int32Array {
   ) as Int32Array;
 }
 
+/** Small plans of each kind, for edits that no parser makes. */
+const shards = shardsOfDocuments({
+  worldSize: 3,
+  documentOffsets: Int32Array.of(0, 2, 3, 5),
+  homeRank: Int32Array.of(0, 1, 2, 1, 2),
+  lengths: Int32Array.of(3, 5, 4, 2, 6),
+}).shards;
+const attention = planAttention(shards, Int32Array.of(1, 1, 0, 2, 0));
+const replicated = planAttention(shards, Int32Array.of(2, 1, 0, 2, 1), { sharing: 'each-server' });
+const dispatches = [attention, replicated].flatMap(({ fwdQ, revQ, fwdKv, revKv, revKvCompact }) => [
+  fwdQ,
+  revQ,
+  fwdKv,
+  revKv,
+  revKvCompact,
+]);
+const routing = generateRouting({
+  worldSize: 2,
+  tokens: 6,
+  experts: 6,
+  topK: 2,
+  popularity: { kind: 'uniform' },
+  seed: 3,
+});
+const { map: expertMap } = balanceExperts(expertLoad(routing), { worldSize: 2 });
+const moe = [
+  planMoe(routing, expertMap, { mode: 'low-latency', maxTokens: 8 }),
+  planMoe(routing, expertMap, { mode: 'high-throughput', alignment: 4 }),
+];
+
+/** The first byte names the plan, the others are edits; what `validate` lets through must be of use. */
+const objects = <T extends object>(name: string, plans: readonly T[], use: (plan: T) => void): FuzzTarget =>
+  bytesTarget(name, isRefusal, (bytes) => use(spoilObject(plans[(bytes[0] ?? 0) % plans.length]!, bytes.subarray(1))));
+
 export const suite: FuzzSuite = {
   corpus: join(import.meta.dirname, 'corpus'),
   targets: [
@@ -91,6 +126,21 @@ export const suite: FuzzSuite = {
       if (text.length > longest) throw new PlanError('EP_INVALID_ARGUMENT', 'the fuzz input is too long');
       const plan = parseAttentionPlan(text);
       validate(plan);
+    }),
+    objects('dispatch-object', dispatches, (plan) => {
+      validate(plan);
+      if (digest(parseDispatchPlan(serialize(plan))) !== digest(plan))
+        throw new Error('a plan that is valid does not survive writing and reading');
+    }),
+    objects('attention-object', [attention, replicated], (plan) => {
+      validate(plan);
+      if (digest(parseAttentionPlan(serialize(plan))) !== digest(plan))
+        throw new Error('a plan that is valid does not survive writing and reading');
+      explanationText(explain(plan));
+    }),
+    objects('moe-object', moe, (plan) => {
+      validateMoe(plan);
+      moeExplanationText(explainMoe(plan));
     }),
     target('padded', (text) => {
       if (text.length > longest) throw new PlanError('EP_INVALID_ARGUMENT', 'the fuzz input is too long');

@@ -63,7 +63,8 @@ type Strategy = (typeof strategies)[number];
  * shard: the donor keeps the shard's head and tail. For a given amount of work the run is placed where it moves the fewest bytes: high
  * rows have more work per query row, low rows need fewer key-value rows, and with fresh keys and values the cheapest run [a, b) has
  * b / a = 1 + kvRowBytes / qRowBytes. Several greedy orders are tried; the result is the one with the fewest bytes among those within
- * the limit, or the best balance when none is. Deterministic.
+ * the limit, or the best balance when none is. Deterministic. Not the optimum, which would be a partition problem: over documents of so few rows
+ * that all assignments can be tried it moves 8 % more bytes than needed on average, the fewest in two of three, twice as many at worst.
  *
  * A memory cap is never exceeded and comes before balance: servers whose home shards exceed theirs first give work away, at the fewest bytes
  * for the memory freed, and what the caps rule out shows in `imbalanceAfter`, which may then be above `imbalanceBefore`. Throws EP_CAPACITY,

@@ -1,11 +1,11 @@
-import { invalidArgument, PlanError } from './error.js';
+import { invalidArgument, PlanError, shown } from './error.js';
 
 /** Token rows, offsets and indices are int32: a tensor of a plan has at most this many rows. */
 export const maxRows = 2 ** 31 - 1;
 
 export function checkInteger(value: unknown, name: string, min: number, max: number): number {
   if (typeof value !== 'number' || !Number.isSafeInteger(value) || value < min || value > max) {
-    throw invalidArgument(`${name} must be an integer in [${min}, ${max}], found ${String(value)}`, {
+    throw invalidArgument(`${name} must be an integer in [${min}, ${max}], found ${shown(value)}`, {
       name,
       min,
       max,
@@ -96,8 +96,6 @@ export function checkRows(rows: number, what: string, context: Readonly<Record<s
 }
 
 export function describe(value: unknown): string {
-  if (value === null) return 'null';
-  if (Array.isArray(value)) return `an array of ${value.length}`;
-  if (typeof value === 'object' || typeof value === 'function') return value.constructor?.name ?? 'an object';
-  return `${typeof value} ${String(value)}`;
+  const kind = typeof value;
+  return value === null || kind === 'object' || kind === 'function' ? shown(value) : `${kind} ${shown(value)}`;
 }

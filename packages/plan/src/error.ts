@@ -25,10 +25,22 @@ export function invalidArgument(message: string, context: Readonly<Record<string
   return new PlanError('EP_INVALID_ARGUMENT', message, context);
 }
 
+function className(value: object): string {
+  const name: unknown = value.constructor?.name;
+  return typeof name === 'string' && name !== '' ? name : 'an object';
+}
+
+/** For people. HAZARD: whatever a caller handed over is shown; `String()` itself throws for objects without a prototype. */
+export function shown(value: unknown): string {
+  if (Array.isArray(value)) return `an array of ${value.length}`;
+  if ((typeof value === 'object' && value !== null) || typeof value === 'function') return className(value);
+  return String(value);
+}
+
 /** What `validate` functions throw: EP_INVALID_PLAN with field, index, what was expected and what was found. */
 export function violation(field: string, index: number | undefined, expected: unknown, found: unknown): PlanError {
   const at = index === undefined ? field : `${field}[${index}]`;
-  return new PlanError('EP_INVALID_PLAN', `${at} must be ${String(expected)}, found ${String(found)}`, {
+  return new PlanError('EP_INVALID_PLAN', `${at} must be ${shown(expected)}, found ${shown(found)}`, {
     field,
     index,
     expected,

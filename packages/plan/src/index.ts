@@ -25,3 +25,4 @@ export { reorder, shardsOfDocuments } from './shards.js';
 export type { CapacityLimits, PairSizes, PlanSizes, TransferUnit } from './sizes.js';
 export { checkCapacity, chunksOf, sizes } from './sizes.js';
 export { validate } from './validate.js';
+export { validateReduction } from './validate-reduction.js';

@@ -1,5 +1,5 @@
 import { checkInt32Array, checkRange, maxRows } from './check.js';
-import { invalidArgument, PlanError } from './error.js';
+import { invalidArgument, PlanError, shown } from './error.js';
 import type { DocumentList } from './shards.js';
 
 /**
@@ -22,7 +22,7 @@ export function packDocuments(lengths: Int32Array, budgets: Int32Array, split: P
   if (budgets.length === 0)
     throw invalidArgument('budgets must have one element per rank, found 0', { name: 'budgets', found: 0 });
   if (split !== 'sequential' && split !== 'head-tail') {
-    throw invalidArgument(`split must be 'sequential' or 'head-tail', found ${String(split)}`, {
+    throw invalidArgument(`split must be 'sequential' or 'head-tail', found ${shown(split)}`, {
       name: 'split',
       found: split,
     });

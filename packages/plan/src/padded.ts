@@ -1,5 +1,5 @@
 import { checkInteger, checkObject, describe, maxRows } from './check.js';
-import { invalidArgument } from './error.js';
+import { invalidArgument, shown } from './error.js';
 import { checkArrays, checkDispatchPlan } from './form.js';
 import type { DispatchTable, KvPlans } from './query.js';
 import type { DocumentShards, ShardTable } from './shards.js';
@@ -261,7 +261,7 @@ function expectCell(matrix: PaddedMatrix, name: string, r: number, s: number, ex
 }
 
 function contradiction(name: string, expected: unknown, found: unknown) {
-  return invalidArgument(`${name} must be ${String(expected)}, found ${String(found)}`, { name, expected, found });
+  return invalidArgument(`${name} must be ${shown(expected)}, found ${shown(found)}`, { name, expected, found });
 }
 
 function checkRowsOf(value: unknown, name: string, rows?: number): asserts value is readonly unknown[] {

@@ -1,7 +1,7 @@
 import { type AttentionPlan, planAttention } from './attention.js';
 import { describe } from './check.js';
 import { type DispatchPlan, type PairTable, planVersion } from './dispatch-plan.js';
-import { PlanError, violation } from './error.js';
+import { PlanError, shown, violation } from './error.js';
 import { entryFields } from './form.js';
 import { pairTables } from './pairs.js';
 
@@ -21,7 +21,7 @@ export function checkVersion(version: unknown): void {
   if (version === planVersion) return;
   throw new PlanError(
     'EP_PLAN_VERSION',
-    `the plan has version ${String(version)}, this package reads version ${planVersion}: plan again with it`,
+    `the plan has version ${shown(version)}, this package reads version ${planVersion}: plan again with it`,
     {
       expected: planVersion,
       found: version,

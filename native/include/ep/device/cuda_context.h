@@ -19,6 +19,7 @@ EP_MACHINE_BEGIN
 struct cuda_environment {
   uint64_t wait_cycles;   /* of the SM's clock, for one wait; 0: no limit */
   const uint32_t* cancel; /* mapped host memory or null; not 0: EP_STATUS_ABORTED */
+  uint64_t since;         /* this block's clock64() from which all of its waits together have wait_cycles; 0: each wait has them for itself */
 };
 
 struct cuda_context {
@@ -88,7 +89,7 @@ struct cuda_context {
       using flag_ref = ::cuda::atomic_ref<uint32_t, ::cuda::thread_scope_system>;
       if (flag_ref(*const_cast<uint32_t*>(environment.cancel)).load(::cuda::memory_order_relaxed) != 0) return EP_STATUS_ABORTED;
     }
-    const uint64_t spent = static_cast<uint64_t>(clock64()) - start;
+    const uint64_t spent = static_cast<uint64_t>(clock64()) - (environment.since != 0 ? environment.since : start);
     return environment.wait_cycles != 0 && spent > environment.wait_cycles ? EP_STATUS_TIMEOUT : EP_STATUS_OK;
   }
 

@@ -65,12 +65,14 @@ EP_HD void compact_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoi
   copy_rows_done(coop, non_temporal);
 }
 
-/* All rows to a rank have been written or posted: says so, or puts the headers, of which there is one run for each expert. */
+/* All rows to a rank have been written or posted: says so, or puts the headers, of which there is one run for each expert. A rank that gets none hears so, since it may be told
+ * something else in their place (compact_refuse). */
 template <class Ctx, class Endpoint>
 EP_HD void compact_finish_rank(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const compact_view& view, int32_t rank) {
   const moe_view& at = view.at;
-  if (moe_stores(endpoint, rank)) {
-    if (at.sends_to(rank) != 0) moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_ARRIVED, rank);
+  const bool none = at.sends_to(rank) == 0;
+  if (moe_stores(endpoint, rank) || none) {
+    if (!none || !view.cached()) moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_ARRIVED, rank);
   } else {
     const auto* first = reinterpret_cast<const uint32_t*>(at.call.routing.send_first);
     const auto* headers = reinterpret_cast<const ep_moe_header*>(at.call.routing.send_headers);
@@ -92,14 +94,17 @@ template <class Ctx> EP_HD void compact_rename_words(Ctx& ctx, const moe_view& a
   for (uint32_t p = ctx.block() * ctx.lanes() + ctx.lane(); p < at.buffer.experts.replicas; p += ctx.blocks() * ctx.lanes()) words[p] = at.word() | at.sends(p);
 }
 
-/* Ranks that were given up alive have written what they owed, or are dead. */
+/* Ranks that were given up alive, or that had not heard of a full rank, have written what they owed, or are dead. */
 template <class Ctx, class Endpoint> EP_HD void compact_await_owed(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, int32_t rank) {
   ep_moe_peer& peer = at.peer(rank);
   if (peer.owed_rows == 0) return;
   ep_kernel_status why{};
   const bool done = ctx.wait(endpoint.local_signal(at.signal_slot(EP_MOE_SIGNAL_ARRIVED, rank)), peer.owed_rows, rank, EP_STAGE_ARRIVAL, &why);
   if (!done && why.status != EP_STATUS_PEER_LOST) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
-  else peer.owed_rows = 0;
+  else {
+    if (done) peer.arrived = peer.owed_rows;
+    peer.owed_rows = 0;
+  }
 }
 
 template <class Coop> EP_HD void compact_zero(const Coop& coop, uint8_t* to, uint64_t bytes) {
@@ -181,15 +186,13 @@ EP_HD bool moe_compact_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
   const bool ok = moe_sound(ctx, coop, at);
   if (ok) detail::compact_send_rows(ctx, coop, endpoint, view, args);
   ctx.sync_grid();
+  if (!ok && at.status()->status == EP_STATUS_CAPACITY) detail::compact_refuse(ctx, coop, endpoint, view);
   if (!ok || !moe_sound(ctx, coop, at)) return false;
   for (int32_t rank = block; rank < at.world(); rank += blocks) {
-    if (rank == at.self() || at.experts_of(rank) == 0 || !moe_takes_part(ctx, coop, at, rank)) continue;
+    if (rank == at.self() || !moe_takes_part(ctx, coop, at, rank)) continue;
     if (view.cached() && at.sends_to(rank) != 0) detail::compact_send_counts(ctx, coop, endpoint, view, rank);
     detail::compact_finish_rank(ctx, coop, endpoint, view, rank);
-    if (coop.lane() != 0) continue;
-    ep_moe_peer& peer = at.peer(rank);
-    peer.credited = moe_next(endpoint, at, rank, peer.credited, 1);
-    peer.told = args.call.epoch;
+    if (coop.lane() == 0) at.peer(rank).told = args.call.epoch;
   }
   return moe_sound(ctx, coop, at);
 }
@@ -204,13 +207,15 @@ EP_HD bool moe_compact_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_
   const auto lanes = static_cast<int32_t>(ctx.blocks() * coop.lanes());
   for (int32_t source = lane; source < at.world(); source += lanes) {
     uint64_t puts = 0;
-    if (source == at.self() || view.expects(source, &puts) == 0) continue;
+    const uint64_t rows = source == at.self() ? 0 : view.expects(source, &puts);
+    if (puts == 0 || (rows == 0 && !moe_takes_part(ctx, at, source))) continue;
     ep_moe_peer& peer = at.peer(source);
     const uint64_t value = moe_next(endpoint, at, source, peer.arrived, puts);
     const bool counted = moe_takes_part(ctx, at, source) && (!view.cached() || detail::compact_await_counts(ctx, endpoint, view, source, 0));
     if (counted && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_ARRIVED, value, source, EP_STAGE_ARRIVAL)) {
       peer.arrived = value;
-    } else if (load_relaxed(ctx, &at.ranks()[source]) != EP_MOE_RANK_MASKED) {
+      if (!view.cached()) detail::compact_hear_refusal(ctx, view);
+    } else if (rows != 0 && load_relaxed(ctx, &at.ranks()[source]) != EP_MOE_RANK_MASKED) {
       peer.owed_rows = value; /* it knows where to write, and may be alive */
     }
   }
@@ -239,6 +244,11 @@ EP_HD bool moe_compact_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_
     }
     reinterpret_cast<int32_t*>(args.call.routing.recv_count)[e] = static_cast<int32_t>(rows);
     if (args.totals != 0) reinterpret_cast<uint64_t*>(args.totals)[e] += rows;
+  }
+  /* HAZARD: only now, since a call that was refused gives nobody credit. */
+  for (int32_t rank = lane; ok && rank < at.world(); rank += lanes) {
+    ep_moe_peer& peer = at.peer(rank);
+    if (rank != at.self() && at.experts_of(rank) != 0 && peer.told == args.call.epoch) peer.credited = moe_next(endpoint, at, rank, peer.credited, 1);
   }
   ctx.sync_grid();
   return moe_sound(ctx, coop, at);

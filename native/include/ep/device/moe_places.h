@@ -1,7 +1,8 @@
 /* Where rows of a high-throughput dispatch go: counts to every rank of experts, which places what it will get and answers every source.
  *
  * One rank alone decides where the rows of its tensor lie. Were every source to compute it from everybody's counts, two that disagree about who is still there would write over
- * each other. What does not fit is an answer too, which every rank gets from every other, so all of them fail alike and before any row has moved. */
+ * each other. What does not fit is an answer too, which every rank gets from every other, so all of them fail alike and before any row has moved. Whoever has given up the rank
+ * that is full does not get it: the others pass it on, where it awaits their rows. */
 #ifndef EP_DEVICE_MOE_PLACES_H
 #define EP_DEVICE_MOE_PLACES_H
 
@@ -31,7 +32,7 @@ struct compact_view {
   EP_HD uint64_t epoch() const { return static_cast<uint64_t>(at.call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT; }
   EP_HD bool cached() const { return (at.call.flags & EP_MOE_CACHED) != 0; }
 
-  /* Rows that one source sends here, and the puts that bring them. */
+  /* Rows that one source sends here, and the puts that bring them, or the signal that there are none. */
   EP_HD uint64_t expects(int32_t source, uint64_t* puts) const {
     uint64_t rows = 0;
     *puts = 0;
@@ -40,18 +41,27 @@ struct compact_view {
       rows += count;
       *puts += count + (count != 0 && !cached() ? 1u : 0u);
     }
+    if (rows == 0 && !cached()) *puts = 1;
     return rows;
   }
+  /* The other way round: what a rank expects of this one. */
+  EP_HD uint64_t puts_to(int32_t rank) const {
+    uint64_t puts = 0;
+    for (uint32_t p = at.first_replica(rank); p < at.first_replica(rank + 1); ++p) puts += at.sends(p) + (at.sends(p) != 0 ? 1u : 0u);
+    return puts != 0 ? puts : 1;
+  }
+  /* Where others say that a rank is full: in the place of the counts that a rank would send to itself. */
+  EP_HD uint64_t* refusal() const { return words(counts(at.self())); }
 };
 
 template <class Endpoint> EP_HD compact_view compact_view_of(const Endpoint& endpoint, const moe_view& at) {
   return {at, reinterpret_cast<uint8_t*>(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()].data)};
 }
 
-/* `count` words to a peer, and that they are there. They lie in registered memory where a NIC sends. All lanes call it. */
+/* `count` words to a peer, and that they are there: where it counts, by `add`. They lie in registered memory where a NIC sends. All lanes call it. */
 template <class Ctx, class Endpoint>
 EP_HD void compact_put_words(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, int32_t peer, uint64_t to, const uint64_t* words,
-                             uint32_t count, uint32_t kind) {
+                             uint32_t count, uint32_t kind, uint64_t add = 1) {
   if (moe_stores(endpoint, peer)) {
     auto* there = reinterpret_cast<uint64_t*>(moe_data(endpoint, peer, to));
     for (uint32_t i = coop.lane(); i < count; i += coop.lanes()) store_release(ctx, &there[i], words[i]);
@@ -60,7 +70,7 @@ EP_HD void compact_put_words(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoi
   } else {
     ep_kernel_status why{};
     const uint64_t bytes = count * sizeof(uint64_t);
-    if (!endpoint.put_rows(ctx, coop, peer, to, words, bytes, bytes, 1, false, at.signal_slot(kind, at.self()), 1, &why) && coop.lane() == 0) {
+    if (!endpoint.put_rows(ctx, coop, peer, to, words, bytes, bytes, 1, false, at.signal_slot(kind, at.self()), add, &why) && coop.lane() == 0) {
       moe_give_up(ctx, at, peer, why);
     }
   }
@@ -209,6 +219,42 @@ template <class Ctx, class Endpoint> EP_HD void compact_agree(Ctx& ctx, const bl
     break;
   }
   ctx.sync_grid();
+}
+
+/* After compact_agree has found a full rank: tells every rank, in the place of rows, so that one which has given the full one up fails, too. All blocks call it.
+ *
+ * HAZARD: a rank that was told where to write may do so before it hears of it. So what this rank's next call of the slot awaits first is the end of everybody's rows; a rank that
+ * is full itself has told nobody. */
+template <class Ctx, class Endpoint> EP_HD void compact_refuse(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const compact_view& view) {
+  const moe_view& at = view.at;
+  const int32_t self = at.self();
+  const bool full = view.blocks()[at.experts_of(self)] > at.buffer.recv_rows;
+  if (ctx.block() == 0 && coop.lane() == 0) {
+    store_release(ctx, view.refusal(), view.epoch() | moe_no_room | static_cast<uint32_t>(at.status()->rank));
+    fence_system(); /* a NIC or an engine reads it */
+  }
+  ctx.sync_grid();
+  for (auto rank = static_cast<int32_t>(ctx.block()); rank < at.world(); rank += static_cast<int32_t>(ctx.blocks())) {
+    if (rank == self) continue;
+    if (moe_takes_part(ctx, coop, at, rank)) {
+      compact_put_words(ctx, coop, endpoint, at, rank, view.counts(rank), view.refusal(), 1, EP_MOE_SIGNAL_ARRIVED, view.puts_to(rank));
+    }
+    if (coop.lane() != 0) continue;
+    uint64_t puts = 0;
+    const bool may_write = view.expects(rank, &puts) != 0 && load_relaxed(ctx, &at.ranks()[rank]) != EP_MOE_RANK_MASKED;
+    if (!may_write && !moe_takes_part(ctx, at, rank)) continue;
+    ep_moe_peer& peer = at.peer(rank);
+    const uint64_t value = moe_next(endpoint, at, rank, peer.arrived, puts);
+    if (full) peer.arrived = value;
+    else peer.owed_rows = value;
+  }
+}
+
+/* Whether somebody has said that a rank is full; the call then fails. By whoever awaited the rows of the one that may have said it. */
+template <class Ctx> EP_HD void compact_hear_refusal(Ctx& ctx, const compact_view& view) {
+  const uint64_t word = load_acquire(ctx, view.refusal());
+  if (word >> EP_MOE_COUNT_EPOCH_SHIFT != view.at.call.epoch || (word & moe_no_room) == 0) return;
+  ctx.fail(view.at.status(), EP_STATUS_CAPACITY, static_cast<int32_t>(word & ~uint64_t{moe_no_room} & 0xffffffffu), EP_STAGE_PLACE, view.at.buffer.recv_rows, 0);
 }
 
 } // namespace detail

@@ -1,7 +1,7 @@
 /**
  * The comparison program, compiled by mpicc where Open MPI is installed: packs rows by destination, exchanges counts and rows, orders them by expert; then back,
  * with the weighted sum. Arguments: file of choices (int32, rank by rank), tokens, hidden, experts, topK, repeats. Prints the slowest rank's milliseconds of both
- * directions per repeat, and aborts if a token does not come back as it went.
+ * directions per repeat, and aborts if a token does not come back as it went; repeats take two sets of tokens in turn.
  */
 export const MPI_MOE_SOURCE = `#include <mpi.h>
 #include <stdint.h>
@@ -27,8 +27,10 @@ int main(int argc, char** argv) {
   fclose(file);
   const size_t row = (size_t)hidden * 2;
   const int mine = first_of(rank + 1, experts, size) - first_of(rank, experts, size);
-  uint16_t* x = malloc(row * tokens);
-  for (int t = 0; t < tokens; ++t) for (int h = 0; h < hidden; ++h) x[(size_t)t * hidden + h] = 0x3f80 + (rank * 31 + t * 7) % 100;
+  uint16_t* both = malloc(2 * row * tokens);
+  for (int turn = 0; turn < 2; ++turn) {
+    for (int t = 0; t < tokens; ++t) for (int h = 0; h < hidden; ++h) both[((size_t)turn * tokens + t) * hidden + h] = 0x3f80 + (rank * 31 + t * 7 + turn * 51 + h) % 100;
+  }
   uint16_t* out = malloc(row * tokens);
   int* count = calloc(experts, sizeof(int));
   int* next = calloc(experts, sizeof(int));
@@ -44,6 +46,7 @@ int main(int argc, char** argv) {
   size_t room = 0;
   float* sum = malloc(sizeof(float) * hidden);
   for (int i = -2; i < repeats; ++i) {
+    const uint16_t* x = both + (size_t)(i & 1) * tokens * hidden;
     MPI_Barrier(MPI_COMM_WORLD);
     double begin = MPI_Wtime();
     memset(count, 0, sizeof(int) * experts);

@@ -1,11 +1,12 @@
 /** One rank of `ep bench moe`. Contenders take turns, so that a machine whose speed drifts slows all of them alike; what they moved is verified. */
 import { initProcessGroup } from '@ep/collectives';
 import { openFileStore, prefixStore, type Tensor, tensor } from '@ep/core';
-import { HostStream, type MoeBuffer, type MoeBufferOptions, type MoeReceived, openMoeBuffer } from '@ep/cuda-kernels';
+import { HostStream, type MoeBuffer, type MoeBufferOptions, openMoeBuffer } from '@ep/cuda-kernels';
 import { allocateHost } from '@ep/native';
 import { nvshmem } from '@ep/nvshmem';
 import { generateRouting, planMoe, rankTopk, routingLayout, spreadExperts } from '@ep/plan/moe';
 import { type MoeTask, type MoeTimes, routingSeed } from './task.js';
+import { Verifier } from './verify.js';
 
 const task = JSON.parse(process.argv[2]!) as MoeTask;
 const { rank, worldSize, mode, tokens, hidden, experts, topK, repeats } = task;
@@ -28,25 +29,23 @@ const routing = generateRouting({
 });
 const plan = planMoe(routing, map, mode === 'low-latency' ? { mode, maxTokens: tokens } : { mode });
 const recvRows = Math.max(...plan.placement.recvRows);
-const rows = plan.placement.count.reduce(
-  (sum, n, i) => (map.rank[Math.floor(i / worldSize)] === rank ? sum + n : sum),
-  0,
-);
+const verifier = new Verifier(plan, rank, tokens, hidden);
+const { rows } = verifier;
 const choices = rankTopk(routing, rank).slice();
 
 const host = (elements: number): Uint16Array => new Uint16Array(allocateHost(Math.max(64, elements * 2)), 0, elements);
-/** bf16 of small integers, which sums of eighths of equal rows give back exactly. */
-const markOf = (source: number, token: number): number => 0x3f80 + ((source * 31 + token * 7) % 100);
-const x = host(tokens * hidden);
-for (let t = 0; t < tokens; t++) x.fill(markOf(rank, t), t * hidden, (t + 1) * hidden);
-const xTensor: Tensor<'bf16'> = tensor('bf16', [tokens, hidden], x);
+/** By turn. */
+const x: readonly Tensor<'bf16'>[] = [0, 1].map((turn) => {
+  const data = host(tokens * hidden);
+  verifier.fill(data, turn);
+  return tensor('bf16', [tokens, hidden], data);
+});
 const weights = new Float32Array(allocateHost(4 * tokens * topK), 0, tokens * topK).fill(1 / topK);
 const out: Tensor<'bf16'> = tensor('bf16', [tokens, hidden], host(tokens * hidden));
 
 interface Contender {
-  /** Milliseconds of each measured part. */
+  /** Milliseconds of each measured part, whose results it has compared. */
   readonly run: () => Promise<Readonly<Record<string, number>>>;
-  readonly check: () => void;
   readonly close: () => Promise<void>;
 }
 
@@ -54,37 +53,6 @@ async function timed(body: () => PromiseLike<unknown>): Promise<number> {
   const begin = performance.now();
   await body();
   return performance.now() - begin;
-}
-
-function fail(what: string): never {
-  throw new Error(`rank ${rank}: ${what}`);
-}
-
-/** Every received row against the row of its token, at both ends and in the middle. */
-function checkReceived({ x: got, layoutRange, blockStart, sourceToken, counts }: MoeReceived): void {
-  const stride = got.strides?.at(-2) ?? hidden;
-  let checked = 0;
-  for (let e = 0; e < counts.length; e++) {
-    for (let s = 0; s < worldSize; s++) {
-      const range = layoutRange[e * worldSize + s]!;
-      const first = blockStart[e]! + Number(range >> 32n);
-      for (let row = first; row < first + Number(range & 0xffffffffn); row++, checked++) {
-        const mark = markOf(s, sourceToken[row]!);
-        for (const h of [0, hidden >> 1, hidden - 1]) {
-          if (got.data[row * stride + h] !== mark)
-            fail(`row ${row} is not that of token ${sourceToken[row]} of rank ${s}`);
-        }
-      }
-    }
-  }
-  if (checked !== rows) fail(`${checked} of ${rows} rows arrived`);
-}
-
-function checkMixed(result: Uint16Array): void {
-  for (let t = 0; t < tokens; t++) {
-    for (const h of [0, hidden >> 1, hidden - 1])
-      if (result[t * hidden + h] !== markOf(rank, t)) fail(`token ${t} is mixed up`);
-  }
 }
 
 async function bufferOf(
@@ -105,36 +73,36 @@ async function bufferOf(
     ...options,
   });
   const quantised = options.payload !== undefined;
-  const kept = mode === 'high-throughput' ? await buffer.dispatch(xTensor, choices, { keepLayout: true }) : undefined;
+  const kept = mode === 'high-throughput' ? await buffer.dispatch(x[1]!, choices, { keepLayout: true }) : undefined;
   await kept?.handle.release();
-  // Rows in fp8 are not what experts return: something of the right size is.
-  const y = quantised ? tensor('bf16', [recvRows, hidden], host(recvRows * hidden)) : undefined;
-  let last: MoeReceived | undefined;
+  let turn = 0;
   const once = async (layout: boolean): Promise<readonly [number, number]> => {
-    const there = await timed(async () => {
-      last = await buffer.dispatch(xTensor, layout ? kept!.layout! : choices);
-    });
-    if (!layout && !quantised) checkReceived(last!);
-    const results =
-      y === undefined
-        ? last!.x
-        : tensor('bf16', [last!.x.shape.slice(0, -1).reduce((a, b) => a * b, 1), hidden], y.data);
+    const begin = performance.now();
+    const received = await buffer.dispatch(x[turn]!, layout ? kept!.layout! : choices);
+    const there = performance.now() - begin;
+    verifier.received(received, turn);
     await transport.barrier();
-    const back = await timed(() => buffer.combine(results, last!.handle, { weights, out }));
-    if (!quantised) checkMixed(out.data);
+    let back = 0;
+    // Rows in e4m3 are not what experts return, and what they return is no other than in bf16.
+    if (quantised) await received.handle.release();
+    else {
+      back = await timed(() => buffer.combine(received.x, received.handle, { weights, out }));
+      verifier.mixed(out.data, turn);
+    }
+    turn = 1 - turn;
     return [there, back];
   };
   return {
     run: async () => {
       const [there, back] = await once(false);
-      const made: Record<string, number> = { [`${name} dispatch`]: there, [`${name} combine`]: back };
+      const made: Record<string, number> = { [`${name} dispatch`]: there };
+      if (!quantised) made[`${name} combine`] = back;
       if (parts.includes('cached')) {
         await transport.barrier();
         [made[`${name} cached dispatch`]] = await once(true);
       }
       return made;
     },
-    check: () => {},
     close: () => buffer.close(),
   };
 }
@@ -147,9 +115,10 @@ function copyOf(nonTemporal: boolean): Contender {
   from.fill(rank + 1);
   const name = nonTemporal ? 'copy past the caches' : 'copy';
   return {
-    run: async () => ({ [name]: await timed(() => stream.copy(from, to, { nonTemporal })) }),
-    check: () => {
-      if (Buffer.compare(from, to) !== 0) fail('the copy differs from its source');
+    run: async () => {
+      const ms = await timed(() => stream.copy(from, to, { nonTemporal }));
+      if (Buffer.compare(from, to) !== 0) throw new Error(`rank ${rank}: the copy differs from its source`);
+      return { [name]: ms };
     },
     close: async () => {},
   };
@@ -195,8 +164,10 @@ function collective(): Contender {
     return { splits, runs };
   };
   let placed = { splits: [] as number[], runs: [] as (readonly [number, number, number])[] };
+  let turn = 0;
   return {
     run: async () => {
+      const tokensOf = x[turn]!.data;
       const there = await timed(async () => {
         const mine = new Int32Array(counts.length);
         for (let r = 0; r < worldSize; r++) {
@@ -207,13 +178,17 @@ function collective(): Contender {
         for (let i = 0; i < choices.length; i++) {
           if (replica[i]! < 0) continue;
           const token = Math.floor(i / topK);
-          sent.data.set(x.subarray(token * hidden, (token + 1) * hidden), (first[replica[i]!]! + slot[i]!) * hidden);
+          sent.data.set(
+            tokensOf.subarray(token * hidden, (token + 1) * hidden),
+            (first[replica[i]!]! + slot[i]!) * hidden,
+          );
         }
         await group.allToAllSingle(received, sent, { outputSplits: placed.splits, inputSplits: sendSplits });
         for (const [from, to, n] of placed.runs) {
           ordered.set(received.data.subarray(from * hidden, (from + n) * hidden), to * hidden);
         }
       });
+      verifier.compact(ordered, turn);
       await transport.barrier();
       const back = await timed(async () => {
         for (const [from, to, n] of placed.runs) {
@@ -231,9 +206,10 @@ function collective(): Contender {
         }
         for (let h = 0; h < hidden; h++) result[t * hidden + h] = (bits[h]! + 0x8000) >>> 16;
       }
+      verifier.mixed(result, turn);
+      turn = 1 - turn;
       return { 'allToAllSingle dispatch': there, 'allToAllSingle combine': back };
     },
-    check: () => checkMixed(result),
     close: async () => {},
   };
 }
@@ -265,16 +241,14 @@ for (let i = -WARM_UP; i < repeats; i++) {
   }
 }
 await transport.barrier();
-for (const { check, close } of contenders) {
-  check();
-  await close();
-}
+for (const { close } of contenders) await close();
 
 let steps: number[] | undefined;
 if (task.steps > 0) {
   await using buffer = await openMoeBuffer(transport, { mode, experts, maxTokens: 1, topK, hidden, calls: 1, stream });
-  const one = tensor('bf16', [1, hidden], x.subarray(0, hidden));
-  const measured = await buffer.measureSteps(one, choices.slice(0, topK), weights.slice(0, topK), task.steps);
+  const [even, odd] = x.map(({ data }) => tensor('bf16', [1, hidden], data.subarray(0, hidden)));
+  const first = choices.slice(0, topK);
+  const measured = await buffer.measureSteps([even!, odd!], first, weights.slice(0, topK), task.steps);
   steps = [...measured.subarray(Math.floor(measured.length / 10))];
 }
 await stream.close();

@@ -1,7 +1,7 @@
 /** `ep demo`: the main jobs on real text. */
 
 import { invalid } from '@ep/core';
-import type { AttentionDType } from '@ep/cuda-kernels';
+import { type AttentionDType, cudaDevices } from '@ep/cuda-kernels';
 import { explain } from '@ep/plan';
 import type { MoeForm } from '@ep/plan/moe';
 import { Argument, Command, Option } from 'commander';
@@ -40,7 +40,7 @@ import {
   tolerances,
 } from './report.js';
 import type { Phase, StepResult } from './step.js';
-import { type DemoTransportName, demoTransportNames } from './transports.js';
+import { checkGpu, type DemoDevice, type DemoTransportName, demoDevices, demoTransportNames } from './transports.js';
 
 type DemoJob = 'attention' | 'moe';
 
@@ -50,6 +50,7 @@ interface DemoFlags {
   readonly small?: boolean;
   readonly dtype: AttentionDType | MoeDemoDType;
   readonly seed: number;
+  readonly device: DemoDevice;
   readonly transport: DemoTransportName;
   readonly mode: MoeForm['mode'];
   readonly kill?: number;
@@ -90,6 +91,14 @@ export function demoCommand(): Command {
     )
     .addOption(
       new Option(
+        '--device <kind>',
+        'where tensors lie and kernels run; on a GPU (cuda) ranks are streams of one process',
+      )
+        .choices(demoDevices)
+        .default('host' satisfies DemoDevice),
+    )
+    .addOption(
+      new Option(
         '--transport <name>',
         'what carries rows: shared memory, queue pairs of a software NIC, or libfabric on the loopback interface',
       )
@@ -107,11 +116,26 @@ export function demoCommand(): Command {
       if (flags.kill !== undefined) {
         throw invalid('--kill', { where: 'demo attention', expected: 'absent: it is of demo moe', found: flags.kill });
       }
+      if (flags.device === 'cuda') await checkDevice('demo attention', flags);
       const report = await runDemo({ ...flags, dtype });
       process.stdout.write(flags.json === true ? `${jsonText(report)}\n` : reportText(report));
       if (!report.pass) throw new CommandExit(1);
     });
 }
+
+/** Throws unless there is a GPU, and nothing was asked for beside it that is of the host. */
+async function checkDevice(where: string, { transport }: DemoFlags): Promise<void> {
+  if (transport !== 'shm') {
+    throw invalid('--transport', { where, expected: 'absent with --device cuda', found: transport });
+  }
+  await checkGpu(`${where}: --device cuda`);
+}
+
+const modeOf = ({ threads, device }: DemoFlags): RankMode =>
+  threads === true || device === 'cuda' ? 'threads' : 'processes';
+
+/** Its name, in reports. */
+const gpuOf = ({ device }: DemoFlags) => (device === 'cuda' ? { gpu: cudaDevices()[0]!.name } : {});
 
 interface Progress {
   files: readonly TextFile[];
@@ -127,6 +151,7 @@ async function moe(flags: DemoFlags): Promise<void> {
   if (kill !== undefined && (kill >= ranks || ranks < 2)) {
     throw invalid('--kill', { where: 'demo moe', expected: `one of ${ranks} ranks, not the only one`, found: kill });
   }
+  if (flags.device === 'cuda') await checkDevice('demo moe', flags);
   const stop = new AbortController();
   const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
   process.on('SIGINT', onSignal).on('SIGTERM', onSignal);
@@ -136,7 +161,9 @@ async function moe(flags: DemoFlags): Promise<void> {
   try {
     const options = {
       ranks,
-      rankMode: flags.threads === true ? ('threads' as const) : ('processes' as const),
+      rankMode: modeOf(flags),
+      device: flags.device,
+      ...gpuOf(flags),
       small: flags.small === true,
       dtype,
       mode: flags.mode,
@@ -164,7 +191,7 @@ async function runDemo(flags: AttentionFlags): Promise<DemoReport> {
   const elementBytes = flags.dtype === 'bf16' ? 2 : 4;
   const { queryHeads, kvHeads, headDim } = demoShape;
   const row: RowBytes = { q: queryHeads * headDim * elementBytes, kv: 2 * kvHeads * headDim * elementBytes };
-  const mode: RankMode = flags.threads === true ? 'threads' : 'processes';
+  const mode = modeOf(flags);
   const root = flags.from ?? findRoot(process.cwd());
   const stop = new AbortController();
   const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
@@ -205,6 +232,7 @@ async function runDemo(flags: AttentionFlags): Promise<DemoReport> {
           const job = {
             dtype: flags.dtype,
             seed: flags.seed,
+            device: flags.device,
             transport: flags.transport,
             plan: context.step!.planned,
             documents: context.documents.map((document) => document.tokens),
@@ -273,7 +301,9 @@ function reportOf(progress: Progress, flags: AttentionFlags, mode: RankMode, row
     date: new Date().toISOString(),
     machine: describeMachine(),
     mode,
-    transport: flags.transport,
+    device: flags.device,
+    ...gpuOf(flags),
+    transport: flags.device === 'cuda' ? 'cuda' : flags.transport,
     ranks: flags.ranks,
     dtype: flags.dtype,
     documents: documents.length,

@@ -8,7 +8,7 @@
  */
 import { EpError } from '@ep/core';
 import type { AttentionShape } from '@ep/cuda-kernels';
-import type { RowKind, RowSource } from './step.js';
+import type { RowKind, RowSource } from './rows.js';
 
 export const demoShape = { queryHeads: 8, kvHeads: 2, headDim: 64 } as const;
 

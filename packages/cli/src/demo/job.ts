@@ -2,11 +2,12 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import type { AttentionDType } from '@ep/cuda-kernels';
 import { type AttentionPlan, parseAttentionPlan, serialize } from '@ep/plan';
-import type { DemoTransportName } from './transports.js';
+import type { DemoDevice, DemoTransportName } from './transports.js';
 
 export interface Job {
   readonly dtype: AttentionDType;
   readonly seed: number;
+  readonly device: DemoDevice;
   readonly transport: DemoTransportName;
   readonly plan: AttentionPlan;
   /** Tokens by document. */
@@ -21,7 +22,10 @@ export function writeJob(path: string, job: Job): void {
 }
 
 export function readJob(path: string): Job {
-  const { documents, ...rest } = JSON.parse(readFileSync(path, 'utf8')) as Pick<Job, 'dtype' | 'seed' | 'transport'> & {
+  const { documents, ...rest } = JSON.parse(readFileSync(path, 'utf8')) as Pick<
+    Job,
+    'dtype' | 'seed' | 'device' | 'transport'
+  > & {
     readonly documents: readonly (readonly number[])[];
   };
   const plan = parseAttentionPlan(readFileSync(`${path}.plan`, 'utf8'));

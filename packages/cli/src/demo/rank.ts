@@ -5,7 +5,7 @@ import { runRankProgram } from './rank-main.js';
 import { type Phase, runStep, type StepResult } from './step.js';
 
 await runRankProgram<Phase, StepResult>((member, jobPath, onPhase) => {
-  const { dtype, plan, seed, documents, transport } = readJob(jobPath);
+  const { dtype, plan, seed, documents, device, transport } = readJob(jobPath);
   const source = new TokenRows(seed, documents);
-  return runStep(member, { plan, shape: { ...demoShape, dtype }, source, transport, onPhase });
+  return runStep(member, { plan, shape: { ...demoShape, dtype }, source, device, transport, onPhase });
 });

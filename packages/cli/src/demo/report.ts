@@ -5,8 +5,9 @@ import pc from 'picocolors';
 import { formatBytes, type MachineDescription, machineText } from '../doctor/machine.js';
 import { plainTable } from '../plain-table.js';
 import type { RankMode } from './ranks.js';
-import { COMPARED, type ComparedTensor, PHASES, type Phase, type StepResult } from './step.js';
-import type { DemoTransportName } from './transports.js';
+import { COMPARED, type ComparedTensor } from './results.js';
+import { PHASES, type Phase, type StepResult } from './step.js';
+import type { DemoDevice, DemoTransportName } from './transports.js';
 
 /** Relative error by norm that passes. */
 export const tolerances: Readonly<Record<AttentionDType, number>> = { f32: 1e-5, bf16: 1e-2 };
@@ -41,7 +42,10 @@ export interface DemoReport {
   readonly date: string;
   readonly machine: MachineDescription;
   readonly mode: RankMode;
-  readonly transport: DemoTransportName;
+  /** Where tensors lay and kernels ran; of a GPU also its name. */
+  readonly device: DemoDevice;
+  readonly gpu?: string;
+  readonly transport: DemoTransportName | 'cuda';
   readonly ranks: number;
   readonly dtype: AttentionDType;
   readonly documents: number;
@@ -134,6 +138,7 @@ export function reportText(report: DemoReport): string {
   facts.push(
     ['documents', `${report.documents}, longest ${longest.name} with ${longest.tokens} tokens`],
     ['tokens', String(report.tokens)],
+    ...(report.gpu === undefined ? [] : [['kernels on', `${report.gpu}, ranks as its streams`]]),
     ['ranks', `${report.ranks} ${report.mode} over ${report.transport}, ${report.dtype}`],
     [
       'imbalance',

@@ -1,5 +1,5 @@
 /** What the demo can run over. */
-import type { Member, Transport } from '@ep/core';
+import { EpError, type Member, type Transport } from '@ep/core';
 import { type EfaNeeds, efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
@@ -24,3 +24,19 @@ export const demoTransportNames = Object.keys(openers) as readonly DemoTransport
 
 export const openDemoTransport = (name: DemoTransportName, member: Member): Promise<DemoTransport> =>
   openers[name](member);
+
+/** Where tensors lie and kernels run. */
+export const demoDevices = ['host', 'cuda'] as const;
+export type DemoDevice = (typeof demoDevices)[number];
+
+export type CudaDemoTransport = Awaited<ReturnType<typeof openCudaDemoTransport>>;
+
+export const openCudaDemoTransport = (member: Member) => nvshmem.cuda.open(member, limits);
+
+/** Throws what the probe of GPUs says is missing, and what to do about it. */
+export async function checkGpu(where: string): Promise<void> {
+  const probe = await nvshmem.cuda.probe();
+  if (probe.available) return;
+  const { code, reason, remedy } = probe;
+  throw new EpError(code, `${where}: ${reason}${remedy === undefined ? '' : `; ${remedy}`}`, { cause: probe.cause });
+}

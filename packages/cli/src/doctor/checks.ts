@@ -126,9 +126,10 @@ function memoryCheck(facts: HostFacts): Check {
     : { name: 'memory', verdict: 'warn', found, remedy: `free memory, or raise ${facts.allocatableSource}` };
 }
 
-function memlockCheck({ memlockLimit }: HostFacts): Check {
-  const found = memlockLimit === null ? 'unlimited' : formatBytes(memlockLimit);
-  return memlockLimit === null || memlockLimit >= smallMemlock
+function memlockCheck({ memlockLimit, pinnable }: HostFacts): Check {
+  const limit = memlockLimit === null ? 'unlimited' : formatBytes(memlockLimit);
+  const found = memlockLimit !== null && pinnable === null ? `${limit}, which CAP_IPC_LOCK overrides` : limit;
+  return pinnable === null || pinnable >= smallMemlock
     ? { name: 'locked memory', verdict: 'ok', found }
     : {
         name: 'locked memory',

@@ -28,16 +28,19 @@ const places = new WeakMap<DeviceTensor, DevicePlace>();
 export const placeOf = (tensor: DeviceTensor): DevicePlace | undefined => places.get(tensor);
 
 export interface TensorPlace {
+  /** Elements from row to row, where rows lie apart. */
+  readonly rowElements?: number;
   readonly device: Device;
   readonly address: bigint;
   readonly place: DevicePlace;
 }
 
-/** A packed tensor at a place in memory of ours. */
+/** A tensor at a place in memory of ours. */
 export function deviceTensor<D extends DType>(dtype: D, shape: readonly number[], at: TensorPlace): DeviceTensor<D> {
   const tensor: DeviceTensor<D> = Object.freeze({
     dtype,
     shape: Object.freeze([...shape]),
+    ...(at.rowElements === undefined ? {} : { strides: Object.freeze([at.rowElements, 1]) }),
     address: at.address + BigInt(at.place.byteOffset),
     device: at.device,
   });
@@ -79,7 +82,7 @@ export function copyEnd(end: DeviceTensor | ArrayBufferView, where: string): Cop
 
 const bytesOf = (tensor: DeviceTensor): number => elementCount(tensor.shape) * elementBytes(tensor.dtype);
 
-function packedPlace(tensor: DeviceTensor, where: string): DevicePlace {
+function ownPlace(tensor: DeviceTensor, where: string): DevicePlace {
   const place = placeOf(tensor);
   if (place === undefined) {
     throw new EpError('EP_UNSUPPORTED', `${where}: the tensor lies in memory of others; copy it with what owns it`);
@@ -87,11 +90,27 @@ function packedPlace(tensor: DeviceTensor, where: string): DevicePlace {
   return place;
 }
 
-/** Copies a packed tensor of ours out of the device. */
+function packedPlace(tensor: DeviceTensor, where: string): DevicePlace {
+  if (tensor.strides === undefined) return ownPlace(tensor, where);
+  throw new EpError('EP_UNSUPPORTED', `${where}: the rows of the tensor lie apart, and copies are of one run of bytes`);
+}
+
+/** Copies a tensor of ours out of the device, packed. */
 export async function readTensor(tensor: DeviceTensor): Promise<Uint8Array<ArrayBuffer>> {
-  const { operand, byteOffset, copier } = packedPlace(tensor, 'readTensor');
+  const { operand, byteOffset, copier } = ownPlace(tensor, 'readTensor');
   const bytes = new Uint8Array(bytesOf(tensor));
-  await copier.read(operand, byteOffset, bytes);
+  const { strides, shape } = tensor;
+  if (strides === undefined || shape[0] === 0) {
+    await copier.read(operand, byteOffset, bytes);
+    return bytes;
+  }
+  const size = elementBytes(tensor.dtype);
+  const [rows, rowBytes, strideBytes] = [shape[0]!, elementCount(shape.slice(1)) * size, strides[0]! * size];
+  const extent = new Uint8Array((rows - 1) * strideBytes + rowBytes);
+  await copier.read(operand, byteOffset, extent);
+  for (let row = 0; row < rows; row++) {
+    bytes.set(extent.subarray(row * strideBytes, row * strideBytes + rowBytes), row * rowBytes);
+  }
   return bytes;
 }
 
@@ -125,6 +144,12 @@ export class CudaBuffer extends Resource {
     this.byteLength = init.byteLength;
     this.device = Object.freeze({ kind: init.device.kind, index: init.device.index });
     this.address = init.memory.address();
+  }
+
+  /** The addon's object. @internal */
+  get operand(): NativeGpuMemory {
+    this.checkOpen('operand');
+    return this.#init.memory;
   }
 
   /** A packed tensor that begins `byteOffset` bytes into this memory. */

@@ -1,7 +1,9 @@
 /** A GPU, and what is made on it. */
 import { checkInteger, type Device, EpError, Resource } from '@ep/core';
 import { GpuCopier, type GpuFacts, type Gpus, native, openGpus } from '@ep/native';
+import type { AttentionGroups } from '../core-attention.js';
 import { CudaBuffer, pinnedBytes } from './buffer.js';
+import { CudaAttention, type CudaAttentionShape } from './core-attention.js';
 import { CudaStream, type CudaStreamOptions } from './stream.js';
 
 /** The GPUs that kernels can run on here. Throws `EP_UNAVAILABLE`, which says what is missing. */
@@ -38,6 +40,15 @@ export class CudaDevice extends Resource implements Device {
     checkInteger(byteLength, 'byteLength', 'allocate');
     const memory = new (native().binding.GpuMemory)(library, this.index, byteLength);
     return this.children.add(new CudaBuffer({ memory, byteLength, device: this, copier: this.#copier }));
+  }
+
+  /**
+   * Core attention of these groups, its lists copied to the device now. HAZARD: make it before kernels that wait for peers run: allocating may wait for them, and a peer's
+   * kernel may wait for what this rank does next.
+   */
+  attention(groups: AttentionGroups, shape: CudaAttentionShape): CudaAttention {
+    this.checkOpen('attention');
+    return this.children.add(new CudaAttention(this.#gpus.library, this.index, groups, shape));
   }
 
   /** Zeroed, page-locked host memory, for copies that run beside kernels. Freed when nothing uses it any more. */

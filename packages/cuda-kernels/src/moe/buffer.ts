@@ -1,7 +1,6 @@
 /** Tokens to their experts and results back: one buffer of a group of ranks. */
 import {
   type Closeable,
-  checkTimeout,
   createWork,
   type DeviceHandle,
   doneWork,
@@ -33,6 +32,7 @@ import {
 import { type ExpertMap, localExperts, replicaCandidates } from '@ep/plan/moe';
 import type { DispatchTransport } from '../dispatcher-base.js';
 import type { HostStream } from '../host-stream.js';
+import { COMBINE_TIMEOUTS, callTimeout } from './call-time.js';
 import { dtypeCode } from './codes.js';
 import { callFailure } from './failure.js';
 import { checkLayout, Losses, lostOf, type MoeLoss, reportActive } from './losses.js';
@@ -60,11 +60,6 @@ export interface MoeBufferInit {
   readonly native: NativeMoeBuffer;
 }
 
-/**
- * HAZARD: a rank without experts awaits nobody in dispatch, so its combine begins while others still await a rank that has stalled there: with one limit for both it would
- * give all of them up.
- */
-const COMBINE_TIMEOUTS = 2;
 /** How long close() waits for the others' last call. */
 const FAREWELL_MS = 2000;
 const SEND = 1;
@@ -163,7 +158,7 @@ export class MoeBuffer extends Resource implements Closeable {
     const begun = this.#beginDispatch(x, choices, options, 'dispatchSend');
     const hook = () =>
       this.#hook('dispatch receive', (late) =>
-        this.#follow('dispatch receive', begun.launch(RECEIVE, late), begun.received),
+        this.#follow('dispatch receive', begun.launch(RECEIVE, late), begun.received, begun.refused),
       );
     return this.#follow('dispatchSend', begun.launch(SEND, options), hook, begun.refused);
   }
@@ -189,23 +184,32 @@ export class MoeBuffer extends Resource implements Closeable {
 
   /**
    * Calls, one after the other in a native loop: nanoseconds of each. Collective; of a buffer with one call slot and nothing held. The numbers are what kernels
-   * take without JS. @internal
+   * take without JS. Experts return rows as they are, and each token's weights add up to it exactly: every call's result is compared with its `x`, of which there are
+   * two in turn, and one that differs rejects. @internal
    */
-  async measureSteps(x: Tensor, choices: Int32Array, weights: Float32Array, rounds: number): Promise<Float64Array> {
+  async measureSteps(
+    x: readonly [Tensor, Tensor],
+    choices: Int32Array,
+    weights: Float32Array,
+    rounds: number,
+  ): Promise<Float64Array> {
     const where = 'measureSteps';
     const { moe, native, stream } = this.#init;
-    const { x: y, handle } = await this.dispatch(x, choices);
+    const { x: y, handle } = await this.dispatch(x[1], choices);
     const call = handle as HeldCall;
     const { half: back } = combineOperands(y, call, { weights }, moe, this.localExperts, where);
     await this.combine(y, handle, { weights });
-    const { half: there } = this.#beginDispatch(x, choices, {}, where);
-    const samples = hostStorage('f64', rounds);
-    const timeoutMs = this.#timeout({}, where);
-    const { routing, report, slot, epoch, tokens, flags, dtype } = there;
+    const timeoutMs = callTimeout(moe, {}, where);
+    const [even, odd] = x.map((rows) => this.#beginDispatch(rows, choices, {}, where).half);
+    const { routing, report, slot, epoch, tokens, flags, dtype } = even!;
     const shared = { routing, report, slot, epoch, tokens, dtype, timeoutMs, halves: SEND | RECEIVE };
-    const outcome = await stream.launch((of) =>
-      native.steps(of, { ...there, ...shared }, { ...back, ...shared, flags }, rounds, placeOfStorage(samples).operand),
-    );
+    const samples = hostStorage('f64', rounds);
+    const halves = [
+      { ...even!, ...shared },
+      { ...odd!, ...shared },
+      { ...back, ...shared, flags },
+    ] as const;
+    const outcome = await stream.launch((of) => native.steps(of, ...halves, rounds, placeOfStorage(samples).operand));
     this.#calls += rounds * moe.calls;
     if (outcome.status !== 0) throw callFailure(where, outcome);
     return samples;
@@ -302,7 +306,7 @@ export class MoeBuffer extends Resource implements Closeable {
     return {
       half,
       launch: (halves: number, limits: MoeCallOptions) => {
-        const timeoutMs = this.#timeout(limits, where);
+        const timeoutMs = callTimeout(moe, limits, where);
         const started = this.#launch((stream) => native.dispatch(stream, { ...half, halves, timeoutMs }), limits);
         if (!begun) {
           // Only now does the call count: everything that can be refused has been.
@@ -315,6 +319,7 @@ export class MoeBuffer extends Resource implements Closeable {
       refused: (): void => {
         call.stage = 'released';
         slot.held = undefined;
+        this.#losses.note(report.ranks);
       },
       received: (): MoeReceived => {
         call.stage = 'received';
@@ -362,7 +367,7 @@ export class MoeBuffer extends Resource implements Closeable {
     let begun = false;
     return {
       launch: (halves: number, limits: MoeCallOptions) => {
-        const timeoutMs = this.#timeout(limits, where, COMBINE_TIMEOUTS);
+        const timeoutMs = callTimeout(moe, limits, where, COMBINE_TIMEOUTS);
         const started = this.#launch((stream) => native.combine(stream, { ...half, halves, timeoutMs }), limits);
         if (!begun) {
           begun = true;
@@ -406,7 +411,7 @@ export class MoeBuffer extends Resource implements Closeable {
       slot: index,
       epoch,
       tokens,
-      timeoutMs: this.#timeout({}, where),
+      timeoutMs: callTimeout(moe, {}, where),
     };
     call.stage = 'combining';
     return this.#follow(
@@ -491,11 +496,6 @@ export class MoeBuffer extends Resource implements Closeable {
     throw new EpError('EP_POISONED', `${where}: an earlier call failed (${text}): close this buffer and open another`, {
       cause: reason,
     });
-  }
-
-  #timeout({ timeoutMs }: MoeCallOptions, where: string, times = 1): number {
-    const limit = timeoutMs === undefined ? this.#init.moe.timeoutMs * times : checkTimeout(timeoutMs, where);
-    return Number.isFinite(limit) ? limit : -1;
   }
 
   #nonTemporal(rows: number, rowBytes: number): number {

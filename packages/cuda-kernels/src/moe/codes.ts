@@ -29,10 +29,10 @@ function payloadCode({ payload, roundScales }: ResolvedMoe): number {
   }
 }
 
-export function describeMoe(moe: ResolvedMoe, handle: Uint8Array): MoeDescription {
+/** What does not depend on where the buffer lies. */
+export function moeForm(moe: ResolvedMoe): Omit<MoeDescription, 'handle' | 'blocks' | 'simt'> {
   const { map } = moe;
   return {
-    handle,
     mode: moe.mode === 'low-latency' ? EP_MOE_LOW_LATENCY : EP_MOE_HIGH_THROUGHPUT,
     payload: payloadCode(moe),
     resultPayload: moe.combinePayload === 'logfmt10' ? EP_MOE_LOGFMT10 : dtypeCode(moe.combinePayload),
@@ -49,7 +49,10 @@ export function describeMoe(moe: ResolvedMoe, handle: Uint8Array): MoeDescriptio
     replicaRank: map.rank,
     replicaExpert: map.expert,
     rankBegin: map.rankOffsets,
-    blocks: moe.blocks,
-    ...(moe.simt === undefined ? {} : { simt: moe.simt }),
   };
+}
+
+export function describeMoe(moe: ResolvedMoe, handle: Uint8Array): MoeDescription {
+  const { blocks, simt } = moe;
+  return { ...moeForm(moe), handle, blocks, ...(simt === undefined ? {} : { simt }) };
 }

@@ -7,9 +7,11 @@ export function callFailure(name: string, outcome: Outcome): EpError {
   const code = codeOfStatus(outcome.status);
   const verb = code === 'EP_TIMEOUT' ? 'timed out waiting for' : 'ended while waiting for';
   const { rank, stage, expected, found } = outcome;
+  // From a rank that this one had given up, others only pass on that it is full.
+  const needed = found === 0n ? 'more' : found;
   const text =
     code === 'EP_CAPACITY'
-      ? `rank ${rank} has room for ${expected} rows, ${found} were to go there: send fewer, or open with more recvRows`
+      ? `rank ${rank} has room for ${expected} rows, ${needed} were to go there: send fewer, or open with more recvRows`
       : (outcome.message ?? outcomeText(outcome, verb));
   return new EpError(code, `${name}: ${text}`, { context: { rank, stage, expected, found } });
 }

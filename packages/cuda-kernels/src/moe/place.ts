@@ -22,7 +22,7 @@ export function moeParts({ sizes, calls }: ResolvedMoe): Float64Array {
 
 const partsEnd = ({ sizes }: ResolvedMoe): number => roundToPage(sizes.totalBytes);
 
-const callSlots = ({ calls, worldSize }: ResolvedMoe): number => calls * EP_MOE_SIGNAL_KINDS * worldSize;
+export const callSlots = ({ calls, worldSize }: ResolvedMoe): number => calls * EP_MOE_SIGNAL_KINDS * worldSize;
 
 export const moeAgreementPlace = (resolved: ResolvedMoe): AgreementPlace => ({
   byteOffset: partsEnd(resolved),

@@ -1,6 +1,6 @@
 /** What one call leaves behind for its combine, or for later calls with the same choices, and what it reports by rank: native arrays, seen from JS. */
 import type { Rank } from '@ep/core';
-import { type NativeMoeBuffer, type NativeMoeRouting, native } from '@ep/native';
+import { type NativeGpuMoeBuffer, type NativeMoeBuffer, type NativeMoeRouting, native } from '@ep/native';
 
 /** Views of a routing's arrays: see ep_moe_routing in native/include/ep/abi/moe.h. */
 export class RoutingArrays {
@@ -18,7 +18,7 @@ export class RoutingArrays {
   /** Whose rows a call with this routing has left out: their counts are 0 from then on. */
   readonly dropped = new Set<Rank>();
 
-  constructor(buffer: NativeMoeBuffer) {
+  constructor(buffer: NativeMoeBuffer | NativeGpuMoeBuffer) {
     this.native = new (native().binding.MoeRouting)(buffer);
     const window = this.native.window();
     const layout = this.native.layout();

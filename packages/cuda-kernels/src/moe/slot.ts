@@ -36,7 +36,7 @@ export function placeOfStorage(storage: ArrayBufferView): OperandPlace {
 }
 
 /** Of what a receive tensor is made. */
-function codesOf(moe: ResolvedMoe): { readonly codes: DType; readonly scale?: 'f32' | 'ue8m0' } {
+export function codesOf(moe: ResolvedMoe): { readonly codes: DType; readonly scale?: 'f32' | 'ue8m0' } {
   switch (moe.payload) {
     case 'f8e4m3+f32':
       return { codes: 'f8e4m3', scale: 'f32' };

@@ -13,7 +13,7 @@ import {
   spreadExperts,
   type TokenRouting,
 } from '@ep/plan/moe';
-import { moeCombine, moeDispatch } from '@ep/plan/reference';
+import { type CastOptions, type CastPayload, castRow, moeCombine, moeDispatch, uncastRow } from '@ep/plan/reference';
 import { expect } from 'vitest';
 import {
   type DispatchTransport,
@@ -214,22 +214,32 @@ export const biasesOf = (one: MoeCase, rank: number): Float32Array[] =>
 const same = (found: ArrayLike<number>, expected: ArrayLike<number>, what: string): void => {
   expect(found.length, `${what}: length`).toBe(expected.length);
   for (let i = 0; i < expected.length; i++) {
-    if (!Object.is(found[i], expected[i]) && !(found[i] === 0 && expected[i] === 0)) {
-      expect.fail(`${what}: element ${i} is ${found[i]}, expected ${expected[i]}`);
-    }
+    if (!Object.is(found[i], expected[i])) expect.fail(`${what}: element ${i} is ${found[i]}, expected ${expected[i]}`);
   }
 };
 
-/** `tolerance`: relative to the largest of a row, for payloads that round; 0: bit by bit. Results of ranks that took no part are undefined. */
+/** Rows as they are at the other end of a payload that rounds. */
+export function travelled(rows: Float32Array, hidden: number, payload: CastPayload, options?: CastOptions) {
+  const out = new Float32Array(rows.length);
+  for (let at = 0; at < rows.length; at += hidden) {
+    out.set(uncastRow(payload, hidden, castRow(payload, rows.subarray(at, at + hidden), options)), at);
+  }
+  return out;
+}
+
+/** Bit by bit, casts included. Results of ranks that took no part are undefined. */
 export function check(
   one: MoeCase,
   inputs: Inputs,
   results: readonly (RankResult | undefined)[],
   plan: MoePlan = planMoe(inputs.routing, inputs.map, inputs.form),
-  tolerance: { readonly dispatch?: number; readonly combine?: number } = {},
 ): void {
   const { hidden, worldSize } = one;
-  const oracle = moeDispatch(plan, inputs.x, hidden);
+  const { payload, combinePayload, roundScales } = one.options ?? {};
+  const cast = payload === 'f8e4m3+f32' || payload === 'f8e4m3+ue8m0' ? payload : undefined;
+  const options = roundScales === undefined ? {} : { roundScales };
+  const sent = cast === undefined ? inputs.x : inputs.x.map((rows) => travelled(rows, hidden, cast, options));
+  const oracle = moeDispatch(plan, sent, hidden);
   const lost = lostOf(results, worldSize);
   for (let rank = 0; rank < worldSize; rank++) {
     const found = results[rank]?.received;
@@ -250,12 +260,13 @@ export function check(
         expect(found.sourceChoice[row], `${who}: choice of row ${row}`).toBe(expected.sourceChoice[row]);
       } else if (one.mode === 'low-latency') continue;
       const want = oracle[rank]!.subarray(row * hidden, (row + 1) * hidden);
-      const got = found.rows.subarray(row * hidden, (row + 1) * hidden);
-      if (tolerance.dispatch === undefined) same(got, want, `${who}: row ${row}`);
-      else near(got, want, tolerance.dispatch, `${who}: row ${row}`);
+      same(found.rows.subarray(row * hidden, (row + 1) * hidden), want, `${who}: row ${row}`);
     }
   }
-  const y = results.map((result, rank) => result?.y ?? new Float32Array(rankReceives(plan, rank).recvRows * hidden));
+  const y = results.map((result, rank) => {
+    const rows = result?.y ?? new Float32Array(rankReceives(plan, rank).recvRows * hidden);
+    return combinePayload === 'logfmt10' ? travelled(rows, hidden, combinePayload) : rows;
+  });
   const weights = Array.from({ length: worldSize }, (_, rank) => {
     const { tokenOffsets, topK } = inputs.routing;
     return inputs.weights.subarray(tokenOffsets[rank]! * topK, tokenOffsets[rank + 1]! * topK);
@@ -275,8 +286,7 @@ export function check(
     if (found === undefined) continue;
     const want = decode(inputs.dtype, encode(inputs.dtype, mixed[rank]!));
     expect(found.combined.length).toBe(rankSends(plan, rank).tokens * hidden);
-    if (tolerance.combine === undefined) same(found.combined, want, `rank ${rank}: result`);
-    else near(found.combined, want, tolerance.combine, `rank ${rank}: result`);
+    same(found.combined, want, `rank ${rank}: result`);
   }
 }
 
@@ -285,22 +295,10 @@ function lostOf(results: readonly (RankResult | undefined)[], worldSize: number)
   return Uint8Array.from({ length: worldSize }, (_, rank) => (results[rank] === undefined ? 1 : 0));
 }
 
-function near(found: ArrayLike<number>, expected: ArrayLike<number>, tolerance: number, what: string): void {
-  let largest = 0;
-  let worst = 0;
-  for (let i = 0; i < expected.length; i++) {
-    largest = Math.max(largest, Math.abs(expected[i]!));
-    const error = Math.abs(found[i]! - expected[i]!);
-    if (!(error <= worst)) worst = error;
-  }
-  if (!(worst <= tolerance * largest)) expect.fail(`${what}: off by ${worst} of ${largest}`);
-}
-
 /** All ranks run a case once and are compared. */
 export async function runCase(
   one: MoeCase,
   onRanks: <T>(body: (transport: DispatchTransport) => Promise<T>) => Promise<T[]>,
-  tolerance: { readonly dispatch?: number; readonly combine?: number } = {},
   calls = 1,
 ): Promise<void> {
   const inputs = inputsOf(one);
@@ -316,8 +314,6 @@ export async function runCase(
       one,
       rowsOfCall(inputs, call),
       results.map((all) => all[call]!),
-      undefined,
-      tolerance,
     );
   }
 }

@@ -34,7 +34,7 @@ const anyCase: fc.Arbitrary<MoeCase> = fc
 
 it('agrees with the oracle on whatever shape', { timeout: 300_000 }, async () => {
   await fc.assert(
-    fc.asyncProperty(anyCase, (one) => runCase(one, (body) => onRanks(one.worldSize, 'shm', body), {}, 3)),
+    fc.asyncProperty(anyCase, (one) => runCase(one, (body) => onRanks(one.worldSize, 'shm', body), 3)),
     { numRuns: full ? 400 : 25, endOnFailure: false },
   );
 });

@@ -49,4 +49,43 @@ describe('a compact receive tensor', () => {
     });
     check(one(15), { ...inputs, routing: routingOfRanks(4, 2, [fewer, rankTopk(routing, 1)]) }, results);
   });
+
+  it('of a rank that one rank does without refuses the call there, too, by the others, and takes the next', {
+    timeout: 60_000,
+  }, async () => {
+    const three: MoeCase = { ...one(15), worldSize: 3, experts: 6, tokens: [4, 4, 4] };
+    const full = Int32Array.of(0, 1, 1, 0, 0, 1, 1, 0);
+    const choices = [full, Int32Array.of(4, 5, 4, 5, 2, 4, 3, 5), full];
+    const map = spreadExperts(6, 3);
+    const inputs = { ...inputsOf(three), routing: routingOfRanks(6, 2, choices), map };
+    const counts = await onRanks(3, 'shm', async (transport) => {
+      await using buffer = await openFor(transport, three, inputs);
+      const { rank } = buffer;
+      // What ranks know of each other's loss differs.
+      if (rank < 2) buffer.leaveOut([1 - rank]);
+      const x = tensorOf('bf16', 4, 32, inputs.x[rank]!);
+      for (let i = 0; i < 3; i++) {
+        const failure = await buffer
+          .dispatchSend(x, choices[rank]!)
+          .then((hook) => hook.receive())
+          .then(
+            () => undefined,
+            (error: unknown) => error,
+          );
+        expect(isEpError(failure) && failure.code).toBe('EP_CAPACITY');
+        expect((failure as Error).message).toMatch(
+          rank === 1 ? /receive: rank 0 has room for 15 rows, more were/ : /rank 0 has room for 15 rows, 16 were/,
+        );
+      }
+      const { counts, handle, lostRanks } = await buffer.dispatch(x, rank === 2 ? choices[1]! : choices[rank]!);
+      await handle.release();
+      expect([...lostRanks]).toEqual([rank === 1 ? 1 : 0, rank === 0 ? 1 : 0, 0]);
+      return [...counts];
+    });
+    expect(counts).toEqual([
+      [4, 4],
+      [2, 2],
+      [6, 6],
+    ]);
+  });
 });

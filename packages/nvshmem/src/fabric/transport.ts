@@ -60,6 +60,7 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
     this.world = this.children.add(init.world);
     this.#init = init;
     this.#reach = {
+      pins: false,
       byteLength: () => nic.partBytes(),
       describe: (memory) => nic.addMemory(memory),
       connect: (memory, parts) => nic.route(memory, parts),

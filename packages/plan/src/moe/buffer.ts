@@ -1,5 +1,5 @@
 import { checkInteger, checkObject, maxRows } from '../check.js';
-import { invalidArgument, PlanError } from '../error.js';
+import { invalidArgument, PlanError, shown } from '../error.js';
 import { type ExpertMap, localExperts, maxExperts, maxWorldSize } from './experts.js';
 import { alignedRowBytes, messageBytes, type Payload, scaledChannels } from './payload.js';
 
@@ -275,7 +275,7 @@ function total(components: readonly BufferComponent[]): number {
 function checkShape(shape: BufferShape): CheckedShape {
   checkObject(shape, 'shape');
   if (!Object.hasOwn(designs, shape.design)) {
-    throw invalidArgument(`design must be one of ${Object.keys(designs).join(', ')}, found ${String(shape.design)}`, {
+    throw invalidArgument(`design must be one of ${Object.keys(designs).join(', ')}, found ${shown(shape.design)}`, {
       name: 'design',
     });
   }

@@ -1,5 +1,5 @@
 import { checkInteger, checkObject, checkRows } from '../check.js';
-import { invalidArgument } from '../error.js';
+import { invalidArgument, shown } from '../error.js';
 import { maxExperts, maxWorldSize } from './experts.js';
 import { randomNumbers, shuffle } from './random.js';
 import { gini, routingOfRanks, type TokenRouting } from './routing.js';
@@ -93,7 +93,7 @@ export function expectedChoices(popularity: Popularity, experts: number, topK: n
       return zipfOfGini(popularity.target, experts, topK);
     default:
       throw invalidArgument(
-        `popularity.kind must be 'uniform', 'k-hot', 'zipf' or 'gini', found ${String((popularity as { kind: unknown }).kind)}`,
+        `popularity.kind must be 'uniform', 'k-hot', 'zipf' or 'gini', found ${shown((popularity as { kind: unknown }).kind)}`,
         { name: 'popularity.kind' },
       );
   }

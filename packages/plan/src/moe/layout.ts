@@ -1,6 +1,6 @@
 import { checkInt32Array, checkInteger, checkObject, maxRows } from '../check.js';
 import { unwrittenColumn } from '../column.js';
-import { invalidArgument } from '../error.js';
+import { invalidArgument, shown } from '../error.js';
 import { type ExpertMap, maxWorldSize } from './experts.js';
 import { type RankMask, rankMask } from './ranks.js';
 import { checkTopk } from './routing.js';
@@ -75,7 +75,7 @@ export interface ReplicaSelection {
 export function selectReplicas(map: ExpertMap, options: ReplicaOptions): ReplicaSelection {
   const { policy = 'spread', ranksPerNode = map.worldSize } = options;
   if (policy !== 'spread' && policy !== 'nearest') {
-    throw invalidArgument(`policy must be 'spread' or 'nearest', found ${String(policy)}`, { name: 'policy' });
+    throw invalidArgument(`policy must be 'spread' or 'nearest', found ${shown(policy)}`, { name: 'policy' });
   }
   checkInteger(ranksPerNode, 'ranksPerNode', 1, maxWorldSize);
   return { map, policy, ranksPerNode, activeRanks: rankMask(options.activeRanks, 'activeRanks', map.worldSize, 1) };

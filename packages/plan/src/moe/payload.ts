@@ -1,5 +1,5 @@
 import { checkInteger } from '../check.js';
-import { invalidArgument } from '../error.js';
+import { invalidArgument, shown } from '../error.js';
 
 /**
  * How the channels of a token travel. `f8e4m3+…`: e4m3 with one scale per 128 channels, fp32 or a power of two in a byte (UE8M0).
@@ -33,7 +33,7 @@ export function payloadBytes(payload: Payload, hidden: number): number {
       return Math.ceil((10 * hidden) / 8) + 4 * blocks;
     default:
       throw invalidArgument(
-        `a payload must be f32, bf16, f16, f8e4m3+f32, f8e4m3+ue8m0 or logfmt10, found ${String(payload)}`,
+        `a payload must be f32, bf16, f16, f8e4m3+f32, f8e4m3+ue8m0 or logfmt10, found ${shown(payload)}`,
         { found: payload },
       );
   }

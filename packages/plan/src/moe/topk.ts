@@ -1,5 +1,5 @@
 import { checkInteger, checkObject } from '../check.js';
-import { invalidArgument } from '../error.js';
+import { invalidArgument, shown } from '../error.js';
 import { maxExperts } from './experts.js';
 
 /**
@@ -116,7 +116,7 @@ function checkLimit(limit: GroupLimit, experts: number, topK: number): GroupLimi
   const size = experts / groups;
   const topGroups = checkInteger(limit.topGroups, 'topGroups', 1, groups);
   if (limit.groupScore !== 'max' && limit.groupScore !== 'top2-sum') {
-    throw invalidArgument(`groupScore must be 'max' or 'top2-sum', found ${String(limit.groupScore)}`, {
+    throw invalidArgument(`groupScore must be 'max' or 'top2-sum', found ${shown(limit.groupScore)}`, {
       name: 'groupScore',
     });
   }

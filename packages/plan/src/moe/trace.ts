@@ -1,5 +1,5 @@
 import { checkInteger, checkObject, describe, maxRows } from '../check.js';
-import { invalidArgument, PlanError } from '../error.js';
+import { invalidArgument, PlanError, shown } from '../error.js';
 import { maxExperts, maxWorldSize, moeVersion } from './experts.js';
 import { checkRouting, rankTopk, routingOfRanks, type TokenRouting } from './routing.js';
 
@@ -61,7 +61,7 @@ export function parseRoutingTrace(text: string): RoutingTrace {
   if (head.version !== moeVersion) {
     throw new PlanError(
       'EP_PLAN_VERSION',
-      `the trace has version ${String(head.version)}, this package reads version ${moeVersion}: record it again`,
+      `the trace has version ${shown(head.version)}, this package reads version ${moeVersion}: record it again`,
       { expected: moeVersion, found: head.version },
     );
   }

@@ -1,6 +1,6 @@
 import { describe } from '../check.js';
 import { WordHash } from '../digest.js';
-import { PlanError, violation } from '../error.js';
+import { PlanError, shown, violation } from '../error.js';
 import { type ExpertMap, mapExperts, moeVersion } from './experts.js';
 import { type MoePlan, planMoe } from './plan.js';
 
@@ -62,7 +62,7 @@ function checkMoeVersion(version: unknown): void {
   if (version === moeVersion) return;
   throw new PlanError(
     'EP_PLAN_VERSION',
-    `the plan has version ${String(version)}, this package reads version ${moeVersion}: plan again with it`,
+    `the plan has version ${shown(version)}, this package reads version ${moeVersion}: plan again with it`,
     { expected: moeVersion, found: version },
   );
 }

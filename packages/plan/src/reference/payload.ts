@@ -1,5 +1,5 @@
 import { checkInteger } from '../check.js';
-import { invalidArgument } from '../error.js';
+import { invalidArgument, shown } from '../error.js';
 import { maxHidden, type Payload, payloadBytes, scaledChannels } from '../moe/payload.js';
 
 /** Payloads that are cast from numbers, 128 channels to a scale. */
@@ -84,7 +84,7 @@ export function uncastRow(payload: CastPayload, hidden: number, bytes: Uint8Arra
 function checkCast(payload: CastPayload): void {
   if (payload === 'f8e4m3+f32' || payload === 'f8e4m3+ue8m0' || payload === 'logfmt10') return;
   throw invalidArgument(
-    `a payload that is cast must be f8e4m3+f32, f8e4m3+ue8m0 or logfmt10, found ${String(payload)}`,
+    `a payload that is cast must be f8e4m3+f32, f8e4m3+ue8m0 or logfmt10, found ${shown(payload)}`,
     {
       name: 'payload',
       found: payload,

@@ -1,5 +1,5 @@
-import { describe, expect, it } from 'vitest';
 import * as api from '../../src/index.js';
+import { describeMisuse } from '../misuse.js';
 import { padded } from '../padded.js';
 
 const shards = { worldSize: 2, shardOffsets: Int32Array.of(0, 1, 3), lengths: Int32Array.of(4, 2, 3) };
@@ -43,46 +43,8 @@ const right: Readonly<Record<string, readonly unknown[]>> = {
   shardsOfDocuments: [list],
   sizes: [plan.fwdQ, unit],
   validate: [plan],
+  validateReduction: [plan.reduction, plan.revKvCompact],
 };
 
-const functions = Object.entries(api).filter(
-  (entry): entry is [string, (...args: unknown[]) => unknown] =>
-    typeof entry[1] === 'function' && entry[1] !== api.PlanError,
-);
-
-const odd = [undefined, null, {}, 5, 'x'];
-
-/** Ways to say an argument wrongly, with their names: another value in its place, or in the place of one of its fields. */
-function spoiled(args: readonly unknown[]): readonly (readonly [string, readonly unknown[]])[] {
-  return args.flatMap((arg, at) => {
-    const keys = typeof arg === 'object' && arg !== null && !ArrayBuffer.isView(arg) ? Object.keys(arg) : [];
-    return odd.flatMap((value) => [
-      [`argument ${at}: ${String(value)}`, args.with(at, value)] as const,
-      ...keys.map((key) => {
-        const copy = Array.isArray(arg) ? arg.with(Number(key), value) : { ...(arg as object), [key]: value };
-        return [`argument ${at}, ${key}: ${String(value)}`, args.with(at, copy)] as const;
-      }),
-    ]);
-  });
-}
-
-describe('wrong kinds of arguments', () => {
-  it.each(functions)('%s says which and what it expected', (name, call) => {
-    const args = right[name];
-    expect(args, `${name} needs right arguments in this test`).toBeDefined();
-    expect(() => call(...args!)).not.toThrow();
-    const wrong: string[] = [];
-    let refused = 0;
-    for (const [what, given] of [['no arguments', []] as const, ...spoiled(args!)]) {
-      try {
-        call(...given);
-      } catch (error) {
-        if (error instanceof api.PlanError) refused++;
-        else wrong.push(`${what}: ${String(error)}`);
-      }
-    }
-    expect(wrong).toEqual([]);
-    // Arithmetic on numbers takes what comes.
-    if (!['attendedPairs', 'chunksOf'].includes(name)) expect(refused).toBeGreaterThan(0);
-  });
-});
+// Arithmetic on numbers takes what comes.
+describeMisuse('@ep/plan', api, right, ['attendedPairs', 'chunksOf']);

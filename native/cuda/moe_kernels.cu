@@ -1,0 +1,115 @@
+// Dispatch and combine of experts on the GPU: ep/device/moe_*.h over the CUDA context.
+#include "ep/device/moe_combine.h"
+#include "ep/device/moe_compact.h"
+#include "ep/device/moe_dispatch.h"
+
+#include "kernels.hpp"
+#include "launch.cuh"
+
+namespace ep {
+namespace {
+
+constexpr uint32_t most_lanes = 512;
+constexpr uint32_t send_half = 1;
+constexpr uint32_t receive_half = 2;
+
+/* HAZARD: a rank gives up another when its own time is up, for the whole half: were each wait to have a limit of its own, one that waits for several dead ranks would be
+ * late itself, and be given up by those that wait for it. Times of a call are handed over counted from the kernel's begin, which the host does not know. Both are the
+ * block's own: kept where all of its lanes see them. */
+struct begun {
+  cuda_environment environment;
+  uint64_t begin_ns;
+};
+
+__device__ __forceinline__ void begin(begun& own, const cuda_environment& environment) {
+  if (threadIdx.x == 0) {
+    own.environment = environment;
+    own.environment.since = static_cast<uint64_t>(clock64());
+    own.begin_ns = cuda_context{environment}.clock_ns();
+  }
+  __syncthreads();
+}
+
+__device__ __forceinline__ uint64_t from_begin(const begun& own, uint64_t ns) { return ns == 0 ? 0 : own.begin_ns + ns; }
+
+__global__ void __launch_bounds__(most_lanes) moe_dispatch_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_moe_buffer buffer,
+                                                                  const __grid_constant__ ep_moe_dispatch_args given, const uint32_t halves) {
+  __shared__ begun own;
+  __shared__ ep_moe_dispatch_args args;
+  if (threadIdx.x == 0) args = given;
+  begin(own, environment);
+  if (threadIdx.x == 0) {
+    args.call.credits_by_ns = from_begin(own, given.call.credits_by_ns);
+    args.call.counts_by_ns = from_begin(own, given.call.counts_by_ns);
+    args.call.answers_by_ns = from_begin(own, given.call.answers_by_ns);
+  }
+  __syncthreads();
+  cuda_context ctx{own.environment};
+  const load_store_endpoint endpoint{buffer.memory};
+  const bool compact = buffer.header.kind == EP_MOE_HIGH_THROUGHPUT;
+  if ((halves & send_half) != 0 && !(compact ? moe_compact_send(ctx, endpoint, buffer, args) : moe_dispatch_send(ctx, endpoint, buffer, args))) return;
+  if ((halves & receive_half) == 0) return;
+  if (compact) moe_compact_receive(ctx, endpoint, buffer, args);
+  else moe_dispatch_receive(ctx, endpoint, buffer, args);
+}
+
+__global__ void __launch_bounds__(most_lanes) moe_combine_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_moe_buffer buffer,
+                                                                 const __grid_constant__ ep_moe_combine_args args, const uint32_t halves) {
+  __shared__ begun own;
+  begin(own, environment);
+  cuda_context ctx{own.environment};
+  const load_store_endpoint endpoint{buffer.memory};
+  if ((halves & send_half) != 0 && !moe_combine_send(ctx, endpoint, buffer, args)) return;
+  if ((halves & receive_half) == 0 || !moe_combine_receive(ctx, endpoint, buffer, args)) return;
+  /* Low latency has granted its credit at the end of dispatch. */
+  if (buffer.header.kind == EP_MOE_HIGH_THROUGHPUT) moe_release(ctx, endpoint, buffer, args.call);
+}
+
+__global__ void __launch_bounds__(most_lanes)
+    moe_release_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_moe_buffer buffer, const __grid_constant__ ep_moe_call call) {
+  cuda_context ctx{environment};
+  moe_release(ctx, load_store_endpoint{buffer.memory}, buffer, call);
+}
+
+const void* const kernels[] = {reinterpret_cast<const void*>(moe_dispatch_kernel), reinterpret_cast<const void*>(moe_combine_kernel),
+                               reinterpret_cast<const void*>(moe_release_kernel)};
+
+bool takes(const ep_cuda_launch& how, const ep_moe_buffer& buffer) { return buffer.memory.header.kind == EP_MEMORY_LOAD_STORE && how.lanes <= most_lanes; }
+
+} // namespace
+
+int cuda_load_moe() {
+  for (const void* kernel : kernels) {
+    cudaFuncAttributes ignored{};
+    if (const int error = cudaFuncGetAttributes(&ignored, kernel); error != 0) return error;
+  }
+  return 0;
+}
+
+int cuda_resident_moe(uint32_t lanes, int* each) {
+  *each = 0;
+  if (lanes > most_lanes) return cudaErrorInvalidConfiguration;
+  for (const void* kernel : kernels) {
+    int fits = 0;
+    if (const int error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fits, kernel, static_cast<int>(lanes), 0); error != 0) return error;
+    *each = *each == 0 || fits < *each ? fits : *each;
+  }
+  return 0;
+}
+
+int cuda_moe_dispatch(const ep_cuda_launch& how, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args, uint32_t halves) {
+  if (!takes(how, buffer)) return cudaErrorInvalidValue;
+  return launch_with(how, {true, 0}, moe_dispatch_kernel, buffer, args, halves);
+}
+
+int cuda_moe_combine(const ep_cuda_launch& how, const ep_moe_buffer& buffer, const ep_moe_combine_args& args, uint32_t halves) {
+  if (!takes(how, buffer)) return cudaErrorInvalidValue;
+  return launch_with(how, {true, 0}, moe_combine_kernel, buffer, args, halves);
+}
+
+int cuda_moe_release(const ep_cuda_launch& how, const ep_moe_buffer& buffer, const ep_moe_call& call) {
+  if (!takes(how, buffer)) return cudaErrorInvalidValue;
+  return launch_with(how, {true, 0}, moe_release_kernel, buffer, call);
+}
+
+} // namespace ep

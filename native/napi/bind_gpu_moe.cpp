@@ -1,0 +1,192 @@
+#include "gpu_moe_wraps.hpp"
+#include "moe_call.hpp"
+
+#include <cstring>
+
+namespace ep::binding {
+namespace {
+
+uint64_t rounded(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// A call, with what the device holds on to until it has run.
+struct gpu_half : moe_job {
+  std::shared_ptr<gpu::symmetric_memory> memory;
+  gpu::slot_ref slot;
+};
+
+void begin_call(gpu_half& job, ep_moe_call& call, const gpu_moe_buffer_wrap& wrap, gpu::stream& stream, bool capturing, const Napi::Object& description) {
+  const Napi::Env env = description.Env();
+  if (capturing) throw_invalid(env, "the stream is being captured: calls of experts are launched as they are");
+  if (!wrap.native) throw_failure(env, {EP_STATUS_CLOSED, 0, "the buffer was closed"});
+  gpu_moe_contents& own = *wrap.native;
+  job.of = wrap.native;
+  job.memory = own.device_memory.lock();
+  if (!job.memory) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this buffer was closed"});
+  if (job.memory->device() != stream.device()) throw_invalid(env, "the buffer is of GPU " + std::to_string(job.memory->device()) + ", the stream of GPU " + std::to_string(stream.device()));
+  if (!wrap.candidates) throw_invalid(env, "a buffer takes calls after setCandidates()");
+  job.own_data = job.memory->data(own.rank);
+  job.find = [&stream](Napi::Value value, const char* what) { return gpu_operand_of(value, what, stream, true); };
+  read_call(job, call, description);
+  // The slot's own: no kernel of an earlier call of it runs any more.
+  const uint64_t begin = own.first_candidates + call.slot * own.candidate_bytes;
+  const uint64_t replicas = begin + rounded(wrap.candidates->begin.size() * sizeof(uint32_t));
+  std::memcpy(own.tables->data() + begin, wrap.candidates->begin.data(), wrap.candidates->begin.size() * sizeof(uint32_t));
+  std::memcpy(own.tables->data() + replicas, wrap.candidates->replicas.data(), wrap.candidates->begin.back() * sizeof(uint32_t));
+  job.buffer.experts.candidate_begin = own.tables->address() + begin;
+  job.buffer.experts.candidates = own.tables->address() + replicas;
+  job.keep.push_back(gpu::kernels_wait());
+  auto slot = stream.slot();
+  job.slot = value_or_throw(env, slot);
+  call.status = address_of(&job.slot->status);
+  auto* ranks = reinterpret_cast<uint64_t*>(job.report->ranks);
+  if (ranks[own.rank] != 0) throw_invalid(env, "this rank takes no part in its own call");
+}
+
+// The kernel ends its waits by itself, rank by rank; the host ends what has taken far longer than that, and that is a failure. A GPU sees no rank die: its time runs out.
+constexpr double host_patience = 4;
+
+Napi::Value follow_half(Napi::Env env, gpu_stream_wrap& on, gpu_half& job, const gpu_moe_contents& own, int error, const char* what) {
+  gpu::stream::watch how;
+  how.slots.push_back(job.slot);
+  how.deadline_ns = job.timeout_ms < 0 ? no_deadline : deadline_after(host_patience * job.timeout_ms + 1000);
+  how.keep = std::move(job.keep);
+  how.keep.insert(how.keep.end(), {job.of, job.memory, job.routing, job.report, own.tables, own.peers_block, own.share});
+  // HAZARD: other ranks take this call as made once any of its kernels runs; a launch that fails has run none.
+  on.check(env, error, what);
+  return Napi::Number::New(env, static_cast<double>(on.begin(env, std::move(how))));
+}
+
+uint64_t nanoseconds(double timeout_ms, double share) { return timeout_ms < 0 ? 0 : static_cast<uint64_t>(timeout_ms * share * 1e6) + 1; }
+
+} // namespace
+
+// ({memory: GpuSymmetricMemory, lanes, blocks, and what MoeBuffer takes but handle and simt})
+gpu_moe_buffer_wrap::gpu_moe_buffer_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
+  const Napi::Env env = info.Env();
+  if (!info[0].IsObject()) throw_invalid(env, "a buffer is made from a description");
+  const auto from = info[0].As<Napi::Object>();
+  auto& symmetric = unwrap<gpu_symmetric_wrap>(from.Get("memory"), "memory");
+  const gpu::symmetric_memory& memory = symmetric.open(env);
+  auto made = std::make_shared<gpu_moe_contents>();
+  made->device_memory = symmetric.native;
+  describe_moe(*made, from, memory.device_handle());
+  auto taken = gpu::share::take(memory, EP_CUDA_KERNEL_MOE, static_cast<uint32_t>(arg_size(from.Get("blocks"), "blocks")), static_cast<uint32_t>(arg_size(from.Get("lanes"), "lanes")));
+  made->share = value_or_throw(env, taken);
+  ep_moe_buffer& b = made->buffer;
+  const uint64_t rank_bytes = rounded(made->replica_rank.size() * sizeof(int32_t));
+  const uint64_t expert_bytes = rounded(made->replica_expert.size() * sizeof(int32_t));
+  const uint64_t begin_bytes = rounded(made->rank_begin.size() * sizeof(uint32_t));
+  made->first_candidates = rank_bytes + expert_bytes + begin_bytes;
+  made->candidate_bytes = rounded((uint64_t{b.experts.experts} + 1) * sizeof(uint32_t)) + rounded(uint64_t{b.experts.replicas} * sizeof(uint32_t));
+  auto tables = gpu::pinned_block::allocate(memory.of(), memory.device(), made->first_candidates + b.calls * made->candidate_bytes);
+  made->tables = value_or_throw(env, tables);
+  uint8_t* at = made->tables->data();
+  std::memcpy(at, made->replica_rank.data(), made->replica_rank.size() * sizeof(int32_t));
+  std::memcpy(at + rank_bytes, made->replica_expert.data(), made->replica_expert.size() * sizeof(int32_t));
+  std::memcpy(at + rank_bytes + expert_bytes, made->rank_begin.data(), made->rank_begin.size() * sizeof(uint32_t));
+  b.experts.replica_rank = made->tables->address();
+  b.experts.replica_expert = b.experts.replica_rank + rank_bytes;
+  b.experts.rank_begin = b.experts.replica_expert + expert_bytes;
+  auto peers = gpu::device_block::allocate(memory.of(), memory.device(), made->peers.size() * sizeof(ep_moe_peer));
+  made->peers_block = value_or_throw(env, peers);
+  b.peers = made->peers_block->address();
+  native = std::move(made);
+  tag<gpu_moe_buffer_wrap>(info.This().As<Napi::Object>());
+}
+
+const gpu_moe_contents* gpu_moe_of(Napi::Value value, std::shared_ptr<const moe_contents>& as) {
+  bool same = false;
+  if (value.IsObject()) napi_check_object_type_tag(value.Env(), value, &gpu_moe_buffer_wrap::type_tag, &same);
+  if (!same) return nullptr;
+  const auto& native = gpu_moe_buffer_wrap::Unwrap(value.As<Napi::Object>())->native;
+  if (!native) throw_failure(value.Env(), {EP_STATUS_CLOSED, 0, "the buffer was closed"});
+  as = native;
+  return native.get();
+}
+
+void place_in_pinned(Napi::Env env, const gpu_moe_contents& of, moe_routing_wrap::contents& made) {
+  const auto memory = of.device_memory.lock();
+  if (!memory) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this buffer was closed"});
+  auto block = gpu::pinned_block::allocate(memory->of(), memory->device(), made.bytes);
+  const std::shared_ptr<const gpu::pinned_block> own = value_or_throw(env, block);
+  made.data = own->data();
+  made.memory = own;
+}
+
+// () -> {blocks, lanes, resident}
+Napi::Value gpu_moe_buffer_wrap::shape(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  if (!native) throw_failure(env, {EP_STATUS_CLOSED, 0, "the buffer was closed"});
+  auto made = Napi::Object::New(env);
+  made["blocks"] = Napi::Number::New(env, native->share->blocks());
+  made["lanes"] = Napi::Number::New(env, native->share->lanes());
+  made["resident"] = Napi::Number::New(env, native->share->resident());
+  return made;
+}
+
+// (begin: Int32Array [experts + 1], replicas: Int32Array)
+void gpu_moe_buffer_wrap::set_candidates(const Napi::CallbackInfo& info) {
+  if (!native) throw_failure(info.Env(), {EP_STATUS_CLOSED, 0, "the buffer was closed"});
+  auto made = candidates_of(native->buffer, info[0], info[1]);
+  if (made->begin.back() > native->buffer.experts.replicas) throw_invalid(info.Env(), "candidates name a replica more than once");
+  candidates = std::move(made);
+}
+
+// (stream, half): as MoeBuffer.dispatch, of memory that the GPU reaches
+Napi::Value gpu_moe_buffer_wrap::dispatch(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  auto& on = unwrap<gpu_stream_wrap>(info[0], "stream");
+  gpu::stream& stream = on.open(env);
+  gpu_half job;
+  ep_moe_dispatch_args args{};
+  uint32_t halves = 0;
+  begin_call(job, args.call, *this, stream, on.capturing != nullptr, info[1].As<Napi::Object>());
+  read_dispatch(job, args, halves, info[1].As<Napi::Object>());
+  // As on the host (bind_moe_call.cpp), counted from the kernel's begin.
+  args.call.credits_by_ns = nanoseconds(job.timeout_ms, job.buffer.header.kind == EP_MOE_LOW_LATENCY ? 0.5 : 0.25);
+  args.call.counts_by_ns = nanoseconds(job.timeout_ms, 0.5);
+  args.call.answers_by_ns = nanoseconds(job.timeout_ms, 0.75);
+  const gpu::share& share = *native->share;
+  const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot);
+  return follow_half(env, on, job, *native, stream.of()->table().moe_dispatch(&launch, &job.buffer, &args, halves), "launching a dispatch to experts");
+}
+
+// (stream, half): as MoeBuffer.combine
+Napi::Value gpu_moe_buffer_wrap::combine(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  auto& on = unwrap<gpu_stream_wrap>(info[0], "stream");
+  gpu::stream& stream = on.open(env);
+  gpu_half job;
+  ep_moe_combine_args args{};
+  uint32_t halves = 0;
+  begin_call(job, args.call, *this, stream, on.capturing != nullptr, info[1].As<Napi::Object>());
+  read_combine(job, args, halves, info[1].As<Napi::Object>());
+  const gpu::share& share = *native->share;
+  const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot);
+  return follow_half(env, on, job, *native, stream.of()->table().moe_combine(&launch, &job.buffer, &args, halves), "launching a combine of experts");
+}
+
+// (stream, call): as MoeBuffer.release
+Napi::Value gpu_moe_buffer_wrap::release(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  auto& on = unwrap<gpu_stream_wrap>(info[0], "stream");
+  gpu::stream& stream = on.open(env);
+  gpu_half job;
+  ep_moe_call call{};
+  begin_call(job, call, *this, stream, on.capturing != nullptr, info[1].As<Napi::Object>());
+  const gpu::share& share = *native->share;
+  const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot);
+  return follow_half(env, on, job, *native, stream.of()->table().moe_release(&launch, &job.buffer, &call), "launching a release");
+}
+
+void gpu_moe_buffer_wrap::close(const Napi::CallbackInfo&) { native.reset(); }
+
+void gpu_moe_buffer_wrap::define(Napi::Env env, Napi::Object exports) {
+  exports["GpuMoeBuffer"] =
+      DefineClass(env, "GpuMoeBuffer",
+                  {InstanceMethod<&gpu_moe_buffer_wrap::shape>("shape"), InstanceMethod<&gpu_moe_buffer_wrap::set_candidates>("setCandidates"),
+                   InstanceMethod<&gpu_moe_buffer_wrap::dispatch>("dispatch"), InstanceMethod<&gpu_moe_buffer_wrap::combine>("combine"),
+                   InstanceMethod<&gpu_moe_buffer_wrap::release>("release"), InstanceMethod<&gpu_moe_buffer_wrap::close>("close")});
+}
+
+} // namespace ep::binding

@@ -1,0 +1,4 @@
+import { runFuzzers } from '@ep/fuzz';
+import { suite } from './targets.js';
+
+runFuzzers(suite);

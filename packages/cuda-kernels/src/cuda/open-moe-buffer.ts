@@ -1,0 +1,98 @@
+/** Opens a buffer for experts over device memory: rows and counters on the device, agreements in host memory. */
+import { checkInteger, EpError, invalid, type Rank } from '@ep/core';
+import { type NativeGpuMoeBuffer, native } from '@ep/native';
+import { DeviceMemory } from '@ep/native/ranks';
+import { Agreement, agreementBytes, agreementSlots } from '../agreement.js';
+import { checkObject, checkTransport } from '../check-spec.js';
+import { refusal } from '../difference.js';
+import type { DispatchTransport } from '../dispatcher-base.js';
+import { roundToPage } from '../layout.js';
+import { moeForm } from '../moe/codes.js';
+import { moeLines, resolveMoe } from '../moe/options.js';
+import { callSlots } from '../moe/place.js';
+import { DeviceMoeBuffer } from './moe-buffer.js';
+import type { DeviceMoeOptions } from './moe-received.js';
+import { CudaStream } from './stream.js';
+
+const DEFAULT_LANES = 256;
+const MOST_LANES = 512;
+
+/**
+ * Collective, over a transport with device memory (`nvshmem.cuda`). `EP_MISMATCH` names ranks with other options; `EP_INVALID_ARGUMENT` says when the kernels of the
+ * ranks on this GPU could not all run at once.
+ */
+export async function openDeviceMoeBuffer(
+  transport: DispatchTransport,
+  options: DeviceMoeOptions,
+): Promise<DeviceMoeBuffer> {
+  const where = 'openDeviceMoeBuffer';
+  checkTransport(transport, where);
+  checkObject(options, 'options', 'an object with stream, mode, experts, maxTokens, topK and hidden', where);
+  const { worldSize, rank } = transport;
+  const { stream, blocks: wanted, lanes: given, ...rest } = options;
+  if (!(stream instanceof CudaStream)) {
+    throw invalid('stream', { where, expected: 'a stream of a CudaDevice', found: stream });
+  }
+  const lanes = checkInteger(given ?? DEFAULT_LANES, 'lanes', where, 32, MOST_LANES);
+  if (lanes % 32 !== 0) throw invalid('lanes', { where, expected: 'a multiple of 32', found: lanes });
+  const blocks = wanted === undefined ? 0 : checkInteger(wanted, 'blocks', where, 1, 65_535);
+  const moe = resolveMoe(rest, worldSize, where);
+  const wait = { timeoutMs: moe.timeoutMs, ...(options.signal ? { signal: options.signal } : {}) };
+  const control = await transport.allocate({
+    byteLength: agreementBytes(worldSize),
+    signalSlots: agreementSlots(worldSize),
+    ...wait,
+  });
+  let memory: DeviceMemory | undefined;
+  let buffer: NativeGpuMoeBuffer | undefined;
+  try {
+    const endpoints = await Promise.all(
+      Array.from({ length: worldSize }, (_, peer) => transport.connect(peer as Rank)),
+    );
+    const agreement = new Agreement(transport, control, endpoints, { byteOffset: 0, slot: 0 });
+    await agreement.same(where, moeLines(moe), wait);
+    const made = await transport.allocate({
+      byteLength: roundToPage(moe.sizes.totalBytes),
+      signalSlots: callSlots(moe),
+      space: 'device',
+      ...wait,
+    });
+    // A rank that fails here still takes part: the others must hear of it instead of waiting for it.
+    let opened: DeviceMoeBuffer | undefined;
+    let refused: { readonly reason: unknown } | undefined;
+    try {
+      memory = deviceMemory(made, transport, stream, where);
+      buffer = new (native().binding.GpuMoeBuffer)({
+        ...moeForm(moe),
+        ...{ memory: memory.nativeMemory(where), blocks, lanes },
+      });
+      const closeControl = () => control.close();
+      opened = new DeviceMoeBuffer({ rank, moe, memory, stream, native: buffer, closeControl });
+    } catch (reason) {
+      refused = { reason };
+      await made.close();
+    }
+    // From here on the others may send: all ranks' tables are in place.
+    await agreement.same(where, refused ? refusal(refused.reason) : ['ready'], wait).catch((error: unknown) => {
+      throw refused ? refused.reason : error;
+    });
+    if (refused) throw refused.reason;
+    return opened!;
+  } catch (error) {
+    buffer?.close();
+    await memory?.close();
+    await control.close();
+    throw error;
+  }
+}
+
+function deviceMemory(made: unknown, { name }: DispatchTransport, stream: CudaStream, where: string): DeviceMemory {
+  if (!(made instanceof DeviceMemory)) {
+    throw new EpError('EP_UNSUPPORTED', `${where}: the device memory of ${name} is not in native hands`);
+  }
+  if (made.device === stream.device.index) return made;
+  throw new EpError(
+    'EP_INVALID_ARGUMENT',
+    `${where}: the stream is of GPU ${stream.device.index}, ${name} was opened for GPU ${made.device}`,
+  );
+}
