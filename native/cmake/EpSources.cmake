@@ -31,6 +31,7 @@ set(EP_CORE_SOURCES
   core/efa/endpoints.cpp
   core/efa/gin_context.cpp
   core/efa/host_requests.cpp
+  core/efa/post_bench.cpp
   core/efa/queue_block.cpp
   core/efa/rank_nic.cpp
   core/efa/signal_board.cpp
@@ -158,6 +159,7 @@ set(EP_TESTS
   tests/device/copy_test.cpp
   tests/device/core_attention_device_test.cpp
   tests/device/dispatch_simt_test.cpp
+  tests/device/efa_counts_test.cpp
   tests/device/efa_endpoint_test.cpp
   tests/device/efa_gin_test.cpp
   tests/device/efa_naive_test.cpp
@@ -185,6 +187,7 @@ set(EP_TESTS
   tests/collective/reduce_test.cpp
   tests/gpu/export_lock_test.cpp
   tests/gpu/fit_test.cpp
+  tests/gpu/gpu_stream_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
   tests/efa/efa_device_limits_test.cpp
@@ -229,6 +232,7 @@ set(EP_TESTS
 # These open the shim of dl/shim.
 set(EP_SHIM_TESTS soft_control_test verbs_shim_test)
 set(EP_FABRIC_SHIM_TESTS libfabric_shim_test)
+set(EP_GPU_SHIM_TESTS gpu_stream_test)
 
 # As they are, but for the seam in tests/litmus/seam.hpp.
 set(EP_LITMUS_SOURCES
@@ -246,5 +250,6 @@ set(EP_LITMUS_SOURCES
 
 set(EP_BENCHES
   tests/collective/reduce_bench.cpp
+  tests/device/efa_bench.cpp
   tests/device/ibgda_bench.cpp
 )
