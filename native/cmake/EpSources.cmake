@@ -35,6 +35,9 @@ set(EP_CORE_SOURCES
   core/efa/queue_block.cpp
   core/efa/rank_nic.cpp
   core/efa/signal_board.cpp
+  core/fabric/engine.cpp
+  core/fabric/memories.cpp
+  core/fabric/traffic.cpp
   core/ibgda/commands.cpp
   core/ibgda/connect.cpp
   core/ibgda/control_memory.cpp
@@ -48,6 +51,7 @@ set(EP_CORE_SOURCES
   core/ibgda/topology.cpp
   core/life.cpp
   core/limits.cpp
+  core/mapped.cpp
   core/memory.cpp
   core/moe/cast.cpp
   core/rank.cpp
@@ -63,6 +67,8 @@ set(EP_CORE_SOURCES
   dl/cuda_symbols.cpp
   dl/library.cpp
   dl/efa_libfabric.cpp
+  dl/fabric_libfabric.cpp
+  dl/libfabric_symbols.cpp
   dl/mlx5_verbs.cpp
   dl/shim/attach.cpp
   dl/shim/fabric_attach.cpp
@@ -131,6 +137,7 @@ set(EP_NAPI_SOURCES
   napi/bind_hostile.cpp
   napi/bind_efa.cpp
   napi/bind_efa_bench.cpp
+  napi/bind_fabric.cpp
   napi/bind_gin.cpp
   napi/bind_ibgda.cpp
   napi/bind_ibgda_bench.cpp
@@ -187,6 +194,8 @@ set(EP_TESTS
   tests/efa/efa_device_limits_test.cpp
   tests/efa/efa_gin_context_test.cpp
   tests/efa/efa_rank_nic_test.cpp
+  tests/fabric/fabric_engine_test.cpp
+  tests/fabric/fabric_libfabric_test.cpp
   tests/ibgda/prm_commands_test.cpp
   tests/ibgda/device_choice_test.cpp
   tests/ibgda/gpu_memory_test.cpp
