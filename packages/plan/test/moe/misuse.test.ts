@@ -96,6 +96,9 @@ describe('what the arrays say', () => {
   const { placement } = plan;
   const holed = new Array<Int32Array>(2);
   holed[1] = Int32Array.of(0, 1);
+  const sizes = api.bufferSizes(shape);
+  const scores = Float32Array.of(4, 3, 2, 1);
+  const text = (change: object) => api.moeExplanationText({ ...api.explainMoe(plan), ...change });
 
   it.each<readonly [string, () => unknown, readonly string[]]>([
     ['a rank', () => api.routingLayout({ ...layoutInput, map: { ...map, rank: at(map.rank, 1, 2) } }), ['map.rank[1]']],
@@ -156,6 +159,52 @@ describe('what the arrays say', () => {
       'a share as a text',
       () => api.expectedChoices({ kind: 'k-hot', hot: 1, share: '0.5' as never }, 4, 1),
       ['share must be in [0, 1]', 'string 0.5'],
+    ],
+    ['a share of nothing', () => api.generateRouting({ ...generated, emptyShare: null as never }), ['emptyShare']],
+    ['a flag', () => api.bufferSizes({ ...shape, staged: 1 as never }), ['staged', 'true or false', 'number 1']],
+    [
+      'a flag as a text',
+      () => api.topkExperts(scores, { ...topk, normalise: 'no' as never }),
+      ['normalise', 'string no'],
+    ],
+    ['a shape', () => api.largestMaxTokens('x' as never, 1), ['shape must be an object', 'string x']],
+    [
+      'factors',
+      () => api.bufferText({ ...sizes, components: [{ ...sizes.components[0]!, factors: 5 as never }] }),
+      ['[0].factors'],
+    ],
+    [
+      'offsets of the ranks of a buffer',
+      () => api.bufferSizes({ ...shape, experts: { ...map, rankOffsets: Int32Array.of(0, 5, 4) } }),
+      ['experts.rankOffsets[2]', 'at least', 'found 4'],
+    ],
+    [
+      'a replica of a plan',
+      () => api.explainMoe({ ...plan, map: { ...map, rank: at(map.rank, 0, 7) } }),
+      ['plan.map.rank[0]', 'found 7'],
+    ],
+    [
+      'a replica whose bytes are counted',
+      () =>
+        api.moeTraffic(
+          { ...plan, map: { ...map, rank: at(map.rank, 0, 7) } },
+          { hidden: 1, dispatch: 'f32', combine: 'f32' },
+        ),
+      ['plan.map.rank[0]', 'found 7'],
+    ],
+    ['the most of a rank', () => api.localExperts({ ...map, maxLocalExperts: 0.5 }, 0), ['map.maxLocalExperts', '0.5']],
+    ['no experts', () => api.expectedGroups(0, 2, 0), ['experts', 'found 0']],
+    ['no groups', () => api.expectedGroups(8, 0, 2), ['groups', 'found 0']],
+    ['a rank of a report', () => text({ ranks: [{}] }), ['explanation.ranks[0].rank']],
+    [
+      'an expert of a report',
+      () => text({ byLoad: [{ expert: 0, replicas: [5] }] }),
+      ['explanation.byLoad[0].replicas'],
+    ],
+    [
+      'a mask of another world',
+      () => api.rankSends({ ...plan, activeRanks: new Uint8Array(3) }, 0),
+      ['plan.activeRanks', 'found 3'],
     ],
     [
       'an array of nothing',
