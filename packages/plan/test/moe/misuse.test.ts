@@ -206,6 +206,20 @@ describe('what the arrays say', () => {
       () => api.rankSends({ ...plan, activeRanks: new Uint8Array(3) }, 0),
       ['plan.activeRanks', 'found 3'],
     ],
+    ['what was not served', () => api.moeDigest({ ...plan, unserved: -1 }), ['plan.unserved', 'found -1']],
+    [
+      'rows of another world',
+      () => api.moeDigest({ ...plan, placement: { ...placement, recvRows: new Int32Array(3) } }),
+      ['plan.placement.recvRows', 'found 3'],
+    ],
+    ['experts without end', () => api.expectedChoices({ kind: 'uniform' }, 2 ** 40, 2), ['experts', '1099511627776']],
+    ['more choices than experts', () => api.expectedChoices({ kind: 'uniform' }, 4, 5), ['topK', 'found 5']],
+    ['no map', () => api.planMoe(routing, null as never, form), ['map must be an object', 'null']],
+    ['half an expert', () => api.rankTopk({ ...routing, experts: 0.5 }, 0), ['experts', '0.5']],
+    ['no choices', () => api.rankTopk({ ...routing, topK: 0 }, 0), ['topK', 'found 0']],
+    ['the world of a trace', () => api.routingTraceText({ ...trace, worldSize: -1, steps: [] }), ['worldSize', '-1']],
+    ['the experts of a trace', () => api.routingTraceText({ ...trace, experts: -1, steps: [] }), ['experts', '-1']],
+    ['the choices of a trace', () => api.routingTraceText({ ...trace, topK: 4, steps: [] }), ['topK', 'found 4']],
     [
       'an array of nothing',
       () => api.bufferText({ ...api.bufferSizes(shape), components: [null as never] }),
@@ -223,6 +237,12 @@ describe('what the arrays say', () => {
   it('places for more replicas than int32 numbers are refused before they are made', () => {
     const options = { worldSize: 65_536, places: 65_536 };
     expectPlanError(() => api.balanceExperts(new Float64Array(65_536), options), 'EP_CAPACITY', '4294967296 rows');
+  });
+
+  it('a mask of more elements than int32 numbers is refused before it is made', () => {
+    const wide = api.spreadExperts(1, 65_536);
+    const long = api.routingLayout({ map: wide, rank: 0, topK: 1, topkIdx: new Int32Array(32_768) });
+    expectPlanError(() => api.inRankMask(long, wide), 'EP_CAPACITY', 'the mask (tokens * ranks) needs 2147483648');
   });
 
   it('who chooses more than all experts reaches every group', () => {
