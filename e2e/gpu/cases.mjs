@@ -1,11 +1,15 @@
 // The cases for GPUs: on a GPU by main.mjs, and over the host's stand-in for one by vitest. Each throws where it fails.
 import assert from 'node:assert/strict';
+import { demos } from './demos.mjs';
 import { runRanks, valuesOf } from './ranks.mjs';
 
 const range = (/** @type {number} */ from, /** @type {number} */ to) =>
   Array.from({ length: to - from }, (_, i) => from + i);
 
-/** @typedef {{ name: string, run: () => Promise<void>, processes?: boolean }} Case `processes`: needs memory shared between processes */
+/**
+ * @typedef {{ name: string, run: () => Promise<string | void>, processes?: boolean }} Case `processes`: needs memory shared between processes. What `run` resolves with is
+ * for people.
+ */
 
 /** @param {number} ranks @param {object} data @param {import('./ranks.mjs').Mode} mode */
 const oracle = (ranks, data, mode) => async () => {
@@ -177,4 +181,5 @@ export const cases = [
     run: oracle(2, { dtype: 'f32', qRow: 16, kvRow: 8 }, 'processes'),
     processes: true,
   },
+  ...demos,
 ];

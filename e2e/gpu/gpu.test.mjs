@@ -14,7 +14,7 @@ beforeAll(() => {
 });
 
 describe('on host threads in place of a GPU', () => {
-  for (const one of cases) it(one.name, { timeout: 180_000 }, one.run);
+  for (const one of cases) it(one.name, { timeout: 180_000 }, () => one.run());
 
   it('a GPU that fails is listed beside those that work', async () => {
     const program = fileURLToPath(new URL('./devices.mjs', import.meta.url));

@@ -1,6 +1,7 @@
 #include "cast.hpp"
 
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 namespace ep::moe {
@@ -13,6 +14,7 @@ struct row_table {
 
 namespace portable {
 #define EP_MOE_TARGET
+#define EP_MOE_VECTOR 16
 #include "cast_kernels.inc"
 }  // namespace portable
 
@@ -20,16 +22,20 @@ namespace portable {
 #undef EP_MOE_TARGET
 #undef EP_MOE_FUNCTION
 #undef EP_MOE_MEMBER
+#undef EP_MOE_VECTOR
 namespace avx2 {
 #define EP_MOE_TARGET __attribute__((target("avx2")))
+#define EP_MOE_VECTOR 32
 #include "cast_kernels.inc"
 }  // namespace avx2
 
 #undef EP_MOE_TARGET
 #undef EP_MOE_FUNCTION
 #undef EP_MOE_MEMBER
+#undef EP_MOE_VECTOR
 namespace avx512 {
 #define EP_MOE_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#define EP_MOE_VECTOR 64
 #include "cast_kernels.inc"
 }  // namespace avx512
 #endif

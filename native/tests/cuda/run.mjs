@@ -1,5 +1,6 @@
-// node native/tests/cuda/run.mjs test | bench [--build-only FOLDER]: builds the tests or the benchmarks that need a GPU with nvcc, and runs them. Where there is no
-// GPU they cannot say anything, so nothing that must pass everywhere calls this.
+// node native/tests/cuda/run.mjs test | bench [--build-only FOLDER | --built FOLDER]: builds the tests or the benchmarks that need a GPU with nvcc, and runs them; with
+// --built, those that --build-only has left in that folder, on a machine without nvcc. Where there is no GPU they cannot say anything, so nothing that must pass everywhere
+// calls this.
 import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
@@ -14,20 +15,23 @@ const sets = {
 };
 
 const [set, flag, kept] = process.argv.slice(2);
-if ((set !== 'test' && set !== 'bench') || (flag !== undefined && (flag !== '--build-only' || kept === undefined))) {
-  console.error('usage: node native/tests/cuda/run.mjs test | bench [--build-only FOLDER]');
+const known = flag === undefined || ((flag === '--build-only' || flag === '--built') && kept !== undefined);
+if ((set !== 'test' && set !== 'bench') || !known) {
+  console.error('usage: node native/tests/cuda/run.mjs test | bench [--build-only FOLDER | --built FOLDER]');
   process.exit(2);
 }
 const folder = kept === undefined ? mkdtempSync(join(tmpdir(), 'ep-gpu-')) : resolve(kept);
 mkdirSync(folder, { recursive: true });
 if (kept === undefined) process.on('exit', () => rmSync(folder, { recursive: true, force: true }));
 exitOnSignals();
-if ((await nvccVersion()) === null && !isRequired('gpu')) {
-  for (const name of sets[set]) console.log(`unavailable  ${name}: no nvcc was found`);
-  process.exit(0);
+if (flag !== '--built') {
+  if ((await nvccVersion()) === null && !isRequired('gpu')) {
+    for (const name of sets[set]) console.log(`unavailable  ${name}: no nvcc was found`);
+    process.exit(0);
+  }
+  await buildPrograms(sets[set], folder);
+  if (flag === '--build-only') process.exit(0);
 }
-await buildPrograms(sets[set], folder);
-if (kept !== undefined) process.exit(0);
 for (const name of sets[set]) {
   const result = await run(join(folder, name), [], { limitMs: 10 * 60_000 });
   console.log(`${name}\n${result.output.trim()}`);

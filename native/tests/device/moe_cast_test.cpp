@@ -215,18 +215,20 @@ void logfmt_keeps_small_ones() {
   }
 }
 
-// Sums against a loop that is nothing but the rule; with a payload of every kind, 0 to 40 terms and 0 to 2 biases.
+// Sums against a loop that is nothing but the rule; with a payload of every kind, of another type than the result and of the same, 0 to 40 terms and 0 to 2 biases.
+// The first row may hold an infinity or a NaN.
 void sums_alike() {
   random_source random(13);
-  constexpr uint32_t payloads[] = {EP_MOE_F32, EP_MOE_F16, EP_MOE_BF16, EP_MOE_F8_F32, EP_MOE_F8_UE8M0, EP_MOE_LOGFMT10};
+  constexpr uint32_t payloads[] = {EP_MOE_F32, EP_MOE_F16, EP_MOE_BF16, EP_MOE_F8_F32, EP_MOE_F8_UE8M0, EP_MOE_LOGFMT10, EP_MOE_BF16, EP_MOE_BF16, EP_MOE_F16};
   for (const uint64_t hidden : widths) {
-    for (const uint32_t payload : payloads) {
-      const uint32_t dtype = dtypes[below(random, 3)];
+    for (uint32_t turn = 0; turn < std::size(payloads); ++turn) {
+      const uint32_t payload = payloads[turn];
+      const uint32_t dtype = turn < 6 ? dtypes[below(random, 3)] : payload;
       const auto count = static_cast<uint32_t>(hidden == 259 ? 40 : below(random, 5));
       std::vector<std::vector<uint8_t>> rows;
       std::vector<ep_moe_term> terms;
       for (uint32_t i = 0; i < count; ++i) {
-        const row from = make_row(random, payload <= EP_MOE_BF16 ? payload : EP_MOE_BF16, hidden, static_cast<uint32_t>(below(random, 3)));
+        const row from = make_row(random, payload <= EP_MOE_BF16 ? payload : EP_MOE_BF16, hidden, static_cast<uint32_t>(below(random, i == 0 ? 5 : 3)));
         if (payload > EP_MOE_BF16) {
           rows.push_back(cast_by(isa::portable, EP_MOE_BF16, from, hidden, payload));
           continue;

@@ -40,6 +40,17 @@ describe('ep demo moe', () => {
     expect(report.error.relative).toBeGreaterThan(1e-2);
   });
 
+  it('passes with rows in the memory of a stand-in for a GPU', { timeout: 120_000 }, async () => {
+    const args = ['demo', 'moe', '--small', '--from', root, '--json', '--no-svg', '--device', 'cuda', '--ranks', '2'];
+    const standIn = join(root, 'native/build/Release/libep_cuda_host.so');
+    const { code, stdout, stderr } = await runEp(args, { EP_CUDA_PATH: standIn });
+    expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
+    expect(JSON.parse(stdout)).toMatchObject({
+      ...{ pass: true, device: 'cuda', transport: 'cuda', rankMode: 'threads', stagedBytes: 0, losses: [] },
+      gpu: 'kernels on host threads (for tests)',
+    });
+  });
+
   it.each([
     ['a process', []],
     ['a thread', ['--threads', '--mode', 'high-throughput']],
@@ -69,6 +80,7 @@ it('a job arrives at the ranks as it was written', () => {
     seed: 4,
     mode: 'high-throughput',
     dtype: 'fp8',
+    device: 'host',
     transport: 'shm',
     map,
     batch: 2,
@@ -104,6 +116,7 @@ describe('the verdict', () => {
     rankMode: 'threads',
     mode: 'low-latency',
     dtype: 'bf16',
+    device: 'host',
     transport: 'shm',
     documents: 1,
     tokens: 1,

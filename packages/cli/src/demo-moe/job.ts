@@ -1,7 +1,7 @@
 /** What every rank of `ep demo moe` needs to know: plain data in a file. */
 import { readFileSync, writeFileSync } from 'node:fs';
 import { type ExpertMap, type MoeForm, mapExperts } from '@ep/plan/moe';
-import type { DemoTransportName } from '../demo/transports.js';
+import type { DemoDevice, DemoTransportName } from '../demo/transports.js';
 
 export const moeDTypes = ['bf16', 'fp8'] as const;
 export type MoeDemoDType = (typeof moeDTypes)[number];
@@ -10,6 +10,7 @@ export interface MoeJob {
   readonly seed: number;
   readonly mode: MoeForm['mode'];
   readonly dtype: MoeDemoDType;
+  readonly device: DemoDevice;
   readonly transport: DemoTransportName;
   readonly map: ExpertMap;
   /** Tokens of a rank in one step. */

@@ -2,6 +2,7 @@
 import type { MoeForm } from '@ep/plan/moe';
 import pc from 'picocolors';
 import type { RankMode } from '../demo/ranks.js';
+import type { DemoDevice } from '../demo/transports.js';
 import { formatBytes, type MachineDescription, machineText } from '../doctor/machine.js';
 import { plainTable } from '../plain-table.js';
 import type { MoeDemoDType } from './job.js';
@@ -18,6 +19,9 @@ export interface MoeDemoReport {
   readonly rankMode: RankMode;
   readonly mode: MoeForm['mode'];
   readonly dtype: MoeDemoDType;
+  /** Where rows lay and kernels carried them; of a GPU also its name. Experts compute on the host. */
+  readonly device: DemoDevice;
+  readonly gpu?: string;
   readonly transport: string;
   readonly documents: number;
   readonly tokens: number;
@@ -74,6 +78,9 @@ export function moeReportText(report: MoeDemoReport): string {
       'experts',
       `${report.experts}, top-${report.topK}, ${report.replicas} replicas; Gini of their load ${report.gini.toFixed(3)}`,
     ],
+    ...(report.gpu === undefined
+      ? []
+      : [['kernels on', `${report.gpu}, ranks as its streams; experts compute on the host`]]),
     [
       'ranks',
       `${report.ranks} ${report.rankMode} over ${report.transport}, ${report.mode}, ${report.dtype}; ${report.routes.join(', ')}`,

@@ -13,7 +13,7 @@ import {
 } from '@ep/plan/moe';
 import { collectDocuments, findRoot, type Selection, selectDocuments } from '../demo/documents.js';
 import { type RankMode, runRanks } from '../demo/ranks.js';
-import type { DemoTransportName } from '../demo/transports.js';
+import type { DemoDevice, DemoTransportName } from '../demo/transports.js';
 import { describeMachine } from '../doctor/machine.js';
 import { writePicture } from '../plan/command.js';
 import { type MoeDemoDType, type MoeJob, stepsOf, writeMoeJob } from './job.js';
@@ -29,6 +29,8 @@ export interface MoeDemoOptions {
   readonly dtype: MoeDemoDType;
   readonly mode: MoeForm['mode'];
   readonly seed: number;
+  readonly device: DemoDevice;
+  readonly gpu?: string;
   readonly transport: DemoTransportName;
   readonly from?: string;
   readonly svg?: string;
@@ -77,7 +79,7 @@ export async function runMoeDemo(
   tell: (text: string) => void,
   signal: AbortSignal,
 ): Promise<MoeDemoReport> {
-  const { ranks, seed, dtype, mode, transport, kill } = options;
+  const { ranks, seed, dtype, mode, device, transport, kill } = options;
   const { hidden, topK, experts } = moeShape;
   tell('collect and tokenise documents');
   const files = collectDocuments(options.from ?? findRoot(process.cwd()));
@@ -102,6 +104,7 @@ export async function runMoeDemo(
     seed,
     mode,
     dtype,
+    device,
     transport,
     map: balanced.map,
     batch,
@@ -151,7 +154,9 @@ export async function runMoeDemo(
     rankMode: options.rankMode,
     mode,
     dtype,
-    transport,
+    device,
+    ...(options.gpu === undefined ? {} : { gpu: options.gpu }),
+    transport: device === 'cuda' ? 'cuda' : transport,
     documents: documents.length,
     tokens: routing.whole.topkIdx.length / topK,
     steps,

@@ -2,12 +2,13 @@
  * What one rank does in `ep demo moe`: two steps are under way at any time; while the tokens of one travel, its experts compute those of the other. At the
  * end it computes its own tokens' mixtures once more, with all experts at hand and no dispatch, and compares.
  */
-import { decode, encode, type Member, type Storage, tensor } from '@ep/core';
-import { type MoeBuffer, type MoeReceived, openMoeBuffer } from '@ep/cuda-kernels';
-import { allocateHost } from '@ep/native';
+import { decode, encode, type Member } from '@ep/core';
 import { routingLayout } from '@ep/plan/moe';
 import type { Compared } from '../demo/results.js';
-import { openDemoTransport } from '../demo/transports.js';
+import { type DemoTransport, openCudaDemoTransport, openDemoTransport } from '../demo/transports.js';
+import { CudaExchange } from './cuda-exchange.js';
+import type { Arrived, Exchange } from './exchange.js';
+import { HostExchange } from './host-exchange.js';
 import { type MoeJob, stepsOf } from './job.js';
 import { MoeModel } from './model.js';
 
@@ -42,21 +43,6 @@ interface Outcome {
   readonly lostRanks: Uint8Array;
 }
 
-const bf16 = (rows: number, hidden: number) =>
-  tensor('bf16', [rows, hidden], new Uint16Array(allocateHost(Math.max(64, rows * hidden * 2)), 0, rows * hidden));
-
-/** One row in fp32, its scales applied. */
-function readRow(received: MoeReceived, row: number, hidden: number, into: Float32Array): void {
-  const { x, scales } = received;
-  const stride = x.strides?.at(-2) ?? hidden;
-  const codes = x.data.subarray(row * stride, row * stride + hidden);
-  into.set(decode(x.dtype as 'bf16', codes as Storage['bf16']));
-  if (scales === undefined) return;
-  // Column-major: the scales of neighbouring rows lie side by side.
-  const perBlock = scales.strides!.at(-1)!;
-  for (let h = 0; h < hidden; h++) into[h]! *= (scales.data as Float32Array)[row + Math.floor(h / 128) * perBlock]!;
-}
-
 export async function runMoeRank(
   member: Member,
   job: MoeJob,
@@ -64,20 +50,9 @@ export async function runMoeRank(
 ): Promise<MoeRankResult> {
   const { rank } = member;
   const begin = performance.now();
-  const transport = await openDemoTransport(job.transport, member);
+  const model = new MoeModel(job.seed);
+  const { transport, exchange } = await openExchange(member, job, model);
   try {
-    const model = new MoeModel(job.seed);
-    const { hidden, topK } = model.shape;
-    const buffer = await openMoeBuffer(transport, {
-      mode: job.mode,
-      experts: job.map,
-      maxTokens: job.batch,
-      topK,
-      hidden,
-      ...(job.dtype === 'fp8' ? { payload: 'f8e4m3+f32' as const } : {}),
-      ...(job.mode === 'high-throughput' ? { alignment: 8 } : {}),
-      timeoutMs: 10_000,
-    });
     const milliseconds = { 'set-up': performance.now() - begin, generate: 0, steps: 0, verify: 0 };
     const phase = async <T>(name: MoePhase, body: () => T | Promise<T>): Promise<T> => {
       onPhase(name);
@@ -88,17 +63,46 @@ export async function runMoeRank(
     };
     const batches = await phase('generate', () => makeBatches(job, rank, model));
     await transport.barrier();
-    const run = new Steps(job, rank, model, buffer);
+    const run = new Steps(job, rank, model, exchange);
     await phase('steps', () => run.all(batches));
     const losses = run.losses;
-    const routes = buffer.routes().map(({ peer, via }) => `rank ${peer} by ${via}`);
-    await buffer.close();
+    const routes = exchange.routes();
+    await exchange.close();
     const { compared, droppedChoices } = await phase('verify', () => verify(job, rank, model, batches, run.outcomes));
     const { expertMs, expertRows, stagedBytes } = run;
     return { rank, milliseconds, expertMs, compared, expertRows, droppedChoices, stagedBytes, losses, routes };
   } finally {
     await transport.close();
   }
+}
+
+async function openExchange(
+  member: Member,
+  job: MoeJob,
+  model: MoeModel,
+): Promise<{ readonly transport: DemoTransport; readonly exchange: Exchange }> {
+  const { hidden, topK } = model.shape;
+  const options = {
+    mode: job.mode,
+    experts: job.map,
+    maxTokens: job.batch,
+    topK,
+    hidden,
+    ...(job.dtype === 'fp8' ? { payload: 'f8e4m3+f32' as const } : {}),
+    ...(job.mode === 'high-throughput' ? { alignment: 8 } : {}),
+    timeoutMs: 10_000,
+  };
+  const open = async <T extends DemoTransport>(transport: T, exchange: (over: T) => Promise<Exchange>) => {
+    try {
+      return { transport, exchange: await exchange(transport) };
+    } catch (error) {
+      await transport.close();
+      throw error;
+    }
+  };
+  return job.device === 'cuda'
+    ? open(await openCudaDemoTransport(member), (transport) => CudaExchange.open(transport, options))
+    : open(await openDemoTransport(job.transport, member), (transport) => HostExchange.open(transport, options));
 }
 
 function makeBatches(job: MoeJob, rank: number, model: MoeModel): Batch[] {
@@ -122,13 +126,13 @@ class Steps {
   readonly #job: MoeJob;
   readonly #rank: number;
   readonly #model: MoeModel;
-  readonly #buffer: MoeBuffer;
+  readonly #exchange: Exchange;
 
-  constructor(job: MoeJob, rank: number, model: MoeModel, buffer: MoeBuffer) {
+  constructor(job: MoeJob, rank: number, model: MoeModel, exchange: Exchange) {
     this.#job = job;
     this.#rank = rank;
     this.#model = model;
-    this.#buffer = buffer;
+    this.#exchange = exchange;
   }
 
   async all(batches: readonly Batch[]): Promise<void> {
@@ -141,12 +145,12 @@ class Steps {
       this.#noteLosses(step);
       // The next step's tokens are on their way while the experts compute this one's.
       if (step + 1 < batches.length) next = this.#dispatch(batches[step + 1]!);
-      const y = this.#experts(received);
-      const combined = await this.#buffer.combine(y, received.handle, { weights: batch.weights, renormalise: true });
+      this.#experts(received);
+      const combined = await this.#exchange.combine(received, batch.weights);
       this.#noteLosses(step);
       this.stagedBytes += received.stagedBytes + combined.stagedBytes;
       this.outcomes.push({
-        y: decode('bf16', combined.y.data as Uint16Array),
+        y: decode('bf16', combined.y),
         activeRanks,
         lostRanks: combined.lostRanks,
       });
@@ -154,33 +158,30 @@ class Steps {
   }
 
   #dispatch(batch: Batch) {
-    const activeRanks = this.#buffer.activeRanks;
-    const { hidden } = this.#model.shape;
-    const x = bf16(batch.rows.length / hidden, hidden);
-    x.data.set(batch.rows);
-    return { work: this.#buffer.dispatch(x, batch.topkIdx), activeRanks };
+    const { activeRanks } = this.#exchange;
+    const work = this.#exchange.dispatch(batch.rows, batch.topkIdx);
+    // Awaited a step later: a failure must not count as unhandled until then.
+    work.catch(() => {});
+    return { work, activeRanks };
   }
 
-  #experts(received: MoeReceived) {
+  #experts(received: Arrived): void {
     const { hidden } = this.#model.shape;
     const { map } = this.#job;
     const from = performance.now();
-    const rows = received.x.shape.slice(0, -1).reduce((product, extent) => product * extent, 1);
-    const y = bf16(rows, hidden);
     const x = new Float32Array(hidden);
     const out = new Float32Array(hidden);
     for (let e = 0; e < received.counts.length; e++) {
       const expert = map.expert[map.rankOffsets[this.#rank]! + e]!;
       const first = received.blockStart[e]!;
       for (let row = first; row < first + received.counts[e]!; row++) {
-        readRow(received, row, hidden, x);
+        received.read(row, x);
         this.#model.apply(expert, x, out, 1);
-        y.data.set(encode('bf16', out), row * hidden);
+        received.results.set(encode('bf16', out), row * hidden);
       }
       this.expertRows += received.counts[e]!;
     }
     this.expertMs += performance.now() - from;
-    return y;
   }
 
   /** Its tokens are out; their results will never be fetched, nor those that it owes. */
@@ -191,7 +192,7 @@ class Steps {
   }
 
   #noteLosses(step: number): void {
-    for (const [rank, why] of this.#buffer.losses) {
+    for (const [rank, why] of this.#exchange.losses) {
       if (!this.losses.some((known) => known.rank === rank)) this.losses.push({ rank, why, step });
     }
   }

@@ -98,7 +98,10 @@ export function demoCommand(): Command {
         .default('host' satisfies DemoDevice),
     )
     .addOption(
-      new Option('--transport <name>', 'what carries rows: shared memory, or queue pairs of a software NIC')
+      new Option(
+        '--transport <name>',
+        'what carries rows: shared memory, queue pairs of a software NIC, or libfabric on the loopback interface',
+      )
         .choices(demoTransportNames)
         .default('shm' satisfies DemoTransportName),
     )
@@ -131,6 +134,9 @@ async function checkDevice(where: string, { transport }: DemoFlags): Promise<voi
 const modeOf = ({ threads, device }: DemoFlags): RankMode =>
   threads === true || device === 'cuda' ? 'threads' : 'processes';
 
+/** Its name, in reports. */
+const gpuOf = ({ device }: DemoFlags) => (device === 'cuda' ? { gpu: cudaDevices()[0]!.name } : {});
+
 interface Progress {
   files: readonly TextFile[];
   documents: readonly DemoDocument[];
@@ -141,11 +147,11 @@ interface Progress {
 
 async function moe(flags: DemoFlags): Promise<void> {
   const { dtype, ranks, kill, from } = flags;
-  if (flags.device !== 'host') throw invalid('--device', { where: 'demo moe', expected: 'host', found: flags.device });
   if (dtype === 'f32') throw invalid('--dtype', { where: 'demo moe', expected: 'bf16 or fp8', found: dtype });
   if (kill !== undefined && (kill >= ranks || ranks < 2)) {
     throw invalid('--kill', { where: 'demo moe', expected: `one of ${ranks} ranks, not the only one`, found: kill });
   }
+  if (flags.device === 'cuda') await checkDevice('demo moe', flags);
   const stop = new AbortController();
   const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
   process.on('SIGINT', onSignal).on('SIGTERM', onSignal);
@@ -155,7 +161,9 @@ async function moe(flags: DemoFlags): Promise<void> {
   try {
     const options = {
       ranks,
-      rankMode: flags.threads === true ? ('threads' as const) : ('processes' as const),
+      rankMode: modeOf(flags),
+      device: flags.device,
+      ...gpuOf(flags),
       small: flags.small === true,
       dtype,
       mode: flags.mode,
@@ -294,7 +302,7 @@ function reportOf(progress: Progress, flags: AttentionFlags, mode: RankMode, row
     machine: describeMachine(),
     mode,
     device: flags.device,
-    ...(flags.device === 'cuda' ? { gpu: cudaDevices()[0]!.name } : {}),
+    ...gpuOf(flags),
     transport: flags.device === 'cuda' ? 'cuda' : flags.transport,
     ranks: flags.ranks,
     dtype: flags.dtype,

@@ -166,6 +166,7 @@ export class DeviceMoeBuffer extends Resource {
     const refused = (): void => {
       call.stage = 'released';
       slot.held = undefined;
+      this.#losses.note(routing.ranks);
     };
     const received = (): DeviceMoeReceived => {
       call.stage = 'received';

@@ -1,11 +1,11 @@
 /**
- * Mode, payload, transport, executor, hook, cached layout and alignment against the oracle: each value of each at least once by default, the whole product by
- * EP_TEST_FULL=1. Placement is deterministic in every case: rows are compared one by one.
+ * Mode, payload, transport, executor, hook, cached layout, alignment and a failed rank against the oracle, bit by bit: each value of each at least once by default, the
+ * whole product by EP_TEST_FULL=1. Placement is deterministic in every case: rows are compared one by one.
  */
-import { spreadExperts } from '@ep/plan/moe';
+import { type MoePlan, mapExperts, planMoe, rankTopk, routingOfRanks, withLostRanks } from '@ep/plan/moe';
 import { describe, expect, it } from 'vitest';
 import type { MoeBufferOptions } from '../../src/index.js';
-import { check, inputsOf, type MoeCase, openFor, type RankResult, rowsOfCall, runCall } from './case.js';
+import { check, type Inputs, inputsOf, type MoeCase, openFor, type RankResult, rowsOfCall, runCall } from './case.js';
 import { onRanks, type WorldTransport } from './world.js';
 
 const full = process.env.EP_TEST_FULL === '1';
@@ -27,7 +27,9 @@ const executors: readonly Pick<MoeBufferOptions, 'blocks' | 'executor'>[] = [
   { blocks: 3 },
   { blocks: 2, executor: { lanes: 8, warpLanes: 4, seed: 3 } },
 ];
-const repeats = ['plain', 'hook', 'cached'] as const;
+const repeats = ['plain', 'hook', 'cached', 'cached hook'] as const;
+/** From the second call on: all take part; all others leave one out; one does not come any more, or closes its transport, and is given up. */
+const failures = ['none', 'left out', 'absent', 'dead'] as const;
 
 interface Cell {
   readonly form: Form;
@@ -35,6 +37,7 @@ interface Cell {
   readonly transport: WorldTransport;
   readonly executor: (typeof executors)[number];
   readonly repeat: (typeof repeats)[number];
+  readonly failure: (typeof failures)[number];
 }
 
 function* product(): Generator<Cell> {
@@ -42,43 +45,82 @@ function* product(): Generator<Cell> {
     for (const payload of payloads)
       for (const transport of transports)
         for (const executor of executors)
-          for (const repeat of repeats) yield { form, payload, transport, executor, repeat };
+          for (const repeat of repeats)
+            for (const failure of failures) yield { form, payload, transport, executor, repeat, failure };
 }
 
-/** Every pair of (form, payload), and of (form, transport, repeat); the other values in turn. */
+/** Every pair of (form, payload), of (form, transport, repeat), and of (form, failure); the other values in turn. */
 function* small(): Generator<Cell> {
-  let turn = 0;
-  const next = <T>(of: readonly T[]): T => of[turn++ % of.length]!;
+  const turns = new Map<unknown, number>();
+  const next = <T>(of: readonly T[]): T => {
+    const turn = turns.get(of) ?? 0;
+    turns.set(of, turn + 1);
+    return of[turn % of.length]!;
+  };
   for (const form of forms) {
     for (const payload of payloads) {
-      yield { form, payload, transport: 'shm', executor: next(executors), repeat: 'plain' };
+      yield { form, payload, transport: 'shm', executor: next(executors), repeat: 'plain', failure: 'none' };
     }
     for (const transport of transports)
-      for (const repeat of repeats) yield { form, payload: next(payloads), transport, executor: {}, repeat };
+      for (const repeat of repeats)
+        yield { form, payload: next(payloads), transport, executor: {}, repeat, failure: 'none' };
+    for (const failure of failures.slice(1)) {
+      for (const repeat of repeats) {
+        const transport = failure === 'dead' ? 'shm' : next(transports);
+        yield { form, payload: next(payloads), transport, executor: next(executors), repeat, failure };
+      }
+    }
   }
 }
 
-const possible = ({ form, repeat }: Cell): boolean => !(form[0] === 'low-latency' && repeat === 'cached');
+/** Low latency has no layouts; and how a death is seen is a matter of transports, of which shared memory stands for all. */
+const possible = ({ form, repeat, transport, failure }: Cell): boolean =>
+  !(form[0] === 'low-latency' && repeat.startsWith('cached')) && !(failure === 'dead' && transport !== 'shm');
 
-function nameOf({ form, payload, transport, executor, repeat }: Cell): string {
+function nameOf({ form, payload, transport, executor, repeat, failure }: Cell): string {
   const travels = [
     payload.payload ?? payload.dtype,
     payload.roundScales ? 'powers of two' : '',
     payload.combinePayload ?? '',
   ];
   const runs = executor.executor === undefined ? `fast x ${executor.blocks ?? 1}` : 'simt';
-  return [form.join(' '), travels.filter(Boolean).join(', '), transport, runs, repeat].join(' | ');
+  return [form.join(' '), travels.filter(Boolean).join(', '), transport, runs, repeat, failure].join(' | ');
 }
 
 const worldSize = 3;
+const failed = 2;
+/** Experts 0 and 6 have two replicas, one of them on the rank that fails. */
+const map = mapExperts({
+  worldSize,
+  experts: 7,
+  rankOffsets: Int32Array.of(0, 3, 6, 9),
+  expert: Int32Array.of(0, 1, 2, 3, 4, 6, 5, 6, 0),
+});
+/** Of calls that give a rank up. */
+const GIVE_UP_MS = full ? 600 : 1500;
+
+/** What the calls after the first come to. */
+function planAfter({ failure, repeat }: Cell, { routing, map, form }: Inputs): MoePlan {
+  const whole = planMoe(routing, map, form);
+  if (failure === 'none') return whole;
+  const lost = Uint8Array.from({ length: worldSize }, (_, rank) => (rank === failed ? 1 : 0));
+  // A layout keeps the places of who is gone.
+  if (repeat.startsWith('cached')) return withLostRanks(whole, lost);
+  const activeRanks = lost.map((gone) => 1 - gone);
+  if (failure === 'left out') return planMoe(routing, map, form, { activeRanks });
+  // Nobody knows the counts of a rank that did not come; and those that it would have served were sent there.
+  const choices = Array.from({ length: worldSize }, (_, rank) => rankTopk(routing, rank));
+  const came = choices.map((of, rank) => (rank === failed ? of.map(() => -1) : of));
+  return withLostRanks(planMoe(routingOfRanks(routing.experts, routing.topK, came), map, form), lost);
+}
 
 async function run(cell: Cell): Promise<void> {
-  const { form, payload, transport, executor, repeat } = cell;
+  const { form, payload, transport, executor, repeat, failure } = cell;
   const one: MoeCase = {
     worldSize,
     mode: form[0],
     seed: 11,
-    map: spreadExperts(7, worldSize),
+    map,
     experts: 7,
     topK: 3,
     hidden: 200,
@@ -86,7 +128,7 @@ async function run(cell: Cell): Promise<void> {
     dtype: payload.dtype!,
     emptyShare: 0.1,
     biases: 1,
-    hook: repeat === 'hook',
+    hook: repeat.endsWith('hook'),
     ...(form[0] === 'high-throughput' ? { alignment: form[1] } : {}),
     options: { ...payload, ...executor },
   };
@@ -97,22 +139,37 @@ async function run(cell: Cell): Promise<void> {
   const results = await onRanks(worldSize, transport, async (of) => {
     const buffer = await openFor(of, one, inputs);
     const all: RankResult[] = [];
-    const first = await runCall(buffer, one, inputs, { keepLayout: repeat === 'cached' });
+    const first = await runCall(buffer, one, inputs, { keepLayout: repeat.startsWith('cached') });
     all.push(first);
+    if (failure !== 'none' && buffer.rank === failed) {
+      if (failure === 'dead') await of.close();
+      await buffer.close();
+      return all;
+    }
+    if (failure === 'left out') buffer.leaveOut([failed]);
     while (all.length < calls) {
       const rows = rowsOf(all.length);
-      all.push(await runCall(buffer, one, rows, first.layout === undefined ? {} : { layout: first.layout }));
+      const gives = all.length === 1 && failure === 'absent';
+      const options = {
+        ...(first.layout === undefined ? {} : { layout: first.layout }),
+        ...(gives ? { timeoutMs: GIVE_UP_MS } : {}),
+      };
+      all.push(await runCall(buffer, one, rows, options));
     }
     await buffer.close();
     return all;
   });
+  const after = planAfter(cell, inputs);
+  // Later calls know who is gone before they choose replicas, as if it had been left out.
+  const settled = failure === 'none' ? after : planAfter({ ...cell, failure: 'left out' }, inputs);
   for (let call = 0; call < calls; call++) {
-    const of = results.map((all) => all[call]!);
-    check(one, rowsOf(call), of);
+    const of = results.map((all) => all[call]);
+    check(one, rowsOf(call), of, call === 0 ? undefined : call === 1 ? after : settled);
   }
   // The same rows give the same bits, also where payloads round.
-  expect(results.map((all) => all[3]!.combined)).toEqual(results.map((all) => all[0]!.combined));
-  expect(results.map((all) => all[1]!.combined)).not.toEqual(results.map((all) => all[0]!.combined));
+  const combined = (call: number) => results.map((all) => all[call]?.combined);
+  if (failure === 'none') expect(combined(3)).toEqual(combined(0));
+  expect(combined(1)).not.toEqual(combined(0));
 }
 
 describe(`the ${full ? 'whole product' : 'small grid'}`, () => {

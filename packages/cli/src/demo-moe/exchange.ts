@@ -1,0 +1,34 @@
+/** How tokens get to their experts and back, wherever rows lie: as the demo's steps see it. */
+import type { MoeHandle, MoeLoss } from '@ep/cuda-kernels';
+
+/** Rows that came here, until their results are combined. */
+export interface Arrived {
+  /** By local expert: rows, and the first of them. */
+  readonly counts: Int32Array;
+  readonly blockStart: Int32Array;
+  /** Writes one row in fp32, its scales applied. */
+  readonly read: (row: number, into: Float32Array) => void;
+  /** bf16 [rows, hidden]: where experts write their results. */
+  readonly results: Uint16Array;
+  readonly handle: MoeHandle;
+  readonly stagedBytes: number;
+}
+
+export interface Combined {
+  /** bf16 [tokens, hidden]. */
+  readonly y: Uint16Array;
+  readonly lostRanks: Uint8Array;
+  readonly stagedBytes: number;
+}
+
+export interface Exchange {
+  readonly activeRanks: Uint8Array;
+  readonly losses: ReadonlyMap<number, MoeLoss>;
+  /** How each rank is reached. */
+  routes(): readonly string[];
+  /** bf16 rows and the choices of each. Two may be under way; collective, as `combine`. */
+  dispatch(rows: Uint16Array, topkIdx: Int32Array): Promise<Arrived>;
+  /** Results of experts in `arrived.results`; the tokens' weights. Ends the call. */
+  combine(arrived: Arrived, weights: Float32Array): Promise<Combined>;
+  close(): Promise<void>;
+}
