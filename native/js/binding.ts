@@ -1,6 +1,7 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
 import type { NativeEfaGin, NativeEfaNic, NativeEfaOptions } from './efa.js';
+import type { FabricOffer, FabricQuery, NativeFabricNic, NativeFabricOptions } from './fabric.js';
 import type { GpuBinding } from './gpu.js';
 import type {
   NativeIbgdaNic,
@@ -467,6 +468,13 @@ export interface Binding extends GpuBinding {
     nic: NativeEfaNic,
     spec: { readonly signals: number; readonly counters: number },
   ) => NativeEfaGin;
+  /** Connects the rank: its peers may be on other hosts, and live for as long as they are heard. */
+  readonly FabricNic: new (
+    rank: NativeRankContext,
+    options: NativeFabricOptions,
+  ) => NativeFabricNic;
+  /** What `FabricNic` would choose. */
+  probeFabric(query: FabricQuery): FabricOffer;
   /** What `IbgdaNic` would find; leaves nothing open. */
   probeNic(options: NativeIbgdaOptions): NativeNicProbe;
   /**

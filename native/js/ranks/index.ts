@@ -12,4 +12,4 @@ export { checkPinnable } from './memory-limits.js';
 export { NicEndpoint, type NicEndpointInit, type NicRequests, type PostedRequest } from './nic-endpoint.js';
 export { checkLimits, nativeTimeout, runWait, waitError, withClosing } from './outcome.js';
 export { checkSameSize, type SignalWords, signalWords } from './requests.js';
-export { checkAgreement, RankTeam, type RankTeamInit } from './team.js';
+export { checkAgreement, GATHER_BYTES, type Gathering, RankTeam, type RankTeamInit } from './team.js';
