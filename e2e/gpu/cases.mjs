@@ -160,6 +160,13 @@ export const cases = [
     },
   },
   {
+    name: 'memory of others is adopted where it lies on this GPU',
+    run: async () =>
+      assert.deepEqual(valuesOf(await runRanks('adopted', 1)), [
+        ['EP_INVALID_ARGUMENT', 'EP_UNSUPPORTED', 'EP_INVALID_ARGUMENT', 'EP_CLOSED'],
+      ]),
+  },
+  {
     name: 'events order two streams and time them',
     run: async () => assert.deepEqual(valuesOf(await runRanks('streams', 1)), [true]),
   },

@@ -13,4 +13,5 @@ const opened = (/** @type {number} */ index) => {
 
 const devices = cudaDevices().map(({ name, unusable }, index) => ({ name, unusable, opened: opened(index) }));
 const probe = await nvshmem.cuda.probe();
-console.log(JSON.stringify({ devices, available: probe.available }));
+const spaces = probe.available ? [...(probe.capabilities.spaces ?? [])] : [];
+console.log(JSON.stringify({ devices, available: probe.available, spaces }));

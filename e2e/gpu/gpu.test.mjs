@@ -26,6 +26,7 @@ describe('on host threads in place of a GPU', () => {
         { name: '', unusable: 'looking at GPU 1: invalid device ordinal (CUDA error 101)', opened: 'EP_UNAVAILABLE' },
       ],
       available: true,
+      spaces: ['host', 'device'],
     });
   });
 

@@ -1,8 +1,11 @@
-// node e2e/gpu/main.mjs: runs every case on this machine's GPU. Where there is none, or it cannot do what a case needs, cases are listed as unavailable, with the
+// node e2e/gpu/main.mjs [TEXT]: runs every case on this machine's GPU, or those whose names hold the text. Where there is none, or it cannot do what a case needs, cases are listed as unavailable, with the
 // reason; `gpu` in EP_REQUIRE makes that a failure.
 import { openGpus } from '@ep/native';
 import { isRequired } from '../../tools/required.mjs';
-import { cases } from './cases.mjs';
+import { cases as all } from './cases.mjs';
+
+const [text = ''] = process.argv.slice(2);
+const cases = all.filter(({ name }) => name.includes(text));
 
 let gpus;
 try {

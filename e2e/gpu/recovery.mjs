@@ -1,7 +1,7 @@
 // What a rank does in the cases of getting over failures: epochs, replays that fail, streams that end while others wait.
 import assert from 'node:assert/strict';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { leaseBytesFor, openDeviceDispatcher, writeTensor } from '@ep/cuda-kernels';
+import { leaseBytesFor, openDeviceDispatcher, readTensor, writeTensor } from '@ep/cuda-kernels';
 import { native, openGpus } from '@ep/native';
 import { movePlan } from '@ep/plan/reference';
 import { fullPlan, randomPlan } from '../attention/plans.mjs';
@@ -284,7 +284,38 @@ async function refusedLaunch(start) {
   return outcomes;
 }
 
+/** Memory of others is adopted, read and written, and refused where the GPU has none. */
+async function adopted({ transport, device }) {
+  const theirs = device.allocate(4096);
+  const { address } = theirs;
+  const memory = await transport.allocate({ byteLength: 256, signalSlots: 0, space: 'device' });
+  const adoption = await transport.adopt({ address, byteLength: 1024 });
+  const values = Uint8Array.from({ length: 100 }, (_, i) => i * 3);
+  await memory.write(values, adoption.region(900, 100));
+  const found = new Uint8Array(100);
+  await memory.read(adoption.region(900, 100), found);
+  assert.deepEqual(found, values);
+  // Through what owns it, too.
+  assert.deepEqual((await readTensor(theirs.tensor('u8', [4096]))).subarray(900, 1000), values);
+  const codes = [];
+  const refused = (promise) =>
+    promise.then(
+      () => codes.push('no error'),
+      (error) => codes.push(error.code),
+    );
+  await refused(transport.adopt({ address: address + 1024n, byteLength: 1 << 30 }));
+  await refused(transport.adopt({ address: 4096n, byteLength: 64 }));
+  await refused(memory.read({ memory: adoption, byteOffset: 1000, byteLength: 100 }, found));
+  const region = adoption.region(0, 100);
+  await adoption.close();
+  await refused(memory.read(region, found));
+  await memory.close();
+  await theirs.close();
+  return codes;
+}
+
 export const recovery = {
+  adopted,
   refusedLaunch,
   lateRelease,
   failedReplay,

@@ -31,9 +31,13 @@ set(EP_CORE_SOURCES
   core/efa/endpoints.cpp
   core/efa/gin_context.cpp
   core/efa/host_requests.cpp
+  core/efa/post_bench.cpp
   core/efa/queue_block.cpp
   core/efa/rank_nic.cpp
   core/efa/signal_board.cpp
+  core/fabric/engine.cpp
+  core/fabric/memories.cpp
+  core/fabric/traffic.cpp
   core/ibgda/commands.cpp
   core/ibgda/connect.cpp
   core/ibgda/control_memory.cpp
@@ -47,6 +51,7 @@ set(EP_CORE_SOURCES
   core/ibgda/topology.cpp
   core/life.cpp
   core/limits.cpp
+  core/mapped.cpp
   core/memory.cpp
   core/moe/cast.cpp
   core/rank.cpp
@@ -62,6 +67,8 @@ set(EP_CORE_SOURCES
   dl/cuda_symbols.cpp
   dl/library.cpp
   dl/efa_libfabric.cpp
+  dl/fabric_libfabric.cpp
+  dl/libfabric_symbols.cpp
   dl/mlx5_verbs.cpp
   dl/shim/attach.cpp
   dl/shim/fabric_attach.cpp
@@ -129,6 +136,8 @@ set(EP_NAPI_SOURCES
   napi/bind_gpu_stream.cpp
   napi/bind_hostile.cpp
   napi/bind_efa.cpp
+  napi/bind_efa_bench.cpp
+  napi/bind_fabric.cpp
   napi/bind_gin.cpp
   napi/bind_ibgda.cpp
   napi/bind_ibgda_bench.cpp
@@ -151,6 +160,7 @@ set(EP_TESTS
   tests/device/copy_test.cpp
   tests/device/core_attention_device_test.cpp
   tests/device/dispatch_simt_test.cpp
+  tests/device/efa_counts_test.cpp
   tests/device/efa_endpoint_test.cpp
   tests/device/efa_gin_test.cpp
   tests/device/efa_naive_test.cpp
@@ -178,11 +188,14 @@ set(EP_TESTS
   tests/collective/reduce_test.cpp
   tests/gpu/export_lock_test.cpp
   tests/gpu/fit_test.cpp
+  tests/gpu/gpu_stream_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
   tests/efa/efa_device_limits_test.cpp
   tests/efa/efa_gin_context_test.cpp
   tests/efa/efa_rank_nic_test.cpp
+  tests/fabric/fabric_engine_test.cpp
+  tests/fabric/fabric_libfabric_test.cpp
   tests/ibgda/prm_commands_test.cpp
   tests/ibgda/device_choice_test.cpp
   tests/ibgda/gpu_memory_test.cpp
@@ -220,6 +233,7 @@ set(EP_TESTS
 # These open the shim of dl/shim.
 set(EP_SHIM_TESTS soft_control_test verbs_shim_test)
 set(EP_FABRIC_SHIM_TESTS libfabric_shim_test)
+set(EP_GPU_SHIM_TESTS gpu_stream_test)
 
 # As they are, but for the seam in tests/litmus/seam.hpp.
 set(EP_LITMUS_SOURCES
@@ -237,5 +251,6 @@ set(EP_LITMUS_SOURCES
 
 set(EP_BENCHES
   tests/collective/reduce_bench.cpp
+  tests/device/efa_bench.cpp
   tests/device/ibgda_bench.cpp
 )

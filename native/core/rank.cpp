@@ -53,6 +53,23 @@ result<nothing> rank_context::connect(const std::vector<ep_segment_handle>& hand
   return nothing{};
 }
 
+void rank_context::connect_apart() {
+  apart_.assign(static_cast<size_t>(world_size_), {});
+  for (int32_t rank = 0; rank < world_size_; ++rank) {
+    ep_rank_control& known = rank == rank_ ? control() : apart_[static_cast<size_t>(rank)];
+    if (rank != rank_) known.life.state = EP_LIFE_ALIVE; // its mutex has no owner, so nothing but set_life() changes it
+    ep_peer_view view{};
+    view.wake = reinterpret_cast<uint64_t>(&known.wake);
+    view.life = reinterpret_cast<uint64_t>(&known.life);
+    views_.push_back(view);
+  }
+}
+
+void rank_context::set_life(int32_t rank, uint32_t state) {
+  std::atomic_ref<uint32_t>(apart_[static_cast<size_t>(rank)].life.state).store(state, std::memory_order_seq_cst);
+  wake_notify(wake());
+}
+
 uint32_t rank_context::life(int32_t rank) const {
   return life_state(reinterpret_cast<const ep_life_word*>(views_[static_cast<size_t>(rank)].life));
 }

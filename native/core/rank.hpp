@@ -27,7 +27,11 @@ class rank_context {
 
   // Maps the peers' control segments; `handles` has one entry per rank, one's own included.
   result<nothing> connect(const std::vector<ep_segment_handle>& handles);
-  bool connected() const { return !peers_.empty(); }
+  // Instead, where peers are on other hosts: whoever hears of them says by set_life() whether they live. Nothing of theirs is mapped.
+  void connect_apart();
+  bool connected() const { return !views_.empty(); }
+  // Of a peer, after connect_apart(): EP_LIFE_*. Any thread. Ends waits on it.
+  void set_life(int32_t rank, uint32_t state);
 
   // EP_LIFE_* of a rank.
   uint32_t life(int32_t rank) const;
@@ -54,6 +58,7 @@ class rank_context {
   std::shared_ptr<segment> own_;
   std::vector<std::shared_ptr<segment>> peers_;
   std::vector<ep_peer_view> views_;
+  std::vector<ep_rank_control> apart_; // of peers on other hosts, as far as is known here
   std::atomic<uint32_t> closing_{0};
   life_holder life_;
   bool left_ = false;

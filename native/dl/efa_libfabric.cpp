@@ -6,45 +6,10 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "libfabric_abi.hpp"
-#include "library.hpp"
+#include "libfabric_symbols.hpp"
 
 namespace ep::dl {
 namespace {
-
-struct symbols {
-  uint32_t (*version)();
-  int (*getinfo)(uint32_t version, const char* node, const char* service, uint64_t flags, const fabric::info* hints, fabric::info** found);
-  void (*freeinfo)(fabric::info*);
-  fabric::info* (*dupinfo)(const fabric::info*);
-  int (*fabric)(fabric::fabric_attr*, fabric::fid_fabric** made, void* context);
-  const char* (*strerror)(int);
-  std::shared_ptr<library> from;
-};
-using symbols_ptr = std::shared_ptr<const symbols>;
-
-// libfabric's errors are errno's, negative, but for its own above 255.
-failure refused(const symbols& lib, const char* call, int code, const std::string& about) {
-  const int error = -code;
-  return {EP_STATUS_SYSTEM, error < 256 ? error : EIO, std::string(call) + ": " + about + ": " + lib.strerror(error)};
-}
-
-// Whatever is behind a handle of the table, with the function that ends it.
-int close_fid(void* handle) {
-  auto* base = static_cast<fabric::fid*>(handle);
-  return base->ops->close(base);
-}
-
-struct infos {
-  symbols_ptr lib;
-  fabric::info* list = nullptr;
-  infos(symbols_ptr from, fabric::info* found) : lib(std::move(from)), list(found) {}
-  infos(const infos&) = delete;
-  infos& operator=(const infos&) = delete;
-  ~infos() {
-    if (list != nullptr) lib->freeinfo(list);
-  }
-};
 
 std::string name_of(const fabric::info& one) {
   if (one.nic != nullptr && one.nic->device != nullptr && one.nic->device->name != nullptr) return one.nic->device->name;
@@ -53,23 +18,23 @@ std::string name_of(const fabric::info& one) {
 
 class libfabric_device final : public efa_device {
  public:
-  libfabric_device(symbols_ptr lib, std::string name, fabric::info* info) : lib_(std::move(lib)), name_(std::move(name)), info_(info) {}
+  libfabric_device(libfabric_ref lib, std::string name, fabric::info* info) : lib_(std::move(lib)), name_(std::move(name)), info_(info) {}
   ~libfabric_device() override { (void)release(); }
 
   // fabric, domain, address vector, operations.
   result<nothing> start() {
-    if (const int code = lib_->fabric(info_->fabric, &fabric_, nullptr); code != 0) return refused(*lib_, "fi_fabric", code, name_);
-    if (const int code = fabric_->ops->domain(fabric_, info_, &domain_, nullptr); code != 0) return refused(*lib_, "fi_domain", code, name_);
+    if (const int code = lib_->fabric(info_->fabric, &fabric_, nullptr); code != 0) return libfabric_refused(*lib_, "fi_fabric", code, name_);
+    if (const int code = fabric_->ops->domain(fabric_, info_, &domain_, nullptr); code != 0) return libfabric_refused(*lib_, "fi_domain", code, name_);
     void* ops = nullptr;
     if (const int code = domain_->base.ops->ops_open(&domain_->base, fabric::gda_ops_name, 0, &ops, nullptr); code != 0 || ops == nullptr) {
-      failure why = refused(*lib_, "fi_open_ops", code, name_ + " has no operations for requests that a GPU posts");
+      failure why = libfabric_refused(*lib_, "fi_open_ops", code, name_ + " has no operations for requests that a GPU posts");
       why.sys_errno = EOPNOTSUPP;
       return why;
     }
     ops_ = static_cast<fabric::gda_ops*>(ops);
     fabric::av_attr attr{};
     attr.type = fabric::av_table;
-    if (const int code = domain_->ops->av_open(domain_, &attr, &av_, nullptr); code != 0) return refused(*lib_, "fi_av_open", code, name_);
+    if (const int code = domain_->ops->av_open(domain_, &attr, &av_, nullptr); code != 0) return libfabric_refused(*lib_, "fi_av_open", code, name_);
     const fabric::domain_attr& domain = *info_->domain;
     can_.max_depth = static_cast<uint32_t>(info_->tx->size);
     can_.max_endpoints = static_cast<uint32_t>(domain.ep_count);
@@ -84,7 +49,7 @@ class libfabric_device final : public efa_device {
 
   result<nothing> close() override {
     if (const int64_t alive = alive_.load(); alive != 0) return failure{EP_STATUS_SYSTEM, EBUSY, "closing " + name_ + ": " + std::to_string(alive) + " objects of it live"};
-    if (const int code = release(); code != 0) return refused(*lib_, "fi_close", code, name_);
+    if (const int code = release(); code != 0) return libfabric_refused(*lib_, "fi_close", code, name_);
     return nothing{};
   }
 
@@ -105,7 +70,7 @@ class libfabric_device final : public efa_device {
     if ((access & EFA_ACCESS_REMOTE_READ) != 0) attr.rights |= fabric::right_remote_read;
     fabric::fid_mr* made = nullptr;
     const int code = domain_->mr->regattr(&domain_->base, &attr, memory.dmabuf_fd >= 0 ? fabric::flag_mr_dmabuf : 0, &made);
-    if (code != 0) return refused(*lib_, "fi_mr_regattr", code, name_ + ": " + std::to_string(memory.byte_length) + " bytes");
+    if (code != 0) return libfabric_refused(*lib_, "fi_mr_regattr", code, name_ + ": " + std::to_string(memory.byte_length) + " bytes");
     ++alive_;
     return efa_mr{made, static_cast<uint32_t>(ops_->get_mr_lkey(made)), static_cast<uint32_t>(made->key)};
   }
@@ -125,14 +90,14 @@ class libfabric_device final : public efa_device {
       init.memory = {reinterpret_cast<uint8_t*>(spec.ring.address), spec.ring.byte_length, spec.ring.dmabuf_offset, static_cast<uint32_t>(spec.ring.dmabuf_fd)};
       code = ops_->cq_open_ext(domain_, &attr, &init, &made, nullptr);
     }
-    if (code != 0) return refused(*lib_, "fi_cq_open", code, name_ + ": " + std::to_string(spec.depth) + " entries");
+    if (code != 0) return libfabric_refused(*lib_, "fi_cq_open", code, name_ + ": " + std::to_string(spec.depth) + " entries");
     ++alive_;
     fabric::gda_cq_attr queried{};
     code = ops_->query_cq(made, &queried);
     const bool usable = code == 0 && std::has_single_bit(queried.num_entries) && queried.num_entries >= spec.depth;
     if (!usable) {
       (void)end(made, "completion queue");
-      if (code != 0) return refused(*lib_, "query_cq", code, name_);
+      if (code != 0) return libfabric_refused(*lib_, "query_cq", code, name_);
       return failure{EP_STATUS_SYSTEM, EOPNOTSUPP, "query_cq: " + name_ + ": a ring of " + std::to_string(queried.num_entries) + " entries, where a power of two from " + std::to_string(spec.depth) + " up was expected"};
     }
     const auto buffer = spec.ring.byte_length == 0 ? reinterpret_cast<uint64_t>(queried.buffer) : spec.ring.address;
@@ -148,18 +113,18 @@ class libfabric_device final : public efa_device {
     init.failed = location_of(spec.failed);
     fabric::fid_cntr* made = nullptr;
     const int code = ops_->cntr_open_ext(domain_, &attr, &made, nullptr, &init);
-    if (code != 0) return refused(*lib_, "cntr_open_ext", code, name_ + (code == -ENOMEM ? ": the device has no more completion counters; other processes may hold some" : ""));
+    if (code != 0) return libfabric_refused(*lib_, "cntr_open_ext", code, name_ + (code == -ENOMEM ? ": the device has no more completion counters; other processes may hold some" : ""));
     ++alive_;
     return efa_counter{made};
   }
   result<nothing> close_counter(const efa_counter& counter) override { return end(counter.handle, "counter"); }
 
   result<efa_endpoint> create_endpoint(const efa_endpoint_spec& spec) override {
-    infos copy(lib_, lib_->dupinfo(info_));
+    libfabric_infos copy(lib_, lib_->dupinfo(info_));
     if (copy.list == nullptr) return failure{EP_STATUS_SYSTEM, ENOMEM, "fi_dupinfo: " + name_};
     copy.list->tx->size = spec.depth;
     fabric::fid_ep* made = nullptr;
-    if (const int code = domain_->ops->endpoint(domain_, copy.list, &made, nullptr); code != 0) return refused(*lib_, "fi_endpoint", code, name_);
+    if (const int code = domain_->ops->endpoint(domain_, copy.list, &made, nullptr); code != 0) return libfabric_refused(*lib_, "fi_endpoint", code, name_);
     ++alive_;
     efa_endpoint endpoint;
     endpoint.handle = made;
@@ -179,7 +144,7 @@ class libfabric_device final : public efa_device {
   }
   result<nothing> remove_address(const efa_peer& peer) override {
     fabric::address at = handle_address(peer.handle);
-    if (const int code = av_->ops->remove(av_, &at, 1, 0); code != 0) return refused(*lib_, "fi_av_remove", code, name_);
+    if (const int code = av_->ops->remove(av_, &at, 1, 0); code != 0) return libfabric_refused(*lib_, "fi_av_remove", code, name_);
     --alive_;
     return nothing{};
   }
@@ -224,7 +189,7 @@ class libfabric_device final : public efa_device {
     found.handle = address_handle(at);
     if (const int code = ops_->query_addr(of, at, &found.ah, &found.qpn, &found.qkey); code != 0) {
       (void)av_->ops->remove(av_, &at, 1, 0);
-      return refused(*lib_, "query_addr", code, name_);
+      return libfabric_refused(*lib_, "query_addr", code, name_);
     }
     return found;
   }
@@ -232,7 +197,7 @@ class libfabric_device final : public efa_device {
   result<nothing> prepare(fabric::fid_ep& ep, const efa_endpoint_spec& spec, efa_endpoint& endpoint) {
     const auto bind = [&](void* to, uint64_t flags, const char* what) -> result<nothing> {
       const int code = ep.base.ops->bind(&ep.base, static_cast<fabric::fid*>(to), flags);
-      return code == 0 ? result<nothing>(nothing{}) : result<nothing>(refused(*lib_, "fi_ep_bind", code, name_ + ": " + what));
+      return code == 0 ? result<nothing>(nothing{}) : result<nothing>(libfabric_refused(*lib_, "fi_ep_bind", code, name_ + ": " + what));
     };
     if (auto bound = bind(spec.cq.handle, fabric::right_send | fabric::right_recv, "completion queue"); !bound.ok()) return bound;
     if (auto bound = bind(av_, 0, "address vector"); !bound.ok()) return bound;
@@ -247,18 +212,18 @@ class libfabric_device final : public efa_device {
     if (spec.arrived.handle != nullptr) {
       if (auto bound = bind(spec.arrived.handle, fabric::right_remote_write, "counter of arrivals"); !bound.ok()) return bound;
     }
-    if (const int code = ep.base.ops->control(&ep.base, fabric::command_enable, nullptr); code != 0) return refused(*lib_, "fi_enable", code, name_);
+    if (const int code = ep.base.ops->control(&ep.base, fabric::command_enable, nullptr); code != 0) return libfabric_refused(*lib_, "fi_enable", code, name_);
 
     fabric::gda_wq_attr sq{};
     fabric::gda_wq_attr rq{};
-    if (const int code = ops_->query_qp_wqs(&ep, &sq, &rq); code != 0) return refused(*lib_, "query_qp_wqs", code, name_);
+    if (const int code = ops_->query_qp_wqs(&ep, &sq, &rq); code != 0) return libfabric_refused(*lib_, "query_qp_wqs", code, name_);
     if (!std::has_single_bit(sq.num_entries) || (sq.entry_size != 64 && sq.entry_size != 128)) {
       return failure{EP_STATUS_SYSTEM, EOPNOTSUPP, "query_qp_wqs: " + name_ + ": " + std::to_string(sq.num_entries) + " requests of " + std::to_string(sq.entry_size) + " bytes, where a power of two of 64 or 128 was expected"};
     }
     const uint32_t batch = sq.max_batch == 0 ? sq.num_entries : sq.max_batch;
     endpoint.sq = {reinterpret_cast<uint64_t>(sq.buffer), reinterpret_cast<uint64_t>(sq.doorbell), sq.num_entries, sq.entry_size, batch, (sq.caps & fabric::gda_wide_ids) != 0};
     size_t length = endpoint.address.bytes.size();
-    if (const int code = ep.cm->get_name(&ep.base, endpoint.address.bytes.data(), &length); code != 0) return refused(*lib_, "fi_getname", code, name_);
+    if (const int code = ep.cm->get_name(&ep.base, endpoint.address.bytes.data(), &length); code != 0) return libfabric_refused(*lib_, "fi_getname", code, name_);
     endpoint.address.length = static_cast<uint32_t>(length);
     // One's own number is what peers will be told.
     auto own = insert(&ep, endpoint.address);
@@ -270,7 +235,7 @@ class libfabric_device final : public efa_device {
   }
 
   result<nothing> end(void* handle, const char* what) {
-    if (const int code = close_fid(handle); code != 0) return refused(*lib_, "fi_close", code, name_ + ": " + what);
+    if (const int code = libfabric_close(handle); code != 0) return libfabric_refused(*lib_, "fi_close", code, name_ + ": " + what);
     --alive_;
     return nothing{};
   }
@@ -280,9 +245,9 @@ class libfabric_device final : public efa_device {
     const auto keep = [&](int code) {
       if (first == 0) first = code;
     };
-    if (av_ != nullptr) keep(close_fid(av_));
-    if (domain_ != nullptr) keep(close_fid(domain_));
-    if (fabric_ != nullptr) keep(close_fid(fabric_));
+    if (av_ != nullptr) keep(libfabric_close(av_));
+    if (domain_ != nullptr) keep(libfabric_close(domain_));
+    if (fabric_ != nullptr) keep(libfabric_close(fabric_));
     if (info_ != nullptr) lib_->freeinfo(info_);
     av_ = nullptr;
     domain_ = nullptr;
@@ -291,7 +256,7 @@ class libfabric_device final : public efa_device {
     return first;
   }
 
-  symbols_ptr lib_;
+  libfabric_ref lib_;
   std::string name_;
   fabric::info* info_;
   fabric::fid_fabric* fabric_ = nullptr;
@@ -304,7 +269,7 @@ class libfabric_device final : public efa_device {
 
 class libfabric_driver final : public efa_driver {
  public:
-  explicit libfabric_driver(symbols_ptr lib) : lib_(std::move(lib)) {}
+  explicit libfabric_driver(libfabric_ref lib) : lib_(std::move(lib)) {}
   const char* backing() const override { return "hardware"; }
 
   result<std::vector<efa_device_info>> list_devices() override {
@@ -329,8 +294,8 @@ class libfabric_driver final : public efa_driver {
 
  private:
   // The fabric by which kernels may post: "efa-direct", of the provider "efa".
-  result<std::shared_ptr<infos>> find() {
-    infos hints(lib_, lib_->dupinfo(nullptr));
+  result<std::shared_ptr<libfabric_infos>> find() {
+    libfabric_infos hints(lib_, lib_->dupinfo(nullptr));
     if (hints.list == nullptr) return failure{EP_STATUS_SYSTEM, ENOMEM, "fi_allocinfo"};
     hints.list->caps = fabric::cap_msg | fabric::cap_rma;
     hints.list->mode = ~uint64_t{0};
@@ -340,38 +305,19 @@ class libfabric_driver final : public efa_driver {
     hints.list->fabric->provider = strdup("efa");
     fabric::info* list = nullptr;
     const int code = lib_->getinfo(fabric::gda_since, nullptr, nullptr, 0, hints.list, &list);
-    if (code != 0 && code != -fabric::error_no_data) return refused(*lib_, "fi_getinfo", code, "provider efa, fabric efa-direct");
-    return std::make_shared<infos>(lib_, list);
+    if (code != 0 && code != -fabric::error_no_data) return libfabric_refused(*lib_, "fi_getinfo", code, "provider efa, fabric efa-direct");
+    return std::make_shared<libfabric_infos>(lib_, list);
   }
 
-  symbols_ptr lib_;
+  libfabric_ref lib_;
 };
-
-template <class Function> void load(const library& from, const char* name, Function*& to, std::string& missing) {
-  to = reinterpret_cast<Function*>(from.find(name));
-  if (to == nullptr) missing += (missing.empty() ? "" : ", ") + std::string(name);
-}
 
 } // namespace
 
 result<std::unique_ptr<efa_driver>> efa_libfabric_driver(const std::string& name) {
-  auto opened = library::open(name);
-  if (!opened.ok()) return opened.why();
-  auto made = std::make_shared<symbols>();
-  made->from = opened.value();
-  std::string missing;
-  load(*made->from, "fi_version", made->version, missing);
-  load(*made->from, "fi_getinfo", made->getinfo, missing);
-  load(*made->from, "fi_freeinfo", made->freeinfo, missing);
-  load(*made->from, "fi_dupinfo", made->dupinfo, missing);
-  load(*made->from, "fi_fabric", made->fabric, missing);
-  load(*made->from, "fi_strerror", made->strerror, missing);
-  if (!missing.empty()) return failure{EP_STATUS_SYSTEM, ELIBBAD, name + " lacks " + missing};
-  if (const uint32_t version = made->version(); version < fabric::gda_since) {
-    return failure{EP_STATUS_SYSTEM, ELIBBAD,
-                   name + " is libfabric " + std::to_string(version >> 16) + "." + std::to_string(version & 0xffff) + ": requests that kernels post need 2.5 or newer, which counts completions in memory"};
-  }
-  return std::unique_ptr<efa_driver>(new libfabric_driver(std::move(made)));
+  auto lib = open_libfabric(name, fabric::gda_since, "requests that kernels post need 2.5 or newer, which counts completions in memory");
+  if (!lib.ok()) return lib.why();
+  return std::unique_ptr<efa_driver>(new libfabric_driver(lib.value()));
 }
 
 } // namespace ep::dl

@@ -158,8 +158,10 @@ struct cq_attr {
   uint32_t wait_condition;
   void* wait_set;
 };
+struct ops_cq; // libfabric_rdm_abi.hpp, like those of messages and RMA
 struct fid_cq {
   fid base;
+  ops_cq* ops;
 };
 struct cntr_attr {
   uint32_t events;
@@ -226,10 +228,14 @@ struct ops_cm {
   void* set_name;
   int (*get_name)(fid*, void* address, size_t* length);
 };
+struct ops_msg;
+struct ops_rma;
 struct fid_ep {
   fid base;
   void* ops;
   ops_cm* cm;
+  ops_msg* msg;
+  ops_rma* rma;
 };
 
 // fi_ext_efa.h: what GPU-posted requests need. `cntr_open_ext` is there since 2.5: HAZARD: an older library's table ends before it.

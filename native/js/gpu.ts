@@ -32,6 +32,8 @@ export interface GpuFacts {
 
 export interface NativeGpuLibrary {
   devices(): readonly GpuFacts[];
+  /** How far memory of a device goes from an address on, in bytes; or why it is none. */
+  find(device: number, address: bigint): { readonly bytes?: number; readonly why?: string };
   /** Blocks of device memory, one's own or mapped from others, that this process has yet to free. */
   held(): number;
 }

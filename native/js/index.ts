@@ -37,6 +37,7 @@ export {
 export type * from './binding.js';
 export type * from './collective.js';
 export type * from './efa.js';
+export type * from './fabric.js';
 export { type CallFrame, RepeatFrame } from './frame.js';
 export type * from './gpu.js';
 export { GpuCopier } from './gpu-copier.js';

@@ -59,6 +59,21 @@ gpu_library_wrap::gpu_library_wrap(const Napi::CallbackInfo& info) : ObjectWrap(
   tag<gpu_library_wrap>(info.This().As<Napi::Object>());
 }
 
+// (device, address) -> {bytes} to the end of the allocation, or {why} it is no memory of this device
+Napi::Value gpu_library_wrap::find(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const int device = device_of(native, info[0]);
+  const uint64_t address = arg_u64(info[1], "address");
+  uint64_t end = 0;
+  auto found = Napi::Object::New(env);
+  if (const int error = native->table().memory_find(device, address, &end); error != 0) {
+    found["why"] = Napi::String::New(env, native->error(error, "the address is of no memory of GPU " + std::to_string(device)).message);
+  } else {
+    found["bytes"] = Napi::Number::New(env, static_cast<double>(end - address));
+  }
+  return found;
+}
+
 Napi::Value gpu_library_wrap::devices(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   auto all = Napi::Array::New(env);
@@ -98,7 +113,7 @@ Napi::Value gpu_library_wrap::devices(const Napi::CallbackInfo& info) {
 // () -> blocks of device memory, one's own or mapped, that this process has yet to free
 Napi::Value gpu_library_wrap::held(const Napi::CallbackInfo& info) { return Napi::Number::New(info.Env(), static_cast<double>(gpu::blocks_held())); }
 void gpu_library_wrap::define(Napi::Env env, Napi::Object exports) {
-  exports["GpuLibrary"] = DefineClass(env, "GpuLibrary", {InstanceMethod<&gpu_library_wrap::devices>("devices"), InstanceMethod<&gpu_library_wrap::held>("held")});
+  exports["GpuLibrary"] = DefineClass(env, "GpuLibrary", {InstanceMethod<&gpu_library_wrap::devices>("devices"), InstanceMethod<&gpu_library_wrap::find>("find"), InstanceMethod<&gpu_library_wrap::held>("held")});
 }
 
 // (library, device, byteLength)

@@ -13,6 +13,7 @@ struct gpu_library_wrap : Napi::ObjectWrap<gpu_library_wrap> {
   static void define(Napi::Env env, Napi::Object exports);
   explicit gpu_library_wrap(const Napi::CallbackInfo& info);
   Napi::Value devices(const Napi::CallbackInfo& info);
+  Napi::Value find(const Napi::CallbackInfo& info);
   Napi::Value held(const Napi::CallbackInfo& info);
   gpu::library_ref native;
 };

@@ -97,12 +97,19 @@ result<nothing> stream::follow(uint64_t operation, cancel_ref cancel, watch how)
       spare_.pop_back();
     }
   }
+  // HAZARD: what was launched runs on, and reads and writes what this watch holds: status words that were handed to another call would tell it of a failure that is not
+  // its own. So all of it stays until the stream is gone, which waits for what runs.
+  const auto give_up_on = [&](failure why) {
+    const std::lock_guard lock(mutex_);
+    unfollowed_.push_back(std::move(next->how));
+    return why;
+  };
   if (!next->point) {
     auto made = event::create(of_, device_, false);
-    if (!made.ok()) return made.why();
+    if (!made.ok()) return give_up_on(made.why());
     next->point = made.value();
   }
-  if (const int error = of_->table().event_record(next->point->native(), native_); error != 0) return of_->error(error, "recording on a stream");
+  if (const int error = of_->table().event_record(next->point->native(), native_); error != 0) return give_up_on(of_->error(error, "recording on a stream"));
   {
     const std::lock_guard lock(mutex_);
     queue_.push_back(std::move(next));

@@ -65,7 +65,7 @@ class stream {
     std::vector<std::shared_ptr<const void>> keep; // what the device reads or writes
     std::string failed;                     // why it fails when the stream comes here, whatever the device says; empty: it need not
   };
-  // The operation ends when all that was put on the stream so far has run.
+  // The operation ends when all that was put on the stream so far has run. A failure: nobody can be told of that, and the stream keeps what `how` holds.
   result<nothing> follow(uint64_t operation, cancel_ref cancel, watch how);
   uint64_t depth() const;
 
@@ -95,6 +95,7 @@ class stream {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::unique_ptr<entry>> queue_;
+  std::vector<watch> unfollowed_;
   bool stopping_ = false;
   std::thread thread_;
 };

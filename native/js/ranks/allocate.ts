@@ -6,14 +6,16 @@ import { reportStep } from './gather.js';
 import type { Liveness } from './liveness.js';
 import { RankMemory } from './memory.js';
 import { agreeOnSize, type Size } from './memory-limits.js';
-import type { RankTeam } from './team.js';
+import type { Gathering } from './team.js';
 
 export interface Allocator {
   readonly rank: Rank;
   readonly worldSize: number;
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
-  readonly world: RankTeam;
+  readonly world: Gathering;
+  /** Ranks that share the memory of this host; all unless given. */
+  readonly ranksOnHost?: number;
   readonly timeoutMs: number;
   readonly reach: Reach;
   readonly onRelease: () => void;
@@ -41,7 +43,7 @@ export interface Reach {
 export async function allocateMemory(allocator: Allocator, size: Size, options: WaitOptions): Promise<RankMemory> {
   const { binding } = native();
   const { rank, worldSize, context, world, timeoutMs, liveness, reach, onRelease } = allocator;
-  await agreeOnSize(world, size, reach.pins, options);
+  await agreeOnSize(world, size, { pins: reach.pins, ranksOnHost: allocator.ranksOnHost }, options);
   // From here on a rank that fails still takes part: the others must hear of it instead of waiting for it.
   let memory: NativeSymmetricMemory | undefined;
   let description = new Uint8Array(reach.byteLength(size.signalSlots));

@@ -18,9 +18,10 @@ import {
 } from '@ep/core';
 import { gpuMemoryHandleLayout } from '../abi.gen.js';
 import type { NativeRankContext } from '../binding.js';
-import type { NativeGpuLibrary, NativeGpuSymmetricMemory } from '../gpu.js';
+import type { NativeGpuLibrary, NativeGpuOperand, NativeGpuSymmetricMemory } from '../gpu.js';
 import type { GpuCopier } from '../gpu-copier.js';
 import { native } from '../native.js';
+import { AdoptedDeviceMemory } from './adopted-device.js';
 import type { Liveness } from './liveness.js';
 import { comparisonCode } from './memory.js';
 import { checkLimits, withClosing } from './outcome.js';
@@ -174,14 +175,12 @@ export class DeviceMemory extends Resource implements SymmetricMemory {
 
   async read(from: Region, into: Uint8Array): Promise<void> {
     this.checkOpen('read');
-    this.#checkOwn('read', from, into);
-    await this.#init.copier.read(this.#memory, from.byteOffset, into);
+    await this.#init.copier.read(this.#reached('read', from, into), from.byteOffset, into);
   }
 
   async write(from: Uint8Array, into: Region): Promise<void> {
     this.checkOpen('write');
-    this.#checkOwn('write', into, from);
-    await this.#init.copier.write(from, this.#memory, into.byteOffset);
+    await this.#init.copier.write(from, this.#reached('write', into, from), into.byteOffset);
   }
 
   protected override release(): void {
@@ -189,10 +188,14 @@ export class DeviceMemory extends Resource implements SymmetricMemory {
     this.#memory.release();
   }
 
-  #checkOwn(where: string, region: Region, bytes: Uint8Array): void {
-    if (region?.memory !== this) {
+  /** This rank's part, or adopted memory of its GPU. */
+  #reached(where: string, region: Region, bytes: Uint8Array): NativeGpuOperand {
+    const memory = region?.memory;
+    const adopted = memory instanceof AdoptedDeviceMemory && memory.device === this.device ? memory : undefined;
+    if (memory !== this && adopted === undefined) {
       throw new EpError('EP_INVALID_ARGUMENT', `${where}: the region belongs to another memory`);
     }
+    if (adopted?.closed) throw new EpError('EP_CLOSED', `${where}: the adopted memory was closed`);
     if (!(bytes instanceof Uint8Array)) throw invalid('bytes', { where, expected: 'a Uint8Array', found: bytes });
     checkAttached(bytes, where);
     if (bytes.byteLength !== region.byteLength) {
@@ -202,6 +205,10 @@ export class DeviceMemory extends Resource implements SymmetricMemory {
         found: bytes.byteLength,
       });
     }
+    if (adopted === undefined) return this.#memory;
+    // Once more: the driver, which is asked from here on, knows of whole allocations only.
+    adopted.region(region.byteOffset, region.byteLength);
+    return adopted.address;
   }
 
   #checkBytes(where: string, byteOffset: number, byteLength: number): void {

@@ -1,6 +1,6 @@
 /** The steps of a collective set-up: what one rank could not do, all ranks hear of. */
 import { type EpCode, EpError, formatRanks, type Rank, type WaitOptions } from '@ep/core';
-import { GATHER_BYTES, type RankTeam } from './team.js';
+import { GATHER_BYTES, type Gathering } from './team.js';
 
 export interface SetUpStep {
   /** The call, for messages. */
@@ -12,11 +12,11 @@ export interface SetUpStep {
 }
 
 /** Positions of the members that reported nothing but zeros: each step reports its failure so. */
-const failedRanks = (world: RankTeam, blobs: readonly Uint8Array[]): Rank[] =>
+const failedRanks = (world: Gathering, blobs: readonly Uint8Array[]): Rank[] =>
   blobs.flatMap((blob, position) => (blob.every((byte) => byte === 0) ? [world.ranks[position]!] : []));
 
 /** Every member's bytes, as many as a description has. */
-async function gather(world: RankTeam, blob: Uint8Array, options: WaitOptions): Promise<Uint8Array<ArrayBuffer>[]> {
+async function gather(world: Gathering, blob: Uint8Array, options: WaitOptions): Promise<Uint8Array<ArrayBuffer>[]> {
   const parts: Uint8Array<ArrayBuffer>[][] = [];
   for (let at = 0; at === 0 || at < blob.byteLength; at += GATHER_BYTES) {
     parts.push(await world.allGather(blob.subarray(at, at + GATHER_BYTES), options));
@@ -34,7 +34,7 @@ async function gather(world: RankTeam, blob: Uint8Array, options: WaitOptions): 
  * this rank's `failure`, or one that names the ranks where it failed.
  */
 export async function reportStep(
-  world: RankTeam,
+  world: Gathering,
   step: SetUpStep,
   blob: Uint8Array,
   failure: unknown,

@@ -1,5 +1,7 @@
 /** What the transports whose ranks share a host are built of: how ranks meet, see each other die, wait, and allocate. */
+
 export { AdoptedRange, type NativeLocal, type NicMemories } from './adopted.js';
+export { AdoptedDeviceMemory } from './adopted-device.js';
 export { type Allocator, allocateMemory, type Reach } from './allocate.js';
 export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory } from './device-memory.js';
 export { reportStep, type SetUpStep } from './gather.js';
@@ -10,4 +12,4 @@ export { checkPinnable } from './memory-limits.js';
 export { NicEndpoint, type NicEndpointInit, type NicRequests, type PostedRequest } from './nic-endpoint.js';
 export { checkLimits, nativeTimeout, runWait, waitError, withClosing } from './outcome.js';
 export { checkSameSize, type SignalWords, signalWords } from './requests.js';
-export { checkAgreement, RankTeam, type RankTeamInit } from './team.js';
+export { checkAgreement, GATHER_BYTES, type Gathering, RankTeam, type RankTeamInit } from './team.js';

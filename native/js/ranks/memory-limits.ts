@@ -1,7 +1,7 @@
 /** Does what ranks ask for fit what the machine leaves them? Looked at before anybody allocates, and refused on all of them alike. */
 import { EpError, formatRanks, type WaitOptions } from '@ep/core';
 import { native } from '../native.js';
-import { checkAgreement, type RankTeam } from './team.js';
+import { checkAgreement, type Gathering } from './team.js';
 
 export interface Size {
   readonly byteLength: number;
@@ -58,9 +58,14 @@ export function checkPinnable(byteLength: number, where: string): void {
 
 /**
  * Collective over the world. Each rank alone would see memory that the others are about to take, so all parts together are compared with what the rank with
- * the least may still use. `pins`: a NIC pins every part; the kernel counts that for each process. Throws `EP_MISMATCH` or `EP_MEMORY_LIMIT`.
+ * the least may still use; `ranksOnHost` of them share it, all unless given. `pins`: a NIC pins every part; the kernel counts that for each process. Throws `EP_MISMATCH` or `EP_MEMORY_LIMIT`.
  */
-export async function agreeOnSize(world: RankTeam, size: Size, pins: boolean, options: WaitOptions): Promise<void> {
+export async function agreeOnSize(
+  world: Gathering,
+  size: Size,
+  { pins, ranksOnHost = world.ranks.length }: { readonly pins: boolean; readonly ranksOnHost?: number | undefined },
+  options: WaitOptions,
+): Promise<void> {
   const { allocatable, allocatableSource, pinnable } = native().binding.hostFacts();
   const own = encode({
     ...size,
@@ -88,7 +93,7 @@ export async function agreeOnSize(world: RankTeam, size: Size, pins: boolean, op
     0,
   );
   const { allocatable: left, source } = asked[tightest]!;
-  if (asked.length * partBytes(size) > left) refuse(asked.length, source, left, tightest);
+  if (ranksOnHost * partBytes(size) > left) refuse(ranksOnHost, source, left, tightest);
   if (!pins) return;
   const ofProcess = new Map<number, number>();
   for (const { pid } of asked) ofProcess.set(pid, (ofProcess.get(pid) ?? 0) + 1);

@@ -11,6 +11,16 @@ const HEADER_BYTES = 16;
 /** Bytes that each member may give to one all-gather. */
 export const GATHER_BYTES = EP_TEAM_EXCHANGE_BYTES - HEADER_BYTES;
 
+/** Ranks that give each other bytes, collectively. */
+export interface Gathering {
+  /** World ranks of the members, in order. */
+  readonly ranks: Int32Array;
+  /** This rank's place among them. */
+  readonly position: number;
+  /** Every member's bytes in order; all give the same length, at most `GATHER_BYTES`. */
+  allGather(bytes: Uint8Array, options?: WaitOptions): Promise<Uint8Array<ArrayBuffer>[]>;
+}
+
 export interface RankTeamInit {
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
@@ -26,7 +36,7 @@ export interface RankTeamInit {
  * Collective calls of one team run one after the other in the order in which they were made on this rank, so that two that are under way at
  * one time do not mix their barriers. `close()` is local: it cuts off this rank's calls (`EP_ABORTED`) and drops its part of the team.
  */
-export class RankTeam extends Resource {
+export class RankTeam extends Resource implements Gathering {
   /** World ranks of the members, in team order. */
   readonly ranks: Int32Array;
   /** This rank's place among them. */
@@ -173,7 +183,7 @@ export class RankTeam extends Resource {
 /** Throws `EP_MISMATCH` naming the members whose blob differs from this rank's. */
 export function checkAgreement(
   where: string,
-  team: RankTeam,
+  team: Gathering,
   blobs: readonly Uint8Array[],
   describe: (blob: Uint8Array) => string,
 ): void {

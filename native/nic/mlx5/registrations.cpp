@@ -3,9 +3,7 @@
 #include <cerrno>
 #include <string>
 
-#include <sys/mman.h>
-#include <sys/uio.h>
-#include <unistd.h>
+#include "mapped.hpp"
 
 namespace ep::nic {
 namespace {
@@ -21,31 +19,9 @@ result<nothing> memory_check(const char* call, const dl::mlx5_memory& memory) {
   const std::string who = std::string(call) + " of a software NIC: ";
   if (memory.dmabuf_fd != -1) return refuse(EOPNOTSUPP, who + "a DMA-BUF cannot be mapped by it; register the address instead");
   if (memory.byte_length == 0) return refuse(EINVAL, who + "0 bytes");
-  if (memory.address == 0 || memory.address + memory.byte_length < memory.address) return refuse(EFAULT, who + "no range of addresses");
-  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  const uint64_t begin = memory.address / page * page;
-  const uint64_t end = (memory.address + memory.byte_length + page - 1) / page * page;
-  // In parts: the answer is a byte for each page.
-  std::vector<unsigned char> present(1 << 16);
-  for (uint64_t at = begin; at < end; at += present.size() * page) {
-    const uint64_t bytes = std::min<uint64_t>(end - at, present.size() * page);
-    if (mincore(reinterpret_cast<void*>(at), bytes, present.data()) == 0) continue;
-    return refuse(EFAULT, who + std::to_string(memory.byte_length) + " bytes at address " + std::to_string(memory.address) + " are not all mapped");
-  }
-  // Mapped is not readable: the addresses of a GPU's memory are mapped, but the NIC's thread would die of the first access. Where the kernel does not let a process
-  // look at itself this way, the caller's word has to do.
-  constexpr uint64_t stride = 1 << 20;
-  const uint64_t last = memory.address + memory.byte_length - 1;
-  for (uint64_t at = memory.address;; at = std::min(last, at + stride)) {
-    uint8_t byte = 0;
-    iovec to{&byte, 1};
-    iovec from{reinterpret_cast<void*>(at), 1};
-    if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) < 0 && errno == EFAULT) {
-      return refuse(EFAULT, who + "the byte at address " + std::to_string(at) + " cannot be read by a processor; device memory is for hardware");
-    }
-    if (at == last) break;
-  }
-  return nothing{};
+  auto mapped = check_mapped(memory.address, memory.byte_length);
+  if (mapped.ok()) return mapped;
+  return refuse(mapped.why().sys_errno, who + mapped.why().message);
 }
 
 uint32_t registrations::pd_add() {

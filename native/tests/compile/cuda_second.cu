@@ -1,6 +1,13 @@
 // A second unit with kernels of its own over every device header; cuda/kernels.cu is the first.
 #include "all_headers.h"
 
+#include <type_traits>
+
+/* T21: what a way of sharing is enough for. On the host all but `thread` are alike. */
+template <uint32_t Sharing, cuda::thread_scope Scope>
+constexpr bool words_have_scope = std::is_same_v<typename ep::poster_words<Sharing>::ref, cuda::atomic_ref<uint64_t, Scope>>;
+static_assert(words_have_scope<EP_EFA_SHARE_DEVICE, cuda::thread_scope_device> && words_have_scope<EP_EFA_SHARE_BLOCK, cuda::thread_scope_block>);
+
 namespace {
 
 template <class Endpoint> __global__ void everything(ep::cuda_environment environment, ep_dispatch_args dispatch, ep_compat_args compat) {

@@ -113,6 +113,56 @@ void rows_of_every_form(uint64_t seed, uint32_t blocks, uint32_t sharing) {
   EP_CHECK_EQ(corrupt, 0u);
 }
 
+// T12. One queue pair under four posters that each have a view of their own: a context of the facade, another context that names the same queue pairs, and the attention kernels' endpoint;
+// values, puts with signals, reads, deferred doorbells and flushes. `apart`: the second context keeps an account of its own, as views of the pull request do (D2).
+bool t12_views_meet(uint64_t seed, bool apart) {
+  efa_world_options wanted;
+  wanted.seed = seed;
+  wanted.counters = 0;
+  wanted.depth = 8;
+  wanted.max_batch = seed % 2 == 0 ? 4 : 2;
+  wanted.inline_write = seed % 3 != 0;
+  endpoint_world all(wanted);
+  efa_world& world = all.world;
+  constexpr uint64_t rounds = 6;
+  constexpr uint64_t source = 2048;
+  constexpr uint64_t got = 3072;
+  for (uint64_t i = 0; i < 1024; ++i) world.data(0)[source + i] = traffic_byte(i, 5);
+  for (uint64_t i = 0; i < 512; ++i) world.data(1)[source + i] = traffic_byte(i, 9);
+  std::vector<ep_efa_qp> own = world.at(0).qps;
+  ep_efa_device second = world.at(0).device;
+  if (apart) second.qps = reinterpret_cast<uint64_t>(own.data());
+  const simt_result outcome = world.run(shape(2, 2, 1), [&](efa_context& ctx, int32_t rank) {
+    const thread_coop<efa_context> coop{ctx};
+    const ep_efa_memory& part = world.part(0);
+    const uint64_t view = ctx.block() * 2 + ctx.lane();
+    if (rank == 1) return view != 0 || efa_gin<>{world.at(1).device}.wait_signal(ctx, coop, 0, 2 * rounds, nullptr);
+    const efa_gin<> first{world.at(0).device};
+    const efa_gin<> other{second};
+    const efa_endpoint endpoint = all.endpoint(0).with_key(0);
+    bool ok = true;
+    for (uint64_t i = 0; i < rounds && ok; ++i) {
+      const uint64_t at = (view * rounds + i) * 24;
+      const auto options = aggregated<our_way>((i + view) % 3 != 2);
+      switch (view) {
+        case 0: ok = first.put(ctx, coop, world.team(), 1, part, at, part, source + at, 24, gin_signal_inc{0}, gin_no_action{}, options, nullptr); break;
+        case 1: ok = other.put_value(ctx, coop, world.team(), 1, part, at, i + 1, gin_no_action{}, options, nullptr); break;
+        case 2: ok = endpoint.put_rows(ctx, coop, 1, at, world.data(0) + source + at, 24, 24, 1, false, 0, 1, nullptr); break;
+        default: ok = other.get(ctx, coop, world.team(), 1, part, source + i * 24, part, got + i * 24, 24, options, nullptr); break;
+      }
+      if (view == 3 && i == rounds / 2) ok = first.flush(ctx, coop, nullptr) && ok;
+    }
+    return (view % 2 == 0 ? first : other).flush(ctx, coop, nullptr) && ok;
+  });
+  uint64_t wrong = outcome.ok && world.violations().empty() && (apart || world.qp(0, 0).prefix == 4 * rounds) ? 0 : 1;
+  for (uint64_t i = 0; i < rounds * 24; ++i) {
+    for (const uint64_t view : {0u, 2u}) wrong += world.data(1)[view * rounds * 24 + i] != traffic_byte(view * rounds * 24 + i, 5) ? 1 : 0;
+    wrong += world.data(0)[got + i] != traffic_byte(i, 9) ? 1 : 0;
+  }
+  for (uint64_t i = 0; i < rounds; ++i) wrong += word_at(world, 1, (rounds + i) * 24) != i + 1 ? 1 : 0;
+  return wrong == 0;
+}
+
 void additions_and_refusals() {
   efa_world_options wanted;
   wanted.signals = 2;
@@ -158,8 +208,13 @@ void additions_and_refusals() {
 
 int main() {
   additions_and_refusals();
+  uint64_t caught = 0;
   for (uint64_t seed = 0; seed < samples; ++seed) {
+    EP_CHECK(t12_views_meet(seed, false));
+    caught += t12_views_meet(seed, true) ? 0 : 1;
     rows_of_every_form(seed, 1 + static_cast<uint32_t>(seed % 3), seed % 5 == 0 ? EP_EFA_SHARE_BLOCK : EP_EFA_SHARE_DEVICE);
   }
+  std::printf("T12 views that keep accounts of their own: %llu of %llu seeds fail\n", static_cast<unsigned long long>(caught), static_cast<unsigned long long>(samples));
+  EP_CHECK(caught * 2 > samples);
   return ep::check::finish();
 }

@@ -5,6 +5,7 @@
 
 #include "../check.hpp"
 #include "dl/libfabric_abi.hpp"
+#include "dl/libfabric_rdm_abi.hpp"
 
 #if __has_include(<rdma/fi_domain.h>)
 #include <rdma/fabric.h>
@@ -12,6 +13,8 @@
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
 
 namespace {
 
@@ -75,6 +78,46 @@ void test_layouts() {
   SAME(ops_cm, fi_ops_cm, get_name, getname);
 }
 
+// Of endpoints for messages and RMA.
+void test_rdm_layouts() {
+  SAME(domain_attr, fi_domain_attr, threading, threading);
+  SAME(domain_attr, fi_domain_attr, resource_mgmt, resource_mgmt);
+  SAME(domain_attr, fi_domain_attr, cq_data_size, cq_data_size);
+  SAME(info, fi_info, source, src_addr);
+  SAME(info, fi_info, source_length, src_addrlen);
+  SAME(info, fi_info, address_format, addr_format);
+  SAME(fid_ep, fid_ep, msg, msg);
+  SAME(fid_ep, fid_ep, rma, rma);
+  SAME(fid_cq, fid_cq, ops, ops);
+  EP_CHECK_EQ(sizeof(ours::context2), sizeof(struct fi_context2));
+  EP_CHECK_EQ(sizeof(ours::cq_data_entry), sizeof(struct fi_cq_data_entry));
+  SAME(cq_data_entry, fi_cq_data_entry, context, op_context);
+  SAME(cq_data_entry, fi_cq_data_entry, flags, flags);
+  SAME(cq_data_entry, fi_cq_data_entry, length, len);
+  SAME(cq_data_entry, fi_cq_data_entry, data, data);
+  EP_CHECK_EQ(sizeof(ours::cq_error_entry), sizeof(struct fi_cq_err_entry));
+  SAME(cq_error_entry, fi_cq_err_entry, context, op_context);
+  SAME(cq_error_entry, fi_cq_err_entry, error, err);
+  SAME(cq_error_entry, fi_cq_err_entry, provider_error, prov_errno);
+  SAME(cq_error_entry, fi_cq_err_entry, error_data, err_data);
+  SAME(ops_cq, fi_ops_cq, read, read);
+  SAME(ops_cq, fi_ops_cq, readerr, readerr);
+  SAME(ops_msg, fi_ops_msg, recv, recv);
+  SAME(ops_msg, fi_ops_msg, send, send);
+  SAME(ops_rma, fi_ops_rma, read, read);
+  SAME(ops_rma, fi_ops_rma, writedata, writedata);
+  EP_CHECK_EQ(ours::flag_remote_cq_data, static_cast<uint64_t>(FI_REMOTE_CQ_DATA));
+  EP_CHECK_EQ(ours::flag_source, static_cast<uint64_t>(FI_SOURCE));
+  EP_CHECK_EQ(ours::mode_context, static_cast<uint64_t>(FI_CONTEXT));
+  EP_CHECK_EQ(ours::mode_context2, static_cast<uint64_t>(FI_CONTEXT2));
+  EP_CHECK_EQ(ours::mode_receive_cq_data, static_cast<uint64_t>(FI_RX_CQ_DATA));
+  EP_CHECK_EQ(ours::address_unspecified, static_cast<uint64_t>(FI_ADDR_UNSPEC));
+  EP_CHECK_EQ(ours::threading_safe, static_cast<uint32_t>(FI_THREAD_SAFE));
+  EP_CHECK_EQ(ours::resources_managed, static_cast<uint32_t>(FI_RM_ENABLED));
+  EP_CHECK_EQ(ours::cq_format_data, static_cast<uint32_t>(FI_CQ_FORMAT_DATA));
+  EP_CHECK_EQ(ours::error_available, FI_EAVAIL);
+}
+
 void test_numbers() {
   EP_CHECK_EQ(ours::version_of(2, 5), static_cast<uint32_t>(FI_VERSION(2, 5)));
   EP_CHECK_EQ(ours::cap_msg | ours::cap_rma, static_cast<uint64_t>(FI_MSG | FI_RMA));
@@ -98,6 +141,7 @@ void test_numbers() {
 
 int main() {
   test_layouts();
+  test_rdm_layouts();
   test_numbers();
   return ep::check::finish();
 }

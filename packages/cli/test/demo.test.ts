@@ -3,6 +3,7 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
+import { nvshmem } from '@ep/nvshmem';
 import { afterAll, describe, expect, it } from 'vitest';
 import {
   collectDocuments,
@@ -87,6 +88,20 @@ describe('ep demo', () => {
     const report = await demo('attention', '-n', String(ranks), '--transport', transport, ...threads);
     expect(report).toMatchObject({ pass: true, ranks, mode, transport });
     // The same rows, and as exactly, as over shared memory.
+    const { bytes, errors } = await demo('-n', String(ranks), ...threads);
+    expect(report.bytes).toEqual(bytes);
+    expect(report.errors).toEqual(errors);
+  });
+
+  it.for([
+    ['processes', 3],
+    ['threads', 2],
+  ] as const)('passes over libfabric on the loopback interface, as %s', async ([mode, ranks], context) => {
+    const probe = await nvshmem.fabric.probe({ address: '127.0.0.1' });
+    if (!probe.available) context.skip(probe.reason);
+    const threads = mode === 'threads' ? ['--threads'] : [];
+    const report = await demo('attention', '-n', String(ranks), '--transport', 'fabric', ...threads);
+    expect(report).toMatchObject({ pass: true, ranks, mode, transport: 'fabric' });
     const { bytes, errors } = await demo('-n', String(ranks), ...threads);
     expect(report.bytes).toEqual(bytes);
     expect(report.errors).toEqual(errors);

@@ -39,6 +39,8 @@ export interface Capabilities {
   readonly maxSignalSlots: number;
   /** Who may start an operation: JS (`host`) and kernels (`device`). */
   readonly initiators: ReadonlySet<'host' | 'device'>;
+  /** Where `allocate` can put memory: on the host alone unless given. What lies on a device is reached by kernels, and by `read` and `write` of a rank's own part. */
+  readonly spaces?: ReadonlySet<'host' | 'device'>;
 }
 
 export interface DeviceInfo {

@@ -3,6 +3,7 @@ import type { Member, Need, TransportProvider } from '@ep/core';
 import { joinRanks } from '@ep/native/ranks';
 import { resolveConfig, type ShmConfig } from './config.js';
 import { cuda } from './cuda/provider.js';
+import { fabric } from './fabric/provider.js';
 import { probeShm } from './probe.js';
 import { ShmTransport } from './transport.js';
 import { VERSION } from './version.js';
@@ -35,4 +36,5 @@ export const nvshmem = {
   },
   /** Ranks of one Linux host whose kernels run on GPUs; device memory beside all that `shm` has. */
   cuda,
+  fabric,
 } as const;

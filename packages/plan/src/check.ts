@@ -22,16 +22,79 @@ export function checkObject(value: unknown, name: string): void {
 }
 
 export function checkInt32Array(value: unknown, name: string, length?: number): Int32Array {
-  if (!(value instanceof Int32Array)) {
-    throw invalidArgument(`${name} must be an Int32Array, found ${describe(value)}`, { name, found: describe(value) });
-  }
-  if (length !== undefined && value.length !== length) {
-    throw invalidArgument(
-      `${name} must have ${length} elements, found ${value.length} (a detached or shrunk buffer reads as shorter)`,
-      { name, expected: length, found: value.length },
-    );
-  }
+  if (!(value instanceof Int32Array)) throw wrongKind(name, 'an Int32Array', value);
+  checkLength(value.length, name, length);
   return value;
+}
+
+export function checkUint8Array(value: unknown, name: string, length?: number): Uint8Array {
+  if (!(value instanceof Uint8Array)) throw wrongKind(name, 'a Uint8Array', value);
+  checkLength(value.length, name, length);
+  return value;
+}
+
+function checkLength(found: number, name: string, expected: number | undefined): void {
+  if (expected === undefined || found === expected) return;
+  throw invalidArgument(
+    `${name} must have ${expected} elements, found ${found} (a detached or shrunk buffer reads as shorter)`,
+    { name, expected, found },
+  );
+}
+
+/** `expected` as a person says it: 'an array'. */
+export function wrongKind(name: string, expected: string, value: unknown): PlanError {
+  const found = describe(value);
+  return invalidArgument(`${name} must be ${expected}, found ${found}`, { name, expected, found });
+}
+
+export function checkBoolean(value: unknown, name: string): boolean {
+  if (typeof value !== 'boolean') throw wrongKind(name, 'true or false', value);
+  return value;
+}
+
+/** A number in [min, max]; NaN is in no range. */
+export function checkNumber(value: unknown, name: string, min: number, max: number): number {
+  if (typeof value === 'number' && value >= min && value <= max) return value;
+  throw invalidArgument(`${name} must be in [${min}, ${max}], found ${describe(value)}`, {
+    name,
+    min,
+    max,
+    found: value,
+  });
+}
+
+/** An array, of any kind, of numbers. Which ones they are, NaN included, is not looked at. */
+export function checkNumbers(value: unknown, name: string, length?: number): ArrayLike<number> {
+  checkObject(value, name);
+  const values = value as ArrayLike<unknown>;
+  if (length === undefined) checkInteger(values.length, `${name}.length`, 0, maxRows);
+  else if (values.length !== length) {
+    throw invalidArgument(`${name} must have ${length} elements, found ${shown(values.length)}`, {
+      name,
+      expected: length,
+      found: values.length,
+    });
+  }
+  for (let i = 0; i < values.length; i++) {
+    if (typeof values[i] !== 'number') throw wrongKind(`${name}[${i}]`, 'a number', values[i]);
+  }
+  return values as ArrayLike<number>;
+}
+
+const kinds = {
+  'a number': (value: unknown) => typeof value === 'number',
+  'a text': (value: unknown) => typeof value === 'string',
+  'an array of objects': (value: unknown) =>
+    Array.isArray(value) && value.every((item) => typeof item === 'object' && item !== null),
+} as const;
+
+/** An object whose fields are of these kinds: for what is read once more, as reports are. */
+export function checkFields(value: unknown, name: string, fields: Readonly<Record<string, keyof typeof kinds>>): void {
+  checkObject(value, name);
+  for (const [field, kind] of Object.entries(fields)) {
+    const found = (value as Readonly<Record<string, unknown>>)[field];
+    if (!kinds[kind](found)) throw wrongKind(`${name}.${field}`, kind, found);
+  }
 }
 
 /** CSR offsets: start at 0, never fall, end at `total` when it is known. */
@@ -65,6 +128,16 @@ export function checkOffsets(offsets: Int32Array, name: string, total?: number):
       found: last,
     });
   }
+}
+
+/** Where part `i` of CSR offsets begins and ends. HAZARD: `subarray` takes offsets that fall or reach too far, and gives other elements or none. */
+export function partOf(offsets: Int32Array, name: string, i: number, total: number): readonly [number, number] {
+  const [from, to] = [offsets[i]!, offsets[i + 1]!];
+  if (from >= 0 && from <= to && to <= total) return [from, to];
+  throw invalidArgument(
+    `${name}[${i}] and ${name}[${i + 1}] must ascend within [0, ${total}], found ${from} and ${to}`,
+    { name, index: i, max: total, found: [from, to] },
+  );
 }
 
 /** Every element of `values` in [min, max]; the first that is not is named. */

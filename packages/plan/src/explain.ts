@@ -1,7 +1,6 @@
 import type { AttentionPlan, KvSharing } from './attention.js';
-import { checkObject, describe } from './check.js';
+import { checkFields } from './check.js';
 import { attendedPairs, maxOverAverage } from './cost.js';
-import { invalidArgument } from './error.js';
 import { checkAttentionPlan } from './form.js';
 import { textTable } from './text-table.js';
 
@@ -129,19 +128,12 @@ const listedPairs = 32;
 
 /** The same for people. */
 export function explanationText(explanation: Explanation): string {
-  checkObject(explanation, 'explanation');
-  const kinds = {
-    ranks: 'an array',
-    traffic: 'an array',
+  checkFields(explanation, 'explanation', {
+    ranks: 'an array of objects',
+    traffic: 'an array of objects',
     imbalanceBefore: 'a number',
     imbalanceAfter: 'a number',
-  } as const;
-  for (const [name, kind] of Object.entries(kinds)) {
-    const value: unknown = explanation[name as keyof typeof kinds];
-    if (kind === 'an array' ? Array.isArray(value) : typeof value === 'number') continue;
-    const found = describe(value);
-    throw invalidArgument(`explanation.${name} must be ${kind}, found ${found}`, { name, expected: kind, found });
-  }
+  });
   const e = explanation;
   const average = sum(e.ranks.map((r) => r.pairsAfter)) / e.worldSize || 1;
   const lines = [

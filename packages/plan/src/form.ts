@@ -16,6 +16,15 @@ export const entryFields = [
 ] as const;
 
 const pairFields = ['offsets', 'peer', 'tokens', 'dispatches'] as const;
+export const reductionFields = [
+  'shardOffsets',
+  'lengths',
+  'homeRow',
+  'slotOffsets',
+  'replica',
+  'denseRow',
+  'compactRow',
+] as const;
 const shardFields = ['shardOffsets', 'lengths', 'document', 'position'] as const;
 const layoutFields = [
   'groupOffsets',

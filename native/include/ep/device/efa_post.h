@@ -49,13 +49,18 @@ struct efa_room_look {
   }
 };
 
+/* Whether there is room as far as was seen when somebody looked last. */
+template <uint32_t Sharing, class Ctx> EP_HD bool efa_has_room(Ctx& ctx, ep_efa_qp& qp, uint64_t first, uint32_t count) {
+  using words = poster_words<Sharing>;
+  return first + count <= words::load(ctx, &qp.prefix) + qp.depth && first + count <= words::load(ctx, &qp.rung) + qp.max_batch;
+}
+
 /* Waits for room. *held: the turn was taken on the way. */
 template <uint32_t Sharing, class Ctx>
 EP_HD bool efa_wait_room(Ctx& ctx, ep_efa_qp& qp, uint64_t first, uint32_t count, int32_t peer, bool* held, ep_kernel_status* status) {
   using words = poster_words<Sharing>;
   for (;;) {
-    const bool room = first + count <= qp.depth || first + count <= words::load(ctx, &qp.prefix) + qp.depth ||
-                      first + count <= efa_poll<Sharing>(ctx, qp) + qp.depth;
+    const bool room = first + count <= words::load(ctx, &qp.prefix) + qp.depth || first + count <= efa_poll<Sharing>(ctx, qp) + qp.depth;
     if (room && first + count <= words::load(ctx, &qp.rung) + qp.max_batch) return true;
     if (efa_state(ctx, qp) != EP_EFA_SOUND) return efa_report(ctx, qp, status);
     if (!*held && efa_turn_take<Sharing>(ctx, qp, first)) {
@@ -95,7 +100,7 @@ struct efa_post_options {
   bool deferred; /* the doorbell may be left to a later post, or to a flush */
 };
 
-/* The lanes of `group` write WQEs first to first + count - 1. */
+/* The lanes of `group` write WQEs first to first + count - 1, and release them, but for the first lane, which does so when it rings or leaves that to others. */
 template <class Ctx, class Group, class Build>
 EP_HD void efa_build(Ctx& ctx, const Group& group, ep_efa_qp& qp, uint64_t first, uint32_t count, const Build& build) {
   for (uint32_t i = group.lane(); i < count; i += group.lanes()) {
@@ -106,7 +111,7 @@ EP_HD void efa_build(Ctx& ctx, const Group& group, ep_efa_qp& qp, uint64_t first
     ctx.point();
     reinterpret_cast<ep_efa_request*>(qp.requests)[slot] = build(i, writer);
   }
-  if (group.lane() < count) register_fence(ctx);
+  if (group.lane() != 0 && group.lane() < count) register_fence(ctx);
   group.sync();
 }
 
@@ -122,17 +127,21 @@ EP_HD uint64_t efa_post_batch(Ctx& ctx, const Group& group, ep_efa_qp& qp, uint3
       efa_report(ctx, qp, status);
     } else {
       first = words::add(ctx, &qp.taken, count);
-      if (!efa_wait_room<Sharing>(ctx, qp, first, count, options.peer, &held, status)) first = efa_refused;
+      if (!efa_has_room<Sharing>(ctx, qp, first, count) && !efa_wait_room<Sharing>(ctx, qp, first, count, options.peer, &held, status)) first = efa_refused;
     }
   }
   first = group.from_first(first);
   if (first == efa_refused) return first;
   efa_build(ctx, group, qp, first, count, build);
   if (group.lane() == 0) {
-    if (held || efa_wait_turn<Sharing>(ctx, qp, first, options.peer, status)) {
+    if (held || words::load(ctx, &qp.ready) == first || efa_wait_turn<Sharing>(ctx, qp, first, options.peer, status)) {
       const uint64_t end = first + count;
       const bool deferred = options.deferred && end - words::load(ctx, &qp.rung) < qp.max_batch;
-      if (!deferred) efa_ring(ctx, qp, end);
+      if (deferred) {
+        register_fence(ctx);
+      } else {
+        efa_ring(ctx, qp, end);
+      }
       words::store(ctx, &qp.ready, deferred ? end | EP_EFA_TURN_DEFERRED : end);
     } else {
       first = efa_refused;

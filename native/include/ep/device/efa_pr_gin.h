@@ -80,7 +80,7 @@ template <class Rules = efa_pr_rules> struct efa_pr_gin_of {
         ctx.fail(status, EP_STATUS_INVALID, peer, EP_STAGE_RANGE, EP_EFA_PR_VALUE_ADDS_ONE, route.ticks);
         return false;
       }
-      if (gin_requires_system_fence(options.given, options.required)) fence_system();
+      if (gin_requires_system_fence(options.given, options.required)) fence_system(ctx);
       ep_efa_pr_endpoint& endpoint = endpoint_of(route);
       const int32_t rank = rank_of(team, peer);
       const auto build = [&](uint32_t, const efa_writer<Ctx>& writer, uint64_t number) {
@@ -180,7 +180,7 @@ template <class Rules = efa_pr_rules> struct efa_pr_gin_of {
   template <class Ctx, class Group>
   EP_HD bool post(Ctx& ctx, const Group& group, ep_efa_pr_endpoint& endpoint, int32_t rank, const ep_efa_pr_mr& to, uint64_t to_offset, const ep_efa_pr_mr& from,
                   uint64_t from_offset, uint64_t bytes, const efa_pr_options& options, ep_kernel_status* status) const {
-    if (gin_requires_system_fence(options.given, options.required)) fence_system();
+    if (gin_requires_system_fence(options.given, options.required)) fence_system(ctx);
     const auto build = [&](uint32_t, const efa_writer<Ctx>& writer, uint64_t) {
       const ep_efa_target target = target_of(endpoint, rank);
       if (bytes == 0) {

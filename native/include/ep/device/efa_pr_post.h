@@ -110,7 +110,7 @@ EP_HD bool efa_pr_post(Ctx& ctx, const Group& group, ep_efa_pr_endpoint& endpoin
   if (group.lane() == 0) {
     if (!aggregate) efa_pr_ring(ctx, wq);
     endpoint.submitted_count += count;
-    fence_system();
+    fence_system(ctx);
     efa_pr_unlock(ctx, endpoint);
   }
   group.sync();

@@ -61,26 +61,33 @@ struct efa_put {
     return false;
   }
 
-  /* Of no bytes: something at either end has to be named all the same. */
+  /* Whom it is for, and by which queue pairs. */
   template <class Ctx>
-  EP_HD bool to(Ctx& ctx, const ep_efa_device& device, const gin_team& team, int32_t peer, ep_kernel_status* status) {
+  EP_HD bool reaches(Ctx& ctx, const ep_efa_device& device, const gin_team& team, int32_t peer, ep_kernel_status* status) {
     if (peer < 0 || peer >= team.size) {
       ctx.fail(status, EP_STATUS_INVALID, peer, EP_STAGE_RANGE, team.size > 0 ? static_cast<uint32_t>(team.size) - 1 : 0, static_cast<uint32_t>(peer));
       return false;
     }
     rank = team.ranks != nullptr ? team.ranks[peer] : peer;
     if (!in_range(ctx, static_cast<uint32_t>(rank), static_cast<uint32_t>(device.world_size) - 1, peer, status)) return false;
+    return in_range(ctx, slot, device.signal_count, rank, status) && in_range(ctx, qp, device.counter_count, rank, status);
+  }
+
+  /* Of no bytes: something at either end has to be named all the same. */
+  template <class Ctx>
+  EP_HD bool to(Ctx& ctx, const ep_efa_device& device, const gin_team& team, int32_t peer, ep_kernel_status* status) {
+    if (!reaches(ctx, device, team, peer, status)) return false;
     const ep_efa_remote& scratch = reinterpret_cast<const ep_efa_remote*>(device.scratch_remotes)[rank];
     remote = {scratch.address, scratch.rkey};
     local = {device.scratch, device.scratch_lkey};
-    return in_range(ctx, slot, device.signal_count, rank, status) && in_range(ctx, qp, device.counter_count, rank, status);
+    return true;
   }
 
   template <class Ctx>
   EP_HD bool at(Ctx& ctx, const ep_efa_device& device, const gin_team& team, int32_t peer, const ep_efa_memory& there, uint64_t there_offset,
                 const ep_efa_memory& here, uint64_t here_offset, uint64_t length, ep_kernel_status* status) {
-    if (!to(ctx, device, team, peer, status)) return false;
-    if (length == 0) return true;
+    if (length == 0) return to(ctx, device, team, peer, status);
+    if (!reaches(ctx, device, team, peer, status)) return false;
     /* In this order, so that no sum wraps. */
     if (!in_range(ctx, length, there.byte_length, rank, status) || !in_range(ctx, there_offset, there.byte_length - length, rank, status)) return false;
     if (!in_range(ctx, length, here.byte_length, rank, status) || !in_range(ctx, here_offset, here.byte_length - length, rank, status)) return false;
@@ -137,7 +144,7 @@ EP_HD bool efa_post_ticks(Ctx& ctx, ep_efa_device& device, const efa_put& put, u
  * HAZARD: writes pass each other. Of a put in pieces the one that carries the signal or the counter goes last, after the others have completed. */
 template <uint32_t Sharing, class Ctx>
 EP_HD bool efa_put_one(Ctx& ctx, ep_efa_device& device, const efa_put& put, const gin_options& options, ep_kernel_status* status) {
-  if (gin_requires_system_fence(options.given, options.required)) fence_system();
+  if (gin_requires_system_fence(options.given, options.required)) fence_system(ctx);
   const uint64_t longest = device.max_message;
   uint64_t sent = 0;
   if (put.bytes > longest) {
@@ -180,7 +187,7 @@ EP_HD ep_efa_request efa_write_value(const ep_efa_device& device, const ep_efa_q
 
 template <uint32_t Sharing, class Ctx>
 EP_HD bool efa_put_value_one(Ctx& ctx, ep_efa_device& device, const efa_put& put, uint64_t value, const gin_options& options, ep_kernel_status* status) {
-  if (gin_requires_system_fence(options.given, options.required)) fence_system();
+  if (gin_requires_system_fence(options.given, options.required)) fence_system(ctx);
   ep_efa_qp& data = efa_qp_of(device, 0);
   const auto build = [&](uint64_t, const efa_writer<Ctx>& writer) { return efa_write_value(device, data, writer, put, value); };
   return efa_post_alone<Sharing>(ctx, device, data, 1, build, put.rank, options.aggregate, status) != efa_refused &&
@@ -227,7 +234,7 @@ template <class Ctx> struct member_poster {
  * HAZARD: queue pairs take turns. A warp that held numbers of two at a time could wait for another that holds them crosswise. */
 template <uint32_t Sharing, class Ctx>
 EP_HD bool efa_put_lanes(Ctx& ctx, ep_efa_device& device, bool wanted, const efa_put& put, const gin_options& options, ep_kernel_status* status) {
-  if (wanted && gin_requires_system_fence(options.given, options.required)) fence_system();
+  if (wanted && gin_requires_system_fence(options.given, options.required)) fence_system(ctx);
   const uint32_t own = ctx.lane() % ctx.warp_lanes();
   const bool plain = put.bytes <= device.max_message && put.ticks == 1;
   bool ok = true;

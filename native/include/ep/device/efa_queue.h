@@ -150,7 +150,7 @@ template <class Ctx> EP_HD void efa_ring(Ctx& ctx, ep_efa_qp& qp, uint64_t produ
   register_store(ctx, qp.doorbell, static_cast<uint32_t>(producer));
   register_fence(ctx);
   if (qp.nic_wake != 0) {
-    fence_system(); /* the NIC's half of the eventcount: ring before looking for sleepers */
+    fence_system(ctx); /* the NIC's half of the eventcount: ring before looking for sleepers */
     ctx.wake(qp.nic_wake);
   }
   store_release(ctx, &qp.rung, producer);

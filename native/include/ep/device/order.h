@@ -93,6 +93,15 @@ EP_HD void fence_system() {
 #endif
 }
 
+/* The same, where a context may take the call over (system_fence): tests and benchmarks count it. */
+template <class Ctx> EP_HD void fence_system(Ctx& ctx) {
+  if constexpr (requires { ctx.system_fence(); }) {
+    ctx.system_fence();
+  } else {
+    fence_system();
+  }
+}
+
 /* Before and after a store to a device's register. On the host such a register may be mapped write-combining: its stores pass earlier ones, and stay in a
  * buffer, unless fenced. A GPU maps it uncached, where a release of system scope is enough. */
 EP_HD void fence_register() {

@@ -98,7 +98,10 @@ export function demoCommand(): Command {
         .default('host' satisfies DemoDevice),
     )
     .addOption(
-      new Option('--transport <name>', 'what carries rows: shared memory, or queue pairs of a software NIC')
+      new Option(
+        '--transport <name>',
+        'what carries rows: shared memory, queue pairs of a software NIC, or libfabric on the loopback interface',
+      )
         .choices(demoTransportNames)
         .default('shm' satisfies DemoTransportName),
     )

@@ -13,6 +13,9 @@ const openers = {
   shm: (member: Member): Promise<DemoTransport> => nvshmem.shm.open(member, limits),
   ibgda: (member: Member): Promise<DemoTransport> => ibgda.soft.open(member, limits),
   efa: (member: Member): Promise<DemoTransport> => efaGda.soft.open(member, limits),
+  // The ranks of the demo are of one machine.
+  fabric: (member: Member): Promise<DemoTransport> =>
+    nvshmem.fabric.open(member, { ...limits, config: { address: '127.0.0.1' } }),
 } as const;
 
 export type DemoTransportName = keyof typeof openers;

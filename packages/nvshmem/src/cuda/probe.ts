@@ -1,7 +1,12 @@
 /** Whether there is a GPU that kernels can use, and what it offers. */
-import { EpError, isEpError, type Probe } from '@ep/core';
+import { type Capabilities, EpError, isEpError, type Probe } from '@ep/core';
 import { openGpus } from '@ep/native';
 import { probeShm, shmCapabilities } from '../probe.js';
+
+/** Those of shared memory, on the host and on the device: peers' parts are mapped for kernels as well. */
+export function cudaCapabilities(): Capabilities {
+  return { ...shmCapabilities(), spaces: new Set(['host', 'device'] as const) };
+}
 
 /** Ranks meet and agree as those of nvshmem:shm do; device memory comes on top. Never throws. */
 export async function probeCuda(): Promise<Probe> {
@@ -11,7 +16,7 @@ export async function probeCuda(): Promise<Probe> {
     const { devices, path } = openGpus();
     return {
       available: true,
-      capabilities: shmCapabilities(),
+      capabilities: cudaCapabilities(),
       devices: devices.map(({ name, ...facts }) => ({ name, detail: { ...facts, library: path } })),
     };
   } catch (error) {

@@ -1,6 +1,5 @@
 /** Ranks that share GPUs: device memory that kernels of all ranks reach, beside the host memory of `nvshmem:shm`. */
 import {
-  type AdoptedMemory,
   type AllocateOptions,
   type Capabilities,
   checkInteger,
@@ -16,6 +15,7 @@ import {
 } from '@ep/core';
 import { GpuCopier, type NativeGpuLibrary, native } from '@ep/native';
 import {
+  AdoptedDeviceMemory,
   allocateDeviceMemory,
   checkLimits,
   DeviceMemory,
@@ -25,6 +25,7 @@ import {
 } from '@ep/native/ranks';
 import { ShmTransport, type ShmTransportInit } from '../transport.js';
 import type { ResolvedCudaConfig } from './config.js';
+import { cudaCapabilities } from './probe.js';
 
 export interface CudaTransportInit extends Omit<ShmTransportInit, 'config'> {
   readonly library: NativeGpuLibrary;
@@ -57,7 +58,7 @@ export class CudaTransport extends Resource implements Transport<Need> {
     this.deviceIndex = config.device;
     this.#copier = new GpuCopier(init.library, config.device);
     this.#host = this.children.add(new ShmTransport({ rank, worldSize, context, liveness, world, config }));
-    this.capabilities = this.#host.capabilities;
+    this.capabilities = cudaCapabilities();
     this.world = world;
   }
 
@@ -107,15 +108,21 @@ export class CudaTransport extends Resource implements Transport<Need> {
     });
   };
 
-  readonly adopt = async (_memory: {
+  /**
+   * Device memory of others, all of it on this rank's GPU: PyTorch's, or what a DLPack capsule names. Its regions are for `read` and `write` of this transport's device
+   * memory; a dispatch sends from any device memory as it is, adopted or not. Peers cannot write there: what is received needs symmetric memory. HAZARD: its owner
+   * keeps it until this is closed.
+   */
+  readonly adopt = async (memory: {
     readonly address: bigint;
     readonly byteLength: number;
-  }): Promise<AdoptedMemory> => {
+  }): Promise<AdoptedDeviceMemory> => {
     this.checkOpen('adopt');
-    throw new EpError(
-      'EP_UNSUPPORTED',
-      'adopt: peers cannot map memory that was not allocated for it; a dispatch sends from any device memory as it is, so only what is received needs symmetric memory',
+    const { library, config } = this.#init;
+    const made: AdoptedDeviceMemory = new AdoptedDeviceMemory(memory, library, config.device, () =>
+      this.children.remove(made),
     );
+    return this.children.add(made);
   };
 
   /** Operations of JS, on host memory. */

@@ -1,8 +1,9 @@
-import { checkInteger, checkObject } from '../check.js';
+import { checkInteger, checkNumbers, checkObject, checkRows } from '../check.js';
 import { maxOverAverage } from '../cost.js';
 import { invalidArgument, PlanError } from '../error.js';
-import { type ExpertMap, mapExperts, maxExperts, maxWorldSize, spreadExperts } from './experts.js';
+import { checkMap, type ExpertMap, mapExperts, maxExperts, maxWorldSize, spreadExperts } from './experts.js';
 import { type Pool, packReplicas } from './pack-replicas.js';
+import { integersOfRanks } from './ranks.js';
 
 export interface BalanceExpertsOptions {
   readonly worldSize: number;
@@ -36,9 +37,12 @@ export interface BalancedExperts {
 export function balanceExperts(load: ArrayLike<number>, options: BalanceExpertsOptions): BalancedExperts {
   checkObject(options, 'options');
   const worldSize = checkInteger(options.worldSize, 'worldSize', 1, maxWorldSize);
-  const experts = checkInteger((load as ArrayLike<number> | undefined)?.length, 'load.length', 1, maxExperts);
-  const loads = Float64Array.from({ length: experts }, (_, e) => checkLoad(load[e]!, e));
-  const places = placesOfRanks(options.places ?? Math.ceil(experts / worldSize), worldSize);
+  checkObject(load, 'load');
+  const experts = checkInteger(load.length, 'load.length', 1, maxExperts);
+  const loads = checkLoads(load, experts);
+  const places = integersOfRanks(options.places ?? Math.ceil(experts / worldSize), 'places', worldSize, maxExperts);
+  const mostReplicas = places.reduce((sum, n) => sum + Math.min(n, experts), 0);
+  checkRows(mostReplicas, 'the list of replicas, with places for all of them,', { worldSize, experts });
   const hosted: Int32Array[] = new Array<Int32Array>(worldSize);
   for (const pool of poolsOf(options, experts, places, loads)) {
     packReplicas(pool, loads).forEach((mine, i) => {
@@ -66,6 +70,8 @@ export function balanceExperts(load: ArrayLike<number>, options: BalanceExpertsO
 
 /** Load of each rank when the load of an expert is shared evenly by its replicas. */
 export function loadOfRanks(map: ExpertMap, load: ArrayLike<number>): Float64Array {
+  checkMap(map);
+  checkLoads(load, map.experts);
   const ranks = new Float64Array(map.worldSize);
   for (let p = 0; p < map.expert.length; p++) {
     const e = map.expert[p]!;
@@ -143,26 +149,15 @@ function indices(length: number): Int32Array {
   return Int32Array.from({ length }, (_, i) => i);
 }
 
-function placesOfRanks(places: number | ArrayLike<number>, worldSize: number): Int32Array {
-  if (typeof places === 'object' && places !== null && places.length !== worldSize) {
-    throw invalidArgument(`places must be a number or have ${worldSize} elements, found ${places.length}`, {
-      name: 'places',
-      expected: worldSize,
-      found: places.length,
-    });
-  }
-  return Int32Array.from({ length: worldSize }, (_, r) =>
-    checkInteger(typeof places === 'number' ? places : places[r], `places of rank ${r}`, 0, maxExperts),
-  );
-}
-
-function checkLoad(load: number, expert: number): number {
-  if (!(load >= 0 && load < Number.POSITIVE_INFINITY)) {
-    throw invalidArgument(`load[${expert}] must be a finite number of at least 0, found ${load}`, {
+function checkLoads(load: ArrayLike<number>, experts: number): Float64Array {
+  const loads = Float64Array.from(checkNumbers(load, 'load', experts));
+  loads.forEach((found, expert) => {
+    if (found >= 0 && found < Number.POSITIVE_INFINITY) return;
+    throw invalidArgument(`load[${expert}] must be a finite number of at least 0, found ${found}`, {
       name: 'load',
       expert,
-      found: load,
+      found,
     });
-  }
-  return load;
+  });
+  return loads;
 }

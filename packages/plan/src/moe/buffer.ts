@@ -1,6 +1,6 @@
-import { checkInteger, checkObject, maxRows } from '../check.js';
+import { checkBoolean, checkFields, checkInteger, checkObject, maxRows, wrongKind } from '../check.js';
 import { invalidArgument, PlanError, shown } from '../error.js';
-import { type ExpertMap, localExperts, maxExperts, maxWorldSize } from './experts.js';
+import { checkMap, type ExpertMap, localExperts, maxExperts, maxWorldSize } from './experts.js';
 import { alignedRowBytes, messageBytes, type Payload, scaledChannels } from './payload.js';
 
 /** One part of a buffer. `bytes` is the product of `factors`, and `formula` names them: nothing else goes into it. */
@@ -68,6 +68,7 @@ export function bufferSizes(shape: BufferShape): BufferSizes {
 /** The largest `maxTokens` whose buffer is at most `budgetBytes`; 0 where not even one token fits, 2^31 - 1 at most. */
 export function largestMaxTokens(shape: Omit<BufferShape, 'maxTokens'>, budgetBytes: number): number {
   checkInteger(budgetBytes, 'budgetBytes', 0, Number.MAX_SAFE_INTEGER);
+  checkObject(shape, 'shape');
   const checked = checkShape({ ...shape, maxTokens: 1 });
   const fits = (maxTokens: number) => {
     let bytes = 0;
@@ -88,6 +89,7 @@ const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'] as const;
 
 /** Bytes for people: a binary unit and four digits. */
 export function bytesText(bytes: number): string {
+  if (typeof bytes !== 'number') throw wrongKind('bytes', 'a number', bytes);
   let unit = 0;
   let value = bytes;
   for (; value >= 1024 && unit < units.length - 1; unit++) value /= 1024;
@@ -97,8 +99,16 @@ export function bytesText(bytes: number): string {
 }
 
 /** The same for people: each component with its factors, and what redundant replicas cost. */
-export function bufferText({ design, components, totalBytes, withoutRedundantBytes }: BufferSizes): string {
-  const lines = components.map(({ name, what, factors, bytes }) => {
+export function bufferText(sizes: BufferSizes): string {
+  checkFields(sizes, 'sizes', {
+    design: 'a text',
+    components: 'an array of objects',
+    totalBytes: 'a number',
+    withoutRedundantBytes: 'a number',
+  });
+  const { design, components, totalBytes, withoutRedundantBytes } = sizes;
+  const lines = components.map(({ name, what, factors, bytes }, i) => {
+    checkObject(factors, `sizes.components[${i}].factors`);
     const values = Object.entries(factors).map(([factor, value]) => `${factor} ${value}`);
     return `  ${bytesText(bytes).padStart(10)}  ${name}: ${what}\n${' '.repeat(14)}= ${values.join(' * ')}`;
   });
@@ -289,7 +299,7 @@ function checkShape(shape: BufferShape): CheckedShape {
     dispatchMessage: messageBytes(shape.dispatch, shape.hidden),
     combineRow: alignedRowBytes(shape.combine, shape.hidden),
     calls: checkInteger(numbers.calls, 'calls', 1, 4),
-    staged: shape.staged ?? false,
+    staged: checkBoolean(shape.staged ?? false, 'staged'),
     recvRows: shape.recvRows === undefined ? undefined : checkInteger(shape.recvRows, 'recvRows', 0, maxRows),
     alignment: checkInteger(numbers.alignment, 'alignment', 1, maxRows),
   };
@@ -298,6 +308,7 @@ function checkShape(shape: BufferShape): CheckedShape {
 function checkExperts(of: BufferShape['experts']) {
   checkObject(of, 'experts');
   if ('rankOffsets' in of) {
+    checkMap(of, 'experts');
     const { worldSize, experts } = of;
     const most = Array.from({ length: worldSize }, (_, r) => localExperts(of, r)).reduce((a, b) => Math.max(a, b), 0);
     return { worldSize, experts, replicas: of.expert.length, localExperts: most };

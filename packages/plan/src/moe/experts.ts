@@ -1,4 +1,4 @@
-import { checkInt32Array, checkInteger, checkObject, checkOffsets, checkRange } from '../check.js';
+import { checkInt32Array, checkInteger, checkObject, checkOffsets, checkRange, maxRows, partOf } from '../check.js';
 import { invalidArgument } from '../error.js';
 
 /** Version of the format of expert maps and plans: raised when the meaning of any field changes. */
@@ -97,6 +97,35 @@ export function spreadExperts(experts: number, worldSize: number): ExpertMap {
 
 /** Local experts of a rank. */
 export function localExperts(map: ExpertMap, rank: number): number {
+  checkMapForm(map);
   checkInteger(rank, 'rank', 0, map.worldSize - 1);
-  return map.rankOffsets[rank + 1]! - map.rankOffsets[rank]!;
+  const [from, to] = partOf(map.rankOffsets, 'map.rankOffsets', rank, map.expert.length);
+  return to - from;
+}
+
+/** EP_INVALID_ARGUMENT unless its fields are of the kinds and lengths of an expert map's, in constant time; what they hold is not looked at. */
+export function checkMapForm(map: ExpertMap, name = 'map'): void {
+  checkObject(map, name);
+  const worldSize = checkInteger(map.worldSize, `${name}.worldSize`, 1, maxWorldSize);
+  const experts = checkInteger(map.experts, `${name}.experts`, 1, maxExperts);
+  const { length } = checkInt32Array(map.expert, `${name}.expert`);
+  checkInt32Array(map.rank, `${name}.rank`, length);
+  checkInt32Array(map.replicas, `${name}.replicas`, length);
+  checkInt32Array(map.rankOffsets, `${name}.rankOffsets`, worldSize + 1);
+  checkInt32Array(map.expertOffsets, `${name}.expertOffsets`, experts + 1);
+  checkInteger(map.maxLocalExperts, `${name}.maxLocalExperts`, 0, maxRows);
+}
+
+/**
+ * The form, and that every index in the map leads somewhere: for those who follow them. Linear in ranks + experts + replicas. That the lists
+ * agree with each other is what `validateExpertMap` finds out.
+ */
+export function checkMap(map: ExpertMap, name = 'map'): void {
+  checkMapForm(map, name);
+  const replicas = map.expert.length;
+  checkOffsets(map.rankOffsets, `${name}.rankOffsets`, replicas);
+  checkOffsets(map.expertOffsets, `${name}.expertOffsets`, replicas);
+  checkRange(map.expert, `${name}.expert`, 0, map.experts - 1);
+  checkRange(map.rank, `${name}.rank`, 0, map.worldSize - 1);
+  checkRange(map.replicas, `${name}.replicas`, 0, replicas - 1);
 }

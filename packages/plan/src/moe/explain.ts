@@ -1,5 +1,8 @@
+import { checkFields, checkInteger, maxRows } from '../check.js';
 import { maxOverAverage } from '../cost.js';
 import { textTable } from '../text-table.js';
+import { checkMap, maxExperts } from './experts.js';
+import { checkMoePlan } from './form.js';
 import type { MoePlan } from './plan.js';
 import { expertLoad, gini } from './routing.js';
 
@@ -56,6 +59,8 @@ export interface MoeExplanation {
 
 /** Loads, imbalance and reach of a plan as plain data. For bytes see `moeTraffic`. */
 export function explainMoe(plan: MoePlan): MoeExplanation {
+  checkMoePlan(plan);
+  checkMap(plan.map, 'plan.map');
   const { map, routing, placement } = plan;
   const { worldSize } = map;
   const load = expertLoad(routing);
@@ -105,11 +110,15 @@ export function explainMoe(plan: MoePlan): MoeExplanation {
 /**
  * Groups that `topK` different ones of `experts` lie in on average, when every choice is as likely as any other and the experts are in
  * `groups` groups of `experts / groups`: `groups * (1 - C(experts - size, topK) / C(experts, topK))`, the size rounded where it is no integer.
+ * Nobody chooses more than all experts.
  */
 export function expectedGroups(experts: number, groups: number, topK: number): number {
+  checkInteger(experts, 'experts', 1, maxExperts);
+  checkInteger(groups, 'groups', 1, maxRows);
+  checkInteger(topK, 'topK', 0, maxRows);
   const size = Math.round(experts / groups);
   let missed = 1;
-  for (let k = 0; k < topK; k++) missed *= (experts - size - k) / (experts - k);
+  for (let k = 0; k < Math.min(topK, experts); k++) missed *= (experts - size - k) / (experts - k);
   return groups * (1 - missed);
 }
 
@@ -152,9 +161,28 @@ function tokensWithChoice({ replica, routing: { topK } }: MoePlan): number {
 const listedRanks = 64;
 const listedExperts = 8;
 
+const explanationFields = {
+  mode: 'a text',
+  expertGini: 'a number',
+  expertImbalance: 'a number',
+  rankImbalance: 'a number',
+  ranksPerToken: 'a number',
+  nodesPerToken: 'a number',
+  expectedRanksPerToken: 'a number',
+  ranks: 'an array of objects',
+  byLoad: 'an array of objects',
+} as const;
+
 /** The same for people. */
 export function moeExplanationText(explanation: MoeExplanation): string {
+  checkFields(explanation, 'explanation', explanationFields);
   const e = explanation;
+  e.ranks.slice(0, listedRanks).forEach((rank, i) => {
+    checkFields(rank, `explanation.ranks[${i}]`, { rank: 'a number', state: 'a text' });
+  });
+  e.byLoad.slice(0, listedExperts).forEach((expert, i) => {
+    checkFields(expert, `explanation.byLoad[${i}]`, { expert: 'a number', replicas: 'an array of objects' });
+  });
   const lines = [
     `${e.tokens} tokens on ${e.worldSize} ranks, top-${e.topK} of ${e.experts} experts in ${e.replicas} replicas, ${e.mode} form`,
     `choices: ${e.servedChoices} served, ${e.emptyChoices} empty, ${e.unservedChoices} without an active replica, ${e.lostChoices} lost with their ranks`,

@@ -1,8 +1,9 @@
-import { checkInteger, checkObject, checkRows } from '../check.js';
+import { checkInteger, checkNumber, checkObject, checkRows, maxRows } from '../check.js';
 import { invalidArgument, shown } from '../error.js';
 import { maxExperts, maxWorldSize } from './experts.js';
 import { randomNumbers, shuffle } from './random.js';
-import { gini, routingOfRanks, type TokenRouting } from './routing.js';
+import { integersOfRanks } from './ranks.js';
+import { checkRouting, gini, routingOfRanks, type TokenRouting } from './routing.js';
 
 /**
  * How often experts are chosen; which ones are the popular ones is drawn from the seed.
@@ -42,8 +43,8 @@ export function generateRouting(options: GenerateOptions): TokenRouting {
   const experts = checkInteger(options.experts, 'experts', 1, maxExperts);
   const topK = checkInteger(options.topK, 'topK', 1, experts);
   const random = randomNumbers(checkInteger(options.seed, 'seed', 0, 2 ** 32 - 1));
-  checkShare(emptyShare, 'emptyShare');
-  const tokens = tokensOfRanks(options.tokens, worldSize);
+  checkNumber(emptyShare, 'emptyShare', 0, 1);
+  const tokens = integersOfRanks(options.tokens, 'tokens', worldSize, maxRows);
   checkRows(tokens.reduce((sum, n) => sum + n, 0) * topK, 'the routing', { topK });
   const expected = expectedChoices(popularity, experts, topK);
   const identity = shuffle(identityOrder(experts), random);
@@ -65,6 +66,7 @@ export function generateRouting(options: GenerateOptions): TokenRouting {
 
 /** Weights for a routing: positive, of sum 1 over each token's choices, 0 for those that are -1. */
 export function generateWeights(routing: TokenRouting, seed: number): Float32Array {
+  checkRouting(routing);
   const random = randomNumbers(checkInteger(seed, 'seed', 0, 2 ** 32 - 1));
   const { topkIdx, topK } = routing;
   const weights = new Float64Array(topkIdx.length);
@@ -82,13 +84,15 @@ export function generateWeights(routing: TokenRouting, seed: number): Float32Arr
 /** Expected choices per token of the most popular expert, the second, and so on: each at most 1, together `topK`. */
 export function expectedChoices(popularity: Popularity, experts: number, topK: number): Float64Array {
   checkObject(popularity, 'popularity');
+  checkInteger(experts, 'experts', 1, maxExperts);
+  checkInteger(topK, 'topK', 1, experts);
   switch (popularity.kind) {
     case 'uniform':
       return new Float64Array(experts).fill(topK / experts);
     case 'k-hot':
       return kHot(popularity.hot, popularity.share, experts, topK);
     case 'zipf':
-      return zipf(checkExponent(popularity.exponent, experts), experts, topK);
+      return zipf(checkNumber(popularity.exponent, 'exponent', 0, largestExponent(experts)), experts, topK);
     case 'gini':
       return zipfOfGini(popularity.target, experts, topK);
     default:
@@ -101,7 +105,7 @@ export function expectedChoices(popularity: Popularity, experts: number, topK: n
 
 function kHot(hot: number, share: number, experts: number, topK: number): Float64Array {
   checkInteger(hot, 'hot', 1, experts);
-  checkShare(share, 'share');
+  checkNumber(share, 'share', 0, 1);
   const each = (share * topK) / hot;
   const other = hot === experts ? 0 : ((1 - share) * topK) / (experts - hot);
   if (each > 1 || other > 1 || (hot === experts && share !== 1)) {
@@ -134,9 +138,9 @@ function zipf(exponent: number, experts: number, topK: number): Float64Array {
 function zipfOfGini(target: number, experts: number, topK: number): Float64Array {
   let [low, high] = [0, largestExponent(experts)];
   const most = gini(zipf(high, experts, topK));
-  if (!(target >= 0 && target <= most)) {
+  if (typeof target !== 'number' || !(target >= 0 && target <= most)) {
     throw invalidArgument(
-      `target must be in [0, ${most}], the Gini coefficients that top-${topK} of ${experts} experts can have, found ${target}`,
+      `target must be in [0, ${most}], the Gini coefficients that top-${topK} of ${experts} experts can have, found ${shown(target)}`,
       { name: 'target', experts, topK, found: target, most },
     );
   }
@@ -151,14 +155,6 @@ function zipfOfGini(target: number, experts: number, topK: number): Float64Array
 /** Beyond this the weight of the last expert would underflow. */
 function largestExponent(experts: number): number {
   return experts === 1 ? 1 : 300 / Math.log10(experts);
-}
-
-function checkExponent(exponent: number, experts: number): number {
-  const most = largestExponent(experts);
-  if (!(exponent >= 0 && exponent <= most)) {
-    throw invalidArgument(`exponent must be in [0, ${most}], found ${exponent}`, { name: 'exponent', found: exponent });
-  }
-  return exponent;
 }
 
 /**
@@ -182,25 +178,6 @@ export function choose(probability: Float64Array, order: Int32Array, random: () 
   }
 }
 
-function tokensOfRanks(tokens: number | ArrayLike<number>, worldSize: number): Int32Array {
-  if (typeof tokens === 'object' && tokens !== null && tokens.length !== worldSize) {
-    throw invalidArgument(`tokens must be a number or have ${worldSize} elements, found ${tokens.length}`, {
-      name: 'tokens',
-      expected: worldSize,
-      found: tokens.length,
-    });
-  }
-  return Int32Array.from({ length: worldSize }, (_, r) =>
-    checkInteger(typeof tokens === 'number' ? tokens : tokens[r], `tokens of rank ${r}`, 0, 2 ** 31 - 1),
-  );
-}
-
 function identityOrder(length: number): Int32Array {
   return Int32Array.from({ length }, (_, i) => i);
-}
-
-function checkShare(share: number, name: string): void {
-  if (!(share >= 0 && share <= 1)) {
-    throw invalidArgument(`${name} must be in [0, 1], found ${share}`, { name, found: share });
-  }
 }

@@ -1,7 +1,7 @@
-import { checkInt32Array, checkInteger, checkObject, maxRows } from '../check.js';
+import { checkInt32Array, checkInteger, checkObject, checkRange, checkRows, maxRows } from '../check.js';
 import { unwrittenColumn } from '../column.js';
 import { invalidArgument, shown } from '../error.js';
-import { type ExpertMap, maxWorldSize } from './experts.js';
+import { checkMap, type ExpertMap, maxWorldSize } from './experts.js';
 import { type RankMask, rankMask } from './ranks.js';
 import { checkTopk } from './routing.js';
 
@@ -52,7 +52,7 @@ export interface LayoutInput extends ReplicaOptions {
 export function routingLayout(input: LayoutInput): RoutingLayout {
   checkObject(input, 'input');
   const { map, topkIdx } = input;
-  checkObject(map, 'map');
+  checkMap(map);
   const topK = checkInteger(input.topK, 'topK', 1, maxRows);
   checkInteger(input.rank, 'rank', 0, map.worldSize - 1);
   checkInt32Array(topkIdx, 'topkIdx');
@@ -73,12 +73,16 @@ export interface ReplicaSelection {
 }
 
 export function selectReplicas(map: ExpertMap, options: ReplicaOptions): ReplicaSelection {
+  checkObject(options, 'options');
   const { policy = 'spread', ranksPerNode = map.worldSize } = options;
-  if (policy !== 'spread' && policy !== 'nearest') {
-    throw invalidArgument(`policy must be 'spread' or 'nearest', found ${shown(policy)}`, { name: 'policy' });
-  }
+  checkPolicy(policy, 'policy');
   checkInteger(ranksPerNode, 'ranksPerNode', 1, maxWorldSize);
   return { map, policy, ranksPerNode, activeRanks: rankMask(options.activeRanks, 'activeRanks', map.worldSize, 1) };
+}
+
+export function checkPolicy(policy: unknown, name: string): void {
+  if (policy === 'spread' || policy === 'nearest') return;
+  throw invalidArgument(`${name} must be 'spread' or 'nearest', found ${shown(policy)}`, { name });
 }
 
 /** The layout of checked choices, into arrays that may be parts of larger ones. */
@@ -147,7 +151,7 @@ export interface ReplicaCandidates {
 
 /** What `routingLayout` chooses from: its i-th choice of expert e, counted from the source's own number, takes candidate `i mod (how many e has)`. */
 export function replicaCandidates(map: ExpertMap, rank: number, options: ReplicaOptions = {}): ReplicaCandidates {
-  checkObject(map, 'map');
+  checkMap(map);
   checkInteger(rank, 'rank', 0, map.worldSize - 1);
   const { offsets, candidates } = candidatesOf(selectReplicas(map, options), rank);
   return Object.freeze({ offsets, replicas: candidates.slice(0, offsets[map.experts]) });
@@ -185,9 +189,21 @@ function candidatesOf(
 
 /** Dense helper: element `t * worldSize + r` is 1 where token t has a choice on rank r. */
 export function inRankMask(layout: RoutingLayout, map: ExpertMap): Uint8Array {
+  checkMap(map);
+  checkLayout(layout, map.expert.length);
+  checkRows(layout.tokens * map.worldSize, 'the mask (tokens * ranks)', { tokens: layout.tokens });
   const mask = new Uint8Array(layout.tokens * map.worldSize);
   layout.replica.forEach((p, i) => {
     if (p >= 0) mask[Math.floor(i / layout.topK) * map.worldSize + map.rank[p]!] = 1;
   });
   return mask;
+}
+
+/** What follows a layout's choices needs of it: their kinds and lengths, and that each has a replica of so many, or none. */
+export function checkLayout(layout: RoutingLayout, replicas: number): void {
+  checkObject(layout, 'layout');
+  const tokens = checkInteger(layout.tokens, 'layout.tokens', 0, maxRows);
+  const topK = checkInteger(layout.topK, 'layout.topK', 1, maxRows);
+  checkRange(checkInt32Array(layout.replica, 'layout.replica', tokens * topK), 'layout.replica', -1, replicas - 1);
+  checkRange(checkInt32Array(layout.slot, 'layout.slot', tokens * topK), 'layout.slot', -1, maxRows);
 }

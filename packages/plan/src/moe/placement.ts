@@ -1,8 +1,8 @@
 import { checkInt32Array, checkInteger, checkObject, checkRange, checkRows, describe, maxRows } from '../check.js';
 import { unwrittenColumn } from '../column.js';
 import { invalidArgument, PlanError } from '../error.js';
-import type { ExpertMap } from './experts.js';
-import type { RoutingLayout } from './layout.js';
+import { checkMap, type ExpertMap } from './experts.js';
+import { checkLayout, type RoutingLayout } from './layout.js';
 
 /**
  * How a rank's receive tensor is laid out. Either way the rows of a local expert are one block, those of a source rank in it one run, runs
@@ -30,7 +30,7 @@ export interface Placement {
 
 /** The deterministic placement of what `counts[s * replicas + p]` says that source s sends to replica p. Prefix sums, nothing else. */
 export function placeRows(map: ExpertMap, counts: Int32Array, form: MoeForm): Placement {
-  checkObject(map, 'map');
+  checkMap(map);
   checkForm(form);
   const replicas = map.expert.length;
   const { worldSize } = map;
@@ -71,7 +71,7 @@ export function placeRows(map: ExpertMap, counts: Int32Array, form: MoeForm): Pl
 }
 
 /** Rows of a block, its padding or its spare rows included. */
-function blockRows(form: MoeForm, worldSize: number, rows: number): number {
+export function blockRows(form: MoeForm, worldSize: number, rows: number): number {
   if (form.mode === 'low-latency') return worldSize * form.maxTokens;
   const { alignment = 1 } = form;
   return Math.ceil(rows / alignment) * alignment;
@@ -79,6 +79,12 @@ function blockRows(form: MoeForm, worldSize: number, rows: number): number {
 
 /** Row of each choice of a source in the receive tensor of its replica's rank; -1 where there is none. Parallel to the layout's choices. */
 export function rowsOfChoices(placement: Placement, layout: RoutingLayout): Int32Array {
+  checkObject(placement, 'placement');
+  const worldSize = checkInt32Array(placement.recvRows, 'placement.recvRows').length;
+  const replicas = checkInt32Array(placement.rows, 'placement.rows').length;
+  checkPlacement(placement, replicas, worldSize);
+  checkLayout(layout, replicas);
+  checkInteger(layout.rank, 'layout.rank', 0, worldSize - 1);
   const row = unwrittenColumn(layout.replica.length);
   fillRows(placement, layout.rank, layout, row);
   return row;
@@ -99,8 +105,8 @@ export function fillRows(
 }
 
 /** A checked copy of a form, all of its fields given. */
-export function checkForm(form: MoeForm): MoeForm {
-  checkObject(form, 'form');
+export function checkForm(form: MoeForm, name = 'form'): MoeForm {
+  checkObject(form, name);
   if (form.mode === 'low-latency') {
     return Object.freeze({ mode: form.mode, maxTokens: checkInteger(form.maxTokens, 'maxTokens', 1, maxRows) });
   }
@@ -108,10 +114,19 @@ export function checkForm(form: MoeForm): MoeForm {
     return Object.freeze({ mode: form.mode, alignment: checkInteger(form.alignment ?? 1, 'alignment', 1, maxRows) });
   }
   const { mode } = form as { readonly mode: unknown };
-  throw invalidArgument(`form.mode must be 'low-latency' or 'high-throughput', found ${describe(mode)}`, {
-    name: 'form.mode',
+  throw invalidArgument(`${name}.mode must be 'low-latency' or 'high-throughput', found ${describe(mode)}`, {
+    name: `${name}.mode`,
     found: mode,
   });
+}
+
+/** The kinds and lengths of its fields. */
+export function checkPlacement(placement: Placement, replicas: number, worldSize: number, name = 'placement'): void {
+  checkObject(placement, name);
+  for (const field of ['count', 'begin'] as const)
+    checkInt32Array(placement[field], `${name}.${field}`, replicas * worldSize);
+  for (const field of ['rows', 'blockStart'] as const) checkInt32Array(placement[field], `${name}.${field}`, replicas);
+  checkInt32Array(placement.recvRows, `${name}.recvRows`, worldSize);
 }
 
 /** Tables of counts are dense: refused before they are allocated. */

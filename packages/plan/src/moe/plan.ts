@@ -1,11 +1,12 @@
-import { checkInteger } from '../check.js';
+import { checkInteger, checkObject, partOf } from '../check.js';
 import { unwrittenColumn } from '../column.js';
 import { invalidArgument, PlanError } from '../error.js';
 import { type ExpertMap, mapExperts, moeVersion } from './experts.js';
+import { checkMoePlan } from './form.js';
 import { layOut, type ReplicaOptions, type ReplicaPolicy, selectReplicas } from './layout.js';
-import { checkCounts, checkForm, fillRows, type MoeForm, type Placement, placeRows } from './placement.js';
+import { blockRows, checkCounts, checkForm, fillRows, type MoeForm, type Placement, placeRows } from './placement.js';
 import { type RankMask, rankMask } from './ranks.js';
-import { checkRouting, rankTopk, type TokenRouting } from './routing.js';
+import { checkRouting, choicesOf, rankTopk, type TokenRouting } from './routing.js';
 
 export interface MoeOptions extends ReplicaOptions {
   /** Ranks found dead in the call, after choices were made. Nothing goes to them and none of their rows is kept. None, by default. */
@@ -52,6 +53,7 @@ export interface MoePlan {
  */
 export function planMoe(routing: TokenRouting, map: ExpertMap, form: MoeForm, options: MoeOptions = {}): MoePlan {
   checkRouting(routing);
+  checkObject(map, 'map');
   const experts = mapExperts(map);
   const { worldSize } = experts;
   if (routing.worldSize !== worldSize || routing.experts !== experts.experts) {
@@ -120,6 +122,7 @@ export function planMoe(routing: TokenRouting, map: ExpertMap, form: MoeForm, op
 
 /** The same choices when `lostRanks` turn out to be dead in the call: what all survivors must agree on. */
 export function withLostRanks(plan: MoePlan, lostRanks: RankMask): MoePlan {
+  checkMoePlan(plan);
   const { policy, ranksPerNode, activeRanks } = plan;
   return planMoe(plan.routing, plan.map, plan.form, { policy, ranksPerNode, activeRanks, lostRanks });
 }
@@ -164,10 +167,10 @@ export interface MoeSend {
 }
 
 export function rankSends(plan: MoePlan, rank: number): MoeSend {
+  checkMoePlan(plan);
   const { routing, tokensPerRank, tokensPerNode } = plan;
   checkInteger(rank, 'rank', 0, routing.worldSize - 1);
-  const from = routing.tokenOffsets[rank]! * routing.topK;
-  const to = routing.tokenOffsets[rank + 1]! * routing.topK;
+  const [from, to] = choicesOf(routing, rank, 'plan.routing.');
   const nodes = tokensPerNode.length / routing.worldSize;
   return {
     rank,
@@ -201,21 +204,23 @@ export interface MoeReceive {
 
 /** Time is linear in the choices of all ranks plus the rows of this one. */
 export function rankReceives(plan: MoePlan, rank: number): MoeReceive {
+  checkMoePlan(plan);
   const { map, routing, placement } = plan;
   const { worldSize } = map;
   checkInteger(rank, 'rank', 0, worldSize - 1);
-  const from = map.rankOffsets[rank]!;
-  const to = map.rankOffsets[rank + 1]!;
-  const recvRows = placement.recvRows[rank]!;
+  const [from, to] = partOf(map.rankOffsets, 'plan.map.rankOffsets', rank, map.expert.length);
+  const recvRows = recvRowsOf(plan, rank, from, to);
   const sourceRank = new Int32Array(recvRows).fill(-1);
   const sourceToken = new Int32Array(recvRows).fill(-1);
   const sourceChoice = new Int32Array(recvRows).fill(-1);
   for (let s = 0; s < worldSize; s++) {
-    const first = routing.tokenOffsets[s]! * routing.topK;
-    const end = routing.tokenOffsets[s + 1]! * routing.topK;
+    const [first, end] = choicesOf(routing, s, 'plan.routing.');
     for (let i = first; i < end; i++) {
       const row = plan.row[i]!;
-      if (row < 0 || map.rank[plan.replica[i]!] !== rank) continue;
+      if (row < 0) continue;
+      const at = map.rank[plan.replica[i]!];
+      if (at !== undefined && at !== rank) continue;
+      if (at === undefined || row >= recvRows) throw nowhere(plan, i);
       sourceRank[row] = s;
       sourceToken[row] = Math.floor((i - first) / routing.topK);
       sourceChoice[row] = (i - first) % routing.topK;
@@ -240,4 +245,29 @@ export function rankReceives(plan: MoePlan, rank: number): MoeReceive {
     sourceToken,
     sourceChoice,
   };
+}
+
+/** HAZARD: what a plan says here is allocated, and a wrong number would be a wrong length, or gigabytes; its blocks are what it must come to. */
+function recvRowsOf({ map, form, placement }: MoePlan, rank: number, from: number, to: number): number {
+  let expected = 0;
+  for (let p = from; p < to; p++) expected += blockRows(form, map.worldSize, placement.rows[p]!);
+  const found = placement.recvRows[rank]!;
+  if (found === expected) return found;
+  throw invalidArgument(
+    `plan.placement.recvRows[${rank}] must be ${expected}, the rows of its blocks, found ${found}`,
+    {
+      name: 'plan.placement.recvRows',
+      index: rank,
+      expected,
+      found,
+    },
+  );
+}
+
+/** A choice that would be read, or written, outside of every receive tensor. */
+export function nowhere({ replica, row }: MoePlan, choice: number): PlanError {
+  return invalidArgument(
+    `plan.row[${choice}] must lie in the receive tensor of a rank, both it and the sender taking part, found row ${row[choice]} of replica ${replica[choice]}`,
+    { name: 'plan.row', index: choice, replica: replica[choice], found: row[choice] },
+  );
 }

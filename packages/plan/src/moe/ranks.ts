@@ -1,5 +1,5 @@
-import { describe } from '../check.js';
-import { invalidArgument } from '../error.js';
+import { checkInteger, describe } from '../check.js';
+import { invalidArgument, shown } from '../error.js';
 
 /** A rank mask as callers hold it: one element for each rank, 1 or true = in the set, 0 or false = not. */
 export type RankMask = ArrayLike<number | boolean>;
@@ -11,7 +11,8 @@ export type RankMask = ArrayLike<number | boolean>;
 export function rankMask(mask: RankMask | undefined, name: string, worldSize: number, otherwise: 0 | 1): Uint8Array {
   if (mask === undefined) return new Uint8Array(worldSize).fill(otherwise);
   if (typeof mask !== 'object' || mask === null || mask.length !== worldSize) {
-    const found = (mask as RankMask | null)?.length ?? describe(mask);
+    const { length } = (mask ?? {}) as { readonly length?: unknown };
+    const found = length === undefined ? describe(mask) : shown(length);
     throw invalidArgument(`${name} must have ${worldSize} elements, one for each rank, found ${found}`, {
       name,
       expected: worldSize,
@@ -25,4 +26,24 @@ export function rankMask(mask: RankMask | undefined, name: string, worldSize: nu
     }
     return Number(value);
   });
+}
+
+/** An integer in [0, max] for each rank, from one for all of them or from one each. */
+export function integersOfRanks(
+  value: number | ArrayLike<number>,
+  name: string,
+  worldSize: number,
+  max: number,
+): Int32Array {
+  if (typeof value === 'number') return new Int32Array(worldSize).fill(checkInteger(value, name, 0, max));
+  const { length } = (value ?? {}) as { readonly length?: unknown };
+  if (typeof value !== 'object' || length !== worldSize) {
+    const found = length === undefined ? describe(value) : shown(length);
+    throw invalidArgument(`${name} must be a number or have ${worldSize} elements, found ${found}`, {
+      name,
+      expected: worldSize,
+      found,
+    });
+  }
+  return Int32Array.from({ length: worldSize }, (_, r) => checkInteger(value[r], `${name} of rank ${r}`, 0, max));
 }

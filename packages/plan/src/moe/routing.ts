@@ -1,4 +1,15 @@
-import { checkInt32Array, checkInteger, checkObject, checkOffsets, checkRange, checkRows, maxRows } from '../check.js';
+import {
+  checkInt32Array,
+  checkInteger,
+  checkNumbers,
+  checkObject,
+  checkOffsets,
+  checkRange,
+  checkRows,
+  maxRows,
+  partOf,
+  wrongKind,
+} from '../check.js';
 import { invalidArgument } from '../error.js';
 import { maxExperts, maxWorldSize } from './experts.js';
 
@@ -19,10 +30,11 @@ export interface TokenRouting {
 /** A routing of the choices of each rank: `ranks[r]` holds tokens * topK expert indices. Copies and checks them. */
 export function routingOfRanks(experts: number, topK: number, ranks: readonly Int32Array[]): TokenRouting {
   checkInteger(topK, 'topK', 1, maxRows);
-  if (!Array.isArray(ranks)) throw invalidArgument('ranks must be an array of Int32Array', { name: 'ranks' });
+  if (!Array.isArray(ranks)) throw wrongKind('ranks', 'an array of Int32Array', ranks);
+  checkInteger(ranks.length, 'ranks.length', 1, maxWorldSize);
   const tokenOffsets = new Int32Array(ranks.length + 1);
   let tokens = 0;
-  ranks.forEach((topkIdx, r) => {
+  Array.from<Int32Array>(ranks).forEach((topkIdx, r) => {
     checkInt32Array(topkIdx, `ranks[${r}]`);
     if (topkIdx.length % topK !== 0) {
       throw invalidArgument(`ranks[${r}] must hold a multiple of topK = ${topK} elements, found ${topkIdx.length}`, {
@@ -47,9 +59,15 @@ export function routingOfRanks(experts: number, topK: number, ranks: readonly In
 
 /** The choices of one rank; a view. */
 export function rankTopk(routing: TokenRouting, rank: number): Int32Array {
+  checkRoutingForm(routing);
   checkInteger(rank, 'rank', 0, routing.worldSize - 1);
-  const { tokenOffsets, topK } = routing;
-  return routing.topkIdx.subarray(tokenOffsets[rank]! * topK, tokenOffsets[rank + 1]! * topK);
+  return routing.topkIdx.subarray(...choicesOf(routing, rank));
+}
+
+/** Where the choices of a rank begin and end among those of all. */
+export function choicesOf({ tokenOffsets, topkIdx, topK }: TokenRouting, rank: number, at = ''): [number, number] {
+  const [from, to] = partOf(tokenOffsets, `${at}tokenOffsets`, rank, topkIdx.length / topK);
+  return [from * topK, to * topK];
 }
 
 /** Times each expert was chosen. */
@@ -65,7 +83,7 @@ export function expertLoad(routing: TokenRouting): Float64Array {
  * has everything; 0 too where there is no load.
  */
 export function gini(load: ArrayLike<number>): number {
-  const sorted = Float64Array.from(load).sort();
+  const sorted = Float64Array.from(checkNumbers(load, 'load')).sort();
   const n = sorted.length;
   let sum = 0;
   let weighted = 0;
@@ -81,14 +99,21 @@ export function gini(load: ArrayLike<number>): number {
 
 /** Throws EP_INVALID_ARGUMENT that names the first thing wrong. */
 export function checkRouting(routing: TokenRouting): void {
-  checkObject(routing, 'routing');
-  const worldSize = checkInteger(routing.worldSize, 'worldSize', 1, maxWorldSize);
-  const topK = checkInteger(routing.topK, 'topK', 1, maxRows);
-  const tokenOffsets = checkInt32Array(routing.tokenOffsets, 'tokenOffsets', worldSize + 1);
-  const topkIdx = checkInt32Array(routing.topkIdx, 'topkIdx');
+  checkRoutingForm(routing);
+  const { worldSize, topK, tokenOffsets, topkIdx } = routing;
   checkOffsets(tokenOffsets, 'tokenOffsets');
   checkInt32Array(topkIdx, 'topkIdx', tokenOffsets[worldSize]! * topK);
   checkTopk(topkIdx, topK, routing.experts);
+}
+
+/** The kinds of its fields, their names behind `at`, in constant time; what they hold is not looked at. */
+export function checkRoutingForm(routing: TokenRouting, at = ''): void {
+  checkObject(routing, `${at}routing`);
+  const worldSize = checkInteger(routing.worldSize, `${at}worldSize`, 1, maxWorldSize);
+  checkInteger(routing.experts, `${at}experts`, 1, maxExperts);
+  checkInteger(routing.topK, `${at}topK`, 1, maxRows);
+  checkInt32Array(routing.tokenOffsets, `${at}tokenOffsets`, worldSize + 1);
+  checkInt32Array(routing.topkIdx, `${at}topkIdx`);
 }
 
 /** Choices of whole tokens, in range, none twice in a token. */

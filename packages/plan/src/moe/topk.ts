@@ -1,4 +1,4 @@
-import { checkInteger, checkObject } from '../check.js';
+import { checkBoolean, checkInteger, checkNumbers, checkObject, describe } from '../check.js';
 import { invalidArgument, shown } from '../error.js';
 import { maxExperts } from './experts.js';
 
@@ -43,13 +43,14 @@ export function topkExperts(scores: Float32Array | Float64Array, options: TopkOp
   const bias = checkBias(options.bias, experts);
   const { normalise = false, scale = 1 } = options;
   if (!(scores instanceof Float32Array || scores instanceof Float64Array) || scores.length % experts !== 0) {
-    throw invalidArgument(`scores must be a float array of a multiple of experts = ${experts} elements`, {
-      name: 'scores',
-      experts,
-      found: (scores as ArrayLike<number> | undefined)?.length,
-    });
+    const found = ArrayBuffer.isView(scores) ? `${scores.length} of a ${shown(scores)}` : describe(scores);
+    throw invalidArgument(
+      `scores must be a float array of a multiple of experts = ${experts} elements, found ${found}`,
+      { name: 'scores', experts, found },
+    );
   }
-  if (!Number.isFinite(scale)) throw invalidArgument(`scale must be finite, found ${scale}`, { name: 'scale' });
+  checkBoolean(normalise, 'normalise');
+  if (!Number.isFinite(scale)) throw invalidArgument(`scale must be finite, found ${shown(scale)}`, { name: 'scale' });
   const tokens = scores.length / experts;
   const topkIdx = new Int32Array(tokens * topK);
   const topkWeights = new Float32Array(tokens * topK);
@@ -139,13 +140,7 @@ function checkLimit(limit: GroupLimit, experts: number, topK: number): GroupLimi
 
 function checkBias(bias: ArrayLike<number> | undefined, experts: number): ArrayLike<number> {
   if (bias === undefined) return new Float64Array(experts);
-  if (bias.length !== experts) {
-    throw invalidArgument(`bias must have ${experts} elements, found ${bias.length}`, {
-      name: 'bias',
-      expected: experts,
-      found: bias.length,
-    });
-  }
+  checkNumbers(bias, 'bias', experts);
   for (let e = 0; e < experts; e++) {
     if (!Number.isFinite(bias[e])) {
       throw invalidArgument(`bias[${e}] must be finite, found ${bias[e]}`, { name: 'bias', index: e });

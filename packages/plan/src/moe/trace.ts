@@ -1,4 +1,4 @@
-import { checkInteger, checkObject, describe, maxRows } from '../check.js';
+import { checkFields, checkInteger, describe, maxRows } from '../check.js';
 import { invalidArgument, PlanError, shown } from '../error.js';
 import { maxExperts, maxWorldSize, moeVersion } from './experts.js';
 import { checkRouting, rankTopk, routingOfRanks, type TokenRouting } from './routing.js';
@@ -24,8 +24,16 @@ const most = { worldSize: 2 ** 22, experts: 2 ** 28 } as const;
 
 /** The text of a trace, its last line ended too. */
 export function routingTraceText(trace: RoutingTrace): string {
-  checkObject(trace, 'trace');
+  checkFields(trace, 'trace', {
+    worldSize: 'a number',
+    experts: 'a number',
+    topK: 'a number',
+    steps: 'an array of objects',
+  });
   const { worldSize, experts, topK, steps } = trace;
+  checkInteger(worldSize, 'worldSize', 1, maxWorldSize);
+  checkInteger(experts, 'experts', 1, maxExperts);
+  checkInteger(topK, 'topK', 1, experts);
   const lines = [JSON.stringify({ format, version: moeVersion, worldSize, experts, topK, steps: steps.length })];
   steps.forEach((routing, step) => {
     checkRouting(routing);

@@ -1,4 +1,6 @@
 import { checkObject } from '../check.js';
+import { checkMap } from './experts.js';
+import { checkMoePlan } from './form.js';
 import { alignedRowBytes, messageBytes, type Payload, payloadBytes } from './payload.js';
 import type { MoePlan } from './plan.js';
 
@@ -29,6 +31,8 @@ export interface MoeTraffic {
 
 /** The accounting that every printed figure of bytes uses. */
 export function moeTraffic(plan: MoePlan, unit: MoeTrafficUnit): MoeTraffic {
+  checkMoePlan(plan);
+  checkMap(plan.map, 'plan.map');
   checkObject(unit, 'unit');
   const { map, placement, ranksPerNode } = plan;
   const { worldSize } = map;

@@ -2,6 +2,7 @@ import { describe } from '../check.js';
 import { WordHash } from '../digest.js';
 import { PlanError, shown, violation } from '../error.js';
 import { type ExpertMap, mapExperts, moeVersion } from './experts.js';
+import { checkMoePlan } from './form.js';
 import { type MoePlan, planMoe } from './plan.js';
 
 /** The arrays that an expert map and a plan consist of, by path. */
@@ -25,6 +26,8 @@ export function validateMoe(plan: MoePlan): void {
     }),
   );
   sameMap('map.', again.map, plan.map);
+  for (const name of ['policy', 'ranksPerNode'] as const)
+    if (plan[name] !== again[name]) throw violation(name, undefined, again[name], plan[name]);
   for (const name of planArrays) sameArray(name, again[name], plan[name]);
   for (const name of placementArrays) sameArray(`placement.${name}`, again.placement[name], plan.placement?.[name]);
   if (plan.unserved !== again.unserved) throw violation('unserved', undefined, again.unserved, plan.unserved);
@@ -42,6 +45,7 @@ export function validateExpertMap(map: ExpertMap): void {
 
 /** 128 bits over every field, as hexadecimal: ranks that compare it know whether they hold the same plan. Not cryptographic. */
 export function moeDigest(plan: MoePlan): string {
+  checkMoePlan(plan);
   const hash = new WordHash();
   const { map, routing, form } = plan;
   hash.text('moe');

@@ -1,4 +1,4 @@
-import { checkInteger } from '../check.js';
+import { checkInteger, checkNumber, checkNumbers, checkObject } from '../check.js';
 import { invalidArgument } from '../error.js';
 
 /**
@@ -64,7 +64,7 @@ export function attentionBackward(
   dOut: Numbers,
 ): AttentionBackward {
   const { queries, keys, heads, headDim, kvRow, qRow, kvHead, first, scale } = checkShape(shape, q, k, v);
-  checkElements('dOut', dOut, queries * qRow);
+  checkNumbers(dOut, 'dOut', queries * qRow);
   const dq = new Float64Array(queries * qRow);
   const dk = new Float64Array(keys * kvRow);
   const dv = new Float64Array(keys * kvRow);
@@ -112,6 +112,7 @@ function scoresOf(shape: AttentionShape, q: Numbers, k: Numbers, i: number, h: n
 }
 
 function checkShape(shape: AttentionShape, q: Numbers, k: Numbers, v: Numbers) {
+  checkObject(shape, 'shape');
   const queries = checkInteger(shape.queries, 'queries', 0, 2 ** 31 - 1);
   const keys = checkInteger(shape.keys, 'keys', queries, 2 ** 31 - 1);
   const heads = checkInteger(shape.heads, 'heads', 1, 2 ** 16);
@@ -123,11 +124,12 @@ function checkShape(shape: AttentionShape, q: Numbers, k: Numbers, v: Numbers) {
       expected: `a multiple of ${kvHeads}`,
       found: heads,
     });
+  if (shape.scale !== undefined) checkNumber(shape.scale, 'scale', -Number.MAX_VALUE, Number.MAX_VALUE);
   const qRow = heads * headDim;
   const kvRow = kvHeads * headDim;
-  checkElements('q', q, queries * qRow);
-  checkElements('k', k, keys * kvRow);
-  checkElements('v', v, keys * kvRow);
+  checkNumbers(q, 'q', queries * qRow);
+  checkNumbers(k, 'k', keys * kvRow);
+  checkNumbers(v, 'v', keys * kvRow);
   const group = heads / kvHeads;
   return {
     queries,
@@ -140,13 +142,4 @@ function checkShape(shape: AttentionShape, q: Numbers, k: Numbers, v: Numbers) {
     scale: shape.scale ?? 1 / Math.sqrt(headDim),
     kvHead: (h: number) => Math.floor(h / group),
   };
-}
-
-function checkElements(name: string, values: Numbers, expected: number): void {
-  if (values.length !== expected)
-    throw invalidArgument(`${name} must hold ${expected} elements, found ${values.length}`, {
-      name,
-      expected,
-      found: values.length,
-    });
 }

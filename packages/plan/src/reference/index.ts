@@ -2,7 +2,8 @@ export type { AttentionBackward, AttentionForward, AttentionShape } from './atte
 export { attentionBackward, attentionForward } from './attention.js';
 export type { MoeCombineOptions } from './moe.js';
 export { moeCombine, moeDense, moeDispatch } from './moe.js';
-export type { GradientForm, RankTensors, RowStorage } from './movement.js';
+export type { GradientForm } from './movement.js';
 export { movePlan, sumReplicas } from './movement.js';
 export type { CastOptions, CastPayload } from './payload.js';
 export { castRow, uncastRow } from './payload.js';
+export type { RankTensors, RowStorage } from './tensors.js';

@@ -1,9 +1,13 @@
-import { checkInteger } from '../check.js';
+import { checkBoolean, checkInteger, checkNumbers, checkObject, wrongKind } from '../check.js';
 import { invalidArgument } from '../error.js';
-import { type MoePlan, rankReceives, rankSends } from '../moe/plan.js';
+import { checkMap } from '../moe/experts.js';
+import { checkMoePlan } from '../moe/form.js';
+import { maxHidden } from '../moe/payload.js';
+import { type MoePlan, nowhere, rankReceives, rankSends } from '../moe/plan.js';
 import { type RankMask, rankMask } from '../moe/ranks.js';
-import type { TokenRouting } from '../moe/routing.js';
-import type { RankTensors } from './movement.js';
+import { checkRouting, choicesOf, type TokenRouting } from '../moe/routing.js';
+import { checkFill, checkPrecision } from './movement.js';
+import { checkTensors, elementsOf, type RankTensors } from './tensors.js';
 
 /**
  * Rows that experts receive: for each rank `[recvRows, hidden]`, in either form. What no token wrote is `fill` in low-latency form, where it is
@@ -11,12 +15,18 @@ import type { RankTensors } from './movement.js';
  * that of a rank that is not active or was lost is not looked at.
  */
 export function moeDispatch(plan: MoePlan, x: RankTensors, hidden: number, fill = 0): Float64Array[] {
+  checkMoePlan(plan);
+  checkChoices(plan);
   const { worldSize } = plan.map;
-  checkInteger(hidden, 'hidden', 1, 2 ** 24);
-  checkTensors(plan, x, 'x', hidden, (s) => rankSends(plan, s).tokens);
+  checkInteger(hidden, 'hidden', 1, maxHidden);
+  checkFill(fill);
+  const elements = (s: number) => rankSends(plan, s).tokens * hidden;
+  checkTensors(x, 'x', worldSize, whereAlive(plan, elements));
   return Array.from({ length: worldSize }, (_, r) => {
     const { recvRows, sourceRank, sourceToken } = rankReceives(plan, r);
-    const received = new Float64Array(recvRows * hidden).fill(plan.form.mode === 'low-latency' ? fill : 0);
+    const received = new Float64Array(elementsOf(recvRows, hidden, `the tensor of rank ${r}`)).fill(
+      plan.form.mode === 'low-latency' ? fill : 0,
+    );
     for (let row = 0; row < recvRows; row++) {
       if (sourceRank[row]! < 0) continue;
       for (let h = 0; h < hidden; h++) {
@@ -52,19 +62,28 @@ export interface MoeCombineOptions {
  * and the quotient rounded to the same precision; where the latter is 0 the factor is 1.
  */
 export function moeCombine(plan: MoePlan, y: RankTensors, options: MoeCombineOptions): Float64Array[] {
+  checkMoePlan(plan);
+  checkChoices(plan);
+  checkObject(options, 'options');
   const { map, routing } = plan;
+  const { worldSize } = map;
   const { hidden, weights, bias = [], renormalise = false } = options;
+  checkPrecision(options.precision);
+  checkBoolean(renormalise, 'renormalise');
   const round = options.precision === 'f32' ? Math.fround : (x: number) => x;
-  const lost = rankMask(options.lostRanks, 'lostRanks', map.worldSize, 0);
+  const lost = rankMask(options.lostRanks, 'lostRanks', worldSize, 0);
   const tokensOf = (s: number) => rankSends(plan, s).tokens;
-  checkInteger(hidden, 'hidden', 1, 2 ** 24);
-  checkTensors(plan, y, 'y', hidden, (r) => plan.placement.recvRows[r]!, lost);
-  if (weights !== undefined) checkTensors(plan, weights, 'weights', routing.topK, tokensOf, lost);
+  checkInteger(hidden, 'hidden', 1, maxHidden);
+  const check = (tensors: RankTensors, name: string, elements: (rank: number) => number) =>
+    checkTensors(tensors, name, worldSize, whereAlive(plan, elements, lost));
+  check(y, 'y', (r) => plan.placement.recvRows[r]! * hidden);
+  if (weights !== undefined) check(weights, 'weights', (s) => tokensOf(s) * routing.topK);
+  if (!Array.isArray(bias)) throw wrongKind('bias', 'an array of at most 2 tensors for each rank', bias);
   if (bias.length > 2) throw invalidArgument(`bias must be at most 2 tensors, found ${bias.length}`, { name: 'bias' });
   bias.forEach((b, i) => {
-    checkTensors(plan, b, `bias[${i}]`, hidden, tokensOf, lost);
+    check(b, `bias[${i}]`, (s) => tokensOf(s) * hidden);
   });
-  return Array.from({ length: map.worldSize }, (_, s) => {
+  return Array.from({ length: worldSize }, (_, s) => {
     const { tokens, topkIdx, replica, row } = rankSends(plan, s);
     const out = new Float64Array(tokens * hidden);
     if (plan.activeRanks[s] === 0 || plan.lostRanks[s] === 1 || lost[s] === 1) return out;
@@ -109,16 +128,22 @@ export function moeDense(
   hidden: number,
   apply: (expert: number, row: Float64Array) => Float64Array,
 ): Float64Array[] {
+  checkRouting(routing);
+  checkInteger(hidden, 'hidden', 1, maxHidden);
+  if (typeof apply !== 'function') throw wrongKind('apply', 'a function', apply);
   const { topK, tokenOffsets, topkIdx } = routing;
+  const tokensOf = (s: number) => tokenOffsets[s + 1]! - tokenOffsets[s]!;
+  checkTensors(x, 'x', routing.worldSize, (s) => tokensOf(s) * hidden);
+  checkTensors(weights, 'weights', routing.worldSize, (s) => tokensOf(s) * topK);
   return Array.from({ length: routing.worldSize }, (_, s) => {
-    const tokens = tokenOffsets[s + 1]! - tokenOffsets[s]!;
+    const tokens = tokensOf(s);
     const out = new Float64Array(tokens * hidden);
     for (let t = 0; t < tokens; t++) {
       const row = Float64Array.from({ length: hidden }, (__, h) => x[s]![t * hidden + h]!);
       for (let k = 0; k < topK; k++) {
         const e = topkIdx[(tokenOffsets[s]! + t) * topK + k]!;
         if (e < 0) continue;
-        const result = apply(e, row);
+        const result = checkNumbers(apply(e, row), `what apply gives for expert ${e}`, hidden);
         for (let h = 0; h < hidden; h++) out[t * hidden + h]! += weights[s]![t * topK + k]! * result[h]!;
       }
     }
@@ -126,33 +151,27 @@ export function moeDense(
   });
 }
 
-/** One tensor for each rank that takes part, of so many rows. */
-function checkTensors(
-  plan: MoePlan,
-  tensors: RankTensors,
-  name: string,
-  rowElements: number,
-  rows: (rank: number) => number,
-  lost: Uint8Array = new Uint8Array(plan.map.worldSize),
-): void {
-  const { worldSize } = plan.map;
-  if (tensors.length !== worldSize) {
-    throw invalidArgument(`${name} must hold ${worldSize} tensors, one for each rank, found ${tensors.length}`, {
-      name,
-      expected: worldSize,
-      found: tensors.length,
-    });
-  }
-  for (let r = 0; r < worldSize; r++) {
-    if (plan.activeRanks[r] === 0 || plan.lostRanks[r] === 1 || lost[r] === 1) continue;
-    const expected = rows(r) * rowElements;
-    if (tensors[r]!.length !== expected) {
-      throw invalidArgument(`${name}[${r}] must hold ${expected} elements, found ${tensors[r]!.length}`, {
-        name,
-        rank: r,
-        expected,
-        found: tensors[r]!.length,
-      });
+/** How many elements the tensors of ranks that take part hold; those of others are not looked at. */
+function whereAlive(
+  { activeRanks, lostRanks }: MoePlan,
+  elements: (rank: number) => number,
+  lost?: Uint8Array,
+): (rank: number) => number | undefined {
+  return (r) => (activeRanks[r] === 0 || lostRanks[r] === 1 || lost?.[r] === 1 ? undefined : elements(r));
+}
+
+/** Every choice that travels does so between ranks that take part, to a row that there is. Linear in choices. */
+function checkChoices(plan: MoePlan): void {
+  const { map, routing, row, replica, activeRanks, lostRanks, placement } = plan;
+  checkMap(map, 'plan.map');
+  const takesPart = (r: number) => activeRanks[r] === 1 && lostRanks[r] === 0;
+  for (let s = 0; s < map.worldSize; s++) {
+    const [from, to] = choicesOf(routing, s, 'plan.routing.');
+    for (let i = from; i < to; i++) {
+      if (row[i]! < 0) continue;
+      const at = map.rank[replica[i]!];
+      if (at === undefined || !takesPart(s) || !takesPart(at) || row[i]! >= placement.recvRows[at]!)
+        throw nowhere(plan, i);
     }
   }
 }

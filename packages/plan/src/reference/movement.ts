@@ -1,11 +1,16 @@
-import { checkInteger } from '../check.js';
+import { checkInt32Array, checkInteger, checkNumber, checkOffsets, checkRange, maxRows } from '../check.js';
 import type { GradientReduction } from '../directions.js';
 import { type DispatchPlan, rankDispatch } from '../dispatch-plan.js';
-import { invalidArgument } from '../error.js';
-
-/** A tensor of rows for each rank: `ranks[r]` holds `rows * rowElements` numbers. */
-export type RankTensors<T extends RowStorage = RowStorage> = readonly T[];
-export type RowStorage = Float32Array | Float64Array | Int32Array | Uint32Array | Uint16Array | Uint8Array;
+import { invalidArgument, shown } from '../error.js';
+import { checkArrays, checkDispatchPlan, reductionFields } from '../form.js';
+import {
+  checkTensor,
+  checkTensorList,
+  checkTensors,
+  elementsOf,
+  type RankTensors,
+  type RowStorage,
+} from './tensors.js';
 
 /**
  * Moves rows as a plan says, one row at a time with every bound checked, into fresh tensors of the receivers filled with `fill`.
@@ -17,32 +22,26 @@ export function movePlan<T extends RowStorage>(
   rowElements: number,
   fill = 0,
 ): T[] {
-  checkInteger(rowElements, 'rowElements', 1, 2 ** 31 - 1);
-  if (source.length !== plan.worldSize) {
-    throw invalidArgument(`source must hold ${plan.worldSize} tensors, found ${source.length}`, {
-      expected: plan.worldSize,
-      found: source.length,
-    });
-  }
-  for (let r = 0; r < plan.worldSize; r++) {
-    const expected = plan.sendTokens[r]! * rowElements;
-    if (source[r]!.length !== expected) {
-      throw invalidArgument(`source[${r}] must hold ${expected} elements, found ${source[r]!.length}`, {
-        rank: r,
-        expected,
-        found: source[r]!.length,
-      });
-    }
-  }
-  const received = source.map((like, t) => emptyLike(like, plan.recvTokens[t]! * rowElements, fill));
+  checkDispatchPlan(plan);
+  checkInteger(rowElements, 'rowElements', 1, maxRows);
+  checkFill(fill);
+  for (const name of ['sendTokens', 'recvTokens'] as const) checkInt32Array(plan[name], `plan.${name}`, plan.worldSize);
+  checkTensors(source, 'source', plan.worldSize, (r) => plan.sendTokens[r]! * rowElements);
+  const received = source.map((like, t) =>
+    emptyLike(like, elementsOf(plan.recvTokens[t]!, rowElements, `the tensor of rank ${t}`), fill),
+  );
   for (let r = 0; r < plan.worldSize; r++) {
     const mine = rankDispatch(plan, r);
     for (let e = 0; e < mine.dstRank.length; e++) {
       for (let i = 0; i < mine.length[e]!; i++) {
         const from = (mine.srcOffset[e]! + i) * rowElements;
         const to = (mine.dstOffset[e]! + i) * rowElements;
-        const target = received[mine.dstRank[e]!]!;
-        if (from + rowElements > source[r]!.length || to + rowElements > target.length) {
+        const target = received[mine.dstRank[e]!];
+        if (
+          target === undefined ||
+          !fits(from, rowElements, source[r]!.length) ||
+          !fits(to, rowElements, target.length)
+        ) {
           throw invalidArgument(`dispatch ${e} of rank ${r} leaves its tensors at row ${i}`, {
             rank: r,
             entry: e,
@@ -70,6 +69,10 @@ export function sumReplicas(
   form: GradientForm,
   precision: 'f64' | 'f32',
 ): Float64Array[] {
+  checkReduction(reduction, form);
+  checkInteger(rowElements, 'rowElements', 1, maxRows);
+  checkPrecision(precision);
+  checkTensorList(gradients, 'gradients', reduction.worldSize);
   const add = precision === 'f32' ? (a: number, b: number) => Math.fround(a + b) : (a: number, b: number) => a + b;
   const rowOf = form === 'dense' ? reduction.denseRow : reduction.compactRow;
   const home: Float64Array[] = [];
@@ -78,12 +81,16 @@ export function sumReplicas(
     const to = reduction.shardOffsets[r + 1]!;
     let tokens = 0;
     for (let g = from; g < to; g++) tokens += reduction.lengths[g]!;
-    const sums = new Float64Array(tokens * rowElements);
+    const sums = new Float64Array(elementsOf(tokens, rowElements, `the home tensor of rank ${r}`));
+    const replicas = checkTensor(gradients[r], `gradients[${r}]`);
     for (let g = from; g < to; g++) {
+      checkRun(reduction.homeRow[g]!, `reduction.homeRow[${g}]`, reduction.lengths[g]!, tokens);
+      for (let slot = reduction.slotOffsets[g]!; slot < reduction.slotOffsets[g + 1]!; slot++)
+        checkRun(rowOf[slot]!, `reduction.${form}Row[${slot}]`, reduction.lengths[g]!, replicas.length / rowElements);
       for (let i = 0; i < reduction.lengths[g]! * rowElements; i++) {
         let sum = 0;
         for (let slot = reduction.slotOffsets[g]!; slot < reduction.slotOffsets[g + 1]!; slot++) {
-          sum = add(sum, gradients[r]![rowOf[slot]! * rowElements + i]!);
+          sum = add(sum, replicas[rowOf[slot]! * rowElements + i]!);
         }
         sums[reduction.homeRow[g]! * rowElements + i] = sum;
       }
@@ -91,6 +98,51 @@ export function sumReplicas(
     home.push(sums);
   }
   return home;
+}
+
+/** The lists divide each other; where their rows lie is checked where tensors are at hand. */
+function checkReduction(reduction: GradientReduction, form: GradientForm): void {
+  checkArrays(reduction, 'reduction', reductionFields);
+  if (form !== 'dense' && form !== 'compact') {
+    throw invalidArgument(`form must be 'dense' or 'compact', found ${shown(form)}`, { name: 'form' });
+  }
+  const worldSize = checkInteger(reduction.worldSize, 'reduction.worldSize', 1, maxRows);
+  const shards = reduction.lengths.length;
+  const { shardOffsets, slotOffsets } = reduction;
+  checkOffsets(
+    checkInt32Array(shardOffsets, 'reduction.shardOffsets', worldSize + 1),
+    'reduction.shardOffsets',
+    shards,
+  );
+  checkInt32Array(reduction.homeRow, 'reduction.homeRow', shards);
+  checkRange(reduction.lengths, 'reduction.lengths', 0, maxRows);
+  const rows = reduction[`${form}Row`].length;
+  checkOffsets(checkInt32Array(slotOffsets, 'reduction.slotOffsets', shards + 1), 'reduction.slotOffsets', rows);
+}
+
+/** Not so for what is no number, as the end of a column that is too short. */
+function fits(begin: number, length: number, total: number): boolean {
+  return begin >= 0 && begin + length <= total;
+}
+
+function checkRun(row: number, name: string, length: number, rows: number): void {
+  if (fits(row, length, rows)) return;
+  throw invalidArgument(`${name} must begin ${length} rows within the ${rows} of its tensor, found ${row}`, {
+    name,
+    length,
+    rows,
+    found: row,
+  });
+}
+
+export function checkPrecision(precision: unknown): void {
+  if (precision === 'f64' || precision === 'f32') return;
+  throw invalidArgument(`precision must be 'f64' or 'f32', found ${shown(precision)}`, { name: 'precision' });
+}
+
+/** Any number, NaN too: rows that nobody may read are often filled with it. */
+export function checkFill(fill: unknown): void {
+  if (!Number.isNaN(fill)) checkNumber(fill, 'fill', Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY);
 }
 
 function emptyLike<T extends RowStorage>(like: T, length: number, fill: number): T {

@@ -1,4 +1,4 @@
-import { checkInteger } from '../check.js';
+import { checkBoolean, checkInteger, checkNumbers, checkObject, wrongKind } from '../check.js';
 import { invalidArgument, shown } from '../error.js';
 import { maxHidden, type Payload, payloadBytes, scaledChannels } from '../moe/payload.js';
 
@@ -32,8 +32,12 @@ const ofBits = (b: number): number => {
  * A block that holds an infinity or a NaN is NaN in all of its channels.
  */
 export function castRow(payload: CastPayload, row: ArrayLike<number>, options: CastOptions = {}): Uint8Array {
-  const hidden = checkInteger(row.length, 'row.length', 1, maxHidden);
   checkCast(payload);
+  checkObject(row, 'row');
+  const hidden = checkInteger(row.length, 'row.length', 1, maxHidden);
+  checkNumbers(row, 'row', hidden);
+  checkObject(options, 'options');
+  const roundScales = checkBoolean(options.roundScales ?? false, 'roundScales');
   const bytes = new Uint8Array(payloadBytes(payload, hidden));
   const view = new DataView(bytes.buffer);
   const scales = scalesOffset(payload, hidden);
@@ -46,7 +50,7 @@ export function castRow(payload: CastPayload, row: ArrayLike<number>, options: C
       view.setUint16(scales + 4 * block + 2, smallest, true);
       continue;
     }
-    const { codes, scale } = castE4m3(values, payload === 'f8e4m3+ue8m0' || options.roundScales === true);
+    const { codes, scale } = castE4m3(values, payload === 'f8e4m3+ue8m0' || roundScales);
     bytes.set(codes, first);
     if (payload === 'f8e4m3+f32')
       view.setUint32(scales + 4 * block, Number.isNaN(scale) ? 0x7fc00000 : bitsOf(scale), true);
@@ -59,6 +63,7 @@ export function castRow(payload: CastPayload, row: ArrayLike<number>, options: C
 export function uncastRow(payload: CastPayload, hidden: number, bytes: Uint8Array): Float32Array {
   checkCast(payload);
   const expected = payloadBytes(payload, hidden);
+  if (!(bytes instanceof Uint8Array)) throw wrongKind('bytes', 'a Uint8Array', bytes);
   if (bytes.length !== expected) {
     throw invalidArgument(`bytes must hold ${expected} bytes, a row of ${hidden} channels, found ${bytes.length}`, {
       name: 'bytes',

@@ -1,0 +1,108 @@
+// One rank on one host: joins the others through the network, runs a scenario, reports its value or error.
+import { openTcpStore } from '@ep/core';
+import { nvshmem } from '@ep/nvshmem';
+import { scenarios as attention } from '../attention/scenarios.mjs';
+
+const start = JSON.parse(process.argv[2]);
+const post = (message) => new Promise((resolve) => process.send(message, resolve));
+const { rank, worldSize, perHost, address } = start;
+const here = (other) => Math.floor(other / perHost) === Math.floor(rank / perHost);
+const ranks = Array.from({ length: worldSize }, (_, other) => other);
+
+/** Waits for what the other host never sends; says who was lost, and whether the ranks of this host still reach each other. */
+async function silence({ transport }) {
+  const memory = await transport.allocate({ byteLength: 8192, signalSlots: 2 });
+  const endpoints = await Promise.all(ranks.map((peer) => transport.connect(peer)));
+  // Everybody has a connection to everybody.
+  for (const endpoint of endpoints) {
+    await endpoint.put(memory.local(0, 1024), memory.remote(endpoint.peer, 2048, 1024), {
+      signal: { slot: 0, op: 'inc' },
+    });
+  }
+  await memory.signals.until(0, { cmp: 'ge', value: BigInt(worldSize) });
+  const began = performance.now();
+  await post('ready');
+  const ends = await Promise.allSettled(
+    ranks
+      .filter((peer) => !here(peer))
+      .flatMap((peer) => [
+        memory.signals.until(0, { cmp: 'ge', value: 1000n }, { peers: [peer], timeoutMs: 30_000 }),
+        // Requests under way end as well: these are made until one fails.
+        (async () => {
+          for (;;) {
+            await endpoints[peer].put(memory.local(0, 1024), memory.remote(peer, 2048, 1024));
+            await new Promise((resolve) => setTimeout(resolve, 20));
+          }
+        })(),
+      ]),
+  );
+  const ms = performance.now() - began;
+  for (const peer of ranks.filter(here)) {
+    await endpoints[peer].put(memory.local(0, 1024), memory.remote(peer, 4096, 1024), {
+      signal: { slot: 1, op: 'inc' },
+    });
+  }
+  await memory.signals.until(
+    1,
+    { cmp: 'ge', value: BigInt(perHost) },
+    { peers: ranks.filter(here), timeoutMs: 10_000 },
+  );
+  return {
+    codes: ends.map(({ reason }) => reason?.code),
+    lost: ends.map(({ reason }) => reason?.context.lost[0]),
+    ms,
+    failed: transport.failed.aborted,
+  };
+}
+
+/** Rounds of a ring, long enough for a link to be cut meanwhile; says how long the longest took. */
+async function rounds({ transport, data }) {
+  const bytes = 20_000;
+  const memory = await transport.allocate({ byteLength: 2 * bytes, signalSlots: 1 });
+  const [next, previous] = [(rank + 1) % worldSize, (rank + worldSize - 1) % worldSize];
+  const endpoint = await transport.connect(next);
+  const [own, received] = [memory.view('u8', 0, bytes), memory.view('u8', bytes, bytes)];
+  await transport.barrier();
+  await post('ready');
+  let longest = 0;
+  for (let round = 1; round <= data.rounds; round++) {
+    const began = performance.now();
+    own.fill(round + rank);
+    await endpoint.put(memory.local(0, bytes), memory.remote(next, bytes, bytes), { signal: { slot: 0, op: 'inc' } });
+    await memory.signals.until(0, { cmp: 'ge', value: BigInt(round) }, { peers: [previous] });
+    if (received.some((byte) => byte !== ((round + previous) & 255))) throw new Error(`round ${round}: wrong bytes`);
+    // Nobody writes again before all have looked.
+    await transport.barrier();
+    longest = Math.max(longest, performance.now() - began);
+    await new Promise((resolve) => setTimeout(resolve, 10));
+  }
+  return longest;
+}
+
+const scenarios = { ...attention, silence, rounds };
+
+try {
+  const store = await openTcpStore({
+    ...start.store,
+    isServer: rank === 0,
+    ...(rank === 0 ? { bind: address } : {}),
+    worldSize,
+  });
+  const transport = await nvshmem.fabric.open(
+    { rank, worldSize, store },
+    {
+      signal: new AbortController().signal,
+      config: { address, ranksOnHost: perHost, timeoutMs: 60_000, ...start.data.config },
+    },
+  );
+  let value;
+  try {
+    value = await scenarios[start.scenario]({ ...start, transport, ready: () => post('ready') });
+  } finally {
+    await transport.close().finally(() => store.close());
+  }
+  await post({ rank, value });
+} catch (error) {
+  await post({ rank, error: { code: error?.code, message: error?.stack ?? String(error) } });
+}
+process.disconnect();

@@ -1,0 +1,363 @@
+#include "engine.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include <sched.h>
+
+#include "thread.hpp"
+
+namespace ep::fabric {
+namespace {
+
+constexpr int64_t shortest_nap_ns = 100'000;
+constexpr int64_t longest_nap_ns = 1'000'000;
+constexpr int64_t soon_ns = 5'000'000; // idle for less: the next request may come at any moment
+constexpr int64_t farewell_ns = 500'000'000;
+// Before a peer has been heard at all: it may be busy opening.
+constexpr int64_t patience_ns = 30'000'000'000;
+
+uint64_t load_word(const uint64_t& word) { return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(word)).load(std::memory_order_acquire); }
+
+} // namespace
+
+engine::engine(std::shared_ptr<rank_context> context, std::unique_ptr<dl::fabric_port> port, const engine_options& options)
+    : context_(std::move(context)), world_size_(context_->world_size()), options_(options), port_(std::move(port)), ring_(std::make_shared<ring_storage>()),
+      accepted_(static_cast<size_t>(world_size_)), failures_(static_cast<size_t>(world_size_)) {
+  ring_->entries.resize(options.ring_capacity);
+  ring_->ring.entries = reinterpret_cast<uint64_t>(ring_->entries.data());
+  ring_->ring.capacity = options.ring_capacity;
+  ring_->ring.wake = reinterpret_cast<uint64_t>(&ring_->wake);
+}
+
+engine::~engine() { stop(false); }
+
+result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses) {
+  if (addresses.size() != static_cast<size_t>(world_size_) || world_size_ > most_ranks) {
+    return failure{EP_STATUS_INVALID, 0, std::to_string(addresses.size()) + " addresses for a world of " + std::to_string(world_size_) + " ranks, of which there may be " + std::to_string(most_ranks)};
+  }
+  for (size_t rank = 0; rank < addresses.size(); ++rank) {
+    auto at = port_->insert(addresses[rank]);
+    if (!at.ok()) {
+      failure why = at.why();
+      why.message = "rank " + std::to_string(rank) + ": " + why.message;
+      return why;
+    }
+    auto made = std::make_unique<link>();
+    made->to = at.value();
+    made->heard_ns = made->spoke_ns = clock_now_ns();
+    made->heard_ns += std::max<int64_t>(0, patience_ns - options_.silence_ns);
+    links_.push_back(std::move(made));
+  }
+  auto started = thread_start([this] { run(); }, "thread of a fabric engine; raise the limit on tasks");
+  if (!started.ok()) return started.why();
+  thread_ = std::move(started.value());
+  return nothing{};
+}
+
+void engine::stop(bool orderly) {
+  if (stopped_) return;
+  // Whoever posts from here on is told so.
+  const uint64_t taken = std::atomic_ref<uint64_t>(ring_->ring.tail).fetch_or(EP_PROXY_STOPPED, std::memory_order_seq_cst);
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  stopping_.store(orderly ? EP_LIFE_CLOSED : EP_LIFE_DEAD, std::memory_order_seq_cst);
+  wake_notify(&ring_->wake);
+  if (thread_.joinable()) thread_.join(); // not of an engine that was never connected
+  for (const auto& at : links_) {
+    at->broken.store(true, std::memory_order_release);
+    at->out.clear();
+  }
+  give_memories_up();
+  port_.reset();
+  operations_.clear();
+  std::atomic_ref<uint64_t>(ring_->ring.head).store(UINT64_MAX, std::memory_order_seq_cst);
+  if (load_word(ring_->ring.completed) < taken) std::atomic_ref<uint64_t>(ring_->ring.completed).store(EP_PROXY_LOST, std::memory_order_seq_cst);
+  wake_notify(context_->wake());
+  context_.reset(); // whoever still looks at requests needs none of it
+}
+
+// ---- requests
+
+std::string engine::prepare(outgoing& one, uint64_t memory_id, uint32_t& status) const {
+  status = EP_STATUS_INVALID;
+  request& wanted = one.wanted;
+  if (wanted.peer < 0 || wanted.peer >= world_size_) return "names a peer outside of the world";
+  const auto at = memories_.find(memory_id);
+  if (at == memories_.end() || at->second.remotes.empty() || at->second.retired) return "names a memory that is not, or no longer, there";
+  const routed_memory& known = at->second;
+  const symmetric_memory& memory = *known.memory;
+  const auto rank = static_cast<size_t>(wanted.peer);
+  if (wanted.op != signal_op::none && wanted.slot >= memory.signal_slots()) return "names a signal slot beyond the pad";
+  if (wanted.row_bytes != 0 && wanted.rows > memory.byte_length() / wanted.row_bytes) return "is longer than the memory";
+  const uint64_t bytes = wanted.word_bytes != 0 ? wanted.word_bytes : wanted.row_bytes * wanted.rows;
+  if (wanted.offset > memory.byte_length() || bytes > memory.byte_length() - wanted.offset) return "ends beyond the memory";
+  one.part = known.remotes[rank];
+  one.memory = known.memory;
+  if (known.closed[rank] == 0) return "";
+  status = EP_STATUS_CLOSED;
+  if (wanted.reads) return "reads a memory that rank " + std::to_string(wanted.peer) + " has closed";
+  // Nobody will look there: it ends in its turn, and nothing is sent. A rank may still give credits to one that has finished.
+  wanted.nowhere = true;
+  return "";
+}
+
+result<uint64_t> engine::post(const symmetric_memory& memory, request wanted) {
+  uint64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopped_) return failure{EP_STATUS_CLOSED, 0, "the fabric was closed"};
+    outgoing one;
+    one.wanted = std::move(wanted);
+    uint32_t status = EP_STATUS_OK;
+    if (const std::string why = prepare(one, memory.device_handle().memory_id, status); !why.empty()) return failure{status, 0, "the request " + why};
+    const auto peer = static_cast<size_t>(one.wanted.peer);
+    if (links_[peer]->broken.load(std::memory_order_acquire)) {
+      return failure{failures_[peer].status == EP_STATUS_OK ? EP_STATUS_CLOSED : failures_[peer].status, 0, failures_[peer].text};
+    }
+    number = one.host = ++accepted_[peer];
+    posted_.push_back(std::move(one));
+    any_posted_.store(true, std::memory_order_seq_cst);
+  }
+  nudge();
+  return number;
+}
+
+request_state engine::look(int32_t peer, uint64_t number) const {
+  const link& at = *links_[static_cast<size_t>(peer)];
+  // HAZARD: in this order: what has ended well before the link broke has ended well.
+  const bool broken = at.broken.load(std::memory_order_acquire);
+  if (at.host_ended.load(std::memory_order_acquire) >= number) return request_state::done;
+  return broken ? request_state::failed : request_state::pending;
+}
+
+uint64_t engine::accepted(int32_t peer) const {
+  const std::lock_guard lock(mutex_);
+  return accepted_[static_cast<size_t>(peer)];
+}
+
+link_failure engine::failure_of(int32_t peer) const {
+  const std::lock_guard lock(mutex_);
+  const auto rank = static_cast<size_t>(peer);
+  return rank < links_.size() && links_[rank]->broken.load(std::memory_order_acquire) ? failures_[rank] : link_failure{};
+}
+
+engine_counts engine::counts() const { return {count_.requests, count_.applied, count_.writes, count_.messages, count_.full}; }
+
+std::string engine::violation() const {
+  const std::lock_guard lock(mutex_);
+  return violation_;
+}
+
+void engine::violate(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  if (violation_.empty()) violation_ = text;
+}
+
+void engine::nudge() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  wake_notify(&ring_->wake);
+}
+
+bool engine::take_ring() {
+  ep_proxy_ring& ring = ring_->ring;
+  bool any = false;
+  ring_held_ = false;
+  for (uint64_t head = ring.head;; ++head) {
+    const ep_proxy_request& entry = ring_->entries[head & (ring.capacity - 1)];
+    if (load_word(entry.turn) != head + 1) break;
+    // What a peer is too slow for stays in the ring, and holds its kernels up.
+    ring_held_ = entry.peer >= 0 && entry.peer < world_size_ && links_[static_cast<size_t>(entry.peer)]->out.size() >= request_window;
+    if (ring_held_) break;
+    outgoing one;
+    one.ring = head;
+    one.wanted.peer = entry.peer;
+    if (entry.slot != EP_NO_SLOT) {
+      one.wanted.op = signal_op::add;
+      one.wanted.slot = entry.slot;
+      one.wanted.value = entry.add;
+    }
+    if (entry.op == EP_PROXY_PUT) {
+      one.wanted.local = entry.src;
+      one.wanted.stride = entry.src_stride;
+      one.wanted.row_bytes = entry.row_bytes;
+      one.wanted.rows = entry.rows;
+      one.wanted.offset = entry.dst_offset;
+    }
+    std::string why = "is neither a put nor a signal";
+    uint32_t status = EP_STATUS_OK;
+    if (entry.op == EP_PROXY_PUT || entry.op == EP_PROXY_SIGNAL) {
+      const std::lock_guard lock(mutex_);
+      why = prepare(one, entry.memory_id, status);
+    }
+    if (why.empty()) {
+      begin(std::move(one));
+    } else {
+      violate("request " + std::to_string(head) + " of a kernel of rank " + std::to_string(context_->rank()) + " " + why);
+      ring_landed(head);
+    }
+    std::atomic_ref<uint64_t>(ring.head).store(head + 1, std::memory_order_seq_cst);
+    any = true;
+  }
+  if (any) wake_notify(context_->wake()); // producers wait for room on the rank's own word
+  return any;
+}
+
+bool engine::take_posted() {
+  if (!any_posted_.load(std::memory_order_acquire)) return false;
+  std::deque<outgoing> posted;
+  {
+    const std::lock_guard lock(mutex_);
+    posted.swap(posted_);
+    any_posted_.store(false, std::memory_order_release);
+  }
+  for (outgoing& one : posted) begin(std::move(one));
+  return !posted.empty();
+}
+
+void engine::begin(outgoing one) {
+  link& at = *links_[static_cast<size_t>(one.wanted.peer)];
+  ++count_.requests;
+  if (one.wanted.peer == context_->rank()) {
+    carry_out_here(one);
+    finish(at, one);
+    return;
+  }
+  if (at.state != link_state::up) {
+    // Whoever waits for the peer learns of its end from its life.
+    if (one.wanted.reads) at.broken.store(true, std::memory_order_seq_cst);
+    if (!at.broken.load(std::memory_order_relaxed)) {
+      finish(at, one);
+    } else if (one.ring != no_number) {
+      ring_landed(one.ring);
+    }
+    ended_any_ = true;
+    return;
+  }
+  if (one.numbered()) one.sequence = at.next_sequence++;
+  at.out.push_back(std::move(one));
+}
+
+void engine::carry_out_here(const outgoing& one) {
+  const request& wanted = one.wanted;
+  const int32_t self = context_->rank();
+  const symmetric_memory& memory = *one.memory;
+  if (wanted.reads) {
+    std::memcpy(reinterpret_cast<void*>(wanted.local), memory.data(self) + wanted.offset, wanted.row_bytes * wanted.rows);
+  } else if (wanted.word_bytes != 0) {
+    memory.write(self, wanted.offset, &wanted.word, wanted.word_bytes);
+  } else {
+    for (uint64_t row = 0; row < wanted.rows; ++row) {
+      memory.write(self, wanted.offset + row * wanted.row_bytes, reinterpret_cast<const void*>(wanted.local + row * wanted.stride), wanted.row_bytes);
+    }
+  }
+  memory.signal_update(self, wanted.slot, wanted.op, wanted.value);
+}
+
+// It has landed, or never will.
+void engine::finish(link& at, const outgoing& one) {
+  if (one.ring != no_number) ring_landed(one.ring);
+  if (one.host != no_number) at.host_ended.store(one.host, std::memory_order_seq_cst);
+  ended_any_ = true;
+}
+
+void engine::ring_landed(uint64_t number) {
+  ring_ahead_.push_back(number);
+  uint64_t& word = ring_->ring.completed;
+  uint64_t completed = word; // this thread alone writes it
+  // `completed` n means that requests 0..n-1 have landed: a bare count would let a producer reuse the source of one that has not.
+  for (auto next = ring_ahead_.begin(); (next = std::find(ring_ahead_.begin(), ring_ahead_.end(), completed)) != ring_ahead_.end();) {
+    ring_ahead_.erase(next);
+    ++completed;
+  }
+  std::atomic_ref<uint64_t>(word).store(completed, std::memory_order_seq_cst);
+  ended_any_ = true;
+}
+
+// ---- the thread
+
+void engine::run() {
+  constexpr int receives = 256;
+  for (int i = 0; i < receives; ++i) post_receive(take_operation(operation_kind::receive, -1));
+  int64_t busy_ns = clock_now_ns();
+  watched_ns_ = busy_ns;
+  for (;;) {
+    bool any = poll();
+    any = take_ring() || any;
+    any = take_posted() || any;
+    any = retire_memories() || any;
+    for (int32_t peer = 0; peer < world_size_; ++peer) {
+      any = pump(peer) || any;
+      end_requests(peer);
+    }
+    if (ended_any_) {
+      ended_any_ = false;
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      wake_notify(context_->wake());
+    }
+    const int64_t now = clock_now_ns();
+    watch_life(now);
+    if (stopping_.load(std::memory_order_acquire) != 0 && farewell_over(now)) break;
+    if (any) {
+      busy_ns = now;
+    } else {
+      nap(now - busy_ns);
+    }
+  }
+}
+
+void engine::nap(int64_t idle_ns) {
+  const wait_policy& policy = context_->policy();
+  if (idle_ns < policy.spin_ns) {
+    cpu_relax();
+    return;
+  }
+  if (idle_ns < policy.spin_ns + policy.yield_ns) {
+    sched_yield();
+    return;
+  }
+  const uint32_t epoch = wake_prepare(&ring_->wake);
+  const ep_proxy_ring& ring = ring_->ring;
+  const bool published = !ring_held_ && load_word(ring_->entries[ring.head & (ring.capacity - 1)].turn) == ring.head + 1;
+  if (published || any_posted_.load(std::memory_order_seq_cst) || (stopping_.load(std::memory_order_seq_cst) != 0 && leave_by_ns_ == 0)) {
+    wake_cancel(&ring_->wake);
+    return;
+  }
+  wake_commit(&ring_->wake, epoch, idle_ns < soon_ns ? shortest_nap_ns : longest_nap_ns);
+}
+
+void engine::watch_life(int64_t now) {
+  constexpr int64_t often_ns = 1'000'000;
+  if (now - watched_ns_ < often_ns) return;
+  // HAZARD: a process that was stopped, or got no core for that long, has heard nobody and blames nobody.
+  const bool away = now - watched_ns_ > options_.silence_ns / 4;
+  watched_ns_ = now;
+  for (int32_t peer = 0; peer < world_size_; ++peer) {
+    link& at = *links_[static_cast<size_t>(peer)];
+    if (peer == context_->rank() || at.state != link_state::up) continue;
+    if (away && now > at.heard_ns) at.heard_ns = now;
+    if (now - at.heard_ns > options_.silence_ns) {
+      lose(peer, "nothing was heard of it for " + std::to_string((now - at.heard_ns) / 1'000'000) + " ms, where it should speak every " + std::to_string(options_.heartbeat_ns / 1'000'000) + " ms");
+    } else if (now - at.spoke_ns > options_.heartbeat_ns && at.control.empty()) {
+      say(peer, message_kind::alive);
+    }
+  }
+}
+
+// Says goodbye once; over when all have heard it, or time is up.
+bool engine::farewell_over(int64_t now) {
+  const bool first = leave_by_ns_ == 0;
+  if (first) leave_by_ns_ = now + farewell_ns;
+  bool over = true;
+  for (int32_t peer = 0; peer < world_size_; ++peer) {
+    link& at = *links_[static_cast<size_t>(peer)];
+    if (peer == context_->rank() || at.state == link_state::failed) continue;
+    if (first && at.state == link_state::up) say(peer, message_kind::bye, stopping_.load(std::memory_order_acquire));
+    over = over && at.control.empty() && (at.state == link_state::left || at.byed);
+  }
+  return (over && messages_under_way_ == 0) || now >= leave_by_ns_;
+}
+
+} // namespace ep::fabric

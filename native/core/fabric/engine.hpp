@@ -1,0 +1,190 @@
+// Carries requests of kernels (ep_proxy_ring) and of the host to ranks on other hosts, over any port of dl/fabric.hpp, and carries out what arrives.
+//
+// One thread does it all: it looks at the ring, at what the host posted and at the port; it spins while there is something to do, and sleeps for at most 1 ms at a time when there
+// is not. HAZARD: providers make progress only while someone polls, so nothing here may wait.
+//
+// Remote completion rests on nothing but counting (wire.hpp), so it is right on providers that deliver in any order. Requests to one peer end when the peer has said that it carried
+// them out; a visible signal therefore means that its bytes, and those of all earlier requests to that rank, have landed.
+//
+// Life. Each engine says to each peer every `heartbeat_ns` that it is alive, if it says nothing else. A peer that is silent for `silence_ns`, or to which something could not be
+// delivered, is dead from then on: its life word changes, and every wait on it ends. What was under way to it is given up.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dl/fabric.hpp"
+#include "link.hpp"
+#include "memory.hpp"
+#include "rank.hpp"
+
+namespace ep::fabric {
+
+struct engine_options {
+  int64_t heartbeat_ns = 250'000'000;
+  int64_t silence_ns = 5'000'000'000;
+  uint64_t ring_capacity = 1024; // power of two
+};
+
+// Why nothing reaches a peer any more.
+struct link_failure {
+  uint32_t status = EP_STATUS_OK; // EP_STATUS_OK: it does
+  std::string text;
+};
+
+struct engine_counts {
+  uint64_t requests = 0; // that this rank sent
+  uint64_t applied = 0;  // that it carried out for others
+  uint64_t writes = 0;
+  uint64_t messages = 0;
+  uint64_t full = 0; // times the port had no room
+};
+
+enum class request_state : uint32_t { pending, done, failed };
+
+class engine {
+ public:
+  engine(std::shared_ptr<rank_context> context, std::unique_ptr<dl::fabric_port> port, const engine_options& options);
+  ~engine(); // as stop(false)
+
+  int32_t world_size() const { return world_size_; }
+  const dl::fabric_offer& offer() const { return port_->offer(); }
+  result<std::vector<uint8_t>> address() { return port_->address(); }
+  // Of all ranks, by rank. The thread starts.
+  result<nothing> connect(std::span<const std::vector<uint8_t>> addresses);
+
+  static constexpr uint64_t part_bytes = sizeof(remote_part);
+  // Registers this rank's part; peers need what is returned.
+  result<std::vector<uint8_t>> add_memory(const std::shared_ptr<symmetric_memory>& memory);
+  // Given every rank's: kernels and peers reach the memory from here on.
+  result<nothing> route(symmetric_memory& memory, std::span<const std::vector<uint8_t>> parts);
+  // It stays registered until all peers have said that nothing is under way to it.
+  void remove_memory(const symmetric_memory& memory);
+
+  // Takes it over. The number is for look(): requests to one peer end in their order.
+  result<uint64_t> post(const symmetric_memory& memory, request wanted);
+  request_state look(int32_t peer, uint64_t number) const;
+  // Number of the last request to this peer, 0: none.
+  uint64_t accepted(int32_t peer) const;
+  link_failure failure_of(int32_t peer) const;
+  engine_counts counts() const;
+  // What a kernel's request, or a peer, did wrong first; empty: nothing.
+  std::string violation() const;
+
+  // Tells the peers, and ends. What is under way is given up: waits for the ring end as kernel_run.cpp says, requests of the host as failed.
+  void stop(bool orderly);
+
+ private:
+  struct ring_storage {
+    ep_proxy_ring ring{};
+    std::vector<ep_proxy_request> entries;
+    ep_wake_word wake{};
+  };
+  class ring_route;
+  struct routed_memory {
+    std::shared_ptr<symmetric_memory> memory;
+    dl::fabric_region region;
+    std::vector<remote_part> remotes; // empty before route()
+    std::vector<uint8_t> closed;      // by rank: given up there
+    bool retired = false;             // here
+    std::vector<uint8_t> awaited;     // by rank: has not said `retired`
+  };
+  enum class operation_kind : uint8_t { message, receive, piece };
+  struct operation {
+    dl::fabric_context context; // HAZARD: the first member: events give its address
+    operation_kind kind;
+    int32_t peer;
+    uint64_t number; // of the request
+    std::shared_ptr<const void> keep;
+    std::shared_ptr<const void> memory;
+    wire_message message;
+  };
+  struct counters {
+    std::atomic<uint64_t> requests{0};
+    std::atomic<uint64_t> applied{0};
+    std::atomic<uint64_t> writes{0};
+    std::atomic<uint64_t> messages{0};
+    std::atomic<uint64_t> full{0};
+  };
+
+  // engine.cpp
+  void run();
+  bool take_ring();
+  bool take_posted();
+  void begin(outgoing one);
+  void carry_out_here(const outgoing& one);
+  void finish(link& at, const outgoing& one);
+  void ring_landed(uint64_t number);
+  void watch_life(int64_t now);
+  bool farewell_over(int64_t now);
+  void nap(int64_t idle_ns);
+  // Empty: it can be sent. Otherwise what is wrong with it. Under the mutex.
+  std::string prepare(outgoing& one, uint64_t memory_id, uint32_t& status) const;
+  void violate(const std::string& text);
+  void nudge();
+
+  // memories.cpp
+  bool retire_memories();
+  void give_memories_up();
+
+  // traffic.cpp
+  bool pump(int32_t peer);
+  int post_pieces(int32_t peer, outgoing& one);
+  int announce(int32_t peer, const outgoing& one);
+  int send(int32_t peer, const wire_message& message, uint32_t bytes);
+  bool poll();
+  void on_failed(const dl::fabric_event& event);
+  void on_arrived(uint32_t data);
+  void on_message(const wire_message& message, size_t bytes);
+  void on_request(int32_t source, const wire_message& message);
+  void apply(int32_t source);
+  bool carry_out(const wire_message& message);
+  void end_requests(int32_t peer);
+  void drop_requests(link& at, bool left_in_order);
+  void lose(int32_t peer, const std::string& why);
+  void say(int32_t peer, message_kind kind, uint64_t value = 0, uint64_t memory = 0);
+  void post_receive(operation* one);
+  operation* take_operation(operation_kind kind, int32_t peer);
+  void give_operation(operation* one);
+
+  std::shared_ptr<rank_context> context_; // null once stopped
+  const int32_t world_size_;
+  const engine_options options_;
+  std::vector<std::unique_ptr<operation>> operations_; // HAZARD: before the port, which may write to them until it is closed
+  std::unique_ptr<dl::fabric_port> port_;
+  std::shared_ptr<ring_storage> ring_;
+  std::vector<std::unique_ptr<link>> links_;
+
+  // The engine's thread only.
+  std::vector<operation*> free_;
+  std::vector<operation*> receives_unposted_;
+  std::vector<dl::fabric_event> events_;
+  std::vector<uint64_t> ring_ahead_;
+  uint64_t messages_under_way_ = 0;
+  int64_t watched_ns_ = 0;
+  int64_t leave_by_ns_ = 0;
+  bool ended_any_ = false;
+  bool ring_held_ = false; // its next request is for a peer that has too many
+
+  mutable std::mutex mutex_;
+  std::deque<outgoing> posted_;
+  std::map<uint64_t, routed_memory> memories_;
+  std::vector<uint64_t> accepted_;
+  std::vector<link_failure> failures_;
+  std::string violation_;
+  bool stopped_ = false;
+
+  counters count_;
+  std::atomic<bool> any_posted_{false};
+  std::atomic<uint32_t> stopping_{0}; // EP_LIFE_* to leave with
+  std::thread thread_;
+};
+
+} // namespace ep::fabric

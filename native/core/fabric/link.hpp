@@ -1,0 +1,97 @@
+// What an engine knows of one peer.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dl/fabric.hpp"
+#include "memory.hpp"
+#include "wire.hpp"
+
+namespace ep::fabric {
+
+// A peer's part of a memory, as it told.
+struct remote_part {
+  uint64_t memory;
+  uint64_t base;
+  uint64_t key;
+  uint64_t byte_length;
+};
+
+// One put or read, and a signal. Rows may be strided here and are packed there.
+struct request {
+  int32_t peer = 0;
+  bool reads = false;
+  bool nowhere = false; // a put whose target has gone: ends in its turn, and nothing is sent
+  uint64_t local = 0;
+  uint64_t stride = 0;
+  uint64_t row_bytes = 0;
+  uint64_t rows = 0;
+  uint64_t offset = 0; // in the peer's part
+  uint64_t word = 0;   // of so many bytes, instead of rows
+  uint32_t word_bytes = 0;
+  signal_op op = signal_op::none;
+  uint64_t slot = 0;
+  uint64_t value = 0;
+  std::shared_ptr<const void> keep; // holds the local bytes
+};
+
+inline constexpr uint64_t no_number = UINT64_MAX;
+
+// A request on its way.
+struct outgoing {
+  request wanted;
+  remote_part part{};
+  std::shared_ptr<symmetric_memory> memory;
+  uint64_t ring = no_number; // number in the ring of kernels
+  uint64_t host = no_number; // number among the host's requests to this peer
+  uint64_t sequence = 0;     // on the wire, if it is numbered there
+  uint64_t next = 0;         // bytes that have been posted
+  uint32_t pieces = 0;
+  uint32_t under_way = 0;    // pieces without an event yet
+  bool numbered() const { return !wanted.reads && !wanted.nowhere; }
+};
+
+// A request that arrives.
+struct incoming {
+  bool announced = false;
+  uint32_t pieces = 0;
+  wire_message message{};
+};
+
+enum class link_state : uint8_t { up, left, failed };
+
+struct link {
+  uint64_t to = 0; // the port's name of the peer
+  link_state state = link_state::up;
+  int64_t heard_ns = 0;
+  int64_t spoke_ns = 0;
+  bool byed = false;
+
+  std::deque<wire_message> control; // goes out before anything else
+  std::deque<outgoing> out;         // in the order in which they were taken; the first `posted` wholly posted
+  uint64_t base = 0;                // number of the first
+  size_t posted = 0;
+  uint64_t next_sequence = 0;
+  uint64_t acked = 0; // ours that the peer has carried out
+
+  std::deque<incoming> in;
+  uint64_t applied = 0; // the peer's that have been carried out here
+  uint64_t told = 0;    // of them, what the peer knows
+
+  struct retirement {
+    uint64_t memory;
+    uint64_t number; // requests below it come first
+  };
+  std::vector<retirement> retiring; // memories of the peer
+
+  // Read by other threads.
+  std::atomic<uint64_t> host_ended{0};
+  std::atomic<bool> broken{false}; // some request to it has failed, and all later ones will
+};
+
+} // namespace ep::fabric

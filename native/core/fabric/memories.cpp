@@ -1,0 +1,105 @@
+#include <cstring>
+
+#include "engine.hpp"
+
+// The part of the engine that knows which memories peers may reach, and for how long.
+namespace ep::fabric {
+
+// How kernels reach the memory: the ring lives as long as it does.
+class engine::ring_route final : public memory_route {
+ public:
+  explicit ring_route(std::shared_ptr<ring_storage> ring) : ring_(std::move(ring)) {}
+  // Providers register what requests read from by themselves.
+  result<nothing> prepare_source(uint64_t, uint64_t, const std::shared_ptr<const void>&) override { return nothing{}; }
+
+ private:
+  std::shared_ptr<ring_storage> ring_;
+};
+
+result<std::vector<uint8_t>> engine::add_memory(const std::shared_ptr<symmetric_memory>& memory) {
+  routed_memory made;
+  made.memory = memory;
+  if (memory->byte_length() != 0) {
+    auto region = port_->register_memory(memory->own_data(), memory->byte_length());
+    if (!region.ok()) return region.why();
+    made.region = region.value();
+  }
+  const remote_part own{memory->device_handle().memory_id, made.region.base, made.region.key, memory->byte_length()};
+  std::vector<uint8_t> bytes(sizeof own);
+  std::memcpy(bytes.data(), &own, sizeof own);
+  const std::lock_guard lock(mutex_);
+  memories_[own.memory] = std::move(made);
+  return bytes;
+}
+
+result<nothing> engine::route(symmetric_memory& memory, std::span<const std::vector<uint8_t>> parts) {
+  const auto world = static_cast<size_t>(world_size_);
+  std::vector<remote_part> remotes(world);
+  for (size_t rank = 0; rank < world; ++rank) {
+    if (parts.size() != world || parts[rank].size() != sizeof(remote_part)) return failure{EP_STATUS_INVALID, 0, "descriptions of a memory do not fit this world"};
+    std::memcpy(&remotes[rank], parts[rank].data(), sizeof(remote_part));
+    if (remotes[rank].byte_length != memory.byte_length()) {
+      return failure{EP_STATUS_MISMATCH, 0, "rank " + std::to_string(rank) + " has " + std::to_string(remotes[rank].byte_length) + " bytes, this rank " + std::to_string(memory.byte_length())};
+    }
+  }
+  if (auto done = memory.connect_by_nic(std::make_shared<ring_route>(ring_), EP_MEMORY_PROXY, reinterpret_cast<uint64_t>(&ring_->ring)); !done.ok()) return done;
+  const std::lock_guard lock(mutex_);
+  routed_memory& known = memories_[memory.device_handle().memory_id];
+  known.remotes = std::move(remotes);
+  known.closed.resize(world);
+  return nothing{};
+}
+
+void engine::remove_memory(const symmetric_memory& memory) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto at = memories_.find(memory.device_handle().memory_id);
+    if (at == memories_.end() || at->second.retired) return;
+    at->second.retired = true;
+  }
+  nudge();
+}
+
+// Asks the peers about memories that were given up here, and drops those that nothing can reach any more.
+bool engine::retire_memories() {
+  bool any = false;
+  const std::lock_guard lock(mutex_);
+  for (auto at = memories_.begin(); at != memories_.end();) {
+    routed_memory& known = at->second;
+    if (!known.retired) {
+      ++at;
+      continue;
+    }
+    if (known.awaited.empty()) {
+      known.awaited.assign(links_.size(), 0);
+      for (int32_t rank = 0; rank < world_size_; ++rank) {
+        // Where peers were never told of it, none can write there.
+        if (rank == context_->rank() || known.remotes.empty()) continue;
+        known.awaited[static_cast<size_t>(rank)] = 1;
+        say(rank, message_kind::retire, 0, at->first);
+      }
+    }
+    bool reachable = false;
+    for (size_t rank = 0; rank < links_.size(); ++rank) reachable = reachable || (known.awaited[rank] != 0 && links_[rank]->state == link_state::up);
+    if (reachable) {
+      ++at;
+      continue;
+    }
+    if (known.region.handle != nullptr) port_->give_back(known.region);
+    at = memories_.erase(at);
+    any = true;
+  }
+  return any;
+}
+
+// The thread has ended.
+void engine::give_memories_up() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [id, known] : memories_) {
+    if (known.region.handle != nullptr) port_->give_back(known.region);
+  }
+  memories_.clear();
+  posted_.clear();
+}
+
+} // namespace ep::fabric

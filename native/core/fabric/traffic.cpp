@@ -1,0 +1,361 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "engine.hpp"
+
+// The half of the engine that speaks to the port.
+namespace ep::fabric {
+namespace {
+
+// A read or write in pieces of this many bytes: what one peer is sent does not hold up what others are.
+constexpr uint64_t largest_piece = 4u << 20;
+constexpr uint64_t tell_every = 64; // requests carried out before the source hears of it though there is more to do
+
+uint64_t bytes_of(const request& wanted) { return wanted.word_bytes != 0 ? wanted.word_bytes : wanted.row_bytes * wanted.rows; }
+
+bool travels_inline(const request& wanted) { return !wanted.reads && bytes_of(wanted) <= inline_bytes; }
+
+} // namespace
+
+engine::operation* engine::take_operation(operation_kind kind, int32_t peer) {
+  if (free_.empty()) {
+    operations_.push_back(std::make_unique<operation>());
+    free_.push_back(operations_.back().get());
+  }
+  operation* one = free_.back();
+  free_.pop_back();
+  one->kind = kind;
+  one->peer = peer;
+  return one;
+}
+
+void engine::give_operation(operation* one) {
+  one->keep.reset();
+  one->memory.reset();
+  free_.push_back(one);
+}
+
+void engine::post_receive(operation* one) {
+  if (port_->receive(&one->message, sizeof one->message, &one->context) != 0) receives_unposted_.push_back(one);
+}
+
+void engine::say(int32_t peer, message_kind kind, uint64_t value, uint64_t memory) {
+  wire_message message{};
+  message.kind = kind;
+  message.value = value;
+  message.memory = memory;
+  links_[static_cast<size_t>(peer)]->control.push_back(message);
+}
+
+// 0, or an errno as the port gives it.
+int engine::send(int32_t peer, const wire_message& message, uint32_t bytes) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  operation* one = take_operation(operation_kind::message, peer);
+  std::memcpy(&one->message, &message, bytes);
+  one->message.magic = wire_magic;
+  one->message.source = context_->rank();
+  one->message.acked = at.applied;
+  const int code = port_->send(at.to, &one->message, bytes, &one->context);
+  if (code != 0) {
+    if (code == EAGAIN) ++count_.full;
+    give_operation(one);
+    return code;
+  }
+  ++count_.messages;
+  ++messages_under_way_;
+  at.told = at.applied;
+  at.spoke_ns = clock_now_ns();
+  return 0;
+}
+
+int engine::post_pieces(int32_t peer, outgoing& one) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  const request& wanted = one.wanted;
+  const uint64_t bytes = bytes_of(wanted);
+  const uint64_t longest = std::min<uint64_t>(largest_piece, port_->offer().max_message);
+  const bool packed = wanted.stride == wanted.row_bytes || wanted.rows <= 1;
+  while (one.next < bytes) {
+    const uint64_t column = packed ? one.next : one.next % wanted.row_bytes;
+    const uint64_t row = packed ? 0 : one.next / wanted.row_bytes;
+    const uint64_t length = std::min(longest, packed ? bytes - one.next : wanted.row_bytes - column);
+    auto* local = reinterpret_cast<uint8_t*>(wanted.local + row * wanted.stride + column);
+    const uint64_t remote = one.part.base + wanted.offset + one.next;
+    operation* piece = take_operation(operation_kind::piece, peer);
+    piece->number = at.base + at.posted;
+    piece->keep = wanted.keep;
+    piece->memory = one.memory;
+    const int code = wanted.reads ? port_->read(at.to, local, length, remote, one.part.key, &piece->context)
+                                  : port_->write(at.to, local, length, piece_data(context_->rank(), one.sequence), remote, one.part.key, &piece->context);
+    if (code != 0) {
+      if (code == EAGAIN) ++count_.full;
+      give_operation(piece);
+      return code;
+    }
+    one.next += length;
+    ++one.pieces;
+    ++one.under_way;
+    ++count_.writes;
+  }
+  return 0;
+}
+
+// Says what the request is, with its bytes where they are few.
+int engine::announce(int32_t peer, const outgoing& one) {
+  const request& wanted = one.wanted;
+  wire_message message{};
+  message.kind = message_kind::request;
+  message.op = static_cast<uint8_t>(wanted.op);
+  message.pieces = one.pieces;
+  message.sequence = one.sequence;
+  message.memory = one.part.memory;
+  message.offset = wanted.offset;
+  message.slot = wanted.slot;
+  message.value = wanted.value;
+  if (travels_inline(wanted)) {
+    message.payload_bytes = static_cast<uint16_t>(bytes_of(wanted));
+    if (wanted.word_bytes != 0) {
+      std::memcpy(message.payload, &wanted.word, wanted.word_bytes);
+    } else {
+      for (uint64_t row = 0; row < wanted.rows; ++row) {
+        std::memcpy(message.payload + row * wanted.row_bytes, reinterpret_cast<const void*>(wanted.local + row * wanted.stride), wanted.row_bytes);
+      }
+    }
+  }
+  return send(peer, message, head_bytes + message.payload_bytes);
+}
+
+// Posts what there is room for. True: something was posted.
+bool engine::pump(int32_t peer) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  if (at.state == link_state::failed || peer == context_->rank()) return false;
+  bool any = false;
+  const auto refused = [&](int code) {
+    if (code != EAGAIN) lose(peer, "a request could not be posted: " + failure_errno("post", code, "").message);
+    return any;
+  };
+  for (; !at.control.empty(); any = true) {
+    if (const int code = send(peer, at.control.front(), head_bytes); code != 0) return refused(code);
+    at.control.pop_front();
+  }
+  for (; at.posted < at.out.size(); ++at.posted, any = true) {
+    outgoing& one = at.out[at.posted];
+    if (one.wanted.nowhere) continue;
+    if (one.numbered() && one.sequence >= at.acked + request_window) break;
+    if (!travels_inline(one.wanted)) {
+      if (const int code = post_pieces(peer, one); code != 0) return refused(code);
+    }
+    if (one.wanted.reads) continue;
+    if (const int code = announce(peer, one); code != 0) return refused(code);
+  }
+  return any;
+}
+
+bool engine::poll() {
+  for (size_t waiting = receives_unposted_.size(); waiting > 0; --waiting) {
+    operation* one = receives_unposted_.back();
+    receives_unposted_.pop_back();
+    post_receive(one);
+  }
+  events_.clear();
+  port_->poll(events_);
+  for (const dl::fabric_event& event : events_) {
+    if (event.what == dl::fabric_event::kind::arrived) {
+      on_arrived(event.data);
+      continue;
+    }
+    if (event.what == dl::fabric_event::kind::failed) {
+      on_failed(event);
+      continue;
+    }
+    auto* one = reinterpret_cast<operation*>(event.context);
+    if (one == nullptr) continue;
+    if (one->kind == operation_kind::receive) {
+      on_message(one->message, event.bytes);
+      post_receive(one);
+      continue;
+    }
+    if (one->kind == operation_kind::message) --messages_under_way_;
+    link& at = *links_[static_cast<size_t>(one->peer)];
+    if (one->kind == operation_kind::piece && one->number - at.base < at.out.size()) --at.out[one->number - at.base].under_way;
+    give_operation(one);
+  }
+  // When there is a moment, and not seldom: the sources learn what has been carried out.
+  for (int32_t peer = 0; peer < world_size_; ++peer) {
+    const link& at = *links_[static_cast<size_t>(peer)];
+    if (at.applied != at.told && at.control.empty() && (events_.empty() || at.applied - at.told >= tell_every)) say(peer, message_kind::alive);
+  }
+  return !events_.empty();
+}
+
+void engine::on_failed(const dl::fabric_event& event) {
+  auto* one = reinterpret_cast<operation*>(event.context);
+  if (one == nullptr) return;
+  if (one->kind == operation_kind::receive) {
+    post_receive(one);
+    return;
+  }
+  if (one->kind == operation_kind::message) --messages_under_way_;
+  const int32_t peer = one->peer;
+  give_operation(one);
+  lose(peer, event.text);
+}
+
+void engine::on_arrived(uint32_t data) {
+  const int32_t source = piece_source(data);
+  if (source >= world_size_) return violate("a piece came of rank " + std::to_string(source) + ", which is not in this world");
+  link& at = *links_[static_cast<size_t>(source)];
+  if (at.state == link_state::failed) return;
+  at.heard_ns = std::max(at.heard_ns, clock_now_ns());
+  const uint64_t place = piece_distance(data, at.applied);
+  if (place >= request_window) return lose(source, "it sent a piece of a request that was over, or too far ahead");
+  if (at.in.size() <= place) at.in.resize(place + 1);
+  ++at.in[place].pieces;
+  apply(source);
+}
+
+void engine::on_message(const wire_message& message, size_t bytes) {
+  const bool sound = bytes >= head_bytes && message.magic == wire_magic && message.source >= 0 && message.source < world_size_ &&
+                     message.source != context_->rank() && message.payload_bytes <= inline_bytes && bytes == head_bytes + message.payload_bytes;
+  if (!sound) return violate("a message of " + std::to_string(bytes) + " bytes came that no rank of this world sends");
+  const int32_t source = message.source;
+  link& at = *links_[static_cast<size_t>(source)];
+  if (at.state == link_state::failed) return;
+  at.heard_ns = clock_now_ns();
+  if (message.acked > at.next_sequence) return lose(source, "it says that it carried out more than it was sent");
+  at.acked = std::max(at.acked, message.acked);
+  switch (message.kind) {
+    case message_kind::request: return on_request(source, message);
+    case message_kind::alive: return;
+    case message_kind::byed: at.byed = true; return;
+    case message_kind::bye: {
+      say(source, message_kind::byed);
+      if (at.state != link_state::up) return;
+      at.state = link_state::left;
+      {
+        const std::lock_guard lock(mutex_);
+        failures_[static_cast<size_t>(source)] = {EP_STATUS_PEER_LOST, "rank " + std::to_string(source) + (message.value == EP_LIFE_CLOSED ? " closed" : " died")};
+      }
+      drop_requests(at, message.value == EP_LIFE_CLOSED);
+      context_->set_life(source, message.value == EP_LIFE_CLOSED ? EP_LIFE_CLOSED : EP_LIFE_DEAD);
+      return;
+    }
+    case message_kind::retire: {
+      {
+        const std::lock_guard lock(mutex_);
+        for (auto& [id, known] : memories_) {
+          const auto rank = static_cast<size_t>(source);
+          if (!known.remotes.empty() && known.remotes[rank].memory == message.memory) known.closed[rank] = 1;
+        }
+      }
+      take_posted(); // what was accepted before the mark goes before the answer
+      at.retiring.push_back({message.memory, at.base + at.out.size()});
+      return;
+    }
+    case message_kind::retired: {
+      const std::lock_guard lock(mutex_);
+      const auto known = memories_.find(message.memory);
+      if (known != memories_.end() && !known->second.awaited.empty()) known->second.awaited[static_cast<size_t>(source)] = 0;
+      return;
+    }
+  }
+  lose(source, "it sent a message of an unknown kind");
+}
+
+void engine::on_request(int32_t source, const wire_message& message) {
+  link& at = *links_[static_cast<size_t>(source)];
+  const uint64_t place = message.sequence - at.applied;
+  if (place >= request_window || (place < at.in.size() && at.in[place].announced)) return lose(source, "it sent a request twice, or too far ahead");
+  if (at.in.size() <= place) at.in.resize(place + 1);
+  at.in[place].announced = true;
+  std::memcpy(&at.in[place].message, &message, head_bytes + message.payload_bytes);
+  apply(source);
+}
+
+void engine::apply(int32_t source) {
+  link& at = *links_[static_cast<size_t>(source)];
+  bool any = false;
+  for (; !at.in.empty() && at.in.front().announced && at.in.front().pieces >= at.in.front().message.pieces; any = true) {
+    const bool sound = at.in.front().pieces == at.in.front().message.pieces && carry_out(at.in.front().message);
+    if (!sound) return lose(source, "it sent a request that does not fit the memory that it is for");
+    at.in.pop_front();
+    ++at.applied;
+    ++count_.applied;
+  }
+  // Somebody may be waiting for plain bytes.
+  if (any) ended_any_ = true;
+}
+
+bool engine::carry_out(const wire_message& message) {
+  std::shared_ptr<symmetric_memory> memory;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = memories_.find(message.memory);
+    // HAZARD: between retire and retired there may still be some; after that, none.
+    if (known == memories_.end()) return false;
+    memory = known->second.memory;
+  }
+  const int32_t self = context_->rank();
+  if (message.offset > memory->byte_length() || message.payload_bytes > memory->byte_length() - message.offset) return false;
+  if (message.payload_bytes != 0) memory->write(self, message.offset, message.payload, message.payload_bytes);
+  const auto op = static_cast<signal_op>(message.op);
+  if (op == signal_op::none) return true;
+  if ((op != signal_op::add && op != signal_op::set) || message.slot >= memory->signal_slots()) return false;
+  memory->signal_update(self, message.slot, op, message.value);
+  return true;
+}
+
+void engine::end_requests(int32_t peer) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  while (at.posted != 0) {
+    const outgoing& one = at.out.front();
+    if (one.under_way != 0 || (one.numbered() && one.sequence >= at.acked)) break;
+    finish(at, one);
+    at.out.pop_front();
+    --at.posted;
+    ++at.base;
+  }
+  while (!at.retiring.empty() && at.retiring.front().number <= at.base) {
+    say(peer, message_kind::retired, 0, at.retiring.front().memory);
+    at.retiring.erase(at.retiring.begin());
+  }
+}
+
+// What the peer has said it carried out has ended well, though events of its pieces may be missing still. Of the rest, puts to a rank that left in order end well, too: nobody will look
+// at its memory. Everything else will not land any more, or nobody will know. What is under way keeps its bytes until its event.
+void engine::drop_requests(link& at, bool left_in_order) {
+  while (!at.out.empty() && !at.out.front().wanted.reads && (left_in_order || at.out.front().wanted.nowhere || (at.posted != 0 && at.out.front().sequence < at.acked))) {
+    finish(at, at.out.front());
+    at.out.pop_front();
+    if (at.posted != 0) --at.posted;
+    ++at.base;
+  }
+  if (!left_in_order || !at.out.empty()) at.broken.store(true, std::memory_order_seq_cst);
+  for (const outgoing& one : at.out) {
+    if (one.ring != no_number) ring_landed(one.ring);
+  }
+  at.base += at.out.size();
+  at.out.clear();
+  at.posted = 0;
+  at.in.clear();
+  at.retiring.clear();
+  ended_any_ = true;
+}
+
+void engine::lose(int32_t peer, const std::string& why) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  if (at.state != link_state::up) {
+    at.state = link_state::failed;
+    return;
+  }
+  at.state = link_state::failed;
+  {
+    const std::lock_guard lock(mutex_);
+    failures_[static_cast<size_t>(peer)] = {EP_STATUS_PEER_LOST, "rank " + std::to_string(peer) + ": " + why};
+  }
+  at.control.clear();
+  drop_requests(at, false);
+  context_->set_life(peer, EP_LIFE_DEAD);
+}
+
+} // namespace ep::fabric

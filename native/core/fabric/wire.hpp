@@ -1,0 +1,56 @@
+// What engines of different hosts say to each other. All of these hosts store numbers the little-endian way; an engine of another ABI is refused at rendezvous.
+//
+// A request is announced by one message and its bytes travel in as many writes ("pieces") as the message says, or within the message if they are few. Both may arrive in any
+// order, so the target counts: a request is whole when its message and all of its pieces are there, and requests of one source are carried out in the order of their numbers.
+#pragma once
+
+#include <cstdint>
+
+namespace ep::fabric {
+
+inline constexpr uint32_t wire_magic = 0x31424645; // "EFB1"
+inline constexpr uint32_t inline_bytes = 192;
+// Requests to one peer that it has not carried out yet. HAZARD: a piece names its request by 20 bits: more could not be told apart.
+inline constexpr uint64_t request_window = 4096;
+inline constexpr int32_t most_ranks = 4096;
+
+enum class message_kind : uint8_t {
+  request = 1,
+  alive = 2,   // nothing but `acked`
+  bye = 3,     // the source leaves; `value` is its EP_LIFE_*
+  byed = 4,    // heard
+  retire = 5,  // the source gives its part of `memory` up: nothing may be written there
+  retired = 6, // everything that was under way to `memory` has landed, nothing will follow
+};
+
+struct wire_message {
+  uint32_t magic;
+  message_kind kind;
+  uint8_t op; // signal_op
+  uint16_t payload_bytes;
+  int32_t source;
+  uint32_t pieces;
+  uint64_t acked;    // requests of the receiver that have been carried out
+  uint64_t sequence; // of a request
+  uint64_t memory;   // by the number that its owner gave it
+  uint64_t offset;   // of the payload
+  uint64_t slot;
+  uint64_t value;
+  uint8_t payload[inline_bytes];
+};
+inline constexpr uint32_t head_bytes = sizeof(wire_message) - inline_bytes;
+static_assert(head_bytes == 64 && sizeof(wire_message) == 256);
+
+// The 4 bytes that a piece carries: whose it is, and the lower bits of its request's number.
+inline constexpr uint32_t sequence_bits = 20;
+inline constexpr uint32_t sequence_mask = (1u << sequence_bits) - 1;
+static_assert(request_window * 2 <= sequence_mask && (most_ranks - 1) <= (UINT32_MAX >> sequence_bits));
+
+constexpr uint32_t piece_data(int32_t source, uint64_t sequence) {
+  return static_cast<uint32_t>(source) << sequence_bits | (static_cast<uint32_t>(sequence) & sequence_mask);
+}
+constexpr int32_t piece_source(uint32_t data) { return static_cast<int32_t>(data >> sequence_bits); }
+// How far behind `first` the piece's request is.
+constexpr uint64_t piece_distance(uint32_t data, uint64_t first) { return (data - static_cast<uint32_t>(first)) & sequence_mask; }
+
+} // namespace ep::fabric

@@ -1,0 +1,84 @@
+// A reliable endpoint for messages and one-sided writes and reads between hosts, in our own types. `dl/fabric_libfabric.cpp` fills the table from libfabric; whoever drives a
+// network (core/fabric) sees this file only.
+//
+// Promises, the least that libfabric's providers give: what is posted lands in any order; an arrival (`arrived`) says that the bytes of its own write have landed and carries 4
+// bytes of the writer's; who wrote is not told.
+//
+// Failures. `failure.sys_errno`: ELIBACC no libfabric; ELIBBAD too old a one, or a part of it is missing; ENODATA no provider offers what is asked for, the message says what does.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "status.hpp"
+
+namespace ep::dl {
+
+struct fabric_query {
+  std::string library = "libfabric.so.1";
+  std::string provider; // as libfabric calls it, "tcp;ofi_rxm"; "": the first of fabric_policy() that is there
+  std::string address;  // of the interface to bind to; "": the provider's choice
+};
+
+// What was chosen.
+struct fabric_offer {
+  std::string provider;
+  std::string domain;  // the device or network interface
+  std::string version; // of libfabric
+  uint64_t max_message = 0;
+  uint32_t data_bytes = 0; // that an arrival can carry
+};
+
+// Best first.
+std::span<const char* const> fabric_policy();
+
+struct fabric_region {
+  void* handle = nullptr;
+  uint64_t key = 0;
+  uint64_t base = 0; // peers name the first byte so: its address, or 0
+};
+
+// The context of an operation begins with these bytes, which are the provider's until its event.
+struct fabric_context {
+  void* internal[8];
+};
+
+struct fabric_event {
+  enum class kind : uint8_t { done, arrived, failed };
+  kind what = kind::done;
+  fabric_context* context = nullptr; // of the operation; null for `arrived`, and for a failure that belongs to none
+  uint32_t data = 0;                 // of `arrived`
+  size_t bytes = 0;                  // of a message that was received
+  int error = 0;                     // of `failed`: an errno
+  std::string text;                  // of `failed`
+};
+
+class fabric_port {
+ public:
+  virtual ~fabric_port() = default;
+  virtual const fabric_offer& offer() const = 0;
+  // For insert() on the others.
+  virtual result<std::vector<uint8_t>> address() = 0;
+  virtual result<uint64_t> insert(std::span<const uint8_t> address) = 0;
+  // Any thread. Peers may write and read the bytes until it is given back.
+  virtual result<fabric_region> register_memory(void* bytes, uint64_t byte_length) = 0;
+  virtual void give_back(const fabric_region& region) = 0;
+
+  // One thread at a time. 0: posted, an event follows. EAGAIN: no room now; poll(), then try again. Otherwise an errno: the way to that peer is gone.
+  virtual int receive(void* buffer, size_t bytes, fabric_context* context) = 0;
+  virtual int send(uint64_t to, const void* buffer, size_t bytes, fabric_context* context) = 0;
+  virtual int write(uint64_t to, const void* buffer, size_t bytes, uint32_t data, uint64_t at, uint64_t key, fabric_context* context) = 0;
+  virtual int read(uint64_t from, void* buffer, size_t bytes, uint64_t at, uint64_t key, fabric_context* context) = 0;
+  // Makes progress, and appends what has happened.
+  virtual void poll(std::vector<fabric_event>& events) = 0;
+};
+
+// Finds out what open_fabric would choose, and opens nothing.
+result<fabric_offer> probe_fabric(const fabric_query& query);
+result<std::unique_ptr<fabric_port>> open_fabric(const fabric_query& query);
+
+} // namespace ep::dl

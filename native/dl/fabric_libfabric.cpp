@@ -1,0 +1,197 @@
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include "fabric.hpp"
+#include "libfabric_rdm_abi.hpp"
+#include "libfabric_symbols.hpp"
+
+namespace ep::dl {
+namespace {
+
+// `net` is where 1.17 keeps endpoints over TCP without a layer between; later versions call it tcp.
+constexpr std::array<const char*, 5> policy{"efa", "verbs;ofi_rxm", "tcp;ofi_rxm", "net", "tcp"};
+
+constexpr uint32_t least_data_bytes = 4;
+constexpr size_t event_batch = 32;
+
+struct chosen {
+  libfabric_ref lib;
+  std::shared_ptr<libfabric_infos> infos; // the first of its list is taken
+  fabric_offer offer;
+};
+
+std::string quoted(const std::string& provider, const std::string& address) {
+  return "provider " + provider + (address.empty() ? "" : " at " + address);
+}
+
+// Empty where the provider has nothing that fits.
+result<std::shared_ptr<libfabric_infos>> ask(const libfabric_ref& lib, const std::string& provider, const std::string& address) {
+  libfabric_infos hints(lib, lib->dupinfo(nullptr));
+  if (hints.list == nullptr) return failure{EP_STATUS_SYSTEM, ENOMEM, "fi_allocinfo"};
+  hints.list->caps = fabric::cap_msg | fabric::cap_rma;
+  hints.list->mode = fabric::mode_context | fabric::mode_context2;
+  hints.list->ep->type = fabric::endpoint_rdm;
+  fabric::domain_attr& domain = *hints.list->domain;
+  // FI_MR_LOCAL is not among them on purpose: then the provider registers what requests read from.
+  domain.mr_mode = fabric::mr_virtual_address | fabric::mr_allocated | fabric::mr_provider_key;
+  domain.threading = fabric::threading_safe;
+  domain.resource_mgmt = fabric::resources_managed;
+  domain.cq_data_size = least_data_bytes;
+  hints.list->fabric->provider = strdup(provider.c_str()); // freed with the hints
+  fabric::info* list = nullptr;
+  const char* node = address.empty() ? nullptr : address.c_str();
+  const int code = lib->getinfo(fabric::rdm_since, node, nullptr, node == nullptr ? 0 : fabric::flag_source, hints.list, &list);
+  if (code != 0 && code != -fabric::error_no_data) return libfabric_refused(*lib, "fi_getinfo", code, quoted(provider, address));
+  return std::make_shared<libfabric_infos>(lib, list);
+}
+
+result<chosen> choose(const fabric_query& query) {
+  auto lib = open_libfabric(query.library, fabric::rdm_since, "1.17 or newer is needed");
+  if (!lib.ok()) return lib.why();
+  std::vector<std::string> candidates;
+  if (query.provider.empty()) candidates.assign(policy.begin(), policy.end());
+  else candidates.push_back(query.provider);
+  std::string tried;
+  for (const std::string& provider : candidates) {
+    auto found = ask(lib.value(), provider, query.address);
+    const fabric::info* first = found.ok() ? found.value()->list : nullptr;
+    if (first == nullptr) {
+      tried += (tried.empty() ? "" : "; ") + provider + ": " + (found.ok() ? "not offered" : found.why().message);
+      continue;
+    }
+    chosen made{lib.value(), found.value(), {}};
+    made.offer.provider = first->fabric->provider == nullptr ? provider : first->fabric->provider;
+    made.offer.domain = first->domain->name == nullptr ? "" : first->domain->name;
+    made.offer.version = libfabric_version(lib.value()->version());
+    made.offer.max_message = first->ep->max_message;
+    made.offer.data_bytes = static_cast<uint32_t>(first->domain->cq_data_size);
+    return made;
+  }
+  return failure{EP_STATUS_SYSTEM, ENODATA,
+                 "libfabric " + libfabric_version(lib.value()->version()) + " offers no reliable endpoint with RMA and 4 bytes of remote completion data" +
+                     (query.address.empty() ? "" : " at " + query.address) + " (" + tried + ")"};
+}
+
+class libfabric_port final : public fabric_port {
+ public:
+  explicit libfabric_port(chosen from) : lib_(from.lib), infos_(from.infos), offer_(std::move(from.offer)) {}
+  ~libfabric_port() override {
+    for (void* one : {static_cast<void*>(ep_), static_cast<void*>(cq_), static_cast<void*>(av_), static_cast<void*>(domain_), static_cast<void*>(fabric_)}) {
+      if (one != nullptr) (void)libfabric_close(one);
+    }
+  }
+
+  result<nothing> start() {
+    fabric::info* info = infos_->list;
+    if (const int code = lib_->fabric(info->fabric, &fabric_, nullptr); code != 0) return why("fi_fabric", code);
+    if (const int code = fabric_->ops->domain(fabric_, info, &domain_, nullptr); code != 0) return why("fi_domain", code);
+    fabric::av_attr av{};
+    av.type = fabric::av_table;
+    if (const int code = domain_->ops->av_open(domain_, &av, &av_, nullptr); code != 0) return why("fi_av_open", code);
+    fabric::cq_attr cq{};
+    cq.format = fabric::cq_format_data;
+    if (const int code = domain_->ops->cq_open(domain_, &cq, &cq_, nullptr); code != 0) return why("fi_cq_open", code);
+    if (const int code = domain_->ops->endpoint(domain_, info, &ep_, nullptr); code != 0) return why("fi_endpoint", code);
+    fabric::fid& ep = ep_->base;
+    if (const int code = ep.ops->bind(&ep, &av_->base, 0); code != 0) return why("fi_ep_bind", code);
+    if (const int code = ep.ops->bind(&ep, &cq_->base, fabric::right_send | fabric::right_recv); code != 0) return why("fi_ep_bind", code);
+    if (const int code = ep.ops->control(&ep, fabric::command_enable, nullptr); code != 0) return why("fi_enable", code);
+    return nothing{};
+  }
+
+  const fabric_offer& offer() const override { return offer_; }
+
+  result<std::vector<uint8_t>> address() override {
+    std::vector<uint8_t> bytes(512);
+    size_t length = bytes.size();
+    if (const int code = ep_->cm->get_name(&ep_->base, bytes.data(), &length); code != 0) return why("fi_getname", code);
+    bytes.resize(length);
+    return bytes;
+  }
+
+  result<uint64_t> insert(std::span<const uint8_t> address) override {
+    fabric::address at = 0;
+    if (av_->ops->insert(av_, address.data(), 1, &at, 0, nullptr) == 1) return uint64_t{at};
+    return failure{EP_STATUS_SYSTEM, EHOSTUNREACH, "fi_av_insert: " + offer_.provider + " took no address of " + std::to_string(address.size()) + " bytes: it is of another kind of network"};
+  }
+
+  result<fabric_region> register_memory(void* bytes, uint64_t byte_length) override {
+    const fabric::io_vector vector{bytes, byte_length};
+    fabric::mr_attr attr{};
+    attr.vector = &vector;
+    attr.count = 1;
+    attr.rights = fabric::right_remote_write | fabric::right_remote_read;
+    attr.requested_key = next_key_.fetch_add(1);
+    fabric::fid_mr* made = nullptr;
+    if (const int code = domain_->mr->regattr(&domain_->base, &attr, 0, &made); code != 0) return why("fi_mr_regattr", code);
+    const bool by_address = (infos_->list->domain->mr_mode & fabric::mr_virtual_address) != 0;
+    return fabric_region{made, made->key, by_address ? reinterpret_cast<uint64_t>(bytes) : 0};
+  }
+  void give_back(const fabric_region& region) override { (void)libfabric_close(region.handle); }
+
+  int receive(void* buffer, size_t bytes, fabric_context* context) override {
+    return errno_of(ep_->msg->recv(ep_, buffer, bytes, nullptr, fabric::address_unspecified, context));
+  }
+  int send(uint64_t to, const void* buffer, size_t bytes, fabric_context* context) override {
+    return errno_of(ep_->msg->send(ep_, buffer, bytes, nullptr, to, context));
+  }
+  int write(uint64_t to, const void* buffer, size_t bytes, uint32_t data, uint64_t at, uint64_t key, fabric_context* context) override {
+    return errno_of(ep_->rma->writedata(ep_, buffer, bytes, nullptr, data, to, at, key, context));
+  }
+  int read(uint64_t from, void* buffer, size_t bytes, uint64_t at, uint64_t key, fabric_context* context) override {
+    return errno_of(ep_->rma->read(ep_, buffer, bytes, nullptr, from, at, key, context));
+  }
+
+  void poll(std::vector<fabric_event>& events) override {
+    std::array<fabric::cq_data_entry, event_batch> entries;
+    const ssize_t got = cq_->ops->read(cq_, entries.data(), entries.size());
+    for (ssize_t i = 0; i < got; ++i) {
+      const fabric::cq_data_entry& one = entries[static_cast<size_t>(i)];
+      // HAZARD: the context of an arrival may be anything: only its data speaks. A message carries none of ours.
+      const bool arrived = (one.flags & fabric::flag_remote_cq_data) != 0;
+      events.push_back({arrived ? fabric_event::kind::arrived : fabric_event::kind::done, arrived ? nullptr : static_cast<fabric_context*>(one.context),
+                        static_cast<uint32_t>(one.data), one.length, 0, {}});
+    }
+    if (got != -fabric::error_available) return;
+    fabric::cq_error_entry error{};
+    if (cq_->ops->readerr(cq_, &error, 0) != 1) return;
+    events.push_back({fabric_event::kind::failed, static_cast<fabric_context*>(error.context), 0, 0, error.error,
+                      std::string(lib_->strerror(error.error)) + " (" + offer_.provider + " says " + std::to_string(error.provider_error) + ")"});
+  }
+
+ private:
+  static int errno_of(ssize_t code) { return code >= 0 ? 0 : static_cast<int>(-code); }
+  failure why(const char* call, int code) const { return libfabric_refused(*lib_, call, code, offer_.provider + " on " + offer_.domain); }
+
+  libfabric_ref lib_;
+  std::shared_ptr<libfabric_infos> infos_;
+  fabric_offer offer_;
+  fabric::fid_fabric* fabric_ = nullptr;
+  fabric::fid_domain* domain_ = nullptr;
+  fabric::fid_av* av_ = nullptr;
+  fabric::fid_cq* cq_ = nullptr;
+  fabric::fid_ep* ep_ = nullptr;
+  std::atomic<uint64_t> next_key_{1};
+};
+
+} // namespace
+
+std::span<const char* const> fabric_policy() { return policy; }
+
+result<fabric_offer> probe_fabric(const fabric_query& query) {
+  auto found = choose(query);
+  if (!found.ok()) return found.why();
+  return found.value().offer;
+}
+
+result<std::unique_ptr<fabric_port>> open_fabric(const fabric_query& query) {
+  auto found = choose(query);
+  if (!found.ok()) return found.why();
+  auto port = std::make_unique<libfabric_port>(std::move(found.value()));
+  if (auto started = port->start(); !started.ok()) return started.why();
+  return std::unique_ptr<fabric_port>(std::move(port));
+}
+
+} // namespace ep::dl

@@ -1,0 +1,73 @@
+/** The addon's part in the backing `fabric`: native/napi/bind_fabric.cpp. */
+import type { NativeSymmetricMemory } from './binding.js';
+import type { NicRequests } from './ranks/nic-endpoint.js';
+
+export interface FabricQuery {
+  /** As dlopen takes it. */
+  readonly library: string;
+  /** As libfabric calls it, `tcp;ofi_rxm`; "": the first of the policy that is there. */
+  readonly provider: string;
+  /** Of the interface to bind to; "": the provider's choice. */
+  readonly address: string;
+}
+
+export interface NativeFabricOptions extends FabricQuery {
+  /** A peer hears from this rank at least so often. */
+  readonly heartbeatMs: number;
+  /** A peer that is not heard for so long is dead. */
+  readonly silenceMs: number;
+  /** Requests that kernels may have posted and the engine not taken: a power of two. */
+  readonly ringCapacity: number;
+}
+
+/** What was chosen. */
+export interface FabricOffer {
+  readonly provider: string;
+  /** The device or network interface. */
+  readonly domain: string;
+  /** Of libfabric. */
+  readonly version: string;
+  readonly maxMessageBytes: number;
+  /** That an arrival can carry; 4 are used. */
+  readonly dataBytes: number;
+}
+
+/** Why nothing reaches a peer any more. */
+export interface NativeFabricFailure {
+  /** `EP_STATUS_*` */
+  readonly status: number;
+  readonly text: string;
+}
+
+export interface FabricCounts {
+  /** Requests that this rank made. */
+  readonly requests: number;
+  /** Requests of others that it carried out. */
+  readonly applied: number;
+  readonly writes: number;
+  readonly messages: number;
+  /** Times the provider had no room. */
+  readonly full: number;
+}
+
+export interface NativeFabricNic extends NicRequests {
+  offer(): FabricOffer;
+  /** For `connect` on the others. */
+  address(): Uint8Array<ArrayBuffer>;
+  /** Of all ranks, by rank. */
+  connect(addresses: readonly Uint8Array[]): void;
+  /** Length of what `addMemory` returns. */
+  partBytes(): number;
+  /** Registers this rank's part; for `route` on the others. */
+  addMemory(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
+  /** Connects the memory through the fabric. */
+  route(memory: NativeSymmetricMemory, parts: readonly Uint8Array[]): void;
+  /** Its bytes stay until nothing is under way to them. */
+  removeMemory(memory: NativeSymmetricMemory): void;
+  /** Also after `close()`. */
+  failure(peer: number): NativeFabricFailure | undefined;
+  counts(): FabricCounts;
+  /** What a kernel's request or a peer did wrong first; "" if nothing. */
+  violation(): string;
+  close(): void;
+}

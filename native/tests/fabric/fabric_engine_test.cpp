@@ -1,0 +1,229 @@
+// The engine of the backing `fabric` over a network of the tests that keeps no order, under many seeds, and what happens when that network or a peer stops.
+#include <cstring>
+
+#include "fabric_ranks.hpp"
+#include "scripted_port.hpp"
+
+namespace {
+
+using namespace ep;
+using namespace ep::test;
+using fabric::request_state;
+
+constexpr uint64_t memory_bytes = 1'200'000;
+
+struct scripted_world {
+  scripted_network network;
+  fabric_ranks ranks;
+  explicit scripted_world(int32_t size, uint64_t seed, const fabric::engine_options& options = {})
+      : network(size, seed), ranks(size, memory_bytes, 16, options, [this](int32_t rank) { return network.port(rank); }) {}
+};
+
+void test_any_order() {
+  uint64_t overtakes = 0;
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
+    scripted_world world(2, seed);
+    check_requests(world.ranks);
+    overtakes += world.network.overtakes();
+  }
+  EP_CHECK(overtakes > 100); // or the network kept the order that it does not promise
+}
+
+void test_kernels() {
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    fabric::engine_options options;
+    options.ring_capacity = 4;
+    scripted_world world(3, seed, options);
+    world.network.set_room(seed);
+    check_kernels(world.ranks, 40);
+    if (seed > 1) EP_CHECK(world.network.refused() > 0);
+  }
+}
+
+// More requests than the window while the first is held up: the rest waits at its source, or the target could not tell them apart and would give the source up.
+void test_window() {
+  scripted_world world(2, 5);
+  world.network.hold_writes(true);
+  uint64_t last = world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 300));
+  for (uint64_t i = 0; i < 3 * fabric::request_window; ++i) last = world.ranks.post(0, fabric_ranks::with_signal(world.ranks.bytes_to(0, 1, 0, 0, i % 300), 0, 1));
+  EP_CHECK_EQ(world.ranks.side(0).engine->accepted(1), last);
+  EP_CHECK(soon([&] { return world.ranks.side(0).engine->counts().messages >= 100; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  world.network.hold_writes(false);
+  EP_CHECK(soon([&] { return world.ranks.side(0).engine->look(1, last) == request_state::done; }, 60));
+  EP_CHECK_EQ(world.ranks.signal(1, 0), 3 * fabric::request_window);
+}
+
+// What a peer is too slow for stays in the ring: the engine takes no more of kernels than the window.
+void test_back_pressure() {
+  scripted_world world(2, 29);
+  world.network.hold_writes(true);
+  const ep_memory_handle handle = world.ranks.side(0).memory->device_handle();
+  constexpr uint64_t puts = fabric::request_window + 3000;
+  std::thread kernel([&] {
+    ep_kernel_status status{};
+    const kernel_environment environment{world.ranks.side(0).context->waits(nullptr, deadline_after(60'000))};
+    EP_CHECK(fast_run(1, environment, [&](auto& context) {
+      const thread_coop<std::remove_reference_t<decltype(context)>> coop{context};
+      const proxy_endpoint endpoint{handle};
+      const auto* source = reinterpret_cast<const void*>(world.ranks.side(0).memory->own_data());
+      for (uint64_t i = 0; i < puts; ++i) EP_CHECK(endpoint.put_rows(context, coop, 1, 0, source, 200, 200, 1, false, 0, 1, &status));
+    }).ok());
+  });
+  const auto taken = [&] { return world.ranks.side(0).engine->counts().requests; };
+  EP_CHECK(soon([&] { return taken() == fabric::request_window; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EP_CHECK_EQ(taken(), fabric::request_window);
+  world.network.hold_writes(false);
+  kernel.join();
+  EP_CHECK(soon([&] { return world.ranks.signal(1, 0) == puts; }, 60));
+}
+
+// The signal and the end of a put wait for its bytes, however early its message comes.
+void test_signal_waits_for_bytes() {
+  scripted_world world(2, 9);
+  world.network.hold_writes(true);
+  const uint64_t number = world.ranks.post(0, fabric_ranks::with_signal(world.ranks.bytes_to(0, 1, 0, 0, 5000), 0, 1));
+  EP_CHECK(soon([&] { return world.ranks.side(0).engine->counts().messages >= 1; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  EP_CHECK_EQ(world.ranks.signal(1, 0), 0u);
+  EP_CHECK(world.ranks.side(0).engine->look(1, number) == request_state::pending);
+  world.network.hold_writes(false);
+  EP_CHECK(world.ranks.ended(0, 1, number) == request_state::done);
+  EP_CHECK_EQ(world.ranks.signal(1, 0), 1u);
+}
+
+// A memory that a rank gives up stays until what was under way to it has landed; what is put there from then on goes nowhere, reads are refused, and other memories go on.
+void test_retired_memory() {
+  scripted_world world(2, 11);
+  fabric_ranks& ranks = world.ranks;
+  const std::shared_ptr<symmetric_memory> first[2] = {ranks.side(0).memory, ranks.side(1).memory};
+  world.network.hold_writes(true);
+  const uint64_t number = ranks.post(0, ranks.bytes_to(0, 1, 0, 0, 3000));
+  EP_CHECK(soon([&] { return ranks.side(0).engine->counts().messages >= 1; }));
+  std::weak_ptr<symmetric_memory> given_up = ranks.side(1).memory;
+  ranks.side(1).engine->remove_memory(*ranks.side(1).memory);
+  fabric::request read = ranks.bytes_to(0, 1, 0, 0, 8);
+  read.reads = true;
+  EP_CHECK(soon([&] { return !ranks.side(0).engine->post(*first[0], read).ok(); }));
+  EP_CHECK(ranks.side(0).engine->post(*first[0], read).why().status == EP_STATUS_CLOSED);
+  const uint64_t nowhere = ranks.post(0, fabric_ranks::with_signal(ranks.bytes_to(0, 1, 0, 0, 5000), 2, 1));
+  EP_CHECK(given_up.use_count() > 2); // the engine holds it still
+  world.network.hold_writes(false);
+  EP_CHECK(ranks.ended(0, 1, number) == request_state::done);
+  EP_CHECK(ranks.ended(0, 1, nowhere) == request_state::done);
+  EP_CHECK_EQ(ranks.signal(1, 2), 0u);
+  EP_CHECK(soon([&] { return given_up.use_count() == 2; }));
+  ranks.allocate(memory_bytes, 16);
+  EP_CHECK(ranks.ended(0, 1, ranks.post(0, fabric_ranks::with_signal(ranks.bytes_to(0, 1, 0, 0, 800), 3, 1))) == request_state::done);
+  EP_CHECK_EQ(ranks.signal(1, 3), 1u);
+}
+
+fabric::engine_options impatient() {
+  fabric::engine_options options;
+  options.heartbeat_ns = 20'000'000;
+  options.silence_ns = 400'000'000;
+  return options;
+}
+
+// A peer that falls silent without a word: its life ends here, so do waits and requests, and the others go on.
+void test_silent_peer() {
+  scripted_world world(3, 13, impatient());
+  fabric_ranks& ranks = world.ranks;
+  EP_CHECK(ranks.ended(0, 2, ranks.post(0, ranks.bytes_to(0, 2, 0, 0, 100))) == request_state::done);
+  EP_CHECK(ranks.ended(1, 2, ranks.post(1, ranks.bytes_to(1, 2, 0, 0, 100))) == request_state::done);
+  world.network.cut(2);
+  const uint64_t number = ranks.post(0, ranks.bytes_to(0, 2, 0, 0, 5000));
+  const wait_scope scope = ranks.side(0).context->waits(nullptr, deadline_after(20'000));
+  const wait_result end = wait_word(scope, ranks.side(0).memory->own_signals() + 5, comparison::ge, 1, 2);
+  EP_CHECK_EQ(end.status, uint32_t{EP_STATUS_PEER_LOST});
+  EP_CHECK_EQ(end.rank, 2);
+  EP_CHECK(ranks.ended(0, 2, number) == request_state::failed);
+  EP_CHECK(ranks.side(0).engine->failure_of(2).text.find("rank 2: nothing was heard of it for ") == 0);
+  EP_CHECK(!ranks.side(0).engine->post(*ranks.side(0).memory, ranks.bytes_to(0, 2, 0, 0, 8)).ok());
+  EP_CHECK_EQ(ranks.side(0).context->life(1), uint32_t{EP_LIFE_ALIVE});
+  EP_CHECK(ranks.ended(0, 1, ranks.post(0, fabric_ranks::with_signal(ranks.bytes_to(0, 1, 0, 0, 5000), 6, 1))) == request_state::done);
+  EP_CHECK_EQ(ranks.signal(1, 6), 1u);
+}
+
+// A port that never has room again: nothing spins (the processor time says so), and the peers count as lost, since none of them is heard.
+void test_full_for_ever() {
+  scripted_world world(2, 17, impatient());
+  EP_CHECK(world.ranks.ended(0, 1, world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 100))) == request_state::done);
+  EP_CHECK(world.ranks.ended(1, 0, world.ranks.post(1, world.ranks.bytes_to(1, 0, 0, 0, 100))) == request_state::done);
+  world.network.set_room(0);
+  const std::clock_t before = std::clock();
+  const uint64_t number = world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 5000));
+  EP_CHECK(world.ranks.ended(0, 1, number) == request_state::failed);
+  const double burnt = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
+  EP_CHECK(burnt < 0.3); // of 0.4 s with two engines
+}
+
+// An orderly close and a death are told, and told apart. Puts to a rank that left in order go nowhere, since nobody will look; to one that died they fail, and so do all reads.
+void test_leaving() {
+  for (const bool orderly : {true, false}) {
+    scripted_world world(2, 19);
+    fabric::engine& engine = *world.ranks.side(0).engine;
+    EP_CHECK(world.ranks.ended(0, 1, world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 100))) == request_state::done);
+    world.network.hold_writes(true);
+    const uint64_t under_way = world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 5000));
+    EP_CHECK(soon([&] { return engine.counts().requests == 2; }));
+    world.ranks.side(1).engine->stop(orderly);
+    EP_CHECK(soon([&] { return world.ranks.side(0).context->life(1) == (orderly ? EP_LIFE_CLOSED : EP_LIFE_DEAD); }, 2));
+    EP_CHECK(world.ranks.ended(0, 1, under_way) == (orderly ? request_state::done : request_state::failed));
+    if (orderly) {
+      EP_CHECK(world.ranks.ended(0, 1, world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 8))) == request_state::done);
+      EP_CHECK_EQ(engine.failure_of(1).text, std::string());
+      fabric::request read = world.ranks.bytes_to(0, 1, 0, 0, 8);
+      read.reads = true;
+      EP_CHECK(world.ranks.ended(0, 1, world.ranks.post(0, read)) == request_state::failed);
+    }
+    EP_CHECK(!engine.post(*world.ranks.side(0).memory, world.ranks.bytes_to(0, 1, 0, 0, 8)).ok());
+    EP_CHECK_EQ(engine.failure_of(1).text, std::string(orderly ? "rank 1 closed" : "rank 1 died"));
+  }
+}
+
+// A peer that leaves as soon as it has seen everything: its last word says so, or requests that it carried out would count as failed.
+void test_leaving_at_once() {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    scripted_world world(2, seed);
+    uint64_t last = 0;
+    for (int i = 0; i < 50; ++i) last = world.ranks.post(0, fabric_ranks::with_signal(world.ranks.bytes_to(0, 1, 0, 0, 300), 0, 1));
+    EP_CHECK(soon([&] { return world.ranks.signal(1, 0) == 50; }));
+    world.ranks.side(1).engine->stop(true);
+    EP_CHECK(world.ranks.ended(0, 1, last) == request_state::done);
+  }
+}
+
+// An engine that stops ends what kernels wait for.
+void test_stopped_ring() {
+  scripted_world world(2, 23);
+  const ep_memory_handle handle = world.ranks.side(0).memory->device_handle();
+  auto& ring = *reinterpret_cast<ep_proxy_ring*>(handle.proxy);
+  world.ranks.side(0).engine->stop(true);
+  ep_kernel_status status{};
+  const kernel_environment environment{world.ranks.side(0).context->waits(nullptr, deadline_after(10'000))};
+  EP_CHECK(fast_run(1, environment, [&](auto& context) {
+    const thread_coop<std::remove_reference_t<decltype(context)>> coop{context};
+    EP_CHECK(!proxy_endpoint{handle}.signal(context, coop, 1, 0, 1, &status));
+  }).ok());
+  EP_CHECK_EQ(status.status, uint32_t{EP_STATUS_CLOSED});
+  EP_CHECK_EQ(ring.head, UINT64_MAX);
+}
+
+} // namespace
+
+int main() {
+  test_any_order();
+  test_kernels();
+  test_window();
+  test_back_pressure();
+  test_signal_waits_for_bytes();
+  test_retired_memory();
+  test_silent_peer();
+  test_full_for_ever();
+  test_leaving();
+  test_leaving_at_once();
+  test_stopped_ring();
+  return ep::check::finish();
+}

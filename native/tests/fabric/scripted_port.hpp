@@ -1,0 +1,190 @@
+// A network within one process that promises as little as dl/fabric.hpp allows: whatever flies lands in any order, by seed; ports are full now and then, or for ever; packets to or
+// from a rank that was cut vanish without a word.
+#pragma once
+
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <set>
+
+#include "dl/fabric.hpp"
+#include "hostile/random.hpp"
+
+namespace ep::test {
+
+class scripted_network {
+ public:
+  scripted_network(int32_t ranks, uint64_t seed) : random_(seed), inboxes_(static_cast<size_t>(ranks)) {}
+
+  std::unique_ptr<dl::fabric_port> port(int32_t rank);
+
+  // Packets to and from it vanish; nothing is refused.
+  void cut(int32_t rank) {
+    const std::lock_guard lock(mutex_);
+    cut_.insert(rank);
+  }
+  // One of so many posts finds room; 0: none does.
+  void set_room(uint64_t one_of) {
+    const std::lock_guard lock(mutex_);
+    one_of_ = one_of;
+  }
+  // Writes to this rank stay in the air, messages do not.
+  void hold_writes(bool hold) {
+    const std::lock_guard lock(mutex_);
+    hold_ = hold;
+  }
+  uint64_t overtakes() const {
+    const std::lock_guard lock(mutex_);
+    return overtakes_;
+  }
+  uint64_t refused() const {
+    const std::lock_guard lock(mutex_);
+    return refused_;
+  }
+
+ private:
+  friend class scripted_port;
+  enum class kind : uint8_t { message, write, read };
+  struct packet {
+    kind what;
+    int32_t from;
+    int32_t to;
+    uint64_t number;
+    std::vector<uint8_t> bytes; // taken at the post
+    uint8_t* local = nullptr;   // of a read
+    size_t length = 0;
+    uint64_t at = 0;
+    uint32_t data = 0;
+    dl::fabric_context* context = nullptr;
+  };
+  struct buffer {
+    void* to;
+    size_t bytes;
+    dl::fabric_context* context;
+  };
+  struct inbox {
+    std::vector<packet> flying;
+    std::deque<buffer> receives;
+    std::vector<dl::fabric_event> events;
+  };
+
+  int post(packet one) {
+    const std::lock_guard lock(mutex_);
+    if (one_of_ == 0 || random_.below(one_of_) != 0) {
+      ++refused_;
+      return EAGAIN;
+    }
+    one.number = next_++;
+    if (cut_.contains(one.from) || cut_.contains(one.to)) return 0;
+    inboxes_[static_cast<size_t>(one.to)].flying.push_back(std::move(one));
+    return 0;
+  }
+
+  void poll(int32_t rank, std::vector<dl::fabric_event>& events) {
+    const std::lock_guard lock(mutex_);
+    inbox& own = inboxes_[static_cast<size_t>(rank)];
+    if (!own.flying.empty()) {
+      const size_t index = random_.below(own.flying.size());
+      const packet& one = own.flying[index];
+      const bool waits = (one.what == kind::message && own.receives.empty()) || (one.what == kind::write && hold_);
+      if (!waits) {
+        for (const packet& other : own.flying) overtakes_ += other.from == one.from && other.number < one.number ? 1 : 0;
+        land(own, one);
+        own.flying.erase(own.flying.begin() + static_cast<std::ptrdiff_t>(index));
+      }
+    }
+    events.insert(events.end(), own.events.begin(), own.events.end());
+    own.events.clear();
+  }
+
+  void land(inbox& own, const packet& one) {
+    if (one.what == kind::message) {
+      const buffer to = own.receives.front();
+      own.receives.pop_front();
+      std::memcpy(to.to, one.bytes.data(), one.bytes.size());
+      own.events.push_back({dl::fabric_event::kind::done, to.context, 0, one.bytes.size(), 0, {}});
+    } else if (one.what == kind::write) {
+      std::memcpy(reinterpret_cast<void*>(one.at), one.bytes.data(), one.bytes.size());
+      own.events.push_back({dl::fabric_event::kind::arrived, nullptr, one.data, one.bytes.size(), 0, {}});
+    } else {
+      std::memcpy(one.local, reinterpret_cast<const void*>(one.at), one.length);
+    }
+    inboxes_[static_cast<size_t>(one.from)].events.push_back({dl::fabric_event::kind::done, one.context, 0, 0, 0, {}});
+  }
+
+  mutable std::mutex mutex_;
+  random_source random_;
+  std::vector<inbox> inboxes_;
+  std::set<int32_t> cut_;
+  uint64_t one_of_ = 1;
+  bool hold_ = false;
+  uint64_t next_ = 0;
+  uint64_t overtakes_ = 0;
+  uint64_t refused_ = 0;
+};
+
+class scripted_port final : public dl::fabric_port {
+ public:
+  scripted_port(scripted_network& network, int32_t rank) : network_(network), rank_(rank) {
+    offer_.provider = "scripted";
+    offer_.max_message = 1000; // so that most puts take several pieces
+    offer_.data_bytes = 4;
+  }
+  // What was under way is forgotten: its contexts and buffers go away.
+  ~scripted_port() override {
+    const std::lock_guard lock(network_.mutex_);
+    for (auto& inbox : network_.inboxes_) std::erase_if(inbox.flying, [&](const auto& one) { return one.from == rank_; });
+    network_.inboxes_[static_cast<size_t>(rank_)] = {};
+    network_.cut_.insert(rank_);
+  }
+  const dl::fabric_offer& offer() const override { return offer_; }
+  result<std::vector<uint8_t>> address() override { return std::vector<uint8_t>{static_cast<uint8_t>(rank_)}; }
+  result<uint64_t> insert(std::span<const uint8_t> address) override { return uint64_t{address[0]}; }
+  result<dl::fabric_region> register_memory(void* bytes, uint64_t) override { return dl::fabric_region{bytes, 7, reinterpret_cast<uint64_t>(bytes)}; }
+  void give_back(const dl::fabric_region&) override {}
+  int receive(void* buffer, size_t bytes, dl::fabric_context* context) override {
+    const std::lock_guard lock(network_.mutex_);
+    network_.inboxes_[static_cast<size_t>(rank_)].receives.push_back({buffer, bytes, context});
+    return 0;
+  }
+  int send(uint64_t to, const void* buffer, size_t bytes, dl::fabric_context* context) override {
+    auto one = packet_to(scripted_network::kind::message, to, context);
+    one.bytes.assign(static_cast<const uint8_t*>(buffer), static_cast<const uint8_t*>(buffer) + bytes);
+    return network_.post(std::move(one));
+  }
+  int write(uint64_t to, const void* buffer, size_t bytes, uint32_t data, uint64_t at, uint64_t key, dl::fabric_context* context) override {
+    if (key != 7) return EINVAL;
+    auto one = packet_to(scripted_network::kind::write, to, context);
+    one.bytes.assign(static_cast<const uint8_t*>(buffer), static_cast<const uint8_t*>(buffer) + bytes);
+    one.at = at;
+    one.data = data;
+    return network_.post(std::move(one));
+  }
+  int read(uint64_t from, void* buffer, size_t bytes, uint64_t at, uint64_t key, dl::fabric_context* context) override {
+    if (key != 7) return EINVAL;
+    auto one = packet_to(scripted_network::kind::read, from, context);
+    one.local = static_cast<uint8_t*>(buffer);
+    one.length = bytes;
+    one.at = at;
+    return network_.post(std::move(one));
+  }
+  void poll(std::vector<dl::fabric_event>& events) override { network_.poll(rank_, events); }
+
+ private:
+  scripted_network::packet packet_to(scripted_network::kind what, uint64_t to, dl::fabric_context* context) const {
+    scripted_network::packet one{};
+    one.what = what;
+    one.from = rank_;
+    one.to = static_cast<int32_t>(to);
+    one.context = context;
+    return one;
+  }
+  scripted_network& network_;
+  const int32_t rank_;
+  dl::fabric_offer offer_;
+};
+
+inline std::unique_ptr<dl::fabric_port> scripted_network::port(int32_t rank) { return std::make_unique<scripted_port>(*this, rank); }
+
+} // namespace ep::test

@@ -1,0 +1,56 @@
+/** Whether libfabric offers what the backing needs, and what that gives. */
+import { type Capabilities, EpError, isEpError, type Need, type Probe } from '@ep/core';
+import { type FabricOffer, native } from '@ep/native';
+import { type FabricConfig, resolveQuery } from './config.js';
+
+/** Requests of one rank are carried out in their order at each target, whatever order the network delivers in. */
+export type FabricNeeds = 'bundled' | 'prior' | 'inc' | 'add' | 'set' | 'get';
+
+const NEEDS: readonly FabricNeeds[] = ['bundled', 'prior', 'inc', 'add', 'set', 'get'];
+
+export function fabricCapabilities({ maxMessageBytes }: FabricOffer): Capabilities {
+  return {
+    needs: new Set<Need>(NEEDS),
+    maxMessageBytes: Math.min(maxMessageBytes, Number.MAX_SAFE_INTEGER),
+    maxSignalSlots: 2 ** 32,
+    initiators: new Set(['host', 'device'] as const),
+  };
+}
+
+const [ELIBACC, ELIBBAD, ENODATA] = [79, 80, 61];
+
+function remedyOf(errno: number): string {
+  if (errno === ELIBACC)
+    return 'install libfabric 1.17 or newer (Debian, Ubuntu: libfabric1), or give its path as `library`';
+  if (errno === ELIBBAD) return 'update libfabric to 1.17 or newer (Debian 12, Ubuntu 23.04: libfabric1)';
+  if (errno === ENODATA)
+    return '`provider` and `address` name what to look for; `fi_info -l` (libfabric-bin) lists the providers';
+  return 'see the reason';
+}
+
+/** Asks the library what it has, and opens nothing. Never throws. */
+export async function probeFabric(config?: FabricConfig): Promise<Probe> {
+  if (process.platform !== 'linux') {
+    const reason = `ranks sleep and wake by Linux futexes; this is ${process.platform}`;
+    return { available: false, code: 'EP_UNAVAILABLE', reason, remedy: 'run on Linux, or in a Linux container' };
+  }
+  try {
+    const offer = native().binding.probeFabric(resolveQuery(config));
+    const { provider, domain, ...detail } = offer;
+    return {
+      available: true,
+      capabilities: fabricCapabilities(offer),
+      devices: [{ name: `${provider} on ${domain}`, detail: { provider, domain, ...detail } }],
+    };
+  } catch (error) {
+    const known = isEpError(error) ? error : new EpError('EP_SYSTEM', String(error), { cause: error });
+    const code = known.code === 'EP_SYSTEM' ? 'EP_UNAVAILABLE' : known.code;
+    return {
+      available: false,
+      code,
+      reason: known.message,
+      remedy: remedyOf(Number(known.context.errno ?? 0)),
+      cause: error,
+    };
+  }
+}

@@ -1,0 +1,132 @@
+/** Opens the backing `fabric`: ranks meet at the store once; from then on all goes through the network. */
+import {
+  EpError,
+  exchange,
+  type Member,
+  type Rank,
+  rendezvous,
+  type TransportProvider,
+  type WaitOptions,
+} from '@ep/core';
+import { type NativeFabricNic, type NativeRankContext, native } from '@ep/native';
+import { Liveness, RankMemory } from '@ep/native/ranks';
+import { VERSION } from '../version.js';
+import { type FabricConfig, type ResolvedFabricConfig, resolveConfig } from './config.js';
+import { FabricEndpoint } from './endpoint.js';
+import { type FabricNeeds, probeFabric } from './probe.js';
+import { FabricTeam, teamMemory } from './team.js';
+import { FabricTransport } from './transport.js';
+
+const NAME = 'nvshmem:fabric';
+
+interface Opening {
+  readonly member: Member;
+  readonly config: ResolvedFabricConfig;
+  readonly limits: WaitOptions;
+  readonly context: NativeRankContext;
+}
+
+/** Compares what all ranks must have alike. A rank that finds no fabric takes part, so that the others hear why instead of waiting for it. */
+async function meet({ member, config, limits, context }: Opening): Promise<NativeFabricNic> {
+  const { binding } = native();
+  let nic: NativeFabricNic | undefined;
+  let refusal: unknown;
+  try {
+    nic = new binding.FabricNic(context, config);
+  } catch (error) {
+    refusal = error;
+  }
+  try {
+    const provider = nic?.offer().provider ?? `none: ${refusal instanceof Error ? refusal.message : String(refusal)}`;
+    const { heartbeatMs, silenceMs } = config;
+    const agree = { transport: NAME, version: VERSION, abi: binding.abi, provider, heartbeatMs, silenceMs };
+    await rendezvous(member.store, { ...member, facts: { agree }, key: `${NAME}/rendezvous` }, limits);
+  } catch (error) {
+    nic?.close();
+    throw refusal ?? error;
+  }
+  if (nic === undefined) throw refusal;
+  return nic;
+}
+
+/** Exchanges addresses and the memory of the team, which then works through the fabric alone. */
+async function join(opening: Opening, nic: NativeFabricNic, liveness: Liveness): Promise<FabricTeam> {
+  const { member, config, limits, context } = opening;
+  const { rank, worldSize, store } = member;
+  const { timeoutMs } = config;
+  const size = teamMemory(worldSize);
+  const memory = new (native().binding.SymmetricMemory)(context, size.byteLength, size.signalSlots);
+  const [address, part] = [nic.address(), nic.addMemory(memory)];
+  const bytes = new Uint8Array(part.byteLength + address.byteLength);
+  bytes.set(part);
+  bytes.set(address, part.byteLength);
+  const blobs = await exchange(store, { rank, worldSize, key: `${NAME}/addresses`, bytes }, limits);
+  for (const [peer, blob] of blobs.entries()) {
+    if (blob.byteLength > part.byteLength) continue;
+    throw new EpError('EP_RENDEZVOUS', `rank ${peer} published ${blob.byteLength} bytes, which hold no address`);
+  }
+  nic.connect(blobs.map((blob) => blob.subarray(part.byteLength)));
+  nic.route(
+    memory,
+    blobs.map((blob) => blob.subarray(0, part.byteLength)),
+  );
+  const endpoint = (peer: Rank) => new FabricEndpoint({ peer, nic, context, liveness, timeoutMs });
+  const team = new FabricTeam({
+    rank,
+    worldSize,
+    liveness,
+    timeoutMs,
+    endpoints: Array.from({ length: worldSize }, (_, peer) => endpoint(peer)),
+    memory: new RankMemory({
+      rank,
+      worldSize,
+      context,
+      liveness,
+      memory,
+      ...size,
+      timeoutMs,
+      onRelease: (native) => nic.removeMemory(native),
+    }),
+  });
+  try {
+    // Whether all can really reach all shows here, by name.
+    await team.barrier(limits);
+  } catch (error) {
+    await team.close();
+    throw error;
+  }
+  return team;
+}
+
+/**
+ * Collective. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
+ * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks.
+ */
+async function openFabric(
+  member: Member,
+  options: { readonly signal: AbortSignal; readonly config?: FabricConfig; readonly timeoutMs?: number },
+): Promise<FabricTransport> {
+  const { rank, worldSize } = member;
+  const config = resolveConfig(options.config, worldSize);
+  const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
+  const context = new (native().binding.RankContext)(rank, worldSize, config.ranksOnHost);
+  const opening = { member, config, limits, context };
+  let nic: NativeFabricNic | undefined;
+  try {
+    nic = await meet(opening);
+    const liveness = new Liveness(context, rank, worldSize);
+    const world = await join(opening, nic, liveness);
+    return new FabricTransport({ rank, worldSize, context, liveness, world, nic, config });
+  } catch (error) {
+    nic?.close();
+    context.close();
+    throw error;
+  }
+}
+
+/** Ranks on any hosts, over whatever libfabric offers; host memory. */
+export const fabric = {
+  name: NAME,
+  probe: probeFabric,
+  open: openFabric,
+} satisfies TransportProvider<FabricNeeds, FabricConfig> & { open: typeof openFabric };

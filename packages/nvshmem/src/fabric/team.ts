@@ -1,0 +1,183 @@
+/** All ranks of a fabric: barrier and all-gather by puts and counted signals, without anything shared. */
+import {
+  checkInteger,
+  EpError,
+  formatRanks,
+  isEpError,
+  linkSignals,
+  type Rank,
+  Resource,
+  type WaitOptions,
+  type Work,
+} from '@ep/core';
+import {
+  checkAgreement,
+  checkLimits,
+  GATHER_BYTES,
+  type Gathering,
+  type Liveness,
+  type RankMemory,
+  withClosing,
+} from '@ep/native/ranks';
+import type { FabricEndpoint } from './endpoint.js';
+
+/** Number of the call and length of the blob, before each blob: ranks that are at different calls find out instead of reading old bytes. */
+const HEADER_BYTES = 16;
+const BLOB_BYTES = HEADER_BYTES + GATHER_BYTES;
+
+/** Bytes and signal slots of the memory that a team of so many works in: two sets of blobs, its own and one of each member. */
+export function teamMemory(worldSize: number): { readonly byteLength: number; readonly signalSlots: number } {
+  return { byteLength: 2 * (1 + worldSize) * BLOB_BYTES, signalSlots: worldSize };
+}
+
+export interface FabricTeamInit {
+  readonly rank: Rank;
+  readonly worldSize: number;
+  /** As `teamMemory` says; closed with the team. */
+  readonly memory: RankMemory;
+  /** By rank. */
+  readonly endpoints: readonly FabricEndpoint[];
+  readonly liveness: Liveness;
+  readonly timeoutMs: number;
+}
+
+/**
+ * Each call puts this rank's bytes to every other and counts theirs: worldSize - 1 messages a rank. The sets alternate, so that bytes are written over only when all have left the
+ * call before the last. Calls run one after the other. One that was cut off (time, abort, lost member) poisons the team: members no longer agree how many there were.
+ */
+export class FabricTeam extends Resource implements Gathering {
+  readonly ranks: Int32Array;
+  readonly position: number;
+  readonly #init: FabricTeamInit;
+  #tail: Promise<unknown> = Promise.resolve();
+  #calls = 0;
+  #poison: EpError | undefined;
+
+  constructor(init: FabricTeamInit) {
+    super(`team of ${init.worldSize}`);
+    this.#init = init;
+    this.ranks = Int32Array.from({ length: init.worldSize }, (_, rank) => rank);
+    this.position = init.rank;
+    this.children.add(init.memory);
+    for (const endpoint of init.endpoints) this.children.add(endpoint);
+  }
+
+  get size(): number {
+    return this.ranks.length;
+  }
+
+  /** Rejects with `EP_TIMEOUT` or `EP_PEER_LOST` naming the ranks that have not come. */
+  async barrier(options?: WaitOptions): Promise<void> {
+    await this.#queue('barrier', new Uint8Array(0), options);
+  }
+
+  async allGather(bytes: Uint8Array, options?: WaitOptions): Promise<Uint8Array<ArrayBuffer>[]> {
+    checkInteger(bytes.byteLength, 'byteLength', 'allGather', 0, GATHER_BYTES);
+    return this.#queue('allGather', bytes, options);
+  }
+
+  protected override release(): void {}
+
+  #queue(operation: string, bytes: Uint8Array, options: WaitOptions | undefined): Promise<Uint8Array<ArrayBuffer>[]> {
+    const run = this.guard(operation, async () => {
+      if (options !== undefined) checkLimits(options, operation, this.size);
+      options?.signal?.throwIfAborted();
+      await this.#tail;
+      this.closing.throwIfAborted();
+      if (this.#poison !== undefined) {
+        const { code, message, context } = this.#poison;
+        throw new EpError(code, `${operation}: ${message}`, { context, cause: this.#poison.cause });
+      }
+      return withClosing(options, this.closing, (limits) => this.#call(operation, bytes, limits));
+    });
+    this.#tail = run.catch(() => {});
+    return run;
+  }
+
+  async #call(operation: string, bytes: Uint8Array, limits: WaitOptions): Promise<Uint8Array<ArrayBuffer>[]> {
+    const call = ++this.#calls;
+    const blob = new Uint8Array(HEADER_BYTES + bytes.byteLength);
+    new Float64Array(blob.buffer, 0, 2).set([call, bytes.byteLength]);
+    blob.set(bytes, HEADER_BYTES);
+    try {
+      await this.#exchange(call, blob, limits);
+    } catch (error) {
+      const known = this.#named(operation, call, error, limits);
+      const context = known instanceof EpError ? known.context : {};
+      const why = known instanceof Error ? known.message : String(known);
+      const code = isEpError(known) && known.code === 'EP_PEER_LOST' ? 'EP_PEER_LOST' : 'EP_POISONED';
+      this.#poison = new EpError(code, `an earlier collective call of this team of ${this.size} was cut off: ${why}`, {
+        context,
+        cause: known,
+      });
+      throw known;
+    }
+    const { memory, rank } = this.#init;
+    const blobs = await Promise.all(
+      Array.from(this.ranks, async (member) => {
+        if (member === rank) return blob;
+        const theirs = new Uint8Array(blob.byteLength);
+        await memory.read(memory.local(this.#place(call, member), theirs.byteLength), theirs);
+        return theirs;
+      }),
+    );
+    checkAgreement('collective call', this, blobs, (theirs) => {
+      const [number, byteLength] = new Float64Array(theirs.buffer, theirs.byteOffset, 2);
+      return `call ${number} with ${byteLength} bytes`;
+    });
+    return blobs.map((theirs) => theirs.slice(HEADER_BYTES));
+  }
+
+  /** Of a member's blob in a call; the sets of the others' blobs stand behind the two own ones. */
+  #place(call: number, member: Rank): number {
+    return (2 + (call % 2) * this.size + member) * BLOB_BYTES;
+  }
+
+  async #exchange(call: number, blob: Uint8Array, limits: WaitOptions): Promise<void> {
+    const { memory, endpoints, rank } = this.#init;
+    const own = memory.local((call % 2) * BLOB_BYTES, blob.byteLength);
+    await memory.write(blob, own);
+    const others = Array.from(this.ranks).filter((member) => member !== rank);
+    const seen = (work: Work) => work.then(undefined, () => {}); // the wait for that member says more
+    for (const member of others) {
+      const to = memory.remote(member, this.#place(call, rank), blob.byteLength);
+      void seen(endpoints[member]!.put(own, to, { signal: { slot: rank, op: 'inc' } }));
+    }
+    const rest = new AbortController();
+    const linked = linkSignals(limits.signal, rest.signal);
+    try {
+      await Promise.all(
+        others.map((member) =>
+          memory.signals.until(
+            member,
+            { cmp: 'ge', value: BigInt(call) },
+            { ...limits, signal: linked.signal, peers: [member], timeoutMs: limits.timeoutMs ?? this.#init.timeoutMs },
+          ),
+        ),
+      );
+    } finally {
+      rest.abort(); // of the waits that go on when another has failed
+      linked.unlink();
+    }
+  }
+
+  /** The same error, with all who have not come. */
+  #named(operation: string, call: number, error: unknown, limits: WaitOptions): unknown {
+    const { memory, rank, timeoutMs } = this.#init;
+    if (!isEpError(error) || (error.code !== 'EP_TIMEOUT' && error.code !== 'EP_PEER_LOST')) return error;
+    const awaited = Array.from(this.ranks).filter(
+      (member) => member !== rank && memory.signals.peek(member) < BigInt(call),
+    );
+    const lost = awaited.filter((member) => this.#init.liveness.isDead(member));
+    const why =
+      error.code === 'EP_TIMEOUT'
+        ? `timed out after ${limits.timeoutMs ?? timeoutMs} ms`
+        : `${formatRanks(lost.length > 0 ? lost : ((error.context.lost as Rank[] | undefined) ?? []))} died or closed`;
+    const arrived = this.size - awaited.length;
+    return new EpError(
+      error.code,
+      `${operation}: ${why}; ${arrived} of ${this.size} ranks arrived; awaited ${formatRanks(awaited)}`,
+      { context: { ...error.context, awaited }, cause: error },
+    );
+  }
+}

@@ -1,0 +1,174 @@
+/** Ranks on any hosts that a network joins: a progress thread of each rank carries what kernels and JS ask for, through libfabric. */
+import {
+  type AllocateOptions,
+  type Capabilities,
+  checkInteger,
+  type DeviceHandle,
+  EpError,
+  invalid,
+  type Rank,
+  Resource,
+  type SymmetricMemory,
+  type Transport,
+  type WaitOptions,
+} from '@ep/core';
+import { type FabricCounts, type FabricOffer, type NativeFabricNic, type NativeRankContext, native } from '@ep/native';
+import {
+  AdoptedRange,
+  allocateMemory,
+  checkLimits,
+  type Liveness,
+  RankMemory,
+  type Reach,
+  withClosing,
+} from '@ep/native/ranks';
+import type { ResolvedFabricConfig } from './config.js';
+import { FabricEndpoint } from './endpoint.js';
+import { type FabricNeeds, fabricCapabilities } from './probe.js';
+import type { FabricTeam } from './team.js';
+
+export interface FabricTransportInit {
+  readonly rank: Rank;
+  readonly worldSize: number;
+  readonly context: NativeRankContext;
+  readonly liveness: Liveness;
+  readonly world: FabricTeam;
+  readonly nic: NativeFabricNic;
+  readonly config: ResolvedFabricConfig;
+}
+
+export class FabricTransport extends Resource implements Transport<FabricNeeds> {
+  readonly name = 'nvshmem:fabric';
+  readonly rank: Rank;
+  readonly worldSize: number;
+  readonly capabilities: Capabilities;
+  /** Provider, interface and limits that were chosen. */
+  readonly offer: FabricOffer;
+  /** All ranks, in order. */
+  readonly world: FabricTeam;
+  readonly #init: FabricTransportInit;
+  readonly #reach: Reach;
+  readonly #endpoints = new Map<Rank, FabricEndpoint>();
+
+  constructor(init: FabricTransportInit) {
+    super('nvshmem:fabric transport');
+    const { nic } = init;
+    this.rank = init.rank;
+    this.worldSize = init.worldSize;
+    this.offer = nic.offer();
+    this.capabilities = fabricCapabilities(this.offer);
+    this.world = this.children.add(init.world);
+    this.#init = init;
+    this.#reach = {
+      pins: false,
+      byteLength: () => nic.partBytes(),
+      describe: (memory) => nic.addMemory(memory),
+      connect: (memory, parts) => nic.route(memory, parts),
+      failure: 'route to the parts of the others',
+      addresses: (memory) => ({ bytes: memory.address(init.rank), signals: memory.signalAddress() }),
+      release: (memory) => nic.removeMemory(memory),
+    };
+  }
+
+  get failed(): AbortSignal {
+    return this.#init.liveness.failed;
+  }
+
+  /** What ends a wait of this transport that gives no timeout of its own, in milliseconds. */
+  get timeoutMs(): number {
+    return this.#init.config.timeoutMs;
+  }
+
+  /** Ranks that have died or were not heard for `silenceMs` (not those that closed in order). */
+  lostRanks(): Rank[] {
+    this.checkOpen('lostRanks');
+    return this.#init.liveness.lostRanks();
+  }
+
+  /** What the progress thread has done so far. */
+  counts(): FabricCounts {
+    this.checkOpen('counts');
+    return this.#init.nic.counts();
+  }
+
+  /** What a kernel's request, or a peer, did wrong first; empty if nothing. */
+  violation(): string {
+    this.checkOpen('violation');
+    return this.#init.nic.violation();
+  }
+
+  /** Collective over the world. `EP_PEER_LOST` or `EP_TIMEOUT` names who has not come. */
+  async barrier(options?: WaitOptions): Promise<void> {
+    this.checkOpen('barrier');
+    await this.world.barrier(options);
+  }
+
+  readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
+    this.guard('allocate', async () => {
+      const where = 'allocate';
+      if (typeof options !== 'object' || options === null) {
+        throw invalid('options', { where, expected: 'an object with byteLength and signalSlots', found: options });
+      }
+      checkLimits(options, where, this.worldSize);
+      const byteLength = checkInteger(options.byteLength, 'byteLength', where);
+      const signalSlots = checkInteger(options.signalSlots, 'signalSlots', where, 0, this.capabilities.maxSignalSlots);
+      if (options.space === 'device') {
+        throw new EpError('EP_UNSUPPORTED', 'allocate: nvshmem:fabric has host memory only');
+      }
+      if (options.over !== undefined) {
+        throw new EpError('EP_UNSUPPORTED', 'allocate: nvshmem:fabric cannot register memory of another transport');
+      }
+      return withClosing(options, this.closing, async (limits) => {
+        const { config, nic: _, ...ranks } = this.#init;
+        const made: RankMemory = await allocateMemory(
+          {
+            ...ranks,
+            ranksOnHost: config.ranksOnHost,
+            timeoutMs: config.timeoutMs,
+            reach: this.#reach,
+            onRelease: () => this.children.remove(made),
+          },
+          { byteLength, signalSlots },
+          limits,
+        );
+        return this.children.add(made);
+      });
+    });
+
+  /** For sources of puts and targets of gets. */
+  readonly adopt = async (memory: { readonly address: bigint; readonly byteLength: number }): Promise<AdoptedRange> => {
+    this.checkOpen('adopt');
+    const where = 'adopt';
+    if (typeof memory?.address !== 'bigint') {
+      throw invalid('address', { where, expected: 'a bigint', found: memory?.address ?? memory });
+    }
+    checkInteger(memory.byteLength, 'byteLength', where, 1);
+    return this.children.add(new AdoptedRange(this.#init.nic, memory, (range) => this.children.remove(range)));
+  };
+
+  readonly connect = async (peer: Rank): Promise<FabricEndpoint> => {
+    this.checkOpen('connect');
+    checkInteger(peer, 'peer', 'connect', 0, this.worldSize - 1);
+    let endpoint = this.#endpoints.get(peer);
+    if (endpoint === undefined || endpoint.closed) {
+      const { nic, context, liveness, config } = this.#init;
+      endpoint = this.children.add(new FabricEndpoint({ peer, nic, context, liveness, timeoutMs: config.timeoutMs }));
+      this.#endpoints.set(peer, endpoint);
+    }
+    return endpoint;
+  };
+
+  readonly device = (memory: SymmetricMemory): DeviceHandle<FabricNeeds> => {
+    this.checkOpen('device');
+    if (!(memory instanceof RankMemory) || memory.context !== this.#init.context) {
+      throw new EpError('EP_INVALID_ARGUMENT', 'device: the memory belongs to another transport');
+    }
+    return { kind: 'memory:proxy', abi: native().binding.abi, bytes: memory.nativeMemory('device').deviceHandle() };
+  };
+
+  protected override release(): void {
+    this.#init.liveness.stop();
+    this.#init.nic.close();
+    this.#init.context.close();
+  }
+}

@@ -1,0 +1,174 @@
+/** What is the fabric's own; what every transport does is in fabric-conformance.test.ts. Ranks share this thread, and talk over the loopback interface. */
+import { type EpError, isEpError, memoryStore } from '@ep/core';
+import { allocateHost, nativePlaceOf } from '@ep/native';
+import { afterEach, describe, expect, it } from 'vitest';
+import { type FabricConfig, type FabricTransport, nvshmem } from '../src/index.js';
+
+const loopback: FabricConfig = { provider: 'tcp;ofi_rxm', address: '127.0.0.1', timeoutMs: 20_000 };
+const probe = await nvshmem.fabric.probe(loopback);
+const unavailable = probe.available ? '' : ` (skipped: ${probe.reason})`;
+
+let opened: FabricTransport[] = [];
+afterEach(async () => {
+  await Promise.all(opened.map((one) => one.close().catch(() => {})));
+  opened = [];
+});
+
+/** Every rank's end of open(). */
+async function openAll(configs: readonly FabricConfig[]): Promise<readonly PromiseSettledResult<FabricTransport>[]> {
+  const store = memoryStore();
+  const { signal } = new AbortController();
+  const ends = await Promise.allSettled(
+    configs.map((config, rank) =>
+      nvshmem.fabric.open(
+        { rank, worldSize: configs.length, store: store.handle() },
+        { signal, config: { ...loopback, ...config } },
+      ),
+    ),
+  );
+  for (const end of ends) if (end.status === 'fulfilled') opened.push(end.value);
+  return ends;
+}
+
+async function openWorld(size: number, config: FabricConfig = {}): Promise<readonly FabricTransport[]> {
+  const ends = await openAll(Array.from({ length: size }, () => config));
+  return ends.map((end) => {
+    if (end.status === 'rejected') throw end.reason;
+    return end.value;
+  });
+}
+
+const reasonOf = (end: PromiseSettledResult<unknown>): EpError => {
+  if (end.status === 'fulfilled' || !isEpError(end.reason))
+    throw new Error(`expected an EpError: ${JSON.stringify(end)}`);
+  return end.reason;
+};
+
+describe('configuration', () => {
+  it.each([
+    [{ ringCapacity: 3 }, /ringCapacity/],
+    [{ silenceMs: 999 }, /silenceMs/],
+    [{ heartbeatMs: 0 }, /heartbeatMs/],
+    [{ provider: '' }, /provider/],
+    [{ timeoutMs: -1 }, /timeoutMs/],
+    [{ ranksOnHost: 0 }, /ranksOnHost/],
+  ] as const)('refuses %j before anything is opened', async (config, message) => {
+    const [end] = await openAll([config]);
+    expect(reasonOf(end!).code).toBe('EP_INVALID_ARGUMENT');
+    expect(reasonOf(end!).message).toMatch(message);
+  });
+});
+
+describe('the probe', () => {
+  it('says that libfabric is missing, and how to get it', async () => {
+    const found = await nvshmem.fabric.probe({ library: 'libfabric.so.none' });
+    expect(found).toMatchObject({ available: false, code: 'EP_UNAVAILABLE' });
+    if (found.available) return;
+    expect(found.reason).toMatch(/cannot load libfabric\.so\.none/);
+    expect(found.remedy).toMatch(/libfabric1/);
+  });
+
+  it.skipIf(unavailable)(`names the provider that is not there${unavailable}`, async () => {
+    const found = await nvshmem.fabric.probe({ provider: 'nobody' });
+    expect(found).toMatchObject({ available: false, code: 'EP_UNAVAILABLE' });
+    if (found.available) return;
+    expect(found.reason).toMatch(/nobody: not offered/);
+    expect(found.remedy).toMatch(/fi_info/);
+  });
+
+  it.skipIf(unavailable)(`shows what was chosen${unavailable}`, () => {
+    expect(probe).toMatchObject({ devices: [{ name: 'tcp;ofi_rxm on lo', detail: { provider: 'tcp;ofi_rxm' } }] });
+  });
+});
+
+describe.skipIf(unavailable)(`ranks over TCP${unavailable}`, () => {
+  it('are named where their providers differ', async () => {
+    for (const end of await openAll([{}, { provider: 'net' }, {}])) {
+      expect(reasonOf(end).code).toBe('EP_RENDEZVOUS');
+      expect(reasonOf(end).message).toMatch(/rank 1\b.*provider|provider.*rank 1\b/);
+    }
+  });
+
+  it('hear why one of them has no fabric, and do not wait for it', async () => {
+    const [first, second] = await openAll([{}, { library: 'libfabric.so.none' }]);
+    expect(reasonOf(first!).code).toBe('EP_RENDEZVOUS');
+    expect(reasonOf(first!).message).toMatch(/none: cannot load libfabric\.so\.none/);
+    expect(reasonOf(second!).code).toBe('EP_SYSTEM');
+  });
+
+  it('gather bytes and meet, many times', async () => {
+    const world = await openWorld(3);
+    for (let round = 0; round < 20; round++) {
+      const all = await Promise.all(
+        world.map(({ rank, world: team }) => team.allGather(Uint8Array.of(rank, round), { timeoutMs: 20_000 })),
+      );
+      for (const blobs of all) expect(blobs).toEqual([0, 1, 2].map((rank) => Uint8Array.of(rank, round)));
+      await Promise.all(world.map((one) => one.barrier()));
+    }
+  });
+
+  it('name who does not come, and poison the team', async () => {
+    const world = await openWorld(3);
+    const barrier = world.slice(0, 2).map((one) => one.barrier({ timeoutMs: 300 }));
+    for (const end of await Promise.allSettled(barrier)) {
+      expect(reasonOf(end)).toMatchObject({ code: 'EP_TIMEOUT', context: { awaited: [2] } });
+      expect(reasonOf(end).message).toBe('barrier: timed out after 300 ms; 2 of 3 ranks arrived; awaited rank 2');
+    }
+    const [again] = await Promise.allSettled([world[0]!.barrier()]);
+    expect(reasonOf(again!).code).toBe('EP_POISONED');
+  });
+
+  it('find out that they are at different calls', async () => {
+    const [a, b] = await openWorld(2);
+    const ends = await Promise.allSettled([a!.world.allGather(new Uint8Array(3)), b!.world.barrier()]);
+    for (const end of ends) expect(reasonOf(end).code).toBe('EP_MISMATCH');
+  });
+
+  it('put from adopted memory and get into it', async () => {
+    const world = await openWorld(2);
+    const [a, b] = await Promise.all(world.map((one) => one.allocate({ byteLength: 100_000, signalSlots: 1 })));
+    const bytes = new Uint8Array(allocateHost(50_000));
+    const address = (nativePlaceOf(bytes)!.operand as { address(): bigint }).address();
+    const adopted = await world[0]!.adopt({ address, byteLength: bytes.length });
+    const region = { memory: adopted, byteOffset: 0, byteLength: bytes.length };
+    for (let i = 0; i < bytes.length; i++) bytes[i] = i * 7;
+    const endpoint = await world[0]!.connect(1);
+    await endpoint.put(region, a!.remote(1, 0, bytes.length));
+    expect(b!.view('u8', 0, bytes.length)).toEqual(bytes);
+    b!.view('u8', 0, bytes.length).fill(9);
+    await endpoint.get(a!.remote(1, 0, bytes.length), region);
+    expect(bytes.every((byte) => byte === 9)).toBe(true);
+    await adopted.close();
+    await expect(world[0]!.adopt({ address: 4096n, byteLength: 64 })).rejects.toThrow('not all mapped');
+    expect(world.map((one) => one.violation())).toEqual(['', '']);
+    expect(world[0]!.counts().writes).toBeGreaterThan(0);
+  });
+
+  it('put into nothing what is for a memory that the other has closed, refuse to read it, and go on', async () => {
+    const world = await openWorld(2);
+    const allocate = () => Promise.all(world.map((one) => one.allocate({ byteLength: 4096, signalSlots: 1 })));
+    const [[a, b], [c, d]] = [await allocate(), await allocate()];
+    const endpoint = await world[0]!.connect(1);
+    await endpoint.put(a!.local(0, 1000), a!.remote(1, 0, 1000));
+    await b!.close();
+    const get = () => Promise.allSettled([endpoint.get(a!.remote(1, 0, 1000), a!.local(0, 1000))]);
+    let [end] = await get();
+    while (end!.status === 'fulfilled') [end] = await get();
+    expect(reasonOf(end!).code).toBe('EP_CLOSED');
+    expect(reasonOf(end!).message).toMatch(/memory that rank 1 has closed/);
+    await endpoint.put(a!.local(0, 1000), a!.remote(1, 0, 1000), { signal: { slot: 0, op: 'inc' } });
+    await endpoint.put(c!.local(0, 1000), c!.remote(1, 0, 1000), { signal: { slot: 0, op: 'set', value: 7n } });
+    expect(await d!.signals.until(0, { cmp: 'eq', value: 7n })).toBe(7n);
+  });
+
+  it('learn that one of them left in order, without a failure', async () => {
+    const [a, b] = await openWorld(2);
+    const [memory] = await Promise.all([a!, b!].map((one) => one.allocate({ byteLength: 8, signalSlots: 1 })));
+    const waiting = memory!.signals.until(0, { cmp: 'ge', value: 1n }, { peers: [1] });
+    await b!.close();
+    const [end] = await Promise.allSettled([waiting]);
+    expect(reasonOf(end!)).toMatchObject({ code: 'EP_PEER_LOST', context: { lost: [1] } });
+    expect(a!.lostRanks()).toEqual([]);
+    expect(a!.failed.aborted).toBe(false);
+  });
+});
