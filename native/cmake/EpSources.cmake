@@ -136,6 +136,7 @@ set(EP_NAPI_SOURCES
   napi/bind_gpu_stream.cpp
   napi/bind_hostile.cpp
   napi/bind_efa.cpp
+  napi/bind_efa_bench.cpp
   napi/bind_fabric.cpp
   napi/bind_gin.cpp
   napi/bind_ibgda.cpp

@@ -1,6 +1,6 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
-import type { NativeEfaGin, NativeEfaNic, NativeEfaOptions } from './efa.js';
+import type { NativeEfaGin, NativeEfaNic, NativeEfaOptions, NativePutCounts } from './efa.js';
 import type { FabricOffer, FabricQuery, NativeFabricNic, NativeFabricOptions } from './fabric.js';
 import type { GpuBinding } from './gpu.js';
 import type {
@@ -488,6 +488,10 @@ export interface Binding extends GpuBinding {
   postsPerSecond(way: number, posters: number, batch: number, posts: number, executed: boolean): number;
   /** `batch`: WQEs a doorbell. `region`: bytes that large writes go through, a multiple of 2 MiB. */
   softwareNicSpeed(batch: number, requests: number, region: number): NativeNicSpeed;
+  /** The same of puts over EFA's GIN facade, where nobody executes what is posted. `run`: puts of which all but the last are aggregated. */
+  efaPutWays(): readonly NativePostWay[];
+  efaPutsPerSecond(way: number, posters: number, run: number, puts: number): number;
+  efaPutCounts(way: number, run: number, puts: number): NativePutCounts;
   readonly IbgdaNic: new (rank: NativeRankContext, options: NativeIbgdaOptions) => NativeIbgdaNic;
   /**
    * `capacity`: ranks that it may grow to. `nonce`: equal on all members, unlike that of any other group. `active`: who takes part at first, empty for all.

@@ -100,3 +100,14 @@ export interface NativeEfaGin {
   readCounter(id: number): bigint;
   close(): void;
 }
+
+/** What one poster did for its puts. */
+export interface NativePutCounts {
+  readonly puts: number;
+  readonly doorbells: number;
+  /** Of 8 bytes, stored to the ring. */
+  readonly words: number;
+  /** Around stores to the device. */
+  readonly registerFences: number;
+  readonly systemFences: number;
+}

@@ -335,6 +335,7 @@ void efa_wrap::define(Napi::Env env, Napi::Object exports) {
 void bind_efa(Napi::Env env, Napi::Object exports) {
   efa_wrap::define(env, exports);
   gin_wrap::define(env, exports);
+  bind_efa_bench(env, exports);
 }
 
 } // namespace ep::binding

@@ -86,4 +86,6 @@ struct gin_wrap : Napi::ObjectWrap<gin_wrap> {
   uint64_t end_key = 0;
 };
 
+void bind_efa_bench(Napi::Env env, Napi::Object exports);
+
 } // namespace ep::binding

@@ -1,7 +1,7 @@
 import { defineConfig } from 'tsup';
 
 export default defineConfig({
-  entry: ['src/index.ts', 'src/gin-putvalue.ts'],
+  entry: { index: 'src/index.ts', 'gin-putvalue': 'src/gin-putvalue.ts', 'bench/efa': 'bench/efa.ts' },
   format: 'esm',
   target: 'node20',
   dts: true,

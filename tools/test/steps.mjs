@@ -179,7 +179,7 @@ export function stepTable() {
       name: 'instructions of a post',
       lanes: ciLanes,
       minutes: 5,
-      command: ['node', 'native/tests/device/ibgda_instructions.mjs', '--totals', instructionTotals],
+      command: ['node', 'native/tests/device/post_instructions.mjs', '--totals', instructionTotals],
       report: { format: 'plain', files: [instructionTotals] },
     },
     ...ctestPreset('asan', ciLanes, 20),

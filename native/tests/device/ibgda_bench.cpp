@@ -1,6 +1,6 @@
 // ibgda_bench [thousands of posts of each row, 400]: how fast host threads post WQEs. The ways take turns, and the best of some rounds is shown, for a machine's speed
 // changes from one moment to the next.
-// ibgda_bench count WAY SHARING BATCH POSTS: one poster and nothing else, for counting instructions (ibgda_instructions.mjs).
+// ibgda_bench count WAY SHARING BATCH POSTS: one poster and nothing else, for counting instructions (post_instructions.mjs).
 #include "ibgda/post_bench.hpp"
 
 #include <algorithm>

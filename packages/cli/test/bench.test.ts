@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
 import { meetsGoal, progressMark } from '../src/bench/bench.js';
 import { collectivesResult } from '../src/bench/collectives.js';
+import { efaResult } from '../src/bench/efa.js';
 import { ibgdaResult } from '../src/bench/ibgda.js';
 import { loadBetween } from '../src/bench/idle.js';
 import { benchNames, loadBench, loadFrom } from '../src/bench/registry.js';
@@ -82,7 +83,7 @@ describe('ep bench', () => {
   it('refuses a name that it does not know', async () => {
     const { code, stderr } = await runEp(['bench', 'nonsense']);
     expect(code).toBe(2);
-    expect(stderr).toContain('plan, attention, moe, shm, ibgda, collectives, all');
+    expect(stderr).toContain('plan, attention, moe, shm, ibgda, efa, collectives, all');
   });
 
   it('stops at once when told to, although planning blocks its thread', async () => {
@@ -203,6 +204,38 @@ describe('ep bench', () => {
       ['lock, device', '11.0 (1.00)', '5.00 (1.00)'],
       ['in-turn, device', '22.0 (2.00)', '2.00 (0.40)'],
     ]);
+  });
+
+  it('tells puts over EFA by how they compare with the lock, and what each costs a device', () => {
+    const series = (way: string, run: number, samples: readonly number[]) =>
+      ({ way, sharing: 'device', posters: 1, run, samples }) as const;
+    const cost = { sharing: 'device', puts: 80, doorbells: 10, words: 640, registerFences: 90, systemFences: 0 };
+    const { cases, tables } = efaResult({
+      bench: 'efa',
+      puts: [
+        series('lock', 1, [10e6, 12e6, 11e6]),
+        series('lock-free', 1, [22e6]),
+        series('lock', 8, [20e6]),
+        series('lock-free', 8, [15e6]),
+      ],
+      costs: [{ way: 'lock-free', run: 8, ...cost }],
+    });
+    expect(cases.map((one) => [one.name, one.median, one.ratios])).toEqual([
+      ['lock, shared by device, 1 posters, runs of 1', 11, []],
+      [
+        'lock-free, shared by device, 1 posters, runs of 1',
+        22,
+        [{ name: 'times the lock', value: 2, goal: { at: 'least', value: 1.2 } }],
+      ],
+      ['lock, shared by device, 1 posters, runs of 8', 20, []],
+      ['lock-free, shared by device, 1 posters, runs of 8', 15, [{ name: 'times the lock', value: 0.75 }]],
+      [
+        'lock-free, shared by device, doorbells in runs of 8',
+        0.125,
+        [{ name: 'doorbells of each put', value: 0.125, goal: { at: 'most', value: 0.125 } }],
+      ],
+    ]);
+    expect(tables?.[1]?.rows[1]).toEqual(['lock-free, device, 8', '0.125', '8.00', '1.13', '0.00']);
   });
 
   it('refuses a filter that the benchmark does not take, and one that it does not understand', async () => {

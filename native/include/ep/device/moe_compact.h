@@ -72,7 +72,7 @@ EP_HD void compact_finish_rank(Ctx& ctx, const block_coop<Ctx>& coop, const Endp
   const moe_view& at = view.at;
   const bool none = at.sends_to(rank) == 0;
   if (moe_stores(endpoint, rank) || none) {
-    if (!none || !view.cached()) moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_ARRIVED, rank);
+    moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_ARRIVED, rank);
   } else {
     const auto* first = reinterpret_cast<const uint32_t*>(at.call.routing.send_first);
     const auto* headers = reinterpret_cast<const ep_moe_header*>(at.call.routing.send_headers);
@@ -94,17 +94,12 @@ template <class Ctx> EP_HD void compact_rename_words(Ctx& ctx, const moe_view& a
   for (uint32_t p = ctx.block() * ctx.lanes() + ctx.lane(); p < at.buffer.experts.replicas; p += ctx.blocks() * ctx.lanes()) words[p] = at.word() | at.sends(p);
 }
 
-/* Ranks that were given up alive, or that had not heard of a full rank, have written what they owed, or are dead. */
+/* Ranks that were given up alive, or that had not heard of a full rank, have written what they owed, or are dead; or the slot stays in debt. */
 template <class Ctx, class Endpoint> EP_HD void compact_await_owed(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, int32_t rank) {
   ep_moe_peer& peer = at.peer(rank);
-  if (peer.owed_rows == 0) return;
-  ep_kernel_status why{};
-  const bool done = ctx.wait(endpoint.local_signal(at.signal_slot(EP_MOE_SIGNAL_ARRIVED, rank)), peer.owed_rows, rank, EP_STAGE_ARRIVAL, &why);
-  if (!done && why.status != EP_STATUS_PEER_LOST) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
-  else {
-    if (done) peer.arrived = peer.owed_rows;
-    peer.owed_rows = 0;
-  }
+  if (peer.owed_rows == 0 || !moe_settled(ctx, endpoint, at, EP_MOE_SIGNAL_ARRIVED, peer.owed_rows, rank, EP_STAGE_ARRIVAL)) return;
+  peer.arrived = peer.owed_rows;
+  peer.owed_rows = 0;
 }
 
 template <class Coop> EP_HD void compact_zero(const Coop& coop, uint8_t* to, uint64_t bytes) {
@@ -164,7 +159,7 @@ template <class Ctx, class Endpoint>
 EP_HD bool moe_compact_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args) {
   const block_coop<Ctx> coop{ctx};
   const moe_view at{buffer, args.call};
-  const detail::compact_view view = detail::compact_view_of(endpoint, at);
+  detail::compact_view view = detail::compact_view_of(endpoint, at);
   const auto block = static_cast<int32_t>(ctx.block());
   const auto blocks = static_cast<int32_t>(ctx.blocks());
   if (view.cached()) detail::compact_rename_words(ctx, at);
@@ -174,6 +169,7 @@ EP_HD bool moe_compact_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
     detail::compact_await_owed(ctx, endpoint, at, rank);
   }
   ctx.sync_grid();
+  view.debtor = view.first_debtor();
   if (ctx.block() == 0 && coop.lane() == 0 && !view.cached() && moe_puts<Endpoint>) {
     auto* first = reinterpret_cast<uint32_t*>(args.call.routing.send_first);
     uint32_t before = 0;
@@ -186,7 +182,7 @@ EP_HD bool moe_compact_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
   const bool ok = moe_sound(ctx, coop, at);
   if (ok) detail::compact_send_rows(ctx, coop, endpoint, view, args);
   ctx.sync_grid();
-  if (!ok && at.status()->status == EP_STATUS_CAPACITY) detail::compact_refuse(ctx, coop, endpoint, view);
+  if (!ok && (at.status()->status == EP_STATUS_CAPACITY || at.status()->status == EP_STATUS_BUSY)) detail::compact_refuse(ctx, coop, endpoint, view);
   if (!ok || !moe_sound(ctx, coop, at)) return false;
   for (int32_t rank = block; rank < at.world(); rank += blocks) {
     if (rank == at.self() || !moe_takes_part(ctx, coop, at, rank)) continue;
@@ -211,11 +207,10 @@ EP_HD bool moe_compact_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_
     if (puts == 0 || (rows == 0 && !moe_takes_part(ctx, at, source))) continue;
     ep_moe_peer& peer = at.peer(source);
     const uint64_t value = moe_next(endpoint, at, source, peer.arrived, puts);
-    const bool counted = moe_takes_part(ctx, at, source) && (!view.cached() || detail::compact_await_counts(ctx, endpoint, view, source, 0));
-    if (counted && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_ARRIVED, value, source, EP_STAGE_ARRIVAL)) {
-      peer.arrived = value;
-      if (!view.cached()) detail::compact_hear_refusal(ctx, view);
-    } else if (rows != 0 && load_relaxed(ctx, &at.ranks()[source]) != EP_MOE_RANK_MASKED) {
+    bool came = moe_takes_part(ctx, at, source) && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_ARRIVED, value, source, EP_STAGE_ARRIVAL);
+    if (came) peer.arrived = value;
+    if (came && !detail::compact_hears_refusal(ctx, view) && view.cached() && rows != 0) came = detail::compact_await_counts(ctx, endpoint, view, source, 0);
+    if (!came && rows != 0 && load_relaxed(ctx, &at.ranks()[source]) != EP_MOE_RANK_MASKED) {
       peer.owed_rows = value; /* it knows where to write, and may be alive */
     }
   }

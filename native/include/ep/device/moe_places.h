@@ -10,15 +10,18 @@
 
 EP_MACHINE_BEGIN
 
-/* In the answer of a rank whose tensor is too small, instead of a row: this, and the rows that are needed. */
+/* In the answer of a rank whose tensor is too small, instead of a row: this, and the rows that are needed; or 0 where a rank that was given up alive may still write into the slot. */
 constexpr uint32_t moe_no_room = 0x80000000u;
+/* The same passed on by others: this, the rank, and whether the slot is in debt. */
+constexpr uint32_t moe_in_debt = 0x40000000u;
 constexpr uint64_t moe_most_rows = 0x7fffffffu;
 
 namespace detail {
 
 struct compact_view {
   const moe_view& at;
-  uint8_t* own; /* this rank's part */
+  uint8_t* own;        /* this rank's part */
+  int32_t debtor = -1; /* who may still write rows, or results of the bank, of an earlier call into this slot */
 
   EP_HD uint64_t row(uint64_t index) const { return at.part(at.buffer.received) + index * at.buffer.row_bytes; }
   EP_HD uint64_t header(uint64_t index) const { return row(at.buffer.recv_rows) + index * sizeof(ep_moe_header); }
@@ -41,21 +44,29 @@ struct compact_view {
       rows += count;
       *puts += count + (count != 0 && !cached() ? 1u : 0u);
     }
-    if (rows == 0 && !cached()) *puts = 1;
+    if (rows == 0) *puts = 1;
     return rows;
   }
   /* The other way round: what a rank expects of this one. */
   EP_HD uint64_t puts_to(int32_t rank) const {
     uint64_t puts = 0;
-    for (uint32_t p = at.first_replica(rank); p < at.first_replica(rank + 1); ++p) puts += at.sends(p) + (at.sends(p) != 0 ? 1u : 0u);
+    for (uint32_t p = at.first_replica(rank); p < at.first_replica(rank + 1); ++p) puts += at.sends(p) + (at.sends(p) != 0 && !cached() ? 1u : 0u);
     return puts != 0 ? puts : 1;
+  }
+  /* The lowest rank with such a debt, after it was awaited; -1: none. */
+  EP_HD int32_t first_debtor() const {
+    for (int32_t rank = 0; rank < at.world(); ++rank) {
+      const ep_moe_peer& peer = at.peer(rank);
+      if (peer.owed_rows != 0 || peer.owed[at.peer(at.self()).bank] != 0) return rank;
+    }
+    return -1;
   }
   /* Where others say that a rank is full: in the place of the counts that a rank would send to itself. */
   EP_HD uint64_t* refusal() const { return words(counts(at.self())); }
 };
 
 template <class Endpoint> EP_HD compact_view compact_view_of(const Endpoint& endpoint, const moe_view& at) {
-  return {at, reinterpret_cast<uint8_t*>(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()].data)};
+  return {at, reinterpret_cast<uint8_t*>(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()].data), -1};
 }
 
 /* `count` words to a peer, and that they are there: where it counts, by `add`. They lie in registered memory where a NIC sends. All lanes call it. */
@@ -137,6 +148,7 @@ EP_HD void compact_place_blocks(const compact_view& view) {
 
 /* What this rank answers to a source about one of its experts. */
 EP_HD uint32_t compact_answer(const compact_view& view, uint32_t expert, int32_t source) {
+  if (view.debtor >= 0) return moe_no_room;
   const uint32_t needed = view.blocks()[view.at.experts_of(view.at.self())];
   if (needed > view.at.buffer.recv_rows) return moe_no_room | needed;
   return view.blocks()[expert] + static_cast<uint32_t>(*view.at.range(expert, source) >> 32);
@@ -210,27 +222,36 @@ template <class Ctx, class Endpoint> EP_HD void compact_agree(Ctx& ctx, const bl
     for (uint32_t e = 0; rank == self && e < there; ++e) view.start()[first + e] = compact_answer(view, e, self);
   }
   ctx.sync_grid();
+  if (sound && lane == 0 && view.debtor >= 0) {
+    const bool rows = at.peer(view.debtor).owed_rows != 0;
+    ctx.fail(at.status(), EP_STATUS_BUSY, view.debtor, rows ? EP_STAGE_ARRIVAL : EP_STAGE_RESULT, 0, 0);
+  }
   /* The lowest rank without room, on all ranks the same one. */
   for (int32_t rank = 0; sound && lane == 0 && rank < at.world(); ++rank) {
-    if (at.experts_of(rank) == 0 || !moe_takes_part(ctx, at, rank)) continue;
+    const bool asked = at.experts_of(rank) != 0 && (rank == self || !view.cached() || at.sends_to(rank) != 0);
+    if (!asked || !moe_takes_part(ctx, at, rank)) continue;
     const uint32_t start = view.start()[at.first_replica(rank)];
     if ((start & moe_no_room) == 0) continue;
-    ctx.fail(at.status(), EP_STATUS_CAPACITY, rank, EP_STAGE_PLACE, at.buffer.recv_rows, start & ~moe_no_room);
+    const uint32_t needed = start & ~moe_no_room;
+    ctx.fail(at.status(), needed == 0 ? EP_STATUS_BUSY : EP_STATUS_CAPACITY, rank, EP_STAGE_PLACE, at.buffer.recv_rows, needed);
     break;
   }
   ctx.sync_grid();
 }
 
-/* After compact_agree has found a full rank: tells every rank, in the place of rows, so that one which has given the full one up fails, too. All blocks call it.
+/* After compact_agree has found a rank that takes no rows, full or in debt: tells every rank, in the place of rows, so that one which was not told by that rank fails, too. All blocks
+ * call it.
  *
  * HAZARD: a rank that was told where to write may do so before it hears of it. So what this rank's next call of the slot awaits first is the end of everybody's rows; a rank that
- * is full itself has told nobody. */
+ * takes none has told nobody. */
 template <class Ctx, class Endpoint> EP_HD void compact_refuse(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const compact_view& view) {
   const moe_view& at = view.at;
   const int32_t self = at.self();
-  const bool full = view.blocks()[at.experts_of(self)] > at.buffer.recv_rows;
+  const bool takes_none = view.debtor >= 0 || (!view.cached() && view.blocks()[at.experts_of(self)] > at.buffer.recv_rows);
   if (ctx.block() == 0 && coop.lane() == 0) {
-    store_release(ctx, view.refusal(), view.epoch() | moe_no_room | static_cast<uint32_t>(at.status()->rank));
+    const auto full = static_cast<uint32_t>(view.debtor >= 0 ? self : at.status()->rank);
+    const uint32_t debt = at.status()->status == EP_STATUS_BUSY ? moe_in_debt : 0;
+    store_release(ctx, view.refusal(), view.epoch() | moe_no_room | debt | full);
     fence_system(); /* a NIC or an engine reads it */
   }
   ctx.sync_grid();
@@ -245,16 +266,18 @@ template <class Ctx, class Endpoint> EP_HD void compact_refuse(Ctx& ctx, const b
     if (!may_write && !moe_takes_part(ctx, at, rank)) continue;
     ep_moe_peer& peer = at.peer(rank);
     const uint64_t value = moe_next(endpoint, at, rank, peer.arrived, puts);
-    if (full) peer.arrived = value;
+    if (takes_none) peer.arrived = value;
     else peer.owed_rows = value;
   }
 }
 
-/* Whether somebody has said that a rank is full; the call then fails. By whoever awaited the rows of the one that may have said it. */
-template <class Ctx> EP_HD void compact_hear_refusal(Ctx& ctx, const compact_view& view) {
+/* Whether somebody has said that a rank takes no rows; the call then fails. By whoever awaited the rows of the one that may have said it. */
+template <class Ctx> EP_HD bool compact_hears_refusal(Ctx& ctx, const compact_view& view) {
   const uint64_t word = load_acquire(ctx, view.refusal());
-  if (word >> EP_MOE_COUNT_EPOCH_SHIFT != view.at.call.epoch || (word & moe_no_room) == 0) return;
-  ctx.fail(view.at.status(), EP_STATUS_CAPACITY, static_cast<int32_t>(word & ~uint64_t{moe_no_room} & 0xffffffffu), EP_STAGE_PLACE, view.at.buffer.recv_rows, 0);
+  if (word >> EP_MOE_COUNT_EPOCH_SHIFT != view.at.call.epoch || (word & moe_no_room) == 0) return false;
+  const uint32_t why = (word & moe_in_debt) != 0 ? EP_STATUS_BUSY : EP_STATUS_CAPACITY;
+  ctx.fail(view.at.status(), why, static_cast<int32_t>(word & (moe_in_debt - 1)), EP_STAGE_PLACE, view.at.buffer.recv_rows, 0);
+  return true;
 }
 
 } // namespace detail

@@ -172,6 +172,23 @@ template <class Endpoint> EP_HD uint64_t moe_next(const Endpoint& endpoint, cons
   return moe_stores(endpoint, peer) ? at.call.epoch : before + more;
 }
 
+/* Whether a rank that was given up alive has written what it owed, or is dead. In high-throughput form a debt that is not settled when credit should be there is the slot's loss:
+ * the call is refused on all ranks (moe_places.h), and the next one takes another slot. In low-latency form nobody could refuse it for all, and the call fails. */
+template <class Ctx, class Endpoint>
+EP_HD bool moe_settled(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint32_t kind, uint64_t owed, int32_t rank, uint32_t stage) {
+  const uint64_t* word = endpoint.local_signal(at.signal_slot(kind, rank));
+  const bool fails = at.buffer.header.kind == EP_MOE_LOW_LATENCY;
+  ep_kernel_status why{};
+  if (fails || at.call.credits_by_ns == 0) {
+    if (ctx.wait(word, owed, rank, stage, &why)) return true;
+  } else if (ctx.wait_for(moe_look_until<Ctx>{&ctx, word, owed, at.call.credits_by_ns}, owed, rank, stage, &why)) {
+    return load_acquire(ctx, word) >= owed;
+  }
+  if (why.status == EP_STATUS_PEER_LOST) return true;
+  if (fails || why.status != EP_STATUS_TIMEOUT) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
+  return false;
+}
+
 /* Before anything is written: every block awaits the credit of all ranks of experts, since credit that another block has seen orders nothing here. */
 template <class Ctx, class Endpoint> EP_HD void moe_await_credits(Ctx& ctx, const Endpoint& endpoint, const moe_view& at) {
   const block_coop<Ctx> coop{ctx};
@@ -181,13 +198,9 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_credits(Ctx& ctx, cons
       moe_await(ctx, endpoint, at, EP_MOE_SIGNAL_CREDIT, peer.credited, rank, EP_STAGE_CREDIT, at.call.credits_by_ns);
     }
     uint64_t& owed = peer.owed[at.peer(at.self()).bank];
-    if (ctx.block() != 0 || owed == 0) continue;
     /* HAZARD: rows of results lie by token, not by rank. One that was given up alive and still writes to them would write over another's. So the call that leaves such a debt
      * leaves its bank to it; only when both banks are in debt is there something to wait for. */
-    ep_kernel_status why{};
-    const bool done = ctx.wait(endpoint.local_signal(at.signal_slot(EP_MOE_SIGNAL_RETURNED, rank)), owed, rank, EP_STAGE_RESULT, &why);
-    if (!done && why.status != EP_STATUS_PEER_LOST) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
-    else owed = 0;
+    if (ctx.block() == 0 && owed != 0 && moe_settled(ctx, endpoint, at, EP_MOE_SIGNAL_RETURNED, owed, rank, EP_STAGE_RESULT)) owed = 0;
   }
   coop.sync();
 }

@@ -35,7 +35,7 @@ export function ibgdaResult(report: IbgdaBenchReport): BenchResult {
     cases: [...report.posts.map((one) => postCase(one, lockOf(report, one))), ...nicCases(report)],
     tables: [...[false, true].map((executed) => postTable(report, executed)), nicTable(report)],
     notes: [
-      'instructions of a post are counted in CI (node native/tests/device/ibgda_instructions.mjs), against a committed baseline',
+      'instructions of a post are counted in CI (node native/tests/device/post_instructions.mjs), against a committed baseline',
       'the software NIC is an emulator: its figures say nothing of a network',
       'ratios of two posters promise nothing: on few cores an unfair lock stays in one cache; posting on a GPU is measured by native/tests/cuda',
     ],

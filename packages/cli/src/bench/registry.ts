@@ -6,11 +6,12 @@ import { moeBench } from '../bench-moe/measure.js';
 import { attentionBench } from './attention.js';
 import type { Bench } from './bench.js';
 import { collectivesBench } from './collectives.js';
+import { efaBench } from './efa.js';
 import { ibgdaBench } from './ibgda.js';
 import { planBench } from './plan.js';
 import { shmBench } from './shm.js';
 
-export const benchNames = ['plan', 'attention', 'moe', 'shm', 'ibgda', 'collectives'] as const;
+export const benchNames = ['plan', 'attention', 'moe', 'shm', 'ibgda', 'efa', 'collectives'] as const;
 export type BenchName = (typeof benchNames)[number];
 
 interface Source {
@@ -26,6 +27,7 @@ const sources: Readonly<Record<Exclude<BenchName, 'moe'>, Source>> = {
   attention: { module: '@ep/cuda-kernels/bench', measure: 'benchAttention', adapt: attentionBench },
   shm: { module: '@ep/nvshmem/bench', measure: 'benchShm', adapt: shmBench },
   ibgda: { module: '@ep/ibgda/bench', measure: 'benchIbgda', adapt: ibgdaBench },
+  efa: { module: '@ep/efa-gda/bench', measure: 'benchEfa', adapt: efaBench },
   collectives: { module: '@ep/collectives/bench', measure: 'benchCollectives', adapt: collectivesBench },
 };
 

@@ -457,8 +457,8 @@ export class MoeBuffer extends Resource implements Closeable {
         control.resolve(value());
       })
       .catch((reason: unknown) => {
-        // What does not fit is refused by all ranks alike, before anything has moved: the next call may fit.
-        const refused = isEpError(reason) && reason.code === 'EP_CAPACITY';
+        // What does not fit, or would meet late rows, is refused by all ranks alike: the next call may go on.
+        const refused = isEpError(reason) && (reason.code === 'EP_CAPACITY' || reason.code === 'EP_BUSY');
         if (refused) onRefused();
         else this.#poison ??= { reason };
         const cut = [this.#cancel.signal, this.closing].some((signal) => signal.aborted && signal.reason === reason);

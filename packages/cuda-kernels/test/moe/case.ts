@@ -158,7 +158,13 @@ export async function runCall(
   buffer: MoeBuffer,
   one: MoeCase,
   inputs: Inputs,
-  options: { readonly layout?: MoeLayout; readonly timeoutMs?: number; readonly keepLayout?: boolean } = {},
+  options: {
+    readonly layout?: MoeLayout;
+    readonly timeoutMs?: number;
+    /** Of the dispatch alone: who does not come to it is not awaited in the combine. */
+    readonly dispatchTimeoutMs?: number;
+    readonly keepLayout?: boolean;
+  } = {},
 ): Promise<RankResult & { readonly layout?: MoeLayout }> {
   const { rank } = buffer;
   const { hidden, seed } = one;
@@ -170,9 +176,11 @@ export async function runCall(
     ...(options.timeoutMs === undefined ? {} : { timeoutMs: options.timeoutMs }),
     ...(options.keepLayout === undefined ? {} : { keepLayout: options.keepLayout }),
   };
+  const { dispatchTimeoutMs } = options;
+  const first = dispatchTimeoutMs === undefined ? limits : { ...limits, timeoutMs: dispatchTimeoutMs };
   const received: MoeReceived = one.hook
-    ? await (await buffer.dispatchSend(x, choices, limits)).receive(limits)
-    : await buffer.dispatch(x, choices, limits);
+    ? await (await buffer.dispatchSend(x, choices, first)).receive(first)
+    : await buffer.dispatch(x, choices, first);
   const rows = rowsOf(received, hidden);
   const y = expertRows(rows, hidden, seed + rank, dtype);
   const kept = {
@@ -186,10 +194,10 @@ export async function runCall(
   };
   const results = tensorOf(dtype, y.length / hidden, hidden, y);
   const { topK } = one;
-  const first = inputs.routing.tokenOffsets[rank]! * topK;
+  const choice = inputs.routing.tokenOffsets[rank]! * topK;
   const combine = {
     ...limits,
-    ...(one.weighted === false ? {} : { weights: inputs.weights.slice(first, first + tokens * topK) }),
+    ...(one.weighted === false ? {} : { weights: inputs.weights.slice(choice, choice + tokens * topK) }),
     ...(one.renormalise === undefined ? {} : { renormalise: one.renormalise }),
     bias: biasesOf(one, rank).map((bias) => tensorOf(dtype, tokens, hidden, bias)),
   };

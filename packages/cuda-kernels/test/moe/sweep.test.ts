@@ -4,7 +4,7 @@
  */
 import { type MoePlan, mapExperts, planMoe, rankTopk, routingOfRanks, withLostRanks } from '@ep/plan/moe';
 import { describe, expect, it } from 'vitest';
-import type { MoeBufferOptions } from '../../src/index.js';
+import type { DispatchTransport, MoeBuffer, MoeBufferOptions } from '../../src/index.js';
 import { check, type Inputs, inputsOf, type MoeCase, openFor, type RankResult, rowsOfCall, runCall } from './case.js';
 import { onRanks, type WorldTransport } from './world.js';
 
@@ -136,14 +136,19 @@ async function run(cell: Cell): Promise<void> {
   const calls = 4;
   /** The last call has the rows of the first one, and another call slot. */
   const rowsOf = (call: number) => rowsOfCall(inputs, call % 3);
-  const results = await onRanks(worldSize, transport, async (of) => {
-    const buffer = await openFor(of, one, inputs);
+  let left = worldSize - 1;
+  let giveUp = (): void => {};
+  const givenUp = new Promise<void>((resolve) => {
+    giveUp = resolve;
+  });
+  const allCalls = async (buffer: MoeBuffer, of: DispatchTransport): Promise<RankResult[]> => {
     const all: RankResult[] = [];
     const first = await runCall(buffer, one, inputs, { keepLayout: repeat.startsWith('cached') });
     all.push(first);
     if (failure !== 'none' && buffer.rank === failed) {
-      if (failure === 'dead') await of.close();
-      await buffer.close();
+      // While it lives, it may still write into the slot of the call that gave it up, which takes no other until then.
+      if (failure === 'absent') await givenUp;
+      if (failure !== 'left out') await of.close();
       return all;
     }
     if (failure === 'left out') buffer.leaveOut([failed]);
@@ -152,12 +157,21 @@ async function run(cell: Cell): Promise<void> {
       const gives = all.length === 1 && failure === 'absent';
       const options = {
         ...(first.layout === undefined ? {} : { layout: first.layout }),
-        ...(gives ? { timeoutMs: GIVE_UP_MS } : {}),
+        ...(gives ? { dispatchTimeoutMs: GIVE_UP_MS } : {}),
       };
       all.push(await runCall(buffer, one, rows, options));
+      if (gives && --left === 0) giveUp();
     }
-    await buffer.close();
     return all;
+  };
+  const results = await onRanks(worldSize, transport, async (of) => {
+    const buffer = await openFor(of, one, inputs);
+    try {
+      return await allCalls(buffer, of);
+    } finally {
+      giveUp();
+      await buffer.close();
+    }
   });
   const after = planAfter(cell, inputs);
   // Later calls know who is gone before they choose replicas, as if it had been left out.
