@@ -1,6 +1,5 @@
 import { checkBoolean, checkInteger, checkNumbers, checkObject, wrongKind } from '../check.js';
 import { invalidArgument } from '../error.js';
-import { checkMap } from '../moe/experts.js';
 import { checkMoePlan } from '../moe/form.js';
 import { maxHidden } from '../moe/payload.js';
 import { type MoePlan, nowhere, rankReceives, rankSends } from '../moe/plan.js';
@@ -163,7 +162,6 @@ function whereAlive(
 /** Every choice that travels does so between ranks that take part, to a row that there is. Linear in choices. */
 function checkChoices(plan: MoePlan): void {
   const { map, routing, row, replica, activeRanks, lostRanks, placement } = plan;
-  checkMap(map, 'plan.map');
   const takesPart = (r: number) => activeRanks[r] === 1 && lostRanks[r] === 0;
   for (let s = 0; s < map.worldSize; s++) {
     const [from, to] = choicesOf(routing, s, 'plan.routing.');

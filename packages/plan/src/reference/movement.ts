@@ -114,7 +114,6 @@ function checkReduction(reduction: GradientReduction, form: GradientForm): void 
     'reduction.shardOffsets',
     shards,
   );
-  checkInt32Array(reduction.homeRow, 'reduction.homeRow', shards);
   checkRange(reduction.lengths, 'reduction.lengths', 0, maxRows);
   const rows = reduction[`${form}Row`].length;
   checkOffsets(checkInt32Array(slotOffsets, 'reduction.slotOffsets', shards + 1), 'reduction.slotOffsets', rows);

@@ -40,7 +40,7 @@ const right: Readonly<Record<string, readonly unknown[]>> = {
 
 describeMisuse('@ep/plan/reference', api, right);
 
-describe('what the arrays say', () => {
+describe('what the arrays and numbers say', () => {
   const { fwdQ, reduction } = attention;
   const source = rows(fwdQ.sendTokens);
   const gradients = rows(attention.revKv.recvTokens);
@@ -85,6 +85,25 @@ describe('what the arrays say', () => {
       ['what apply gives for expert 0', '2 elements', 'found 1'],
     ],
     ['the precision', () => api.moeCombine(plan, y, { ...combine, precision: 'f16' as never }), ['precision', 'f16']],
+    ['no channels', () => api.moeDispatch(plan, tokens, 0), ['hidden', 'found 0']],
+    ['half a channel', () => api.moeCombine(plan, y, { ...combine, hidden: 0.5 }), ['hidden', '0.5']],
+    ['less than a channel', () => api.moeDense(routing, tokens, weights, -2, (_, row) => row), ['hidden', '-2']],
+    ['a filling', () => api.moeDispatch(plan, tokens, 2, '1' as never), ['fill', 'string 1']],
+    ['a filling of rows', () => api.movePlan(fwdQ, source, 2, null as never), ['fill', 'null']],
+    [
+      'a flag',
+      () => api.moeCombine(plan, y, { ...combine, renormalise: 1 as never }),
+      ['renormalise', 'true or false'],
+    ],
+    ['no elements', () => api.movePlan(fwdQ, source, 0), ['rowElements', 'found 0']],
+    ['half an element', () => api.sumReplicas(reduction, gradients, 0.5, 'dense', 'f64'), ['rowElements', '0.5']],
+    ['how to sum', () => api.sumReplicas(reduction, gradients, 2, 'dense', 'f16' as never), ['precision', 'f16']],
+    ['home rows', () => sum({ homeRow: new Int32Array(0) }), ['reduction.homeRow[0]', 'undefined']],
+    [
+      'a rank that is none',
+      () => api.moeCombine({ ...plan, map: { ...plan.map, rank: plan.map.rank.map(() => 7) } }, y, combine),
+      ['plan.row[0]', 'of a rank'],
+    ],
     ['integers of 64 bits', () => api.castRow('logfmt10', new BigInt64Array(2) as never), ['row[0]', 'bigint 0']],
   ])('%s is refused', (_, call, parts) => {
     expectPlanError(call, 'EP_INVALID_ARGUMENT', ...parts);
