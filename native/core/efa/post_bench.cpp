@@ -125,7 +125,6 @@ struct drained_context_memory {
 };
 
 struct drained_context {
-  static constexpr bool single_lane = true;
   drained_context_memory& own;
   uint32_t lane() const { return 0; }
   void point() const {}

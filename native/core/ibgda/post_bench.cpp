@@ -52,7 +52,6 @@ struct drained_queue {
 };
 
 struct drained_context {
-  static constexpr bool single_lane = true;
   drained_queue& own;
   void point() const {}
   template <class Look> bool wait_for(const Look& look, uint64_t, int32_t, uint32_t stage, ep_kernel_status*) const {

@@ -39,7 +39,6 @@ failure wrong(const std::string& what) { return {EP_STATUS_SYSTEM, EPROTO, "soft
 
 // Posters give the core away between looks: the NIC's thread may want it.
 struct poster_context {
-  static constexpr bool single_lane = true;
   const int64_t deadline = now_ns() + most_ns;
   void point() const {}
   template <class Look> bool wait_for(const Look& look, uint64_t, int32_t, uint32_t, ep_kernel_status*) const {

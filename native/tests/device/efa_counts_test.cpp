@@ -71,7 +71,6 @@ using namespace ep;
 constexpr uint32_t depth = 64;
 
 struct context {
-  static constexpr bool single_lane = true;
   uint32_t lane() const { return 0; }
   uint32_t lanes() const { return 1; }
   uint32_t warp_lanes() const { return 1; }

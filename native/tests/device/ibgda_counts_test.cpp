@@ -78,7 +78,6 @@ template <class T> using ep_counting_ref = ::counting_ref<T>;
 namespace {
 
 struct context {
-  static constexpr bool single_lane = true;
   void point() const {}
   template <class Look> bool wait_for(const Look&, uint64_t, int32_t, uint32_t, ep_kernel_status*) const { return false; }
   void fail(ep_kernel_status*, uint32_t, int32_t, uint32_t, uint64_t, uint64_t) const {}
