@@ -91,7 +91,8 @@ function ownPlace(tensor: DeviceTensor, where: string): DevicePlace {
 }
 
 function packedPlace(tensor: DeviceTensor, where: string): DevicePlace {
-  if (tensor.strides === undefined) return ownPlace(tensor, where);
+  const place = ownPlace(tensor, where);
+  if (tensor.strides === undefined) return place;
   throw new EpError('EP_UNSUPPORTED', `${where}: the rows of the tensor lie apart, and copies are of one run of bytes`);
 }
 
