@@ -1,4 +1,4 @@
-/** What is the fabric's own; what every transport does is in fabric-conformance.test.ts. Ranks share this thread, and talk over the loopback interface. */
+/** What is the fabric's own; what every transport does is in worlds/fabric.test.ts. Ranks share this thread, and talk over the loopback interface. */
 import { type EpError, isEpError, memoryStore } from '@ep/core';
 import { allocateHost, nativePlaceOf } from '@ep/native';
 import { afterEach, describe, expect, it } from 'vitest';

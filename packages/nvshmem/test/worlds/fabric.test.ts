@@ -9,5 +9,5 @@ describeTransport('nvshmem (fabric over TCP)', {
     ['threads', 2],
     ['processes', 3],
   ],
-  expected: new URL('./fabric-conformance.expected.json', import.meta.url),
+  expected: new URL('../fabric-conformance.expected.json', import.meta.url),
 });
