@@ -2,7 +2,7 @@
 import { type DType, EpError, elementBytes, elementCount, invalid } from '@ep/core';
 import { type NativeDispatchProgram, type NativeReplicaSumProgram, native } from '@ep/native';
 import { type DispatchPlan, digest, type GradientReduction, rankDispatch, sizes } from '@ep/plan';
-import { checkObject, checkParts, checkSizedParts } from './check-spec.js';
+import { checkObject, checkParts, checkReductions, checkSizedParts } from './check-spec.js';
 
 /** One tensor of a dispatch: rows that travel by a plan. */
 export interface PartSpec {
@@ -162,6 +162,7 @@ export function bindSpecs(
   checkObject(specs, 'specs', 'an object with a list of parts for each dispatch', 'bind');
   return Object.entries(specs).map(([name, parts]) => {
     checkParts(parts, place.worldSize, `bind ${name}`);
+    checkReductions(parts, `bind ${name}`);
     return [name, bindSpec(parts, place)] as const;
   });
 }

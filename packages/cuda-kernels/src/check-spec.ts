@@ -1,6 +1,6 @@
 /** Are the values given to `bind` what it documents? */
 import { DTYPES, EpError, invalid, isDType, isEpError } from '@ep/core';
-import { type DispatchPlan, type GradientReduction, validate, validateReduction } from '@ep/plan';
+import { type DispatchPlan, validate, validateReduction } from '@ep/plan';
 import type { PartSpec } from './binding-spec.js';
 
 const PLAN_ARRAYS = [
@@ -70,14 +70,20 @@ function checkPart(part: unknown, worldSize: number, where: string): void {
   if (!Array.isArray(part.rowShape) || !part.rowShape.every((extent) => Number.isSafeInteger(extent) && extent > 0)) {
     throw invalid('rowShape', { where: at, expected: 'positive extents', found: part.rowShape });
   }
-  if (part.reduce === undefined) return;
-  checkReduction(part.reduce, 'reduce', at);
-  const plan = part.plan as DispatchPlan;
-  if (plan.kind !== 'rev-kv-compact') {
-    throw invalid('plan', { where: at, expected: 'a rev-kv-compact plan to reduce', found: plan.kind });
+  if (part.reduce !== undefined) checkReduction(part.reduce, 'reduce', at);
+}
+
+/** `EP_INVALID_ARGUMENT` or `EP_INVALID_PLAN` where a part is to be summed by a reduction that is not of its plan. */
+export function checkReductions(parts: readonly PartSpec[], where: string): void {
+  for (const { name, plan, reduce } of parts) {
+    if (reduce === undefined) continue;
+    const at = `${where} ${name}`;
+    if (plan.kind !== 'rev-kv-compact') {
+      throw invalid('plan', { where: at, expected: 'a rev-kv-compact plan to reduce', found: plan.kind });
+    }
+    // HAZARD: the kernel that sums reads and writes the rows that the reduction names, wherever they lie.
+    rules(at, () => validateReduction(reduce, plan));
   }
-  // HAZARD: the kernel that sums reads and writes the rows that the reduction names, wherever they lie.
-  rules(at, () => validateReduction(part.reduce as GradientReduction, plan));
 }
 
 /** `EP_INVALID_ARGUMENT` unless they are parts with different names. */
