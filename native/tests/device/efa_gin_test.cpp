@@ -547,6 +547,9 @@ int main() {
   }
   std::printf("T15: in %llu of %llu seeds the eighth of a burst comes before another; T16: in %llu an addition is seen before its bytes\n",
               static_cast<unsigned long long>(last_first), static_cast<unsigned long long>(samples), static_cast<unsigned long long>(early));
+  // A sanitizer's few seeds need not show what is rare.
+  for (uint64_t seed = samples; seed < samples + 200 && last_first == 0; ++seed) last_first += t15_burst(seed) ? 1 : 0;
+  for (uint64_t seed = samples; seed < samples + 200 && early == 0; ++seed) early += t16_add(seed) ? 1 : 0;
   EP_CHECK(last_first != 0);
   EP_CHECK(early != 0);
   return ep::check::finish();
