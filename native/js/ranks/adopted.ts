@@ -1,6 +1,7 @@
 /** Memory of the caller that the NIC may read and write locally. */
-import { type AdoptedMemory, EpError, Resource } from '@ep/core';
+import { type AdoptedMemory, checkInteger, EpError, invalid, Resource } from '@ep/core';
 import type { NativeOperand } from '../binding.js';
+import { checkPinnable } from './memory-limits.js';
 
 /** Local bytes: a memory of the addon, or the number that `adopt` gave. */
 export type NativeLocal = NativeOperand | number;
@@ -10,7 +11,7 @@ export interface NicMemories {
   disown(adopted: number): void;
 }
 
-/** HAZARD: the caller's memory must outlive it: the NIC reads addresses. */
+/** Throws `EP_INVALID_ARGUMENT` for what is no range, `EP_MEMORY_LIMIT` where the NIC pins memory and may not pin so much. HAZARD: the caller's memory must outlive it: the NIC reads addresses. */
 export class AdoptedRange extends Resource implements AdoptedMemory {
   readonly address: bigint;
   readonly byteLength: number;
@@ -22,8 +23,15 @@ export class AdoptedRange extends Resource implements AdoptedMemory {
     nic: NicMemories,
     memory: { readonly address: bigint; readonly byteLength: number },
     onRelease: (range: AdoptedRange) => void,
+    { pins }: { readonly pins: boolean },
   ) {
     super('adopted memory');
+    const where = 'adopt';
+    if (typeof memory?.address !== 'bigint') {
+      throw invalid('address', { where, expected: 'a bigint', found: memory?.address ?? memory });
+    }
+    checkInteger(memory.byteLength, 'byteLength', where, 1);
+    if (pins) checkPinnable(memory.byteLength, where);
     this.address = memory.address;
     this.byteLength = memory.byteLength;
     this.#nic = nic;

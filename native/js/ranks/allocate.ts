@@ -1,11 +1,21 @@
 /** Collective allocation of symmetric memory. What one rank finds wrong, all ranks hear of, and nobody keeps anything. */
-import type { PartAddresses, Rank, WaitOptions } from '@ep/core';
+import {
+  type AllocateOptions,
+  type Capabilities,
+  checkInteger,
+  EpError,
+  invalid,
+  type PartAddresses,
+  type Rank,
+  type WaitOptions,
+} from '@ep/core';
 import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
 import { native } from '../native.js';
 import { reportStep } from './gather.js';
 import type { Liveness } from './liveness.js';
 import { RankMemory } from './memory.js';
 import { agreeOnSize, type Size } from './memory-limits.js';
+import { checkLimits } from './outcome.js';
 import type { Gathering } from './team.js';
 
 export interface Allocator {
@@ -37,6 +47,37 @@ export interface Reach {
   readonly addresses?: (memory: NativeSymmetricMemory) => PartAddresses;
   /** This rank's part goes away. */
   readonly release: (memory: NativeSymmetricMemory) => void;
+}
+
+/** The transport that is asked for memory. */
+interface Asked {
+  readonly name: string;
+  readonly worldSize: number;
+  readonly capabilities: Capabilities;
+}
+
+/**
+ * What a transport of host memory was asked for, refused on this rank before others hear of it: `EP_INVALID_ARGUMENT` for what is no size, `EP_UNSUPPORTED`
+ * for memory of a GPU (`instead` says what has it) or of another transport.
+ */
+export function checkHostAllocation(
+  options: AllocateOptions,
+  { name, worldSize, capabilities }: Asked,
+  instead = '',
+): Size {
+  const where = 'allocate';
+  if (typeof options !== 'object' || options === null) {
+    throw invalid('options', { where, expected: 'an object with byteLength and signalSlots', found: options });
+  }
+  checkLimits(options, where, worldSize);
+  const byteLength = checkInteger(options.byteLength, 'byteLength', where);
+  const signalSlots = checkInteger(options.signalSlots, 'signalSlots', where, 0, capabilities.maxSignalSlots);
+  if (options.space === 'device')
+    throw new EpError('EP_UNSUPPORTED', `allocate: ${name} has host memory only${instead}`);
+  if (options.over !== undefined) {
+    throw new EpError('EP_UNSUPPORTED', `allocate: ${name} cannot register memory of another transport`);
+  }
+  return { byteLength, signalSlots };
 }
 
 /** Collective over the world. */

@@ -2,7 +2,7 @@
 
 export { AdoptedRange, type NativeLocal, type NicMemories } from './adopted.js';
 export { AdoptedDeviceMemory } from './adopted-device.js';
-export { type Allocator, allocateMemory, type Reach } from './allocate.js';
+export { type Allocator, allocateMemory, checkHostAllocation, type Reach } from './allocate.js';
 export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory } from './device-memory.js';
 export { reportStep, type SetUpStep } from './gather.js';
 export { type JoinedRanks, type JoinOptions, joinRanks } from './join.js';

@@ -5,7 +5,6 @@ import {
   checkInteger,
   type DeviceHandle,
   EpError,
-  invalid,
   type Rank,
   Resource,
   type SymmetricMemory,
@@ -23,8 +22,7 @@ import {
 import {
   AdoptedRange,
   allocateMemory,
-  checkLimits,
-  checkPinnable,
+  checkHostAllocation,
   type Liveness,
   RankMemory,
   type RankTeam,
@@ -59,8 +57,6 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
   /** The device, and what its queue pairs are like. */
   readonly nic: NativeEfaDevice;
   readonly #init: EfaTransportInit;
-  /** The software NIC pins nothing. */
-  readonly #pins: boolean;
   readonly #reach: Reach;
   readonly #endpoints = new Map<Rank, EfaEndpoint>();
 
@@ -73,8 +69,8 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
     this.capabilities = efaCapabilities(this.nic.maxMessageBytes, this.nic.counters);
     this.world = this.children.add(init.world);
     this.#init = init;
-    this.#pins = init.backing !== 'soft';
-    this.#reach = reachBy(init.nic, init.rank, this.#pins);
+    // The software NIC pins nothing.
+    this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
   }
 
   get failed(): AbortSignal {
@@ -130,22 +126,10 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
 
   readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
     this.guard('allocate', async () => {
-      const where = 'allocate';
-      if (typeof options !== 'object' || options === null) {
-        throw invalid('options', { where, expected: 'an object with byteLength and signalSlots', found: options });
-      }
-      checkLimits(options, where, this.worldSize);
-      const byteLength = checkInteger(options.byteLength, 'byteLength', where);
-      const signalSlots = checkInteger(options.signalSlots, 'signalSlots', where, 0, this.capabilities.maxSignalSlots);
-      if (options.space === 'device') {
-        throw new EpError('EP_UNSUPPORTED', `allocate: ${this.name} has host memory only`);
-      }
-      if (options.over !== undefined) {
-        throw new EpError('EP_UNSUPPORTED', `allocate: ${this.name} cannot register memory of another transport`);
-      }
+      const size = checkHostAllocation(options, this);
       return withClosing(options, this.closing, async (limits) => {
         const { rank, worldSize, context, liveness, world, config, nic } = this.#init;
-        checkSignalSlots(nic, signalSlots);
+        checkSignalSlots(nic, size.signalSlots);
         const made: RankMemory = await allocateMemory(
           {
             rank,
@@ -157,7 +141,7 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
             reach: this.#reach,
             onRelease: () => this.children.remove(made),
           },
-          { byteLength, signalSlots },
+          size,
           limits,
         );
         return this.children.add(made);
@@ -167,13 +151,9 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
   /** For sources of puts and targets of gets; kernels may send from it, too. */
   readonly adopt = async (memory: { readonly address: bigint; readonly byteLength: number }): Promise<AdoptedRange> => {
     this.checkOpen('adopt');
-    const where = 'adopt';
-    if (typeof memory?.address !== 'bigint') {
-      throw invalid('address', { where, expected: 'a bigint', found: memory?.address ?? memory });
-    }
-    checkInteger(memory.byteLength, 'byteLength', where, 1);
-    if (this.#pins) checkPinnable(memory.byteLength, where);
-    return this.children.add(new AdoptedRange(this.#init.nic, memory, (range) => this.children.remove(range)));
+    return this.children.add(
+      new AdoptedRange(this.#init.nic, memory, (range) => this.children.remove(range), this.#reach),
+    );
   };
 
   readonly connect = async (peer: Rank): Promise<EfaEndpoint> => {

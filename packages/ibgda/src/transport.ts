@@ -5,7 +5,6 @@ import {
   checkInteger,
   type DeviceHandle,
   EpError,
-  invalid,
   type Rank,
   Resource,
   type SymmetricMemory,
@@ -22,8 +21,7 @@ import {
 import {
   AdoptedRange,
   allocateMemory,
-  checkLimits,
-  checkPinnable,
+  checkHostAllocation,
   type Liveness,
   RankMemory,
   type RankTeam,
@@ -57,8 +55,6 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   /** Device, port and addresses that the queue pairs use, and what was passed over for them. */
   readonly port: NativeIbgdaPort;
   readonly #init: IbgdaTransportInit;
-  /** The software NIC pins nothing. */
-  readonly #pins: boolean;
   readonly #reach: Reach;
   readonly #endpoints = new Map<Rank, IbgdaEndpoint>();
 
@@ -71,8 +67,8 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     this.capabilities = ibgdaCapabilities(this.port);
     this.world = this.children.add(init.world);
     this.#init = init;
-    this.#pins = init.backing !== 'soft';
-    this.#reach = reachBy(init.nic, init.rank, this.#pins);
+    // The software NIC pins nothing.
+    this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
   }
 
   get failed(): AbortSignal {
@@ -127,19 +123,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
 
   readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
     this.guard('allocate', async () => {
-      const where = 'allocate';
-      if (typeof options !== 'object' || options === null) {
-        throw invalid('options', { where, expected: 'an object with byteLength and signalSlots', found: options });
-      }
-      checkLimits(options, where, this.worldSize);
-      const byteLength = checkInteger(options.byteLength, 'byteLength', where);
-      const signalSlots = checkInteger(options.signalSlots, 'signalSlots', where, 0, this.capabilities.maxSignalSlots);
-      if (options.space === 'device') {
-        throw new EpError('EP_UNSUPPORTED', `allocate: ${this.name} has host memory only`);
-      }
-      if (options.over !== undefined) {
-        throw new EpError('EP_UNSUPPORTED', `allocate: ${this.name} cannot register memory of another transport`);
-      }
+      const size = checkHostAllocation(options, this);
       return withClosing(options, this.closing, async (limits) => {
         const { rank, worldSize, context, liveness, world, config } = this.#init;
         const made: RankMemory = await allocateMemory(
@@ -153,7 +137,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
             reach: this.#reach,
             onRelease: () => this.children.remove(made),
           },
-          { byteLength, signalSlots },
+          size,
           limits,
         );
         return this.children.add(made);
@@ -163,13 +147,9 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   /** For sources of puts and targets of gets; kernels may send from it, too. */
   readonly adopt = async (memory: { readonly address: bigint; readonly byteLength: number }): Promise<AdoptedRange> => {
     this.checkOpen('adopt');
-    const where = 'adopt';
-    if (typeof memory?.address !== 'bigint') {
-      throw invalid('address', { where, expected: 'a bigint', found: memory?.address ?? memory });
-    }
-    checkInteger(memory.byteLength, 'byteLength', where, 1);
-    if (this.#pins) checkPinnable(memory.byteLength, where);
-    return this.children.add(new AdoptedRange(this.#init.nic, memory, (range) => this.children.remove(range)));
+    return this.children.add(
+      new AdoptedRange(this.#init.nic, memory, (range) => this.children.remove(range), this.#reach),
+    );
   };
 
   readonly connect = async (peer: Rank): Promise<IbgdaEndpoint> => {

@@ -7,7 +7,6 @@ import {
   type DeviceHandle,
   type Endpoint,
   EpError,
-  invalid,
   type Need,
   type Rank,
   Resource,
@@ -18,6 +17,7 @@ import {
 import { type NativeRankContext, native, segmentHandleLayout } from '@ep/native';
 import {
   allocateMemory,
+  checkHostAllocation,
   checkLimits,
   type Liveness,
   RankMemory,
@@ -96,22 +96,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
 
   readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
     this.guard('allocate', async () => {
-      const where = 'allocate';
-      if (typeof options !== 'object' || options === null) {
-        throw invalid('options', { where, expected: 'an object with byteLength and signalSlots', found: options });
-      }
-      checkLimits(options, where, this.worldSize);
-      const byteLength = checkInteger(options.byteLength, 'byteLength', where);
-      const signalSlots = checkInteger(options.signalSlots, 'signalSlots', where, 0, this.capabilities.maxSignalSlots);
-      if (options.space === 'device') {
-        throw new EpError(
-          'EP_UNSUPPORTED',
-          'allocate: nvshmem:shm has host memory only; backing cuda has device memory',
-        );
-      }
-      if (options.over !== undefined) {
-        throw new EpError('EP_UNSUPPORTED', 'allocate: nvshmem:shm cannot register memory of another transport');
-      }
+      const size = checkHostAllocation(options, this, '; backing cuda has device memory');
       return withClosing(options, this.closing, async (limits) => {
         const made: RankMemory = await allocateMemory(
           {
@@ -120,7 +105,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
             reach: MAPPED,
             onRelease: () => this.children.remove(made),
           },
-          { byteLength, signalSlots },
+          size,
           limits,
         );
         return this.children.add(made);

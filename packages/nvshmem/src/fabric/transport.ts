@@ -5,7 +5,6 @@ import {
   checkInteger,
   type DeviceHandle,
   EpError,
-  invalid,
   type Rank,
   Resource,
   type SymmetricMemory,
@@ -16,7 +15,7 @@ import { type FabricCounts, type FabricOffer, type NativeFabricNic, type NativeR
 import {
   AdoptedRange,
   allocateMemory,
-  checkLimits,
+  checkHostAllocation,
   type Liveness,
   RankMemory,
   type Reach,
@@ -105,19 +104,7 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
 
   readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
     this.guard('allocate', async () => {
-      const where = 'allocate';
-      if (typeof options !== 'object' || options === null) {
-        throw invalid('options', { where, expected: 'an object with byteLength and signalSlots', found: options });
-      }
-      checkLimits(options, where, this.worldSize);
-      const byteLength = checkInteger(options.byteLength, 'byteLength', where);
-      const signalSlots = checkInteger(options.signalSlots, 'signalSlots', where, 0, this.capabilities.maxSignalSlots);
-      if (options.space === 'device') {
-        throw new EpError('EP_UNSUPPORTED', 'allocate: nvshmem:fabric has host memory only');
-      }
-      if (options.over !== undefined) {
-        throw new EpError('EP_UNSUPPORTED', 'allocate: nvshmem:fabric cannot register memory of another transport');
-      }
+      const size = checkHostAllocation(options, this);
       return withClosing(options, this.closing, async (limits) => {
         const { config, nic: _, ...ranks } = this.#init;
         const made: RankMemory = await allocateMemory(
@@ -128,7 +115,7 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
             reach: this.#reach,
             onRelease: () => this.children.remove(made),
           },
-          { byteLength, signalSlots },
+          size,
           limits,
         );
         return this.children.add(made);
@@ -138,12 +125,9 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
   /** For sources of puts and targets of gets. */
   readonly adopt = async (memory: { readonly address: bigint; readonly byteLength: number }): Promise<AdoptedRange> => {
     this.checkOpen('adopt');
-    const where = 'adopt';
-    if (typeof memory?.address !== 'bigint') {
-      throw invalid('address', { where, expected: 'a bigint', found: memory?.address ?? memory });
-    }
-    checkInteger(memory.byteLength, 'byteLength', where, 1);
-    return this.children.add(new AdoptedRange(this.#init.nic, memory, (range) => this.children.remove(range)));
+    return this.children.add(
+      new AdoptedRange(this.#init.nic, memory, (range) => this.children.remove(range), this.#reach),
+    );
   };
 
   readonly connect = async (peer: Rank): Promise<FabricEndpoint> => {
