@@ -3,6 +3,7 @@
  * reduces. All ranks here are ranks of the group: 0 .. size - 1.
  */
 import type { Closeable, DType, Storage } from '@ep/core';
+import type { DeviceElements } from './device/elements.js';
 import type { ReduceOp } from './reduce-op.js';
 
 export type OpKind =
@@ -48,6 +49,9 @@ export interface MembershipEnd extends EngineEnd {
 /** Contiguous elements: a typed array, of the caller or of group memory (`GroupEngine.allocate`). */
 export type Elements = Storage[DType];
 
+/** What a call may be of: all of it in host memory, or all of it on the group's device. */
+export type Data = Elements | DeviceElements;
+
 /**
  * One collective call, checked. Which arrays there are, W = size, n = elements of the call:
  *
@@ -79,6 +83,12 @@ export interface EngineCall {
   /** Counted from the moment at which the call is the oldest one. `Infinity`: no limit. */
   readonly timeoutMs: number;
   readonly signal?: AbortSignal | undefined;
+}
+
+/** The same of tensors on the group's device. */
+export interface DeviceCall extends Omit<EngineCall, 'inputs' | 'outputs'> {
+  readonly inputs: readonly DeviceElements[];
+  readonly outputs: readonly DeviceElements[];
 }
 
 /** How a collective call ended well. */
@@ -163,6 +173,8 @@ export interface GroupEngine extends Closeable {
   readonly size: number;
   /** Absent where the members are fixed, but for those that die. */
   readonly elastic?: Elastic;
+  /** Calls on tensors of a device, in the order of its stream. After a failure all of them end with `EP_POISONED`; calls in host memory go on. */
+  readonly device?: { readonly run: (call: DeviceCall) => Promise<EngineEnd> };
   /** What has ended when it returns costs no promise. */
   readonly run: (call: EngineCall) => EngineEnd | Promise<EngineEnd>;
   readonly send: (call: SendCall) => Promise<void>;

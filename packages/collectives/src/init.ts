@@ -97,7 +97,7 @@ async function lifeOf(
  * is awaited by what needs it. Throws `EP_INVALID_ARGUMENT`, or `EP_RENDEZVOUS` naming ranks that did not come to `initMethod` or exist twice.
  */
 export async function initProcessGroup(options: InitOptions = {}): Promise<ProcessGroup> {
-  const factory = engineFactory(options.backend ?? 'shm');
+  const factory = engineFactory(options.backend ?? 'shm', options.device);
   const timeoutMs =
     options.timeoutMs === undefined ? defaultTimeoutMs(options.env) : checkTimeout(options.timeoutMs, WHERE);
   const { name = 'world', ranksOnHost, signal } = options;
