@@ -118,22 +118,22 @@ function explain(error: unknown, { rank, worldSize, storeOfLauncher }: LaunchEnv
   if (rank === 0 && error.native?.name === 'EADDRINUSE')
     return fail([0], 'the address of rank 0 is taken: two processes run as rank 0, or another program listens there');
   if (error.code !== 'EP_TIMEOUT' && error.code !== 'EP_PEER_LOST') return error;
-  if (storeOfLauncher === true) return fail([], "the launcher's store did not answer");
+  if (storeOfLauncher !== undefined) return fail([], "the launcher's store did not answer");
   return rank === 0 ? error : fail([0], `rank 0 of ${worldSize}, which holds the store, did not come or has left`);
 }
 
 async function openStore(place: LaunchEnv, options: OpenRendezvousOptions): Promise<Store> {
-  const { store: address, rank, worldSize, storeOfLauncher = false } = place;
+  const { store: address, rank, worldSize, storeOfLauncher } = place;
   if (address.kind === 'file') return openFileStore(address.path);
   const bind = options.bind ?? ((options.env ?? process.env).EP_STORE_BIND || undefined);
   const { host, port } = address;
   // What torchrun's agent serves is PyTorch's.
-  const secret = storeOfLauncher ? 'none' : resolveJobSecret(options.secret, options.env);
+  const secret = storeOfLauncher === 'torchrun' ? 'none' : resolveJobSecret(options.secret, options.env);
   return openTcpStore({
     host,
     port,
     worldSize,
-    isServer: rank === 0 && !storeOfLauncher,
+    isServer: rank === 0 && storeOfLauncher === undefined,
     // With the handshake the ranks that are missing are named; the counter could only say how many.
     waitForWorkers: options.handshake === false,
     ...(bind !== undefined && { bind }),
