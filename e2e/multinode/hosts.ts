@@ -1,8 +1,10 @@
 /** Hosts that are network namespaces of this machine, joined by a pair of virtual interfaces. They go away with the processes that hold them. */
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
 
+const SECRET = randomBytes(32).toString('hex');
 const PROGRAM = fileURLToPath(new URL('program.mjs', import.meta.url));
 
 export interface Report {
@@ -108,7 +110,7 @@ export class TwoHosts {
     let awaited = worldSize;
     const ranks = Array.from({ length: worldSize }, (_, rank) => {
       const host = this.hosts[rank < perHost ? 0 : 1];
-      const start = { scenario, rank, worldSize, perHost, store, address: host.address, data };
+      const start = { scenario, rank, worldSize, perHost, store, secret: SECRET, address: host.address, data };
       const child = spawn('nsenter', [...host.inside, process.execPath, PROGRAM, JSON.stringify(start)], {
         stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
       });

@@ -87,6 +87,7 @@ try {
     isServer: rank === 0,
     ...(rank === 0 ? { bind: address } : {}),
     worldSize,
+    secret: start.secret,
   });
   const transport = await nvshmem.fabric.open(
     { rank, worldSize, store },

@@ -33,6 +33,15 @@ export const SWITCHES = {
     meaning:
       'the address at which the rank that holds a TCP store listens, for example `0.0.0.0` for every interface; unset: loopback, and nothing else',
   },
+  EP_JOB_SECRET: {
+    default: 'unset',
+    meaning:
+      'what the ranks of one job share and nobody else knows, at least 16 bytes: TCP stores and `nvshmem.fabric` ask for it; `none`: off, for a trusted network; unset: refused where other hosts could take part',
+  },
+  EP_JOB_SECRET_FILE: {
+    default: 'unset',
+    meaning: 'path of a file that holds the job secret; read where EP_JOB_SECRET is not set',
+  },
   EP_TORCH_PYTHON: {
     default: 'unset',
     meaning:

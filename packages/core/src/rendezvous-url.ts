@@ -4,6 +4,7 @@ import { type Environment, type LaunchEnv, readLaunchEnv } from './env.js';
 import { checkInteger, EpError, invalid, isEpError } from './errors.js';
 import type { MeetingOptions } from './exchange.js';
 import { type Facts, type PeerFacts, rendezvous } from './rendezvous.js';
+import { type JobSecret, resolveJobSecret } from './secret.js';
 import type { Store } from './store.js';
 import { openFileStore } from './stores/file.js';
 import { openTcpStore } from './stores/tcp/open.js';
@@ -27,6 +28,8 @@ export interface OpenRendezvousOptions extends MeetingOptions {
   readonly handshake?: boolean;
   /** Where the rank that holds a TCP store listens; EP_STORE_BIND unless given, and loopback without that. */
   readonly bind?: string;
+  /** For a TCP store, as `openTcpStore` takes it; that of the environment unless given. torchrun's own store has none. */
+  readonly secret?: JobSecret;
   readonly env?: Environment;
 }
 
@@ -124,6 +127,8 @@ async function openStore(place: LaunchEnv, options: OpenRendezvousOptions): Prom
   if (address.kind === 'file') return openFileStore(address.path);
   const bind = options.bind ?? ((options.env ?? process.env).EP_STORE_BIND || undefined);
   const { host, port } = address;
+  // What torchrun's agent serves is PyTorch's.
+  const secret = storeOfLauncher ? 'none' : resolveJobSecret(options.secret, options.env);
   return openTcpStore({
     host,
     port,
@@ -132,6 +137,7 @@ async function openStore(place: LaunchEnv, options: OpenRendezvousOptions): Prom
     // With the handshake the ranks that are missing are named; the counter could only say how many.
     waitForWorkers: options.handshake === false,
     ...(bind !== undefined && { bind }),
+    ...(secret !== undefined && { secret }),
     ...(options.timeoutMs !== undefined && { timeoutMs: options.timeoutMs }),
     ...(options.signal && { signal: options.signal }),
   });
