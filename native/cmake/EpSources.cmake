@@ -55,6 +55,7 @@ set(EP_CORE_SOURCES
   core/mapped.cpp
   core/memory.cpp
   core/moe/cast.cpp
+  core/moe/members.cpp
   core/rank.cpp
   core/segment.cpp
   core/simt/context.cpp
@@ -198,6 +199,7 @@ set(EP_TESTS
   tests/efa/efa_gin_context_test.cpp
   tests/efa/efa_rank_nic_test.cpp
   tests/fabric/fabric_engine_test.cpp
+  tests/fabric/fabric_fuzz_test.cpp
   tests/fabric/fabric_libfabric_test.cpp
   tests/ibgda/prm_commands_test.cpp
   tests/ibgda/device_choice_test.cpp
@@ -213,6 +215,7 @@ set(EP_TESTS
   tests/dl/verbs_proxy_test.cpp
   tests/dl/verbs_shim_test.cpp
   tests/core/limits_test.cpp
+  tests/core/members_test.cpp
   tests/core/memory_test.cpp
   tests/core/segment_test.cpp
   tests/core/stream_test.cpp
