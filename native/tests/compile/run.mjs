@@ -175,7 +175,9 @@ const cudaCases = (rdc) =>
  */
 async function cudaLink(rdc) {
   const cxx = compiler();
-  const gpu = ['first', 'attention', 'experts', 'group', 'library', 'second'].map((unit) => object(`cuda-${unit}-${rdc}`));
+  const gpu = ['first', 'attention', 'experts', 'group', 'library', 'second'].map((unit) =>
+    object(`cuda-${unit}-${rdc}`),
+  );
   const mainObject = object(`both_main-${rdc}`);
   const host = [
     ...['host_first', 'host_second'].map((unit) => hostObject(unit, cxx)),
