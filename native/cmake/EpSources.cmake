@@ -54,6 +54,7 @@ set(EP_CORE_SOURCES
   core/mapped.cpp
   core/memory.cpp
   core/moe/cast.cpp
+  core/moe/members.cpp
   core/rank.cpp
   core/segment.cpp
   core/simt/context.cpp
@@ -195,6 +196,7 @@ set(EP_TESTS
   tests/efa/efa_gin_context_test.cpp
   tests/efa/efa_rank_nic_test.cpp
   tests/fabric/fabric_engine_test.cpp
+  tests/fabric/fabric_fuzz_test.cpp
   tests/fabric/fabric_libfabric_test.cpp
   tests/ibgda/prm_commands_test.cpp
   tests/ibgda/device_choice_test.cpp
@@ -210,6 +212,7 @@ set(EP_TESTS
   tests/dl/verbs_proxy_test.cpp
   tests/dl/verbs_shim_test.cpp
   tests/core/limits_test.cpp
+  tests/core/members_test.cpp
   tests/core/memory_test.cpp
   tests/core/segment_test.cpp
   tests/core/stream_test.cpp
