@@ -146,6 +146,22 @@ export class MoeBuffer extends Resource implements Closeable {
   }
 
   /**
+   * Leaves out whom a process group over the same ranks has taken out (its `activeRanks`), so that all ranks go by one decision; returns those that were not left out before. All
+   * ranks that stay do it before the same call. Whoever the group takes in again comes back here by `updateMembers`.
+   */
+  goOnWith({ activeRanks }: { readonly activeRanks: readonly Rank[] }): readonly Rank[] {
+    if (!Array.isArray(activeRanks) || !activeRanks.includes(this.rank)) {
+      const expected = `with activeRanks, this rank, ${this.rank}, among them`;
+      throw invalid('group', { where: 'goOnWith', expected, found: activeRanks });
+    }
+    const gone = Array.from({ length: this.worldSize }, (_, rank) => rank).filter(
+      (rank) => !activeRanks.includes(rank) && !this.#losses.has(rank),
+    );
+    this.#losses.leaveOut(gone);
+    return gone;
+  }
+
+  /**
    * Takes ranks in that have come in the place of dead ones (`joinMoeBuffer`), and those that were given up alive and are here. Collective over all ranks that the transport has
    * present, between calls, at the same call on all ranks; nothing is held, and nothing is allocated. Afterwards all of them have one mask, whoever was lost on the way: ranks that are
    * here take part, others do not. Layouts that were kept before are over. Resolves with the ranks that came back.
