@@ -151,6 +151,10 @@ async function moe(flags: DemoFlags): Promise<void> {
   if (kill !== undefined && (kill >= ranks || ranks < 2)) {
     throw invalid('--kill', { where: 'demo moe', expected: `one of ${ranks} ranks, not the only one`, found: kill });
   }
+  if (kill !== undefined && flags.transport === 'efa') {
+    const expected = 'absent with --transport efa, where calls end with a rank that dies';
+    throw invalid('--kill', { where: 'demo moe', expected, found: kill });
+  }
   if (flags.device === 'cuda') await checkDevice('demo moe', flags);
   const stop = new AbortController();
   const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
