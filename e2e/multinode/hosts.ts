@@ -1,8 +1,12 @@
 /** Hosts that are network namespaces of this machine, joined by a pair of virtual interfaces. They go away with the processes that hold them. */
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
 
+const SECRET = randomBytes(32).toString('hex');
+const EP = fileURLToPath(new URL('../../packages/cli/bin/ep.mjs', import.meta.url));
+const LAUNCHED = fileURLToPath(new URL('launched.mjs', import.meta.url));
 const PROGRAM = fileURLToPath(new URL('program.mjs', import.meta.url));
 
 export interface Report {
@@ -25,6 +29,12 @@ export function namespacesMissing(): string {
   } catch (error) {
     return `a network namespace with a veth pair cannot be made: ${error instanceof Error ? error.message.split('\n').join(' ') : String(error)}`;
   }
+}
+
+export interface Launched {
+  output: string;
+  readonly child: ChildProcess;
+  readonly ended: Promise<number | NodeJS.Signals>;
 }
 
 class Host {
@@ -101,16 +111,28 @@ export class TwoHosts {
   async run(
     scenario: string,
     perHost: number,
-    { data = {}, ready = () => {} }: { readonly data?: unknown; readonly ready?: () => void } = {},
+    {
+      data = {},
+      ready = () => {},
+      secrets = [SECRET, SECRET],
+      env = {},
+    }: {
+      readonly data?: unknown;
+      readonly ready?: () => void;
+      readonly secrets?: readonly [string, string];
+      readonly env?: NodeJS.ProcessEnv;
+    } = {},
   ): Promise<readonly Report[]> {
     const worldSize = 2 * perHost;
     const store = { host: this.hosts[0].address, port: 29_511 };
     let awaited = worldSize;
     const ranks = Array.from({ length: worldSize }, (_, rank) => {
       const host = this.hosts[rank < perHost ? 0 : 1];
+      const secret = secrets[rank < perHost ? 0 : 1];
       const start = { scenario, rank, worldSize, perHost, store, address: host.address, data };
       const child = spawn('nsenter', [...host.inside, process.execPath, PROGRAM, JSON.stringify(start)], {
         stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
+        env: { ...process.env, ...env, EP_JOB_SECRET: secret },
       });
       this.#ranks.add(child);
       let report: Report | undefined;
@@ -124,6 +146,23 @@ export class TwoHosts {
       });
     });
     return Promise.all(ranks);
+  }
+
+  /** `ep run` on one of the hosts; `output` grows. */
+  launch(host: 0 | 1, flags: readonly string[], ...args: readonly string[]): Launched {
+    const command = [process.execPath, EP, 'run', ...flags, '--', process.execPath, LAUNCHED, ...args];
+    const child = spawn('nsenter', [...this.hosts[host].inside, ...command], {
+      stdio: ['ignore', 'pipe', 'pipe'],
+      env: { ...process.env, EP_JOB_SECRET: SECRET },
+    });
+    this.#ranks.add(child);
+    const launched: { output: string } = { output: '' };
+    for (const stream of [child.stdout, child.stderr]) stream.on('data', (text) => (launched.output += String(text)));
+    const ended = once(child, 'close').then(([code, signal]) => {
+      this.#ranks.delete(child);
+      return signal ?? code;
+    });
+    return Object.assign(launched, { child, ended });
   }
 
   close(): void {

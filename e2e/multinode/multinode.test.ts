@@ -1,6 +1,9 @@
 /** Ranks on two hosts, which are network namespaces: nothing but a network joins them. */
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { nvshmem } from '@ep/nvshmem';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { afterAll, beforeAll, describe, expect, it, vi } from 'vitest';
 import { namespacesMissing, type Report, TwoHosts } from './hosts.js';
 
 const probe = await nvshmem.fabric.probe();
@@ -26,6 +29,63 @@ describe.skipIf(missing)(`two hosts${missing && ` (skipped: ${missing})`}`, () =
     const data = { seeds: [0, 1, 2, 3], dtype: 'bf16', qRow: 64, kvRow: 32 };
     valuesOf(await two.run('oracle', 2, { data }));
     expect(two.hosts[0].bytesSent() - before).toBeGreaterThan(20_000);
+  });
+
+  it('turn away at once a host with another job secret', async () => {
+    const secrets = ['a secret of this job', 'a secret of another job'] as const;
+    const env = { EP_TIMEOUT_MS: '2000' };
+    const [, other] = await two.run('oracle', 1, { secrets, env });
+    expect(other!.error).toMatchObject({ code: 'EP_SECRET' });
+    expect(other!.error!.message).toMatch(/10\.77\.0\.1:29511 .*it has another job secret/);
+  });
+
+  it('ask for a secret also where they meet without a network', async () => {
+    const folder = await mkdtemp(join(tmpdir(), 'ep-multinode-'));
+    try {
+      const data = { file: join(folder, 'store') };
+      for (const { error } of await two.run('oracle', 1, { data, secrets: ['', ''] })) {
+        expect(error).toMatchObject({ code: 'EP_SECRET' });
+        expect(error!.message).toMatch(/2 ranks are on 2 hosts.*EP_JOB_SECRET/);
+      }
+      const trusting = { file: join(folder, 'another'), seeds: [0], dtype: 'bf16', qRow: 64, kvRow: 32 };
+      valuesOf(await two.run('oracle', 1, { data: trusting, secrets: ['none', 'none'] }));
+    } finally {
+      await rm(folder, { recursive: true });
+    }
+  });
+
+  it('run one job by ep run on each, which find themselves in a list of hosts', async () => {
+    const flags = ['--hosts', '10.77.0.1:2,10.77.0.2:1', '--rdzv', '10.77.0.1:29512', '--join-timeout', '60'];
+    // The other one first: it waits for the store.
+    const nodes = [two.launch(1, flags), two.launch(0, flags)];
+    expect(await Promise.all(nodes.map(({ ended }) => ended)), nodes.map(({ output }) => output).join('')).toEqual([
+      0, 0,
+    ]);
+    expect(nodes[1]!.output.match(/gathered 0 0,1,2/g)).toHaveLength(2);
+    expect(nodes[0]!.output).toMatch(/\[rank 2\] gathered 0 0,1,2/);
+    const begin = performance.now();
+    const alone = two.launch(1, [...flags.slice(0, 4), '--join-timeout', '3']);
+    expect(await alone.ended).toBe(1);
+    expect(performance.now() - begin).toBeLessThan(20_000);
+    expect(alone.output).toMatch(/no server at 10\.77\.0\.1:29512 .*ECONNREFUSED.*\(tried from 10\.77\.0\.2, ep1\)/);
+  });
+
+  it('go on with the host that is left when the other is lost without a word', async () => {
+    const flags = ['--nodes', '1:2', '-n', '1', '--rdzv', '10.77.0.1:29513', '--last-call', '5', '--max-restarts', '1'];
+    const [first, second] = [two.launch(0, flags, 'stay'), two.launch(1, flags, 'stay')];
+    await vi.waitUntil(() => [first, second].every(({ output }) => output.includes('gathered 0 0,1')), {
+      timeout: 60_000,
+    });
+    two.hosts[1].link('down');
+    try {
+      expect(await first.ended, first.output).toBe(0);
+      expect(first.output).toMatch(/node 1 \(.*\) was not heard for 15 s.*all ranks start again, 1 of 1/);
+      expect(first.output).toMatch(/gathered 1 0$/m);
+      expect(await second.ended, second.output).toBe(1);
+      expect(second.output).toMatch(/the node that holds the store is lost/);
+    } finally {
+      two.hosts[1].link('up');
+    }
   });
 
   it('go on when the link is cut for 300 ms', async () => {

@@ -1,5 +1,5 @@
 // One rank on one host: joins the others through the network, runs a scenario, reports its value or error.
-import { openTcpStore } from '@ep/core';
+import { openFileStore, openTcpStore } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
 import { scenarios as attention } from '../attention/scenarios.mjs';
 
@@ -82,12 +82,15 @@ async function rounds({ transport, data }) {
 const scenarios = { ...attention, silence, rounds };
 
 try {
-  const store = await openTcpStore({
-    ...start.store,
-    isServer: rank === 0,
-    ...(rank === 0 ? { bind: address } : {}),
-    worldSize,
-  });
+  const store =
+    start.data.file === undefined
+      ? await openTcpStore({
+          ...start.store,
+          isServer: rank === 0,
+          ...(rank === 0 ? { bind: address } : {}),
+          worldSize,
+        })
+      : await openFileStore(start.data.file);
   const transport = await nvshmem.fabric.open(
     { rank, worldSize, store },
     {

@@ -2,7 +2,8 @@
 // network (core/fabric) sees this file only.
 //
 // Promises, the least that libfabric's providers give: what is posted lands in any order; an arrival (`arrived`) says that the bytes of its own write have landed and carries 4
-// bytes of the writer's; who wrote is not told.
+// bytes of the writer's; who wrote is not told. Anybody who finds the address can send messages; writes and reads take the key of the memory, which is of 64 bits that nobody guesses
+// where the provider lets us choose (`offer.key_bytes`).
 //
 // Failures. `failure.sys_errno`: ELIBACC no libfabric; ELIBBAD too old a one, or a part of it is missing; ENODATA no provider offers what is asked for, the message says what does.
 #pragma once
@@ -31,6 +32,7 @@ struct fabric_offer {
   std::string version; // of libfabric
   uint64_t max_message = 0;
   uint32_t data_bytes = 0; // that an arrival can carry
+  uint32_t key_bytes = 0;  // of a memory's key; 0: the provider makes them
 };
 
 // Best first.

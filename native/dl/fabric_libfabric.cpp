@@ -1,7 +1,8 @@
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
+
+#include <sys/random.h>
 
 #include "fabric.hpp"
 #include "libfabric_rdm_abi.hpp"
@@ -67,6 +68,8 @@ result<chosen> choose(const fabric_query& query) {
     made.offer.version = libfabric_version(lib.value()->version());
     made.offer.max_message = first->ep->max_message;
     made.offer.data_bytes = static_cast<uint32_t>(first->domain->cq_data_size);
+    const bool provider_makes = (first->domain->mr_mode & fabric::mr_provider_key) != 0;
+    made.offer.key_bytes = provider_makes ? 0 : static_cast<uint32_t>(first->domain->mr_key_size);
     return made;
   }
   return failure{EP_STATUS_SYSTEM, ENODATA,
@@ -123,7 +126,9 @@ class libfabric_port final : public fabric_port {
     attr.vector = &vector;
     attr.count = 1;
     attr.rights = fabric::right_remote_write | fabric::right_remote_read;
-    attr.requested_key = next_key_.fetch_add(1);
+    // HAZARD: whoever knows the key of a memory can write there.
+    if (getrandom(&attr.requested_key, sizeof attr.requested_key, 0) != sizeof attr.requested_key) return failure_errno("getrandom", errno, "for the key of a memory");
+    if (offer_.key_bytes < sizeof attr.requested_key) attr.requested_key &= (uint64_t{1} << (8 * offer_.key_bytes)) - 1;
     fabric::fid_mr* made = nullptr;
     if (const int code = domain_->mr->regattr(&domain_->base, &attr, 0, &made); code != 0) return why("fi_mr_regattr", code);
     const bool by_address = (infos_->list->domain->mr_mode & fabric::mr_virtual_address) != 0;
@@ -149,8 +154,9 @@ class libfabric_port final : public fabric_port {
     const ssize_t got = cq_->ops->read(cq_, entries.data(), entries.size());
     for (ssize_t i = 0; i < got; ++i) {
       const fabric::cq_data_entry& one = entries[static_cast<size_t>(i)];
-      // HAZARD: the context of an arrival may be anything: only its data speaks. A message carries none of ours.
-      const bool arrived = (one.flags & fabric::flag_remote_cq_data) != 0;
+      // HAZARD: the context of an arrival may be anything: only its data speaks. A message of a stranger can carry data as well: it must neither count as a piece nor cost the buffer
+      // that it came in.
+      const bool arrived = (one.flags & fabric::flag_remote_cq_data) != 0 && (one.flags & fabric::right_recv) == 0;
       events.push_back({arrived ? fabric_event::kind::arrived : fabric_event::kind::done, arrived ? nullptr : static_cast<fabric_context*>(one.context),
                         static_cast<uint32_t>(one.data), one.length, 0, {}});
     }
@@ -173,7 +179,6 @@ class libfabric_port final : public fabric_port {
   fabric::fid_av* av_ = nullptr;
   fabric::fid_cq* cq_ = nullptr;
   fabric::fid_ep* ep_ = nullptr;
-  std::atomic<uint64_t> next_key_{1};
 };
 
 } // namespace

@@ -30,6 +30,8 @@ export interface FabricOffer {
   readonly maxMessageBytes: number;
   /** That an arrival can carry; 4 are used. */
   readonly dataBytes: number;
+  /** Of a memory's key, which nobody guesses if there are 8; 0: the provider makes them. */
+  readonly keyBytes: number;
 }
 
 /** Why nothing reaches a peer any more. */
@@ -48,14 +50,16 @@ export interface FabricCounts {
   readonly messages: number;
   /** Times the provider had no room. */
   readonly full: number;
+  /** Messages that came and no rank of this world had sent. */
+  readonly refused: number;
 }
 
 export interface NativeFabricNic extends NicRequests {
   offer(): FabricOffer;
   /** For `connect` on the others. */
   address(): Uint8Array<ArrayBuffer>;
-  /** Of all ranks, by rank. */
-  connect(addresses: readonly Uint8Array[]): void;
+  /** Of all ranks, by rank; the keys are 16 bytes for what is said to the rank and 16 for what it says. */
+  connect(addresses: readonly Uint8Array[], keys: readonly Uint8Array[]): void;
   /** Length of what `addMemory` returns. */
   partBytes(): number;
   /** Registers this rank's part; for `route` on the others. */

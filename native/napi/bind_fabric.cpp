@@ -74,6 +74,7 @@ Napi::Object offer_object(Napi::Env env, const dl::fabric_offer& offer) {
   out["version"] = offer.version;
   out["maxMessageBytes"] = static_cast<double>(std::min<uint64_t>(offer.max_message, uint64_t{1} << 53));
   out["dataBytes"] = offer.data_bytes;
+  out["keyBytes"] = offer.key_bytes;
   return out;
 }
 
@@ -127,9 +128,16 @@ Napi::Value fabric_wrap::address(const Napi::CallbackInfo& info) {
   return bytes_copy(info.Env(), found.data(), found.size());
 }
 
-// (addresses)
+// (addresses, keys): of each rank those of both directions, this rank's first
 void fabric_wrap::connect(const Napi::CallbackInfo& info) {
-  auto done = open(info.Env()).connect(blobs_of(info[0], "addresses"));
+  std::vector<fabric::link_keys> keys;
+  for (const std::vector<uint8_t>& both : blobs_of(info[1], "keys")) {
+    fabric::link_keys& one = keys.emplace_back();
+    if (both.size() != one.out.size() + one.in.size()) throw_invalid(info.Env(), "the keys of a rank are of " + std::to_string(both.size()) + " bytes");
+    std::copy_n(both.begin(), one.out.size(), one.out.begin());
+    std::copy_n(both.begin() + static_cast<std::ptrdiff_t>(one.out.size()), one.in.size(), one.in.begin());
+  }
+  auto done = open(info.Env()).connect(blobs_of(info[0], "addresses"), keys);
   value_or_throw(info.Env(), done);
 }
 
@@ -290,6 +298,7 @@ Napi::Value fabric_wrap::counts(const Napi::CallbackInfo& info) {
   out["writes"] = static_cast<double>(counts.writes);
   out["messages"] = static_cast<double>(counts.messages);
   out["full"] = static_cast<double>(counts.full);
+  out["refused"] = static_cast<double>(counts.refused);
   return out;
 }
 

@@ -32,9 +32,9 @@ engine::engine(std::shared_ptr<rank_context> context, std::unique_ptr<dl::fabric
 
 engine::~engine() { stop(false); }
 
-result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses) {
-  if (addresses.size() != static_cast<size_t>(world_size_) || world_size_ > most_ranks) {
-    return failure{EP_STATUS_INVALID, 0, std::to_string(addresses.size()) + " addresses for a world of " + std::to_string(world_size_) + " ranks, of which there may be " + std::to_string(most_ranks)};
+result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses, std::span<const link_keys> keys) {
+  if (addresses.size() != static_cast<size_t>(world_size_) || keys.size() != addresses.size() || world_size_ > most_ranks) {
+    return failure{EP_STATUS_INVALID, 0, std::to_string(addresses.size()) + " addresses and " + std::to_string(keys.size()) + " pairs of keys for a world of " + std::to_string(world_size_) + " ranks, of which there may be " + std::to_string(most_ranks)};
   }
   for (size_t rank = 0; rank < addresses.size(); ++rank) {
     auto at = port_->insert(addresses[rank]);
@@ -45,6 +45,8 @@ result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses)
     }
     auto made = std::make_unique<link>();
     made->to = at.value();
+    made->tag_out = tagger(keys[rank].out);
+    made->tag_in = tagger(keys[rank].in);
     made->heard_ns = made->spoke_ns = clock_now_ns();
     made->heard_ns += std::max<int64_t>(0, patience_ns - options_.silence_ns);
     links_.push_back(std::move(made));
@@ -144,7 +146,7 @@ link_failure engine::failure_of(int32_t peer) const {
   return rank < links_.size() && links_[rank]->broken.load(std::memory_order_acquire) ? failures_[rank] : link_failure{};
 }
 
-engine_counts engine::counts() const { return {count_.requests, count_.applied, count_.writes, count_.messages, count_.full}; }
+engine_counts engine::counts() const { return {count_.requests, count_.applied, count_.writes, count_.messages, count_.full, count_.refused}; }
 
 std::string engine::violation() const {
   const std::lock_guard lock(mutex_);

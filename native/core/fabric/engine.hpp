@@ -45,6 +45,7 @@ struct engine_counts {
   uint64_t writes = 0;
   uint64_t messages = 0;
   uint64_t full = 0; // times the port had no room
+  uint64_t refused = 0; // messages that no rank of this world sent
 };
 
 enum class request_state : uint32_t { pending, done, failed };
@@ -57,8 +58,8 @@ class engine {
   int32_t world_size() const { return world_size_; }
   const dl::fabric_offer& offer() const { return port_->offer(); }
   result<std::vector<uint8_t>> address() { return port_->address(); }
-  // Of all ranks, by rank. The thread starts.
-  result<nothing> connect(std::span<const std::vector<uint8_t>> addresses);
+  // Of all ranks, by rank; the key of what is said to a rank is the one that it has for what this one says. The thread starts.
+  result<nothing> connect(std::span<const std::vector<uint8_t>> addresses, std::span<const link_keys> keys);
 
   static constexpr uint64_t part_bytes = sizeof(remote_part);
   // Registers this rank's part; peers need what is returned.
@@ -112,6 +113,7 @@ class engine {
     std::atomic<uint64_t> writes{0};
     std::atomic<uint64_t> messages{0};
     std::atomic<uint64_t> full{0};
+    std::atomic<uint64_t> refused{0};
   };
 
   // engine.cpp
@@ -142,7 +144,8 @@ class engine {
   bool poll();
   void on_failed(const dl::fabric_event& event);
   void on_arrived(uint32_t data);
-  void on_message(const wire_message& message, size_t bytes);
+  void on_message(wire_message& message, size_t bytes);
+  bool authentic(wire_message& message, size_t bytes) const;
   void on_request(int32_t source, const wire_message& message);
   void apply(int32_t source);
   bool carry_out(const wire_message& message);

@@ -10,6 +10,7 @@
 
 #include "dl/fabric.hpp"
 #include "memory.hpp"
+#include "tag.hpp"
 #include "wire.hpp"
 
 namespace ep::fabric {
@@ -67,6 +68,8 @@ enum class link_state : uint8_t { up, left, failed };
 
 struct link {
   uint64_t to = 0; // the port's name of the peer
+  tagger tag_out;
+  tagger tag_in;
   link_state state = link_state::up;
   int64_t heard_ns = 0;
   int64_t spoke_ns = 0;

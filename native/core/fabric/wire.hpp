@@ -2,13 +2,16 @@
 //
 // A request is announced by one message and its bytes travel in as many writes ("pieces") as the message says, or within the message if they are few. Both may arrive in any
 // order, so the target counts: a request is whole when its message and all of its pieces are there, and requests of one source are carried out in the order of their numbers.
+//
+// Whoever finds an endpoint can send to it: a message counts only with the tag (tag.hpp) of the rank that it names as its source. Pieces carry none: a write needs the key of the
+// memory, which only ranks are told.
 #pragma once
 
 #include <cstdint>
 
 namespace ep::fabric {
 
-inline constexpr uint32_t wire_magic = 0x31424645; // "EFB1"
+inline constexpr uint32_t wire_magic = 0x32424645; // "EFB2"
 inline constexpr uint32_t inline_bytes = 192;
 // Requests to one peer that it has not carried out yet. HAZARD: a piece names its request by 20 bits: more could not be told apart.
 inline constexpr uint64_t request_window = 4096;
@@ -36,10 +39,11 @@ struct wire_message {
   uint64_t offset;   // of the payload
   uint64_t slot;
   uint64_t value;
+  uint64_t tag; // of all bytes of the message, with 0 here
   uint8_t payload[inline_bytes];
 };
 inline constexpr uint32_t head_bytes = sizeof(wire_message) - inline_bytes;
-static_assert(head_bytes == 64 && sizeof(wire_message) == 256);
+static_assert(head_bytes == 72 && sizeof(wire_message) == 264);
 
 // The 4 bytes that a piece carries: whose it is, and the lower bits of its request's number.
 inline constexpr uint32_t sequence_bits = 20;

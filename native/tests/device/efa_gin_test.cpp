@@ -483,7 +483,7 @@ void refusals() {
   // Teams that name no rank of the context, and one of nobody.
   const int32_t order[] = {0, 2, -1};
   const auto to_member = [&](int32_t member, int32_t size) {
-    return [=, &world, &part, &order](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
+    return [=, &part, &order](efa_context& ctx, const efa_gin<>& gin, const thread_coop<efa_context>& coop) {
       return gin.put(ctx, coop, {order, size}, member, part, 0, part, 0, 8, gin_no_action{}, gin_no_action{}, {}, status);
     };
   };

@@ -259,7 +259,6 @@ void gives_up() {
 
 // A context whose waits for room are given up, once somebody else is ready to publish behind it.
 struct giving_up {
-  static constexpr bool single_lane = false;
   ep::simt_context& ctx;
   uint64_t& given_up;
   const uint64_t& built;

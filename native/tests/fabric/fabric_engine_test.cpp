@@ -211,9 +211,60 @@ void test_stopped_ring() {
   EP_CHECK_EQ(ring.head, UINT64_MAX);
 }
 
+// The vector of the paper, and that every byte of key and message counts.
+void test_tags() {
+  fabric::tag_key key{};
+  uint8_t bytes[15];
+  for (size_t i = 0; i < key.size(); ++i) key[i] = static_cast<uint8_t>(i);
+  for (size_t i = 0; i < sizeof bytes; ++i) bytes[i] = static_cast<uint8_t>(i);
+  const uint64_t tag = fabric::tagger(key)(bytes, sizeof bytes);
+  EP_CHECK_EQ(tag, 0xa129ca6149be45e5u);
+  for (size_t i = 0; i < sizeof bytes; ++i) {
+    bytes[i] ^= 0x10;
+    EP_CHECK(fabric::tagger(key)(bytes, sizeof bytes) != tag);
+    bytes[i] ^= 0x10;
+    key[i] ^= 0x10;
+    EP_CHECK(fabric::tagger(key)(bytes, sizeof bytes) != tag);
+    key[i] ^= 0x10;
+  }
+  EP_CHECK(fabric::tagger(key)(bytes, sizeof bytes - 1) != tag);
+}
+
+// Whoever lacks the keys is not believed, in whoever's name it speaks: neither a goodbye nor a sign of life.
+void test_strangers() {
+  fabric::engine_options options;
+  options.heartbeat_ns = 20'000'000;
+  options.silence_ns = 400'000'000;
+  scripted_world world(2, 31, options);
+  fabric_side& own = world.ranks.side(0);
+  EP_CHECK(world.ranks.ended(0, 1, world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 300))) == request_state::done);
+  fabric::wire_message message{};
+  message.magic = fabric::wire_magic;
+  message.source = 1;
+  message.value = EP_LIFE_CLOSED;
+  const auto say = [&](fabric::message_kind kind) {
+    message.kind = kind;
+    message.tag = 1;
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&message);
+    world.network.inject(0, {bytes, bytes + fabric::head_bytes});
+  };
+  say(fabric::message_kind::bye);
+  EP_CHECK(soon([&] { return own.engine->counts().refused == 1; }));
+  EP_CHECK_EQ(own.context->life(1), uint32_t{EP_LIFE_ALIVE});
+  EP_CHECK_EQ(own.engine->violation(), std::string());
+  world.network.cut(1);
+  EP_CHECK(soon([&] {
+    say(fabric::message_kind::alive);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return own.context->life(1) != EP_LIFE_ALIVE;
+  }));
+}
+
 } // namespace
 
 int main() {
+  test_tags();
+  test_strangers();
   test_any_order();
   test_kernels();
   test_window();

@@ -63,7 +63,7 @@ fabric_side join(const std::string& provider, int32_t rank, int socket) {
   options.heartbeat_ns = 50'000'000;
   options.silence_ns = 2'000'000'000;
   one.engine = std::make_unique<fabric::engine>(one.context, must(dl::open_fabric(query_of(provider))), options);
-  must(one.engine->connect(swap_bytes(socket, rank, must(one.engine->address()))));
+  must(one.engine->connect(swap_bytes(socket, rank, must(one.engine->address())), keys_of(rank, 2)));
   one.memory = must(symmetric_memory::create(one.context, memory_bytes, 16));
   must(one.engine->route(*one.memory, swap_bytes(socket, rank, must(one.engine->add_memory(one.memory)))));
   return one;
@@ -128,6 +128,74 @@ void test_killed_peer(const std::string& provider) {
   for (const char* end : {":0:0", ":0:0_rxm"}) unlink(("/dev/shm/" + std::to_string(child) + end).c_str());
 }
 
+// Somebody who has found the address of a rank: sends what a rank would send but for its tag, with and without data for the queue, and writes with keys that it does not have.
+void test_stranger(const std::string& provider) {
+  fabric_ranks ranks(2, memory_bytes, 16, {}, [&](int32_t) { return must(dl::open_fabric(query_of(provider))); });
+  check_requests(ranks);
+  fabric_side& target = ranks.side(1);
+  const uint64_t signals = ranks.signal(1, 0);
+  auto stranger = must(dl::open_fabric(query_of(provider)));
+  const uint64_t to = must(stranger->insert(must(target.engine->address())));
+  std::vector<uint8_t> scratch(4096, 0xee);
+  must(stranger->register_memory(scratch.data(), scratch.size()));
+  fabric::wire_message message{};
+  message.magic = fabric::wire_magic;
+  message.kind = fabric::message_kind::request;
+  message.op = static_cast<uint8_t>(signal_op::add);
+  message.payload_bytes = 8;
+  message.source = 0;
+  message.sequence = 12;
+  message.memory = target.memory->device_handle().memory_id;
+  message.value = 1000;
+  std::vector<std::unique_ptr<dl::fabric_context>> contexts;
+  std::vector<dl::fabric_event> events;
+  const auto post = [&](auto&& call) {
+    contexts.push_back(std::make_unique<dl::fabric_context>());
+    for (int left = 2000; left > 0; --left) {
+      const int code = call(contexts.back().get());
+      stranger->poll(events);
+      if (code == 0) return true;
+      if (code != EAGAIN) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    return false;
+  };
+  const uint64_t before = target.engine->counts().refused;
+  for (int i = 0; i < 300; ++i) {
+    message.tag = static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15;
+    EP_CHECK(post([&](dl::fabric_context* context) { return stranger->send(to, &message, fabric::head_bytes + 8, context); }));
+  }
+  EP_CHECK(soon([&] {
+    stranger->poll(events);
+    return target.engine->counts().refused == before + 300;
+  }));
+  // Guesses of a key, also for no bytes at all, which say that a piece of rank 0 has come. Some providers cut the connection for it.
+  const std::vector<uint8_t> kept(target.memory->own_data(), target.memory->own_data() + 64);
+  const uint64_t base = reinterpret_cast<uint64_t>(target.memory->own_data());
+  for (uint64_t guess = 0; guess < 8; ++guess) {
+    for (const size_t bytes : {size_t{0}, size_t{8}}) {
+      for (const uint64_t at : {base, uint64_t{0}}) {
+        (void)post([&](dl::fabric_context* context) { return stranger->write(to, scratch.data(), bytes, fabric::piece_data(0, 12), at, guess, context); });
+      }
+    }
+  }
+  for (int i = 0; i < 200; ++i) {
+    stranger->poll(events);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EP_CHECK(std::memcmp(target.memory->own_data(), kept.data(), kept.size()) == 0);
+  EP_CHECK_EQ(ranks.signal(1, 0), signals);
+  EP_CHECK_EQ(target.engine->violation(), std::string());
+  // Rank 0 still reaches it: a piece that was counted for a request of its would now be one too many.
+  const uint8_t* own = target.memory->own_data();
+  for (uint64_t i = 0; i < 4; ++i) {
+    const uint64_t number = ranks.post(0, fabric_ranks::with_signal(ranks.bytes_to(0, 1, i * 70'016, 700'000, 5000), 2, 1));
+    EP_CHECK(ranks.ended(0, 1, number) == request_state::done);
+    EP_CHECK(std::memcmp(own + 700'000, ranks.side(0).memory->own_data() + i * 70'016, 5000) == 0);
+  }
+  EP_CHECK_EQ(ranks.signal(1, 2), 4u);
+}
+
 void test_what_is_missing() {
   dl::fabric_query query;
   query.library = "libfabric.so.no";
@@ -165,6 +233,7 @@ int main() {
       continue;
     }
     test_one_process(provider);
+    test_stranger(provider);
   }
   test_what_is_missing();
   return ep::check::finish();

@@ -27,6 +27,18 @@ template <class Look> bool soon(Look&& look, int seconds = 20) {
   return true;
 }
 
+// What a rank has for each peer: other keys for each direction of each pair.
+inline std::vector<fabric::link_keys> keys_of(int32_t rank, int32_t world) {
+  const auto key = [](int32_t from, int32_t to) {
+    fabric::tag_key made{};
+    for (size_t i = 0; i < made.size(); ++i) made[i] = static_cast<uint8_t>(static_cast<size_t>(from * 16) + static_cast<size_t>(to) + i * 17);
+    return made;
+  };
+  std::vector<fabric::link_keys> keys;
+  for (int32_t peer = 0; peer < world; ++peer) keys.push_back({key(rank, peer), key(peer, rank)});
+  return keys;
+}
+
 struct fabric_side {
   std::shared_ptr<rank_context> context;
   std::unique_ptr<fabric::engine> engine;
@@ -46,7 +58,7 @@ class fabric_ranks {
       one.engine = std::make_unique<fabric::engine>(one.context, port(rank), options);
       addresses.push_back(must(one.engine->address()));
     }
-    for (fabric_side& one : sides) must(one.engine->connect(addresses));
+    for (int32_t rank = 0; rank < ranks; ++rank) must(side(rank).engine->connect(addresses, keys_of(rank, ranks)));
     allocate(bytes, slots);
   }
   ~fabric_ranks() {

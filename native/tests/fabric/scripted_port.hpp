@@ -19,6 +19,27 @@ class scripted_network {
 
   std::unique_ptr<dl::fabric_port> port(int32_t rank);
 
+  // A message, or a write of nothing with its data, that comes from nowhere.
+  void inject(int32_t to, std::vector<uint8_t> bytes) {
+    const std::lock_guard lock(mutex_);
+    put_in(to, kind::message, std::move(bytes), 0);
+  }
+  void inject_piece(int32_t to, uint32_t data) {
+    const std::lock_guard lock(mutex_);
+    put_in(to, kind::write, {}, data);
+  }
+  // Nothing is on its way to it.
+  bool quiet(int32_t rank) const {
+    const std::lock_guard lock(mutex_);
+    const inbox& own = inboxes_[static_cast<size_t>(rank)];
+    return own.flying.empty() && own.events.empty();
+  }
+  // What flies to a rank that nobody plays is of no use.
+  void forget(int32_t rank) {
+    const std::lock_guard lock(mutex_);
+    inboxes_[static_cast<size_t>(rank)].flying.clear();
+  }
+
   // Packets to and from it vanish; nothing is refused.
   void cut(int32_t rank) {
     const std::lock_guard lock(mutex_);
@@ -69,6 +90,16 @@ class scripted_network {
     std::vector<dl::fabric_event> events;
   };
 
+  void put_in(int32_t to, kind what, std::vector<uint8_t> bytes, uint32_t data) {
+    packet one{};
+    one.what = what;
+    one.from = one.to = to;
+    one.number = next_++;
+    one.bytes = std::move(bytes);
+    one.data = data;
+    inboxes_[static_cast<size_t>(to)].flying.push_back(std::move(one));
+  }
+
   int post(packet one) {
     const std::lock_guard lock(mutex_);
     if (one_of_ == 0 || random_.below(one_of_) != 0) {
@@ -105,12 +136,12 @@ class scripted_network {
       std::memcpy(to.to, one.bytes.data(), one.bytes.size());
       own.events.push_back({dl::fabric_event::kind::done, to.context, 0, one.bytes.size(), 0, {}});
     } else if (one.what == kind::write) {
-      std::memcpy(reinterpret_cast<void*>(one.at), one.bytes.data(), one.bytes.size());
+      if (!one.bytes.empty()) std::memcpy(reinterpret_cast<void*>(one.at), one.bytes.data(), one.bytes.size());
       own.events.push_back({dl::fabric_event::kind::arrived, nullptr, one.data, one.bytes.size(), 0, {}});
     } else {
       std::memcpy(one.local, reinterpret_cast<const void*>(one.at), one.length);
     }
-    inboxes_[static_cast<size_t>(one.from)].events.push_back({dl::fabric_event::kind::done, one.context, 0, 0, 0, {}});
+    if (one.context != nullptr) inboxes_[static_cast<size_t>(one.from)].events.push_back({dl::fabric_event::kind::done, one.context, 0, 0, 0, {}});
   }
 
   mutable std::mutex mutex_;

@@ -21,3 +21,33 @@ export function byteCount(text: string): number {
 export function listOption<T>(parse: (text: string) => T): (text: string) => readonly T[] {
   return (text) => text.split(',').map((part) => parse(part.trim()));
 }
+
+const ADDRESS = /^(\[[\da-fA-F:.]+\]|[^\s/:[\]]+):(\d{1,5})$/;
+
+/** `host:port`, the host a name or an address, IPv6 in brackets. */
+export function rendezvousAddress(text: string): { readonly host: string; readonly port: number } {
+  const [, host, digits] = ADDRESS.exec(text) ?? [];
+  const port = Number(digits);
+  if (host === undefined || !(port >= 1 && port <= 65_535))
+    throw new InvalidArgumentError('expected <host>:<port>, for example node1:29500.');
+  return { host: host.replace(/[[\]]/g, ''), port };
+}
+
+/** `a:4,b:4`, each with 1 to `most` ranks. */
+export function hostList(most: number): (text: string) => readonly { readonly host: string; readonly ranks: number }[] {
+  return listOption((part) => {
+    const [, host, digits] = ADDRESS.exec(part) ?? [];
+    const ranks = Number(digits);
+    if (host === undefined || !(ranks >= 1 && ranks <= most))
+      throw new InvalidArgumentError('expected hosts with their ranks, for example node1:4,node2:4.');
+    return { host: host.replace(/[[\]]/g, ''), ranks };
+  });
+}
+
+/** `2`, or `2:4`. */
+export function nodeCount(text: string): { readonly least: number; readonly most: number } {
+  const [, first, second] = /^(\d{1,5})(?::(\d{1,5}))?$/.exec(text) ?? [];
+  const [least, most] = [Number(first), Number(second ?? first)];
+  if (least >= 1 && most >= least && most <= 65_536) return { least, most };
+  throw new InvalidArgumentError('expected a number of hosts, for example 2, or least:most, for example 2:4.');
+}

@@ -58,7 +58,7 @@ function checkTransport(transport: GroupTransport, { rank, worldSize }: Place): 
 
 /** True for a store that ends with rank 0, which holds its server. */
 const isHeldByRank0 = ({ store, storeOfLauncher }: LaunchEnv): boolean =>
-  store.kind === 'tcp' && storeOfLauncher !== true;
+  store.kind === 'tcp' && storeOfLauncher === undefined;
 
 const meetings = new Map<string, number>();
 

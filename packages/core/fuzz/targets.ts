@@ -7,6 +7,7 @@ import { EpError, isEpError } from '../src/errors.js';
 import { formatVerdict, parseVerdict } from '../src/exchange.js';
 import { compareFacts, parseFacts } from '../src/rendezvous.js';
 import { parseRendezvousUrl } from '../src/rendezvous-url.js';
+import { resolveJobSecret } from '../src/secret.js';
 import { formatRecord, parseLine } from '../src/stores/log.js';
 import { entryBytes, Replica } from '../src/stores/replica.js';
 import { ByteQueue } from '../src/stores/tcp/bytes.js';
@@ -20,6 +21,7 @@ import {
   stringsReply,
   waitReply,
 } from '../src/stores/tcp/replies.js';
+import { type Gate, openingOf, proofOf } from '../src/stores/tcp/secret.js';
 import { Session, StoreState } from '../src/stores/tcp/session.js';
 import { byteRange, rowLayout, tensor, toContiguous } from '../src/tensor.js';
 
@@ -53,8 +55,8 @@ const TCP_LIMITS = {
 };
 
 /** What a server answers to bytes that come in pieces, up to where it drops the connection; and why it did. */
-function serve(bytes: Buffer, size: number): { readonly answers: string; readonly error?: unknown } {
-  const state = new StoreState(TCP_LIMITS);
+function serve(bytes: Buffer, size: number, gate?: Gate): { readonly answers: string; readonly error?: unknown } {
+  const state = new StoreState(TCP_LIMITS, gate);
   const answers: Uint8Array[] = [];
   const session = new Session(state, { send: (parts) => answers.push(...parts), blocked: () => false });
   let error: unknown;
@@ -71,6 +73,39 @@ function serve(bytes: Buffer, size: number): { readonly answers: string; readonl
   for (const key of state.map.keys()) held += entryBytes(key, state.map.get(key)!);
   if (held !== state.map.byteLength) throw new Error('the server lost count of what it holds');
   return { answers: Buffer.concat(answers).toString('hex'), error };
+}
+
+/** With nonces that do not change, so that inputs can hold good proofs: those of GATE for a nonce of sevens. */
+const GATE: Gate = { key: Buffer.alloc(32, 5), nonce: () => Buffer.alloc(32, 9) };
+const CLIENT_NONCE = Buffer.alloc(32, 7);
+
+/** Where a server's opening ends with 32 zeros, its proof: mutations of the rest stay good ones. */
+function withProof(bytes: Buffer): Buffer {
+  if (bytes.length < 66 || bytes.subarray(34, 66).some((byte) => byte !== 0)) return bytes;
+  const proof = proofOf(GATE.key, 'server', [CLIENT_NONCE, bytes.subarray(1, 33)]);
+  return Buffer.concat([bytes.subarray(0, 34), proof, bytes.subarray(66)]);
+}
+
+/** What a client with the job secret makes of a server's bytes. */
+function introduce(bytes: Buffer, size: number): { readonly sent: string; readonly error?: unknown } {
+  const { challenge, welcome } = openingOf(GATE.key, CLIENT_NONCE);
+  const queue = new ByteQueue();
+  let sent = '';
+  function* both(): Generator<void, boolean, void> {
+    sent = (yield* challenge(queue)).toString('hex');
+    yield* welcome(queue);
+    return true;
+  }
+  const opening = both();
+  try {
+    for (let at = 0; at < bytes.length; at += size) {
+      queue.push(bytes.subarray(at, at + size));
+      if (opening.next().done === true) return { sent: `${sent}, welcome` };
+    }
+    throw new EpError('EP_TRANSPORT_FAILED', 'the bytes end before the opening does');
+  } catch (error) {
+    return { sent, error };
+  }
 }
 
 const REPLIES: readonly ReplyReader<unknown>[] = [
@@ -140,6 +175,25 @@ export const suite: FuzzSuite = {
         throw new Error('the answers depend on how the bytes came');
       if (whole.error !== undefined) throw whole.error;
     }),
+    bytesTarget('tcp-secret-server', refusedWith('EP_TRANSPORT_FAILED', 'EP_SECRET'), (bytes) => {
+      const whole = serve(bytes, bytes.length + 1, GATE);
+      const pieces = serve(bytes, 1, GATE);
+      if (whole.answers !== pieces.answers || String(whole.error) !== String(pieces.error))
+        throw new Error('the answers depend on how the bytes came');
+      // A challenge, a refusal or one byte: whoever gets more has proved that it knows the secret.
+      const [hello, proof] = [bytes.subarray(0, 37), bytes.subarray(37, 69)];
+      const admitted = proof.equals(proofOf(GATE.key, 'client', [hello.subarray(5), GATE.nonce()]));
+      if (!admitted && whole.answers.length > 2 * (33 + 1)) throw new Error('a stranger was served');
+      if (whole.error !== undefined) throw whole.error;
+    }),
+    bytesTarget('tcp-secret-client', refusedWith('EP_TRANSPORT_FAILED', 'EP_SECRET'), (input) => {
+      const bytes = withProof(input);
+      const whole = introduce(bytes, bytes.length + 1);
+      const pieces = introduce(bytes, 1);
+      if (whole.sent !== pieces.sent || String(whole.error) !== String(pieces.error))
+        throw new Error('the opening depends on how the bytes came');
+      if (whole.error !== undefined) throw whole.error;
+    }),
     bytesTarget('tcp-client', refusedWith('EP_TRANSPORT_FAILED'), (bytes) => {
       const whole = hear(bytes, bytes.length + 1);
       const pieces = hear(bytes, 1);
@@ -171,6 +225,7 @@ export const suite: FuzzSuite = {
         text.split('\n').map((line) => [line.split('=', 1)[0]!, line.slice(line.indexOf('=') + 1)]),
       );
       debugs('leaks', env);
+      if (env.EP_JOB_SECRET_FILE === undefined) resolveJobSecret(undefined, env);
       if (!(defaultTimeoutMs(env) > 0)) throw new Error('a timeout of nothing');
       const { rank, worldSize, localRank, localWorldSize, store } = readLaunchEnv(env);
       if (!(rank >= 0 && rank < worldSize)) throw new Error('a rank outside of the world');

@@ -28,10 +28,24 @@ export const SWITCHES = {
     meaning:
       '`file:<path>` or `tcp://<host>:<port>` of the store through which the ranks meet; wins over MASTER_ADDR and MASTER_PORT',
   },
+  EP_STORE_HELD: {
+    default: 'unset',
+    meaning:
+      '`1`: the launcher holds the server of the store that EP_STORE names, and no rank does; `ep run` sets it on several hosts',
+  },
   EP_STORE_BIND: {
     default: 'unset',
     meaning:
       'the address at which the rank that holds a TCP store listens, for example `0.0.0.0` for every interface; unset: loopback, and nothing else',
+  },
+  EP_JOB_SECRET: {
+    default: 'unset',
+    meaning:
+      'what the ranks of one job share and nobody else knows, at least 16 bytes: TCP stores and `nvshmem.fabric` ask for it; `none`: off, for a trusted network; unset: refused where other hosts could take part',
+  },
+  EP_JOB_SECRET_FILE: {
+    default: 'unset',
+    meaning: 'path of a file that holds the job secret; read where EP_JOB_SECRET is not set',
   },
   EP_TORCH_PYTHON: {
     default: 'unset',
@@ -95,9 +109,9 @@ export interface LaunchEnv {
   readonly localRank?: number;
   readonly localWorldSize?: number;
   readonly store: StoreAddress;
-  /** torchrun's agent holds the server of the TCP store; otherwise rank 0 does. */
-  readonly storeOfLauncher?: boolean;
-  /** How often torchrun has started the ranks again. The agent's store keeps the keys of earlier attempts. */
+  /** Who holds the server of the TCP store, if it is not rank 0: torchrun's agent, whose store knows no job secret, or `ep run`. */
+  readonly storeOfLauncher?: 'torchrun' | 'ep';
+  /** How often the launcher has started the ranks again. Its store keeps the keys of earlier attempts. */
   readonly restarts?: number;
 }
 
@@ -108,11 +122,23 @@ interface LauncherNames {
   readonly localRank: string;
   readonly localWorldSize?: string;
   readonly either?: true;
+  /** The first of its variables is not ours to interpret unless the second is there as well. */
+  readonly both?: true;
 }
+
+const TORCHRUN: LauncherNames = {
+  rank: 'RANK',
+  worldSize: 'WORLD_SIZE',
+  localRank: 'LOCAL_RANK',
+  localWorldSize: 'LOCAL_WORLD_SIZE',
+  either: true,
+};
 
 /** In the order in which they are looked for: mpirun within a Slurm allocation sets its own beside Slurm's. */
 const LAUNCHERS: readonly LauncherNames[] = [
-  { rank: 'RANK', worldSize: 'WORLD_SIZE', localRank: 'LOCAL_RANK', localWorldSize: 'LOCAL_WORLD_SIZE', either: true },
+  // An indexed job of Kubernetes says which of its pods this is, its manifest how many there are.
+  { rank: 'JOB_COMPLETION_INDEX', worldSize: 'WORLD_SIZE', localRank: 'LOCAL_RANK', both: true },
+  TORCHRUN,
   {
     rank: 'OMPI_COMM_WORLD_RANK',
     worldSize: 'OMPI_COMM_WORLD_SIZE',
@@ -120,13 +146,30 @@ const LAUNCHERS: readonly LauncherNames[] = [
     localWorldSize: 'OMPI_COMM_WORLD_LOCAL_SIZE',
   },
   { rank: 'SLURM_PROCID', worldSize: 'SLURM_NTASKS', localRank: 'SLURM_LOCALID' },
+  // mpirun of MPICH and of Intel MPI; behind Slurm, whose own srun sets two of these as well.
+  {
+    rank: 'PMI_RANK',
+    worldSize: 'PMI_SIZE',
+    localRank: 'MPI_LOCALRANKID',
+    localWorldSize: 'MPI_LOCALNRANKS',
+    both: true,
+  },
 ];
 
 type Value = (name: string) => string | undefined;
 
+/** Undefined: started by hand, or not at all. */
+function launcherOf(value: Value): LauncherNames | undefined {
+  const has = (name: string): boolean => value(name) !== undefined;
+  return LAUNCHERS.find((names) => {
+    // What somebody sets by hand wins over a pod's index.
+    if (names.both === true) return has(names.rank) && has(names.worldSize) && !has('RANK');
+    return has(names.rank) || (names.either === true && has(names.worldSize));
+  });
+}
+
 /** Only where Slurm says who this is: mpirun within an allocation may put rank 0 elsewhere. */
-const launchedBySlurm = (value: Value): boolean =>
-  LAUNCHERS.find((names) => value(names.rank) !== undefined)?.rank === 'SLURM_PROCID';
+const launchedBySlurm = (value: Value): boolean => launcherOf(value)?.rank === 'SLURM_PROCID';
 
 function hostOfSlurm(value: Value): string | undefined {
   if (!launchedBySlurm(value)) return undefined;
@@ -172,19 +215,25 @@ function parseStoreAddress(env: Environment, value: Value): StoreAddress {
   return { kind: 'tcp', host, port: parseInteger('MASTER_PORT', port, 1, 65535) };
 }
 
+function holderOf(value: Value, store: StoreAddress): LaunchEnv['storeOfLauncher'] {
+  // The agent's server is the one at MASTER_ADDR; a store that EP_STORE names is ours.
+  if (value('EP_STORE') === undefined) return value('TORCHELASTIC_USE_AGENT_STORE') === 'True' ? 'torchrun' : undefined;
+  const held = value('EP_STORE_HELD');
+  if (held !== undefined && held !== '1')
+    throw invalid('EP_STORE_HELD', { where: 'environment', expected: '"1" or not set', found: held });
+  return held === '1' && store.kind === 'tcp' ? 'ep' : undefined;
+}
+
 /**
  * Reads torchrun's contract (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and our EP_STORE; where RANK and WORLD_SIZE
- * are not set, Open MPI's variables or Slurm's say who this is. Under srun, what is missing of MASTER_ADDR and MASTER_PORT is the first host of the step and a port made
+ * are not set, the variables of Open MPI, MPICH and Intel MPI, or Slurm say who this is, and where only WORLD_SIZE is, the index of a Kubernetes job. Under srun, what is missing of MASTER_ADDR and MASTER_PORT is the first host of the step and a port made
  * of the numbers of job and step. An empty variable counts as unset. Throws `EP_INVALID_ARGUMENT` naming the variable, what it should be and what it is.
  */
 export function readLaunchEnv(env: Environment = process.env): LaunchEnv {
   checkEnvironment(env, 'readLaunchEnv');
   const value = (name: string): string | undefined =>
     env[name] === undefined || env[name] === '' ? undefined : env[name];
-  const launcher = LAUNCHERS.find(
-    (names) => value(names.rank) !== undefined || (names.either === true && value(names.worldSize) !== undefined),
-  );
-  const names = launcher ?? LAUNCHERS[0]!;
+  const names = launcherOf(value) ?? TORCHRUN;
   const rankText = value(names.rank);
   const sizeText = value(names.worldSize);
   if (rankText === undefined || sizeText === undefined) {
@@ -205,15 +254,14 @@ export function readLaunchEnv(env: Environment = process.env): LaunchEnv {
   const localRank = optional(names.localRank, 0, (localWorldSize ?? worldSize) - 1);
   const restarts = optional('TORCHELASTIC_RESTART_COUNT', 0, Number.MAX_SAFE_INTEGER);
   const store = parseStoreAddress(env, value);
-  // The agent's server is the one at MASTER_ADDR; a store that EP_STORE names is ours.
-  const storeOfLauncher = value('EP_STORE') === undefined && value('TORCHELASTIC_USE_AGENT_STORE') === 'True';
+  const storeOfLauncher = holderOf(value, store);
   return {
     rank,
     worldSize,
     ...(localRank === undefined ? {} : { localRank }),
     ...(localWorldSize === undefined ? {} : { localWorldSize }),
     store,
-    ...(storeOfLauncher ? { storeOfLauncher } : {}),
+    ...(storeOfLauncher === undefined ? {} : { storeOfLauncher }),
     ...(restarts === undefined ? {} : { restarts }),
   };
 }

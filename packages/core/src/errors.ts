@@ -89,6 +89,11 @@ export const ERROR_TABLE = {
       'ranks could not agree at set-up (version, ABI, configuration, missing rank); the message names the odd one out',
     remedy: 'make the named rank run the same version and configuration',
   },
+  EP_SECRET: {
+    scope: 'transport',
+    meaning: 'the two sides do not share one job secret, or there is none where other hosts can take part',
+    remedy: 'give all ranks the same EP_JOB_SECRET; `none` switches it off by name',
+  },
   EP_TRANSPORT_FAILED: {
     scope: 'transport',
     meaning: 'the transport can no longer move data',

@@ -10,6 +10,7 @@ export * from './ranks.js';
 export * from './rendezvous.js';
 export * from './rendezvous-url.js';
 export * from './scope.js';
+export { type JobSecret, jobKey, type ResolvedSecret, resolveJobSecret, secretMissing } from './secret.js';
 export * from './store.js';
 export { FileStore, openFileStore } from './stores/file.js';
 export { MemoryStore, memoryStore } from './stores/memory.js';

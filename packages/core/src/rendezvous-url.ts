@@ -4,6 +4,7 @@ import { type Environment, type LaunchEnv, readLaunchEnv } from './env.js';
 import { checkInteger, EpError, invalid, isEpError } from './errors.js';
 import type { MeetingOptions } from './exchange.js';
 import { type Facts, type PeerFacts, rendezvous } from './rendezvous.js';
+import { type JobSecret, resolveJobSecret } from './secret.js';
 import type { Store } from './store.js';
 import { openFileStore } from './stores/file.js';
 import { openTcpStore } from './stores/tcp/open.js';
@@ -27,6 +28,8 @@ export interface OpenRendezvousOptions extends MeetingOptions {
   readonly handshake?: boolean;
   /** Where the rank that holds a TCP store listens; EP_STORE_BIND unless given, and loopback without that. */
   readonly bind?: string;
+  /** For a TCP store, as `openTcpStore` takes it; that of the environment unless given. torchrun's own store has none. */
+  readonly secret?: JobSecret;
   readonly env?: Environment;
 }
 
@@ -115,23 +118,26 @@ function explain(error: unknown, { rank, worldSize, storeOfLauncher }: LaunchEnv
   if (rank === 0 && error.native?.name === 'EADDRINUSE')
     return fail([0], 'the address of rank 0 is taken: two processes run as rank 0, or another program listens there');
   if (error.code !== 'EP_TIMEOUT' && error.code !== 'EP_PEER_LOST') return error;
-  if (storeOfLauncher === true) return fail([], "the launcher's store did not answer");
+  if (storeOfLauncher !== undefined) return fail([], "the launcher's store did not answer");
   return rank === 0 ? error : fail([0], `rank 0 of ${worldSize}, which holds the store, did not come or has left`);
 }
 
 async function openStore(place: LaunchEnv, options: OpenRendezvousOptions): Promise<Store> {
-  const { store: address, rank, worldSize, storeOfLauncher = false } = place;
+  const { store: address, rank, worldSize, storeOfLauncher } = place;
   if (address.kind === 'file') return openFileStore(address.path);
   const bind = options.bind ?? ((options.env ?? process.env).EP_STORE_BIND || undefined);
   const { host, port } = address;
+  // What torchrun's agent serves is PyTorch's.
+  const secret = storeOfLauncher === 'torchrun' ? 'none' : resolveJobSecret(options.secret, options.env);
   return openTcpStore({
     host,
     port,
     worldSize,
-    isServer: rank === 0 && !storeOfLauncher,
+    isServer: rank === 0 && storeOfLauncher === undefined,
     // With the handshake the ranks that are missing are named; the counter could only say how many.
     waitForWorkers: options.handshake === false,
     ...(bind !== undefined && { bind }),
+    ...(secret !== undefined && { secret }),
     ...(options.timeoutMs !== undefined && { timeoutMs: options.timeoutMs }),
     ...(options.signal && { signal: options.signal }),
   });

@@ -69,10 +69,40 @@ describe('readLaunchEnv', () => {
 
   it("knows torchrun's own store and its restarts, and a TCP store of ours", () => {
     const agent = { ...torchrun, TORCHELASTIC_USE_AGENT_STORE: 'True', TORCHELASTIC_RESTART_COUNT: '2' };
-    expect(readLaunchEnv(agent)).toMatchObject({ storeOfLauncher: true, restarts: 2 });
+    expect(readLaunchEnv(agent)).toMatchObject({ storeOfLauncher: 'torchrun', restarts: 2 });
     const ours = readLaunchEnv({ ...agent, EP_STORE: 'tcp://[::1]:4000' });
     expect(ours.store).toEqual({ kind: 'tcp', host: '::1', port: 4000 });
     expect(ours.storeOfLauncher).toBeUndefined();
+  });
+
+  it("knows that ep run holds the store, and a pod's index and Intel MPI's variables", () => {
+    const held = { ...torchrun, EP_STORE: 'tcp://h:4000', EP_STORE_HELD: '1' };
+    expect(readLaunchEnv(held)).toMatchObject({ storeOfLauncher: 'ep' });
+    expect(readLaunchEnv({ ...held, EP_STORE: 'file:x' }).storeOfLauncher).toBeUndefined();
+    expect(() => readLaunchEnv({ ...held, EP_STORE_HELD: 'yes' })).toThrow(/EP_STORE_HELD must be "1"/);
+    const meet = { MASTER_ADDR: 'job-0.ranks', MASTER_PORT: '29500' };
+    const pod = { JOB_COMPLETION_INDEX: '3', WORLD_SIZE: '4', ...meet };
+    expect(readLaunchEnv(pod)).toEqual({
+      rank: 3,
+      worldSize: 4,
+      store: { kind: 'tcp', host: 'job-0.ranks', port: 29_500 },
+    });
+    expect(readLaunchEnv({ ...pod, RANK: '1' }).rank).toBe(1);
+    expect(() => readLaunchEnv({ JOB_COMPLETION_INDEX: '3', ...meet })).toThrow(/RANK and WORLD_SIZE not set/);
+    expect(() => readLaunchEnv({ ...pod, WORLD_SIZE: '3' })).toThrow(/JOB_COMPLETION_INDEX must be .* from 0 to 2/);
+    // `ep run` in a pod says RANK itself; mpirun in a pod is asked before the pod.
+    const intel = { PMI_RANK: '5', PMI_SIZE: '8', MPI_LOCALRANKID: '1', MPI_LOCALNRANKS: '4', ...meet };
+    expect(readLaunchEnv(intel)).toMatchObject({ rank: 5, worldSize: 8, localRank: 1, localWorldSize: 4 });
+    // srun's own PMI beside Slurm's variables.
+    const slurm = {
+      SLURM_PROCID: '0',
+      SLURM_NTASKS: '2',
+      SLURM_JOB_ID: '1',
+      SLURM_JOB_NODELIST: 'n',
+      PMI_RANK: '0',
+      PMI_SIZE: '2',
+    };
+    expect(readLaunchEnv(slurm)).toMatchObject({ rank: 0, worldSize: 2, store: { host: 'n' } });
   });
 
   it('prefers EP_STORE and does without the local place', () => {

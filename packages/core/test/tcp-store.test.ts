@@ -71,7 +71,7 @@ describe('opening', () => {
     await server.close();
     await expect(openTcpStore({ host: HOST, port, timeoutMs: 60 })).rejects.toMatchObject({
       code: 'EP_TIMEOUT',
-      message: `tcp store: no server at 127.0.0.1:${port} within 60 ms: the last attempt ended with ECONNREFUSED`,
+      message: `tcp store: no server at 127.0.0.1:${port} within 60 ms: the last attempt ended with ECONNREFUSED: the host is there and nobody listens at this port: the server has not started, ended, or listens at another address (tried from 127.0.0.1, lo)`,
     });
     const reason = { mine: true };
     const controller = new AbortController();
@@ -86,7 +86,7 @@ describe('opening', () => {
     const { port } = mute.address() as { port: number };
     await expect(openTcpStore({ host: HOST, port, timeoutMs: 60 })).rejects.toMatchObject({
       code: 'EP_TIMEOUT',
-      message: `tcp store: no server at 127.0.0.1:${port} within 60 ms: it did not answer`,
+      message: `tcp store: no server at 127.0.0.1:${port} within 60 ms: it took the connection and did not answer (tried from 127.0.0.1, lo)`,
     });
     await new Promise((resolve) => mute.close(resolve));
   });

@@ -89,6 +89,24 @@ describe.skipIf(unavailable)(`ranks over TCP${unavailable}`, () => {
     }
   });
 
+  it('are named where their job secrets differ, which nobody is shown', async () => {
+    const [mine, other] = ['a secret of the first job', 'a secret of another job'];
+    for (const secrets of [
+      [mine, other, mine],
+      [mine, undefined, mine],
+      [mine, 'none', mine],
+    ]) {
+      for (const end of await openAll(secrets.map((secret) => (secret === undefined ? {} : { secret })))) {
+        expect(reasonOf(end).code).toBe('EP_RENDEZVOUS');
+        expect(reasonOf(end).message).toMatch(/rank 1\b.*differ.*secret is/);
+        expect(JSON.stringify([reasonOf(end).message, reasonOf(end).context])).not.toMatch(/of the first|of another/);
+      }
+    }
+    const world = await openWorld(2, { secret: mine });
+    await Promise.all(world.map((one) => one.barrier()));
+    for (const one of world) expect(one.counts().refused).toBe(0);
+  });
+
   it('hear why one of them has no fabric, and do not wait for it', async () => {
     const [first, second] = await openAll([{}, { library: 'libfabric.so.none' }]);
     expect(reasonOf(first!).code).toBe('EP_RENDEZVOUS');

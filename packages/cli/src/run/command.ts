@@ -1,9 +1,10 @@
 /** `ep run`: local ranks with prefixed output. */
 import { constants } from 'node:os';
+import { EpError } from '@ep/core';
 import { Argument, Command, Option } from 'commander';
 import pc from 'picocolors';
 import { CommandExit, jsonText } from '../failure.js';
-import { integerOption } from '../options.js';
+import { hostList, integerOption, nodeCount, rendezvousAddress } from '../options.js';
 import {
   exitCodeOf,
   type LaunchEvent,
@@ -12,6 +13,8 @@ import {
   mostLocalRanks,
   type RankExit,
 } from './launch.js';
+import { runNode } from './node-job.js';
+import type { NodeSpec, Rendezvous } from './nodes.js';
 
 const FORWARDED = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
 
@@ -19,7 +22,14 @@ const FORWARDED = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
 const HUES = [pc.cyan, pc.green, pc.yellow, pc.magenta, pc.blue] as const;
 
 interface RunFlags {
-  readonly ranks: number;
+  readonly ranks?: number;
+  readonly hosts?: readonly NodeSpec[];
+  readonly nodes?: { readonly least: number; readonly most: number };
+  readonly rdzv?: Rendezvous;
+  readonly nodeRank?: number;
+  readonly maxRestarts: number;
+  readonly joinTimeout: number;
+  readonly lastCall: number;
   readonly keepGoing?: boolean;
   readonly grace: number;
   readonly json?: boolean;
@@ -30,8 +40,38 @@ export function runCommand(): Command {
     .description(
       'start N local ranks of a program, each with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, EP_STORE, … set',
     )
+    .addOption(new Option('-n, --ranks <count>', 'how many on this host').argParser(integerOption(1, mostLocalRanks)))
     .addOption(
-      new Option('-n, --ranks <count>', 'how many').argParser(integerOption(1, mostLocalRanks)).makeOptionMandatory(),
+      new Option(
+        '--hosts <list>',
+        'hosts and their ranks, for example a:4,b:4; run the same command on each of them',
+      ).argParser(hostList(mostLocalRanks)),
+    )
+    .addOption(new Option('--nodes <count>', 'how many hosts, or least:most, each with --ranks').argParser(nodeCount))
+    .addOption(
+      new Option('--rdzv <host:port>', 'where the hosts meet; the one that has the address holds the store').argParser(
+        rendezvousAddress,
+      ),
+    )
+    .addOption(
+      new Option('--node-rank <number>', 'which of the hosts this is, where names and addresses do not say').argParser(
+        integerOption(0, 65_535),
+      ),
+    )
+    .addOption(
+      new Option('--max-restarts <count>', 'how often all ranks are started again when one fails or a host is lost')
+        .argParser(integerOption(0, 1_000_000))
+        .default(0),
+    )
+    .addOption(
+      new Option('--join-timeout <seconds>', 'how long hosts wait for each other')
+        .argParser(integerOption(1, 86_400))
+        .default(300),
+    )
+    .addOption(
+      new Option('--last-call <seconds>', 'with least:most, how long more hosts may come once there are enough')
+        .argParser(integerOption(0, 3600))
+        .default(10),
     )
     .option('-k, --keep-going', 'let the other ranks go on when one fails')
     .addOption(
@@ -73,19 +113,32 @@ async function runRanks(
   process.stdout.on('error', onOutputError);
   const print = flags.json === true ? printJson : printPrefixed;
   try {
-    const options: LaunchOptions = {
-      ranks: flags.ranks,
+    const common = {
       program: flags.program,
       args: flags.args,
-      keepGoing: flags.keepGoing === true,
       graceMs: flags.grace * 1000,
-      onEvent: (event) => {
+      onEvent: (event: LaunchEvent) => {
         if (event.event === 'start') ranks.set(event.rank, event.pid);
         else if (event.event === 'exit') ranks.delete(event.rank);
         print(event);
       },
       signal: stop.signal,
     };
+    const several = severalNodes(flags);
+    if (several !== undefined) {
+      const onNote = (text: string): void => {
+        if (flags.json === true) process.stdout.write(`${jsonText({ event: 'note', text })}\n`);
+        else process.stderr.write(`ep run: ${text}\n`);
+      };
+      const status = await runNode({ ...common, ...several, onNote }).catch((error: unknown) => {
+        if (told === undefined) throw error;
+        return 1;
+      });
+      const code = told === undefined ? status : 128 + constants.signals[told];
+      if (flags.json === true) process.stdout.write(`${jsonText({ event: 'end', code })}\n`);
+      return code;
+    }
+    const options: LaunchOptions = { ...common, ranks: flags.ranks!, keepGoing: flags.keepGoing === true };
     const result = await launchRanks(options);
     // A rank may answer a signal with status 0; who asked for the stop must still see that it was one.
     const code = told === undefined ? result.code : 128 + constants.signals[told];
@@ -101,6 +154,39 @@ async function runRanks(
     process.off('SIGUSR2', onDump);
     process.stdout.off('error', onOutputError);
   }
+}
+
+/** Undefined: this host alone. Throws `EP_INVALID_ARGUMENT` for options that do not fit together. */
+function severalNodes(flags: RunFlags) {
+  const { hosts, nodes, rdzv, ranks, nodeRank, maxRestarts } = flags;
+  const refuse = (expected: string): never => {
+    throw new EpError('EP_INVALID_ARGUMENT', `ep run: ${expected}`);
+  };
+  if (hosts === undefined && nodes === undefined && rdzv === undefined) {
+    if (nodeRank !== undefined || maxRestarts !== 0)
+      refuse('--node-rank and --max-restarts are of jobs with --hosts or --nodes');
+    return ranks === undefined ? refuse('say how many ranks with -n, or on which hosts with --hosts') : undefined;
+  }
+  if (rdzv === undefined) return refuse('--hosts and --nodes need --rdzv <host:port>, the same on all hosts');
+  if ((hosts === undefined) === (nodes === undefined)) return refuse('give either --hosts, or --nodes and -n');
+  if (hosts !== undefined && ranks !== undefined) refuse('--hosts says how many ranks each host has: leave out -n');
+  if (hosts === undefined && ranks === undefined) refuse('--nodes needs -n, the ranks of this host');
+  if (flags.keepGoing === true) refuse('--keep-going is of one host');
+  const most = hosts?.length ?? nodes!.most;
+  if (nodeRank !== undefined && nodeRank >= most) refuse(`--node-rank ${nodeRank} is not one of ${most} hosts`);
+  if (nodeRank !== undefined && nodes !== undefined && nodes.least !== nodes.most)
+    refuse('--node-rank is of a job whose number of hosts is fixed');
+  return {
+    rdzv,
+    least: hosts?.length ?? nodes!.least,
+    most,
+    maxRestarts,
+    joinMs: flags.joinTimeout * 1000,
+    lastCallMs: flags.lastCall * 1000,
+    ...(ranks !== undefined && { ranks }),
+    ...(hosts !== undefined && { hosts }),
+    ...(nodeRank !== undefined && { nodeRank }),
+  };
 }
 
 function tellToDump(pid: number): void {

@@ -21,10 +21,26 @@ export interface RankExit {
   readonly signal: NodeJS.Signals | null;
 }
 
+/** Where this host's ranks stand among those of all hosts. */
+export interface LaunchPlace {
+  readonly firstRank: number;
+  readonly worldSize: number;
+  readonly node: number;
+  readonly nodes: number;
+  /** Where rank 0 may serve. */
+  readonly master: { readonly host: string; readonly port: number };
+  /** EP_STORE, whose server the launcher holds. */
+  readonly store: string;
+  readonly attempt: number;
+  readonly maxRestarts: number;
+}
+
 export interface LaunchOptions {
   readonly ranks: number;
   readonly program: string;
   readonly args: readonly string[];
+  /** Absent: they are the whole job. */
+  readonly place?: LaunchPlace;
   /** Added to this process's environment. */
   readonly env?: Readonly<Record<string, string>>;
   /** A rank that fails does not stop the others. */
@@ -54,7 +70,7 @@ export function exitCodeOf({ code, signal }: Pick<RankExit, 'code' | 'signal'>):
 }
 
 /** A port that was free a moment ago. HAZARD: somebody may take it before rank 0 listens; our own ranks meet at EP_STORE instead. */
-async function freePort(): Promise<number> {
+export async function freePort(): Promise<number> {
   const server = createServer();
   await new Promise<void>((resolve, reject) => server.once('error', reject).listen(0, '127.0.0.1', resolve));
   const address = server.address();
@@ -77,32 +93,33 @@ export function launchRanks(options: LaunchOptions): Promise<LaunchResult> {
 /** As `launchRanks`, with the store in a folder that the caller has. */
 export async function launchIn({ folder, guardian }: Scratch, options: LaunchOptions): Promise<LaunchResult> {
   checkInteger(options.ranks, 'ranks', 'launch', 1, mostLocalRanks);
-  const place = {
-    ...contractOf(options.ranks, await freePort()),
-    EP_STORE: `file:${storePath(folder)}`,
-  };
+  const { place, ranks } = options;
+  const contract =
+    place === undefined
+      ? { ...contractOf(ranks, ranks, '127.0.0.1', await freePort()), EP_STORE: `file:${storePath(folder)}` }
+      : contractOfNode(ranks, place);
   const ours = inherited(process.env);
   return new Job(options, guardian).run((rank) => ({
     ...ours,
     ...options.env,
-    ...place,
+    ...contract,
     RANK: String(rank),
-    LOCAL_RANK: String(rank),
+    LOCAL_RANK: String(rank - (place?.firstRank ?? 0)),
     ROLE_RANK: String(rank),
   }));
 }
 
 /** What torchrun sets for all workers alike, as of one node whose workers are one group and one role, and are not started again. */
-function contractOf(ranks: number, port: number): Readonly<Record<string, string>> {
-  const size = String(ranks);
+function contractOf(worldSize: number, ranks: number, host: string, port: number): Readonly<Record<string, string>> {
+  const size = String(worldSize);
   return {
     WORLD_SIZE: size,
-    LOCAL_WORLD_SIZE: size,
+    LOCAL_WORLD_SIZE: String(ranks),
     ROLE_WORLD_SIZE: size,
     GROUP_RANK: '0',
     GROUP_WORLD_SIZE: '1',
     ROLE_NAME: 'default',
-    MASTER_ADDR: '127.0.0.1',
+    MASTER_ADDR: host,
     MASTER_PORT: String(port),
     TORCHELASTIC_RUN_ID: randomUUID(),
     TORCHELASTIC_RESTART_COUNT: '0',
@@ -112,12 +129,28 @@ function contractOf(ranks: number, port: number): Readonly<Record<string, string
   };
 }
 
+/** The same for one of several nodes. */
+function contractOfNode(ranks: number, place: LaunchPlace): Readonly<Record<string, string>> {
+  return {
+    ...contractOf(place.worldSize, ranks, place.master.host, place.master.port),
+    GROUP_RANK: String(place.node),
+    GROUP_WORLD_SIZE: String(place.nodes),
+    // The same on all nodes.
+    TORCHELASTIC_RUN_ID: `${place.store} ${place.attempt}`,
+    TORCHELASTIC_RESTART_COUNT: String(place.attempt),
+    TORCHELASTIC_MAX_RESTARTS: String(place.maxRestarts),
+    EP_STORE: place.store,
+    EP_STORE_HELD: '1',
+  };
+}
+
 /**
  * HAZARD: when this process is itself a worker of torchrun, what its agent said is of another job. With its error file, say, each of our ranks would
  * overwrite the worker's.
  */
 function inherited(env: NodeJS.ProcessEnv): NodeJS.ProcessEnv {
-  return Object.fromEntries(Object.entries(env).filter(([name]) => !name.startsWith('TORCHELASTIC_')));
+  const foreign = (name: string): boolean => name.startsWith('TORCHELASTIC_') || name === 'EP_STORE_HELD';
+  return Object.fromEntries(Object.entries(env).filter(([name]) => !foreign(name)));
 }
 
 /** Where the ranks of a job meet. */
@@ -153,7 +186,9 @@ class Job {
     if (signal?.aborted) onAbort();
     try {
       const ended: Promise<void>[] = [];
-      for (let rank = 0; rank < ranks && !this.#stopping; rank++) ended.push(this.#start(rank, environment(rank)));
+      const first = this.#options.place?.firstRank ?? 0;
+      for (let rank = first; rank < first + ranks && !this.#stopping; rank++)
+        ended.push(this.#start(rank, environment(rank)));
       await Promise.all(ended);
     } finally {
       clearTimeout(this.#timer);

@@ -1,5 +1,12 @@
 /** What can be chosen when the backing `fabric` is opened. */
-import { checkInteger, defaultTimeoutMs, invalid } from '@ep/core';
+import {
+  checkInteger,
+  defaultTimeoutMs,
+  invalid,
+  type JobSecret,
+  type ResolvedSecret,
+  resolveJobSecret,
+} from '@ep/core';
 import type { FabricQuery, NativeFabricOptions } from '@ep/native';
 
 export interface FabricConfig {
@@ -7,6 +14,8 @@ export interface FabricConfig {
   readonly timeoutMs?: number;
   /** Ranks on this host, for the choice between spinning and sleeping and for what fits its memory. The world size unless given. */
   readonly ranksOnHost?: number;
+  /** What all ranks of the job share (docs/fabric.md): EP_JOB_SECRET unless given; `none` on a network on which everybody is trusted. */
+  readonly secret?: JobSecret;
   /** libfabric's name of a provider: `tcp;ofi_rxm`, `verbs;ofi_rxm`, `efa`, `net`, `shm`. The first of the policy (docs/fabric.md) that is there unless given. */
   readonly provider?: string;
   /** Address of the interface that this rank binds to and is reached at. The provider's choice unless given. */
@@ -24,6 +33,8 @@ export interface FabricConfig {
 export interface ResolvedFabricConfig extends NativeFabricOptions {
   readonly timeoutMs: number;
   readonly ranksOnHost: number;
+  /** Undefined: there is none. */
+  readonly secret: ResolvedSecret | undefined;
 }
 
 const where = 'nvshmem:fabric configuration';
@@ -55,6 +66,7 @@ export function resolveConfig(config: FabricConfig | undefined, worldSize: numbe
   }
   return {
     ...resolveQuery(config),
+    secret: resolveJobSecret(config?.secret),
     timeoutMs,
     ranksOnHost: checkInteger(config?.ranksOnHost ?? worldSize, 'ranksOnHost', where, 1),
     heartbeatMs,

@@ -2,6 +2,7 @@
 import {
   EpError,
   exchange,
+  hostFacts,
   type Member,
   type Rank,
   rendezvous,
@@ -14,6 +15,7 @@ import { VERSION } from '../version.js';
 import { type FabricConfig, type ResolvedFabricConfig, resolveConfig } from './config.js';
 import { FabricEndpoint } from './endpoint.js';
 import { type FabricNeeds, probeFabric } from './probe.js';
+import { checkSecret, fingerprint, linkKeys, NONCE_BYTES, networkOfProcess, newNonce } from './secret.js';
 import { FabricTeam, teamMemory } from './team.js';
 import { FabricTransport } from './transport.js';
 
@@ -39,8 +41,11 @@ async function meet({ member, config, limits, context }: Opening): Promise<Nativ
   try {
     const provider = nic?.offer().provider ?? `none: ${refusal instanceof Error ? refusal.message : String(refusal)}`;
     const { heartbeatMs, silenceMs } = config;
-    const agree = { transport: NAME, version: VERSION, abi: binding.abi, provider, heartbeatMs, silenceMs };
-    await rendezvous(member.store, { ...member, facts: { agree }, key: `${NAME}/rendezvous` }, limits);
+    const secret = fingerprint(config.secret);
+    const agree = { transport: NAME, version: VERSION, abi: binding.abi, provider, heartbeatMs, silenceMs, secret };
+    const facts = { agree, host: { ...hostFacts(), network: networkOfProcess() } };
+    const peers = await rendezvous(member.store, { ...member, facts, key: `${NAME}/rendezvous` }, limits);
+    checkSecret(peers, config.secret);
   } catch (error) {
     nic?.close();
     throw refusal ?? error;
@@ -57,18 +62,21 @@ async function join(opening: Opening, nic: NativeFabricNic, liveness: Liveness):
   const size = teamMemory(worldSize);
   const memory = new (native().binding.SymmetricMemory)(context, size.byteLength, size.signalSlots);
   const [address, part] = [nic.address(), nic.addMemory(memory)];
-  const bytes = new Uint8Array(part.byteLength + address.byteLength);
-  bytes.set(part);
-  bytes.set(address, part.byteLength);
+  const bytes = Buffer.concat([newNonce(), part, address]);
+  const [beginOfPart, beginOfAddress] = [NONCE_BYTES, NONCE_BYTES + part.byteLength];
   const blobs = await exchange(store, { rank, worldSize, key: `${NAME}/addresses`, bytes }, limits);
   for (const [peer, blob] of blobs.entries()) {
-    if (blob.byteLength > part.byteLength) continue;
+    if (blob.byteLength > beginOfAddress) continue;
     throw new EpError('EP_RENDEZVOUS', `rank ${peer} published ${blob.byteLength} bytes, which hold no address`);
   }
-  nic.connect(blobs.map((blob) => blob.subarray(part.byteLength)));
+  const nonces = blobs.map((blob) => blob.subarray(0, beginOfPart));
+  nic.connect(
+    blobs.map((blob) => blob.subarray(beginOfAddress)),
+    linkKeys(rank, nonces, config.secret),
+  );
   nic.route(
     memory,
-    blobs.map((blob) => blob.subarray(0, part.byteLength)),
+    blobs.map((blob) => blob.subarray(beginOfPart, beginOfAddress)),
   );
   const endpoint = (peer: Rank) => new FabricEndpoint({ peer, nic, context, liveness, timeoutMs });
   const team = new FabricTeam({

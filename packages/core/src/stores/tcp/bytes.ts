@@ -16,6 +16,11 @@ export class ByteQueue {
     return this.#end - this.#start;
   }
 
+  /** The next byte, which stays. */
+  get first(): number {
+    return this.#buffer[this.#start]!;
+  }
+
   push(chunk: Uint8Array): void {
     if (this.#end + chunk.byteLength > this.#buffer.byteLength) this.#makeRoom(chunk.byteLength);
     this.#buffer.set(chunk, this.#end);

@@ -2,7 +2,9 @@
 import { connect, type Socket } from 'node:net';
 import { EpError, isEpError } from '../../errors.js';
 import { ByteQueue, type Parsing } from './bytes.js';
+import type { Reached } from './reachability.js';
 import { pingReply, type ReplyReader } from './replies.js';
+import { openingOf } from './secret.js';
 import { formatAddress } from './server.js';
 import { MAGIC, type Request, requestParts } from './wire.js';
 
@@ -19,6 +21,8 @@ const NOTHING = new Uint8Array(0);
 export interface Address {
   readonly host: string;
   readonly port: number;
+  /** Made of the job secret, which the server then must prove to have; undefined: it is taken as it is, PyTorch's too. */
+  readonly key?: Uint8Array | undefined;
 }
 
 export class Channel {
@@ -46,9 +50,13 @@ export class Channel {
 
   /** Sends a request that has no reply. */
   post(request: Request): void {
+    this.send(requestParts(request));
+  }
+
+  send(parts: readonly Uint8Array[]): void {
     if (this.#failure !== undefined) throw this.#failure;
     this.#socket.cork();
-    for (const part of requestParts(request)) this.#socket.write(part);
+    for (const part of parts) this.#socket.write(part);
     // Requests of one turn of the event loop leave together.
     process.nextTick(() => this.#socket.uncork());
   }
@@ -91,12 +99,18 @@ export class Channel {
       }
     } catch (error) {
       if (!isEpError(error)) throw error;
-      this.#fail(this.#garbled(error.message));
+      this.#fail(error.code === 'EP_SECRET' ? this.#refused(error.message) : this.#garbled(error.message));
     }
   }
 
   #garbled(what: string): EpError {
     return new EpError('EP_TRANSPORT_FAILED', `tcp store: the server at ${this.#server} sent nonsense: ${what}`, {
+      context: { server: this.#server },
+    });
+  }
+
+  #refused(why: string): EpError {
+    return new EpError('EP_SECRET', `tcp store: the server at ${this.#server} is of no use to this client: ${why}`, {
       context: { server: this.#server },
     });
   }
@@ -124,9 +138,23 @@ export class Channel {
   }
 }
 
-/** Resolves when the server has answered; rejects with the socket's own error, or with the signal's reason. */
-export async function openChannel(address: Address, signal: AbortSignal): Promise<Channel> {
+/** Either side proves that it has the job secret. */
+async function introduce(channel: Channel, key: Uint8Array): Promise<void> {
+  const { hello, challenge, welcome } = openingOf(key);
+  channel.send([hello]);
+  const proof = await channel.expect(challenge, 'its challenge for the job secret (PyTorch has none to give)');
+  channel.send([proof]);
+  await channel.expect(welcome, 'its own proof of the job secret');
+}
+
+/** Resolves when the server has answered; rejects with the socket's own error, with `EP_SECRET`, or with the signal's reason. */
+export async function openChannel(
+  address: Address,
+  signal: AbortSignal,
+  onReached: (what: Reached) => void = () => {},
+): Promise<Channel> {
   signal.throwIfAborted();
+  onReached('nothing');
   const socket = connect({ host: address.host, port: address.port });
   const abort = (): void => void socket.destroy(signal.reason instanceof Error ? signal.reason : undefined);
   signal.addEventListener('abort', abort);
@@ -136,7 +164,9 @@ export async function openChannel(address: Address, signal: AbortSignal): Promis
       socket.once('error', reject);
       socket.once('close', () => reject(signal.reason));
     });
+    onReached('connection');
     const channel = new Channel(socket, address);
+    if (address.key !== undefined) await introduce(channel, address.key);
     const nonce = process.pid >>> 0;
     channel.post({ kind: 'validate', magic: MAGIC });
     await channel.request({ kind: 'ping', nonce }, pingReply(nonce), 'the answer to its first ping');

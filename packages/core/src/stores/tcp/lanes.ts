@@ -1,7 +1,8 @@
 /** The connections of one client: one for requests that are answered at once, and as many as there are waits at a time. */
-import { EpError } from '../../errors.js';
+import { EpError, isEpError } from '../../errors.js';
 import { linkSignals } from '../../waiting.js';
 import { type Address, type Channel, openChannel } from './channel.js';
+import { type Reached, whyUnreachable } from './reachability.js';
 import { formatAddress } from './server.js';
 
 /** A connection carries one wait at a time, and torch's servers answer what is asked meanwhile out of its turn. */
@@ -35,21 +36,27 @@ export async function openPatiently(address: Address, { timeoutMs, signal }: Dea
       : setTimeout(() => late.abort(), Math.min(timeoutMs, 2 ** 31 - 1));
   const linked = linkSignals(signal, late.signal);
   let cause: unknown;
+  let reached: Reached = 'nothing';
   try {
     for (let wait: number = RETRY_MS[0]; ; wait = Math.min(2 * wait, RETRY_MS[1])) {
       try {
-        return await openChannel(address, linked.signal);
+        return await openChannel(address, linked.signal, (what) => {
+          reached = what;
+          cause = undefined;
+        });
       } catch (error) {
         signal.throwIfAborted();
+        // The next attempt would hear the same.
+        if (isEpError(error) && error.code === 'EP_SECRET') throw error;
         if (!late.signal.aborted) cause = error;
       }
       if (!late.signal.aborted) await pause(wait, linked.signal);
       signal.throwIfAborted();
       if (!late.signal.aborted) continue;
-      const code = (cause as NodeJS.ErrnoException | undefined)?.code;
-      const found = code === undefined ? 'it did not answer' : `the last attempt ended with ${code}`;
+      const { host, port } = address;
+      const found = await whyUnreachable(address, reached, cause);
       throw new EpError('EP_TIMEOUT', `tcp store: no server at ${at} within ${timeoutMs} ms: ${found}`, {
-        context: { ...address, timeoutMs, waitedMs: performance.now() - begin },
+        context: { host, port, timeoutMs, waitedMs: performance.now() - begin },
         cause,
       });
     }

@@ -2,9 +2,16 @@
 import { defaultTimeoutMs } from '../../env.js';
 import { checkInteger, checkObject, EpError, invalid } from '../../errors.js';
 import type { AbortOptions } from '../../scope.js';
+import { type JobSecret, jobKey, type ResolvedSecret, resolveJobSecret, secretMissing } from '../../secret.js';
 import { checkTimeout } from '../../waiting.js';
 import { openPatiently } from './lanes.js';
-import { isLoopback, openTcpStoreServer, type TcpStoreServer, type TcpStoreServerOptions } from './server.js';
+import {
+  formatAddress,
+  isLoopback,
+  openTcpStoreServer,
+  type TcpStoreServer,
+  type TcpStoreServerOptions,
+} from './server.js';
 import { LABEL, TcpStore } from './store.js';
 
 export interface TcpStoreOptions extends AbortOptions {
@@ -23,10 +30,18 @@ export interface TcpStoreOptions extends AbortOptions {
   /** For connecting and joining, and for every later request unless that gives its own. EP_TIMEOUT_MS unless given. */
   readonly timeoutMs?: number;
   readonly limits?: TcpStoreServerOptions['limits'];
+  /**
+   * What all ranks of the job share: client and server prove to each other that they have it. EP_JOB_SECRET unless given; `none` for PyTorch's servers and
+   * clients, which know no secret. One of the two has to be said unless both ends are at a loopback address.
+   */
+  readonly secret?: JobSecret;
 }
 
 /** Where the server of this rank listens, and where its own client finds it. */
-async function openServer(options: TcpStoreOptions): Promise<{ server: TcpStoreServer; host: string }> {
+async function openServer(
+  options: TcpStoreOptions,
+  secret: ResolvedSecret | undefined,
+): Promise<{ server: TcpStoreServer; host: string }> {
   const { host, bind } = options;
   if (bind === undefined && !isLoopback(host)) {
     throw new EpError(
@@ -37,16 +52,21 @@ async function openServer(options: TcpStoreOptions): Promise<{ server: TcpStoreS
   }
   const address = bind ?? (host === '::1' ? host : '127.0.0.1');
   const { limits } = options;
-  const server = await openTcpStoreServer({ port: options.port, bind: address, ...(limits && { limits }) });
+  const server = await openTcpStoreServer({
+    port: options.port,
+    bind: address,
+    ...(secret !== undefined && { secret }),
+    ...(limits && { limits }),
+  });
   return { server, host: address === '0.0.0.0' ? '127.0.0.1' : address === '::' ? '::1' : address };
 }
 
 /**
  * A store at a server which speaks the protocol of PyTorch's TCPStore (torch 2.13): at a server of ours on the rank with `isServer`, or at torch's.
  * Keys are the same on both sides. Throws `EP_TIMEOUT` if no server answers in time, or, on the server's rank, if fewer than `worldSize` clients
- * joined. When the server goes away, waits and requests end with `EP_PEER_LOST`; closing the store of the server's rank closes the server.
+ * joined, `EP_SECRET` if one side has no job secret or another one. When the server goes away, waits and requests end with `EP_PEER_LOST`; closing the store of the server's rank closes the server.
  *
- * HAZARD: there is no authentication. Whoever reaches the address can read and write every key.
+ * HAZARD: nothing is encrypted, and the secret is asked for when a connection opens: whoever can read or change what is on its way sees and changes keys.
  */
 export async function openTcpStore(options: TcpStoreOptions): Promise<TcpStore> {
   checkObject(options, 'options', 'an object with host and port', LABEL);
@@ -60,9 +80,13 @@ export async function openTcpStore(options: TcpStoreOptions): Promise<TcpStore> 
   signal.throwIfAborted();
   const begin = performance.now();
   const left = (): number => Math.max(0, timeoutMs - (performance.now() - begin));
-  const hosted = isServer ? await openServer(options) : undefined;
+  const secret = resolveJobSecret(options.secret);
+  if (secret === undefined && !isServer && !isLoopback(options.host))
+    throw secretMissing(`${LABEL}: the store at ${formatAddress(options.host, options.port)} is on another host`);
+  const key = secret === undefined || secret === 'none' ? undefined : jobKey(secret, 'store');
+  const hosted = isServer ? await openServer(options, secret) : undefined;
   try {
-    const at = { host: hosted?.host ?? options.host, port: hosted?.server.port ?? options.port };
+    const at = { host: hosted?.host ?? options.host, port: hosted?.server.port ?? options.port, key };
     const main = await openPatiently(at, { timeoutMs, signal });
     const spare = await openPatiently(at, { timeoutMs: left(), signal }).catch((error: unknown) => {
       main.destroy();

@@ -1,5 +1,7 @@
 /** What a client reads: one reader for each kind of reply. All throw `EP_TRANSPORT_FAILED` for what no server sends. */
+
 import { type Budget, type ByteQueue, malformed, type Parsing, readI64, readString, readU8, readU32 } from './bytes.js';
+import { REFUSAL, secretError } from './secret.js';
 
 export type ReplyReader<T> = (queue: ByteQueue) => Parsing<T>;
 
@@ -37,6 +39,7 @@ export const deletedReply: ReplyReader<boolean> = function* (queue) {
 export function pingReply(nonce: number): ReplyReader<void> {
   return function* (queue) {
     const found = yield* readU32(queue);
+    if (found === REFUSAL) throw secretError('it asks for the job secret, and this side has none: set EP_JOB_SECRET');
     if (found !== nonce) throw malformed(`the answer to ping ${nonce} is ${found}`);
   };
 }

@@ -4,15 +4,22 @@ import { publish } from '../../diagnostics.js';
 import { defaultTimeoutMs } from '../../env.js';
 import { checkInteger, checkObject, EpError, invalid, isEpError } from '../../errors.js';
 import { type AbortOptions, Resource } from '../../scope.js';
+import { type JobSecret, jobKey, resolveJobSecret, secretMissing } from '../../secret.js';
 import { interruptible } from '../../waiting.js';
+import { gateOf } from './secret.js';
 import { Session, StoreState, type TcpStoreLimits } from './session.js';
 import { JOIN_KEY, MOST_ITEMS, MOST_STRING_BYTES } from './wire.js';
 
 export interface TcpStoreServerOptions {
   /** 0 takes one that is free: `server.port` says which. */
   readonly port: number;
-  /** The address to listen at, `127.0.0.1` unless given: whoever reaches it can read and write everything. `0.0.0.0` is every interface. */
+  /** The address to listen at, `127.0.0.1` unless given; `0.0.0.0` is every interface. */
   readonly bind?: string;
+  /**
+   * What clients must know; EP_JOB_SECRET unless given. Without one whoever reaches the address can read and write everything, so that has to be said
+   * where it is no loopback address: `none`, which PyTorch's clients need.
+   */
+  readonly secret?: JobSecret;
   readonly limits?: Partial<TcpStoreLimits>;
 }
 
@@ -42,6 +49,8 @@ class Connection {
   readonly session: Session;
   readonly socket: Socket;
   readonly peer: string;
+  /** It was told why it is not served, and may read that. */
+  refused = false;
   #movedAt = performance.now();
   #unread = 0;
 
@@ -158,17 +167,21 @@ export class TcpStoreServer extends Resource {
       try {
         step();
       } catch (error) {
+        // HAZARD: closing at once could take the answer away from a client that has not read it.
+        if (isEpError(error) && error.code === 'EP_SECRET') this.#refuse(connection, error.message);
         // Anything else than a malformed message is a slip of ours; it may cost this connection, not the job.
-        this.#drop(connection, isEpError(error) ? error.message : String(error));
+        else this.#drop(connection, isEpError(error) ? error.message : String(error));
         return;
       }
       if (socket.writableLength > this.#state.limits.unreadBytes) socket.pause();
     };
     socket.on('data', (chunk) => {
+      if (connection.refused) return;
       connection.moved();
       run(() => connection.session.receive(chunk));
     });
     socket.on('drain', () => {
+      if (connection.refused) return;
       connection.moved();
       socket.resume();
       run(() => connection.session.resume());
@@ -189,6 +202,13 @@ export class TcpStoreServer extends Resource {
     this.#sweep = undefined;
   }
 
+  #refuse(connection: Connection, reason: string): void {
+    connection.refused = true;
+    connection.session.end();
+    connection.socket.end();
+    this.#report(connection.peer, reason);
+  }
+
   #drop(connection: Connection, reason?: string): void {
     if (!this.#connections.delete(connection)) return;
     connection.session.end();
@@ -203,7 +223,7 @@ export class TcpStoreServer extends Resource {
 
 /**
  * Opens a server that PyTorch's TCPStore clients and ours connect to; it speaks the protocol of torch 2.13. `EP_SYSTEM` names the errno if the
- * address cannot be had. A client that sends what the protocol does not know, or that stalls, loses its own connection only; the diagnostics channel
+ * address cannot be had, `EP_SECRET` asks for a job secret where other hosts could connect. A client that sends what the protocol does not know, or that stalls, loses its own connection only; the diagnostics channel
  * `ep:store:dropped` says why.
  */
 export async function openTcpStoreServer(options: TcpStoreServerOptions): Promise<TcpStoreServer> {
@@ -215,6 +235,9 @@ export async function openTcpStoreServer(options: TcpStoreServerOptions): Promis
     throw invalid('bind', { where, expected: 'an address of this machine', found: host });
   const limits = { ...LIMITS, ...options.limits };
   for (const [name, value] of Object.entries(limits)) checkInteger(value, `limits.${name}`, where, 1);
+  const secret = resolveJobSecret(options.secret);
+  if (secret === undefined && !isLoopback(host))
+    throw secretMissing(`${where}: ${formatAddress(host, port)} can be reached from other hosts`);
   const server = createServer({ noDelay: true });
   server.maxConnections = limits.connections;
   await new Promise<void>((resolve, reject) => {
@@ -233,5 +256,6 @@ export async function openTcpStoreServer(options: TcpStoreServerOptions): Promis
   server.removeAllListeners('error');
   // Accepting can fail for a moment (no file descriptors left): those who wait are accepted later.
   server.on('error', () => {});
-  return new TcpStoreServer(server, new StoreState(limits));
+  const gate = secret === undefined || secret === 'none' ? undefined : gateOf(jobKey(secret, 'store'));
+  return new TcpStoreServer(server, new StoreState(limits, gate));
 }

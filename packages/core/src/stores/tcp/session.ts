@@ -1,6 +1,7 @@
 /** The server without its sockets: what is stored, and one state machine for each connection. */
 import { entryBytes, Replica } from '../replica.js';
 import { ByteQueue, malformed, type Parsing } from './bytes.js';
+import { admit, type Gate } from './secret.js';
 import { i64, listParts, MAGIC, type Request, readRequest, stringParts, u32, type WireKey } from './wire.js';
 
 export interface TcpStoreLimits {
@@ -65,10 +66,13 @@ export class StoreState {
   readonly queueWaiters = new Waiters();
   readonly barrierWaiters = new Waiters();
   readonly limits: TcpStoreLimits;
+  /** Asks for the job secret; undefined: whoever comes is served. */
+  readonly gate: Gate | undefined;
   queuedBytes = 0;
 
-  constructor(limits: TcpStoreLimits) {
+  constructor(limits: TcpStoreLimits, gate?: Gate) {
     this.limits = limits;
+    this.gate = gate;
   }
 
   has(key: WireKey): boolean {
@@ -124,7 +128,10 @@ export interface SessionOutput {
   blocked(): boolean;
 }
 
-/** One connection. `receive` and `resume` throw `EP_TRANSPORT_FAILED` for what no client sends: then the connection is over, `end` it. */
+/**
+ * One connection. `receive` and `resume` throw `EP_TRANSPORT_FAILED` for what no client sends, `EP_SECRET` for one that was told that it lacks the job
+ * secret: then the connection is over, `end` it.
+ */
 export class Session {
   readonly #state: StoreState;
   readonly #output: SessionOutput;
@@ -167,6 +174,7 @@ export class Session {
 
   *#run(): Parsing<never> {
     const { stringBytes, items, requestBytes } = this.#state.limits;
+    yield* admit(this.#queue, this.#state.gate, this.#output.send);
     for (;;) {
       this.#betweenRequests = true;
       while (this.#queue.length === 0 || this.#output.blocked()) yield;

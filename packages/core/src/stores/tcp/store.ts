@@ -5,7 +5,7 @@ import { Resource } from '../../scope.js';
 import type { Store, StoreWaitOptions } from '../../store.js';
 import { checkTimeout, interruptibleOn, linkSignals } from '../../waiting.js';
 import { checkKey, checkKeys, copyBytes, copyEntries, notArrived, type StoreEntry } from '../replica.js';
-import type { Channel } from './channel.js';
+import type { Address, Channel } from './channel.js';
 import { Lanes } from './lanes.js';
 import {
   checkReply,
@@ -70,7 +70,7 @@ export class TcpStore extends Resource implements Store {
   #nonce = 0;
   #closeTimer: NodeJS.Timeout | undefined;
 
-  constructor(main: Channel, spare: Channel, at: { readonly host: string; readonly port: number }, timeoutMs: number) {
+  constructor(main: Channel, spare: Channel, at: Address, timeoutMs: number) {
     super(LABEL);
     this.host = at.host;
     this.port = at.port;

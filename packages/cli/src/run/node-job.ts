@@ -1,0 +1,238 @@
+/**
+ * This host's part in a job on several hosts. When a rank fails, or a node is lost, all ranks of the job are stopped; while `maxRestarts` allows, the nodes
+ * meet again and all ranks start anew, with what nodes are there then. The node that holds the store is not replaced: without it the job is over.
+ */
+import { hostname } from 'node:os';
+import { EpError, isEpError } from '@ep/core';
+import { freePort, type LaunchEvent, type LaunchResult, launchRanks } from './launch.js';
+import {
+  type Failure,
+  indexOfThisHost,
+  type JobPlan,
+  NodeMeeting,
+  type NodeSpec,
+  type Rendezvous,
+  recordOf,
+} from './nodes.js';
+
+export interface NodeJobOptions {
+  readonly rdzv: Rendezvous;
+  /** Ranks on this host; with `hosts` what the list says. */
+  readonly ranks?: number;
+  readonly hosts?: readonly NodeSpec[];
+  readonly nodeRank?: number;
+  readonly least: number;
+  readonly most: number;
+  readonly maxRestarts: number;
+  /** How long nodes wait for each other. */
+  readonly joinMs: number;
+  /** From the moment at which there are `least` nodes, how long more may come. */
+  readonly lastCallMs: number;
+  readonly program: string;
+  readonly args: readonly string[];
+  readonly graceMs: number;
+  readonly onEvent: (event: LaunchEvent) => void;
+  /** What whoever watches should know: restarts, losses. */
+  readonly onNote: (text: string) => void;
+  readonly signal: AbortSignal;
+}
+
+type Ended = { readonly code: number } | { readonly failure: Failure };
+
+/** Resolves with the status of the job, the same on all nodes. Throws `EP_RENDEZVOUS`, `EP_SECRET`, `EP_TIMEOUT` where the nodes do not meet. */
+export async function runNode(options: NodeJobOptions): Promise<number> {
+  const { hosts, signal } = options;
+  const index = options.nodeRank ?? (hosts === undefined ? undefined : await indexOfThisHost(hosts));
+  const ranks = hosts === undefined ? options.ranks! : hosts[index!]!.ranks;
+  const meeting = await NodeMeeting.open(options.rdzv, options.joinMs, signal);
+  try {
+    if (meeting.holdsStore) await meeting.openAttempt(0);
+    return await new NodeJob(options, meeting, ranks, index).run();
+  } finally {
+    await meeting.close();
+  }
+}
+
+class NodeJob {
+  readonly #options: NodeJobOptions;
+  readonly #meeting: NodeMeeting;
+  readonly #ranks: number;
+  readonly #index: number | undefined;
+
+  constructor(options: NodeJobOptions, meeting: NodeMeeting, ranks: number, index: number | undefined) {
+    this.#options = options;
+    this.#meeting = meeting;
+    this.#ranks = ranks;
+    this.#index = index;
+  }
+
+  async run(): Promise<number> {
+    const { signal, maxRestarts, onNote, hosts } = this.#options;
+    const meeting = this.#meeting;
+    let attempt = await meeting.attempt(signal);
+    for (;;) {
+      const plan = await this.#meet(attempt, hosts);
+      const place = plan.nodes.findIndex(({ id }) => id === this.#id);
+      if (place < 0) onNote(`the job runs on ${plan.nodes.length} nodes without this one, which waits for a restart`);
+      const ended = place < 0 ? await this.#watch(attempt) : await this.#attempt(attempt, plan, place);
+      if ('code' in ended) return ended.code;
+      const { failure } = ended;
+      const again = attempt < maxRestarts && failure.stopped !== true;
+      onNote(
+        `${failure.text}; ${again ? `all ranks start again, ${attempt + 1} of ${maxRestarts}` : 'all ranks were stopped'}`,
+      );
+      if (!again) {
+        if (meeting.holdsStore) await meeting.end(failure.code);
+        return failure.code;
+      }
+      attempt++;
+      if (meeting.holdsStore) await meeting.openAttempt(attempt);
+      else await meeting.store.wait([`${attempt}/open`], { timeoutMs: this.#options.joinMs, signal });
+    }
+  }
+
+  #id = '';
+
+  async #meet(attempt: number, hosts: readonly NodeSpec[] | undefined): Promise<JobPlan> {
+    const { signal } = this.#options;
+    const meeting = this.#meeting;
+    const host = hosts?.[this.#index!]?.host ?? hostname();
+    const record = recordOf({ host, ranks: this.#ranks }, await freePort(), meeting.holdsStore, this.#index);
+    this.#id = record.id;
+    await meeting.join(attempt, record);
+    if (!meeting.holdsStore) return meeting.plan(attempt, signal);
+    await meeting.gather(attempt, this.#options, hosts);
+    try {
+      return await meeting.plan(attempt, signal);
+    } catch (error) {
+      await meeting.end(1);
+      throw error;
+    }
+  }
+
+  /** Of a node that has no ranks. */
+  async #watch(attempt: number): Promise<Ended> {
+    const over = new AbortController();
+    const signal = AbortSignal.any([over.signal, this.#options.signal]);
+    const ends = [
+      this.#meeting.over(signal).then((code): Ended => ({ code })),
+      this.#meeting.failure(attempt, signal).then((failure): Ended => ({ failure })),
+    ];
+    try {
+      return await Promise.race(ends);
+    } finally {
+      over.abort();
+      await Promise.allSettled(ends);
+    }
+  }
+
+  async #attempt(attempt: number, plan: JobPlan, node: number): Promise<Ended> {
+    const meeting = this.#meeting;
+    const { signal } = this.#options;
+    const over = new AbortController();
+    const stop = new AbortController();
+    const onAbort = (): void => stop.abort(signal.reason);
+    signal.addEventListener('abort', onAbort);
+    if (signal.aborted) onAbort();
+    let failure: Failure | undefined;
+    const failed = (found: Failure): void => {
+      failure ??= found;
+      stop.abort('SIGTERM');
+    };
+    const lost = (error: unknown): void => {
+      if (over.signal.aborted) return;
+      const why = error instanceof Error ? error.message : String(error);
+      // Nobody could tell the others apart from this one any more.
+      failed({ code: 1, text: `the node that holds the store is lost: ${why}`, stopped: true });
+    };
+    const duties = [
+      meeting.failure(attempt, over.signal).then(failed, lost),
+      meeting.speak(attempt, node, over.signal).catch(lost),
+      ...(meeting.holdsStore ? [meeting.listen(attempt, plan.nodes, over.signal).catch(lost)] : []),
+    ];
+    try {
+      const result = await this.#launch(attempt, plan, node, stop.signal);
+      if (failure !== undefined) return { failure };
+      const own = this.#failureOf(result, plan, node);
+      if (own !== undefined) {
+        await meeting.fail(attempt, own);
+        return { failure: await meeting.failure(attempt, new AbortController().signal) };
+      }
+      await meeting.done(attempt, node, result.code);
+      return await this.#others(attempt, plan, stop.signal, () => failure);
+    } catch (error) {
+      // The answer to the loss of the store is the same here as there.
+      if (failure !== undefined) return { failure };
+      if (isEpError(error) && error.code !== 'EP_SYSTEM' && error.code !== 'EP_INVALID_ARGUMENT') {
+        lost(error);
+        return { failure: failure! };
+      }
+      await meeting.fail(attempt, { code: 1, text: String(error), stopped: true }).catch(() => {});
+      throw error;
+    } finally {
+      signal.removeEventListener('abort', onAbort);
+      over.abort();
+      await Promise.allSettled(duties);
+    }
+  }
+
+  #failureOf(result: LaunchResult, plan: JobPlan, node: number): Failure | undefined {
+    const { signal } = this.#options;
+    const at = `on node ${node} (${plan.nodes[node]!.host})`;
+    if (signal.aborted)
+      return { code: 143, text: `the job was stopped by ${String(signal.reason)} ${at}`, stopped: true };
+    if (result.failed === undefined) return undefined;
+    const { rank, code, signal: by } = result.failed;
+    const how = by === null ? `ended with status ${code}` : `was ended by ${by}`;
+    return { code: result.code, text: `rank ${rank} ${at} ${how}` };
+  }
+
+  /** This node's ranks have ended well: waits for those of the others. */
+  async #others(
+    attempt: number,
+    plan: JobPlan,
+    stopped: AbortSignal,
+    failure: () => Failure | undefined,
+  ): Promise<Ended> {
+    const meeting = this.#meeting;
+    try {
+      if (!meeting.holdsStore) return { code: await meeting.over(stopped) };
+      const codes = await meeting.allDone(attempt, plan.nodes.length, stopped);
+      const code = codes.find((one) => one !== 0) ?? 0;
+      await meeting.end(code);
+      return { code };
+    } catch (error) {
+      const found = failure();
+      if (found !== undefined) return { failure: found };
+      if (!stopped.aborted) throw error;
+      const own = { code: 143, text: `the job was stopped by ${String(stopped.reason)}`, stopped: true };
+      await meeting.fail(attempt, own);
+      return { failure: own };
+    }
+  }
+
+  #launch(attempt: number, plan: JobPlan, node: number, signal: AbortSignal): Promise<LaunchResult> {
+    const { program, args, graceMs, onEvent, rdzv, maxRestarts } = this.#options;
+    const own = plan.nodes[node];
+    if (own === undefined) throw new EpError('EP_RENDEZVOUS', `ep run: the plan has no node ${node}`);
+    return launchRanks({
+      ranks: own.ranks,
+      program,
+      args,
+      graceMs,
+      onEvent,
+      signal,
+      place: {
+        firstRank: own.firstRank,
+        worldSize: plan.worldSize,
+        node,
+        nodes: plan.nodes.length,
+        // Rank 0 is on the first node. That is at the address of the rendezvous, or the list names it.
+        master: { host: plan.nodes[0]!.holdsStore ? rdzv.host : plan.nodes[0]!.host, port: plan.nodes[0]!.port },
+        store: `tcp://${rdzv.host.includes(':') ? `[${rdzv.host}]` : rdzv.host}:${rdzv.port}`,
+        attempt,
+        maxRestarts,
+      },
+    });
+  }
+}

@@ -1,0 +1,277 @@
+/** The nodes of a job that runs on several hosts: how they find each other, who is which, and how each learns of the others' ends. */
+import { randomUUID } from 'node:crypto';
+import { lookup } from 'node:dns/promises';
+import { hostname, networkInterfaces } from 'node:os';
+import { EpError, isEpError, openTcpStore, type Store, type TcpStore } from '@ep/core';
+
+/** How often a node says that it is there, and after how long without that it is lost. */
+export const HEARTBEAT_MS = 1000;
+export const LOST_MS = 15_000;
+const LOOK_MS = 100;
+const FOREVER = { timeoutMs: Number.POSITIVE_INFINITY } as const;
+
+export interface NodeSpec {
+  readonly host: string;
+  readonly ranks: number;
+}
+
+/** What a node says of itself when it joins. */
+export interface NodeRecord extends NodeSpec {
+  readonly id: string;
+  /** Its place among the nodes, where the hosts are listed. */
+  readonly index?: number;
+  readonly holdsStore: boolean;
+  /** Free on this host, for MASTER_PORT if rank 0 is here. */
+  readonly port: number;
+}
+
+export interface PlannedNode extends NodeRecord {
+  readonly firstRank: number;
+}
+
+export interface JobPlan {
+  readonly nodes: readonly PlannedNode[];
+  readonly worldSize: number;
+}
+
+/** Why an attempt ended before its ranks had. */
+export interface Failure {
+  readonly code: number;
+  readonly text: string;
+  /** Somebody asked for the end: nothing is started again. */
+  readonly stopped?: boolean;
+}
+
+export interface Rendezvous {
+  readonly host: string;
+  readonly port: number;
+}
+
+const bytes = (value: unknown): Uint8Array => new TextEncoder().encode(JSON.stringify(value));
+const parse = <T>(value: Uint8Array): T => JSON.parse(new TextDecoder().decode(value)) as T;
+
+/** The addresses that a name stands for. */
+async function addressesOf(host: string): Promise<readonly string[]> {
+  try {
+    return (await lookup(host, { all: true })).map(({ address }) => address);
+  } catch {
+    return [];
+  }
+}
+
+/** The address of this host that the name stands for; undefined where it is another host's. */
+export async function localAddressOf(host: string): Promise<string | undefined> {
+  const own = new Set(Object.values(networkInterfaces()).flatMap((all) => (all ?? []).map(({ address }) => address)));
+  return (await addressesOf(host)).find((address) => own.has(address) || address.startsWith('127.'));
+}
+
+/** Which entry of the list this host is. Throws `EP_INVALID_ARGUMENT` if that is none, or not clear. */
+export async function indexOfThisHost(hosts: readonly NodeSpec[]): Promise<number> {
+  const name = hostname();
+  const found: number[] = [];
+  for (const [index, { host }] of hosts.entries()) {
+    if (host === name || host.split('.')[0] === name || (await localAddressOf(host)) !== undefined) found.push(index);
+  }
+  if (found.length === 1) return found[0]!;
+  const listed = hosts.map(({ host }) => host).join(', ');
+  throw new EpError(
+    'EP_INVALID_ARGUMENT',
+    `ep run: ${found.length === 0 ? 'none' : `${found.length}`} of the hosts ${listed} ${found.length > 1 ? 'are' : 'is'} this one (${name}): say which with --node-rank`,
+  );
+}
+
+/** Ranks in the order of the list, or else of joining, beginning on the node that holds the store. Throws `EP_RENDEZVOUS` for nodes that cannot be one job. */
+export function planNodes(records: readonly NodeRecord[], hosts: readonly NodeSpec[] | undefined): JobPlan {
+  const order = (one: NodeRecord): number => one.index ?? (one.holdsStore ? -1 : 0);
+  const sorted = [...records].sort((a, b) => order(a) - order(b));
+  if (hosts !== undefined) {
+    const seen = sorted.map(({ index, host }) => `${index} (${host})`).join(', ');
+    const sound = sorted.every(({ index, ranks }, at) => index === at && hosts[at]!.ranks === ranks);
+    if (!sound)
+      throw new EpError(
+        'EP_RENDEZVOUS',
+        `ep run: the nodes do not fit one list of ${hosts.length} hosts: ${seen} came`,
+      );
+  }
+  let firstRank = 0;
+  const nodes = sorted.map((one): PlannedNode => {
+    const planned = { ...one, firstRank };
+    firstRank += one.ranks;
+    return planned;
+  });
+  return { nodes, worldSize: firstRank };
+}
+
+/** One node's view of the job. Whoever can listen at the address of the rendezvous holds the store for all. */
+export class NodeMeeting {
+  readonly holdsStore: boolean;
+  readonly #store: TcpStore;
+  readonly #address: Rendezvous;
+
+  private constructor(store: TcpStore, holdsStore: boolean, address: Rendezvous) {
+    this.#store = store;
+    this.holdsStore = holdsStore;
+    this.#address = address;
+  }
+
+  static async open(address: Rendezvous, timeoutMs: number, signal: AbortSignal): Promise<NodeMeeting> {
+    const local = await localAddressOf(address.host);
+    if (local !== undefined) {
+      try {
+        const store = await openTcpStore({ ...address, isServer: true, bind: local, timeoutMs: LOST_MS, signal });
+        return new NodeMeeting(store, true, address);
+      } catch (error) {
+        // Another node of this host was first.
+        if (!isEpError(error) || error.native?.name !== 'EADDRINUSE') throw error;
+      }
+    }
+    // For joining others may take their time; later on nobody may be silent for longer than a node may.
+    const first = await openTcpStore({ ...address, timeoutMs, signal });
+    await first.close();
+    return new NodeMeeting(await openTcpStore({ ...address, timeoutMs: LOST_MS, signal }), false, address);
+  }
+
+  get store(): Store {
+    return this.#store;
+  }
+
+  /** The attempt that is under way, or will be. */
+  async attempt(signal: AbortSignal): Promise<number> {
+    return parse<number>(await this.#store.get('attempt', { ...FOREVER, signal }));
+  }
+
+  async openAttempt(attempt: number): Promise<void> {
+    await this.#store.set(`${attempt}/open`, bytes(attempt));
+    await this.#store.set('attempt', bytes(attempt));
+  }
+
+  async join(attempt: number, record: NodeRecord): Promise<void> {
+    const number = await this.#store.add(`${attempt}/joined`, 1);
+    await this.#store.set(`${attempt}/node/${number - 1}`, bytes(record));
+  }
+
+  /** On the node that holds the store: waits for `least` nodes, then `lastCallMs` for more, up to `most`, and tells all what came of it. */
+  async gather(
+    attempt: number,
+    limits: { least: number; most: number; joinMs: number; lastCallMs: number; signal: AbortSignal },
+    hosts: readonly NodeSpec[] | undefined,
+  ): Promise<void> {
+    const { least, most, joinMs, lastCallMs, signal } = limits;
+    const begin = performance.now();
+    let enoughAt: number | undefined;
+    let count = 0;
+    for (;;) {
+      signal.throwIfAborted();
+      count = Math.min(most, await this.#store.add(`${attempt}/joined`, 0));
+      const now = performance.now();
+      if (count >= least) enoughAt ??= now;
+      if (count === most || (enoughAt !== undefined && now - enoughAt >= lastCallMs)) break;
+      if (enoughAt === undefined && now - begin > joinMs) break;
+      await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+    }
+    const keys = Array.from({ length: count }, (_, number) => `${attempt}/node/${number}`);
+    const records = (await this.#store.multiGet(keys)).map((value) => parse<NodeRecord>(value));
+    const publish = (value: JobPlan | { readonly error: string }) => this.#store.set(`${attempt}/plan`, bytes(value));
+    if (count < least) {
+      const came = records.map(({ host }) => host).join(', ');
+      await publish({
+        error: `${count} of ${least} nodes joined at ${this.#address.host}:${this.#address.port} within ${joinMs} ms: ${came}`,
+      });
+      return;
+    }
+    try {
+      await publish(planNodes(records, hosts));
+    } catch (error) {
+      await publish({ error: error instanceof Error ? error.message : String(error) });
+    }
+  }
+
+  /** Throws `EP_RENDEZVOUS` where there is none. */
+  async plan(attempt: number, signal: AbortSignal): Promise<JobPlan> {
+    const found = parse<JobPlan & { readonly error?: string }>(
+      await this.#store.get(`${attempt}/plan`, { ...FOREVER, signal }),
+    );
+    if (found.error !== undefined) throw new EpError('EP_RENDEZVOUS', found.error);
+    return found;
+  }
+
+  /** The first one counts. */
+  async fail(attempt: number, failure: Failure): Promise<void> {
+    await this.#store.compareSet(`${attempt}/failed`, new Uint8Array(0), bytes(failure));
+  }
+
+  async failure(attempt: number, signal: AbortSignal): Promise<Failure> {
+    return parse<Failure>(await this.#store.get(`${attempt}/failed`, { ...FOREVER, signal }));
+  }
+
+  async done(attempt: number, node: number, code: number): Promise<void> {
+    await this.#store.set(`${attempt}/done/${node}`, bytes(code));
+  }
+
+  /** What every node's ranks ended with. */
+  async allDone(attempt: number, nodes: number, signal: AbortSignal): Promise<readonly number[]> {
+    const keys = Array.from({ length: nodes }, (_, node) => `${attempt}/done/${node}`);
+    return (await this.#store.multiGet(keys, { ...FOREVER, signal })).map((value) => parse<number>(value));
+  }
+
+  /** Tells the node that holds the store that this one is there, until the signal. Rejects where that node is gone. */
+  async speak(attempt: number, node: number, signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      await this.#store.add(`${attempt}/alive/${node}`, 1);
+      await pause(HEARTBEAT_MS, signal);
+    }
+  }
+
+  /** Says of nodes that are silent that they are lost, until the signal. */
+  async listen(attempt: number, nodes: readonly PlannedNode[], signal: AbortSignal): Promise<void> {
+    const heard = nodes.map(() => ({ count: 0, at: performance.now() }));
+    let looked = performance.now();
+    while (!signal.aborted) {
+      const now = performance.now();
+      // HAZARD: a process that was stopped, or got no core for that long, has heard nobody and blames nobody.
+      const away = now - looked > LOST_MS / 3;
+      looked = now;
+      for (const [node, last] of heard.entries()) {
+        const count = await this.#store.add(`${attempt}/alive/${node}`, 0);
+        if (count !== last.count || away) heard[node] = { count, at: now };
+        else if (now - last.at > LOST_MS && !(await this.#store.check([`${attempt}/done/${node}`]))) {
+          const text = `node ${node} (${nodes[node]!.host}) was not heard for ${LOST_MS / 1000} s: it is down, or the network to it is`;
+          await this.fail(attempt, { code: 1, text });
+          return;
+        }
+      }
+      await pause(HEARTBEAT_MS, signal);
+    }
+  }
+
+  async end(code: number): Promise<void> {
+    await this.#store.set('over', bytes(code));
+    await this.#store.othersLeft({ timeoutMs: LOST_MS });
+  }
+
+  /** What the whole job ends with. */
+  async over(signal: AbortSignal): Promise<number> {
+    return parse<number>(await this.#store.get('over', { ...FOREVER, signal }));
+  }
+
+  close(): Promise<void> {
+    return this.#store.close();
+  }
+}
+
+function pause(ms: number, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    const end = (): void => {
+      clearTimeout(timer);
+      signal.removeEventListener('abort', end);
+      resolve();
+    };
+    const timer = setTimeout(end, ms);
+    signal.addEventListener('abort', end);
+    if (signal.aborted) end();
+  });
+}
+
+export function recordOf(spec: NodeSpec, port: number, holdsStore: boolean, index: number | undefined): NodeRecord {
+  return { ...spec, id: randomUUID(), port, holdsStore, ...(index !== undefined && { index }) };
+}

@@ -1,0 +1,114 @@
+/** `ep run` on several hosts, which are several `ep run` on this one: they have nothing in common but the address at which they meet. */
+import { createServer } from 'node:net';
+import { describe, expect, it } from 'vitest';
+import { type Finished, runEp, startEp } from '../ep.js';
+
+const program = (source: string): string[] => ['--', process.execPath, '--input-type=module', '-e', source];
+const SECRET = { EP_JOB_SECRET: 'a secret of these nodes' };
+
+async function freePort(): Promise<number> {
+  const server = createServer();
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const { port } = server.address() as { port: number };
+  await new Promise((resolve) => server.close(resolve));
+  return port;
+}
+
+/** Runs the same job on nodes with so many ranks each. */
+async function onNodes(
+  ranks: readonly number[],
+  flags: readonly string[],
+  source: string,
+): Promise<readonly Finished[]> {
+  const rdzv = ['--rdzv', `127.0.0.1:${await freePort()}`];
+  return Promise.all(
+    ranks.map((count) =>
+      runEp(['run', '-n', String(count), ...rdzv, '--join-timeout', '60', ...flags, ...program(source)], SECRET),
+    ),
+  );
+}
+
+const linesOf = (all: readonly Finished[]): readonly string[] =>
+  all.flatMap(({ stdout }) => stdout.split('\n').filter((line) => line !== ''));
+
+describe('ep run on several nodes', () => {
+  it('numbers the ranks through, and they meet at a store that asks for the secret', async () => {
+    const source = `
+      import { openRendezvous } from '@ep/core';
+      const { store, rank, worldSize, localRank, localWorldSize, peers } = await openRendezvous('env://', { timeoutMs: 60_000 });
+      const { GROUP_RANK, GROUP_WORLD_SIZE, ROLE_WORLD_SIZE, MASTER_ADDR, EP_STORE_HELD } = process.env;
+      console.log(JSON.stringify({ rank, worldSize, localRank, localWorldSize, peers: peers.length, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_WORLD_SIZE, MASTER_ADDR, EP_STORE_HELD }));
+      await store.close();`;
+    const all = await onNodes([2, 1], ['--nodes', '2'], source);
+    expect(all.map(({ code, stderr }) => ({ code, stderr }))).toEqual(Array(2).fill({ code: 0, stderr: '' }));
+    const said = linesOf(all).map((line) => JSON.parse(line.replace(/^\[rank \d+\] /, '')));
+    expect(said.map(({ rank }) => rank).sort()).toEqual([0, 1, 2]);
+    for (const one of said) {
+      const sizes = { worldSize: 3, peers: 3, GROUP_WORLD_SIZE: '2', ROLE_WORLD_SIZE: '3' };
+      expect(one).toMatchObject({ ...sizes, MASTER_ADDR: '127.0.0.1', EP_STORE_HELD: '1' });
+      expect(said.filter(({ GROUP_RANK }) => GROUP_RANK === one.GROUP_RANK)).toHaveLength(one.localWorldSize);
+      expect(one.localRank).toBeLessThan(one.localWorldSize);
+    }
+    expect(new Set(said.map(({ GROUP_RANK }) => GROUP_RANK))).toEqual(new Set(['0', '1']));
+  });
+
+  it('stops all nodes when a rank fails, and ends with its status on each', async () => {
+    const source = `
+      if (process.env.RANK === '2') process.exit(7);
+      setInterval(() => {}, 1000);`;
+    for (const { code, stderr } of await onNodes([1, 1, 1], ['--nodes', '3', '--grace', '20'], source)) {
+      expect(code).toBe(7);
+      expect(stderr).toMatch(/^ep run: rank 2 on node 2 \(.+\) ended with status 7; all ranks were stopped$/m);
+    }
+  });
+
+  it('starts all ranks again, as often as it may, with keys of their own', async () => {
+    const source = `
+      import { openRendezvous } from '@ep/core';
+      const { store, rank } = await openRendezvous('env://', { timeoutMs: 60_000 });
+      const attempt = Number(process.env.TORCHELASTIC_RESTART_COUNT);
+      if (rank === 1 && attempt < 2) process.exit(9);
+      console.log('attempt', attempt);
+      await store.close();
+      if (attempt < 2) setInterval(() => {}, 1000);`;
+    const good = await onNodes([1, 1], ['--nodes', '2', '--max-restarts', '2'], source);
+    expect(good.map(({ code }) => code)).toEqual([0, 0]);
+    expect(linesOf(good).filter((line) => line.includes('attempt 2'))).toHaveLength(2);
+    for (const { stderr } of good) expect(stderr).toMatch(/start again, 1 of 2\n.*start again, 2 of 2\n/);
+    const bad = await onNodes([1, 1], ['--nodes', '2', '--max-restarts', '1'], source);
+    expect(bad.map(({ code }) => code)).toEqual([9, 9]);
+  });
+
+  it('goes on with the nodes that are there, and keeps one that comes late for a restart', async () => {
+    const rdzv = ['--rdzv', `127.0.0.1:${await freePort()}`, '--nodes', '1:3', '--last-call', '1'];
+    // Ends when there is another attempt; until then it waits for one.
+    const source = `
+      console.log('world', process.env.WORLD_SIZE, process.env.TORCHELASTIC_RESTART_COUNT);
+      if (process.env.TORCHELASTIC_RESTART_COUNT === '0') process.on('SIGUSR2', () => process.exit(3));
+      if (process.env.TORCHELASTIC_RESTART_COUNT === '0') setInterval(() => {}, 1000);`;
+    const args = ['run', '-n', '1', ...rdzv, '--max-restarts', '1', ...program(source)];
+    const env = { ...SECRET, EP_TRACE_DIR: '.' };
+    const first = startEp(args, env);
+    await first.seen(/world 1 0/);
+    const late = startEp(['run', '--json', ...args.slice(1)], env);
+    await late.seen(/without this one, which waits for a restart/);
+    // Passed on to the ranks.
+    first.child.kill('SIGUSR2');
+    const [a, b] = await Promise.all([first.finished, late.finished]);
+    expect([a.code, b.code]).toEqual([0, 0]);
+    expect(a.stdout).toMatch(/world 2 1/);
+    expect(b.stdout).toMatch(/world 2 1/);
+  });
+
+  it('passes on a signal to the ranks of all nodes', async () => {
+    const rdzv = ['--rdzv', `127.0.0.1:${await freePort()}`, '--nodes', '2'];
+    const args = ['run', '-n', '1', ...rdzv, ...program(`console.log('here'); setInterval(() => {}, 1000);`)];
+    const nodes = [startEp(args, SECRET), startEp(args, SECRET)];
+    for (const node of nodes) await node.seen(/here/);
+    nodes[1]!.child.kill('SIGTERM');
+    const [other, told] = await Promise.all(nodes.map(({ finished }) => finished));
+    expect(told!.code).toBe(143);
+    expect(other!.code).toBe(143);
+    expect(other!.stderr).toMatch(/stopped by SIGTERM on node/);
+  });
+});
