@@ -1,5 +1,6 @@
-// A rank that `ep run` has started on one of several hosts: meets the others by what the environment says, and gathers over the fabric.
-import { openRendezvous, prefixStore } from '@ep/core';
+// A rank that `ep run` has started on one of several hosts: meets the others by what the environment says, gathers over the fabric, and reduces in a group of it.
+import { initProcessGroup } from '@ep/collectives';
+import { openRendezvous, prefixStore, tensor } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
 
 const { store, rank, worldSize, localWorldSize } = await openRendezvous('env://', { timeoutMs: 60_000 });
@@ -10,6 +11,23 @@ const transport = await nvshmem.fabric.open(
 );
 const gathered = await transport.world.allGather(Uint8Array.of(rank));
 console.log('gathered', attempt, gathered.map(([other]) => other).join());
+const group = await initProcessGroup({
+  backend: transport,
+  store: prefixStore(store, `group ${attempt}`),
+  rank,
+  worldSize,
+});
+const length = 100_003;
+const values = tensor(
+  'f32',
+  [length],
+  Float32Array.from({ length }, (_, i) => (i % 1009) * (rank + 1)),
+);
+await group.allReduce(values, { op: 'sum' });
+const factor = (worldSize * (worldSize + 1)) / 2;
+const wrong = values.data.findIndex((value, i) => value !== (i % 1009) * factor);
+console.log('reduced', attempt, wrong < 0 ? 'right' : `wrong at ${wrong}`);
 if (process.argv[2] === 'stay' && attempt === '0') await new Promise((resolve) => setTimeout(resolve, 600_000));
+await group.destroy();
 await transport.close();
 await store.close();

@@ -61,8 +61,14 @@ describe.skipIf(missing)(`two hosts${missing && ` (skipped: ${missing})`}`, () =
     expect(await Promise.all(nodes.map(({ ended }) => ended)), nodes.map(({ output }) => output).join('')).toEqual([
       0, 0,
     ]);
-    expect(nodes[1]!.output.match(/gathered 0 0,1,2/g)).toHaveLength(2);
-    expect(nodes[0]!.output).toMatch(/\[rank 2\] gathered 0 0,1,2/);
+    for (const said of [/gathered 0 0,1,2/g, /reduced 0 right/g])
+      expect(
+        nodes
+          .map(({ output }) => output)
+          .join('')
+          .match(said),
+      ).toHaveLength(3);
+    expect(nodes[0]!.output).toMatch(/\[rank 2\] reduced/);
     const begin = performance.now();
     const alone = two.launch(1, [...flags.slice(0, 4), '--join-timeout', '3']);
     expect(await alone.ended).toBe(1);
@@ -73,7 +79,7 @@ describe.skipIf(missing)(`two hosts${missing && ` (skipped: ${missing})`}`, () =
   it('go on with the host that is left when the other is lost without a word', async () => {
     const flags = ['--nodes', '1:2', '-n', '1', '--rdzv', '10.77.0.1:29513', '--last-call', '5', '--max-restarts', '1'];
     const [first, second] = [two.launch(0, flags, 'stay'), two.launch(1, flags, 'stay')];
-    await vi.waitUntil(() => [first, second].every(({ output }) => output.includes('gathered 0 0,1')), {
+    await vi.waitUntil(() => [first, second].every(({ output }) => output.includes('reduced 0 right')), {
       timeout: 60_000,
     });
     two.hosts[1].link('down');
@@ -81,6 +87,7 @@ describe.skipIf(missing)(`two hosts${missing && ` (skipped: ${missing})`}`, () =
       expect(await first.ended, first.output).toBe(0);
       expect(first.output).toMatch(/node 1 \(.*\) was not heard for 15 s.*all ranks start again, 1 of 1/);
       expect(first.output).toMatch(/gathered 1 0$/m);
+      expect(first.output).toMatch(/reduced 1 right/);
       expect(await second.ended, second.output).toBe(1);
       expect(second.output).toMatch(/the node that holds the store is lost/);
     } finally {

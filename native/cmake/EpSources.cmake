@@ -54,6 +54,7 @@ set(EP_CORE_SOURCES
   core/mapped.cpp
   core/memory.cpp
   core/moe/cast.cpp
+  core/moe/members.cpp
   core/rank.cpp
   core/segment.cpp
   core/simt/context.cpp
@@ -211,6 +212,7 @@ set(EP_TESTS
   tests/dl/verbs_proxy_test.cpp
   tests/dl/verbs_shim_test.cpp
   tests/core/limits_test.cpp
+  tests/core/members_test.cpp
   tests/core/memory_test.cpp
   tests/core/segment_test.cpp
   tests/core/stream_test.cpp

@@ -85,6 +85,7 @@ std::shared_ptr<symmetric_memory> symmetric_memory::find(uint64_t memory_id) {
 }
 
 symmetric_memory::~symmetric_memory() {
+  if (own_) own_->abandon();
   memory_registry& memories = registry();
   const std::lock_guard lock(memories.mutex);
   memories.alive.erase(device_.memory_id);
@@ -93,7 +94,7 @@ symmetric_memory::~symmetric_memory() {
 result<nothing> symmetric_memory::connect(const std::vector<ep_segment_handle>& handles) {
   std::string odd;
   for (size_t rank = 0; rank < handles.size(); ++rank) {
-    if (handles[rank].data_bytes != own_->data_bytes()) {
+    if (handles[rank].header.magic != 0 && handles[rank].data_bytes != own_->data_bytes()) {
       odd += (odd.empty() ? "" : ", ") + ("rank " + std::to_string(rank) + " has " + std::to_string(handles[rank].data_bytes) + " bytes");
     }
   }
@@ -104,7 +105,10 @@ result<nothing> symmetric_memory::connect(const std::vector<ep_segment_handle>& 
   std::vector<ep_peer_view> views = context_->views();
   if (views.size() != handles.size()) return failure{EP_STATUS_INVALID, 0, "the rank is not connected to its peers yet"};
   for (size_t rank = 0; rank < handles.size(); ++rank) {
-    auto opened = static_cast<int32_t>(rank) == context_->rank() ? result<std::shared_ptr<segment>>(own_) : segment::open(handles[rank]);
+    const bool absent = handles[rank].header.magic == 0;
+    auto opened = static_cast<int32_t>(rank) == context_->rank() ? result<std::shared_ptr<segment>>(own_)
+                  : absent                                      ? segment::stand_in(own_->data_bytes())
+                                                                : segment::open(handles[rank]);
     if (!opened.ok()) {
       failure why = opened.why();
       why.message = "rank " + std::to_string(rank) + ": " + why.message;
@@ -118,6 +122,17 @@ result<nothing> symmetric_memory::connect(const std::vector<ep_segment_handle>& 
   views_ = std::move(views);
   describe(EP_MEMORY_LOAD_STORE);
   return nothing{};
+}
+
+result<nothing> symmetric_memory::replace(int32_t rank, const ep_segment_handle& handle) {
+  if (rank < 0 || static_cast<size_t>(rank) >= peers_.size() || rank == context_->rank()) {
+    return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " has no part that is mapped here"};
+  }
+  auto done = peers_[static_cast<size_t>(rank)]->replace(handle);
+  if (done.ok()) return done;
+  failure why = done.why();
+  why.message = "rank " + std::to_string(rank) + ": " + why.message;
+  return why;
 }
 
 uint8_t* symmetric_memory::own_data() const { return own_->data() + signal_bytes(signal_slots_); }

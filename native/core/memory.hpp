@@ -29,8 +29,10 @@ class symmetric_memory {
   static std::shared_ptr<symmetric_memory> find(uint64_t memory_id);
   ~symmetric_memory();
 
-  // Maps the peers' parts. EP_STATUS_MISMATCH names ranks whose sizes differ.
+  // Maps the peers' parts. EP_STATUS_MISMATCH names ranks whose sizes differ. A handle of zeroes: the rank is not here, and what is written to it is lost.
   result<nothing> connect(const std::vector<ep_segment_handle>& handles);
+  // After that: the part of a rank that has come in the place of a dead one, at the addresses of the old part. Nothing here may be using those.
+  result<nothing> replace(int32_t rank, const ep_segment_handle& handle);
 
   // Maps nothing: peers' parts are reached by a NIC only, and have no address here. `route` lives as long as this memory; `kind` says by which one
   // (EP_MEMORY_IBGDA, EP_MEMORY_EFA), `address` is of what kernels are given as ep_memory_handle.proxy.

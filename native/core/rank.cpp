@@ -30,18 +30,9 @@ result<nothing> rank_context::connect(const std::vector<ep_segment_handle>& hand
   std::vector<std::shared_ptr<segment>> peers;
   std::vector<ep_peer_view> views;
   for (int32_t rank = 0; rank < world_size_; ++rank) {
-    auto opened = rank == rank_ ? result<std::shared_ptr<segment>>(own_) : segment::open(handles[static_cast<size_t>(rank)]);
-    if (!opened.ok()) {
-      failure why = opened.why();
-      why.message = "rank " + std::to_string(rank) + ": " + why.message;
-      return why;
-    }
+    auto opened = rank == rank_ ? result<std::shared_ptr<segment>>(own_) : control_segment(rank, handles[static_cast<size_t>(rank)]);
+    if (!opened.ok()) return opened.why();
     auto* control = reinterpret_cast<ep_rank_control*>(opened.value()->data());
-    if (opened.value()->data_bytes() != sizeof(ep_rank_control) || control->header.magic != EP_MAGIC_RANK || control->rank != rank ||
-        control->world_size != world_size_) {
-      return failure{EP_STATUS_MISMATCH, 0, "the handle for rank " + std::to_string(rank) + " is of rank " + std::to_string(control->rank) + " of " +
-                                                std::to_string(control->world_size)};
-    }
     ep_peer_view view{};
     view.wake = reinterpret_cast<uint64_t>(&control->wake);
     view.life = reinterpret_cast<uint64_t>(&control->life);
@@ -51,6 +42,50 @@ result<nothing> rank_context::connect(const std::vector<ep_segment_handle>& hand
   peers_ = std::move(peers);
   views_ = std::move(views);
   return nothing{};
+}
+
+result<std::shared_ptr<segment>> rank_context::control_segment(int32_t rank, const ep_segment_handle& handle) const {
+  const bool absent = handle.header.magic == 0;
+  auto opened = absent ? segment::stand_in(sizeof(ep_rank_control)) : segment::open(handle);
+  if (!opened.ok()) {
+    failure why = opened.why();
+    why.message = "rank " + std::to_string(rank) + ": " + why.message;
+    return why;
+  }
+  auto* control = reinterpret_cast<ep_rank_control*>(opened.value()->data());
+  if (absent) {
+    control->life.state = EP_LIFE_DEAD;
+  } else if (opened.value()->data_bytes() != sizeof(ep_rank_control) || control->header.magic != EP_MAGIC_RANK || control->rank != rank ||
+             control->world_size != world_size_) {
+    return failure{EP_STATUS_MISMATCH, 0, "the handle for rank " + std::to_string(rank) + " is of rank " + std::to_string(control->rank) + " of " +
+                                              std::to_string(control->world_size)};
+  }
+  return opened;
+}
+
+result<nothing> rank_context::replace(int32_t rank, const ep_segment_handle& handle) {
+  if (rank < 0 || rank >= world_size_ || rank == rank_ || peers_.empty()) {
+    return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is not a peer that shares memory with this one"};
+  }
+  const std::shared_ptr<segment>& place = peers_[static_cast<size_t>(rank)];
+  // In this order: once another rank of this process has done it, it is the newcomer who lives.
+  const bool lives = life(rank) == EP_LIFE_ALIVE;
+  if (place->shows(handle)) return nothing{};
+  if (lives) return failure{EP_STATUS_BUSY, 0, "rank " + std::to_string(rank) + " lives: nobody can take its place"};
+  auto sound = control_segment(rank, handle);
+  if (!sound.ok()) return sound.why();
+  sound = failure{}; // its mapping goes before the other is made
+  return place->replace(handle);
+}
+
+bool rank_context::gone(int32_t rank) const {
+  return life(rank) != EP_LIFE_ALIVE && !peers_.empty() && peers_[static_cast<size_t>(rank)]->replaceable();
+}
+
+uint32_t rank_context::life_behind(const ep_segment_handle& handle) {
+  auto opened = segment::open(handle);
+  if (!opened.ok() || opened.value()->data_bytes() != sizeof(ep_rank_control)) return EP_LIFE_DEAD;
+  return life_state(&reinterpret_cast<const ep_rank_control*>(opened.value()->data())->life);
 }
 
 void rank_context::connect_apart() {
@@ -99,6 +134,9 @@ void rank_context::leave(bool orderly) {
   }
 }
 
-rank_context::~rank_context() { leave(false); }
+rank_context::~rank_context() {
+  leave(false);
+  if (own_) own_->abandon();
+}
 
 } // namespace ep

@@ -25,8 +25,14 @@ class rank_context {
   ep_rank_control& control() const { return *reinterpret_cast<ep_rank_control*>(own_->data()); }
   ep_rank_control& control_of(int32_t rank) const { return *reinterpret_cast<ep_rank_control*>(peers_[static_cast<size_t>(rank)]->data()); }
 
-  // Maps the peers' control segments; `handles` has one entry per rank, one's own included.
+  // Maps the peers' control segments; `handles` has one entry per rank, one's own included. All zeroes: the rank is not here, and counts as dead.
   result<nothing> connect(const std::vector<ep_segment_handle>& handles);
+  // After connect(): another rank has come in the place of a dead one, or of one that was never here. Everybody who has the old one's words has this one's now.
+  result<nothing> replace(int32_t rank, const ep_segment_handle& handle);
+  // Dead or closed, and no longer held by anybody in this process: replace() may come.
+  bool gone(int32_t rank) const;
+  // EP_LIFE_* of the rank whose control segment this is; DEAD where it cannot be mapped.
+  static uint32_t life_behind(const ep_segment_handle& handle);
   // Instead, where peers are on other hosts: whoever hears of them says by set_life() whether they live. Nothing of theirs is mapped.
   void connect_apart();
   bool connected() const { return !views_.empty(); }
@@ -51,6 +57,7 @@ class rank_context {
 
  private:
   rank_context() = default;
+  result<std::shared_ptr<segment>> control_segment(int32_t rank, const ep_segment_handle& handle) const;
   int32_t rank_ = 0;
   int32_t world_size_ = 0;
   wait_policy policy_{};

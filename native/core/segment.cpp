@@ -53,14 +53,63 @@ void map_now(uint8_t* base, uint64_t bytes) { madvise(base, bytes, advice_popula
 // Room that is left to the rest of the machine: a segment that takes the last byte gets somebody killed later.
 constexpr uint64_t memory_reserve = 64u << 20;
 
+std::string name_of(const ep_segment_handle& handle) { return "segment " + std::to_string(handle.fd) + " of process " + std::to_string(handle.pid); }
+
+uint64_t total_of(uint64_t data_bytes) {
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  return (EP_SEGMENT_DATA_OFFSET + data_bytes + page - 1) / page * page;
+}
+
+result<nothing> check_handle(const ep_segment_handle& handle) {
+  if (handle.header.magic != EP_MAGIC_SEGMENT || handle.header.byte_length != sizeof(ep_segment_handle)) {
+    return failure{EP_STATUS_INVALID, 0, "these bytes are not a segment handle"};
+  }
+  if (handle.header.abi_major != EP_ABI_MAJOR) {
+    return failure{EP_STATUS_ABI_MISMATCH, 0,
+                   "segment handle has ABI " + std::to_string(handle.header.abi_major) + ", this build has " + std::to_string(EP_ABI_MAJOR)};
+  }
+  return nothing{};
+}
+
+// Maps what a handle names, verified.
+result<uint8_t*> map_of(const ep_segment_handle& handle) {
+  const std::string who = name_of(handle);
+  const std::string path = "/proc/" + std::to_string(handle.pid) + "/fd/" + std::to_string(handle.fd);
+  // O_NONBLOCK: whatever has this number now, a pipe say, must not hold us up. A memfd does not care.
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (fd < 0) {
+    failure why = failure_errno("open", errno, who + " (is the process alive, in the same pid namespace, and of the same user?)");
+    why.status = EP_STATUS_STALE_HANDLE;
+    return why;
+  }
+  struct stat facts {};
+  const bool known = fstat(fd, &facts) == 0;
+  const uint64_t total = total_of(handle.data_bytes);
+  if (!known || facts.st_ino != handle.inode || facts.st_dev != handle.device || static_cast<uint64_t>(facts.st_size) != total) {
+    close(fd);
+    return failure{EP_STATUS_STALE_HANDLE, 0, who + " is another file now: the process that made it closed it"};
+  }
+  uint8_t* const base = map_for_huge_pages(fd, total);
+  const int map_error = errno;
+  close(fd); // the mapping keeps the memory
+  if (base == nullptr) return map_failure(map_error, who + " of " + bytes_text(total));
+  map_now(base, total);
+  ep_segment_header header{};
+  std::memcpy(&header, base, sizeof header);
+  if (header.header.magic != EP_MAGIC_SEGMENT || header.nonce != handle.nonce || header.data_bytes != handle.data_bytes) {
+    munmap(base, total);
+    return failure{EP_STATUS_STALE_HANDLE, 0, who + " has another nonce: the handle is of an earlier segment"};
+  }
+  return base;
+}
+
 } // namespace
 
 result<std::shared_ptr<segment>> segment::create(uint64_t data_bytes) {
-  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   if (data_bytes > (uint64_t{1} << 46)) {
     return failure{EP_STATUS_MEMORY_LIMIT, 0, "segment of " + bytes_text(data_bytes) + " exceeds the address space"};
   }
-  const uint64_t total = (EP_SEGMENT_DATA_OFFSET + data_bytes + page - 1) / page * page;
+  const uint64_t total = total_of(data_bytes);
   const memory_limit limit = memory_limit_now();
   if (limit.bytes != UINT64_MAX && total + memory_reserve > limit.bytes) {
     return failure{EP_STATUS_MEMORY_LIMIT, 0,
@@ -110,55 +159,65 @@ result<std::shared_ptr<segment>> segment::create(uint64_t data_bytes) {
 }
 
 result<std::shared_ptr<segment>> segment::open(const ep_segment_handle& handle) {
-  if (handle.header.magic != EP_MAGIC_SEGMENT || handle.header.byte_length != sizeof(ep_segment_handle)) {
-    return failure{EP_STATUS_INVALID, 0, "these bytes are not a segment handle"};
-  }
-  if (handle.header.abi_major != EP_ABI_MAJOR) {
-    return failure{EP_STATUS_ABI_MISMATCH, 0,
-                   "segment handle has ABI " + std::to_string(handle.header.abi_major) + ", this build has " + std::to_string(EP_ABI_MAJOR)};
-  }
+  auto sound = check_handle(handle);
+  if (!sound.ok()) return sound.why();
   // Held across open and insert: two ranks of one process must not map the same segment twice.
   const std::lock_guard lock(registry_mutex());
   const auto found = registry().find({handle.inode, handle.nonce});
-  const std::string who = "segment " + std::to_string(handle.fd) + " of process " + std::to_string(handle.pid);
   if (found != registry().end()) {
     if (auto existing = found->second.lock()) {
       if (existing->data_bytes() == handle.data_bytes) return existing;
       return failure{EP_STATUS_STALE_HANDLE, 0,
-                     who + " has " + bytes_text(existing->data_bytes()) + ", its handle says " + std::to_string(handle.data_bytes)};
+                     name_of(handle) + " has " + bytes_text(existing->data_bytes()) + ", its handle says " + std::to_string(handle.data_bytes)};
     }
   }
-  const std::string path = "/proc/" + std::to_string(handle.pid) + "/fd/" + std::to_string(handle.fd);
-  // O_NONBLOCK: whatever has this number now, a pipe say, must not hold us up. A memfd does not care.
-  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (fd < 0) {
-    failure why = failure_errno("open", errno, who + " (is the process alive, in the same pid namespace, and of the same user?)");
-    why.status = EP_STATUS_STALE_HANDLE;
-    return why;
-  }
-  struct stat facts {};
-  const bool known = fstat(fd, &facts) == 0;
-  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  const uint64_t total = (EP_SEGMENT_DATA_OFFSET + handle.data_bytes + page - 1) / page * page;
-  if (!known || facts.st_ino != handle.inode || facts.st_dev != handle.device || static_cast<uint64_t>(facts.st_size) != total) {
-    close(fd);
-    return failure{EP_STATUS_STALE_HANDLE, 0, who + " is another file now: the process that made it closed it"};
-  }
+  auto mapped = map_of(handle);
+  if (!mapped.ok()) return mapped.why();
   std::shared_ptr<segment> opened(new segment);
-  opened->base_ = map_for_huge_pages(fd, total);
-  const int map_error = errno;
-  close(fd); // the mapping keeps the memory
-  if (opened->base_ == nullptr) return map_failure(map_error, who + " of " + bytes_text(total));
+  opened->base_ = mapped.value();
   opened->data_bytes_ = handle.data_bytes;
   opened->handle_ = handle;
-  map_now(opened->base_, total);
-  ep_segment_header header{};
-  std::memcpy(&header, opened->base_, sizeof header);
-  if (header.header.magic != EP_MAGIC_SEGMENT || header.nonce != handle.nonce || header.data_bytes != handle.data_bytes) {
-    return failure{EP_STATUS_STALE_HANDLE, 0, who + " has another nonce: the handle is of an earlier segment"};
-  }
   registry()[{handle.inode, handle.nonce}] = opened;
   return opened;
+}
+
+result<std::shared_ptr<segment>> segment::stand_in(uint64_t data_bytes) {
+  std::shared_ptr<segment> made(new segment);
+  made->base_ = map_for_huge_pages(-1, total_of(data_bytes));
+  if (made->base_ == nullptr) return map_failure(errno, "a stand-in of " + bytes_text(data_bytes));
+  made->data_bytes_ = data_bytes;
+  return made;
+}
+
+result<nothing> segment::replace(const ep_segment_handle& handle) {
+  auto sound = check_handle(handle);
+  if (!sound.ok()) return sound.why();
+  const std::lock_guard lock(registry_mutex());
+  if (handle.inode == handle_.inode && handle.nonce == handle_.nonce) return nothing{};
+  if (handle.data_bytes != data_bytes_) {
+    return failure{EP_STATUS_MISMATCH, 0, name_of(handle) + " has " + bytes_text(handle.data_bytes) + ", the one whose place it takes has " + bytes_text(data_bytes_)};
+  }
+  if (!replaceable()) return failure{EP_STATUS_BUSY, 0, "the rank whose place " + name_of(handle) + " takes is still closing in this process"};
+  auto mapped = map_of(handle);
+  if (!mapped.ok()) return mapped.why();
+  const uint64_t total = total_of(data_bytes_);
+  if (mremap(mapped.value(), total, total, MREMAP_MAYMOVE | MREMAP_FIXED, base_) == MAP_FAILED) {
+    const int error = errno;
+    munmap(mapped.value(), total);
+    return failure_errno("mremap", error, name_of(handle));
+  }
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+  registry().erase({handle_.inode, handle_.nonce});
+  handle_ = handle;
+  std::weak_ptr<segment>& known = registry()[{handle.inode, handle.nonce}];
+  if (known.expired()) known = weak_from_this(); // else its maker's, or one that was opened by another rank of this process
+  return nothing{};
+}
+
+bool segment::shows(const ep_segment_handle& handle) const {
+  const std::lock_guard lock(registry_mutex());
+  return handle.inode == handle_.inode && handle.nonce == handle_.nonce;
 }
 
 result<nothing> segment::move() {
@@ -167,8 +226,7 @@ result<nothing> segment::move() {
   if (!made.ok()) return made.why();
   segment& other = *made.value();
   std::memcpy(other.data(), data(), data_bytes_);
-  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  const uint64_t total = (EP_SEGMENT_DATA_OFFSET + data_bytes_ + page - 1) / page * page;
+  const uint64_t total = total_of(data_bytes_);
   const std::lock_guard lock(registry_mutex());
   if (mremap(other.base_, total, total, MREMAP_MAYMOVE | MREMAP_FIXED, base_) == MAP_FAILED) return failure_errno("mremap", errno, "segment of " + bytes_text(total));
   other.base_ = nullptr; // its mapping is here now; with it goes what was this one's file
@@ -194,10 +252,7 @@ std::shared_ptr<segment> segment::containing(const void* address, uint64_t bytes
 }
 
 segment::~segment() {
-  if (base_ != nullptr) {
-    const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-    munmap(base_, (EP_SEGMENT_DATA_OFFSET + data_bytes_ + page - 1) / page * page);
-  }
+  if (base_ != nullptr) munmap(base_, total_of(data_bytes_));
   if (fd_ >= 0) close(fd_);
 }
 

@@ -4030,7 +4030,10 @@ export interface MoeBuffer {
   readonly stagedResults: MoePart;
   /** uint64_t[world_size][most_local]: count words, by source and local expert: one put for each pair of ranks */
   readonly counts: MoePart;
-  /** high throughput: uint64_t[replicas]: (epoch << 32 | first row), written by the ranks that hold the replicas */
+  /**
+   * high throughput: uint64_t[replicas]: (epoch << 32 | first row), written by the ranks that hold the replicas; then
+   * uint64_t[world_size]: by source, which rank takes no rows (moe_places.h)
+   */
   readonly starts: MoePart;
   readonly firstSignal: bigint;
   /** address of ep_moe_peer[calls * world_size] */

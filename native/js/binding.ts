@@ -43,8 +43,12 @@ export interface NativeHostMemory {
 export interface NativeRankContext {
   /** `ep_segment_handle` bytes of the control segment. */
   handle(): Uint8Array<ArrayBuffer>;
-  /** Maps the peers' control segments. One handle per rank, concatenated. */
+  /** Maps the peers' control segments. One handle per rank, concatenated; zeroes for a rank that is not here: it counts as dead. */
   connect(handles: Uint8Array): void;
+  /** Has the control segment of another rank in the place of that of a dead one. */
+  replace(rank: number, handle: Uint8Array): void;
+  /** Dead or closed, and no longer held in this process: `replace` may come. */
+  gone(rank: number): boolean;
   /** `EP_LIFE_*` of a rank. */
   life(rank: number): number;
   /** Makes the segment of a team whose first member is this rank; resolves to its handle. */
@@ -71,7 +75,10 @@ export type NativeOperand = NativeHostMemory | NativeSymmetricMemory;
 /** Signal arguments: op 0 none, 1 add, 2 set. Comparisons: eq 0, ne 1, lt 2, le 3, gt 4, ge 5. */
 export interface NativeSymmetricMemory {
   handle(): Uint8Array<ArrayBuffer>;
+  /** One handle per rank, concatenated; zeroes for a rank that is not here: what is written to it is lost. */
   connect(handles: Uint8Array): void;
+  /** Has the part of another rank in the place of that of a dead one, at its addresses, which nothing may be using. */
+  replace(rank: number, handle: Uint8Array): void;
   /** `ep_memory_handle` bytes. */
   deviceHandle(): Uint8Array<ArrayBuffer>;
   address(peer: number): bigint;
@@ -421,6 +428,8 @@ export interface Binding extends GpuBinding {
   readonly frame: ArrayBuffer;
   cancel(operation: OperationId): void;
   hostFacts(): HostFacts;
+  /** `EP_LIFE_*` of the rank whose control segment a handle names. */
+  lifeBehind(handle: Uint8Array): number;
   /** Objects alive: segments mapped in this process, operations pending in this environment. */
   leaks(): { readonly segments: number; readonly pending: number };
   detach(buffer: ArrayBuffer): void;

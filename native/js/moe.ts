@@ -81,6 +81,8 @@ export interface MoeCombineHalf<Operand = NativeOperand> extends MoeCall {
 }
 
 export interface NativeMoeBuffer {
+  /** Forgets all that this rank knows of another, between calls, and sets `signalSlot` of this rank's to 0. Nobody may write to this rank meanwhile. */
+  forget(rank: number, signalSlot: number): void;
   /** Replicas that this rank may take of each expert: before the first call, and whenever ranks come or go. */
   setCandidates(begin: Int32Array, replicas: Int32Array): void;
   dispatch(stream: NativeHostStream, half: MoeDispatchHalf): OperationId;

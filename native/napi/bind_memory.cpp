@@ -139,6 +139,14 @@ void memory_wrap::connect(const Napi::CallbackInfo& info) {
   value_or_throw(info.Env(), done);
 }
 
+// (rank, ep_segment_handle)
+void memory_wrap::replace(const Napi::CallbackInfo& info) {
+  const std::vector<ep_segment_handle> handles = segment_handles(info[1], "handle");
+  if (handles.size() != 1) throw_invalid(info.Env(), "a rank has one part, got " + std::to_string(handles.size()) + " handles");
+  auto done = open(info.Env()).replace(arg_int(info[0], "rank"), handles[0]);
+  value_or_throw(info.Env(), done);
+}
+
 Napi::Value memory_wrap::device_handle(const Napi::CallbackInfo& info) {
   return bytes_copy(info.Env(), &open(info.Env()).device_handle(), sizeof(ep_memory_handle));
 }
@@ -427,7 +435,7 @@ operand operand_of(Napi::Value value, const char* what) {
 void memory_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["SymmetricMemory"] = DefineClass(
       env, "SymmetricMemory",
-      {InstanceMethod<&memory_wrap::handle>("handle"), InstanceMethod<&memory_wrap::connect>("connect"),
+      {InstanceMethod<&memory_wrap::handle>("handle"), InstanceMethod<&memory_wrap::connect>("connect"), InstanceMethod<&memory_wrap::replace>("replace"),
        InstanceMethod<&memory_wrap::device_handle>("deviceHandle"), InstanceMethod<&memory_wrap::address>("address"),
        InstanceMethod<&memory_wrap::signal_address>("signalAddress"),
        InstanceMethod<&memory_wrap::window>("window"), InstanceMethod<&memory_wrap::peek>("peek"), InstanceMethod<&memory_wrap::put>("put"),

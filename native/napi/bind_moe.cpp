@@ -1,8 +1,10 @@
 #include "gpu_moe_wraps.hpp"
 
+#include <atomic>
 #include <cstring>
 
 #include "ep/device/moe_cast.h"
+#include "moe/members.hpp"
 
 namespace ep::binding {
 namespace {
@@ -97,7 +99,7 @@ void describe_moe(moe_contents& made, const Napi::Object& from, const ep_memory_
   read_part(b.staged_tokens, words + 4, env, b.calls, staged ? b.max_tokens * b.row_bytes : 0, available, "staged tokens");
   read_part(b.staged_results, words + 6, env, b.calls, staged ? results * b.result_row_bytes : 0, available, "staged results");
   read_part(b.counts, words + 8, env, b.calls, uint64_t{most} * world * sizeof(uint64_t), available, "counts");
-  read_part(b.starts, words + 10, env, b.calls, low_latency ? 0 : replicas * sizeof(uint64_t), available, "starts");
+  read_part(b.starts, words + 10, env, b.calls, low_latency ? 0 : (replicas + world) * sizeof(uint64_t), available, "starts");
   b.first_signal = arg_size(from.Get("firstSignal"), "firstSignal");
   const uint64_t slots = uint64_t{b.calls} * EP_MOE_SIGNAL_KINDS * world;
   if (b.first_signal > place.signal_slots || slots > place.signal_slots - b.first_signal) {
@@ -136,9 +138,23 @@ std::shared_ptr<const moe_candidates> candidates_of(const ep_moe_buffer& buffer,
 // (begin: Int32Array [experts + 1], replicas: Int32Array)
 void moe_buffer_wrap::set_candidates(const Napi::CallbackInfo& info) { candidates = candidates_of(native->buffer, info[0], info[1]); }
 
+// (rank, signalSlot): what moe_forget() does, and a signal word more
+void moe_buffer_wrap::forget(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto memory = native->memory.lock();
+  if (!memory || !memory->connected()) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this buffer was closed"});
+  const int32_t rank = arg_int(info[0], "rank");
+  const uint64_t slot = arg_size(info[1], "signalSlot");
+  if (rank < 0 || rank >= static_cast<int32_t>(native->world_size) || rank == native->rank) throw_invalid(env, "rank " + std::to_string(rank) + " is no other rank of this buffer");
+  if (slot >= memory->signal_slots()) throw_invalid(env, "slot " + std::to_string(slot) + " of a pad with " + std::to_string(memory->signal_slots()) + " slots");
+  moe_forget(native->buffer, memory->own_data(), memory->own_signals(), rank);
+  std::atomic_ref<uint64_t>(memory->own_signals()[slot]).store(0, std::memory_order_seq_cst);
+}
+
 void moe_buffer_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["MoeBuffer"] = DefineClass(env, "MoeBuffer",
-                                     {InstanceMethod<&moe_buffer_wrap::set_candidates>("setCandidates"), InstanceMethod<&moe_buffer_wrap::dispatch>("dispatch"),
+                                     {InstanceMethod<&moe_buffer_wrap::set_candidates>("setCandidates"), InstanceMethod<&moe_buffer_wrap::forget>("forget"),
+                                      InstanceMethod<&moe_buffer_wrap::dispatch>("dispatch"),
                                       InstanceMethod<&moe_buffer_wrap::combine>("combine"), InstanceMethod<&moe_buffer_wrap::release>("release"),
                                       InstanceMethod<&moe_buffer_wrap::steps>("steps")});
 }

@@ -68,6 +68,21 @@ void rank_wrap::connect(const Napi::CallbackInfo& info) {
   value_or_throw(info.Env(), done);
 }
 
+// (rank, ep_segment_handle)
+void rank_wrap::replace(const Napi::CallbackInfo& info) {
+  const std::vector<ep_segment_handle> handles = segment_handles(info[1], "handle");
+  if (handles.size() != 1) throw_invalid(info.Env(), "a rank has one control segment, got " + std::to_string(handles.size()) + " handles");
+  auto done = open(info.Env()).replace(arg_int(info[0], "rank"), handles[0]);
+  value_or_throw(info.Env(), done);
+}
+
+Napi::Value rank_wrap::gone(const Napi::CallbackInfo& info) {
+  const int32_t rank = arg_int(info[0], "rank");
+  const rank_context& context = open(info.Env());
+  if (rank < 0 || rank >= context.world_size() || !context.connected()) throw_invalid(info.Env(), "rank " + std::to_string(rank) + " is not connected");
+  return Napi::Boolean::New(info.Env(), context.gone(rank));
+}
+
 Napi::Value rank_wrap::life(const Napi::CallbackInfo& info) {
   const int32_t rank = arg_int(info[0], "rank");
   const rank_context& context = open(info.Env());
@@ -86,6 +101,7 @@ void rank_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["RankContext"] = DefineClass(env, "RankContext",
                                        {InstanceMethod<&rank_wrap::handle>("handle"), InstanceMethod<&rank_wrap::connect>("connect"),
                                         InstanceMethod<&rank_wrap::life>("life"),
+                                        InstanceMethod<&rank_wrap::replace>("replace"), InstanceMethod<&rank_wrap::gone>("gone"),
                                         InstanceMethod<&rank_wrap::team_segment>("createTeamSegment"), InstanceMethod<&rank_wrap::close>("close")});
 }
 
@@ -170,7 +186,19 @@ void team_wrap::define(Napi::Env env, Napi::Object exports) {
                                  InstanceMethod<&team_wrap::release>("release")});
 }
 
+namespace {
+
+// (ep_segment_handle) -> EP_LIFE_* of the rank whose control segment it names
+Napi::Value life_behind(const Napi::CallbackInfo& info) {
+  const std::vector<ep_segment_handle> handles = segment_handles(info[0], "handle");
+  if (handles.size() != 1) throw_invalid(info.Env(), "expected one segment handle, got " + std::to_string(handles.size()));
+  return Napi::Number::New(info.Env(), rank_context::life_behind(handles[0]));
+}
+
+} // namespace
+
 void bind_rank(Napi::Env env, Napi::Object exports) {
+  exports["lifeBehind"] = Napi::Function::New(env, life_behind);
   rank_wrap::define(env, exports);
   team_wrap::define(env, exports);
 }

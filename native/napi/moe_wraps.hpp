@@ -43,6 +43,7 @@ struct moe_buffer_wrap : Napi::ObjectWrap<moe_buffer_wrap> {
   static void define(Napi::Env env, Napi::Object exports);
   explicit moe_buffer_wrap(const Napi::CallbackInfo& info);
   void set_candidates(const Napi::CallbackInfo& info);
+  void forget(const Napi::CallbackInfo& info);
   Napi::Value dispatch(const Napi::CallbackInfo& info);
   Napi::Value combine(const Napi::CallbackInfo& info);
   Napi::Value release(const Napi::CallbackInfo& info);

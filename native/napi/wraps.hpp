@@ -30,6 +30,8 @@ struct rank_wrap : Napi::ObjectWrap<rank_wrap> {
   explicit rank_wrap(const Napi::CallbackInfo& info);
   Napi::Value handle(const Napi::CallbackInfo& info);
   void connect(const Napi::CallbackInfo& info);
+  void replace(const Napi::CallbackInfo& info);
+  Napi::Value gone(const Napi::CallbackInfo& info);
   Napi::Value life(const Napi::CallbackInfo& info);
   Napi::Value team_segment(const Napi::CallbackInfo& info);
   void close(const Napi::CallbackInfo& info);
@@ -74,6 +76,7 @@ struct memory_wrap : Napi::ObjectWrap<memory_wrap> {
   explicit memory_wrap(const Napi::CallbackInfo& info);
   Napi::Value handle(const Napi::CallbackInfo& info);
   void connect(const Napi::CallbackInfo& info);
+  void replace(const Napi::CallbackInfo& info);
   Napi::Value device_handle(const Napi::CallbackInfo& info);
   Napi::Value address(const Napi::CallbackInfo& info);
   Napi::Value signal_address(const Napi::CallbackInfo& info);

@@ -39,7 +39,7 @@ export interface Reach {
   readonly byteLength: (signalSlots: number) => number;
   /** What peers must know of this rank's part. May prepare it. */
   readonly describe: (memory: NativeSymmetricMemory) => Uint8Array;
-  /** Given what all ranks said, by rank. */
+  /** Given what all ranks said, by rank; empty for ranks that are not here. */
   readonly connect: (memory: NativeSymmetricMemory, descriptions: readonly Uint8Array[]) => void;
   /** What connect() failed to do, for the ranks where it went well. */
   readonly failure: string;
@@ -83,7 +83,7 @@ export function checkHostAllocation(
 /** Collective over the world. */
 export async function allocateMemory(allocator: Allocator, size: Size, options: WaitOptions): Promise<RankMemory> {
   const { binding } = native();
-  const { rank, worldSize, context, world, timeoutMs, liveness, reach, onRelease } = allocator;
+  const { worldSize, context, world, reach } = allocator;
   await agreeOnSize(world, size, { pins: reach.pins, ranksOnHost: allocator.ranksOnHost }, options);
   // From here on a rank that fails still takes part: the others must hear of it instead of waiting for it.
   let memory: NativeSymmetricMemory | undefined;
@@ -100,7 +100,7 @@ export async function allocateMemory(allocator: Allocator, size: Size, options: 
     const first = step(`allocate ${size.byteLength} bytes`);
     const blobs = await reportStep(world, first, description, failure, options);
     try {
-      reach.connect(memory!, blobs);
+      reach.connect(memory!, byRank(world, worldSize, blobs));
     } catch (error) {
       failure = error;
     }
@@ -113,18 +113,34 @@ export async function allocateMemory(allocator: Allocator, size: Size, options: 
     }
     throw error;
   }
+  return rankMemoryOf(allocator, size, memory!);
+}
+
+export function rankMemoryOf(allocator: Allocator, size: Size, memory: NativeSymmetricMemory): RankMemory {
+  const { rank, worldSize, context, timeoutMs, liveness, reach, onRelease } = allocator;
   return new RankMemory({
     rank,
     worldSize,
     context,
     liveness,
-    memory: memory!,
+    memory,
     ...size,
     timeoutMs,
-    ...(reach.addresses === undefined ? {} : { addresses: reach.addresses(memory!) }),
+    ...(reach.addresses === undefined ? {} : { addresses: reach.addresses(memory) }),
     onRelease: (native) => {
       reach.release(native);
       onRelease();
     },
   });
+}
+
+/** By rank, what the members of a team said; empty for ranks that are not here. */
+export function byRank(
+  world: Gathering,
+  worldSize: number,
+  blobs: readonly Uint8Array<ArrayBuffer>[],
+): Uint8Array<ArrayBuffer>[] {
+  const all: Uint8Array<ArrayBuffer>[] = Array.from({ length: worldSize }, () => new Uint8Array(0));
+  for (const [position, blob] of blobs.entries()) all[world.ranks[position]!] = blob;
+  return all;
 }

@@ -22,23 +22,40 @@ export interface JoinOptions extends Member {
 export interface JoinedRanks {
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
-  /** All ranks, in order. */
+  /** All ranks that are here, in order. */
   readonly world: RankTeam;
+  /** `ep_segment_handle` of each rank's control segment; empty for a rank that is not here. */
+  readonly controls: readonly Uint8Array[];
+  /** How often the world had let ranks in. */
+  readonly round: number;
 }
+
+type Agreed = Pick<JoinOptions, 'transport' | 'version' | 'ranksOnHost' | 'agree'>;
+
+const agreementOf = ({ transport, version, ranksOnHost, agree }: Agreed) => ({
+  transport,
+  version,
+  abi: native().binding.abi,
+  ranksOnHost,
+  ...agree,
+});
+
+/** What all ranks must have chosen alike, as one text. */
+export const agreedFacts = (options: Agreed): string => JSON.stringify(agreementOf(options));
 
 /**
  * Collective. A store serves one call of one world and transport. Rejects with `EP_RENDEZVOUS` naming the odd ranks. The caller closes `world`, then
  * `context`.
  */
 export async function joinRanks(options: JoinOptions, limits: WaitOptions): Promise<JoinedRanks> {
-  const { rank, worldSize, store, transport, version, ranksOnHost, timeoutMs } = options;
+  const { rank, worldSize, store, transport, ranksOnHost, timeoutMs } = options;
   const { binding } = native();
   await rendezvous(
     store,
     {
       rank,
       worldSize,
-      facts: { agree: { transport, version, abi: binding.abi, ranksOnHost, ...options.agree } },
+      facts: { agree: agreementOf(options) },
       key: `${transport}/rendezvous`,
     },
     limits,
@@ -71,7 +88,8 @@ export async function joinRanks(options: JoinOptions, limits: WaitOptions): Prom
       await world.close();
       throw error;
     }
-    return { context, liveness, world };
+    const controls = blobs.map((bytes) => bytes.slice(0, HANDLE_BYTES));
+    return { context, liveness, world, controls, round: 0 };
   } catch (error) {
     context.close();
     throw error;

@@ -7,7 +7,7 @@ export class Liveness {
   readonly #context: NativeRankContext;
   readonly #rank: Rank;
   readonly worldSize: number;
-  readonly #failed = new AbortController();
+  #failed = new AbortController();
   #watching = true;
 
   constructor(context: NativeRankContext, rank: Rank, worldSize: number) {
@@ -44,6 +44,11 @@ export class Liveness {
   notice<E>(error: E): E {
     if (this.#watching && isEpError(error) && error.code === 'EP_PEER_LOST') this.lostRanks();
     return error;
+  }
+
+  /** Who was dead is here again: `failed` is another signal from now on, unless somebody else still is. */
+  renew(): void {
+    if (this.#failed.signal.aborted) this.#failed = new AbortController();
   }
 
   /** The context is about to be closed: it can no longer be asked. */

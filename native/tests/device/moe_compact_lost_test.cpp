@@ -104,9 +104,12 @@ void one_row_short(route by, int32_t size, uint64_t seed) {
 }
 
 // Rank 0 has no room. Rank 1 and it do not know of each other, so that rank 1 hears of it from rank 2 alone, which it has written rows to by then: that
-// one awaits them before it places others. How many results are wrong, and whether the case had such rows.
-uint32_t full_for_others(route by, uint64_t seed, bool* tried) {
-  moe_options wanted = compact(3, seed);
+// one awaits them before it places others. How many results are wrong, and whether the case had such rows. `late`: a rank that all have given up is behind, and passes on what it
+// heard in a call of the past, just before rank 1 looks.
+uint32_t full_for_others(route by, uint64_t seed, bool late, bool* tried) {
+  moe_options wanted = compact(late ? 4 : 3, seed);
+  if (late) wanted.dead = 3;
+  wanted.masked = late;
   wanted.calls = 2;
   wanted.slots = 1;
   wanted.overlap = false;
@@ -118,18 +121,41 @@ uint32_t full_for_others(route by, uint64_t seed, bool* tried) {
   }
   *tried = needed != 0 && plan.sends_to(0, 1, 2) != 0 && plan.sends_to(1, 0, 2) + plan.sends_to(1, 1, 2) != 0;
   if (!*tried) return 0;
-  world ranks(world_of(plan, 3, by));
+  world ranks(world_of(plan, wanted.size, by));
   plan.bind(ranks);
   ep_moe_buffer full = plan.buffer(0);
   full.recv_rows = needed - 1;
   std::atomic<uint32_t> wrong{0};
+  std::atomic<bool> said{!late};
+  const auto says_late = [&](auto& ctx, const auto& endpoint) {
+    std::atomic_ref<uint64_t> heard(ranks.signals(1)[EP_MOE_SIGNAL_ARRIVED * 4 + 2]);
+    while (heard.load() == 0) ctx.point();
+    ep_moe_call call = plan.at(0, 3).dispatch.call;
+    call.epoch -= 1;
+    const ep::moe_view at{plan.buffer(3), call};
+    const auto view = ep::detail::compact_view_of(endpoint, at);
+    const ep::block_coop<std::decay_t<decltype(ctx)>> coop{ctx};
+    ep::moe_layout(ctx, at);
+    ctx.sync_grid();
+    if (ctx.block() == 0) ep::detail::compact_pass_on(ctx, coop, endpoint, view, 1);
+    ctx.sync_grid();
+    std::atomic_ref<uint64_t> landed(ranks.signals(1)[EP_MOE_SIGNAL_ARRIVED * 4 + 3]);
+    while (by != route::stores && landed.load() == 0) ctx.point();
+    return true;
+  };
   const auto result = ranks.run_simt(shape(1 + static_cast<uint32_t>(seed % 2), 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
     return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
+      if (rank == 3) {
+        const bool ok = says_late(ctx, endpoint);
+        said.store(true);
+        return ok;
+      }
       for (const moe_step& step : plan.halves()) {
         auto& own = plan.at(step.call, rank);
         const bool refused = own.status.status == EP_STATUS_CAPACITY;
         ctx.sync_grid();
         if (refused) continue;
+        while (rank == 1 && step.half == 1 && !said.load()) ctx.point();
         if (rank != 2) own.ranks[static_cast<size_t>(1 - rank)] = EP_MOE_RANK_MASKED;
         const bool ok = moe_kernels::run(ctx, endpoint, rank == 0 && step.call == 0 ? full : plan.buffer(rank), own, step.half);
         ctx.sync_grid();
@@ -151,11 +177,11 @@ uint32_t full_for_others(route by, uint64_t seed, bool* tried) {
   return wrong.load() + (result.ok && result.report.empty() ? 0 : 1);
 }
 
-void full_for_some(route by, uint64_t seeds) {
+void full_for_some(route by, uint64_t seeds, bool late) {
   uint32_t cases = 0;
   for (uint64_t seed = 0; seed < seeds; ++seed) {
     bool tried = false;
-    EP_CHECK_EQ(full_for_others(by, seed, &tried), 0u);
+    EP_CHECK_EQ(full_for_others(by, seed, late, &tried), 0u);
     cases += tried ? 1 : 0;
   }
   EP_CHECK(cases > seeds / 20);
@@ -436,7 +462,8 @@ int main() {
       }
     }
     is_late(by, 3, 7);
-    full_for_some(by, 240 / seed_share);
+    full_for_some(by, 240 / seed_share, false);
+    full_for_some(by, 240 / seed_share, true);
     for (uint64_t seed = 0; seed < 20 / seed_share; ++seed) {
       for (const bool cached : {false, true}) {
         slot_in_debt(by, seed, true, cached);

@@ -220,6 +220,10 @@ void probe(fuzz_world& world, int32_t peer) {
   EP_CHECK(soon([&] { return world.signal(3) == message.value; }));
   EP_CHECK(std::memcmp(world.memory->own_data() + message.offset, message.payload, 8) == 0);
   EP_CHECK_EQ(world.context->life(peer), uint32_t{EP_LIFE_ALIVE});
+  // HAZARD: the engine counts what it has carried out after that shows: one message more, and it has.
+  const uint64_t refused = world.engine->counts().refused;
+  world.network.inject(0, {1});
+  EP_CHECK(soon([&] { return world.engine->counts().refused == refused + 1; }));
   for (uint64_t i = 0; i < memory_bytes; ++i) EP_CHECK_EQ(world.guard->own_data()[i], 0);
   for (uint64_t slot = 0; slot < slots; ++slot) EP_CHECK_EQ(world.guard->own_signals()[slot], 0u);
 }

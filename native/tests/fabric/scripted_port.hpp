@@ -133,7 +133,7 @@ class scripted_network {
     if (one.what == kind::message) {
       const buffer to = own.receives.front();
       own.receives.pop_front();
-      std::memcpy(to.to, one.bytes.data(), one.bytes.size());
+      if (!one.bytes.empty()) std::memcpy(to.to, one.bytes.data(), one.bytes.size());
       own.events.push_back({dl::fabric_event::kind::done, to.context, 0, one.bytes.size(), 0, {}});
     } else if (one.what == kind::write) {
       if (!one.bytes.empty()) std::memcpy(reinterpret_cast<void*>(one.at), one.bytes.data(), one.bytes.size());

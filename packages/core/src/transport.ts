@@ -99,6 +99,25 @@ export interface AllocateOptions extends AbortOptions {
   readonly over?: PartAddresses;
 }
 
+/** What a rank tells the others in `Transport.renew`. */
+export interface RankSaid {
+  /** It had nothing of the memory before. */
+  readonly isNew: boolean;
+  readonly facts: Uint8Array;
+}
+
+/** Sizes are those that the memory was allocated with. */
+export interface RenewOptions extends Pick<AllocateOptions, 'byteLength' | 'signalSlots' | 'signal' | 'timeoutMs'> {
+  /** What this rank has of the memory; undefined on a rank that is new. */
+  readonly memory?: SymmetricMemory;
+  /** Told to all; at most 1024 bytes. */
+  readonly facts: Uint8Array;
+  /** Runs before anything is mapped, given what each rank that is here said. What it throws fails the call on all ranks. */
+  readonly check: (said: ReadonlyMap<Rank, RankSaid>) => void;
+  /** Runs when this rank has mapped all parts, and before any rank returns: the others write nothing yet. What it throws fails the call on all ranks. */
+  readonly settle: (memory: SymmetricMemory, said: ReadonlyMap<Rank, RankSaid>) => void;
+}
+
 export interface Transport<in C extends Need> extends Closeable {
   readonly name: string;
   readonly rank: Rank;
@@ -110,6 +129,11 @@ export interface Transport<in C extends Need> extends Closeable {
   readonly allocate: (options: AllocateOptions) => Promise<SymmetricMemory>;
   /** Registers memory that the caller owns; rejects with `EP_UNSUPPORTED` and what to do instead where that is not possible. */
   readonly adopt: (memory: { readonly address: bigint; readonly byteLength: number }) => Promise<AdoptedMemory>;
+  /**
+   * Collective over the ranks that are here after others have come in the place of dead ones: those that have the memory keep it, at its addresses, and see the newcomers' parts
+   * in it from then on; newcomers get theirs, zeroed. Nothing may be under way in it. Absent where a transport cannot let ranks in anew.
+   */
+  readonly renew?: (options: RenewOptions) => Promise<SymmetricMemory>;
   readonly connect: (peer: Rank, options?: AbortOptions) => Promise<Endpoint<C>>;
   /** What a kernel needs to use this transport with a memory of it. */
   readonly device: (memory: SymmetricMemory) => DeviceHandle<C>;

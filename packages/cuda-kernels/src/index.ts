@@ -54,7 +54,7 @@ export { type HostEvent, HostStream, type HostStreamOptions } from './host-strea
 export type { Lease } from './lease.js';
 export type { MoeBuffer } from './moe/buffer.js';
 export { lossesText, type MoeLoss } from './moe/losses.js';
-export { openMoeBuffer } from './moe/open-moe-buffer.js';
+export { joinMoeBuffer, openMoeBuffer } from './moe/open-moe-buffer.js';
 export type {
   MoeBufferOptions,
   MoeCallOptions,

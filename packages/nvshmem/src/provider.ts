@@ -1,6 +1,6 @@
 /** Opens the shared-memory backing: ranks on one host, as processes or as worker threads. */
-import type { Member, Need, TransportProvider } from '@ep/core';
-import { joinRanks } from '@ep/native/ranks';
+import type { Member, Need, TransportProvider, WaitOptions } from '@ep/core';
+import { agreedFacts, type JoinedRanks, type JoinOptions, joinRanks, rejoinRanks } from '@ep/native/ranks';
 import { resolveConfig, type ShmConfig } from './config.js';
 import { cuda } from './cuda/provider.js';
 import { fabric } from './fabric/provider.js';
@@ -16,24 +16,40 @@ async function openShm(
   member: Member,
   options: { readonly signal: AbortSignal; readonly config?: ShmConfig; readonly timeoutMs?: number },
 ): Promise<ShmTransport> {
+  return openBy(joinRanks, member, options);
+}
+
+/**
+ * In the place of a rank that died, with the store of the world that it was of, while the others call `ShmTransport.readmit`. Rejects with `EP_TIMEOUT` where they do not, and with
+ * `EP_RENDEZVOUS` where they refuse this rank.
+ */
+function rejoinShm(
+  member: Member,
+  options: { readonly signal: AbortSignal; readonly config?: ShmConfig; readonly timeoutMs?: number },
+): Promise<ShmTransport> {
+  return openBy(rejoinRanks, member, options);
+}
+
+async function openBy(
+  join: (options: JoinOptions, limits: WaitOptions) => Promise<JoinedRanks>,
+  member: Member,
+  options: { readonly signal: AbortSignal; readonly config?: ShmConfig; readonly timeoutMs?: number },
+): Promise<ShmTransport> {
   const { rank, worldSize } = member;
   const config = resolveConfig(options.config, worldSize);
-  const timeoutMs = options.timeoutMs ?? config.timeoutMs;
-  const limits = { signal: options.signal, timeoutMs };
-  const { ranksOnHost } = config;
-  const joined = await joinRanks(
-    { ...member, transport: 'nvshmem:shm', version: VERSION, ranksOnHost, timeoutMs: config.timeoutMs },
-    limits,
-  );
-  return new ShmTransport({ rank, worldSize, ...joined, config });
+  const { ranksOnHost, timeoutMs } = config;
+  const own = { ...member, transport: 'nvshmem:shm', version: VERSION, ranksOnHost, timeoutMs };
+  const joined = await join(own, { signal: options.signal, timeoutMs: options.timeoutMs ?? timeoutMs });
+  return new ShmTransport({ rank, worldSize, ...joined, facts: agreedFacts(own), config });
 }
 
 /** The providers of this package, by backing. */
 export const nvshmem = {
   /** Ranks of one Linux host over shared segments. Offers every capability. */
-  shm: { name: 'nvshmem:shm', probe: probeShm, open: openShm } satisfies TransportProvider<Need, ShmConfig> & {
-    open: typeof openShm;
-  },
+  shm: { name: 'nvshmem:shm', probe: probeShm, open: openShm, rejoin: rejoinShm } satisfies TransportProvider<
+    Need,
+    ShmConfig
+  > & { open: typeof openShm; rejoin: typeof rejoinShm },
   /** Ranks of one Linux host whose kernels run on GPUs; device memory beside all that `shm` has. */
   cuda,
   fabric,

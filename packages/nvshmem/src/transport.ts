@@ -9,6 +9,7 @@ import {
   EpError,
   type Need,
   type Rank,
+  type RenewOptions,
   Resource,
   type SymmetricMemory,
   type Transport,
@@ -16,13 +17,17 @@ import {
 } from '@ep/core';
 import { type NativeRankContext, native, segmentHandleLayout } from '@ep/native';
 import {
+  type Allocator,
   allocateMemory,
   checkHostAllocation,
   checkLimits,
   type Liveness,
+  Members,
   RankMemory,
   type RankTeam,
   type Reach,
+  type ReadmitOptions,
+  renewMemory,
   withClosing,
 } from '@ep/native/ranks';
 import type { ResolvedShmConfig } from './config.js';
@@ -52,6 +57,10 @@ export interface ShmTransportInit {
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
   readonly world: RankTeam;
+  readonly controls: readonly Uint8Array[];
+  readonly round: number;
+  /** What ranks that come later must have chosen alike. */
+  readonly facts: string;
   readonly config: ResolvedShmConfig;
 }
 
@@ -60,8 +69,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
   readonly rank: Rank;
   readonly worldSize: number;
   readonly capabilities: Capabilities = shmCapabilities();
-  /** All ranks, in order. */
-  readonly world: RankTeam;
+  readonly #members: Members;
   readonly #init: ShmTransportInit;
   readonly #endpoints = new Map<Rank, ShmEndpoint>();
 
@@ -69,8 +77,14 @@ export class ShmTransport extends Resource implements Transport<Need> {
     super('nvshmem:shm transport');
     this.rank = init.rank;
     this.worldSize = init.worldSize;
-    this.world = this.children.add(init.world);
+    this.#members = new Members({ ...init, transport: this.name, timeoutMs: init.config.timeoutMs });
+    this.children.add(init.world);
     this.#init = init;
+  }
+
+  /** All ranks that are here, in order. */
+  get world(): RankTeam {
+    return this.#members.world;
   }
 
   get failed(): AbortSignal {
@@ -88,6 +102,38 @@ export class ShmTransport extends Resource implements Transport<Need> {
     return this.#init.liveness.lostRanks();
   }
 
+  /**
+   * Lets ranks in that come in the place of dead ones (`nvshmem.shm.rejoin`), as processes or threads of this host. Collective over all ranks but those of `joining` and `without`,
+   * and over the newcomers. From then on `world` has all ranks that are here, allocations are theirs, and memory that there was before is renewed by whoever has it
+   * (`MoeBuffer.updateMembers`); teams of before stay without the newcomers. `EP_TIMEOUT` or `EP_PEER_LOST` names who did not come, or died: nothing has changed
+   * then, and a later call may do it. `EP_INVALID_ARGUMENT` where a rank to be replaced lives, `EP_RENDEZVOUS` where a newcomer has another version or configuration.
+   */
+  readmit(options: ReadmitOptions): Promise<void> {
+    return this.guard('readmit', async () => {
+      checkLimits(options, 'readmit', this.worldSize);
+      const before = this.world;
+      await withClosing(options, this.closing, async (limits) => {
+        this.children.add(await this.#members.readmit({ ...options, ...limits }));
+      });
+      this.children.remove(before);
+      await before.close();
+    });
+  }
+
+  readonly renew = (options: RenewOptions): Promise<RankMemory> =>
+    this.guard('renew', async () => {
+      const size = checkHostAllocation(options, this);
+      return withClosing(options, this.closing, async (limits) => {
+        const made: RankMemory = await renewMemory(
+          this.#allocator(() => this.children.remove(made)),
+          size,
+          options,
+          limits,
+        );
+        return options.memory === made ? made : this.children.add(made);
+      });
+    });
+
   /** Collective over the world. `EP_PEER_LOST` or `EP_TIMEOUT` names who has not come. */
   async barrier(options?: WaitOptions): Promise<void> {
     this.checkOpen('barrier');
@@ -99,12 +145,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
       const size = checkHostAllocation(options, this, '; backing cuda has device memory');
       return withClosing(options, this.closing, async (limits) => {
         const made: RankMemory = await allocateMemory(
-          {
-            ...this.#init,
-            timeoutMs: this.#init.config.timeoutMs,
-            reach: MAPPED,
-            onRelease: () => this.children.remove(made),
-          },
+          this.#allocator(() => this.children.remove(made)),
           size,
           limits,
         );
@@ -159,6 +200,11 @@ export class ShmTransport extends Resource implements Transport<Need> {
         return team && this.children.add(team);
       });
     });
+  }
+
+  #allocator(onRelease: () => void): Allocator {
+    const { config, ...init } = this.#init;
+    return { ...init, world: this.world, timeoutMs: config.timeoutMs, reach: MAPPED, onRelease };
   }
 
   protected override release(): void {

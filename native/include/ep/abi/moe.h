@@ -98,7 +98,7 @@ typedef struct ep_moe_buffer {
   ep_moe_part staged_tokens;
   ep_moe_part staged_results;
   ep_moe_part counts; /* uint64_t[world_size][most_local]: count words, by source and local expert: one put for each pair of ranks */
-  ep_moe_part starts; /* high throughput: uint64_t[replicas]: (epoch << 32 | first row), written by the ranks that hold the replicas */
+  ep_moe_part starts; /* high throughput: uint64_t[replicas]: (epoch << 32 | first row), written by the ranks that hold the replicas; then uint64_t[world_size]: by source, which rank takes no rows (moe_places.h) */
   uint64_t first_signal;
   uint64_t peers; /* address of ep_moe_peer[calls * world_size] */
   uint32_t calls;

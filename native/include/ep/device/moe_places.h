@@ -61,8 +61,9 @@ struct compact_view {
     }
     return -1;
   }
-  /* Where others say that a rank is full: in the place of the counts that a rank would send to itself. */
-  EP_HD uint64_t* refusal() const { return words(counts(at.self())); }
+  /* Where each source says that a rank is full. HAZARD: a word for each: a source that was given up may say it calls later, and would write over what another has just said. */
+  EP_HD uint64_t refusals() const { return starts() + at.buffer.experts.replicas * sizeof(uint64_t); }
+  EP_HD uint64_t* refusal(int32_t source) const { return words(refusals()) + source; }
 };
 
 template <class Endpoint> EP_HD compact_view compact_view_of(const Endpoint& endpoint, const moe_view& at) {
@@ -244,6 +245,14 @@ template <class Ctx, class Endpoint> EP_HD void compact_agree(Ctx& ctx, const bl
   ctx.sync_grid();
 }
 
+/* Tells one rank what this rank's own word of refusal says, in the place of its rows. */
+template <class Ctx, class Endpoint>
+EP_HD void compact_pass_on(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const compact_view& view, int32_t rank) {
+  const int32_t self = view.at.self();
+  const uint64_t to = view.refusals() + static_cast<uint64_t>(self) * sizeof(uint64_t);
+  compact_put_words(ctx, coop, endpoint, view.at, rank, to, view.refusal(self), 1, EP_MOE_SIGNAL_ARRIVED, view.puts_to(rank));
+}
+
 /* After compact_agree has found a rank that takes no rows, full or in debt: tells every rank, in the place of rows, so that one which was not told by that rank fails, too. All blocks
  * call it.
  *
@@ -256,14 +265,14 @@ template <class Ctx, class Endpoint> EP_HD void compact_refuse(Ctx& ctx, const b
   if (ctx.block() == 0 && coop.lane() == 0) {
     const auto full = static_cast<uint32_t>(view.debtor >= 0 ? self : at.status()->rank);
     const uint32_t debt = at.status()->status == EP_STATUS_BUSY ? moe_in_debt : 0;
-    store_release(ctx, view.refusal(), view.epoch() | moe_no_room | debt | full);
+    store_release(ctx, view.refusal(self), view.epoch() | moe_no_room | debt | full);
     fence_system(); /* a NIC or an engine reads it */
   }
   ctx.sync_grid();
   for (auto rank = static_cast<int32_t>(ctx.block()); rank < at.world(); rank += static_cast<int32_t>(ctx.blocks())) {
     if (rank == self) continue;
     if (moe_takes_part(ctx, coop, at, rank)) {
-      compact_put_words(ctx, coop, endpoint, at, rank, view.counts(rank), view.refusal(), 1, EP_MOE_SIGNAL_ARRIVED, view.puts_to(rank));
+      compact_pass_on(ctx, coop, endpoint, view, rank);
     }
     if (coop.lane() != 0) continue;
     uint64_t puts = 0;
@@ -276,9 +285,9 @@ template <class Ctx, class Endpoint> EP_HD void compact_refuse(Ctx& ctx, const b
   }
 }
 
-/* Whether somebody has said that a rank takes no rows; the call then fails. By whoever awaited the rows of the one that may have said it. */
-template <class Ctx> EP_HD bool compact_hears_refusal(Ctx& ctx, const compact_view& view) {
-  const uint64_t word = load_acquire(ctx, view.refusal());
+/* Whether a source has said that a rank takes no rows; the call then fails. By whoever awaited the rows of that source. */
+template <class Ctx> EP_HD bool compact_hears_refusal(Ctx& ctx, const compact_view& view, int32_t source) {
+  const uint64_t word = load_acquire(ctx, view.refusal(source));
   if (word >> EP_MOE_COUNT_EPOCH_SHIFT != view.at.call.epoch || (word & moe_no_room) == 0) return false;
   const uint32_t why = (word & moe_in_debt) != 0 ? EP_STATUS_BUSY : EP_STATUS_CAPACITY;
   ctx.fail(view.at.status(), why, static_cast<int32_t>(word & (moe_in_debt - 1)), EP_STAGE_PLACE, view.at.buffer.recv_rows, 0);

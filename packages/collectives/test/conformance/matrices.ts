@@ -3,6 +3,7 @@ import { describeRanks, type RankMatrix } from '@ep/conformance';
 import type { Mode } from '@ep/conformance/cases';
 import type { SoftEfaConfig } from '@ep/efa-gda';
 import type { SoftIbgdaConfig } from '@ep/ibgda';
+import type { FabricConfig } from '@ep/nvshmem';
 import { bundleProgram } from '../bundle.js';
 import { processGroupCases } from './cases/index.js';
 import { mandatoryGroupCases } from './mandatory.js';
@@ -58,6 +59,17 @@ export const describeNvshmem = (): void =>
     modes,
     sample: [['processes', 4]],
     expected: new URL('../group-nvshmem.expected.json', import.meta.url),
+  });
+
+/** The portable engine over libfabric's TCP: a rank that dies is found by its silence. */
+export const describeFabric = (): void =>
+  describeGroups('process groups over nvshmem (fabric over TCP)', {
+    provider: { module: '@ep/nvshmem', name: 'nvshmem.fabric' },
+    config: { provider: 'tcp;ofi_rxm', address: '127.0.0.1', heartbeatMs: 250, silenceMs: 3000 } satisfies FabricConfig,
+    worlds: [2, 3, 4],
+    modes,
+    sample: [['processes', 4]],
+    expected: new URL('../group-fabric.expected.json', import.meta.url),
   });
 
 /** The portable engine over queue pairs that a software NIC executes. */

@@ -1,6 +1,13 @@
-import { describeEfa, describeHostile, describeIbgda, describeNvshmem } from '../conformance/matrices.js';
+import {
+  describeEfa,
+  describeFabric,
+  describeHostile,
+  describeIbgda,
+  describeNvshmem,
+} from '../conformance/matrices.js';
 
 describeHostile();
 describeNvshmem();
 describeIbgda();
 describeEfa();
+describeFabric();

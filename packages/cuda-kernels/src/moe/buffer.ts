@@ -13,6 +13,7 @@ import {
   Resource,
   type SymmetricMemory,
   type Tensor,
+  type WaitOptions,
   type Work,
   WorkOwner,
 } from '@ep/core';
@@ -36,6 +37,15 @@ import { COMBINE_TIMEOUTS, callTimeout } from './call-time.js';
 import { dtypeCode } from './codes.js';
 import { callFailure } from './failure.js';
 import { checkLayout, Losses, lostOf, type MoeLoss, reportActive } from './losses.js';
+import {
+  formatMember,
+  type MemberFacts,
+  type Membership,
+  membershipOf,
+  optionsDigest,
+  refusedBy,
+  renewOf,
+} from './members.js';
 import { combineOperands, dispatchOperand } from './operands.js';
 import type { MoeCallOptions, MoeCombineOptions, MoeDispatchOptions, ResolvedMoe } from './options.js';
 import { farewellSlot } from './place.js';
@@ -58,6 +68,8 @@ export interface MoeBufferInit {
   readonly ownStream: boolean;
   readonly handle: DeviceHandle<'bundled' | 'add'>;
   readonly native: NativeMoeBuffer;
+  /** Of a rank that came in later. */
+  readonly membership?: Membership;
 }
 
 /** How long close() waits for the others' last call. */
@@ -87,6 +99,9 @@ export class MoeBuffer extends Resource implements Closeable {
   readonly #slots: readonly CallSlot[];
   readonly #totals: BigUint64Array;
   readonly #losses: Losses;
+  /** How often ranks have come back. */
+  #generation = 0;
+  #updating = false;
   /** The mask that replica candidates were chosen by, as text. */
   #chosenBy = '';
   #calls = 0;
@@ -105,6 +120,10 @@ export class MoeBuffer extends Resource implements Closeable {
     this.localExperts = localExperts(moe.map, transport.rank);
     this.#slots = Array.from({ length: moe.calls }, (_, i) => new CallSlot(i, moe, memory, transport.rank, native));
     this.#totals = hostStorage('u64', this.localExperts);
+    if (init.membership !== undefined) {
+      this.#calls = init.membership.calls;
+      this.#losses.agreed(init.membership.present);
+    }
   }
 
   /** As opened: what all ranks agreed on, and where the bytes of the buffer go (`bufferText` prints it). */
@@ -125,6 +144,60 @@ export class MoeBuffer extends Resource implements Closeable {
   /** Leaves ranks out of all later calls: what a process group, say, knows of its members. All ranks that stay do it before the same call. */
   leaveOut(ranks: Iterable<Rank>): void {
     this.#losses.leaveOut(ranks);
+  }
+
+  /**
+   * Takes ranks in that have come in the place of dead ones (`joinMoeBuffer`), and those that were given up alive and are here. Collective over all ranks that the transport has
+   * present, between calls, at the same call on all ranks; nothing is held, and nothing is allocated. Afterwards all of them have one mask, whoever was lost on the way: ranks that are
+   * here take part, others do not. Layouts that were kept before are over. Resolves with the ranks that came back.
+   *
+   * What it rejects with, it rejects with on all ranks: `EP_BUSY` for a rank that holds a call, `EP_MISMATCH` for ranks at different calls or with other options, `EP_PEER_LOST` or
+   * `EP_TIMEOUT` for who died or did not come; nothing has changed then, but newcomers may have to come again. `EP_UNSUPPORTED` over transports that let nobody in.
+   */
+  updateMembers(options: WaitOptions = {}): Promise<readonly Rank[]> {
+    const where = 'updateMembers';
+    this.#checkOpen(where);
+    const { transport, memory, moe, native } = this.#init;
+    const renew = renewOf(transport, where);
+    return this.guard(where, async () => {
+      this.#updating = true;
+      try {
+        await this.#owner.idle();
+        const held = this.#slots.filter(({ held }) => held !== undefined).length;
+        const holds = `it holds ${held} ${held === 1 ? 'call' : 'calls'}: combine or release them first`;
+        const refused =
+          this.#poison === undefined ? undefined : { ...refusedBy(this.#poison.reason), code: 'EP_POISONED' as const };
+        const busy = held === 0 ? undefined : { code: 'EP_BUSY' as const, message: holds };
+        const facts: MemberFacts = {
+          calls: this.#calls,
+          options: optionsDigest(moe),
+          lost: [...this.#losses.all.keys()],
+          ...((refused ?? busy) && { refused: (refused ?? busy)! }),
+        };
+        let membership: Membership | undefined;
+        await renew({
+          memory,
+          byteLength: memory.byteLength,
+          signalSlots: memory.signals.slots,
+          facts: formatMember(facts),
+          timeoutMs: moe.timeoutMs,
+          ...options,
+          check: (said) => {
+            membership = membershipOf(said, where);
+          },
+          settle: () => {
+            const { present, back } = membership!;
+            const forgotten = back.includes(this.rank) ? present : back;
+            for (const rank of forgotten) if (rank !== this.rank) native.forget(rank, farewellSlot(moe) + rank);
+          },
+        });
+        this.#losses.agreed(membership!.present);
+        if (membership!.back.length > 0) this.#generation++;
+        return membership!.back;
+      } finally {
+        this.#updating = false;
+      }
+    });
   }
 
   /** Rows that each local expert has received in all calls so far. */
@@ -278,8 +351,16 @@ export class MoeBuffer extends Resource implements Closeable {
     const outputs = slot.outputs();
     const report = slot.report;
     const active = this.#losses.active(options.activeRanks, where);
-    if (cached) checkLayout(routing, active, where);
-    else routing.dropped.clear();
+    if (cached) {
+      checkLayout(routing, active, where);
+      if (routing.generation !== this.#generation) {
+        const expected = 'a layout that was made after ranks came back (updateMembers): they do not have it';
+        throw invalid('choices', { where, expected, found: 'an older one' });
+      }
+    } else {
+      routing.dropped.clear();
+      routing.generation = this.#generation;
+    }
     this.#choose(active);
     reportActive(report.ranks, active);
     report.waitNs.fill(0n);
@@ -487,10 +568,15 @@ export class MoeBuffer extends Resource implements Closeable {
     };
   }
 
-  #checkUsable(where: string): void {
+  #checkOpen(where: string): void {
     this.checkOpen(where);
-    this.#owner.check();
     if (this.#init.memory.closed) throw new EpError('EP_CLOSED', `${where}: the memory of the buffer was closed`);
+    if (this.#updating) throw new EpError('EP_BUSY', `${where}: updateMembers is under way: await it first`);
+  }
+
+  #checkUsable(where: string): void {
+    this.#checkOpen(where);
+    this.#owner.check();
     if (this.#poison === undefined) return;
     const { reason } = this.#poison;
     const text = reason instanceof Error ? reason.message : String(reason);

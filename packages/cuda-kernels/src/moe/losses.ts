@@ -40,6 +40,14 @@ export class Losses {
     for (const rank of named) if (!this.#why.has(rank)) this.#why.set(rank, 'EP_EVICTED');
   }
 
+  /** All ranks have agreed on who is here: those take part again, and nobody else. */
+  agreed(present: readonly Rank[]): void {
+    for (let rank = 0; rank < this.#worldSize; rank++) {
+      if (present.includes(rank)) this.#why.delete(rank);
+      else if (rank !== this.#rank && !this.#why.has(rank)) this.#why.set(rank, 'EP_EVICTED');
+    }
+  }
+
   /** Who takes part in a call that leaves out those of `mask`. Throws `EP_INVALID_ARGUMENT` for a mask of another length, or one without this rank. */
   active(mask: RankMask | undefined, where: string): Uint8Array {
     if (mask !== undefined && mask.length !== this.#worldSize) {

@@ -8,7 +8,8 @@ import type { DispatchTransport } from '../dispatcher-base.js';
 import { HostStream } from '../host-stream.js';
 import { MoeBuffer } from './buffer.js';
 import { describeMoe } from './codes.js';
-import { type MoeBufferOptions, moeLines, resolveMoe } from './options.js';
+import { formatMember, type MemberFacts, type Membership, membershipOf, optionsDigest, renewOf } from './members.js';
+import { type MoeBufferOptions, moeLines, type ResolvedMoe, resolveMoe } from './options.js';
 import { moeAgreementPlace, moeMemoryBytes, moeSignalSlots } from './place.js';
 
 /**
@@ -17,17 +18,8 @@ import { moeAgreementPlace, moeMemoryBytes, moeSignalSlots } from './place.js';
  */
 export async function openMoeBuffer(transport: DispatchTransport, options: MoeBufferOptions): Promise<MoeBuffer> {
   const where = 'openMoeBuffer';
-  checkTransport(transport, where);
-  const { worldSize, capabilities } = transport;
-  const moe = resolveMoe(options, worldSize, where);
-  const signalSlots = moeSignalSlots(moe);
-  if (signalSlots > capabilities.maxSignalSlots) {
-    throw new EpError(
-      'EP_CAPACITY',
-      `${where}: ${moe.calls} calls over ${worldSize} ranks need ${signalSlots} signal slots, ${transport.name} has ${capabilities.maxSignalSlots}`,
-      { context: { needed: signalSlots, available: capabilities.maxSignalSlots } },
-    );
-  }
+  const { moe, signalSlots } = checkMoe(transport, options, where);
+  const { worldSize } = transport;
   const wait = { timeoutMs: moe.timeoutMs, ...(options.signal ? { signal: options.signal } : {}) };
   const ownStream = options.stream === undefined;
   const memory = await transport.allocate({ byteLength: moeMemoryBytes(moe), signalSlots, ...wait }).catch((error) => {
@@ -62,4 +54,60 @@ export async function openMoeBuffer(transport: DispatchTransport, options: MoeBu
     await memory.close();
     throw error;
   }
+}
+
+/**
+ * Instead of `openMoeBuffer`, on a rank that has come in the place of a dead one (`nvshmem.shm.rejoin`): collective with the others' `updateMembers`, whose errors it shares.
+ * The options are those that the others have opened the buffer with. The rank takes part from the others' next call on.
+ */
+export async function joinMoeBuffer(transport: DispatchTransport, options: MoeBufferOptions): Promise<MoeBuffer> {
+  const where = 'joinMoeBuffer';
+  const { moe, signalSlots } = checkMoe(transport, options, where);
+  const renew = renewOf(transport, where);
+  const { worldSize } = transport;
+  const endpoints = await Promise.all(Array.from({ length: worldSize }, (_, peer) => transport.connect(peer as Rank)));
+  const ownStream = options.stream === undefined;
+  const stream = options.stream ?? new HostStream();
+  const facts: MemberFacts = { calls: 0, options: optionsDigest(moe), lost: [] };
+  let membership: Membership | undefined;
+  let made: MoeBuffer | undefined;
+  try {
+    await renew({
+      byteLength: moeMemoryBytes(moe),
+      signalSlots,
+      facts: formatMember(facts),
+      timeoutMs: moe.timeoutMs,
+      ...(options.signal ? { signal: options.signal } : {}),
+      check: (said) => {
+        membership = membershipOf(said, where);
+      },
+      settle: (memory) => {
+        const handle = transport.device(memory);
+        const buffer = new (native().binding.MoeBuffer)(describeMoe(moe, handle.bytes));
+        const init = { moe, transport, memory, endpoints, stream, ownStream, handle, native: buffer };
+        made = new MoeBuffer({ ...init, membership: membership! });
+      },
+    });
+    return made!;
+  } catch (error) {
+    if (ownStream) await stream.close();
+    throw error;
+  }
+}
+
+function checkMoe(
+  transport: DispatchTransport,
+  options: MoeBufferOptions,
+  where: string,
+): { readonly moe: ResolvedMoe; readonly signalSlots: number } {
+  checkTransport(transport, where);
+  const { worldSize, capabilities } = transport;
+  const moe = resolveMoe(options, worldSize, where);
+  const signalSlots = moeSignalSlots(moe);
+  if (signalSlots <= capabilities.maxSignalSlots) return { moe, signalSlots };
+  throw new EpError(
+    'EP_CAPACITY',
+    `${where}: ${moe.calls} calls over ${worldSize} ranks need ${signalSlots} signal slots, ${transport.name} has ${capabilities.maxSignalSlots}`,
+    { context: { needed: signalSlots, available: capabilities.maxSignalSlots } },
+  );
 }

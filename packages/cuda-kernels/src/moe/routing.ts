@@ -15,6 +15,8 @@ export class RoutingArrays {
   /** 0: takes part; otherwise why not. */
   readonly ranks: BigUint64Array;
   readonly waitNs: BigUint64Array;
+  /** How often ranks had come back into the buffer when a call wrote this: those ranks know nothing of it. */
+  generation = 0;
   /** Whose rows a call with this routing has left out: their counts are 0 from then on. */
   readonly dropped = new Set<Rank>();
 

@@ -27,7 +27,7 @@ import { ShmTransport, type ShmTransportInit } from '../transport.js';
 import type { ResolvedCudaConfig } from './config.js';
 import { cudaCapabilities } from './probe.js';
 
-export interface CudaTransportInit extends Omit<ShmTransportInit, 'config'> {
+export interface CudaTransportInit extends Omit<ShmTransportInit, 'config' | 'facts'> {
   readonly library: NativeGpuLibrary;
   readonly config: ResolvedCudaConfig;
 }
@@ -51,13 +51,15 @@ export class CudaTransport extends Resource implements Transport<Need> {
 
   constructor(init: CudaTransportInit) {
     super('nvshmem:cuda transport');
-    const { rank, worldSize, context, liveness, world, config } = init;
+    const { rank, worldSize, context, liveness, world, controls, round, config } = init;
     this.#init = init;
     this.rank = rank;
     this.worldSize = worldSize;
     this.deviceIndex = config.device;
     this.#copier = new GpuCopier(init.library, config.device);
-    this.#host = this.children.add(new ShmTransport({ rank, worldSize, context, liveness, world, config }));
+    this.#host = this.children.add(
+      new ShmTransport({ rank, worldSize, context, liveness, world, controls, round, facts: '', config }),
+    );
     this.capabilities = cudaCapabilities();
     this.world = world;
   }

@@ -179,8 +179,8 @@ const designs: Readonly<Record<BufferDesign, (shape: CheckedShape) => readonly P
     counts(s),
     {
       name: 'row starts',
-      what: 'a word (epoch, row) for every replica: where the rows that this rank sends there begin',
-      factors: { calls: s.calls, replicas: s.replicas, wordBytes },
+      what: 'a word (epoch, row) for every replica: where the rows that this rank sends there begin; and one for every rank: who takes no rows',
+      factors: { calls: s.calls, replicasAndRanks: s.replicas + s.worldSize, wordBytes },
     },
   ],
   'deepep-v1': (s) => {
