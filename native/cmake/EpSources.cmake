@@ -253,6 +253,7 @@ set(EP_LITMUS_SOURCES
 )
 
 set(EP_BENCHES
+  tests/collective/group_bench.cpp
   tests/collective/reduce_bench.cpp
   tests/device/efa_bench.cpp
   tests/device/ibgda_bench.cpp

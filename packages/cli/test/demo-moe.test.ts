@@ -83,6 +83,24 @@ describe('ep demo moe', () => {
   });
 
   it.each([
+    ['a process', []],
+    ['a thread', ['--threads', '--mode', 'high-throughput']],
+  ])('takes another one in for a rank that died, %s', { timeout: 120_000 }, async (_, more) => {
+    const report = await demo('--ranks', '3', '--kill', '1', '--replace', '--no-svg', ...more);
+    expect(report.pass).toBe(true);
+    expect(report.replaced).toBe(true);
+    expect(report.losses.map(({ seenBy, rank }) => ({ seenBy, rank }))).toEqual([
+      { seenBy: 0, rank: 1 },
+      { seenBy: 2, rank: 1 },
+    ]);
+    // All that the survivors have, and what the newcomer did: more than two thirds.
+    expect(report.error.elements).toBe(report.expectedElements);
+    expect(report.expectedElements).toBeGreaterThan((2 / 3) * report.tokens * 256);
+  });
+
+  it.each([
+    [['--replace'], '--replace must be with --kill'],
+    [['--kill', '1', '--replace', '--transport', 'ibgda'], '--replace must be with --kill, over shm'],
     [['--dtype', 'f32'], '--dtype must be bf16 or fp8'],
     [['--kill', '4'], '--kill must be one of 4 ranks'],
     [['--kill', '1', '--transport', 'efa'], '--kill must be absent with --transport efa'],
@@ -152,6 +170,7 @@ describe('the verdict', () => {
     error: { relative: 1e-3, largest: 0.1, elements: 10 },
     expectedElements: 10,
     tolerance: 1e-2,
+    replaced: false,
     losses: [],
     droppedChoices: 0,
     routes: [],

@@ -140,7 +140,8 @@ export interface OpTrace {
  *   One that had died before anybody could meet it in a call may instead be missing from the `contributors` of that call, which is then a good one.
  * - `EP_TIMEOUT`, context `arrived`, `awaited`: the ranks that had come to this call, and those that had not. The group is poisoned.
  * - `EP_ABORTED`/`signal.reason`: the caller gave up. The group is poisoned, like after a timeout; peers' calls end with `EP_ABORTED` naming the rank.
- * - `EP_MISMATCH`, context `ranks`, `sequence`, `expected`, `found`: these ranks made another call (kind, dtype, reduction, root or length). Poisoned.
+ * - `EP_MISMATCH`, context `ranks`, `sequence`, `expected`, `found`: these ranks made another call (kind, dtype, reduction, root or length). Poisoned. `sequence` is below that of
+ *   the call that is told where an engine ended the one that differed without awaiting those ranks: that of a root which only gives may end when its data is where the others find it.
  * - `EP_POISONED`: an earlier call ended so that ranks no longer agree where they are. A membership call that repairs ends that.
  * - `EP_EVICTED`: the others went on without this rank. It may join them again.
  */

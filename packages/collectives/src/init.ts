@@ -38,9 +38,13 @@ function elasticInit(options: InitOptions, rank: number, worldSize: number): Ela
 function checkFixed(options: InitOptions): void {
   for (const name of ['activeRanks', 'isExtension', 'maxGroupSize', 'onTimeout'] as const) {
     if (options[name] === undefined) continue;
-    throw new EpError('EP_UNSUPPORTED', `${WHERE}: ${name}: the ranks of a transport are fixed; use the backend shm`, {
-      context: { option: name },
-    });
+    throw new EpError(
+      'EP_UNSUPPORTED',
+      `${WHERE}: ${name}: the ranks of a transport are fixed, because its memory and endpoints were made for them; use the backend shm`,
+      {
+        context: { option: name },
+      },
+    );
   }
 }
 
