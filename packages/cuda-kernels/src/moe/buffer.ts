@@ -85,7 +85,8 @@ const NON_TEMPORAL_BYTES = 1024 * 1024;
  * combine (or `release()`); when all are taken, dispatch throws `EP_BUSY`.
  *
  * A rank that does not come in time, or dies, is no failure: the call goes on without it, `lostRanks` of the result names it, and later calls leave it
- * out. Only an abort, a closed transport or a broken NIC rejects a call; the buffer takes no more calls then.
+ * out. Only an abort, a closed transport or a broken NIC rejects a call; the buffer takes no more calls then. Over EFA such a rank does, too
+ * (`EP_TIMEOUT`, `EP_PEER_LOST`), and the way on is a new transport.
  */
 export class MoeBuffer extends Resource implements Closeable {
   readonly rank: Rank;
