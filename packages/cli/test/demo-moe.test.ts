@@ -32,13 +32,31 @@ describe('ep demo moe', () => {
     expect(readFileSync(svg, 'utf8')).toContain('choices of each expert');
   });
 
-  it('passes with rows in fp8 over the queue pairs of a software NIC', { timeout: 120_000 }, async () => {
-    const more = ['--mode', 'high-throughput', '--dtype', 'fp8', '--transport', 'ibgda', '--threads', '--no-svg'];
-    const report = await demo('--ranks', '3', ...more);
-    expect(report).toMatchObject({ pass: true, transport: 'ibgda', dtype: 'fp8', rankMode: 'threads' });
-    // Quantised, so not as near as bf16: a comparison of something with itself would show.
-    expect(report.error.relative).toBeGreaterThan(1e-2);
-  });
+  it.each([
+    ['ibgda', 'high-throughput', ['--threads']],
+    ['efa', 'low-latency', ['--threads']],
+    ['efa', 'high-throughput', []],
+  ] as const)(
+    'passes with rows in fp8 over queue pairs of a software NIC: %s, %s',
+    { timeout: 120_000 },
+    async (transport, mode, ranks) => {
+      const report = await demo(
+        '--ranks',
+        '3',
+        '--mode',
+        mode,
+        '--dtype',
+        'fp8',
+        '--transport',
+        transport,
+        '--no-svg',
+        ...ranks,
+      );
+      expect(report).toMatchObject({ pass: true, transport, mode, dtype: 'fp8' });
+      // Quantised, so not as near as bf16: a comparison of something with itself would show.
+      expect(report.error.relative).toBeGreaterThan(1e-2);
+    },
+  );
 
   it('passes with rows in the memory of a stand-in for a GPU', { timeout: 120_000 }, async () => {
     const args = ['demo', 'moe', '--small', '--from', root, '--json', '--no-svg', '--device', 'cuda', '--ranks', '2'];
@@ -85,6 +103,7 @@ describe('ep demo moe', () => {
     [['--kill', '1', '--replace', '--transport', 'ibgda'], '--replace must be with --kill, over shm'],
     [['--dtype', 'f32'], '--dtype must be bf16 or fp8'],
     [['--kill', '4'], '--kill must be one of 4 ranks'],
+    [['--kill', '1', '--transport', 'efa'], '--kill must be absent with --transport efa'],
   ])('refuses %j', async (args, text) => {
     const { code, stderr } = await runEp(['demo', 'moe', ...args]);
     expect(code).not.toBe(0);

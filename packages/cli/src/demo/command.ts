@@ -156,6 +156,10 @@ async function moe(flags: DemoFlags): Promise<void> {
   if (kill !== undefined && (kill >= ranks || ranks < 2)) {
     throw invalid('--kill', { where: 'demo moe', expected: `one of ${ranks} ranks, not the only one`, found: kill });
   }
+  if (kill !== undefined && flags.transport === 'efa') {
+    const expected = 'absent with --transport efa, where calls end with a rank that dies';
+    throw invalid('--kill', { where: 'demo moe', expected, found: kill });
+  }
   if (flags.replace === true && (kill === undefined || flags.transport !== 'shm' || flags.device === 'cuda')) {
     const expected = 'with --kill, over shm, with rows on the host';
     throw invalid('--replace', { where: 'demo moe', expected, found: true });
