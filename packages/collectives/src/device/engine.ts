@@ -221,10 +221,10 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
         context: { ...context, lost: [...lost] },
       });
     }
+    const ranks = Array.from({ length: this.size }, (_, rank) => rank);
+    const missing = ranks.filter((rank) => ((outcome.found >> BigInt(rank)) & 1n) === 1n);
     switch (code) {
       case 'EP_TIMEOUT': {
-        const ranks = Array.from({ length: this.size }, (_, rank) => rank);
-        const missing = ranks.filter((rank) => ((outcome.found >> BigInt(rank)) & 1n) === 1n);
         const awaited = missing.length > 0 ? missing : [outcome.rank];
         const arrived = ranks.filter((rank) => !awaited.includes(rank));
         return new EpError(
@@ -239,10 +239,14 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
         });
       case 'EP_MISMATCH':
         return await this.#mismatch(call, outcome);
-      case 'EP_ABORTED':
-        return new EpError(code, `${where}: ${formatRanks([outcome.rank])} gave up this call, or an earlier one`, {
-          context: { ...context, ranks: [outcome.rank] },
-        });
+      case 'EP_ABORTED': {
+        const waited = missing.length > 0 ? `; awaited ${formatRanks(missing)}` : '';
+        return new EpError(
+          code,
+          `${where}: ${formatRanks([outcome.rank])} gave up this call, or an earlier one${waited}`,
+          { context: { ...context, ranks: [outcome.rank], awaited: missing } },
+        );
+      }
       default:
         return new EpError(code, `${where}: ${outcome.message ?? 'failed'}`, { context });
     }
