@@ -19,8 +19,73 @@ const oracle = (ranks, data, mode) => async () => {
     assert.deepEqual({ compared, pending }, { compared: 8, pending: 0 });
 };
 
+const floats = { dtypes: ['f32', 'bf16'], counts: [1, 1000] };
+
+/** Of one call each, in microseconds. @param {number} ranks @param {readonly number[]} sizes @param {number} calls @param {number} stagingBytes */
+const allReduceTimes = (ranks, sizes, calls, stagingBytes) => ({
+  name: `all-reduces of device tensors, ${ranks} ranks as streams of one process, timed`,
+  run: async () => {
+    const data = { sizes, calls, stagingBytes };
+    const [times = []] = valuesOf(await runRanks('collectiveTimes', ranks, { data, timeoutMs: 120_000 }));
+    return sizes.map((bytes, i) => `${bytes} bytes ${((times[i] ?? 0) * 1000).toFixed(1)} us`).join(', ');
+  },
+});
+
+/** @type {readonly Case[]} */
+const collectives = [
+  ...[1, 2, 4].map((ranks) => ({
+    name: `collectives of device tensors give the bits of those in host memory, ${ranks} ranks as streams of one process`,
+    run: async () => {
+      const data = ranks === 4 ? { dtypes: ['f32', 'f16', 'i64', 'u8'], counts: [1, 333, 40_000] } : floats;
+      const values = valuesOf(await runRanks('collectives', ranks, { data, timeoutMs: 120_000 }));
+      const refused = ['EP_UNSUPPORTED', 'EP_INVALID_ARGUMENT', 'EP_INVALID_ARGUMENT'];
+      for (const [rank, codes] of values.entries()) {
+        // A group of one of one is the whole world.
+        assert.deepEqual(codes, rank > 0 ? refused : [...refused, ranks === 1 ? 'no error' : 'EP_UNSUPPORTED']);
+      }
+    },
+  })),
+  {
+    name: 'collectives of device tensors run in the order of their stream',
+    run: async () => {
+      const values = valuesOf(await runRanks('collectiveOrder', 3, { data: { rounds: 30 } }));
+      assert.deepEqual(values, [30, 30, 30]);
+    },
+  },
+  {
+    name: 'collectives of device tensors name the rank that does not come',
+    run: async () => {
+      const values = valuesOf(await runRanks('collectiveAbsent', 3, { data: { absent: 1 } }));
+      const said = [
+        ['EP_TIMEOUT', [1]],
+        ['EP_POISONED', undefined],
+      ];
+      assert.deepEqual(values, [said, [], said]);
+    },
+  },
+  {
+    name: 'collectives of device tensors end when a rank is terminated',
+    run: async () => {
+      const reports = await runRanks('collectiveLost', 3, { data: { victim: 1 }, kill: 1 });
+      for (const { said, ms } of valuesOf(reports.filter(({ rank }) => rank !== 1))) {
+        assert.deepEqual(said, ['EP_PEER_LOST', [1]]);
+        assert.ok(ms < 20_000);
+      }
+    },
+  },
+  {
+    name: 'collectives of device tensors between processes that share one GPU',
+    run: async () => {
+      const data = { dtypes: ['f32'], counts: [100] };
+      valuesOf(await runRanks('collectives', 2, { mode: 'processes', data, timeoutMs: 120_000 }));
+    },
+    processes: true,
+  },
+];
+
 /** @type {readonly Case[]} */
 export const cases = [
+  ...collectives,
   ...[1, 2, 4, 8].map((ranks) => ({
     name: `dispatch moves f32 rows as the oracle says, ${ranks} ranks as streams of one process`,
     run: oracle(ranks, { dtype: 'f32', qRow: 16, kvRow: 8 }, 'threads'),
@@ -189,4 +254,34 @@ export const cases = [
     processes: true,
   },
   ...demos,
+];
+
+/** What only a GPU has figures for: 32 KiB to 256 MiB. */
+export const measurements = [2, 4, 8].map((ranks) =>
+  allReduceTimes(ranks, [4096, 65_536, 2 ** 20, 2 ** 24, 2 ** 28], 20, 2 ** 28),
+);
+
+/** Where there are two GPUs or more: a process on each, which reach each other's memory. */
+export const severalGpus = [
+  {
+    name: 'dispatch moves rows between processes on two GPUs',
+    run: oracle(2, { dtype: 'f32', qRow: 16, kvRow: 8, spread: true }, 'processes'),
+  },
+  {
+    name: 'collectives of device tensors on two GPUs give the bits of those in host memory',
+    run: async () => {
+      const data = { dtypes: ['f32', 'bf16', 'i64'], counts: [1, 333, 40_000], spread: true };
+      valuesOf(await runRanks('collectives', 2, { mode: 'processes', data, timeoutMs: 120_000 }));
+    },
+  },
+  {
+    name: 'all-reduces of device tensors on two GPUs, timed',
+    run: async () => {
+      const sizes = [4096, 65_536, 2 ** 20, 2 ** 24, 2 ** 28];
+      const data = { sizes, calls: 20, stagingBytes: 2 ** 28, spread: true };
+      const reports = await runRanks('collectiveTimes', 2, { mode: 'processes', data, timeoutMs: 120_000 });
+      const [times = []] = valuesOf(reports);
+      return sizes.map((bytes, i) => `${bytes} bytes ${((times[i] ?? 0) * 1000).toFixed(1)} us`).join(', ');
+    },
+  },
 ];

@@ -2,10 +2,12 @@
 // reason; `gpu` in EP_REQUIRE makes that a failure.
 import { openGpus } from '@ep/native';
 import { isRequired } from '../../tools/required.mjs';
-import { cases as all } from './cases.mjs';
+import { cases as all, measurements, severalGpus } from './cases.mjs';
 
 const [text = ''] = process.argv.slice(2);
-const cases = all.filter(({ name }) => name.includes(text));
+const wanted = (/** @type {readonly import('./cases.mjs').Case[]} */ list) =>
+  list.filter(({ name }) => name.includes(text));
+const cases = [...wanted(all)];
 
 let gpus;
 try {
@@ -17,6 +19,8 @@ try {
   process.exit(isRequired('gpu') ? 1 : 0);
 }
 const [first] = gpus.devices;
+if (first?.runsOn === 'cuda') cases.push(...wanted(measurements));
+if (gpus.devices.filter(({ unusable }) => unusable === undefined).length > 1) cases.push(...wanted(severalGpus));
 console.log(`${first?.name}, driver for CUDA ${first?.driver}, ${gpus.path}`);
 let [passed, failed, unavailable] = [0, 0, 0];
 for (const { name, run, processes } of cases) {

@@ -2,6 +2,7 @@
 import { parentPort, workerData } from 'node:worker_threads';
 import { openFileStore } from '@ep/core';
 import { CudaDevice } from '@ep/cuda-kernels';
+import { openGpus } from '@ep/native';
 import { nvshmem } from '@ep/nvshmem';
 import { scenarios } from './scenarios.mjs';
 
@@ -21,11 +22,16 @@ async function run() {
   const { rank, worldSize } = start;
   const transport = await nvshmem.cuda.open(
     { rank, worldSize, store },
-    { signal: new AbortController().signal, timeoutMs: 60_000 },
+    // With `spread`, ranks take the GPUs in turn.
+    {
+      signal: new AbortController().signal,
+      timeoutMs: 60_000,
+      config: { device: start.data?.spread ? rank % openGpus().devices.length : 0 },
+    },
   );
   const device = new CudaDevice(transport.deviceIndex);
   try {
-    return await scenarios[start.scenario]({ ...start, transport, device, ready: () => post('ready') });
+    return await scenarios[start.scenario]({ ...start, store, transport, device, ready: () => post('ready') });
   } finally {
     await device.close();
     await transport.close();

@@ -6,6 +6,7 @@ import { native } from '@ep/native';
 import { movePlan, sumReplicas } from '@ep/plan/reference';
 import { fullPlan, randomPlan } from '../attention/plans.mjs';
 import { coreAttention } from './attention.mjs';
+import { collectiveScenarios } from './collectives.mjs';
 import { experts, refusedExperts } from './experts.mjs';
 import { recovery } from './recovery.mjs';
 import { allRows, expectSame, place, storageOf } from './tensors.mjs';
@@ -283,4 +284,5 @@ export const scenarios = {
   experts,
   refusedExperts,
   ...recovery,
+  ...collectiveScenarios,
 };

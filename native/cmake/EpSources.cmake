@@ -21,6 +21,7 @@ set(EP_CORE_SOURCES
   core/gpu/calls.cpp
   core/gpu/export_lock.cpp
   core/gpu/fit.cpp
+  core/gpu/group.cpp
   core/gpu/library.cpp
   core/gpu/memory.cpp
   core/gpu/share.cpp
@@ -133,6 +134,7 @@ set(EP_NAPI_SOURCES
   napi/bind_gpu.cpp
   napi/bind_gpu_attention.cpp
   napi/bind_gpu_dispatch.cpp
+  napi/bind_gpu_group.cpp
   napi/bind_gpu_moe.cpp
   napi/bind_gpu_stream.cpp
   napi/bind_hostile.cpp
@@ -168,6 +170,7 @@ set(EP_TESTS
   tests/device/efa_post_test.cpp
   tests/device/efa_pr_test.cpp
   tests/device/fast_test.cpp
+  tests/device/group_simt_test.cpp
   tests/device/ibgda_counts_test.cpp
   tests/device/ibgda_endpoint_test.cpp
   tests/device/ibgda_naive_test.cpp
@@ -253,6 +256,7 @@ set(EP_LITMUS_SOURCES
 )
 
 set(EP_BENCHES
+  tests/collective/group_bench.cpp
   tests/collective/reduce_bench.cpp
   tests/device/efa_bench.cpp
   tests/device/ibgda_bench.cpp

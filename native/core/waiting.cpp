@@ -214,8 +214,12 @@ wait_result wait_until(const wait_scope& scope, const wait_look& look, int32_t a
   uint64_t found = 0;
   const int64_t start = clock_now_ns();
   int64_t elapsed = 0;
+  const auto looked = [&] {
+    if (scope.progress != nullptr) scope.progress->run();
+    return look.look(look.self, &found);
+  };
   for (int64_t looks = 1;; ++looks) {
-    if (look.look(look.self, &found)) return {EP_STATUS_OK, awaited, found};
+    if (looked()) return {EP_STATUS_OK, awaited, found};
     if (elapsed < scope.policy.spin_ns) {
       cpu_relax();
       if (looks % clock_looks == 0) elapsed = clock_now_ns() - start;
@@ -224,7 +228,7 @@ wait_result wait_until(const wait_scope& scope, const wait_look& look, int32_t a
     int32_t lost = awaited;
     const uint32_t status = wait_scope_check(scope, awaited, &lost);
     if (status != EP_STATUS_OK) {
-      if (look.look(look.self, &found)) return {EP_STATUS_OK, awaited, found};
+      if (looked()) return {EP_STATUS_OK, awaited, found};
       return {status, lost, found};
     }
     if (elapsed < scope.policy.spin_ns + scope.policy.yield_ns) {

@@ -59,7 +59,7 @@ struct wait_scope {
   int32_t world_size = 0;
   int32_t self = -1;
   wait_policy policy{};
-  const progress_list* progress = nullptr;         // run before each look of wait_word
+  const progress_list* progress = nullptr;         // run before each look
 };
 
 enum class comparison : uint32_t { eq = 0, ne = 1, lt = 2, le = 3, gt = 4, ge = 5 };

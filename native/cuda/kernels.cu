@@ -81,7 +81,8 @@ int cuda_load_kernels() {
     if (const int error = cudaFuncGetAttributes(&ignored, kernel); error != 0) return error;
   }
   if (const int error = cuda_load_attention(); error != 0) return error;
-  return cuda_load_moe();
+  if (const int error = cuda_load_moe(); error != 0) return error;
+  return cuda_load_group();
 }
 
 int cuda_resident(int device, uint32_t kernel, uint32_t lanes, uint32_t* blocks) {
@@ -89,7 +90,9 @@ int cuda_resident(int device, uint32_t kernel, uint32_t lanes, uint32_t* blocks)
   int each = 0;
   int multiprocessors = 0;
   const void* code = kernel == EP_CUDA_KERNEL_COMPAT ? reinterpret_cast<const void*>(compat_kernel<load_store_endpoint>) : reinterpret_cast<const void*>(dispatch_kernel<load_store_endpoint>);
-  const int error = kernel == EP_CUDA_KERNEL_MOE ? cuda_resident_moe(lanes, &each) : static_cast<int>(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, code, static_cast<int>(lanes), 0));
+  const int error = kernel == EP_CUDA_KERNEL_MOE     ? cuda_resident_moe(lanes, &each)
+                    : kernel == EP_CUDA_KERNEL_GROUP ? cuda_resident_group(lanes, &each)
+                                                     : static_cast<int>(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, code, static_cast<int>(lanes), 0));
   if (error != 0) return error;
   if (const int unknown = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device); unknown != 0) return unknown;
   *blocks = static_cast<uint32_t>(each * multiprocessors);

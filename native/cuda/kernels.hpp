@@ -27,14 +27,19 @@ int cuda_moe_dispatch(const ep_cuda_launch& how, const ep_moe_buffer& buffer, co
 int cuda_moe_combine(const ep_cuda_launch& how, const ep_moe_buffer& buffer, const ep_moe_combine_args& args, uint32_t halves);
 int cuda_moe_release(const ep_cuda_launch& how, const ep_moe_buffer& buffer, const ep_moe_call& call);
 
+// Of memory that is loaded and stored directly; refuses (cudaErrorInvalidValue) more blocks than the layout has.
+int cuda_group_call(const ep_cuda_launch& how, const ep_group_args& args);
+
 // HAZARD: the runtime loads a kernel at its first launch, which waits for those that run; and a rank's kernel may wait for the one that is to be loaded. So all that
 // ranks launch is loaded before any of it runs.
 int cuda_load_kernels();
 int cuda_load_attention(); // parts of it
 int cuda_load_moe();
+int cuda_load_group();
 
 // EP_CUDA_KERNEL_*; of several kernels, as many as of the widest.
 int cuda_resident(int device, uint32_t kernel, uint32_t lanes, uint32_t* blocks);
 int cuda_resident_moe(uint32_t lanes, int* each); // on one multiprocessor
+int cuda_resident_group(uint32_t lanes, int* each);
 
 } // namespace ep

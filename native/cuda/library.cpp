@@ -265,6 +265,7 @@ int moe_combine(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep
   return launched(ep::cuda_moe_combine, how, *buffer, *args, halves);
 }
 int moe_release(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_call* call) { return launched(ep::cuda_moe_release, how, *buffer, *call); }
+int group_call(const ep_cuda_launch* how, const ep_group_args* args) { return launched(ep::cuda_group_call, how, *args); }
 
 constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  sizeof(ep_cuda_table),
@@ -306,7 +307,8 @@ constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  attention_backward,
                                  moe_dispatch,
                                  moe_combine,
-                                 moe_release};
+                                 moe_release,
+                                 group_call};
 
 } // namespace
 

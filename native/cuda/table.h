@@ -9,9 +9,10 @@
 #include "ep/abi/compat.h"
 #include "ep/abi/core_attention.h"
 #include "ep/abi/device_call.h"
+#include "ep/abi/group.h"
 #include "ep/abi/moe.h"
 
-#define EP_CUDA_TABLE_VERSION 4u
+#define EP_CUDA_TABLE_VERSION 5u
 #define EP_CUDA_TABLE_SYMBOL "ep_cuda_table_of"
 
 #define EP_CUDA_IPC_BYTES 64u
@@ -48,6 +49,7 @@ typedef struct ep_cuda_launch {
 #define EP_CUDA_KERNEL_DISPATCH 0u
 #define EP_CUDA_KERNEL_COMPAT 1u
 #define EP_CUDA_KERNEL_MOE 2u
+#define EP_CUDA_KERNEL_GROUP 3u
 
 typedef struct ep_cuda_table {
   uint32_t version;     /* EP_CUDA_TABLE_VERSION of the library; the reader refuses another */
@@ -101,6 +103,7 @@ typedef struct ep_cuda_table {
   int (*moe_dispatch)(const ep_cuda_launch* launch, const ep_moe_buffer* buffer, const ep_moe_dispatch_args* args, uint32_t halves);
   int (*moe_combine)(const ep_cuda_launch* launch, const ep_moe_buffer* buffer, const ep_moe_combine_args* args, uint32_t halves);
   int (*moe_release)(const ep_cuda_launch* launch, const ep_moe_buffer* buffer, const ep_moe_call* call);
+  int (*group_call)(const ep_cuda_launch* launch, const ep_group_args* args);
 } ep_cuda_table;
 
 /* The one exported symbol. Null where the library cannot serve this version; never fails for want of a GPU. */

@@ -182,6 +182,39 @@ export const EP_EFA_TURN_HELD = 0x8000000000000000n;
 /** the last WQEs below the number were not rung */
 export const EP_EFA_TURN_DEFERRED = 0x4000000000000000n;
 export const EP_GPU_IPC_BYTES = 64;
+export const EP_GROUP_MOST_RANKS = 64;
+export const EP_GROUP_MOST_BLOCKS = 128;
+export const EP_ELEMENT_F64 = 0;
+export const EP_ELEMENT_F32 = 1;
+export const EP_ELEMENT_F16 = 2;
+export const EP_ELEMENT_BF16 = 3;
+export const EP_ELEMENT_I64 = 4;
+export const EP_ELEMENT_U64 = 5;
+export const EP_ELEMENT_I32 = 6;
+export const EP_ELEMENT_U32 = 7;
+export const EP_ELEMENT_I16 = 8;
+export const EP_ELEMENT_U16 = 9;
+export const EP_ELEMENT_I8 = 10;
+export const EP_ELEMENT_U8 = 11;
+export const EP_FOLD_SUM = 0;
+export const EP_FOLD_AVG = 1;
+export const EP_FOLD_PRODUCT = 2;
+export const EP_FOLD_MIN = 3;
+export const EP_FOLD_MAX = 4;
+export const EP_FOLD_BAND = 5;
+export const EP_FOLD_BOR = 6;
+export const EP_FOLD_BXOR = 7;
+export const EP_FOLD_PREMUL_SUM = 8;
+/** sends[p] becomes takes[self] of p */
+export const EP_GROUP_EXCHANGE = 0;
+/** out becomes the fold of what all have sent here; out.bytes is 0 where nothing is folded */
+export const EP_GROUP_FOLD = 1;
+/** out becomes, on all, the fold of every rank's sends[0]; sends and takes are not used otherwise */
+export const EP_GROUP_FOLD_ALL = 2;
+export const EP_GROUP_GIVEN_UP = 0x4000000000000000n;
+export const EP_GROUP_COUNT_END = 0x1000000000000;
+export const EP_GROUP_GIVEN_UP_RANK = 48;
+export const EP_GROUP_GIVEN_UP_STATUS = 56;
 export const EP_IBGDA_LINK_INFINIBAND = 1;
 export const EP_IBGDA_LINK_ETHERNET = 2;
 export const EP_MLX5_CQE_SIZE = 64;
@@ -3269,6 +3302,159 @@ export function writeGpuMemoryHandle(view: DataView, at: number, value: GpuMemor
   view.setInt32(at + 164, value.lockFd, true);
   view.setBigUint64(at + 168, value.lockDevice, true);
   view.setBigUint64(at + 176, value.lockInode, true);
+}
+
+export interface GroupPiece {
+  readonly address: bigint;
+  /** 0: nothing; then there is no address either */
+  readonly bytes: bigint;
+}
+
+export const groupPieceLayout = {
+  byteLength: 16,
+  align: 8,
+  offset: {
+    address: 0,
+    bytes: 8,
+  },
+} as const;
+
+export function readGroupPiece(view: DataView, at = 0): GroupPiece {
+  return {
+    address: view.getBigUint64(at + 0, true),
+    bytes: view.getBigUint64(at + 8, true),
+  };
+}
+
+export function writeGroupPiece(view: DataView, at: number, value: GroupPiece): void {
+  view.setBigUint64(at + 0, value.address, true);
+  view.setBigUint64(at + 8, value.bytes, true);
+}
+
+/** Begins each message of a call's first round. */
+export interface GroupHead {
+  /** of the call: the same on all ranks */
+  readonly signature: bigint;
+  /** of this pair */
+  readonly bytes: bigint;
+  /** that the sender's longest pair is cut into */
+  readonly chunks: bigint;
+}
+
+export const groupHeadLayout = {
+  byteLength: 64,
+  align: 8,
+  offset: {
+    signature: 0,
+    bytes: 8,
+    chunks: 16,
+    reserved: 24,
+  },
+} as const;
+
+export function readGroupHead(view: DataView, at = 0): GroupHead {
+  return {
+    signature: view.getBigUint64(at + 0, true),
+    bytes: view.getBigUint64(at + 8, true),
+    chunks: view.getBigUint64(at + 16, true),
+  };
+}
+
+export function writeGroupHead(view: DataView, at: number, value: GroupHead): void {
+  view.setBigUint64(at + 0, value.signature, true);
+  view.setBigUint64(at + 8, value.bytes, true);
+  view.setBigUint64(at + 16, value.chunks, true);
+  clear(view, at + 24, 40);
+}
+
+export interface GroupArgs {
+  /** slots: [bank of 2][block][source] of slot_bytes, an ep_group_head and its payload */
+  readonly memory: MemoryHandle;
+  /** address of ep_kernel_status */
+  readonly status: bigint;
+  /** address of uint64_t[blocks] on the device: rounds that each block has gone through in all calls so far */
+  readonly rounds: bigint;
+  /** address of uint64_t on the device: not 0 once a block of this rank has given up */
+  readonly failed: bigint;
+  /** a multiple of 64 */
+  readonly slotBytes: bigint;
+  readonly signature: bigint;
+  /** of the double of EP_FOLD_PREMUL_SUM */
+  readonly factorBits: bigint;
+  /** EP_GROUP_* */
+  readonly mode: number;
+  /** EP_ELEMENT_*; of an exchange, any */
+  readonly element: number;
+  /** EP_FOLD_* */
+  readonly fold: number;
+  /** that the slots are laid out for; a call may be launched with fewer */
+  readonly blocks: number;
+  readonly out: GroupPiece;
+  /** by receiver; one's own is folded or copied where it lies */
+  readonly sends: readonly GroupPiece[];
+  /** by source; of a fold, only how much */
+  readonly takes: readonly GroupPiece[];
+}
+
+export const groupArgsLayout = {
+  byteLength: 2192,
+  align: 8,
+  offset: {
+    memory: 0,
+    status: 64,
+    rounds: 72,
+    failed: 80,
+    slotBytes: 88,
+    signature: 96,
+    factorBits: 104,
+    mode: 112,
+    element: 116,
+    fold: 120,
+    blocks: 124,
+    out: 128,
+    sends: 144,
+    takes: 1168,
+  },
+} as const;
+
+export function readGroupArgs(view: DataView, at = 0): GroupArgs {
+  return {
+    memory: readMemoryHandle(view, at + 0),
+    status: view.getBigUint64(at + 64, true),
+    rounds: view.getBigUint64(at + 72, true),
+    failed: view.getBigUint64(at + 80, true),
+    slotBytes: view.getBigUint64(at + 88, true),
+    signature: view.getBigUint64(at + 96, true),
+    factorBits: view.getBigUint64(at + 104, true),
+    mode: view.getUint32(at + 112, true),
+    element: view.getUint32(at + 116, true),
+    fold: view.getUint32(at + 120, true),
+    blocks: view.getUint32(at + 124, true),
+    out: readGroupPiece(view, at + 128),
+    sends: Array.from({ length: 64 }, (_, i) => readGroupPiece(view, at + 144 + i * 16)),
+    takes: Array.from({ length: 64 }, (_, i) => readGroupPiece(view, at + 1168 + i * 16)),
+  };
+}
+
+export function writeGroupArgs(view: DataView, at: number, value: GroupArgs): void {
+  writeMemoryHandle(view, at + 0, value.memory);
+  view.setBigUint64(at + 64, value.status, true);
+  view.setBigUint64(at + 72, value.rounds, true);
+  view.setBigUint64(at + 80, value.failed, true);
+  view.setBigUint64(at + 88, value.slotBytes, true);
+  view.setBigUint64(at + 96, value.signature, true);
+  view.setBigUint64(at + 104, value.factorBits, true);
+  view.setUint32(at + 112, value.mode, true);
+  view.setUint32(at + 116, value.element, true);
+  view.setUint32(at + 120, value.fold, true);
+  view.setUint32(at + 124, value.blocks, true);
+  writeGroupPiece(view, at + 128, value.out);
+  elements(value.sends, 64, 'groupArgs.sends').forEach((element, i) => {
+    writeGroupPiece(view, at + 144 + i * 16, element);
+  });
+  elements(value.takes, 64, 'groupArgs.takes').forEach((element, i) => {
+    writeGroupPiece(view, at + 1168 + i * 16, element);
+  });
 }
 
 /**

@@ -95,7 +95,10 @@ export interface NativeCollectiveGroup {
    * which nobody may change meanwhile.
    */
   fence(): void;
-  /** Back to back on this thread: all-reduces of two f32, or barriers; ns of each, timed 16 at a time. Every member runs it at one time. */
-  measure(barrier: boolean, firstSequence: number, rounds: number): Float64Array;
+  /**
+   * Back to back on this thread: all-reduces of two f32 (0), barriers (1) or, to compare them with, exchanges of one number that are no calls (2), which use 4096 bytes of every
+   * member's first group memory; ns of each, timed 16 at a time. Every member runs it at one time.
+   */
+  measure(what: 0 | 1 | 2, firstSequence: number, rounds: number): Float64Array;
   close(): void;
 }

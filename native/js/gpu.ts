@@ -1,5 +1,13 @@
 /** The typed surface of the addon's classes for GPUs: one-to-one with `native/napi/bind_gpu*.cpp`. */
-import type { AttentionProblem, DispatchPart, DispatchSum, NativeRankContext, OperationId } from './binding.js';
+import type { Device } from '@ep/core';
+import type {
+  AttentionProblem,
+  DispatchPart,
+  DispatchSum,
+  NativeRankContext,
+  OperationId,
+  Outcome,
+} from './binding.js';
 
 export interface GpuFacts {
   readonly name: string;
@@ -83,6 +91,36 @@ export interface NativeGpuDispatch {
   readonly __brand?: 'GpuDispatch';
 }
 
+/** What a process group keeps on its device. */
+export interface NativeGpuGroup {
+  shape(): { readonly blocks: number; readonly lanes: number; readonly resident: number };
+  /** The blocks that all ranks have; once, before the first call. Returns the bytes of a slot (`ep_group_args.slot_bytes`). */
+  layOut(blocks: number): number;
+  release(): void;
+}
+
+/** A collective call; numbers of `ep/abi/group.h`. */
+export interface GpuGroupCall {
+  readonly mode: number;
+  readonly element: number;
+  readonly fold: number;
+  readonly factor: number;
+  /** The same on all ranks, or all of them fail. */
+  readonly signature: bigint;
+  /** All ranks know how many bytes the longest pair of any of them has: `longest`. */
+  readonly even: boolean;
+  readonly longest: number;
+  /** Negative: no limit. */
+  readonly timeoutMs: number;
+}
+
+/** A stream of a GPU as other packages use it: its owner keeps it open while they do. */
+export interface GpuQueue {
+  readonly device: Device;
+  /** Starts an operation behind everything put on the stream so far, and resolves with its end. An abort ends its waits; then it rejects with `signal.reason`. */
+  follow(start: (stream: NativeGpuStream) => OperationId, signal?: AbortSignal): Promise<Outcome>;
+}
+
 /** Core attention of a GPU with everything but its tensors. */
 export interface NativeGpuAttention {
   release(): void;
@@ -119,6 +157,8 @@ export interface NativeGpuStream {
   ): OperationId;
   /** Releases a lease to all who send to it, once the stream comes here. */
   grant(calls: NativeGpuCalls, lease: number): void;
+  /** Three arguments for the output, then for each rank's send, then for each rank's take: operand, byteOffset, byteLength; of nothing, three zeros. */
+  groupCall(group: NativeGpuGroup, call: GpuGroupCall, ...pieces: readonly (NativeGpuOperand | number)[]): OperationId;
   /** By name: q, k, v, o, lse; of the backward pass also dO, dQ, dK, dV. */
   attentionForward(attention: NativeGpuAttention, tensors: Readonly<Record<string, NativeGpuRows>>): OperationId;
   attentionBackward(attention: NativeGpuAttention, tensors: Readonly<Record<string, NativeGpuRows>>): OperationId;
@@ -161,6 +201,12 @@ export interface GpuBinding {
     readonly blocks: number;
     readonly lanes: number;
   }) => NativeGpuCalls;
+  readonly GpuGroup: new (description: {
+    readonly memory: NativeGpuSymmetricMemory;
+    /** 0: half of this rank's share of the device. */
+    readonly blocks: number;
+    readonly lanes: number;
+  }) => NativeGpuGroup;
   readonly GpuDispatch: new (description: GpuDispatchDescription) => NativeGpuDispatch;
   /** One piece for each shard. */
   readonly GpuAttention: new (

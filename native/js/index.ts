@@ -3,6 +3,11 @@ export {
   EP_DTYPE_BF16,
   EP_DTYPE_F16,
   EP_DTYPE_F32,
+  EP_GROUP_EXCHANGE,
+  EP_GROUP_FOLD,
+  EP_GROUP_FOLD_ALL,
+  EP_GROUP_MOST_BLOCKS,
+  EP_GROUP_MOST_RANKS,
   EP_LIFE_ALIVE,
   EP_LIFE_DEAD,
   EP_MOE_BF16,
@@ -28,10 +33,12 @@ export {
   EP_STAGE_ARRIVAL,
   EP_STAGE_NIC,
   EP_STAGE_PLACE,
+  EP_STAGE_RANGE,
   EP_STAGE_SHARING,
   EP_STAGE_SOURCE,
   EP_TEAM_EXCHANGE_BYTES,
   gpuMemoryHandleLayout,
+  groupHeadLayout,
   segmentHandleLayout,
 } from './abi.gen.js';
 export type * from './binding.js';
@@ -42,6 +49,7 @@ export { type CallFrame, RepeatFrame } from './frame.js';
 export type * from './gpu.js';
 export { GpuCopier } from './gpu-copier.js';
 export { type Gpus, openGpus } from './gpu-library.js';
+export { type GpuPlace, gpuPlaceOf, registerGpuTensor } from './gpu-place.js';
 export { allocateHost, type NativePlace, nativePlaceOf, registerWindow } from './host-memory.js';
 export type * from './ibgda.js';
 export { type LoadAttempt, loadBinding, platformPackage } from './load.js';

@@ -440,10 +440,12 @@ struct group_wrap : Napi::ObjectWrap<group_wrap> {
     return Napi::Number::New(env, static_cast<double>(id));
   }
 
-  // (barrier, firstSequence, rounds) -> ns of each round
+  // (0: all-reduces, 1: barriers, 2: bare exchanges, firstSequence, rounds) -> ns of each round
   Napi::Value measure(const Napi::CallbackInfo& info) {
     std::vector<double> samples(arg_size(info[2], "rounds"));
-    const uint64_t done = open(info.Env()).measure(info[0].ToBoolean(), arg_size(info[1], "firstSequence"), samples.size(), samples.data());
+    const uint64_t what = arg_size(info[0], "what");
+    if (what > static_cast<uint64_t>(measured::exchange)) throw_invalid(info.Env(), "there is nothing of that number to measure");
+    const uint64_t done = open(info.Env()).measure(static_cast<measured>(what), arg_size(info[1], "firstSequence"), samples.size(), samples.data());
     if (done != samples.size()) throw_failure(info.Env(), {EP_STATUS_TIMEOUT, 0, "round " + std::to_string(done) + " did not end, or gave a wrong sum"});
     auto out = Napi::Float64Array::New(info.Env(), samples.size());
     for (size_t i = 0; i < samples.size(); ++i) out[i] = samples[i];

@@ -115,8 +115,6 @@ moe_buffer_wrap::moe_buffer_wrap(const Napi::CallbackInfo& info) : ObjectWrap(in
   if (!info[0].IsObject()) throw_invalid(env, "a buffer is made from a description");
   const auto from = info[0].As<Napi::Object>();
   const auto memory = memory_of_handle(from.Get("handle"));
-  // HAZARD: a call that goes on without a rank counts on each peer having a queue pair of its own, and on words of late traffic that say which call they are of. EFA has neither.
-  if (memory->device_handle().header.kind == EP_MEMORY_EFA) throw_invalid(env, "calls of experts cannot travel by queue pairs of EFA: one lost rank would break those to all others");
   auto made = std::make_shared<moe_contents>();
   made->memory = memory;
   made->simt = executor_of(from);

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "ep/device/efa_endpoint.h"
 #include "ep/device/ibgda_endpoint.h"
 #include "ep/device/moe_combine.h"
 #include "ep/device/moe_compact.h"
@@ -61,7 +62,7 @@ struct slot_release : host_job {
 };
 
 // HAZARD: after the kernel, whoever sends through a NIC waits until it reads no source any more, and finds the queue pairs to dead ranks broken. That is one more way in
-// which a rank is found missing, and no failure of the call; but what came from it is placed or summed already, so it is missing from the next half on.
+// which a rank is found missing, and no failure of the call; but what came from it is placed or summed already, so it is missing from the next half on. Over EFA it is one (moe_leaves_out).
 template <class Job> outcome run_job(Job& job, const std::atomic<uint32_t>& cancel) {
   job.start();
   auto* ranks = reinterpret_cast<uint64_t*>(job.report->ranks);
@@ -74,10 +75,11 @@ template <class Job> outcome run_job(Job& job, const std::atomic<uint32_t>& canc
     switch (memory.header.kind) {
       case EP_MEMORY_PROXY: return job.kernel(context, proxy_endpoint{memory});
       case EP_MEMORY_IBGDA: return job.kernel(context, ibgda_endpoint{memory});
+      case EP_MEMORY_EFA: return job.kernel(context, efa_endpoint{memory});
       default: return job.kernel(context, load_store_endpoint{memory});
     }
   });
-  const bool broken_pair = after.status != EP_STATUS_OK && after.stage == EP_STAGE_NIC && after.rank >= 0 && !moe_own_nic(after);
+  const bool broken_pair = job.buffer.memory.header.kind != EP_MEMORY_EFA && after.status != EP_STATUS_OK && after.stage == EP_STAGE_NIC && after.rank >= 0 && !moe_own_nic(after);
   if (broken_pair && ranks[after.rank] == 0) ranks[after.rank] = EP_MOE_RANK_LEAVES;
   const ep_kernel_status& said = job.status.status != EP_STATUS_OK || broken_pair ? job.status : after;
   end.status = said.status;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gpu/calls.hpp"
+#include "gpu/group.hpp"
 #include "gpu/stream.hpp"
 #include "wraps.hpp"
 
@@ -87,6 +88,18 @@ struct gpu_dispatch_wrap : Napi::ObjectWrap<gpu_dispatch_wrap> {
   std::shared_ptr<const contents> native;
 };
 
+struct gpu_group_wrap : Napi::ObjectWrap<gpu_group_wrap> {
+  static constexpr napi_type_tag type_tag{0x6570677075677270ull, 31};
+  static constexpr const char* type_name = "GpuGroup";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_group_wrap(const Napi::CallbackInfo& info);
+  Napi::Value shape(const Napi::CallbackInfo& info);
+  Napi::Value lay_out(const Napi::CallbackInfo& info);
+  void release(const Napi::CallbackInfo& info);
+  gpu::group& open(Napi::Env env) const;
+  std::shared_ptr<gpu::group> native; // null after release()
+};
+
 // Core attention with everything but its tensors.
 struct gpu_attention_wrap : Napi::ObjectWrap<gpu_attention_wrap> {
   static constexpr napi_type_tag type_tag{0x6570677075617474ull, 29};
@@ -129,6 +142,7 @@ struct gpu_stream_wrap : Napi::ObjectWrap<gpu_stream_wrap> {
   Napi::Value follow(const Napi::CallbackInfo& info);
   Napi::Value dispatch(const Napi::CallbackInfo& info);
   void grant(const Napi::CallbackInfo& info);
+  Napi::Value group_call(const Napi::CallbackInfo& info);
   Napi::Value attention_forward(const Napi::CallbackInfo& info);
   Napi::Value attention_backward(const Napi::CallbackInfo& info);
   Napi::Value attention(const Napi::CallbackInfo& info, bool backward);

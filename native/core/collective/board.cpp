@@ -14,12 +14,13 @@ namespace {
 constexpr uint64_t page = 4096;
 constexpr uint64_t round_up(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
 constexpr uint64_t slots_offset = round_up(sizeof(group_member), page);
-constexpr uint64_t chunks_offset = round_up(slots_offset + 2 * group_small_bytes, page);
+constexpr uint64_t chunks_offset = round_up(slots_offset + group_ring * group_small_bytes, page);
 constexpr uint64_t lanes_offset = chunks_offset + 2 * group_chunk_bytes;
 uint64_t pool_offset(int32_t size) { return round_up(lanes_offset + static_cast<uint64_t>(size) * sizeof(message_lane), page); }
 uint64_t member_bytes(int32_t size) { return pool_offset(size) + message_chunks * message_chunk_bytes; }
 
 constexpr uint64_t epoch_of(uint64_t tick) { return tick >> 48; }
+static_assert((group_ring & (group_ring - 1)) == 0 && group_ring >= 2);
 
 template <class T> std::atomic_ref<T> shared(const T& word) { return std::atomic_ref<T>(const_cast<T&>(word)); }
 
@@ -167,8 +168,9 @@ void group_board::install(int32_t rank, std::shared_ptr<segment> mapping) {
   peer_moved_[at] = 0;
 }
 
-bool group_board::connected() const {
-  return std::all_of(active_.begin(), active_.end(), [this](int32_t r) { return members_[static_cast<size_t>(r)] != nullptr; });
+bool group_board::connected() {
+  if (connected_) return true;
+  return connected_ = std::all_of(active_.begin(), active_.end(), [this](int32_t r) { return members_[static_cast<size_t>(r)] != nullptr; });
 }
 
 bool group_board::ready() {
@@ -188,7 +190,7 @@ bool group_board::current(int32_t rank) const {
 }
 
 uint8_t* group_board::slot(int32_t rank, uint64_t step) const {
-  return peers_[static_cast<size_t>(rank)]->data() + slots_offset + (step & 1) * group_small_bytes;
+  return peers_[static_cast<size_t>(rank)]->data() + slots_offset + at(step) * group_small_bytes;
 }
 uint8_t* group_board::chunk(int32_t rank, uint64_t step) const {
   return peers_[static_cast<size_t>(rank)]->data() + chunks_offset + (step & 1) * group_chunk_bytes;
@@ -207,21 +209,90 @@ void group_board::wake_peers() const {
   }
 }
 
-bool group_board::enter(uint32_t signature, uint32_t flags) {
-  group_line& line = next_line();
-  line.signature = signature;
-  line.flags = flags;
-  uint64_t& known = ticks_[(step_ + 1) & 1];
-  // A compare-and-swap, so that a rank that was taken out cannot enter. Sequentially consistent: the eventcount needs it before the look at who sleeps.
-  if (!shared(line.tick).compare_exchange_strong(known, tick(step_ + 1), std::memory_order_seq_cst)) return false;
-  known = tick(++step_);
-  cursor_ = 0;
-  wake_peers();
+bool group_board::make_room() {
+  while (compared_ + group_ring < step_ + 2 && compare(compared_ + 1)) ++compared_;
+  crowded_ = compared_ + group_ring < step_ + 2;
+  return !crowded_;
+}
+
+bool group_board::compare_earlier() {
+  for (; compared_ + 1 < step_; ++compared_) {
+    if (!compare(compared_ + 1)) return false;
+  }
   return true;
 }
 
-bool group_board::frozen(const group_member& member) {
-  return (shared(member.steps[0].line.tick).load(std::memory_order_seq_cst) & shared(member.steps[1].line.tick).load(std::memory_order_seq_cst) & group_frozen) != 0;
+// Whether all members have entered the step, and with the same call.
+bool group_board::compare(uint64_t step) {
+  return std::all_of(active_.begin(), active_.end(), [&](int32_t r) { return has_entered(r, step) && !differs(r, step); });
+}
+
+// HAZARD: a member that is ahead writes its line anew, but only once it has found this rank's step equal to its own: of a line that holds a later step nothing has to be
+// compared, and one that is being written is told by the step before the one to come. A member that found another call stops, and its line stays.
+bool group_board::differs(int32_t rank, uint64_t step) const {
+  const group_line& theirs = line(rank, step);
+  if (signature_of(rank, step) == signature_of(rank_, step)) return false;
+  return (shared(theirs.tick).load(std::memory_order_acquire) & ~group_marks) == tick(step) && !has_entered(rank, step + group_ring - 1);
+}
+
+uint64_t group_board::differs_at(bool* all) const {
+  for (uint64_t step = compared_ + 1; step <= step_; ++step) {
+    bool differ = false;
+    *all = true;
+    for (const int32_t r : active_) {
+      if (members_[static_cast<size_t>(r)] == nullptr || !has_entered(r, step)) *all = false;
+      else differ = differ || differs(r, step);
+    }
+    if (differ) return step;
+  }
+  return 0;
+}
+
+entry group_board::enter(uint32_t signature, uint32_t flags) {
+  group_line& next = next_line();
+  if (signature == 0) compared_ = step_; // a call goes on only when all have made it
+  shared(next.signature).store(signature, std::memory_order_release);
+  next.flags = flags;
+  uint64_t& tick_of_line = ticks_[at(step_ + 1)];
+  uint64_t known = tick_of_line;
+  // A compare-and-swap, so that a rank that was taken out cannot enter. Sequentially consistent: the eventcount needs it before the look at who sleeps.
+  while (!shared(next.tick).compare_exchange_strong(known, tick(step_ + 1), std::memory_order_seq_cst)) {
+    if ((known & group_frozen) != 0) {
+      freeze(member(rank_)); // whoever does so may have died in the middle
+      return entry::evicted;
+    }
+    if (epoch_of(known) == epoch_of(tick(0)) && (known & group_cut) != 0) return entry::cut; // of an earlier epoch it means nothing any more
+  }
+  tick_of_line = tick(++step_);
+  cursor_ = 0;
+  awaited_ = -1;
+  wake_peers();
+  return entry::made;
+}
+
+void group_board::skip() {
+  ++step_;
+  cursor_ = 0;
+  awaited_ = -1;
+}
+
+bool group_board::entered_or_cut(int32_t rank, uint64_t step) {
+  auto word = shared(line(rank, step).tick);
+  const uint64_t cut = tick(0) | group_cut;
+  uint64_t found = word.load(std::memory_order_seq_cst);
+  while (!has_entered(rank, step)) {
+    // HAZARD: one of a later epoch is of a time at which this rank is no member any more.
+    if ((found & group_frozen) != 0 || found == cut || (epoch_of(found) > epoch_of(cut))) return false;
+    if (word.compare_exchange_weak(found, cut, std::memory_order_seq_cst)) return false;
+  }
+  return true;
+}
+
+bool group_board::frozen(const group_member& member) { return shared(member.frozen).load(std::memory_order_seq_cst) != 0; }
+
+void group_board::freeze(group_member& member) {
+  for (auto& step : member.steps) shared(step.line.tick).fetch_or(group_frozen, std::memory_order_seq_cst);
+  shared(member.frozen).store(1, std::memory_order_seq_cst);
 }
 
 void group_board::evict(int32_t rank) {
@@ -231,7 +302,7 @@ void group_board::evict(int32_t rank) {
     unreachable_[at] = true;
     return;
   }
-  for (auto& step : member(rank).steps) shared(step.line.tick).fetch_or(group_frozen, std::memory_order_seq_cst);
+  freeze(member(rank));
   wake_notify(&member(rank).wake);
   wake_peers();
 }
@@ -246,18 +317,6 @@ bool group_board::begin_push() {
 
 void group_board::end_push() { shared(member(rank_).pushing).store(0, std::memory_order_release); }
 
-bool group_board::has_entered(int32_t rank) const {
-  const uint64_t found = shared(member(rank).steps[step_ & 1].line.tick).load(std::memory_order_acquire) & ~group_frozen;
-  return found >= tick(step_) && epoch_of(found) == epoch_of(tick(step_));
-}
-
-bool group_board::entered() {
-  for (; cursor_ < active_.size(); ++cursor_) {
-    if (!has_entered(active_[cursor_])) return false;
-  }
-  return true;
-}
-
 bool group_board::entered_by_living() {
   for (const int32_t r : active_) {
     // Gone first, then the look at the line: what it wrote before it died is there for good.
@@ -270,7 +329,9 @@ std::vector<int32_t> group_board::missing() const {
   std::vector<int32_t> ranks;
   for (const int32_t r : active_) {
     const bool there = members_[static_cast<size_t>(r)] != nullptr;
-    if (!there || (ready_ ? !has_entered(r) : shared(member(r).ready_epoch).load(std::memory_order_acquire) < epoch_)) ranks.push_back(r);
+    if (there && ready_ && !crowded_ && awaited_ >= 0 && awaited_ != r) continue;
+    const uint64_t step = crowded_ ? compared_ + 1 : step_;
+    if (!there || (ready_ ? !has_entered(r, step) : shared(member(r).ready_epoch).load(std::memory_order_acquire) < epoch_)) ranks.push_back(r);
   }
   return ranks;
 }
@@ -339,7 +400,8 @@ group_view group_board::proposal(uint64_t failed_sequence) const {
   return view;
 }
 
-bool group_board::decide(const group_view& wanted) {
+// Lets the next epoch be decided, by this rank or by another.
+bool group_board::propose(const group_view& wanted) {
   group_member* owner = members_[static_cast<size_t>(active_.front())];
   if (owner == nullptr || !is_active(rank_)) return false; // its segment is where the decision is kept
   const uint64_t next = epoch_ + 1;
@@ -354,13 +416,19 @@ bool group_board::decide(const group_view& wanted) {
     while (found >> 16 < next && !shared(decided).compare_exchange_weak(found, proposal, std::memory_order_seq_cst)) {
     }
   }
+  return true;
+}
+
+bool group_board::adopt_next() {
   const group_view* view = pending_view();
   if (view == nullptr) return false;
   adopt(*view);
   return is_active(rank_);
 }
 
-bool group_board::change_view(uint64_t failed_sequence) { return decide(proposal(failed_sequence)); }
+bool group_board::decide(const group_view& wanted) { return propose(wanted) && adopt_next(); }
+
+bool group_board::decide_change(uint64_t failed_sequence) { return propose(proposal(failed_sequence)); }
 
 bool group_board::drop(const std::vector<int32_t>& ranks) {
   for (const int32_t r : ranks) evict(r);
@@ -484,6 +552,10 @@ void group_board::adopt(const group_view& view) {
   repaired_sequence_ = view.repaired_sequence;
   step_ = 0;
   cursor_ = 0;
+  compared_ = 0;
+  awaited_ = -1;
+  crowded_ = false;
+  connected_ = false;
   ready_ = false;
   publish_view(member(rank_).adopted[epoch_ % 2], view);
   settle();
@@ -492,7 +564,7 @@ void group_board::adopt(const group_view& view) {
 void group_board::leave_behind(const std::shared_ptr<segment>& mapping) {
   group_member* one = member_in(mapping);
   // HAZARD: before the look at what it does: it must not begin anything.
-  for (auto& step : one->steps) shared(step.line.tick).fetch_or(group_frozen, std::memory_order_seq_cst);
+  freeze(*one);
   if (life_state(&one->life) == EP_LIFE_DEAD || shared(one->pushing).load(std::memory_order_seq_cst) == 0) return;
   pushers_.push_back({one, mapping});
 }

@@ -19,6 +19,9 @@ namespace ep {
 // Why a member does not come.
 enum class absence : uint8_t { none, lost, gave_up, view_changed };
 
+// What became of an attempt to enter a step: `cut`: the next epoch has been decided, and this step is none of this one; `evicted`: nor is any other.
+enum class entry : uint8_t { made, cut, evicted };
+
 struct group_options {
   int32_t rank = 0;
   int32_t size = 1;
@@ -50,7 +53,7 @@ class group_board {
   // The peer cannot be reached: as if it had died.
   void lose(int32_t rank, uint32_t incarnation);
   bool attached(int32_t rank) const { return peers_[static_cast<size_t>(rank)] != nullptr; }
-  bool connected() const; // all active members
+  bool connected(); // all active members
 
   uint64_t epoch() const { return epoch_; }
   const std::vector<int32_t>& active() const { return active_; }
@@ -65,35 +68,67 @@ class group_board {
 
   uint64_t step() const { return step_; }
   // The line that the next step will publish, its small slot, its chunk and its call: this rank writes them before enter().
-  group_line& next_line() const { return member(rank_).steps[(step_ + 1) & 1].line; }
+  group_line& next_line() const { return line(rank_, step_ + 1); }
   uint8_t* next_slot() const { return slot(rank_, step_ + 1); }
   uint8_t* next_chunk() const { return chunk(rank_, step_ + 1); }
-  group_call& next_call() const { return member(rank_).calls[(step_ + 1) & 1]; }
-  group_block* next_blocks() const { return member(rank_).blocks[(step_ + 1) & 1]; }
-  // Enters the next step; `signature` and `flags` of the call that begins with it, 0 for a call's later steps. False: this rank has been evicted.
-  bool enter(uint32_t signature, uint32_t flags);
+  group_call& next_call() const { return member(rank_).calls[at(step_ + 1)]; }
+  group_block* next_blocks() const { return member(rank_).blocks[at(step_ + 1)]; }
+  // Whether the next step may be entered: nobody needs any more what its line holds. Compares the steps that this takes (see `differs_at`).
+  bool room() { return (compared_ + group_ring >= step_ + 2 && !crowded_) || make_room(); }
+  // Enters the next step; `signature` and `flags` of the call that begins with it, 0 for a call's later steps. Only where there is room.
+  entry enter(uint32_t signature, uint32_t flags);
+  // Counts the next step without entering it: once the next epoch has been decided, nobody waits for this rank in this one.
+  void skip();
   // Around every write into others' memory. False: this rank has been evicted and must not write.
   bool begin_push();
   void end_push();
   // True once every active member has entered this step. What they wrote before is visible then.
-  bool entered();
+  bool entered() {
+    for (; cursor_ < active_.size(); ++cursor_) {
+      if (!has_entered(active_[cursor_], step_)) return false;
+    }
+    return true;
+  }
   // The same, without waiting for members that have died: for steps after which nothing of theirs is needed.
   bool entered_by_living();
+  // True once this one member has entered the current step. What it wrote before is visible then.
+  bool has_entered(int32_t rank) const { return has_entered(rank, step_); }
+  // Whether a member has entered a step of this epoch; if not, it cannot do so any more. HAZARD: only behind the decision of the next epoch.
+  bool entered_or_cut(int32_t rank, uint64_t step);
+  // Whom missing() and look() are about in the current step: a rank, or -1: all.
+  void await(int32_t rank) { awaited_ = rank; }
+
+  // All have entered the current step: compares the steps before it that nobody has compared yet. False: see `differs_at`.
+  bool compare() {
+    if (compared_ + 1 < step_ && !compare_earlier()) return false;
+    compared_ = step_;
+    return true;
+  }
+  // A step up to the current one that a member made another call of, among those that have not been found equal; 0: none is known. `all`: all members have entered it.
+  uint64_t differs_at(bool* all) const;
 
   // What members published with the current step.
-  const group_line& line_of(int32_t rank) const { return member(rank).steps[step_ & 1].line; }
+  const group_line& line_of(int32_t rank) const { return line(rank, step_); }
   const uint8_t* slot_of(int32_t rank) const { return slot(rank, step_); }
   const uint8_t* chunk_of(int32_t rank) const { return chunk(rank, step_); }
-  const group_call& call_of(int32_t rank) const { return member(rank).calls[step_ & 1]; }
-  const group_block* blocks_of(int32_t rank) const { return member(rank).blocks[step_ & 1]; }
-  // Active ranks that have not entered the current step (or, before it, are not ready).
+  uint32_t signature_of(int32_t rank, uint64_t step) const { return std::atomic_ref<uint32_t>(line(rank, step).signature).load(std::memory_order_acquire); }
+  const group_call& call_of(int32_t rank) const { return call_of(rank, step_); }
+  const group_call& call_of(int32_t rank, uint64_t step) const { return member(rank).calls[at(step)]; }
+  const group_block* blocks_of(int32_t rank) const { return member(rank).blocks[at(step_)]; }
+  bool has_entered(int32_t rank, uint64_t step) const {
+    const uint64_t found = std::atomic_ref<uint64_t>(line(rank, step).tick).load(std::memory_order_acquire) & ~group_marks;
+    return found >= tick(step) && found >> 48 == tick(step) >> 48;
+  }
+  // Those of the active ranks that are awaited and have not entered the current step (or, before it, are not ready, or keep this rank from entering it).
   std::vector<int32_t> missing() const;
 
   // Whether somebody has given up the call `sequence` or an earlier one, or has died before coming to it. Costly: for waits that last.
   absence look(uint64_t sequence, int32_t* who);
-  // Agrees with the other survivors on the next epoch, without those that have died; calls up to `failed_sequence` end with the loss. Also adopts what
-  // others have decided before. False: this rank itself is no longer a member, or cannot reach the one where decisions are kept.
-  bool change_view(uint64_t failed_sequence);
+  // Agrees with the other survivors on the next epoch, without those that have died; calls up to `failed_sequence` end with the loss. What others have decided before,
+  // holds. False: where decisions are kept cannot be reached, or this rank is no longer a member.
+  bool decide_change(uint64_t failed_sequence);
+  // Begins the epoch that has been decided. False: this rank is no member of it, or it cannot be read.
+  bool adopt_next();
   // Of the last change of view: who left with it, and up to which call it cuts.
   const std::vector<int32_t>& lost() const { return lost_; }
   uint64_t failed_sequence() const { return failed_sequence_; }
@@ -148,19 +183,26 @@ class group_board {
 
  private:
   group_board() = default;
+  static constexpr size_t at(uint64_t step) { return step & (group_ring - 1); }
   uint64_t tick(uint64_t step) const { return epoch_ << 48 | step; }
+  group_line& line(int32_t rank, uint64_t step) const { return member(rank).steps[at(step)].line; }
+  static void freeze(group_member& member);
   static bool frozen(const group_member& member);
   static bool is_gone(const group_member& member);
   const group_view* pending_view() const;
   group_view proposal(uint64_t failed_sequence) const;
   bool decide(const group_view& wanted);
+  bool propose(const group_view& wanted);
   void install(int32_t rank, std::shared_ptr<segment> mapping);
   void settle();
   void leave_behind(const std::shared_ptr<segment>& mapping);
   bool find_view(group_view& view) const;
   uint8_t* slot(int32_t rank, uint64_t step) const;
   uint8_t* chunk(int32_t rank, uint64_t step) const;
-  bool has_entered(int32_t rank) const;
+  bool compare(uint64_t step);
+  bool compare_earlier();
+  bool make_room();
+  bool differs(int32_t rank, uint64_t step) const;
   void adopt(const group_view& view);
 
   // A process that may take part one day, or, with an incarnation and no mapping, one that is known to be out of reach.
@@ -192,9 +234,13 @@ class group_board {
   uint64_t epoch_ = group_first_epoch;
   std::map<uint64_t, std::vector<int32_t>> views_; // by epoch
   uint64_t step_ = 0;
-  uint64_t ticks_[2] = {}; // what this rank's lines hold
+  uint64_t compared_ = 0; // up to this step, all members have entered and made the same calls
+  int32_t awaited_ = -1;
+  bool crowded_ = false; // waits for room
+  uint64_t ticks_[group_ring] = {}; // what this rank's lines hold
   size_t cursor_ = 0; // members before it have entered the current step
   bool ready_ = false;
+  bool connected_ = false;
   std::vector<std::shared_ptr<segment>> allocations_;
   std::vector<std::vector<std::shared_ptr<segment>>> peer_allocations_;
   std::vector<uint64_t> peer_moved_;

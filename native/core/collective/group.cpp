@@ -31,6 +31,20 @@ uint64_t block_bytes(const collective_call& call) {
 
 bool large(const collective_call& call) { return block_bytes(call) > 2 * inline_bytes; }
 
+// Lines by turns, as steps have them: nobody writes one that may still be read. Numbers of one measurement go on where those before it ended.
+bool exchange(const std::vector<uint8_t*>& memories, size_t own, uint64_t number) {
+  constexpr uint64_t apart = 128;
+  const auto line = [&](uint8_t* memory) { return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(memory + number % 2 * apart)); };
+  line(memories[own]).store(number, std::memory_order_release);
+  for (uint8_t* const memory : memories) {
+    for (uint64_t looks = 0; line(memory).load(std::memory_order_acquire) < number; cpu_relax()) {
+      if (++looks % 1024 == 0) std::this_thread::yield();
+      if (looks == uint64_t{1} << 32) return false;
+    }
+  }
+  return true;
+}
+
 } // namespace
 
 result<std::shared_ptr<collective_group>> collective_group::create(completion_sink& sink, const group_options& options, bool evicts) {
@@ -284,7 +298,9 @@ void collective_group::finish(std::unique_ptr<queued_call> queued, const outcome
       failed.missing = board_->missing();
     }
     if (end.status == EP_STATUS_MISMATCH) {
-      for (const int32_t r : board_->active()) failed.calls.push_back(board_->call_of(r));
+      const uint64_t step = queued->run.differs_at();
+      std::erase_if(failed.active, [&](int32_t r) { return !board_->has_entered(r, step); });
+      for (const int32_t r : failed.active) failed.calls.push_back(board_->call_of(r, step));
     }
     if (end.status != EP_STATUS_PEER_LOST) {
       if (queued->begun && end.status != EP_STATUS_CLOSED && end.status != EP_STATUS_EVICTED) queued->run.give_up(end.status);
@@ -481,7 +497,11 @@ membership_end collective_group::membership_of(uint64_t operation_id) {
   return node.empty() ? membership_end{} : std::move(node.mapped());
 }
 
-uint64_t collective_group::measure(bool barrier, uint64_t first_sequence, uint64_t rounds, double* samples) {
+uint64_t collective_group::measure(measured what, uint64_t first_sequence, uint64_t rounds, double* samples) {
+  const bool barrier = what == measured::barrier;
+  std::vector<uint8_t*> memories;
+  for (const int32_t r : board_->active()) memories.push_back(what == measured::exchange ? board_->memory_of(r, 0, 0, 4096) : nullptr);
+  if (what == measured::exchange && std::find(memories.begin(), memories.end(), nullptr) != memories.end()) return 0;
   queued_call queued;
   queued.timeout_ms = 10'000;
   float values[2];
@@ -497,9 +517,11 @@ uint64_t collective_group::measure(bool barrier, uint64_t first_sequence, uint64
     queued.call.sequence = first_sequence + round;
     values[0] = values[1] = static_cast<float>(round % 1024);
     // Not done: carry on with what has begun.
-    if (!try_now(queued) && !resume(queued, clock_now_ns() + 5'000'000'000)) return round;
+    if (what == measured::exchange) {
+      if (!exchange(memories, static_cast<size_t>(board_->place()), ++exchanges_)) return round;
+    } else if (!try_now(queued) && !resume(queued, clock_now_ns() + 5'000'000'000)) return round;
     const float want = ranks * static_cast<float>(round % 1024);
-    if (!barrier && (values[0] != want || values[1] != want)) return round;
+    if (what == measured::all_reduce && (values[0] != want || values[1] != want)) return round;
     if ((round + 1) % measured_rounds != 0 && round + 1 != rounds) continue;
     const uint64_t first = round / measured_rounds * measured_rounds;
     const int64_t after = clock_now_ns();

@@ -43,6 +43,9 @@ struct membership_end {
   bool admitted = false;
 };
 
+// All-reduces of two f32; barriers; or, to compare them with, an exchange that does nothing else: every rank stores a number and waits for the others'.
+enum class measured : uint32_t { all_reduce = 0, barrier, exchange };
+
 class collective_group {
  public:
   // `evicts`: a call whose deadline passes goes on without those that have not come to it.
@@ -96,9 +99,9 @@ class collective_group {
   // Ends everything under way as closed, joins the thread. On the rank's own thread.
   void close(bool orderly);
 
-  // `rounds` all-reduces of two f32, or barriers, back to back on the calling thread; a duration in ns each, of 16 at a time. How many were done: fewer if a peer did not
-  // come or a sum was wrong.
-  uint64_t measure(bool barrier, uint64_t first_sequence, uint64_t rounds, double* samples);
+  // `rounds` of them back to back on the calling thread; a duration in ns each, of 16 at a time. How many were done: fewer if a peer did not come or a sum was wrong.
+  // An exchange needs 4096 bytes as the first group memory of every rank.
+  uint64_t measure(measured what, uint64_t first_sequence, uint64_t rounds, double* samples);
 
  private:
   collective_group(completion_sink& sink) : sink_(sink) {}
@@ -124,6 +127,7 @@ class collective_group {
   std::atomic<bool> fencing_{false};
   bool evicts_ = false;
   std::array<op_trace, op_kinds> traces_{};
+  uint64_t exchanges_ = 0;
 
   // Held by whoever advances calls: the caller's thread for an attempt, else the group's.
   std::mutex run_mutex_;

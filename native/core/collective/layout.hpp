@@ -12,15 +12,20 @@ namespace ep {
 constexpr int32_t group_ranks = 128;  // most ranks of a group
 constexpr uint64_t group_inline_bytes = 48;  // payload that travels in the line of a step itself
 constexpr uint64_t group_small_bytes = 8192;  // payload of calls that are one step
+constexpr uint64_t group_ring = 16;           // steps whose lines are kept: a rank is at most that many ahead of another, less one
 constexpr uint64_t group_chunk_bytes = 524288;  // payload of one step of larger calls: two of them stay in a second-level cache
 constexpr uint32_t group_allocations = 128;  // segments of group memory of one rank
 constexpr uint64_t group_views = 64;  // decisions kept; a member is never that many behind
 constexpr uint64_t group_first_epoch = 1;
 
-// Every call is one or more steps, the same number on all ranks. A step is entered by writing `tick` and left when all active ranks have entered it.
-// `tick` = the low 16 bits of the epoch << 48 | number of the step in its epoch, in line number & 1: a rank enters step n + 2 only after all have left step n.
-// A peer may set `group_frozen` in both lines of a rank: it cannot enter any step then, and counts as dead.
+// Every call is one or more steps, the same number on all ranks. A step is entered by writing `tick`, and left when all active ranks have entered it; those of a
+// small broadcast or scatter when the root has, so that ranks run ahead of each other there. `tick` = the low 16 bits of the epoch << 48 | number of the step in its
+// epoch, in line number % group_ring: a rank enters step n + group_ring only after all have entered step n + 1, and it has compared what they made of step n with its own.
+// Peers may write two marks into a line. `group_frozen`, in all lines of a rank: it cannot enter any step then, and counts as dead. `group_cut`, in place of the number: it
+// cannot enter this step of this epoch any more, because the next epoch has been decided.
 constexpr uint64_t group_frozen = uint64_t{1} << 47;
+constexpr uint64_t group_cut = uint64_t{1} << 46;
+constexpr uint64_t group_marks = group_frozen | group_cut;
 struct group_line {
   uint64_t tick;      // written last, by compare-and-swap, sequentially consistent
   uint32_t signature; // of the call that begins with this step; 0 for its later steps
@@ -34,7 +39,7 @@ constexpr uint32_t group_flag_input = 1;  // all that this rank gives lies in gr
 constexpr uint32_t group_flag_output = 2; // all that it takes does
 constexpr uint32_t group_flag_data = 4;   // all that it gives came with the step
 
-// The call that begins with a step, for peers that must name it or reach its memory. One for each parity.
+// The call that begins with a step, for peers that must name it or reach its memory. One for each line.
 struct group_call {
   uint64_t sequence;
   uint32_t kind;
@@ -127,26 +132,27 @@ struct group_member {
   struct {
     group_line line;
     uint8_t pad[64]; // the prefetcher takes lines in pairs
-  } steps[2];
-  group_call calls[2];
+  } steps[group_ring];
+  group_call calls[group_ring];
   uint64_t ready_epoch; // this rank takes part in that epoch
   // Sequence of the call that this rank gave up, 0: none. It does not come to later ones either.
   uint64_t fault;
   uint32_t fault_status; // EP_STATUS_*
-  uint8_t pad2[44];
+  uint32_t frozen;       // all lines are: written behind the last of them
+  uint8_t pad2[40];
   // By epoch modulo group_views: epoch << 16 | rank of the proposer + 1, of the view that follows one in which this rank is the first active one, whoever
   // writes them.
   uint64_t decided[group_views];
   group_view proposed[group_views];
   // The last two views that this rank has adopted, by epoch modulo 2, for ranks that join: `epoch` is 0 while the rest changes.
   group_view adopted[2];
-  group_block blocks[2][group_ranks];
+  group_block blocks[group_ring][group_ranks];
   uint64_t allocations; // entries of the table below that are valid
   uint64_t moved;       // how often entries have been replaced
   uint8_t pad3[48];
   ep_segment_handle allocation[group_allocations];
 };
 
-// Behind it, each at a multiple of 4096: two small slots, two chunks, a message_lane for each rank of the group, the pool of message chunks.
+// Behind it, each at a multiple of 4096: a small slot for each line, two chunks, a message_lane for each rank of the group, the pool of message chunks.
 
 } // namespace ep

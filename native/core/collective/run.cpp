@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "../hand_over.hpp"
 
@@ -14,6 +15,8 @@ namespace {
 constexpr int64_t unmapped_ns = 500'000'000;
 // How long those who are taken out are waited for.
 constexpr int64_t leaving_ns = 100'000'000;
+// How long the others are waited for when calls are known to differ: who is odd shows when all have come.
+constexpr int64_t differing_ns = 100'000'000;
 
 uint64_t last_level_cache() {
   static const uint64_t bytes = [] {
@@ -23,20 +26,16 @@ uint64_t last_level_cache() {
   return bytes;
 }
 
-uint32_t mix(uint32_t hash, uint64_t value) {
-  for (int i = 0; i < 2; ++i, value >>= 32) {
-    hash = (hash ^ static_cast<uint32_t>(value)) * 0x9e3779b1u;
-    hash ^= hash >> 15;
-  }
-  return hash;
+uint64_t mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+  return hash ^ hash >> 32;
 }
 
 bool contains(const std::vector<int32_t>& ranks, int32_t rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); }
 
 uint32_t signature_of(const collective_call& call, uint64_t sequence) {
-  uint32_t hash = mix(0x811c9dc5u, sequence);
-  hash = mix(hash, static_cast<uint64_t>(call.kind) << 32 | static_cast<uint32_t>(call.dtype));
-  hash = mix(hash, static_cast<uint64_t>(call.op) << 32 | static_cast<uint32_t>(call.root));
+  uint64_t hash = mix(0xcbf29ce484222325u, sequence);
+  hash = mix(hash, static_cast<uint64_t>(call.kind) << 48 | static_cast<uint64_t>(call.dtype) << 40 | static_cast<uint64_t>(call.op) << 32 | static_cast<uint32_t>(call.root));
   hash = mix(hash, call.bytes);
   hash = mix(hash, std::bit_cast<uint64_t>(call.factor));
   if (call.change != nullptr) {
@@ -47,7 +46,7 @@ uint32_t signature_of(const collective_call& call, uint64_t sequence) {
       for (const int32_t r : *ranks) hash = mix(hash, static_cast<uint64_t>(r));
     }
   }
-  return hash == 0 ? 1 : hash;
+  return std::max(static_cast<uint32_t>(hash), 1u);
 }
 
 } // namespace
@@ -62,6 +61,7 @@ void collective_run::begin(group_board& board, const collective_call& call, op_t
   chunk_ = 0;
   unmapped_since_ = 0;
   asked_since_ = 0;
+  differs_since_ = 0;
 }
 
 progress collective_run::fail(uint32_t status, int32_t rank, const char* message) {
@@ -80,8 +80,25 @@ progress collective_run::fail_unreached() {
   return fail(EP_STATUS_SYSTEM, board_->active().front(), "the rank that keeps the group's decisions was never reached");
 }
 
-void collective_run::enter(uint32_t signature, uint32_t flags) {
-  if (!board_->enter(signature, flags)) evicted();
+progress collective_run::enter(uint32_t signature, uint32_t flags) {
+  switch (board_->enter(signature, flags)) {
+    case entry::made: return progress::made;
+    case entry::evicted: return evicted();
+    case entry::cut: phase_ = phase::cut;
+  }
+  return progress::made;
+}
+
+// Small, and only the root gives: the root ends it when it has entered the step, the others when they see that, whoever else has come. The first step of an epoch all
+// await: behind it, everybody has mapped what the root may leave behind when it dies.
+bool collective_run::runs_ahead() const {
+  if (call_->kind != op_kind::broadcast && call_->kind != op_kind::scatter) return false;
+  const uint64_t blocks = call_->kind == op_kind::scatter ? static_cast<uint64_t>(board_->size()) : 1;
+  return call_->bytes <= group_small_bytes / blocks && board_->step() + (phase_ == phase::begin ? 1 : 0) > 1;
+}
+
+bool collective_run::root_has_entered() const {
+  return is_root() || (board_->has_entered(call_->root) && board_->line_of(call_->root).signature == signature_);
 }
 
 // Who is to be taken out may come to this call, and has then ended those before it; but nobody waits for it for long.
@@ -124,10 +141,14 @@ void collective_run::catch_up() {
 
 bool collective_run::can_advance() {
   switch (phase_) {
-    case phase::begin: return board_->connected() && (board_->view_pending() || board_->ready());
+    case phase::begin: return board_->connected() && (board_->view_pending() || (board_->ready() && board_->room()));
     case phase::unmapped: return false;
     case phase::work:
+    case phase::cut:
     case phase::failed: return true;
+    case phase::entered:
+      if (runs_ahead() && root_has_entered()) return true;
+      return board_->entered();
     default: return board_->entered();
   }
 }
@@ -145,7 +166,7 @@ bool collective_run::all_flags(uint32_t flag) const {
 }
 
 // What peers read of the call besides its signature.
-void collective_run::publish_call() {
+void collective_run::publish_call(uint64_t payload) {
   group_call& call = board_->next_call();
   call.sequence = sequence_;
   call.kind = static_cast<uint32_t>(call_->kind);
@@ -161,6 +182,8 @@ void collective_run::publish_call() {
     call.factor = leaving[1];
   }
   call.longest = 0;
+  // Where the blocks are is asked for by who reaches for them; where one begins, by who takes its own out of a row of any lengths.
+  if (payload <= group_small_bytes && call_->kind != op_kind::all_to_all) return;
   group_block* blocks = board_->next_blocks();
   for (size_t i = 0; i < call_->inputs.size(); ++i) {
     const call_block& block = call_->inputs[i];
@@ -171,15 +194,17 @@ void collective_run::publish_call() {
   call.output_offset = call_->outputs.size() == 1 ? call_->outputs[0].offset : 0;
 }
 
-void collective_run::put_small() {
+void collective_run::put_small(uint64_t bytes) {
   if (call_->change != nullptr) {
     board_->survey(reinterpret_cast<group_peer*>(board_->next_slot()));
     return;
   }
-  const uint64_t bytes = payload_bytes();
-  uint8_t* to = bytes <= group_inline_bytes ? board_->next_line().payload : board_->next_slot();
+  const bool in_line = bytes <= group_inline_bytes;
+  uint8_t* to = in_line ? board_->next_line().payload : board_->next_slot();
   for (const call_block& block : call_->inputs) {
-    if (block.bytes != 0) hand_over(to, block.data, block.bytes);
+    if (block.bytes == sizeof(uint64_t)) std::memcpy(to, block.data, sizeof(uint64_t));
+    else if (in_line && block.bytes != 0) std::memcpy(to, block.data, block.bytes);
+    else if (block.bytes != 0) hand_over(to, block.data, block.bytes);
     to += block.bytes;
   }
   if (bytes != 0) {
@@ -208,6 +233,7 @@ progress collective_run::step() {
       if (!board_->ready()) return progress::waiting;
       if (!fits()) return fail(EP_STATUS_INVALID, board_->rank(), "the group has grown since the call was made: it has other blocks than ranks");
       if (call_->root >= 0 && !board_->is_active(call_->root)) return fail(EP_STATUS_PEER_LOST, call_->root);
+      if (!board_->room()) return progress::waiting;
       uint32_t flags = group_flag_input | group_flag_output;
       for (const call_block& block : call_->inputs) {
         if (block.segment == group_no_segment) flags &= ~group_flag_input;
@@ -215,27 +241,38 @@ progress collective_run::step() {
       for (const call_block& block : call_->outputs) {
         if (block.segment == group_no_segment) flags &= ~group_flag_output;
       }
-      publish_call();
-      if (payload_bytes() <= group_small_bytes) {
-        put_small();
+      const uint64_t payload = payload_bytes();
+      publish_call(payload);
+      if (payload <= group_small_bytes) {
+        put_small(payload);
         flags |= group_flag_data;
       }
       ++trace_->calls;
       ++trace_->signals;
+      const bool ahead = runs_ahead();
       phase_ = phase::entered;
-      enter(signature_, flags);
-      if (phase_ == phase::failed) return progress::failed;
+      if (const progress now = enter(signature_, flags); phase_ != phase::entered) return now;
+      if (ahead) board_->await(call_->root);
       [[fallthrough]];
     }
     case phase::entered:
+      if (runs_ahead()) {
+        if (root_has_entered()) return finish_small();
+        // It made another call: who else did, shows when all have come.
+        if (board_->has_entered(call_->root)) board_->await(-1);
+      }
       if (!board_->entered()) return progress::waiting;
       if (!signatures_agree()) return progress::failed;
+      if (!board_->compare()) {
+        bool all = false;
+        return differ(board_->differs_at(&all));
+      }
       return decide();
     case phase::chunk:
       if (!board_->entered()) return progress::waiting;
       if (take_chunk()) return next_chunk();
       if (phase_ == phase::failed) return progress::failed;
-      phase_ = phase::slice;
+      if (phase_ == phase::chunk) phase_ = phase::slice;
       return progress::made;
     case phase::slice:
       if (!board_->entered()) return progress::waiting;
@@ -244,6 +281,7 @@ progress collective_run::step() {
     case phase::work: return work();
     case phase::unmapped: return progress::waiting;
     case phase::closing: return board_->entered() ? progress::done : progress::waiting;
+    case phase::cut: return lose_members(true);
     case phase::failed: return progress::failed;
   }
   return progress::waiting;
@@ -253,6 +291,13 @@ progress collective_run::look() {
   if (phase_ == phase::closing && !pushes_ && board_->entered_by_living()) return progress::done;
   if (call_->change != nullptr) evict_late();
   int32_t who = -1;
+  // Before the look at who gave up: whoever found out first did so, and what there is to say is why.
+  bool all = false;
+  if (const uint64_t step = phase_ == phase::unmapped ? 0 : board_->differs_at(&all); step != 0 && call_->change == nullptr) {
+    const int64_t now = clock_now_ns();
+    if (differs_since_ == 0) differs_since_ = now;
+    if (all || now - differs_since_ >= differing_ns) return differ(step);
+  }
   if (phase_ == phase::unmapped) {
     // A rank that died between its first step and now took the way to its memory with it. Nobody completes the call: all wait for this rank's next step.
     const auto& active = board_->active();
@@ -282,7 +327,9 @@ progress collective_run::look() {
 progress collective_run::lose_members(bool begun) {
   // Nobody can have completed this call: everyone needs the step that the lost rank did not enter. Before its first step nothing has been exchanged, and the
   // call is carried out by those who are left; a membership call always is.
-  if (!board_->change_view(begun && call_->change == nullptr ? sequence_ : sequence_ - 1)) return fail_unreached();
+  if (!board_->view_pending() && !board_->decide_change(begun && call_->change == nullptr ? sequence_ : sequence_ - 1)) return fail_unreached();
+  if (taken_from_root(begun)) return progress::made;
+  if (!board_->adopt_next()) return fail_unreached();
   if (board_->evicted()) return evicted();
   if (repairs()) catch_up();
   // Others have given it up, and wait in a call that lets all agree anew: this rank must hear that it has to make it, too.
@@ -292,11 +339,33 @@ progress collective_run::lose_members(bool begun) {
   return progress::made;
 }
 
+// HAZARD: a root that has entered its step has ended the call, for itself and for whoever saw that: then all who are left take it in this epoch, although the next one
+// has been decided. Where it has not, it must not do so any more, or some would repeat a call that others have ended.
+bool collective_run::taken_from_root(bool begun) {
+  if (!runs_ahead() || is_root() || !board_->attached(call_->root)) return false;
+  const uint64_t step = board_->step() + (begun ? 0 : 1);
+  if (!board_->entered_or_cut(call_->root, step)) return false;
+  if (board_->signature_of(call_->root, step) != signature_) return false;
+  if (!begun) board_->skip();
+  phase_ = phase::entered;
+  return true;
+}
+
+// Of a call that ended for this rank before it was compared, or of this one.
+progress collective_run::differ(uint64_t step) {
+  if (is_to_leave()) return evicted();
+  const auto& active = board_->active();
+  const auto odd = std::find_if(active.begin(), active.end(), [&](int32_t r) { return board_->has_entered(r, step) && board_->signature_of(r, step) != board_->signature_of(board_->rank(), step); });
+  differs_at_ = step;
+  return fail(EP_STATUS_MISMATCH, odd == active.end() ? -1 : *odd);
+}
+
 // Others are taking this rank out, and it makes another call.
 bool collective_run::is_to_leave() const {
   if (board_->evicted()) return true;
   const int32_t rank = board_->rank();
   return std::any_of(board_->active().begin(), board_->active().end(), [&](int32_t r) {
+    if (!board_->has_entered(r)) return false;
     const group_call& call = board_->call_of(r);
     const uint64_t leaving[2] = {call.bytes, call.factor};
     return call.kind == static_cast<uint32_t>(op_kind::membership) && (leaving[rank / 64] >> (rank % 64) & 1) != 0;
@@ -307,8 +376,7 @@ bool collective_run::signatures_agree() {
   for (const int32_t r : board_->active()) {
     // What one that is taken out does instead, does not matter.
     if (board_->line_of(r).signature == signature_ || (call_->change != nullptr && contains(call_->change->evicted, r))) continue;
-    if (is_to_leave()) evicted();
-    else fail(EP_STATUS_MISMATCH, r);
+    differ(board_->step());
     return false;
   }
   if (call_->kind != op_kind::all_to_all) return true;
@@ -317,6 +385,7 @@ bool collective_run::signatures_agree() {
     const uint64_t taken = call_->outputs[static_cast<size_t>(r)].bytes;
     if (given == taken) continue;
     fail(EP_STATUS_MISMATCH, r);
+    differs_at_ = board_->step();
     end_.expected = taken;
     end_.found = given;
     return false;

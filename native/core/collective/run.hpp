@@ -73,17 +73,20 @@ class collective_run {
   // The number under which all made the call; of one that repairs it may be higher than this rank's.
   uint64_t sequence() const { return sequence_; }
 
+  // After EP_STATUS_MISMATCH: the step at which the calls differ; it may be of a call that ended for this rank before this one.
+  uint64_t differs_at() const { return differs_at_; }
+
   // After `failed`: EP_STATUS_PEER_LOST, ABORTED (a peer gave up), MISMATCH, SYSTEM, EVICTED.
   const outcome& end() const { return end_; }
 
  private:
-  enum class phase : uint8_t { begin, entered, chunk, slice, work, unmapped, closing, failed };
+  enum class phase : uint8_t { begin, entered, chunk, slice, work, unmapped, closing, cut, failed };
   progress step();
   progress lose_members(bool begun);
   progress fail(uint32_t status, int32_t rank, const char* message = "");
   progress fail_unreached();
   progress evicted() { return fail(EP_STATUS_EVICTED, board_->rank()); }
-  void enter(uint32_t signature, uint32_t flags); // or fails
+  progress enter(uint32_t signature, uint32_t flags); // `made`, or `failed`
   bool fits() const;
   void evict_late();
   bool is_to_leave() const;
@@ -91,11 +94,17 @@ class collective_run {
   void catch_up();
   progress finish_membership();
   uint64_t payload_bytes() const;
-  void publish_call();
-  void put_small();
+  void publish_call(uint64_t payload);
+  void put_small(uint64_t payload);
+  bool runs_ahead() const;
+  bool is_root() const { return call_->root == board_->rank(); }
+  bool root_has_entered() const;
+  bool taken_from_root(bool begun);
+  progress differ(uint64_t step);
   bool signatures_agree();
   bool all_flags(uint32_t flag) const;
   const uint8_t* small_of(int32_t rank) const;
+  void sum_few(uint64_t offset);
   progress finish_small();
   progress decide();
   // Through chunks.
@@ -122,6 +131,8 @@ class collective_run {
   uint32_t signature_ = 0;
   int64_t unmapped_since_ = 0;
   int64_t asked_since_ = 0;
+  int64_t differs_since_ = 0;
+  uint64_t differs_at_ = 0;
   uint64_t chunk_ = 0;
   uint64_t chunks_ = 0;
   uint64_t longest_ = 0;

@@ -80,10 +80,12 @@ struct drained_context_memory {
     if (draining.exchange(1, std::memory_order_acquire) != 0) return;
     const uint32_t told = std::atomic_ref<uint32_t>(doorbell).load(std::memory_order_acquire);
     const uint64_t end = done + (told - static_cast<uint32_t>(done));
-    for (; done != end; ++done) {
-      const uint64_t flags = 0x22u | ((done & depth) == 0 ? 1u : 0u);
-      std::atomic_ref<uint64_t>(cq[(done & (depth - 1)) * (cqe_bytes / 8)]).store((done & 0xffffu) | flags << 24 | uint64_t{0x123} << 32, std::memory_order_release);
+    uint64_t* const entries = cq.data();
+    for (uint64_t number = done; number != end; ++number) {
+      const uint64_t flags = 0x22u | ((number & depth) == 0 ? 1u : 0u);
+      std::atomic_ref<uint64_t>(entries[(number & (depth - 1)) * (cqe_bytes / 8)]).store((number & 0xffffu) | flags << 24 | uint64_t{0x123} << 32, std::memory_order_release);
     }
+    done = end;
     std::atomic_ref<uint64_t>(written).store(end, std::memory_order_release);
     draining.store(0, std::memory_order_release);
   }

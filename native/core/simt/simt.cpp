@@ -233,6 +233,10 @@ bool simt_machine::look(simt_lane& lane) {
 }
 
 bool simt_machine::look_all() {
+  if (alone) {
+    const wait_scope& scope = groups.front().launch->environment->waits;
+    if (scope.progress != nullptr) scope.progress->run();
+  }
   bool any = false;
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (candidates[i]->state == lane_state::waiting && look(*candidates[i])) any = true;

@@ -26,6 +26,7 @@
 #include "ep/device/compat_dispatch.h"
 #include "ep/device/core_attention.h"
 #include "ep/device/device_call.h"
+#include "ep/device/group_call.h"
 #include "ep/device/moe_combine.h"
 #include "ep/device/moe_compact.h"
 #include "ep/device/moe_dispatch.h"
@@ -500,6 +501,10 @@ int moe_release(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep
   if (!load_store(buffer->memory)) return invalid_value;
   return launched(*how, [buffer = *buffer, call = *call](device_context& ctx) { ep::moe_release(ctx, ep::load_store_endpoint{buffer.memory}, buffer, call); });
 }
+int group_call(const ep_cuda_launch* how, const ep_group_args* args) {
+  if (!load_store(args->memory) || how->blocks > args->blocks || args->memory.world_size > EP_GROUP_MOST_RANKS) return invalid_value;
+  return launched(*how, [args = *args](device_context& ctx) { ep::group_call(ctx, ep::load_store_endpoint{args.memory}, args); });
+}
 
 constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  sizeof(ep_cuda_table),
@@ -541,7 +546,8 @@ constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  attention_backward,
                                  moe_dispatch,
                                  moe_combine,
-                                 moe_release};
+                                 moe_release,
+                                 group_call};
 
 } // namespace
 

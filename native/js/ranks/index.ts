@@ -7,7 +7,7 @@ export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory } from './devi
 export { reportStep, type SetUpStep } from './gather.js';
 export { agreedFacts, type JoinedRanks, type JoinOptions, joinRanks } from './join.js';
 export { Liveness } from './liveness.js';
-export { Members, type MembersInit, type ReadmitOptions, rejoinRanks } from './members.js';
+export { Members, type MembersInit, parseApplication, parseWord, type ReadmitOptions, rejoinRanks } from './members.js';
 export { awaitedRanks, comparisonCode, RankMemory, type RankMemoryInit } from './memory.js';
 export { checkPinnable } from './memory-limits.js';
 export { NicEndpoint, type NicEndpointInit, type NicRequests, type PostedRequest } from './nic-endpoint.js';

@@ -84,26 +84,32 @@ function parseJson<T>(bytes: Uint8Array, is: (value: Record<string, unknown>) =>
   throw new EpError('EP_RENDEZVOUS', `members: ${bytes.byteLength} bytes in the store were written by another version`);
 }
 
-const isTexts = (value: unknown): boolean => Array.isArray(value) && value.every((one) => typeof one === 'string');
-const isRanks = (value: unknown): boolean => Array.isArray(value) && value.every((one) => Number.isSafeInteger(one));
+const isTexts = (value: unknown): value is string[] =>
+  Array.isArray(value) && value.every((one) => typeof one === 'string');
+/** Some ranks of so many, in order. */
+const isRanks = (value: unknown, worldSize: number): value is number[] =>
+  Array.isArray(value) &&
+  value.every((one, i) => Number.isSafeInteger(one) && one < worldSize && one > (i === 0 ? -1 : value[i - 1]));
 
-const parseApplication = (bytes: Uint8Array): Application =>
+/** What a newcomer has put into the store. @internal */
+export const parseApplication = (bytes: Uint8Array): Application =>
   parseJson(
     bytes,
     ({ incarnation, facts, control }) =>
       Number.isSafeInteger(incarnation) && typeof facts === 'string' && typeof control === 'string',
   );
 
-const parseWord = (bytes: Uint8Array): Word =>
+/** What the deciding rank has put there. @internal */
+export const parseWord = (bytes: Uint8Array, worldSize: number): Word =>
   parseJson(bytes, ({ plan, code, message }) => {
     if (plan === undefined) return Object.hasOwn(ERROR_TABLE, String(code)) && typeof message === 'string';
     if (typeof plan !== 'object' || plan === null) return false;
     const { round, members, joining, controls, team } = plan as Record<string, unknown>;
+    if (!Number.isSafeInteger(round) || !isTexts(controls) || controls.length !== worldSize) return false;
     return (
-      Number.isSafeInteger(round) &&
-      isRanks(members) &&
-      isRanks(joining) &&
-      isTexts(controls) &&
+      isRanks(members, worldSize) &&
+      isRanks(joining, worldSize) &&
+      joining.every((rank) => members.includes(rank)) &&
       typeof team === 'string'
     );
   });
@@ -335,7 +341,7 @@ export class Members {
     where: string,
     signal: AbortSignal | undefined,
   ): Promise<Word> {
-    const { context, transport } = this.#init;
+    const { context, transport, worldSize } = this.#init;
     const over = new AbortController();
     const watch = setInterval(() => {
       if (context.life(leader) === EP_LIFE_ALIVE) return;
@@ -344,7 +350,8 @@ export class Members {
     }, LOOK_MS);
     const linked = linkSignals(signal, over.signal);
     try {
-      return parseWord(await store.get(keysOf(transport).round(round), { timeoutMs: clock(1), signal: linked.signal }));
+      const said = await store.get(keysOf(transport).round(round), { timeoutMs: clock(1), signal: linked.signal });
+      return parseWord(said, worldSize);
     } catch (error) {
       if (!isEpError(error) || error.code !== 'EP_TIMEOUT') throw error;
       const text = `${where}: rank ${leader}, which decides who comes in, did not say so in time`;
@@ -382,7 +389,7 @@ export async function rejoinRanks(options: JoinOptions, limits: WaitOptions): Pr
       const text = `${where}: rank ${rank} (incarnation ${incarnation}) was not taken in: the ranks of this world call readmit() meanwhile`;
       throw new EpError('EP_TIMEOUT', text, { context: { rank, incarnation }, cause: error });
     });
-    const plan = planOf(parseWord(invitation), where);
+    const plan = planOf(parseWord(invitation, worldSize), where);
     const controls = plan.controls.map(fromBase64);
     connectControls(context, controls, worldSize);
     const liveness = new Liveness(context, rank, worldSize);

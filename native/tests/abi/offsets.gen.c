@@ -11,6 +11,7 @@
 #include "ep/abi/efa_pr.h"
 #include "ep/abi/efa_wqe.h"
 #include "ep/abi/gpu.h"
+#include "ep/abi/group.h"
 #include "ep/abi/ibgda.h"
 #include "ep/abi/ibgda_peer.h"
 #include "ep/abi/memory.h"
@@ -489,6 +490,29 @@ EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, lock_pid) == 160, "ep_gpu_memory
 EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, lock_fd) == 164, "ep_gpu_memory_handle.lock_fd");
 EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, lock_device) == 168, "ep_gpu_memory_handle.lock_device");
 EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, lock_inode) == 176, "ep_gpu_memory_handle.lock_inode");
+EP_STATIC_ASSERT(sizeof(ep_group_piece) == 16, "ep_group_piece");
+EP_STATIC_ASSERT(offsetof(ep_group_piece, address) == 0, "ep_group_piece.address");
+EP_STATIC_ASSERT(offsetof(ep_group_piece, bytes) == 8, "ep_group_piece.bytes");
+EP_STATIC_ASSERT(sizeof(ep_group_head) == 64, "ep_group_head");
+EP_STATIC_ASSERT(offsetof(ep_group_head, signature) == 0, "ep_group_head.signature");
+EP_STATIC_ASSERT(offsetof(ep_group_head, bytes) == 8, "ep_group_head.bytes");
+EP_STATIC_ASSERT(offsetof(ep_group_head, chunks) == 16, "ep_group_head.chunks");
+EP_STATIC_ASSERT(offsetof(ep_group_head, reserved) == 24, "ep_group_head.reserved");
+EP_STATIC_ASSERT(sizeof(ep_group_args) == 2192, "ep_group_args");
+EP_STATIC_ASSERT(offsetof(ep_group_args, memory) == 0, "ep_group_args.memory");
+EP_STATIC_ASSERT(offsetof(ep_group_args, status) == 64, "ep_group_args.status");
+EP_STATIC_ASSERT(offsetof(ep_group_args, rounds) == 72, "ep_group_args.rounds");
+EP_STATIC_ASSERT(offsetof(ep_group_args, failed) == 80, "ep_group_args.failed");
+EP_STATIC_ASSERT(offsetof(ep_group_args, slot_bytes) == 88, "ep_group_args.slot_bytes");
+EP_STATIC_ASSERT(offsetof(ep_group_args, signature) == 96, "ep_group_args.signature");
+EP_STATIC_ASSERT(offsetof(ep_group_args, factor_bits) == 104, "ep_group_args.factor_bits");
+EP_STATIC_ASSERT(offsetof(ep_group_args, mode) == 112, "ep_group_args.mode");
+EP_STATIC_ASSERT(offsetof(ep_group_args, element) == 116, "ep_group_args.element");
+EP_STATIC_ASSERT(offsetof(ep_group_args, fold) == 120, "ep_group_args.fold");
+EP_STATIC_ASSERT(offsetof(ep_group_args, blocks) == 124, "ep_group_args.blocks");
+EP_STATIC_ASSERT(offsetof(ep_group_args, out) == 128, "ep_group_args.out");
+EP_STATIC_ASSERT(offsetof(ep_group_args, sends) == 144, "ep_group_args.sends");
+EP_STATIC_ASSERT(offsetof(ep_group_args, takes) == 1168, "ep_group_args.takes");
 EP_STATIC_ASSERT(sizeof(ep_ibgda_peer) == 64, "ep_ibgda_peer");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, header) == 0, "ep_ibgda_peer.header");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, rank) == 16, "ep_ibgda_peer.rank");

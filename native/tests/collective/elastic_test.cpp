@@ -436,6 +436,32 @@ std::vector<std::unique_ptr<group_board>> boards(int32_t size) {
   return all;
 }
 
+// A step of an epoch that is to end is entered, or it is not, for everybody; marks of former epochs mean nothing.
+void a_step_is_entered_or_cut() {
+  const auto all = boards(3);
+  const auto enter = [&](int32_t rank) { return all[static_cast<size_t>(rank)]->enter(1, 0); };
+  for (const auto& one : all) EP_CHECK(one->ready() && one->room() && one->enter(1, 0) == entry::made);
+  EP_CHECK(enter(0) == entry::made);
+  EP_CHECK(all[1]->decide_change(0));
+  EP_CHECK(all[1]->entered_or_cut(0, 2));
+  EP_CHECK(!all[1]->entered_or_cut(2, 2) && !all[0]->entered_or_cut(2, 2));
+  EP_CHECK(enter(2) == entry::cut && enter(2) == entry::cut);
+  EP_CHECK(!all[2]->evicted());
+  for (const auto& one : all) EP_CHECK(one->view_pending() && one->adopt_next());
+  for (const auto& one : all) {
+    EP_CHECK(one->ready());
+    for (uint64_t step = 1; step <= 2; ++step) EP_CHECK(one->room() && one->enter(1, 0) == entry::made);
+  }
+  // A rank that was taken out and is told of it late does not hold up those that went on.
+  all[0]->evict(1);
+  EP_CHECK(all[0]->decide_change(0) && all[0]->adopt_next() && all[2]->adopt_next());
+  EP_CHECK(!all[1]->entered_or_cut(2, 3));
+  EP_CHECK(all[0]->ready() && all[2]->ready() && enter(2) == entry::made);
+  EP_CHECK(enter(1) == entry::evicted);
+}
+
+bool changes_view(group_board& board, uint64_t failed_sequence) { return board.decide_change(failed_sequence) && board.adopt_next(); }
+
 // A rank of the same process that is in the middle of writing is awaited: moved memory would be where it writes.
 void fenced_beside() {
   const auto all = boards(2);
@@ -443,7 +469,7 @@ void fenced_beside() {
   const uint64_t before = all[0]->allocation(0)->handle().nonce;
   EP_CHECK(all[1]->begin_push());
   all[0]->evict(1);
-  EP_CHECK(all[0]->change_view(0));
+  EP_CHECK(changes_view(*all[0], 0));
   EP_CHECK(all[0]->fencing());
   std::atomic<bool> writes{true};
   std::thread late([&] {
@@ -465,7 +491,7 @@ void fenced_after_coming_back() {
   EP_CHECK(all[2]->begin_push());
   all[0]->evict(1);
   all[0]->evict(2);
-  EP_CHECK(all[0]->change_view(0));
+  EP_CHECK(changes_view(*all[0], 0));
   auto made = group_board::create({.rank = 1, .size = 3, .capacity = 3, .nonce = 6, .joins = true, .incarnation = 2, .allocations = all[1]->own_memory(), .former = all[1]->peers()});
   EP_CHECK(made.ok());
   group_board& back = *made.value();
@@ -486,8 +512,8 @@ void fenced_after_coming_back() {
 void slept_for_long() {
   const auto all = boards(3);
   all[0]->evict(2);
-  EP_CHECK(all[0]->change_view(0));
-  EP_CHECK(all[1]->change_view(0));
+  EP_CHECK(changes_view(*all[0], 0));
+  EP_CHECK(changes_view(*all[1], 0));
   uint64_t sequence = 0;
   while (all[0]->epoch() < 2 + group_views - 1) {
     EP_CHECK(all[0]->repair(++sequence));
@@ -495,8 +521,8 @@ void slept_for_long() {
   }
   EP_CHECK(all[0]->repair(++sequence));
   EP_CHECK_EQ(all[0]->epoch(), 2 + group_views);
-  EP_CHECK(!all[2]->change_view(1'000'000));
-  EP_CHECK(all[1]->change_view(0));
+  EP_CHECK(!changes_view(*all[2], 1'000'000));
+  EP_CHECK(changes_view(*all[1], 0));
   EP_CHECK_EQ(all[1]->epoch(), 2 + group_views);
   EP_CHECK_EQ(all[1]->repaired_sequence(), sequence);
   EP_CHECK(all[1]->active() == without(2, -1));
@@ -513,7 +539,7 @@ void many_views() {
       }
     }
     if (sequence % 1000 != 0) continue;
-    for (const auto& one : all) EP_CHECK(one->ready() && one->enter(1, 0));
+    for (const auto& one : all) EP_CHECK(one->ready() && one->enter(1, 0) == entry::made);
     for (const auto& one : all) EP_CHECK(one->entered());
   }
 }
@@ -545,6 +571,7 @@ void taken_out_before_it_came() {
 } // namespace
 
 int main() {
+  a_step_is_entered_or_cut();
   fenced_beside();
   fenced_after_coming_back();
   slept_for_long();

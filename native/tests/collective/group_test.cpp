@@ -348,6 +348,160 @@ void a_death(int32_t size, int32_t dies, int at, uint64_t count, bool of_group) 
   }
 }
 
+// A broadcast (blocks of `count` i32) or scatter of what `given` says of call `number`.
+std::unique_ptr<queued_call> rooted_call(member& self, op_kind kind, int32_t root, uint64_t count, const memory& from, const memory& into) {
+  auto queued = self.call(kind, element_type::i32, 4 * count, root);
+  const bool is_root = self.rank == root;
+  const int32_t blocks = kind == op_kind::scatter ? self.in.size : 1;
+  if (is_root) {
+    fill(from, self.rank, blocks, count, self.sequence);
+    for (int32_t j = 0; j < blocks; ++j) queued->call.inputs.push_back(from.block(static_cast<uint64_t>(j) * 4 * count, 4 * count));
+  }
+  if (kind == op_kind::scatter || !is_root) queued->call.outputs.push_back(into.block(0, 4 * count));
+  return queued;
+}
+
+uint64_t wrong_values(member& self, op_kind kind, int32_t root, uint64_t count, uint64_t number, const memory& into) {
+  if (kind == op_kind::broadcast && self.rank == root) return 0;
+  const auto* got = reinterpret_cast<const int32_t*>(into.data);
+  uint64_t wrong = 0;
+  for (uint64_t i = 0; i < count; ++i) wrong += got[i] != given(root, kind == op_kind::scatter ? self.rank : 0, i, number);
+  return wrong;
+}
+
+// The root of small broadcasts and scatters goes on without the others, as far as the ring reaches; they get everything, in order and each at its own pace. Whether it
+// closes the group or dies then, makes no difference to what it gave.
+void a_root_runs_ahead(op_kind kind, uint64_t count, bool dies) {
+  run_ranks(3, [&](member& self) {
+    const memory from = self.make(3 * 4 * count, true);
+    const memory into = self.make(4 * count, true);
+    EP_CHECK_EQ(self.run(self.call(op_kind::barrier, element_type::u8, 0)).status, unsigned{EP_STATUS_OK});
+    constexpr uint64_t ahead = group_ring - 1;
+    if (self.rank == 0) {
+      for (uint64_t i = 0; i < ahead; ++i) {
+        auto queued = rooted_call(self, kind, 0, count, from, into);
+        EP_CHECK(self.group->try_now(*queued));
+      }
+      if (!dies) {
+        auto one_more = rooted_call(self, kind, 0, count, from, into);
+        EP_CHECK(!self.group->try_now(*one_more));
+        EP_CHECK_EQ(self.group->trace(static_cast<uint32_t>(kind)).signals, ahead);
+        one_more->operation_id = self.next_id++;
+        self.group->submit(std::move(one_more));
+        self.in.meet.arrive_and_wait();
+        EP_CHECK_EQ(self.sink.wait(self.next_id - 1).status, unsigned{EP_STATUS_OK});
+      }
+      self.group->close(!dies);
+      if (dies) self.in.meet.arrive_and_wait();
+      return;
+    }
+    self.in.meet.arrive_and_wait();
+    if (self.rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    for (uint64_t i = 0; i < ahead + (dies ? 0 : 1); ++i) {
+      const outcome end = self.run(rooted_call(self, kind, 0, count, from, into), i % 2 == 0);
+      EP_CHECK_EQ(end.status, unsigned{EP_STATUS_OK});
+      EP_CHECK_EQ(wrong_values(self, kind, 0, count, self.sequence, into), uint64_t{0});
+    }
+    EP_CHECK_EQ(self.group->epoch(), uint64_t{1});
+    if (!dies) return;
+    EP_CHECK_EQ(self.run(rooted_call(self, kind, 0, count, from, into)).status, unsigned{EP_STATUS_PEER_LOST});
+    EP_CHECK_EQ(self.run(rooted_call(self, kind, 1, count, from, into)).status, unsigned{EP_STATUS_OK});
+    EP_CHECK_EQ(wrong_values(self, kind, 1, count, self.sequence, into), uint64_t{0});
+  });
+}
+
+// A rank dies while the root is ahead, and the root notices it first: whoever is left takes all that the root has given, in the epoch in which it gave it.
+void others_catch_up(bool through_the_thread) {
+  run_ranks(3, [&](member& self) {
+    const memory from = self.make(64, true);
+    const memory into = self.make(64, true);
+    EP_CHECK_EQ(self.run(self.call(op_kind::barrier, element_type::u8, 0)).status, unsigned{EP_STATUS_OK});
+    if (self.rank == 2) return self.in.meet.arrive_and_drop();
+    if (self.rank == 1) self.in.meet.arrive_and_wait();
+    for (int i = 0; i < 10; ++i) {
+      EP_CHECK_EQ(self.run(rooted_call(self, op_kind::broadcast, 0, 2, from, into), !through_the_thread).status, unsigned{EP_STATUS_OK});
+      EP_CHECK_EQ(wrong_values(self, op_kind::broadcast, 0, 2, self.sequence, into), uint64_t{0});
+      EP_CHECK_EQ(self.group->epoch(), uint64_t{1});
+    }
+    auto queued = self.call(op_kind::all_reduce, element_type::i32, 8);
+    queued->call.inputs = {from.block(0, 8)};
+    queued->call.outputs = {into.block(0, 8)};
+    if (self.rank == 0) {
+      // It has decided the next epoch by then.
+      EP_CHECK(!self.group->try_now(*queued));
+      queued->operation_id = self.next_id++;
+      self.group->submit(std::move(queued));
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      self.in.meet.arrive_and_wait();
+      EP_CHECK_EQ(self.sink.wait(self.next_id - 1).status, unsigned{EP_STATUS_PEER_LOST});
+    } else {
+      EP_CHECK_EQ(self.run(std::move(queued)).status, unsigned{EP_STATUS_PEER_LOST});
+    }
+    EP_CHECK_EQ(self.run(rooted_call(self, op_kind::broadcast, 1, 2, from, into)).status, unsigned{EP_STATUS_OK});
+    EP_CHECK_EQ(self.group->epoch(), uint64_t{2});
+  });
+}
+
+// Ranks each of which thinks that it is the root: all go on, and are all told at the next call which of them differed in which one.
+void a_mismatch_is_found_later() {
+  run_ranks(3, [](member& self) {
+    const memory from = self.make(64, true);
+    const memory into = self.make(64, true);
+    EP_CHECK_EQ(self.run(self.call(op_kind::barrier, element_type::u8, 0)).status, unsigned{EP_STATUS_OK});
+    EP_CHECK_EQ(self.run(rooted_call(self, op_kind::broadcast, self.rank == 2 ? 2 : 0, 2, from, into)).status, unsigned{EP_STATUS_OK});
+    const uint64_t id = self.next_id;
+    EP_CHECK_EQ(self.run(self.call(op_kind::barrier, element_type::u8, 0)).status, unsigned{EP_STATUS_MISMATCH});
+    const call_failure why = self.group->failure_of(id);
+    EP_CHECK(why.active == (std::vector<int32_t>{0, 1, 2}) && why.calls.size() == 3);
+    for (size_t r = 0; r < 3; ++r) {
+      EP_CHECK_EQ(why.calls[r].sequence, uint64_t{2});
+      EP_CHECK_EQ(why.calls[r].root, r == 2 ? 2 : 0);
+    }
+  });
+}
+
+// Mixed small calls with changing roots, ranks that are late, and one that dies somewhere: all survivors see the same ends, in the same epochs.
+void a_death_among_small_ones(int32_t size, uint32_t seed) {
+  constexpr int calls = 60;
+  const auto random = [](uint32_t a, uint32_t b) { return (((a * 0x9e3779b1u) ^ (b * 0x85ebca6bu)) * 0xc2b2ae35u) >> 15; };
+  const auto dies = static_cast<int32_t>(random(seed, 1) % static_cast<uint32_t>(size));
+  const auto at = static_cast<int>(random(seed, 2) % calls);
+  std::vector<std::vector<std::pair<uint32_t, uint64_t>>> ends(static_cast<size_t>(size));
+  run_ranks(size, [&](member& self) {
+    const memory from = self.make(4096, true);
+    const memory into = self.make(4096, true);
+    for (int i = 0; i < calls; ++i) {
+      if (self.rank == dies && i == at) {
+        self.group->close(false);
+        return;
+      }
+      const uint32_t what = random(seed, 100 + static_cast<uint32_t>(i));
+      if (random(seed * 31 + static_cast<uint32_t>(self.rank), static_cast<uint32_t>(i)) % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+      const auto root = static_cast<int32_t>(what % static_cast<uint32_t>(size));
+      const op_kind kind = what / 8 % 8 == 0 ? op_kind::all_reduce : what / 8 % 2 == 0 ? op_kind::scatter : op_kind::broadcast;
+      const uint64_t count = what / 64 % 4 == 0 ? 100 : 2;
+      std::unique_ptr<queued_call> queued;
+      if (kind == op_kind::all_reduce) {
+        queued = self.call(kind, element_type::i32, 4 * count);
+        queued->call.inputs = {from.block(0, 4 * count)};
+        queued->call.outputs = {into.block(0, 4 * count)};
+      } else {
+        queued = rooted_call(self, kind, root, count, from, into);
+      }
+      const outcome end = self.run(std::move(queued), what / 256 % 4 != 0);
+      ends[static_cast<size_t>(self.rank)].push_back({end.status, self.group->epoch()});
+      if (end.status != EP_STATUS_OK) EP_CHECK_EQ(end.status, unsigned{EP_STATUS_PEER_LOST});
+      else if (kind != op_kind::all_reduce) EP_CHECK_EQ(wrong_values(self, kind, root, count, self.sequence, into), uint64_t{0});
+    }
+  });
+  const size_t other = dies == 0 ? 1 : 0;
+  for (int32_t r = 0; r < size; ++r) {
+    if (r == dies) continue;
+    EP_CHECK_EQ(ends[static_cast<size_t>(r)].size(), size_t{calls});
+    EP_CHECK(ends[static_cast<size_t>(r)] == ends[other]);
+  }
+}
+
 struct receipt {
   uint64_t id;
   memory into;
@@ -510,8 +664,9 @@ void receivers_leave(int32_t size) {
 void small_ones_are_measured() {
   run_ranks(2, [](member& self) {
     std::vector<double> samples(2000);
-    EP_CHECK_EQ(self.group->measure(false, 1, 1000, samples.data()), uint64_t{1000});
-    EP_CHECK_EQ(self.group->measure(true, 1001, 1000, samples.data()), uint64_t{1000});
+    EP_CHECK_EQ(self.group->measure(measured::all_reduce, 1, 1000, samples.data()), uint64_t{1000});
+    EP_CHECK_EQ(self.group->measure(measured::barrier, 1001, 1000, samples.data()), uint64_t{1000});
+    EP_CHECK_EQ(self.group->measure(measured::exchange, 0, 1000, samples.data()), uint64_t{1000});
   });
 }
 
@@ -535,6 +690,14 @@ int main() {
       }
     }
   }
+  for (const op_kind kind : {op_kind::broadcast, op_kind::scatter}) {
+    for (const uint64_t count : {uint64_t{1}, uint64_t{600}}) {
+      for (const bool dies : {false, true}) a_root_runs_ahead(kind, count, dies);
+    }
+  }
+  for (const bool through_the_thread : {false, true}) others_catch_up(through_the_thread);
+  a_mismatch_is_found_later();
+  for (uint32_t seed = 1; seed <= 60; ++seed) a_death_among_small_ones(2 + static_cast<int32_t>(seed % 4), seed);
   for (const int32_t size : {1, 2, 4}) messages(size);
   for (int i = 0; i < 100; ++i) receivers_leave(8);
   small_ones_are_measured();

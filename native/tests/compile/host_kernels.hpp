@@ -14,6 +14,8 @@ template <class Ctx, class Endpoint> bool kernels(Ctx& ctx, const ep_dispatch_ar
          ep::compat_dispatch(ctx, Endpoint{compat.memory}, compat);
 }
 
+template <class Ctx> bool group(Ctx& ctx, const ep_group_args& args) { return ep::group_call(ctx, ep::load_store_endpoint{args.memory}, args); }
+
 template <class Ctx, class Endpoint> bool experts(Ctx& ctx, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& dispatch, const ep_moe_combine_args& combine) {
   const Endpoint endpoint{buffer.memory};
   return ep::moe_dispatch_send(ctx, endpoint, buffer, dispatch) && ep::moe_dispatch_receive(ctx, endpoint, buffer, dispatch) &&
@@ -32,6 +34,8 @@ struct unit_view {
   kernel_of_simt simt[4];
   experts_of_fast fast_experts[3];
   experts_of_simt simt_experts[3];
+  bool (*fast_group)(ep::fast_context&, const ep_group_args&);
+  bool (*simt_group)(ep::simt_context&, const ep_group_args&);
   uint16_t bf16_of_third;
   uint16_t f16_of_third;
 };
@@ -45,6 +49,8 @@ inline unit_view view() {
            experts<ep::fast_context, ep::ibgda_endpoint>},
           {experts<ep::simt_context, ep::load_store_endpoint>, experts<ep::simt_context, ep::proxy_endpoint>,
            experts<ep::simt_context, ep::ibgda_endpoint>},
+          group<ep::fast_context>,
+          group<ep::simt_context>,
           ep::number_bf16::store(1.0f / 3.0f),
           ep::number_f16::store(1.0f / 3.0f)};
 }

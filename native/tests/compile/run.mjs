@@ -158,6 +158,7 @@ const cudaCases = (rdc) =>
     { unit: 'first', source: join(native, 'cuda/kernels.cu') },
     { unit: 'attention', source: join(native, 'cuda/attention_kernels.cu') },
     { unit: 'experts', source: join(native, 'cuda/moe_kernels.cu') },
+    { unit: 'group', source: join(native, 'cuda/group_kernels.cu') },
     { unit: 'library', source: join(native, 'cuda/library.cpp') },
     { unit: 'second', source: join(here, 'cuda_second.cu') },
   ].map(
@@ -174,7 +175,9 @@ const cudaCases = (rdc) =>
  */
 async function cudaLink(rdc) {
   const cxx = compiler();
-  const gpu = ['first', 'attention', 'experts', 'library', 'second'].map((unit) => object(`cuda-${unit}-${rdc}`));
+  const gpu = ['first', 'attention', 'experts', 'group', 'library', 'second'].map((unit) =>
+    object(`cuda-${unit}-${rdc}`),
+  );
   const mainObject = object(`both_main-${rdc}`);
   const host = [
     ...['host_first', 'host_second'].map((unit) => hostObject(unit, cxx)),

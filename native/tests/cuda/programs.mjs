@@ -6,8 +6,9 @@ import { nvccCommand } from '../../../tools/setup/toolchain.mjs';
 
 const native = resolve(import.meta.dirname, '../..');
 const includes = [`-I${join(native, 'include')}`];
-const kernels = ['cuda/kernels.cu', 'cuda/attention_kernels.cu', 'cuda/moe_kernels.cu'];
+const kernels = ['cuda/kernels.cu', 'cuda/attention_kernels.cu', 'cuda/moe_kernels.cu', 'cuda/group_kernels.cu'];
 const core = ['waiting', 'limits', 'copy', 'device/kernel', 'simt/simt', 'simt/context', 'simt/report', 'simt/fiber'];
+const reductions = ['', '_portable', '_avx2', '_avx512'].map((name) => `core/collective/reduce${name}.cpp`);
 
 /** @typedef {{ host: readonly string[], device: readonly string[] }} Program by paths from native/ */
 
@@ -20,6 +21,10 @@ export const programs = {
   moe_gpu_test: {
     host: ['tests/cuda/moe_gpu_test.cpp', ...core.map((name) => `core/${name}.cpp`), 'core/moe/cast.cpp'],
     device: ['tests/cuda/moe_kernels.cu', 'tests/cuda/gpu_memory.cu'],
+  },
+  group_gpu_test: {
+    host: ['tests/cuda/group_gpu_test.cpp', ...core.map((name) => `core/${name}.cpp`), ...reductions],
+    device: [...kernels, 'cuda/library.cpp'],
   },
   table_test: { host: ['tests/cuda/table_test.cpp'], device: [...kernels, 'cuda/library.cpp'] },
   graph_test: { host: [], device: [...kernels, 'tests/cuda/graph_test.cu'] },

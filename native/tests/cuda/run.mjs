@@ -10,7 +10,7 @@ import { nvccVersion } from '../../../tools/setup/toolchain.mjs';
 import { buildPrograms } from './programs.mjs';
 
 const sets = {
-  test: /** @type {const} */ (['table_test', 'gpu_test', 'graph_test', 'moe_gpu_test']),
+  test: /** @type {const} */ (['table_test', 'gpu_test', 'graph_test', 'moe_gpu_test', 'group_gpu_test']),
   bench: /** @type {const} */ (['dispatch_bench', 'post_bench']),
 };
 

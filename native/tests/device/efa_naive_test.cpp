@@ -186,6 +186,26 @@ template <class Way> bool t28_lanes(uint64_t seed, const char* faults) {
   return !outcome.ok || corrupt || !world.violations().empty();
 }
 
+// T28. One lane leaves its WQEs to the doorbell of another, and passes the turn on without having held it. True where one of them was lost.
+bool t28_left_to_others(uint64_t seed, const char* faults) {
+  efa_world world(seeded_world(seed));
+  expect(world.at(0).nic->set_faults(faults));
+  const simt_result outcome = world.run(shape(1, 2, 1), [&](efa_context& ctx, int32_t rank) {
+    if (rank != 0) return true;
+    const auto gin = our_way::gin(world, 0);
+    const thread_coop<efa_context> coop{ctx};
+    const auto put = [&](uint64_t i, bool left) {
+      return gin.put_value(ctx, coop, world.team(), 1, world.part(0), i * 8, i + 1, gin_no_action{}, aggregated<our_way>(left), nullptr);
+    };
+    const bool ok = ctx.lane() == 0 ? put(0, true) && put(1, true) && put(2, true) : put(3, true);
+    ctx.sync_block();
+    return ok && (ctx.lane() == 0 || our_flush{}(ctx, world.at(0).device));
+  });
+  bool lost = false;
+  for (uint64_t i = 0; i < 4; ++i) lost = lost || word_at(world, 1, i * 8) != i + 1;
+  return !outcome.ok || lost || !world.violations().empty();
+}
+
 // T12. Ours but for one step.
 template <class Post> bool t12_steps(uint64_t seed, const Post& post) {
   efa_world_options wanted = seeded_world(seed);
@@ -197,7 +217,7 @@ template <class Post> bool t12_steps(uint64_t seed, const Post& post) {
     ep_efa_qp& qp = world.qp(0, 0);
     for (uint64_t i = 0; i < 6; ++i) {
       const uint64_t at = (ctx.lane() * 6 + i) * 8;
-      const auto build = [&](uint64_t, const efa_writer<efa_context>& writer) {
+      const auto build = [&](const efa_writer<efa_context>& writer) {
         const efa_place to{world.at(0).remotes[1].address + at, world.at(0).remotes[1].rkey};
         writer.write_value(efa_target_of(world.at(0).device, qp, 0, 1), to, at + 1, 8);
         return ep_efa_request{to.address, 1, 0};
@@ -215,7 +235,13 @@ using words = poster_words<EP_EFA_SHARE_DEVICE>;
 
 struct our_post {
   template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build) const {
-    return efa_post<EP_EFA_SHARE_DEVICE>(ctx, lone_poster<Ctx>{ctx}, qp, 1, build, {1, false}, nullptr) != efa_refused;
+    return efa_post_one<EP_EFA_SHARE_DEVICE>(ctx, qp, build, {1, false}, nullptr);
+  }
+};
+struct our_batch {
+  template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build) const {
+    const auto each = [&](uint64_t, const efa_writer<Ctx>& writer) { return build(writer); };
+    return efa_post<EP_EFA_SHARE_DEVICE>(ctx, lone_poster<Ctx>{ctx}, qp, 1, each, {1, false}, nullptr) != efa_refused;
   }
 };
 
@@ -225,7 +251,7 @@ struct out_of_turn {
     const uint64_t first = words::add(ctx, &qp.taken, 1);
     bool held = false;
     if (!efa_wait_room<EP_EFA_SHARE_DEVICE>(ctx, qp, first, 1, 1, &held, nullptr)) return false;
-    efa_build(ctx, lone_poster<Ctx>{ctx}, qp, first, 1, build);
+    efa_write(ctx, qp, first, build);
     efa_ring(ctx, qp, first + 1);
     words::add(ctx, &qp.ready, 1);
     return true;
@@ -238,7 +264,7 @@ struct room_first {
     bool held = false;
     if (!efa_wait_room<EP_EFA_SHARE_DEVICE>(ctx, qp, words::load(ctx, &qp.taken), 1, 1, &held, nullptr)) return false;
     const uint64_t first = words::add(ctx, &qp.taken, 1);
-    efa_build(ctx, lone_poster<Ctx>{ctx}, qp, first, 1, build);
+    efa_write(ctx, qp, first, build);
     if (!efa_wait_turn<EP_EFA_SHARE_DEVICE>(ctx, qp, first, 1, nullptr)) return false;
     efa_ring(ctx, qp, first + 1);
     words::store(ctx, &qp.ready, first + 1);
@@ -266,6 +292,9 @@ int main() {
   expect_right([](uint64_t seed) { return t28_lanes<our_way>(seed, ""); });
   const auto lane3 = "drop-fence writer=" + std::to_string(1 + 3);
   expect_caught("T28 a lane's fence that does nothing", [&](uint64_t seed) { return t28_lanes<our_way>(seed, lane3.c_str()); });
+  const auto lane0 = "drop-fence writer=" + std::to_string(1);
+  expect_right([](uint64_t seed) { return t28_left_to_others(seed, ""); });
+  expect_caught("T28 a fence that does nothing before the turn is passed on", [&](uint64_t seed) { return t28_left_to_others(seed, lane0.c_str()); });
   // T21. A way of sharing that is narrower than the use, whoever meets; the use itself is right by the way that says so. Between a block and a device there is a difference on GPUs
   // only, of the scope of words (tests/compile/cuda_second.cu).
   for (const uint32_t run : {1u, 3u}) {
@@ -286,5 +315,6 @@ int main() {
   expect_caught("T12 publishing out of turn", [](uint64_t seed) { return t12_steps(seed, out_of_turn{}); });
   expect_caught("T12 room before the number", [](uint64_t seed) { return t12_steps(seed, room_first{}); });
   expect_right([](uint64_t seed) { return t12_steps(seed, our_post{}); });
+  expect_right([](uint64_t seed) { return t12_steps(seed, our_batch{}); });
   return ep::check::finish();
 }

@@ -32,13 +32,31 @@ describe('ep demo moe', () => {
     expect(readFileSync(svg, 'utf8')).toContain('choices of each expert');
   });
 
-  it('passes with rows in fp8 over the queue pairs of a software NIC', { timeout: 120_000 }, async () => {
-    const more = ['--mode', 'high-throughput', '--dtype', 'fp8', '--transport', 'ibgda', '--threads', '--no-svg'];
-    const report = await demo('--ranks', '3', ...more);
-    expect(report).toMatchObject({ pass: true, transport: 'ibgda', dtype: 'fp8', rankMode: 'threads' });
-    // Quantised, so not as near as bf16: a comparison of something with itself would show.
-    expect(report.error.relative).toBeGreaterThan(1e-2);
-  });
+  it.each([
+    ['ibgda', 'high-throughput', ['--threads']],
+    ['efa', 'low-latency', ['--threads']],
+    ['efa', 'high-throughput', []],
+  ] as const)(
+    'passes with rows in fp8 over queue pairs of a software NIC: %s, %s',
+    { timeout: 120_000 },
+    async (transport, mode, ranks) => {
+      const report = await demo(
+        '--ranks',
+        '3',
+        '--mode',
+        mode,
+        '--dtype',
+        'fp8',
+        '--transport',
+        transport,
+        '--no-svg',
+        ...ranks,
+      );
+      expect(report).toMatchObject({ pass: true, transport, mode, dtype: 'fp8' });
+      // Quantised, so not as near as bf16: a comparison of something with itself would show.
+      expect(report.error.relative).toBeGreaterThan(1e-2);
+    },
+  );
 
   it('passes with rows in the memory of a stand-in for a GPU', { timeout: 120_000 }, async () => {
     const args = ['demo', 'moe', '--small', '--from', root, '--json', '--no-svg', '--device', 'cuda', '--ranks', '2'];
@@ -65,8 +83,27 @@ describe('ep demo moe', () => {
   });
 
   it.each([
+    ['a process', []],
+    ['a thread', ['--threads', '--mode', 'high-throughput']],
+  ])('takes another one in for a rank that died, %s', { timeout: 120_000 }, async (_, more) => {
+    const report = await demo('--ranks', '3', '--kill', '1', '--replace', '--no-svg', ...more);
+    expect(report.pass).toBe(true);
+    expect(report.replaced).toBe(true);
+    expect(report.losses.map(({ seenBy, rank }) => ({ seenBy, rank }))).toEqual([
+      { seenBy: 0, rank: 1 },
+      { seenBy: 2, rank: 1 },
+    ]);
+    // All that the survivors have, and what the newcomer did: more than two thirds.
+    expect(report.error.elements).toBe(report.expectedElements);
+    expect(report.expectedElements).toBeGreaterThan((2 / 3) * report.tokens * 256);
+  });
+
+  it.each([
+    [['--replace'], '--replace must be with --kill'],
+    [['--kill', '1', '--replace', '--transport', 'ibgda'], '--replace must be with --kill, over shm'],
     [['--dtype', 'f32'], '--dtype must be bf16 or fp8'],
     [['--kill', '4'], '--kill must be one of 4 ranks'],
+    [['--kill', '1', '--transport', 'efa'], '--kill must be absent with --transport efa'],
   ])('refuses %j', async (args, text) => {
     const { code, stderr } = await runEp(['demo', 'moe', ...args]);
     expect(code).not.toBe(0);
@@ -133,6 +170,7 @@ describe('the verdict', () => {
     error: { relative: 1e-3, largest: 0.1, elements: 10 },
     expectedElements: 10,
     tolerance: 1e-2,
+    replaced: false,
     losses: [],
     droppedChoices: 0,
     routes: [],

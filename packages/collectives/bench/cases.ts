@@ -30,6 +30,7 @@ export type SeriesName =
   | 'typed'
   | 'awaited'
   | 'native'
+  | 'exchange'
   | 'bf16'
   | 'copy'
   | 'copy-non-temporal'
@@ -92,7 +93,7 @@ export function ourTargets({ op, bytes }: BenchCase): readonly (readonly [Series
   const series: [SeriesName, Target][] = [['group', target]];
   if (op !== 'barrier') series.push(['typed', { ...target, variant: 'typed' }]);
   if (op === 'barrier' || (op === 'all-reduce' && bytes === 8)) {
-    series.push(['awaited', { ...target, variant: 'awaited' }], ['native', { ...target, variant: 'native' }]);
+    for (const variant of ['awaited', 'native', 'exchange'] as const) series.push([variant, { ...target, variant }]);
   }
   if (op !== 'all-reduce') return series;
   if (bytes >= BF16_FROM) series.push(['bf16', { ...target, dtype: 'bf16' }]);

@@ -186,6 +186,7 @@ export function resultOf(
   add('group of the bound', over('group', copy));
   add('bf16 over f32', over('bf16', 'group'));
   add('native us', series.native?.p50);
+  add('exchange us', series.exchange?.p50);
   add('inline us', series.awaited && series.group?.p50);
   add('awaited us', series.awaited?.p50);
   return { ...one, ranks, series, figures };

@@ -101,7 +101,8 @@ export class Contender {
   async check(target: Target): Promise<void> {
     const numbers = await this.numbers({ verb: 'check', ...target });
     // The native loop has no hook in which ranks could come late: what it calls is what the other variants call.
-    if (target.op === 'barrier' && target.variant !== 'native') checkBarriers(this.name, numbers, target.elements);
+    if (target.op === 'barrier' && target.variant !== 'native' && target.variant !== 'exchange')
+      checkBarriers(this.name, numbers, target.elements);
   }
 
   /** Ends it in order. Throws if a rank did not end, or not well. */

@@ -10,6 +10,7 @@ export type FigureName =
   | 'group of the bound'
   | 'bf16 over f32'
   | 'native us'
+  | 'exchange us'
   | 'inline us'
   | 'awaited us';
 
@@ -22,6 +23,7 @@ export const FIGURE_TEXT: Readonly<Record<FigureName, string>> = {
   'group of the bound': 'of the bound P S / C, C: what the same threads copy',
   'bf16 over f32': 'times the elements per second of f32 (bf16)',
   'native us': 'us in a native loop',
+  'exchange us': 'us of a bare exchange between the same ranks, which no call can be faster than',
   'inline us': 'us as an inline call from JS',
   'awaited us': 'us awaited',
 };
@@ -56,6 +58,8 @@ function pairGoal(figure: FigureName, op: BenchOp, bytes: number): Goal | undefi
       return small ? most(0.5) : undefined;
     case 'awaited us':
       return small ? most(1.5) : undefined;
+    case 'exchange us':
+      return undefined;
     case 'group of the bound':
       return all && bytes === 64 * MIB ? least(0.8) : undefined;
     case 'bf16 over f32':

@@ -3,6 +3,14 @@ import { exchange, type Store } from '@ep/core';
 import { type NativeCollectiveGroup, native } from '@ep/native';
 import type { Run } from './protocol.js';
 
+/** What the addon's loop does, by its numbers. */
+const ALL_REDUCES = 0;
+const BARRIERS = 1;
+const EXCHANGES = 2;
+
+/** What exchanges go through. */
+const EXCHANGE_BYTES = 4096;
+
 /** Equal on all ranks, and of no other group of this run. */
 const NONCE = 0x6e61746976656cn;
 
@@ -27,6 +35,7 @@ export class NativeLoop {
       1,
       false,
     );
+    group.allocate(EXCHANGE_BYTES);
     const handles = await exchange(
       store,
       { key: 'native-loop', rank, worldSize: size, bytes: group.handle() },
@@ -39,9 +48,10 @@ export class NativeLoop {
   }
 
   /** Nanoseconds of a row of calls on this thread; all ranks at one time. Throws if a sum was wrong. */
-  row({ op, calls }: Pick<Run, 'op' | 'calls'>): number {
-    const samples = this.#group.measure(op === 'barrier', this.#calls + 1, calls);
-    this.#calls += calls;
+  row({ variant, op, calls }: Pick<Run, 'variant' | 'op' | 'calls'>): number {
+    const what = variant === 'exchange' ? EXCHANGES : op === 'barrier' ? BARRIERS : ALL_REDUCES;
+    const samples = this.#group.measure(what, this.#calls + 1, calls);
+    if (what !== EXCHANGES) this.#calls += calls;
     return samples.reduce((sum, nanoseconds) => sum + nanoseconds, 0);
   }
 

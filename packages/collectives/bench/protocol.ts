@@ -28,9 +28,10 @@ export const BYTES_OF: Readonly<Record<BenchDType, number>> = { f32: 4, bf16: 2 
  * - `group`: on memory of the group, awaiting only what has not ended when its call returns. `typed`: the same on ordinary typed arrays.
  * - `awaited`: on memory of the group, awaiting every call.
  * - `native`: all-reduces of one element, or barriers, in a native loop.
+ * - `exchange`: likewise, but no calls: every rank stores a number and waits for those of the others.
  * - `copy`, `copy-non-temporal`: no collective, but a copy of as many bytes by one thread of each rank.
  */
-export type Variant = 'group' | 'typed' | 'awaited' | 'native' | 'copy' | 'copy-non-temporal';
+export type Variant = 'group' | 'typed' | 'awaited' | 'native' | 'exchange' | 'copy' | 'copy-non-temporal';
 
 /** What is called, on what. */
 export interface Target {

@@ -82,7 +82,8 @@ class Rank {
     if (variant === 'copy' || variant === 'copy-non-temporal') {
       return verb === 'run' ? this.#runCopies(command) : [];
     }
-    if (variant === 'native') return this.#runNative(verb === 'run' ? command : { ...command, ...NATIVE_CHECK });
+    if (variant === 'native' || variant === 'exchange')
+      return this.#runNative(verb === 'run' ? command : { ...command, ...NATIVE_CHECK });
     if (verb === 'bitwise') return this.#digests(command);
     if (verb === 'run') return this.#run(command);
     return command.op === 'barrier' ? this.#checkBarrier(elements) : this.#check(command);

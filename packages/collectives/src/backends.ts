@@ -1,7 +1,8 @@
 /** From what a caller names to an engine. */
-import { invalid, type Rank, type Store, type Transport } from '@ep/core';
+import { EpError, invalid, type Rank, type Store, type Transport } from '@ep/core';
+import { openDeviceEngine } from './device/engine.js';
 import type { GroupEngine } from './engine.js';
-import type { Backend } from './options.js';
+import type { Backend, DeviceOptions } from './options.js';
 import { openPortableEngine } from './portable/engine.js';
 import { openShmEngine } from './shm/engine.js';
 
@@ -41,13 +42,28 @@ export type GroupTransport = Transport<'bundled' | 'add'>;
 export const isTransport = (backend: unknown): backend is GroupTransport =>
   typeof backend === 'object' && backend !== null && 'allocate' in backend && 'connect' in backend;
 
-export function engineFactory(backend: Backend): EngineFactory {
-  if (typeof backend === 'function') return backend;
+export function engineFactory(backend: Backend, device?: DeviceOptions): EngineFactory {
+  const where = 'initProcessGroup';
   if (isTransport(backend)) {
-    return ({ store, rank, ranks, name, timeoutMs, signal }) =>
-      openPortableEngine({ transport: backend, store, rank, ranks, name, timeoutMs, signal });
+    return async ({ store, rank, ranks, name, timeoutMs, signal }) => {
+      const engine = await openPortableEngine({ transport: backend, store, rank, ranks, name, timeoutMs, signal });
+      // Device memory is allocated by the whole world; a group of some of its ranks cannot.
+      const whole = ranks.length === backend.worldSize && ranks.every((member, at) => member === at);
+      if (device === undefined || !whole) return engine;
+      return await openDeviceEngine(engine, { transport: backend, store, timeoutMs, signal, ...device });
+    };
   }
+  if (device !== undefined) {
+    throw new EpError(
+      'EP_UNSUPPORTED',
+      `${where}: device: only a transport with device memory (nvshmem.cuda) has one`,
+      {
+        context: { option: 'device' },
+      },
+    );
+  }
+  if (typeof backend === 'function') return backend;
   if (backend === 'shm') return openShmEngine;
   const expected = "'shm', a transport or a function that opens an engine";
-  throw invalid('backend', { where: 'initProcessGroup', expected, found: backend });
+  throw invalid('backend', { where, expected, found: backend });
 }

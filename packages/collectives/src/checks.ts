@@ -1,7 +1,7 @@
 /** What c10d refuses before anything moves, each with its own message. */
 import { checkInteger, type DType, EpError, invalid, type Rank } from '@ep/core';
-import type { Elements } from './engine.js';
-import { dtypeOf, elementsOf } from './operands.js';
+import type { Data, Elements } from './engine.js';
+import { dataOf, dtypeOf, elementsOf } from './operands.js';
 import type { MessageOp, Operand } from './options.js';
 import { REDUCE_OPS, type ReduceOp, type ReduceOpName, refusal } from './reduce-op.js';
 
@@ -67,7 +67,7 @@ export interface Pattern {
   readonly length?: number;
 }
 
-export function checkAlike(source: Operand, elements: Elements, what: string, where: string, like: Pattern): void {
+export function checkAlike(source: Operand, elements: Data, what: string, where: string, like: Pattern): void {
   const dtype = dtypeOf(source);
   if (dtype !== like.dtype) {
     throw invalid(`dtype of ${what}`, { where, expected: `${like.dtype} as of ${like.name}`, found: dtype });
@@ -88,14 +88,14 @@ export function checkList(
   where: string,
   size: number,
   like?: Pattern | 'dtype alike',
-): Elements[] {
+): Data[] {
   if (!Array.isArray(sources)) {
     throw invalid(what, { where, expected: `a list of ${size} tensors, one for each rank`, found: sources });
   }
   if (sources.length !== size) {
     throw invalid(`length of ${what}`, { where, expected: `${size}, one tensor for each rank`, found: sources.length });
   }
-  const all = sources.map((source: Operand, rank) => elementsOf(source, `${what}[${rank}]`, where));
+  const all = sources.map((source: Operand, rank) => dataOf(source, `${what}[${rank}]`, where));
   const first: Pattern = {
     name: `${what}[0]`,
     dtype: dtypeOf(sources[0]),
@@ -107,14 +107,7 @@ export function checkList(
 }
 
 /** `total` is what the parts of `whole` must be in all. */
-export function checkWhole(
-  whole: Elements,
-  what: string,
-  where: string,
-  part: Elements,
-  size: number,
-  of: string,
-): void {
+export function checkWhole(whole: Data, what: string, where: string, part: Data, size: number, of: string): void {
   if (whole.length === part.length * size) return;
   throw invalid(`length of ${what}`, {
     where,
@@ -128,9 +121,11 @@ export function checkWhole(
  * to look at every part of it.
  */
 export class EqualParts {
-  readonly #lists = new WeakMap<Elements, readonly Elements[]>();
+  readonly #lists = new WeakMap<Data, readonly Data[]>();
 
-  of(whole: Elements, size: number): readonly Elements[] {
+  of(whole: Elements, size: number): readonly Elements[];
+  of(whole: Data, size: number): readonly Data[];
+  of(whole: Data, size: number): readonly Data[] {
     const made = this.#lists.get(whole);
     // HAZARD: groups grow, and the buffer of an array may grow or shrink under it.
     if (made?.length === size && made[0]!.length * size === whole.length) return made;
@@ -148,12 +143,12 @@ export function checkSplits(
   where: string,
   size: number,
   whole: {
-    readonly elements: Elements;
+    readonly elements: Data;
     readonly rows: number;
     readonly rowElements: number;
     readonly parts: EqualParts;
   },
-): readonly Elements[] {
+): readonly Data[] {
   const { elements, rows, rowElements } = whole;
   const tensor = what === 'inputSplits' ? 'input' : 'output';
   if (splits === undefined) {
@@ -185,7 +180,7 @@ interface Extent {
 /** Arrays of one call, as messages name them. */
 export interface NamedArrays {
   readonly what: string;
-  readonly arrays: readonly Elements[];
+  readonly arrays: readonly Data[];
 }
 
 /** Up to so many arrays, looking at every pair is faster than sorting, and leaves nothing to the garbage collector. */
@@ -220,7 +215,7 @@ function checkPairs(where: string, groups: readonly NamedArrays[]): void {
 }
 
 function checkSorted(where: string, groups: readonly NamedArrays[]): void {
-  const byBuffer = new Map<ArrayBufferLike, Extent[]>();
+  const byBuffer = new Map<object, Extent[]>();
   for (const group of groups) {
     for (let i = 0; i < group.arrays.length; i++) {
       const { buffer, byteOffset, byteLength } = group.arrays[i]!;

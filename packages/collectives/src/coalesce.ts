@@ -1,13 +1,14 @@
 /** Many tensors as few calls. */
 import { createStorage, type DType, invalid } from '@ep/core';
 import { checkApart, checkReduceOp } from './checks.js';
-import type { Elements } from './engine.js';
+import { DeviceElements } from './device/elements.js';
+import type { Data, Elements } from './engine.js';
 import type { CallLimits, CountedCall } from './lane.js';
-import { dtypeOf, elementsOf } from './operands.js';
+import { dataOf, dtypeOf } from './operands.js';
 import type { Operand } from './options.js';
 import type { ReduceOp } from './reduce-op.js';
 
-/** Tensors up to this size are copied together: below it a call of its own costs more than the two copies. */
+/** Tensors up to this size are copied together, in host memory: below it a call of its own costs more than the two copies. */
 const PACKED_BYTES = 16 * 1024;
 
 interface Packed {
@@ -44,13 +45,13 @@ export function coalescedCalls(
   if (!Array.isArray(sources) || sources.length === 0) {
     throw invalid('tensors', { where, expected: 'a list of at least one tensor', found: sources });
   }
-  const arrays = sources.map((source: Operand, i) => elementsOf(source, `tensors[${i}]`, where));
+  const arrays = sources.map((source: Operand, i) => dataOf(source, `tensors[${i}]`, where));
   const small = new Map<DType, Elements[]>();
-  const large: { readonly dtype: DType; readonly elements: Elements }[] = [];
+  const large: { readonly dtype: DType; readonly elements: Data }[] = [];
   for (const [i, elements] of arrays.entries()) {
     const dtype = dtypeOf(sources[i]!);
     checkReduceOp(op, dtype, where);
-    if (elements.byteLength > PACKED_BYTES) large.push({ dtype, elements });
+    if (elements instanceof DeviceElements || elements.byteLength > PACKED_BYTES) large.push({ dtype, elements });
     else {
       const others = small.get(dtype);
       if (others === undefined) small.set(dtype, [elements]);

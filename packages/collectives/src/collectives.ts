@@ -12,9 +12,10 @@ import {
   type Pattern,
 } from './checks.js';
 import { coalescedCalls } from './coalesce.js';
-import type { Elements, GroupEngine } from './engine.js';
+import { DeviceElements } from './device/elements.js';
+import type { Data, GroupEngine } from './engine.js';
 import { type CallLimits, type DraftCall, Lane } from './lane.js';
-import { dtypeOf, elementsOf, rowsOf } from './operands.js';
+import { dataOf, dtypeOf, rowsOf } from './operands.js';
 import type {
   CallOptions,
   GatherOptions,
@@ -28,7 +29,22 @@ import type {
 import type { CallRecorder } from './recorder/types.js';
 import { type CollectiveWork, sayWhoIsMissing } from './work.js';
 
-const NO_ARRAYS: readonly Elements[] = [];
+const NO_ARRAYS: readonly Data[] = [];
+
+/** Throws unless all tensors of a call lie in host memory, or all on the device. */
+function checkOnePlace(where: string, { inputs, outputs }: Pick<DraftCall, 'inputs' | 'outputs'>): void {
+  const onDevice = (inputs[0] ?? outputs[0]) instanceof DeviceElements;
+  for (const list of [inputs, outputs]) {
+    for (const one of list) {
+      if (one instanceof DeviceElements === onDevice) continue;
+      throw invalid('tensors', {
+        where,
+        expected: 'all in host memory, or all on the device of the group',
+        found: 'some of each',
+      });
+    }
+  }
+}
 
 /** What groups are made of. */
 export interface GroupParts {
@@ -77,7 +93,7 @@ export abstract class Collectives extends Resource {
   broadcast(source: Operand, options: RootOptions): CollectiveWork {
     const op = 'broadcast';
     this.enter(op);
-    const elements = elementsOf(source, 'tensor', op);
+    const elements = dataOf(source, 'tensor', op);
     const root = checkRank(options?.root, 'root', op, this.size);
     const arrays = [elements];
     const isRoot = root === this.rank;
@@ -94,7 +110,7 @@ export abstract class Collectives extends Resource {
   allReduce(source: Operand, options?: ReduceOptions): CollectiveWork {
     const op = 'allReduce';
     this.enter(op);
-    const elements = elementsOf(source, 'tensor', op);
+    const elements = dataOf(source, 'tensor', op);
     const dtype = dtypeOf(source);
     const arrays = [elements];
     const call = {
@@ -123,7 +139,7 @@ export abstract class Collectives extends Resource {
   reduce(source: Operand, options: ReduceToRootOptions): CollectiveWork {
     const op = 'reduce';
     this.enter(op);
-    const elements = elementsOf(source, 'tensor', op);
+    const elements = dataOf(source, 'tensor', op);
     const dtype = dtypeOf(source);
     const root = checkRank(options?.root, 'root', op, this.size);
     const arrays = [elements];
@@ -141,7 +157,7 @@ export abstract class Collectives extends Resource {
   allGather(outputs: readonly Operand[], input: Operand, options?: CallOptions): CollectiveWork {
     const op = 'allGather';
     this.enter(op);
-    const source = elementsOf(input, 'input', op);
+    const source = dataOf(input, 'input', op);
     const pattern = { name: 'input', dtype: dtypeOf(input), length: source.length };
     const targets = checkList(outputs, 'outputs', op, this.size, pattern);
     return this.#gatherToAll(op, pattern.dtype, source, targets, options);
@@ -151,8 +167,8 @@ export abstract class Collectives extends Resource {
   allGatherIntoTensor(output: Operand, input: Operand, options?: CallOptions): CollectiveWork {
     const op = 'allGatherIntoTensor';
     this.enter(op);
-    const source = elementsOf(input, 'input', op);
-    const target = elementsOf(output, 'output', op);
+    const source = dataOf(input, 'input', op);
+    const target = dataOf(output, 'output', op);
     const dtype = dtypeOf(input);
     checkAlike(output, target, 'output', op, { name: 'input', dtype });
     checkWhole(target, 'output', op, source, this.size, 'input');
@@ -163,7 +179,7 @@ export abstract class Collectives extends Resource {
   gather(input: Operand, options: GatherOptions): CollectiveWork {
     const op = 'gather';
     this.enter(op);
-    const source = elementsOf(input, 'input', op);
+    const source = dataOf(input, 'input', op);
     const root = checkRank(options?.root, 'root', op, this.size);
     const pattern = { name: 'input', dtype: dtypeOf(input), length: source.length };
     const targets = this.#onRoot(op, 'outputs', root, options.outputs, pattern);
@@ -182,7 +198,7 @@ export abstract class Collectives extends Resource {
   scatter(output: Operand, options: ScatterOptions): CollectiveWork {
     const op = 'scatter';
     this.enter(op);
-    const target = elementsOf(output, 'output', op);
+    const target = dataOf(output, 'output', op);
     const root = checkRank(options?.root, 'root', op, this.size);
     const pattern = { name: 'output', dtype: dtypeOf(output), length: target.length };
     const sources = this.#onRoot(op, 'inputs', root, options.inputs, pattern);
@@ -201,7 +217,7 @@ export abstract class Collectives extends Resource {
   reduceScatter(output: Operand, inputs: readonly Operand[], options?: ReduceOptions): CollectiveWork {
     const op = 'reduceScatter';
     this.enter(op);
-    const target = elementsOf(output, 'output', op);
+    const target = dataOf(output, 'output', op);
     const pattern = { name: 'output', dtype: dtypeOf(output), length: target.length };
     const sources = checkList(inputs, 'inputs', op, this.size, pattern);
     return this.#reduceParts(op, pattern.dtype, target, sources, options);
@@ -211,8 +227,8 @@ export abstract class Collectives extends Resource {
   reduceScatterTensor(output: Operand, input: Operand, options?: ReduceOptions): CollectiveWork {
     const op = 'reduceScatterTensor';
     this.enter(op);
-    const target = elementsOf(output, 'output', op);
-    const source = elementsOf(input, 'input', op);
+    const target = dataOf(output, 'output', op);
+    const source = dataOf(input, 'input', op);
     const dtype = dtypeOf(output);
     checkAlike(input, source, 'input', op, { name: 'output', dtype });
     checkWhole(source, 'input', op, target, this.size, 'output');
@@ -232,8 +248,8 @@ export abstract class Collectives extends Resource {
   allToAllSingle(output: Operand, input: Operand, options?: SplitOptions): CollectiveWork {
     const op = 'allToAllSingle';
     this.enter(op);
-    const target = elementsOf(output, 'output', op);
-    const source = elementsOf(input, 'input', op);
+    const target = dataOf(output, 'output', op);
+    const source = dataOf(input, 'input', op);
     const dtype = dtypeOf(input);
     checkAlike(output, target, 'output', op, { name: 'input', dtype });
     const sources = checkSplits(options?.inputSplits, 'inputSplits', op, this.size, {
@@ -285,6 +301,7 @@ export abstract class Collectives extends Resource {
     elements: number,
     call: Omit<DraftCall, 'sequence' | keyof CallLimits>,
   ): CollectiveWork {
+    checkOnePlace(op, call);
     return this.lane.run(op, { sequence: 0, ...call, ...this.limits(op, options) }, elements);
   }
 
@@ -308,7 +325,7 @@ export abstract class Collectives extends Resource {
     root: Rank,
     list: readonly Operand[] | undefined,
     pattern: Pattern,
-  ): readonly Elements[] {
+  ): readonly Data[] {
     if (root === this.rank) return checkList(list, what, op, this.size, pattern);
     if (list === undefined) return NO_ARRAYS;
     throw invalid(what, { where: op, expected: `absent but on the root, rank ${root}`, found: list });
@@ -317,8 +334,8 @@ export abstract class Collectives extends Resource {
   #gatherToAll(
     op: string,
     dtype: DType,
-    source: Elements,
-    outputs: readonly Elements[],
+    source: Data,
+    outputs: readonly Data[],
     options: CallOptions | undefined,
   ): CollectiveWork {
     const inputs = [source];
@@ -329,8 +346,8 @@ export abstract class Collectives extends Resource {
   #reduceParts(
     op: string,
     dtype: DType,
-    target: Elements,
-    inputs: readonly Elements[],
+    target: Data,
+    inputs: readonly Data[],
     options: ReduceOptions | undefined,
   ): CollectiveWork {
     const reduceOp = checkReduceOp(options?.op, dtype, op);
@@ -343,8 +360,8 @@ export abstract class Collectives extends Resource {
   #exchange(
     op: string,
     dtype: DType,
-    inputs: readonly Elements[],
-    outputs: readonly Elements[],
+    inputs: readonly Data[],
+    outputs: readonly Data[],
     options: CallOptions | undefined,
   ): CollectiveWork {
     checkApart(op, { what: 'inputs', arrays: inputs }, { what: 'outputs', arrays: outputs });

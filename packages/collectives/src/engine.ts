@@ -3,6 +3,7 @@
  * reduces. All ranks here are ranks of the group: 0 .. size - 1.
  */
 import type { Closeable, DType, Storage } from '@ep/core';
+import type { DeviceElements } from './device/elements.js';
 import type { ReduceOp } from './reduce-op.js';
 
 export type OpKind =
@@ -48,6 +49,9 @@ export interface MembershipEnd extends EngineEnd {
 /** Contiguous elements: a typed array, of the caller or of group memory (`GroupEngine.allocate`). */
 export type Elements = Storage[DType];
 
+/** What a call may be of: all of it in host memory, or all of it on the group's device. */
+export type Data = Elements | DeviceElements;
+
 /**
  * One collective call, checked. Which arrays there are, W = size, n = elements of the call:
  *
@@ -79,6 +83,12 @@ export interface EngineCall {
   /** Counted from the moment at which the call is the oldest one. `Infinity`: no limit. */
   readonly timeoutMs: number;
   readonly signal?: AbortSignal | undefined;
+}
+
+/** The same of tensors on the group's device. */
+export interface DeviceCall extends Omit<EngineCall, 'inputs' | 'outputs'> {
+  readonly inputs: readonly DeviceElements[];
+  readonly outputs: readonly DeviceElements[];
 }
 
 /** How a collective call ended well. */
@@ -140,7 +150,8 @@ export interface OpTrace {
  *   One that had died before anybody could meet it in a call may instead be missing from the `contributors` of that call, which is then a good one.
  * - `EP_TIMEOUT`, context `arrived`, `awaited`: the ranks that had come to this call, and those that had not. The group is poisoned.
  * - `EP_ABORTED`/`signal.reason`: the caller gave up. The group is poisoned, like after a timeout; peers' calls end with `EP_ABORTED` naming the rank.
- * - `EP_MISMATCH`, context `ranks`, `sequence`, `expected`, `found`: these ranks made another call (kind, dtype, reduction, root or length). Poisoned.
+ * - `EP_MISMATCH`, context `ranks`, `sequence`, `expected`, `found`: these ranks made another call (kind, dtype, reduction, root or length). Poisoned. `sequence` is below that of
+ *   the call that is told where an engine ended the one that differed without awaiting those ranks: that of a root which only gives may end when its data is where the others find it.
  * - `EP_POISONED`: an earlier call ended so that ranks no longer agree where they are. A membership call that repairs ends that.
  * - `EP_EVICTED`: the others went on without this rank. It may join them again.
  */
@@ -163,6 +174,8 @@ export interface GroupEngine extends Closeable {
   readonly size: number;
   /** Absent where the members are fixed, but for those that die. */
   readonly elastic?: Elastic;
+  /** Calls on tensors of a device, in the order of its stream. After a failure all of them end with `EP_POISONED`; calls in host memory go on. */
+  readonly device?: { readonly run: (call: DeviceCall) => Promise<EngineEnd> };
   /** What has ended when it returns costs no promise. */
   readonly run: (call: EngineCall) => EngineEnd | Promise<EngineEnd>;
   readonly send: (call: SendCall) => Promise<void>;

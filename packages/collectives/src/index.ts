@@ -1,5 +1,8 @@
 export type { ElasticInit, EngineFactory, EngineInit } from './backends.js';
+export type { DeviceElements } from './device/elements.js';
 export type {
+  Data,
+  DeviceCall,
   Elastic,
   Elements,
   EngineCall,

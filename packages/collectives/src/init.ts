@@ -38,9 +38,13 @@ function elasticInit(options: InitOptions, rank: number, worldSize: number): Ela
 function checkFixed(options: InitOptions): void {
   for (const name of ['activeRanks', 'isExtension', 'maxGroupSize', 'onTimeout'] as const) {
     if (options[name] === undefined) continue;
-    throw new EpError('EP_UNSUPPORTED', `${WHERE}: ${name}: the ranks of a transport are fixed; use the backend shm`, {
-      context: { option: name },
-    });
+    throw new EpError(
+      'EP_UNSUPPORTED',
+      `${WHERE}: ${name}: the ranks of a transport are fixed, because its memory and endpoints were made for them; use the backend shm`,
+      {
+        context: { option: name },
+      },
+    );
   }
 }
 
@@ -97,7 +101,7 @@ async function lifeOf(
  * is awaited by what needs it. Throws `EP_INVALID_ARGUMENT`, or `EP_RENDEZVOUS` naming ranks that did not come to `initMethod` or exist twice.
  */
 export async function initProcessGroup(options: InitOptions = {}): Promise<ProcessGroup> {
-  const factory = engineFactory(options.backend ?? 'shm');
+  const factory = engineFactory(options.backend ?? 'shm', options.device);
   const timeoutMs =
     options.timeoutMs === undefined ? defaultTimeoutMs(options.env) : checkTimeout(options.timeoutMs, WHERE);
   const { name = 'world', ranksOnHost, signal } = options;

@@ -1,7 +1,10 @@
 /** The calls of one group on their way to its engine: their order, their Works, and what becomes of failures. */
 import { createWork, type DType, EpError, isEpError, publish, type Work, type WorkControl, WorkOwner } from '@ep/core';
 import { reduceOpName } from './checks.js';
+import { DeviceElements } from './device/elements.js';
 import type {
+  Data,
+  DeviceCall,
   Elastic,
   EngineCall,
   EngineEnd,
@@ -32,7 +35,10 @@ declare module '@ep/core' {
 type Mutable<T> = { -readonly [K in keyof T]: T[K] };
 
 /** A call that has no number yet: it gets one when the engine gets it. */
-export type DraftCall = Mutable<EngineCall>;
+export type DraftCall = Mutable<Omit<EngineCall, 'inputs' | 'outputs'>> & {
+  inputs: readonly Data[];
+  outputs: readonly Data[];
+};
 
 /** When a call gives up. */
 export type CallLimits = Pick<DraftCall, 'timeoutMs' | 'signal'>;
@@ -131,7 +137,7 @@ export class Lane {
     const token = this.#begin(op, call, elements);
     let outcome: EngineEnd | Promise<EngineEnd>;
     try {
-      outcome = this.engine.run(call);
+      outcome = this.#start(call);
     } catch (error) {
       outcome = Promise.reject(error);
     }
@@ -246,6 +252,17 @@ export class Lane {
     this.check();
   }
 
+  #start(call: DraftCall): EngineEnd | Promise<EngineEnd> {
+    if (!((call.inputs[0] ?? call.outputs[0]) instanceof DeviceElements)) return this.engine.run(call as EngineCall);
+    const { device } = this.engine;
+    if (device !== undefined) return device.run(call as DeviceCall);
+    throw new EpError(
+      'EP_UNSUPPORTED',
+      `group ${this.#group}: tensors of a GPU are for groups that initProcessGroup opens over nvshmem.cuda with the option device`,
+      { context: { group: this.#group } },
+    );
+  }
+
   #begin(op: string, call: DraftCall, elements: number): number {
     if (this.#recorder === undefined) return NOT_RECORDED;
     const entry = this.#entry;
@@ -285,7 +302,7 @@ export class Lane {
     return this.#ending(
       token,
       call,
-      started(() => this.engine.run(call)),
+      started(() => this.#start(call)),
     );
   }
 
@@ -307,7 +324,7 @@ export class Lane {
   }
 
   /** Records the end of `outcome`, and looks whether its arrays are still there: the caller may have transferred them. */
-  async #ending<T>(token: number, call: EngineCall | SendCall | RecvCall, outcome: Promise<T>): Promise<T> {
+  async #ending<T>(token: number, call: DraftCall | SendCall | RecvCall, outcome: Promise<T>): Promise<T> {
     try {
       const end = await outcome;
       const where = `group ${this.#group}`;

@@ -10,7 +10,8 @@ import {
   type PlainArray,
   type Tensor,
 } from '@ep/core';
-import type { Elements } from './engine.js';
+import { DeviceElements, deviceElements } from './device/elements.js';
+import type { Data, Elements } from './engine.js';
 import type { Operand } from './options.js';
 
 const PLAIN: Readonly<Record<string, DType>> = {
@@ -70,10 +71,26 @@ function elementsOfTensor(source: Tensor, what: string, where: string): Elements
 }
 
 /** The elements of `source`; `what` names it in messages. Throws `EP_INVALID_ARGUMENT` or `EP_DETACHED`. */
+export function dataOf(source: Operand, what: string, where: string): Data {
+  return ArrayBuffer.isView(source)
+    ? elementsOf(source, what, where)
+    : (deviceElements(source, what, where) ?? elementsOf(source, what, where));
+}
+
+/** As `dataOf`, of what lies in host memory. */
 export function elementsOf(source: Operand, what: string, where: string): Elements {
   if (ArrayBuffer.isView(source) && PLAIN[source[Symbol.toStringTag]] !== undefined) {
     checkLiving(source as PlainArray, where);
     return source as PlainArray;
+  }
+  if (deviceElements(source, what, where) !== undefined) {
+    throw new EpError(
+      'EP_UNSUPPORTED',
+      `${where}: ${what} lies on a GPU, and this takes tensors in host memory: copy it`,
+      {
+        context: { where },
+      },
+    );
   }
   return elementsOfTensor(source as Tensor, what, where);
 }
@@ -91,6 +108,6 @@ export function rowsOf(source: Operand): { readonly rows: number; readonly rowEl
 }
 
 /** Throws `EP_DETACHED` if the array was taken away while a call used it. */
-export function checkStillLiving(elements: Elements, where: string): void {
-  if (elements.length === 0) checkAttached(elements, where);
+export function checkStillLiving(elements: Data, where: string): void {
+  if (elements.length === 0 && !(elements instanceof DeviceElements)) checkAttached(elements, where);
 }

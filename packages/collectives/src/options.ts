@@ -1,10 +1,14 @@
 /** What callers pass to a process group. */
-import type { AbortOptions, Environment, PlainArray, Rank, Store, Tensor } from '@ep/core';
+import type { AbortOptions, DeviceTensor, Environment, PlainArray, Rank, Store, Tensor } from '@ep/core';
+import type { GpuQueue } from '@ep/native';
 import type { EngineFactory, GroupTransport } from './backends.js';
 import type { ReduceOp } from './reduce-op.js';
 
-/** A contiguous tensor, or a typed array whose dtype is plain (`asTensor` of @ep/core). Used in place, never copied by the group. */
-export type Operand = Tensor | PlainArray;
+/**
+ * A contiguous tensor, or a typed array whose dtype is plain (`asTensor` of @ep/core). Used in place, never copied by the group. Of a group with a `device`
+ * also a tensor on its GPU; all tensors of a call lie there, or none does.
+ */
+export type Operand = Tensor | PlainArray | DeviceTensor;
 
 /** Limits of one call. An aborted call leaves ranks that no longer agree where they are: the group is then poisoned. */
 export interface CallOptions extends AbortOptions {
@@ -55,12 +59,29 @@ export interface NewGroupOptions extends CallOptions {
   readonly name?: string;
 }
 
+/**
+ * Collectives on tensors of a GPU, over a transport with device memory (`nvshmem.cuda`). A call runs on `stream`: behind what was put there before it, and before what is put
+ * there later; its Work resolves when it has run. Its time counts from its launch.
+ */
+export interface DeviceOptions {
+  /** A `CudaStream` of the transport's GPU. The group does not close it. */
+  readonly stream: GpuQueue;
+  /** Device memory that calls travel through, the same on all ranks; 32 MiB unless given. */
+  readonly stagingBytes?: number;
+  /** Thread blocks of a call; half of this rank's share of the GPU, or what the rank with the fewest has. */
+  readonly blocks?: number;
+  /** Threads of a block, whole warps of 32; 512 unless given, and no more. */
+  readonly lanes?: number;
+}
+
 /** `shm`: ranks of this host. A transport: all of its ranks; the group does not close it. */
 export type Backend = 'shm' | GroupTransport | EngineFactory;
 
 export interface InitOptions extends AbortOptions {
   /** `shm` unless given. */
   readonly backend?: Backend;
+  /** All ranks, or none. Groups made from this one have none. */
+  readonly device?: DeviceOptions;
   /** Where the ranks meet: `env://`, `tcp://…` or `file://…`, see `openRendezvous` of @ep/core. `env://` where there is no `store` either. */
   readonly initMethod?: string;
   /**

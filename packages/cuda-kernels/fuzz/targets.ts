@@ -1,9 +1,10 @@
-/** What callers hand to `bind`: kernels read and write wherever it says. */
+/** What callers hand to `bind`: kernels read and write wherever it says. And what ranks of a buffer for experts tell those that come back. */
 import { join } from 'node:path';
 import { elementBytes, elementCount, isEpError } from '@ep/core';
 import { bytesTarget, type FuzzSuite, spoilObject } from '@ep/fuzz';
 import { planAttention, shardsOfDocuments } from '@ep/plan';
 import { bindSpecs, leaseBytesFor, type PartSpec } from '../src/binding-spec.js';
+import { formatMember, membershipOf, parseMember } from '../src/moe/members.js';
 
 const { shards } = shardsOfDocuments({
   worldSize: 3,
@@ -63,6 +64,21 @@ function edited(input: Buffer): Readonly<Record<string, readonly PartSpec[]>> {
   return { gradients: [{ name: 'dkv', plan: plan.revKvCompact, reduce, ...kv }] };
 }
 
+/** Whoever is new goes by what rank 0 says, and by nothing else. */
+function joinBy(said: Buffer): void {
+  const facts = parseMember(said, 0);
+  const newcomer = formatMember({ calls: 0, options: facts.options, lost: [] });
+  const found = membershipOf(
+    new Map([
+      [0, { isNew: false, facts: said }],
+      [1, { isNew: true, facts: newcomer }],
+    ]),
+    'fuzz',
+  );
+  const sound = found.calls === facts.calls && found.calls >= 0 && found.present.join() === '0,1';
+  if (!sound || found.joined.join() !== '1' || !found.back.includes(1)) throw new Error(JSON.stringify(found));
+}
+
 export const suite: FuzzSuite = {
   corpus: join(import.meta.dirname, 'corpus'),
   targets: [
@@ -73,5 +89,6 @@ export const suite: FuzzSuite = {
       bindSpecs(specs, { rank, worldSize: shards.worldSize, chunkBytes: 64, leaseBytes });
       for (const parts of Object.values(specs)) check(parts, rank);
     }),
+    bytesTarget('member', refused, joinBy),
   ],
 };

@@ -1,8 +1,9 @@
-/** What arrives from other ranks as bytes and names their memory: handles of control segments, memories and teams. */
+/** What arrives from other ranks as bytes and names their memory: handles of control segments, memories and teams; and what ranks that come later find in the store. */
 import { join } from 'node:path';
 import { isEpError } from '@ep/core';
 import { bytesTarget, type FuzzSuite } from '@ep/fuzz';
 import { type NativeRankContext, native, segmentHandleLayout } from '@ep/native';
+import { parseApplication, parseWord } from '@ep/native/ranks';
 
 const { binding } = native();
 const { offset } = segmentHandleLayout;
@@ -38,6 +39,21 @@ const everyone = Int32Array.of(0, 1);
 export const suite: FuzzSuite = {
   corpus: join(import.meta.dirname, 'corpus'),
   targets: [
+    bytesTarget('members', refused, (input) => {
+      const which = input[0] ?? 0;
+      const bytes = input.subarray(1);
+      if (which % 2 === 0) {
+        const { incarnation, facts, control } = parseApplication(bytes);
+        if (!Number.isSafeInteger(incarnation)) throw new Error(`incarnation ${incarnation}`);
+        Buffer.from(facts + control, 'base64');
+        return;
+      }
+      const word = parseWord(bytes, 4);
+      if (!('plan' in word)) return;
+      const { members, joining, controls } = word.plan;
+      const sound = [...members, ...joining].every((rank) => rank >= 0 && rank < 4 && controls[rank] !== undefined);
+      if (!sound) throw new Error(JSON.stringify(word));
+    }),
     bytesTarget('control-handle', refused, (input) => {
       const handle = changed(contexts[1].handle(), input);
       const context = new binding.RankContext(0, 2, 2);

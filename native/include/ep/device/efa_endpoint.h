@@ -17,6 +17,7 @@ constexpr uint64_t efa_max_add = 64; /* each one of an addition is a WQE */
  * The word of a signal is brought up to date by whoever waits on the host (core/efa), for the NIC's count is not that word. The key is the block's number,
  * unless the endpoint was given another: it chooses among the queue pairs, which any of them could post to any peer with. */
 struct efa_endpoint {
+  static constexpr uint64_t max_add = efa_max_add;
   const ep_memory_handle& memory;
   uint32_t given_key = UINT32_MAX;
 

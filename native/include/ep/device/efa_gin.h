@@ -32,7 +32,7 @@ template <uint32_t Sharing = EP_EFA_SHARE_DEVICE> struct efa_gin {
   template <class Ctx, class Coop, class Remote, class Local>
   EP_HD bool put(Ctx& ctx, const Coop& coop, const gin_team& team, int32_t peer, const ep_efa_memory& to, uint64_t to_offset, const ep_efa_memory& from,
                  uint64_t from_offset, uint64_t bytes, Remote remote, Local local, const gin_options& options, ep_kernel_status* status) const {
-    return once(coop, [&] {
+    return once(coop, [&]() EP_SMALL_LAMBDA {
       efa_put request;
       request.act(remote);
       request.act(local);
@@ -44,7 +44,7 @@ template <uint32_t Sharing = EP_EFA_SHARE_DEVICE> struct efa_gin {
   /* A put of no bytes. */
   template <class Ctx, class Coop, class Remote>
   EP_HD bool signal(Ctx& ctx, const Coop& coop, const gin_team& team, int32_t peer, Remote remote, const gin_options& options, ep_kernel_status* status) const {
-    return once(coop, [&] {
+    return once(coop, [&]() EP_SMALL_LAMBDA {
       efa_put request;
       request.act(remote);
       return request.to(ctx, device, team, peer, status) && efa_put_one<Sharing>(ctx, device, request, options, status);
@@ -56,7 +56,7 @@ template <uint32_t Sharing = EP_EFA_SHARE_DEVICE> struct efa_gin {
   EP_HD bool put_value(Ctx& ctx, const Coop& coop, const gin_team& team, int32_t peer, const ep_efa_memory& to, uint64_t to_offset, T value, Remote remote,
                        const gin_options& options, ep_kernel_status* status) const {
     static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "a value has 1, 2, 4 or 8 bytes");
-    return once(coop, [&] {
+    return once(coop, [&]() EP_SMALL_LAMBDA {
       efa_put request;
       request.act(remote);
       uint64_t bits = 0;
@@ -70,7 +70,7 @@ template <uint32_t Sharing = EP_EFA_SHARE_DEVICE> struct efa_gin {
   template <class Ctx, class Coop>
   EP_HD bool get(Ctx& ctx, const Coop& coop, const gin_team& team, int32_t peer, const ep_efa_memory& from, uint64_t from_offset, const ep_efa_memory& into,
                  uint64_t into_offset, uint64_t bytes, const gin_options& options, ep_kernel_status* status) const {
-    return once(coop, [&] {
+    return once(coop, [&]() EP_SMALL_LAMBDA {
       efa_put request;
       return request.at(ctx, device, team, peer, from, from_offset, into, into_offset, bytes, status) &&
              efa_get_one<Sharing>(ctx, device, request, options, status);

@@ -61,22 +61,39 @@ struct efa_put {
     return false;
   }
 
+  EP_HD static bool within(const ep_efa_memory& memory, uint64_t offset, uint64_t length) {
+    return length <= memory.byte_length && offset <= memory.byte_length - length; /* in this order, so that no sum wraps */
+  }
+
   /* Whom it is for, and by which queue pairs. */
+  EP_HD_SMALL bool names(const ep_efa_device& device, const gin_team& team, int32_t peer) {
+    if (static_cast<uint32_t>(peer) >= static_cast<uint32_t>(team.size) || team.size < 0) return false;
+    rank = team.ranks != nullptr ? team.ranks[peer] : peer;
+    return static_cast<uint32_t>(rank) < static_cast<uint32_t>(device.world_size) && slot <= device.signal_count && qp <= device.counter_count;
+  }
+
+  /* Says which argument is out of range, for which there is one. Always false. `length` 0: of memories none was looked at. */
   template <class Ctx>
-  EP_HD bool reaches(Ctx& ctx, const ep_efa_device& device, const gin_team& team, int32_t peer, ep_kernel_status* status) {
+  EP_HD_SELDOM static bool refuse(Ctx& ctx, const efa_put& put, const ep_efa_device& device, const gin_team& team, int32_t peer, const ep_efa_memory* there,
+                                  uint64_t there_offset, const ep_efa_memory* here, uint64_t here_offset, uint64_t length, ep_kernel_status* status) {
     if (peer < 0 || peer >= team.size) {
       ctx.fail(status, EP_STATUS_INVALID, peer, EP_STAGE_RANGE, team.size > 0 ? static_cast<uint32_t>(team.size) - 1 : 0, static_cast<uint32_t>(peer));
       return false;
     }
-    rank = team.ranks != nullptr ? team.ranks[peer] : peer;
-    if (!in_range(ctx, static_cast<uint32_t>(rank), static_cast<uint32_t>(device.world_size) - 1, peer, status)) return false;
-    return in_range(ctx, slot, device.signal_count, rank, status) && in_range(ctx, qp, device.counter_count, rank, status);
+    const int32_t rank = put.rank;
+    return in_range(ctx, static_cast<uint32_t>(rank), static_cast<uint32_t>(device.world_size) - 1, peer, status) &&
+           in_range(ctx, put.slot, device.signal_count, rank, status) && in_range(ctx, put.qp, device.counter_count, rank, status) && length != 0 &&
+           in_range(ctx, length, there->byte_length, rank, status) && in_range(ctx, there_offset, there->byte_length - length, rank, status) &&
+           in_range(ctx, length, here->byte_length, rank, status) && in_range(ctx, here_offset, here->byte_length - length, rank, status) && false;
   }
 
   /* Of no bytes: something at either end has to be named all the same. */
   template <class Ctx>
   EP_HD bool to(Ctx& ctx, const ep_efa_device& device, const gin_team& team, int32_t peer, ep_kernel_status* status) {
-    if (!reaches(ctx, device, team, peer, status)) return false;
+    if (!names(device, team, peer)) [[unlikely]] {
+      refuse(ctx, efa_put{*this}, device, team, peer, nullptr, 0, nullptr, 0, 0, status);
+      return false;
+    }
     const ep_efa_remote& scratch = reinterpret_cast<const ep_efa_remote*>(device.scratch_remotes)[rank];
     remote = {scratch.address, scratch.rkey};
     local = {device.scratch, device.scratch_lkey};
@@ -84,13 +101,13 @@ struct efa_put {
   }
 
   template <class Ctx>
-  EP_HD bool at(Ctx& ctx, const ep_efa_device& device, const gin_team& team, int32_t peer, const ep_efa_memory& there, uint64_t there_offset,
+  EP_HD_SMALL bool at(Ctx& ctx, const ep_efa_device& device, const gin_team& team, int32_t peer, const ep_efa_memory& there, uint64_t there_offset,
                 const ep_efa_memory& here, uint64_t here_offset, uint64_t length, ep_kernel_status* status) {
     if (length == 0) return to(ctx, device, team, peer, status);
-    if (!reaches(ctx, device, team, peer, status)) return false;
-    /* In this order, so that no sum wraps. */
-    if (!in_range(ctx, length, there.byte_length, rank, status) || !in_range(ctx, there_offset, there.byte_length - length, rank, status)) return false;
-    if (!in_range(ctx, length, here.byte_length, rank, status) || !in_range(ctx, here_offset, here.byte_length - length, rank, status)) return false;
+    if (!names(device, team, peer) || !within(there, there_offset, length) || !within(here, here_offset, length)) [[unlikely]] {
+      refuse(ctx, efa_put{*this}, device, team, peer, &there, there_offset, &here, here_offset, length, status);
+      return false;
+    }
     const ep_efa_remote& part = reinterpret_cast<const ep_efa_remote*>(there.remotes)[rank];
     bytes = length;
     remote = {part.address + there_offset, part.rkey};
@@ -104,16 +121,17 @@ EP_HD const ep_efa_target& efa_target_of(const ep_efa_device& device, const ep_e
   return reinterpret_cast<const ep_efa_target*>(qp.targets)[static_cast<uint64_t>(slot) * static_cast<uint32_t>(device.world_size) + static_cast<uint32_t>(rank)];
 }
 
-/* After a call on the queue pair that failed. HAZARD: one that was only given up is sound, and has no record that waits could report: they would look for it for ever. */
-template <class Ctx> EP_HD void efa_note_broken(Ctx& ctx, ep_efa_device& device, ep_efa_qp& qp) {
-  if (efa_state(ctx, qp) == EP_EFA_SOUND) return;
+/* After a call on the queue pair that failed; always false. HAZARD: one that was only given up is sound, and has no record that waits could report: they would look for it for ever. */
+template <class Ctx> EP_HD_SELDOM bool efa_note_broken(Ctx& ctx, ep_efa_device& device, ep_efa_qp& qp) {
+  if (efa_state(ctx, qp) == EP_EFA_SOUND) return false;
   poster_words<EP_EFA_SHARE_DEVICE>::first(ctx, &device.broken, 1 + static_cast<uint64_t>(qp.index));
+  return false;
 }
 
 /* Writes `length` bytes of a put from byte `begin` on; of none, the first word of the scratch is named. */
 template <class Ctx>
-EP_HD ep_efa_request efa_write_piece(const ep_efa_device& device, const ep_efa_qp& qp, const efa_writer<Ctx>& writer, const efa_put& put, uint32_t slot,
-                                     uint64_t begin, uint32_t length) {
+EP_HD_SMALL ep_efa_request efa_write_piece(const ep_efa_device& device, const ep_efa_qp& qp, const efa_writer<Ctx>& writer, const efa_put& put, uint32_t slot,
+                                           uint64_t begin, uint32_t length) {
   const efa_place to{put.remote.address + begin, put.remote.key};
   writer.write(efa_target_of(device, qp, slot, put.rank), to, {put.local.address + begin, put.local.key}, length);
   return {to.address, put.rank, slot};
@@ -127,10 +145,16 @@ EP_HD uint64_t efa_post_alone(Ctx& ctx, ep_efa_device& device, ep_efa_qp& qp, ui
   return end;
 }
 
+template <uint32_t Sharing, class Ctx, class Build>
+EP_HD_SMALL bool efa_post_one_alone(Ctx& ctx, ep_efa_device& device, ep_efa_qp& qp, const Build& build, int32_t rank, bool deferred, ep_kernel_status* status) {
+  if (efa_post_one<Sharing>(ctx, qp, build, {rank, deferred}, status)) [[likely]] return true;
+  efa_note_broken(ctx, device, qp);
+  return false;
+}
+
 /* Arrivals without bytes, by the data queue pair, so that no counter sees them. */
 template <uint32_t Sharing, class Ctx>
-EP_HD bool efa_post_ticks(Ctx& ctx, ep_efa_device& device, const efa_put& put, uint32_t count, bool deferred, ep_kernel_status* status) {
-  if (count == 0) return true;
+EP_HD_SELDOM bool efa_post_ticks(Ctx& ctx, ep_efa_device& device, const efa_put& put, uint32_t count, bool deferred, ep_kernel_status* status) {
   ep_efa_qp& data = efa_qp_of(device, 0);
   efa_put empty = put;
   empty.remote = {reinterpret_cast<const ep_efa_remote*>(device.scratch_remotes)[put.rank].address,
@@ -140,39 +164,46 @@ EP_HD bool efa_post_ticks(Ctx& ctx, ep_efa_device& device, const efa_put& put, u
   return efa_post_alone<Sharing>(ctx, device, data, count, build, put.rank, deferred, status) != efa_refused;
 }
 
-/* By one lane. A put always posts a WQE, whatever it carries: it is what ends a run of aggregated ones.
- * HAZARD: writes pass each other. Of a put in pieces the one that carries the signal or the counter goes last, after the others have completed. */
+/* One WRITE, and the arrivals of an addition besides. */
 template <uint32_t Sharing, class Ctx>
-EP_HD bool efa_put_one(Ctx& ctx, ep_efa_device& device, const efa_put& put, const gin_options& options, ep_kernel_status* status) {
-  if (gin_requires_system_fence(options.given, options.required)) fence_system(ctx);
-  const uint64_t longest = device.max_message;
-  uint64_t sent = 0;
-  if (put.bytes > longest) {
-    const uint64_t before = (put.bytes - 1) / longest;
-    ep_efa_qp& data = efa_qp_of(device, 0);
-    const auto build = [&](uint64_t i, const efa_writer<Ctx>& writer) {
-      return efa_write_piece(device, data, writer, put, 0, i * longest, static_cast<uint32_t>(longest));
-    };
-    const bool waits = put.slot != 0 || put.qp != 0;
-    const uint64_t end = efa_post_alone<Sharing>(ctx, device, data, before, build, put.rank, !waits && options.aggregate, status);
-    if (end == efa_refused) return false;
-    if (waits && !efa_wait_done<Sharing>(ctx, data, end, put.rank, status)) {
-      efa_note_broken(ctx, device, data);
-      return false;
-    }
-    sent = before * longest;
-  }
+EP_HD_SMALL bool efa_put_short(Ctx& ctx, ep_efa_device& device, const efa_put& put, bool deferred, ep_kernel_status* status) {
   ep_efa_qp& qp = efa_qp_of(device, put.qp);
-  const auto build = [&](uint64_t, const efa_writer<Ctx>& writer) {
-    return efa_write_piece(device, qp, writer, put, put.slot, sent, static_cast<uint32_t>(put.bytes - sent));
+  const auto build = [&](const efa_writer<Ctx>& writer) EP_SMALL_LAMBDA { return efa_write_piece(device, qp, writer, put, put.slot, 0, static_cast<uint32_t>(put.bytes)); };
+  return efa_post_one_alone<Sharing>(ctx, device, qp, build, put.rank, deferred, status) &&
+         (put.ticks == 1 || efa_post_ticks<Sharing>(ctx, device, efa_put{put}, put.ticks - 1, deferred, status));
+}
+
+/* HAZARD: writes pass each other. The last piece carries the signal or the counter, so the others complete before it is posted. */
+template <uint32_t Sharing, class Ctx>
+EP_HD_SELDOM bool efa_put_long(Ctx& ctx, ep_efa_device& device, const efa_put& put, bool deferred, ep_kernel_status* status) {
+  const uint64_t longest = device.max_message;
+  const uint64_t before = (put.bytes - 1) / longest;
+  ep_efa_qp& data = efa_qp_of(device, 0);
+  const auto build = [&](uint64_t i, const efa_writer<Ctx>& writer) {
+    return efa_write_piece(device, data, writer, put, 0, i * longest, static_cast<uint32_t>(longest));
   };
-  return efa_post_alone<Sharing>(ctx, device, qp, 1, build, put.rank, options.aggregate, status) != efa_refused &&
-         efa_post_ticks<Sharing>(ctx, device, put, put.ticks - 1, options.aggregate, status);
+  const bool waits = put.slot != 0 || put.qp != 0;
+  const uint64_t end = efa_post_alone<Sharing>(ctx, device, data, before, build, put.rank, !waits && deferred, status);
+  if (end == efa_refused) return false;
+  if (waits && !efa_wait_done<Sharing>(ctx, data, end, put.rank, status)) return efa_note_broken(ctx, device, data);
+  efa_put last = put;
+  last.remote.address += before * longest;
+  last.local.address += before * longest;
+  last.bytes -= before * longest;
+  return efa_put_short<Sharing>(ctx, device, last, deferred, status);
+}
+
+/* By one lane. A put always posts a WQE, whatever it carries: it is what ends a run of aggregated ones. */
+template <uint32_t Sharing, class Ctx>
+EP_HD_SMALL bool efa_put_one(Ctx& ctx, ep_efa_device& device, const efa_put& put, const gin_options& options, ep_kernel_status* status) {
+  if (gin_requires_system_fence(options.given, options.required)) fence_system(ctx);
+  if (put.bytes > device.max_message) [[unlikely]] return efa_put_long<Sharing>(ctx, device, efa_put{put}, options.aggregate, status);
+  return efa_put_short<Sharing>(ctx, device, put, options.aggregate, status);
 }
 
 /* A value travels within its WQE, or waits in the place of its WQE's slot until the NIC has read it: that place is free when the slot is. */
 template <class Ctx>
-EP_HD ep_efa_request efa_write_value(const ep_efa_device& device, const ep_efa_qp& qp, const efa_writer<Ctx>& writer, const efa_put& put, uint64_t value) {
+EP_HD_SMALL ep_efa_request efa_write_value(const ep_efa_device& device, const ep_efa_qp& qp, const efa_writer<Ctx>& writer, const efa_put& put, uint64_t value) {
   const ep_efa_target& target = efa_target_of(device, qp, put.slot, put.rank);
   const auto bytes = static_cast<uint32_t>(put.bytes);
   if (qp.values == 0) {
@@ -189,9 +220,9 @@ template <uint32_t Sharing, class Ctx>
 EP_HD bool efa_put_value_one(Ctx& ctx, ep_efa_device& device, const efa_put& put, uint64_t value, const gin_options& options, ep_kernel_status* status) {
   if (gin_requires_system_fence(options.given, options.required)) fence_system(ctx);
   ep_efa_qp& data = efa_qp_of(device, 0);
-  const auto build = [&](uint64_t, const efa_writer<Ctx>& writer) { return efa_write_value(device, data, writer, put, value); };
-  return efa_post_alone<Sharing>(ctx, device, data, 1, build, put.rank, options.aggregate, status) != efa_refused &&
-         efa_post_ticks<Sharing>(ctx, device, put, put.ticks - 1, options.aggregate, status);
+  const auto build = [&](const efa_writer<Ctx>& writer) EP_SMALL_LAMBDA { return efa_write_value(device, data, writer, put, value); };
+  return efa_post_one_alone<Sharing>(ctx, device, data, build, put.rank, options.aggregate, status) &&
+         (put.ticks == 1 || efa_post_ticks<Sharing>(ctx, device, efa_put{put}, put.ticks - 1, options.aggregate, status));
 }
 
 template <uint32_t Sharing, class Ctx>

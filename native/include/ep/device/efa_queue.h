@@ -26,21 +26,49 @@ struct efa_cqe {
   EP_HD uint16_t id() const { return static_cast<uint16_t>(bits); }
 };
 
-EP_HD uint64_t efa_cq_entry(const ep_efa_qp& qp, uint64_t polled) { return qp.cq + (polled & (qp.cq_depth - 1)) * qp.cq_entry_bytes; }
-/* The first round of the ring has phase 1. */
-EP_HD bool efa_cqe_valid(const ep_efa_qp& qp, uint64_t polled, const efa_cqe& cqe) { return cqe.phase() == ((polled & qp.cq_depth) == 0); }
+/* What of a completion queue never changes: who takes many completions out loads it once. */
+struct efa_cq {
+  uint64_t base;
+  uint64_t depth;
+  uint64_t entry_bytes;
+  bool wide_id;
 
-/* Number of the WQE that a completion is of. It is less than `depth` behind the prefix, or the NIC has said something that cannot be. */
-template <class Ctx> EP_HD uint64_t efa_cqe_number(Ctx& ctx, const ep_efa_qp& qp, uint64_t entry, const efa_cqe& cqe, uint64_t prefix) {
-  if ((qp.flags & EP_EFA_QP_WIDE_ID) == 0) return prefix + static_cast<uint16_t>(cqe.id() - static_cast<uint16_t>(prefix));
-  const uint64_t high = load_relaxed(ctx, reinterpret_cast<const uint64_t*>(entry + 8));
-  return cqe.id() | (cqe.bits >> 48) << 16 | (high & 0xffffffffu) << 32;
-}
+  EP_HD explicit efa_cq(const ep_efa_qp& qp) : base(qp.cq), depth(qp.cq_depth), entry_bytes(qp.cq_entry_bytes), wide_id((qp.flags & EP_EFA_QP_WIDE_ID) != 0) {}
+  EP_HD uint64_t entry(uint64_t polled) const { return base + (polled & (depth - 1)) * entry_bytes; }
+  /* The first round of the ring has phase 1. */
+  EP_HD uint64_t phase(uint64_t polled) const { return (polled & depth) == 0 ? 1 : 0; }
+  template <class Ctx> EP_HD efa_cqe load(Ctx& ctx, uint64_t polled) const { return {load_acquire(ctx, reinterpret_cast<const uint64_t*>(entry(polled)))}; }
+  EP_HD bool valid(uint64_t polled, const efa_cqe& cqe) const { return cqe.phase() == (phase(polled) != 0); }
 
-template <class Ctx> EP_HD uint64_t efa_state(Ctx& ctx, ep_efa_qp& qp) { return poster_words<EP_EFA_SHARE_DEVICE>::load(ctx, &qp.broken); }
+  /* Number of the WQE that a completion is of. It is less than the send queue's depth behind the prefix, or the NIC has said something that cannot be. */
+  template <class Ctx> EP_HD uint64_t number(Ctx& ctx, uint64_t polled, const efa_cqe& cqe, uint64_t prefix) const {
+    if (!wide_id) return prefix + static_cast<uint16_t>(cqe.id() - static_cast<uint16_t>(prefix));
+    const uint64_t high = load_relaxed(ctx, reinterpret_cast<const uint64_t*>(entry(polled) + 8));
+    return cqe.id() | (cqe.bits >> 48) << 16 | (high & 0xffffffffu) << 32;
+  }
+  /* From completion `polled` on, how many are of WQEs polled, polled + 1 and so on, which have succeeded: one comparison each says so. */
+  template <class Ctx> EP_HD uint64_t in_order(Ctx& ctx, uint64_t polled) const {
+    if (wide_id) return 0;
+    const uint64_t place = polled & (depth - 1);
+    const uint64_t round = depth - place; /* until phase and address jump */
+    const uint64_t wraps = 0x10000u - (polled & 0xffffu);
+    const uint64_t most = round < wraps ? round : wraps;
+    const uint64_t first = (polled & 0xffffu) | phase(polled) << 24; /* id, EP_EFA_STATUS_OK, phase */
+    uint64_t at = base + place * entry_bytes;
+    uint64_t i = 0;
+    while (i < most && (load_acquire(ctx, reinterpret_cast<const uint64_t*>(at)) & 0x1ffffffu) == first + i) {
+      at += entry_bytes;
+      ++i;
+    }
+    return i;
+  }
+};
+static_assert(EP_EFA_STATUS_OK == 0, "in_order compares with it");
+
+template <class Ctx> EP_HD_SMALL uint64_t efa_state(Ctx& ctx, ep_efa_qp& qp) { return poster_words<EP_EFA_SHARE_DEVICE>::load(ctx, &qp.broken); }
 
 /* Breaks the queue pair, unless it is broken. `number`: of the WQE that failed, or that a poster gave up (efa_status 0). */
-template <class Ctx> EP_HD void efa_break(Ctx& ctx, ep_efa_qp& qp, uint32_t status, uint32_t efa_status, uint64_t number) {
+template <class Ctx> EP_HD_SELDOM void efa_break(Ctx& ctx, ep_efa_qp& qp, uint32_t status, uint32_t efa_status, uint64_t number) {
   if (!reserve(ctx, &qp.broken, EP_EFA_SOUND)) return;
   ep_efa_request request{0, -1, 0}; /* of a WQE that was given up there may be none yet */
   if (efa_status != EP_EFA_STATUS_OK) request = reinterpret_cast<const ep_efa_request*>(qp.requests)[number & (qp.depth - 1)];
@@ -59,7 +87,7 @@ EP_HD uint32_t efa_status_of(uint32_t efa_status) {
 }
 
 /* Says that the queue pair is broken, and how. Always false. */
-template <class Ctx> EP_HD bool efa_report(Ctx& ctx, ep_efa_qp& qp, ep_kernel_status* status) {
+template <class Ctx> EP_HD_SELDOM bool efa_report(Ctx& ctx, ep_efa_qp& qp, ep_kernel_status* status) {
   while (efa_state(ctx, qp) != EP_EFA_BROKEN) {} /* whoever found it writes a few words */
   const uint64_t found = static_cast<uint64_t>(qp.efa_status) << EP_NIC_FOUND_SYNDROME | (qp.wqe & 0xffffu) << EP_NIC_FOUND_INDEX |
                          static_cast<uint64_t>(qp.qpn) << EP_NIC_FOUND_QPN;
@@ -88,15 +116,19 @@ EP_HD uint64_t efa_finish(ep_efa_qp& qp, uint64_t prefix, uint64_t number) {
 template <uint32_t Sharing, class Ctx> EP_HD uint64_t efa_poll(Ctx& ctx, ep_efa_qp& qp) {
   using words = poster_words<Sharing>;
   if (!words::flag_take(ctx, &qp.poller)) return words::load(ctx, &qp.prefix);
+  const efa_cq cq(qp);
   uint64_t prefix = words::load(ctx, &qp.prefix);
   uint64_t polled = qp.polled;
   uint64_t failed = 0;
   uint32_t failure = EP_EFA_STATUS_OK;
+  if (polled == prefix) { /* as many were taken out as are below the prefix: nothing is marked */
+    while (const uint64_t more = cq.in_order(ctx, polled)) polled += more;
+    prefix = polled;
+  }
   for (;; ++polled) {
-    const uint64_t entry = efa_cq_entry(qp, polled);
-    const efa_cqe cqe{load_acquire(ctx, reinterpret_cast<const uint64_t*>(entry))};
-    if (!efa_cqe_valid(qp, polled, cqe)) break;
-    const uint64_t number = efa_cqe_number(ctx, qp, entry, cqe, prefix);
+    const efa_cqe cqe = cq.load(ctx, polled);
+    if (!cq.valid(polled, cqe)) break;
+    const uint64_t number = cq.number(ctx, polled, cqe, prefix);
     if (number - prefix >= qp.depth || cqe.status() != EP_EFA_STATUS_OK) {
       /* A request is flushed because another one failed, whose completion may come behind it. */
       if (failure == EP_EFA_STATUS_OK || failure == EP_EFA_STATUS_FLUSHED) {
@@ -119,8 +151,9 @@ template <uint32_t Sharing, class Ctx> EP_HD uint64_t efa_poll(Ctx& ctx, ep_efa_
 /* Whether a poll would find something. */
 EP_HD bool efa_has_completion(const ep_efa_qp& qp) {
   no_point here;
+  const efa_cq cq(qp);
   const uint64_t polled = load_relaxed(here, &qp.polled);
-  return efa_cqe_valid(qp, polled, efa_cqe{load_acquire(here, reinterpret_cast<const uint64_t*>(efa_cq_entry(qp, polled)))});
+  return cq.valid(polled, cq.load(here, polled));
 }
 
 struct efa_done_look {
@@ -145,7 +178,7 @@ EP_HD bool efa_wait_done(Ctx& ctx, ep_efa_qp& qp, uint64_t needed, int32_t peer,
 
 /* Tells the NIC of all WQEs below `producer`. By whoever has the turn: a doorbell never goes back.
  * HAZARD: the fence orders what this lane has written and what it has seen of others; a lane that wrote WQEs has fenced them itself (registers.h). */
-template <class Ctx> EP_HD void efa_ring(Ctx& ctx, ep_efa_qp& qp, uint64_t producer) {
+template <class Ctx> EP_HD_SMALL void efa_ring(Ctx& ctx, ep_efa_qp& qp, uint64_t producer) {
   register_fence(ctx);
   register_store(ctx, qp.doorbell, static_cast<uint32_t>(producer));
   register_fence(ctx);

@@ -22,44 +22,46 @@ template <class Ctx> struct efa_writer {
   uint32_t phase;    /* bit log2(depth) of the number */
   bool wide_id;
 
-  EP_HD void word(uint32_t index, uint64_t value) const { register_store(ctx, wqe + index * 8u, value); }
+  EP_HD_SMALL void word(uint32_t index, uint64_t value) const { register_store(ctx, wqe + index * 8u, value); }
 
   /* `length`: 1 data segment, or inline bytes. */
-  EP_HD void meta(uint32_t ctrl1, const ep_efa_target& to, uint32_t length) const {
+  EP_HD_SMALL void meta(uint32_t ctrl1, ep_efa_target to, uint32_t length) const {
     const uint64_t id = number & 0xffffu;
-    word(0, id | static_cast<uint64_t>(ctrl1) << 16 | static_cast<uint64_t>(EP_EFA_CTRL2 | phase) << 24 | static_cast<uint64_t>(to.qpn) << 32 |
-                static_cast<uint64_t>(length) << 48);
+    const uint64_t same = static_cast<uint64_t>(ctrl1) << 16 | static_cast<uint64_t>(EP_EFA_CTRL2) << 24 | static_cast<uint64_t>(length) << 48;
+    word(0, same | id | static_cast<uint64_t>(phase) << 24 | static_cast<uint64_t>(to.qpn) << 32);
     word(1, static_cast<uint64_t>(to.ah) << 32);
     word(2, to.qkey);
     word(3, wide_id ? number & ~uint64_t{0xffff} : 0);
   }
-  EP_HD void remote(const efa_place& at, uint32_t bytes) const {
+  EP_HD_SMALL void remote(efa_place at, uint32_t bytes) const {
     word(4, static_cast<uint64_t>(at.key) << 32 | bytes);
     word(5, at.address);
   }
-  EP_HD void local(const efa_place& at, uint32_t bytes) const {
-    word(6, static_cast<uint64_t>(at.key & EP_EFA_LKEY_MASK) << 32 | bytes);
+  /* 24 bits of a key: EP_EFA_LKEY_MASK. */
+  EP_HD_SMALL void local(efa_place at, uint32_t bytes) const {
+    word(6, static_cast<uint64_t>(at.key) << 40 >> 8 | bytes);
     word(7, at.address);
   }
   /* What a wide slot has behind the segments: the NIC takes all of it. */
-  EP_HD void rest() const {
-    for (uint32_t i = 8; i < wqe_bytes / 8; ++i) word(i, 0);
+  EP_HD_SMALL void rest() const {
+    if (wqe_bytes == EP_EFA_WQE_BYTES) [[likely]] return;
+    for (uint32_t i = EP_EFA_WQE_BYTES / 8; i < EP_EFA_WIDE_WQE_BYTES / 8; ++i) word(i, 0);
   }
 
-  EP_HD void write(const ep_efa_target& target, const efa_place& to, const efa_place& from, uint32_t bytes) const {
+  EP_HD_SMALL void write(ep_efa_target target, efa_place to, efa_place from, uint32_t bytes) const {
     meta(EP_EFA_CTRL1_WRITE, target, 1);
     remote(to, bytes);
     local(from, bytes);
     rest();
   }
-  EP_HD void read(const ep_efa_target& target, const efa_place& from, const efa_place& into, uint32_t bytes) const {
+  EP_HD void read(ep_efa_target target, efa_place from, efa_place into, uint32_t bytes) const {
     meta(EP_EFA_CTRL1_READ, target, 1);
     remote(from, bytes);
     local(into, bytes);
     rest();
   }
   /* 1 to 8 bytes, in a wide slot. */
-  EP_HD void write_value(const ep_efa_target& target, const efa_place& to, uint64_t value, uint32_t bytes) const {
+  EP_HD_SMALL void write_value(ep_efa_target target, efa_place to, uint64_t value, uint32_t bytes) const {
     meta(EP_EFA_CTRL1_WRITE | EP_EFA_CTRL1_INLINE, target, bytes);
     remote(to, bytes);
     word(6, value);

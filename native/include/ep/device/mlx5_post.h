@@ -16,14 +16,17 @@ EP_MACHINE_BEGIN
 constexpr uint64_t mlx5_refused = UINT64_MAX;
 
 /* The first lane's part before WQEs are written: the number of the first, or mlx5_refused. */
-template <uint32_t Sharing, class Ctx> EP_HD uint64_t mlx5_take(Ctx& ctx, ep_ibgda_qp& qp, uint32_t count, ep_kernel_status* status) {
+template <uint32_t Sharing, class Ctx> EP_HD_SMALL uint64_t mlx5_take(Ctx& ctx, ep_ibgda_qp& qp, uint32_t count, ep_kernel_status* status) {
   using words = poster_words<Sharing>;
-  if (mlx5_state(ctx, qp) != EP_IBGDA_SOUND) {
+  if (mlx5_state(ctx, qp) != EP_IBGDA_SOUND) [[unlikely]] {
     mlx5_report(ctx, qp, status);
     return mlx5_refused;
   }
   const uint64_t first = words::add(ctx, &qp.taken, count);
-  if (first + count <= qp.depth || mlx5_wait_done<Sharing>(ctx, qp, first + count - qp.depth, EP_STAGE_ROOM, status)) return first;
+  const uint64_t end = first + count;
+  /* As far as was seen when somebody looked last; `done` is never above what was taken. */
+  if (end - words::load(ctx, &qp.done) <= qp.depth) [[likely]] return first;
+  if (mlx5_wait_done<Sharing>(ctx, qp, end - qp.depth, EP_STAGE_ROOM, status)) return first;
   mlx5_break(ctx, qp, EP_STATUS_CLOSED, 0, 0, first);
   return mlx5_refused;
 }
@@ -38,8 +41,7 @@ struct mlx5_turn_look {
   }
 };
 
-template <uint32_t Sharing, class Ctx> EP_HD bool mlx5_wait_turn(Ctx& ctx, ep_ibgda_qp& qp, uint64_t first, ep_kernel_status* status) {
-  if (poster_words<Sharing>::load(ctx, &qp.ready) == first) return true;
+template <uint32_t Sharing, class Ctx> EP_HD_SELDOM bool mlx5_wait_turn(Ctx& ctx, ep_ibgda_qp& qp, uint64_t first, ep_kernel_status* status) {
   if (!ctx.wait_for(mlx5_turn_look{qp, first}, first, qp.peer, EP_STAGE_TURN, status)) {
     mlx5_break(ctx, qp, EP_STATUS_CLOSED, 0, 0, first);
     return false;
@@ -69,7 +71,7 @@ struct post_in_turn {
     if (first == mlx5_refused) return first;
     mlx5_build(ctx, group, qp, first, count, build);
     if (group.lane() == 0) {
-      if (mlx5_wait_turn<Sharing>(ctx, qp, first, status)) {
+      if (poster_words<Sharing>::load(ctx, &qp.ready) == first || mlx5_wait_turn<Sharing>(ctx, qp, first, status)) {
         mlx5_ring(ctx, qp, first + count);
         poster_words<Sharing>::store(ctx, &qp.ready, first + count);
       } else {
@@ -91,7 +93,7 @@ struct post_by_ringer {
     if (first == mlx5_refused) return first;
     mlx5_build(ctx, group, qp, first, count, build);
     if (group.lane() == 0) {
-      if (mlx5_wait_turn<Sharing>(ctx, qp, first, status)) {
+      if (poster_words<Sharing>::load(ctx, &qp.ready) == first || mlx5_wait_turn<Sharing>(ctx, qp, first, status)) {
         poster_words<Sharing>::store(ctx, &qp.ready, first + count);
         ring<Sharing>(ctx, qp);
       } else {
@@ -153,7 +155,8 @@ struct post_under_lock {
       return mlx5_refused;
     }
     const uint64_t number = alone::add(ctx, &qp.taken, 1);
-    if (number < qp.depth || mlx5_wait_done<EP_IBGDA_SHARE_DEVICE>(ctx, qp, number + 1 - qp.depth, EP_STAGE_ROOM, status)) return number;
+    if (number + 1 - words::load(ctx, &qp.done) <= qp.depth) [[likely]] return number;
+    if (mlx5_wait_done<EP_IBGDA_SHARE_DEVICE>(ctx, qp, number + 1 - qp.depth, EP_STAGE_ROOM, status)) return number;
     mlx5_break(ctx, qp, EP_STATUS_CLOSED, 0, 0, number);
     return mlx5_refused;
   }

@@ -37,7 +37,7 @@ template <class Ctx> EP_HD uint64_t mlx5_state(Ctx& ctx, ep_ibgda_qp& qp) { retu
 
 /* Breaks the queue pair, unless it is broken. `number`: of the WQE that failed, or that a poster gave up. */
 template <class Ctx>
-EP_HD void mlx5_break(Ctx& ctx, ep_ibgda_qp& qp, uint32_t status, uint32_t syndrome, uint32_t vendor, uint64_t number) {
+EP_HD_SELDOM void mlx5_break(Ctx& ctx, ep_ibgda_qp& qp, uint32_t status, uint32_t syndrome, uint32_t vendor, uint64_t number) {
   if (!reserve(ctx, &qp.broken, EP_IBGDA_SOUND)) return;
   const auto* wqe = reinterpret_cast<const uint32_t*>(qp.sq + (number & (qp.depth - 1)) * EP_IBGDA_WQE_BYTES);
   const bool failed = syndrome != 0; /* otherwise the slot may hold another WQE, or none */
@@ -59,7 +59,7 @@ template <class Ctx> EP_HD void mlx5_break_by_cqe(Ctx& ctx, ep_ibgda_qp& qp, uin
 }
 
 /* Says that the queue pair is broken, and how. Always false. */
-template <class Ctx> EP_HD bool mlx5_report(Ctx& ctx, ep_ibgda_qp& qp, ep_kernel_status* status) {
+template <class Ctx> EP_HD_SELDOM bool mlx5_report(Ctx& ctx, ep_ibgda_qp& qp, ep_kernel_status* status) {
   while (mlx5_state(ctx, qp) != EP_IBGDA_BROKEN) {} /* whoever found it writes a few words */
   const uint64_t found = static_cast<uint64_t>(qp.syndrome) << EP_NIC_FOUND_SYNDROME | static_cast<uint64_t>(qp.vendor_syndrome) << EP_NIC_FOUND_VENDOR |
                          (qp.wqe & 0xffffu) << EP_NIC_FOUND_INDEX | static_cast<uint64_t>(qp.qpn) << EP_NIC_FOUND_QPN;
@@ -125,7 +125,7 @@ struct mlx5_done_look {
 
 /* Waits until WQEs with numbers below `needed` have completed. */
 template <uint32_t Sharing, class Ctx>
-EP_HD bool mlx5_wait_done(Ctx& ctx, ep_ibgda_qp& qp, uint64_t needed, uint32_t stage, ep_kernel_status* status) {
+EP_HD_SELDOM bool mlx5_wait_done(Ctx& ctx, ep_ibgda_qp& qp, uint64_t needed, uint32_t stage, ep_kernel_status* status) {
   for (;;) {
     if (poster_words<Sharing>::load(ctx, &qp.done) >= needed || mlx5_poll<Sharing>(ctx, qp) >= needed) return true;
     if (mlx5_state(ctx, qp) != EP_IBGDA_SOUND) return mlx5_report(ctx, qp, status);
@@ -135,7 +135,7 @@ EP_HD bool mlx5_wait_done(Ctx& ctx, ep_ibgda_qp& qp, uint64_t needed, uint32_t s
 
 /* Tells the NIC of all WQEs below `producer`. One caller at a time.
  * HAZARD: WQEs, then the record, then the register, each visible before the next: the NIC fetches as soon as it sees either. */
-template <class Ctx> EP_HD void mlx5_ring(Ctx& ctx, ep_ibgda_qp& qp, uint64_t producer, uint64_t doorbell, uint64_t bf_offset) {
+template <class Ctx> EP_HD_SMALL void mlx5_ring(Ctx& ctx, ep_ibgda_qp& qp, uint64_t producer, uint64_t doorbell, uint64_t bf_offset) {
   store_release(ctx, reinterpret_cast<uint32_t*>(qp.dbr) + 1, be32(static_cast<uint32_t>(producer) & EP_MLX5_DBR_COUNTER_MASK));
   fence_register(); /* a register is mapped write-combining: no release orders it against memory */
   store_release(ctx, reinterpret_cast<uint64_t*>(qp.bf + bf_offset), doorbell);

@@ -82,9 +82,14 @@ EP_HD void compact_put_words(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoi
   } else {
     ep_kernel_status why{};
     const uint64_t bytes = count * sizeof(uint64_t);
-    if (!endpoint.put_rows(ctx, coop, peer, to, words, bytes, bytes, 1, false, at.signal_slot(kind, at.self()), add, &why) && coop.lane() == 0) {
-      moe_give_up(ctx, at, peer, why);
+    bool ok = true;
+    if constexpr (requires { Endpoint::max_add; }) { /* only the sum says that the words are there, so the rest may come first */
+      for (; ok && add > Endpoint::max_add; add -= Endpoint::max_add) {
+        ok = endpoint.signal(ctx, coop, peer, at.signal_slot(kind, at.self()), Endpoint::max_add, &why);
+      }
     }
+    ok = ok && endpoint.put_rows(ctx, coop, peer, to, words, bytes, bytes, 1, false, at.signal_slot(kind, at.self()), add, &why);
+    if (!ok && coop.lane() == 0) moe_give_up(ctx, at, peer, why);
   }
 }
 

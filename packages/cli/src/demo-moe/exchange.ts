@@ -1,4 +1,5 @@
 /** How tokens get to their experts and back, wherever rows lie: as the demo's steps see it. */
+import type { Store } from '@ep/core';
 import type { MoeHandle, MoeLoss } from '@ep/cuda-kernels';
 
 /** Rows that came here, until their results are combined. */
@@ -30,5 +31,7 @@ export interface Exchange {
   dispatch(rows: Uint16Array, topkIdx: Int32Array): Promise<Arrived>;
   /** Results of experts in `arrived.results`; the tokens' weights. Ends the call. */
   combine(arrived: Arrived, weights: Float32Array): Promise<Combined>;
+  /** Waits for another one in the place of a dead rank. Collective, with nothing under way. Absent where rows are on a GPU. */
+  takeIn?(store: Store, rank: number): Promise<void>;
   close(): Promise<void>;
 }

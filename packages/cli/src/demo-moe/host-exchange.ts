@@ -1,8 +1,14 @@
 /** Experts' rows in memory of the host. */
-import { decode, type Storage, tensor } from '@ep/core';
-import { type MoeBuffer, type MoeBufferOptions, type MoeReceived, openMoeBuffer } from '@ep/cuda-kernels';
+import { decode, type Storage, type Store, tensor } from '@ep/core';
+import {
+  joinMoeBuffer,
+  type MoeBuffer,
+  type MoeBufferOptions,
+  type MoeReceived,
+  openMoeBuffer,
+} from '@ep/cuda-kernels';
 import { allocateHost } from '@ep/native';
-import type { DemoTransport } from '../demo/transports.js';
+import { type DemoTransport, readmitDemoRank } from '../demo/transports.js';
 import type { Arrived, Combined, Exchange } from './exchange.js';
 
 const bf16 = (rows: number, hidden: number) =>
@@ -21,15 +27,27 @@ function readRow({ x, scales }: MoeReceived, row: number, hidden: number, into: 
 export class HostExchange implements Exchange {
   readonly #buffer: MoeBuffer;
   readonly #hidden: number;
+  readonly #transport: DemoTransport;
 
-  private constructor(buffer: MoeBuffer, hidden: number) {
+  private constructor(buffer: MoeBuffer, hidden: number, transport: DemoTransport) {
     this.#buffer = buffer;
     this.#hidden = hidden;
+    this.#transport = transport;
   }
 
   /** Collective. */
   static async open(transport: DemoTransport, options: MoeBufferOptions): Promise<HostExchange> {
-    return new HostExchange(await openMoeBuffer(transport, options), options.hidden);
+    return new HostExchange(await openMoeBuffer(transport, options), options.hidden, transport);
+  }
+
+  /** In the place of a rank that died, while the others take it in. */
+  static async join(transport: DemoTransport, options: MoeBufferOptions): Promise<HostExchange> {
+    return new HostExchange(await joinMoeBuffer(transport, options), options.hidden, transport);
+  }
+
+  async takeIn(store: Store, rank: number): Promise<void> {
+    await readmitDemoRank(this.#transport, store, rank);
+    await this.#buffer.updateMembers();
   }
 
   get activeRanks(): Uint8Array {

@@ -19,6 +19,8 @@ export interface MoeJob {
   readonly tokens: readonly Int32Array[];
   /** Dies in the middle of this step, after it has sent its tokens. */
   readonly kill?: { readonly rank: number; readonly step: number };
+  /** Then one more is started than there are ranks: it takes the place of the killed one from the next step on. */
+  readonly replace?: boolean;
 }
 
 export const stepsOf = ({ tokens, batch }: Pick<MoeJob, 'tokens' | 'batch'>): number =>

@@ -1,4 +1,5 @@
 /** `ep demo moe`: tokens of real documents to their experts and back. */
+import { invalid } from '@ep/core';
 import {
   balanceExperts,
   expertLoad,
@@ -35,6 +36,7 @@ export interface MoeDemoOptions {
   readonly from?: string;
   readonly svg?: string;
   readonly kill?: number;
+  readonly replace?: boolean;
 }
 
 /** Built beside the entry point; see tsup.config.ts. */
@@ -79,7 +81,7 @@ export async function runMoeDemo(
   tell: (text: string) => void,
   signal: AbortSignal,
 ): Promise<MoeDemoReport> {
-  const { ranks, seed, dtype, mode, device, transport, kill } = options;
+  const { ranks, seed, dtype, mode, device, transport, kill, replace = false } = options;
   const { hidden, topK, experts } = moeShape;
   tell('collect and tokenise documents');
   const files = collectDocuments(options.from ?? findRoot(process.cwd()));
@@ -100,6 +102,9 @@ export async function runMoeDemo(
   const places = Math.ceil(experts / ranks) + (ranks > 1 ? sparePlaces : 0);
   const balanced = balanceExperts(load, { worldSize: ranks, places });
   const steps = stepsOf({ tokens, batch });
+  // Whoever comes in its place has a step to do.
+  const killStep = Math.min(Math.floor(steps / 2), replace ? steps - 2 : steps);
+  if (killStep < 0) throw invalid('--replace', { where: 'demo moe', expected: 'two steps at least', found: steps });
   const job: MoeJob = {
     seed,
     mode,
@@ -109,7 +114,8 @@ export async function runMoeDemo(
     map: balanced.map,
     batch,
     tokens,
-    ...(kill === undefined ? {} : { kill: { rank: kill, step: Math.floor(steps / 2) } }),
+    ...(kill === undefined ? {} : { kill: { rank: kill, step: killStep } }),
+    ...(replace ? { replace } : {}),
   };
   const payload: Payload = dtype === 'fp8' ? 'f8e4m3+f32' : 'bf16';
   const bytes = { logical: 0, ownRank: 0, wire: 0 };
@@ -128,7 +134,7 @@ export async function runMoeDemo(
   }
   tell(`run ${ranks} ${options.rankMode}`);
   const results = await runRanks<MoePhase, MoeRankResult>(
-    ranks,
+    replace ? ranks + 1 : ranks,
     {
       program: rankProgram,
       write: (path) => writeMoeJob(path, job),
@@ -174,9 +180,13 @@ export async function runMoeDemo(
       largest: Math.max(...results.map(({ compared }) => compared.largest)),
       elements: sum(({ compared }) => compared.elements),
     },
-    expectedElements: results.reduce((all, { rank }) => all + tokens[rank]!.length * hidden, 0),
+    expectedElements: results.reduce((all, { rank }) => {
+      const missed = rank === kill ? (killStep + 1) * batch : 0;
+      return all + Math.max(0, tokens[rank]!.length - missed) * hidden;
+    }, 0),
     tolerance: moeTolerances[dtype],
     ...(job.kill === undefined ? {} : { killed: job.kill }),
+    replaced: replace && results.some(({ rank }) => rank === kill),
     losses: results.flatMap(({ rank, losses }) => losses.map((loss) => ({ seenBy: rank, ...loss }))),
     droppedChoices: sum(({ droppedChoices }) => droppedChoices),
     routes: [...new Set(results[0]!.routes.map((route) => route.replace(/^rank \d+ by /, '')))],

@@ -2,10 +2,15 @@
  * What one rank does in `ep demo moe`: two steps are under way at any time; while the tokens of one travel, its experts compute those of the other. At the
  * end it computes its own tokens' mixtures once more, with all experts at hand and no dispatch, and compares.
  */
-import { decode, encode, type Member } from '@ep/core';
+import { decode, encode, type Member, type Store } from '@ep/core';
 import { routingLayout } from '@ep/plan/moe';
 import type { Compared } from '../demo/results.js';
-import { type DemoTransport, openCudaDemoTransport, openDemoTransport } from '../demo/transports.js';
+import {
+  type DemoTransport,
+  openCudaDemoTransport,
+  openDemoTransport,
+  rejoinDemoTransport,
+} from '../demo/transports.js';
 import { CudaExchange } from './cuda-exchange.js';
 import type { Arrived, Exchange } from './exchange.js';
 import { HostExchange } from './host-exchange.js';
@@ -44,14 +49,20 @@ interface Outcome {
 }
 
 export async function runMoeRank(
-  member: Member,
+  started: Member,
   job: MoeJob,
   onPhase: (phase: MoePhase) => void,
 ): Promise<MoeRankResult> {
+  const worldSize = job.tokens.length;
+  const { kill, replace } = job;
+  // One more than there are ranks was started: it stands by to take the place of the killed one.
+  const comesLater = replace === true && started.rank === worldSize;
+  const member = { ...started, rank: comesLater ? kill!.rank : started.rank, worldSize };
+  const firstStep = comesLater ? kill!.step + 1 : 0;
   const { rank } = member;
   const begin = performance.now();
   const model = new MoeModel(job.seed);
-  const { transport, exchange } = await openExchange(member, job, model);
+  const { transport, exchange } = await openExchange(member, job, model, comesLater);
   try {
     const milliseconds = { 'set-up': performance.now() - begin, generate: 0, steps: 0, verify: 0 };
     const phase = async <T>(name: MoePhase, body: () => T | Promise<T>): Promise<T> => {
@@ -61,10 +72,10 @@ export async function runMoeRank(
       milliseconds[name] = performance.now() - from;
       return value;
     };
-    const batches = await phase('generate', () => makeBatches(job, rank, model));
-    await transport.barrier();
-    const run = new Steps(job, rank, model, exchange);
-    await phase('steps', () => run.all(batches));
+    const batches = await phase('generate', () => makeBatches(job, rank, model).slice(firstStep));
+    if (!comesLater) await transport.barrier();
+    const run = new Steps(job, member, model, exchange);
+    await phase('steps', () => run.all(batches, firstStep));
     const losses = run.losses;
     const routes = exchange.routes();
     await exchange.close();
@@ -80,6 +91,7 @@ async function openExchange(
   member: Member,
   job: MoeJob,
   model: MoeModel,
+  comesLater: boolean,
 ): Promise<{ readonly transport: DemoTransport; readonly exchange: Exchange }> {
   const { hidden, topK } = model.shape;
   const options = {
@@ -100,6 +112,9 @@ async function openExchange(
       throw error;
     }
   };
+  if (comesLater) {
+    return open(await rejoinDemoTransport(member), (transport) => HostExchange.join(transport, options));
+  }
   return job.device === 'cuda'
     ? open(await openCudaDemoTransport(member), (transport) => CudaExchange.open(transport, options))
     : open(await openDemoTransport(job.transport, member), (transport) => HostExchange.open(transport, options));
@@ -125,26 +140,31 @@ class Steps {
   stagedBytes = 0;
   readonly #job: MoeJob;
   readonly #rank: number;
+  readonly #store: Store;
   readonly #model: MoeModel;
   readonly #exchange: Exchange;
 
-  constructor(job: MoeJob, rank: number, model: MoeModel, exchange: Exchange) {
+  constructor(job: MoeJob, { rank, store }: Member, model: MoeModel, exchange: Exchange) {
     this.#job = job;
     this.#rank = rank;
+    this.#store = store;
     this.#model = model;
     this.#exchange = exchange;
   }
 
-  async all(batches: readonly Batch[]): Promise<void> {
-    const { kill } = this.#job;
+  /** Those of steps `first` and on. */
+  async all(batches: readonly Batch[], first: number): Promise<void> {
+    const { kill, replace } = this.#job;
     let next = this.#dispatch(batches[0]!);
-    for (const [step, batch] of batches.entries()) {
+    for (const [index, batch] of batches.entries()) {
+      const step = first + index;
+      const takesIn = replace === true && kill?.step === step;
       const { work, activeRanks } = next;
       if (kill !== undefined && kill.rank === this.#rank && kill.step === step) await this.#die();
       const received = await work;
       this.#noteLosses(step);
       // The next step's tokens are on their way while the experts compute this one's.
-      if (step + 1 < batches.length) next = this.#dispatch(batches[step + 1]!);
+      if (index + 1 < batches.length && !takesIn) next = this.#dispatch(batches[index + 1]!);
       this.#experts(received);
       const combined = await this.#exchange.combine(received, batch.weights);
       this.#noteLosses(step);
@@ -154,6 +174,10 @@ class Steps {
         activeRanks,
         lostRanks: combined.lostRanks,
       });
+      if (!takesIn) continue;
+      // Nothing is under way here, on any rank.
+      await this.#exchange.takeIn!(this.#store, kill!.rank);
+      if (index + 1 < batches.length) next = this.#dispatch(batches[index + 1]!);
     }
   }
 

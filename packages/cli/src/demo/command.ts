@@ -54,6 +54,7 @@ interface DemoFlags {
   readonly transport: DemoTransportName;
   readonly mode: MoeForm['mode'];
   readonly kill?: number;
+  readonly replace?: boolean;
   readonly from?: string;
   readonly svg: string | false;
   readonly json?: boolean;
@@ -84,6 +85,7 @@ export function demoCommand(): Command {
         .default('low-latency'),
     )
     .addOption(new Option('--kill <rank>', 'moe: this rank dies in the middle').argParser(integerOption(0, 127)))
+    .option('--replace', 'moe: with --kill: another process takes its place in the next step')
     .addOption(
       new Option('--seed <number>', 'of embeddings, projections and dO')
         .argParser(integerOption(0, 2 ** 31 - 1))
@@ -113,6 +115,9 @@ export function demoCommand(): Command {
       if (job === 'moe') return moe(flags);
       const { dtype } = flags;
       if (dtype === 'fp8') throw invalid('--dtype', { where: 'demo attention', expected: 'bf16 or f32', found: dtype });
+      if (flags.replace === true) {
+        throw invalid('--replace', { where: 'demo attention', expected: 'absent: it is of demo moe', found: true });
+      }
       if (flags.kill !== undefined) {
         throw invalid('--kill', { where: 'demo attention', expected: 'absent: it is of demo moe', found: flags.kill });
       }
@@ -151,6 +156,14 @@ async function moe(flags: DemoFlags): Promise<void> {
   if (kill !== undefined && (kill >= ranks || ranks < 2)) {
     throw invalid('--kill', { where: 'demo moe', expected: `one of ${ranks} ranks, not the only one`, found: kill });
   }
+  if (kill !== undefined && flags.transport === 'efa') {
+    const expected = 'absent with --transport efa, where calls end with a rank that dies';
+    throw invalid('--kill', { where: 'demo moe', expected, found: kill });
+  }
+  if (flags.replace === true && (kill === undefined || flags.transport !== 'shm' || flags.device === 'cuda')) {
+    const expected = 'with --kill, over shm, with rows on the host';
+    throw invalid('--replace', { where: 'demo moe', expected, found: true });
+  }
   if (flags.device === 'cuda') await checkDevice('demo moe', flags);
   const stop = new AbortController();
   const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
@@ -172,6 +185,7 @@ async function moe(flags: DemoFlags): Promise<void> {
       ...(from === undefined ? {} : { from }),
       ...(flags.svg === false ? {} : { svg: flags.svg }),
       ...(kill === undefined ? {} : { kill }),
+      replace: flags.replace === true,
     };
     const report = await runMoeDemo(options, tell, stop.signal);
     tell('');

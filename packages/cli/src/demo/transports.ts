@@ -1,5 +1,5 @@
 /** What the demo can run over. */
-import { EpError, type Member, type Transport } from '@ep/core';
+import { EpError, type Member, type Store, type Transport } from '@ep/core';
 import { type EfaNeeds, efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
@@ -24,6 +24,15 @@ export const demoTransportNames = Object.keys(openers) as readonly DemoTransport
 
 export const openDemoTransport = (name: DemoTransportName, member: Member): Promise<DemoTransport> =>
   openers[name](member);
+
+/** In the place of a rank that died; over shared memory. It waits for the others as long as they take to get there. */
+export const rejoinDemoTransport = (member: Member) =>
+  nvshmem.shm.rejoin(member, { ...limits, timeoutMs: 10 * 60_000 });
+
+export async function readmitDemoRank(transport: DemoTransport, store: Store, rank: number): Promise<void> {
+  if (!('readmit' in transport)) throw new EpError('EP_UNSUPPORTED', `${transport.name} takes nobody in anew`);
+  await (transport as Awaited<ReturnType<typeof nvshmem.shm.open>>).readmit({ store, joining: [rank] });
+}
 
 /** Where tensors lie and kernels run. */
 export const demoDevices = ['host', 'cuda'] as const;

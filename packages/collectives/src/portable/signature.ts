@@ -2,15 +2,23 @@
 import { EpError, formatRanks } from '@ep/core';
 import type { EngineCall } from '../engine.js';
 import { reduceOpName } from '../reduce.js';
+import type { ReduceOp } from '../reduce-op.js';
 import type { CallRecord } from './records.js';
 
+/** What ranks tell each other of a call in words. */
+type NamedCall = Pick<EngineCall, 'kind' | 'dtype' | 'root'> & {
+  readonly reduceOp?: ReduceOp | undefined;
+  readonly inputs: readonly { readonly length: number }[];
+  readonly outputs: readonly { readonly length: number }[];
+};
+
 /** Elements of one of the arrays that the table of `EngineCall` calls n. */
-function elements(call: EngineCall): number {
+function elements(call: NamedCall): number {
   return (call.inputs[0] ?? call.outputs[0])?.length ?? 0;
 }
 
 /** Readable, and equal on two ranks if and only if their calls fit together; lengths of an all-to-all are compared between pairs. */
-export function describeCall(call: EngineCall): string {
+export function describeCall(call: NamedCall): string {
   const { kind, dtype, reduceOp, root } = call;
   const words: string[] = [kind];
   if (kind !== 'barrier') words.push(dtype);

@@ -373,7 +373,7 @@ class ShmEngine extends Resource implements GroupEngine {
     if (!this.closed) this.#group.fence();
     if (codeOfStatus(outcome.status) === 'EP_BUSY' && this.#poison !== undefined)
       return this.#poisoned(call, this.#poison);
-    const error = callError(call, outcome, details);
+    const error = callError(this.rank, call, outcome, details);
     if (error.code === 'EP_EVICTED') this.#leave();
     if (error.code !== 'EP_PEER_LOST' && error.code !== 'EP_CLOSED') this.#poison ??= error;
     return error;

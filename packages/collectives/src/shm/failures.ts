@@ -34,16 +34,18 @@ export interface NamedCall {
   readonly timeoutMs: number;
 }
 
-function mismatch(call: NamedCall, outcome: Outcome, { active, calls }: NativeCallFailure): EpError {
+function mismatch(rank: number, call: NamedCall, outcome: Outcome, { active, calls }: NativeCallFailure): EpError {
+  const own = [...active].indexOf(rank);
+  // Of the call that differed: it may be one that ended here before this one, because nobody was awaited.
+  const sequence = own < 0 ? call.sequence : calls[own * FIELDS]!;
   const texts = new Map<number, string>();
   for (const [i, rank] of active.entries()) {
     const numbers = calls.subarray(i * FIELDS, (i + 1) * FIELDS);
-    const at = numbers[0] === call.sequence ? '' : ` as its call ${numbers[0]}`;
+    const at = numbers[0] === sequence ? '' : ` as its call ${numbers[0]}`;
     texts.set(rank, `${describeNative(numbers)}${at}`);
   }
-  const found = differentCalls(call.sequence, texts);
+  const found = differentCalls(sequence, texts);
   if (found !== undefined) return found;
-  const { sequence } = call;
   const expected = `${outcome.expected} bytes`;
   const given = `${outcome.found} bytes`;
   return new EpError(
@@ -53,8 +55,8 @@ function mismatch(call: NamedCall, outcome: Outcome, { active, calls }: NativeCa
   );
 }
 
-/** Why a collective call failed. `lost` members leave the group in order; every other failure poisons it. */
-export function callError(call: NamedCall, outcome: Outcome, details: NativeCallFailure): EpError {
+/** Why a collective call of `rank` failed. `lost` members leave the group in order; every other failure poisons it. */
+export function callError(rank: number, call: NamedCall, outcome: Outcome, details: NativeCallFailure): EpError {
   const where = `call ${call.sequence}: ${call.kind}`;
   const code = codeOfStatus(outcome.status);
   const missing = [...details.missing];
@@ -78,7 +80,7 @@ export function callError(call: NamedCall, outcome: Outcome, details: NativeCall
       );
     }
     case 'EP_MISMATCH':
-      return mismatch(call, outcome, details);
+      return mismatch(rank, call, outcome, details);
     case 'EP_ABORTED':
       return new EpError(code, `${where}: ${formatRanks([outcome.rank])} gave up this call, or an earlier one`, {
         context: { ...context, ranks: [outcome.rank] },

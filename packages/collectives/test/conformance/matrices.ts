@@ -61,6 +61,16 @@ export const describeNvshmem = (): void =>
     expected: new URL('../group-nvshmem.expected.json', import.meta.url),
   });
 
+/** Calls on device tensors, by the kernels of GPUs on host threads. */
+export const describeDevice = (): void =>
+  describeGroups('process groups on the device of nvshmem (cuda)', {
+    provider: { module: '@ep/nvshmem', name: 'nvshmem.cuda' },
+    worlds: [3],
+    modes: ['threads'],
+    sample: [['threads', 3]],
+    expected: new URL('../group-device.expected.json', import.meta.url),
+  });
+
 /** The portable engine over libfabric's TCP: a rank that dies is found by its silence. */
 export const describeFabric = (): void =>
   describeGroups('process groups over nvshmem (fabric over TCP)', {

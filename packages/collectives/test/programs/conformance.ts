@@ -4,6 +4,7 @@ import { CloseScope, type Need, type Probe, type Transport } from '@ep/core';
 import { initProcessGroup, type ProcessGroup } from '../../src/index.js';
 import type { GroupCase, GroupRank } from '../conformance/cases/case.js';
 import { processGroupCases } from '../conformance/cases/index.js';
+import { stagedOnDevice } from '../device/staged-engine.js';
 
 const HERE: Probe = {
   available: true,
@@ -27,8 +28,10 @@ async function runCase({ body }: GroupCase, rank: CaseRank): Promise<void> {
   const transports = new Map<ProcessGroup, Transport<Need>>();
   const open: GroupRank['open'] = async (options = {}) => {
     const transport = rank.provider.name === shm.name ? undefined : await rank.open();
+    // Over device memory, calls are made on the device.
+    const onDevice = transport?.capabilities.spaces?.has('device') === true;
     const group = await initProcessGroup({
-      backend: transport ?? 'shm',
+      backend: onDevice ? stagedOnDevice(transport) : (transport ?? 'shm'),
       store: rank.store,
       rank: rank.rank,
       worldSize: rank.worldSize,

@@ -415,8 +415,8 @@ describe('the cases', () => {
 
   it('take on who is asked for by a goal', () => {
     const names = (op: Shape['op'], bytes: number) => ourTargets({ op, bytes }).map(([name]) => name);
-    expect(names('all-reduce', 8)).toEqual(['group', 'typed', 'awaited', 'native']);
-    expect(names('barrier', 0)).toEqual(['group', 'awaited', 'native']);
+    expect(names('all-reduce', 8)).toEqual(['group', 'typed', 'awaited', 'native', 'exchange']);
+    expect(names('barrier', 0)).toEqual(['group', 'awaited', 'native', 'exchange']);
     expect(names('all-reduce', 64 * MIB)).toEqual(['group', 'typed', 'bf16', 'copy', 'copy-non-temporal']);
     expect(names('broadcast', 64 * MIB)).toEqual(['group', 'typed']);
   });

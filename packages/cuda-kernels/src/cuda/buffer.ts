@@ -12,27 +12,22 @@ import {
   Resource,
   type Storage,
 } from '@ep/core';
-import type { GpuCopier, NativeGpuMemory, NativeGpuOperand, NativeGpuPinned } from '@ep/native';
-
-/** Where a tensor's bytes lie natively: keeps the memory while a kernel uses it. */
-export interface DevicePlace {
-  readonly operand: NativeGpuOperand;
-  readonly byteOffset: number;
-  /** Copies between it and JS memory. */
-  readonly copier: GpuCopier;
-}
-
-const places = new WeakMap<DeviceTensor, DevicePlace>();
-
-/** Undefined for tensors of others: they are an address, which their owner keeps. */
-export const placeOf = (tensor: DeviceTensor): DevicePlace | undefined => places.get(tensor);
+import {
+  type GpuCopier,
+  type GpuPlace,
+  gpuPlaceOf,
+  type NativeGpuMemory,
+  type NativeGpuOperand,
+  type NativeGpuPinned,
+  registerGpuTensor,
+} from '@ep/native';
 
 export interface TensorPlace {
   /** Elements from row to row, where rows lie apart. */
   readonly rowElements?: number;
   readonly device: Device;
   readonly address: bigint;
-  readonly place: DevicePlace;
+  readonly place: GpuPlace;
 }
 
 /** A tensor at a place in memory of ours. */
@@ -44,7 +39,7 @@ export function deviceTensor<D extends DType>(dtype: D, shape: readonly number[]
     address: at.address + BigInt(at.place.byteOffset),
     device: at.device,
   });
-  places.set(tensor, at.place);
+  registerGpuTensor(tensor, at.place);
   return tensor;
 }
 
@@ -82,15 +77,15 @@ export function copyEnd(end: DeviceTensor | ArrayBufferView, where: string): Cop
 
 const bytesOf = (tensor: DeviceTensor): number => elementCount(tensor.shape) * elementBytes(tensor.dtype);
 
-function ownPlace(tensor: DeviceTensor, where: string): DevicePlace {
-  const place = placeOf(tensor);
+function ownPlace(tensor: DeviceTensor, where: string): GpuPlace {
+  const place = gpuPlaceOf(tensor);
   if (place === undefined) {
     throw new EpError('EP_UNSUPPORTED', `${where}: the tensor lies in memory of others; copy it with what owns it`);
   }
   return place;
 }
 
-function packedPlace(tensor: DeviceTensor, where: string): DevicePlace {
+function packedPlace(tensor: DeviceTensor, where: string): GpuPlace {
   const place = ownPlace(tensor, where);
   if (tensor.strides === undefined) return place;
   throw new EpError('EP_UNSUPPORTED', `${where}: the rows of the tensor lie apart, and copies are of one run of bytes`);

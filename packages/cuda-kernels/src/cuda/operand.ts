@@ -1,7 +1,6 @@
 /** What a call reads on the device: checked before anything moves. */
 import { checkInteger, type DeviceTensor, type DType, elementBytes, elementCount, invalid } from '@ep/core';
-import type { NativeGpuOperand } from '@ep/native';
-import { placeOf } from './buffer.js';
+import { gpuPlaceOf, type NativeGpuOperand } from '@ep/native';
 
 export interface DeviceSource {
   readonly operand: NativeGpuOperand;
@@ -59,7 +58,7 @@ export function deviceSource(source: DeviceTensor | undefined, spec: DeviceSourc
     throw invalid('strides', { where, expected: 'one for each extent', found: source.strides });
   }
   const strideBytes = rowStride(source, where) * elementBytes(source.dtype);
-  const place = placeOf(source);
+  const place = gpuPlaceOf(source);
   if (place !== undefined) return { operand: place.operand, byteOffset: place.byteOffset, strideBytes };
   return { operand: source.address, byteOffset: 0, strideBytes };
 }

@@ -14,6 +14,7 @@ import {
 } from '@ep/core';
 import {
   codeOfStatus,
+  type GpuQueue,
   type NativeGpuEvent,
   type NativeGpuGraph,
   type NativeGpuLibrary,
@@ -129,7 +130,7 @@ export class CudaGraph extends Resource {
   }
 }
 
-export class CudaStream extends Resource implements Stream {
+export class CudaStream extends Resource implements Stream, GpuQueue {
   readonly device: Device;
   readonly #library: NativeGpuLibrary;
   readonly #stream: NativeGpuStream;
@@ -163,7 +164,7 @@ export class CudaStream extends Resource implements Stream {
 
   /**
    * Follows an operation of this stream to its end; an abort ends its waits, and the promise rejects with `signal.reason` once the device has let go of
-   * what it uses. @internal
+   * what it uses.
    */
   async follow(start: (stream: NativeGpuStream) => OperationId, signal?: AbortSignal): Promise<Outcome> {
     this.checkOpen('launch');

@@ -85,7 +85,8 @@ const NON_TEMPORAL_BYTES = 1024 * 1024;
  * combine (or `release()`); when all are taken, dispatch throws `EP_BUSY`.
  *
  * A rank that does not come in time, or dies, is no failure: the call goes on without it, `lostRanks` of the result names it, and later calls leave it
- * out. Only an abort, a closed transport or a broken NIC rejects a call; the buffer takes no more calls then.
+ * out. Only an abort, a closed transport or a broken NIC rejects a call; the buffer takes no more calls then. Over EFA such a rank does, too
+ * (`EP_TIMEOUT`, `EP_PEER_LOST`), and the way on is a new transport.
  */
 export class MoeBuffer extends Resource implements Closeable {
   readonly rank: Rank;
@@ -143,6 +144,22 @@ export class MoeBuffer extends Resource implements Closeable {
   /** Leaves ranks out of all later calls: what a process group, say, knows of its members. All ranks that stay do it before the same call. */
   leaveOut(ranks: Iterable<Rank>): void {
     this.#losses.leaveOut(ranks);
+  }
+
+  /**
+   * Leaves out whom a process group over the same ranks has taken out (its `activeRanks`), so that all ranks go by one decision; returns those that were not left out before. All
+   * ranks that stay do it before the same call. Whoever the group takes in again comes back here by `updateMembers`.
+   */
+  goOnWith({ activeRanks }: { readonly activeRanks: readonly Rank[] }): readonly Rank[] {
+    if (!Array.isArray(activeRanks) || !activeRanks.includes(this.rank)) {
+      const expected = `with activeRanks, this rank, ${this.rank}, among them`;
+      throw invalid('group', { where: 'goOnWith', expected, found: activeRanks });
+    }
+    const gone = Array.from({ length: this.worldSize }, (_, rank) => rank).filter(
+      (rank) => !activeRanks.includes(rank) && !this.#losses.has(rank),
+    );
+    this.#losses.leaveOut(gone);
+    return gone;
   }
 
   /**

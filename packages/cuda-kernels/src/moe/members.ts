@@ -47,6 +47,7 @@ export function parseMember(bytes: Uint8Array, rank: Rank): MemberFacts {
     const { calls, options, lost, refused } = JSON.parse(new TextDecoder().decode(bytes)) as Record<string, unknown>;
     const sound =
       Number.isSafeInteger(calls) &&
+      (calls as number) >= 0 &&
       typeof options === 'string' &&
       Array.isArray(lost) &&
       lost.every((one) => Number.isSafeInteger(one));

@@ -31,6 +31,24 @@ it('refuses by name where a dead rank may still write', { timeout: 60_000 }, asy
   });
 });
 
+it('goes by the membership of a group', { timeout: 60_000 }, async () => {
+  const one = caseOf('low-latency');
+  const inputs = inputsOf(one);
+  await onRanks(worldSize, 'shm', async (transport) => {
+    await using buffer = await openFor(transport, one, inputs);
+    if (transport.rank === 2) return;
+    const group = { activeRanks: [0, 1, 3] };
+    expect(() => buffer.goOnWith({ activeRanks: [2] })).toThrowError(
+      expect.objectContaining({ code: 'EP_INVALID_ARGUMENT' }),
+    );
+    expect(buffer.goOnWith(group)).toEqual([2]);
+    expect(buffer.goOnWith(group)).toEqual([]);
+    expect([...buffer.losses]).toEqual([[2, 'EP_EVICTED']]);
+    const { combinedLost } = await runCall(buffer, one, inputs);
+    expect([...combinedLost]).toEqual([0, 0, 1, 0]);
+  });
+});
+
 it('makes an end of layouts that were kept before', { timeout: 60_000 }, async () => {
   const one = caseOf('high-throughput');
   const inputs = inputsOf(one);

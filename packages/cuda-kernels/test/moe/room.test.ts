@@ -88,4 +88,43 @@ describe('a compact receive tensor', () => {
       [6, 6],
     ]);
   });
+
+  it('is refused over EFA by as many arrivals as rows were owed', { timeout: 60_000 }, async () => {
+    const n = 40;
+    const times = (count: number, ...of: readonly number[]): number[] => Array.from({ length: count }, () => of).flat();
+    const full = times(n, 0, 1, 1, 0, 0, 1, 1, 0);
+    const choices = [
+      Int32Array.from(full),
+      Int32Array.from(times(n, 4, 5, 4, 5, 2, 4, 3, 5)),
+      // Rank 0 refuses these; rank 1, which does without it, then hears of that where it awaits its rows of rank 2.
+      Int32Array.from([...full, ...times(4 * n, 2, 3)]),
+    ];
+    const fits = Int32Array.from([...times(4 * n, 4, 5), ...times(4 * n, -1, -1)]);
+    const three: MoeCase = { ...one(16 * n - 1), worldSize: 3, experts: 6, tokens: [4 * n, 4 * n, 8 * n] };
+    const inputs = { ...inputsOf(three), routing: routingOfRanks(6, 2, choices), map: spreadExperts(6, 3) };
+    const counts = await onRanks(3, 'efa', async (transport) => {
+      await using buffer = await openFor(transport, three, inputs);
+      const { rank } = buffer;
+      if (rank < 2) buffer.leaveOut([1 - rank]);
+      const x = tensorOf('bf16', three.tokens[rank]!, 32, inputs.x[rank]!);
+      for (let i = 0; i < 3; i++) {
+        const failure = await buffer
+          .dispatchSend(x, choices[rank]!)
+          .then((hook) => hook.receive())
+          .then(
+            () => undefined,
+            (error: unknown) => error,
+          );
+        expect(isEpError(failure) && failure.code).toBe('EP_CAPACITY');
+      }
+      const { counts, handle } = await buffer.dispatch(x, rank === 2 ? fits : choices[rank]!);
+      await handle.release();
+      return [...counts];
+    });
+    expect(counts).toEqual([
+      [4 * n, 4 * n],
+      [n, n],
+      [7 * n, 7 * n],
+    ]);
+  });
 });

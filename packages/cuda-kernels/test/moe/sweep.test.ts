@@ -21,7 +21,7 @@ const payloads: readonly Pick<MoeBufferOptions, 'dtype' | 'payload' | 'combinePa
   { dtype: 'f32', payload: 'f8e4m3+ue8m0' },
   { dtype: 'bf16', combinePayload: 'logfmt10' },
 ];
-const transports: readonly WorldTransport[] = ['shm', 'hostile', 'ibgda'];
+const transports: readonly WorldTransport[] = ['shm', 'hostile', 'ibgda', 'efa'];
 const executors: readonly Pick<MoeBufferOptions, 'blocks' | 'executor'>[] = [
   {},
   { blocks: 3 },
@@ -73,9 +73,11 @@ function* small(): Generator<Cell> {
   }
 }
 
-/** Low latency has no layouts; and how a death is seen is a matter of transports, of which shared memory stands for all. */
+/** Low latency has no layouts; how a death is seen is a matter of transports, of which shared memory stands for all; and over EFA nobody is given up. */
 const possible = ({ form, repeat, transport, failure }: Cell): boolean =>
-  !(form[0] === 'low-latency' && repeat.startsWith('cached')) && !(failure === 'dead' && transport !== 'shm');
+  !(form[0] === 'low-latency' && repeat.startsWith('cached')) &&
+  !(failure === 'dead' && transport !== 'shm') &&
+  !(failure === 'absent' && transport === 'efa');
 
 function nameOf({ form, payload, transport, executor, repeat, failure }: Cell): string {
   const travels = [

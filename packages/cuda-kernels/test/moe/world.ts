@@ -2,6 +2,7 @@
 
 import { hostile } from '@ep/conformance/hostile';
 import { type Member, memoryStore, type Rank } from '@ep/core';
+import { efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
 import type { DispatchTransport } from '../../src/index.js';
@@ -11,6 +12,7 @@ const limits = { signal: new AbortController().signal, timeoutMs: 60_000 };
 const openers = {
   shm: (member: Member): Promise<DispatchTransport> => nvshmem.shm.open(member, limits),
   ibgda: (member: Member): Promise<DispatchTransport> => ibgda.soft.open(member, limits),
+  efa: (member: Member): Promise<DispatchTransport> => efaGda.soft.open(member, limits),
   hostile: (member: Member): Promise<DispatchTransport> =>
     hostile.open(member, { ...limits, config: { seed: 5, maxDelayUs: 100 } }),
 } as const;

@@ -1,0 +1,143 @@
+/**
+ * The cases of process groups over calls on a device: whatever a collective call is given in host memory is copied to the GPU, the call is made there, and results are copied
+ * back. Messages, and groups of some ranks, stay what they are over the transport.
+ */
+import { Resource } from '@ep/core';
+import {
+  GpuCopier,
+  type GpuQueue,
+  type NativeGpuMemory,
+  type NativeGpuStream,
+  native,
+  type OperationId,
+  type Outcome,
+  openGpus,
+} from '@ep/native';
+import { type EngineFactory, engineFactory, type GroupTransport } from '../../src/backends.js';
+import { DeviceElements } from '../../src/device/elements.js';
+import type { DeviceCall, Elements, EngineCall, EngineEnd, GroupEngine } from '../../src/engine.js';
+
+const ARENA_BYTES = 2 ** 22;
+
+/** As a `CudaStream` is one: @ep/cuda-kernels is above this package. */
+export class Queue extends Resource implements GpuQueue {
+  readonly device = { kind: 'cuda' as const, index: 0 };
+  readonly #stream: NativeGpuStream = new (native().binding.GpuStream)(openGpus().library, 0, false);
+
+  constructor() {
+    super('queue of a GPU');
+  }
+
+  follow(start: (stream: NativeGpuStream) => OperationId, signal?: AbortSignal): Promise<Outcome> {
+    return native().operations.run(() => start(this.#stream), signal);
+  }
+
+  protected override release(): void {
+    this.#stream.close();
+  }
+}
+
+class StagedEngine extends Resource implements GroupEngine {
+  readonly name: string;
+  readonly rank: number;
+  readonly size: number;
+  readonly send: GroupEngine['send'];
+  readonly recv: GroupEngine['recv'];
+  readonly view: GroupEngine['view'];
+  readonly allocate: GroupEngine['allocate'];
+  readonly trace: GroupEngine['trace'];
+  readonly connections: GroupEngine['connections'];
+  readonly #inner: GroupEngine;
+  readonly #copier = new GpuCopier(openGpus().library, 0);
+  readonly #queue: Queue;
+  #arena: NativeGpuMemory | undefined;
+  #arenaBytes = 0;
+  #tail: Promise<unknown> = Promise.resolve();
+
+  constructor(inner: GroupEngine, queue: Queue) {
+    super('staged engine');
+    this.#inner = inner;
+    this.#queue = queue;
+    this.name = inner.name;
+    this.rank = inner.rank;
+    this.size = inner.size;
+    this.send = inner.send;
+    this.recv = inner.recv;
+    this.view = inner.view;
+    this.allocate = inner.allocate;
+    this.trace = inner.trace;
+    this.connections = inner.connections;
+  }
+
+  readonly run = (call: EngineCall): Promise<EngineEnd> => {
+    const end = this.#tail.then(() => this.#staged(call));
+    this.#tail = end.catch(() => {});
+    return end;
+  };
+
+  async #staged(call: EngineCall): Promise<EngineEnd> {
+    const placed = this.#place(call);
+    for (const input of call.inputs) {
+      const at = placed.get(input)!;
+      await this.#copier.write(bytesOf(input), this.#arena!, at.place.byteOffset);
+    }
+    const onDevice = (list: readonly Elements[]): DeviceElements[] => list.map((one) => placed.get(one)!);
+    const staged: DeviceCall = { ...call, inputs: onDevice(call.inputs), outputs: onDevice(call.outputs) };
+    const end = await this.#inner.device!.run(staged);
+    for (const output of call.outputs) {
+      await this.#copier.read(this.#arena!, placed.get(output)!.place.byteOffset, bytesOf(output));
+    }
+    return end;
+  }
+
+  /** Arrays one behind the other, at odd multiples of their elements: what is not aligned must work, too. An array that is both input and output lies in one place. */
+  #place({ dtype, inputs, outputs }: EngineCall): Map<Elements, DeviceElements> {
+    const offsets = new Map<Elements, number>();
+    let at = 0;
+    for (const one of [...inputs, ...outputs]) {
+      if (offsets.has(one)) continue;
+      offsets.set(one, at);
+      at += Math.ceil(one.byteLength / 16) * 16 + (one.length % 3 === 0 ? one.BYTES_PER_ELEMENT : 0);
+      at = Math.ceil(at / one.BYTES_PER_ELEMENT) * one.BYTES_PER_ELEMENT;
+    }
+    if (at > this.#arenaBytes || this.#arena === undefined) {
+      this.#arena?.release();
+      this.#arenaBytes = Math.max(at, ARENA_BYTES);
+      this.#arena = new (native().binding.GpuMemory)(openGpus().library, 0, this.#arenaBytes);
+    }
+    const operand = this.#arena;
+    const base = operand.address();
+    return new Map(
+      [...offsets].map(([one, byteOffset]) => [
+        one,
+        new DeviceElements(dtype, 0, base + BigInt(byteOffset), one.length, { operand, byteOffset }),
+      ]),
+    );
+  }
+
+  protected override async release(): Promise<void> {
+    await this.#inner.close();
+    this.#arena?.release();
+    await this.#copier.close();
+    await this.#queue.close();
+  }
+}
+
+const bytesOf = ({ buffer, byteOffset, byteLength }: Elements): Uint8Array =>
+  new Uint8Array(buffer, byteOffset, byteLength);
+
+/** A backend of `initProcessGroup`. Two blocks each: the cases open many groups, and blocks of all have to fit at once. */
+export const stagedOnDevice =
+  (transport: GroupTransport): EngineFactory =>
+  async (init) => {
+    const queue = new Queue();
+    try {
+      const engine = await engineFactory(transport, { stream: queue, stagingBytes: 2 ** 20, blocks: 2 })(init);
+      if (engine.device !== undefined) return new StagedEngine(engine, queue);
+      await queue.close();
+      return engine;
+    } catch (error) {
+      await queue.close();
+      throw error;
+    }
+  };
