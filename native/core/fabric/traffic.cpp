@@ -306,6 +306,8 @@ bool engine::carry_out(const wire_message& message) {
     const auto known = memories_.find(message.memory);
     // HAZARD: between retire and retired there may still be some; after that, none.
     if (known == memories_.end()) return false;
+    // HAZARD: before route() it has no place yet that could be written. Peers are told of it earlier, and are to wait.
+    if (known->second.remotes.empty()) return false;
     memory = known->second.memory;
   }
   const int32_t self = context_->rank();

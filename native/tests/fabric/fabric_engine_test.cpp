@@ -260,9 +260,32 @@ void test_strangers() {
   }));
 }
 
+// A peer is told of a memory before this rank has routed it. One that does not wait is given up.
+void test_not_routed_yet() {
+  scripted_world world(2, 37);
+  fabric_side& own = world.ranks.side(0);
+  const auto early = must(symmetric_memory::create(own.context, 4096, 4));
+  must(own.engine->add_memory(early));
+  fabric::wire_message message{};
+  message.magic = fabric::wire_magic;
+  message.kind = fabric::message_kind::request;
+  message.op = static_cast<uint8_t>(signal_op::add);
+  message.payload_bytes = 8;
+  message.source = 1;
+  message.memory = early->device_handle().memory_id;
+  message.value = 1;
+  const size_t length = fabric::head_bytes + 8;
+  message.tag = fabric::tagger(keys_of(1, 2)[0].out)(&message, length);
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&message);
+  world.network.inject(0, {bytes, bytes + length});
+  EP_CHECK(soon([&] { return own.context->life(1) == EP_LIFE_DEAD; }));
+  EP_CHECK(own.engine->failure_of(1).text.find("does not fit the memory") != std::string::npos);
+}
+
 } // namespace
 
 int main() {
+  test_not_routed_yet();
   test_tags();
   test_strangers();
   test_any_order();

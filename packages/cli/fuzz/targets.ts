@@ -4,7 +4,7 @@ import { isEpError } from '@ep/core';
 import { type FuzzSuite, textTarget } from '@ep/fuzz';
 import { InvalidArgumentError } from 'commander';
 import { jsonFault } from '../src/json-fault.js';
-import { integerOption } from '../src/options.js';
+import { hostList, integerOption, nodeCount, rendezvousAddress } from '../src/options.js';
 import { type DocumentsFile, parseCsvDocuments, parseJsonDocuments } from '../src/plan/documents-file.js';
 import { evenBudgets, planStep } from '../src/plan/plan-step.js';
 import { type DumpFile, parseDump } from '../src/trace/dumps.js';
@@ -75,6 +75,21 @@ export const suite: FuzzSuite = {
     }),
     textTarget('trace-dumps', refused, mergeLines),
     textTarget('documents-csv', refused, (text) => planOf(parseCsvDocuments(text, 'file'))),
+    textTarget(
+      'hosts-option',
+      (error) => error instanceof InvalidArgumentError,
+      (text) => {
+        const hosts = hostList(4096)(text.trimEnd());
+        for (const { host, ranks } of hosts) {
+          if (/[\s/[\]]/.test(host) || host === '' || !(ranks >= 1 && ranks <= 4096))
+            throw new Error(`a host that is none: ${JSON.stringify({ host, ranks })}`);
+          const { port } = rendezvousAddress(`${host.includes(':') ? `[${host}]` : host}:${ranks}`);
+          if (port !== ranks) throw new Error('an address that is read in two ways');
+        }
+        const nodes = `${hosts.length}:${hosts.length + 1}`;
+        if (nodeCount(nodes).least !== hosts.length) throw new Error(`${nodes} is not ${hosts.length} and more`);
+      },
+    ),
     textTarget(
       'integer-option',
       (error) => error instanceof InvalidArgumentError,

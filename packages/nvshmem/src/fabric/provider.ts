@@ -70,13 +70,14 @@ async function join(opening: Opening, nic: NativeFabricNic, liveness: Liveness):
     throw new EpError('EP_RENDEZVOUS', `rank ${peer} published ${blob.byteLength} bytes, which hold no address`);
   }
   const nonces = blobs.map((blob) => blob.subarray(0, beginOfPart));
-  nic.connect(
-    blobs.map((blob) => blob.subarray(beginOfAddress)),
-    linkKeys(rank, nonces, config.secret),
-  );
+  // HAZARD: before the engine's thread starts: others may be at the first barrier already, and write there.
   nic.route(
     memory,
     blobs.map((blob) => blob.subarray(beginOfPart, beginOfAddress)),
+  );
+  nic.connect(
+    blobs.map((blob) => blob.subarray(beginOfAddress)),
+    linkKeys(rank, nonces, config.secret),
   );
   const endpoint = (peer: Rank) => new FabricEndpoint({ peer, nic, context, liveness, timeoutMs });
   const team = new FabricTeam({
