@@ -1,9 +1,11 @@
-/** Jobs of several nodes on this host: each starts launchers, which start ranks. */
 import { defineConfig } from 'vitest/config';
+
+/** Jobs of several nodes on this host, whose launchers start ranks, and commands that run for seconds, once more with each option. */
+export const slowSuites = ['test/nodes/**/*.test.ts', 'test/bench.test.ts', 'test/demo-moe.test.ts'];
 
 export default defineConfig({
   test: {
-    include: ['test/nodes/**/*.test.ts'],
+    include: slowSuites,
     fileParallelism: false,
     testTimeout: 120_000,
   },

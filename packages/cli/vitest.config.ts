@@ -1,11 +1,10 @@
 import { configDefaults, defineConfig } from 'vitest/config';
-
-// Slow suites run in CI (vitest.ci.config.ts).
+import { slowSuites } from './vitest.ci.config.js';
 
 export default defineConfig({
   test: {
     include: ['test/**/*.test.ts'],
-    exclude: [...configDefaults.exclude, 'test/nodes/**'],
+    exclude: [...configDefaults.exclude, ...slowSuites],
     // Suites start processes and wait for them: beside each other they would time each other out.
     fileParallelism: false,
     testTimeout: 60_000,

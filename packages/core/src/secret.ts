@@ -10,6 +10,8 @@ export type JobSecret = string | Uint8Array;
 /** HAZARD: whoever speaks to a store sees proofs of the secret. A short one could be found from a recorded proof, by trying. */
 const LEAST_BYTES = 16;
 const MOST_BYTES = 4096;
+/** HKDF takes 1 024 bytes. */
+const MOST_PURPOSE = 256;
 const OFF = 'none';
 const WHERE = 'job secret';
 
@@ -56,8 +58,15 @@ export function resolveJobSecret(
   return path === '' ? undefined : readSecretFile(path);
 }
 
-/** 32 bytes for one purpose: whoever learns them learns nothing of the secret, nor of the keys for other purposes. */
+/**
+ * 32 bytes for one purpose: whoever learns them learns nothing of the secret, nor of the keys for other purposes. Throws `EP_INVALID_ARGUMENT` for a
+ * secret or a salt that is not bytes, and for a purpose that is not a short text.
+ */
 export function jobKey(secret: Uint8Array, purpose: string, salt: Uint8Array = new Uint8Array(0)): Buffer {
+  for (const [what, bytes] of Object.entries({ secret, salt }))
+    if (!(bytes instanceof Uint8Array)) throw invalid(what, { where: WHERE, expected: 'a Uint8Array', found: bytes });
+  if (typeof purpose !== 'string' || purpose.length > MOST_PURPOSE)
+    throw invalid('purpose', { where: WHERE, expected: `text of at most ${MOST_PURPOSE} characters`, found: purpose });
   return Buffer.from(hkdfSync('sha256', secret, salt, `@ep ${purpose}`, 32));
 }
 

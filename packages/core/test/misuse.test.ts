@@ -40,6 +40,7 @@ const right: Readonly<Record<string, () => readonly unknown[]>> = {
   elementCount: () => [[2, 3]],
   exchange: () => [store, { ...member, key: `${keys++}`, bytes: Uint8Array.of(1) }, {}],
   isContiguous: () => [matrix],
+  jobKey: () => [Uint8Array.of(1), 'purpose', Uint8Array.of(2)],
   pinBuffer: () => [matrix.data, 'here'],
   rendezvous: () => [store, { ...member, key: `${keys++}`, facts: { agree: { a: 1 } } }, {}],
   rowLayout: () => [matrix],

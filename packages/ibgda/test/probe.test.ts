@@ -18,7 +18,7 @@ test('a library that is not there, and one that is another', async () => {
     });
     expect(missingOf(probe)).toBe('library');
     expect(!probe.available && probe.reason).toMatch(/cannot load libep-no-such-library/);
-    const other = await provider.probe({ libraries: { ibverbs: 'libm.so.6' } });
+    const other = await provider.probe({ libraries: { ibverbs: 'libm.so.6', mlx5: 'libm.so.6' } });
     expect(missingOf(other)).toBe('symbol');
     expect(!other.available && other.reason).toMatch(/libm\.so\.6 lacks ibv_get_device_list@IBVERBS_1\.1/);
   }

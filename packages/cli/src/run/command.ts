@@ -1,6 +1,5 @@
 /** `ep run`: local ranks with prefixed output. */
 import { constants } from 'node:os';
-import { EpError } from '@ep/core';
 import { Argument, Command, Option } from 'commander';
 import pc from 'picocolors';
 import { CommandExit, jsonText } from '../failure.js';
@@ -81,14 +80,16 @@ export function runCommand(): Command {
     .addArgument(new Argument('<program>', 'program and its arguments, after --'))
     .addArgument(new Argument('[args...]'))
     .passThroughOptions()
-    .action(async (program: string, args: string[], flags: RunFlags) => {
-      const status = await runRanks({ program, args, ...flags });
+    .action(async (program: string, args: string[], flags: RunFlags, command: Command) => {
+      const several = severalNodes(flags, (why) => command.error(`error: ${why}`));
+      const status = await runRanks({ program, args, ...flags }, several);
       if (status !== 0) throw new CommandExit(status);
     });
 }
 
 async function runRanks(
   flags: RunFlags & { readonly program: string; readonly args: readonly string[] },
+  several: ReturnType<typeof severalNodes>,
 ): Promise<number> {
   const stop = new AbortController();
   let told: NodeJS.Signals | undefined;
@@ -124,7 +125,6 @@ async function runRanks(
       },
       signal: stop.signal,
     };
-    const several = severalNodes(flags);
     if (several !== undefined) {
       const onNote = (text: string): void => {
         if (flags.json === true) process.stdout.write(`${jsonText({ event: 'note', text })}\n`);
@@ -156,12 +156,9 @@ async function runRanks(
   }
 }
 
-/** Undefined: this host alone. Throws `EP_INVALID_ARGUMENT` for options that do not fit together. */
-function severalNodes(flags: RunFlags) {
+/** Undefined: this host alone. `refuse`: for options that do not fit together. */
+function severalNodes(flags: RunFlags, refuse: (why: string) => never) {
   const { hosts, nodes, rdzv, ranks, nodeRank, maxRestarts } = flags;
-  const refuse = (expected: string): never => {
-    throw new EpError('EP_INVALID_ARGUMENT', `ep run: ${expected}`);
-  };
   if (hosts === undefined && nodes === undefined && rdzv === undefined) {
     if (nodeRank !== undefined || maxRestarts !== 0)
       refuse('--node-rank and --max-restarts are of jobs with --hosts or --nodes');

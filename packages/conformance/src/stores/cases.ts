@@ -80,6 +80,9 @@ export const storeCases: readonly StoreCase[] = [
       const wait = a.wait(['there', 'first', 'second', 'first']).then(() => {
         done = true;
       });
+      // HAZARD: over a wire `first` could come and go before the wait begins, which then has nothing to end it.
+      await a.check(['there']);
+      await new Promise((resolve) => setTimeout(resolve, 20));
       await b.set('first', bytes('x'));
       await b.delete('first');
       await new Promise((resolve) => setTimeout(resolve, 20));
