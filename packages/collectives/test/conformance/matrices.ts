@@ -65,9 +65,9 @@ export const describeNvshmem = (): void =>
 export const describeDevice = (): void =>
   describeGroups('process groups on the device of nvshmem (cuda)', {
     provider: { module: '@ep/nvshmem', name: 'nvshmem.cuda' },
-    worlds: [3],
+    worlds: [4],
     modes: ['threads'],
-    sample: [['threads', 3]],
+    sample: [['threads', 4]],
     expected: new URL('../group-device.expected.json', import.meta.url),
   });
 
