@@ -1,4 +1,4 @@
-import { existsSync, mkdirSync, mkdtempSync, renameSync, rmSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { mustRun, repository } from './command.js';
 
@@ -15,15 +15,9 @@ export async function installNewestNode(): Promise<string> {
   // Renamed when whole: an interrupted download is not taken for an installed one.
   const staging = mkdtempSync(join(repository, '.cache', 'node-'));
   try {
-    await mustRun('npm', [
-      'install',
-      '--prefix',
-      staging,
-      '--no-save',
-      '--no-audit',
-      '--no-fund',
-      `${name}@${newestNode}`,
-    ]);
+    // HAZARD: with --prefix npm looks for its global settings there, too, and a network's own certificates are among the ones it then misses.
+    writeFileSync(join(staging, 'package.json'), '{}');
+    await mustRun('npm', ['install', '--no-save', '--no-audit', '--no-fund', `${name}@${newestNode}`], staging);
     renameSync(staging, home);
   } finally {
     rmSync(staging, { recursive: true, force: true });
