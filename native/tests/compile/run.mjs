@@ -165,12 +165,13 @@ const nvcc = [
 /** @param {boolean} rdc */
 const cudaCases = (rdc) =>
   [
+    // The longest first.
+    { unit: 'second', source: join(here, 'cuda_second.cu') },
     { unit: 'first', source: join(native, 'cuda/kernels.cu') },
     { unit: 'attention', source: join(native, 'cuda/attention_kernels.cu') },
     { unit: 'experts', source: join(native, 'cuda/moe_kernels.cu') },
     { unit: 'group', source: join(native, 'cuda/group_kernels.cu') },
     { unit: 'library', source: join(native, 'cuda/library.cpp') },
-    { unit: 'second', source: join(here, 'cuda_second.cu') },
   ].map(
     ({ unit, source }) =>
       () =>
