@@ -1,4 +1,4 @@
-/** `ep run`: local ranks with prefixed output. */
+/** `ep run`: ranks of this host, alone or as a part of a job on several, with prefixed output. */
 import { constants } from 'node:os';
 import { Argument, Command, Option } from 'commander';
 import pc from 'picocolors';
@@ -37,7 +37,7 @@ interface RunFlags {
 export function runCommand(): Command {
   return new Command('run')
     .description(
-      'start N local ranks of a program, each with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, EP_STORE, … set',
+      'start ranks of a program on this host or on several, each with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, EP_STORE, … set',
     )
     .addOption(new Option('-n, --ranks <count>', 'how many on this host').argParser(integerOption(1, mostLocalRanks)))
     .addOption(
