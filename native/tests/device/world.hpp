@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <barrier>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -38,6 +39,16 @@ inline uint64_t seeds_of(uint64_t usual) {
   const char* text = std::getenv("EP_TEST_SEEDS");
   const uint64_t wanted = text == nullptr ? 0 : std::strtoull(text, nullptr, 10);
   return std::max<uint64_t>((wanted != 0 ? wanted : usual) / seed_share, 1);
+}
+
+// Whether `bad(seed)` is true for one seed in `one_in`, at least. The few seeds that a sanitizer has time for may all be kind ones: there it goes on until one is not.
+template <class Bad> bool found_out(const char* name, uint64_t samples, uint64_t one_in, const Bad& bad) {
+  const uint64_t most = seed_share > 1 ? samples * seed_share * 3 : samples;
+  uint64_t count = 0;
+  uint64_t seed = 0;
+  for (; seed < samples || (count == 0 && seed < most); ++seed) count += bad(seed) ? 1 : 0;
+  std::printf("%s: %llu of %llu seeds fail\n", name, static_cast<unsigned long long>(count), static_cast<unsigned long long>(seed));
+  return count != 0 && (seed_share > 1 || count * one_in >= samples);
 }
 
 struct aligned_delete {
