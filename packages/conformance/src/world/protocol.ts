@@ -24,6 +24,7 @@ export interface CaseOrder {
   readonly id: string;
   readonly provider: Named;
   readonly config: object;
+  readonly otherConfig?: object;
   /** File of the case's own store. */
   readonly storePath: string;
   readonly limitMs: number;
