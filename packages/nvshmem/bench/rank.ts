@@ -2,6 +2,7 @@
 import { openFileStore } from '@ep/core';
 import { allocateHost, native, nativePlaceOf } from '@ep/native';
 import { nvshmem } from '../src/index.js';
+import { type RoundMarks, timedRounds } from './rounds.js';
 import { type Latency, type LatencyAt, latencyOf, type RankTask, type ShmBenchResult } from './shm.js';
 
 const task = JSON.parse(process.argv[2]!) as RankTask;
@@ -62,16 +63,27 @@ function timed(calls: number, body: (i: number) => void): Float64Array {
   return out;
 }
 
-/**
- * HAZARD: a series that is warmed up with must run every statement that the one that counts runs. A branch that is first taken there makes V8 throw its code away and
- * compile it again, 5 to 7 ms on a core that the ranks want: the slowest barrier.
- */
-async function barriersFromJs(out: Float64Array): Promise<void> {
-  for (let i = 0; i < out.length; i++) {
-    const begin = process.hrtime.bigint();
-    await transport.barrier();
-    out[i] = Number(process.hrtime.bigint() - begin);
-  }
+/** One's own mark at 0; what was read of the peers' lies behind it, a line for each. */
+async function roundMarks(): Promise<RoundMarks> {
+  const marks = await transport.allocate({ byteLength: 64 * (worldSize + 1), signalSlots: 1 });
+  const words = marks.view('f64', 0, 8 * (worldSize + 1));
+  const readers = await Promise.all(
+    Array.from({ length: worldSize }, async (_, peer) => {
+      const endpoint = await transport.connect(peer);
+      return { endpoint, from: marks.remote(peer, 0, 8), to: marks.local(64 * (peer + 1), 8) };
+    }),
+  );
+  return {
+    worldSize,
+    enter(round) {
+      words[0] = round;
+    },
+    entered(peer) {
+      const { endpoint, from, to } = readers[peer]!;
+      endpoint.get(from, to);
+      return words[8 * (peer + 1)]!;
+    },
+  };
 }
 
 /** All but the last: those who have left it sort their samples on the cores on which others have still to leave it. */
@@ -175,15 +187,26 @@ if (worldSize === 2) {
   }
 } else {
   tell('native barrier');
+  const handle = transport.device(memory).bytes;
   for (let series = 0; series < 2; series++) {
     await run(() =>
-      stream.barriers({ team: transport.world.nativeTeam, rounds, samples: place.operand, timeoutMs: TIMEOUT_MS }),
+      stream.barriers({
+        team: transport.world.nativeTeam,
+        handle,
+        first: series * rounds,
+        rounds,
+        samples: place.operand,
+        timeoutMs: TIMEOUT_MS,
+      }),
     );
   }
   results.push(resultOf('native barrier', worldSize, latencyOfBarriers(samples), BARRIER_GOALS));
   tell('JS barrier');
   const javascript = new Float64Array(Math.min(rounds, 2000));
-  for (let series = 0; series < WARM_UP + 1; series++) await barriersFromJs(javascript);
+  const marks = await roundMarks();
+  for (let series = 0; series < WARM_UP + 1; series++) {
+    await timedRounds(javascript, series * javascript.length, marks, () => transport.barrier());
+  }
   results.push(resultOf('JS barrier', worldSize, latencyOfBarriers(javascript), BARRIER_GOALS));
 }
 
