@@ -37,7 +37,10 @@ export interface RankIdentity {
   readonly mode: Mode;
 }
 
-export type ToRank = { readonly kind: 'run'; readonly order: CaseOrder } | { readonly kind: 'quit' };
+export interface ToRank {
+  readonly kind: 'run';
+  readonly order: CaseOrder;
+}
 
 export interface SentError {
   readonly name: string;
