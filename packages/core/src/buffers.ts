@@ -17,10 +17,11 @@ export function isDetached(buffer: ArrayBufferLike): boolean {
 
 /**
  * Throws `EP_DETACHED` if the buffer was detached (transferred), or was resized so that the view lies outside of it, `EP_INVALID_ARGUMENT` for what is
- * no view.
+ * no typed array.
  */
 export function checkAttached(view: TypedArray, where: string): void {
-  if (!ArrayBuffer.isView(view)) throw invalid('data', { where, expected: 'a typed array', found: view });
+  if (!ArrayBuffer.isView(view) || (view as ArrayBufferView) instanceof DataView)
+    throw invalid('data', { where, expected: 'a typed array', found: view });
   if (view.byteLength > 0) return;
   // Both kinds of dead view report length 0, as a living empty one does; only the dead ones refuse to be read.
   try {
