@@ -24,8 +24,10 @@ const reads = [
   // of process.env, and of any other object of variables
   /\.(EP_[A-Z][A-Z0-9_]*)\b/g,
   /\b(?:env|environ(?:ment)?)(?:\.get\(|\[)\s*['"](EP_[A-Z][A-Z0-9_]*)['"]/g,
-  // std::getenv, and what the fuzzers make of it
-  /\b(?:getenv|number_of)\(\s*"(EP_[A-Z][A-Z0-9_]*)"/g,
+  // taken out of such an object, with what holds without it
+  /[{,]\s*(EP_[A-Z][A-Z0-9_]*)(?:: \w+)? = ['"\d]/g,
+  // std::getenv, what the fuzzers make of it, and what core/src/env.ts makes of such an object
+  /\b(?:getenv|number_of|value)\(\s*['"](EP_[A-Z][A-Z0-9_]*)['"]/g,
   /\$ENV\{(EP_[A-Z][A-Z0-9_]*)\}/g,
 ];
 
