@@ -1,6 +1,7 @@
 /** One rank of the shared-memory benchmark; started by shm.ts. */
 import { openFileStore } from '@ep/core';
 import { allocateHost, native, nativePlaceOf } from '@ep/native';
+import { SHORTEST_STALL_US, stallsIn } from '@ep/native/ranks';
 import { nvshmem } from '../src/index.js';
 import { type RoundMarks, timedRounds } from './rounds.js';
 import { type Latency, type LatencyAt, latencyOf, type RankTask, type ShmBenchResult } from './shm.js';
@@ -8,7 +9,6 @@ import { type Latency, type LatencyAt, latencyOf, type RankTask, type ShmBenchRe
 const task = JSON.parse(process.argv[2]!) as RankTask;
 const { rank, worldSize, rounds } = task;
 const TIMEOUT_MS = 60_000;
-const SHORTEST_STALL_US = 50;
 /** Series of calls before the one that counts. */
 const WARM_UP = 10;
 
@@ -91,19 +91,6 @@ function latencyOfBarriers(series: Float64Array): Latency {
   return latencyOf(series.subarray(0, -1), 1);
 }
 
-/** How long a thread that does nothing but read the clock is kept from it: what no wait between ranks can be shorter than. */
-function stallsOf(milliseconds: number): Float64Array {
-  const found = new Float64Array(100_000);
-  let count = 0;
-  const end = performance.now() + milliseconds;
-  for (let before = performance.now(); before < end && count < found.length; ) {
-    const now = performance.now();
-    if (now - before > SHORTEST_STALL_US / 1000) found[count++] = (now - before) * 1e6;
-    before = now;
-  }
-  return found.subarray(0, count);
-}
-
 /** Between series only, so that none is disturbed. */
 const tell = (text: string): void => {
   if (rank === 0) process.send!(text);
@@ -112,7 +99,7 @@ const tell = (text: string): void => {
 if (worldSize === 2) {
   tell('stalls');
   await transport.barrier();
-  const stalls = stallsOf(1000);
+  const stalls = stallsIn(1000);
   const name = `stalls of ${SHORTEST_STALL_US} us and more in a second of reading the clock, on every core`;
   results.push(resultOf(name, 2, latencyOf(stalls.length > 0 ? stalls : Float64Array.of(0), 1)));
   await transport.barrier();
