@@ -367,9 +367,15 @@ export interface NativeHostStream {
     readonly rounds: number;
     readonly timeoutMs: number;
   }): OperationId;
-  /** Measures barriers of a team, back to back: one duration in ns per round, as f64, into `samples`. */
+  /**
+   * Measures barriers of a team, back to back: one duration in ns per round, as f64, into `samples`. The first word of each rank's part of the memory counts the rounds that it
+   * has entered; a member that had not entered a round which this rank left ends the operation as a mismatch, with that word as `found`.
+   */
   barriers(description: {
     readonly team: NativeTeam;
+    readonly handle: Uint8Array;
+    /** Rounds that all members have run with this memory before. */
+    readonly first: number;
     readonly rounds: number;
     readonly samples: NativeOperand;
     readonly timeoutMs: number;

@@ -2,6 +2,7 @@
 #include "wraps.hpp"
 
 #include "launch.hpp"
+#include "round_marks.hpp"
 
 #include "ep/device/attention_dispatch.h"
 
@@ -97,33 +98,37 @@ Napi::Value stream_wrap::ping_pong(const Napi::CallbackInfo& info) {
                            })));
 }
 
-// ({team, rounds, samples, timeoutMs}) -> operation: barriers back to back. JS must not use the team meanwhile.
+// ({team, handle, first, rounds, samples, timeoutMs}) -> operation: barriers back to back. The first word of each member's part of the memory is its mark; `first` rounds of the
+// same memory have been run before. JS must not use the team meanwhile.
 Napi::Value stream_wrap::barriers(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   const auto description = info[0].As<Napi::Object>();
   auto members = unwrap<team_wrap>(description.Get("team"), "team").native;
+  auto memory = memory_of_handle(description.Get("handle"));
+  const uint64_t first = arg_size(description.Get("first"), "first");
   const uint64_t rounds = arg_size(description.Get("rounds"), "rounds");
   const double timeout = arg_double(description.Get("timeoutMs"), "timeoutMs");
+  if (memory->device_handle().header.kind != EP_MEMORY_LOAD_STORE) throw_invalid(env, "barriers are measured over a load/store memory");
+  if (&memory->context() != &members->context()) throw_invalid(env, "the memory and the team are of different ranks");
+  if (memory->byte_length() < sizeof(uint64_t)) throw_invalid(env, "the memory has no room for a mark");
   std::shared_ptr<const void> keep;
   double* samples = samples_of(description.Get("samples"), rounds, &keep);
   return Napi::Number::New(env, static_cast<double>(launch(env, [=](const std::atomic<uint32_t>& cancel) {
                              const std::shared_ptr<const void> held = keep;
                              const wait_scope scope = members->context().waits(&cancel, deadline_after(timeout));
+                             const load_store_endpoint endpoint{memory->device_handle()};
+                             round_marks marks{{}, reinterpret_cast<uint64_t*>(endpoint.data(members->context().rank(), 0))};
+                             for (const int32_t rank : members->ranks()) marks.members.emplace_back(rank, reinterpret_cast<uint64_t*>(endpoint.data(rank, 0)));
                              outcome end;
-                             for (uint64_t round = 0; round < rounds; ++round) {
-                               const int64_t begin = clock_now_ns();
+                             const wait_result passed = timed_rounds(marks, first, rounds, samples, &end.expected, [&] {
                                const uint64_t target = members->barrier_enter();
-                               const wait_result passed = wait_word(scope, members->barrier_word(), comparison::ge, target, any_rank);
-                               if (passed.status != EP_STATUS_OK) {
-                                 end.status = passed.status;
-                                 end.rank = passed.rank;
-                                 end.found = passed.found;
-                                 end.expected = target;
-                                 return end;
-                               }
-                               members->barrier_leave();
-                               samples[round] = static_cast<double>(clock_now_ns() - begin);
-                             }
+                               const wait_result left = wait_word(scope, members->barrier_word(), comparison::ge, target, any_rank);
+                               if (left.status == EP_STATUS_OK) members->barrier_leave();
+                               return left;
+                             });
+                             end.status = passed.status;
+                             end.rank = passed.rank;
+                             end.found = passed.found;
                              return end;
                            })));
 }

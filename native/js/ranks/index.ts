@@ -14,4 +14,5 @@ export { NicEndpoint, type NicEndpointInit, type NicRequests, type PostedRequest
 export { checkLimits, nativeTimeout, runWait, waitError, withClosing } from './outcome.js';
 export { renewMemory } from './renew.js';
 export { checkSameSize, type SignalWords, signalWords } from './requests.js';
+export { SHORTEST_STALL_US, stallsIn } from './stalls.js';
 export { checkAgreement, GATHER_BYTES, type Gathering, RankTeam, type RankTeamInit } from './team.js';

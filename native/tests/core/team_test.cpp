@@ -8,6 +8,7 @@
 
 #include "check.hpp"
 #include "core/ranks.hpp"
+#include "round_marks.hpp"
 
 namespace {
 
@@ -28,6 +29,56 @@ void barriers_hold(int size, int rounds) {
     EP_CHECK_EQ(self.everyone->barrier_passed(), static_cast<uint64_t>(rounds));
     EP_CHECK(self.everyone->barrier_missing().empty());
   });
+}
+
+struct alignas(64) mark_line {
+  uint64_t word = 0;
+};
+
+void timed_rounds_pass(int size, uint64_t rounds) {
+  std::vector<mark_line> lines(static_cast<size_t>(size));
+  run_ranks(size, [&](member& self) {
+    round_marks marks{{}, &lines[static_cast<size_t>(self.rank)].word};
+    for (int32_t rank = 0; rank < size; ++rank) marks.members.emplace_back(rank, &lines[static_cast<size_t>(rank)].word);
+    std::vector<double> samples(rounds, -1);
+    for (const uint64_t first : {uint64_t{0}, rounds}) {
+      uint64_t reached = 0;
+      const wait_result end = timed_rounds(marks, first, rounds, samples.data(), &reached, [&] { return self.pass(*self.everyone); });
+      EP_CHECK_EQ(end.status, unsigned{EP_STATUS_OK});
+      EP_CHECK_EQ(reached, first + rounds);
+    }
+    for (const double sample : samples) EP_CHECK(sample >= 0);
+  });
+}
+
+// What is timed is a barrier only if nobody leaves it whom others have not joined: one that returns at once, and one that skips a round, are found in that round.
+void no_barrier_is_found() {
+  uint64_t own = 0;
+  uint64_t other = 0;
+  const round_marks marks{{{0, &own}, {5, &other}}, &own};
+  double samples[4]{};
+  uint64_t reached = 0;
+  const auto run = [&](uint64_t skipped) {
+    return timed_rounds(marks, 10, 4, samples, &reached, [&]() -> wait_result {
+      if (reached != skipped) other = reached;
+      return {EP_STATUS_OK, any_rank, 0};
+    });
+  };
+  EP_CHECK_EQ(run(0).status, unsigned{EP_STATUS_OK});
+  EP_CHECK_EQ(reached, 14u);
+  other = 9;
+  const wait_result end = run(11);
+  EP_CHECK_EQ(end.status, unsigned{EP_STATUS_MISMATCH});
+  EP_CHECK_EQ(end.rank, 5);
+  EP_CHECK_EQ(end.found, 9u);
+  EP_CHECK_EQ(reached, 11u);
+  EP_CHECK_EQ(run(14).found, 13u);
+  EP_CHECK_EQ(reached, 14u);
+  // A barrier that ends early is told as it ended, and is no round.
+  const wait_result late = timed_rounds(marks, 14, 4, samples, &reached, []() -> wait_result { return {EP_STATUS_TIMEOUT, 5, 3}; });
+  EP_CHECK_EQ(late.status, unsigned{EP_STATUS_TIMEOUT});
+  EP_CHECK_EQ(late.found, 3u);
+  EP_CHECK_EQ(reached, 15u);
 }
 
 void exchanges_do_not_mix(int size, int rounds) {
@@ -114,6 +165,8 @@ int main() {
   barriers_hold(1, 100);
   barriers_hold(2, 3000);
   barriers_hold(7, 500);
+  timed_rounds_pass(4, 500);
+  no_barrier_is_found();
   exchanges_do_not_mix(4, 200);
   late_members_are_named();
   the_count_decides();

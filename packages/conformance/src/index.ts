@@ -1,8 +1,8 @@
 /** @ep/conformance: one body per behaviour, run for every transport and store; outcomes are committed. For tests: needs vitest. */
 export { mandatoryCases, mandatoryStoreCases } from './mandatory.js';
 export { storeCases } from './stores/cases.js';
-export { StoreProcesses } from './stores/process-stores.js';
 export type { StorePlace } from './stores/protocol.js';
+export { StorePrograms } from './stores/store-programs.js';
 export {
   type DeclaredCase,
   describeRanks,

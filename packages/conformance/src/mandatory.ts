@@ -21,6 +21,7 @@ export const mandatoryCases: readonly string[] = [
   // The promises of the interfaces, one each.
   'probe/data',
   'open/names-missing',
+  'open/names-odd-configuration',
   'open/aborted',
   'capabilities/narrow',
   'capabilities/refused',

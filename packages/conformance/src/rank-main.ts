@@ -1,23 +1,12 @@
 /** The program of one rank, in a worker thread or in a process. It runs cases until it is told to quit. */
-import { isMainThread, parentPort, workerData } from 'node:worker_threads';
 import { openFileStore } from '@ep/core';
+import { hearLauncher, launchData } from './world/launch.js';
 import { type FromRank, type RankIdentity, sendError, type ToRank } from './world/protocol.js';
 import { runOrder } from './world/rank.js';
 
-const identity = (isMainThread ? JSON.parse(process.argv[2] ?? '{}') : workerData) as RankIdentity;
-const port = isMainThread ? undefined : parentPort!;
-
-function tell(message: FromRank): void {
-  if (port) port.postMessage(message);
-  else process.send!(message);
-}
+const identity = launchData() as RankIdentity;
 
 async function receive(message: ToRank): Promise<void> {
-  if (message.kind === 'quit') {
-    if (port) port.close();
-    else process.disconnect();
-    return;
-  }
   try {
     await runOrder(identity, message.order, openFileStore, tell);
     tell({ kind: 'ended' });
@@ -26,8 +15,5 @@ async function receive(message: ToRank): Promise<void> {
   }
 }
 
-if (port) port.on('message', receive);
-else process.on('message', (message) => void receive(message as ToRank));
-// A parent that is gone cannot be told anything.
-process.on('disconnect', () => process.exit());
+const tell = hearLauncher<ToRank, FromRank>((message) => void receive(message));
 tell({ kind: 'ready' });

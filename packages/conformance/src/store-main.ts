@@ -1,12 +1,17 @@
-/** The program of a process that holds handles of stores: it carries out what a test asks of them. */
+/** A program that holds handles of stores, in a worker thread or in a process: it carries out what a test asks of them. */
 import { isEpError, type Store } from '@ep/core';
-import { type FromStoreProcess, openPlace, type SentFailure, type ToStoreProcess } from './stores/protocol.js';
+import {
+  type FromStoreProgram,
+  openPlace,
+  type SentFailure,
+  type StoreRequest,
+  type ToStoreProgram,
+} from './stores/protocol.js';
+import { hearLauncher } from './world/launch.js';
 
 const handles: Store[] = [];
 const waits = new Map<number, AbortController>();
 const ABORTED = { told: 'by the test' };
-
-const tell = (message: FromStoreProcess): void => void process.send!(message);
 
 function failureOf(error: unknown): SentFailure {
   if (error === ABORTED) return { message: 'aborted', aborted: true };
@@ -15,7 +20,7 @@ function failureOf(error: unknown): SentFailure {
   return { code: error.code, message: error.message, context: error.context, aborted: false };
 }
 
-async function answer(message: Exclude<ToStoreProcess, { kind: 'abort' }>): Promise<unknown> {
+async function answer(message: Exclude<StoreRequest, { kind: 'abort' }>): Promise<unknown> {
   if (message.kind === 'open') return handles.push(await openPlace(message.place)) - 1;
   const { id, method, options } = message;
   const args = [...message.args];
@@ -33,16 +38,16 @@ async function answer(message: Exclude<ToStoreProcess, { kind: 'abort' }>): Prom
   }
 }
 
-process.on('message', (message: ToStoreProcess) => {
-  if (message.kind === 'abort') {
-    waits.get(message.id)?.abort(ABORTED);
+function receive(request: StoreRequest): void {
+  if (request.kind === 'abort') {
+    waits.get(request.id)?.abort(ABORTED);
     return;
   }
-  const { id } = message;
-  answer(message).then(
+  const { id } = request;
+  answer(request).then(
     (value) => tell({ kind: 'value', id, value }),
     (error: unknown) => tell({ kind: 'failure', id, failure: failureOf(error) }),
   );
-});
-// A parent that is gone asks nothing any more.
-process.on('disconnect', () => process.exit());
+}
+
+const tell = hearLauncher<ToStoreProgram, FromStoreProgram>(({ requests }) => requests.forEach(receive));

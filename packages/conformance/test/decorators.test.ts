@@ -8,6 +8,7 @@ import { expect, it } from 'vitest';
 describeTransport('hostile, traced, with an empty fault plan', {
   provider: { module: '@ep/conformance/decorators', name: 'decorated' },
   config: { seed: 7 },
+  otherConfig: { seed: 8 },
   worlds: [2, 3, 4, 8],
   modes: ['threads', 'processes'],
   sample: [['threads', 2]],

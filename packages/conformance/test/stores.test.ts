@@ -1,7 +1,8 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { describeStore, type StorePlace, StoreProcesses, type StoreSetUp } from '@ep/conformance';
+import { describeStore, type StorePlace, StorePrograms, type StoreSetUp } from '@ep/conformance';
+import type { Mode } from '@ep/conformance/cases';
 import { type CloseScope, memoryStore, openFileStore, openTcpStore, openTcpStoreServer, prefixStore } from '@ep/core';
 import { afterAll } from 'vitest';
 
@@ -25,14 +26,14 @@ const prefixed =
     const open = below(scope);
     return async () => scope.add(prefixStore(prefixStore(await open(), 'outer'), 'inner'));
   };
-const processes = new StoreProcesses(3);
-afterAll(() => processes.close());
-/** Handles in processes of their own, on a store that each case makes anew. */
+const programs = { threads: new StorePrograms('threads', 3), processes: new StorePrograms('processes', 3) } as const;
+afterAll(() => Promise.all(Object.values(programs).map((some) => some.close())));
+/** Handles in threads or processes of their own, on a store that each case makes anew. */
 const elsewhere =
-  (makePlace: (scope: CloseScope) => Promise<StorePlace>): StoreSetUp =>
+  (mode: Mode, makePlace: (scope: CloseScope) => Promise<StorePlace>): StoreSetUp =>
   (scope) => {
     const place = makePlace(scope);
-    return async () => scope.add(await processes.open(await place));
+    return async () => scope.add(await programs[mode].open(await place));
   };
 const filePlace = async (scope: CloseScope): Promise<StorePlace> => {
   const directory = mkdtempSync(join(tmpdir(), 'ep-store-'));
@@ -54,16 +55,18 @@ describeStore('prefix over memory', { setUp: prefixed(memory), expected: expecte
 describeStore('prefix over file', { setUp: prefixed(file), expected: expected('store-prefix-file') });
 describeStore('tcp', { setUp: tcp, expected: expected('store-tcp') });
 describeStore('prefix over tcp', { setUp: prefixed(tcp), expected: expected('store-prefix-tcp') });
-describeStore('file, handles in processes', {
-  setUp: elsewhere(filePlace),
-  expected: expected('store-file-processes'),
-});
-describeStore('tcp, handles in processes', { setUp: elsewhere(tcpPlace), expected: expected('store-tcp-processes') });
-describeStore('prefix over file, handles in processes', {
-  setUp: elsewhere(prefixPlace(filePlace)),
-  expected: expected('store-prefix-file-processes'),
-});
-describeStore('prefix over tcp, handles in processes', {
-  setUp: elsewhere(prefixPlace(tcpPlace)),
-  expected: expected('store-prefix-tcp-processes'),
-});
+
+const places = [
+  ['file', filePlace],
+  ['tcp', tcpPlace],
+  ['prefix over file', prefixPlace(filePlace)],
+  ['prefix over tcp', prefixPlace(tcpPlace)],
+] as const;
+for (const mode of ['threads', 'processes'] as const) {
+  for (const [name, place] of places) {
+    describeStore(`${name}, handles in ${mode}`, {
+      setUp: elsewhere(mode, place),
+      expected: expected(`store-${name.replace(' over ', '-')}-${mode}`),
+    });
+  }
+}

@@ -1,6 +1,8 @@
 /** Small dispatch steps, one after the other, on one rank: by a native loop, and called from JS. Every received word is checked. */
+import { availableParallelism } from 'node:os';
 import { type Tensor, type Transport, tensor } from '@ep/core';
 import { allocateHost, nativePlaceOf } from '@ep/native';
+import { stallsIn } from '@ep/native/ranks';
 import { planAttention, shardsOfDocuments } from '@ep/plan';
 import { bindSpecs } from '../src/binding-spec.js';
 import { prepareCall } from '../src/call.js';
@@ -13,8 +15,13 @@ const ROW_BYTES = 4 * WORDS;
 /** As many calls are made first: V8 compiles in threads of its own, and while it does they take the ranks' cores for milliseconds. */
 const WARM_UP = 12_000;
 
+/** Each of two runs of steps is preceded by as much: a second together. */
+const STALL_MS = 500;
+
 export interface StepTimes {
   readonly bytes: number;
+  /** Nanoseconds for which this rank was kept from the clock before the steps; nothing where ranks outnumber cores and it left its core to another one. */
+  readonly stalls?: Float64Array;
   /** Of each step, microseconds. */
   readonly native: Float64Array;
   readonly javascript: Float64Array;
@@ -33,11 +40,20 @@ function evenSteps(worldSize: number): readonly PartSpec[] {
   return [{ name: 'q', plan: planAttention(shards, servers).fwdQ, dtype: 'u32', rowShape: [WORDS] }];
 }
 
-export async function measureSteps(transport: Transport<'bundled' | 'add'>, steps: number): Promise<StepTimes> {
+export async function measureSteps(
+  transport: Transport<'bundled' | 'add'>,
+  steps: number,
+  barrier: () => Promise<void>,
+): Promise<StepTimes> {
+  await barrier();
+  // One a core: two on a core would stall each other.
+  const stalls = transport.rank < availableParallelism() ? stallsIn(STALL_MS) : undefined;
+  await barrier();
   const parts = evenSteps(transport.worldSize);
   const data = new Uint32Array(allocateHost(ROWS_PER_PAIR * transport.worldSize * ROW_BYTES));
   return {
     bytes: data.byteLength,
+    ...(stalls === undefined ? {} : { stalls }),
     native: await nativeSteps(transport, parts, data, steps),
     javascript: await javascriptSteps(transport, parts, data, steps),
   };

@@ -2,6 +2,7 @@ import { describeTransport } from '@ep/conformance';
 
 describeTransport('efa-gda (soft)', {
   provider: { module: '@ep/efa-gda', name: 'efaGda.soft' },
+  otherConfig: { ranksOnHost: 99 },
   worlds: [2, 3, 4, 8],
   modes: ['threads', 'processes'],
   sample: [

@@ -7,6 +7,7 @@ import { describeTransport } from '@ep/conformance';
 describeTransport('ibgda (hardware, over the shim)', {
   provider: { module: new URL('./shim-provider.mjs', import.meta.url).href, name: 'hardware' },
   name: 'ibgda:hardware (shim)',
+  otherConfig: { qpsPerPeer: 3 },
   worlds: [2, 3],
   modes: ['threads', 'processes'],
   sample: [

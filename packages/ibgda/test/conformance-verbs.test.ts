@@ -6,6 +6,7 @@ import { describeTransport } from '@ep/conformance';
 
 describeTransport('ibgda (verbs)', {
   provider: { module: '@ep/ibgda', name: 'ibgda.verbs' },
+  otherConfig: { qpsPerPeer: 3 },
   worlds: [2, 3],
   modes: ['processes'],
   expected: new URL('./conformance-verbs.expected.json', import.meta.url),

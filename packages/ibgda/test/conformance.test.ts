@@ -5,6 +5,7 @@ const provider = { module: '@ep/ibgda', name: 'ibgda.soft' };
 
 describeTransport('ibgda (soft)', {
   provider,
+  otherConfig: { qpsPerPeer: 3 },
   worlds: [2, 3, 4, 8],
   modes: ['threads', 'processes'],
   sample: [

@@ -1,13 +1,14 @@
 /** One rank of the shared-memory benchmark; started by shm.ts. */
 import { openFileStore } from '@ep/core';
 import { allocateHost, native, nativePlaceOf } from '@ep/native';
+import { SHORTEST_STALL_US, stallsIn } from '@ep/native/ranks';
 import { nvshmem } from '../src/index.js';
+import { type RoundMarks, timedRounds } from './rounds.js';
 import { type Latency, type LatencyAt, latencyOf, type RankTask, type ShmBenchResult } from './shm.js';
 
 const task = JSON.parse(process.argv[2]!) as RankTask;
 const { rank, worldSize, rounds } = task;
 const TIMEOUT_MS = 60_000;
-const SHORTEST_STALL_US = 50;
 /** Series of calls before the one that counts. */
 const WARM_UP = 10;
 
@@ -62,34 +63,32 @@ function timed(calls: number, body: (i: number) => void): Float64Array {
   return out;
 }
 
-/**
- * HAZARD: a series that is warmed up with must run every statement that the one that counts runs. A branch that is first taken there makes V8 throw its code away and
- * compile it again, 5 to 7 ms on a core that the ranks want: the slowest barrier.
- */
-async function barriersFromJs(out: Float64Array): Promise<void> {
-  for (let i = 0; i < out.length; i++) {
-    const begin = process.hrtime.bigint();
-    await transport.barrier();
-    out[i] = Number(process.hrtime.bigint() - begin);
-  }
+/** One's own mark at 0; what was read of the peers' lies behind it, a line for each. */
+async function roundMarks(): Promise<RoundMarks> {
+  const marks = await transport.allocate({ byteLength: 64 * (worldSize + 1), signalSlots: 1 });
+  const words = marks.view('f64', 0, 8 * (worldSize + 1));
+  const readers = await Promise.all(
+    Array.from({ length: worldSize }, async (_, peer) => {
+      const endpoint = await transport.connect(peer);
+      return { endpoint, from: marks.remote(peer, 0, 8), to: marks.local(64 * (peer + 1), 8) };
+    }),
+  );
+  return {
+    worldSize,
+    enter(round) {
+      words[0] = round;
+    },
+    entered(peer) {
+      const { endpoint, from, to } = readers[peer]!;
+      endpoint.get(from, to);
+      return words[8 * (peer + 1)]!;
+    },
+  };
 }
 
 /** All but the last: those who have left it sort their samples on the cores on which others have still to leave it. */
 function latencyOfBarriers(series: Float64Array): Latency {
   return latencyOf(series.subarray(0, -1), 1);
-}
-
-/** How long a thread that does nothing but read the clock is kept from it: what no wait between ranks can be shorter than. */
-function stallsOf(milliseconds: number): Float64Array {
-  const found = new Float64Array(100_000);
-  let count = 0;
-  const end = performance.now() + milliseconds;
-  for (let before = performance.now(); before < end && count < found.length; ) {
-    const now = performance.now();
-    if (now - before > SHORTEST_STALL_US / 1000) found[count++] = (now - before) * 1e6;
-    before = now;
-  }
-  return found.subarray(0, count);
 }
 
 /** Between series only, so that none is disturbed. */
@@ -100,7 +99,7 @@ const tell = (text: string): void => {
 if (worldSize === 2) {
   tell('stalls');
   await transport.barrier();
-  const stalls = stallsOf(1000);
+  const stalls = stallsIn(1000);
   const name = `stalls of ${SHORTEST_STALL_US} us and more in a second of reading the clock, on every core`;
   results.push(resultOf(name, 2, latencyOf(stalls.length > 0 ? stalls : Float64Array.of(0), 1)));
   await transport.barrier();
@@ -175,15 +174,26 @@ if (worldSize === 2) {
   }
 } else {
   tell('native barrier');
+  const handle = transport.device(memory).bytes;
   for (let series = 0; series < 2; series++) {
     await run(() =>
-      stream.barriers({ team: transport.world.nativeTeam, rounds, samples: place.operand, timeoutMs: TIMEOUT_MS }),
+      stream.barriers({
+        team: transport.world.nativeTeam,
+        handle,
+        first: series * rounds,
+        rounds,
+        samples: place.operand,
+        timeoutMs: TIMEOUT_MS,
+      }),
     );
   }
   results.push(resultOf('native barrier', worldSize, latencyOfBarriers(samples), BARRIER_GOALS));
   tell('JS barrier');
   const javascript = new Float64Array(Math.min(rounds, 2000));
-  for (let series = 0; series < WARM_UP + 1; series++) await barriersFromJs(javascript);
+  const marks = await roundMarks();
+  for (let series = 0; series < WARM_UP + 1; series++) {
+    await timedRounds(javascript, series * javascript.length, marks, () => transport.barrier());
+  }
   results.push(resultOf('JS barrier', worldSize, latencyOfBarriers(javascript), BARRIER_GOALS));
 }
 

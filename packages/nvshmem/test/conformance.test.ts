@@ -5,6 +5,7 @@ const provider = { module: '@ep/nvshmem', name: 'nvshmem.shm' };
 
 describeTransport('nvshmem (shm)', {
   provider,
+  otherConfig: { ranksOnHost: 99 },
   worlds: [2, 3, 4, 8],
   modes: ['threads', 'processes'],
   sample: [

@@ -6,6 +6,7 @@ process.env.EP_CUDA_PATH = fileURLToPath(new URL('../../../native/build/Release/
 
 describeTransport('nvshmem (cuda, on a stand-in)', {
   provider: { module: '@ep/nvshmem', name: 'nvshmem.cuda' },
+  otherConfig: { ranksOnHost: 99 },
   worlds: [2, 3, 4, 8],
   modes: ['threads', 'processes'],
   sample: [

@@ -3,6 +3,7 @@ import { createRequire } from 'node:module';
 import { pathToFileURL } from 'node:url';
 import type { benchAttention } from '@ep/cuda-kernels/bench';
 import type { Bench, BenchCase, BenchOptions, BenchRatio, BenchResult } from './bench.js';
+import { latencyCase } from './latency.js';
 
 /** Kernels import no transport: who measures them brings one. */
 const transport = {
@@ -58,16 +59,20 @@ async function attentionResult(
       };
     },
   );
+  const { stalls } = report;
+  cases.push({
+    name: `stalls of ${stalls.shortest} us and more in a second of reading the clock, on each of ${stalls.cores} cores`,
+    ...latencyCase(stalls),
+    samples: stalls.count,
+    detail: {},
+  });
   for (const step of report.steps) {
     const how = step.from === 'native' ? 'in a native loop' : `called from ${step.from}`;
     cases.push({
       name: `dispatch of ${step.bytesPerRank} bytes per rank ${how}, ${step.ranks} ranks`,
-      unit: 'us',
-      median: step.p50,
-      spread: (step.p99 - step.p50) / step.p50,
-      samples: step.calls,
-      ratios: [{ name: 'us at p99', value: step.p99, goal: { at: 'most', value: 100 } }],
-      detail: { 'slowest us': step.slowest },
+      ...latencyCase(step, step.goals),
+      samples: step.count,
+      detail: {},
     });
   }
   return { name: 'attention', cases, skipped: report.skipped };

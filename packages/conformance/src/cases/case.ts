@@ -23,12 +23,14 @@ export interface CaseRank {
   readonly previous: Rank;
   readonly provider: TransportProvider<Need>;
   readonly config: object;
+  /** As good as `config`, but ranks of the one and of the other must not meet. Undefined for a suite that gives none. */
+  readonly otherConfig: object | undefined;
   /** The case's own store, shared by all ranks. */
   readonly store: Store;
   /** Fires when the time of the case is up. */
   readonly signal: AbortSignal;
-  /** Opens a transport of the provider under test. Collective; each call a new one; closed with the case. */
-  open(options?: AbortOptions & { readonly timeoutMs?: number }): Promise<Transport<Need>>;
+  /** Opens a transport of the provider under test, with `config` unless given. Collective; each call a new one; closed with the case. */
+  open(options?: AbortOptions & { readonly timeoutMs?: number; readonly config?: object }): Promise<Transport<Need>>;
   /** All ranks, or those given, meet through the store: what a case needs to arrange itself never uses the transport under test. */
   meet(ranks?: readonly Rank[]): Promise<void>;
   /** Each rank's value, JSON, in rank order. */

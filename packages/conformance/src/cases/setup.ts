@@ -1,5 +1,6 @@
 /** Probing, meeting, capabilities, adoption. */
 import assert from 'node:assert/strict';
+import { isDeepStrictEqual } from 'node:util';
 import { type Need, offers } from '@ep/core';
 import type { TransportCase } from './case.js';
 import { refused } from './expect.js';
@@ -45,6 +46,34 @@ export const setUpCases: readonly TransportCase[] = [
         const error = await refused(['EP_RENDEZVOUS', 'EP_TIMEOUT'], () => rank.open({ timeoutMs: 800 }));
         assert.match(error.message, new RegExp(`rank ${absent}\\b`));
       }
+      await rank.meet();
+    },
+  },
+  {
+    id: 'open/names-odd-configuration',
+    sentence:
+      'when one rank is configured otherwise, open() rejects on all ranks, names it and what differs, and the next open() succeeds',
+    async body(rank) {
+      const { worldSize, config, otherConfig } = rank;
+      assert.ok(otherConfig, 'the suite gives no other configuration');
+      const odd = worldSize - 1;
+      const error = await refused('EP_RENDEZVOUS', () =>
+        rank.open({ config: rank.rank === odd ? otherConfig : config, timeoutMs: 20_000 }),
+      );
+      // Of two ranks neither is the odd one.
+      assert.deepEqual(error.context.ranks, worldSize > 2 ? [odd] : [0, odd], error.message);
+      assert.match(error.message, new RegExp(`\\b${odd}\\b`));
+      // Only what was chosen otherwise differs, and each difference is told with both values.
+      const fields = Object.entries(error.context.fields as Record<string, readonly unknown[]>);
+      assert.deepEqual(
+        fields.map(([field, camps]) => [field, camps.length]),
+        Object.keys(otherConfig)
+          .filter((field) => !isDeepStrictEqual(Reflect.get(otherConfig, field), Reflect.get(config, field)))
+          .map((field) => [field, 2]),
+      );
+      for (const [field] of fields) assert.match(error.message, new RegExp(`\\b${field} is `));
+      // Nothing of the failed meeting is in the way.
+      await rank.open();
       await rank.meet();
     },
   },

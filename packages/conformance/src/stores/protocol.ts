@@ -1,7 +1,7 @@
-/** What a test and the processes that hold its stores' handles say to each other. */
+/** What a test and the programs that hold its stores' handles say to each other. */
 import { openFileStore, openTcpStore, prefixStore, type Store } from '@ep/core';
 
-/** How a process comes to a store that others share. */
+/** How a program comes to a store that others share. */
 export type StorePlace =
   | { readonly kind: 'file'; readonly path: string }
   | { readonly kind: 'tcp'; readonly host: string; readonly port: number }
@@ -21,7 +21,7 @@ export async function openPlace(place: StorePlace): Promise<Store> {
 /** A method of a store whose last argument may be options of a wait. */
 export type StoreMethod = Exclude<keyof Store, 'closed' | symbol>;
 
-export type ToStoreProcess =
+export type StoreRequest =
   | { readonly kind: 'open'; readonly id: number; readonly place: StorePlace }
   | {
       readonly kind: 'call';
@@ -34,6 +34,12 @@ export type ToStoreProcess =
     }
   | { readonly kind: 'abort'; readonly id: number };
 
+/** What a test asked in one turn of its loop: the program's store sees all of it in one turn, too. */
+export interface ToStoreProgram {
+  readonly kind: 'requests';
+  readonly requests: readonly StoreRequest[];
+}
+
 export interface SentFailure {
   readonly code?: string;
   readonly message: string;
@@ -43,6 +49,6 @@ export interface SentFailure {
 }
 
 /** `id` of the request. An `open` gives the handle's number. */
-export type FromStoreProcess =
+export type FromStoreProgram =
   | { readonly kind: 'value'; readonly id: number; readonly value: unknown }
   | { readonly kind: 'failure'; readonly id: number; readonly failure: SentFailure };

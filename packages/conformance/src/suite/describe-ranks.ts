@@ -20,6 +20,8 @@ export interface RankMatrix {
    */
   readonly provider: Named;
   readonly config?: object;
+  /** A configuration that is as good, but that must not meet the other: see `CaseRank.otherConfig`. */
+  readonly otherConfig?: object;
   /** What the committed outcomes and EP_REQUIRE call it; the provider's name unless given. */
   readonly name?: string;
   readonly worlds: readonly number[];
@@ -131,9 +133,9 @@ export function describeRanks<C extends DeclaredCase>(title: string, suite: Rank
       }
       let failure: unknown;
       try {
-        const { config = {} } = matrix;
+        const { config = {}, otherConfig } = matrix;
         const order = { suite: found, id, provider, config, limitMs: LIMIT_MS, seed: ids.indexOf(id) + 1 };
-        await worlds.run(mode, size, order);
+        await worlds.run(mode, size, otherConfig === undefined ? order : { ...order, otherConfig });
       } catch (error) {
         failure = error;
       }

@@ -4,7 +4,7 @@ import { transportCases } from '../cases/index.js';
 import { mandatoryCases } from '../mandatory.js';
 import { describeRanks, type RankMatrix } from './describe-ranks.js';
 
-export type TransportConformance = RankMatrix;
+export type TransportConformance = RankMatrix & Required<Pick<RankMatrix, 'otherConfig'>>;
 
 /** Declares the tests. `title` names the transport, for example `nvshmem (shm)`. */
 export function describeTransport(title: string, options: TransportConformance): void {

@@ -24,6 +24,7 @@ export interface CaseOrder {
   readonly id: string;
   readonly provider: Named;
   readonly config: object;
+  readonly otherConfig?: object;
   /** File of the case's own store. */
   readonly storePath: string;
   readonly limitMs: number;
@@ -36,7 +37,10 @@ export interface RankIdentity {
   readonly mode: Mode;
 }
 
-export type ToRank = { readonly kind: 'run'; readonly order: CaseOrder } | { readonly kind: 'quit' };
+export interface ToRank {
+  readonly kind: 'run';
+  readonly order: CaseOrder;
+}
 
 export interface SentError {
   readonly name: string;

@@ -82,6 +82,9 @@ export class RankRun implements CaseRank {
   get config() {
     return this.#init.order.config;
   }
+  get otherConfig() {
+    return this.#init.order.otherConfig;
+  }
   get store() {
     return this.#init.store;
   }
@@ -89,13 +92,15 @@ export class RankRun implements CaseRank {
     return this.#init.signal;
   }
 
-  async open(options: AbortOptions & { readonly timeoutMs?: number } = {}): Promise<Transport<Need>> {
+  async open(
+    options: AbortOptions & { readonly timeoutMs?: number; readonly config?: object } = {},
+  ): Promise<Transport<Need>> {
     const { provider, scope, store, signal, order } = this.#init;
     const { signal: both, unlink } = linkSignals(signal, options.signal);
     try {
       const transport = await provider.open(
         { rank: this.rank, worldSize: this.worldSize, store: prefixStore(store, `transport-${this.#opened++}`) },
-        { signal: both, config: order.config, timeoutMs: options.timeoutMs ?? MEETING_MS },
+        { signal: both, config: options.config ?? order.config, timeoutMs: options.timeoutMs ?? MEETING_MS },
       );
       return scope.add(transport);
     } finally {

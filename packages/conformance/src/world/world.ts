@@ -1,11 +1,9 @@
 /** N ranks, started once, that run cases one after the other until one of them dies or does not finish. */
-import { type ChildProcess, fork } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
-import { Worker } from 'node:worker_threads';
 import type { Mode } from '../cases/case.js';
+import { type Launched, launch } from './launch.js';
 import {
   type CaseOrder,
   type FromRank,
@@ -26,52 +24,9 @@ export type RankEnd =
   | { readonly status: 'exited'; readonly how: string }
   | { readonly status: 'unfinished' };
 
-interface RankThread {
-  readonly send: (message: ToRank) => void;
-  /** SIGKILL, or terminate(): nothing of the rank runs any more. */
-  readonly kill: () => Promise<void>;
-  readonly onMessage: (listener: (message: FromRank) => void) => void;
-  readonly onExit: (listener: (how: string) => void) => void;
-}
-
-function startThread(main: URL, identity: RankIdentity): RankThread {
-  const worker = new Worker(main, { workerData: identity });
-  return {
-    send: (message) => worker.postMessage(message),
-    kill: async () => {
-      await worker.terminate();
-    },
-    onMessage: (listener) => worker.on('message', listener),
-    onExit: (listener) => {
-      worker.on('error', (error) => listener(`uncaught ${error.stack ?? String(error)}`));
-      worker.on('exit', (code) => listener(`exit code ${code}`));
-    },
-  };
-}
-
-function startProcess(main: URL, identity: RankIdentity): RankThread {
-  const child: ChildProcess = fork(fileURLToPath(main), [JSON.stringify(identity)], {
-    serialization: 'advanced',
-    execArgv: [],
-    stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
-  });
-  const gone = new Promise<void>((resolve) => child.once('exit', () => resolve()));
-  return {
-    send: (message) => child.send(message),
-    kill: async () => {
-      if (child.exitCode === null && child.signalCode === null) child.kill('SIGKILL');
-      await gone;
-    },
-    onMessage: (listener) => child.on('message', (message) => listener(message as FromRank)),
-    onExit: (listener) => {
-      child.on('exit', (code, signal) => listener(signal === null ? `exit code ${code}` : `signal ${signal}`));
-    },
-  };
-}
-
 interface RankState {
   readonly rank: number;
-  readonly thread: RankThread;
+  readonly program: Launched<ToRank, FromRank>;
   ready: boolean;
   gone: string | undefined;
   killing: boolean;
@@ -92,20 +47,20 @@ export class World {
     this.mode = mode;
     this.worldSize = worldSize;
     const main = new URL('./rank-main.js', import.meta.url);
-    const start = mode === 'threads' ? startThread : startProcess;
     this.#ranks = Array.from({ length: worldSize }, (_, rank) => {
-      const thread = start(main, { rank, worldSize, mode });
+      const identity: RankIdentity = { rank, worldSize, mode };
+      const program = launch<ToRank, FromRank>(mode, main, identity);
       const state: RankState = {
         rank,
-        thread,
+        program,
         ready: false,
         gone: undefined,
         killing: false,
         lastReport: 'nothing',
         end: undefined,
       };
-      thread.onMessage((message) => this.#hear(state, message));
-      thread.onExit((how) => {
+      program.onMessage((message) => this.#hear(state, message));
+      program.onExit((how) => {
         state.gone ??= how;
         state.end ??= state.killing ? { status: 'killed' } : { status: 'exited', how };
         this.#changed();
@@ -126,7 +81,7 @@ export class World {
     for (const state of this.#ranks) {
       state.lastReport = 'nothing';
       state.end = state.gone === undefined ? undefined : { status: 'exited', how: state.gone };
-      if (state.end === undefined) state.thread.send({ kind: 'run', order: { ...order, storePath } });
+      if (state.end === undefined) state.program.send({ kind: 'run', order: { ...order, storePath } });
     }
     const ended = (): boolean => this.#ranks.every((state) => state.end !== undefined);
     const wrong = ({ end }: RankState): boolean => end?.status === 'failed' || end?.status === 'exited';
@@ -145,7 +100,7 @@ export class World {
 
   async close(): Promise<void> {
     if (!this.#spent) {
-      for (const { thread, gone } of this.#ranks) if (gone === undefined) thread.send({ kind: 'quit' });
+      for (const { program, gone } of this.#ranks) if (gone === undefined) program.send({ kind: 'quit' });
       await this.#until(GRACE_MS, () => this.#ranks.every((state) => state.gone !== undefined));
     }
     await this.#kill();
@@ -162,7 +117,7 @@ export class World {
         break;
       case 'die':
         state.killing = true;
-        void state.thread.kill();
+        void state.program.kill();
         break;
       case 'ended':
         state.end ??= message.error === undefined ? { status: 'ended' } : { status: 'failed', error: message.error };
@@ -186,7 +141,7 @@ export class World {
 
   async #kill(): Promise<void> {
     this.#spent = true;
-    await Promise.all(this.#ranks.map((state) => (state.gone === undefined ? state.thread.kill() : undefined)));
+    await Promise.all(this.#ranks.map((state) => (state.gone === undefined ? state.program.kill() : undefined)));
   }
 
   /** Resolves when the condition holds or the time is over. */

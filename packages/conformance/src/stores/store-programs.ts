@@ -1,8 +1,15 @@
-/** Handles of stores in processes of their own, as ranks have them: what a test calls here happens there. */
-import { type ChildProcess, fork } from 'node:child_process';
-import { fileURLToPath } from 'node:url';
+/** Handles of stores in threads or processes of their own, as ranks have them: what a test calls here happens there. */
 import { type EpCode, EpError, type Store, type StoreWaitOptions } from '@ep/core';
-import type { FromStoreProcess, SentFailure, StoreMethod, StorePlace, ToStoreProcess } from './protocol.js';
+import type { Mode } from '../cases/case.js';
+import { type Launched, launch } from '../world/launch.js';
+import type {
+  FromStoreProgram,
+  SentFailure,
+  StoreMethod,
+  StorePlace,
+  StoreRequest,
+  ToStoreProgram,
+} from './protocol.js';
 
 interface Pending {
   readonly resolve: (value: unknown) => void;
@@ -14,63 +21,69 @@ function errorOf({ code, message, context }: SentFailure): Error {
   return new EpError(code as EpCode, message, context === undefined ? {} : { context });
 }
 
-class StoreProcess {
-  readonly #child: ChildProcess;
+class StoreProgram {
+  readonly #program: Launched<ToStoreProgram, FromStoreProgram>;
   readonly #pending = new Map<number, Pending>();
   readonly #gone: Promise<void>;
   #next = 0;
+  readonly #outbox: StoreRequest[] = [];
 
-  constructor(main: URL) {
-    this.#child = fork(fileURLToPath(main), [], { serialization: 'advanced', execArgv: [] });
-    this.#child.on('message', (message) => this.#receive(message as FromStoreProcess));
+  constructor(mode: Mode, main: URL) {
+    this.#program = launch(mode, main, {});
+    this.#program.onMessage((message) => this.#receive(message));
     this.#gone = new Promise((resolve) => {
-      this.#child.once('exit', (code, signal) => {
-        for (const { reject } of this.#pending.values()) reject(new Error(`the process ended: ${signal ?? code}`));
+      this.#program.onExit((how) => {
+        for (const { reject } of this.#pending.values()) reject(new Error(`the program ended: ${how}`));
         this.#pending.clear();
         resolve();
       });
     });
   }
 
-  #receive(message: FromStoreProcess): void {
+  #receive(message: FromStoreProgram): void {
     const pending = this.#pending.get(message.id);
     this.#pending.delete(message.id);
     if (message.kind === 'value') pending?.resolve(message.value);
     else pending?.reject(message.failure.aborted ? this : errorOf(message.failure));
   }
 
-  /** `make` gets the request's number. A rejection with this object: the process gave the reason of an abort. */
-  ask(make: (id: number) => ToStoreProcess): { readonly id: number; readonly answer: Promise<unknown> } {
+  /** `make` gets the request's number. A rejection with this object: the program gave the reason of an abort. */
+  ask(make: (id: number) => StoreRequest): { readonly id: number; readonly answer: Promise<unknown> } {
     const id = this.#next++;
     const answer = new Promise((resolve, reject) => this.#pending.set(id, { resolve, reject }));
-    this.#child.send(make(id));
+    this.#post(make(id));
     return { id, answer };
   }
 
   abort(id: number): void {
-    if (this.#pending.has(id)) this.#child.send({ kind: 'abort', id } satisfies ToStoreProcess);
+    if (this.#pending.has(id)) this.#post({ kind: 'abort', id });
+  }
+
+  #post(request: StoreRequest): void {
+    if (this.#outbox.push(request) > 1) return;
+    queueMicrotask(() => this.#program.send({ kind: 'requests', requests: this.#outbox.splice(0) }));
   }
 
   async close(): Promise<void> {
-    if (this.#child.connected) this.#child.disconnect();
+    this.#program.send({ kind: 'quit' });
     await this.#gone;
   }
 }
 
 class HandleElsewhere implements Store {
-  readonly #process: StoreProcess;
+  readonly #program: StoreProgram;
   readonly #handle: number;
   #closed = false;
 
-  constructor(process: StoreProcess, handle: number) {
-    this.#process = process;
+  constructor(program: StoreProgram, handle: number) {
+    this.#program = program;
     this.#handle = handle;
   }
 
   async #call(method: StoreMethod, args: readonly unknown[], options?: StoreWaitOptions): Promise<never> {
     const { signal, ...limits } = options ?? {};
     const asked = options === undefined ? {} : { options: { ...limits, abortable: signal !== undefined } };
-    const { id, answer } = this.#process.ask((id) => ({
+    const { id, answer } = this.#program.ask((id) => ({
       kind: 'call',
       id,
       handle: this.#handle,
@@ -78,13 +91,13 @@ class HandleElsewhere implements Store {
       args,
       ...asked,
     }));
-    const abort = (): void => this.#process.abort(id);
+    const abort = (): void => this.#program.abort(id);
     if (signal?.aborted) abort();
     signal?.addEventListener('abort', abort);
     try {
       return (await answer) as never;
     } catch (error) {
-      throw error === this.#process ? signal!.reason : error;
+      throw error === this.#program ? signal!.reason : error;
     } finally {
       signal?.removeEventListener('abort', abort);
     }
@@ -118,28 +131,29 @@ class HandleElsewhere implements Store {
   readonly numKeys = (): Promise<number> => this.#call('numKeys', []);
 }
 
-/** So many processes, started at the first handle. Handles go to them in turn, so that the first ones of a case are never in the same process. */
-export class StoreProcesses {
+/** So many threads or processes, started at the first handle. Handles go to them in turn, so that the first ones of a case are never in the same program. */
+export class StorePrograms {
+  readonly #mode: Mode;
   readonly #count: number;
-  readonly #main: URL;
-  #processes: StoreProcess[] = [];
+  #programs: StoreProgram[] = [];
   #turn = 0;
 
-  constructor(count: number, main = new URL('./store-main.js', import.meta.url)) {
+  constructor(mode: Mode, count: number) {
+    this.#mode = mode;
     this.#count = count;
-    this.#main = main;
   }
 
   async open(place: StorePlace): Promise<Store> {
-    if (this.#processes.length === 0) {
-      this.#processes = Array.from({ length: this.#count }, () => new StoreProcess(this.#main));
+    if (this.#programs.length === 0) {
+      const main = new URL('./store-main.js', import.meta.url);
+      this.#programs = Array.from({ length: this.#count }, () => new StoreProgram(this.#mode, main));
     }
-    const process = this.#processes[this.#turn++ % this.#count]!;
-    const handle = await process.ask((id) => ({ kind: 'open', id, place })).answer;
-    return new HandleElsewhere(process, handle as number);
+    const program = this.#programs[this.#turn++ % this.#count]!;
+    const handle = await program.ask((id) => ({ kind: 'open', id, place })).answer;
+    return new HandleElsewhere(program, handle as number);
   }
 
   async close(): Promise<void> {
-    await Promise.all(this.#processes.splice(0).map((process) => process.close()));
+    await Promise.all(this.#programs.splice(0).map((program) => program.close()));
   }
 }
