@@ -80,5 +80,16 @@ export function tarballProblems({ name, files, manifest }) {
   // npm installs a package on any system unless it says otherwise; the addon exists for Linux only.
   const native = name === '@ep/native' || '@ep/native' in ranges || name.startsWith('@ep/native-');
   rule(!native || manifest.os?.join() === 'linux', `os should be ["linux"], found ${JSON.stringify(manifest.os)}`);
+  // Without them npm installs every platform package everywhere, and the loader takes a file that does not load.
+  const [, cpu, libc] = /^@ep\/native-linux-([^-]+)-([^-]+)$/.exec(name) ?? [];
+  const libcs = { gnu: 'glibc', musl: 'musl' };
+  for (const [field, wanted] of [
+    ['cpu', cpu],
+    ['libc', libc === undefined ? undefined : (Reflect.get(libcs, libc) ?? libc)],
+  ]) {
+    const found = JSON.stringify(manifest[field]);
+    const expected = wanted === undefined ? undefined : JSON.stringify([wanted]);
+    rule(found === expected, `${field} should be ${expected ?? 'absent'}, found ${found}`);
+  }
   return problems;
 }

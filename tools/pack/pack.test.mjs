@@ -37,3 +37,26 @@ test.each([
   expect(problems).toHaveLength(1);
   expect(problems[0]).toContain(expected);
 });
+
+/** A prebuilt addon, as native/platforms has it. */
+const platform = {
+  ...good,
+  name: '@ep/native-linux-x64-gnu',
+  files: ['package.json', 'LICENSE', 'ep.node'],
+  manifest: { ...good.manifest, name: '@ep/native-linux-x64-gnu', dependencies: {}, cpu: ['x64'], libc: ['glibc'] },
+};
+
+test('a whole platform package has no problems', () => {
+  expect(tarballProblems(platform)).toEqual([]);
+});
+
+test.each([
+  ['another cpu', platform, { cpu: ['arm64'] }, 'cpu should be ["x64"], found ["arm64"]'],
+  ['every cpu', platform, { cpu: undefined }, 'cpu should be ["x64"], found undefined'],
+  ['another libc', platform, { libc: ['musl'] }, 'libc should be ["glibc"], found ["musl"]'],
+  ['every libc', platform, { libc: undefined }, 'libc should be ["glibc"], found undefined'],
+  ['one cpu for what has no binary', good, { cpu: ['x64'] }, 'cpu should be absent, found ["x64"]'],
+])('%s is refused', (_, whole, change, expected) => {
+  const problems = tarballProblems({ ...whole, manifest: { ...whole.manifest, ...change } });
+  expect(problems).toEqual([`${whole.name}: ${expected}`]);
+});

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "../check.hpp"
+#include "../skip.hpp"
 #include "dl/libfabric_abi.hpp"
 #include "dl/libfabric_rdm_abi.hpp"
 
@@ -147,7 +148,6 @@ int main() {
 }
 #else
 int main() {
-  std::puts("skipped: libfabric's headers are not installed (Debian: libfabric-dev)");
-  return 0;
+  return ep::check::skip("libfabric's headers are not installed (Debian: libfabric-dev)");
 }
 #endif

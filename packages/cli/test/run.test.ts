@@ -130,6 +130,7 @@ describe('ep run', () => {
     ['SIGINT', 130],
     ['SIGTERM', 143],
     ['SIGHUP', 129],
+    ['SIGQUIT', 131],
   ] as const) {
     it(`passes ${signal} on to every rank and ends with ${status}`, async () => {
       const source = `process.on('${signal}', () => { console.log('got ${signal}'); process.exit(0); }); ${patient}`;

@@ -9,6 +9,15 @@ export const SWITCHES = {
     default: 'unset',
     meaning: 'path of the native addon to load; nothing else is tried when it is set',
   },
+  EP_CUDA_PATH: {
+    default: 'unset',
+    meaning: 'path of the library of kernels for GPUs (`libep_cuda.so`) to load; nothing else is tried when it is set',
+  },
+  EP_CUDA_ARCHITECTURES: {
+    default: 'unset',
+    meaning:
+      'comma-separated compute capabilities, for example `90`, that `build:cuda` and the tests of kernels on GPUs compile for; unset: all that are supported',
+  },
   EP_DEBUG: {
     default: 'unset',
     meaning:
@@ -22,6 +31,18 @@ export const SWITCHES = {
   EP_TEST_FULL: {
     default: 'unset',
     meaning: '`1`: conformance tests run their whole matrix of worlds and modes instead of a sample',
+  },
+  EP_TEST_SEEDS: {
+    default: 'unset',
+    meaning: 'how many seeds each C++ test of device code tries instead of its own number',
+  },
+  EP_FUZZ_RUNS: {
+    default: 'unset',
+    meaning: "how many inputs the C++ fuzzers make instead of some seconds' worth",
+  },
+  EP_FUZZ_SEED: {
+    default: 'unset',
+    meaning: 'where the C++ fuzzers begin; a finding prints the one that repeats it',
   },
   EP_STORE: {
     default: 'unset',

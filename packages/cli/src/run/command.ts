@@ -15,7 +15,7 @@ import {
 import { runNode } from './node-job.js';
 import type { NodeSpec, Rendezvous } from './nodes.js';
 
-const FORWARDED = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
+const FORWARDED = ['SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT'] as const;
 
 /** Told apart by hue; red is left for failures. */
 const HUES = [pc.cyan, pc.green, pc.yellow, pc.magenta, pc.blue] as const;

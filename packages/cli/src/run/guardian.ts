@@ -9,7 +9,7 @@ const guardianGraceSeconds = 0.8;
 
 // A session of its own, and deaf to what a terminal or a CI system sends to the launcher's group.
 const SCRIPT = `
-trap '' HUP INT TERM PIPE
+trap '' HUP INT QUIT TERM PIPE
 groups=' '
 while read -r word group; do
   case "$word" in
