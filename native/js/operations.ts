@@ -1,5 +1,5 @@
 /** Native operations as promises: one batched wake-up per environment completes them. */
-import { type EpCode, EpError } from '@ep/core';
+import { checkSignal, type EpCode, EpError } from '@ep/core';
 import type { Binding, OperationId, Outcome } from './binding.js';
 
 /** `EP_STATUS_*` of native/include/ep/abi/status.h as error codes; 0 and 1 are not errors. */
@@ -64,6 +64,8 @@ export class Operations {
   run(start: () => OperationId, signal?: AbortSignal): Promise<Outcome> {
     if (signal?.aborted) return Promise.reject(signal.reason);
     return new Promise<Outcome>((resolve, reject) => {
+      // HAZARD: before the operation starts, or nobody would await it.
+      checkSignal(signal, 'operation');
       const id = start();
       const onAbort = (): void => this.#binding.cancel(id);
       signal?.addEventListener('abort', onAbort, { once: true });

@@ -21,7 +21,7 @@ import {
   type WaitOptions,
 } from '@ep/core';
 import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
-import { registerWindow } from '../host-memory.js';
+import { LARGEST_WINDOW, registerWindow } from '../host-memory.js';
 import { native } from '../native.js';
 import type { Liveness } from './liveness.js';
 import { checkLimits, nativeTimeout, runWait, waitError } from './outcome.js';
@@ -34,9 +34,6 @@ export function comparisonCode(cmp: Comparison): number {
   }
   return COMPARISONS[cmp];
 }
-
-/** An ArrayBuffer holds at most 4 GiB; larger memories are viewed through windows. */
-const LARGEST_WINDOW = 2 ** 32;
 
 export interface RankMemoryInit {
   readonly rank: Rank;

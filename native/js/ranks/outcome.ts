@@ -1,6 +1,7 @@
 /** What a native wait that did not succeed means, as an `EpError` that says who was awaited and what had arrived. */
 import {
   checkInteger,
+  checkSignal,
   checkTimeout,
   EpError,
   type ErrorContext,
@@ -52,9 +53,7 @@ export function checkLimits(options: WaitOptions | undefined, where: string, wor
     throw invalid('options', { where, expected: 'an object or undefined', found: options });
   }
   const { signal, timeoutMs, peers } = options;
-  if (signal !== undefined && !(signal instanceof AbortSignal)) {
-    throw invalid('signal', { where, expected: 'an AbortSignal', found: signal });
-  }
+  checkSignal(signal, where);
   checkTimeout(timeoutMs ?? undefined, where);
   if (peers === undefined || peers === null) return;
   if (!Array.isArray(peers)) throw invalid('peers', { where, expected: 'a list of ranks', found: peers });

@@ -15,6 +15,7 @@
  * significand bit of ue8m0 is always odd, so its ties (1.5 · 2^k) go up. Saturation of the 8-bit formats is the SAT mode of the OCP 8-bit
  * floating point specification, revision 1.0.
  */
+import { checkAttached, isDetached } from './buffers.js';
 import { checkInteger, EpError, invalid } from './errors.js';
 
 export interface Storage {
@@ -97,14 +98,29 @@ export function createStorage<D extends DType>(dtype: D, length: number): Storag
   }
 }
 
-/** A window of `length` elements on existing memory. */
+/**
+ * A window of `length` elements on existing memory, `byteOffset` bytes behind its start. Throws `EP_INVALID_ARGUMENT` for a window that is not aligned
+ * to its elements or does not lie in the buffer, `EP_DETACHED` for a buffer that is gone.
+ */
 export function viewStorage<D extends DType>(
   dtype: D,
   buffer: ArrayBufferLike,
   byteOffset: number,
   length: number,
 ): Storage[D] {
-  return new (constructorOf(dtype, 'viewStorage'))(buffer, byteOffset, length);
+  const where = 'viewStorage';
+  const make = constructorOf(dtype, where);
+  if (!(buffer instanceof ArrayBuffer) && !(buffer instanceof SharedArrayBuffer))
+    throw invalid('buffer', { where, expected: 'an ArrayBuffer or a SharedArrayBuffer', found: buffer });
+  if (isDetached(buffer))
+    throw new EpError('EP_DETACHED', `${where}: the buffer was detached or transferred`, { context: { where } });
+  checkInteger(byteOffset, 'byteOffset', where, 0, buffer.byteLength);
+  checkInteger(length, 'length', where, 0, Math.floor((buffer.byteLength - byteOffset) / make.BYTES_PER_ELEMENT));
+  if (byteOffset % make.BYTES_PER_ELEMENT !== 0) {
+    const expected = `a multiple of the ${make.BYTES_PER_ELEMENT} bytes of ${dtype}`;
+    throw invalid('byteOffset', { where, expected, found: byteOffset });
+  }
+  return new make(buffer, byteOffset, length);
 }
 
 /** True if `data` is the carrier of `dtype` (a Buffer is a Uint8Array). */
@@ -238,19 +254,18 @@ function singleToOdd(value: number): number {
   return (Math.abs(single) > Math.abs(value) ? bits - 1 : bits) | 1;
 }
 
-/** Numbers of raw storage: a new array, exact for every dtype. `f64` gives a Float64Array, all others a Float32Array. */
+/**
+ * Numbers of raw storage: a new array, exact for every dtype. `f64` gives a Float64Array, all others a Float32Array. Throws `EP_INVALID_ARGUMENT` for
+ * another carrier, `EP_DETACHED` for a buffer that is gone.
+ */
 export function decode<D extends FloatDType>(
   dtype: D,
   storage: Storage[D],
 ): D extends 'f64' ? Float64Array : Float32Array;
 export function decode(dtype: FloatDType, storage: Storage[FloatDType]): Float64Array | Float32Array {
-  if (!isStorageOf(dtype, storage)) {
-    throw invalid('storage', {
-      where: `decode ${dtype}`,
-      expected: constructorOf(dtype, 'decode').name,
-      found: storage,
-    });
-  }
+  const expected = constructorOf(dtype, 'decode').name;
+  if (!isStorageOf(dtype, storage)) throw invalid('storage', { where: `decode ${dtype}`, expected, found: storage });
+  checkAttached(storage, `decode ${dtype}`);
   if (dtype === 'f64' || dtype === 'f32') return storage.slice() as Float64Array | Float32Array;
   const decoder = DECODERS[dtype];
   if (decoder === undefined) throw notFloat(dtype, 'decode');
@@ -260,9 +275,30 @@ export function decode(dtype: FloatDType, storage: Storage[FloatDType]): Float64
   return out;
 }
 
-/** Raw storage of numbers: a new array, each value rounded once. See the table above for overflow and NaN. */
+/** HAZARD: a detached array is read as an empty one, and what is no number becomes NaN. */
+function checkValues(values: unknown, where: string): void {
+  const wrong = (what: string, found: unknown) => invalid(what, { where, expected: 'an array of numbers', found });
+  if (typeof values !== 'object' || values === null) throw wrong('values', values);
+  if (ArrayBuffer.isView(values)) {
+    if (values instanceof DataView || values instanceof BigInt64Array || values instanceof BigUint64Array)
+      throw wrong('values', values);
+    checkAttached(values as Storage[FloatDType], where);
+    return;
+  }
+  const list = values as ArrayLike<unknown>;
+  checkInteger(list.length, 'values.length', where);
+  for (let i = 0; i < list.length; i++)
+    if (typeof list[i] !== 'number') throw invalid(`values[${i}]`, { where, expected: 'a number', found: list[i] });
+}
+
+/**
+ * Raw storage of numbers: a new array, each value rounded once. See the table above for overflow and NaN. Throws `EP_INVALID_ARGUMENT` for values that
+ * are no numbers, `EP_DETACHED` for a buffer that is gone.
+ */
 export function encode<D extends FloatDType>(dtype: D, values: ArrayLike<number>): Storage[D];
 export function encode(dtype: FloatDType, values: ArrayLike<number>): Storage[FloatDType] {
+  constructorOf(dtype, 'encode');
+  checkValues(values, `encode ${dtype}`);
   if (dtype === 'f64') return Float64Array.from(values);
   if (dtype === 'f32') return Float32Array.from(values);
   const encoder = ENCODERS[dtype];

@@ -6,13 +6,14 @@
  * for each part at rank 0.
  */
 import { randomBytes } from 'node:crypto';
+import { checkAttached } from './buffers.js';
 import { defaultTimeoutMs } from './env.js';
 import { checkInteger, checkObject, type EpCode, EpError, ERROR_TABLE, invalid, isEpError } from './errors.js';
 import { formatRanks } from './ranks.js';
 import type { AbortOptions } from './scope.js';
 import type { Store } from './store.js';
 import type { Rank } from './transport.js';
-import { linkSignals } from './waiting.js';
+import { checkSignal, linkSignals } from './waiting.js';
 
 export interface MeetingOptions extends AbortOptions {
   /** How long to wait for the other ranks; EP_TIMEOUT_MS unless given. */
@@ -234,10 +235,12 @@ export async function gather(
   const where = kind.name;
   if (typeof store?.compareSet !== 'function') throw invalid('store', { where, expected: 'a store', found: store });
   checkObject(options, 'options', 'an object with timeoutMs and signal', where);
+  checkSignal(options.signal, where);
   if (typeof meeting.key !== 'string') throw invalid('key', { where, expected: 'a text', found: meeting.key });
   if (!(meeting.part instanceof Uint8Array)) {
     throw invalid('bytes', { where, expected: 'a Uint8Array', found: meeting.part });
   }
+  checkAttached(meeting.part, where);
   checkInteger(meeting.worldSize, 'worldSize', kind.name, 1);
   checkInteger(meeting.rank, 'rank', kind.name, 0, meeting.worldSize - 1);
   const gathering = new Gathering(store, meeting, kind, options.timeoutMs ?? defaultTimeoutMs());

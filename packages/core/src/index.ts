@@ -1,3 +1,4 @@
+export { type BufferPin, checkAttached, checkFixed, pinBuffer } from './buffers.js';
 export * from './compose.js';
 export { ComposedAdoption, ComposedMemory } from './composed-memory.js';
 export * from './diagnostics.js';

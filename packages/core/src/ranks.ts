@@ -1,5 +1,6 @@
 /** How messages name ranks. */
 
+import { checkAttached } from './buffers.js';
 import { invalid } from './errors.js';
 
 const RUNS_SHOWN = 12;
@@ -9,6 +10,7 @@ export function formatRanks(ranks: Iterable<number>): string {
   if (typeof ranks?.[Symbol.iterator] !== 'function') {
     throw invalid('ranks', { where: 'formatRanks', expected: 'a list of ranks', found: ranks });
   }
+  if (ArrayBuffer.isView(ranks)) checkAttached(ranks as Int32Array, 'formatRanks');
   const sorted = [...new Set(ranks)].sort((a, b) => a - b);
   if (sorted.length === 0) return 'no rank';
   const runs: string[] = [];

@@ -1,6 +1,7 @@
 /** What only the ranks of one job know, and the keys that are made of it. The secret itself is never sent. */
 import { hkdfSync } from 'node:crypto';
 import { readFileSync } from 'node:fs';
+import { checkAttached } from './buffers.js';
 import type { Environment } from './env.js';
 import { checkObject, EpError, invalid } from './errors.js';
 
@@ -60,11 +61,14 @@ export function resolveJobSecret(
 
 /**
  * 32 bytes for one purpose: whoever learns them learns nothing of the secret, nor of the keys for other purposes. Throws `EP_INVALID_ARGUMENT` for a
- * secret or a salt that is not bytes, and for a purpose that is not a short text.
+ * secret or a salt that is not bytes, and for a purpose that is not a short text; `EP_DETACHED` for a buffer that is gone.
  */
 export function jobKey(secret: Uint8Array, purpose: string, salt: Uint8Array = new Uint8Array(0)): Buffer {
-  for (const [what, bytes] of Object.entries({ secret, salt }))
+  for (const [what, bytes] of Object.entries({ secret, salt })) {
     if (!(bytes instanceof Uint8Array)) throw invalid(what, { where: WHERE, expected: 'a Uint8Array', found: bytes });
+    // HAZARD: as a dead buffer is read as an empty one, everybody could make the key.
+    checkAttached(bytes, `${WHERE}: ${what}`);
+  }
   if (typeof purpose !== 'string' || purpose.length > MOST_PURPOSE)
     throw invalid('purpose', { where: WHERE, expected: `text of at most ${MOST_PURPOSE} characters`, found: purpose });
   return Buffer.from(hkdfSync('sha256', secret, salt, `@ep ${purpose}`, 32));

@@ -1,6 +1,7 @@
 /** Tensors in host memory: a dtype, a shape, and rows that may lie apart. */
+import { checkAttached } from './buffers.js';
 import { createStorage, type DType, elementBytes, isStorageOf, type Storage } from './dtype.js';
-import { checkInteger, checkObject, EpError, invalid } from './errors.js';
+import { checkInteger, checkObject, invalid } from './errors.js';
 
 /**
  * `data[sum(index[i] * strides[i])]` is the element at `index`. Strides count elements, are not negative, and are those of row-major order if
@@ -62,13 +63,13 @@ export function tensor<D extends DType>(
   data?: Storage[D],
   strides?: readonly number[],
 ): Tensor<D> {
+  const bytes = elementBytes(dtype);
   const where = `tensor ${dtype}`;
-  elementBytes(dtype);
   if (!Array.isArray(shape)) throw invalid('shape', { where, expected: 'an array of extents', found: shape });
   shape.forEach((extent, axis) => {
     checkInteger(extent, `shape[${axis}]`, where);
   });
-  checkInteger(elementCount(shape) * elementBytes(dtype), 'byte length', where);
+  checkInteger(elementCount(shape) * bytes, 'byte length', where);
   if (strides !== undefined) {
     if (!Array.isArray(strides) || strides.length !== shape.length) {
       throw invalid('strides', {
@@ -139,6 +140,7 @@ export function asTensor(source: Tensor | PlainArray, where: string): Tensor {
   if (typeof source !== 'object' || source === null) {
     throw invalid('tensor', { where, expected: 'a tensor or a typed array', found: source });
   }
+  checkAttached(source.data, where);
   return tensor(source.dtype, source.shape, source.data, source.strides);
 }
 
@@ -215,11 +217,12 @@ export function byteRange(source: Tensor): { readonly byteOffset: number; readon
   return { byteOffset: source.data.byteOffset, byteLength: extentOf(source) * elementBytes(source.dtype) };
 }
 
-/** The elements in row-major order, in storage of their own. */
+/** The elements in row-major order, in storage of their own. Throws what `tensor` throws: nothing keeps callers from writing a tensor by hand. */
 export function toContiguous<D extends DType>(source: Tensor<D>): Tensor<D> {
-  checkForm(source, 'toContiguous');
-  const { dtype, shape } = source;
-  checkAttached(source.data, 'toContiguous');
+  const where = 'toContiguous';
+  checkForm(source, where);
+  checkAttached(source.data, where);
+  const { dtype, shape } = tensor(source.dtype, source.shape, source.data, source.strides);
   const count = elementCount(shape);
   if (isContiguous(source)) return tensor(dtype, shape, source.data.slice(0, count) as Storage[D]);
   const out = createStorage(dtype, count);
@@ -235,78 +238,4 @@ export function toContiguous<D extends DType>(source: Tensor<D>): Tensor<D> {
     }
   }
   return tensor(dtype, shape, out);
-}
-
-/** Node 20 has no `ArrayBuffer.prototype.detached`; making a view on a detached buffer throws, on an empty one it does not. */
-function isDetached(buffer: ArrayBufferLike): boolean {
-  if (buffer instanceof SharedArrayBuffer || buffer.byteLength > 0) return false;
-  try {
-    new Uint8Array(buffer);
-    return false;
-  } catch {
-    return true;
-  }
-}
-
-type TypedArray = Storage[DType];
-
-/**
- * Throws `EP_DETACHED` if the buffer was detached (transferred), or was resized so that the view lies outside of it, `EP_INVALID_ARGUMENT` for what is
- * no view.
- */
-export function checkAttached(view: TypedArray, where: string): void {
-  if (!ArrayBuffer.isView(view)) throw invalid('data', { where, expected: 'a typed array', found: view });
-  if (view.byteLength > 0) return;
-  // Both kinds of dead view report length 0, as a living empty one does; only the dead ones refuse to be read.
-  try {
-    Uint8Array.prototype.at.call(view, 0);
-  } catch {
-    const fate = isDetached(view.buffer) ? 'was detached or transferred' : 'was resized below the view';
-    throw new EpError('EP_DETACHED', `${where}: the buffer of the ${view[Symbol.toStringTag]} ${fate}`, {
-      context: { where },
-    });
-  }
-}
-
-/** Watches over one view for as long as an operation uses its memory. */
-export interface BufferPin {
-  /** Throws `EP_DETACHED` if the buffer was detached or resized since it was pinned. */
-  check(): void;
-}
-
-/**
- * For operations that use the memory after the call returned. Throws `EP_DETACHED` for a buffer that is gone, and for one that can be resized:
- * shrinking unmaps pages under whoever reads them. A SharedArrayBuffer is accepted: it cannot be detached and only grows; who else writes
- * to it is the caller's affair.
- */
-export function checkFixed(view: TypedArray, where: string): void {
-  checkAttached(view, where);
-  const { buffer } = view;
-  if (!(buffer instanceof SharedArrayBuffer) && (buffer as { readonly resizable?: boolean }).resizable === true) {
-    throw new EpError(
-      'EP_DETACHED',
-      `${where}: the buffer of the ${view[Symbol.toStringTag]} can be resized while it is in use; pass one of fixed length`,
-      {
-        context: { where },
-      },
-    );
-  }
-}
-
-/** As `checkFixed`, and to be asked again when the operation ends. */
-export function pinBuffer(view: TypedArray, where: string): BufferPin {
-  checkFixed(view, where);
-  const { buffer, byteLength, byteOffset } = view;
-  return {
-    check() {
-      if (view.byteLength === byteLength && view.byteOffset === byteOffset && !isDetached(buffer)) return;
-      throw new EpError(
-        'EP_DETACHED',
-        `${where}: the buffer was detached or transferred while it was in use: ${byteLength} bytes before, ${view.byteLength} now`,
-        {
-          context: { where, before: byteLength, after: view.byteLength },
-        },
-      );
-    },
-  };
 }

@@ -16,6 +16,12 @@ export function checkTimeout(timeoutMs: number | undefined, where: string): numb
   });
 }
 
+/** Throws `EP_INVALID_ARGUMENT` for a signal that is none; there need not be one. */
+export function checkSignal(signal: unknown, where: string): void {
+  if (signal === undefined || signal instanceof AbortSignal) return;
+  throw invalid('signal', { where, expected: 'an AbortSignal', found: signal });
+}
+
 /** Calls `fire` once after `ms`; returns the cancellation. */
 function startTimer(ms: number, fire: () => void): () => void {
   if (ms === Number.POSITIVE_INFINITY) return () => {};
@@ -70,6 +76,7 @@ export function interruptible<T>(
   return new Promise<T>((resolve, reject) => {
     const timeoutMs = checkTimeout(limits.timeoutMs, limits.where);
     const signals = limits.signals.filter((signal) => signal !== undefined);
+    for (const signal of signals) checkSignal(signal, limits.where);
     const aborted = signals.find((signal) => signal.aborted);
     if (aborted !== undefined) {
       reject(aborted.reason);

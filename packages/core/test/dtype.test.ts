@@ -3,6 +3,7 @@ import { describe, expect, it } from 'vitest';
 import {
   createStorage,
   DTYPES,
+  type DType,
   decode,
   elementBytes,
   encode,
@@ -11,6 +12,7 @@ import {
   isStorageOf,
   viewStorage,
 } from '../src/dtype.js';
+import { deadBytes, resizable } from './dead-bytes.js';
 
 type Small = Exclude<FloatDType, 'f64' | 'f32'>;
 
@@ -256,4 +258,56 @@ describe('storage', () => {
     expect(encodeOne('f8e5m2', 1)).toBe(0x3c);
     expect(encodeOne('ue8m0', 1)).toBe(127);
   });
+});
+
+describe('windows on memory', () => {
+  const buffer = new ArrayBuffer(16);
+  const resized = resizable(16, 16);
+  resized.resize(6);
+
+  it('lie where they were asked for', () => {
+    const window = viewStorage('f16', buffer, 6, 5);
+    expect([window.buffer === buffer, window.byteOffset, window.length]).toEqual([true, 6, 5]);
+    expect(viewStorage('f64', buffer, 16, 0).length).toBe(0);
+    expect(viewStorage('u8', new SharedArrayBuffer(3), 1, 2).length).toBe(2);
+  });
+
+  it.each<readonly [string, DType, unknown, unknown, unknown, RegExp]>([
+    ['behind the end', 'f32', buffer, 8, 3, /length must be an integer from 0 to 2, found 3/],
+    ['that begins behind the end', 'u8', buffer, 17, 0, /byteOffset must be an integer from 0 to 16, found 17/],
+    ['below the start', 'u8', buffer, -1, 1, /byteOffset must be .* found -1/],
+    ['of less than nothing', 'u8', buffer, 0, -1, /length must be .* found -1/],
+    ['of half an element', 'f32', buffer, 0, 1.5, /length must be .* found 1.5/],
+    ['between elements', 'f32', buffer, 2, 1, /byteOffset must be a multiple of the 4 bytes of f32, found 2/],
+    ['behind what a buffer was shrunk to', 'f32', resized, 4, 1, /length must be an integer from 0 to 0, found 1/],
+    ['on a typed array', 'u8', new Uint8Array(4), 0, 1, /buffer must be an ArrayBuffer/],
+    ['of nothing said', 'u8', buffer, undefined, undefined, /byteOffset must be .* found undefined/],
+  ])('%s are refused', (_, dtype, given, byteOffset, length, message) => {
+    expect(() => viewStorage(dtype, given as ArrayBuffer, byteOffset as number, length as number)).toThrow(
+      expect.objectContaining({ code: 'EP_INVALID_ARGUMENT', message: expect.stringMatching(message) }),
+    );
+  });
+
+  it('on a detached buffer are refused, also empty ones', () => {
+    expect(() => viewStorage('u8', deadBytes().detached.buffer, 0, 0)).toThrow(
+      expect.objectContaining({ code: 'EP_DETACHED' }),
+    );
+  });
+});
+
+it.each(['f64', 'f32', 'bf16', 'f16', 'f8e4m3', 'f8e5m2', 'ue8m0'] as const)('encodes only numbers as %s', (dtype) => {
+  for (const values of [null, undefined, 5, '12', {}, { length: -1 }, new DataView(new ArrayBuffer(8))])
+    expect(() => encode(dtype, values as never)).toThrow(expect.objectContaining({ code: 'EP_INVALID_ARGUMENT' }));
+  for (const values of [
+    BigInt64Array.of(1n),
+    BigUint64Array.of(1n),
+    [1n],
+    [0, '1'],
+    [1, undefined],
+    { length: 2 ** 40 },
+  ])
+    expect(() => encode(dtype, values as never)).toThrow(
+      expect.objectContaining({ code: 'EP_INVALID_ARGUMENT', message: expect.stringMatching(/^encode \w+: values/) }),
+    );
+  expect([...decode(dtype, encode(dtype, { length: 2, 0: 1, 1: 2 }))]).toEqual([1, 2]);
 });

@@ -3,9 +3,16 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import * as api from '../src/index.js';
+import { deadBytes } from './dead-bytes.js';
 import { fakeTransport, fakeWorld } from './fake-transport.js';
 
-const odd = [undefined, null, {}, 5, 'x'];
+const odd: readonly (readonly [string, unknown])[] = [undefined, null, {}, 5, 'x'].map((value) => [
+  String(value),
+  value,
+]);
+const { detached, shrunk } = deadBytes();
+/** One at a time: where a text belongs, callers of their own say where they are. */
+const oddAlone = [...odd, ['detached', detached], ['shrunk', shrunk], ['a dead buffer', detached.buffer]] as const;
 
 /** What those who write transports call with what they made themselves, and errors: no input of users comes here. */
 const parts = [
@@ -17,6 +24,7 @@ const parts = [
   'listen',
   'publish',
   'invalid',
+  'secretMissing',
 ];
 
 type Call = (...args: unknown[]) => unknown;
@@ -36,8 +44,11 @@ const right: Readonly<Record<string, () => readonly unknown[]>> = {
   byteRange: () => [matrix],
   checkAttached: () => [matrix.data, 'here'],
   checkFixed: () => [matrix.data, 'here'],
+  createStorage: () => ['f32', 2],
   compose: () => [[transport()], (_peer: number, [first]: readonly unknown[]) => first, { memory: 'shared' }],
+  decode: () => ['bf16', new Uint16Array(2)],
   elementCount: () => [[2, 3]],
+  encode: () => ['bf16', new Float32Array(2)],
   exchange: () => [store, { ...member, key: `${keys++}`, bytes: Uint8Array.of(1) }, {}],
   isContiguous: () => [matrix],
   jobKey: () => [Uint8Array.of(1), 'purpose', Uint8Array.of(2)],
@@ -45,7 +56,9 @@ const right: Readonly<Record<string, () => readonly unknown[]>> = {
   rendezvous: () => [store, { ...member, key: `${keys++}`, facts: { agree: { a: 1 } } }, {}],
   rowLayout: () => [matrix],
   rowsOf: () => [matrix, { columns: 2 }],
+  tensor: () => ['f32', [2, 3], matrix.data, [3, 1]],
   toContiguous: () => [matrix],
+  viewStorage: () => ['f32', matrix.data.buffer, 8, 2],
 };
 
 async function otherErrorOf(call: Call, args: readonly unknown[]): Promise<string | undefined> {
@@ -77,13 +90,30 @@ describe('wrong kinds of arguments', () => {
       const other = await otherErrorOf(call, args);
       if (other !== undefined) wrong.push(`${what}: ${other}`);
     };
-    for (const value of odd)
-      for (const count of [1, 2, 3]) await note(`${count} of ${String(value)}`, Array(count).fill(value));
+    for (const [label, value] of oddAlone) await note(label, [value]);
+    for (const [label, value] of odd)
+      for (const count of [2, 3]) await note(`${count} of ${label}`, Array(count).fill(value));
     const make = right[name];
     for (const [at] of make?.().entries() ?? [])
-      for (const value of odd) await note(`argument ${at}: ${String(value)}`, make!().with(at, value));
+      for (const [label, value] of oddAlone) await note(`argument ${at}: ${label}`, make!().with(at, value));
     expect(wrong).toEqual([]);
     if (make !== undefined) expect(await otherErrorOf(call, make())).toBeUndefined();
+  });
+
+  const dead = (call: (bytes: Uint8Array) => unknown) => [detached, shrunk].map((bytes) => async () => call(bytes));
+  it.each<readonly [string, (bytes: Uint8Array) => unknown]>([
+    ['the bytes of an exchange', (bytes) => api.exchange(store, { ...member, key: `${keys++}`, bytes })],
+    ['a secret', (bytes) => api.jobKey(bytes, 'purpose')],
+    ['a salt', (bytes) => api.jobKey(Uint8Array.of(1), 'purpose', bytes)],
+    ['what is decoded', (bytes) => api.decode('f8e4m3', bytes)],
+    ...(['f64', 'f32', 'bf16'] as const).map(
+      (dtype) => [`what is encoded as ${dtype}`, (bytes: Uint8Array) => api.encode(dtype, bytes)] as const,
+    ),
+    ['the data of a tensor', (bytes) => api.tensor('u8', [0], bytes)],
+    ['the data of a tensor written by hand', (data) => api.toContiguous({ dtype: 'u8', shape: [0], data })],
+    ['ranks of a message', (bytes) => api.formatRanks(bytes)],
+  ])('%s of a dead buffer are refused', async (_, call) => {
+    for (const refused of dead(call)) await expect(refused()).rejects.toMatchObject({ code: 'EP_DETACHED' });
   });
 
   it.each(['byteRange', 'rowLayout', 'toContiguous', 'pinBuffer', 'compose', 'exchange', 'rendezvous'])(

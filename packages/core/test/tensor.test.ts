@@ -1,27 +1,23 @@
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
+import { checkAttached, pinBuffer } from '../src/buffers.js';
 import { createStorage, DTYPES } from '../src/dtype.js';
 import {
   asTensor,
   byteRange,
-  checkAttached,
   elementCount,
   isContiguous,
   type PlainArray,
-  pinBuffer,
   rowLayout,
   rowsOf,
   tensor,
   toContiguous,
 } from '../src/tensor.js';
+import { detach, resizable } from './dead-bytes.js';
 
 const throwsCode = (run: () => unknown, code: string, text?: RegExp) => {
   expect(run).toThrow(expect.objectContaining({ code, ...(text && { message: expect.stringMatching(text) }) }));
 };
-/** ES2024 types of resizable buffers are not in the project's lib; Node 20 has the feature. */
-const resizable = (byteLength: number, maxByteLength: number) =>
-  Reflect.construct(ArrayBuffer, [byteLength, { maxByteLength }]) as ArrayBuffer & { resize(n: number): void };
-const detach = (buffer: ArrayBuffer) => structuredClone(buffer, { transfer: [buffer] });
 const iota = (n: number) => Int32Array.from({ length: n }, (_, i) => i);
 
 describe('tensor', () => {
@@ -184,21 +180,43 @@ describe('layout', () => {
   });
 });
 
+describe('tensors written by hand', () => {
+  const data = iota(6);
+  const by = (change: object) => ({ dtype: 'i32', shape: [2, 3], data, ...change }) as never;
+  it.each<readonly [string, object, RegExp]>([
+    ['strides that reach beyond the data', { strides: [4, 1] }, /at least 7 elements .* strides \[4, 1\], found 6/],
+    ['rows that lie too far apart', { shape: [2, 1], strides: [2 ** 40, 1] }, /at least 1099511627777 elements/],
+    ['a shape beyond the data', { shape: [7] }, /at least 7 elements for shape \[7\], found 6/],
+    ['strides that go back', { strides: [-3, 1] }, /strides\[0\] must be .* found -3/],
+    ['half a row', { shape: [1.5, 2] }, /shape\[0\] must be .* found 1.5/],
+    ['too few strides', { strides: [1] }, /strides must be an array of 2 strides/],
+    ['another carrier', { data: new Float32Array(6) }, /data must be the carrier of i32/],
+    ['no data', { data: undefined }, /data must be a typed array, found undefined/],
+  ])('with %s are refused, not read', (_, change, message) => {
+    throwsCode(() => toContiguous(by(change)), 'EP_INVALID_ARGUMENT', message);
+    throwsCode(() => asTensor(by(change), 'here'), 'EP_INVALID_ARGUMENT', message);
+  });
+
+  it('are read where they are whole', () => {
+    expect([...toContiguous(by({ shape: [3, 2], strides: [1, 3] })).data]).toEqual([0, 3, 1, 4, 2, 5]);
+  });
+});
+
 describe('buffers that change', () => {
   it('names a detached buffer', () => {
     for (const dtype of DTYPES) {
       const data = createStorage(dtype, 4);
       const t = tensor(dtype, [4], data);
-      detach(data.buffer as ArrayBuffer);
+      detach(data.buffer);
       throwsCode(
         () => asTensor(t, 'all-reduce'),
         'EP_DETACHED',
-        /^tensor .*: the buffer of the \w+Array was detached or transferred/,
+        /^all-reduce: the buffer of the \w+Array was detached or transferred/,
       );
       throwsCode(() => toContiguous(t), 'EP_DETACHED');
     }
     const matrix = tensor('f32', [2, 2]);
-    detach(matrix.data.buffer as ArrayBuffer);
+    detach(matrix.data.buffer);
     throwsCode(() => rowsOf(matrix, { columns: 1 }), 'EP_DETACHED');
   });
 
@@ -220,14 +238,14 @@ describe('buffers that change', () => {
     const view = new Uint16Array(8);
     const pin = pinBuffer(view, 'put');
     pin.check();
-    detach(view.buffer as ArrayBuffer);
+    detach(view.buffer);
     throwsCode(() => pin.check(), 'EP_DETACHED', /16 bytes before, 0 now/);
     throwsCode(() => pinBuffer(view, 'put'), 'EP_DETACHED');
     throwsCode(() => pinBuffer(new Uint8Array(resizable(4, 8)), 'put'), 'EP_DETACHED', /fixed length/);
     pinBuffer(new Uint8Array(new SharedArrayBuffer(4)), 'put').check();
     const empty = new Uint8Array(0);
     const emptyPin = pinBuffer(empty, 'put');
-    detach(empty.buffer as ArrayBuffer);
+    detach(empty.buffer);
     throwsCode(() => emptyPin.check(), 'EP_DETACHED');
   });
 });

@@ -71,6 +71,9 @@ export function groupsOfServer(layout: ServerLayout): AttentionGroups {
     throw invalid('layout', { where: 'groupsOfServer', expected: 'the layout of one server of a plan', found: layout });
   }
   const { cuSeqlensQ, groups, kvLength, kvStart } = layout;
+  checkInteger(groups, 'layout.groups', 'groupsOfServer');
+  checkLengths({ cuSeqlensQ }, groups + 1, 'layout', 'groupsOfServer');
+  checkLengths({ kvLength, kvStart }, groups, 'layout', 'groupsOfServer');
   return {
     qRow: cuSeqlensQ.slice(0, groups),
     qLength: Int32Array.from({ length: groups }, (_, k) => cuSeqlensQ[k + 1]! - cuSeqlensQ[k]!),
@@ -165,6 +168,15 @@ function problemOf(
   return { dtype, qRows, kvRows, qHeads, kvHeads, headDim, scale, threads, ...listsOf(where, groups, qRows, kvRows) };
 }
 
+/** HAZARD: arrays whose buffers are gone are all of one length, 0: as if there were nothing to do. */
+function checkLengths(arrays: Readonly<Record<string, Int32Array>>, length: number, of: string, where: string): void {
+  for (const [name, values] of Object.entries(arrays)) {
+    checkAttached(values, `${where}: ${of}.${name}`);
+    if (values.length !== length)
+      throw invalid(`${of}.${name}`, { where, expected: `${length} elements`, found: values.length });
+  }
+}
+
 /** One piece per group: a plan lays a group's keys out as one run. @internal */
 export function listsOf(where: string, groups: AttentionGroups, qRows: number, kvRows: number) {
   if (!hasArrays(groups, ['qRow', 'qLength', 'kvRow', 'kvLength'])) {
@@ -172,15 +184,7 @@ export function listsOf(where: string, groups: AttentionGroups, qRows: number, k
   }
   const { qRow, qLength, kvRow, kvLength } = groups;
   const count = qRow.length;
-  for (const [name, values] of Object.entries({ qLength, kvRow, kvLength })) {
-    if (values.length !== count) {
-      throw invalid(`groups.${name}`, {
-        where,
-        expected: `${count} elements, as groups.qRow has`,
-        found: values.length,
-      });
-    }
-  }
+  checkLengths({ qRow, qLength, kvRow, kvLength }, count, 'groups', where);
   const shards = new BigInt64Array(count * 4);
   const pieces = new BigInt64Array(count * 2);
   for (let k = 0; k < count; k++) {

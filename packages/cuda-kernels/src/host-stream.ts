@@ -55,6 +55,7 @@ export class HostStream extends Resource {
    */
   launch(start: (stream: NativeHostStream) => OperationId, signal?: AbortSignal): Promise<Outcome> {
     this.checkOpen('launch');
+    if (typeof start !== 'function') throw invalid('start', { where: 'launch', expected: 'a function', found: start });
     return this.#follow(() => start(this.#stream), signal);
   }
 
@@ -77,12 +78,16 @@ export class HostStream extends Resource {
     });
   }
 
-  /** Copies between native memories, past the caches if `nonTemporal`. Throws `EP_INVALID_ARGUMENT` for ordinary JS memory or unequal lengths. */
+  /**
+   * Copies between native memories, past the caches if `nonTemporal`. Throws `EP_INVALID_ARGUMENT` for ordinary JS memory or unequal lengths,
+   * `EP_DETACHED` for memory that was closed.
+   */
   async copy(
     source: Uint8Array,
     target: Uint8Array,
     options: { readonly nonTemporal?: boolean; readonly signal?: AbortSignal } = {},
   ): Promise<void> {
+    checkObject(options, 'options', 'an object with nonTemporal and signal', 'copy');
     const [from, to] = [nativePlaceOf(source), nativePlaceOf(target)];
     if (from === undefined || to === undefined || source.byteLength !== target.byteLength) {
       throw invalid('source and target', {

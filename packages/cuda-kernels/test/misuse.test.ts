@@ -1,9 +1,20 @@
 import { isEpError, Resource, tensor } from '@ep/core';
+import { native as addon, allocateHost, type NativeHostStream } from '@ep/native';
 import { planAttention, serverLayout } from '@ep/plan';
 import { afterAll, describe, expect, it } from 'vitest';
 import * as api from '../src/index.js';
 
-const odd = [undefined, null, {}, 5, 'x'];
+const detached = new Uint8Array(4);
+structuredClone(detached.buffer, { transfer: [detached.buffer] });
+/** ES2024 types of resizable buffers are not in the project's lib; Node 20 has the feature. */
+const resized = Reflect.construct(ArrayBuffer, [8, { maxByteLength: 8 }]) as ArrayBuffer & { resize(n: number): void };
+const shrunk = new Uint8Array(resized, 4, 4);
+resized.resize(2);
+const odd: readonly (readonly [string, unknown])[] = [
+  ...[undefined, null, {}, 5, 'x'].map((value) => [String(value), value] as const),
+  ['detached', detached],
+  ['shrunk', shrunk],
+];
 
 type Call = (...args: unknown[]) => unknown;
 const isClass = (value: object): boolean => Function.prototype.toString.call(value).startsWith('class');
@@ -33,6 +44,14 @@ const tensors = { q, k, v: k, o: q, lse, dO: q, dQ: q, dK: k, dV: k };
 const stream = new api.HostStream();
 afterAll(() => stream.close());
 
+const memory = new Uint8Array(allocateHost(16));
+
+/** The methods of the one class that callers make themselves: callers of the others need a transport, or a GPU. */
+const methods: readonly (readonly [string, Call])[] = ['copy', 'launch', 'wait'].map((name) => [
+  `HostStream.${name}`,
+  (...args) => (stream as unknown as Readonly<Record<string, Call>>)[name]!.apply(stream, args as unknown[]),
+]);
+
 /** Arguments that are right but for the memory of the tensors, which no native code may read: one after the other is replaced, and each of its fields. */
 const right: Readonly<Record<string, readonly unknown[]>> = {
   attentionForward: [stream, groups, tensors, {}],
@@ -43,16 +62,19 @@ const right: Readonly<Record<string, readonly unknown[]>> = {
   leaseBytesFor: [[part, { ...part, plan: plan.revKvCompact, reduce: plan.reduction }]],
   lossesText: [new Map([[1, 'EP_TIMEOUT']])],
   rowBytesOf: [part],
+  'HostStream.copy': [memory, memory.subarray(0), {}],
+  'HostStream.launch': [(native: NativeHostStream) => native.record(new (addon().binding.StreamEvent)()), undefined],
+  'HostStream.wait': [stream.record()],
 };
 
 function* spoiled(args: readonly unknown[]): Generator<readonly [string, readonly unknown[]]> {
   for (const [at, arg] of args.entries()) {
     const plain = typeof arg === 'object' && arg !== null && !(arg instanceof Resource) && !(arg instanceof Map);
-    for (const value of odd) {
-      yield [`argument ${at}: ${String(value)}`, args.with(at, value)];
+    for (const [label, value] of odd) {
+      yield [`argument ${at}: ${label}`, args.with(at, value)];
       for (const key of plain ? Object.keys(arg) : []) {
         const copy = Array.isArray(arg) ? arg.with(Number(key), value) : { ...(arg as object), [key]: value };
-        yield [`argument ${at}, ${key}: ${String(value)}`, args.with(at, copy)];
+        yield [`argument ${at}, ${key}: ${label}`, args.with(at, copy)];
       }
     }
   }
@@ -69,12 +91,12 @@ async function otherErrorOf(call: Call, args: readonly unknown[]): Promise<strin
 }
 
 describe('wrong kinds of arguments', () => {
-  it.each([...functions, ['HostStream', makeStream] as const])(
+  it.each([...functions, ['HostStream', makeStream] as const, ...methods])(
     '%s throws an EpError or nothing',
     async (name, call) => {
       const wrong: string[] = [];
-      const same = odd.flatMap((value) =>
-        [1, 2, 3, 4].map((count) => [`${count} of ${String(value)}`, Array<unknown>(count).fill(value)] as const),
+      const same = odd.flatMap(([label, value]) =>
+        [1, 2, 3, 4].map((count) => [`${count} of ${label}`, Array<unknown>(count).fill(value)] as const),
       );
       for (const [what, args] of [...same, ...spoiled(right[name] ?? [])]) {
         const other = await otherErrorOf(call, args);
@@ -83,6 +105,18 @@ describe('wrong kinds of arguments', () => {
       expect(wrong).toEqual([]);
     },
   );
+
+  const gone = Int32Array.of(1);
+  structuredClone(gone.buffer, { transfer: [gone.buffer] });
+  const none = { qRow: gone, qLength: gone, kvRow: gone, kvLength: gone };
+  it.each<readonly [string, () => unknown]>([
+    ['all lists of groups', () => api.attentionForward(stream, none, tensors as never)],
+    ['a list of a layout', () => api.groupsOfServer({ ...layout, kvStart: gone })],
+    ['what is copied', () => stream.copy(detached, memory)],
+    ['where it is copied', () => stream.copy(memory.subarray(0, 0), shrunk)],
+  ])('%s: a buffer that is gone is not an empty one', async (_, call) => {
+    await expect((async () => call())()).rejects.toMatchObject({ code: 'EP_DETACHED' });
+  });
 
   it.each([
     'openDispatcher',

@@ -23,22 +23,46 @@ export function checkObject(value: unknown, name: string): void {
 
 export function checkInt32Array(value: unknown, name: string, length?: number): Int32Array {
   if (!(value instanceof Int32Array)) throw wrongKind(name, 'an Int32Array', value);
+  checkAttached(value, name);
   checkLength(value.length, name, length);
   return value;
 }
 
 export function checkUint8Array(value: unknown, name: string, length?: number): Uint8Array {
   if (!(value instanceof Uint8Array)) throw wrongKind(name, 'a Uint8Array', value);
+  checkAttached(value, name);
   checkLength(value.length, name, length);
   return value;
 }
 
+export function checkFloat64Array(value: unknown, name: string, length?: number): Float64Array {
+  if (!(value instanceof Float64Array)) throw wrongKind(name, 'a Float64Array', value);
+  checkAttached(value, name);
+  checkLength(value.length, name, length);
+  return value;
+}
+
+/**
+ * EP_DETACHED for a typed array whose buffer was detached, or shrunk below it; anything else is let through. HAZARD: such an array says that it is
+ * empty, and methods like `subarray` and `slice` throw a bare TypeError.
+ */
+export function checkAttached(value: unknown, name: string): void {
+  if (!ArrayBuffer.isView(value) || value instanceof DataView || value.byteLength > 0) return;
+  try {
+    // The one question that a dead array answers otherwise than an empty one.
+    Uint8Array.prototype.at.call(value as Uint8Array, 0);
+  } catch {
+    throw new PlanError('EP_DETACHED', `the buffer of ${name} was detached, transferred or shrunk`, { name });
+  }
+}
+
 function checkLength(found: number, name: string, expected: number | undefined): void {
   if (expected === undefined || found === expected) return;
-  throw invalidArgument(
-    `${name} must have ${expected} elements, found ${found} (a detached or shrunk buffer reads as shorter)`,
-    { name, expected, found },
-  );
+  throw invalidArgument(`${name} must have ${expected} elements, found ${found} (a shrunk buffer reads as shorter)`, {
+    name,
+    expected,
+    found,
+  });
 }
 
 /** `expected` as a person says it: 'an array'. */
@@ -66,6 +90,7 @@ export function checkNumber(value: unknown, name: string, min: number, max: numb
 /** An array, of any kind, of numbers. Which ones they are, NaN included, is not looked at. */
 export function checkNumbers(value: unknown, name: string, length?: number): ArrayLike<number> {
   checkObject(value, name);
+  checkAttached(value, name);
   const values = value as ArrayLike<unknown>;
   if (length === undefined) checkInteger(values.length, `${name}.length`, 0, maxRows);
   else if (values.length !== length) {

@@ -1,4 +1,4 @@
-import { checkObject } from './check.js';
+import { checkAttached, checkObject } from './check.js';
 
 /** Query-key pairs of causal attention for the rows [from, to) of a document: row x sees x + 1 keys. Exact below 2^53. */
 export function attendedPairs(from: number, to: number): number {
@@ -8,6 +8,7 @@ export function attendedPairs(from: number, to: number): number {
 /** Largest over mean; 1 when there is no load at all. */
 export function maxOverAverage(load: ArrayLike<number>): number {
   checkObject(load, 'load');
+  checkAttached(load, 'load');
   let max = 0;
   let sum = 0;
   for (let i = 0; i < load.length; i++) {

@@ -1,4 +1,4 @@
-import { checkInteger } from './check.js';
+import { checkInteger, partOf } from './check.js';
 import { checkDispatchPlan } from './form.js';
 
 /** Version of the plan format: raised when the meaning of any field changes. Ranks and files of another version are refused. */
@@ -79,8 +79,7 @@ export interface RankDispatch {
 export function rankDispatch(plan: DispatchPlan, rank: number): RankDispatch {
   checkDispatchPlan(plan);
   checkInteger(rank, 'rank', 0, plan.worldSize - 1);
-  const from = plan.entryOffsets[rank]!;
-  const to = plan.entryOffsets[rank + 1]!;
+  const [from, to] = partOf(plan.entryOffsets, 'plan.entryOffsets', rank, plan.dstRank.length);
   return {
     rank,
     sendTokens: plan.sendTokens[rank]!,
@@ -92,14 +91,13 @@ export function rankDispatch(plan: DispatchPlan, rank: number): RankDispatch {
     srcShard: plan.srcShard.subarray(from, to),
     dstShard: plan.dstShard.subarray(from, to),
     replica: plan.replica.subarray(from, to),
-    sent: rankPairs(plan.sent, rank),
-    received: rankPairs(plan.received, rank),
+    sent: rankPairs(plan.sent, 'plan.sent', rank),
+    received: rankPairs(plan.received, 'plan.received', rank),
   };
 }
 
-function rankPairs(pairs: PairTable, rank: number) {
-  const from = pairs.offsets[rank]!;
-  const to = pairs.offsets[rank + 1]!;
+function rankPairs(pairs: PairTable, name: string, rank: number) {
+  const [from, to] = partOf(pairs.offsets, `${name}.offsets`, rank, pairs.peer.length);
   return {
     peer: pairs.peer.subarray(from, to),
     tokens: pairs.tokens.subarray(from, to),

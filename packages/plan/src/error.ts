@@ -1,4 +1,9 @@
-export type PlanErrorCode = 'EP_INVALID_ARGUMENT' | 'EP_INVALID_PLAN' | 'EP_PLAN_VERSION' | 'EP_CAPACITY';
+export type PlanErrorCode =
+  | 'EP_INVALID_ARGUMENT'
+  | 'EP_DETACHED'
+  | 'EP_INVALID_PLAN'
+  | 'EP_PLAN_VERSION'
+  | 'EP_CAPACITY';
 
 const brand: unique symbol = Symbol.for('@ep/error') as never;
 

@@ -1,4 +1,4 @@
-import { checkInteger } from './check.js';
+import { checkInteger, partOf } from './check.js';
 import { unwrittenColumn } from './column.js';
 import type { DispatchPlan } from './dispatch-plan.js';
 import { checkLayout } from './form.js';
@@ -46,8 +46,7 @@ export interface ServerLayout {
 export function serverLayout(layout: AttentionLayout, rank: number): ServerLayout {
   checkLayout(layout);
   checkInteger(rank, 'rank', 0, layout.worldSize - 1);
-  const from = layout.groupOffsets[rank]!;
-  const to = layout.groupOffsets[rank + 1]!;
+  const [from, to] = partOf(layout.groupOffsets, 'layout.groupOffsets', rank, layout.shard.length);
   return {
     groups: to - from,
     shard: layout.shard.subarray(from, to),

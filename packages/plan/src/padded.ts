@@ -1,6 +1,6 @@
 import { checkInteger, checkObject, describe, maxRows } from './check.js';
 import { invalidArgument, shown } from './error.js';
-import { checkArrays, checkDispatchPlan } from './form.js';
+import { checkDispatchPlan, checkReduction } from './form.js';
 import type { DispatchTable, KvPlans } from './query.js';
 import type { DocumentShards, ShardTable } from './shards.js';
 
@@ -197,7 +197,7 @@ export function fromPaddedAttention(input: PaddedAttentionInput): {
 export function replicaMask(plans: KvPlans): Uint8Array {
   checkObject(plans, 'plans');
   checkDispatchPlan(plans.fwdKv, 'plans.fwdKv');
-  checkArrays(plans.reduction, 'plans.reduction', ['slotOffsets', 'replica']);
+  checkReduction(plans.reduction, 'plans.reduction');
   const { slotOffsets, replica } = plans.reduction;
   const shards = slotOffsets.length - 1;
   const mask = new Uint8Array(shards * plans.fwdKv.replicas);

@@ -1,4 +1,4 @@
-import { checkInteger, checkObject, describe } from './check.js';
+import { checkFloat64Array, checkInteger, checkObject } from './check.js';
 import type { DispatchPlan, PairTable } from './dispatch-plan.js';
 import { invalidArgument, PlanError } from './error.js';
 import { checkDispatchPlan } from './form.js';
@@ -132,10 +132,7 @@ export function checkCapacity(plan: DispatchPlan, planned: PlanSizes, limits: Ca
     const limit = limits[name];
     if (limit === undefined) continue;
     if (typeof limit !== 'number') checkObject(limit, name);
-    if (!(planned[name] instanceof Float64Array)) {
-      const found = describe(planned[name]);
-      throw invalidArgument(`planned.${name} must be a Float64Array, found ${found}`, { name, found });
-    }
+    const needs = checkFloat64Array(planned[name], `planned.${name}`, plan.worldSize);
     if (typeof limit !== 'number' && limit.length !== plan.worldSize) {
       throw invalidArgument(`${name} must have ${plan.worldSize} elements, one per rank, found ${limit.length}`, {
         name,
@@ -152,7 +149,13 @@ export function checkCapacity(plan: DispatchPlan, planned: PlanSizes, limits: Ca
           rank: r,
           found: available,
         });
-      const needed = planned[name][r]!;
+      const needed = needs[r]!;
+      if (!(needed >= 0))
+        throw invalidArgument(`planned.${name}[${r}] must be at least 0, found ${needed}`, {
+          name: `planned.${name}`,
+          rank: r,
+          found: needed,
+        });
       if (needed > available) {
         throw new PlanError(
           'EP_CAPACITY',

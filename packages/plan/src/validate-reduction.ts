@@ -1,4 +1,4 @@
-import { describe } from './check.js';
+import { checkAttached, describe } from './check.js';
 import type { GradientReduction } from './directions.js';
 import type { DispatchPlan } from './dispatch-plan.js';
 import { violation } from './error.js';
@@ -19,6 +19,7 @@ export function validateReduction(reduction: GradientReduction, plan: DispatchPl
   for (const name of arrays) {
     if (!(reduction[name] instanceof Int32Array))
       throw violation(`reduction.${name}`, undefined, 'an Int32Array', describe(reduction[name]));
+    checkAttached(reduction[name], `reduction.${name}`);
   }
   if (reduction.worldSize !== plan.worldSize)
     throw violation('reduction.worldSize', undefined, plan.worldSize, reduction.worldSize);

@@ -1,5 +1,5 @@
 import { type AttentionPlan, planAttention } from './attention.js';
-import { describe } from './check.js';
+import { checkAttached, describe } from './check.js';
 import { type DispatchPlan, type PairTable, planVersion } from './dispatch-plan.js';
 import { PlanError, shown, violation } from './error.js';
 import { entryFields } from './form.js';
@@ -9,7 +9,7 @@ const kinds: readonly string[] = ['fwd-q', 'rev-q', 'fwd-kv', 'rev-kv', 'rev-kv-
 
 /**
  * Checks every invariant of a plan. Throws EP_INVALID_PLAN that names the field, the index, what was expected and what was found, or
- * EP_PLAN_VERSION for a plan of another version. O(n log n) in the dispatches of a receiver.
+ * EP_PLAN_VERSION for a plan of another version, or EP_DETACHED for an array whose buffer is gone. O(n log n) in the dispatches of a receiver.
  */
 export function validate(plan: DispatchPlan | AttentionPlan): void {
   if (typeof plan !== 'object' || plan === null) throw violation('plan', undefined, 'a plan', describe(plan));
@@ -61,6 +61,7 @@ function validateDispatch(plan: DispatchPlan): void {
   if (plan.kind.endsWith('-q') && plan.replicas !== 1) throw violation('replicas', undefined, 1, plan.replicas);
   for (const name of entryFields) {
     if (!(plan[name] instanceof Int32Array)) throw violation(name, undefined, 'an Int32Array', describe(plan[name]));
+    checkAttached(plan[name], name);
   }
   checkLength('entryOffsets', plan.entryOffsets, w + 1);
   checkLength('sendTokens', plan.sendTokens, w);
@@ -220,6 +221,7 @@ function sameFields<T extends object>(name: string, expected: T, found: T): void
 
 function sameArray(name: string, expected: Int32Array, found: unknown): void {
   if (!(found instanceof Int32Array)) throw violation(name, undefined, 'an Int32Array', describe(found));
+  checkAttached(found, name);
   checkLength(name, found, expected.length);
   for (let i = 0; i < expected.length; i++)
     if (found[i] !== expected[i]) throw violation(name, i, expected[i], found[i]);

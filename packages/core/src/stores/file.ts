@@ -169,10 +169,12 @@ export class FileStore extends ReplicaStore {
 }
 
 /**
- * Opens the file, or makes it (mode 0600). Throws `EP_SYSTEM` naming the errno if that is not possible, `EP_INVALID_ARGUMENT` if the file holds
- * something else than a store of this version.
+ * Opens the file, or makes it (mode 0600). Throws `EP_SYSTEM` naming the errno if that is not possible, `EP_INVALID_ARGUMENT` for a path that is no
+ * text, and if the file holds something else than a store of this version.
  */
 export async function openFileStore(path: string): Promise<FileStore> {
+  if (typeof path !== 'string')
+    throw invalid('path', { where: 'file store', expected: 'the path of a file', found: path });
   let fd: number;
   try {
     fd = openSync(path, constants.O_RDWR | constants.O_APPEND | constants.O_CREAT, 0o600);

@@ -3,7 +3,7 @@ import { invalid } from '../errors.js';
 import { Resource } from '../scope.js';
 import type { Store, StoreWaitOptions } from '../store.js';
 import { linkSignals } from '../waiting.js';
-import { checkKeys, copyEntries, type StoreEntry } from './replica.js';
+import { checkKeys, checkWaitOptions, copyEntries, type StoreEntry } from './replica.js';
 
 /** Closing it ends its own waits and leaves the store below open. */
 class PrefixStore extends Resource implements Store {
@@ -78,6 +78,7 @@ class PrefixStore extends Resource implements Store {
 
   #wait<T>(operation: string, options: StoreWaitOptions, body: (linked: StoreWaitOptions) => Promise<T>): Promise<T> {
     return this.guard(operation, async () => {
+      checkWaitOptions(options, `prefix store: ${operation}`);
       const { signal, unlink } = linkSignals(options.signal, this.closing);
       try {
         return await body({ ...options, signal });

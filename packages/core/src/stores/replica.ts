@@ -2,11 +2,12 @@
  * What a store's operations mean, once for all stores: a map, and operations applied to it in one order that everybody agrees on. Whether that
  * order comes from one event loop (memory) or from a shared log (file) is the only difference between them.
  */
+import { checkAttached } from '../buffers.js';
 import { defaultTimeoutMs } from '../env.js';
-import { EpError, invalid } from '../errors.js';
+import { checkObject, EpError, invalid } from '../errors.js';
 import { Resource } from '../scope.js';
 import type { Store, StoreWaitOptions } from '../store.js';
-import { interruptible } from '../waiting.js';
+import { checkSignal, interruptible } from '../waiting.js';
 
 export type Operation =
   | { readonly kind: 'set'; readonly key: string; readonly value: Uint8Array }
@@ -152,7 +153,13 @@ export function checkKeys(keys: unknown, where: string): asserts keys is readonl
 /** A copy: the caller may go on to change its buffer, and nobody may change what the store holds. */
 export function copyBytes(value: unknown, what: string, where: string): Uint8Array {
   if (!(value instanceof Uint8Array)) throw invalid(what, { where, expected: 'a Uint8Array', found: value });
+  checkAttached(value, where);
   return Uint8Array.from(value);
+}
+
+export function checkWaitOptions(options: StoreWaitOptions, where: string): void {
+  checkObject(options, 'options', 'an object with timeoutMs and signal', where);
+  checkSignal(options.signal, where);
 }
 
 export function copyEntries(entries: unknown, where: string): readonly StoreEntry[] {
@@ -265,6 +272,7 @@ export abstract class ReplicaStore extends Resource implements Store {
     return this.guard(operation, () => {
       const where = `${this.#label}: ${operation}`;
       checkKeys(keys, where);
+      checkWaitOptions(options, where);
       const timeoutMs = options.timeoutMs ?? defaultTimeoutMs();
       const found = new Map<string, Uint8Array>();
       const missing = new Set(keys);

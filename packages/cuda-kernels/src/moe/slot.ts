@@ -30,7 +30,7 @@ export interface OperandPlace {
   readonly offset: number;
 }
 
-export function placeOfStorage(storage: ArrayBufferView): OperandPlace {
+export function placeOfStorage(storage: Storage[DType]): OperandPlace {
   const { operand, byteOffset } = nativePlaceOf(storage)!;
   return { operand, offset: byteOffset };
 }

@@ -1,4 +1,4 @@
-import { checkBoolean, checkInteger, checkNumbers, checkObject, describe } from '../check.js';
+import { checkAttached, checkBoolean, checkInteger, checkNumbers, checkObject, describe } from '../check.js';
 import { invalidArgument, shown } from '../error.js';
 import { maxExperts } from './experts.js';
 
@@ -42,6 +42,7 @@ export function topkExperts(scores: Float32Array | Float64Array, options: TopkOp
   const limit = checkLimit(options.limit ?? { groups: 1, topGroups: 1, groupScore: 'max' }, experts, topK);
   const bias = checkBias(options.bias, experts);
   const { normalise = false, scale = 1 } = options;
+  checkAttached(scores, 'scores');
   if (!(scores instanceof Float32Array || scores instanceof Float64Array) || scores.length % experts !== 0) {
     const found = ArrayBuffer.isView(scores) ? `${scores.length} of a ${shown(scores)}` : describe(scores);
     throw invalidArgument(

@@ -1,4 +1,4 @@
-import { describe } from '../check.js';
+import { checkAttached, describe } from '../check.js';
 import { WordHash } from '../digest.js';
 import { PlanError, shown, violation } from '../error.js';
 import { type ExpertMap, mapExperts, moeVersion } from './experts.js';
@@ -89,6 +89,7 @@ function sameMap(prefix: string, expected: ExpertMap, found: ExpertMap): void {
 
 function sameArray(name: string, expected: Int32Array | Uint8Array, found: unknown): void {
   if (!(found instanceof expected.constructor)) throw violation(name, undefined, describe(expected), describe(found));
+  checkAttached(found, name);
   const values = found as Int32Array;
   if (values.length !== expected.length) throw violation(`${name}.length`, undefined, expected.length, values.length);
   for (let i = 0; i < expected.length; i++)

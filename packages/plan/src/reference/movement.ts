@@ -1,8 +1,8 @@
-import { checkInt32Array, checkInteger, checkNumber, checkOffsets, checkRange, maxRows } from '../check.js';
+import { checkInteger, checkNumber, checkOffsets, checkRange, maxRows } from '../check.js';
 import type { GradientReduction } from '../directions.js';
 import { type DispatchPlan, rankDispatch } from '../dispatch-plan.js';
 import { invalidArgument, shown } from '../error.js';
-import { checkArrays, checkDispatchPlan, reductionFields } from '../form.js';
+import { checkDispatchPlan, checkReduction as checkReductionForm } from '../form.js';
 import {
   checkTensor,
   checkTensorList,
@@ -25,7 +25,6 @@ export function movePlan<T extends RowStorage>(
   checkDispatchPlan(plan);
   checkInteger(rowElements, 'rowElements', 1, maxRows);
   checkFill(fill);
-  for (const name of ['sendTokens', 'recvTokens'] as const) checkInt32Array(plan[name], `plan.${name}`, plan.worldSize);
   checkTensors(source, 'source', plan.worldSize, (r) => plan.sendTokens[r]! * rowElements);
   const received = source.map((like, t) =>
     emptyLike(like, elementsOf(plan.recvTokens[t]!, rowElements, `the tensor of rank ${t}`), fill),
@@ -102,21 +101,13 @@ export function sumReplicas(
 
 /** The lists divide each other; where their rows lie is checked where tensors are at hand. */
 function checkReduction(reduction: GradientReduction, form: GradientForm): void {
-  checkArrays(reduction, 'reduction', reductionFields);
+  checkReductionForm(reduction, 'reduction');
   if (form !== 'dense' && form !== 'compact') {
     throw invalidArgument(`form must be 'dense' or 'compact', found ${shown(form)}`, { name: 'form' });
   }
-  const worldSize = checkInteger(reduction.worldSize, 'reduction.worldSize', 1, maxRows);
-  const shards = reduction.lengths.length;
-  const { shardOffsets, slotOffsets } = reduction;
-  checkOffsets(
-    checkInt32Array(shardOffsets, 'reduction.shardOffsets', worldSize + 1),
-    'reduction.shardOffsets',
-    shards,
-  );
+  checkOffsets(reduction.shardOffsets, 'reduction.shardOffsets', reduction.lengths.length);
+  checkOffsets(reduction.slotOffsets, 'reduction.slotOffsets', reduction.replica.length);
   checkRange(reduction.lengths, 'reduction.lengths', 0, maxRows);
-  const rows = reduction[`${form}Row`].length;
-  checkOffsets(checkInt32Array(slotOffsets, 'reduction.slotOffsets', shards + 1), 'reduction.slotOffsets', rows);
 }
 
 /** Not so for what is no number, as the end of a column that is too short. */

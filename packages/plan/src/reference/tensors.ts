@@ -1,4 +1,4 @@
-import { checkInteger, maxRows, wrongKind } from '../check.js';
+import { checkAttached, checkInteger, maxRows, wrongKind } from '../check.js';
 import { invalidArgument } from '../error.js';
 
 /** A tensor of rows for each rank: `ranks[r]` holds `rows * rowElements` numbers. */
@@ -42,6 +42,7 @@ export function checkTensorList(tensors: RankTensors, name: string, worldSize: n
 }
 
 export function checkTensor(tensor: unknown, name: string): RowStorage {
+  checkAttached(tensor, name);
   for (const Storage of storages) if (tensor instanceof Storage) return tensor;
   throw wrongKind(name, 'a typed array of numbers', tensor);
 }

@@ -58,7 +58,11 @@ describe('what the arrays and numbers say', () => {
       () => api.movePlan({ ...fwdQ, dstOffset: fwdQ.dstOffset.map(() => -1) }, source, 2),
       ['leaves its tensors'],
     ],
-    ['no rows', () => api.movePlan({ ...fwdQ, srcOffset: new Int32Array(0) }, source, 2), ['leaves its tensors']],
+    [
+      'no rows',
+      () => api.movePlan({ ...fwdQ, srcOffset: new Int32Array(0) }, source, 2),
+      ['plan.srcOffset', '3 elements', 'found 0'],
+    ],
     [
       'a tensor of less than nothing',
       () => api.movePlan({ ...fwdQ, recvTokens: Int32Array.of(-1, 9) }, source, 2),
@@ -98,7 +102,7 @@ describe('what the arrays and numbers say', () => {
     ['no elements', () => api.movePlan(fwdQ, source, 0), ['rowElements', 'found 0']],
     ['half an element', () => api.sumReplicas(reduction, gradients, 0.5, 'dense', 'f64'), ['rowElements', '0.5']],
     ['how to sum', () => api.sumReplicas(reduction, gradients, 2, 'dense', 'f16' as never), ['precision', 'f16']],
-    ['home rows', () => sum({ homeRow: new Int32Array(0) }), ['reduction.homeRow[0]', 'undefined']],
+    ['home rows', () => sum({ homeRow: new Int32Array(0) }), ['reduction.homeRow', '3 elements', 'found 0']],
     [
       'a rank that is none',
       () => api.moeCombine({ ...plan, map: { ...plan.map, rank: plan.map.rank.map(() => 7) } }, y, combine),

@@ -2,18 +2,25 @@ import { describe, expect, it } from 'vitest';
 import {
   balance,
   checkCapacity,
+  digest,
+  explain,
   fromPaddedAttention,
   fromPaddedQuery,
   fromPaddedReplicas,
+  maxOverAverage,
   PlanError,
+  type PlanErrorCode,
   packDocuments,
   planAttention,
   planQuery,
   planReplicas,
   rankDispatch,
+  serialize,
   serverLayout,
   shardsOfDocuments,
   sizes,
+  validate,
+  validateReduction,
 } from '../../src/index.js';
 import { attentionForward, movePlan } from '../../src/reference/index.js';
 import { expectPlanError } from '../expect-error.js';
@@ -24,6 +31,10 @@ const shards = { worldSize: 2, shardOffsets: Int32Array.of(0, 1, 3), lengths: In
 const dst = Int32Array.of(1, 0, -1);
 const documents = { ...shards, documents: 2, document: Int32Array.of(0, 0, 1), position: Int32Array.of(0, 1, 0) };
 const servers = Int32Array.of(1, 0, 1);
+const plan = planQuery(shards, dst).fwdQ;
+const attention = planAttention(documents, servers);
+const unit = { rowBytes: 16, chunkBytes: 32 };
+const capacity = (change: object) => checkCapacity(plan, { ...sizes(plan, unit), ...change }, { sendBytes: 1e6 });
 const untyped = (value: unknown) => value as never;
 
 describe('bad input is named: what, where, expected, found', () => {
@@ -214,13 +225,91 @@ describe('bad input is named: what, where, expected, found', () => {
     expectPlanError(call, 'EP_INVALID_ARGUMENT', ...parts);
   });
 
-  it('a detached buffer reads as too short', () => {
-    const lengths = Int32Array.of(4, 2, 3);
-    structuredClone(lengths.buffer, { transfer: [lengths.buffer] });
-    expectPlanError(() => planQuery({ ...shards, lengths }, dst), 'EP_INVALID_ARGUMENT', 'shardOffsets must end at 0');
-    const detached = Int32Array.of(1, 0, -1);
-    structuredClone(detached.buffer, { transfer: [detached.buffer] });
-    expectPlanError(() => planQuery(shards, detached), 'EP_INVALID_ARGUMENT', 'detached');
+  const detached = Int32Array.of(4, 2, 3);
+  structuredClone(detached.buffer, { transfer: [detached.buffer] });
+  const gone = Float64Array.of(1, 2);
+  structuredClone(gone.buffer, { transfer: [gone.buffer] });
+  const none = { worldSize: 1, shardOffsets: new Int32Array(2), lengths: new Int32Array(0) };
+  it.each<readonly [string, () => unknown]>([
+    ['lengths', () => planQuery({ ...shards, lengths: detached }, dst)],
+    ['dstRank', () => planQuery(shards, detached)],
+    ['lengths', () => planQuery({ ...none, lengths: detached }, none.lengths)],
+    ['dstRank', () => planQuery(none, detached)],
+    ['lengths', () => packDocuments(detached, Int32Array.of(8))],
+    ['planned.sendBytes', () => capacity({ sendBytes: gone })],
+    ['load', () => maxOverAverage(detached)],
+    ['replica', () => validate({ ...plan, replica: detached })],
+    ['sent.peer', () => validate({ ...plan, sent: { ...plan.sent, peer: detached } })],
+    [
+      'reduction.homeRow',
+      () => validateReduction({ ...attention.reduction, homeRow: detached }, attention.revKvCompact),
+    ],
+    ['source[0]', () => movePlan(plan, [detached, detached], 1)],
+  ])('a detached buffer of %s is one, not an empty array', (name, call) => {
+    expectPlanError(call, 'EP_DETACHED', `the buffer of ${name} was detached, transferred or shrunk`);
+  });
+
+  it.each<readonly [string, () => unknown, readonly string[]]>([
+    [
+      'a column too short',
+      () => rankDispatch({ ...plan, length: plan.length.slice(1) }, 0),
+      ['plan.length', 'found 1'],
+    ],
+    ['a column too long', () => sizes({ ...plan, replica: new Int32Array(3) }, unit), ['plan.replica', 'found 3']],
+    [
+      'entries without an end',
+      () => digest({ ...plan, entryOffsets: Int32Array.of(0, 1) }),
+      ['plan.entryOffsets', '3 elements', 'found 2'],
+    ],
+    ['ranks without rows', () => serialize({ ...plan, sendTokens: new Int32Array(1) }), ['plan.sendTokens', 'found 1']],
+    [
+      'pairs without tokens',
+      () => digest({ ...plan, sent: { ...plan.sent, tokens: new Int32Array(0) } }),
+      ['plan.sent.tokens', 'found 0'],
+    ],
+    [
+      'pairs of another world',
+      () => digest({ ...plan, received: { ...plan.received, offsets: Int32Array.of(0, 2) } }),
+      ['plan.received.offsets', '3 elements'],
+    ],
+    [
+      'entries of a rank that come after the last',
+      () => rankDispatch({ ...plan, entryOffsets: Int32Array.of(0, 9, 2) }, 0),
+      ['plan.entryOffsets[0]', 'found 0 and 9'],
+    ],
+    [
+      'groups of a server that come after the last',
+      () => serverLayout({ ...attention.layout, groupOffsets: Int32Array.of(0, 9, 3) }, 0),
+      ['layout.groupOffsets[0]', 'found 0 and 9'],
+    ],
+    [
+      'a layout with too few rows',
+      () => serverLayout({ ...attention.layout, cuSeqlensQ: new Int32Array(3) }, 0),
+      ['layout.cuSeqlensQ', '5 elements'],
+    ],
+    [
+      'a part of another world',
+      () => explain({ ...attention, revQ: planQuery(none, none.lengths).revQ }),
+      ['plan.revQ.worldSize must be 2', 'found number 1'],
+    ],
+    [
+      'a reduction without its slots',
+      () => explain({ ...attention, reduction: { ...attention.reduction, slotOffsets: new Int32Array(1) } }),
+      ['plan.reduction.slotOffsets', '4 elements', 'found 1'],
+    ],
+  ])('%s is no plan', (_, call, parts) => {
+    expectPlanError(call, 'EP_INVALID_ARGUMENT', ...parts);
+  });
+
+  it.each<readonly [string, object, string, readonly string[]]>([
+    ['a smaller world', { sendBytes: Float64Array.of(1) }, 'EP_INVALID_ARGUMENT', ['2 elements', 'found 1']],
+    ['a larger world', { sendBytes: new Float64Array(3) }, 'EP_INVALID_ARGUMENT', ['2 elements', 'found 3']],
+    ['no number', { sendBytes: Float64Array.of(1, Number.NaN) }, 'EP_INVALID_ARGUMENT', ['[1] must be', 'found NaN']],
+    ['less than nothing', { sendBytes: Float64Array.of(-1, 1) }, 'EP_INVALID_ARGUMENT', ['[0] must be', 'found -1']],
+    ['another carrier', { sendBytes: Float32Array.of(1, 1) }, 'EP_INVALID_ARGUMENT', ['a Float64Array']],
+    ['more than there is', { sendBytes: Float64Array.of(1, Infinity) }, 'EP_CAPACITY', ['rank 1', 'Infinity']],
+  ])('sizes of %s fit no buffer', (_, planned, code, parts) => {
+    expectPlanError(() => capacity(planned), code as PlanErrorCode, ...parts);
   });
 
   it('padded attention input that contradicts itself names the cell', () => {
@@ -313,7 +402,7 @@ describe('bad input is named: what, where, expected, found', () => {
       'hold 10',
     );
     const { fwdQ } = planQuery(shards, dst);
-    const planned = sizes(fwdQ, { rowBytes: 16, chunkBytes: 32 });
+    const planned = sizes(fwdQ, unit);
     checkCapacity(fwdQ, planned, { sendBytes: 80, recvBytes: [32, 64], chunksSent: 2, chunksReceived: 2 });
     expect(
       expectPlanError(() => checkCapacity(fwdQ, planned, { recvBytes: [32, 63] }), 'EP_CAPACITY', 'rank 1', '64', '63')

@@ -4,7 +4,15 @@ import { EpError, invalid, isEpError } from '../../errors.js';
 import { Resource } from '../../scope.js';
 import type { Store, StoreWaitOptions } from '../../store.js';
 import { checkTimeout, interruptibleOn, linkSignals } from '../../waiting.js';
-import { checkKey, checkKeys, copyBytes, copyEntries, notArrived, type StoreEntry } from '../replica.js';
+import {
+  checkKey,
+  checkKeys,
+  checkWaitOptions,
+  copyBytes,
+  copyEntries,
+  notArrived,
+  type StoreEntry,
+} from '../replica.js';
 import type { Address, Channel } from './channel.js';
 import { Lanes } from './lanes.js';
 import {
@@ -276,6 +284,7 @@ export class TcpStore extends Resource implements Store {
       const where = `${LABEL}: ${operation}`;
       checkKeys(keys, where);
       checkCount(keys.length, where);
+      checkWaitOptions(options, where);
       const wire = keys.map((key) => wireKey(key, where));
       const timeoutMs = checkTimeout(options.timeoutMs ?? this.#timeoutMs, where);
       options.signal?.throwIfAborted();
