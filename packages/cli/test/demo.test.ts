@@ -19,7 +19,7 @@ import { type DemoReport, passes, reportText, sentBytesOf, tensorErrors, toleran
 import { COMPARED, type ComparedTensor } from '../src/demo/results.js';
 import type { StepResult } from '../src/demo/step.js';
 import { evenBudgets, planStep } from '../src/plan/plan-step.js';
-import { runEp, startEp, untilEmpty, untilGone } from './ep.js';
+import { runEp, runEpOnTerminal, startEp, untilEmpty, untilGone } from './ep.js';
 
 const root = fileURLToPath(new URL('../../..', import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), 'ep-demo-test-'));
@@ -77,6 +77,29 @@ describe('ep demo', () => {
       expect(report.phases.every((phase) => phase.milliseconds >= 0)).toBe(true);
     });
   }
+
+  it('shows on a terminal what it is at, and tells the report after that', async () => {
+    const args = ['demo', 'attention', '--small', '-n', '2', '--threads', '--from', root, '--no-svg'];
+    const { code, stdout } = await runEpOnTerminal(args);
+    expect(code).toBe(0);
+    const [shown, told] = stdout.split('\u001b[?25h  documents ') as [string, string];
+    const begins = [
+      /◼\S* collect documents/,
+      /✔\S* collect documents: \d+ different files/,
+      /✔\S* tokenise: \d+ documents/,
+      /✔\S* plan: imbalance \d\.\d{3} -> \d\.\d{3}/,
+      /› generate\r/,
+      /› verify\r/,
+      /✔\S* run 2 threads/,
+    ].map((line) => shown.search(line));
+    expect(begins).not.toContain(-1);
+    expect(begins).toEqual([...begins].sort((a, b) => a - b));
+    expect(told).toMatch(/PASS: /);
+    // Nothing but the report where nobody watches.
+    const { stdout: piped, stderr } = await runEp(args);
+    expect(stderr).toBe('');
+    expect(piped).toMatch(/^ {2}documents /);
+  });
 
   it.each([
     ['ibgda', 'processes', 3],
