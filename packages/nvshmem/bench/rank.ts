@@ -1,7 +1,7 @@
 /** One rank of the shared-memory benchmark; started by shm.ts. */
 import { openFileStore } from '@ep/core';
 import { allocateHost, native, nativePlaceOf } from '@ep/native';
-import { SHORTEST_STALL_US, stallsIn } from '@ep/native/ranks';
+import { type RankMemory, SHORTEST_STALL_US, stallsIn } from '@ep/native/ranks';
 import { nvshmem } from '../src/index.js';
 import { type RoundMarks, timedRounds } from './rounds.js';
 import { type Latency, type LatencyAt, latencyOf, type RankTask, type ShmBenchResult } from './shm.js';
@@ -63,26 +63,17 @@ function timed(calls: number, body: (i: number) => void): Float64Array {
   return out;
 }
 
-/** One's own mark at 0; what was read of the peers' lies behind it, a line for each. */
+/** In plain words that are mapped here: what a call per peer takes would be waited for in the next barrier, and be in its time. */
 async function roundMarks(): Promise<RoundMarks> {
-  const marks = await transport.allocate({ byteLength: 64 * (worldSize + 1), signalSlots: 1 });
-  const words = marks.view('f64', 0, 8 * (worldSize + 1));
-  const readers = await Promise.all(
-    Array.from({ length: worldSize }, async (_, peer) => {
-      const endpoint = await transport.connect(peer);
-      return { endpoint, from: marks.remote(peer, 0, 8), to: marks.local(64 * (peer + 1), 8) };
-    }),
-  );
+  const marks = (await transport.allocate({ byteLength: 64, signalSlots: 1 })) as RankMemory;
+  const mapped = marks.nativeMemory('the benchmark');
+  const words = Array.from({ length: worldSize }, (_, peer) => new Float64Array(mapped.window(peer, 0, 8)));
   return {
     worldSize,
     enter(round) {
-      words[0] = round;
+      words[rank]![0] = round;
     },
-    entered(peer) {
-      const { endpoint, from, to } = readers[peer]!;
-      endpoint.get(from, to);
-      return words[8 * (peer + 1)]!;
-    },
+    entered: (peer) => words[peer]![0]!,
   };
 }
 
