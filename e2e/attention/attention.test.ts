@@ -6,6 +6,9 @@ const range = (from: number, to: number) => Array.from({ length: to - from }, (_
 
 interface Compared {
   readonly compared: number;
+  readonly elements: Readonly<Record<'q' | 'kv' | 'o' | 'dense' | 'reduced', number>>;
+  /** Of the last plan: other ranks to which this one sent rows, and from which it received some. */
+  readonly remote: { readonly sendsTo: number; readonly receivesFrom: number };
   readonly leaks: { readonly pending: number };
 }
 
@@ -71,20 +74,50 @@ describe('moves what the plan says', () => {
 
   for (const worldSize of [65, 128]) {
     it(`on ${worldSize} threads`, { timeout: 240_000 }, async () => {
-      const plan = { documents: 80, maxShards: 6, maxLength: 30 };
+      const plan = { documents: worldSize, maxShards: 6, maxLength: 30, everyone: true };
       const reports = await runRanks('oracle', worldSize, 'threads', {
         data: { seeds: [7], dtype: 'f32', qRow: 4, kvRow: 2, plan },
         timeoutMs: 200_000,
       });
-      expect(valuesOf<Compared>(reports)).toHaveLength(worldSize);
+      const ranks = valuesOf<Compared>(reports);
+      expect(ranks.map(({ compared }) => compared)).toEqual(Array(worldSize).fill(1));
+      const talking = ranks.filter(({ remote }) => remote.sendsTo > 0 && remote.receivesFrom > 0);
+      expect(talking.length).toBeGreaterThan(0.8 * worldSize);
+      // Most of them with several others, in every leg.
+      expect(talking.filter(({ remote }) => remote.sendsTo > 2).length).toBeGreaterThan(0.5 * worldSize);
+      for (const leg of ['q', 'kv', 'o', 'dense', 'reduced'] as const) {
+        const rows = ranks.filter(({ elements }) => elements[leg] > 0);
+        expect([leg, rows.length > 0.8 * worldSize]).toEqual([leg, true]);
+      }
     });
   }
 });
 
 describe('leases', () => {
-  it('carry 1 000 calls of uneven ranks', { timeout: 180_000 }, async () => {
-    const reports = await runRanks('repeated', 3, 'threads', { data: { seed: 5, calls: 1000 }, timeoutMs: 150_000 });
-    expect(valuesOf<number>(reports)).toEqual([1000, 1000, 1000]);
+  it('carry 1 000 calls between ranks of uneven speed and shares, one of them idle', { timeout: 180_000 }, async () => {
+    const [worldSize, calls] = [4, 1000];
+    const reports = await runRanks('repeated', worldSize, 'threads', { data: { calls }, timeoutMs: 150_000 });
+    interface Repeated {
+      readonly received: Readonly<Record<'q' | 'kv', number>>;
+      readonly matrix: Readonly<Record<'q' | 'kv', readonly (readonly number[])[]>>;
+    }
+    const ranks = valuesOf<Repeated>(reports);
+    const busy = range(0, worldSize - 1);
+    const idle = worldSize - 1;
+    for (const kind of ['q', 'kv'] as const) {
+      const matrix = ranks[0]!.matrix[kind];
+      const pairs = busy.flatMap((from) => busy.map((to) => matrix[from]![to]!));
+      // Each pair of busy ranks, a rank and itself included, has rows, and no two as many.
+      expect(Math.min(...pairs)).toBeGreaterThan(0);
+      expect(new Set(pairs).size).toBe(pairs.length);
+      expect(matrix[idle]).toEqual(Array(worldSize).fill(0));
+      expect(matrix.map((row) => row[idle])).toEqual(Array(worldSize).fill(0));
+      for (const [to, rank] of ranks.entries()) {
+        expect(rank.matrix[kind]).toEqual(matrix);
+        expect(rank.received[kind]).toBe(calls * matrix.reduce((sum, row) => sum + row[to]!, 0));
+      }
+    }
+    expect(ranks[0]!.matrix.q).not.toEqual(ranks[0]!.matrix.kv);
   });
 
   for (const mode of ['threads', 'processes'] as Mode[]) {

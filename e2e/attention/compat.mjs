@@ -4,16 +4,17 @@ import { compatBytesFor, openCompatDispatcher } from '@ep/cuda-kernels';
 import { allocateHost } from '@ep/native';
 import { planAttention, shardsOfDocuments } from '@ep/plan';
 import { movePlan } from '@ep/plan/reference';
-import { fillRows, fullPlan, randomPlan } from './plans.mjs';
+import { fillRows, fullPlan, randomPlan, storageOf } from './plans.mjs';
 
-const ROWS = { q: 8, kv: 4 }; // f32: 32 and 16 bytes, whole vectors
+const ROW_BYTES = { q: 32, kv: 16 }; // whole vectors
+const ROWS = { q: 8, kv: 4 }; // of f32
 
-function specsOf(plan) {
-  const part = (name, of, width) => ({ name, plan: of, dtype: 'f32', rowShape: [width] });
+function specsOf(plan, dtype = 'f32') {
+  const part = (name, of, bytes) => ({ name, plan: of, dtype, rowShape: [bytes / storageOf(dtype, [0]).byteLength] });
   return {
-    forward: [part('q', plan.fwdQ, ROWS.q), part('kv', plan.fwdKv, ROWS.kv)],
-    output: [part('o', plan.revQ, ROWS.q)],
-    gradient: [part('dKv', plan.revKv, ROWS.kv)],
+    forward: [part('q', plan.fwdQ, ROW_BYTES.q), part('kv', plan.fwdKv, ROW_BYTES.kv)],
+    output: [part('o', plan.revQ, ROW_BYTES.q)],
+    gradient: [part('dKv', plan.revKv, ROW_BYTES.kv)],
   };
 }
 
@@ -26,8 +27,10 @@ function bytesFor(specs) {
 }
 
 /** All ranks' rows, so that the oracle needs no communication. */
-const allRows = (rowsOfRank, width, salt) =>
-  Array.from(rowsOfRank, (rows, rank) => fillRows(new Float32Array(rows * width), rank, width, salt));
+const allRows = (rowsOfRank, width, salt, dtype = 'f32') =>
+  Array.from(rowsOfRank, (rows, rank) => storageOf(dtype, fillRows(new Float32Array(rows * width), rank, width, salt)));
+
+const bytesOf = (storage) => Buffer.from(storage.buffer, storage.byteOffset, storage.byteLength);
 
 const codeOf = async (body) => {
   try {
@@ -40,13 +43,14 @@ const codeOf = async (body) => {
 
 /** Every dispatch of the plans that the kernel accepts, several times over, against the plain oracle. */
 async function compat({ transport, rank, worldSize, data }) {
-  const counts = { compared: 0, refused: 0 };
+  const { dtype } = data;
+  const counts = { compared: 0, refused: 0, bytes: 0 };
   const plans = [
     fullPlan(worldSize, 5),
     ...data.seeds.map((seed) => randomPlan(seed, worldSize, { maxShards: 6, documents: 4 * worldSize })),
   ];
   for (const [salt, plan] of plans.entries()) {
-    const specs = specsOf(plan);
+    const specs = specsOf(plan, dtype);
     const dispatcher = await openCompatDispatcher(transport, { ...bytesFor(specs), ...data.options });
     for (const [name, parts] of Object.entries(specs)) {
       let bound;
@@ -58,19 +62,20 @@ async function compat({ transport, rank, worldSize, data }) {
         continue;
       }
       for (let call = 0; call < 3; call++) {
-        const all = parts.map((part) => allRows(part.plan.sendTokens, part.rowShape[0], salt + call));
+        const all = parts.map((part) => allRows(part.plan.sendTokens, part.rowShape[0], salt + call, dtype));
         const sources = Object.fromEntries(
           parts.map((part, i) => [
             part.name,
-            tensor('f32', [part.plan.sendTokens[rank], part.rowShape[0]], all[i][rank]),
+            tensor(dtype, [part.plan.sendTokens[rank], part.rowShape[0]], all[i][rank]),
           ]),
         );
         const { tensors } = await bound[name].run(sources);
         for (const [i, part] of parts.entries()) {
           const expected = movePlan(part.plan, all[i], part.rowShape[0])[rank];
-          const found = tensors[part.name].data;
-          if (Buffer.compare(Buffer.from(expected.buffer), Buffer.from(new Float32Array(found).buffer)) !== 0)
+          const { dtype: made, data: found } = tensors[part.name];
+          if (made !== dtype || Buffer.compare(bytesOf(expected), bytesOf(found)) !== 0)
             throw new Error(`plan ${salt}, ${name} ${part.name}, call ${call}: the rows differ from the oracle's`);
+          counts.bytes += found.byteLength;
         }
         counts.compared++;
       }

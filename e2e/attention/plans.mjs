@@ -1,5 +1,6 @@
 // Random plans and data that every rank makes for itself from a seed.
-import { planAttention, shardsOfDocuments } from '@ep/plan';
+import { createStorage, encode } from '@ep/core';
+import { planAttention, reorder, shardsOfDocuments } from '@ep/plan';
 
 /** xorshift32: enough for test data, the same on every rank. */
 export function randomOf(seed) {
@@ -14,17 +15,17 @@ export function randomOf(seed) {
   };
 }
 
-/** Documents cut into shards with random homes and servers: empty shards, idle ranks and long ones included. */
+/** Documents cut into shards with random homes and servers: empty shards, idle ranks (unless `everyone`) and long ones included. */
 export function randomPlan(
   seed,
   worldSize,
-  { documents = 5, maxShards = 5, maxLength = 40, sharing = 'each-server' } = {},
+  { documents = 5, maxShards = 5, maxLength = 40, sharing = 'each-server', everyone = false } = {},
 ) {
   const random = randomOf(seed);
   const lengths = [];
   const homeRank = [];
   const documentOffsets = [0];
-  const busy = 1 + random(worldSize); // ranks from here on own nothing
+  const busy = everyone ? worldSize : 1 + random(worldSize); // ranks from here on own nothing
   for (let d = 0; d < documents; d++) {
     const shards = 1 + random(maxShards);
     for (let s = 0; s < shards; s++) {
@@ -39,9 +40,35 @@ export function randomPlan(
     homeRank: Int32Array.from(homeRank),
     documentOffsets: Int32Array.from(documentOffsets),
   });
-  const servers = 1 + random(worldSize);
+  const servers = everyone ? worldSize : 1 + random(worldSize);
   const serverRank = Int32Array.from(shards.lengths, () => random(servers));
   return planAttention(shards, serverRank, { sharing });
+}
+
+/**
+ * Every rank but the last has rows for every other such rank and for itself, Q and KV, of each pair another number; the last one has nothing and serves nothing. A document
+ * for each pair: its first part is for that pair, and the second one makes another rank want the first one's keys, too.
+ */
+export function unevenPlan(worldSize) {
+  const busy = worldSize - 1;
+  const pairs = Array.from({ length: busy * busy }, (_, p) => [Math.floor(p / busy), p % busy]);
+  const next = (rank) => (rank + 1) % busy;
+  const { shards, order } = shardsOfDocuments({
+    worldSize,
+    lengths: Int32Array.from(pairs.flatMap((_, p) => [1 + 5 * p, 1 + (p % 4)])),
+    homeRank: Int32Array.from(pairs.flatMap(([from]) => [from, next(from)])),
+    documentOffsets: Int32Array.from({ length: pairs.length + 1 }, (_, d) => 2 * d),
+  });
+  const servers = Int32Array.from(pairs.flatMap(([, to]) => [to, next(to)]));
+  return planAttention(shards, reorder(servers, order));
+}
+
+/** Values as the dtype's carrier: floats are encoded, raw carriers hold the integers themselves. */
+export function storageOf(dtype, values) {
+  if (dtype === 'f16' || dtype === 'bf16') return encode(dtype, values);
+  const out = createStorage(dtype, values.length);
+  out.set(values);
+  return out;
 }
 
 /** Small integers, exact in every float type, that name rank, row and column. */

@@ -1,20 +1,14 @@
 // What a rank of the attention suites does. Each function runs on every rank and returns what the test compares.
-import { createStorage, decode, encode, tensor } from '@ep/core';
+import { readFile } from 'node:fs/promises';
+import { decode, tensor } from '@ep/core';
 import { attentionLeaseBytes, bindAttention, leaseBytesFor, openDispatcher, rowBytesOf } from '@ep/cuda-kernels';
 import { allocateHost, native } from '@ep/native';
+import { explain, fromPaddedAttention, planAttention, replicaMask } from '@ep/plan';
 import { movePlan, sumReplicas } from '@ep/plan/reference';
 import { badInput } from './bad-input.mjs';
-import { fillRows, fullPlan, randomOf, randomPlan } from './plans.mjs';
+import { fillRows, fullPlan, randomOf, randomPlan, storageOf, unevenPlan } from './plans.mjs';
 
 const FLOATS = new Set(['f32', 'f16', 'bf16']);
-
-/** Values as the dtype's carrier: floats are encoded, raw carriers hold the integers themselves. */
-function storageOf(dtype, values) {
-  if (dtype === 'f16' || dtype === 'bf16') return encode(dtype, values);
-  const out = createStorage(dtype, values.length);
-  out.set(values);
-  return out;
-}
 
 /** The same in memory that kernels use in place. */
 function nativeCopy(storage) {
@@ -57,16 +51,28 @@ function stagingFor(specs) {
   );
 }
 
+/** How many elements there were. */
 function expectSame(found, expected, what) {
   if (found.length !== expected.length)
     throw new Error(`${what}: ${found.length} elements, expected ${expected.length}`);
   for (let i = 0; i < found.length; i++)
     if (found[i] !== expected[i]) throw new Error(`${what}[${i}]: found ${found[i]}, expected ${expected[i]}`);
+  return found.length;
+}
+
+/** Rows and peers, of all kinds of traffic, between this rank and others. */
+function remoteOf(plan, rank) {
+  const all = explain(plan).traffic.filter(({ from, to }) => from !== to && (from === rank || to === rank));
+  const some = all.filter(({ queryTokens, kvTokens }) => queryTokens + kvTokens > 0);
+  const peers = (end, other) => new Set(some.filter((pair) => pair[end] === rank).map((pair) => pair[other])).size;
+  return { sendsTo: peers('from', 'to'), receivesFrom: peers('to', 'from') };
 }
 
 /** Random plans against the plain oracle: forward, back, and both forms of the gradient. */
 async function oracle({ transport, rank, worldSize, data }) {
   let compared = 0;
+  const elements = { q: 0, kv: 0, o: 0, dense: 0, reduced: 0 };
+  let remote;
   for (const seed of data.seeds) {
     const plan = randomPlan(seed, worldSize, { sharing: seed % 2 ? 'each-query' : 'each-server', ...data.plan });
     const { dtype, qRow, kvRow } = data;
@@ -87,50 +93,115 @@ async function oracle({ transport, rank, worldSize, data }) {
     };
     const there = await bound.forward.run(own);
     const atServers = movePlan(plan.fwdQ, q, qRow);
-    expectSame(there.tensors.q.data, atServers[rank], `seed ${seed}: q`);
-    expectSame(there.tensors.kv.data, movePlan(plan.fwdKv, kv, kvRow)[rank], `seed ${seed}: kv`);
+    elements.q += expectSame(there.tensors.q.data, atServers[rank], `seed ${seed}: q`);
+    elements.kv += expectSame(there.tensors.kv.data, movePlan(plan.fwdKv, kv, kvRow)[rank], `seed ${seed}: kv`);
     const served = tensor(dtype, [plan.revQ.sendTokens[rank], qRow], nativeCopy(there.tensors.q.data));
     there.release();
     const back = await bound.output.run({ o: served });
-    expectSame(back.tensors.o.data, movePlan(plan.revQ, atServers, qRow)[rank], `seed ${seed}: o`);
+    elements.o += expectSame(back.tensors.o.data, movePlan(plan.revQ, atServers, qRow)[rank], `seed ${seed}: o`);
     back.release();
     const gradients = allRows(plan.revKv.sendTokens, kvRow, dtype, seed + 2);
     const mine = tensor(dtype, [plan.revKv.sendTokens[rank], kvRow], nativeCopy(gradients[rank]));
     const dense = await bound.dense.run({ dKv: mine });
     const movement = movePlan(plan.revKv, gradients, kvRow);
-    expectSame(dense.tensors.dKv.data, movement[rank], `seed ${seed}: dense gradient`);
+    elements.dense += expectSame(dense.tensors.dKv.data, movement[rank], `seed ${seed}: dense gradient`);
     dense.release();
     if (bound.reduced) {
       const reduced = await bound.reduced.run({ dKv: mine });
       const values = dtype === 'f32' ? movement : movement.map((rows) => decode(dtype, rows));
       const sums = sumReplicas(plan.reduction, values, kvRow, 'dense', 'f32')[rank];
-      expectSame(reduced.tensors.dKv.data, storageOf(dtype, Float32Array.from(sums)), `seed ${seed}: reduced gradient`);
+      const expected = storageOf(dtype, Float32Array.from(sums));
+      elements.reduced += expectSame(reduced.tensors.dKv.data, expected, `seed ${seed}: reduced gradient`);
       reduced.release();
     }
+    remote = remoteOf(plan, rank);
     await dispatcher.close();
     compared++;
   }
-  return { compared, leaks: native().binding.leaks() };
+  return { compared, elements, remote, leaks: native().binding.leaks() };
 }
 
-/** Many calls on one dispatcher, ranks of uneven speed, both leases in turn. */
+/** Rows by sender and receiver, as the plan says. */
+function pairMatrix(plan, kind) {
+  const matrix = Array.from({ length: plan.shards.worldSize }, () => Array(plan.shards.worldSize).fill(0));
+  for (const pair of explain(plan).traffic) matrix[pair.from][pair.to] = pair[kind];
+  return matrix;
+}
+
+/** Many calls on one dispatcher, ranks of uneven speed and of uneven shares, both leases in turn. */
 async function repeated({ transport, rank, worldSize, data }) {
-  const plan = randomPlan(data.seed, worldSize, { documents: 6, maxLength: 60 });
-  const qRow = 8;
-  const specs = { forward: [{ name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [qRow] }] };
-  const dispatcher = await openDispatcher(transport, { leaseBytes: leaseBytesFor(specs.forward), chunkBytes: 256 });
-  const { forward } = await dispatcher.bind(specs);
+  const plan = unevenPlan(worldSize);
+  const [qRow, kvRow] = [8, 4];
+  const { forward: parts } = specsOf(plan, { dtype: 'f32', qRow, kvRow });
+  const dispatcher = await openDispatcher(transport, { leaseBytes: leaseBytesFor(parts), chunkBytes: 256 });
+  const { forward } = await dispatcher.bind({ forward: parts });
   const random = randomOf(rank + 1);
+  const received = { q: 0, kv: 0 };
   for (let call = 0; call < data.calls; call++) {
     const q = allRows(plan.fwdQ.sendTokens, qRow, 'f32', call);
+    const kv = allRows(plan.fwdKv.sendTokens, kvRow, 'f32', call + 1);
     if (random(20) === 0) await new Promise((resolve) => setTimeout(resolve, random(4)));
-    const lease = await forward.run({ q: tensor('f32', [plan.fwdQ.sendTokens[rank], qRow], q[rank]) });
-    expectSame(lease.tensors.q.data, movePlan(plan.fwdQ, q, qRow)[rank], `call ${call}`);
+    const lease = await forward.run({
+      q: tensor('f32', [plan.fwdQ.sendTokens[rank], qRow], q[rank]),
+      kv: tensor('f32', [plan.fwdKv.sendTokens[rank], kvRow], kv[rank]),
+    });
+    const { tensors } = lease;
+    received.q += expectSame(tensors.q.data, movePlan(plan.fwdQ, q, qRow)[rank], `call ${call}: q`) / qRow;
+    received.kv += expectSame(tensors.kv.data, movePlan(plan.fwdKv, kv, kvRow)[rank], `call ${call}: kv`) / kvRow;
     if (random(20) === 0) await new Promise((resolve) => setTimeout(resolve, random(4)));
     lease.release();
   }
   await dispatcher.close();
-  return data.calls;
+  return { received, matrix: { q: pairMatrix(plan, 'queryTokens'), kv: pairMatrix(plan, 'kvTokens') } };
+}
+
+/** What the kernel makes of a recorded plan: its rows after each leg, of one token id each; the gradient in its unreduced form, replica by replica. */
+async function golden({ transport, rank, data }) {
+  const { inputs } = JSON.parse(await readFile(data.file, 'utf8'));
+  const { shards, serverRank } = fromPaddedAttention({
+    seqLen: inputs.mlp_seq_len,
+    numSeqs: inputs.mlp_num_seqs,
+    qDispatch: inputs.mlp_q_dispatch,
+    kvToQMapping: inputs.kv_to_q_mapping,
+    kvToQRank: inputs.kv_to_q_rank,
+    kvContextSize: inputs.kv_context_size,
+    qToNumKvSeq: inputs.q_to_num_kv_seq,
+    qToNumKvToken: inputs.q_to_num_kv_token,
+  });
+  const plan = planAttention(shards, serverRank);
+  const specs = specsOf(plan, { dtype: 'i32', qRow: 1, kvRow: 1 });
+  const leaseBytes = Math.max(...Object.values(specs).map(leaseBytesFor));
+  const dispatcher = await openDispatcher(transport, { leaseBytes, chunkBytes: 64, ...data.options });
+  const { forward, output, dense } = await dispatcher.bind(specs);
+  const column = (values) => tensor('i32', [values.length, 1], Int32Array.from(values));
+  const received = async (call, sources) => {
+    const lease = await call.run(sources);
+    const rows = Object.fromEntries(Object.entries(lease.tensors).map(([name, { data: found }]) => [name, [...found]]));
+    lease.release();
+    return rows;
+  };
+  const ids = (rows) => column(Array.from({ length: rows }, (_, i) => 1000 * rank + i + 1));
+  const there = await received(forward, { q: ids(plan.fwdQ.sendTokens[rank]), kv: ids(plan.fwdKv.sendTokens[rank]) });
+  const { o } = await received(output, { o: column(there.q) });
+  const { dKv } = await received(dense, { dKv: column(there.kv) });
+  await dispatcher.close();
+  return { ...there, o, dKv, summed: sumMasked(plan, rank, dKv) };
+}
+
+/** Of each of this rank's tokens the sum over the replicas that the mask says exist. */
+function sumMasked(plan, rank, replicaMajor) {
+  const { shardOffsets, lengths } = plan.shards;
+  const { replicas } = plan.fwdKv;
+  const mask = replicaMask(plan);
+  const tokens = replicaMajor.length / replicas;
+  const sums = Array(tokens).fill(0);
+  let token = 0;
+  for (let g = shardOffsets[rank]; g < shardOffsets[rank + 1]; g++) {
+    for (const end = token + lengths[g]; token < end; token++) {
+      for (let c = 0; c < replicas; c++) if (mask[g * replicas + c]) sums[token] += replicaMajor[c * tokens + token];
+    }
+  }
+  return sums;
 }
 
 /** Rank 0 keeps its first result while the others run ahead as far as they can. */
@@ -564,6 +635,7 @@ async function strided({ transport, rank, worldSize }) {
 export const scenarios = {
   oracle,
   repeated,
+  golden,
   hold,
   abort,
   abortBetween,

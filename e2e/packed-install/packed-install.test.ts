@@ -60,3 +60,24 @@ describe.each(consumers)('@ep/%s, packed and installed alone', (name) => {
     expect(await project.check(resolution)).toEqual({ status: 0, output: '' });
   });
 });
+
+test('without a platform package, what needs the addon names it, and what to do', async () => {
+  using project = new Project(join(import.meta.dirname, 'without-addon.mts'));
+  const ours = Object.entries(tarballs).filter(([name]) => !platforms.includes(name));
+  expect(await project.install(Object.fromEntries(ours), platforms)).toMatchObject({ status: 0 });
+  const { status, output } = await project.run(process.execPath);
+  expect({ status, output }).toEqual({ status: 0, output: expect.stringMatching(/^\{.*\}\n$/) });
+  const platform = `@ep/native-linux-${process.arch}-gnu`;
+  expect(JSON.parse(output)).toEqual({
+    code: 'EP_NATIVE_LOAD',
+    message: expect.stringContaining(
+      `remedies:\n1. install ${platform}, or build from the repository with \`npm run setup\`, or set EP_NATIVE_PATH to an ep.node`,
+    ),
+    context: {
+      attempts: [
+        { path: expect.stringMatching(/\/@ep\/native\/build\/Release\/ep\.node$/), error: 'not found' },
+        { path: platform, error: 'not installed' },
+      ],
+    },
+  });
+});

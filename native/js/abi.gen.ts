@@ -177,10 +177,6 @@ export const EP_EFA_SOUND = 0;
 export const EP_EFA_BREAKING = 1;
 /** the record is complete; nothing can be posted until the queue pair has been made anew */
 export const EP_EFA_BROKEN = 2;
-/** somebody rings what was left, or has begun to post behind it */
-export const EP_EFA_TURN_HELD = 0x8000000000000000n;
-/** the last WQEs below the number were not rung */
-export const EP_EFA_TURN_DEFERRED = 0x4000000000000000n;
 export const EP_GPU_IPC_BYTES = 64;
 export const EP_GROUP_MOST_RANKS = 64;
 export const EP_GROUP_MOST_BLOCKS = 128;
@@ -2361,10 +2357,12 @@ export function writeEfaRequest(view: DataView, at: number, value: EfaRequest): 
  * A queue pair with its send queue, its completions, and the account that everyone who posts to it shares. Numbers of
  * WQEs run from 0 and never wrap; the NIC sees 16 bits of them in a doorbell and 31 in its counts. A poster takes
  * numbers (`taken`), waits for room (`prefix`) and for the batch (`rung`), writes WQEs, releases them itself, waits for
- * its turn (`ready`), and rings or leaves that to a later one. Room is a place whose own WQE has completed, not a
- * number of completions: so request ids of 16 bits name one WQE, and a value that waits in `values` is not overwritten
- * before the NIC has read it, in whatever order completions come. HAZARD: a number that was taken must be published, or
- * whoever took later ones waits for ever. A poster that gives up breaks the queue pair instead.
+ * its turn (`ready`), and rings or leaves that to a later one, or to a flush. HAZARD: a doorbell never goes back. With
+ * the turn and all below it rung, nobody else has anything to ring; otherwise `ringer` is to be held. Room is a place
+ * whose own WQE has completed, not a number of completions: so request ids of 16 bits name one WQE, and a value that
+ * waits in `values` is not overwritten before the NIC has read it, in whatever order completions come. HAZARD: a number
+ * that was taken must be published, or whoever took later ones waits for ever. A poster that gives up breaks the queue
+ * pair instead.
  */
 export interface EfaQp {
   /** EP_MAGIC_EFA_QP */
@@ -2407,10 +2405,12 @@ export interface EfaQp {
   readonly flags: number;
   /** counter: numbers handed out */
   readonly taken: bigint;
-  /** counter: WQEs that are written, as are all before them; whose turn it is. With EP_EFA_TURN_* */
+  /** counter: WQEs that are written, as are all before them; whose turn it is */
   readonly ready: bigint;
-  /** counter: WQEs that the last doorbell told of; belongs to whoever has the turn */
+  /** counter: WQEs that the last doorbell told of; belongs to whoever may ring */
   readonly rung: bigint;
+  /** 1: somebody rings what was left unrung */
+  readonly ringer: bigint;
   /** 1: somebody takes completions out of the CQ */
   readonly poller: bigint;
   /** counter: completions taken out, in whatever order they came; belongs to the poller */
@@ -2464,7 +2464,8 @@ export const efaQpLayout = {
     ready: 192,
     pad1: 200,
     rung: 256,
-    pad2: 264,
+    ringer: 264,
+    pad2: 272,
     poller: 320,
     polled: 328,
     prefix: 336,
@@ -2506,6 +2507,7 @@ export function readEfaQp(view: DataView, at = 0): EfaQp {
     taken: view.getBigUint64(at + 128, true),
     ready: view.getBigUint64(at + 192, true),
     rung: view.getBigUint64(at + 256, true),
+    ringer: view.getBigUint64(at + 264, true),
     poller: view.getBigUint64(at + 320, true),
     polled: view.getBigUint64(at + 328, true),
     prefix: view.getBigUint64(at + 336, true),
@@ -2546,7 +2548,8 @@ export function writeEfaQp(view: DataView, at: number, value: EfaQp): void {
   view.setBigUint64(at + 192, value.ready, true);
   clear(view, at + 200, 56);
   view.setBigUint64(at + 256, value.rung, true);
-  clear(view, at + 264, 56);
+  view.setBigUint64(at + 264, value.ringer, true);
+  clear(view, at + 272, 48);
   view.setBigUint64(at + 320, value.poller, true);
   view.setBigUint64(at + 328, value.polled, true);
   view.setBigUint64(at + 336, value.prefix, true);

@@ -17,7 +17,8 @@ const warnings = ['-Wall', '-Wextra', '-Werror'];
 const cCompiler = process.env.CC || 'gcc';
 const c11 = [cCompiler, '-std=c11', '-ffreestanding', '-pedantic', ...warnings, `-I${folder}`];
 const cxx20 = [compiler(), '-std=c++20', '-pthread', ...warnings, `-I${folder}`];
-const architectures = ['80', '90', '100'].map((name) => `-gencode=arch=compute_${name},code=compute_${name}`);
+// Machine code, not PTX: what a header defines goes through ptxas, too. What nobody calls is not defined: that is for native/tests/compile.
+const architectures = ['80', '90', '100'].map((name) => `-gencode=arch=compute_${name},code=sm_${name}`);
 const nvcc = [nvccCommand(), '-std=c++20', '-Werror=all-warnings', `-I${folder}`, '-fatbin', ...architectures];
 
 /** @typedef {{ name: string, command: readonly string[], needsNvcc?: boolean }} Case */

@@ -102,7 +102,7 @@ struct our_flush {
 struct count_flush {
   bool operator()(efa_context& ctx, ep_efa_device& device) const {
     const ep_efa_qp& qp = efa_qp_of(device, 0);
-    const uint64_t posted = efa_turn_number(load_acquire(ctx, &qp.ready));
+    const uint64_t posted = load_acquire(ctx, &qp.ready);
     return ctx.wait(reinterpret_cast<const uint64_t*>(qp.written), posted, -1, EP_STAGE_COMPLETION, nullptr);
   }
 };
@@ -131,7 +131,7 @@ template <class Flush> bool t31_flush_ends(uint64_t seed, const Flush& flush) {
 struct equal_flush {
   bool operator()(efa_context& ctx, ep_efa_device& device) const {
     ep_efa_qp& qp = efa_qp_of(device, 0);
-    const uint64_t posted = efa_turn_number(load_acquire(ctx, &qp.ready));
+    const uint64_t posted = load_acquire(ctx, &qp.ready);
     if (!efa_ring_tail<EP_EFA_SHARE_DEVICE>(ctx, qp, posted, nullptr)) return false;
     for (;;) {
       if (efa_poll<EP_EFA_SHARE_DEVICE>(ctx, qp) == posted) return true;
@@ -144,15 +144,13 @@ struct equal_flush {
   }
 };
 
-// Ours, but that it looks once: if somebody has published behind the number that it saw, it has not got the turn, and leaves what is deferred to him.
+// Ours, but that it looks once: if somebody has published behind the number that it saw, it leaves what is deferred to him.
 struct one_shot_flush {
   bool operator()(efa_context& ctx, ep_efa_device& device) const {
     ep_efa_qp& qp = efa_qp_of(device, 0);
-    const uint64_t posted = efa_turn_number(load_acquire(ctx, &qp.ready));
-    if (efa_turn_take<EP_EFA_SHARE_DEVICE>(ctx, qp, posted)) {
-      efa_ring(ctx, qp, posted);
-      poster_words<EP_EFA_SHARE_DEVICE>::store(ctx, &qp.ready, posted);
-    }
+    const uint64_t posted = load_acquire(ctx, &qp.ready);
+    ctx.point();
+    if (load_acquire(ctx, &qp.ready) == posted) efa_ring_left<EP_EFA_SHARE_DEVICE>(ctx, qp);
     return efa_wait_done<EP_EFA_SHARE_DEVICE>(ctx, qp, posted, -1, nullptr);
   }
 };
@@ -198,11 +196,18 @@ bool t28_left_to_others(uint64_t seed, const char* faults) {
   return !outcome.ok || lost || !world.violations().empty();
 }
 
-// T12. Ours but for one step.
-template <class Post> bool t12_steps(uint64_t seed, const Post& post) {
+using words = poster_words<EP_EFA_SHARE_DEVICE>;
+
+struct our_quiet {
+  bool operator()(efa_context& ctx, ep_efa_qp& qp) const { return efa_quiet<EP_EFA_SHARE_DEVICE>(ctx, qp, nullptr); }
+};
+
+// T12. Ours but for one step. One lane waits for the end of every second post of its own, and so rings what the others leave.
+// post(ctx, qp, build, deferred) and quiet(ctx, qp).
+template <class Post, class Quiet> bool t12_steps(uint64_t seed, const Post& post, const Quiet& quiet, uint32_t depth) {
   efa_world_options wanted = seeded_world(seed);
-  wanted.depth = 4;
-  wanted.max_batch = 4;
+  wanted.depth = depth;
+  wanted.max_batch = depth;
   efa_world world(wanted);
   const simt_result outcome = world.run(shape(1, 3, 1), [&](efa_context& ctx, int32_t rank) {
     if (rank != 0) return true;
@@ -214,35 +219,81 @@ template <class Post> bool t12_steps(uint64_t seed, const Post& post) {
         writer.write_value(efa_target_of(world.at(0).device, qp, 0, 1), to, at + 1, 8);
         return ep_efa_request{to.address, 1, 0};
       };
-      if (!post(ctx, qp, build)) return false;
+      if (!post(ctx, qp, build, i % 3 != 2)) return false;
+      if (ctx.lane() == 0 && i % 2 == 1 && !quiet(ctx, qp)) return false;
     }
-    return efa_quiet<EP_EFA_SHARE_DEVICE>(ctx, qp, nullptr);
+    return quiet(ctx, qp);
   });
   bool lost = false;
   for (uint64_t i = 0; i < 18; ++i) lost = lost || word_at(world, 1, i * 8) != i * 8 + 1;
   return !outcome.ok || lost || !world.violations().empty();
 }
 
-using words = poster_words<EP_EFA_SHARE_DEVICE>;
-
 struct our_post {
-  template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build) const {
+  template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build, bool) const {
     return efa_post_one<EP_EFA_SHARE_DEVICE>(ctx, qp, build, {1, false}, nullptr);
   }
 };
 struct our_batch {
-  template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build) const {
+  template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build, bool) const {
     const auto each = [&](uint64_t, const efa_writer<Ctx>& writer) { return build(writer); };
     return efa_post<EP_EFA_SHARE_DEVICE>(ctx, lone_poster<Ctx>{ctx}, qp, 1, each, {1, false}, nullptr) != efa_refused;
+  }
+};
+struct our_runs {
+  template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build, bool deferred) const {
+    return efa_post_one<EP_EFA_SHARE_DEVICE>(ctx, qp, build, {1, deferred}, nullptr);
+  }
+};
+
+// Has the turn, and rings though somebody else may be ringing what was left.
+struct ringer_ignored {
+  template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build, bool deferred) const {
+    efa_taken taken;
+    if (!efa_take<EP_EFA_SHARE_DEVICE>(ctx, qp, 1, 1, &taken, nullptr)) return false;
+    efa_write(ctx, qp, taken.first, build);
+    if (!efa_wait_turn<EP_EFA_SHARE_DEVICE>(ctx, qp, taken.first, 1, nullptr)) return false;
+    if (deferred && taken.end - words::load(ctx, &qp.rung) < qp.max_batch) {
+      register_fence(ctx);
+    } else {
+      efa_ring(ctx, qp, taken.end);
+    }
+    words::store(ctx, &qp.ready, taken.end);
+    return true;
+  }
+};
+
+// Ours, that asks for the ringer's flag in any case.
+struct eager_quiet {
+  bool operator()(efa_context& ctx, ep_efa_qp& qp) const {
+    const uint64_t posted = words::load(ctx, &qp.ready);
+    do {
+      efa_ring_left<EP_EFA_SHARE_DEVICE>(ctx, qp);
+    } while (words::load(ctx, &qp.rung) < posted);
+    return efa_wait_done<EP_EFA_SHARE_DEVICE>(ctx, qp, posted, -1, nullptr);
+  }
+};
+
+// As that, but loads what is rung before what is published.
+struct old_rung {
+  bool operator()(efa_context& ctx, ep_efa_qp& qp) const {
+    const uint64_t posted = words::load(ctx, &qp.ready);
+    do {
+      if (!words::flag_take(ctx, &qp.ringer)) continue;
+      const uint64_t rung = words::load(ctx, &qp.rung);
+      const uint64_t ready = words::load(ctx, &qp.ready);
+      if (rung < ready) efa_ring(ctx, qp, ready);
+      words::store(ctx, &qp.ringer, 0);
+    } while (words::load(ctx, &qp.rung) < posted);
+    return efa_wait_done<EP_EFA_SHARE_DEVICE>(ctx, qp, posted, -1, nullptr);
   }
 };
 
 // Rings and passes the turn on as soon as its own WQE is written.
 struct out_of_turn {
-  template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build) const {
+  template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build, bool) const {
     const uint64_t first = words::add(ctx, &qp.taken, 1);
-    bool held = false;
-    if (!efa_wait_room<EP_EFA_SHARE_DEVICE>(ctx, qp, first, 1, 1, &held, nullptr)) return false;
+    if (!efa_wait_room<EP_EFA_SHARE_DEVICE>(ctx, qp, first, 1, 1, nullptr)) return false;
     efa_write(ctx, qp, first, build);
     efa_ring(ctx, qp, first + 1);
     words::add(ctx, &qp.ready, 1);
@@ -252,9 +303,8 @@ struct out_of_turn {
 
 // Asks for room, then takes a number.
 struct room_first {
-  template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build) const {
-    bool held = false;
-    if (!efa_wait_room<EP_EFA_SHARE_DEVICE>(ctx, qp, words::load(ctx, &qp.taken), 1, 1, &held, nullptr)) return false;
+  template <class Ctx, class Build> bool operator()(Ctx& ctx, ep_efa_qp& qp, const Build& build, bool) const {
+    if (!efa_wait_room<EP_EFA_SHARE_DEVICE>(ctx, qp, words::load(ctx, &qp.taken), 1, 1, nullptr)) return false;
     const uint64_t first = words::add(ctx, &qp.taken, 1);
     efa_write(ctx, qp, first, build);
     if (!efa_wait_turn<EP_EFA_SHARE_DEVICE>(ctx, qp, first, 1, nullptr)) return false;
@@ -304,9 +354,15 @@ int main() {
     expect_right([&](uint64_t seed) { return lanes(our_way_of<EP_EFA_SHARE_BLOCK>{}, seed, 1); });
     expect_right([&](uint64_t seed) { return lanes(our_way{}, seed, 4); });
   }
-  expect_caught("T12 publishing out of turn", [](uint64_t seed) { return t12_steps(seed, out_of_turn{}); });
-  expect_caught("T12 room before the number", [](uint64_t seed) { return t12_steps(seed, room_first{}); });
-  expect_right([](uint64_t seed) { return t12_steps(seed, our_post{}); });
-  expect_right([](uint64_t seed) { return t12_steps(seed, our_batch{}); });
+  const auto tight = [](const auto& post) { return [=](uint64_t seed) { return t12_steps(seed, post, our_quiet{}, 4); }; };
+  expect_caught("T12 publishing out of turn", tight(out_of_turn{}));
+  expect_caught("T12 room before the number", tight(room_first{}));
+  expect_right(tight(our_post{}));
+  expect_right(tight(our_batch{}));
+  expect_right(tight(our_runs{}));
+  expect_caught("T12 ringing beside who rings what was left", [](uint64_t seed) { return t12_steps(seed, ringer_ignored{}, our_quiet{}, 32); });
+  expect_caught("T12 ringing what was left by an old count", [](uint64_t seed) { return t12_steps(seed, our_runs{}, old_rung{}, 32); });
+  expect_right([](uint64_t seed) { return t12_steps(seed, our_runs{}, our_quiet{}, 32); });
+  expect_right([](uint64_t seed) { return t12_steps(seed, our_runs{}, eager_quiet{}, 32); });
   return ep::check::finish();
 }

@@ -41,6 +41,10 @@ describe('ep bench', () => {
       expect(one.ratios.find((ratio) => ratio.name === 'bytes per dispatch')).toMatchObject({
         goal: { at: 'most', value: 200 },
       });
+      expect(one.ratios.find((ratio) => ratio.name.endsWith('a quarter of the size'))).toMatchObject({
+        value: expect.any(Number),
+        goal: { at: 'most', value: 1.5 },
+      });
     }
   });
 
@@ -66,7 +70,7 @@ describe('ep bench', () => {
   }, 300_000);
 
   it.each([
-    ['plan', [/each-query, 16 ranks x 16 shards/, /each-server, 64 ranks x 16 shards/]],
+    ['plan', [/each-query, 64 ranks x 16 shards/, /each-server, 64 ranks x 16 shards/]],
     ['attention', [/dispatch in rows of 2048 bytes, 2 ranks/, /4000 small steps, 4 ranks, V8 without threads/]],
     ['shm', [/2 ranks, native put-with-signal of 4096 bytes/, /4 ranks, JS barrier/]],
   ] as const)(

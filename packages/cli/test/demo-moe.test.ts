@@ -7,7 +7,7 @@ import { afterAll, describe, expect, it } from 'vitest';
 import { type MoeJob, readMoeJob, stepsOf, writeMoeJob } from '../src/demo-moe/job.js';
 import { MoeModel } from '../src/demo-moe/model.js';
 import { type MoeDemoReport, moePasses, moeReportText } from '../src/demo-moe/report.js';
-import { runEp } from './ep.js';
+import { runEp, runEpOnTerminal } from './ep.js';
 
 const root = fileURLToPath(new URL('../../..', import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), 'ep-demo-moe-test-'));
@@ -30,6 +30,20 @@ describe('ep demo moe', () => {
     expect(report.gini).toBeLessThan(0.4);
     expect(report.imbalance.balanced).toBeLessThanOrEqual(report.imbalance.spread);
     expect(readFileSync(svg, 'utf8')).toContain('choices of each expert');
+  });
+
+  it('shows on a terminal what it is at, in one line that is empty at last', async () => {
+    const args = ['demo', 'moe', '--small', '-n', '2', '--threads', '--from', root, '--no-svg'];
+    const { code, stdout } = await runEpOnTerminal(args);
+    expect(code).toBe(0);
+    const lines = stdout.split('\r\u001b[K');
+    // Both ranks tell of each phase; before the first text and after the last there is none.
+    expect([...new Set(lines.slice(0, -1))]).toEqual([
+      '',
+      ...['collect and tokenise documents', 'route and place experts', 'run 2 threads'],
+      ...['generate', 'steps', 'verify'],
+    ]);
+    expect(lines.at(-1)).toMatch(/^ {2}documents .*PASS: /s);
   });
 
   it.each([

@@ -15,11 +15,11 @@ import {
 } from '../src/demo/documents.js';
 import { draw, TokenRows } from '../src/demo/inputs.js';
 import { readJob, writeJob } from '../src/demo/job.js';
-import { type DemoReport, passes, reportText, tensorErrors, tolerances } from '../src/demo/report.js';
+import { type DemoReport, passes, reportText, sentBytesOf, tensorErrors, tolerances } from '../src/demo/report.js';
 import { COMPARED, type ComparedTensor } from '../src/demo/results.js';
 import type { StepResult } from '../src/demo/step.js';
 import { evenBudgets, planStep } from '../src/plan/plan-step.js';
-import { runEp, startEp, untilEmpty, untilGone } from './ep.js';
+import { runEp, runEpOnTerminal, startEp, untilEmpty, untilGone } from './ep.js';
 
 const root = fileURLToPath(new URL('../../..', import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), 'ep-demo-test-'));
@@ -77,6 +77,29 @@ describe('ep demo', () => {
       expect(report.phases.every((phase) => phase.milliseconds >= 0)).toBe(true);
     });
   }
+
+  it('shows on a terminal what it is at, and tells the report after that', async () => {
+    const args = ['demo', 'attention', '--small', '-n', '2', '--threads', '--from', root, '--no-svg'];
+    const { code, stdout } = await runEpOnTerminal(args);
+    expect(code).toBe(0);
+    const [shown, told] = stdout.split('\u001b[?25h  documents ') as [string, string];
+    const begins = [
+      /◼\S* collect documents/,
+      /✔\S* collect documents: \d+ different files/,
+      /✔\S* tokenise: \d+ documents/,
+      /✔\S* plan: imbalance \d\.\d{3} -> \d\.\d{3}/,
+      /› generate\r/,
+      /› verify\r/,
+      /✔\S* run 2 threads/,
+    ].map((line) => shown.search(line));
+    expect(begins).not.toContain(-1);
+    expect(begins).toEqual([...begins].sort((a, b) => a - b));
+    expect(told).toMatch(/PASS: /);
+    // Nothing but the report where nobody watches.
+    const { stdout: piped, stderr } = await runEp(args);
+    expect(stderr).toBe('');
+    expect(piped).toMatch(/^ {2}documents /);
+  });
 
   it.each([
     ['ibgda', 'processes', 3],
@@ -369,21 +392,38 @@ const resultOf = (
 
 describe('the verdict', () => {
   const elements = { o: 20, dQ: 20, dK: 20, dV: 20 };
+  const bytes = { remote: 1000, local: 24, needed: 900, staged: 0, sent: 1024 };
 
   it('adds up the ranks', () => {
     const errors = tensorErrors([resultOf(0), resultOf(1)]);
     expect(errors[0]).toEqual({ tensor: 'o', elements: 20, relative: Math.sqrt(2e-8 / 8), largestAbsolute: 1e-3 });
-    expect(passes(errors, 1e-3, elements)).toBe(true);
-    expect(passes(errors, 1e-5, elements)).toBe(false);
+    expect(passes(errors, 1e-3, elements, bytes)).toBe(true);
+    expect(passes(errors, 1e-5, elements, bytes)).toBe(false);
   });
 
   it('fails on a NaN, and when rows were not compared', () => {
     const nan = tensorErrors([resultOf(0), resultOf(1, { dK: { squaredError: Number.NaN, largest: Number.NaN } })]);
-    expect(passes(nan, 1, elements)).toBe(false);
+    expect(passes(nan, 1, elements, bytes)).toBe(false);
     expect(nan[2]?.largestAbsolute).toBeNaN();
     const short = tensorErrors([resultOf(0), resultOf(1, { dV: { elements: 9 } })]);
-    expect(passes(short, 1, elements)).toBe(false);
-    expect(passes([], 1, elements)).toBe(false);
+    expect(passes(short, 1, elements, bytes)).toBe(false);
+    expect(passes([], 1, elements, bytes)).toBe(false);
+  });
+
+  it('fails where the ranks did not send the bytes that were planned', async () => {
+    const errors = tensorErrors([resultOf(0), resultOf(1)]);
+    expect(passes(errors, 1e-3, elements, { ...bytes, sent: 1000 })).toBe(false);
+    expect(passes(errors, 1e-3, elements, { ...bytes, sent: 1025 })).toBe(false);
+    const sent = { forward: 300, backward: 212 };
+    expect(sentBytesOf([resultOf(0), resultOf(1)].map((result) => ({ ...result, bytesSent: sent })))).toBe(1024);
+    const report = await demo('-n', '2');
+    expect(report.bytes.sent).toBe(report.bytes.remote + report.bytes.local);
+    expect(report.bytes.remote).toBeGreaterThan(0);
+    const less = { ...report, pass: false, bytes: { ...report.bytes, sent: 17 } };
+    expect(reportText(less)).toContain(
+      `; the ranks sent 17 bytes where ${report.bytes.remote + report.bytes.local} were planned`,
+    );
+    expect(reportText({ ...report, pass: false })).not.toContain('were planned');
   });
 
   it('is printed as FAIL', async () => {

@@ -64,7 +64,8 @@ export function runEp(
 
 /** As `runEp`, on a terminal of its own (util-linux's `script`): stdout holds what stderr does, too. Arguments must mean nothing to a shell. */
 export async function runEpOnTerminal(args: readonly string[]): Promise<Pick<Finished, 'code' | 'stdout'>> {
-  const command = [process.execPath, bin, ...args].join(' ');
+  // A new pseudoterminal has no width, and what wraps lines at it would print one character on each.
+  const command = `stty cols 120 rows 40; exec ${[process.execPath, bin, ...args].join(' ')}`;
   const child = spawn('script', ['-qec', command, '/dev/null'], { stdio: ['ignore', 'pipe', 'inherit'] });
   let stdout = '';
   child.stdout.setEncoding('utf8').on('data', (text: string) => {

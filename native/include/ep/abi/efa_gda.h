@@ -37,13 +37,10 @@ typedef struct ep_efa_request {
 } ep_efa_request;
 EP_STATIC_ASSERT(sizeof(ep_efa_request) == 16, "one store of a vector");
 
-/* ep_efa_qp.ready holds a number and these bits. */
-#define EP_EFA_TURN_HELD 0x8000000000000000u     /* somebody rings what was left, or has begun to post behind it */
-#define EP_EFA_TURN_DEFERRED 0x4000000000000000u /* the last WQEs below the number were not rung */
-
 /* A queue pair with its send queue, its completions, and the account that everyone who posts to it shares. Numbers of WQEs run from 0 and never wrap;
  * the NIC sees 16 bits of them in a doorbell and 31 in its counts. A poster takes numbers (`taken`), waits for room (`prefix`) and for the batch (`rung`),
- * writes WQEs, releases them itself, waits for its turn (`ready`), and rings or leaves that to a later one.
+ * writes WQEs, releases them itself, waits for its turn (`ready`), and rings or leaves that to a later one, or to a flush.
+ * HAZARD: a doorbell never goes back. With the turn and all below it rung, nobody else has anything to ring; otherwise `ringer` is to be held.
  * Room is a place whose own WQE has completed, not a number of completions: so request ids of 16 bits name one WQE, and a value that waits in `values` is
  * not overwritten before the NIC has read it, in whatever order completions come.
  * HAZARD: a number that was taken must be published, or whoever took later ones waits for ever. A poster that gives up breaks the queue pair instead. */
@@ -72,10 +69,11 @@ typedef struct ep_efa_qp {
 
   uint64_t taken;          /* counter: numbers handed out */
   uint8_t pad0[56];
-  uint64_t ready;          /* counter: WQEs that are written, as are all before them; whose turn it is. With EP_EFA_TURN_* */
+  uint64_t ready;          /* counter: WQEs that are written, as are all before them; whose turn it is */
   uint8_t pad1[56];
-  uint64_t rung;           /* counter: WQEs that the last doorbell told of; belongs to whoever has the turn */
-  uint8_t pad2[56];
+  uint64_t rung;           /* counter: WQEs that the last doorbell told of; belongs to whoever may ring */
+  uint64_t ringer;         /* 1: somebody rings what was left unrung */
+  uint8_t pad2[48];
   uint64_t poller;         /* 1: somebody takes completions out of the CQ */
   uint64_t polled;         /* counter: completions taken out, in whatever order they came; belongs to the poller */
   uint64_t prefix;         /* counter: WQEs that have completed as have all before them: what room and a flush wait for */

@@ -7,8 +7,8 @@
  * HAZARD: WQEs that were left unrung complete only when somebody rings. Whoever waits behind them (for room, for the batch, for their end) rings them itself
  * when it has the turn; nobody else will.
  *
- * The turn is the number in `ready`. Where the WQEs below it are all rung, whoever took that number has the turn and needs no locked operation; where they are
- * not (EP_EFA_TURN_DEFERRED), a flush may want it, too: by compare-and-swap it is taken (EP_EFA_TURN_HELD), or passed on by whoever rings nothing. */
+ * Who may ring: whoever has the turn (`ready` is its number) and finds all WQEs below rung, for then nobody else has any to ring; and whoever holds `ringer`,
+ * up to the turn. So what rings nothing, or rings at once, takes a number and needs no other locked operation. */
 #ifndef EP_DEVICE_EFA_POST_H
 #define EP_DEVICE_EFA_POST_H
 
@@ -18,13 +18,17 @@ EP_MACHINE_BEGIN
 
 constexpr uint64_t efa_refused = UINT64_MAX;
 
-EP_HD uint64_t efa_turn_number(uint64_t ready) { return ready & ~(EP_EFA_TURN_HELD | EP_EFA_TURN_DEFERRED); }
-
-/* Takes the turn of `number` whose tail is not rung. */
-template <uint32_t Sharing, class Ctx> EP_HD_SMALL bool efa_turn_take(Ctx& ctx, ep_efa_qp& qp, uint64_t number) {
+/* Rings what is published and not rung, unless somebody else is about to; false: there is nothing to do, or it is left to him.
+ * HAZARD: `rung` is loaded behind `ready`. Less than a turn that had come before, it stays so until `ringer` is held; loaded first, it may be old, and whoever has
+ * the turn rings a later number meanwhile. */
+template <uint32_t Sharing, class Ctx> EP_HD_SELDOM bool efa_ring_left(Ctx& ctx, ep_efa_qp& qp) {
   using words = poster_words<Sharing>;
-  const uint64_t turn = number | EP_EFA_TURN_DEFERRED;
-  return words::load(ctx, &qp.ready) == turn && words::swap(ctx, &qp.ready, turn, number | EP_EFA_TURN_HELD);
+  if (!words::flag_take(ctx, &qp.ringer)) return false;
+  const uint64_t ready = words::load(ctx, &qp.ready);
+  const bool left = words::load(ctx, &qp.rung) < ready;
+  if (left) efa_ring(ctx, qp, ready);
+  words::store(ctx, &qp.ringer, 0);
+  return left;
 }
 
 /* Whether numbers first to first + count - 1 may be written, or something can be done about it. */
@@ -38,47 +42,63 @@ struct efa_room_look {
     if (load_acquire(here, &qp.broken) != EP_EFA_SOUND) return true;
     const bool room = first + count <= *found + qp.depth;
     if (room && first + count <= load_acquire(here, &qp.rung) + qp.max_batch) return true;
-    return (!room && efa_has_completion(qp)) || load_acquire(here, &qp.ready) == (first | EP_EFA_TURN_DEFERRED);
+    return (!room && efa_has_completion(qp)) || (load_acquire(here, &qp.ready) == first && load_acquire(here, &qp.rung) < first && load_acquire(here, &qp.ringer) == 0);
   }
 };
 
-/* Waits for room. *held: whether the turn is the caller's already; it may be taken on the way. */
+/* Waits for room. What was left unrung by those before is rung, if nothing else can be done. */
 template <uint32_t Sharing, class Ctx>
-EP_HD_SELDOM bool efa_wait_room(Ctx& ctx, ep_efa_qp& qp, uint64_t first, uint32_t count, int32_t peer, bool* held, ep_kernel_status* status) {
+EP_HD_SELDOM bool efa_wait_room(Ctx& ctx, ep_efa_qp& qp, uint64_t first, uint32_t count, int32_t peer, ep_kernel_status* status) {
   using words = poster_words<Sharing>;
   for (;;) {
     const bool room = first + count <= words::load(ctx, &qp.prefix) + qp.depth || first + count <= efa_poll<Sharing>(ctx, qp) + qp.depth;
     if (room && first + count <= words::load(ctx, &qp.rung) + qp.max_batch) return true;
     if (efa_state(ctx, qp) != EP_EFA_SOUND) return efa_report(ctx, qp, status);
-    if (!*held && efa_turn_take<Sharing>(ctx, qp, first)) {
-      *held = true;
-      efa_ring(ctx, qp, first);
-    } else if (!ctx.wait_for(efa_room_look{qp, first, count}, first + count - qp.depth, peer, EP_STAGE_ROOM, status)) {
+    if (words::load(ctx, &qp.ready) == first && efa_ring_left<Sharing>(ctx, qp)) continue;
+    if (!ctx.wait_for(efa_room_look{qp, first, count}, first + count - qp.depth, peer, EP_STAGE_ROOM, status)) {
       efa_break(ctx, qp, EP_STATUS_CLOSED, EP_EFA_STATUS_OK, first);
       return false;
     }
   }
 }
 
-struct efa_turn_look {
+/* A word of the queue pair has a value, or it is broken. */
+struct efa_word_look {
   ep_efa_qp& qp;
-  uint64_t first;
+  uint64_t* word;
+  uint64_t value;
   EP_HD bool operator()(uint64_t* found) const {
     no_point here;
-    *found = load_acquire(here, &qp.ready);
-    return (*found & ~EP_EFA_TURN_DEFERRED) == first || load_acquire(here, &qp.broken) != EP_EFA_SOUND;
+    *found = load_acquire(here, word);
+    return *found == value || load_acquire(here, &qp.broken) != EP_EFA_SOUND;
   }
 };
 
 template <uint32_t Sharing, class Ctx> EP_HD_SELDOM bool efa_wait_turn(Ctx& ctx, ep_efa_qp& qp, uint64_t first, int32_t peer, ep_kernel_status* status) {
   for (;;) {
-    if (poster_words<Sharing>::load(ctx, &qp.ready) == first || efa_turn_take<Sharing>(ctx, qp, first)) return true;
+    if (poster_words<Sharing>::load(ctx, &qp.ready) == first) return true;
     if (efa_state(ctx, qp) != EP_EFA_SOUND) return efa_report(ctx, qp, status);
-    if (!ctx.wait_for(efa_turn_look{qp, first}, first, peer, EP_STAGE_TURN, status)) {
+    if (!ctx.wait_for(efa_word_look{qp, &qp.ready, first}, first, peer, EP_STAGE_TURN, status)) {
       efa_break(ctx, qp, EP_STATUS_CLOSED, EP_EFA_STATUS_OK, first);
       return false;
     }
   }
+}
+
+/* Rings below `end`, when nobody else rings any more. By whoever has the turn of `first`, with WQEs below it that may be unrung. */
+template <uint32_t Sharing, class Ctx>
+EP_HD_SELDOM bool efa_ring_all(Ctx& ctx, ep_efa_qp& qp, uint64_t first, uint64_t end, int32_t peer, ep_kernel_status* status) {
+  using words = poster_words<Sharing>;
+  while (!words::flag_take(ctx, &qp.ringer)) {
+    if (efa_state(ctx, qp) != EP_EFA_SOUND) return efa_report(ctx, qp, status);
+    if (!ctx.wait_for(efa_word_look{qp, &qp.ringer, 0}, first, peer, EP_STAGE_TURN, status)) {
+      efa_break(ctx, qp, EP_STATUS_CLOSED, EP_EFA_STATUS_OK, first);
+      return false;
+    }
+  }
+  efa_ring(ctx, qp, end);
+  words::store(ctx, &qp.ringer, 0);
+  return true;
 }
 
 /* What a post is besides its WQEs. */
@@ -92,7 +112,6 @@ struct efa_taken {
   uint64_t first;
   uint64_t end;
   uint64_t rung; /* as it was when they were taken: it has not become less */
-  bool held;     /* their turn has come already; `rung` is `first` then */
 };
 
 /* Takes `count` numbers and waits until their WQEs may be written. */
@@ -105,16 +124,10 @@ EP_HD_SMALL bool efa_take(Ctx& ctx, ep_efa_qp& qp, uint32_t count, int32_t peer,
   }
   const uint64_t first = words::add(ctx, &qp.taken, count);
   const uint64_t end = first + count;
-  const bool next = words::load(ctx, &qp.ready) == first; /* then all below is rung, and a batch has room */
-  const uint64_t rung = next ? first : words::load(ctx, &qp.rung);
-  if (end - words::load(ctx, &qp.prefix) <= qp.depth && (next || end - rung <= qp.max_batch)) [[likely]] {
-    *taken = {first, end, rung, next};
-    return true;
-  }
-  bool held = next;
-  if (!efa_wait_room<Sharing>(ctx, qp, first, count, peer, &held, status)) return false;
-  *taken = {first, end, held ? first : rung, held};
-  return true;
+  const uint64_t rung = words::load(ctx, &qp.rung);
+  *taken = {first, end, rung};
+  if (end - words::load(ctx, &qp.prefix) <= qp.depth && end - rung <= qp.max_batch) [[likely]] return true;
+  return efa_wait_room<Sharing>(ctx, qp, first, count, peer, status);
 }
 
 /* Writes WQE `number` by build(writer). */
@@ -130,24 +143,15 @@ template <class Ctx, class Build> EP_HD_SMALL void efa_write(Ctx& ctx, ep_efa_qp
 template <uint32_t Sharing, class Ctx>
 EP_HD_SMALL bool efa_publish(Ctx& ctx, ep_efa_qp& qp, const efa_taken& taken, const efa_post_options& options, ep_kernel_status* status) {
   using words = poster_words<Sharing>;
-  uint64_t rung = taken.rung;
-  if (!taken.held) {
-    /* Who rings nothing has no use for the turn: it is passed on as it is. */
-    const uint64_t turn = taken.first | EP_EFA_TURN_DEFERRED;
-    if (options.deferred && taken.end - rung < qp.max_batch && words::load(ctx, &qp.ready) == turn) {
-      register_fence(ctx);
-      if (words::swap(ctx, &qp.ready, turn, taken.end | EP_EFA_TURN_DEFERRED)) [[likely]] return true;
-    }
-    if (!efa_turn_take<Sharing>(ctx, qp, taken.first) && !efa_wait_turn<Sharing>(ctx, qp, taken.first, options.peer, status)) return false;
-    rung = words::load(ctx, &qp.rung);
-  }
-  const bool deferred = options.deferred && taken.end - rung < qp.max_batch;
-  if (deferred) {
+  if (words::load(ctx, &qp.ready) != taken.first && !efa_wait_turn<Sharing>(ctx, qp, taken.first, options.peer, status)) [[unlikely]] return false;
+  if (options.deferred && (taken.end - taken.rung < qp.max_batch || taken.end - words::load(ctx, &qp.rung) < qp.max_batch)) {
     register_fence(ctx);
-  } else {
+  } else if (words::load(ctx, &qp.rung) == taken.first) {
     efa_ring(ctx, qp, taken.end);
+  } else if (!efa_ring_all<Sharing>(ctx, qp, taken.first, taken.end, options.peer, status)) {
+    return false;
   }
-  words::store(ctx, &qp.ready, deferred ? taken.end | EP_EFA_TURN_DEFERRED : taken.end);
+  words::store(ctx, &qp.ready, taken.end);
   return true;
 }
 
@@ -165,7 +169,7 @@ EP_HD_SMALL bool efa_post_one(Ctx& ctx, ep_efa_qp& qp, const Build& build, const
 template <uint32_t Sharing, class Ctx, class Group, class Build>
 EP_HD uint64_t efa_post_batch(Ctx& ctx, const Group& group, ep_efa_qp& qp, uint32_t count, const Build& build, const efa_post_options& options,
                               ep_kernel_status* status) {
-  efa_taken taken{efa_refused, efa_refused, 0, false};
+  efa_taken taken{efa_refused, efa_refused, 0};
   if (group.lane() == 0) efa_take<Sharing>(ctx, qp, count, options.peer, &taken, status);
   const uint64_t first = group.from_first(taken.first);
   if (first == efa_refused) return first;
@@ -200,30 +204,22 @@ struct efa_tail_look {
   EP_HD bool operator()(uint64_t* found) const {
     no_point here;
     *found = load_acquire(here, &qp.rung);
-    const uint64_t ready = load_acquire(here, &qp.ready);
-    return *found >= needed || (ready & EP_EFA_TURN_DEFERRED) != 0 || load_acquire(here, &qp.broken) != EP_EFA_SOUND;
+    return *found >= needed || load_acquire(here, &qp.ringer) == 0 || load_acquire(here, &qp.broken) != EP_EFA_SOUND;
   }
 };
 
 /* Rings what was left, at least below `needed`, which has been published. */
 template <uint32_t Sharing, class Ctx> EP_HD bool efa_ring_tail(Ctx& ctx, ep_efa_qp& qp, uint64_t needed, ep_kernel_status* status) {
-  using words = poster_words<Sharing>;
   for (;;) {
-    if (words::load(ctx, &qp.rung) >= needed) return true;
+    if (poster_words<Sharing>::load(ctx, &qp.rung) >= needed) return true;
     if (efa_state(ctx, qp) != EP_EFA_SOUND) return efa_report(ctx, qp, status);
-    const uint64_t number = efa_turn_number(words::load(ctx, &qp.ready));
-    if (efa_turn_take<Sharing>(ctx, qp, number)) {
-      efa_ring(ctx, qp, number);
-      words::store(ctx, &qp.ready, number);
-    } else if (!ctx.wait_for(efa_tail_look{qp, needed}, needed, -1, EP_STAGE_TURN, status)) {
-      return false;
-    }
+    if (!efa_ring_left<Sharing>(ctx, qp) && !ctx.wait_for(efa_tail_look{qp, needed}, needed, -1, EP_STAGE_TURN, status)) return false;
   }
 }
 
 /* Rings what was left of the WQEs that are published now and waits until all of them have completed. Others go on posting meanwhile. */
 template <uint32_t Sharing, class Ctx> EP_HD bool efa_quiet(Ctx& ctx, ep_efa_qp& qp, ep_kernel_status* status) {
-  const uint64_t posted = efa_turn_number(poster_words<Sharing>::load(ctx, &qp.ready));
+  const uint64_t posted = poster_words<Sharing>::load(ctx, &qp.ready);
   return efa_ring_tail<Sharing>(ctx, qp, posted, status) && efa_wait_done<Sharing>(ctx, qp, posted, -1, status);
 }
 

@@ -176,7 +176,7 @@ EP_HD bool efa_wait_done(Ctx& ctx, ep_efa_qp& qp, uint64_t needed, int32_t peer,
   }
 }
 
-/* Tells the NIC of all WQEs below `producer`. By whoever has the turn: a doorbell never goes back.
+/* Tells the NIC of all WQEs below `producer`. By whoever may ring (efa_post.h): a doorbell never goes back.
  * HAZARD: the fence orders what this lane has written and what it has seen of others; a lane that wrote WQEs has fenced them itself (registers.h). */
 template <class Ctx> EP_HD_SMALL void efa_ring(Ctx& ctx, ep_efa_qp& qp, uint64_t producer) {
   register_fence(ctx);

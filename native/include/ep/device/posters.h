@@ -35,17 +35,6 @@ template <uint32_t Sharing> struct poster_words {
       return ref(*word).fetch_add(value, detail::relaxed);
     }
   }
-  /* Whether the word was `from`, and is `to` now. */
-  template <class Ctx> EP_HD static bool swap(Ctx& ctx, uint64_t* word, uint64_t from, uint64_t to) {
-    ctx.point();
-    if constexpr (alone) {
-      if (ref(*word).load(detail::relaxed) != from) return false;
-      ref(*word).store(to, detail::relaxed);
-      return true;
-    } else {
-      return ref(*word).compare_exchange_strong(from, to, detail::acq_rel);
-    }
-  }
   /* Of a word that only ever grows. */
   template <class Ctx> EP_HD static void raise(Ctx& ctx, uint64_t* word, uint64_t value) {
     ctx.point();

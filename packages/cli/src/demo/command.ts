@@ -36,6 +36,7 @@ import {
   phaseTimes,
   type RowBytes,
   reportText,
+  sentBytesOf,
   tensorErrors,
   tolerances,
 } from './report.js';
@@ -305,13 +306,14 @@ function reportOf(progress: Progress, flags: AttentionFlags, mode: RankMode, row
   const { queryHeads, kvHeads, headDim } = demoShape;
   const longest = documents.reduce((a, b) => (b.tokens.length > a.tokens.length ? b : a));
   const staged = results.reduce((sum, result) => sum + result.stagedBytes, 0);
+  const bytes = movedBytesOf(explanation, row, { staged, sent: sentBytesOf(results) });
   const phases = phaseTimes(results);
   const errors = tensorErrors(results);
   const bound = tolerances[flags.dtype];
   const q = explanation.tokens * queryHeads * headDim;
   const kv = explanation.tokens * kvHeads * headDim;
   return {
-    pass: passes(errors, bound, { o: q, dQ: q, dK: kv, dV: kv }),
+    pass: passes(errors, bound, { o: q, dQ: q, dK: kv, dV: kv }, bytes),
     date: new Date().toISOString(),
     machine: describeMachine(),
     mode,
@@ -324,8 +326,8 @@ function reportOf(progress: Progress, flags: AttentionFlags, mode: RankMode, row
     tokens: explanation.tokens,
     longest: { name: shortName(longest.name), tokens: longest.tokens.length },
     imbalance: { atHome: explanation.imbalanceBefore, planned: explanation.imbalanceAfter },
-    bytes: movedBytesOf(explanation, row, staged),
-    bytesAtHome: movedBytesOf(explain(atHome), row, 0).remote,
+    bytes,
+    bytesAtHome: movedBytesOf(explain(atHome), row, { staged: 0, sent: 0 }).remote,
     phases,
     bytesPerSecond: bandwidthOf(results, phases),
     tolerance: bound,

@@ -35,6 +35,8 @@ export interface MovedBytes {
   readonly needed: number;
   /** Copied before they could be sent. */
   readonly staged: number;
+  /** What the ranks say that they sent, to themselves included; the rest is of the plan. */
+  readonly sent: number;
 }
 
 export interface DemoReport {
@@ -69,7 +71,11 @@ export interface RowBytes {
 }
 
 /** Q out, O back, dO out, dQ back; K and V out, dK and dV back. */
-export function movedBytesOf(explanation: Explanation, row: RowBytes, staged: number): MovedBytes {
+export function movedBytesOf(
+  explanation: Explanation,
+  row: RowBytes,
+  { staged, sent }: Pick<MovedBytes, 'staged' | 'sent'>,
+): MovedBytes {
   let localQuery = 0;
   let localKv = 0;
   for (const { from, to, queryTokens, kvTokens } of explanation.traffic) {
@@ -83,7 +89,13 @@ export function movedBytesOf(explanation: Explanation, row: RowBytes, staged: nu
     local: both(localQuery, localKv),
     needed: both(explanation.movedQueryTokens, explanation.neededKvTokens),
     staged,
+    sent,
   };
+}
+
+/** Of all ranks and both directions. */
+export function sentBytesOf(results: readonly StepResult[]): number {
+  return results.reduce((sum, { bytesSent }) => sum + bytesSent.forward + bytesSent.backward, 0);
 }
 
 export function phaseTimes(results: readonly StepResult[]): PhaseTime[] {
@@ -110,13 +122,20 @@ export function tensorErrors(results: readonly StepResult[]): TensorError[] {
   });
 }
 
+/** The ranks sent what was planned: what is reported as moved is both. */
+export function sentAsPlanned({ remote, local, sent }: MovedBytes): boolean {
+  return sent === remote + local;
+}
+
 /** HAZARD: every element must have been compared, and a NaN must fail: `error > tolerance` would let both pass. */
 export function passes(
   errors: readonly TensorError[],
   tolerance: number,
   expectedElements: Readonly<Record<ComparedTensor, number>>,
+  bytes: MovedBytes,
 ): boolean {
   return (
+    sentAsPlanned(bytes) &&
     errors.length === COMPARED.length &&
     errors.every((error) => error.relative <= tolerance && error.elements === expectedElements[error.tensor])
   );
@@ -125,7 +144,7 @@ export function passes(
 const dispatchPhases: readonly Phase[] = ['dispatch', 'return', 'dispatch dO', 'return gradients'];
 
 export function bandwidthOf(results: readonly StepResult[], phases: readonly PhaseTime[]): number {
-  const bytes = results.reduce((sum, { bytesSent }) => sum + bytesSent.forward + bytesSent.backward, 0);
+  const bytes = sentBytesOf(results);
   const milliseconds = phases
     .filter(({ phase }) => dispatchPhases.includes(phase))
     .reduce((sum, time) => sum + time.milliseconds, 0);
@@ -159,9 +178,12 @@ export function reportText(report: DemoReport): string {
     const text = relative.toExponential(2);
     errors.push([tensor, relative <= report.tolerance ? text : pc.red(text), largestAbsolute.toExponential(2)]);
   }
+  const unplanned = sentAsPlanned(bytes)
+    ? ''
+    : `; the ranks sent ${bytes.sent} bytes where ${bytes.remote + bytes.local} were planned`;
   const verdict = report.pass
     ? pc.green(`PASS: every relative error is at most ${report.tolerance}`)
-    : pc.red(`FAIL: the relative errors must be at most ${report.tolerance}, and every row compared`);
+    : pc.red(`FAIL: the relative errors must be at most ${report.tolerance}, and every row compared${unplanned}`);
   return [
     facts.toString(),
     '',
