@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
 import { attentionBench } from '../src/bench/attention.js';
 import { meetsGoal, progressMark } from '../src/bench/bench.js';
+import { causeAmong } from '../src/bench/cause.js';
 import { collectivesResult } from '../src/bench/collectives.js';
 import { efaResult } from '../src/bench/efa.js';
 import { ibgdaResult } from '../src/bench/ibgda.js';
@@ -85,6 +86,21 @@ describe('ep bench', () => {
     },
     120_000,
   );
+
+  it('finds what a rank died of among the lines that it left', () => {
+    const lines = [
+      'file:///packages/nvshmem/bench/rounds.js:31',
+      '      if (entered < round) throw new Error(text);',
+      '                                 ^',
+      '',
+      'Error: left barrier 8 while rank 0 had entered 7',
+      '    at timedRounds (file:///packages/nvshmem/bench/rounds.js:31:34)',
+      'EpError [EP_PEER_LOST]: barrier: rank 1 died',
+    ];
+    expect(causeAmong(lines)).toBe('Error: left barrier 8 while rank 0 had entered 7');
+    expect(causeAmong(lines.slice(5))).toBe('EpError [EP_PEER_LOST]: barrier: rank 1 died');
+    expect(causeAmong(lines.slice(0, 4))).toBeUndefined();
+  });
 
   it('refuses a name that it does not know', async () => {
     const { code, stderr } = await runEp(['bench', 'nonsense']);

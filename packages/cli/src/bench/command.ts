@@ -9,6 +9,7 @@ import { byteCount, integerOption, listOption } from '../options.js';
 import { launchIn, mostLocalRanks } from '../run/launch.js';
 import { withScratch } from '../run/scratch.js';
 import { type BenchOptions, type BenchResult, benchFilters, progressMark } from './bench.js';
+import { causeAmong } from './cause.js';
 import { busyFraction, type MachineLoad, watchLoad } from './idle.js';
 import { type BenchName, benchNames, loadBench } from './registry.js';
 import { type BenchReport, reportText } from './report.js';
@@ -122,7 +123,11 @@ async function runInChild(name: BenchName, options: BenchOptions, signal: AbortS
   if (answer !== undefined && 'result' in answer) return answer.result;
   if (answer !== undefined) {
     const { code, message } = answer.error;
-    throw new EpError(Object.hasOwn(ERROR_TABLE, code) ? (code as EpCode) : 'EP_ABORTED', `bench ${name}: ${message}`);
+    const cause = causeAmong(said);
+    throw new EpError(
+      Object.hasOwn(ERROR_TABLE, code) ? (code as EpCode) : 'EP_ABORTED',
+      `bench ${name}: ${message}${cause === undefined ? '' : ` (${cause})`}`,
+    );
   }
   const how = exits[0]?.signal ?? `status ${exits[0]?.code}`;
   throw new EpError(
