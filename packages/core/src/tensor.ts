@@ -23,10 +23,13 @@ export function elementCount(shape: readonly number[]): number {
   return count;
 }
 
-/** One comparison, because every dispatch asks; `tensor` and `asTensor` are what checks a tensor. */
-function checkForm(source: Pick<Tensor, 'shape'>, where: string): void {
+/** Two comparisons, because every dispatch asks; `tensor` and `asTensor` are what checks a tensor. */
+function checkForm(source: Pick<Tensor, 'shape' | 'strides'>, where: string): void {
   if (!Array.isArray(source?.shape)) {
     throw invalid('tensor', { where, expected: 'an object with dtype, shape and data', found: source });
+  }
+  if (source.strides !== undefined && !Array.isArray(source.strides)) {
+    throw invalid('strides', { where, expected: 'an array of strides, one per axis', found: source.strides });
   }
 }
 
@@ -214,6 +217,7 @@ export function byteRange(source: Tensor): { readonly byteOffset: number; readon
   if (!ArrayBuffer.isView(source?.data)) {
     throw invalid('tensor', { where: 'byteRange', expected: 'an object with dtype, shape and data', found: source });
   }
+  checkForm(source, 'byteRange');
   return { byteOffset: source.data.byteOffset, byteLength: extentOf(source) * elementBytes(source.dtype) };
 }
 

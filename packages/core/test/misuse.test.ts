@@ -33,14 +33,15 @@ const functions = Object.entries(api).filter(
   (entry): entry is [string, Call] => typeof entry[1] === 'function' && !isClass(entry[1]) && !parts.includes(entry[0]),
 );
 
-const matrix = api.tensor('f32', [2, 3]);
+const matrix = { ...api.tensor('f32', [2, 3], new Float32Array(6), [3, 1]) };
+const limits = () => ({ timeoutMs: 100, signal: new AbortController().signal });
 const member = { key: 'k', rank: 0, worldSize: 1 };
 const store = api.memoryStore();
 let keys = 0;
 const transport = () => fakeTransport(fakeWorld(), 0 as api.Rank, 1, { name: 'fake', needs: ['bundled'] });
 /** Right arguments of functions that read into what they are given: one after the other is replaced. */
 const right: Readonly<Record<string, () => readonly unknown[]>> = {
-  barrier: () => [store, { ...member, key: `${keys++}` }, {}],
+  barrier: () => [store, { ...member, key: `${keys++}` }, limits()],
   byteRange: () => [matrix],
   checkAttached: () => [matrix.data, 'here'],
   checkFixed: () => [matrix.data, 'here'],
@@ -49,11 +50,11 @@ const right: Readonly<Record<string, () => readonly unknown[]>> = {
   decode: () => ['bf16', new Uint16Array(2)],
   elementCount: () => [[2, 3]],
   encode: () => ['bf16', new Float32Array(2)],
-  exchange: () => [store, { ...member, key: `${keys++}`, bytes: Uint8Array.of(1) }, {}],
+  exchange: () => [store, { ...member, key: `${keys++}`, bytes: Uint8Array.of(1) }, limits()],
   isContiguous: () => [matrix],
   jobKey: () => [Uint8Array.of(1), 'purpose', Uint8Array.of(2)],
   pinBuffer: () => [matrix.data, 'here'],
-  rendezvous: () => [store, { ...member, key: `${keys++}`, facts: { agree: { a: 1 } } }, {}],
+  rendezvous: () => [store, { ...member, key: `${keys++}`, facts: { agree: { a: 1 } } }, limits()],
   rowLayout: () => [matrix],
   rowsOf: () => [matrix, { columns: 2 }],
   tensor: () => ['f32', [2, 3], matrix.data, [3, 1]],
@@ -94,8 +95,13 @@ describe('wrong kinds of arguments', () => {
     for (const [label, value] of odd)
       for (const count of [2, 3]) await note(`${count} of ${label}`, Array(count).fill(value));
     const make = right[name];
-    for (const [at] of make?.().entries() ?? [])
-      for (const [label, value] of oddAlone) await note(`argument ${at}: ${label}`, make!().with(at, value));
+    for (const [at, arg] of make?.().entries() ?? [])
+      for (const [label, value] of oddAlone) {
+        await note(`argument ${at}: ${label}`, make!().with(at, value));
+        // Records: objects of a class, such as stores, have methods of their own.
+        for (const key of arg?.constructor === Object ? Object.keys(arg) : [])
+          await note(`argument ${at}, ${key}: ${label}`, make!().with(at, { ...(arg as object), [key]: value }));
+      }
     expect(wrong).toEqual([]);
     if (make !== undefined) expect(await otherErrorOf(call, make())).toBeUndefined();
   });

@@ -8,6 +8,7 @@
  * whole 16-byte vectors, an empty first home shard of a gradient. It does not sum replicas.
  */
 import {
+  checkAttached,
   checkInteger,
   checkTimeout,
   type DeviceHandle,
@@ -42,7 +43,7 @@ import type { DispatchTransport } from './dispatcher-base.js';
 import { HostStream } from './host-stream.js';
 import { roundToPage } from './layout.js';
 import { sourceOperand, sourceSpec } from './operand.js';
-import { checkExecutor, type DispatcherOptions, type RunOptions } from './options.js';
+import { checkExecutor, checkRunOptions, type DispatcherOptions, type RunOptions } from './options.js';
 
 export interface CompatOptions extends Pick<DispatcherOptions, 'executor' | 'timeoutMs' | 'stream' | 'signal'> {
   /** Bytes of the send and of the receive buffer of queries, outputs and gradients: `compatBytesFor`. The same on all ranks. */
@@ -128,6 +129,7 @@ export class CompatDispatcher extends Resource {
     options: WaitOptions = {},
   ): Promise<Record<K, BoundCompat>> {
     return this.guard('bind', async () => {
+      checkRunOptions(options, 'bind');
       this.#checkUsable();
       let bound: (readonly [string, readonly BoundPart[]])[] = [];
       let refused: { readonly reason: unknown } | undefined;
@@ -220,8 +222,9 @@ export class CompatDispatcher extends Resource {
         try {
           this.#checkUsable();
           if (this.#busy) throw new EpError('EP_BUSY', `${name}: a compat dispatcher runs one call at a time`);
+          checkRunOptions(options, name);
           options.signal?.throwIfAborted();
-          const timeoutMs = checkTimeout(options.timeoutMs ?? this.#init.timeoutMs, name);
+          const timeoutMs = options.timeoutMs ?? this.#init.timeoutMs;
           let stagedBytes = 0;
           const results = parts.map((part) => targetOf(part, options.into?.[part.spec.name], name));
           const tensors = parts.map((part, i): CompatTensor => {
@@ -321,6 +324,8 @@ function targetOf(part: BoundPart, given: Tensor | undefined, name: string): Ten
   if (given === undefined) {
     return tensor(dtype, shape, viewStorage(dtype, allocateHost(part.receiveRows * part.rowBytes), 0, elements));
   }
+  checkObject(given, `into ${part.spec.name}`, 'a tensor', name);
+  checkAttached(given.data, `${name}, into ${part.spec.name}`);
   if (given.dtype !== dtype || given.data.length !== elements || nativePlaceOf(given.data) === undefined) {
     throw invalid(`into ${part.spec.name}`, {
       where: name,

@@ -18,7 +18,7 @@ import { type BoundSpec, bindSpecs, type PartSpec } from './binding-spec.js';
 import { refusal } from './difference.js';
 import type { Layout } from './layout.js';
 import { LeaseSlot } from './lease.js';
-import type { RunOptions } from './options.js';
+import { checkRunOptions, type RunOptions } from './options.js';
 
 /** What a dispatcher needs of a transport. Order of puts is never assumed: completions are counted. */
 export type DispatchTransport = Transport<'bundled' | 'add'>;
@@ -94,6 +94,7 @@ export abstract class DispatcherBase<Bound, Held = Tensor> extends Resource impl
     options: WaitOptions,
   ): Promise<Record<K, Bound>> {
     return this.guard(where, async () => {
+      checkRunOptions(options, where);
       this.checkUsable();
       const { layout, chunkBytes } = this.#init;
       const place = { rank: this.rank, worldSize: this.worldSize, chunkBytes, leaseBytes: layout.leaseBytes };
@@ -142,6 +143,7 @@ export abstract class DispatcherBase<Bound, Held = Tensor> extends Resource impl
    */
   async resync(options: WaitOptions = {}): Promise<void> {
     await this.guard('resync', async () => {
+      checkRunOptions(options, 'resync');
       if (this.#resyncing) throw new EpError('EP_BUSY', 'resync: one is under way already');
       this.#resyncing = true;
       // close() cuts off what waits for ranks that may never come.
@@ -221,6 +223,7 @@ export abstract class DispatcherBase<Bound, Held = Tensor> extends Resource impl
   /** The lease that is due, if a call may begin. */
   protected admit(name: string, options: RunOptions | undefined): LeaseSlot<Held> {
     this.checkCallable(name);
+    checkRunOptions(options, name);
     options?.signal?.throwIfAborted();
     const slot = this.slots[this.#call % this.slots.length]!;
     if (slot.held === undefined) return slot;

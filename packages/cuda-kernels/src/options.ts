@@ -1,5 +1,5 @@
 /** What a dispatcher can be opened with, and what a call can be given. */
-import { checkInteger, checkTimeout, defaultTimeoutMs, invalid } from '@ep/core';
+import { checkInteger, checkSignal, checkTimeout, defaultTimeoutMs, invalid } from '@ep/core';
 import type { DispatchDescription } from '@ep/native';
 import { checkObject } from './check-spec.js';
 import type { HostStream } from './host-stream.js';
@@ -35,6 +35,15 @@ export interface RunOptions {
   /** Ends the call: it rejects with `signal.reason`, and the dispatcher needs a `resync()`. */
   readonly signal?: AbortSignal;
   readonly timeoutMs?: number;
+}
+
+/** `EP_INVALID_ARGUMENT` for limits that are none. HAZARD: before a call counts, or a slip of one rank leaves the others waiting, and the object poisoned. */
+export function checkRunOptions(options: RunOptions | undefined, where: string): void {
+  if (options === undefined) return;
+  checkObject(options, 'options', 'an object with timeoutMs and signal', where);
+  const { signal, timeoutMs }: RunOptions = options;
+  checkSignal(signal, where);
+  checkTimeout(timeoutMs, where);
 }
 
 export interface ResolvedOptions {

@@ -1,22 +1,10 @@
-import { isEpError, Resource, tensor } from '@ep/core';
+import { tensor } from '@ep/core';
 import { native as addon, allocateHost, type NativeHostStream } from '@ep/native';
 import { planAttention, serverLayout } from '@ep/plan';
 import { afterAll, describe, expect, it } from 'vitest';
 import * as api from '../src/index.js';
+import { type Call, detached, odd, otherErrorOf, shrunk, spoiled } from './odd.js';
 
-const detached = new Uint8Array(4);
-structuredClone(detached.buffer, { transfer: [detached.buffer] });
-/** ES2024 types of resizable buffers are not in the project's lib; Node 20 has the feature. */
-const resized = Reflect.construct(ArrayBuffer, [8, { maxByteLength: 8 }]) as ArrayBuffer & { resize(n: number): void };
-const shrunk = new Uint8Array(resized, 4, 4);
-resized.resize(2);
-const odd: readonly (readonly [string, unknown])[] = [
-  ...[undefined, null, {}, 5, 'x'].map((value) => [String(value), value] as const),
-  ['detached', detached],
-  ['shrunk', shrunk],
-];
-
-type Call = (...args: unknown[]) => unknown;
 const isClass = (value: object): boolean => Function.prototype.toString.call(value).startsWith('class');
 const functions = Object.entries<unknown>(api).filter(
   (entry): entry is [string, Call] => typeof entry[1] === 'function' && !isClass(entry[1]),
@@ -46,7 +34,7 @@ afterAll(() => stream.close());
 
 const memory = new Uint8Array(allocateHost(16));
 
-/** The methods of the one class that callers make themselves: callers of the others need a transport, or a GPU. */
+/** The methods of the one class that callers make themselves; `methods-misuse.test.ts` has those that need a transport. */
 const methods: readonly (readonly [string, Call])[] = ['copy', 'launch', 'wait'].map((name) => [
   `HostStream.${name}`,
   (...args) => (stream as unknown as Readonly<Record<string, Call>>)[name]!.apply(stream, args as unknown[]),
@@ -66,29 +54,6 @@ const right: Readonly<Record<string, readonly unknown[]>> = {
   'HostStream.launch': [(native: NativeHostStream) => native.record(new (addon().binding.StreamEvent)()), undefined],
   'HostStream.wait': [stream.record()],
 };
-
-function* spoiled(args: readonly unknown[]): Generator<readonly [string, readonly unknown[]]> {
-  for (const [at, arg] of args.entries()) {
-    const plain = typeof arg === 'object' && arg !== null && !(arg instanceof Resource) && !(arg instanceof Map);
-    for (const [label, value] of odd) {
-      yield [`argument ${at}: ${label}`, args.with(at, value)];
-      for (const key of plain ? Object.keys(arg) : []) {
-        const copy = Array.isArray(arg) ? arg.with(Number(key), value) : { ...(arg as object), [key]: value };
-        yield [`argument ${at}, ${key}: ${label}`, args.with(at, copy)];
-      }
-    }
-  }
-}
-
-async function otherErrorOf(call: Call, args: readonly unknown[]): Promise<string | undefined> {
-  try {
-    const made = await call(...args);
-    if (made instanceof Resource) await made.close();
-    return undefined;
-  } catch (error) {
-    return isEpError(error) ? undefined : String(error);
-  }
-}
 
 describe('wrong kinds of arguments', () => {
   it.each([...functions, ['HostStream', makeStream] as const, ...methods])(

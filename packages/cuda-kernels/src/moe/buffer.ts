@@ -1,6 +1,7 @@
 /** Tokens to their experts and results back: one buffer of a group of ranks. */
 import {
   type Closeable,
+  checkAttached,
   createWork,
   type DeviceHandle,
   doneWork,
@@ -33,6 +34,7 @@ import {
 import { type ExpertMap, localExperts, replicaCandidates } from '@ep/plan/moe';
 import type { DispatchTransport } from '../dispatcher-base.js';
 import type { HostStream } from '../host-stream.js';
+import { checkRunOptions } from '../options.js';
 import { COMBINE_TIMEOUTS, callTimeout } from './call-time.js';
 import { dtypeCode } from './codes.js';
 import { callFailure } from './failure.js';
@@ -57,6 +59,7 @@ import {
   type MoeLayout,
   type MoeReceived,
 } from './received.js';
+import { RoutingArrays } from './routing.js';
 import { CallSlot, hostStorage, placeOfStorage } from './slot.js';
 
 export interface MoeBufferInit {
@@ -176,6 +179,7 @@ export class MoeBuffer extends Resource implements Closeable {
     const { transport, memory, moe, native } = this.#init;
     const renew = renewOf(transport, where);
     return this.guard(where, async () => {
+      checkRunOptions(options, where);
       this.#updating = true;
       try {
         await this.#owner.idle();
@@ -341,6 +345,7 @@ export class MoeBuffer extends Resource implements Closeable {
   #beginDispatch(x: Tensor, choices: Int32Array | MoeLayout, options: MoeDispatchOptions, where: string) {
     const { moe, native } = this.#init;
     this.#checkUsable(where);
+    checkRunOptions(options, where);
     options.signal?.throwIfAborted();
     const index = this.#calls % moe.calls;
     const slot = this.#slots[index]!;
@@ -355,6 +360,10 @@ export class MoeBuffer extends Resource implements Closeable {
     if (cached && moe.mode === 'low-latency') {
       throw invalid('choices', { where, expected: 'an Int32Array in low-latency mode', found: choices });
     }
+    if (cached && !(choices?.routing instanceof RoutingArrays)) {
+      throw invalid('choices', { where, expected: 'an Int32Array, or the layout of a dispatch', found: choices });
+    }
+    if (!cached) checkAttached(choices, `${where}, choices`);
     const operand = dispatchOperand(x, moe, where);
     const { tokens } = operand;
     if (cached ? choices.tokens !== tokens : choices.length !== tokens * moe.topK) {
@@ -446,6 +455,7 @@ export class MoeBuffer extends Resource implements Closeable {
   #beginCombine(y: Tensor, handle: MoeHandle, options: MoeCombineOptions, where: string) {
     const { moe, native } = this.#init;
     this.#checkUsable(where);
+    checkRunOptions(options, where);
     options.signal?.throwIfAborted();
     const { call, slot } = this.#callOf(handle, where);
     const operands = combineOperands(y, call, options, moe, this.localExperts, where);
@@ -576,6 +586,7 @@ export class MoeBuffer extends Resource implements Closeable {
         if (begun) {
           throw new EpError('EP_INVALID_ARGUMENT', `${where}: it was called before, expected once for each call`);
         }
+        checkRunOptions(limits, where);
         limits.signal?.throwIfAborted();
         const work = second(limits);
         begun = true;

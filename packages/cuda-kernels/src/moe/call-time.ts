@@ -1,5 +1,5 @@
 /** How long the halves of a call wait for ranks. */
-import { checkTimeout } from '@ep/core';
+import { checkRunOptions } from '../options.js';
 import type { MoeCallOptions, ResolvedMoe } from './options.js';
 
 /**
@@ -8,8 +8,9 @@ import type { MoeCallOptions, ResolvedMoe } from './options.js';
  */
 export const COMBINE_TIMEOUTS = 2;
 
-/** In milliseconds for the addon; -1 for no limit. */
-export function callTimeout(moe: ResolvedMoe, { timeoutMs }: MoeCallOptions, where: string, times = 1): number {
-  const limit = timeoutMs === undefined ? moe.timeoutMs * times : checkTimeout(timeoutMs, where);
+/** In milliseconds for the addon; -1 for no limit. Throws `EP_INVALID_ARGUMENT` for limits that are none. */
+export function callTimeout(moe: ResolvedMoe, options: MoeCallOptions, where: string, times = 1): number {
+  checkRunOptions(options, where);
+  const limit = options.timeoutMs ?? moe.timeoutMs * times;
   return Number.isFinite(limit) ? limit : -1;
 }

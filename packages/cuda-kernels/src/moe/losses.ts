@@ -50,9 +50,9 @@ export class Losses {
 
   /** Who takes part in a call that leaves out those of `mask`. Throws `EP_INVALID_ARGUMENT` for a mask of another length, or one without this rank. */
   active(mask: RankMask | undefined, where: string): Uint8Array {
-    if (mask !== undefined && mask.length !== this.#worldSize) {
+    if (mask !== undefined && mask?.length !== this.#worldSize) {
       const expected = `${this.#worldSize} elements, one for each rank`;
-      throw invalid('activeRanks', { where, expected, found: mask.length });
+      throw invalid('activeRanks', { where, expected, found: mask?.length });
     }
     if (mask !== undefined && !mask[this.#rank]) {
       throw invalid('activeRanks', { where, expected: `with this rank, ${this.#rank}, in it`, found: mask });

@@ -1,5 +1,5 @@
 /** The tensors of a call: checked, and copied where native code cannot read them in place. */
-import { checkFixed, elementCount, invalid, isContiguous, type Tensor, tensor } from '@ep/core';
+import { checkFixed, checkObject, elementCount, invalid, isContiguous, type Tensor, tensor } from '@ep/core';
 import { type MoeCombineHalf, nativePlaceOf } from '@ep/native';
 import { type SourceOperand, sourceOperand, sourceSpec } from '../operand.js';
 import type { MoeCombineOptions, MoeDType, ResolvedMoe } from './options.js';
@@ -106,7 +106,8 @@ export function combineOperands(
     half.weightsOffset = weights.byteOffset;
   }
   const bias = options.bias ?? [];
-  if (bias.length > 2) throw invalid('bias', { where, expected: 'at most two tensors', found: bias.length });
+  if (!Array.isArray(bias) || bias.length > 2)
+    throw invalid('bias', { where, expected: 'a list of at most two tensors', found: bias });
   bias.forEach((one, i) => {
     const found = packed(one, dtype, tokens, hidden, `${where}, bias ${i}`);
     stagedBytes += found.stagedBytes;
@@ -126,6 +127,7 @@ function outOperand(wanted: Tensor<MoeDType> | undefined, tokens: number, moe: R
   const { hidden, dtype } = moe;
   const elements = tokens * hidden;
   if (wanted !== undefined) {
+    checkObject(wanted, 'out', 'a tensor', where);
     const sound =
       wanted.dtype === dtype &&
       Array.isArray(wanted.shape) &&
