@@ -3,7 +3,7 @@ import { unwrittenColumn } from './column.js';
 import type { DispatchPlan } from './dispatch-plan.js';
 import { checkLayout } from './form.js';
 import type { PrefixRuns } from './runs.js';
-import type { DocumentIndex, DocumentShards } from './shards.js';
+import { type DocumentIndex, type DocumentShards, documentIndex, shardRows } from './shards.js';
 
 /**
  * What each server computes. Its query groups are `groupOffsets[t] .. groupOffsets[t+1]`, one per query shard, in the order of the rows
@@ -57,6 +57,32 @@ export function serverLayout(layout: AttentionLayout, rank: number): ServerLayou
     maxSeqlenQ: layout.maxSeqlenQ[rank]!,
     maxSeqlenKv: layout.maxSeqlenKv[rank]!,
   };
+}
+
+/** What one rank holds before it dispatches: what packed rotary embeddings take. */
+export interface HomeLayout {
+  readonly shards: number;
+  /** shards + 1 elements, starts with 0: shard s has rows `cuSeqlens[s] .. cuSeqlens[s+1]`. Queries, keys and values have the same ones. */
+  readonly cuSeqlens: Int32Array;
+  readonly maxSeqlen: number;
+  /** Token of its document that each shard begins with: row i of shard s has position `begin[s] + i`. */
+  readonly begin: Int32Array;
+}
+
+/**
+ * Throws EP_INVALID_ARGUMENT where the shards are not those of whole documents, or `rank` is none; EP_CAPACITY as `planAttention` does. One call is linear in all shards: the
+ * tokens before a shard may be on other ranks.
+ */
+export function homeLayout(shards: DocumentShards, rank: number): HomeLayout {
+  const { start, tokens } = shardRows(shards);
+  const { context } = documentIndex(shards);
+  checkInteger(rank, 'rank', 0, shards.worldSize - 1);
+  const [from, to] = [shards.shardOffsets[rank]!, shards.shardOffsets[rank + 1]!];
+  const cuSeqlens = new Int32Array(to - from + 1);
+  cuSeqlens.set(start.subarray(from, to));
+  cuSeqlens[to - from] = tokens[rank]!;
+  const maxSeqlen = shards.lengths.subarray(from, to).reduce((most, length) => Math.max(most, length), 0);
+  return { shards: to - from, cuSeqlens, maxSeqlen, begin: context.slice(from, to) };
 }
 
 export function attentionLayout(

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { balance, packDocuments, planAttention, serverLayout, shardsOfDocuments } from '../../src/index.js';
+import { balance, homeLayout, packDocuments, planAttention, serverLayout, shardsOfDocuments } from '../../src/index.js';
 import {
   type AttentionShape,
   attentionBackward,
@@ -161,3 +161,31 @@ describe.each(['each-query', 'each-server'] as const)(
     });
   },
 );
+
+describe('home layout', () => {
+  // Documents of 7, 5, 4 and 0 tokens on ranks of 6, 0 and 10: the first one is on two ranks, and continues where it was cut.
+  const { shards } = shardsOfDocuments(packDocuments(Int32Array.of(7, 5, 4, 0), Int32Array.of(6, 0, 10)));
+
+  it('gives every row of every rank the position of its token in its document', () => {
+    const positions = [0, 1, 2].map((rank) => {
+      const { shards: count, cuSeqlens, begin } = homeLayout(shards, rank);
+      expect(cuSeqlens[0]).toBe(0);
+      return Array.from({ length: count }, (_, s) =>
+        Array.from({ length: cuSeqlens[s + 1]! - cuSeqlens[s]! }, (_, i) => begin[s]! + i),
+      ).flat();
+    });
+    expect(positions).toEqual([[0, 1, 2, 3, 4, 5], [], [6, 0, 1, 2, 3, 4, 0, 1, 2, 3]]);
+  });
+
+  it('has what packed sequences of one rank take, also of one without any', () => {
+    const first = homeLayout(shards, 0);
+    expect([[...first.cuSeqlens], first.maxSeqlen, [...first.begin]]).toEqual([[0, 6], 6, [0]]);
+    expect(homeLayout(shards, 1)).toEqual({
+      shards: 0,
+      cuSeqlens: Int32Array.of(0),
+      maxSeqlen: 0,
+      begin: new Int32Array(0),
+    });
+    expect(homeLayout(shards, 2).maxSeqlen).toBe(5);
+  });
+});

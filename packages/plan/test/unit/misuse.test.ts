@@ -32,6 +32,7 @@ const right: Readonly<Record<string, readonly unknown[]>> = {
   fromPaddedAttention: [padded],
   fromPaddedQuery: [padded.seqLen, padded.qDispatch, padded.numSeqs],
   fromPaddedReplicas: [padded.seqLen, [[[0], [0]]], padded.numSeqs],
+  homeLayout: [documents, 0],
   maxOverAverage: [[1, 2]],
   packDocuments: [Int32Array.of(4, 4), Int32Array.of(8, 8), 'sequential'],
   parseAttentionPlan: [text],
