@@ -57,6 +57,7 @@ test.each([
   ['every libc', platform, { libc: undefined }, 'libc should be ["glibc"], found undefined'],
   ['one cpu for what has no binary', good, { cpu: ['x64'] }, 'cpu should be absent, found ["x64"]'],
 ])('%s is refused', (_, whole, change, expected) => {
-  const problems = tarballProblems({ ...whole, manifest: { ...whole.manifest, ...change } });
+  const manifest = /** @type {import('./pack.mjs').PackedManifest} */ (Object.assign({}, whole.manifest, change));
+  const problems = tarballProblems({ ...whole, manifest });
   expect(problems).toEqual([`${whole.name}: ${expected}`]);
 });
