@@ -92,3 +92,20 @@ export function fullPlan(worldSize, rows) {
     Int32Array.from(pairs, (i) => i % worldSize),
   );
 }
+
+const FLOATS = new Set(['f32', 'f16', 'bf16']);
+
+/** The calls of one step; f32, f16 and bf16 have the reduced form of the gradient, too. Row sizes in elements. */
+export function specsOf(plan, { dtype, qRow, kvRow }) {
+  const specs = {
+    forward: [
+      { name: 'q', plan: plan.fwdQ, dtype, rowShape: [qRow] },
+      { name: 'kv', plan: plan.fwdKv, dtype, rowShape: [kvRow] },
+    ],
+    output: [{ name: 'o', plan: plan.revQ, dtype, rowShape: [qRow] }],
+    dense: [{ name: 'dKv', plan: plan.revKv, dtype, rowShape: [kvRow] }],
+  };
+  if (FLOATS.has(dtype))
+    specs.reduced = [{ name: 'dKv', plan: plan.revKvCompact, dtype, rowShape: [kvRow], reduce: plan.reduction }];
+  return specs;
+}

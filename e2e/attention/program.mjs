@@ -4,10 +4,11 @@ import { hostile } from '@ep/conformance/hostile';
 import { openFileStore } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
 import { compatScenarios } from './compat.mjs';
+import { goldenScenarios } from './golden.mjs';
 import { scenarios as dispatchScenarios } from './scenarios.mjs';
 
 const start = workerData ?? JSON.parse(process.argv[2]);
-const scenarios = { ...dispatchScenarios, ...compatScenarios };
+const scenarios = { ...dispatchScenarios, ...compatScenarios, ...goldenScenarios };
 const post = (message) =>
   new Promise((resolve) => {
     if (parentPort) {

@@ -1,34 +1,17 @@
 // What a rank of the attention suites does. Each function runs on every rank and returns what the test compares.
-import { readFile } from 'node:fs/promises';
 import { decode, tensor } from '@ep/core';
 import { attentionLeaseBytes, bindAttention, leaseBytesFor, openDispatcher, rowBytesOf } from '@ep/cuda-kernels';
 import { allocateHost, native } from '@ep/native';
-import { explain, fromPaddedAttention, planAttention, replicaMask } from '@ep/plan';
+import { explain } from '@ep/plan';
 import { movePlan, sumReplicas } from '@ep/plan/reference';
 import { badInput } from './bad-input.mjs';
-import { fillRows, fullPlan, randomOf, randomPlan, storageOf, unevenPlan } from './plans.mjs';
-
-const FLOATS = new Set(['f32', 'f16', 'bf16']);
+import { fillRows, fullPlan, randomOf, randomPlan, specsOf, storageOf, unevenPlan } from './plans.mjs';
 
 /** The same in memory that kernels use in place. */
 function nativeCopy(storage) {
   const out = new storage.constructor(allocateHost(storage.byteLength), 0, storage.length);
   out.set(storage);
   return out;
-}
-
-function specsOf(plan, { dtype, qRow, kvRow }) {
-  const specs = {
-    forward: [
-      { name: 'q', plan: plan.fwdQ, dtype, rowShape: [qRow] },
-      { name: 'kv', plan: plan.fwdKv, dtype, rowShape: [kvRow] },
-    ],
-    output: [{ name: 'o', plan: plan.revQ, dtype, rowShape: [qRow] }],
-    dense: [{ name: 'dKv', plan: plan.revKv, dtype, rowShape: [kvRow] }],
-  };
-  if (FLOATS.has(dtype))
-    specs.reduced = [{ name: 'dKv', plan: plan.revKvCompact, dtype, rowShape: [kvRow], reduce: plan.reduction }];
-  return specs;
 }
 
 /** All ranks' tensors of one side, computed everywhere, so that the oracle needs no communication. */
@@ -153,55 +136,6 @@ async function repeated({ transport, rank, worldSize, data }) {
   }
   await dispatcher.close();
   return { received, matrix: { q: pairMatrix(plan, 'queryTokens'), kv: pairMatrix(plan, 'kvTokens') } };
-}
-
-/** What the kernel makes of a recorded plan: its rows after each leg, of one token id each; the gradient in its unreduced form, replica by replica. */
-async function golden({ transport, rank, data }) {
-  const { inputs } = JSON.parse(await readFile(data.file, 'utf8'));
-  const { shards, serverRank } = fromPaddedAttention({
-    seqLen: inputs.mlp_seq_len,
-    numSeqs: inputs.mlp_num_seqs,
-    qDispatch: inputs.mlp_q_dispatch,
-    kvToQMapping: inputs.kv_to_q_mapping,
-    kvToQRank: inputs.kv_to_q_rank,
-    kvContextSize: inputs.kv_context_size,
-    qToNumKvSeq: inputs.q_to_num_kv_seq,
-    qToNumKvToken: inputs.q_to_num_kv_token,
-  });
-  const plan = planAttention(shards, serverRank);
-  const specs = specsOf(plan, { dtype: 'i32', qRow: 1, kvRow: 1 });
-  const leaseBytes = Math.max(...Object.values(specs).map(leaseBytesFor));
-  const dispatcher = await openDispatcher(transport, { leaseBytes, chunkBytes: 64, ...data.options });
-  const { forward, output, dense } = await dispatcher.bind(specs);
-  const column = (values) => tensor('i32', [values.length, 1], Int32Array.from(values));
-  const received = async (call, sources) => {
-    const lease = await call.run(sources);
-    const rows = Object.fromEntries(Object.entries(lease.tensors).map(([name, { data: found }]) => [name, [...found]]));
-    lease.release();
-    return rows;
-  };
-  const ids = (rows) => column(Array.from({ length: rows }, (_, i) => 1000 * rank + i + 1));
-  const there = await received(forward, { q: ids(plan.fwdQ.sendTokens[rank]), kv: ids(plan.fwdKv.sendTokens[rank]) });
-  const { o } = await received(output, { o: column(there.q) });
-  const { dKv } = await received(dense, { dKv: column(there.kv) });
-  await dispatcher.close();
-  return { ...there, o, dKv, summed: sumMasked(plan, rank, dKv) };
-}
-
-/** Of each of this rank's tokens the sum over the replicas that the mask says exist. */
-function sumMasked(plan, rank, replicaMajor) {
-  const { shardOffsets, lengths } = plan.shards;
-  const { replicas } = plan.fwdKv;
-  const mask = replicaMask(plan);
-  const tokens = replicaMajor.length / replicas;
-  const sums = Array(tokens).fill(0);
-  let token = 0;
-  for (let g = shardOffsets[rank]; g < shardOffsets[rank + 1]; g++) {
-    for (const end = token + lengths[g]; token < end; token++) {
-      for (let c = 0; c < replicas; c++) if (mask[g * replicas + c]) sums[token] += replicaMajor[c * tokens + token];
-    }
-  }
-  return sums;
 }
 
 /** Rank 0 keeps its first result while the others run ahead as far as they can. */
@@ -635,7 +569,6 @@ async function strided({ transport, rank, worldSize }) {
 export const scenarios = {
   oracle,
   repeated,
-  golden,
   hold,
   abort,
   abortBetween,
