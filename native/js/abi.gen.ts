@@ -177,6 +177,32 @@ export const EP_EFA_SOUND = 0;
 export const EP_EFA_BREAKING = 1;
 /** the record is complete; nothing can be posted until the queue pair has been made anew */
 export const EP_EFA_BROKEN = 2;
+/** `bytes` from one's own part at `from` to the peer's at `to` */
+export const EP_GIN_PUT = 1;
+/** the first 1, 2, 4 or 8 `bytes` of `value` to the peer's part at `to` */
+export const EP_GIN_PUT_VALUE = 2;
+/** `bytes` from the peer's part at `from` to one's own at `to` */
+export const EP_GIN_GET = 3;
+/** no bytes */
+export const EP_GIN_SIGNAL = 4;
+export const EP_GIN_FLUSH = 5;
+/** until the signal is at least `value` */
+export const EP_GIN_WAIT_SIGNAL = 6;
+export const EP_GIN_WAIT_COUNTER = 7;
+/** into `found` */
+export const EP_GIN_READ_SIGNAL = 8;
+export const EP_GIN_READ_COUNTER = 9;
+/** into `found`, through the address that the facade gives: 31 bits */
+export const EP_GIN_LOOK_SIGNAL = 10;
+export const EP_GIN_LOOK_COUNTER = 11;
+export const EP_GIN_RESET_SIGNAL = 12;
+export const EP_GIN_RESET_COUNTER = 13;
+/** the doorbell may be left to a later step */
+export const EP_GIN_AGGREGATE = 1;
+/** of a put: `counter` ticks when its source may be reused */
+export const EP_GIN_COUNTED = 2;
+/** by the kernel: this step has been carried out */
+export const EP_GIN_ENDED = 4;
 export const EP_GPU_IPC_BYTES = 64;
 export const EP_GROUP_MOST_RANKS = 64;
 export const EP_GROUP_MOST_BLOCKS = 128;
@@ -3220,6 +3246,71 @@ export function writeEfaPrMr(view: DataView, at: number, value: EfaPrMr): void {
   view.setUint32(at + 0, value.lkey, true);
   view.setInt32(at + 4, value.nranks, true);
   view.setBigUint64(at + 8, value.localAddr, true);
+}
+
+export interface GinStep {
+  readonly op: number;
+  readonly peer: number;
+  readonly to: bigint;
+  readonly from: bigint;
+  readonly bytes: bigint;
+  readonly value: bigint;
+  /** by the kernel */
+  readonly found: bigint;
+  readonly signal: number;
+  /** of what is put, got or signalled: arrivals at `signal`; 0: none */
+  readonly add: number;
+  readonly counter: number;
+  /** EP_GIN_* */
+  readonly flags: number;
+}
+
+export const ginStepLayout = {
+  byteLength: 64,
+  align: 8,
+  offset: {
+    op: 0,
+    peer: 4,
+    to: 8,
+    from: 16,
+    bytes: 24,
+    value: 32,
+    found: 40,
+    signal: 48,
+    add: 52,
+    counter: 56,
+    flags: 60,
+  },
+} as const;
+
+export function readGinStep(view: DataView, at = 0): GinStep {
+  return {
+    op: view.getUint32(at + 0, true),
+    peer: view.getInt32(at + 4, true),
+    to: view.getBigUint64(at + 8, true),
+    from: view.getBigUint64(at + 16, true),
+    bytes: view.getBigUint64(at + 24, true),
+    value: view.getBigUint64(at + 32, true),
+    found: view.getBigUint64(at + 40, true),
+    signal: view.getUint32(at + 48, true),
+    add: view.getUint32(at + 52, true),
+    counter: view.getUint32(at + 56, true),
+    flags: view.getUint32(at + 60, true),
+  };
+}
+
+export function writeGinStep(view: DataView, at: number, value: GinStep): void {
+  view.setUint32(at + 0, value.op, true);
+  view.setInt32(at + 4, value.peer, true);
+  view.setBigUint64(at + 8, value.to, true);
+  view.setBigUint64(at + 16, value.from, true);
+  view.setBigUint64(at + 24, value.bytes, true);
+  view.setBigUint64(at + 32, value.value, true);
+  view.setBigUint64(at + 40, value.found, true);
+  view.setUint32(at + 48, value.signal, true);
+  view.setUint32(at + 52, value.add, true);
+  view.setUint32(at + 56, value.counter, true);
+  view.setUint32(at + 60, value.flags, true);
 }
 
 export interface GpuMemoryHandle {

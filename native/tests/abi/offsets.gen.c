@@ -10,6 +10,7 @@
 #include "ep/abi/efa_gda.h"
 #include "ep/abi/efa_pr.h"
 #include "ep/abi/efa_wqe.h"
+#include "ep/abi/gin_program.h"
 #include "ep/abi/gpu.h"
 #include "ep/abi/group.h"
 #include "ep/abi/ibgda.h"
@@ -477,6 +478,18 @@ EP_STATIC_ASSERT(sizeof(ep_efa_pr_mr) == 16, "ep_efa_pr_mr");
 EP_STATIC_ASSERT(offsetof(ep_efa_pr_mr, lkey) == 0, "ep_efa_pr_mr.lkey");
 EP_STATIC_ASSERT(offsetof(ep_efa_pr_mr, nranks) == 4, "ep_efa_pr_mr.nranks");
 EP_STATIC_ASSERT(offsetof(ep_efa_pr_mr, local_addr) == 8, "ep_efa_pr_mr.local_addr");
+EP_STATIC_ASSERT(sizeof(ep_gin_step) == 64, "ep_gin_step");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, op) == 0, "ep_gin_step.op");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, peer) == 4, "ep_gin_step.peer");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, to) == 8, "ep_gin_step.to");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, from) == 16, "ep_gin_step.from");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, bytes) == 24, "ep_gin_step.bytes");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, value) == 32, "ep_gin_step.value");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, found) == 40, "ep_gin_step.found");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, signal) == 48, "ep_gin_step.signal");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, add) == 52, "ep_gin_step.add");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, counter) == 56, "ep_gin_step.counter");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, flags) == 60, "ep_gin_step.flags");
 EP_STATIC_ASSERT(sizeof(ep_gpu_memory_handle) == 184, "ep_gpu_memory_handle");
 EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, header) == 0, "ep_gpu_memory_handle.header");
 EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, process) == 16, "ep_gpu_memory_handle.process");
