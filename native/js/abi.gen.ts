@@ -234,6 +234,7 @@ export const EP_GROUP_FOLD = 1;
 /** out becomes, on all, the fold of every rank's sends[0]; sends and takes are not used otherwise */
 export const EP_GROUP_FOLD_ALL = 2;
 export const EP_GROUP_GIVEN_UP = 0x4000000000000000n;
+export const EP_GROUP_OWN_NOTE = 0x100000000;
 export const EP_GROUP_COUNT_END = 0x1000000000000;
 export const EP_GROUP_GIVEN_UP_RANK = 48;
 export const EP_GROUP_GIVEN_UP_STATUS = 56;
@@ -3468,8 +3469,6 @@ export interface GroupArgs {
   readonly status: bigint;
   /** address of uint64_t[blocks] on the device: rounds that each block has gone through in all calls so far */
   readonly rounds: bigint;
-  /** address of uint64_t on the device: not 0 once a block of this rank has given up */
-  readonly failed: bigint;
   /** a multiple of 64 */
   readonly slotBytes: bigint;
   readonly signature: bigint;
@@ -3491,23 +3490,22 @@ export interface GroupArgs {
 }
 
 export const groupArgsLayout = {
-  byteLength: 2192,
+  byteLength: 2184,
   align: 8,
   offset: {
     memory: 0,
     status: 64,
     rounds: 72,
-    failed: 80,
-    slotBytes: 88,
-    signature: 96,
-    factorBits: 104,
-    mode: 112,
-    element: 116,
-    fold: 120,
-    blocks: 124,
-    out: 128,
-    sends: 144,
-    takes: 1168,
+    slotBytes: 80,
+    signature: 88,
+    factorBits: 96,
+    mode: 104,
+    element: 108,
+    fold: 112,
+    blocks: 116,
+    out: 120,
+    sends: 136,
+    takes: 1160,
   },
 } as const;
 
@@ -3516,17 +3514,16 @@ export function readGroupArgs(view: DataView, at = 0): GroupArgs {
     memory: readMemoryHandle(view, at + 0),
     status: view.getBigUint64(at + 64, true),
     rounds: view.getBigUint64(at + 72, true),
-    failed: view.getBigUint64(at + 80, true),
-    slotBytes: view.getBigUint64(at + 88, true),
-    signature: view.getBigUint64(at + 96, true),
-    factorBits: view.getBigUint64(at + 104, true),
-    mode: view.getUint32(at + 112, true),
-    element: view.getUint32(at + 116, true),
-    fold: view.getUint32(at + 120, true),
-    blocks: view.getUint32(at + 124, true),
-    out: readGroupPiece(view, at + 128),
-    sends: Array.from({ length: 64 }, (_, i) => readGroupPiece(view, at + 144 + i * 16)),
-    takes: Array.from({ length: 64 }, (_, i) => readGroupPiece(view, at + 1168 + i * 16)),
+    slotBytes: view.getBigUint64(at + 80, true),
+    signature: view.getBigUint64(at + 88, true),
+    factorBits: view.getBigUint64(at + 96, true),
+    mode: view.getUint32(at + 104, true),
+    element: view.getUint32(at + 108, true),
+    fold: view.getUint32(at + 112, true),
+    blocks: view.getUint32(at + 116, true),
+    out: readGroupPiece(view, at + 120),
+    sends: Array.from({ length: 64 }, (_, i) => readGroupPiece(view, at + 136 + i * 16)),
+    takes: Array.from({ length: 64 }, (_, i) => readGroupPiece(view, at + 1160 + i * 16)),
   };
 }
 
@@ -3534,20 +3531,19 @@ export function writeGroupArgs(view: DataView, at: number, value: GroupArgs): vo
   writeMemoryHandle(view, at + 0, value.memory);
   view.setBigUint64(at + 64, value.status, true);
   view.setBigUint64(at + 72, value.rounds, true);
-  view.setBigUint64(at + 80, value.failed, true);
-  view.setBigUint64(at + 88, value.slotBytes, true);
-  view.setBigUint64(at + 96, value.signature, true);
-  view.setBigUint64(at + 104, value.factorBits, true);
-  view.setUint32(at + 112, value.mode, true);
-  view.setUint32(at + 116, value.element, true);
-  view.setUint32(at + 120, value.fold, true);
-  view.setUint32(at + 124, value.blocks, true);
-  writeGroupPiece(view, at + 128, value.out);
+  view.setBigUint64(at + 80, value.slotBytes, true);
+  view.setBigUint64(at + 88, value.signature, true);
+  view.setBigUint64(at + 96, value.factorBits, true);
+  view.setUint32(at + 104, value.mode, true);
+  view.setUint32(at + 108, value.element, true);
+  view.setUint32(at + 112, value.fold, true);
+  view.setUint32(at + 116, value.blocks, true);
+  writeGroupPiece(view, at + 120, value.out);
   elements(value.sends, 64, 'groupArgs.sends').forEach((element, i) => {
-    writeGroupPiece(view, at + 144 + i * 16, element);
+    writeGroupPiece(view, at + 136 + i * 16, element);
   });
   elements(value.takes, 64, 'groupArgs.takes').forEach((element, i) => {
-    writeGroupPiece(view, at + 1168 + i * 16, element);
+    writeGroupPiece(view, at + 1160 + i * 16, element);
   });
 }
 
