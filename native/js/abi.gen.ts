@@ -149,6 +149,8 @@ export const EP_IBGDA_WQE_BYTES = 64;
 export const EP_IBGDA_MAX_DEPTH = 32768;
 /** bytes that fit behind the control and the remote segment of one WQEBB */
 export const EP_IBGDA_MAX_INLINE = 28;
+/** of four */
+export const EP_IBGDA_MAX_LONG_INLINE = 220;
 /** any lane of any block of any launch on one machine */
 export const EP_IBGDA_SHARE_DEVICE = 0;
 /** the lanes of one block; block b takes key b, so there are as many active_qps as blocks */
