@@ -281,7 +281,7 @@ int main() {
   expect_clean(sample<moe_kernels, stores_endpoint>(false));
   expect_clean(sample<moe_kernels, engine_endpoint>(true));
   expect_clean(sample_late<moe_kernels>());
-  expect_caught(sample<counts_first, stores_endpoint>(false));
+  expect_caught(sample<counts_first, stores_endpoint>(false, 400));
   expect_clean(sample<moe_kernels, stores_endpoint>(false, 1000, true));
   expect_caught(sample<no_credit, stores_endpoint>(false, 1000, true));
   expect_clean(sample_slow<moe_kernels>());
