@@ -177,6 +177,32 @@ export const EP_EFA_SOUND = 0;
 export const EP_EFA_BREAKING = 1;
 /** the record is complete; nothing can be posted until the queue pair has been made anew */
 export const EP_EFA_BROKEN = 2;
+/** `bytes` from one's own part at `from` to the peer's at `to` */
+export const EP_GIN_PUT = 1;
+/** the first 1, 2, 4 or 8 `bytes` of `value` to the peer's part at `to` */
+export const EP_GIN_PUT_VALUE = 2;
+/** `bytes` from the peer's part at `from` to one's own at `to` */
+export const EP_GIN_GET = 3;
+/** no bytes */
+export const EP_GIN_SIGNAL = 4;
+export const EP_GIN_FLUSH = 5;
+/** until the signal is at least `value` */
+export const EP_GIN_WAIT_SIGNAL = 6;
+export const EP_GIN_WAIT_COUNTER = 7;
+/** into `found` */
+export const EP_GIN_READ_SIGNAL = 8;
+export const EP_GIN_READ_COUNTER = 9;
+/** into `found`, through the address that the facade gives: 31 bits */
+export const EP_GIN_LOOK_SIGNAL = 10;
+export const EP_GIN_LOOK_COUNTER = 11;
+export const EP_GIN_RESET_SIGNAL = 12;
+export const EP_GIN_RESET_COUNTER = 13;
+/** the doorbell may be left to a later step */
+export const EP_GIN_AGGREGATE = 1;
+/** of a put: `counter` ticks when its source may be reused */
+export const EP_GIN_COUNTED = 2;
+/** by the kernel: this step has been carried out */
+export const EP_GIN_ENDED = 4;
 export const EP_GPU_IPC_BYTES = 64;
 export const EP_GROUP_MOST_RANKS = 64;
 export const EP_GROUP_MOST_BLOCKS = 128;
@@ -208,6 +234,7 @@ export const EP_GROUP_FOLD = 1;
 /** out becomes, on all, the fold of every rank's sends[0]; sends and takes are not used otherwise */
 export const EP_GROUP_FOLD_ALL = 2;
 export const EP_GROUP_GIVEN_UP = 0x4000000000000000n;
+export const EP_GROUP_OWN_NOTE = 0x100000000;
 export const EP_GROUP_COUNT_END = 0x1000000000000;
 export const EP_GROUP_GIVEN_UP_RANK = 48;
 export const EP_GROUP_GIVEN_UP_STATUS = 56;
@@ -3222,6 +3249,71 @@ export function writeEfaPrMr(view: DataView, at: number, value: EfaPrMr): void {
   view.setBigUint64(at + 8, value.localAddr, true);
 }
 
+export interface GinStep {
+  readonly op: number;
+  readonly peer: number;
+  readonly to: bigint;
+  readonly from: bigint;
+  readonly bytes: bigint;
+  readonly value: bigint;
+  /** by the kernel */
+  readonly found: bigint;
+  readonly signal: number;
+  /** of what is put, got or signalled: arrivals at `signal`; 0: none */
+  readonly add: number;
+  readonly counter: number;
+  /** EP_GIN_* */
+  readonly flags: number;
+}
+
+export const ginStepLayout = {
+  byteLength: 64,
+  align: 8,
+  offset: {
+    op: 0,
+    peer: 4,
+    to: 8,
+    from: 16,
+    bytes: 24,
+    value: 32,
+    found: 40,
+    signal: 48,
+    add: 52,
+    counter: 56,
+    flags: 60,
+  },
+} as const;
+
+export function readGinStep(view: DataView, at = 0): GinStep {
+  return {
+    op: view.getUint32(at + 0, true),
+    peer: view.getInt32(at + 4, true),
+    to: view.getBigUint64(at + 8, true),
+    from: view.getBigUint64(at + 16, true),
+    bytes: view.getBigUint64(at + 24, true),
+    value: view.getBigUint64(at + 32, true),
+    found: view.getBigUint64(at + 40, true),
+    signal: view.getUint32(at + 48, true),
+    add: view.getUint32(at + 52, true),
+    counter: view.getUint32(at + 56, true),
+    flags: view.getUint32(at + 60, true),
+  };
+}
+
+export function writeGinStep(view: DataView, at: number, value: GinStep): void {
+  view.setUint32(at + 0, value.op, true);
+  view.setInt32(at + 4, value.peer, true);
+  view.setBigUint64(at + 8, value.to, true);
+  view.setBigUint64(at + 16, value.from, true);
+  view.setBigUint64(at + 24, value.bytes, true);
+  view.setBigUint64(at + 32, value.value, true);
+  view.setBigUint64(at + 40, value.found, true);
+  view.setUint32(at + 48, value.signal, true);
+  view.setUint32(at + 52, value.add, true);
+  view.setUint32(at + 56, value.counter, true);
+  view.setUint32(at + 60, value.flags, true);
+}
+
 export interface GpuMemoryHandle {
   /** EP_MAGIC_GPU_MEMORY */
   readonly header: HandleHeader;
@@ -3377,8 +3469,6 @@ export interface GroupArgs {
   readonly status: bigint;
   /** address of uint64_t[blocks] on the device: rounds that each block has gone through in all calls so far */
   readonly rounds: bigint;
-  /** address of uint64_t on the device: not 0 once a block of this rank has given up */
-  readonly failed: bigint;
   /** a multiple of 64 */
   readonly slotBytes: bigint;
   readonly signature: bigint;
@@ -3400,23 +3490,22 @@ export interface GroupArgs {
 }
 
 export const groupArgsLayout = {
-  byteLength: 2192,
+  byteLength: 2184,
   align: 8,
   offset: {
     memory: 0,
     status: 64,
     rounds: 72,
-    failed: 80,
-    slotBytes: 88,
-    signature: 96,
-    factorBits: 104,
-    mode: 112,
-    element: 116,
-    fold: 120,
-    blocks: 124,
-    out: 128,
-    sends: 144,
-    takes: 1168,
+    slotBytes: 80,
+    signature: 88,
+    factorBits: 96,
+    mode: 104,
+    element: 108,
+    fold: 112,
+    blocks: 116,
+    out: 120,
+    sends: 136,
+    takes: 1160,
   },
 } as const;
 
@@ -3425,17 +3514,16 @@ export function readGroupArgs(view: DataView, at = 0): GroupArgs {
     memory: readMemoryHandle(view, at + 0),
     status: view.getBigUint64(at + 64, true),
     rounds: view.getBigUint64(at + 72, true),
-    failed: view.getBigUint64(at + 80, true),
-    slotBytes: view.getBigUint64(at + 88, true),
-    signature: view.getBigUint64(at + 96, true),
-    factorBits: view.getBigUint64(at + 104, true),
-    mode: view.getUint32(at + 112, true),
-    element: view.getUint32(at + 116, true),
-    fold: view.getUint32(at + 120, true),
-    blocks: view.getUint32(at + 124, true),
-    out: readGroupPiece(view, at + 128),
-    sends: Array.from({ length: 64 }, (_, i) => readGroupPiece(view, at + 144 + i * 16)),
-    takes: Array.from({ length: 64 }, (_, i) => readGroupPiece(view, at + 1168 + i * 16)),
+    slotBytes: view.getBigUint64(at + 80, true),
+    signature: view.getBigUint64(at + 88, true),
+    factorBits: view.getBigUint64(at + 96, true),
+    mode: view.getUint32(at + 104, true),
+    element: view.getUint32(at + 108, true),
+    fold: view.getUint32(at + 112, true),
+    blocks: view.getUint32(at + 116, true),
+    out: readGroupPiece(view, at + 120),
+    sends: Array.from({ length: 64 }, (_, i) => readGroupPiece(view, at + 136 + i * 16)),
+    takes: Array.from({ length: 64 }, (_, i) => readGroupPiece(view, at + 1160 + i * 16)),
   };
 }
 
@@ -3443,20 +3531,19 @@ export function writeGroupArgs(view: DataView, at: number, value: GroupArgs): vo
   writeMemoryHandle(view, at + 0, value.memory);
   view.setBigUint64(at + 64, value.status, true);
   view.setBigUint64(at + 72, value.rounds, true);
-  view.setBigUint64(at + 80, value.failed, true);
-  view.setBigUint64(at + 88, value.slotBytes, true);
-  view.setBigUint64(at + 96, value.signature, true);
-  view.setBigUint64(at + 104, value.factorBits, true);
-  view.setUint32(at + 112, value.mode, true);
-  view.setUint32(at + 116, value.element, true);
-  view.setUint32(at + 120, value.fold, true);
-  view.setUint32(at + 124, value.blocks, true);
-  writeGroupPiece(view, at + 128, value.out);
+  view.setBigUint64(at + 80, value.slotBytes, true);
+  view.setBigUint64(at + 88, value.signature, true);
+  view.setBigUint64(at + 96, value.factorBits, true);
+  view.setUint32(at + 104, value.mode, true);
+  view.setUint32(at + 108, value.element, true);
+  view.setUint32(at + 112, value.fold, true);
+  view.setUint32(at + 116, value.blocks, true);
+  writeGroupPiece(view, at + 120, value.out);
   elements(value.sends, 64, 'groupArgs.sends').forEach((element, i) => {
-    writeGroupPiece(view, at + 144 + i * 16, element);
+    writeGroupPiece(view, at + 136 + i * 16, element);
   });
   elements(value.takes, 64, 'groupArgs.takes').forEach((element, i) => {
-    writeGroupPiece(view, at + 1168 + i * 16, element);
+    writeGroupPiece(view, at + 1160 + i * 16, element);
   });
 }
 

@@ -481,7 +481,12 @@ export interface Binding extends GpuBinding {
   readonly EfaNic: new (rank: NativeRankContext, options: NativeEfaOptions) => NativeEfaNic;
   readonly EfaGin: new (
     nic: NativeEfaNic,
-    spec: { readonly signals: number; readonly counters: number },
+    spec: {
+      readonly signals: number;
+      readonly counters: number;
+      /** EP_EFA_SHARE_* */
+      readonly sharing: number;
+    },
   ) => NativeEfaGin;
   /** Connects the rank: its peers may be on other hosts, and live for as long as they are heard. */
   readonly FabricNic: new (

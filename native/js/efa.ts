@@ -1,5 +1,5 @@
 /** The addon's part in endpoints of EFA: native/napi/bind_efa.cpp. */
-import type { NativeSymmetricMemory } from './binding.js';
+import type { NativeHostMemory, NativeHostStream, NativeSymmetricMemory, OperationId } from './binding.js';
 import type { NicRequests } from './ranks/nic-endpoint.js';
 
 export interface NativeEfaOptions {
@@ -98,6 +98,17 @@ export interface NativeEfaGin {
   memory(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
   readSignal(id: number): bigint;
   readCounter(id: number): bigint;
+  /**
+   * Carries out `count` steps (`ep_gin_step`, one behind the other in `steps`) as a kernel of one block, by the way of sharing of the context; what they found stands in them. `memory`
+   * is of all of their puts and gets. HAZARD: of a context that is not shared by the device, one program at a time.
+   */
+  program(
+    stream: NativeHostStream,
+    memory: NativeSymmetricMemory,
+    steps: NativeHostMemory,
+    count: number,
+    timeoutMs: number,
+  ): OperationId;
   close(): void;
 }
 

@@ -46,6 +46,7 @@ export type * from './collective.js';
 export type * from './efa.js';
 export type * from './fabric.js';
 export { type CallFrame, RepeatFrame } from './frame.js';
+export type { GinCall } from './gin.js';
 export type * from './gpu.js';
 export { GpuCopier } from './gpu-copier.js';
 export { type Gpus, openGpus } from './gpu-library.js';

@@ -2,11 +2,12 @@
 #include "kernel_run.hpp"
 
 #include "device/fast.hpp"
+#include "ep/device/gin_program.h"
 #include "ep/device/gin_putvalue.h"
 
 namespace ep::binding {
 
-// (nic, {signals, counters})
+// (nic, {signals, counters, sharing})
 gin_wrap::gin_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const Napi::Env env = info.Env();
   const auto& nic = unwrap<efa_wrap>(info[0], "nic").native->nic;
@@ -14,7 +15,7 @@ gin_wrap::gin_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   if (!info[1].IsObject()) throw_invalid(env, "a context is made from a description");
   const auto description = info[1].As<Napi::Object>();
   const auto number = [&](const char* name) { return static_cast<uint32_t>(std::min<uint64_t>(arg_size(description.Get(name), name), UINT32_MAX)); };
-  auto made = efa::gin_context::create(nic, {number("signals"), number("counters"), EP_EFA_SHARE_DEVICE});
+  auto made = efa::gin_context::create(nic, {number("signals"), number("counters"), number("sharing")});
   native = std::make_shared<holder>();
   native->context = value_or_throw(env, made);
   end_key = state_of(env).at_end([held = native] { held->context.reset(); });
@@ -78,7 +79,47 @@ void gin_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["EfaGin"] = DefineClass(env, "EfaGin",
                                   {InstanceMethod<&gin_wrap::address>("address"), InstanceMethod<&gin_wrap::connect>("connect"), InstanceMethod<&gin_wrap::memory>("memory"),
                                    InstanceMethod<&gin_wrap::read_signal>("readSignal"), InstanceMethod<&gin_wrap::read_counter>("readCounter"),
-                                   InstanceMethod<&gin_wrap::close>("close")});
+                                   InstanceMethod<&gin_wrap::program>("program"), InstanceMethod<&gin_wrap::close>("close")});
+}
+
+namespace {
+
+// By the way of sharing that the context was made for. `body(facade, coop)` on one block; by one lane where that is the way.
+template <class Body>
+outcome run_shared(const efa::gin_context& context, const symmetric_memory& memory, double timeout, const std::atomic<uint32_t>& cancel, ep_kernel_status& status, const Body& body) {
+  const auto by = [&]<uint32_t Sharing, template <class> class Coop>() {
+    return run_kernel(memory, {.blocks = 1, .lanes = 0}, timeout, cancel, status, [&](auto& running) {
+      const efa_gin<Sharing> facade{context.device()};
+      return facade.check(running, &status) && body(running, Coop<std::remove_reference_t<decltype(running)>>{running}, facade);
+    });
+  };
+  switch (context.spec().sharing) {
+    case EP_EFA_SHARE_THREAD: return by.template operator()<EP_EFA_SHARE_THREAD, thread_coop>();
+    case EP_EFA_SHARE_BLOCK: return by.template operator()<EP_EFA_SHARE_BLOCK, block_coop>();
+    default: return by.template operator()<EP_EFA_SHARE_DEVICE, block_coop>();
+  }
+}
+
+} // namespace
+
+// (stream, memory, steps: ep_gin_step[] in native memory, count, timeoutMs) -> operation
+Napi::Value gin_wrap::program(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  auto& stream = unwrap<stream_wrap>(info[0], "stream");
+  const std::shared_ptr<symmetric_memory> memory = unwrap<memory_wrap>(info[1], "memory").native;
+  if (!memory) throw_failure(env, {EP_STATUS_CLOSED, 0, "the memory was closed"});
+  auto routed = open(env).memory_of(*memory);
+  const ep_efa_memory part = value_or_throw(env, routed);
+  const operand steps = operand_of(info[2], "steps");
+  const uint64_t count = arg_size(info[3], "count");
+  const double timeout = arg_double(info[4], "timeoutMs");
+  if (count > steps.byte_length / sizeof(ep_gin_step)) throw_invalid(env, std::to_string(count) + " steps do not fit " + std::to_string(steps.byte_length) + " bytes");
+  return Napi::Number::New(env, static_cast<double>(stream.launch(env, [=, gin = native->context](const std::atomic<uint32_t>& cancel) {
+                             ep_kernel_status status{};
+                             return run_shared(*gin, *memory, timeout, cancel, status, [&](auto& running, const auto& coop, const auto& facade) {
+                               return gin_program(running, coop, facade, part, reinterpret_cast<ep_gin_step*>(steps.address), count, &status);
+                             });
+                           })));
 }
 
 // ({gin, memory, rounds, timeoutMs}) -> operation; `found` is how often the burst's last value came before another one. Both ranks of a world of two run it.
@@ -101,11 +142,8 @@ Napi::Value stream_wrap::gin_putvalue(const Napi::CallbackInfo& info) {
   return Napi::Number::New(env, static_cast<double>(launch(env, [=, gin = gin_holder.native->context](const std::atomic<uint32_t>& cancel) {
                              ep_kernel_status status{};
                              uint64_t behind = 0;
-                             outcome end = run_kernel(*memory, {.blocks = 1, .lanes = 0}, timeout, cancel, status, [&](auto& running) {
-                               using running_type = std::remove_reference_t<decltype(running)>;
-                               const efa_gin<> facade{gin->device()};
-                               return facade.check(running, &status) &&
-                                      ep::gin_putvalue(running, block_coop<running_type>{running}, facade, part, memory->context().rank(), rounds, &behind, &status);
+                             outcome end = run_shared(*gin, *memory, timeout, cancel, status, [&](auto& running, const auto& coop, const auto& facade) {
+                               return ep::gin_putvalue(running, coop, facade, part, memory->context().rank(), rounds, &behind, &status);
                              });
                              if (end.status == EP_STATUS_OK) end.found = behind;
                              return end;

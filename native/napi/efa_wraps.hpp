@@ -75,6 +75,7 @@ struct gin_wrap : Napi::ObjectWrap<gin_wrap> {
   Napi::Value memory(const Napi::CallbackInfo& info);
   Napi::Value read_signal(const Napi::CallbackInfo& info);
   Napi::Value read_counter(const Napi::CallbackInfo& info);
+  Napi::Value program(const Napi::CallbackInfo& info);
   void close(const Napi::CallbackInfo& info);
 
   efa::gin_context& open(Napi::Env env) const;

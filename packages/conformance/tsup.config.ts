@@ -9,6 +9,7 @@ export default defineConfig({
     'cases/index': 'src/cases/index.ts',
     'hostile/index': 'src/hostile/index.ts',
     'decorators/index': 'src/decorators/index.ts',
+    'gin/index': 'src/gin/index.ts',
     'naive/index': 'src/naive/index.ts',
     'world/world': 'src/world/world.ts',
     'suite/report': 'src/suite/report.ts',

@@ -92,7 +92,8 @@ result<nothing> queue_block::build_memory() {
   if (!small.ok()) return during("memory of values", small.why());
   small_ = small.value();
   small_address_ = reinterpret_cast<uint64_t>(small_->data());
-  auto mr = device_.reg_mr({small_address_, small_bytes}, dl::EFA_ACCESS_LOCAL_WRITE | dl::EFA_ACCESS_REMOTE_WRITE);
+  // Peers name the scratch in requests without bytes, gets among them.
+  auto mr = device_.reg_mr({small_address_, small_bytes}, dl::EFA_ACCESS_LOCAL_WRITE | dl::EFA_ACCESS_REMOTE_WRITE | dl::EFA_ACCESS_REMOTE_READ);
   if (!mr.ok()) return during("registration of values", mr.why());
   small_mr_ = mr.value();
 

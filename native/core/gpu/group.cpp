@@ -19,12 +19,11 @@ result<std::shared_ptr<group>> group::create(std::shared_ptr<symmetric_memory> m
   }
   if (!taken.ok()) return taken.why();
   made->share_ = taken.value();
-  auto rounds = device_block::allocate(here.of(), here.device(), (EP_GROUP_MOST_BLOCKS + 1) * sizeof(uint64_t));
+  auto rounds = device_block::allocate(here.of(), here.device(), EP_GROUP_MOST_BLOCKS * sizeof(uint64_t));
   if (!rounds.ok()) return rounds.why();
   made->rounds_ = rounds.value();
   made->args_.memory = here.device_handle();
   made->args_.rounds = made->rounds_->address();
-  made->args_.failed = made->args_.rounds + EP_GROUP_MOST_BLOCKS * sizeof(uint64_t);
   return made;
 }
 

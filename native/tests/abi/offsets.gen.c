@@ -10,6 +10,7 @@
 #include "ep/abi/efa_gda.h"
 #include "ep/abi/efa_pr.h"
 #include "ep/abi/efa_wqe.h"
+#include "ep/abi/gin_program.h"
 #include "ep/abi/gpu.h"
 #include "ep/abi/group.h"
 #include "ep/abi/ibgda.h"
@@ -477,6 +478,18 @@ EP_STATIC_ASSERT(sizeof(ep_efa_pr_mr) == 16, "ep_efa_pr_mr");
 EP_STATIC_ASSERT(offsetof(ep_efa_pr_mr, lkey) == 0, "ep_efa_pr_mr.lkey");
 EP_STATIC_ASSERT(offsetof(ep_efa_pr_mr, nranks) == 4, "ep_efa_pr_mr.nranks");
 EP_STATIC_ASSERT(offsetof(ep_efa_pr_mr, local_addr) == 8, "ep_efa_pr_mr.local_addr");
+EP_STATIC_ASSERT(sizeof(ep_gin_step) == 64, "ep_gin_step");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, op) == 0, "ep_gin_step.op");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, peer) == 4, "ep_gin_step.peer");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, to) == 8, "ep_gin_step.to");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, from) == 16, "ep_gin_step.from");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, bytes) == 24, "ep_gin_step.bytes");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, value) == 32, "ep_gin_step.value");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, found) == 40, "ep_gin_step.found");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, signal) == 48, "ep_gin_step.signal");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, add) == 52, "ep_gin_step.add");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, counter) == 56, "ep_gin_step.counter");
+EP_STATIC_ASSERT(offsetof(ep_gin_step, flags) == 60, "ep_gin_step.flags");
 EP_STATIC_ASSERT(sizeof(ep_gpu_memory_handle) == 184, "ep_gpu_memory_handle");
 EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, header) == 0, "ep_gpu_memory_handle.header");
 EP_STATIC_ASSERT(offsetof(ep_gpu_memory_handle, process) == 16, "ep_gpu_memory_handle.process");
@@ -499,21 +512,20 @@ EP_STATIC_ASSERT(offsetof(ep_group_head, signature) == 0, "ep_group_head.signatu
 EP_STATIC_ASSERT(offsetof(ep_group_head, bytes) == 8, "ep_group_head.bytes");
 EP_STATIC_ASSERT(offsetof(ep_group_head, chunks) == 16, "ep_group_head.chunks");
 EP_STATIC_ASSERT(offsetof(ep_group_head, reserved) == 24, "ep_group_head.reserved");
-EP_STATIC_ASSERT(sizeof(ep_group_args) == 2192, "ep_group_args");
+EP_STATIC_ASSERT(sizeof(ep_group_args) == 2184, "ep_group_args");
 EP_STATIC_ASSERT(offsetof(ep_group_args, memory) == 0, "ep_group_args.memory");
 EP_STATIC_ASSERT(offsetof(ep_group_args, status) == 64, "ep_group_args.status");
 EP_STATIC_ASSERT(offsetof(ep_group_args, rounds) == 72, "ep_group_args.rounds");
-EP_STATIC_ASSERT(offsetof(ep_group_args, failed) == 80, "ep_group_args.failed");
-EP_STATIC_ASSERT(offsetof(ep_group_args, slot_bytes) == 88, "ep_group_args.slot_bytes");
-EP_STATIC_ASSERT(offsetof(ep_group_args, signature) == 96, "ep_group_args.signature");
-EP_STATIC_ASSERT(offsetof(ep_group_args, factor_bits) == 104, "ep_group_args.factor_bits");
-EP_STATIC_ASSERT(offsetof(ep_group_args, mode) == 112, "ep_group_args.mode");
-EP_STATIC_ASSERT(offsetof(ep_group_args, element) == 116, "ep_group_args.element");
-EP_STATIC_ASSERT(offsetof(ep_group_args, fold) == 120, "ep_group_args.fold");
-EP_STATIC_ASSERT(offsetof(ep_group_args, blocks) == 124, "ep_group_args.blocks");
-EP_STATIC_ASSERT(offsetof(ep_group_args, out) == 128, "ep_group_args.out");
-EP_STATIC_ASSERT(offsetof(ep_group_args, sends) == 144, "ep_group_args.sends");
-EP_STATIC_ASSERT(offsetof(ep_group_args, takes) == 1168, "ep_group_args.takes");
+EP_STATIC_ASSERT(offsetof(ep_group_args, slot_bytes) == 80, "ep_group_args.slot_bytes");
+EP_STATIC_ASSERT(offsetof(ep_group_args, signature) == 88, "ep_group_args.signature");
+EP_STATIC_ASSERT(offsetof(ep_group_args, factor_bits) == 96, "ep_group_args.factor_bits");
+EP_STATIC_ASSERT(offsetof(ep_group_args, mode) == 104, "ep_group_args.mode");
+EP_STATIC_ASSERT(offsetof(ep_group_args, element) == 108, "ep_group_args.element");
+EP_STATIC_ASSERT(offsetof(ep_group_args, fold) == 112, "ep_group_args.fold");
+EP_STATIC_ASSERT(offsetof(ep_group_args, blocks) == 116, "ep_group_args.blocks");
+EP_STATIC_ASSERT(offsetof(ep_group_args, out) == 120, "ep_group_args.out");
+EP_STATIC_ASSERT(offsetof(ep_group_args, sends) == 136, "ep_group_args.sends");
+EP_STATIC_ASSERT(offsetof(ep_group_args, takes) == 1160, "ep_group_args.takes");
 EP_STATIC_ASSERT(sizeof(ep_ibgda_peer) == 64, "ep_ibgda_peer");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, header) == 0, "ep_ibgda_peer.header");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, rank) == 16, "ep_ibgda_peer.rank");

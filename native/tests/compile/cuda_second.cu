@@ -83,6 +83,11 @@ __global__ void gin_calls(ep::cuda_environment environment, Device* device, cons
   gin.reset_counter(ctx, block, 0);
 }
 
+__global__ void gin_list(ep::cuda_environment environment, ep_efa_device* device, const ep_efa_memory* memory, ep_gin_step* steps, ep_kernel_status* status) {
+  ep::cuda_context ctx{environment};
+  ep::gin_program(ctx, ep::block_coop<ep::cuda_context>{ctx}, ep::efa_gin<EP_EFA_SHARE_BLOCK>{*device}, *memory, steps, 3, status);
+}
+
 const void* gin_kernel(bool ours) {
   return ours ? reinterpret_cast<const void*>(gin_calls<ep::efa_gin<>, ep_efa_device, ep_efa_memory>)
               : reinterpret_cast<const void*>(gin_calls<ep::efa_pr_gin, ep_efa_pr_device, ep_efa_pr_mr>);

@@ -89,9 +89,9 @@ void compare(int32_t size, uint64_t seeds) {
   const uint64_t words = blocks * world_size;
   random_source random(static_cast<uint64_t>(size));
   world host({size, staging, words});
-  std::vector<std::vector<uint64_t>> host_rounds(world_size, std::vector<uint64_t>(blocks + 1));
+  std::vector<std::vector<uint64_t>> host_rounds(world_size, std::vector<uint64_t>(blocks));
   device_bytes parts(world_size * (staging + words * 8));
-  device_bytes rounds(world_size * (blocks + 1) * 8);
+  device_bytes rounds(world_size * blocks * 8);
   device_bytes views(world_size * sizeof(ep_peer_view));
   std::vector<ep_peer_view> where;
   std::vector<void*> streams(world_size);
@@ -125,7 +125,6 @@ void compare(int32_t size, uint64_t seeds) {
       args.blocks = blocks;
       args.memory = host.memory(static_cast<int32_t>(rank));
       args.rounds = reinterpret_cast<uint64_t>(host_rounds[rank].data());
-      args.failed = args.rounds + blocks * 8;
       args.status = reinterpret_cast<uint64_t>(&host_status[rank]);
       describe(args, call, size, aligned(in[rank]), aligned(out[rank]));
       host_args[rank] = args;
@@ -134,8 +133,7 @@ void compare(int32_t size, uint64_t seeds) {
       args.blocks = blocks;
       args.memory = host.memory(static_cast<int32_t>(rank));
       args.memory.peers = views.address();
-      args.rounds = rounds.address() + rank * (blocks + 1) * 8;
-      args.failed = args.rounds + blocks * 8;
+      args.rounds = rounds.address() + rank * blocks * 8;
       args.status = status_address + rank * sizeof(ep_kernel_status);
       describe(args, call, size, device_in.address() + rank * bytes, device_out.address() + rank * bytes);
       if (bytes != 0) {

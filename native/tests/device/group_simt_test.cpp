@@ -26,13 +26,11 @@ struct group_case {
   uint64_t slot_bytes;
   std::vector<std::vector<uint64_t>> rounds; // by rank, by block
   std::vector<ep_kernel_status> status;
-  std::vector<uint64_t> failed;
 
   group_case(random_source& random, int32_t ranks) : size(ranks), blocks(1 + static_cast<uint32_t>(below(random, 3))), launched(1 + static_cast<uint32_t>(below(random, blocks))) {
     slot_bytes = 128 << below(random, 3);
     rounds.resize(static_cast<size_t>(size), std::vector<uint64_t>(blocks));
     status.resize(static_cast<size_t>(size));
-    failed.resize(static_cast<size_t>(size));
   }
   uint64_t bytes() const { return 2 * uint64_t{blocks} * static_cast<uint64_t>(size) * slot_bytes; }
   uint64_t slots() const { return uint64_t{blocks} * static_cast<uint64_t>(size); }
@@ -41,7 +39,6 @@ struct group_case {
     made.memory = ranks.memory(rank);
     made.status = reinterpret_cast<uint64_t>(&status[static_cast<size_t>(rank)]);
     made.rounds = reinterpret_cast<uint64_t>(rounds[static_cast<size_t>(rank)].data());
-    made.failed = reinterpret_cast<uint64_t>(&failed[static_cast<size_t>(rank)]);
     made.slot_bytes = slot_bytes;
     made.blocks = blocks;
     made.mode = mode;
@@ -267,6 +264,58 @@ void absent_is_named() {
   }
 }
 
+// One rank is told to stop while all wait for one that does not come. The others hear of it from that rank or from each other, in any order, and all name the one that began.
+void abort_is_traced(uint64_t seed, bool fast) {
+  random_source random(seed);
+  group_case group(random, 5);
+  group.launched = group.blocks;
+  world ranks({5, group.bytes(), group.slots()});
+  const plan call = fold_all(random, 5);
+  const auto first = static_cast<int32_t>(below(random, 4));
+  const std::atomic<uint32_t> stop{1};
+  ranks.environment(first).waits.cancel = &stop;
+  const auto kernel = [&](auto& ctx, int32_t rank) {
+    if (rank == 4) return true;
+    const ep_group_args args = args_of(group, ranks, call, rank);
+    return !ep::group_call(ctx, ep::load_store_endpoint{args.memory}, args);
+  };
+  if (fast) {
+    EP_CHECK(ranks.run_fast(group.launched, kernel));
+  } else {
+    const auto result = ranks.run_simt(shape(group.launched, 8, 4), seeded(seed), kernel);
+    EP_CHECK_EQ(result.report, "");
+    EP_CHECK(result.ok);
+  }
+  for (int32_t rank = 0; rank < 4; ++rank) {
+    const ep_kernel_status& status = group.status[static_cast<size_t>(rank)];
+    EP_CHECK_EQ(status.status, static_cast<uint32_t>(EP_STATUS_ABORTED));
+    if (rank != first) EP_CHECK_EQ(status.rank, first);
+    EP_CHECK((status.found & 16u) != 0);
+  }
+}
+
+// What was launched behind a call that failed fails as well, whether or not the others ever hear of that: it must not pass for done.
+void failure_outlasts_its_call() {
+  random_source random(9);
+  group_case group(random, 3);
+  world ranks({3, group.bytes(), group.slots()});
+  const plan call = fold_all(random, 3);
+  ranks.environment(0).waits.deadline_ns = ep::deadline_after(100);
+  EP_CHECK(ranks.run_fast(group.launched, [&](auto& ctx, int32_t rank) {
+    const ep_group_args args = args_of(group, ranks, call, rank);
+    return rank != 0 || !ep::group_call(ctx, ep::load_store_endpoint{args.memory}, args);
+  }));
+  EP_CHECK_EQ(group.status[0].status, static_cast<uint32_t>(EP_STATUS_TIMEOUT));
+  for (ep_kernel_status& status : group.status) status = {};
+  ranks.environment(0).waits.deadline_ns = ep::deadline_after(60'000);
+  EP_CHECK(ranks.run_fast(group.blocks, [&](auto& ctx, int32_t rank) {
+    const ep_group_args args = args_of(group, ranks, call, rank);
+    return rank != 0 || !ep::group_call(ctx, ep::load_store_endpoint{args.memory}, args);
+  }));
+  EP_CHECK_EQ(group.status[0].status, static_cast<uint32_t>(EP_STATUS_ABORTED));
+  EP_CHECK_EQ(group.status[0].rank, 0);
+}
+
 } // namespace
 
 int main() {
@@ -276,5 +325,8 @@ int main() {
   }
   for (uint64_t seed = 0; seed < seeds_of(60); ++seed) mismatch_is_told(seed);
   absent_is_named();
+  failure_outlasts_its_call();
+  for (uint64_t seed = 0; seed < seeds_of(60); ++seed) abort_is_traced(seed, false);
+  for (uint64_t seed = 0; seed < seeds_of(60); ++seed) abort_is_traced(seed, true);
   return ep::check::finish();
 }

@@ -67,7 +67,8 @@ inline void check_gin(efa_ranks& ranks) {
     const bool ok = gin.put(ctx, coop, team, 1, memory, 101, memory, 5, 900, gin_signal_inc{2}, gin_counter_inc{0}, {}, status) &&
                     gin.put_value(ctx, coop, team, 1, memory, 2048, uint64_t{0x1122334455667788}, gin_signal_add{1, 3}, {}, status) &&
                     gin.put(ctx, coop, team, 1, memory, 1200, memory, 0, 64, gin_no_action{}, gin_counter_inc{1}, {}, status) && gin.wait_counter(ctx, coop, 1, 1, status) &&
-                    gin.get(ctx, coop, team, 1, memory, 101, memory, 3000, 300, {}, status) && gin.flush(ctx, coop, status) && gin.wait_signal(ctx, coop, 0, 1, status);
+                    gin.get(ctx, coop, team, 1, memory, 101, memory, 3000, 300, {}, status) && gin.get(ctx, coop, team, 1, memory, 0, memory, 0, 0, {}, status) &&
+                    gin.flush(ctx, coop, status) && gin.wait_signal(ctx, coop, 0, 1, status);
     ticked = gin.read_counter(ctx, 0) << 16 | gin.read_counter(ctx, 1) << 8 | gin.read_signal(ctx, 2);
     return ok && gin.put(ctx, coop, {nullptr, 3}, 2, memory, 0, memory, 0, 1, gin_no_action{}, gin_no_action{}, {}, nullptr) == false;
   }));

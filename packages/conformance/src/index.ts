@@ -1,8 +1,9 @@
 /** @ep/conformance: one body per behaviour, run for every transport and store; outcomes are committed. For tests: needs vitest. */
-export { mandatoryCases, mandatoryStoreCases } from './mandatory.js';
+export { mandatoryCases, mandatoryGinCases, mandatoryStoreCases } from './mandatory.js';
 export { storeCases } from './stores/cases.js';
 export type { StorePlace } from './stores/protocol.js';
 export { StorePrograms } from './stores/store-programs.js';
+export { describeGin } from './suite/describe-gin.js';
 export {
   type DeclaredCase,
   describeRanks,

@@ -58,6 +58,27 @@ export const mandatoryCases: readonly string[] = [
   'stress/random-puts',
 ];
 
+/** The same for GIN contexts. */
+export const mandatoryGinCases: readonly string[] = [
+  'gin/put-signal',
+  'gin/put-value',
+  'gin/add',
+  'gin/counter',
+  'gin/counter-apart',
+  'gin/flush',
+  'gin/flush-rings',
+  'gin/aggregate',
+  'gin/get',
+  'gin/addresses',
+  'gin/reset',
+  'gin/own-counts',
+  'gin/refusals',
+  'gin/sharing',
+  'gin/of-nothing',
+  'gin/alike',
+  'gin/waits-end',
+];
+
 /** The same for stores. */
 export const mandatoryStoreCases: readonly string[] = [
   'store/set-get',

@@ -59,7 +59,6 @@ typedef struct ep_group_args {
   ep_memory_handle memory; /* slots: [bank of 2][block][source] of slot_bytes, an ep_group_head and its payload */
   uint64_t status;         /* address of ep_kernel_status */
   uint64_t rounds;         /* address of uint64_t[blocks] on the device: rounds that each block has gone through in all calls so far */
-  uint64_t failed;         /* address of uint64_t on the device: not 0 once a block of this rank has given up */
   uint64_t slot_bytes;     /* a multiple of 64 */
   uint64_t signature;
   uint64_t factor_bits;    /* of the double of EP_FOLD_PREMUL_SUM */
@@ -71,11 +70,13 @@ typedef struct ep_group_args {
   ep_group_piece sends[EP_GROUP_MOST_RANKS]; /* by receiver; one's own is folded or copied where it lies */
   ep_group_piece takes[EP_GROUP_MOST_RANKS]; /* by source; of a fold, only how much */
 } ep_group_args;
-EP_STATIC_ASSERT(sizeof(ep_group_args) == 2192, "handed to kernels by value");
+EP_STATIC_ASSERT(sizeof(ep_group_args) == 2184, "handed to kernels by value");
 
-/* A rank that gives a call up adds this to its word at every peer: what a wait ends with there. Counts of rounds stay far below. In bits 48 to 55 whom it awaited, plus
- * one, in bits 56 to 61 its EP_STATUS_*. */
+/* A rank that gives a call up adds this to its word at every peer. In bits 48 to 55 stands the rank that it blames, plus one (0: it gave up of itself), in bits 56 to 61
+ * its EP_STATUS_*; counts of rounds stay far below. Behind it goes a note, which every wait looks at: 1 to the peer's word of itself, EP_GROUP_OWN_NOTE to its own for
+ * each of its blocks. */
 #define EP_GROUP_GIVEN_UP 0x4000000000000000ull
+#define EP_GROUP_OWN_NOTE 0x100000000ull
 #define EP_GROUP_COUNT_END 0x1000000000000ull
 #define EP_GROUP_GIVEN_UP_RANK 48
 #define EP_GROUP_GIVEN_UP_STATUS 56

@@ -52,6 +52,7 @@ template <class Ctx> struct group_block {
   EP_HD ep_kernel_status* status() const { return reinterpret_cast<ep_kernel_status*>(args.status); }
   EP_HD block_coop<Ctx> coop() const { return {ctx}; }
   EP_HD bool all() const { return args.mode == EP_GROUP_FOLD_ALL; }
+  /* `source` signals here that its message of a round has come. A rank's word of itself is not 0 once anybody has given up: see EP_GROUP_GIVEN_UP. */
   EP_HD uint64_t word(uint32_t source) const { return static_cast<uint64_t>(ctx.block()) * size() + source; }
   /* Where `source` writes in round `round`, in anybody's part. */
   EP_HD uint64_t slot(uint64_t round, uint32_t source) const {
@@ -139,9 +140,24 @@ template <class Ctx> struct group_block {
     return load_acquire(none, endpoint.local_signal(word(source)));
   }
 
-  EP_HD bool failed() const {
-    no_point none;
-    return load_acquire(none, reinterpret_cast<const uint64_t*>(args.failed)) != 0;
+  /* Who found that calls differ had heard from all, and has sent its own: its peers need only wait to see for themselves, and then can say more. */
+  EP_HD static bool differs(uint64_t found, uint64_t round) {
+    return ((found >> EP_GROUP_GIVEN_UP_STATUS) & 0x3f) == EP_STATUS_MISMATCH && (found & (EP_GROUP_COUNT_END - 1)) >= round + 1;
+  }
+
+  /* A rank that has given up, so that nobody should wait in this round; size() if there is none. */
+  EP_HD uint32_t teller(uint64_t round) const {
+    uint32_t source = 0;
+    for (; source < size(); ++source) {
+      const uint64_t found = source == self() ? 0 : look(source);
+      if (found >= EP_GROUP_GIVEN_UP && !differs(found, round)) break;
+    }
+    return source;
+  }
+
+  EP_HD bool told(uint64_t round) const {
+    const uint64_t notes = look(self());
+    return notes >= EP_GROUP_OWN_NOTE || (notes != 0 && teller(round) < size());
   }
 
   /* As `source` failed, whose word is `found`. Where it blames this rank, it is the one to name; and time that was up there is not this rank's. */
@@ -158,14 +174,11 @@ template <class Ctx> struct group_block {
     bool ok = true;
     for (uint32_t source = lanes.lane(); source < size() && ok; source += lanes.lanes()) {
       if (source == self()) continue;
-      /* HAZARD: who waits for a rank that does not come must hear of another that has given up, and of another block that has: it looks at one of the other words each
-       * time. In place of its own word of itself it has `failed`. */
-      uint32_t other = source;
+      /* HAZARD: who waits for a rank that does not come must hear of another that has given up, and of another block that has. A look goes by memory alone: of one that
+       * takes turns among the words, nobody could tell that looking again would help. */
       const auto came = [&](uint64_t* found) {
         *found = look(source);
-        if (*found >= round + 1) return true;
-        other = other + 1 == size() ? 0 : other + 1;
-        return other == self() ? failed() : look(other) >= EP_GROUP_GIVEN_UP;
+        return *found >= round + 1 || told(round);
       };
       if (!ctx.wait_for(came, round + 1, static_cast<int32_t>(source), EP_STAGE_ARRIVAL, status())) {
         ok = false;
@@ -175,14 +188,16 @@ template <class Ctx> struct group_block {
       uint32_t whose = source;
       uint64_t found = look(source);
       if (found < round + 1) {
-        whose = other;
-        found = other == self() ? 0 : look(other);
         ok = false;
+        whose = teller(round);
+        if (whose == size()) {
+          /* Another block of this rank, in this call, whose status stands already; or in an earlier one: nobody else will say why this one failed. */
+          ctx.fail(status(), EP_STATUS_ABORTED, args.memory.rank, group_stage_told, round + 1, 0);
+          break;
+        }
+        found = look(whose);
       }
-      if (found < EP_GROUP_GIVEN_UP) continue;
-      /* Who found that calls differ has sent its own: this rank sees for itself, and can say more. */
-      const bool differs = ((found >> EP_GROUP_GIVEN_UP_STATUS) & 0x3f) == EP_STATUS_MISMATCH;
-      if (ok && differs && (found & (EP_GROUP_COUNT_END - 1)) >= round + 1) continue;
+      if (ok && (found < EP_GROUP_GIVEN_UP || differs(found, round))) continue;
       ok = false;
       fail_as(whose, found, round);
     }
@@ -200,7 +215,8 @@ template <class Ctx> struct group_block {
       if (!same || head.bytes != bytes) {
         ok = false;
         if (ctx.lane() == 0) {
-          ctx.fail(status(), EP_STATUS_MISMATCH, static_cast<int32_t>(source), same ? EP_STAGE_RANGE : EP_STAGE_ARRIVAL, same ? bytes : round, same ? head.bytes : head.signature);
+          /* Of different calls, `found` is where this block's messages begin: other blocks' may not have come yet. */
+          ctx.fail(status(), EP_STATUS_MISMATCH, static_cast<int32_t>(source), same ? EP_STAGE_RANGE : EP_STAGE_ARRIVAL, same ? bytes : args.signature, same ? head.bytes : slot(round, 0));
         }
       }
       *chunks = *chunks < head.chunks ? head.chunks : *chunks;
@@ -246,13 +262,16 @@ template <class Ctx> struct group_block {
     lanes.sync();
     ep_kernel_status* how = status();
     const thread_coop<Ctx> alone{ctx};
-    /* Of whichever block failed first, which may still be writing the rest of it. */
-    const uint32_t found = detail::half_ref(how->status).load(detail::acquire);
-    const bool known = found != EP_STATUS_OK && found != EP_STATUS_PENDING;
+    /* Of whichever block failed first, which may still be writing the rest of it: it has begun, so that does not take long.
+     * HAZARD: who says less than it knows is blamed for it. A peer that hears of this rank before it hears of the one that began would name this one. */
+    uint32_t found = detail::half_ref(how->status).load(detail::acquire);
+    for (; found == EP_STATUS_PENDING; found = detail::half_ref(how->status).load(detail::acquire)) ctx.point();
+    const bool known = found != EP_STATUS_OK;
     const uint64_t why = known ? found : EP_STATUS_ABORTED;
-    const uint64_t whom = why == EP_STATUS_TIMEOUT || why == EP_STATUS_MISMATCH ? static_cast<uint64_t>(how->rank + 1) & 0xff : 0;
+    /* A rank that was itself told to stop has nobody to blame: what its status names is whom it awaited. */
+    const bool own = why == EP_STATUS_ABORTED && (!known || how->stage != group_stage_told);
+    const uint64_t whom = own ? 0 : static_cast<uint64_t>(how->rank + 1) & 0xff;
     const uint64_t mark = EP_GROUP_GIVEN_UP | (why << EP_GROUP_GIVEN_UP_STATUS) | (whom << EP_GROUP_GIVEN_UP_RANK);
-    if (lanes.lane() == 0) store_release(ctx, reinterpret_cast<uint64_t*>(args.failed), 1);
     if (lanes.lane() == 0 && known && (why == EP_STATUS_TIMEOUT || why == EP_STATUS_ABORTED)) {
       /* Who has not come, for the host: one bit each. */
       uint64_t missing = 0;
@@ -261,8 +280,13 @@ template <class Ctx> struct group_block {
       }
       detail::word_ref(how->found).store(missing, detail::relaxed);
     }
+    for (uint32_t block = lanes.lane(); block < args.blocks; block += lanes.lanes()) {
+      endpoint.signal(ctx, alone, args.memory.rank, uint64_t{block} * size() + self(), EP_GROUP_OWN_NOTE, nullptr);
+    }
     for (uint32_t peer = lanes.lane(); peer < size(); peer += lanes.lanes()) {
-      if (peer != self()) endpoint.signal(ctx, alone, static_cast<int32_t>(peer), word(self()), mark, nullptr);
+      if (peer == self()) continue;
+      endpoint.signal(ctx, alone, static_cast<int32_t>(peer), word(self()), mark, nullptr);
+      endpoint.signal(ctx, alone, static_cast<int32_t>(peer), word(peer), 1, nullptr); /* behind the mark: who sees this one finds it */
     }
   }
 

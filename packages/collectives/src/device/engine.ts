@@ -42,12 +42,6 @@ interface KnowsLost {
   readonly lostRanks: () => readonly number[];
 }
 
-/** Of the staging memory: [2 banks][blocks][sources] of `slotBytes`. */
-interface Layout {
-  readonly blocks: number;
-  readonly slotBytes: number;
-}
-
 type Piece = DeviceElements | undefined;
 
 /** What a kernel is told of a call: pieces by rank. */
@@ -120,7 +114,7 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
   readonly #memory: DeviceMemory;
   readonly #native: NativeGpuGroup;
   readonly #stream: GpuQueue;
-  readonly #layout: Layout;
+  readonly #slotBytes: number; // of the staging memory: [2 banks][blocks][sources] of them
   readonly #contributors: EngineEnd;
   readonly #pending = new Set<Promise<unknown>>();
   /** Of the calls under way: each its own, since a signal that all of them shared would warn of so many listeners. */
@@ -129,14 +123,14 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
   #sequence = 0;
   #failed: { readonly reason: unknown } | undefined;
 
-  constructor(host: GroupEngine, init: DeviceInit, memory: DeviceMemory, group: NativeGpuGroup, layout: Layout) {
+  constructor(host: GroupEngine, init: DeviceInit, memory: DeviceMemory, group: NativeGpuGroup, slotBytes: number) {
     super(`group on GPU ${memory.device}`);
     this.#host = host;
     this.#transport = init.transport;
     this.#memory = memory;
     this.#native = group;
     this.#stream = init.stream;
-    this.#layout = layout;
+    this.#slotBytes = slotBytes;
     this.name = host.name;
     this.rank = host.rank;
     this.size = host.size;
@@ -157,13 +151,7 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
   async #run(given: DeviceCall): Promise<EngineEnd> {
     this.checkOpen(given.kind);
     const where = `call ${given.sequence}: ${given.kind}`;
-    if (this.#failed !== undefined) {
-      throw new EpError(
-        'EP_POISONED',
-        `${where}: an earlier call on the device failed, and ranks no longer agree where they are: open another group`,
-        { cause: this.#failed.reason },
-      );
-    }
+    if (this.#failed !== undefined) throw this.#poisoned(where);
     const call = { ...given, sequence: this.#sequence + 1 };
     const pieces = piecesOf(call, this.rank, this.size);
     const { signal, timeoutMs } = call;
@@ -210,6 +198,14 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
     throw await this.#errorOf(call, where, outcome);
   }
 
+  #poisoned(where: string): EpError {
+    return new EpError(
+      'EP_POISONED',
+      `${where}: an earlier call on the device failed, and ranks no longer agree where they are: open another group`,
+      { cause: this.#failed?.reason },
+    );
+  }
+
   async #errorOf(call: DeviceCall, where: string, outcome: Outcome): Promise<EpError> {
     const code = codeOfStatus(outcome.status);
     const { sequence, kind, timeoutMs } = call;
@@ -240,6 +236,8 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
       case 'EP_MISMATCH':
         return await this.#mismatch(call, outcome);
       case 'EP_ABORTED': {
+        // Nobody but this rank: the call was queued behind one that failed here, whose own error says why.
+        if (outcome.rank === this.rank) return this.#poisoned(where);
         const waited = missing.length > 0 ? `; awaited ${formatRanks(missing)}` : '';
         return new EpError(
           code,
@@ -273,11 +271,10 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
     // What all have said of the call lies where their first messages do.
     const own = signatureOf(call);
     const texts = new Map<number, string>([[this.rank, describeSignature(own, own)]]);
-    const bank = Number(expected & 1n) * this.#layout.blocks;
     const head = new Uint8Array(groupHeadLayout.byteLength);
     for (let source = 0; source < this.size; source++) {
       if (source === this.rank) continue;
-      const at = (bank * this.size + source) * this.#layout.slotBytes;
+      const at = Number(found) + source * this.#slotBytes;
       await this.#memory.read(this.#memory.local(at, head.byteLength), head);
       texts.set(source, describeSignature(new DataView(head.buffer).getBigUint64(0, true), own));
     }
@@ -361,7 +358,7 @@ export async function openDeviceEngine(host: GroupEngine, init: DeviceInit): Pro
       );
     }
     const common = Math.min(...told.map((one) => one.blocks!));
-    return new DeviceGroupEngine(host, init, memory, group, { blocks: common, slotBytes: group.layOut(common) });
+    return new DeviceGroupEngine(host, init, memory, group, group.layOut(common));
   } catch (error) {
     group?.release();
     await memory?.close();

@@ -44,6 +44,7 @@ export const mandatoryGroupCases: readonly string[] = [
   'close/nothing-left',
   'late/delays-who-needs-it',
   'timeout/names-ranks',
+  'timeout/poisons-what-is-queued',
   'timeout/monitored-barrier',
   'abort/by-signal',
   'mismatch/kind',

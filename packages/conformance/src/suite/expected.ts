@@ -4,9 +4,9 @@ import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 /** `deviation`: the case fails, and this is why that is known. */
 export type Outcome = 'pass' | 'not-applicable' | { readonly deviation: string };
 
-export type Suite = 'transport' | 'store' | 'group';
+export type Suite = 'transport' | 'store' | 'group' | 'gin';
 
-const SUITES: readonly unknown[] = ['transport', 'store', 'group'] satisfies readonly Suite[];
+const SUITES: readonly unknown[] = ['transport', 'store', 'group', 'gin'] satisfies readonly Suite[];
 
 export interface ExpectedFile {
   readonly suite: Suite;

@@ -1,5 +1,6 @@
 /** The support table, made of committed outcomes: docs/transports.md and whoever else shows it. */
 import { transportCases } from '../cases/index.js';
+import { ginCases } from '../gin/index.js';
 import { storeCases } from '../stores/cases.js';
 import type { ExpectedFile, Outcome, Suite } from './expected.js';
 
@@ -56,6 +57,11 @@ export function renderReport(files: readonly ExpectedFile[]): string {
     groupFiles.length === 0
       ? []
       : ['## Process groups', '', ...worldsOf(groupFiles), '', ...renderTable(groupFiles, groupCases, notes), ''];
+  const ginFiles = of('gin');
+  const gins =
+    ginFiles.length === 0
+      ? []
+      : ['## GIN contexts', '', ...worldsOf(ginFiles), '', ...renderTable(ginFiles, ginCases, notes), ''];
   return [
     '# Transports and stores',
     '',
@@ -74,6 +80,7 @@ export function renderReport(files: readonly ExpectedFile[]): string {
     ...stores,
     '',
     ...groups,
+    ...gins,
     ...(notes.length === 0 ? ['No deviations.'] : notes.map((note, i) => `[${i + 1}] ${note}`)),
     '',
   ].join('\n');

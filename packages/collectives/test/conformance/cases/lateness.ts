@@ -126,6 +126,29 @@ export const latenessCases: readonly GroupCase[] = [
     },
   },
   {
+    id: 'timeout/poisons-what-is-queued',
+    sentence: 'calls that were queued behind one that timed out fail as well: none of them passes for done',
+    ranks: 2,
+    async body(rank) {
+      const group = await rank.open();
+      await group.barrier();
+      const missing = rank.worldSize - 1;
+      if (rank.rank !== missing) {
+        const first = group.allReduce(new Float32Array(8), { op: 'sum', timeoutMs: 300 });
+        const queued = [
+          group.allReduce(new Float32Array(8), { op: 'sum' }),
+          group.broadcast(new Float32Array(8), { root: 0 }),
+          group.barrier(),
+        ];
+        const poisoned = queued.map((work) => failsWith('EP_POISONED', () => work));
+        await timesOut(rank, missing, () => first);
+        await Promise.all(poisoned);
+      }
+      await rank.meet();
+      await someTimedOut(rank);
+    },
+  },
+  {
     id: 'timeout/of-the-group',
     sentence: 'the timeout of the group ends calls that give none, of every kind; root and others alike',
     ranks: 2,
