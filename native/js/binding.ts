@@ -513,7 +513,10 @@ export interface Binding extends GpuBinding {
   efaPutsPerSecond(way: number, posters: number, run: number, puts: number): number;
   efaPutCounts(way: number, run: number, puts: number): NativePutCounts;
   /** Two ranks over libfabric alone; `byteLength`: of what is written from and of what is written to. */
-  readonly FabricLink: new (query: FabricQuery, byteLength: number) => NativeFabricLink;
+  readonly FabricLink: new (
+    query: FabricQuery,
+    byteLength: number,
+  ) => NativeFabricLink;
   readonly IbgdaNic: new (rank: NativeRankContext, options: NativeIbgdaOptions) => NativeIbgdaNic;
   /**
    * `capacity`: ranks that it may grow to. `nonce`: equal on all members, unlike that of any other group. `active`: who takes part at first, empty for all.

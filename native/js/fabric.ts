@@ -86,13 +86,6 @@ export interface NativeFabricLink {
   /** A write of 8 bytes there and one back, polled for: nanoseconds of a round, as f64, into each of `samples`. `first` on one of the two. */
   pingPong(first: boolean, samples: NativeOperand, timeoutMs: number): void;
   /** Writes `sends` messages of `byteLength`, at most `window` under way, while `receives` of the other's arrive. Seconds until both have all. `turn`: no two in a row alike. */
-  stream(
-    sends: number,
-    receives: number,
-    byteLength: number,
-    window: number,
-    turn: number,
-    timeoutMs: number,
-  ): number;
+  stream(sends: number, receives: number, byteLength: number, window: number, turn: number, timeoutMs: number): number;
   close(): void;
 }

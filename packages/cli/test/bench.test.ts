@@ -3,7 +3,6 @@ import type { CpuInfo } from 'node:os';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, it } from 'vitest';
-import { fabricCases } from '../src/bench-fabric/measure.js';
 import { attentionBench } from '../src/bench/attention.js';
 import { meetsGoal, progressMark } from '../src/bench/bench.js';
 import { causeAmong } from '../src/bench/cause.js';
@@ -13,6 +12,7 @@ import { ibgdaResult } from '../src/bench/ibgda.js';
 import { loadBetween } from '../src/bench/idle.js';
 import { benchNames, loadBench, loadFrom } from '../src/bench/registry.js';
 import { type BenchReport, reportText } from '../src/bench/report.js';
+import { fabricCases } from '../src/bench-fabric/measure.js';
 import { runEp, runEpOnTerminal, startEp } from './ep.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'ep-bench-test-'));

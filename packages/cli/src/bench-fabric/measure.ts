@@ -35,8 +35,7 @@ function shapeOf({ quick, repeats }: BenchOptions): Shape {
 const medianOf = (values: readonly number[]): number =>
   values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)]!;
 
-const spreadOf = (values: readonly number[]): number =>
-  (Math.max(...values) - Math.min(...values)) / medianOf(values);
+const spreadOf = (values: readonly number[]): number => (Math.max(...values) - Math.min(...values)) / medianOf(values);
 
 /** Of what took turns: the median of the ratios. */
 const timesOf = (of: readonly number[], other: readonly number[]): number =>

@@ -69,7 +69,13 @@ export interface OpenMpiTimes {
 
 /** Or why it was not measured. */
 export async function runOpenMpi(
-  { rounds, messages, messageBytes, window, turns }: Pick<FabricTask, 'rounds' | 'messages' | 'messageBytes' | 'window' | 'turns'>,
+  {
+    rounds,
+    messages,
+    messageBytes,
+    window,
+    turns,
+  }: Pick<FabricTask, 'rounds' | 'messages' | 'messageBytes' | 'window' | 'turns'>,
   folder: string,
 ): Promise<OpenMpiTimes | string> {
   try {
