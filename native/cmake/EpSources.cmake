@@ -118,6 +118,7 @@ set(EP_UNFUSED_SOURCES
   tests/device/moe_cast_test.cpp
   tests/device/moe_compact_lost_test.cpp
   tests/device/moe_compact_test.cpp
+  tests/device/moe_debt_test.cpp
   tests/device/moe_fast_test.cpp
   tests/device/moe_lost_test.cpp
   tests/device/moe_mixed_test.cpp
@@ -181,6 +182,7 @@ set(EP_TESTS
   tests/device/moe_cast_test.cpp
   tests/device/moe_compact_lost_test.cpp
   tests/device/moe_compact_test.cpp
+  tests/device/moe_debt_test.cpp
   tests/device/moe_fast_test.cpp
   tests/device/moe_lost_test.cpp
   tests/device/moe_mixed_test.cpp

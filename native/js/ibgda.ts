@@ -56,6 +56,8 @@ export interface NativeIbgdaPort {
   readonly maxMessageBytes: number;
   /** Fetch-add and compare-and-swap of 8 bytes. */
   readonly atomics: boolean;
+  /** It compares and swaps some bits of a word, and the send queues have room for such a request. */
+  readonly maskedSwap: boolean;
   /** Where rings and completions lie. */
   readonly placement: string;
   /** Better places, and why they could not be had. */
@@ -137,6 +139,9 @@ export interface NativeIbgdaNic extends NicRequests {
     targetOffset: number,
     compare: bigint,
     swap: bigint,
+    /** Both or none: of the whole word. */
+    compareMask?: bigint,
+    swapMask?: bigint,
   ): PostedRequest;
   failure(peer: number): NativePairFailure | undefined;
   /** Of the queue pair of kernels that broke first. */

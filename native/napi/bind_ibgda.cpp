@@ -117,7 +117,7 @@ nic::soft_device& ibgda_wrap::emulator(Napi::Env env) const {
   return *native->soft;
 }
 
-// Where the connection goes and what stood in the way: {device, port, link, gid, distance, passedOver, maxMessageBytes, atomics, placement, fallbacks}
+// Where the connection goes and what stood in the way: {device, port, link, gid, distance, passedOver, maxMessageBytes, atomics, maskedSwap, placement, fallbacks}
 Napi::Value ibgda_wrap::port(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   ibgda::rank_nic& nic = open(env);
@@ -131,6 +131,7 @@ Napi::Value ibgda_wrap::port(const Napi::CallbackInfo& info) {
   out["passedOver"] = strings_of(env, port.passed_over);
   out["maxMessageBytes"] = static_cast<double>(nic.max_message());
   out["atomics"] = Napi::Boolean::New(env, nic.has_atomics());
+  out["maskedSwap"] = Napi::Boolean::New(env, nic.has_masked_swap());
   out["placement"] = ibgda::placement_name(nic.queues().where());
   auto fallbacks = Napi::Array::New(env);
   for (const ibgda::fallback& one : nic.queues().fallbacks()) {
@@ -297,11 +298,16 @@ Napi::Value ibgda_wrap::fetch_add(const Napi::CallbackInfo& info) {
   return post(info.Env(), std::move(request));
 }
 
-// (memory, peer, byteOffset, target, targetOffset, compare, swap)
+// (memory, peer, byteOffset, target, targetOffset, compare, swap, compareMask, swapMask): without masks, of the whole word
 Napi::Value ibgda_wrap::compare_swap(const Napi::CallbackInfo& info) {
-  ibgda::host_request request = atomic_request(info, ibgda::host_request::kind::compare_swap);
+  const bool masked = !info[7].IsUndefined();
+  ibgda::host_request request = atomic_request(info, masked ? ibgda::host_request::kind::masked_swap : ibgda::host_request::kind::compare_swap);
   request.compare = arg_u64(info[5], "compare");
   request.word = arg_u64(info[6], "swap");
+  if (masked) {
+    request.compare_mask = arg_u64(info[7], "compareMask");
+    request.swap_mask = arg_u64(info[8], "swapMask");
+  }
   return post(info.Env(), std::move(request));
 }
 

@@ -115,6 +115,7 @@ result<nothing> rank_queues::read_capabilities() {
   }
   // Signals need the masked fetch-add only, whose order is always the host's.
   const bool swaps = (prm_get(caps, EP_MLX5_ATOMIC_CAP_OPERATIONS) & EP_MLX5_ATOMIC_COMPARE_SWAP) != 0;
+  has_masked_swap_ = (prm_get(caps, EP_MLX5_ATOMIC_CAP_OPERATIONS) & EP_MLX5_ATOMIC_MASKED_COMPARE_SWAP) != 0;
   has_atomics_ = swaps && prm_get(caps, EP_MLX5_ATOMIC_CAP_ENDIANNESS_MODE) == 1;
   return nothing{};
 }

@@ -96,6 +96,7 @@ class rank_queues {
   const open_port& port() const { return port_; }
   const queue_options& options() const { return options_; }
   // 8-byte fetch-add and compare-and-swap, both in the host's byte order.
+  bool has_masked_swap() const { return has_masked_swap_; }
   bool has_atomics() const { return has_atomics_; }
   // Of queue pair `index` (peer * qps_per_peer + k).
   uint32_t qpn(uint32_t index) const { return pairs_[index].qpn; }
@@ -153,6 +154,7 @@ class rank_queues {
   uint32_t psn_ = 0;
   uint8_t log_max_message_ = 30;
   bool has_atomics_ = false;
+  bool has_masked_swap_ = false;
 
   dl::mlx5_pd pd_;
   control_block queues_;

@@ -171,6 +171,10 @@ result<nothing> rank_nic::prepare_source(uint64_t address, uint64_t bytes, const
 
 // ---- requests of the host
 
+bool rank_nic::has_masked_swap() const { return has_atomics() && queues_->has_masked_swap() && ibgda_endpoint::holds(pair_of(0), mlx5_masked_swap_blocks); }
+
+uint32_t rank_nic::work_item::blocks() const { return what == host_request::kind::masked_swap ? mlx5_masked_swap_blocks + 1 : 1; }
+
 result<uint64_t> rank_nic::post(const host_request& request) {
   ep_ibgda_qp& qp = pair_of(request.peer);
   host_pair& pair = *pairs_[static_cast<size_t>(request.peer)];
@@ -184,11 +188,14 @@ result<uint64_t> rank_nic::post(const host_request& request) {
     if (!ibgda_endpoint{own_handle_}.local_key(context, request.local, request.bytes, &lkey)) {
       return failure{EP_STATUS_INVALID, 0, "the local bytes lie in no registered memory"};
     }
-    const bool atomic = request.what == host_request::kind::fetch_add || request.what == host_request::kind::compare_swap;
+    const bool atomic = request.what == host_request::kind::fetch_add || request.what == host_request::kind::compare_swap || request.what == host_request::kind::masked_swap;
     if (atomic) {
       if (request.bytes != 8 || request.remote.address % 8 != 0) return failure{EP_STATUS_INVALID, 0, "an atomic is of 8 bytes at a multiple of 8"};
       if (!has_atomics()) return failure{EP_STATUS_INVALID, 0, queues_->port().device->name() + " lacks atomics of 8 bytes in the host's byte order"};
-      items.push_back({request.what, false, request.remote, request.local, lkey, 8, request.word, false, request.compare});
+      if (request.what == host_request::kind::masked_swap && !has_masked_swap()) {
+        return failure{EP_STATUS_INVALID, 0, queues_->port().device->name() + " has no masked compare-and-swap, or its queue pairs of " + std::to_string(qp.depth) + " are too short for one (8)"};
+      }
+      items.push_back({request.what, false, request.remote, request.local, lkey, 8, request.word, false, request.compare, request.compare_mask, request.swap_mask});
     }
     const uint64_t longest = device().max_message;
     for (uint64_t at = 0; !atomic && at < request.bytes; at += longest) {
@@ -236,15 +243,17 @@ void rank_nic::advance(host_pair& pair, ep_ibgda_qp& qp) {
     const uint64_t room = qp.depth - (taken - done);
     if (room == 0) return;
     // The endpoint posts half of the ring at once.
-    const uint64_t count = std::min<uint64_t>({room, pair.waiting.size(), qp.depth / 2});
+    const uint64_t count = std::min<uint64_t>(room, ibgda_endpoint::most_at_once(qp));
+    if (pair.waiting.front().blocks() > count) return;
     uint64_t wqes = 0;
-    std::vector<work_item> batch;
-    for (uint64_t i = 0; i < count; ++i) {
+    std::vector<std::pair<work_item, uint32_t>> batch; // what each WQEBB is of, and which block of it
+    // HAZARD: the blocks of one WQE go with one doorbell.
+    while (!pair.waiting.empty() && wqes + pair.waiting.front().blocks() <= count) {
       const work_item item = pair.waiting.front();
       pair.waiting.pop_front();
       if (item.what != host_request::kind::none || item.add) {
-        batch.push_back(item);
-        ++wqes;
+        for (uint32_t block = 0; block < item.blocks(); ++block) batch.emplace_back(item, block);
+        wqes += item.blocks();
       }
       if (item.last) {
         pair.posted.push_back({taken + wqes, std::move(pair.waiting_keep.front())});
@@ -252,11 +261,15 @@ void rank_nic::advance(host_pair& pair, ep_ibgda_qp& qp) {
       }
     }
     const auto build = [&](uint64_t i, const mlx5_writer& writer) {
-      const work_item& item = batch[i];
+      const auto& [item, block] = batch[i];
       const mlx5_place remote{item.remote.address, item.remote.rkey};
       if (item.add) return writer.fetch_add8(remote, item.word, {qp.response, qp.response_lkey});
       if (item.what == host_request::kind::fetch_add) return writer.fetch_add8(remote, item.word, {item.local, item.lkey});
       if (item.what == host_request::kind::compare_swap) return writer.compare_swap8(remote, item.compare, item.word, {item.local, item.lkey});
+      if (item.what == host_request::kind::masked_swap) {
+        if (block == mlx5_masked_swap_blocks) return writer.nop();
+        return writer.masked_swap8(block, remote, item.compare, item.compare_mask, item.word, item.swap_mask, {item.local, item.lkey});
+      }
       if (item.what == host_request::kind::word) return writer.write_inline(remote, &item.word, item.bytes);
       if (item.what == host_request::kind::write) return writer.write(remote, {item.local, item.lkey}, item.bytes);
       writer.read(remote, {item.local, item.lkey}, item.bytes);

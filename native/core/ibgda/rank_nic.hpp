@@ -33,7 +33,7 @@ struct remote_place {
 
 // One operation: bytes or a word, then a signal.
 struct host_request {
-  enum class kind : uint8_t { none, write, read, word, fetch_add, compare_swap };
+  enum class kind : uint8_t { none, write, read, word, fetch_add, compare_swap, masked_swap };
   kind what = kind::none;
   int32_t peer = 0;
   remote_place remote;
@@ -41,6 +41,8 @@ struct host_request {
   uint64_t bytes = 0; // of a word: 1, 2, 4 or 8; of atomics 8
   uint64_t word = 0;  // what is written, added, or swapped in
   uint64_t compare = 0;
+  uint64_t compare_mask = 0; // of masked_swap: which bits are compared
+  uint64_t swap_mask = 0;    // and which are swapped
   signal_op signal = signal_op::none;
   remote_place slot;
   uint64_t value = 0;
@@ -78,6 +80,8 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   uint64_t max_message() const { return device().max_message; }
   // Fetch-add and compare-and-swap of 8 bytes: addends and old values in the host's byte order.
   bool has_atomics() const { return queues_->has_atomics(); }
+  // Besides: of some bits of the word. The ring has to hold its two WQEBBs and what ends their post.
+  bool has_masked_swap() const;
 
   // Registers this rank's part; peers need what is returned.
   result<ep_ibgda_remote> add_memory(const symmetric_memory& memory);
@@ -109,6 +113,9 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
     uint64_t word;
     bool last; // of its request
     uint64_t compare = 0;
+    uint64_t compare_mask = 0;
+    uint64_t swap_mask = 0;
+    uint32_t blocks() const; // WQEBBs, with the NOP behind several
   };
   struct ended_by {
     uint64_t wqe; // its request has ended once so many have completed

@@ -292,8 +292,8 @@ void engine::trace_request(const queue_pair& qp, uint8_t syndrome, const char* n
   event.address = now.request.has_remote ? now.request.address : 0;
   event.length = now.request.length;
   event.note = note;
-  event.wqe_bytes = std::min<uint32_t>(now.request.wqebbs, 1) * EP_MLX5_WQEBB_BYTES;
-  std::copy_n(now.wqe.begin(), event.wqe.size(), event.wqe.begin());
+  event.wqe_bytes = std::min(now.request.wqebbs * EP_MLX5_WQEBB_BYTES, static_cast<uint32_t>(event.wqe.size()));
+  std::copy_n(now.wqe.begin(), event.wqe_bytes, event.wqe.begin());
   trace_.add(event);
 }
 

@@ -57,7 +57,7 @@ void write_fields(std::ostream& out, const trace_event& event) {
   if (event.note != nullptr) out << ",\"note\":\"" << event.note << '"';
   if (event.wqe_bytes == 0) return;
   out << ",\"wqe\":\"";
-  for (uint32_t i = 0; i < std::min<uint32_t>(event.wqe_bytes, 64); ++i) {
+  for (uint32_t i = 0; i < std::min<size_t>(event.wqe_bytes, event.wqe.size()); ++i) {
     char digits[3];
     std::snprintf(digits, sizeof digits, "%02x", event.wqe[i]);
     out << digits;

@@ -27,7 +27,7 @@ struct trace_event {
   uint64_t length = 0;
   const char* note = nullptr; // static text: what went wrong
   uint32_t wqe_bytes = 0;
-  std::array<uint8_t, 64> wqe{}; // its first WQEBB
+  std::array<uint8_t, 256> wqe{}; // its first four WQEBBs, more than any of our post path has
 };
 
 class trace_log {

@@ -55,6 +55,7 @@ template <class Post> __global__ void posts(ep::cuda_environment environment, ep
   const ep::warp_coop<ep::cuda_context> warp{ctx};
   if (endpoint.post(ctx, ep::warp_poster<ep::cuda_context>{ctx}, qp, 7, build, status) && ctx.lane() == 0) {
     endpoint.round_trip(ctx, qp, build, status);
+    endpoint.masked_swap(ctx, qp, endpoint.remote_data(0, 0), 1, 1, 2, 3, {qp.response, qp.response_lkey}, status);
   }
   if (endpoint.put_rows(ctx, warp, 0, 0, &memory, 64, 64, 1, false, 0, 1, status)) endpoint.quiet(ctx, block, 0, status);
 }

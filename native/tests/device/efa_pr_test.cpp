@@ -109,7 +109,7 @@ template <class Way> void t5(uint64_t at_16, uint64_t at_17) {
 
 // ---- T22: the same memory, the same counts
 
-template <class Way> std::vector<uint64_t> left_behind(uint64_t seed) {
+template <class Way> std::vector<uint64_t> t22_left_behind(uint64_t seed) {
   efa_world_options wanted = narrow(seed);
   wanted.signals = 2;
   wanted.counters = 2;
@@ -241,7 +241,7 @@ template <class Way> simt_result d9(bool faulty) {
 }
 
 // D10, T27: nobody takes completions out.
-template <class Way> bool d10() {
+template <class Way> bool t27_d10() {
   efa_world_options wanted = narrow(1);
   wanted.depth = 8;
   wanted.max_batch = 4;
@@ -267,7 +267,7 @@ template <class Way> bool d11(uint64_t seed) {
 }
 
 // D13, T29: of two requests under way, what tells their completions apart.
-template <class Way> bool d13() {
+template <class Way> bool t29_d13() {
   efa_world world(narrow(1));
   EP_CHECK(by_one<Way>(world, [&](const call<Way>& own) {
     return own.put(0, 2048, 8, gin_no_action{}, gin_no_action{}, true) && own.put(8, 2048, 8, gin_no_action{}, gin_no_action{});
@@ -278,7 +278,7 @@ template <class Way> bool d13() {
 }
 
 // D15, T30: a value's place is used again because enough others have completed, while the NIC has yet to read it.
-template <class Way> bool d15(uint64_t seed) {
+template <class Way> bool t30_d15(uint64_t seed) {
   efa_world_options wanted = narrow(seed);
   wanted.depth = 4;
   wanted.max_batch = 4;
@@ -358,7 +358,7 @@ int main() {
   for (uint64_t seed = 0; seed < samples; ++seed) {
     passes<pr_way>(seed);
     passes<our_way>(seed);
-    EP_CHECK(left_behind<pr_way>(seed) == left_behind<our_way>(seed));
+    EP_CHECK(t22_left_behind<pr_way>(seed) == t22_left_behind<our_way>(seed));
   }
 
   ep_kernel_status status{};
@@ -380,14 +380,14 @@ int main() {
   EP_CHECK(d9<pr_way>(true).outcome == simt_outcome::deadlock); // D12: an error is nobody's to see
   const simt_result reported = d9<our_way>(true);
   EP_CHECK(reported.outcome == simt_outcome::finished && !reported.ok);
-  EP_CHECK(!d10<pr_way>());
-  EP_CHECK(d10<our_way>());
+  EP_CHECK(!t27_d10<pr_way>());
+  EP_CHECK(t27_d10<our_way>());
   expect_caught("D11", d11<pr_way>);
   expect_right(d11<our_way>);
-  EP_CHECK(!d13<pr_way>());
-  EP_CHECK(d13<our_way>());
-  expect_caught("D15", d15<pr_way>);
-  expect_right(d15<our_way>);
+  EP_CHECK(!t29_d13<pr_way>());
+  EP_CHECK(t29_d13<our_way>());
+  expect_caught("D15", t30_d15<pr_way>);
+  expect_right(t30_d15<our_way>);
   expect_caught("D18", d18<pr_way>);
   expect_right(d18<our_way>);
   return ep::check::finish();

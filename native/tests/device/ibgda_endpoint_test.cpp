@@ -235,8 +235,8 @@ void ranges() {
   EP_CHECK(put(bytes + 1024, {512, 512, 1}).ok);
   EP_CHECK(put(bytes + 1536, {64, 64, 1}).ok); // begins where another ends
   EP_CHECK(put(bytes + 2048 + 100, {103, 100, 4}).ok);
-  for (const auto& [from, what] : {std::pair<uint64_t, one_put>{63, {512, 512, 1}}, {65, {512, 512, 1}}, {0, {40, 40, 1}}, {576, {40, 40, 1}}, {1500, {60, 60, 1}},
-                                   {2560, {40, 40, 1}}, {4000, {40, 40, 1}}, {2148, {110, 100, 5}}}) {
+  for (const auto& [from, what] : {std::pair<uint64_t, one_put>{63, {512, 512, 1}}, {65, {512, 512, 1}}, {0, {240, 240, 1}}, {576, {240, 240, 1}}, {1400, {240, 240, 1}},
+                                   {2560, {240, 240, 1}}, {3800, {240, 240, 1}}, {2148, {110, 100, 5}}}) {
     const auto refused = put(bytes + from, what);
     EP_CHECK(!refused.ok);
     EP_CHECK_EQ(refused.status.status, static_cast<uint32_t>(EP_STATUS_INVALID));

@@ -40,6 +40,28 @@ void golden() {
               "00000109 00123403 00000008 01020304 00000000 00000010 00000001 00000000 00000009 00000002 00000000 00000020" + rest);
   EP_CHECK_EQ(bytes_of(2, [](const ep::mlx5_writer& w) { w.read({16, 1}, {32, 2}, 9); }),
               "00000210 00123403 00000008 00000000 00000000 00000010 00000001 00000000 00000009 00000002 00000000 00000020" + rest);
+  const auto blocks_of = [&](uint64_t number, uint32_t count, auto&& write) {
+    std::string text;
+    for (uint32_t block = 0; block < count; ++block) {
+      text += (block == 0 ? "" : " ") + bytes_of(number, [&](ep::mlx5_writer w) {
+        w.signalled = false;
+        write(block, w);
+      });
+    }
+    return text;
+  };
+  // As the codec of packages/ibgda writes it (golden.ts).
+  EP_CHECK_EQ(blocks_of(8, 2, [](uint32_t block, const ep::mlx5_writer& w) { w.masked_swap8(block, {0x7f0011220008, 0xabcd}, 3, 0xff00, 4, 0xff, {0x7f00aabb0008, 0x5678}); }),
+              "09000814 00123405 00000000 00000000 00007f00 11220008 0000abcd 00000000 00000000 00000004 00000000 00000003 00000000 000000ff 00000000 0000ff00 "
+              "00000008 00005678 00007f00 aabb0008" + rest + rest + rest);
+  EP_CHECK_EQ(bytes_of(9, [](const ep::mlx5_writer& w) { w.nop(); }), "00000900 00123401 00000008 00000000" + rest + rest + rest);
+  EP_CHECK_EQ(blocks_of(10, 2, [](uint32_t block, const ep::mlx5_writer& w) { w.write_long_inline(block, {16, 1}, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN", 38); }),
+              "00000a08 00123405 00000000 00000000 00000000 00000010 00000001 00000000 80000026 61626364 65666768 696a6b6c 6d6e6f70 71727374 75767778 797a4142 "
+              "43444546 4748494a 4b4c0000 00000000" + rest + rest + rest);
+  EP_CHECK_EQ(ep::mlx5_inline_blocks(29), 2u);
+  EP_CHECK_EQ(ep::mlx5_inline_blocks(92), 2u);
+  EP_CHECK_EQ(ep::mlx5_inline_blocks(93), 3u);
+  EP_CHECK_EQ(ep::mlx5_inline_blocks(EP_IBGDA_MAX_LONG_INLINE), 4u);
   const char text[] = "abcdefghijklmnopqrstuvwxyzAB";
   EP_CHECK_EQ(bytes_of(3, [&](const ep::mlx5_writer& w) { w.write_inline({16, 1}, text, 5); }),
               "00000308 00123403 00000008 00000000 00000000 00000010 00000001 00000000 80000005 61626364 65000000 00000000" + rest);

@@ -275,6 +275,124 @@ void requests_and_wraps() {
   ranks.expect_no_violations();
 }
 
+// WQEs of several WQEBBs among others, around the ring, by lanes that share the queue pair.
+void several_blocks(uint64_t seed) {
+  stack_options wanted;
+  wanted.bytes = 4096;
+  wanted.depth = 8u << seed % 3;
+  wanted.collapsed = seed % 2 == 0;
+  wanted.seed = seed;
+  stack ranks(wanted);
+  uint64_t old[2] = {};
+  ranks.adopt(0, old, sizeof old);
+  static uint8_t unknown[EP_IBGDA_MAX_LONG_INLINE]; // to the NIC
+  for (uint32_t i = 0; i < sizeof unknown; ++i) unknown[i] = static_cast<uint8_t>(i * 7 + 1);
+  constexpr uint32_t rounds = 12;
+  ep_kernel_status status{};
+  uint32_t swapped = 0;
+  std::memset(ranks.data(1) + 256, 0xee, 1024);
+  const auto result = ranks.run_simt(shape(2, 4, 4), [&](auto& ctx, int32_t rank) {
+    if (rank != 0) return true;
+    const ep::ibgda_endpoint endpoint{ranks.memory(0)};
+    ep_ibgda_qp& qp = endpoint.qp_of(1, 0);
+    const ep::block_coop<ep::simt_context> coop{ctx};
+    bool ok = true;
+    for (uint32_t round = 0; round < rounds && ok; ++round) {
+      if (ctx.lane() == 0) {
+        uint32_t lkey = 0;
+        const auto place = reinterpret_cast<uint64_t>(&old[ctx.block()]);
+        ok = endpoint.local_key(ctx, place, 8, &lkey);
+        // Each block counts in a byte of its own of one word.
+        const uint32_t shift = 8 * ctx.block();
+        const uint64_t mask = uint64_t{0xff} << shift;
+        ok = ok && endpoint.masked_swap(ctx, qp, endpoint.remote_data(1, 8), uint64_t{round} << shift, mask, uint64_t{round + 1} << shift, mask, {place, lkey}, &status);
+        if ((old[ctx.block()] >> shift & 0xff) == round) ++swapped;
+      }
+      ok = coop.sync_and(ok);
+      // Of a source that the NIC does not know, with a signal and without.
+      const uint32_t bytes = EP_IBGDA_MAX_INLINE + 1 + static_cast<uint32_t>((seed * 37 + round * 61) % 60);
+      ok = ok && endpoint.put_rows(ctx, coop, 1, 256 + 256 * ctx.block(), unknown, bytes, bytes, 1, false, round % 2 == 0 ? ctx.block() : EP_NO_SLOT, 1, &status);
+    }
+    return ok && endpoint.quiet(ctx, coop, 1, &status);
+  });
+  EP_CHECK_EQ(result.report, "");
+  EP_CHECK(result.ok);
+  EP_CHECK_EQ(status.status, static_cast<uint32_t>(EP_STATUS_OK));
+  EP_CHECK_EQ(swapped, 2 * rounds);
+  EP_CHECK_EQ(reinterpret_cast<uint64_t*>(ranks.data(1))[1], uint64_t{rounds} << 8 | rounds);
+  for (const uint64_t block : {0, 1}) {
+    EP_CHECK_EQ(ranks.signal(1, block), rounds / 2);
+    EP_CHECK_EQ(std::memcmp(ranks.data(1) + 256 + 256 * block, unknown, EP_IBGDA_MAX_INLINE + 1), 0);
+    EP_CHECK_EQ(ranks.data(1)[256 + 256 * block + 89], 0xee); // one behind the longest
+  }
+  ranks.expect_no_violations();
+}
+
+// The longest, whole; and what a ring is too short for.
+void longest_inline() {
+  static uint8_t unknown[EP_IBGDA_MAX_LONG_INLINE + 1];
+  for (uint32_t i = 0; i < sizeof unknown; ++i) unknown[i] = static_cast<uint8_t>(i * 5 + 3);
+  for (const uint32_t depth : {8u, 16u}) {
+    stack_options wanted;
+    wanted.bytes = 4096;
+    wanted.depth = depth;
+    stack ranks(wanted);
+    const auto put = [&](uint64_t to, uint32_t bytes) {
+      ep_kernel_status status{};
+      const auto result = ranks.run_simt(shape(1, 1, 1), [&](auto& ctx, int32_t rank) {
+        if (rank != 0) return true;
+        const ep::ibgda_endpoint endpoint{ranks.memory(0)};
+        const ep::thread_coop<ep::simt_context> alone{ctx};
+        return endpoint.put_rows(ctx, alone, 1, to, unknown, bytes, bytes, 1, false, EP_NO_SLOT, 0, &status) ? endpoint.quiet(ctx, alone, 1, &status) : status.stage == EP_STAGE_SOURCE;
+      });
+      EP_CHECK_EQ(result.report, "");
+      EP_CHECK(result.ok);
+      return status.status == EP_STATUS_OK && std::memcmp(ranks.data(1) + to, unknown, bytes) == 0;
+    };
+    for (const uint32_t bytes : {29u, 91u, 92u, 93u, 156u}) EP_CHECK(put(bytes, bytes));
+    EP_CHECK_EQ(put(1001, EP_IBGDA_MAX_LONG_INLINE), depth == 16); // four WQEBBs and a NOP
+    EP_CHECK(!put(2001, EP_IBGDA_MAX_LONG_INLINE + 1));
+    ranks.expect_no_violations();
+  }
+}
+
+// Known to be wrong: a CQE for the first block is all that its poster waits for, and a doorbell for each block.
+struct without_nop {
+  static constexpr uint32_t count = ep::mlx5_masked_swap_blocks;
+  using endpoint = ep::ibgda_endpoint;
+};
+struct block_by_block {
+  static constexpr uint32_t count = ep::mlx5_masked_swap_blocks + 1;
+  using endpoint = ep::ibgda_endpoint_of<ep::post_under_lock>;
+};
+template <class Naive> uint64_t naive_swap() {
+  stack_options wanted;
+  wanted.bytes = 4096;
+  wanted.depth = 8;
+  stack ranks(wanted);
+  uint64_t old = 0;
+  ranks.adopt(0, &old, 8);
+  const auto result = ranks.run_simt(shape(1, 1, 1), [&](auto& ctx, int32_t rank) {
+    if (rank != 0) return true;
+    const typename Naive::endpoint endpoint{ranks.memory(0)};
+    ep_ibgda_qp& qp = endpoint.qp_of(1, 0);
+    uint32_t lkey = 0;
+    const auto place = reinterpret_cast<uint64_t>(&old);
+    if (!endpoint.local_key(ctx, place, 8, &lkey)) return false;
+    const auto build = [&](uint64_t i, ep::mlx5_writer writer) {
+      writer.signalled = writer.signalled || i == 0;
+      if (i == ep::mlx5_masked_swap_blocks) return writer.nop();
+      writer.masked_swap8(static_cast<uint32_t>(i), endpoint.remote_data(1, 8), 0, 1, 1, 1, {place, lkey});
+    };
+    ep_kernel_status status{};
+    return endpoint.post(ctx, ep::lone_poster<ep::simt_context>{ctx}, qp, Naive::count, build, &status) && endpoint.quiet_qp(ctx, qp, &status);
+  });
+  EP_CHECK(!result.ok);
+  uint64_t violations = 0;
+  for (int32_t rank = 0; rank < ranks.size(); ++rank) violations += ranks.nic(rank).violations().size();
+  return violations;
+}
+
 // What the NIC refuses, as the kernel tells it.
 void refusals(bool collapsed) {
   struct refusal {
@@ -345,6 +463,10 @@ int main() {
     for (uint64_t seed = 0; seed < 4; ++seed) dispatches_on_threads(size, seed);
   }
   requests_and_wraps();
+  for (uint64_t seed = 0; seed < 60 / seed_share; ++seed) several_blocks(seed);
+  longest_inline();
+  EP_CHECK_EQ(naive_swap<without_nop>(), 0u); // nothing is wrong with its bytes, and its wait has no end
+  EP_CHECK(naive_swap<block_by_block>() != 0);
   for (const bool collapsed : {true, false}) refusals(collapsed);
   silence();
   return ep::check::finish();

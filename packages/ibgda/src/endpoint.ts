@@ -10,19 +10,28 @@ export interface IbgdaEndpointInit extends Omit<NicEndpointInit<IbgdaNeeds>, 'br
   readonly nic: NativeIbgdaNic;
   /** The NIC has them. */
   readonly atomics: boolean;
+  readonly maskedSwap: boolean;
+}
+
+/** Bits of a word that `IbgdaEndpoint.compareSwap` looks at, and that it changes. */
+export interface SwapMasks {
+  readonly compare?: bigint;
+  readonly swap?: bigint;
 }
 
 /** Requests are carried out in the order in which they were made, so signals are of `prior` order whichever was asked for. */
 export class IbgdaEndpoint extends NicEndpoint<IbgdaNeeds> {
   readonly #nic: NativeIbgdaNic;
   readonly #atomics: boolean;
+  readonly #maskedSwap: boolean;
   readonly #words = new AtomicWords();
 
   constructor(init: IbgdaEndpointInit) {
-    const { nic, peer, context, atomics } = init;
+    const { nic, peer, context, atomics, maskedSwap } = init;
     super({ ...init, broken: (where) => pairError(where, peer, nic.failure(peer), context.life(peer)) });
     this.#nic = nic;
     this.#atomics = atomics;
+    this.#maskedSwap = maskedSwap;
   }
 
   /**
@@ -34,11 +43,31 @@ export class IbgdaEndpoint extends NicEndpoint<IbgdaNeeds> {
       this.#nic.fetchAdd(memory, this.peer, to.byteOffset, word.memory, word.byteOffset, BigInt.asUintN(64, add)),
     );
 
-  /** As `fetchAdd`, but stores `swap` if the word is `compare`. */
-  readonly compareSwap = (to: RemoteRegion, compare: bigint, swap: bigint): Work<bigint> =>
+  /**
+   * As `fetchAdd`, but stores `swap` if the word is `compare`. With `masks`, only the bits of `masks.compare` are compared and those of `masks.swap` stored (all bits unless given);
+   * that is two blocks of the ring and a third to end them: `EP_UNSUPPORTED` where `port.maskedSwap` is false, for a depth below 8, say.
+   */
+  readonly compareSwap = (to: RemoteRegion, compare: bigint, swap: bigint, masks?: SwapMasks): Work<bigint> =>
     this.#atomic('compareSwap', to, (memory, { memory: target, byteOffset }) => {
-      const [expected, made] = [BigInt.asUintN(64, compare), BigInt.asUintN(64, swap)];
-      return this.#nic.compareSwap(memory, this.peer, to.byteOffset, target, byteOffset, expected, made);
+      const word = (value: bigint): bigint => BigInt.asUintN(64, value);
+      const bits =
+        masks === undefined ? ([] as const) : ([word(masks.compare ?? -1n), word(masks.swap ?? -1n)] as const);
+      if (bits.length > 0 && !this.#maskedSwap) {
+        throw new EpError(
+          'EP_UNSUPPORTED',
+          'compareSwap: the NIC does not compare and swap some bits of a word, or the depth is below 8',
+        );
+      }
+      return this.#nic.compareSwap(
+        memory,
+        this.peer,
+        to.byteOffset,
+        target,
+        byteOffset,
+        word(compare),
+        word(swap),
+        ...bits,
+      );
     });
 
   #atomic(

@@ -1,7 +1,7 @@
 /** @ep/ibgda: mlx5 queue pairs posted by kernels. */
 export { AdoptedRange } from '@ep/native/ranks';
 export type { DeviceIbgdaConfig, IbgdaConfig, SoftIbgdaConfig } from './config.js';
-export { IbgdaEndpoint } from './endpoint.js';
+export { IbgdaEndpoint, type SwapMasks } from './endpoint.js';
 export { type IbgdaBacking, type IbgdaNeeds, ibgdaCapabilities } from './probe.js';
 export { ibgda } from './provider.js';
 export { IbgdaTransport } from './transport.js';

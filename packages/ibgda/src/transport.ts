@@ -158,8 +158,9 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     let endpoint = this.#endpoints.get(peer);
     if (endpoint === undefined || endpoint.closed) {
       const { nic, context, liveness, config } = this.#init;
+      const { atomics, maskedSwap } = this.port;
       endpoint = this.children.add(
-        new IbgdaEndpoint({ peer, nic, context, liveness, timeoutMs: config.timeoutMs, atomics: this.port.atomics }),
+        new IbgdaEndpoint({ peer, nic, context, liveness, timeoutMs: config.timeoutMs, atomics, maskedSwap }),
       );
       this.#endpoints.set(peer, endpoint);
     }

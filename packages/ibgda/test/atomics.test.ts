@@ -1,6 +1,7 @@
 /** Fetch-add and compare-and-swap of JS: every old value is seen by one, and by one only. */
 import { type Need, offers, type Transport } from '@ep/core';
 import { afterEach, expect, test } from 'vitest';
+import { decodeWqe } from '../src/index.js';
 import { openPair, openSides, type Pair } from './pair.js';
 
 let pair: Pair | undefined;
@@ -44,6 +45,45 @@ test('a swap happens where the word is as compared, and tells its old value eith
   expect(a.memory.view('u64', 8, 1)[0]).toBe(0x0102_0304_0506_0708n);
   expect(await b.endpoint.compareSwap(word, 0x0102_0304_0506_0708n, -1n)).toBe(0x0102_0304_0506_0708n);
   expect(a.memory.view('u64', 8, 1)[0]).toBe(2n ** 64n - 1n);
+});
+
+test('of some bits, only those are compared, and only those stored', async () => {
+  pair = await openPair({ depth: 8, traceEvents: 1000 });
+  const [a, b] = await openSides(pair);
+  a.memory.view('u64', 8, 1)[0] = 0x0102_0304_0506_0708n;
+  const word = b.memory.remote(0, 8, 8);
+  const low = { compare: 0xffn, swap: 0xff00n };
+  expect(await b.endpoint.compareSwap(word, 0x09n, 0xffffn, low)).toBe(0x0102_0304_0506_0708n);
+  expect(a.memory.view('u64', 8, 1)[0]).toBe(0x0102_0304_0506_0708n);
+  expect(await b.endpoint.compareSwap(word, 0x7708n, 0xaabbn, low)).toBe(0x0102_0304_0506_0708n);
+  expect(a.memory.view('u64', 8, 1)[0]).toBe(0x0102_0304_0506_aa08n);
+  expect(await b.endpoint.compareSwap(word, 0n, 5n, { compare: 0n })).toBe(0x0102_0304_0506_aa08n);
+  expect(a.memory.view('u64', 8, 1)[0]).toBe(5n);
+  // Between others, around the ring many times: each swap takes three of its eight places.
+  a.memory.view('u64', 8, 1)[0] = 0n;
+  const works = Array.from({ length: 60 }, (_, i) => [
+    b.endpoint.compareSwap(word, BigInt(i) << 8n, BigInt(i + 1) << 8n, { compare: 0xff00n, swap: 0xff00n }),
+    b.endpoint.fetchAdd(word, 1n),
+  ]).flat();
+  await Promise.all(works);
+  expect(a.memory.view('u64', 8, 1)[0]).toBe((60n << 8n) + 60n);
+  expect(pair.transports.flatMap((one) => one.violations())).toEqual([]);
+  const swaps = b.transport
+    .trace()
+    .split('\n')
+    .filter((line) => line.includes('MASKED_CS'))
+    .map((line) => decodeWqe(Buffer.from(JSON.parse(line).wqe, 'hex')));
+  expect(swaps.length).toBe(63);
+  for (const { wqe, violations } of swaps) expect([wqe?.op, violations]).toEqual(['masked-compare-swap', []]);
+});
+
+test('a ring too short for it is told, and the connection stays', async () => {
+  pair = await openPair({ depth: 4 });
+  const [, b] = await openSides(pair);
+  const word = b.memory.remote(0, 8, 8);
+  expect(b.transport.port.maskedSwap).toBe(false);
+  await expect(b.endpoint.compareSwap(word, 0n, 1n, {})).rejects.toMatchObject({ code: 'EP_UNSUPPORTED' });
+  expect(await b.endpoint.compareSwap(word, 0n, 1n)).toBe(0n);
 });
 
 test('a lock by compare-and-swap keeps two ranks apart', async () => {

@@ -51,6 +51,26 @@ export const goldenWqes: readonly { readonly name: string; readonly wqe: Wqe; re
     hex: `09000715 00123404 00000008 00000000 00007f00 11220008 0000abcd 00000000
           00000000 00000001 00000000 00000000 00000008 00005678 00007f00 aabb0008`,
   },
+  {
+    // As native/tests/device/ibgda_post_test.cpp has it.
+    name: 'masked compare-and-swap of 8 bytes',
+    wqe: {
+      ...head,
+      index: 8,
+      completion: 'on-error',
+      op: 'masked-compare-swap',
+      width: 8,
+      remote: { address: 0x7f0011220008n, rkey: 0xabcd },
+      swap: 4n,
+      compare: 3n,
+      swapMask: 0xffn,
+      compareMask: 0xff00n,
+      result: result(0x7f00aabb0008n, 8),
+    },
+    hex: `09000814 00123405 00000000 00000000 00007f00 11220008 0000abcd 00000000
+          00000000 00000004 00000000 00000003 00000000 000000ff 00000000 0000ff00
+          00000008 00005678 00007f00 aabb0008`,
+  },
 ];
 
 interface GoldenCommand<N extends CommandName = CommandName> {

@@ -5,10 +5,12 @@
 
 #include "memory.h"
 
-/* Every WQE that the post path writes is one WQEBB of 64 bytes, so that "number of WQEs" and "number of WQEBBs" are one count. */
+/* Numbers of WQEs count WQEBBs of 64 bytes: almost every WQE that the post path writes is one. One of several takes as many numbers, and a NOP behind it
+ * (device/mlx5_wqe.h says why). */
 #define EP_IBGDA_WQE_BYTES 64
 #define EP_IBGDA_MAX_DEPTH 32768 /* of a send queue: half the range of the 16-bit index that a CQE carries */
 #define EP_IBGDA_MAX_INLINE 28   /* bytes that fit behind the control and the remote segment of one WQEBB */
+#define EP_IBGDA_MAX_LONG_INLINE 220 /* of four */
 
 /* Who may post to one queue pair at a time. A mode that is narrower than the use loses WQEs. */
 #define EP_IBGDA_SHARE_DEVICE 0u /* any lane of any block of any launch on one machine */

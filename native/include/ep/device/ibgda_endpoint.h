@@ -47,8 +47,7 @@ template <class Post> struct ibgda_endpoint_of {
       if (group.lane() == 0) ctx.fail(status, EP_STATUS_INVALID, qp.peer, EP_STAGE_SHARING, device().active_qps, ctx.blocks());
       return false;
     }
-    /* Not the whole ring at once: the NIC reads one half while the other is written. */
-    const uint64_t most = qp.depth > 1 ? qp.depth / 2 : 1;
+    const uint64_t most = most_at_once(qp);
     for (uint64_t done = 0; done < count; done += most) {
       const auto batch = static_cast<uint32_t>(count - done < most ? count - done : most);
       const auto part = [&](uint32_t i, const mlx5_writer& writer) { build(done + i, writer); };
@@ -57,6 +56,28 @@ template <class Post> struct ibgda_endpoint_of {
       return false;
     }
     return true;
+  }
+
+  /* WQEBBs with one doorbell. Not the whole ring: the NIC reads one half while the other is written. */
+  EP_HD static uint64_t most_at_once(const ep_ibgda_qp& qp) { return qp.depth > 1 ? qp.depth / 2 : 1; }
+
+  /* Whether a WQE of so many WQEBBs, and the one that ends its post, can be posted. */
+  EP_HD static bool holds(const ep_ibgda_qp& qp, uint32_t blocks) { return Post::whole && blocks + 1 <= most_at_once(qp); }
+
+  /* Masked compare-and-swap of a word of 8 bytes at a multiple of 8, awaited, by one lane of any scope; *old is what was there. Where the ring holds() no such WQE,
+   * EP_STATUS_INVALID. */
+  template <class Ctx>
+  EP_HD bool masked_swap(Ctx& ctx, ep_ibgda_qp& qp, const mlx5_place& word, uint64_t compare, uint64_t compare_mask, uint64_t swap, uint64_t swap_mask,
+                         const mlx5_place& old, ep_kernel_status* status) const {
+    if (!holds(qp, mlx5_masked_swap_blocks)) {
+      ctx.fail(status, EP_STATUS_INVALID, qp.peer, EP_STAGE_ROOM, 2 * (mlx5_masked_swap_blocks + 1), qp.depth);
+      return false;
+    }
+    const auto build = [&](uint64_t i, const mlx5_writer& writer) {
+      if (i == mlx5_masked_swap_blocks) return writer.nop();
+      writer.masked_swap8(static_cast<uint32_t>(i), word, compare, compare_mask, swap, swap_mask, old);
+    };
+    return post(ctx, lone_poster<Ctx>{ctx}, qp, mlx5_masked_swap_blocks + 1, build, status) && quiet_qp(ctx, qp, status);
   }
 
   /* By lane 0. */
@@ -140,6 +161,19 @@ template <class Post> struct ibgda_endpoint_of {
     }
   }
 
+  /* Of a source that the NIC does not know: the bytes travel within the WQE. */
+  template <class Ctx, class Group>
+  EP_HD_SELDOM bool put_long_inline(Ctx& ctx, const Group& group, ep_ibgda_qp& qp, const mlx5_place& to, const void* src, uint32_t bytes, int32_t peer, uint64_t slot,
+                                    uint64_t add, ep_kernel_status* status) const {
+    const uint32_t blocks = mlx5_inline_blocks(bytes);
+    const auto build = [&](uint64_t i, const mlx5_writer& writer) {
+      if (i < blocks) return writer.write_long_inline(static_cast<uint32_t>(i), to, src, bytes);
+      if (slot == EP_NO_SLOT) return writer.nop();
+      write_signal(writer, qp, peer, slot, add);
+    };
+    return post(ctx, group, qp, blocks + 1, build, status);
+  }
+
   template <class Ctx, class Group>
   EP_HD bool put(Ctx& ctx, const Group& group, int32_t peer, uint64_t dst_offset, const void* src, uint64_t stride, uint64_t row_bytes,
                  uint64_t rows, uint64_t slot, uint64_t add, ep_kernel_status* status) const {
@@ -152,15 +186,18 @@ template <class Post> struct ibgda_endpoint_of {
     const uint64_t pieces = (row_bytes + longest - 1) / longest;
     const uint64_t writes = rows * pieces;
     const bool is_inline = row_bytes <= EP_IBGDA_MAX_INLINE;
+    ep_ibgda_qp& qp = qp_of(peer, key(ctx));
     uint32_t lkey = 0;
     if (writes != 0 && !is_inline) {
       const uint64_t span = (rows - 1) * stride + row_bytes;
       if (!local_key(ctx, address, span, &lkey)) {
+        if (rows == 1 && row_bytes <= EP_IBGDA_MAX_LONG_INLINE && holds(qp, mlx5_inline_blocks(static_cast<uint32_t>(row_bytes)))) {
+          return put_long_inline(ctx, group, qp, remote_data(peer, dst_offset), src, static_cast<uint32_t>(row_bytes), peer, slot, add, status);
+        }
         if (group.lane() == 0) ctx.fail(status, EP_STATUS_INVALID, peer, EP_STAGE_SOURCE, address, span);
         return false;
       }
     }
-    ep_ibgda_qp& qp = qp_of(peer, key(ctx));
     const auto build = [&](uint64_t i, const mlx5_writer& writer) {
       if (i == writes) return write_signal(writer, qp, peer, slot, add);
       const uint64_t row = i / pieces;

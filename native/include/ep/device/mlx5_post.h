@@ -63,6 +63,7 @@ EP_HD void mlx5_build(Ctx& ctx, const Group& group, ep_ibgda_qp& qp, uint64_t fi
 
 /* Whose turn it is rings, then passes the turn on. */
 struct post_in_turn {
+  static constexpr bool whole = true; /* a post has one doorbell */
   template <uint32_t Sharing, class Ctx, class Group, class Build>
   EP_HD static uint64_t post(Ctx& ctx, const Group& group, ep_ibgda_qp& qp, uint32_t count, const Build& build, ep_kernel_status* status) {
     uint64_t first = mlx5_refused;
@@ -85,6 +86,7 @@ struct post_in_turn {
 /* The turn is passed on at once; whoever gets the ringer's flag rings for all that is ready, and looks again before it leaves. Fewer doorbells where posters
  * meet, and none of them waits for another's. */
 struct post_by_ringer {
+  static constexpr bool whole = true;
   template <uint32_t Sharing, class Ctx, class Group, class Build>
   EP_HD static uint64_t post(Ctx& ctx, const Group& group, ep_ibgda_qp& qp, uint32_t count, const Build& build, ep_kernel_status* status) {
     uint64_t first = mlx5_refused;
@@ -120,6 +122,7 @@ struct post_by_ringer {
 
 /* As Mooncake posts, with a room check, which is not there: a lock for each WQE, and a doorbell of its first 8 bytes to alternate halves of the register. */
 struct post_under_lock {
+  static constexpr bool whole = false; /* no WQE of several WQEBBs */
   using words = poster_words<EP_IBGDA_SHARE_DEVICE>;
   using alone = poster_words<EP_IBGDA_SHARE_THREAD>;
 

@@ -1,4 +1,4 @@
-/* WQEs of mlx5, each of one WQEBB. A writer stores whole segments, 16 bytes at a time, straight into the ring. `number` is the WQE's place since the queue
+/* WQEs of mlx5. A writer stores whole segments, 16 bytes at a time, straight into the ring. `number` is the WQE's place since the queue
  * pair was made; `signalled` asks for a CQE. Sizes of messages are at most 2^30; EP_MLX5_* in abi/mlx5_wqe.h say what the bits mean. */
 #ifndef EP_DEVICE_MLX5_WQE_H
 #define EP_DEVICE_MLX5_WQE_H
@@ -27,6 +27,13 @@ struct mlx5_place {
   uint32_t key;
 };
 
+/* WQEBBs of a WRITE with so many bytes inline. */
+EP_HD uint32_t mlx5_inline_blocks(uint32_t bytes) { return (36 + bytes + EP_MLX5_WQEBB_BYTES - 1) / EP_MLX5_WQEBB_BYTES; }
+constexpr uint32_t mlx5_masked_swap_blocks = 2;
+
+/* HAZARD: a WQE of several WQEBBs is written by as many writers, one for each number. The last block has no control segment that could ask for a CQE, and a CQE
+ * for the first names that: whoever counts WQEBBs would wait for the rest for ever. So it asks for none, and what ends its post is a WQE of one block: a signal,
+ * or a NOP, whose completion comes behind its own. All blocks go with one doorbell: a NIC that saw some of them would take what lies in the ring for the rest. */
 struct mlx5_writer {
   vector16* wqe;
   uint32_t qpn;
@@ -72,6 +79,23 @@ struct mlx5_writer {
     if (bytes > 12) wqe[3] = {{word[4], word[5], word[6], word[7]}};
   }
 
+  EP_HD void nop() const { control(0, EP_MLX5_OPCODE_NOP, 1, 0); }
+
+  /* Block `block` of a WRITE of EP_IBGDA_MAX_INLINE + 1 to EP_IBGDA_MAX_LONG_INLINE bytes, of mlx5_inline_blocks(bytes). */
+  EP_HD void write_long_inline(uint32_t block, const mlx5_place& to, const void* from, uint32_t bytes) const {
+    const auto* source = static_cast<const uint8_t*>(from);
+    uint32_t word[16] = {};
+    const uint32_t head = block == 0 ? 9 : 0; /* words before the bytes */
+    const uint32_t first = block == 0 ? 0 : EP_MLX5_WQEBB_BYTES * block - 36;
+    for (uint32_t i = 0; i < (16 - head) * 4 && first + i < bytes; ++i) word[head + i / 4] |= static_cast<uint32_t>(source[first + i]) << (8 * (i % 4));
+    if (block == 0) {
+      control(0, EP_MLX5_OPCODE_RDMA_WRITE, 2 + (4 + bytes + 15) / 16, 0);
+      remote(to);
+      word[8] = be32(EP_MLX5_INLINE | bytes);
+    }
+    for (uint32_t i = block == 0 ? 2 : 0; i < 4; ++i) wqe[i] = {{word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]}};
+  }
+
   /* The old value arrives at `old`: big-endian from the 4-byte form, in host order from the others. */
   EP_HD void fetch_add4(const mlx5_place& to, uint32_t add, const mlx5_place& old) const {
     control(EP_MLX5_OPMOD_ATOMIC_4, EP_MLX5_OPCODE_ATOMIC_MASKED_FA, 4, 0);
@@ -90,6 +114,14 @@ struct mlx5_writer {
     remote(to);
     wqe[2] = {{high(swap), low(swap), high(compare), low(compare)}};
     local(3, old, 8);
+  }
+  /* Block `block` of mlx5_masked_swap_blocks: where the word and `compare` are equal in the bits of `compare_mask`, the bits of `swap_mask` become those of `swap`. */
+  EP_HD void masked_swap8(uint32_t block, const mlx5_place& to, uint64_t compare, uint64_t compare_mask, uint64_t swap, uint64_t swap_mask, const mlx5_place& old) const {
+    if (block != 0) return local(0, old, 8);
+    control(EP_MLX5_OPMOD_ATOMIC_8, EP_MLX5_OPCODE_ATOMIC_MASKED_CS, 5, 0);
+    remote(to);
+    wqe[2] = {{high(swap), low(swap), high(compare), low(compare)}};
+    wqe[3] = {{high(swap_mask), low(swap_mask), high(compare_mask), low(compare_mask)}};
   }
 };
 
