@@ -36,8 +36,10 @@ set(EP_CORE_SOURCES
   core/efa/queue_block.cpp
   core/efa/rank_nic.cpp
   core/efa/signal_board.cpp
+  core/fabric/descriptor_watch.cpp
   core/fabric/engine.cpp
   core/fabric/memories.cpp
+  core/fabric/raw_link.cpp
   core/fabric/traffic.cpp
   core/ibgda/commands.cpp
   core/ibgda/connect.cpp
@@ -116,6 +118,7 @@ set(EP_UNFUSED_SOURCES
   tests/device/moe_cast_test.cpp
   tests/device/moe_compact_lost_test.cpp
   tests/device/moe_compact_test.cpp
+  tests/device/moe_debt_test.cpp
   tests/device/moe_fast_test.cpp
   tests/device/moe_lost_test.cpp
   tests/device/moe_mixed_test.cpp
@@ -141,6 +144,7 @@ set(EP_NAPI_SOURCES
   napi/bind_efa.cpp
   napi/bind_efa_bench.cpp
   napi/bind_fabric.cpp
+  napi/bind_fabric_bench.cpp
   napi/bind_gin.cpp
   napi/bind_ibgda.cpp
   napi/bind_ibgda_bench.cpp
@@ -178,6 +182,7 @@ set(EP_TESTS
   tests/device/moe_cast_test.cpp
   tests/device/moe_compact_lost_test.cpp
   tests/device/moe_compact_test.cpp
+  tests/device/moe_debt_test.cpp
   tests/device/moe_fast_test.cpp
   tests/device/moe_lost_test.cpp
   tests/device/moe_mixed_test.cpp

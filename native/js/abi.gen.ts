@@ -396,13 +396,17 @@ export const EP_MOE_F8_UE8M0 = 6;
 export const EP_MOE_LOGFMT10 = 7;
 export const EP_MOE_COUNT_EPOCH_SHIFT = 32;
 export const EP_MOE_COUNT_BANK_SHIFT = 31;
-export const EP_MOE_COUNT_ROWS = 0x7fffffff;
+export const EP_MOE_COUNT_REFUSES = 0x40000000;
+export const EP_MOE_COUNT_ROWS = 0x3fffffff;
 export const EP_MOE_BANKS = 2;
 /** by source r: its count words are here */
 export const EP_MOE_SIGNAL_COUNTED = 0;
 /** by source r: puts of rows and headers, counted; high throughput: or that there are none, or that a rank is full */
 export const EP_MOE_SIGNAL_ARRIVED = 1;
-/** by the rank r of experts: its results are here (where counted: puts, and one more) */
+/**
+ * by the rank r of experts: its results are here (where counted: puts). Low latency: or that the call is refused; or,
+ * to a rank without experts, that there are none
+ */
 export const EP_MOE_SIGNAL_RETURNED = 2;
 /** by destination r: its part of this slot may be written again */
 export const EP_MOE_SIGNAL_CREDIT = 3;
@@ -4308,11 +4312,10 @@ export interface MoeBuffer {
   readonly stagedResults: MoePart;
   /** uint64_t[world_size][most_local]: count words, by source and local expert: one put for each pair of ranks */
   readonly counts: MoePart;
-  /**
-   * high throughput: uint64_t[replicas]: (epoch << 32 | first row), written by the ranks that hold the replicas; then
-   * uint64_t[world_size]: by source, which rank takes no rows (moe_places.h)
-   */
+  /** high throughput: uint64_t[replicas]: (epoch << 32 | first row), written by the ranks that hold the replicas */
   readonly starts: MoePart;
+  /** uint64_t[world_size]: by rank, of which call it says that it is refused, and whom for (moe_wait.h) */
+  readonly refusals: MoePart;
   readonly firstSignal: bigint;
   /** address of ep_moe_peer[calls * world_size] */
   readonly peers: bigint;
@@ -4339,7 +4342,7 @@ export interface MoeBuffer {
 }
 
 export const moeBufferLayout = {
-  byteLength: 320,
+  byteLength: 336,
   align: 8,
   offset: {
     header: 0,
@@ -4351,21 +4354,22 @@ export const moeBufferLayout = {
     stagedResults: 184,
     counts: 200,
     starts: 216,
-    firstSignal: 232,
-    peers: 240,
-    calls: 248,
-    maxTokens: 252,
-    topK: 256,
-    hidden: 260,
-    payload: 264,
-    resultPayload: 268,
-    payloadBytes: 272,
-    rowBytes: 280,
-    resultBytes: 288,
-    resultRowBytes: 296,
-    recvRows: 304,
-    alignment: 312,
-    reserved: 316,
+    refusals: 232,
+    firstSignal: 248,
+    peers: 256,
+    calls: 264,
+    maxTokens: 268,
+    topK: 272,
+    hidden: 276,
+    payload: 280,
+    resultPayload: 284,
+    payloadBytes: 288,
+    rowBytes: 296,
+    resultBytes: 304,
+    resultRowBytes: 312,
+    recvRows: 320,
+    alignment: 328,
+    reserved: 332,
   },
 } as const;
 
@@ -4380,20 +4384,21 @@ export function readMoeBuffer(view: DataView, at = 0): MoeBuffer {
     stagedResults: readMoePart(view, at + 184),
     counts: readMoePart(view, at + 200),
     starts: readMoePart(view, at + 216),
-    firstSignal: view.getBigUint64(at + 232, true),
-    peers: view.getBigUint64(at + 240, true),
-    calls: view.getUint32(at + 248, true),
-    maxTokens: view.getUint32(at + 252, true),
-    topK: view.getUint32(at + 256, true),
-    hidden: view.getUint32(at + 260, true),
-    payload: view.getUint32(at + 264, true),
-    resultPayload: view.getUint32(at + 268, true),
-    payloadBytes: view.getBigUint64(at + 272, true),
-    rowBytes: view.getBigUint64(at + 280, true),
-    resultBytes: view.getBigUint64(at + 288, true),
-    resultRowBytes: view.getBigUint64(at + 296, true),
-    recvRows: view.getBigUint64(at + 304, true),
-    alignment: view.getUint32(at + 312, true),
+    refusals: readMoePart(view, at + 232),
+    firstSignal: view.getBigUint64(at + 248, true),
+    peers: view.getBigUint64(at + 256, true),
+    calls: view.getUint32(at + 264, true),
+    maxTokens: view.getUint32(at + 268, true),
+    topK: view.getUint32(at + 272, true),
+    hidden: view.getUint32(at + 276, true),
+    payload: view.getUint32(at + 280, true),
+    resultPayload: view.getUint32(at + 284, true),
+    payloadBytes: view.getBigUint64(at + 288, true),
+    rowBytes: view.getBigUint64(at + 296, true),
+    resultBytes: view.getBigUint64(at + 304, true),
+    resultRowBytes: view.getBigUint64(at + 312, true),
+    recvRows: view.getBigUint64(at + 320, true),
+    alignment: view.getUint32(at + 328, true),
   };
 }
 
@@ -4407,21 +4412,22 @@ export function writeMoeBuffer(view: DataView, at: number, value: MoeBuffer): vo
   writeMoePart(view, at + 184, value.stagedResults);
   writeMoePart(view, at + 200, value.counts);
   writeMoePart(view, at + 216, value.starts);
-  view.setBigUint64(at + 232, value.firstSignal, true);
-  view.setBigUint64(at + 240, value.peers, true);
-  view.setUint32(at + 248, value.calls, true);
-  view.setUint32(at + 252, value.maxTokens, true);
-  view.setUint32(at + 256, value.topK, true);
-  view.setUint32(at + 260, value.hidden, true);
-  view.setUint32(at + 264, value.payload, true);
-  view.setUint32(at + 268, value.resultPayload, true);
-  view.setBigUint64(at + 272, value.payloadBytes, true);
-  view.setBigUint64(at + 280, value.rowBytes, true);
-  view.setBigUint64(at + 288, value.resultBytes, true);
-  view.setBigUint64(at + 296, value.resultRowBytes, true);
-  view.setBigUint64(at + 304, value.recvRows, true);
-  view.setUint32(at + 312, value.alignment, true);
-  clear(view, at + 316, 4);
+  writeMoePart(view, at + 232, value.refusals);
+  view.setBigUint64(at + 248, value.firstSignal, true);
+  view.setBigUint64(at + 256, value.peers, true);
+  view.setUint32(at + 264, value.calls, true);
+  view.setUint32(at + 268, value.maxTokens, true);
+  view.setUint32(at + 272, value.topK, true);
+  view.setUint32(at + 276, value.hidden, true);
+  view.setUint32(at + 280, value.payload, true);
+  view.setUint32(at + 284, value.resultPayload, true);
+  view.setBigUint64(at + 288, value.payloadBytes, true);
+  view.setBigUint64(at + 296, value.rowBytes, true);
+  view.setBigUint64(at + 304, value.resultBytes, true);
+  view.setBigUint64(at + 312, value.resultRowBytes, true);
+  view.setBigUint64(at + 320, value.recvRows, true);
+  view.setUint32(at + 328, value.alignment, true);
+  clear(view, at + 332, 4);
 }
 
 /**

@@ -18,7 +18,7 @@ export interface MoeDescription {
   readonly recvRows: number;
   /** Rows are cast before they travel: the staged parts have room for them. */
   readonly staged: boolean;
-  /** Offset and bytes of a slot of: received, returned, staged tokens, staged results, counts, starts. */
+  /** Offset and bytes of a slot of: received, returned, staged tokens, staged results, counts, starts, refusals. */
   readonly parts: Float64Array;
   readonly firstSignal: number;
   readonly experts: number;

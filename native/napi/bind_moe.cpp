@@ -45,7 +45,7 @@ void describe_moe(moe_contents& made, const Napi::Object& from, const ep_memory_
   b.payload = small("payload", EP_MOE_F32, EP_MOE_F8_UE8M0);
   b.result_payload = small("resultPayload", EP_MOE_F32, EP_MOE_LOGFMT10);
   b.hidden = small("hidden", 1, uint64_t{1} << 24);
-  b.max_tokens = small("maxTokens", 1, INT32_MAX);
+  b.max_tokens = small("maxTokens", 1, EP_MOE_COUNT_ROWS);
   b.top_k = small("topK", 1, 65536);
   b.calls = small("calls", 1, EP_MOE_MAX_CALLS);
   b.alignment = small("alignment", 1, INT32_MAX);
@@ -84,10 +84,10 @@ void describe_moe(moe_contents& made, const Napi::Object& from, const ep_memory_
   b.experts.replicas = static_cast<uint32_t>(replicas);
   b.experts.most_local = most;
   const byte_span parts = arg_bytes(from.Get("parts"), "parts");
-  if (from.Get("parts").As<Napi::TypedArray>().TypedArrayType() != napi_float64_array || parts.size != 12 * sizeof(double)) {
-    throw_invalid(env, "parts must be a Float64Array of six offsets, each with its stride");
+  if (from.Get("parts").As<Napi::TypedArray>().TypedArrayType() != napi_float64_array || parts.size != 14 * sizeof(double)) {
+    throw_invalid(env, "parts must be a Float64Array of seven offsets, each with its stride");
   }
-  double words[12];
+  double words[14];
   std::memcpy(words, parts.data, sizeof words);
   const uint64_t available = place.byte_length;
   const bool low_latency = b.header.kind == EP_MOE_LOW_LATENCY;
@@ -99,7 +99,8 @@ void describe_moe(moe_contents& made, const Napi::Object& from, const ep_memory_
   read_part(b.staged_tokens, words + 4, env, b.calls, staged ? b.max_tokens * b.row_bytes : 0, available, "staged tokens");
   read_part(b.staged_results, words + 6, env, b.calls, staged ? results * b.result_row_bytes : 0, available, "staged results");
   read_part(b.counts, words + 8, env, b.calls, uint64_t{most} * world * sizeof(uint64_t), available, "counts");
-  read_part(b.starts, words + 10, env, b.calls, low_latency ? 0 : (replicas + world) * sizeof(uint64_t), available, "starts");
+  read_part(b.starts, words + 10, env, b.calls, low_latency ? 0 : replicas * sizeof(uint64_t), available, "starts");
+  read_part(b.refusals, words + 12, env, b.calls, world * sizeof(uint64_t), available, "refusals");
   b.first_signal = arg_size(from.Get("firstSignal"), "firstSignal");
   const uint64_t slots = uint64_t{b.calls} * EP_MOE_SIGNAL_KINDS * world;
   if (b.first_signal > place.signal_slots || slots > place.signal_slots - b.first_signal) {

@@ -23,8 +23,8 @@ void moe_forget(const ep_moe_buffer& buffer, uint8_t* data, uint64_t* signals, i
     if (buffer.header.kind == EP_MOE_HIGH_THROUGHPUT) {
       auto* starts = reinterpret_cast<uint64_t*>(data + buffer.starts.offset + slot * buffer.starts.stride);
       clear(starts + begin[of], begin[of + 1] - begin[of]);
-      clear(starts + buffer.experts.replicas + of, 1);
     }
+    clear(reinterpret_cast<uint64_t*>(data + buffer.refusals.offset + slot * buffer.refusals.stride) + of, 1);
     reinterpret_cast<ep_moe_peer*>(buffer.peers)[slot * world + of] = {};
   }
   std::atomic_thread_fence(std::memory_order_seq_cst);

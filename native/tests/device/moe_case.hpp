@@ -288,7 +288,8 @@ class moe_case {
     b.staged_tokens = component(max_tokens * (16 + b.row_bytes));
     b.staged_results = component(receive_rows() * b.result_row_bytes);
     b.counts = component(static_cast<uint64_t>(most_local) * size * 8);
-    if (options.compact) b.starts = component((replica_rank.size() + static_cast<size_t>(size)) * 8);
+    if (options.compact) b.starts = component(replica_rank.size() * 8);
+    b.refusals = component(size * 8);
     b.calls = options.slots;
     b.max_tokens = max_tokens;
     b.top_k = top_k;

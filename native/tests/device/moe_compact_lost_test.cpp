@@ -137,7 +137,7 @@ uint32_t full_for_others(route by, uint64_t seed, bool late, bool* tried) {
     const ep::block_coop<std::decay_t<decltype(ctx)>> coop{ctx};
     ep::moe_layout(ctx, at);
     ctx.sync_grid();
-    if (ctx.block() == 0) ep::detail::compact_pass_on(ctx, coop, endpoint, view, 1);
+    if (ctx.block() == 0) ep::moe_pass_on(ctx, coop, endpoint, at, 1, EP_MOE_SIGNAL_ARRIVED, view.puts_to(1));
     ctx.sync_grid();
     std::atomic_ref<uint64_t> landed(ranks.signals(1)[EP_MOE_SIGNAL_ARRIVED * 4 + 3]);
     while (by != route::stores && landed.load() == 0) ctx.point();

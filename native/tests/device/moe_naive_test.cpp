@@ -56,7 +56,7 @@ bool receive_with(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffe
   }
   ctx.sync_grid();
   for (uint32_t e = 0; e < experts; ++e) {
-    if (ctx.block() == 0 && ctx.lane() == 0) ep::detail::moe_place_runs(ctx, endpoint, at, args, e);
+    if (ctx.block() == 0 && ctx.lane() == 0) ep::detail::moe_place_runs(ctx, endpoint, at, args.totals, e);
   }
   ctx.sync_grid();
   for (uint32_t e = 0; e < experts; ++e) {

@@ -41,10 +41,11 @@ typedef struct ep_moe_header {
 } ep_moe_header;
 EP_STATIC_ASSERT(sizeof(ep_moe_header) == 16, "travels");
 
-/* A count word: the epoch of the call, in which bank its writer takes results, and how many rows it sends. */
+/* A count word: the epoch of the call, in which bank its writer takes results, and how many rows it sends. Low latency: or that it takes none, and sends none therefore. */
 #define EP_MOE_COUNT_EPOCH_SHIFT 32
 #define EP_MOE_COUNT_BANK_SHIFT 31
-#define EP_MOE_COUNT_ROWS 0x7fffffffu
+#define EP_MOE_COUNT_REFUSES 0x40000000u
+#define EP_MOE_COUNT_ROWS 0x3fffffffu
 
 /* Places for the results of a slot's calls. Results of a rank that was given up alive may come as long as it lives: later calls of the slot take the other bank. */
 #define EP_MOE_BANKS 2u
@@ -53,7 +54,7 @@ EP_STATIC_ASSERT(sizeof(ep_moe_header) == 16, "travels");
  * Where endpoints can store, a word holds the epoch of the last call for which the thing was said; otherwise it is a running count (ep_moe_peer). */
 #define EP_MOE_SIGNAL_COUNTED 0u  /* by source r: its count words are here */
 #define EP_MOE_SIGNAL_ARRIVED 1u  /* by source r: puts of rows and headers, counted; high throughput: or that there are none, or that a rank is full */
-#define EP_MOE_SIGNAL_RETURNED 2u /* by the rank r of experts: its results are here (where counted: puts, and one more) */
+#define EP_MOE_SIGNAL_RETURNED 2u /* by the rank r of experts: its results are here (where counted: puts). Low latency: or that the call is refused; or, to a rank without experts, that there are none */
 #define EP_MOE_SIGNAL_CREDIT 3u   /* by destination r: its part of this slot may be written again */
 #define EP_MOE_SIGNAL_PLACED 4u   /* high throughput, by destination r: its answer to the counts is here */
 #define EP_MOE_SIGNAL_KINDS 5u
@@ -98,7 +99,8 @@ typedef struct ep_moe_buffer {
   ep_moe_part staged_tokens;
   ep_moe_part staged_results;
   ep_moe_part counts; /* uint64_t[world_size][most_local]: count words, by source and local expert: one put for each pair of ranks */
-  ep_moe_part starts; /* high throughput: uint64_t[replicas]: (epoch << 32 | first row), written by the ranks that hold the replicas; then uint64_t[world_size]: by source, which rank takes no rows (moe_places.h) */
+  ep_moe_part starts; /* high throughput: uint64_t[replicas]: (epoch << 32 | first row), written by the ranks that hold the replicas */
+  ep_moe_part refusals; /* uint64_t[world_size]: by rank, of which call it says that it is refused, and whom for (moe_wait.h) */
   uint64_t first_signal;
   uint64_t peers; /* address of ep_moe_peer[calls * world_size] */
   uint32_t calls;
@@ -115,7 +117,7 @@ typedef struct ep_moe_buffer {
   uint32_t alignment;        /* of blocks, in rows; 1 in low-latency form */
   uint32_t reserved;
 } ep_moe_buffer;
-EP_STATIC_ASSERT(sizeof(ep_moe_buffer) == 320, "handed to kernels by value");
+EP_STATIC_ASSERT(sizeof(ep_moe_buffer) == 336, "handed to kernels by value");
 
 /* ep_moe_call.ranks[r]: 0 for a rank that takes part; otherwise it does not, and rows to and from it are left out. Kernels set it to the EP_STATUS_* that ended a wait for
  * the rank: TIMEOUT, PEER_LOST. */

@@ -83,10 +83,9 @@ EP_HD bool moe_combine_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
   ctx.sync_grid();
   const bool ok = moe_sound(ctx, coop, at);
   for (int32_t source = static_cast<int32_t>(ctx.block()); ok && source < at.world(); source += static_cast<int32_t>(ctx.blocks())) {
-    if (source == at.self() || !moe_stores(endpoint, source) || !moe_takes_part(ctx, coop, at, source)) continue;
-    uint64_t rows = 0;
-    for (uint32_t e = 0; e < experts; ++e) rows += static_cast<uint32_t>(*at.range(e, source));
-    if (rows != 0) moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_RETURNED, source);
+    const bool says = moe_rows_of(at, source) == 0 ? moe_hears_of_none(at, source, at.self()) : moe_stores(endpoint, source);
+    if (source == at.self() || !says || !moe_takes_part(ctx, coop, at, source)) continue;
+    moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_RETURNED, source);
   }
   return ok;
 }
@@ -96,13 +95,14 @@ namespace detail {
 /* Awaits the results that one rank owes, by one lane. */
 template <class Ctx, class Endpoint> EP_HD void moe_await_results(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, int32_t rank) {
   ep_moe_peer& peer = at.peer(rank);
-  const uint64_t rows = at.sends_to(rank);
-  if (rows == 0 || peer.told != at.call.epoch) return;
-  const uint64_t value = moe_next(endpoint, at, rank, peer.returned, rows);
+  const uint64_t puts = moe_returns(at, rank);
+  if (puts == 0 || peer.told != at.call.epoch) return;
+  const uint64_t value = moe_next(endpoint, at, rank, peer.returned, puts);
   if (moe_takes_part(ctx, at, rank) && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_RETURNED, value, rank, EP_STAGE_RESULT)) {
     peer.returned = value;
-  } else {
-    peer.owed[at.peer(at.self()).bank] = value; /* it may be alive, and write them yet */
+    if (at.buffer.header.kind == EP_MOE_LOW_LATENCY) moe_hears_refusal(ctx, endpoint, at, rank);
+  } else if (at.sends_to(rank) != 0) {
+    moe_owes(at, rank, value); /* it may be alive, and write them yet */
   }
 }
 
@@ -141,10 +141,7 @@ EP_HD bool moe_combine_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_
     if (rank != at.self()) detail::moe_await_results(ctx, endpoint, at, rank);
   }
   ctx.sync_grid();
-  /* Every block has read which bank it is. */
-  bool owes = false;
-  for (int32_t rank = 0; ctx.block() == 0 && coop.lane() == 0 && rank < at.world(); ++rank) owes = owes || at.peer(rank).owed[bank] != 0;
-  if (owes) at.peer(at.self()).bank = (bank + 1) % EP_MOE_BANKS;
+  if (ctx.block() == 0 && coop.lane() == 0) moe_leave_bank(at); /* every block has read which it is */
   const bool ok = moe_sound(ctx, coop, at);
   const detail::moe_results results = detail::moe_results_of(endpoint, at, args);
   const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];

@@ -169,7 +169,7 @@ EP_HD bool moe_compact_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
     detail::compact_await_owed(ctx, endpoint, at, rank);
   }
   ctx.sync_grid();
-  view.debtor = view.first_debtor();
+  view.debtor = moe_debtor(at);
   if (ctx.block() == 0 && coop.lane() == 0 && !view.cached() && moe_puts<Endpoint>) {
     auto* first = reinterpret_cast<uint32_t*>(args.call.routing.send_first);
     uint32_t before = 0;
@@ -209,7 +209,7 @@ EP_HD bool moe_compact_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_
     const uint64_t value = moe_next(endpoint, at, source, peer.arrived, puts);
     bool came = moe_takes_part(ctx, at, source) && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_ARRIVED, value, source, EP_STAGE_ARRIVAL);
     if (came) peer.arrived = value;
-    if (came && !detail::compact_hears_refusal(ctx, view, source) && view.cached() && rows != 0) came = detail::compact_await_counts(ctx, endpoint, view, source, 0);
+    if (came && !moe_hears_refusal(ctx, endpoint, at, source) && view.cached() && rows != 0) came = detail::compact_await_counts(ctx, endpoint, view, source, 0);
     if (!came && rows != 0 && load_relaxed(ctx, &at.ranks()[source]) != EP_MOE_RANK_MASKED) {
       peer.owed_rows = value; /* it knows where to write, and may be alive */
     }

@@ -114,10 +114,13 @@ EP_HD bool moe_dispatch_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_bu
   moe_layout(ctx, at);
   moe_await_credits(ctx, endpoint, at);
   ctx.sync_grid();
+  const bool refuses = moe_debtor(at) >= 0;
   if (ctx.block() == 0 && coop.lane() == 0) {
     auto* first = reinterpret_cast<uint32_t*>(args.call.routing.send_first);
+    auto* words = reinterpret_cast<uint64_t*>(args.call.routing.send_words);
     uint32_t before = 0;
     for (uint32_t p = 0; p < buffer.experts.replicas; ++p) {
+      if (refuses) words[p] = at.word() | EP_MOE_COUNT_REFUSES;
       const uint32_t rows = at.sends(p);
       if (rows > buffer.max_tokens) ctx.fail(at.status(), EP_STATUS_INVALID, at.rank_of(static_cast<int32_t>(p)), EP_STAGE_COUNT, buffer.max_tokens, rows);
       if constexpr (moe_puts<Endpoint>) first[p] = before;
@@ -125,7 +128,7 @@ EP_HD bool moe_dispatch_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_bu
     }
   }
   ctx.sync_grid();
-  if (moe_sound(ctx, coop, at)) detail::moe_send_rows(ctx, coop, endpoint, at, args);
+  if (moe_sound(ctx, coop, at) && !refuses) detail::moe_send_rows(ctx, coop, endpoint, at, args);
   ctx.sync_grid();
   if (!moe_sound(ctx, coop, at)) return false;
   for (int32_t rank = static_cast<int32_t>(ctx.block()); rank < at.world(); rank += static_cast<int32_t>(ctx.blocks())) {
@@ -151,8 +154,10 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_source(Ctx& ctx, const
     if (!moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_COUNTED, expected, source, EP_STAGE_COUNT)) return;
     uint64_t puts = 0;
     bool late = false;
+    bool refuses = false;
     for (uint32_t e = 0; e < experts; ++e) {
       const uint64_t word = load_acquire(ctx, &words[e]);
+      refuses = (word & EP_MOE_COUNT_REFUSES) != 0;
       const uint32_t rows = static_cast<uint32_t>(word) & EP_MOE_COUNT_ROWS;
       peer.bank = static_cast<uint32_t>(word) >> EP_MOE_COUNT_BANK_SHIFT;
       late = late || word >> EP_MOE_COUNT_EPOCH_SHIFT != at.call.epoch;
@@ -163,6 +168,7 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_source(Ctx& ctx, const
     }
     /* The signal was that of words of a past call, which came when they were no longer awaited: those of this call have one of their own. */
     if (late) continue;
+    if (refuses) ctx.fail(at.status(), EP_STATUS_BUSY, source, EP_STAGE_PLACE, 0, 0);
     if (!moe_stores(endpoint, source)) {
       peer.counted = expected;
       if (puts != 0 && !moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_ARRIVED, peer.arrived + puts, source, EP_STAGE_ARRIVAL)) return;
@@ -174,7 +180,7 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_source(Ctx& ctx, const
 
 /* Runs of one expert behind each other, in the order of sources. */
 template <class Ctx, class Endpoint>
-EP_HD void moe_place_runs(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args, uint32_t expert) {
+EP_HD void moe_place_runs(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint64_t totals, uint32_t expert) {
   const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
   const auto* words = reinterpret_cast<const uint64_t*>(own.data + at.part(at.buffer.counts)) + expert;
   uint64_t begin = 0;
@@ -190,7 +196,7 @@ EP_HD void moe_place_runs(Ctx& ctx, const Endpoint& endpoint, const moe_view& at
   }
   reinterpret_cast<uint32_t*>(at.call.routing.block_start)[expert] = expert * static_cast<uint32_t>(at.world()) * at.buffer.max_tokens;
   reinterpret_cast<int32_t*>(at.call.routing.recv_count)[expert] = static_cast<int32_t>(begin);
-  if (args.totals != 0) reinterpret_cast<uint64_t*>(args.totals)[expert] += begin;
+  if (totals != 0) reinterpret_cast<uint64_t*>(totals)[expert] += begin;
 }
 
 /* `rows` payloads, packed at row_bytes, to rows `row` and on of the receive tensor. */
@@ -258,6 +264,28 @@ EP_HD void moe_take_own(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& e
   }
 }
 
+/* A call that this rank cannot take results of, or that it hears another refuse: tells so all ranks that await results of it, in their place. What it awaits itself ends in the same
+ * way, before it sends anything in the slot's next call. All blocks call it. */
+template <class Ctx, class Endpoint> EP_HD void moe_refuse(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at) {
+  if (ctx.block() == 0 && coop.lane() == 0) {
+    const bool own = at.refuses();
+    moe_write_refusal(ctx, endpoint, at, own ? at.self() : at.status()->rank, true);
+    if (own) moe_leave_bank(at);
+  }
+  ctx.sync_grid();
+  for (auto rank = static_cast<int32_t>(ctx.block()); rank < at.world(); rank += static_cast<int32_t>(ctx.blocks())) {
+    if (rank == at.self()) continue;
+    uint64_t puts = moe_rows_of(at, rank);
+    if (puts == 0 && moe_hears_of_none(at, rank, at.self())) puts = 1;
+    if (puts != 0 && moe_takes_part(ctx, coop, at, rank)) moe_pass_on(ctx, coop, endpoint, at, rank, EP_MOE_SIGNAL_RETURNED, puts);
+    ep_moe_peer& peer = at.peer(rank);
+    const uint64_t awaited = moe_returns(at, rank);
+    if (coop.lane() != 0 || awaited == 0 || peer.told != at.call.epoch) continue;
+    peer.returned = moe_next(endpoint, at, rank, peer.returned, awaited);
+    if (at.sends_to(rank) != 0) moe_owes(at, rank, peer.returned);
+  }
+}
+
 } // namespace detail
 
 template <class Ctx, class Endpoint>
@@ -265,6 +293,7 @@ EP_HD bool moe_dispatch_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe
   const block_coop<Ctx> coop{ctx};
   const moe_view at{buffer, args.call};
   const uint32_t experts = at.experts_of(at.self());
+  if (at.refuses() && ctx.block() == 0 && coop.lane() == 0) ctx.fail(at.status(), EP_STATUS_BUSY, moe_debtor(at), EP_STAGE_RESULT, 0, 0);
   if (experts != 0) {
     const auto lanes = static_cast<int32_t>(ctx.blocks() * coop.lanes());
     for (auto source = static_cast<int32_t>(ctx.block() * coop.lanes() + coop.lane()); source < at.world(); source += lanes) {
@@ -272,9 +301,13 @@ EP_HD bool moe_dispatch_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe
     }
   }
   ctx.sync_grid();
-  for (uint32_t e = ctx.block() * coop.lanes() + coop.lane(); e < experts; e += ctx.blocks() * coop.lanes()) detail::moe_place_runs(ctx, endpoint, at, args, e);
+  const bool ok = moe_sound(ctx, coop, at);
+  for (uint32_t e = ctx.block() * coop.lanes() + coop.lane(); e < experts; e += ctx.blocks() * coop.lanes()) {
+    detail::moe_place_runs(ctx, endpoint, at, ok ? args.totals : 0, e);
+  }
   ctx.sync_grid();
-  if (moe_sound(ctx, coop, at)) {
+  if (!ok && at.status()->status == EP_STATUS_BUSY) detail::moe_refuse(ctx, coop, endpoint, at);
+  if (ok) {
     const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
     for (uint32_t e = 0; e < experts; ++e) {
       for (int32_t source = 0; source < at.world(); ++source) {

@@ -12,8 +12,6 @@ EP_MACHINE_BEGIN
 
 /* In the answer of a rank whose tensor is too small, instead of a row: this, and the rows that are needed; or 0 where a rank that was given up alive may still write into the slot. */
 constexpr uint32_t moe_no_room = 0x80000000u;
-/* The same passed on by others: this, the rank, and whether the slot is in debt. */
-constexpr uint32_t moe_in_debt = 0x40000000u;
 constexpr uint64_t moe_most_rows = 0x7fffffffu;
 
 namespace detail {
@@ -53,44 +51,10 @@ struct compact_view {
     for (uint32_t p = at.first_replica(rank); p < at.first_replica(rank + 1); ++p) puts += at.sends(p) + (at.sends(p) != 0 && !cached() ? 1u : 0u);
     return puts != 0 ? puts : 1;
   }
-  /* The lowest rank with such a debt, after it was awaited; -1: none. */
-  EP_HD int32_t first_debtor() const {
-    for (int32_t rank = 0; rank < at.world(); ++rank) {
-      const ep_moe_peer& peer = at.peer(rank);
-      if (peer.owed_rows != 0 || peer.owed[at.peer(at.self()).bank] != 0) return rank;
-    }
-    return -1;
-  }
-  /* Where each source says that a rank is full. HAZARD: a word for each: a source that was given up may say it calls later, and would write over what another has just said. */
-  EP_HD uint64_t refusals() const { return starts() + at.buffer.experts.replicas * sizeof(uint64_t); }
-  EP_HD uint64_t* refusal(int32_t source) const { return words(refusals()) + source; }
 };
 
 template <class Endpoint> EP_HD compact_view compact_view_of(const Endpoint& endpoint, const moe_view& at) {
   return {at, reinterpret_cast<uint8_t*>(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()].data), -1};
-}
-
-/* `count` words to a peer, and that they are there: where it counts, by `add`. They lie in registered memory where a NIC sends. All lanes call it. */
-template <class Ctx, class Endpoint>
-EP_HD void compact_put_words(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, int32_t peer, uint64_t to, const uint64_t* words,
-                             uint32_t count, uint32_t kind, uint64_t add = 1) {
-  if (moe_stores(endpoint, peer)) {
-    auto* there = reinterpret_cast<uint64_t*>(moe_data(endpoint, peer, to));
-    for (uint32_t i = coop.lane(); i < count; i += coop.lanes()) store_release(ctx, &there[i], words[i]);
-    copy_rows_done(coop, false);
-    moe_say(ctx, coop, endpoint, at, kind, peer);
-  } else {
-    ep_kernel_status why{};
-    const uint64_t bytes = count * sizeof(uint64_t);
-    bool ok = true;
-    if constexpr (requires { Endpoint::max_add; }) { /* only the sum says that the words are there, so the rest may come first */
-      for (; ok && add > Endpoint::max_add; add -= Endpoint::max_add) {
-        ok = endpoint.signal(ctx, coop, peer, at.signal_slot(kind, at.self()), Endpoint::max_add, &why);
-      }
-    }
-    ok = ok && endpoint.put_rows(ctx, coop, peer, to, words, bytes, bytes, 1, false, at.signal_slot(kind, at.self()), add, &why);
-    if (!ok && coop.lane() == 0) moe_give_up(ctx, at, peer, why);
-  }
 }
 
 /* Awaits words of this call from a rank, by one lane; `counter` is what the rank's word showed before it. The signal of words of a past call, which came when nobody awaited them
@@ -121,7 +85,7 @@ template <class Ctx, class Endpoint> EP_HD bool compact_await_counts(Ctx& ctx, c
 template <class Ctx, class Endpoint>
 EP_HD void compact_send_counts(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const compact_view& view, int32_t rank) {
   const moe_view& at = view.at;
-  compact_put_words(ctx, coop, endpoint, at, rank, view.counts(at.self()), at.send_words() + at.first_replica(rank), at.experts_of(rank), EP_MOE_SIGNAL_COUNTED);
+  moe_put_words(ctx, coop, endpoint, at, rank, view.counts(at.self()), at.send_words() + at.first_replica(rank), at.experts_of(rank), EP_MOE_SIGNAL_COUNTED);
 }
 
 /* Runs of one expert behind each other, in the order of sources; how many rows they span. */
@@ -170,7 +134,7 @@ EP_HD void compact_answer_source(Ctx& ctx, const block_coop<Ctx>& coop, const En
   fence_system(); /* a NIC or an engine reads them */
   coop.sync();
   const uint64_t to = view.starts() + at.first_replica(at.self()) * sizeof(uint64_t);
-  compact_put_words(ctx, coop, endpoint, at, source, to, words, experts, EP_MOE_SIGNAL_PLACED);
+  moe_put_words(ctx, coop, endpoint, at, source, to, words, experts, EP_MOE_SIGNAL_PLACED);
 }
 
 /* Counts out, counts in, places. */
@@ -245,14 +209,6 @@ template <class Ctx, class Endpoint> EP_HD void compact_agree(Ctx& ctx, const bl
   ctx.sync_grid();
 }
 
-/* Tells one rank what this rank's own word of refusal says, in the place of its rows. */
-template <class Ctx, class Endpoint>
-EP_HD void compact_pass_on(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const compact_view& view, int32_t rank) {
-  const int32_t self = view.at.self();
-  const uint64_t to = view.refusals() + static_cast<uint64_t>(self) * sizeof(uint64_t);
-  compact_put_words(ctx, coop, endpoint, view.at, rank, to, view.refusal(self), 1, EP_MOE_SIGNAL_ARRIVED, view.puts_to(rank));
-}
-
 /* After compact_agree has found a rank that takes no rows, full or in debt: tells every rank, in the place of rows, so that one which was not told by that rank fails, too. All blocks
  * call it.
  *
@@ -263,17 +219,13 @@ template <class Ctx, class Endpoint> EP_HD void compact_refuse(Ctx& ctx, const b
   const int32_t self = at.self();
   const bool takes_none = view.debtor >= 0 || (!view.cached() && view.blocks()[at.experts_of(self)] > at.buffer.recv_rows);
   if (ctx.block() == 0 && coop.lane() == 0) {
-    const auto full = static_cast<uint32_t>(view.debtor >= 0 ? self : at.status()->rank);
-    const uint32_t debt = at.status()->status == EP_STATUS_BUSY ? moe_in_debt : 0;
-    store_release(ctx, view.refusal(self), view.epoch() | moe_no_room | debt | full);
-    fence_system(); /* a NIC or an engine reads it */
+    moe_write_refusal(ctx, endpoint, at, view.debtor >= 0 ? self : at.status()->rank, at.status()->status == EP_STATUS_BUSY);
+    moe_leave_bank(at);
   }
   ctx.sync_grid();
   for (auto rank = static_cast<int32_t>(ctx.block()); rank < at.world(); rank += static_cast<int32_t>(ctx.blocks())) {
     if (rank == self) continue;
-    if (moe_takes_part(ctx, coop, at, rank)) {
-      compact_pass_on(ctx, coop, endpoint, view, rank);
-    }
+    if (moe_takes_part(ctx, coop, at, rank)) moe_pass_on(ctx, coop, endpoint, at, rank, EP_MOE_SIGNAL_ARRIVED, view.puts_to(rank));
     if (coop.lane() != 0) continue;
     uint64_t puts = 0;
     const bool may_write = view.expects(rank, &puts) != 0 && load_relaxed(ctx, &at.ranks()[rank]) != EP_MOE_RANK_MASKED;
@@ -283,15 +235,6 @@ template <class Ctx, class Endpoint> EP_HD void compact_refuse(Ctx& ctx, const b
     if (takes_none) peer.arrived = value;
     else peer.owed_rows = value;
   }
-}
-
-/* Whether a source has said that a rank takes no rows; the call then fails. By whoever awaited the rows of that source. */
-template <class Ctx> EP_HD bool compact_hears_refusal(Ctx& ctx, const compact_view& view, int32_t source) {
-  const uint64_t word = load_acquire(ctx, view.refusal(source));
-  if (word >> EP_MOE_COUNT_EPOCH_SHIFT != view.at.call.epoch || (word & moe_no_room) == 0) return false;
-  const uint32_t why = (word & moe_in_debt) != 0 ? EP_STATUS_BUSY : EP_STATUS_CAPACITY;
-  ctx.fail(view.at.status(), why, static_cast<int32_t>(word & (moe_in_debt - 1)), EP_STAGE_PLACE, view.at.buffer.recv_rows, 0);
-  return true;
 }
 
 } // namespace detail

@@ -12,6 +12,10 @@
 
 EP_MACHINE_BEGIN
 
+/* A word of refusal: the epoch of the call, this, whether the rank that it names may be written to by one that was given up, and the rank. */
+constexpr uint32_t moe_refused = 0x80000000u;
+constexpr uint32_t moe_in_debt = 0x40000000u;
+
 /* Whether a peer is stored to directly. Then rows need no signal of their own and words hold epochs, so that a late one of a past call says nothing new. Otherwise
  * ('bundled' order) every put is signalled, and words are running counts, which have no identity: a rank that was given up must be fenced by its transport before it
  * may come back. HAZARD: both ends of a pair of ranks must answer alike, or one counts what the other names. */
@@ -57,6 +61,8 @@ struct moe_view {
   EP_HD const int32_t* slots() const { return reinterpret_cast<const int32_t*>(call.routing.choice_slot); }
   EP_HD const uint64_t* send_words() const { return reinterpret_cast<const uint64_t*>(call.routing.send_words); }
   EP_HD uint32_t sends(uint32_t replica) const { return static_cast<uint32_t>(send_words()[replica]) & EP_MOE_COUNT_ROWS; }
+  /* Low latency: this rank can take no results, and sends no rows. */
+  EP_HD bool refuses() const { return (send_words()[0] & EP_MOE_COUNT_REFUSES) != 0; }
   /* A count word of this rank without its rows. */
   EP_HD uint64_t word() const {
     return static_cast<uint64_t>(call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT | static_cast<uint64_t>(peer(self()).bank) << EP_MOE_COUNT_BANK_SHIFT;
@@ -76,6 +82,8 @@ struct moe_view {
     for (uint32_t p = first_replica(rank); p < first_replica(rank + 1); ++p) rows += sends(p);
     return rows;
   }
+  /* Where a rank says that a call is refused. HAZARD: a word for each: one that was given up may say it calls later, and would write over what another has just said. */
+  EP_HD uint64_t refusal(int32_t rank) const { return part(buffer.refusals) + static_cast<uint64_t>(rank) * sizeof(uint64_t); }
   /* Where the run of local expert `expert` of a rank and of source `source` begins in that rank's memory. */
   EP_HD uint64_t run(uint32_t expert, int32_t source) const {
     const uint64_t runs = static_cast<uint64_t>(expert) * static_cast<uint64_t>(world()) + static_cast<uint64_t>(source);
@@ -176,21 +184,107 @@ template <class Endpoint> EP_HD uint64_t moe_next(const Endpoint& endpoint, cons
   return moe_stores(endpoint, peer) ? at.call.epoch : before + more;
 }
 
-/* Whether a rank that was given up alive has written what it owed, or is dead. In high-throughput form a debt that is not settled when credit should be there is the slot's loss:
- * the call is refused on all ranks (moe_places.h), and the next one takes another slot. In low-latency form nobody could refuse it for all, and the call fails. */
+/* `count` words to a peer, and that they are there: where it counts, by `add`. They lie in registered memory where a NIC sends. All lanes call it. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_put_words(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, int32_t peer, uint64_t to, const uint64_t* words, uint32_t count,
+                         uint32_t kind, uint64_t add = 1) {
+  if (moe_stores(endpoint, peer)) {
+    auto* there = reinterpret_cast<uint64_t*>(moe_data(endpoint, peer, to));
+    for (uint32_t i = coop.lane(); i < count; i += coop.lanes()) store_release(ctx, &there[i], words[i]);
+    copy_rows_done(coop, false);
+    moe_say(ctx, coop, endpoint, at, kind, peer);
+  } else {
+    ep_kernel_status why{};
+    const uint64_t bytes = count * sizeof(uint64_t);
+    bool ok = true;
+    if constexpr (requires { Endpoint::max_add; }) { /* only the sum says that the words are there, so the rest may come first */
+      for (; ok && add > Endpoint::max_add; add -= Endpoint::max_add) {
+        ok = endpoint.signal(ctx, coop, peer, at.signal_slot(kind, at.self()), Endpoint::max_add, &why);
+      }
+    }
+    ok = ok && endpoint.put_rows(ctx, coop, peer, to, words, bytes, bytes, 1, false, at.signal_slot(kind, at.self()), add, &why);
+    if (!ok && coop.lane() == 0) moe_give_up(ctx, at, peer, why);
+  }
+}
+
+/* This rank's own word of refusal, from which others get theirs. By one lane; they are told after a barrier of the grid. */
+template <class Ctx, class Endpoint> EP_HD void moe_write_refusal(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, int32_t for_whom, bool debt) {
+  auto* own = reinterpret_cast<uint64_t*>(moe_data(endpoint, at.self(), at.refusal(at.self())));
+  store_release(ctx, own, static_cast<uint64_t>(at.call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT | moe_refused | (debt ? moe_in_debt : 0) | static_cast<uint32_t>(for_whom));
+  fence_system(); /* a NIC or an engine reads it */
+}
+
+/* Tells one rank what this rank's own word of refusal says, in the place of what it awaits: where it counts, `puts`. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_pass_on(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, int32_t rank, uint32_t kind, uint64_t puts) {
+  const uint64_t to = at.refusal(at.self());
+  moe_put_words(ctx, coop, endpoint, at, rank, to, reinterpret_cast<const uint64_t*>(moe_data(endpoint, at.self(), to)), 1, kind, puts);
+}
+
+/* Whether a rank has said that the call is refused; it then fails. By whoever awaited what that rank says it in the place of. */
+template <class Ctx, class Endpoint> EP_HD bool moe_hears_refusal(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, int32_t rank) {
+  const uint64_t word = load_acquire(ctx, reinterpret_cast<const uint64_t*>(moe_data(endpoint, at.self(), at.refusal(rank))));
+  if (word >> EP_MOE_COUNT_EPOCH_SHIFT != at.call.epoch || (word & moe_refused) == 0) return false;
+  const uint32_t why = (word & moe_in_debt) != 0 ? EP_STATUS_BUSY : EP_STATUS_CAPACITY;
+  ctx.fail(at.status(), why, static_cast<int32_t>(word & (moe_in_debt - 1)), EP_STAGE_PLACE, at.buffer.recv_rows, 0);
+  return true;
+}
+
+/* Whether a rank that was given up alive has written what it owed, or is dead. A debt that is not settled when credit should be there is the slot's loss: the call is refused on
+ * all ranks (moe_places.h, moe_dispatch.h), and the next one takes another slot. */
 template <class Ctx, class Endpoint>
 EP_HD bool moe_settled(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint32_t kind, uint64_t owed, int32_t rank, uint32_t stage) {
   const uint64_t* word = endpoint.local_signal(at.signal_slot(kind, rank));
-  const bool fails = at.buffer.header.kind == EP_MOE_LOW_LATENCY;
   ep_kernel_status why{};
-  if (fails || at.call.credits_by_ns == 0) {
+  if (at.call.credits_by_ns == 0) {
     if (ctx.wait(word, owed, rank, stage, &why)) return true;
   } else if (ctx.wait_for(moe_look_until<Ctx>{&ctx, word, owed, at.call.credits_by_ns}, owed, rank, stage, &why)) {
     return load_acquire(ctx, word) >= owed;
   }
   if (why.status == EP_STATUS_PEER_LOST) return true;
-  if (fails || why.status != EP_STATUS_TIMEOUT) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
+  if (why.status != EP_STATUS_TIMEOUT) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
   return false;
+}
+
+/* The lowest rank that may still write results of an earlier call into the bank, or rows into the slot, after it was awaited; -1: none. */
+EP_HD int32_t moe_debtor(const moe_view& at) {
+  for (int32_t rank = 0; rank < at.world(); ++rank) {
+    const ep_moe_peer& peer = at.peer(rank);
+    if (peer.owed_rows != 0 || peer.owed[at.peer(at.self()).bank] != 0) return rank;
+  }
+  return -1;
+}
+
+/* At the end of a call, by one lane: where the bank is in debt, the slot's next call takes its results in the other one. */
+EP_HD void moe_leave_bank(const moe_view& at) {
+  uint32_t& bank = at.peer(at.self()).bank;
+  bool owed = false;
+  for (int32_t rank = 0; rank < at.world(); ++rank) owed = owed || at.peer(rank).owed[bank] != 0;
+  if (owed) bank = (bank + 1) % EP_MOE_BANKS;
+}
+
+/* Low latency: a rank without experts hears from nobody in dispatch, so those with experts tell it in combine, also where they have no results for it: it may be refused. */
+EP_HD bool moe_hears_of_none(const moe_view& at, int32_t rank, int32_t of) {
+  return at.buffer.header.kind == EP_MOE_LOW_LATENCY && at.experts_of(rank) == 0 && at.experts_of(of) != 0;
+}
+/* Puts that this rank awaits of another in combine. */
+EP_HD uint64_t moe_returns(const moe_view& at, int32_t rank) {
+  const uint64_t rows = at.sends_to(rank);
+  return rows == 0 && moe_hears_of_none(at, at.self(), rank) ? 1 : rows;
+}
+/* Rows of a rank that came here. */
+EP_HD uint64_t moe_rows_of(const moe_view& at, int32_t rank) {
+  uint64_t rows = 0;
+  for (uint32_t e = 0; e < at.experts_of(at.self()); ++e) rows += static_cast<uint32_t>(*at.range(e, rank));
+  return rows;
+}
+
+/* A rank may write results of this call yet, until its word shows `value`. HAZARD: so an older debt of it ends then, too: a count may reach what is older by results of this call. */
+EP_HD void moe_owes(const moe_view& at, int32_t rank, uint64_t value) {
+  ep_moe_peer& peer = at.peer(rank);
+  for (uint32_t bank = 0; bank < EP_MOE_BANKS; ++bank) {
+    if (bank == at.peer(at.self()).bank || peer.owed[bank] != 0) peer.owed[bank] = value;
+  }
 }
 
 /* Before anything is written: every block awaits the credit of all ranks of experts, since credit that another block has seen orders nothing here. */

@@ -6,7 +6,6 @@ import {
   EpError,
   elementBytes,
   invalid,
-  isEpError,
   linkSignals,
   type Rank,
   Resource,
@@ -26,7 +25,7 @@ import type { DeviceMemory } from '@ep/native/ranks';
 import { type ExpertMap, localExperts, replicaCandidates } from '@ep/plan/moe';
 import { COMBINE_TIMEOUTS, callTimeout } from '../moe/call-time.js';
 import { dtypeCode } from '../moe/codes.js';
-import { callFailure } from '../moe/failure.js';
+import { callFailure, isRefusal } from '../moe/failure.js';
 import { Losses, lostOf, type MoeLoss, reportActive } from '../moe/losses.js';
 import type { MoeCallOptions, ResolvedMoe } from '../moe/options.js';
 import { HeldCall, type MoeHandle } from '../moe/received.js';
@@ -231,12 +230,16 @@ export class DeviceMoeBuffer extends Resource {
     };
     const operation = native.combine(this.#init.stream.nativeStream(where), half);
     call.stage = 'combining';
-    return this.#follow(where, operation, options, () => {
+    const ended = (): void => {
       call.stage = 'released';
       slot.held = undefined;
       this.#losses.note(routing.ranks);
+    };
+    const combined = (): DeviceMoeCombined => {
+      ended();
       return { y: options.out, lostRanks: lostOf(routing.ranks), waitNs: routing.waitNs.slice() };
-    });
+    };
+    return this.#follow(where, operation, options, combined, ended);
   }
 
   protected override async release(): Promise<void> {
@@ -321,8 +324,7 @@ export class DeviceMoeBuffer extends Resource {
         control.resolve(value());
       })
       .catch((reason: unknown) => {
-        // What does not fit is refused by all ranks alike, before anything has moved: the next call may fit.
-        if (isEpError(reason) && reason.code === 'EP_CAPACITY') onRefused();
+        if (isRefusal(reason)) onRefused();
         else this.#poison ??= { reason };
         const cut = [this.#cancel.signal, this.closing].some((one) => one.aborted && one.reason === reason);
         if (cut) control.abort(reason);

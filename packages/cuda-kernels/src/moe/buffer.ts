@@ -8,7 +8,6 @@ import {
   type Endpoint,
   EpError,
   invalid,
-  isEpError,
   linkSignals,
   type Rank,
   Resource,
@@ -37,7 +36,7 @@ import type { HostStream } from '../host-stream.js';
 import { checkRunOptions } from '../options.js';
 import { COMBINE_TIMEOUTS, callTimeout } from './call-time.js';
 import { dtypeCode } from './codes.js';
-import { callFailure } from './failure.js';
+import { callFailure, isRefusal } from './failure.js';
 import { checkLayout, Losses, lostOf, type MoeLoss, reportActive } from './losses.js';
 import {
   formatMember,
@@ -90,6 +89,9 @@ const NON_TEMPORAL_BYTES = 1024 * 1024;
  * A rank that does not come in time, or dies, is no failure: the call goes on without it, `lostRanks` of the result names it, and later calls leave it
  * out. Only an abort, a closed transport or a broken NIC rejects a call; the buffer takes no more calls then. Over EFA such a rank does, too
  * (`EP_TIMEOUT`, `EP_PEER_LOST`), and the way on is a new transport.
+ *
+ * `EP_CAPACITY` (a rank has too little room) and `EP_BUSY` (one that was given up alive may still write into the slot) refuse a call on all ranks: it counts, its handle is
+ * over, and the next one may go on. Dispatch rejects with them; in low-latency mode, on a rank without experts, combine does.
  */
 export class MoeBuffer extends Resource implements Closeable {
   readonly rank: Rank;
@@ -263,7 +265,7 @@ export class MoeBuffer extends Resource implements Closeable {
    */
   combine(y: Tensor, handle: MoeHandle, options: MoeCombineOptions = {}): Work<MoeCombined> {
     const begun = this.#beginCombine(y, handle, options, 'combine');
-    return this.#follow('combine', begun.launch(SEND | RECEIVE, options), begun.combined);
+    return this.#follow('combine', begun.launch(SEND | RECEIVE, options), begun.combined, begun.refused);
   }
 
   /** As `dispatchSend`, of a combine. `y` stays unchanged until `receive()` has resolved. */
@@ -271,7 +273,7 @@ export class MoeBuffer extends Resource implements Closeable {
     const begun = this.#beginCombine(y, handle, options, 'combineSend');
     const hook = () =>
       this.#hook('combine receive', (late) =>
-        this.#follow('combine receive', begun.launch(RECEIVE, late), begun.combined),
+        this.#follow('combine receive', begun.launch(RECEIVE, late), begun.combined, begun.refused),
       );
     return this.#follow('combineSend', begun.launch(SEND, options), hook);
   }
@@ -472,6 +474,11 @@ export class MoeBuffer extends Resource implements Closeable {
       dtype: dtypeCode(moe.dtype),
       ...operands.half,
     };
+    const ended = (): void => {
+      call.stage = 'released';
+      slot.held = undefined;
+      this.#losses.note(report.ranks);
+    };
     let begun = false;
     return {
       launch: (halves: number, limits: MoeCallOptions) => {
@@ -483,10 +490,9 @@ export class MoeBuffer extends Resource implements Closeable {
         }
         return started;
       },
+      refused: ended,
       combined: (): MoeCombined => {
-        call.stage = 'released';
-        slot.held = undefined;
-        this.#losses.note(report.ranks);
+        ended();
         return {
           y: operands.finish(),
           lostRanks: lostOf(report.ranks),
@@ -565,9 +571,7 @@ export class MoeBuffer extends Resource implements Closeable {
         control.resolve(value());
       })
       .catch((reason: unknown) => {
-        // What does not fit, or would meet late rows, is refused by all ranks alike: the next call may go on.
-        const refused = isEpError(reason) && (reason.code === 'EP_CAPACITY' || reason.code === 'EP_BUSY');
-        if (refused) onRefused();
+        if (isRefusal(reason)) onRefused();
         else this.#poison ??= { reason };
         const cut = [this.#cancel.signal, this.closing].some((signal) => signal.aborted && signal.reason === reason);
         if (cut) control.abort(reason);

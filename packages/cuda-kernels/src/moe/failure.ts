@@ -1,5 +1,5 @@
 /** Why a call of a buffer for experts ended, in words. A rank that is late or dead is no failure, and never ends here. */
-import { type EpCode, EpError } from '@ep/core';
+import { type EpCode, EpError, isEpError } from '@ep/core';
 import { codeOfStatus, EP_STAGE_ARRIVAL, EP_STAGE_PLACE, type Outcome } from '@ep/native';
 import { outcomeText } from '../outcome-text.js';
 
@@ -11,7 +11,11 @@ export function callFailure(name: string, outcome: Outcome): EpError {
   return new EpError(code, `${name}: ${text}`, { context: { rank, stage, expected, found } });
 }
 
-/** What all ranks refuse alike. */
+/** Whether a call does not fit, or would meet late rows or results: all ranks refuse it alike, and the next one may go on. */
+export const isRefusal = (reason: unknown): boolean =>
+  isEpError(reason) && (reason.code === 'EP_CAPACITY' || reason.code === 'EP_BUSY');
+
+/** In words. */
 function refusalText(code: EpCode, { rank, stage, expected, found }: Outcome): string | undefined {
   if (code === 'EP_CAPACITY') {
     // From a rank that this one had given up, others only pass on that it is full.

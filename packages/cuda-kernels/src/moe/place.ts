@@ -17,6 +17,7 @@ export function moeParts({ sizes, calls }: ResolvedMoe): Float64Array {
     ...component('staged results'),
     ...component('counts'),
     ...component('row starts'),
+    ...component('refusals'),
   );
 }
 

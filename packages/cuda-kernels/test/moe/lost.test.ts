@@ -359,50 +359,70 @@ describe.each(modes)('%s', (mode) => {
   });
 });
 
-it('refuses calls of a slot that two slow ranks owe results, on all ranks, until they have written them', {
-  timeout: 60_000,
-}, async () => {
-  const one = caseOf('high-throughput', { options: { calls: 1 } });
-  const inputs = inputsOf(one);
-  const { reached: gone, reach: go } = event();
-  const { reached: written, reach: write } = event();
-  let refusing = 2;
-  let owing = 2;
-  const results = await opened(one, 'shm', async (buffer) => {
-    const { rank } = buffer;
-    const x = tensorOf(inputs.dtype, one.tokens[rank]!, one.hidden, inputs.x[rank]!);
-    // Rank 3 is late in the first call, rank 2 in the second.
-    for (const late of [3, 2]) {
-      const { x: y, handle } = await buffer.dispatch(x, rankTopk(inputs.routing, rank));
-      if (rank === late) {
-        await gone;
-        const hook = await buffer.combineSend(y, handle);
-        if (--owing === 0) write();
-        await hook.receive({ timeoutMs: 100 });
-        return [];
-      }
-      const { lostRanks } = await buffer.combine(y, handle, { timeoutMs: 1000 });
-      expect(lostRanks[late]).toBe(1);
-    }
-    for (let i = 0; i < 2; i++) {
-      const refused = buffer.dispatch(x, rankTopk(inputs.routing, rank), { timeoutMs: 2000 });
-      await expect(refused).rejects.toMatchObject({
-        code: 'EP_BUSY',
-        message: expect.stringMatching(/call slot.*: refused on all ranks/),
-      });
-    }
-    if (--refusing === 0) go();
-    await written;
-    return [await runCall(buffer, one, rowsOfCall(inputs, 1), { timeoutMs: 5000 })];
-  });
-  const plan = planMoe(inputs.routing, inputs.map, inputs.form, { activeRanks: Uint8Array.of(1, 1, 0, 0) });
-  check(
-    one,
-    rowsOfCall(inputs, 1),
-    results.map((all) => all[0]),
-    plan,
-  );
+/** Rank 1 holds none: in low-latency form it hears from nobody before it combines. */
+const withoutOne = mapExperts({
+  worldSize,
+  experts: 8,
+  rankOffsets: Int32Array.of(0, 3, 3, 6, 8),
+  expert: Int32Array.of(0, 1, 2, 3, 4, 5, 6, 7),
 });
+
+it.each([
+  ['high-throughput', 'all with experts', undefined],
+  ['low-latency', 'all with experts', undefined],
+  ['low-latency', 'one without', withoutOne],
+] as const)(
+  'refuses calls of a slot that two slow ranks owe results, on all ranks, until they have written them: %s, %s',
+  {
+    timeout: 60_000,
+  },
+  async (mode, _, map) => {
+    const one = caseOf(mode, { options: { calls: 1 }, ...(map && { map }) });
+    const inputs = inputsOf(one);
+    const { reached: gone, reach: go } = event();
+    const { reached: written, reach: write } = event();
+    let refusing = 2;
+    let owing = 2;
+    const results = await opened(one, 'shm', async (buffer) => {
+      const { rank } = buffer;
+      const x = tensorOf(inputs.dtype, one.tokens[rank]!, one.hidden, inputs.x[rank]!);
+      // Rank 3 is late in the first call, rank 2 in the second.
+      for (const late of [3, 2]) {
+        const { x: y, handle } = await buffer.dispatch(x, rankTopk(inputs.routing, rank));
+        if (rank === late) {
+          await gone;
+          const hook = await buffer.combineSend(y, handle);
+          if (--owing === 0) write();
+          await hook.receive({ timeoutMs: 100 });
+          return [];
+        }
+        const { lostRanks } = await buffer.combine(y, handle, { timeoutMs: 1000 });
+        expect(lostRanks[late]).toBe(1);
+      }
+      const call = async () => {
+        const { x: y, handle } = await buffer.dispatch(x, rankTopk(inputs.routing, rank), { timeoutMs: 2000 });
+        expect(buffer.localExperts).toBe(0);
+        await buffer.combine(y, handle);
+      };
+      for (let i = 0; i < 2; i++) {
+        await expect(call()).rejects.toMatchObject({
+          code: 'EP_BUSY',
+          message: expect.stringMatching(/call slot.*: refused on all ranks/),
+        });
+      }
+      if (--refusing === 0) go();
+      await written;
+      return [await runCall(buffer, one, rowsOfCall(inputs, 1), { timeoutMs: 5000 })];
+    });
+    const plan = planMoe(inputs.routing, inputs.map, inputs.form, { activeRanks: Uint8Array.of(1, 1, 0, 0) });
+    check(
+      one,
+      rowsOfCall(inputs, 1),
+      results.map((all) => all[0]),
+      plan,
+    );
+  },
+);
 
 it('with default timeouts, a rank without experts does not give up those who still await a silent one', {
   timeout: 60_000,

@@ -167,6 +167,7 @@ const designs: Readonly<Record<BufferDesign, (shape: CheckedShape) => readonly P
     returned(s),
     ...(s.staged ? [stagedTokens(s), stagedResults(s, s.localExperts * s.worldSize * s.maxTokens)] : []),
     counts(s),
+    refusals(s),
   ],
   'high-throughput': (s) => [
     {
@@ -179,9 +180,10 @@ const designs: Readonly<Record<BufferDesign, (shape: CheckedShape) => readonly P
     counts(s),
     {
       name: 'row starts',
-      what: 'a word (epoch, row) for every replica: where the rows that this rank sends there begin; and one for every rank: who takes no rows',
-      factors: { calls: s.calls, replicasAndRanks: s.replicas + s.worldSize, wordBytes },
+      what: 'a word (epoch, row) for every replica: where the rows that this rank sends there begin',
+      factors: { calls: s.calls, replicas: s.replicas, wordBytes },
     },
+    refusals(s),
   ],
   'deepep-v1': (s) => {
     const blocks = Math.ceil(s.hidden / scaledChannels);
@@ -224,6 +226,14 @@ function counts(s: CheckedShape): Part {
     name: 'counts',
     what: 'a word (epoch, count) for every (local expert, source rank)',
     factors: { calls: s.calls, localExperts: s.localExperts, ranks: s.worldSize, wordBytes },
+  };
+}
+
+function refusals(s: CheckedShape): Part {
+  return {
+    name: 'refusals',
+    what: 'a word (epoch, rank) for every rank: which call it says that a rank refuses',
+    factors: { calls: s.calls, ranks: s.worldSize, wordBytes },
   };
 }
 
