@@ -36,8 +36,10 @@ set(EP_CORE_SOURCES
   core/efa/queue_block.cpp
   core/efa/rank_nic.cpp
   core/efa/signal_board.cpp
+  core/fabric/descriptor_watch.cpp
   core/fabric/engine.cpp
   core/fabric/memories.cpp
+  core/fabric/raw_link.cpp
   core/fabric/traffic.cpp
   core/ibgda/commands.cpp
   core/ibgda/connect.cpp
@@ -142,6 +144,7 @@ set(EP_NAPI_SOURCES
   napi/bind_efa.cpp
   napi/bind_efa_bench.cpp
   napi/bind_fabric.cpp
+  napi/bind_fabric_bench.cpp
   napi/bind_gin.cpp
   napi/bind_ibgda.cpp
   napi/bind_ibgda_bench.cpp

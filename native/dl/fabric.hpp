@@ -23,6 +23,7 @@ struct fabric_query {
   std::string library = "libfabric.so.1";
   std::string provider; // as libfabric calls it, "tcp;ofi_rxm"; "": the first of fabric_policy() that is there
   std::string address;  // of the interface to bind to; "": the provider's choice
+  bool sleeps = true;   // somebody may want to sleep on descriptor(); it makes events dearer
 };
 
 // What was chosen.
@@ -77,6 +78,11 @@ class fabric_port {
   virtual int read(uint64_t from, void* buffer, size_t bytes, uint64_t at, uint64_t key, fabric_context* context) = 0;
   // Makes progress, and appends what has happened.
   virtual void poll(std::vector<fabric_event>& events) = 0;
+
+  // Becomes readable when there is something to poll for, provided that may_sleep() was true after the last poll; -1: the provider has none. HAZARD: it is a hint. Whoever sleeps on it
+  // wakes up by himself now and then.
+  virtual int descriptor() const { return -1; }
+  virtual bool may_sleep() { return false; }
 };
 
 // Finds out what open_fabric would choose, and opens nothing.

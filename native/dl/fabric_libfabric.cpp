@@ -79,7 +79,7 @@ result<chosen> choose(const fabric_query& query) {
 
 class libfabric_port final : public fabric_port {
  public:
-  explicit libfabric_port(chosen from) : lib_(from.lib), infos_(from.infos), offer_(std::move(from.offer)) {}
+  libfabric_port(chosen from, bool sleeps) : sleeps_(sleeps), lib_(from.lib), infos_(from.infos), offer_(std::move(from.offer)) {}
   ~libfabric_port() override {
     for (void* one : {static_cast<void*>(ep_), static_cast<void*>(cq_), static_cast<void*>(av_), static_cast<void*>(domain_), static_cast<void*>(fabric_)}) {
       if (one != nullptr) (void)libfabric_close(one);
@@ -95,7 +95,14 @@ class libfabric_port final : public fabric_port {
     if (const int code = domain_->ops->av_open(domain_, &av, &av_, nullptr); code != 0) return why("fi_av_open", code);
     fabric::cq_attr cq{};
     cq.format = fabric::cq_format_data;
-    if (const int code = domain_->ops->cq_open(domain_, &cq, &cq_, nullptr); code != 0) return why("fi_cq_open", code);
+    cq.wait_object = fabric::wait_descriptor;
+    if (!sleeps_ || domain_->ops->cq_open(domain_, &cq, &cq_, nullptr) != 0) {
+      // `shm` has none.
+      cq.wait_object = fabric::wait_none;
+      if (const int code = domain_->ops->cq_open(domain_, &cq, &cq_, nullptr); code != 0) return why("fi_cq_open", code);
+    } else if (cq_->base.ops->control(&cq_->base, fabric::command_get_wait, &descriptor_) != 0) {
+      descriptor_ = -1;
+    }
     if (const int code = domain_->ops->endpoint(domain_, info, &ep_, nullptr); code != 0) return why("fi_endpoint", code);
     fabric::fid& ep = ep_->base;
     if (const int code = ep.ops->bind(&ep, &av_->base, 0); code != 0) return why("fi_ep_bind", code);
@@ -167,10 +174,17 @@ class libfabric_port final : public fabric_port {
                       std::string(lib_->strerror(error.error)) + " (" + offer_.provider + " says " + std::to_string(error.provider_error) + ")"});
   }
 
+  int descriptor() const override { return descriptor_; }
+  bool may_sleep() override {
+    fabric::fid* of = &cq_->base;
+    return descriptor_ >= 0 && fabric_->ops->trywait(fabric_, &of, 1) == 0;
+  }
+
  private:
   static int errno_of(ssize_t code) { return code >= 0 ? 0 : static_cast<int>(-code); }
   failure why(const char* call, int code) const { return libfabric_refused(*lib_, call, code, offer_.provider + " on " + offer_.domain); }
 
+  const bool sleeps_;
   libfabric_ref lib_;
   std::shared_ptr<libfabric_infos> infos_;
   fabric_offer offer_;
@@ -179,6 +193,7 @@ class libfabric_port final : public fabric_port {
   fabric::fid_av* av_ = nullptr;
   fabric::fid_cq* cq_ = nullptr;
   fabric::fid_ep* ep_ = nullptr;
+  int descriptor_ = -1; // the provider's
 };
 
 } // namespace
@@ -194,7 +209,7 @@ result<fabric_offer> probe_fabric(const fabric_query& query) {
 result<std::unique_ptr<fabric_port>> open_fabric(const fabric_query& query) {
   auto found = choose(query);
   if (!found.ok()) return found.why();
-  auto port = std::make_unique<libfabric_port>(std::move(found.value()));
+  auto port = std::make_unique<libfabric_port>(std::move(found.value()), query.sleeps);
   if (auto started = port->start(); !started.ok()) return started.why();
   return std::unique_ptr<fabric_port>(std::move(port));
 }

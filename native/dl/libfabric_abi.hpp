@@ -37,6 +37,7 @@ inline constexpr uint32_t av_table = 2;
 inline constexpr uint32_t cq_format_context = 1;
 inline constexpr uint32_t memory_system = 0;
 inline constexpr uint32_t memory_cuda = 1;
+inline constexpr int command_get_wait = 5;
 inline constexpr int command_enable = 6;
 inline constexpr int error_no_data = 61;
 
@@ -122,6 +123,10 @@ struct info {
 struct ops_fabric {
   size_t size;
   int (*domain)(fid_fabric*, info*, fid_domain** made, void* context);
+  void* passive_ep;
+  void* eq_open;
+  void* wait_open;
+  int (*trywait)(fid_fabric*, fid** of, int count);
 };
 struct fid_fabric {
   fid base;

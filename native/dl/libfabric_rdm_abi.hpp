@@ -19,6 +19,8 @@ inline constexpr address address_unspecified = UINT64_MAX;
 inline constexpr uint32_t threading_safe = 1;
 inline constexpr uint32_t resources_managed = 2;
 inline constexpr uint32_t cq_format_data = 3;
+inline constexpr uint32_t wait_none = 0;
+inline constexpr uint32_t wait_descriptor = 3;
 inline constexpr int error_available = 259;
 
 // What an operation's context points to: the provider's own while the operation is under way (FI_CONTEXT2).

@@ -1,7 +1,7 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
 import type { NativeEfaGin, NativeEfaNic, NativeEfaOptions, NativePutCounts } from './efa.js';
-import type { FabricOffer, FabricQuery, NativeFabricNic, NativeFabricOptions } from './fabric.js';
+import type { FabricOffer, FabricQuery, NativeFabricLink, NativeFabricNic, NativeFabricOptions } from './fabric.js';
 import type { GpuBinding } from './gpu.js';
 import type {
   NativeIbgdaNic,
@@ -512,6 +512,11 @@ export interface Binding extends GpuBinding {
   efaPutWays(): readonly NativePostWay[];
   efaPutsPerSecond(way: number, posters: number, run: number, puts: number): number;
   efaPutCounts(way: number, run: number, puts: number): NativePutCounts;
+  /** Two ranks over libfabric alone; `byteLength`: of what is written from and of what is written to. */
+  readonly FabricLink: new (
+    query: FabricQuery,
+    byteLength: number,
+  ) => NativeFabricLink;
   readonly IbgdaNic: new (rank: NativeRankContext, options: NativeIbgdaOptions) => NativeIbgdaNic;
   /**
    * `capacity`: ranks that it may grow to. `nonce`: equal on all members, unlike that of any other group. `active`: who takes part at first, empty for all.

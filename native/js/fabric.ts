@@ -1,5 +1,5 @@
 /** The addon's part in the backing `fabric`: native/napi/bind_fabric.cpp. */
-import type { NativeSymmetricMemory } from './binding.js';
+import type { NativeOperand, NativeSymmetricMemory } from './binding.js';
 import type { NicRequests } from './ranks/nic-endpoint.js';
 
 export interface FabricQuery {
@@ -58,6 +58,8 @@ export interface NativeFabricNic extends NicRequests {
   offer(): FabricOffer;
   /** For `connect` on the others. */
   address(): Uint8Array<ArrayBuffer>;
+  /** Before `connect`: what `handle()` of every rank's context said, in one array. Of how many this rank sees the end in shared memory, because they are on this host. */
+  witness(handles: Uint8Array): number;
   /** Of all ranks, by rank; the keys are 16 bytes for what is said to the rank and 16 for what it says. */
   connect(addresses: readonly Uint8Array[], keys: readonly Uint8Array[]): void;
   /** Length of what `addMemory` returns. */
@@ -73,5 +75,17 @@ export interface NativeFabricNic extends NicRequests {
   counts(): FabricCounts;
   /** What a kernel's request or a peer did wrong first; "" if nothing. */
   violation(): string;
+  close(): void;
+}
+
+/** Two ranks over libfabric with nothing of ours between. Both make the same calls in the same order; each holds its thread, and throws where time is up or bytes are wrong. */
+export interface NativeFabricLink {
+  /** For `connect` on the other. */
+  description(): Uint8Array<ArrayBuffer>;
+  connect(description: Uint8Array): void;
+  /** A write of 8 bytes there and one back, polled for: nanoseconds of a round, as f64, into each of `samples`. `first` on one of the two. */
+  pingPong(first: boolean, samples: NativeOperand, timeoutMs: number): void;
+  /** Writes `sends` messages of `byteLength`, at most `window` under way, while `receives` of the other's arrive. Seconds until both have all. `turn`: no two in a row alike. */
+  stream(sends: number, receives: number, byteLength: number, window: number, turn: number, timeoutMs: number): number;
   close(): void;
 }

@@ -24,6 +24,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   bind_ibgda(env, exports);
   bind_efa(env, exports);
   bind_fabric(env, exports);
+  bind_fabric_bench(env, exports);
   bind_collective(env, exports);
   bind_gpu(env, exports);
   bind_moe(env, exports);

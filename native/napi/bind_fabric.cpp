@@ -1,4 +1,4 @@
-#include "nic_arguments.hpp"
+#include "fabric_arguments.hpp"
 
 #include "fabric/engine.hpp"
 #include "mapped.hpp"
@@ -14,6 +14,7 @@ struct fabric_wrap : Napi::ObjectWrap<fabric_wrap> {
   explicit fabric_wrap(const Napi::CallbackInfo& info);
   Napi::Value offer(const Napi::CallbackInfo& info);
   Napi::Value address(const Napi::CallbackInfo& info);
+  Napi::Value witness(const Napi::CallbackInfo& info);
   void connect(const Napi::CallbackInfo& info);
   Napi::Value part_bytes(const Napi::CallbackInfo& info);
   Napi::Value add_memory(const Napi::CallbackInfo& info);
@@ -56,17 +57,6 @@ struct fabric_wrap : Napi::ObjectWrap<fabric_wrap> {
   uint64_t end_key = 0;
 };
 
-dl::fabric_query query_of(Napi::Value value) {
-  if (!value.IsObject()) throw_invalid(value.Env(), "a fabric is looked for by a description");
-  const auto description = value.As<Napi::Object>();
-  const auto text = [&](const char* name) {
-    const Napi::Value found = description.Get(name);
-    if (!found.IsString()) throw_invalid(value.Env(), std::string(name) + " is not a string");
-    return found.As<Napi::String>().Utf8Value();
-  };
-  return {text("library"), text("provider"), text("address")};
-}
-
 Napi::Object offer_object(Napi::Env env, const dl::fabric_offer& offer) {
   auto out = Napi::Object::New(env);
   out["provider"] = offer.provider;
@@ -80,7 +70,7 @@ Napi::Object offer_object(Napi::Env env, const dl::fabric_offer& offer) {
 
 // (query) -> what FabricNic would choose
 Napi::Value probe(const Napi::CallbackInfo& info) {
-  auto found = dl::probe_fabric(query_of(info[0]));
+  auto found = dl::probe_fabric(fabric_query_of(info[0]));
   return offer_object(info.Env(), value_or_throw(info.Env(), found));
 }
 
@@ -92,7 +82,7 @@ fabric_wrap::fabric_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const auto& owner = unwrap<rank_wrap>(info[0], "rank").native->context;
   if (!owner) throw_failure(env, {EP_STATUS_CLOSED, 0, "the rank was closed"});
   if (owner->connected()) throw_invalid(env, "the rank is connected to its peers already");
-  const dl::fabric_query query = query_of(info[1]);
+  const dl::fabric_query query = fabric_query_of(info[1]);
   const auto description = info[1].As<Napi::Object>();
   const auto number = [&](const char* name, uint64_t least, uint64_t most) {
     const uint64_t value = arg_size(description.Get(name), name);
@@ -127,6 +117,9 @@ Napi::Value fabric_wrap::address(const Napi::CallbackInfo& info) {
   const auto& found = value_or_throw(info.Env(), bytes);
   return bytes_copy(info.Env(), found.data(), found.size());
 }
+
+// (control segments of all ranks) -> of how many this rank sees in shared memory whether they live
+Napi::Value fabric_wrap::witness(const Napi::CallbackInfo& info) { return Napi::Number::New(info.Env(), open(info.Env()).witness(segment_handles(info[0], "handles"))); }
 
 // (addresses, keys): of each rank those of both directions, this rank's first
 void fabric_wrap::connect(const Napi::CallbackInfo& info) {
@@ -315,7 +308,7 @@ void fabric_wrap::close(const Napi::CallbackInfo& info) {
 void fabric_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["FabricNic"] = DefineClass(
       env, "FabricNic",
-      {InstanceMethod<&fabric_wrap::offer>("offer"), InstanceMethod<&fabric_wrap::address>("address"), InstanceMethod<&fabric_wrap::connect>("connect"),
+      {InstanceMethod<&fabric_wrap::offer>("offer"), InstanceMethod<&fabric_wrap::address>("address"), InstanceMethod<&fabric_wrap::connect>("connect"), InstanceMethod<&fabric_wrap::witness>("witness"),
        InstanceMethod<&fabric_wrap::part_bytes>("partBytes"), InstanceMethod<&fabric_wrap::add_memory>("addMemory"), InstanceMethod<&fabric_wrap::route>("route"),
        InstanceMethod<&fabric_wrap::remove_memory>("removeMemory"), InstanceMethod<&fabric_wrap::adopt>("adopt"), InstanceMethod<&fabric_wrap::disown>("disown"),
        InstanceMethod<&fabric_wrap::put>("put"), InstanceMethod<&fabric_wrap::put_value>("putValue"), InstanceMethod<&fabric_wrap::signal>("signal"),

@@ -32,8 +32,8 @@ outcome outcome_of(const ep_kernel_status& status) {
 } // namespace
 
 // ({handle, peer, first, rounds, byteLength, slot, base, samples, timeoutMs, bare}) -> operation. Both ranks run it; `first` on one of them. A round is a put with signal
-// there and one back; its bytes lie at offset 0 and at byteLength of the memory, and each side checks that what it got is the round's number. `bare`: two plain stores
-// and a spin instead of the put and the wait: what no put with signal can be faster than between the cores that the ranks are on.
+// there and one back; its bytes lie at offset 0 and at byteLength of the memory, and each side checks that what it got is the round's number. `bare`, over a load/store memory: two plain
+// stores and a spin instead of the put and the wait: what no put with signal can be faster than between the cores that the ranks are on.
 // `base` is the slot's value before either began: read here, it could already hold the peer's first signal.
 Napi::Value stream_wrap::ping_pong(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
@@ -47,8 +47,11 @@ Napi::Value stream_wrap::ping_pong(const Napi::CallbackInfo& info) {
   const uint64_t base = arg_u64(description.Get("base"), "base");
   const double timeout = arg_double(description.Get("timeoutMs"), "timeoutMs");
   const bool bare = description.Get("bare").ToBoolean();
+  const uint32_t kind = memory->device_handle().header.kind;
   if (peer < 0 || peer >= memory->context().world_size()) throw_invalid(env, "peer " + std::to_string(peer) + " is not in the world");
-  if (memory->device_handle().header.kind != EP_MEMORY_LOAD_STORE) throw_invalid(env, "a ping-pong is measured over a load/store memory");
+  if (kind != EP_MEMORY_LOAD_STORE && (kind != EP_MEMORY_PROXY || bare)) {
+    throw_invalid(env, std::string("a ping-pong is measured over a load/store memory") + (bare ? "" : " or one that a rank's thread serves"));
+  }
   if (size < sizeof(uint64_t) || size % sizeof(uint64_t) != 0 || size > memory->byte_length() / 2) throw_invalid(env, "byteLength must be a multiple of 8 that fits twice");
   if (slot >= memory->signal_slots()) throw_invalid(env, "slot " + std::to_string(slot) + " is not in the pad");
   std::shared_ptr<const void> keep;
@@ -58,16 +61,17 @@ Napi::Value stream_wrap::ping_pong(const Napi::CallbackInfo& info) {
                              const kernel_environment environment{memory->context().waits(&cancel, deadline_after(timeout))};
                              const ep_memory_handle& handle = memory->device_handle();
                              ep_kernel_status status{};
-                             const result<nothing> ran = fast_run(1, environment, [&](fast_context& context) {
-                               const load_store_endpoint endpoint{handle};
+                             auto* out = reinterpret_cast<uint64_t*>(memory->own_data());
+                             const auto* in = reinterpret_cast<const uint64_t*>(memory->own_data() + size);
+                             const auto play = [&](fast_context& context, const auto& endpoint) {
                                const block_coop<fast_context> coop{context};
-                               auto* out = reinterpret_cast<uint64_t*>(endpoint.data(handle.rank, 0));
-                               const auto* in = reinterpret_cast<const uint64_t*>(endpoint.data(handle.rank, size));
                                const auto send = [&](uint64_t round) {
-                                 if (bare) {
-                                   *reinterpret_cast<volatile uint64_t*>(endpoint.data(peer, size)) = round;
-                                   store_release(context, const_cast<uint64_t*>(reinterpret_cast<const uint64_t*>(endpoint.view(peer).signals)) + slot, base + round);
-                                   return true;
+                                 if constexpr (requires { endpoint.view(peer); }) {
+                                   if (bare) {
+                                     *reinterpret_cast<volatile uint64_t*>(endpoint.data(peer, size)) = round;
+                                     store_release(context, const_cast<uint64_t*>(reinterpret_cast<const uint64_t*>(endpoint.view(peer).signals)) + slot, base + round);
+                                     return true;
+                                   }
                                  }
                                  out[0] = round;
                                  return endpoint.put_rows(context, coop, peer, size, out, size, size, 1, false, slot, 1, &status);
@@ -88,6 +92,9 @@ Napi::Value stream_wrap::ping_pong(const Napi::CallbackInfo& info) {
                                  samples[round - 1] = static_cast<double>(clock_now_ns() - begin);
                                }
                                return true;
+                             };
+                             const result<nothing> ran = fast_run(1, environment, [&](fast_context& context) {
+                               return kind == EP_MEMORY_PROXY ? play(context, proxy_endpoint{handle}) : play(context, load_store_endpoint{handle});
                              });
                              outcome end = outcome_of(status);
                              if (!ran.ok()) {

@@ -6,6 +6,7 @@ export default defineConfig({
     'demo-rank': 'src/demo/rank.ts',
     'demo-moe-rank': 'src/demo-moe/rank.ts',
     'bench-child': 'src/bench/child.ts',
+    'bench-fabric-rank': 'src/bench-fabric/rank.ts',
     'bench-moe-rank': 'src/bench-moe/rank.ts',
   },
   format: 'esm',

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t shortest_nap_ns = 100'000;
 constexpr int64_t longest_nap_ns = 1'000'000;
+constexpr int64_t longest_sleep_ns = 20'000'000; // on the descriptor: life words wake nobody, and a provider may miss something
 constexpr int64_t soon_ns = 5'000'000; // idle for less: the next request may come at any moment
 constexpr int64_t farewell_ns = 500'000'000;
 // Before a peer has been heard at all: it may be busy opening.
@@ -32,6 +33,21 @@ engine::engine(std::shared_ptr<rank_context> context, std::unique_ptr<dl::fabric
 
 engine::~engine() { stop(false); }
 
+int32_t engine::witness(std::span<const ep_segment_handle> handles) {
+  witnesses_.resize(static_cast<size_t>(world_size_));
+  int32_t found = 0;
+  for (int32_t rank = 0; rank < world_size_ && static_cast<size_t>(rank) < handles.size(); ++rank) {
+    if (rank == context_->rank()) continue;
+    // A segment that is opened is of this host: its nonce is nobody else's.
+    auto opened = segment::open(handles[static_cast<size_t>(rank)]);
+    if (!opened.ok() || opened.value()->data_bytes() != sizeof(ep_rank_control)) continue;
+    if (reinterpret_cast<const ep_rank_control*>(opened.value()->data())->rank != rank) continue;
+    witnesses_[static_cast<size_t>(rank)] = std::move(opened.value());
+    ++found;
+  }
+  return found;
+}
+
 result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses, std::span<const link_keys> keys) {
   if (addresses.size() != static_cast<size_t>(world_size_) || keys.size() != addresses.size() || world_size_ > most_ranks) {
     return failure{EP_STATUS_INVALID, 0, std::to_string(addresses.size()) + " addresses and " + std::to_string(keys.size()) + " pairs of keys for a world of " + std::to_string(world_size_) + " ranks, of which there may be " + std::to_string(most_ranks)};
@@ -50,6 +66,12 @@ result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses,
     made->heard_ns = made->spoke_ns = clock_now_ns();
     made->heard_ns += std::max<int64_t>(0, patience_ns - options_.silence_ns);
     links_.push_back(std::move(made));
+  }
+  witnesses_.resize(links_.size());
+  if (port_->descriptor() >= 0) {
+    auto watching = descriptor_watch::start(port_->descriptor(), &ring_->wake);
+    if (!watching.ok()) return watching.why();
+    watch_ = std::move(watching.value());
   }
   auto started = thread_start([this] { run(); }, "thread of a fabric engine; raise the limit on tasks");
   if (!started.ok()) return started.why();
@@ -73,6 +95,8 @@ void engine::stop(bool orderly) {
     at->out.clear();
   }
   give_memories_up();
+  watch_.reset();
+  witnesses_.clear();
   port_.reset();
   operations_.clear();
   std::atomic_ref<uint64_t>(ring_->ring.head).store(UINT64_MAX, std::memory_order_seq_cst);
@@ -299,18 +323,37 @@ void engine::run() {
       std::atomic_thread_fence(std::memory_order_seq_cst);
       wake_notify(context_->wake());
     }
+    doubt_descriptor(any);
     const int64_t now = clock_now_ns();
     watch_life(now);
     if (stopping_.load(std::memory_order_acquire) != 0 && farewell_over(now)) break;
     if (any) {
       busy_ns = now;
     } else {
-      nap(now - busy_ns);
+      nap(now, now - busy_ns);
     }
   }
 }
 
-void engine::nap(int64_t idle_ns) {
+// Something that this rank awaits, or that it can do only later.
+bool engine::outstanding() const {
+  if (messages_under_way_ != 0 || !receives_unposted_.empty() || leave_by_ns_ != 0) return true;
+  return std::any_of(links_.begin(), links_.end(), [](const auto& at) { return !at->control.empty() || !at->out.empty() || !at->in.empty() || !at->retiring.empty() || at->applied != at->told; });
+}
+
+// How long until a peer has to hear of this rank, or has been silent for too long.
+int64_t engine::until_due(int64_t now) const {
+  // HAZARD: well below what watch_life() takes for an absence.
+  int64_t least = std::min(longest_sleep_ns, options_.silence_ns / 16);
+  for (int32_t peer = 0; peer < world_size_; ++peer) {
+    const link& at = *links_[static_cast<size_t>(peer)];
+    if (peer == context_->rank() || at.state != link_state::up) continue;
+    least = std::min({least, at.spoke_ns + options_.heartbeat_ns - now, at.heard_ns + options_.silence_ns - now});
+  }
+  return std::max(least, shortest_nap_ns);
+}
+
+void engine::nap(int64_t now, int64_t idle_ns) {
   const wait_policy& policy = context_->policy();
   if (idle_ns < policy.spin_ns) {
     cpu_relax();
@@ -327,7 +370,29 @@ void engine::nap(int64_t idle_ns) {
     wake_cancel(&ring_->wake);
     return;
   }
-  wake_commit(&ring_->wake, epoch, idle_ns < soon_ns ? shortest_nap_ns : longest_nap_ns);
+  if (watch_ == nullptr) {
+    wake_commit(&ring_->wake, epoch, idle_ns < soon_ns ? shortest_nap_ns : longest_nap_ns);
+    return;
+  }
+  constexpr uint32_t patient_looks = 8;
+  const bool asleep = port_->may_sleep();
+  if (!asleep && ++looks_again_ < patient_looks) {
+    wake_cancel(&ring_->wake); // there is something to be polled for
+    return;
+  }
+  looks_again_ = 0;
+  const int64_t at_most = asleep && !outstanding() ? until_due(now) : asleep ? longest_nap_ns : shortest_nap_ns;
+  if (asleep) watch_->arm();
+  wake_commit(&ring_->wake, epoch, at_most);
+  woken_ = !asleep || clock_now_ns() - now < at_most;
+}
+
+// HAZARD: `net` of 1.17 says at all times that there is something to be polled for: whoever believed it would never sleep. Events make up for what woke the thread beside them.
+void engine::doubt_descriptor(bool any) {
+  constexpr uint32_t most_vain = 64;
+  vain_ -= std::min<uint32_t>(vain_, 4 * static_cast<uint32_t>(events_.size()));
+  if (!std::exchange(woken_, false) || any || !events_.empty()) return;
+  if (++vain_ > most_vain) watch_.reset();
 }
 
 void engine::watch_life(int64_t now) {
@@ -340,6 +405,11 @@ void engine::watch_life(int64_t now) {
     link& at = *links_[static_cast<size_t>(peer)];
     if (peer == context_->rank() || at.state != link_state::up) continue;
     if (away && now > at.heard_ns) at.heard_ns = now;
+    const segment* here = witnesses_[static_cast<size_t>(peer)].get();
+    if (here != nullptr && life_state(&reinterpret_cast<const ep_rank_control*>(here->data())->life) == EP_LIFE_DEAD) {
+      lose(peer, "its process, or the thread that opened it, has ended");
+      continue;
+    }
     if (now - at.heard_ns > options_.silence_ns) {
       lose(peer, "nothing was heard of it for " + std::to_string((now - at.heard_ns) / 1'000'000) + " ms, where it should speak every " + std::to_string(options_.heartbeat_ns / 1'000'000) + " ms");
     } else if (now - at.spoke_ns > options_.heartbeat_ns && at.control.empty()) {

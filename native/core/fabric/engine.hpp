@@ -1,13 +1,13 @@
 // Carries requests of kernels (ep_proxy_ring) and of the host to ranks on other hosts, over any port of dl/fabric.hpp, and carries out what arrives.
 //
-// One thread does it all: it looks at the ring, at what the host posted and at the port; it spins while there is something to do, and sleeps for at most 1 ms at a time when there
-// is not. HAZARD: providers make progress only while someone polls, so nothing here may wait.
+// One thread does it all: it looks at the ring, at what the host posted and at the port; it spins while there is something to do, and sleeps when there is not, until the port's
+// descriptor is readable or somebody posts; where the port has no descriptor, for at most 1 ms at a time. HAZARD: providers make progress only while someone polls, so nothing here may wait.
 //
 // Remote completion rests on nothing but counting (wire.hpp), so it is right on providers that deliver in any order. Requests to one peer end when the peer has said that it carried
 // them out; a visible signal therefore means that its bytes, and those of all earlier requests to that rank, have landed.
 //
 // Life. Each engine says to each peer every `heartbeat_ns` that it is alive, if it says nothing else. A peer that is silent for `silence_ns`, or to which something could not be
-// delivered, is dead from then on: its life word changes, and every wait on it ends. What was under way to it is given up.
+// delivered, is dead from then on: its life word changes, and every wait on it ends. What was under way to it is given up. Peers of this host (witness) are found dead without that.
 #pragma once
 
 #include <atomic>
@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "descriptor_watch.hpp"
 #include "dl/fabric.hpp"
 #include "link.hpp"
 #include "memory.hpp"
@@ -58,6 +59,9 @@ class engine {
   int32_t world_size() const { return world_size_; }
   const dl::fabric_offer& offer() const { return port_->offer(); }
   result<std::vector<uint8_t>> address() { return port_->address(); }
+  // Before connect(): the control segments of all ranks, by rank. The ends of those that can be mapped here, which are of this host, are seen in their life words from then on. How many
+  // that are.
+  int32_t witness(std::span<const ep_segment_handle> handles);
   // Of all ranks, by rank; the key of what is said to a rank is the one that it has for what this one says. The thread starts.
   result<nothing> connect(std::span<const std::vector<uint8_t>> addresses, std::span<const link_keys> keys);
 
@@ -126,7 +130,10 @@ class engine {
   void ring_landed(uint64_t number);
   void watch_life(int64_t now);
   bool farewell_over(int64_t now);
-  void nap(int64_t idle_ns);
+  void nap(int64_t now, int64_t idle_ns);
+  void doubt_descriptor(bool any);
+  bool outstanding() const;
+  int64_t until_due(int64_t now) const;
   // Empty: it can be sent. Otherwise what is wrong with it. Under the mutex.
   std::string prepare(outgoing& one, uint64_t memory_id, uint32_t& status) const;
   void violate(const std::string& text);
@@ -144,7 +151,7 @@ class engine {
   bool poll();
   void on_failed(const dl::fabric_event& event);
   void on_arrived(uint32_t data);
-  void on_message(wire_message& message, size_t bytes);
+  bool on_message(wire_message& message, size_t bytes);
   bool authentic(wire_message& message, size_t bytes) const;
   void on_request(int32_t source, const wire_message& message);
   void apply(int32_t source);
@@ -164,6 +171,8 @@ class engine {
   std::unique_ptr<dl::fabric_port> port_;
   std::shared_ptr<ring_storage> ring_;
   std::vector<std::unique_ptr<link>> links_;
+  std::vector<std::shared_ptr<segment>> witnesses_; // by rank; null: not of this host
+  std::unique_ptr<descriptor_watch> watch_;         // null: the port has no descriptor, or one that wakes for nothing
 
   // The engine's thread only.
   std::vector<operation*> free_;
@@ -173,6 +182,9 @@ class engine {
   uint64_t messages_under_way_ = 0;
   int64_t watched_ns_ = 0;
   int64_t leave_by_ns_ = 0;
+  uint32_t looks_again_ = 0; // in a row, because the port would not have the thread sleep
+  bool woken_ = false;       // before its time was up, or kept awake by the port
+  uint32_t vain_ = 0;        // times that this was for nothing
   bool ended_any_ = false;
   bool ring_held_ = false; // its next request is for a peer that has too many
 

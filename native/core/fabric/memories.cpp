@@ -56,6 +56,7 @@ void engine::remove_memory(const symmetric_memory& memory) {
     const auto at = memories_.find(memory.device_handle().memory_id);
     if (at == memories_.end() || at->second.retired) return;
     at->second.retired = true;
+    any_posted_.store(true, std::memory_order_seq_cst); // or the thread could go to sleep without having seen it
   }
   nudge();
 }

@@ -137,9 +137,12 @@ bool engine::pump(int32_t peer) {
     if (code != EAGAIN) lose(peer, "a request could not be posted: " + failure_errno("post", code, "").message);
     return any;
   };
-  for (; !at.control.empty(); any = true) {
+  while (!at.control.empty()) {
+    // A sign of life is no reason to look for more to do.
+    const bool work = at.control.front().kind != message_kind::alive || at.applied != at.told;
     if (const int code = send(peer, at.control.front(), head_bytes); code != 0) return refused(code);
     at.control.pop_front();
+    any = any || work;
   }
   for (; at.posted < at.out.size(); ++at.posted, any = true) {
     outgoing& one = at.out[at.posted];
@@ -154,6 +157,7 @@ bool engine::pump(int32_t peer) {
   return any;
 }
 
+// True: there was something to do, more than signs of life.
 bool engine::poll() {
   for (size_t waiting = receives_unposted_.size(); waiting > 0; --waiting) {
     operation* one = receives_unposted_.back();
@@ -162,23 +166,27 @@ bool engine::poll() {
   }
   events_.clear();
   port_->poll(events_);
+  bool work = false;
   for (const dl::fabric_event& event : events_) {
     if (event.what == dl::fabric_event::kind::arrived) {
+      work = true;
       on_arrived(event.data);
       continue;
     }
     if (event.what == dl::fabric_event::kind::failed) {
+      work = true;
       on_failed(event);
       continue;
     }
     auto* one = reinterpret_cast<operation*>(event.context);
     if (one == nullptr) continue;
     if (one->kind == operation_kind::receive) {
-      on_message(one->message, event.bytes);
+      work = on_message(one->message, event.bytes) || work;
       post_receive(one);
       continue;
     }
     if (one->kind == operation_kind::message) --messages_under_way_;
+    work = work || one->kind == operation_kind::piece;
     link& at = *links_[static_cast<size_t>(one->peer)];
     if (one->kind == operation_kind::piece && one->number - at.base < at.out.size()) --at.out[one->number - at.base].under_way;
     give_operation(one);
@@ -188,7 +196,7 @@ bool engine::poll() {
     const link& at = *links_[static_cast<size_t>(peer)];
     if (at.applied != at.told && at.control.empty() && (events_.empty() || at.applied - at.told >= tell_every)) say(peer, message_kind::alive);
   }
-  return !events_.empty();
+  return work;
 }
 
 void engine::on_failed(const dl::fabric_event& event) {
@@ -225,25 +233,30 @@ bool engine::authentic(wire_message& message, size_t bytes) const {
   return tag == links_[static_cast<size_t>(message.source)]->tag_in(&message, bytes);
 }
 
-void engine::on_message(wire_message& message, size_t bytes) {
+// False: it was a sign of life and no more.
+bool engine::on_message(wire_message& message, size_t bytes) {
   // HAZARD: nothing of it may count before that, not even as a sign of life: anybody may have sent it.
   if (!authentic(message, bytes)) {
     ++count_.refused;
-    return;
+    return false;
   }
   const int32_t source = message.source;
   link& at = *links_[static_cast<size_t>(source)];
-  if (at.state == link_state::failed) return;
+  if (at.state == link_state::failed) return false;
   at.heard_ns = clock_now_ns();
-  if (message.acked > at.next_sequence) return lose(source, "it says that it carried out more than it was sent");
+  if (message.acked > at.next_sequence) {
+    lose(source, "it says that it carried out more than it was sent");
+    return true;
+  }
+  const bool news = message.acked > at.acked;
   at.acked = std::max(at.acked, message.acked);
   switch (message.kind) {
-    case message_kind::request: return on_request(source, message);
-    case message_kind::alive: return;
-    case message_kind::byed: at.byed = true; return;
+    case message_kind::request: on_request(source, message); return true;
+    case message_kind::alive: return news;
+    case message_kind::byed: at.byed = true; return true;
     case message_kind::bye: {
       say(source, message_kind::byed);
-      if (at.state != link_state::up) return;
+      if (at.state != link_state::up) return true;
       at.state = link_state::left;
       {
         const std::lock_guard lock(mutex_);
@@ -251,7 +264,7 @@ void engine::on_message(wire_message& message, size_t bytes) {
       }
       drop_requests(at, message.value == EP_LIFE_CLOSED);
       context_->set_life(source, message.value == EP_LIFE_CLOSED ? EP_LIFE_CLOSED : EP_LIFE_DEAD);
-      return;
+      return true;
     }
     case message_kind::retire: {
       {
@@ -263,16 +276,17 @@ void engine::on_message(wire_message& message, size_t bytes) {
       }
       take_posted(); // what was accepted before the mark goes before the answer
       at.retiring.push_back({message.memory, at.base + at.out.size()});
-      return;
+      return true;
     }
     case message_kind::retired: {
       const std::lock_guard lock(mutex_);
       const auto known = memories_.find(message.memory);
       if (known != memories_.end() && !known->second.awaited.empty()) known->second.awaited[static_cast<size_t>(source)] = 0;
-      return;
+      return true;
     }
   }
   lose(source, "it sent a message of an unknown kind");
+  return true;
 }
 
 void engine::on_request(int32_t source, const wire_message& message) {

@@ -309,7 +309,7 @@ int domain_open(fabric::fid_fabric*, fabric::info* info, fabric::fid_domain** ma
   *made = &domain->base;
   return 0;
 }
-fabric::ops_fabric fabric_calls{sizeof fabric_calls, domain_open};
+fabric::ops_fabric fabric_calls{sizeof fabric_calls, domain_open, nullptr, nullptr, nullptr, nullptr};
 
 } // namespace
 

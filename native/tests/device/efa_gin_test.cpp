@@ -1,6 +1,7 @@
 // The GIN facade over EFA: what its calls promise, whatever order the NIC does things in. The numbers are those of the list of tests in docs/efa-contract.md.
 #include "../check.hpp"
 #include "efa_cases.hpp"
+#include "ep/device/gin_program.h"
 
 using namespace ep;
 using namespace ep::test;
@@ -519,6 +520,50 @@ void teams() {
   EP_CHECK_EQ(world.counted(1, 1).arrived, 0u);
 }
 
+// A list of calls by the lanes of a block: each is made once, and the first that fails ends it.
+void programs(uint64_t seed) {
+  efa_world world(seeded_world(seed));
+  std::memset(world.data(0) + 2048, 0x5a, 64);
+  const auto step = [](uint32_t op, uint64_t to, uint64_t from, uint64_t bytes, uint32_t flags) {
+    ep_gin_step made{};
+    made.op = op;
+    made.peer = 1;
+    made.to = to;
+    made.from = from;
+    made.bytes = bytes;
+    made.flags = flags;
+    return made;
+  };
+  std::vector<ep_gin_step> steps;
+  steps.push_back(step(EP_GIN_PUT, 0, 2048, 64, EP_GIN_COUNTED | EP_GIN_AGGREGATE));
+  steps.back().add = 1;
+  steps.push_back(step(EP_GIN_PUT_VALUE, 128, 0, 2, 0));
+  steps.back().value = 0x11223344;
+  steps.push_back(step(EP_GIN_FLUSH, 0, 0, 0, 0));
+  steps.push_back(step(EP_GIN_GET, 3072, 0, 64, 0));
+  steps.push_back(step(EP_GIN_FLUSH, 0, 0, 0, 0));
+  steps.push_back(step(EP_GIN_WAIT_COUNTER, 0, 0, 0, 0));
+  steps.back().value = 1;
+  for (const uint32_t op : {EP_GIN_READ_COUNTER, EP_GIN_LOOK_COUNTER, EP_GIN_RESET_COUNTER, EP_GIN_READ_COUNTER, EP_GIN_LOOK_COUNTER, EP_GIN_READ_SIGNAL}) steps.push_back(step(op, 0, 0, 0, 0));
+  const size_t good = steps.size();
+  steps.push_back(step(EP_GIN_PUT_VALUE, 0, 0, 3, 0)); // no value has three bytes
+  steps.push_back(step(EP_GIN_FLUSH, 0, 0, 0, 0));
+  ep_kernel_status status{};
+  const simt_result outcome = world.run(shape(1, 4, 4), [&](efa_context& ctx, int32_t rank) {
+    if (rank != 0) return true;
+    return !gin_program(ctx, block_coop<efa_context>{ctx}, our_way::gin(world, 0), world.part(0), steps.data(), steps.size(), &status);
+  });
+  EP_CHECK(outcome.ok && world.clean());
+  EP_CHECK_EQ(status.status, static_cast<uint32_t>(EP_STATUS_INVALID));
+  EP_CHECK_EQ(status.found, 3u);
+  for (size_t i = 0; i < steps.size(); ++i) EP_CHECK_EQ((steps[i].flags & EP_GIN_ENDED) != 0, i < good);
+  const uint64_t found[] = {1, 1, 0, 0, 0, 0};
+  for (size_t i = 0; i < 6; ++i) EP_CHECK_EQ(steps[good - 6 + i].found, found[i]);
+  EP_CHECK(world.data(1)[63] == 0x5a && world.data(1)[128] == 0x44 && world.data(1)[129] == 0x33 && world.data(1)[130] == 0);
+  EP_CHECK_EQ(std::memcmp(world.data(0) + 3072, world.data(0) + 2048, 64), 0);
+  EP_CHECK_EQ(world.counted(1, 1).arrived, 1u);
+}
+
 } // namespace
 
 int main() {
@@ -535,6 +580,7 @@ int main() {
   for (uint64_t seed = 0; seed < samples; ++seed) {
     t8_t32_counts_wrap(seed);
     t9_reset(seed);
+    programs(seed);
     if (seed % 10 == 0) t32_far_wait(seed);
     t10_t11_t26_ids(seed);
     t13_values(seed);

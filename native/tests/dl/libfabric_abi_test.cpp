@@ -52,6 +52,7 @@ void test_layouts() {
   SAME(info, fi_info, nic, nic);
   SAME(fid_fabric, fid_fabric, ops, ops);
   SAME(ops_fabric, fi_ops_fabric, domain, domain);
+  SAME(ops_fabric, fi_ops_fabric, trywait, trywait);
   SAME(fid_domain, fid_domain, ops, ops);
   SAME(fid_domain, fid_domain, mr, mr);
   SAME(ops_domain, fi_ops_domain, av_open, av_open);
@@ -65,6 +66,10 @@ void test_layouts() {
   SAME(ops_av, fi_ops_av, remove, remove);
   SAME(cq_attr, fi_cq_attr, size, size);
   SAME(cq_attr, fi_cq_attr, format, format);
+  SAME(cq_attr, fi_cq_attr, wait_object, wait_obj);
+  EP_CHECK_EQ(ours::wait_descriptor, uint32_t{FI_WAIT_FD});
+  EP_CHECK_EQ(ours::wait_none, uint32_t{FI_WAIT_NONE});
+  EP_CHECK_EQ(ours::command_get_wait, int{FI_GETWAIT});
   EP_CHECK_EQ(sizeof(ours::cq_attr), sizeof(struct fi_cq_attr));
   SAME(cntr_attr, fi_cntr_attr, events, events);
   EP_CHECK_EQ(sizeof(ours::cntr_attr), sizeof(struct fi_cntr_attr));

@@ -29,6 +29,14 @@ void test_any_order() {
   EP_CHECK(overtakes > 100); // or the network kept the order that it does not promise
 }
 
+void test_raw_link() {
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    scripted_network network(2, seed);
+    network.set_room(seed);
+    check_raw_link([&](int32_t rank) { return network.port(rank); });
+  }
+}
+
 void test_kernels() {
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     fabric::engine_options options;
@@ -289,6 +297,7 @@ int main() {
   test_tags();
   test_strangers();
   test_any_order();
+  test_raw_link();
   test_kernels();
   test_window();
   test_back_pressure();

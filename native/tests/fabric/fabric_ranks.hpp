@@ -8,6 +8,7 @@
 #include "check.hpp"
 #include "ep/device/endpoint.h"
 #include "fabric/engine.hpp"
+#include "fabric/raw_link.hpp"
 #include "launch.hpp"
 
 namespace ep::test {
@@ -204,6 +205,35 @@ inline void check_kernels(fabric_ranks& ranks, uint64_t calls) {
     }
     EP_CHECK_EQ(ranks.side(rank).engine->violation(), std::string());
   }
+}
+
+// Two ranks over the port alone: rounds, messages in one direction and in both; then what must be found: other bytes than were sent, and nobody who sends.
+inline void check_raw_link(const fabric_ranks::port_maker& port) {
+  constexpr uint64_t bytes = 4096;
+  constexpr uint64_t window = 4;
+  std::unique_ptr<fabric::raw_link> links[2];
+  for (int32_t rank = 0; rank < 2; ++rank) links[rank] = must(fabric::raw_link::open(port(rank), window * bytes));
+  for (int32_t rank = 0; rank < 2; ++rank) must(links[rank]->connect(must(links[1 - rank]->description())));
+  const auto soon_ns = [] { return deadline_after(20'000); };
+  const auto both = [](const auto& body) {
+    std::thread other([&] { body(1); });
+    body(0);
+    other.join();
+  };
+  both([&](int32_t rank) {
+    std::vector<double> samples(50, -1);
+    must(links[rank]->ping_pong(rank == 0, samples, soon_ns()));
+    for (const double one : samples) EP_CHECK(one > 0);
+    EP_CHECK(must(links[rank]->stream(rank == 0 ? 30 : 0, rank == 0 ? 0 : 30, bytes, window, 1, soon_ns())) > 0);
+  });
+  both([&](int32_t rank) { EP_CHECK(must(links[rank]->stream(30, 30, bytes, window, 2, soon_ns())) > 0); });
+  EP_CHECK_EQ(links[0]->stream(1, 0, bytes, window + 1, 3, soon_ns()).why().status, uint32_t{EP_STATUS_INVALID});
+  both([&](int32_t rank) {
+    const auto wrong = links[rank]->stream(rank == 0 ? 3 : 0, rank == 0 ? 0 : 3, bytes, window, 3 + static_cast<uint64_t>(rank), soon_ns());
+    EP_CHECK_EQ(wrong.ok() ? uint32_t{EP_STATUS_OK} : wrong.why().status, rank == 0 ? uint32_t{EP_STATUS_OK} : uint32_t{EP_STATUS_MISMATCH});
+  });
+  double sample = 0;
+  EP_CHECK_EQ(links[1]->ping_pong(false, {&sample, 1}, deadline_after(50)).why().status, uint32_t{EP_STATUS_TIMEOUT});
 }
 
 } // namespace ep::test

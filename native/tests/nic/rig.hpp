@@ -149,7 +149,7 @@ class node {
     mr = must(device->reg_mr(pd, {address(), bytes}, all_rights));
   }
   uint8_t* data() const { return memory->data(); }
-  uint64_t address(uint64_t offset = 0) const { return reinterpret_cast<uint64_t>(memory->data() + offset); }
+  uint64_t address(uint64_t offset = 0) const { return reinterpret_cast<uint64_t>(memory->data()) + offset; } // may be one outside
   std::atomic_ref<uint64_t> word(uint64_t offset) const { return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(data() + offset)); }
 
   std::unique_ptr<soft_device> device;

@@ -12,6 +12,7 @@ import { ibgdaResult } from '../src/bench/ibgda.js';
 import { loadBetween } from '../src/bench/idle.js';
 import { benchNames, loadBench, loadFrom } from '../src/bench/registry.js';
 import { type BenchReport, reportText } from '../src/bench/report.js';
+import { fabricCases } from '../src/bench-fabric/measure.js';
 import { runEp, runEpOnTerminal, startEp } from './ep.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'ep-bench-test-'));
@@ -105,7 +106,7 @@ describe('ep bench', () => {
   it('refuses a name that it does not know', async () => {
     const { code, stderr } = await runEp(['bench', 'nonsense']);
     expect(code).toBe(2);
-    expect(stderr).toContain('plan, attention, moe, shm, ibgda, efa, collectives, all');
+    expect(stderr).toContain('plan, attention, moe, shm, ibgda, efa, fabric, collectives, all');
   });
 
   it('stops at once when told to, although planning blocks its thread', async () => {
@@ -301,6 +302,53 @@ describe('ep bench', () => {
       ],
     ]);
     expect(tables?.[1]?.rows[1]).toEqual(['lock-free, device, 8', '0.125', '8.00', '1.13', '0.00']);
+  });
+
+  it('compares what a fabric does with what libfabric alone did in the same turn, and promises what the project wants', () => {
+    const rank = (raw: readonly number[], put: readonly number[]) => ({
+      provider: 'net',
+      version: '1.17',
+      latency: { raw: raw.map((us) => [us, 9] as const), put: put.map((us) => [us, 8] as const) },
+      seconds: { raw: [1, 2, 4], put: [2, 2, 16], 'raw both ways': [1, 1, 1], dispatch: [2, 1, 4] },
+    });
+    // The machine slows down threefold: ratios within a turn stay what they are.
+    const first = rank([10, 20, 30], [12, 24, 36]);
+    const second = { ...first, seconds: { ...first.seconds, raw: [2, 2, 8] } };
+    const mpi = { latency: [48], seconds: [1] };
+    const size = { messages: 4, messageBytes: 500_000_000 };
+    const cases = fabricCases('loopback', size, [first, second], mpi);
+    expect(cases.map((one) => [one.name, one.unit, one.median, one.ratios])).toEqual([
+      ['loopback: raw write of 8 bytes with data, half a ping-pong', 'us', 20, []],
+      [
+        'loopback: put of 8 bytes with signal, half a ping-pong',
+        'us',
+        24,
+        [
+          { name: 'times a raw write', value: 1.2, goal: { at: 'most', value: 1.3 } },
+          { name: 'times Open MPI over TCP (send and receive)', value: 0.5 },
+        ],
+      ],
+      // Of the rank that took longer.
+      ['loopback: raw writes of 500000000 bytes', 'GB/s', 1, []],
+      [
+        'loopback: puts of 500000000 bytes with signal',
+        'GB/s',
+        1,
+        [
+          { name: 'of raw writes', value: 1, goal: { at: 'least', value: 0.9 } },
+          { name: 'times Open MPI over TCP', value: 0.5 },
+        ],
+      ],
+      ['loopback: raw writes of 500000000 bytes, both ways at once', 'GB/s', 4, []],
+      [
+        'loopback: attention dispatch, both ways at once',
+        'GB/s',
+        2,
+        [{ name: 'of raw writes', value: 0.5, goal: { at: 'least', value: 0.85 } }],
+      ],
+    ]);
+    expect(cases[1]!.detail['p99 us']).toBe(8);
+    expect(fabricCases('x', size, [first, second]).flatMap(({ ratios }) => ratios)).toHaveLength(3);
   });
 
   it('refuses a filter that the benchmark does not take, and one that it does not understand', async () => {

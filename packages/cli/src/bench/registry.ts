@@ -2,6 +2,7 @@
 import { createRequire } from 'node:module';
 import { pathToFileURL } from 'node:url';
 import { EpError } from '@ep/core';
+import { fabricBench, fabricMissing } from '../bench-fabric/measure.js';
 import { moeBench } from '../bench-moe/measure.js';
 import { attentionBench } from './attention.js';
 import type { Bench } from './bench.js';
@@ -11,7 +12,7 @@ import { ibgdaBench } from './ibgda.js';
 import { planBench } from './plan.js';
 import { shmBench } from './shm.js';
 
-export const benchNames = ['plan', 'attention', 'moe', 'shm', 'ibgda', 'efa', 'collectives'] as const;
+export const benchNames = ['plan', 'attention', 'moe', 'shm', 'ibgda', 'efa', 'fabric', 'collectives'] as const;
 export type BenchName = (typeof benchNames)[number];
 
 interface Source {
@@ -21,8 +22,8 @@ interface Source {
   readonly adapt: (module: never) => Bench;
 }
 
-/** What `moe` is compared with lies in several packages, none of which may import the others: it is measured from here. */
-const sources: Readonly<Record<Exclude<BenchName, 'moe'>, Source>> = {
+/** What `moe` and `fabric` are compared with lies in several packages, none of which may import the others: they are measured from here. */
+const sources: Readonly<Record<Exclude<BenchName, 'moe' | 'fabric'>, Source>> = {
   plan: { module: '@ep/plan/bench', measure: 'benchPlan', adapt: planBench },
   attention: { module: '@ep/cuda-kernels/bench', measure: 'benchAttention', adapt: attentionBench },
   shm: { module: '@ep/nvshmem/bench', measure: 'benchShm', adapt: shmBench },
@@ -36,7 +37,10 @@ export type LoadedBench =
   | { readonly available: false; readonly reason: string };
 
 export async function loadBench(name: BenchName): Promise<LoadedBench> {
-  return name === 'moe' ? { available: true, bench: moeBench } : loadFrom(sources[name]);
+  if (name === 'moe') return { available: true, bench: moeBench };
+  if (name !== 'fabric') return loadFrom(sources[name]);
+  const reason = await fabricMissing();
+  return reason === undefined ? { available: true, bench: fabricBench } : { available: false, reason };
 }
 
 /** A module that is not there is an answer; one that is there and breaks is an error. */

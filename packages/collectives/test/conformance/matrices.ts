@@ -71,14 +71,14 @@ export const describeDevice = (): void =>
     expected: new URL('../group-device.expected.json', import.meta.url),
   });
 
-/** The portable engine over libfabric's TCP: a rank that dies is found by its silence. */
+/** The portable engine over libfabric's TCP: a rank that dies is found in shared memory, long before its silence says so. */
 export const describeFabric = (): void =>
   describeGroups('process groups over nvshmem (fabric over TCP)', {
     provider: { module: '@ep/nvshmem', name: 'nvshmem.fabric' },
     config: { provider: 'tcp;ofi_rxm', address: '127.0.0.1', heartbeatMs: 250, silenceMs: 3000 } satisfies FabricConfig,
-    worlds: [3],
+    worlds: [4],
     modes: ['processes'],
-    sample: [['processes', 3]],
+    sample: [['processes', 4]],
     expected: new URL('../group-fabric.expected.json', import.meta.url),
   });
 

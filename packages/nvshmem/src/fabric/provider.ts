@@ -61,15 +61,17 @@ async function join(opening: Opening, nic: NativeFabricNic, liveness: Liveness):
   const { timeoutMs } = config;
   const size = teamMemory(worldSize);
   const memory = new (native().binding.SymmetricMemory)(context, size.byteLength, size.signalSlots);
-  const [address, part] = [nic.address(), nic.addMemory(memory)];
-  const bytes = Buffer.concat([newNonce(), part, address]);
-  const [beginOfPart, beginOfAddress] = [NONCE_BYTES, NONCE_BYTES + part.byteLength];
+  const [address, part, handle] = [nic.address(), nic.addMemory(memory), context.handle()];
+  const bytes = Buffer.concat([newNonce(), handle, part, address]);
+  const beginOfPart = NONCE_BYTES + handle.byteLength;
+  const beginOfAddress = beginOfPart + part.byteLength;
   const blobs = await exchange(store, { rank, worldSize, key: `${NAME}/addresses`, bytes }, limits);
   for (const [peer, blob] of blobs.entries()) {
     if (blob.byteLength > beginOfAddress) continue;
     throw new EpError('EP_RENDEZVOUS', `rank ${peer} published ${blob.byteLength} bytes, which hold no address`);
   }
-  const nonces = blobs.map((blob) => blob.subarray(0, beginOfPart));
+  const nonces = blobs.map((blob) => blob.subarray(0, NONCE_BYTES));
+  nic.witness(Buffer.concat(blobs.map((blob) => blob.subarray(NONCE_BYTES, beginOfPart))));
   // HAZARD: before the engine's thread starts: others may be at the first barrier already, and write there.
   nic.route(
     memory,

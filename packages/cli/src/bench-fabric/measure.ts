@@ -1,0 +1,174 @@
+/**
+ * `ep bench fabric`: puts, and an attention dispatch, of the backing `fabric` against libfabric alone between the same two processes, and against Open MPI over TCP; on the loopback
+ * interface, and between two network namespaces where these can be made. Results verified.
+ */
+import { execFile } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
+import { nvshmem } from '@ep/nvshmem';
+import type { Bench, BenchCase, BenchOptions, BenchRatio, BenchResult } from '../bench/bench.js';
+import { type Host, makeHosts } from './hosts.js';
+import { type OpenMpiTimes, runOpenMpi } from './open-mpi.js';
+import type { FabricTask, FabricTimes } from './task.js';
+
+/** Built beside the entry point; see tsup.config.ts. */
+const rankProgram = new URL('./bench-fabric-rank.js', import.meta.url);
+
+const run = promisify(execFile);
+
+/** Latency of a put as a multiple of a raw write's; bandwidths as a part of the raw one. */
+const goals = { latency: 1.3, put: 0.9, dispatch: 0.85 } as const;
+
+type Shape = Omit<FabricTask, 'store' | 'rank' | 'address' | 'ranksOnHost'>;
+
+function shapeOf({ quick, repeats }: BenchOptions): Shape {
+  const size = quick
+    ? { rounds: 200, messageBytes: 64 << 10, messages: 8, turns: 2 }
+    : { rounds: 5000, messageBytes: 1 << 20, messages: 64, turns: 7 };
+  return { ...size, turns: repeats ?? size.turns, window: 8, rowBytes: 4096 };
+}
+
+const medianOf = (values: readonly number[]): number =>
+  values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)]!;
+
+const spreadOf = (values: readonly number[]): number => (Math.max(...values) - Math.min(...values)) / medianOf(values);
+
+/** Of what took turns: the median of the ratios. */
+const timesOf = (of: readonly number[], other: readonly number[]): number =>
+  medianOf(of.map((value, turn) => value / other[turn]!));
+
+/** The first failure ends the other rank, too. */
+async function runRanks(shape: Shape, hosts: readonly Host[], folder: string, where: string): Promise<FabricTimes[]> {
+  const stop = new AbortController();
+  const env = { ...process.env, EP_JOB_SECRET: randomBytes(32).toString('hex') };
+  const options = { signal: stop.signal, killSignal: 'SIGKILL', maxBuffer: 2 ** 24, env } as const;
+  return Promise.all(
+    [0, 1].map(async (rank) => {
+      const { address, enter } = hosts[rank % hosts.length]!;
+      const ranksOnHost = 2; // namespaces share the cores
+      const task: FabricTask = { ...shape, rank, store: join(folder, where), address, ranksOnHost };
+      const [program, ...args] = [...enter, process.execPath, fileURLToPath(rankProgram), JSON.stringify(task)];
+      try {
+        return JSON.parse((await run(program!, args, options)).stdout) as FabricTimes;
+      } catch (error) {
+        stop.abort(error);
+        throw stop.signal.reason;
+      }
+    }),
+  );
+}
+
+/** For tests, too: from what both ranks told to cases. `mpi` moved what `messages` and `messageBytes` say, in one direction. */
+export function fabricCases(
+  where: string,
+  { messages, messageBytes }: Pick<Shape, 'messages' | 'messageBytes'>,
+  perRank: readonly FabricTimes[],
+  mpi?: OpenMpiTimes,
+): BenchCase[] {
+  const { latency } = perRank[0]!;
+  const [rawLatency, putLatency] = [latency.raw, latency.put].map((all) => all.map(([p50]) => p50)) as [
+    number[],
+    number[],
+  ];
+  const slowest = (name: keyof FabricTimes['seconds']): number[] =>
+    perRank[0]!.seconds[name].map((_, turn) => Math.max(...perRank.map(({ seconds }) => seconds[name][turn]!)));
+  const p99Of = (all: readonly (readonly [number, number])[]): number => medianOf(all.map(([, p99]) => p99));
+  const latencyCase = (name: string, values: readonly number[], p99: number, ratios: BenchRatio[]): BenchCase => ({
+    name: `${where}: ${name}`,
+    unit: 'us',
+    median: medianOf(values),
+    spread: spreadOf(values),
+    samples: values.length,
+    ratios,
+    detail: { 'p99 us': p99 },
+  });
+  const bandwidthCase = (name: string, seconds: readonly number[], moved: number, ratios: BenchRatio[]): BenchCase => {
+    const gigabytes = seconds.map((one) => moved / one / 1e9);
+    return {
+      name: `${where}: ${name}`,
+      unit: 'GB/s',
+      median: medianOf(gigabytes),
+      spread: spreadOf(gigabytes),
+      samples: gigabytes.length,
+      ratios,
+      detail: { bytes: moved },
+    };
+  };
+  const bytes = messages * messageBytes;
+  const [raw, put, both, dispatch] = [slowest('raw'), slowest('put'), slowest('raw both ways'), slowest('dispatch')];
+  const size = `${messageBytes} bytes`;
+  const mpiLatency = mpi && {
+    name: 'times Open MPI over TCP (send and receive)',
+    value: medianOf(putLatency) / medianOf(mpi.latency),
+  };
+  const mpiBandwidth = mpi && { name: 'times Open MPI over TCP', value: medianOf(mpi.seconds) / medianOf(put) };
+  return [
+    latencyCase('raw write of 8 bytes with data, half a ping-pong', rawLatency, p99Of(latency.raw), []),
+    latencyCase('put of 8 bytes with signal, half a ping-pong', putLatency, p99Of(latency.put), [
+      { name: 'times a raw write', value: timesOf(putLatency, rawLatency), goal: { at: 'most', value: goals.latency } },
+      ...(mpiLatency === undefined ? [] : [mpiLatency]),
+    ]),
+    bandwidthCase(`raw writes of ${size}`, raw, bytes, []),
+    bandwidthCase(`puts of ${size} with signal`, put, bytes, [
+      { name: 'of raw writes', value: timesOf(raw, put), goal: { at: 'least', value: goals.put } },
+      ...(mpiBandwidth === undefined ? [] : [mpiBandwidth]),
+    ]),
+    bandwidthCase(`raw writes of ${size}, both ways at once`, both, 2 * bytes, []),
+    bandwidthCase('attention dispatch, both ways at once', dispatch, 2 * bytes, [
+      { name: 'of raw writes', value: timesOf(both, dispatch), goal: { at: 'least', value: goals.dispatch } },
+    ]),
+  ];
+}
+
+/** Why there is nothing to measure; undefined: there is. */
+export async function fabricMissing(): Promise<string | undefined> {
+  const probe = await nvshmem.fabric.probe({ address: '127.0.0.1' });
+  return probe.available ? undefined : `${probe.reason}; ${probe.remedy}`;
+}
+
+export const fabricBench: Bench = {
+  name: 'fabric',
+  run: async (options: BenchOptions, tell): Promise<BenchResult> => {
+    const shape = shapeOf(options);
+    const folder = await mkdtemp(join(tmpdir(), 'ep-bench-fabric-'));
+    const skipped: string[] = [];
+    const cases: BenchCase[] = [];
+    let library = '';
+    try {
+      tell('Open MPI over TCP');
+      const mpi = await runOpenMpi(shape, folder);
+      if (typeof mpi === 'string') skipped.push(mpi);
+      tell('loopback');
+      const here = await runRanks(shape, [{ address: '127.0.0.1', enter: [] }], folder, 'loopback');
+      library = `libfabric ${here[0]!.version}, provider ${here[0]!.provider}`;
+      cases.push(...fabricCases('loopback', shape, here, typeof mpi === 'string' ? undefined : mpi));
+      const hosts = await makeHosts();
+      if (typeof hosts === 'string') skipped.push(`between two hosts: ${hosts}`);
+      else {
+        try {
+          tell('two namespaces');
+          const across = await runRanks(shape, hosts.hosts, folder, 'namespaces');
+          cases.push(...fabricCases('two namespaces', shape, across));
+        } finally {
+          hosts.close();
+        }
+      }
+    } finally {
+      await rm(folder, { recursive: true, force: true });
+    }
+    return {
+      name: 'fabric',
+      cases,
+      notes: [
+        `${library}; the two ranks took turns of libfabric alone and of puts and dispatches, whose every byte was compared`,
+        'a raw write is posted and polled for by one thread of a rank; a put is handed to the thread of the transport, a second one of each rank',
+        'Open MPI ran on the loopback interface before',
+      ],
+      skipped,
+    };
+  },
+};
