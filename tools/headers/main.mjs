@@ -1,6 +1,7 @@
 // node tools/headers/main.mjs [--totals FILE]: every public header compiles alone, as the first include of a unit.
-//   ep/abi     C11 freestanding, C++20, nvcc (sm_80, sm_90, sm_100)
-//   ep/device  C++20, nvcc (the same)
+//   ep/abi     C11 freestanding, C++20, nvcc (sm_90)
+//   ep/device  C++20, nvcc (sm_90)
+// And all of them in one unit for sm_80 and sm_100: whether a header stands alone is the same for every architecture, and each compiles it anew.
 // Without nvcc its cases are reported as skipped. That they link, and that every kernel compiles when it is used, is
 // checked in native/tests/compile.
 import { mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
@@ -18,8 +19,10 @@ const cCompiler = process.env.CC || 'gcc';
 const c11 = [cCompiler, '-std=c11', '-ffreestanding', '-pedantic', ...warnings, `-I${folder}`];
 const cxx20 = [compiler(), '-std=c++20', '-pthread', ...warnings, `-I${folder}`];
 // Machine code, not PTX: what a header defines goes through ptxas, too. What nobody calls is not defined: that is for native/tests/compile.
-const architectures = ['80', '90', '100'].map((name) => `-gencode=arch=compute_${name},code=sm_${name}`);
-const nvcc = [nvccCommand(), '-std=c++20', '-Werror=all-warnings', `-I${folder}`, '-fatbin', ...architectures];
+const nvcc = (/** @type {string} */ architecture) => [
+  ...[nvccCommand(), '-std=c++20', '-Werror=all-warnings', `-I${folder}`],
+  ...['-fatbin', `-gencode=arch=compute_${architecture},code=sm_${architecture}`],
+];
 
 /** @typedef {{ name: string, command: readonly string[], needsNvcc?: boolean }} Case */
 
@@ -48,7 +51,13 @@ function cases(dir) {
   };
   const abi = headersOf('ep/abi');
   const all = [...abi, ...headersOf('ep/device')];
+  const together = source('all.cu', all.map(include).join(''));
   return [
+    ...['80', '100'].map((architecture) => ({
+      name: `nvcc all headers, sm_${architecture}`,
+      command: [...nvcc(architecture), together, '-o', join(dir, `all-${architecture}.fatbin`)],
+      needsNvcc: true,
+    })),
     ...abi.map((header, index) => ({
       name: `C11 ${header}`,
       command: [...c11, '-fsyntax-only', source(`${index}.c`, `${include(header)}extern int ep_not_empty;\n`)],
@@ -59,7 +68,7 @@ function cases(dir) {
     })),
     ...all.map((header, index) => ({
       name: `nvcc ${header}`,
-      command: [...nvcc, source(`${index}.cu`, include(header)), '-o', join(dir, `${index}.fatbin`)],
+      command: [...nvcc('90'), source(`${index}.cu`, include(header)), '-o', join(dir, `${index}.fatbin`)],
       needsNvcc: true,
     })),
   ];
