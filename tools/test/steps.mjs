@@ -171,7 +171,7 @@ export function stepTable() {
     {
       name: 'kernels linked',
       lanes: ciLanes,
-      minutes: 10,
+      minutes: 15,
       command: ['node', 'native/tests/compile/run.mjs', '--totals', kernelTotals],
       report: { format: 'plain', files: [kernelTotals] },
     },

@@ -1,6 +1,6 @@
 // node native/tests/compile/run.mjs [--totals FILE]: the kernels, instantiated and linked as their users would.
 // tools/headers compiles each header alone; templates that nobody calls pass there whatever they contain, so here every
-// kernel meets every context and endpoint, in two translation units, by g++ (and clang++ where it is installed) and by
+// kernel meets every context and endpoint, in two translation units or more, by g++ (and clang++ where it is installed) and by
 // nvcc for each architecture, and for one of them with -rdc, too, and one program links both machines and is run.
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { cpus, tmpdir } from 'node:os';
@@ -54,7 +54,7 @@ let failed = 0;
  */
 async function check(name, commands) {
   for (const [command = '', ...args] of commands) {
-    const result = await run(command, args, { limitMs: 5 * 60_000 });
+    const result = await run(command, args, { limitMs: 9 * 60_000 });
     if (result.code === 0) continue;
     failed += 1;
     console.error(`FAIL  ${name}\n${command} ${args.join(' ')}\n${result.output.trim()}`);
@@ -167,6 +167,7 @@ const cudaCases = (rdc) =>
   [
     // The longest first.
     { unit: 'second', source: join(here, 'cuda_second.cu') },
+    { unit: 'third', source: join(here, 'cuda_third.cu') },
     { unit: 'first', source: join(native, 'cuda/kernels.cu') },
     { unit: 'attention', source: join(native, 'cuda/attention_kernels.cu') },
     { unit: 'experts', source: join(native, 'cuda/moe_kernels.cu') },
@@ -186,7 +187,7 @@ const cudaCases = (rdc) =>
  */
 async function cudaLink(rdc) {
   const cxx = compiler();
-  const gpu = ['first', 'attention', 'experts', 'group', 'library', 'second'].map((unit) =>
+  const gpu = ['first', 'attention', 'experts', 'group', 'library', 'second', 'third'].map((unit) =>
     object(`cuda-${unit}-${rdc}`),
   );
   const mainObject = object(`both_main-${rdc}`);
