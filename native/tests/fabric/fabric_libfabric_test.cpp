@@ -57,8 +57,8 @@ void test_idle(const std::string& provider) {
   // No look every millisecond. What a machine is loaded with cannot make it more.
   if (provider == "tcp;ofi_rxm") EP_CHECK(naps < 500);
   EP_CHECK(ranks.side(0).engine->counts().messages >= messages + 3 * 5);
-  // `shm` gives no descriptor to sleep on.
-  EP_CHECK(spent < (provider == "shm" ? 100 : 20));
+  // Nobody spins. `shm` gives no descriptor to sleep on; and a sanitizer, or a slow machine, makes dear what is done in little.
+  EP_CHECK(spent < (provider == "shm" ? 200 : 100));
   // And they wake up.
   const uint64_t number = ranks.post(2, fabric_ranks::with_signal(ranks.bytes_to(2, 3, 0, 0, 1000), 1, 1));
   EP_CHECK(ranks.ended(2, 3, number) == request_state::done);
