@@ -189,6 +189,16 @@ uint32_t wrong_bytes(const plan& call) {
   return wrong;
 }
 
+template <class Kernel> void run_calls(const group_case& group, world& ranks, uint64_t seed, bool fast, const Kernel& kernel) {
+  if (fast) {
+    EP_CHECK(ranks.run_fast(group.launched, kernel));
+  } else {
+    const auto result = ranks.run_simt(shape(group.launched, 8, 4), seeded(seed), kernel);
+    EP_CHECK_EQ(result.report, "");
+    EP_CHECK(result.ok);
+  }
+}
+
 // Ranks begin a call while others are still in the one before.
 void calls_match(int32_t size, uint64_t seed, bool fast) {
   random_source random(seed);
@@ -204,13 +214,7 @@ void calls_match(int32_t size, uint64_t seed, bool fast) {
     }
     return true;
   };
-  if (fast) {
-    EP_CHECK(ranks.run_fast(group.launched, kernel));
-  } else {
-    const auto result = ranks.run_simt(shape(group.launched, 8, 4), seeded(seed), kernel);
-    EP_CHECK_EQ(result.report, "");
-    EP_CHECK(result.ok);
-  }
+  run_calls(group, ranks, seed, fast, kernel);
   for (size_t i = 0; i < calls.size(); ++i) {
     const uint32_t wrong = wrong_bytes(calls[i]);
     if (wrong != 0) std::fprintf(stderr, "%d ranks, seed %llu, call %zu: mode %u element %u fold %u\n", size, static_cast<unsigned long long>(seed), i, calls[i].mode, calls[i].element, calls[i].fold);
@@ -279,13 +283,7 @@ void abort_is_traced(uint64_t seed, bool fast) {
     const ep_group_args args = args_of(group, ranks, call, rank);
     return !ep::group_call(ctx, ep::load_store_endpoint{args.memory}, args);
   };
-  if (fast) {
-    EP_CHECK(ranks.run_fast(group.launched, kernel));
-  } else {
-    const auto result = ranks.run_simt(shape(group.launched, 8, 4), seeded(seed), kernel);
-    EP_CHECK_EQ(result.report, "");
-    EP_CHECK(result.ok);
-  }
+  run_calls(group, ranks, seed, fast, kernel);
   for (int32_t rank = 0; rank < 4; ++rank) {
     const ep_kernel_status& status = group.status[static_cast<size_t>(rank)];
     EP_CHECK_EQ(status.status, static_cast<uint32_t>(EP_STATUS_ABORTED));
