@@ -88,6 +88,7 @@ set(EP_CORE_SOURCES
   nic/efa/soft_device.cpp
   nic/efa/soft_table.cpp
   nic/efa/trace.cpp
+  nic/efa/wire_net.cpp
   nic/efa/wire_shm.cpp
   nic/efa/wqe.cpp
   nic/mlx5/commands.cpp
@@ -240,6 +241,7 @@ set(EP_TESTS
   tests/nic/requests_test.cpp
   tests/nic/prm_test.cpp
   tests/nic/threads_test.cpp
+  tests/nic/net_efa_test.cpp
   tests/nic/net_talk_test.cpp
   tests/nic/net_wire_test.cpp
   tests/nic/nic_fuzz_test.cpp
