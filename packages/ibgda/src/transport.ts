@@ -24,8 +24,8 @@ import {
   checkHostAllocation,
   type Liveness,
   RankMemory,
-  type RankTeam,
   type Reach,
+  type WorldTeam,
   withClosing,
 } from '@ep/native/ranks';
 import type { ResolvedIbgdaConfig } from './config.js';
@@ -40,7 +40,7 @@ export interface IbgdaTransportInit {
   readonly worldSize: number;
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
-  readonly world: RankTeam;
+  readonly world: WorldTeam;
   readonly nic: NativeIbgdaNic;
   readonly config: ResolvedIbgdaConfig;
 }
@@ -51,7 +51,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   readonly worldSize: number;
   readonly capabilities: Capabilities;
   /** All ranks, in order. */
-  readonly world: RankTeam;
+  readonly world: WorldTeam;
   /** Device, port and addresses that the queue pairs use, and what was passed over for them. */
   readonly port: NativeIbgdaPort;
   readonly #init: IbgdaTransportInit;
@@ -133,6 +133,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
             context,
             liveness,
             world,
+            ...(config.network === undefined ? {} : { ranksOnHost: config.ranksOnHost }),
             timeoutMs: config.timeoutMs,
             reach: this.#reach,
             onRelease: () => this.children.remove(made),
