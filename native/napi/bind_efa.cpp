@@ -82,7 +82,7 @@ efa_wrap::efa_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   auto made = efa::rank_nic::create(owner, std::move(driver), std::move(device), options, hooks_of(native->soft));
   native->nic = value_or_throw(env, made);
   rank = Napi::Persistent(info[0].As<Napi::Object>());
-  end_key = state_of(env).at_end([held = native] { held->stop(); });
+  end_key = state_of(env).at_end([held = native] { held->stop(false); });
   tag<efa_wrap>(info.This().As<Napi::Object>());
 }
 
@@ -332,7 +332,7 @@ void efa_wrap::close(const Napi::CallbackInfo& info) {
   if (end_key == 0) return;
   state_of(info.Env()).forget(end_key);
   end_key = 0;
-  native->stop();
+  native->stop(true);
 }
 
 void efa_wrap::define(Napi::Env env, Napi::Object exports) {

@@ -46,7 +46,9 @@ struct ibgda_wrap : Napi::ObjectWrap<ibgda_wrap> {
     std::shared_ptr<ibgda::rank_nic> nic;
     nic::soft_device* soft = nullptr; // null: hardware
     adopted_memories adopted;
-    void stop() {
+    // Not orderly: the environment went away without close().
+    void stop(bool orderly) {
+      if (!orderly && nic && soft != nullptr && soft->hub() != nullptr) soft->hub()->die();
       adopted.known.clear();
       if (nic) nic->stop();
       nic.reset();
@@ -106,7 +108,7 @@ ibgda_wrap::ibgda_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   auto made = ibgda::rank_nic::create(context, std::move(driver), std::move(port), asked.queues, std::move(hooks));
   native->nic = value_or_throw(env, made);
   rank = Napi::Persistent(info[0].As<Napi::Object>());
-  end_key = state_of(env).at_end([held = native] { held->stop(); });
+  end_key = state_of(env).at_end([held = native] { held->stop(false); });
   tag<ibgda_wrap>(info.This().As<Napi::Object>());
 }
 
@@ -396,7 +398,7 @@ void ibgda_wrap::close(const Napi::CallbackInfo& info) {
   if (end_key == 0) return;
   state_of(info.Env()).forget(end_key);
   end_key = 0;
-  native->stop();
+  native->stop(true);
 }
 
 void ibgda_wrap::define(Napi::Env env, Napi::Object exports) {

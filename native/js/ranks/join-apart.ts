@@ -57,14 +57,13 @@ async function meet<Nic extends LinkedNic>(
   }
   try {
     const { heartbeatMs, silenceMs } = network;
-    const wire = nic === undefined ? `none: ${refusal instanceof Error ? refusal.message : String(refusal)}` : 'tcp';
+    const times = `tcp, heartbeat ${heartbeatMs} ms, silence ${silenceMs} ms`;
+    const why = refusal instanceof Error ? refusal.message : String(refusal);
     const agree = {
       transport,
       version,
       abi: native().binding.abi,
-      wire,
-      heartbeatMs,
-      silenceMs,
+      network: nic === undefined ? `none: ${why}` : times,
       secret: fingerprint(network.secret),
       ...world.agree,
     };

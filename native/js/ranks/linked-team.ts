@@ -58,6 +58,8 @@ export class LinkedTeam extends Resource implements Gathering {
   readonly position: number;
   readonly #init: LinkedTeamInit;
   #tail: Promise<unknown> = Promise.resolve();
+  /** Of the last call's puts; never rejects. */
+  #landed: Promise<unknown> = Promise.resolve();
   #calls = 0;
   #poison: EpError | undefined;
 
@@ -143,14 +145,18 @@ export class LinkedTeam extends Resource implements Gathering {
 
   async #exchange(call: number, blob: Uint8Array, limits: WaitOptions): Promise<void> {
     const { memory, endpoints, rank } = this.#init;
+    // HAZARD: a transport may deliver in no order, and a member counts: this call's bytes must not be counted for those of the last one.
+    await this.#within(this.#landed, limits);
     const own = memory.local((call % 2) * BLOB_BYTES, blob.byteLength);
     await memory.write(blob, own);
     const others = Array.from(this.ranks).filter((member) => member !== rank);
     const seen = (work: Work) => work.then(undefined, () => {}); // the wait for that member says more
-    for (const member of others) {
-      const to = memory.remote(member, this.#place(call, rank), blob.byteLength);
-      void seen(endpoints[member]!.put(own, to, { signal: { slot: rank, op: 'inc' } }));
-    }
+    this.#landed = Promise.all(
+      others.map((member) => {
+        const to = memory.remote(member, this.#place(call, rank), blob.byteLength);
+        return seen(endpoints[member]!.put(own, to, { signal: { slot: rank, op: 'inc' } }));
+      }),
+    );
     const rest = new AbortController();
     const linked = linkSignals(limits.signal, rest.signal);
     try {
@@ -167,6 +173,20 @@ export class LinkedTeam extends Resource implements Gathering {
       rest.abort(); // of the waits that go on when another has failed
       linked.unlink();
     }
+  }
+
+  /** Ends with `work`, or when the call's own limits do: what follows then says so by name. */
+  async #within(work: Promise<unknown>, { signal, timeoutMs = this.#init.timeoutMs }: WaitOptions): Promise<void> {
+    let timer: NodeJS.Timeout | undefined;
+    let stop = (): void => {};
+    const over = new Promise<void>((resolve) => {
+      stop = resolve;
+      if (Number.isFinite(timeoutMs)) timer = setTimeout(resolve, Math.min(timeoutMs, 2 ** 31 - 1));
+      signal?.addEventListener('abort', stop);
+    });
+    await Promise.race([work, over]);
+    clearTimeout(timer);
+    signal?.removeEventListener('abort', stop);
   }
 
   /** The same error, with all who have not come. */

@@ -1,4 +1,5 @@
 /** The network that a software NIC is on, as its user names it. */
+import { isIPv4 } from 'node:net';
 import { checkInteger, invalid, type JobSecret, type ResolvedSecret, resolveJobSecret } from '@ep/core';
 
 export interface NicNetworkConfig {
@@ -26,7 +27,7 @@ const DAY_MS = 86_400_000;
 export function resolveNetwork(where: string, config: NicNetworkConfig | undefined): NicNetwork | undefined {
   if (config === undefined) return undefined;
   const { address } = config;
-  if (typeof address !== 'string' || address === '') {
+  if (!isIPv4(address) || address === '0.0.0.0') {
     throw invalid('network.address', { where, expected: 'the IPv4 address of one interface', found: address });
   }
   const heartbeatMs = checkInteger(config.heartbeatMs ?? 250, 'network.heartbeatMs', where, 1, DAY_MS);

@@ -551,7 +551,7 @@ void hub::run() {
 void hub::farewell() {
   const int64_t deadline_ns = clock_now_ns() + farewell_ns;
   for (auto& one : streams_) {
-    if (one->over || one->connecting || !one->with.ready()) {
+    if (one->over || one->connecting || !one->with.ready() || silent_.load(std::memory_order_relaxed)) {
       one->over = true;
       continue;
     }

@@ -59,6 +59,8 @@ class hub {
   result<nothing> start(answerer answer, ep_wake_word* wake);
   // Says goodbye, as far as that goes at once; all calls end as lost. Nobody is answered any more when it returns.
   void stop();
+  // From here on stop() says nothing: peers are to take this NIC for dead.
+  void die() { silent_.store(true, std::memory_order_relaxed); }
 
   const gid_bytes& gid() const { return gid_; }
   // A NIC that may come and that may be asked. Returns the number by which this NIC knows it: one beyond the directory's. 0: there are none left, or the GID is of no network.
@@ -117,6 +119,7 @@ class hub {
   hub_counts counts_;
   std::atomic<bool> stopping_{false};
   std::atomic<bool> poked_{false};
+  std::atomic<bool> silent_{false};
   bool answers_came_ = false;
   std::vector<uint8_t> scratch_;
   std::thread thread_;
