@@ -58,8 +58,6 @@ export class LinkedTeam extends Resource implements Gathering {
   readonly position: number;
   readonly #init: LinkedTeamInit;
   #tail: Promise<unknown> = Promise.resolve();
-  /** Of the last call's puts; never rejects. */
-  #landed: Promise<unknown> = Promise.resolve();
   #calls = 0;
   #poison: EpError | undefined;
 
@@ -145,13 +143,11 @@ export class LinkedTeam extends Resource implements Gathering {
 
   async #exchange(call: number, blob: Uint8Array, limits: WaitOptions): Promise<void> {
     const { memory, endpoints, rank } = this.#init;
-    // HAZARD: a transport may deliver in no order, and a member counts: this call's bytes must not be counted for those of the last one.
-    await this.#within(this.#landed, limits);
     const own = memory.local((call % 2) * BLOB_BYTES, blob.byteLength);
     await memory.write(blob, own);
     const others = Array.from(this.ranks).filter((member) => member !== rank);
     const seen = (work: Work) => work.then(undefined, () => {}); // the wait for that member says more
-    this.#landed = Promise.all(
+    const landed = Promise.all(
       others.map((member) => {
         const to = memory.remote(member, this.#place(call, rank), blob.byteLength);
         return seen(endpoints[member]!.put(own, to, { signal: { slot: rank, op: 'inc' } }));
@@ -169,13 +165,16 @@ export class LinkedTeam extends Resource implements Gathering {
           ),
         ),
       );
+      // HAZARD: a transport may deliver in no order, and members count: bytes of the next call must not be counted for those of this one. Nor may a member that dies behind this
+      // call take along what the others still await.
+      await this.#within(landed, limits);
     } finally {
       rest.abort(); // of the waits that go on when another has failed
       linked.unlink();
     }
   }
 
-  /** Ends with `work`, or when the call's own limits do: what follows then says so by name. */
+  /** Ends with `work`, or when the call's own limits do. */
   async #within(work: Promise<unknown>, { signal, timeoutMs = this.#init.timeoutMs }: WaitOptions): Promise<void> {
     let timer: NodeJS.Timeout | undefined;
     let stop = (): void => {};
