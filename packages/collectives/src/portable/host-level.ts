@@ -1,5 +1,5 @@
 /** What the ranks of one host do among themselves for a group of several hosts: calls of an engine of their own, one after the other. */
-import { type DType, elementBytes, type Storage, viewStorage } from '@ep/core';
+import { type DType, EpError, elementBytes, type Storage, viewStorage } from '@ep/core';
 import type { EngineCall, GroupEngine } from '../engine.js';
 import type { Placement } from './placement.js';
 
@@ -13,7 +13,7 @@ export type HostCall = Pick<EngineCall, 'kind' | 'dtype' | 'inputs' | 'outputs' 
 
 export class HostLevel {
   readonly placement: Placement;
-  readonly #engine: GroupEngine;
+  #engine: GroupEngine | undefined;
   #sequence = 0;
   #staging: Uint8Array | undefined;
 
@@ -25,18 +25,27 @@ export class HostLevel {
   /** The next call of this host's ranks, who all make the same. Ranks are places on the host. It has no limit of time: `signal` ends it. */
   async run(call: HostCall): Promise<void> {
     this.#sequence++;
-    await this.#engine.run({ root: -1, ...call, sequence: this.#sequence, timeoutMs: Number.POSITIVE_INFINITY });
+    await this.#opened.run({ root: -1, ...call, sequence: this.#sequence, timeoutMs: Number.POSITIVE_INFINITY });
   }
 
   /** Elements in memory of the host, for what its ranks have come to in a piece: others go on using it until the piece is over. `length` of them are `PIECE_BYTES` at most. */
   staging<D extends DType>(dtype: D, piece: number, length: number): Storage[D] {
-    this.#staging ??= this.#engine.allocate('u8', PIECES * PIECE_BYTES);
+    this.#staging ??= this.#opened.allocate('u8', PIECES * PIECE_BYTES);
     const { buffer, byteOffset } = this.#staging;
     return viewStorage(dtype, buffer, byteOffset + (piece % PIECES) * PIECE_BYTES, length);
   }
 
-  close(): Promise<void> {
-    return this.#engine.close();
+  /** HAZARD: lets go of the engine, whose segments go when nobody holds it any more; plans of calls that were cut hold this. */
+  async close(): Promise<void> {
+    const engine = this.#engine;
+    this.#engine = undefined;
+    this.#staging = undefined;
+    await engine?.close();
+  }
+
+  get #opened(): GroupEngine {
+    if (this.#engine === undefined) throw new EpError('EP_CLOSED', 'the engine of this host is closed');
+    return this.#engine;
   }
 }
 
