@@ -106,7 +106,7 @@ export abstract class Collectives extends Resource {
     });
   }
 
-  /** Every element becomes the reduction over that of all ranks, in rank order: the same bits on all ranks. */
+  /** Every element becomes the reduction over that of all ranks, in rank order (of several hosts by host): the same bits on all ranks. */
   allReduce(source: Operand, options?: ReduceOptions): CollectiveWork {
     const op = 'allReduce';
     this.enter(op);

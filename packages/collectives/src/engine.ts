@@ -129,7 +129,7 @@ export interface GroupView {
   readonly active: readonly number[];
 }
 
-/** What this rank has written for calls of a kind, in all: the cost that tests compare with the formulas. */
+/** What this rank has written for calls of a kind, in all: the cost that tests compare with the formulas. In two levels what goes through the transport. */
 export interface OpTrace {
   readonly calls: number;
   /** Bytes of payload that this rank wrote for others to read, or into others' memory. */
