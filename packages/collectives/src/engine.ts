@@ -75,7 +75,7 @@ export interface EngineCall {
   readonly sequence: number;
   /** Of all arrays; `u8` for a barrier. */
   readonly dtype: DType;
-  readonly reduceOp?: ReduceOp;
+  readonly reduceOp?: ReduceOp | undefined;
   /** -1 where there is none. */
   readonly root: number;
   readonly inputs: readonly Elements[];
