@@ -105,13 +105,18 @@ inline void cpu_relax();
 // What a JS thread does before it hands a wait over. With a core for every rank it looks, and no more: sleeping here would
 // hold up the JS that could run meanwhile. Otherwise the rank that it waits for may need its core, and so would the threads of a hand-over: it looks only briefly, then sleeps until a peer wakes it.
 // HAZARD: nothing else runs on the thread meanwhile, and terminate() and process.exit() wait for it: the bounds are part of the promise.
-bool wait_inline_look(const wait_policy& policy, int64_t* end_ns); // false: the time for looking is up
-template <class Ready> bool wait_inline(const wait_policy& policy, ep_wake_word* wake, Ready&& ready) {
+struct inline_looks {
   int64_t end_ns = 0;
+  int64_t alone_ns = 0; // in yields that gave the core to nobody
+};
+bool wait_inline_look(const wait_policy& policy, inline_looks* looks); // false: the time for looking is up
+template <class Ready> bool wait_inline(const wait_policy& policy, ep_wake_word* wake, Ready&& ready) {
+  inline_looks looks;
   do {
     if (ready()) return true;
-  } while (wait_inline_look(policy, &end_ns));
-  for (end_ns += policy.inline_sleep_ns; policy.inline_sleep_ns > 0;) {
+  } while (wait_inline_look(policy, &looks));
+  const int64_t end_ns = looks.end_ns + policy.inline_sleep_ns;
+  while (policy.inline_sleep_ns > 0) {
     const uint32_t epoch = wake_prepare(wake);
     if (ready()) {
       wake_cancel(wake);

@@ -134,6 +134,8 @@ export interface Transport<in C extends Need> extends Closeable {
   readonly rank: Rank;
   readonly worldSize: number;
   readonly capabilities: Capabilities;
+  /** For each rank the lowest one of those with which it shares a host's memory. Absent where they all do, or nobody knows. */
+  readonly hosts?: readonly Rank[];
   /** Fires when device-initiated operations can no longer succeed: they have no call that could reject. */
   readonly failed: AbortSignal;
   /** Collective: every rank calls it in the same order with the same sizes; a mismatch names the ranks that differ. */

@@ -15,7 +15,16 @@ import { VERSION } from '../version.js';
 import { type FabricConfig, type ResolvedFabricConfig, resolveConfig } from './config.js';
 import { FabricEndpoint } from './endpoint.js';
 import { type FabricNeeds, probeFabric } from './probe.js';
-import { checkSecret, fingerprint, linkKeys, NONCE_BYTES, networkOfProcess, newNonce } from './secret.js';
+import {
+  checkSecret,
+  fingerprint,
+  hostOfProcess,
+  hostsOf,
+  linkKeys,
+  NONCE_BYTES,
+  networkOfProcess,
+  newNonce,
+} from './secret.js';
 import { FabricTeam, teamMemory } from './team.js';
 import { FabricTransport } from './transport.js';
 
@@ -28,8 +37,13 @@ interface Opening {
   readonly context: NativeRankContext;
 }
 
+interface Met {
+  readonly nic: NativeFabricNic;
+  readonly hosts: readonly Rank[];
+}
+
 /** Compares what all ranks must have alike. A rank that finds no fabric takes part, so that the others hear why instead of waiting for it. */
-async function meet({ member, config, limits, context }: Opening): Promise<NativeFabricNic> {
+async function meet({ member, config, limits, context }: Opening): Promise<Met> {
   const { binding } = native();
   let nic: NativeFabricNic | undefined;
   let refusal: unknown;
@@ -43,15 +57,15 @@ async function meet({ member, config, limits, context }: Opening): Promise<Nativ
     const { heartbeatMs, silenceMs } = config;
     const secret = fingerprint(config.secret);
     const agree = { transport: NAME, version: VERSION, abi: binding.abi, provider, heartbeatMs, silenceMs, secret };
-    const facts = { agree, host: { ...hostFacts(), network: networkOfProcess() } };
+    const facts = { agree, host: { ...hostFacts(), network: networkOfProcess(), place: hostOfProcess() } };
     const peers = await rendezvous(member.store, { ...member, facts, key: `${NAME}/rendezvous` }, limits);
     checkSecret(peers, config.secret);
+    if (nic !== undefined) return { nic, hosts: hostsOf(peers) };
   } catch (error) {
     nic?.close();
     throw refusal ?? error;
   }
-  if (nic === undefined) throw refusal;
-  return nic;
+  throw refusal;
 }
 
 /** Exchanges addresses and the memory of the team, which then works through the fabric alone. */
@@ -124,10 +138,11 @@ async function openFabric(
   const opening = { member, config, limits, context };
   let nic: NativeFabricNic | undefined;
   try {
-    nic = await meet(opening);
+    const met = await meet(opening);
+    nic = met.nic;
     const liveness = new Liveness(context, rank, worldSize);
     const world = await join(opening, nic, liveness);
-    return new FabricTransport({ rank, worldSize, context, liveness, world, nic, config });
+    return new FabricTransport({ rank, worldSize, hosts: met.hosts, context, liveness, world, nic, config });
   } catch (error) {
     nic?.close();
     context.close();
