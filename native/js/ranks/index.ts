@@ -12,6 +12,7 @@ export { awaitedRanks, comparisonCode, RankMemory, type RankMemoryInit } from '.
 export { checkPinnable } from './memory-limits.js';
 export { NicEndpoint, type NicEndpointInit, type NicRequests, type PostedRequest } from './nic-endpoint.js';
 export { checkLimits, nativeTimeout, runWait, waitError, withClosing } from './outcome.js';
+export { checkOver, type Over, refuseOver } from './over.js';
 export { renewMemory } from './renew.js';
 export { checkSameSize, type SignalWords, signalWords } from './requests.js';
 export { SHORTEST_STALL_US, stallsIn } from './stalls.js';

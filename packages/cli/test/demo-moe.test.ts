@@ -50,6 +50,8 @@ describe('ep demo moe', () => {
     ['ibgda', 'high-throughput', ['--threads']],
     ['efa', 'low-latency', ['--threads']],
     ['efa', 'high-throughput', []],
+    ['mixed', 'low-latency', ['--threads']],
+    ['mixed', 'high-throughput', []],
   ] as const)(
     'passes with rows in fp8 over queue pairs of a software NIC: %s, %s',
     { timeout: 120_000 },
@@ -69,6 +71,8 @@ describe('ep demo moe', () => {
       expect(report).toMatchObject({ pass: true, transport, mode, dtype: 'fp8' });
       // Quantised, so not as near as bf16: a comparison of something with itself would show.
       expect(report.error.relative).toBeGreaterThan(1e-2);
+      if (transport !== 'mixed') return;
+      expect(report.routes).toEqual(['own memory', 'nvshmem:shm', 'ibgda:soft']);
     },
   );
 

@@ -13,6 +13,7 @@ describe('ep demo attention', () => {
     ['ibgda', 'threads', 2],
     ['efa', 'processes', 3],
     ['efa', 'threads', 2],
+    ['mixed', 'processes', 3],
   ] as const)('passes over queue pairs of a software NIC, %s, as %s', async (transport, mode, ranks) => {
     const threads = mode === 'threads' ? ['--threads'] : [];
     const report = await demo(['attention', '-n', String(ranks), '--transport', transport, ...threads]);

@@ -108,7 +108,7 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
 
   readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
     this.guard('allocate', async () => {
-      const size = checkHostAllocation(options, this);
+      const size = checkHostAllocation(options, this, { refusesOver: 'it wakes nobody who waits there' });
       return withClosing(options, this.closing, async (limits) => {
         const { config, nic: _, ...ranks } = this.#init;
         const made: RankMemory = await allocateMemory(
