@@ -154,22 +154,29 @@ uint32_t wait_scope_check(const wait_scope& scope, int32_t awaited, int32_t* los
   return EP_STATUS_OK;
 }
 
-void progress_list::add(const void* owner, std::function<void()> step) {
+void progress_list::add(const void* owner, std::function<void()> step, std::function<void()> rest) {
   const std::lock_guard lock(mutex_);
-  steps_.emplace_back(owner, std::move(step));
+  steps_.push_back({owner, std::move(step), std::move(rest)});
   count_.store(steps_.size(), std::memory_order_release);
 }
 
 void progress_list::remove(const void* owner) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(steps_, [owner](const auto& one) { return one.first == owner; });
+  std::erase_if(steps_, [owner](const auto& one) { return one.owner == owner; });
   count_.store(steps_.size(), std::memory_order_release);
 }
 
 // HAZARD: waits for another thread that runs them instead of passing by: what that one has looked at may be older than what this one is about to sleep on.
 void progress_list::run_all() const {
   const std::lock_guard lock(mutex_);
-  for (const auto& [owner, step] : steps_) step();
+  for (const entry& one : steps_) one.step();
+}
+
+void progress_list::rest_all() const {
+  const std::lock_guard lock(mutex_);
+  for (const entry& one : steps_) {
+    if (one.rest) one.rest();
+  }
 }
 
 wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison cmp, uint64_t value, int32_t awaited) {
@@ -212,6 +219,7 @@ wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison 
       slice = left < slice ? (left > 1 ? left : 1) : slice;
     }
     if (scope.wake == nullptr) {
+      if (scope.progress != nullptr) scope.progress->rest();
       timespec nap{slice / 1'000'000'000, slice % 1'000'000'000};
       nanosleep(&nap, nullptr);
       found = look(word);
@@ -224,6 +232,7 @@ wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison 
       wake_cancel(scope.wake);
       return {EP_STATUS_OK, awaited, found};
     }
+    if (scope.progress != nullptr) scope.progress->rest();
     wake_commit(scope.wake, epoch, slice);
     found = look(word);
     if (comparison_holds(cmp, found, value)) return {EP_STATUS_OK, awaited, found};
@@ -256,6 +265,7 @@ wait_result wait_until(const wait_scope& scope, const wait_look& look, int32_t a
     if (elapsed < scope.policy.spin_ns + scope.policy.yield_ns) {
       sched_yield();
     } else {
+      if (scope.progress != nullptr) scope.progress->rest();
       const timespec nap{0, nap_ns};
       nanosleep(&nap, nullptr);
     }

@@ -388,7 +388,7 @@ Napi::Value memory_wrap::wait_try(const Napi::CallbackInfo& info) {
     found = word.load(std::memory_order_acquire);
     return comparison_holds(cmp, found, value);
   };
-  const bool held = info[3].ToBoolean() ? wait_inline(memory.context().policy(), memory.context().wake(), look) : look();
+  const bool held = info[3].ToBoolean() ? wait_inline(memory.context().policy(), memory.context().wake(), look, &memory.context().progress()) : look();
   return held ? Napi::Value(Napi::BigInt::New(info.Env(), found)) : info.Env().Undefined();
 }
 
