@@ -31,6 +31,17 @@ describe.skipIf(missing)(`two hosts${missing && ` (skipped: ${missing})`}`, () =
     expect(two.hosts[0].bytesSent() - before).toBeGreaterThan(20_000);
   });
 
+  it('reduce through the memory of each host first, so that half of the bytes cross', async () => {
+    const length = 2 ** 20;
+    const before = two.hosts[0].bytesSent();
+    const values = valuesOf<{ wrong: number; hosts: number[] }>(await two.run('reduce', 2, { data: { length } }));
+    for (const value of values) expect(value).toEqual({ wrong: -1, hosts: [0, 0, 2, 2] });
+    const sent = two.hosts[0].bytesSent() - before;
+    // Each rank of a host gives half of a half of what its host has come to, and the same of the result: once the array in all. In one level it is twice.
+    expect(sent).toBeGreaterThan(4 * length);
+    expect(sent).toBeLessThan(1.4 * 4 * length);
+  });
+
   it('turn away at once a host with another job secret', async () => {
     const secrets = ['a secret of this job', 'a secret of another job'] as const;
     const env = { EP_TIMEOUT_MS: '2000' };

@@ -1,5 +1,6 @@
 // One rank on one host: joins the others through the network, runs a scenario, reports its value or error.
-import { openFileStore, openTcpStore } from '@ep/core';
+import { initProcessGroup } from '@ep/collectives';
+import { openFileStore, openTcpStore, prefixStore } from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
@@ -83,7 +84,21 @@ async function rounds({ transport, data }) {
 
 /** Whoever carries the bytes between the hosts: libfabric, or software NICs. */
 const providers = { fabric: nvshmem.fabric, ibgda: ibgda.soft, efa: efaGda.soft };
-const scenarios = { ...attention, silence, rounds };
+
+/** Reduces in a group of all ranks, and says what every rank has come to. */
+async function reduce({ transport, store, data }) {
+  const group = await initProcessGroup({ backend: transport, store: prefixStore(store, 'group') });
+  await group.barrier();
+  await post('ready');
+  const values = Float32Array.from({ length: data.length }, (_, i) => (i % 1009) * (rank + 1));
+  await group.allReduce(values, { op: 'sum' });
+  const factor = (worldSize * (worldSize + 1)) / 2;
+  const wrong = values.findIndex((value, i) => value !== (i % 1009) * factor);
+  await group.destroy();
+  return { wrong, hosts: transport.hosts };
+}
+
+const scenarios = { ...attention, silence, rounds, reduce };
 
 try {
   const store =
@@ -106,7 +121,7 @@ try {
   );
   let value;
   try {
-    value = await scenarios[start.scenario]({ ...start, transport, ready: () => post('ready') });
+    value = await scenarios[start.scenario]({ ...start, store, transport, ready: () => post('ready') });
   } finally {
     await transport.close().finally(() => store.close());
   }

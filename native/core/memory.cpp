@@ -70,11 +70,31 @@ result<std::shared_ptr<symmetric_memory>> symmetric_memory::create(std::shared_p
   memory->own_ = made.value();
   memory->byte_length_ = byte_length;
   memory->signal_slots_ = signal_slots;
+  return registered(std::move(memory));
+}
+
+result<std::shared_ptr<symmetric_memory>> symmetric_memory::over(std::shared_ptr<symmetric_memory> base, const std::vector<int32_t>& near) {
+  for (const int32_t rank : near) {
+    if (rank < 0 || rank >= base->context_->world_size() || !base->connected() || !base->mapped(rank)) {
+      return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " has no part that is mapped here"};
+    }
+  }
+  std::shared_ptr<symmetric_memory> memory(new symmetric_memory);
+  memory->context_ = base->context_;
+  memory->own_ = base->own_;
+  memory->byte_length_ = base->byte_length_;
+  memory->signal_slots_ = base->signal_slots_;
+  memory->near_ = near;
+  memory->base_ = std::move(base);
+  return registered(std::move(memory));
+}
+
+std::shared_ptr<symmetric_memory> symmetric_memory::registered(std::shared_ptr<symmetric_memory> made) {
   memory_registry& memories = registry();
   const std::lock_guard lock(memories.mutex);
-  memory->device_.memory_id = memories.next++;
-  memories.alive[memory->device_.memory_id] = memory;
-  return memory;
+  made->device_.memory_id = memories.next++;
+  memories.alive[made->device_.memory_id] = made;
+  return made;
 }
 
 std::shared_ptr<symmetric_memory> symmetric_memory::find(uint64_t memory_id) {
@@ -85,7 +105,7 @@ std::shared_ptr<symmetric_memory> symmetric_memory::find(uint64_t memory_id) {
 }
 
 symmetric_memory::~symmetric_memory() {
-  if (own_) own_->abandon();
+  if (own_ && !base_) own_->abandon();
   memory_registry& memories = registry();
   const std::lock_guard lock(memories.mutex);
   memories.alive.erase(device_.memory_id);
@@ -144,6 +164,12 @@ result<nothing> symmetric_memory::connect_by_nic(std::shared_ptr<memory_route> r
   ep_peer_view& own = views[static_cast<size_t>(context_->rank())];
   own.signals = reinterpret_cast<uint64_t>(own_signals());
   own.data = reinterpret_cast<uint64_t>(own_data());
+  if (base_) {
+    const bool efa = kind == EP_MEMORY_EFA;
+    if (!efa && kind != EP_MEMORY_IBGDA) return failure{EP_STATUS_INVALID, 0, "no kernel mixes stores with this way to reach peers"};
+    kind = efa ? EP_MEMORY_MIXED_EFA : EP_MEMORY_MIXED_IBGDA;
+    for (const int32_t rank : near_) views[static_cast<size_t>(rank)] = base_->views_[static_cast<size_t>(rank)];
+  }
   views_ = std::move(views);
   route_ = std::move(route);
   describe(kind);

@@ -25,6 +25,9 @@ class symmetric_memory {
  public:
   // Makes this rank's part: signal words, zeroed, then data.
   static result<std::shared_ptr<symmetric_memory>> create(std::shared_ptr<rank_context> context, uint64_t byte_length, uint64_t signal_slots);
+  // The bytes and words of `base` once more, for a NIC to reach too: to be connected by it. Waits are base's, and end with its rank; so does what wakes them. Kernels store
+  // to the ranks of `near`, whose parts base maps, and to this one. EP_STATUS_INVALID names a rank that base does not map.
+  static result<std::shared_ptr<symmetric_memory>> over(std::shared_ptr<symmetric_memory> base, const std::vector<int32_t>& near);
   // The memory that a device handle names; null once it is gone. Handles are bytes that JS could keep or forge: an id is looked up, never dereferenced.
   static std::shared_ptr<symmetric_memory> find(uint64_t memory_id);
   ~symmetric_memory();
@@ -35,7 +38,8 @@ class symmetric_memory {
   result<nothing> replace(int32_t rank, const ep_segment_handle& handle);
 
   // Maps nothing: peers' parts are reached by a NIC only, and have no address here. `route` lives as long as this memory; `kind` says by which one
-  // (EP_MEMORY_IBGDA, EP_MEMORY_EFA), `address` is of what kernels are given as ep_memory_handle.proxy.
+  // (EP_MEMORY_PROXY, EP_MEMORY_IBGDA, EP_MEMORY_EFA), `address` is of what kernels are given as ep_memory_handle.proxy. Of a memory over another: the kind becomes that of
+  // mixed ways, and those that are near keep the addresses that the other has.
   result<nothing> connect_by_nic(std::shared_ptr<memory_route> route, uint32_t kind, uint64_t address);
 
   bool connected() const { return !views_.empty(); }
@@ -55,9 +59,13 @@ class symmetric_memory {
   uint64_t byte_length() const { return byte_length_; }
   uint64_t signal_slots() const { return signal_slots_; }
   rank_context& context() const { return *context_; }
+  const std::shared_ptr<rank_context>& shared_context() const { return context_; }
 
   // Keeps the bytes of a mapped part where they are, and nothing else: no way to a peer.
-  std::shared_ptr<const void> mapping(int32_t rank) const { return peers_.empty() ? own_ : peers_[static_cast<size_t>(rank)]; }
+  std::shared_ptr<const void> mapping(int32_t rank) const {
+    if (base_) return base_->mapping(rank);
+    return peers_.empty() ? own_ : peers_[static_cast<size_t>(rank)];
+  }
   uint8_t* data(int32_t rank) const { return reinterpret_cast<uint8_t*>(views_[static_cast<size_t>(rank)].data); }
   uint64_t* signal(int32_t rank, uint64_t slot) const { return reinterpret_cast<uint64_t*>(views_[static_cast<size_t>(rank)].signals) + slot; }
 
@@ -79,12 +87,15 @@ class symmetric_memory {
 
  private:
   symmetric_memory() = default;
+  static std::shared_ptr<symmetric_memory> registered(std::shared_ptr<symmetric_memory> made);
   void describe(uint32_t kind);
   void signal_word(int32_t peer, uint64_t* word, signal_op op, uint64_t value) const;
   std::shared_ptr<rank_context> context_;
   std::shared_ptr<segment> own_;
   std::vector<std::shared_ptr<segment>> peers_;
   std::vector<ep_peer_view> views_;
+  std::shared_ptr<symmetric_memory> base_; // none: the part is this one's own
+  std::vector<int32_t> near_;
   std::shared_ptr<memory_route> route_;
   std::shared_ptr<ep_proxy_ring> proxy_;
   std::vector<ep_peer_view> proxy_views_;

@@ -43,17 +43,39 @@ bool comparison_holds(comparison cmp, uint64_t found, uint64_t value) {
   return false;
 }
 
-bool wait_inline_look(const wait_policy& policy, int64_t* end_ns) {
+namespace {
+
+// Where ranks outnumber cores, a yield may come back at once although the awaited rank wants the core: Linux shares cores between sessions (autogroup) and cgroups, and
+// a yield gives way within one. Ranks that a launcher gave sessions of their own, or containers, are apart like that as soon as anything else wants the core, too. A yield
+// that took less than a switch does has let nobody run; after some of those, sleeping is what does.
+constexpr int64_t switch_ns = 1'000;
+constexpr int64_t most_alone_ns = 10'000;
+
+// The time behind the yield.
+int64_t yield_core(int64_t now, int64_t* alone_ns) {
+  sched_yield();
+  const int64_t after = clock_now_ns();
+  if (after - now < switch_ns) *alone_ns += after - now;
+  return after;
+}
+
+} // namespace
+
+bool wait_inline_look(const wait_policy& policy, inline_looks* looks) {
   const int64_t now = clock_now_ns();
-  if (*end_ns == 0) *end_ns = now + policy.inline_ns;
+  if (looks->end_ns == 0) looks->end_ns = now + policy.inline_ns;
+  if (policy.spin_ns == 0) {
+    yield_core(now, &looks->alone_ns);
+    return now < looks->end_ns && (looks->alone_ns < most_alone_ns || policy.inline_sleep_ns == 0);
+  }
   // Even with a core for each rank, two may find themselves on one: without a yield the awaited one gets it a scheduler's slice later (4 ms, measured).
   constexpr int64_t alone_ns = 10'000;
-  if (policy.spin_ns > 0 && now < *end_ns - policy.inline_ns + alone_ns) {
+  if (now < looks->end_ns - policy.inline_ns + alone_ns) {
     cpu_relax();
   } else {
     sched_yield();
   }
-  return now < *end_ns;
+  return now < looks->end_ns;
 }
 
 namespace {
@@ -132,22 +154,29 @@ uint32_t wait_scope_check(const wait_scope& scope, int32_t awaited, int32_t* los
   return EP_STATUS_OK;
 }
 
-void progress_list::add(const void* owner, std::function<void()> step) {
+void progress_list::add(const void* owner, std::function<void()> step, std::function<void()> rest) {
   const std::lock_guard lock(mutex_);
-  steps_.emplace_back(owner, std::move(step));
+  steps_.push_back({owner, std::move(step), std::move(rest)});
   count_.store(steps_.size(), std::memory_order_release);
 }
 
 void progress_list::remove(const void* owner) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(steps_, [owner](const auto& one) { return one.first == owner; });
+  std::erase_if(steps_, [owner](const auto& one) { return one.owner == owner; });
   count_.store(steps_.size(), std::memory_order_release);
 }
 
 // HAZARD: waits for another thread that runs them instead of passing by: what that one has looked at may be older than what this one is about to sleep on.
 void progress_list::run_all() const {
   const std::lock_guard lock(mutex_);
-  for (const auto& [owner, step] : steps_) step();
+  for (const entry& one : steps_) one.step();
+}
+
+void progress_list::rest_all() const {
+  const std::lock_guard lock(mutex_);
+  for (const entry& one : steps_) {
+    if (one.rest) one.rest();
+  }
 }
 
 wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison cmp, uint64_t value, int32_t awaited) {
@@ -169,11 +198,11 @@ wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison 
     if (scope.deadline_ns != no_deadline && start + elapsed >= scope.deadline_ns) break;
   }
   const int64_t yield_end = elapsed + scope.policy.yield_ns;
-  while (elapsed < yield_end) {
-    sched_yield();
+  int64_t alone_ns = scope.policy.spin_ns == 0 ? 0 : INT64_MIN;
+  while (elapsed < yield_end && alone_ns < most_alone_ns) {
+    elapsed = yield_core(start + elapsed, &alone_ns) - start;
     found = look(word);
     if (comparison_holds(cmp, found, value)) return {EP_STATUS_OK, awaited, found};
-    elapsed = clock_now_ns() - start;
     if (scope.deadline_ns != no_deadline && start + elapsed >= scope.deadline_ns) break;
   }
   for (;;) {
@@ -190,6 +219,7 @@ wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison 
       slice = left < slice ? (left > 1 ? left : 1) : slice;
     }
     if (scope.wake == nullptr) {
+      if (scope.progress != nullptr) scope.progress->rest();
       timespec nap{slice / 1'000'000'000, slice % 1'000'000'000};
       nanosleep(&nap, nullptr);
       found = look(word);
@@ -202,6 +232,7 @@ wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison 
       wake_cancel(scope.wake);
       return {EP_STATUS_OK, awaited, found};
     }
+    if (scope.progress != nullptr) scope.progress->rest();
     wake_commit(scope.wake, epoch, slice);
     found = look(word);
     if (comparison_holds(cmp, found, value)) return {EP_STATUS_OK, awaited, found};
@@ -234,6 +265,7 @@ wait_result wait_until(const wait_scope& scope, const wait_look& look, int32_t a
     if (elapsed < scope.policy.spin_ns + scope.policy.yield_ns) {
       sched_yield();
     } else {
+      if (scope.progress != nullptr) scope.progress->rest();
       const timespec nap{0, nap_ns};
       nanosleep(&nap, nullptr);
     }

@@ -35,17 +35,28 @@ wait_policy wait_policy_for(int ranks_on_host);
 // back here, and what it does twice must be the same as once.
 class progress_list {
  public:
-  void add(const void* owner, std::function<void()> step);
+  // `rest`: whoever ran steps goes to sleep; those who stepped back for it are to go on. It may be told for nothing.
+  void add(const void* owner, std::function<void()> step, std::function<void()> rest = {});
   // None of the owner's steps runs any more when it returns.
   void remove(const void* owner);
   void run() const {
     if (count_.load(std::memory_order_acquire) != 0) run_all();
   }
+  // HAZARD: after the look that finds nothing, so that what comes in between finds who sleeps.
+  void rest() const {
+    if (count_.load(std::memory_order_acquire) != 0) rest_all();
+  }
 
  private:
+  struct entry {
+    const void* owner;
+    std::function<void()> step;
+    std::function<void()> rest;
+  };
   void run_all() const;
+  void rest_all() const;
   mutable std::mutex mutex_;
-  std::vector<std::pair<const void*, std::function<void()>>> steps_;
+  std::vector<entry> steps_;
   std::atomic<size_t> count_{0};
 };
 
@@ -105,19 +116,26 @@ inline void cpu_relax();
 // What a JS thread does before it hands a wait over. With a core for every rank it looks, and no more: sleeping here would
 // hold up the JS that could run meanwhile. Otherwise the rank that it waits for may need its core, and so would the threads of a hand-over: it looks only briefly, then sleeps until a peer wakes it.
 // HAZARD: nothing else runs on the thread meanwhile, and terminate() and process.exit() wait for it: the bounds are part of the promise.
-bool wait_inline_look(const wait_policy& policy, int64_t* end_ns); // false: the time for looking is up
-template <class Ready> bool wait_inline(const wait_policy& policy, ep_wake_word* wake, Ready&& ready) {
+struct inline_looks {
   int64_t end_ns = 0;
+  int64_t alone_ns = 0; // in yields that gave the core to nobody
+};
+bool wait_inline_look(const wait_policy& policy, inline_looks* looks); // false: the time for looking is up
+// `progress`: what `ready` runs, if it runs that.
+template <class Ready> bool wait_inline(const wait_policy& policy, ep_wake_word* wake, Ready&& ready, const progress_list* progress = nullptr) {
+  inline_looks looks;
   do {
     if (ready()) return true;
-  } while (wait_inline_look(policy, &end_ns));
-  for (end_ns += policy.inline_sleep_ns; policy.inline_sleep_ns > 0;) {
+  } while (wait_inline_look(policy, &looks));
+  const int64_t end_ns = looks.end_ns + policy.inline_sleep_ns;
+  while (policy.inline_sleep_ns > 0) {
     const uint32_t epoch = wake_prepare(wake);
     if (ready()) {
       wake_cancel(wake);
       return true;
     }
     const int64_t left = end_ns - clock_now_ns();
+    if (progress != nullptr) progress->rest();
     wake_commit(wake, epoch, left);
     if (left <= 0) break;
   }

@@ -116,6 +116,7 @@ void watcher::run() {
     const int64_t now = clock_now_ns();
     int64_t slice = std::clamp<int64_t>((now - quiet_since) / slices_of_quiet, context_->policy().slice_ns, longest_slice_ns);
     if (nearest != no_deadline) slice = std::clamp<int64_t>(nearest - now, 1, slice);
+    context_->progress().rest();
     wake_commit(wake, epoch, slice);
   }
 }

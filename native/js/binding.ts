@@ -442,11 +442,11 @@ export interface Binding extends GpuBinding {
   readonly HostMemory: new (byteLength: number) => NativeHostMemory;
   readonly RankContext: new (rank: number, worldSize: number, ranksOnHost: number) => NativeRankContext;
   readonly Team: new (rank: NativeRankContext, handle: Uint8Array, ranks: Int32Array) => NativeTeam;
-  readonly SymmetricMemory: new (
-    rank: NativeRankContext,
-    byteLength: number,
-    signalSlots: number,
-  ) => NativeSymmetricMemory;
+  readonly SymmetricMemory: {
+    new (rank: NativeRankContext, byteLength: number, signalSlots: number): NativeSymmetricMemory;
+    /** The part of `over` once more, for a NIC to reach, too; kernels store to the ranks of `near`. */
+    new (over: NativeSymmetricMemory, near: Int32Array): NativeSymmetricMemory;
+  };
   readonly Dispatch: new (description: DispatchDescription) => NativeDispatch;
   readonly DispatchProgram: new (
     srcRow: Int32Array | BigUint64Array,

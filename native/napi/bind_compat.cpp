@@ -125,8 +125,12 @@ Napi::Value stream_wrap::compat_dispatch(const Napi::CallbackInfo& info) {
   const auto description = info[0].As<Napi::Object>();
   auto job = std::make_shared<compat_job>();
   job->memory = memory_of_handle(description.Get("handle"));
-  if (job->memory->device_handle().header.kind == EP_MEMORY_EFA) {
-    throw_invalid(env, "the compatible kernel sets its counters back to zero after each call; over EFA they are counts that the NIC keeps");
+  switch (job->memory->device_handle().header.kind) {
+    case EP_MEMORY_EFA:
+    case EP_MEMORY_MIXED_EFA:
+      throw_invalid(env, "the compatible kernel sets its counters back to zero after each call; over EFA they are counts that the NIC keeps");
+    case EP_MEMORY_MIXED_IBGDA: throw_invalid(env, "the compatible kernel reaches all peers in one way");
+    default: break;
   }
   ep_compat_args& args = job->args;
   args.memory = job->memory->device_handle();

@@ -4,8 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ep/device/efa_endpoint.h"
-#include "ep/device/ibgda_endpoint.h"
+#include "endpoint_of.hpp"
 #include "ep/device/replica_sum.h"
 #include "ep/device/staged_dispatch.h"
 #include "hand_over.hpp"
@@ -72,9 +71,9 @@ struct dispatch_job {
   template <class Context> bool kernel(Context& context) const {
     const std::vector<ep_replica_sum_args>& sums = prepared->sums;
     const auto sum_count = static_cast<uint32_t>(sums.size());
-    if (args.memory.header.kind == EP_MEMORY_PROXY) return attention_gradient(context, proxy_endpoint{args.memory}, args, sums.data(), sum_count);
-    if (args.memory.header.kind == EP_MEMORY_IBGDA) return attention_gradient(context, ibgda_endpoint{args.memory}, args, sums.data(), sum_count);
-    if (args.memory.header.kind == EP_MEMORY_EFA) return attention_gradient(context, efa_endpoint{args.memory}, args, sums.data(), sum_count);
+    if (args.memory.header.kind != EP_MEMORY_LOAD_STORE) {
+      return with_endpoint(args.memory, [&](const auto& endpoint) { return attention_gradient(context, endpoint, args, sums.data(), sum_count); });
+    }
     const load_store_endpoint endpoint{args.memory};
     if (sent) {
       if (!dispatch_wait(context, endpoint, args)) return false;

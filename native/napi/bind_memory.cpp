@@ -112,7 +112,34 @@ size_t words_holding(const std::vector<word_test>& words) {
 
 } // namespace
 
+namespace {
+
+bool is_memory(Napi::Value value) {
+  bool same = false;
+  if (value.IsObject()) napi_check_object_type_tag(value.Env(), value, &memory_wrap::type_tag, &same);
+  return same;
+}
+
+std::vector<int32_t> near_of(Napi::Value value) {
+  const byte_span bytes = arg_bytes(value, "near");
+  if (value.As<Napi::TypedArray>().TypedArrayType() != napi_int32_array) throw_invalid(value.Env(), "near must be an Int32Array");
+  const auto* first = reinterpret_cast<const int32_t*>(bytes.data);
+  return {first, first + bytes.size / sizeof(int32_t)};
+}
+
+} // namespace
+
+// (rank, byteLength, signalSlots), or (memory, near: Int32Array): over that memory, for a NIC
 memory_wrap::memory_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
+  if (is_memory(info[0])) {
+    memory_wrap& base = unwrap<memory_wrap>(info[0], "memory");
+    base.open(info.Env());
+    auto over = symmetric_memory::over(base.native, near_of(info[1]));
+    native = value_or_throw(info.Env(), over);
+    rank = Napi::Persistent(base.rank.Value());
+    tag<memory_wrap>(info.This().As<Napi::Object>());
+    return;
+  }
   rank_wrap& owner = unwrap<rank_wrap>(info[0], "rank");
   owner.open(info.Env());
   auto made = symmetric_memory::create(owner.native->context, arg_size(info[1], "byteLength"), arg_size(info[2], "signalSlots"));
@@ -361,7 +388,7 @@ Napi::Value memory_wrap::wait_try(const Napi::CallbackInfo& info) {
     found = word.load(std::memory_order_acquire);
     return comparison_holds(cmp, found, value);
   };
-  const bool held = info[3].ToBoolean() ? wait_inline(memory.context().policy(), memory.context().wake(), look) : look();
+  const bool held = info[3].ToBoolean() ? wait_inline(memory.context().policy(), memory.context().wake(), look, &memory.context().progress()) : look();
   return held ? Napi::Value(Napi::BigInt::New(info.Env(), found)) : info.Env().Undefined();
 }
 

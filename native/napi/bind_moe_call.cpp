@@ -3,8 +3,7 @@
 
 #include <cstring>
 
-#include "ep/device/efa_endpoint.h"
-#include "ep/device/ibgda_endpoint.h"
+#include "endpoint_of.hpp"
 #include "ep/device/moe_combine.h"
 #include "ep/device/moe_compact.h"
 #include "ep/device/moe_dispatch.h"
@@ -71,15 +70,9 @@ template <class Job> outcome run_job(Job& job, const std::atomic<uint32_t>& canc
   }
   ep_kernel_status after{};
   outcome end = run_kernel(*job.memory, job.of->simt, job.timeout_ms, cancel, after, [&job](auto& context) {
-    const ep_memory_handle& memory = job.buffer.memory;
-    switch (memory.header.kind) {
-      case EP_MEMORY_PROXY: return job.kernel(context, proxy_endpoint{memory});
-      case EP_MEMORY_IBGDA: return job.kernel(context, ibgda_endpoint{memory});
-      case EP_MEMORY_EFA: return job.kernel(context, efa_endpoint{memory});
-      default: return job.kernel(context, load_store_endpoint{memory});
-    }
+    return with_endpoint(job.buffer.memory, [&](const auto& endpoint) { return job.kernel(context, endpoint); });
   });
-  const bool broken_pair = job.buffer.memory.header.kind != EP_MEMORY_EFA && after.status != EP_STATUS_OK && after.stage == EP_STAGE_NIC && after.rank >= 0 && !moe_own_nic(after);
+  const bool broken_pair = moe_leaves_out(job.buffer.memory) && after.status != EP_STATUS_OK && after.stage == EP_STAGE_NIC && after.rank >= 0 && !moe_own_nic(after);
   if (broken_pair && ranks[after.rank] == 0) ranks[after.rank] = EP_MOE_RANK_LEAVES;
   const ep_kernel_status& said = job.status.status != EP_STATUS_OK || broken_pair ? job.status : after;
   end.status = said.status;

@@ -54,8 +54,10 @@ bool wait_for_engine(const symmetric_memory& memory, ep_kernel_status& status) {
   scope.policy = memory.context().policy();
   switch (handle.header.kind) {
     case EP_MEMORY_PROXY: return wait_for_proxy(handle, scope, status);
-    case EP_MEMORY_IBGDA: return wait_for_nic<ibgda_endpoint>(handle, scope, status);
-    case EP_MEMORY_EFA: return wait_for_nic<efa_endpoint>(handle, scope, status);
+    case EP_MEMORY_IBGDA:
+    case EP_MEMORY_MIXED_IBGDA: return wait_for_nic<ibgda_endpoint>(handle, scope, status);
+    case EP_MEMORY_EFA:
+    case EP_MEMORY_MIXED_EFA: return wait_for_nic<efa_endpoint>(handle, scope, status);
     default: return true;
   }
 }

@@ -1,9 +1,9 @@
-/** Ranks of a buffer for experts that come and go. */
+/** Ranks of a buffer for experts that are lost, and that come and go; the suite of transports over composed ones. */
 import { defineConfig } from 'vitest/config';
 
 export default defineConfig({
   test: {
-    include: ['test/elastic/**/*.test.ts'],
+    include: ['test/elastic/**/*.test.ts', 'test/moe/lost.test.ts', 'test/mixed/conformance.test.ts'],
     fileParallelism: false,
     testTimeout: 120_000,
     hookTimeout: 60_000,

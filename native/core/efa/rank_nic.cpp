@@ -129,7 +129,7 @@ result<nothing> rank_nic::make_signals(routed_memory& made, const symmetric_memo
   if (!mr.ok()) return mr.why();
   made.cells = mr.value();
   if (hooks.region_wake) {
-    if (auto woken = hooks.region_wake(made.cells, context_->wake()); !woken.ok()) return woken;
+    if (auto woken = hooks.region_wake(made.cells, memory.context().wake()); !woken.ok()) return woken;
   }
   dl::efa_cq_spec ring; // they post nothing
   ring.depth = 2;
@@ -142,7 +142,7 @@ result<nothing> rank_nic::make_signals(routed_memory& made, const symmetric_memo
     made.counters.push_back(counter.value());
     endpoints_->counters_taken(-1);
     if (hooks.counter_wake) {
-      if (auto woken = hooks.counter_wake(counter.value(), context_->wake()); !woken.ok()) return woken;
+      if (auto woken = hooks.counter_wake(counter.value(), memory.context().wake()); !woken.ok()) return woken;
     }
     dl::efa_endpoint_spec spec;
     spec.depth = 2;
@@ -154,7 +154,8 @@ result<nothing> rank_nic::make_signals(routed_memory& made, const symmetric_memo
     endpoints_->endpoints_taken(-1);
   }
   made.board = std::make_shared<signal_board>(memory.own_signals(), std::span<const counter_words>(counts, slots), std::span<const uint64_t>(cells, cell_count));
-  context_->progress().add(made.board.get(), [board = made.board] { board->fold(); });
+  made.waits = memory.shared_context();
+  made.waits->progress().add(made.board.get(), [board = made.board] { board->fold(); });
   return nothing{};
 }
 
@@ -232,7 +233,7 @@ void rank_nic::forget_gone(host_pair& pair) {
 // Queue pairs before what they write to.
 result<nothing> rank_nic::take_down(routed_memory& memory) {
   dl::efa_device& nic = endpoints_->nic();
-  if (memory.board) context_->progress().remove(memory.board.get());
+  if (memory.board) memory.waits->progress().remove(memory.board.get());
   for (const remote_part& part : memory.remotes) {
     for (const dl::efa_peer& peer : part.signals) (void)nic.remove_address(peer);
   }

@@ -152,6 +152,7 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
     std::vector<dl::efa_counter> counters;
     std::vector<dl::efa_endpoint> signals;
     std::shared_ptr<signal_board> board;
+    std::shared_ptr<rank_context> waits; // whose waits fold the board
     std::vector<remote_part> remotes;
   };
 

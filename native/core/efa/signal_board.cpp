@@ -10,7 +10,7 @@ uint64_t load(const uint64_t& word) { return std::atomic_ref<uint64_t>(const_cas
 } // namespace
 
 signal_board::signal_board(uint64_t* words, std::span<const counter_words> ticks, std::span<const uint64_t> cells)
-    : words_(words), ticks_(ticks), cells_(cells), widened_(ticks.size()) {}
+    : words_(words), ticks_(ticks), cells_(cells), widened_(ticks.size()), added_(ticks.size()) {}
 
 void signal_board::fold() {
   const std::lock_guard lock(mutex_);
@@ -18,10 +18,11 @@ void signal_board::fold() {
   for (size_t slot = 0; slot < slots; ++slot) {
     const uint64_t counted = load(ticks_[slot].completed);
     widened_[slot] += (counted - widened_[slot]) & EP_EFA_COUNTER_MASK;
-    uint64_t value = widened_[slot];
-    for (size_t at = slot; at < cells_.size(); at += slots) value += load(cells_[at]);
-    const std::atomic_ref<uint64_t> word(words_[slot]);
-    if (word.load(std::memory_order_relaxed) != value) word.store(value, std::memory_order_release);
+    uint64_t total = widened_[slot];
+    for (size_t at = slot; at < cells_.size(); at += slots) total += load(cells_[at]);
+    if (total == added_[slot]) continue;
+    std::atomic_ref<uint64_t>(words_[slot]).fetch_add(total - added_[slot], std::memory_order_acq_rel);
+    added_[slot] = total;
   }
 }
 

@@ -1,6 +1,8 @@
-// The signal words of one memory, made from what a NIC without atomics can leave behind:
+// The signal words of one memory, made from what a NIC without atomics can leave behind. What has come by the NIC,
 //
-//   word[s] = ticks[s] + the sum over all sources of cells[source][s]     modulo 2^64
+//   total[s] = ticks[s] + the sum over all sources of cells[source][s]     modulo 2^64
+//
+// is added to word[s] as it grows: others may add there, too (a memory that is over another).
 //
 // ticks[s]: how many WRITEs have arrived at the queue pair of slot s, as the NIC counts them: 31 bits that wrap. A WRITE that goes there brings bytes and signal at once, since it
 // ticks after its last byte; the value is a count, so "add 1" is one WRITE.
@@ -25,11 +27,10 @@ struct counter_words {
 
 class signal_board {
  public:
-  // `words`: uint64_t[slots], which only fold() writes. `ticks`: one for each slot. `cells`: uint64_t[sources * slots], those of source 0 first. All zero now.
+  // `words`: uint64_t[slots], in this process. `ticks`: one for each slot. `cells`: uint64_t[sources * slots], those of source 0 first. All zero now.
   signal_board(uint64_t* words, std::span<const counter_words> ticks, std::span<const uint64_t> cells);
 
-  // Brings the words up to date: any thread, at any time, and nothing is lost however rarely, as long as fewer than 2^31 WRITEs arrive in between. Words only change by what was
-  // added. Acquires what the NIC released before it changed a count or a cell.
+  // Brings the words up to date: any thread, at any time, and nothing is lost however rarely, as long as fewer than 2^31 WRITEs arrive in between. Acquires what the NIC released before it changed a count or a cell.
   void fold();
 
  private:
@@ -38,6 +39,7 @@ class signal_board {
   std::span<const counter_words> ticks_;
   std::span<const uint64_t> cells_;
   std::vector<uint64_t> widened_; // by slot: the NIC's count as if it had 64 bits
+  std::vector<uint64_t> added_;   // by slot: of the total, what the word has
 };
 
 } // namespace ep::efa

@@ -15,6 +15,7 @@ constexpr int64_t longest_nap_ns = 1'000'000;
 constexpr int64_t longest_sleep_ns = 20'000'000; // on the descriptor: life words wake nobody, and a provider may miss something
 constexpr int64_t soon_ns = 5'000'000; // idle for less: the next request may come at any moment
 constexpr int64_t farewell_ns = 500'000'000;
+constexpr int64_t assistance_ns = 50'000; // a look longer ago: whoever looked has what it waited for, or sleeps
 // Before a peer has been heard at all: it may be busy opening.
 constexpr int64_t patience_ns = 30'000'000'000;
 
@@ -76,11 +77,13 @@ result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses,
   auto started = thread_start([this] { run(); }, "thread of a fabric engine; raise the limit on tasks");
   if (!started.ok()) return started.why();
   thread_ = std::move(started.value());
+  context_->progress().add(this, [this] { assist(); }, [this] { rest(); });
   return nothing{};
 }
 
 void engine::stop(bool orderly) {
   if (stopped_) return;
+  context_->progress().remove(this);
   // Whoever posts from here on is told so.
   const uint64_t taken = std::atomic_ref<uint64_t>(ring_->ring.tail).fetch_or(EP_PROXY_STOPPED, std::memory_order_seq_cst);
   {
@@ -132,6 +135,7 @@ std::string engine::prepare(outgoing& one, uint64_t memory_id, uint32_t& status)
 
 result<uint64_t> engine::post(const symmetric_memory& memory, request wanted) {
   uint64_t number = 0;
+  const bool light = !wanted.heavy();
   {
     const std::lock_guard lock(mutex_);
     if (stopped_) return failure{EP_STATUS_CLOSED, 0, "the fabric was closed"};
@@ -147,6 +151,8 @@ result<uint64_t> engine::post(const symmetric_memory& memory, request wanted) {
     posted_.push_back(std::move(one));
     any_posted_.store(true, std::memory_order_seq_cst);
   }
+  // A thread that sleeps as one does who awaits nothing is told that there is something.
+  if (light && step_if_free() && !dormant_.load(std::memory_order_seq_cst)) return number;
   nudge();
   return number;
 }
@@ -170,7 +176,7 @@ link_failure engine::failure_of(int32_t peer) const {
   return rank < links_.size() && links_[rank]->broken.load(std::memory_order_acquire) ? failures_[rank] : link_failure{};
 }
 
-engine_counts engine::counts() const { return {count_.requests, count_.applied, count_.writes, count_.messages, count_.full, count_.refused}; }
+engine_counts engine::counts() const { return {count_.requests, count_.applied, count_.writes, count_.messages, count_.full, count_.refused, count_.carried}; }
 
 std::string engine::violation() const {
   const std::lock_guard lock(mutex_);
@@ -263,6 +269,7 @@ void engine::begin(outgoing one) {
     return;
   }
   if (one.numbered()) one.sequence = at.next_sequence++;
+  if (one.wanted.heavy()) heavy_.fetch_add(1, std::memory_order_relaxed);
   at.out.push_back(std::move(one));
 }
 
@@ -292,7 +299,7 @@ void engine::finish(link& at, const outgoing& one) {
 void engine::ring_landed(uint64_t number) {
   ring_ahead_.push_back(number);
   uint64_t& word = ring_->ring.completed;
-  uint64_t completed = word; // this thread alone writes it
+  uint64_t completed = word; // whoever has the turn writes it
   // `completed` n means that requests 0..n-1 have landed: a bare count would let a producer reuse the source of one that has not.
   for (auto next = ring_ahead_.begin(); (next = std::find(ring_ahead_.begin(), ring_ahead_.end(), completed)) != ring_ahead_.end();) {
     ring_ahead_.erase(next);
@@ -304,36 +311,96 @@ void engine::ring_landed(uint64_t number) {
 
 // ---- the thread
 
+// All that there is to do, once. True: there was something. With the turn.
+bool engine::step() {
+  bool any = poll();
+  any = take_ring() || any;
+  any = take_posted() || any;
+  any = retire_memories() || any;
+  for (int32_t peer = 0; peer < world_size_; ++peer) {
+    any = pump(peer) || any;
+    end_requests(peer);
+  }
+  if (ended_any_) {
+    ended_any_ = false;
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    wake_notify(context_->wake());
+  }
+  return any;
+}
+
 void engine::run() {
   constexpr int receives = 256;
+  std::unique_lock turn(turn_);
+  over_ = false;
   for (int i = 0; i < receives; ++i) post_receive(take_operation(operation_kind::receive, -1));
   int64_t busy_ns = clock_now_ns();
   watched_ns_ = busy_ns;
   for (;;) {
-    bool any = poll();
-    any = take_ring() || any;
-    any = take_posted() || any;
-    any = retire_memories() || any;
-    for (int32_t peer = 0; peer < world_size_; ++peer) {
-      any = pump(peer) || any;
-      end_requests(peer);
-    }
-    if (ended_any_) {
-      ended_any_ = false;
-      std::atomic_thread_fence(std::memory_order_seq_cst);
-      wake_notify(context_->wake());
-    }
-    doubt_descriptor(any);
+    const bool any = step();
     const int64_t now = clock_now_ns();
+    doubt_descriptor(any || assisted(now));
     watch_life(now);
     if (stopping_.load(std::memory_order_acquire) != 0 && farewell_over(now)) break;
-    if (any) {
-      busy_ns = now;
-    } else {
-      nap(now, now - busy_ns);
+    if (any) busy_ns = now;
+    if (assisted(now) && stopping_.load(std::memory_order_acquire) == 0) {
+      step_back(turn);
+    } else if (!any) {
+      nap(turn, now, now - busy_ns);
     }
   }
+  over_ = true;
 }
+
+// ---- in its stead
+
+// Passes by where another thread is at it: what that finds, it tells to all who wait. True: done, and nothing waits for room.
+bool engine::step_if_free() {
+  const std::unique_lock turn(turn_, std::try_to_lock);
+  if (!turn.owns_lock() || over_) return false;
+  const uint64_t before = count_.applied.load(std::memory_order_relaxed);
+  step();
+  count_.carried.fetch_add(count_.applied.load(std::memory_order_relaxed) - before, std::memory_order_relaxed);
+  return std::all_of(links_.begin(), links_.end(), [](const auto& at) { return at->control.empty() && at->posted == at->out.size(); });
+}
+
+void engine::assist() {
+  if (heavy_.load(std::memory_order_relaxed) != 0) return;
+  assisted_ns_.store(clock_now_ns(), std::memory_order_relaxed);
+  step_if_free();
+}
+
+void engine::rest() {
+  if (!stepped_back_.load(std::memory_order_seq_cst)) return;
+  assisted_ns_.store(0, std::memory_order_relaxed);
+  wake_notify(&ring_->wake);
+}
+
+bool engine::assisted(int64_t now) const { return now - assisted_ns_.load(std::memory_order_relaxed) < assistance_ns; }
+
+bool engine::posted() const {
+  const uint64_t head = load_word(ring_->ring.head);
+  return any_posted_.load(std::memory_order_seq_cst) || load_word(ring_->entries[head & (ring_->ring.capacity - 1)].turn) == head + 1;
+}
+
+// Leaves the turn to whoever looks, and sleeps; not for so long that peers would miss signs of life.
+void engine::step_back(std::unique_lock<std::mutex>& turn) {
+  turn.unlock();
+  stepped_back_.store(true, std::memory_order_seq_cst);
+  const int64_t end_ns = clock_now_ns() + longest_nap_ns;
+  for (int64_t now = end_ns - longest_nap_ns; now < end_ns && assisted(now); now = clock_now_ns()) {
+    const uint32_t epoch = wake_prepare(&ring_->wake);
+    if (posted() || stopping_.load(std::memory_order_seq_cst) != 0) {
+      wake_cancel(&ring_->wake);
+      break;
+    }
+    wake_commit(&ring_->wake, epoch, shortest_nap_ns);
+  }
+  stepped_back_.store(false, std::memory_order_seq_cst);
+  turn.lock();
+}
+
+// ---- life, and sleep
 
 // Something that this rank awaits, or that it can do only later.
 bool engine::outstanding() const {
@@ -353,14 +420,17 @@ int64_t engine::until_due(int64_t now) const {
   return std::max(least, shortest_nap_ns);
 }
 
-void engine::nap(int64_t now, int64_t idle_ns) {
+// Others may have the turn meanwhile.
+void engine::nap(std::unique_lock<std::mutex>& turn, int64_t now, int64_t idle_ns) {
   const wait_policy& policy = context_->policy();
-  if (idle_ns < policy.spin_ns) {
-    cpu_relax();
-    return;
-  }
   if (idle_ns < policy.spin_ns + policy.yield_ns) {
-    sched_yield();
+    turn.unlock();
+    if (idle_ns < policy.spin_ns) {
+      cpu_relax();
+    } else {
+      sched_yield();
+    }
+    turn.lock();
     return;
   }
   const uint32_t epoch = wake_prepare(&ring_->wake);
@@ -370,8 +440,15 @@ void engine::nap(int64_t now, int64_t idle_ns) {
     wake_cancel(&ring_->wake);
     return;
   }
+  const auto sleep = [&](int64_t at_most_ns) {
+    dormant_.store(at_most_ns > longest_nap_ns, std::memory_order_seq_cst);
+    turn.unlock();
+    wake_commit(&ring_->wake, epoch, at_most_ns);
+    turn.lock();
+    dormant_.store(false, std::memory_order_seq_cst);
+  };
   if (watch_ == nullptr) {
-    wake_commit(&ring_->wake, epoch, idle_ns < soon_ns ? shortest_nap_ns : longest_nap_ns);
+    sleep(idle_ns < soon_ns ? shortest_nap_ns : longest_nap_ns);
     return;
   }
   constexpr uint32_t patient_looks = 8;
@@ -383,7 +460,7 @@ void engine::nap(int64_t now, int64_t idle_ns) {
   looks_again_ = 0;
   const int64_t at_most = asleep && !outstanding() ? until_due(now) : asleep ? longest_nap_ns : shortest_nap_ns;
   if (asleep) watch_->arm();
-  wake_commit(&ring_->wake, epoch, at_most);
+  sleep(at_most);
   woken_ = !asleep || clock_now_ns() - now < at_most;
 }
 

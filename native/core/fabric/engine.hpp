@@ -1,7 +1,10 @@
 // Carries requests of kernels (ep_proxy_ring) and of the host to ranks on other hosts, over any port of dl/fabric.hpp, and carries out what arrives.
 //
-// One thread does it all: it looks at the ring, at what the host posted and at the port; it spins while there is something to do, and sleeps when there is not, until the port's
-// descriptor is readable or somebody posts; where the port has no descriptor, for at most 1 ms at a time. HAZARD: providers make progress only while someone polls, so nothing here may wait.
+// One thread does it all where nobody waits: it looks at the ring, at what the host posted and at the port; it spins while there is something to do, and sleeps when there is not, until the
+// port's descriptor is readable or somebody posts; where the port has no descriptor, for at most 1 ms at a time. HAZARD: providers make progress only while someone polls, so nothing here may wait.
+//
+// Whoever waits does the same in its stead, one at a time (`turn_`), for as long as it looks; meanwhile the thread steps back. So a put passes through one thread of either rank, which is the one
+// that posts, and the one that waits. Requests that would hold them up are left to the thread.
 //
 // Remote completion rests on nothing but counting (wire.hpp), so it is right on providers that deliver in any order. Requests to one peer end when the peer has said that it carried
 // them out; a visible signal therefore means that its bytes, and those of all earlier requests to that rank, have landed.
@@ -47,6 +50,7 @@ struct engine_counts {
   uint64_t messages = 0;
   uint64_t full = 0; // times the port had no room
   uint64_t refused = 0; // messages that no rank of this world sent
+  uint64_t carried = 0; // of the requests that this rank carried out, those that a thread did which waited or posted
 };
 
 enum class request_state : uint32_t { pending, done, failed };
@@ -118,10 +122,18 @@ class engine {
     std::atomic<uint64_t> messages{0};
     std::atomic<uint64_t> full{0};
     std::atomic<uint64_t> refused{0};
+    std::atomic<uint64_t> carried{0};
   };
 
   // engine.cpp
   void run();
+  bool step();
+  void assist();
+  void rest();
+  bool step_if_free();
+  void step_back(std::unique_lock<std::mutex>& turn);
+  bool assisted(int64_t now) const;
+  bool posted() const;
   bool take_ring();
   bool take_posted();
   void begin(outgoing one);
@@ -130,7 +142,7 @@ class engine {
   void ring_landed(uint64_t number);
   void watch_life(int64_t now);
   bool farewell_over(int64_t now);
-  void nap(int64_t now, int64_t idle_ns);
+  void nap(std::unique_lock<std::mutex>& turn, int64_t now, int64_t idle_ns);
   void doubt_descriptor(bool any);
   bool outstanding() const;
   int64_t until_due(int64_t now) const;
@@ -157,6 +169,7 @@ class engine {
   void apply(int32_t source);
   bool carry_out(const wire_message& message);
   void end_requests(int32_t peer);
+  void take_off(link& at);
   void drop_requests(link& at, bool left_in_order);
   void lose(int32_t peer, const std::string& why);
   void say(int32_t peer, message_kind kind, uint64_t value = 0, uint64_t memory = 0);
@@ -174,19 +187,24 @@ class engine {
   std::vector<std::shared_ptr<segment>> witnesses_; // by rank; null: not of this host
   std::unique_ptr<descriptor_watch> watch_;         // null: the port has no descriptor, or one that wakes for nothing
 
-  // The engine's thread only.
+  // HAZARD: before `mutex_`, where both are taken.
+  std::mutex turn_;
+  // Of whoever has the turn.
+  bool over_ = true; // the thread has not begun, or has ended
   std::vector<operation*> free_;
   std::vector<operation*> receives_unposted_;
   std::vector<dl::fabric_event> events_;
   std::vector<uint64_t> ring_ahead_;
   uint64_t messages_under_way_ = 0;
-  int64_t watched_ns_ = 0;
   int64_t leave_by_ns_ = 0;
+  bool ended_any_ = false;
+  bool ring_held_ = false; // its next request is for a peer that has too many
+
+  // The engine's thread only.
+  int64_t watched_ns_ = 0;
   uint32_t looks_again_ = 0; // in a row, because the port would not have the thread sleep
   bool woken_ = false;       // before its time was up, or kept awake by the port
   uint32_t vain_ = 0;        // times that this was for nothing
-  bool ended_any_ = false;
-  bool ring_held_ = false; // its next request is for a peer that has too many
 
   mutable std::mutex mutex_;
   std::deque<outgoing> posted_;
@@ -197,6 +215,10 @@ class engine {
   bool stopped_ = false;
 
   counters count_;
+  std::atomic<uint64_t> heavy_{0};      // requests under way that only the thread carries
+  std::atomic<int64_t> assisted_ns_{0}; // when another thread last did, or tried to
+  std::atomic<bool> stepped_back_{false};
+  std::atomic<bool> dormant_{false}; // asleep for longer than it would be with something under way
   std::atomic<bool> any_posted_{false};
   std::atomic<uint32_t> stopping_{0}; // EP_LIFE_* to leave with
   std::thread thread_;

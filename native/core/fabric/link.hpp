@@ -39,6 +39,13 @@ struct request {
   uint64_t slot = 0;
   uint64_t value = 0;
   std::shared_ptr<const void> keep; // holds the local bytes
+
+  uint64_t bytes() const { return word_bytes != 0 ? word_bytes : row_bytes * rows; }
+  // Too long for a thread that has something else to do.
+  bool heavy() const {
+    constexpr uint64_t most = 64u << 10;
+    return bytes() > most;
+  }
 };
 
 inline constexpr uint64_t no_number = UINT64_MAX;

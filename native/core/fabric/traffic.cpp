@@ -13,9 +13,7 @@ namespace {
 constexpr uint64_t largest_piece = 4u << 20;
 constexpr uint64_t tell_every = 64; // requests carried out before the source hears of it though there is more to do
 
-uint64_t bytes_of(const request& wanted) { return wanted.word_bytes != 0 ? wanted.word_bytes : wanted.row_bytes * wanted.rows; }
-
-bool travels_inline(const request& wanted) { return !wanted.reads && bytes_of(wanted) <= inline_bytes; }
+bool travels_inline(const request& wanted) { return !wanted.reads && wanted.bytes() <= inline_bytes; }
 
 } // namespace
 
@@ -75,7 +73,7 @@ int engine::send(int32_t peer, const wire_message& message, uint32_t bytes) {
 int engine::post_pieces(int32_t peer, outgoing& one) {
   link& at = *links_[static_cast<size_t>(peer)];
   const request& wanted = one.wanted;
-  const uint64_t bytes = bytes_of(wanted);
+  const uint64_t bytes = wanted.bytes();
   const uint64_t longest = std::min<uint64_t>(largest_piece, port_->offer().max_message);
   const bool packed = wanted.stride == wanted.row_bytes || wanted.rows <= 1;
   while (one.next < bytes) {
@@ -116,7 +114,7 @@ int engine::announce(int32_t peer, const outgoing& one) {
   message.slot = wanted.slot;
   message.value = wanted.value;
   if (travels_inline(wanted)) {
-    message.payload_bytes = static_cast<uint16_t>(bytes_of(wanted));
+    message.payload_bytes = static_cast<uint16_t>(wanted.bytes());
     if (wanted.word_bytes != 0) {
       std::memcpy(message.payload, &wanted.word, wanted.word_bytes);
     } else {
@@ -334,15 +332,21 @@ bool engine::carry_out(const wire_message& message) {
   return true;
 }
 
+// The first request is over.
+void engine::take_off(link& at) {
+  if (at.out.front().wanted.heavy()) heavy_.fetch_sub(1, std::memory_order_relaxed);
+  at.out.pop_front();
+  ++at.base;
+}
+
 void engine::end_requests(int32_t peer) {
   link& at = *links_[static_cast<size_t>(peer)];
   while (at.posted != 0) {
     const outgoing& one = at.out.front();
     if (one.under_way != 0 || (one.numbered() && one.sequence >= at.acked)) break;
     finish(at, one);
-    at.out.pop_front();
+    take_off(at);
     --at.posted;
-    ++at.base;
   }
   while (!at.retiring.empty() && at.retiring.front().number <= at.base) {
     say(peer, message_kind::retired, 0, at.retiring.front().memory);
@@ -355,16 +359,14 @@ void engine::end_requests(int32_t peer) {
 void engine::drop_requests(link& at, bool left_in_order) {
   while (!at.out.empty() && !at.out.front().wanted.reads && (left_in_order || at.out.front().wanted.nowhere || (at.posted != 0 && at.out.front().sequence < at.acked))) {
     finish(at, at.out.front());
-    at.out.pop_front();
+    take_off(at);
     if (at.posted != 0) --at.posted;
-    ++at.base;
   }
   if (!left_in_order || !at.out.empty()) at.broken.store(true, std::memory_order_seq_cst);
-  for (const outgoing& one : at.out) {
-    if (one.ring != no_number) ring_landed(one.ring);
+  while (!at.out.empty()) {
+    if (at.out.front().ring != no_number) ring_landed(at.out.front().ring);
+    take_off(at);
   }
-  at.base += at.out.size();
-  at.out.clear();
   at.posted = 0;
   at.in.clear();
   at.retiring.clear();

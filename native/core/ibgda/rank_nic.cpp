@@ -97,7 +97,7 @@ result<ep_ibgda_remote> rank_nic::add_memory(const symmetric_memory& memory) {
     made.memory = registered.value();
     own.data_rkey = own.signals_rkey = registered.value().mr.rkey;
     if (hooks_.region_wake) {
-      auto woken = hooks_.region_wake(registered.value().mr, context_->wake());
+      auto woken = hooks_.region_wake(registered.value().mr, memory.context().wake());
       if (!woken.ok()) {
         (void)queues_->release_memory(registered.value());
         return woken.why();

@@ -16,6 +16,7 @@ import type { Liveness } from './liveness.js';
 import { RankMemory } from './memory.js';
 import { agreeOnSize, type Size } from './memory-limits.js';
 import { checkLimits } from './outcome.js';
+import { checkNear, formatNear, type Over, refuseOver } from './over.js';
 import type { Gathering } from './team.js';
 
 export interface Allocator {
@@ -56,14 +57,21 @@ interface Asked {
   readonly capabilities: Capabilities;
 }
 
+export interface HostAllocationRules {
+  /** What has memory of a GPU instead. */
+  readonly instead?: string;
+  /** Why it registers no memory of other transports; undefined: it does (`checkOver`). */
+  readonly refusesOver?: string | undefined;
+}
+
 /**
  * What a transport of host memory was asked for, refused on this rank before others hear of it: `EP_INVALID_ARGUMENT` for what is no size, `EP_UNSUPPORTED`
- * for memory of a GPU (`instead` says what has it) or of another transport.
+ * for memory of a GPU or, by those that cannot register it, of another transport.
  */
 export function checkHostAllocation(
   options: AllocateOptions,
   { name, worldSize, capabilities }: Asked,
-  instead = '',
+  { instead = '', refusesOver }: HostAllocationRules,
 ): Size {
   const where = 'allocate';
   if (typeof options !== 'object' || options === null) {
@@ -74,33 +82,43 @@ export function checkHostAllocation(
   const signalSlots = checkInteger(options.signalSlots, 'signalSlots', where, 0, capabilities.maxSignalSlots);
   if (options.space === 'device')
     throw new EpError('EP_UNSUPPORTED', `allocate: ${name} has host memory only${instead}`);
-  if (options.over !== undefined) {
-    throw new EpError('EP_UNSUPPORTED', `allocate: ${name} cannot register memory of another transport`);
-  }
+  refuseOver(options, name, refusesOver);
   return { byteLength, signalSlots };
 }
 
-/** Collective over the world. */
-export async function allocateMemory(allocator: Allocator, size: Size, options: WaitOptions): Promise<RankMemory> {
+/** Collective over the world. With `over` the part is that memory's; ranks may differ in that. */
+export async function allocateMemory(
+  allocator: Allocator,
+  size: Size,
+  options: WaitOptions,
+  over?: Over,
+): Promise<RankMemory> {
   const { binding } = native();
-  const { worldSize, context, world, reach } = allocator;
-  await agreeOnSize(world, size, { pins: reach.pins, ranksOnHost: allocator.ranksOnHost }, options);
+  const { worldSize, context, world, reach, ranksOnHost } = allocator;
+  await agreeOnSize(world, size, { pins: reach.pins, ranksOnHost, makes: over === undefined }, options);
   // From here on a rank that fails still takes part: the others must hear of it instead of waiting for it.
   let memory: NativeSymmetricMemory | undefined;
-  let description = new Uint8Array(reach.byteLength(size.signalSlots));
+  const description = new Uint8Array(worldSize + reach.byteLength(size.signalSlots));
   let failure: unknown;
   try {
-    memory = new binding.SymmetricMemory(context, size.byteLength, size.signalSlots);
-    description = Uint8Array.from(reach.describe(memory));
+    memory =
+      over === undefined
+        ? new binding.SymmetricMemory(context, size.byteLength, size.signalSlots)
+        : new binding.SymmetricMemory(over.memory, Int32Array.from(over.near));
+    description.set(formatNear(over?.near ?? [], worldSize));
+    description.set(reach.describe(memory), worldSize);
   } catch (error) {
     failure = error;
+    description.fill(0);
   }
   try {
     const step = (what: string) => ({ where: 'allocate', what, code: 'EP_MEMORY_LIMIT' }) as const;
-    const first = step(`allocate ${size.byteLength} bytes`);
+    const first = step(`${over === undefined ? 'allocate' : 'register'} ${size.byteLength} bytes`);
     const blobs = await reportStep(world, first, description, failure, options);
+    checkNear(world, blobs);
     try {
-      reach.connect(memory!, byRank(world, worldSize, blobs));
+      const parts = blobs.map((blob) => blob.slice(worldSize));
+      reach.connect(memory!, byRank(world, worldSize, parts));
     } catch (error) {
       failure = error;
     }
@@ -113,10 +131,15 @@ export async function allocateMemory(allocator: Allocator, size: Size, options: 
     }
     throw error;
   }
-  return rankMemoryOf(allocator, size, memory!);
+  return rankMemoryOf(allocator, size, memory!, over !== undefined);
 }
 
-export function rankMemoryOf(allocator: Allocator, size: Size, memory: NativeSymmetricMemory): RankMemory {
+export function rankMemoryOf(
+  allocator: Allocator,
+  size: Size,
+  memory: NativeSymmetricMemory,
+  isOver = false,
+): RankMemory {
   const { rank, worldSize, context, timeoutMs, liveness, reach, onRelease } = allocator;
   return new RankMemory({
     rank,
@@ -126,6 +149,7 @@ export function rankMemoryOf(allocator: Allocator, size: Size, memory: NativeSym
     memory,
     ...size,
     timeoutMs,
+    isOver,
     ...(reach.addresses === undefined ? {} : { addresses: reach.addresses(memory) }),
     onRelease: (native) => {
       reach.release(native);

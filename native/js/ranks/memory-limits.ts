@@ -58,18 +58,22 @@ export function checkPinnable(byteLength: number, where: string): void {
 
 /**
  * Collective over the world. Each rank alone would see memory that the others are about to take, so all parts together are compared with what the rank with
- * the least may still use; `ranksOnHost` of them share it, all unless given. `pins`: a NIC pins every part; the kernel counts that for each process. Throws `EP_MISMATCH` or `EP_MEMORY_LIMIT`.
+ * the least may still use; `ranksOnHost` of them share it, all unless given. `makes`: this rank's part is new. `pins`: a NIC pins every part; the kernel counts that for each process. Throws `EP_MISMATCH` or `EP_MEMORY_LIMIT`.
  */
 export async function agreeOnSize(
   world: Gathering,
   size: Size,
-  { pins, ranksOnHost = world.ranks.length }: { readonly pins: boolean; readonly ranksOnHost?: number | undefined },
+  {
+    pins,
+    makes,
+    ranksOnHost = world.ranks.length,
+  }: { readonly pins: boolean; readonly makes: boolean; readonly ranksOnHost?: number | undefined },
   options: WaitOptions,
 ): Promise<void> {
   const { allocatable, allocatableSource, pinnable } = native().binding.hostFacts();
   const own = encode({
     ...size,
-    allocatable: allocatable ?? Number.POSITIVE_INFINITY,
+    allocatable: makes && allocatable !== null ? allocatable : Number.POSITIVE_INFINITY,
     pinnable: pinnable ?? Number.POSITIVE_INFINITY,
     pid: process.pid,
     source: allocatableSource,

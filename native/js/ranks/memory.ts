@@ -44,6 +44,8 @@ export interface RankMemoryInit {
   readonly byteLength: number;
   readonly signalSlots: number;
   readonly timeoutMs: number;
+  /** The part is that of a memory of another transport, whose waits these are. */
+  readonly isOver?: boolean;
   /** Where the part lies, for other transports that can register it. */
   readonly addresses?: PartAddresses;
   /** Called once, when the memory is closed and before the native one is dropped. */
@@ -144,6 +146,19 @@ export class RankMemory extends Resource implements SymmetricMemory {
 
   get liveness(): Liveness {
     return this.#init.liveness;
+  }
+
+  get rank(): Rank {
+    return this.#init.rank;
+  }
+
+  get worldSize(): number {
+    return this.#init.worldSize;
+  }
+
+  /** Whether kernels store to some peers, and reach others by a NIC. */
+  get isOver(): boolean {
+    return this.#init.isOver ?? false;
   }
 
   /** Fires when `close()` begins: waits on words of this memory end with it. */

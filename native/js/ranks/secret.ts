@@ -33,6 +33,17 @@ export function networkOfProcess(): string {
   return boot === 'unknown' ? hostname() : `${boot} ${space}`;
 }
 
+/** The same for processes that can share memory besides: each finds the other's under its process id, and may open it. */
+export function hostOfProcess(): string {
+  return `${networkOfProcess()} ${read(() => readlinkSync('/proc/self/ns/pid'))} ${process.getuid?.()}`;
+}
+
+/** For each rank the lowest one of its host. */
+export function hostsOf(peers: readonly PeerFacts[]): readonly Rank[] {
+  const names = peers.map(({ host }) => host.place);
+  return names.map((name) => names.indexOf(name));
+}
+
 /** Throws `EP_SECRET` where ranks are in several networks and nobody has said anything of a secret. */
 export function checkSecret(transport: string, peers: readonly PeerFacts[], secret: ResolvedSecret | undefined): void {
   const networks = new Set(peers.map(({ host }) => host.network)).size;

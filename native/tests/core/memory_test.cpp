@@ -60,6 +60,52 @@ void puts_and_gets() {
   });
 }
 
+// A memory over another, reached by nothing: what it shares with that one, and what kernels are told of it.
+void lies_over_another() {
+  struct no_route final : memory_route {
+    result<nothing> prepare_source(uint64_t, uint64_t, const std::shared_ptr<const void>&) override { return nothing{}; }
+  };
+  run_ranks(3, [](member& self) {
+    auto base = allocate(self, 4096, 4);
+    const int32_t next = (self.rank + 1) % 3;
+    const int32_t other = (self.rank + 2) % 3;
+    EP_CHECK(!symmetric_memory::over(base, {3}).ok());
+    auto made = symmetric_memory::over(base, {next});
+    EP_CHECK(made.ok());
+    const std::shared_ptr<symmetric_memory> over = made.value();
+    EP_CHECK(!symmetric_memory::over(over, {next}).ok()); // not connected: it maps nobody yet
+    EP_CHECK(over->own_data() == base->own_data() && over->own_signals() == base->own_signals());
+    EP_CHECK(&over->context() == self.context.get());
+    EP_CHECK(!over->connect_by_nic(std::make_shared<no_route>(), EP_MEMORY_PROXY, 0).ok());
+    EP_CHECK(over->connect_by_nic(std::make_shared<no_route>(), EP_MEMORY_IBGDA, 77).ok());
+    const ep_memory_handle handle = over->device_handle();
+    EP_CHECK_EQ(handle.header.kind, EP_MEMORY_MIXED_IBGDA);
+    EP_CHECK_EQ(handle.proxy, 77u);
+    EP_CHECK(handle.memory_id != base->device_handle().memory_id);
+    EP_CHECK(over->data(next) == base->data(next) && over->signal(next, 3) == base->signal(next, 3));
+    EP_CHECK(over->data(self.rank) == base->own_data());
+    EP_CHECK(!over->mapped(other) && over->mapped(next));
+    EP_CHECK(over->mapping(next) == base->mapping(next));
+    self.in.meet.arrive();
+    // Its end is not that of the part; the end of the other is not its own.
+    const std::weak_ptr<symmetric_memory> first = base;
+    auto efa = symmetric_memory::over(base, {}).value();
+    EP_CHECK(efa->connect_by_nic(std::make_shared<no_route>(), EP_MEMORY_EFA, 0).ok());
+    EP_CHECK_EQ(efa->device_handle().header.kind, EP_MEMORY_MIXED_EFA);
+    EP_CHECK(!efa->mapped(next));
+    efa.reset();
+    auto own = segment::containing(base->own_data(), 1);
+    EP_CHECK(own && !own->replaceable());
+    base.reset();
+    EP_CHECK(!first.expired());
+    over->data(next)[self.rank] = 9;
+    self.in.meet.arrive();
+    EP_CHECK_EQ(over->own_data()[other], 9);
+    made = failure{};
+    self.in.meet.arrive();
+  });
+}
+
 void refuses_different_sizes() {
   run_ranks(2, [](member& self) {
     auto made = symmetric_memory::create(self.context, self.rank == 0 ? 4096 : 8192, 1);
@@ -288,6 +334,7 @@ void non_temporal_copies_need_their_fence() {
 int main() {
   puts_and_gets();
   host_memory_is_there_when_it_is_made();
+  lies_over_another();
   refuses_different_sizes();
   atomics();
   wakes_the_target();

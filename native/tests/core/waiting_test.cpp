@@ -4,6 +4,7 @@
 #include <atomic>
 #include <csignal>
 #include <chrono>
+#include <ctime>
 #include <functional>
 #include <limits>
 #include <map>
@@ -196,6 +197,24 @@ void waits_inline(int rounds) {
   }
 }
 
+int64_t thread_cpu_ns() {
+  timespec used{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return int64_t{used.tv_sec} * 1'000'000'000 + used.tv_nsec;
+}
+
+// Yields that pass to nobody are given up for sleep long before the time for looking is: the awaited rank may be one that only a sleep lets run. Where others do want the
+// core, the time is theirs.
+void looks_in_vain_give_way_to_sleep() {
+  constexpr int64_t looking = 200 * ms;
+  fixture f;
+  const int64_t begin = clock_now_ns();
+  const int64_t used = thread_cpu_ns();
+  EP_CHECK(!wait_inline({0, 0, 2 * ms, looking, ms}, &f.wake, [] { return false; }));
+  EP_CHECK(clock_now_ns() - begin >= looking);
+  EP_CHECK(thread_cpu_ns() - used < looking / 2);
+}
+
 struct pair {
   std::shared_ptr<rank_context> here;
   std::vector<ep_segment_handle> handles;
@@ -346,6 +365,7 @@ int main() {
   loses_no_wake_up(60'000);
   wakes_all(4, 5'000);
   waits_inline(5'000);
+  looks_in_vain_give_way_to_sleep();
   sees_a_thread_die();
   watches();
   return ep::check::finish();

@@ -90,8 +90,8 @@ class world {
       rank_state& rank = at(i);
       for (int32_t j = 0; j < wanted.size; ++j) {
         // Behind a proxy or a NIC nothing of a peer is mapped, unless it is near.
-        rank.near.push_back(i / wanted.node == j / wanted.node ? 1 : 0);
-        rank.views.push_back((!wanted.proxy && wanted.qps == 0) || rank.near.back() != 0 ? view_of(at(j)) : ep_peer_view{});
+        const bool near = i / wanted.node == j / wanted.node;
+        rank.views.push_back((!wanted.proxy && wanted.qps == 0) || near ? view_of(at(j)) : ep_peer_view{});
       }
       ep_memory_handle& memory = rank.memory;
       memory.header = {EP_MAGIC_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, wanted.proxy ? EP_MEMORY_PROXY : EP_MEMORY_LOAD_STORE, sizeof memory};
@@ -144,10 +144,12 @@ class world {
 
   // The same where peers of a node are stored to and others are not.
   template <class Use> auto with_mixed_endpoint(const ep_memory_handle& memory, Use&& use) const {
-    const uint8_t* near = ranks[static_cast<size_t>(memory.rank)].near.data();
-    if (options.qps != 0) return use(mixed_endpoint<ibgda_endpoint>{memory, {memory}, near});
-    return use(mixed_endpoint<proxy_endpoint>{memory, {memory}, near});
+    if (options.qps != 0) return use(mixed_endpoint<ibgda_endpoint>{memory, {memory}});
+    return use(mixed_endpoint<proxy_endpoint>{memory, {memory}});
   }
+
+  // `peer` is not mapped to `rank` any more.
+  void forget(int32_t rank, int32_t peer) { at(rank).views[static_cast<size_t>(peer)] = {}; }
 
   // The engine of one rank: takes requests over in order and performs them in any order, a put's bytes before its signal.
   template <class Ctx> void serve(Ctx& ctx, int32_t rank, uint64_t seed) {
@@ -271,7 +273,6 @@ class world {
     std::vector<ep_proxy_request> entries;
     uint64_t served = 0; // requests that the engine has taken over, in whatever launch
     std::vector<ep_peer_view> views;
-    std::vector<uint8_t> near;
     ep_memory_handle memory{};
     kernel_environment environment{};
     kernel_environment engine_environment{};

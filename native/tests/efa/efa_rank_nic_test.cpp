@@ -143,6 +143,75 @@ void test_capacity() {
 }
 
 // T32 of the host: a word goes on beyond 2^31 arrivals, which the NIC's count does not; T8.
+// Over memories that other contexts of the ranks allocated: waits there fold what arrives, into words that processors add to as well.
+void test_over_another() {
+  const auto ranks = soft_ranks({}, {});
+  std::vector<std::shared_ptr<ep::rank_context>> contexts;
+  std::vector<std::shared_ptr<ep::symmetric_memory>> bases;
+  std::vector<ep_segment_handle> handles;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    contexts.push_back(must(ep::rank_context::create(rank, 2, 2)));
+    handles.push_back(contexts.back()->handle());
+  }
+  std::vector<ep_segment_handle> segments;
+  for (const auto& context : contexts) {
+    (void)must(context->connect(handles));
+    bases.push_back(must(ep::symmetric_memory::create(context, 8192, 4)));
+    segments.push_back(bases.back()->handle());
+  }
+  std::vector<std::vector<uint8_t>> parts;
+  for (size_t rank = 0; rank < 2; ++rank) {
+    (void)must(bases[rank]->connect(segments));
+    efa_side& one = ranks->sides[rank];
+    one.nic->remove_memory(*one.memory);
+    one.memory = must(ep::symmetric_memory::over(bases[rank], {}));
+    parts.push_back(must(one.nic->add_memory(*one.memory)));
+  }
+  for (efa_side& one : ranks->sides) (void)must(one.nic->route(*one.memory, parts));
+
+  const auto word = [&](uint64_t slot) {
+    contexts[1]->progress().run();
+    return std::atomic_ref<uint64_t>(bases[1]->own_signals()[slot]).load();
+  };
+  bases[0]->own_data()[3] = 42;
+  ep_wake_word* waiter = contexts[1]->wake();
+  for (const uint64_t add : {uint64_t{1}, uint64_t{1} << 40}) { // by arrival, and by cell
+    const uint32_t before = ep::wake_prepare(waiter);
+    const uint64_t seen = word(1);
+    auto put = ranks->write(0, 1, 3, 100, 1);
+    put.signals = true;
+    put.slot = 1;
+    put.add = add;
+    EP_CHECK(ranks->ended(0, 1, ranks->post(0, put)) == request_state::done);
+    EP_CHECK(soon([&] { return std::atomic_ref<uint32_t>(waiter->epoch).load() != before; }));
+    ep::wake_cancel(waiter);
+    EP_CHECK(soon([&] { return word(1) == seen + add; }));
+    EP_CHECK_EQ(bases[1]->own_data()[100], 42);
+  }
+
+  constexpr uint64_t rounds = 1000;
+  std::thread processor([&] {
+    for (uint64_t i = 0; i < rounds; ++i) bases[0]->signal_update(1, 2, ep::signal_op::add, 1);
+  });
+  uint64_t last = 0;
+  for (uint64_t i = 0; i < rounds; ++i) {
+    ep::efa::host_request one;
+    one.peer = 1;
+    one.signals = true;
+    one.slot = 2;
+    one.add = 1 + i % 2;
+    last = ranks->post(0, one);
+    (void)word(2);
+  }
+  EP_CHECK(ranks->ended(0, 1, last) == request_state::done);
+  processor.join();
+  EP_CHECK(soon([&] { return word(2) == rounds + rounds * 3 / 2; }));
+  // Nothing of the board is left behind in the list of who waits.
+  ranks->sides[1].nic->remove_memory(*ranks->sides[1].memory);
+  EP_CHECK_EQ(word(2), rounds + rounds * 3 / 2);
+  for (const auto& context : contexts) context->leave(true);
+}
+
 void test_board() {
   uint64_t words[2] = {};
   counter_words ticks[2] = {};
@@ -194,6 +263,7 @@ void test_board() {
 
 int main() {
   test_board();
+  test_over_another();
   test_requests(true, 256);
   test_requests(false, 256);
   test_requests(true, 2);

@@ -69,6 +69,42 @@ void test_idle(const std::string& provider) {
   EP_CHECK(ranks.ended(2, 3, number) == request_state::done);
 }
 
+// Two ranks that wait for each other in turn. Threads that went to sleep, as the kernel counts them, for each put.
+void test_turns(const std::string& provider) {
+  constexpr int rounds = 4000;
+  fabric_ranks ranks(2, 4096, 4, {}, [&](int32_t) { return must(dl::open_fabric(query_of(provider))); });
+  const auto play = [&](int32_t rank, int count, uint64_t before) {
+    fabric_side& one = ranks.side(rank);
+    for (int i = 0; i < count; ++i) {
+      const uint64_t expected = before + static_cast<uint64_t>(i) + 1;
+      if (rank == 0) ranks.post(0, fabric_ranks::with_signal(ranks.bytes_to(0, 1, 0, 64, 8), 0, 1));
+      const wait_result end = wait_word(one.context->waits(nullptr, deadline_after(20'000)), &one.memory->own_signals()[0], comparison::ge, expected, 1 - rank);
+      EP_CHECK(end.status == EP_STATUS_OK);
+      if (rank == 1) ranks.post(1, fabric_ranks::with_signal(ranks.bytes_to(1, 0, 0, 64, 8), 0, 1));
+    }
+  };
+  const auto both = [&](int count, uint64_t before) {
+    std::thread other([&] { play(1, count, before); });
+    play(0, count, before);
+    other.join();
+  };
+  both(100, 0);
+  rusage before{};
+  rusage after{};
+  getrusage(RUSAGE_SELF, &before);
+  const fabric::engine_counts then = ranks.side(0).engine->counts();
+  const int64_t begin = clock_now_ns();
+  both(rounds, 100);
+  const int64_t spent = clock_now_ns() - begin;
+  getrusage(RUSAGE_SELF, &after);
+  const fabric::engine_counts now = ranks.side(0).engine->counts();
+  const double puts = 2.0 * rounds;
+  std::printf("%s: %.2f sleeps of a thread and %.1f us for each put of 8 bytes, %llu of %llu carried out by who waited\n", provider.c_str(), static_cast<double>(after.ru_nvcsw - before.ru_nvcsw) / puts,
+              static_cast<double>(spent) / 1000 / puts, static_cast<unsigned long long>(now.carried - then.carried), static_cast<unsigned long long>(now.applied - then.applied));
+  // A machine that is loaded has waiters sleep, and then the thread does it.
+  EP_CHECK(now.carried > then.carried);
+}
+
 void send_bytes(int socket, const std::vector<uint8_t>& bytes) { EP_CHECK_EQ(send(socket, bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size())); }
 
 std::vector<uint8_t> receive_bytes(int socket) {
@@ -280,6 +316,7 @@ int main(int count, char** arguments) {
   for (const bool witness : {false, true}) test_killed_peer(provider, witness);
   test_one_process(provider);
   test_idle(provider);
+  test_turns(provider);
   check_raw_link([&](int32_t) { return must(dl::open_fabric(query_of(provider))); });
   test_stranger(provider);
   test_what_is_missing();

@@ -266,9 +266,73 @@ void test_lookers_on_several_threads() {
   EP_CHECK_EQ(p.signal(0), rounds);
 }
 
+// Over memories that other contexts of the ranks allocated: requests land there, beside what processors store, and wake who waits on those.
+void test_over_another() {
+  pair p;
+  std::shared_ptr<ep::rank_context> contexts[2];
+  std::shared_ptr<ep::symmetric_memory> bases[2];
+  std::vector<ep_segment_handle> handles;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    contexts[rank] = must(ep::rank_context::create(rank, 2, 2));
+    handles.push_back(contexts[rank]->handle());
+  }
+  std::vector<ep_segment_handle> parts;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    must(contexts[rank]->connect(handles));
+    bases[rank] = must(ep::symmetric_memory::create(contexts[rank], part_bytes, slots));
+    parts.push_back(bases[rank]->handle());
+  }
+  std::vector<ep_ibgda_remote> remotes;
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    must(bases[rank]->connect(parts));
+    side& one = p.ranks[rank];
+    one.nic->remove_memory(*one.memory);
+    one.memory = must(ep::symmetric_memory::over(bases[rank], {}));
+    remotes.push_back(must(one.nic->add_memory(*one.memory)));
+  }
+  for (side& one : p.ranks) must(one.nic->route(*one.memory, remotes));
+
+  rank_nic& nic = *p.ranks[0].nic;
+  bases[0]->own_data()[5] = 42;
+  ep_wake_word* waiter = contexts[1]->wake();
+  ep_wake_word* bystander = p.ranks[1].context->wake();
+  const uint32_t before = ep::wake_prepare(waiter);
+  const uint32_t untouched = ep::wake_prepare(bystander);
+  host_request write = p.write(5, 100, 1);
+  write.signal = ep::signal_op::add;
+  write.slot.address += 8;
+  write.value = 5;
+  EP_CHECK(ended(nic, must(nic.post(write))) == request_state::done);
+  EP_CHECK_EQ(bases[1]->own_data()[100], 42);
+  EP_CHECK_EQ(p.signal(1), 5u);
+  EP_CHECK(std::atomic_ref<uint32_t>(waiter->epoch).load() != before);
+  EP_CHECK_EQ(std::atomic_ref<uint32_t>(bystander->epoch).load(), untouched);
+  ep::wake_cancel(waiter);
+  ep::wake_cancel(bystander);
+
+  // The NIC and a processor add to one word.
+  constexpr uint64_t rounds = 2000;
+  std::thread processor([&] {
+    for (uint64_t i = 0; i < rounds; ++i) bases[0]->signal_update(1, 2, ep::signal_op::add, 1);
+  });
+  uint64_t last = 0;
+  for (uint64_t i = 0; i < rounds; ++i) {
+    host_request one = p.request();
+    one.signal = ep::signal_op::add;
+    one.slot.address += 16;
+    one.value = 1;
+    last = must(nic.post(one));
+  }
+  EP_CHECK(ended(nic, last) == request_state::done);
+  processor.join();
+  EP_CHECK_EQ(p.signal(2), 2 * rounds);
+  for (const auto& context : contexts) context->leave(true);
+}
+
 } // namespace
 
 int main() {
+  test_over_another();
   test_each_request();
   test_full_ring(true);
   test_full_ring(false);

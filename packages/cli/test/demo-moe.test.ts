@@ -50,6 +50,8 @@ describe('ep demo moe', () => {
     ['ibgda', 'high-throughput', ['--threads']],
     ['efa', 'low-latency', ['--threads']],
     ['efa', 'high-throughput', []],
+    ['mixed', 'low-latency', ['--threads']],
+    ['mixed', 'high-throughput', []],
   ] as const)(
     'passes with rows in fp8 over queue pairs of a software NIC: %s, %s',
     { timeout: 120_000 },
@@ -69,6 +71,8 @@ describe('ep demo moe', () => {
       expect(report).toMatchObject({ pass: true, transport, mode, dtype: 'fp8' });
       // Quantised, so not as near as bf16: a comparison of something with itself would show.
       expect(report.error.relative).toBeGreaterThan(1e-2);
+      if (transport !== 'mixed') return;
+      expect(report.routes).toEqual(['own memory', 'nvshmem:shm', 'ibgda:soft']);
     },
   );
 
@@ -86,6 +90,7 @@ describe('ep demo moe', () => {
   it.each([
     ['a process', []],
     ['a thread', ['--threads', '--mode', 'high-throughput']],
+    ['of one node with some, of another with others', ['--transport', 'mixed']],
   ])('goes on without a rank that dies in the middle, %s', { timeout: 120_000 }, async (_, more) => {
     const report = await demo('--ranks', '3', '--kill', '1', '--no-svg', ...more);
     expect(report.pass).toBe(true);

@@ -1,9 +1,10 @@
 /** From what a caller names to an engine. */
-import { EpError, invalid, type Rank, type Store, type Transport } from '@ep/core';
+import { EpError, invalid, prefixStore, type Rank, type Store, type Transport } from '@ep/core';
 import { openDeviceEngine } from './device/engine.js';
 import type { GroupEngine } from './engine.js';
 import type { Backend, DeviceOptions } from './options.js';
 import { openPortableEngine } from './portable/engine.js';
+import type { Placement } from './portable/placement.js';
 import { openShmEngine } from './shm/engine.js';
 
 /** A group about to exist on this rank. */
@@ -42,16 +43,49 @@ export type GroupTransport = Transport<'bundled' | 'add'>;
 export const isTransport = (backend: unknown): backend is GroupTransport =>
   typeof backend === 'object' && backend !== null && 'allocate' in backend && 'connect' in backend;
 
-export function engineFactory(backend: Backend, device?: DeviceOptions): EngineFactory {
+/** The ranks of this host, of a group of several. Where shared memory does not join them, calls end by their time. */
+export function openHost(
+  { store, ranks, name, timeoutMs, signal }: EngineInit,
+  { mates, host, local }: Placement,
+): GroupEngine | Promise<GroupEngine> {
+  return openShmEngine({
+    store: prefixStore(store, `${name}/host/${host}`),
+    rank: local,
+    size: mates.length,
+    ranks: mates.map((member) => ranks[member]!),
+    name: `${name}/host/${host}`,
+    timeoutMs,
+    ranksOnHost: mates.length,
+    ...(signal && { signal }),
+  });
+}
+
+/** `hosts`: for each rank of the transport; as the transport knows it unless given. */
+export function engineFactory(backend: Backend, device?: DeviceOptions, hosts?: readonly number[]): EngineFactory {
   const where = 'initProcessGroup';
   if (isTransport(backend)) {
-    return async ({ store, rank, ranks, name, timeoutMs, signal }) => {
-      const engine = await openPortableEngine({ transport: backend, store, rank, ranks, name, timeoutMs, signal });
+    const placed = hosts ?? backend.hosts;
+    return async (init) => {
+      const { store, rank, ranks, name, timeoutMs, signal } = init;
+      const engine = await openPortableEngine({
+        transport: backend,
+        store,
+        rank,
+        ranks,
+        name,
+        timeoutMs,
+        signal,
+        hosts: placed && ranks.map((member) => placed[member]!),
+        openHost: (placement) => openHost(init, placement),
+      });
       // Device memory is allocated by the whole world; a group of some of its ranks cannot.
       const whole = ranks.length === backend.worldSize && ranks.every((member, at) => member === at);
       if (device === undefined || !whole) return engine;
       return await openDeviceEngine(engine, { transport: backend, store, timeoutMs, signal, ...device });
     };
+  }
+  if (hosts !== undefined) {
+    throw invalid('hosts', { where, expected: 'absent: only a transport joins several hosts', found: hosts });
   }
   if (device !== undefined) {
     throw new EpError(

@@ -1,7 +1,8 @@
 /** What c10d refuses before anything moves, each with its own message. */
 import { checkInteger, type DType, EpError, invalid, type Rank } from '@ep/core';
+import { DeviceElements } from './device/elements.js';
 import type { Data, Elements } from './engine.js';
-import { dataOf, dtypeOf, elementsOf } from './operands.js';
+import { dataOf, dtypeOf, elementsOf, isKept } from './operands.js';
 import type { MessageOp, Operand } from './options.js';
 import { REDUCE_OPS, type ReduceOp, type ReduceOpName, refusal } from './reduce-op.js';
 
@@ -181,6 +182,42 @@ interface Extent {
 export interface NamedArrays {
   readonly what: string;
   readonly arrays: readonly Data[];
+}
+
+/** Throws unless all tensors of a call lie in host memory, or all on the device. */
+function checkOnePlace(where: string, inputs: NamedArrays, outputs: NamedArrays): void {
+  const onDevice = (inputs.arrays[0] ?? outputs.arrays[0]) instanceof DeviceElements;
+  for (const { arrays } of [inputs, outputs]) {
+    for (const one of arrays) {
+      if (one instanceof DeviceElements === onDevice) continue;
+      throw invalid('tensors', {
+        where,
+        expected: 'all in host memory, or all on the device of the group',
+        found: 'some of each',
+      });
+    }
+  }
+}
+
+/** Throws unless all tensors of a call lie in one place, and apart. */
+export function checkLists(where: string, inputs: NamedArrays, outputs: NamedArrays): void {
+  checkApart(where, inputs, outputs);
+  checkOnePlace(where, inputs, outputs);
+}
+
+/** The last input and output that were accepted: a loop of small calls has the same two, and to ask arrays for their buffers takes longer than to exchange them. */
+let acceptedInput: Data | undefined;
+let acceptedOutput: Data | undefined;
+
+/** Of a call on two whole tensors, whose parts are apart because they are parts: throws unless both lie in one place, and apart. */
+export function checkInputAndOutput(where: string, input: Data, output: Data): void {
+  if (input === acceptedInput && output === acceptedOutput) return;
+  checkLists(where, { what: 'input', arrays: [input] }, { what: 'output', arrays: [output] });
+  // Arrays of host memory have buffers of fixed length here, so where they begin and end stays; one that is taken away overlaps nothing.
+  if (isKept(input) && isKept(output)) {
+    acceptedInput = input;
+    acceptedOutput = output;
+  }
 }
 
 /** Up to so many arrays, looking at every pair is faster than sorting, and leaves nothing to the garbage collector. */

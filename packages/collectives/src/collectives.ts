@@ -2,8 +2,9 @@
 import { checkTimeout, type DType, invalid, type Rank, Resource } from '@ep/core';
 import {
   checkAlike,
-  checkApart,
+  checkInputAndOutput,
   checkList,
+  checkLists,
   checkRank,
   checkReduceOp,
   checkSplits,
@@ -12,7 +13,6 @@ import {
   type Pattern,
 } from './checks.js';
 import { coalescedCalls } from './coalesce.js';
-import { DeviceElements } from './device/elements.js';
 import type { Data, GroupEngine } from './engine.js';
 import { type CallLimits, type DraftCall, Lane } from './lane.js';
 import { dataOf, dtypeOf, rowsOf } from './operands.js';
@@ -27,24 +27,23 @@ import type {
   SplitOptions,
 } from './options.js';
 import type { CallRecorder } from './recorder/types.js';
+import type { ReduceOp } from './reduce-op.js';
 import { type CollectiveWork, sayWhoIsMissing } from './work.js';
 
 const NO_ARRAYS: readonly Data[] = [];
+const NO_ROOT = -1;
 
-/** Throws unless all tensors of a call lie in host memory, or all on the device. */
-function checkOnePlace(where: string, { inputs, outputs }: Pick<DraftCall, 'inputs' | 'outputs'>): void {
-  const onDevice = (inputs[0] ?? outputs[0]) instanceof DeviceElements;
-  for (const list of [inputs, outputs]) {
-    for (const one of list) {
-      if (one instanceof DeviceElements === onDevice) continue;
-      throw invalid('tensors', {
-        where,
-        expected: 'all in host memory, or all on the device of the group',
-        found: 'some of each',
-      });
-    }
-  }
-}
+/** A call that does not yet say when it gives up: an object of one shape for all kinds, filled in place, because copying it takes as long as a small exchange. */
+const draft = (
+  kind: DraftCall['kind'],
+  dtype: DType,
+  root: number,
+  inputs: readonly Data[],
+  outputs: readonly Data[],
+  reduceOp?: ReduceOp,
+): DraftCall => ({ kind, sequence: 0, dtype, reduceOp, root, inputs, outputs, timeoutMs: 0, signal: undefined });
+
+const barrierCall = (): DraftCall => draft('barrier', 'u8', NO_ROOT, NO_ARRAYS, NO_ARRAYS);
 
 /** What groups are made of. */
 export interface GroupParts {
@@ -97,34 +96,20 @@ export abstract class Collectives extends Resource {
     const root = checkRank(options?.root, 'root', op, this.size);
     const arrays = [elements];
     const isRoot = root === this.rank;
-    return this.#run(op, options, elements.length, {
-      kind: 'broadcast',
-      dtype: dtypeOf(source),
-      root,
-      inputs: isRoot ? arrays : NO_ARRAYS,
-      outputs: isRoot ? NO_ARRAYS : arrays,
-    });
+    const inputs = isRoot ? arrays : NO_ARRAYS;
+    const outputs = isRoot ? NO_ARRAYS : arrays;
+    return this.#run(op, draft('broadcast', dtypeOf(source), root, inputs, outputs), elements.length, options);
   }
 
-  /** Every element becomes the reduction over that of all ranks, in rank order: the same bits on all ranks. */
+  /** Every element becomes the reduction over that of all ranks, in rank order (of several hosts by host): the same bits on all ranks. */
   allReduce(source: Operand, options?: ReduceOptions): CollectiveWork {
     const op = 'allReduce';
     this.enter(op);
     const elements = dataOf(source, 'tensor', op);
     const dtype = dtypeOf(source);
     const arrays = [elements];
-    const call = {
-      kind: 'all-reduce' as const,
-      sequence: 0,
-      dtype,
-      reduceOp: checkReduceOp(options?.op, dtype, op),
-      root: -1,
-      inputs: arrays,
-      outputs: arrays,
-      timeoutMs: this.#timeout(op, options),
-      signal: options?.signal,
-    };
-    return this.lane.run(op, call, elements.length);
+    const call = draft('all-reduce', dtype, NO_ROOT, arrays, arrays, checkReduceOp(options?.op, dtype, op));
+    return this.#run(op, call, elements.length, options);
   }
 
   /** `allReduce` of several tensors, of any dtypes, as one operation: small ones travel together. */
@@ -143,14 +128,9 @@ export abstract class Collectives extends Resource {
     const dtype = dtypeOf(source);
     const root = checkRank(options?.root, 'root', op, this.size);
     const arrays = [elements];
-    return this.#run(op, options, elements.length, {
-      kind: 'reduce',
-      dtype,
-      reduceOp: checkReduceOp(options.op, dtype, op),
-      root,
-      inputs: arrays,
-      outputs: root === this.rank ? arrays : NO_ARRAYS,
-    });
+    const outputs = root === this.rank ? arrays : NO_ARRAYS;
+    const call = draft('reduce', dtype, root, arrays, outputs, checkReduceOp(options.op, dtype, op));
+    return this.#run(op, call, elements.length, options);
   }
 
   /** `outputs[r]` becomes rank r's input. */
@@ -160,7 +140,9 @@ export abstract class Collectives extends Resource {
     const source = dataOf(input, 'input', op);
     const pattern = { name: 'input', dtype: dtypeOf(input), length: source.length };
     const targets = checkList(outputs, 'outputs', op, this.size, pattern);
-    return this.#gatherToAll(op, pattern.dtype, source, targets, options);
+    const inputs = [source];
+    checkLists(op, { what: 'input', arrays: inputs }, { what: 'outputs', arrays: targets });
+    return this.#run(op, draft('all-gather', pattern.dtype, NO_ROOT, inputs, targets), source.length, options);
   }
 
   /** `output`, `size` times as long as `input`, becomes all ranks' inputs one behind the other. */
@@ -172,7 +154,9 @@ export abstract class Collectives extends Resource {
     const dtype = dtypeOf(input);
     checkAlike(output, target, 'output', op, { name: 'input', dtype });
     checkWhole(target, 'output', op, source, this.size, 'input');
-    return this.#gatherToAll(op, dtype, source, this.#parts.of(target, this.size), options);
+    checkInputAndOutput(op, source, target);
+    const call = draft('all-gather', dtype, NO_ROOT, [source], this.#parts.of(target, this.size));
+    return this.#run(op, call, source.length, options);
   }
 
   /** On the root, `outputs[r]` becomes rank r's input. */
@@ -184,14 +168,8 @@ export abstract class Collectives extends Resource {
     const pattern = { name: 'input', dtype: dtypeOf(input), length: source.length };
     const targets = this.#onRoot(op, 'outputs', root, options.outputs, pattern);
     const inputs = [source];
-    checkApart(op, { what: 'input', arrays: inputs }, { what: 'outputs', arrays: targets });
-    return this.#run(op, options, source.length, {
-      kind: 'gather',
-      dtype: pattern.dtype,
-      root,
-      inputs,
-      outputs: targets,
-    });
+    checkLists(op, { what: 'input', arrays: inputs }, { what: 'outputs', arrays: targets });
+    return this.#run(op, draft('gather', pattern.dtype, root, inputs, targets), source.length, options);
   }
 
   /** `output` becomes the root's `inputs[rank]`. */
@@ -203,14 +181,8 @@ export abstract class Collectives extends Resource {
     const pattern = { name: 'output', dtype: dtypeOf(output), length: target.length };
     const sources = this.#onRoot(op, 'inputs', root, options.inputs, pattern);
     const outputs = [target];
-    checkApart(op, { what: 'inputs', arrays: sources }, { what: 'output', arrays: outputs });
-    return this.#run(op, options, target.length, {
-      kind: 'scatter',
-      dtype: pattern.dtype,
-      root,
-      inputs: sources,
-      outputs,
-    });
+    checkLists(op, { what: 'inputs', arrays: sources }, { what: 'output', arrays: outputs });
+    return this.#run(op, draft('scatter', pattern.dtype, root, sources, outputs), target.length, options);
   }
 
   /** `output` becomes the reduction over all ranks' `inputs[rank]`. */
@@ -220,7 +192,11 @@ export abstract class Collectives extends Resource {
     const target = dataOf(output, 'output', op);
     const pattern = { name: 'output', dtype: dtypeOf(output), length: target.length };
     const sources = checkList(inputs, 'inputs', op, this.size, pattern);
-    return this.#reduceParts(op, pattern.dtype, target, sources, options);
+    const reduceOp = checkReduceOp(options?.op, pattern.dtype, op);
+    const outputs = [target];
+    checkLists(op, { what: 'output', arrays: outputs }, { what: 'inputs', arrays: sources });
+    const call = draft('reduce-scatter', pattern.dtype, NO_ROOT, sources, outputs, reduceOp);
+    return this.#run(op, call, target.length, options);
   }
 
   /** `output` becomes the reduction over all ranks' `rank`-th part of `input`, which is `size` times as long. */
@@ -232,7 +208,10 @@ export abstract class Collectives extends Resource {
     const dtype = dtypeOf(output);
     checkAlike(input, source, 'input', op, { name: 'output', dtype });
     checkWhole(source, 'input', op, target, this.size, 'output');
-    return this.#reduceParts(op, dtype, target, this.#parts.of(source, this.size), options);
+    const reduceOp = checkReduceOp(options?.op, dtype, op);
+    checkInputAndOutput(op, source, target);
+    const call = draft('reduce-scatter', dtype, NO_ROOT, this.#parts.of(source, this.size), [target], reduceOp);
+    return this.#run(op, call, target.length, options);
   }
 
   /** `outputs[r]` becomes rank r's `inputs[rank]`, which is as long. */
@@ -241,7 +220,9 @@ export abstract class Collectives extends Resource {
     this.enter(op);
     const targets = checkList(outputs, 'outputs', op, this.size, 'dtype alike');
     const sources = checkList(inputs, 'inputs', op, this.size, { name: 'outputs[0]', dtype: dtypeOf(outputs[0]!) });
-    return this.#exchange(op, dtypeOf(outputs[0]!), sources, targets, options);
+    checkLists(op, { what: 'inputs', arrays: sources }, { what: 'outputs', arrays: targets });
+    const elements = sources.reduce((sum, one) => sum + one.length, 0);
+    return this.#exchange(op, dtypeOf(outputs[0]!), sources, targets, elements, options);
   }
 
   /** As `allToAll`, of the rows of one tensor into those of another. */
@@ -262,21 +243,23 @@ export abstract class Collectives extends Resource {
       parts: this.#parts,
       ...rowsOf(output),
     });
-    return this.#exchange(op, dtype, sources, targets, options);
+    checkInputAndOutput(op, source, target);
+    return this.#exchange(op, dtype, sources, targets, source.length, options);
   }
 
   /** Ends when all ranks have come. */
   barrier(options?: CallOptions): CollectiveWork {
     const op = 'barrier';
     this.enter(op);
-    return this.lane.run(op, this.#barrierCall(op, options), 0);
+    return this.#run(op, barrierCall(), 0, options);
   }
 
   /** As `barrier`; its `EP_TIMEOUT` says which ranks have not come, all of them (`context.awaited`). */
   monitoredBarrier(options?: CallOptions): CollectiveWork {
     const op = 'monitoredBarrier';
     this.enter(op);
-    return this.lane.run(op, this.#barrierCall(op, options), 0, (error) => sayWhoIsMissing(error, op, this.size));
+    const explain = (error: unknown) => sayWhoIsMissing(error, op, this.size);
+    return this.#run(op, barrierCall(), 0, options, explain);
   }
 
   /** Throws if the group is closed, or what an earlier operation left behind. */
@@ -297,25 +280,14 @@ export abstract class Collectives extends Resource {
 
   #run(
     op: string,
-    options: CallOptions | undefined,
+    call: DraftCall,
     elements: number,
-    call: Omit<DraftCall, 'sequence' | keyof CallLimits>,
+    options: CallOptions | undefined,
+    explain?: (error: unknown) => unknown,
   ): CollectiveWork {
-    checkOnePlace(op, call);
-    return this.lane.run(op, { sequence: 0, ...call, ...this.limits(op, options) }, elements);
-  }
-
-  #barrierCall(op: string, options: CallOptions | undefined): DraftCall {
-    return {
-      kind: 'barrier',
-      sequence: 0,
-      dtype: 'u8',
-      root: -1,
-      inputs: NO_ARRAYS,
-      outputs: NO_ARRAYS,
-      timeoutMs: this.#timeout(op, options),
-      signal: options?.signal,
-    };
+    call.timeoutMs = this.#timeout(op, options);
+    call.signal = options?.signal;
+    return this.lane.run(op, call, elements, explain);
   }
 
   /** The list that the root must give, and no other rank may. */
@@ -331,40 +303,14 @@ export abstract class Collectives extends Resource {
     throw invalid(what, { where: op, expected: `absent but on the root, rank ${root}`, found: list });
   }
 
-  #gatherToAll(
-    op: string,
-    dtype: DType,
-    source: Data,
-    outputs: readonly Data[],
-    options: CallOptions | undefined,
-  ): CollectiveWork {
-    const inputs = [source];
-    checkApart(op, { what: 'input', arrays: inputs }, { what: 'outputs', arrays: outputs });
-    return this.#run(op, options, source.length, { kind: 'all-gather', dtype, root: -1, inputs, outputs });
-  }
-
-  #reduceParts(
-    op: string,
-    dtype: DType,
-    target: Data,
-    inputs: readonly Data[],
-    options: ReduceOptions | undefined,
-  ): CollectiveWork {
-    const reduceOp = checkReduceOp(options?.op, dtype, op);
-    const outputs = [target];
-    checkApart(op, { what: 'output', arrays: outputs }, { what: 'inputs', arrays: inputs });
-    const call = { kind: 'reduce-scatter', dtype, reduceOp, root: -1, inputs, outputs } as const;
-    return this.#run(op, options, target.length, call);
-  }
-
   #exchange(
     op: string,
     dtype: DType,
     inputs: readonly Data[],
     outputs: readonly Data[],
+    elements: number,
     options: CallOptions | undefined,
   ): CollectiveWork {
-    checkApart(op, { what: 'inputs', arrays: inputs }, { what: 'outputs', arrays: outputs });
     const own = inputs[this.rank]!.length;
     if (outputs[this.rank]!.length !== own) {
       const found = outputs[this.rank]!.length;
@@ -374,7 +320,6 @@ export abstract class Collectives extends Resource {
         found,
       });
     }
-    const elements = inputs.reduce((sum, input) => sum + input.length, 0);
-    return this.#run(op, options, elements, { kind: 'all-to-all', dtype, root: -1, inputs, outputs });
+    return this.#run(op, draft('all-to-all', dtype, NO_ROOT, inputs, outputs), elements, options);
   }
 }

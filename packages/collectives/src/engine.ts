@@ -75,7 +75,7 @@ export interface EngineCall {
   readonly sequence: number;
   /** Of all arrays; `u8` for a barrier. */
   readonly dtype: DType;
-  readonly reduceOp?: ReduceOp;
+  readonly reduceOp?: ReduceOp | undefined;
   /** -1 where there is none. */
   readonly root: number;
   readonly inputs: readonly Elements[];
@@ -129,7 +129,7 @@ export interface GroupView {
   readonly active: readonly number[];
 }
 
-/** What this rank has written for calls of a kind, in all: the cost that tests compare with the formulas. */
+/** What this rank has written for calls of a kind, in all: the cost that tests compare with the formulas. In two levels what goes through the transport. */
 export interface OpTrace {
   readonly calls: number;
   /** Bytes of payload that this rank wrote for others to read, or into others' memory. */

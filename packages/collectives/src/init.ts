@@ -48,6 +48,14 @@ function checkFixed(options: InitOptions): void {
   }
 }
 
+function checkHosts({ hosts, backend }: InitOptions): void {
+  if (hosts === undefined || !isTransport(backend)) return;
+  if (!Array.isArray(hosts) || hosts.length !== backend.worldSize) {
+    throw invalid('hosts', { where: WHERE, expected: `a list of ${backend.worldSize} numbers`, found: hosts });
+  }
+  for (const [rank, host] of hosts.entries()) checkInteger(host, `hosts[${rank}]`, WHERE, 0);
+}
+
 const LOOK_MS = 10;
 
 /** How many groups of the name each of `ranks` has opened: what most say, 0 if none has. */
@@ -101,7 +109,8 @@ async function lifeOf(
  * is awaited by what needs it. Throws `EP_INVALID_ARGUMENT`, or `EP_RENDEZVOUS` naming ranks that did not come to `initMethod` or exist twice.
  */
 export async function initProcessGroup(options: InitOptions = {}): Promise<ProcessGroup> {
-  const factory = engineFactory(options.backend ?? 'shm', options.device);
+  checkHosts(options);
+  const factory = engineFactory(options.backend ?? 'shm', options.device, options.hosts);
   const timeoutMs =
     options.timeoutMs === undefined ? defaultTimeoutMs(options.env) : checkTimeout(options.timeoutMs, WHERE);
   const { name = 'world', ranksOnHost, signal } = options;

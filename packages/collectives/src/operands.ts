@@ -29,16 +29,21 @@ const PLAIN: Readonly<Record<string, DType>> = {
 const checked = new WeakMap<Tensor, Elements>();
 
 /**
- * The last array whose buffer has a fixed length, as it then always will: asking a typed array for its buffer takes 50 ns. Not of a large buffer, because it
- * is kept from the garbage collector.
+ * The last two arrays whose buffers have a fixed length, as they then always will: asking a typed array for its buffer takes 50 ns, and calls have up to two. Not of
+ * large buffers, because they are kept from the garbage collector; but of those that small allocations of group memory share.
  */
 let lastFixed: Elements | undefined;
-const KEPT_BYTES = 2 ** 20;
+let fixedBefore: Elements | undefined;
+const KEPT_BYTES = 2 ** 22;
+
+/** Whether checks may remember an array, and so keep it from the garbage collector. */
+export const isKept = (elements: Data): boolean =>
+  !(elements instanceof DeviceElements) && elements.buffer.byteLength <= KEPT_BYTES;
 
 /** HAZARD: shrinking a buffer unmaps pages under the peer or thread that reads them. */
 function checkLiving(elements: Elements, where: string): void {
   if (elements.length === 0) checkAttached(elements, where);
-  if (elements === lastFixed) return;
+  if (elements === lastFixed || elements === fixedBefore) return;
   if ((elements.buffer as { readonly resizable?: boolean }).resizable === true) {
     throw new EpError(
       'EP_DETACHED',
@@ -46,7 +51,9 @@ function checkLiving(elements: Elements, where: string): void {
       { context: { where } },
     );
   }
-  if (elements.buffer.byteLength <= KEPT_BYTES) lastFixed = elements;
+  if (!isKept(elements)) return;
+  fixedBefore = lastFixed;
+  lastFixed = elements;
 }
 
 function elementsOfTensor(source: Tensor, what: string, where: string): Elements {

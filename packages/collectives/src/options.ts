@@ -112,6 +112,11 @@ export interface InitOptions extends AbortOptions {
    * come are taken out of the group, as if they had died. `poison` unless given.
    */
   readonly onTimeout?: 'poison' | 'evict';
+  /**
+   * Over a transport: for each of its ranks a number that the ranks of its host have, and no other, the same on all; as the transport knows it unless given. Ranks of one host
+   * have to be able to share memory. Large calls then go through that first (docs/fabric.md), and reductions are folded by host.
+   */
+  readonly hosts?: readonly number[];
   /** Of all groups of this host together, where they are more than this group's: engines spin less when cores are fewer than ranks. */
   readonly ranksOnHost?: number;
   readonly env?: Environment;

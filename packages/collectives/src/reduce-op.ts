@@ -2,7 +2,8 @@
 import type { DType } from '@ep/core';
 
 /**
- * What `allReduce`, `reduce` and `reduceScatter` do with the elements of the contributors, always folded in ascending rank order.
+ * What `allReduce`, `reduce` and `reduceScatter` do with the elements of the contributors, always folded in ascending rank order; in a group of several hosts those of each
+ * host first, then what the hosts have come to, but for sums and products of f16 and bf16.
  *
  * | op | dtypes | arithmetic |
  * |----|--------|------------|

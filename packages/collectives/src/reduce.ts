@@ -52,6 +52,7 @@ function foldArithmetic(
   target: Floats,
   sources: readonly Floats[],
   round: (value: number) => number,
+  ranks: number,
 ): void {
   const bits = new NaNBits(target);
   const name = reduceOpName(op);
@@ -66,7 +67,7 @@ function foldArithmetic(
       const next = sources[s]![i]!;
       folded = round(product ? folded * next : folded + (scaled ? round(next * factor) : next));
     }
-    if (name === 'avg') folded = round(folded / count);
+    if (name === 'avg') folded = round(folded / ranks);
     if (Number.isNaN(folded)) bits.setCanonical(i);
     else target[i] = folded;
   }
@@ -83,19 +84,26 @@ function foldExtreme(pick: (a: number, b: number) => number, target: Floats, sou
   }
 }
 
-function reduceFloats(op: ReduceOp, target: Floats, sources: readonly Floats[]): void {
+function reduceFloats(op: ReduceOp, target: Floats, sources: readonly Floats[], ranks: number): void {
   const name = reduceOpName(op);
   if (name === 'min') foldExtreme(Math.min, target, sources);
   else if (name === 'max') foldExtreme(Math.max, target, sources);
-  else foldArithmetic(op, target, sources, target instanceof Float64Array ? (value) => value : Math.fround);
+  else foldArithmetic(op, target, sources, target instanceof Float64Array ? (value) => value : Math.fround, ranks);
 }
 
-function reduceHalves(dtype: 'f16' | 'bf16', op: ReduceOp, target: Uint16Array, sources: readonly Uint16Array[]): void {
+function reduceHalves(
+  dtype: 'f16' | 'bf16',
+  op: ReduceOp,
+  target: Uint16Array,
+  sources: readonly Uint16Array[],
+  ranks: number,
+): void {
   const folded = new Float32Array(target.length);
   reduceFloats(
     op,
     folded,
     sources.map((source) => decode(dtype, source)),
+    ranks,
   );
   target.set(encode(dtype, folded));
 }
@@ -144,26 +152,34 @@ function reduceBig(name: ReduceOpName, target: BigIntegers, sources: readonly Bi
 
 /**
  * `target[i]` = fold of `sources[0][i]`, `sources[1][i]`, …, in this order; at least one source, all as long as `target`, which may be one of them but
- * overlaps none otherwise. Throws `EP_INVALID_ARGUMENT` if `op` does not take `dtype`.
+ * overlaps none otherwise. `ranks` is what `avg` divides by: as many as sources, unless these are sums of several ranks each. Throws `EP_INVALID_ARGUMENT` if `op`
+ * does not take `dtype`.
  */
 export function reduceInto<D extends DType>(
   dtype: D,
   op: ReduceOp,
   target: Storage[D],
   sources: readonly Storage[D][],
+  ranks?: number,
 ): void;
-export function reduceInto(dtype: DType, op: ReduceOp, target: Elements, sources: readonly Elements[]): void {
+export function reduceInto(
+  dtype: DType,
+  op: ReduceOp,
+  target: Elements,
+  sources: readonly Elements[],
+  ranks: number = sources.length,
+): void {
   const name = reduceOpName(op);
   const why = refusal(name, dtype);
   if (why !== undefined) throw new EpError('EP_INVALID_ARGUMENT', `reduce: ${why}`);
   switch (dtype) {
     case 'f64':
     case 'f32':
-      reduceFloats(op, target as Floats, sources as readonly Floats[]);
+      reduceFloats(op, target as Floats, sources as readonly Floats[], ranks);
       break;
     case 'f16':
     case 'bf16':
-      reduceHalves(dtype, op, target as Uint16Array, sources as readonly Uint16Array[]);
+      reduceHalves(dtype, op, target as Uint16Array, sources as readonly Uint16Array[], ranks);
       break;
     case 'i64':
     case 'u64':

@@ -6,9 +6,12 @@
  * transport bytes of its own: data would then arrive in another place than the reader looks. Who can live with that asks for `memory:
  * 'split'`: every transport allocates, what a peer sends lands in `memory.part(peer)`, and the members that mean one place (`view`, `local`,
  * `signals`, `read`, `write`) throw `EP_UNSUPPORTED`. Split memory needs a policy that both ends of every pair answer alike.
+ *
+ * Kernels take one handle. Where the first transport maps its peers' memory ('load-store') and one other reaches the rest, that other's handle is for both (`AllocateOptions.near`);
+ * the policy is then answered alike by both ends of every pair, too.
  */
 import { ComposedAdoption, ComposedMemory } from './composed-memory.js';
-import { checkObject, EpError, invalid } from './errors.js';
+import { checkObject, EpError, invalid, isEpError } from './errors.js';
 import { formatRanks } from './ranks.js';
 import { type AbortOptions, CloseScope, Resource } from './scope.js';
 import type {
@@ -22,6 +25,7 @@ import type {
   Region,
   RemoteRegion,
   Request,
+  Route,
   SignalUpdate,
   SymmetricMemory,
   Transport,
@@ -37,12 +41,6 @@ export type RoutePolicy<C extends Need> = (peer: Rank, transports: readonly Tran
 export type CommonNeeds<T extends readonly Transport<never>[]> =
   T[number] extends Transport<infer C extends Need> ? C : never;
 
-export interface Route {
-  readonly peer: Rank;
-  /** Name of the transport. */
-  readonly via: string;
-}
-
 /** One transport's share of a composed transport, as a kernel needs it. */
 export interface DeviceRoute<in C extends Need> {
   readonly via: string;
@@ -52,7 +50,6 @@ export interface DeviceRoute<in C extends Need> {
 
 export interface ComposedTransport<in C extends Need> extends Transport<C> {
   readonly allocate: (options: AllocateOptions) => Promise<ComposedMemory>;
-  /** One row for each peer. */
   readonly routes: () => readonly Route[];
   /** One handle for each transport that reaches anybody: for kernels that take several. `device` serves those that take one. */
   readonly devices: (memory: SymmetricMemory) => readonly DeviceRoute<C>[];
@@ -71,13 +68,17 @@ export function formatRoutes(routes: readonly Route[]): string {
     .join('\n');
 }
 
+const ALL_NEEDS: ReadonlySet<string> = new Set<Need>([
+  ...(['bundled', 'prior', 'inc', 'add', 'set', 'get', 'atomics', 'load-store'] as const),
+]);
+
 function intersect<T>(sets: readonly ReadonlySet<T>[]): ReadonlySet<T> {
   const [first = new Set<T>(), ...others] = sets;
   return new Set([...first].filter((item) => others.every((other) => other.has(item))));
 }
 
-/** What all of them can do. */
-function commonCapabilities(all: readonly Capabilities[]): Capabilities {
+/** What all of them can do: what a composed transport offers. */
+export function commonCapabilities(all: readonly Capabilities[]): Capabilities {
   return {
     needs: intersect(all.map(({ needs }) => needs)),
     initiators: intersect(all.map(({ initiators }) => initiators)),
@@ -86,36 +87,45 @@ function commonCapabilities(all: readonly Capabilities[]): Capabilities {
   };
 }
 
-/** Says regions and memories of the composed transport in the words of the member that reaches the peer. */
+/**
+ * Says regions and memories of the composed transport in the words of the member that reaches the peer. What not all members offer is refused, also where this one does: who
+ * could use it with some peers would fail with others. A batch with such a request is refused as a whole.
+ */
 class ComposedEndpoint<C extends Need> extends Resource implements Endpoint<C> {
   readonly peer: Rank;
   readonly #inner: Endpoint<C>;
   readonly #member: number;
+  readonly #needs: ReadonlySet<Need>;
 
-  constructor(inner: Endpoint<C>, member: number) {
+  constructor(inner: Endpoint<C>, member: number, needs: ReadonlySet<Need>) {
     super(`endpoint to rank ${inner.peer}`);
     this.peer = inner.peer;
     this.#inner = inner;
     this.#member = member;
+    this.#needs = needs;
   }
 
   readonly put = (from: Region, to: RemoteRegion, options?: { readonly signal?: SignalUpdate<C> }): Work => {
     this.checkOpen('put');
+    this.#checkOffered(options?.signal);
     return this.#inner.put(this.#local(from), this.#remote(to, 'put'), options);
   };
 
   readonly putValue = (to: RemoteRegion, value: bigint, options?: { readonly signal?: SignalUpdate<C> }): Work => {
     this.checkOpen('putValue');
+    this.#checkOffered(options?.signal);
     return this.#inner.putValue(this.#remote(to, 'putValue'), value, options);
   };
 
   readonly signal = (memory: SymmetricMemory, update: SignalUpdate<C>): Work => {
     this.checkOpen('signal');
+    this.#checkOffered(update);
     return this.#inner.signal(this.#memory(memory), update);
   };
 
   readonly get = (from: RemoteRegion, to: Region): Work => {
     this.checkOpen('get');
+    this.#checkNeed('get');
     return this.#inner.get(this.#remote(from, 'get'), this.#local(to));
   };
 
@@ -128,6 +138,23 @@ class ComposedEndpoint<C extends Need> extends Resource implements Endpoint<C> {
 
   protected override release(): Promise<void> {
     return this.#inner.close();
+  }
+
+  #checkOffered(update: SignalUpdate<C> | undefined): void {
+    if (update === undefined || update === null) return;
+    const { op, order = 'bundled' }: SignalUpdate<Need> = update;
+    this.#checkNeed(op);
+    this.#checkNeed(order);
+  }
+
+  /** What is no need at all is the member's to refuse. */
+  #checkNeed(need: Need): void {
+    if (this.#needs.has(need) || !ALL_NEEDS.has(need)) return;
+    throw new EpError(
+      'EP_UNSUPPORTED',
+      `endpoint to rank ${this.peer}: not all of the composed transports offer '${need}': use what the capabilities name, or compose others`,
+      { context: { need, peer: this.peer } },
+    );
   }
 
   #memory(memory: SymmetricMemory): SymmetricMemory {
@@ -153,6 +180,7 @@ class ComposedEndpoint<C extends Need> extends Resource implements Endpoint<C> {
   }
 
   #request(request: Request<C>): Request<C> {
+    this.#checkOffered(request.signal);
     switch (request.kind) {
       case 'put':
         return { ...request, from: this.#local(request.from), to: this.#remote(request.to, 'submit') };
@@ -201,12 +229,11 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
       await using undo = new CloseScope();
       const parts: SymmetricMemory[] = [];
       for (const member of this.#members) {
-        const part = undo.add(
-          await member.allocate(this.#split ? options : this.#allocateOver(options, parts[0], member)),
-        );
+        const part = undo.add(await this.#allocatePart(options, parts[0], member));
         parts.push(part);
       }
-      const memory = new ComposedMemory(parts, this.#routes, this.#split, this.failed);
+      const failed = this.#members.map((member) => member.failed);
+      const memory = new ComposedMemory(parts, this.#routes, this.#split, failed);
       for (const part of parts) undo.remove(part);
       return this.children.add(memory);
     });
@@ -228,7 +255,7 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
         throw invalid('peer', { where: this.name, expected: `a rank from 0 to ${this.worldSize - 1}`, found: peer });
       }
       const inner = await this.#members[member]!.connect(peer, options);
-      return this.children.add(new ComposedEndpoint<C>(inner, member));
+      return this.children.add(new ComposedEndpoint<C>(inner, member, this.capabilities.needs));
     });
 
   readonly devices = (memory: SymmetricMemory): readonly DeviceRoute<C>[] => {
@@ -242,7 +269,16 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
   };
 
   readonly device = (memory: SymmetricMemory): DeviceHandle<C> => {
+    this.checkOpen('device');
     const used = new Set(this.#routes);
+    const far = [...used].filter((member) => member !== 0);
+    if (used.size > 1 && !(memory instanceof ComposedMemory)) {
+      throw new EpError('EP_INVALID_ARGUMENT', 'device: the memory belongs to another transport');
+    }
+    // Also where all peers are reached by it: others store to this rank, and it to itself.
+    if (far.length === 1 && this.#mapsNear && !this.#split && memory instanceof ComposedMemory) {
+      return this.#members[far[0]!]!.device(memory.member(far[0]!));
+    }
     if (used.size > 1) {
       throw new EpError(
         'EP_UNSUPPORTED',
@@ -260,13 +296,25 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
     await scope.close();
   }
 
-  #allocateOver(options: AllocateOptions, first: SymmetricMemory | undefined, member: Transport<C>): AllocateOptions {
-    if (first === undefined) return options;
-    if (first.addresses !== undefined) return { ...options, over: first.addresses };
-    throw new EpError(
-      'EP_UNSUPPORTED',
-      `${this.name}: allocate: memory of ${this.#members[0]!.name} has no addresses that ${member.name} could register: put another transport first, or compose with memory 'split'`,
-    );
+  /** Kernels reach the first transport's peers by plain stores, so another's handle can be for them as well. */
+  get #mapsNear(): boolean {
+    return this.#members[0]!.capabilities.needs.has('load-store');
+  }
+
+  async #allocatePart(
+    options: AllocateOptions,
+    first: SymmetricMemory | undefined,
+    member: Transport<C>,
+  ): Promise<SymmetricMemory> {
+    if (first === undefined || this.#split) return member.allocate(options);
+    const near = this.#routes.flatMap((routed, peer) => (routed === 0 ? [peer as Rank] : []));
+    try {
+      return await member.allocate({ ...options, over: first, ...(this.#mapsNear ? { near } : {}) });
+    } catch (error) {
+      if (!isEpError(error) || error.code !== 'EP_UNSUPPORTED') throw error;
+      const advice = `put another transport first, or compose with memory 'split'`;
+      throw new EpError('EP_UNSUPPORTED', `${this.name}: ${error.message}: ${advice}`, { cause: error });
+    }
   }
 }
 

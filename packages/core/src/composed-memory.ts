@@ -1,6 +1,6 @@
 /** The memories of a composed transport: one memory for its users, one part of each member underneath. */
 import type { DType, Storage } from './dtype.js';
-import { checkInteger, EpError } from './errors.js';
+import { checkInteger, EpError, isEpError } from './errors.js';
 import { CloseScope, Resource } from './scope.js';
 import type {
   AdoptedMemory,
@@ -13,7 +13,7 @@ import type {
   SymmetricMemory,
   WaitOptions,
 } from './transport.js';
-import { linkSignals } from './waiting.js';
+import { linkSignals, onAbortOf } from './waiting.js';
 
 async function closeAll(parts: readonly AsyncDisposable[]): Promise<void> {
   const scope = new CloseScope();
@@ -21,17 +21,44 @@ async function closeAll(parts: readonly AsyncDisposable[]): Promise<void> {
   await scope.close();
 }
 
+/** Whether a transport's failure says nothing about these peers: it lost others. */
+const isOfOthers = (reason: unknown, peers: readonly Rank[] | undefined): boolean =>
+  peers !== undefined &&
+  isEpError(reason) &&
+  reason.code === 'EP_PEER_LOST' &&
+  Array.isArray(reason.context.lost) &&
+  !reason.context.lost.some((rank) => peers.includes(rank));
+
+/** Fires, with its reason, when one of `failed` does that concerns `peers`, all ranks unless given. */
+function failureOf(peers: readonly Rank[] | undefined, failed: readonly AbortSignal[]) {
+  const controller = new AbortController();
+  const hear = (signal: AbortSignal): void => {
+    if (!isOfOthers(signal.reason, peers)) controller.abort(signal.reason);
+  };
+  const onAbort = (event: Event): void => hear(event.target as AbortSignal);
+  for (const signal of failed) {
+    if (signal.aborted) hear(signal);
+    else onAbortOf(signal, onAbort);
+  }
+  const unlink = (): void => {
+    for (const signal of failed) signal.removeEventListener('abort', onAbort);
+  };
+  return { signal: controller.signal, unlink };
+}
+
 /** The pad of the first member; a wait on it also ends when another member fails, whose signals would never come. */
-function sharedPad(pad: SignalPad, failed: AbortSignal): SignalPad {
+function sharedPad(pad: SignalPad, failed: readonly AbortSignal[]): SignalPad {
   return {
     slots: pad.slots,
     peek: (slot) => pad.peek(slot),
     async until(slot, test, options: WaitOptions = {}) {
-      const { signal, unlink } = linkSignals(options.signal, failed);
+      const failure = failureOf(options.peers ?? undefined, failed);
+      const { signal, unlink } = linkSignals(options.signal, failure.signal);
       try {
         return await pad.until(slot, test, { ...options, signal });
       } finally {
         unlink();
+        failure.unlink();
       }
     },
   };
@@ -58,7 +85,12 @@ export class ComposedMemory extends Resource implements SymmetricMemory {
   readonly #routed = new WeakMap<RemoteRegion, RemoteRegion>();
 
   /** Made by `allocate` of a composed transport. */
-  constructor(parts: readonly SymmetricMemory[], routes: readonly number[], split: boolean, failed: AbortSignal) {
+  constructor(
+    parts: readonly SymmetricMemory[],
+    routes: readonly number[],
+    split: boolean,
+    failed: readonly AbortSignal[],
+  ) {
     super('composed memory');
     const first = parts[0]!;
     this.byteLength = first.byteLength;

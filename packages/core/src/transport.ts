@@ -92,11 +92,22 @@ export interface AllocateOptions extends AbortOptions {
   /** How long to wait for the other ranks. */
   readonly timeoutMs?: number;
   /**
-   * Registers these bytes and signal words, which another transport allocated, as this rank's part instead of making new ones: so several
-   * transports reach one memory (`compose`). Rejects with `EP_UNSUPPORTED` where the transport cannot. HAZARD: what this transport writes to the
-   * signal words must wake who waits on them through the transport that allocated them.
+   * Registers the bytes and signal words of a memory that another transport of this rank allocated, with the same sizes, instead of making new ones: so several transports
+   * reach one memory (`compose`). What peers send by this transport wakes who waits on either memory. Rejects with `EP_UNSUPPORTED` where the transport cannot.
    */
-  readonly over?: PartAddresses;
+  readonly over?: SymmetricMemory;
+  /**
+   * With `over`: the ranks that kernels store to, because that memory maps them; this transport's device handle reaches them so, this rank too, and all others as it does
+   * otherwise. Both ranks of a pair say the same: `EP_MISMATCH` on all ranks where they do not.
+   */
+  readonly near?: readonly Rank[];
+}
+
+/** How one rank reaches another. */
+export interface Route {
+  readonly peer: Rank;
+  /** Name of the transport. */
+  readonly via: string;
 }
 
 /** What a rank tells the others in `Transport.renew`. */
@@ -123,6 +134,8 @@ export interface Transport<in C extends Need> extends Closeable {
   readonly rank: Rank;
   readonly worldSize: number;
   readonly capabilities: Capabilities;
+  /** For each rank the lowest one of those with which it shares a host's memory. Absent where they all do, or nobody knows. */
+  readonly hosts?: readonly Rank[];
   /** Fires when device-initiated operations can no longer succeed: they have no call that could reject. */
   readonly failed: AbortSignal;
   /** Collective: every rank calls it in the same order with the same sizes; a mismatch names the ranks that differ. */
@@ -135,6 +148,8 @@ export interface Transport<in C extends Need> extends Closeable {
    */
   readonly renew?: (options: RenewOptions) => Promise<SymmetricMemory>;
   readonly connect: (peer: Rank, options?: AbortOptions) => Promise<Endpoint<C>>;
+  /** One row for each rank; absent where all are reached alike. */
+  readonly routes?: () => readonly Route[];
   /** What a kernel needs to use this transport with a memory of it. */
   readonly device: (memory: SymmetricMemory) => DeviceHandle<C>;
 }
@@ -164,7 +179,7 @@ export interface SymmetricMemory extends Closeable {
   readonly byteLength: number;
   readonly space: 'host' | 'device';
   readonly signals: SignalPad;
-  /** For `AllocateOptions.over`; absent where the memory has no addresses in this process. */
+  /** For `adopt` of other transports; absent where the memory has no addresses in this process. */
   readonly addresses?: PartAddresses;
   /** This rank's bytes as a region for `put` and `get`. Bounds-checked. */
   local(byteOffset: number, byteLength: number): Region;

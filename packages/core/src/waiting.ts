@@ -49,7 +49,7 @@ function listenerLimit(signal: AbortSignal): number {
  * Many operations wait on one signal at once, and each takes its listener away when it ends: Node's warning of a leak from the 11th on would be
  * false. A limit that somebody set stays.
  */
-function onAbortOf(signal: AbortSignal, listener: (event: Event) => void): void {
+export function onAbortOf(signal: AbortSignal, listener: (event: Event) => void): void {
   if (listenerLimit(signal) === defaultMaxListeners) setMaxListeners(Number.POSITIVE_INFINITY, signal);
   signal.addEventListener('abort', listener);
 }

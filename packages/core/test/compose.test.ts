@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { type ComposedMemory, compose, formatRoutes, offers, type Rank } from '../src/index.js';
+import { type ComposedMemory, compose, EpError, formatRoutes, offers, type Rank } from '../src/index.js';
 import { type FakeOptions, fakeTransport, fakeWorld } from './fake-transport.js';
 
 const WORLD = 4;
@@ -82,7 +82,8 @@ describe('compose', () => {
   });
 
   it('translates every operation, batches and adopted memory', async () => {
-    const { ranks } = cluster({ shm: { registers: true } });
+    const needs = ['bundled', 'add', 'get'] as const;
+    const { ranks } = cluster({ shm: { registers: true, needs }, nic: { needs } });
     const memories = await allocate(ranks);
     const [mine, theirs] = [memories[0]!, memories[3]!];
     const endpoint = await ranks[0]!.connect(3);
@@ -132,18 +133,17 @@ describe('compose', () => {
       code: 'EP_UNSUPPORTED',
       message: /nic: cannot register/,
     });
-    const noAddress = cluster({ shm: { addresses: false } });
-    await expect(noAddress.ranks[0]!.allocate(SIZE)).rejects.toMatchObject({
-      code: 'EP_UNSUPPORTED',
-      message: /memory of shm has no addresses that nic could register.*memory 'split'/,
+    await expect(noRegister.ranks[0]!.allocate(SIZE)).rejects.toMatchObject({
+      message: /put another transport first, or compose with memory 'split'/,
     });
+    expect(noRegister.shm[0]!.log).toEqual([]);
     await expect(noRegister.ranks[0]!.adopt({ address: 1n, byteLength: 1 })).rejects.toMatchObject({
       code: 'EP_UNSUPPORTED',
     });
   });
 
   it('splits when asked: what a peer sends lands in its part, and nothing pretends to be whole', async () => {
-    const { ranks } = cluster({ memory: 'split', shm: { addresses: false }, nic: { registers: false } });
+    const { ranks } = cluster({ memory: 'split', shm: {}, nic: { registers: false } });
     const memories = await allocate(ranks);
     const receiver = memories[0]!;
     for (const rank of [1, 2]) {
@@ -178,9 +178,17 @@ describe('compose', () => {
     const [memory] = await allocate(ranks);
     expect(ranks[0]!.devices(memory!).map(({ via, peers, handle }) => [via, peers, handle.kind])).toEqual([
       ['shm', [0, 1], 'shm'],
-      ['nic', [2, 3], 'nic'],
+      ['nic', [2, 3], 'nic over 0,1'],
     ]);
-    expect(() => ranks[0]!.device(memory!)).toThrow(expect.objectContaining({ code: 'EP_UNSUPPORTED' }));
+    // The handle of the one that knows whom the other's memory maps.
+    expect(ranks[0]!.device(memory!).kind).toBe('nic over 0,1');
+    expect(() => ranks[0]!.device({} as never)).toThrow(expect.objectContaining({ code: 'EP_INVALID_ARGUMENT' }));
+    const unmapped = cluster({ shm: { needs: ['bundled', 'add'] } });
+    const [apart] = await allocate(unmapped.ranks);
+    expect(() => unmapped.ranks[0]!.device(apart!)).toThrow(expect.objectContaining({ code: 'EP_UNSUPPORTED' }));
+    const split = cluster({ memory: 'split' });
+    const [pieces] = await allocate(split.ranks);
+    expect(() => split.ranks[0]!.device(pieces!)).toThrow(expect.objectContaining({ code: 'EP_UNSUPPORTED' }));
     const single = compose([shm[0]!, nic[0]!], () => nic[0]!);
     expect(single.device(await nic[0]!.allocate(SIZE)).kind).toBe('nic');
   });
@@ -194,6 +202,37 @@ describe('compose', () => {
     await expect(wait).rejects.toBe(reason);
     expect(ranks[0]!.failed.reason).toBe(reason);
     expect(ranks[1]!.failed.aborted).toBe(false);
+  });
+
+  it('goes on waiting for peers of whom a failure says nothing', async () => {
+    const { ranks, nic } = cluster();
+    const memories = await allocate(ranks);
+    const test = { cmp: 'ge', value: 1n } as const;
+    const others = memories[0]!.signals.until(0, test, { peers: [0, 1] });
+    const named = memories[0]!.signals.until(0, test, { peers: [1, 2] });
+    const reason = new EpError('EP_PEER_LOST', 'rank 2 died', { context: { lost: [2] } });
+    nic[0]!.breakdown.abort(reason);
+    await expect(named).rejects.toBe(reason);
+    await expect(memories[0]!.signals.until(0, test)).rejects.toBe(reason);
+    const controller = new AbortController();
+    const later = memories[0]!.signals.until(0, test, { peers: [3], signal: controller.signal });
+    controller.abort('enough');
+    await expect(later).rejects.toBe('enough');
+    const state = await Promise.race([others, new Promise((resolve) => setImmediate(() => resolve('waiting')))]);
+    expect(state).toBe('waiting');
+  });
+
+  it('refuses what not all members offer, also where the one that is used does', async () => {
+    const { ranks } = cluster({ nic: { needs: ['bundled', 'add'] } });
+    const [memory] = await allocate(ranks);
+    const endpoint = await ranks[0]!.connect(1);
+    const refused = expect.objectContaining({ code: 'EP_UNSUPPORTED', message: expect.stringMatching(/'prior'/) });
+    const update = { slot: 0, op: 'add', value: 1n, order: 'prior' } as never;
+    expect(() => endpoint.signal(memory!, update)).toThrow(refused);
+    expect(() => endpoint.put(memory!.local(0, 1), memory!.remote(1, 0, 1), { signal: update })).toThrow(refused);
+    expect(() => endpoint.submit([{ kind: 'signal', memory: memory!, signal: update }])).toThrow(refused);
+    expect(() => endpoint.get(memory!.remote(1, 0, 1), memory!.local(0, 1))).toThrow(/'get'/);
+    expect(memory!.signals.peek(0)).toBe(0n);
   });
 
   it('closes memories and endpoints, then the transports, newest first', async () => {

@@ -40,8 +40,7 @@ export interface FakeOptions {
   readonly name: string;
   readonly needs: readonly Need[];
   readonly maxMessageBytes?: number;
-  /** Whether memory has addresses, and whether those of others can be registered. */
-  readonly addresses?: boolean;
+  /** Whether memory of others can be registered. */
   readonly registers?: boolean;
 }
 
@@ -51,12 +50,20 @@ class FakeMemory extends Resource implements SymmetricMemory {
   readonly signals;
   readonly addresses?: PartAddresses;
   readonly parts: readonly Part[];
+  /** Of `allocate`. */
+  readonly near: readonly Rank[] | undefined;
   readonly #mine: Part;
 
-  constructor(parts: readonly Part[], rank: Rank, addresses: PartAddresses | undefined) {
+  constructor(
+    parts: readonly Part[],
+    rank: Rank,
+    addresses: PartAddresses | undefined,
+    near: readonly Rank[] | undefined,
+  ) {
     super('fake memory');
     const mine = parts[rank]!;
     this.#mine = mine;
+    this.near = near;
     this.parts = parts;
     this.byteLength = mine.bytes.byteLength;
     if (addresses) this.addresses = addresses;
@@ -65,6 +72,7 @@ class FakeMemory extends Resource implements SymmetricMemory {
       peek: (slot: number) => mine.slots[slot]!,
       until: (_slot: number, _test: unknown, options: { signal?: AbortSignal } = {}) =>
         new Promise<bigint>((_resolve, reject) => {
+          options.signal?.throwIfAborted();
           options.signal?.addEventListener('abort', () => reject(options.signal?.reason));
         }),
     };
@@ -151,23 +159,17 @@ class FakeTransport<C extends Need> extends Resource implements Transport<C> {
     };
   }
 
-  readonly allocate = async ({ byteLength, signalSlots, over }: AllocateOptions): Promise<SymmetricMemory> => {
+  readonly allocate = async ({ byteLength, signalSlots, over, near }: AllocateOptions): Promise<SymmetricMemory> => {
     this.checkOpen('allocate');
     if (over && !this.#options.registers)
       throw new EpError('EP_UNSUPPORTED', `${this.name}: cannot register memory of others`);
-    const address = over?.bytes ?? nextAddress++;
+    const address = over?.addresses?.bytes ?? nextAddress++;
     const part = mapped.get(address) ?? { bytes: new Uint8Array(byteLength), slots: new BigUint64Array(signalSlots) };
     mapped.set(address, part);
     const parts = this.#world.allocations[this.#allocated] ?? [];
     this.#world.allocations[this.#allocated++] = parts;
     parts[this.rank] = part;
-    return this.children.add(
-      new FakeMemory(
-        parts,
-        this.rank,
-        this.#options.addresses === false ? undefined : { bytes: address, signals: address },
-      ),
-    );
+    return this.children.add(new FakeMemory(parts, this.rank, { bytes: address, signals: address }, near));
   };
 
   readonly adopt = async ({ address, byteLength }: { address: bigint; byteLength: number }): Promise<AdoptedMemory> => {
@@ -225,7 +227,7 @@ class FakeTransport<C extends Need> extends Resource implements Transport<C> {
   };
 
   readonly device = (memory: SymmetricMemory): DeviceHandle<C> => ({
-    kind: this.name,
+    kind: memory instanceof FakeMemory && memory.near ? `${this.name} over ${memory.near}` : this.name,
     abi: '1',
     bytes: partOf(memory, this.rank).bytes.subarray(0, 0),
   });

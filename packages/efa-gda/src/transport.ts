@@ -23,6 +23,7 @@ import {
   AdoptedRange,
   allocateMemory,
   checkHostAllocation,
+  checkOver,
   type Liveness,
   RankMemory,
   type Reach,
@@ -126,9 +127,10 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
 
   readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
     this.guard('allocate', async () => {
-      const size = checkHostAllocation(options, this);
+      const { rank, worldSize, context, liveness, world, config, nic } = this.#init;
+      const size = checkHostAllocation(options, this, {});
+      const over = checkOver(options, size, { name: this.name, rank, worldSize, context });
       return withClosing(options, this.closing, async (limits) => {
-        const { rank, worldSize, context, liveness, world, config, nic } = this.#init;
         checkSignalSlots(nic, size.signalSlots);
         const made: RankMemory = await allocateMemory(
           {
@@ -144,6 +146,7 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
           },
           size,
           limits,
+          over,
         );
         return this.children.add(made);
       });
@@ -174,7 +177,8 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
     if (!(memory instanceof RankMemory) || memory.context !== this.#init.context) {
       throw new EpError('EP_INVALID_ARGUMENT', 'device: the memory belongs to another transport');
     }
-    return { kind: 'memory:efa', abi: native().binding.abi, bytes: memory.nativeMemory('device').deviceHandle() };
+    const kind = memory.isOver ? 'memory:load-store+efa' : 'memory:efa';
+    return { kind, abi: native().binding.abi, bytes: memory.nativeMemory('device').deviceHandle() };
   };
 
   /** Collective: a context of the GIN device API, whose kernels put between this transport's memories. Rejects with `EP_CAPACITY` before anything is made. */

@@ -22,6 +22,7 @@ import {
   AdoptedRange,
   allocateMemory,
   checkHostAllocation,
+  checkOver,
   type Liveness,
   RankMemory,
   type Reach,
@@ -56,6 +57,8 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   readonly port: NativeIbgdaPort;
   readonly #init: IbgdaTransportInit;
   readonly #reach: Reach;
+  /** Why other transports may not signal to the words that this NIC adds to, if they may not. */
+  readonly #refusesOver: string | undefined;
   readonly #endpoints = new Map<Rank, IbgdaEndpoint>();
 
   constructor(init: IbgdaTransportInit) {
@@ -69,6 +72,10 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     this.#init = init;
     // The software NIC pins nothing.
     this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
+    this.#refusesOver =
+      init.backing === 'soft'
+        ? undefined
+        : `additions of ${this.port.device} are not atomic against those of processors, which that one's signals are`;
   }
 
   get failed(): AbortSignal {
@@ -123,9 +130,10 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
 
   readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
     this.guard('allocate', async () => {
-      const size = checkHostAllocation(options, this);
+      const { rank, worldSize, context, liveness, world, config } = this.#init;
+      const size = checkHostAllocation(options, this, { refusesOver: this.#refusesOver });
+      const over = checkOver(options, size, { name: this.name, rank, worldSize, context });
       return withClosing(options, this.closing, async (limits) => {
-        const { rank, worldSize, context, liveness, world, config } = this.#init;
         const made: RankMemory = await allocateMemory(
           {
             rank,
@@ -140,6 +148,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
           },
           size,
           limits,
+          over,
         );
         return this.children.add(made);
       });
@@ -173,7 +182,8 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     if (!(memory instanceof RankMemory) || memory.context !== this.#init.context) {
       throw new EpError('EP_INVALID_ARGUMENT', 'device: the memory belongs to another transport');
     }
-    return { kind: 'memory:ibgda', abi: native().binding.abi, bytes: memory.nativeMemory('device').deviceHandle() };
+    const kind = memory.isOver ? 'memory:load-store+ibgda' : 'memory:ibgda';
+    return { kind, abi: native().binding.abi, bytes: memory.nativeMemory('device').deviceHandle() };
   };
 
   protected override release(): void {

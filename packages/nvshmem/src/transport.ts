@@ -37,6 +37,8 @@ import { splitTeam } from './split.js';
 
 const HANDLE_BYTES = segmentHandleLayout.byteLength;
 
+const MAPS_OWN = 'peers map what it allocates; put it first in compose()';
+
 /** Every rank maps every part. */
 const MAPPED: Reach = {
   pins: false,
@@ -122,7 +124,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
 
   readonly renew = (options: RenewOptions): Promise<RankMemory> =>
     this.guard('renew', async () => {
-      const size = checkHostAllocation(options, this);
+      const size = checkHostAllocation(options, this, { refusesOver: MAPS_OWN });
       return withClosing(options, this.closing, async (limits) => {
         const made: RankMemory = await renewMemory(
           this.#allocator(() => this.children.remove(made)),
@@ -142,7 +144,10 @@ export class ShmTransport extends Resource implements Transport<Need> {
 
   readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
     this.guard('allocate', async () => {
-      const size = checkHostAllocation(options, this, '; backing cuda has device memory');
+      const size = checkHostAllocation(options, this, {
+        instead: '; backing cuda has device memory',
+        refusesOver: MAPS_OWN,
+      });
       return withClosing(options, this.closing, async (limits) => {
         const made: RankMemory = await allocateMemory(
           this.#allocator(() => this.children.remove(made)),

@@ -6,12 +6,21 @@
 
 EP_MACHINE_BEGIN
 
+/* HAZARD: words are added to by processors and by the far endpoint, so additions of both must be atomic against each other. */
 template <class Far> struct mixed_endpoint {
-  const ep_memory_handle& memory; /* EP_MEMORY_LOAD_STORE; own memory and words, which both ways write to */
-  Far far;
-  const uint8_t* near; /* [world_size]: 1 for a peer that is stored to, as it does to this rank */
+  const ep_memory_handle& memory; /* of its peers, those are near that are mapped; this rank is */
+  Far far;                        /* over the same handle */
 
-  EP_HD bool stores_to(int32_t peer) const { return near[peer] != 0; }
+  EP_HD static constexpr uint64_t most_add() {
+    if constexpr (requires { Far::max_add; }) {
+      return Far::max_add;
+    } else {
+      return UINT64_MAX;
+    }
+  }
+  static constexpr uint64_t max_add = most_add();
+
+  EP_HD bool stores_to(int32_t peer) const { return stores().view(peer).data != 0; }
   EP_HD load_store_endpoint stores() const { return load_store_endpoint{memory}; }
   EP_HD const uint64_t* local_signal(uint64_t slot) const { return stores().local_signal(slot); }
 

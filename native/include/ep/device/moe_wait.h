@@ -114,13 +114,13 @@ EP_HD bool moe_own_nic(const ep_kernel_status& why) {
 
 /* Whether a call goes on without a rank. HAZARD: over EFA it must not: queue pairs there are for all peers, so a request that one of them does not answer breaks them for all, and
  * arrivals do not say which call they are of. A failure is fenced by opening the transport anew. */
-EP_HD bool moe_leaves_out(const moe_view& at) { return at.buffer.memory.header.kind != EP_MEMORY_EFA; }
+EP_HD bool moe_leaves_out(const ep_memory_handle& memory) { return memory.header.kind != EP_MEMORY_EFA && memory.header.kind != EP_MEMORY_MIXED_EFA; }
 
 /* A wait or a put for `rank` has ended as `why` says. Late and lost ranks are given up where a call can go on without; anything else ends the call. */
 template <class Ctx> EP_HD void moe_give_up(Ctx& ctx, const moe_view& at, int32_t rank, const ep_kernel_status& why) {
   const bool stopped = why.status == EP_STATUS_ABORTED || why.status == EP_STATUS_CLOSED;
   const bool culprit = why.status == EP_STATUS_TIMEOUT || why.status == EP_STATUS_PEER_LOST || (why.stage == EP_STAGE_NIC && !stopped && !moe_own_nic(why));
-  if (!culprit || !moe_leaves_out(at)) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
+  if (!culprit || !moe_leaves_out(at.buffer.memory)) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
   const bool late = why.status == EP_STATUS_TIMEOUT;
   store_release(ctx, &at.ranks()[rank], static_cast<uint64_t>(late ? EP_STATUS_TIMEOUT : EP_STATUS_PEER_LOST));
 }

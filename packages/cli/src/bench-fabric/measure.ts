@@ -165,7 +165,7 @@ export const fabricBench: Bench = {
       cases,
       notes: [
         `${library}; the two ranks took turns of libfabric alone and of puts and dispatches, whose every byte was compared`,
-        'a raw write is posted and polled for by one thread of a rank; a put is handed to the thread of the transport, a second one of each rank',
+        'a raw write is posted and polled for by one thread of a rank; so is a put, while that thread looks: the transport has another for when it sleeps',
         'Open MPI ran on the loopback interface before',
       ],
       skipped,

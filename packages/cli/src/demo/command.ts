@@ -103,7 +103,7 @@ export function demoCommand(): Command {
     .addOption(
       new Option(
         '--transport <name>',
-        'what carries rows: shared memory, queue pairs of a software NIC, or libfabric on the loopback interface',
+        'what carries rows: shared memory, queue pairs of a software NIC, the one within nodes of two ranks and the other between them (mixed), or libfabric on the loopback interface',
       )
         .choices(demoTransportNames)
         .default('shm' satisfies DemoTransportName),

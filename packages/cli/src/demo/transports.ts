@@ -1,5 +1,5 @@
 /** What the demo can run over. */
-import { EpError, type Member, type Store, type Transport } from '@ep/core';
+import { compose, EpError, type Member, prefixStore, type Store, type Transport } from '@ep/core';
 import { type EfaNeeds, efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
@@ -9,10 +9,27 @@ export type DemoTransport = Transport<EfaNeeds> & { barrier(): Promise<void> };
 
 const limits = { signal: new AbortController().signal };
 
+/** Ranks that the demo takes for those of one node. */
+const NODE_RANKS = 2;
+
+/** Shared memory within a node, queue pairs of a software NIC between nodes: one memory, one call. */
+async function openMixed(member: Member): Promise<DemoTransport> {
+  const of = (name: string): Member => ({ ...member, store: prefixStore(member.store, name) });
+  const shm = await nvshmem.shm.open(of('shm'), limits);
+  const nic = await ibgda.soft.open(of('nic'), limits).catch(async (error: unknown) => {
+    await shm.close();
+    throw error;
+  });
+  const node = (rank: number): number => Math.floor(rank / NODE_RANKS);
+  const transport = compose([shm, nic], (peer) => (node(peer) === node(member.rank) ? shm : nic));
+  return Object.assign(transport, { barrier: () => shm.barrier() });
+}
+
 const openers = {
   shm: (member: Member): Promise<DemoTransport> => nvshmem.shm.open(member, limits),
   ibgda: (member: Member): Promise<DemoTransport> => ibgda.soft.open(member, limits),
   efa: (member: Member): Promise<DemoTransport> => efaGda.soft.open(member, limits),
+  mixed: openMixed,
   // The ranks of the demo are of one machine.
   fabric: (member: Member): Promise<DemoTransport> =>
     nvshmem.fabric.open(member, { ...limits, config: { address: '127.0.0.1' } }),

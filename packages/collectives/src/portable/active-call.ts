@@ -2,7 +2,7 @@
 import { EpError, formatRanks } from '@ep/core';
 import type { EngineCall, EngineEnd } from '../engine.js';
 import { listenToAbort } from './abort.js';
-import type { Plan } from './plan.js';
+import type { DataPlan } from './plan.js';
 import type { CallRecord } from './records.js';
 
 /** A call of the queue, and how its caller hears of its end. */
@@ -12,6 +12,8 @@ export class QueuedCall {
   #outcome: { readonly end: EngineEnd } | { readonly error: unknown } | undefined;
   #resolve: ((end: EngineEnd) => void) | undefined;
   #reject: ((error: unknown) => void) | undefined;
+  /** Whoever may still use the arrays of a call that has failed: its caller hears of the failure afterwards. */
+  heldBy: Pick<DataPlan, 'idle'> | undefined;
 
   constructor(call: EngineCall, onAbort: (queued: QueuedCall) => void) {
     this.call = call;
@@ -33,7 +35,9 @@ export class QueuedCall {
     if (this.settled) return;
     this.#outcome = { error };
     this.#stopListening();
-    this.#reject?.(error);
+    const idle = this.heldBy?.idle?.();
+    if (idle === undefined) this.#reject?.(error);
+    else void idle.then(() => this.#reject?.(error));
   }
 
   /** What `run` returns. */
@@ -53,7 +57,7 @@ export class ActiveCall {
   readonly queued: QueuedCall;
   /** Set once this rank has told the others of its call: the view of that moment. */
   contributors: readonly number[] | undefined;
-  plan: Plan | undefined;
+  plan: DataPlan | undefined;
   /** This rank has told that it has all of its data. */
   finished = false;
   readonly #done = new Set<number>();

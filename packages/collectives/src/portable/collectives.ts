@@ -14,7 +14,7 @@ import { ActiveCall, QueuedCall } from './active-call.js';
 import type { LaneSource } from './channel.js';
 import { readChunk } from './chunks.js';
 import type { Membership } from './membership.js';
-import { Plan } from './plan.js';
+import type { DataPlan, PlanInit } from './plan.js';
 import { type CallRecord, type ControlRecord, type DoneRecord, describeError, type PoisonRecord } from './records.js';
 import { callRecord, findMismatch } from './signature.js';
 import type { Traces } from './traces.js';
@@ -22,10 +22,17 @@ import type { Traces } from './traces.js';
 /** Once calls are known to differ, how long ranks that have not come are waited for, so that the message can name all. */
 const MISMATCH_GRACE_MS = 200;
 
+/** A call whose contributors have met; `onFailed` ends it, and poisons the group. */
+export interface PlannedCall extends Omit<PlanInit, 'order'> {
+  readonly onFailed: (error: unknown) => void;
+}
+
 export interface CollectivesInit {
   readonly rank: number;
   readonly membership: Membership;
   readonly traces: Traces;
+  /** How the data of a call travels. */
+  readonly planOf: (data: PlannedCall) => DataPlan;
   readonly tell: (peer: number, record: ControlRecord) => void;
   readonly send: (peer: number, source: LaneSource) => void;
   /** More of what was given to `send` may be sent to all peers. */
@@ -226,26 +233,25 @@ export class Collectives {
 
   /** Data. */
   #move(active: ActiveCall): void {
-    const { rank, traces, send, kick, drain } = this.#init;
+    const { rank, traces, planOf, send, kick, drain } = this.#init;
     const { call, contributors } = active;
     if (call.root >= 0 && !contributors!.includes(call.root)) {
       // All know, and nobody waits for anybody.
       this.#complete(active);
       return;
     }
-    const plan = new Plan({
+    const plan = planOf({
       call,
       rank,
       contributors: contributors!,
+      send,
       onSent: (byteLength) => traces.wrote(call.kind, byteLength),
       onAdvance: kick,
       onComplete: () => this.#finish(active),
+      onFailed: (error) => this.#giveUp(active.queued, error),
     });
     active.plan = plan;
-    for (const peer of contributors!) {
-      if (peer === rank) continue;
-      for (const stream of plan.outgoing(peer)) if (!stream.finished) send(peer, stream);
-    }
+    active.queued.heldBy = plan;
     plan.begin();
     drain();
     if (plan.pending === 0) this.#finish(active);

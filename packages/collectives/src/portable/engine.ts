@@ -3,7 +3,8 @@
  *
  * What is guaranteed, beside the contract of engine.ts:
  * - Calls. One runs at a time; each begins with an exchange of what is called and ends when every contributor has all of its data, so a call that
- *   completed on one rank has its data on all. Results are folded in ascending rank order from the same chunks everywhere: the same bits on all ranks.
+ *   completed on one rank has its data on all. Results are folded in one order (fold-order.ts) from the same chunks everywhere: the same bits on all ranks.
+ * - Hosts. Where the placement is even and nobody is lost, large calls go in two levels (two-levels.ts). The rest, and who calls what and has its data, goes in one.
  * - Death. Each loss of members is told by exactly one collective call, the same on all survivors: the first that none of them completed, also if it is
  *   made long after. It ends with EP_PEER_LOST; its outputs are undefined. A loss that is found while survivors still agree is part of the same agreement or of
  *   the next. Outputs for members that are gone are left as they are; a call whose root is gone ends with EP_PEER_LOST. A member that closes its engine has left, and
@@ -18,9 +19,11 @@ import { checkInteger, formatRanks, invalid } from '@ep/core';
 import type { GroupEngine } from '../engine.js';
 import { arenaOf } from './arena.js';
 import { PortableEngine } from './group.js';
+import { HostLevel } from './host-level.js';
 import { layOut } from './layout.js';
 import { agreeOnSection, READY, readyKey } from './meeting.js';
 import { type PortableEngineOptions, WHERE } from './options.js';
+import { Placement } from './placement.js';
 
 export type { PortableEngineOptions } from './options.js';
 
@@ -50,7 +53,10 @@ export async function openPortableEngine(options: PortableEngineOptions): Promis
   layOut(arena.sectionBytes, options.ranks.length);
   const key = arena.keyOf(name, options.ranks);
   const section = await agreeOnSection(arena, key, options);
-  const engine = new PortableEngine({ options, arena, section, key });
+  const placement = new Placement(options.hosts ?? options.ranks.map(() => 0), rank);
+  const opened = placement.even ? await options.openHost?.(placement) : undefined;
+  const host = opened && new HostLevel(placement, opened);
+  const engine = new PortableEngine({ options, arena, section, key, placement, host });
   // HAZARD: after the constructor, which reads the words that count from now on; nobody writes to this rank before.
   await store.set(readyKey(key, rank), READY);
   engine.begin();

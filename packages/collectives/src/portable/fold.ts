@@ -1,13 +1,14 @@
-/** Folds the same elements of several ranks, chunk by chunk, in ascending rank order. */
+/** Folds the same elements of several ranks, chunk by chunk, in one order. */
 import { type DType, elementBytes, viewStorage } from '@ep/core';
 import type { Elements } from '../engine.js';
-import { reduceInto } from '../reduce.js';
 import type { ReduceOp } from '../reduce-op.js';
 import { type Chunk, part, type Sink } from './chunks.js';
+import type { FoldOrder } from './fold-order.js';
 
 export interface FoldInit {
   readonly dtype: DType;
   readonly op: ReduceOp;
+  readonly order: FoldOrder;
   readonly target: Elements;
   /** The part of this rank; may be `target`. */
   readonly own: Elements;
@@ -27,6 +28,8 @@ export class Fold {
   readonly #init: FoldInit;
   readonly #held = new Map<number, Held[]>();
   #folded = 0;
+  /** The part of this rank is there. */
+  #begun = false;
 
   constructor(init: FoldInit) {
     this.#init = init;
@@ -37,11 +40,15 @@ export class Fold {
     return this.#folded === this.#init.target.length;
   }
 
-  /** Alone, there is nothing to wait for. */
+  /** From now on the part of this rank is read; what others have sent is held until then. Alone, there is nothing to wait for. */
   begin(): void {
-    const { contributors, target, own, dtype, op, onFolded } = this.#init;
-    if (contributors.length > 1 || this.complete) return;
-    reduceInto(dtype, op, target as never, [own as never]);
+    const { contributors, target, own, dtype, op, order, onFolded } = this.#init;
+    this.#begun = true;
+    if (contributors.length > 1 || this.complete) {
+      this.#fold();
+      return;
+    }
+    order(dtype, op, target, [own]);
     this.#folded = target.length;
     onFolded(target.byteLength);
   }
@@ -61,7 +68,8 @@ export class Fold {
   }
 
   #fold(): void {
-    const { dtype, op, target, own, rank, contributors, onFolded } = this.#init;
+    if (!this.#begun || this.complete) return;
+    const { dtype, op, order, target, own, rank, contributors, onFolded } = this.#init;
     const queues = [...this.#held.values()];
     while (queues.every((queue) => queue.length > 0)) {
       const byteLength = queues[0]![0]!.payload.byteLength;
@@ -72,7 +80,7 @@ export class Fold {
         const { payload } = this.#held.get(peer)![0]!;
         return viewStorage(dtype, payload.buffer, payload.byteOffset, end - begin);
       });
-      reduceInto(dtype, op, part(target, begin, end) as never, sources as never);
+      order(dtype, op, part(target, begin, end), sources);
       this.#folded = end;
       for (const queue of queues) queue.shift()!.release();
       onFolded(end * elementBytes(dtype));

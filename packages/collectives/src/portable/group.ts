@@ -4,15 +4,20 @@ import { createStorage, type DType, EpError, isEpError, Resource, type Storage }
 import type { EngineCall, EngineEnd, GroupEngine, GroupView, RecvCall, RecvEnd, SendCall } from '../engine.js';
 import type { Arena, Section } from './arena.js';
 import { Channel, type LaneSource } from './channel.js';
-import { Collectives } from './collectives.js';
+import { Collectives, type PlannedCall } from './collectives.js';
+import { orderOf } from './fold-order.js';
+import type { HostLevel } from './host-level.js';
 import { layOut } from './layout.js';
 import { LEFT, LEFT_DETAIL, readyKey, sectionKey } from './meeting.js';
 import { Membership } from './membership.js';
 import { Messages } from './messages.js';
 import { type PortableEngineOptions, WHERE } from './options.js';
+import type { Placement } from './placement.js';
+import { type DataPlan, Plan } from './plan.js';
 import { Pulse } from './pulse.js';
 import { type ControlRecord, decodeRecord, describeError, encodeRecord } from './records.js';
 import { Traces } from './traces.js';
+import { goesInTwoLevels, TwoLevelPlan } from './two-levels.js';
 
 const FIRST_PAUSE_MS = 10;
 const LONGEST_PAUSE_MS = 1000;
@@ -40,6 +45,9 @@ interface EngineInit {
   readonly arena: Arena;
   readonly section: Section;
   readonly key: string;
+  readonly placement: Placement;
+  /** Where the group goes in two levels. */
+  readonly host: HostLevel | undefined;
 }
 
 export class PortableEngine extends Resource implements GroupEngine {
@@ -87,6 +95,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       membership: this.#membership,
       traces: this.#traces,
       tell,
+      planOf: (data) => this.#planOf(data),
       send: (peer, source) => this.#channels[peer]!.send('collective', source),
       kick: () => this.#each((channel) => channel.kick('collective')),
       drain: () => this.#each((channel) => channel.drain('collective')),
@@ -172,6 +181,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     );
     this.#stop.abort();
     await Promise.all(this.#background);
+    await this.#init.host?.close();
     arena.users--;
     // HAZARD: a member that died never comes here, one whose puts may still land must not: the section would be taken for free.
     if (this.#broken || landed.includes(false)) return;
@@ -204,6 +214,12 @@ export class PortableEngine extends Resource implements GroupEngine {
       if (!isEpError(error)) throw error;
     }
     for (const peer of this.#channels.keys()) this.#tell(peer, { kind: 'bye' });
+  }
+
+  #planOf(data: PlannedCall): DataPlan {
+    const { placement, host } = this.#init;
+    if (host !== undefined && goesInTwoLevels(data, host)) return new TwoLevelPlan(data, host);
+    return new Plan({ ...data, order: orderOf(placement, data.contributors) });
   }
 
   #openChannels(): readonly (Channel | undefined)[] {

@@ -1,6 +1,8 @@
 /** What opens a portable engine. */
 import type { Store, Transport } from '@ep/core';
+import type { GroupEngine } from '../engine.js';
 import type { Portable } from './channel.js';
+import type { Placement } from './placement.js';
 
 export interface PortableEngineOptions {
   /** The first engine on a transport must be opened by all of its ranks, later ones by their members. */
@@ -18,6 +20,10 @@ export interface PortableEngineOptions {
   readonly signal?: AbortSignal | undefined;
   /** Of every group, per rank. 4 MiB, or 64 KiB per rank of the world, unless given by the first engine on the transport. */
   readonly stagingBytes?: number;
+  /** For each rank of the group a number that all ranks of its host have, and no other. One host unless given. */
+  readonly hosts?: readonly number[] | undefined;
+  /** Opens an engine of the ranks of this host, in the order of the placement. Called where a group of several hosts goes in two levels. */
+  readonly openHost?: ((placement: Placement) => GroupEngine | Promise<GroupEngine>) | undefined;
   /** How many groups can be open on the transport: 16, or as many as its signal slots allow (worldSize slots each), unless given by the first engine. */
   readonly maxGroups?: number;
 }

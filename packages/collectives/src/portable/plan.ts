@@ -13,18 +13,38 @@
  * | reduce-scatter, all-to-all | everyone, each block to its rank | S (N - 1) / N |
  * | barrier | nobody | 0 |
  */
+import { createStorage } from '@ep/core';
 import type { Elements, EngineCall } from '../engine.js';
 import { bytesOf, CopySink, part, type Sink, Stream } from './chunks.js';
 import { Fold } from './fold.js';
+import type { FoldOrder } from './fold-order.js';
 
 /** Below this an all-reduce of one round with more bytes is faster than two rounds. */
 export const DIRECT_BYTES = 2048;
+
+/** The data of one call on one rank, or of a part of it. */
+export interface DataPlan {
+  /** Outputs that are not there yet. */
+  readonly pending: number;
+  /** Where what this peer sends belongs, also before `begin`. */
+  readonly sink: (peer: number, stream: number) => Sink | undefined;
+  /** Reads inputs and sends, from now on. */
+  readonly begin: () => void;
+  /** Nothing more is sent, and what is held is given back. */
+  readonly cut: () => void;
+  /** Resolves when nothing uses arrays of the call any more; undefined where nothing does after `cut`. */
+  readonly idle?: () => Promise<unknown>;
+}
 
 export interface PlanInit {
   readonly call: EngineCall;
   readonly rank: number;
   /** Ascending; this rank is among them. */
   readonly contributors: readonly number[];
+  readonly order: FoldOrder;
+  /** Number of the first stream to and from each peer, where a call has several plans; 0 unless given. */
+  readonly firstStream?: number;
+  readonly send: (peer: number, stream: Stream) => void;
   readonly onSent: (byteLength: number) => void;
   /** More may be sent to everyone. */
   readonly onAdvance: () => void;
@@ -32,44 +52,48 @@ export interface PlanInit {
   readonly onComplete: () => void;
 }
 
-export class Plan {
+interface Outgoing {
+  readonly peer: number;
+  readonly stream: Stream;
+}
+
+export class Plan implements DataPlan {
   readonly #init: PlanInit;
-  readonly #outgoing = new Map<number, Stream[]>();
+  readonly #outgoing: Outgoing[] = [];
   readonly #incoming = new Map<number, Sink[]>();
   readonly #folds: Fold[] = [];
+  /** What is copied when it begins. */
+  readonly #kept: (() => void)[] = [];
   #pending = 0;
 
   constructor(init: PlanInit) {
     this.#init = init;
-    for (const peer of init.contributors) {
-      this.#outgoing.set(peer, []);
-      this.#incoming.set(peer, []);
-    }
+    for (const peer of init.contributors) this.#incoming.set(peer, []);
     this.#lay();
   }
 
-  /** Outputs that are not there yet. */
   get pending(): number {
     return this.#pending;
   }
 
-  outgoing(peer: number): readonly Stream[] {
-    return this.#outgoing.get(peer) ?? [];
+  /** Nothing of the inputs is read any more. */
+  get sent(): boolean {
+    return this.#outgoing.every(({ stream }) => stream.finished);
   }
 
-  sink(peer: number, stream: number): Sink | undefined {
-    return this.#incoming.get(peer)?.[stream];
-  }
+  readonly sink = (peer: number, stream: number): Sink | undefined =>
+    this.#incoming.get(peer)?.[stream - (this.#init.firstStream ?? 0)];
 
-  begin(): void {
+  readonly begin = (): void => {
+    for (const copy of this.#kept) copy();
+    for (const { peer, stream } of this.#outgoing) if (!stream.finished) this.#init.send(peer, stream);
     for (const fold of this.#folds) fold.begin();
-  }
+  };
 
-  /** Nothing more is sent, and what is held is given back. */
-  cut(): void {
-    for (const streams of this.#outgoing.values()) for (const stream of streams) stream.cut();
+  readonly cut = (): void => {
+    for (const { stream } of this.#outgoing) stream.cut();
     for (const sinks of this.#incoming.values()) for (const sink of sinks) sink.drop();
-  }
+  };
 
   get #peers(): readonly number[] {
     return this.#init.contributors.filter((peer) => peer !== this.#init.rank);
@@ -133,7 +157,8 @@ export class Plan {
 
   #allReduceDirect(input: Elements, output: Elements): void {
     // The fold may end while a peer's slots are still full: what is sent must not be what is folded into.
-    const sent = input.slice();
+    const sent = createStorage(this.#init.call.dtype, input.length);
+    this.#kept.push(() => sent.set(input as never));
     for (const peer of this.#peers) this.#send(peer, sent);
     this.#fold(input, output, () => {});
   }
@@ -161,16 +186,16 @@ export class Plan {
   }
 
   #send(peer: number, elements: Elements, available: number = elements.byteLength): Stream {
-    const streams = this.#outgoing.get(peer)!;
-    const { call, onSent } = this.#init;
+    const { call, firstStream = 0, onSent } = this.#init;
+    const before = this.#outgoing.filter((one) => one.peer === peer).length;
     const stream = new Stream({
       id: call.sequence,
-      stream: streams.length,
+      stream: firstStream + before,
       bytes: bytesOf(elements),
       available,
       onSent,
     });
-    streams.push(stream);
+    this.#outgoing.push({ peer, stream });
     return stream;
   }
 
@@ -180,14 +205,15 @@ export class Plan {
   }
 
   #keep(from: Elements, to: Elements): void {
-    bytesOf(to).set(bytesOf(from));
+    this.#kept.push(() => bytesOf(to).set(bytesOf(from)));
   }
 
   #fold(own: Elements, target: Elements, onFolded: (byteOffset: number) => void): void {
-    const { call, rank, contributors } = this.#init;
+    const { call, rank, contributors, order } = this.#init;
     const fold = new Fold({
       dtype: call.dtype,
       op: call.reduceOp!,
+      order,
       target,
       own,
       rank,

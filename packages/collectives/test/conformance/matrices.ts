@@ -51,6 +51,17 @@ export const describeHostile = (): void =>
     expected: new URL('../group-hostile.expected.json', import.meta.url),
   });
 
+/** In two levels: shared memory on each of two hosts, the hostile transport between them. */
+export const describeTwoHosts = (): void =>
+  describeGroups('process groups on two hosts', {
+    provider: { module, name: 'twoHosts' },
+    config: { maxDelayUs: 100 },
+    worlds: [4],
+    modes,
+    sample: [['processes', 4]],
+    expected: new URL('../group-hosts.expected.json', import.meta.url),
+  });
+
 /** The portable engine over a transport that keeps order. */
 export const describeNvshmem = (): void =>
   describeGroups('process groups over nvshmem (shm)', {

@@ -3,6 +3,7 @@ import { type HostileConfig, type HostileTransport, hostile } from '@ep/conforma
 import { CloseScope, memoryStore, type Store, type Transport } from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
 import { nvshmem } from '@ep/nvshmem';
+import { openHost } from '../../src/backends.js';
 import type { EngineCall, EngineEnd, GroupEngine, OpKind } from '../../src/engine.js';
 import { openPortableEngine } from '../../src/portable/engine.js';
 
@@ -14,6 +15,8 @@ export interface WorldOptions {
   readonly hostile?: HostileConfig;
   readonly stagingBytes?: number;
   readonly maxGroups?: number;
+  /** By rank. Those of one host share memory. */
+  readonly hosts?: readonly number[];
   /** What each rank's engine gets in the place of its transport. */
   readonly wrap?: (transport: Transport<'bundled' | 'add'>, rank: number) => Transport<'bundled' | 'add'>;
 }
@@ -67,7 +70,7 @@ export class World implements AsyncDisposable {
 
   static #openGroup(
     scope: CloseScope,
-    { stagingBytes, maxGroups, wrap = (transport) => transport }: WorldOptions,
+    { stagingBytes, maxGroups, hosts, wrap = (transport) => transport }: WorldOptions,
     transports: World['transports'],
     stores: readonly Store[],
     name: string,
@@ -83,6 +86,14 @@ export class World implements AsyncDisposable {
             rank,
             name,
             timeoutMs: 10_000,
+            ...(hosts && {
+              hosts: ranks.map((member) => hosts[member]!),
+              openHost: (placement) =>
+                openHost(
+                  { store: stores[worldRank]!, rank, size: ranks.length, ranks, name, timeoutMs: 10_000 },
+                  placement,
+                ),
+            }),
             ...(stagingBytes === undefined ? {} : { stagingBytes }),
             ...(maxGroups === undefined ? {} : { maxGroups }),
           }),

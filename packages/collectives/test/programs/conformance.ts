@@ -1,9 +1,11 @@
 /** What ranks load to run the cases of process groups: the cases, and `shm` in the place of a transport. */
 import type { CaseRank } from '@ep/conformance/cases';
+import { hostile } from '@ep/conformance/hostile';
 import { CloseScope, type Need, type Probe, type Transport } from '@ep/core';
 import { initProcessGroup, type ProcessGroup } from '../../src/index.js';
 import type { GroupCase, GroupRank } from '../conformance/cases/case.js';
 import { processGroupCases } from '../conformance/cases/index.js';
+import { foldByHost } from '../conformance/cases/oracle.js';
 import { stagedOnDevice } from '../device/staged-engine.js';
 
 const HERE: Probe = {
@@ -23,8 +25,14 @@ export const shm = {
   probe: (): Promise<Probe> => Promise.resolve(HERE),
 };
 
+/** The hostile transport as the network between two hosts of two ranks each. */
+export const twoHosts: typeof hostile = { ...hostile, name: 'hostile:two hosts' };
+const HOSTS = [0, 0, 1, 1];
+
 async function runCase({ body }: GroupCase, rank: CaseRank): Promise<void> {
   const scope = new CloseScope();
+  const hosts = rank.provider.name === twoHosts.name ? HOSTS : undefined;
+  if (hosts !== undefined) foldByHost(hosts);
   const transports = new Map<ProcessGroup, Transport<Need>>();
   const open: GroupRank['open'] = async (options = {}) => {
     const transport = rank.provider.name === shm.name ? undefined : await rank.open();
@@ -35,6 +43,7 @@ async function runCase({ body }: GroupCase, rank: CaseRank): Promise<void> {
       store: rank.store,
       rank: rank.rank,
       worldSize: rank.worldSize,
+      ...(hosts && { hosts }),
       ...options,
     });
     if (transport !== undefined) transports.set(group, transport);
@@ -51,6 +60,7 @@ async function runCase({ body }: GroupCase, rank: CaseRank): Promise<void> {
     worldSize: rank.worldSize,
     mode: rank.mode,
     backend: rank.provider.name,
+    ...(hosts && { hosts }),
     sizes: process.env.EP_TEST_FULL === '1' ? 'full' : 'usual',
     store: rank.store,
     open,

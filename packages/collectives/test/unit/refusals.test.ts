@@ -92,7 +92,7 @@ const REFUSED: readonly (readonly [message: string, call: (group: ProcessGroup) 
     'allGatherIntoTensor: dtype of output must be f32 as of input, found "i32"',
     (g) => g.allGatherIntoTensor(new Int32Array(4), f()),
   ],
-  ['allGatherIntoTensor: outputs[1] and input overlap in memory', (g) => g.allGatherIntoTensor(view(0, 4), view(3))],
+  ['allGatherIntoTensor: output and input overlap in memory', (g) => g.allGatherIntoTensor(view(0, 4), view(3))],
 
   [
     'gather: outputs must be a list of 2 tensors, one for each rank, found undefined',
@@ -137,7 +137,7 @@ const REFUSED: readonly (readonly [message: string, call: (group: ProcessGroup) 
     'reduceScatterTensor: dtype of input must be f32 as of output, found "f64"',
     (g) => g.reduceScatterTensor(f(), new Float64Array(4)),
   ],
-  ['reduceScatterTensor: inputs[0] and output overlap in memory', (g) => g.reduceScatterTensor(view(1), view(0, 4))],
+  ['reduceScatterTensor: input and output overlap in memory', (g) => g.reduceScatterTensor(view(1), view(0, 4))],
 
   ['allToAll: length of inputs must be 2, one tensor for each rank, found 1', (g) => g.allToAll(pair(), [f()])],
   [

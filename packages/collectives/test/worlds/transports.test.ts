@@ -4,6 +4,7 @@ import {
   describeHostile,
   describeIbgda,
   describeNvshmem,
+  describeTwoHosts,
 } from '../conformance/matrices.js';
 
 describeHostile();
@@ -11,3 +12,4 @@ describeNvshmem();
 describeIbgda();
 describeEfa();
 describeFabric();
+describeTwoHosts();

@@ -106,6 +106,27 @@ export const memoryCases: readonly TransportCase[] = [
     },
   },
   {
+    id: 'memory/over-of-none',
+    sentence:
+      "no memory is allocated over one of the transport's own, one that is closed, or what is no memory, and the ranks can go on",
+    async body(rank) {
+      const transport = await rank.open();
+      const size = { byteLength: 64, signalSlots: 2 };
+      const [own, closed] = [await transport.allocate(size), await transport.allocate(size)];
+      await rank.meet();
+      await closed.close();
+      for (const over of [own, closed, {} as never]) {
+        await refused(['EP_UNSUPPORTED', 'EP_INVALID_ARGUMENT', 'EP_CLOSED'], () =>
+          transport.allocate({ ...size, over }),
+        );
+      }
+      await refused('EP_INVALID_ARGUMENT', () => transport.allocate({ ...size, near: [rank.next] }));
+      const again = await transport.allocate(size);
+      assert.equal(again.byteLength, 64);
+      await rank.meet();
+    },
+  },
+  {
     id: 'memory/size-mismatch',
     sentence: 'ranks that ask for different sizes all get an error that names the odd one, and can go on',
     ranks: 3,

@@ -10,6 +10,7 @@ import {
   EpError,
   exchange,
   formatRanks,
+  invalid,
   type Rank,
   Resource,
   type Store,
@@ -68,6 +69,8 @@ export class HostileTransport extends Resource implements Transport<HostileNeeds
       const slots = checkInteger(options.signalSlots, 'signalSlots', 'allocate', 0, this.capabilities.maxSignalSlots);
       if (options.space === 'device')
         throw new EpError('EP_UNSUPPORTED', 'allocate: the hostile transport has host memory only');
+      if (options.near !== undefined && options.over === undefined)
+        throw invalid('near', { where: 'allocate', expected: 'absent without over', found: options.near });
       if (options.over !== undefined)
         throw new EpError('EP_UNSUPPORTED', 'allocate: the hostile transport cannot register memory of another');
       options.signal?.throwIfAborted();

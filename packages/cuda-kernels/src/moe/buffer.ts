@@ -11,6 +11,7 @@ import {
   linkSignals,
   type Rank,
   Resource,
+  type Route,
   type SymmetricMemory,
   type Tensor,
   type WaitOptions,
@@ -228,12 +229,13 @@ export class MoeBuffer extends Resource implements Closeable {
   }
 
   /** How each rank is reached. */
-  routes(): readonly { readonly peer: Rank; readonly via: string }[] {
+  routes(): readonly Route[] {
     const { transport, handle } = this.#init;
-    return Array.from({ length: this.worldSize }, (_, peer) => ({
-      peer,
-      via: peer === this.rank ? 'own memory' : `${transport.name} (${handle.kind})`,
-    }));
+    const composed = transport.routes?.();
+    return Array.from({ length: this.worldSize }, (_, peer) => {
+      if (peer === this.rank) return { peer, via: 'own memory' };
+      return { peer, via: composed?.[peer]?.via ?? `${transport.name} (${handle.kind})` };
+    });
   }
 
   /**

@@ -21,7 +21,7 @@ const payloads: readonly Pick<MoeBufferOptions, 'dtype' | 'payload' | 'combinePa
   { dtype: 'f32', payload: 'f8e4m3+ue8m0' },
   { dtype: 'bf16', combinePayload: 'logfmt10' },
 ];
-const transports: readonly WorldTransport[] = ['shm', 'hostile', 'ibgda', 'efa'];
+const transports: readonly WorldTransport[] = ['shm', 'hostile', 'ibgda', 'efa', 'shm+ibgda', 'shm+efa'];
 const executors: readonly Pick<MoeBufferOptions, 'blocks' | 'executor'>[] = [
   {},
   { blocks: 3 },
@@ -49,7 +49,7 @@ function* product(): Generator<Cell> {
             for (const failure of failures) yield { form, payload, transport, executor, repeat, failure };
 }
 
-/** Every pair of (form, payload), of (form, transport, repeat), and of (form, failure); the other values in turn. */
+/** Every pair of (form, payload), of (form, transport, repeat) but for composed transports, and of (form, failure); the other values in turn. */
 function* small(): Generator<Cell> {
   const turns = new Map<unknown, number>();
   const next = <T>(of: readonly T[]): T => {
@@ -62,7 +62,7 @@ function* small(): Generator<Cell> {
       yield { form, payload, transport: 'shm', executor: next(executors), repeat: 'plain', failure: 'none' };
     }
     for (const transport of transports)
-      for (const repeat of repeats)
+      for (const repeat of transport.includes('+') ? [next(repeats)] : repeats)
         yield { form, payload: next(payloads), transport, executor: {}, repeat, failure: 'none' };
     for (const failure of failures.slice(1)) {
       for (const repeat of repeats) {
@@ -77,7 +77,7 @@ function* small(): Generator<Cell> {
 const possible = ({ form, repeat, transport, failure }: Cell): boolean =>
   !(form[0] === 'low-latency' && repeat.startsWith('cached')) &&
   !(failure === 'dead' && transport !== 'shm') &&
-  !(failure === 'absent' && transport === 'efa');
+  !(failure === 'absent' && transport.endsWith('efa'));
 
 function nameOf({ form, payload, transport, executor, repeat, failure }: Cell): string {
   const travels = [

@@ -1,7 +1,7 @@
 /** Ranks of one thread, over whatever transport: kernels run on threads of their own, so nobody blocks anybody. */
 
 import { hostile } from '@ep/conformance/hostile';
-import { type Member, memoryStore, type Rank } from '@ep/core';
+import { compose, type Member, memoryStore, prefixStore, type Rank } from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
@@ -9,10 +9,21 @@ import type { DispatchTransport } from '../../src/index.js';
 
 const limits = { signal: new AbortController().signal, timeoutMs: 60_000 };
 
+/** Shared memory within a node of two ranks, a NIC between nodes. */
+async function openMixed(nic: typeof ibgda.soft | typeof efaGda.soft, member: Member): Promise<DispatchTransport> {
+  const of = (name: string): Member => ({ ...member, store: prefixStore(member.store, name) });
+  const shm = await nvshmem.shm.open(of('shm'), limits);
+  const far = await nic.open(of('nic'), limits);
+  const node = (rank: Rank): number => Math.floor(rank / 2);
+  return compose([shm, far], (peer) => (node(peer) === node(member.rank) ? shm : far));
+}
+
 const openers = {
   shm: (member: Member): Promise<DispatchTransport> => nvshmem.shm.open(member, limits),
   ibgda: (member: Member): Promise<DispatchTransport> => ibgda.soft.open(member, limits),
   efa: (member: Member): Promise<DispatchTransport> => efaGda.soft.open(member, limits),
+  'shm+ibgda': (member: Member): Promise<DispatchTransport> => openMixed(ibgda.soft, member),
+  'shm+efa': (member: Member): Promise<DispatchTransport> => openMixed(efaGda.soft, member),
   hostile: (member: Member): Promise<DispatchTransport> =>
     hostile.open(member, { ...limits, config: { seed: 5, maxDelayUs: 100 } }),
 } as const;

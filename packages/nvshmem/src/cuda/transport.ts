@@ -21,6 +21,7 @@ import {
   DeviceMemory,
   type RankMemory,
   type RankTeam,
+  refuseOver,
   withClosing,
 } from '@ep/native/ranks';
 import { ShmTransport, type ShmTransportInit } from '../transport.js';
@@ -89,9 +90,7 @@ export class CudaTransport extends Resource implements Transport<Need> {
       checkLimits(options, where, this.worldSize);
       const byteLength = checkInteger(options.byteLength, 'byteLength', where);
       const signalSlots = checkInteger(options.signalSlots, 'signalSlots', where, 0, this.capabilities.maxSignalSlots);
-      if (options.over !== undefined) {
-        throw new EpError('EP_UNSUPPORTED', 'allocate: nvshmem:cuda cannot register memory of another transport');
-      }
+      refuseOver(options, this.name, 'peers map what it allocates');
       const { rank, worldSize, context, liveness, world, library, config } = this.#init;
       return withClosing(options, this.closing, async (limits) => {
         const made: DeviceMemory = await allocateDeviceMemory(

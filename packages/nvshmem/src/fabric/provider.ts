@@ -13,6 +13,8 @@ import { type NativeFabricNic, type NativeRankContext, native } from '@ep/native
 import {
   checkSecret,
   fingerprint,
+  hostOfProcess,
+  hostsOf,
   LinkedTeam,
   Liveness,
   linkKeys,
@@ -37,8 +39,13 @@ interface Opening {
   readonly context: NativeRankContext;
 }
 
+interface Met {
+  readonly nic: NativeFabricNic;
+  readonly hosts: readonly Rank[];
+}
+
 /** Compares what all ranks must have alike. A rank that finds no fabric takes part, so that the others hear why instead of waiting for it. */
-async function meet({ member, config, limits, context }: Opening): Promise<NativeFabricNic> {
+async function meet({ member, config, limits, context }: Opening): Promise<Met> {
   const { binding } = native();
   let nic: NativeFabricNic | undefined;
   let refusal: unknown;
@@ -52,15 +59,15 @@ async function meet({ member, config, limits, context }: Opening): Promise<Nativ
     const { heartbeatMs, silenceMs } = config;
     const secret = fingerprint(config.secret);
     const agree = { transport: NAME, version: VERSION, abi: binding.abi, provider, heartbeatMs, silenceMs, secret };
-    const facts = { agree, host: { ...hostFacts(), network: networkOfProcess() } };
+    const facts = { agree, host: { ...hostFacts(), network: networkOfProcess(), place: hostOfProcess() } };
     const peers = await rendezvous(member.store, { ...member, facts, key: `${NAME}/rendezvous` }, limits);
     checkSecret(NAME, peers, config.secret);
+    if (nic !== undefined) return { nic, hosts: hostsOf(peers) };
   } catch (error) {
     nic?.close();
     throw refusal ?? error;
   }
-  if (nic === undefined) throw refusal;
-  return nic;
+  throw refusal;
 }
 
 /** Exchanges addresses and the memory of the team, which then works through the fabric alone. */
@@ -133,10 +140,11 @@ async function openFabric(
   const opening = { member, config, limits, context };
   let nic: NativeFabricNic | undefined;
   try {
-    nic = await meet(opening);
+    const met = await meet(opening);
+    nic = met.nic;
     const liveness = new Liveness(context, rank, worldSize);
     const world = await join(opening, nic, liveness);
-    return new FabricTransport({ rank, worldSize, context, liveness, world, nic, config });
+    return new FabricTransport({ rank, worldSize, hosts: met.hosts, context, liveness, world, nic, config });
   } catch (error) {
     nic?.close();
     context.close();

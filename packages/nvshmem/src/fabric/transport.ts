@@ -29,6 +29,7 @@ import { type FabricNeeds, fabricCapabilities } from './probe.js';
 export interface FabricTransportInit {
   readonly rank: Rank;
   readonly worldSize: number;
+  readonly hosts: readonly Rank[];
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
   readonly world: LinkedTeam;
@@ -41,6 +42,8 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
   readonly rank: Rank;
   readonly worldSize: number;
   readonly capabilities: Capabilities;
+  /** For each rank the lowest one of those that share its network interfaces, process ids and user. */
+  readonly hosts: readonly Rank[];
   /** Provider, interface and limits that were chosen. */
   readonly offer: FabricOffer;
   /** All ranks, in order. */
@@ -54,6 +57,7 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
     const { nic } = init;
     this.rank = init.rank;
     this.worldSize = init.worldSize;
+    this.hosts = init.hosts;
     this.offer = nic.offer();
     this.capabilities = fabricCapabilities(this.offer);
     this.world = this.children.add(init.world);
@@ -104,7 +108,7 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
 
   readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
     this.guard('allocate', async () => {
-      const size = checkHostAllocation(options, this);
+      const size = checkHostAllocation(options, this, { refusesOver: 'it wakes nobody who waits there' });
       return withClosing(options, this.closing, async (limits) => {
         const { config, nic: _, ...ranks } = this.#init;
         const made: RankMemory = await allocateMemory(

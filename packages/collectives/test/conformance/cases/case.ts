@@ -11,6 +11,8 @@ export interface GroupRank {
   readonly mode: Mode | 'inline';
   /** `shm`, or the name of the transport. */
   readonly backend: string;
+  /** For each rank its host, where they are on several. */
+  readonly hosts?: readonly number[];
   /** `full`: EP_TEST_FULL=1. `small`: where only the cases themselves are under test. */
   readonly sizes: 'small' | 'usual' | 'full';
   /** The case's own store, shared by all ranks. */

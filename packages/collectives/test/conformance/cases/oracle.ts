@@ -107,8 +107,33 @@ const bigintStep: Readonly<Record<keyof typeof numberStep, (a: bigint, b: bigint
   bxor: (a, b) => a ^ b,
 };
 
-/** What the elements of these contributors come to, in this order. */
+let hosts: readonly (readonly number[])[] = [];
+
+/** From now on what all ranks of the world give is folded by host, as `InitOptions.hosts` has them. */
+export function foldByHost(hostOf: readonly number[]): void {
+  hosts = [...new Set(hostOf)].map((host) => ranksOf(hostOf.length).filter((rank) => hostOf[rank] === host));
+}
+
+/** What the elements of these contributors come to, in this order; of a world of several hosts by host. */
 export function reduced<D extends DType>(dtype: D, op: ReduceOp, parts: readonly Storage[D][]): Storage[D] {
+  const name = nameOf(op);
+  // Sums of 16 bits are rounded once.
+  const exact = dtype === 'f32' || dtype === 'f64';
+  if (!exact || hosts.flat().length !== parts.length) return inOrder(dtype, op, parts);
+  const within = name === 'avg' ? 'sum' : op;
+  const ofHosts = hosts.map((members) =>
+    inOrder(
+      dtype,
+      within,
+      members.map((rank) => parts[rank]!),
+    ),
+  );
+  const result = inOrder(dtype, name === 'avg' || name === 'premul-sum' ? 'sum' : op, ofHosts);
+  if (name === 'avg') for (let i = 0; i < result.length; i++) result[i] = Number(result[i]) / parts.length;
+  return result;
+}
+
+function inOrder<D extends DType>(dtype: D, op: ReduceOp, parts: readonly Storage[D][]): Storage[D] {
   const name = nameOf(op);
   const length = parts[0]!.length;
   if (FLOATS.includes(dtype)) {

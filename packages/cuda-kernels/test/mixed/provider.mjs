@@ -1,0 +1,40 @@
+/** Shared memory within a node of two ranks, a NIC between nodes. Ranks import this. */
+import { commonCapabilities, compose, prefixStore } from '@ep/core';
+import { efaGda } from '@ep/efa-gda';
+import { ibgda } from '@ep/ibgda';
+import { nvshmem } from '@ep/nvshmem';
+
+export const nodeOf = (rank) => Math.floor(rank / 2);
+
+const mixed = (far) => {
+  const members = [nvshmem.shm, far];
+  return {
+    name: `compose(${members.map(({ name }) => name).join(', ')})`,
+    async probe() {
+      const probes = await Promise.all(members.map((member) => member.probe()));
+      const missing = probes.find(({ available }) => !available);
+      if (missing) return missing;
+      return {
+        available: true,
+        capabilities: commonCapabilities(probes.map(({ capabilities }) => capabilities)),
+        devices: probes.flatMap(({ devices }) => devices),
+      };
+    },
+    async open(member, options) {
+      const opened = [];
+      try {
+        for (const one of members) {
+          opened.push(await one.open({ ...member, store: prefixStore(member.store, one.name) }, options));
+        }
+      } catch (error) {
+        for (const one of opened) await one.close();
+        throw error;
+      }
+      const [near, nic] = opened;
+      return compose([near, nic], (peer) => (nodeOf(peer) === nodeOf(member.rank) ? near : nic));
+    },
+  };
+};
+
+export const shmIbgda = mixed(ibgda.soft);
+export const shmEfa = mixed(efaGda.soft);
