@@ -98,6 +98,9 @@ async function oracle({ transport, rank, worldSize, data }) {
       reduced.release();
     }
     remote = remoteOf(plan, rank);
+    // HAZARD: credits that others were given may still be on their way to memory that goes away here; a NIC on a network takes its time.
+    for (let peer = 0; peer < worldSize; peer++) await (await transport.connect(peer)).flush();
+    await transport.barrier();
     await dispatcher.close();
     compared++;
   }

@@ -131,4 +131,51 @@ describe.skipIf(missing)(`two hosts${missing && ` (skipped: ${missing})`}`, () =
       expect(failed).toBe(true);
     }
   });
+
+  // The queue pairs of kernels and of JS, executed by software NICs that only a network joins.
+  describe.each(['ibgda', 'efa'])('by software NICs (%s)', (over) => {
+    it('dispatch attention as the oracle says, with two ranks each', async () => {
+      const before = two.hosts[0].bytesSent();
+      const data = { over, seeds: [0, 1], dtype: 'bf16', qRow: 64, kvRow: 32 };
+      valuesOf(await two.run('oracle', 2, { data }));
+      expect(two.hosts[0].bytesSent() - before).toBeGreaterThan(10_000);
+    });
+
+    it('ask for a secret', async () => {
+      const folder = await mkdtemp(join(tmpdir(), 'ep-multinode-'));
+      try {
+        const data = { over, file: join(folder, 'store') };
+        for (const { error } of await two.run('oracle', 1, { data, secrets: ['', ''] }))
+          expect(error).toMatchObject({ code: 'EP_SECRET' });
+      } finally {
+        await rm(folder, { recursive: true });
+      }
+    });
+
+    it('go on when the link is cut for 300 ms', async () => {
+      const data = { over, rounds: 60, config: { heartbeatMs: 100, silenceMs: 5000 } };
+      const cut = () => {
+        two.hosts[0].link('down');
+        setTimeout(() => two.hosts[0].link('up'), 300);
+      };
+      const longest = valuesOf<number>(await two.run('rounds', 1, { data, ready: () => setTimeout(cut, 200) }));
+      expect(Math.min(...longest), 'nobody noticed the cut').toBeGreaterThan(250);
+    });
+
+    it('lose each other when the link is cut for good, in time and by name, and go on by themselves', async () => {
+      const silenceMs = 1500;
+      const reports = await two.run('silence', 2, {
+        data: { over, config: { heartbeatMs: 100, silenceMs } },
+        ready: () => two.hosts[1].link('down'),
+      });
+      two.hosts[1].link('up');
+      const values = valuesOf<{ codes: string[]; lost: number[]; ms: number; failed: boolean }>(reports);
+      for (const [rank, { codes, lost, ms, failed }] of values.entries()) {
+        expect(codes).toEqual(Array(4).fill('EP_PEER_LOST'));
+        expect(lost).toEqual(rank < 2 ? [2, 2, 3, 3] : [0, 0, 1, 1]);
+        expect(ms).toBeLessThan(silenceMs + 5000);
+        expect(failed).toBe(true);
+      }
+    });
+  });
 });

@@ -1,6 +1,8 @@
 // One rank on one host: joins the others through the network, runs a scenario, reports its value or error.
 import { initProcessGroup } from '@ep/collectives';
 import { openFileStore, openTcpStore, prefixStore } from '@ep/core';
+import { efaGda } from '@ep/efa-gda';
+import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
 import { scenarios as attention } from '../attention/scenarios.mjs';
 
@@ -80,6 +82,9 @@ async function rounds({ transport, data }) {
   return longest;
 }
 
+/** Whoever carries the bytes between the hosts: libfabric, or software NICs. */
+const providers = { fabric: nvshmem.fabric, ibgda: ibgda.soft, efa: efaGda.soft };
+
 /** Reduces in a group of all ranks, and says what every rank has come to. */
 async function reduce({ transport, store, data }) {
   const group = await initProcessGroup({ backend: transport, store: prefixStore(store, 'group') });
@@ -105,11 +110,13 @@ try {
           worldSize,
         })
       : await openFileStore(start.data.file);
-  const transport = await nvshmem.fabric.open(
+  const over = start.data.over ?? 'fabric';
+  const network = { address, ...start.data.config };
+  const transport = await providers[over].open(
     { rank, worldSize, store },
     {
       signal: new AbortController().signal,
-      config: { address, ranksOnHost: perHost, timeoutMs: 60_000, ...start.data.config },
+      config: { ranksOnHost: perHost, timeoutMs: 60_000, ...(over === 'fabric' ? network : { network }) },
     },
   );
   let value;

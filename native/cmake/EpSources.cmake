@@ -88,6 +88,7 @@ set(EP_CORE_SOURCES
   nic/efa/soft_device.cpp
   nic/efa/soft_table.cpp
   nic/efa/trace.cpp
+  nic/efa/wire_net.cpp
   nic/efa/wire_shm.cpp
   nic/efa/wqe.cpp
   nic/mlx5/commands.cpp
@@ -103,8 +104,11 @@ set(EP_CORE_SOURCES
   nic/mlx5/soft_table.cpp
   nic/mlx5/speed.cpp
   nic/mlx5/trace.cpp
+  nic/mlx5/wire_net.cpp
   nic/mlx5/wire_shm.cpp
   nic/mlx5/wqe.cpp
+  nic/net/hub.cpp
+  nic/net/talk.cpp
   nic/verbs/proxy.cpp
   nic/verbs/proxy_qp.cpp
 )
@@ -237,6 +241,9 @@ set(EP_TESTS
   tests/nic/requests_test.cpp
   tests/nic/prm_test.cpp
   tests/nic/threads_test.cpp
+  tests/nic/net_efa_test.cpp
+  tests/nic/net_talk_test.cpp
+  tests/nic/net_wire_test.cpp
   tests/nic/nic_fuzz_test.cpp
   tests/nic/rings_test.cpp
 )

@@ -1,5 +1,6 @@
 /** The addon's part in endpoints of EFA: native/napi/bind_efa.cpp. */
 import type { NativeHostMemory, NativeHostStream, NativeSymmetricMemory, OperationId } from './binding.js';
+import type { NativeNicNetwork } from './ibgda.js';
 import type { NicRequests } from './ranks/nic-endpoint.js';
 
 export interface NativeEfaOptions {
@@ -20,6 +21,8 @@ export interface NativeEfaOptions {
   readonly maxCounters: number;
   /** Bytes in which messages land at the software NIC: a multiple of 8. */
   readonly fragmentBytes: number;
+  /** As `NativeIbgdaOptions.network`. */
+  readonly network?: NativeNicNetwork;
 }
 
 /** How a queue pair broke. */
@@ -62,8 +65,8 @@ export interface NativeEfaNic extends NicRequests {
   device(): NativeEfaDevice;
   /** For `connect` on the others. */
   address(): Uint8Array<ArrayBuffer>;
-  /** Of all ranks, by rank. No peer may be posted to before all ranks have returned from it. */
-  connect(addresses: readonly Uint8Array[]): void;
+  /** Of all ranks, by rank; keys of both directions where the NIC is on a network. No peer may be posted to before all ranks have returned from it. */
+  connect(addresses: readonly Uint8Array[], keys?: readonly Uint8Array[]): void;
   /** Signal slots that memories may still take: each is a counter and an endpoint of the device. */
   signalSlotsLeft(): number;
   /** Length of what `addMemory` returns. */
@@ -93,7 +96,7 @@ export interface NativeEfaGin {
   /** For `connect` on the others; of one length on all ranks whose contexts are alike. */
   address(): Uint8Array<ArrayBuffer>;
   /** Of all ranks, by rank. No kernel may use the context before. */
-  connect(addresses: readonly Uint8Array[]): void;
+  connect(addresses: readonly Uint8Array[], keys?: readonly Uint8Array[]): void;
   /** Bytes of an `ep_efa_memory` that names this context: what the facade's calls take. */
   memory(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
   readSignal(id: number): bigint;

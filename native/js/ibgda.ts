@@ -26,6 +26,14 @@ export interface NativeIbgdaOptions {
   readonly seed: number;
   /** Events that the software NIC keeps for `trace()`. */
   readonly traceEvents: number;
+  /** Of the software NIC: it reaches its peers over this network, and the rank is connected by it. Through the memory of this machine unless given. */
+  readonly network?: NativeNicNetwork;
+}
+
+export interface NativeNicNetwork {
+  readonly address: string;
+  readonly heartbeatMs: number;
+  readonly silenceMs: number;
 }
 
 /** How the queue pair to a peer broke. */
@@ -116,7 +124,7 @@ export interface NativeIbgdaNic extends NicRequests {
   /** `ep_ibgda_peer` bytes, for `connect` on the others. */
   connection(): Uint8Array<ArrayBuffer>;
   /** Of all ranks, by rank. No peer may post before all ranks have returned from it. */
-  connect(connections: readonly Uint8Array[]): void;
+  connect(connections: readonly Uint8Array[], keys?: readonly Uint8Array[]): void;
   /** Registers this rank's part; `ep_ibgda_remote` bytes for `route` on the others. */
   addMemory(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
   /** Connects the memory through this NIC. */

@@ -5,6 +5,7 @@
 
 #include "dl/efa_libfabric.hpp"
 #include "efa/device_choice.hpp"
+#include "nic_network.hpp"
 
 namespace ep::binding {
 namespace {
@@ -54,6 +55,7 @@ efa_wrap::efa_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   options.depth = static_cast<uint32_t>(number("depth", 32768));
   options.inline_values = description.Get("inlineValues").ToBoolean();
   std::unique_ptr<dl::efa_driver> driver;
+  bool apart = false;
   if (description.Get("hardware").ToBoolean()) {
     auto loaded = dl::efa_libfabric_driver();
     driver = std::move(value_or_throw(env, loaded));
@@ -63,16 +65,24 @@ efa_wrap::efa_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
     soft.engine.trace_events = number("traceEvents", uint64_t{1} << 24);
     soft.engine.max_counters = static_cast<uint32_t>(number("maxCounters", soft_nic::port_max_counters));
     soft.engine.fragment_bytes = static_cast<uint32_t>(number("fragmentBytes", uint64_t{1} << 30));
+    soft.network = network_of(description.Get("network"));
+    if (soft.network) {
+      if (soft.engine.fragment_bytes > ep::nic::net::part_bytes) throw_invalid(env, "fragmentBytes exceeds what goes over a network at a time, " + std::to_string(ep::nic::net::part_bytes));
+      if (owner->connected()) throw_invalid(env, "the rank is connected to its peers already");
+      soft.engine.silent_ns = soft.network->silence_ns;
+      apart = true;
+    }
     driver = std::make_unique<soft_nic::soft_driver>(soft);
   }
   auto opened = efa::device_open(*driver, description.Get("device").ToString().Utf8Value());
   std::unique_ptr<dl::efa_device> device = std::move(value_or_throw(env, opened));
   native = std::make_shared<holder>();
   native->soft = dynamic_cast<soft_nic::soft_device*>(device.get());
+  if (apart) owner->connect_apart();
   auto made = efa::rank_nic::create(owner, std::move(driver), std::move(device), options, hooks_of(native->soft));
   native->nic = value_or_throw(env, made);
   rank = Napi::Persistent(info[0].As<Napi::Object>());
-  end_key = state_of(env).at_end([held = native] { held->stop(); });
+  end_key = state_of(env).at_end([held = native] { held->stop(false); });
   tag<efa_wrap>(info.This().As<Napi::Object>());
 }
 
@@ -114,7 +124,14 @@ void efa_wrap::connect(const Napi::CallbackInfo& info) {
     if (bytes.size() != sizeof(efa::rank_address)) throw_invalid(info.Env(), "an address has " + std::to_string(sizeof(efa::rank_address)) + " bytes");
     std::memcpy(&addresses.emplace_back(), bytes.data(), bytes.size());
   }
-  auto connected = open(info.Env()).endpoints().connect(addresses);
+  efa::rank_nic& mine = open(info.Env());
+  if (native->soft != nullptr && native->soft->hub() != nullptr) {
+    std::vector<ep::nic::gid_bytes> gids;
+    // Addresses begin with the GID.
+    for (const efa::rank_address& one : addresses) std::memcpy(gids.emplace_back().data(), one.data.bytes.data(), sizeof(ep::nic::gid_bytes));
+    tell_hub(info.Env(), *native->soft->hub(), unwrap<rank_wrap>(rank.Value(), "rank").native->context, gids, info[1]);
+  }
+  auto connected = mine.endpoints().connect(addresses);
   value_or_throw(info.Env(), connected);
 }
 
@@ -315,7 +332,7 @@ void efa_wrap::close(const Napi::CallbackInfo& info) {
   if (end_key == 0) return;
   state_of(info.Env()).forget(end_key);
   end_key = 0;
-  native->stop();
+  native->stop(true);
 }
 
 void efa_wrap::define(Napi::Env env, Napi::Object exports) {

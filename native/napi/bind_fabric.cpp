@@ -2,6 +2,7 @@
 
 #include "fabric/engine.hpp"
 #include "mapped.hpp"
+#include "nic_network.hpp"
 
 namespace ep::binding {
 namespace {
@@ -123,14 +124,7 @@ Napi::Value fabric_wrap::witness(const Napi::CallbackInfo& info) { return Napi::
 
 // (addresses, keys): of each rank those of both directions, this rank's first
 void fabric_wrap::connect(const Napi::CallbackInfo& info) {
-  std::vector<fabric::link_keys> keys;
-  for (const std::vector<uint8_t>& both : blobs_of(info[1], "keys")) {
-    fabric::link_keys& one = keys.emplace_back();
-    if (both.size() != one.out.size() + one.in.size()) throw_invalid(info.Env(), "the keys of a rank are of " + std::to_string(both.size()) + " bytes");
-    std::copy_n(both.begin(), one.out.size(), one.out.begin());
-    std::copy_n(both.begin() + static_cast<std::ptrdiff_t>(one.out.size()), one.in.size(), one.in.begin());
-  }
-  auto done = open(info.Env()).connect(blobs_of(info[0], "addresses"), keys);
+  auto done = open(info.Env()).connect(blobs_of(info[0], "addresses"), link_keys_of(info[1]));
   value_or_throw(info.Env(), done);
 }
 

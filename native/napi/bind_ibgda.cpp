@@ -6,6 +6,7 @@
 #include "ibgda/rank_nic.hpp"
 #include "nic/mlx5/soft_device.hpp"
 #include "nic_driver.hpp"
+#include "nic_network.hpp"
 
 namespace ep::binding {
 namespace {
@@ -45,7 +46,9 @@ struct ibgda_wrap : Napi::ObjectWrap<ibgda_wrap> {
     std::shared_ptr<ibgda::rank_nic> nic;
     nic::soft_device* soft = nullptr; // null: hardware
     adopted_memories adopted;
-    void stop() {
+    // Not orderly: the environment went away without close().
+    void stop(bool orderly) {
+      if (!orderly && nic && soft != nullptr && soft->hub() != nullptr) soft->hub()->die();
       adopted.known.clear();
       if (nic) nic->stop();
       nic.reset();
@@ -88,6 +91,8 @@ ibgda_wrap::ibgda_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const auto& context = unwrap<rank_wrap>(info[0], "rank").native->context;
   if (!context) throw_failure(env, {EP_STATUS_CLOSED, 0, "the rank was closed"});
   const nic_description asked = nic_description_of(info[1]);
+  const bool apart = asked.table == nic_description::backing::soft && asked.soft.network.has_value();
+  if (apart && context->connected()) throw_invalid(env, "the rank is connected to its peers already");
   auto loaded = driver_of(asked);
   std::unique_ptr<dl::mlx5_driver> driver = std::move(value_or_throw(env, loaded));
   auto opened = ibgda::device_open(*driver, asked.wish);
@@ -99,10 +104,11 @@ ibgda_wrap::ibgda_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
     hooks.doorbell_wake = reinterpret_cast<uint64_t>(native->soft->doorbell_wake());
     hooks.region_wake = [device = native->soft](const dl::mlx5_mr& mr, const ep_wake_word* wake) { return device->region_wake(mr, wake); };
   }
+  if (apart) context->connect_apart();
   auto made = ibgda::rank_nic::create(context, std::move(driver), std::move(port), asked.queues, std::move(hooks));
   native->nic = value_or_throw(env, made);
   rank = Napi::Persistent(info[0].As<Napi::Object>());
-  end_key = state_of(env).at_end([held = native] { held->stop(); });
+  end_key = state_of(env).at_end([held = native] { held->stop(false); });
   tag<ibgda_wrap>(info.This().As<Napi::Object>());
 }
 
@@ -146,8 +152,19 @@ Napi::Value ibgda_wrap::connection(const Napi::CallbackInfo& info) {
   return bytes_copy(info.Env(), bytes.data(), bytes.size());
 }
 
+// (connections, keys?): by rank; keys of both directions, for a NIC on a network
 void ibgda_wrap::connect(const Napi::CallbackInfo& info) {
-  auto connected = open(info.Env()).queues().connect(blobs_of(info[0], "connections"));
+  ibgda::rank_nic& mine = open(info.Env());
+  const std::vector<std::vector<uint8_t>> connections = blobs_of(info[0], "connections");
+  if (native->soft != nullptr && native->soft->hub() != nullptr) {
+    std::vector<nic::gid_bytes> gids;
+    for (const std::vector<uint8_t>& bytes : connections) {
+      if (bytes.size() < sizeof(ep_ibgda_peer)) throw_invalid(info.Env(), "connection data of " + std::to_string(bytes.size()) + " bytes");
+      std::memcpy(gids.emplace_back().data(), bytes.data() + offsetof(ep_ibgda_peer, gid), sizeof(nic::gid_bytes));
+    }
+    tell_hub(info.Env(), *native->soft->hub(), unwrap<rank_wrap>(rank.Value(), "rank").native->context, gids, info[1]);
+  }
+  auto connected = mine.queues().connect(connections);
   value_or_throw(info.Env(), connected);
 }
 
@@ -381,7 +398,7 @@ void ibgda_wrap::close(const Napi::CallbackInfo& info) {
   if (end_key == 0) return;
   state_of(info.Env()).forget(end_key);
   end_key = 0;
-  native->stop();
+  native->stop(true);
 }
 
 void ibgda_wrap::define(Napi::Env env, Napi::Object exports) {

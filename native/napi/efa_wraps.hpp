@@ -44,7 +44,9 @@ struct efa_wrap : Napi::ObjectWrap<efa_wrap> {
     std::shared_ptr<efa::rank_nic> nic;
     nic::efa::soft_device* soft = nullptr; // null: hardware
     adopted_memories adopted;
-    void stop() {
+    // Not orderly: the environment went away without close().
+    void stop(bool orderly) {
+      if (!orderly && nic && soft != nullptr && soft->hub() != nullptr) soft->hub()->die();
       adopted.known.clear();
       if (nic) nic->stop();
       nic.reset();

@@ -8,6 +8,7 @@
 #include "ibgda/probe.hpp"
 #include "ibgda/topology.hpp"
 #include "nic/verbs/proxy.hpp"
+#include "nic_network.hpp"
 
 namespace ep::binding {
 
@@ -43,6 +44,7 @@ nic_description nic_description_of(Napi::Value value) {
   asked.soft.engine.seed = number("seed", UINT64_MAX);
   asked.soft.engine.trace_events = number("traceEvents", uint64_t{1} << 24);
   asked.soft.engine.ethernet = description.Get("ethernet").ToBoolean();
+  asked.soft.network = network_of(description.Get("network"));
   asked.wish.filter = text("devices");
   if (!description.Get("gidIndex").IsUndefined()) asked.wish.gid_index = static_cast<uint32_t>(number("gidIndex", UINT32_MAX));
   cpu_set_t cpus;

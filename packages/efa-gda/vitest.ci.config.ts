@@ -1,4 +1,4 @@
-/** The cases of GIN contexts over contexts that are broken: a rank that fails leaves the others waiting, so each takes a second or two. */
+/** The cases of GIN contexts over contexts that are broken, where a rank that fails leaves the others waiting, and every case over a network: each takes a second or two. */
 import { defineConfig } from 'vitest/config';
 
 export default defineConfig({

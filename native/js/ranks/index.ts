@@ -1,4 +1,4 @@
-/** What the transports whose ranks share a host are built of: how ranks meet, see each other die, wait, and allocate. */
+/** What transports are built of: how ranks meet, on one host or over a network, see each other die, wait, and allocate. */
 
 export { AdoptedRange, type NativeLocal, type NicMemories } from './adopted.js';
 export { AdoptedDeviceMemory } from './adopted-device.js';
@@ -6,14 +6,28 @@ export { type Allocator, allocateMemory, checkHostAllocation, type Reach } from 
 export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory } from './device-memory.js';
 export { reportStep, type SetUpStep } from './gather.js';
 export { agreedFacts, type JoinedRanks, type JoinOptions, joinRanks } from './join.js';
+export { joinApart, type LinkedNic, type NetworkWorld } from './join-apart.js';
+export { LinkedTeam, type LinkedTeamInit, type TeamEndpoint, teamMemory, type WorldTeam } from './linked-team.js';
 export { Liveness } from './liveness.js';
 export { Members, type MembersInit, parseApplication, parseWord, type ReadmitOptions, rejoinRanks } from './members.js';
 export { awaitedRanks, comparisonCode, RankMemory, type RankMemoryInit } from './memory.js';
 export { checkPinnable } from './memory-limits.js';
+export { type NicNetwork, type NicNetworkConfig, resolveNetwork } from './network.js';
 export { NicEndpoint, type NicEndpointInit, type NicRequests, type PostedRequest } from './nic-endpoint.js';
 export { checkLimits, nativeTimeout, runWait, waitError, withClosing } from './outcome.js';
 export { checkOver, type Over, refuseOver } from './over.js';
 export { renewMemory } from './renew.js';
 export { checkSameSize, type SignalWords, signalWords } from './requests.js';
+export {
+  checkSecret,
+  fingerprint,
+  hostOfProcess,
+  hostsOf,
+  LINK_KEYS_BYTES,
+  linkKeys,
+  NONCE_BYTES,
+  networkOfProcess,
+  newNonce,
+} from './secret.js';
 export { SHORTEST_STALL_US, stallsIn } from './stalls.js';
 export { checkAgreement, GATHER_BYTES, type Gathering, RankTeam, type RankTeamInit } from './team.js';

@@ -20,9 +20,9 @@ constexpr uint32_t doorbell_mask = EP_EFA_DOORBELL_COUNTER_MASK;
 
 } // namespace
 
-engine::engine(port_view port, const engine_options& options)
-    : memory(port), port_(std::move(port)), options_(options), random_(options.seed), trace_(options.trace_events) {
-  self_ = std::make_shared<wire_peer>(port_);
+engine::engine(port_view port, net::hub* hub, const engine_options& options)
+    : memory(port), port_(std::move(port)), network_(hub, port_.header().number), options_(options), random_(options.seed), trace_(options.trace_events) {
+  self_ = std::make_shared<shm_peer>(port_);
   visitor_ = {port_.header().number, port_.mapping()->handle().nonce};
 }
 
@@ -50,6 +50,9 @@ void engine::publish(queue_pair& qp, uint32_t qkey) {
 void engine::remove(queue_pair& qp) {
   store_ordered(port_.qp(qp.index).qpn, uint32_t{0});
   leave_ticks(qp);
+  for (const auto& flight : flights_) {
+    if (flight->qp == &qp) drop_tickets(*flight);
+  }
   std::erase_if(flights_, [&](const auto& flight) { return flight->qp == &qp; });
   lines_.forget(reinterpret_cast<uint64_t>(qp.ring.get()), uint64_t{qp.depth} * qp.limits.entry_bytes);
   lines_.forget(reinterpret_cast<uint64_t>(qp.bell.get()), 4);
@@ -66,7 +69,12 @@ void engine::leave_ticks(const queue_pair& qp) {
   const int64_t deadline = clock_now_ns() + let_go_ns;
   for (const auto& flight : flights_) {
     if (flight->qp != &qp || !flight->tick_due) continue;
-    while (flight->peer->tick(target_of(*flight)).busy && clock_now_ns() < deadline) sched_yield();
+    for (;;) {
+      const wire_reply reply = flight->peer->tick(target_of(*flight), flight->serial, oldest_serial(), flight->tick_ticket);
+      const bool lost = reply.status == EP_EFA_STATUS_UNRESPONSIVE && flight->peer_port > directory_ports;
+      if ((!reply.busy && !reply.pending && !lost) || clock_now_ns() >= deadline) break;
+      sched_yield();
+    }
   }
 }
 

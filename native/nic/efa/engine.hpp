@@ -43,6 +43,7 @@ struct engine_options {
   bool watch_stores = false;
   uint64_t first_count = 0;           // what a new counter stands at, as memory does not show until it first ticks
   int64_t unresponsive_ns = 20'000'000; // a peer that does not answer for that long is given up: in an emulator nothing is merely slow
+  int64_t silent_ns = 5'000'000'000;    // over a network something may be: there it is silence on the way to the peer, while something is asked
   size_t trace_events = 0;            // kept at most; 0: no trace
   bool trace_stages = false;          // keep every event, not only requests and violations
 };
@@ -60,7 +61,7 @@ struct engine_counts {
 
 class engine {
  public:
-  engine(port_view port, const engine_options& options);
+  engine(port_view port, net::hub* hub, const engine_options& options);
   ~engine();
 
   // ---- tables, for the control path
@@ -75,6 +76,7 @@ class engine {
   void remove(queue_pair& qp);
   uint16_t handle_add(uint32_t port);
   bool handle_remove(uint16_t ah);
+  uint32_t number_of(const gid_bytes& gid) const { return network_.number_of(gid); }
   size_t handles() const { return handles_.size(); }
   void counter_publish(counter& made, uint64_t* completed);
   result<nothing> counter_wake(counter& of, const ep_wake_word* wake);
@@ -138,7 +140,13 @@ class engine {
   bool advance(size_t flight, const step& what);
   bool payload(request& of, uint32_t at);
   bool land(request& of, uint32_t at);
-  bool answered(request& of, stage during, const wire_reply& reply);
+  // `fresh`: it was asked for just now, over a network.
+  bool answered(request& of, stage during, const wire_reply& reply, bool fresh);
+  bool later(fragment_list& parts, uint32_t at, bool asked, const wire_reply& reply);
+  uint64_t oldest_serial() const;
+  bool waits(const request& of, const wire_ticket& ticket) const;
+  bool silent(request& of);
+  void drop_tickets(request& of);
   bool tick(request& of);
   void leave_ticks(const queue_pair& qp);
   bool complete(request& of);
@@ -153,7 +161,7 @@ class engine {
 
   port_view port_;
   fabric network_;
-  std::shared_ptr<wire_peer> self_;
+  std::shared_ptr<shm_peer> self_;
   port_visitor visitor_; // oneself, at peers
   engine_options options_;
   random_source random_;

@@ -9,6 +9,10 @@ namespace {
 
 // A peer that does not answer is asked again after this.
 constexpr int64_t ask_again_ns = 1'000'000;
+// Fragments of one request that are asked for over a network at a time.
+constexpr uint32_t most_asked = 64;
+// One that was asked over a network is looked after this often.
+constexpr int64_t look_again_ns = 20'000'000;
 // Fragments of one request that have been read and not landed: a long message must not be in memory twice.
 constexpr size_t most_read = 256;
 constexpr uint32_t bit(stage what) { return 1u << static_cast<uint32_t>(what); }
@@ -17,7 +21,7 @@ constexpr stage staged[] = {stage::payload, stage::land, stage::tick, stage::ack
 
 } // namespace
 
-wire_target engine::target_of(const request& of) const { return {visitor_, of.what.qpn, of.what.qkey}; }
+wire_target engine::target_of(const request& of) const { return {visitor_, visitor_.number, of.what.qpn, of.what.qkey}; }
 
 wire_range engine::range_of(const request& of, const fragment& part) const { return {of.what.rkey, of.what.address, of.what.length, part.begin, part.bytes}; }
 
@@ -99,25 +103,32 @@ void engine::cut(request& of, uint64_t piece) {
   // Ends of fragments are aligned where they land, so that no aligned word is torn.
   const uint64_t base = of.reads() ? of.what.local : of.what.address;
   const bool apart = options_.payload_apart && !of.what.inlined && of.what.opcode != EP_EFA_OPCODE_SEND;
-  std::vector<fragment>& parts = apart ? of.unread : of.unlanded;
+  fragment_list& parts = apart ? of.unread : of.unlanded;
   uint64_t begin = 0;
   do {
     const uint64_t end = std::min(of.what.length, (base + begin + piece) / 8 * 8 - base);
-    parts.push_back({begin, end - begin, nullptr});
+    parts.add({begin, end - begin, nullptr, nullptr});
     begin = end;
   } while (begin < of.what.length);
 }
 
 void engine::next(const request& of, std::vector<step>& out, bool one) {
   const auto free = [&](stage what) { return (of.held & bit(what)) == 0 && of.due_ns[static_cast<size_t>(what)] <= now_ns_; };
-  const auto parts = [&](stage what, size_t count) {
+  const auto parts = [&](stage what, const fragment_list& all) {
+    const auto count = static_cast<uint32_t>(all.size());
     if (count == 0 || !free(what)) return;
-    if (one) return out.push_back({what, static_cast<uint32_t>(random_.below(count))});
-    for (uint32_t i = 0; i < count; ++i) out.push_back({what, i});
+    for (uint32_t i = 0; i < all.asked(); ++i) {
+      if (waits(of, all[i].ticket)) continue;
+      out.push_back({what, i});
+      if (one) return;
+    }
+    const uint32_t rest = all.asked() < most_asked ? count - all.asked() : 0;
+    if (rest != 0 && one) return out.push_back({what, all.asked() + static_cast<uint32_t>(random_.below(rest))});
+    for (uint32_t i = 0; i < rest; ++i) out.push_back({what, all.asked() + i});
   };
-  if (of.unlanded.size() < most_read) parts(stage::payload, of.unread.size());
-  parts(stage::land, of.unlanded.size());
-  if (of.tick_due && free(stage::tick)) out.push_back({stage::tick, 0});
+  if (of.unlanded.size() < most_read) parts(stage::payload, of.unread);
+  parts(stage::land, of.unlanded);
+  if (of.tick_due && free(stage::tick) && !waits(of, of.tick_ticket)) out.push_back({stage::tick, 0});
   if (of.ack_due && free(stage::ack)) out.push_back({stage::ack, 0});
   if (of.cqe_due && free(stage::cqe)) out.push_back({stage::cqe, 0});
   if (of.count_due && free(stage::count)) out.push_back({stage::count, 0});
@@ -163,11 +174,12 @@ bool engine::advance(size_t flight, const step& what) {
 
 bool engine::payload(request& of, uint32_t at) {
   fragment& part = of.unread[at];
+  const bool asked = part.ticket != nullptr;
   auto data = std::make_unique<uint8_t[]>(std::max<uint64_t>(part.bytes, 1));
   if (of.reads()) {
     if (!of.peer) of.peer = network_.connect(of.peer_port);
-    const wire_reply reply = of.peer && link_up_ ? of.peer->read(target_of(of), range_of(of, part), data.get()) : wire_reply{EP_EFA_STATUS_UNRESPONSIVE, false, "nobody has the peer's address"};
-    if (!answered(of, stage::payload, reply)) return !reply.busy;
+    const wire_reply reply = of.peer && link_up_ ? of.peer->read(target_of(of), range_of(of, part), data.get(), part.ticket) : wire_reply{EP_EFA_STATUS_UNRESPONSIVE, false, "nobody has the peer's address"};
+    if (!answered(of, stage::payload, reply, !asked && part.ticket)) return later(of.unread, at, asked, reply);
   } else {
     const char* why = nullptr;
     const uint8_t* from = memory.local(of.what.lkey, of.what.local, of.what.length, false, &why);
@@ -179,14 +191,13 @@ bool engine::payload(request& of, uint32_t at) {
   }
   note(of, {stage::payload, at});
   part.data = std::move(data);
-  of.unlanded.push_back(std::move(part));
-  if (at + 1 != of.unread.size()) of.unread[at] = std::move(of.unread.back());
-  of.unread.pop_back();
+  of.unlanded.add(of.unread.take(at));
   return true;
 }
 
 bool engine::land(request& of, uint32_t at) {
   fragment& part = of.unlanded[at];
+  const bool asked = part.ticket != nullptr;
   if (!of.peer) of.peer = network_.connect(of.peer_port);
   const char* why = nullptr;
   uint8_t* local = nullptr;
@@ -205,18 +216,17 @@ bool engine::land(request& of, uint32_t at) {
   } else if (!of.peer) {
     reply = {EP_EFA_STATUS_UNRESPONSIVE, false, "nobody has the peer's address"};
   } else if (of.reads()) {
-    reply = of.peer->read(target_of(of), range_of(of, part), local + part.begin);
+    reply = of.peer->read(target_of(of), range_of(of, part), local + part.begin, part.ticket);
   } else if (of.what.opcode == EP_EFA_OPCODE_SEND || of.what.has_immediate) {
-    reply = of.peer->refuse_send(target_of(of));
+    reply = of.peer->refuse_send(target_of(of), part.ticket);
   } else {
     const uint8_t* from = part.data ? part.data.get() : of.what.inlined ? of.wqe.data() + inline_at + part.begin : local + part.begin;
-    reply = of.peer->write(target_of(of), range_of(of, part), from);
+    reply = of.peer->write(target_of(of), range_of(of, part), from, part.ticket);
   }
-  if (!answered(of, stage::land, reply)) return !reply.busy;
+  if (!answered(of, stage::land, reply, !asked && part.ticket)) return later(of.unlanded, at, asked, reply);
   counts_.bytes += part.bytes;
   note(of, {stage::land, at});
-  std::swap(of.unlanded[at], of.unlanded.back());
-  of.unlanded.pop_back();
+  (void)of.unlanded.take(at);
   if (of.unread.empty() && of.unlanded.empty()) {
     of.moving = false;
     of.ack_due = true;
@@ -226,14 +236,22 @@ bool engine::land(request& of, uint32_t at) {
 }
 
 // False: it did not go well, and what follows from that has been done, or (busy) it has to be tried again.
-bool engine::answered(request& of, stage during, const wire_reply& reply) {
+bool engine::answered(request& of, stage during, const wire_reply& reply, bool fresh) {
   if (reply.busy) return false;
-  if (reply.status == EP_EFA_STATUS_OK) return true;
+  if (fresh) of.asked_ns = now_ns_;
+  if (reply.pending) {
+    if (silent(of)) end(of, EP_EFA_STATUS_UNRESPONSIVE, "nothing came from the peer's host for too long");
+    return false;
+  }
+  if (reply.status == EP_EFA_STATUS_OK) {
+    of.give_up_ns = 0;
+    return true;
+  }
   if (reply.status != EP_EFA_STATUS_UNRESPONSIVE && reply.status != EP_EFA_STATUS_UNREACHABLE) {
     end(of, reply.status, reply.why);
     return false;
   }
-  if (of.give_up_ns == 0) of.give_up_ns = now_ns_ + options_.unresponsive_ns;
+  if (of.give_up_ns == 0) of.give_up_ns = now_ns_ + (of.peer_port > directory_ports ? options_.silent_ns : options_.unresponsive_ns);
   if (now_ns_ >= of.give_up_ns) {
     end(of, reply.status, reply.why);
     return false;
@@ -243,9 +261,55 @@ bool engine::answered(request& of, stage during, const wire_reply& reply) {
   return false;
 }
 
+// An answer is awaited, and it is not yet time to look whether the peer is silent.
+bool engine::waits(const request& of, const wire_ticket& ticket) const { return ticket && !ticket->answered.load(std::memory_order_acquire) && now_ns_ < of.look_ns; }
+
+// What was asked over a network is still unanswered. As long as anything moves on the way there nobody is silent: the network's stream sends again by itself.
+bool engine::silent(request& of) {
+  of.look_ns = now_ns_ + look_again_ns;
+  return now_ns_ - std::max(of.asked_ns, of.peer->moved_ns()) >= options_.silent_ns;
+}
+
+// A fragment that has not been answered well. Returns whether anything was done for it.
+bool engine::later(fragment_list& parts, uint32_t at, bool asked, const wire_reply& reply) {
+  if (parts.empty()) return true; // the request has ended
+  const bool asks = parts[at].ticket != nullptr;
+  (void)parts.sort(at);
+  return !reply.busy && (!reply.pending || (asks && !asked));
+}
+
+// No tick of a lower serial is asked for any more.
+uint64_t engine::oldest_serial() const {
+  uint64_t oldest = serials_ + 1;
+  for (const auto& flight : flights_) oldest = std::min(oldest, flight->serial);
+  return oldest;
+}
+
+void engine::drop_tickets(request& of) {
+  const auto is_open = [](const wire_ticket& ticket) { return ticket && !ticket->answered.load(std::memory_order_acquire); };
+  bool open = is_open(of.tick_ticket);
+  for (const fragment_list* parts : {&of.unread, &of.unlanded}) {
+    for (uint32_t i = 0; i < parts->asked(); ++i) open = open || is_open((*parts)[i].ticket);
+  }
+  if (!open) return;
+  if (!of.peer) of.peer = network_.connect(of.peer_port);
+  of.peer->give_up();
+}
+
 bool engine::tick(request& of) {
-  const wire_reply reply = of.peer->tick(target_of(of));
+  const bool far = of.peer_port > directory_ports;
+  const bool asked = of.tick_ticket != nullptr;
+  const wire_reply reply = of.peer->tick(target_of(of), of.serial, far ? oldest_serial() : 0, of.tick_ticket);
   if (reply.busy) return false;
+  if (!asked && of.tick_ticket) of.asked_ns = now_ns_;
+  if (reply.pending && !silent(of)) return !asked && of.tick_ticket;
+  if (far && reply.status == EP_EFA_STATUS_UNRESPONSIVE) {
+    // Lost on the way: nobody knows whether it was counted, so it is asked for again.
+    if (of.give_up_ns == 0) of.give_up_ns = now_ns_ + options_.silent_ns;
+    of.due_ns[static_cast<size_t>(stage::tick)] = now_ns_ + ask_again_ns;
+    if (now_ns_ < of.give_up_ns) return true;
+  }
+  if (reply.pending) drop_tickets(of);
   // Where the peer has gone since, nobody is left to count.
   of.tick_due = false;
   note(of, {stage::tick, 0});
@@ -296,6 +360,7 @@ void engine::end(request& of, uint8_t status, const char* why) {
   of.status = status;
   of.note = why;
   of.moving = false;
+  drop_tickets(of);
   of.unread.clear();
   of.unlanded.clear();
   of.cqe_due = of.qp->cq != nullptr;
@@ -343,7 +408,7 @@ void engine::note(const request& of, const step& what) {
   event.begin_ns = event.end_ns = now_ns_;
   event.address = of.what.address;
   event.length = of.what.length;
-  const auto& parts = what.what == stage::payload ? of.unread : of.unlanded;
+  const fragment_list& parts = what.what == stage::payload ? of.unread : of.unlanded;
   if ((what.what == stage::payload || what.what == stage::land) && what.fragment < parts.size()) {
     event.begin = parts[what.fragment].begin;
     event.length = parts[what.fragment].bytes;

@@ -17,7 +17,7 @@
 namespace ep::nic::efa {
 
 // Raise it when a layout of this file changes: devices of two builds must not meet.
-inline constexpr uint32_t port_version = 2;
+inline constexpr uint32_t port_version = 3;
 inline constexpr uint32_t port_magic = 0x31414645; // "EFA1"
 inline constexpr uint32_t port_max_qps = 1024;
 inline constexpr uint32_t port_max_keys = 1024;
@@ -47,7 +47,7 @@ struct port_key {
 };
 static_assert(sizeof(port_key) == 176, "indexed by key >> 8");
 
-// A completion counter. Senders count in it at the same time, and none of them can hold the others up, wherever it stops: see wire_peer::count.
+// A completion counter. Senders count in it at the same time, and none of them can hold the others up, wherever it stops: see shm_peer::count.
 struct port_counter {
   uint64_t reserved0;
   uint64_t value;      // EP_EFA_COUNTER_MASK of it is what memory shows, or will; atomic
@@ -93,7 +93,7 @@ struct port_header {
   ep_life_word life;
   ep_wake_word doorbell; // the device's thread sleeps on it
   uint64_t reserved2[7];
-  uint64_t known[(directory_ports + 64) / 64]; // a bit for each port that this device has an address handle for; atomic
+  uint64_t known[65536 / 64]; // a bit for each number, also of devices on a network, that this device has an address handle for; atomic
 };
 
 class port_view {

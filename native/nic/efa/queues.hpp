@@ -84,6 +84,42 @@ struct fragment {
   uint64_t begin = 0;
   uint64_t bytes = 0;
   std::unique_ptr<uint8_t[]> data; // once read, where reading and landing are two events
+  wire_ticket ticket;
+};
+
+// Fragments of one request in no order, but that those which were asked for over a network, and are not answered, stand first.
+class fragment_list {
+ public:
+  size_t size() const { return all_.size(); }
+  bool empty() const { return all_.empty(); }
+  uint32_t asked() const { return asked_; }
+  fragment& operator[](size_t at) { return all_[at]; }
+  const fragment& operator[](size_t at) const { return all_[at]; }
+  void add(fragment one) { all_.push_back(std::move(one)); }
+  // By its ticket a fragment belongs to those that were asked for, or not; returns where it is now.
+  size_t sort(size_t at) {
+    const bool asked = all_[at].ticket != nullptr;
+    if (asked == (at < asked_)) return at;
+    const size_t to = asked ? asked_++ : --asked_;
+    if (to != at) std::swap(all_[at], all_[to]);
+    return to;
+  }
+  // Its ticket is null.
+  fragment take(size_t at) {
+    at = sort(at);
+    fragment taken = std::move(all_[at]);
+    if (at + 1 != all_.size()) all_[at] = std::move(all_.back());
+    all_.pop_back();
+    return taken;
+  }
+  void clear() {
+    all_.clear();
+    asked_ = 0;
+  }
+
+ private:
+  std::vector<fragment> all_;
+  uint32_t asked_ = 0;
 };
 
 // A request that was fetched and is not over.
@@ -96,8 +132,8 @@ struct request {
   std::shared_ptr<wire_peer> peer;
   uint8_t status = 0;
   const char* note = nullptr;
-  std::vector<fragment> unread;
-  std::vector<fragment> unlanded;
+  fragment_list unread;
+  fragment_list unlanded;
   bool moving = true; // fragments are left, or an error that its peer has to be asked for
   bool tick_due = false;
   bool ack_due = false;
@@ -108,6 +144,9 @@ struct request {
   std::array<int64_t, stages> due_ns{};
   int64_t begun_ns = 0;
   int64_t give_up_ns = 0; // when a peer that does not answer is given up; 0: it has not been asked
+  wire_ticket tick_ticket;
+  int64_t asked_ns = 0; // when anything was last asked over a network
+  int64_t look_ns = 0;  // when to look whether its peer is silent
   alignas(8) std::array<uint8_t, EP_EFA_WIDE_WQE_BYTES> wqe{};
 
   bool reads() const { return what.opcode == EP_EFA_OPCODE_RDMA_READ; }

@@ -23,10 +23,10 @@ constexpr int64_t last_sleep_ns = 8'000'000; // a GPU's doorbell wakes nobody: t
 
 } // namespace
 
-soft_device::soft_device(std::string name, port_view port, directory_entry entry, const soft_options& options)
-    : name_(std::move(name)), port_(port), entry_(std::move(entry)), options_(options), qkeys_(options.engine.seed ^ port.mapping()->handle().nonce) {
+soft_device::soft_device(std::string name, port_view port, directory_entry entry, std::unique_ptr<net::hub> hub, const soft_options& options)
+    : name_(std::move(name)), port_(port), entry_(std::move(entry)), options_(options), hub_(std::move(hub)), qkeys_(options.engine.seed ^ port.mapping()->handle().nonce) {
   port_.header().number = entry_.number();
-  engine_ = std::make_unique<engine>(port, options.engine);
+  engine_ = std::make_unique<engine>(port, hub_.get(), options.engine);
   const engine_options& can = options.engine;
   capabilities_.max_depth = can.max_depth;
   capabilities_.max_batch = can.max_batch;
@@ -49,13 +49,20 @@ result<std::unique_ptr<soft_device>> soft_device::open(const std::string& name, 
   if (!port.ok()) return port.why();
   auto entry = directory_entry::take(port.value().mapping()->handle());
   if (!entry.ok()) return entry.why();
-  std::unique_ptr<soft_device> made(new soft_device(name, port.value(), std::move(entry.value()), options));
+  std::unique_ptr<net::hub> hub;
+  if (options.network) {
+    auto opened = net::hub::open(*options.network, entry.value().number());
+    if (!opened.ok()) return opened.why();
+    hub = std::move(opened.value());
+  }
+  std::unique_ptr<soft_device> made(new soft_device(name, port.value(), std::move(entry.value()), std::move(hub), options));
   auto started = made->start();
   if (!started.ok()) return started.why();
   return made;
 }
 
 result<nothing> soft_device::start() {
+  if (!options_.threaded && hub_) return failure{EP_STATUS_INVALID, 0, "a software EFA on a network has threads: time is not its caller's"};
   if (!options_.threaded) return life_.begin(port_.header().life, port_.mapping());
   // Peers may look at the life word as soon as open() has returned, and it is the thread's own.
   std::mutex mutex;
@@ -77,9 +84,12 @@ result<nothing> soft_device::start() {
       "thread of a software EFA; raise the limit on tasks");
   if (!thread.ok()) return thread.why();
   thread_ = std::move(thread.value());
-  std::unique_lock lock(mutex);
-  begun.wait(lock, [&] { return known; });
-  return outcome;
+  {
+    std::unique_lock lock(mutex);
+    begun.wait(lock, [&] { return known; });
+  }
+  if (!outcome.ok() || !hub_) return outcome;
+  return hub_->start(answerer_of(port_), doorbell_wake());
 }
 
 bool soft_device::poll(int64_t now_ns) {
@@ -133,6 +143,7 @@ void soft_device::stop() {
   // Endpoints first: what has landed whole is counted at its peers while they still know this device.
   while (!engine_->qps.empty()) engine_->remove(*engine_->qps.begin()->second);
   life_.end(true);
+  if (hub_) hub_->stop();
   // From here on peers find nobody. Who is inside still comes out before the memory goes.
   const int64_t deadline = clock_now_ns() + let_go_ns;
   while (engine_->in_use(0, nullptr) && clock_now_ns() < deadline) sched_yield();

@@ -5,6 +5,7 @@
 #include <iosfwd>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,6 +20,8 @@ struct soft_options {
   engine_options engine;
   // False: nothing happens but by run() and step(), and time is what its caller says.
   bool threaded = true;
+  // Peers are reached over this network, all but oneself. Unless given: through the memory of this machine.
+  std::optional<net::hub_options> network;
 };
 
 class soft_device final : public dl::efa_device {
@@ -43,6 +46,8 @@ class soft_device final : public dl::efa_device {
   // The verb that sets a counter.
   result<nothing> counter_set(const dl::efa_counter& counter, uint64_t value);
   uint32_t port_number() const { return port_.header().number; }
+  // Null: this device is on no network. HAZARD: a peer has to be told of, hub()->know(), before its address is inserted.
+  net::hub* hub() const { return hub_.get(); }
 
   // Replaces the script; see faults.hpp. EP_STATUS_INVALID names line and word.
   result<nothing> set_faults(std::string_view script);
@@ -101,7 +106,7 @@ class soft_device final : public dl::efa_device {
     const soft_device& device_;
   };
 
-  soft_device(std::string name, port_view port, directory_entry entry, const soft_options& options);
+  soft_device(std::string name, port_view port, directory_entry entry, std::unique_ptr<net::hub> hub, const soft_options& options);
   result<nothing> start();
   void run_thread();
   void stop();
@@ -118,6 +123,7 @@ class soft_device final : public dl::efa_device {
   dl::efa_capabilities capabilities_;
   mutable std::mutex mutex_;
   mutable std::atomic<int> wanting_{0};
+  std::unique_ptr<net::hub> hub_;
   std::unique_ptr<engine> engine_;
   uint32_t next_cq_ = 1;
   uint32_t next_counter_ = 0;

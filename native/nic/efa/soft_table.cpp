@@ -213,7 +213,7 @@ result<dl::efa_endpoint> soft_device::create_endpoint(const dl::efa_endpoint_spe
   made.handle = handle_of(qp->qpn);
   made.qpn = qp->qpn;
   made.sq = {reinterpret_cast<uint64_t>(qp->ring.get()), reinterpret_cast<uint64_t>(qp->bell.get()), qp->depth, qp->limits.entry_bytes, qp->max_batch, options_.engine.wide_ids};
-  const raw_address address{gid_link_local(port_number()), static_cast<uint16_t>(qp->qpn), 0, qkey};
+  const raw_address address{hub_ ? hub_->gid() : gid_link_local(port_number()), static_cast<uint16_t>(qp->qpn), 0, qkey};
   std::memcpy(made.address.bytes.data(), &address, sizeof address);
   made.address.length = sizeof address;
   engine_->publish(*qp, qkey);
@@ -250,10 +250,12 @@ result<dl::efa_peer> soft_device::insert_address(const dl::efa_endpoint& of, con
     return refuse("insert_address", EINVAL, "an address of " + std::to_string(address.length) + " bytes, expected " + std::to_string(sizeof raw) + ": is the peer's of hardware?");
   }
   std::memcpy(&raw, address.bytes.data(), sizeof raw);
-  const uint32_t number = number_of_gid(raw.gid);
-  if (number == 0) return refuse("insert_address", EHOSTUNREACH, "the GID is not one of a software NIC");
-  auto found = directory_find(number);
-  if (!found.ok()) return refuse("insert_address", EHOSTUNREACH, found.why().message);
+  const uint32_t number = engine_->number_of(raw.gid);
+  if (number == 0) return refuse("insert_address", EHOSTUNREACH, "the GID is not one of a software NIC, or of one on a network that this device was not told of");
+  if (number <= directory_ports) {
+    auto found = directory_find(number);
+    if (!found.ok()) return refuse("insert_address", EHOSTUNREACH, found.why().message);
+  }
   const uint16_t ah = engine_->handle_add(number);
   return dl::efa_peer{handle_of(uint64_t{1} << 32 | ah), ah, raw.qpn, raw.qkey};
 }

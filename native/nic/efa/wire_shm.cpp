@@ -52,29 +52,30 @@ void copy_words(uint8_t* to, const uint8_t* from, uint64_t bytes) {
   }
 }
 
-wire_peer::wire_peer(port_view view) : view_(std::move(view)), keys_(port_max_keys), counters_(port_max_counters) {}
+shm_peer::shm_peer(port_view view) : view_(std::move(view)), keys_(port_max_keys), counters_(port_max_counters) {}
 
-bool wire_peer::gone() const {
+bool shm_peer::gone() const {
   const uint32_t life = life_state(&view_.header().life);
   return life == EP_LIFE_DEAD || life == EP_LIFE_CLOSED;
 }
 
-bool wire_peer::enter(uint64_t& word, uint64_t mine) {
+bool shm_peer::enter(uint64_t& word, uint64_t mine) {
   uint64_t nobody = 0;
   return std::atomic_ref<uint64_t>(word).compare_exchange_strong(nobody, mine, std::memory_order_seq_cst);
 }
 
-void wire_peer::free_if_gone(uint64_t& word) {
+void shm_peer::free_if_gone(uint64_t& word) {
   uint64_t visitor = load_ordered(word);
   if (visitor != 0 && visitor_gone(visitor)) std::atomic_ref<uint64_t>(word).compare_exchange_strong(visitor, 0, std::memory_order_seq_cst);
 }
 
-template <class Body> wire_reply wire_peer::inside(const wire_target& target, uint32_t key, const Body& body) {
+template <class Body> wire_reply shm_peer::inside(const wire_target& target, uint32_t key, const Body& body) {
   const port_header& header = view_.header();
   const uint32_t source = target.source.number;
+  const uint32_t sender = target.sender;
   if (load_acquire(header.link_up) == 0) return {EP_EFA_STATUS_UNREACHABLE, false, "the peer's link is down"};
   if (life_state(&header.life) != EP_LIFE_ALIVE) return {EP_EFA_STATUS_UNRESPONSIVE, false, "the peer's device is gone"};
-  if ((load_acquire(header.known[source / 64]) >> source % 64 & 1) == 0) {
+  if ((load_acquire(header.known[sender / 64]) >> sender % 64 & 1) == 0) {
     return {EP_EFA_STATUS_UNKNOWN_PEER, false, "the peer has no address handle for this device"};
   }
   port_qp& qp = view_.qp((target.qpn - port_first_qpn) % port_max_qps);
@@ -101,7 +102,7 @@ template <class Body> wire_reply wire_peer::inside(const wire_target& target, ui
   return reply;
 }
 
-const wire_peer::mapping& wire_peer::map(mapping& known, uint64_t generation, const port_place& place, bool has_wake, const port_place& wake) {
+const shm_peer::mapping& shm_peer::map(mapping& known, uint64_t generation, const port_place& place, bool has_wake, const port_place& wake) {
   if (known.generation == generation) return known;
   known = mapping{};
   known.base = view_.map(place, known.memory);
@@ -111,7 +112,7 @@ const wire_peer::mapping& wire_peer::map(mapping& known, uint64_t generation, co
   return known;
 }
 
-wire_reply wire_peer::find(const wire_range& range, uint32_t right, mapping*& found) {
+wire_reply shm_peer::find(const wire_range& range, uint32_t right, mapping*& found) {
   const wire_reply none{EP_EFA_STATUS_REMOTE_BAD_ADDRESS, false, "the peer has no such rkey"};
   if ((range.rkey & ~EP_EFA_LKEY_MASK) != port_rkey_bits) return none;
   const uint32_t number = range.rkey & EP_EFA_LKEY_MASK;
@@ -132,7 +133,7 @@ wire_reply wire_peer::find(const wire_range& range, uint32_t right, mapping*& fo
   return {};
 }
 
-wire_reply wire_peer::write(const wire_target& target, const wire_range& range, const uint8_t* from) {
+wire_reply shm_peer::write(const wire_target& target, const wire_range& range, const uint8_t* from) {
   return inside(target, range.rkey & EP_EFA_LKEY_MASK, [&](port_qp&) {
     mapping* to = nullptr;
     const wire_reply reply = find(range, dl::EFA_ACCESS_REMOTE_WRITE, to);
@@ -147,7 +148,7 @@ wire_reply wire_peer::write(const wire_target& target, const wire_range& range, 
   });
 }
 
-wire_reply wire_peer::read(const wire_target& target, const wire_range& range, uint8_t* to) {
+wire_reply shm_peer::read(const wire_target& target, const wire_range& range, uint8_t* to) {
   return inside(target, range.rkey & EP_EFA_LKEY_MASK, [&](port_qp&) {
     mapping* from = nullptr;
     const wire_reply reply = find(range, dl::EFA_ACCESS_REMOTE_READ, from);
@@ -157,11 +158,11 @@ wire_reply wire_peer::read(const wire_target& target, const wire_range& range, u
   });
 }
 
-wire_reply wire_peer::refuse_send(const wire_target& target) {
+wire_reply shm_peer::refuse_send(const wire_target& target) {
   return inside(target, 0, [](port_qp&) { return wire_reply{EP_EFA_STATUS_REMOTE_RNR, false, "the peer's queue pair has no receive buffers"}; });
 }
 
-wire_reply wire_peer::tick(const wire_target& target) {
+wire_reply shm_peer::tick(const wire_target& target) {
   return inside(target, 0, [&](port_qp& qp) {
     if (qp.counter != 0) count(qp.counter - 1);
     return wire_reply{};
@@ -169,7 +170,7 @@ wire_reply wire_peer::tick(const wire_target& target) {
 }
 
 // HAZARD: no lock. A sender may be stopped anywhere in here, and the signal is still everybody's: what it has counted and not shown yet, the next one shows.
-void wire_peer::count(uint32_t index) {
+void shm_peer::count(uint32_t index) {
   port_counter& counter = view_.counter(index);
   const uint64_t generation = load_ordered(counter.generation);
   if (generation == 0) return;
@@ -180,16 +181,22 @@ void wire_peer::count(uint32_t index) {
   if (mapped.wake != nullptr) wake_notify(mapped.wake);
 }
 
+uint32_t fabric::number_of(const gid_bytes& gid) const {
+  if (hub_ == nullptr) return number_of_gid(gid);
+  return gid == hub_->gid() ? own_ : hub_->number_of(gid);
+}
+
 std::shared_ptr<wire_peer> fabric::connect(uint32_t number) {
   // Whoever lives keeps its number, so the directory, which is a file that the kernel writes anew for each reader, is asked about strangers and those who have gone only.
   const auto known = peers_.find(number);
   if (known != peers_.end() && !known->second->gone()) return known->second;
   if (known != peers_.end()) peers_.erase(known);
+  if (number > directory_ports) return hub_ == nullptr ? nullptr : peers_[number] = peer_of_network(*hub_, number);
   auto handle = directory_find(number);
   if (!handle.ok()) return nullptr;
   auto view = port_view::open(handle.value());
   if (!view.ok() || view.value().header().number != number) return nullptr;
-  return peers_[number] = std::make_shared<wire_peer>(std::move(view.value()));
+  return peers_[number] = std::make_shared<shm_peer>(std::move(view.value()));
 }
 
 } // namespace ep::nic::efa

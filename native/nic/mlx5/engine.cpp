@@ -45,6 +45,7 @@ void engine::stop_qp(queue_pair& qp, uint8_t state) {
   qp.state = state;
   const qp_state shared = state == EP_MLX5_QP_STATE_ERR ? qp_state::error : qp_state::reset;
   store_ordered(port_.qp(qp.index).state, static_cast<uint32_t>(shared));
+  drop_ticket(qp);
   qp.current.active = false;
   qp.current.held = false;
   qp.resume_ns = 0;

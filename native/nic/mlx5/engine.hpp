@@ -24,7 +24,7 @@ namespace ep::nic {
 struct engine_options {
   uint64_t seed = 1;
   // A try waits for its answer as long as the queue pair says (4.3 s for an ack timeout of 20), but no longer than this: in an emulator nothing is
-  // merely slow.
+  // merely slow. Over a network something may be: what is under way there is waited for as long as the queue pair says.
   int64_t max_ack_timeout_ns = 20'000'000;
   size_t trace_events = 0; // kept at most; 0: no trace
   bool ethernet = false; // the link layer; InfiniBand otherwise
@@ -58,6 +58,7 @@ class engine {
   void remove_qp(queue_pair& qp);
   void add_receiver(queue_pair& qp) { receivers_.push_back(&qp); }
   void connect(queue_pair& qp);
+  uint32_t number_of(const gid_bytes& gid) const { return network_->number_of(gid); }
   // Whether a peer's NIC is inside of an access to this key (0: to anything through this queue pair) right now.
   bool in_use(uint32_t key, const queue_pair* only) const;
   port_view& port() { return port_; }
@@ -97,7 +98,10 @@ class engine {
   bool prepare(queue_pair& qp);
   void attempt(queue_pair& qp);
   void answered(queue_pair& qp, const wire_reply& reply);
-  void unanswered(queue_pair& qp, const char* why);
+  void pending(queue_pair& qp);
+  void unanswered(queue_pair& qp, const char* why, bool broken = false);
+  bool local_still(const queue_pair& qp) const;
+  void drop_ticket(queue_pair& qp);
   void store_old(queue_pair& qp, uint64_t old);
   void finish(queue_pair& qp, uint8_t syndrome, const char* note);
   void flush(queue_pair& qp);

@@ -13,12 +13,16 @@ constexpr std::array<int64_t, 32> rnr_wait_us{655360, 10,   20,   30,   40,    6
                                               2560,   3840, 5120, 7680, 10240, 15360, 20480, 30720, 40960, 61440, 81920,  122880, 163840, 245760, 327680, 491520};
 constexpr uint8_t rnr_retry_for_ever = 7;
 // A longer message is delivered in several turns, in the order of its addresses, as packets come.
-constexpr uint64_t slice_bytes = 1 << 20;
+constexpr uint64_t slice_bytes = net::part_bytes;
+// After a way that broke, the first wait; each further one is twice as long.
+constexpr int64_t broken_wait_ns = 20'000'000;
+constexpr int64_t crowded_wait_ns = 1'000'000;
 
 } // namespace
 
 bool engine::advance(queue_pair& qp) {
-  if (qp.current.held || qp.resume_ns > now_ns_) return false;
+  const bool come = qp.current.ticket && qp.current.ticket->answered.load(std::memory_order_acquire);
+  if (qp.current.held || (qp.resume_ns > now_ns_ && !come)) return false;
   if (qp.consumer == qp.producer) return false;
   if (qp.state == EP_MLX5_QP_STATE_ERR) {
     flush(qp);
@@ -69,6 +73,7 @@ bool engine::fetch(queue_pair& qp) {
   now.rnr_tries = 0;
   now.begun_ns = now_ns_;
   now.landed = 0;
+  now.ticket.reset();
   now.pieces.clear();
   now.parts.clear();
   violation wrong;
@@ -133,27 +138,40 @@ bool engine::prepare(queue_pair& qp) {
 
 void engine::attempt(queue_pair& qp) {
   flight& now = qp.current;
-  if (!link_up_) return unanswered(qp, "one's own link is down");
-  connect(qp);
-  if (!qp.peer) return unanswered(qp, "no port has the peer's address");
-  if (!faults_.empty() && faults_.hit(fault_kind::drop, qp.qpn, now.request.opcode) != nullptr) return unanswered(qp, "dropped by a fault");
+  if (!link_up_) {
+    drop_ticket(qp);
+    return unanswered(qp, "one's own link is down");
+  }
+  // HAZARD: an answer may have been long on its way, or a try long ago, and the memory may be another's by now.
+  if ((now.ticket || now.tries != 0 || now.rnr_tries != 0 || now.landed != 0) && !local_still(qp)) {
+    return finish(qp, EP_MLX5_SYNDROME_LOCAL_PROTECTION, "the local memory went away while the request was under way");
+  }
+  if (!now.ticket) {
+    connect(qp);
+    if (!qp.peer) return unanswered(qp, "no port has the peer's address");
+    if (!faults_.empty() && faults_.hit(fault_kind::drop, qp.qpn, now.request.opcode) != nullptr) return unanswered(qp, "dropped by a fault");
+    now.asked_ns = now_ns_;
+  }
   if (now.parts.size() > 1) {
-    const auto [begin, end] = now.parts.back();
-    const wire_reply reply = qp.peer->deliver(now.message, begin, end, false);
+    // Whatever `partial` says, no part is longer than a turn's.
+    const auto [begin, whole_end] = now.parts.back();
+    const uint64_t end = std::min(whole_end, begin + slice_bytes);
+    const wire_reply reply = qp.peer->deliver(now.message, begin, end, false, now.ticket);
     if (reply.answer != wire_answer::ack) return answered(qp, reply);
-    now.parts.pop_back();
+    now.parts.back().first = end;
+    if (end == whole_end) now.parts.pop_back();
     return;
   }
-  const uint64_t begin = now.parts.empty() ? now.landed : now.parts.back().first;
+  const uint64_t begin = now.parts.empty() ? now.landed : std::max(now.landed, now.parts.back().first);
   const uint64_t end = now.parts.empty() ? now.request.length : now.parts.back().second;
   turn_bytes_ += std::min(end - begin, slice_bytes);
   if (end - begin > slice_bytes) {
-    const wire_reply reply = qp.peer->deliver(now.message, begin, begin + slice_bytes, false);
+    const wire_reply reply = qp.peer->deliver(now.message, begin, begin + slice_bytes, false, now.ticket);
     if (reply.answer != wire_answer::ack) return answered(qp, reply);
-    now.landed += slice_bytes;
+    now.landed = begin + slice_bytes;
     return;
   }
-  const wire_reply reply = qp.peer->deliver(now.message, begin, end, true);
+  const wire_reply reply = qp.peer->deliver(now.message, begin, end, true, now.ticket);
   if (reply.answer == wire_answer::ack && !faults_.empty() && faults_.hit(fault_kind::drop_ack, qp.qpn, now.request.opcode) != nullptr) {
     return unanswered(qp, "its answer was dropped by a fault");
   }
@@ -168,7 +186,8 @@ void engine::answered(queue_pair& qp, const wire_reply& reply) {
       qp.send_psn = (qp.send_psn + now.message.packets) & 0xffffff;
       counts_.bytes += now.request.length;
       return finish(qp, 0, nullptr);
-    case wire_answer::lost: return unanswered(qp, reply.why);
+    case wire_answer::pending: return pending(qp);
+    case wire_answer::lost: return unanswered(qp, reply.why, reply.broken);
     case wire_answer::not_ready:
       if (qp.rnr_retry != rnr_retry_for_ever && now.rnr_tries++ >= qp.rnr_retry) return finish(qp, EP_MLX5_SYNDROME_RNR_RETRY_EXCEEDED, reply.why);
       ++counts_.retries;
@@ -179,14 +198,55 @@ void engine::answered(queue_pair& qp, const wire_reply& reply) {
   }
 }
 
-void engine::unanswered(queue_pair& qp, const char* why) {
+// Silence for as long as the queue pair waits is a try. It is the network's stream that sends again meanwhile, so as long as anything moves on it, nobody is silent.
+void engine::pending(queue_pair& qp) {
+  flight& now = qp.current;
+  if (!now.ticket) { // so much is under way that it was not even asked
+    qp.resume_ns = now_ns_ + crowded_wait_ns;
+    return;
+  }
+  const int64_t wait_ns = qp.ack_timeout == 0 ? INT64_MAX / 2 : int64_t{4096} << qp.ack_timeout;
+  const int64_t since_ns = std::max(now.asked_ns, qp.peer->moved_ns());
+  if (now_ns_ - since_ns < wait_ns) {
+    qp.resume_ns = since_ns + wait_ns;
+    return;
+  }
+  if (now.tries >= qp.retry_count) return finish(qp, EP_MLX5_SYNDROME_RETRY_EXCEEDED, "nothing came from the peer's host for as long as the queue pair waits");
+  ++now.tries;
+  ++counts_.retries;
+  now.asked_ns = now_ns_;
+  qp.resume_ns = now_ns_ + wait_ns;
+}
+
+// Whether the memory that the request is about to use here is still what it was when it was checked.
+bool engine::local_still(const queue_pair& qp) const {
+  const flight& now = qp.current;
+  const work_request& request = now.request;
+  const bool writes = request.operation == wire_operation::write;
+  if (writes && now.ticket) return true; // it was read when it was asked
+  const char* why = nullptr;
+  for (uint32_t i = 0; i < request.data_count; ++i) {
+    const wqe_data& data = request.data[i];
+    if (memory.local(data.lkey, qp.pdn, data.address, data.bytes, !writes, &why) != now.pieces[i + (request.inlined ? 1 : 0)].base) return false;
+  }
+  return true;
+}
+
+void engine::drop_ticket(queue_pair& qp) {
+  wire_ticket& ticket = qp.current.ticket;
+  if (ticket && qp.peer && !ticket->answered.load(std::memory_order_acquire)) qp.peer->give_up();
+  ticket.reset();
+}
+
+void engine::unanswered(queue_pair& qp, const char* why, bool broken) {
   flight& now = qp.current;
   // An ack timeout of 0 waits for ever, by the specification: the queue pair then stands until it is destroyed. Here it is asked again now and then.
   if (qp.ack_timeout != 0 && now.tries >= qp.retry_count) return finish(qp, EP_MLX5_SYNDROME_RETRY_EXCEEDED, why);
+  const int64_t longest_ns = broken ? broken_wait_ns << std::min(now.tries, 6u) : options_.max_ack_timeout_ns;
   ++now.tries;
   ++counts_.retries;
-  const int64_t wait_ns = qp.ack_timeout == 0 ? options_.max_ack_timeout_ns : int64_t{4096} << qp.ack_timeout;
-  qp.resume_ns = now_ns_ + std::min(wait_ns, options_.max_ack_timeout_ns);
+  const int64_t wait_ns = qp.ack_timeout == 0 ? longest_ns : int64_t{4096} << qp.ack_timeout;
+  qp.resume_ns = now_ns_ + std::min(wait_ns, longest_ns);
 }
 
 // The old value of an atomic: big-endian from the 4-byte form, in host order from the 8-byte form (reference/mooncake.md 3.3).
@@ -212,6 +272,7 @@ void engine::store_old(queue_pair& qp, uint64_t old) {
 
 void engine::finish(queue_pair& qp, uint8_t syndrome, const char* note) {
   flight& now = qp.current;
+  drop_ticket(qp);
   now.active = false;
   now.held = false;
   ++counts_.requests;

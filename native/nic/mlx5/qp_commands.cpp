@@ -19,10 +19,10 @@ constexpr const char* no_qp = "there is no such queue pair";
 uint32_t port_of(const engine& nic, const uint8_t* path, const char** why) {
   gid_bytes gid{};
   std::memcpy(gid.data(), path + (EP_MLX5_ADS_RGID_HIGH >> 16), gid.size());
-  const uint32_t by_gid = number_of_gid(gid);
+  const uint32_t by_gid = nic.number_of(gid);
   const uint32_t lid = get32(path, EP_MLX5_ADS_RLID);
   const bool has_gid = gid != gid_bytes{};
-  *why = "the address path's GID is not one of a software NIC";
+  *why = "the address path's GID is not one of a software NIC, or of one on a network that this NIC was not told of";
   if (has_gid && by_gid == 0) return 0;
   if (nic.options().ethernet) {
     *why = "the address path has no GID";
@@ -35,8 +35,9 @@ uint32_t port_of(const engine& nic, const uint8_t* path, const char** why) {
   }
   *why = "the address path has neither a LID nor a GID";
   if (!has_gid) return lid;
+  // A port's own number stands at the end of its GID, whichever form that has; the number by which it is known here may be another one.
   *why = "the address path's LID is not the one of its GID";
-  return lid == by_gid ? by_gid : 0;
+  return lid == (uint32_t{gid[14]} << 8 | gid[15]) ? by_gid : 0;
 }
 
 command_answer to_init(engine& nic, queue_pair& qp, const uint8_t* context) {

@@ -72,6 +72,8 @@ struct flight {
   std::vector<wire_piece> pieces;
   std::vector<std::pair<uint64_t, uint64_t>> parts; // of `partial`: what has still to land before the rest
   uint64_t landed = 0; // bytes of a long message that have been delivered
+  wire_ticket ticket;
+  int64_t asked_ns = 0; // when the ticket was taken, or when its wait last counted as a try
   alignas(16) std::array<uint8_t, wqe_max_bytes> wqe{};
 };
 

@@ -24,9 +24,9 @@ constexpr int64_t last_sleep_ns = 8'000'000; // a GPU's doorbell wakes nobody: t
 
 } // namespace
 
-soft_device::soft_device(std::string name, port_view port, directory_entry entry, const soft_options& options)
-    : name_(std::move(name)), port_(port), entry_(std::move(entry)), options_(options),
-      engine_(std::make_unique<engine>(port, fabric_of_memory(), options.engine)) {
+soft_device::soft_device(std::string name, port_view port, directory_entry entry, std::unique_ptr<net::hub> hub, const soft_options& options)
+    : name_(std::move(name)), port_(port), entry_(std::move(entry)), options_(options), hub_(std::move(hub)),
+      engine_(std::make_unique<engine>(port, hub_ ? fabric_of_network(*hub_, entry_.number()) : fabric_of_memory(), options.engine)) {
   port_.header().number = entry_.number();
 }
 
@@ -35,13 +35,20 @@ result<std::unique_ptr<soft_device>> soft_device::open(const std::string& name, 
   if (!port.ok()) return port.why();
   auto entry = directory_entry::take(port.value().mapping()->handle());
   if (!entry.ok()) return entry.why();
-  std::unique_ptr<soft_device> made(new soft_device(name, port.value(), std::move(entry.value()), options));
+  std::unique_ptr<net::hub> hub;
+  if (options.network) {
+    auto opened = net::hub::open(*options.network, entry.value().number());
+    if (!opened.ok()) return opened.why();
+    hub = std::move(opened.value());
+  }
+  std::unique_ptr<soft_device> made(new soft_device(name, port.value(), std::move(entry.value()), std::move(hub), options));
   auto started = made->start();
   if (!started.ok()) return started.why();
   return made;
 }
 
 result<nothing> soft_device::start() {
+  if (!options_.threaded && hub_) return failure{EP_STATUS_INVALID, 0, "a software NIC on a network has threads: time is not its caller's"};
   if (!options_.threaded) return life_.begin(port_.header().life, port_.mapping());
   // Peers may look at the life word as soon as open() has returned, and it is the thread's own.
   std::mutex mutex;
@@ -63,9 +70,12 @@ result<nothing> soft_device::start() {
       "thread of a software NIC; raise the limit on tasks");
   if (!thread.ok()) return thread.why();
   thread_ = std::move(thread.value());
-  std::unique_lock lock(mutex);
-  begun.wait(lock, [&] { return known; });
-  return outcome;
+  {
+    std::unique_lock lock(mutex);
+    begun.wait(lock, [&] { return known; });
+  }
+  if (!outcome.ok() || !hub_) return outcome;
+  return hub_->start(answerer_of(port_), doorbell_wake());
 }
 
 bool soft_device::poll(int64_t now_ns) {
@@ -119,6 +129,7 @@ void soft_device::stop() {
     thread_.join();
   }
   life_.end(true);
+  if (hub_) hub_->stop();
   // From here on peers find nobody. Who is inside still comes out before the memory goes.
   for (const auto& qp : engine_->qps) {
     if (qp) engine_->stop_qp(*qp, EP_MLX5_QP_STATE_RST);

@@ -5,6 +5,7 @@
 #include <iosfwd>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,6 +21,8 @@ struct soft_options {
   engine_options engine;
   // False: nothing happens but by step(), and time is what its caller says.
   bool threaded = true;
+  // Peers are reached over this network, all but oneself. Unless given: through the memory of this machine.
+  std::optional<net::hub_options> network;
 };
 
 // How long a peer may stay inside of an access to something that is taken away. It takes longer than a copy only where its process was stopped.
@@ -38,6 +41,8 @@ class soft_device final : public dl::mlx5_device {
   // Writes and atomics that peers land in this region notify `wake`, which lies in a segment. To be called before peers learn of the key.
   result<nothing> region_wake(const dl::mlx5_mr& mr, const ep_wake_word* wake);
   uint32_t port_number() const { return port_.header().number; }
+  // Null: this NIC is on no network. HAZARD: a peer has to be told of, hub()->know(), before a queue pair is connected to it.
+  net::hub* hub() const { return hub_.get(); }
 
   // Replaces the script; see faults.hpp. EP_STATUS_INVALID names line and word.
   result<nothing> set_faults(std::string_view script);
@@ -97,7 +102,7 @@ class soft_device final : public dl::mlx5_device {
     const soft_device& device_;
   };
 
-  soft_device(std::string name, port_view port, directory_entry entry, const soft_options& options);
+  soft_device(std::string name, port_view port, directory_entry entry, std::unique_ptr<net::hub> hub, const soft_options& options);
   result<nothing> start();
   void run();
   void stop();
@@ -113,6 +118,7 @@ class soft_device final : public dl::mlx5_device {
   const soft_options options_;
   mutable std::mutex mutex_;
   mutable std::atomic<int> wanting_{0};
+  std::unique_ptr<net::hub> hub_;
   std::unique_ptr<engine> engine_;
   uint32_t next_page_ = 1;
   life_holder life_;

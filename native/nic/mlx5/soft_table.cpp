@@ -47,11 +47,11 @@ result<dl::mlx5_gid> soft_device::query_gid(uint8_t port, uint32_t index) {
   if (index >= command_gids) return refuse("query_gid", EINVAL, "index " + std::to_string(index) + " of a table of " + std::to_string(command_gids));
   dl::mlx5_gid gid;
   if (!options_.engine.ethernet) {
-    if (index == 0) gid = {gid_link_local(port_number()), dl::mlx5_gid_type::infiniband};
+    if (index == 0) gid = {hub_ ? hub_->gid() : gid_link_local(port_number()), dl::mlx5_gid_type::infiniband};
     return gid;
   }
   // As drivers of real NICs fill it: each address for RoCE v1, then for v2.
-  gid.raw = index < 2 ? gid_link_local(port_number()) : gid_ipv4(port_number());
+  gid.raw = hub_ ? hub_->gid() : index < 2 ? gid_link_local(port_number()) : gid_ipv4(port_number());
   gid.type = index % 2 == 0 ? dl::mlx5_gid_type::roce_v1 : dl::mlx5_gid_type::roce_v2;
   return gid;
 }
@@ -214,10 +214,12 @@ result<dl::mlx5_path> soft_device::resolve_ah(const dl::mlx5_pd& pd, const dl::m
     return path;
   }
   if (!route.global) return refuse("resolve_ah", EINVAL, "a route on Ethernet needs a GID");
-  const uint32_t number = number_of_gid(route.dgid);
+  const uint32_t number = engine_->number_of(route.dgid);
   if (number == 0) return refuse("resolve_ah", EHOSTUNREACH, "the GID is not one of a software NIC");
-  auto found = directory_find(number);
-  if (!found.ok()) return refuse("resolve_ah", EHOSTUNREACH, found.why().message);
+  if (number <= directory_ports) {
+    auto found = directory_find(number);
+    if (!found.ok()) return refuse("resolve_ah", EHOSTUNREACH, found.why().message);
+  }
   path.mac = mac_of(number);
   return path;
 }

@@ -18,6 +18,8 @@ namespace {
 // A piece of at least this goes past the caches, as a NIC's writes mostly do; below, the caches are faster than memory.
 constexpr uint64_t stream_bytes = 64 * 1024;
 
+} // namespace
+
 void copy_bytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
   const uintptr_t target = reinterpret_cast<uintptr_t>(to);
   // Whole aligned words are what kernels poll: they arrive at once.
@@ -32,6 +34,8 @@ void copy_bytes(uint8_t* to, const uint8_t* from, uint64_t bytes) {
     ep_copy_fence();
   }
 }
+
+namespace {
 
 // Calls body(piece part, offset in the message, bytes) for what of the message's bytes lies in begin..end.
 template <class Body> void for_pieces(std::span<const wire_piece> pieces, uint64_t begin, uint64_t end, Body&& body) {
@@ -62,14 +66,14 @@ template <class Word> Word update_word(uint8_t* address, const wire_message& mes
 
 class shm_peer final : public wire_peer {
  public:
-  explicit shm_peer(port_view view) : view_(std::move(view)), mapped_(port_max_keys) {}
+  explicit shm_peer(port_view view, uint32_t visitor = 0) : view_(std::move(view)), visitor_(visitor), mapped_(port_max_keys) {}
 
   bool gone() const override {
     const uint32_t life = life_state(&view_.header().life);
     return life == EP_LIFE_DEAD || life == EP_LIFE_CLOSED;
   }
 
-  wire_reply deliver(const wire_message& message, uint64_t begin, uint64_t end, bool last) override {
+  wire_reply deliver(const wire_message& message, uint64_t begin, uint64_t end, bool last, wire_ticket&) override {
     if (load_acquire(view_.header().link_up) == 0) return {wire_answer::lost, 0, "the peer's link is down"};
     if (life_state(&view_.header().life) != EP_LIFE_ALIVE) return {wire_answer::lost, 0, "the peer's NIC is gone"};
     const uint32_t index = message.target_qpn - port_first_qpn;
@@ -78,7 +82,7 @@ class shm_peer final : public wire_peer {
     std::atomic_ref<uint64_t> active(qp.active);
     // Announce first, then read the tables: whoever takes something away clears it, then looks here. Both in one order of all such operations.
     uint64_t nobody = 0;
-    const uint64_t mine = active_mark | uint64_t{message.source_port} << 32 | message.rkey;
+    const uint64_t mine = active_mark | uint64_t{visitor_ == 0 ? message.source_port : visitor_} << 32 | message.rkey;
     if (!active.compare_exchange_strong(nobody, mine, std::memory_order_seq_cst)) return {wire_answer::lost, 0, "another NIC is writing through this queue pair"};
     const wire_reply reply = execute(qp, message, begin, end, last);
     active.store(0, std::memory_order_release);
@@ -221,6 +225,7 @@ class shm_peer final : public wire_peer {
   }
 
   port_view view_;
+  const uint32_t visitor_;
   std::vector<mapping> mapped_;
 };
 
@@ -241,12 +246,15 @@ class shm_fabric final : public fabric {
     peers_[handle.value().nonce] = made;
     return std::shared_ptr<wire_peer>(made);
   }
+  uint32_t number_of(const gid_bytes& gid) const override { return number_of_gid(gid); }
 
  private:
   std::map<uint64_t, std::weak_ptr<wire_peer>> peers_;
 };
 
 } // namespace
+
+std::unique_ptr<wire_peer> peer_of_port(port_view view, uint32_t visitor) { return std::make_unique<shm_peer>(std::move(view), visitor); }
 
 std::unique_ptr<fabric> fabric_of_memory() { return std::make_unique<shm_fabric>(); }
 

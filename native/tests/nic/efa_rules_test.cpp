@@ -339,7 +339,7 @@ void counting_together() {
   std::atomic<uint64_t> back{0};
   std::atomic<int> ready{0};
   const auto sender = [&] {
-    efa::wire_peer peer(must(efa::port_view::open(handle)));
+    efa::shm_peer peer(must(efa::port_view::open(handle)));
     uint64_t seen = 0;
     for (++ready; ready.load() < 2;) cpu_relax();
     for (uint64_t round = 0; round < rounds; ++round) {

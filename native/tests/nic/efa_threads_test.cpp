@@ -298,10 +298,10 @@ void stopped_while_counting() {
   const pid_t child = fork(); // no thread of this process lives now
   if (child == 0) {
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-    efa::wire_peer peer(must(efa::port_view::open(handle)));
+    efa::shm_peer peer(must(efa::port_view::open(handle)));
     for (;;) peer.count(index);
   }
-  efa::wire_peer peer(must(efa::port_view::open(handle)));
+  efa::shm_peer peer(must(efa::port_view::open(handle)));
   EP_CHECK(until([&] { return efa_queue::count_of(queue.arrived) != 0; }));
   for (int i = 0; i < 50; ++i) {
     EP_CHECK_EQ(kill(child, SIGSTOP), 0);

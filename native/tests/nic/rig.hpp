@@ -77,6 +77,7 @@ class queue {
   queue(const queue&) = delete;
 
   void connect(uint32_t remote_port, uint32_t remote_qpn);
+  void connect(const nic::gid_bytes& remote, uint32_t remote_qpn); // of a NIC on a network, that the hub was told of
   void to_reset();
   void destroy();
 
@@ -209,7 +210,7 @@ inline command_bytes init_command(const queue& of) {
   return in;
 }
 
-inline command_bytes receive_command(const queue& of, uint32_t remote_port, uint32_t remote_qpn, bool ethernet = false) {
+inline command_bytes receive_command(const queue& of, uint32_t remote_port, uint32_t remote_qpn, bool ethernet = false, const nic::gid_bytes* network = nullptr) {
   command_bytes in{};
   set(in.data(), EP_MLX5_CMD_IN_OPCODE, EP_MLX5_CMD_INIT2RTR_QP);
   set(in.data(), EP_MLX5_CMD_IN_OBJECT, of.qpn);
@@ -219,7 +220,7 @@ inline command_bytes receive_command(const queue& of, uint32_t remote_port, uint
   set(qpc(in), EP_MLX5_QPC_MIN_RNR_NAK, 7);
   set(qpc(in), EP_MLX5_QPC_NEXT_RCV_PSN, of.options.receive_psn);
   set(qpc(in), EP_MLX5_QPC_LOG_RRA_MAX, 1);
-  const auto gid = ethernet ? nic::gid_ipv4(remote_port) : nic::gid_link_local(remote_port);
+  const auto gid = network != nullptr ? *network : ethernet ? nic::gid_ipv4(remote_port) : nic::gid_link_local(remote_port);
   std::memcpy(ads(in) + (EP_MLX5_ADS_RGID_HIGH >> 16), gid.data(), gid.size());
   if (ethernet) {
     const auto mac = nic::mac_of(remote_port);
@@ -270,6 +271,13 @@ inline void queue::connect(uint32_t remote_port, uint32_t remote_qpn) {
   answer_bytes out{};
   must(of.device->obj_modify(qp_object, init_command(*this), out));
   must(of.device->obj_modify(qp_object, receive_command(*this, remote_port, remote_qpn), out));
+  must(of.device->obj_modify(qp_object, send_command(*this), out));
+}
+
+inline void queue::connect(const nic::gid_bytes& remote, uint32_t remote_qpn) {
+  answer_bytes out{};
+  must(of.device->obj_modify(qp_object, init_command(*this), out));
+  must(of.device->obj_modify(qp_object, receive_command(*this, uint32_t{remote[14]} << 8 | remote[15], remote_qpn, false, &remote), out));
   must(of.device->obj_modify(qp_object, send_command(*this), out));
 }
 

@@ -90,6 +90,7 @@ describe('ep demo moe', () => {
   it.each([
     ['a process', []],
     ['a thread', ['--threads', '--mode', 'high-throughput']],
+    ['of one node with some, of another with others', ['--transport', 'mixed']],
   ])('goes on without a rank that dies in the middle, %s', { timeout: 120_000 }, async (_, more) => {
     const report = await demo('--ranks', '3', '--kill', '1', '--no-svg', ...more);
     expect(report.pass).toBe(true);

@@ -1,5 +1,6 @@
 /** What can be chosen when an EFA NIC is opened. */
 import { checkInteger, defaultTimeoutMs, invalid } from '@ep/core';
+import { type NicNetwork, type NicNetworkConfig, resolveNetwork } from '@ep/native/ranks';
 
 export interface EfaConfig {
   /** Ends every collective call and wait that gives no timeout of its own, in milliseconds. EP_TIMEOUT_MS unless given; Infinity: none. */
@@ -26,6 +27,8 @@ export interface SoftEfaConfig extends EfaConfig {
   readonly maxCounters?: number;
   /** Bytes in which a message lands, a multiple of 8. 4096 unless given. */
   readonly fragmentBytes?: number;
+  /** Ranks on any hosts: the NICs reach each other by TCP, at the addresses that the ranks give here. Ranks of one host, through its memory, unless given. */
+  readonly network?: NicNetworkConfig;
 }
 
 /** Of EFA itself besides. */
@@ -45,6 +48,7 @@ export interface ResolvedEfaConfig {
   readonly faults: string | undefined;
   readonly maxCounters: number;
   readonly fragmentBytes: number;
+  readonly network: NicNetwork | undefined;
   readonly device: string;
 }
 
@@ -78,6 +82,7 @@ export function resolveConfig(
     faults: config?.faults,
     maxCounters: checkInteger(config?.maxCounters ?? 1024, 'maxCounters', where, 0, 4096),
     fragmentBytes,
+    network: resolveNetwork(where, config?.network),
     device: config?.device ?? '',
   };
 }

@@ -26,9 +26,9 @@ import {
   checkLimits,
   nativeTimeout,
   RankMemory,
-  type RankTeam,
   reportStep,
   runWait,
+  type WorldTeam,
   waitError,
   withClosing,
 } from '@ep/native/ranks';
@@ -63,7 +63,7 @@ export interface GinInit {
   readonly worldSize: number;
   readonly context: NativeRankContext;
   readonly nic: NativeEfaNic;
-  readonly world: RankTeam;
+  readonly world: WorldTeam;
   readonly timeoutMs: number;
   readonly onRelease: (gin: EfaGin) => void;
 }

@@ -31,6 +31,7 @@ export function nicOptions(backing: EfaBacking, config: ResolvedEfaConfig): Nati
     traceEvents: config.traceEvents,
     maxCounters: config.maxCounters,
     fragmentBytes: config.fragmentBytes,
+    ...(backing === 'soft' && config.network !== undefined ? { network: config.network } : {}),
   };
 }
 

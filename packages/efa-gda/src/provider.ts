@@ -1,9 +1,10 @@
 /** Opens endpoints of EFA between ranks: on EFA itself, or on a software NIC in each rank's process. */
 import { createRequire } from 'node:module';
-import { exchange, type Member, type Probe, type TransportProvider } from '@ep/core';
+import { exchange, type Member, type Probe, type TransportProvider, type WaitOptions } from '@ep/core';
 import { native } from '@ep/native';
-import { joinRanks } from '@ep/native/ranks';
-import { type HardwareEfaConfig, resolveConfig, type SoftEfaConfig } from './config.js';
+import { joinApart, joinRanks, type NicNetwork } from '@ep/native/ranks';
+import { type HardwareEfaConfig, type ResolvedEfaConfig, resolveConfig, type SoftEfaConfig } from './config.js';
+import { EfaEndpoint } from './endpoint.js';
 import { type EfaBacking, type EfaNeeds, nicOptions, probeNic } from './probe.js';
 import { EfaTransport } from './transport.js';
 
@@ -28,6 +29,7 @@ async function openNic(
   const transport = `efa-gda:${backing}`;
   const config = resolveConfig(transport, options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
+  if (backing === 'soft' && config.network !== undefined) return openApart(member, config, config.network, limits);
   const { ranksOnHost, timeoutMs } = config;
   const joined = await joinRanks({ ...member, transport, version: VERSION, ranksOnHost, timeoutMs }, limits);
   const { context, world } = joined;
@@ -49,6 +51,37 @@ async function openNic(
   }
 }
 
+/** The same where a network joins the NICs: nothing is shared, and the ranks may be on any hosts. */
+async function openApart(
+  member: Member,
+  config: ResolvedEfaConfig,
+  network: NicNetwork,
+  limits: WaitOptions,
+): Promise<EfaTransport> {
+  const { ranksOnHost, timeoutMs } = config;
+  const { rank, worldSize } = member;
+  const joined = await joinApart(
+    {
+      ...member,
+      transport: 'efa-gda:soft',
+      version: VERSION,
+      ranksOnHost,
+      timeoutMs,
+      network,
+      makeNic: (context) => {
+        const nic = new (native().binding.EfaNic)(context, nicOptions('soft', config));
+        if (config.faults !== undefined) nic.setFaults(config.faults);
+        return nic;
+      },
+      connection: (nic) => nic.address(),
+      connect: (nic, addresses, keys) => nic.connect(addresses, keys),
+      endpoint: (made) => new EfaEndpoint(made),
+    },
+    limits,
+  );
+  return new EfaTransport({ backing: 'soft', rank, worldSize, ...joined, config });
+}
+
 const openSoft = (member: Member, options: OpenOptions<SoftEfaConfig>): Promise<EfaTransport> =>
   openNic('soft', member, options);
 
@@ -57,7 +90,7 @@ const openHardware = (member: Member, options: OpenOptions<HardwareEfaConfig>): 
 
 /** The providers of this package, by backing. */
 export const efaGda = {
-  /** A software EFA in every rank's process executes the requests, byte for byte, in any order. Ranks of one Linux host. */
+  /** A software EFA in every rank's process executes the requests, byte for byte, in any order. Ranks of one Linux host, or with `network` of several. */
   soft: {
     name: 'efa-gda:soft',
     probe: (config?: SoftEfaConfig): Promise<Probe> => probeNic('soft', config),

@@ -26,8 +26,8 @@ import {
   checkOver,
   type Liveness,
   RankMemory,
-  type RankTeam,
   type Reach,
+  type WorldTeam,
   withClosing,
 } from '@ep/native/ranks';
 import type { ResolvedEfaConfig } from './config.js';
@@ -43,7 +43,7 @@ export interface EfaTransportInit {
   readonly worldSize: number;
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
-  readonly world: RankTeam;
+  readonly world: WorldTeam;
   readonly nic: NativeEfaNic;
   readonly config: ResolvedEfaConfig;
 }
@@ -54,7 +54,7 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
   readonly worldSize: number;
   readonly capabilities: Capabilities;
   /** All ranks, in order. */
-  readonly world: RankTeam;
+  readonly world: WorldTeam;
   /** The device, and what its queue pairs are like. */
   readonly nic: NativeEfaDevice;
   readonly #init: EfaTransportInit;
@@ -139,6 +139,7 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
             context,
             liveness,
             world,
+            ...(config.network === undefined ? {} : { ranksOnHost: config.ranksOnHost }),
             timeoutMs: config.timeoutMs,
             reach: this.#reach,
             onRelease: () => this.children.remove(made),

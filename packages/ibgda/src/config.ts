@@ -1,5 +1,6 @@
 /** What can be chosen when a NIC is opened. */
 import { checkInteger, defaultTimeoutMs, invalid } from '@ep/core';
+import { type NicNetwork, type NicNetworkConfig, resolveNetwork } from '@ep/native/ranks';
 
 export interface IbgdaConfig {
   /** Ends every collective call and wait that gives no timeout of its own, in milliseconds. EP_TIMEOUT_MS unless given; Infinity: none. */
@@ -26,6 +27,8 @@ export interface SoftIbgdaConfig extends IbgdaConfig {
   readonly traceEvents?: number;
   /** Faults that the NIC acts out from the beginning on: the rules of `native/nic/mlx5/faults.hpp`. */
   readonly faults?: string;
+  /** Ranks on any hosts: the NICs reach each other by TCP, at the addresses that the ranks give here. Ranks of one host, through its memory, unless given. */
+  readonly network?: NicNetworkConfig;
 }
 
 /** Of `hardware` and `verbs` besides. */
@@ -57,6 +60,7 @@ export interface ResolvedIbgdaConfig {
   readonly seed: number;
   readonly traceEvents: number;
   readonly faults: string | undefined;
+  readonly network: NicNetwork | undefined;
   readonly devices: string;
   readonly gidIndex: number | undefined;
   readonly gpu: string;
@@ -91,6 +95,7 @@ export function resolveConfig(
     seed: checkInteger(config?.seed ?? 1, 'seed', where),
     traceEvents: checkInteger(config?.traceEvents ?? 0, 'traceEvents', where, 0, 2 ** 24),
     faults,
+    network: resolveNetwork(where, config?.network),
     devices: config?.devices ?? '',
     gidIndex: gidIndex === undefined ? undefined : checkInteger(gidIndex, 'gidIndex', where, 0, 2 ** 16),
     gpu: config?.gpu ?? '',

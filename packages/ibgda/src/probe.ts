@@ -7,6 +7,7 @@ import {
   type NativeNicProbe,
   native,
 } from '@ep/native';
+import { LINK_KEYS_BYTES } from '@ep/native/ranks';
 import { type AnyIbgdaConfig, type ResolvedIbgdaConfig, resolveConfig } from './config.js';
 
 /** A queue pair carries requests out in order: a visible signal means that all earlier puts to that peer have landed. */
@@ -43,6 +44,7 @@ export function nicOptions(backing: IbgdaBacking, config: ResolvedIbgdaConfig): 
     ethernet: config.link === 'ethernet',
     seed: config.seed,
     traceEvents: config.traceEvents,
+    ...(soft && config.network !== undefined ? { network: config.network } : {}),
     ...(config.gidIndex === undefined || soft ? {} : { gidIndex: config.gidIndex }),
   };
 }
@@ -66,7 +68,7 @@ export async function probeNic(backing: IbgdaBacking, config: AnyIbgdaConfig | u
     let nic: NativeIbgdaNic | undefined;
     try {
       nic = new binding.IbgdaNic(rank, options);
-      connectToItself(nic);
+      connectToItself(nic, options.network !== undefined);
       const { device, port, link, gid, distance, maxMessageBytes, atomics, placement, fallbacks } = nic.port();
       const passedOver = found.passedOver.join('; ');
       const told = [...fallbacks, ...notTried(found.placements, placement)].join('; ');
@@ -112,9 +114,9 @@ export function notTried(places: NativeNicProbe['placements'], placement: string
 }
 
 /** The first step that needs the way of the port's GID through the network: without it that would show in `open()` only. */
-function connectToItself(nic: NativeIbgdaNic): void {
+function connectToItself(nic: NativeIbgdaNic, network: boolean): void {
   try {
-    nic.connect([nic.connection()]);
+    nic.connect([nic.connection()], network ? [new Uint8Array(LINK_KEYS_BYTES)] : []);
   } catch (error) {
     const known = isEpError(error) ? error : new EpError('EP_SYSTEM', String(error), { cause: error });
     const { device, port, gid } = nic.port();

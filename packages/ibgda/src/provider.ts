@@ -1,9 +1,16 @@
 /** Opens queue pairs between ranks: on ConnectX, on any RDMA device, or on a software NIC in each rank's process. */
 import { createRequire } from 'node:module';
-import { exchange, type Member, type Probe, type TransportProvider } from '@ep/core';
+import { exchange, type Member, type Probe, type TransportProvider, type WaitOptions } from '@ep/core';
 import { native } from '@ep/native';
-import { joinRanks } from '@ep/native/ranks';
-import { type AnyIbgdaConfig, type DeviceIbgdaConfig, resolveConfig, type SoftIbgdaConfig } from './config.js';
+import { joinApart, joinRanks, type NicNetwork } from '@ep/native/ranks';
+import {
+  type AnyIbgdaConfig,
+  type DeviceIbgdaConfig,
+  type ResolvedIbgdaConfig,
+  resolveConfig,
+  type SoftIbgdaConfig,
+} from './config.js';
+import { IbgdaEndpoint } from './endpoint.js';
 import { type IbgdaBacking, type IbgdaNeeds, nicOptions, probeNic } from './probe.js';
 import { IbgdaTransport } from './transport.js';
 
@@ -28,6 +35,7 @@ async function openNic(
   const transport = `ibgda:${backing}`;
   const config = resolveConfig(transport, options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
+  if (backing === 'soft' && config.network !== undefined) return openApart(member, config, config.network, limits);
   const { qpsPerPeer, link, ranksOnHost, timeoutMs } = config;
   const agree = { qpsPerPeer, ...(backing === 'soft' ? { link } : {}) };
   const joined = await joinRanks({ ...member, transport, version: VERSION, ranksOnHost, timeoutMs, agree }, limits);
@@ -50,6 +58,41 @@ async function openNic(
   }
 }
 
+/** The same where a network joins the NICs: nothing is shared, and the ranks may be on any hosts. */
+async function openApart(
+  member: Member,
+  config: ResolvedIbgdaConfig,
+  network: NicNetwork,
+  limits: WaitOptions,
+): Promise<IbgdaTransport> {
+  const { qpsPerPeer, link, ranksOnHost, timeoutMs } = config;
+  const { rank, worldSize } = member;
+  const joined = await joinApart(
+    {
+      ...member,
+      transport: 'ibgda:soft',
+      version: VERSION,
+      agree: { qpsPerPeer, link },
+      ranksOnHost,
+      timeoutMs,
+      network,
+      makeNic: (context) => {
+        const nic = new (native().binding.IbgdaNic)(context, nicOptions('soft', config));
+        if (config.faults !== undefined) nic.setFaults(config.faults);
+        return nic;
+      },
+      connection: (nic) => nic.connection(),
+      connect: (nic, connections, keys) => nic.connect(connections, keys),
+      endpoint: ({ nic, ...made }) => {
+        const { atomics, maskedSwap } = nic.port();
+        return new IbgdaEndpoint({ ...made, nic, atomics, maskedSwap });
+      },
+    },
+    limits,
+  );
+  return new IbgdaTransport({ backing: 'soft', rank, worldSize, ...joined, config });
+}
+
 const openSoft = (member: Member, options: OpenOptions<SoftIbgdaConfig>): Promise<IbgdaTransport> =>
   openNic('soft', member, options);
 
@@ -61,7 +104,7 @@ const openVerbs = (member: Member, options: OpenOptions<DeviceIbgdaConfig>): Pro
 
 /** The providers of this package, by backing. */
 export const ibgda = {
-  /** A software NIC in every rank's process executes the requests, byte for byte. Ranks of one Linux host. */
+  /** A software NIC in every rank's process executes the requests, byte for byte. Ranks of one Linux host, or with `network` of several. */
   soft: {
     name: 'ibgda:soft',
     probe: (config?: SoftIbgdaConfig): Promise<Probe> => probeNic('soft', config),

@@ -25,8 +25,8 @@ import {
   checkOver,
   type Liveness,
   RankMemory,
-  type RankTeam,
   type Reach,
+  type WorldTeam,
   withClosing,
 } from '@ep/native/ranks';
 import type { ResolvedIbgdaConfig } from './config.js';
@@ -41,7 +41,7 @@ export interface IbgdaTransportInit {
   readonly worldSize: number;
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
-  readonly world: RankTeam;
+  readonly world: WorldTeam;
   readonly nic: NativeIbgdaNic;
   readonly config: ResolvedIbgdaConfig;
 }
@@ -52,7 +52,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   readonly worldSize: number;
   readonly capabilities: Capabilities;
   /** All ranks, in order. */
-  readonly world: RankTeam;
+  readonly world: WorldTeam;
   /** Device, port and addresses that the queue pairs use, and what was passed over for them. */
   readonly port: NativeIbgdaPort;
   readonly #init: IbgdaTransportInit;
@@ -141,6 +141,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
             context,
             liveness,
             world,
+            ...(config.network === undefined ? {} : { ranksOnHost: config.ranksOnHost }),
             timeoutMs: config.timeoutMs,
             reach: this.#reach,
             onRelease: () => this.children.remove(made),

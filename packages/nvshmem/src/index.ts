@@ -1,5 +1,10 @@
 /** @ep/nvshmem: symmetric memory with one-sided put, signal, atomics and teams. */
-export { DeviceMemory, RankMemory as ShmMemory, RankTeam as ShmTeam } from '@ep/native/ranks';
+export {
+  DeviceMemory,
+  LinkedTeam as FabricTeam,
+  RankMemory as ShmMemory,
+  RankTeam as ShmTeam,
+} from '@ep/native/ranks';
 export type { ShmConfig } from './config.js';
 export type { CudaConfig } from './cuda/config.js';
 export { CudaTransport } from './cuda/transport.js';
@@ -7,7 +12,6 @@ export { ShmEndpoint } from './endpoint.js';
 export type { FabricConfig } from './fabric/config.js';
 export { FabricEndpoint } from './fabric/endpoint.js';
 export { type FabricNeeds, fabricCapabilities } from './fabric/probe.js';
-export { FabricTeam } from './fabric/team.js';
 export { FabricTransport } from './fabric/transport.js';
 export { type ShmNeeds, shmCapabilities } from './probe.js';
 export { nvshmem } from './provider.js';

@@ -1,10 +1,20 @@
 /** Memory of one transport that a NIC of another registers, too. Ranks of one thread. */
-import { type Member, memoryStore, prefixStore, type Rank, type SymmetricMemory, type Transport } from '@ep/core';
+import {
+  compose,
+  type Member,
+  memoryStore,
+  prefixStore,
+  type Rank,
+  type SymmetricMemory,
+  type Transport,
+  tensor,
+} from '@ep/core';
 import { type EfaNeeds, efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
 import { native } from '@ep/native';
 import { nvshmem } from '@ep/nvshmem';
 import { afterEach, describe, expect, it } from 'vitest';
+import { openMoeBuffer } from '../../src/index.js';
 
 const signal = new AbortController().signal;
 const SIZE = { byteLength: 4096, signalSlots: 4, timeoutMs: 20_000 };
@@ -41,6 +51,9 @@ async function allocateBoth({ shm, far }: Both, near: (rank: Rank) => readonly R
   );
   return { bases, overs };
 }
+
+const allocateOne = async (transports: readonly Transport<never>[]): Promise<SymmetricMemory> =>
+  (await Promise.all(transports.map((one) => one.allocate(SIZE))))[0]!;
 
 describe.each(['ibgda', 'efa'] as const)('%s over memory of shm', (nic) => {
   it('puts into it, and wakes who waits there, whichever memory is waited on', async () => {
@@ -140,5 +153,49 @@ describe.each(['ibgda', 'efa'] as const)('%s over memory of shm', (nic) => {
       });
     }
     expect(native().binding.leaks().segments).toBeLessThanOrEqual(before);
+  });
+});
+
+describe.each(['ibgda', 'efa'] as const)('kernels over shm and %s', (nic) => {
+  it('store to those of their node, and leave the NIC to the others', { timeout: 60_000 }, async () => {
+    const both = await openBoth(3, nic);
+    const node = (rank: Rank): number => Math.floor(rank / 2);
+    const transports = both.shm.map((near, rank) => {
+      const far = both.far[rank]!;
+      return compose([near, far], (peer) => (node(peer) === node(rank) ? near : far));
+    });
+    closing.push(async () => void (await Promise.all(transports.map((one) => one.close()))));
+    const [hidden, tokens] = [4096, 4];
+    const shape = { mode: 'high-throughput', experts: 3, maxTokens: tokens, topK: 1, hidden, dtype: 'f32' } as const;
+    const buffers = await Promise.all(transports.map((transport) => openMoeBuffer(transport, shape)));
+    expect(buffers[0]!.routes().map(({ via }) => via)).toEqual([
+      'own memory',
+      'nvshmem:shm',
+      expect.stringMatching(/^(ibgda|efa-gda):soft$/),
+    ]);
+    expect(transports[0]!.device(await allocateOne(transports)).kind).toBe(`memory:load-store+${nic}`);
+
+    /** Bytes that the NIC of rank 0 moves while all tokens of that rank go to one expert and come back. */
+    const moved = async (expert: number): Promise<number> => {
+      const counted = both.far[0] as Transport<EfaNeeds> & { counts(): { readonly bytes: number } };
+      const before = counted.counts().bytes;
+      await Promise.all(
+        buffers.map(async (buffer, rank) => {
+          const rows = rank === 0 ? tokens : 0;
+          const x = new Float32Array(rows * hidden).fill(expert + 1);
+          const choices = new Int32Array(rows).fill(expert);
+          const received = await buffer.dispatch(tensor('f32', [rows, hidden], x), choices);
+          expect(received.x.shape[0]).toBe(rank === expert ? tokens : 0);
+          const weights = new Float32Array(rows).fill(1);
+          const { y } = await buffer.combine(received.x, received.handle, { weights });
+          expect([...y.data.slice(0, 2)]).toEqual(rank === 0 ? [expert + 1, expert + 1] : []);
+        }),
+      );
+      return counted.counts().bytes - before;
+    };
+    const rowBytes = tokens * hidden * 4;
+    expect(await moved(1)).toBeLessThan(rowBytes / 8);
+    expect(await moved(2)).toBeGreaterThanOrEqual(rowBytes);
+    await Promise.all(buffers.map((buffer) => buffer.close()));
   });
 });

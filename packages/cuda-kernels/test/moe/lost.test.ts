@@ -70,7 +70,7 @@ function event(): { readonly reached: Promise<void>; readonly reach: () => void 
 }
 
 describe.each(modes)('%s', (mode) => {
-  it.each(['shm', 'ibgda'] as const)(
+  it.each(['shm', 'ibgda', 'shm+ibgda'] as const)(
     'goes on without a rank that does not come, over %s',
     { timeout: 60_000 },
     async (transport) => {
@@ -97,25 +97,29 @@ describe.each(modes)('%s', (mode) => {
     },
   );
 
-  it('ends, over EFA, with a rank that does not come: a new transport goes on', { timeout: 60_000 }, async () => {
-    const one = caseOf(mode);
-    const inputs = inputsOf(one);
-    const { reached: ended, reach: end } = event();
-    let waiting = worldSize - 1;
-    await opened(one, 'efa', async (buffer) => {
-      await runCall(buffer, one, inputs);
-      if (buffer.rank === 2) return ended;
-      try {
-        const late = runCall(buffer, one, rowsOfCall(inputs, 1), { timeoutMs: 400 });
-        await expect(late).rejects.toMatchObject({ code: 'EP_TIMEOUT', context: { rank: 2 } });
-        expect(buffer.losses.size).toBe(0);
-        await expect(runCall(buffer, one, inputs)).rejects.toMatchObject({ code: 'EP_POISONED' });
-      } finally {
-        if (--waiting === 0) end();
-      }
-    });
-    check(one, inputs, await opened(one, 'efa', (buffer) => runCall(buffer, one, inputs)));
-  });
+  it.each(['efa', 'shm+efa'] as const)(
+    'ends, over %s, with a rank that does not come: a new transport goes on',
+    { timeout: 60_000 },
+    async (transport) => {
+      const one = caseOf(mode);
+      const inputs = inputsOf(one);
+      const { reached: ended, reach: end } = event();
+      let waiting = worldSize - 1;
+      await opened(one, transport, async (buffer) => {
+        await runCall(buffer, one, inputs);
+        if (buffer.rank === 2) return ended;
+        try {
+          const late = runCall(buffer, one, rowsOfCall(inputs, 1), { timeoutMs: 400 });
+          await expect(late).rejects.toMatchObject({ code: 'EP_TIMEOUT', context: { rank: 2 } });
+          expect(buffer.losses.size).toBe(0);
+          await expect(runCall(buffer, one, inputs)).rejects.toMatchObject({ code: 'EP_POISONED' });
+        } finally {
+          if (--waiting === 0) end();
+        }
+      });
+      check(one, inputs, await opened(one, transport, (buffer) => runCall(buffer, one, inputs)));
+    },
+  );
 
   it('goes on without a rank that closes its transport', { timeout: 60_000 }, async () => {
     const one = caseOf(mode);

@@ -10,22 +10,24 @@ import {
   type WaitOptions,
 } from '@ep/core';
 import { type NativeFabricNic, type NativeRankContext, native } from '@ep/native';
-import { Liveness, RankMemory } from '@ep/native/ranks';
-import { VERSION } from '../version.js';
-import { type FabricConfig, type ResolvedFabricConfig, resolveConfig } from './config.js';
-import { FabricEndpoint } from './endpoint.js';
-import { type FabricNeeds, probeFabric } from './probe.js';
 import {
   checkSecret,
   fingerprint,
   hostOfProcess,
   hostsOf,
+  LinkedTeam,
+  Liveness,
   linkKeys,
   NONCE_BYTES,
   networkOfProcess,
   newNonce,
-} from './secret.js';
-import { FabricTeam, teamMemory } from './team.js';
+  RankMemory,
+  teamMemory,
+} from '@ep/native/ranks';
+import { VERSION } from '../version.js';
+import { type FabricConfig, type ResolvedFabricConfig, resolveConfig } from './config.js';
+import { FabricEndpoint } from './endpoint.js';
+import { type FabricNeeds, probeFabric } from './probe.js';
 import { FabricTransport } from './transport.js';
 
 const NAME = 'nvshmem:fabric';
@@ -59,7 +61,7 @@ async function meet({ member, config, limits, context }: Opening): Promise<Met> 
     const agree = { transport: NAME, version: VERSION, abi: binding.abi, provider, heartbeatMs, silenceMs, secret };
     const facts = { agree, host: { ...hostFacts(), network: networkOfProcess(), place: hostOfProcess() } };
     const peers = await rendezvous(member.store, { ...member, facts, key: `${NAME}/rendezvous` }, limits);
-    checkSecret(peers, config.secret);
+    checkSecret(NAME, peers, config.secret);
     if (nic !== undefined) return { nic, hosts: hostsOf(peers) };
   } catch (error) {
     nic?.close();
@@ -69,7 +71,7 @@ async function meet({ member, config, limits, context }: Opening): Promise<Met> 
 }
 
 /** Exchanges addresses and the memory of the team, which then works through the fabric alone. */
-async function join(opening: Opening, nic: NativeFabricNic, liveness: Liveness): Promise<FabricTeam> {
+async function join(opening: Opening, nic: NativeFabricNic, liveness: Liveness): Promise<LinkedTeam> {
   const { member, config, limits, context } = opening;
   const { rank, worldSize, store } = member;
   const { timeoutMs } = config;
@@ -96,7 +98,7 @@ async function join(opening: Opening, nic: NativeFabricNic, liveness: Liveness):
     linkKeys(rank, nonces, config.secret),
   );
   const endpoint = (peer: Rank) => new FabricEndpoint({ peer, nic, context, liveness, timeoutMs });
-  const team = new FabricTeam({
+  const team = new LinkedTeam({
     rank,
     worldSize,
     liveness,

@@ -16,6 +16,7 @@ import {
   AdoptedRange,
   allocateMemory,
   checkHostAllocation,
+  type LinkedTeam,
   type Liveness,
   RankMemory,
   type Reach,
@@ -24,7 +25,6 @@ import {
 import type { ResolvedFabricConfig } from './config.js';
 import { FabricEndpoint } from './endpoint.js';
 import { type FabricNeeds, fabricCapabilities } from './probe.js';
-import type { FabricTeam } from './team.js';
 
 export interface FabricTransportInit {
   readonly rank: Rank;
@@ -32,7 +32,7 @@ export interface FabricTransportInit {
   readonly hosts: readonly Rank[];
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
-  readonly world: FabricTeam;
+  readonly world: LinkedTeam;
   readonly nic: NativeFabricNic;
   readonly config: ResolvedFabricConfig;
 }
@@ -47,7 +47,7 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
   /** Provider, interface and limits that were chosen. */
   readonly offer: FabricOffer;
   /** All ranks, in order. */
-  readonly world: FabricTeam;
+  readonly world: LinkedTeam;
   readonly #init: FabricTransportInit;
   readonly #reach: Reach;
   readonly #endpoints = new Map<Rank, FabricEndpoint>();

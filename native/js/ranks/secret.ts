@@ -1,4 +1,4 @@
-/** What keeps strangers out of a fabric: keys for each direction between two ranks, made of the job secret and of what the ranks said when they met. */
+/** What keeps strangers out where ranks meet over a network: keys for each direction between two ranks, made of the job secret and of what the ranks said when they met. */
 import { randomBytes } from 'node:crypto';
 import { readFileSync, readlinkSync } from 'node:fs';
 import { hostname } from 'node:os';
@@ -7,6 +7,8 @@ import { jobKey, type PeerFacts, type Rank, type ResolvedSecret, secretMissing }
 /** Of each opening and rank: no keys serve twice. */
 export const NONCE_BYTES = 32;
 const TAG_KEY_BYTES = 16;
+/** Of the keys of both directions. */
+export const LINK_KEYS_BYTES = 2 * TAG_KEY_BYTES;
 
 export const newNonce = (): Buffer => randomBytes(NONCE_BYTES);
 
@@ -43,10 +45,10 @@ export function hostsOf(peers: readonly PeerFacts[]): readonly Rank[] {
 }
 
 /** Throws `EP_SECRET` where ranks are in several networks and nobody has said anything of a secret. */
-export function checkSecret(peers: readonly PeerFacts[], secret: ResolvedSecret | undefined): void {
+export function checkSecret(transport: string, peers: readonly PeerFacts[], secret: ResolvedSecret | undefined): void {
   const networks = new Set(peers.map(({ host }) => host.network)).size;
   if (secret === undefined && networks > 1)
-    throw secretMissing(`nvshmem:fabric: ${peers.length} ranks are on ${networks} hosts, which a network joins`);
+    throw secretMissing(`${transport}: ${peers.length} ranks are on ${networks} hosts, which a network joins`);
 }
 
 /** By rank: 16 bytes for what `rank` says to it, 16 for what it says to `rank`. HAZARD: without a secret, whoever reads the store can make them. */

@@ -1,4 +1,4 @@
-/** All ranks of a fabric: barrier and all-gather by puts and counted signals, without anything shared. */
+/** All ranks of a transport that share nothing: barrier and all-gather by puts and counted signals. */
 import {
   checkInteger,
   EpError,
@@ -6,20 +6,16 @@ import {
   isEpError,
   linkSignals,
   type Rank,
+  type Region,
+  type RemoteRegion,
   Resource,
   type WaitOptions,
   type Work,
 } from '@ep/core';
-import {
-  checkAgreement,
-  checkLimits,
-  GATHER_BYTES,
-  type Gathering,
-  type Liveness,
-  type RankMemory,
-  withClosing,
-} from '@ep/native/ranks';
-import type { FabricEndpoint } from './endpoint.js';
+import type { Liveness } from './liveness.js';
+import type { RankMemory } from './memory.js';
+import { checkLimits, withClosing } from './outcome.js';
+import { checkAgreement, GATHER_BYTES, type Gathering, type RankTeam } from './team.js';
 
 /** Number of the call and length of the blob, before each blob: ranks that are at different calls find out instead of reading old bytes. */
 const HEADER_BYTES = 16;
@@ -30,13 +26,25 @@ export function teamMemory(worldSize: number): { readonly byteLength: number; re
   return { byteLength: 2 * (1 + worldSize) * BLOB_BYTES, signalSlots: worldSize };
 }
 
-export interface FabricTeamInit {
+/** The team of a world, whichever way its ranks met. */
+export type WorldTeam = RankTeam | LinkedTeam;
+
+/** What a team needs of the endpoint to a member: bytes and a count that are seen together. */
+export interface TeamEndpoint extends Resource {
+  readonly put: (
+    from: Region,
+    to: RemoteRegion,
+    options: { readonly signal: { readonly slot: number; readonly op: 'inc' } },
+  ) => Work;
+}
+
+export interface LinkedTeamInit {
   readonly rank: Rank;
   readonly worldSize: number;
   /** As `teamMemory` says; closed with the team. */
   readonly memory: RankMemory;
   /** By rank. */
-  readonly endpoints: readonly FabricEndpoint[];
+  readonly endpoints: readonly TeamEndpoint[];
   readonly liveness: Liveness;
   readonly timeoutMs: number;
 }
@@ -45,15 +53,15 @@ export interface FabricTeamInit {
  * Each call puts this rank's bytes to every other and counts theirs: worldSize - 1 messages a rank. The sets alternate, so that bytes are written over only when all have left the
  * call before the last. Calls run one after the other. One that was cut off (time, abort, lost member) poisons the team: members no longer agree how many there were.
  */
-export class FabricTeam extends Resource implements Gathering {
+export class LinkedTeam extends Resource implements Gathering {
   readonly ranks: Int32Array;
   readonly position: number;
-  readonly #init: FabricTeamInit;
+  readonly #init: LinkedTeamInit;
   #tail: Promise<unknown> = Promise.resolve();
   #calls = 0;
   #poison: EpError | undefined;
 
-  constructor(init: FabricTeamInit) {
+  constructor(init: LinkedTeamInit) {
     super(`team of ${init.worldSize}`);
     this.#init = init;
     this.ranks = Int32Array.from({ length: init.worldSize }, (_, rank) => rank);
@@ -139,10 +147,12 @@ export class FabricTeam extends Resource implements Gathering {
     await memory.write(blob, own);
     const others = Array.from(this.ranks).filter((member) => member !== rank);
     const seen = (work: Work) => work.then(undefined, () => {}); // the wait for that member says more
-    for (const member of others) {
-      const to = memory.remote(member, this.#place(call, rank), blob.byteLength);
-      void seen(endpoints[member]!.put(own, to, { signal: { slot: rank, op: 'inc' } }));
-    }
+    const landed = Promise.all(
+      others.map((member) => {
+        const to = memory.remote(member, this.#place(call, rank), blob.byteLength);
+        return seen(endpoints[member]!.put(own, to, { signal: { slot: rank, op: 'inc' } }));
+      }),
+    );
     const rest = new AbortController();
     const linked = linkSignals(limits.signal, rest.signal);
     try {
@@ -155,10 +165,27 @@ export class FabricTeam extends Resource implements Gathering {
           ),
         ),
       );
+      // HAZARD: a transport may deliver in no order, and members count: bytes of the next call must not be counted for those of this one. Nor may a member that dies behind this
+      // call take along what the others still await.
+      await this.#within(landed, limits);
     } finally {
       rest.abort(); // of the waits that go on when another has failed
       linked.unlink();
     }
+  }
+
+  /** Ends with `work`, or when the call's own limits do. */
+  async #within(work: Promise<unknown>, { signal, timeoutMs = this.#init.timeoutMs }: WaitOptions): Promise<void> {
+    let timer: NodeJS.Timeout | undefined;
+    let stop = (): void => {};
+    const over = new Promise<void>((resolve) => {
+      stop = resolve;
+      if (Number.isFinite(timeoutMs)) timer = setTimeout(resolve, Math.min(timeoutMs, 2 ** 31 - 1));
+      signal?.addEventListener('abort', stop);
+    });
+    await Promise.race([work, over]);
+    clearTimeout(timer);
+    signal?.removeEventListener('abort', stop);
   }
 
   /** The same error, with all who have not come. */

@@ -1,0 +1,429 @@
+// mlx5 NICs that a network joins (loopback): every request by its answer, the responder's rules, faults, and peers that die, stop or were never there.
+#include <csignal>
+#include <thread>
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "nic/rig.hpp"
+
+using namespace ep;
+using namespace ep::test;
+
+namespace {
+
+constexpr int64_t patience_ns = 60'000'000'000; // only a hang reaches it
+
+template <class Ready> bool until(Ready&& ready) {
+  const int64_t deadline = clock_now_ns() + patience_ns;
+  while (!ready()) {
+    if (clock_now_ns() >= deadline) return false;
+    sched_yield();
+  }
+  return true;
+}
+
+soft_options on_loopback(uint64_t seed = 1) {
+  soft_options options;
+  options.engine.seed = seed;
+  options.network = nic::net::hub_options{"127.0.0.1", 0, 0};
+  return options;
+}
+
+nic::net::link_keys keys(uint8_t out, uint8_t in) {
+  nic::net::link_keys made;
+  made.out.fill(out);
+  made.in.fill(in);
+  return made;
+}
+
+struct net_pair {
+  explicit net_pair(const queue_options& options = {}, uint64_t bytes = 1 << 16)
+      : a_node(on_loopback(1), bytes), b_node(on_loopback(2), bytes), a(a_node, options), b(b_node, options) {
+    EP_CHECK(a_node.device->hub()->know(b_node.device->hub()->gid(), keys(1, 2)) > nic::directory_ports);
+    EP_CHECK(b_node.device->hub()->know(a_node.device->hub()->gid(), keys(2, 1)) > nic::directory_ports);
+    a.connect(b_node.device->hub()->gid(), b.qpn);
+    b.connect(a_node.device->hub()->gid(), a.qpn);
+  }
+  data_at local(uint64_t offset, uint32_t bytes) const { return {a_node.address(offset), a_node.mr.lkey, bytes}; }
+  uint64_t remote(uint64_t offset) const { return b_node.address(offset); }
+  uint32_t rkey() const { return b_node.mr.rkey; }
+  bool done(uint16_t index) const {
+    return until([&] { return a.completed().opcode != EP_MLX5_CQE_INVALID && static_cast<int16_t>(a.completed().counter - index) >= 0; });
+  }
+  // What the request ends with: 0, or the syndrome of its error.
+  uint8_t ends(const wqe_bytes& wqe) {
+    const uint16_t index = a.post(wqe);
+    wake_notify(a_node.device->doorbell_wake());
+    if (!done(index)) return 0xff;
+    return a.completed().opcode == EP_MLX5_CQE_REQ ? 0 : a.syndrome();
+  }
+  node a_node, b_node;
+  queue a, b;
+};
+
+void every_request() {
+  net_pair pair;
+  for (uint64_t i = 0; i < 4096; ++i) pair.a_node.data()[i] = static_cast<uint8_t>(i * 7);
+  EP_CHECK_EQ(pair.ends(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_WRITE, pair.remote(8192), pair.rkey(), {pair.local(0, 1000), pair.local(2000, 1001)})), 0);
+  EP_CHECK(std::memcmp(pair.b_node.data() + 8192, pair.a_node.data(), 1000) == 0 && std::memcmp(pair.b_node.data() + 9192, pair.a_node.data() + 2000, 1001) == 0);
+  EP_CHECK_EQ(pair.b_node.data()[8192 + 2001], 0);
+  EP_CHECK_EQ(pair.ends(inline_wqe(pair.a, pair.remote(64), pair.rkey(), "inline!", 8)), 0);
+  EP_CHECK(std::memcmp(pair.b_node.data() + 64, "inline!", 8) == 0);
+  EP_CHECK_EQ(pair.ends(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_READ, pair.remote(8192), pair.rkey(), {pair.local(20'000, 700), pair.local(24'000, 300)})), 0);
+  EP_CHECK(std::memcmp(pair.a_node.data() + 20'000, pair.a_node.data(), 700) == 0 && std::memcmp(pair.a_node.data() + 24'000, pair.a_node.data() + 700, 300) == 0);
+  for (uint64_t i = 0; i < 3; ++i) {
+    EP_CHECK_EQ(pair.ends(add8_wqe(pair.a, pair.remote(128), pair.rkey(), pair.local(30'000, 8), 5)), 0);
+    EP_CHECK_EQ(pair.a_node.word(30'000).load(), i * 5);
+  }
+  EP_CHECK_EQ(pair.b_node.word(128).load(), uint64_t{15});
+  EP_CHECK_EQ(pair.ends(add4_wqe(pair.a, pair.remote(136), pair.rkey(), pair.local(30'008, 4), 9)), 0);
+  EP_CHECK_EQ(pair.b_node.word(136).load(), uint64_t{9});
+  EP_CHECK_EQ(pair.ends(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_WRITE, 0, 0, {})), 0);
+  EP_CHECK(pair.a_node.device->violations().empty() && pair.b_node.device->violations().empty());
+}
+
+// Longer than a part, both ways, with a sum that no wrong order has.
+void long_messages() {
+  constexpr uint32_t bytes = 3 * nic::net::part_bytes + 12'345;
+  net_pair pair({}, uint64_t{2} * bytes);
+  random_source random(5);
+  for (uint32_t i = 0; i < bytes; ++i) pair.a_node.data()[i] = static_cast<uint8_t>(random.next());
+  EP_CHECK_EQ(pair.ends(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_WRITE, pair.remote(0), pair.rkey(), {pair.local(0, bytes)})), 0);
+  EP_CHECK(std::memcmp(pair.b_node.data(), pair.a_node.data(), bytes) == 0);
+  EP_CHECK_EQ(pair.ends(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_READ, pair.remote(0), pair.rkey(), {pair.local(bytes, bytes)})), 0);
+  EP_CHECK(std::memcmp(pair.a_node.data() + bytes, pair.a_node.data(), bytes) == 0);
+}
+
+// Data, then its count on the same queue pair, for many rounds: whoever sees the count sees the data.
+void signals_follow_data() {
+  net_pair pair;
+  for (uint64_t i = 1; i <= 300; ++i) {
+    std::memset(pair.a_node.data() + 4096, static_cast<int>(i), 1000);
+    pair.a.put(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_WRITE, pair.remote(4096), pair.rkey(), {pair.local(4096, 1000)}, 0));
+    const uint16_t last = pair.a.put(add8_wqe(pair.a, pair.remote(0), pair.rkey(), pair.local(0, 8), 1));
+    pair.a.ring();
+    wake_notify(pair.a_node.device->doorbell_wake());
+    if (!until([&] { return pair.b_node.word(0).load(std::memory_order_acquire) == i; })) return EP_CHECK_EQ(i, uint64_t{0});
+    if (pair.b_node.data()[4096] != static_cast<uint8_t>(i) || pair.b_node.data()[5095] != static_cast<uint8_t>(i)) return EP_CHECK_EQ(i, uint64_t{1});
+    if (!pair.done(last)) return EP_CHECK_EQ(i, uint64_t{2});
+  }
+}
+
+// Each on a queue pair of its own, since an error ends it.
+void the_responder_refuses() {
+  const auto with = [](const queue_options& options, const auto& wqe) {
+    net_pair pair(options);
+    return pair.ends(wqe(pair));
+  };
+  const auto write = [](uint64_t offset, uint32_t key_change) {
+    return [=](net_pair& pair) { return rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_WRITE, pair.remote(offset), pair.rkey() ^ key_change, {pair.local(0, 64)}); };
+  };
+  EP_CHECK_EQ(with({}, write(0, 0x1)), EP_MLX5_SYNDROME_REMOTE_ACCESS);
+  EP_CHECK_EQ(with({}, write((1 << 16) - 63, 0)), EP_MLX5_SYNDROME_REMOTE_ACCESS);
+  EP_CHECK_EQ(with({.rwe = false}, write(0, 0)), EP_MLX5_SYNDROME_REMOTE_INVALID_REQUEST);
+  EP_CHECK_EQ(with({.rae = false}, [](net_pair& pair) { return add8_wqe(pair.a, pair.remote(0), pair.rkey(), pair.local(0, 8), 1); }), EP_MLX5_SYNDROME_REMOTE_INVALID_REQUEST);
+  queue_options no_receive;
+  no_receive.rnr_retry = 1;
+  no_receive.has_rq = true;
+  EP_CHECK_EQ(with(no_receive, [](net_pair& pair) { return rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_WRITE_IMM, pair.remote(0), pair.rkey(), {pair.local(0, 8)}); }),
+              EP_MLX5_SYNDROME_RNR_RETRY_EXCEEDED);
+}
+
+void immediates() {
+  queue_options options;
+  options.has_rq = true;
+  options.log_rq = 4;
+  net_pair pair(options);
+  std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(pair.b.dbr)).store(be32(3), std::memory_order_release);
+  for (uint32_t i = 0; i < 3; ++i) {
+    EP_CHECK_EQ(pair.ends(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_WRITE_IMM, pair.remote(0), pair.rkey(), {pair.local(0, 8)}, EP_MLX5_CQ_UPDATE, 0x1000 + i)), 0);
+    EP_CHECK(until([&] { return pair.b.completed().opcode == EP_MLX5_CQE_RESP_WR_IMM && pair.b.completed().counter == i; }));
+  }
+}
+
+// dereg_mr() under traffic from the network: once it has returned, not a byte changes any more.
+void keys_are_dead_when_dereg_returns() {
+  for (int i = 0; i < 5; ++i) {
+    net_pair pair;
+    const auto mr = must(pair.b_node.device->reg_mr(pair.b_node.pd, {pair.remote(0), 32768}, node::all_rights));
+    std::memset(pair.a_node.data(), 0x11, 32768);
+    std::memset(pair.a_node.data() + 32768, 0x22, 32768);
+    std::atomic<bool> stop{false};
+    std::thread poster([&] {
+      for (uint64_t n = 1; !stop.load(); ++n) {
+        if (static_cast<uint16_t>(pair.a.tail - 32) < 0x8000 && !pair.done(static_cast<uint16_t>(pair.a.tail - 32))) return;
+        pair.a.post(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_WRITE, pair.remote(0), mr.rkey, {pair.local(n % 2 * 32768, 32768)}));
+        if (pair.a.completed().opcode == EP_MLX5_CQE_REQ_ERR) return;
+      }
+    });
+    EP_CHECK(until([&] { return pair.a.completed().opcode == EP_MLX5_CQE_REQ; }));
+    must(pair.b_node.device->dereg_mr(mr));
+    const std::vector<uint8_t> then(pair.b_node.data(), pair.b_node.data() + 32768);
+    EP_CHECK(until([&] { return pair.a.completed().opcode == EP_MLX5_CQE_REQ_ERR; }));
+    stop = true;
+    poster.join();
+    EP_CHECK(std::memcmp(then.data(), pair.b_node.data(), then.size()) == 0);
+    dl::mlx5_event event;
+    EP_CHECK(must(pair.a_node.device->poll_async(event)) && event.syndrome == EP_MLX5_SYNDROME_REMOTE_ACCESS);
+  }
+}
+
+void faults() {
+  { // an answer that is lost: the atomic is not carried out again
+    net_pair pair;
+    must(pair.a_node.device->set_faults("drop-ack opcode=atomic count=2"));
+    EP_CHECK_EQ(pair.ends(add8_wqe(pair.a, pair.remote(0), pair.rkey(), pair.local(0, 8), 7)), 0);
+    EP_CHECK_EQ(pair.b_node.word(0).load(), uint64_t{7});
+    EP_CHECK_EQ(pair.a_node.word(0).load(), uint64_t{0});
+    EP_CHECK_EQ(pair.a_node.device->counts().retries, uint64_t{2});
+  }
+  { // dropped until the queue pair has no try left
+    net_pair pair;
+    must(pair.a_node.device->set_faults("drop"));
+    EP_CHECK_EQ(pair.ends(inline_wqe(pair.a, pair.remote(0), pair.rkey(), "12345678", 8)), EP_MLX5_SYNDROME_RETRY_EXCEEDED);
+    EP_CHECK_EQ(pair.b_node.word(0).load(), uint64_t{0});
+  }
+  { // in pieces, late, and reordered between queue pairs
+    net_pair pair;
+    must(pair.a_node.device->set_faults("partial pieces=5\ndelay ns=3000000\nreorder"));
+    for (uint64_t i = 0; i < 4096; ++i) pair.a_node.data()[i] = static_cast<uint8_t>(i * 3);
+    EP_CHECK_EQ(pair.ends(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_WRITE, pair.remote(0), pair.rkey(), {pair.local(0, 4096)})), 0);
+    EP_CHECK(std::memcmp(pair.b_node.data(), pair.a_node.data(), 4096) == 0);
+  }
+  { // the peer's link is down: nobody answers; up again in time, and nothing was lost
+    net_pair pair;
+    pair.b_node.device->set_link(false);
+    EP_CHECK_EQ(pair.ends(inline_wqe(pair.a, pair.remote(0), pair.rkey(), "12345678", 8)), EP_MLX5_SYNDROME_RETRY_EXCEEDED);
+    net_pair other;
+    other.a_node.device->set_link(false);
+    std::thread later([&] {
+      const timespec nap{0, 50'000'000};
+      nanosleep(&nap, nullptr);
+      other.a_node.device->set_link(true);
+    });
+    EP_CHECK_EQ(other.ends(inline_wqe(other.a, other.remote(0), other.rkey(), "12345678", 8)), 0);
+    later.join();
+    EP_CHECK_EQ(other.a_node.device->counts().requests, uint64_t{1});
+  }
+}
+
+// A read whose target goes away while it is under way: its answer writes nowhere.
+void late_answers_write_nowhere() {
+  net_pair pair;
+  const auto target = must(segment::create(4096));
+  const auto mr = must(pair.a_node.device->reg_mr(pair.a_node.pd, {reinterpret_cast<uint64_t>(target->data()), 4096}, node::all_rights));
+  std::memset(target->data(), 0x55, 4096);
+  // The responder cannot come in, so the answer waits: it is inside of the queue pair already, for all it knows.
+  auto port = must(nic::port_view::open(must(nic::directory_find(pair.b_node.device->port_number()))));
+  uint64_t& key = reinterpret_cast<uint64_t&>(port.qp(pair.b.qpn - nic::port_first_qpn).active);
+  nic::store_ordered(key, nic::active_mark | uint64_t{pair.b_node.device->port_number()} << 32 | 1);
+  const uint16_t index =
+      pair.a.post(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_READ, pair.remote(0), pair.rkey(), {{reinterpret_cast<uint64_t>(target->data()), mr.lkey, 4096}}));
+  EP_CHECK(until([&] { return pair.a_node.device->counts().retries >= 1; }));
+  must(pair.a_node.device->dereg_mr(mr));
+  nic::store_ordered(key, uint64_t{0});
+  EP_CHECK(pair.done(index));
+  EP_CHECK(pair.a.completed().opcode == EP_MLX5_CQE_REQ_ERR);
+  EP_CHECK_EQ(target->data()[0], 0x55);
+}
+
+int dial(const nic::gid_bytes& gid) {
+  nic::net::place at;
+  EP_CHECK(nic::net::place_of(gid, at));
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(at.port);
+  std::memcpy(&address.sin_addr, at.address.data(), 4);
+  EP_CHECK_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  return fd;
+}
+
+// Whoever dials and talks nonsense, or nothing, is sent away; the NIC goes on.
+void strangers() {
+  net_pair pair;
+  std::vector<int> silent;
+  for (int i = 0; i < 100; ++i) silent.push_back(dial(pair.b_node.device->hub()->gid())); // more than are let in at a time
+  random_source random(3);
+  for (int i = 0; i < 20; ++i) {
+    const int fd = dial(pair.b_node.device->hub()->gid());
+    uint8_t bytes[512];
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.next());
+    (void)send(fd, bytes, sizeof bytes, MSG_NOSIGNAL);
+    (void)!recv(fd, bytes, sizeof bytes, 0); // until it is sent away
+    close(fd);
+  }
+  EP_CHECK_EQ(pair.b_node.device->hub()->counts().requests, uint64_t{0});
+  for (const int fd : silent) close(fd);
+  EP_CHECK_EQ(pair.ends(inline_wqe(pair.a, pair.remote(0), pair.rkey(), "12345678", 8)), 0);
+  // One with other keys does not get as far as a request.
+  node other(on_loopback());
+  queue c(other, {});
+  EP_CHECK(other.device->hub()->know(pair.b_node.device->hub()->gid(), keys(1, 2)) != 0);
+  c.connect(pair.b_node.device->hub()->gid(), pair.b.qpn);
+  c.post(inline_wqe(c, pair.remote(0), pair.rkey(), "abcdefgh", 8));
+  EP_CHECK(until([&] { return c.completed().opcode == EP_MLX5_CQE_REQ_ERR; }));
+  EP_CHECK_EQ(c.syndrome(), EP_MLX5_SYNDROME_RETRY_EXCEEDED);
+  EP_CHECK(std::memcmp(pair.b_node.data(), "12345678", 8) == 0);
+}
+
+void addresses() {
+  for (const char* wrong : {"0.0.0.0", "", "localhost", "::1", "300.1.1.1"}) {
+    soft_options options = on_loopback();
+    options.network->address = wrong;
+    auto opened = soft_device::open("nic", options);
+    EP_CHECK(!opened.ok() && opened.why().status == EP_STATUS_INVALID);
+  }
+  soft_options elsewhere = on_loopback();
+  elsewhere.network->address = "192.0.2.1"; // of no host
+  auto opened = soft_device::open("nic", elsewhere);
+  EP_CHECK(!opened.ok() && opened.why().sys_errno == EADDRNOTAVAIL);
+  EP_CHECK(opened.why().message.find("192.0.2.1") != std::string::npos);
+}
+
+// Who is not told of is nobody; oneself is reached through memory.
+void numbers() {
+  node one(on_loopback());
+  queue a(one, {});
+  queue b(one, {});
+  nic::gid_bytes nobody = one.device->hub()->gid();
+  nobody[9] ^= 1;
+  answer_bytes out{};
+  must(one.device->obj_modify(a.qp_object, init_command(a), out));
+  EP_CHECK(!one.device->obj_modify(a.qp_object, receive_command(a, one.device->port_number(), b.qpn, false, &nobody), out).ok());
+  a.to_reset();
+  a.connect(one.device->hub()->gid(), b.qpn);
+  b.connect(one.device->hub()->gid(), a.qpn);
+  a.post(inline_wqe(a, one.address(64), one.mr.rkey, "12345678", 8));
+  EP_CHECK(until([&] { return a.completed().opcode == EP_MLX5_CQE_REQ; }));
+  EP_CHECK_EQ(one.device->hub()->counts().requests, uint64_t{0});
+}
+
+// Idle NICs that know each other send nothing and do not wake.
+void idle_is_cheap() {
+  net_pair pair;
+  EP_CHECK_EQ(pair.ends(inline_wqe(pair.a, pair.remote(0), pair.rkey(), "12345678", 8)), 0);
+  const timespec nap{0, 300'000'000};
+  nanosleep(&nap, nullptr);
+  const auto before = pair.a_node.device->hub()->counts();
+  nanosleep(&nap, nullptr);
+  const auto after = pair.a_node.device->hub()->counts();
+  EP_CHECK_EQ(after.bytes_out, before.bytes_out);
+  EP_CHECK(after.wakes - before.wakes <= 2);
+}
+
+// A peer in a process of its own.
+struct far_nic {
+  struct introduction {
+    nic::gid_bytes gid;
+    uint32_t qpn, rkey;
+    uint64_t address;
+  };
+  pid_t pid = -1;
+  int to = -1, from = -1;
+  introduction facts{};
+
+  explicit far_nic(const queue_options& options) {
+    int down[2];
+    int up[2];
+    EP_CHECK(pipe(down) == 0 && pipe(up) == 0);
+    pid = fork(); // no thread of this process lives now
+    if (pid != 0) {
+      close(down[0]);
+      close(up[1]);
+      to = down[1];
+      from = up[0];
+      EP_CHECK_EQ(read(from, &facts, sizeof facts), static_cast<ssize_t>(sizeof facts));
+      return;
+    }
+    close(down[1]);
+    close(up[0]);
+    {
+      node here(on_loopback());
+      queue b(here, options);
+      const introduction mine{here.device->hub()->gid(), b.qpn, here.mr.rkey, here.address()};
+      bool ok = write(up[1], &mine, sizeof mine) == static_cast<ssize_t>(sizeof mine);
+      introduction theirs{};
+      ok = ok && read(down[0], &theirs, sizeof theirs) == static_cast<ssize_t>(sizeof theirs);
+      (void)here.device->hub()->know(theirs.gid, keys(2, 1));
+      b.connect(theirs.gid, theirs.qpn);
+      char word = 1;
+      ok = ok && write(up[1], &word, 1) == 1 && read(down[0], &word, 1) >= 0;
+    }
+    _exit(0);
+  }
+  void meet(node& here, queue& a) {
+    EP_CHECK(here.device->hub()->know(facts.gid, keys(1, 2)) != 0);
+    const introduction mine{here.device->hub()->gid(), a.qpn, 0, 0};
+    EP_CHECK_EQ(write(to, &mine, sizeof mine), static_cast<ssize_t>(sizeof mine));
+    a.connect(facts.gid, facts.qpn);
+    char ready = 0;
+    EP_CHECK_EQ(read(from, &ready, 1), ssize_t{1});
+  }
+  void signal(int what) const {
+    kill(pid, what);
+    int status = 0;
+    if (what == SIGSTOP) EP_CHECK_EQ(waitpid(pid, &status, WUNTRACED), pid);
+  }
+  ~far_nic() {
+    close(to);
+    close(from);
+    kill(pid, SIGKILL);
+    int status = 0;
+    EP_CHECK_EQ(waitpid(pid, &status, 0), pid);
+  }
+};
+
+// One that was killed refuses; one that is silent is given up after the tries that the queue pair has, and not before. What was given up does not land later.
+void peers_that_end() {
+  queue_options options;
+  options.ack_timeout = 15; // 134 ms
+  options.retry_count = 2;
+  for (const int how : {SIGKILL, SIGSTOP}) {
+    far_nic far(options);
+    node here(on_loopback());
+    queue a(here, options);
+    far.meet(here, a);
+    here.word(0) = 1;
+    const auto add = [&] { return a.post(add8_wqe(a, far.facts.address, far.facts.rkey, {here.address(8), here.mr.lkey, 8}, 1)); };
+    const auto done = [&](uint16_t index) { return until([&] { return a.completed().opcode != EP_MLX5_CQE_INVALID && static_cast<int16_t>(a.completed().counter - index) >= 0; }); };
+    EP_CHECK(done(add()));
+    EP_CHECK_EQ(a.completed().opcode, EP_MLX5_CQE_REQ);
+    far.signal(how);
+    const int64_t begun_ns = clock_now_ns();
+    EP_CHECK(done(add()));
+    EP_CHECK_EQ(a.completed().opcode, EP_MLX5_CQE_REQ_ERR);
+    EP_CHECK_EQ(a.syndrome(), EP_MLX5_SYNDROME_RETRY_EXCEEDED);
+    const int64_t took_ns = clock_now_ns() - begun_ns;
+    EP_CHECK(took_ns < 20'000'000'000);
+    if (how == SIGSTOP) {
+      EP_CHECK(took_ns > 3 * (int64_t{4096} << options.ack_timeout) * 9 / 10);
+      far.signal(SIGCONT);
+    }
+  }
+}
+
+} // namespace
+
+int main() {
+  peers_that_end(); // first: it forks
+  every_request();
+  long_messages();
+  signals_follow_data();
+  the_responder_refuses();
+  immediates();
+  keys_are_dead_when_dereg_returns();
+  faults();
+  late_answers_write_nowhere();
+  strangers();
+  addresses();
+  numbers();
+  idle_is_cheap();
+  EP_CHECK_EQ(segment_count(), uint64_t{0});
+  return ep::check::finish();
+}
