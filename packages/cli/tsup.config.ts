@@ -7,6 +7,7 @@ export default defineConfig({
     'demo-moe-rank': 'src/demo-moe/rank.ts',
     'bench-child': 'src/bench/child.ts',
     'bench-fabric-rank': 'src/bench-fabric/rank.ts',
+    'bench-fabric-groups-rank': 'src/bench-fabric/groups-rank.ts',
     'bench-moe-rank': 'src/bench-moe/rank.ts',
   },
   format: 'esm',

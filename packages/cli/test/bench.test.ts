@@ -12,7 +12,7 @@ import { ibgdaResult } from '../src/bench/ibgda.js';
 import { loadBetween } from '../src/bench/idle.js';
 import { benchNames, loadBench, loadFrom } from '../src/bench/registry.js';
 import { type BenchReport, reportText } from '../src/bench/report.js';
-import { fabricCases } from '../src/bench-fabric/measure.js';
+import { fabricCases, groupCases } from '../src/bench-fabric/measure.js';
 import { runEp, runEpOnTerminal, startEp } from './ep.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'ep-bench-test-'));
@@ -349,6 +349,34 @@ describe('ep bench', () => {
     ]);
     expect(cases[1]!.detail['p99 us']).toBe(8);
     expect(fabricCases('x', size, [first, second]).flatMap(({ ratios }) => ratios)).toHaveLength(3);
+  });
+
+  it('compares groups on two hosts with Open MPI by their medians, and promises more of large all-reduces', () => {
+    const calls = [
+      { op: 'all-reduce', bytes: 8, calls: 100 },
+      { op: 'all-reduce', bytes: 1 << 20, calls: 10 },
+      { op: 'all-to-all', bytes: 1 << 20, calls: 10 },
+    ] as const;
+    const ours = [
+      [10, 30, 20],
+      [100, 100, 100],
+      [50, 50, 50],
+    ];
+    const mpi = [
+      [40, 10, 20],
+      [150, 120, 90],
+      [25, 25, 25],
+    ];
+    const cases = groupCases(calls, ours, mpi);
+    const told = (value: number, least: number) => [
+      { name: 'times as fast as Open MPI over TCP', value, goal: { at: 'least', value: least } },
+    ];
+    expect(cases.map((one) => [one.name, one.median, one.ratios])).toEqual([
+      ['two hosts of two ranks: all-reduce of 8 bytes, f32', 20, told(1, 1)],
+      ['two hosts of two ranks: all-reduce of 1048576 bytes, f32', 100, told(1.2, 1.2)],
+      ['two hosts of two ranks: all-to-all of 1048576 bytes, f32', 50, told(0.5, 1)],
+    ]);
+    expect(groupCases(calls, ours).flatMap(({ ratios }) => ratios)).toEqual([]);
   });
 
   it('refuses a filter that the benchmark does not take, and one that it does not understand', async () => {

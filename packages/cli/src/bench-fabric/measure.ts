@@ -1,6 +1,6 @@
 /**
  * `ep bench fabric`: puts, and an attention dispatch, of the backing `fabric` against libfabric alone between the same two processes, and against Open MPI over TCP; on the loopback
- * interface, and between two network namespaces where these can be made. Results verified.
+ * interface, and between two network namespaces where these can be made; there also all-reduces and all-to-alls of four ranks, against Open MPI's. Results verified.
  */
 import { execFile } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
@@ -11,17 +11,20 @@ import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { nvshmem } from '@ep/nvshmem';
 import type { Bench, BenchCase, BenchOptions, BenchRatio, BenchResult } from '../bench/bench.js';
+import { runMpiGroups } from './groups-mpi.js';
+import { GROUP_RANKS, type GroupCall, type GroupTask, type GroupTimes } from './groups-task.js';
 import { type Host, makeHosts } from './hosts.js';
 import { type OpenMpiTimes, runOpenMpi } from './open-mpi.js';
 import type { FabricTask, FabricTimes } from './task.js';
 
 /** Built beside the entry point; see tsup.config.ts. */
 const rankProgram = new URL('./bench-fabric-rank.js', import.meta.url);
+const groupsProgram = new URL('./bench-fabric-groups-rank.js', import.meta.url);
 
 const run = promisify(execFile);
 
-/** Latency of a put as a multiple of a raw write's; bandwidths as a part of the raw one. */
-const goals = { latency: 1.3, put: 0.9, dispatch: 0.85 } as const;
+/** Latency of a put as a multiple of a raw write's; bandwidths as a part of the raw one; groups as times Open MPI's speed. */
+const goals = { latency: 1.3, put: 0.9, dispatch: 0.85, group: 1, largeGroup: 1.2 } as const;
 
 type Shape = Omit<FabricTask, 'store' | 'rank' | 'address' | 'ranksOnHost'>;
 
@@ -41,25 +44,93 @@ const spreadOf = (values: readonly number[]): number => (Math.max(...values) - M
 const timesOf = (of: readonly number[], other: readonly number[]): number =>
   medianOf(of.map((value, turn) => value / other[turn]!));
 
-/** The first failure ends the other rank, too. */
-async function runRanks(shape: Shape, hosts: readonly Host[], folder: string, where: string): Promise<FabricTimes[]> {
+function groupCallsOf({ quick }: BenchOptions): readonly GroupCall[] {
+  const [medium, large] = quick ? [64 << 10, 256 << 10] : [1 << 20, 64 << 20];
+  return [
+    { op: 'all-reduce', bytes: 8, calls: quick ? 5 : 100 },
+    { op: 'all-reduce', bytes: medium, calls: quick ? 2 : 10 },
+    { op: 'all-reduce', bytes: large, calls: 1 },
+    { op: 'all-to-all', bytes: medium, calls: quick ? 2 : 10 },
+  ];
+}
+
+/** Half of the ranks on each host. */
+async function runGroups(
+  { turns, calls }: Pick<GroupTask, 'turns' | 'calls'>,
+  hosts: readonly Host[],
+  folder: string,
+): Promise<GroupTimes> {
+  const perHost = GROUP_RANKS / hosts.length;
+  const shared = {
+    store: join(folder, 'groups of ours'),
+    worldSize: GROUP_RANKS,
+    ranksOnHost: GROUP_RANKS,
+    turns,
+    calls,
+  };
+  const perRank = await startRanks<GroupTimes>(
+    groupsProgram,
+    Array.from({ length: GROUP_RANKS }, (_, rank) => {
+      const { address, enter } = hosts[Math.floor(rank / perHost)]!;
+      return { enter, task: { ...shared, rank, address } satisfies GroupTask };
+    }),
+  );
+  return calls.map((_, at) =>
+    Array.from({ length: turns }, (__, turn) => Math.max(...perRank.map((times) => times[at]![turn]!))),
+  );
+}
+
+/** For tests, too. Open MPI's turns were not ours: medians are compared. */
+export function groupCases(calls: readonly GroupCall[], ours: GroupTimes, mpi?: GroupTimes): BenchCase[] {
+  return calls.map(({ op, bytes, calls: count }, at): BenchCase => {
+    const value = mpi && medianOf(mpi[at]!) / medianOf(ours[at]!);
+    const least = op === 'all-reduce' && bytes >= 1 << 20 ? goals.largeGroup : goals.group;
+    return {
+      name: `two hosts of two ranks: ${op} of ${bytes} bytes, f32`,
+      unit: 'us',
+      median: medianOf(ours[at]!),
+      spread: spreadOf(ours[at]!),
+      samples: ours[at]!.length,
+      ratios:
+        value === undefined
+          ? []
+          : [{ name: 'times as fast as Open MPI over TCP', value, goal: { at: 'least', value: least } }],
+      detail: { 'calls timed together': count },
+    };
+  });
+}
+
+interface Start {
+  readonly enter: readonly string[];
+  readonly task: object;
+}
+
+/** The first failure ends the other ranks, too. */
+async function startRanks<T>(program: URL, starts: readonly Start[]): Promise<T[]> {
   const stop = new AbortController();
   const env = { ...process.env, EP_JOB_SECRET: randomBytes(32).toString('hex') };
   const options = { signal: stop.signal, killSignal: 'SIGKILL', maxBuffer: 2 ** 24, env } as const;
   return Promise.all(
-    [0, 1].map(async (rank) => {
-      const { address, enter } = hosts[rank % hosts.length]!;
-      const ranksOnHost = 2; // namespaces share the cores
-      const task: FabricTask = { ...shape, rank, store: join(folder, where), address, ranksOnHost };
-      const [program, ...args] = [...enter, process.execPath, fileURLToPath(rankProgram), JSON.stringify(task)];
+    starts.map(async ({ enter, task }) => {
+      const [command, ...args] = [...enter, process.execPath, fileURLToPath(program), JSON.stringify(task)];
       try {
-        return JSON.parse((await run(program!, args, options)).stdout) as FabricTimes;
+        return JSON.parse((await run(command!, args, options)).stdout) as T;
       } catch (error) {
         stop.abort(error);
         throw stop.signal.reason;
       }
     }),
   );
+}
+
+function runRanks(shape: Shape, hosts: readonly Host[], folder: string, where: string): Promise<FabricTimes[]> {
+  const starts = [0, 1].map((rank) => {
+    const { address, enter } = hosts[rank % hosts.length]!;
+    const ranksOnHost = 2; // namespaces share the cores
+    const task: FabricTask = { ...shape, rank, store: join(folder, where), address, ranksOnHost };
+    return { enter, task };
+  });
+  return startRanks<FabricTimes>(rankProgram, starts);
 }
 
 /** For tests, too: from what both ranks told to cases. `mpi` moved what `messages` and `messageBytes` say, in one direction. */
@@ -153,6 +224,12 @@ export const fabricBench: Bench = {
           tell('two namespaces');
           const across = await runRanks(shape, hosts.hosts, folder, 'namespaces');
           cases.push(...fabricCases('two namespaces', shape, across));
+          tell('process groups');
+          const groups = { turns: shape.turns, calls: groupCallsOf(options) };
+          const mpiGroups = await runMpiGroups(groups, folder);
+          if (typeof mpiGroups === 'string') skipped.push(mpiGroups);
+          const ours = await runGroups(groups, hosts.hosts, folder);
+          cases.push(...groupCases(groups.calls, ours, typeof mpiGroups === 'string' ? undefined : mpiGroups));
         } finally {
           hosts.close();
         }
@@ -167,6 +244,7 @@ export const fabricBench: Bench = {
         `${library}; the two ranks took turns of libfabric alone and of puts and dispatches, whose every byte was compared`,
         'a raw write is posted and polled for by one thread of a rank; so is a put, while that thread looks: the transport has another for when it sleeps',
         'Open MPI ran on the loopback interface before',
+        'of the groups, two ranks shared a namespace, and all the cores; those of Open MPI were on one host, and talked TCP all the same',
       ],
       skipped,
     };

@@ -1,0 +1,79 @@
+/** The same calls by Open MPI over TCP, on the loopback interface: between all ranks, also where ours share a host. */
+import { execFile } from 'node:child_process';
+import { writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { GROUP_RANKS, type GroupTask, type GroupTimes } from './groups-task.js';
+
+const run = promisify(execFile);
+
+/** Arguments: turns, then operation (0: all-reduce, 1: all-to-all), bytes and calls of each. Prints the slowest rank's microseconds of a call, a line each turn; aborts where a result is wrong. */
+const SOURCE = `#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static int rank, size;
+static void call(int op, float* in, float* out, int count) {
+  if (op == 0) MPI_Allreduce(MPI_IN_PLACE, in, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  else MPI_Alltoall(in, count / size, MPI_FLOAT, out, count / size, MPI_FLOAT, MPI_COMM_WORLD);
+}
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  const int turns = atoi(argv[1]);
+  for (int at = 2; at + 2 < argc; at += 3) {
+    const int op = atoi(argv[at]), count = atoi(argv[at + 1]) / 4, calls = atoi(argv[at + 2]);
+    float* in = calloc(count, sizeof(float));
+    float* out = calloc(count, sizeof(float));
+    for (int turn = 0; turn <= turns; ++turn) {
+      MPI_Barrier(MPI_COMM_WORLD);
+      const double begin = MPI_Wtime();
+      for (int i = 0; i < calls; ++i) call(op, in, out, count);
+      double us = (MPI_Wtime() - begin) * 1e6 / calls, slowest;
+      MPI_Reduce(&us, &slowest, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+      for (int i = 0; i < count; ++i) in[i] = (float)(i % 1009) * (float)(rank + 1);
+      call(op, in, out, count);
+      const int block = count / size;
+      for (int i = 0; i < count; ++i) {
+        const float expected = op == 0 ? (float)(i % 1009) * (float)(size * (size + 1) / 2) : (float)((rank * block + i % block) % 1009) * (float)(i / block + 1);
+        if ((op == 0 ? in : out)[i] != expected) MPI_Abort(MPI_COMM_WORLD, 2);
+      }
+      for (int i = 0; i < count; ++i) in[i] = 0;
+      if (rank == 0 && turn > 0) printf("%.3f\\n", slowest);
+    }
+    free(in);
+    free(out);
+  }
+  MPI_Finalize();
+  return 0;
+}
+`;
+
+/** Or why it was not measured. */
+export async function runMpiGroups(
+  { turns, calls }: Pick<GroupTask, 'turns' | 'calls'>,
+  folder: string,
+): Promise<GroupTimes | string> {
+  try {
+    await run('mpicc', ['--version']);
+  } catch {
+    return 'groups of Open MPI over TCP: mpicc was not found (Debian: apt-get install libopenmpi-dev openmpi-bin)';
+  }
+  const [source, binary] = [join(folder, 'groups.c'), join(folder, 'groups')];
+  await writeFile(source, SOURCE);
+  await run('mpicc', ['-O3', '-o', binary, source]);
+  const over = ['--mca', 'pml', 'ob1', '--mca', 'btl', 'self,tcp', '--mca', 'btl_tcp_if_include', 'lo'];
+  const yielding = ['--oversubscribe', '--mca', 'mpi_yield_when_idle', '1'];
+  const wanted = calls.flatMap(({ op, bytes, calls: count }) => [op === 'all-reduce' ? 0 : 1, bytes, count]);
+  const command = ['-n', GROUP_RANKS, ...yielding, ...over, binary, turns, ...wanted].map(String);
+  const { stdout } = await run('mpirun', command, {
+    env: { ...process.env, OMPI_ALLOW_RUN_AS_ROOT: '1', OMPI_ALLOW_RUN_AS_ROOT_CONFIRM: '1' },
+  });
+  const lines = stdout.trim().split('\n').map(Number);
+  if (lines.length !== turns * calls.length || lines.some((us) => !(us > 0))) {
+    throw new Error(`Open MPI printed ${JSON.stringify(stdout.slice(0, 200))}`);
+  }
+  return calls.map((_, at) => lines.slice(at * turns, (at + 1) * turns));
+}

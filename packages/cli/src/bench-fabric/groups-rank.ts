@@ -1,0 +1,56 @@
+/** One rank of the process groups of `ep bench fabric`. After each turn one more call is compared element by element. */
+import { initProcessGroup } from '@ep/collectives';
+import { openFileStore, prefixStore } from '@ep/core';
+import { nvshmem } from '@ep/nvshmem';
+import type { GroupCall, GroupTask, GroupTimes } from './groups-task.js';
+
+const { store: path, rank, worldSize, address, ranksOnHost, turns, calls } = JSON.parse(process.argv[2]!) as GroupTask;
+const timeoutMs = 60_000;
+const store = await openFileStore(path);
+const transport = await nvshmem.fabric.open(
+  { rank, worldSize, store: prefixStore(store, 'fabric') },
+  { signal: new AbortController().signal, config: { address, ranksOnHost, timeoutMs } },
+);
+const group = await initProcessGroup({ backend: transport, store: prefixStore(store, 'group'), timeoutMs });
+
+/** Small numbers: sums are exact in any order. */
+const elementOf = (source: number, i: number): number => (i % 1009) * (source + 1);
+
+async function check({ op }: GroupCall, input: Float32Array, output: Float32Array): Promise<void> {
+  for (let i = 0; i < input.length; i++) input[i] = elementOf(rank, i);
+  output.fill(-1);
+  const block = input.length / worldSize;
+  const factor = (worldSize * (worldSize + 1)) / 2;
+  const expected =
+    op === 'all-reduce'
+      ? (i: number): number => (i % 1009) * factor
+      : (i: number): number => elementOf(Math.floor(i / block), rank * block + (i % block));
+  if (op === 'all-reduce') await group.allReduce(input, { op: 'sum' });
+  else await group.allToAllSingle(output, input);
+  const found = op === 'all-reduce' ? input : output;
+  const wrong = found.findIndex((value, i) => value !== expected(i));
+  if (wrong >= 0) throw new Error(`${op} of ${input.byteLength} bytes: element ${wrong} is ${found[wrong]}`);
+  // What is timed is summed up again and again, and stays what it is.
+  input.fill(0);
+}
+
+const times: number[][] = calls.map(() => []);
+for (const [at, call] of calls.entries()) {
+  const input = new Float32Array(call.bytes / 4);
+  const output = new Float32Array(call.op === 'all-to-all' ? input.length : 0);
+  for (let turn = 0; turn <= turns; turn++) {
+    await group.barrier();
+    const begin = performance.now();
+    for (let i = 0; i < call.calls; i++) {
+      if (call.op === 'all-reduce') await group.allReduce(input, { op: 'sum' });
+      else await group.allToAllSingle(output, input);
+    }
+    const us = ((performance.now() - begin) * 1000) / call.calls;
+    await check(call, input, output);
+    if (turn > 0) times[at]!.push(us);
+  }
+}
+await group.destroy();
+await transport.close();
+await store.close();
+process.stdout.write(`${JSON.stringify(times satisfies GroupTimes)}\n`);

@@ -1,0 +1,25 @@
+/** What the ranks of `ep bench fabric` call as process groups on two hosts, and what they tell back. */
+
+export interface GroupCall {
+  readonly op: 'all-reduce' | 'all-to-all';
+  /** Of a rank's array. */
+  readonly bytes: number;
+  /** Timed together, in each turn. */
+  readonly calls: number;
+}
+
+export interface GroupTask {
+  readonly store: string;
+  readonly rank: number;
+  readonly worldSize: number;
+  readonly address: string;
+  /** Of all hosts: namespaces share the cores. */
+  readonly ranksOnHost: number;
+  readonly turns: number;
+  readonly calls: readonly GroupCall[];
+}
+
+/** Microseconds of a call: for each of the calls one entry a turn. */
+export type GroupTimes = readonly (readonly number[])[];
+
+export const GROUP_RANKS = 4;
