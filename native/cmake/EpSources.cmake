@@ -242,6 +242,7 @@ set(EP_TESTS
   tests/nic/prm_test.cpp
   tests/nic/threads_test.cpp
   tests/nic/net_efa_test.cpp
+  tests/nic/net_hub_test.cpp
   tests/nic/net_talk_test.cpp
   tests/nic/net_wire_test.cpp
   tests/nic/nic_fuzz_test.cpp

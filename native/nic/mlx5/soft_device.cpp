@@ -81,10 +81,17 @@ result<nothing> soft_device::start() {
 bool soft_device::poll(int64_t now_ns) {
   // A caller of the table must not starve: this thread would take the lock again before the other one has woken up.
   while (wanting_.load(std::memory_order_relaxed) > 0) sched_yield();
-  const std::lock_guard lock(mutex_);
-  bool any = engine_->poll_doorbells(now_ns);
-  any = engine_->poll_receives(now_ns) || any;
-  return engine_->work(now_ns) || any;
+  const size_t lives = hub_ ? hub_->untold_lives() : 0;
+  bool any = false;
+  {
+    const std::lock_guard lock(mutex_);
+    any = engine_->poll_doorbells(now_ns);
+    any = engine_->poll_receives(now_ns) || any;
+    any = engine_->work(now_ns) || any;
+  }
+  // Nothing was left to do: what had come before them is in its completion queue.
+  if (lives != 0 && !any) hub_->tell_lives(lives);
+  return any || lives != 0;
 }
 
 void soft_device::run() {

@@ -62,6 +62,7 @@ struct hub::peer {
   uint64_t next_id = 1;
   bool cut = false; // by give_up
   peer_life life = peer_life::alive;
+  bool leaving = false; // said goodbye where it asks, not yet where it answers
   std::atomic<int64_t> moved_ns{0};
   // The thread's own.
   stream* out = nullptr;
@@ -234,7 +235,24 @@ void hub::tell(peer& of, peer_life life) {
   if (of.life != peer_life::alive) return;
   of.life = life;
   lose(of);
-  if (tell_) tell_(of.gid, life);
+  lives_.emplace_back(of.gid, life);
+  untold_.store(lives_.size(), std::memory_order_release);
+  answers_came_ = true;
+}
+
+void hub::tell_lives(size_t count) {
+  std::vector<std::pair<gid_bytes, peer_life>> told;
+  std::function<void(const gid_bytes&, peer_life)> tell;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto end = lives_.begin() + static_cast<std::ptrdiff_t>(std::min(count, lives_.size()));
+    told.assign(lives_.begin(), end);
+    lives_.erase(lives_.begin(), end);
+    untold_.store(lives_.size(), std::memory_order_release);
+    tell = tell_;
+  }
+  if (!tell) return;
+  for (const auto& [gid, life] : told) tell(gid, life);
 }
 
 void hub::ended(stream& gone, bool refused) {
@@ -245,6 +263,7 @@ void hub::ended(stream& gone, bool refused) {
   if (gone.to == nullptr) return;
   gone.to->out = nullptr;
   lose(*gone.to);
+  if (gone.to->leaving) tell(*gone.to, peer_life::closed);
 }
 
 void hub::open_stream(peer& to, int64_t now_ns) {
@@ -270,7 +289,7 @@ void hub::open_stream(peer& to, int64_t now_ns) {
     if (fd >= 0) close(fd);
     const std::lock_guard lock(mutex_);
     lose(to);
-    if (refused && options_.heartbeat_ns != 0) tell(to, peer_life::dead);
+    if (refused && options_.heartbeat_ns != 0) tell(to, to.leaving ? peer_life::closed : peer_life::dead);
     return;
   }
   make_plain(fd);
@@ -331,7 +350,9 @@ bool hub::heard(stream& from, const frame& what) {
     case frame_kind::goodbye: {
       from.left = true;
       const std::lock_guard lock(mutex_);
-      tell(*from.from, peer_life::closed);
+      // HAZARD: its last answers come on the other stream, and so does another goodbye, behind them.
+      if (from.from->out != nullptr) from.from->leaving = true;
+      else tell(*from.from, peer_life::closed);
       return true;
     }
     case frame_kind::request: {

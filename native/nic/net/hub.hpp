@@ -66,8 +66,12 @@ class hub {
   // A NIC that may come and that may be asked. Returns the number by which this NIC knows it: one beyond the directory's. 0: there are none left, or the GID is of no network.
   uint32_t know(const gid_bytes& gid, const link_keys& keys);
   uint32_t number_of(const gid_bytes& gid) const; // 0: never told of
-  // With heartbeats: `tell` hears, on the hub's thread, of every change but to alive.
+  // With heartbeats: `tell` hears of every change but to alive, from tell_lives().
   void on_life(std::function<void(const gid_bytes&, peer_life)> tell);
+  // Changes of life that are known here and not told yet. HAZARD: whoever takes answers asks, takes all that have come, then tells: a goodbye comes behind the peer's last
+  // answers, and who heard of it before them would take a request for lost that was carried out.
+  size_t untold_lives() const { return untold_.load(std::memory_order_acquire); }
+  void tell_lives(size_t count);
 
   // Null: so much is under way to this peer already that it has to wait.
   std::shared_ptr<call> ask(uint32_t number, std::vector<uint8_t> request);
@@ -113,6 +117,8 @@ class hub {
   answerer answer_;
   ep_wake_word* wake_ = nullptr;
   std::function<void(const gid_bytes&, peer_life)> tell_;
+  std::vector<std::pair<gid_bytes, peer_life>> lives_; // not told yet
+  std::atomic<size_t> untold_{0};
   mutable std::mutex mutex_; // of peers and of what is asked; never held while a request is answered
   std::vector<std::unique_ptr<peer>> peers_;
   std::vector<std::unique_ptr<stream>> streams_; // the thread's own
