@@ -16,12 +16,14 @@ const oddAlone = [...odd, ['detached', detached], ['shrunk', shrunk], ['a dead b
 
 /** What those who write transports call with what they made themselves, and errors: no input of users comes here. */
 const parts = [
+  'commonCapabilities',
   'createWork',
   'doneWork',
   'interruptible',
   'interruptibleOn',
   'linkSignals',
   'listen',
+  'onAbortOf',
   'publish',
   'invalid',
   'secretMissing',
