@@ -112,7 +112,7 @@ class experts_world {
     uint16_t *x = nullptr, *y = nullptr, *sum = nullptr;
     int32_t* topk = nullptr;
     float* weights = nullptr;
-    ep_kernel_status* status = nullptr; // pinned
+    ep_kernel_status* status = nullptr; // on the device
     cudaStream_t stream = nullptr;
   };
   std::vector<rank_state> ranks;
@@ -180,7 +180,8 @@ class experts_world {
   void finish() const {
     for (const rank_state& rank : ranks) check(cudaStreamSynchronize(rank.stream), "cudaStreamSynchronize");
     for (size_t r = 0; r < world; ++r) {
-      const ep_kernel_status& status = *ranks[r].status;
+      ep_kernel_status status{};
+      check(cudaMemcpy(&status, ranks[r].status, sizeof status, cudaMemcpyDefault), "cudaMemcpy");
       if (status.status == 0) continue;
       std::fprintf(stderr, "rank %zu: status %u, awaited rank %d at stage %u: expected %llu, found %llu\n", r, status.status, status.rank, status.stage,
                    static_cast<unsigned long long>(status.expected), static_cast<unsigned long long>(status.found));
@@ -254,9 +255,7 @@ class experts_world {
   void make_rank(size_t r, const ep_moe_buffer& shape, uint64_t everyone, uint64_t data) {
     rank_state& rank = ranks[r];
     check(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    check(cudaHostAlloc(&rank.status, sizeof *rank.status, cudaHostAllocMapped), "cudaHostAlloc");
-    host.push_back(rank.status);
-    std::memset(rank.status, 0, sizeof *rank.status);
+    rank.status = reinterpret_cast<ep_kernel_status*>(control(std::vector<ep_kernel_status>(1)));
     ep_moe_buffer& b = rank.buffer = shape;
     b.memory.header = {EP_MAGIC_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, EP_MEMORY_LOAD_STORE, sizeof b.memory};
     b.memory.rank = static_cast<int32_t>(r);
