@@ -12,7 +12,33 @@ uint64_t rounded(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 struct gpu_half : moe_job {
   std::shared_ptr<gpu::symmetric_memory> memory;
   gpu::slot_ref slot;
+  std::string failed; // why nobody will hear how the kernel, which was launched, has ended
 };
+
+// The slot's own: no kernel of an earlier call of it runs any more.
+void place_candidates(Napi::Env env, gpu_moe_contents& own, const std::shared_ptr<const moe_candidates>& wanted, gpu::stream& stream, uint32_t slot) {
+  if (own.placed[slot] == wanted) return;
+  uint8_t* staged = own.staged_candidates->data() + slot * own.candidate_bytes;
+  std::memcpy(staged, wanted->begin.data(), wanted->begin.size() * sizeof(uint32_t));
+  std::memcpy(staged + rounded(wanted->begin.size() * sizeof(uint32_t)), wanted->replicas.data(), wanted->begin.back() * sizeof(uint32_t));
+  const uint64_t to = own.tables->address() + own.first_candidates + slot * own.candidate_bytes;
+  own.placed[slot] = nullptr;
+  if (const int error = stream.of()->table().copy(stream.native(), to, address_of(staged), own.candidate_bytes); error != 0) {
+    throw_failure(env, stream.of()->error(error, "copying the candidates of a call"));
+  }
+  own.placed[slot] = wanted;
+}
+
+// Where kernels find what `routing` holds for the host.
+void onto_device(ep_moe_call& call, const moe_routing_wrap::contents& routing) {
+  const uint64_t shift = routing.mirror->address() - address_of(routing.data); // modulo 2^64
+  ep_moe_routing& r = call.routing;
+  for (uint64_t* one : {&r.topk, &r.choice_replica, &r.choice_slot, &r.send_words, &r.send_headers, &r.send_first, &r.recv_count, &r.block_start, &r.layout_range, &r.src_token,
+                        &r.src_choice, &r.send_start, &call.ranks, &call.wait_ns}) {
+    *one += shift;
+  }
+  call.status = routing.mirrored_status();
+}
 
 void begin_call(gpu_half& job, ep_moe_call& call, const gpu_moe_buffer_wrap& wrap, gpu::stream& stream, bool capturing, const Napi::Object& description) {
   const Napi::Env env = description.Env();
@@ -27,19 +53,41 @@ void begin_call(gpu_half& job, ep_moe_call& call, const gpu_moe_buffer_wrap& wra
   job.own_data = job.memory->data(own.rank);
   job.find = [&stream](Napi::Value value, const char* what) { return gpu_operand_of(value, what, stream, true); };
   read_call(job, call, description);
-  // The slot's own: no kernel of an earlier call of it runs any more.
-  const uint64_t begin = own.first_candidates + call.slot * own.candidate_bytes;
-  const uint64_t replicas = begin + rounded(wrap.candidates->begin.size() * sizeof(uint32_t));
-  std::memcpy(own.tables->data() + begin, wrap.candidates->begin.data(), wrap.candidates->begin.size() * sizeof(uint32_t));
-  std::memcpy(own.tables->data() + replicas, wrap.candidates->replicas.data(), wrap.candidates->begin.back() * sizeof(uint32_t));
-  job.buffer.experts.candidate_begin = own.tables->address() + begin;
-  job.buffer.experts.candidates = own.tables->address() + replicas;
+  if (job.report != job.routing) throw_invalid(env, "a call on a GPU is reported where its routing is");
+  const auto* ranks = reinterpret_cast<const uint64_t*>(job.report->ranks);
+  if (ranks[own.rank] != 0) throw_invalid(env, "this rank takes no part in its own call");
+  place_candidates(env, own, wrap.candidates, stream, call.slot);
+  const uint64_t begin = own.tables->address() + own.first_candidates + call.slot * own.candidate_bytes;
+  job.buffer.experts.candidate_begin = begin;
+  job.buffer.experts.candidates = begin + rounded(wrap.candidates->begin.size() * sizeof(uint32_t));
   job.keep.push_back(gpu::kernels_wait());
   auto slot = stream.slot();
   job.slot = value_or_throw(env, slot);
-  call.status = address_of(&job.slot->status);
-  auto* ranks = reinterpret_cast<uint64_t*>(job.report->ranks);
-  if (ranks[own.rank] != 0) throw_invalid(env, "this rank takes no part in its own call");
+  onto_device(call, *job.routing);
+}
+
+// Bytes of the routing from `begin` to `end`, to the device, with a status that says nothing yet.
+int fill_in(const gpu_half& job, gpu::stream& stream, uint64_t begin, uint64_t end) {
+  const moe_routing_wrap::contents& routing = *job.routing;
+  const ep_cuda_table& table = stream.of()->table();
+  const int error = table.fill(stream.native(), routing.mirrored_status(), 0, sizeof(ep_kernel_status));
+  return error != 0 ? error : table.copy(stream.native(), routing.mirror->address() + begin, address_of(routing.data + begin), end - begin);
+}
+
+// What the host looks at once the kernel has ended.
+int hand_back(const gpu_half& job, gpu::stream& stream, uint64_t end) {
+  const moe_routing_wrap::contents& routing = *job.routing;
+  const ep_cuda_table& table = stream.of()->table();
+  const int error = table.copy(stream.native(), address_of(&job.slot->status), routing.mirrored_status(), sizeof(ep_kernel_status));
+  return error != 0 ? error : table.copy(stream.native(), address_of(routing.data + routing.report), routing.mirror->address() + routing.report, end - routing.report);
+}
+
+// On the stream of a call: what the host has filled in, to `begin` .. `filled`; the kernel; and what the host looks at, to `seen`.
+template <class Launch> int run_half(gpu_half& job, gpu::stream& stream, uint64_t begin, uint64_t seen, const Launch& launch) {
+  if (const int error = fill_in(job, stream, begin, job.routing->filled); error != 0) return error;
+  if (const int error = launch(stream.of()->table()); error != 0) return error;
+  if (const int error = hand_back(job, stream, seen); error != 0) job.failed = stream.of()->error(error, "copying from the device what a call has left").message;
+  return 0;
 }
 
 // The kernel ends its waits by itself, rank by rank; the host ends what has taken far longer than that, and that is a failure. A GPU sees no rank die: its time runs out.
@@ -49,8 +97,9 @@ Napi::Value follow_half(Napi::Env env, gpu_stream_wrap& on, gpu_half& job, const
   gpu::stream::watch how;
   how.slots.push_back(job.slot);
   how.deadline_ns = job.timeout_ms < 0 ? no_deadline : deadline_after(host_patience * job.timeout_ms + 1000);
+  how.failed = std::move(job.failed);
   how.keep = std::move(job.keep);
-  how.keep.insert(how.keep.end(), {job.of, job.memory, job.routing, job.report, own.tables, own.peers_block, own.share});
+  how.keep.insert(how.keep.end(), {job.of, job.memory, job.routing, own.share});
   // HAZARD: other ranks take this call as made once any of its kernels runs; a launch that fails has run none.
   on.check(env, error, what);
   return Napi::Number::New(env, static_cast<double>(on.begin(env, std::move(how))));
@@ -78,12 +127,17 @@ gpu_moe_buffer_wrap::gpu_moe_buffer_wrap(const Napi::CallbackInfo& info) : Objec
   const uint64_t begin_bytes = rounded(made->rank_begin.size() * sizeof(uint32_t));
   made->first_candidates = rank_bytes + expert_bytes + begin_bytes;
   made->candidate_bytes = rounded((uint64_t{b.experts.experts} + 1) * sizeof(uint32_t)) + rounded(uint64_t{b.experts.replicas} * sizeof(uint32_t));
-  auto tables = gpu::pinned_block::allocate(memory.of(), memory.device(), made->first_candidates + b.calls * made->candidate_bytes);
+  auto tables = gpu::device_block::allocate(memory.of(), memory.device(), made->first_candidates + b.calls * made->candidate_bytes);
   made->tables = value_or_throw(env, tables);
-  uint8_t* at = made->tables->data();
-  std::memcpy(at, made->replica_rank.data(), made->replica_rank.size() * sizeof(int32_t));
-  std::memcpy(at + rank_bytes, made->replica_expert.data(), made->replica_expert.size() * sizeof(int32_t));
-  std::memcpy(at + rank_bytes + expert_bytes, made->rank_begin.data(), made->rank_begin.size() * sizeof(uint32_t));
+  auto staged = gpu::pinned_block::allocate(memory.of(), memory.device(), b.calls * made->candidate_bytes);
+  made->staged_candidates = value_or_throw(env, staged);
+  made->placed.resize(b.calls);
+  std::vector<uint8_t> constant(made->first_candidates);
+  std::memcpy(constant.data(), made->replica_rank.data(), made->replica_rank.size() * sizeof(int32_t));
+  std::memcpy(constant.data() + rank_bytes, made->replica_expert.data(), made->replica_expert.size() * sizeof(int32_t));
+  std::memcpy(constant.data() + rank_bytes + expert_bytes, made->rank_begin.data(), made->rank_begin.size() * sizeof(uint32_t));
+  auto copied = gpu::copy_now(memory.of(), memory.device(), made->tables->address(), address_of(constant.data()), constant.size(), "copying the places of experts to the device");
+  value_or_throw(env, copied);
   b.experts.replica_rank = made->tables->address();
   b.experts.replica_expert = b.experts.replica_rank + rank_bytes;
   b.experts.rank_begin = b.experts.replica_expert + expert_bytes;
@@ -111,6 +165,9 @@ void place_in_pinned(Napi::Env env, const gpu_moe_contents& of, moe_routing_wrap
   const std::shared_ptr<const gpu::pinned_block> own = value_or_throw(env, block);
   made.data = own->data();
   made.memory = own;
+  const uint64_t weights = rounded(uint64_t{of.buffer.max_tokens} * of.buffer.top_k * sizeof(float));
+  auto mirror = gpu::device_block::allocate(memory->of(), memory->device(), made.bytes + weights + rounded(sizeof(ep_kernel_status)));
+  made.mirror = value_or_throw(env, mirror);
 }
 
 // () -> {blocks, lanes, resident}
@@ -148,7 +205,8 @@ Napi::Value gpu_moe_buffer_wrap::dispatch(const Napi::CallbackInfo& info) {
   args.call.answers_by_ns = nanoseconds(job.timeout_ms, 0.75);
   const gpu::share& share = *native->share;
   const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot);
-  return follow_half(env, on, job, *native, stream.of()->table().moe_dispatch(&launch, &job.buffer, &args, halves), "launching a dispatch to experts");
+  const int error = run_half(job, stream, 0, job.routing->seen, [&](const ep_cuda_table& table) { return table.moe_dispatch(&launch, &job.buffer, &args, halves); });
+  return follow_half(env, on, job, *native, error, "launching a dispatch to experts");
 }
 
 // (stream, half): as MoeBuffer.combine
@@ -163,7 +221,15 @@ Napi::Value gpu_moe_buffer_wrap::combine(const Napi::CallbackInfo& info) {
   read_combine(job, args, halves, info[1].As<Napi::Object>());
   const gpu::share& share = *native->share;
   const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot);
-  return follow_half(env, on, job, *native, stream.of()->table().moe_combine(&launch, &job.buffer, &args, halves), "launching a combine of experts");
+  const int error = run_half(job, stream, job.routing->report, job.routing->filled, [&](const ep_cuda_table& table) {
+    const uint64_t bytes = uint64_t{args.call.routing.tokens} * job.buffer.top_k * sizeof(float);
+    if (args.weights != 0 && bytes != 0) {
+      if (const int failed = table.copy(stream.native(), job.routing->mirrored_weights(), args.weights, bytes); failed != 0) return failed;
+      args.weights = job.routing->mirrored_weights();
+    }
+    return table.moe_combine(&launch, &job.buffer, &args, halves);
+  });
+  return follow_half(env, on, job, *native, error, "launching a combine of experts");
 }
 
 // (stream, call): as MoeBuffer.release
@@ -176,7 +242,8 @@ Napi::Value gpu_moe_buffer_wrap::release(const Napi::CallbackInfo& info) {
   begin_call(job, call, *this, stream, on.capturing != nullptr, info[1].As<Napi::Object>());
   const gpu::share& share = *native->share;
   const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot);
-  return follow_half(env, on, job, *native, stream.of()->table().moe_release(&launch, &job.buffer, &call), "launching a release");
+  const int error = run_half(job, stream, job.routing->filled, job.routing->filled, [&](const ep_cuda_table& table) { return table.moe_release(&launch, &job.buffer, &call); });
+  return follow_half(env, on, job, *native, error, "launching a release");
 }
 
 void gpu_moe_buffer_wrap::close(const Napi::CallbackInfo&) { native.reset(); }

@@ -185,6 +185,12 @@ std::vector<routing_array> arrays_of(moe_routing_wrap::contents& made) {
   };
 }
 
+// The order in which arrays_of() lie: what the host fills in, with what it also looks at at its end; the rest of what it looks at; what only kernels use.
+constexpr size_t placement[] = {0, 11, 12, 6, 7, 8, 1, 9, 10, 2, 3, 4, 5, 13};
+constexpr size_t first_reported = 11;
+constexpr size_t last_filled = 12;
+constexpr size_t last_seen = 10;
+
 // Memory of the host, where NICs can read it.
 void place_on_host(Napi::Env env, moe_routing_wrap::contents& made, uint64_t bytes) {
   auto memory = host_memory::create(bytes);
@@ -209,12 +215,17 @@ moe_routing_wrap::moe_routing_wrap(const Napi::CallbackInfo& info) : ObjectWrap(
   for (const routing_array& one : arrays) made->bytes += one.room();
   if (gpu != nullptr) place_in_pinned(env, *gpu, *made);
   else place_on_host(env, *made, made->bytes);
+  made->layout.resize(2 * arrays.size());
   uint64_t at = 0;
-  for (const routing_array& one : arrays) {
+  for (const size_t index : placement) {
+    const routing_array& one = arrays[index];
+    if (index == first_reported) made->report = at;
     *one.address = address_of(made->data + at);
-    made->layout.push_back(static_cast<double>(at));
-    made->layout.push_back(static_cast<double>(one.elements));
+    made->layout[2 * index] = static_cast<double>(at);
+    made->layout[2 * index + 1] = static_cast<double>(one.elements);
     at += one.room();
+    if (index == last_filled) made->filled = at;
+    if (index == last_seen) made->seen = at;
   }
   native = std::move(made);
   tag<moe_routing_wrap>(info.This().As<Napi::Object>());

@@ -7,11 +7,13 @@
 
 namespace ep::binding {
 
-// What kernels read besides the rows: tables in pinned memory, which the host fills in and reads, and on the device what only kernels touch.
+// What kernels read besides the rows lies on the device: a look across the bus takes longer than most rows do to copy. Pinned memory holds what the host fills in of it.
 struct gpu_moe_contents : moe_contents {
   std::weak_ptr<gpu::symmetric_memory> device_memory;
   std::shared_ptr<gpu::share> share;
-  std::shared_ptr<const gpu::pinned_block> tables; // experts; then for each slot the candidates of its call
+  std::shared_ptr<const gpu::device_block> tables; // experts; then for each slot the candidates of its call
+  std::shared_ptr<const gpu::pinned_block> staged_candidates; // of each slot
+  std::vector<std::shared_ptr<const moe_candidates>> placed;  // of each slot: what lies on the device
   std::shared_ptr<const gpu::device_block> peers_block;
   uint64_t first_candidates = 0; // in bytes, from the beginning of `tables`
   uint64_t candidate_bytes = 0;  // of a slot
@@ -35,6 +37,7 @@ struct gpu_moe_buffer_wrap : Napi::ObjectWrap<gpu_moe_buffer_wrap> {
 
 // Null, and `as` unchanged, unless the value is an open GpuMoeBuffer.
 const gpu_moe_contents* gpu_moe_of(Napi::Value value, std::shared_ptr<const moe_contents>& as);
+// Pinned memory for the host, and what mirrors it on the device.
 void place_in_pinned(Napi::Env env, const gpu_moe_contents& of, moe_routing_wrap::contents& made);
 
 } // namespace ep::binding

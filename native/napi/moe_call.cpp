@@ -130,8 +130,8 @@ void read_combine(moe_job& job, ep_moe_combine_args& args, uint32_t& halves, con
     if (!from.Get(name).IsUndefined()) args.bias[i] = rows_of(job, from, name, tokens, row_bytes, row_bytes);
   }
   // HAZARD: kernels read the rows of y that the dispatch has placed, which its caller cannot be trusted with.
-  const auto* block_start = reinterpret_cast<const uint32_t*>(args.call.routing.block_start);
-  const auto* counts = reinterpret_cast<const int32_t*>(args.call.routing.recv_count);
+  const auto* block_start = reinterpret_cast<const uint32_t*>(job.routing->routing.block_start);
+  const auto* counts = reinterpret_cast<const int32_t*>(job.routing->routing.recv_count);
   for (uint32_t e = 0; e < job.of->local_experts; ++e) {
     if (block_start[e] + static_cast<uint64_t>(counts[e]) > rows) throw_invalid(env, "y has " + std::to_string(rows) + " rows, fewer than were dispatched");
   }

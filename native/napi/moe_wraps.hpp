@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "gpu/blocks.hpp"
 #include "kernel_run.hpp"
 
 #include "ep/abi/moe.h"
@@ -70,8 +71,16 @@ struct moe_routing_wrap : Napi::ObjectWrap<moe_routing_wrap> {
     ep_moe_routing routing{};
     uint64_t ranks = 0;   // address of uint64_t[world_size]
     uint64_t wait_ns = 0; // address of uint64_t[world_size]
+    // Bytes of `data`: what JS fills in for a dispatch ends where `filled` says; what it looks at afterwards is from `report` on, of a combine to `filled`, of a dispatch to `seen`.
+    uint64_t report = 0;
+    uint64_t filled = 0;
+    uint64_t seen = 0;
     // Offset and elements of each array, in the order of NativeMoeRouting.layout() (js/moe.ts).
     std::vector<double> layout;
+    // Over a GPU: the same bytes on the device, behind them weights, then the status of the call that runs. Kernels know only these.
+    std::shared_ptr<const gpu::device_block> mirror;
+    uint64_t mirrored_weights() const { return mirror->address() + bytes; }
+    uint64_t mirrored_status() const { return mirror->address() + mirror->byte_length() - sizeof(ep_kernel_status); }
   };
   std::shared_ptr<contents> native;
 };

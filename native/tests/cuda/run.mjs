@@ -11,7 +11,7 @@ import { buildPrograms } from './programs.mjs';
 
 const sets = {
   test: /** @type {const} */ (['table_test', 'gpu_test', 'graph_test', 'moe_gpu_test', 'group_gpu_test']),
-  bench: /** @type {const} */ (['dispatch_bench', 'post_bench']),
+  bench: /** @type {const} */ (['dispatch_bench', 'experts_bench', 'post_bench']),
 };
 
 const [set, flag, kept] = process.argv.slice(2);

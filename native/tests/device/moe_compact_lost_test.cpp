@@ -321,7 +321,8 @@ void slot_in_debt(route by, uint64_t seed, bool rows, bool cached) {
         ctx.sync_grid();
         if (refused) continue;
         if (step.half == 0 && ctx.block() == 0 && ctx.lane() == 0) {
-          own.dispatch.call.credits_by_ns = 1;
+          // Only where the debt is to be found: elsewhere it would cost whoever is a call behind its place.
+          if (in_debt(step.call)) own.dispatch.call.credits_by_ns = 1;
           ep_moe_peer& debtor = plan.peer(0, slot, 2);
           if (rank == 0 && step.call == slot) {
             if (rows) debtor.owed_rows = 9;

@@ -125,8 +125,52 @@ EP_HD void cast_block_logfmt(Ctx& ctx, const typename Number::carrier* src, uint
   if (lane == 0) detail::store_bytes(scale, finite ? largest | (smallest << 16) : 0x7fc07fc0u, 4);
 }
 
+/* Rows of whole blocks of 16-bit channels to e4m3: 8 lanes have a block, so that each reads two vectors and writes one. False: not such a row. */
+template <class Number, class Ctx>
+EP_HD bool cast_row_vectors(Ctx& ctx, uint32_t warp, uint32_t warps, const void* src, uint64_t hidden, uint32_t payload, uint8_t* dst) {
+  constexpr uint32_t sharing = 8;
+  if constexpr (sizeof(typename Number::carrier) != 2) return false;
+  const uint32_t lane = ctx.lane() % ctx.warp_lanes();
+  const uint32_t at_once = ctx.warp_lanes() / sharing;
+  if (payload == EP_MOE_LOGFMT10 || at_once == 0 || hidden % EP_MOE_SCALED_CHANNELS != 0) return false;
+  if (((reinterpret_cast<uintptr_t>(src) | reinterpret_cast<uintptr_t>(dst)) & 15u) != 0) return false;
+  const auto* vectors = static_cast<const vector16*>(src);
+  const uint64_t blocks = hidden / EP_MOE_SCALED_CHANNELS;
+  for (uint64_t first = warp * at_once; first < blocks; first += warps * at_once) {
+    const uint64_t block = first + lane / sharing;
+    const bool here = block < blocks;
+    vector16 held[2] = {};
+    for (uint32_t i = 0; here && i < 2; ++i) held[i] = vectors[block * 16 + lane % sharing * 2 + i];
+    const auto channel = [&](uint32_t c) { return static_cast<typename Number::carrier>(held[c / 8].word[c % 8 / 2] >> (c % 2 * 16)); };
+    uint32_t largest = 0;
+    for (uint32_t c = 0; c < 16; ++c) {
+      const uint32_t bits = channel_magnitude<Number>(channel(c));
+      largest = bits > largest ? bits : largest;
+    }
+    for (uint32_t distance = 1; distance < sharing; distance *= 2) {
+      const uint32_t other = ctx.shuffle(largest, lane ^ distance);
+      largest = other > largest ? other : largest;
+    }
+    const bool finite = largest < moe_infinity_bits;
+    const e4m3_scale by = e4m3_scale_of(finite ? largest : 0, payload != EP_MOE_F8_F32);
+    vector16 codes{};
+    for (uint32_t c = 0; c < 16; ++c) {
+      const uint32_t code = finite ? number_e4m3::store(detail::product(Number::load(channel(c)), by.inverse)) : 0x7fu;
+      codes.word[c / 4] |= code << (c % 4 * 8);
+    }
+    if (!here) continue;
+    reinterpret_cast<vector16*>(dst)[block * sharing + lane % sharing] = codes;
+    if (lane % sharing != 0) continue;
+    const float kept = finite ? by.scale : detail::bits_float(0x7fc00000u);
+    if (payload == EP_MOE_F8_UE8M0) dst[hidden + block] = ue8m0_of(kept);
+    else reinterpret_cast<uint32_t*>(dst + hidden)[block] = detail::float_bits(kept);
+  }
+  return true;
+}
+
 template <class Number, class Ctx>
 EP_HD void cast_row_lanes(Ctx& ctx, uint32_t warp, uint32_t warps, const void* src, uint64_t hidden, uint32_t payload, uint8_t* dst) {
+  if (cast_row_vectors<Number>(ctx, warp, warps, src, hidden, payload, dst)) return;
   const auto* channels = static_cast<const typename Number::carrier*>(src);
   uint8_t* scales = dst + payload_code_bytes(payload, hidden);
   const uint64_t blocks = payload_blocks(hidden);
@@ -161,18 +205,25 @@ namespace detail {
 
 template <uint32_t Bytes, class Coop>
 EP_HD void copy_scales(const Coop& coop, const ep_moe_dispatch_args& args, uint64_t blocks, const uint8_t* from, uint64_t from_stride, uint64_t row, uint64_t rows) {
-  constexpr uint64_t tile = 16; /* rows: by column they fill a cache line, and their own lines stay in the cache */
+  uint64_t tile = 16; /* rows: by column they fill a cache line, and their own lines stay in the cache */
+  while (tile > rows && tile > 1) tile /= 2;
   const uint64_t group = args.scale_group;
   auto* to = reinterpret_cast<uint8_t*>(args.out_scales);
   for (uint64_t first = 0; first < rows; first += tile) {
     const uint64_t count = rows - first < tile ? rows - first : tile;
-    /* Up to 16 lanes share the rows, more share the blocks. */
+    /* Lanes share the rows of a tile, and what is left of them the blocks. */
     const uint64_t lanes = coop.lanes();
     for (uint64_t block = coop.lane() / tile; block < blocks; block += lanes < tile ? 1 : lanes / tile) {
       const uint8_t* scale = from + first * from_stride + block * Bytes;
       uint8_t* at = to + ((row + first) * args.scale_row_stride + block / group * args.scale_block_stride + block % group) * Bytes;
       for (uint64_t r = coop.lane() % tile; r < count; r += lanes < tile ? lanes : tile) {
-        store_bytes(at + r * args.scale_row_stride * Bytes, load_bytes(scale + r * from_stride, Bytes), Bytes);
+        uint8_t* there = at + r * args.scale_row_stride * Bytes;
+        const uint8_t* here = scale + r * from_stride;
+        if (Bytes == 4 && ((reinterpret_cast<uintptr_t>(there) | reinterpret_cast<uintptr_t>(here)) & 3u) == 0) {
+          *reinterpret_cast<uint32_t*>(there) = *reinterpret_cast<const uint32_t*>(here);
+        } else {
+          store_bytes(there, load_bytes(here, Bytes), Bytes);
+        }
       }
     }
   }

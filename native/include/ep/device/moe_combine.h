@@ -6,8 +6,8 @@
 #ifndef EP_DEVICE_MOE_COMBINE_H
 #define EP_DEVICE_MOE_COMBINE_H
 
+#include "moe_rows.h"
 #include "moe_sum.h"
-#include "moe_wait.h"
 
 EP_MACHINE_BEGIN
 
@@ -30,6 +30,21 @@ template <class Endpoint> EP_HD moe_results moe_results_of(const Endpoint& endpo
           args.dtype != at.buffer.result_payload, at.buffer.result_row_bytes};
 }
 
+/* The result of one received row, cast if need be; where it goes in the source's part, and nowhere for one of this rank. */
+template <class Endpoint, class Ctx, class Coop>
+EP_HD uint64_t moe_make_result(Ctx& ctx, const Coop& coop, const moe_view& at, const ep_moe_combine_args& args, const moe_results& results, uint64_t row, int32_t source) {
+  const ep_moe_buffer& buffer = at.buffer;
+  if (results.cast) {
+    moe_cast_row(ctx, coop, args.dtype, results.y + row * results.stride, buffer.hidden, buffer.result_payload, results.staged + row * results.row_bytes);
+    if constexpr (moe_puts<Endpoint>) fence_system(); /* a NIC or an engine reads it */
+    coop.sync();
+  }
+  if (source == at.self()) return 0;
+  const auto token = static_cast<uint64_t>(reinterpret_cast<const int32_t*>(at.call.routing.src_token)[row]);
+  const auto choice = static_cast<uint32_t>(reinterpret_cast<const int32_t*>(at.call.routing.src_choice)[row]);
+  return at.results(at.peer(source).bank) + (token * buffer.top_k + choice) * buffer.result_row_bytes;
+}
+
 /* This block's share of the rows of one (expert, source). */
 template <class Ctx, class Endpoint>
 EP_HD void moe_return_run(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_combine_args& args, uint32_t expert,
@@ -39,19 +54,11 @@ EP_HD void moe_return_run(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint&
   const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL) != 0;
   const uint64_t range = *at.range(expert, source);
   if (static_cast<uint32_t>(range) == 0) return;
-  const auto* token = reinterpret_cast<const int32_t*>(at.call.routing.src_token);
-  const auto* choice = reinterpret_cast<const int32_t*>(at.call.routing.src_choice);
   const uint64_t turn = (ctx.block() + expert + static_cast<uint32_t>(source)) % ctx.blocks();
   for (uint64_t i = turn; i < static_cast<uint32_t>(range); i += ctx.blocks()) {
     const uint64_t row = at.block_start(expert) + (range >> 32) + i;
-    if (results.cast) {
-      moe_cast_row(ctx, coop, args.dtype, results.y + row * results.stride, buffer.hidden, buffer.result_payload, results.staged + row * results.row_bytes);
-      fence_system(); /* a NIC or an engine reads it */
-      coop.sync();
-    }
+    const uint64_t to = moe_make_result<Endpoint>(ctx, coop, at, args, results, row, source);
     if (source == at.self()) continue;
-    const uint64_t place = static_cast<uint64_t>(token[row]) * buffer.top_k + static_cast<uint32_t>(choice[row]);
-    const uint64_t to = at.results(at.peer(source).bank) + place * buffer.result_row_bytes;
     if (moe_stores(endpoint, source)) {
       copy_rows(coop, moe_data(endpoint, source, to), results.row(row), buffer.result_bytes, buffer.result_bytes, 1, non_temporal);
     } else {
@@ -65,19 +72,35 @@ EP_HD void moe_return_run(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint&
   }
 }
 
+/* All results, those of this rank only where they are cast. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_return_runs(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_combine_args& args) {
+  const bool cast = args.dtype != at.buffer.result_payload;
+  if constexpr (moe_by_warps<Ctx, Endpoint>) {
+    const warp_coop<Ctx> warp{ctx};
+    const moe_results results = moe_results_of(endpoint, at, args);
+    const auto wanted = [&](int32_t source) { return source == at.self() ? cast : moe_takes_part(ctx, at, source); };
+    moe_share_runs(ctx, at, 1, wanted, [&](uint32_t expert, int32_t source, uint32_t i, uint32_t) {
+      const uint64_t row = at.block_start(expert) + (*at.range(expert, source) >> 32) + i;
+      const uint64_t to = moe_make_result<Endpoint>(ctx, warp, at, args, results, row, source);
+      if (source != at.self()) copy_rows(warp, moe_data(endpoint, source, to), results.row(row), at.buffer.result_bytes, at.buffer.result_bytes, 1, false);
+    });
+  } else {
+    for (int32_t source = 0; source < at.world(); ++source) {
+      if (source == at.self() ? !cast : !moe_takes_part(ctx, coop, at, source)) continue;
+      for (uint32_t e = 0; e < at.experts_of(at.self()); ++e) moe_return_run(ctx, coop, endpoint, at, args, e, source);
+    }
+  }
+}
+
 } // namespace detail
 
 template <class Ctx, class Endpoint>
 EP_HD bool moe_combine_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_combine_args& args) {
   const block_coop<Ctx> coop{ctx};
   const moe_view at{buffer, args.call};
-  const uint32_t experts = at.experts_of(at.self());
-  const bool cast = args.dtype != buffer.result_payload;
   if (moe_sound(ctx, coop, at)) {
-    for (int32_t source = 0; source < at.world(); ++source) {
-      if (source == at.self() ? !cast : !moe_takes_part(ctx, coop, at, source)) continue;
-      for (uint32_t e = 0; e < experts; ++e) detail::moe_return_run(ctx, coop, endpoint, at, args, e, source);
-    }
+    detail::moe_return_runs(ctx, coop, endpoint, at, args);
     copy_rows_done(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
   }
   ctx.sync_grid();

@@ -31,33 +31,45 @@ EP_HD void compact_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoi
     const uint8_t* src = tokens.row(token);
     if (tokens.cast) {
       moe_cast_row(ctx, coop, args.dtype, tokens.x + token * tokens.stride, buffer.hidden, buffer.payload, tokens.staged + token * tokens.row_bytes);
-      fence_system(); /* a NIC or an engine reads it */
+      if constexpr (moe_puts<Endpoint>) fence_system(); /* a NIC or an engine reads it */
       coop.sync();
     }
-    for (uint32_t k = 0; k < buffer.top_k; ++k) {
-      const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
-      const int32_t p = at.replicas()[choice];
-      if (p < 0) continue;
-      const int32_t rank = at.rank_of(p);
-      const auto slot = static_cast<uint32_t>(at.slots()[choice]);
-      const uint64_t row = view.start()[p] + slot;
-      const ep_moe_header header{at.self(), token, k, 0};
-      if (rank == at.self()) {
-        if (coop.lane() == 0 && !view.cached()) *reinterpret_cast<ep_moe_header*>(view.own + view.header(row)) = header;
-        copy_rows(coop, view.own + view.row(row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
-        continue;
-      }
-      if (moe_stores(endpoint, rank)) {
-        if (!moe_takes_part(ctx, at, rank)) continue;
-        if (coop.lane() == 0 && !view.cached()) *reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, view.header(row))) = header;
-        copy_rows(coop, moe_data(endpoint, rank, view.row(row)), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
-      } else {
-        if (coop.lane() == 0) headers[first[p] + slot] = header;
-        if (!moe_takes_part(ctx, coop, at, rank)) continue;
-        ep_kernel_status why{};
-        if (!endpoint.put_rows(ctx, coop, rank, view.row(row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal,
-                               at.signal_slot(EP_MOE_SIGNAL_ARRIVED, at.self()), 1, &why) && coop.lane() == 0) {
-          moe_give_up(ctx, at, rank, why);
+    if constexpr (moe_by_warps<Ctx, Endpoint>) {
+      moe_spread_row(ctx, coop, src, buffer.payload_bytes, buffer.top_k, [&](uint32_t k) -> uint64_t {
+        const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
+        const int32_t p = at.replicas()[choice];
+        const int32_t rank = p < 0 ? -1 : at.rank_of(p);
+        if (p < 0 || (rank != at.self() && !moe_takes_part(ctx, at, rank))) return 0;
+        const uint64_t row = view.start()[p] + static_cast<uint32_t>(at.slots()[choice]);
+        if (coop.lane() < ctx.warp_lanes() && !view.cached()) *reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, view.header(row))) = {at.self(), token, k, 0};
+        return reinterpret_cast<uint64_t>(moe_data(endpoint, rank, view.row(row)));
+      });
+    } else {
+      for (uint32_t k = 0; k < buffer.top_k; ++k) {
+        const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
+        const int32_t p = at.replicas()[choice];
+        if (p < 0) continue;
+        const int32_t rank = at.rank_of(p);
+        const auto slot = static_cast<uint32_t>(at.slots()[choice]);
+        const uint64_t row = view.start()[p] + slot;
+        const ep_moe_header header{at.self(), token, k, 0};
+        if (rank == at.self()) {
+          if (coop.lane() == 0 && !view.cached()) *reinterpret_cast<ep_moe_header*>(view.own + view.header(row)) = header;
+          copy_rows(coop, view.own + view.row(row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
+          continue;
+        }
+        if (moe_stores(endpoint, rank)) {
+          if (!moe_takes_part(ctx, at, rank)) continue;
+          if (coop.lane() == 0 && !view.cached()) *reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, view.header(row))) = header;
+          copy_rows(coop, moe_data(endpoint, rank, view.row(row)), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
+        } else {
+          if (coop.lane() == 0) headers[first[p] + slot] = header;
+          if (!moe_takes_part(ctx, coop, at, rank)) continue;
+          ep_kernel_status why{};
+          if (!endpoint.put_rows(ctx, coop, rank, view.row(row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal,
+                                 at.signal_slot(EP_MOE_SIGNAL_ARRIVED, at.self()), 1, &why) && coop.lane() == 0) {
+            moe_give_up(ctx, at, rank, why);
+          }
         }
       }
     }
@@ -129,16 +141,10 @@ EP_HD void compact_clear(const Coop& coop, const compact_view& view, const ep_mo
   moe_copy_scales(coop, args, view.at.buffer.payload, view.at.buffer.hidden, view.own + view.row(from), view.at.buffer.row_bytes, from, to - from);
 }
 
-/* This block's share of a run that has come: where its rows are from, and their scales. */
-template <class Ctx>
-EP_HD void compact_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const compact_view& view, const ep_moe_dispatch_args& args, uint32_t expert, int32_t source) {
+/* Rows from .. to of the tensor have come, of one source: where they are from, and their scales. */
+template <class Ctx, class Coop>
+EP_HD void compact_take_rows(Ctx& ctx, const Coop& coop, const compact_view& view, const ep_moe_dispatch_args& args, int32_t source, uint64_t from, uint64_t to) {
   const moe_view& at = view.at;
-  const uint64_t range = *at.range(expert, source);
-  const uint64_t rows = static_cast<uint32_t>(range);
-  const uint64_t first = at.block_start(expert) + (range >> 32);
-  const uint64_t turn = (ctx.block() + expert + static_cast<uint32_t>(source)) % ctx.blocks();
-  const uint64_t from = first + rows * turn / ctx.blocks();
-  const uint64_t to = first + rows * (turn + 1) / ctx.blocks();
   const auto* headers = reinterpret_cast<const ep_moe_header*>(view.own + view.header(0));
   for (uint64_t row = from + coop.lane(); !view.cached() && row < to; row += coop.lanes()) {
     const ep_moe_header header = headers[row];
@@ -151,6 +157,27 @@ EP_HD void compact_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const compact
   }
   if (args.out_scales == 0 || from == to) return;
   moe_copy_scales(coop, args, at.buffer.payload, at.buffer.hidden, view.own + view.row(from), at.buffer.row_bytes, from, to - from);
+}
+
+/* This block's share of a run. */
+template <class Ctx>
+EP_HD void compact_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const compact_view& view, const ep_moe_dispatch_args& args, uint32_t expert, int32_t source) {
+  const uint64_t range = *view.at.range(expert, source);
+  const uint64_t rows = static_cast<uint32_t>(range);
+  const uint64_t first = view.at.block_start(expert) + (range >> 32);
+  const uint64_t turn = (ctx.block() + expert + static_cast<uint32_t>(source)) % ctx.blocks();
+  compact_take_rows(ctx, coop, view, args, source, first + rows * turn / ctx.blocks(), first + rows * (turn + 1) / ctx.blocks());
+}
+
+/* All rows that have come, by warps. */
+template <class Ctx> EP_HD void compact_take_runs(Ctx& ctx, const compact_view& view, const ep_moe_dispatch_args& args) {
+  constexpr uint32_t together = 32; /* rows of a run */
+  const moe_view& at = view.at;
+  const auto wanted = [&](int32_t source) { return source == at.self() || moe_takes_part(ctx, at, source); };
+  moe_share_runs(ctx, at, together, wanted, [&](uint32_t expert, int32_t source, uint32_t from, uint32_t count) {
+    const uint64_t first = at.block_start(expert) + (*at.range(expert, source) >> 32) + from;
+    compact_take_rows(ctx, warp_coop<Ctx>{ctx}, view, args, source, first, first + count);
+  });
 }
 
 } // namespace detail
@@ -170,14 +197,7 @@ EP_HD bool moe_compact_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
   }
   ctx.sync_grid();
   view.debtor = moe_debtor(at);
-  if (ctx.block() == 0 && coop.lane() == 0 && !view.cached() && moe_puts<Endpoint>) {
-    auto* first = reinterpret_cast<uint32_t*>(args.call.routing.send_first);
-    uint32_t before = 0;
-    for (uint32_t p = 0; p < buffer.experts.replicas; ++p) {
-      first[p] = before;
-      before += at.sends(p);
-    }
-  }
+  if (ctx.block() == 0 && !view.cached() && moe_puts<Endpoint>) moe_first_headers(coop, at);
   detail::compact_agree(ctx, coop, endpoint, view);
   const bool ok = moe_sound(ctx, coop, at);
   if (ok) detail::compact_send_rows(ctx, coop, endpoint, view, args);
@@ -216,13 +236,18 @@ EP_HD bool moe_compact_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_
   }
   ctx.sync_grid();
   const bool ok = moe_sound(ctx, coop, at);
+  constexpr bool by_warps = detail::moe_by_warps<Ctx, Endpoint>;
+  if constexpr (by_warps) {
+    if (ok) detail::compact_take_runs(ctx, view, args);
+  }
   for (uint32_t e = 0; ok && e < experts; ++e) {
     const bool clears = (ctx.block() + e) % ctx.blocks() == 0;
+    if (by_warps && !clears) continue;
     uint64_t cleared = at.block_start(e);
     for (int32_t source = 0; source < at.world(); ++source) {
       const uint64_t range = *at.range(e, source);
       if (static_cast<uint32_t>(range) == 0 || (source != at.self() && !moe_takes_part(ctx, coop, at, source))) continue;
-      detail::compact_take_run(ctx, coop, view, args, e, source);
+      if constexpr (!by_warps) detail::compact_take_run(ctx, coop, view, args, e, source);
       const uint64_t first = at.block_start(e) + (range >> 32);
       if (clears) detail::compact_clear(coop, view, args, cleared, first);
       cleared = first + static_cast<uint32_t>(range);

@@ -45,30 +45,43 @@ EP_HD void moe_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& 
     const uint8_t* src = tokens.row(token);
     if (tokens.cast) {
       moe_cast_row(ctx, coop, args.dtype, tokens.x + token * tokens.stride, buffer.hidden, buffer.payload, tokens.staged + token * tokens.row_bytes);
-      fence_system(); /* a NIC or an engine reads it */
+      if constexpr (moe_puts<Endpoint>) fence_system(); /* a NIC or an engine reads it */
       coop.sync();
     }
-    for (uint32_t k = 0; k < buffer.top_k; ++k) {
-      const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
-      const int32_t p = at.replicas()[choice];
-      if (p < 0) continue;
-      const int32_t rank = at.rank_of(p);
-      if (rank == at.self()) continue;
-      const auto slot = static_cast<uint32_t>(at.slots()[choice]);
-      const uint64_t run = at.run(static_cast<uint32_t>(p) - at.first_replica(rank), at.self());
-      const uint64_t row = run + buffer.max_tokens * sizeof(ep_moe_header) + slot * buffer.row_bytes;
-      const ep_moe_header header{at.self(), token, k, 0};
-      if (moe_stores(endpoint, rank)) {
-        if (!moe_takes_part(ctx, at, rank)) continue;
-        if (coop.lane() == 0) reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, run))[slot] = header;
-        copy_rows(coop, moe_data(endpoint, rank, row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
-      } else {
-        if (coop.lane() == 0) headers[first[p] + slot] = header;
-        if (!moe_takes_part(ctx, coop, at, rank)) continue;
-        ep_kernel_status why{};
-        if (!endpoint.put_rows(ctx, coop, rank, row, src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal,
-                               at.signal_slot(EP_MOE_SIGNAL_ARRIVED, at.self()), 1, &why) && coop.lane() == 0) {
-          moe_give_up(ctx, at, rank, why);
+    if constexpr (moe_by_warps<Ctx, Endpoint>) {
+      moe_spread_row(ctx, coop, src, buffer.payload_bytes, buffer.top_k, [&](uint32_t k) -> uint64_t {
+        const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
+        const int32_t p = at.replicas()[choice];
+        const int32_t rank = p < 0 ? at.self() : at.rank_of(p);
+        if (rank == at.self() || !moe_takes_part(ctx, at, rank)) return 0;
+        const uint64_t run = at.run(static_cast<uint32_t>(p) - at.first_replica(rank), at.self());
+        const auto slot = static_cast<uint32_t>(at.slots()[choice]);
+        if (coop.lane() < ctx.warp_lanes()) reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, run))[slot] = {at.self(), token, k, 0};
+        return reinterpret_cast<uint64_t>(moe_data(endpoint, rank, run + buffer.max_tokens * sizeof(ep_moe_header) + slot * buffer.row_bytes));
+      });
+    } else {
+      for (uint32_t k = 0; k < buffer.top_k; ++k) {
+        const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
+        const int32_t p = at.replicas()[choice];
+        if (p < 0) continue;
+        const int32_t rank = at.rank_of(p);
+        if (rank == at.self()) continue;
+        const auto slot = static_cast<uint32_t>(at.slots()[choice]);
+        const uint64_t run = at.run(static_cast<uint32_t>(p) - at.first_replica(rank), at.self());
+        const uint64_t row = run + buffer.max_tokens * sizeof(ep_moe_header) + slot * buffer.row_bytes;
+        const ep_moe_header header{at.self(), token, k, 0};
+        if (moe_stores(endpoint, rank)) {
+          if (!moe_takes_part(ctx, at, rank)) continue;
+          if (coop.lane() == 0) reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, run))[slot] = header;
+          copy_rows(coop, moe_data(endpoint, rank, row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
+        } else {
+          if (coop.lane() == 0) headers[first[p] + slot] = header;
+          if (!moe_takes_part(ctx, coop, at, rank)) continue;
+          ep_kernel_status why{};
+          if (!endpoint.put_rows(ctx, coop, rank, row, src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal,
+                                 at.signal_slot(EP_MOE_SIGNAL_ARRIVED, at.self()), 1, &why) && coop.lane() == 0) {
+            moe_give_up(ctx, at, rank, why);
+          }
         }
       }
     }
@@ -85,7 +98,7 @@ EP_HD void moe_send_counts(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint
   const uint64_t* words = at.send_words() + first_replica;
   if (moe_stores(endpoint, rank)) {
     auto* there = reinterpret_cast<uint64_t*>(moe_data(endpoint, rank, to));
-    for (uint32_t e = coop.lane(); e < experts; e += coop.lanes()) store_release(ctx, &there[e], words[e]);
+    for (uint32_t e = coop.lane(); e < experts; e += coop.lanes()) store_relaxed(ctx, &there[e], words[e]);
     copy_rows_done(coop, false);
     moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_COUNTED, rank);
   } else {
@@ -115,16 +128,16 @@ EP_HD bool moe_dispatch_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_bu
   moe_await_credits(ctx, endpoint, at);
   ctx.sync_grid();
   const bool refuses = moe_debtor(at) >= 0;
-  if (ctx.block() == 0 && coop.lane() == 0) {
-    auto* first = reinterpret_cast<uint32_t*>(args.call.routing.send_first);
+  if (ctx.block() == 0) {
     auto* words = reinterpret_cast<uint64_t*>(args.call.routing.send_words);
-    uint32_t before = 0;
-    for (uint32_t p = 0; p < buffer.experts.replicas; ++p) {
+    for (uint32_t p = coop.lane(); p < buffer.experts.replicas; p += coop.lanes()) {
       if (refuses) words[p] = at.word() | EP_MOE_COUNT_REFUSES;
       const uint32_t rows = at.sends(p);
       if (rows > buffer.max_tokens) ctx.fail(at.status(), EP_STATUS_INVALID, at.rank_of(static_cast<int32_t>(p)), EP_STAGE_COUNT, buffer.max_tokens, rows);
-      if constexpr (moe_puts<Endpoint>) first[p] = before;
-      before += rows;
+    }
+    if constexpr (moe_puts<Endpoint>) {
+      coop.sync();
+      moe_first_headers(coop, at);
     }
   }
   ctx.sync_grid();
@@ -155,19 +168,20 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_source(Ctx& ctx, const
     uint64_t puts = 0;
     bool late = false;
     bool refuses = false;
-    for (uint32_t e = 0; e < experts; ++e) {
-      const uint64_t word = load_acquire(ctx, &words[e]);
+    uint32_t most = 0;
+    uint32_t bank = 0;
+    moe_each_word(ctx, words, experts, 1, [&](uint32_t, uint64_t word) {
       refuses = (word & EP_MOE_COUNT_REFUSES) != 0;
-      const uint32_t rows = static_cast<uint32_t>(word) & EP_MOE_COUNT_ROWS;
-      peer.bank = static_cast<uint32_t>(word) >> EP_MOE_COUNT_BANK_SHIFT;
+      bank = static_cast<uint32_t>(word) >> EP_MOE_COUNT_BANK_SHIFT;
       late = late || word >> EP_MOE_COUNT_EPOCH_SHIFT != at.call.epoch;
+      const uint32_t rows = static_cast<uint32_t>(word) & EP_MOE_COUNT_ROWS;
+      most = rows > most ? rows : most;
       puts += rows + (rows != 0 ? 1 : 0);
-      if (late || rows <= at.buffer.max_tokens) continue;
-      ep_kernel_status why{EP_STATUS_INVALID, source, EP_STAGE_COUNT, 0, at.buffer.max_tokens, rows};
-      return moe_give_up(ctx, at, source, why);
-    }
+    });
     /* The signal was that of words of a past call, which came when they were no longer awaited: those of this call have one of their own. */
     if (late) continue;
+    peer.bank = bank;
+    if (most > at.buffer.max_tokens) return moe_give_up(ctx, at, source, {EP_STATUS_INVALID, source, EP_STAGE_COUNT, 0, at.buffer.max_tokens, most});
     if (refuses) ctx.fail(at.status(), EP_STATUS_BUSY, source, EP_STAGE_PLACE, 0, 0);
     if (!moe_stores(endpoint, source)) {
       peer.counted = expected;
@@ -184,16 +198,14 @@ EP_HD void moe_place_runs(Ctx& ctx, const Endpoint& endpoint, const moe_view& at
   const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
   const auto* words = reinterpret_cast<const uint64_t*>(own.data + at.part(at.buffer.counts)) + expert;
   uint64_t begin = 0;
-  for (int32_t source = 0; source < at.world(); ++source) {
+  moe_each_word(ctx, words, static_cast<uint32_t>(at.world()), at.buffer.experts.most_local, [&](uint32_t rank, uint64_t word) {
+    const auto source = static_cast<int32_t>(rank);
     uint64_t rows = 0;
-    if (source == at.self()) {
-      rows = at.sends(at.first_replica(source) + expert);
-    } else if (moe_takes_part(ctx, at, source)) {
-      rows = words[static_cast<uint64_t>(source) * at.buffer.experts.most_local] & EP_MOE_COUNT_ROWS;
-    }
+    if (source == at.self()) rows = at.sends(at.first_replica(source) + expert);
+    else if (moe_takes_part(ctx, at, source)) rows = word & EP_MOE_COUNT_ROWS;
     *at.range(expert, source) = begin << 32 | rows;
     begin += rows;
-  }
+  });
   reinterpret_cast<uint32_t*>(at.call.routing.block_start)[expert] = expert * static_cast<uint32_t>(at.world()) * at.buffer.max_tokens;
   reinterpret_cast<int32_t*>(at.call.routing.recv_count)[expert] = static_cast<int32_t>(begin);
   if (totals != 0) reinterpret_cast<uint64_t*>(totals)[expert] += begin;
@@ -215,18 +227,12 @@ EP_HD void moe_copy_out(const Coop& coop, const moe_view& at, const ep_moe_dispa
   moe_copy_scales(coop, args, buffer.payload, buffer.hidden, src, buffer.row_bytes, row, rows);
 }
 
-/* This block's share of a run: contiguous, and another block's turn first in every run. */
-template <class Ctx>
-EP_HD void moe_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* data, uint32_t expert, int32_t source) {
+/* Rows from .. to of a run. */
+template <class Ctx, class Coop>
+EP_HD void moe_take_rows(Ctx& ctx, const Coop& coop, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* data, uint32_t expert, int32_t source,
+                         uint64_t from, uint64_t to) {
   const ep_moe_buffer& buffer = at.buffer;
-  const uint64_t range = *at.range(expert, source);
-  const uint64_t rows = static_cast<uint32_t>(range);
-  if (rows == 0) return;
-  const uint64_t turn = (ctx.block() + expert + static_cast<uint32_t>(source)) % ctx.blocks();
-  const uint64_t from = rows * turn / ctx.blocks();
-  const uint64_t to = rows * (turn + 1) / ctx.blocks();
-  if (from == to) return;
-  const uint64_t row = at.block_start(expert) + (range >> 32);
+  const uint64_t row = at.block_start(expert) + (*at.range(expert, source) >> 32);
   const auto* headers = reinterpret_cast<const ep_moe_header*>(data + at.run(expert, source));
   auto* token = reinterpret_cast<int32_t*>(at.call.routing.src_token);
   auto* choice = reinterpret_cast<int32_t*>(at.call.routing.src_choice);
@@ -243,10 +249,68 @@ EP_HD void moe_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& a
   moe_copy_out(coop, at, args, src + from * buffer.row_bytes, row + from, to - from);
 }
 
+/* This block's share of a run: contiguous, and another block's turn first in every run. */
+template <class Ctx>
+EP_HD void moe_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* data, uint32_t expert, int32_t source) {
+  const uint64_t rows = static_cast<uint32_t>(*at.range(expert, source));
+  if (rows == 0) return;
+  const uint64_t turn = (ctx.block() + expert + static_cast<uint32_t>(source)) % ctx.blocks();
+  const uint64_t from = rows * turn / ctx.blocks();
+  const uint64_t to = rows * (turn + 1) / ctx.blocks();
+  if (from != to) moe_take_rows(ctx, coop, at, args, data, expert, source, from, to);
+}
+
+/* All rows that others have sent here. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_take_runs(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  const auto* data = reinterpret_cast<const uint8_t*>(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()].data);
+  if constexpr (moe_by_warps<Ctx, Endpoint>) {
+    const auto wanted = [&](int32_t source) { return source != at.self(); };
+    moe_share_runs(ctx, at, 1, wanted, [&](uint32_t expert, int32_t source, uint32_t from, uint32_t count) {
+      moe_take_rows(ctx, warp_coop<Ctx>{ctx}, at, args, data, expert, source, from, from + count);
+    });
+  } else {
+    for (uint32_t e = 0; e < at.experts_of(at.self()); ++e) {
+      for (int32_t source = 0; source < at.world(); ++source) {
+        if (source != at.self()) moe_take_run(ctx, coop, at, args, data, e, source);
+      }
+    }
+  }
+}
+
+/* This rank's own rows of a token that a warp has: a lane looks at each choice. */
+template <class Ctx>
+EP_HD void moe_take_own_token(Ctx& ctx, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* payload, uint32_t token) {
+  const warp_coop<Ctx> coop{ctx};
+  const uint32_t first = at.first_replica(at.self());
+  const uint32_t experts = at.experts_of(at.self());
+  for (uint32_t base = 0; base < at.buffer.top_k; base += coop.lanes()) {
+    const uint32_t k = base + coop.lane();
+    const uint64_t choice = static_cast<uint64_t>(token) * at.buffer.top_k + k;
+    const int32_t p = k < at.buffer.top_k ? at.replicas()[choice] : -1;
+    const bool own = p >= 0 && static_cast<uint32_t>(p) - first < experts;
+    uint64_t row = 0;
+    if (own) {
+      const uint32_t expert = static_cast<uint32_t>(p) - first;
+      row = at.block_start(expert) + (*at.range(expert, at.self()) >> 32) + static_cast<uint32_t>(at.slots()[choice]);
+      reinterpret_cast<int32_t*>(at.call.routing.src_token)[row] = static_cast<int32_t>(token);
+      reinterpret_cast<int32_t*>(at.call.routing.src_choice)[row] = static_cast<int32_t>(k);
+    }
+    for (uint32_t left = ctx.ballot(own); left != 0; left &= left - 1) moe_copy_out(coop, at, args, payload, ctx.shuffle(row, ones((left & (0u - left)) - 1)), 1);
+  }
+}
+
 /* This rank's own rows, this block's tokens of them. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_take_own(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
   const moe_tokens tokens = moe_tokens_of(endpoint, at, args);
+  if constexpr (moe_by_warps<Ctx, Endpoint>) {
+    const uint32_t warps = ctx.lanes() / ctx.warp_lanes();
+    for (uint32_t token = ctx.lane() / ctx.warp_lanes() * ctx.blocks() + ctx.block(); token < at.call.routing.tokens; token += warps * ctx.blocks()) {
+      moe_take_own_token(ctx, at, args, tokens.row(token), token);
+    }
+    return;
+  }
   const uint32_t first = at.first_replica(at.self());
   const uint32_t experts = at.experts_of(at.self());
   for (uint32_t token = ctx.block(); token < at.call.routing.tokens; token += ctx.blocks()) {
@@ -308,12 +372,7 @@ EP_HD bool moe_dispatch_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe
   ctx.sync_grid();
   if (!ok && at.status()->status == EP_STATUS_BUSY) detail::moe_refuse(ctx, coop, endpoint, at);
   if (ok) {
-    const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
-    for (uint32_t e = 0; e < experts; ++e) {
-      for (int32_t source = 0; source < at.world(); ++source) {
-        if (source != at.self()) detail::moe_take_run(ctx, coop, at, args, reinterpret_cast<const uint8_t*>(own.data), e, source);
-      }
-    }
+    detail::moe_take_runs(ctx, coop, endpoint, at, args);
     detail::moe_take_own(ctx, coop, endpoint, at, args);
     copy_rows_done(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
   }

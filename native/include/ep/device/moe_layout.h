@@ -5,21 +5,11 @@
 #ifndef EP_DEVICE_MOE_LAYOUT_H
 #define EP_DEVICE_MOE_LAYOUT_H
 
-#include "moe_wait.h"
+#include "moe_rows.h"
 
 EP_MACHINE_BEGIN
 
 namespace detail {
-
-EP_HD uint32_t ones(uint32_t bits) {
-#if defined(__CUDACC__)
-  uint32_t count = 0;
-  for (; bits != 0; bits &= bits - 1) ++count;
-  return count;
-#else
-  return static_cast<uint32_t>(__builtin_popcount(bits));
-#endif
-}
 
 struct moe_layout_tables {
   const int32_t* topk;
@@ -97,12 +87,19 @@ template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
     for (uint32_t e = warp; e < experts.experts; e += warps) {
       const uint32_t count = tables.copies(e);
       uint32_t j = 0;
-      for (uint64_t i = 0; count != 0 && i < tables.choices; i += width) {
-        const uint64_t choice = i + in_warp;
-        const bool hit = choice < tables.choices && tables.topk[choice] == static_cast<int32_t>(e);
-        const uint32_t hits = ctx.ballot(hit);
-        if (hit) tables.place(choice, e, j + detail::ones(hits & ((uint32_t{1} << in_warp) - 1)));
-        j += detail::ones(hits);
+      constexpr uint32_t in_flight = 8;
+      for (uint64_t i = 0; count != 0 && i < tables.choices; i += in_flight * width) {
+        int32_t found[in_flight];
+        for (uint32_t n = 0; n < in_flight; ++n) {
+          const uint64_t choice = i + n * width + in_warp;
+          found[n] = choice < tables.choices ? tables.topk[choice] : -1;
+        }
+        for (uint32_t n = 0; n < in_flight; ++n) {
+          const bool hit = found[n] == static_cast<int32_t>(e);
+          const uint32_t hits = ctx.ballot(hit);
+          if (hit) tables.place(i + n * width + in_warp, e, j + detail::ones(hits & ((uint32_t{1} << in_warp) - 1)));
+          j += detail::ones(hits);
+        }
       }
       for (uint32_t c = in_warp; c < count; c += width) {
         /* Candidate c gets numbers j' with (rank + j') mod count == c: the first of them is `lead`. */
@@ -111,9 +108,9 @@ template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
       }
     }
     /* Replicas that this rank does not take get nothing. Whose warp has no part of the expert must not look at its words. */
-    for (uint32_t p = 0; p < experts.replicas; ++p) {
+    for (uint32_t p = in_warp; p < experts.replicas; p += width) {
       const auto e = static_cast<uint32_t>(expert_of[p]);
-      if (e % warps != warp || in_warp != 0) continue;
+      if (e % warps != warp) continue;
       bool candidate = false;
       for (uint32_t c = tables.begin[e]; c < tables.begin[e + 1] && !candidate; ++c) candidate = tables.candidates[c] == p;
       if (!candidate) words[p] = word;

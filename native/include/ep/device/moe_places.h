@@ -65,7 +65,7 @@ EP_HD bool compact_await_words(Ctx& ctx, const Endpoint& endpoint, const compact
   for (uint64_t expected = moe_next(endpoint, view.at, rank, *counter, 1);; ++expected) {
     if (!moe_await_alone(ctx, endpoint, view.at, kind, expected, rank, stage, by_ns)) return false;
     bool late = false;
-    for (uint32_t i = 0; i < count; ++i) late = late || load_acquire(ctx, &view.words(words)[i]) >> EP_MOE_COUNT_EPOCH_SHIFT != view.at.call.epoch;
+    moe_each_word(ctx, view.words(words), count, 1, [&](uint32_t, uint64_t word) { late = late || word >> EP_MOE_COUNT_EPOCH_SHIFT != view.at.call.epoch; });
     if (late) continue;
     if (!moe_stores(endpoint, rank)) *counter = expected;
     return true;
@@ -92,13 +92,14 @@ EP_HD void compact_send_counts(Ctx& ctx, const block_coop<Ctx>& coop, const Endp
 template <class Ctx> EP_HD void compact_place_runs(Ctx& ctx, const compact_view& view, uint32_t expert) {
   const moe_view& at = view.at;
   uint64_t begin = 0;
-  for (int32_t source = 0; source < at.world(); ++source) {
+  moe_each_word(ctx, view.words(view.counts(0)) + expert, static_cast<uint32_t>(at.world()), at.buffer.experts.most_local, [&](uint32_t rank, uint64_t word) {
+    const auto source = static_cast<int32_t>(rank);
     uint64_t rows = 0;
     if (source == at.self()) rows = at.sends(at.first_replica(source) + expert);
-    else if (moe_takes_part(ctx, at, source)) rows = view.words(view.counts(source))[expert] & EP_MOE_COUNT_ROWS;
+    else if (moe_takes_part(ctx, at, source)) rows = word & EP_MOE_COUNT_ROWS;
     *at.range(expert, source) = begin << 32 | rows;
     begin = begin + rows < moe_most_rows ? begin + rows : moe_most_rows;
-  }
+  });
   reinterpret_cast<int32_t*>(at.call.routing.recv_count)[expert] = static_cast<int32_t>(begin);
 }
 
@@ -187,7 +188,7 @@ template <class Ctx, class Endpoint> EP_HD void compact_agree(Ctx& ctx, const bl
     const bool asks = rank != self && there != 0 && (!view.cached() || at.sends_to(rank) != 0);
     if (asks && moe_takes_part(ctx, at, rank)) {
       if (!compact_await_words(ctx, endpoint, view, EP_MOE_SIGNAL_PLACED, &at.peer(rank).placed, rank, words, there, EP_STAGE_PLACE, at.call.answers_by_ns)) continue;
-      for (uint32_t e = 0; e < there; ++e) view.start()[first + e] = static_cast<uint32_t>(load_acquire(ctx, &view.words(words)[e]));
+      moe_each_word(ctx, view.words(words), there, 1, [&](uint32_t e, uint64_t word) { view.start()[first + e] = static_cast<uint32_t>(word); });
     }
     for (uint32_t e = 0; rank == self && e < there; ++e) view.start()[first + e] = compact_answer(view, e, self);
   }

@@ -61,9 +61,62 @@ EP_HD void load_channels(uint32_t payload, uint64_t hidden, const void* row, uin
   for (uint32_t i = 0; i < count; ++i) into[i] = product(number_e4m3::load(codes[first + i]), by);
 }
 
+/* Channel c of a vector of a row. */
+template <class Number> EP_HD float vector_channel(const vector16& held, uint32_t c) {
+  if constexpr (sizeof(typename Number::carrier) == 4) return bits_float(held.word[c]);
+  else return Number::load(static_cast<typename Number::carrier>(held.word[c / 2] >> (c % 2 * 16)));
+}
+
+/* Rows that travel as they are, of whole vectors: each lane of a warp asks for one term, and all have several rows in flight. False: not such rows. */
+template <class Number, class Coop, class Terms> EP_HD bool sum_row_vectors(const Coop& coop, const ep_moe_sum& sum, uint32_t count, const Terms& term) {
+  constexpr uint32_t channels = sizeof(vector16) / sizeof(typename Number::carrier);
+  auto& ctx = coop.ctx;
+  const uint32_t width = ctx.warp_lanes();
+  if (sum.payload != sum.dtype || sum.hidden % channels != 0 || count > width) return false;
+  ep_moe_term own{nullptr, 0.0f};
+  const uint32_t lane = ctx.lane() % width;
+  const bool is_term = lane < count && term(lane, &own);
+  const uint64_t address = is_term ? reinterpret_cast<uint64_t>(own.row) : 0;
+  const uint64_t others = reinterpret_cast<uint64_t>(sum.out) | reinterpret_cast<uint64_t>(sum.bias[0]) | reinterpret_cast<uint64_t>(sum.bias[1]);
+  if (ctx.ballot(((address | others) & 15u) != 0) != 0) return false;
+  const uint32_t terms = ctx.ballot(is_term);
+  const uint64_t vectors = sum.hidden / channels;
+  for (uint64_t at = coop.lane(); at - coop.lane() < vectors; at += coop.lanes()) {
+    const bool here = at < vectors;
+    float all[channels] = {};
+    for (uint32_t b = 0; here && b < 2 && sum.bias[b] != nullptr; ++b) {
+      const vector16 held = static_cast<const vector16*>(sum.bias[b])[at];
+      for (uint32_t c = 0; c < channels; ++c) all[c] = b == 0 ? vector_channel<Number>(held, c) : detail::sum(all[c], vector_channel<Number>(held, c));
+    }
+    for (uint32_t first = 0; first < count; first += copy_in_flight) {
+      vector16 held[copy_in_flight] = {};
+      float weight[copy_in_flight] = {};
+      for (uint32_t i = 0; i < copy_in_flight; ++i) {
+        if (first + i >= count) continue;
+        const auto* row = reinterpret_cast<const vector16*>(ctx.shuffle(address, first + i));
+        weight[i] = ctx.shuffle(own.weight, first + i);
+        if (here && (terms >> (first + i) & 1u) != 0) held[i] = row[at];
+      }
+      for (uint32_t i = 0; i < copy_in_flight; ++i) {
+        if (first + i >= count || !here || (terms >> (first + i) & 1u) == 0) continue;
+        for (uint32_t c = 0; c < channels; ++c) all[c] = detail::sum(all[c], product(weight[i], vector_channel<Number>(held[i], c)));
+      }
+    }
+    if (!here) continue;
+    vector16 made{};
+    for (uint32_t c = 0; c < channels; ++c) {
+      if constexpr (channels == 4) made.word[c] = float_bits(all[c]);
+      else made.word[c / 2] |= static_cast<uint32_t>(Number::store(all[c])) << (c % 2 * 16);
+    }
+    static_cast<vector16*>(sum.out)[at] = made;
+  }
+  return true;
+}
+
 template <class Number, class Coop, class Terms>
 EP_HD void sum_row_lanes(const Coop& coop, const ep_moe_sum& sum, uint32_t count, const Terms& term) {
   using carrier = typename Number::carrier;
+  if (sum_row_vectors<Number>(coop, sum, count, term)) return;
   for (uint64_t first = 4 * static_cast<uint64_t>(coop.lane()); first < sum.hidden; first += 4 * static_cast<uint64_t>(coop.lanes())) {
     const auto channels = static_cast<uint32_t>(sum.hidden - first < 4 ? sum.hidden - first : 4);
     float all[4] = {0.0f, 0.0f, 0.0f, 0.0f};

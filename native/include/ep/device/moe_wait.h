@@ -184,13 +184,25 @@ template <class Endpoint> EP_HD uint64_t moe_next(const Endpoint& endpoint, cons
   return moe_stores(endpoint, peer) ? at.call.epoch : before + more;
 }
 
+/* Words that a signal has said are there, `apart` from each other: each(i, word), several loads in flight. */
+template <class Ctx, class Each> EP_HD void moe_each_word(Ctx& ctx, const uint64_t* words, uint32_t count, uint64_t apart, const Each& each) {
+  constexpr uint32_t in_flight = 8;
+  for (uint32_t first = 0; first < count; first += in_flight) {
+    uint64_t held[in_flight];
+    for (uint32_t i = 0; i < in_flight; ++i) held[i] = first + i < count ? load_relaxed(ctx, &words[(first + i) * apart]) : 0;
+    for (uint32_t i = 0; i < in_flight; ++i) {
+      if (first + i < count) each(first + i, held[i]);
+    }
+  }
+}
+
 /* `count` words to a peer, and that they are there: where it counts, by `add`. They lie in registered memory where a NIC sends. All lanes call it. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_put_words(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, int32_t peer, uint64_t to, const uint64_t* words, uint32_t count,
                          uint32_t kind, uint64_t add = 1) {
   if (moe_stores(endpoint, peer)) {
     auto* there = reinterpret_cast<uint64_t*>(moe_data(endpoint, peer, to));
-    for (uint32_t i = coop.lane(); i < count; i += coop.lanes()) store_release(ctx, &there[i], words[i]);
+    for (uint32_t i = coop.lane(); i < count; i += coop.lanes()) store_relaxed(ctx, &there[i], words[i]);
     copy_rows_done(coop, false);
     moe_say(ctx, coop, endpoint, at, kind, peer);
   } else {
@@ -204,6 +216,17 @@ EP_HD void moe_put_words(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& 
     }
     ok = ok && endpoint.put_rows(ctx, coop, peer, to, words, bytes, bytes, 1, false, at.signal_slot(kind, at.self()), add, &why);
     if (!ok && coop.lane() == 0) moe_give_up(ctx, at, peer, why);
+  }
+}
+
+/* Where the headers of each replica's rows begin among those that are put. By lane 0. */
+template <class Coop> EP_HD void moe_first_headers(const Coop& coop, const moe_view& at) {
+  if (coop.lane() != 0) return;
+  auto* first = reinterpret_cast<uint32_t*>(at.call.routing.send_first);
+  uint32_t before = 0;
+  for (uint32_t p = 0; p < at.buffer.experts.replicas; ++p) {
+    first[p] = before;
+    before += at.sends(p);
   }
 }
 

@@ -53,6 +53,11 @@ template <class Ctx> EP_HD uint64_t load_relaxed(Ctx& ctx, const uint64_t* word)
   return detail::word_ref(*const_cast<uint64_t*>(word)).load(detail::relaxed);
 }
 
+template <class Ctx> EP_HD void store_relaxed(Ctx& ctx, uint64_t* word, uint64_t value) {
+  ctx.point();
+  detail::word_ref(*word).store(value, detail::relaxed);
+}
+
 template <class Ctx> EP_HD void store_release(Ctx& ctx, uint64_t* word, uint64_t value) {
   ctx.point();
   detail::word_ref(*word).store(value, detail::release);

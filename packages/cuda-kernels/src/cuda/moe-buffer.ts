@@ -173,7 +173,7 @@ export class DeviceMoeBuffer extends Resource {
       this.#losses.note(routing.ranks);
       return {
         ...slot.tensors(call.rows),
-        // HAZARD: copies. Kernels follow the originals: whoever could change those would make combine write anywhere.
+        // Copies: the slot's next call writes over the originals. Kernels follow what lies on the device.
         counts: routing.recvCount.slice(),
         blockStart: routing.blockStart.slice(0, this.localExperts),
         layoutRange: routing.layoutRange.slice(),

@@ -1,0 +1,185 @@
+// How fast experts get their tokens and send results back, between ranks that are streams of one GPU, against the device's own copy in the same run.
+// experts_bench [tokens of a high-throughput call, 4096] [repetitions, 15]
+//
+// Time is of CUDA events around the kernels of all ranks, which are launched behind a gate, so that no launch is in it; the median of the repetitions. Before and after them every
+// received row and every sum is checked. Floor of a low-latency call: what must be read and written once, at the rate of the copy: dispatch, the selections, 16 bytes of header
+// each; combine, the selections read and the tokens written. High throughput: the bytes of the selections, counted once, over a copy of as many bytes.
+#include <algorithm>
+
+#include "experts_world.cuh"
+
+namespace {
+
+using namespace ep::test;
+
+uint32_t repetitions = 15;
+
+double median(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+__global__ void gate_kernel(const volatile uint32_t* open) {
+  while (*open == 0) __nanosleep(200);
+}
+
+// Microseconds from when all streams may begin until all have ended.
+class stopwatch {
+ public:
+  stopwatch() {
+    check(cudaHostAlloc(&open, sizeof *open, cudaHostAllocMapped), "cudaHostAlloc");
+    check(cudaEventCreate(&begin), "cudaEventCreate");
+    check(cudaEventCreate(&end), "cudaEventCreate");
+    check(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), "cudaEventCreate");
+    check(cudaStreamCreateWithFlags(&before, cudaStreamNonBlocking), "cudaStreamCreate");
+  }
+  template <class Launch> double time(const std::vector<cudaStream_t>& streams, const Launch& launch) {
+    *static_cast<volatile uint32_t*>(open) = 0;
+    gate_kernel<<<1, 1, 0, before>>>(open);
+    check(cudaEventRecord(begin, before), "cudaEventRecord");
+    for (cudaStream_t stream : streams) check(cudaStreamWaitEvent(stream, begin, 0), "cudaStreamWaitEvent");
+    launch();
+    for (cudaStream_t stream : streams) {
+      check(cudaEventRecord(done, stream), "cudaEventRecord");
+      check(cudaStreamWaitEvent(before, done, 0), "cudaStreamWaitEvent");
+    }
+    check(cudaEventRecord(end, before), "cudaEventRecord");
+    *static_cast<volatile uint32_t*>(open) = 1;
+    check(cudaEventSynchronize(end), "cudaEventSynchronize");
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
+    return static_cast<double>(milliseconds) * 1e3;
+  }
+
+ private:
+  uint32_t* open = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr, done = nullptr;
+  cudaStream_t before = nullptr;
+};
+
+// Bytes each microsecond: of the fastest of four pairs of buffers, since where they lie changes a copy by a tenth.
+double copy_rate(stopwatch& watch, cudaStream_t stream) {
+  constexpr uint64_t bytes = uint64_t{1} << 31;
+  constexpr uint64_t apart = 12 << 20;
+  double best = 0;
+  for (uint64_t pair = 0; pair < 4; ++pair) {
+    auto* from = gpu_array<uint8_t>(bytes + pair * apart);
+    auto* to = gpu_array<uint8_t>(bytes);
+    std::vector<double> times;
+    for (uint32_t i = 0; i < 8; ++i) {
+      times.push_back(watch.time({stream}, [&] { check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync"); }));
+    }
+    best = std::max(best, static_cast<double>(bytes) / median(times));
+    cudaFree(from);
+    cudaFree(to);
+  }
+  return best;
+}
+
+struct call_times {
+  double dispatch = 0;
+  double combine = 0;
+};
+
+call_times call(stopwatch& watch, experts_world& world, uint32_t blocks, uint32_t lanes) {
+  std::vector<cudaStream_t> streams;
+  for (const auto& rank : world.ranks) streams.push_back(rank.stream);
+  const size_t count = world.ranks.size();
+  world.next_call();
+  call_times took;
+  took.dispatch = watch.time(streams, [&] {
+    for (size_t rank = 0; rank < count; ++rank) world.dispatch(rank, blocks, lanes);
+  });
+  for (size_t rank = 0; rank < count; ++rank) world.fill(rank);
+  world.finish();
+  took.combine = watch.time(streams, [&] {
+    for (size_t rank = 0; rank < count; ++rank) world.combine(rank, blocks, lanes);
+  });
+  world.finish();
+  return took;
+}
+
+void checked_call(stopwatch& watch, experts_world& world, uint32_t blocks, uint32_t lanes) {
+  world.poison();
+  world.finish();
+  call(watch, world, blocks, lanes);
+  for (size_t rank = 0; rank < world.ranks.size(); ++rank) {
+    world.check_dispatch(rank);
+    world.check_combine(rank);
+  }
+  world.finish();
+  if (world.wrong_numbers() == 0) return;
+  std::fprintf(stderr, "%llu wrong numbers\n", static_cast<unsigned long long>(world.wrong_numbers()));
+  std::exit(1);
+}
+
+void measure(stopwatch& watch, double copy, const experts_options& wanted, const std::vector<uint32_t>& shares) {
+  experts_world world(wanted);
+  const double selections = static_cast<double>(world.rows());
+  const double results = static_cast<double>(wanted.hidden) * 2;
+  const double tokens = static_cast<double>(wanted.ranks) * wanted.tokens;
+  const double rows_in = selections * static_cast<double>(world.payload() + (wanted.compact ? 0 : sizeof(ep_moe_header)));
+  const double rows_out = selections * results;
+  const double floor_in = rows_in / copy;
+  const double floor_out = (wanted.compact ? 2 * rows_out : rows_out + tokens * results) / 2 / copy;
+  std::printf("%s, %d ranks, %u tokens, hidden %u, top-%u of %u, %s, control in %s: %.1f us for dispatch, %.1f us for combine at the rate of the copy\n",
+              wanted.compact ? "high throughput" : "low latency", wanted.ranks, wanted.tokens, wanted.hidden, wanted.top_k, wanted.experts,
+              wanted.payload == EP_MOE_BF16 ? "bf16" : "fp8", wanted.pinned ? "pinned memory" : "device memory", floor_in, floor_out);
+  for (const uint32_t lanes : {256u, 512u}) {
+    uint32_t resident = 0;
+    check(ep::cuda_resident(0, EP_CUDA_KERNEL_MOE, lanes, &resident), "resident");
+    for (const uint32_t share : shares) {
+      const uint32_t blocks = std::max(1u, resident / static_cast<uint32_t>(wanted.ranks) / share);
+      checked_call(watch, world, blocks, lanes);
+      std::vector<double> in, out;
+      for (uint32_t i = 0; i < repetitions; ++i) {
+        const call_times took = call(watch, world, blocks, lanes);
+        in.push_back(took.dispatch);
+        out.push_back(took.combine);
+      }
+      checked_call(watch, world, blocks, lanes);
+      std::printf("  %2u blocks of %u lanes for each rank: dispatch %8.1f us (%.2f of that time), combine %8.1f us (%.2f)\n", blocks, lanes, median(in), median(in) / floor_in,
+                  median(out), median(out) / floor_out);
+      std::fflush(stdout);
+    }
+  }
+}
+
+} // namespace
+
+int main(int count, char** words) {
+  const auto most = static_cast<uint32_t>(count > 1 ? std::atoi(words[1]) : 4096);
+  if (count > 2) repetitions = static_cast<uint32_t>(std::atoi(words[2]));
+  use_all_queues();
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::fprintf(stderr, "no GPU\n");
+    return 2;
+  }
+  check(ep::cuda_load_moe(), "loading kernels");
+  cudaDeviceProp facts{};
+  check(cudaGetDeviceProperties(&facts, 0), "cudaGetDeviceProperties");
+  stopwatch watch;
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  const double copy = copy_rate(watch, stream);
+  std::printf("%s, %d multiprocessors, copy %.0f GB/s\n", facts.name, facts.multiProcessorCount, copy / 1e3);
+  experts_options wanted;
+  for (const uint32_t payload : {EP_MOE_F8_F32, EP_MOE_BF16}) {
+    for (const bool pinned : {false, true}) {
+      wanted.payload = payload;
+      wanted.pinned = pinned;
+      measure(watch, copy, wanted, pinned ? std::vector<uint32_t>{1} : std::vector<uint32_t>{1, 2});
+    }
+  }
+  wanted.compact = true;
+  wanted.tokens = most;
+  for (const uint32_t payload : {EP_MOE_BF16, EP_MOE_F8_F32}) {
+    for (const bool pinned : {false, true}) {
+      wanted.payload = payload;
+      wanted.pinned = pinned;
+      measure(watch, copy, wanted, pinned ? std::vector<uint32_t>{1} : std::vector<uint32_t>{1, 2});
+    }
+  }
+  return 0;
+}
