@@ -266,17 +266,20 @@ void cut_streams_count_once() {
   net_pair pair(1 << 16, {.depth = 64, .cq_depth = 1024});
   const uint32_t number = pair.a_node.device->hub()->number_of(pair.b_node.device->hub()->gid());
   std::atomic<bool> stop{false};
+  std::atomic<uint64_t> over{0};
+  // Not before something has come of the last stream: a machine that takes longer than a nap to open one would never get any further.
   std::thread cutter([&] {
-    while (!stop.load()) {
-      pair.a_node.device->hub()->give_up(number);
+    for (uint64_t seen = 0; !stop.load();) {
       const timespec nap{0, 3'000'000};
       nanosleep(&nap, nullptr);
+      if (over.load() == seen) continue;
+      seen = over.load();
+      pair.a_node.device->hub()->give_up(number);
     }
   });
   const auto streams = [&] { return pair.a_node.device->hub()->counts().streams; };
   const int64_t deadline_ns = clock_now_ns() + patience_ns;
   uint64_t writes = 0;
-  uint64_t over = 0;
   bool good = true;
   // On, until some streams have been cut under traffic.
   while (good && (over < writes || (streams() < 6 && clock_now_ns() < deadline_ns))) {
