@@ -336,10 +336,11 @@ void engine::run() {
   for (int i = 0; i < receives; ++i) post_receive(take_operation(operation_kind::receive, -1));
   int64_t busy_ns = clock_now_ns();
   watched_ns_ = busy_ns;
+  doubted_ns_ = busy_ns;
   for (;;) {
     const bool any = step();
     const int64_t now = clock_now_ns();
-    doubt_descriptor(any || assisted(now));
+    doubt_descriptor(any || assisted(now), now);
     watch_life(now);
     if (stopping_.load(std::memory_order_acquire) != 0 && farewell_over(now)) break;
     if (any) busy_ns = now;
@@ -464,10 +465,13 @@ void engine::nap(std::unique_lock<std::mutex>& turn, int64_t now, int64_t idle_n
   woken_ = !asleep || clock_now_ns() - now < at_most;
 }
 
-// HAZARD: `net` of 1.17 says at all times that there is something to be polled for: whoever believed it would never sleep. Events make up for what woke the thread beside them.
-void engine::doubt_descriptor(bool any) {
-  constexpr uint32_t most_vain = 64;
-  vain_ -= std::min<uint32_t>(vain_, 4 * static_cast<uint32_t>(events_.size()));
+// HAZARD: `net` of 1.17 says at all times that there is something to be polled for: whoever believed it would never sleep. Events make up for what woke the thread beside them,
+// and so does time: a descriptor that wakes for nothing less often than this thread would look without it, is still the better one. Connections that are made wake it so.
+void engine::doubt_descriptor(bool any, int64_t now) {
+  constexpr int64_t most_vain = 300;
+  const int64_t looks = (now - doubted_ns_) / longest_nap_ns;
+  doubted_ns_ += looks * longest_nap_ns;
+  vain_ = std::max<int64_t>(0, vain_ - looks - 4 * static_cast<int64_t>(events_.size()));
   if (!std::exchange(woken_, false) || any || !events_.empty()) return;
   if (++vain_ > most_vain) watch_.reset();
 }

@@ -143,7 +143,7 @@ class engine {
   void watch_life(int64_t now);
   bool farewell_over(int64_t now);
   void nap(std::unique_lock<std::mutex>& turn, int64_t now, int64_t idle_ns);
-  void doubt_descriptor(bool any);
+  void doubt_descriptor(bool any, int64_t now);
   bool outstanding() const;
   int64_t until_due(int64_t now) const;
   // Empty: it can be sent. Otherwise what is wrong with it. Under the mutex.
@@ -204,7 +204,8 @@ class engine {
   int64_t watched_ns_ = 0;
   uint32_t looks_again_ = 0; // in a row, because the port would not have the thread sleep
   bool woken_ = false;       // before its time was up, or kept awake by the port
-  uint32_t vain_ = 0;        // times that this was for nothing
+  int64_t vain_ = 0;         // times that this was for nothing, less what made up for it
+  int64_t doubted_ns_ = 0;
 
   mutable std::mutex mutex_;
   std::deque<outgoing> posted_;
