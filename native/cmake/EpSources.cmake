@@ -108,6 +108,7 @@ set(EP_CORE_SOURCES
   nic/mlx5/wire_shm.cpp
   nic/mlx5/wqe.cpp
   nic/net/hub.cpp
+  nic/net/sockets.cpp
   nic/net/talk.cpp
   nic/verbs/proxy.cpp
   nic/verbs/proxy_qp.cpp

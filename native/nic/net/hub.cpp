@@ -5,15 +5,13 @@
 #include <cstring>
 #include <optional>
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "sockets.hpp"
 #include "thread.hpp"
 #include "waiting.hpp"
 
@@ -33,21 +31,12 @@ constexpr size_t receive_bytes = 256u << 10;
 constexpr int64_t farewell_ns = 100'000'000;
 constexpr uint32_t first_number = directory_ports + 1;
 constexpr uint32_t most_peers = 0xffff - directory_ports;
-// Bytes that nobody has acknowledged for so long end a stream.
-constexpr unsigned unacknowledged_ms = 20'000;
 
 talk::nonce draw() {
   talk::nonce drawn{};
   // HAZARD: a nonce that comes twice lets a recorded stream be said again. Without randomness there is no stream.
   if (getrandom(drawn.data(), drawn.size(), 0) != static_cast<ssize_t>(drawn.size())) std::abort();
   return drawn;
-}
-
-void make_plain(int fd) {
-  const int on = 1;
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms, sizeof unacknowledged_ms);
 }
 
 } // namespace
@@ -87,24 +76,14 @@ struct hub::stream {
 };
 
 result<std::unique_ptr<hub>> hub::open(const hub_options& options, uint32_t number) {
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  if (inet_pton(AF_INET, options.address.c_str(), &at.sin_addr) != 1 || at.sin_addr.s_addr == htonl(INADDR_ANY)) {
-    return failure{EP_STATUS_INVALID, 0, "a software NIC on a network needs the IPv4 address of one interface, got '" + options.address + "'"};
-  }
+  place own;
+  auto listener = listen_at(options.address, own);
+  if (!listener.ok()) return listener.why();
   std::unique_ptr<hub> made(new hub);
   made->options_ = options;
-  made->listener_ = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (made->listener_ < 0) return failure_errno("socket", errno, "of a software NIC");
-  socklen_t length = sizeof at;
-  if (bind(made->listener_, reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0) return failure_errno("bind", errno, options.address + " for a software NIC: is it an address of this host?");
-  if (listen(made->listener_, 128) != 0) return failure_errno("listen", errno, options.address + " for a software NIC");
-  if (getsockname(made->listener_, reinterpret_cast<sockaddr*>(&at), &length) != 0) return failure_errno("getsockname", errno, "of a software NIC");
+  made->listener_ = listener.value();
   made->event_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   if (made->event_ < 0) return failure_errno("eventfd", errno, "of a software NIC");
-  place own;
-  std::memcpy(own.address.data(), &at.sin_addr, own.address.size());
-  own.port = ntohs(at.sin_port);
   own.number = static_cast<uint16_t>(number);
   made->gid_ = gid_of(own);
   return made;
@@ -269,30 +248,18 @@ void hub::ended(stream& gone, bool refused) {
 void hub::open_stream(peer& to, int64_t now_ns) {
   if (now_ns < to.attempt_again_ns) return;
   to.attempt_again_ns = now_ns + attempt_ns;
-  place at;
-  (void)place_of(to.gid, at);
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(at.port);
-  std::memcpy(&address.sin_addr, at.address.data(), at.address.size());
-  // From the address that this NIC has: the peer's way back is the same network.
   place own;
+  place at;
   (void)place_of(gid_, own);
-  sockaddr_in from{};
-  from.sin_family = AF_INET;
-  std::memcpy(&from.sin_addr, own.address.data(), own.address.size());
-  const bool begun = fd >= 0 && bind(fd, reinterpret_cast<const sockaddr*>(&from), sizeof from) == 0 &&
-                     (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 || errno == EINPROGRESS);
-  if (!begun) {
+  (void)place_of(to.gid, at);
+  const int fd = dial(own, at);
+  if (fd < 0) {
     const bool refused = errno == ECONNREFUSED;
-    if (fd >= 0) close(fd);
     const std::lock_guard lock(mutex_);
     lose(to);
     if (refused && options_.heartbeat_ns != 0) tell(to, to.leaving ? peer_life::closed : peer_life::dead);
     return;
   }
-  make_plain(fd);
   auto made = std::make_unique<stream>(fd, talk(gid_, to.gid, to.keys, draw()));
   made->to = &to;
   made->connecting = true;
@@ -303,7 +270,7 @@ void hub::open_stream(peer& to, int64_t now_ns) {
 
 void hub::accept_all(int64_t now_ns) {
   for (;;) {
-    const int fd = accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    const int fd = accept_from(listener_);
     if (fd < 0) {
       // HAZARD: out of descriptors, the listener stays readable: looking at once again would burn a core.
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) accept_again_ns_ = now_ns + 100'000'000;
@@ -314,7 +281,6 @@ void hub::accept_all(int64_t now_ns) {
       close(fd);
       continue;
     }
-    make_plain(fd);
     auto find_keys = [this](const gid_bytes& gid) -> std::optional<link_keys> {
       const std::lock_guard lock(mutex_);
       const peer* known = find(gid);

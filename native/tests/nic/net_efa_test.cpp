@@ -7,22 +7,12 @@
 #include <unistd.h>
 
 #include "nic/efa_rig.hpp"
+#include "until.hpp"
 
 using namespace ep;
 using namespace ep::test;
 
 namespace {
-
-constexpr int64_t patience_ns = 60'000'000'000; // only a hang reaches it
-
-template <class Ready> bool until(Ready&& ready) {
-  const int64_t deadline = clock_now_ns() + patience_ns;
-  while (!ready()) {
-    if (clock_now_ns() >= deadline) return false;
-    sched_yield();
-  }
-  return true;
-}
 
 efa::soft_options on_loopback(uint64_t seed = 1) {
   efa::soft_options options;

@@ -3,18 +3,15 @@
 #include <memory>
 #include <vector>
 
-#include <sched.h>
-
 #include "check.hpp"
 #include "nic/net/hub.hpp"
-#include "waiting.hpp"
+#include "until.hpp"
 
 using namespace ep;
+using ep::test::until;
 using nic::net::hub;
 
 namespace {
-
-constexpr int64_t patience_ns = 60'000'000'000; // only a hang reaches it
 
 nic::net::link_keys keys(uint8_t out, uint8_t in) {
   nic::net::link_keys made;
@@ -49,11 +46,6 @@ bool says_goodbye(size_t calls) {
   const uint32_t back = there->know(here->gid(), keys(2, 1));
   EP_CHECK(number != 0 && back != 0);
   std::vector<std::shared_ptr<nic::net::call>> asked;
-  const int64_t deadline = clock_now_ns() + patience_ns;
-  const auto until = [deadline](auto&& ready) {
-    while (!ready() && clock_now_ns() < deadline) sched_yield();
-    return ready();
-  };
   // It asks, too: its own stream is the one on which a goodbye could overtake.
   auto first = there->ask(back, std::vector<uint8_t>(8));
   EP_CHECK(first && until([&] { return first->answered.load(std::memory_order_acquire); }) && !first->lost);

@@ -10,22 +10,12 @@
 #include <unistd.h>
 
 #include "nic/rig.hpp"
+#include "until.hpp"
 
 using namespace ep;
 using namespace ep::test;
 
 namespace {
-
-constexpr int64_t patience_ns = 60'000'000'000; // only a hang reaches it
-
-template <class Ready> bool until(Ready&& ready) {
-  const int64_t deadline = clock_now_ns() + patience_ns;
-  while (!ready()) {
-    if (clock_now_ns() >= deadline) return false;
-    sched_yield();
-  }
-  return true;
-}
 
 soft_options on_loopback(uint64_t seed = 1) {
   soft_options options;
