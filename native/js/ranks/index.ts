@@ -7,7 +7,13 @@ export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory } from './devi
 export { reportStep, type SetUpStep } from './gather.js';
 export { agreedFacts, type JoinedRanks, type JoinOptions, joinRanks } from './join.js';
 export { joinApart, type LinkedNic, type NetworkWorld } from './join-apart.js';
-export { LinkedTeam, type LinkedTeamInit, type TeamEndpoint, teamMemory, type WorldTeam } from './linked-team.js';
+export {
+  LinkedTeam,
+  openLinkedTeam,
+  type TeamEndpoint,
+  teamMemory,
+  type WorldTeam,
+} from './linked-team.js';
 export { Liveness } from './liveness.js';
 export { Members, type MembersInit, parseApplication, parseWord, type ReadmitOptions, rejoinRanks } from './members.js';
 export { awaitedRanks, comparisonCode, RankMemory, type RankMemoryInit } from './memory.js';

@@ -2,9 +2,8 @@
 import { EpError, exchange, hostFacts, type Member, type Rank, rendezvous, type WaitOptions } from '@ep/core';
 import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
 import { native } from '../native.js';
-import { LinkedTeam, type TeamEndpoint, teamMemory } from './linked-team.js';
+import { type LinkedTeam, openLinkedTeam, type TeamEndpoint, teamMemory } from './linked-team.js';
 import { Liveness } from './liveness.js';
-import { RankMemory } from './memory.js';
 import type { NicNetwork } from './network.js';
 import { checkSecret, fingerprint, linkKeys, NONCE_BYTES, networkOfProcess, newNonce } from './secret.js';
 
@@ -108,31 +107,8 @@ async function link<Nic extends LinkedNic>(
   await exchange(store, { rank, worldSize, key: `${transport}/connected`, bytes: new Uint8Array(1) }, limits);
   const liveness = new Liveness(context, rank, worldSize);
   const endpoint = (peer: Rank) => world.endpoint({ peer, nic, context, liveness, timeoutMs });
-  const team = new LinkedTeam({
-    rank,
-    worldSize,
-    liveness,
-    timeoutMs,
-    endpoints: Array.from({ length: worldSize }, (_, peer) => endpoint(peer)),
-    memory: new RankMemory({
-      rank,
-      worldSize,
-      context,
-      liveness,
-      memory,
-      ...size,
-      timeoutMs,
-      onRelease: (native) => nic.removeMemory(native),
-    }),
-  });
-  try {
-    // Whether all can really reach all shows here, by name.
-    await team.barrier(limits);
-  } catch (error) {
-    await team.close();
-    throw error;
-  }
-  return { liveness, world: team };
+  const opening = { rank, worldSize, context, liveness, timeoutMs, memory, nic, endpoint };
+  return { liveness, world: await openLinkedTeam(opening, limits) };
 }
 
 /**

@@ -12,8 +12,9 @@ import {
   type WaitOptions,
   type Work,
 } from '@ep/core';
+import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
 import type { Liveness } from './liveness.js';
-import type { RankMemory } from './memory.js';
+import { RankMemory } from './memory.js';
 import { checkLimits, withClosing } from './outcome.js';
 import { checkAgreement, GATHER_BYTES, type Gathering, type RankTeam } from './team.js';
 
@@ -207,4 +208,47 @@ export class LinkedTeam extends Resource implements Gathering {
       { context: { ...error.context, awaited }, cause: error },
     );
   }
+}
+
+/** What a team over a NIC is opened with. */
+export interface LinkedTeamOpening {
+  readonly rank: Rank;
+  readonly worldSize: number;
+  readonly context: NativeRankContext;
+  readonly liveness: Liveness;
+  readonly timeoutMs: number;
+  /** Of the size that `teamMemory` says, known to `nic` and routed to the peers. */
+  readonly memory: NativeSymmetricMemory;
+  readonly nic: { removeMemory(memory: NativeSymmetricMemory): void };
+  readonly endpoint: (peer: Rank) => TeamEndpoint;
+}
+
+/** Collective. The team of a world whose NICs are connected, once all have reached all. Rejects as `barrier` does. */
+export async function openLinkedTeam(opening: LinkedTeamOpening, limits: WaitOptions): Promise<LinkedTeam> {
+  const { rank, worldSize, context, liveness, timeoutMs, memory, nic, endpoint } = opening;
+  const team = new LinkedTeam({
+    rank,
+    worldSize,
+    liveness,
+    timeoutMs,
+    endpoints: Array.from({ length: worldSize }, (_, peer) => endpoint(peer)),
+    memory: new RankMemory({
+      rank,
+      worldSize,
+      context,
+      liveness,
+      memory,
+      ...teamMemory(worldSize),
+      timeoutMs,
+      onRelease: (native) => nic.removeMemory(native),
+    }),
+  });
+  try {
+    // Whether all can really reach all shows here, by name.
+    await team.barrier(limits);
+  } catch (error) {
+    await team.close();
+    throw error;
+  }
+  return team;
 }

@@ -15,13 +15,13 @@ import {
   fingerprint,
   hostOfProcess,
   hostsOf,
-  LinkedTeam,
+  type LinkedTeam,
   Liveness,
   linkKeys,
   NONCE_BYTES,
   networkOfProcess,
   newNonce,
-  RankMemory,
+  openLinkedTeam,
   teamMemory,
 } from '@ep/native/ranks';
 import { VERSION } from '../version.js';
@@ -98,31 +98,7 @@ async function join(opening: Opening, nic: NativeFabricNic, liveness: Liveness):
     linkKeys(rank, nonces, config.secret),
   );
   const endpoint = (peer: Rank) => new FabricEndpoint({ peer, nic, context, liveness, timeoutMs });
-  const team = new LinkedTeam({
-    rank,
-    worldSize,
-    liveness,
-    timeoutMs,
-    endpoints: Array.from({ length: worldSize }, (_, peer) => endpoint(peer)),
-    memory: new RankMemory({
-      rank,
-      worldSize,
-      context,
-      liveness,
-      memory,
-      ...size,
-      timeoutMs,
-      onRelease: (native) => nic.removeMemory(native),
-    }),
-  });
-  try {
-    // Whether all can really reach all shows here, by name.
-    await team.barrier(limits);
-  } catch (error) {
-    await team.close();
-    throw error;
-  }
-  return team;
+  return openLinkedTeam({ rank, worldSize, context, liveness, timeoutMs, memory, nic, endpoint }, limits);
 }
 
 /**
