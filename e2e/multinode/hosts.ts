@@ -2,6 +2,7 @@
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
+import { readdirSync, readlinkSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 
 const SECRET = randomBytes(32).toString('hex');
@@ -31,20 +32,48 @@ export function namespacesMissing(): string {
   }
 }
 
+/** Why no link can be made slow here; empty: it can. */
+export function throttleMissing(): string {
+  if (namespacesMissing()) return namespacesMissing();
+  const make =
+    'ip link add ep0 type veth peer name ep1 && tc qdisc add dev ep0 root tbf rate 10mbit burst 32kb latency 400ms';
+  try {
+    execFileSync('unshare', ['--net', 'sh', '-c', make], { stdio: 'pipe' });
+    return '';
+  } catch (error) {
+    return `tc cannot limit an interface: ${error instanceof Error ? error.message.split('\n').join(' ') : String(error)}`;
+  }
+}
+
+/** The ranks of one run. */
+export interface Job {
+  /** By SIGKILL. */
+  kill(...ranks: readonly number[]): void;
+  /** Tells all that are there, once. */
+  enough(): void;
+}
+
 export interface Launched {
   output: string;
   readonly child: ChildProcess;
   readonly ended: Promise<number | NodeJS.Signals>;
 }
 
+/** Nobody's. */
+const NO_MAC = '02:00:00:00:00:fe';
+
+const addressOf = (number: number): string => `10.77.0.${number + 1}`;
+
 class Host {
   readonly address: string;
   readonly interface: string;
+  readonly #other: string;
   readonly #holder: ChildProcess;
 
   constructor(holder: ChildProcess, number: number) {
     this.#holder = holder;
-    this.address = `10.77.0.${number + 1}`;
+    this.address = addressOf(number);
+    this.#other = addressOf(1 - number);
     this.interface = `ep${number}`;
   }
 
@@ -73,6 +102,43 @@ class Host {
 
   link(state: 'up' | 'down'): void {
     this.run('ip', 'link', 'set', this.interface, state);
+  }
+
+  /** Bytes of the largest packet. */
+  mtu(bytes: number): void {
+    this.run('ip', 'link', 'set', this.interface, 'mtu', String(bytes));
+  }
+
+  /** What this host sends is lost without a word; what the other one sends still comes. */
+  mute(isMute: boolean): void {
+    const on = ['ip', 'neigh', 'replace', this.#other, 'lladdr', NO_MAC, 'dev', this.interface, 'nud', 'permanent'];
+    this.run(...(isMute ? on : ['ip', 'neigh', 'del', this.#other, 'dev', this.interface]));
+  }
+
+  /** Sends no more than that much in a second. */
+  throttle(megabits: number): void {
+    const bucket = ['burst', '32kb', 'latency', '400ms'];
+    this.run('tc', 'qdisc', 'add', 'dev', this.interface, 'root', 'tbf', 'rate', `${megabits}mbit`, ...bucket);
+  }
+
+  /** Ends that; says how often something had to wait for it. */
+  unthrottle(): number {
+    const said = this.run('tc', '-s', 'qdisc', 'show', 'dev', this.interface, 'root');
+    this.run('tc', 'qdisc', 'del', 'dev', this.interface, 'root');
+    return Number(/overlimits (\d+)/.exec(said)![1]);
+  }
+
+  /** Processes on this host, but for the one that holds it. */
+  processes(): readonly string[] {
+    const namespace = readlinkSync(`/proc/${this.pid}/ns/net`);
+    return readdirSync('/proc').filter((pid) => {
+      if (!/^\d+$/.test(pid) || Number(pid) === this.pid) return false;
+      try {
+        return readlinkSync(`/proc/${pid}/ns/net`) === namespace;
+      } catch {
+        return false; // ended since it was listed, or not ours
+      }
+    });
   }
 
   close(): void {
@@ -118,12 +184,23 @@ export class TwoHosts {
       env = {},
     }: {
       readonly data?: unknown;
-      readonly ready?: () => void;
+      readonly ready?: (job: Job) => void;
       readonly secrets?: readonly [string, string];
       readonly env?: NodeJS.ProcessEnv;
     } = {},
   ): Promise<readonly Report[]> {
+    // Those of a test that timed out would keep the store's port.
+    for (const child of this.#ranks) child.kill('SIGKILL');
     const worldSize = 2 * perHost;
+    const children: ChildProcess[] = [];
+    const job: Job = {
+      kill: (...ranks) => {
+        for (const rank of ranks) children[rank]!.kill('SIGKILL');
+      },
+      enough: () => {
+        for (const child of children) if (child.connected) child.send('enough');
+      },
+    };
     const store = { host: this.hosts[0].address, port: 29_511 };
     let awaited = worldSize;
     const ranks = Array.from({ length: worldSize }, (_, rank) => {
@@ -135,10 +212,11 @@ export class TwoHosts {
         env: { ...process.env, ...env, EP_JOB_SECRET: secret },
       });
       this.#ranks.add(child);
+      children.push(child);
       let report: Report | undefined;
       child.on('message', (message: Report | 'ready') => {
         if (message !== 'ready') report = message;
-        else if (--awaited === 0) ready();
+        else if (--awaited === 0) ready(job);
       });
       return once(child, 'exit').then(([code, signal]): Report => {
         this.#ranks.delete(child);

@@ -2,7 +2,10 @@
 import { initProcessGroup } from '@ep/collectives';
 import { openRendezvous, prefixStore, tensor } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
+import { endure } from './endure.mjs';
 
+/** For the workload of that name. */
+const trainingSizes = { hidden: 64, batch: 8 };
 const { store, rank, worldSize, localWorldSize } = await openRendezvous('env://', { timeoutMs: 60_000 });
 const attempt = process.env.TORCHELASTIC_RESTART_COUNT;
 const transport = await nvshmem.fabric.open(
@@ -27,7 +30,19 @@ await group.allReduce(values, { op: 'sum' });
 const factor = (worldSize * (worldSize + 1)) / 2;
 const wrong = values.data.findIndex((value, i) => value !== (i % 1009) * factor);
 console.log('reduced', attempt, wrong < 0 ? 'right' : `wrong at ${wrong}`);
-if (process.argv[2] === 'stay' && attempt === '0') await new Promise((resolve) => setTimeout(resolve, 600_000));
 await group.destroy();
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const [what] = process.argv.slice(2);
+if (what === 'stay' && attempt === '0') await pause(600_000);
+else if (what !== undefined && what !== 'stay') {
+  // At first until ep run ends it, then for a moment.
+  const { steps, left } = await endure({
+    ...{ transport, store: prefixStore(store, `endure ${attempt}`), rank, worldSize },
+    data: { workload: what, ...trainingSizes },
+    ready: async () => console.log('ready', attempt),
+    told: pause(attempt === '0' ? 600_000 : 500),
+  });
+  console.log('endured', attempt, steps > 1 ? 'steps' : 'one step', left.join());
+}
 await transport.close();
 await store.close();

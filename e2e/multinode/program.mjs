@@ -5,6 +5,7 @@ import { efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
 import { scenarios as attention } from '../attention/scenarios.mjs';
+import { endure } from './endure.mjs';
 
 const start = JSON.parse(process.argv[2]);
 const post = (message) => new Promise((resolve) => process.send(message, resolve));
@@ -98,7 +99,10 @@ async function reduce({ transport, store, data }) {
   return { wrong, hosts: transport.hosts };
 }
 
-const scenarios = { ...attention, silence, rounds, reduce };
+/** What the test says by `Job.enough`. */
+const told = new Promise((resolve) => process.once('message', resolve));
+
+const scenarios = { ...attention, silence, rounds, reduce, endure };
 
 try {
   const store =
@@ -121,7 +125,7 @@ try {
   );
   let value;
   try {
-    value = await scenarios[start.scenario]({ ...start, store, transport, ready: () => post('ready') });
+    value = await scenarios[start.scenario]({ ...start, store, transport, ready: () => post('ready'), told });
   } finally {
     await transport.close().finally(() => store.close());
   }
