@@ -6,6 +6,25 @@ import { workloads } from './workloads.mjs';
 const STEPS_AFTER = 5;
 const PAUSE_MS = 10;
 
+/** Longer than any fault that ends, and than the patience of calls. */
+const HUNG_MS = 75_000;
+
+/** Rejects where it takes so long that nothing can come of it any more, and says what was awaited. */
+async function within(promise, describe) {
+  const overdue = new AbortController();
+  const watch = delay(HUNG_MS, undefined, { signal: overdue.signal }).then(
+    () => {
+      throw new Error(`nothing came of ${describe()} in ${HUNG_MS} ms`);
+    },
+    () => promise,
+  );
+  try {
+    return await Promise.race([promise, watch]);
+  } finally {
+    overdue.abort();
+  }
+}
+
 const isLoss = (error) => error?.code === 'EP_PEER_LOST';
 
 /**
@@ -65,10 +84,11 @@ export async function endure({ transport, store, rank, worldSize, data, ready, t
   });
   let [steps, since, longestMs, ended] = [0, 0, 0, false];
   const losses = [];
+  const knows = () => `rank ${rank} with ${[...left]} left, gone ${workload.gone()}, losses ${JSON.stringify(losses)}`;
   for (let done = false; !done; ) {
     const began = performance.now();
     try {
-      if (!ended) await workload.step(steps);
+      if (!ended) await within(workload.step(steps), () => `step ${steps}, ${knows()}`);
       steps++;
       since++;
     } catch (error) {
@@ -82,7 +102,7 @@ export async function endure({ transport, store, rank, worldSize, data, ready, t
     const before = left.size;
     const isWhole = toLose.length === 0;
     const settled = toLose.every((gone) => !left.has(gone)) && since >= STEPS_AFTER;
-    done = await votes.all(isWhole ? enough : settled, left);
+    done = await within(votes.all(isWhole ? enough : settled, left), () => `the vote after ${steps} steps, ${knows()}`);
     // A loss that only the vote has met is still to come to the workload.
     if (left.size < before) since = 0;
     longestMs = Math.max(longestMs, performance.now() - began);
@@ -90,6 +110,6 @@ export async function endure({ transport, store, rank, worldSize, data, ready, t
   }
   const { heapUsed, external } = process.memoryUsage();
   const value = { steps, longestMs, losses, left: [...left], result: workload.result(), heapUsed, external };
-  await workload.close();
+  await within(workload.close(), () => `the end, ${knows()}`);
   return value;
 }

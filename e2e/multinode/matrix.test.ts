@@ -155,7 +155,7 @@ async function expectAgreed(values: ReadonlyMap<number, Endured>, workload: Work
     expect(result).toEqual(await trainedAlone(steps));
 }
 
-describe.skipIf(missing)(`two hosts under faults${missing && ` (skipped: ${missing})`}`, { timeout: 120_000 }, () => {
+describe.skipIf(missing)(`two hosts under faults${missing && ` (skipped: ${missing})`}`, { timeout: 180_000 }, () => {
   let two: TwoHosts;
   let folder: string;
   beforeAll(async () => {

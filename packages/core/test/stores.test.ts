@@ -17,6 +17,27 @@ describe('prefix store', () => {
     await store.close();
     expect(await below.numKeys()).toBe(2);
   });
+
+  it('closes although the store below does not answer, after a moment', async () => {
+    await using below = memoryStore();
+    Object.assign(below, { add: () => new Promise(() => {}) });
+    const store = prefixStore(below, 'p');
+    const added = store.add('k', 1);
+    await Promise.all([
+      expect(added).rejects.toMatchObject({
+        code: 'EP_ABORTED',
+        message: 'prefix store "p" was closed while requests were under way',
+      }),
+      store.close(),
+    ]);
+    // What comes in time is still waited for.
+    const patient = prefixStore(below, 'q');
+    const slow = new Promise<number>((resolve) => setTimeout(() => resolve(7), 50));
+    Object.assign(below, { add: () => slow });
+    const late = patient.add('k', 1);
+    await patient.close();
+    expect(await late).toBe(7);
+  });
 });
 
 /** Not in @ep/conformance: neither a dead buffer nor options that are none get through to a store in another process. */

@@ -21,8 +21,19 @@ import { goesInTwoLevels, TwoLevelPlan } from './two-levels.js';
 
 const FIRST_PAUSE_MS = 10;
 const LONGEST_PAUSE_MS = 1000;
-/** A member that reads nothing any more delays close() at most this long. */
+/** A member that reads nothing any more delays close() at most this long, and so does a store that does not answer: it may be on a host that was lost. */
 const LONGEST_DRAIN_MS = 5000;
+
+/** False where it takes longer; nobody hears what becomes of it then. */
+async function inTime(work: Promise<void>, ms: number): Promise<boolean> {
+  const over = new AbortController();
+  const late = setTimeout(ms, false, { signal: over.signal }).catch(() => false);
+  try {
+    return await Promise.race([work.then(() => true), late]);
+  } finally {
+    over.abort();
+  }
+}
 
 /** A record on its way. */
 class RecordSource implements LaneSource {
@@ -157,10 +168,10 @@ export class PortableEngine extends Resource implements GroupEngine {
 
   /** Says good-bye, lets all that was put land, and gives the section back. What does not work any more is left. */
   protected override async release(): Promise<void> {
-    const { arena, section, options, key } = this.#init;
-    const { store, timeoutMs } = options;
-    await this.#leave();
-    const deadline = performance.now() + Math.min(timeoutMs, LONGEST_DRAIN_MS);
+    const { arena, options } = this.#init;
+    const longestMs = Math.min(options.timeoutMs, LONGEST_DRAIN_MS);
+    const storeAnswers = await this.#leave(longestMs);
+    const deadline = performance.now() + longestMs;
     const left = (): number => Math.max(1, deadline - performance.now());
     const waits = (peer: number): boolean =>
       !this.#broken && !this.#membership.isGone(peer) && performance.now() < deadline;
@@ -184,36 +195,51 @@ export class PortableEngine extends Resource implements GroupEngine {
     await this.#init.host?.close();
     arena.users--;
     // HAZARD: a member that died never comes here, one whose puts may still land must not: the section would be taken for free.
-    if (this.#broken || landed.includes(false)) return;
+    if (this.#broken || landed.includes(false) || !storeAnswers) return;
     try {
-      if (await arena.giveBack(section, this.size)) {
-        for (let rank = 0; rank < this.size; rank++) await store.delete(readyKey(key, rank));
-        await store.delete(sectionKey(key));
-      }
+      await inTime(this.#giveBack(), longestMs);
     } catch (error) {
       // Without a store the section stays taken, which harms nobody who could still ask.
       if (!isEpError(error)) throw error;
     }
   }
 
-  /**
-   * A peer that has opened the group is told, also if this rank has not come to connect to it; one that opens it later finds it in the store. Each side
-   * writes before it reads there, so one of them sees the other.
-   */
-  async #leave(): Promise<void> {
-    const { options, key } = this.#init;
-    const { transport, ranks, rank, store } = options;
+  async #giveBack(): Promise<void> {
+    const { arena, section, options, key } = this.#init;
+    if (!(await arena.giveBack(section, this.size))) return;
+    for (let rank = 0; rank < this.size; rank++) await options.store.delete(readyKey(key, rank));
+    await options.store.delete(sectionKey(key));
+  }
+
+  /** Tells the members; false where the store has not answered in time. */
+  async #leave(longestMs: number): Promise<boolean> {
+    const late = new AbortController();
     try {
-      await store.set(readyKey(key, rank), LEFT);
-      for (const [peer, channel] of this.#channels.entries()) {
-        if (channel === undefined || channel.connected || channel.lost) continue;
-        if (await store.check([readyKey(key, peer)])) channel.connect(await transport.connect(ranks[peer]!));
-      }
+      return await inTime(this.#leaveStore(late.signal), longestMs);
     } catch (error) {
       // Of a store or a transport that is closed already: peers find that out by themselves.
       if (!isEpError(error)) throw error;
+      return false;
+    } finally {
+      late.abort();
+      for (const peer of this.#channels.keys()) this.#tell(peer, { kind: 'bye' });
     }
-    for (const peer of this.#channels.keys()) this.#tell(peer, { kind: 'bye' });
+  }
+
+  /**
+   * A peer that has opened the group is told, also if this rank has not come to connect to it; one that opens it later finds it in the store. Each side
+   * writes before it reads there, so one of them sees the other. `late`: nobody waits for this any more, and channels are closed.
+   */
+  async #leaveStore(late: AbortSignal): Promise<void> {
+    const { options, key } = this.#init;
+    const { transport, ranks, rank, store } = options;
+    await store.set(readyKey(key, rank), LEFT);
+    for (const [peer, channel] of this.#channels.entries()) {
+      if (channel === undefined || channel.connected || channel.lost) continue;
+      if (!(await store.check([readyKey(key, peer)])) || late.aborted) continue;
+      const endpoint = await transport.connect(ranks[peer]!);
+      if (!late.aborted) channel.connect(endpoint);
+    }
   }
 
   #planOf(data: PlannedCall): DataPlan {

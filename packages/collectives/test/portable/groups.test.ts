@@ -54,6 +54,24 @@ describe('groups of one transport', () => {
     expect(got[0]).toBe(8);
   });
 
+  it('close in time when their store answers no more, as when its host is lost', async () => {
+    await using world = await World.open({ size: 3, stagingBytes: SMALL_STAGING, timeoutMs: 300 });
+    const group = await world.group('left', [0, 1, 2]);
+    expect(await sumOver(group, 1, [1, 2, 4])).toEqual([7, 7, 7]);
+    const asked: string[] = [];
+    for (const store of world.stores)
+      for (const name of ['set', 'check', 'add', 'delete'] as const)
+        Object.assign(store, {
+          [name]: () => {
+            asked.push(name);
+            return new Promise(() => {});
+          },
+        });
+    await Promise.all(group.map((engine) => engine.close()));
+    // Asked once each, not again for what is only tidy.
+    expect(asked).toEqual(['set', 'set', 'set']);
+  });
+
   it('are as many as the knob says; one more is refused on all its members; closing makes room', async () => {
     await using world = await World.open({ size: 3, stagingBytes: SMALL_STAGING, maxGroups: 3 });
     const first = await world.group('first', [0, 1]);

@@ -15,6 +15,7 @@ export interface WorldOptions {
   readonly hostile?: HostileConfig;
   readonly stagingBytes?: number;
   readonly maxGroups?: number;
+  readonly timeoutMs?: number;
   /** By rank. Those of one host share memory. */
   readonly hosts?: readonly number[];
   /** What each rank's engine gets in the place of its transport. */
@@ -70,7 +71,7 @@ export class World implements AsyncDisposable {
 
   static #openGroup(
     scope: CloseScope,
-    { stagingBytes, maxGroups, hosts, wrap = (transport) => transport }: WorldOptions,
+    { stagingBytes, maxGroups, timeoutMs = 10_000, hosts, wrap = (transport) => transport }: WorldOptions,
     transports: World['transports'],
     stores: readonly Store[],
     name: string,
@@ -85,14 +86,11 @@ export class World implements AsyncDisposable {
             ranks,
             rank,
             name,
-            timeoutMs: 10_000,
+            timeoutMs,
             ...(hosts && {
               hosts: ranks.map((member) => hosts[member]!),
               openHost: (placement) =>
-                openHost(
-                  { store: stores[worldRank]!, rank, size: ranks.length, ranks, name, timeoutMs: 10_000 },
-                  placement,
-                ),
+                openHost({ store: stores[worldRank]!, rank, size: ranks.length, ranks, name, timeoutMs }, placement),
             }),
             ...(stagingBytes === undefined ? {} : { stagingBytes }),
             ...(maxGroups === undefined ? {} : { maxGroups }),

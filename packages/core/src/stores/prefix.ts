@@ -1,23 +1,35 @@
 /** A part of a store under a prefix, as c10d's PrefixStore: `key` is `prefix/key` below. */
-import { invalid } from '../errors.js';
+import { EpError, invalid } from '../errors.js';
 import { Resource } from '../scope.js';
 import type { Store, StoreWaitOptions } from '../store.js';
-import { linkSignals } from '../waiting.js';
+import { interruptibleOn, linkSignals } from '../waiting.js';
 import { checkKeys, checkWaitOptions, copyEntries, type StoreEntry } from './replica.js';
+
+/** How long close() waits for requests that are under way: the store below may let them wait for minutes. */
+const CLOSE_MS = 1000;
 
 /** Closing it ends its own waits and leaves the store below open. */
 class PrefixStore extends Resource implements Store {
   readonly #below: Store;
   readonly #prefix: string;
+  readonly #cut = new AbortController();
+  #closeTimer: NodeJS.Timeout | undefined;
 
   constructor(below: Store, prefix: string) {
     super(`prefix store ${JSON.stringify(prefix)}`);
     this.#below = below;
     this.#prefix = prefix;
+    this.closing.addEventListener('abort', () => {
+      this.#closeTimer = setTimeout(() => {
+        this.#cut.abort(
+          new EpError('EP_ABORTED', `prefix store ${JSON.stringify(prefix)} was closed while requests were under way`),
+        );
+      }, CLOSE_MS);
+    });
   }
 
   set(key: string, value: Uint8Array): Promise<void> {
-    return this.guard('set', () => this.#below.set(this.#path(key), value));
+    return this.#ask('set', () => this.#below.set(this.#path(key), value));
   }
 
   get(key: string, options: StoreWaitOptions = {}): Promise<Uint8Array> {
@@ -25,11 +37,11 @@ class PrefixStore extends Resource implements Store {
   }
 
   add(key: string, delta: number): Promise<number> {
-    return this.guard('add', () => this.#below.add(this.#path(key), delta));
+    return this.#ask('add', () => this.#below.add(this.#path(key), delta));
   }
 
   compareSet(key: string, expected: Uint8Array, desired: Uint8Array): Promise<Uint8Array> {
-    return this.guard('compareSet', () => this.#below.compareSet(this.#path(key), expected, desired));
+    return this.#ask('compareSet', () => this.#below.compareSet(this.#path(key), expected, desired));
   }
 
   wait(keys: readonly string[], options: StoreWaitOptions = {}): Promise<void> {
@@ -37,11 +49,11 @@ class PrefixStore extends Resource implements Store {
   }
 
   check(keys: readonly string[]): Promise<boolean> {
-    return this.guard('check', () => this.#below.check(this.#paths(keys, 'check')));
+    return this.#ask('check', () => this.#below.check(this.#paths(keys, 'check')));
   }
 
   append(key: string, value: Uint8Array): Promise<void> {
-    return this.guard('append', () => this.#below.append(this.#path(key), value));
+    return this.#ask('append', () => this.#below.append(this.#path(key), value));
   }
 
   multiGet(keys: readonly string[], options: StoreWaitOptions = {}): Promise<readonly Uint8Array[]> {
@@ -49,26 +61,33 @@ class PrefixStore extends Resource implements Store {
   }
 
   multiSet(entries: Iterable<StoreEntry>): Promise<void> {
-    return this.guard('multiSet', () => {
+    return this.#ask('multiSet', () => {
       const copied = copyEntries(entries, 'prefix store: multiSet');
       return this.#below.multiSet(copied.map(([key, value]) => [this.#path(key), value]));
     });
   }
 
   delete(key: string): Promise<boolean> {
-    return this.guard('delete', () => this.#below.delete(this.#path(key)));
+    return this.#ask('delete', () => this.#below.delete(this.#path(key)));
   }
 
   /** Counts all keys of the store below, as c10d does: a store cannot list its keys. */
   numKeys(): Promise<number> {
-    return this.guard('numKeys', () => this.#below.numKeys());
+    return this.#ask('numKeys', () => this.#below.numKeys());
   }
 
-  protected override release(): void {}
+  protected override release(): void {
+    clearTimeout(this.#closeTimer);
+  }
 
   #path(key: string): string {
     if (typeof key !== 'string') throw invalid('key', { where: 'prefix store', expected: 'a string', found: key });
     return `${this.#prefix}/${key}`;
+  }
+
+  #ask<T>(operation: string, body: () => Promise<T>): Promise<T> {
+    const limits = { signals: [this.#cut.signal], where: `prefix store: ${operation}`, timedOut: () => undefined };
+    return this.guard(operation, () => interruptibleOn(limits, body()));
   }
 
   #paths(keys: readonly string[], operation: string): readonly string[] {
