@@ -1,10 +1,13 @@
 /** Takes steps of a workload while the test lets hosts and links fail, and says what became of it. */
+import { readdirSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { workloads } from './workloads.mjs';
 
 /** Steps that must go well after the last loss. */
 const STEPS_AFTER = 5;
 const PAUSE_MS = 10;
+/** After so many, all that is made once has been made. */
+const STEPS_UNTIL_WARM = 50;
 
 /** Longer than any fault that ends, and than the patience of calls. */
 const HUNG_MS = 75_000;
@@ -72,6 +75,12 @@ class Votes {
   }
 }
 
+/** What this process holds. */
+const footprint = () => ({
+  megabytes: Math.round(process.memoryUsage().rss / 2 ** 20),
+  descriptors: readdirSync('/proc/self/fd').length,
+});
+
 /** `data.gone`: by rank, whom it is to lose; it then stops by itself. Where nobody is to be lost, the test says when. */
 export async function endure({ transport, store, rank, worldSize, data, ready, told }) {
   const workload = await workloads[data.workload]({ transport, store, rank, worldSize, data });
@@ -83,6 +92,7 @@ export async function endure({ transport, store, rank, worldSize, data, ready, t
     enough = true;
   });
   let [steps, since, longestMs, ended] = [0, 0, 0, false];
+  let early = footprint();
   const losses = [];
   const knows = () => `rank ${rank} with ${[...left]} left, gone ${workload.gone()}, losses ${JSON.stringify(losses)}`;
   for (let done = false; !done; ) {
@@ -105,11 +115,11 @@ export async function endure({ transport, store, rank, worldSize, data, ready, t
     done = await within(votes.all(isWhole ? enough : settled, left), () => `the vote after ${steps} steps, ${knows()}`);
     // A loss that only the vote has met is still to come to the workload.
     if (left.size < before) since = 0;
+    if (steps <= STEPS_UNTIL_WARM) early = footprint();
     longestMs = Math.max(longestMs, performance.now() - began);
     await delay(PAUSE_MS);
   }
-  const { heapUsed, external } = process.memoryUsage();
-  const value = { steps, longestMs, losses, left: [...left], result: workload.result(), heapUsed, external };
+  const value = { steps, longestMs, losses, left: [...left], result: workload.result(), early, late: footprint() };
   await within(workload.close(), () => `the end, ${knows()}`);
   return value;
 }

@@ -24,7 +24,8 @@ const workloads = ['attention', 'experts', 'groups', 'training'] as const;
 type Workload = (typeof workloads)[number];
 
 const ranks = [0, 1, 2, 3];
-const training = { hidden: 64, batch: 8 };
+/** Gradients that go in two levels, and fill a slow link. */
+const training = { hidden: 256, batch: 4 };
 
 interface Endured {
   readonly steps: number;
@@ -222,7 +223,7 @@ describe.skipIf(missing)(`two hosts under faults${missing && ` (skipped: ${missi
       two.hosts[1].link('up');
       const again = two.launch(1, flags, workload);
       expect(await Promise.all([first.ended, again.ended]), first.output + again.output).toEqual([0, 0]);
-      expect((first.output + again.output).match(/endured 1 steps 0,1,2,3/g)).toHaveLength(4);
+      expect((first.output + again.output).match(/endured 1 0,1,2,3/g)).toHaveLength(4);
     });
   });
 });

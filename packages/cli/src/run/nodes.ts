@@ -21,6 +21,8 @@ export interface NodeRecord extends NodeSpec {
   /** Its place among the nodes, where the hosts are listed. */
   readonly index?: number;
   readonly holdsStore: boolean;
+  /** Its end of the connection to the store, as it sees it. */
+  readonly connection?: string;
   /** Free on this host, for MASTER_PORT if rank 0 is here. */
   readonly port: number;
 }
@@ -145,7 +147,9 @@ export class NodeMeeting {
     await this.#store.set('attempt', bytes(attempt));
   }
 
-  async join(attempt: number, record: NodeRecord): Promise<void> {
+  async join(attempt: number, own: NodeRecord): Promise<void> {
+    const connection = this.#store.localAddress;
+    const record: NodeRecord = { ...own, ...(connection !== undefined && { connection }) };
     const number = await this.#store.add(`${attempt}/joined`, 1);
     await this.#store.set(`${attempt}/node/${number - 1}`, bytes(record));
   }
@@ -222,9 +226,12 @@ export class NodeMeeting {
     }
   }
 
-  /** Says of nodes that are silent that they are lost, until the signal. */
+  /** Says of nodes that are silent, or whose connection was closed, that they are lost, until the signal. */
   async listen(attempt: number, nodes: readonly PlannedNode[], signal: AbortSignal): Promise<void> {
     const heard = nodes.map(() => ({ count: 0, at: performance.now() }));
+    const { server } = this.#store;
+    // Where addresses are translated on the way, a node's end has another name here: it is known by its words only.
+    const named = nodes.map(({ connection = '' }) => server?.hasClient(connection) === true);
     let looked = performance.now();
     while (!signal.aborted) {
       const now = performance.now();
@@ -232,13 +239,17 @@ export class NodeMeeting {
       const away = now - looked > LOST_MS / 3;
       looked = now;
       for (const [node, last] of heard.entries()) {
+        const { host, connection = '' } = nodes[node]!;
+        const hungUp = named[node] === true && !server!.hasClient(connection);
         const count = await this.#store.add(`${attempt}/alive/${node}`, 0);
         if (count !== last.count || away) heard[node] = { count, at: now };
-        else if (now - last.at > LOST_MS && !(await this.#store.check([`${attempt}/done/${node}`]))) {
-          const text = `node ${node} (${nodes[node]!.host}) was not heard for ${LOST_MS / 1000} s: it is down, or the network to it is`;
-          await this.fail(attempt, { code: 1, text });
-          return;
-        }
+        const silent = now - heard[node]!.at > LOST_MS;
+        if ((!hungUp && !silent) || (await this.#store.check([`${attempt}/done/${node}`]))) continue;
+        const why = hungUp
+          ? 'has gone: its connection to the store was closed'
+          : `was not heard for ${LOST_MS / 1000} s: it is down, or the network to it is`;
+        await this.fail(attempt, { code: 1, text: `node ${node} (${host}) ${why}` });
+        return;
       }
       await pause(HEARTBEAT_MS, signal);
     }

@@ -100,6 +100,18 @@ describe('ep run on several nodes', () => {
     expect(b.stdout).toMatch(/world 2 1/);
   });
 
+  it('knows that a node has gone when its connection closes, long before it was silent for 15 s', async () => {
+    const rdzv = ['--rdzv', `127.0.0.1:${await freePort()}`, '--nodes', '2'];
+    const source = `console.log('here on', process.env.GROUP_RANK); setInterval(() => {}, 1000);`;
+    const nodes = [0, 1].map(() => startEp(['run', '-n', '1', ...rdzv, ...program(source)], SECRET));
+    const firsts = await Promise.all(nodes.map(async (node) => (await node.seen(/here on \d/)).includes('here on 0')));
+    const [holder, other] = firsts[0] ? nodes : [...nodes].reverse();
+    other!.child.kill('SIGKILL');
+    const [{ code, stderr }] = await Promise.all([holder!.finished, other!.finished]);
+    expect(code).toBe(1);
+    expect(stderr).toMatch(/node 1 \(.+\) has gone: its connection to the store was closed; all ranks were stopped/);
+  });
+
   it('passes on a signal to the ranks of all nodes', async () => {
     const rdzv = ['--rdzv', `127.0.0.1:${await freePort()}`, '--nodes', '2'];
     const args = ['run', '-n', '1', ...rdzv, ...program(`console.log('here'); setInterval(() => {}, 1000);`)];

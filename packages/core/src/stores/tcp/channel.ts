@@ -44,6 +44,12 @@ export class Channel {
     socket.unref();
   }
 
+  /** This end, `host:port`; undefined when it is closed. */
+  get localAddress(): string | undefined {
+    const { localAddress, localPort } = this.#socket;
+    return localAddress === undefined || localPort === undefined ? undefined : formatAddress(localAddress, localPort);
+  }
+
   get failure(): EpError | undefined {
     return this.#failure;
   }

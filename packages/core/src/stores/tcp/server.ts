@@ -113,6 +113,12 @@ export class TcpStoreServer extends Resource {
     return this.#connections.size;
   }
 
+  /** Whether a connection from there (`host:port`, as this host sees it) is open now. */
+  hasClient(address: string): boolean {
+    for (const { peer } of this.#connections) if (peer === address) return true;
+    return false;
+  }
+
   /** Resolves when that many clients have joined, each with one ADD on the join counter. `EP_TIMEOUT` says how many had. */
   async waitForWorkers(
     worldSize: number,

@@ -94,6 +94,11 @@ export class TcpStore extends Resource implements Store {
     });
   }
 
+  /** The client's end of the connection, `host:port`; undefined when it is closed. The server has a client of that name, unless addresses are translated on the way. */
+  get localAddress(): string | undefined {
+    return this.#main.localAddress;
+  }
+
   /** The server, on the rank that holds it; closed with this store. */
   get server(): TcpStoreServer | undefined {
     return this.#server;
