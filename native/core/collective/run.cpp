@@ -99,7 +99,7 @@ bool collective_run::runs_ahead() const {
 }
 
 bool collective_run::root_has_entered() const {
-  return is_root() || (board_->has_entered(call_->root) && board_->line_of(call_->root).signature == signature_);
+  return is_root() || (board_->has_entered(call_->root) && board_->signature_of(call_->root, board_->step()) == signature_);
 }
 
 // Who is to be taken out may come to this call, and has then ended those before it; but nobody waits for it for long.
