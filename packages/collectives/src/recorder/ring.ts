@@ -1,4 +1,4 @@
-/** The last calls of a rank, in rows that are made once: recording a call like the one before allocates nothing, and writes one cache line. */
+/** The last calls of a rank, in rows that are made once: recording a call allocates nothing. */
 import { isEpError } from '@ep/core';
 import type { CallKind, TraceEntry } from './dump-format.js';
 import { monotonicUs } from './machine-clock.js';
@@ -34,63 +34,59 @@ export interface Progress {
   ended: number;
 }
 
-/** What calls have in common that are made again and again. Those in a row share one. */
-interface Shape extends Omit<CallEntry, 'group' | 'rank' | 'sequence'> {
-  readonly group: Progress;
-}
-
-/** A call as it is read. */
 interface Row {
-  readonly shape: Shape;
-  readonly sequence: number;
-  readonly state: 'pending' | CallOutcome;
-  readonly code: string;
-  readonly epoch: number;
+  token: number;
+  group: Progress;
+  kind: CallKind;
+  op: string;
+  dtype: CallEntry['dtype'];
+  reduceOp: CallEntry['reduceOp'];
+  code: string;
+  state: 'pending' | CallOutcome;
+  root: number;
+  peer: number;
+  tag: number;
+  sequence: number;
+  elements: number;
+  bytes: number;
+  epoch: number;
   /** By `performance.now()`; NaN: not read. */
-  readonly queued: number;
-  readonly ended: number;
+  queued: number;
+  ended: number;
 }
-
-/** Numbers of a row, which has one cache line of them. */
-const WORDS = 8;
-const WORD = { token: 0, sequence: 1, state: 2, epoch: 3, queued: 4, ended: 5 } as const;
-const STATES = ['pending', 'done', 'failed', 'aborted'] as const;
 
 const isMessage = (kind: CallKind): boolean => kind === 'send' || kind === 'recv';
 
-const shapeOf = (
-  { kind, op, dtype, elements, bytes, root, reduceOp, peer, tag }: Omit<CallEntry, 'group' | 'rank' | 'sequence'>,
-  group: Progress,
-): Shape => ({ group, kind, op, dtype, elements, bytes, root, reduceOp, peer, tag });
-
-const isOf = (shape: Shape, entry: CallEntry, group: Progress): boolean =>
-  shape.op === entry.op &&
-  shape.elements === entry.elements &&
-  shape.bytes === entry.bytes &&
-  shape.dtype === entry.dtype &&
-  shape.kind === entry.kind &&
-  shape.root === entry.root &&
-  shape.reduceOp === entry.reduceOp &&
-  shape.peer === entry.peer &&
-  shape.tag === entry.tag &&
-  shape.group === group;
-
-const NO_SHAPE = shapeOf(
-  { kind: 'barrier', op: '', dtype: 'u8', elements: 0, bytes: 0, root: -1, reduceOp: '', peer: -1, tag: -1 },
-  { name: '', epoch: () => -1, entered: 0, ended: 0 },
-);
-
 export class CallRing {
-  readonly #numbers = new Float64Array(RING_CALLS * WORDS).fill(-1);
-  readonly #shapes: Shape[] = Array.from({ length: RING_CALLS }, () => NO_SHAPE);
-  /** Of the calls that ended badly. */
-  readonly #codes: string[] = Array.from({ length: RING_CALLS }, () => '');
-  #last = NO_SHAPE;
+  readonly #rows: readonly Row[];
   #next = 0;
   #turns = 0;
   #turn = 0;
   #credits = MOST_CREDITS;
   #clockRead = 0;
+
+  constructor() {
+    const none: Progress = { name: '', epoch: () => -1, entered: 0, ended: 0 };
+    this.#rows = Array.from({ length: RING_CALLS }, () => ({
+      token: -1,
+      group: none,
+      kind: 'barrier',
+      op: '',
+      dtype: 'u8',
+      reduceOp: '',
+      code: '',
+      state: 'pending',
+      root: -1,
+      peer: -1,
+      tag: -1,
+      sequence: 0,
+      elements: 0,
+      bytes: 0,
+      epoch: -1,
+      queued: Number.NaN,
+      ended: Number.NaN,
+    }));
+  }
 
   /** Calls that were ever recorded. */
   get recorded(): number {
@@ -99,20 +95,32 @@ export class CallRing {
 
   begin(entry: CallEntry, group: Progress): number {
     const next = this.#next;
+    const row = this.#rows[next]!;
     const sequence = entry.sequence;
-    if (sequence > group.entered && !isMessage(entry.kind)) group.entered = sequence;
-    if (!isOf(this.#last, entry, group)) this.#last = shapeOf(entry, group);
-    if (this.#shapes[next] !== this.#last) this.#shapes[next] = this.#last;
-    const timed = this.#credits >= 1 || isTimed(sequence);
+    const kind = entry.kind;
+    if (sequence > group.entered && !isMessage(kind)) group.entered = sequence;
+    row.group = group;
+    row.kind = kind;
+    row.op = entry.op;
+    row.dtype = entry.dtype;
+    row.reduceOp = entry.reduceOp;
+    row.state = 'pending';
+    row.root = entry.root;
+    row.peer = entry.peer;
+    row.tag = entry.tag;
+    row.sequence = sequence;
+    row.elements = entry.elements;
+    row.bytes = entry.bytes;
+    if (this.#credits >= 1 || isTimed(sequence)) {
+      row.queued = this.#time();
+      row.epoch = group.epoch();
+    } else {
+      row.queued = Number.NaN;
+      row.epoch = -1;
+    }
+    row.ended = Number.NaN;
     const token = (this.#turn << ROW_BITS) | next;
-    const numbers = this.#numbers;
-    const row = next * WORDS;
-    numbers[row + WORD.token] = token;
-    numbers[row + WORD.sequence] = sequence;
-    numbers[row + WORD.state] = 0;
-    numbers[row + WORD.epoch] = timed ? group.epoch() : -1;
-    numbers[row + WORD.queued] = timed ? this.#time() : Number.NaN;
-    numbers[row + WORD.ended] = Number.NaN;
+    row.token = token;
     if (next + 1 < RING_CALLS) this.#next = next + 1;
     else {
       this.#next = 0;
@@ -123,50 +131,33 @@ export class CallRing {
   }
 
   end(token: number, outcome: CallOutcome, error: unknown): void {
-    const at = token & ROW_MASK;
-    const row = at * WORDS;
-    const numbers = this.#numbers;
-    if (at >= RING_CALLS || numbers[row + WORD.token] !== token) return;
-    const sequence = numbers[row + WORD.sequence]!;
-    const { group, kind } = this.#shapes[at]!;
-    if (sequence > group.ended && !isMessage(kind)) group.ended = sequence;
-    numbers[row + WORD.state] = STATES.indexOf(outcome);
-    if (outcome !== 'done') this.#codes[at] = codeOf(error);
-    if (this.#credits >= 1 || outcome !== 'done' || isTimed(sequence)) numbers[row + WORD.ended] = this.#time();
+    const row = this.#rows[token & ROW_MASK];
+    if (row === undefined || row.token !== token) return;
+    const group = row.group;
+    if (row.sequence > group.ended && !isMessage(row.kind)) group.ended = row.sequence;
+    row.state = outcome;
+    if (outcome !== 'done') row.code = codeOf(error);
+    if (this.#credits >= 1 || outcome !== 'done' || isTimed(row.sequence)) row.ended = this.#time();
   }
 
   /** The groups of the calls kept. */
   groups(): Set<Progress> {
-    return new Set(this.#kept().map(({ shape }) => shape.group));
+    return new Set(this.#kept().map((row) => row.group));
   }
 
   /** The calls kept, oldest first. */
   entries(): TraceEntry[] {
     const before = new Map<Progress, Row>();
     return this.#kept().map((row) => {
-      const { group, kind } = row.shape;
-      const entry = entryOf(row, before.get(group));
-      if (!isMessage(kind)) before.set(group, row);
+      const entry = entryOf(row, before.get(row.group));
+      if (!isMessage(row.kind)) before.set(row.group, row);
       return entry;
     });
   }
 
   #kept(): Row[] {
-    const kept = this.#turns === 0 ? this.#next : RING_CALLS;
-    return Array.from({ length: kept }, (_, i) => this.#row((this.#next + RING_CALLS - kept + i) % RING_CALLS));
-  }
-
-  #row(at: number): Row {
-    const word = (name: keyof typeof WORD): number => this.#numbers[at * WORDS + WORD[name]]!;
-    return {
-      shape: this.#shapes[at]!,
-      sequence: word('sequence'),
-      state: STATES[word('state')]!,
-      code: this.#codes[at]!,
-      epoch: word('epoch'),
-      queued: word('queued'),
-      ended: word('ended'),
-    };
+    const newest = this.#rows.slice(0, this.#next);
+    return this.#turns === 0 ? newest : [...this.#rows.slice(this.#next), ...newest];
   }
 
   #time(): number {
@@ -180,21 +171,20 @@ export class CallRing {
 
 /** `before`: the collective call of the group that was made before this one, if the ring has it. */
 function entryOf(row: Row, before: Row | undefined): TraceEntry {
-  const { sequence, shape } = row;
-  const { group, kind } = shape;
+  const { group, kind, sequence } = row;
   const message = isMessage(kind);
   const started = row.state !== 'pending' || message || sequence <= group.ended + 1;
   return {
     group: group.name,
     kind,
-    op: shape.op,
+    op: row.op,
     sequence,
-    dtype: shape.dtype,
-    elements: shape.elements,
-    bytes: shape.bytes,
-    ...(shape.root < 0 ? {} : { root: shape.root }),
-    ...(shape.reduceOp === '' ? {} : { reduceOp: shape.reduceOp }),
-    ...(message ? { peer: shape.peer, tag: shape.tag } : {}),
+    dtype: row.dtype,
+    elements: row.elements,
+    bytes: row.bytes,
+    ...(row.root < 0 ? {} : { root: row.root }),
+    ...(row.reduceOp === '' ? {} : { reduceOp: row.reduceOp }),
+    ...(message ? { peer: row.peer, tag: row.tag } : {}),
     ...(row.epoch < 0 ? {} : { epoch: row.epoch }),
     state: row.state !== 'pending' ? row.state : started ? 'started' : 'queued',
     ...(row.state === 'failed' || row.state === 'aborted' ? { code: row.code } : {}),
