@@ -10,6 +10,7 @@ import { efaGda } from './provider.js';
 const usage = `usage: gin_putvalue [options], as both ranks of a world of two, for example ep run -n 2 -- npx gin_putvalue
   --backing soft|hardware   a software EFA in each rank's process (unless given), or EFA itself
   --device name             of hardware; any unless given
+  --library path            of hardware: libfabric, or a name for the loader; libfabric.so.1 unless given
   --seeds a..b              of the software EFA, one transport for each; 1..1 unless given
   --rounds n                of each seed, three phases each; 100 unless given
   --values inline|staged    how values travel; inline where the device can, unless given
@@ -22,6 +23,7 @@ const usage = `usage: gin_putvalue [options], as both ranks of a world of two, f
 interface Arguments {
   readonly backing: 'soft' | 'hardware';
   readonly device: string | undefined;
+  readonly library: string | undefined;
   readonly seeds: readonly [number, number];
   readonly rounds: number;
   readonly values: 'inline' | 'staged';
@@ -58,6 +60,7 @@ function argumentsOf(words: readonly string[]): Arguments | undefined {
   return {
     backing: oneOf('--backing', values.backing, ['soft', 'hardware']),
     device: values.device,
+    library: values.library,
     seeds,
     rounds: integer('--rounds', values.rounds, 2 ** 31 - 1),
     values: oneOf('--values', values.values, ['inline', 'staged']),
@@ -75,6 +78,7 @@ function parse(words: readonly string[]) {
     options: {
       backing: text('soft'),
       device: { type: 'string' },
+      library: { type: 'string' },
       seeds: text('1'),
       rounds: text('100'),
       values: text('inline'),
@@ -105,11 +109,14 @@ async function runSeed(meeting: OpenedRendezvous, wanted: Arguments, seed: numbe
   const limits = { signal: new AbortController().signal, timeoutMs };
   const config: EfaConfig = { timeoutMs, values };
   const faults = rank === 0 && wanted.faults !== undefined ? { faults: wanted.faults } : {};
-  const device = wanted.device === undefined ? {} : { device: wanted.device };
+  const hardware = {
+    ...(wanted.device === undefined ? {} : { device: wanted.device }),
+    ...(wanted.library === undefined ? {} : { library: wanted.library }),
+  };
   const transport =
     wanted.backing === 'soft'
       ? await efaGda.soft.open(member, { ...limits, config: { ...config, seed, ...faults } })
-      : await efaGda.hardware.open(member, { ...limits, config: { ...config, ...device } });
+      : await efaGda.hardware.open(member, { ...limits, config: { ...config, ...hardware } });
   try {
     const memory = await transport.allocate({ byteLength: 4096, signalSlots: 0 });
     const gin = await transport.openGin({ signals: 1, counters: 0 });
