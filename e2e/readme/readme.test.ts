@@ -13,7 +13,7 @@ const pages = ['native/README.md', 'packages/cuda-kernels/README.md', 'docs/deep
 
 it.each(pages)('%s', { timeout: 120_000 }, async (page) => {
   const readme = await readFile(new URL(`../../${page}`, import.meta.url), 'utf8');
-  const printing = /```ts\n((?:(?!```)[^])*)```\n\nprints\n\n```text\n([^]*?)```/g;
+  const printing = /```ts\n((?:(?!```)[\s\S])*)```\n\nprints\n\n```text\n([\s\S]*?)```/g;
   const examples = [...readme.matchAll(printing)];
   expect(examples.length).toBe(readme.match(/^```ts$/gm)?.length);
   await mkdir(scratch, { recursive: true });

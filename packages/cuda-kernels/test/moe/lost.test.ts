@@ -474,7 +474,12 @@ it('refuses a call on a rank, too, that does without the one in debt and sends n
     await written;
     const { x: y, handle } = await buffer.dispatch(x, later[rank]!);
     const { y: sums } = await buffer.combine(y, handle);
-    const twice = tensorOf(inputs.dtype, 2, one.hidden, inputs.x[rank]!.map((value) => 2 * value));
+    const twice = tensorOf(
+      inputs.dtype,
+      2,
+      one.hidden,
+      inputs.x[rank]!.map((value) => 2 * value),
+    );
     expect(sums.data).toEqual(twice.data);
   });
 });
