@@ -75,7 +75,7 @@ export interface OpenOptions<Config extends object = object> {
 }
 
 /** What every provider's `open` looks at first. Throws `EP_INVALID_ARGUMENT`. */
-export function checkOpening(where: string, member: Member, options: OpenOptions): void {
+export function checkOpening(member: Member, options: OpenOptions, where: string): void {
   checkObject(member, 'member', 'an object with rank, worldSize and store', where);
   checkInteger(member.worldSize, 'worldSize', where, 1);
   checkInteger(member.rank, 'rank', where, 0, member.worldSize - 1);

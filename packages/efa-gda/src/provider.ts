@@ -28,7 +28,7 @@ async function openNic(
   options: OpenOptions<SoftEfaConfig & HardwareEfaConfig>,
 ): Promise<EfaTransport> {
   const transport = `efa-gda:${backing}`;
-  checkOpening(transport, member, options);
+  checkOpening(member, options, transport);
   const { rank, worldSize, store } = member;
   const config = resolveConfig(transport, options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };

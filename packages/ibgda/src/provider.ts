@@ -34,7 +34,7 @@ async function openNic(
   options: OpenOptions<AnyIbgdaConfig>,
 ): Promise<IbgdaTransport> {
   const transport = `ibgda:${backing}`;
-  checkOpening(transport, member, options);
+  checkOpening(member, options, transport);
   const { rank, worldSize, store } = member;
   const config = resolveConfig(transport, options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };

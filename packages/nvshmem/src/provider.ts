@@ -36,7 +36,7 @@ async function openBy(
   member: Member,
   options: OpenOptions<ShmConfig>,
 ): Promise<ShmTransport> {
-  checkOpening('nvshmem:shm', member, options);
+  checkOpening(member, options, 'nvshmem:shm');
   const { rank, worldSize } = member;
   const config = resolveConfig(options.config, worldSize);
   const { ranksOnHost, timeoutMs } = config;

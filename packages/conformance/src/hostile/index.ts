@@ -24,7 +24,7 @@ export { HostileTransport } from './transport.js';
 const VERSION = '0.0.0';
 
 async function openHostile(member: Member, options: OpenOptions<HostileConfig>): Promise<HostileTransport> {
-  checkOpening('hostile:engine', member, options);
+  checkOpening(member, options, 'hostile:engine');
   const { rank, worldSize, store } = member;
   const config = resolveConfig(options.config);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };

@@ -9,7 +9,7 @@ import { CudaTransport } from './transport.js';
 
 /** Collective, as `nvshmem.shm.open`. Rejects with `EP_UNAVAILABLE` where there is no GPU. */
 async function openCuda(member: Member, options: OpenOptions<CudaConfig>): Promise<CudaTransport> {
-  checkOpening('nvshmem:cuda', member, options);
+  checkOpening(member, options, 'nvshmem:cuda');
   const { rank, worldSize } = member;
   const config = resolveCudaConfig(options.config, worldSize);
   const { library, devices } = openGpus();

@@ -108,7 +108,7 @@ async function join(opening: Opening, nic: NativeFabricNic, liveness: Liveness):
  * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks.
  */
 async function openFabric(member: Member, options: OpenOptions<FabricConfig>): Promise<FabricTransport> {
-  checkOpening('nvshmem:fabric', member, options);
+  checkOpening(member, options, 'nvshmem:fabric');
   const { rank, worldSize } = member;
   const config = resolveConfig(options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
