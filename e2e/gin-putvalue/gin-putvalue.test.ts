@@ -69,6 +69,16 @@ it('fails for some seed where the last value is taken for a sign of the others',
   expect(ended.stdout).toMatch(/FAIL rank 1: seed \d+, 40 rounds, check last; in \d+ the last value/);
 });
 
+it('passes where a network joins the NICs', async () => {
+  const options = ['--network', '127.0.0.1', '--seeds', '1..3', '--rounds', '20', '--json'];
+  const ended = await underEp(2, ...options);
+  expect(ended).toMatchObject({ status: 0 });
+  expect(reportsOf(ended).map(({ pass, rounds }) => [pass, rounds])).toEqual(Array(6).fill([true, 20]));
+  // It is told what the addresses are for.
+  const nowhere = await underEp(2, '--network', '0.0.0.0', '--rounds', '1');
+  expect(nowhere).toMatchObject({ status: 1, stderr: expect.stringContaining('network.address') });
+});
+
 it('passes by the path of hardware, over what stands for libfabric', async () => {
   const shim = here('../../packages/efa-gda/test/shim-provider.mjs');
   const library = here('../../native/build/Release/libep_fabric_shim.so');
