@@ -14,6 +14,7 @@ set(EP_CORE_SOURCES
   core/collective/messages.cpp
   core/collective/run.cpp
   core/collective/run_data.cpp
+  core/collective/run_in_line.cpp
   core/copy.cpp
   core/device/kernel.cpp
   core/host_memory.cpp
@@ -35,12 +36,12 @@ set(EP_CORE_SOURCES
   core/efa/post_bench.cpp
   core/efa/queue_block.cpp
   core/efa/rank_nic.cpp
-  core/efa/signal_board.cpp
   core/fabric/descriptor_watch.cpp
   core/fabric/engine.cpp
   core/fabric/memories.cpp
   core/fabric/raw_link.cpp
   core/fabric/traffic.cpp
+  core/ibgda/apart_words.cpp
   core/ibgda/commands.cpp
   core/ibgda/connect.cpp
   core/ibgda/control_memory.cpp
@@ -60,6 +61,7 @@ set(EP_CORE_SOURCES
   core/moe/members.cpp
   core/rank.cpp
   core/segment.cpp
+  core/signal_board.cpp
   core/simt/context.cpp
   core/simt/fiber.cpp
   core/simt/report.cpp

@@ -42,6 +42,7 @@ class symmetric_memory {
   // mixed ways, and those that are near keep the addresses that the other has.
   result<nothing> connect_by_nic(std::shared_ptr<memory_route> route, uint32_t kind, uint64_t address);
 
+  bool is_over() const { return base_ != nullptr; }
   bool connected() const { return !views_.empty(); }
   bool mapped(int32_t rank) const { return views_[static_cast<size_t>(rank)].data != 0; }
   result<nothing> prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) const {

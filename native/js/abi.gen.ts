@@ -406,8 +406,8 @@ export const EP_MOE_SIGNAL_COUNTED = 0;
 /** by source r: puts of rows and headers, counted; high throughput: or that there are none, or that a rank is full */
 export const EP_MOE_SIGNAL_ARRIVED = 1;
 /**
- * by the rank r of experts: its results are here (where counted: puts). Low latency: or that the call is refused; or,
- * to a rank without experts, that there are none
+ * by the rank r of experts: its results are here (where counted: puts). Low latency: or that there are none, or that
+ * the call is refused
  */
 export const EP_MOE_SIGNAL_RETURNED = 2;
 /** by destination r: its part of this slot may be written again */

@@ -101,6 +101,7 @@ ibgda_wrap::ibgda_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   native->soft = dynamic_cast<nic::soft_device*>(port.device.get());
   ibgda::emulator_hooks hooks;
   if (native->soft != nullptr) {
+    hooks.adds_as_processors = true;
     hooks.doorbell_wake = reinterpret_cast<uint64_t>(native->soft->doorbell_wake());
     hooks.region_wake = [device = native->soft](const dl::mlx5_mr& mr, const ep_wake_word* wake) { return device->region_wake(mr, wake); };
   }
@@ -214,7 +215,6 @@ ibgda::host_request ibgda_wrap::request_to(const symmetric_memory& memory, const
   const ep_ibgda_remote* part = open(info.Env()).remote(memory, request.peer);
   if (part == nullptr) throw_invalid(info.Env(), "the memory belongs to another transport");
   request.remote = {part->data, part->data_rkey};
-  request.slot = {part->signals, part->signals_rkey};
   return request;
 }
 
@@ -228,7 +228,7 @@ void ibgda_wrap::add_signal(ibgda::host_request& request, const symmetric_memory
     throw_invalid(info.Env(), "slot " + std::to_string(slot) + " of a pad with " + std::to_string(memory.signal_slots()) + " slots");
   }
   request.signal = static_cast<signal_op>(op);
-  request.slot.address += slot * sizeof(uint64_t);
+  request.slot = ibgda::rank_nic::signal_place(memory, *open(info.Env()).remote(memory, request.peer), slot, request.signal);
   request.value = arg_u64(info[first + 2], "signal value");
 }
 

@@ -14,6 +14,9 @@ import { formatTotals, sum } from './totals.mjs';
  * @typedef {import('./runner.mjs').StepResult} StepResult
  */
 
+/** Of one step: what CI keeps of a run is its end. */
+const shownFailures = 12;
+
 const usage = `usage: node tools/test/main.mjs ${lanes.join('|')} [--only TEXT] [--list]
 
 --only TEXT  only the steps whose name contains TEXT (steps that prepare them run as well)
@@ -53,6 +56,11 @@ function summarise(lane, results, progress) {
     progress.line(
       `${result.ok ? 'ok  ' : 'FAIL'}  ${formatTime(result.ms).padStart(12)}  ${result.name}: ${formatTotals(result)}`,
     );
+    if (result.ok) continue;
+    if (result.problem !== undefined) progress.line(`      ${result.problem}`);
+    const failures = result.failures ?? [];
+    for (const failure of failures.slice(0, shownFailures)) progress.line(`      ${failure}`);
+    if (failures.length > shownFailures) progress.line(`      and ${failures.length - shownFailures} more`);
   }
   progress.line('');
   // The last line is a contract: CI and people read the totals from it.

@@ -4,13 +4,14 @@ import { join, relative } from 'node:path';
 import { ToolError } from '../console.mjs';
 import { run } from '../process.mjs';
 import { resultsDir, root, toolEnvironment } from '../workspace.mjs';
+import { failedTests } from './failures.mjs';
 import { formatTotals, stepTotals } from './totals.mjs';
 
 /**
  * @typedef {import('../console.mjs').Progress} Progress
  * @typedef {import('./steps.mjs').Step} Step
  * @typedef {import('./totals.mjs').Totals} Totals
- * @typedef {Totals & { name: string, ok: boolean, ms: number, problem?: string }} StepResult
+ * @typedef {Totals & { name: string, ok: boolean, ms: number, problem?: string, failures?: string[] }} StepResult
  */
 
 /**
@@ -62,6 +63,7 @@ export async function runStep(step, report) {
     ms: Math.round(result.ms),
     ...counted,
     ...(problem ? { problem } : {}),
+    ...(ok ? {} : { failures: failedTests(step.report) }),
     output: result.output,
   };
 }

@@ -3,6 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Progress } from '../console.mjs';
+import { failedTests } from './failures.mjs';
 import { runSteps, selectSteps } from './runner.mjs';
 import { formatTotals, junitTotals, plainTotals, stepTotals, vitestTotals } from './totals.mjs';
 
@@ -60,6 +61,48 @@ describe('readers', () => {
     ['plain', () => plainTotals('{"passed": -1, "failed": 0, "skipped": 0}')],
   ])('%s: a report that makes no sense is refused', (_, read) => {
     expect(read).toThrow();
+  });
+});
+
+describe('failedTests', () => {
+  test('vitest: names and messages, of files that broke before their first test as well', () => {
+    const files = [
+      { name: 'broken.test.ts', status: 'failed', message: 'no such module\n  at x', assertionResults: [] },
+      {
+        name: 'a.test.ts',
+        status: 'failed',
+        assertionResults: [
+          { status: 'passed', fullName: ' adds' },
+          { status: 'failed', fullName: ' idle costs nothing', failureMessages: ['Error: 21 of 20 ms\n    at body'] },
+        ],
+      },
+    ];
+    writeFileSync(join(dir, 'report.json'), vitestReport({ passed: 1, failed: 1, files }));
+    expect(failedTests({ format: 'vitest', files: [join(dir, 'report.json'), join(dir, 'missing.json')] })).toEqual([
+      'broken.test.ts: no such module | at x',
+      'idle costs nothing: Error: 21 of 20 ms | at body',
+    ]);
+  });
+
+  test('ctest: the lines that say what failed', () => {
+    const text = `<testsuite tests="2" failures="1" disabled="0" skipped="0">
+	<testcase name="good_test" classname="good_test" time="1" status="run"><system-out>2 passed, 0 failed</system-out></testcase>
+	<testcase name="bad_test" classname="bad_test" time="1" status="fail">
+		<failure message=""/>
+		<system-out>began
+bad_test.cpp:58: failed: naps &lt; 500
+ended</system-out>
+	</testcase>
+</testsuite>`;
+    writeFileSync(join(dir, 'report.xml'), text);
+    expect(failedTests({ format: 'junit', files: [join(dir, 'report.xml')] })).toEqual([
+      'bad_test: bad_test.cpp:58: failed: naps &lt; 500',
+    ]);
+  });
+
+  test('a report that makes no sense names nothing', () => {
+    writeFileSync(join(dir, 'report.json'), '{');
+    expect(failedTests({ format: 'vitest', files: [join(dir, 'report.json')] })).toEqual([]);
   });
 });
 

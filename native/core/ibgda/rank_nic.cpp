@@ -89,7 +89,8 @@ result<ep_ibgda_remote> rank_nic::add_memory(const symmetric_memory& memory) {
   ep_ibgda_remote own{};
   own.signals = reinterpret_cast<uint64_t>(memory.own_signals());
   own.data = reinterpret_cast<uint64_t>(memory.own_data());
-  routed_memory made{memory.device_handle().memory_id, std::nullopt, {}};
+  routed_memory made;
+  made.memory_id = memory.device_handle().memory_id;
   const uint64_t bytes = own.data - own.signals + memory.byte_length();
   if (bytes != 0) {
     auto registered = queues_->register_memory({.address = own.signals, .byte_length = bytes}, everything);
@@ -104,8 +105,42 @@ result<ep_ibgda_remote> rank_nic::add_memory(const symmetric_memory& memory) {
       }
     }
   }
+  if (memory.is_over() && memory.signal_slots() != 0 && !hooks_.adds_as_processors) {
+    if (auto apart = set_apart(made, memory); !apart.ok()) {
+      release(made);
+      return apart.why();
+    }
+    own.signals = made.signals->memory.address;
+    own.signals_rkey = made.signals->mr.rkey;
+  }
   memories_.push_back(std::move(made));
   return own;
+}
+
+result<nothing> rank_nic::set_apart(routed_memory& made, const symmetric_memory& memory) {
+  auto apart = apart_words::create(memory);
+  if (!apart.ok()) return apart.why();
+  const dl::mlx5_memory words = apart.value()->memory();
+  auto registered = queues_->register_memory(words, dl::MLX5_ACCESS_LOCAL_WRITE | dl::MLX5_ACCESS_REMOTE_ATOMIC);
+  if (!registered.ok()) return registered.why();
+  made.apart = std::move(apart.value());
+  made.signals = registered.value();
+  return hooks_.region_wake ? hooks_.region_wake(made.signals->mr, memory.context().wake()) : nothing{};
+}
+
+// Keys first: what has landed by then is added to the words, and nothing after it.
+void rank_nic::release(routed_memory& memory) {
+  if (memory.memory) (void)queues_->release_memory(*memory.memory);
+  if (memory.signals) (void)queues_->release_memory(*memory.signals);
+  memory.apart.reset();
+}
+
+remote_place rank_nic::signal_place(const symmetric_memory& memory, const ep_ibgda_remote& part, uint64_t slot, signal_op op) {
+  const uint64_t at = slot * sizeof(uint64_t);
+  if (op != signal_op::set) return {part.signals + at, part.signals_rkey};
+  // The words themselves, which lie before the bytes alike on all ranks.
+  const auto signal_bytes = static_cast<uint64_t>(memory.own_data() - reinterpret_cast<const uint8_t*>(memory.own_signals()));
+  return {part.data - signal_bytes + at, part.data_rkey};
 }
 
 result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const ep_ibgda_remote> remotes) {
@@ -133,7 +168,7 @@ result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const ep_ibg
 void rank_nic::remove_memory(const symmetric_memory& memory) {
   routed_memory* known = find(memory);
   if (known == nullptr) return;
-  if (known->memory) (void)queues_->release_memory(*known->memory);
+  release(*known);
   memories_.erase(memories_.begin() + (known - memories_.data()));
 }
 

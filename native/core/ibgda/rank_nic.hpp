@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "apart_words.hpp"
 #include "memory.hpp"
 #include "queues.hpp"
 #include "rank.hpp"
@@ -20,6 +21,7 @@ namespace ep::ibgda {
 
 // What only an emulated NIC has.
 struct emulator_hooks {
+  bool adds_as_processors = false; // its atomics are atomic against those of processors, too
   uint64_t doorbell_wake = 0; // address of an ep_wake_word to notify after a doorbell; 0: none
   // Writes and atomics that peers land in this region notify the word.
   std::function<result<nothing>(const dl::mlx5_mr&, const ep_wake_word*)> region_wake;
@@ -90,6 +92,8 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   // Its keys are dead when it returns: whoever still writes there breaks its queue pair.
   void remove_memory(const symmetric_memory& memory);
   const ep_ibgda_remote* remote(const symmetric_memory& memory, int32_t rank) const;
+  // Where a signal goes; remote() is not null. HAZARD: an addition may go to another word than a `set`, and lands in the peer's word later: the two have no order.
+  static remote_place signal_place(const symmetric_memory& memory, const ep_ibgda_remote& part, uint64_t slot, signal_op op);
 
   result<nothing> prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) override;
 
@@ -137,8 +141,10 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
     registered_memory memory;
   };
   struct routed_memory {
-    uint64_t memory_id;
-    std::optional<registered_memory> memory; // none: it has no bytes
+    uint64_t memory_id = 0;
+    std::optional<registered_memory> memory;  // none: it has no bytes
+    std::optional<registered_memory> signals; // of the words that are apart
+    std::unique_ptr<apart_words> apart; // none: signals go to the memory's own words
     std::vector<ep_ibgda_remote> remotes;
   };
 
@@ -149,6 +155,8 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   void sweep_sources();
   pair_failure explained(pair_failure found);
   routed_memory* find(const symmetric_memory& memory);
+  result<nothing> set_apart(routed_memory& made, const symmetric_memory& memory);
+  void release(routed_memory& memory);
 
   std::shared_ptr<rank_context> context_;
   std::unique_ptr<dl::mlx5_driver> driver_;

@@ -8,21 +8,10 @@
 
 #include <sched.h>
 
-#include "limits.hpp"
+#include "nic/doorbells.hpp"
 #include "thread.hpp"
-#include "waiting.hpp"
 
 namespace ep::nic::efa {
-namespace {
-
-// How the thread waits for doorbells: it looks, then gives the core away between looks, then sleeps, longer and longer.
-constexpr int64_t look_ns = 20'000;
-constexpr int64_t yield_ns = 50'000;
-constexpr int64_t first_sleep_ns = 50'000;
-constexpr int64_t last_sleep_ns = 8'000'000; // a GPU's doorbell wakes nobody: the first one after a pause may take that long
-
-} // namespace
-
 soft_device::soft_device(std::string name, port_view port, directory_entry entry, std::unique_ptr<net::hub> hub, const soft_options& options)
     : name_(std::move(name)), port_(port), entry_(std::move(entry)), options_(options), hub_(std::move(hub)), qkeys_(options.engine.seed ^ port.mapping()->handle().nonce) {
   port_.header().number = entry_.number();
@@ -107,35 +96,8 @@ bool soft_device::poll(int64_t now_ns) {
 }
 
 void soft_device::run_thread() {
-  const int64_t spin_ns = usable_cores() > 2 ? look_ns : 0;
-  ep_wake_word* wake = doorbell_wake();
-  int64_t idle_since = clock_now_ns();
-  int64_t sleep_ns = first_sleep_ns;
-  while (!stopping_.load(std::memory_order_acquire)) {
-    if (poll(clock_now_ns())) {
-      idle_since = clock_now_ns();
-      sleep_ns = first_sleep_ns;
-      continue;
-    }
-    const int64_t idle = clock_now_ns() - idle_since;
-    if (idle < spin_ns) {
-      cpu_relax();
-    } else if (idle < yield_ns) {
-      sched_yield();
-    } else {
-      const uint32_t epoch = wake_prepare(wake);
-      if (stopping_.load(std::memory_order_acquire) || poll(clock_now_ns())) {
-        wake_cancel(wake);
-        idle_since = clock_now_ns();
-        sleep_ns = first_sleep_ns;
-        continue;
-      }
-      const int64_t due = next_due_ns();
-      const int64_t now = clock_now_ns();
-      wake_commit(wake, epoch, due > now ? std::min(sleep_ns, due - now) : 1);
-      sleep_ns = std::min(sleep_ns * 2, last_sleep_ns);
-    }
-  }
+  serve_doorbells(
+      doorbell_wake(), stopping_, [this](int64_t now_ns) { return poll(now_ns); }, [this] { return next_due_ns(); });
   life_.end(true);
 }
 

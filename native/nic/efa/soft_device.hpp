@@ -31,8 +31,8 @@ class soft_device final : public dl::efa_device {
 
   // ---- beyond the table: what only an emulator has. All may be called from any thread.
 
-  // Its address goes into ep_efa_qp.nic_wake: whoever rings may notify it (wake_notify), and the device does not sleep on. Without, a doorbell is seen within about a
-  // millisecond.
+  // Its address goes into ep_efa_qp.nic_wake: whoever rings may notify it (wake_notify), and the device does not sleep on. Without, doorbells.hpp says
+  // how late a doorbell is seen.
   ep_wake_word* doorbell_wake() const { return &port_.header().doorbell; }
   // `wake`, which lies in a segment, is notified whenever a peer's bytes have landed in this region, or the counter's memory has changed. To be called before peers learn of
   // the key or the endpoint.

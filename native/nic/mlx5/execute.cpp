@@ -35,6 +35,11 @@ bool engine::advance(queue_pair& qp) {
     now.planned = true;
     if (faults_.hit(fault_kind::hold, qp.qpn, now.request.opcode) != nullptr) now.held = true;
     if (const fault_rule* rule = faults_.hit(fault_kind::delay, qp.qpn, now.request.opcode)) qp.resume_ns = now_ns_ + static_cast<int64_t>(rule->value);
+    const fault_rule* torn = now.request.atomic_bytes != 0 ? faults_.hit(fault_kind::torn, qp.qpn, now.request.opcode) : nullptr;
+    if (torn != nullptr) {
+      now.torn = true;
+      now.torn_ns = static_cast<int64_t>(torn->value);
+    }
     const fault_rule* rule = now.request.atomic_bytes == 0 && now.request.length > 1 ? faults_.hit(fault_kind::partial, qp.qpn, now.request.opcode) : nullptr;
     if (rule != nullptr) {
       // All but the last piece, in any order; the last one comes with the rest of the request.
@@ -69,6 +74,7 @@ bool engine::fetch(queue_pair& qp) {
   now.active = true;
   now.held = false;
   now.planned = false;
+  now.torn = false;
   now.tries = 0;
   now.rnr_tries = 0;
   now.begun_ns = now_ns_;
@@ -131,6 +137,7 @@ bool engine::prepare(queue_pair& qp) {
   message.rkey = request.rkey;
   message.address = request.address;
   message.length = request.length;
+  message.torn.reset();
   message.operand = request.operand;
   message.pieces = now.pieces;
   return true;
@@ -143,7 +150,7 @@ void engine::attempt(queue_pair& qp) {
     return unanswered(qp, "one's own link is down");
   }
   // HAZARD: an answer may have been long on its way, or a try long ago, and the memory may be another's by now.
-  if ((now.ticket || now.tries != 0 || now.rnr_tries != 0 || now.landed != 0) && !local_still(qp)) {
+  if ((now.ticket || now.tries != 0 || now.rnr_tries != 0 || now.landed != 0 || now.message.torn) && !local_still(qp)) {
     return finish(qp, EP_MLX5_SYNDROME_LOCAL_PROTECTION, "the local memory went away while the request was under way");
   }
   if (!now.ticket) {
@@ -151,6 +158,14 @@ void engine::attempt(queue_pair& qp) {
     if (!qp.peer) return unanswered(qp, "no port has the peer's address");
     if (!faults_.empty() && faults_.hit(fault_kind::drop, qp.qpn, now.request.opcode) != nullptr) return unanswered(qp, "dropped by a fault");
     now.asked_ns = now_ns_;
+  }
+  if (now.torn) {
+    const wire_reply reply = qp.peer->deliver(now.message, 0, now.request.length, false, now.ticket);
+    if (reply.answer != wire_answer::ack) return answered(qp, reply);
+    now.message.torn = reply.old;
+    now.torn = false;
+    qp.resume_ns = now_ns_ + now.torn_ns;
+    return;
   }
   if (now.parts.size() > 1) {
     // Whatever `partial` says, no part is longer than a turn's.

@@ -10,11 +10,12 @@
 namespace ep::nic {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, fault_kind>, 8> kinds{{
+constexpr std::array<std::pair<std::string_view, fault_kind>, 9> kinds{{
     {"drop", fault_kind::drop},
     {"drop-ack", fault_kind::drop_ack},
     {"delay", fault_kind::delay},
     {"hold", fault_kind::hold},
+    {"torn", fault_kind::torn},
     {"partial", fault_kind::partial},
     {"lose-doorbell", fault_kind::lose_doorbell},
     {"repeat-doorbell", fault_kind::repeat_doorbell},
@@ -61,7 +62,7 @@ bool apply(fault_rule& rule, std::string_view key, std::string_view text) {
     rule.skip = value;
   } else if (key == "count") {
     rule.count = value;
-  } else if ((key == "ns" && rule.kind == fault_kind::delay && value <= INT64_MAX / 2) ||
+  } else if ((key == "ns" && (rule.kind == fault_kind::delay || rule.kind == fault_kind::torn) && value <= INT64_MAX / 2) ||
              (key == "pieces" && rule.kind == fault_kind::partial && value >= 1 && value <= 4096)) {
     rule.value = value;
   } else {
@@ -92,7 +93,7 @@ result<fault_script> fault_script::parse(std::string_view text) {
       rule.kind = kind;
       known = true;
     }
-    if (!known) return refuse(name, "is no fault: drop, drop-ack, delay, hold, partial, lose-doorbell, repeat-doorbell or reorder");
+    if (!known) return refuse(name, "is no fault: drop, drop-ack, delay, hold, torn, partial, lose-doorbell, repeat-doorbell or reorder");
     rule.value = rule.kind == fault_kind::partial ? 4 : 0;
     for (std::string_view word = next_word(line); !word.empty(); word = next_word(line)) {
       const size_t equals = word.find('=');

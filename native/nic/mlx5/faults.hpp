@@ -4,6 +4,8 @@
 //   drop-ack ...                                 requests that are executed and whose answer is lost: the retry must not execute them again
 //   delay   ... ns=N                             a request begins that much later
 //   hold    ...                                  a request waits until release(): late atomics, for one
+//   torn    ... [ns=N]                           an atomic reads its word in one turn of the NIC and writes it in a later one, as real ones do: what a processor stores
+//                                                in between is undone. Through memory, not over a network
 //   partial ... [pieces=N]                       a write or read lands in pieces, in any order, over several turns of the NIC
 //   lose-doorbell   [qpn=N] [count=N] [skip=N]   a doorbell that the NIC never sees; the next one must catch up
 //   repeat-doorbell [qpn=N] ...                  a doorbell that arrives twice
@@ -20,7 +22,7 @@
 
 namespace ep::nic {
 
-enum class fault_kind : uint8_t { drop, drop_ack, delay, hold, partial, lose_doorbell, repeat_doorbell, reorder };
+enum class fault_kind : uint8_t { drop, drop_ack, delay, hold, torn, partial, lose_doorbell, repeat_doorbell, reorder };
 
 struct fault_rule {
   fault_kind kind = fault_kind::drop;
@@ -31,7 +33,7 @@ struct fault_rule {
   uint32_t qpn = 0;
   uint64_t skip = 0;
   uint64_t count = UINT64_MAX;
-  uint64_t value = 0; // ns of delay, pieces of partial
+  uint64_t value = 0; // ns of delay and torn, pieces of partial
 };
 
 class fault_script {

@@ -64,6 +64,8 @@ struct flight {
   bool active = false;
   bool held = false;      // by a fault, until release
   bool planned = false;   // the faults of its beginning have been looked up
+  bool torn = false;      // an atomic whose word is read in a turn before the one that writes it
+  int64_t torn_ns = 0;
   uint32_t tries = 0;
   uint32_t rnr_tries = 0;
   int64_t begun_ns = 0;

@@ -35,8 +35,8 @@ class soft_device final : public dl::mlx5_device {
 
   // ---- beyond the table: what only an emulator has. All may be called from any thread.
 
-  // Its address goes into ep_ibgda_device.nic_wake: whoever rings may notify it (wake_notify), and the NIC does not sleep on. Without, a doorbell is
-  // seen within about a millisecond.
+  // Its address goes into ep_ibgda_device.nic_wake: whoever rings may notify it (wake_notify), and the NIC does not sleep on. Without, doorbells.hpp
+  // says how late a doorbell is seen.
   ep_wake_word* doorbell_wake() const { return &port_.header().doorbell; }
   // Writes and atomics that peers land in this region notify `wake`, which lies in a segment. To be called before peers learn of the key.
   result<nothing> region_wake(const dl::mlx5_mr& mr, const ep_wake_word* wake);

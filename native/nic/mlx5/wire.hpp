@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "directory.hpp"
@@ -36,6 +37,7 @@ struct wire_message {
   uint32_t rkey = 0;
   uint64_t address = 0;
   uint64_t length = 0;
+  std::optional<uint64_t> torn;      // what an atomic read of the word before, which it now writes over whatever is there
   std::array<uint64_t, 4> operand{}; // add, boundary; or swap, compare, swap mask, compare mask
   std::span<const wire_piece> pieces; // sources of a write, targets of a read; `length` bytes in all
 };
@@ -66,7 +68,7 @@ class wire_peer {
   virtual ~wire_peer() = default;
   // Lets bytes begin..end of a write or read arrive, after all checks of the responder. With `last` the message is complete: sequence numbers advance,
   // its atomic is executed, its immediate is delivered, sleepers are woken. Parts that are not last may come in any order. What has been
-  // acknowledged before and comes again is acknowledged again, and not executed.
+  // acknowledged before and comes again is acknowledged again, and not executed. Of an atomic a part that is not last only reads the word.
   // At most net::part_bytes at a time.
   virtual wire_reply deliver(const wire_message& message, uint64_t begin, uint64_t end, bool last, wire_ticket& ticket) = 0;
   // Whether the peer's process is known to be dead or to have closed its device.

@@ -48,20 +48,28 @@ template <class Body> void for_pieces(std::span<const wire_piece> pieces, uint64
   }
 }
 
-template <class Word> Word update_word(uint8_t* address, const wire_message& message) {
+// Its value before.
+template <class Word> Word update_word(uint8_t* address, const wire_message& message, bool last) {
   std::atomic_ref<Word> word(*reinterpret_cast<Word*>(address));
   const auto swapped = [&](Word value) {
     if (!message.big_endian) return value;
     return sizeof(Word) == 8 ? static_cast<Word>(be64(value)) : static_cast<Word>(be32(static_cast<uint32_t>(value)));
   };
   const auto operand = [&](size_t at) { return static_cast<Word>(message.operand[at]); };
+  const auto made = [&](Word old) {
+    return message.operation == wire_operation::add ? masked_add<Word>(old, operand(0), operand(1))
+                                                    : masked_swap<Word>(old, operand(0), operand(1), operand(2), operand(3));
+  };
   Word stored = word.load(std::memory_order_relaxed);
-  for (;;) {
-    const Word old = swapped(stored);
-    const Word made = message.operation == wire_operation::add ? masked_add<Word>(old, operand(0), operand(1))
-                                                               : masked_swap<Word>(old, operand(0), operand(1), operand(2), operand(3));
-    if (word.compare_exchange_weak(stored, swapped(made), std::memory_order_seq_cst)) return old;
+  if (!last) return swapped(stored);
+  if (message.torn) {
+    const auto old = static_cast<Word>(*message.torn);
+    word.store(swapped(made(old)), std::memory_order_seq_cst);
+    return old;
   }
+  while (!word.compare_exchange_weak(stored, swapped(made(swapped(stored))), std::memory_order_seq_cst)) {
+  }
+  return swapped(stored);
 }
 
 class shm_peer final : public wire_peer {
@@ -193,8 +201,8 @@ class shm_peer final : public wire_peer {
       for_pieces(message.pieces, begin, end, [&](const uint8_t* local, uint64_t at, uint64_t bytes) { copy_bytes(remote + at, local, bytes); });
     } else if (message.operation == wire_operation::read) {
       for_pieces(message.pieces, begin, end, [&](uint8_t* local, uint64_t at, uint64_t bytes) { copy_bytes(local, remote + at, bytes); });
-    } else if (last) {
-      reply.old = message.atomic_bytes == 8 ? update_word<uint64_t>(remote, message) : update_word<uint32_t>(remote, message);
+    } else {
+      reply.old = message.atomic_bytes == 8 ? update_word<uint64_t>(remote, message, last) : update_word<uint32_t>(remote, message, last);
     }
     return reply;
   }

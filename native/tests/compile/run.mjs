@@ -1,13 +1,20 @@
-// node native/tests/compile/run.mjs [--totals FILE]: the kernels, instantiated and linked as their users would.
+// node native/tests/compile/run.mjs [--totals FILE] [--architectures 90,80,100]: the kernels, instantiated and linked as their users would.
 // tools/headers compiles each header alone; templates that nobody calls pass there whatever they contain, so here every
 // kernel meets every context and endpoint, in two translation units or more, by g++ (and clang++ where it is installed) and by
 // nvcc for each architecture, and for one of them with -rdc, too, and one program links both machines and is run.
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { cpus, tmpdir } from 'node:os';
 import { dirname, join, resolve } from 'node:path';
+import { parseArgs } from 'node:util';
 import { exitOnSignals, run } from '../../../tools/process.mjs';
 import { compiler } from '../../../tools/setup/system.mjs';
 import { nvccCommand, nvccVersion } from '../../../tools/setup/toolchain.mjs';
+
+const { values } = parseArgs({
+  options: { totals: { type: 'string' }, architectures: { type: 'string', default: '90,80,100' } },
+});
+const totalsFile = values.totals;
+const chosen = values.architectures.split(',');
 
 const native = resolve(import.meta.dirname, '../..');
 const here = import.meta.dirname;
@@ -18,8 +25,8 @@ exitOnSignals();
 const includes = [`-I${join(native, 'include')}`, `-I${native}`, `-I${out}`];
 const warnings = ['-Wall', '-Wextra', '-Werror', '-pedantic'];
 const architectureOf = (/** @type {string} */ name) => `-gencode=arch=compute_${name},code=sm_${name}`;
-/** What -rdc changes is the linking, which is alike for all. @param {boolean} rdc */
-const architectures = (rdc) => (rdc ? ['90'] : ['80', '90', '100']).map(architectureOf);
+/** What -rdc changes is the linking, which is alike for all: the first will do. @param {boolean} rdc */
+const architectures = (rdc) => (rdc ? chosen.slice(0, 1) : chosen).map(architectureOf);
 const offsets = join(native, 'tests/abi/offsets.gen.c');
 const coreSources = [
   'waiting',
@@ -224,12 +231,6 @@ async function cudaLibraryFolder() {
     .find((candidate) => existsSync(join(candidate, 'libcudart_static.a')));
   if (folder === undefined) throw new Error('nvcc --dryrun names no folder with libcudart_static.a');
   return folder;
-}
-
-const [flag, totalsFile] = process.argv.slice(2);
-if (flag !== undefined && (flag !== '--totals' || totalsFile === undefined)) {
-  console.error('usage: node native/tests/compile/run.mjs [--totals FILE]');
-  process.exit(2);
 }
 
 const hasClang = (await run('clang++', ['--version'])).code === 0;

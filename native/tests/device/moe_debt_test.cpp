@@ -102,16 +102,16 @@ void on_all_ranks(route by, int32_t size, uint64_t seed) {
   }
 }
 
-// Ranks 1 and 2 do not know of each other: rank 2 goes on with its call until rank 0, which was refused by rank 1, does not return its rows. What rank 2 itself returns by then must
-// not come into rank 0's next call, in which rank 1 writes to the same place. False where there is no such place, or rank 2 would not hear. (The plan knows of no rank but 0 whom it
-// does without.)
-bool second_hand(route by, uint64_t seed) {
+// Ranks 1 and 2 do not know of each other, and rank 1 refuses the first call: rank 2 goes on with it until it awaits what rank 0, which was refused by rank 1, returns. With `rows` it sends
+// rows to rank 0, which has rows of it as well: what rank 2 returns by then must not come into rank 0's next call, in which rank 1 writes to the same place. Otherwise rank 2 sends rank 0
+// none, and hears of it all the same. False where the plan is not such a one. (It knows of no rank but 0 whom it does without.)
+bool second_hand(route by, uint64_t seed, bool rows) {
   moe_options wanted = debts(4, seed);
   wanted.slots = 1;
   wanted.calls = 3;
   wanted.overlap = false;
   moe_case plan(wanted, seed);
-  if (plan.local(0) == 0 || plan.sends_to(0, 2, 0) == 0) return false;
+  if (plan.local(0) == 0 || (plan.sends_to(0, 2, 0) != 0) != rows) return false;
   world ranks(world_of(plan, 4, by));
   plan.bind(ranks);
   const auto serves = [&](uint32_t call, size_t place) {
@@ -119,7 +119,7 @@ bool second_hand(route by, uint64_t seed) {
     if (place >= replicas.size() || replicas[place] < 0) return -1;
     return reinterpret_cast<const int32_t*>(plan.buffer(0).experts.replica_rank)[replicas[place]];
   };
-  bool meet = false;
+  bool meet = !rows;
   for (size_t place = 0; place < plan.at(0, 0).want_replica.size(); ++place) meet = meet || (serves(0, place) == 2 && serves(1, place) == 1);
   if (!meet) return false;
   borrow(plan, 1, wanted.dead);
@@ -165,9 +165,12 @@ int main() {
     for (int32_t size = 2; size <= 5; ++size) {
       for (uint64_t seed = 0; seed < seeds_of(30); ++seed) on_all_ranks(by, size, seed * 31 + static_cast<uint64_t>(size));
     }
-    uint64_t tried = 0;
-    for (uint64_t seed = 0; seed < seeds_of(800); ++seed) tried += second_hand(by, seed) ? 1 : 0;
-    EP_CHECK(tried > seeds_of(800) / 200);
+    for (const bool rows : {true, false}) {
+      const uint64_t seeds = rows ? seeds_of(800) : seeds_of(60);
+      uint64_t tried = 0;
+      for (uint64_t seed = 0; seed < seeds; ++seed) tried += second_hand(by, seed, rows) ? 1 : 0;
+      EP_CHECK(tried > seeds / 200);
+    }
   }
   return ep::check::finish();
 }

@@ -8,9 +8,9 @@
 namespace {
 
 using namespace ep::test;
-using ep::efa::counter_words;
+using ep::counter_words;
 using ep::efa::request_state;
-using ep::efa::signal_board;
+using ep::signal_board;
 using ep::nic::efa::soft_device;
 
 void test_requests(bool inline_values, uint32_t depth) {

@@ -48,22 +48,28 @@ void test_idle(const std::string& provider) {
     getrusage(RUSAGE_SELF, &used);
     return used.ru_nvcsw;
   };
-  const long slept = sleeps();
-  const std::clock_t before = std::clock();
-  std::this_thread::sleep_for(std::chrono::milliseconds(1000));
-  const double spent = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC * 1000 / world;
-  const long naps = (sleeps() - slept) / world;
-  std::printf("%s: an idle rank of %d took %.1f ms of CPU in a second, and went to sleep %ld times\n", provider.c_str(), world, spent, naps);
-  // No look every millisecond. What a machine is loaded with cannot make it more.
-  if (provider == "tcp;ofi_rxm") EP_CHECK(naps < 500);
-  EP_CHECK(ranks.side(0).engine->counts().messages >= messages + 3 * 5);
   // `shm` gives no descriptor to sleep on. A sanitizer makes dear what is done in little.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   constexpr int dear = 5;
 #else
   constexpr int dear = 1;
 #endif
-  EP_CHECK(spent < dear * (provider == "shm" ? 100 : 20));
+  const double allowed = dear * (provider == "shm" ? 100 : 20);
+  // The least of some seconds: what else the machine does makes waking up dearer, never cheaper.
+  double spent = 0;
+  long naps = 0;
+  for (int second = 0; second < 5 && (second == 0 || spent >= allowed); ++second) {
+    const long slept = sleeps();
+    const std::clock_t before = std::clock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+    spent = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC * 1000 / world;
+    naps = (sleeps() - slept) / world;
+  }
+  std::printf("%s: an idle rank of %d took %.1f ms of CPU in a second, and went to sleep %ld times\n", provider.c_str(), world, spent, naps);
+  // No look every millisecond. What a machine is loaded with cannot make it more.
+  if (provider == "tcp;ofi_rxm") EP_CHECK(naps < 500);
+  EP_CHECK(ranks.side(0).engine->counts().messages >= messages + 3 * 5);
+  EP_CHECK(spent < allowed);
   // And they wake up.
   const uint64_t number = ranks.post(2, fabric_ranks::with_signal(ranks.bytes_to(2, 3, 0, 0, 1000), 1, 1));
   EP_CHECK(ranks.ended(2, 3, number) == request_state::done);

@@ -118,6 +118,25 @@ void late_atomics_are_refused() {
   }
 }
 
+// Read in one turn, written in a later one: what a processor stores in between is undone. Not so where no fault says it.
+void torn_atomics_undo_stores() {
+  for (const bool torn : {false, true}) {
+    pair_of_nics pair(58, ordinary());
+    must(pair.a_node.device->set_faults(torn ? "torn opcode=atomic count=1 ns=1000000" : "delay opcode=atomic count=1 ns=1000000"));
+    pair.b_node.word(0) = 10;
+    pair.a.post(count8(pair, 0));
+    while (pair.steps.now_ns() < 1'000'000) EP_CHECK(pair.steps.step());
+    EP_CHECK_EQ(pair.b_node.word(0).load(), uint64_t{10});
+    pair.b_node.word(0) = 50;
+    EP_CHECK(pair.steps.run());
+    EP_CHECK_EQ(pair.b_node.word(0).load(), uint64_t{torn ? 11u : 51u});
+    pair.a.post(count8(pair, 0));
+    EP_CHECK(pair.steps.run());
+    EP_CHECK_EQ(pair.b_node.word(0).load(), uint64_t{torn ? 12u : 52u});
+    EP_CHECK(pair.a_node.device->violations().empty());
+  }
+}
+
 // The peer starts again: same queue pair number, other sequence numbers. What was posted before must not land.
 void a_restarted_peer_takes_nothing_old() {
   pair_of_nics pair(57, ordinary());
@@ -295,7 +314,7 @@ void threads_reorder_between_queue_pairs() {
 }
 
 void scripts_are_checked() {
-  for (const char* good : {"", "\n\n", "drop", "drop qpn=0x100 opcode=atomic count=1 skip=2", "delay ns=1", "partial", "partial pieces=2\nreorder # no"}) {
+  for (const char* good : {"", "\n\n", "drop", "drop qpn=0x100 opcode=atomic count=1 skip=2", "delay ns=1", "torn", "torn opcode=atomic ns=5", "partial", "partial pieces=2\nreorder # no"}) {
     const bool ok = nic::fault_script::parse(good).ok();
     EP_CHECK_EQ(ok, std::string(good).find("# no") == std::string::npos);
   }
@@ -349,6 +368,7 @@ int main() {
   lost_answers_do_not_execute_again();
   delays_keep_the_order_of_a_queue_pair();
   late_atomics_are_refused();
+  torn_atomics_undo_stores();
   a_restarted_peer_takes_nothing_old();
   a_peer_that_is_gone_does_not_answer();
   links_go_down_and_up();

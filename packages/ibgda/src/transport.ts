@@ -57,8 +57,6 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   readonly port: NativeIbgdaPort;
   readonly #init: IbgdaTransportInit;
   readonly #reach: Reach;
-  /** Why other transports may not signal to the words that this NIC adds to, if they may not. */
-  readonly #refusesOver: string | undefined;
   readonly #endpoints = new Map<Rank, IbgdaEndpoint>();
 
   constructor(init: IbgdaTransportInit) {
@@ -72,10 +70,6 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     this.#init = init;
     // The software NIC pins nothing.
     this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
-    this.#refusesOver =
-      init.backing === 'soft'
-        ? undefined
-        : `additions of ${this.port.device} are not atomic against those of processors, which that one's signals are`;
   }
 
   get failed(): AbortSignal {
@@ -131,7 +125,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
     this.guard('allocate', async () => {
       const { rank, worldSize, context, liveness, world, config } = this.#init;
-      const size = checkHostAllocation(options, this, { refusesOver: this.#refusesOver });
+      const size = checkHostAllocation(options, this, {});
       const over = checkOver(options, size, { name: this.name, rank, worldSize, context });
       return withClosing(options, this.closing, async (limits) => {
         const made: RankMemory = await allocateMemory(

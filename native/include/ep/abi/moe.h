@@ -54,7 +54,7 @@ EP_STATIC_ASSERT(sizeof(ep_moe_header) == 16, "travels");
  * Where endpoints can store, a word holds the epoch of the last call for which the thing was said; otherwise it is a running count (ep_moe_peer). */
 #define EP_MOE_SIGNAL_COUNTED 0u  /* by source r: its count words are here */
 #define EP_MOE_SIGNAL_ARRIVED 1u  /* by source r: puts of rows and headers, counted; high throughput: or that there are none, or that a rank is full */
-#define EP_MOE_SIGNAL_RETURNED 2u /* by the rank r of experts: its results are here (where counted: puts). Low latency: or that the call is refused; or, to a rank without experts, that there are none */
+#define EP_MOE_SIGNAL_RETURNED 2u /* by the rank r of experts: its results are here (where counted: puts). Low latency: or that there are none, or that the call is refused */
 #define EP_MOE_SIGNAL_CREDIT 3u   /* by destination r: its part of this slot may be written again */
 #define EP_MOE_SIGNAL_PLACED 4u   /* high throughput, by destination r: its answer to the counts is here */
 #define EP_MOE_SIGNAL_KINDS 5u

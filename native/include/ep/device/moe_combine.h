@@ -106,7 +106,7 @@ EP_HD bool moe_combine_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
   ctx.sync_grid();
   const bool ok = moe_sound(ctx, coop, at);
   for (int32_t source = static_cast<int32_t>(ctx.block()); ok && source < at.world(); source += static_cast<int32_t>(ctx.blocks())) {
-    const bool says = moe_rows_of(at, source) == 0 ? moe_hears_of_none(at, source, at.self()) : moe_stores(endpoint, source);
+    const bool says = moe_rows_of(at, source) == 0 ? moe_tells_all(at, at.self()) : moe_stores(endpoint, source);
     if (source == at.self() || !says || !moe_takes_part(ctx, coop, at, source)) continue;
     moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_RETURNED, source);
   }

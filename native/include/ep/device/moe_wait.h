@@ -286,14 +286,13 @@ EP_HD void moe_leave_bank(const moe_view& at) {
   if (owed) bank = (bank + 1) % EP_MOE_BANKS;
 }
 
-/* Low latency: a rank without experts hears from nobody in dispatch, so those with experts tell it in combine, also where they have no results for it: it may be refused. */
-EP_HD bool moe_hears_of_none(const moe_view& at, int32_t rank, int32_t of) {
-  return at.buffer.header.kind == EP_MOE_LOW_LATENCY && at.experts_of(rank) == 0 && at.experts_of(of) != 0;
-}
+/* Low latency: a rank with experts tells all others in combine, also those that it has no results for, since one may not know yet that the call is refused: without experts it hears
+ * from nobody in dispatch, and it may have given up the rank that refuses. High throughput tells all in dispatch. */
+EP_HD bool moe_tells_all(const moe_view& at, int32_t rank) { return at.buffer.header.kind == EP_MOE_LOW_LATENCY && at.experts_of(rank) != 0; }
 /* Puts that this rank awaits of another in combine. */
 EP_HD uint64_t moe_returns(const moe_view& at, int32_t rank) {
   const uint64_t rows = at.sends_to(rank);
-  return rows == 0 && moe_hears_of_none(at, at.self(), rank) ? 1 : rows;
+  return rows == 0 && moe_tells_all(at, rank) ? 1 : rows;
 }
 /* Rows of a rank that came here. */
 EP_HD uint64_t moe_rows_of(const moe_view& at, int32_t rank) {

@@ -92,7 +92,8 @@ const NON_TEMPORAL_BYTES = 1024 * 1024;
  * (`EP_TIMEOUT`, `EP_PEER_LOST`), and the way on is a new transport.
  *
  * `EP_CAPACITY` (a rank has too little room) and `EP_BUSY` (one that was given up alive may still write into the slot) refuse a call on all ranks: it counts, its handle is
- * over, and the next one may go on. Dispatch rejects with them; in low-latency mode, on a rank without experts, combine does.
+ * over, and the next one may go on. Dispatch rejects with them; in low-latency mode, combine does on a rank that dispatch has not told: one without experts, or one that does without the
+ * rank that refuses.
  */
 export class MoeBuffer extends Resource implements Closeable {
   readonly rank: Rank;

@@ -3,19 +3,21 @@ import { describeTransport } from '@ep/conformance';
 
 const provider = new URL('./provider.mjs', import.meta.url).href;
 
-for (const [title, name, expected] of [
-  ['shm + ibgda (soft)', 'shmIbgda', '../mixed-ibgda.expected.json'],
-  ['shm + efa-gda (soft)', 'shmEfa', '../mixed-efa.expected.json'],
+for (const [title, name, called, worlds] of [
+  ['shm + ibgda (soft)', 'shmIbgda', 'ibgda', [3, 4, 8]],
+  ['shm + ibgda (hardware, over the shim)', 'shmIbgdaHardware', 'ibgda-hardware', [3, 4]],
+  ['shm + efa-gda (soft)', 'shmEfa', 'efa', [3, 4, 8]],
 ] as const) {
   describeTransport(title, {
     provider: { module: provider, name },
+    ...(called === 'ibgda-hardware' ? { name: 'compose(nvshmem:shm, ibgda:hardware (shim))' } : {}),
     otherConfig: { ranksOnHost: 99 },
-    worlds: [3, 4, 8],
+    worlds,
     modes: ['threads', 'processes'],
     sample: [
       ['threads', 4],
       ['processes', 3],
     ],
-    expected: new URL(expected, import.meta.url),
+    expected: new URL(`../mixed-${called}.expected.json`, import.meta.url),
   });
 }

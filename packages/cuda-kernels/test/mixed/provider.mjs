@@ -3,6 +3,7 @@ import { commonCapabilities, compose, prefixStore } from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
+import { hardware } from '../../../ibgda/test/shim-provider.mjs';
 
 export const nodeOf = (rank) => Math.floor(rank / 2);
 
@@ -37,4 +38,5 @@ const mixed = (far) => {
 };
 
 export const shmIbgda = mixed(ibgda.soft);
+export const shmIbgdaHardware = mixed(hardware);
 export const shmEfa = mixed(efaGda.soft);

@@ -428,6 +428,62 @@ it.each([
   },
 );
 
+it('refuses a call on a rank, too, that does without the one in debt and sends nothing to those that were refused', {
+  timeout: 60_000,
+}, async () => {
+  // Two experts each. Ranks 3 and 4 are late with what they owe rank 0; rank 2 does without rank 0, and only rank 1 hears of both.
+  const all = [
+    [6, 8, 0, 2],
+    [2, 3, 3, 2],
+    [4, 5, 5, 4],
+    [6, 7, 7, 6],
+    [8, 9, 9, 8],
+  ].map((choices) => Int32Array.from(choices));
+  const later = [Int32Array.of(0, 2, 3, 1), Int32Array.of(0, 4, 5, 1), Int32Array.of(4, 2, 3, 5)];
+  const tokens = all.map(() => 2);
+  const one = caseOf('low-latency', { worldSize: 5, experts: 10, topK: 2, tokens, options: { calls: 1 } });
+  const inputs = inputsOf(one);
+  const { reached: gone, reach: go } = event();
+  const { reached: written, reach: write } = event();
+  let refusing = 3;
+  let owing = 2;
+  await opened(one, 'shm', async (buffer) => {
+    const { rank } = buffer;
+    const x = tensorOf(inputs.dtype, 2, one.hidden, inputs.x[rank]!);
+    for (const late of [3, 4]) {
+      const { x: y, handle } = await buffer.dispatch(x, all[rank]!);
+      if (rank === late) {
+        await gone;
+        const hook = await buffer.combineSend(y, handle);
+        if (--owing === 0) write();
+        await hook.receive({ timeoutMs: 100 });
+        return;
+      }
+      const { lostRanks } = await buffer.combine(y, handle, { timeoutMs: 1000 });
+      expect(lostRanks[late]).toBe(1);
+    }
+    if (rank !== 1) buffer.leaveOut([2 - rank]);
+    const dispatch = buffer.dispatch(x, all[rank]!, { timeoutMs: 2000 });
+    if (rank !== 2) await expect(dispatch).rejects.toMatchObject({ code: 'EP_BUSY' });
+    else {
+      const { x: y, handle } = await dispatch;
+      const message = expect.stringMatching(/rank 0 cannot use this call slot.*: refused on all ranks/);
+      await expect(buffer.combine(y, handle)).rejects.toMatchObject({ code: 'EP_BUSY', message });
+    }
+    if (--refusing === 0) go();
+    await written;
+    const { x: y, handle } = await buffer.dispatch(x, later[rank]!);
+    const { y: sums } = await buffer.combine(y, handle);
+    const twice = tensorOf(
+      inputs.dtype,
+      2,
+      one.hidden,
+      inputs.x[rank]!.map((value) => 2 * value),
+    );
+    expect(sums.data).toEqual(twice.data);
+  });
+});
+
 it('with default timeouts, a rank without experts does not give up those who still await a silent one', {
   timeout: 60_000,
 }, async () => {

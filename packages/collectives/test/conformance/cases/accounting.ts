@@ -133,13 +133,18 @@ export const accountingCases: readonly GroupCase[] = [
       await rank.meet();
       // What spins after an operation has stopped by now; waiting in the store is over too.
       await sleep(400);
-      const before = process.cpuUsage();
-      await sleep(1_000);
-      const used = process.cpuUsage(before);
       // Ranks that are threads share a process: all of their groups together.
       const ranks = rank.mode === 'processes' ? 1 : rank.worldSize;
       const allowed = 10_000 * groups.length * ranks;
-      assert.ok(used.user + used.system < allowed, `${used.user + used.system} us of CPU in 1 s, allowed ${allowed}`);
+      // The least of some seconds: what else the machine does makes waking up dearer, never cheaper.
+      const seconds: number[] = [];
+      do {
+        const before = process.cpuUsage();
+        await sleep(1_000);
+        const used = process.cpuUsage(before);
+        seconds.push(used.user + used.system);
+      } while (Math.min(...seconds) >= allowed && seconds.length < 5);
+      assert.ok(Math.min(...seconds) < allowed, `${seconds.join(', ')} us of CPU in 1 s each, allowed ${allowed}`);
       await rank.meet();
     },
   },

@@ -1,0 +1,3 @@
+import type { ibgda } from '@ep/ibgda';
+
+export declare const hardware: typeof ibgda.hardware;
