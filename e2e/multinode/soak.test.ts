@@ -5,7 +5,6 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import { nvshmem } from '@ep/nvshmem';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { randomOf } from '../attention/plans.mjs';
 import { namespacesMissing, type Report, TwoHosts, throttleMissing } from './hosts.js';
 
 const probe = await nvshmem.fabric.probe();
@@ -28,6 +27,15 @@ interface Endured {
   readonly result: unknown;
   readonly early: Footprint;
   readonly late: Footprint;
+}
+
+/** The same numbers, each below the one asked for, for the same seed. */
+function randomOf(seed: number): (below: number) => number {
+  let state = Math.imul(seed, 0x9e3779b1) >>> 0;
+  return (below) => {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    return Math.floor((state / 2 ** 32) * below);
+  };
 }
 
 /** One fault, and its end. */
