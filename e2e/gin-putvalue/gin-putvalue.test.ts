@@ -33,8 +33,11 @@ function run(program: string, args: readonly string[], env: NodeJS.ProcessEnv = 
 }
 
 function underEp(ranks: number, ...options: readonly string[]): Promise<Ended> {
-  const ep = here('../../packages/cli/bin/ep.mjs');
-  return run(process.execPath, [ep, 'run', '-n', `${ranks}`, '--', ...command, ...options]);
+  return runUnderEp(ranks, [...command, ...options]);
+}
+
+function runUnderEp(ranks: number, words: readonly string[]): Promise<Ended> {
+  return run(process.execPath, [here('../../packages/cli/bin/ep.mjs'), 'run', '-n', `${ranks}`, '--', ...words]);
 }
 
 const reportsOf = ({ stdout }: Ended): Report[] =>
@@ -64,6 +67,29 @@ it('fails for some seed where the last value is taken for a sign of the others',
   const ended = await underEp(2, '--seeds', '1..20', '--rounds', '40', '--check', 'last', '--faults', late);
   expect(ended.status).toBe(1);
   expect(ended.stdout).toMatch(/FAIL rank 1: seed \d+, 40 rounds, check last; in \d+ the last value/);
+});
+
+it('passes where a network joins the NICs', async () => {
+  const options = ['--network', '127.0.0.1', '--seeds', '1..3', '--rounds', '20', '--json'];
+  const ended = await underEp(2, ...options);
+  expect(ended).toMatchObject({ status: 0 });
+  expect(reportsOf(ended).map(({ pass, rounds }) => [pass, rounds])).toEqual(Array(6).fill([true, 20]));
+  // It is told what the addresses are for.
+  const nowhere = await underEp(2, '--network', '0.0.0.0', '--rounds', '1');
+  expect(nowhere).toMatchObject({ status: 1, stderr: expect.stringContaining('network.address') });
+});
+
+it('passes by the path of hardware, over what stands for libfabric', async () => {
+  const shim = here('../../packages/efa-gda/test/shim-provider.mjs');
+  const library = here('../../native/build/Release/libep_fabric_shim.so');
+  const [node = '', program = ''] = command;
+  const options = ['--backing', 'hardware', '--seeds', '1..3', '--rounds', '40', '--json', '--library'];
+  const ended = await runUnderEp(2, [node, '--import', shim, program, ...options, library]);
+  expect(ended).toMatchObject({ status: 0 });
+  expect(reportsOf(ended).map(({ pass, rounds }) => [pass, rounds])).toEqual(Array(6).fill([true, 40]));
+  // Nobody is asked but the library that is named.
+  const alone = await runUnderEp(2, [...command, ...options, 'libfabric-of-nobody.so.1']);
+  expect(alone).toMatchObject({ status: 1, stderr: expect.stringContaining('libfabric-of-nobody.so.1') });
 });
 
 const mpirun = await run('mpirun', ['--version']).catch(() => undefined);

@@ -14,6 +14,7 @@ set(EP_CORE_SOURCES
   core/collective/messages.cpp
   core/collective/run.cpp
   core/collective/run_data.cpp
+  core/collective/run_in_line.cpp
   core/copy.cpp
   core/device/kernel.cpp
   core/host_memory.cpp

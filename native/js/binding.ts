@@ -502,6 +502,8 @@ export interface Binding extends GpuBinding {
    * the process ends.
    */
   attachVerbsShim(path: string, options: NativeIbgdaOptions): void;
+  /** The same for what looks like libfabric. */
+  attachFabricShim(path: string, options: NativeEfaOptions): void;
   /** Measurements; they hold the calling thread. The lock is the first way. */
   postWays(): readonly NativePostWay[];
   /** `way`: its place in `postWays()`. `executed`: by a software NIC; otherwise nobody executes them, and the ring is only drained. Throws where counts or bytes are wrong. */

@@ -10,8 +10,10 @@ export interface NativeEfaOptions {
   readonly depth: number;
   /** Values travel within a request where the NIC can, which makes requests of 128 bytes. */
   readonly inlineValues: boolean;
-  /** libfabric of this machine; the software NIC otherwise. */
+  /** By libfabric; the software NIC otherwise. */
   readonly hardware: boolean;
+  /** libfabric, by its path or as the loader finds it. */
+  readonly library: string;
   /** Its name, "" for any. */
   readonly device: string;
   readonly seed: number;

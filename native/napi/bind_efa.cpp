@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "dl/efa_libfabric.hpp"
+#include "dl/shim/fabric_attach.hpp"
 #include "efa/device_choice.hpp"
 #include "nic_network.hpp"
 
@@ -36,42 +37,62 @@ efa::emulator_hooks hooks_of(soft_nic::soft_device* device) {
   return hooks;
 }
 
+uint64_t number_in(const Napi::Object& description, const char* name, uint64_t most) {
+  const uint64_t value = arg_size(description.Get(name), name);
+  if (value > most) throw_invalid(description.Env(), std::string(name) + " " + std::to_string(value) + " exceeds " + std::to_string(most));
+  return value;
+}
+
+// A NIC of software, as {seed, traceEvents, maxCounters, fragmentBytes, network} have it.
+soft_nic::soft_options soft_options_of(const Napi::Object& description) {
+  soft_nic::soft_options soft;
+  soft.engine.seed = number_in(description, "seed", UINT64_MAX);
+  soft.engine.trace_events = number_in(description, "traceEvents", uint64_t{1} << 24);
+  soft.engine.max_counters = static_cast<uint32_t>(number_in(description, "maxCounters", soft_nic::port_max_counters));
+  soft.engine.fragment_bytes = static_cast<uint32_t>(number_in(description, "fragmentBytes", uint64_t{1} << 30));
+  soft.network = network_of(description.Get("network"));
+  if (!soft.network) return soft;
+  if (soft.engine.fragment_bytes > ep::nic::net::part_bytes) {
+    throw_invalid(description.Env(), "fragmentBytes exceeds what goes over a network at a time, " + std::to_string(ep::nic::net::part_bytes));
+  }
+  soft.engine.silent_ns = soft.network->silence_ns;
+  return soft;
+}
+
+// (path of the shim, NativeEfaOptions of the software NIC behind it): for tests of the hardware's path. The shim is one of a process, as libfabric is, so the driver behind it
+// stays until the process ends.
+void attach_fabric_shim(const Napi::CallbackInfo& info) {
+  if (!info[0].IsString() || !info[1].IsObject()) throw_invalid(info.Env(), "a shim is attached by its path and a description of a NIC");
+  const soft_nic::soft_options soft = soft_options_of(info[1].As<Napi::Object>());
+  auto behind = std::make_unique<soft_nic::soft_driver>(soft);
+  const dl::fabric_shim_manner manner{.endpoints = soft.engine.max_endpoints, .counters = soft.engine.max_counters};
+  auto attached = dl::fabric_shim_attach(info[0].As<Napi::String>().Utf8Value(), behind.get(), manner);
+  value_or_throw(info.Env(), attached);
+  (void)behind.release();
+}
+
 } // namespace
 
-// (rank, {queuePairs, depth, inlineValues, hardware, device, seed, traceEvents, maxCounters, inlineWrite, fragmentBytes})
+// (rank, {queuePairs, depth, inlineValues, hardware, library, device, seed, traceEvents, maxCounters, inlineWrite, fragmentBytes})
 efa_wrap::efa_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const Napi::Env env = info.Env();
   const auto& owner = unwrap<rank_wrap>(info[0], "rank").native->context;
   if (!owner) throw_failure(env, {EP_STATUS_CLOSED, 0, "the rank was closed"});
   if (!info[1].IsObject()) throw_invalid(env, "a NIC is made from a description");
   const auto description = info[1].As<Napi::Object>();
-  const auto number = [&](const char* name, uint64_t most) {
-    const uint64_t value = arg_size(description.Get(name), name);
-    if (value > most) throw_invalid(env, std::string(name) + " " + std::to_string(value) + " exceeds " + std::to_string(most));
-    return value;
-  };
   efa::endpoint_options options;
-  options.queue_pairs = static_cast<uint32_t>(number("queuePairs", 1024));
-  options.depth = static_cast<uint32_t>(number("depth", 32768));
+  options.queue_pairs = static_cast<uint32_t>(number_in(description, "queuePairs", 1024));
+  options.depth = static_cast<uint32_t>(number_in(description, "depth", 32768));
   options.inline_values = description.Get("inlineValues").ToBoolean();
   std::unique_ptr<dl::efa_driver> driver;
   bool apart = false;
   if (description.Get("hardware").ToBoolean()) {
-    auto loaded = dl::efa_libfabric_driver();
+    auto loaded = dl::efa_libfabric_driver(description.Get("library").ToString().Utf8Value());
     driver = std::move(value_or_throw(env, loaded));
   } else {
-    soft_nic::soft_options soft;
-    soft.engine.seed = number("seed", UINT64_MAX);
-    soft.engine.trace_events = number("traceEvents", uint64_t{1} << 24);
-    soft.engine.max_counters = static_cast<uint32_t>(number("maxCounters", soft_nic::port_max_counters));
-    soft.engine.fragment_bytes = static_cast<uint32_t>(number("fragmentBytes", uint64_t{1} << 30));
-    soft.network = network_of(description.Get("network"));
-    if (soft.network) {
-      if (soft.engine.fragment_bytes > ep::nic::net::part_bytes) throw_invalid(env, "fragmentBytes exceeds what goes over a network at a time, " + std::to_string(ep::nic::net::part_bytes));
-      if (owner->connected()) throw_invalid(env, "the rank is connected to its peers already");
-      soft.engine.silent_ns = soft.network->silence_ns;
-      apart = true;
-    }
+    const soft_nic::soft_options soft = soft_options_of(description);
+    apart = soft.network.has_value();
+    if (apart && owner->connected()) throw_invalid(env, "the rank is connected to its peers already");
     driver = std::make_unique<soft_nic::soft_driver>(soft);
   }
   auto opened = efa::device_open(*driver, description.Get("device").ToString().Utf8Value());
@@ -352,6 +373,7 @@ void efa_wrap::define(Napi::Env env, Napi::Object exports) {
 void bind_efa(Napi::Env env, Napi::Object exports) {
   efa_wrap::define(env, exports);
   gin_wrap::define(env, exports);
+  exports["attachFabricShim"] = Napi::Function::New(env, attach_fabric_shim);
   bind_efa_bench(env, exports);
 }
 

@@ -1,4 +1,4 @@
-/** The cases of GIN contexts over contexts that are broken, where a rank that fails leaves the others waiting, and every case over a network: each takes a second or two. */
+/** The cases of GIN contexts over contexts that are broken, where a rank that fails leaves the others waiting, every case over a network, and those by the path of hardware, over which nobody is woken. */
 import { defineConfig } from 'vitest/config';
 
 export default defineConfig({

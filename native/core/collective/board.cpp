@@ -168,13 +168,11 @@ void group_board::install(int32_t rank, std::shared_ptr<segment> mapping) {
   peer_moved_[at] = 0;
 }
 
-bool group_board::connected() {
-  if (connected_) return true;
+bool group_board::all_attached() {
   return connected_ = std::all_of(active_.begin(), active_.end(), [this](int32_t r) { return members_[static_cast<size_t>(r)] != nullptr; });
 }
 
-bool group_board::ready() {
-  if (ready_) return true;
+bool group_board::all_ready() {
   if (fencing()) settle();
   for (const int32_t r : active_) {
     if (members_[static_cast<size_t>(r)] == nullptr) return false;
@@ -210,7 +208,8 @@ void group_board::wake_peers() const {
 }
 
 bool group_board::make_room() {
-  while (compared_ + group_ring < step_ + 2 && compare(compared_ + 1)) ++compared_;
+  // As many as there are, not only as many as it takes: lines of others come from their caches, several of them in the time of one.
+  while (compared_ < step_ && compare(compared_ + 1)) ++compared_;
   crowded_ = compared_ + group_ring < step_ + 2;
   return !crowded_;
 }
@@ -288,8 +287,6 @@ bool group_board::entered_or_cut(int32_t rank, uint64_t step) {
   return true;
 }
 
-bool group_board::frozen(const group_member& member) { return shared(member.frozen).load(std::memory_order_seq_cst) != 0; }
-
 void group_board::freeze(group_member& member) {
   for (auto& step : member.steps) shared(step.line.tick).fetch_or(group_frozen, std::memory_order_seq_cst);
   shared(member.frozen).store(1, std::memory_order_seq_cst);
@@ -353,7 +350,7 @@ const group_view* group_board::pending_view() const {
   const group_member* owner = members_[static_cast<size_t>(active_.front())];
   if (owner == nullptr) return nullptr;
   const uint64_t next = epoch_ + 1;
-  const uint64_t found = shared(owner->decided[next % group_views]).load(std::memory_order_seq_cst);
+  const uint64_t found = decided_in(*owner, next);
   if (found >> 16 != next) return nullptr;
   const group_member* proposer = members_[(found & 0xffff) - 1];
   if (proposer != nullptr) return &proposer->proposed[next % group_views];
@@ -363,8 +360,6 @@ const group_view* group_board::pending_view() const {
   }
   return nullptr;
 }
-
-bool group_board::view_pending() const { return pending_view() != nullptr; }
 
 absence group_board::look(uint64_t sequence, int32_t* who) {
   // Also of those who have come: what they gave up while they waited for others, they do not carry on.
@@ -407,7 +402,7 @@ bool group_board::propose(const group_view& wanted) {
   const uint64_t next = epoch_ + 1;
   const uint64_t at = next % group_views;
   uint64_t& decided = owner->decided[at];
-  uint64_t found = shared(decided).load(std::memory_order_seq_cst);
+  uint64_t found = decided_in(*owner, next);
   // HAZARD: below, not other than: one that slept through group_views changes must not undo the decision that has this place now.
   if (found >> 16 < next) {
     member(rank_).proposed[at] = wanted;

@@ -53,7 +53,7 @@ class group_board {
   // The peer cannot be reached: as if it had died.
   void lose(int32_t rank, uint32_t incarnation);
   bool attached(int32_t rank) const { return peers_[static_cast<size_t>(rank)] != nullptr; }
-  bool connected(); // all active members
+  bool connected() { return connected_ || all_attached(); } // all active members
 
   uint64_t epoch() const { return epoch_; }
   const std::vector<int32_t>& active() const { return active_; }
@@ -64,7 +64,7 @@ class group_board {
   // This rank's place among the active ones.
   int32_t place() const { return place_[static_cast<size_t>(rank_)]; }
   // Every active member takes part in this epoch.
-  bool ready();
+  bool ready() { return ready_ || all_ready(); }
 
   uint64_t step() const { return step_; }
   // The line that the next step will publish, its small slot, its chunk and its call: this rank writes them before enter().
@@ -132,7 +132,10 @@ class group_board {
   // Of the last change of view: who left with it, and up to which call it cuts.
   const std::vector<int32_t>& lost() const { return lost_; }
   uint64_t failed_sequence() const { return failed_sequence_; }
-  bool view_pending() const;
+  bool view_pending() const {
+    const group_member* owner = members_[static_cast<size_t>(active_.front())];
+    return owner != nullptr && decided_in(*owner, epoch_ + 1) >> 16 == epoch_ + 1 && pending_view() != nullptr;
+  }
 
   // This rank gives up the call `sequence` and does not come to later ones, unless the ranks agree anew.
   void give_up(uint64_t sequence, uint32_t status);
@@ -187,7 +190,12 @@ class group_board {
   uint64_t tick(uint64_t step) const { return epoch_ << 48 | step; }
   group_line& line(int32_t rank, uint64_t step) const { return member(rank).steps[at(step)].line; }
   static void freeze(group_member& member);
-  static bool frozen(const group_member& member);
+  static bool frozen(const group_member& member) { return std::atomic_ref<uint32_t>(const_cast<uint32_t&>(member.frozen)).load(std::memory_order_seq_cst) != 0; }
+  static uint64_t decided_in(const group_member& owner, uint64_t epoch) {
+    return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(owner.decided[epoch % group_views])).load(std::memory_order_seq_cst);
+  }
+  bool all_attached();
+  bool all_ready();
   static bool is_gone(const group_member& member);
   const group_view* pending_view() const;
   group_view proposal(uint64_t failed_sequence) const;

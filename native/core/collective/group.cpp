@@ -23,6 +23,7 @@ constexpr int64_t helped_us = 100;
 constexpr uint64_t copied_per_ns = 4;
 
 uint64_t block_bytes(const collective_call& call) {
+  if (call.kind != op_kind::all_to_all) return call.bytes * (call.inputs.size() + call.outputs.size());
   uint64_t bytes = 0;
   for (const call_block& block : call.inputs) bytes += block.bytes;
   for (const call_block& block : call.outputs) bytes += block.bytes;
@@ -202,8 +203,6 @@ bool collective_group::run_now(queued_call& queued) {
   queued.begun = true;
   queued.deadline_ns = 0; // reading the clock costs as much as a small call: whoever has to wait sets it
   queued.run.begin(*board_, queued.call, traces_[static_cast<size_t>(queued.call.kind)]);
-  // To hand a call over is to copy what it borrows, on this thread: up to that time it is as well spent waiting.
-  const int64_t copying_ns = queued.borrowed ? static_cast<int64_t>(block_bytes(queued.call) / copied_per_ns) : 0;
   int64_t waited_since = 0;
   for (;;) {
     switch (queued.run.advance()) {
@@ -212,6 +211,8 @@ bool collective_group::run_now(queued_call& queued) {
       case progress::failed: return false; // told by the group's thread, like every failure
       case progress::waiting:
         if (wait_now(queued)) break;
+        // To hand a call over is to copy what it borrows, on this thread: up to that time it is as well spent waiting.
+        const int64_t copying_ns = queued.borrowed ? static_cast<int64_t>(block_bytes(queued.call) / copied_per_ns) : 0;
         if (copying_ns == 0) return false;
         const int64_t now = clock_now_ns();
         if (waited_since == 0) waited_since = now;

@@ -56,6 +56,7 @@ void collective_run::begin(group_board& board, const collective_call& call, op_t
   call_ = &call;
   trace_ = &trace;
   phase_ = phase::begin;
+  in_line_ = travels_in_line();
   sequence_ = call.sequence;
   signature_ = signature_of(call, sequence_);
   chunk_ = 0;
@@ -98,7 +99,7 @@ bool collective_run::runs_ahead() const {
 }
 
 bool collective_run::root_has_entered() const {
-  return is_root() || (board_->has_entered(call_->root) && board_->line_of(call_->root).signature == signature_);
+  return is_root() || (board_->has_entered(call_->root) && board_->signature_of(call_->root, board_->step()) == signature_);
 }
 
 // Who is to be taken out may come to this call, and has then ended those before it; but nobody waits for it for long.
@@ -165,9 +166,8 @@ bool collective_run::all_flags(uint32_t flag) const {
   return std::all_of(active.begin(), active.end(), [&](int32_t r) { return (board_->line_of(r).flags & flag) != 0; });
 }
 
-// What peers read of the call besides its signature.
-void collective_run::publish_call(uint64_t payload) {
-  group_call& call = board_->next_call();
+// What peers say of the call when it is not the one that they made.
+void collective_run::name_call(group_call& call) const {
   call.sequence = sequence_;
   call.kind = static_cast<uint32_t>(call_->kind);
   call.dtype = static_cast<uint32_t>(call_->dtype);
@@ -175,6 +175,12 @@ void collective_run::publish_call(uint64_t payload) {
   call.root = call_->root;
   call.bytes = call_->bytes;
   call.factor = std::bit_cast<uint64_t>(call_->factor);
+}
+
+// What peers read of the call besides its signature.
+void collective_run::publish_call(uint64_t payload) {
+  group_call& call = board_->next_call();
+  name_call(call);
   if (call_->change != nullptr) {
     uint64_t leaving[2] = {};
     for (const int32_t r : call_->change->evicted) leaving[r / 64] |= uint64_t{1} << (r % 64);
@@ -214,7 +220,8 @@ void collective_run::put_small(uint64_t bytes) {
 }
 
 progress collective_run::advance() {
-  const progress now = step();
+  const bool ended = in_line_ && (phase_ == phase::entered || (phase_ == phase::begin && begin_in_line())) && end_in_line();
+  const progress now = ended ? progress::done : step();
   // What the next call writes first: peers have read it, and give the line back while the caller does something else.
   if (now == progress::done) __builtin_prefetch(&board_->next_line(), 1);
   // HAZARD: after the last read. The others go on without one that they have taken out, and what it reads of them from then on is of later calls.

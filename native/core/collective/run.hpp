@@ -94,6 +94,7 @@ class collective_run {
   void catch_up();
   progress finish_membership();
   uint64_t payload_bytes() const;
+  void name_call(group_call& call) const;
   void publish_call(uint64_t payload);
   void put_small(uint64_t payload);
   bool runs_ahead() const;
@@ -103,8 +104,11 @@ class collective_run {
   progress differ(uint64_t step);
   bool signatures_agree();
   bool all_flags(uint32_t flag) const;
+  bool travels_in_line() const;
+  bool begin_in_line();
+  bool end_in_line();
   const uint8_t* small_of(int32_t rank) const;
-  void sum_few(uint64_t offset);
+  void sum_few(); // of `sources_`
   progress finish_small();
   progress decide();
   // Through chunks.
@@ -129,6 +133,7 @@ class collective_run {
   outcome end_;
   uint64_t sequence_ = 0;
   uint32_t signature_ = 0;
+  bool in_line_ = false;
   int64_t unmapped_since_ = 0;
   int64_t asked_since_ = 0;
   int64_t differs_since_ = 0;

@@ -10,7 +10,6 @@ namespace ep {
 namespace {
 
 constexpr uint64_t line_bytes = 64;
-constexpr uint64_t few_bytes = 16; // of a sum that is not worth choosing a kernel for
 // Work between two looks at whether the call goes on.
 constexpr uint64_t work_bytes = uint64_t{1} << 20;
 // Few ranks all reduce a short chunk, which takes one step less; otherwise each reduces a slice for all, and copies those of the others: less is staged, and less read.
@@ -43,23 +42,6 @@ const uint8_t* collective_run::small_of(int32_t rank) const {
   return bytes <= group_inline_bytes ? board_->line_of(rank).payload : board_->slot_of(rank);
 }
 
-// As reduce_elements() does it, without its ways to choose a kernel: they take longer than the sum.
-void collective_run::sum_few(uint64_t offset) {
-  const uint64_t bytes = call_->bytes;
-  const auto& active = board_->active();
-  float sums[few_bytes / sizeof(float)];
-  std::memcpy(sums, small_of(active.front()) + offset, bytes);
-  for (size_t r = 1; r < active.size(); ++r) {
-    const uint8_t* const from = small_of(active[r]) + offset;
-    for (uint64_t i = 0; i < bytes / sizeof(float); ++i) {
-      float value;
-      std::memcpy(&value, from + i * sizeof value, sizeof value);
-      sums[i] += value;
-    }
-  }
-  std::memcpy(call_->outputs[0].data, sums, bytes);
-}
-
 progress collective_run::finish_small() {
   const int32_t rank = board_->rank();
   const uint64_t bytes = call_->bytes;
@@ -68,9 +50,9 @@ progress collective_run::finish_small() {
     if (to.bytes != 0) ep_copy(to.data, from, to.bytes, 0);
   };
   const auto reduce = [&](uint64_t offset) {
-    if (call_->dtype == element_type::f32 && call_->op == reduce_op::sum && bytes <= few_bytes) return sum_few(offset);
     sources_.clear();
     for (const int32_t r : board_->active()) sources_.push_back(small_of(r) + offset);
+    if (call_->dtype == element_type::f32 && call_->op == reduce_op::sum && bytes <= group_inline_bytes) return sum_few();
     reduce_elements(call_->outputs[0].data, sources_.data(), static_cast<int>(sources_.size()), bytes / width(), call_->dtype, call_->op, call_->factor, false);
   };
   switch (call_->kind) {

@@ -11,6 +11,8 @@ namespace ep::dl {
 struct fabric_shim_manner {
   uint32_t version = 2u << 16 | 6; // of the library
   bool gda = true;                 // it has operations for requests that a GPU posts
+  uint32_t endpoints = 256;        // that a device has
+  uint32_t counters = 64;
 };
 
 // Opens the shim at `path` and gives it the driver to forward to, which must outlive every device that is opened through the shim. nullptr: a machine without EFA.

@@ -363,8 +363,8 @@ int fi_getinfo(uint32_t version, const char*, const char*, uint64_t, const fabri
     made->caps = hints->caps;
     made->tx->size = 1024;
     made->ep->max_message = uint64_t{1} << 30;
-    made->domain->ep_count = 256;
-    made->domain->cntr_count = 64;
+    made->domain->ep_count = manner.endpoints;
+    made->domain->cntr_count = manner.counters;
     name_device(of(made), device.name);
     made->next = *found;
     *found = made;

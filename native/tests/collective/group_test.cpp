@@ -502,6 +502,39 @@ void a_death_among_small_ones(int32_t size, uint32_t seed) {
   }
 }
 
+// Sums that are too short for the kernels have their bits all the same: of NaNs, infinities of both signs, zeros and subnormals, too.
+void short_sums_have_the_same_bits(int32_t size) {
+  constexpr uint32_t some[] = {0x7fc12345, 0x7f800000, 0x80000000, 0x3f800000, 0x00000001, 0xff800000, 0x7f7fffff, 0xffa00001};
+  constexpr uint64_t most = group_inline_bytes / sizeof(uint32_t);
+  const auto ranks = static_cast<uint64_t>(size);
+  const auto given_bits = [&](int32_t rank, uint64_t i) { return some[(i * 3 + static_cast<uint64_t>(rank) * (i / 8 + 5)) % 8]; };
+  run_ranks(size, [&](member& self) {
+    const memory from = self.make(4 * most * ranks, false);
+    const memory into = self.make(4 * most, false);
+    for (const op_kind kind : {op_kind::all_reduce, op_kind::reduce, op_kind::reduce_scatter}) {
+      for (uint64_t width = 1; width <= most; ++width) {
+        const uint64_t blocks = kind == op_kind::reduce_scatter ? ranks : 1;
+        std::vector<std::vector<uint32_t>> inputs(ranks, std::vector<uint32_t>(width * blocks));
+        std::vector<const void*> own_blocks;
+        for (int32_t r = 0; r < size; ++r) {
+          auto& values = inputs[static_cast<size_t>(r)];
+          for (uint64_t i = 0; i < values.size(); ++i) values[i] = given_bits(r, i + width);
+          own_blocks.push_back(values.data() + (blocks == 1 ? 0 : static_cast<uint64_t>(self.rank) * width));
+        }
+        std::vector<uint32_t> want(width);
+        reduce_elements(want.data(), own_blocks.data(), size, width, element_type::f32, reduce_op::sum, 0, false);
+        std::memcpy(from.data, inputs[static_cast<size_t>(self.rank)].data(), 4 * width * blocks);
+        const bool takes = kind != op_kind::reduce || self.rank == 1;
+        auto queued = self.call(kind, element_type::f32, 4 * width, kind == op_kind::reduce ? 1 : -1);
+        for (uint64_t j = 0; j < blocks; ++j) queued->call.inputs.push_back(from.block(4 * width * j, 4 * width));
+        if (takes) queued->call.outputs = {into.block(0, 4 * width)};
+        EP_CHECK_EQ(self.run(std::move(queued), width % 4 != 0).status, unsigned{EP_STATUS_OK});
+        if (takes) EP_CHECK_EQ(std::memcmp(into.data, want.data(), 4 * width), 0);
+      }
+    }
+  });
+}
+
 struct receipt {
   uint64_t id;
   memory into;
@@ -697,6 +730,7 @@ int main() {
   }
   for (const bool through_the_thread : {false, true}) others_catch_up(through_the_thread);
   a_mismatch_is_found_later();
+  for (const int32_t size : {2, 3}) short_sums_have_the_same_bits(size);
   for (uint32_t seed = 1; seed <= 60; ++seed) a_death_among_small_ones(2 + static_cast<int32_t>(seed % 4), seed);
   for (const int32_t size : {1, 2, 4}) messages(size);
   for (int i = 0; i < 100; ++i) receivers_leave(8);

@@ -6,9 +6,10 @@
  * offers more is accepted where less is needed, never the other way round.
  */
 import type { DType, Storage } from './dtype.js';
-import { type EpCode, invalid } from './errors.js';
+import { checkInteger, checkObject, type EpCode, invalid } from './errors.js';
 import type { AbortOptions, Closeable } from './scope.js';
 import type { Store } from './store.js';
+import { checkSignal, checkTimeout } from './waiting.js';
 import type { Work } from './work.js';
 
 /**
@@ -66,15 +67,31 @@ export interface Member {
   readonly store: Store;
 }
 
+export interface OpenOptions<Config extends object = object> {
+  readonly signal: AbortSignal;
+  readonly config?: Config;
+  /** How long to wait for the other ranks; the configuration's, where absent. */
+  readonly timeoutMs?: number;
+}
+
+/** What every provider's `open` looks at first. Throws `EP_INVALID_ARGUMENT`. */
+export function checkOpening(member: Member, options: OpenOptions, where: string): void {
+  checkObject(member, 'member', 'an object with rank, worldSize and store', where);
+  checkInteger(member.worldSize, 'worldSize', where, 1);
+  checkInteger(member.rank, 'rank', where, 0, member.worldSize - 1);
+  checkObject(member.store, 'store', 'a Store', where);
+  checkObject(options, 'options', 'an object with signal', where);
+  checkSignal(options.signal, where);
+  checkTimeout(options.timeoutMs, where);
+  if (options.config !== undefined) checkObject(options.config, 'config', 'an object', where);
+}
+
 export interface TransportProvider<in C extends Need, Config extends object = object> {
   /** `family:backing`, for example `nvshmem:shm`. */
   readonly name: string;
   probe(config?: Config): Promise<Probe>;
   /** Collective. Rejects with `EP_RENDEZVOUS` naming the odd rank when versions, ABI or configuration differ. */
-  open(
-    member: Member,
-    options: { readonly signal: AbortSignal; readonly config?: Config; readonly timeoutMs?: number },
-  ): Promise<Transport<C>>;
+  open(member: Member, options: OpenOptions<Config>): Promise<Transport<C>>;
 }
 
 /** Where one rank's part of a symmetric memory lies in this process: its bytes, and its signal words. */

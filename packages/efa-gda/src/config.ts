@@ -35,6 +35,8 @@ export interface SoftEfaConfig extends EfaConfig {
 export interface HardwareEfaConfig extends EfaConfig {
   /** Name of the device, `rdmap85s0` for example. Any unless given. */
   readonly device?: string;
+  /** libfabric, by its path or a name for the loader; `libfabric.so.1` unless given. */
+  readonly library?: string;
 }
 
 export interface ResolvedEfaConfig {
@@ -50,6 +52,7 @@ export interface ResolvedEfaConfig {
   readonly fragmentBytes: number;
   readonly network: NicNetwork | undefined;
   readonly device: string;
+  readonly library: string;
 }
 
 /** Throws `EP_INVALID_ARGUMENT`. */
@@ -71,6 +74,10 @@ export function resolveConfig(
   if (fragmentBytes % 8 !== 0) {
     throw invalid('fragmentBytes', { where, expected: 'a multiple of 8', found: fragmentBytes });
   }
+  const library = config?.library ?? 'libfabric.so.1';
+  if (typeof library !== 'string' || library === '') {
+    throw invalid('library', { where, expected: 'a path or a name', found: library });
+  }
   return {
     timeoutMs,
     ranksOnHost: checkInteger(config?.ranksOnHost ?? worldSize, 'ranksOnHost', where, 1),
@@ -84,5 +91,6 @@ export function resolveConfig(
     fragmentBytes,
     network: resolveNetwork(where, config?.network),
     device: config?.device ?? '',
+    library,
   };
 }

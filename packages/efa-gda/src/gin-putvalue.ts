@@ -10,7 +10,9 @@ import { efaGda } from './provider.js';
 const usage = `usage: gin_putvalue [options], as both ranks of a world of two, for example ep run -n 2 -- npx gin_putvalue
   --backing soft|hardware   a software EFA in each rank's process (unless given), or EFA itself
   --device name             of hardware; any unless given
+  --library path            of hardware: libfabric, or a name for the loader; libfabric.so.1 unless given
   --seeds a..b              of the software EFA, one transport for each; 1..1 unless given
+  --network address         of the software EFA: this rank's IPv4 address; NICs then reach each other by TCP, ranks of any hosts
   --rounds n                of each seed, three phases each; 100 unless given
   --values inline|staged    how values travel; inline where the device can, unless given
   --check every|last        phase 3 looks at every value of the burst (unless given), or takes the last one for a sign of the others, as the test was first
@@ -22,6 +24,8 @@ const usage = `usage: gin_putvalue [options], as both ranks of a world of two, f
 interface Arguments {
   readonly backing: 'soft' | 'hardware';
   readonly device: string | undefined;
+  readonly library: string | undefined;
+  readonly network: string | undefined;
   readonly seeds: readonly [number, number];
   readonly rounds: number;
   readonly values: 'inline' | 'staged';
@@ -58,6 +62,8 @@ function argumentsOf(words: readonly string[]): Arguments | undefined {
   return {
     backing: oneOf('--backing', values.backing, ['soft', 'hardware']),
     device: values.device,
+    library: values.library,
+    network: values.network,
     seeds,
     rounds: integer('--rounds', values.rounds, 2 ** 31 - 1),
     values: oneOf('--values', values.values, ['inline', 'staged']),
@@ -75,6 +81,8 @@ function parse(words: readonly string[]) {
     options: {
       backing: text('soft'),
       device: { type: 'string' },
+      library: { type: 'string' },
+      network: { type: 'string' },
       seeds: text('1'),
       rounds: text('100'),
       values: text('inline'),
@@ -104,12 +112,18 @@ async function runSeed(meeting: OpenedRendezvous, wanted: Arguments, seed: numbe
   const member = { rank, worldSize, store: prefixStore(meeting.store, `gin_putvalue/${seed}`) };
   const limits = { signal: new AbortController().signal, timeoutMs };
   const config: EfaConfig = { timeoutMs, values };
-  const faults = rank === 0 && wanted.faults !== undefined ? { faults: wanted.faults } : {};
-  const device = wanted.device === undefined ? {} : { device: wanted.device };
+  const soft = {
+    ...(rank === 0 && wanted.faults !== undefined ? { faults: wanted.faults } : {}),
+    ...(wanted.network === undefined ? {} : { network: { address: wanted.network } }),
+  };
+  const hardware = {
+    ...(wanted.device === undefined ? {} : { device: wanted.device }),
+    ...(wanted.library === undefined ? {} : { library: wanted.library }),
+  };
   const transport =
     wanted.backing === 'soft'
-      ? await efaGda.soft.open(member, { ...limits, config: { ...config, seed, ...faults } })
-      : await efaGda.hardware.open(member, { ...limits, config: { ...config, ...device } });
+      ? await efaGda.soft.open(member, { ...limits, config: { ...config, seed, ...soft } })
+      : await efaGda.hardware.open(member, { ...limits, config: { ...config, ...hardware } });
   try {
     const memory = await transport.allocate({ byteLength: 4096, signalSlots: 0 });
     const gin = await transport.openGin({ signals: 1, counters: 0 });

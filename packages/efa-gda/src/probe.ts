@@ -26,6 +26,7 @@ export function nicOptions(backing: EfaBacking, config: ResolvedEfaConfig): Nati
     depth: config.depth,
     inlineValues: config.values === 'inline',
     hardware: backing === 'hardware',
+    library: config.library,
     device: backing === 'hardware' ? config.device : '',
     seed: config.seed,
     traceEvents: config.traceEvents,

@@ -1,6 +1,14 @@
 /** Opens endpoints of EFA between ranks: on EFA itself, or on a software NIC in each rank's process. */
 import { createRequire } from 'node:module';
-import { exchange, type Member, type Probe, type TransportProvider, type WaitOptions } from '@ep/core';
+import {
+  checkOpening,
+  exchange,
+  type Member,
+  type OpenOptions,
+  type Probe,
+  type TransportProvider,
+  type WaitOptions,
+} from '@ep/core';
 import { native } from '@ep/native';
 import { joinApart, joinRanks, type NicNetwork } from '@ep/native/ranks';
 import { type HardwareEfaConfig, type ResolvedEfaConfig, resolveConfig, type SoftEfaConfig } from './config.js';
@@ -9,12 +17,6 @@ import { type EfaBacking, type EfaNeeds, nicOptions, probeNic } from './probe.js
 import { EfaTransport } from './transport.js';
 
 const { version: VERSION } = createRequire(import.meta.url)('@ep/efa-gda/package.json') as { readonly version: string };
-
-interface OpenOptions<Config> {
-  readonly signal: AbortSignal;
-  readonly config?: Config;
-  readonly timeoutMs?: number;
-}
 
 /**
  * Collective. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
@@ -25,8 +27,9 @@ async function openNic(
   member: Member,
   options: OpenOptions<SoftEfaConfig & HardwareEfaConfig>,
 ): Promise<EfaTransport> {
-  const { rank, worldSize, store } = member;
   const transport = `efa-gda:${backing}`;
+  checkOpening(member, options, transport);
+  const { rank, worldSize, store } = member;
   const config = resolveConfig(transport, options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
   if (backing === 'soft' && config.network !== undefined) return openApart(member, config, config.network, limits);

@@ -242,5 +242,14 @@ describe('opening', () => {
     const hardware = await efaGda.hardware.probe();
     if (hardware.available) expect(hardware.devices[0]?.detail).toMatchObject({ counters: expect.any(Number) });
     else expect(hardware).toMatchObject({ reason: expect.stringMatching(/./), remedy: expect.stringMatching(/soft/) });
+    const library = 'libfabric-of-nobody.so.1';
+    expect(await efaGda.hardware.probe({ library })).toMatchObject({
+      code: 'EP_UNAVAILABLE',
+      reason: expect.stringContaining(library),
+    });
+    expect(await efaGda.hardware.probe({ library: '' })).toMatchObject({
+      code: 'EP_INVALID_ARGUMENT',
+      reason: expect.stringContaining('a path or a name'),
+    });
   });
 });

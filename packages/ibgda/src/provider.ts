@@ -1,6 +1,14 @@
 /** Opens queue pairs between ranks: on ConnectX, on any RDMA device, or on a software NIC in each rank's process. */
 import { createRequire } from 'node:module';
-import { exchange, type Member, type Probe, type TransportProvider, type WaitOptions } from '@ep/core';
+import {
+  checkOpening,
+  exchange,
+  type Member,
+  type OpenOptions,
+  type Probe,
+  type TransportProvider,
+  type WaitOptions,
+} from '@ep/core';
 import { native } from '@ep/native';
 import { joinApart, joinRanks, type NicNetwork } from '@ep/native/ranks';
 import {
@@ -16,12 +24,6 @@ import { IbgdaTransport } from './transport.js';
 
 const { version: VERSION } = createRequire(import.meta.url)('@ep/ibgda/package.json') as { readonly version: string };
 
-interface OpenOptions<Config> {
-  readonly signal: AbortSignal;
-  readonly config?: Config;
-  readonly timeoutMs?: number;
-}
-
 /**
  * Collective. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
  * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks.
@@ -31,8 +33,9 @@ async function openNic(
   member: Member,
   options: OpenOptions<AnyIbgdaConfig>,
 ): Promise<IbgdaTransport> {
-  const { rank, worldSize, store } = member;
   const transport = `ibgda:${backing}`;
+  checkOpening(member, options, transport);
+  const { rank, worldSize, store } = member;
   const config = resolveConfig(transport, options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
   if (backing === 'soft' && config.network !== undefined) return openApart(member, config, config.network, limits);

@@ -1,5 +1,12 @@
 /** Opens the shared-memory backing: ranks on one host, as processes or as worker threads. */
-import type { Member, Need, TransportProvider, WaitOptions } from '@ep/core';
+import {
+  checkOpening,
+  type Member,
+  type Need,
+  type OpenOptions,
+  type TransportProvider,
+  type WaitOptions,
+} from '@ep/core';
 import { agreedFacts, type JoinedRanks, type JoinOptions, joinRanks, rejoinRanks } from '@ep/native/ranks';
 import { resolveConfig, type ShmConfig } from './config.js';
 import { cuda } from './cuda/provider.js';
@@ -12,10 +19,7 @@ import { VERSION } from './version.js';
  * Collective. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
  * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks.
  */
-async function openShm(
-  member: Member,
-  options: { readonly signal: AbortSignal; readonly config?: ShmConfig; readonly timeoutMs?: number },
-): Promise<ShmTransport> {
+async function openShm(member: Member, options: OpenOptions<ShmConfig>): Promise<ShmTransport> {
   return openBy(joinRanks, member, options);
 }
 
@@ -23,18 +27,16 @@ async function openShm(
  * In the place of a rank that died, with the store of the world that it was of, while the others call `ShmTransport.readmit`. Rejects with `EP_TIMEOUT` where they do not, and with
  * `EP_RENDEZVOUS` where they refuse this rank.
  */
-function rejoinShm(
-  member: Member,
-  options: { readonly signal: AbortSignal; readonly config?: ShmConfig; readonly timeoutMs?: number },
-): Promise<ShmTransport> {
+function rejoinShm(member: Member, options: OpenOptions<ShmConfig>): Promise<ShmTransport> {
   return openBy(rejoinRanks, member, options);
 }
 
 async function openBy(
   join: (options: JoinOptions, limits: WaitOptions) => Promise<JoinedRanks>,
   member: Member,
-  options: { readonly signal: AbortSignal; readonly config?: ShmConfig; readonly timeoutMs?: number },
+  options: OpenOptions<ShmConfig>,
 ): Promise<ShmTransport> {
+  checkOpening(member, options, 'nvshmem:shm');
   const { rank, worldSize } = member;
   const config = resolveConfig(options.config, worldSize);
   const { ranksOnHost, timeoutMs } = config;

@@ -3,7 +3,15 @@
  * machine: puts land in pieces and overtake each other, requests lie around until a random moment or a flush, all by seed. Ranks of one machine, as
  * threads or as processes; the store must live as long as the transport.
  */
-import { EpError, exchange, type Member, rendezvous, type TransportProvider } from '@ep/core';
+import {
+  checkOpening,
+  EpError,
+  exchange,
+  type Member,
+  type OpenOptions,
+  rendezvous,
+  type TransportProvider,
+} from '@ep/core';
 import { native } from '@ep/native';
 import { type HostileConfig, resolveConfig } from './config.js';
 import { type HostileNeeds, probeHostile } from './probe.js';
@@ -15,10 +23,8 @@ export { HostileTransport } from './transport.js';
 
 const VERSION = '0.0.0';
 
-async function openHostile(
-  member: Member,
-  options: { readonly signal: AbortSignal; readonly config?: HostileConfig; readonly timeoutMs?: number },
-): Promise<HostileTransport> {
+async function openHostile(member: Member, options: OpenOptions<HostileConfig>): Promise<HostileTransport> {
+  checkOpening(member, options, 'hostile:engine');
   const { rank, worldSize, store } = member;
   const config = resolveConfig(options.config);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };

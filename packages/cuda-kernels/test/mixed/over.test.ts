@@ -14,13 +14,14 @@ import { ibgda } from '@ep/ibgda';
 import { native } from '@ep/native';
 import { nvshmem } from '@ep/nvshmem';
 import { afterEach, describe, expect, it } from 'vitest';
-import { hardware } from '../../../ibgda/test/shim-provider.mjs';
+import { hardware as efaHardware } from '../../../efa-gda/test/shim-provider.mjs';
+import { hardware as ibgdaHardware } from '../../../ibgda/test/shim-provider.mjs';
 import { openMoeBuffer } from '../../src/index.js';
 
 const signal = new AbortController().signal;
 const SIZE = { byteLength: 4096, signalSlots: 4, timeoutMs: 20_000 };
-/** Over the shim, with the words that a ConnectX adds to. */
-const NICS = { ibgda: ibgda.soft, ibgdaHardware: hardware, efa: efaGda.soft } as const;
+/** Those of hardware over the shims. */
+const NICS = { ibgda: ibgda.soft, ibgdaHardware, efa: efaGda.soft, efaHardware } as const;
 type Nic = keyof typeof NICS;
 
 let closing: (() => Promise<void>)[] = [];
@@ -57,7 +58,7 @@ async function allocateBoth({ shm, far }: Both, near: (rank: Rank) => readonly R
 const allocateOne = async (transports: readonly Transport<never>[]): Promise<SymmetricMemory> =>
   (await Promise.all(transports.map((one) => one.allocate(SIZE))))[0]!;
 
-describe.each(['ibgda', 'ibgdaHardware', 'efa'] as const)('%s over memory of shm', (nic) => {
+describe.each(['ibgda', 'ibgdaHardware', 'efa', 'efaHardware'] as const)('%s over memory of shm', (nic) => {
   it('puts into it, and wakes who waits there, whichever memory is waited on', async () => {
     const both = await openBoth(2, nic);
     const { bases, overs } = await allocateBoth(both);

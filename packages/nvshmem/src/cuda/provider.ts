@@ -1,5 +1,5 @@
 /** Opens the backing of GPUs: ranks on one host, several on one GPU as worker threads of a process, or one or more processes for each GPU. */
-import { EpError, type Member, type Need, type TransportProvider } from '@ep/core';
+import { checkOpening, EpError, type Member, type Need, type OpenOptions, type TransportProvider } from '@ep/core';
 import { openGpus } from '@ep/native';
 import { joinRanks } from '@ep/native/ranks';
 import { VERSION } from '../version.js';
@@ -8,10 +8,8 @@ import { probeCuda } from './probe.js';
 import { CudaTransport } from './transport.js';
 
 /** Collective, as `nvshmem.shm.open`. Rejects with `EP_UNAVAILABLE` where there is no GPU. */
-async function openCuda(
-  member: Member,
-  options: { readonly signal: AbortSignal; readonly config?: CudaConfig; readonly timeoutMs?: number },
-): Promise<CudaTransport> {
+async function openCuda(member: Member, options: OpenOptions<CudaConfig>): Promise<CudaTransport> {
+  checkOpening(member, options, 'nvshmem:cuda');
   const { rank, worldSize } = member;
   const config = resolveCudaConfig(options.config, worldSize);
   const { library, devices } = openGpus();

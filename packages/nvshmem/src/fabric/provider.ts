@@ -1,9 +1,11 @@
 /** Opens the backing `fabric`: ranks meet at the store once; from then on all goes through the network. */
 import {
+  checkOpening,
   EpError,
   exchange,
   hostFacts,
   type Member,
+  type OpenOptions,
   type Rank,
   rendezvous,
   type TransportProvider,
@@ -105,10 +107,8 @@ async function join(opening: Opening, nic: NativeFabricNic, liveness: Liveness):
  * Collective. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
  * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks.
  */
-async function openFabric(
-  member: Member,
-  options: { readonly signal: AbortSignal; readonly config?: FabricConfig; readonly timeoutMs?: number },
-): Promise<FabricTransport> {
+async function openFabric(member: Member, options: OpenOptions<FabricConfig>): Promise<FabricTransport> {
+  checkOpening(member, options, 'nvshmem:fabric');
   const { rank, worldSize } = member;
   const config = resolveConfig(options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
