@@ -1,6 +1,7 @@
 // The `fast` executor's context: one lane per block, bulk copies. What users run on CPUs.
 #pragma once
 
+#include <algorithm>
 #include <barrier>
 
 #include "kernel.hpp"
@@ -36,6 +37,15 @@ struct fast_context {
   }
   bool wait_equal(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
     return wait_until(comparison::eq, word, value, rank, stage, status);
+  }
+  // `wait`, until by_ns (as clock_ns) at the latest.
+  bool wait_by(const uint64_t* word, uint64_t value, uint64_t by_ns, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
+    wait_scope waits = environment.waits;
+    waits.deadline_ns = std::min(waits.deadline_ns, static_cast<int64_t>(by_ns));
+    const wait_result result = wait_word(waits, word, comparison::ge, value, rank);
+    if (result.status == EP_STATUS_OK) return true;
+    kernel_status_fail(status, result, stage, value);
+    return false;
   }
   bool wait_until(comparison cmp, const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
     const wait_result result = wait_word(environment.waits, word, cmp, value, rank);

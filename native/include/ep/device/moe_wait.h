@@ -137,18 +137,27 @@ template <class Ctx> struct moe_look_until {
   }
 };
 
+/* Whether a word has reached `value`, by `by_ns` if that is not 0. HAZARD: where a context can sleep until the word changes it must: ranks await each other in order, and where they
+ * outnumber cores those that look again and again leave nobody a core (128 threads on two cores: minutes). */
+template <class Ctx>
+EP_HD bool moe_wait_by(Ctx& ctx, const uint64_t* word, uint64_t value, uint64_t by_ns, int32_t rank, uint32_t stage, ep_kernel_status* why) {
+  if (by_ns == 0) return ctx.wait(word, value, rank, stage, why);
+  if constexpr (requires { ctx.wait_by(word, value, by_ns, rank, stage, why); }) {
+    return ctx.wait_by(word, value, by_ns, rank, stage, why);
+  } else {
+    if (!ctx.wait_for(moe_look_until<Ctx>{&ctx, word, value, by_ns}, value, rank, stage, why)) return false;
+    const uint64_t found = load_acquire(ctx, word);
+    if (found < value) *why = {EP_STATUS_TIMEOUT, rank, stage, 0, value, found};
+    return found >= value;
+  }
+}
+
 /* Whether `rank`'s word of a kind has reached `value`, by `by_ns` if that is not 0; a rank that does not get there is given up. */
 template <class Ctx, class Endpoint>
 EP_HD bool moe_await(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint32_t kind, uint64_t value, int32_t rank, uint32_t stage, uint64_t by_ns = 0) {
   const uint64_t* word = endpoint.local_signal(at.signal_slot(kind, rank));
   ep_kernel_status why{};
-  if (by_ns == 0) {
-    if (ctx.wait(word, value, rank, stage, &why)) return true;
-  } else if (ctx.wait_for(moe_look_until<Ctx>{&ctx, word, value, by_ns}, value, rank, stage, &why)) {
-    const uint64_t found = load_acquire(ctx, word);
-    if (found >= value) return true;
-    why = {EP_STATUS_TIMEOUT, rank, stage, 0, value, found};
-  }
+  if (moe_wait_by(ctx, word, value, by_ns, rank, stage, &why)) return true;
   moe_give_up(ctx, at, rank, why);
   return false;
 }
@@ -259,12 +268,7 @@ template <class Ctx, class Endpoint>
 EP_HD bool moe_settled(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint32_t kind, uint64_t owed, int32_t rank, uint32_t stage) {
   const uint64_t* word = endpoint.local_signal(at.signal_slot(kind, rank));
   ep_kernel_status why{};
-  if (at.call.credits_by_ns == 0) {
-    if (ctx.wait(word, owed, rank, stage, &why)) return true;
-  } else if (ctx.wait_for(moe_look_until<Ctx>{&ctx, word, owed, at.call.credits_by_ns}, owed, rank, stage, &why)) {
-    return load_acquire(ctx, word) >= owed;
-  }
-  if (why.status == EP_STATUS_PEER_LOST) return true;
+  if (moe_wait_by(ctx, word, owed, at.call.credits_by_ns, rank, stage, &why) || why.status == EP_STATUS_PEER_LOST) return true;
   if (why.status != EP_STATUS_TIMEOUT) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
   return false;
 }
