@@ -133,7 +133,7 @@ export class TwoLevelPlan implements DataPlan {
     for (let at = 0; at < this.#pieces.length + PIECES - 1; at++) {
       const next = this.#pieces[at];
       if (next !== undefined) {
-        const up = this.#raise(next);
+        const up = this.#raise(next, ups.at(-1));
         // It is awaited below, which may be after it has failed.
         up.catch(() => {});
         ups.push(up);
@@ -149,8 +149,10 @@ export class TwoLevelPlan implements DataPlan {
     }
   }
 
-  async #raise({ up, exchange }: Piece): Promise<void> {
+  /** HAZARD: the ends of calls on the host are not told in their order, and exchanges that begin in another order than on the counterparts wait for each other for ever. */
+  async #raise({ up, exchange }: Piece, before: Promise<void> | undefined): Promise<void> {
     await up?.();
+    await before;
     exchange?.begin();
   }
 
