@@ -1,4 +1,4 @@
-/** Every case over a network: waiting for those that fall silent takes its time. */
+/** Every case over a network, where waiting for those that fall silent takes its time, and by the path of hardware, over which nobody is woken. */
 import { defineConfig } from 'vitest/config';
 
 export default defineConfig({

@@ -44,6 +44,14 @@ export const SWITCHES = {
     default: 'unset',
     meaning: 'where the C++ fuzzers begin; a finding prints the one that repeats it',
   },
+  EP_SOAK_MINUTES: {
+    default: 'unset',
+    meaning: 'how long the soak of several hosts strikes, instead of some seconds, or half an hour with `EP_TEST_FULL`',
+  },
+  EP_SOAK_SEED: {
+    default: 'unset',
+    meaning: 'which faults that soak makes: it prints the one that repeats them',
+  },
   EP_STORE: {
     default: 'unset',
     meaning:

@@ -5,7 +5,7 @@
 import { describeTransport } from '@ep/conformance';
 
 describeTransport('ibgda (hardware, over the shim)', {
-  provider: { module: new URL('./shim-provider.mjs', import.meta.url).href, name: 'hardware' },
+  provider: { module: new URL('../shim-provider.mjs', import.meta.url).href, name: 'hardware' },
   name: 'ibgda:hardware (shim)',
   otherConfig: { qpsPerPeer: 3 },
   worlds: [2, 3],
@@ -14,5 +14,5 @@ describeTransport('ibgda (hardware, over the shim)', {
     ['threads', 2],
     ['processes', 3],
   ],
-  expected: new URL('./conformance-shim.expected.json', import.meta.url),
+  expected: new URL('../conformance-shim.expected.json', import.meta.url),
 });
