@@ -2,7 +2,9 @@ import { fileURLToPath } from 'node:url';
 import { describeTransport } from '@ep/conformance';
 
 // Ranks inherit the environment: what a GPU would run, host threads run. The cases are of memory of the host, which JS reaches; e2e/gpu has those of the device's.
-process.env.EP_CUDA_PATH = fileURLToPath(new URL('../../../../native/build/Release/libep_cuda_host.so', import.meta.url));
+process.env.EP_CUDA_PATH = fileURLToPath(
+  new URL('../../../../native/build/Release/libep_cuda_host.so', import.meta.url),
+);
 
 describeTransport('nvshmem (cuda, on a stand-in)', {
   provider: { module: '@ep/nvshmem', name: 'nvshmem.cuda' },
