@@ -12,7 +12,7 @@ import { expect, it, type TestContext } from 'vitest';
 
 const here = (path: string): string => fileURLToPath(new URL(path, import.meta.url));
 const cache = here('../.cache/guest');
-const program = here('../../native/build/release/verbs_proxy_test');
+const program = here('../../native/build/verbs_proxy_test');
 const script = here('../../native/tests/verbs-guest/run.sh');
 const missingTool = 77;
 

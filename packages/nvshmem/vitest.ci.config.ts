@@ -1,4 +1,4 @@
-/** Every case over libfabric's TCP, whose timeouts make it slow, and on a stand-in for GPUs. */
+/** Every case over libfabric's TCP, whose timeouts make it slow, and on a stand-in for GPUs; the largest world. */
 import { defineConfig } from 'vitest/config';
 
 export default defineConfig({

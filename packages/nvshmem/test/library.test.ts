@@ -28,7 +28,7 @@ describe.each(RANK_KINDS)('ranks as %s', (kind) => {
   });
 });
 
-it.each([65, 128])('%i PEs as threads', async (size) => {
-  const values = await runRanks('threads', size, 'many', {});
-  expect(values).toEqual(Array.from({ length: size }, () => (size * (size - 1)) / 2));
+// 128 of them: worlds/many.test.ts.
+it('65 PEs as threads', async () => {
+  expect(await runRanks('threads', 65, 'many')).toEqual(new Array(65).fill((65 * 64) / 2));
 });
