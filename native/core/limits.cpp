@@ -66,8 +66,9 @@ template <class Visit> void cgroup_walk(const std::string& base, Visit visit) {
     for (;;) {
       visit(base + root + (path == "/" ? "" : path));
       if (path.empty() || path == "/") break;
-      path = path.substr(0, path.rfind('/'));
-      if (path.empty()) path = "/";
+      const size_t slash = path.rfind('/');
+      if (slash == std::string::npos) break;
+      path.resize(std::max<size_t>(slash, 1));
     }
   }
 }

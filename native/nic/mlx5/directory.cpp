@@ -103,7 +103,7 @@ directory_entry::~directory_entry() {
 result<ep_segment_handle> directory_find(uint32_t number) {
   std::ifstream list("/proc/net/unix");
   if (!list) return failure_errno("open", errno, "/proc/net/unix, the directory of software NICs");
-  const std::string prefix = "@" + prefix_of(number);
+  const std::string prefix = '@' + prefix_of(number);
   for (std::string line; std::getline(list, line);) {
     const size_t at = line.find(prefix);
     if (at == std::string::npos) continue;

@@ -65,6 +65,9 @@ void reads_version_2() {
   // Somebody was faster than the kernel's accounting.
   machine.file("sys/fs/cgroup/pod/memory.current", "9000001");
   limit_is(machine, 0, of_group);
+  // No path that Linux gives, and no reason to look for ever.
+  machine.file("proc/self/cgroup", "0::odd");
+  limit_is(machine, 2048000 * 1024ull, "MemAvailable");
 }
 
 void reads_version_1() {
