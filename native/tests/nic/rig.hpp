@@ -314,7 +314,8 @@ struct data_at {
 
 inline void add32(wqe_bytes& wqe, uint32_t word) {
   word = be32(word);
-  wqe.insert(wqe.end(), reinterpret_cast<uint8_t*>(&word), reinterpret_cast<uint8_t*>(&word) + 4);
+  wqe.resize(wqe.size() + 4);
+  std::memcpy(wqe.data() + wqe.size() - 4, &word, 4);
 }
 inline void add64(wqe_bytes& wqe, uint64_t word) {
   add32(wqe, static_cast<uint32_t>(word >> 32));
