@@ -18,10 +18,10 @@ if (!probe.available) process.exit(1);
 
 const order = {
   suite: { module: import.meta.resolve('@ep/conformance/cases'), name: 'transportCases' },
-  provider: { module: new URL('./provider.mjs', import.meta.url).href, name: 'verbs' },
   config: {},
   limitMs,
 };
+const module = new URL('./provider.mjs', import.meta.url).href;
 const worlds = new Worlds();
 for (const [index, one] of transportCases.entries()) {
   if (!new RegExp(pattern).test(one.id)) continue;
@@ -35,7 +35,9 @@ for (const [index, one] of transportCases.entries()) {
     continue;
   }
   try {
-    await worlds.run('processes', one.ranks ?? 2, { ...order, id: one.id, seed: index + 1 });
+    // Ranks meet by a store and by an exchange of their own, in turn.
+    const provider = { module, name: index % 2 === 0 ? 'verbs' : 'verbsByExchange' };
+    await worlds.run('processes', one.ranks ?? 2, { ...order, provider, id: one.id, seed: index + 1 });
     done('pass');
   } catch (error) {
     done('fail', String(error.message));

@@ -87,7 +87,7 @@ export interface NativeEfaNic extends NicRequests {
   /** What was wrong with requests: one sentence each. */
   violations(): readonly string[];
   /** One JSON object a line. */
-  trace(): string;
+  trace(format: 'jsonl' | 'chrome'): string;
   /** Replaces the script of faults: see native/nic/efa/faults.hpp. */
   setFaults(script: string): void;
   close(): void;

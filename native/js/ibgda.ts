@@ -157,8 +157,8 @@ export interface NativeIbgdaNic extends NicRequests {
   counts(): SoftNicCounts;
   /** What was wrong with requests: one sentence each. */
   violations(): readonly string[];
-  /** One JSON object a line. */
-  trace(): string;
+  /** One JSON object a line, or a file of the Trace Event Format. */
+  trace(format: 'jsonl' | 'chrome'): string;
   /** Replaces the script of faults: see native/nic/mlx5/faults.hpp. */
   setFaults(script: string): void;
   close(): void;

@@ -1,7 +1,6 @@
 #include "efa_wraps.hpp"
 
 #include <cstring>
-#include <sstream>
 
 #include "dl/efa_libfabric.hpp"
 #include "dl/shim/fabric_attach.hpp"
@@ -335,12 +334,8 @@ Napi::Value efa_wrap::violations(const Napi::CallbackInfo& info) {
   return out;
 }
 
-// -> JSONL
-Napi::Value efa_wrap::trace(const Napi::CallbackInfo& info) {
-  std::ostringstream out;
-  emulator(info.Env()).write_trace_jsonl(out);
-  return Napi::String::New(info.Env(), out.str());
-}
+// (format)
+Napi::Value efa_wrap::trace(const Napi::CallbackInfo& info) { return trace_text(info[0], emulator(info.Env())); }
 
 // (script)
 void efa_wrap::set_faults(const Napi::CallbackInfo& info) {

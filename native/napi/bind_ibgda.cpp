@@ -1,7 +1,6 @@
 #include "nic_arguments.hpp"
 
 #include <cstring>
-#include <sstream>
 
 #include "ibgda/rank_nic.hpp"
 #include "nic/mlx5/soft_device.hpp"
@@ -380,12 +379,8 @@ Napi::Value ibgda_wrap::violations(const Napi::CallbackInfo& info) {
   return out;
 }
 
-// -> JSONL
-Napi::Value ibgda_wrap::trace(const Napi::CallbackInfo& info) {
-  std::ostringstream out;
-  emulator(info.Env()).write_trace_jsonl(out);
-  return Napi::String::New(info.Env(), out.str());
-}
+// (format)
+Napi::Value ibgda_wrap::trace(const Napi::CallbackInfo& info) { return trace_text(info[0], emulator(info.Env())); }
 
 // (script)
 void ibgda_wrap::set_faults(const Napi::CallbackInfo& info) {

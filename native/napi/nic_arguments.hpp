@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <sstream>
 #include <vector>
 
 #include "wraps.hpp"
@@ -47,6 +48,16 @@ inline uint64_t word_offset(Napi::Value value, uint64_t bytes, uint64_t availabl
   const uint64_t offset = checked_range(value.Env(), value, bytes, available, "byteOffset");
   if (offset % bytes != 0) throw_invalid(value.Env(), "a word of " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset) + " is not aligned");
   return offset;
+}
+
+// What a software NIC did, as `format` says: jsonl (unless given) or chrome.
+template <class Device> Napi::Value trace_text(Napi::Value format, const Device& device) {
+  const std::string asked = format.IsUndefined() ? "jsonl" : format.ToString().Utf8Value();
+  if (asked != "jsonl" && asked != "chrome") throw_invalid(format.Env(), "a trace is written as jsonl or chrome, not as " + asked);
+  std::ostringstream out;
+  if (asked == "jsonl") device.write_trace_jsonl(out);
+  else device.write_trace_chrome(out);
+  return Napi::String::New(format.Env(), out.str());
 }
 
 // Memory of the caller that a NIC may read and write locally.

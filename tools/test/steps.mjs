@@ -83,29 +83,22 @@ const ctestPreset = (preset, stepLanes, minutes) => {
 };
 
 /**
- * The device code over the software EFA, under ten times and more the seeds that it has elsewhere.
+ * Some C++ tests of the release preset, told by a variable to do more than they do elsewhere.
+ * @param {string} name
+ * @param {string} variable `NAME=value`
+ * @param {string} tests a regular expression of ctest
+ * @param {number} minutes
  * @returns {Step}
  */
-const efaSeeds = () => {
-  const report = join(resultsDir, 'ctest-efa-seeds.xml');
-  const tests = ['-R', '^efa_(gin|post|endpoint|pr|naive)_test$', '--no-tests=error', '--output-on-failure'];
+const longer = (name, variable, tests, minutes) => {
+  const report = join(resultsDir, `ctest-${name.replaceAll(/\W+/g, '-')}.xml`);
+  const run = ['ctest', '--preset', 'release', '-R', tests, '--no-tests=error', '--output-on-failure'];
   return {
-    name: 'efa for 1000 seeds',
+    name,
     lanes: ['full'],
-    minutes: 20,
+    minutes,
     cwd: join(root, 'native'),
-    command: [
-      'cmake',
-      '-E',
-      'env',
-      'EP_TEST_SEEDS=1000',
-      'ctest',
-      '--preset',
-      'release',
-      ...tests,
-      '--output-junit',
-      report,
-    ],
+    command: ['cmake', '-E', 'env', variable, ...run, '--output-junit', report],
     report: { format: 'junit', files: [report] },
     needs: 'build release',
   };
@@ -175,7 +168,10 @@ export function stepTable() {
     },
     ...suites('test', ['default'], 10),
     ...ctestPreset('release', ciLanes, 15),
-    efaSeeds(),
+    // The device code over the software EFA, under ten times and more the seeds that it has elsewhere.
+    longer('efa for 1000 seeds', 'EP_TEST_SEEDS=1000', '^efa_(gin|post|endpoint|pr|naive)_test$', 20),
+    // What software NICs are told by posters, by commands and by their peers on a network: as much as ends within a test's 300 s on a busy machine, too.
+    longer('fuzz of C++', 'EP_FUZZ_RUNS=500000', '^(nic_fuzz|net_talk|net_wire|net_efa)_test$', 20),
     {
       name: 'headers',
       lanes: ['default'],

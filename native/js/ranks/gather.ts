@@ -1,5 +1,5 @@
 /** The steps of a collective set-up: what one rank could not do, all ranks hear of. */
-import { type EpCode, EpError, formatRanks, type Rank, type WaitOptions } from '@ep/core';
+import { type EpCode, EpError, formatRanks, isEpError, type Rank, type WaitOptions } from '@ep/core';
 import { GATHER_BYTES, type Gathering } from './team.js';
 
 export interface SetUpStep {
@@ -45,4 +45,34 @@ export async function reportStep(
   const ranks = failedRanks(world, blobs);
   if (ranks.length === 0) return blobs;
   throw new EpError(step.code, `${step.where}: ${formatRanks(ranks)} could not ${step.what}`, { context: { ranks } });
+}
+
+/**
+ * Collective: a step that may fail on one rank alone. Ends when all have taken it. Where `body` failed here, that is what this rejects with; where it failed elsewhere,
+ * an error names those ranks, and what was made here is handed to `undo`.
+ */
+export async function together<T>(
+  world: Gathering,
+  step: SetUpStep,
+  limits: WaitOptions,
+  body: () => T | Promise<T>,
+  undo: (made: T) => void = () => {},
+): Promise<T> {
+  let made: { readonly value: T } | undefined;
+  let failure: unknown;
+  try {
+    made = { value: await body() };
+  } catch (error) {
+    failure = error;
+    // The others' time is up, too, or soon: they are not to be waited for once more.
+    if (limits.signal?.aborted === true || (isEpError(error) && error.code === 'EP_TIMEOUT')) throw error;
+  }
+  try {
+    await reportStep(world, step, Uint8Array.of(made === undefined ? 0 : 1), failure, limits);
+  } catch (error) {
+    if (made === undefined) throw failure;
+    undo(made.value);
+    throw error;
+  }
+  return made!.value;
 }

@@ -4,7 +4,8 @@ export { AdoptedRange, type NativeLocal, type NicMemories } from './adopted.js';
 export { AdoptedDeviceMemory } from './adopted-device.js';
 export { type Allocator, allocateMemory, checkHostAllocation, type Reach } from './allocate.js';
 export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory } from './device-memory.js';
-export { reportStep, type SetUpStep } from './gather.js';
+export { reportStep, type SetUpStep, together } from './gather.js';
+export { type Introduction, type Told, throughStore } from './introduction.js';
 export { agreedFacts, type JoinedRanks, type JoinOptions, joinRanks } from './join.js';
 export { joinApart, type LinkedNic, type NetworkWorld } from './join-apart.js';
 export {

@@ -1,11 +1,12 @@
-/** How ranks find each other whose NICs a network joins: they meet at the store, and from then on all goes through the NICs. */
-import { EpError, exchange, hostFacts, type Member, type Rank, rendezvous, type WaitOptions } from '@ep/core';
+/** How ranks find each other whose NICs a network joins: they are introduced, and from then on all goes through the NICs. */
+import { hostFacts, type Member, type Rank, type WaitOptions } from '@ep/core';
 import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
 import { native } from '../native.js';
+import type { Introduction } from './introduction.js';
 import { type LinkedTeam, openLinkedTeam, type TeamEndpoint, teamMemory } from './linked-team.js';
 import { Liveness } from './liveness.js';
 import type { NicNetwork } from './network.js';
-import { checkSecret, fingerprint, linkKeys, NONCE_BYTES, networkOfProcess, newNonce } from './secret.js';
+import { checkSecret, fingerprint, linkKeys, networkOfProcess, newNonce } from './secret.js';
 
 /** What the addon's NIC does while ranks meet; `close` included, for those that do not. */
 export interface LinkedNic {
@@ -15,8 +16,9 @@ export interface LinkedNic {
   close(): void;
 }
 
-export interface NetworkWorld<Nic extends LinkedNic> extends Member {
-  /** Names it to the other ranks and prefixes its keys in the store. */
+export interface NetworkWorld<Nic extends LinkedNic> extends Omit<Member, 'store'> {
+  readonly introduction: Introduction;
+  /** Names it to the other ranks. */
   readonly transport: string;
   readonly version: string;
   /** What all ranks must have chosen alike, beside transport, version, ABI and the network's times. */
@@ -67,7 +69,7 @@ async function meet<Nic extends LinkedNic>(
       ...world.agree,
     };
     const facts = { agree, host: { ...hostFacts(), network: networkOfProcess() } };
-    const peers = await rendezvous(world.store, { ...world, facts, key: `${transport}/rendezvous` }, limits);
+    const peers = await world.introduction.compare(facts, limits);
     checkSecret(transport, peers, network.secret);
   } catch (error) {
     nic?.close();
@@ -84,27 +86,20 @@ async function link<Nic extends LinkedNic>(
   context: NativeRankContext,
   limits: WaitOptions,
 ): Promise<{ readonly liveness: Liveness; readonly world: LinkedTeam }> {
-  const { rank, worldSize, store, transport, timeoutMs } = world;
+  const { rank, worldSize, introduction, timeoutMs } = world;
   const size = teamMemory(worldSize);
   const memory = new (native().binding.SymmetricMemory)(context, size.byteLength, size.signalSlots);
-  const [part, connection] = [nic.addMemory(memory), world.connection(nic)];
-  const bytes = Buffer.concat([newNonce(), part, connection]);
-  const blobs = await exchange(store, { rank, worldSize, key: `${transport}/connections`, bytes }, limits);
-  for (const [peer, blob] of blobs.entries()) {
-    if (blob.byteLength === bytes.byteLength) continue;
-    const found = `${blob.byteLength} bytes, expected ${bytes.byteLength}`;
-    throw new EpError('EP_RENDEZVOUS', `rank ${peer} published a connection of ${found}`);
-  }
-  const endOfPart = NONCE_BYTES + part.byteLength;
-  const nonces = blobs.map((blob) => blob.subarray(0, NONCE_BYTES));
-  const connections = blobs.map((blob) => blob.subarray(endOfPart));
+  const own = { nonce: newNonce(), memory: nic.addMemory(memory), connection: world.connection(nic) };
+  const told = await introduction.tell('connections', own, limits);
+  const nonces = told.map(({ nonce }) => nonce);
+  const connections = told.map(({ connection }) => connection);
   world.connect(nic, connections, linkKeys(rank, nonces, world.network.secret));
   nic.route(
     memory,
-    blobs.map((blob) => blob.subarray(NONCE_BYTES, endOfPart)),
+    told.map((theirs) => theirs.memory),
   );
   // HAZARD: before it, a peer may not be ready to receive: what it is sent fails, or waits for a whole timeout.
-  await exchange(store, { rank, worldSize, key: `${transport}/connected`, bytes: new Uint8Array(1) }, limits);
+  await introduction.tell('connected', {}, limits);
   const liveness = new Liveness(context, rank, worldSize);
   const endpoint = (peer: Rank) => world.endpoint({ peer, nic, context, liveness, timeoutMs });
   const opening = { rank, worldSize, context, liveness, timeoutMs, memory, nic, endpoint };
@@ -112,7 +107,7 @@ async function link<Nic extends LinkedNic>(
 }
 
 /**
- * Collective. A store serves one call of one world and transport. Rejects with `EP_RENDEZVOUS` naming the odd ranks, with `EP_SECRET` where ranks on several hosts have none. The
+ * Collective. An introduction serves one call of one world and transport. Rejects with `EP_RENDEZVOUS` naming the odd ranks, with `EP_SECRET` where ranks on several hosts have none. The
  * caller closes `world`, then `nic`, then `context`.
  */
 export async function joinApart<Nic extends LinkedNic>(world: NetworkWorld<Nic>, limits: WaitOptions) {

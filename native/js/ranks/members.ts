@@ -367,7 +367,10 @@ export class Members {
  * Instead of `joinRanks`, in the place of a rank that died, while those that stay call `readmit`. Rejects with `EP_TIMEOUT` where they do not, and with `EP_RENDEZVOUS` where
  * they refuse this rank.
  */
-export async function rejoinRanks(options: JoinOptions, limits: WaitOptions): Promise<JoinedRanks> {
+export async function rejoinRanks(
+  options: JoinOptions & { readonly store: Store },
+  limits: WaitOptions,
+): Promise<JoinedRanks> {
   const where = 'rejoin';
   const { rank, worldSize, store, transport, ranksOnHost, timeoutMs } = options;
   const clock = clockOf(limits.timeoutMs ?? timeoutMs);

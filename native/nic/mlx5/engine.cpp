@@ -110,6 +110,7 @@ bool engine::take_event(dl::mlx5_event& event) {
 }
 
 void engine::set_link(bool up) {
+  link_back_ns_ = INT64_MAX;
   if (up == link_up_) return;
   link_up_ = up;
   store_ordered(port_.header().link_up, uint32_t{up ? 1u : 0u});
@@ -124,6 +125,7 @@ void engine::release_held() {
 
 bool engine::poll_doorbells(int64_t now_ns) {
   now_ns_ = now_ns;
+  if (now_ns >= link_back_ns_) set_link(true);
   bool any = false;
   for (auto& [id, page] : pages) {
     for (uint32_t half = 0; half < EP_MLX5_BF_BYTES; half += EP_MLX5_BF_HALF_BYTES) {
@@ -230,6 +232,7 @@ bool engine::work(int64_t now_ns) {
 
 bool engine::step(random_source& random, int64_t now_ns) {
   now_ns_ = now_ns;
+  if (now_ns >= link_back_ns_) set_link(true);
   std::vector<std::function<bool()>> choices;
   for (auto& entry : pages) {
     doorbell_page* page = entry.second.get();
@@ -261,7 +264,7 @@ bool engine::step(random_source& random, int64_t now_ns) {
 }
 
 int64_t engine::next_due_ns() const {
-  int64_t due = INT64_MAX;
+  int64_t due = link_back_ns_;
   for (const queue_pair* qp : ready_) {
     if (!qp->current.held) due = std::min(due, qp->resume_ns);
   }

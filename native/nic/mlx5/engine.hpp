@@ -97,6 +97,7 @@ class engine {
   bool fetch(queue_pair& qp);
   bool prepare(queue_pair& qp);
   void attempt(queue_pair& qp);
+  void move_link(const queue_pair& qp);
   void answered(queue_pair& qp, const wire_reply& reply);
   void pending(queue_pair& qp);
   void unanswered(queue_pair& qp, const char* why, bool broken = false);
@@ -123,6 +124,7 @@ class engine {
   int64_t now_ns_ = 0;
   uint64_t turn_bytes_ = 0; // moved in this turn of a queue pair
   bool link_up_ = true;
+  int64_t link_back_ns_ = INT64_MAX; // when a link that a fault took down comes up again
 };
 
 } // namespace ep::nic

@@ -143,8 +143,18 @@ bool engine::prepare(queue_pair& qp) {
   return true;
 }
 
+// What a fault does to the link when a request is tried.
+void engine::move_link(const queue_pair& qp) {
+  if (faults_.empty() || !link_up_) return;
+  const fault_rule* rule = faults_.hit(fault_kind::link_down, qp.qpn, qp.current.request.opcode);
+  if (rule == nullptr) return;
+  set_link(false);
+  if (rule->value != 0) link_back_ns_ = now_ns_ + static_cast<int64_t>(rule->value);
+}
+
 void engine::attempt(queue_pair& qp) {
   flight& now = qp.current;
+  move_link(qp);
   if (!link_up_) {
     drop_ticket(qp);
     return unanswered(qp, "one's own link is down");

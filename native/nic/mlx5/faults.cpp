@@ -10,7 +10,7 @@
 namespace ep::nic {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, fault_kind>, 9> kinds{{
+constexpr std::array<std::pair<std::string_view, fault_kind>, 10> kinds{{
     {"drop", fault_kind::drop},
     {"drop-ack", fault_kind::drop_ack},
     {"delay", fault_kind::delay},
@@ -19,6 +19,7 @@ constexpr std::array<std::pair<std::string_view, fault_kind>, 9> kinds{{
     {"partial", fault_kind::partial},
     {"lose-doorbell", fault_kind::lose_doorbell},
     {"repeat-doorbell", fault_kind::repeat_doorbell},
+    {"link-down", fault_kind::link_down},
     {"reorder", fault_kind::reorder},
 }};
 
@@ -62,7 +63,7 @@ bool apply(fault_rule& rule, std::string_view key, std::string_view text) {
     rule.skip = value;
   } else if (key == "count") {
     rule.count = value;
-  } else if ((key == "ns" && (rule.kind == fault_kind::delay || rule.kind == fault_kind::torn) && value <= INT64_MAX / 2) ||
+  } else if ((key == "ns" && (rule.kind == fault_kind::delay || rule.kind == fault_kind::torn || rule.kind == fault_kind::link_down) && value <= INT64_MAX / 2) ||
              (key == "pieces" && rule.kind == fault_kind::partial && value >= 1 && value <= 4096)) {
     rule.value = value;
   } else {
@@ -93,8 +94,9 @@ result<fault_script> fault_script::parse(std::string_view text) {
       rule.kind = kind;
       known = true;
     }
-    if (!known) return refuse(name, "is no fault: drop, drop-ack, delay, hold, torn, partial, lose-doorbell, repeat-doorbell or reorder");
+    if (!known) return refuse(name, "is no fault: drop, drop-ack, delay, hold, torn, partial, lose-doorbell, repeat-doorbell, link-down or reorder");
     rule.value = rule.kind == fault_kind::partial ? 4 : 0;
+    if (rule.kind == fault_kind::link_down) rule.count = 1; // a link that is up again may stay so
     for (std::string_view word = next_word(line); !word.empty(); word = next_word(line)) {
       const size_t equals = word.find('=');
       if (equals == std::string_view::npos || !apply(rule, word.substr(0, equals), word.substr(equals + 1))) {

@@ -9,6 +9,7 @@
 //   partial ... [pieces=N]                       a write or read lands in pieces, in any order, over several turns of the NIC
 //   lose-doorbell   [qpn=N] [count=N] [skip=N]   a doorbell that the NIC never sees; the next one must catch up
 //   repeat-doorbell [qpn=N] ...                  a doorbell that arrives twice
+//   link-down ... [ns=N]                         the port's link goes down when a request is tried, in both directions, once unless count=N; for good, or for so long
 //   reorder                                      queue pairs take turns at random instead of in order
 //
 // match: qpn=N, opcode=N or opcode=atomic. The first `skip` matches pass, then `count` are hit (default: all). Lines may be empty or begin with #.
@@ -22,7 +23,7 @@
 
 namespace ep::nic {
 
-enum class fault_kind : uint8_t { drop, drop_ack, delay, hold, torn, partial, lose_doorbell, repeat_doorbell, reorder };
+enum class fault_kind : uint8_t { drop, drop_ack, delay, hold, torn, partial, lose_doorbell, repeat_doorbell, link_down, reorder };
 
 struct fault_rule {
   fault_kind kind = fault_kind::drop;
@@ -33,7 +34,7 @@ struct fault_rule {
   uint32_t qpn = 0;
   uint64_t skip = 0;
   uint64_t count = UINT64_MAX;
-  uint64_t value = 0; // ns of delay and torn, pieces of partial
+  uint64_t value = 0; // ns of delay, torn and link_down, pieces of partial
 };
 
 class fault_script {

@@ -2,7 +2,7 @@
 import { type EpError, isEpError, memoryStore } from '@ep/core';
 import { expect, it } from 'vitest';
 import { native } from '../../js/native.js';
-import { type JoinOptions, joinRanks } from '../../js/ranks/index.js';
+import { type JoinOptions, joinRanks, throughStore } from '../../js/ranks/index.js';
 
 const worldSize = 3;
 
@@ -14,13 +14,13 @@ async function refusals(odd: Partial<JoinOptions>): Promise<readonly EpError[]> 
       {
         rank,
         worldSize,
-        store: store.handle(),
         transport: 'test:join',
         version: '1.2.3',
         ranksOnHost: worldSize,
         timeoutMs: 20_000,
         ...(rank === worldSize - 1 ? odd : {}),
       },
+      throughStore({ rank, worldSize, store: store.handle() }, 'test:join'),
       { timeoutMs: 20_000 },
     );
   const ends = await Promise.allSettled([join(0), join(1), join(2)]);

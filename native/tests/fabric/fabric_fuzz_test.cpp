@@ -2,9 +2,9 @@
 // one and give up the other; it must not crash, hang, write anywhere but where the message says, take a stranger's word for anything, or be of no use to the rest of the world.
 //
 // EP_FUZZ_RUNS=N messages (default: a few seconds' worth), EP_FUZZ_SEED=N. A finding prints the seed and round that repeat it.
-#include <cstdlib>
 #include <cstring>
 
+#include "environment.hpp"
 #include "fabric_ranks.hpp"
 #include "scripted_port.hpp"
 
@@ -19,11 +19,6 @@ constexpr int32_t world_size = 64;
 constexpr uint64_t memory_bytes = 4096;
 constexpr uint64_t slots = 16;
 constexpr uint64_t posted = 6; // requests of the engine to each peer, so that peers have something to say about them
-
-uint64_t number_of(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 0);
-}
 
 uint64_t interesting(random_source& random) {
   static constexpr uint64_t values[] = {0, 1, 2, 7, 8, 15, 16, 17, 63, 64, 191, 192, 193, 4088, 4095, 4096, 4097, 0xffff, 0x10000, 0xfffff, 0x100000, 0x7fffffff, 0xffffffff, UINT64_MAX, UINT64_MAX - 7};

@@ -2,20 +2,15 @@
 // for; it must not crash, hang, touch what was not registered, complete a request twice or not at all, tick a peer for a failure, or be of no use afterwards.
 //
 // EP_FUZZ_RUNS=N executions of each kind (default: a few seconds' worth), EP_FUZZ_SEED=N. A finding prints the seed and run that repeat it.
-#include <cstdlib>
 #include <string>
 
+#include "environment.hpp"
 #include "nic/efa_rig.hpp"
 
 using namespace ep;
 using namespace ep::test;
 
 namespace {
-
-uint64_t number_of(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 0);
-}
 
 uint64_t interesting(random_source& random) {
   static constexpr uint64_t values[] = {0, 1, 2, 7, 8, 15, 16, 31, 63, 64, 80, 81, 0x7f, 0x80, 0xff, 0x100, 0x7fff, 0x8000, 0xffff, 0x10000, 0x7fffffff, 0x80000000, 0xffffffff, UINT64_MAX, UINT64_MAX - 7};

@@ -207,6 +207,28 @@ void links_go_down_and_up() {
   }
 }
 
+// The same by a script: at the third request, for a time or for good; what the peer asks goes unanswered as well.
+void links_go_down_by_script() {
+  for (const bool back : {true, false}) {
+    pair_of_nics pair(61, ordinary());
+    must(pair.a_node.device->set_faults(back ? "link-down skip=2 ns=1000000" : "link-down skip=2"));
+    const auto up = [&] { return must(pair.a_node.device->query_port(1)).state == dl::mlx5_port_state::active; };
+    for (int i = 0; i < 2; ++i) pair.a.post(write8(pair, 0));
+    EP_CHECK(pair.steps.run() && up());
+    pair.a.post(write8(pair, 0));
+    pair.steps.run();
+    dl::mlx5_event event;
+    EP_CHECK(must(pair.a_node.device->poll_async(event)) && event.kind == dl::mlx5_event_kind::port_down);
+    EP_CHECK(must(pair.a_node.device->poll_async(event)) && event.kind == (back ? dl::mlx5_event_kind::port_up : dl::mlx5_event_kind::qp_error));
+    EP_CHECK_EQ(up(), back);
+    EP_CHECK_EQ(pair.a.completed(2).opcode, back ? EP_MLX5_CQE_REQ : EP_MLX5_CQE_REQ_ERR);
+    pair.b.post(rdma_wqe(pair.b, EP_MLX5_OPCODE_RDMA_WRITE, pair.a_node.address(0), pair.a_node.mr.rkey, {{pair.b_node.address(0), pair.b_node.mr.lkey, 8}}));
+    pair.steps.run();
+    // In the error state a's queue pair answers nobody, either.
+    EP_CHECK_EQ(pair.b.completed(0).opcode, back ? EP_MLX5_CQE_REQ : EP_MLX5_CQE_REQ_ERR);
+  }
+}
+
 void doorbells_get_lost_and_come_twice() {
   { // the next one catches up, from the record
     pair_of_nics pair(59, ordinary());
@@ -314,11 +336,11 @@ void threads_reorder_between_queue_pairs() {
 }
 
 void scripts_are_checked() {
-  for (const char* good : {"", "\n\n", "drop", "drop qpn=0x100 opcode=atomic count=1 skip=2", "delay ns=1", "torn", "torn opcode=atomic ns=5", "partial", "partial pieces=2\nreorder # no"}) {
+  for (const char* good : {"", "\n\n", "drop", "drop qpn=0x100 opcode=atomic count=1 skip=2", "delay ns=1", "link-down", "link-down opcode=8 ns=5 count=2 skip=1", "torn", "torn opcode=atomic ns=5", "partial", "partial pieces=2\nreorder # no"}) {
     const bool ok = nic::fault_script::parse(good).ok();
     EP_CHECK_EQ(ok, std::string(good).find("# no") == std::string::npos);
   }
-  for (const char* bad : {"drops", "drop qpn", "drop qpn=", "drop qpn=0x1000000", "drop ns=3", "delay", "delay ns=0", "delay ns=-1", "lose-doorbell opcode=8", "partial pieces=0",
+  for (const char* bad : {"drops", "drop qpn", "drop qpn=", "drop qpn=0x1000000", "drop ns=3", "delay", "delay ns=0", "delay ns=-1", "lose-doorbell opcode=8", "link-down pieces=2", "partial pieces=0",
                           "drop count=99999999999999999999", "drop\ndrop\nnonsense x=1"}) {
     const auto parsed = nic::fault_script::parse(bad);
     EP_CHECK(!parsed.ok());
@@ -372,6 +394,7 @@ int main() {
   a_restarted_peer_takes_nothing_old();
   a_peer_that_is_gone_does_not_answer();
   links_go_down_and_up();
+  links_go_down_by_script();
   doorbells_get_lost_and_come_twice();
   partial_writes_show_and_signals_follow();
   EP_CHECK(runs_in_which_the_signal_came_first(false) > 0);

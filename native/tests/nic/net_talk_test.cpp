@@ -1,12 +1,12 @@
 // Streams between software NICs, without sockets: who is let in, which frames are taken, and that no bytes whatever do more than end the stream.
 //
 // EP_FUZZ_RUNS=N mutated streams (default: a second's worth), EP_FUZZ_SEED=N.
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "check.hpp"
+#include "environment.hpp"
 #include "hostile/random.hpp"
 #include "nic/net/talk.hpp"
 
@@ -157,11 +157,6 @@ void a_full_output_holds_requests_back() {
   EP_CHECK_EQ(frames, 8);
 }
 
-uint64_t number_of(const char* name, uint64_t otherwise) {
-  const char* given = std::getenv(name);
-  return given == nullptr ? otherwise : std::strtoull(given, nullptr, 0);
-}
-
 void mutated_streams(uint64_t seed, uint64_t runs) {
   random_source random(seed);
   uint64_t refused = 0;
@@ -204,6 +199,6 @@ int main() {
   strangers_stay_outside();
   changed_frames_end_the_stream();
   a_full_output_holds_requests_back();
-  mutated_streams(number_of("EP_FUZZ_SEED", 1), number_of("EP_FUZZ_RUNS", 20'000));
+  mutated_streams(test::number_of("EP_FUZZ_SEED", 1), test::number_of("EP_FUZZ_RUNS", 20'000));
   return ep::check::finish();
 }

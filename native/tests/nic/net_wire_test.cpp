@@ -1,4 +1,6 @@
 // mlx5 NICs that a network joins (loopback): every request by its answer, the responder's rules, faults, and peers that die, stop or were never there.
+//
+// EP_FUZZ_RUNS=N mutated requests (default: a second's worth), EP_FUZZ_SEED=N.
 #include <csignal>
 #include <thread>
 
@@ -9,6 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "environment.hpp"
+#include "nic/mlx5/wire.hpp"
 #include "nic/rig.hpp"
 #include "until.hpp"
 
@@ -294,6 +298,49 @@ void numbers() {
   EP_CHECK_EQ(one.device->hub()->counts().requests, uint64_t{0});
 }
 
+// Any bytes as a request of a NIC that is known: refused, answered, never followed out of what is registered.
+void mutated_requests(uint64_t seed, uint64_t runs) {
+  net_pair pair;
+  node& to = pair.b_node;
+  constexpr uint64_t begins = 16384, bytes = 32768;
+  must(to.device->dereg_mr(to.mr));
+  const auto mr = must(to.device->reg_mr(to.pd, {to.address(begins), bytes}, node::all_rights));
+  std::memset(to.data(), 0x5a, 1 << 16);
+  const auto port = must(nic::port_view::open(must(nic::directory_find(to.device->port_number()))));
+  const nic::port_qp& qp = port.qp(pair.b.qpn - nic::port_first_qpn);
+  const auto answer = nic::answerer_of(port);
+  const uint32_t sender = to.device->hub()->number_of(pair.a_node.device->hub()->gid());
+  random_source random(seed);
+  uint64_t sound = 0, done = 0;
+  for (uint64_t run = 0; run < runs; ++run) {
+    const auto operation = static_cast<uint8_t>(random.below(4));
+    const bool atomic = operation >= static_cast<uint8_t>(nic::wire_operation::add);
+    const uint64_t length = atomic ? 4 + random.below(2) * 4 : random.below(4096);
+    const uint64_t begin = atomic ? 0 : random.below(length + 1);
+    const uint64_t end = atomic ? length : begin + random.below(length - begin + 1);
+    // The head of wire_net.cpp.
+    std::vector<uint8_t> request(96 + (operation == static_cast<uint8_t>(nic::wire_operation::write) ? end - begin : 0));
+    request[0] = operation;
+    request[1] = random.below(4) == 0 ? 0 : 4; // last
+    request[2] = static_cast<uint8_t>(atomic ? length : 0);
+    const uint32_t numbers[] = {pair.a.qpn, pair.b.qpn, nic::load_acquire(qp.expected_psn), 1, 0, mr.rkey, 0};
+    const uint64_t wide[] = {to.address(begins + random.below(bytes - 4096) / 8 * 8), length, begin, end, random.next(), random.next(), random.next(), random.next()};
+    std::memcpy(request.data() + 4, numbers, sizeof numbers);
+    std::memcpy(request.data() + 32, wide, sizeof wide);
+    for (uint64_t i = random.below(3); i > 0; --i) request[random.below(64)] ^= static_cast<uint8_t>(1u << random.below(8));
+    if (random.below(8) == 0) request.resize(random.below(request.size() + 64));
+    std::vector<uint8_t> reply;
+    if (!answer(sender, request, reply)) continue;
+    ++sound;
+    EP_CHECK(reply.size() >= 16 && reply.size() <= nic::net::max_payload);
+    done += reply[0] == static_cast<uint8_t>(nic::wire_answer::ack) ? 1 : 0;
+  }
+  EP_CHECK(sound > runs / 4 && sound < runs && done > runs / 8 && done < sound);
+  for (uint64_t at = 0; at < 1 << 16; ++at) {
+    if ((at < begins || at >= begins + bytes) && to.data()[at] != 0x5a) return EP_CHECK_EQ(at, uint64_t{0});
+  }
+}
+
 // Idle NICs that know each other send nothing and do not wake.
 void idle_is_cheap() {
   net_pair pair;
@@ -413,6 +460,7 @@ int main() {
   strangers();
   addresses();
   numbers();
+  mutated_requests(number_of("EP_FUZZ_SEED", 1), number_of("EP_FUZZ_RUNS", 20'000));
   idle_is_cheap();
   EP_CHECK_EQ(segment_count(), uint64_t{0});
   return ep::check::finish();

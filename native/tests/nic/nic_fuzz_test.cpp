@@ -2,21 +2,16 @@
 // what was asked for; it must not crash, hang, read or write outside of what was registered, or be of no use afterwards.
 //
 // EP_FUZZ_RUNS=N executions of each kind (default: a second's worth), EP_FUZZ_SEED=N. A finding prints the seed and run that repeat it.
-#include <cstdlib>
 #include <numeric>
 #include <string>
 
+#include "environment.hpp"
 #include "nic/rig.hpp"
 
 using namespace ep;
 using namespace ep::test;
 
 namespace {
-
-uint64_t number_of(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 0);
-}
 
 uint64_t interesting(random_source& random) {
   static constexpr uint64_t values[] = {0, 1, 2, 3, 4, 7, 8, 15, 16, 31, 63, 64, 0x7f, 0x80, 0xff, 0x100, 0x7fff, 0x8000, 0xffff, 0x10000, 0x7fffffff, 0x80000000, 0xffffffff, UINT64_MAX, UINT64_MAX - 7};
@@ -250,7 +245,7 @@ void commands(uint64_t seed, uint64_t runs) {
 
 void scripts(uint64_t seed, uint64_t runs) {
   random_source random(seed);
-  static constexpr const char* words[] = {"drop", "drop-ack", "delay", "hold", "partial", "lose-doorbell", "repeat-doorbell", "reorder", "qpn=", "opcode=", "count=", "skip=", "ns=",
+  static constexpr const char* words[] = {"drop", "drop-ack", "delay", "hold", "torn", "partial", "lose-doorbell", "repeat-doorbell", "link-down", "reorder", "qpn=", "opcode=", "count=", "skip=", "ns=",
                                           "pieces=", "atomic", "0x", "12", "-1", "99999999999999999999", "\n", " ", "#", "=", "\t", "\r\n"};
   uint64_t good = 0;
   for (uint64_t run = 0; run < runs; ++run) {

@@ -59,7 +59,8 @@ export function configurationDigest(configuration: unknown): string {
   return createHash('sha256').update(canonical(configuration)).digest('hex').slice(0, 16);
 }
 
-const isFactTable = (value: unknown): value is FactTable =>
+/** Whether somebody else's value is one. */
+export const isFactTable = (value: unknown): value is FactTable =>
   typeof value === 'object' &&
   value !== null &&
   !Array.isArray(value) &&

@@ -77,9 +77,15 @@ export interface OpenOptions<Config extends object = object> {
 /** What every provider's `open` looks at first. Throws `EP_INVALID_ARGUMENT`. */
 export function checkOpening(member: Member, options: OpenOptions, where: string): void {
   checkObject(member, 'member', 'an object with rank, worldSize and store', where);
+  checkOpeningOf(member, options, where);
+  checkObject(member.store, 'store', 'a Store', where);
+}
+
+/** The same where ranks find each other by other means than a store, which the provider looks at. Throws `EP_INVALID_ARGUMENT`. */
+export function checkOpeningOf(member: Omit<Member, 'store'>, options: OpenOptions, where: string): void {
+  checkObject(member, 'member', 'an object with rank and worldSize', where);
   checkInteger(member.worldSize, 'worldSize', where, 1);
   checkInteger(member.rank, 'rank', where, 0, member.worldSize - 1);
-  checkObject(member.store, 'store', 'a Store', where);
   checkObject(options, 'options', 'an object with signal', where);
   checkSignal(options.signal, where);
   checkTimeout(options.timeoutMs, where);

@@ -48,6 +48,7 @@ const right: Readonly<Record<string, () => readonly unknown[]>> = {
   checkAttached: () => [matrix.data, 'here'],
   checkFixed: () => [matrix.data, 'here'],
   checkOpening: () => [{ rank: 0, worldSize: 1, store }, { signal: new AbortController().signal }, 'here'],
+  checkOpeningOf: () => [{ rank: 0, worldSize: 1 }, { signal: new AbortController().signal }, 'here'],
   createStorage: () => ['f32', 2],
   compose: () => [[transport()], (_peer: number, [first]: readonly unknown[]) => first, { memory: 'shared' }],
   decode: () => ['bf16', new Uint16Array(2)],

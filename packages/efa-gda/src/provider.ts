@@ -2,15 +2,14 @@
 import { createRequire } from 'node:module';
 import {
   checkOpening,
-  exchange,
   type Member,
   type OpenOptions,
   type Probe,
   type TransportProvider,
   type WaitOptions,
 } from '@ep/core';
-import { native } from '@ep/native';
-import { joinApart, joinRanks, type NicNetwork } from '@ep/native/ranks';
+import { type NativeEfaNic, type NativeRankContext, native } from '@ep/native';
+import { joinApart, joinRanks, type NicNetwork, throughStore, together } from '@ep/native/ranks';
 import { type HardwareEfaConfig, type ResolvedEfaConfig, resolveConfig, type SoftEfaConfig } from './config.js';
 import { EfaEndpoint } from './endpoint.js';
 import { type EfaBacking, type EfaNeeds, nicOptions, probeNic } from './probe.js';
@@ -29,22 +28,25 @@ async function openNic(
 ): Promise<EfaTransport> {
   const transport = `efa-gda:${backing}`;
   checkOpening(member, options, transport);
-  const { rank, worldSize, store } = member;
+  const { rank, worldSize } = member;
   const config = resolveConfig(transport, options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
   if (backing === 'soft' && config.network !== undefined) return openApart(member, config, config.network, limits);
   const { ranksOnHost, timeoutMs } = config;
-  const joined = await joinRanks({ ...member, transport, version: VERSION, ranksOnHost, timeoutMs }, limits);
+  const introduction = throughStore(member, transport);
+  const own = { rank, worldSize, transport, version: VERSION, ranksOnHost, timeoutMs };
+  const joined = await joinRanks(own, introduction, limits);
   const { context, world } = joined;
-  const { binding } = native();
-  let nic: InstanceType<typeof binding.EfaNic> | undefined;
+  const step = (what: string) => ({ where: `${transport}: open`, what, code: 'EP_RENDEZVOUS' }) as const;
+  let nic: NativeEfaNic | undefined;
   try {
-    nic = new binding.EfaNic(context, nicOptions(backing, config));
-    if (config.faults !== undefined) nic.setFaults(config.faults);
-    const key = `${transport}/addresses`;
-    nic.connect(await exchange(store, { rank, worldSize, key, bytes: nic.address() }, limits));
-    // HAZARD: before it, a peer may not know this rank yet: what it is sent ends with "unknown peer".
-    await world.barrier(limits);
+    nic = await together(world, step('open a NIC'), limits, () => makeNic(backing, context, config), close);
+    const made = nic;
+    // HAZARD: until all have done it, a peer may not know this rank yet: what it is sent ends with "unknown peer".
+    await together(world, step('connect to the others'), limits, async () => {
+      const told = await introduction.tell('addresses', { address: made.address() }, limits);
+      made.connect(told.map(({ address }) => address));
+    });
     return new EfaTransport({ backing, rank, worldSize, ...joined, nic, config });
   } catch (error) {
     nic?.close();
@@ -53,6 +55,19 @@ async function openNic(
     throw error;
   }
 }
+
+function makeNic(backing: EfaBacking, context: NativeRankContext, config: ResolvedEfaConfig): NativeEfaNic {
+  const nic = new (native().binding.EfaNic)(context, nicOptions(backing, config));
+  try {
+    if (config.faults !== undefined) nic.setFaults(config.faults);
+    return nic;
+  } catch (error) {
+    nic.close();
+    throw error;
+  }
+}
+
+const close = (nic: NativeEfaNic): void => nic.close();
 
 /** The same where a network joins the NICs: nothing is shared, and the ranks may be on any hosts. */
 async function openApart(
@@ -65,17 +80,15 @@ async function openApart(
   const { rank, worldSize } = member;
   const joined = await joinApart(
     {
-      ...member,
+      rank,
+      worldSize,
+      introduction: throughStore(member, 'efa-gda:soft'),
       transport: 'efa-gda:soft',
       version: VERSION,
       ranksOnHost,
       timeoutMs,
       network,
-      makeNic: (context) => {
-        const nic = new (native().binding.EfaNic)(context, nicOptions('soft', config));
-        if (config.faults !== undefined) nic.setFaults(config.faults);
-        return nic;
-      },
+      makeNic: (context) => makeNic('soft', context, config),
       connection: (nic) => nic.address(),
       connect: (nic, addresses, keys) => nic.connect(addresses, keys),
       endpoint: (made) => new EfaEndpoint(made),

@@ -113,10 +113,12 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
     return this.#init.nic.violations();
   }
 
-  /** What the software NIC did, a JSON object a line, as `ep wqe decode` reads it; empty unless `traceEvents` was given. */
-  trace(): string {
+  /**
+   * What the software NIC did, as far as `traceEvents` allows: a JSON object a line, as `ep wqe decode` reads it, or a file that Perfetto and chrome://tracing open.
+   */
+  trace(format: 'jsonl' | 'chrome' = 'jsonl'): string {
     this.checkOpen('trace');
-    return this.#init.nic.trace();
+    return this.#init.nic.trace(format);
   }
 
   /** Collective over the world. `EP_PEER_LOST` or `EP_TIMEOUT` names who has not come. */

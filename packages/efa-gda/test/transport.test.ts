@@ -56,6 +56,12 @@ describe('what a rank posts', () => {
     expect(decoded[3]?.wqe).toMatchObject({ payload: { inline: Uint8Array.of(0xef, 0xbe, 0xad, 0xde) } });
     expect(a.transport.violations()).toEqual([]);
     expect(b.transport.counts().violations).toBe(0);
+
+    const { traceEvents } = JSON.parse(a.transport.trace('chrome')) as {
+      readonly traceEvents: readonly { ph: string }[];
+    };
+    expect(traceEvents.filter(({ ph }) => ph === 'X').length).toBe(decoded.length);
+    expect(() => a.transport.trace('csv' as 'jsonl')).toThrow(/written as jsonl or chrome, not as csv/);
   });
 
   it.each([
@@ -234,6 +240,17 @@ describe('opening', () => {
       code: 'EP_INVALID_ARGUMENT',
       message: expect.stringContaining(message),
     });
+  });
+
+  it('is over for all as soon as one rank has no NIC, and names that rank', async () => {
+    const started = performance.now();
+    await expect(openPair([{ timeoutMs: 60_000 }, { faults: 'explode' }])).rejects.toMatchObject({
+      code: 'EP_RENDEZVOUS',
+      message: 'efa-gda:soft: open: rank 1 could not open a NIC',
+      context: { ranks: [1] },
+    });
+    // Not by waiting for it.
+    expect(performance.now() - started).toBeLessThan(50_000);
   });
 
   it('is possible with the software NIC here, and says of hardware what is there or missing', async () => {

@@ -2,15 +2,16 @@
 import { createRequire } from 'node:module';
 import {
   checkOpening,
-  exchange,
+  checkOpeningOf,
+  invalid,
   type Member,
   type OpenOptions,
   type Probe,
   type TransportProvider,
   type WaitOptions,
 } from '@ep/core';
-import { native } from '@ep/native';
-import { joinApart, joinRanks, type NicNetwork } from '@ep/native/ranks';
+import { type NativeIbgdaNic, type NativeRankContext, native } from '@ep/native';
+import { type Introduction, joinApart, joinRanks, type NetworkWorld, throughStore, together } from '@ep/native/ranks';
 import {
   type AnyIbgdaConfig,
   type DeviceIbgdaConfig,
@@ -19,39 +20,61 @@ import {
   type SoftIbgdaConfig,
 } from './config.js';
 import { IbgdaEndpoint } from './endpoint.js';
+import { type ExchangingMember, throughExchange } from './introduction.js';
 import { type IbgdaBacking, type IbgdaNeeds, nicOptions, probeNic } from './probe.js';
 import { IbgdaTransport } from './transport.js';
 
 const { version: VERSION } = createRequire(import.meta.url)('@ep/ibgda/package.json') as { readonly version: string };
 
+/** Who joins: by a store, or by the caller's own exchange of what the ranks tell each other. */
+export type IbgdaMember = (Member & { readonly exchange?: undefined }) | ExchangingMember;
+
+function introductionOf(member: IbgdaMember, transport: string): Introduction {
+  return member.exchange === undefined ? throughStore(member, transport) : throughExchange(member, transport);
+}
+
+function checkMember(member: IbgdaMember, options: OpenOptions, where: string): void {
+  if (member?.exchange === undefined) {
+    checkOpening(member, options, where);
+    return;
+  }
+  checkOpeningOf(member, options, where);
+  const { exchange, store } = member;
+  if (typeof exchange !== 'function') throw invalid('exchange', { where, expected: 'a function', found: exchange });
+  if (store !== undefined) throw invalid('store', { where, expected: 'absent beside exchange', found: store });
+}
+
 /**
  * Collective. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
- * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks.
+ * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks; with `exchange` instead of a store, also for what is no such data.
  */
 async function openNic(
   backing: IbgdaBacking,
-  member: Member,
+  member: IbgdaMember,
   options: OpenOptions<AnyIbgdaConfig>,
 ): Promise<IbgdaTransport> {
   const transport = `ibgda:${backing}`;
-  checkOpening(member, options, transport);
-  const { rank, worldSize, store } = member;
+  checkMember(member, options, transport);
+  const { rank, worldSize } = member;
   const config = resolveConfig(transport, options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
-  if (backing === 'soft' && config.network !== undefined) return openApart(member, config, config.network, limits);
-  const { qpsPerPeer, link, ranksOnHost, timeoutMs } = config;
+  const introduction = introductionOf(member, transport);
+  const { qpsPerPeer, link, ranksOnHost, timeoutMs, network } = config;
   const agree = { qpsPerPeer, ...(backing === 'soft' ? { link } : {}) };
-  const joined = await joinRanks({ ...member, transport, version: VERSION, ranksOnHost, timeoutMs, agree }, limits);
+  const own = { rank, worldSize, transport, version: VERSION, agree, ranksOnHost, timeoutMs };
+  if (backing === 'soft' && network !== undefined) return openApart({ ...own, introduction, network }, config, limits);
+  const joined = await joinRanks(own, introduction, limits);
   const { context, world } = joined;
-  const { binding } = native();
-  let nic: InstanceType<typeof binding.IbgdaNic> | undefined;
+  const step = (what: string) => ({ where: `${transport}: open`, what, code: 'EP_RENDEZVOUS' }) as const;
+  let nic: NativeIbgdaNic | undefined;
   try {
-    nic = new binding.IbgdaNic(context, nicOptions(backing, config));
-    if (config.faults !== undefined) nic.setFaults(config.faults);
-    const key = `${transport}/connections`;
-    nic.connect(await exchange(store, { rank, worldSize, key, bytes: nic.connection() }, limits));
-    // HAZARD: before it, a peer's queue pair may not be ready to receive: what is sent there waits for a whole timeout.
-    await world.barrier(limits);
+    nic = await together(world, step('open a NIC'), limits, () => makeNic(backing, context, config), close);
+    const made = nic;
+    // HAZARD: until all have done it, a peer's queue pair may not be ready to receive: what is sent there waits for a whole timeout.
+    await together(world, step('connect to the others'), limits, async () => {
+      const told = await introduction.tell('connections', { connection: made.connection() }, limits);
+      made.connect(told.map(({ connection }) => connection));
+    });
     return new IbgdaTransport({ backing, rank, worldSize, ...joined, nic, config });
   } catch (error) {
     nic?.close();
@@ -61,29 +84,28 @@ async function openNic(
   }
 }
 
+function makeNic(backing: IbgdaBacking, context: NativeRankContext, config: ResolvedIbgdaConfig): NativeIbgdaNic {
+  const nic = new (native().binding.IbgdaNic)(context, nicOptions(backing, config));
+  try {
+    if (config.faults !== undefined) nic.setFaults(config.faults);
+    return nic;
+  } catch (error) {
+    nic.close();
+    throw error;
+  }
+}
+
+const close = (nic: NativeIbgdaNic): void => nic.close();
+
+type Apart = Omit<NetworkWorld<NativeIbgdaNic>, 'makeNic' | 'connection' | 'connect' | 'endpoint'>;
+
 /** The same where a network joins the NICs: nothing is shared, and the ranks may be on any hosts. */
-async function openApart(
-  member: Member,
-  config: ResolvedIbgdaConfig,
-  network: NicNetwork,
-  limits: WaitOptions,
-): Promise<IbgdaTransport> {
-  const { qpsPerPeer, link, ranksOnHost, timeoutMs } = config;
-  const { rank, worldSize } = member;
-  const joined = await joinApart(
+async function openApart(own: Apart, config: ResolvedIbgdaConfig, limits: WaitOptions): Promise<IbgdaTransport> {
+  const { rank, worldSize } = own;
+  const joined = await joinApart<NativeIbgdaNic>(
     {
-      ...member,
-      transport: 'ibgda:soft',
-      version: VERSION,
-      agree: { qpsPerPeer, link },
-      ranksOnHost,
-      timeoutMs,
-      network,
-      makeNic: (context) => {
-        const nic = new (native().binding.IbgdaNic)(context, nicOptions('soft', config));
-        if (config.faults !== undefined) nic.setFaults(config.faults);
-        return nic;
-      },
+      ...own,
+      makeNic: (context) => makeNic('soft', context, config),
       connection: (nic) => nic.connection(),
       connect: (nic, connections, keys) => nic.connect(connections, keys),
       endpoint: ({ nic, ...made }) => {
@@ -96,13 +118,13 @@ async function openApart(
   return new IbgdaTransport({ backing: 'soft', rank, worldSize, ...joined, config });
 }
 
-const openSoft = (member: Member, options: OpenOptions<SoftIbgdaConfig>): Promise<IbgdaTransport> =>
+const openSoft = (member: IbgdaMember, options: OpenOptions<SoftIbgdaConfig>): Promise<IbgdaTransport> =>
   openNic('soft', member, options);
 
-const openHardware = (member: Member, options: OpenOptions<DeviceIbgdaConfig>): Promise<IbgdaTransport> =>
+const openHardware = (member: IbgdaMember, options: OpenOptions<DeviceIbgdaConfig>): Promise<IbgdaTransport> =>
   openNic('hardware', member, options);
 
-const openVerbs = (member: Member, options: OpenOptions<DeviceIbgdaConfig>): Promise<IbgdaTransport> =>
+const openVerbs = (member: IbgdaMember, options: OpenOptions<DeviceIbgdaConfig>): Promise<IbgdaTransport> =>
   openNic('verbs', member, options);
 
 /** The providers of this package, by backing. */

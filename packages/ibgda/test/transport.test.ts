@@ -61,6 +61,12 @@ describe('what a rank posts', () => {
     expect(requests.map(({ index }) => index)).toEqual([0, 1, 2, 3]);
     expect(a.transport.violations()).toEqual([]);
     expect(b.transport.counts().violations).toBe(0);
+
+    const { traceEvents } = JSON.parse(a.transport.trace('chrome')) as {
+      readonly traceEvents: readonly { ph: string }[];
+    };
+    expect(traceEvents.filter(({ ph }) => ph === 'X').length).toBe(requests.length);
+    expect(() => a.transport.trace('csv' as 'jsonl')).toThrow(/written as jsonl or chrome, not as csv/);
   });
 
   it.each([
@@ -75,6 +81,7 @@ describe('what a rank posts', () => {
     ],
     ['requests that never arrive at first', { faults: 'drop skip=2 count=3' }],
     ['answers that are lost', { faults: 'drop-ack skip=5 count=4' }],
+    ['a link that goes down for a while', { faults: 'link-down skip=100 count=3 ns=2000000' }],
   ] as const)('arrives whole and is counted once, with %s', async (_, config) => {
     const pair = await opened(config);
     const sides = await openSides(pair, 8192, 4);
@@ -199,6 +206,16 @@ describe('a peer that does not answer', () => {
     });
   });
 
+  it('is one whose link is down, and one that lost its own', async () => {
+    const pair = await opened([{ faults: 'link-down skip=1', completions: 'ring' }, { completions: 'ring' }]);
+    const [a, b] = await openSides(pair);
+    const toPeer = ({ memory, endpoint, peer }: typeof a) =>
+      code(endpoint.put(memory.local(0, 8), memory.remote(peer, 16, 8)));
+    expect(await toPeer(a)).toBe('done');
+    expect(await toPeer(a)).toBe('EP_PEER_LOST');
+    expect(await toPeer(b)).toBe('EP_PEER_LOST');
+  });
+
   it('having closed ends what waits for it', async () => {
     const pair = await opened();
     const [a, b] = await openSides(pair);
@@ -229,6 +246,17 @@ describe('opening', () => {
       code: 'EP_INVALID_ARGUMENT',
       message: expect.stringContaining(message),
     });
+  });
+
+  it('is over for all as soon as one rank has no NIC, and names that rank', async () => {
+    const started = performance.now();
+    await expect(openPair([{ timeoutMs: 60_000 }, { faults: 'explode' }])).rejects.toMatchObject({
+      code: 'EP_RENDEZVOUS',
+      message: 'ibgda:soft: open: rank 1 could not open a NIC',
+      context: { ranks: [1] },
+    });
+    // Not by waiting for it.
+    expect(performance.now() - started).toBeLessThan(50_000);
   });
 
   it('is possible with the software NIC here, and says of hardware what is there or missing', async () => {

@@ -7,7 +7,14 @@ import {
   type TransportProvider,
   type WaitOptions,
 } from '@ep/core';
-import { agreedFacts, type JoinedRanks, type JoinOptions, joinRanks, rejoinRanks } from '@ep/native/ranks';
+import {
+  agreedFacts,
+  type JoinedRanks,
+  type JoinOptions,
+  joinRanks,
+  rejoinRanks,
+  throughStore,
+} from '@ep/native/ranks';
 import { resolveConfig, type ShmConfig } from './config.js';
 import { cuda } from './cuda/provider.js';
 import { fabric } from './fabric/provider.js';
@@ -20,7 +27,7 @@ import { VERSION } from './version.js';
  * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks.
  */
 async function openShm(member: Member, options: OpenOptions<ShmConfig>): Promise<ShmTransport> {
-  return openBy(joinRanks, member, options);
+  return openBy((own, limits) => joinRanks(own, throughStore(own, own.transport), limits), member, options);
 }
 
 /**
@@ -32,7 +39,7 @@ function rejoinShm(member: Member, options: OpenOptions<ShmConfig>): Promise<Shm
 }
 
 async function openBy(
-  join: (options: JoinOptions, limits: WaitOptions) => Promise<JoinedRanks>,
+  join: (options: JoinOptions & Member, limits: WaitOptions) => Promise<JoinedRanks>,
   member: Member,
   options: OpenOptions<ShmConfig>,
 ): Promise<ShmTransport> {

@@ -1,7 +1,7 @@
 /** Opens the backing of GPUs: ranks on one host, several on one GPU as worker threads of a process, or one or more processes for each GPU. */
 import { checkOpening, EpError, type Member, type Need, type OpenOptions, type TransportProvider } from '@ep/core';
 import { openGpus } from '@ep/native';
-import { joinRanks } from '@ep/native/ranks';
+import { joinRanks, throughStore } from '@ep/native/ranks';
 import { VERSION } from '../version.js';
 import { type CudaConfig, resolveCudaConfig } from './config.js';
 import { probeCuda } from './probe.js';
@@ -9,16 +9,18 @@ import { CudaTransport } from './transport.js';
 
 /** Collective, as `nvshmem.shm.open`. Rejects with `EP_UNAVAILABLE` where there is no GPU. */
 async function openCuda(member: Member, options: OpenOptions<CudaConfig>): Promise<CudaTransport> {
-  checkOpening(member, options, 'nvshmem:cuda');
+  const transport = 'nvshmem:cuda';
+  checkOpening(member, options, transport);
   const { rank, worldSize } = member;
   const config = resolveCudaConfig(options.config, worldSize);
   const { library, devices } = openGpus();
   const unusable = devices[config.device]?.unusable;
-  if (unusable !== undefined) throw new EpError('EP_UNAVAILABLE', `nvshmem:cuda: ${unusable}`);
+  if (unusable !== undefined) throw new EpError('EP_UNAVAILABLE', `${transport}: ${unusable}`);
   const timeoutMs = options.timeoutMs ?? config.timeoutMs;
   const { ranksOnHost } = config;
   const joined = await joinRanks(
-    { ...member, transport: 'nvshmem:cuda', version: VERSION, ranksOnHost, timeoutMs: config.timeoutMs },
+    { rank, worldSize, transport, version: VERSION, ranksOnHost, timeoutMs: config.timeoutMs },
+    throughStore(member, transport),
     { signal: options.signal, timeoutMs },
   );
   try {

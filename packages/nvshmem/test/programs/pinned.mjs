@@ -1,7 +1,7 @@
 /** Parts that a NIC pins, with RLIMIT_MEMLOCK at 1 MiB: what is too much for it is refused on every rank, by the same words as other limits. */
 import assert from 'node:assert/strict';
 import { native } from '@ep/native';
-import { allocateMemory, checkPinnable, joinRanks } from '@ep/native/ranks';
+import { allocateMemory, checkPinnable, joinRanks, throughStore } from '@ep/native/ranks';
 import { footprint } from './footprint.mjs';
 import { runRank } from './rank.mjs';
 
@@ -11,7 +11,8 @@ const SLOTS = 8;
 await runRank(async ({ rank, worldSize, store }) => {
   const signal = AbortSignal.timeout(60_000);
   const joined = await joinRanks(
-    { rank, worldSize, store, transport: 'pinned', version: '0', ranksOnHost: worldSize, timeoutMs: 60_000 },
+    { rank, worldSize, transport: 'pinned', version: '0', ranksOnHost: worldSize, timeoutMs: 60_000 },
+    throughStore({ rank, worldSize, store }, 'pinned'),
     { signal },
   );
   const { pinnable } = native().binding.hostFacts();
