@@ -66,7 +66,10 @@ export const EP_STAGE_ROOM = 3;
 export const EP_STAGE_TURN = 4;
 /** waiting for a NIC to complete what was posted */
 export const EP_STAGE_COMPLETION = 5;
-/** a queue pair is broken: `expected` is the remote address of the WQE that failed, `found` holds EP_NIC_FOUND_* */
+/**
+ * a queue pair is broken: `expected` is the remote address of the WQE that failed, `found` holds EP_NIC_FOUND_*;
+ * `found` 0: this rank's own NIC reaches nobody
+ */
 export const EP_STAGE_NIC = 6;
 /** no registered range holds all of a put's source: `expected` is its address, `found` its bytes */
 export const EP_STAGE_SOURCE = 7;

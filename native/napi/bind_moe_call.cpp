@@ -56,7 +56,7 @@ struct slot_release : host_job {
   ep_moe_call call{};
   void start() {}
   template <class Context, class Endpoint> bool kernel(Context& context, const Endpoint& endpoint) const {
-    return moe_release(context, endpoint, buffer, call);
+    return buffer.header.kind == EP_MOE_LOW_LATENCY ? moe_release_uncombined(context, endpoint, buffer, call) : moe_release(context, endpoint, buffer, call);
   }
 };
 
@@ -72,7 +72,10 @@ template <class Job> outcome run_job(Job& job, const std::atomic<uint32_t>& canc
   outcome end = run_kernel(*job.memory, job.of->simt, job.timeout_ms, cancel, after, [&job](auto& context) {
     return with_endpoint(job.buffer.memory, [&](const auto& endpoint) { return job.kernel(context, endpoint); });
   });
-  const bool broken_pair = moe_leaves_out(job.buffer.memory) && after.status != EP_STATUS_OK && after.stage == EP_STAGE_NIC && after.rank >= 0 && !moe_own_nic(after);
+  const bool broken = after.status != EP_STATUS_OK && after.stage == EP_STAGE_NIC && after.rank >= 0;
+  const bool own = broken && (moe_own_nic(after) || (ranks[after.rank] == 0 && job.memory->own_fault(after.found)));
+  if (own && after.status == EP_STATUS_PEER_LOST) after = {EP_STATUS_SYSTEM, after.rank, EP_STAGE_NIC, 0, 0, 0};
+  const bool broken_pair = broken && !own && moe_leaves_out(job.buffer.memory);
   if (broken_pair && ranks[after.rank] == 0) ranks[after.rank] = EP_MOE_RANK_LEAVES;
   const ep_kernel_status& said = job.status.status != EP_STATUS_OK || broken_pair ? job.status : after;
   end.status = said.status;

@@ -11,6 +11,13 @@ namespace ep::binding {
 // The fields `blocks` and `simt` of a description. lanes 0: the `fast` executor.
 simt_options executor_of(const Napi::Object& description);
 
+struct memory_ways final : kernel_ways {
+  explicit memory_ways(const symmetric_memory& of) : memory(of) {}
+  bool end_way(int32_t rank) const override { return memory.end_way(rank); }
+  bool own_fault(uint64_t found) const override { return memory.own_fault(found); }
+  const symmetric_memory& memory;
+};
+
 // Waits until the engine or the NIC behind this memory, if it has one, reads no source of what was posted. Not cancellable: sources are freed after it. False:
 // some of what kernels have posted is lost, and `status` says why, unless it said something before.
 bool wait_for_engine(const symmetric_memory& memory, ep_kernel_status& status);
@@ -19,7 +26,8 @@ bool wait_for_engine(const symmetric_memory& memory, ep_kernel_status& status);
 template <class Kernel>
 outcome run_kernel(const symmetric_memory& memory, const simt_options& simt, double timeout_ms, const std::atomic<uint32_t>& cancel, ep_kernel_status& status,
                    Kernel&& kernel) {
-  const kernel_environment environment{memory.context().waits(&cancel, deadline_after(timeout_ms))};
+  const memory_ways ways{memory};
+  const kernel_environment environment{memory.context().waits(&cancel, deadline_after(timeout_ms)), &ways};
   outcome end;
   if (simt.lanes == 0) {
     const result<nothing> ran = fast_run(simt.blocks, environment, [&](fast_context& context) { return kernel(context); });

@@ -3,7 +3,7 @@ import { defineConfig } from 'vitest/config';
 
 export default defineConfig({
   test: {
-    include: ['test/elastic/**/*.test.ts', 'test/moe/lost.test.ts', 'test/mixed/conformance.test.ts'],
+    include: ['test/elastic/**/*.test.ts', 'test/moe/{lost,released}.test.ts', 'test/mixed/conformance.test.ts'],
     fileParallelism: false,
     testTimeout: 120_000,
     hookTimeout: 60_000,

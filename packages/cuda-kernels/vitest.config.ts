@@ -8,7 +8,13 @@ export default defineConfig({
     include: ['test/**/*.test.ts'],
     exclude: full
       ? configDefaults.exclude
-      : [...configDefaults.exclude, 'test/elastic/**', 'test/moe/lost.test.ts', 'test/mixed/conformance.test.ts'],
+      : [
+          ...configDefaults.exclude,
+          'test/elastic/**',
+          'test/moe/lost.test.ts',
+          'test/moe/released.test.ts',
+          'test/mixed/conformance.test.ts',
+        ],
     // Ranks wait on each other: beside other suites they would time each other out.
     fileParallelism: false,
     testTimeout: 60_000,

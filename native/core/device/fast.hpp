@@ -64,6 +64,8 @@ struct fast_context {
   }
   uint64_t clock_ns() const { return static_cast<uint64_t>(clock_now_ns()); }
   void wake(uint64_t word) const { wake_notify(reinterpret_cast<ep_wake_word*>(word)); }
+  bool end_way(int32_t rank) const { return environment.end_way(rank); }
+  bool own_fault(uint64_t found) const { return environment.own_fault(found); }
 };
 
 } // namespace ep

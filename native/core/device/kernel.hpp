@@ -9,9 +9,21 @@
 
 namespace ep {
 
+// What a kernel asks of whoever drives the NIC between ranks: as of memory_route.
+class kernel_ways {
+ public:
+  virtual ~kernel_ways() = default;
+  virtual bool end_way(int32_t rank) const = 0;
+  virtual bool own_fault(uint64_t found) const = 0;
+};
+
 // Where the waits of a running kernel end. One per launch, shared by its blocks.
 struct kernel_environment {
   wait_scope waits;
+  const kernel_ways* ways = nullptr; // null: no NIC is between ranks
+
+  bool end_way(int32_t rank) const { return ways == nullptr || ways->end_way(rank); }
+  bool own_fault(uint64_t found) const { return ways != nullptr && ways->own_fault(found); }
 };
 
 // A kernel's look, which is `bool operator()(uint64_t* found) const`.

@@ -66,9 +66,28 @@ void rank_nic::stop() {
     pair.waiting.clear();
     pair.waiting_keep.clear();
     // In the error state it reads no source.
-    if (!pair.posted.empty()) (void)queues_->cut(static_cast<int32_t>(peer));
+    if (!pair.posted.empty()) (void)end_way(static_cast<int32_t>(peer));
     pair.posted.clear();
   }
+}
+
+bool rank_nic::end_way(int32_t rank) {
+  const std::lock_guard lock(aside_);
+  return queues_->cut(rank).ok();
+}
+
+bool rank_nic::own_fault(uint64_t found) {
+  const open_port& own = queues_->port();
+  {
+    const std::lock_guard lock(aside_);
+    auto facts = own.device->query_port(own.port);
+    if (!facts.ok() || (facts.value().state != dl::mlx5_port_state::active && facts.value().state != dl::mlx5_port_state::active_defer)) return true;
+  }
+  pair_failure broken_by;
+  broken_by.syndrome = static_cast<uint32_t>(found >> EP_NIC_FOUND_SYNDROME) & 0xffu;
+  broken_by.qpn = static_cast<uint32_t>(found >> EP_NIC_FOUND_QPN) & 0xffffffu;
+  const pair_failure why = explained(broken_by);
+  return mlx5_is_local(why.first_syndrome != 0 ? why.first_syndrome : why.syndrome);
 }
 
 ep_ibgda_qp& rank_nic::pair_of(int32_t peer) const {
@@ -155,6 +174,8 @@ result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const ep_ibg
     result<nothing> prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) override {
       return nic->prepare_source(address, bytes, keep);
     }
+    bool end_way(int32_t rank) override { return nic->end_way(rank); }
+    bool own_fault(uint64_t found) override { return nic->own_fault(found); }
   };
   auto held = std::make_shared<held_route>();
   held->nic = shared_from_this();
@@ -345,6 +366,7 @@ uint64_t rank_nic::accepted(int32_t peer) {
 // In a collapsed queue completions of flushed requests overwrite that of the one that failed. The event of the failure comes apart from them.
 pair_failure rank_nic::explained(pair_failure found) {
   if (found.syndrome != EP_MLX5_SYNDROME_FLUSHED) return found;
+  const std::lock_guard lock(aside_);
   for (auto next = queues_->next_event(); next.ok() && next.value().has_value(); next = queues_->next_event()) {
     const dl::mlx5_event& event = next.value()->event;
     if (event.kind == dl::mlx5_event_kind::qp_error) told_.emplace(event.number, event.syndrome);

@@ -67,7 +67,7 @@ struct pair_failure {
 
 enum class request_state : uint32_t { pending, done, failed };
 
-// Used by the rank's own thread, but for look(), which any may call.
+// Used by the rank's own thread, but for look(), end_way() and own_fault(), which any may call.
 class rank_nic final : public memory_route, public std::enable_shared_from_this<rank_nic> {
  public:
   // `driver` outlives what it opened. `options.qps_per_peer` and `active_qps` are what kernels use; the host's are added.
@@ -96,6 +96,10 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   static remote_place signal_place(const symmetric_memory& memory, const ep_ibgda_remote& part, uint64_t slot, signal_op op);
 
   result<nothing> prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) override;
+
+  // Moves the queue pairs to the rank into the error state, in which they take nothing from it. The rank is dead: the host's requests to it fail, too.
+  bool end_way(int32_t rank) override;
+  bool own_fault(uint64_t found) override;
 
   // Takes it over. The number is for look(): requests to one peer end in their order.
   result<uint64_t> post(const host_request& request);
@@ -168,6 +172,7 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   std::vector<std::unique_ptr<host_pair>> pairs_; // by rank
   std::vector<registered_source> sources_;
   std::vector<routed_memory> memories_;
+  std::mutex aside_; // of what any thread may ask: commands, and events
   std::map<uint32_t, uint32_t> told_; // by queue pair number: the syndrome of the event that said that it has failed
 };
 

@@ -98,4 +98,8 @@ void simt_context::fail(ep_kernel_status* status, uint32_t how, int32_t rank, ui
 
 void simt_context::wake(uint64_t word) { wake_notify(reinterpret_cast<ep_wake_word*>(word)); }
 
+bool simt_context::end_way(int32_t rank) const { return self->group->launch->environment->end_way(rank); }
+
+bool simt_context::own_fault(uint64_t found) const { return self->group->launch->environment->own_fault(found); }
+
 } // namespace ep

@@ -66,6 +66,8 @@ class simt_context {
   void fail(ep_kernel_status* status, uint32_t how, int32_t rank, uint32_t stage, uint64_t expected, uint64_t found);
   uint64_t clock_ns() const { return static_cast<uint64_t>(clock_now_ns()); }
   void wake(uint64_t word);
+  bool end_way(int32_t rank) const;
+  bool own_fault(uint64_t found) const;
 
  private:
   friend class simt_machine;

@@ -20,7 +20,7 @@ struct command_answer {
   uint32_t object = 0;
 };
 
-// Writes the answer into `out`, also that of a refusal. DESTROY_QP and 2RST_QP answer RESOURCE_BUSY while a peer is inside of an access: ask again.
+// Writes the answer into `out`, also that of a refusal. DESTROY_QP, 2RST_QP and 2ERR_QP answer RESOURCE_BUSY while a peer is inside of an access: ask again.
 command_answer command_run(engine& nic, std::span<const uint8_t> in, std::span<uint8_t> out);
 
 } // namespace ep::nic

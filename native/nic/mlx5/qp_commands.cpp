@@ -185,6 +185,8 @@ command_answer modify_qp(engine& nic, uint32_t opcode, std::span<const uint8_t> 
   if (opcode == EP_MLX5_CMD_2ERR_QP) {
     if (qp->state == EP_MLX5_QP_STATE_RST) return refuse(EP_MLX5_CMD_STATUS_BAD_QP_STATE, "2ERR needs a queue pair that has left reset");
     nic.stop_qp(*qp, EP_MLX5_QP_STATE_ERR);
+    // Nothing lands by it any more once the command has ended.
+    if (nic.in_use(0, qp)) return refuse(EP_MLX5_CMD_STATUS_RESOURCE_BUSY, "a peer is inside of an access through this queue pair");
     return {0, nullptr, qp->qpn};
   }
   if (opcode == EP_MLX5_CMD_2RST_QP) {

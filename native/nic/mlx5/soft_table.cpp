@@ -145,7 +145,7 @@ result<nothing> soft_device::command(const char* call, std::span<const uint8_t> 
     }
     if (answer.status == EP_MLX5_CMD_STATUS_OK) return nothing{};
     const uint32_t opcode = opcode_of(in);
-    const bool leaving = opcode == EP_MLX5_CMD_DESTROY_QP || opcode == EP_MLX5_CMD_2RST_QP;
+    const bool leaving = opcode == EP_MLX5_CMD_DESTROY_QP || opcode == EP_MLX5_CMD_2RST_QP || opcode == EP_MLX5_CMD_2ERR_QP;
     if (!leaving || answer.status != EP_MLX5_CMD_STATUS_RESOURCE_BUSY || clock_now_ns() >= deadline) {
       const int error = answer.status == EP_MLX5_CMD_STATUS_RESOURCE_BUSY ? EBUSY : EREMOTEIO;
       return refuse(call, error, "command 0x" + hex_text(opcode) + " refused with status 0x" + hex_text(answer.status) + ": " + answer.why);

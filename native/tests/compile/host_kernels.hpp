@@ -20,7 +20,8 @@ template <class Ctx, class Endpoint> bool experts(Ctx& ctx, const ep_moe_buffer&
   const Endpoint endpoint{buffer.memory};
   return ep::moe_dispatch_send(ctx, endpoint, buffer, dispatch) && ep::moe_dispatch_receive(ctx, endpoint, buffer, dispatch) &&
          ep::moe_compact_send(ctx, endpoint, buffer, dispatch) && ep::moe_compact_receive(ctx, endpoint, buffer, dispatch) &&
-         ep::moe_combine_send(ctx, endpoint, buffer, combine) && ep::moe_combine_receive(ctx, endpoint, buffer, combine);
+         ep::moe_combine_send(ctx, endpoint, buffer, combine) && ep::moe_combine_receive(ctx, endpoint, buffer, combine) &&
+         ep::moe_release(ctx, endpoint, buffer, combine.call) && ep::moe_release_uncombined(ctx, endpoint, buffer, combine.call);
 }
 
 using experts_of_fast = bool (*)(ep::fast_context&, const ep_moe_buffer&, const ep_moe_dispatch_args&, const ep_moe_combine_args&);

@@ -211,7 +211,7 @@ void dies(route by, int32_t size, uint64_t seed, bool answered) {
       ep::moe_layout(ctx, at);
       ctx.sync_grid();
       ep::detail::compact_agree(ctx, coop, endpoint, view);
-      // What a NIC has taken over would land after the rank is dead, which no reader can know: such late rows need the transport's fence.
+      // What a NIC has taken over would land after the rank is dead, unless its way is ended (kernel_ways), which the NIC of this test cannot.
       if (by == route::stores) ep::detail::compact_send_rows(ctx, coop, endpoint, view, own.dispatch);
       ctx.sync_grid();
       if (ctx.block() == 0 && ctx.lane() == 0) life.set(wanted.dead, EP_LIFE_DEAD);

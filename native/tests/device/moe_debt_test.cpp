@@ -158,10 +158,63 @@ bool second_hand(route by, uint64_t seed, bool rows) {
   return true;
 }
 
+// The debtor is dead. Where a NIC may still carry out what it sent, the debt ends with the way here, which is asked for once; where that cannot be ended the call is refused.
+void of_the_dead(route by, uint64_t seed, bool ends) {
+  struct way final : ep::kernel_ways {
+    explicit way(bool can) : ends(can) {}
+    bool end_way(int32_t lost) const override {
+      EP_CHECK_EQ(lost, 2);
+      ++asked;
+      return ends;
+    }
+    bool own_fault(uint64_t) const override { return false; }
+    bool ends;
+    mutable uint32_t asked = 0;
+  };
+  moe_options wanted = debts(3, seed);
+  wanted.slots = 1;
+  wanted.calls = 1;
+  wanted.overlap = false;
+  moe_case plan(wanted, seed);
+  world ranks(world_of(plan, 3, by));
+  plan.bind(ranks);
+  borrow(plan, 0, wanted.dead);
+  const way here(ends);
+  std::vector<ep_life_word> words(3);
+  std::vector<ep_peer_view> views(3);
+  for (int32_t rank = 0; rank < 3; ++rank) {
+    words[static_cast<size_t>(rank)].state = rank == wanted.dead ? EP_LIFE_DEAD : EP_LIFE_ALIVE;
+    views[static_cast<size_t>(rank)].life = reinterpret_cast<uint64_t>(&words[static_cast<size_t>(rank)]);
+    ep::kernel_environment& environment = ranks.environment(rank);
+    environment.waits.peers = views.data();
+    environment.ways = &here;
+  }
+  const auto result = ranks.run_simt(shape(1, 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
+    return rank == wanted.dead || ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
+      auto& own = plan.at(0, rank);
+      for (uint32_t half = 0; half < 4; ++half) {
+        const bool refused = own.status.status == EP_STATUS_BUSY;
+        ctx.sync_grid();
+        if (refused) break;
+        moe_kernels::run(ctx, endpoint, plan.buffer(rank), own, half);
+        ctx.sync_grid();
+      }
+      return true;
+    });
+  });
+  EP_CHECK_EQ(result.report, "");
+  EP_CHECK_EQ(here.asked, by == route::stores ? 0u : 1u);
+  const bool goes_on = by == route::stores || ends;
+  const ep_kernel_status& status = plan.at(0, 0).status;
+  EP_CHECK(goes_on ? status.status == EP_STATUS_OK : is_refused(status, wanted.dead, EP_STAGE_RESULT));
+  for (int32_t rank = 0; goes_on && rank < wanted.dead; ++rank) EP_CHECK_EQ(plan.wrong_dispatch(0, rank) + plan.wrong_combine(0, rank), 0u);
+}
+
 } // namespace
 
 int main() {
   for (const route by : routes) {
+    for (uint64_t seed = 0; seed < seeds_of(20); ++seed) of_the_dead(by, seed, seed % 2 == 0);
     for (int32_t size = 2; size <= 5; ++size) {
       for (uint64_t seed = 0; seed < seeds_of(30); ++seed) on_all_ranks(by, size, seed * 31 + static_cast<uint64_t>(size));
     }

@@ -190,8 +190,20 @@ bool pays_late(route by, form how, uint64_t seed) {
   return true;
 }
 
-// A NIC that refuses what this rank asks of it ends the call; one that does not reach a peer loses that peer.
-void own_nic_fails(bool own) {
+// What whoever drives the NIC says of it.
+struct told_ways final : ep::kernel_ways {
+  explicit told_ways(bool is_down) : down(is_down) {}
+  bool end_way(int32_t) const override { return true; }
+  bool own_fault(uint64_t found) const override {
+    asked.store(static_cast<uint32_t>(found >> EP_NIC_FOUND_SYNDROME) & 0xffu);
+    return down;
+  }
+  bool down;
+  mutable std::atomic<uint32_t> asked{0}; // the syndrome
+};
+
+// A NIC that refuses what this rank asks of it ends the call, and one whose port is down; one that does not reach a peer loses that peer.
+void own_nic_fails(bool own, bool down) {
   moe_options wanted;
   wanted.calls = 1;
   wanted.slots = 1;
@@ -205,6 +217,8 @@ void own_nic_fails(bool own) {
   world ranks(options);
   plan.bind(ranks);
   (own ? ranks.nic(0).queue(1).refused_from : ranks.nic(0).queue(1).silent_from) = 2;
+  const told_ways told(down);
+  ranks.environment(0).ways = &told;
   std::atomic<uint32_t> ended{0};
   EP_CHECK(ranks.run_fast(1, [&](auto& ctx, int32_t rank) {
     return rank == 1 || ranks.with_endpoint(plan.buffer(0).memory, [&](const auto& endpoint) {
@@ -212,10 +226,41 @@ void own_nic_fails(bool own) {
       return true;
     });
   }));
-  EP_CHECK_EQ(ended.load(), own ? 1u : 0u);
-  EP_CHECK_EQ(plan.at(0, 0).status.status, static_cast<uint32_t>(own ? EP_STATUS_SYSTEM : EP_STATUS_OK));
-  if (own) EP_CHECK_EQ(plan.at(0, 0).status.stage, static_cast<uint32_t>(EP_STAGE_NIC));
+  const ep_kernel_status& status = plan.at(0, 0).status;
+  EP_CHECK_EQ(ended.load(), own || down ? 1u : 0u);
+  EP_CHECK_EQ(status.status, static_cast<uint32_t>(own || down ? EP_STATUS_SYSTEM : EP_STATUS_OK));
+  if (own || down) EP_CHECK_EQ(status.stage, static_cast<uint32_t>(EP_STAGE_NIC));
   else EP_CHECK_EQ(plan.at(0, 0).ranks[1], static_cast<uint64_t>(EP_STATUS_PEER_LOST));
+  EP_CHECK_EQ(told.asked.load(), static_cast<uint32_t>(own ? 0 : EP_MLX5_SYNDROME_RETRY_EXCEEDED));
+  if (down && !own) EP_CHECK_EQ(status.found, 0u);
+}
+
+// One's own port is down: whoever is awaited by it and does not come is not to blame. Who is stored to is, and who is dead.
+void nobody_comes(route by, bool dead) {
+  moe_options wanted;
+  wanted.calls = 1;
+  wanted.slots = 1;
+  uint64_t seed = 0;
+  while (moe_case(wanted, seed).local(0) == 0) ++seed;
+  moe_case plan(wanted, seed);
+  world ranks(world_of(plan, 2, by));
+  plan.bind(ranks);
+  lives life(ranks, 2);
+  if (dead) life.set(1, EP_LIFE_DEAD);
+  const told_ways told(true);
+  ranks.environment(0).ways = &told;
+  ranks.environment(0).waits.deadline_ns = ep::deadline_after(300);
+  EP_CHECK(ranks.run_fast(1, [&](auto& ctx, int32_t rank) {
+    return rank == 1 || ranks.with_endpoint(plan.buffer(0).memory, [&](const auto& endpoint) {
+      for (uint32_t half = 0; half < 2; ++half) moe_kernels::run(ctx, endpoint, plan.buffer(0), plan.at(0, 0), half);
+      return true;
+    });
+  }));
+  const bool own = by != route::stores && !dead;
+  const ep_kernel_status& status = plan.at(0, 0).status;
+  EP_CHECK_EQ(status.status, static_cast<uint32_t>(own ? EP_STATUS_SYSTEM : EP_STATUS_OK));
+  EP_CHECK_EQ(status.stage, static_cast<uint32_t>(own ? EP_STAGE_NIC : 0));
+  EP_CHECK_EQ(plan.at(0, 0).ranks[1], static_cast<uint64_t>(dead ? EP_STATUS_PEER_LOST : EP_STATUS_TIMEOUT));
 }
 
 // A rank that is silent from its credit on: the others await that to a limit of its own, and have time left for each other's counts. Living ranks that were given up.
@@ -307,8 +352,12 @@ int main() {
     for (uint64_t seed = 0; seed < 50 && accused == 0; ++seed) accused = gives_no_credit(route::stores, compact, false, seed);
     EP_CHECK(accused != 0);
   }
-  own_nic_fails(true);
-  own_nic_fails(false);
+  own_nic_fails(true, false);
+  own_nic_fails(false, true);
+  own_nic_fails(false, false);
+  for (const route by : {route::stores, route::engine, route::nic}) {
+    for (const bool dead : {false, true}) nobody_comes(by, dead);
+  }
   for (const route by : {route::stores, route::engine, route::nic}) {
     for (const form how : {form::low_latency, form::compact, form::cached}) {
       uint32_t tried = 0;

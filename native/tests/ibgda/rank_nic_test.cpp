@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../check.hpp"
+#include "ep/abi/dispatch.h"
 #include "nic/mlx5/soft_device.hpp"
 
 namespace {
@@ -250,6 +251,63 @@ void test_stop_with_requests_under_way() {
   EP_CHECK(nic.expired());
 }
 
+// A request that is held may not have begun yet, and is held when it does.
+request_state ended_unheld(const side& of, uint64_t number, int64_t within_ns = 30'000'000'000) {
+  const int64_t until = ep::clock_now_ns() + within_ns;
+  request_state state = request_state::pending;
+  while (state == request_state::pending && ep::clock_now_ns() < until) {
+    of.device->release_held();
+    state = of.nic->look(1, number);
+    sched_yield();
+  }
+  return state;
+}
+
+// A rank dies, and its NIC has yet to carry out what it took over: a write and an addition. Where the way was ended they come to nothing, also where the other side of it is asked twice.
+void test_end_of_a_way(bool ends) {
+  pair p;
+  EP_CHECK(p.ranks[0].device->set_faults("hold count=1").ok());
+  p.ranks[0].memory->own_data()[0] = 42;
+  host_request late = p.write(0, 7, 1);
+  late.signal = ep::signal_op::add;
+  late.value = 3;
+  const uint64_t number = must(p.ranks[0].nic->post(late));
+  p.ranks[0].context->leave(false);
+  for (int i = 0; ends && i < 2; ++i) EP_CHECK(p.ranks[1].memory->end_way(0));
+  EP_CHECK((ended_unheld(p.ranks[0], number, ends ? 50'000'000 : 30'000'000'000) == request_state::done) != ends);
+  EP_CHECK_EQ(p.ranks[1].memory->own_data()[7], ends ? 0 : 42);
+  EP_CHECK_EQ(p.signal(0), ends ? 0u : 3u);
+  EP_CHECK(!p.ranks[1].memory->end_way(2));
+}
+
+uint64_t found_of(const ep::ibgda::pair_failure& why) { return uint64_t{why.syndrome} << EP_NIC_FOUND_SYNDROME | uint64_t{why.qpn} << EP_NIC_FOUND_QPN; }
+
+// Whose fault it is that a peer is not reached: a port that is down is one's own, and so is a request that the NIC refuses, also where a collapsed queue has kept only that later ones were flushed.
+void test_own_fault() {
+  const pair p;
+  const auto silent = uint64_t{EP_MLX5_SYNDROME_RETRY_EXCEEDED} << EP_NIC_FOUND_SYNDROME;
+  EP_CHECK(!p.ranks[0].memory->own_fault(0));
+  EP_CHECK(!p.ranks[0].memory->own_fault(silent));
+  p.ranks[0].device->set_link(false);
+  EP_CHECK(p.ranks[0].memory->own_fault(0));
+  EP_CHECK(p.ranks[0].memory->own_fault(silent));
+  EP_CHECK(!p.ranks[1].memory->own_fault(silent));
+  p.ranks[0].device->set_link(true);
+  EP_CHECK(!p.ranks[0].memory->own_fault(silent));
+
+  // The peer's: its memory has gone. One's own: the source has, which lies in the same memory.
+  for (const int32_t gone : {1, 0}) {
+    pair q;
+    const side& here = q.ranks[0];
+    EP_CHECK(here.device->set_faults("hold count=1").ok());
+    uint64_t last = 0;
+    for (int i = 0; i < 8; ++i) last = must(here.nic->post(q.write(0, 0, 100)));
+    q.ranks[gone].nic->remove_memory(*q.ranks[gone].memory);
+    EP_CHECK(ended_unheld(here, last) == request_state::failed);
+    EP_CHECK_EQ(here.nic->own_fault(found_of(here.nic->failure_of(1))), gone == 0);
+  }
+}
+
 void test_lookers_on_several_threads() {
   pair p(8);
   rank_nic& nic = *p.ranks[0].nic;
@@ -396,6 +454,9 @@ int main() {
   test_unregistered_source();
   test_sources();
   test_stop_with_requests_under_way();
+  test_end_of_a_way(false);
+  test_end_of_a_way(true);
+  test_own_fault();
   test_lookers_on_several_threads();
   return ep::check::finish();
 }

@@ -10,9 +10,12 @@ import { collectivesResult } from '../src/bench/collectives.js';
 import { efaResult } from '../src/bench/efa.js';
 import { ibgdaResult } from '../src/bench/ibgda.js';
 import { loadBetween } from '../src/bench/idle.js';
-import { benchNames, loadBench, loadFrom } from '../src/bench/registry.js';
+import { type BenchName, benchNames, loadBench, loadFrom } from '../src/bench/registry.js';
 import { type BenchReport, reportText } from '../src/bench/report.js';
 import { fabricCases, groupCases } from '../src/bench-fabric/measure.js';
+import { casesOf, tooLargeFor } from '../src/bench-moe/measure.js';
+import { bytesOf, shapesOf } from '../src/bench-moe/shapes.js';
+import { type MoeShape, moeTransports } from '../src/bench-moe/task.js';
 import { runEp, runEpOnTerminal, startEp } from './ep.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'ep-bench-test-'));
@@ -51,6 +54,14 @@ describe('ep bench', () => {
   });
 
   it('loads each benchmark, or says which module is missing and fails when it is asked for by name', async () => {
+    const among: Partial<Record<BenchName, readonly RegExp[]>> = {
+      moe: [
+        /^low-latency bf16 dispatch .* 2 ranks$/,
+        /^high-throughput fp8 dispatch .* 4 ranks$/,
+        /^high-throughput bf16 combine .* 2 ranks, over ibgda:soft \(an emulator's figure\)$/,
+        /^low-latency bf16 combine .* 2 ranks, over efa:soft \(an emulator's figure\)$/,
+      ],
+    };
     for (const name of benchNames) {
       const loaded = await loadBench(name);
       if (loaded.available) {
@@ -63,6 +74,8 @@ describe('ep bench', () => {
         expect(result?.cases.length).toBeGreaterThan(0);
         // A machine may have no stalls.
         for (const one of result!.cases) expect(one.median > 0 || one.name.startsWith('stalls')).toBe(true);
+        const names = result!.cases.map((one) => one.name);
+        for (const one of among[name] ?? []) expect(names).toContainEqual(expect.stringMatching(one));
         continue;
       }
       const { code, stderr, stdout } = await runEp(['bench', name]);
@@ -377,6 +390,49 @@ describe('ep bench', () => {
       ['two hosts of two ranks: all-to-all of 1048576 bytes, f32', 50, told(0.5, 1)],
     ]);
     expect(groupCases(calls, ours).flatMap(({ ratios }) => ratios)).toEqual([]);
+  });
+
+  it('measures experts in all the shapes that are promised, over shared memory and both NICs, within 24 GiB', () => {
+    const shapes = shapesOf({ quick: false });
+    const sizes = ['low-latency 128', 'high-throughput 128', 'high-throughput 4096'];
+    for (const transport of moeTransports) {
+      const of = shapes.filter((shape) => shape.transport === transport);
+      expect(of.map(({ worldSize, mode, tokens }) => `${worldSize} ranks, ${mode} ${tokens}`)).toEqual(
+        [2, 4].flatMap((ranks) => sizes.map((size) => `${ranks} ranks, ${size}`)),
+      );
+      expect(of.every(({ hidden, experts, topK }) => hidden === 7168 && experts === 256 && topK === 8)).toBe(true);
+    }
+    const largest = shapes.find(
+      ({ transport, worldSize, tokens }) => transport === 'shm' && worldSize * tokens > 16_000,
+    )!;
+    const bytes = bytesOf(largest);
+    // What comes to its ranks, twice over, is the least of it.
+    expect(bytes).toBeGreaterThan(4 * 4096 * 8 * 7168 * 2 * 2);
+    for (const shape of shapes) if (shape.worldSize === 4) expect(bytesOf(shape)).toBeLessThan(24 * 2 ** 30);
+    expect([tooLargeFor(largest, null), tooLargeFor(largest, bytes)]).toEqual([undefined, undefined]);
+    expect(tooLargeFor(largest, bytes - 1)).toMatch(
+      /^high-throughput, 4096 tokens, 4 ranks, over shm: its ranks need [\d.]+ GiB, [\d.]+ GiB may be allocated$/,
+    );
+  });
+
+  it('promises of experts what shared memory does, and of an emulator of a NIC nothing', () => {
+    const size = { worldSize: 2, mode: 'high-throughput', tokens: 128, hidden: 7168, experts: 256, topK: 8 } as const;
+    const of = (transport: MoeShape['transport']): MoeShape => ({ ...size, transport, repeats: 1, steps: 0 });
+    const series = { copy: [2], 'copy past the caches': [1], 'bf16 dispatch': [2], 'fp8 dispatch': [3] };
+    const shm = { rows: 10, series: { ...series, 'allToAllSingle dispatch': [8] } };
+    const told = (transport: MoeShape['transport'], times: Parameters<typeof casesOf>[1][number]) =>
+      casesOf(of(transport), [times, times], undefined).map(({ ratios }) => ratios);
+    expect(told('shm', shm)).toEqual([
+      [
+        { name: 'of the copy bandwidth of the same threads', value: 0.5, goal: { at: 'least', value: 0.75 } },
+        { name: 'times the same by allToAllSingle', value: 4 },
+      ],
+      [{ name: 'times what bf16 takes', value: 1.5, goal: { at: 'most', value: 2 } }],
+    ]);
+    expect(told('efa', { rows: 10, series })).toEqual([
+      [{ name: 'of the copy bandwidth of the same threads', value: 0.5 }],
+      [{ name: 'times what bf16 takes', value: 1.5 }],
+    ]);
   });
 
   it('refuses a filter that the benchmark does not take, and one that it does not understand', async () => {

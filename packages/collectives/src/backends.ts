@@ -77,6 +77,9 @@ export function engineFactory(backend: Backend, device?: DeviceOptions, hosts?: 
         signal,
         hosts: placed && ranks.map((member) => placed[member]!),
         openHost: (placement) => openHost(init, placement),
+        active: init.elastic?.active,
+        joins: init.elastic?.joins,
+        evicts: init.elastic?.evicts,
       });
       // Device memory is allocated by the whole world; a group of some of its ranks cannot.
       const whole = ranks.length === backend.worldSize && ranks.every((member, at) => member === at);

@@ -8,7 +8,7 @@ export function elasticOf(engine: GroupEngine, op: string): Elastic {
   if (engine.elastic !== undefined) return engine.elastic;
   throw new EpError(
     'EP_UNSUPPORTED',
-    `${op}: the ranks of a group over ${engine.name} are fixed, because its memory and endpoints were made for them; use the backend shm`,
+    `${op}: the ranks of this group over ${engine.name} are fixed, because its memory was made for them; use a group without a device, or the backend shm`,
     {
       context: { backend: engine.name },
     },

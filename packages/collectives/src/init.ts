@@ -1,7 +1,7 @@
 /** Opening the first group. */
 import { setTimeout as delay } from 'node:timers/promises';
 import { checkInteger, checkTimeout, defaultTimeoutMs, EpError, formatRanks, invalid, type Store } from '@ep/core';
-import { type ElasticInit, engineFactory, isTransport } from './backends.js';
+import { type ElasticInit, engineFactory, type GroupTransport, isTransport } from './backends.js';
 import { meet } from './meeting.js';
 import { checkMembers } from './members.js';
 import type { InitOptions } from './options.js';
@@ -35,16 +35,21 @@ function elasticInit(options: InitOptions, rank: number, worldSize: number): Ela
   return { capacity, active, joins, evicts: onTimeout === 'evict' };
 }
 
-function checkFixed(options: InitOptions): void {
-  for (const name of ['activeRanks', 'isExtension', 'maxGroupSize', 'onTimeout'] as const) {
-    if (options[name] === undefined) continue;
+/** The ranks of a transport are fixed, and kernels on devices wait for all of them. */
+function checkPlaces({ maxGroupSize, device, ...options }: InitOptions, { worldSize }: GroupTransport): void {
+  if (maxGroupSize !== undefined && maxGroupSize !== worldSize) {
     throw new EpError(
       'EP_UNSUPPORTED',
-      `${WHERE}: ${name}: the ranks of a transport are fixed, because its memory and endpoints were made for them; use the backend shm`,
-      {
-        context: { option: name },
-      },
+      `${WHERE}: maxGroupSize: a group over a transport has the transport's ${worldSize} places, because memory and endpoints were made for them; some may be empty at first (activeRanks)`,
+      { context: { option: 'maxGroupSize' } },
     );
+  }
+  if (device === undefined) return;
+  for (const option of ['activeRanks', 'isExtension', 'onTimeout'] as const) {
+    if (options[option] === undefined) continue;
+    throw new EpError('EP_UNSUPPORTED', `${WHERE}: ${option}: the ranks of a group with a device are fixed`, {
+      context: { option },
+    });
   }
 }
 
@@ -119,7 +124,7 @@ export async function initProcessGroup(options: InitOptions = {}): Promise<Proce
   }
   if (ranksOnHost !== undefined) checkInteger(ranksOnHost, 'ranksOnHost', WHERE, 1);
   signal?.throwIfAborted();
-  if (isTransport(options.backend)) checkFixed(options);
+  if (isTransport(options.backend)) checkPlaces(options, options.backend);
   const { store, rank, worldSize, attempt, leave, abandon } = await meet(options, timeoutMs);
   try {
     const elastic = elasticInit(options, rank, worldSize);

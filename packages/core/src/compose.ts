@@ -10,6 +10,7 @@
  * Kernels take one handle. Where the first transport maps its peers' memory ('load-store') and one other reaches the rest, that other's handle is for both (`AllocateOptions.near`);
  * the policy is then answered alike by both ends of every pair, too.
  */
+import { byCapability } from './by-capability.js';
 import { ComposedAdoption, ComposedMemory } from './composed-memory.js';
 import { checkObject, EpError, invalid, isEpError } from './errors.js';
 import { formatRanks } from './ranks.js';
@@ -320,11 +321,12 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
 
 /**
  * Composes transports of one rank, which the result takes over and closes. Its type is what all of them offer: the intersection of their needs.
+ * Peers are reached `byCapability()` unless a policy is given; `formatRoutes(composed.routes())` prints what was chosen.
  * Throws `EP_INVALID_ARGUMENT` if they disagree about rank or world size, or if the policy answers with something else.
  */
 export function compose<const T extends readonly Transport<never>[]>(
   transports: T,
-  policy: RoutePolicy<CommonNeeds<T>>,
+  policy: RoutePolicy<CommonNeeds<T>> = byCapability(),
   options: { readonly memory?: 'shared' | 'split' } = {},
 ): ComposedTransport<CommonNeeds<T>> {
   // The compiler cannot see that every member offers the intersection of what all offer; CommonNeeds is what makes it true.

@@ -1,4 +1,5 @@
 export { type BufferPin, checkAttached, checkFixed, pinBuffer } from './buffers.js';
+export { byCapability } from './by-capability.js';
 export * from './compose.js';
 export { ComposedAdoption, ComposedMemory } from './composed-memory.js';
 export * from './diagnostics.js';

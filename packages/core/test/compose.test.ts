@@ -1,5 +1,14 @@
 import { describe, expect, it } from 'vitest';
-import { type ComposedMemory, compose, EpError, formatRoutes, offers, type Rank } from '../src/index.js';
+import {
+  byCapability,
+  type ComposedMemory,
+  compose,
+  EpError,
+  formatRoutes,
+  type Need,
+  offers,
+  type Rank,
+} from '../src/index.js';
 import { type FakeOptions, fakeTransport, fakeWorld } from './fake-transport.js';
 
 const WORLD = 4;
@@ -257,6 +266,71 @@ describe('compose', () => {
     expect(() => compose([one], () => other)).toThrow(/policy\(0\) must be one of the transports/);
     expect(() => compose([one], () => undefined as never)).toThrow(
       expect.objectContaining({ code: 'EP_INVALID_ARGUMENT' }),
+    );
+  });
+});
+
+describe('byCapability', () => {
+  const STORES = ['bundled', 'prior', 'add', 'load-store'] as const;
+  const ORDERED = ['bundled', 'prior', 'add'] as const;
+  const UNORDERED = ['bundled', 'add'] as const;
+  /** Rank 1 of four. */
+  const one = <C extends Need>(name: string, needs: readonly C[], hosts?: readonly Rank[]) =>
+    fakeTransport(fakeWorld(), 1, WORLD, { name, needs, ...(hosts ? { hosts } : {}) });
+  const routesOf = (transport: { routes(): Parameters<typeof formatRoutes>[0] }) => formatRoutes(transport.routes());
+
+  it('stores to all ranks where nobody knows of several hosts, and to its own host where they are known', () => {
+    const nic = one('nic', ORDERED);
+    expect(routesOf(compose([nic, one('shm', STORES)]))).toBe('shm  ranks 0-3');
+    expect(routesOf(compose([nic, one('shm', STORES)], byCapability([7, 7, 4, 4])))).toBe(
+      'shm  ranks 0-1\nnic  ranks 2-3',
+    );
+    // As the transport that maps memory says of itself; what the caller says goes first.
+    const knows = one('shm', STORES, [0, 1, 0, 1]);
+    expect(routesOf(compose([nic, knows]))).toBe('nic  ranks 0, 2\nshm  ranks 1, 3');
+    expect(routesOf(compose([nic, knows], byCapability([0, 0, 0, 1])))).toBe('shm  ranks 0-2\nnic  rank 3');
+  });
+
+  it('reaches other hosts by a NIC that keeps order before one that does not, wherever it stands in the list', () => {
+    const [shm, ordered, unordered] = [one('shm', STORES), one('ordered', ORDERED), one('unordered', UNORDERED)];
+    const apart = byCapability([0, 0, 1, 1]);
+    expect(routesOf(compose([shm, unordered, ordered], apart))).toBe('shm      ranks 0-1\nordered  ranks 2-3');
+    expect(routesOf(compose([shm, unordered, one('later', UNORDERED)], apart))).toBe(
+      'shm        ranks 0-1\nunordered  ranks 2-3',
+    );
+    expect(routesOf(compose([unordered, ordered], apart))).toBe('ordered  ranks 0-3');
+    const chosen = compose([shm, unordered, ordered], (peer, all) => (peer === 3 ? unordered : apart(peer, all)));
+    expect(routesOf(chosen)).toBe('shm        ranks 0-1\nordered    rank 2\nunordered  rank 3');
+  });
+
+  it('chooses alike on both ends of every pair', () => {
+    const hosts = [0, 1, 0, 2];
+    const of = (rank: Rank) =>
+      compose(
+        [
+          fakeTransport(fakeWorld(), rank, WORLD, { name: 'shm', needs: STORES }),
+          fakeTransport(fakeWorld(), rank, WORLD, { name: 'nic', needs: UNORDERED }),
+        ],
+        byCapability(hosts),
+      ).routes();
+    const all = Array.from({ length: WORLD }, (_, rank) => of(rank).map(({ via }) => via));
+    expect(all).toEqual([
+      ['shm', 'nic', 'shm', 'nic'],
+      ['nic', 'shm', 'nic', 'nic'],
+      ['shm', 'nic', 'shm', 'nic'],
+      ['nic', 'nic', 'nic', 'shm'],
+    ]);
+  });
+
+  it('refuses hosts that are no list of them, and ranks that nothing reaches', () => {
+    const refused = (message: RegExp) =>
+      expect.objectContaining({ code: 'EP_INVALID_ARGUMENT', message: expect.stringMatching(message) });
+    expect(() => byCapability({} as never)).toThrow(refused(/hosts must be a list of numbers/));
+    expect(() => byCapability([0, -1])).toThrow(refused(/hosts\[1\] must be a safe integer/));
+    const shm = one('shm', STORES);
+    expect(() => compose([shm], byCapability([0, 0]))).toThrow(refused(/hosts must be a list of 4 numbers/));
+    expect(() => compose([shm], byCapability([0, 0, 0, 1]))).toThrow(
+      refused(/one that reaches rank 3, on another host, found "shm"/),
     );
   });
 });

@@ -42,6 +42,8 @@ export interface FakeOptions {
   readonly maxMessageBytes?: number;
   /** Whether memory of others can be registered. */
   readonly registers?: boolean;
+  /** As `Transport.hosts`. */
+  readonly hosts?: readonly Rank[];
 }
 
 class FakeMemory extends Resource implements SymmetricMemory {
@@ -136,6 +138,7 @@ class FakeTransport<C extends Need> extends Resource implements Transport<C> {
   readonly capabilities: Capabilities;
   readonly rank: Rank;
   readonly worldSize: number;
+  readonly hosts?: readonly Rank[];
   readonly breakdown: AbortController = new AbortController();
   readonly failed: AbortSignal = this.breakdown.signal;
   readonly log: string[] = [];
@@ -149,6 +152,7 @@ class FakeTransport<C extends Need> extends Resource implements Transport<C> {
     this.name = options.name;
     this.rank = rank;
     this.worldSize = worldSize;
+    if (options.hosts) this.hosts = options.hosts;
     this.#world = world;
     this.#options = options;
     this.capabilities = {

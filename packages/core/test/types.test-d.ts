@@ -1,6 +1,7 @@
 /** What must not compile. Each @ts-expect-error is a promise of transport.ts; the compiler reports those that no longer hold. */
 import { describe, expectTypeOf, it } from 'vitest';
 import {
+  byCapability,
   type ComposedTransport,
   compose,
   createWork,
@@ -156,6 +157,14 @@ describe('compose', () => {
       // @ts-expect-error
       portable(composed);
     });
+  });
+
+  it('offers the same where it chooses by capability, also in part', () => {
+    expectTypeOf(compose([shm, efa])).toEqualTypeOf<ComposedTransport<'bundled' | 'add' | 'inc'>>();
+    const usual = byCapability([0, 1]);
+    expectTypeOf(compose([shm, efa], usual)).toEqualTypeOf<ComposedTransport<'bundled' | 'add' | 'inc'>>();
+    const composed = compose([shm, efa], (peer, all) => (peer === 0 ? efa : usual(peer, all)));
+    expectTypeOf(composed).toEqualTypeOf<ComposedTransport<'bundled' | 'add' | 'inc'>>();
   });
 
   it('takes the members themselves from its policy', () => {

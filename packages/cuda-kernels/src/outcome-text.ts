@@ -25,6 +25,8 @@ const hex = (value: bigint): string => `0x${value.toString(16)}`;
 const bits = (word: bigint, shift: number, width: number): bigint => BigInt.asUintN(width, word >> BigInt(shift));
 
 function brokenPairText({ rank, expected, found }: Outcome): string {
+  if (found === 0n)
+    return `this rank's own NIC reaches nobody, rank ${rank} for one: its port is down, or the device has failed`;
   const pair = `queue pair ${hex(bits(found, EP_NIC_FOUND_QPN, 24))} to rank ${rank}`;
   const index = bits(found, EP_NIC_FOUND_INDEX, 16);
   const syndrome = bits(found, EP_NIC_FOUND_SYNDROME, 8);

@@ -26,6 +26,12 @@ test('a broken queue pair is named with its WQE, syndrome and remote address', (
   );
 });
 
+test('a NIC that reaches nobody blames no peer', () => {
+  expect(outcomeText(outcome(6, 0n, 0n), 'ended')).toBe(
+    "this rank's own NIC reaches nobody, rank 3 for one: its port is down, or the device has failed",
+  );
+});
+
 test('a source that is not registered is named by its bytes', () => {
   expect(outcomeText(outcome(7, 0x1000n, 640n), 'ended')).toBe(
     'a put to rank 3 reads 640 bytes at 0x1000, which no memory registered with the transport holds',

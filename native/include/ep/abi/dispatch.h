@@ -45,7 +45,7 @@ EP_STATIC_ASSERT(sizeof(ep_kernel_status) == 32, "read by the host after the ker
 #define EP_STAGE_ROOM 3u       /* waiting for room in a queue: of requests to this rank's own engine (the rank awaited is this one), or of WQEs to a peer */
 #define EP_STAGE_TURN 4u       /* waiting for those who took earlier places in a send queue to publish them */
 #define EP_STAGE_COMPLETION 5u /* waiting for a NIC to complete what was posted */
-#define EP_STAGE_NIC 6u        /* a queue pair is broken: `expected` is the remote address of the WQE that failed, `found` holds EP_NIC_FOUND_* */
+#define EP_STAGE_NIC 6u        /* a queue pair is broken: `expected` is the remote address of the WQE that failed, `found` holds EP_NIC_FOUND_*; `found` 0: this rank's own NIC reaches nobody */
 #define EP_STAGE_SOURCE 7u     /* no registered range holds all of a put's source: `expected` is its address, `found` its bytes */
 #define EP_STAGE_SHARING 8u    /* `found` blocks were launched over `expected` queue pairs to each peer that blocks may not share */
 #define EP_STAGE_COUNT 9u      /* MoE: waiting for a source's counts; with EP_STATUS_INVALID: `found` rows were to go to one expert, `expected` is the most */

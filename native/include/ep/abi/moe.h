@@ -209,6 +209,7 @@ EP_STATIC_ASSERT(sizeof(ep_moe_combine_args) == 248, "handed to kernels by value
  *   bool moe_combine_send(ctx, endpoint, buffer, args)        results back to their tokens                     both modes
  *   bool moe_combine_receive(ctx, endpoint, buffer, args)     waits, sums in the order of choices              both modes
  *   bool moe_release(ctx, endpoint, buffer, call)             grants the credit of a slot                      (the receive half of low latency does it)
+ *   bool moe_release_uncombined(ctx, endpoint, buffer, call)  counts results of a call that has no combine     low latency
  *   void moe_layout(ctx, buffer, call)                        choice_replica, choice_slot, send_words; ends without a grid barrier */
 
 #endif

@@ -25,6 +25,12 @@ template <class Ctx> EP_HD mlx5_cqe_tail mlx5_cqe_load(Ctx& ctx, uint64_t cqe) {
   return {load_acquire(ctx, reinterpret_cast<const uint64_t*>(cqe + 56))};
 }
 
+/* Whether a NIC has refused what was asked of it here, which no peer is to blame for. */
+EP_HD constexpr bool mlx5_is_local(uint32_t syndrome) {
+  return syndrome == EP_MLX5_SYNDROME_LOCAL_LENGTH || syndrome == EP_MLX5_SYNDROME_LOCAL_QP_OPERATION || syndrome == EP_MLX5_SYNDROME_LOCAL_PROTECTION ||
+         syndrome == EP_MLX5_SYNDROME_MEMORY_WINDOW_BIND || syndrome == EP_MLX5_SYNDROME_LOCAL_ACCESS;
+}
+
 /* Number of the WQE with this 16-bit index, if it is one of the 2^16 from `done` on. */
 EP_HD uint64_t mlx5_number(uint64_t done, uint16_t index) { return done + static_cast<uint16_t>(index - static_cast<uint16_t>(done)); }
 

@@ -232,6 +232,8 @@ EP_HD bool moe_compact_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_
     if (came && !moe_hears_refusal(ctx, endpoint, at, source) && view.cached() && rows != 0) came = detail::compact_await_counts(ctx, endpoint, view, source, 0);
     if (!came && rows != 0 && load_relaxed(ctx, &at.ranks()[source]) != EP_MOE_RANK_MASKED) {
       peer.owed_rows = value; /* it knows where to write, and may be alive */
+      /* HAZARD: the NIC of a dead one would write over the zeroes that its places get below. */
+      if (load_relaxed(ctx, &at.ranks()[source]) == EP_STATUS_PEER_LOST) (void)moe_ended(ctx, endpoint, source);
     }
   }
   ctx.sync_grid();

@@ -339,8 +339,7 @@ template <class Ctx, class Endpoint> EP_HD void moe_refuse(Ctx& ctx, const block
   ctx.sync_grid();
   for (auto rank = static_cast<int32_t>(ctx.block()); rank < at.world(); rank += static_cast<int32_t>(ctx.blocks())) {
     if (rank == at.self()) continue;
-    uint64_t puts = moe_rows_of(at, rank);
-    if (puts == 0 && moe_tells_all(at, at.self())) puts = 1;
+    const uint64_t puts = moe_returns_to(at, rank);
     if (puts != 0 && moe_takes_part(ctx, coop, at, rank)) moe_pass_on(ctx, coop, endpoint, at, rank, EP_MOE_SIGNAL_RETURNED, puts);
     ep_moe_peer& peer = at.peer(rank);
     const uint64_t awaited = moe_returns(at, rank);

@@ -7,8 +7,8 @@
 #define EP_DEVICE_MOE_WAIT_H
 
 #include "endpoint.h"
-#include "ep/abi/mlx5_cqe.h"
 #include "ep/abi/moe.h"
+#include "mlx5_queue.h"
 
 EP_MACHINE_BEGIN
 
@@ -106,21 +106,36 @@ template <class Ctx> EP_HD bool moe_sound(Ctx& ctx, const block_coop<Ctx>& coop,
 
 /* Whether a NIC has refused what was asked of it here, which no peer is to blame for. */
 EP_HD bool moe_own_nic(const ep_kernel_status& why) {
-  const auto syndrome = static_cast<uint32_t>(why.found >> EP_NIC_FOUND_SYNDROME) & 0xffu;
-  const bool local = syndrome == EP_MLX5_SYNDROME_LOCAL_LENGTH || syndrome == EP_MLX5_SYNDROME_LOCAL_QP_OPERATION || syndrome == EP_MLX5_SYNDROME_LOCAL_PROTECTION ||
-                     syndrome == EP_MLX5_SYNDROME_MEMORY_WINDOW_BIND || syndrome == EP_MLX5_SYNDROME_LOCAL_ACCESS;
-  return why.stage == EP_STAGE_NIC && why.status == EP_STATUS_SYSTEM && local;
+  return why.stage == EP_STAGE_NIC && why.status == EP_STATUS_SYSTEM && mlx5_is_local(static_cast<uint32_t>(why.found >> EP_NIC_FOUND_SYNDROME) & 0xffu);
 }
 
 /* Whether a call goes on without a rank. HAZARD: over EFA it must not: queue pairs there are for all peers, so a request that one of them does not answer breaks them for all, and
  * arrivals do not say which call they are of. A failure is fenced by opening the transport anew. */
 EP_HD bool moe_leaves_out(const ep_memory_handle& memory) { return memory.header.kind != EP_MEMORY_EFA && memory.header.kind != EP_MEMORY_MIXED_EFA; }
 
-/* A wait or a put for `rank` has ended as `why` says. Late and lost ranks are given up where a call can go on without; anything else ends the call. */
+/* Whether a peer that is put to is missing for a reason that lies here. A NIC that reaches nobody would blame all of them. A rank that is known to be dead is missing, whatever else. */
+template <class Ctx> EP_HD bool moe_own_fault(Ctx& ctx, const moe_view& at, int32_t rank, const ep_kernel_status& why) {
+  if (moe_own_nic(why)) return true;
+  const bool stored_to = reinterpret_cast<const ep_peer_view*>(at.buffer.memory.peers)[rank].data != 0;
+  if (stored_to || (why.stage != EP_STAGE_NIC && why.status != EP_STATUS_TIMEOUT)) return false;
+  if constexpr (requires { ctx.own_fault(why.found); }) {
+    return ctx.own_fault(why.stage == EP_STAGE_NIC ? why.found : 0);
+  } else {
+    return false;
+  }
+}
+
+/* A wait or a put for `rank` has ended as `why` says. Late and lost ranks are given up where a call can go on without; anything else ends the call: with stage NIC and nothing found
+ * where one's own NIC reaches nobody. */
 template <class Ctx> EP_HD void moe_give_up(Ctx& ctx, const moe_view& at, int32_t rank, const ep_kernel_status& why) {
   const bool stopped = why.status == EP_STATUS_ABORTED || why.status == EP_STATUS_CLOSED;
-  const bool culprit = why.status == EP_STATUS_TIMEOUT || why.status == EP_STATUS_PEER_LOST || (why.stage == EP_STAGE_NIC && !stopped && !moe_own_nic(why));
-  if (!culprit || !moe_leaves_out(at.buffer.memory)) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
+  const bool missing = !stopped && (why.status == EP_STATUS_TIMEOUT || why.status == EP_STATUS_PEER_LOST || why.stage == EP_STAGE_NIC);
+  if (missing && moe_own_fault(ctx, at, rank, why)) {
+    const bool refused = why.stage == EP_STAGE_NIC && why.status == EP_STATUS_SYSTEM;
+    ctx.fail(at.status(), EP_STATUS_SYSTEM, why.rank, EP_STAGE_NIC, refused ? why.expected : 0, refused ? why.found : 0);
+  } else if (!missing || !moe_leaves_out(at.buffer.memory)) {
+    ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
+  }
   const bool late = why.status == EP_STATUS_TIMEOUT;
   store_release(ctx, &at.ranks()[rank], static_cast<uint64_t>(late ? EP_STATUS_TIMEOUT : EP_STATUS_PEER_LOST));
 }
@@ -185,6 +200,20 @@ EP_HD void moe_say(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoi
   } else {
     ep_kernel_status why{};
     if (!endpoint.signal(ctx, coop, peer, slot, 1, &why) && coop.lane() == 0) moe_give_up(ctx, at, peer, why);
+  }
+}
+
+/* Adds to the word of `kind` at a peer that counts, whatever one request may add at most. All lanes call it. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_add(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, uint32_t kind, int32_t peer, uint64_t add) {
+  uint64_t most = UINT64_MAX;
+  if constexpr (requires { Endpoint::max_add; }) most = Endpoint::max_add;
+  ep_kernel_status why{};
+  for (bool ok = true; ok && add != 0;) {
+    const uint64_t now = add < most ? add : most;
+    ok = endpoint.signal(ctx, coop, peer, at.signal_slot(kind, at.self()), now, &why);
+    if (!ok && coop.lane() == 0) moe_give_up(ctx, at, peer, why);
+    add -= now;
   }
 }
 
@@ -262,13 +291,23 @@ template <class Ctx, class Endpoint> EP_HD bool moe_hears_refusal(Ctx& ctx, cons
   return true;
 }
 
-/* Whether a rank that was given up alive has written what it owed, or is dead. A debt that is not settled when credit should be there is the slot's loss: the call is refused on
+/* Whether nothing of a dead rank can land here any more. HAZARD: a NIC outlives its rank, and carries out what it had taken over: results that were owed would come into another's place. */
+template <class Ctx, class Endpoint> EP_HD bool moe_ended(Ctx& ctx, const Endpoint& endpoint, int32_t rank) {
+  if constexpr (requires { ctx.end_way(rank); }) {
+    return moe_stores(endpoint, rank) || ctx.end_way(rank);
+  } else {
+    return true; /* on GPUs all peers are stored to */
+  }
+}
+
+/* Whether a rank that was given up alive has written what it owed, or is dead and its way here ended. A debt that is not settled when credit should be there is the slot's loss: the call is refused on
  * all ranks (moe_places.h, moe_dispatch.h), and the next one takes another slot. */
 template <class Ctx, class Endpoint>
 EP_HD bool moe_settled(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint32_t kind, uint64_t owed, int32_t rank, uint32_t stage) {
   const uint64_t* word = endpoint.local_signal(at.signal_slot(kind, rank));
   ep_kernel_status why{};
-  if (moe_wait_by(ctx, word, owed, at.call.credits_by_ns, rank, stage, &why) || why.status == EP_STATUS_PEER_LOST) return true;
+  if (moe_wait_by(ctx, word, owed, at.call.credits_by_ns, rank, stage, &why)) return true;
+  if (why.status == EP_STATUS_PEER_LOST) return moe_ended(ctx, endpoint, rank);
   if (why.status != EP_STATUS_TIMEOUT) ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
   return false;
 }
@@ -304,6 +343,11 @@ EP_HD uint64_t moe_rows_of(const moe_view& at, int32_t rank) {
   for (uint32_t e = 0; e < at.experts_of(at.self()); ++e) rows += static_cast<uint32_t>(*at.range(e, rank));
   return rows;
 }
+/* Puts that another rank awaits of this one in combine: what moe_returns is over there. */
+EP_HD uint64_t moe_returns_to(const moe_view& at, int32_t rank) {
+  const uint64_t rows = moe_rows_of(at, rank);
+  return rows == 0 && moe_tells_all(at, at.self()) ? 1 : rows;
+}
 
 /* A rank may write results of this call yet, until its word shows `value`. HAZARD: so an older debt of it ends then, too: a count may reach what is older by results of this call. */
 EP_HD void moe_owes(const moe_view& at, int32_t rank, uint64_t value) {
@@ -337,6 +381,24 @@ template <class Ctx, class Endpoint> EP_HD bool moe_release(Ctx& ctx, const Endp
     for (int32_t rank = static_cast<int32_t>(ctx.block()); rank < at.world(); rank += static_cast<int32_t>(ctx.blocks())) {
       if (rank != at.self() && moe_takes_part(ctx, coop, at, rank)) moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_CREDIT, rank);
     }
+  }
+  return moe_sound(ctx, coop, at);
+}
+
+/* Low latency, the end of a call of which nothing is combined. HAZARD: a rank that was refused says so in the place of results (moe_refuse), also to one that has not heard of it. Where
+ * puts are counted that one would take them, in the slot's next combine, for results that are still to come; and the refused one would await its results for ever. So whoever ends such a
+ * call tells others as many as it owes them, and counts as many of theirs, refused or not. */
+template <class Ctx, class Endpoint> EP_HD bool moe_release_uncombined(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_call& call) {
+  const block_coop<Ctx> coop{ctx};
+  const moe_view at{buffer, call};
+  for (auto rank = static_cast<int32_t>(ctx.block()); rank < at.world(); rank += static_cast<int32_t>(ctx.blocks())) {
+    if (rank == at.self() || moe_stores(endpoint, rank)) continue;
+    const uint64_t puts = moe_returns_to(at, rank);
+    if (puts != 0 && moe_takes_part(ctx, coop, at, rank)) moe_add(ctx, coop, endpoint, at, EP_MOE_SIGNAL_RETURNED, rank, puts);
+    ep_moe_peer& peer = at.peer(rank);
+    if (coop.lane() != 0 || peer.told != call.epoch) continue;
+    peer.returned += moe_returns(at, rank);
+    for (uint64_t& owed : peer.owed) owed = owed != 0 ? peer.returned : 0; /* as in moe_owes: what is counted for this call must not pass for an older debt */
   }
   return moe_sound(ctx, coop, at);
 }

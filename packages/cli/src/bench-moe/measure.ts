@@ -1,6 +1,6 @@
 /**
  * `ep bench moe`: dispatch and combine over shared memory against the machine's own copy of the same bytes, the same exchange by our own `allToAllSingle`, and
- * by MPI_Alltoallv with the packing that it needs; one run, contenders in turns, results verified.
+ * by MPI_Alltoallv with the packing that it needs; one run, contenders in turns, results verified. And over software NICs against that copy: figures of an emulator.
  */
 import { execFile } from 'node:child_process';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
@@ -8,34 +8,18 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
-import { generateRouting, type MoeForm, rankTopk } from '@ep/plan/moe';
+import { native } from '@ep/native';
+import { rankTopk } from '@ep/plan/moe';
 import type { Bench, BenchCase, BenchOptions, BenchRatio, BenchResult } from '../bench/bench.js';
+import { formatBytes } from '../doctor/machine.js';
 import { MPI_MOE_SOURCE } from './alltoallv.js';
-import { type MoeTask, type MoeTimes, routingSeed } from './task.js';
+import { bytesOf, planShape, shapesOf, shapeText } from './shapes.js';
+import type { MoeShape, MoeTask, MoeTimes } from './task.js';
 
 /** Built beside the entry point; see tsup.config.ts. */
 const rankProgram = new URL('./bench-moe-rank.js', import.meta.url);
 
 const run = promisify(execFile);
-
-type Shape = Omit<MoeTask, 'store' | 'rank'>;
-
-function shapesOf({ quick, repeats, ranks = [2, 4] }: BenchOptions): Shape[] {
-  const model = quick ? { hidden: 256, experts: 16, topK: 4 } : { hidden: 7168, experts: 256, topK: 8 };
-  const shape = (worldSize: number, mode: MoeForm['mode'], tokens: number): Shape => ({
-    ...model,
-    worldSize,
-    mode,
-    tokens,
-    repeats: repeats ?? (quick ? 3 : tokens > 1000 ? 7 : 25),
-    steps: mode === 'low-latency' && worldSize === 2 ? (quick ? 200 : 4000) : 0,
-  });
-  return ranks.flatMap((worldSize) => [
-    shape(worldSize, 'low-latency', quick ? 16 : 128),
-    shape(worldSize, 'high-throughput', quick ? 16 : 128),
-    ...(worldSize <= 2 && !quick ? [shape(worldSize, 'high-throughput', 4096)] : []),
-  ]);
-}
 
 const medianOf = (values: readonly number[]): number =>
   values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)]!;
@@ -44,8 +28,8 @@ const medianOf = (values: readonly number[]): number =>
 const slowestOf = (perRank: readonly MoeTimes[], name: string): number[] =>
   perRank[0]!.series[name]!.map((_, i) => Math.max(...perRank.map(({ series }) => series[name]![i]!)));
 
-async function runRanks(shape: Shape, folder: string): Promise<MoeTimes[]> {
-  const store = join(folder, `store-${shape.mode}-${shape.worldSize}-${shape.tokens}`);
+async function runRanks(shape: MoeShape, folder: string): Promise<MoeTimes[]> {
+  const store = join(folder, `store-${shape.transport}-${shape.mode}-${shape.worldSize}-${shape.tokens}`);
   return Promise.all(
     Array.from({ length: shape.worldSize }, async (_, rank) => {
       const task: MoeTask = { ...shape, rank, store };
@@ -58,21 +42,14 @@ async function runRanks(shape: Shape, folder: string): Promise<MoeTimes[]> {
 }
 
 /** Milliseconds of dispatch and of combine by repeat, or why they were not measured. */
-async function runMpi(shape: Shape, folder: string): Promise<{ there: number[]; back: number[] } | string> {
+async function runMpi(shape: MoeShape, folder: string): Promise<{ there: number[]; back: number[] } | string> {
   try {
     await run('mpicc', ['--version']);
   } catch {
     return 'MPI_Alltoallv: mpicc was not found (Debian: apt-get install libopenmpi-dev openmpi-bin)';
   }
   const { worldSize, tokens, hidden, experts, topK, repeats } = shape;
-  const routing = generateRouting({
-    worldSize,
-    experts,
-    topK,
-    tokens,
-    popularity: { kind: 'uniform' },
-    seed: routingSeed,
-  });
+  const { routing } = planShape(shape);
   const [source, binary, choices] = ['moe.c', 'moe', 'choices'].map((name) => join(folder, name)) as [
     string,
     string,
@@ -99,12 +76,14 @@ async function runMpi(shape: Shape, folder: string): Promise<{ there: number[]; 
   return { there: lines.map(([a]) => a!), back: lines.map(([, b]) => b!) };
 }
 
-function casesOf(
-  shape: Shape,
+/** What one shape came to, for tests, too. */
+export function casesOf(
+  shape: MoeShape,
   perRank: readonly MoeTimes[],
   mpi: { there: number[]; back: number[] } | undefined,
 ): BenchCase[] {
-  const { mode, worldSize, tokens, hidden, repeats } = shape;
+  const { transport, mode, worldSize, tokens, hidden, repeats } = shape;
+  const stores = transport === 'shm';
   const large = mode === 'high-throughput';
   const copies = [slowestOf(perRank, 'copy'), slowestOf(perRank, 'copy past the caches')];
   const copy = medianOf(copies[0]!) < medianOf(copies[1]!) ? copies[0]! : copies[1]!;
@@ -124,12 +103,16 @@ function casesOf(
             {
               name: 'of the copy bandwidth of the same threads',
               value: over(times, copy),
-              ...(large && worldSize === 2 ? { goal: { at: 'least', value: 0.75 } as const } : {}),
+              ...(stores && large && worldSize === 2 ? { goal: { at: 'least', value: 0.75 } as const } : {}),
             },
-            {
-              name: 'times the same by allToAllSingle',
-              value: over(times, slowestOf(perRank, `allToAllSingle ${direction}`)),
-            },
+            ...(stores
+              ? [
+                  {
+                    name: 'times the same by allToAllSingle',
+                    value: over(times, slowestOf(perRank, `allToAllSingle ${direction}`)),
+                  },
+                ]
+              : []),
             ...(theirs === undefined
               ? []
               : [
@@ -140,10 +123,16 @@ function casesOf(
                   },
                 ]),
           ]
-        : [{ name: 'times what bf16 takes', value: 1 / over(times, bf16), goal: { at: 'most', value: large ? 2 : 1 } }];
+        : [
+            {
+              name: 'times what bf16 takes',
+              value: 1 / over(times, bf16),
+              ...(stores ? { goal: { at: 'most', value: large ? 2 : 1 } as const } : {}),
+            },
+          ];
       const median = medianOf(times);
       return {
-        name: `${mode} ${name} of ${tokens} tokens of ${hidden} channels per rank, top-${shape.topK} of ${shape.experts}, ${worldSize} ranks`,
+        name: `${mode} ${name} of ${tokens} tokens of ${hidden} channels per rank, top-${shape.topK} of ${shape.experts}, ${worldSize} ranks${stores ? '' : `, over ${transport}:soft (an emulator's figure)`}`,
         unit: 'ms',
         median,
         spread: (Math.max(...times) - Math.min(...times)) / median,
@@ -154,7 +143,7 @@ function casesOf(
     });
 }
 
-function stepCase(shape: Shape, perRank: readonly MoeTimes[]): BenchCase[] {
+function stepCase(shape: MoeShape, perRank: readonly MoeTimes[]): BenchCase[] {
   const [first] = perRank;
   if (first?.steps === undefined) return [];
   const sorted = first.steps.toSorted((a, b) => a - b);
@@ -173,6 +162,13 @@ function stepCase(shape: Shape, perRank: readonly MoeTimes[]): BenchCase[] {
   ];
 }
 
+/** Why a shape is not measured where so many bytes may be allocated (null: nobody knows); nothing if it is. */
+export function tooLargeFor(shape: MoeShape, allocatable: number | null): string | undefined {
+  const needed = bytesOf(shape);
+  if (allocatable === null || needed <= allocatable) return undefined;
+  return `${shapeText(shape)}: its ranks need ${formatBytes(needed)}, ${formatBytes(allocatable)} may be allocated`;
+}
+
 export const moeBench: Bench = {
   name: 'moe',
   filters: ['ranks'],
@@ -182,8 +178,13 @@ export const moeBench: Bench = {
     const skipped = new Set<string>();
     try {
       for (const shape of shapesOf(options)) {
-        tell(`${shape.mode}, ${shape.tokens} tokens, ${shape.worldSize} ranks`);
-        const mpi = await runMpi(shape, folder);
+        const tooLarge = tooLargeFor(shape, native().binding.hostFacts().allocatable);
+        if (tooLarge !== undefined) {
+          skipped.add(tooLarge);
+          continue;
+        }
+        tell(shapeText(shape));
+        const mpi = shape.transport === 'shm' ? await runMpi(shape, folder) : undefined;
         if (typeof mpi === 'string') skipped.add(mpi);
         const perRank = await runRanks(shape, folder);
         cases.push(...casesOf(shape, perRank, typeof mpi === 'string' ? undefined : mpi), ...stepCase(shape, perRank));
@@ -197,6 +198,7 @@ export const moeBench: Bench = {
       notes: [
         'logical bytes: two for each channel of every choice, own rank included',
         'after every repeat of every case, warm-ups included, all channels of all rows, the scales of e4m3, and what is said about rows were compared with the plan and the cast oracle; no call of a buffer had the rows of the one before it; so was the result of each step of the native loop',
+        'over a software NIC: what an emulator of the NIC does with the cores that the ranks run on, and nothing of what a network would',
         'allToAllSingle packs and orders rows in JS; its combine is timed without the sum, ours and that of MPI_Alltoallv with it',
       ],
       skipped: [...skipped],

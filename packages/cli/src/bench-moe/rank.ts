@@ -1,11 +1,14 @@
-/** One rank of `ep bench moe`. Contenders take turns, so that a machine whose speed drifts slows all of them alike; what they moved is verified. */
+/** One rank of `ep bench moe`, over shared memory or a software NIC. Contenders take turns, so that a machine whose speed drifts slows all of them alike; what they moved is verified. */
 import { initProcessGroup } from '@ep/collectives';
 import { openFileStore, prefixStore, type Tensor, tensor } from '@ep/core';
 import { HostStream, type MoeBuffer, type MoeBufferOptions, openMoeBuffer } from '@ep/cuda-kernels';
+import { efaGda } from '@ep/efa-gda';
+import { ibgda } from '@ep/ibgda';
 import { allocateHost } from '@ep/native';
 import { nvshmem } from '@ep/nvshmem';
-import { generateRouting, planMoe, rankTopk, routingLayout, spreadExperts } from '@ep/plan/moe';
-import { type MoeTask, type MoeTimes, routingSeed } from './task.js';
+import { rankTopk, routingLayout } from '@ep/plan/moe';
+import { planShape, QUANTISED } from './shapes.js';
+import type { MoeTask, MoeTimes } from './task.js';
 import { Verifier } from './verify.js';
 
 const task = JSON.parse(process.argv[2]!) as MoeTask;
@@ -15,25 +18,23 @@ const TIMEOUT_MS = 120_000;
 
 const store = await openFileStore(task.store);
 const member = { rank, worldSize, store };
-const transport = await nvshmem.shm.open(member, { signal: new AbortController().signal, timeoutMs: TIMEOUT_MS });
-const group = await initProcessGroup({ store: prefixStore(store, 'group'), rank, worldSize, timeoutMs: TIMEOUT_MS });
+const limits = { signal: new AbortController().signal, timeoutMs: TIMEOUT_MS };
+const openers = {
+  shm: () => nvshmem.shm.open(member, limits),
+  ibgda: () => ibgda.soft.open(member, limits),
+  efa: () => efaGda.soft.open(member, limits),
+} as const;
+const transport = await openers[task.transport]();
 const stream = new HostStream();
-const map = spreadExperts(experts, worldSize);
-const routing = generateRouting({
-  worldSize,
-  experts,
-  topK,
-  tokens,
-  popularity: { kind: 'uniform' },
-  seed: routingSeed,
-});
-const plan = planMoe(routing, map, mode === 'low-latency' ? { mode, maxTokens: tokens } : { mode });
+const { map, routing, plan } = planShape(task);
 const recvRows = Math.max(...plan.placement.recvRows);
 const verifier = new Verifier(plan, rank, tokens, hidden);
 const { rows } = verifier;
 const choices = rankTopk(routing, rank).slice();
 
 const host = (elements: number): Uint16Array => new Uint16Array(allocateHost(Math.max(64, elements * 2)), 0, elements);
+/** As many rows as a dispatch brings here: what is copied, and what the collective receives and puts in order. Nothing of them is read again in a later turn. */
+const scratch = [host(rows * hidden), host(rows * hidden)] as const;
 /** By turn. */
 const x: readonly Tensor<'bf16'>[] = [0, 1].map((turn) => {
   const data = host(tokens * hidden);
@@ -109,13 +110,17 @@ async function bufferOf(
 
 /** The machine's own copies of the bytes that a dispatch brings here, by the same thread. */
 function copyOf(nonTemporal: boolean): Contender {
-  const bytes = rows * hidden * 2;
-  const from = new Uint8Array(allocateHost(Math.max(1, bytes)), 0, bytes);
-  const to = new Uint8Array(allocateHost(Math.max(1, bytes)), 0, bytes);
-  from.fill(rank + 1);
+  const [from, to] = scratch.map(({ buffer, byteLength }) => new Uint8Array(buffer, 0, byteLength)) as [
+    Uint8Array,
+    Uint8Array,
+  ];
   const name = nonTemporal ? 'copy past the caches' : 'copy';
+  let turn = 0;
   return {
     run: async () => {
+      // A page that is not copied differs: the copy before this one was of another byte.
+      turn = (turn + 2) % 256;
+      for (let i = 0; i < from.length; i += 1024) from[i] = turn + Number(nonTemporal);
       const ms = await timed(() => stream.copy(from, to, { nonTemporal }));
       if (Buffer.compare(from, to) !== 0) throw new Error(`rank ${rank}: the copy differs from its source`);
       return { [name]: ms };
@@ -125,7 +130,8 @@ function copyOf(nonTemporal: boolean): Contender {
 }
 
 /** The same by a collective: rows packed by destination, exchanged, put in the order of experts; and back, without the sum. */
-function collective(): Contender {
+async function collective(): Promise<Contender> {
+  const group = await initProcessGroup({ store: prefixStore(store, 'group'), rank, worldSize, timeoutMs: TIMEOUT_MS });
   const { replica, slot, tokensPerReplica } = routingLayout({ map, rank, topK, topkIdx: choices });
   const first = new Int32Array(map.expert.length + 1);
   for (let p = 0; p < map.expert.length; p++) first[p + 1] = first[p]! + tokensPerReplica[p]!;
@@ -135,8 +141,8 @@ function collective(): Contender {
   );
   const locals = map.rankOffsets[rank + 1]! - map.rankOffsets[rank]!;
   const sent = tensor('bf16', [first.at(-1)!, hidden], host(first.at(-1)! * hidden));
-  const received = tensor('bf16', [rows, hidden], host(rows * hidden));
-  const ordered = host(rows * hidden);
+  const received = tensor('bf16', [rows, hidden], scratch[0]);
+  const ordered = scratch[1];
   const sums = new Float32Array(hidden);
   const result = new Uint16Array(tokens * hidden);
   const bits = new Uint32Array(sums.buffer);
@@ -210,7 +216,7 @@ function collective(): Contender {
       turn = 1 - turn;
       return { 'allToAllSingle dispatch': there, 'allToAllSingle combine': back };
     },
-    close: async () => {},
+    close: () => group.destroy(),
   };
 }
 
@@ -225,8 +231,8 @@ const contenders: Contender[] = [
   copyOf(false),
   copyOf(true),
   await bufferOf('bf16', {}, mode === 'high-throughput' ? ['cached'] : []),
-  await bufferOf('fp8', { payload: 'f8e4m3+f32' }, []),
-  collective(),
+  await bufferOf('fp8', { payload: QUANTISED }, []),
+  ...(task.transport === 'shm' ? [await collective()] : []),
 ];
 const series: Record<string, number[]> = {};
 for (let i = -WARM_UP; i < repeats; i++) {
@@ -252,7 +258,6 @@ if (task.steps > 0) {
   steps = [...measured.subarray(Math.floor(measured.length / 10))];
 }
 await stream.close();
-await group.destroy();
 await transport.close();
 await store.close();
 const report: MoeTimes = { series, rows, ...(steps === undefined ? {} : { steps }) };

@@ -1,9 +1,13 @@
 /** What a rank of `ep bench moe` measures, and what it tells back. */
 import type { MoeForm } from '@ep/plan/moe';
 
-export interface MoeTask {
-  readonly store: string;
-  readonly rank: number;
+/** Shared memory, and software NICs: what those take is their emulator's, and no network's. */
+export const moeTransports = ['shm', 'ibgda', 'efa'] as const;
+export type MoeBenchTransport = (typeof moeTransports)[number];
+
+/** The same on all ranks. */
+export interface MoeShape {
+  readonly transport: MoeBenchTransport;
   readonly worldSize: number;
   readonly mode: MoeForm['mode'];
   /** Of each rank. */
@@ -16,6 +20,11 @@ export interface MoeTask {
   readonly steps: number;
 }
 
+export interface MoeTask extends MoeShape {
+  readonly store: string;
+  readonly rank: number;
+}
+
 /** Milliseconds of each repeat on this rank. */
 export interface MoeTimes {
   readonly series: Readonly<Record<string, readonly number[]>>;
@@ -24,6 +33,3 @@ export interface MoeTimes {
   /** Nanoseconds of dispatch and combine together, in a native loop. */
   readonly steps?: readonly number[];
 }
-
-/** The choices of every rank: equal on all of them, and in the program of Open MPI. */
-export const routingSeed = 7;

@@ -1,5 +1,5 @@
 /** What the demo can run over. */
-import { compose, EpError, type Member, prefixStore, type Store, type Transport } from '@ep/core';
+import { byCapability, compose, EpError, type Member, prefixStore, type Store, type Transport } from '@ep/core';
 import { type EfaNeeds, efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
@@ -20,8 +20,8 @@ async function openMixed(member: Member): Promise<DemoTransport> {
     await shm.close();
     throw error;
   });
-  const node = (rank: number): number => Math.floor(rank / NODE_RANKS);
-  const transport = compose([shm, nic], (peer) => (node(peer) === node(member.rank) ? shm : nic));
+  const nodes = Array.from({ length: member.worldSize }, (_, rank) => Math.floor(rank / NODE_RANKS));
+  const transport = compose([shm, nic], byCapability(nodes));
   return Object.assign(transport, { barrier: () => shm.barrier() });
 }
 

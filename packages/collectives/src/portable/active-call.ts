@@ -1,30 +1,36 @@
 /** One collective call from its turn in the queue to its end. */
 import { EpError, formatRanks } from '@ep/core';
-import type { EngineCall, EngineEnd } from '../engine.js';
 import { listenToAbort } from './abort.js';
+import type { Found } from './admission.js';
+import { nameOf, type OrderedCall, type OrderedEnd } from './ordered.js';
 import type { DataPlan } from './plan.js';
 import type { CallRecord } from './records.js';
 
 /** A call of the queue, and how its caller hears of its end. */
 export class QueuedCall {
-  readonly call: EngineCall;
+  readonly call: OrderedCall;
   readonly #stopListening: () => void;
-  #outcome: { readonly end: EngineEnd } | { readonly error: unknown } | undefined;
-  #resolve: ((end: EngineEnd) => void) | undefined;
+  #outcome: { readonly end: OrderedEnd } | { readonly error: unknown } | undefined;
+  #resolve: ((end: OrderedEnd) => void) | undefined;
   #reject: ((error: unknown) => void) | undefined;
   /** Whoever may still use the arrays of a call that has failed: its caller hears of the failure afterwards. */
   heldBy: Pick<DataPlan, 'idle'> | undefined;
 
-  constructor(call: EngineCall, onAbort: (queued: QueuedCall) => void) {
+  constructor(call: OrderedCall, onAbort: (queued: QueuedCall) => void) {
     this.call = call;
     this.#stopListening = listenToAbort(call.signal, () => onAbort(this));
+  }
+
+  /** No failure of others ends it: it is what they all make then. */
+  get repairs(): boolean {
+    return this.call.membership?.repairs === true;
   }
 
   get settled(): boolean {
     return this.#outcome !== undefined;
   }
 
-  resolve(end: EngineEnd): void {
+  resolve(end: OrderedEnd): void {
     if (this.settled) return;
     this.#outcome = { end };
     this.#stopListening();
@@ -41,7 +47,7 @@ export class QueuedCall {
   }
 
   /** What `run` returns. */
-  answer(): EngineEnd | Promise<EngineEnd> {
+  answer(): OrderedEnd | Promise<OrderedEnd> {
     const outcome = this.#outcome;
     if (outcome === undefined) {
       return new Promise((resolve, reject) => {
@@ -60,6 +66,10 @@ export class ActiveCall {
   plan: DataPlan | undefined;
   /** This rank has told that it has all of its data. */
   finished = false;
+  /** Of a repair: this rank has told that it has come. */
+  agreeing = false;
+  /** Of another question or change of who takes part, once all have come: whom all have found. */
+  found: ReadonlyMap<number, number> | undefined;
   readonly #done = new Set<number>();
   readonly #timers = new Set<NodeJS.Timeout>();
 
@@ -67,12 +77,24 @@ export class ActiveCall {
     this.queued = queued;
   }
 
-  get call(): EngineCall {
+  get call(): OrderedCall {
     return this.queued.call;
+  }
+
+  get repairs(): boolean {
+    return this.queued.repairs;
   }
 
   get sequence(): number {
     return this.queued.call.sequence;
+  }
+
+  /** Whom it takes in: all that it names and that are no members, or nobody. */
+  get admits(): Found {
+    const admitted = this.call.membership?.admitted ?? [];
+    const coming = admitted.filter((rank) => this.contributors?.includes(rank) !== true);
+    const found = coming.map((rank) => [rank, this.found?.get(rank) ?? 0] as const);
+    return found.every(([, attempt]) => attempt > 0) ? found : [];
   }
 
   done(rank: number): void {
@@ -111,10 +133,10 @@ export class ActiveCall {
           ? [absent, 'did not come']
           : [unfinished, 'came, but did not finish'];
     const arrived = members.filter((peer) => !missing.includes(peer));
-    const { kind, sequence, timeoutMs } = this.call;
+    const { sequence, timeoutMs } = this.call;
     return new EpError(
       'EP_TIMEOUT',
-      `${kind} ${sequence}: ${formatRanks(missing)} ${what} within the ${timeoutMs} ms of rank ${rank}; ${formatRanks(arrived)} did`,
+      `${nameOf(this.call)} ${sequence}: ${formatRanks(missing)} ${what} within the ${timeoutMs} ms of rank ${rank}; ${formatRanks(arrived)} did`,
       { context: { sequence, arrived, awaited: missing, timeoutMs, rank } },
     );
   }

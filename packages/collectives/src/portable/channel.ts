@@ -210,6 +210,11 @@ export class Channel {
     this.#in[lane].drain();
   }
 
+  /** Records first: they say what payload is for. */
+  drainAll(): void {
+    for (const lane of LANES) this.#in[lane].drain();
+  }
+
   /** Follows the word until the peer is lost or `signal` fires. */
   async watch(signal: AbortSignal): Promise<void> {
     const { memory, ownSlot, peerRank, onEvent, quiet, onLost, onBroken } = this.#init;
@@ -253,8 +258,7 @@ export class Channel {
       }
       if (freed) this.kick(lane);
     }
-    // Records first: they say what payload is for.
-    for (const lane of LANES) this.#in[lane].drain();
+    this.drainAll();
     return true;
   }
 

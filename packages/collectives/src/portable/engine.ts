@@ -9,7 +9,9 @@
  *   made long after. It ends with EP_PEER_LOST; its outputs are undefined. A loss that is found while survivors still agree is part of the same agreement or of
  *   the next. Outputs for members that are gone are left as they are; a call whose root is gone ends with EP_PEER_LOST. A member that closes its engine has left, and
  *   is lost to later calls in the same way.
- * - A stopped rank is not dead: calls that need it end by their time limit and poison the group. A poisoned group still carries messages between two ranks.
+ * - A stopped rank is not dead: calls that need it end by their time limit and poison the group, or take it out where the group evicts. A poisoned group still carries messages between
+ *   two ranks, and goes on once all who are left have come to a repair.
+ * - Who is taken out alive is decided in the store; who has died is not, and neither is what a repair agrees on. Ranks come through the store (admission.ts).
  * - Messages fail alone, on both sides, and never poison. A receive's array is not written after it has ended.
  * - What a lost rank still writes lands in slots that only it had, and is not read.
  * - Bounded memory: `stagingBytes` per group and rank (half to send from, half to receive), however much is in flight; offers that nobody takes cost

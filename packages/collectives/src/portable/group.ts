@@ -1,28 +1,44 @@
 /** The engine of one group on one rank: its channels, and what is told over them. */
 import { setTimeout } from 'node:timers/promises';
-import { createStorage, type DType, EpError, isEpError, Resource, type Storage } from '@ep/core';
-import type { EngineCall, EngineEnd, GroupEngine, GroupView, RecvCall, RecvEnd, SendCall } from '../engine.js';
+import { createStorage, type DType, EpError, isEpError, linkSignals, Resource, type Storage } from '@ep/core';
+import type {
+  Elastic,
+  EngineCall,
+  EngineEnd,
+  GroupEngine,
+  GroupView,
+  MembershipCall,
+  MembershipEnd,
+  PeerState,
+  RecvCall,
+  RecvEnd,
+  SendCall,
+} from '../engine.js';
+import { forget } from './admission.js';
 import type { Arena, Section } from './arena.js';
-import { Channel, type LaneSource } from './channel.js';
+import type { ChannelInit, LaneSource } from './channel.js';
 import { Collectives, type PlannedCall } from './collectives.js';
+import { Comers, type JoinLimits } from './comers.js';
+import { evictedKey, lifeOf, takeOut } from './evictions.js';
 import { orderOf } from './fold-order.js';
 import type { HostLevel } from './host-level.js';
-import { layOut } from './layout.js';
+import { Links } from './links.js';
 import { LEFT, LEFT_DETAIL, readyKey, sectionKey } from './meeting.js';
-import { Membership } from './membership.js';
+import { type Commit, Membership } from './membership.js';
 import { Messages } from './messages.js';
 import { type PortableEngineOptions, WHERE } from './options.js';
 import type { Placement } from './placement.js';
 import { type DataPlan, Plan } from './plan.js';
 import { Pulse } from './pulse.js';
 import { type ControlRecord, decodeRecord, describeError, encodeRecord } from './records.js';
+import { Stragglers } from './stragglers.js';
 import { Traces } from './traces.js';
 import { goesInTwoLevels, TwoLevelPlan } from './two-levels.js';
 
-const FIRST_PAUSE_MS = 10;
-const LONGEST_PAUSE_MS = 1000;
 /** A member that reads nothing any more delays close() at most this long, and so does a store that does not answer: it may be on a host that was lost. */
 const LONGEST_DRAIN_MS = 5000;
+const OUT_DETAIL = 'the members go on without it';
+const OUTSIDE_DETAIL = 'it takes no part yet';
 
 /** False where it takes longer; nobody hears what becomes of it then. */
 async function inTime(work: Promise<void>, ms: number): Promise<boolean> {
@@ -65,25 +81,30 @@ export class PortableEngine extends Resource implements GroupEngine {
   readonly name: string;
   readonly rank: number;
   readonly size: number;
+  readonly elastic: Elastic;
   readonly #init: EngineInit;
   readonly #membership: Membership;
+  readonly #stragglers: Stragglers;
   readonly #collectives: Collectives;
   readonly #messages: Messages;
   readonly #traces = new Traces();
-  /** By group rank; none to itself. */
-  readonly #channels: readonly (Channel | undefined)[];
-  /** What keeps a channel from being used. */
-  readonly #details = new Map<number, string>();
+  readonly #links: Links;
   readonly #pulse = new Pulse(
-    () => this.#look(),
+    () => this.#links.look(),
     (error) => this.#break(error),
   );
-  readonly #stop = new AbortController();
-  readonly #background: Promise<void>[] = [];
+  readonly #comers: Comers;
   #broken = false;
+  /** This rank is no member any more, but its transport works. */
+  #out: EpError<'EP_EVICTED'> | undefined;
+  /**
+   * HAZARD: engines of hosts are left as they are by calls that were cut, and ranks that come back have made other calls of them: so none goes in two levels after a repair or an
+   * admission, which all ranks know of alike.
+   */
+  #oneLevel = false;
 
   constructor(init: EngineInit) {
-    const { transport, ranks, rank, name } = init.options;
+    const { transport, ranks, rank, name, joins = false, active = [...ranks.keys()] } = init.options;
     super(`${WHERE} ${name}`);
     this.#init = init;
     this.name = transport.name;
@@ -93,13 +114,17 @@ export class PortableEngine extends Resource implements GroupEngine {
     this.#membership = new Membership({
       rank,
       size: ranks.length,
+      active: joins ? [rank] : active,
       tell,
       completed: () => this.#collectives.completed,
-      onCommit: (lost, completed) => this.#collectives.onCommit(lost, completed),
-      onExpelled: (by) =>
-        this.#break(
-          new EpError('EP_TRANSPORT_FAILED', `${WHERE} ${name}: rank ${by} takes this rank, ${rank}, for dead`),
-        ),
+      onCommit: (commit) => this.#onCommit(commit),
+      onRepair: (from, completed) => this.#collectives.onRepair(from, completed),
+      onExpelled: (by) => void this.#goOut(`rank ${by} goes on without it`),
+    });
+    this.#stragglers = new Stragglers({
+      tell,
+      waits: () => this.#collectives.busy,
+      look: () => this.#pulse.look(),
     });
     this.#collectives = new Collectives({
       rank,
@@ -107,30 +132,64 @@ export class PortableEngine extends Resource implements GroupEngine {
       traces: this.#traces,
       tell,
       planOf: (data) => this.#planOf(data),
-      send: (peer, source) => this.#channels[peer]!.send('collective', source),
-      kick: () => this.#each((channel) => channel.kick('collective')),
-      drain: () => this.#each((channel) => channel.drain('collective')),
+      send: (peer, source) => this.#links.at(peer)!.send('collective', source),
+      kick: () => this.#links.each((channel) => channel.kick('collective')),
+      drain: () => this.#links.each((channel) => channel.drain('collective')),
+      evict: (peers) => this.#evict(peers),
+      leave: () => void this.#goOut('it called deactivate() with itself'),
+      ...(init.options.evicts === true && {
+        findLate: (awaited: readonly number[], idleToo: boolean) => this.#stragglers.among(awaited, idleToo),
+      }),
     });
+    this.elastic = {
+      capacity: this.size,
+      refresh: () => this.#comers.refresh(),
+      change: (call) => this.#change(call),
+      join: (limits) => this.#join(limits),
+    };
     this.#messages = new Messages({
       rank,
       size: ranks.length,
       traces: this.#traces,
       isGone: (peer) => this.#membership.isGone(peer),
       tell,
-      send: (peer, stream) => this.#channels[peer]!.send('message', stream),
+      send: (peer, stream) => this.#links.at(peer)!.send('message', stream),
     });
-    this.#channels = this.#openChannels();
+    this.#links = new Links({
+      ...init,
+      readersOf: (peer) => this.#readersOf(peer),
+      onEvent: () => this.#pulse.look(),
+      quiet: () => this.#pulse.quiet(),
+      onLost: (peer, why) => this.#lose(peer, why),
+      onBroken: (peer, error) => {
+        // Of a member that was taken out alive, and has closed since.
+        if (this.#membership.isGone(peer)) this.#links.at(peer)!.lose();
+        else this.#break(error);
+      },
+    });
+    this.#comers = new Comers({
+      ...init,
+      links: this.#links,
+      membership: this.#membership,
+      onGivenUp: (peer) => this.#agree(() => this.#membership.lose(peer)),
+      onEnter: (sequence) => {
+        this.#oneLevel = true;
+        this.#out = undefined;
+        this.#collectives.reopen(sequence);
+        this.#messages.reopen();
+      },
+    });
     init.arena.users++;
   }
 
   /** Follows all peers from now on, and begins to connect. Nobody waits for it. */
   begin(): void {
-    const { signal } = this.#stop;
-    signal.addEventListener('abort', () => this.#cutOff(this.#closedError()), { once: true });
+    this.#links.stopped.addEventListener('abort', () => this.#cutOff(this.#closedError()), { once: true });
     this.closing.addEventListener('abort', () => this.#cutOff(this.#closedError()), { once: true });
-    for (const [peer, channel] of this.#channels.entries()) {
-      if (channel === undefined) continue;
-      this.#background.push(channel.watch(signal), this.#connect(peer, channel, signal));
+    for (let peer = 0; peer < this.size; peer++) {
+      this.#links.follow(peer);
+      if (this.#membership.isGone(peer)) this.#links.explain(peer, OUTSIDE_DETAIL);
+      else this.#links.connect(peer, readyKey(this.#init.key, peer));
     }
   }
 
@@ -149,7 +208,10 @@ export class PortableEngine extends Resource implements GroupEngine {
     return this.#messages.recv(call);
   };
 
-  readonly view = (): GroupView => ({ epoch: this.#membership.epoch, active: this.#membership.active });
+  readonly view = (): GroupView => {
+    const { changes, active } = this.#membership;
+    return { epoch: changes, active: this.#out === undefined ? active : active.filter((one) => one !== this.rank) };
+  };
 
   readonly allocate = <D extends DType>(dtype: D, length: number): Storage[D] => {
     this.checkOpen('allocate');
@@ -159,10 +221,10 @@ export class PortableEngine extends Resource implements GroupEngine {
   readonly trace = () => this.#traces.snapshot();
 
   readonly connections: GroupEngine['connections'] = () =>
-    this.#channels.map((channel, rank) => {
+    this.#links.all.map((channel, rank) => {
       if (channel === undefined) return { rank, state: 'self' };
       const state = this.#membership.isGone(rank) ? 'lost' : channel.connected ? 'connected' : 'connecting';
-      const detail = this.#details.get(rank);
+      const detail = this.#links.detail(rank);
       return state === 'connected' || detail === undefined ? { rank, state } : { rank, state, detail };
     });
 
@@ -176,22 +238,17 @@ export class PortableEngine extends Resource implements GroupEngine {
     const waits = (peer: number): boolean =>
       !this.#broken && !this.#membership.isGone(peer) && performance.now() < deadline;
     const landed = await Promise.all(
-      this.#channels.map(async (channel, peer) => {
-        const endpoint = channel?.endpoint;
-        if (channel === undefined || endpoint === undefined) return true;
-        while (!channel.idle('control') && waits(peer)) {
-          await setTimeout(1);
-        }
-        try {
-          await endpoint.flush({ timeoutMs: left() });
-          return true;
-        } catch {
-          return false;
-        }
-      }),
+      this.#links.all.map((_, peer) =>
+        this.#links
+          .land(peer, () => waits(peer), left)
+          .then(
+            () => true,
+            () => false,
+          ),
+      ),
     );
-    this.#stop.abort();
-    await Promise.all(this.#background);
+    await this.#links.stop();
+    await inTime(this.#comers.idle(), longestMs);
     await this.#init.host?.close();
     arena.users--;
     // HAZARD: a member that died never comes here, one whose puts may still land must not: the section would be taken for free.
@@ -207,7 +264,11 @@ export class PortableEngine extends Resource implements GroupEngine {
   async #giveBack(): Promise<void> {
     const { arena, section, options, key } = this.#init;
     if (!(await arena.giveBack(section, this.size))) return;
-    for (let rank = 0; rank < this.size; rank++) await options.store.delete(readyKey(key, rank));
+    for (let rank = 0; rank < this.size; rank++) {
+      await options.store.delete(readyKey(key, rank));
+      await forget(options.store, key, rank);
+    }
+    await options.store.delete(evictedKey(key));
     await options.store.delete(sectionKey(key));
   }
 
@@ -222,7 +283,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       return false;
     } finally {
       late.abort();
-      for (const peer of this.#channels.keys()) this.#tell(peer, { kind: 'bye' });
+      for (const peer of this.#links.all.keys()) this.#tell(peer, { kind: 'bye' });
     }
   }
 
@@ -234,8 +295,8 @@ export class PortableEngine extends Resource implements GroupEngine {
     const { options, key } = this.#init;
     const { transport, ranks, rank, store } = options;
     await store.set(readyKey(key, rank), LEFT);
-    for (const [peer, channel] of this.#channels.entries()) {
-      if (channel === undefined || channel.connected || channel.lost) continue;
+    for (const [peer, channel] of this.#links.all.entries()) {
+      if (channel === undefined || channel.connected || channel.lost || this.#membership.isGone(peer)) continue;
       if (!(await store.check([readyKey(key, peer)])) || late.aborted) continue;
       const endpoint = await transport.connect(ranks[peer]!);
       if (!late.aborted) channel.connect(endpoint);
@@ -244,72 +305,33 @@ export class PortableEngine extends Resource implements GroupEngine {
 
   #planOf(data: PlannedCall): DataPlan {
     const { placement, host } = this.#init;
-    if (host !== undefined && goesInTwoLevels(data, host)) return new TwoLevelPlan(data, host);
+    if (host !== undefined && !this.#oneLevel && goesInTwoLevels(data, host)) return new TwoLevelPlan(data, host);
     return new Plan({ ...data, order: orderOf(placement, data.contributors) });
   }
 
-  #openChannels(): readonly (Channel | undefined)[] {
-    const { arena, section, options } = this.#init;
-    const { memory, sectionBytes } = arena;
-    const { ranks, rank } = options;
-    const layout = layOut(sectionBytes, ranks.length);
-    const view = memory.view('u8', section.byteOffset, sectionBytes);
-    return ranks.map((peerRank, peer) => {
-      if (peer === rank) return undefined;
-      const ownSlot = section.firstSlot + peer;
-      return new Channel({
-        self: rank,
-        peer,
-        memory,
-        layout,
-        sectionOffset: section.byteOffset,
-        section: view,
-        ownSlot,
-        peerSlot: section.firstSlot + rank,
-        peerRank,
-        base: memory.signals.peek(ownSlot),
-        readers: {
-          control: (slot, release) => {
-            const record = decodeRecord(slot);
-            // First, so that the answer can take it along.
-            release();
-            this.#receive(peer, record);
-            return true;
-          },
-          collective: (slot, release) => this.#collectives.onChunk(peer, slot, release),
-          message: (slot, release) => this.#messages.onChunk(peer, slot, release),
-        },
-        onEvent: () => this.#pulse.look(),
-        quiet: () => this.#pulse.quiet(),
-        onLost: (error) => this.#lose(peer, error.message),
-        onBroken: (error) => this.#break(error),
-      });
-    });
-  }
-
-  /** Until it is there, records to the peer wait in its lane. */
-  async #connect(peer: number, channel: Channel, signal: AbortSignal): Promise<void> {
-    const { options, key } = this.#init;
-    const { transport, ranks, store } = options;
-    for (let pause = FIRST_PAUSE_MS; !signal.aborted && !channel.lost; pause = Math.min(2 * pause, LONGEST_PAUSE_MS)) {
-      try {
-        this.#details.set(peer, 'connecting the transport');
-        const endpoint = await transport.connect(ranks[peer]!, { signal });
-        this.#details.set(peer, 'it has not opened the group');
-        const state = await store.get(readyKey(key, peer), { signal, timeoutMs: Number.POSITIVE_INFINITY });
-        if (state.byteLength === LEFT.byteLength) this.#lose(peer, LEFT_DETAIL);
-        else channel.connect(endpoint);
-        return;
-      } catch (error) {
-        if (signal.aborted) return;
-        this.#details.set(peer, error instanceof Error ? error.message : String(error));
-      }
-      await setTimeout(pause, undefined, { signal }).catch(() => {});
-    }
+  /** HAZARD: what a rank that is being admitted says may come before this rank knows that it is: that must wait, where what others say who are no members is dropped. */
+  #readersOf(peer: number): ChannelInit['readers'] {
+    return {
+      control: (slot, release) => {
+        if (this.#comers.expects(peer)) return false;
+        const record = decodeRecord(slot);
+        // First, so that the answer can take it along.
+        release();
+        this.#receive(peer, record);
+        return true;
+      },
+      collective: (slot, release) => {
+        if (this.#comers.expects(peer)) return false;
+        if (!this.#membership.isGone(peer)) return this.#collectives.onChunk(peer, slot, release);
+        release();
+        return true;
+      },
+      message: (slot, release) => !this.#comers.expects(peer) && this.#messages.onChunk(peer, slot, release),
+    };
   }
 
   #tell(peer: number, record: ControlRecord): void {
-    const channel = this.#channels[peer];
+    const channel = this.#links.at(peer);
     if (channel === undefined || this.#membership.isGone(peer)) return;
     channel.send('control', new RecordSource(record));
   }
@@ -331,6 +353,15 @@ export class PortableEngine extends Resource implements GroupEngine {
       case 'view':
         this.#agree(() => this.#membership.receive(from, record));
         break;
+      case 'evicted':
+        this.#goOut(`rank ${from} goes on without it`, record.completed);
+        break;
+      case 'ask':
+        this.#stragglers.onAsk(from, record);
+        break;
+      case 'here':
+        this.#stragglers.onHere(from, record);
+        break;
       case 'bye':
         this.#lose(from, LEFT_DETAIL);
         break;
@@ -349,21 +380,104 @@ export class PortableEngine extends Resource implements GroupEngine {
     }
   }
 
+  /** It died, or closed: nothing goes there any more. */
   #lose(peer: number, why: string): void {
+    this.#links.at(peer)?.lose();
+    this.#links.explain(peer, why);
     if (this.#membership.isGone(peer)) return;
-    this.#details.set(peer, why);
     this.#agree(() => this.#membership.lose(peer));
   }
 
-  /** What others know of the dead ends messages, and channels, here as well. */
+  /**
+   * What is known of members that are gone ends messages here as well, whoever has found it. HAZARD: those that are not lost to this rank may be alive, and wait for its word. What
+   * they had put is still taken out of the slots, unread: their engines close only when their last words have gone.
+   */
   #agree(learn: () => void): void {
-    const before = this.#channels.map((_, peer) => this.#membership.isGone(peer));
+    const gone = this.#links.all.map((_, peer) => this.#membership.isGone(peer));
+    const before = this.#collectives.last;
     learn();
-    for (const [peer, channel] of this.#channels.entries()) {
-      if (before[peer] || !this.#membership.isGone(peer)) continue;
-      channel?.lose();
+    const { last } = this.#collectives;
+    for (const [peer, channel] of this.#links.all.entries()) {
+      if (channel === undefined || gone[peer] || !this.#membership.isGone(peer)) continue;
+      if (!channel.lost) {
+        this.#links.explain(peer, OUT_DETAIL);
+        // HAZARD: what was learnt may have completed one more call with it, and forfeited others, and those who are left may have completed the next without it.
+        const { sequence } = last.contributors.includes(peer) ? last : before;
+        channel.send('control', new RecordSource({ kind: 'evicted', completed: sequence }));
+      }
       this.#messages.onLost(peer);
       this.#collectives.onLost(peer);
+    }
+  }
+
+  async #evict(peers: readonly number[]): Promise<void> {
+    const { options, key } = this.#init;
+    const nameOf = (rank: number): string => lifeOf(rank, this.#comers.lifeOf(rank));
+    if (!(await takeOut(options.store, evictedKey(key), peers.map(nameOf), nameOf(this.rank)))) {
+      throw this.#goOut('the members had taken it out before');
+    }
+    this.#agree(() => {
+      for (const peer of peers) this.#membership.lose(peer);
+    });
+  }
+
+  /** `completed`: a call that all have completed who were members then. */
+  #goOut(why: string, completed = 0): EpError {
+    if (this.#out !== undefined) return this.#out;
+    const { name } = this.#init.options;
+    const out = new EpError('EP_EVICTED', `${WHERE} ${name}: rank ${this.rank} is out of the group: ${why}`, {
+      context: { rank: this.rank },
+    });
+    this.#out = out;
+    this.#collectives.end(completed, out);
+    this.#messages.fail(out);
+    return out;
+  }
+
+  #onCommit(commit: Commit): void {
+    this.#oneLevel ||= commit.repair !== undefined || commit.admitted !== undefined;
+    if (commit.admitted !== undefined) this.#comers.welcome(commit.admitted, commit.completed);
+    this.#collectives.onCommit(commit);
+    for (const [rank] of commit.admitted ?? []) queueMicrotask(() => this.#meet(rank));
+  }
+
+  /** What a rank has said before this rank knew that it is a member; or that it died by then. */
+  #meet(rank: number): void {
+    const channel = this.#links.at(rank)!;
+    if (channel.lost) this.#agree(() => this.#membership.lose(rank));
+    else channel.drainAll();
+  }
+
+  async #change({ sequence, timeoutMs, signal, ...asked }: MembershipCall): Promise<MembershipEnd> {
+    this.checkOpen('membership');
+    const { found } = this.#comers;
+    const end = await this.#collectives.run({
+      kind: 'barrier',
+      dtype: 'u8',
+      root: -1,
+      inputs: [],
+      outputs: [],
+      sequence,
+      timeoutMs,
+      signal,
+      membership: { evicted: asked.evicted, admitted: asked.admitted, repairs: asked.repairs, found },
+    });
+    const { contributors } = end;
+    const states = Array.from({ length: this.size }, (_, rank): PeerState => {
+      if (contributors.includes(rank)) return 'active';
+      const attempt = end.found?.get(rank);
+      return attempt === undefined ? 'absent' : attempt > 0 ? 'joining' : 'connected';
+    });
+    const admitted = asked.admitted.every((rank) => states[rank] === 'active' || states[rank] === 'joining');
+    return { contributors, sequence: end.sequence ?? sequence, admitted, states };
+  }
+
+  async #join(limits: JoinLimits): Promise<number> {
+    const linked = linkSignals(limits.signal, this.closing);
+    try {
+      return await this.#comers.join({ ...limits, signal: linked.signal });
+    } finally {
+      linked.unlink();
     }
   }
 
@@ -377,8 +491,8 @@ export class PortableEngine extends Resource implements GroupEngine {
       ? error
       : new EpError('EP_TRANSPORT_FAILED', `${WHERE} ${name}: ${text}`, { cause: error });
     this.#cutOff(broken);
-    for (const peer of this.#channels.keys()) this.#tell(peer, { kind: 'bye' });
-    this.#each((channel) => channel.lose());
+    for (const peer of this.#links.all.keys()) this.#tell(peer, { kind: 'bye' });
+    this.#links.each((channel) => channel.lose());
   }
 
   #cutOff(error: unknown): void {
@@ -388,17 +502,5 @@ export class PortableEngine extends Resource implements GroupEngine {
 
   #closedError(): EpError {
     return new EpError('EP_ABORTED', `${WHERE} ${this.#init.options.name} was closed`);
-  }
-
-  #look(): boolean {
-    let seen = false;
-    this.#each((channel) => {
-      seen = channel.look() || seen;
-    });
-    return seen;
-  }
-
-  #each(action: (channel: Channel) => void): void {
-    for (const channel of this.#channels) if (channel !== undefined) action(channel);
   }
 }

@@ -151,6 +151,11 @@ export class Messages {
     }
   }
 
+  /** Of a rank that comes back: there are none of before. */
+  reopen(): void {
+    this.#broken = undefined;
+  }
+
   /** Nothing works any more: every message ends with `error`. */
   fail(error: unknown): void {
     if (this.#broken !== undefined) return;

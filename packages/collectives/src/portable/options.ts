@@ -24,6 +24,12 @@ export interface PortableEngineOptions {
   readonly hosts?: readonly number[] | undefined;
   /** Opens an engine of the ranks of this host, in the order of the placement. Called where a group of several hosts goes in two levels. */
   readonly openHost?: ((placement: Placement) => GroupEngine | Promise<GroupEngine>) | undefined;
+  /** Who takes part at first, of the group's ranks; all of them unless given. All open the group, whether or not they take part. */
+  readonly active?: readonly number[] | undefined;
+  /** This rank takes no part, but asks to be taken in. */
+  readonly joins?: boolean | undefined;
+  /** A call whose time is up takes out members that do not answer, or have not made it, and poisons the group only if there are none. */
+  readonly evicts?: boolean | undefined;
   /** How many groups can be open on the transport: 16, or as many as its signal slots allow (worldSize slots each), unless given by the first engine. */
   readonly maxGroups?: number;
 }

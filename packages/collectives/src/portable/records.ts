@@ -1,5 +1,6 @@
 /** What ranks tell each other beside payload: small records, delivered in order between two ranks. */
 import { EpError, isEpError } from '@ep/core';
+import type { Found } from './admission.js';
 
 /** One rank's call, told to one peer. */
 export interface CallRecord {
@@ -10,6 +11,8 @@ export interface CallRecord {
   /** all-to-all: elements that the sender of the record will send to its reader, and expects from it. */
   readonly gives?: number;
   readonly takes?: number;
+  /** Of a question or change of who takes part: whom the sender has found beside the members. */
+  readonly found?: Found;
 }
 
 export interface DoneRecord {
@@ -29,9 +32,32 @@ export interface PoisonRecord {
 /** Agreement on the next view: see membership.ts. `dead` as `formatSet` writes it. */
 export interface StateRecord {
   readonly kind: 'state' | 'view';
+  /** Which agreement of the group this is. */
   readonly epoch: number;
   readonly dead: string;
   readonly completed: number;
+  /** Of a rank that repairs the group: the number of its call. Of a view: that behind which all go on. */
+  readonly repair?: number;
+  /** Of a view: who takes part from then on, too. */
+  readonly admitted?: Found;
+}
+
+/** The reader was taken out of the group; `completed` and what came before is done nevertheless. */
+export interface EvictedRecord {
+  readonly kind: 'evicted';
+  readonly completed: number;
+}
+
+/** Is the reader there? It is, and waits in a call, or has made none. */
+export interface AskRecord {
+  readonly kind: 'ask';
+  readonly id: number;
+}
+
+export interface HereRecord {
+  readonly kind: 'here';
+  readonly id: number;
+  readonly waits: boolean;
 }
 
 export interface ByeRecord {
@@ -65,6 +91,9 @@ export type ControlRecord =
   | DoneRecord
   | PoisonRecord
   | StateRecord
+  | EvictedRecord
+  | AskRecord
+  | HereRecord
   | ByeRecord
   | OfferRecord
   | GrantRecord

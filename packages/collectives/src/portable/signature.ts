@@ -3,10 +3,12 @@ import { EpError, formatRanks } from '@ep/core';
 import type { EngineCall } from '../engine.js';
 import { reduceOpName } from '../reduce.js';
 import type { ReduceOp } from '../reduce-op.js';
+import { nameOf, type OrderedCall } from './ordered.js';
 import type { CallRecord } from './records.js';
 
 /** What ranks tell each other of a call in words. */
 type NamedCall = Pick<EngineCall, 'kind' | 'dtype' | 'root'> & {
+  readonly membership?: { readonly admitted: readonly number[] } | undefined;
   readonly reduceOp?: ReduceOp | undefined;
   readonly inputs: readonly { readonly length: number }[];
   readonly outputs: readonly { readonly length: number }[];
@@ -20,7 +22,7 @@ function elements(call: NamedCall): number {
 /** Readable, and equal on two ranks if and only if their calls fit together; lengths of an all-to-all are compared between pairs. */
 export function describeCall(call: NamedCall): string {
   const { kind, dtype, reduceOp, root } = call;
-  const words: string[] = [kind];
+  const words: string[] = [nameOf(call)];
   if (kind !== 'barrier') words.push(dtype);
   if (reduceOp !== undefined) {
     words.push(reduceOpName(reduceOp));
@@ -28,11 +30,19 @@ export function describeCall(call: NamedCall): string {
   }
   if (kind !== 'barrier' && kind !== 'all-to-all') words.push(`of ${elements(call)}`);
   if (root >= 0) words.push(`root ${root}`);
+  if (call.membership !== undefined && call.membership.admitted.length > 0) {
+    words.push(`with ${formatRanks(call.membership.admitted)}`);
+  }
   return words.join(' ');
 }
 
-export function callRecord(call: EngineCall, peer: number): CallRecord {
-  const record: CallRecord = { kind: 'call', sequence: call.sequence, call: describeCall(call) };
+export function callRecord(call: OrderedCall, peer: number): CallRecord {
+  const record: CallRecord = {
+    kind: 'call',
+    sequence: call.sequence,
+    call: describeCall(call),
+    ...(call.membership && { found: call.membership.found }),
+  };
   if (call.kind !== 'all-to-all') return record;
   return { ...record, gives: call.inputs[peer]!.length, takes: call.outputs[peer]!.length };
 }
@@ -86,7 +96,7 @@ function differentLengths(
 
 /** `records`: of the peers that have come. */
 export function findMismatch(
-  call: EngineCall,
+  call: OrderedCall,
   rank: number,
   records: ReadonlyMap<number, CallRecord>,
 ): EpError<'EP_MISMATCH'> | undefined {

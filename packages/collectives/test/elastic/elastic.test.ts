@@ -66,3 +66,22 @@ describe('process groups over shared memory', () => {
     },
   );
 });
+
+describe.each(['hostile', 'nvshmem'] as const)('process groups over %s', (transport) => {
+  const scenarios = [
+    ['stopped', 3, [0, 1, 2]],
+    ['deactivated', 3, [0, 1, 2]],
+    ['rounds', 3, [0, 1, 2]],
+    ['holes', 5, [-1]],
+    ['again', 3, [0, 1, 2]],
+  ] as const;
+  const sampled = transport === 'hostile' ? ['stopped', 'holes'] : ['deactivated'];
+  const chosen = scenarios.flatMap(([scenario, worldSize, victims]) =>
+    victims
+      .filter((victim) => full || (sampled.includes(scenario) && victim === victims.at(-1)))
+      .map((victim) => ({ scenario, worldSize, capacity: worldSize, victim, transport })),
+  );
+  it.each(chosen)('$scenario, rank $victim of $worldSize', async (scenario) => {
+    await runElastic(program, scenario);
+  });
+});

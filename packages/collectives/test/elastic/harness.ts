@@ -17,6 +17,8 @@ export interface ElasticArguments {
   /** 0, or how often this rank has been started again. */
   readonly life: number;
   readonly storePath: string;
+  /** Shared memory without a transport unless given. */
+  readonly transport?: 'hostile' | 'nvshmem';
 }
 
 export type ElasticMessage =

@@ -4,7 +4,7 @@ import { CloseScope, memoryStore, type Store, type Transport } from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
 import { nvshmem } from '@ep/nvshmem';
 import { openHost } from '../../src/backends.js';
-import type { EngineCall, EngineEnd, GroupEngine, OpKind } from '../../src/engine.js';
+import type { EngineCall, EngineEnd, GroupEngine, MembershipCall, MembershipEnd, OpKind } from '../../src/engine.js';
 import { openPortableEngine } from '../../src/portable/engine.js';
 
 export type Kind = 'hostile' | 'shm' | 'efa';
@@ -16,6 +16,10 @@ export interface WorldOptions {
   readonly stagingBytes?: number;
   readonly maxGroups?: number;
   readonly timeoutMs?: number;
+  /** Calls whose time is up take ranks out. */
+  readonly evicts?: boolean;
+  /** Who takes part at first; the others ask to be taken in. */
+  readonly active?: readonly number[];
   /** By rank. Those of one host share memory. */
   readonly hosts?: readonly number[];
   /** What each rank's engine gets in the place of its transport. */
@@ -71,7 +75,15 @@ export class World implements AsyncDisposable {
 
   static #openGroup(
     scope: CloseScope,
-    { stagingBytes, maxGroups, timeoutMs = 10_000, hosts, wrap = (transport) => transport }: WorldOptions,
+    {
+      stagingBytes,
+      maxGroups,
+      timeoutMs = 10_000,
+      evicts,
+      active,
+      hosts,
+      wrap = (transport) => transport,
+    }: WorldOptions,
     transports: World['transports'],
     stores: readonly Store[],
     name: string,
@@ -94,6 +106,9 @@ export class World implements AsyncDisposable {
             }),
             ...(stagingBytes === undefined ? {} : { stagingBytes }),
             ...(maxGroups === undefined ? {} : { maxGroups }),
+            evicts,
+            active,
+            joins: active?.includes(rank) === false,
           }),
         ),
       ),
@@ -116,12 +131,55 @@ export class World implements AsyncDisposable {
   }
 
   /** A call of every rank, or of some. */
-  all(call: (rank: number) => Call, ranks = [...this.engines.keys()]): Promise<readonly EngineEnd[]> {
+  all(
+    call: (rank: number) => Call,
+    ranks: readonly number[] = [...this.engines.keys()],
+  ): Promise<readonly EngineEnd[]> {
     return Promise.all(ranks.map((rank) => this.run(rank, call(rank))));
   }
 
-  settled(call: (rank: number) => Call, ranks = [...this.engines.keys()]): Promise<PromiseSettledResult<EngineEnd>[]> {
+  settled(
+    call: (rank: number) => Call,
+    ranks: readonly number[] = [...this.engines.keys()],
+  ): Promise<PromiseSettledResult<EngineEnd>[]> {
     return Promise.allSettled(ranks.map((rank) => this.run(rank, call(rank))));
+  }
+
+  /** A question or change of one rank about who takes part; afterwards it counts as told. */
+  async change(rank: number, call: Partial<MembershipCall> = {}): Promise<MembershipEnd> {
+    const sequence = ++this.#sequences[rank]!;
+    const nothing = { evicted: [], admitted: [], size: 0, repairs: false, timeoutMs: 20_000 };
+    const end = await this.engines[rank]!.elastic!.change({ ...nothing, ...call, sequence });
+    this.#sequences[rank] = end.sequence;
+    return end;
+  }
+
+  /** What `deactivate` makes. */
+  repair(rank: number, evicted: readonly number[] = [], timeoutMs = 20_000): Promise<MembershipEnd> {
+    return this.change(rank, { evicted, repairs: true, timeoutMs });
+  }
+
+  /** Asks to be taken in; afterwards it counts as told. */
+  async join(rank: number, limits: { timeoutMs?: number; signal?: AbortSignal } = {}): Promise<void> {
+    this.#sequences[rank] = await this.engines[rank]!.elastic!.join({ timeoutMs: 20_000, ...limits });
+  }
+
+  /** Each of the members looks whether these ranks ask, until all of them say that they do, and takes them in. */
+  async takeIn(members: readonly number[], comers: readonly number[]): Promise<void> {
+    await Promise.all(
+      members.map(async (rank) => {
+        const { elastic } = this.engines[rank]!;
+        for (;;) {
+          await elastic!.refresh();
+          const { states } = await this.change(rank);
+          if (comers.every((comer) => states[comer] === 'joining')) break;
+          await pause(1);
+        }
+        await elastic!.refresh();
+        const { admitted } = await this.change(rank, { admitted: comers });
+        if (!admitted) throw new Error(`rank ${rank}: they do not wait any more`);
+      }),
+    );
   }
 
   /** As a rank that is gone looks to the others: its transport is closed under its engine. */

@@ -1,4 +1,5 @@
 /** Changes of a group's ranks as far as one rank can see them: what is refused, and a group of one that asks itself. */
+import { hostile } from '@ep/conformance/hostile';
 import { memoryStore } from '@ep/core';
 import { expect, test } from 'vitest';
 import { type InitOptions, initProcessGroup, type ProcessGroup } from '../../src/index.js';
@@ -50,9 +51,29 @@ test('a group whose ranks are fixed says so', async () => {
   for (const call of calls) {
     await expect((async () => call())()).rejects.toMatchObject({
       code: 'EP_UNSUPPORTED',
-      message: expect.stringMatching(/are fixed, because .*; use the backend shm/),
+      message: expect.stringMatching(/are fixed, because .*, or the backend shm/),
     });
   }
+});
+
+test('over a transport there are as many places as it has ranks', async () => {
+  const store = memoryStore();
+  const { signal } = new AbortController();
+  await using transport = await hostile.open({ rank: 0, worldSize: 1, store }, { signal });
+  const options = { backend: transport, store, rank: 0, worldSize: 1 };
+  await expect(initProcessGroup({ ...options, maxGroupSize: 2 })).rejects.toMatchObject({
+    code: 'EP_UNSUPPORTED',
+    message: expect.stringContaining("the transport's 1 places"),
+  });
+  await using group = await initProcessGroup({ ...options, maxGroupSize: 1, activeRanks: [0], onTimeout: 'evict' });
+  expect(() => group.extendGroupSizeTo(2)).toThrow('size must be an integer from 1 to 1, found 2');
+  await group.extendGroupSizeTo(1);
+  await group.recoverRanks([]);
+  expect(await group.peerState([0])).toEqual(['active']);
+  expect(await group.numSyncedRanks()).toBe(1);
+  await group.deactivate([]);
+  expect([group.epoch, group.activeRanks]).toEqual([0, [0]]);
+  await group.barrier();
 });
 
 test('what is wrong with ranks and sizes is said before anything changes', async () => {

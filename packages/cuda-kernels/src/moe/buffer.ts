@@ -2,13 +2,10 @@
 import {
   type Closeable,
   checkAttached,
-  createWork,
   type DeviceHandle,
-  doneWork,
   type Endpoint,
   EpError,
   invalid,
-  linkSignals,
   type Rank,
   Resource,
   type Route,
@@ -16,7 +13,6 @@ import {
   type Tensor,
   type WaitOptions,
   type Work,
-  WorkOwner,
 } from '@ep/core';
 import {
   EP_MOE_CACHED,
@@ -26,10 +22,7 @@ import {
   type MoeCall,
   type MoeCombineHalf,
   type MoeDispatchHalf,
-  type NativeHostStream,
   type NativeMoeBuffer,
-  type OperationId,
-  type Outcome,
 } from '@ep/native';
 import { type ExpertMap, localExperts, replicaCandidates } from '@ep/plan/moe';
 import type { DispatchTransport } from '../dispatcher-base.js';
@@ -37,7 +30,8 @@ import type { HostStream } from '../host-stream.js';
 import { checkRunOptions } from '../options.js';
 import { COMBINE_TIMEOUTS, callTimeout } from './call-time.js';
 import { dtypeCode } from './codes.js';
-import { callFailure, isRefusal } from './failure.js';
+import { callFailure } from './failure.js';
+import { Launches } from './launches.js';
 import { checkLayout, Losses, lostOf, type MoeLoss, reportActive } from './losses.js';
 import {
   formatMember,
@@ -79,7 +73,8 @@ export interface MoeBufferInit {
 const FAREWELL_MS = 2000;
 const SEND = 1;
 const RECEIVE = 2;
-const DONE: Outcome = { status: 0, rank: -1, stage: 0, expected: 0n, found: 0n };
+/** Kernels reach all peers by stores. */
+const STORES_ONLY = 'memory:load-store';
 /** From this payload on, copies go past the caches. */
 const NON_TEMPORAL_BYTES = 1024 * 1024;
 
@@ -102,7 +97,7 @@ export class MoeBuffer extends Resource implements Closeable {
   /** Of this rank. */
   readonly localExperts: number;
   readonly #init: MoeBufferInit;
-  readonly #owner = new WorkOwner('MoE buffer');
+  readonly #launches: Launches;
   readonly #slots: readonly CallSlot[];
   readonly #totals: BigUint64Array;
   readonly #losses: Losses;
@@ -112,14 +107,17 @@ export class MoeBuffer extends Resource implements Closeable {
   /** The mask that replica candidates were chosen by, as text. */
   #chosenBy = '';
   #calls = 0;
-  #sequence = 0;
-  #poison: { readonly reason: unknown } | undefined;
-  readonly #cancel = new AbortController();
 
   constructor(init: MoeBufferInit) {
     super('MoE buffer');
     const { moe, transport, memory, native } = init;
     this.#init = init;
+    this.#launches = new Launches({
+      stream: init.stream,
+      checkOpen: (where) => this.#checkOpen(where),
+      hold: (operation) => this.hold(operation),
+      closing: () => this.closing,
+    });
     this.rank = transport.rank;
     this.worldSize = transport.worldSize;
     this.#losses = new Losses(transport.rank, transport.worldSize);
@@ -186,11 +184,12 @@ export class MoeBuffer extends Resource implements Closeable {
       checkRunOptions(options, where);
       this.#updating = true;
       try {
-        await this.#owner.idle();
+        await this.#launches.idle();
+        const { failure } = this.#launches;
         const held = this.#slots.filter(({ held }) => held !== undefined).length;
         const holds = `it holds ${held} ${held === 1 ? 'call' : 'calls'}: combine or release them first`;
         const refused =
-          this.#poison === undefined ? undefined : { ...refusedBy(this.#poison.reason), code: 'EP_POISONED' as const };
+          failure === undefined ? undefined : { ...refusedBy(failure.reason), code: 'EP_POISONED' as const };
         const busy = held === 0 ? undefined : { code: 'EP_BUSY' as const, message: holds };
         const facts: MemberFacts = {
           calls: this.#calls,
@@ -245,7 +244,7 @@ export class MoeBuffer extends Resource implements Closeable {
    */
   dispatch(x: Tensor, choices: Int32Array | MoeLayout, options: MoeDispatchOptions = {}): Work<MoeReceived> {
     const begun = this.#beginDispatch(x, choices, options, 'dispatch');
-    return this.#follow('dispatch', begun.launch(SEND | RECEIVE, options), begun.received, begun.refused);
+    return this.#launches.follow('dispatch', begun.launch(SEND | RECEIVE, options), begun.received, begun.refused);
   }
 
   /** The first half alone: `receive()` of what it resolves with is the second. In between nothing runs here for this call. `x` stays unchanged until then. */
@@ -256,10 +255,10 @@ export class MoeBuffer extends Resource implements Closeable {
   ): Work<MoeHook<MoeReceived>> {
     const begun = this.#beginDispatch(x, choices, options, 'dispatchSend');
     const hook = () =>
-      this.#hook('dispatch receive', (late) =>
-        this.#follow('dispatch receive', begun.launch(RECEIVE, late), begun.received, begun.refused),
+      this.#launches.hook('dispatch receive', (late) =>
+        this.#launches.follow('dispatch receive', begun.launch(RECEIVE, late), begun.received, begun.refused),
       );
-    return this.#follow('dispatchSend', begun.launch(SEND, options), hook, begun.refused);
+    return this.#launches.follow('dispatchSend', begun.launch(SEND, options), hook, begun.refused);
   }
 
   /**
@@ -268,17 +267,17 @@ export class MoeBuffer extends Resource implements Closeable {
    */
   combine(y: Tensor, handle: MoeHandle, options: MoeCombineOptions = {}): Work<MoeCombined> {
     const begun = this.#beginCombine(y, handle, options, 'combine');
-    return this.#follow('combine', begun.launch(SEND | RECEIVE, options), begun.combined, begun.refused);
+    return this.#launches.follow('combine', begun.launch(SEND | RECEIVE, options), begun.combined, begun.refused);
   }
 
   /** As `dispatchSend`, of a combine. `y` stays unchanged until `receive()` has resolved. */
   combineSend(y: Tensor, handle: MoeHandle, options: MoeCombineOptions = {}): Work<MoeHook<MoeCombined>> {
     const begun = this.#beginCombine(y, handle, options, 'combineSend');
     const hook = () =>
-      this.#hook('combine receive', (late) =>
-        this.#follow('combine receive', begun.launch(RECEIVE, late), begun.combined, begun.refused),
+      this.#launches.hook('combine receive', (late) =>
+        this.#launches.follow('combine receive', begun.launch(RECEIVE, late), begun.combined, begun.refused),
       );
-    return this.#follow('combineSend', begun.launch(SEND, options), hook);
+    return this.#launches.follow('combineSend', begun.launch(SEND, options), hook);
   }
 
   /**
@@ -315,12 +314,11 @@ export class MoeBuffer extends Resource implements Closeable {
   }
 
   protected override async release(): Promise<void> {
-    this.#cancel.abort(new EpError('EP_ABORTED', 'the MoE buffer was closed'));
-    await this.#owner.idle();
+    await this.#launches.cancel();
     await this.#farewell();
     if (this.#init.ownStream) await this.#init.stream.close();
     await this.#init.memory.close();
-    this.#owner.check();
+    this.#launches.check();
   }
 
   /**
@@ -339,7 +337,7 @@ export class MoeBuffer extends Resource implements Closeable {
         await endpoint.flush({ timeoutMs });
       }),
     );
-    if (this.#poison !== undefined) return;
+    if (this.#launches.failure !== undefined) return;
     await Promise.allSettled(
       others.map(({ peer }) =>
         memory.signals.until(first + peer, { cmp: 'ge', value: 1n }, { peers: [peer], timeoutMs }),
@@ -349,7 +347,7 @@ export class MoeBuffer extends Resource implements Closeable {
 
   #beginDispatch(x: Tensor, choices: Int32Array | MoeLayout, options: MoeDispatchOptions, where: string) {
     const { moe, native } = this.#init;
-    this.#checkUsable(where);
+    this.#launches.checkUsable(where);
     checkRunOptions(options, where);
     options.signal?.throwIfAborted();
     const index = this.#calls % moe.calls;
@@ -419,7 +417,10 @@ export class MoeBuffer extends Resource implements Closeable {
       half,
       launch: (halves: number, limits: MoeCallOptions) => {
         const timeoutMs = callTimeout(moe, limits, where);
-        const started = this.#launch((stream) => native.dispatch(stream, { ...half, halves, timeoutMs }), limits);
+        const started = this.#launches.launch(
+          (stream) => native.dispatch(stream, { ...half, halves, timeoutMs }),
+          limits,
+        );
         if (!begun) {
           // Only now does the call count: everything that can be refused has been.
           begun = true;
@@ -459,7 +460,7 @@ export class MoeBuffer extends Resource implements Closeable {
 
   #beginCombine(y: Tensor, handle: MoeHandle, options: MoeCombineOptions, where: string) {
     const { moe, native } = this.#init;
-    this.#checkUsable(where);
+    this.#launches.checkUsable(where);
     checkRunOptions(options, where);
     options.signal?.throwIfAborted();
     const { call, slot } = this.#callOf(handle, where);
@@ -486,7 +487,10 @@ export class MoeBuffer extends Resource implements Closeable {
     return {
       launch: (halves: number, limits: MoeCallOptions) => {
         const timeoutMs = callTimeout(moe, limits, where, COMBINE_TIMEOUTS);
-        const started = this.#launch((stream) => native.combine(stream, { ...half, halves, timeoutMs }), limits);
+        const started = this.#launches.launch(
+          (stream) => native.combine(stream, { ...half, halves, timeoutMs }),
+          limits,
+        );
         if (!begun) {
           begun = true;
           call.stage = 'combining';
@@ -507,19 +511,19 @@ export class MoeBuffer extends Resource implements Closeable {
   }
 
   #release(call: HeldCall): Work {
-    if (call.released) return doneWork('release', this.#sequence++, undefined);
+    if (call.released) return this.#launches.done('release');
     const where = 'release';
-    this.#checkUsable(where);
-    const { moe, native } = this.#init;
+    this.#launches.checkUsable(where);
+    const { moe, native, handle } = this.#init;
     const { slot } = this.#callOf(call, where);
     const done = (): void => {
       call.stage = 'released';
       slot.held = undefined;
     };
-    if (moe.mode === 'low-latency') {
-      // Its dispatch has given the slot back to the senders already: rows were packed out of it.
+    if (moe.mode === 'low-latency' && handle.kind === STORES_ONLY) {
+      // Its dispatch has given the slot back to the senders already: rows were packed out of it. And nothing is counted.
       done();
-      return doneWork(where, this.#sequence++, undefined);
+      return this.#launches.done(where);
     }
     const { slot: index, epoch, tokens, routing } = call;
     const description: MoeCall = {
@@ -531,10 +535,13 @@ export class MoeBuffer extends Resource implements Closeable {
       timeoutMs: callTimeout(moe, {}, where),
     };
     call.stage = 'combining';
-    return this.#follow(
+    return this.#launches.follow(
       where,
-      this.#launch((stream) => native.release(stream, description), {}),
-      done,
+      this.#launches.launch((stream) => native.release(stream, description), {}),
+      () => {
+        done();
+        this.#losses.note(slot.report.ranks);
+      },
     );
   }
 
@@ -551,72 +558,10 @@ export class MoeBuffer extends Resource implements Closeable {
     });
   }
 
-  /** Throws what the addon refuses: then nothing was launched, and the call does not count. */
-  #launch(start: (stream: NativeHostStream) => OperationId, { signal }: MoeCallOptions): Promise<Outcome> {
-    const linked = linkSignals(signal, this.#cancel.signal, this.closing);
-    try {
-      const { stream } = this.#init;
-      const operation = start(stream.native('launch'));
-      const under = operation === 0 ? Promise.resolve(DONE) : stream.follow(operation, linked.signal);
-      return under.finally(linked.unlink);
-    } catch (error) {
-      linked.unlink();
-      throw error;
-    }
-  }
-
-  #follow<T>(name: string, under: Promise<Outcome>, value: () => T, onRefused = (): void => {}): Work<T> {
-    const control = createWork<T>({ op: name, sequence: this.#sequence++, owner: this.#owner });
-    const letGo = this.hold(name);
-    under
-      .then((outcome) => {
-        if (outcome.status !== 0) throw callFailure(name, outcome);
-        control.resolve(value());
-      })
-      .catch((reason: unknown) => {
-        if (isRefusal(reason)) onRefused();
-        else this.#poison ??= { reason };
-        const cut = [this.#cancel.signal, this.closing].some((signal) => signal.aborted && signal.reason === reason);
-        if (cut) control.abort(reason);
-        else control.reject(reason);
-      })
-      .finally(letGo);
-    return control.work;
-  }
-
-  /** HAZARD: a second half that ran twice would take what belongs to the slot's next call, and give credit for it. */
-  #hook<T>(where: string, second: (limits: MoeCallOptions) => Work<T>): MoeHook<T> {
-    let begun = false;
-    return {
-      receive: (limits = {}) => {
-        this.#checkUsable(where);
-        if (begun) {
-          throw new EpError('EP_INVALID_ARGUMENT', `${where}: it was called before, expected once for each call`);
-        }
-        checkRunOptions(limits, where);
-        limits.signal?.throwIfAborted();
-        const work = second(limits);
-        begun = true;
-        return work;
-      },
-    };
-  }
-
   #checkOpen(where: string): void {
     this.checkOpen(where);
     if (this.#init.memory.closed) throw new EpError('EP_CLOSED', `${where}: the memory of the buffer was closed`);
     if (this.#updating) throw new EpError('EP_BUSY', `${where}: updateMembers is under way: await it first`);
-  }
-
-  #checkUsable(where: string): void {
-    this.#checkOpen(where);
-    this.#owner.check();
-    if (this.#poison === undefined) return;
-    const { reason } = this.#poison;
-    const text = reason instanceof Error ? reason.message : String(reason);
-    throw new EpError('EP_POISONED', `${where}: an earlier call failed (${text}): close this buffer and open another`, {
-      cause: reason,
-    });
   }
 
   #nonTemporal(rows: number, rowBytes: number): number {

@@ -113,7 +113,7 @@ export function renewOf(
   if (transport.renew !== undefined) return transport.renew;
   throw new EpError(
     'EP_UNSUPPORTED',
-    `${where}: ${transport.name} lets no rank in anew: requests that a dead rank's NIC has taken over may still land in memory of the others; close, and open another world`,
+    `${where}: ${transport.name} lets no rank in anew: the ways to a dead rank are not opened again; close, and open another world`,
   );
 }
 

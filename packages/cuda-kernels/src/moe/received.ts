@@ -64,7 +64,7 @@ export type CallStage = 'dispatching' | 'received' | 'combining' | 'released';
 export interface MoeHandle {
   readonly released: boolean;
   /**
-   * For a call that nothing is combined of: all ranks do it. Lets the call's slot be used again; until then, or until its combine ends, the slot is taken.
+   * For a call that nothing is combined of: all ranks do it. Lets the call's slot be used again; until it has resolved, or the call's combine has, the slot is taken.
    */
   release(): Work;
 }

@@ -1,6 +1,8 @@
 /** Memory of one transport that a NIC of another registers, too. Ranks of one thread. */
 import {
+  byCapability,
   compose,
+  formatRoutes,
   type Member,
   memoryStore,
   prefixStore,
@@ -200,5 +202,47 @@ describe.each(['ibgda', 'efa'] as const)('kernels over shm and %s', (nic) => {
     expect(await moved(1)).toBeLessThan(rowBytes / 8);
     expect(await moved(2)).toBeGreaterThanOrEqual(rowBytes);
     await Promise.all(buffers.map((buffer) => buffer.close()));
+  });
+});
+
+describe('kernels over shm and two kinds of NIC', () => {
+  it('go by the one that keeps order, and by both not at all', { timeout: 60_000 }, async () => {
+    const [ordered, unordered] = [await openBoth(3, 'ibgda'), await openBoth(3, 'efa')];
+    const { shm, far: mlx5 } = ordered;
+    const { far: efa } = unordered;
+    const usual = byCapability([0, 0, 1]);
+    const composed = (apart: (rank: Rank, peer: Rank) => boolean) =>
+      shm.map((stores, rank) =>
+        compose([stores, efa[rank]!, mlx5[rank]!], (peer, all) => (apart(rank, peer) ? efa[rank]! : usual(peer, all))),
+      );
+    const transports = composed(() => false);
+    closing.push(async () => void (await Promise.all(transports.map((one) => one.close()))));
+    expect(formatRoutes(transports[0]!.routes())).toBe('nvshmem:shm  ranks 0-1\nibgda:soft   rank 2');
+
+    const hidden = 64;
+    const shape = { mode: 'low-latency', experts: 3, maxTokens: 1, topK: 2, hidden, dtype: 'f32' } as const;
+    const buffers = await Promise.all(transports.map((transport) => openMoeBuffer(transport, shape)));
+    const sums = await Promise.all(
+      buffers.map(async (buffer, rank) => {
+        const x = tensor('f32', [1, hidden], new Float32Array(hidden).fill(rank + 1));
+        const { x: rows, handle } = await buffer.dispatch(x, Int32Array.of((rank + 1) % 3, (rank + 2) % 3));
+        return (await buffer.combine(rows, handle)).y.data[hidden - 1];
+      }),
+    );
+    expect(sums).toEqual([2, 4, 6]);
+    await Promise.all(buffers.map((buffer) => buffer.close()));
+
+    // Rank 2 reaches rank 0 by one, and rank 1 by the other.
+    const pair = new Set([1, 2]);
+    const both = composed((rank, peer) => rank !== peer && pair.has(rank) && pair.has(peer));
+    const ended = await Promise.allSettled(both.map((transport) => openMoeBuffer(transport, shape)));
+    expect(ended.map(({ status }) => status)).toEqual(['rejected', 'rejected', 'rejected']);
+    expect(ended[2]).toMatchObject({
+      reason: {
+        code: 'EP_UNSUPPORTED',
+        message: expect.stringMatching(/transports reach the peers, one handle cannot/),
+      },
+    });
+    for (const transport of both) closing.push(() => transport.close());
   });
 });

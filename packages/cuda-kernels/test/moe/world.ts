@@ -1,7 +1,7 @@
 /** Ranks of one thread, over whatever transport: kernels run on threads of their own, so nobody blocks anybody. */
 
 import { hostile } from '@ep/conformance/hostile';
-import { compose, type Member, memoryStore, prefixStore, type Rank } from '@ep/core';
+import { byCapability, compose, type Member, memoryStore, prefixStore, type Rank } from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
@@ -14,8 +14,7 @@ async function openMixed(nic: typeof ibgda.soft | typeof efaGda.soft, member: Me
   const of = (name: string): Member => ({ ...member, store: prefixStore(member.store, name) });
   const shm = await nvshmem.shm.open(of('shm'), limits);
   const far = await nic.open(of('nic'), limits);
-  const node = (rank: Rank): number => Math.floor(rank / 2);
-  return compose([shm, far], (peer) => (node(peer) === node(member.rank) ? shm : far));
+  return compose([shm, far], byCapability(Array.from({ length: member.worldSize }, (_, rank) => Math.floor(rank / 2))));
 }
 
 const openers = {

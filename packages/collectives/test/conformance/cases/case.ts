@@ -1,7 +1,7 @@
 /** What a case of a process group is. Bodies use the public API only, so that one body serves every engine. */
 import type { CaseRank, Mode } from '@ep/conformance/cases';
 import type { Store } from '@ep/core';
-import type { ProcessGroup } from '../../../src/index.js';
+import type { InitOptions, ProcessGroup } from '../../../src/index.js';
 
 /** One rank's view of a running case. */
 export interface GroupRank {
@@ -17,8 +17,8 @@ export interface GroupRank {
   readonly sizes: 'small' | 'usual' | 'full';
   /** The case's own store, shared by all ranks. */
   readonly store: Store;
-  /** A group of all ranks, a new one with each call; closed with the case. `timeoutMs` is the group's own. */
-  open(options?: { readonly timeoutMs?: number }): Promise<ProcessGroup>;
+  /** A group of all ranks, a new one with each call; closed with the case. The options are the group's own. */
+  open(options?: Pick<InitOptions, 'timeoutMs' | 'onTimeout' | 'activeRanks' | 'isExtension'>): Promise<ProcessGroup>;
   /** Destroys a group that `open` gave, and the transport that was opened for it. */
   release(group: ProcessGroup): Promise<void>;
   /** All ranks, or those given, meet through the store, never through the group under test. */

@@ -24,7 +24,8 @@
  * | init: destroy and init again | `groups/init-again` |
  * | elastic: failed rank | `failure/last-rank`, `failure/rank-0`, `failure/two-at-once`, `failure/idle`, `failure/queue`, test/failure |
  * | elastic: recovery with a replacement, also after graceful deactivation, and both with p2p | test/elastic: `replaced`, `left` |
- * | elastic: in-place rejoin for collectives and p2p | test/elastic: `rounds`, `stopped`, `deactivated` |
+ * | elastic: graceful deactivation, in the middle of collectives | `elastic/taken-out`, `elastic/leaves-in-order`, `elastic/agrees-anew` |
+ * | elastic: in-place rejoin for collectives and p2p | `elastic/comes-back`, test/elastic: `rounds`, `stopped`, `deactivated` |
  * | elastic: extension 3 -> 4, joiner and primary p2p, three subgroups and holes | test/elastic: `grown` (3 to 4 ranks), `holes` |
  * | elastic: all-gather and reduce-scatter after extension and recovery | test/elastic: `grown`, `replaced` (their blocks) |
  * | elastic: four rounds of evict and recover | test/elastic: `rounds` |
@@ -43,6 +44,7 @@
  */
 import { accountingCases } from './accounting.js';
 import type { GroupCase } from './case.js';
+import { elasticCases } from './elastic.js';
 import { failureCases } from './failure.js';
 import { groupCases } from './groups.js';
 import { latenessCases } from './lateness.js';
@@ -66,5 +68,6 @@ export const processGroupCases: readonly GroupCase[] = [
   ...accountingCases,
   ...latenessCases,
   ...mismatchCases,
+  ...elasticCases,
   ...failureCases,
 ];

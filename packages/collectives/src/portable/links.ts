@@ -1,0 +1,180 @@
+/**
+ * The channels of one rank: one to each peer at a time, how it is followed and connected, and what keeps it from being used.
+ *
+ * A rank that was taken out and comes back gets another channel in the same slots, once nothing of the one before is under way: both sides have stopped it and flushed what they
+ * had put, and count from the value that their word has then.
+ */
+import { setTimeout } from 'node:timers/promises';
+import { type Endpoint, isEpError } from '@ep/core';
+import type { Arena, Section } from './arena.js';
+import { Channel, type ChannelInit, type Portable } from './channel.js';
+import { layOut } from './layout.js';
+import { LEFT, LEFT_DETAIL } from './meeting.js';
+import type { PortableEngineOptions } from './options.js';
+
+const FIRST_PAUSE_MS = 10;
+const LONGEST_PAUSE_MS = 1000;
+
+export interface LinksInit extends Pick<ChannelInit, 'onEvent' | 'quiet'> {
+  readonly options: PortableEngineOptions;
+  readonly arena: Arena;
+  readonly section: Section;
+  readonly readersOf: (peer: number) => ChannelInit['readers'];
+  readonly onLost: (peer: number, why: string) => void;
+  readonly onBroken: (peer: number, error: unknown) => void;
+}
+
+export class Links {
+  readonly #init: LinksInit;
+  readonly #stop = new AbortController();
+  /** By group rank; none to itself. */
+  readonly #channels: (Channel | undefined)[];
+  /** Of the channel that is there now: ends what follows and connects it. */
+  readonly #ends: AbortController[];
+  readonly #details = new Map<number, string>();
+  /** Of all channels to a peer. */
+  readonly #endpoints = new Map<number, Endpoint<Portable>>();
+  readonly #background = new Set<Promise<void>>();
+
+  constructor(init: LinksInit) {
+    this.#init = init;
+    const { ranks, rank } = init.options;
+    this.#ends = ranks.map(() => new AbortController());
+    this.#channels = ranks.map((_, peer) => (peer === rank ? undefined : this.#open(peer)));
+  }
+
+  /** Fires when all of this ends. */
+  get stopped(): AbortSignal {
+    return this.#stop.signal;
+  }
+
+  get all(): readonly (Channel | undefined)[] {
+    return this.#channels;
+  }
+
+  at(peer: number): Channel | undefined {
+    return this.#channels[peer];
+  }
+
+  each(action: (channel: Channel) => void): void {
+    for (const channel of this.#channels) if (channel !== undefined) action(channel);
+  }
+
+  /** True if there was something. */
+  readonly look = (): boolean => {
+    let seen = false;
+    this.each((channel) => {
+      seen = channel.look() || seen;
+    });
+    return seen;
+  };
+
+  detail(peer: number): string | undefined {
+    return this.#details.get(peer);
+  }
+
+  explain(peer: number, why: string): void {
+    this.#details.set(peer, why);
+  }
+
+  /** Hears of what the peer does, and of its death, from now on. */
+  follow(peer: number): void {
+    const channel = this.#channels[peer];
+    if (channel !== undefined) this.#run(channel.watch(this.#ends[peer]!.signal));
+  }
+
+  /** Until the peer has written `ready` into the store, records to it wait in their lane. Nobody waits for it. */
+  connect(peer: number, ready: string): void {
+    const channel = this.#channels[peer];
+    if (channel !== undefined) this.#run(this.#connect(peer, channel, ready, this.#ends[peer]!.signal));
+  }
+
+  /** Resolves when all records have landed that were given to the peer's channel, while `waits` says so, and all else that was put. Rejects as `Endpoint.flush` does. */
+  async land(peer: number, waits: () => boolean, leftMs: () => number): Promise<void> {
+    const channel = this.#channels[peer];
+    const endpoint = channel?.endpoint;
+    if (channel === undefined || endpoint === undefined) return;
+    while (!channel.idle('control') && waits()) await setTimeout(1);
+    await endpoint.flush({ timeoutMs: leftMs() });
+  }
+
+  /** Puts nothing more to the peer, and begins anew when all has landed; leaves it if the peer is lost. Rejects if it cannot land for another reason. */
+  async retire(peer: number): Promise<void> {
+    const channel = this.#channels[peer];
+    if (channel === undefined || channel.lost) return;
+    channel.lose();
+    this.#ends[peer]!.abort();
+    try {
+      await channel.endpoint?.flush();
+    } catch (error) {
+      if (isEpError(error) && error.code === 'EP_PEER_LOST') return;
+      throw error;
+    }
+    this.renew(peer);
+  }
+
+  /** Another channel in the place of one that is retired, on this side and on the other. */
+  renew(peer: number): void {
+    if (this.#channels[peer] === undefined) return;
+    this.#ends[peer]!.abort();
+    this.#ends[peer] = new AbortController();
+    if (this.#stop.signal.aborted) this.#ends[peer]!.abort();
+    this.#channels[peer] = this.#open(peer);
+    this.follow(peer);
+  }
+
+  async stop(): Promise<void> {
+    this.#stop.abort();
+    for (const end of this.#ends) end.abort();
+    await Promise.all(this.#background);
+  }
+
+  #run(work: Promise<void>): void {
+    this.#background.add(work);
+    void work.finally(() => this.#background.delete(work));
+  }
+
+  #open(peer: number): Channel {
+    const { options, arena, section, readersOf, onEvent, quiet, onLost, onBroken } = this.#init;
+    const { memory, sectionBytes } = arena;
+    const { ranks, rank } = options;
+    const ownSlot = section.firstSlot + peer;
+    return new Channel({
+      self: rank,
+      peer,
+      memory,
+      layout: layOut(sectionBytes, ranks.length),
+      sectionOffset: section.byteOffset,
+      section: memory.view('u8', section.byteOffset, sectionBytes),
+      ownSlot,
+      peerSlot: section.firstSlot + rank,
+      peerRank: ranks[peer]!,
+      base: memory.signals.peek(ownSlot),
+      readers: readersOf(peer),
+      onEvent,
+      quiet,
+      onLost: (error) => onLost(peer, error.message),
+      onBroken: (error) => onBroken(peer, error),
+    });
+  }
+
+  async #connect(peer: number, channel: Channel, ready: string, signal: AbortSignal): Promise<void> {
+    const { transport, ranks, store } = this.#init.options;
+    for (let pause = FIRST_PAUSE_MS; !signal.aborted && !channel.lost; pause = Math.min(2 * pause, LONGEST_PAUSE_MS)) {
+      try {
+        this.explain(peer, 'connecting the transport');
+        const endpoint = this.#endpoints.get(peer) ?? (await transport.connect(ranks[peer]!, { signal }));
+        this.#endpoints.set(peer, endpoint);
+        this.explain(peer, 'it has not opened the group');
+        const state = await store.get(ready, { signal, timeoutMs: Number.POSITIVE_INFINITY });
+        if (state.byteLength === LEFT.byteLength) this.#init.onLost(peer, LEFT_DETAIL);
+        else if (!signal.aborted) channel.connect(endpoint);
+        return;
+      } catch (error) {
+        if (signal.aborted) return;
+        this.explain(peer, error instanceof Error ? error.message : String(error));
+      }
+      await setTimeout(pause, undefined, { signal }).catch(() => {});
+    }
+  }
+}

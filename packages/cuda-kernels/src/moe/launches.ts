@@ -1,0 +1,124 @@
+/** What a buffer for experts has under way on its stream: launches, what awaits them, and the failure that ends the buffer. */
+import { createWork, doneWork, EpError, linkSignals, type Work, WorkOwner } from '@ep/core';
+import type { NativeHostStream, OperationId, Outcome } from '@ep/native';
+import type { HostStream } from '../host-stream.js';
+import { checkRunOptions } from '../options.js';
+import { callFailure, isRefusal } from './failure.js';
+import type { MoeCallOptions } from './options.js';
+import type { MoeHook } from './received.js';
+
+const DONE: Outcome = { status: 0, rank: -1, stage: 0, expected: 0n, found: 0n };
+
+export interface LaunchesInit {
+  readonly stream: HostStream;
+  /** Throws where the buffer, or its memory, was closed. */
+  readonly checkOpen: (where: string) => void;
+  /** Keeps the buffer from being closed until what it returns is called. */
+  readonly hold: (operation: string) => () => void;
+  /** Fires when the buffer begins to close. */
+  readonly closing: () => AbortSignal;
+}
+
+export class Launches {
+  readonly #init: LaunchesInit;
+  readonly #owner = new WorkOwner('MoE buffer');
+  readonly #cancel = new AbortController();
+  #sequence = 0;
+  #failure: { readonly reason: unknown } | undefined;
+
+  constructor(init: LaunchesInit) {
+    this.#init = init;
+  }
+
+  /** What has ended the buffer: it takes no more calls. */
+  get failure(): { readonly reason: unknown } | undefined {
+    return this.#failure;
+  }
+
+  /** Throws a failure that nobody looked at, and `EP_POISONED` after any. */
+  checkUsable(where: string): void {
+    this.#init.checkOpen(where);
+    this.#owner.check();
+    if (this.#failure === undefined) return;
+    const { reason } = this.#failure;
+    const text = reason instanceof Error ? reason.message : String(reason);
+    throw new EpError('EP_POISONED', `${where}: an earlier call failed (${text}): close this buffer and open another`, {
+      cause: reason,
+    });
+  }
+
+  /** Throws what the addon refuses: then nothing was launched, and the call does not count. */
+  launch(start: (stream: NativeHostStream) => OperationId, { signal }: MoeCallOptions): Promise<Outcome> {
+    const linked = linkSignals(signal, ...this.#ends());
+    try {
+      const { stream } = this.#init;
+      const operation = start(stream.native('launch'));
+      const under = operation === 0 ? Promise.resolve(DONE) : stream.follow(operation, linked.signal);
+      return under.finally(linked.unlink);
+    } catch (error) {
+      linked.unlink();
+      throw error;
+    }
+  }
+
+  follow<T>(name: string, under: Promise<Outcome>, value: () => T, onRefused = (): void => {}): Work<T> {
+    const control = createWork<T>({ op: name, sequence: this.#sequence++, owner: this.#owner });
+    const letGo = this.#init.hold(name);
+    under
+      .then((outcome) => {
+        if (outcome.status !== 0) throw callFailure(name, outcome);
+        control.resolve(value());
+      })
+      .catch((reason: unknown) => {
+        if (isRefusal(reason)) onRefused();
+        else this.#failure ??= { reason };
+        const cut = this.#ends().some((signal) => signal.aborted && signal.reason === reason);
+        if (cut) control.abort(reason);
+        else control.reject(reason);
+      })
+      .finally(letGo);
+    return control.work;
+  }
+
+  done(name: string): Work {
+    return doneWork(name, this.#sequence++, undefined);
+  }
+
+  /** HAZARD: a second half that ran twice would take what belongs to the slot's next call, and give credit for it. */
+  hook<T>(where: string, second: (limits: MoeCallOptions) => Work<T>): MoeHook<T> {
+    let begun = false;
+    return {
+      receive: (limits = {}) => {
+        this.checkUsable(where);
+        if (begun) {
+          throw new EpError('EP_INVALID_ARGUMENT', `${where}: it was called before, expected once for each call`);
+        }
+        checkRunOptions(limits, where);
+        limits.signal?.throwIfAborted();
+        const work = second(limits);
+        begun = true;
+        return work;
+      },
+    };
+  }
+
+  /** Nothing is under way any more. */
+  idle(): Promise<void> {
+    return this.#owner.idle();
+  }
+
+  /** Ends what is under way, and waits for it. */
+  async cancel(): Promise<void> {
+    this.#cancel.abort(new EpError('EP_ABORTED', 'the MoE buffer was closed'));
+    await this.idle();
+  }
+
+  /** Throws a failure that nobody looked at. */
+  check(): void {
+    this.#owner.check();
+  }
+
+  #ends(): readonly AbortSignal[] {
+    return [this.#cancel.signal, this.#init.closing()];
+  }
+}
