@@ -201,6 +201,7 @@ export const elasticCases: readonly GroupCase[] = [
       const late = 1;
       const first = all.filter((one) => one !== late);
       const group = await rank.open({ activeRanks: first, ...(rank.rank === late && { isExtension: true }) });
+      assert.deepEqual(await group.peerState([rank.rank], LIMITS), ['active']);
       if (rank.rank === late) {
         assert.deepEqual([...group.activeRanks], [late]);
         await rank.meet();
