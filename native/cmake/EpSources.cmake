@@ -161,6 +161,7 @@ set(EP_NAPI_SOURCES
   napi/bind_probe.cpp
   napi/bind_program.cpp
   napi/bind_rank.cpp
+  napi/bind_reduce.cpp
   napi/bind_stream.cpp
   napi/dispatch_parts.cpp
   napi/env_state.cpp

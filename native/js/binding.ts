@@ -135,6 +135,8 @@ export interface NativeSymmetricMemory {
   /** `patiently`: looks for some tens of microseconds, as `wait_inline` in native/core/waiting.hpp says; otherwise once. */
   waitTry(slot: number, cmp: number, value: bigint, patiently: boolean): bigint | undefined;
   waitWatch(slot: number, cmp: number, value: bigint, timeoutMs: number, ranks?: Int32Array): OperationId;
+  /** Whether one of the words is not its value: now, or soon, as `waitTry` waits patiently. */
+  changedTry(slots: Float64Array, values: BigUint64Array): boolean;
   /** `words`: five entries each: byteOffset, width, signed (0 or 1), cmp, value. */
   wordsTry(words: readonly (number | bigint)[], atLeast: number, patiently: boolean): boolean;
   /** The outcome has the value found and expected where there is one word, else how many hold. */
@@ -439,6 +441,17 @@ export interface Binding extends GpuBinding {
   /** Objects alive: segments mapped in this process, operations pending in this environment. */
   leaks(): { readonly segments: number; readonly pending: number };
   detach(buffer: ArrayBuffer): void;
+  /**
+   * `target[i]` = fold of `sources[0][i]`, `sources[1][i]`, …, in this order; all as long as `target`, which may be one of them but overlaps none otherwise. Dtype and reduction as
+   * native/core/collective/reduce.hpp numbers them. On this thread.
+   */
+  reduceElements(
+    target: ArrayBufferView,
+    sources: readonly ArrayBufferView[],
+    dtype: number,
+    reduction: number,
+    factor: number,
+  ): void;
   readonly HostMemory: new (byteLength: number) => NativeHostMemory;
   readonly RankContext: new (rank: number, worldSize: number, ranksOnHost: number) => NativeRankContext;
   readonly Team: new (rank: NativeRankContext, handle: Uint8Array, ranks: Int32Array) => NativeTeam;

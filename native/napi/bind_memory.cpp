@@ -1,5 +1,6 @@
 #include "wraps.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace ep::binding {
@@ -409,6 +410,32 @@ Napi::Value memory_wrap::wait_watch(const Napi::CallbackInfo& info) {
   return Napi::Number::New(env, static_cast<double>(owner.watch_until(env, timeout, ranks_of(info[4], "ranks"), ready)));
 }
 
+// (slots: Float64Array, values: BigUint64Array) -> whether one of the words is not its value, now or within the time for which a thread of JS waits itself
+Napi::Value memory_wrap::changed_try(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const symmetric_memory& memory = open(env);
+  const byte_span slots = arg_bytes(info[0], "slots");
+  const byte_span values = arg_bytes(info[1], "values");
+  if (info[0].As<Napi::TypedArray>().TypedArrayType() != napi_float64_array || info[1].As<Napi::TypedArray>().TypedArrayType() != napi_biguint64_array || slots.size != values.size) {
+    throw_invalid(env, "slots must be a Float64Array and values a BigUint64Array, equally long");
+  }
+  struct seen_word {
+    const uint64_t* word;
+    uint64_t value;
+  };
+  std::vector<seen_word> seen(slots.size / sizeof(double));
+  for (size_t i = 0; i < seen.size(); ++i) {
+    const uint64_t slot = frame_size(env, reinterpret_cast<const double*>(slots.data)[i], "slot");
+    if (slot >= memory.signal_slots()) throw_invalid(env, "slot " + std::to_string(slot) + " of a pad with " + std::to_string(memory.signal_slots()) + " slots");
+    seen[i] = {memory.signal(memory.context().rank(), slot), reinterpret_cast<const uint64_t*>(values.data)[i]};
+  }
+  const auto changed = [&] {
+    memory.context().progress().run();
+    return std::any_of(seen.begin(), seen.end(), [](const seen_word& one) { return std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(one.word)).load(std::memory_order_acquire) != one.value; });
+  };
+  return Napi::Boolean::New(env, wait_inline(memory.context().policy(), memory.context().wake(), changed, &memory.context().progress()));
+}
+
 // (words, atLeast, patiently) -> true when that many of the words hold
 Napi::Value memory_wrap::words_try(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = open(info.Env());
@@ -472,7 +499,7 @@ void memory_wrap::define(Napi::Env env, Napi::Object exports) {
        InstanceMethod<&memory_wrap::get>("get"), InstanceMethod<&memory_wrap::get_bytes>("getBytes"),
        InstanceMethod<&memory_wrap::signal>("signal"), InstanceMethod<&memory_wrap::atomic>("atomic"),
        InstanceMethod<&memory_wrap::wait_try>("waitTry"), InstanceMethod<&memory_wrap::wait_watch>("waitWatch"),
-       InstanceMethod<&memory_wrap::words_try>("wordsTry"), InstanceMethod<&memory_wrap::words_watch>("wordsWatch"),
+       InstanceMethod<&memory_wrap::changed_try>("changedTry"), InstanceMethod<&memory_wrap::words_try>("wordsTry"), InstanceMethod<&memory_wrap::words_watch>("wordsWatch"),
        InstanceMethod<&memory_wrap::release>("release")});
 }
 

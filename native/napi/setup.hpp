@@ -63,6 +63,7 @@ void bind_ibgda(Napi::Env env, Napi::Object exports);
 void bind_memory(Napi::Env env, Napi::Object exports);
 void bind_stream(Napi::Env env, Napi::Object exports);
 void bind_collective(Napi::Env env, Napi::Object exports);
+void bind_reduce(Napi::Env env, Napi::Object exports);
 void bind_gpu(Napi::Env env, Napi::Object exports);
 void bind_moe(Napi::Env env, Napi::Object exports);
 

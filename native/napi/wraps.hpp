@@ -95,6 +95,7 @@ struct memory_wrap : Napi::ObjectWrap<memory_wrap> {
   Napi::Value atomic(const Napi::CallbackInfo& info);
   Napi::Value wait_try(const Napi::CallbackInfo& info);
   Napi::Value wait_watch(const Napi::CallbackInfo& info);
+  Napi::Value changed_try(const Napi::CallbackInfo& info);
   Napi::Value words_try(const Napi::CallbackInfo& info);
   Napi::Value words_watch(const Napi::CallbackInfo& info);
   void release(const Napi::CallbackInfo& info);

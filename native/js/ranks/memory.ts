@@ -12,6 +12,7 @@ import {
   type Region,
   type RemoteRegion,
   Resource,
+  type SeenWord,
   type SignalPad,
   type SlotId,
   type Storage,
@@ -77,6 +78,12 @@ class RankSignalPad implements SignalPad {
     if (!(Number.isInteger(slot) && slot >= 0 && slot < this.slots)) this.#refuse('peek', slot);
     return this.#init.memory.peek(slot);
   }
+
+  readonly hold = (seen: readonly SeenWord[]): boolean => {
+    const slots = Float64Array.from(seen, ({ slot }) => slot);
+    const values = BigUint64Array.from(seen, ({ value }) => value);
+    return this.#init.memory.changedTry(slots, values);
+  };
 
   #refuse(where: string, slot: unknown): never {
     const expected =

@@ -170,6 +170,17 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
     this.#owner.check();
   }
 
+  /** `Endpoint.post`, for NICs that may offer it: no Work, and no thread that watches for the end. */
+  protected hand(request: Request<C>): void {
+    const operation = request?.kind ?? 'post';
+    this.#checkUsable(operation);
+    try {
+      this.#request(request);
+    } catch (error) {
+      throw this.#ofBrokenPair(operation, error);
+    }
+  }
+
   /** For operations that only some NICs have. `value` is asked for once, when the request is done. */
   protected request<T>(
     op: string,

@@ -50,6 +50,7 @@ function failureOf(peers: readonly Rank[] | undefined, failed: readonly AbortSig
 function sharedPad(pad: SignalPad, failed: readonly AbortSignal[]): SignalPad {
   return {
     slots: pad.slots,
+    ...(pad.hold && { hold: pad.hold }),
     peek: (slot) => pad.peek(slot),
     async until(slot, test, options: WaitOptions = {}) {
       const failure = failureOf(options.peers ?? undefined, failed);

@@ -228,6 +228,11 @@ export interface WaitOptions extends AbortOptions {
  * 64-bit words that peers add to. Values are monotonic (a running count or an epoch); a "reset" is an offset kept by the reader: memory
  * that a peer or a NIC writes is never zeroed under it.
  */
+export interface SeenWord {
+  readonly slot: SlotId;
+  readonly value: bigint;
+}
+
 export interface SignalPad {
   readonly slots: number;
   peek(slot: SlotId): bigint;
@@ -237,6 +242,11 @@ export interface SignalPad {
     test: { readonly cmp: Comparison; readonly value: bigint },
     options?: WaitOptions,
   ): Promise<bigint>;
+  /**
+   * Holds this thread, as the begin of a wait may, for a millisecond at most, unless one of the words is not what it was seen as; whether one is. For who looks at the words of
+   * several peers in turn and finds nothing: a wait would be for one of them. Absent where waits do not hold the thread.
+   */
+  readonly hold?: (seen: readonly SeenWord[]) => boolean;
 }
 
 export interface SignalUpdate<C extends Need> {
@@ -269,6 +279,11 @@ export interface Endpoint<in C extends Need> extends Closeable {
   readonly get: (from: RemoteRegion, to: Region) => Work;
   /** Several requests in one crossing into native code; one status per request, none is lost when another fails. */
   readonly submit: (batch: readonly Request<C>[]) => readonly Work[];
+  /**
+   * One request of whose end nobody hears: for a caller who learns by other means that its source is free. Absent but where a request that was taken fails only with its peer,
+   * which is lost from then on, so that waits on it end. Throws what `submit` would have told at once.
+   */
+  readonly post?: (request: Request<C>) => void;
   readonly flush: (options?: WaitOptions) => Promise<void>;
 }
 

@@ -1,6 +1,6 @@
 /** What is the fabric's own; what every transport does is in worlds/fabric.test.ts. Ranks share this thread, and talk over the loopback interface. */
 import { type EpError, isEpError, memoryStore } from '@ep/core';
-import { allocateHost, nativePlaceOf } from '@ep/native';
+import { allocateHost, native, nativePlaceOf } from '@ep/native';
 import { afterEach, describe, expect, it } from 'vitest';
 import { type FabricConfig, type FabricTransport, nvshmem } from '../src/index.js';
 
@@ -177,6 +177,51 @@ describe.skipIf(unavailable)(`ranks over TCP${unavailable}`, () => {
     await endpoint.put(a!.local(0, 1000), a!.remote(1, 0, 1000), { signal: { slot: 0, op: 'inc' } });
     await endpoint.put(c!.local(0, 1000), c!.remote(1, 0, 1000), { signal: { slot: 0, op: 'set', value: 7n } });
     expect(await d!.signals.until(0, { cmp: 'eq', value: 7n })).toBe(7n);
+  });
+
+  it('post what nobody hears the end of, and no thread watches it', async () => {
+    const world = await openWorld(2);
+    const [a, b] = await Promise.all(world.map((one) => one.allocate({ byteLength: 8192, signalSlots: 1 })));
+    const endpoint = await world[0]!.connect(1);
+    const { operations } = native();
+    const add = { slot: 0, op: 'add', value: 1n } as const;
+    a!.view('u8', 0, 4096).fill(5);
+    const before = operations.pending;
+    for (let i = 0; i < 20; i++) {
+      endpoint.post({ kind: 'put', from: a!.local(0, 4096), to: a!.remote(1, 4096, 4096), signal: add });
+      endpoint.post({ kind: 'put-value', to: a!.remote(1, 8 * i, 8), value: BigInt(i + 1) });
+      endpoint.post({ kind: 'signal', memory: a!, signal: add });
+    }
+    expect(operations.pending).toBe(before);
+    await endpoint.flush();
+    expect(await b!.signals.until(0, { cmp: 'eq', value: 40n })).toBe(40n);
+    expect(b!.view('u8', 4096, 4096)).toEqual(new Uint8Array(4096).fill(5));
+    expect([...b!.view('u64', 0, 20)]).toEqual(Array.from({ length: 20 }, (_, i) => BigInt(i + 1)));
+    const wrong = { kind: 'put', from: a!.local(0, 8), to: a!.remote(1, 0, 16) } as const;
+    expect(() => endpoint.post(wrong)).toThrow(expect.objectContaining({ code: 'EP_INVALID_ARGUMENT' }));
+    await endpoint.close();
+    expect(() => endpoint.post(wrong)).toThrow(expect.objectContaining({ code: 'EP_CLOSED' }));
+  });
+
+  it('hold a thread for words of several peers, until one of them has come or a moment is over', async () => {
+    const world = await openWorld(2);
+    const [a, b] = await Promise.all(world.map((one) => one.allocate({ byteLength: 8, signalSlots: 3 })));
+    const { signals } = b!;
+    const seen = [
+      { slot: 1, value: 0n },
+      { slot: 2, value: 0n },
+    ];
+    expect(signals.hold!(seen)).toBe(false);
+    expect(signals.hold!([])).toBe(false);
+    const endpoint = await world[0]!.connect(1);
+    await endpoint.signal(a!, { slot: 0, op: 'inc' });
+    expect(signals.hold!(seen), 'a word that is not looked at').toBe(false);
+    await endpoint.signal(a!, { slot: 2, op: 'add', value: 5n });
+    expect(signals.hold!(seen)).toBe(true);
+    expect(signals.hold!([{ slot: 2, value: 5n }])).toBe(false);
+    expect(() => signals.hold!([{ slot: 3, value: 0n }])).toThrow(
+      expect.objectContaining({ code: 'EP_INVALID_ARGUMENT' }),
+    );
   });
 
   it('learn that one of them left in order, without a failure', async () => {

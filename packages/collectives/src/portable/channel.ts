@@ -7,11 +7,12 @@
  *
  * HAZARD: adding a bit twice without the peer's answer would carry into the bit above, and a slot would be taken for full that is not.
  */
-import { type Endpoint, EpError, isEpError, type SymmetricMemory, type Work } from '@ep/core';
+import { type Endpoint, EpError, isEpError, type Request, type SeenWord, type SymmetricMemory } from '@ep/core';
 import { freeBit, fullBit, LANES, type LaneName, type SectionLayout, SLOTS_PER_LANE } from './layout.js';
 import { RECORD_BYTES } from './records.js';
 
 export type Portable = 'bundled' | 'add';
+type ChannelRequest = Exclude<Request<Portable>, { readonly kind: 'put-value' }>;
 
 /** What a lane sends, piece by piece, in the order in which sources were given to it. */
 export interface LaneSource {
@@ -174,6 +175,11 @@ export class Channel {
     return this.#endpoint;
   }
 
+  /** The word that the peer adds to, as this rank has seen it. */
+  get seen(): SeenWord {
+    return { slot: this.#init.ownSlot, value: this.#seen };
+  }
+
   /** Nothing waits to be sent on the lane. */
   idle(lane: LaneName): boolean {
     return this.#lost || this.#out[lane].idle;
@@ -268,7 +274,7 @@ export class Channel {
     const to = memory.remote(peerRank, sectionOffset + layout.receiveOffset(self, lane, slot), byteLength);
     const value = BigInt((1 << fullBit(lane, slot)) | this.#owed);
     this.#owed = 0;
-    this.#run((endpoint) => endpoint.put(from, to, { signal: { slot: peerSlot, op: 'add', value } }));
+    this.#run({ kind: 'put', from, to, signal: { slot: peerSlot, op: 'add', value } });
   }
 
   #owe(lane: LaneName, slot: number): void {
@@ -297,13 +303,24 @@ export class Channel {
     const { memory, peerSlot } = this.#init;
     const value = BigInt(this.#owed);
     this.#owed = 0;
-    this.#run((endpoint) => endpoint.signal(memory, { slot: peerSlot, op: 'add', value }));
+    this.#run({ kind: 'signal', memory, signal: { slot: peerSlot, op: 'add', value } });
   }
 
-  /** Failures are told from a microtask: whoever sends must not find itself in the handling of a loss. */
-  #run(post: (endpoint: Endpoint<Portable>) => Work): void {
+  /**
+   * That a request has landed is heard of when the peer frees its slot. Failures are told from a microtask: whoever sends must not find itself in the handling of a loss.
+   */
+  #run(request: ChannelRequest): void {
+    const endpoint = this.#endpoint!;
     try {
-      const work = post(this.#endpoint!);
+      if (endpoint.post !== undefined) {
+        endpoint.post(request);
+        return;
+      }
+      const { signal } = request;
+      const work =
+        request.kind === 'put'
+          ? endpoint.put(request.from, request.to, signal && { signal })
+          : endpoint.signal(request.memory, request.signal);
       if (work.status !== 'done') work.catch((error) => this.#failed(error));
     } catch (error) {
       queueMicrotask(() => this.#failed(error));

@@ -6,8 +6,9 @@
  */
 import { createStorage, type DType } from '@ep/core';
 import type { Elements } from '../engine.js';
-import { reduceInto, reduceOpName } from '../reduce.js';
+import { reduceOpName } from '../reduce.js';
 import type { ReduceOp } from '../reduce-op.js';
+import { foldElements } from './fold-elements.js';
 import type { Placement } from './placement.js';
 
 /** Folds `sources`, of all contributors in ascending order, into `target`, which may be one of them. */
@@ -29,14 +30,13 @@ export function levelsOf(op: ReduceOp): { readonly within: ReduceOp; readonly ac
   return { within: op, across: op };
 }
 
-export const inRankOrder: FoldOrder = (dtype, op, target, sources) =>
-  reduceInto(dtype, op, target as never, sources as never);
+export const inRankOrder: FoldOrder = (dtype, op, target, sources) => foldElements(dtype, op, target, sources);
 
 /** Of what hosts have come to; `ranks` of them all, for `avg`. */
 export const ofHosts =
   (ranks: number): FoldOrder =>
   (dtype, op, target, sources) =>
-    reduceInto(dtype, op, target as never, sources as never, ranks);
+    foldElements(dtype, op, target, sources, ranks);
 
 /** The order of these contributors. */
 export function orderOf({ hosts }: Placement, contributors: readonly number[]): FoldOrder {

@@ -89,10 +89,11 @@ export class PortableEngine extends Resource implements GroupEngine {
   readonly #messages: Messages;
   readonly #traces = new Traces();
   readonly #links: Links;
-  readonly #pulse = new Pulse(
-    () => this.#links.look(),
-    (error) => this.#break(error),
-  );
+  readonly #pulse = new Pulse({
+    look: () => this.#links.look(),
+    hold: () => this.#links.hold(),
+    onError: (error) => this.#break(error),
+  });
   readonly #comers: Comers;
   #broken = false;
   /** This rank is no member any more, but its transport works. */

@@ -69,6 +69,12 @@ export class Links {
     return seen;
   };
 
+  /** Holds the thread, where the transport can, until a peer has told something or a moment is over. */
+  readonly hold = (): void => {
+    const followed = this.#channels.filter((channel) => channel !== undefined && !channel.lost) as readonly Channel[];
+    this.#init.arena.memory.signals.hold?.(followed.map(({ seen }) => seen));
+  };
+
   detail(peer: number): string | undefined {
     return this.#details.get(peer);
   }

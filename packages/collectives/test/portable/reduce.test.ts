@@ -2,6 +2,7 @@
 import { createStorage, DTYPES, type DType, decode, encode, type Storage } from '@ep/core';
 import { describe, expect, it } from 'vitest';
 import type { Elements } from '../../src/engine.js';
+import { foldElements, NATIVE_ELEMENTS } from '../../src/portable/fold-elements.js';
 import { reduceInto } from '../../src/reduce.js';
 import { REDUCE_OPS, type ReduceOp, type ReduceOpName, refusal } from '../../src/reduce-op.js';
 import { numbers } from './world.js';
@@ -246,4 +247,33 @@ it('rounds the factor of premul-sum to f32, but for f64', () => {
   const double = new Float64Array(1);
   reduceInto('f64', op, double, [Float64Array.of(3)]);
   expect(double[0]).toBe(3 * 0.1);
+});
+
+describe('native code folds to the same bits', () => {
+  const length = 2 * NATIVE_ELEMENTS + 5;
+  const cases = DTYPES.flatMap((dtype) =>
+    REDUCE_OPS.filter((op) => refusal(op, dtype) === undefined).map((op) => [dtype, op] as const),
+  );
+  it.each(cases)('%s, %s', (dtype, op) => {
+    for (const count of [1, 2, 5]) {
+      const sources = Array.from({ length: count }, (_, s) => randomBytes(dtype, length, 31 * s + 1));
+      const expected = createStorage(dtype, length);
+      reduce(dtype, opOf(op), expected, sources);
+      const apart = createStorage(dtype, length);
+      foldElements(dtype, opOf(op), apart, sources);
+      expect(bits(apart)).toBe(bits(expected));
+      // In place of the last one, and behind the begin of a buffer, as payload lies.
+      const behind = createStorage(dtype, length + 4).subarray(4);
+      behind.set(sources.at(-1)! as never);
+      foldElements(dtype, opOf(op), behind, [...sources.slice(0, -1), behind]);
+      expect(bits(behind)).toBe(bits(expected));
+    }
+  });
+
+  it('but for a mean of more ranks than there are arrays', () => {
+    const sums = [new Float32Array(length).fill(3), new Float32Array(length).fill(5)];
+    const mean = new Float32Array(length);
+    foldElements('f32', 'avg', mean, sums, 4);
+    expect(mean).toEqual(new Float32Array(length).fill(2));
+  });
 });

@@ -1,5 +1,5 @@
 /** Operations towards one peer, which the rank's progress thread carries. */
-import { EpError, type Rank } from '@ep/core';
+import { EpError, type Rank, type Request } from '@ep/core';
 import type { NativeFabricNic } from '@ep/native';
 import { NicEndpoint, type NicEndpointInit } from '@ep/native/ranks';
 import type { FabricNeeds } from './probe.js';
@@ -20,4 +20,7 @@ export class FabricEndpoint extends NicEndpoint<FabricNeeds> {
   constructor(init: FabricEndpointInit) {
     super({ ...init, broken: (where) => linkError(where, init.peer, init.nic) });
   }
+
+  /** What was taken fails with the link alone, whose end every wait on the peer hears. */
+  readonly post = (request: Request<FabricNeeds>): void => this.hand(request);
 }
