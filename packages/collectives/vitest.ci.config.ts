@@ -3,7 +3,7 @@ import { defineConfig } from 'vitest/config';
 
 export default defineConfig({
   test: {
-    include: ['test/{worlds,failure,elastic,device}/**/*.test.ts'],
+    include: ['test/{worlds,failure,elastic,members,device}/**/*.test.ts'],
     fileParallelism: false,
     testTimeout: 120_000,
     hookTimeout: 60_000,

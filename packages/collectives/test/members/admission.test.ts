@@ -5,7 +5,7 @@ import { answer, ask, attemptOf, foundByAll } from '../../src/portable/admission
 import { lifeOf, takeOut } from '../../src/portable/evictions.js';
 import { type Commit, Membership } from '../../src/portable/membership.js';
 import type { StateRecord } from '../../src/portable/records.js';
-import { numbers } from './world.js';
+import { numbers } from '../portable/world.js';
 
 const SEEDS = process.env.EP_TEST_FULL === '1' ? 20_000 : 500;
 const CALL = 8;

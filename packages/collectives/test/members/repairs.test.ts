@@ -2,7 +2,7 @@
 import { doneWork, type Transport, type Work } from '@ep/core';
 import { describe, expect, it } from 'vitest';
 import type { MembershipEnd } from '../../src/engine.js';
-import { type Call, pause, rejection, SMALL_STAGING, World, withMembers } from './world.js';
+import { type Call, pause, rejection, SMALL_STAGING, World, withMembers } from '../portable/world.js';
 
 const barrier = (timeoutMs = 20_000): Call => ({ kind: 'barrier', timeoutMs });
 

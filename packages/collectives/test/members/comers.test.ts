@@ -1,7 +1,7 @@
 /** Ranks that come to a group, and come back, in the places that they have in the transport's memory. In one thread. */
 import { doneWork, type Transport, type Work } from '@ep/core';
 import { describe, expect, it } from 'vitest';
-import { type Call, pause, rejection, SMALL_STAGING, World, withMembers } from './world.js';
+import { type Call, pause, rejection, SMALL_STAGING, World, withMembers } from '../portable/world.js';
 
 const LENGTH = 3000;
 
