@@ -6,7 +6,9 @@ const full = process.env.EP_TEST_FULL === '1';
 export default defineConfig({
   test: {
     include: ['test/**/*.test.ts'],
-    exclude: full ? configDefaults.exclude : [...configDefaults.exclude, 'test/{worlds,failure,elastic,members,device}/**'],
+    exclude: full
+      ? configDefaults.exclude
+      : [...configDefaults.exclude, 'test/{worlds,failure,elastic,members,device}/**'],
     // Ranks wait on each other: beside other suites they would time each other out.
     fileParallelism: false,
     testTimeout: 120_000,
