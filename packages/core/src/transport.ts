@@ -224,15 +224,16 @@ export interface WaitOptions extends AbortOptions {
   readonly peers?: readonly Rank[];
 }
 
-/**
- * 64-bit words that peers add to. Values are monotonic (a running count or an epoch); a "reset" is an offset kept by the reader: memory
- * that a peer or a NIC writes is never zeroed under it.
- */
+/** A word of a signal pad, and what it was when somebody looked last. */
 export interface SeenWord {
   readonly slot: SlotId;
   readonly value: bigint;
 }
 
+/**
+ * 64-bit words that peers add to. Values are monotonic (a running count or an epoch); a "reset" is an offset kept by the reader: memory
+ * that a peer or a NIC writes is never zeroed under it.
+ */
 export interface SignalPad {
   readonly slots: number;
   peek(slot: SlotId): bigint;
