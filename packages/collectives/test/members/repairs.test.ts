@@ -2,23 +2,21 @@
 import { doneWork, type Transport, type Work } from '@ep/core';
 import { describe, expect, it } from 'vitest';
 import type { MembershipEnd } from '../../src/engine.js';
-import { type Call, pause, rejection, SMALL_STAGING, World, withMembers } from '../portable/world.js';
+import {
+  type Call,
+  MANY_CHUNKS,
+  pause,
+  reduceOf,
+  rejection,
+  SMALL_STAGING,
+  World,
+  withMembers,
+} from '../portable/world.js';
 
 const barrier = (timeoutMs = 20_000): Call => ({ kind: 'barrier', timeoutMs });
 
-/** Of many chunks in small staging memory. */
-const LENGTH = 3000;
-
 /** Of a hundred times as many: it lasts. */
 const LARGE = 200_000;
-
-const reduceOf = (rank: number, output = new Float32Array(LENGTH)): Call => ({
-  kind: 'all-reduce',
-  dtype: 'f32',
-  reduceOp: 'sum',
-  inputs: [new Float32Array(output.length).fill(2 ** rank)],
-  outputs: [output],
-});
 
 /** In the middle of a large call of all, one rank gives up. */
 async function giveUp(world: World, rank: number, afterMs: number): Promise<void> {
@@ -40,10 +38,10 @@ async function until(what: () => boolean): Promise<void> {
 async function worksOver(world: World, ranks: readonly number[]): Promise<void> {
   const sum = ranks.reduce((total, rank) => total + 2 ** rank, 0);
   for (let round = 0; round < 3; round++) {
-    const outputs = new Map(ranks.map((rank) => [rank, new Float32Array(LENGTH)]));
+    const outputs = new Map(ranks.map((rank) => [rank, new Float32Array(MANY_CHUNKS)]));
     const ends = await world.all((rank) => reduceOf(rank, outputs.get(rank)), ranks);
     for (const end of ends) expect(end.contributors).toEqual(ranks);
-    for (const output of outputs.values()) expect(output).toEqual(new Float32Array(LENGTH).fill(sum));
+    for (const output of outputs.values()) expect(output).toEqual(new Float32Array(MANY_CHUNKS).fill(sum));
     await world.all(() => barrier(), ranks);
   }
   for (const rank of ranks) expect(world.engines[rank]!.view().active).toEqual(ranks);

@@ -226,3 +226,15 @@ export function numbers(seed: number): (limit: number) => number {
     return Math.floor((state / 2 ** 32) * limit);
   };
 }
+
+/** Elements that are many chunks in `SMALL_STAGING`. */
+export const MANY_CHUNKS = 3000;
+
+/** Sums `output.length` elements that are 2^rank on each rank: the sum says who took part. */
+export const reduceOf = (rank: number, output = new Float32Array(MANY_CHUNKS)): Call => ({
+  kind: 'all-reduce',
+  dtype: 'f32',
+  reduceOp: 'sum',
+  inputs: [new Float32Array(output.length).fill(2 ** rank)],
+  outputs: [output],
+});
