@@ -127,6 +127,7 @@ uint32_t life_state(const ep_life_word* life) {
 
 uint32_t wait_scope_check(const wait_scope& scope, int32_t awaited, int32_t* lost) {
   if (scope.cancel != nullptr && scope.cancel->load(std::memory_order_acquire) != 0) return EP_STATUS_ABORTED;
+  if (scope.stopped != nullptr && scope.stopped->load(std::memory_order_acquire) != 0) return EP_STATUS_ABORTED;
   if (scope.closing != nullptr && scope.closing->load(std::memory_order_acquire) != 0) return EP_STATUS_CLOSED;
   if (scope.peers != nullptr) {
     int gone = 0;

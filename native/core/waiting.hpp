@@ -65,6 +65,7 @@ struct wait_scope {
   ep_wake_word* wake = nullptr;                    // eventcount to sleep on; null: sleep by the clock only
   const std::atomic<uint32_t>* cancel = nullptr;   // non-zero: EP_STATUS_ABORTED
   const std::atomic<uint32_t>* closing = nullptr;  // non-zero: EP_STATUS_CLOSED
+  std::atomic<uint32_t>* stopped = nullptr;        // non-zero: EP_STATUS_ABORTED, by the kernel itself (kernel_environment::stop_waits)
   int64_t deadline_ns = no_deadline;
   const ep_peer_view* peers = nullptr;             // for looks at life; null: nobody is watched
   int32_t world_size = 0;

@@ -27,7 +27,9 @@ template <class Kernel>
 outcome run_kernel(const symmetric_memory& memory, const simt_options& simt, double timeout_ms, const std::atomic<uint32_t>& cancel, ep_kernel_status& status,
                    Kernel&& kernel) {
   const memory_ways ways{memory};
-  const kernel_environment environment{memory.context().waits(&cancel, deadline_after(timeout_ms)), &ways};
+  std::atomic<uint32_t> stopped{0};
+  kernel_environment environment{memory.context().waits(&cancel, deadline_after(timeout_ms)), &ways};
+  environment.waits.stopped = &stopped;
   outcome end;
   if (simt.lanes == 0) {
     const result<nothing> ran = fast_run(simt.blocks, environment, [&](fast_context& context) { return kernel(context); });

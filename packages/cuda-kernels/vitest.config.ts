@@ -11,7 +11,9 @@ export default defineConfig({
       : [
           ...configDefaults.exclude,
           'test/elastic/**',
+          'test/moe/dead.test.ts',
           'test/moe/lost.test.ts',
+          'test/moe/port.test.ts',
           'test/moe/released.test.ts',
           'test/mixed/conformance.test.ts',
         ],

@@ -66,6 +66,7 @@ struct fast_context {
   void wake(uint64_t word) const { wake_notify(reinterpret_cast<ep_wake_word*>(word)); }
   bool end_way(int32_t rank) const { return environment.end_way(rank); }
   bool own_fault(uint64_t found) const { return environment.own_fault(found); }
+  void stop_waits() const { environment.stop_waits(); }
 };
 
 } // namespace ep

@@ -24,6 +24,12 @@ struct kernel_environment {
 
   bool end_way(int32_t rank) const { return ways == nullptr || ways->end_way(rank); }
   bool own_fault(uint64_t found) const { return ways != nullptr && ways->own_fault(found); }
+  // Ends the waits of all blocks, those that are still to come included.
+  void stop_waits() const {
+    if (waits.stopped == nullptr) return;
+    waits.stopped->store(1, std::memory_order_seq_cst);
+    wake_notify(waits.wake);
+  }
 };
 
 // A kernel's look, which is `bool operator()(uint64_t* found) const`.

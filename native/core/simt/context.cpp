@@ -102,4 +102,6 @@ bool simt_context::end_way(int32_t rank) const { return self->group->launch->env
 
 bool simt_context::own_fault(uint64_t found) const { return self->group->launch->environment->own_fault(found); }
 
+void simt_context::stop_waits() const { self->group->launch->environment->stop_waits(); }
+
 } // namespace ep

@@ -68,6 +68,7 @@ class simt_context {
   void wake(uint64_t word);
   bool end_way(int32_t rank) const;
   bool own_fault(uint64_t found) const;
+  void stop_waits() const;
 
  private:
   friend class simt_machine;

@@ -330,9 +330,45 @@ void cancelled(route by, uint64_t seed) {
   EP_CHECK_EQ(plan.at(0, 0).status.status, static_cast<uint32_t>(EP_STATUS_ABORTED));
 }
 
+// A block finds out that the call has failed, here by counts that cannot be; another one, which awaits a rank that sends nothing, does not wait for that any more.
+void one_block_fails(route by, bool stops) {
+  moe_options wanted;
+  wanted.size = 3;
+  wanted.calls = 1;
+  wanted.slots = 1;
+  uint64_t seed = 0;
+  while (moe_case(wanted, seed).local(0) == 0) ++seed;
+  moe_case plan(wanted, seed);
+  world ranks(world_of(plan, 3, by));
+  plan.bind(ranks);
+  std::atomic<uint32_t> stopped{0};
+  if (stops) ranks.environment(0).waits.stopped = &stopped;
+  const std::vector<uint64_t> odd(plan.local(0), uint64_t{plan.at(0, 1).dispatch.call.epoch} << EP_MOE_COUNT_EPOCH_SHIFT | 1000);
+  const auto result = ranks.run_simt(shape(2, 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
+    if (rank == 2) return true;
+    return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
+      auto& own = plan.at(0, rank);
+      const ep::moe_view at{plan.buffer(rank), own.dispatch.call};
+      const ep::block_coop<std::decay_t<decltype(ctx)>> coop{ctx};
+      if (rank == 0) return moe_kernels::run(ctx, endpoint, plan.buffer(0), own, 1);
+      if (ctx.block() != 0) return true;
+      const uint64_t to = at.part(at.buffer.counts) + at.buffer.experts.most_local * sizeof(uint64_t);
+      std::copy(odd.begin(), odd.end(), reinterpret_cast<uint64_t*>(own.dispatch.call.routing.send_words));
+      coop.sync();
+      ep::moe_put_words(ctx, coop, endpoint, at, 0, to, at.send_words(), plan.local(0), EP_MOE_SIGNAL_COUNTED);
+      return true;
+    });
+  });
+  EP_CHECK_EQ(result.outcome == ep::simt_outcome::deadlock, !stops);
+  if (stops) EP_CHECK_EQ(plan.at(0, 0).status.status, static_cast<uint32_t>(EP_STATUS_INVALID));
+}
+
 } // namespace
 
 int main() {
+  for (const route by : {route::stores, route::engine, route::nic}) {
+    for (const bool stops : {false, true}) one_block_fails(by, stops);
+  }
   for (const route by : {route::stores, route::engine, route::nic}) {
     for (int32_t size = 2; size <= 4; ++size) {
       for (uint64_t seed = 0; seed < 40 / seed_share; ++seed) {

@@ -187,6 +187,7 @@ class world {
       engine = at(rank).environment;
       engine.waits.peers = nullptr;
       engine.waits.cancel = nullptr;
+      engine.waits.stopped = nullptr;
       launch.environment = &engine;
       if (options.qps != 0) {
         launch.blocks = launch.warp_lanes = 1;

@@ -126,15 +126,20 @@ template <class Ctx> EP_HD bool moe_own_fault(Ctx& ctx, const moe_view& at, int3
 }
 
 /* A wait or a put for `rank` has ended as `why` says. Late and lost ranks are given up where a call can go on without; anything else ends the call: with stage NIC and nothing found
- * where one's own NIC reaches nobody. */
+ * where one's own NIC reaches nobody. HAZARD: what other blocks await may not come any more, from ranks that have failed alike and send nothing, so their waits end, too. */
 template <class Ctx> EP_HD void moe_give_up(Ctx& ctx, const moe_view& at, int32_t rank, const ep_kernel_status& why) {
   const bool stopped = why.status == EP_STATUS_ABORTED || why.status == EP_STATUS_CLOSED;
   const bool missing = !stopped && (why.status == EP_STATUS_TIMEOUT || why.status == EP_STATUS_PEER_LOST || why.stage == EP_STAGE_NIC);
-  if (missing && moe_own_fault(ctx, at, rank, why)) {
+  const bool own = missing && moe_own_fault(ctx, at, rank, why);
+  const bool goes_on = missing && !own && moe_leaves_out(at.buffer.memory);
+  if (own) {
     const bool refused = why.stage == EP_STAGE_NIC && why.status == EP_STATUS_SYSTEM;
     ctx.fail(at.status(), EP_STATUS_SYSTEM, why.rank, EP_STAGE_NIC, refused ? why.expected : 0, refused ? why.found : 0);
-  } else if (!missing || !moe_leaves_out(at.buffer.memory)) {
+  } else if (!goes_on) {
     ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
+  }
+  if constexpr (requires { ctx.stop_waits(); }) {
+    if (!goes_on) ctx.stop_waits();
   }
   const bool late = why.status == EP_STATUS_TIMEOUT;
   store_release(ctx, &at.ranks()[rank], static_cast<uint64_t>(late ? EP_STATUS_TIMEOUT : EP_STATUS_PEER_LOST));

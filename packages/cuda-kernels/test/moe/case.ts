@@ -10,8 +10,10 @@ import {
   rankReceives,
   rankSends,
   rankTopk,
+  routingOfRanks,
   spreadExperts,
   type TokenRouting,
+  withLostRanks,
 } from '@ep/plan/moe';
 import { type CastOptions, type CastPayload, castRow, moeCombine, moeDispatch, uncastRow } from '@ep/plan/reference';
 import { expect } from 'vitest';
@@ -93,6 +95,28 @@ export function rowsOfCall(inputs: Inputs, call: number): Inputs {
   return { ...inputs, x: inputs.x.map((rows) => rows.map((value) => value * factor)) };
 }
 
+/**
+ * What a call comes to for the ranks that are there. `leftOut`: all know of them before it. `absent`: they do not come, so nobody knows their counts, and what they would
+ * have served was sent there.
+ */
+export function planWithout(
+  { routing, map, form }: Inputs,
+  { leftOut = [], absent = [] }: { readonly leftOut?: readonly number[]; readonly absent?: readonly number[] },
+): MoePlan {
+  const { worldSize } = map;
+  const choices = Array.from({ length: worldSize }, (_, rank) => {
+    const all = rankTopk(routing, rank);
+    return absent.includes(rank) ? all.map(() => -1) : all;
+  });
+  const activeRanks = maskOf(worldSize, leftOut).map((out) => 1 - out);
+  const plan = planMoe(routingOfRanks(routing.experts, routing.topK, choices), map, form, { activeRanks });
+  return withLostRanks(plan, maskOf(worldSize, absent));
+}
+
+/** 1 for each of `ranks`. */
+export const maskOf = (worldSize: number, ranks: readonly number[]): Uint8Array =>
+  Uint8Array.from({ length: worldSize }, (_, rank) => (ranks.includes(rank) ? 1 : 0));
+
 export const optionsOf = (one: MoeCase, { map, maxTokens, dtype }: Inputs): MoeBufferOptions => ({
   mode: one.mode,
   experts: map,
@@ -164,6 +188,8 @@ export async function runCall(
     /** Of the dispatch alone: who does not come to it is not awaited in the combine. */
     readonly dispatchTimeoutMs?: number;
     readonly keepLayout?: boolean;
+    /** Runs when the dispatch has ended. */
+    readonly between?: () => void;
   } = {},
 ): Promise<RankResult & { readonly layout?: MoeLayout }> {
   const { rank } = buffer;
@@ -181,6 +207,7 @@ export async function runCall(
   const received: MoeReceived = one.hook
     ? await (await buffer.dispatchSend(x, choices, first)).receive(first)
     : await buffer.dispatch(x, choices, first);
+  options.between?.();
   const rows = rowsOf(received, hidden);
   const y = expertRows(rows, hidden, seed + rank, dtype);
   const kept = {
@@ -235,12 +262,13 @@ export function travelled(rows: Float32Array, hidden: number, payload: CastPaylo
   return out;
 }
 
-/** Bit by bit, casts included. Results of ranks that took no part are undefined. */
+/** Bit by bit, casts included. Results of ranks that took no part, or did not end it, are undefined; `died`: those of them that were lost after their dispatch. */
 export function check(
   one: MoeCase,
   inputs: Inputs,
   results: readonly (RankResult | undefined)[],
   plan: MoePlan = planMoe(inputs.routing, inputs.map, inputs.form),
+  died: readonly number[] = [],
 ): void {
   const { hidden, worldSize } = one;
   const { payload, combinePayload, roundScales } = one.options ?? {};
@@ -249,6 +277,7 @@ export function check(
   const sent = cast === undefined ? inputs.x : inputs.x.map((rows) => travelled(rows, hidden, cast, options));
   const oracle = moeDispatch(plan, sent, hidden);
   const lost = lostOf(results, worldSize);
+  const lostBefore = lost.map((gone, rank) => (died.includes(rank) ? 0 : gone));
   for (let rank = 0; rank < worldSize; rank++) {
     const found = results[rank]?.received;
     if (found === undefined) continue;
@@ -256,7 +285,7 @@ export function check(
     const who = `rank ${rank}`;
     same(found.counts, expected.recvCount, `${who}: counts`);
     same(found.blockStart, expected.blockStart, `${who}: block starts`);
-    same(found.lostRanks, lost, `${who}: lost ranks of dispatch`);
+    same(found.lostRanks, lostBefore, `${who}: lost ranks of dispatch`);
     same(results[rank]!.combinedLost, lost, `${who}: lost ranks of combine`);
     same(Array.from(found.layoutRange, Number), Array.from(expected.layoutRange, Number), `${who}: layout ranges`);
     const rows = expected.recvRows;

@@ -1,15 +1,16 @@
 /** Ranks that do not come, die, are left out or come late; calls that overlap. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { decode, type Storage } from '@ep/core';
-import { type MoePlan, mapExperts, planMoe, rankTopk, routingOfRanks, withLostRanks } from '@ep/plan/moe';
+import { mapExperts, planMoe, rankTopk } from '@ep/plan/moe';
 import { describe, expect, it } from 'vitest';
 import type { DispatchTransport, MoeBuffer } from '../../src/index.js';
 import {
   check,
-  type Inputs,
   inputsOf,
   type MoeCase,
+  maskOf,
   openFor,
+  planWithout,
   type RankResult,
   rowsOfCall,
   runCall,
@@ -49,18 +50,6 @@ async function opened<T>(
   });
 }
 
-/** A rank that never came in a call: nobody knows its counts, so in high-throughput form it has no runs, either. */
-function planWithout(inputs: Inputs, absent: number): MoePlan {
-  const { routing, map, form } = inputs;
-  const ranks = Array.from({ length: worldSize }, (_, rank) => {
-    const choices = rankTopk(routing, rank);
-    return rank === absent ? choices.map(() => -1) : choices;
-  });
-  return withLostRanks(planMoe(routingOfRanks(routing.experts, routing.topK, ranks), map, form), without(absent));
-}
-
-const without = (lost: number): Uint8Array => Uint8Array.from({ length: worldSize }, (_, r) => (r === lost ? 1 : 0));
-
 function event(): { readonly reached: Promise<void>; readonly reach: () => void } {
   let reach = (): void => {};
   const reached = new Promise<void>((resolve) => {
@@ -86,14 +75,8 @@ describe.each(modes)('%s', (mode) => {
       });
       const call = (n: number): (RankResult | undefined)[] => results.map((all) => all[n]);
       check(one, inputs, call(0));
-      check(one, rowsOfCall(inputs, 1), call(1), planWithout(inputs, 2));
-      const active = without(2).map((lost) => 1 - lost);
-      check(
-        one,
-        rowsOfCall(inputs, 2),
-        call(2),
-        planMoe(inputs.routing, inputs.map, inputs.form, { activeRanks: active }),
-      );
+      check(one, rowsOfCall(inputs, 1), call(1), planWithout(inputs, { absent: [2] }));
+      check(one, rowsOfCall(inputs, 2), call(2), planWithout(inputs, { leftOut: [2] }));
     },
   );
 
@@ -136,7 +119,7 @@ describe.each(modes)('%s', (mode) => {
       one,
       inputs,
       results.map((all) => all[1]),
-      planWithout(inputs, 1),
+      planWithout(inputs, { absent: [1] }),
     );
   });
 
@@ -219,10 +202,9 @@ describe.each(modes)('%s', (mode) => {
         one,
         inputs,
         results.map((all) => all[1]),
-        planWithout(inputs, late),
+        planWithout(inputs, { absent: [late] }),
       );
-      const active = without(late).map((lost) => 1 - lost);
-      const plan = planMoe(inputs.routing, inputs.map, inputs.form, { activeRanks: active });
+      const plan = planWithout(inputs, { leftOut: [late] });
       for (let call = 2; call < 32; call++)
         check(
           one,
@@ -254,7 +236,7 @@ describe.each(modes)('%s', (mode) => {
         return [];
       }
       const { lostRanks } = await buffer.combine(y, handle, { timeoutMs: 1000 });
-      expect([...lostRanks]).toEqual([...without(late)]);
+      expect([...lostRanks]).toEqual([...maskOf(worldSize, [late])]);
       const all: RankResult[] = [await runCall(buffer, one, inputs, { timeoutMs: 5000 })];
       if (--left === 0) go();
       await written;
@@ -262,8 +244,7 @@ describe.each(modes)('%s', (mode) => {
         all.push(await runCall(buffer, one, rowsOfCall(inputs, call), { timeoutMs: 5000 }));
       return all;
     });
-    const activeRanks = without(late).map((lost) => 1 - lost);
-    const plan = planMoe(inputs.routing, inputs.map, inputs.form, { activeRanks });
+    const plan = planWithout(inputs, { leftOut: [late] });
     for (let call = 0; call < 4; call++)
       check(
         one,

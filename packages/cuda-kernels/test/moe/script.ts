@@ -3,6 +3,7 @@ import { rankTopk } from '@ep/plan/moe';
 import { expect } from 'vitest';
 import { check, inputsOf, type MoeCase, optionsOf, type RankResult, rowsOfCall } from './case.js';
 import { type CommandedRank, CommandedWorld, type RankKind } from './commanded.js';
+import type { Way } from './programs/openers.mjs';
 
 export const worldSize = 4;
 export const caseOf = (mode: MoeCase['mode']): MoeCase => ({
@@ -18,37 +19,48 @@ export const caseOf = (mode: MoeCase['mode']): MoeCase => ({
   options: { timeoutMs: 15_000 },
 });
 
-/** What the tests tell ranks about one case. */
-export function script(mode: MoeCase['mode'], kind: RankKind) {
-  const one = caseOf(mode);
+/** Who is told: a rank of the world, or of a later one of fewer ranks. */
+export type Told = Pick<CommandedRank, 'rank' | 'tell'>;
+
+export const script = (mode: MoeCase['mode'], kind: RankKind) => scriptOf(caseOf(mode), kind);
+
+/** What the tests tell ranks about one case, with f32 rows. */
+export function scriptOf(one: MoeCase, kind: RankKind, way: Way = 'shm') {
   const inputs = inputsOf(one);
   const options = optionsOf(one, inputs);
-  const { hidden, seed, topK } = one;
-  const dispatch = (of: CommandedRank, call: number, more: object = {}) => {
+  const { hidden, seed, topK, hook = false } = one;
+  const dispatch = (of: Told, call: number, more: object = {}) => {
     const { x, routing } = rowsOfCall(inputs, call);
-    return of.tell<Uint8Array>('dispatch', { x: x[of.rank], hidden, choices: rankTopk(routing, of.rank), ...more });
+    return of.tell<Uint8Array>('dispatch', {
+      x: x[of.rank],
+      hidden,
+      choices: rankTopk(routing, of.rank),
+      hook,
+      ...more,
+    });
   };
-  const combine = (of: CommandedRank, more: object = {}) => {
+  const combine = (of: Told, more: object = {}) => {
     const { tokenOffsets } = inputs.routing;
     const weights = inputs.weights.slice(tokenOffsets[of.rank]! * topK, tokenOffsets[of.rank + 1]! * topK);
-    return of.tell<RankResult>('combine', { hidden, seed, weights, ...more });
+    return of.tell<RankResult>('combine', { hidden, seed, weights, hook, ...more });
   };
-  const call = async (ranks: readonly CommandedRank[], number: number) => {
+  const call = async (ranks: readonly Told[], number: number) => {
     await Promise.all(ranks.map((of) => dispatch(of, number)));
     return Promise.all(ranks.map((of) => combine(of)));
   };
   return {
+    inputs,
     options,
     dispatch,
     combine,
     call,
     open: async (): Promise<CommandedWorld> => {
-      const world = new CommandedWorld(kind, worldSize);
-      await Promise.all(world.ranks.map((of) => of.tell('open', { options })));
+      const world = new CommandedWorld(kind, one.worldSize);
+      await Promise.all(world.ranks.map((of) => of.tell('open', { options, way })));
       return world;
     },
     /** A call of all ranks, bit by bit as the oracle has it. */
-    complete: async ({ ranks }: CommandedWorld, number: number) =>
+    complete: async ({ ranks }: { readonly ranks: readonly Told[] }, number: number) =>
       check(one, rowsOfCall(inputs, number), await call(ranks, number)),
     /** The second half of one. */
     finish: async ({ ranks }: CommandedWorld, number: number) =>
@@ -71,5 +83,5 @@ export function script(mode: MoeCase['mode'], kind: RankKind) {
   };
 }
 
-export const closeAll = ({ ranks }: CommandedWorld): Promise<unknown> =>
+export const closeAll = ({ ranks }: { readonly ranks: readonly Told[] }): Promise<unknown> =>
   Promise.all(ranks.map((of) => of.tell('close')));

@@ -2,10 +2,21 @@
  * Mode, payload, transport, executor, hook, cached layout, alignment and a failed rank against the oracle, bit by bit: each value of each at least once by default, the
  * whole product by EP_TEST_FULL=1. Placement is deterministic in every case: rows are compared one by one.
  */
-import { type MoePlan, mapExperts, planMoe, rankTopk, routingOfRanks, withLostRanks } from '@ep/plan/moe';
+import { type MoePlan, mapExperts, planMoe, withLostRanks } from '@ep/plan/moe';
 import { describe, expect, it } from 'vitest';
 import type { DispatchTransport, MoeBuffer, MoeBufferOptions } from '../../src/index.js';
-import { check, type Inputs, inputsOf, type MoeCase, openFor, type RankResult, rowsOfCall, runCall } from './case.js';
+import {
+  check,
+  type Inputs,
+  inputsOf,
+  type MoeCase,
+  maskOf,
+  openFor,
+  planWithout,
+  type RankResult,
+  rowsOfCall,
+  runCall,
+} from './case.js';
 import { onRanks, type WorldTransport } from './world.js';
 
 const full = process.env.EP_TEST_FULL === '1';
@@ -21,6 +32,8 @@ const payloads: readonly Pick<MoeBufferOptions, 'dtype' | 'payload' | 'combinePa
   { dtype: 'f32', payload: 'f8e4m3+ue8m0' },
   { dtype: 'bf16', combinePayload: 'logfmt10' },
 ];
+/** Over which a rank that closes its transport is missed at once. */
+const mourning: readonly WorldTransport[] = ['shm', 'ibgda', 'shm+ibgda'];
 const transports: readonly WorldTransport[] = ['shm', 'hostile', 'ibgda', 'efa', 'shm+ibgda', 'shm+efa'];
 const executors: readonly Pick<MoeBufferOptions, 'blocks' | 'executor'>[] = [
   {},
@@ -66,18 +79,18 @@ function* small(): Generator<Cell> {
         yield { form, payload: next(payloads), transport, executor: {}, repeat, failure: 'none' };
     for (const failure of failures.slice(1)) {
       for (const repeat of repeats) {
-        const transport = failure === 'dead' ? 'shm' : next(transports);
+        const transport = next(failure === 'dead' ? mourning : transports);
         yield { form, payload: next(payloads), transport, executor: next(executors), repeat, failure };
       }
     }
   }
 }
 
-/** Low latency has no layouts; how a death is seen is a matter of transports, of which shared memory stands for all; and over EFA nobody is given up. */
+/** Low latency has no layouts. Over EFA nobody is given up, and a hostile engine reports no death: dead.test.ts has ranks that are killed, over EFA too. */
 const possible = ({ form, repeat, transport, failure }: Cell): boolean =>
   !(form[0] === 'low-latency' && repeat.startsWith('cached')) &&
-  !(failure === 'dead' && transport !== 'shm') &&
-  !(failure === 'absent' && transport.endsWith('efa'));
+  !(failure === 'dead' && transport === 'hostile') &&
+  !((failure === 'absent' || failure === 'dead') && transport.endsWith('efa'));
 
 function nameOf({ form, payload, transport, executor, repeat, failure }: Cell): string {
   const travels = [
@@ -102,18 +115,12 @@ const map = mapExperts({
 const GIVE_UP_MS = full ? 600 : 1500;
 
 /** What the calls after the first come to. */
-function planAfter({ failure, repeat }: Cell, { routing, map, form }: Inputs): MoePlan {
-  const whole = planMoe(routing, map, form);
+function planAfter({ failure, repeat }: Cell, inputs: Inputs): MoePlan {
+  const whole = planMoe(inputs.routing, inputs.map, inputs.form);
   if (failure === 'none') return whole;
-  const lost = Uint8Array.from({ length: worldSize }, (_, rank) => (rank === failed ? 1 : 0));
   // A layout keeps the places of who is gone.
-  if (repeat.startsWith('cached')) return withLostRanks(whole, lost);
-  const activeRanks = lost.map((gone) => 1 - gone);
-  if (failure === 'left out') return planMoe(routing, map, form, { activeRanks });
-  // Nobody knows the counts of a rank that did not come; and those that it would have served were sent there.
-  const choices = Array.from({ length: worldSize }, (_, rank) => rankTopk(routing, rank));
-  const came = choices.map((of, rank) => (rank === failed ? of.map(() => -1) : of));
-  return withLostRanks(planMoe(routingOfRanks(routing.experts, routing.topK, came), map, form), lost);
+  if (repeat.startsWith('cached')) return withLostRanks(whole, maskOf(worldSize, [failed]));
+  return planWithout(inputs, failure === 'left out' ? { leftOut: [failed] } : { absent: [failed] });
 }
 
 async function run(cell: Cell): Promise<void> {

@@ -1,43 +1,32 @@
 /** Ranks of one thread, over whatever transport: kernels run on threads of their own, so nobody blocks anybody. */
 
 import { hostile } from '@ep/conformance/hostile';
-import { byCapability, compose, type Member, memoryStore, prefixStore, type Rank } from '@ep/core';
-import { efaGda } from '@ep/efa-gda';
-import { ibgda } from '@ep/ibgda';
-import { nvshmem } from '@ep/nvshmem';
+import { type Member, memoryStore, type OpenOptions, type Rank } from '@ep/core';
 import type { DispatchTransport } from '../../src/index.js';
+import { openers as ways } from './programs/openers.mjs';
 
 const limits = { signal: new AbortController().signal, timeoutMs: 60_000 };
 
-/** Shared memory within a node of two ranks, a NIC between nodes. */
-async function openMixed(nic: typeof ibgda.soft | typeof efaGda.soft, member: Member): Promise<DispatchTransport> {
-  const of = (name: string): Member => ({ ...member, store: prefixStore(member.store, name) });
-  const shm = await nvshmem.shm.open(of('shm'), limits);
-  const far = await nic.open(of('nic'), limits);
-  return compose([shm, far], byCapability(Array.from({ length: member.worldSize }, (_, rank) => Math.floor(rank / 2))));
-}
-
 const openers = {
-  shm: (member: Member): Promise<DispatchTransport> => nvshmem.shm.open(member, limits),
-  ibgda: (member: Member): Promise<DispatchTransport> => ibgda.soft.open(member, limits),
-  efa: (member: Member): Promise<DispatchTransport> => efaGda.soft.open(member, limits),
-  'shm+ibgda': (member: Member): Promise<DispatchTransport> => openMixed(ibgda.soft, member),
-  'shm+efa': (member: Member): Promise<DispatchTransport> => openMixed(efaGda.soft, member),
-  hostile: (member: Member): Promise<DispatchTransport> =>
-    hostile.open(member, { ...limits, config: { seed: 5, maxDelayUs: 100 } }),
+  ...ways,
+  hostile: (member: Member, options: OpenOptions): Promise<DispatchTransport> =>
+    hostile.open(member, { ...options, config: { seed: 5, maxDelayUs: 100 } }),
 } as const;
 
 export type WorldTransport = keyof typeof openers;
 
-/** Runs `body` on every rank and closes what it opened. The first failure of a rank is thrown when all have ended. */
+/** Runs `body` on every rank and closes what it opened. The first failure of a rank is thrown when all have ended. `configOf`: for ways of one transport. */
 export async function onRanks<T>(
   worldSize: number,
   name: WorldTransport,
   body: (transport: DispatchTransport) => Promise<T>,
+  configOf: (rank: Rank) => object | undefined = () => undefined,
 ): Promise<T[]> {
   const store = memoryStore();
   const run = async (rank: Rank): Promise<T> => {
-    const transport = await openers[name]({ rank, worldSize, store: store.handle() });
+    const config = configOf(rank);
+    const options = { ...limits, ...(config && { config }) };
+    const transport = await openers[name]({ rank, worldSize, store: store.handle() }, options);
     try {
       return await body(transport);
     } finally {

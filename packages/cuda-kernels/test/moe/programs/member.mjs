@@ -1,10 +1,11 @@
 /** A rank that does what it is told: a process, or a worker thread. Rows are f32, so that what experts make of them needs no cast. */
 import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
 import { isMainThread, parentPort, workerData } from 'node:worker_threads';
-import { openFileStore, tensor } from '@ep/core';
+import { openFileStore, prefixStore, tensor } from '@ep/core';
 import { joinMoeBuffer, openMoeBuffer } from '@ep/cuda-kernels';
 import { native } from '@ep/native';
 import { nvshmem } from '@ep/nvshmem';
+import { openers } from './openers.mjs';
 
 const { rank, worldSize, storePath } = isMainThread ? JSON.parse(process.env.EP_TEST_RANK) : workerData;
 const send = (message) => (isMainThread ? process.send(message) : parentPort.postMessage(message));
@@ -33,8 +34,15 @@ const linkOf = (fd) => {
 };
 
 const commands = {
-  open: async ({ options }) => {
-    transport = await nvshmem.shm.open({ rank, worldSize, store }, limits(20_000));
+  open: async ({ options, way = 'shm' }) => {
+    transport = await openers[way]({ rank, worldSize, store }, limits(20_000));
+    buffer = await openMoeBuffer(transport, options);
+  },
+  /** A world of those that are left, after one that has ended. */
+  openAgain: async ({ options, way, rank, worldSize, name }) => {
+    await buffer.close();
+    await transport.close();
+    transport = await openers[way]({ rank, worldSize, store: prefixStore(store, name) }, limits(20_000));
     buffer = await openMoeBuffer(transport, options);
   },
   rejoin: async ({ timeoutMs = 20_000, config }) => {
@@ -50,8 +58,11 @@ const commands = {
     await transport.readmit({ store, joining, timeoutMs, ...(without && { without }) });
   },
   update: async ({ timeoutMs = 20_000 }) => [...(await buffer.updateMembers({ timeoutMs }))],
-  dispatch: async ({ x, hidden, choices, options }) => {
-    const of = await buffer.dispatch(tensor('f32', [x.length / hidden, hidden], x), choices, options);
+  dispatch: async ({ x, hidden, choices, options, hook = false }) => {
+    const rows = tensor('f32', [x.length / hidden, hidden], x);
+    const of = hook
+      ? await (await buffer.dispatchSend(rows, choices, options)).receive(options)
+      : await buffer.dispatch(rows, choices, options);
     received = {
       of,
       rows: rowsOf(of, hidden),
@@ -64,11 +75,13 @@ const commands = {
     };
     return received.lostRanks;
   },
-  combine: async ({ hidden, seed, weights, options }) => {
+  combine: async ({ hidden, seed, weights, options, hook = false }) => {
     const { of, ...kept } = received;
     const y = kept.rows.map((value, i) => (value + 1) * (((i + seed + rank) % 13) - 6.25));
     const back = tensor('f32', [y.length / hidden, hidden], y);
-    const combined = await buffer.combine(back, of.handle, { ...options, weights });
+    const combined = hook
+      ? await (await buffer.combineSend(back, of.handle, { ...options, weights })).receive(options)
+      : await buffer.combine(back, of.handle, { ...options, weights });
     return { received: kept, y, combined: combined.y.data.slice(), combinedLost: combined.lostRanks };
   },
   losses: async () => [...buffer.losses],
@@ -95,10 +108,9 @@ async function obey({ id, name, args }) {
     else if (name === 'close') parentPort.close();
   } catch (error) {
     const { code, message, context } = error;
-    send({
-      id,
-      error: { code, message: `rank ${rank}: ${message}`, ranks: context?.lost ?? context?.awaited ?? context?.ranks },
-    });
+    const named = context?.rank === undefined ? undefined : [context.rank];
+    const ranks = context?.lost ?? context?.awaited ?? context?.ranks ?? named;
+    send({ id, error: { code, message: `rank ${rank}: ${message}`, ranks } });
   }
 }
 
