@@ -74,7 +74,7 @@ template <class Job> outcome run_job(Job& job, const std::atomic<uint32_t>& canc
   });
   const bool broken = after.status != EP_STATUS_OK && after.stage == EP_STAGE_NIC && after.rank >= 0;
   const bool own = broken && (moe_own_nic(after) || (ranks[after.rank] == 0 && job.memory->own_fault(after.found)));
-  if (own && after.status == EP_STATUS_PEER_LOST) after = {EP_STATUS_SYSTEM, after.rank, EP_STAGE_NIC, 0, 0, 0};
+  if (own && !moe_own_nic(after)) after = {EP_STATUS_SYSTEM, after.rank, EP_STAGE_NIC, 0, 0, 0};
   const bool broken_pair = broken && !own && moe_leaves_out(job.buffer.memory);
   if (broken_pair && ranks[after.rank] == 0) ranks[after.rank] = EP_MOE_RANK_LEAVES;
   const ep_kernel_status& said = job.status.status != EP_STATUS_OK || broken_pair ? job.status : after;

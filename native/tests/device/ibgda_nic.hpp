@@ -74,6 +74,7 @@ struct test_queue {
   uint64_t doorbells = 0;
   uint32_t silent_from = UINT32_MAX; // this WQE and later ones find no peer
   uint32_t refused_from = UINT32_MAX; // this NIC lets nobody read the sources of this WQE and later ones
+  uint32_t slow = 0;                 // points of the scheduler that it lets pass before it takes what has been posted
   ep_wake_word* wake = nullptr;      // of the peer: notified after each message
 };
 
@@ -95,7 +96,10 @@ class test_nic {
 
   // Executes what is posted to one queue, or to all of them, until the context ends its waits.
   template <class Ctx> void serve(Ctx& ctx, test_queue& queue) {
-    while (ctx.wait_for(news{queue}, 0, -1, 0, nullptr)) drain(ctx, queue);
+    while (ctx.wait_for(news{queue}, 0, -1, 0, nullptr)) {
+      for (uint32_t i = 0; i < queue.slow; ++i) ctx.point();
+      drain(ctx, queue);
+    }
   }
   template <class Ctx> void serve_all(Ctx& ctx) {
     std::vector<test_queue*> all;

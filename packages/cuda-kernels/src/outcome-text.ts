@@ -26,7 +26,7 @@ const bits = (word: bigint, shift: number, width: number): bigint => BigInt.asUi
 
 function brokenPairText({ rank, expected, found }: Outcome): string {
   if (found === 0n)
-    return `this rank's own NIC reaches nobody, rank ${rank} for one: its port is down, or the device has failed`;
+    return `this rank's own NIC reaches nobody, rank ${rank} for one: its port is down, it has refused an earlier request, or the device has failed`;
   const pair = `queue pair ${hex(bits(found, EP_NIC_FOUND_QPN, 24))} to rank ${rank}`;
   const index = bits(found, EP_NIC_FOUND_INDEX, 16);
   const syndrome = bits(found, EP_NIC_FOUND_SYNDROME, 8);

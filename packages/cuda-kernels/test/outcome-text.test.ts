@@ -28,7 +28,7 @@ test('a broken queue pair is named with its WQE, syndrome and remote address', (
 
 test('a NIC that reaches nobody blames no peer', () => {
   expect(outcomeText(outcome(6, 0n, 0n), 'ended')).toBe(
-    "this rank's own NIC reaches nobody, rank 3 for one: its port is down, or the device has failed",
+    "this rank's own NIC reaches nobody, rank 3 for one: its port is down, it has refused an earlier request, or the device has failed",
   );
 });
 

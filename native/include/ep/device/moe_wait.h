@@ -133,7 +133,7 @@ template <class Ctx> EP_HD void moe_give_up(Ctx& ctx, const moe_view& at, int32_
   const bool own = missing && moe_own_fault(ctx, at, rank, why);
   const bool goes_on = missing && !own && moe_leaves_out(at.buffer.memory);
   if (own) {
-    const bool refused = why.stage == EP_STAGE_NIC && why.status == EP_STATUS_SYSTEM;
+    const bool refused = moe_own_nic(why); /* else what the NIC has told last is of a request that was flushed, and of no use */
     ctx.fail(at.status(), EP_STATUS_SYSTEM, why.rank, EP_STAGE_NIC, refused ? why.expected : 0, refused ? why.found : 0);
   } else if (!goes_on) {
     ctx.fail(at.status(), why.status, why.rank, why.stage, why.expected, why.found);
