@@ -3,23 +3,26 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { openFileStore } from '@ep/core';
-import { type IbgdaTransport, ibgda, type SoftIbgdaConfig } from '../src/index.js';
+import { type DeviceIbgdaConfig, type IbgdaTransport, ibgda, type SoftIbgdaConfig } from '../src/index.js';
 
 export interface Pair {
   readonly transports: readonly [IbgdaTransport, IbgdaTransport];
   close(): Promise<void>;
 }
 
+type Config = SoftIbgdaConfig & DeviceIbgdaConfig;
+
 /** Opens both; a list gives each rank a configuration of its own. */
 export async function openPair(
-  config: SoftIbgdaConfig | readonly [SoftIbgdaConfig, SoftIbgdaConfig] = {},
+  config: Config | readonly [Config, Config] = {},
+  provider: typeof ibgda.soft | typeof ibgda.hardware = ibgda.soft,
 ): Promise<Pair> {
   const folder = mkdtempSync(join(tmpdir(), 'ep-ibgda-'));
   const configs = Array.isArray(config) ? config : [config, config];
   const stores = await Promise.all([0, 1].map(() => openFileStore(join(folder, 'store'))));
   const opened = await Promise.allSettled(
     stores.map((store, rank) =>
-      ibgda.soft.open(
+      provider.open(
         { rank, worldSize: 2, store },
         { signal: new AbortController().signal, config: { timeoutMs: 20_000, ...configs[rank] } },
       ),
