@@ -64,6 +64,7 @@ result<std::unique_ptr<rank_queues>> rank_queues::create(open_port port, const q
   made->kernels_.count = options.qps_per_peer - options.host_qps;
   made->host_.first = made->kernels_.count;
   made->host_.count = options.host_qps;
+  made->pairs_.assign(made->pair_count(), {});
   if (made->options_.active_qps == 0) made->options_.active_qps = made->kernels_.count;
   if (auto read = made->read_capabilities(); !read.ok()) return read.why();
   uint32_t random = 0;
@@ -72,7 +73,6 @@ result<std::unique_ptr<rank_queues>> rank_queues::create(open_port port, const q
   auto pd = made->device().alloc_pd();
   if (!pd.ok()) return during("protection domain", pd.why());
   made->pd_ = pd.value();
-  made->pairs_.assign(made->pair_count(), {});
   if (auto built = made->build_kernels(sources); !built.ok()) return built.why();
   if (options.host_qps != 0) {
     if (auto built = made->build(made->host_, *made->host_source_); !built.ok()) return during("queue pairs of the host", built.why());

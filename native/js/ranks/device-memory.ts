@@ -54,7 +54,11 @@ export interface DeviceReach {
   /** What peers must know of it besides its handle. */
   readonly describe: (memory: NativeGpuSymmetricMemory) => Uint8Array;
   /** Given what all ranks said, by rank. */
-  readonly connect: (memory: NativeGpuSymmetricMemory, handles: Uint8Array, descriptions: readonly Uint8Array[]) => void;
+  readonly connect: (
+    memory: NativeGpuSymmetricMemory,
+    handles: Uint8Array,
+    descriptions: readonly Uint8Array[],
+  ) => void;
   /** It goes away. */
   readonly release: (memory: NativeGpuSymmetricMemory) => void;
 }

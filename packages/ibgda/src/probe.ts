@@ -61,7 +61,8 @@ export function nicOptions(backing: IbgdaBacking, config: ResolvedIbgdaConfig): 
 function gpuLibrary(device: number): NativeGpuLibrary {
   const { library, devices } = openGpus();
   const unusable = devices[device]?.unusable;
-  if (unusable !== undefined) throw new EpError('EP_UNAVAILABLE', `GPU ${device}: ${unusable}`, { context: { device } });
+  if (unusable !== undefined)
+    throw new EpError('EP_UNAVAILABLE', `GPU ${device}: ${unusable}`, { context: { device } });
   return library;
 }
 

@@ -135,7 +135,9 @@ test('a software NIC has its rings in host memory, and says why not elsewhere', 
     await pair.close();
   }
   const probe = await ibgda.soft.probe({ device: 0, controlMemory: ['gpu'], libraries: { cuda } });
-  expect(reason(probe)).toMatch(/no place for the queues of kernels on GPU 0: GPU memory by address: a software NIC reads/);
+  expect(reason(probe)).toMatch(
+    /no place for the queues of kernels on GPU 0: GPU memory by address: a software NIC reads/,
+  );
 });
 
 test('a GPU or a driver that is not there', async () => {

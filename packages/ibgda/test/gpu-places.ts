@@ -1,7 +1,8 @@
 /** Stand-ins for CUDA: its driver, and the kernels' library. Import this before anything opens GPUs. */
 import { fileURLToPath } from 'node:url';
 
-const built = (name: string): string => fileURLToPath(new URL(`../../../native/build/Release/${name}`, import.meta.url));
+const built = (name: string): string =>
+  fileURLToPath(new URL(`../../../native/build/Release/${name}`, import.meta.url));
 
 process.env.EP_CUDA_PATH = built('libep_cuda_host.so');
 

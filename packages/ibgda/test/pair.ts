@@ -3,6 +3,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { openFileStore } from '@ep/core';
+import type { RankMemory } from '@ep/native/ranks';
 import { type DeviceIbgdaConfig, type IbgdaTransport, ibgda, type SoftIbgdaConfig } from '../src/index.js';
 
 export interface Pair {
@@ -48,7 +49,7 @@ export async function openPair(
 export async function openSides(pair: Pair, byteLength = 4096, signalSlots = 8) {
   const [a, b] = await Promise.all(
     pair.transports.map(async (transport) => {
-      const memory = await transport.allocate({ byteLength, signalSlots });
+      const memory = (await transport.allocate({ byteLength, signalSlots })) as RankMemory;
       const endpoint = await transport.connect(1 - transport.rank);
       return { transport, memory, endpoint, peer: 1 - transport.rank };
     }),

@@ -34,7 +34,9 @@ export interface GpuReach {
 /** By PCI address; none where kernels cannot run on GPUs. */
 function ordinals(): ReadonlyMap<string, number> {
   try {
-    return new Map(openGpus().devices.flatMap(({ pci, unusable }, device) => (unusable === undefined ? [[pci, device]] : [])));
+    return new Map(
+      openGpus().devices.flatMap(({ pci, unusable }, device) => (unusable === undefined ? [[pci, device]] : [])),
+    );
   } catch {
     return new Map();
   }
