@@ -59,7 +59,7 @@ export class CudaTransport extends Resource implements Transport<Need> {
     this.deviceIndex = config.device;
     this.#copier = new GpuCopier(init.library, config.device);
     this.#host = this.children.add(
-      new ShmTransport({ rank, worldSize, context, liveness, world, controls, round, facts: '', config }),
+      new ShmTransport({ rank, worldSize, context, liveness, world, controls, round, facts: '', isNew: false, config }),
     );
     this.capabilities = cudaCapabilities();
     this.world = world;
