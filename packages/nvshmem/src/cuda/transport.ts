@@ -28,7 +28,7 @@ import { ShmTransport, type ShmTransportInit } from '../transport.js';
 import type { ResolvedCudaConfig } from './config.js';
 import { cudaCapabilities } from './probe.js';
 
-export interface CudaTransportInit extends Omit<ShmTransportInit, 'config' | 'facts'> {
+export interface CudaTransportInit extends Omit<ShmTransportInit, 'config' | 'facts' | 'isNew'> {
   readonly library: NativeGpuLibrary;
   readonly config: ResolvedCudaConfig;
 }
