@@ -8,6 +8,8 @@ import { fullPlan, randomPlan } from '../attention/plans.mjs';
 import { coreAttention } from './attention.mjs';
 import { collectiveScenarios } from './collectives.mjs';
 import { experts, refusedExperts } from './experts.mjs';
+import { messageScenarios } from './messages.mjs';
+import { nicScenarios } from './nic.mjs';
 import { recovery } from './recovery.mjs';
 import { allRows, expectSame, place, storageOf } from './tensors.mjs';
 
@@ -285,4 +287,6 @@ export const scenarios = {
   refusedExperts,
   ...recovery,
   ...collectiveScenarios,
+  ...messageScenarios,
+  ...nicScenarios,
 };
