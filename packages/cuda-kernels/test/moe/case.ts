@@ -343,6 +343,10 @@ export async function runCase(
     const buffer = await openFor(transport, one, inputs);
     const all: RankResult[] = [];
     for (let call = 0; call < calls; call++) all.push(await runCall(buffer, one, rowsOfCall(inputs, call)));
+    const came = Array.from({ length: buffer.localExperts }, (_, expert) =>
+      all.reduce((sum, { received }) => sum + received.counts[expert]!, 0),
+    );
+    expect([...buffer.totals()].map(Number), `rank ${buffer.rank}: totals`).toEqual(came);
     await buffer.close();
     return all;
   });
