@@ -2,12 +2,12 @@
 import { type HostileConfig, type HostileTransport, hostile } from '@ep/conformance/hostile';
 import { CloseScope, memoryStore, type Store, type Transport } from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
-import { nvshmem } from '@ep/nvshmem';
+import { type FabricConfig, nvshmem } from '@ep/nvshmem';
 import { openHost } from '../../src/backends.js';
 import type { EngineCall, EngineEnd, GroupEngine, MembershipCall, MembershipEnd, OpKind } from '../../src/engine.js';
 import { openPortableEngine } from '../../src/portable/engine.js';
 
-export type Kind = 'hostile' | 'shm' | 'efa';
+export type Kind = 'hostile' | 'shm' | 'efa' | 'fabric';
 
 export interface WorldOptions {
   readonly kind?: Kind;
@@ -25,6 +25,9 @@ export interface WorldOptions {
   /** What each rank's engine gets in the place of its transport. */
   readonly wrap?: (transport: Transport<'bundled' | 'add'>, rank: number) => Transport<'bundled' | 'add'>;
 }
+
+/** Where libfabric is. */
+export const LOOPBACK: FabricConfig = { provider: 'tcp;ofi_rxm', address: '127.0.0.1' };
 
 /** Small enough that a few hundred elements are many chunks. */
 export const SMALL_STAGING = 2 ** 16;
@@ -65,6 +68,7 @@ export class World implements AsyncDisposable {
         const member = { rank, worldSize: size, store };
         const config = { maxDelayUs: 100, ...options.hostile };
         if (kind === 'shm') return scope.add(await nvshmem.shm.open(member, { signal }));
+        if (kind === 'fabric') return scope.add(await nvshmem.fabric.open(member, { signal, config: LOOPBACK }));
         if (kind === 'efa') return scope.add(await efaGda.soft.open(member, { signal }));
         return scope.add(await hostile.open(member, { signal, config }));
       }),
