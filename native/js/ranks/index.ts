@@ -23,7 +23,7 @@ export { type NicNetwork, type NicNetworkConfig, resolveNetwork } from './networ
 export { NicEndpoint, type NicEndpointInit, type NicRequests, type PostedRequest } from './nic-endpoint.js';
 export { checkLimits, nativeTimeout, runWait, waitError, withClosing } from './outcome.js';
 export { checkOver, type Over, refuseOver } from './over.js';
-export { renewMemory } from './renew.js';
+export { inheritMemory, renewMemory } from './renew.js';
 export { checkSameSize, type SignalWords, signalWords } from './requests.js';
 export {
   checkSecret,

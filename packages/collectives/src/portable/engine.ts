@@ -20,12 +20,11 @@
  *   an object each.
  */
 import { checkInteger, formatRanks, invalid } from '@ep/core';
-import type { GroupEngine } from '../engine.js';
 import { arenaOf } from './arena.js';
 import { PortableEngine } from './group.js';
 import { HostLevel } from './host-level.js';
 import { layOut } from './layout.js';
-import { agreeOnSection, READY, readyKey } from './meeting.js';
+import { agreeOnSection, readyKey, readyWord } from './meeting.js';
 import { type PortableEngineOptions, WHERE } from './options.js';
 import { Placement } from './placement.js';
 
@@ -50,10 +49,10 @@ function checkMembers({ transport, ranks, rank }: PortableEngineOptions): void {
  * Resolves when the members have agreed on a section of the arena, for which only rank 0 of the group is awaited; peers are connected to in the background. Rejects
  * with `EP_INVALID_ARGUMENT`, `EP_CAPACITY` (no section is free, or too little staging), `EP_TIMEOUT`, or what the transport or the store throw.
  */
-export async function openPortableEngine(options: PortableEngineOptions): Promise<GroupEngine> {
+export async function openPortableEngine(options: PortableEngineOptions): Promise<PortableEngine> {
   checkMembers(options);
-  const { transport, store, name, rank, timeoutMs, signal, stagingBytes, maxGroups } = options;
-  const arena = await arenaOf({ transport, store, timeoutMs, signal, stagingBytes, maxGroups });
+  const { transport, store, name, rank, timeoutMs, signal, stagingBytes, maxGroups, joins = false } = options;
+  const arena = await arenaOf({ transport, store, timeoutMs, signal, stagingBytes, maxGroups, joins });
   layOut(arena.sectionBytes, options.ranks.length);
   const key = arena.keyOf(name, options.ranks);
   const section = await agreeOnSection(arena, key, options);
@@ -62,7 +61,7 @@ export async function openPortableEngine(options: PortableEngineOptions): Promis
   const host = opened && new HostLevel(placement, opened);
   const engine = new PortableEngine({ options, arena, section, key, placement, host });
   // HAZARD: after the constructor, which reads the words that count from now on; nobody writes to this rank before.
-  await store.set(readyKey(key, rank), READY);
+  await store.set(readyKey(key, rank), readyWord(transport.succession?.lifeOf(transport.rank) ?? ''));
   engine.begin();
   return engine;
 }

@@ -1,7 +1,9 @@
 /** The engine of one group on one rank: its channels, and what is told over them. */
 import { setTimeout } from 'node:timers/promises';
 import { createStorage, type DType, EpError, isEpError, linkSignals, Resource, type Storage } from '@ep/core';
+import type { Freight } from '../device/freight.js';
 import type {
+  Data,
   Elastic,
   EngineCall,
   EngineEnd,
@@ -40,6 +42,7 @@ import { goesInTwoLevels, TwoLevelPlan } from './two-levels.js';
 const LONGEST_DRAIN_MS = 5000;
 const OUT_DETAIL = 'the members go on without it';
 const OUTSIDE_DETAIL = 'it takes no part yet';
+const REPLACED_DETAIL = 'it is gone, and another process comes in its place';
 
 /** False where it takes longer; nobody hears what becomes of it then. */
 async function inTime(work: Promise<void>, ms: number): Promise<boolean> {
@@ -99,6 +102,7 @@ export class PortableEngine extends Resource implements GroupEngine {
   /** The last record that was told: what all are told is written once. */
   #told: { readonly record: ControlRecord; readonly bytes: Uint8Array } | undefined;
   #broken = false;
+  #stopListening: (() => void) | undefined;
   /** This rank is no member any more, but its transport works. */
   #out: EpError<'EP_EVICTED'> | undefined;
   /**
@@ -198,6 +202,11 @@ export class PortableEngine extends Resource implements GroupEngine {
   begin(): void {
     this.#links.stopped.addEventListener('abort', () => this.#cutOff(this.#closedError()), { once: true });
     this.closing.addEventListener('abort', () => this.#cutOff(this.#closedError()), { once: true });
+    const { transport, ranks } = this.#init.options;
+    // HAZARD: from then on nothing tells any more that the one before has died.
+    this.#stopListening = transport.succession?.onReplace((replaced) => {
+      for (const [peer, member] of ranks.entries()) if (replaced.includes(member)) this.#lose(peer, REPLACED_DETAIL);
+    });
     for (let peer = 0; peer < this.size; peer++) {
       this.#links.follow(peer);
       if (this.#membership.isGone(peer)) this.#links.explain(peer, OUTSIDE_DETAIL);
@@ -210,15 +219,20 @@ export class PortableEngine extends Resource implements GroupEngine {
     return this.#collectives.run(call);
   };
 
-  readonly send = async (call: SendCall): Promise<void> => {
+  readonly send = async (call: SendCall<Data>): Promise<void> => {
     this.checkOpen('send');
     await this.#messages.send(call);
   };
 
-  readonly recv = async (call: RecvCall): Promise<RecvEnd> => {
+  readonly recv = async (call: RecvCall<Data>): Promise<RecvEnd> => {
     this.checkOpen('recv');
     return this.#messages.recv(call);
   };
+
+  /** From now on messages are also of tensors on its GPU; it is closed after this engine. */
+  carry(freight: Freight): void {
+    this.#messages.carry(freight);
+  }
 
   readonly view = (): GroupView => {
     const { changes, active } = this.#membership;
@@ -260,6 +274,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       ),
     );
     await this.#links.stop();
+    this.#stopListening?.();
     await inTime(this.#comers.idle(), longestMs);
     await this.#init.host?.close();
     arena.users--;
@@ -275,7 +290,7 @@ export class PortableEngine extends Resource implements GroupEngine {
 
   async #giveBack(): Promise<void> {
     const { arena, section, options, key } = this.#init;
-    if (!(await arena.giveBack(section, this.size))) return;
+    if (!(await arena.giveBack(section, this.rank, this.size))) return;
     for (let rank = 0; rank < this.size; rank++) {
       await options.store.delete(readyKey(key, rank));
       await forget(options.store, key, rank);
@@ -383,6 +398,12 @@ export class PortableEngine extends Resource implements GroupEngine {
         break;
       case 'grant':
         this.#messages.onGrant(from, record.id);
+        break;
+      case 'piece':
+        this.#messages.onPiece(from, record);
+        break;
+      case 'taken':
+        this.#messages.onTaken(from, record.at);
         break;
       case 'cancel':
         this.#messages.onCancel(from, record);
