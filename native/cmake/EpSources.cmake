@@ -45,6 +45,7 @@ set(EP_CORE_SOURCES
   core/ibgda/commands.cpp
   core/ibgda/connect.cpp
   core/ibgda/control_memory.cpp
+  core/ibgda/control_places.cpp
   core/ibgda/device_choice.cpp
   core/ibgda/gid.cpp
   core/ibgda/gpu_memory.cpp
