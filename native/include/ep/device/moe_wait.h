@@ -224,7 +224,7 @@ template <class Endpoint> EP_HD uint64_t moe_next(const Endpoint& endpoint, cons
 
 /* Words that a signal has said are there, `apart` from each other: each(i, word), several loads in flight. */
 template <class Ctx, class Each> EP_HD void moe_each_word(Ctx& ctx, const uint64_t* words, uint32_t count, uint64_t apart, const Each& each) {
-  constexpr uint32_t in_flight = 8;
+  constexpr uint32_t in_flight = 16;
   for (uint32_t first = 0; first < count; first += in_flight) {
     uint64_t held[in_flight];
     for (uint32_t i = 0; i < in_flight; ++i) held[i] = first + i < count ? load_relaxed(ctx, &words[(first + i) * apart]) : 0;
@@ -321,12 +321,43 @@ EP_HD int32_t moe_debtor(const moe_view& at) {
   return -1;
 }
 
+/* The same by all lanes of a block, of which each warp looks at all ranks. */
+template <class Ctx> EP_HD int32_t moe_debtor(const block_coop<Ctx>& coop, const moe_view& at) {
+  if constexpr (Ctx::single_lane) {
+    return moe_debtor(at);
+  } else {
+    const uint32_t width = coop.ctx.warp_lanes();
+    const uint32_t bank = at.peer(at.self()).bank;
+    for (int32_t first = 0; first < at.world(); first += static_cast<int32_t>(width)) {
+      const int32_t rank = first + static_cast<int32_t>(coop.lane() % width);
+      const bool owes = rank < at.world() && (at.peer(rank).owed_rows != 0 || at.peer(rank).owed[bank] != 0);
+      const uint32_t all = coop.ctx.ballot(owes);
+      for (uint32_t lane = 0; all != 0; ++lane) {
+        if ((all >> lane & 1u) != 0) return first + static_cast<int32_t>(lane);
+      }
+    }
+    return -1;
+  }
+}
+
 /* At the end of a call, by one lane: where the bank is in debt, the slot's next call takes its results in the other one. */
 EP_HD void moe_leave_bank(const moe_view& at) {
   uint32_t& bank = at.peer(at.self()).bank;
   bool owed = false;
   for (int32_t rank = 0; rank < at.world(); ++rank) owed = owed || at.peer(rank).owed[bank] != 0;
   if (owed) bank = (bank + 1) % EP_MOE_BANKS;
+}
+
+/* The same by a warp. */
+template <class Ctx> EP_HD void moe_leave_bank(Ctx& ctx, const moe_view& at) {
+  if constexpr (Ctx::single_lane) {
+    moe_leave_bank(at);
+  } else {
+    uint32_t& bank = at.peer(at.self()).bank;
+    bool owed = false;
+    for (uint32_t rank = ctx.lane() % ctx.warp_lanes(); rank < static_cast<uint32_t>(at.world()); rank += ctx.warp_lanes()) owed = owed || at.peer(static_cast<int32_t>(rank)).owed[bank] != 0;
+    if (ctx.ballot(owed) != 0 && ctx.lane() % ctx.warp_lanes() == 0) bank = (bank + 1) % EP_MOE_BANKS;
+  }
 }
 
 /* Low latency: a rank with experts tells all others in combine, also those that it has no results for, since one may not know yet that the call is refused: without experts it hears
