@@ -138,7 +138,7 @@ template <class Number, class Ctx> EP_HD e4m3_part cast_part(Ctx& ctx, const vec
   const uint32_t lane = ctx.lane() % ctx.warp_lanes();
   const auto channel = [&](uint32_t c) { return static_cast<typename Number::carrier>(held[c / 8].word[c % 8 / 2] >> (c % 2 * 16)); };
   uint32_t largest = 0;
-  for (uint32_t c = 0; c < 16; ++c) {
+  EP_UNROLL for (uint32_t c = 0; c < 16; ++c) {
     const uint32_t bits = channel_magnitude<Number>(channel(c));
     largest = bits > largest ? bits : largest;
   }
@@ -149,7 +149,7 @@ template <class Number, class Ctx> EP_HD e4m3_part cast_part(Ctx& ctx, const vec
   const bool finite = largest < moe_infinity_bits;
   const e4m3_scale by = e4m3_scale_of(finite ? largest : 0, payload != EP_MOE_F8_F32);
   e4m3_part made{{}, finite ? detail::float_bits(by.scale) : 0x7fc00000u};
-  for (uint32_t c = 0; c < 16; c += 2) {
+  EP_UNROLL for (uint32_t c = 0; c < 16; c += 2) {
     const float low = detail::product(Number::load(channel(c)), by.inverse);
     const float high = detail::product(Number::load(channel(c + 1)), by.inverse);
     const uint32_t pair = finite ? number_e4m3::store_pair(low, high) : 0x7f7fu;
@@ -209,7 +209,7 @@ EP_HD void cast_row_lanes(Ctx& ctx, uint32_t warp, uint32_t warps, const void* s
  * The scope is a warp or a block: all its lanes call it, and its warps take the blocks of channels in turn. No lane may read `dst` before the scope's
  * next sync. */
 template <class Ctx, class Coop>
-EP_HD void moe_cast_row(Ctx& ctx, const Coop& coop, uint32_t dtype, const void* src, uint64_t hidden, uint32_t payload, void* dst) {
+EP_HD_SHARED void moe_cast_row(Ctx& ctx, const Coop& coop, uint32_t dtype, const void* src, uint64_t hidden, uint32_t payload, void* dst) {
 #if !defined(__CUDACC__)
   if constexpr (Coop::single) {
     ep_moe_cast_row(dtype, src, hidden, payload, dst);

@@ -4,7 +4,10 @@
  * ranks; then one put of count words to each rank. Receive half: awaits the counts of every source, and where puts are counted, as many as they announce; places
  * runs behind each other in the order of sources; copies rows out; grants the credit, so that the same slot may be written again.
  *
- * Rows of the rank itself go from x to the receive tensor, and never through the buffer. A source that does not come in time is in `ranks` afterwards, and none of its
+ * Where warps take rows (moe_by_warps) they stay with their source, which writes no more than headers to others: a receive half reads each of its rows there. Each row then crosses memory
+ * once on its way to the receive tensor. A source writes its rows anew only with the credit of all that read them.
+ *
+ * Elsewhere rows of the rank itself go from x to the receive tensor, and never through the buffer. A source that does not come in time is in `ranks` afterwards, and none of its
  * rows in the receive tensor, for any expert: that is decided once for all blocks, before anything is placed. */
 #ifndef EP_DEVICE_MOE_DISPATCH_H
 #define EP_DEVICE_MOE_DISPATCH_H
@@ -16,26 +19,28 @@ EP_MACHINE_BEGIN
 
 namespace detail {
 
-/* Rows by warps: to every place of a choice at another rank. */
+/* Where warps take rows: each row once to where others read it, and to them which of them they are to read. Pushed, all rows would cross memory twice more on their way to the receive tensor.
+ *
+ * HAZARD: whoever is late and given up may read them while a later call writes there. What it makes of such rows goes nowhere: results are those of the source, which has given it up. */
 template <class Ctx, class Endpoint>
-EP_HD void moe_spread_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
-  const ep_moe_buffer& buffer = at.buffer;
-  moe_send_tokens(ctx, coop, endpoint, at, args, [&](uint32_t token, uint32_t k, bool first) -> uint64_t {
-    const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
+EP_HD void moe_offer_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  moe_offer_tokens(ctx, coop, endpoint, at, args, at.offered(at.self()));
+  const auto choices = static_cast<uint32_t>(at.call.routing.tokens * at.buffer.top_k);
+  for (uint32_t choice = ctx.block() * ctx.lanes() + ctx.lane(); choice < choices; choice += ctx.blocks() * ctx.lanes()) {
     const int32_t p = at.replicas()[choice];
     const auto slot = static_cast<uint32_t>(at.slots()[choice]);
-    const int32_t rank = p < 0 ? at.self() : at.rank_of(p);
-    if (rank == at.self() || !moe_takes_part(ctx, at, rank)) return 0;
+    if (p < 0) continue;
+    const int32_t rank = at.rank_of(p);
+    if (!moe_takes_part(ctx, at, rank)) continue;
     const uint64_t run = at.run(static_cast<uint32_t>(p) - at.first_replica(rank), at.self());
-    if (first) reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, run))[slot] = {at.self(), token, k, 0};
-    return reinterpret_cast<uint64_t>(moe_data(endpoint, rank, run + buffer.max_tokens * sizeof(ep_moe_header) + slot * buffer.row_bytes));
-  });
+    reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, run))[slot] = {at.self(), choice / at.buffer.top_k, choice % at.buffer.top_k, 0};
+  }
 }
 
 /* This block's tokens, row by row. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
-  if constexpr (moe_by_warps<Ctx, Endpoint>) return moe_spread_rows(ctx, coop, endpoint, at, args);
+  if constexpr (moe_by_warps<Ctx, Endpoint>) return moe_offer_rows(ctx, coop, endpoint, at, args);
   const ep_moe_buffer& buffer = at.buffer;
   const moe_tokens tokens = moe_tokens_of(endpoint, at, args);
   const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL) != 0;
@@ -234,30 +239,43 @@ EP_HD void moe_copy_out(const Coop& coop, const moe_view& at, const ep_moe_dispa
   moe_copy_scales(coop, args, buffer.payload, buffer.hidden, src, buffer.row_bytes, row, rows);
 }
 
-/* What a header says, to the row that it is of. */
-template <class Ctx> EP_HD void moe_take_header(Ctx& ctx, const moe_view& at, const ep_moe_header& header, int32_t source, uint64_t row) {
-  if (header.rank != source || header.token >= at.buffer.max_tokens || header.choice >= at.buffer.top_k) {
-    /* Results would go to where it says. */
-    ctx.fail(at.status(), EP_STATUS_INVALID, source, EP_STAGE_ARRIVAL, at.buffer.max_tokens, header.token);
-  }
+/* What a header says, to the row that it is of. False: nothing that its source may say. */
+template <class Ctx> EP_HD bool moe_take_header(Ctx& ctx, const moe_view& at, const ep_moe_header& header, int32_t source, uint64_t row) {
+  const bool sound = header.rank == source && header.token < at.buffer.max_tokens && header.choice < at.buffer.top_k;
+  /* Results would go to where it says. */
+  if (!sound) ctx.fail(at.status(), EP_STATUS_INVALID, source, EP_STAGE_ARRIVAL, at.buffer.max_tokens, header.token);
   reinterpret_cast<int32_t*>(at.call.routing.src_token)[row] = static_cast<int32_t>(header.token);
   reinterpret_cast<int32_t*>(at.call.routing.src_choice)[row] = static_cast<int32_t>(header.choice);
+  return sound;
 }
 
-/* Rows from .. to of a run, the first of which has its place at `begin` of its block; a scope of several lanes has at least as many. */
+/* Rows from .. to of a run. */
 template <class Ctx, class Coop>
 EP_HD void moe_take_rows(Ctx& ctx, const Coop& coop, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* data, uint32_t expert, int32_t source,
-                         uint64_t begin, uint64_t from, uint64_t to) {
+                         uint64_t from, uint64_t to) {
   const ep_moe_buffer& buffer = at.buffer;
-  const uint64_t row = at.block_start(expert) + begin;
+  const uint64_t row = at.block_start(expert) + (*at.range(expert, source) >> 32);
   const auto* headers = reinterpret_cast<const ep_moe_header*>(data + at.run(expert, source));
+  for (uint64_t i = from + coop.lane(); i < to; i += coop.lanes()) moe_take_header(ctx, at, headers[i], source, row + i);
   const uint8_t* src = data + at.run(expert, source) + buffer.max_tokens * sizeof(ep_moe_header);
-  const uint64_t mine = from + coop.lane();
-  ep_moe_header header{};
-  if (!Coop::single && mine < to) header = headers[mine]; /* under way beside the rows */
   moe_copy_out(coop, at, args, src + from * buffer.row_bytes, row + from, to - from);
-  if (!Coop::single && mine < to) moe_take_header(ctx, at, header, source, row + mine);
-  for (uint64_t i = Coop::single ? mine : mine + coop.lanes(); i < to; i += coop.lanes()) moe_take_header(ctx, at, headers[i], source, row + i);
+}
+
+/* Rows that sources offer, this rank too, by warps. */
+template <class Ctx, class Endpoint> EP_HD void moe_pull_rows(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  const warp_coop<Ctx> warp{ctx};
+  const auto wanted = [](int32_t) { return true; };
+  moe_share_runs(ctx, at, wanted, [&](uint32_t expert, int32_t source, uint64_t begin, uint32_t from, uint32_t count) {
+    const uint64_t row = at.block_start(expert) + begin + from;
+    const auto* headers = reinterpret_cast<const ep_moe_header*>(moe_data(endpoint, at.self(), at.run(expert, source))) + from;
+    uint32_t token = 0;
+    if (warp.lane() < count) {
+      const ep_moe_header header = headers[warp.lane()];
+      if (moe_take_header(ctx, at, header, source, row + warp.lane())) token = header.token;
+    }
+    const uint8_t* offered = moe_data(endpoint, source, at.offered(source));
+    for (uint32_t i = 0; i < count; ++i) moe_copy_out(warp, at, args, offered + ctx.shuffle(token, i) * at.buffer.row_bytes, row + i, 1);
+  });
 }
 
 /* This block's share of a run: contiguous, and another block's turn first in every run. */
@@ -268,47 +286,17 @@ EP_HD void moe_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& a
   const uint64_t turn = (ctx.block() + expert + static_cast<uint32_t>(source)) % ctx.blocks();
   const uint64_t from = rows * turn / ctx.blocks();
   const uint64_t to = rows * (turn + 1) / ctx.blocks();
-  if (from != to) moe_take_rows(ctx, coop, at, args, data, expert, source, *at.range(expert, source) >> 32, from, to);
+  if (from != to) moe_take_rows(ctx, coop, at, args, data, expert, source, from, to);
 }
 
 /* All rows that others have sent here. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_take_runs(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
   const auto* data = reinterpret_cast<const uint8_t*>(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()].data);
-  if constexpr (moe_by_warps<Ctx, Endpoint>) {
-    const auto wanted = [&](int32_t source) { return source != at.self(); };
-    moe_share_runs(ctx, at, wanted, [&](uint32_t expert, int32_t source, uint64_t begin, uint32_t from, uint32_t count) {
-      moe_take_rows(ctx, warp_coop<Ctx>{ctx}, at, args, data, expert, source, begin, from, from + count);
-    });
-  } else {
-    for (uint32_t e = 0; e < at.experts_of(at.self()); ++e) {
-      for (int32_t source = 0; source < at.world(); ++source) {
-        if (source != at.self()) moe_take_run(ctx, coop, at, args, data, e, source);
-      }
+  for (uint32_t e = 0; e < at.experts_of(at.self()); ++e) {
+    for (int32_t source = 0; source < at.world(); ++source) {
+      if (source != at.self()) moe_take_run(ctx, coop, at, args, data, e, source);
     }
-  }
-}
-
-/* This rank's own rows of a token that a team has: a lane of each warp looks at each choice. */
-template <class Ctx>
-EP_HD void moe_take_own_token(Ctx& ctx, const team_coop<Ctx>& team, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* payload, uint32_t token) {
-  const uint32_t width = ctx.warp_lanes();
-  const uint32_t in_warp = ctx.lane() % width;
-  const uint32_t first = at.first_replica(at.self());
-  const uint32_t experts = at.experts_of(at.self());
-  for (uint32_t base = 0; base < at.buffer.top_k; base += width) {
-    const uint32_t k = base + in_warp;
-    const uint64_t choice = static_cast<uint64_t>(token) * at.buffer.top_k + k;
-    const int32_t p = k < at.buffer.top_k ? at.replicas()[choice] : -1;
-    const bool own = p >= 0 && static_cast<uint32_t>(p) - first < experts;
-    uint64_t row = 0;
-    if (own) {
-      const uint32_t expert = static_cast<uint32_t>(p) - first;
-      row = at.block_start(expert) + (*at.range(expert, at.self()) >> 32) + static_cast<uint32_t>(at.slots()[choice]);
-      if (team.member == 0) reinterpret_cast<int32_t*>(at.call.routing.src_token)[row] = static_cast<int32_t>(token);
-      if (team.member == 0) reinterpret_cast<int32_t*>(at.call.routing.src_choice)[row] = static_cast<int32_t>(k);
-    }
-    for (uint32_t left = ctx.ballot(own); left != 0; left &= left - 1) moe_copy_out(team, at, args, payload, ctx.shuffle(row, ones((left & (0u - left)) - 1)), 1);
   }
 }
 
@@ -316,9 +304,6 @@ EP_HD void moe_take_own_token(Ctx& ctx, const team_coop<Ctx>& team, const moe_vi
 template <class Ctx, class Endpoint>
 EP_HD void moe_take_own(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
   const moe_tokens tokens = moe_tokens_of(endpoint, at, args);
-  if constexpr (moe_by_warps<Ctx, Endpoint>) {
-    return moe_share_tokens(ctx, at.call.routing.tokens, [&](uint32_t token, const team_coop<Ctx>& team) { moe_take_own_token(ctx, team, at, args, tokens.row(token), token); });
-  }
   const uint32_t first = at.first_replica(at.self());
   const uint32_t experts = at.experts_of(at.self());
   for (uint32_t token = ctx.block(); token < at.call.routing.tokens; token += ctx.blocks()) {
@@ -380,8 +365,12 @@ EP_HD bool moe_dispatch_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe
   ctx.sync_grid();
   if (!ok && at.status()->status == EP_STATUS_BUSY) detail::moe_refuse(ctx, coop, endpoint, at);
   if (ok) {
-    detail::moe_take_runs(ctx, coop, endpoint, at, args);
-    detail::moe_take_own(ctx, coop, endpoint, at, args);
+    if constexpr (detail::moe_by_warps<Ctx, Endpoint>) {
+      detail::moe_pull_rows(ctx, endpoint, at, args);
+    } else {
+      detail::moe_take_runs(ctx, coop, endpoint, at, args);
+      detail::moe_take_own(ctx, coop, endpoint, at, args);
+    }
     detail::moe_rows_done(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
   }
   ctx.sync_grid();

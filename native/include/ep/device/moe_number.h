@@ -51,7 +51,7 @@ struct number_e4m3 {
   /* Two codes, the lower one in the lower byte. */
   EP_HD static uint32_t store_pair(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    /* The same bits for all floats but NaN, whose sign it drops (tests/cuda/experts_bench.cu goes through all of them). */
+    /* The same bits for all floats but NaN, whose sign it drops (tests/cuda/moe_gpu_test.cpp goes through all of them). */
     uint16_t pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
     return pair;

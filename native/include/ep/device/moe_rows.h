@@ -86,8 +86,8 @@ template <class Ctx, class Wanted, class Take> EP_HD void moe_share_runs(Ctx& ct
     for (uint32_t i = 0; i < each; i += rows_in_flight) {
       uint64_t range[rows_in_flight];
       uint32_t found[rows_in_flight];
-      for (uint32_t n = 0; n < rows_in_flight; ++n) found[n] = i + n < each ? rows_of(own + i + n, &range[n]) : 0;
-      for (uint32_t n = 0; n < rows_in_flight; ++n) rows += found[n];
+      EP_UNROLL for (uint32_t n = 0; n < rows_in_flight; ++n) found[n] = i + n < each ? rows_of(own + i + n, &range[n]) : 0;
+      EP_UNROLL for (uint32_t n = 0; n < rows_in_flight; ++n) rows += found[n];
     }
     const uint32_t upto = warp_upto(ctx, rows);
     const uint64_t total = ctx.shuffle(upto, width - 1);
@@ -133,10 +133,10 @@ template <class Coop> EP_HD void moe_copy_row(const Coop& coop, uint8_t* dst, co
   const auto* from = reinterpret_cast<const vector16*>(src);
   for (uint32_t first = coop.lane(); first < vectors; first += rows_in_flight * lanes) {
     vector16 held[rows_in_flight];
-    for (uint32_t i = 0; i < rows_in_flight; ++i) {
+    EP_UNROLL for (uint32_t i = 0; i < rows_in_flight; ++i) {
       if (first + i * lanes < vectors) held[i] = from[first + i * lanes];
     }
-    for (uint32_t i = 0; i < rows_in_flight; ++i) {
+    EP_UNROLL for (uint32_t i = 0; i < rows_in_flight; ++i) {
       if (first + i * lanes < vectors) to[first + i * lanes] = held[i];
     }
   }
@@ -154,13 +154,13 @@ template <class Coop> EP_HD void moe_spread_row(const Coop& coop, const uint8_t*
   const auto* from = reinterpret_cast<const vector16*>(src);
   for (uint32_t first = lane; first - lane < vectors; first += rows_in_flight * lanes) {
     vector16 held[rows_in_flight] = {};
-    for (uint32_t i = 0; i < rows_in_flight; ++i) {
+    EP_UNROLL for (uint32_t i = 0; i < rows_in_flight; ++i) {
       if (first + i * lanes < vectors) held[i] = from[first + i * lanes];
     }
     for (uint32_t k = 0; k < count; ++k) {
       auto* to = reinterpret_cast<vector16*>(ctx.shuffle(own, k));
       if (to == nullptr) continue;
-      for (uint32_t i = 0; i < rows_in_flight; ++i) {
+      EP_UNROLL for (uint32_t i = 0; i < rows_in_flight; ++i) {
         if (first + i * lanes < vectors) to[first + i * lanes] = held[i];
       }
     }

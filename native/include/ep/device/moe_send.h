@@ -1,4 +1,4 @@
-/* A token's row to all of its places, read once, and cast on the way where it has to be. */
+/* Rows of tokens by warps, cast on the way where they have to be: to where others read them, or to all of their places, read once. */
 #ifndef EP_DEVICE_MOE_SEND_H
 #define EP_DEVICE_MOE_SEND_H
 
@@ -39,23 +39,24 @@ EP_HD void moe_cast_spread(const team_coop<Ctx>& team, const uint8_t* src, uint6
   for (uint32_t first = team.member * at_once; first < blocks; first += in_flight * apart) {
     const uint32_t block = first + lane / cast_sharing;
     vector16 held[in_flight][2] = {};
-    for (uint32_t i = 0; i < in_flight; ++i) {
-      if (block + i * apart >= blocks) continue;
-      for (uint32_t half = 0; half < 2; ++half) held[i][half] = vectors[(block + i * apart) * 16 + lane % cast_sharing * 2 + half];
+    EP_UNROLL for (uint32_t i = 0; i < in_flight; ++i) {
+      const vector16* two = vectors + (block + i * apart) * 16 + lane % cast_sharing * 2;
+      if (block + i * apart < blocks) held[i][0] = two[0];
+      if (block + i * apart < blocks) held[i][1] = two[1];
     }
     /* Lanes take the scales in turn, so that a row gets them by one store. */
     const uint32_t scaled = first + lane / at_once * apart + lane % at_once;
     const bool scales = lane < in_flight * at_once && scaled < blocks;
     uint32_t scale = 0;
     vector16 codes[in_flight];
-    for (uint32_t i = 0; i < in_flight; ++i) {
+    EP_UNROLL for (uint32_t i = 0; i < in_flight; ++i) {
       const e4m3_part made = cast_part<Number>(ctx, held[i], payload);
       codes[i] = made.codes;
       const uint32_t found = ctx.shuffle(made.scale, lane % at_once * cast_sharing);
       if (lane / at_once == i) scale = found;
     }
     const auto store = [&](uint8_t* to) {
-      for (uint32_t i = 0; i < in_flight; ++i) {
+      EP_UNROLL for (uint32_t i = 0; i < in_flight; ++i) {
         if (block + i * apart < blocks) reinterpret_cast<vector16*>(to)[(block + i * apart) * cast_sharing + lane % cast_sharing] = codes[i];
       }
       if (scales) store_scale(payload, to, hidden, scaled, scale);
@@ -68,8 +69,42 @@ EP_HD void moe_cast_spread(const team_coop<Ctx>& team, const uint8_t* src, uint6
   }
 }
 
-/* Sends all tokens of a rank by warps: place(token, k, first) is where the row of a choice goes, 0 for nowhere. Each warp of a row asks for all of its places, by one lane each; `first` says
- * whether it is the one that may write what belongs to the row. */
+/* Whether rows from x are cast by teams: all lanes of a warp ask. `staged`: offset where they are kept. */
+template <class Ctx, class Endpoint>
+EP_HD bool moe_casts_by_teams(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args, uint64_t staged) {
+  const auto* peers = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers);
+  uint64_t all = args.x | args.x_stride_bytes | at.part(at.buffer.received) | staged;
+  for (auto rank = static_cast<int32_t>(ctx.lane() % ctx.warp_lanes()); rank < at.world(); rank += static_cast<int32_t>(ctx.warp_lanes())) all |= peers[rank].data;
+  return ctx.ballot((all & 15u) != 0) == 0 && cast_by_parts(ctx, args.dtype, at.buffer.hidden, at.buffer.payload);
+}
+
+template <class Ctx>
+EP_HD void moe_cast_by_team(const team_coop<Ctx>& team, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args, uint32_t token, uint8_t* staged, uint64_t own, uint32_t count) {
+  const uint8_t* src = reinterpret_cast<const uint8_t*>(args.x) + token * args.x_stride_bytes;
+  if (args.dtype == EP_MOE_F16) moe_cast_spread<number_f16>(team, src, buffer.hidden, buffer.payload, staged, own, count);
+  else moe_cast_spread<number_bf16>(team, src, buffer.hidden, buffer.payload, staged, own, count);
+}
+
+/* All tokens of the rank as they travel, to this rank's rows at `offset`. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_offer_tokens(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args, uint64_t offset) {
+  const ep_moe_buffer& buffer = at.buffer;
+  uint8_t* offered = moe_data(endpoint, at.self(), offset);
+  const auto* x = reinterpret_cast<const uint8_t*>(args.x);
+  const uint32_t tokens = at.call.routing.tokens;
+  if (args.dtype == buffer.payload) {
+    moe_share_tokens(ctx, tokens, [&](uint32_t token, const team_coop<Ctx>& team) { moe_copy_row(team, offered + token * buffer.row_bytes, x + token * args.x_stride_bytes, buffer.payload_bytes); });
+  } else if (moe_casts_by_teams(ctx, endpoint, at, args, offset)) {
+    moe_share_tokens(ctx, tokens, [&](uint32_t token, const team_coop<Ctx>& team) { moe_cast_by_team(team, buffer, args, token, offered + token * buffer.row_bytes, 0, 0); });
+  } else {
+    for (uint32_t token = ctx.block(); token < tokens; token += ctx.blocks()) {
+      moe_cast_row(ctx, coop, args.dtype, x + token * args.x_stride_bytes, buffer.hidden, buffer.payload, offered + token * buffer.row_bytes);
+    }
+  }
+}
+
+/* All tokens of the rank to all of their places: place(token, k, first) is where the row of a choice goes, 0 for nowhere. Each warp that has a part of a row asks for all of its places, by one
+ * lane each; `first` says whether it is the one that may write what belongs to the row. */
 template <class Ctx, class Endpoint, class Place>
 EP_HD void moe_send_tokens(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args, const Place& place) {
   const ep_moe_buffer& buffer = at.buffer;
@@ -83,29 +118,20 @@ EP_HD void moe_send_tokens(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint
     }
   };
   if (!tokens.cast) {
-    return moe_share_tokens(ctx, at.call.routing.tokens, [&](uint32_t token, const team_coop<Ctx>& team) {
+    moe_share_tokens(ctx, at.call.routing.tokens, [&](uint32_t token, const team_coop<Ctx>& team) {
       each_place(token, team.member == 0, [&](uint32_t, uint64_t own, uint32_t count) { moe_spread_row(team, tokens.row(token), buffer.payload_bytes, own, count); });
     });
-  }
-  const auto& peers = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers);
-  uint64_t all = reinterpret_cast<uint64_t>(tokens.x) | tokens.stride | at.part(buffer.received) | at.part(buffer.staged_tokens);
-  for (int32_t rank = static_cast<int32_t>(in_warp); rank < at.world(); rank += static_cast<int32_t>(width)) all |= peers[rank].data;
-  const bool aligned = ctx.ballot((all & 15u) != 0) == 0;
-  if (aligned && cast_by_parts(ctx, args.dtype, buffer.hidden, buffer.payload)) {
-    return moe_share_tokens(ctx, at.call.routing.tokens, [&](uint32_t token, const team_coop<Ctx>& team) {
-      each_place(token, team.member == 0, [&](uint32_t base, uint64_t own, uint32_t count) {
-        const uint8_t* src = tokens.x + token * tokens.stride;
-        uint8_t* staged = base == 0 ? tokens.staged + token * tokens.row_bytes : nullptr;
-        if (args.dtype == EP_MOE_F16) moe_cast_spread<number_f16>(team, src, buffer.hidden, buffer.payload, staged, own, count);
-        else moe_cast_spread<number_bf16>(team, src, buffer.hidden, buffer.payload, staged, own, count);
-      });
+  } else if (moe_casts_by_teams(ctx, endpoint, at, args, at.part(buffer.staged_tokens))) {
+    moe_share_tokens(ctx, at.call.routing.tokens, [&](uint32_t token, const team_coop<Ctx>& team) {
+      each_place(token, team.member == 0, [&](uint32_t, uint64_t own, uint32_t count) { moe_cast_by_team(team, buffer, args, token, nullptr, own, count); });
     });
-  }
-  for (uint32_t token = ctx.block(); token < at.call.routing.tokens; token += ctx.blocks()) {
-    uint8_t* staged = tokens.staged + token * tokens.row_bytes;
-    moe_cast_row(ctx, coop, args.dtype, tokens.x + token * tokens.stride, buffer.hidden, buffer.payload, staged);
-    coop.sync();
-    each_place(token, coop.lane() < width, [&](uint32_t, uint64_t own, uint32_t count) { moe_spread_row(coop, staged, buffer.payload_bytes, own, count); });
+  } else {
+    for (uint32_t token = ctx.block(); token < at.call.routing.tokens; token += ctx.blocks()) {
+      uint8_t* staged = tokens.staged + token * tokens.row_bytes;
+      moe_cast_row(ctx, coop, args.dtype, tokens.x + token * tokens.stride, buffer.hidden, buffer.payload, staged);
+      coop.sync();
+      each_place(token, coop.lane() < width, [&](uint32_t, uint64_t own, uint32_t count) { moe_spread_row(coop, staged, buffer.payload_bytes, own, count); });
+    }
   }
 }
 

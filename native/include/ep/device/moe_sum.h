@@ -93,13 +93,13 @@ template <class Number, class Coop, class Terms> EP_HD bool sum_row_vectors(cons
     for (uint32_t first = 0; first < count; first += terms_in_flight) {
       vector16 held[terms_in_flight] = {};
       float weight[terms_in_flight] = {};
-      for (uint32_t i = 0; i < terms_in_flight; ++i) {
+      EP_UNROLL for (uint32_t i = 0; i < terms_in_flight; ++i) {
         if (first + i >= count) continue;
         const auto* row = reinterpret_cast<const vector16*>(ctx.shuffle(address, first + i));
         weight[i] = ctx.shuffle(own.weight, first + i);
         if (here && (terms >> (first + i) & 1u) != 0) held[i] = row[at];
       }
-      for (uint32_t i = 0; i < terms_in_flight; ++i) {
+      EP_UNROLL for (uint32_t i = 0; i < terms_in_flight; ++i) {
         if (first + i >= count || !here || (terms >> (first + i) & 1u) == 0) continue;
         for (uint32_t c = 0; c < channels; ++c) all[c] = detail::sum(all[c], product(weight[i], vector_channel<Number>(held[i], c)));
       }

@@ -89,6 +89,8 @@ struct moe_view {
     const uint64_t runs = static_cast<uint64_t>(expert) * static_cast<uint64_t>(world()) + static_cast<uint64_t>(source);
     return part(buffer.received) + runs * buffer.max_tokens * (sizeof(ep_moe_header) + buffer.row_bytes);
   }
+  /* Low latency where warps take rows: where a rank's rows lie, by token, until all that they go to have read them. No row of a rank itself needs its run. */
+  EP_HD uint64_t offered(int32_t rank) const { return run(0, rank) + buffer.max_tokens * sizeof(ep_moe_header); }
 };
 
 template <class Ctx> EP_HD bool moe_takes_part(Ctx& ctx, const moe_view& at, int32_t rank) { return load_relaxed(ctx, &at.ranks()[rank]) == 0; }
