@@ -108,7 +108,7 @@ EP_HD bool moe_combine_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
   const moe_view at{buffer, args.call};
   if (moe_sound(ctx, coop, at)) {
     detail::moe_return_runs(ctx, coop, endpoint, at, args);
-    detail::moe_rows_done(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
+    moe_written<Endpoint>(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
   }
   ctx.sync_grid();
   const bool ok = moe_sound(ctx, coop, at);

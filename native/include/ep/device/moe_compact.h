@@ -80,7 +80,7 @@ EP_HD void compact_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoi
       }
     }
   }
-  moe_rows_done(coop, non_temporal);
+  moe_written<Endpoint>(coop, non_temporal);
 }
 
 /* All rows to a rank have been written or posted: says so, or puts the headers, of which there is one run for each expert. A rank that gets none hears so, since it may be told

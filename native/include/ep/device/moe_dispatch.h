@@ -78,7 +78,7 @@ EP_HD void moe_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& 
       }
     }
   }
-  moe_rows_done(coop, non_temporal);
+  moe_written<Endpoint>(coop, non_temporal);
 }
 
 /* Count words, and headers where they are put, to one rank; all rows to it have been written or posted. */
@@ -91,7 +91,7 @@ EP_HD void moe_send_counts(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint
   if (moe_stores(endpoint, rank)) {
     auto* there = reinterpret_cast<uint64_t*>(moe_data(endpoint, rank, to));
     for (uint32_t e = coop.lane(); e < experts; e += coop.lanes()) store_relaxed(ctx, &there[e], words[e]);
-    copy_rows_done(coop, false);
+    moe_written<Endpoint>(coop, false);
     moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_COUNTED, rank);
   } else {
     const auto* first = reinterpret_cast<const uint32_t*>(at.call.routing.send_first);
@@ -371,7 +371,7 @@ EP_HD bool moe_dispatch_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe
       detail::moe_take_runs(ctx, coop, endpoint, at, args);
       detail::moe_take_own(ctx, coop, endpoint, at, args);
     }
-    detail::moe_rows_done(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
+    moe_written<Endpoint>(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
   }
   ctx.sync_grid();
   return moe_release(ctx, endpoint, buffer, args.call);

@@ -118,12 +118,6 @@ template <class Ctx, class Wanted, class Take> EP_HD void moe_share_runs(Ctx& ct
   }
 }
 
-/* Rows have been written, before a barrier of the grid and a signal. Where lanes are more than one the barrier orders them before the signal, which is a release of system scope, as it would
- * order what one lane has written: a fence by each lane would await the same stores once more. */
-template <class Coop> EP_HD void moe_rows_done(const Coop& coop, bool non_temporal) {
-  if constexpr (Coop::single) copy_rows_done(coop, non_temporal);
-}
-
 /* One row of `bytes` by a scope of warps: several loads under way, the last ones too. */
 template <class Coop> EP_HD void moe_copy_row(const Coop& coop, uint8_t* dst, const uint8_t* src, uint64_t bytes) {
   if (((reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src)) & 15u) != 0) return copy_lanes(coop, dst, src, bytes);

@@ -189,6 +189,13 @@ EP_HD bool moe_await_alone(Ctx& ctx, const Endpoint& endpoint, const moe_view& a
   return ok;
 }
 
+/* What all lanes of the block have written is ordered before what lane 0 releases after this. Of several lanes that only store the barrier alone does it: a release of system scope orders
+ * whatever happened before it, other lanes' stores too, and a fence by each of them would await them once more. */
+template <class Endpoint, class Ctx> EP_HD void moe_written(const block_coop<Ctx>& coop, bool non_temporal) {
+  if constexpr (Ctx::single_lane || moe_puts<Endpoint>) copy_rows_done(coop, non_temporal);
+  else coop.sync();
+}
+
 /* Tells a peer that what `kind` stands for is done. Everything that it stands for has been written, by this block or before a grid barrier. All lanes call it. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_say(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, uint32_t kind, int32_t peer) {
@@ -197,8 +204,10 @@ EP_HD void moe_say(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoi
     if (coop.lane() != 0) return;
     const ep_peer_view& view = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[peer];
     store_release(ctx, reinterpret_cast<uint64_t*>(view.signals) + slot, static_cast<uint64_t>(at.call.epoch));
-    fence_system(); /* this half of the eventcount: publish before looking for sleepers */
-    ctx.wake(view.wake);
+    if constexpr (!requires { Ctx::wakes_nobody; }) {
+      fence_system(); /* this half of the eventcount: publish before looking for sleepers */
+      ctx.wake(view.wake);
+    }
   } else {
     ep_kernel_status why{};
     if (!endpoint.signal(ctx, coop, peer, slot, 1, &why) && coop.lane() == 0) moe_give_up(ctx, at, peer, why);
@@ -243,7 +252,7 @@ EP_HD void moe_put_words(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& 
   if (moe_stores(endpoint, peer)) {
     auto* there = reinterpret_cast<uint64_t*>(moe_data(endpoint, peer, to));
     for (uint32_t i = coop.lane(); i < count; i += coop.lanes()) store_relaxed(ctx, &there[i], words[i]);
-    copy_rows_done(coop, false);
+    moe_written<Endpoint>(coop, false);
     moe_say(ctx, coop, endpoint, at, kind, peer);
   } else {
     ep_kernel_status why{};
