@@ -23,7 +23,7 @@ EP_HD uint32_t ones(uint32_t bits) {
 }
 
 /* Loads of a lane under way at once, where rows are a warp's: an SM holds few warps of such kernels, and memory answers late. */
-constexpr uint32_t rows_in_flight = 8;
+constexpr uint32_t rows_in_flight = 4;
 
 /* Some warps, wherever in the grid they are, that have a thing in common. No barrier. */
 template <class Ctx> struct team_coop {

@@ -67,9 +67,7 @@ template <class Number> EP_HD float vector_channel(const vector16& held, uint32_
   else return Number::load(static_cast<typename Number::carrier>(held.word[c / 2] >> (c % 2 * 16)));
 }
 
-/* Loads of a lane under way at once: vectors of so many terms, for so many vectors of the sum. */
 constexpr uint32_t terms_in_flight = 8;
-constexpr uint32_t sums_in_flight = 1;
 
 /* Rows that travel as they are, of whole vectors: each lane of a warp asks for one term, and all have several rows in flight. False: not such rows. */
 template <class Number, class Coop, class Terms> EP_HD bool sum_row_vectors(const Coop& coop, const ep_moe_sum& sum, uint32_t count, const Terms& term) {
@@ -85,41 +83,34 @@ template <class Number, class Coop, class Terms> EP_HD bool sum_row_vectors(cons
   if (ctx.ballot(((address | others) & 15u) != 0) != 0) return false;
   const uint32_t terms = ctx.ballot(is_term);
   const uint64_t vectors = sum.hidden / channels;
-  for (uint64_t at = coop.lane(); at - coop.lane() < vectors; at += sums_in_flight * coop.lanes()) {
-    float all[sums_in_flight][channels] = {};
-    const auto index = [&](uint32_t n) { return at + n * coop.lanes(); };
-    EP_UNROLL for (uint32_t n = 0; n < sums_in_flight; ++n) {
-      for (uint32_t b = 0; index(n) < vectors && b < 2 && sum.bias[b] != nullptr; ++b) {
-        const vector16 held = static_cast<const vector16*>(sum.bias[b])[index(n)];
-        EP_UNROLL for (uint32_t c = 0; c < channels; ++c) all[n][c] = b == 0 ? vector_channel<Number>(held, c) : detail::sum(all[n][c], vector_channel<Number>(held, c));
-      }
+  for (uint64_t at = coop.lane(); at - coop.lane() < vectors; at += coop.lanes()) {
+    const bool here = at < vectors;
+    float all[channels] = {};
+    for (uint32_t b = 0; here && b < 2 && sum.bias[b] != nullptr; ++b) {
+      const vector16 held = static_cast<const vector16*>(sum.bias[b])[at];
+      for (uint32_t c = 0; c < channels; ++c) all[c] = b == 0 ? vector_channel<Number>(held, c) : detail::sum(all[c], vector_channel<Number>(held, c));
     }
     for (uint32_t first = 0; first < count; first += terms_in_flight) {
-      vector16 held[terms_in_flight][sums_in_flight] = {};
+      vector16 held[terms_in_flight] = {};
+      float weight[terms_in_flight] = {};
       EP_UNROLL for (uint32_t i = 0; i < terms_in_flight; ++i) {
         if (first + i >= count) continue;
         const auto* row = reinterpret_cast<const vector16*>(ctx.shuffle(address, first + i));
-        EP_UNROLL for (uint32_t n = 0; n < sums_in_flight; ++n) {
-          if (index(n) < vectors && (terms >> (first + i) & 1u) != 0) held[i][n] = row[index(n)];
-        }
+        weight[i] = ctx.shuffle(own.weight, first + i);
+        if (here && (terms >> (first + i) & 1u) != 0) held[i] = row[at];
       }
       EP_UNROLL for (uint32_t i = 0; i < terms_in_flight; ++i) {
-        if (first + i >= count) continue;
-        const float weight = ctx.shuffle(own.weight, first + i);
-        if ((terms >> (first + i) & 1u) == 0) continue;
-        EP_UNROLL for (uint32_t n = 0; n < sums_in_flight; ++n) {
-          EP_UNROLL for (uint32_t c = 0; c < channels; ++c) all[n][c] = detail::sum(all[n][c], product(weight, vector_channel<Number>(held[i][n], c)));
-        }
+        if (first + i >= count || !here || (terms >> (first + i) & 1u) == 0) continue;
+        for (uint32_t c = 0; c < channels; ++c) all[c] = detail::sum(all[c], product(weight[i], vector_channel<Number>(held[i], c)));
       }
     }
-    EP_UNROLL for (uint32_t n = 0; n < sums_in_flight; ++n) {
-      vector16 made{};
-      EP_UNROLL for (uint32_t c = 0; c < channels; ++c) {
-        if constexpr (channels == 4) made.word[c] = float_bits(all[n][c]);
-        else made.word[c / 2] |= static_cast<uint32_t>(Number::store(all[n][c])) << (c % 2 * 16);
-      }
-      if (index(n) < vectors) static_cast<vector16*>(sum.out)[index(n)] = made;
+    if (!here) continue;
+    vector16 made{};
+    for (uint32_t c = 0; c < channels; ++c) {
+      if constexpr (channels == 4) made.word[c] = float_bits(all[c]);
+      else made.word[c / 2] |= static_cast<uint32_t>(Number::store(all[c])) << (c % 2 * 16);
     }
+    static_cast<vector16*>(sum.out)[at] = made;
   }
   return true;
 }
