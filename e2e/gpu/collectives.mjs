@@ -89,7 +89,6 @@ async function collectives({ transport, device, store, rank, worldSize, data }) 
     }
   };
   const tensor = there.tensor('f32', [4]);
-  await attempt(() => group.send(tensor, 0));
   await attempt(() =>
     group.allGatherIntoTensor(
       there.tensor(

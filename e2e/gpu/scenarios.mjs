@@ -8,6 +8,7 @@ import { fullPlan, randomPlan } from '../attention/plans.mjs';
 import { coreAttention } from './attention.mjs';
 import { collectiveScenarios } from './collectives.mjs';
 import { experts, refusedExperts } from './experts.mjs';
+import { messageScenarios } from './messages.mjs';
 import { recovery } from './recovery.mjs';
 import { allRows, expectSame, place, storageOf } from './tensors.mjs';
 
@@ -285,4 +286,5 @@ export const scenarios = {
   refusedExperts,
   ...recovery,
   ...collectiveScenarios,
+  ...messageScenarios,
 };

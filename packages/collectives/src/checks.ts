@@ -1,8 +1,8 @@
 /** What c10d refuses before anything moves, each with its own message. */
 import { checkInteger, type DType, EpError, invalid, type Rank } from '@ep/core';
 import { DeviceElements } from './device/elements.js';
-import type { Data, Elements } from './engine.js';
-import { dataOf, dtypeOf, elementsOf, isKept } from './operands.js';
+import type { Data, Elements, GroupEngine } from './engine.js';
+import { dataOf, dtypeOf, isKept, messageData } from './operands.js';
 import type { MessageOp, Operand } from './options.js';
 import { REDUCE_OPS, type ReduceOp, type ReduceOpName, refusal } from './reduce-op.js';
 
@@ -13,14 +13,14 @@ export function checkRank(rank: Rank | undefined, what: string, where: string, s
 }
 
 /** Throws for the first message of a batch that `send` or `recv` would refuse. */
-export function checkBatch(ops: readonly MessageOp[], where: string, size: number): void {
+export function checkBatch(ops: readonly MessageOp[], where: string, engine: GroupEngine): void {
   if (!Array.isArray(ops)) throw invalid('ops', { where, expected: 'a list of messages', found: ops });
   for (const [i, message] of (ops as readonly MessageOp[]).entries()) {
     const at = `${where}: ops[${i}]`;
     const { op, peer } = message;
     if (op !== 'send' && op !== 'recv') throw invalid('op', { where: at, expected: "'send' or 'recv'", found: op });
-    if (op === 'send' || peer !== undefined) checkRank(peer, 'peer', at, size);
-    elementsOf(message.tensor, 'tensor', at);
+    if (op === 'send' || peer !== undefined) checkRank(peer, 'peer', at, engine.size);
+    messageData(message.tensor, at, engine);
     checkTag(message.tag, at);
   }
 }

@@ -97,20 +97,20 @@ export interface EngineEnd {
   readonly contributors: readonly number[];
 }
 
-export interface SendCall {
+export interface SendCall<D extends Data = Elements> {
   readonly peer: number;
   readonly tag: number;
-  readonly data: Elements;
+  readonly data: D;
   /** Counted from the moment at which the receiver may be awaited, not from waiting behind other messages. */
   readonly timeoutMs: number;
   readonly signal?: AbortSignal | undefined;
 }
 
-export interface RecvCall {
+export interface RecvCall<D extends Data = Elements> {
   /** -1: any. */
   readonly peer: number;
   readonly tag: number;
-  readonly data: Elements;
+  readonly data: D;
   readonly timeoutMs: number;
   readonly signal?: AbortSignal | undefined;
 }
@@ -174,8 +174,15 @@ export interface GroupEngine extends Closeable {
   readonly size: number;
   /** Absent where the members are fixed, but for those that die. */
   readonly elastic?: Elastic;
-  /** Calls on tensors of a device, in the order of its stream. After a failure all of them end with `EP_POISONED`; calls in host memory go on. */
-  readonly device?: { readonly run: (call: DeviceCall) => Promise<EngineEnd> };
+  /**
+   * Calls on tensors of a device, in the order of its stream. After a failure all of them end with `EP_POISONED`; calls in host memory go on, and so do messages of either
+   * kind. A message begins behind what lies on the stream when it is posted, and goes beside what comes there later.
+   */
+  readonly device?: {
+    readonly run: (call: DeviceCall) => Promise<EngineEnd>;
+    readonly send: (call: SendCall<DeviceElements>) => Promise<void>;
+    readonly recv: (call: RecvCall<DeviceElements>) => Promise<RecvEnd>;
+  };
   /** What has ended when it returns costs no promise. */
   readonly run: (call: EngineCall) => EngineEnd | Promise<EngineEnd>;
   readonly send: (call: SendCall) => Promise<void>;

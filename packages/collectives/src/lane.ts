@@ -221,12 +221,18 @@ export class Lane {
     }
   }
 
-  send(op: string, call: SendCall, dtype: DType): Work {
-    return this.#message('send', op, call, dtype, this.#calls, () => this.engine.send(call));
+  send(op: string, call: SendCall<Data>, dtype: DType): Work {
+    return this.#message('send', op, call, dtype, this.#calls, () => {
+      if (call.data instanceof DeviceElements) return this.engine.device!.send(call as SendCall<DeviceElements>);
+      return this.engine.send(call as SendCall);
+    });
   }
 
-  recv(op: string, call: RecvCall, dtype: DType): Work<RecvEnd> {
-    return this.#message('recv', op, call, dtype, this.#receives, () => this.engine.recv(call));
+  recv(op: string, call: RecvCall<Data>, dtype: DType): Work<RecvEnd> {
+    return this.#message('recv', op, call, dtype, this.#receives, () => {
+      if (call.data instanceof DeviceElements) return this.engine.device!.recv(call as RecvCall<DeviceElements>);
+      return this.engine.recv(call as RecvCall);
+    });
   }
 
   /**
@@ -279,7 +285,7 @@ export class Lane {
     return this.#recorder.begin(entry);
   }
 
-  #beginMessage(kind: 'send' | 'recv', op: string, call: SendCall | RecvCall, dtype: DType): number {
+  #beginMessage(kind: 'send' | 'recv', op: string, call: SendCall<Data> | RecvCall<Data>, dtype: DType): number {
     if (this.#recorder === undefined) return NOT_RECORDED;
     const entry = this.#entry;
     entry.kind = kind;
@@ -324,7 +330,7 @@ export class Lane {
   }
 
   /** Records the end of `outcome`, and looks whether its arrays are still there: the caller may have transferred them. */
-  async #ending<T>(token: number, call: DraftCall | SendCall | RecvCall, outcome: Promise<T>): Promise<T> {
+  async #ending<T>(token: number, call: DraftCall | SendCall<Data> | RecvCall<Data>, outcome: Promise<T>): Promise<T> {
     try {
       const end = await outcome;
       const where = `group ${this.#group}`;
@@ -360,7 +366,7 @@ export class Lane {
   #message<T>(
     kind: 'send' | 'recv',
     op: string,
-    call: SendCall | RecvCall,
+    call: SendCall<Data> | RecvCall<Data>,
     dtype: DType,
     owner: WorkOwner,
     post: () => Promise<T>,

@@ -11,7 +11,7 @@ import {
   type Tensor,
 } from '@ep/core';
 import { DeviceElements, deviceElements } from './device/elements.js';
-import type { Data, Elements } from './engine.js';
+import type { Data, Elements, GroupEngine } from './engine.js';
 import type { Operand } from './options.js';
 
 const PLAIN: Readonly<Record<string, DType>> = {
@@ -84,6 +84,11 @@ export function dataOf(source: Operand, what: string, where: string): Data {
     : (deviceElements(source, what, where) ?? elementsOf(source, what, where));
 }
 
+/** As `dataOf`, of a message. */
+export function messageData(tensor: Operand, where: string, { device }: GroupEngine): Data {
+  return device === undefined ? elementsOf(tensor, 'tensor', where) : dataOf(tensor, 'tensor', where);
+}
+
 /** As `dataOf`, of what lies in host memory. */
 export function elementsOf(source: Operand, what: string, where: string): Elements {
   if (ArrayBuffer.isView(source) && PLAIN[source[Symbol.toStringTag]] !== undefined) {
@@ -93,7 +98,7 @@ export function elementsOf(source: Operand, what: string, where: string): Elemen
   if (deviceElements(source, what, where) !== undefined) {
     throw new EpError(
       'EP_UNSUPPORTED',
-      `${where}: ${what} lies on a GPU, and this takes tensors in host memory: copy it`,
+      `${where}: ${what} lies on a GPU, and this takes tensors in host memory: copy it, or open the group over nvshmem.cuda with the option device`,
       {
         context: { where },
       },

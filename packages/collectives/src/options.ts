@@ -60,13 +60,13 @@ export interface NewGroupOptions extends CallOptions {
 }
 
 /**
- * Collectives on tensors of a GPU, over a transport with device memory (`nvshmem.cuda`). A call runs on `stream`: behind what was put there before it, and before what is put
- * there later; its Work resolves when it has run. Its time counts from its launch.
+ * Collectives and messages on tensors of a GPU, over a transport with device memory (`nvshmem.cuda`). A call runs on `stream`: behind what was put there before it, and before
+ * what is put there later; its Work resolves when it has run. Its time counts from its launch. A message goes behind what was put there before it, and beside what is put there later.
  */
 export interface DeviceOptions {
   /** A `CudaStream` of the transport's GPU. The group does not close it. */
   readonly stream: GpuQueue;
-  /** Device memory that calls travel through, the same on all ranks; 32 MiB unless given. */
+  /** Device memory that calls travel through, the same on all ranks; 32 MiB unless given. Messages have a quarter of that besides. */
   readonly stagingBytes?: number;
   /** Thread blocks of a call; half of this rank's share of the GPU, or what the rank with the fewest has. */
   readonly blocks?: number;

@@ -19,7 +19,7 @@ import type { GroupEngine, PeerState, RecvEnd } from './engine.js';
 import type { CallLimits } from './lane.js';
 import { agreeOnColors, agreeOnMembers, checkMembers, checkRanks } from './members.js';
 import { allGatherObject, broadcastObject, gatherObject } from './objects.js';
-import { dtypeOf, elementsOf } from './operands.js';
+import { dtypeOf, messageData } from './operands.js';
 import type { CallOptions, MessageOp, MessageOptions, NewGroupOptions, Operand, RootOptions } from './options.js';
 import type { FlightRecorder } from './recorder/recorder.js';
 
@@ -224,7 +224,7 @@ export class ProcessGroup extends Collectives {
   batchIsendIrecv(ops: readonly MessageOp[], options?: CallOptions): readonly (Work | Work<RecvEnd>)[] {
     const where = 'batchIsendIrecv';
     this.enter(where);
-    checkBatch(ops, where, this.size);
+    checkBatch(ops, where, this.#engine);
     this.limits(where, options);
     return ops.map(({ op, tensor: operand, peer = -1, tag = 0 }) => {
       const limits = { ...options, tag };
@@ -310,13 +310,13 @@ export class ProcessGroup extends Collectives {
 
   #send(op: string, source: Operand, peer: Rank, options: MessageOptions | undefined): Work {
     checkRank(peer, 'peer', op, this.size);
-    const data = elementsOf(source, 'tensor', op);
+    const data = messageData(source, op, this.#engine);
     const tag = checkTag(options?.tag, op);
     return this.lane.send(op, { peer, tag, data, ...this.limits(op, options) }, dtypeOf(source));
   }
 
   #recv(op: string, target: Operand, peer: Rank, options: MessageOptions | undefined): Work<RecvEnd> {
-    const data = elementsOf(target, 'tensor', op);
+    const data = messageData(target, op, this.#engine);
     const tag = checkTag(options?.tag, op);
     return this.lane.recv(op, { peer, tag, data, ...this.limits(op, options) }, dtypeOf(target));
   }

@@ -2,6 +2,7 @@
 import { type Capabilities, EpError, isEpError, type Need, type Probe } from '@ep/core';
 import { type NativeEfaNic, type NativeEfaOptions, native } from '@ep/native';
 import { type HardwareEfaConfig, type ResolvedEfaConfig, resolveConfig, type SoftEfaConfig } from './config.js';
+import { driverParameters, peerMapping } from './peer-mapping.js';
 
 /** EFA delivers in no order: a visible signal speaks of its own put, and of nothing else. */
 export type EfaNeeds = 'bundled' | 'inc' | 'add' | 'get';
@@ -70,11 +71,17 @@ export async function probeNic(
     let nic: NativeEfaNic | undefined;
     try {
       nic = new binding.EfaNic(rank, nicOptions(backing, resolveConfig(`efa-gda:${backing}`, config, 1)));
-      const { name, maxMessageBytes, ...detail } = nic.device();
+      const { name, maxMessageBytes, ...found } = nic.device();
+      const detail = { ...found, maxMessageBytes };
       return {
         available: true,
-        capabilities: efaCapabilities(maxMessageBytes, detail.counters),
-        devices: [{ name, detail: { ...detail, maxMessageBytes } }],
+        capabilities: efaCapabilities(maxMessageBytes, found.counters),
+        devices: [
+          {
+            name,
+            detail: backing === 'hardware' ? { ...detail, peerMapping: peerMapping(driverParameters()) } : detail,
+          },
+        ],
       };
     } finally {
       nic?.close();

@@ -21,9 +21,12 @@ import { DeviceMemory } from '@ep/native/ranks';
 import type { GroupTransport } from '../backends.js';
 import type { DeviceCall, EngineEnd, GroupEngine } from '../engine.js';
 import type { DeviceOptions } from '../options.js';
+import type { PortableEngine } from '../portable/group.js';
 import { describeCall, differentCalls } from '../portable/signature.js';
 import { factorOf, reductionCode, TYPE_CODES } from '../shm/codes.js';
 import type { DeviceElements } from './elements.js';
+import { Freight } from './freight.js';
+import { ringBytesOf } from './ring.js';
 import { describeSignature, signatureOf } from './signature.js';
 
 const WHERE = 'initProcessGroup: device';
@@ -97,11 +100,20 @@ function flattened({ out, sends, takes }: Pieces): (NativeGpuOperand | number)[]
   return flat;
 }
 
+/** What a group has on its device. */
+interface Places {
+  readonly memory: DeviceMemory;
+  readonly group: NativeGpuGroup;
+  readonly rings: DeviceMemory;
+  /** Of `memory`: [2 banks][blocks][sources] of them. */
+  readonly slotBytes: number;
+}
+
 class DeviceGroupEngine extends Resource implements GroupEngine {
   readonly name: string;
   readonly rank: number;
   readonly size: number;
-  readonly device = { run: (call: DeviceCall): Promise<EngineEnd> => this.#run(call) };
+  readonly device: NonNullable<GroupEngine['device']>;
   readonly run: GroupEngine['run'];
   readonly send: GroupEngine['send'];
   readonly recv: GroupEngine['recv'];
@@ -113,9 +125,12 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
   readonly #transport: GroupTransport;
   readonly #memory: DeviceMemory;
   readonly #native: NativeGpuGroup;
+  /** That messages travel through. */
+  readonly #rings: DeviceMemory;
   readonly #stream: GpuQueue;
   readonly #slotBytes: number; // of the staging memory: [2 banks][blocks][sources] of them
   readonly #contributors: EngineEnd;
+  readonly #freight: Freight;
   readonly #pending = new Set<Promise<unknown>>();
   /** Of the calls under way: each its own, since a signal that all of them shared would warn of so many listeners. */
   readonly #cuts = new Set<AbortController>();
@@ -123,12 +138,23 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
   #sequence = 0;
   #failed: { readonly reason: unknown } | undefined;
 
-  constructor(host: GroupEngine, init: DeviceInit, memory: DeviceMemory, group: NativeGpuGroup, slotBytes: number) {
+  constructor(host: PortableEngine, init: DeviceInit, { memory, group, rings, slotBytes }: Places) {
     super(`group on GPU ${memory.device}`);
     this.#host = host;
     this.#transport = init.transport;
     this.#memory = memory;
     this.#native = group;
+    this.#rings = rings;
+    const ringBytes = ringBytesOf(rings.byteLength, host.size);
+    this.#freight = new Freight({
+      memory: rings,
+      byteOffset: 0,
+      ringBytes,
+      rank: host.rank,
+      size: host.size,
+      queue: init.stream,
+    });
+    host.carry(this.#freight);
     this.#stream = init.stream;
     this.#slotBytes = slotBytes;
     this.name = host.name;
@@ -136,6 +162,7 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
     this.size = host.size;
     this.#contributors = { contributors: Object.freeze(Array.from({ length: host.size }, (_, rank) => rank)) };
     this.run = host.run;
+    this.device = { run: (call) => this.#run(call), send: host.send, recv: host.recv };
     this.send = host.send;
     this.recv = host.recv;
     this.view = host.view;
@@ -290,19 +317,32 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
     try {
       await this.#host.close();
     } finally {
+      await this.#freight.close();
       this.#native.release();
+      await this.#rings.close();
       await this.#memory.close();
     }
   }
+}
+
+async function allocate(
+  transport: GroupTransport,
+  size: Omit<Parameters<GroupTransport['allocate']>[0], 'space'>,
+): Promise<DeviceMemory> {
+  const made = await transport.allocate({ ...size, space: 'device' });
+  if (made instanceof DeviceMemory) return made;
+  await made.close();
+  throw new EpError('EP_UNSUPPORTED', `${WHERE}: the device memory of ${transport.name} is not in native hands`);
 }
 
 /**
  * Collective over the world of the transport. `EP_UNSUPPORTED` where it has no device memory, `EP_MISMATCH` naming ranks with other options, `EP_INVALID_ARGUMENT` when the
  * kernels of the ranks on this GPU could not all run at once.
  */
-export async function openDeviceEngine(host: GroupEngine, init: DeviceInit): Promise<GroupEngine> {
+export async function openDeviceEngine(host: PortableEngine, init: DeviceInit): Promise<GroupEngine> {
   const { transport, store, stream, timeoutMs, signal } = init;
   let memory: DeviceMemory | undefined;
+  let rings: DeviceMemory | undefined;
   let group: NativeGpuGroup | undefined;
   try {
     const lanes = checkInteger(init.lanes ?? DEFAULT_LANES, 'lanes', WHERE, 32, DEFAULT_LANES);
@@ -319,21 +359,18 @@ export async function openDeviceEngine(host: GroupEngine, init: DeviceInit): Pro
     }
     const limits = { timeoutMs, ...(signal && { signal }) };
     const signalSlots = EP_GROUP_MOST_BLOCKS * host.size;
-    const made = await transport.allocate({ byteLength: stagingBytes, signalSlots, space: 'device', ...limits });
-    if (!(made instanceof DeviceMemory)) {
-      await made.close();
-      throw new EpError('EP_UNSUPPORTED', `${WHERE}: the device memory of ${transport.name} is not in native hands`);
-    }
-    memory = made;
+    const ringsBytes = ringBytesOf(Math.ceil(stagingBytes / 4), host.size) * host.size;
+    memory = await allocate(transport, { byteLength: stagingBytes, signalSlots, ...limits });
+    rings = await allocate(transport, { byteLength: ringsBytes, signalSlots: 1, ...limits });
     let refused: unknown;
     try {
-      if (stream?.device?.index !== made.device) {
+      if (stream?.device?.index !== memory.device) {
         throw new EpError(
           'EP_INVALID_ARGUMENT',
-          `${WHERE}: the stream is of GPU ${stream?.device?.index}, ${transport.name} was opened for GPU ${made.device}`,
+          `${WHERE}: the stream is of GPU ${stream?.device?.index}, ${transport.name} was opened for GPU ${memory.device}`,
         );
       }
-      group = new (native().binding.GpuGroup)({ memory: made.nativeMemory(WHERE), blocks, lanes });
+      group = new (native().binding.GpuGroup)({ memory: memory.nativeMemory(WHERE), blocks, lanes });
     } catch (error) {
       refused = error;
     }
@@ -358,9 +395,10 @@ export async function openDeviceEngine(host: GroupEngine, init: DeviceInit): Pro
       );
     }
     const common = Math.min(...told.map((one) => one.blocks!));
-    return new DeviceGroupEngine(host, init, memory, group, group.layOut(common));
+    return new DeviceGroupEngine(host, init, { memory, group, rings, slotBytes: group.layOut(common) });
   } catch (error) {
     group?.release();
+    await rings?.close();
     await memory?.close();
     await host.close();
     throw error;

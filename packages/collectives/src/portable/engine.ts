@@ -18,7 +18,6 @@
  *   an object each.
  */
 import { checkInteger, formatRanks, invalid } from '@ep/core';
-import type { GroupEngine } from '../engine.js';
 import { arenaOf } from './arena.js';
 import { PortableEngine } from './group.js';
 import { HostLevel } from './host-level.js';
@@ -48,7 +47,7 @@ function checkMembers({ transport, ranks, rank }: PortableEngineOptions): void {
  * Resolves when the members have agreed on a section of the arena, for which only rank 0 of the group is awaited; peers are connected to in the background. Rejects
  * with `EP_INVALID_ARGUMENT`, `EP_CAPACITY` (no section is free, or too little staging), `EP_TIMEOUT`, or what the transport or the store throw.
  */
-export async function openPortableEngine(options: PortableEngineOptions): Promise<GroupEngine> {
+export async function openPortableEngine(options: PortableEngineOptions): Promise<PortableEngine> {
   checkMembers(options);
   const { transport, store, name, rank, timeoutMs, signal, stagingBytes, maxGroups } = options;
   const arena = await arenaOf({ transport, store, timeoutMs, signal, stagingBytes, maxGroups });

@@ -1,7 +1,9 @@
 /** The engine of one group on one rank: its channels, and what is told over them. */
 import { setTimeout } from 'node:timers/promises';
 import { createStorage, type DType, EpError, isEpError, linkSignals, Resource, type Storage } from '@ep/core';
+import type { Freight } from '../device/freight.js';
 import type {
+  Data,
   Elastic,
   EngineCall,
   EngineEnd,
@@ -199,15 +201,20 @@ export class PortableEngine extends Resource implements GroupEngine {
     return this.#collectives.run(call);
   };
 
-  readonly send = async (call: SendCall): Promise<void> => {
+  readonly send = async (call: SendCall<Data>): Promise<void> => {
     this.checkOpen('send');
     await this.#messages.send(call);
   };
 
-  readonly recv = async (call: RecvCall): Promise<RecvEnd> => {
+  readonly recv = async (call: RecvCall<Data>): Promise<RecvEnd> => {
     this.checkOpen('recv');
     return this.#messages.recv(call);
   };
+
+  /** From now on messages are also of tensors on its GPU; it is closed after this engine. */
+  carry(freight: Freight): void {
+    this.#messages.carry(freight);
+  }
 
   readonly view = (): GroupView => {
     const { changes, active } = this.#membership;
@@ -371,6 +378,12 @@ export class PortableEngine extends Resource implements GroupEngine {
         break;
       case 'grant':
         this.#messages.onGrant(from, record.id);
+        break;
+      case 'piece':
+        this.#messages.onPiece(from, record);
+        break;
+      case 'taken':
+        this.#messages.onTaken(from, record.at);
         break;
       case 'cancel':
         this.#messages.onCancel(from, record);

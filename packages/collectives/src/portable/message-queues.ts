@@ -1,8 +1,9 @@
 /** Messages that have not ended, and when their time begins: at the head of those with the same peer and tag. */
 import { EpError, formatRanks } from '@ep/core';
-import type { RecvCall, RecvEnd, SendCall } from '../engine.js';
+import type { Cargo } from '../device/freight.js';
+import type { Data, Elements, RecvCall, RecvEnd, SendCall } from '../engine.js';
 import { listenToAbort } from './abort.js';
-import { bytesOf, type Chunk, type Stream } from './chunks.js';
+import { bytesOf, type Chunk } from './chunks.js';
 
 interface Settle<T> {
   readonly resolve: (value: T) => void;
@@ -39,7 +40,7 @@ export class MessageQueues {
   }
 }
 
-abstract class Message<C extends SendCall | RecvCall, T> implements Queued {
+abstract class Message<C extends SendCall<Data> | RecvCall<Data>, T> implements Queued {
   readonly call: C;
   readonly key: string;
   /** Takes it out of the books; and tells the peer that it is cut off, where the peer can know of it. */
@@ -50,13 +51,15 @@ abstract class Message<C extends SendCall | RecvCall, T> implements Queued {
   readonly #stopListening: () => void;
   #timer: NodeJS.Timeout | undefined;
   #ended = false;
+  #copies = 0;
+  #settleLate: (() => void) | undefined;
 
   protected constructor(kind: 'send' | 'recv', call: C, queues: MessageQueues, settle: Settle<T>) {
     this.call = call;
     this.key = `${kind} ${call.peer} ${call.tag}`;
     this.#queues = queues;
     this.#settle = settle;
-    this.#stopListening = listenToAbort(call.signal, () => this.#cut(call.signal!.reason));
+    this.#stopListening = listenToAbort(call.signal, () => this.cut(call.signal!.reason));
   }
 
   enqueue(): void {
@@ -66,24 +69,40 @@ abstract class Message<C extends SendCall | RecvCall, T> implements Queued {
   activate(): void {
     const { timeoutMs } = this.call;
     if (timeoutMs === Number.POSITIVE_INFINITY) return;
-    this.#timer = setTimeout(() => this.#cut(this.timeoutError()), Math.min(timeoutMs, 2 ** 31 - 1));
+    this.#timer = setTimeout(() => this.cut(this.timeoutError()), Math.min(timeoutMs, 2 ** 31 - 1));
   }
 
   protected succeed(value: T): void {
-    if (this.#close()) this.#settle.resolve(value);
+    if (this.#close()) this.#afterCopies(() => this.#settle.resolve(value));
   }
 
   /** Ends it badly; the peer knows already, or never heard of it. */
   fail(error: unknown): void {
-    if (this.#close()) this.#settle.reject(error);
+    if (this.#close()) this.#afterCopies(() => this.#settle.reject(error));
+  }
+
+  /** HAZARD: a device that copies from or to the caller's tensor does so until `copy` has ended, however the message ends: the caller must not be told before. */
+  hold(copy: Promise<unknown>): void {
+    this.#copies++;
+    const ended = (): void => {
+      this.#copies--;
+      if (this.#copies === 0) this.#settleLate?.();
+    };
+    copy.then(ended, ended);
   }
 
   protected abstract timeoutError(): EpError;
 
-  #cut(error: unknown): void {
+  /** Ends it badly, and tells the peer. */
+  cut(error: unknown): void {
     if (this.#ended) return;
     this.fail(error);
     this.onCut(error);
+  }
+
+  #afterCopies(settle: () => void): void {
+    if (this.#copies === 0) settle();
+    else this.#settleLate = settle;
   }
 
   #close(): boolean {
@@ -101,14 +120,17 @@ abstract class Message<C extends SendCall | RecvCall, T> implements Queued {
   protected abstract stop(): void;
 }
 
-export class OutgoingMessage extends Message<SendCall, void> {
+export class OutgoingMessage extends Message<SendCall<Data>, void> {
   readonly id: number;
+  /** Of a tensor on a GPU. */
+  readonly cargo: Cargo | undefined;
   /** Once it was granted. */
-  stream: Stream | undefined;
+  sending: { readonly cut: () => void } | undefined;
 
-  constructor(id: number, call: SendCall, queues: MessageQueues, settle: Settle<void>) {
+  constructor(id: number, call: SendCall<Data>, queues: MessageQueues, settle: Settle<void>, cargo?: Cargo) {
     super('send', call, queues, settle);
     this.id = id;
+    this.cargo = cargo;
   }
 
   end(): void {
@@ -116,12 +138,12 @@ export class OutgoingMessage extends Message<SendCall, void> {
   }
 
   protected override stop(): void {
-    this.stream?.cut();
+    this.sending?.cut();
   }
 
   protected override timeoutError(): EpError {
     const { peer, tag, timeoutMs } = this.call;
-    const what = this.stream === undefined ? 'did not ask for it' : 'did not take all of it';
+    const what = this.sending === undefined ? 'did not ask for it' : 'did not take all of it';
     return new EpError(
       'EP_TIMEOUT',
       `send to rank ${peer} with tag ${tag}: rank ${peer} ${what} within ${timeoutMs} ms`,
@@ -132,15 +154,16 @@ export class OutgoingMessage extends Message<SendCall, void> {
   }
 }
 
-export class IncomingMessage extends Message<RecvCall, RecvEnd> {
-  readonly #target: Uint8Array;
+export class IncomingMessage extends Message<RecvCall<Data>, RecvEnd> {
+  /** Into a tensor on a GPU. */
+  readonly cargo: Cargo | undefined;
   #source = -1;
   #byteLength = 0;
   #taken = 0;
 
-  constructor(call: RecvCall, queues: MessageQueues, settle: Settle<RecvEnd>) {
+  constructor(call: RecvCall<Data>, queues: MessageQueues, settle: Settle<RecvEnd>, cargo?: Cargo) {
     super('recv', call, queues, settle);
-    this.#target = bytesOf(call.data);
+    this.cargo = cargo;
   }
 
   match(source: number, byteLength: number): void {
@@ -149,8 +172,13 @@ export class IncomingMessage extends Message<RecvCall, RecvEnd> {
   }
 
   take({ payload, byteOffset }: Chunk): void {
-    this.#target.set(payload, byteOffset);
-    this.#taken += payload.byteLength;
+    bytesOf(this.call.data as Elements).set(payload, byteOffset);
+    this.took(payload.byteLength);
+  }
+
+  /** So many more bytes lie where they belong. */
+  took(byteLength: number): void {
+    this.#taken += byteLength;
     if (this.#taken === this.#byteLength) this.end();
   }
 

@@ -3,13 +3,23 @@
  * bytes come, through the bounded slots of a lane of their own. So no message waits in anybody's memory but its sender's, an offer that nobody takes
  * holds up nothing else, and collectives and messages do not wait for each other.
  *
+ * Between tensors of GPUs the bytes go their own way (device/freight.ts); a message from one kind of memory to the other is a mismatch.
+ *
  * A message that fails (time, abort, mismatch) fails alone, on both sides: the other one is told.
  */
 import { EpError, formatRanks } from '@ep/core';
-import type { RecvCall, RecvEnd, SendCall } from '../engine.js';
+import { DeviceElements } from '../device/elements.js';
+import type { Cargo, Freight } from '../device/freight.js';
+import type { Data, Elements, RecvCall, RecvEnd, SendCall } from '../engine.js';
 import { bytesOf, readChunk, Stream } from './chunks.js';
 import { IncomingMessage, MessageQueues, OutgoingMessage } from './message-queues.js';
-import { type ControlRecord, describeError, type OfferRecord, type RefusalRecord } from './records.js';
+import {
+  type ControlRecord,
+  describeError,
+  type OfferRecord,
+  type PieceRecord,
+  type RefusalRecord,
+} from './records.js';
 import type { Traces } from './traces.js';
 
 const ANY_SOURCE = -1;
@@ -39,6 +49,7 @@ export class Messages {
   readonly #posted: IncomingMessage[] = [];
   readonly #queues = new MessageQueues();
   #nextId = 1;
+  #freight: Freight | undefined;
   #broken: { readonly error: unknown } | undefined;
 
   constructor(init: MessagesInit) {
@@ -47,13 +58,20 @@ export class Messages {
     this.#granted = Array.from({ length: init.size }, () => new Map());
   }
 
-  send(call: SendCall): Promise<void> {
+  /** From now on messages are also of tensors on its GPU. */
+  carry(freight: Freight): void {
+    this.#freight = freight;
+  }
+
+  /** Throws `EP_INVALID_ARGUMENT` for a tensor that is not on the group's GPU. */
+  send(call: SendCall<Data>): Promise<void> {
     const { rank, traces, isGone, tell } = this.#init;
     const { peer, tag, data } = call;
+    const cargo = this.#load(data);
     traces.call('send');
     return new Promise((resolve, reject) => {
       const id = this.#nextId++;
-      const message = new OutgoingMessage(id, call, this.#queues, { resolve, reject });
+      const message = new OutgoingMessage(id, call, this.#queues, { resolve, reject }, cargo);
       if (this.#broken !== undefined) return message.fail(this.#broken.error);
       if (isGone(peer)) return message.fail(lostError(`send to rank ${peer}`, [peer]));
       if (call.signal?.aborted === true) return message.fail(call.signal.reason);
@@ -72,10 +90,12 @@ export class Messages {
     });
   }
 
-  recv(call: RecvCall): Promise<RecvEnd> {
+  /** As `send`. */
+  recv(call: RecvCall<Data>): Promise<RecvEnd> {
+    const cargo = this.#load(call.data);
     this.#init.traces.call('recv');
     return new Promise((resolve, reject) => {
-      const message = new IncomingMessage(call, this.#queues, { resolve, reject });
+      const message = new IncomingMessage(call, this.#queues, { resolve, reject }, cargo);
       if (this.#broken !== undefined) return message.fail(this.#broken.error);
       if (call.signal?.aborted === true) return message.fail(call.signal.reason);
       const index = this.#offers.findIndex((offer) => matches(message, offer));
@@ -102,19 +122,48 @@ export class Messages {
     const message = this.#outgoing[from]!.get(id);
     if (message === undefined) return;
     const { data } = message.call;
+    const onSent = (byteLength: number): void => this.#init.traces.wrote('send', byteLength);
+    const onConsumed = (): void => message.end();
     if (data.byteLength === 0) {
       message.end();
+    } else if (message.cargo !== undefined) {
+      message.sending = this.#freight!.send(from, {
+        cargo: message.cargo,
+        onPiece: (piece) => {
+          onSent(piece.bytes);
+          this.#init.tell(from, { kind: 'piece', id, ...piece });
+        },
+        onConsumed,
+        onFailed: (error) => message.cut(error),
+        hold: (copy) => message.hold(copy),
+      });
+    } else {
+      const stream = new Stream({ id, stream: 0, bytes: bytesOf(data as Elements), onSent, onConsumed });
+      message.sending = stream;
+      this.#init.send(from, stream);
+    }
+  }
+
+  /** HAZARD: whatever has become of the message, the peer must hear when the piece is not read any more: until then it keeps the room. */
+  onPiece(from: number, piece: PieceRecord): void {
+    const message = this.#granted[from]!.get(piece.id);
+    const taken = (): void => this.#init.tell(from, { kind: 'taken', at: piece.at });
+    if (message?.cargo === undefined) {
+      taken();
       return;
     }
-    const stream = new Stream({
-      id,
-      stream: 0,
-      bytes: bytesOf(data),
-      onSent: (byteLength) => this.#init.traces.wrote('send', byteLength),
-      onConsumed: () => message.end(),
-    });
-    message.stream = stream;
-    this.#init.send(from, stream);
+    const copy = this.#freight!.receive(from, piece, message.cargo);
+    message.hold(copy);
+    copy
+      .then(
+        () => message.took(piece.bytes),
+        (error) => message.cut(error),
+      )
+      .finally(taken);
+  }
+
+  onTaken(from: number, at: number): void {
+    this.#freight?.onTaken(from, at);
   }
 
   onCancel(from: number, record: RefusalRecord): void {
@@ -191,15 +240,48 @@ export class Messages {
     message.onEnd = () => granted.delete(id);
     message.onCut = (error) => this.#refuse(from, id, error);
     if (from === rank) {
-      const sent = this.#outgoing[rank]!.get(id)!;
-      bytesOf(data).set(bytesOf(sent.call.data));
-      message.end();
-      sent.end();
+      this.#pass(message, this.#outgoing[rank]!.get(id)!);
       return;
     }
-    traces.signalled('recv');
-    tell(from, { kind: 'grant', id });
-    if (bytes === 0) message.end();
+    const grant = (): void => {
+      if (granted.get(id) !== message) return;
+      traces.signalled('recv');
+      tell(from, { kind: 'grant', id });
+      if (bytes === 0) message.end();
+    };
+    // Not before its bytes may come: those that could not be taken yet would hold up other messages.
+    if (message.cargo === undefined || bytes === 0) grant();
+    else message.cargo.ready.then(grant, (error) => message.cut(error));
+  }
+
+  /** From this rank to itself. */
+  #pass(message: IncomingMessage, sent: OutgoingMessage): void {
+    const { data } = sent.call;
+    const end = (): void => {
+      message.end();
+      sent.end();
+    };
+    if (message.cargo === undefined || sent.cargo === undefined) {
+      bytesOf(message.call.data as Elements).set(bytesOf(data as Elements));
+      end();
+    } else if (data.byteLength === 0) {
+      end();
+    } else {
+      void this.#passOnDevice(message, message.cargo, sent, sent.cargo).then(end, (error) => message.cut(error));
+    }
+  }
+
+  async #passOnDevice(message: IncomingMessage, to: Cargo, sent: OutgoingMessage, from: Cargo): Promise<void> {
+    await Promise.all([to.ready, from.ready]);
+    if (this.#granted[this.#init.rank]!.get(sent.id) !== message) return;
+    const copy = this.#freight!.pass(from, to);
+    message.hold(copy);
+    sent.hold(copy);
+    await copy;
+  }
+
+  #load(data: Data): Cargo | undefined {
+    return data instanceof DeviceElements ? this.#freight!.load(data) : undefined;
   }
 
   #refuse(from: number, id: number, error: unknown): void {
@@ -231,7 +313,8 @@ function matches({ call }: IncomingMessage, { from, record }: Offer): boolean {
 }
 
 /** Elements carry no dtype of their own: their array type is what both sides can compare. */
-function dtypeOf(data: { readonly constructor: { readonly name: string } }): string {
+function dtypeOf(data: Data): string {
+  if (data instanceof DeviceElements) return `${data.dtype} on a GPU`;
   return data instanceof Uint8Array ? 'Uint8Array' : data.constructor.name;
 }
 

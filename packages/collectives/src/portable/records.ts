@@ -78,6 +78,21 @@ export interface GrantRecord {
   readonly id: number;
 }
 
+/** Of a granted message between tensors of GPUs: bytes of it lie in its sender's staging memory, at an offset into what it has for the reader. */
+export interface PieceRecord {
+  readonly kind: 'piece';
+  readonly id: number;
+  readonly at: number;
+  readonly byteOffset: number;
+  readonly bytes: number;
+}
+
+/** What lay there has been read. Sent for every piece, whatever has become of its message. */
+export interface TakenRecord {
+  readonly kind: 'taken';
+  readonly at: number;
+}
+
 export interface RefusalRecord {
   readonly kind: 'cancel' | 'refuse';
   readonly id: number;
@@ -97,6 +112,8 @@ export type ControlRecord =
   | ByeRecord
   | OfferRecord
   | GrantRecord
+  | PieceRecord
+  | TakenRecord
   | RefusalRecord;
 
 export const RECORD_BYTES = 1024;

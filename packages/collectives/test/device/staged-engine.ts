@@ -1,8 +1,8 @@
 /**
- * The cases of process groups over calls on a device: whatever a collective call is given in host memory is copied to the GPU, the call is made there, and results are copied
- * back. Messages, and groups of some ranks, stay what they are over the transport.
+ * The cases of process groups over calls on a device: whatever a call or message is given in host memory is copied to the GPU, the call is made there, and results are copied
+ * back. Groups of some ranks stay what they are over the transport.
  */
-import { Resource } from '@ep/core';
+import { type DType, Resource } from '@ep/core';
 import {
   GpuCopier,
   type GpuQueue,
@@ -15,7 +15,30 @@ import {
 } from '@ep/native';
 import { type EngineFactory, engineFactory, type GroupTransport } from '../../src/backends.js';
 import { DeviceElements } from '../../src/device/elements.js';
-import type { DeviceCall, Elements, EngineCall, EngineEnd, GroupEngine } from '../../src/engine.js';
+import type {
+  DeviceCall,
+  Elements,
+  EngineCall,
+  EngineEnd,
+  GroupEngine,
+  RecvCall,
+  RecvEnd,
+  SendCall,
+} from '../../src/engine.js';
+
+/** Of the array types that carry elements: one of each. */
+const DTYPES: Readonly<Record<string, DType>> = {
+  Float64Array: 'f64',
+  Float32Array: 'f32',
+  BigInt64Array: 'i64',
+  BigUint64Array: 'u64',
+  Int32Array: 'i32',
+  Uint32Array: 'u32',
+  Int16Array: 'i16',
+  Uint16Array: 'u16',
+  Int8Array: 'i8',
+  Uint8Array: 'u8',
+};
 
 const ARENA_BYTES = 2 ** 22;
 
@@ -41,8 +64,6 @@ class StagedEngine extends Resource implements GroupEngine {
   readonly name: string;
   readonly rank: number;
   readonly size: number;
-  readonly send: GroupEngine['send'];
-  readonly recv: GroupEngine['recv'];
   readonly view: GroupEngine['view'];
   readonly allocate: GroupEngine['allocate'];
   readonly trace: GroupEngine['trace'];
@@ -61,8 +82,6 @@ class StagedEngine extends Resource implements GroupEngine {
     this.name = inner.name;
     this.rank = inner.rank;
     this.size = inner.size;
-    this.send = inner.send;
-    this.recv = inner.recv;
     this.view = inner.view;
     this.allocate = inner.allocate;
     this.trace = inner.trace;
@@ -74,6 +93,48 @@ class StagedEngine extends Resource implements GroupEngine {
     this.#tail = end.catch(() => {});
     return end;
   };
+
+  /** HAZARD: posted before anything is awaited, since messages match in that order. What is sent is still on its way on the stream then. */
+  readonly send = async (call: SendCall): Promise<void> => {
+    const { data } = call;
+    const { block, elements } = this.#blockFor(data);
+    const pinned = new (native().binding.GpuPinned)(openGpus().library, 0, elements.byteLength + 1);
+    new Uint8Array(pinned.window()).set(bytesOf(data));
+    const copied = this.#queue.follow((stream) => {
+      stream.copy(block, elements.place.byteOffset, pinned, 0, elements.byteLength);
+      return stream.follow(-1);
+    });
+    try {
+      await this.#inner.device!.send({ ...call, data: elements });
+    } finally {
+      await copied;
+      block.release();
+    }
+  };
+
+  readonly recv = async (call: RecvCall): Promise<RecvEnd> => {
+    const { block, elements } = this.#blockFor(call.data);
+    try {
+      const end = await this.#inner.device!.recv({ ...call, data: elements });
+      await this.#copier.read(block, elements.place.byteOffset, bytesOf(call.data).subarray(0, end.byteLength));
+      return end;
+    } finally {
+      block.release();
+    }
+  };
+
+  /** Device memory of a message, now and then at an odd multiple of its elements. */
+  #blockFor(of: Elements): {
+    readonly block: NativeGpuMemory;
+    readonly elements: DeviceElements;
+  } {
+    const { length, byteLength, BYTES_PER_ELEMENT } = of;
+    const byteOffset = length % 3 === 0 ? BYTES_PER_ELEMENT : 0;
+    const block = new (native().binding.GpuMemory)(openGpus().library, 0, byteOffset + byteLength + 1);
+    const dtype = DTYPES[of.constructor.name]!;
+    const address = block.address() + BigInt(byteOffset);
+    return { block, elements: new DeviceElements(dtype, 0, address, length, { operand: block, byteOffset }) };
+  }
 
   async #staged(call: EngineCall): Promise<EngineEnd> {
     const placed = this.#place(call);

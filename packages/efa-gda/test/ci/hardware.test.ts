@@ -3,6 +3,9 @@
  * that a doorbell rang, and which wakes nobody.
  */
 import { describeGin, describeTransport } from '@ep/conformance';
+import { expect, it } from 'vitest';
+import { driverParameters, peerMapping } from '../../src/peer-mapping.js';
+import { hardware } from '../shim-provider.mjs';
 
 const common = {
   provider: { module: new URL('../shim-provider.mjs', import.meta.url).href, name: 'hardware' },
@@ -24,4 +27,11 @@ describeTransport('efa-gda (hardware, over the shim)', {
 describeGin('efa-gda (hardware, over the shim), GIN contexts', {
   ...common,
   expected: new URL('../shim-gin-conformance.expected.json', import.meta.url),
+});
+
+it('says of a device whether GPUs may map its doorbells', async () => {
+  expect(await hardware.probe()).toMatchObject({
+    available: true,
+    devices: [{ detail: { peerMapping: peerMapping(driverParameters()) } }],
+  });
 });
