@@ -45,6 +45,7 @@ set(EP_CORE_SOURCES
   core/ibgda/commands.cpp
   core/ibgda/connect.cpp
   core/ibgda/control_memory.cpp
+  core/ibgda/control_places.cpp
   core/ibgda/device_choice.cpp
   core/ibgda/gid.cpp
   core/ibgda/gpu_memory.cpp
@@ -200,6 +201,7 @@ set(EP_TESTS
   tests/device/number_test.cpp
   tests/device/replica_sum_test.cpp
   tests/device/simt_test.cpp
+  tests/collective/board_test.cpp
   tests/collective/elastic_test.cpp
   tests/collective/group_messages_test.cpp
   tests/collective/group_test.cpp

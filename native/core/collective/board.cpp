@@ -369,7 +369,7 @@ absence group_board::look(uint64_t sequence, int32_t* who) {
     *who = r;
     // Of what was given up before the ranks agreed anew, or by one that was taken out since, nobody speaks any more.
     if (frozen(member(r))) continue;
-    if (fault != 0 && fault <= sequence && fault >= repaired_sequence_) return absence::gave_up;
+    if (group_fault_counts(fault, sequence, repaired_sequence_)) return absence::gave_up;
   }
   for (const int32_t r : missing()) {
     *who = r;
@@ -608,11 +608,11 @@ std::vector<int32_t> group_board::active_in(uint64_t epoch) const {
   return found == views_.end() ? std::vector<int32_t>{} : found->second;
 }
 
-void group_board::give_up(uint64_t sequence, uint32_t status) {
+void group_board::give_up(uint64_t sequence, bool repairs, uint32_t status) {
   group_member& own = member(rank_);
   if (shared(own.fault).load(std::memory_order_relaxed) != 0) return;
   own.fault_status = status;
-  shared(own.fault).store(sequence, std::memory_order_seq_cst);
+  shared(own.fault).store(group_fault(sequence, repairs), std::memory_order_seq_cst);
   wake_peers();
 }
 

@@ -137,8 +137,8 @@ class group_board {
     return owner != nullptr && decided_in(*owner, epoch_ + 1) >> 16 == epoch_ + 1 && pending_view() != nullptr;
   }
 
-  // This rank gives up the call `sequence` and does not come to later ones, unless the ranks agree anew.
-  void give_up(uint64_t sequence, uint32_t status);
+  // This rank gives up the call `sequence` and does not come to later ones, unless the ranks agree anew; `repairs`: that was what the call was for.
+  void give_up(uint64_t sequence, bool repairs, uint32_t status);
   // Agrees with the others on an epoch in which everybody begins with the call `sequence`, whatever became of those before. False: no longer a member.
   bool repair(uint64_t sequence);
   uint64_t repaired_sequence() const { return repaired_sequence_; }

@@ -34,6 +34,11 @@ struct group_line {
 };
 static_assert(sizeof(group_line) == 64, "tick and small payload are one cache line: one miss for both");
 
+// A call that was given up, by its number. HAZARD: whether it was one that repairs counts: others may agree anew under the very number of a call that was given up before.
+constexpr uint64_t group_fault(uint64_t sequence, bool repairs) { return sequence << 1 | (repairs ? 1 : 0); }
+// Of a call up to `sequence`, and of none that was over when the ranks agreed anew under the number `repaired`.
+constexpr bool group_fault_counts(uint64_t fault, uint64_t sequence, uint64_t repaired) { return fault != 0 && fault >> 1 <= sequence && fault > group_fault(repaired, false); }
+
 constexpr uint32_t group_no_segment = 0xffffffffu;
 constexpr uint32_t group_flag_input = 1;  // all that this rank gives lies in group memory
 constexpr uint32_t group_flag_output = 2; // all that it takes does
@@ -135,7 +140,7 @@ struct group_member {
   } steps[group_ring];
   group_call calls[group_ring];
   uint64_t ready_epoch; // this rank takes part in that epoch
-  // Sequence of the call that this rank gave up, 0: none. It does not come to later ones either.
+  // What this rank gave up, 0: nothing; see group_fault. It does not come to later calls either.
   uint64_t fault;
   uint32_t fault_status; // EP_STATUS_*
   uint32_t frozen;       // all lines are: written behind the last of them

@@ -130,7 +130,7 @@ bool collective_run::fits() const {
 void collective_run::give_up(uint32_t status) {
   // Others have left it behind. HAZARD: they must not take it for their own, later one.
   if (!repairs() && sequence_ <= board_->repaired_sequence()) return;
-  board_->give_up(sequence_, status);
+  board_->give_up(sequence_, repairs(), status);
 }
 
 // Ranks that failed at different calls come to one that repairs under different numbers: the highest is that of all.

@@ -5,6 +5,7 @@
  * that stay takes the last application of each rank whose applicant lives, and publishes who is here from now on. From there on everybody maps everybody, and a new team of all
  * that are here ends it: what one could not do, all hear of.
  */
+import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import {
   checkInteger,
@@ -32,6 +33,7 @@ const HANDLE_BYTES = segmentHandleLayout.byteLength;
 /** How long a rank that is to be replaced may still look alive: its death has been seen by somebody. */
 const DEATH_MS = 1000;
 const LOOK_MS = 10;
+const LIFE_DIGITS = 16;
 
 export interface ReadmitOptions extends WaitOptions {
   /** The one that the world was opened with. */
@@ -49,6 +51,8 @@ export interface MembersInit extends JoinedRanks {
   /** What newcomers must have chosen alike. */
   readonly facts: string;
   readonly timeoutMs: number;
+  /** Called before others come in the places of these. */
+  readonly onReplace: (ranks: readonly Rank[]) => void;
 }
 
 interface Application {
@@ -157,6 +161,12 @@ export class Members {
     return this.#world;
   }
 
+  /** Names the process in a rank's place; empty if nobody is there. */
+  lifeOf(rank: Rank): string {
+    const control = this.#controls[rank]!;
+    return control.byteLength === 0 ? '' : createHash('sha256').update(control).digest('hex').slice(0, LIFE_DIGITS);
+  }
+
   /**
    * Collective over all ranks of the world but those of `joining` and `without`, and over those that come in the place of `joining` (`rejoinRanks`). Resolves with the team of
    * all that are here then, which the caller closes in time. `EP_TIMEOUT` or `EP_PEER_LOST` names who did not come or died; the ranks are then where they were before, and may
@@ -184,6 +194,7 @@ export class Members {
           context: { odd: [leader], joining: plan.joining },
         });
       }
+      this.#init.onReplace(joining);
       for (const one of joining) {
         this.#controls[one] = fromBase64(plan.controls[one]!);
         await this.#replace(one, this.#controls[one], signal);

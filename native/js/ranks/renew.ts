@@ -31,6 +31,23 @@ function parse(blob: Uint8Array<ArrayBuffer>): RankSaid & { readonly handle: Uin
   };
 }
 
+/** Of one rank; see `Succession.inherit`. Peers' parts are stand-ins. */
+export function inheritMemory(allocator: Allocator, size: Size): RankMemory {
+  const { rank, worldSize, context, reach } = allocator;
+  const made = new (native().binding.SymmetricMemory)(context, size.byteLength, size.signalSlots);
+  try {
+    const none = new Uint8Array(0);
+    reach.connect(
+      made,
+      Array.from({ length: worldSize }, (_, peer) => (peer === rank ? made.handle() : none)),
+    );
+    return rankMemoryOf(allocator, size, made);
+  } catch (error) {
+    made.release();
+    throw error;
+  }
+}
+
 /** Collective over the ranks that are here; see `Transport.renew`. Of parts that all ranks map. */
 export async function renewMemory(
   allocator: Allocator,

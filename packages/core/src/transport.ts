@@ -152,6 +152,25 @@ export interface RenewOptions extends Pick<AllocateOptions, 'byteLength' | 'sign
   readonly settle: (memory: SymmetricMemory, said: ReadonlyMap<Rank, RankSaid>) => void;
 }
 
+/** What ranks have of memory beside processes that come in the place of dead ones: one pair of ranks at a time, and while others use it. */
+export interface Succession {
+  /** This process came in the place of another one. */
+  readonly isNew: boolean;
+  /** Names the process in a rank's place; another name once others have come. Empty for a place in which nobody is. */
+  readonly lifeOf: (rank: Rank) => string;
+  /** Calls `listener` before others come in the places of these ranks, of which nothing is to be expected any more. Returns what ends that. */
+  readonly onReplace: (listener: (ranks: readonly Rank[]) => void) => () => void;
+  /** What `replace` needs on other ranks of this rank's part of a memory. */
+  readonly part: (memory: SymmetricMemory) => Uint8Array;
+  /** Of a process that is new, and not collective: its part of memory that the others have, zeroed. What is put to a peer before `replace` is lost. */
+  readonly inherit: (size: Pick<AllocateOptions, 'byteLength' | 'signalSlots'>) => Promise<SymmetricMemory>;
+  /**
+   * From now on the peer's part is this one, at the addresses of the one before. Nothing may be under way to that peer in it. Throws `EP_BUSY` while a thread of this process
+   * that had the part before is closing, and `EP_STALE_HANDLE` if that part is gone.
+   */
+  readonly replace: (memory: SymmetricMemory, peer: Rank, part: Uint8Array) => void;
+}
+
 export interface Transport<in C extends Need> extends Closeable {
   readonly name: string;
   readonly rank: Rank;
@@ -170,6 +189,8 @@ export interface Transport<in C extends Need> extends Closeable {
    * in it from then on; newcomers get theirs, zeroed. Nothing may be under way in it. Absent where a transport cannot let ranks in anew.
    */
   readonly renew?: (options: RenewOptions) => Promise<SymmetricMemory>;
+  /** As `renew`, for memory whose users agree on who uses it. Absent where a transport cannot let ranks in anew. */
+  readonly succession?: Succession;
   readonly connect: (peer: Rank, options?: AbortOptions) => Promise<Endpoint<C>>;
   /** One row for each rank; absent where all are reached alike. */
   readonly routes?: () => readonly Route[];

@@ -27,7 +27,9 @@ import { VERSION } from './version.js';
  * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks.
  */
 async function openShm(member: Member, options: OpenOptions<ShmConfig>): Promise<ShmTransport> {
-  return openBy((own, limits) => joinRanks(own, throughStore(own, own.transport), limits), member, options);
+  const join = (own: JoinOptions & Member, limits: WaitOptions) =>
+    joinRanks(own, throughStore(own, own.transport), limits);
+  return openBy(join, false, member, options);
 }
 
 /**
@@ -35,11 +37,12 @@ async function openShm(member: Member, options: OpenOptions<ShmConfig>): Promise
  * `EP_RENDEZVOUS` where they refuse this rank.
  */
 function rejoinShm(member: Member, options: OpenOptions<ShmConfig>): Promise<ShmTransport> {
-  return openBy(rejoinRanks, member, options);
+  return openBy(rejoinRanks, true, member, options);
 }
 
 async function openBy(
   join: (options: JoinOptions & Member, limits: WaitOptions) => Promise<JoinedRanks>,
+  isNew: boolean,
   member: Member,
   options: OpenOptions<ShmConfig>,
 ): Promise<ShmTransport> {
@@ -49,7 +52,7 @@ async function openBy(
   const { ranksOnHost, timeoutMs } = config;
   const own = { ...member, transport: 'nvshmem:shm', version: VERSION, ranksOnHost, timeoutMs };
   const joined = await join(own, { signal: options.signal, timeoutMs: options.timeoutMs ?? timeoutMs });
-  return new ShmTransport({ rank, worldSize, ...joined, facts: agreedFacts(own), config });
+  return new ShmTransport({ rank, worldSize, ...joined, facts: agreedFacts(own), isNew, config });
 }
 
 /** The providers of this package, by backing. */

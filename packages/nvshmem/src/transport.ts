@@ -11,6 +11,7 @@ import {
   type Rank,
   type RenewOptions,
   Resource,
+  type Succession,
   type SymmetricMemory,
   type Transport,
   type WaitOptions,
@@ -21,6 +22,7 @@ import {
   allocateMemory,
   checkHostAllocation,
   checkLimits,
+  inheritMemory,
   type Liveness,
   Members,
   RankMemory,
@@ -63,6 +65,8 @@ export interface ShmTransportInit {
   readonly round: number;
   /** What ranks that come later must have chosen alike. */
   readonly facts: string;
+  /** This process came in the place of another one. */
+  readonly isNew: boolean;
   readonly config: ResolvedShmConfig;
 }
 
@@ -74,12 +78,20 @@ export class ShmTransport extends Resource implements Transport<Need> {
   readonly #members: Members;
   readonly #init: ShmTransportInit;
   readonly #endpoints = new Map<Rank, ShmEndpoint>();
+  readonly #listeners = new Set<(ranks: readonly Rank[]) => void>();
 
   constructor(init: ShmTransportInit) {
     super('nvshmem:shm transport');
     this.rank = init.rank;
     this.worldSize = init.worldSize;
-    this.#members = new Members({ ...init, transport: this.name, timeoutMs: init.config.timeoutMs });
+    this.#members = new Members({
+      ...init,
+      transport: this.name,
+      timeoutMs: init.config.timeoutMs,
+      onReplace: (ranks) => {
+        for (const listener of [...this.#listeners]) listener(ranks);
+      },
+    });
     this.children.add(init.world);
     this.#init = init;
   }
@@ -107,7 +119,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
   /**
    * Lets ranks in that come in the place of dead ones (`nvshmem.shm.rejoin`), as processes or threads of this host. Collective over all ranks but those of `joining` and `without`,
    * and over the newcomers. From then on `world` has all ranks that are here, allocations are theirs, and memory that there was before is renewed by whoever has it
-   * (`MoeBuffer.updateMembers`); teams of before stay without the newcomers. `EP_TIMEOUT` or `EP_PEER_LOST` names who did not come, or died: nothing has changed
+   * (`MoeBuffer.updateMembers`, `ProcessGroup.recoverRanks`); teams of before stay without the newcomers. `EP_TIMEOUT` or `EP_PEER_LOST` names who did not come, or died: nothing has changed
    * then, and a later call may do it. `EP_INVALID_ARGUMENT` where a rank to be replaced lives, `EP_RENDEZVOUS` where a newcomer has another version or configuration.
    */
   readmit(options: ReadmitOptions): Promise<void> {
@@ -135,6 +147,28 @@ export class ShmTransport extends Resource implements Transport<Need> {
         return options.memory === made ? made : this.children.add(made);
       });
     });
+
+  get succession(): Succession {
+    return {
+      isNew: this.#init.isNew,
+      lifeOf: (rank) => this.#members.lifeOf(rank),
+      onReplace: (listener) => {
+        this.#listeners.add(listener);
+        return () => this.#listeners.delete(listener);
+      },
+      part: (memory) => this.#own(memory, 'part').nativeMemory('part').handle(),
+      inherit: (options) =>
+        this.guard('inherit', async () => {
+          const size = checkHostAllocation(options, this, { refusesOver: MAPS_OWN });
+          const made: RankMemory = inheritMemory(
+            this.#allocator(() => this.children.remove(made)),
+            size,
+          );
+          return this.children.add(made);
+        }),
+      replace: (memory, peer, part) => this.#own(memory, 'replace').nativeMemory('replace').replace(peer, part),
+    };
+  }
 
   /** Collective over the world. `EP_PEER_LOST` or `EP_TIMEOUT` names who has not come. */
   async barrier(options?: WaitOptions): Promise<void> {
@@ -182,13 +216,10 @@ export class ShmTransport extends Resource implements Transport<Need> {
 
   readonly device = (memory: SymmetricMemory): DeviceHandle<Need> => {
     this.checkOpen('device');
-    if (!(memory instanceof RankMemory) || memory.context !== this.#init.context) {
-      throw new EpError('EP_INVALID_ARGUMENT', 'device: the memory belongs to another transport');
-    }
     return {
       kind: 'memory:load-store',
       abi: native().binding.abi,
-      bytes: memory.nativeMemory('device').deviceHandle(),
+      bytes: this.#own(memory, 'device').nativeMemory('device').deviceHandle(),
     };
   };
 
@@ -205,6 +236,11 @@ export class ShmTransport extends Resource implements Transport<Need> {
         return team && this.children.add(team);
       });
     });
+  }
+
+  #own(memory: SymmetricMemory, where: string): RankMemory {
+    if (memory instanceof RankMemory && memory.context === this.#init.context) return memory;
+    throw new EpError('EP_INVALID_ARGUMENT', `${where}: the memory belongs to another transport`);
   }
 
   #allocator(onRelease: () => void): Allocator {

@@ -10,6 +10,7 @@
  * A rank that gives up writes that in the place of what it waits for; one of both is first. Members that find it take the rank for lost.
  */
 import { isEpError, type Store } from '@ep/core';
+import { lifeIn, readyKey, saysLeft } from './meeting.js';
 
 const NOTHING = new Uint8Array(0);
 const GIVEN_UP = Uint8Array.of(0);
@@ -40,11 +41,22 @@ export interface Admission {
   readonly admitted: readonly Attempt[];
 }
 
-/** What a member has found of a rank that takes no part: the number of its attempt, 0 if it makes none; undefined if it is not there. */
-export async function attemptOf(store: Store, key: string, rank: number, ready: string): Promise<number | undefined> {
+/** Which process asks, and how often that rank has. */
+const parseAsk = (bytes: Uint8Array): { readonly attempt: number; readonly life: string } => {
+  const [attempt, life = ''] = Buffer.from(bytes).toString().split(' ');
+  return { attempt: Number(attempt), life };
+};
+
+/**
+ * What a member has found of a rank that takes no part: the number of its attempt, 0 if it makes none; undefined if it is not there. HAZARD: what a process has said that died
+ * in this place, another one has not.
+ */
+export async function attemptOf(store: Store, key: string, rank: number, life: string): Promise<number | undefined> {
   const asks = await readKey(store, askKey(key, rank));
-  if (asks !== undefined) return Number(Buffer.from(asks).toString());
-  return (await readKey(store, ready))?.byteLength === 1 ? 0 : undefined;
+  const asked = asks && parseAsk(asks);
+  if (asked?.life === life) return asked.attempt;
+  const ready = await readKey(store, readyKey(key, rank));
+  return ready !== undefined && !saysLeft(ready) && lifeIn(ready) === life ? 0 : undefined;
 }
 
 async function readKey(store: Store, key: string): Promise<Uint8Array | undefined> {
@@ -68,12 +80,12 @@ export async function answer(store: Store, key: string, attempt: Attempt, admiss
 export async function ask(
   store: Store,
   key: string,
-  rank: number,
+  { rank, life }: { readonly rank: number; readonly life: string },
   limits: { readonly timeoutMs: number; readonly signal?: AbortSignal | undefined },
 ): Promise<{ readonly mine: Attempt; readonly admission: Admission }> {
   const mine = { rank, attempt: await store.add(countKey(key, rank), 1) };
   const { timeoutMs, signal } = limits;
-  await store.set(askKey(key, rank), new Uint8Array(Buffer.from(String(mine.attempt))));
+  await store.set(askKey(key, rank), new Uint8Array(Buffer.from(`${mine.attempt} ${life}`)));
   let answered: Uint8Array;
   try {
     answered = await store.get(answerKey(key, mine), { timeoutMs, ...(signal && { signal }) });

@@ -3,12 +3,14 @@
  *
  * Allocation on a transport is collective over its whole world, but a group is opened by its members only. So the first engine that is opened on a transport
  * allocates, on all ranks, one memory with `maxGroups` sections, and each group takes a section, whose number its rank 0 finds in the store. A section is
- * free again when all members have closed their engines in order. Sections of groups that lost a member are never used again: nothing says when the
- * last put of a dead rank has landed.
+ * free again when all members have closed their engines in order. Sections of groups that lost a member are used again only if another process has come in its place: else nothing
+ * says when the last put of a dead rank has landed.
  */
 import { createHash, randomBytes } from 'node:crypto';
 import { checkInteger, EpError, invalid, type Store, type SymmetricMemory, type Transport } from '@ep/core';
 import type { Portable } from './channel.js';
+import { WHERE } from './options.js';
+import { type ArenaShape, Parts, shapeOfOthers } from './parts.js';
 
 const DEFAULT_MAX_GROUPS = 16;
 const SMALLEST_DEFAULT_BYTES = 2 ** 22;
@@ -23,6 +25,8 @@ export interface ArenaOptions {
   readonly maxGroups: number | undefined;
   readonly timeoutMs: number;
   readonly signal: AbortSignal | undefined;
+  /** The first group is one that the others have. */
+  readonly joins: boolean;
 }
 
 export interface Section {
@@ -37,22 +41,36 @@ const NOTHING = new Uint8Array(0);
 const bytes = (text: string): Uint8Array => new Uint8Array(Buffer.from(text));
 const text = (value: Uint8Array): string => Buffer.from(value).toString();
 
+interface ArenaInit extends ArenaShape {
+  readonly memory: SymmetricMemory;
+  readonly store: Store;
+  readonly worldSize: number;
+  /** The others had it before this process was there. */
+  readonly inherited: boolean;
+  /** Over transports that let others in anew. */
+  readonly parts: Parts | undefined;
+}
+
 export class Arena {
   readonly memory: SymmetricMemory;
   readonly sectionBytes: number;
   readonly sections: number;
+  readonly inherited: boolean;
+  readonly parts: Parts | undefined;
   readonly #worldSize: number;
   readonly #store: Store;
   readonly #openings = new Map<string, number>();
   /** Engines of this rank that use it. */
   users = 0;
 
-  constructor(memory: SymmetricMemory, store: Store, worldSize: number, sections: number, sectionBytes: number) {
+  constructor({ memory, store, worldSize, sections, sectionBytes, inherited, parts }: ArenaInit) {
     this.memory = memory;
     this.#store = store;
     this.#worldSize = worldSize;
     this.sections = sections;
     this.sectionBytes = sectionBytes;
+    this.inherited = inherited;
+    this.parts = parts;
   }
 
   /** The sections are agreed on in this store: without it, nobody can take one. */
@@ -91,47 +109,91 @@ export class Arena {
   }
 
   /** Called by every member when all it has put has landed. True for the last one: the section is free again. */
-  async giveBack(section: Section, size: number): Promise<boolean> {
-    const counter = `${sectionKey(section.index)}/closed/${section.token}`;
+  async giveBack(section: Section, rank: number, size: number): Promise<boolean> {
+    const counter = counterKey(section);
+    // HAZARD: before it counts, so that who comes in its place never takes back what was not counted.
+    if (this.parts !== undefined) await this.#store.set(`${counter}/${rank}`, bytes('counted'));
     if ((await this.#store.add(counter, 1)) < size) return false;
     await this.#store.delete(counter);
+    for (let member = 0; this.parts !== undefined && member < size; member++) {
+      await this.#store.delete(`${counter}/${member}`);
+    }
     // Another text each time: whoever compares with an older one must not win.
     await this.#store.set(sectionKey(section.index), bytes(`free ${section.token}`));
     return true;
   }
+
+  /** Of a process in the place of one that may have given the section back. */
+  async takeUp(section: Section, rank: number): Promise<void> {
+    const counter = counterKey(section);
+    if (await this.#store.delete(`${counter}/${rank}`)) await this.#store.add(counter, -1);
+  }
 }
 
+const counterKey = ({ index, token }: Section): string => `${sectionKey(index)}/closed/${token}`;
 const sectionKey = (index: number): string => `collectives/sections/${index}`;
 
-async function openArena({
-  transport,
-  store,
-  stagingBytes,
-  maxGroups,
-  timeoutMs,
-  signal,
-}: ArenaOptions): Promise<Arena> {
+/** Throws `EP_CAPACITY` where the transport has too few signal slots. */
+function shapeFor({ transport, stagingBytes, maxGroups }: ArenaOptions): ArenaShape {
   const { worldSize, capabilities } = transport;
-  const wanted = checkInteger(maxGroups ?? DEFAULT_MAX_GROUPS, 'maxGroups', 'portable engine', 1);
+  const wanted = checkInteger(maxGroups ?? DEFAULT_MAX_GROUPS, 'maxGroups', WHERE, 1);
   // One word per source and group.
   const sections = Math.min(wanted, Math.floor(capabilities.maxSignalSlots / worldSize));
   if (sections === 0 || (maxGroups !== undefined && sections < maxGroups)) {
     throw new EpError(
       'EP_CAPACITY',
-      `portable engine: ${wanted} groups of ${worldSize} ranks need ${wanted * worldSize} signal slots, ${transport.name} has ${capabilities.maxSignalSlots}; maxGroups may be at most ${sections}`,
+      `${WHERE}: ${wanted} groups of ${worldSize} ranks need ${wanted * worldSize} signal slots, ${transport.name} has ${capabilities.maxSignalSlots}; maxGroups may be at most ${sections}`,
       { context: { maxGroups: wanted, fits: sections } },
     );
   }
   const asked = stagingBytes ?? Math.max(SMALLEST_DEFAULT_BYTES, DEFAULT_BYTES_PER_RANK * worldSize);
-  checkInteger(asked, 'stagingBytes', 'portable engine', 1);
-  const sectionBytes = Math.ceil(asked / PAGE_BYTES) * PAGE_BYTES;
-  const memory = await transport.allocate({
-    byteLength: sections * sectionBytes,
-    signalSlots: sections * worldSize,
-    timeoutMs,
-    ...(signal && { signal }),
-  });
-  return new Arena(memory, store, worldSize, sections, sectionBytes);
+  checkInteger(asked, 'stagingBytes', WHERE, 1);
+  return { sections, sectionBytes: Math.ceil(asked / PAGE_BYTES) * PAGE_BYTES };
+}
+
+/** What a process that is new takes over, if the others have it. */
+async function shapeToInherit(options: ArenaOptions): Promise<ArenaShape | undefined> {
+  const { transport, store, stagingBytes, maxGroups, joins } = options;
+  const { succession, worldSize, name } = transport;
+  if (succession?.isNew !== true) return undefined;
+  const shape = await shapeOfOthers(store, succession, worldSize);
+  if (shape === undefined && joins) {
+    throw new EpError(
+      'EP_UNSUPPORTED',
+      `${WHERE}: the others have no memory for groups over ${name} in this store: a process in the place of another one opens first the group that they opened first`,
+    );
+  }
+  const asked = shapeFor(options);
+  for (const [knob, given, key] of [
+    ['stagingBytes', stagingBytes, 'sectionBytes'],
+    ['maxGroups', maxGroups, 'sections'],
+  ] as const) {
+    if (shape === undefined || given === undefined || asked[key] === shape[key]) continue;
+    throw invalid(knob, { where: WHERE, expected: `${shape[key]}, as the others have it`, found: given });
+  }
+  return shape;
+}
+
+/** `isFirst`: of this process on this transport. */
+async function openArena(options: ArenaOptions, isFirst: boolean): Promise<Arena> {
+  const { transport, store, timeoutMs, signal } = options;
+  const { worldSize, succession, rank } = transport;
+  const inherits = isFirst ? await shapeToInherit(options) : undefined;
+  const shape = inherits ?? shapeFor(options);
+  const size = { byteLength: shape.sections * shape.sectionBytes, signalSlots: shape.sections * worldSize };
+  const memory =
+    inherits === undefined
+      ? await transport.allocate({ ...size, timeoutMs, ...(signal && { signal }) })
+      : await succession!.inherit(size);
+  let parts: Parts | undefined;
+  if (succession !== undefined) {
+    const mapped = Array.from({ length: worldSize }, (_, peer) =>
+      inherits === undefined || peer === rank ? succession.lifeOf(peer) : '',
+    );
+    parts = new Parts({ succession, store, memory, mapped });
+    await parts.publish(rank, shape);
+  }
+  return new Arena({ memory, store, worldSize, ...shape, inherited: inherits !== undefined, parts });
 }
 
 interface Opened {
@@ -145,7 +207,7 @@ const arenas = new WeakMap<Transport<Portable>, Opened>();
 /** After its store was closed, with which all groups ended, the transport gets another arena, and the memory of the old one is given back if it is idle. */
 async function reopenArena(options: ArenaOptions, old: Arena): Promise<Arena> {
   if (old.users === 0) await old.memory.close();
-  return openArena(options);
+  return openArena(options, false);
 }
 
 /** The arena of the transport; the first call on it, and the first after its store was closed, is collective over its world. */
@@ -157,7 +219,7 @@ export async function arenaOf(options: ArenaOptions): Promise<Arena> {
     // Somebody else may have been faster while the old one was looked at.
     const current = arenas.get(transport);
     if (current !== opened && current !== undefined) return arenaOf(options);
-    const arena = old === undefined ? openArena(options) : reopenArena(options, old);
+    const arena = old === undefined ? openArena(options, true) : reopenArena(options, old);
     arenas.set(transport, { arena, stagingBytes, maxGroups });
     // The next one may try again.
     arena.catch(() => arenas.delete(transport));
@@ -166,7 +228,7 @@ export async function arenaOf(options: ArenaOptions): Promise<Arena> {
   for (const knob of ['stagingBytes', 'maxGroups'] as const) {
     if (options[knob] === undefined || options[knob] === opened[knob]) continue;
     throw invalid(knob, {
-      where: 'portable engine',
+      where: WHERE,
       expected: `${opened[knob] ?? 'the default'}, as the first group on this transport has it`,
       found: options[knob],
     });

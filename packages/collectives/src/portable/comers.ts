@@ -2,7 +2,7 @@
 import { EpError, isEpError } from '@ep/core';
 import { type Admission, type Attempt, answer, ask, attemptOf, type Found, joinedKey } from './admission.js';
 import type { Links } from './links.js';
-import { READY, readyKey } from './meeting.js';
+import { readyKey, readyWord } from './meeting.js';
 import type { Membership } from './membership.js';
 import type { PortableEngineOptions } from './options.js';
 
@@ -58,7 +58,7 @@ export class Comers {
     for (let peer = 0; peer < options.ranks.length; peer++) {
       const channel = links.at(peer);
       if (channel === undefined || !membership.isGone(peer)) continue;
-      const attempt = channel.lost ? undefined : await attemptOf(options.store, key, peer, readyKey(key, peer));
+      const attempt = links.isVacant(peer) ? undefined : await attemptOf(options.store, key, peer, links.lifeOf(peer));
       if (attempt === undefined) {
         this.#found.delete(peer);
         continue;
@@ -95,7 +95,7 @@ export class Comers {
     limits.signal?.throwIfAborted();
     await Promise.all(options.ranks.map((_, peer) => links.retire(peer)));
     try {
-      const { mine, admission } = await ask(store, key, rank, limits);
+      const { mine, admission } = await ask(store, key, { rank, life: links.lifeOf(rank) }, limits);
       await this.#enter(mine, admission);
       return admission.sequence;
     } catch (error) {
@@ -146,7 +146,7 @@ export class Comers {
     onEnter(sequence);
     for (const peer of active) links.renew(peer);
     // HAZARD: after the channels, which read the words that count from now on.
-    await options.store.set(joinedKey(key, mine), READY);
+    await options.store.set(joinedKey(key, mine), readyWord(links.lifeOf(options.rank)));
     for (const peer of active) {
       const newcomer = admitted.find(({ rank }) => rank === peer);
       links.connect(peer, newcomer === undefined ? readyKey(key, peer) : joinedKey(key, newcomer));

@@ -22,7 +22,7 @@ import { arenaOf } from './arena.js';
 import { PortableEngine } from './group.js';
 import { HostLevel } from './host-level.js';
 import { layOut } from './layout.js';
-import { agreeOnSection, READY, readyKey } from './meeting.js';
+import { agreeOnSection, readyKey, readyWord } from './meeting.js';
 import { type PortableEngineOptions, WHERE } from './options.js';
 import { Placement } from './placement.js';
 
@@ -49,8 +49,8 @@ function checkMembers({ transport, ranks, rank }: PortableEngineOptions): void {
  */
 export async function openPortableEngine(options: PortableEngineOptions): Promise<PortableEngine> {
   checkMembers(options);
-  const { transport, store, name, rank, timeoutMs, signal, stagingBytes, maxGroups } = options;
-  const arena = await arenaOf({ transport, store, timeoutMs, signal, stagingBytes, maxGroups });
+  const { transport, store, name, rank, timeoutMs, signal, stagingBytes, maxGroups, joins = false } = options;
+  const arena = await arenaOf({ transport, store, timeoutMs, signal, stagingBytes, maxGroups, joins });
   layOut(arena.sectionBytes, options.ranks.length);
   const key = arena.keyOf(name, options.ranks);
   const section = await agreeOnSection(arena, key, options);
@@ -59,7 +59,7 @@ export async function openPortableEngine(options: PortableEngineOptions): Promis
   const host = opened && new HostLevel(placement, opened);
   const engine = new PortableEngine({ options, arena, section, key, placement, host });
   // HAZARD: after the constructor, which reads the words that count from now on; nobody writes to this rank before.
-  await store.set(readyKey(key, rank), READY);
+  await store.set(readyKey(key, rank), readyWord(transport.succession?.lifeOf(transport.rank) ?? ''));
   engine.begin();
   return engine;
 }

@@ -41,6 +41,7 @@ import { goesInTwoLevels, TwoLevelPlan } from './two-levels.js';
 const LONGEST_DRAIN_MS = 5000;
 const OUT_DETAIL = 'the members go on without it';
 const OUTSIDE_DETAIL = 'it takes no part yet';
+const REPLACED_DETAIL = 'it is gone, and another process comes in its place';
 
 /** False where it takes longer; nobody hears what becomes of it then. */
 async function inTime(work: Promise<void>, ms: number): Promise<boolean> {
@@ -98,6 +99,7 @@ export class PortableEngine extends Resource implements GroupEngine {
   });
   readonly #comers: Comers;
   #broken = false;
+  #stopListening: (() => void) | undefined;
   /** This rank is no member any more, but its transport works. */
   #out: EpError<'EP_EVICTED'> | undefined;
   /**
@@ -189,6 +191,11 @@ export class PortableEngine extends Resource implements GroupEngine {
   begin(): void {
     this.#links.stopped.addEventListener('abort', () => this.#cutOff(this.#closedError()), { once: true });
     this.closing.addEventListener('abort', () => this.#cutOff(this.#closedError()), { once: true });
+    const { transport, ranks } = this.#init.options;
+    // HAZARD: from then on nothing tells any more that the one before has died.
+    this.#stopListening = transport.succession?.onReplace((replaced) => {
+      for (const [peer, member] of ranks.entries()) if (replaced.includes(member)) this.#lose(peer, REPLACED_DETAIL);
+    });
     for (let peer = 0; peer < this.size; peer++) {
       this.#links.follow(peer);
       if (this.#membership.isGone(peer)) this.#links.explain(peer, OUTSIDE_DETAIL);
@@ -256,6 +263,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       ),
     );
     await this.#links.stop();
+    this.#stopListening?.();
     await inTime(this.#comers.idle(), longestMs);
     await this.#init.host?.close();
     arena.users--;
@@ -271,7 +279,7 @@ export class PortableEngine extends Resource implements GroupEngine {
 
   async #giveBack(): Promise<void> {
     const { arena, section, options, key } = this.#init;
-    if (!(await arena.giveBack(section, this.size))) return;
+    if (!(await arena.giveBack(section, this.rank, this.size))) return;
     for (let rank = 0; rank < this.size; rank++) {
       await options.store.delete(readyKey(key, rank));
       await forget(options.store, key, rank);

@@ -2,14 +2,14 @@
  * The channels of one rank: one to each peer at a time, how it is followed and connected, and what keeps it from being used.
  *
  * A rank that was taken out and comes back gets another channel in the same slots, once nothing of the one before is under way: both sides have stopped it and flushed what they
- * had put, and count from the value that their word has then.
+ * had put, and count from the value that their word has then. So does a process that comes in the place of a dead one, of which nothing can be under way.
  */
 import { setTimeout } from 'node:timers/promises';
 import { type Endpoint, isEpError } from '@ep/core';
 import type { Arena, Section } from './arena.js';
 import { Channel, type ChannelInit, type Portable } from './channel.js';
 import { layOut } from './layout.js';
-import { LEFT, LEFT_DETAIL } from './meeting.js';
+import { LEFT_DETAIL, saysLeft } from './meeting.js';
 import type { PortableEngineOptions } from './options.js';
 
 const FIRST_PAUSE_MS = 10;
@@ -31,6 +31,8 @@ export class Links {
   readonly #channels: (Channel | undefined)[];
   /** Of the channel that is there now: ends what follows and connects it. */
   readonly #ends: AbortController[];
+  /** The process that it was made for. */
+  readonly #lives: string[];
   readonly #details = new Map<number, string>();
   /** Of all channels to a peer. */
   readonly #endpoints = new Map<number, Endpoint<Portable>>();
@@ -40,6 +42,7 @@ export class Links {
     this.#init = init;
     const { ranks, rank } = init.options;
     this.#ends = ranks.map(() => new AbortController());
+    this.#lives = ranks.map((_, peer) => this.lifeOf(peer));
     this.#channels = ranks.map((_, peer) => (peer === rank ? undefined : this.#open(peer)));
   }
 
@@ -58,6 +61,17 @@ export class Links {
 
   each(action: (channel: Channel) => void): void {
     for (const channel of this.#channels) if (channel !== undefined) action(channel);
+  }
+
+  /** Names the process in the peer's place, where another one may come. */
+  lifeOf(peer: number): string {
+    const { transport, ranks } = this.#init.options;
+    return transport.succession?.lifeOf(ranks[peer]!) ?? '';
+  }
+
+  /** The peer is lost, and nobody has come in its place. */
+  isVacant(peer: number): boolean {
+    return this.#channels[peer]?.lost === true && this.#lives[peer] === this.lifeOf(peer);
   }
 
   /** True if there was something. */
@@ -107,11 +121,12 @@ export class Links {
   /** Puts nothing more to the peer, and begins anew when all has landed; leaves it if the peer is lost. Rejects if it cannot land for another reason. */
   async retire(peer: number): Promise<void> {
     const channel = this.#channels[peer];
-    if (channel === undefined || channel.lost) return;
+    if (channel === undefined || this.isVacant(peer)) return;
+    const isDead = channel.lost;
     channel.lose();
     this.#ends[peer]!.abort();
     try {
-      await channel.endpoint?.flush();
+      if (!isDead) await channel.endpoint?.flush();
     } catch (error) {
       if (isEpError(error) && error.code === 'EP_PEER_LOST') return;
       throw error;
@@ -145,6 +160,7 @@ export class Links {
     const { memory, sectionBytes } = arena;
     const { ranks, rank } = options;
     const ownSlot = section.firstSlot + peer;
+    this.#lives[peer] = this.lifeOf(peer);
     return new Channel({
       self: rank,
       peer,
@@ -165,15 +181,18 @@ export class Links {
   }
 
   async #connect(peer: number, channel: Channel, ready: string, signal: AbortSignal): Promise<void> {
-    const { transport, ranks, store } = this.#init.options;
+    const { options, arena } = this.#init;
+    const { transport, ranks, store } = options;
     for (let pause = FIRST_PAUSE_MS; !signal.aborted && !channel.lost; pause = Math.min(2 * pause, LONGEST_PAUSE_MS)) {
       try {
         this.explain(peer, 'connecting the transport');
         const endpoint = this.#endpoints.get(peer) ?? (await transport.connect(ranks[peer]!, { signal }));
         this.#endpoints.set(peer, endpoint);
+        this.explain(peer, 'it has not said where its memory is');
+        await arena.parts?.map(ranks[peer]!, signal);
         this.explain(peer, 'it has not opened the group');
         const state = await store.get(ready, { signal, timeoutMs: Number.POSITIVE_INFINITY });
-        if (state.byteLength === LEFT.byteLength) this.#init.onLost(peer, LEFT_DETAIL);
+        if (saysLeft(state)) this.#init.onLost(peer, LEFT_DETAIL);
         else if (!signal.aborted) channel.connect(endpoint);
         return;
       } catch (error) {

@@ -74,8 +74,15 @@ describe.each(['hostile', 'nvshmem'] as const)('process groups over %s', (transp
     ['rounds', 3, [0, 1, 2]],
     ['holes', 5, [-1]],
     ['again', 3, [0, 1, 2]],
+    // Only where a transport lets others in.
+    ...(transport === 'nvshmem'
+      ? ([
+          ['replaced', 4, [3, 2, 1, 0]],
+          ['left', 3, [2, 1, 0]],
+        ] as const)
+      : []),
   ] as const;
-  const sampled = transport === 'hostile' ? ['stopped', 'holes'] : ['deactivated'];
+  const sampled = transport === 'hostile' ? ['stopped', 'holes'] : ['deactivated', 'replaced', 'left'];
   const chosen = scenarios.flatMap(([scenario, worldSize, victims]) =>
     victims
       .filter((victim) => full || (sampled.includes(scenario) && victim === victims.at(-1)))

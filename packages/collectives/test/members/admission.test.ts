@@ -3,6 +3,7 @@ import { memoryStore } from '@ep/core';
 import { describe, expect, it } from 'vitest';
 import { answer, ask, attemptOf, foundByAll } from '../../src/portable/admission.js';
 import { lifeOf, takeOut } from '../../src/portable/evictions.js';
+import { readyKey, readyWord } from '../../src/portable/meeting.js';
 import { type Commit, Membership } from '../../src/portable/membership.js';
 import type { StateRecord } from '../../src/portable/records.js';
 import { numbers } from '../portable/world.js';
@@ -215,7 +216,6 @@ it('whom all have found is whom each has found, in the same attempt', () => {
 
 it('a rank that gives up and a member that admits it: one of them is first, and both know', async () => {
   const store = memoryStore();
-  await store.set('ready', Uint8Array.of(1));
   const admission = {
     epoch: 4,
     changes: 2,
@@ -224,17 +224,22 @@ it('a rank that gives up and a member that admits it: one of them is first, and 
     lives: [0, 1],
     admitted: [{ rank: 1, attempt: 2 }],
   };
-  expect(await attemptOf(store, 'key', 1, 'absent')).toBeUndefined();
-  await expect(ask(store, 'key', 1, { timeoutMs: 1 })).rejects.toMatchObject({ code: 'EP_TIMEOUT' });
+  expect(await attemptOf(store, 'key', 1, 'a')).toBeUndefined();
+  await store.set(readyKey('key', 1), readyWord('a'));
+  await expect(ask(store, 'key', { rank: 1, life: 'a' }, { timeoutMs: 1 })).rejects.toMatchObject({
+    code: 'EP_TIMEOUT',
+  });
   expect(await answer(store, 'key', { rank: 1, attempt: 1 }, admission)).toBe(false);
-  expect(await attemptOf(store, 'key', 1, 'ready')).toBe(0);
-  const asked = ask(store, 'key', 1, { timeoutMs: 20_000 });
-  while ((await attemptOf(store, 'key', 1, 'ready')) !== 2);
+  expect(await attemptOf(store, 'key', 1, 'a')).toBe(0);
+  const asked = ask(store, 'key', { rank: 1, life: 'a' }, { timeoutMs: 20_000 });
+  while ((await attemptOf(store, 'key', 1, 'a')) !== 2);
+  // Of another process in that place: it has not said anything.
+  expect(await attemptOf(store, 'key', 1, 'b')).toBeUndefined();
   // Both members say it.
   expect(await answer(store, 'key', { rank: 1, attempt: 2 }, admission)).toBe(true);
   expect(await answer(store, 'key', { rank: 1, attempt: 2 }, admission)).toBe(true);
   expect(await asked).toEqual({ mine: { rank: 1, attempt: 2 }, admission });
-  expect(await attemptOf(store, 'key', 1, 'ready')).toBe(0);
+  expect(await attemptOf(store, 'key', 1, 'a')).toBe(0);
 });
 
 it('who is taken out takes nobody out, in this life', async () => {

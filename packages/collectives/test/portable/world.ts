@@ -2,7 +2,7 @@
 import { type HostileConfig, type HostileTransport, hostile } from '@ep/conformance/hostile';
 import { CloseScope, memoryStore, type Store, type Transport } from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
-import { nvshmem } from '@ep/nvshmem';
+import { nvshmem, type ShmTransport } from '@ep/nvshmem';
 import { openHost } from '../../src/backends.js';
 import type { EngineCall, EngineEnd, GroupEngine, MembershipCall, MembershipEnd, OpKind } from '../../src/engine.js';
 import { openPortableEngine } from '../../src/portable/engine.js';
@@ -34,6 +34,7 @@ export class World implements AsyncDisposable {
   readonly stores: readonly Store[];
   readonly transports: readonly (Transport<'bundled' | 'add'> & { readonly closed: boolean })[];
   readonly engines: readonly GroupEngine[];
+  readonly #opened: { readonly transports: World['transports'][number][]; readonly engines: GroupEngine[] };
   readonly #options: WorldOptions;
   readonly #scope: CloseScope;
   readonly #sequences: number[];
@@ -42,9 +43,10 @@ export class World implements AsyncDisposable {
     readonly options: WorldOptions;
     readonly scope: CloseScope;
     readonly stores: readonly Store[];
-    readonly transports: World['transports'];
-    readonly engines: readonly GroupEngine[];
+    readonly transports: World['transports'][number][];
+    readonly engines: GroupEngine[];
   }) {
+    this.#opened = init;
     this.#options = init.options;
     this.#scope = init.scope;
     this.size = init.options.size;
@@ -185,6 +187,32 @@ export class World implements AsyncDisposable {
   /** As a rank that is gone looks to the others: its transport is closed under its engine. */
   async lose(rank: number): Promise<void> {
     await this.transports[rank]!.close();
+  }
+
+  /** Over `shm`: another one comes in the place of this rank, which is gone, and opens the group that the others have. */
+  async replace(rank: number): Promise<void> {
+    const member = { rank, worldSize: this.size, store: this.stores[rank]! };
+    const staying = this.transports.filter((transport) => transport.rank !== rank) as unknown as ShmTransport[];
+    const [comer] = await Promise.all([
+      nvshmem.shm.rejoin(member, { signal: new AbortController().signal }),
+      ...staying.map((transport) => transport.readmit({ store: this.stores[transport.rank]!, joining: [rank] })),
+    ]);
+    this.#opened.transports[rank] = this.#scope.add(comer);
+    const { stagingBytes, maxGroups, timeoutMs = 10_000, evicts } = this.#options;
+    this.#opened.engines[rank] = this.#scope.add(
+      await openPortableEngine({
+        transport: comer,
+        store: this.stores[rank]!,
+        ranks: [...this.engines.keys()],
+        rank,
+        name: 'world',
+        timeoutMs,
+        ...(stagingBytes === undefined ? {} : { stagingBytes }),
+        ...(maxGroups === undefined ? {} : { maxGroups }),
+        evicts,
+        joins: true,
+      }),
+    );
   }
 
   [Symbol.asyncDispose](): Promise<void> {

@@ -28,7 +28,7 @@ import { ShmTransport, type ShmTransportInit } from '../transport.js';
 import type { ResolvedCudaConfig } from './config.js';
 import { cudaCapabilities } from './probe.js';
 
-export interface CudaTransportInit extends Omit<ShmTransportInit, 'config' | 'facts'> {
+export interface CudaTransportInit extends Omit<ShmTransportInit, 'config' | 'facts' | 'isNew'> {
   readonly library: NativeGpuLibrary;
   readonly config: ResolvedCudaConfig;
 }
@@ -59,7 +59,7 @@ export class CudaTransport extends Resource implements Transport<Need> {
     this.deviceIndex = config.device;
     this.#copier = new GpuCopier(init.library, config.device);
     this.#host = this.children.add(
-      new ShmTransport({ rank, worldSize, context, liveness, world, controls, round, facts: '', config }),
+      new ShmTransport({ rank, worldSize, context, liveness, world, controls, round, facts: '', isNew: false, config }),
     );
     this.capabilities = cudaCapabilities();
     this.world = world;
