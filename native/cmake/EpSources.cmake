@@ -201,6 +201,7 @@ set(EP_TESTS
   tests/device/number_test.cpp
   tests/device/replica_sum_test.cpp
   tests/device/simt_test.cpp
+  tests/collective/board_test.cpp
   tests/collective/elastic_test.cpp
   tests/collective/group_messages_test.cpp
   tests/collective/group_test.cpp
