@@ -162,6 +162,22 @@ export const cases = [
     run: oracle(3, data, 'threads'),
   })),
   ...[
+    { ranks: 3, mode: /** @type {const} */ ('threads') },
+    { ranks: 2, mode: /** @type {const} */ ('processes') },
+  ].map(({ ranks, mode }) => ({
+    name: `dispatch by queue pairs of a software NIC that the kernels post to, ${ranks} ranks as ${mode}`,
+    run: async () => {
+      const data = { seeds: range(ranks, ranks + 2) };
+      const values = valuesOf(await runRanks('nicDispatch', ranks, { mode, data, timeoutMs: 120_000 }));
+      for (const { kernels, placement, fallbacks, requests, doorbells } of values) {
+        const found = { kernels, placement, fallbacks };
+        assert.deepEqual(found, { kernels: 'cuda:0', placement: 'host memory', fallbacks: 2 });
+        assert.ok(requests > 0 && doorbells > 0, `${requests} requests, ${doorbells} doorbells`);
+      }
+      return values.map(({ requests, doorbells }) => `${requests} requests by ${doorbells} doorbells`).join(', ');
+    },
+  })),
+  ...[
     { dtype: 'f32', queryHeads: 4, kvHeads: 2, headDim: 64 },
     { dtype: 'bf16', queryHeads: 8, kvHeads: 2, headDim: 128 },
     { dtype: 'bf16', queryHeads: 3, kvHeads: 3, headDim: 20 },

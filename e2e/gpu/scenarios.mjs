@@ -9,6 +9,7 @@ import { coreAttention } from './attention.mjs';
 import { collectiveScenarios } from './collectives.mjs';
 import { experts, refusedExperts } from './experts.mjs';
 import { messageScenarios } from './messages.mjs';
+import { nicScenarios } from './nic.mjs';
 import { recovery } from './recovery.mjs';
 import { allRows, expectSame, place, storageOf } from './tensors.mjs';
 
@@ -287,4 +288,5 @@ export const scenarios = {
   ...recovery,
   ...collectiveScenarios,
   ...messageScenarios,
+  ...nicScenarios,
 };

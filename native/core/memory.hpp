@@ -19,6 +19,8 @@ class memory_route {
   virtual ~memory_route() = default;
   // Before kernels send from these bytes. `keep` holds them; with it they may go away.
   virtual result<nothing> prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) = 0;
+  // Whether kernels on this process's processors may use the way; they cannot read what lies in a GPU.
+  virtual bool serves_host_kernels() const { return true; }
   // Ends the way by which a rank that is dead wrote here. True: nothing of it lands any more. For any thread.
   virtual bool end_way(int32_t) { return true; }
   // Whether a peer is not reached for a reason that lies here: one's own port is down, or the NIC has failed, or a request was at fault. `found`: EP_NIC_FOUND_* of a queue pair
@@ -53,6 +55,7 @@ class symmetric_memory {
   result<nothing> prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) const {
     return route_ ? route_->prepare_source(address, bytes, keep) : result<nothing>(nothing{});
   }
+  bool serves_host_kernels() const { return !route_ || route_->serves_host_kernels(); }
   // As memory_route::end_way. HAZARD: a NIC outlives its rank, and carries out what it had taken over: where that could land in what others write, a death alone ends nothing.
   bool end_way(int32_t rank) const { return !route_ || route_->end_way(rank); }
   bool own_fault(uint64_t found) const { return route_ && route_->own_fault(found); }

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <climits>
+
 #include "../core/device/compat.hpp"
 #include "ep/device/compat_dispatch.h"
 #include "ep/device/cuda_context.h"
@@ -61,9 +63,11 @@ __global__ void begin_kernel(const __grid_constant__ cuda_environment environmen
   begin_call(ctx, counts);
 }
 
-__global__ void grant_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_device_grant grant) {
+template <class Endpoint> __global__ void grant_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_device_grant grant) {
   cuda_context ctx{environment};
-  grant_lease(ctx, load_store_endpoint{grant.memory}, grant);
+  const Endpoint endpoint{grant.memory};
+  grant_lease(ctx, endpoint, grant);
+  end_reads(ctx, endpoint, 0); /* whoever awaits the stream may then take the memory away, when all have */
 }
 
 template <class... Parameters, class... Arguments>
@@ -71,11 +75,24 @@ int launch(const ep_cuda_launch& how, bool cooperative, void (*kernel)(Parameter
   return launch_with(how, {cooperative, 0}, kernel, arguments...);
 }
 
+// Blocks that one multiprocessor runs at once of whichever of these kernels has the fewest.
+template <class... Kernels> int fewest(uint32_t lanes, int* each, Kernels... kernels) {
+  *each = INT_MAX;
+  int error = 0;
+  for (const void* code : {reinterpret_cast<const void*>(kernels)...}) {
+    int found = 0;
+    if (error == 0) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&found, code, static_cast<int>(lanes), 0);
+    if (found < *each) *each = found;
+  }
+  return error;
+}
+
 } // namespace
 
 int cuda_load_kernels() {
   const void* kernels[] = {reinterpret_cast<const void*>(dispatch_kernel<load_store_endpoint>), reinterpret_cast<const void*>(compat_kernel<load_store_endpoint>),
-                           reinterpret_cast<const void*>(begin_kernel), reinterpret_cast<const void*>(grant_kernel)};
+                           reinterpret_cast<const void*>(begin_kernel), reinterpret_cast<const void*>(grant_kernel<load_store_endpoint>),
+                           reinterpret_cast<const void*>(dispatch_kernel<ibgda_endpoint>), reinterpret_cast<const void*>(grant_kernel<ibgda_endpoint>)};
   for (const void* kernel : kernels) {
     cudaFuncAttributes ignored{};
     if (const int error = cudaFuncGetAttributes(&ignored, kernel); error != 0) return error;
@@ -89,10 +106,10 @@ int cuda_resident(int device, uint32_t kernel, uint32_t lanes, uint32_t* blocks)
   *blocks = 0;
   int each = 0;
   int multiprocessors = 0;
-  const void* code = kernel == EP_CUDA_KERNEL_COMPAT ? reinterpret_cast<const void*>(compat_kernel<load_store_endpoint>) : reinterpret_cast<const void*>(dispatch_kernel<load_store_endpoint>);
-  const int error = kernel == EP_CUDA_KERNEL_MOE     ? cuda_resident_moe(lanes, &each)
-                    : kernel == EP_CUDA_KERNEL_GROUP ? cuda_resident_group(lanes, &each)
-                                                     : static_cast<int>(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, code, static_cast<int>(lanes), 0));
+  const int error = kernel == EP_CUDA_KERNEL_MOE      ? cuda_resident_moe(lanes, &each)
+                    : kernel == EP_CUDA_KERNEL_GROUP  ? cuda_resident_group(lanes, &each)
+                    : kernel == EP_CUDA_KERNEL_COMPAT ? fewest(lanes, &each, compat_kernel<load_store_endpoint>)
+                                                      : fewest(lanes, &each, dispatch_kernel<load_store_endpoint>, dispatch_kernel<ibgda_endpoint>);
   if (error != 0) return error;
   if (const int unknown = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device); unknown != 0) return unknown;
   *blocks = static_cast<uint32_t>(each * multiprocessors);
@@ -121,7 +138,11 @@ int cuda_gradient(const ep_cuda_launch& how, const ep_dispatch_args& args, const
 }
 
 int cuda_grant(const ep_cuda_launch& how, const ep_device_grant& grant) {
-  return grant.memory.header.kind == EP_MEMORY_LOAD_STORE ? launch(how, false, grant_kernel, grant) : static_cast<int>(cudaErrorInvalidValue);
+  switch (grant.memory.header.kind) {
+    case EP_MEMORY_LOAD_STORE: return launch(how, false, grant_kernel<load_store_endpoint>, grant);
+    case EP_MEMORY_IBGDA: return launch(how, false, grant_kernel<ibgda_endpoint>, grant);
+    default: return cudaErrorInvalidValue;
+  }
 }
 
 int cuda_replica_sum(const ep_cuda_launch& how, const ep_replica_sum_args& args) { return launch(how, true, sum_kernel, args); }

@@ -35,6 +35,7 @@ using cuda_pointer = uint64_t;   // of device memory
   X(cuMemAlloc_v2, (cuda_pointer * address, size_t bytes))                                                             \
   X(cuMemFree_v2, (cuda_pointer address))                                                                              \
   X(cuMemcpyHtoDAsync_v2, (cuda_pointer to, const void* from, size_t bytes, cuda_stream stream))                       \
+  X(cuMemcpyDtoHAsync_v2, (void* to, cuda_pointer from, size_t bytes, cuda_stream stream))                            \
   X(cuMemsetD8Async, (cuda_pointer address, unsigned char value, size_t bytes, cuda_stream stream))                    \
   X(cuPointerSetAttribute, (const void* value, int attribute, cuda_pointer address))                                   \
   X(cuMemGetHandleForAddressRange, (void* handle, cuda_pointer address, size_t bytes, int type, uint64_t flags))       \
@@ -53,6 +54,7 @@ inline constexpr int cuda_attribute_dmabuf = 124;    // DMA_BUF_SUPPORTED
 inline constexpr int cuda_pointer_sync_memops = 6;
 inline constexpr int cuda_handle_dmabuf = 1;
 inline constexpr unsigned cuda_stream_non_blocking = 1;
+inline constexpr unsigned cuda_host_portable = 1;
 inline constexpr unsigned cuda_host_device_map = 2;
 inline constexpr unsigned cuda_host_io_memory = 4;
 

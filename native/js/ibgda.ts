@@ -1,7 +1,11 @@
 /** The addon's part in queue pairs of mlx5: native/napi/bind_ibgda.cpp. */
 import type { NativeSymmetricMemory } from './binding.js';
+import type { NativeGpuLibrary, NativeGpuSymmetricMemory } from './gpu.js';
 import type { NativeLocal } from './ranks/adopted.js';
 import type { NicRequests, PostedRequest } from './ranks/nic-endpoint.js';
+
+/** Where queues of kernels on a GPU may lie: GPU memory by DMA-BUF, GPU memory by its address, page-locked memory of the host. */
+export type ControlMemory = 'dma-buf' | 'gpu' | 'host';
 
 export interface NativeIbgdaOptions {
   /** Queue pairs to each peer that kernels use. */
@@ -21,6 +25,13 @@ export interface NativeIbgdaOptions {
   readonly gidIndex?: number;
   /** PCI address of the GPU that the device shall be near; "": near the memory that this process is bound to, if it is bound. */
   readonly gpu: string;
+  /** A GPU's kernels post, with queues in the first of these places that can be had; `driver` is CUDA's library. The host's kernels unless given. */
+  readonly kernels?: {
+    readonly library: NativeGpuLibrary;
+    readonly device: number;
+    readonly controlMemory: readonly ControlMemory[];
+    readonly driver: string;
+  };
   /** The software NIC's link layer: Ethernet instead of InfiniBand. */
   readonly ethernet: boolean;
   readonly seed: number;
@@ -66,7 +77,9 @@ export interface NativeIbgdaPort {
   readonly atomics: boolean;
   /** It compares and swaps some bits of a word, and the send queues have room for such a request. */
   readonly maskedSwap: boolean;
-  /** Where rings and completions lie. */
+  /** Whose post besides JS: `host` or `cuda:0`. */
+  readonly kernels: string;
+  /** Where their rings and completions lie; those of JS lie in host memory. */
   readonly placement: string;
   /** Better places, and why they could not be had. */
   readonly fallbacks: readonly string[];
@@ -130,6 +143,13 @@ export interface NativeIbgdaNic extends NicRequests {
   /** Connects the memory through this NIC. */
   route(memory: NativeSymmetricMemory, remotes: readonly Uint8Array[]): void;
   removeMemory(memory: NativeSymmetricMemory): void;
+  /** This rank's part of a memory for kernels on the GPU, where their queues lie. */
+  deviceMemory(byteLength: number, signalSlots: number): NativeGpuSymmetricMemory;
+  /** As `addMemory`. */
+  addDeviceMemory(memory: NativeGpuSymmetricMemory): Uint8Array<ArrayBuffer>;
+  /** As `route`; `handles` are the parts' own, concatenated. */
+  routeDevice(memory: NativeGpuSymmetricMemory, handles: Uint8Array, remotes: readonly Uint8Array[]): void;
+  removeDeviceMemory(memory: NativeGpuSymmetricMemory): void;
   /** An aligned word of 8 bytes at the peer; its old value lands in `target`. */
   fetchAdd(
     memory: NativeSymmetricMemory,

@@ -26,6 +26,8 @@ std::shared_ptr<symmetric_memory> memory_of_handle(Napi::Value value) {
   if (bytes.size != sizeof handle) throw_invalid(env, "a memory handle has " + std::to_string(sizeof handle) + " bytes, got " + std::to_string(bytes.size));
   auto memory = symmetric_memory::find(handle.memory_id);
   if (!memory || !memory->connected()) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this handle was closed"});
+  // HAZARD: what a handle leads to lies in the GPU then, and its queue pairs here are JS's.
+  if (!memory->serves_host_kernels()) throw_invalid(env, "the kernels of this transport run on a GPU, whose queues no kernel of the host reaches: they take memory of space 'device'");
   return memory;
 }
 

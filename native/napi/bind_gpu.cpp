@@ -23,6 +23,14 @@ template <class Wrap> bool is(Napi::Value value) {
 
 } // namespace
 
+std::vector<ep_gpu_memory_handle> gpu_handles_of(Napi::Value value) {
+  const byte_span bytes = arg_bytes(value, "handles");
+  if (bytes.size % sizeof(ep_gpu_memory_handle) != 0) throw_invalid(value.Env(), "handles are not whole ep_gpu_memory_handles");
+  std::vector<ep_gpu_memory_handle> handles(bytes.size / sizeof(ep_gpu_memory_handle));
+  if (!handles.empty()) std::memcpy(handles.data(), bytes.data, bytes.size);
+  return handles;
+}
+
 operand gpu_operand_of(Napi::Value value, const char* what, const gpu::stream& on, bool host) {
   const Napi::Env env = value.Env();
   if (is<gpu_memory_wrap>(value)) {
@@ -169,15 +177,16 @@ void gpu_event_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["GpuEvent"] = DefineClass(env, "GpuEvent", {InstanceMethod<&gpu_event_wrap::reached>("reached"), InstanceMethod<&gpu_event_wrap::elapsed_ms>("elapsedMs")});
 }
 
-// (rank, library, device, byteLength, signalSlots)
+// (rank, library, device, byteLength, signalSlots); without arguments, by IbgdaNic.deviceMemory only
 gpu_symmetric_wrap::gpu_symmetric_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const Napi::Env env = info.Env();
+  tag<gpu_symmetric_wrap>(info.This().As<Napi::Object>());
+  if (info.Length() == 0) return;
   auto& rank = unwrap<rank_wrap>(info[0], "rank");
   rank.open(env);
   const auto& of = library_of(info[1]);
   auto made = gpu::symmetric_memory::create(rank.native->context, of, device_of(of, info[2]), arg_size(info[3], "byteLength"), arg_size(info[4], "signalSlots"));
   native = value_or_throw(env, made);
-  tag<gpu_symmetric_wrap>(info.This().As<Napi::Object>());
 }
 gpu::symmetric_memory& gpu_symmetric_wrap::open(Napi::Env env) const {
   if (!native || !native->connected()) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric device memory was closed, or is not connected"});
@@ -190,11 +199,7 @@ Napi::Value gpu_symmetric_wrap::handle(const Napi::CallbackInfo& info) {
 // (handles: one ep_gpu_memory_handle for each rank, concatenated)
 void gpu_symmetric_wrap::connect(const Napi::CallbackInfo& info) {
   if (!native) throw_failure(info.Env(), {EP_STATUS_CLOSED, 0, "the symmetric device memory was closed"});
-  const byte_span bytes = arg_bytes(info[0], "handles");
-  if (bytes.size % sizeof(ep_gpu_memory_handle) != 0) throw_invalid(info.Env(), "handles are not whole ep_gpu_memory_handles");
-  std::vector<ep_gpu_memory_handle> handles(bytes.size / sizeof(ep_gpu_memory_handle));
-  if (!handles.empty()) std::memcpy(handles.data(), bytes.data, bytes.size);
-  auto connected = native->connect(handles);
+  auto connected = native->connect(gpu_handles_of(info[0]));
   value_or_throw(info.Env(), connected);
 }
 Napi::Value gpu_symmetric_wrap::device_handle(const Napi::CallbackInfo& info) {
@@ -206,6 +211,7 @@ Napi::Value gpu_symmetric_wrap::address(const Napi::CallbackInfo& info) {
   const gpu::symmetric_memory& memory = open(info.Env());
   const int32_t peer = arg_int(info[0], "peer");
   if (peer < 0 || peer >= memory.context().world_size()) throw_invalid(info.Env(), "peer " + std::to_string(peer) + " is not in the world");
+  if (memory.data(peer) == 0) throw_invalid(info.Env(), "rank " + std::to_string(peer) + " is reached by a NIC: its part has no address here");
   return Napi::BigInt::New(info.Env(), memory.data(peer));
 }
 Napi::Value gpu_symmetric_wrap::signal_address(const Napi::CallbackInfo& info) {
@@ -219,12 +225,14 @@ Napi::Value gpu_symmetric_wrap::peek(const Napi::CallbackInfo& info) {
 }
 void gpu_symmetric_wrap::release(const Napi::CallbackInfo&) { native.reset(); }
 void gpu_symmetric_wrap::define(Napi::Env env, Napi::Object exports) {
-  exports["GpuSymmetricMemory"] = DefineClass(
+  const Napi::Function made = DefineClass(
       env, "GpuSymmetricMemory",
       {InstanceMethod<&gpu_symmetric_wrap::handle>("handle"), InstanceMethod<&gpu_symmetric_wrap::connect>("connect"),
        InstanceMethod<&gpu_symmetric_wrap::device_handle>("deviceHandle"), InstanceMethod<&gpu_symmetric_wrap::address>("address"),
        InstanceMethod<&gpu_symmetric_wrap::signal_address>("signalAddress"), InstanceMethod<&gpu_symmetric_wrap::peek>("peek"),
        InstanceMethod<&gpu_symmetric_wrap::release>("release")});
+  exports["GpuSymmetricMemory"] = made;
+  state_of(env).classes["GpuSymmetricMemory"] = Napi::Persistent(made);
 }
 
 void bind_gpu(Napi::Env env, Napi::Object exports) {

@@ -219,6 +219,11 @@ Napi::Value gpu_stream_wrap::dispatch(const Napi::CallbackInfo& info) {
     const source_rows rows = checked_source(env, source, info[at + 1], info[at + 2], call.parts[i].row_bytes, prepared->source_rows[i]);
     call.parts[i].src = rows.address;
     call.parts[i].src_stride_bytes = rows.stride_bytes;
+    if (memory.by_nic()) {
+      auto ready = source.keep ? memory.prepare_source(source.address, source.byte_length, source.keep)
+                               : memory.prepare_source(rows.address, (prepared->source_rows[i] - 1) * rows.stride_bytes + call.parts[i].row_bytes, nullptr);
+      value_or_throw(env, ready);
+    }
     keep.push_back(source.keep);
   }
   auto slot = stream.slot();

@@ -116,6 +116,7 @@ gpu_moe_buffer_wrap::gpu_moe_buffer_wrap(const Napi::CallbackInfo& info) : Objec
   const auto from = info[0].As<Napi::Object>();
   auto& symmetric = unwrap<gpu_symmetric_wrap>(from.Get("memory"), "memory");
   const gpu::symmetric_memory& memory = symmetric.open(env);
+  if (memory.by_nic()) throw_invalid(env, "experts on a GPU store to all ranks' parts: they reach none by a NIC");
   auto made = std::make_shared<gpu_moe_contents>();
   made->device_memory = symmetric.native;
   describe_moe(*made, from, memory.device_handle());

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "gpu_wraps.hpp"
 #include "ibgda/rank_nic.hpp"
 #include "nic/mlx5/soft_device.hpp"
 #include "nic_driver.hpp"
@@ -22,6 +23,10 @@ struct ibgda_wrap : Napi::ObjectWrap<ibgda_wrap> {
   Napi::Value add_memory(const Napi::CallbackInfo& info);
   void route(const Napi::CallbackInfo& info);
   void remove_memory(const Napi::CallbackInfo& info);
+  Napi::Value device_memory(const Napi::CallbackInfo& info);
+  Napi::Value add_device_memory(const Napi::CallbackInfo& info);
+  void route_device(const Napi::CallbackInfo& info);
+  void remove_device_memory(const Napi::CallbackInfo& info);
   Napi::Value adopt(const Napi::CallbackInfo& info);
   void disown(const Napi::CallbackInfo& info);
   Napi::Value put(const Napi::CallbackInfo& info);
@@ -63,6 +68,7 @@ struct ibgda_wrap : Napi::ObjectWrap<ibgda_wrap> {
   ibgda::host_request atomic_request(const Napi::CallbackInfo& info, ibgda::host_request::kind what) const;
 
   std::shared_ptr<holder> native;
+  std::optional<nic_description::gpu_kernels> kernels; // none: those of the host
   Napi::ObjectReference rank;
   uint64_t end_key = 0;
 };
@@ -80,6 +86,16 @@ Napi::Value failure_object(Napi::Env env, const ibgda::pair_failure& why) {
   out["rkey"] = why.rkey;
   out["remoteAddress"] = Napi::BigInt::New(env, why.remote_address);
   return out;
+}
+
+// Uint8Array[] by rank
+std::vector<ep_ibgda_remote> remotes_of(Napi::Value value) {
+  std::vector<ep_ibgda_remote> remotes;
+  for (const std::vector<uint8_t>& bytes : blobs_of(value, "remotes")) {
+    if (bytes.size() != sizeof(ep_ibgda_remote)) throw_invalid(value.Env(), "a remote part has " + std::to_string(sizeof(ep_ibgda_remote)) + " bytes");
+    std::memcpy(&remotes.emplace_back(), bytes.data(), bytes.size());
+  }
+  return remotes;
 }
 
 } // namespace
@@ -104,8 +120,11 @@ ibgda_wrap::ibgda_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
     hooks.doorbell_wake = reinterpret_cast<uint64_t>(native->soft->doorbell_wake());
     hooks.region_wake = [device = native->soft](const dl::mlx5_mr& mr, const ep_wake_word* wake) { return device->region_wake(mr, wake); };
   }
+  auto places = places_of(asked);
+  ibgda::control_places chosen = std::move(value_or_throw(env, places));
   if (apart) context->connect_apart();
-  auto made = ibgda::rank_nic::create(context, std::move(driver), std::move(port), asked.queues, std::move(hooks));
+  auto made = ibgda::rank_nic::create(context, std::move(driver), std::move(port), asked.queues, std::move(hooks), std::move(chosen));
+  kernels = asked.kernels;
   native->nic = value_or_throw(env, made);
   rank = Napi::Persistent(info[0].As<Napi::Object>());
   end_key = state_of(env).at_end([held = native] { held->stop(false); });
@@ -123,7 +142,7 @@ nic::soft_device& ibgda_wrap::emulator(Napi::Env env) const {
   return *native->soft;
 }
 
-// Where the connection goes and what stood in the way: {device, port, link, gid, distance, passedOver, maxMessageBytes, atomics, maskedSwap, placement, fallbacks}
+// Where the connection goes and what stood in the way: {device, port, link, gid, distance, passedOver, maxMessageBytes, atomics, maskedSwap, kernels, placement, fallbacks}
 Napi::Value ibgda_wrap::port(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   ibgda::rank_nic& nic = open(env);
@@ -138,9 +157,10 @@ Napi::Value ibgda_wrap::port(const Napi::CallbackInfo& info) {
   out["maxMessageBytes"] = static_cast<double>(nic.max_message());
   out["atomics"] = Napi::Boolean::New(env, nic.has_atomics());
   out["maskedSwap"] = Napi::Boolean::New(env, nic.has_masked_swap());
+  out["kernels"] = kernels ? "cuda:" + std::to_string(kernels->device) : "host";
   out["placement"] = ibgda::placement_name(nic.queues().where());
   auto fallbacks = Napi::Array::New(env);
-  for (const ibgda::fallback& one : nic.queues().fallbacks()) {
+  for (const ibgda::fallback& one : nic.fallbacks()) {
     fallbacks[fallbacks.Length()] = std::string(ibgda::placement_name(one.wished)) + ": " + one.why;
   }
   out["fallbacks"] = fallbacks;
@@ -175,17 +195,56 @@ Napi::Value ibgda_wrap::add_memory(const Napi::CallbackInfo& info) {
 
 // (memory, remotes: Uint8Array[] by rank)
 void ibgda_wrap::route(const Napi::CallbackInfo& info) {
-  std::vector<ep_ibgda_remote> remotes;
-  for (const std::vector<uint8_t>& bytes : blobs_of(info[1], "remotes")) {
-    if (bytes.size() != sizeof(ep_ibgda_remote)) throw_invalid(info.Env(), "a remote part has " + std::to_string(sizeof(ep_ibgda_remote)) + " bytes");
-    std::memcpy(&remotes.emplace_back(), bytes.data(), bytes.size());
-  }
-  auto routed = open(info.Env()).route(unwrap<memory_wrap>(info[0], "memory").made(info.Env()), remotes);
+  auto routed = open(info.Env()).route(unwrap<memory_wrap>(info[0], "memory").made(info.Env()), remotes_of(info[1]));
   value_or_throw(info.Env(), routed);
 }
 
 void ibgda_wrap::remove_memory(const Napi::CallbackInfo& info) {
   if (native->nic) native->nic->remove_memory(unwrap<memory_wrap>(info[0], "memory").made(info.Env()));
+}
+
+// (byteLength, signalSlots) -> GpuSymmetricMemory: this rank's part, in the place of the kernels' queues
+Napi::Value ibgda_wrap::device_memory(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  ibgda::rank_nic& nic = open(env);
+  if (!kernels) throw_invalid(env, "the kernels of this NIC run on the host");
+  const uint64_t size = arg_size(info[0], "byteLength");
+  const uint64_t slots = arg_size(info[1], "signalSlots");
+  const uint64_t signals = gpu::symmetric_memory::signal_bytes(slots);
+  auto block = nic.queues().beside_queues(signals + size);
+  const ibgda::control_block part = value_or_throw(env, block);
+  const auto& context = unwrap<rank_wrap>(rank.Value(), "rank").native->context;
+  // Whoever holds the memory holds the block, and so knows how the NIC may reach it.
+  auto made = gpu::symmetric_memory::create_for_nic(context, kernels->library, kernels->device, size, slots, part.address, std::make_shared<const ibgda::control_block>(part));
+  const Napi::Object memory = state_of(env).classes["GpuSymmetricMemory"].New({});
+  gpu_symmetric_wrap::Unwrap(memory)->native = value_or_throw(env, made);
+  return memory;
+}
+
+// (memory) -> ep_ibgda_remote bytes: registers it
+Napi::Value ibgda_wrap::add_device_memory(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto& memory = unwrap<gpu_symmetric_wrap>(info[0], "memory").native;
+  if (!memory || !memory->nic_part()) throw_failure(env, {EP_STATUS_CLOSED, 0, "the device memory was closed, or is none that deviceMemory() made"});
+  const auto& block = *static_cast<const ibgda::control_block*>(memory->nic_part().get());
+  auto added = open(env).add_part(memory->handle().block, block, gpu::symmetric_memory::signal_bytes(memory->signal_slots()), memory->byte_length());
+  return bytes_copy(env, &value_or_throw(env, added), sizeof(ep_ibgda_remote));
+}
+
+// (memory, handles, remotes: Uint8Array[] by rank)
+void ibgda_wrap::route_device(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto& memory = unwrap<gpu_symmetric_wrap>(info[0], "memory").native;
+  if (!memory) throw_failure(env, {EP_STATUS_CLOSED, 0, "the device memory was closed"});
+  auto routed = open(env).route_part(memory->handle().block, remotes_of(info[2]));
+  ibgda::rank_nic::kernel_route& way = value_or_throw(env, routed);
+  auto connected = memory->connect_by_nic(gpu_handles_of(info[1]), std::move(way.route), EP_MEMORY_IBGDA, way.address);
+  value_or_throw(env, connected);
+}
+
+void ibgda_wrap::remove_device_memory(const Napi::CallbackInfo& info) {
+  const auto& memory = unwrap<gpu_symmetric_wrap>(info[0], "memory").native;
+  if (native->nic && memory) native->nic->remove_part(memory->handle().block);
 }
 
 // (address, byteLength) -> number of the adopted memory
@@ -402,6 +461,8 @@ void ibgda_wrap::define(Napi::Env env, Napi::Object exports) {
       {InstanceMethod<&ibgda_wrap::port>("port"), InstanceMethod<&ibgda_wrap::connection>("connection"), InstanceMethod<&ibgda_wrap::connect>("connect"),
        InstanceMethod<&ibgda_wrap::add_memory>("addMemory"), InstanceMethod<&ibgda_wrap::route>("route"),
        InstanceMethod<&ibgda_wrap::remove_memory>("removeMemory"), InstanceMethod<&ibgda_wrap::adopt>("adopt"),
+       InstanceMethod<&ibgda_wrap::device_memory>("deviceMemory"), InstanceMethod<&ibgda_wrap::add_device_memory>("addDeviceMemory"),
+       InstanceMethod<&ibgda_wrap::route_device>("routeDevice"), InstanceMethod<&ibgda_wrap::remove_device_memory>("removeDeviceMemory"),
        InstanceMethod<&ibgda_wrap::disown>("disown"), InstanceMethod<&ibgda_wrap::put>("put"), InstanceMethod<&ibgda_wrap::put_value>("putValue"),
        InstanceMethod<&ibgda_wrap::signal>("signal"), InstanceMethod<&ibgda_wrap::get>("get"), InstanceMethod<&ibgda_wrap::fetch_add>("fetchAdd"),
        InstanceMethod<&ibgda_wrap::compare_swap>("compareSwap"), InstanceMethod<&ibgda_wrap::accepted>("accepted"),

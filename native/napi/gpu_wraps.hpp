@@ -167,6 +167,7 @@ struct gpu_stream_wrap : Napi::ObjectWrap<gpu_stream_wrap> {
 
 // Memory that a GPU reaches: a GpuMemory, a GpuSymmetricMemory (this rank's part), a GpuPinned if `host`, or the address of anybody's device memory, a BigInt,
 // which its owner keeps alive.
+std::vector<ep_gpu_memory_handle> gpu_handles_of(Napi::Value value); // one of each rank, concatenated
 operand gpu_operand_of(Napi::Value value, const char* what, const gpu::stream& on, bool host);
 
 } // namespace ep::binding

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include "dl/cuda_symbols.hpp"
+#include "gpu_wraps.hpp"
 #include "dl/shim/attach.hpp"
 #include "ibgda/gpu_memory.hpp"
 #include "ibgda/probe.hpp"
@@ -17,6 +18,42 @@ Napi::Array strings_of(Napi::Env env, const std::vector<std::string>& list) {
   for (const std::string& one : list) out[out.Length()] = one;
   return out;
 }
+
+namespace {
+
+constexpr std::pair<const char*, ibgda::placement> placement_words[] = {
+    {"dma-buf", ibgda::placement::gpu_dmabuf}, {"gpu", ibgda::placement::gpu_address}, {"host", ibgda::placement::host}};
+
+// {library, device, controlMemory, driver}
+nic_description::gpu_kernels gpu_kernels_of(const Napi::Object& from) {
+  const Napi::Env env = from.Env();
+  nic_description::gpu_kernels asked;
+  asked.library = unwrap<gpu_library_wrap>(from.Get("library"), "library").native;
+  asked.device = arg_int(from.Get("device"), "device");
+  if (asked.device < 0 || asked.device >= asked.library->device_count()) {
+    throw_invalid(env, "GPU " + std::to_string(asked.device) + " is not one of the " + std::to_string(asked.library->device_count()) + " that are here");
+  }
+  asked.driver = from.Get("driver").ToString().Utf8Value();
+  const auto order = from.Get("controlMemory").As<Napi::Array>();
+  for (uint32_t i = 0; i < order.Length(); ++i) {
+    const std::string word = order.Get(i).ToString().Utf8Value();
+    const auto* known = std::find_if(std::begin(placement_words), std::end(placement_words), [&](const auto& one) { return word == one.first; });
+    if (known == std::end(placement_words)) throw_invalid(env, "controlMemory must be of dma-buf, gpu and host, got " + word);
+    asked.order.push_back(known->second);
+  }
+  return asked;
+}
+
+// PCI address of that GPU, where sysfs shows it: a container may not.
+std::string shown_address(const nic_description::gpu_kernels& of, const std::string& sysfs) {
+  ep_cuda_facts facts{};
+  if (of.library->table().device_facts(of.device, &facts) != 0) return "";
+  const std::vector<ibgda::gpu_place> gpus = ibgda::topology_read(sysfs).gpus;
+  const bool shown = std::any_of(gpus.begin(), gpus.end(), [&](const ibgda::gpu_place& gpu) { return gpu.address == facts.pci; });
+  return shown ? facts.pci : "";
+}
+
+} // namespace
 
 nic_description nic_description_of(Napi::Value value) {
   const Napi::Env env = value.Env();
@@ -50,7 +87,9 @@ nic_description nic_description_of(Napi::Value value) {
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
   (void)sched_getaffinity(0, sizeof cpus, &cpus);
+  if (const Napi::Value kernels = description.Get("kernels"); kernels.IsObject()) asked.kernels = gpu_kernels_of(kernels.As<Napi::Object>());
   asked.gpu = text("gpu");
+  if (asked.gpu.empty() && asked.kernels && backing != "soft") asked.gpu = shown_address(*asked.kernels, asked.wish.sysfs);
   auto near = ibgda::poster_place(asked.wish.sysfs, asked.gpu, cpus);
   asked.wish.near = value_or_throw(env, near);
   asked.queues.qps_per_peer = static_cast<uint32_t>(number("qpsPerPeer", 1024));
@@ -67,6 +106,14 @@ result<std::unique_ptr<dl::mlx5_driver>> driver_of(const nic_description& asked)
     case nic_description::backing::soft: break;
   }
   return std::unique_ptr<dl::mlx5_driver>(new nic::soft_driver(asked.soft));
+}
+
+result<ibgda::control_places> places_of(const nic_description& asked) {
+  if (!asked.kernels) return ibgda::host_places();
+  auto cuda = dl::cuda_symbols_load(asked.kernels->driver);
+  if (!cuda.ok()) return cuda.why();
+  const char* reader = asked.table == nic_description::backing::soft ? "a software NIC" : asked.table == nic_description::backing::verbs ? "the thread that posts for plain verbs" : "";
+  return ibgda::gpu_places(cuda.value(), asked.kernels->device, asked.kernels->order, reader);
 }
 
 namespace {

@@ -109,10 +109,11 @@ uint64_t blocks_held() { return held.load(std::memory_order_relaxed); }
 
 device_block::~device_block() {
   if (address_ == 0) return;
-  const auto release = [of = of_, device = device_, address = address_] {
+  const auto release = [of = of_, device = device_, address = address_, beside = beside_] {
     of->table().memory_free(device, address);
     held.fetch_sub(1, std::memory_order_relaxed);
   };
+  beside_.reset();
   // HAZARD: freeing memory that other processes map is undefined: their next access may fail, or hit whatever took its place.
   freed().take({release, exported_});
 }
@@ -134,7 +135,8 @@ pinned_block::~pinned_block() {
   freed().take({[of = of_, device = device_, address = address_] { of->table().pinned_free(device, address); }, nullptr});
 }
 
-result<std::shared_ptr<const device_block>> device_block::allocate(library_ref of, int device, uint64_t bytes, std::shared_ptr<const export_lock> exported) {
+result<std::shared_ptr<const device_block>> device_block::allocate(library_ref of, int device, uint64_t bytes, std::shared_ptr<const export_lock> exported,
+                                                                      std::shared_ptr<const void> beside) {
   std::shared_ptr<device_block> made(new device_block(std::move(of), device));
   // An allocation of no bytes has no address.
   const uint64_t asked = bytes == 0 ? 1 : bytes;
@@ -144,6 +146,7 @@ result<std::shared_ptr<const device_block>> device_block::allocate(library_ref o
   held.fetch_add(1, std::memory_order_relaxed);
   made->bytes_ = bytes;
   made->exported_ = std::move(exported);
+  made->beside_ = std::move(beside);
   return std::shared_ptr<const device_block>(made);
 }
 

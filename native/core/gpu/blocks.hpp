@@ -16,8 +16,10 @@ uint64_t blocks_held();
 // Zeroed memory of the device.
 class device_block {
  public:
-  // `exported`: its handle goes to other processes; after the last reference has gone it stays allocated until none of them maps it any more.
-  static result<std::shared_ptr<const device_block>> allocate(library_ref of, int device, uint64_t bytes, std::shared_ptr<const export_lock> exported = nullptr);
+  // `exported`: its handle goes to other processes; after the last reference has gone it stays allocated until none of them maps it any more. `beside`: let go with it, when the
+  // device is through with all that was put on it until then.
+  static result<std::shared_ptr<const device_block>> allocate(library_ref of, int device, uint64_t bytes, std::shared_ptr<const export_lock> exported = nullptr,
+                                                              std::shared_ptr<const void> beside = nullptr);
   ~device_block();
   device_block(const device_block&) = delete;
   int device() const { return device_; }
@@ -31,6 +33,7 @@ class device_block {
   uint64_t address_ = 0;
   uint64_t bytes_ = 0;
   std::shared_ptr<const export_lock> exported_;
+  std::shared_ptr<const void> beside_;
 };
 
 // A part of another process's memory, mapped here.

@@ -6,6 +6,7 @@ namespace ep::gpu {
 
 result<std::shared_ptr<group>> group::create(std::shared_ptr<symmetric_memory> memory, uint32_t blocks, uint32_t lanes) {
   if (!memory->connected()) return failure{EP_STATUS_CLOSED, 0, "the device memory is not connected"};
+  if (memory->by_nic()) return failure{EP_STATUS_INVALID, 0, "collective calls of a GPU store to all ranks' parts: they reach none by a NIC"};
   std::shared_ptr<group> made(new group(std::move(memory)));
   const symmetric_memory& here = *made->memory_;
   const auto world = static_cast<uint64_t>(here.context().world_size());

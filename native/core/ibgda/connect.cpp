@@ -190,6 +190,7 @@ result<registered_memory> rank_queues::register_memory(const dl::mlx5_memory& me
   memories_.push_back(made);
   if (auto published = publish_ranges(); !published.ok()) {
     memories_.pop_back();
+    (void)publish_ranges(); // of those who have heard of it
     (void)device().dereg_mr(made.mr);
     return published.why();
   }
@@ -206,29 +207,37 @@ result<nothing> rank_queues::release_memory(const registered_memory& memory) {
 }
 
 // A block of its own for these parts, one behind the other.
-result<control_block> rank_queues::placed(std::initializer_list<std::span<const uint8_t>> parts) {
+result<control_block> rank_queues::placed(control_memory& source, std::initializer_list<std::span<const uint8_t>> parts) {
   uint64_t bytes = 0;
   for (const auto& part : parts) bytes += part.size();
-  auto block = source_->allocate((bytes + 4095) / 4096 * 4096);
+  auto block = source.allocate((bytes + 4095) / 4096 * 4096);
   if (!block.ok()) return block;
   uint64_t at = 0;
   for (const auto& part : parts) {
     if (part.empty()) continue;
-    if (auto written = source_->write(block.value(), at, part.data(), part.size()); !written.ok()) return written.why();
+    if (auto written = source.write(block.value(), at, part.data(), part.size()); !written.ok()) return written.why();
     at += part.size();
   }
   return block;
 }
 
 result<nothing> rank_queues::publish_ranges() {
+  for (bank* of : {&kernels_, &host_}) {
+    if (of->count == 0) continue;
+    if (auto published = publish_ranges(*of); !published.ok()) return published;
+  }
+  return nothing{};
+}
+
+result<nothing> rank_queues::publish_ranges(bank& of) {
   std::vector<ep_ibgda_range> ranges;
   for (const registered_memory& one : memories_) ranges.push_back({one.memory.address, one.memory.address + one.memory.byte_length, one.mr.lkey, 0});
   std::sort(ranges.begin(), ranges.end(), [](const ep_ibgda_range& a, const ep_ibgda_range& b) { return a.begin < b.begin; });
   const ep_ibgda_range_table table{ranges.size(), 0};
-  auto block = placed({bytes_of(&table, sizeof table), bytes_of(ranges.data(), ranges.size() * sizeof(ep_ibgda_range))});
+  auto block = placed(*of.source, {bytes_of(&table, sizeof table), bytes_of(ranges.data(), ranges.size() * sizeof(ep_ibgda_range))});
   if (!block.ok()) return block.why();
-  range_tables_.push_back(block.value());
-  return source_->publish(structs_, device_offset_ + offsetof(ep_ibgda_device, ranges), block.value().address);
+  of.range_tables.push_back(block.value());
+  return of.source->publish(of.structs, of.device_offset + offsetof(ep_ibgda_device, ranges), block.value().address);
 }
 
 result<rank_queues::memory_route> rank_queues::route_memory(std::span<const ep_ibgda_remote> remotes) {
@@ -238,10 +247,10 @@ result<rank_queues::memory_route> rank_queues::route_memory(std::span<const ep_i
   ep_ibgda_memory memory{};
   memory.header = {EP_MAGIC_IBGDA_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof memory};
   memory.device = device_address();
-  auto block = placed({bytes_of(&memory, sizeof memory), bytes_of(remotes.data(), remotes.size_bytes())});
+  auto block = placed(*kernels_.source, {bytes_of(&memory, sizeof memory), bytes_of(remotes.data(), remotes.size_bytes())});
   if (!block.ok()) return block.why();
   memory.remotes = block.value().address + sizeof memory;
-  if (auto written = source_->write(block.value(), 0, &memory, sizeof memory); !written.ok()) return written.why();
+  if (auto written = kernels_.source->write(block.value(), 0, &memory, sizeof memory); !written.ok()) return written.why();
   return memory_route{block.value().address, block.value().keep};
 }
 

@@ -51,11 +51,23 @@ class host_memory_source final : public control_memory {
     std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(block.address + offset)).store(value, std::memory_order_release);
     return nothing{};
   }
+  result<nothing> read(const control_block& block, uint64_t offset, void* into, uint64_t length) override {
+    read_words(reinterpret_cast<const void*>(block.address + offset), into, length);
+    return nothing{};
+  }
   result<uint64_t> map_doorbell(uint64_t register_address, uint64_t) override { return register_address; }
   void unmap_doorbell(uint64_t) override {}
 };
 
 } // namespace
+
+void read_words(const void* from, void* into, uint64_t length) {
+  for (uint64_t at = 0; at < length; at += sizeof(uint64_t)) {
+    auto* word = reinterpret_cast<uint64_t*>(reinterpret_cast<uintptr_t>(from) + at);
+    const uint64_t found = std::atomic_ref<uint64_t>(*word).load(std::memory_order_acquire);
+    std::memcpy(static_cast<uint8_t*>(into) + at, &found, sizeof found);
+  }
+}
 
 std::unique_ptr<control_memory> host_control_memory() { return std::make_unique<host_memory_source>(); }
 

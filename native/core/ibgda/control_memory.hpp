@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "dl/mlx5.hpp"
 
@@ -15,6 +16,12 @@ enum class placement : uint8_t {
   host = 3,        // host memory; GPUs read it over the bus
 };
 const char* placement_name(placement where);
+
+// What could not be had as wished, and was passed over.
+struct fallback {
+  placement wished;
+  std::string why;
+};
 
 struct control_block {
   uint64_t address = 0;     // as posters, and requests to the NIC, name the first byte
@@ -38,6 +45,8 @@ class control_memory {
   virtual result<nothing> fill(const control_block& block, uint64_t offset, uint8_t value, uint64_t length) = 0;
   // One aligned word, with release, under posters that are running: they see what was written before it.
   virtual result<nothing> publish(const control_block& block, uint64_t offset, uint64_t value) = 0;
+  // What stands there, also under posters that are running.
+  virtual result<nothing> read(const control_block& block, uint64_t offset, void* into, uint64_t length) = 0;
   // Makes a doorbell page (of this process) reachable for the posters, and says under which address. EOPNOTSUPP, EPERM: it cannot be.
   virtual result<uint64_t> map_doorbell(uint64_t register_address, uint64_t bytes) = 0;
   virtual void unmap_doorbell(uint64_t register_address) = 0;
@@ -45,5 +54,8 @@ class control_memory {
 
 // Memory of this process, for posters that run on its processors.
 std::unique_ptr<control_memory> host_control_memory();
+
+// Aligned words, each with acquire: posters may be changing them.
+void read_words(const void* from, void* into, uint64_t length);
 
 } // namespace ep::ibgda

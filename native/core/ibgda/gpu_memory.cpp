@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <cctype>
+#include <atomic>
 #include <cerrno>
+#include <cstring>
 
 #include <unistd.h>
+
+#include "segment.hpp"
 
 namespace ep::ibgda {
 namespace {
@@ -81,6 +85,96 @@ struct gpu_block {
   }
 };
 
+result<uint64_t> doorbell_for_gpu(const gpu_context& context, uint64_t register_address, uint64_t bytes, unsigned kind) {
+  const cuda_symbols& cuda = context.cuda();
+  const gpu_context::scope here(context);
+  const uint64_t begin = register_address / host_page * host_page;
+  const uint64_t length = (register_address + bytes - begin + host_page - 1) / host_page * host_page;
+  void* page = reinterpret_cast<void*>(begin);
+  const std::string about = "a doorbell page for the GPU";
+  if (const cuda_result error = cuda.cuMemHostRegister_v2(page, length, dl::cuda_host_device_map | kind); error != 0) {
+    const char* hint = kind == dl::cuda_host_io_memory ? "; does the driver allow it (PeerMappingOverride=1)?" : "";
+    return cuda_failure(cuda, "cuMemHostRegister", error, EPERM, about + hint);
+  }
+  cuda_pointer device = 0;
+  if (const cuda_result error = cuda.cuMemHostGetDevicePointer_v2(&device, page, 0); error != 0) {
+    cuda.cuMemHostUnregister(page);
+    return cuda_failure(cuda, "cuMemHostGetDevicePointer", error, EOPNOTSUPP, about);
+  }
+  return device + (register_address - begin);
+}
+
+void doorbell_forget(const gpu_context& context, uint64_t register_address) {
+  const gpu_context::scope here(context);
+  context.cuda().cuMemHostUnregister(reinterpret_cast<void*>(register_address / host_page * host_page));
+}
+
+// Of one segment, page-locked for the GPU.
+struct pinned_pages {
+  std::shared_ptr<gpu_context> context;
+  std::shared_ptr<segment> pages;
+  bool registered = false;
+  ~pinned_pages() {
+    if (!registered) return;
+    const gpu_context::scope here(*context);
+    context->cuda().cuMemHostUnregister(pages->data());
+  }
+};
+
+class pinned_memory_source final : public control_memory {
+ public:
+  pinned_memory_source(std::shared_ptr<gpu_context> context, unsigned doorbells) : context_(std::move(context)), doorbells_(doorbells) {}
+  placement where() const override { return placement::host; }
+
+  // A shared segment: software NICs of other processes write to what lies here.
+  result<control_block> allocate(uint64_t bytes) override {
+    const std::string about = std::to_string(bytes) + " bytes of host memory for the GPU";
+    auto made = segment::create((bytes + host_page - 1) / host_page * host_page);
+    if (!made.ok()) return made.why();
+    auto held = std::make_shared<pinned_pages>();
+    held->context = context_;
+    held->pages = made.value();
+    void* base = held->pages->data();
+    const cuda_symbols& cuda = context_->cuda();
+    const gpu_context::scope here(*context_);
+    if (const cuda_result error = cuda.cuMemHostRegister_v2(base, held->pages->data_bytes(), dl::cuda_host_device_map | dl::cuda_host_portable); error != 0) {
+      return cuda_failure(cuda, "cuMemHostRegister", error, ENOMEM, about);
+    }
+    held->registered = true;
+    cuda_pointer device = 0;
+    if (const cuda_result error = cuda.cuMemHostGetDevicePointer_v2(&device, base, 0); error != 0) return cuda_failure(cuda, "cuMemHostGetDevicePointer", error, EOPNOTSUPP, about);
+    // One address for kernels, for the NIC and for this process: the requests that kernels write carry it.
+    if (device != reinterpret_cast<uint64_t>(base)) return failure{EP_STATUS_SYSTEM, EOPNOTSUPP, about + ": the GPU knows it by another address than the host"};
+    control_block block;
+    block.address = device;
+    block.byte_length = bytes;
+    block.keep = held;
+    return block;
+  }
+  result<nothing> write(const control_block& block, uint64_t offset, const void* bytes, uint64_t length) override {
+    std::memcpy(reinterpret_cast<void*>(block.address + offset), bytes, length);
+    return nothing{};
+  }
+  result<nothing> fill(const control_block& block, uint64_t offset, uint8_t value, uint64_t length) override {
+    std::memset(reinterpret_cast<void*>(block.address + offset), value, length);
+    return nothing{};
+  }
+  result<nothing> publish(const control_block& block, uint64_t offset, uint64_t value) override {
+    std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(block.address + offset)).store(value, std::memory_order_release);
+    return nothing{};
+  }
+  result<nothing> read(const control_block& block, uint64_t offset, void* into, uint64_t length) override {
+    read_words(reinterpret_cast<const void*>(block.address + offset), into, length);
+    return nothing{};
+  }
+  result<uint64_t> map_doorbell(uint64_t register_address, uint64_t bytes) override { return doorbell_for_gpu(*context_, register_address, bytes, doorbells_); }
+  void unmap_doorbell(uint64_t register_address) override { doorbell_forget(*context_, register_address); }
+
+ private:
+  std::shared_ptr<gpu_context> context_;
+  unsigned doorbells_;
+};
+
 class gpu_memory_source final : public control_memory {
  public:
   gpu_memory_source(std::shared_ptr<gpu_context> context, placement where) : context_(std::move(context)), where_(where) {}
@@ -129,28 +223,14 @@ class gpu_memory_source final : public control_memory {
     return ended("cuStreamWriteValue64", context_->cuda().cuStreamWriteValue64_v2(context_->stream(), block.address + offset, value, 0));
   }
 
-  result<uint64_t> map_doorbell(uint64_t register_address, uint64_t bytes) override {
-    const cuda_symbols& cuda = context_->cuda();
+  result<nothing> read(const control_block& block, uint64_t offset, void* into, uint64_t length) override {
     const gpu_context::scope here(*context_);
-    const uint64_t begin = register_address / host_page * host_page;
-    const uint64_t length = (register_address + bytes - begin + host_page - 1) / host_page * host_page;
-    void* page = reinterpret_cast<void*>(begin);
-    const std::string about = "a doorbell page for the GPU";
-    // PCI space, not memory. Drivers let it be registered only where the administrator allows peer mappings (NVreg_RegistryDwords="PeerMappingOverride=1;").
-    if (const cuda_result error = cuda.cuMemHostRegister_v2(page, length, dl::cuda_host_device_map | dl::cuda_host_io_memory); error != 0) {
-      return cuda_failure(cuda, "cuMemHostRegister", error, EPERM, about + "; does the driver allow it (PeerMappingOverride=1)?");
-    }
-    cuda_pointer device = 0;
-    if (const cuda_result error = cuda.cuMemHostGetDevicePointer_v2(&device, page, 0); error != 0) {
-      cuda.cuMemHostUnregister(page);
-      return cuda_failure(cuda, "cuMemHostGetDevicePointer", error, EOPNOTSUPP, about);
-    }
-    return device + (register_address - begin);
+    return ended("cuMemcpyDtoHAsync", context_->cuda().cuMemcpyDtoHAsync_v2(into, block.address + offset, length, context_->stream()));
   }
-  void unmap_doorbell(uint64_t register_address) override {
-    const gpu_context::scope here(*context_);
-    context_->cuda().cuMemHostUnregister(reinterpret_cast<void*>(register_address / host_page * host_page));
-  }
+
+  // PCI space, not memory. Drivers let it be registered only where the administrator allows peer mappings (NVreg_RegistryDwords="PeerMappingOverride=1;").
+  result<uint64_t> map_doorbell(uint64_t register_address, uint64_t bytes) override { return doorbell_for_gpu(*context_, register_address, bytes, dl::cuda_host_io_memory); }
+  void unmap_doorbell(uint64_t register_address) override { doorbell_forget(*context_, register_address); }
 
  private:
   // Of something put on the stream: waits for it.
@@ -184,6 +264,12 @@ result<gpu_facts> gpu_facts_read(const dl::cuda_symbols& cuda, int ordinal) {
   facts.gpudirect = has(cuda, dl::cuda_attribute_gpudirect, device);
   facts.dmabuf = has(cuda, dl::cuda_attribute_dmabuf, device);
   return facts;
+}
+
+result<std::unique_ptr<control_memory>> pinned_control_memory(std::shared_ptr<const dl::cuda_symbols> cuda, int ordinal, bool doorbells_are_memory) {
+  auto context = gpu_context::open(std::move(cuda), ordinal);
+  if (!context.ok()) return context.why();
+  return std::unique_ptr<control_memory>(new pinned_memory_source(context.value(), doorbells_are_memory ? 0 : dl::cuda_host_io_memory));
 }
 
 result<std::unique_ptr<control_memory>> gpu_control_memory(std::shared_ptr<const dl::cuda_symbols> cuda, int ordinal, placement where) {

@@ -19,5 +19,7 @@ result<gpu_facts> gpu_facts_read(const dl::cuda_symbols& cuda, int ordinal);
 
 // `where`: gpu_dmabuf or gpu_address. EOPNOTSUPP: the GPU or its driver cannot.
 result<std::unique_ptr<control_memory>> gpu_control_memory(std::shared_ptr<const dl::cuda_symbols> cuda, int ordinal, placement where);
+// placement::host: pages of shared segments, locked for the GPU, at one address for it and for this process. `doorbells_are_memory`: no NIC's registers lie behind them.
+result<std::unique_ptr<control_memory>> pinned_control_memory(std::shared_ptr<const dl::cuda_symbols> cuda, int ordinal, bool doorbells_are_memory);
 
 } // namespace ep::ibgda

@@ -40,8 +40,9 @@ result<nothing> check(const queue_options& options) {
     return invalid("rank " + std::to_string(options.rank) + " is not in a world of " + std::to_string(options.world_size));
   }
   if (options.qps_per_peer < 1) return invalid("qps per peer must be 1 or more");
-  if (options.active_qps > options.qps_per_peer) {
-    return invalid(std::to_string(options.active_qps) + " active queue pairs of each peer are more than the " + std::to_string(options.qps_per_peer) + " that it has");
+  if (options.host_qps >= options.qps_per_peer) return invalid("all " + std::to_string(options.qps_per_peer) + " queue pairs of each peer are the host's: kernels have none");
+  if (options.active_qps > options.qps_per_peer - options.host_qps) {
+    return invalid(std::to_string(options.active_qps) + " active queue pairs of each peer are more than the " + std::to_string(options.qps_per_peer - options.host_qps) + " that it has");
   }
   if (options.depth < 2 || options.depth > EP_IBGDA_MAX_DEPTH || !std::has_single_bit(options.depth)) {
     return invalid("depth " + std::to_string(options.depth) + " is no power of two from 2 to " + std::to_string(EP_IBGDA_MAX_DEPTH));
@@ -60,7 +61,11 @@ result<std::unique_ptr<rank_queues>> rank_queues::create(open_port port, const q
   if (auto checked = check(options); !checked.ok()) return checked.why();
   if (sources.empty()) return invalid("no place for control memory was given");
   std::unique_ptr<rank_queues> made(new rank_queues(std::move(port), options));
-  if (made->options_.active_qps == 0) made->options_.active_qps = options.qps_per_peer;
+  made->kernels_.count = options.qps_per_peer - options.host_qps;
+  made->host_.first = made->kernels_.count;
+  made->host_.count = options.host_qps;
+  made->pairs_.assign(made->pair_count(), {});
+  if (made->options_.active_qps == 0) made->options_.active_qps = made->kernels_.count;
   if (auto read = made->read_capabilities(); !read.ok()) return read.why();
   uint32_t random = 0;
   if (getrandom(&random, sizeof random, 0) != sizeof random) return failure_errno("getrandom", errno, "first packet numbers of queue pairs");
@@ -68,17 +73,25 @@ result<std::unique_ptr<rank_queues>> rank_queues::create(open_port port, const q
   auto pd = made->device().alloc_pd();
   if (!pd.ok()) return during("protection domain", pd.why());
   made->pd_ = pd.value();
+  if (auto built = made->build_kernels(sources); !built.ok()) return built.why();
+  if (options.host_qps != 0) {
+    if (auto built = made->build(made->host_, *made->host_source_); !built.ok()) return during("queue pairs of the host", built.why());
+  }
+  return made;
+}
+
+result<nothing> rank_queues::build_kernels(std::span<control_memory* const> sources) {
   std::string earlier;
   for (control_memory* source : sources) {
-    auto built = made->build(*source);
-    if (built.ok()) return made;
-    (void)made->tear_down();
+    auto built = build(kernels_, *source);
+    if (built.ok()) return built;
+    (void)tear_down(kernels_);
     if (source == sources.back()) {
       failure why = built.why();
       if (!earlier.empty()) why.message += "; before that: " + earlier;
       return why;
     }
-    made->fallbacks_.push_back({source->where(), built.why().message});
+    fallbacks_.push_back({source->where(), built.why().message});
     earlier += (earlier.empty() ? "" : "; ") + std::string(placement_name(source->where())) + ": " + built.why().message;
   }
   return invalid("no place for control memory was given");
@@ -120,9 +133,9 @@ result<nothing> rank_queues::read_capabilities() {
   return nothing{};
 }
 
-rank_queues::layout rank_queues::lay_out() const {
+rank_queues::layout rank_queues::lay_out(const bank& of) const {
   layout at;
-  const uint64_t pairs = pair_count();
+  const uint64_t pairs = size_of(of);
   // A collapsed CQ overwrites its first entry, and the command still names a ring: one page of it.
   at.cq_bytes = options_.collapsed ? page : whole_pages(options_.depth * cqe_bytes);
   at.sq_bytes = whole_pages(uint64_t{options_.depth} * EP_IBGDA_WQE_BYTES);
@@ -135,46 +148,46 @@ rank_queues::layout rank_queues::lay_out() const {
   return at;
 }
 
-result<nothing> rank_queues::build(control_memory& source) {
-  source_ = &source;
-  const layout at = lay_out();
+result<nothing> rank_queues::build(bank& of, control_memory& source) {
+  of.source = &source;
+  const layout at = lay_out(of);
   auto block = source.allocate(at.total);
   if (!block.ok()) return during("memory of the queues", block.why());
-  queues_ = block.value();
-  if (auto filled = source.fill(queues_, at.cqs, 0xff, pair_count() * at.cq_bytes); !filled.ok()) return during("memory of the queues", filled.why());
-  auto umem = device().umem_reg(queues_.part(0, at.total), dl::MLX5_ACCESS_LOCAL_WRITE);
+  of.queues = block.value();
+  if (auto filled = source.fill(of.queues, at.cqs, 0xff, size_of(of) * at.cq_bytes); !filled.ok()) return during("memory of the queues", filled.why());
+  auto umem = device().umem_reg(of.queues.part(0, at.total), dl::MLX5_ACCESS_LOCAL_WRITE);
   if (!umem.ok()) return during("registration of the queues in " + std::string(placement_name(source.where())), umem.why());
-  umem_ = umem.value();
-  auto responses = device().reg_mr(pd_, queues_.part(at.responses, at.response_bytes), dl::MLX5_ACCESS_LOCAL_WRITE);
+  of.umem = umem.value();
+  auto responses = device().reg_mr(pd_, of.queues.part(at.responses, at.response_bytes), dl::MLX5_ACCESS_LOCAL_WRITE);
   if (!responses.ok()) return during("registration of the atomics' responses", responses.why());
-  responses_ = responses.value();
+  of.responses = responses.value();
   auto eqn = device().query_eqn(0);
   if (!eqn.ok()) return during("event queue", eqn.why());
-  pairs_.assign(pair_count(), {});
-  for (uint32_t index = 0; index < pair_count(); ++index) {
-    if (auto built = build_pair(index, eqn.value(), at); !built.ok()) return built;
+  for (uint32_t i = 0; i < size_of(of); ++i) {
+    if (auto built = build_pair(of, i, eqn.value(), at); !built.ok()) return built;
   }
-  return fill_structs(at);
+  return fill_structs(of, at);
 }
 
-result<nothing> rank_queues::build_pair(uint32_t index, uint32_t eqn, const layout& at) {
+result<nothing> rank_queues::build_pair(const bank& of, uint32_t i, uint32_t eqn, const layout& at) {
+  const uint32_t index = index_of(of, i);
   pair& made = pairs_[index];
   const std::string about = " of queue pair " + std::to_string(index % options_.qps_per_peer) + " to rank " + std::to_string(index / options_.qps_per_peer);
   // One page of registers for each: posters of different queue pairs never write the same register.
   // HAZARD: in a combining page a doorbell of the CPU may wait in its write buffer until somebody flushes it, which posters do not do. A GPU's stores do not
   // pass that buffer.
   auto uar = device().alloc_uar(dl::mlx5_uar_kind::noncached);
-  if (!uar.ok() && uar.why().sys_errno == EOPNOTSUPP && source_->where() != placement::host) uar = device().alloc_uar(dl::mlx5_uar_kind::blueflame);
+  if (!uar.ok() && uar.why().sys_errno == EOPNOTSUPP && of.source->where() != placement::host) uar = device().alloc_uar(dl::mlx5_uar_kind::blueflame);
   if (!uar.ok()) return during("doorbell page" + about, uar.why());
   made.uar = uar.value();
-  auto doorbell = source_->map_doorbell(made.uar.reg_addr, doorbell_bytes);
+  auto doorbell = of.source->map_doorbell(made.uar.reg_addr, doorbell_bytes);
   if (!doorbell.ok()) return during("doorbell page" + about, doorbell.why());
   made.doorbell = doorbell.value();
 
   std::array<uint8_t, EP_MLX5_CMD_OUT_BYTES> out{};
   cq_spec cq;
-  cq.ring = {umem_.id, at.cqs + index * at.cq_bytes};
-  cq.doorbell_record = {umem_.id, at.records + index * 2 * line};
+  cq.ring = {of.umem.id, at.cqs + i * at.cq_bytes};
+  cq.doorbell_record = {of.umem.id, at.records + i * 2 * line};
   // A collapsed CQ as large as the send queue: firmware checks the size against what can be outstanding, though one entry is written.
   cq.log_size = static_cast<uint32_t>(std::countr_zero(options_.collapsed ? static_cast<uint32_t>(at.cq_bytes / cqe_bytes) : options_.depth));
   cq.uar_page = made.uar.page_id;
@@ -187,8 +200,8 @@ result<nothing> rank_queues::build_pair(uint32_t index, uint32_t eqn, const layo
 
   out = {};
   qp_spec qp;
-  qp.ring = {umem_.id, at.sqs + index * at.sq_bytes};
-  qp.doorbell_record = {umem_.id, at.records + index * 2 * line + line};
+  qp.ring = {of.umem.id, at.sqs + i * at.sq_bytes};
+  qp.doorbell_record = {of.umem.id, at.records + i * 2 * line + line};
   qp.log_depth = static_cast<uint32_t>(std::countr_zero(options_.depth));
   qp.pdn = pd_.pdn;
   qp.uar_page = made.uar.page_id;
@@ -201,75 +214,93 @@ result<nothing> rank_queues::build_pair(uint32_t index, uint32_t eqn, const layo
   return nothing{};
 }
 
-result<nothing> rank_queues::fill_structs(const layout& at) {
-  const uint64_t qps_bytes = uint64_t{pair_count()} * sizeof(ep_ibgda_qp);
-  device_offset_ = qps_bytes;
-  auto block = source_->allocate(whole_pages(qps_bytes + sizeof(ep_ibgda_device)));
+result<nothing> rank_queues::fill_structs(bank& of, const layout& at) {
+  const uint64_t qps_bytes = uint64_t{size_of(of)} * sizeof(ep_ibgda_qp);
+  of.device_offset = qps_bytes;
+  auto block = of.source->allocate(whole_pages(qps_bytes + sizeof(ep_ibgda_device)));
   if (!block.ok()) return during("memory of the queue pairs' structs", block.why());
-  structs_ = block.value();
-  for (uint32_t index = 0; index < pair_count(); ++index) {
-    const pair& from = pairs_[index];
+  of.structs = block.value();
+  for (uint32_t i = 0; i < size_of(of); ++i) {
+    const pair& from = pairs_[index_of(of, i)];
     ep_ibgda_qp qp{};
     qp.header = header_of(EP_MAGIC_IBGDA_QP, sizeof qp);
-    qp.sq = queues_.address + at.sqs + index * at.sq_bytes;
-    qp.dbr = queues_.address + at.records + index * 2 * line + line;
+    qp.sq = of.queues.address + at.sqs + i * at.sq_bytes;
+    qp.dbr = of.queues.address + at.records + i * 2 * line + line;
     qp.bf = from.doorbell;
-    qp.cq = queues_.address + at.cqs + index * at.cq_bytes;
-    qp.cq_dbr = options_.collapsed ? 0 : queues_.address + at.records + index * 2 * line;
+    qp.cq = of.queues.address + at.cqs + i * at.cq_bytes;
+    qp.cq_dbr = options_.collapsed ? 0 : of.queues.address + at.records + i * 2 * line;
     qp.qpn = from.qpn;
     qp.depth = options_.depth;
     qp.cq_depth = options_.collapsed ? 1 : options_.depth;
     qp.flags = options_.collapsed ? EP_IBGDA_CQ_COLLAPSED : 0;
-    qp.peer = static_cast<int32_t>(index / options_.qps_per_peer);
-    qp.index = index;
-    qp.response = queues_.address + at.responses + index * line;
-    qp.response_lkey = responses_.lkey;
+    qp.peer = static_cast<int32_t>(i / of.count);
+    qp.index = i;
+    qp.response = of.queues.address + at.responses + i * line;
+    qp.response_lkey = of.responses.lkey;
     qp.nic_wake = options_.nic_wake;
-    if (auto written = source_->write(structs_, index * sizeof qp, &qp, sizeof qp); !written.ok()) return during("structs of the queue pairs", written.why());
+    if (auto written = of.source->write(of.structs, i * sizeof qp, &qp, sizeof qp); !written.ok()) return during("structs of the queue pairs", written.why());
   }
   ep_ibgda_device device{};
   device.header = header_of(EP_MAGIC_IBGDA, sizeof device);
   device.rank = options_.rank;
   device.world_size = options_.world_size;
-  device.qps = structs_.address;
-  device.qps_per_peer = options_.qps_per_peer;
-  device.active_qps = options_.active_qps;
+  device.qps = of.structs.address;
+  device.qps_per_peer = of.count;
+  device.active_qps = &of == &kernels_ ? options_.active_qps : of.count;
   device.sharing = options_.sharing;
   device.max_message = uint64_t{1} << log_max_message_;
-  if (auto written = source_->write(structs_, device_offset_, &device, sizeof device); !written.ok()) return during("struct of the device", written.why());
-  return publish_ranges();
+  if (auto written = of.source->write(of.structs, of.device_offset, &device, sizeof device); !written.ok()) return during("struct of the device", written.why());
+  return publish_ranges(of);
 }
 
 // All that build() made, children first. Goes on after a failure: what can be given back is.
-result<nothing> rank_queues::tear_down() {
+result<nothing> rank_queues::tear_down(bank& of) {
   std::optional<failure> first;
   const auto keep = [&](const char* step, const result<nothing>& done) {
     if (!done.ok() && !first.has_value()) first = during(step, done.why());
   };
-  for (pair& made : pairs_) {
+  for (uint32_t i = 0; i < size_of(of); ++i) {
+    const pair& made = pairs_[index_of(of, i)];
     if (made.qp.handle != nullptr) keep("destroying a queue pair", device().obj_destroy(made.qp));
   }
-  for (pair& made : pairs_) {
+  for (uint32_t i = 0; i < size_of(of); ++i) {
+    pair& made = pairs_[index_of(of, i)];
     if (made.cq.handle != nullptr) keep("destroying a completion queue", device().obj_destroy(made.cq));
-    if (made.doorbell != 0) source_->unmap_doorbell(made.uar.reg_addr);
+    if (made.doorbell != 0) of.source->unmap_doorbell(made.uar.reg_addr);
     if (made.uar.handle != nullptr) keep("freeing a doorbell page", device().free_uar(made.uar));
+    made = {};
   }
-  pairs_.clear();
-  if (responses_.handle != nullptr) keep("deregistering the atomics' responses", device().dereg_mr(responses_));
-  responses_ = {};
-  if (umem_.handle != nullptr) keep("deregistering the queues", device().umem_dereg(umem_));
-  umem_ = {};
-  range_tables_.clear();
-  structs_ = {};
-  queues_ = {};
+  if (of.responses.handle != nullptr) keep("deregistering the atomics' responses", device().dereg_mr(of.responses));
+  of.responses = {};
+  if (of.umem.handle != nullptr) keep("deregistering the queues", device().umem_dereg(of.umem));
+  of.umem = {};
+  of.range_tables.clear();
+  of.structs = {};
+  of.queues = {};
   if (first.has_value()) return *first;
   return nothing{};
+}
+
+result<ep_ibgda_device> rank_queues::device_now() const {
+  ep_ibgda_device found{};
+  auto read = kernels_.source->read(kernels_.structs, kernels_.device_offset, &found, sizeof found);
+  if (!read.ok()) return read.why();
+  return found;
+}
+
+result<ep_ibgda_qp> rank_queues::pair_now(uint32_t index) const {
+  if (index >= size_of(kernels_)) return invalid("there is no queue pair " + std::to_string(index) + " of kernels");
+  ep_ibgda_qp found{};
+  auto read = kernels_.source->read(kernels_.structs, index * sizeof found, &found, sizeof found);
+  if (!read.ok()) return read.why();
+  return found;
 }
 
 result<nothing> rank_queues::close() {
   if (closed_) return nothing{};
   closed_ = true;
-  result<nothing> ended = tear_down();
+  result<nothing> ended = tear_down(kernels_);
+  if (auto torn = tear_down(host_); ended.ok()) ended = torn;
   const auto keep = [&](const char* step, const result<nothing>& done) {
     if (ended.ok() && !done.ok()) ended = during(step, done.why());
   };

@@ -3,7 +3,10 @@
 //   create()        every queue pair exists, in state RST; connection() is what the others must know
 //   connect()       RST -> INIT -> RTR -> RTS, given what all ranks said
 //   (a barrier)     HAZARD: a packet to a queue pair that is not yet in RTR is dropped, and its sender waits for a whole ack timeout
-//   device()        for kernels
+//   device_address()  for kernels
+//
+// Queue pairs that this process posts to itself (host_qps) share nothing with those of kernels but the protection domain: their rings lie in host memory wherever the
+// kernels' lie.
 //
 // One thread at a time, kernels excepted.
 #pragma once
@@ -26,7 +29,8 @@ struct queue_options {
   int32_t rank = 0;
   int32_t world_size = 1;
   uint32_t qps_per_peer = 1;
-  uint32_t active_qps = 0; // of them, used by keys; 0: all
+  uint32_t host_qps = 0;   // of them, the last ones: posted by this process
+  uint32_t active_qps = 0; // of the others, used by keys; 0: all
   uint32_t depth = 1024;   // of each send queue, in WQEs; a power of two, 2 to EP_IBGDA_MAX_DEPTH
   bool collapsed = true;   // EP_IBGDA_CQ_COLLAPSED
   uint32_t sharing = EP_IBGDA_SHARE_DEVICE;
@@ -36,12 +40,6 @@ struct queue_options {
   uint8_t ack_timeout = 18; // a try waits 4.096 us << it, and there are retry_count more: a dead peer is noticed after about 8 s
   uint8_t retry_count = 7;
   uint64_t nic_wake = 0;    // ep_ibgda_qp.nic_wake
-};
-
-// What could not be had as wished, and what was used instead.
-struct fallback {
-  placement wished;
-  std::string why;
 };
 
 struct registered_memory {
@@ -57,8 +55,8 @@ struct queue_event {
 
 class rank_queues {
  public:
-  // `sources`: where control memory may lie, in the order of preference; each must outlive this object. What fails with one of them, at whichever step up to
-  // the creation of all queue pairs, is tried with the next, and told by fallbacks().
+  // `sources`: where control memory of the kernels' queue pairs may lie, in the order of preference; each must outlive this object. What fails with one of them, at
+  // whichever step up to the creation of all queue pairs, is tried with the next, and told by fallbacks().
   // EP_STATUS_INVALID: options. EP_STATUS_SYSTEM: as of the table; EPROTO: the device speaks another CQE version, or lacks 8-byte masked fetch-add.
   static result<std::unique_ptr<rank_queues>> create(open_port port, const queue_options& options, std::span<control_memory* const> sources);
   // Destroys what is left; close() tells what went wrong.
@@ -83,7 +81,12 @@ class rank_queues {
   result<nothing> release_memory(const registered_memory& memory);
 
   // For kernels: address of ep_ibgda_device.
-  uint64_t device_address() const { return structs_.address + device_offset_; }
+  uint64_t device_address() const { return kernels_.device_address(); }
+  // For this process: likewise of its own queue pairs. 0: it has none.
+  uint64_t host_device_address() const { return host_.count == 0 ? 0 : host_.device_address(); }
+  // What kernels have made of their structs by now; `index` as in ep_ibgda_device.qps.
+  result<ep_ibgda_device> device_now() const;
+  result<ep_ibgda_qp> pair_now(uint32_t index) const;
   // The routes of one symmetric memory: where each rank's part lies. Address of ep_ibgda_memory; it lives as long as `keep`.
   struct memory_route {
     uint64_t address = 0;
@@ -91,7 +94,9 @@ class rank_queues {
   };
   result<memory_route> route_memory(std::span<const ep_ibgda_remote> remotes);
 
-  placement where() const { return source_->where(); }
+  placement where() const { return kernels_.source->where(); }
+  // Memory beside the kernels' rings.
+  result<control_block> beside_queues(uint64_t bytes) { return kernels_.source->allocate((bytes + 4095) / 4096 * 4096); }
   const std::vector<fallback>& fallbacks() const { return fallbacks_; }
   const open_port& port() const { return port_; }
   const queue_options& options() const { return options_; }
@@ -114,6 +119,19 @@ class rank_queues {
     uint32_t cqn = 0;
     uint32_t qpn = 0;
   };
+  // Queue pairs of the same posters, and the memory that these share with the NIC.
+  struct bank {
+    control_memory* source = nullptr;
+    uint32_t first = 0; // of each peer's queue pairs
+    uint32_t count = 0;
+    control_block queues;
+    control_block structs;
+    uint64_t device_offset = 0;
+    dl::mlx5_umem umem;
+    dl::mlx5_mr responses;
+    std::vector<control_block> range_tables; // all of them: kernels may still read an older one
+    uint64_t device_address() const { return structs.address + device_offset; }
+  };
   // Byte offsets in the block of queues.
   struct layout {
     uint64_t cq_bytes = 0;
@@ -131,10 +149,14 @@ class rank_queues {
   dl::mlx5_device& device() const { return *port_.device; }
 
   result<nothing> read_capabilities();
-  layout lay_out() const;
-  result<nothing> build(control_memory& source);
-  result<nothing> build_pair(uint32_t index, uint32_t eqn, const layout& at);
-  result<nothing> fill_structs(const layout& at);
+  result<nothing> build_kernels(std::span<control_memory* const> sources);
+  uint32_t size_of(const bank& of) const { return static_cast<uint32_t>(options_.world_size) * of.count; }
+  // Of the bank's pair `i`, in pairs_.
+  uint32_t index_of(const bank& of, uint32_t i) const { return i / of.count * options_.qps_per_peer + of.first + i % of.count; }
+  layout lay_out(const bank& of) const;
+  result<nothing> build(bank& of, control_memory& source);
+  result<nothing> build_pair(const bank& of, uint32_t i, uint32_t eqn, const layout& at);
+  result<nothing> fill_structs(bank& of, const layout& at);
   // Of one rank's bytes; the numbers are those of its queue pairs to this rank.
   struct remote_end {
     ep_ibgda_peer peer;
@@ -143,13 +165,13 @@ class rank_queues {
   result<remote_end> read_peer(int32_t rank, const std::vector<uint8_t>& bytes) const;
   result<nothing> connect_peer(int32_t rank, const remote_end& remote);
   result<nothing> modify(uint32_t index, std::span<const uint8_t> command, const char* step);
-  result<control_block> placed(std::initializer_list<std::span<const uint8_t>> parts);
+  static result<control_block> placed(control_memory& source, std::initializer_list<std::span<const uint8_t>> parts);
   result<nothing> publish_ranges();
-  result<nothing> tear_down();
+  result<nothing> publish_ranges(bank& of);
+  result<nothing> tear_down(bank& of);
 
   open_port port_;
   queue_options options_;
-  control_memory* source_ = nullptr;
   std::vector<fallback> fallbacks_;
   uint32_t psn_ = 0;
   uint8_t log_max_message_ = 30;
@@ -157,14 +179,11 @@ class rank_queues {
   bool has_masked_swap_ = false;
 
   dl::mlx5_pd pd_;
-  control_block queues_;
-  control_block structs_;
-  uint64_t device_offset_ = 0;
-  dl::mlx5_umem umem_;
-  dl::mlx5_mr responses_;
+  std::unique_ptr<control_memory> host_source_ = host_control_memory();
+  bank kernels_;
+  bank host_;
   std::vector<pair> pairs_;
   std::vector<registered_memory> memories_;
-  std::vector<control_block> range_tables_; // all of them: kernels may still read an older one
   bool closed_ = false;
 };
 

@@ -31,23 +31,25 @@ bool broken(const ep_ibgda_qp& qp) {
 } // namespace
 
 result<std::shared_ptr<rank_nic>> rank_nic::create(std::shared_ptr<rank_context> context, std::unique_ptr<dl::mlx5_driver> driver, open_port port,
-                                                   queue_options options, emulator_hooks hooks) {
+                                                   queue_options options, emulator_hooks hooks, control_places places) {
   std::shared_ptr<rank_nic> made(new rank_nic);
   made->context_ = std::move(context);
   made->driver_ = std::move(driver);
-  made->control_ = host_control_memory();
+  made->places_ = std::move(places);
   made->hooks_ = std::move(hooks);
   if (options.active_qps == 0) options.active_qps = options.qps_per_peer;
-  options.qps_per_peer += 1; // the host's is the last
+  options.qps_per_peer += 1;
+  options.host_qps = 1;
   options.rank = made->context_->rank();
   options.world_size = made->context_->world_size();
   options.nic_wake = made->hooks_.doorbell_wake;
-  control_memory* const sources[] = {made->control_.get()};
+  std::vector<control_memory*> sources;
+  for (const auto& source : made->places_.sources) sources.push_back(source.get());
   auto queues = rank_queues::create(std::move(port), options, sources);
   if (!queues.ok()) return queues.why();
   made->queues_ = std::move(queues.value());
   made->own_route_.header = {EP_MAGIC_IBGDA_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof(ep_ibgda_memory)};
-  made->own_route_.device = made->queues_->device_address();
+  made->own_route_.device = made->queues_->host_device_address();
   made->own_handle_.rank = options.rank;
   made->own_handle_.world_size = options.world_size;
   made->own_handle_.proxy = reinterpret_cast<uint64_t>(&made->own_route_);
@@ -92,14 +94,13 @@ bool rank_nic::own_fault(uint64_t found) {
 
 ep_ibgda_qp& rank_nic::pair_of(int32_t peer) const {
   const ep_ibgda_device& all = device();
-  return reinterpret_cast<ep_ibgda_qp*>(all.qps)[static_cast<uint64_t>(peer) * all.qps_per_peer + all.qps_per_peer - 1];
+  return reinterpret_cast<ep_ibgda_qp*>(all.qps)[peer];
 }
 
 // ---- memory
 
-rank_nic::routed_memory* rank_nic::find(const symmetric_memory& memory) {
-  const uint64_t id = memory.device_handle().memory_id;
-  const auto at = std::find_if(memories_.begin(), memories_.end(), [&](const routed_memory& one) { return one.memory_id == id; });
+rank_nic::routed_memory* rank_nic::find(uint64_t memory_id) {
+  const auto at = std::find_if(memories_.begin(), memories_.end(), [&](const routed_memory& one) { return one.memory_id == memory_id; });
   return at == memories_.end() ? nullptr : &*at;
 }
 
@@ -162,8 +163,8 @@ remote_place rank_nic::signal_place(const symmetric_memory& memory, const ep_ibg
   return {part.data - signal_bytes + at, part.data_rkey};
 }
 
-result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const ep_ibgda_remote> remotes) {
-  routed_memory* known = find(memory);
+result<rank_nic::kernel_route> rank_nic::route_part(uint64_t memory_id, std::span<const ep_ibgda_remote> remotes) {
+  routed_memory* known = find(memory_id);
   if (known == nullptr) return failure{EP_STATUS_INVALID, 0, "the memory was not registered with this NIC"};
   auto routed = queues_->route_memory(remotes);
   if (!routed.ok()) return routed.why();
@@ -174,20 +175,37 @@ result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const ep_ibg
     result<nothing> prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) override {
       return nic->prepare_source(address, bytes, keep);
     }
+    bool serves_host_kernels() const override { return !nic->for_gpu(); }
     bool end_way(int32_t rank) override { return nic->end_way(rank); }
     bool own_fault(uint64_t found) override { return nic->own_fault(found); }
   };
   auto held = std::make_shared<held_route>();
   held->nic = shared_from_this();
   held->block = routed.value().keep;
-  auto connected = memory.connect_by_nic(std::move(held), EP_MEMORY_IBGDA, routed.value().address);
-  if (!connected.ok()) return connected;
   known->remotes.assign(remotes.begin(), remotes.end());
-  return nothing{};
+  return kernel_route{std::move(held), routed.value().address};
 }
 
-void rank_nic::remove_memory(const symmetric_memory& memory) {
-  routed_memory* known = find(memory);
+result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const ep_ibgda_remote> remotes) {
+  auto routed = route_part(memory.device_handle().memory_id, remotes);
+  if (!routed.ok()) return routed.why();
+  return memory.connect_by_nic(std::move(routed.value().route), EP_MEMORY_IBGDA, routed.value().address);
+}
+
+result<ep_ibgda_remote> rank_nic::add_part(uint64_t memory_id, const control_block& block, uint64_t signal_bytes, uint64_t byte_length) {
+  sweep_sources();
+  auto registered = queues_->register_memory(block.part(0, signal_bytes + byte_length), everything);
+  if (!registered.ok()) return registered.why();
+  routed_memory made;
+  made.memory_id = memory_id;
+  made.memory = registered.value();
+  memories_.push_back(std::move(made));
+  const uint32_t key = registered.value().mr.rkey;
+  return ep_ibgda_remote{block.address + signal_bytes, block.address, key, key};
+}
+
+void rank_nic::remove_part(uint64_t memory_id) {
+  routed_memory* known = find(memory_id);
   if (known == nullptr) return;
   release(*known);
   memories_.erase(memories_.begin() + (known - memories_.data()));
@@ -218,6 +236,8 @@ result<nothing> rank_nic::prepare_source(uint64_t address, uint64_t bytes, const
   for (const registered_source& one : sources_) {
     if (one.begin <= address && end <= one.end && !one.keep.expired()) return nothing{};
   }
+  // HAZARD: its owner alone knows until when kernels send from it, and with it goes the key.
+  if (!keep) return failure{EP_STATUS_INVALID, 0, "the NIC does not know these " + std::to_string(bytes) + " bytes, whose owner it cannot hold: adopt() them first"};
   sweep_sources();
   auto registered = queues_->register_memory({.address = address, .byte_length = bytes}, dl::MLX5_ACCESS_LOCAL_WRITE);
   if (!registered.ok()) return registered.why();
@@ -380,11 +400,16 @@ pair_failure rank_nic::failure_of(int32_t peer) { return explained(failure_in(pa
 
 pair_failure rank_nic::kernel_failure(int32_t* peer) {
   *peer = -1;
-  const uint64_t first = std::atomic_ref<uint64_t>(const_cast<uint64_t&>(device().broken)).load(std::memory_order_acquire);
-  if (first == 0) return {};
-  const ep_ibgda_qp& qp = reinterpret_cast<const ep_ibgda_qp*>(device().qps)[first - 1];
-  *peer = qp.peer;
-  return explained(failure_in(qp));
+  auto all = queues_->device_now();
+  if (!all.ok() || all.value().broken == 0) return {};
+  // Twice: a copy out of a GPU says nothing of the order in which its words were read.
+  const auto index = static_cast<uint32_t>(all.value().broken - 1);
+  auto qp = queues_->pair_now(index);
+  if (!qp.ok() || qp.value().broken != EP_IBGDA_BROKEN) return {};
+  qp = queues_->pair_now(index);
+  if (!qp.ok()) return {};
+  *peer = qp.value().peer;
+  return explained(failure_in(qp.value()));
 }
 
 } // namespace ep::ibgda

@@ -1,7 +1,7 @@
 // One rank's queue pairs as a transport uses them: memories that kernels and peers reach, sources that kernels send from, and requests of the host itself.
 //
-// Each peer has one queue pair more than kernels use: the host's. Its requests never wait on the caller's thread: what finds no room is kept, and posted
-// when somebody looks.
+// Each peer has one queue pair more than kernels use: the host's, with rings of its own. Its requests never wait on the caller's thread: what finds no room is kept, and
+// posted when somebody looks.
 #pragma once
 
 #include <deque>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "apart_words.hpp"
+#include "control_places.hpp"
 #include "memory.hpp"
 #include "queues.hpp"
 #include "rank.hpp"
@@ -72,13 +73,17 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
  public:
   // `driver` outlives what it opened. `options.qps_per_peer` and `active_qps` are what kernels use; the host's are added.
   static result<std::shared_ptr<rank_nic>> create(std::shared_ptr<rank_context> context, std::unique_ptr<dl::mlx5_driver> driver, open_port port,
-                                                  queue_options options, emulator_hooks hooks);
+                                                  queue_options options, emulator_hooks hooks, control_places places = host_places());
   ~rank_nic() override;
 
   // No request of the host any more: what has not ended is given up, and what it held is free. HAZARD: it may hold a memory, which holds this object.
   void stop();
 
   rank_queues& queues() { return *queues_; }
+  // Better places for the kernels' queues, and why they were passed over.
+  std::vector<fallback> fallbacks() const { return all_fallbacks(places_, queues_->fallbacks()); }
+  // Kernels run on a GPU: those of the host cannot use the memories of this NIC.
+  bool for_gpu() const { return places_.gpu; }
   uint64_t max_message() const { return device().max_message; }
   // Fetch-add and compare-and-swap of 8 bytes: addends and old values in the host's byte order.
   bool has_atomics() const { return queues_->has_atomics(); }
@@ -90,7 +95,17 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   // Given every rank's: kernels and peers reach the memory from here on.
   result<nothing> route(symmetric_memory& memory, std::span<const ep_ibgda_remote> remotes);
   // Its keys are dead when it returns: whoever still writes there breaks its queue pair.
-  void remove_memory(const symmetric_memory& memory);
+  void remove_memory(const symmetric_memory& memory) { remove_part(memory.device_handle().memory_id); }
+
+  // The same of a part for kernels on a GPU, which lies where their queues do (`queues().beside_queues`): signal words, then bytes.
+  result<ep_ibgda_remote> add_part(uint64_t memory_id, const control_block& block, uint64_t signal_bytes, uint64_t byte_length);
+  // What kernels are given as ep_memory_handle.proxy, and what keeps it.
+  struct kernel_route {
+    std::shared_ptr<memory_route> route;
+    uint64_t address = 0;
+  };
+  result<kernel_route> route_part(uint64_t memory_id, std::span<const ep_ibgda_remote> remotes);
+  void remove_part(uint64_t memory_id);
   const ep_ibgda_remote* remote(const symmetric_memory& memory, int32_t rank) const;
   // Where a signal goes; remote() is not null. HAZARD: an addition may go to another word than a `set`, and lands in the peer's word later: the two have no order.
   static remote_place signal_place(const symmetric_memory& memory, const ep_ibgda_remote& part, uint64_t slot, signal_op op);
@@ -153,18 +168,20 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   };
 
   rank_nic() = default;
-  const ep_ibgda_device& device() const { return *reinterpret_cast<const ep_ibgda_device*>(queues_->device_address()); }
+  // Of the host's queue pairs.
+  const ep_ibgda_device& device() const { return *reinterpret_cast<const ep_ibgda_device*>(queues_->host_device_address()); }
   ep_ibgda_qp& pair_of(int32_t peer) const;
   void advance(host_pair& pair, ep_ibgda_qp& qp);
   void sweep_sources();
   pair_failure explained(pair_failure found);
-  routed_memory* find(const symmetric_memory& memory);
+  routed_memory* find(uint64_t memory_id);
+  routed_memory* find(const symmetric_memory& memory) { return find(memory.device_handle().memory_id); }
   result<nothing> set_apart(routed_memory& made, const symmetric_memory& memory);
   void release(routed_memory& memory);
 
   std::shared_ptr<rank_context> context_;
   std::unique_ptr<dl::mlx5_driver> driver_;
-  std::unique_ptr<control_memory> control_;
+  control_places places_;
   std::unique_ptr<rank_queues> queues_;
   emulator_hooks hooks_;
   ep_ibgda_memory own_route_{};

@@ -27,6 +27,7 @@
 #include "ep/device/core_attention.h"
 #include "ep/device/device_call.h"
 #include "ep/device/group_call.h"
+#include "ep/device/ibgda_endpoint.h"
 #include "ep/device/moe_combine.h"
 #include "ep/device/moe_compact.h"
 #include "ep/device/moe_dispatch.h"
@@ -423,6 +424,7 @@ template <class Kernel> int launched(const ep_cuda_launch& how, const Kernel& ke
 }
 
 template <class Memory> bool load_store(const Memory& memory) { return memory.header.kind == EP_MEMORY_LOAD_STORE; }
+template <class Memory> bool by_nic(const Memory& memory) { return memory.header.kind == EP_MEMORY_IBGDA; }
 
 int begin_call(const ep_cuda_launch* how, const ep_call_counts* counts) {
   return launched(*how, [counts = *counts](device_context& ctx) { ep::begin_call(ctx, counts); });
@@ -435,10 +437,25 @@ bool refused_now() {
 }
 int dispatch(const ep_cuda_launch* how, const ep_device_call* call) {
   if (refused_now()) return invalid_configuration;
-  if (!load_store(call->args.memory) || call->args.part_count > EP_CALL_PARTS) return invalid_value;
+  if (call->args.part_count > EP_CALL_PARTS) return invalid_value;
+  if (by_nic(call->args.memory)) {
+    return launched(*how, [call = *call](device_context& ctx) {
+      const ep::ibgda_endpoint endpoint{call.args.memory};
+      ep::device_dispatch(ctx, endpoint, call);
+      endpoint.quiet_key(ctx, ep::block_coop<device_context>{ctx}, reinterpret_cast<ep_kernel_status*>(call.args.status));
+    });
+  }
+  if (!load_store(call->args.memory)) return invalid_value;
   return launched(*how, [call = *call](device_context& ctx) { ep::device_dispatch(ctx, ep::load_store_endpoint{call.args.memory}, call); });
 }
 int grant(const ep_cuda_launch* how, const ep_device_grant* grant) {
+  if (by_nic(grant->memory)) {
+    return launched(*how, [grant = *grant](device_context& ctx) {
+      const ep::ibgda_endpoint endpoint{grant.memory};
+      ep::grant_lease(ctx, endpoint, grant);
+      endpoint.quiet_key(ctx, ep::block_coop<device_context>{ctx}, nullptr);
+    });
+  }
   if (!load_store(grant->memory)) return invalid_value;
   return launched(*how, [grant = *grant](device_context& ctx) { ep::grant_lease(ctx, ep::load_store_endpoint{grant.memory}, grant); });
 }

@@ -3,13 +3,16 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <cstdio>
 #include <deque>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <endian.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "dl/mlx5.hpp"
@@ -66,6 +69,19 @@ struct shim_channel {
   verbs::devx_event_channel base{};
   shim_context* owner;
 };
+
+// A card reaches a DMA-BUF; the software NIC behind this, memory of the process only. Those of cuda_driver.cpp are files that it maps itself: the address, or 0.
+uint64_t mapped_here(int fd, uint64_t offset) {
+  struct stat file {};
+  if (fd < 0 || fstat(fd, &file) != 0) return 0;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long begin = 0, end = 0, at = 0, inode = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx %*s %lx %*s %lu", &begin, &end, &at, &inode) != 4) continue;
+    if (inode == file.st_ino && at <= offset && offset < at + (end - begin)) return begin + (offset - at);
+  }
+  return 0;
+}
 
 shim_context* of(verbs::context* context) { return reinterpret_cast<shim_context*>(context); }
 shim_pd* of(verbs::pd* pd) { return reinterpret_cast<shim_pd*>(pd); }
@@ -207,6 +223,7 @@ verbs::mr* ibv_reg_mr_iova2(verbs::pd* pd, void* addr, size_t length, uint64_t i
   return registered(pd, {iova, length}, access);
 }
 verbs::mr* ibv_reg_dmabuf_mr(verbs::pd* pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access) {
+  if (const uint64_t mapped = mapped_here(fd, offset); mapped != 0 && mapped == iova) return registered(pd, {iova, length}, static_cast<unsigned>(access));
   return registered(pd, {iova, length, fd, offset}, static_cast<unsigned>(access));
 }
 int ibv_dereg_mr(verbs::mr* mr) {
@@ -285,6 +302,7 @@ verbs::devx_umem* mlx5dv_devx_umem_reg(verbs::context* context, void* addr, size
 verbs::devx_umem* mlx5dv_devx_umem_reg_ex(verbs::context* context, verbs::devx_umem_in* in) {
   if ((in->comp_mask & verbs::umem_mask_dmabuf) == 0) return mlx5dv_devx_umem_reg(context, in->addr, in->size, in->access);
   const uint64_t offset = reinterpret_cast<uint64_t>(in->addr);
+  if (const uint64_t mapped = mapped_here(in->dmabuf_fd, offset); mapped != 0) return umem_of(context, {mapped, in->size}, in->access);
   return umem_of(context, {offset, in->size, in->dmabuf_fd, offset}, in->access);
 }
 int mlx5dv_devx_umem_dereg(verbs::devx_umem* umem) {

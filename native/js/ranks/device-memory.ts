@@ -25,7 +25,7 @@ import { AdoptedDeviceMemory } from './adopted-device.js';
 import type { Liveness } from './liveness.js';
 import { comparisonCode } from './memory.js';
 import { checkLimits, withClosing } from './outcome.js';
-import { checkAgreement, type RankTeam } from './team.js';
+import { checkAgreement, type Gathering } from './team.js';
 
 const HANDLE_BYTES = gpuMemoryHandleLayout.byteLength;
 
@@ -34,13 +34,33 @@ export interface DeviceAllocator {
   readonly worldSize: number;
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
-  readonly world: RankTeam;
+  readonly world: Gathering;
   readonly timeoutMs: number;
   readonly library: NativeGpuLibrary;
   /** Ordinal of the GPU of this rank. */
   readonly device: number;
   readonly copier: GpuCopier;
+  /** By a NIC; peers map the parts unless given. */
+  readonly reach?: DeviceReach;
   readonly onRelease: () => void;
+}
+
+/** How a NIC makes and reaches the parts of device memory. */
+export interface DeviceReach {
+  /** Bytes of a description. */
+  readonly byteLength: number;
+  /** This rank's part. */
+  readonly make: (byteLength: number, signalSlots: number) => NativeGpuSymmetricMemory;
+  /** What peers must know of it besides its handle. */
+  readonly describe: (memory: NativeGpuSymmetricMemory) => Uint8Array;
+  /** Given what all ranks said, by rank. */
+  readonly connect: (
+    memory: NativeGpuSymmetricMemory,
+    handles: Uint8Array,
+    descriptions: readonly Uint8Array[],
+  ) => void;
+  /** It goes away. */
+  readonly release: (memory: NativeGpuSymmetricMemory) => void;
 }
 
 /** Between looks of `until` at a word of the device, in milliseconds. */
@@ -131,6 +151,10 @@ export class DeviceMemory extends Resource implements SymmetricMemory {
     return this.#init.context;
   }
 
+  get rank(): Rank {
+    return this.#init.rank;
+  }
+
   get library(): NativeGpuLibrary {
     return this.#init.library;
   }
@@ -185,6 +209,7 @@ export class DeviceMemory extends Resource implements SymmetricMemory {
 
   protected override release(): void {
     this.#init.onRelease();
+    this.#init.reach?.release(this.#memory);
     this.#memory.release();
   }
 
@@ -224,7 +249,7 @@ export async function allocateDeviceMemory(
   options: WaitOptions,
 ): Promise<DeviceMemory> {
   const { binding } = native();
-  const { world, context, library, device } = allocator;
+  const { world, context, library, device, reach } = allocator;
   const asked = new Float64Array([size.byteLength, size.signalSlots]);
   checkAgreement('allocate', world, await world.allGather(new Uint8Array(asked.buffer), options), (bytes) => {
     const [length, slots] = new Float64Array(bytes.slice().buffer);
@@ -232,11 +257,12 @@ export async function allocateDeviceMemory(
   });
   // From here on a rank that fails still takes part: the others must hear of it instead of waiting for it.
   let memory: NativeGpuSymmetricMemory | undefined;
-  const attempt = async (what: string, act: () => Uint8Array): Promise<readonly Uint8Array[]> => {
+  const told = HANDLE_BYTES + (reach?.byteLength ?? 0);
+  const attempt = async (what: string, act: () => readonly Uint8Array[]): Promise<readonly Uint8Array[]> => {
     let failure: { readonly reason: unknown } | undefined;
-    let blob = new Uint8Array(HANDLE_BYTES);
+    let blob: Uint8Array<ArrayBuffer> = new Uint8Array(told);
     try {
-      blob = Uint8Array.from(act());
+      blob = new Uint8Array(Buffer.concat(act()));
     } catch (reason) {
       failure = { reason };
     }
@@ -247,18 +273,26 @@ export async function allocateDeviceMemory(
     throw new EpError('EP_MEMORY_LIMIT', `allocate: ${formatRanks(ranks)} could not ${what}`, { context: { ranks } });
   };
   try {
-    const handles = await attempt(`allocate ${size.byteLength} bytes of device memory`, () => {
-      memory = new binding.GpuSymmetricMemory(context, library, device, size.byteLength, size.signalSlots);
-      return memory.handle();
+    const blobs = await attempt(`allocate ${size.byteLength} bytes of device memory`, () => {
+      memory =
+        reach?.make(size.byteLength, size.signalSlots) ??
+        new binding.GpuSymmetricMemory(context, library, device, size.byteLength, size.signalSlots);
+      return reach === undefined ? [memory.handle()] : [memory.handle(), reach.describe(memory)];
     });
     await attempt("reach the others' device memory", () => {
-      const all = new Uint8Array(handles.length * HANDLE_BYTES);
-      for (const [rank, handle] of handles.entries()) all.set(handle, rank * HANDLE_BYTES);
-      memory!.connect(all);
-      return new Uint8Array(HANDLE_BYTES).fill(1);
+      const handles = Buffer.concat(blobs.map((blob) => blob.subarray(0, HANDLE_BYTES)));
+      if (reach === undefined) memory!.connect(handles);
+      else {
+        const parts = blobs.map((blob) => blob.slice(HANDLE_BYTES));
+        reach.connect(memory!, handles, parts);
+      }
+      return [new Uint8Array(told).fill(1)];
     });
   } catch (error) {
-    memory?.release();
+    if (memory !== undefined) {
+      reach?.release(memory);
+      memory.release();
+    }
     throw error;
   }
   return new DeviceMemory(allocator, memory!, size.byteLength, size.signalSlots);

@@ -3,7 +3,7 @@
 export { AdoptedRange, type NativeLocal, type NicMemories } from './adopted.js';
 export { AdoptedDeviceMemory } from './adopted-device.js';
 export { type Allocator, allocateMemory, checkHostAllocation, type Reach } from './allocate.js';
-export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory } from './device-memory.js';
+export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory, type DeviceReach } from './device-memory.js';
 export { reportStep, type SetUpStep, together } from './gather.js';
 export { type Introduction, type Told, throughStore } from './introduction.js';
 export { agreedFacts, type JoinedRanks, type JoinOptions, joinRanks } from './join.js';

@@ -14,7 +14,9 @@
 #include <unistd.h>
 
 #include "check.hpp"
+#include "core/ibgda/control_places.hpp"
 #include "core/ibgda/queues.hpp"
+#include "core/segment.hpp"
 #include "scripted_nic.hpp"
 
 namespace {
@@ -38,6 +40,8 @@ struct pretended_gpu {
   int pushed = 0;
   int streams = 0;
   bool gpudirect = true;
+  bool same_address = false; // what is registered has one address for both
+  unsigned flags = 0;        // of the last registration
   bool dmabuf = true;
 } gpu;
 
@@ -115,6 +119,11 @@ std::shared_ptr<const ep::dl::cuda_symbols> pretended_driver() {
     std::memcpy(reinterpret_cast<void*>(to), from, bytes);
     return 0;
   };
+  cuda->cuMemcpyDtoHAsync_v2 = [](void* to, cuda_pointer from, size_t bytes, void*) {
+    if (enter("cuMemcpyDtoHAsync") != 0) return 2;
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    return 0;
+  };
   cuda->cuMemsetD8Async = [](cuda_pointer address, unsigned char value, size_t bytes, void*) {
     if (enter("cuMemsetD8Async") != 0) return 2;
     std::memset(reinterpret_cast<void*>(address), value, bytes);
@@ -131,7 +140,9 @@ std::shared_ptr<const ep::dl::cuda_symbols> pretended_driver() {
     return 0;
   };
   cuda->cuMemHostRegister_v2 = [](void* address, size_t bytes, unsigned flags) {
-    EP_CHECK(reinterpret_cast<uint64_t>(address) % 4096 == 0 && bytes == 4096 && flags == (ep::dl::cuda_host_device_map | ep::dl::cuda_host_io_memory));
+    EP_CHECK(reinterpret_cast<uint64_t>(address) % 4096 == 0 && bytes % 4096 == 0);
+    EP_CHECK(bytes == 4096 || flags == (ep::dl::cuda_host_device_map | ep::dl::cuda_host_portable));
+    gpu.flags = flags;
     if (enter("cuMemHostRegister") != 0) return 2;
     gpu.registered.insert(reinterpret_cast<uint64_t>(address));
     return 0;
@@ -141,7 +152,7 @@ std::shared_ptr<const ep::dl::cuda_symbols> pretended_driver() {
     return 0;
   };
   cuda->cuMemHostGetDevicePointer_v2 = [](cuda_pointer* device, void* host, unsigned) {
-    *device = reinterpret_cast<uint64_t>(host) + (uint64_t{1} << 44);
+    *device = reinterpret_cast<uint64_t>(host) + (gpu.same_address ? 0 : uint64_t{1} << 44);
     return enter("cuMemHostGetDevicePointer");
   };
   return cuda;
@@ -186,6 +197,7 @@ void holds_queues(placement where) {
     const auto* qp = reinterpret_cast<const ep_ibgda_qp*>(device->qps);
     EP_CHECK_EQ(qp->header.magic, EP_MAGIC_IBGDA_QP);
     EP_CHECK(qp->bf > uint64_t{1} << 44);
+    EP_CHECK_EQ(gpu.flags, ep::dl::cuda_host_device_map | ep::dl::cuda_host_io_memory);
     EP_CHECK_EQ(*reinterpret_cast<const uint64_t*>(qp->cq), ~uint64_t{0});
     EP_CHECK_EQ(*reinterpret_cast<const uint64_t*>(qp->sq), uint64_t{0});
     EP_CHECK(device->ranges != 0);
@@ -196,6 +208,119 @@ void holds_queues(placement where) {
   }
   expect_nothing_left();
   EP_CHECK(script.alive.empty());
+}
+
+// What this process posts itself lies in its own memory, wherever the kernels' queues do; both know the same keys.
+void holds_the_hosts_apart() {
+  gpu = {};
+  ep::test::nic_script script;
+  {
+    auto source = gpu_control_memory(pretended_driver(), 0, placement::gpu_address);
+    EP_CHECK(source.ok());
+    control_memory* const sources[] = {source.value().get()};
+    ep::test::scripted_driver driver(script);
+    queue_options options;
+    options.depth = 64;
+    options.world_size = 2;
+    options.qps_per_peer = 3;
+    options.host_qps = 1;
+    auto port = device_open(driver, {});
+    auto made = rank_queues::create(std::move(port.value()), options, sources);
+    EP_CHECK(made.ok());
+    rank_queues& queues = *made.value();
+    const auto* kernels = reinterpret_cast<const ep_ibgda_device*>(queues.device_address());
+    const auto* own = reinterpret_cast<const ep_ibgda_device*>(queues.host_device_address());
+    EP_CHECK_EQ(kernels->qps_per_peer, 2u);
+    EP_CHECK_EQ(kernels->active_qps, 2u);
+    EP_CHECK_EQ(own->qps_per_peer, 1u);
+    EP_CHECK_EQ(script.umems.size(), size_t{2});
+    const auto in_gpu = [](uint64_t address) {
+      const auto at = gpu.allocations.upper_bound(address);
+      return at != gpu.allocations.begin() && address - *std::prev(at) < (uint64_t{1} << 20);
+    };
+    for (uint32_t i = 0; i < 6; ++i) {
+      const bool hosts = i % 3 == 2;
+      const auto& qp = reinterpret_cast<const ep_ibgda_qp*>(hosts ? own->qps : kernels->qps)[hosts ? i / 3 : i / 3 * 2 + i % 3];
+      EP_CHECK_EQ(qp.qpn, queues.qpn(i));
+      EP_CHECK_EQ(qp.peer, static_cast<int32_t>(i / 3));
+      EP_CHECK_EQ(qp.bf > uint64_t{1} << 44, !hosts);
+      for (const uint64_t address : {qp.sq, qp.cq, qp.dbr, qp.response}) EP_CHECK_EQ(in_gpu(address), !hosts);
+    }
+    EP_CHECK_EQ(queues.connection().size(), sizeof(ep_ibgda_peer) + 6 * sizeof(uint32_t));
+    auto known = queues.register_memory({0x1000, 0x100}, 0);
+    EP_CHECK(known.ok());
+    for (const auto* device : {kernels, own}) EP_CHECK_EQ(reinterpret_cast<const ep_ibgda_range_table*>(device->ranges)->count, uint64_t{1});
+    // Published to the kernels, whose copy fails next: neither of them keeps the range.
+    gpu.failing = "cuStreamWriteValue64";
+    EP_CHECK(!queues.register_memory({0x3000, 0x100}, 0).ok());
+    gpu.failing = "";
+    for (const auto* device : {kernels, own}) EP_CHECK_EQ(reinterpret_cast<const ep_ibgda_range_table*>(device->ranges)->count, uint64_t{1});
+    EP_CHECK(queues.release_memory(known.value()).ok());
+    // What kernels have written is read out of the GPU.
+    reinterpret_cast<ep_ibgda_qp*>(kernels->qps)[1].broken = EP_IBGDA_BROKEN;
+    EP_CHECK_EQ(queues.pair_now(1).value().broken, uint64_t{EP_IBGDA_BROKEN});
+    EP_CHECK_EQ(queues.device_now().value().rank, 0);
+    EP_CHECK(!queues.pair_now(4).ok());
+    EP_CHECK(gpu.calls["cuMemcpyDtoHAsync"] >= 2);
+    EP_CHECK(queues.close().ok());
+  }
+  expect_nothing_left();
+  EP_CHECK(script.alive.empty());
+}
+
+// Pages of a segment, locked for the GPU; a doorbell that is memory is none of PCI's.
+void locks_pages_of_the_host() {
+  gpu = {};
+  {
+    auto source = pinned_control_memory(pretended_driver(), 0, true);
+    EP_CHECK(source.ok());
+    EP_CHECK_EQ(source.value()->where(), placement::host);
+    auto apart = source.value()->allocate(8192);
+    EP_CHECK(!apart.ok() && apart.why().sys_errno == EOPNOTSUPP && says(apart.why().message, "by another address"));
+    EP_CHECK(gpu.registered.empty());
+    gpu.same_address = true;
+    auto block = source.value()->allocate(5000);
+    EP_CHECK(block.ok());
+    EP_CHECK(ep::segment::containing(reinterpret_cast<const void*>(block.value().address), 5000) != nullptr);
+    EP_CHECK_EQ(gpu.registered.count(block.value().address), size_t{1});
+    const uint64_t word = 0x1122334455667788;
+    EP_CHECK(source.value()->write(block.value(), 4096, &word, sizeof word).ok());
+    EP_CHECK(source.value()->publish(block.value(), 8, 7).ok());
+    uint64_t found[2] = {};
+    EP_CHECK(source.value()->read(block.value(), 0, found, sizeof found).ok());
+    EP_CHECK(found[0] == 0 && found[1] == 7);
+    alignas(4096) static char page[4096];
+    EP_CHECK_EQ(source.value()->map_doorbell(reinterpret_cast<uint64_t>(page) + 2048, 512).value(), reinterpret_cast<uint64_t>(page) + 2048);
+    EP_CHECK_EQ(gpu.flags, ep::dl::cuda_host_device_map);
+    source.value()->unmap_doorbell(reinterpret_cast<uint64_t>(page) + 2048);
+    gpu.failing = "cuMemHostRegister";
+    EP_CHECK(!source.value()->allocate(4096).ok());
+  }
+  expect_nothing_left();
+}
+
+// In the order that was asked for; who reads rings on a processor takes none of a GPU's memory.
+void takes_places_in_order() {
+  gpu = {};
+  gpu.dmabuf = false;
+  const std::vector<placement> order = {placement::gpu_dmabuf, placement::host, placement::gpu_address};
+  {
+    auto places = gpu_places(pretended_driver(), 0, order, "");
+    EP_CHECK(places.ok());
+    EP_CHECK_EQ(places.value().sources.size(), size_t{2});
+    EP_CHECK_EQ(places.value().sources.at(0)->where(), placement::host);
+    EP_CHECK_EQ(places.value().sources.at(1)->where(), placement::gpu_address);
+    const std::vector<fallback> all = all_fallbacks(places.value(), {{placement::gpu_address, "second"}, {placement::host, "first"}});
+    EP_CHECK_EQ(all.size(), size_t{3});
+    EP_CHECK(all.at(0).wished == placement::gpu_dmabuf && all.at(1).why == "first" && all.at(2).why == "second");
+    auto read = gpu_places(pretended_driver(), 0, order, "a thread");
+    EP_CHECK(read.ok());
+    EP_CHECK_EQ(read.value().sources.size(), size_t{1});
+    EP_CHECK_EQ(read.value().passed_over.size(), size_t{2});
+    auto none = gpu_places(pretended_driver(), 0, {placement::gpu_dmabuf}, "");
+    EP_CHECK(!none.ok() && none.why().sys_errno == EOPNOTSUPP && says(none.why().message, "GPU memory by DMA-BUF: GPU 0000:8a:00.0 exports no DMA-BUFs"));
+  }
+  expect_nothing_left();
 }
 
 void refuses_what_cannot_be() {
@@ -294,6 +419,9 @@ int main() {
   reads_facts();
   holds_queues(placement::gpu_dmabuf);
   holds_queues(placement::gpu_address);
+  holds_the_hosts_apart();
+  locks_pages_of_the_host();
+  takes_places_in_order();
   refuses_what_cannot_be();
   falls_back_from_every_failure();
   uses_the_real_one();

@@ -36,6 +36,7 @@ class pretended_memory final : public control_memory {
   ep::result<ep::nothing> write(const control_block& block, uint64_t offset, const void* bytes, uint64_t length) override { return host_->write(block, offset, bytes, length); }
   ep::result<ep::nothing> fill(const control_block& block, uint64_t offset, uint8_t value, uint64_t length) override { return host_->fill(block, offset, value, length); }
   ep::result<ep::nothing> publish(const control_block& block, uint64_t offset, uint64_t value) override { return host_->publish(block, offset, value); }
+  ep::result<ep::nothing> read(const control_block& block, uint64_t offset, void* into, uint64_t length) override { return host_->read(block, offset, into, length); }
   ep::result<uint64_t> map_doorbell(uint64_t address, uint64_t) override {
     ++mapped;
     return address + (uint64_t{1} << 40);

@@ -1,5 +1,6 @@
 /** What can be chosen when a NIC is opened. */
 import { checkInteger, defaultTimeoutMs, invalid } from '@ep/core';
+import type { ControlMemory } from '@ep/native';
 import { type NicNetwork, type NicNetworkConfig, resolveNetwork } from '@ep/native/ranks';
 
 export interface IbgdaConfig {
@@ -15,6 +16,16 @@ export interface IbgdaConfig {
   readonly completions?: 'collapsed' | 'ring';
   /** A try to reach a peer waits 4.096 us times 2 to this power, 1 to 31, and there are seven more; 18 (about 8 s in all) unless given. */
   readonly ackTimeout?: number;
+  /** Ordinal of the GPU whose kernels post. Then `allocate({ space: 'device' })` has memory for them; those of the host, which post unless it is given, take none of this transport's. */
+  readonly device?: number;
+  /**
+   * With `device`: where its kernels' queues and memory may lie, the first place that can be had: GPU memory exported as DMA-BUF, GPU memory by its address (nvidia-peermem), or
+   * page-locked host memory. In this order unless given; `IbgdaTransport.port` tells which it became, and why not those before. `soft` and `verbs`, whose rings a processor
+   * reads, can have `host` only.
+   */
+  readonly controlMemory?: readonly ControlMemory[];
+  /** With `device`: name for the loader's search, or path, of CUDA's driver; `libcuda.so.1` unless given. */
+  readonly libraries?: { readonly cuda?: string };
 }
 
 /** Of the software NIC besides. */
@@ -38,12 +49,12 @@ export interface DeviceIbgdaConfig extends IbgdaConfig {
   /** Entry of the port's GID table, instead of the one that the rule picks. */
   readonly gidIndex?: number;
   /**
-   * PCI address of a GPU, as `cudaDeviceGetPCIBusId` tells it in lower case: the nearest device is taken. Unless given, one near the memory node that this process
-   * is bound to, if it is bound to one.
+   * PCI address of a GPU, as `cudaDeviceGetPCIBusId` tells it in lower case: the nearest device is taken. Unless given, that of `device`; without it, one near the memory node
+   * that this process is bound to, if it is bound to one.
    */
   readonly gpu?: string;
-  /** Names for the loader's search, or paths, of libibverbs and, for `hardware`, libmlx5; as rdma-core installs them unless given. */
-  readonly libraries?: { readonly ibverbs?: string; readonly mlx5?: string };
+  /** Besides, of libibverbs and, for `hardware`, libmlx5; as rdma-core installs them unless given. */
+  readonly libraries?: { readonly cuda?: string; readonly ibverbs?: string; readonly mlx5?: string };
 }
 
 /** What any backing may be given; each looks at its own. */
@@ -64,7 +75,22 @@ export interface ResolvedIbgdaConfig {
   readonly devices: string;
   readonly gidIndex: number | undefined;
   readonly gpu: string;
-  readonly libraries: { readonly ibverbs?: string; readonly mlx5?: string };
+  readonly device: number | undefined;
+  readonly controlMemory: readonly ControlMemory[];
+  readonly libraries: { readonly cuda?: string; readonly ibverbs?: string; readonly mlx5?: string };
+}
+
+const PLACES: readonly ControlMemory[] = ['dma-buf', 'gpu', 'host'];
+
+function resolvePlaces(config: IbgdaConfig | undefined, where: string): readonly ControlMemory[] {
+  const asked = config?.controlMemory;
+  if (asked === undefined) return PLACES;
+  const known = Array.isArray(asked) && asked.length > 0 && asked.every((place) => PLACES.includes(place));
+  if (!known || new Set(asked).size !== asked.length || config?.device === undefined) {
+    const expected = `some of ${PLACES.join(', ')}, each once, beside a device`;
+    throw invalid('controlMemory', { where, expected, found: asked });
+  }
+  return asked;
 }
 
 function oneOf<T extends string>(value: T, values: readonly T[], name: string, where: string): T {
@@ -83,7 +109,7 @@ export function resolveConfig(
   if (!(timeoutMs > 0)) throw invalid('timeoutMs', { where, expected: 'a positive number', found: timeoutMs });
   const depth = checkInteger(config?.depth ?? 1024, 'depth', where, 2, 32768);
   if ((depth & (depth - 1)) !== 0) throw invalid('depth', { where, expected: 'a power of two', found: depth });
-  const { gidIndex, faults } = config ?? {};
+  const { gidIndex, faults, device } = config ?? {};
   return {
     timeoutMs,
     ranksOnHost: checkInteger(config?.ranksOnHost ?? worldSize, 'ranksOnHost', where, 1),
@@ -99,6 +125,8 @@ export function resolveConfig(
     devices: config?.devices ?? '',
     gidIndex: gidIndex === undefined ? undefined : checkInteger(gidIndex, 'gidIndex', where, 0, 2 ** 16),
     gpu: config?.gpu ?? '',
+    device: device === undefined ? undefined : checkInteger(device, 'device', where),
+    controlMemory: resolvePlaces(config, where),
     libraries: config?.libraries ?? {},
   };
 }

@@ -1,4 +1,5 @@
 /** @ep/ibgda: mlx5 queue pairs posted by kernels. */
+export type { ControlMemory } from '@ep/native';
 export { AdoptedRange } from '@ep/native/ranks';
 export type { DeviceIbgdaConfig, IbgdaConfig, SoftIbgdaConfig } from './config.js';
 export type { IbgdaConnection, IbgdaPart } from './connection.js';

@@ -2,7 +2,7 @@
 import type { Rank } from '@ep/core';
 import type { NativeIbgdaNic } from '@ep/native';
 import { ibgdaRemoteLayout } from '@ep/native/abi';
-import type { Reach } from '@ep/native/ranks';
+import type { DeviceReach, Reach } from '@ep/native/ranks';
 
 /** Nobody maps a peer's part. */
 export function reachBy(nic: NativeIbgdaNic, rank: Rank, pins: boolean): Reach {
@@ -14,5 +14,16 @@ export function reachBy(nic: NativeIbgdaNic, rank: Rank, pins: boolean): Reach {
     failure: 'tell its NIC where the parts lie',
     addresses: (memory) => ({ bytes: memory.address(rank), signals: memory.signalAddress() }),
     release: (memory) => nic.removeMemory(memory),
+  };
+}
+
+/** The same for kernels on a GPU: every part lies where the kernels' queues do. */
+export function deviceReachBy(nic: NativeIbgdaNic): DeviceReach {
+  return {
+    byteLength: ibgdaRemoteLayout.byteLength,
+    make: (byteLength, signalSlots) => nic.deviceMemory(byteLength, signalSlots),
+    describe: (memory) => nic.addDeviceMemory(memory),
+    connect: (memory, handles, remotes) => nic.routeDevice(memory, handles, remotes),
+    release: (memory) => nic.removeDeviceMemory(memory),
   };
 }

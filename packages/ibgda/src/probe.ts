@@ -1,11 +1,13 @@
 /** Whether queue pairs can be had here, and what they offer. */
 import { type Capabilities, EpError, isEpError, type Need, type Probe } from '@ep/core';
 import {
+  type NativeGpuLibrary,
   type NativeIbgdaNic,
   type NativeIbgdaOptions,
   type NativeIbgdaPort,
   type NativeNicProbe,
   native,
+  openGpus,
 } from '@ep/native';
 import { LINK_KEYS_BYTES } from '@ep/native/ranks';
 import { type AnyIbgdaConfig, type ResolvedIbgdaConfig, resolveConfig } from './config.js';
@@ -21,17 +23,21 @@ export type IbgdaBacking = 'soft' | 'hardware' | 'verbs';
 export function ibgdaCapabilities({
   maxMessageBytes,
   atomics,
-}: Pick<NativeIbgdaPort, 'maxMessageBytes' | 'atomics'>): Capabilities {
+  kernels,
+}: Pick<NativeIbgdaPort, 'maxMessageBytes' | 'atomics' | 'kernels'>): Capabilities {
   return {
     needs: new Set<Need>(atomics ? [...NEEDS, 'atomics'] : NEEDS),
     maxMessageBytes,
     maxSignalSlots: 2 ** 32,
     initiators: new Set(['host', 'device'] as const),
+    ...(kernels === 'host' ? {} : { spaces: new Set(['host', 'device'] as const) }),
   };
 }
 
+/** Throws `EP_UNAVAILABLE` where the device cannot be used. */
 export function nicOptions(backing: IbgdaBacking, config: ResolvedIbgdaConfig): NativeIbgdaOptions {
   const soft = backing === 'soft';
+  const { device, controlMemory, libraries } = config;
   return {
     backing,
     libraries: config.libraries,
@@ -44,9 +50,20 @@ export function nicOptions(backing: IbgdaBacking, config: ResolvedIbgdaConfig): 
     ethernet: config.link === 'ethernet',
     seed: config.seed,
     traceEvents: config.traceEvents,
+    ...(device === undefined
+      ? {}
+      : { kernels: { library: gpuLibrary(device), device, controlMemory, driver: libraries.cuda ?? 'libcuda.so.1' } }),
     ...(soft && config.network !== undefined ? { network: config.network } : {}),
     ...(config.gidIndex === undefined || soft ? {} : { gidIndex: config.gidIndex }),
   };
+}
+
+function gpuLibrary(device: number): NativeGpuLibrary {
+  const { library, devices } = openGpus();
+  const unusable = devices[device]?.unusable;
+  if (unusable !== undefined)
+    throw new EpError('EP_UNAVAILABLE', `GPU ${device}: ${unusable}`, { context: { device } });
+  return library;
 }
 
 /**
@@ -69,13 +86,14 @@ export async function probeNic(backing: IbgdaBacking, config: AnyIbgdaConfig | u
     try {
       nic = new binding.IbgdaNic(rank, options);
       connectToItself(nic, options.network !== undefined);
-      const { device, port, link, gid, distance, maxMessageBytes, atomics, placement, fallbacks } = nic.port();
+      const opened = nic.port();
+      const { device, port, link, gid, distance, kernels, placement, fallbacks } = opened;
       const passedOver = found.passedOver.join('; ');
-      const told = [...fallbacks, ...notTried(found.placements, placement)].join('; ');
-      const detail = { port, link, gid, distance, placement, fallbacks: told, passedOver, ...far };
+      const told = [...fallbacks, ...(kernels === 'host' ? notTried(found.placements, placement) : [])].join('; ');
+      const detail = { port, link, gid, distance, kernels, placement, fallbacks: told, passedOver, ...far };
       return {
         available: true,
-        capabilities: ibgdaCapabilities({ maxMessageBytes, atomics }),
+        capabilities: ibgdaCapabilities(opened),
         devices: [{ name: device, detail }],
       };
     } finally {
@@ -108,7 +126,7 @@ export async function probeNic(backing: IbgdaBacking, config: AnyIbgdaConfig | u
 export function notTried(places: NativeNicProbe['placements'], placement: string): string[] {
   const taken = places.findIndex(({ where }) => where === placement);
   return places.slice(0, Math.max(taken, 0)).map(({ where, possible, why }) => {
-    const reason = possible ? 'not tried: JS posts to queue pairs of the same block, from the host' : why;
+    const reason = possible ? "not tried: kernels of the host post, as no 'device' is given" : why;
     return `${where}: ${reason}`;
   });
 }

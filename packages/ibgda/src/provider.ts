@@ -59,8 +59,9 @@ async function openNic(
   const config = resolveConfig(transport, options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
   const introduction = introductionOf(member, transport);
-  const { qpsPerPeer, link, ranksOnHost, timeoutMs, network } = config;
-  const agree = { qpsPerPeer, ...(backing === 'soft' ? { link } : {}) };
+  const { qpsPerPeer, link, ranksOnHost, timeoutMs, network, device } = config;
+  const kernels = device === undefined ? 'host' : 'gpu';
+  const agree = { qpsPerPeer, kernels, ...(backing === 'soft' ? { link } : {}) };
   const own = { rank, worldSize, transport, version: VERSION, agree, ranksOnHost, timeoutMs };
   if (backing === 'soft' && network !== undefined) return openApart({ ...own, introduction, network }, config, limits);
   const joined = await joinRanks(own, introduction, limits);

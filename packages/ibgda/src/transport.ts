@@ -12,27 +12,33 @@ import {
   type WaitOptions,
 } from '@ep/core';
 import {
+  GpuCopier,
   type NativeIbgdaNic,
   type NativeIbgdaPort,
   type NativeRankContext,
   native,
+  openGpus,
   type SoftNicCounts,
 } from '@ep/native';
 import {
   AdoptedRange,
+  allocateDeviceMemory,
   allocateMemory,
   checkHostAllocation,
+  checkLimits,
   checkOver,
+  DeviceMemory,
   type Liveness,
   RankMemory,
   type Reach,
+  refuseOver,
   type WorldTeam,
   withClosing,
 } from '@ep/native/ranks';
 import type { ResolvedIbgdaConfig } from './config.js';
 import { IbgdaEndpoint } from './endpoint.js';
 import { pairError } from './failure.js';
-import { reachBy } from './memory.js';
+import { deviceReachBy, reachBy } from './memory.js';
 import { type IbgdaBacking, type IbgdaNeeds, ibgdaCapabilities } from './probe.js';
 
 export interface IbgdaTransportInit {
@@ -57,6 +63,8 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   readonly port: NativeIbgdaPort;
   readonly #init: IbgdaTransportInit;
   readonly #reach: Reach;
+  /** Of the GPU whose kernels post. */
+  readonly #copier: GpuCopier | undefined;
   readonly #endpoints = new Map<Rank, IbgdaEndpoint>();
 
   constructor(init: IbgdaTransportInit) {
@@ -70,6 +78,8 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     this.#init = init;
     // The software NIC pins nothing.
     this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
+    const { device } = init.config;
+    this.#copier = device === undefined ? undefined : new GpuCopier(openGpus().library, device);
   }
 
   get failed(): AbortSignal {
@@ -124,8 +134,43 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     await this.world.barrier(options);
   }
 
-  readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
-    this.guard('allocate', async () => {
+  /**
+   * Collective. With `space: 'device'`, of a transport that was opened for a GPU, what its kernels send from and receive in; peers have no address there. It lies in the place of
+   * the kernels' queues (`port.placement`).
+   */
+  readonly allocate = (options: AllocateOptions): Promise<RankMemory | DeviceMemory> => {
+    if (options?.space === 'device' && this.#copier !== undefined) return this.#allocateDevice(options, this.#copier);
+    return this.#allocateHost(options);
+  };
+
+  #allocateDevice(options: AllocateOptions, copier: GpuCopier): Promise<DeviceMemory> {
+    return this.guard('allocate', async () => {
+      const where = 'allocate';
+      checkLimits(options, where, this.worldSize);
+      const byteLength = checkInteger(options.byteLength, 'byteLength', where);
+      const signalSlots = checkInteger(options.signalSlots, 'signalSlots', where, 0, this.capabilities.maxSignalSlots);
+      refuseOver(options, this.name, 'kernels on a GPU reach no memory of other transports');
+      const { rank, worldSize, context, liveness, world, nic, config } = this.#init;
+      return withClosing(options, this.closing, async (limits) => {
+        const made: DeviceMemory = await allocateDeviceMemory(
+          {
+            ...{ rank, worldSize, context, liveness, world, copier },
+            library: openGpus().library,
+            device: config.device!,
+            timeoutMs: config.timeoutMs,
+            reach: deviceReachBy(nic),
+            onRelease: () => this.children.remove(made),
+          },
+          { byteLength, signalSlots },
+          limits,
+        );
+        return this.children.add(made);
+      });
+    });
+  }
+
+  #allocateHost(options: AllocateOptions): Promise<RankMemory> {
+    return this.guard('allocate', async () => {
       const { rank, worldSize, context, liveness, world, config } = this.#init;
       const size = checkHostAllocation(options, this, {});
       const over = checkOver(options, size, { name: this.name, rank, worldSize, context });
@@ -149,6 +194,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
         return this.children.add(made);
       });
     });
+  }
 
   /** For sources of puts and targets of gets; kernels may send from it, too. */
   readonly adopt = async (memory: { readonly address: bigint; readonly byteLength: number }): Promise<AdoptedRange> => {
@@ -175,6 +221,15 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
 
   readonly device = (memory: SymmetricMemory): DeviceHandle<IbgdaNeeds> => {
     this.checkOpen('device');
+    if (memory instanceof DeviceMemory && memory.context === this.#init.context) {
+      return { kind: 'memory:ibgda', abi: native().binding.abi, bytes: memory.nativeMemory('device').deviceHandle() };
+    }
+    if (this.#copier !== undefined && memory instanceof RankMemory) {
+      throw new EpError(
+        'EP_UNSUPPORTED',
+        `device: kernels on ${this.port.kernels} post, which take memory of space 'device'`,
+      );
+    }
     if (!(memory instanceof RankMemory) || memory.context !== this.#init.context) {
       throw new EpError('EP_INVALID_ARGUMENT', 'device: the memory belongs to another transport');
     }
@@ -182,7 +237,8 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     return { kind, abi: native().binding.abi, bytes: memory.nativeMemory('device').deviceHandle() };
   };
 
-  protected override release(): void {
+  protected override async release(): Promise<void> {
+    await this.#copier?.close();
     this.#init.liveness.stop();
     this.#init.nic.close();
     this.#init.context.close();

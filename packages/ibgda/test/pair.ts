@@ -3,23 +3,27 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { openFileStore } from '@ep/core';
-import { type IbgdaTransport, ibgda, type SoftIbgdaConfig } from '../src/index.js';
+import type { RankMemory } from '@ep/native/ranks';
+import { type DeviceIbgdaConfig, type IbgdaTransport, ibgda, type SoftIbgdaConfig } from '../src/index.js';
 
 export interface Pair {
   readonly transports: readonly [IbgdaTransport, IbgdaTransport];
   close(): Promise<void>;
 }
 
+type Config = SoftIbgdaConfig & DeviceIbgdaConfig;
+
 /** Opens both; a list gives each rank a configuration of its own. */
 export async function openPair(
-  config: SoftIbgdaConfig | readonly [SoftIbgdaConfig, SoftIbgdaConfig] = {},
+  config: Config | readonly [Config, Config] = {},
+  provider: typeof ibgda.soft | typeof ibgda.hardware = ibgda.soft,
 ): Promise<Pair> {
   const folder = mkdtempSync(join(tmpdir(), 'ep-ibgda-'));
   const configs = Array.isArray(config) ? config : [config, config];
   const stores = await Promise.all([0, 1].map(() => openFileStore(join(folder, 'store'))));
   const opened = await Promise.allSettled(
     stores.map((store, rank) =>
-      ibgda.soft.open(
+      provider.open(
         { rank, worldSize: 2, store },
         { signal: new AbortController().signal, config: { timeoutMs: 20_000, ...configs[rank] } },
       ),
@@ -45,7 +49,7 @@ export async function openPair(
 export async function openSides(pair: Pair, byteLength = 4096, signalSlots = 8) {
   const [a, b] = await Promise.all(
     pair.transports.map(async (transport) => {
-      const memory = await transport.allocate({ byteLength, signalSlots });
+      const memory = (await transport.allocate({ byteLength, signalSlots })) as RankMemory;
       const endpoint = await transport.connect(1 - transport.rank);
       return { transport, memory, endpoint, peer: 1 - transport.rank };
     }),

@@ -100,7 +100,7 @@ test('a place that would be nearer to the kernels, and why queues do not lie the
     why: 'the kernel module nvidia-peermem is not loaded',
   };
   expect(notTried([exported, pinned, host], 'host memory')).toEqual([
-    'GPU memory by DMA-BUF: not tried: JS posts to queue pairs of the same block, from the host',
+    "GPU memory by DMA-BUF: not tried: kernels of the host post, as no 'device' is given",
     'GPU memory by address: the kernel module nvidia-peermem is not loaded',
   ]);
   expect(notTried([exported, pinned, host], 'GPU memory by DMA-BUF')).toEqual([]);

@@ -20,8 +20,10 @@ native().binding.attachVerbsShim(shim, {
   traceEvents: 0,
 });
 
+const over = (config) => ({ ...config, libraries: { ...config?.libraries, ...libraries } });
+
 export const hardware = {
   name: ibgda.hardware.name,
-  probe: (config) => ibgda.hardware.probe({ ...config, libraries }),
-  open: (member, options) => ibgda.hardware.open(member, { ...options, config: { ...options.config, libraries } }),
+  probe: (config) => ibgda.hardware.probe(over(config)),
+  open: (member, options) => ibgda.hardware.open(member, { ...options, config: over(options.config) }),
 };

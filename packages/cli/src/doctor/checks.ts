@@ -196,9 +196,10 @@ function reachText({ gpu, probe }: GpuReach): string {
   if (!probe.available) return `gpu ${gpu}: ${probe.reason}${probe.remedy === undefined ? '' : ` -> ${probe.remedy}`}`;
   return probe.devices
     .map(({ name, detail }) => {
-      const { distance, placement, gpudirect } = detail;
+      const { distance, placement, fallbacks, gpudirect } = detail;
+      const instead = fallbacks === '' || fallbacks === undefined ? '' : ` (${fallbacks})`;
       const away = gpudirect === undefined ? '' : `; ${gpudirect}`;
-      return `gpu ${gpu}: ${name} (${distance}), queues in ${placement}${away}`;
+      return `gpu ${gpu}: ${name} (${distance}), queues in ${placement}${instead}${away}`;
     })
     .join('\n');
 }

@@ -2,6 +2,7 @@
 import type { Probe } from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
+import { openGpus } from '@ep/native';
 import { nvshmem } from '@ep/nvshmem';
 
 export interface Probed {
@@ -30,6 +31,24 @@ export interface GpuReach {
   readonly probe: Probe;
 }
 
+/** By PCI address; none where kernels cannot run on GPUs. */
+function ordinals(): ReadonlyMap<string, number> {
+  try {
+    return new Map(
+      openGpus().devices.flatMap(({ pci, unusable }, device) => (unusable === undefined ? [[pci, device]] : [])),
+    );
+  } catch {
+    return new Map();
+  }
+}
+
+/** Where kernels can run on a GPU, its queues are made there and taken away again: the only way to know. */
 export function probeGpus(gpus: readonly string[]): Promise<readonly GpuReach[]> {
-  return Promise.all(gpus.map(async (gpu) => ({ gpu, probe: await ibgda.hardware.probe({ gpu }) })));
+  const kernels = ordinals();
+  return Promise.all(
+    gpus.map(async (gpu) => {
+      const device = kernels.get(gpu);
+      return { gpu, probe: await ibgda.hardware.probe({ gpu, ...(device === undefined ? {} : { device }) }) };
+    }),
+  );
 }

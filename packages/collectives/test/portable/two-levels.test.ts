@@ -187,6 +187,32 @@ describe('end alike when a rank is lost', () => {
   });
 });
 
+describe('go in one level from then on, on all ranks alike', () => {
+  const length = 4 * SMALLEST;
+  const S = length * elementBytes('f32');
+  const after: { readonly [what: string]: (world: World) => Promise<unknown> } = {
+    'when they have agreed anew': (world) => Promise.all([0, 1, 2, 3].map((rank) => world.repair(rank))),
+    'when one was taken out and has come back': async (world) => {
+      await Promise.all([0, 1, 2].map((rank) => world.repair(rank, [3])));
+      await Promise.all([world.join(3), world.takeIn([0, 1, 2], [3])]);
+    },
+  };
+
+  it.each(Object.keys(after))('%s', async (what) => {
+    await using world = await World.open({ size: 4, hosts: TWO_BY_TWO });
+    const bytes = (): number[] => world.engines.map((engine) => engine.trace()['all-reduce']?.bytes ?? 0);
+    const costs = async (): Promise<number[]> => {
+      const before = bytes();
+      await check(world, make('all-reduce', 'f32', 4, length, 0, 5));
+      return bytes().map((sum, rank) => sum - before[rank]!);
+    };
+    expect(await costs()).toEqual([S / 2, S / 2, S / 2, S / 2]);
+    await after[what]!(world);
+    const one = (2 * 3 * S) / 4;
+    expect(await costs()).toEqual([one, one, one, one]);
+  });
+});
+
 it('tell all when one gives up a large call', async () => {
   await using world = await World.open({ size: 4, hosts: TWO_BY_TWO });
   const giving = new AbortController();

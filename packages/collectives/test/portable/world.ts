@@ -5,7 +5,7 @@ import { efaGda } from '@ep/efa-gda';
 import { type FabricConfig, nvshmem, type ShmTransport } from '@ep/nvshmem';
 import { openHost } from '../../src/backends.js';
 import type { EngineCall, EngineEnd, GroupEngine, MembershipCall, MembershipEnd, OpKind } from '../../src/engine.js';
-import { openPortableEngine } from '../../src/portable/engine.js';
+import { openPortableEngine, type PortableEngineOptions } from '../../src/portable/engine.js';
 
 export type Kind = 'hostile' | 'shm' | 'efa' | 'fabric';
 
@@ -195,6 +195,12 @@ export class World implements AsyncDisposable {
 
   /** Over `shm`: another one comes in the place of this rank, which is gone, and opens the group that the others have. */
   async replace(rank: number): Promise<void> {
+    await this.readmit(rank);
+    await this.openSuccessor(rank);
+  }
+
+  /** As far as the transport goes. */
+  async readmit(rank: number): Promise<void> {
     const member = { rank, worldSize: this.size, store: this.stores[rank]! };
     const staying = this.transports.filter((transport) => transport.rank !== rank) as unknown as ShmTransport[];
     const [comer] = await Promise.all([
@@ -202,10 +208,13 @@ export class World implements AsyncDisposable {
       ...staying.map((transport) => transport.readmit({ store: this.stores[transport.rank]!, joining: [rank] })),
     ]);
     this.#opened.transports[rank] = this.#scope.add(comer);
+  }
+
+  async openSuccessor(rank: number, others: Partial<PortableEngineOptions> = {}): Promise<void> {
     const { stagingBytes, maxGroups, timeoutMs = 10_000, evicts } = this.#options;
     this.#opened.engines[rank] = this.#scope.add(
       await openPortableEngine({
-        transport: comer,
+        transport: this.transports[rank]!,
         store: this.stores[rank]!,
         ranks: [...this.engines.keys()],
         rank,
@@ -215,6 +224,7 @@ export class World implements AsyncDisposable {
         ...(maxGroups === undefined ? {} : { maxGroups }),
         evicts,
         joins: true,
+        ...others,
       }),
     );
   }

@@ -11,6 +11,7 @@ import {
   invalid,
   Resource,
   type Storage,
+  type SymmetricMemory,
 } from '@ep/core';
 import {
   type GpuCopier,
@@ -21,6 +22,7 @@ import {
   type NativeGpuPinned,
   registerGpuTensor,
 } from '@ep/native';
+import { DeviceMemory } from '@ep/native/ranks';
 
 export interface TensorPlace {
   /** Elements from row to row, where rows lie apart. */
@@ -120,6 +122,38 @@ export async function writeTensor(bytes: Storage[DType], tensor: DeviceTensor): 
   await copier.write(new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength), operand, byteOffset);
 }
 
+function checkFit(dtype: DType, shape: readonly number[], byteOffset: number, byteLength: number, where: string): void {
+  const width = elementBytes(dtype);
+  checkInteger(byteOffset, 'byteOffset', where, 0, byteLength);
+  if (byteOffset % width !== 0) {
+    throw invalid('byteOffset', { where, expected: `a multiple of ${width}`, found: byteOffset });
+  }
+  checkInteger(elementCount(shape) * width, 'bytes of the shape', where, 0, byteLength - byteOffset);
+}
+
+/**
+ * A packed tensor that begins `byteOffset` bytes into this rank's part of symmetric device memory. What a software NIC sends for kernels of a GPU has to lie there. Throws
+ * `EP_UNSUPPORTED` for memory of the host.
+ */
+export function symmetricTensor<D extends DType>(
+  memory: SymmetricMemory,
+  dtype: D,
+  shape: readonly number[],
+  byteOffset = 0,
+): DeviceTensor<D> {
+  const where = 'symmetricTensor';
+  if (!(memory instanceof DeviceMemory)) {
+    throw new EpError('EP_UNSUPPORTED', `${where}: the memory is none that a transport allocated in space 'device'`);
+  }
+  checkFit(dtype, shape, byteOffset, memory.byteLength, where);
+  const { copier, rank } = memory;
+  return deviceTensor(dtype, shape, {
+    device: Object.freeze({ kind: 'cuda', index: memory.device }),
+    address: memory.address(rank),
+    place: { operand: memory.nativeMemory(where), byteOffset, copier },
+  });
+}
+
 export interface CudaBufferInit {
   readonly memory: NativeGpuMemory;
   readonly byteLength: number;
@@ -151,16 +185,7 @@ export class CudaBuffer extends Resource {
   /** A packed tensor that begins `byteOffset` bytes into this memory. */
   tensor<D extends DType>(dtype: D, shape: readonly number[], byteOffset = 0): DeviceTensor<D> {
     this.checkOpen('tensor');
-    const bytes = elementCount(shape) * elementBytes(dtype);
-    checkInteger(byteOffset, 'byteOffset', 'tensor', 0, this.byteLength);
-    if (byteOffset % elementBytes(dtype) !== 0) {
-      throw invalid('byteOffset', {
-        where: 'tensor',
-        expected: `a multiple of ${elementBytes(dtype)}`,
-        found: byteOffset,
-      });
-    }
-    checkInteger(bytes, 'bytes of the shape', 'tensor', 0, this.byteLength - byteOffset);
+    checkFit(dtype, shape, byteOffset, this.byteLength, 'tensor');
     const { memory, copier } = this.#init;
     return deviceTensor(dtype, shape, {
       device: this.device,

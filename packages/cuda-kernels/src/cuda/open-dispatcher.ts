@@ -9,7 +9,7 @@ import { DeviceDispatcher } from './dispatcher.js';
 import { type DeviceDispatcherOptions, resolveDeviceOptions } from './options.js';
 
 /**
- * Collective, over a transport with device memory (`nvshmem.cuda`). `EP_MISMATCH` names ranks with other options; `EP_INVALID_ARGUMENT` says when the kernels of
+ * Collective, over a transport with device memory (`nvshmem.cuda`, `ibgda` with `device`). `EP_MISMATCH` names ranks with other options; `EP_INVALID_ARGUMENT` says when the kernels of
  * the ranks on this GPU could not all run at once.
  */
 export async function openDeviceDispatcher(
