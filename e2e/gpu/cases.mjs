@@ -162,13 +162,12 @@ export const cases = [
     run: oracle(3, data, 'threads'),
   })),
   ...[
-    { ranks: 1, mode: /** @type {const} */ ('threads') },
     { ranks: 3, mode: /** @type {const} */ ('threads') },
     { ranks: 2, mode: /** @type {const} */ ('processes') },
   ].map(({ ranks, mode }) => ({
     name: `dispatch by queue pairs of a software NIC that the kernels post to, ${ranks} ranks as ${mode}`,
     run: async () => {
-      const data = { seeds: range(ranks, ranks + 3) };
+      const data = { seeds: range(ranks, ranks + 2) };
       const values = valuesOf(await runRanks('nicDispatch', ranks, { mode, data, timeoutMs: 120_000 }));
       for (const { kernels, placement, fallbacks, requests, doorbells } of values) {
         const found = { kernels, placement, fallbacks };

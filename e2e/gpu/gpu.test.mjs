@@ -16,6 +16,18 @@ beforeAll(() => {
 describe('on host threads in place of a GPU', () => {
   for (const one of cases) it(one.name, { timeout: 180_000 }, () => one.run());
 
+  for (const [place, placement] of [
+    ['dma-buf', 'GPU memory by DMA-BUF'],
+    ['gpu', 'GPU memory by address'],
+    ['host', 'host memory'],
+  ]) {
+    it(`dispatch by queue pairs in ${placement}, by the path of hardware`, { timeout: 60_000 }, async () => {
+      const data = { seeds: [4], controlMemory: [place] };
+      const same = { kernels: 'cuda:0', placement, fallbacks: 0 };
+      expect(valuesOf(await runRanks('nicDispatch', 2, { data }))).toEqual([same, same]);
+    });
+  }
+
   it('a GPU that fails is listed beside those that work', async () => {
     const program = fileURLToPath(new URL('./devices.mjs', import.meta.url));
     const env = { ...process.env, EP_CUDA_HOST_BROKEN_DEVICE: '1' };

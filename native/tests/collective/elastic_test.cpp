@@ -440,6 +440,21 @@ void grows(int32_t first, int32_t capacity, bool at_once) {
   });
 }
 
+// The most that a group may have, one of which leaves.
+void as_many_as_there_may_be() {
+  const int32_t last = group_ranks - 1;
+  run_elastic(group_ranks, group_ranks, false, [&](rank_side& self, std::barrier<>&) {
+    self.sums_over(without(group_ranks, -1));
+    const outcome end = self.change({.evicted = {last}});
+    if (self.options.rank == last) {
+      EP_CHECK_EQ(end.status, unsigned{EP_STATUS_EVICTED});
+      return;
+    }
+    EP_CHECK_EQ(end.status, unsigned{EP_STATUS_OK});
+    self.sums_over(without(group_ranks, last));
+  });
+}
+
 // One that does not ask is not taken in, and nothing changes.
 void not_ready() {
   run_elastic(3, 2, false, [&](rank_side& self, std::barrier<>& meet) {
@@ -455,129 +470,6 @@ void not_ready() {
       self.sums_over({0, 1});
     }
   });
-}
-
-std::vector<std::unique_ptr<group_board>> boards(int32_t size) {
-  std::vector<std::unique_ptr<group_board>> all;
-  for (int32_t rank = 0; rank < size; ++rank) {
-    auto made = group_board::create({.rank = rank, .size = size, .capacity = size, .nonce = 6, .ranks_on_host = size});
-    EP_CHECK(made.ok());
-    all.push_back(std::move(made.value()));
-  }
-  for (const auto& one : all) {
-    for (const auto& other : all) {
-      if (other != one) EP_CHECK(one->attach(other->rank(), other->handle(), 1).ok());
-    }
-  }
-  return all;
-}
-
-// A step of an epoch that is to end is entered, or it is not, for everybody; marks of former epochs mean nothing.
-void a_step_is_entered_or_cut() {
-  const auto all = boards(3);
-  const auto enter = [&](int32_t rank) { return all[static_cast<size_t>(rank)]->enter(1, 0); };
-  for (const auto& one : all) EP_CHECK(one->ready() && one->room() && one->enter(1, 0) == entry::made);
-  EP_CHECK(enter(0) == entry::made);
-  EP_CHECK(all[1]->decide_change(0));
-  EP_CHECK(all[1]->entered_or_cut(0, 2));
-  EP_CHECK(!all[1]->entered_or_cut(2, 2) && !all[0]->entered_or_cut(2, 2));
-  EP_CHECK(enter(2) == entry::cut && enter(2) == entry::cut);
-  EP_CHECK(!all[2]->evicted());
-  for (const auto& one : all) EP_CHECK(one->view_pending() && one->adopt_next());
-  for (const auto& one : all) {
-    EP_CHECK(one->ready());
-    for (uint64_t step = 1; step <= 2; ++step) EP_CHECK(one->room() && one->enter(1, 0) == entry::made);
-  }
-  // A rank that was taken out and is told of it late does not hold up those that went on.
-  all[0]->evict(1);
-  EP_CHECK(all[0]->decide_change(0) && all[0]->adopt_next() && all[2]->adopt_next());
-  EP_CHECK(!all[1]->entered_or_cut(2, 3));
-  EP_CHECK(all[0]->ready() && all[2]->ready() && enter(2) == entry::made);
-  EP_CHECK(enter(1) == entry::evicted);
-}
-
-bool changes_view(group_board& board, uint64_t failed_sequence) { return board.decide_change(failed_sequence) && board.adopt_next(); }
-
-// A rank of the same process that is in the middle of writing is awaited: moved memory would be where it writes.
-void fenced_beside() {
-  const auto all = boards(2);
-  EP_CHECK(all[0]->allocate(4096).ok());
-  const uint64_t before = all[0]->allocation(0)->handle().nonce;
-  EP_CHECK(all[1]->begin_push());
-  all[0]->evict(1);
-  EP_CHECK(changes_view(*all[0], 0));
-  EP_CHECK(all[0]->fencing());
-  std::atomic<bool> writes{true};
-  std::thread late([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(80));
-    writes = false;
-    all[1]->end_push();
-  });
-  EP_CHECK(all[0]->fence().ok());
-  EP_CHECK(!writes);
-  EP_CHECK(!all[0]->fencing());
-  EP_CHECK_EQ(all[0]->allocation(0)->handle().nonce, before);
-  late.join();
-}
-
-// One that comes back looks also for those that were taken out while it was away.
-void fenced_after_coming_back() {
-  const auto all = boards(3);
-  EP_CHECK(all[1]->allocate(4096).ok());
-  EP_CHECK(all[2]->begin_push());
-  all[0]->evict(1);
-  all[0]->evict(2);
-  EP_CHECK(changes_view(*all[0], 0));
-  auto made = group_board::create({.rank = 1, .size = 3, .capacity = 3, .nonce = 6, .joins = true, .incarnation = 2, .allocations = all[1]->own_memory(), .former = all[1]->peers()});
-  EP_CHECK(made.ok());
-  group_board& back = *made.value();
-  EP_CHECK(back.attach(0, all[0]->handle(), 1).ok());
-  EP_CHECK(all[0]->attach(1, back.handle(), 2).ok());
-  back.ask_to_join(true);
-  group_peer peers[3];
-  all[0]->survey(peers);
-  EP_CHECK(all[0]->admit({1}, peers, 3, 9));
-  EP_CHECK(back.try_join());
-  EP_CHECK(back.fencing());
-  all[2]->end_push();
-  EP_CHECK(back.fence().ok());
-  EP_CHECK(!back.fencing());
-}
-
-// One that was taken out and wakes up when its place in the table of decisions has another one.
-void slept_for_long() {
-  const auto all = boards(3);
-  all[0]->evict(2);
-  EP_CHECK(changes_view(*all[0], 0));
-  EP_CHECK(changes_view(*all[1], 0));
-  uint64_t sequence = 0;
-  while (all[0]->epoch() < 2 + group_views - 1) {
-    EP_CHECK(all[0]->repair(++sequence));
-    EP_CHECK(all[1]->repair(sequence));
-  }
-  EP_CHECK(all[0]->repair(++sequence));
-  EP_CHECK_EQ(all[0]->epoch(), 2 + group_views);
-  EP_CHECK(!changes_view(*all[2], 1'000'000));
-  EP_CHECK(changes_view(*all[1], 0));
-  EP_CHECK_EQ(all[1]->epoch(), 2 + group_views);
-  EP_CHECK_EQ(all[1]->repaired_sequence(), sequence);
-  EP_CHECK(all[1]->active() == without(2, -1));
-}
-
-// Ticks hold 16 bits of the epoch.
-void many_views() {
-  const auto all = boards(2);
-  for (uint64_t sequence = 1; sequence <= 66'000; ++sequence) {
-    for (const auto& one : all) {
-      if (!one->repair(sequence)) {
-        EP_CHECK(false);
-        return;
-      }
-    }
-    if (sequence % 1000 != 0) continue;
-    for (const auto& one : all) EP_CHECK(one->ready() && one->enter(1, 0) == entry::made);
-    for (const auto& one : all) EP_CHECK(one->entered());
-  }
 }
 
 // Taken in and, because it did not come, out again: it hears of that while it waits, and may begin anew.
@@ -607,11 +499,6 @@ void taken_out_before_it_came() {
 } // namespace
 
 int main() {
-  a_step_is_entered_or_cut();
-  fenced_beside();
-  fenced_after_coming_back();
-  slept_for_long();
-  many_views();
   taken_out_before_it_came();
   for (const int32_t size : {2, 3, 5}) {
     for (int32_t who = 0; who < size; ++who) {
@@ -628,6 +515,7 @@ int main() {
   grows(2, 5, true);
   grows(2, 5, false);
   grows(62, 66, true); // masks of more than one word
+  as_many_as_there_may_be();
   not_ready();
   return ep::check::finish();
 }

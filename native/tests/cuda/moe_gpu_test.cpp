@@ -95,6 +95,9 @@ int main() {
     std::fprintf(stderr, "no GPU, or no pinned memory\n");
     return 2;
   }
+  uint64_t wrong = 1;
+  EP_CHECK_EQ(gpu_wrong_pairs(&wrong), 0);
+  EP_CHECK_EQ(wrong, 0u);
   for (int32_t size = 1; size <= 4; ++size) {
     for (uint64_t seed = 0; seed < 40; ++seed) {
       const uint64_t mixed = seed * 101 + static_cast<uint64_t>(size);

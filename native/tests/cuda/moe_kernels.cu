@@ -44,9 +44,40 @@ int launch(void* stream, uint32_t blocks, uint32_t lanes, const ep_moe_buffer& b
   return cudaLaunchKernelEx(&config, one_half<Endpoint>, environment, buffer, dispatch, combine, half);
 }
 
+// Two codes at once, over all floats, beside the codes one by one.
+__global__ void compare_pairs(unsigned long long* wrong) {
+  const uint32_t threads = gridDim.x * blockDim.x;
+  unsigned long long found = 0;
+  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < uint64_t{1} << 32; i += threads) {
+    const float low = ep::detail::bits_float(static_cast<uint32_t>(i));
+    const float high = ep::detail::bits_float(static_cast<uint32_t>(i) * 0x9e3779b1u); // odd: every float once, too
+    const uint32_t pair = ep::number_e4m3::store_pair(low, high);
+    const auto same = [](uint32_t code, float value) {
+      const uint32_t wanted = ep::number_e4m3::store(value);
+      return code == wanted || (value != value && (code & 0x7fu) == 0x7fu);
+    };
+    found += !same(pair & 0xffu, low) + !same(pair >> 8, high);
+  }
+  if (found != 0) atomicAdd(wrong, found);
+}
+
 } // namespace
 
 namespace ep::test {
+
+int gpu_wrong_pairs(uint64_t* wrong) {
+  unsigned long long* found = nullptr;
+  unsigned long long here = 0;
+  int error = cudaMalloc(&found, sizeof here);
+  if (error == 0) error = cudaMemset(found, 0, sizeof here);
+  if (error == 0) {
+    compare_pairs<<<1024, 256>>>(found);
+    error = cudaMemcpy(&here, found, sizeof here, cudaMemcpyDeviceToHost);
+  }
+  cudaFree(found);
+  *wrong = here;
+  return error;
+}
 
 int gpu_moe(void* stream, uint32_t blocks, uint32_t lanes, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& dispatch, const ep_moe_combine_args& combine,
             uint32_t half) {

@@ -11,4 +11,7 @@ namespace ep::test {
 int gpu_moe(void* stream, uint32_t blocks, uint32_t lanes, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& dispatch, const ep_moe_combine_args& combine,
             uint32_t half);
 
+// Floats of which e4m3 codes made in pairs differ from those made one by one. A CUDA error number.
+int gpu_wrong_pairs(uint64_t* wrong);
+
 } // namespace ep::test

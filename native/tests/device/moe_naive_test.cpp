@@ -11,7 +11,7 @@ using namespace ep::test;
 
 namespace {
 
-// Counts go out before the rows that they count.
+// Counts go out before the rows that they count, of which some time passes before they follow.
 struct counts_first {
   template <class Ctx, class Endpoint> static bool run(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, moe_case::one_rank& own, uint32_t half) {
     if (half != 0) return moe_kernels::run(ctx, endpoint, buffer, own, half);
@@ -28,6 +28,7 @@ struct counts_first {
       at.peer(rank).told = own.dispatch.call.epoch;
     }
     ctx.sync_grid();
+    for (uint32_t stall = 0; stall < 200; ++stall) ctx.point();
     ep::detail::moe_send_rows(ctx, coop, endpoint, at, own.dispatch);
     return true;
   }
@@ -45,6 +46,26 @@ struct no_credit {
   }
 };
 
+// Grants credit when it knows where rows go, and reads them where they are offered only then.
+struct early_credit {
+  template <class Ctx, class Endpoint> static bool run(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, moe_case::one_rank& own, uint32_t half) {
+    if (half != 1) return moe_kernels::run(ctx, endpoint, buffer, own, half);
+    const ep::moe_view at{buffer, own.dispatch.call};
+    const uint32_t experts = at.experts_of(at.self());
+    for (int32_t source = 0; experts != 0 && source < at.world(); ++source) {
+      if (ctx.block() == 0 && ctx.lane() == 0 && source != at.self()) ep::detail::moe_await_source(ctx, endpoint, at, source);
+    }
+    ctx.sync_grid();
+    for (uint32_t e = ep::detail::moe_warp(ctx); e < experts; e += ep::detail::moe_warps(ctx)) ep::detail::moe_place_runs(ctx, endpoint, at, own.dispatch.totals, e);
+    ctx.sync_grid();
+    const bool ok = ep::moe_release(ctx, endpoint, buffer, own.dispatch.call);
+    for (uint32_t stall = 0; stall < 200; ++stall) ctx.point();
+    ep::detail::moe_pull_rows(ctx, endpoint, at, own.dispatch);
+    ctx.sync_grid();
+    return ok;
+  }
+};
+
 // Receives with another way to await a source.
 template <class Ctx, class Endpoint, class Await>
 bool receive_with(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args, const Await& await) {
@@ -56,7 +77,7 @@ bool receive_with(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffe
   }
   ctx.sync_grid();
   for (uint32_t e = 0; e < experts; ++e) {
-    if (ctx.block() == 0 && ctx.lane() == 0) ep::detail::moe_place_runs(ctx, endpoint, at, args.totals, e);
+    if (ctx.block() == 0 && ctx.lane() < ctx.warp_lanes()) ep::detail::moe_place_runs(ctx, endpoint, at, args.totals, e);
   }
   ctx.sync_grid();
   for (uint32_t e = 0; e < experts; ++e) {
@@ -240,8 +261,8 @@ void expect_clean(const outcome& seen) {
   EP_CHECK_EQ(seen.stuck, 0u);
 }
 
-void expect_caught(const outcome& seen) {
-  if (seen.corrupt + seen.stuck <= 10) std::fprintf(stderr, "found out under %u + %u seeds only\n", seen.corrupt, seen.stuck);
+void expect_caught(const char* what, const outcome& seen) {
+  if (seen.corrupt + seen.stuck <= 10) std::fprintf(stderr, "%s: found out under %u + %u seeds only\n", what, seen.corrupt, seen.stuck);
   EP_CHECK(seen.corrupt + seen.stuck > 10);
 }
 
@@ -281,13 +302,14 @@ int main() {
   expect_clean(sample<moe_kernels, stores_endpoint>(false));
   expect_clean(sample<moe_kernels, engine_endpoint>(true));
   expect_clean(sample_late<moe_kernels>());
-  expect_caught(sample<counts_first, stores_endpoint>(false, 400));
+  expect_caught("counts_first", sample<counts_first, stores_endpoint>(false, 400));
   expect_clean(sample<moe_kernels, stores_endpoint>(false, 1000, true));
-  expect_caught(sample<no_credit, stores_endpoint>(false, 1000, true));
+  expect_caught("no_credit", sample<no_credit, stores_endpoint>(false, 1000, true));
+  expect_caught("early_credit", sample<early_credit, stores_endpoint>(false, 1000, true));
   expect_clean(sample_slow<moe_kernels>());
 #if !defined(__SANITIZE_THREAD__) // which would find the race that this is
-  expect_caught(sample_slow<no_total>());
+  expect_caught("no_total", sample_slow<no_total>());
 #endif
-  expect_caught(sample_late<no_epoch>());
+  expect_caught("no_epoch", sample_late<no_epoch>());
   return ep::check::finish();
 }

@@ -1,5 +1,6 @@
 /** Where the queues of a GPU's kernels lie: over stand-ins for CUDA and, of `hardware`, for libibverbs and libmlx5. */
 import type { Probe } from '@ep/core';
+import { native } from '@ep/native';
 import { expect, test } from 'vitest';
 import { type ControlMemory, type IbgdaTransport, ibgda } from '../src/index.js';
 import { cuda, failing } from './gpu-places.js';
@@ -103,6 +104,11 @@ async function expectCarried(transports: readonly [IbgdaTransport, IbgdaTranspor
   }
   expect(() => transports[0].device(a.memory)).toThrow(
     expect.objectContaining({ code: 'EP_UNSUPPORTED', message: expect.stringMatching(/kernels on cuda:0 post/) }),
+  );
+  // The addon looks for itself: handles are bytes that anybody can keep.
+  const kept = a.memory.nativeMemory('test').deviceHandle();
+  expect(() => new (native().binding.MoeBuffer)({ handle: kept } as never)).toThrow(
+    /kernels of this transport run on a GPU/,
   );
   await Promise.all(parts.map((part) => part.close()));
 }

@@ -92,7 +92,7 @@ typedef struct ep_moe_buffer {
   ep_memory_handle memory;
   ep_moe_experts experts;
   /* Low latency: the run of local expert e and source s begins at (e * world_size + s) * max_tokens * (16 + row_bytes) of its slot: max_tokens headers
-   * (ep_moe_header), then max_tokens rows of row_bytes, in the order of the source's tokens.
+   * (ep_moe_header), then max_tokens rows of row_bytes, in the order of the source's tokens. On GPUs rows stay with their source, by token, in the rows of its own run of its first expert.
    * High throughput: the receive tensor itself: recv_rows rows of row_bytes; behind them as many headers. */
   ep_moe_part received;
   ep_moe_part returned; /* EP_MOE_BANKS times: row (token * top_k + choice), of result_row_bytes */

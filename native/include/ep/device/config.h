@@ -8,10 +8,13 @@
 #include <stdint.h>
 
 /* EP_HD_SMALL: small enough that a call would cost more than the body, which g++ does not always see (EP_SMALL_LAMBDA: of a lambda). EP_HD_SELDOM: what fails or waits; kept out of the way of
- * what does not. On a GPU everything is inlined. */
+ * what does not. On a GPU everything is inlined, but for EP_HD_SHARED: long, and
+ * seldom what a kernel does. EP_UNROLL: of a loop over an array, which nvcc would else keep in memory. */
 #if defined(__CUDACC__)
 #define EP_HD __device__ __forceinline__
 #define EP_HD_SMALL EP_HD
+#define EP_HD_SHARED __device__ __noinline__
+#define EP_UNROLL _Pragma("unroll")
 #define EP_SMALL_LAMBDA
 #define EP_HD_SELDOM EP_HD
 #define EP_MACHINE_BEGIN namespace ep { inline namespace cuda_machine {
@@ -20,6 +23,8 @@
 #define EP_HD_SMALL inline __attribute__((always_inline))
 #define EP_SMALL_LAMBDA __attribute__((always_inline))
 #define EP_HD_SELDOM inline __attribute__((noinline))
+#define EP_HD_SHARED inline
+#define EP_UNROLL
 #define EP_MACHINE_BEGIN namespace ep { inline namespace host_machine {
 #endif
 #define EP_MACHINE_END }}

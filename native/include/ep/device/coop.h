@@ -13,6 +13,7 @@
  *   fail(status, EP_STATUS_*, rank, stage, expected, found)  how the kernel failed, if nobody has said so before
  *   clock_ns()                   for statistics only
  *   wake(address of ep_wake_word)           after a signal: wakes sleepers of that rank
+ *   static constexpr bool wakes_nobody      only where wake does nothing: no fence is needed before it
  *   static constexpr bool single_lane       true where a block is one lane (the host's `fast` executor)
  *
  * Which copy path runs is decided by the scope's `single` member, never by __CUDA_ARCH__: otherwise the simt executor would never run the

@@ -58,6 +58,7 @@ struct cuda_context {
   }
   /* Peers on the host that may sleep are woken by their engine; peers on a GPU never sleep. */
   EP_HD void wake(uint64_t) const {}
+  static constexpr bool wakes_nobody = true;
 
   template <bool Equal>
   EP_HD bool wait_until(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) const {

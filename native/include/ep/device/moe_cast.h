@@ -125,45 +125,68 @@ EP_HD void cast_block_logfmt(Ctx& ctx, const typename Number::carrier* src, uint
   if (lane == 0) detail::store_bytes(scale, finite ? largest | (smallest << 16) : 0x7fc07fc0u, 4);
 }
 
-/* Rows of whole blocks of 16-bit channels to e4m3: 8 lanes have a block, so that each reads two vectors and writes one. False: not such a row. */
+/* Lanes that share a block of 16-bit channels: each reads two vectors and writes one. */
+constexpr uint32_t cast_sharing = 8;
+
+struct e4m3_part {
+  vector16 codes;
+  uint32_t scale; /* of the block: bits of fp32 */
+};
+
+/* This lane's 16 channels of a block; all lanes of the warp call it, those without a block with zeroes. */
+template <class Number, class Ctx> EP_HD e4m3_part cast_part(Ctx& ctx, const vector16 (&held)[2], uint32_t payload) {
+  const uint32_t lane = ctx.lane() % ctx.warp_lanes();
+  const auto channel = [&](uint32_t c) { return static_cast<typename Number::carrier>(held[c / 8].word[c % 8 / 2] >> (c % 2 * 16)); };
+  uint32_t largest = 0;
+  EP_UNROLL for (uint32_t c = 0; c < 16; ++c) {
+    const uint32_t bits = channel_magnitude<Number>(channel(c));
+    largest = bits > largest ? bits : largest;
+  }
+  for (uint32_t distance = 1; distance < cast_sharing; distance *= 2) {
+    const uint32_t other = ctx.shuffle(largest, lane ^ distance);
+    largest = other > largest ? other : largest;
+  }
+  const bool finite = largest < moe_infinity_bits;
+  const e4m3_scale by = e4m3_scale_of(finite ? largest : 0, payload != EP_MOE_F8_F32);
+  e4m3_part made{{}, finite ? detail::float_bits(by.scale) : 0x7fc00000u};
+  EP_UNROLL for (uint32_t c = 0; c < 16; c += 2) {
+    const float low = detail::product(Number::load(channel(c)), by.inverse);
+    const float high = detail::product(Number::load(channel(c + 1)), by.inverse);
+    const uint32_t pair = finite ? number_e4m3::store_pair(low, high) : 0x7f7fu;
+    made.codes.word[c / 4] |= pair << (c % 4 * 8);
+  }
+  return made;
+}
+
+EP_HD void store_scale(uint32_t payload, uint8_t* row, uint64_t hidden, uint64_t block, uint32_t bits) {
+  if (payload == EP_MOE_F8_UE8M0) row[hidden + block] = ue8m0_of(detail::bits_float(bits));
+  else reinterpret_cast<uint32_t*>(row + hidden)[block] = bits;
+}
+
+/* Whether rows of a dtype are cast by parts: whole blocks of 16-bit channels, of which warps hold some. */
+template <class Ctx> EP_HD bool cast_by_parts(Ctx& ctx, uint32_t dtype, uint64_t hidden, uint32_t payload) {
+  return dtype != EP_MOE_F32 && payload != EP_MOE_LOGFMT10 && hidden % EP_MOE_SCALED_CHANNELS == 0 && ctx.warp_lanes() >= cast_sharing;
+}
+
+/* False: not such a row, or not on a boundary of vectors. */
 template <class Number, class Ctx>
 EP_HD bool cast_row_vectors(Ctx& ctx, uint32_t warp, uint32_t warps, const void* src, uint64_t hidden, uint32_t payload, uint8_t* dst) {
-  constexpr uint32_t sharing = 8;
   if constexpr (sizeof(typename Number::carrier) != 2) return false;
   const uint32_t lane = ctx.lane() % ctx.warp_lanes();
-  const uint32_t at_once = ctx.warp_lanes() / sharing;
-  if (payload == EP_MOE_LOGFMT10 || at_once == 0 || hidden % EP_MOE_SCALED_CHANNELS != 0) return false;
+  const uint32_t at_once = ctx.warp_lanes() / cast_sharing;
+  if (!cast_by_parts(ctx, EP_MOE_BF16, hidden, payload)) return false;
   if (((reinterpret_cast<uintptr_t>(src) | reinterpret_cast<uintptr_t>(dst)) & 15u) != 0) return false;
   const auto* vectors = static_cast<const vector16*>(src);
   const uint64_t blocks = hidden / EP_MOE_SCALED_CHANNELS;
   for (uint64_t first = warp * at_once; first < blocks; first += warps * at_once) {
-    const uint64_t block = first + lane / sharing;
+    const uint64_t block = first + lane / cast_sharing;
     const bool here = block < blocks;
     vector16 held[2] = {};
-    for (uint32_t i = 0; here && i < 2; ++i) held[i] = vectors[block * 16 + lane % sharing * 2 + i];
-    const auto channel = [&](uint32_t c) { return static_cast<typename Number::carrier>(held[c / 8].word[c % 8 / 2] >> (c % 2 * 16)); };
-    uint32_t largest = 0;
-    for (uint32_t c = 0; c < 16; ++c) {
-      const uint32_t bits = channel_magnitude<Number>(channel(c));
-      largest = bits > largest ? bits : largest;
-    }
-    for (uint32_t distance = 1; distance < sharing; distance *= 2) {
-      const uint32_t other = ctx.shuffle(largest, lane ^ distance);
-      largest = other > largest ? other : largest;
-    }
-    const bool finite = largest < moe_infinity_bits;
-    const e4m3_scale by = e4m3_scale_of(finite ? largest : 0, payload != EP_MOE_F8_F32);
-    vector16 codes{};
-    for (uint32_t c = 0; c < 16; ++c) {
-      const uint32_t code = finite ? number_e4m3::store(detail::product(Number::load(channel(c)), by.inverse)) : 0x7fu;
-      codes.word[c / 4] |= code << (c % 4 * 8);
-    }
+    for (uint32_t i = 0; here && i < 2; ++i) held[i] = vectors[block * 16 + lane % cast_sharing * 2 + i];
+    const e4m3_part made = cast_part<Number>(ctx, held, payload);
     if (!here) continue;
-    reinterpret_cast<vector16*>(dst)[block * sharing + lane % sharing] = codes;
-    if (lane % sharing != 0) continue;
-    const float kept = finite ? by.scale : detail::bits_float(0x7fc00000u);
-    if (payload == EP_MOE_F8_UE8M0) dst[hidden + block] = ue8m0_of(kept);
-    else reinterpret_cast<uint32_t*>(dst + hidden)[block] = detail::float_bits(kept);
+    reinterpret_cast<vector16*>(dst)[block * cast_sharing + lane % cast_sharing] = made.codes;
+    if (lane % cast_sharing == 0) store_scale(payload, dst, hidden, block, made.scale);
   }
   return true;
 }
@@ -186,7 +209,7 @@ EP_HD void cast_row_lanes(Ctx& ctx, uint32_t warp, uint32_t warps, const void* s
  * The scope is a warp or a block: all its lanes call it, and its warps take the blocks of channels in turn. No lane may read `dst` before the scope's
  * next sync. */
 template <class Ctx, class Coop>
-EP_HD void moe_cast_row(Ctx& ctx, const Coop& coop, uint32_t dtype, const void* src, uint64_t hidden, uint32_t payload, void* dst) {
+EP_HD_SHARED void moe_cast_row(Ctx& ctx, const Coop& coop, uint32_t dtype, const void* src, uint64_t hidden, uint32_t payload, void* dst) {
 #if !defined(__CUDACC__)
   if constexpr (Coop::single) {
     ep_moe_cast_row(dtype, src, hidden, payload, dst);
@@ -203,8 +226,38 @@ EP_HD void moe_cast_row(Ctx& ctx, const Coop& coop, uint32_t dtype, const void* 
 
 namespace detail {
 
+/* By several lanes, several loads each under way. */
+template <class Coop> EP_HD bool copy_scale_words(const Coop& coop, const ep_moe_dispatch_args& args, uint32_t blocks, const uint8_t* from, uint64_t from_stride, uint64_t row, uint64_t rows) {
+  constexpr uint32_t in_flight = 4;
+  if (((reinterpret_cast<uintptr_t>(from) | from_stride | args.out_scales) & 3u) != 0) return false;
+  uint32_t tile = 16; /* rows: by column they fill a cache line */
+  while (tile > rows || tile > coop.lanes()) tile /= 2;
+  const uint32_t group = args.scale_group;
+  const uint32_t apart = coop.lanes() / tile; /* lanes share the rows of a tile, and what is left of them the blocks */
+  const uint32_t lane = coop.lane() % tile;
+  if (coop.lane() / tile >= apart) return true;
+  for (uint64_t r = lane; r < rows; r += tile) {
+    const auto* here = reinterpret_cast<const uint32_t*>(from + r * from_stride);
+    auto* there = reinterpret_cast<uint32_t*>(args.out_scales) + (row + r) * args.scale_row_stride;
+    for (uint32_t first = coop.lane() / tile; first < blocks; first += in_flight * apart) {
+      uint32_t held[in_flight] = {};
+      for (uint32_t i = 0; i < in_flight; ++i) {
+        if (first + i * apart < blocks) held[i] = here[first + i * apart];
+      }
+      for (uint32_t i = 0; i < in_flight; ++i) {
+        const uint32_t block = first + i * apart;
+        if (block < blocks) there[group == 1 ? block * args.scale_block_stride : block / group * args.scale_block_stride + block % group] = held[i];
+      }
+    }
+  }
+  return true;
+}
+
 template <uint32_t Bytes, class Coop>
 EP_HD void copy_scales(const Coop& coop, const ep_moe_dispatch_args& args, uint64_t blocks, const uint8_t* from, uint64_t from_stride, uint64_t row, uint64_t rows) {
+  if constexpr (!Coop::single && Bytes == 4) {
+    if (rows == 0 || copy_scale_words(coop, args, static_cast<uint32_t>(blocks), from, from_stride, row, rows)) return;
+  }
   uint64_t tile = 16; /* rows: by column they fill a cache line, and their own lines stay in the cache */
   while (tile > rows && tile > 1) tile /= 2;
   const uint64_t group = args.scale_group;

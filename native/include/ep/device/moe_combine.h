@@ -30,19 +30,20 @@ template <class Endpoint> EP_HD moe_results moe_results_of(const Endpoint& endpo
           args.dtype != at.buffer.result_payload, at.buffer.result_row_bytes};
 }
 
-/* The result of one received row, cast if need be; where it goes in the source's part, and nowhere for one of this rank. */
+/* Casts the result of one received row. */
 template <class Endpoint, class Ctx, class Coop>
-EP_HD uint64_t moe_make_result(Ctx& ctx, const Coop& coop, const moe_view& at, const ep_moe_combine_args& args, const moe_results& results, uint64_t row, int32_t source) {
+EP_HD void moe_cast_result(Ctx& ctx, const Coop& coop, const moe_view& at, const ep_moe_combine_args& args, const moe_results& results, uint64_t row) {
   const ep_moe_buffer& buffer = at.buffer;
-  if (results.cast) {
-    moe_cast_row(ctx, coop, args.dtype, results.y + row * results.stride, buffer.hidden, buffer.result_payload, results.staged + row * results.row_bytes);
-    if constexpr (moe_puts<Endpoint>) fence_system(); /* a NIC or an engine reads it */
-    coop.sync();
-  }
-  if (source == at.self()) return 0;
+  moe_cast_row(ctx, coop, args.dtype, results.y + row * results.stride, buffer.hidden, buffer.result_payload, results.staged + row * results.row_bytes);
+  if constexpr (moe_puts<Endpoint>) fence_system(); /* a NIC or an engine reads it */
+  coop.sync();
+}
+
+/* Where the result of a received row goes in its source's part. */
+EP_HD uint64_t moe_result_place(const moe_view& at, uint64_t row, int32_t source) {
   const auto token = static_cast<uint64_t>(reinterpret_cast<const int32_t*>(at.call.routing.src_token)[row]);
   const auto choice = static_cast<uint32_t>(reinterpret_cast<const int32_t*>(at.call.routing.src_choice)[row]);
-  return at.results(at.peer(source).bank) + (token * buffer.top_k + choice) * buffer.result_row_bytes;
+  return at.results(at.peer(source).bank) + (token * at.buffer.top_k + choice) * at.buffer.result_row_bytes;
 }
 
 /* This block's share of the rows of one (expert, source). */
@@ -57,8 +58,9 @@ EP_HD void moe_return_run(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint&
   const uint64_t turn = (ctx.block() + expert + static_cast<uint32_t>(source)) % ctx.blocks();
   for (uint64_t i = turn; i < static_cast<uint32_t>(range); i += ctx.blocks()) {
     const uint64_t row = at.block_start(expert) + (range >> 32) + i;
-    const uint64_t to = moe_make_result<Endpoint>(ctx, coop, at, args, results, row, source);
+    if (results.cast) moe_cast_result<Endpoint>(ctx, coop, at, args, results, row);
     if (source == at.self()) continue;
+    const uint64_t to = moe_result_place(at, row, source);
     if (moe_stores(endpoint, source)) {
       copy_rows(coop, moe_data(endpoint, source, to), results.row(row), buffer.result_bytes, buffer.result_bytes, 1, non_temporal);
     } else {
@@ -80,10 +82,15 @@ EP_HD void moe_return_runs(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint
     const warp_coop<Ctx> warp{ctx};
     const moe_results results = moe_results_of(endpoint, at, args);
     const auto wanted = [&](int32_t source) { return source == at.self() ? cast : moe_takes_part(ctx, at, source); };
-    moe_share_runs(ctx, at, 1, wanted, [&](uint32_t expert, int32_t source, uint32_t i, uint32_t) {
-      const uint64_t row = at.block_start(expert) + (*at.range(expert, source) >> 32) + i;
-      const uint64_t to = moe_make_result<Endpoint>(ctx, warp, at, args, results, row, source);
-      if (source != at.self()) copy_rows(warp, moe_data(endpoint, source, to), results.row(row), at.buffer.result_bytes, at.buffer.result_bytes, 1, false);
+    moe_share_runs(ctx, at, wanted, [&](uint32_t expert, int32_t source, uint64_t begin, uint32_t from, uint32_t count) {
+      const uint64_t first = at.block_start(expert) + begin + from;
+      uint64_t own = 0; /* where one of the rows goes */
+      if (source != at.self() && warp.lane() < count) own = reinterpret_cast<uint64_t>(moe_data(endpoint, source, moe_result_place(at, first + warp.lane(), source)));
+      for (uint32_t i = 0; i < count; ++i) {
+        if (cast) moe_cast_result<Endpoint>(ctx, warp, at, args, results, first + i);
+        auto* to = reinterpret_cast<uint8_t*>(ctx.shuffle(own, i));
+        if (to != nullptr) moe_copy_row(warp, to, results.row(first + i), at.buffer.result_bytes);
+      }
     });
   } else {
     for (int32_t source = 0; source < at.world(); ++source) {
@@ -101,13 +108,15 @@ EP_HD bool moe_combine_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
   const moe_view at{buffer, args.call};
   if (moe_sound(ctx, coop, at)) {
     detail::moe_return_runs(ctx, coop, endpoint, at, args);
-    copy_rows_done(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
+    moe_written<Endpoint>(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
   }
   ctx.sync_grid();
   const bool ok = moe_sound(ctx, coop, at);
   for (int32_t source = static_cast<int32_t>(ctx.block()); ok && source < at.world(); source += static_cast<int32_t>(ctx.blocks())) {
-    const bool says = moe_rows_of(at, source) == 0 ? moe_tells_all(at, at.self()) : moe_stores(endpoint, source);
-    if (source == at.self() || !says || !moe_takes_part(ctx, coop, at, source)) continue;
+    if (source == at.self()) continue;
+    const bool tells = moe_tells_all(at, at.self());
+    const bool says = moe_stores(endpoint, source) ? tells || moe_rows_of(at, source) != 0 : tells && moe_rows_of(at, source) == 0;
+    if (!says || !moe_takes_part(ctx, coop, at, source)) continue;
     moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_RETURNED, source);
   }
   return ok;
@@ -118,7 +127,8 @@ namespace detail {
 /* Awaits the results that one rank owes, by one lane. */
 template <class Ctx, class Endpoint> EP_HD void moe_await_results(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, int32_t rank) {
   ep_moe_peer& peer = at.peer(rank);
-  const uint64_t puts = moe_returns(at, rank);
+  const bool surely = moe_stores(endpoint, rank) && moe_tells_all(at, rank); /* saves a look at all of its words */
+  const uint64_t puts = surely ? 1 : moe_returns(at, rank);
   if (puts == 0 || peer.told != at.call.epoch) return;
   const uint64_t value = moe_next(endpoint, at, rank, peer.returned, puts);
   if (moe_takes_part(ctx, at, rank) && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_RETURNED, value, rank, EP_STAGE_RESULT)) {
@@ -152,6 +162,52 @@ struct moe_mixture {
   }
 };
 
+/* One token's sum, by a scope without a barrier. */
+template <class Coop>
+EP_HD void moe_sum_token(const Coop& coop, const moe_view& at, const ep_moe_combine_args& args, const moe_results& results, const uint8_t* returned, uint32_t token) {
+  const ep_moe_buffer& buffer = at.buffer;
+  const uint64_t bias_stride = payload_bytes(args.dtype, buffer.hidden);
+  const uint32_t first_own = at.first_replica(at.self());
+  const uint64_t first = static_cast<uint64_t>(token) * buffer.top_k;
+  const auto* weights = args.weights != 0 ? reinterpret_cast<const float*>(args.weights) + first : nullptr;
+  moe_mixture mixture{at, weights, first, 1.0f};
+  if (weights != nullptr && (args.call.flags & EP_MOE_RENORMALISE) != 0) mixture.renormalise();
+  ep_moe_sum sum{};
+  sum.dtype = args.dtype;
+  sum.payload = buffer.result_payload;
+  sum.hidden = buffer.hidden;
+  sum.out = reinterpret_cast<uint8_t*>(args.out) + token * args.out_stride_bytes;
+  for (uint32_t b = 0; b < 2 && args.bias[b] != 0; ++b) sum.bias[b] = reinterpret_cast<const uint8_t*>(args.bias[b]) + token * bias_stride;
+  moe_sum_row(coop, sum, buffer.top_k, [&](uint32_t k, ep_moe_term* term) {
+    const int32_t p = at.replicas()[first + k];
+    const auto slot = static_cast<uint32_t>(at.slots()[first + k]);
+    if (p < 0) return false;
+    const int32_t rank = at.rank_of(p);
+    if (at.ranks()[rank] != 0) return false;
+    if (rank == at.self()) {
+      const uint32_t expert = static_cast<uint32_t>(p) - first_own;
+      term->row = results.row(at.block_start(expert) + (*at.range(expert, at.self()) >> 32) + slot);
+    } else {
+      term->row = returned + (first + k) * buffer.result_row_bytes;
+    }
+    term->weight = weights == nullptr ? 1.0f : product(weights[k], mixture.scale);
+    return true;
+  });
+}
+
+/* All tokens of the rank, their results at `bank`. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_sum_tokens(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_combine_args& args, uint32_t bank) {
+  const moe_results results = moe_results_of(endpoint, at, args);
+  const auto* returned = reinterpret_cast<const uint8_t*>(moe_data(endpoint, at.self(), at.results(bank)));
+  const uint32_t tokens = args.call.routing.tokens;
+  if constexpr (!Ctx::single_lane) {
+    moe_share_tokens(ctx, tokens, [&](uint32_t token, const team_coop<Ctx>& team) { moe_sum_token(team, at, args, results, returned, token); });
+  } else {
+    for (uint32_t token = ctx.block(); token < tokens; token += ctx.blocks()) moe_sum_token(coop, at, args, results, returned, token);
+  }
+}
+
 } // namespace detail
 
 template <class Ctx, class Endpoint>
@@ -160,41 +216,13 @@ EP_HD bool moe_combine_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_
   const moe_view at{buffer, args.call};
   const auto lanes = static_cast<int32_t>(ctx.blocks() * coop.lanes());
   const uint32_t bank = at.peer(at.self()).bank;
-  for (auto rank = static_cast<int32_t>(ctx.block() * coop.lanes() + coop.lane()); rank < at.world(); rank += lanes) {
+  for (auto rank = static_cast<int32_t>(coop.lane() * ctx.blocks() + ctx.block()); rank < at.world(); rank += lanes) {
     if (rank != at.self()) detail::moe_await_results(ctx, endpoint, at, rank);
   }
   ctx.sync_grid();
-  if (ctx.block() == 0 && coop.lane() == 0) moe_leave_bank(at); /* every block has read which it is */
+  if (ctx.block() == 0 && coop.lane() < ctx.warp_lanes()) moe_leave_bank(ctx, at); /* every block has read which it is */
   const bool ok = moe_sound(ctx, coop, at);
-  const detail::moe_results results = detail::moe_results_of(endpoint, at, args);
-  const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
-  const auto* returned = reinterpret_cast<const uint8_t*>(own.data) + at.results(bank);
-  const uint64_t bias_stride = payload_bytes(args.dtype, buffer.hidden);
-  const uint32_t first_own = at.first_replica(at.self());
-  for (uint32_t token = ctx.block(); ok && token < args.call.routing.tokens; token += ctx.blocks()) {
-    const uint64_t first = static_cast<uint64_t>(token) * buffer.top_k;
-    const auto* weights = args.weights != 0 ? reinterpret_cast<const float*>(args.weights) + first : nullptr;
-    detail::moe_mixture mixture{at, weights, first, 1.0f};
-    if (weights != nullptr && (args.call.flags & EP_MOE_RENORMALISE) != 0) mixture.renormalise();
-    ep_moe_sum sum{};
-    sum.dtype = args.dtype;
-    sum.payload = buffer.result_payload;
-    sum.hidden = buffer.hidden;
-    sum.out = reinterpret_cast<uint8_t*>(args.out) + token * args.out_stride_bytes;
-    for (uint32_t b = 0; b < 2 && args.bias[b] != 0; ++b) sum.bias[b] = reinterpret_cast<const uint8_t*>(args.bias[b]) + token * bias_stride;
-    moe_sum_row(coop, sum, buffer.top_k, [&](uint32_t k, ep_moe_term* term) {
-      if (!mixture.is_left(k)) return false;
-      const int32_t p = at.replicas()[first + k];
-      if (at.rank_of(p) == at.self()) {
-        const uint32_t expert = static_cast<uint32_t>(p) - first_own;
-        term->row = results.row(at.block_start(expert) + (*at.range(expert, at.self()) >> 32) + static_cast<uint32_t>(at.slots()[first + k]));
-      } else {
-        term->row = returned + (first + k) * buffer.result_row_bytes;
-      }
-      term->weight = weights == nullptr ? 1.0f : detail::product(weights[k], mixture.scale);
-      return true;
-    });
-  }
+  if (ok) detail::moe_sum_tokens(ctx, coop, endpoint, at, args, bank);
   return ok;
 }
 

@@ -18,9 +18,27 @@ EP_MACHINE_BEGIN
 
 namespace detail {
 
+/* Rows by warps, each to all of its places. */
+template <class Ctx, class Endpoint>
+EP_HD void compact_spread_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const compact_view& view, const ep_moe_dispatch_args& args) {
+  const moe_view& at = view.at;
+  moe_send_tokens(ctx, coop, endpoint, at, args, [&](uint32_t token, uint32_t k, bool first) -> uint64_t {
+    const uint64_t choice = static_cast<uint64_t>(token) * at.buffer.top_k + k;
+    const int32_t p = at.replicas()[choice];
+    const auto slot = static_cast<uint32_t>(at.slots()[choice]);
+    if (p < 0) return 0;
+    const int32_t rank = at.rank_of(p);
+    if (rank != at.self() && !moe_takes_part(ctx, at, rank)) return 0;
+    const uint64_t row = view.start()[p] + slot;
+    if (first && !view.cached()) *reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, view.header(row))) = {at.self(), token, k, 0};
+    return reinterpret_cast<uint64_t>(moe_data(endpoint, rank, view.row(row)));
+  });
+}
+
 /* This block's tokens, each to all of its places: read once, from memory, and then from the cache. */
 template <class Ctx, class Endpoint>
 EP_HD void compact_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const compact_view& view, const ep_moe_dispatch_args& args) {
+  if constexpr (moe_by_warps<Ctx, Endpoint>) return compact_spread_rows(ctx, coop, endpoint, view, args);
   const moe_view& at = view.at;
   const ep_moe_buffer& buffer = at.buffer;
   const moe_tokens tokens = moe_tokens_of(endpoint, at, args);
@@ -34,47 +52,35 @@ EP_HD void compact_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoi
       if constexpr (moe_puts<Endpoint>) fence_system(); /* a NIC or an engine reads it */
       coop.sync();
     }
-    if constexpr (moe_by_warps<Ctx, Endpoint>) {
-      moe_spread_row(ctx, coop, src, buffer.payload_bytes, buffer.top_k, [&](uint32_t k) -> uint64_t {
-        const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
-        const int32_t p = at.replicas()[choice];
-        const int32_t rank = p < 0 ? -1 : at.rank_of(p);
-        if (p < 0 || (rank != at.self() && !moe_takes_part(ctx, at, rank))) return 0;
-        const uint64_t row = view.start()[p] + static_cast<uint32_t>(at.slots()[choice]);
-        if (coop.lane() < ctx.warp_lanes() && !view.cached()) *reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, view.header(row))) = {at.self(), token, k, 0};
-        return reinterpret_cast<uint64_t>(moe_data(endpoint, rank, view.row(row)));
-      });
-    } else {
-      for (uint32_t k = 0; k < buffer.top_k; ++k) {
-        const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
-        const int32_t p = at.replicas()[choice];
-        if (p < 0) continue;
-        const int32_t rank = at.rank_of(p);
-        const auto slot = static_cast<uint32_t>(at.slots()[choice]);
-        const uint64_t row = view.start()[p] + slot;
-        const ep_moe_header header{at.self(), token, k, 0};
-        if (rank == at.self()) {
-          if (coop.lane() == 0 && !view.cached()) *reinterpret_cast<ep_moe_header*>(view.own + view.header(row)) = header;
-          copy_rows(coop, view.own + view.row(row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
-          continue;
-        }
-        if (moe_stores(endpoint, rank)) {
-          if (!moe_takes_part(ctx, at, rank)) continue;
-          if (coop.lane() == 0 && !view.cached()) *reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, view.header(row))) = header;
-          copy_rows(coop, moe_data(endpoint, rank, view.row(row)), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
-        } else {
-          if (coop.lane() == 0) headers[first[p] + slot] = header;
-          if (!moe_takes_part(ctx, coop, at, rank)) continue;
-          ep_kernel_status why{};
-          if (!endpoint.put_rows(ctx, coop, rank, view.row(row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal,
-                                 at.signal_slot(EP_MOE_SIGNAL_ARRIVED, at.self()), 1, &why) && coop.lane() == 0) {
-            moe_give_up(ctx, at, rank, why);
-          }
+    for (uint32_t k = 0; k < buffer.top_k; ++k) {
+      const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
+      const int32_t p = at.replicas()[choice];
+      if (p < 0) continue;
+      const int32_t rank = at.rank_of(p);
+      const auto slot = static_cast<uint32_t>(at.slots()[choice]);
+      const uint64_t row = view.start()[p] + slot;
+      const ep_moe_header header{at.self(), token, k, 0};
+      if (rank == at.self()) {
+        if (coop.lane() == 0 && !view.cached()) *reinterpret_cast<ep_moe_header*>(view.own + view.header(row)) = header;
+        copy_rows(coop, view.own + view.row(row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
+        continue;
+      }
+      if (moe_stores(endpoint, rank)) {
+        if (!moe_takes_part(ctx, at, rank)) continue;
+        if (coop.lane() == 0 && !view.cached()) *reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, view.header(row))) = header;
+        copy_rows(coop, moe_data(endpoint, rank, view.row(row)), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
+      } else {
+        if (coop.lane() == 0) headers[first[p] + slot] = header;
+        if (!moe_takes_part(ctx, coop, at, rank)) continue;
+        ep_kernel_status why{};
+        if (!endpoint.put_rows(ctx, coop, rank, view.row(row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal,
+                               at.signal_slot(EP_MOE_SIGNAL_ARRIVED, at.self()), 1, &why) && coop.lane() == 0) {
+          moe_give_up(ctx, at, rank, why);
         }
       }
     }
   }
-  copy_rows_done(coop, non_temporal);
+  moe_written<Endpoint>(coop, non_temporal);
 }
 
 /* All rows to a rank have been written or posted: says so, or puts the headers, of which there is one run for each expert. A rank that gets none hears so, since it may be told
@@ -171,11 +177,10 @@ EP_HD void compact_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const compact
 
 /* All rows that have come, by warps. */
 template <class Ctx> EP_HD void compact_take_runs(Ctx& ctx, const compact_view& view, const ep_moe_dispatch_args& args) {
-  constexpr uint32_t together = 32; /* rows of a run */
   const moe_view& at = view.at;
   const auto wanted = [&](int32_t source) { return source == at.self() || moe_takes_part(ctx, at, source); };
-  moe_share_runs(ctx, at, together, wanted, [&](uint32_t expert, int32_t source, uint32_t from, uint32_t count) {
-    const uint64_t first = at.block_start(expert) + (*at.range(expert, source) >> 32) + from;
+  moe_share_runs(ctx, at, wanted, [&](uint32_t expert, int32_t source, uint64_t begin, uint32_t from, uint32_t count) {
+    const uint64_t first = at.block_start(expert) + begin + from;
     compact_take_rows(ctx, warp_coop<Ctx>{ctx}, view, args, source, first, first + count);
   });
 }
@@ -196,7 +201,7 @@ EP_HD bool moe_compact_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
     detail::compact_await_owed(ctx, endpoint, at, rank);
   }
   ctx.sync_grid();
-  view.debtor = moe_debtor(at);
+  view.debtor = moe_debtor(coop, at);
   if (ctx.block() == 0 && !view.cached() && moe_puts<Endpoint>) moe_first_headers(coop, at);
   detail::compact_agree(ctx, coop, endpoint, view);
   const bool ok = moe_sound(ctx, coop, at);

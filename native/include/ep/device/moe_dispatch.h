@@ -4,38 +4,43 @@
  * ranks; then one put of count words to each rank. Receive half: awaits the counts of every source, and where puts are counted, as many as they announce; places
  * runs behind each other in the order of sources; copies rows out; grants the credit, so that the same slot may be written again.
  *
- * Rows of the rank itself go from x to the receive tensor, and never through the buffer. A source that does not come in time is in `ranks` afterwards, and none of its
+ * Where warps take rows (moe_by_warps) they stay with their source, which writes no more than headers to others: a receive half reads each of its rows there. Each row then crosses memory
+ * once on its way to the receive tensor. A source writes its rows anew only with the credit of all that read them.
+ *
+ * Elsewhere rows of the rank itself go from x to the receive tensor, and never through the buffer. A source that does not come in time is in `ranks` afterwards, and none of its
  * rows in the receive tensor, for any expert: that is decided once for all blocks, before anything is placed. */
 #ifndef EP_DEVICE_MOE_DISPATCH_H
 #define EP_DEVICE_MOE_DISPATCH_H
 
-#include "moe_cast.h"
 #include "moe_layout.h"
+#include "moe_send.h"
 
 EP_MACHINE_BEGIN
 
 namespace detail {
 
-/* Where a token's payload is read from: x, or what was cast. */
-struct moe_tokens {
-  const uint8_t* x;
-  uint64_t stride;
-  uint8_t* staged;
-  bool cast;
-  uint64_t row_bytes;
-
-  EP_HD const uint8_t* row(uint64_t token) const { return cast ? staged + token * row_bytes : x + token * stride; }
-};
-
-template <class Endpoint> EP_HD moe_tokens moe_tokens_of(const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
-  const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
-  return {reinterpret_cast<const uint8_t*>(args.x), args.x_stride_bytes, reinterpret_cast<uint8_t*>(own.data) + at.part(at.buffer.staged_tokens),
-          args.dtype != at.buffer.payload, at.buffer.row_bytes};
+/* Where warps take rows: each row once to where others read it, and to them which of them they are to read. Pushed, all rows would cross memory twice more on their way to the receive tensor.
+ *
+ * HAZARD: whoever is late and given up may read them while a later call writes there. What it makes of such rows goes nowhere: results are those of the source, which has given it up. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_offer_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  moe_offer_tokens(ctx, coop, endpoint, at, args, at.offered(at.self()));
+  const auto choices = static_cast<uint32_t>(at.call.routing.tokens * at.buffer.top_k);
+  for (uint32_t choice = ctx.block() * ctx.lanes() + ctx.lane(); choice < choices; choice += ctx.blocks() * ctx.lanes()) {
+    const int32_t p = at.replicas()[choice];
+    const auto slot = static_cast<uint32_t>(at.slots()[choice]);
+    if (p < 0) continue;
+    const int32_t rank = at.rank_of(p);
+    if (!moe_takes_part(ctx, at, rank)) continue;
+    const uint64_t run = at.run(static_cast<uint32_t>(p) - at.first_replica(rank), at.self());
+    reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, run))[slot] = {at.self(), choice / at.buffer.top_k, choice % at.buffer.top_k, 0};
+  }
 }
 
-/* This block's tokens. */
+/* This block's tokens, row by row. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  if constexpr (moe_by_warps<Ctx, Endpoint>) return moe_offer_rows(ctx, coop, endpoint, at, args);
   const ep_moe_buffer& buffer = at.buffer;
   const moe_tokens tokens = moe_tokens_of(endpoint, at, args);
   const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL) != 0;
@@ -48,45 +53,32 @@ EP_HD void moe_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& 
       if constexpr (moe_puts<Endpoint>) fence_system(); /* a NIC or an engine reads it */
       coop.sync();
     }
-    if constexpr (moe_by_warps<Ctx, Endpoint>) {
-      moe_spread_row(ctx, coop, src, buffer.payload_bytes, buffer.top_k, [&](uint32_t k) -> uint64_t {
-        const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
-        const int32_t p = at.replicas()[choice];
-        const int32_t rank = p < 0 ? at.self() : at.rank_of(p);
-        if (rank == at.self() || !moe_takes_part(ctx, at, rank)) return 0;
-        const uint64_t run = at.run(static_cast<uint32_t>(p) - at.first_replica(rank), at.self());
-        const auto slot = static_cast<uint32_t>(at.slots()[choice]);
-        if (coop.lane() < ctx.warp_lanes()) reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, run))[slot] = {at.self(), token, k, 0};
-        return reinterpret_cast<uint64_t>(moe_data(endpoint, rank, run + buffer.max_tokens * sizeof(ep_moe_header) + slot * buffer.row_bytes));
-      });
-    } else {
-      for (uint32_t k = 0; k < buffer.top_k; ++k) {
-        const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
-        const int32_t p = at.replicas()[choice];
-        if (p < 0) continue;
-        const int32_t rank = at.rank_of(p);
-        if (rank == at.self()) continue;
-        const auto slot = static_cast<uint32_t>(at.slots()[choice]);
-        const uint64_t run = at.run(static_cast<uint32_t>(p) - at.first_replica(rank), at.self());
-        const uint64_t row = run + buffer.max_tokens * sizeof(ep_moe_header) + slot * buffer.row_bytes;
-        const ep_moe_header header{at.self(), token, k, 0};
-        if (moe_stores(endpoint, rank)) {
-          if (!moe_takes_part(ctx, at, rank)) continue;
-          if (coop.lane() == 0) reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, run))[slot] = header;
-          copy_rows(coop, moe_data(endpoint, rank, row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
-        } else {
-          if (coop.lane() == 0) headers[first[p] + slot] = header;
-          if (!moe_takes_part(ctx, coop, at, rank)) continue;
-          ep_kernel_status why{};
-          if (!endpoint.put_rows(ctx, coop, rank, row, src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal,
-                                 at.signal_slot(EP_MOE_SIGNAL_ARRIVED, at.self()), 1, &why) && coop.lane() == 0) {
-            moe_give_up(ctx, at, rank, why);
-          }
+    for (uint32_t k = 0; k < buffer.top_k; ++k) {
+      const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
+      const int32_t p = at.replicas()[choice];
+      if (p < 0) continue;
+      const int32_t rank = at.rank_of(p);
+      if (rank == at.self()) continue;
+      const auto slot = static_cast<uint32_t>(at.slots()[choice]);
+      const uint64_t run = at.run(static_cast<uint32_t>(p) - at.first_replica(rank), at.self());
+      const uint64_t row = run + buffer.max_tokens * sizeof(ep_moe_header) + slot * buffer.row_bytes;
+      const ep_moe_header header{at.self(), token, k, 0};
+      if (moe_stores(endpoint, rank)) {
+        if (!moe_takes_part(ctx, at, rank)) continue;
+        if (coop.lane() == 0) reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, run))[slot] = header;
+        copy_rows(coop, moe_data(endpoint, rank, row), src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
+      } else {
+        if (coop.lane() == 0) headers[first[p] + slot] = header;
+        if (!moe_takes_part(ctx, coop, at, rank)) continue;
+        ep_kernel_status why{};
+        if (!endpoint.put_rows(ctx, coop, rank, row, src, buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal,
+                               at.signal_slot(EP_MOE_SIGNAL_ARRIVED, at.self()), 1, &why) && coop.lane() == 0) {
+          moe_give_up(ctx, at, rank, why);
         }
       }
     }
   }
-  copy_rows_done(coop, non_temporal);
+  moe_written<Endpoint>(coop, non_temporal);
 }
 
 /* Count words, and headers where they are put, to one rank; all rows to it have been written or posted. */
@@ -99,7 +91,7 @@ EP_HD void moe_send_counts(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint
   if (moe_stores(endpoint, rank)) {
     auto* there = reinterpret_cast<uint64_t*>(moe_data(endpoint, rank, to));
     for (uint32_t e = coop.lane(); e < experts; e += coop.lanes()) store_relaxed(ctx, &there[e], words[e]);
-    copy_rows_done(coop, false);
+    moe_written<Endpoint>(coop, false);
     moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_COUNTED, rank);
   } else {
     const auto* first = reinterpret_cast<const uint32_t*>(at.call.routing.send_first);
@@ -118,6 +110,18 @@ EP_HD void moe_send_counts(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint
   }
 }
 
+/* Whether every run has room for its rows, by each block for itself; block 0 says so where it has not. */
+template <class Ctx> EP_HD bool moe_counts_fit(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& at) {
+  bool fits = true;
+  for (uint32_t p = coop.lane(); p < at.buffer.experts.replicas; p += coop.lanes()) {
+    const uint32_t rows = at.sends(p);
+    if (rows <= at.buffer.max_tokens) continue;
+    fits = false;
+    if (ctx.block() == 0) ctx.fail(at.status(), EP_STATUS_INVALID, at.rank_of(static_cast<int32_t>(p)), EP_STAGE_COUNT, at.buffer.max_tokens, rows);
+  }
+  return coop.sync_and(fits);
+}
+
 } // namespace detail
 
 template <class Ctx, class Endpoint>
@@ -127,21 +131,18 @@ EP_HD bool moe_dispatch_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_bu
   moe_layout(ctx, at);
   moe_await_credits(ctx, endpoint, at);
   ctx.sync_grid();
-  const bool refuses = moe_debtor(at) >= 0;
+  const bool refuses = moe_debtor(coop, at) >= 0;
+  const bool fits = refuses || detail::moe_counts_fit(ctx, coop, at);
   if (ctx.block() == 0) {
     auto* words = reinterpret_cast<uint64_t*>(args.call.routing.send_words);
-    for (uint32_t p = coop.lane(); p < buffer.experts.replicas; p += coop.lanes()) {
-      if (refuses) words[p] = at.word() | EP_MOE_COUNT_REFUSES;
-      const uint32_t rows = at.sends(p);
-      if (rows > buffer.max_tokens) ctx.fail(at.status(), EP_STATUS_INVALID, at.rank_of(static_cast<int32_t>(p)), EP_STAGE_COUNT, buffer.max_tokens, rows);
-    }
+    for (uint32_t p = coop.lane(); refuses && p < buffer.experts.replicas; p += coop.lanes()) words[p] = at.word() | EP_MOE_COUNT_REFUSES;
     if constexpr (moe_puts<Endpoint>) {
       coop.sync();
       moe_first_headers(coop, at);
     }
   }
-  ctx.sync_grid();
-  if (moe_sound(ctx, coop, at) && !refuses) detail::moe_send_rows(ctx, coop, endpoint, at, args);
+  if constexpr (moe_puts<Endpoint>) ctx.sync_grid();
+  if (moe_sound(ctx, coop, at) && fits && !refuses) detail::moe_send_rows(ctx, coop, endpoint, at, args);
   ctx.sync_grid();
   if (!moe_sound(ctx, coop, at)) return false;
   for (int32_t rank = static_cast<int32_t>(ctx.block()); rank < at.world(); rank += static_cast<int32_t>(ctx.blocks())) {
@@ -192,21 +193,30 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_source(Ctx& ctx, const
   }
 }
 
-/* Runs of one expert behind each other, in the order of sources. */
+/* Runs of one expert behind each other, in the order of sources; by a warp, of which each lane has a source. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_place_runs(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint64_t totals, uint32_t expert) {
   const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
   const auto* words = reinterpret_cast<const uint64_t*>(own.data + at.part(at.buffer.counts)) + expert;
+  const auto world = static_cast<uint32_t>(at.world());
+  const warp_coop<Ctx> warp{ctx};
+  const uint32_t sent = at.sends(at.first_replica(at.self()) + expert);
   uint64_t begin = 0;
-  moe_each_word(ctx, words, static_cast<uint32_t>(at.world()), at.buffer.experts.most_local, [&](uint32_t rank, uint64_t word) {
+  for (uint32_t first = 0; first < world; first += warp.lanes()) {
+    const uint32_t rank = first + warp.lane();
     const auto source = static_cast<int32_t>(rank);
-    uint64_t rows = 0;
-    if (source == at.self()) rows = at.sends(at.first_replica(source) + expert);
-    else if (moe_takes_part(ctx, at, source)) rows = word & EP_MOE_COUNT_ROWS;
-    *at.range(expert, source) = begin << 32 | rows;
-    begin += rows;
-  });
-  reinterpret_cast<uint32_t*>(at.call.routing.block_start)[expert] = expert * static_cast<uint32_t>(at.world()) * at.buffer.max_tokens;
+    uint32_t rows = 0;
+    if (rank < world) {
+      const uint64_t word = load_relaxed(ctx, &words[static_cast<uint64_t>(rank) * at.buffer.experts.most_local]);
+      const bool here = moe_takes_part(ctx, at, source);
+      rows = source == at.self() ? sent : here ? static_cast<uint32_t>(word) & EP_MOE_COUNT_ROWS : 0;
+    }
+    const uint32_t upto = Ctx::single_lane ? rows : warp_upto(ctx, rows);
+    if (rank < world) *at.range(expert, source) = (begin + upto - rows) << 32 | rows;
+    begin += Ctx::single_lane ? rows : ctx.shuffle(upto, warp.lanes() - 1);
+  }
+  if (warp.lane() != 0) return;
+  reinterpret_cast<uint32_t*>(at.call.routing.block_start)[expert] = expert * world * at.buffer.max_tokens;
   reinterpret_cast<int32_t*>(at.call.routing.recv_count)[expert] = static_cast<int32_t>(begin);
   if (totals != 0) reinterpret_cast<uint64_t*>(totals)[expert] += begin;
 }
@@ -218,13 +228,25 @@ EP_HD void moe_copy_out(const Coop& coop, const moe_view& at, const ep_moe_dispa
   const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL_OUT) != 0;
   const uint64_t bytes = payload_code_bytes(buffer.payload, buffer.hidden);
   auto* to = reinterpret_cast<uint8_t*>(args.out) + row * args.out_stride_bytes;
-  if (args.out_stride_bytes == bytes) {
+  if constexpr (!Coop::single) {
+    for (uint64_t i = 0; i < rows; ++i) moe_copy_row(coop, to + i * args.out_stride_bytes, src + i * buffer.row_bytes, bytes);
+  } else if (args.out_stride_bytes == bytes) {
     copy_rows(coop, to, src, buffer.row_bytes, bytes, rows, non_temporal);
   } else {
     for (uint64_t i = 0; i < rows; ++i) copy_rows(coop, to + i * args.out_stride_bytes, src + i * buffer.row_bytes, bytes, bytes, 1, non_temporal);
   }
   if (args.out_scales == 0) return;
   moe_copy_scales(coop, args, buffer.payload, buffer.hidden, src, buffer.row_bytes, row, rows);
+}
+
+/* What a header says, to the row that it is of. False: nothing that its source may say. */
+template <class Ctx> EP_HD bool moe_take_header(Ctx& ctx, const moe_view& at, const ep_moe_header& header, int32_t source, uint64_t row) {
+  const bool sound = header.rank == source && header.token < at.buffer.max_tokens && header.choice < at.buffer.top_k;
+  /* Results would go to where it says. */
+  if (!sound) ctx.fail(at.status(), EP_STATUS_INVALID, source, EP_STAGE_ARRIVAL, at.buffer.max_tokens, header.token);
+  reinterpret_cast<int32_t*>(at.call.routing.src_token)[row] = static_cast<int32_t>(header.token);
+  reinterpret_cast<int32_t*>(at.call.routing.src_choice)[row] = static_cast<int32_t>(header.choice);
+  return sound;
 }
 
 /* Rows from .. to of a run. */
@@ -234,19 +256,26 @@ EP_HD void moe_take_rows(Ctx& ctx, const Coop& coop, const moe_view& at, const e
   const ep_moe_buffer& buffer = at.buffer;
   const uint64_t row = at.block_start(expert) + (*at.range(expert, source) >> 32);
   const auto* headers = reinterpret_cast<const ep_moe_header*>(data + at.run(expert, source));
-  auto* token = reinterpret_cast<int32_t*>(at.call.routing.src_token);
-  auto* choice = reinterpret_cast<int32_t*>(at.call.routing.src_choice);
-  for (uint64_t i = from + coop.lane(); i < to; i += coop.lanes()) {
-    const ep_moe_header header = headers[i];
-    if (header.rank != source || header.token >= buffer.max_tokens || header.choice >= buffer.top_k) {
-      /* Results would go to where it says. */
-      ctx.fail(at.status(), EP_STATUS_INVALID, source, EP_STAGE_ARRIVAL, buffer.max_tokens, header.token);
-    }
-    token[row + i] = static_cast<int32_t>(header.token);
-    choice[row + i] = static_cast<int32_t>(header.choice);
-  }
+  for (uint64_t i = from + coop.lane(); i < to; i += coop.lanes()) moe_take_header(ctx, at, headers[i], source, row + i);
   const uint8_t* src = data + at.run(expert, source) + buffer.max_tokens * sizeof(ep_moe_header);
   moe_copy_out(coop, at, args, src + from * buffer.row_bytes, row + from, to - from);
+}
+
+/* Rows that sources offer, this rank too, by warps. */
+template <class Ctx, class Endpoint> EP_HD void moe_pull_rows(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  const warp_coop<Ctx> warp{ctx};
+  const auto wanted = [](int32_t) { return true; };
+  moe_share_runs(ctx, at, wanted, [&](uint32_t expert, int32_t source, uint64_t begin, uint32_t from, uint32_t count) {
+    const uint64_t row = at.block_start(expert) + begin + from;
+    const auto* headers = reinterpret_cast<const ep_moe_header*>(moe_data(endpoint, at.self(), at.run(expert, source))) + from;
+    uint32_t token = 0;
+    if (warp.lane() < count) {
+      const ep_moe_header header = headers[warp.lane()];
+      if (moe_take_header(ctx, at, header, source, row + warp.lane())) token = header.token;
+    }
+    const uint8_t* offered = moe_data(endpoint, source, at.offered(source));
+    for (uint32_t i = 0; i < count; ++i) moe_copy_out(warp, at, args, offered + ctx.shuffle(token, i) * at.buffer.row_bytes, row + i, 1);
+  });
 }
 
 /* This block's share of a run: contiguous, and another block's turn first in every run. */
@@ -264,39 +293,10 @@ EP_HD void moe_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& a
 template <class Ctx, class Endpoint>
 EP_HD void moe_take_runs(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
   const auto* data = reinterpret_cast<const uint8_t*>(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()].data);
-  if constexpr (moe_by_warps<Ctx, Endpoint>) {
-    const auto wanted = [&](int32_t source) { return source != at.self(); };
-    moe_share_runs(ctx, at, 1, wanted, [&](uint32_t expert, int32_t source, uint32_t from, uint32_t count) {
-      moe_take_rows(ctx, warp_coop<Ctx>{ctx}, at, args, data, expert, source, from, from + count);
-    });
-  } else {
-    for (uint32_t e = 0; e < at.experts_of(at.self()); ++e) {
-      for (int32_t source = 0; source < at.world(); ++source) {
-        if (source != at.self()) moe_take_run(ctx, coop, at, args, data, e, source);
-      }
+  for (uint32_t e = 0; e < at.experts_of(at.self()); ++e) {
+    for (int32_t source = 0; source < at.world(); ++source) {
+      if (source != at.self()) moe_take_run(ctx, coop, at, args, data, e, source);
     }
-  }
-}
-
-/* This rank's own rows of a token that a warp has: a lane looks at each choice. */
-template <class Ctx>
-EP_HD void moe_take_own_token(Ctx& ctx, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* payload, uint32_t token) {
-  const warp_coop<Ctx> coop{ctx};
-  const uint32_t first = at.first_replica(at.self());
-  const uint32_t experts = at.experts_of(at.self());
-  for (uint32_t base = 0; base < at.buffer.top_k; base += coop.lanes()) {
-    const uint32_t k = base + coop.lane();
-    const uint64_t choice = static_cast<uint64_t>(token) * at.buffer.top_k + k;
-    const int32_t p = k < at.buffer.top_k ? at.replicas()[choice] : -1;
-    const bool own = p >= 0 && static_cast<uint32_t>(p) - first < experts;
-    uint64_t row = 0;
-    if (own) {
-      const uint32_t expert = static_cast<uint32_t>(p) - first;
-      row = at.block_start(expert) + (*at.range(expert, at.self()) >> 32) + static_cast<uint32_t>(at.slots()[choice]);
-      reinterpret_cast<int32_t*>(at.call.routing.src_token)[row] = static_cast<int32_t>(token);
-      reinterpret_cast<int32_t*>(at.call.routing.src_choice)[row] = static_cast<int32_t>(k);
-    }
-    for (uint32_t left = ctx.ballot(own); left != 0; left &= left - 1) moe_copy_out(coop, at, args, payload, ctx.shuffle(row, ones((left & (0u - left)) - 1)), 1);
   }
 }
 
@@ -304,13 +304,6 @@ EP_HD void moe_take_own_token(Ctx& ctx, const moe_view& at, const ep_moe_dispatc
 template <class Ctx, class Endpoint>
 EP_HD void moe_take_own(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
   const moe_tokens tokens = moe_tokens_of(endpoint, at, args);
-  if constexpr (moe_by_warps<Ctx, Endpoint>) {
-    const uint32_t warps = ctx.lanes() / ctx.warp_lanes();
-    for (uint32_t token = ctx.lane() / ctx.warp_lanes() * ctx.blocks() + ctx.block(); token < at.call.routing.tokens; token += warps * ctx.blocks()) {
-      moe_take_own_token(ctx, at, args, tokens.row(token), token);
-    }
-    return;
-  }
   const uint32_t first = at.first_replica(at.self());
   const uint32_t experts = at.experts_of(at.self());
   for (uint32_t token = ctx.block(); token < at.call.routing.tokens; token += ctx.blocks()) {
@@ -358,22 +351,27 @@ EP_HD bool moe_dispatch_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe
   const uint32_t experts = at.experts_of(at.self());
   if (at.refuses() && ctx.block() == 0 && coop.lane() == 0) ctx.fail(at.status(), EP_STATUS_BUSY, moe_debtor(at), EP_STAGE_RESULT, 0, 0);
   if (experts != 0) {
+    /* Neighbours by different blocks: lanes of a warp would go through their words in turn. */
     const auto lanes = static_cast<int32_t>(ctx.blocks() * coop.lanes());
-    for (auto source = static_cast<int32_t>(ctx.block() * coop.lanes() + coop.lane()); source < at.world(); source += lanes) {
+    for (auto source = static_cast<int32_t>(coop.lane() * ctx.blocks() + ctx.block()); source < at.world(); source += lanes) {
       if (source != at.self() && moe_takes_part(ctx, at, source)) detail::moe_await_source(ctx, endpoint, at, source);
     }
   }
   ctx.sync_grid();
   const bool ok = moe_sound(ctx, coop, at);
-  for (uint32_t e = ctx.block() * coop.lanes() + coop.lane(); e < experts; e += ctx.blocks() * coop.lanes()) {
+  for (uint32_t e = detail::moe_warp(ctx); e < experts; e += detail::moe_warps(ctx)) {
     detail::moe_place_runs(ctx, endpoint, at, ok ? args.totals : 0, e);
   }
   ctx.sync_grid();
   if (!ok && at.status()->status == EP_STATUS_BUSY) detail::moe_refuse(ctx, coop, endpoint, at);
   if (ok) {
-    detail::moe_take_runs(ctx, coop, endpoint, at, args);
-    detail::moe_take_own(ctx, coop, endpoint, at, args);
-    copy_rows_done(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
+    if constexpr (detail::moe_by_warps<Ctx, Endpoint>) {
+      detail::moe_pull_rows(ctx, endpoint, at, args);
+    } else {
+      detail::moe_take_runs(ctx, coop, endpoint, at, args);
+      detail::moe_take_own(ctx, coop, endpoint, at, args);
+    }
+    moe_written<Endpoint>(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
   }
   ctx.sync_grid();
   return moe_release(ctx, endpoint, buffer, args.call);

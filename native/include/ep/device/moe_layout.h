@@ -27,11 +27,14 @@ struct moe_layout_tables {
     replica[choice] = -1;
     slot[choice] = -1;
   }
+  EP_HD void place_at(uint64_t choice, uint32_t p, uint32_t number) const {
+    replica[choice] = static_cast<int32_t>(p);
+    slot[choice] = static_cast<int32_t>(number);
+  }
   EP_HD uint32_t place(uint64_t choice, uint32_t expert, uint32_t j) const {
     const uint32_t count = copies(expert);
     const uint32_t p = count == 1 ? candidates[begin[expert]] : candidates[begin[expert] + (rank + j) % count];
-    replica[choice] = static_cast<int32_t>(p);
-    slot[choice] = static_cast<int32_t>(count == 1 ? j : j / count);
+    place_at(choice, p, count == 1 ? j : j / count);
     return p;
   }
 };
@@ -81,13 +84,12 @@ template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
     const uint32_t in_warp = ctx.lane() % width;
     const uint32_t warps = ctx.blocks() * (ctx.lanes() / width);
     const uint32_t warp = ctx.block() * (ctx.lanes() / width) + ctx.lane() / width;
-    for (uint64_t i = static_cast<uint64_t>(warp) * width + in_warp; i < tables.choices; i += static_cast<uint64_t>(warps) * width) {
-      if (!tables.is_expert(tables.topk[i]) || tables.copies(static_cast<uint32_t>(tables.topk[i])) == 0) tables.none(i);
-    }
+    const bool all_taken = tables.begin[experts.experts] == experts.replicas;
     for (uint32_t e = warp; e < experts.experts; e += warps) {
       const uint32_t count = tables.copies(e);
+      const uint32_t only = count == 1 ? tables.candidates[tables.begin[e]] : 0;
       uint32_t j = 0;
-      constexpr uint32_t in_flight = 8;
+      constexpr uint32_t in_flight = 32; /* lines that a warp waits for at once */
       for (uint64_t i = 0; count != 0 && i < tables.choices; i += in_flight * width) {
         int32_t found[in_flight];
         for (uint32_t n = 0; n < in_flight; ++n) {
@@ -97,16 +99,22 @@ template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
         for (uint32_t n = 0; n < in_flight; ++n) {
           const bool hit = found[n] == static_cast<int32_t>(e);
           const uint32_t hits = ctx.ballot(hit);
-          if (hit) tables.place(i + n * width + in_warp, e, j + detail::ones(hits & ((uint32_t{1} << in_warp) - 1)));
+          const uint32_t own = j + detail::ones(hits & ((uint32_t{1} << in_warp) - 1));
+          if (hit && count == 1) tables.place_at(i + n * width + in_warp, only, own);
+          else if (hit) tables.place(i + n * width + in_warp, e, own);
           j += detail::ones(hits);
         }
       }
       for (uint32_t c = in_warp; c < count; c += width) {
         /* Candidate c gets numbers j' with (rank + j') mod count == c: the first of them is `lead`. */
         const uint32_t lead = (c + count - tables.rank % count) % count;
-        words[tables.candidates[tables.begin[e] + c]] = word | (lead < j ? (j - lead + count - 1) / count : 0);
+        words[count == 1 ? only : tables.candidates[tables.begin[e] + c]] = word | (lead < j ? (j - lead + count - 1) / count : 0);
       }
     }
+    for (uint64_t i = static_cast<uint64_t>(warp) * width + in_warp; i < tables.choices; i += static_cast<uint64_t>(warps) * width) {
+      if (!tables.is_expert(tables.topk[i]) || tables.copies(static_cast<uint32_t>(tables.topk[i])) == 0) tables.none(i);
+    }
+    if (all_taken) return;
     /* Replicas that this rank does not take get nothing. Whose warp has no part of the expert must not look at its words. */
     for (uint32_t p = in_warp; p < experts.replicas; p += width) {
       const auto e = static_cast<uint32_t>(expert_of[p]);

@@ -48,6 +48,17 @@ struct number_e4m3 {
     code = all > moe_infinity_bits ? 0x7fu : code;
     return static_cast<carrier>(((bits >> 24) & 0x80u) | code);
   }
+  /* Two codes, the lower one in the lower byte. */
+  EP_HD static uint32_t store_pair(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    /* The same bits for all floats but NaN, whose sign it drops (tests/cuda/moe_gpu_test.cpp goes through all of them). */
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    return store(low) | static_cast<uint32_t>(store(high)) << 8;
+#endif
+  }
 };
 
 /* What the 128 channels of a block are multiplied with on their way to e4m3, and what codes are multiplied with on their way back. */

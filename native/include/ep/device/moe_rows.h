@@ -22,71 +22,148 @@ EP_HD uint32_t ones(uint32_t bits) {
 #endif
 }
 
-/* Shares the rows that came to this rank among all warps, at most `most` of a run together: take(expert, source, first, count), called by a whole warp, for runs of the sources
- * that are wanted(source). All warps must get the same answers. */
-template <class Ctx, class Wanted, class Take>
-EP_HD void moe_share_runs(Ctx& ctx, const moe_view& at, uint32_t most, const Wanted& wanted, const Take& take) {
-  const uint32_t width = ctx.warp_lanes();
-  const uint32_t in_warp = ctx.lane() % width;
-  const uint32_t warps = ctx.blocks() * (ctx.lanes() / width);
-  const uint32_t warp = ctx.lane() / width * ctx.blocks() + ctx.block();
-  const auto world = static_cast<uint32_t>(at.world());
-  const uint32_t runs = at.experts_of(at.self()) * world;
-  uint32_t turn = 0; /* the warp that is next */
-  for (uint32_t first = 0; first < runs; first += width) {
-    const uint32_t run = first + in_warp;
-    uint32_t rows = 0;
-    if (run < runs && wanted(static_cast<int32_t>(run % world))) rows = static_cast<uint32_t>(*at.range(run / world, static_cast<int32_t>(run % world)));
-    const uint32_t pieces = (rows + most - 1) / most;
-    uint32_t upto = pieces; /* of this run and those of lower lanes */
-    for (uint32_t distance = 1; distance < width; distance *= 2) {
-      const uint32_t lower = ctx.shuffle(upto, (in_warp + width - distance) % width);
-      if (in_warp >= distance) upto += lower;
-    }
-    const uint32_t total = ctx.shuffle(upto, width - 1);
-    for (uint32_t piece = (warp + warps - turn) % warps; piece < total; piece += warps) {
-      const uint32_t lane = ones(ctx.ballot(upto <= piece));
-      const uint32_t from = (piece - ctx.shuffle(upto - pieces, lane)) * most;
-      const uint32_t left = ctx.shuffle(rows, lane) - from;
-      take((first + lane) / world, static_cast<int32_t>((first + lane) % world), from, left < most ? left : most);
-    }
-    turn = (turn + total) % warps;
+/* Loads of a lane under way at once, where rows are a warp's: an SM holds few warps of such kernels, and memory answers late. */
+constexpr uint32_t rows_in_flight = 4;
+
+/* Some warps, wherever in the grid they are, that have a thing in common. No barrier. */
+template <class Ctx> struct team_coop {
+  static constexpr bool single = Ctx::single_lane;
+  Ctx& ctx;
+  uint32_t member;
+  uint32_t warps;
+  EP_HD uint32_t lane() const { return member * ctx.warp_lanes() + ctx.lane() % ctx.warp_lanes(); }
+  EP_HD uint32_t lanes() const { return warps * ctx.warp_lanes(); }
+};
+
+/* Warps of the grid, neighbours on different blocks. */
+template <class Ctx> EP_HD uint32_t moe_warp(Ctx& ctx) { return ctx.lane() / ctx.warp_lanes() * ctx.blocks() + ctx.block(); }
+template <class Ctx> EP_HD uint32_t moe_warps(Ctx& ctx) { return ctx.blocks() * (ctx.lanes() / ctx.warp_lanes()); }
+
+/* Shares `tokens` among all warps, each by as many as there are for it: take(token, team). */
+template <class Ctx, class Take> EP_HD void moe_share_tokens(Ctx& ctx, uint32_t tokens, const Take& take) {
+  constexpr uint32_t most = 8;
+  const uint32_t warps = moe_warps(ctx);
+  uint32_t each = 1;
+  while (each < most && 2 * each * static_cast<uint64_t>(tokens) <= warps) each *= 2;
+  for (uint64_t unit = moe_warp(ctx); unit < static_cast<uint64_t>(tokens) * each; unit += warps) {
+    take(static_cast<uint32_t>(unit / each), team_coop<Ctx>{ctx, static_cast<uint32_t>(unit % each), each});
   }
 }
 
-/* One row of `bytes` to the addresses place(0) .. place(places - 1), 0 for none: read once. All lanes of the block call it; each warp asks for every place once, by one of its
- * lanes. */
-template <class Ctx, class Place>
-EP_HD void moe_spread_row(Ctx& ctx, const block_coop<Ctx>& coop, const uint8_t* src, uint64_t bytes, uint32_t places, const Place& place) {
+/* The sum of the values of this lane and lower ones of its warp. */
+template <class Ctx> EP_HD uint32_t warp_upto(Ctx& ctx, uint32_t value) {
   const uint32_t width = ctx.warp_lanes();
   const uint32_t in_warp = ctx.lane() % width;
-  const uint64_t lane = coop.lane();
-  const uint64_t lanes = coop.lanes();
-  for (uint32_t base = 0; base < places; base += width) {
-    const uint32_t count = places - base < width ? places - base : width;
-    const uint64_t own = in_warp < count ? place(base + in_warp) : 0;
-    const bool aligned = ctx.ballot(((own | reinterpret_cast<uint64_t>(src)) & 15u) != 0) == 0;
-    const uint64_t vectors = aligned ? bytes / 16 : 0;
-    const auto* from = reinterpret_cast<const vector16*>(src);
-    for (uint64_t first = lane; first - lane < vectors; first += copy_in_flight * lanes) {
-      vector16 held[copy_in_flight] = {};
-      for (uint32_t i = 0; i < copy_in_flight; ++i) {
-        if (first + i * lanes < vectors) held[i] = from[first + i * lanes];
-      }
-      for (uint32_t k = 0; k < count; ++k) {
-        auto* to = reinterpret_cast<vector16*>(ctx.shuffle(own, k));
-        if (to == nullptr) continue;
-        for (uint32_t i = 0; i < copy_in_flight; ++i) {
-          if (first + i * lanes < vectors) to[first + i * lanes] = held[i];
-        }
+  for (uint32_t distance = 1; distance < width; distance *= 2) {
+    const uint32_t lower = ctx.shuffle(value, (in_warp + width - distance) % width);
+    if (in_warp >= distance) value += lower;
+  }
+  return value;
+}
+
+/* Shares the rows that came to this rank among all warps, each of which gets rows that follow each other: take(expert, source, begin, first, count), called by a whole warp, for rows
+ * `first` .. `first + count` of a run that begins at row `begin` of its block, at most as many as a warp has lanes. Runs of sources that are not wanted(source) are left out; all warps
+ * must get the same answers. */
+template <class Ctx, class Wanted, class Take> EP_HD void moe_share_runs(Ctx& ctx, const moe_view& at, const Wanted& wanted, const Take& take) {
+  const uint32_t width = ctx.warp_lanes();
+  const uint32_t in_warp = ctx.lane() % width;
+  const auto world = static_cast<uint32_t>(at.world());
+  const uint32_t runs = at.experts_of(at.self()) * world;
+  const auto* ranges = at.range(0, 0);
+  const uint32_t few = world <= width ? ctx.ballot(in_warp < world && wanted(static_cast<int32_t>(in_warp))) : 0;
+  const auto rows_of = [&](uint32_t run, uint64_t* range) -> uint32_t {
+    *range = run < runs ? ranges[run] : 0;
+    const uint32_t source = run % world;
+    const bool here = world <= width ? (few >> source & 1u) != 0 : run < runs && wanted(static_cast<int32_t>(source));
+    return here ? static_cast<uint32_t>(*range) : 0;
+  };
+  /* Lanes count `each` runs one after the other, and a warp then looks at those of one lane: so `width` of them at most. */
+  const uint32_t needed = (runs + width - 1) / width;
+  const uint32_t each = needed < width ? needed : width;
+  for (uint32_t chunk = 0; chunk < runs; chunk += each * width) {
+    const uint32_t own = chunk + in_warp * each;
+    uint32_t rows = 0;
+    for (uint32_t i = 0; i < each; i += rows_in_flight) {
+      uint64_t range[rows_in_flight];
+      uint32_t found[rows_in_flight];
+      EP_UNROLL for (uint32_t n = 0; n < rows_in_flight; ++n) found[n] = i + n < each ? rows_of(own + i + n, &range[n]) : 0;
+      EP_UNROLL for (uint32_t n = 0; n < rows_in_flight; ++n) rows += found[n];
+    }
+    const uint32_t upto = warp_upto(ctx, rows);
+    const uint64_t total = ctx.shuffle(upto, width - 1);
+    const uint32_t warps = moe_warps(ctx);
+    const uint32_t turn = moe_warp(ctx);
+    auto row = static_cast<uint32_t>(total * turn / warps);
+    const auto end = static_cast<uint32_t>(total * (turn + 1) / warps);
+    while (row < end) {
+      const uint32_t lane = ones(ctx.ballot(upto <= row));
+      const uint32_t before = ctx.shuffle(upto - rows, lane);
+      uint64_t range = 0;
+      const uint32_t first_run = chunk + lane * each;
+      const uint32_t in_run = in_warp < each ? rows_of(first_run + in_warp, &range) : 0;
+      const uint32_t run_upto = before + warp_upto(ctx, in_run);
+      const uint32_t lane_end = ctx.shuffle(run_upto, each - 1);
+      while (row < end && row < lane_end) {
+        const uint32_t which = ones(ctx.ballot(run_upto <= row && in_warp < each));
+        const uint32_t run = first_run + which;
+        const uint32_t run_end = ctx.shuffle(run_upto, which);
+        const uint32_t from = row - ctx.shuffle(run_upto - in_run, which);
+        const uint64_t begin = ctx.shuffle(range, which) >> 32;
+        uint32_t count = (run_end < end ? run_end : end) - row;
+        count = count < width ? count : width;
+        take(run / world, static_cast<int32_t>(run % world), begin, from, count);
+        row += count;
       }
     }
-    for (uint64_t first = 16 * vectors + lane; first - lane < bytes; first += lanes) {
-      const uint8_t held = first < bytes ? src[first] : uint8_t{0};
-      for (uint32_t k = 0; k < count; ++k) {
-        auto* to = reinterpret_cast<uint8_t*>(ctx.shuffle(own, k));
-        if (to != nullptr && first < bytes) to[first] = held;
+  }
+}
+
+/* One row of `bytes` by a scope of warps: several loads under way, the last ones too. */
+template <class Coop> EP_HD void moe_copy_row(const Coop& coop, uint8_t* dst, const uint8_t* src, uint64_t bytes) {
+  if (((reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src)) & 15u) != 0) return copy_lanes(coop, dst, src, bytes);
+  const auto vectors = static_cast<uint32_t>(bytes / 16);
+  const uint32_t lanes = coop.lanes();
+  auto* to = reinterpret_cast<vector16*>(dst);
+  const auto* from = reinterpret_cast<const vector16*>(src);
+  for (uint32_t first = coop.lane(); first < vectors; first += rows_in_flight * lanes) {
+    vector16 held[rows_in_flight];
+    EP_UNROLL for (uint32_t i = 0; i < rows_in_flight; ++i) {
+      if (first + i * lanes < vectors) held[i] = from[first + i * lanes];
+    }
+    EP_UNROLL for (uint32_t i = 0; i < rows_in_flight; ++i) {
+      if (first + i * lanes < vectors) to[first + i * lanes] = held[i];
+    }
+  }
+  for (uint64_t i = 16 * static_cast<uint64_t>(vectors) + coop.lane(); i < bytes; i += lanes) dst[i] = src[i];
+}
+
+/* One row of `bytes` to the addresses that a warp's lanes hold, 0 for none, of which there are `count`: read once. All lanes of the scope, which is of whole warps, call it, and each warp holds
+ * the same addresses. */
+template <class Coop> EP_HD void moe_spread_row(const Coop& coop, const uint8_t* src, uint64_t bytes, uint64_t own, uint32_t count) {
+  auto& ctx = coop.ctx;
+  const uint32_t lane = coop.lane();
+  const uint32_t lanes = coop.lanes();
+  const bool aligned = ctx.ballot(((own | reinterpret_cast<uint64_t>(src)) & 15u) != 0) == 0;
+  const auto vectors = static_cast<uint32_t>(aligned ? bytes / 16 : 0);
+  const auto* from = reinterpret_cast<const vector16*>(src);
+  for (uint32_t first = lane; first - lane < vectors; first += rows_in_flight * lanes) {
+    vector16 held[rows_in_flight] = {};
+    EP_UNROLL for (uint32_t i = 0; i < rows_in_flight; ++i) {
+      if (first + i * lanes < vectors) held[i] = from[first + i * lanes];
+    }
+    for (uint32_t k = 0; k < count; ++k) {
+      auto* to = reinterpret_cast<vector16*>(ctx.shuffle(own, k));
+      if (to == nullptr) continue;
+      EP_UNROLL for (uint32_t i = 0; i < rows_in_flight; ++i) {
+        if (first + i * lanes < vectors) to[first + i * lanes] = held[i];
       }
+    }
+  }
+  for (uint64_t first = 16 * static_cast<uint64_t>(vectors) + lane; first - lane < bytes; first += lanes) {
+    const uint8_t held = first < bytes ? src[first] : uint8_t{0};
+    for (uint32_t k = 0; k < count; ++k) {
+      auto* to = reinterpret_cast<uint8_t*>(ctx.shuffle(own, k));
+      if (to != nullptr && first < bytes) to[first] = held;
     }
   }
 }

@@ -67,6 +67,8 @@ template <class Number> EP_HD float vector_channel(const vector16& held, uint32_
   else return Number::load(static_cast<typename Number::carrier>(held.word[c / 2] >> (c % 2 * 16)));
 }
 
+constexpr uint32_t terms_in_flight = 8;
+
 /* Rows that travel as they are, of whole vectors: each lane of a warp asks for one term, and all have several rows in flight. False: not such rows. */
 template <class Number, class Coop, class Terms> EP_HD bool sum_row_vectors(const Coop& coop, const ep_moe_sum& sum, uint32_t count, const Terms& term) {
   constexpr uint32_t channels = sizeof(vector16) / sizeof(typename Number::carrier);
@@ -88,16 +90,16 @@ template <class Number, class Coop, class Terms> EP_HD bool sum_row_vectors(cons
       const vector16 held = static_cast<const vector16*>(sum.bias[b])[at];
       for (uint32_t c = 0; c < channels; ++c) all[c] = b == 0 ? vector_channel<Number>(held, c) : detail::sum(all[c], vector_channel<Number>(held, c));
     }
-    for (uint32_t first = 0; first < count; first += copy_in_flight) {
-      vector16 held[copy_in_flight] = {};
-      float weight[copy_in_flight] = {};
-      for (uint32_t i = 0; i < copy_in_flight; ++i) {
+    for (uint32_t first = 0; first < count; first += terms_in_flight) {
+      vector16 held[terms_in_flight] = {};
+      float weight[terms_in_flight] = {};
+      EP_UNROLL for (uint32_t i = 0; i < terms_in_flight; ++i) {
         if (first + i >= count) continue;
         const auto* row = reinterpret_cast<const vector16*>(ctx.shuffle(address, first + i));
         weight[i] = ctx.shuffle(own.weight, first + i);
         if (here && (terms >> (first + i) & 1u) != 0) held[i] = row[at];
       }
-      for (uint32_t i = 0; i < copy_in_flight; ++i) {
+      EP_UNROLL for (uint32_t i = 0; i < terms_in_flight; ++i) {
         if (first + i >= count || !here || (terms >> (first + i) & 1u) == 0) continue;
         for (uint32_t c = 0; c < channels; ++c) all[c] = detail::sum(all[c], product(weight[i], vector_channel<Number>(held[i], c)));
       }

@@ -89,6 +89,8 @@ struct moe_view {
     const uint64_t runs = static_cast<uint64_t>(expert) * static_cast<uint64_t>(world()) + static_cast<uint64_t>(source);
     return part(buffer.received) + runs * buffer.max_tokens * (sizeof(ep_moe_header) + buffer.row_bytes);
   }
+  /* Low latency where warps take rows: where a rank's rows lie, by token, until all that they go to have read them. No row of a rank itself needs its run. */
+  EP_HD uint64_t offered(int32_t rank) const { return run(0, rank) + buffer.max_tokens * sizeof(ep_moe_header); }
 };
 
 template <class Ctx> EP_HD bool moe_takes_part(Ctx& ctx, const moe_view& at, int32_t rank) { return load_relaxed(ctx, &at.ranks()[rank]) == 0; }
@@ -192,6 +194,13 @@ EP_HD bool moe_await_alone(Ctx& ctx, const Endpoint& endpoint, const moe_view& a
   return ok;
 }
 
+/* What all lanes of the block have written is ordered before what lane 0 releases after this. Of several lanes that only store the barrier alone does it: a release of system scope orders
+ * whatever happened before it, other lanes' stores too, and a fence by each of them would await them once more. */
+template <class Endpoint, class Ctx> EP_HD void moe_written(const block_coop<Ctx>& coop, bool non_temporal) {
+  if constexpr (Ctx::single_lane || moe_puts<Endpoint>) copy_rows_done(coop, non_temporal);
+  else coop.sync();
+}
+
 /* Tells a peer that what `kind` stands for is done. Everything that it stands for has been written, by this block or before a grid barrier. All lanes call it. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_say(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, uint32_t kind, int32_t peer) {
@@ -200,8 +209,10 @@ EP_HD void moe_say(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoi
     if (coop.lane() != 0) return;
     const ep_peer_view& view = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[peer];
     store_release(ctx, reinterpret_cast<uint64_t*>(view.signals) + slot, static_cast<uint64_t>(at.call.epoch));
-    fence_system(); /* this half of the eventcount: publish before looking for sleepers */
-    ctx.wake(view.wake);
+    if constexpr (!requires { Ctx::wakes_nobody; }) {
+      fence_system(); /* this half of the eventcount: publish before looking for sleepers */
+      ctx.wake(view.wake);
+    }
   } else {
     ep_kernel_status why{};
     if (!endpoint.signal(ctx, coop, peer, slot, 1, &why) && coop.lane() == 0) moe_give_up(ctx, at, peer, why);
@@ -229,7 +240,7 @@ template <class Endpoint> EP_HD uint64_t moe_next(const Endpoint& endpoint, cons
 
 /* Words that a signal has said are there, `apart` from each other: each(i, word), several loads in flight. */
 template <class Ctx, class Each> EP_HD void moe_each_word(Ctx& ctx, const uint64_t* words, uint32_t count, uint64_t apart, const Each& each) {
-  constexpr uint32_t in_flight = 8;
+  constexpr uint32_t in_flight = 16;
   for (uint32_t first = 0; first < count; first += in_flight) {
     uint64_t held[in_flight];
     for (uint32_t i = 0; i < in_flight; ++i) held[i] = first + i < count ? load_relaxed(ctx, &words[(first + i) * apart]) : 0;
@@ -246,7 +257,7 @@ EP_HD void moe_put_words(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& 
   if (moe_stores(endpoint, peer)) {
     auto* there = reinterpret_cast<uint64_t*>(moe_data(endpoint, peer, to));
     for (uint32_t i = coop.lane(); i < count; i += coop.lanes()) store_relaxed(ctx, &there[i], words[i]);
-    copy_rows_done(coop, false);
+    moe_written<Endpoint>(coop, false);
     moe_say(ctx, coop, endpoint, at, kind, peer);
   } else {
     ep_kernel_status why{};
@@ -326,12 +337,43 @@ EP_HD int32_t moe_debtor(const moe_view& at) {
   return -1;
 }
 
+/* The same by all lanes of a block, of which each warp looks at all ranks. */
+template <class Ctx> EP_HD int32_t moe_debtor(const block_coop<Ctx>& coop, const moe_view& at) {
+  if constexpr (Ctx::single_lane) {
+    return moe_debtor(at);
+  } else {
+    const uint32_t width = coop.ctx.warp_lanes();
+    const uint32_t bank = at.peer(at.self()).bank;
+    for (int32_t first = 0; first < at.world(); first += static_cast<int32_t>(width)) {
+      const int32_t rank = first + static_cast<int32_t>(coop.lane() % width);
+      const bool owes = rank < at.world() && (at.peer(rank).owed_rows != 0 || at.peer(rank).owed[bank] != 0);
+      const uint32_t all = coop.ctx.ballot(owes);
+      for (uint32_t lane = 0; all != 0; ++lane) {
+        if ((all >> lane & 1u) != 0) return first + static_cast<int32_t>(lane);
+      }
+    }
+    return -1;
+  }
+}
+
 /* At the end of a call, by one lane: where the bank is in debt, the slot's next call takes its results in the other one. */
 EP_HD void moe_leave_bank(const moe_view& at) {
   uint32_t& bank = at.peer(at.self()).bank;
   bool owed = false;
   for (int32_t rank = 0; rank < at.world(); ++rank) owed = owed || at.peer(rank).owed[bank] != 0;
   if (owed) bank = (bank + 1) % EP_MOE_BANKS;
+}
+
+/* The same by a warp. */
+template <class Ctx> EP_HD void moe_leave_bank(Ctx& ctx, const moe_view& at) {
+  if constexpr (Ctx::single_lane) {
+    moe_leave_bank(at);
+  } else {
+    uint32_t& bank = at.peer(at.self()).bank;
+    bool owed = false;
+    for (uint32_t rank = ctx.lane() % ctx.warp_lanes(); rank < static_cast<uint32_t>(at.world()); rank += ctx.warp_lanes()) owed = owed || at.peer(static_cast<int32_t>(rank)).owed[bank] != 0;
+    if (ctx.ballot(owed) != 0 && ctx.lane() % ctx.warp_lanes() == 0) bank = (bank + 1) % EP_MOE_BANKS;
+  }
 }
 
 /* Low latency: a rank with experts tells all others in combine, also those that it has no results for, since one may not know yet that the call is refused: without experts it hears
