@@ -2,9 +2,9 @@
 import { EpError, formatRanks } from '@ep/core';
 import { listenToAbort } from './abort.js';
 import type { Found } from './admission.js';
+import { absentFrom, type Words } from './arrivals.js';
 import { nameOf, type OrderedCall, type OrderedEnd } from './ordered.js';
 import type { DataPlan } from './plan.js';
-import type { CallRecord } from './records.js';
 
 /** A call of the queue, and how its caller hears of its end. */
 export class QueuedCall {
@@ -66,6 +66,8 @@ export class ActiveCall {
   plan: DataPlan | undefined;
   /** This rank has told that it has all of its data. */
   finished = false;
+  /** Another rank has completed it: so does this one, as soon as it has what it lacks, whatever is being agreed on. */
+  due = false;
   /** Of a repair: this rank has told that it has come. */
   agreeing = false;
   /** Of another question or change of who takes part, once all have come: whom all have found. */
@@ -87,6 +89,12 @@ export class ActiveCall {
 
   get sequence(): number {
     return this.queued.call.sequence;
+  }
+
+  /** Its root is gone since before it began. All know, and nobody waits for anybody. */
+  get rootless(): boolean {
+    const { root } = this.call;
+    return root >= 0 && this.contributors !== undefined && !this.contributors.includes(root);
   }
 
   /** Whom it takes in: all that it names and that are no members, or nobody. */
@@ -121,17 +129,23 @@ export class ActiveCall {
     this.plan?.cut();
   }
 
-  /** `awaited`, if given, are members that an agreement on the view waits for. */
-  timeoutError(rank: number, arrivals: ReadonlyMap<number, CallRecord>, awaited: readonly number[]): EpError {
+  /** `awaited`: members that an agreement on the view waits for; `unreached`: those that this rank could not tell of its call. Either may be none. */
+  timeoutError(
+    rank: number,
+    words: Words,
+    { awaited, unreached }: { readonly awaited: readonly number[]; readonly unreached: readonly number[] },
+  ): EpError {
     const members = this.contributors ?? [rank];
-    const absent = members.filter((peer) => peer !== rank && !arrivals.has(peer));
+    const absent = absentFrom(words, members).filter((peer) => peer !== rank);
     const unfinished = members.filter((peer) => peer !== rank && !this.#done.has(peer));
     const [missing, what] =
       awaited.length > 0
         ? [awaited, 'did not agree on the next view']
         : absent.length > 0
           ? [absent, 'did not come']
-          : [unfinished, 'came, but did not finish'];
+          : this.plan === undefined
+            ? [unreached, 'could not be told of it']
+            : [unfinished, 'came, but did not finish'];
     const arrived = members.filter((peer) => !missing.includes(peer));
     const { sequence, timeoutMs } = this.call;
     return new EpError(

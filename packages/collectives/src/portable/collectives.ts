@@ -1,75 +1,53 @@
 /**
  * The collective calls of one rank: one at a time, in the order in which they were made.
  *
- * A call has three parts. Meeting: every rank tells every other one what it calls; payload is sent only to ranks that have come, so that whatever arrives can
- * be put where it belongs. Data: see plan.ts. Closing: every rank tells that it has all of its data, and the call ends with the last of these.
+ * A call begins with a meeting: every rank tells every other one what it calls, and, where that is little, all that it gives. A call of which all have told all is small: it ends
+ * with the last of these words (given.ts). Any other has two more parts. Data: see plan.ts; payload is sent only to ranks that have come, so that whatever arrives can be put where
+ * it belongs. Closing: every rank tells that it has all of its data, and the call ends with the last of these.
  *
- * So a rank that completed a call knows that all had their data, and a rank begins the next one only after that. When a member is lost, survivors agree
- * (membership.ts) on the last call that any of them completed: it completes on all, the one after it ends with EP_PEER_LOST on all, whether it was made yet or not, and
- * the one after that is made by the survivors.
+ * So a rank that completed a call knows that all have their data, or that whoever completed it can give them what they lack; and nobody completes the next one before all have
+ * completed this one. When a member is lost, survivors agree (membership.ts) on the last call that any of them completed: it completes on all, the one after it ends with
+ * EP_PEER_LOST on all, whether it was made yet or not, and the one after that is made by the survivors.
+ *
+ * What the lost rank told of a small call may have reached one survivor, who completed it, and not another. So whoever tells in an agreement how far it has come tells before that what
+ * it heard of the ranks that are gone (`relay`). When a rank commits, all that a survivor ever heard of them has come to it; what it still lacks is of ranks that live, and on its way,
+ * or was heard by nobody who is left: then none of them has completed the call, and it is lost as well. A rank that is taken out alive is given the same before it hears of it.
  *
  * A call that admits ranks ends with a view that has them, which is told to all once one rank has completed it.
  *
  * A repair has no parts of its own: who has come to it says so in the agreement, which ends all that others still wait for, and all go on behind the calls of all. It takes out
  * members that are alive; so does, where the group evicts, a call whose time is up. What these still say has numbers of calls that are over, or is not read at all.
  */
-import { EpError, formatRanks } from '@ep/core';
+import { EpError } from '@ep/core';
 import { ActiveCall, QueuedCall } from './active-call.js';
 import { foundByAll } from './admission.js';
-import type { LaneSource } from './channel.js';
+import { Arrivals, absentFrom, retold } from './arrivals.js';
 import { readChunk } from './chunks.js';
-import type { Commit, Membership } from './membership.js';
+import type { CollectivesInit, Ended } from './collectives-init.js';
+import { lostError, type Poison, poisonedError, poisonOf } from './failures.js';
+import { takeGiven } from './given.js';
+import type { Commit } from './membership.js';
 import { nameOf, type OrderedCall, type OrderedEnd } from './ordered.js';
-import type { DataPlan, PlanInit } from './plan.js';
 import { type CallRecord, type ControlRecord, type DoneRecord, describeError, type PoisonRecord } from './records.js';
-import { callRecord, findMismatch } from './signature.js';
-import type { Traces } from './traces.js';
+import { callRecords, findMismatch } from './signature.js';
 
 /** Once calls are known to differ, how long ranks that have not come are waited for, so that the message can name all. */
 const MISMATCH_GRACE_MS = 200;
+/** What a rank that is taken out lacks of a call that others have completed follows at once. */
+const FAREWELL_MS = 1000;
 /** How long an agreement without ranks that were late may take before somebody else is. */
 const AGREEMENT_MS = 1000;
-
-/** A call whose contributors have met; `onFailed` ends it, and poisons the group. */
-export interface PlannedCall extends Omit<PlanInit, 'order'> {
-  readonly onFailed: (error: unknown) => void;
-}
-
-export interface CollectivesInit {
-  readonly rank: number;
-  readonly membership: Membership;
-  readonly traces: Traces;
-  /** How the data of a call travels. */
-  readonly planOf: (data: PlannedCall) => DataPlan;
-  readonly tell: (peer: number, record: ControlRecord) => void;
-  readonly send: (peer: number, source: LaneSource) => void;
-  /** More of what was given to `send` may be sent to all peers. */
-  readonly kick: () => void;
-  /** Offers again what `onChunk` did not take. */
-  readonly drain: () => void;
-  /** Takes members out that may be alive. Rejects with `EP_EVICTED` if they have taken out this rank before, or with what the store throws. */
-  readonly evict: (ranks: readonly number[]) => Promise<void>;
-  /** This rank goes, of its own will. */
-  readonly leave: () => void;
-  /** Those of `awaited` that a call whose time is up takes out; absent where such a call poisons the group. */
-  readonly findLate?: ((awaited: readonly number[], idleToo: boolean) => Promise<readonly number[]>) | undefined;
-}
-
-interface Poison {
-  readonly record: PoisonRecord;
-  readonly error: EpError;
-}
 
 export class Collectives {
   readonly #init: CollectivesInit;
   readonly #queue: QueuedCall[] = [];
-  /** By sequence, then rank: who has come to calls that this rank has not ended. */
-  readonly #arrivals = new Map<number, Map<number, CallRecord>>();
+  readonly #arrivals = new Arrivals();
   /** Calls that end with the loss of these ranks, before they were made here. */
   readonly #forfeited = new Map<number, readonly number[]>();
   #active: ActiveCall | undefined;
+  /** The last call that is known to have ended alike on all ranks. One that is `due` here may be behind it. */
   #completed = 0;
-  #last: { readonly sequence: number; readonly contributors: readonly number[] } = { sequence: 0, contributors: [] };
+  #last: Ended = { sequence: 0, contributors: [], words: new Map() };
   #poison: Poison | undefined;
   /** The call behind which all went on when the group was repaired last. */
   #repairedAt = 0;
@@ -80,13 +58,11 @@ export class Collectives {
     this.#init = init;
   }
 
-  /** The last call that ended alike on all ranks. */
   get completed(): number {
     return this.#completed;
   }
 
-  /** The last call that ended well, and whose data it had. */
-  get last(): { readonly sequence: number; readonly contributors: readonly number[] } {
+  get last(): Ended {
     return this.#last;
   }
 
@@ -95,7 +71,9 @@ export class Collectives {
     return this.#active !== undefined;
   }
 
+  /** HAZARD: a rank that was stopped may have all words of a call that the others have lost since, and lost it with them: what they told last has to be looked at first. */
   run(call: OrderedCall): OrderedEnd | Promise<OrderedEnd> {
+    if (this.#active === undefined) this.#init.look();
     const queued = new QueuedCall(call, (aborted) => this.#giveUp(aborted, call.signal!.reason));
     this.#queue.push(queued);
     if (call.signal?.aborted === true) this.#giveUp(queued, call.signal.reason);
@@ -103,15 +81,16 @@ export class Collectives {
     return queued.answer();
   }
 
+  /** Of the rank that made the call, or of one that passes on its words. */
   onCall(from: number, record: CallRecord): void {
-    const { sequence } = record;
+    const { sequence, of: caller = from } = record;
     if (this.#poison !== undefined && sequence >= this.#poison.record.sequence) {
       // Whoever poisoned the group may have died before it told all.
       this.#init.tell(from, this.#poison.record);
       return;
     }
-    if (sequence <= this.#completed) return;
-    this.#arrivalsOf(sequence).set(from, record);
+    if (sequence <= this.#completed && sequence !== this.#active?.sequence) return;
+    this.#arrivals.add(caller, record);
     if (this.#active?.sequence === sequence) this.#meet();
   }
 
@@ -123,16 +102,8 @@ export class Collectives {
   }
 
   onPoison(from: number, record: PoisonRecord): void {
-    const { code, text, context, sequence } = record;
     // Of somebody who had not heard yet that all have come to a repair.
-    if (sequence <= this.#repairedAt) return;
-    const error =
-      code === 'EP_MISMATCH'
-        ? new EpError(code, text, { context })
-        : new EpError('EP_ABORTED', `call ${sequence}: rank ${from} gave up: ${text}`, {
-            context: { ...context, ranks: [from], sequence, reason: code },
-          });
-    this.#takePoison(record, error);
+    if (record.sequence > this.#repairedAt) this.#takePoison(poisonOf(from, record));
   }
 
   /** False: not now. */
@@ -153,7 +124,30 @@ export class Collectives {
   /** After `membership.lose`. */
   onLost(rank: number): void {
     const active = this.#active;
-    if (active?.contributors?.includes(rank) && active.needs(rank)) this.#init.membership.begin();
+    if (active?.contributors?.includes(rank) && this.#awaits(active, rank)) this.#init.membership.begin();
+    else this.onReach();
+  }
+
+  /** There is a peer more that is reached, or that need not be. */
+  onReach(): void {
+    if (this.#active !== undefined) this.#meet();
+  }
+
+  /** What the ranks that are gone have told: to a survivor, before it is told how far this rank has come. */
+  relay(peer: number, gone: readonly number[]): void {
+    for (const words of [this.#last.words, ...this.#arrivals.all()]) {
+      for (const record of retold(words, gone)) this.#init.tell(peer, record);
+    }
+  }
+
+  /** In a repair, which not all have come to, survivors have told all that they had heard. */
+  onAwaited(): void {
+    const active = this.#active;
+    const { membership } = this.#init;
+    if (active?.due !== true) return;
+    const lost = this.#absentFrom(active).filter((peer) => membership.isGone(peer));
+    // Nobody who lives has completed it, and nothing comes any more that would let it end.
+    if (lost.length > 0) this.#giveUp(active.queued, lostError(nameOf(active.call), active.sequence, lost));
   }
 
   /** A member waits in a repair: it carries no call on that it has not completed. */
@@ -165,7 +159,7 @@ export class Collectives {
     const text = `rank ${from} calls deactivate(), and waits for all to call it`;
     const context = { ranks: [from], sequence };
     const error = new EpError('EP_ABORTED', `call ${sequence}: ${text}`, { context });
-    this.#takePoison({ kind: 'poison', sequence, code: 'EP_ABORTED', text, context }, error);
+    this.#takePoison({ record: { kind: 'poison', sequence, code: 'EP_ABORTED', text, context }, error });
     this.#advancing = false;
     this.#advance();
   }
@@ -178,18 +172,25 @@ export class Collectives {
     else this.#forfeit(lost, completed);
     this.#advancing = false;
     this.#init.drain();
+    this.#lookForGone();
     const active = this.#active;
     // It was about deaths, and not all had come to the repair.
     if (active?.agreeing === true) this.#agree(active);
     this.#advance();
   }
 
-  /** This rank was taken out, by one that had completed this call. */
+  /** This rank was taken out, by one that had completed this call, and whose farewell follows. */
   end(completed: number, error: unknown): void {
     this.#advancing = true;
     this.#completeUpTo(completed);
     this.#advancing = false;
-    this.fail(error);
+    const active = this.#active;
+    if (active?.due !== true) {
+      this.fail(error);
+      return;
+    }
+    this.#refuse(error);
+    active.after(FAREWELL_MS, () => this.fail(error));
   }
 
   /** This rank comes to members that have completed this call. */
@@ -197,19 +198,22 @@ export class Collectives {
     this.#broken = undefined;
     this.#poison = undefined;
     this.#forfeited.clear();
-    this.#arrivals.clear();
+    this.#arrivals.drop(() => true);
     this.#repairedAt = completed;
     this.#completed = completed;
-    this.#last = { sequence: completed, contributors: [] };
+    this.#last = { sequence: completed, contributors: [], words: new Map() };
   }
 
   /** Nothing works any more: every call ends with `error`. */
   fail(error: unknown): void {
-    if (this.#broken !== undefined) return;
-    this.#broken = { error };
     const active = this.#active;
     this.#cut();
     active?.queued.reject(error);
+    this.#refuse(error);
+  }
+
+  #refuse(error: unknown): void {
+    this.#broken ??= { error };
     for (const queued of this.#queue.splice(0)) queued.reject(error);
   }
 
@@ -238,7 +242,7 @@ export class Collectives {
     if (this.#poison !== undefined) {
       // The others have been repaired without this rank, and count from there.
       const isBehind = lost === undefined && sequence <= this.#completed;
-      if (isBehind || sequence >= this.#poison.record.sequence) return { error: this.#poisonFor(sequence) };
+      if (isBehind || sequence >= this.#poison.record.sequence) return { error: poisonedError(this.#poison, sequence) };
     }
     if (lost === undefined) return undefined;
     this.#forfeited.delete(sequence);
@@ -300,8 +304,9 @@ export class Collectives {
 
   #timeoutError(active: ActiveCall): EpError {
     const { rank, membership } = this.#init;
-    const awaited = membership.agreeing ? membership.awaited : [];
-    return active.timeoutError(rank, this.#arrivalsOf(active.sequence), awaited);
+    const awaited = membership.agreeing && !active.due ? membership.awaited : [];
+    const unreached = (active.contributors ?? []).filter((peer) => !this.#isTold(peer));
+    return active.timeoutError(rank, this.#arrivals.of(active.sequence), { awaited, unreached });
   }
 
   /** Meeting. */
@@ -315,29 +320,78 @@ export class Collectives {
     }
     const { call } = active;
     traces.call(nameOf(call));
+    const recordFor = callRecords(call);
+    this.#arrivals.add(rank, recordFor(rank));
     for (const peer of membership.active) {
       if (peer === rank) continue;
+      const record = recordFor(peer);
+      const byteLength = record.given?.byteLength ?? 0;
       traces.signalled(nameOf(call));
-      tell(peer, callRecord(call, peer));
+      if (byteLength > 0) traces.wrote(call.kind, byteLength);
+      tell(peer, record);
     }
     this.#meet();
   }
 
+  /** HAZARD: what this rank has said in an agreement of how far it has come stays true, unless others had come further before. */
   #meet(): void {
     const active = this.#active!;
     const { rank, membership } = this.#init;
-    if (active.contributors === undefined || active.plan !== undefined || membership.agreeing) return;
-    const arrivals = this.#arrivalsOf(active.sequence);
-    const mismatch = findMismatch(active.call, rank, arrivals);
-    const all = active.contributors.every((peer) => peer === rank || arrivals.has(peer));
-    if (mismatch !== undefined) {
-      const name = (): void =>
-        this.#giveUp(active.queued, findMismatch(active.call, rank, this.#arrivalsOf(active.sequence)));
-      if (all) name();
-      else active.after(MISMATCH_GRACE_MS, name);
+    const { contributors } = active;
+    const stands = membership.agreeing && !active.due;
+    if (contributors === undefined || active.plan !== undefined || stands) return;
+    const words = this.#arrivals.of(active.sequence);
+    const all = this.#absentFrom(active).length === 0;
+    const mismatchOf = (): EpError | undefined =>
+      findMismatch(active.call, rank, this.#arrivals.of(active.sequence), all);
+    if (mismatchOf() !== undefined) {
+      if (all) this.#giveUp(active.queued, mismatchOf());
+      else active.after(MISMATCH_GRACE_MS, () => this.#giveUp(active.queued, mismatchOf()));
       return;
     }
-    if (all) this.#move(active);
+    if (!all) return;
+    if (active.rootless) this.#complete(active);
+    else if (contributors.every((peer) => words.get(peer)!.given !== undefined)) this.#settleIfTold(active);
+    else if (contributors.some((peer) => membership.isGone(peer))) membership.begin();
+    else this.#move(active);
+  }
+
+  /** Of a small call that all have come to. HAZARD: a rank that has not told the others yet must not go its way, nor close: they would never hear of it. */
+  #settleIfTold(active: ActiveCall): void {
+    const { rank, orderOf } = this.#init;
+    const { call } = active;
+    const contributors = active.contributors!;
+    if (!contributors.every((peer) => this.#isTold(peer))) return;
+    try {
+      takeGiven({ call, rank, contributors, order: orderOf(contributors) }, this.#arrivals.of(call.sequence));
+    } catch (error) {
+      this.#giveUp(active.queued, error);
+      return;
+    }
+    this.#complete(active);
+  }
+
+  #isTold(peer: number): boolean {
+    const { rank, reaches } = this.#init;
+    return peer === rank || reaches(peer);
+  }
+
+  /** Whether this rank cannot go on without more of that one. */
+  #awaits(active: ActiveCall, rank: number): boolean {
+    if (active.plan !== undefined) return active.needs(rank);
+    return this.#arrivals.of(active.sequence).get(rank)?.given === undefined;
+  }
+
+  #absentFrom(active: ActiveCall): readonly number[] {
+    return absentFrom(this.#arrivals.of(active.sequence), active.contributors ?? []);
+  }
+
+  /** Of who was found gone while survivors agreed, and is in the new view nevertheless. */
+  #lookForGone(): void {
+    const active = this.#active;
+    const { membership } = this.#init;
+    if (active?.due !== true || membership.agreeing) return;
+    if (this.#absentFrom(active).some((peer) => membership.isGone(peer))) membership.begin();
   }
 
   /** Data. */
@@ -345,14 +399,8 @@ export class Collectives {
     const { rank, traces, planOf, send, kick, drain } = this.#init;
     const { call, contributors } = active;
     if (call.membership !== undefined) {
-      const arrivals = this.#arrivalsOf(active.sequence);
-      const others = contributors!.filter((peer) => peer !== rank);
-      active.found = foundByAll([call.membership.found, ...others.map((peer) => arrivals.get(peer)!.found ?? [])]);
-    }
-    if (call.root >= 0 && !contributors!.includes(call.root)) {
-      // All know, and nobody waits for anybody.
-      this.#complete(active);
-      return;
+      const words = this.#arrivals.of(active.sequence);
+      active.found = foundByAll(contributors!.map((peer) => words.get(peer)!.found ?? []));
     }
     const plan = planOf({
       call,
@@ -377,10 +425,11 @@ export class Collectives {
     const { rank, traces, tell } = this.#init;
     active.finished = true;
     active.done(rank);
+    const done: DoneRecord = { kind: 'done', sequence: active.sequence };
     for (const peer of active.contributors!) {
       if (peer === rank) continue;
       traces.signalled(nameOf(active.call));
-      tell(peer, { kind: 'done', sequence: active.sequence });
+      tell(peer, done);
     }
     this.#close();
   }
@@ -395,24 +444,27 @@ export class Collectives {
     else this.#complete(active);
   }
 
-  /** Others have completed these calls, and so had the data of this rank, which has theirs. */
+  /** Others have completed these calls. So all of them have told that they have their data; or the call is small, and what this rank lacks of it is on its way, or lost. */
   #completeUpTo(sequence: number): void {
     const active = this.#active;
-    if (active !== undefined && !active.repairs && active.sequence <= sequence) this.#complete(active);
+    if (active === undefined || active.repairs || active.sequence > sequence) return;
+    if (active.plan !== undefined || active.rootless) {
+      this.#complete(active);
+      return;
+    }
+    active.due = true;
+    this.#completed = Math.max(this.#completed, active.sequence);
+    this.#meet();
   }
 
   #complete(active: ActiveCall): void {
     const { call, contributors, sequence, queued } = active;
-    this.#completed = sequence;
-    this.#last = { sequence, contributors: contributors! };
-    this.#arrivals.delete(sequence);
+    this.#completed = Math.max(this.#completed, sequence);
+    this.#last = { sequence, contributors: contributors!, words: this.#arrivals.take(sequence) };
     active.cut();
     this.#active = undefined;
-    if (call.root >= 0 && !contributors!.includes(call.root)) {
-      queued.reject(lostError(nameOf(call), sequence, [call.root]));
-    } else {
-      queued.resolve({ contributors: contributors!, ...(active.found && { found: active.found }) });
-    }
+    if (active.rootless) queued.reject(lostError(nameOf(call), sequence, [call.root]));
+    else queued.resolve({ contributors: contributors!, ...(active.found && { found: active.found }) });
     this.#advance();
   }
 
@@ -429,10 +481,10 @@ export class Collectives {
     } else {
       this.#tellAll(record);
     }
-    this.#takePoison(
+    this.#takePoison({
       record,
-      new EpError('EP_ABORTED', `call ${sequence} of rank ${rank}: ${record.text}`, { cause: error }),
-    );
+      error: new EpError('EP_ABORTED', `call ${sequence} of rank ${rank}: ${record.text}`, { cause: error }),
+    });
     this.#advance();
   }
 
@@ -446,20 +498,33 @@ export class Collectives {
     this.#active = undefined;
   }
 
-  /** This rank's call is the last that was completed, or the one that is forfeited, or a repair, which goes on. */
+  /** This rank's call is one that was completed, or the one that is forfeited, or a repair, which goes on. */
   #forfeit(lost: readonly number[], completed: number): void {
     const active = this.#active;
-    const forfeited = completed + 1;
-    if (active !== undefined && !active.repairs) {
-      if (active.sequence <= completed) {
-        this.#complete(active);
-      } else {
-        this.#cut();
-        active.queued.reject(lostError(nameOf(active.call), active.sequence, lost));
-      }
+    const isDue = active !== undefined && !active.repairs && active.sequence <= completed;
+    if (isDue && this.#isLost(active)) {
+      // Of two losses in a row, the second took the first one's witnesses: they are told together.
+      this.#end(active, lost);
+      this.#countFrom(completed);
+      return;
     }
+    const forfeited = completed + 1;
+    if (active !== undefined && !active.repairs && !isDue) this.#end(active, lost);
     if (active?.sequence !== forfeited) this.#forfeited.set(forfeited, lost);
     this.#countFrom(forfeited);
+    this.#completeUpTo(completed);
+  }
+
+  /** After an agreement: what this small call lacks was told to nobody who lives. */
+  #isLost(active: ActiveCall): boolean {
+    const { active: members } = this.#init.membership;
+    if (active.plan !== undefined || active.rootless) return false;
+    return this.#absentFrom(active).some((peer) => !members.includes(peer));
+  }
+
+  #end(active: ActiveCall, lost: readonly number[]): void {
+    this.#cut();
+    active.queued.reject(lostError(nameOf(active.call), active.sequence, lost));
   }
 
   /** All who are left have come to a repair, and go on behind this call. */
@@ -479,56 +544,31 @@ export class Collectives {
     const text = 'its deactivate() ended before all had come to it';
     const record: PoisonRecord = { kind: 'poison', sequence: next, code: 'EP_POISONED', text, context: {} };
     this.#tellAll(record);
-    this.#takePoison(record, new EpError('EP_ABORTED', `call ${next} of rank ${this.#init.rank}: ${text}`));
+    const error = new EpError('EP_ABORTED', `call ${next} of rank ${this.#init.rank}: ${text}`);
+    this.#takePoison({ record, error });
   }
 
   #countFrom(completed: number): void {
     this.#completed = completed;
-    for (const sequence of this.#arrivals.keys()) if (sequence <= completed) this.#arrivals.delete(sequence);
+    const current = this.#active?.sequence;
+    this.#arrivals.drop((sequence) => sequence <= completed && sequence !== current);
   }
 
-  #takePoison(record: PoisonRecord, error: EpError): void {
+  #takePoison(poison: Poison): void {
+    const { record } = poison;
     if (this.#poison !== undefined && this.#poison.record.sequence <= record.sequence) return;
-    this.#poison = { record, error };
+    this.#poison = poison;
     const active = this.#active;
     if (active !== undefined && !active.repairs && active.sequence >= record.sequence) {
       this.#cut();
-      active.queued.reject(this.#poisonFor(active.sequence));
+      active.queued.reject(poisonedError(poison, active.sequence));
     }
     for (const queued of this.#queue) {
       const { sequence } = queued.call;
-      if (!queued.repairs && sequence >= record.sequence) queued.reject(this.#poisonFor(sequence));
+      if (!queued.repairs && sequence >= record.sequence) queued.reject(poisonedError(poison, sequence));
     }
-    for (const sequence of this.#arrivals.keys()) if (sequence >= record.sequence) this.#arrivals.delete(sequence);
+    this.#arrivals.drop((sequence) => sequence >= record.sequence);
     this.#init.drain();
     this.#advance();
   }
-
-  #poisonFor(sequence: number): EpError {
-    const { record, error } = this.#poison!;
-    if (sequence === record.sequence) return error;
-    return new EpError('EP_POISONED', `call ${sequence}: call ${record.sequence} failed before: ${error.message}`, {
-      context: { sequence, failed: record.sequence },
-      cause: error,
-    });
-  }
-
-  #arrivalsOf(sequence: number): Map<number, CallRecord> {
-    let arrivals = this.#arrivals.get(sequence);
-    if (arrivals === undefined) {
-      arrivals = new Map();
-      this.#arrivals.set(sequence, arrivals);
-    }
-    return arrivals;
-  }
-}
-
-function lostError(kind: string, sequence: number, lost: readonly number[]): EpError<'EP_PEER_LOST'> {
-  return new EpError(
-    'EP_PEER_LOST',
-    `${kind} ${sequence}: ${formatRanks(lost)} died or left; the next call is made without`,
-    {
-      context: { sequence, lost },
-    },
-  );
 }

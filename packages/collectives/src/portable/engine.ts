@@ -2,15 +2,17 @@
  * A group engine over any transport that has puts with a counted signal: no order between puts, no atomics, no access to peers' memory is used.
  *
  * What is guaranteed, beside the contract of engine.ts:
- * - Calls. One runs at a time; each begins with an exchange of what is called and ends when every contributor has all of its data, so a call that
- *   completed on one rank has its data on all. Results are folded in one order (fold-order.ts) from the same chunks everywhere: the same bits on all ranks.
+ * - Calls. One runs at a time; each begins with an exchange of what is called, which carries all data of small ones (given.ts) and is then the whole call. Any other ends
+ *   when every contributor has told that it has its data. Either way a call that completed on one survivor completes on all. Results are folded in one order
+ *   (fold-order.ts) from the same elements everywhere: the same bits on all ranks.
  * - Hosts. Where the placement is even and nobody is lost, large calls go in two levels (two-levels.ts). The rest, and who calls what and has its data, goes in one.
  * - Death. Each loss of members is told by exactly one collective call, the same on all survivors: the first that none of them completed, also if it is
  *   made long after. It ends with EP_PEER_LOST; its outputs are undefined. A loss that is found while survivors still agree is part of the same agreement or of
  *   the next. Outputs for members that are gone are left as they are; a call whose root is gone ends with EP_PEER_LOST. A member that closes its engine has left, and
  *   is lost to later calls in the same way.
  * - A stopped rank is not dead: calls that need it end by their time limit and poison the group, or take it out where the group evicts. A poisoned group still carries messages between
- *   two ranks, and goes on once all who are left have come to a repair.
+ *   two ranks, and goes on once all who are left have come to a repair. A small call that one rank gives up after it has told all what it gives may end well on others; they hear of it
+ *   in the next one.
  * - Who is taken out alive is decided in the store; who has died is not, and neither is what a repair agrees on. Ranks come through the store (admission.ts).
  * - Messages fail alone, on both sides, and never poison. A receive's array is not written after it has ended.
  * - What a lost rank still writes lands in slots that only it had, and is not read.

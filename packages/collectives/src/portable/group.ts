@@ -19,7 +19,8 @@ import type {
 import { forget } from './admission.js';
 import type { Arena, Section } from './arena.js';
 import type { ChannelInit, LaneSource } from './channel.js';
-import { Collectives, type PlannedCall } from './collectives.js';
+import { Collectives } from './collectives.js';
+import { farewell, type PlannedCall } from './collectives-init.js';
 import { Comers, type JoinLimits } from './comers.js';
 import { evictedKey, lifeOf, takeOut } from './evictions.js';
 import { orderOf } from './fold-order.js';
@@ -32,7 +33,7 @@ import { type PortableEngineOptions, WHERE } from './options.js';
 import type { Placement } from './placement.js';
 import { type DataPlan, Plan } from './plan.js';
 import { Pulse } from './pulse.js';
-import { type ControlRecord, decodeRecord, describeError, encodeRecord } from './records.js';
+import { type ControlRecord, decodeRecord, describeError, encodeRecord, parseSet } from './records.js';
 import { Stragglers } from './stragglers.js';
 import { Traces } from './traces.js';
 import { goesInTwoLevels, TwoLevelPlan } from './two-levels.js';
@@ -59,8 +60,8 @@ class RecordSource implements LaneSource {
   finished = false;
   readonly #bytes: Uint8Array;
 
-  constructor(record: ControlRecord) {
-    this.#bytes = encodeRecord(record);
+  constructor(bytes: Uint8Array) {
+    this.#bytes = bytes;
   }
 
   readonly fill = (slot: Uint8Array): number => {
@@ -98,6 +99,8 @@ export class PortableEngine extends Resource implements GroupEngine {
     onError: (error) => this.#break(error),
   });
   readonly #comers: Comers;
+  /** The last record that was told: what all are told is written once. */
+  #told: { readonly record: ControlRecord; readonly bytes: Uint8Array } | undefined;
   #broken = false;
   #stopListening: (() => void) | undefined;
   /** This rank is no member any more, but its transport works. */
@@ -120,8 +123,12 @@ export class PortableEngine extends Resource implements GroupEngine {
       rank,
       size: ranks.length,
       active: joins ? [rank] : active,
-      tell,
+      tell: (peer, record) => {
+        this.#collectives.relay(peer, parseSet(record.dead));
+        tell(peer, record);
+      },
       completed: () => this.#collectives.completed,
+      onAwaited: () => this.#collectives.onAwaited(),
       onCommit: (commit) => this.#onCommit(commit),
       onRepair: (from, completed) => this.#collectives.onRepair(from, completed),
       onExpelled: (by) => void this.#goOut(`rank ${by} goes on without it`),
@@ -137,8 +144,11 @@ export class PortableEngine extends Resource implements GroupEngine {
       traces: this.#traces,
       tell,
       planOf: (data) => this.#planOf(data),
+      orderOf: (contributors) => orderOf(init.placement, contributors),
+      reaches: (peer) => this.#links.at(peer)!.connected || this.#membership.isGone(peer),
       send: (peer, source) => this.#links.at(peer)!.send('collective', source),
       kick: () => this.#links.each((channel) => channel.kick('collective')),
+      look: () => this.#pulse.look(),
       drain: () => this.#links.each((channel) => channel.drain('collective')),
       evict: (peers) => this.#evict(peers),
       leave: () => void this.#goOut('it called deactivate() with itself'),
@@ -166,6 +176,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       onEvent: () => this.#pulse.look(),
       quiet: () => this.#pulse.quiet(),
       onLost: (peer, why) => this.#lose(peer, why),
+      onConnected: () => this.#collectives.onReach(),
       onBroken: (peer, error) => {
         // Of a member that was taken out alive, and has closed since.
         if (this.#membership.isGone(peer)) this.#links.at(peer)!.lose();
@@ -349,7 +360,8 @@ export class PortableEngine extends Resource implements GroupEngine {
   #tell(peer: number, record: ControlRecord): void {
     const channel = this.#links.at(peer);
     if (channel === undefined || this.#membership.isGone(peer)) return;
-    channel.send('control', new RecordSource(record));
+    if (this.#told?.record !== record) this.#told = { record, bytes: encodeRecord(record) };
+    channel.send('control', new RecordSource(this.#told.bytes));
   }
 
   #receive(from: number, record: ControlRecord): void {
@@ -424,8 +436,9 @@ export class PortableEngine extends Resource implements GroupEngine {
       if (!channel.lost) {
         this.#links.explain(peer, OUT_DETAIL);
         // HAZARD: what was learnt may have completed one more call with it, and forfeited others, and those who are left may have completed the next without it.
-        const { sequence } = last.contributors.includes(peer) ? last : before;
-        channel.send('control', new RecordSource({ kind: 'evicted', completed: sequence }));
+        for (const record of farewell(peer, last, before)) {
+          channel.send('control', new RecordSource(encodeRecord(record)));
+        }
       }
       this.#messages.onLost(peer);
       this.#collectives.onLost(peer);

@@ -21,6 +21,8 @@ export interface LinksInit extends Pick<ChannelInit, 'onEvent' | 'quiet'> {
   readonly section: Section;
   readonly readersOf: (peer: number) => ChannelInit['readers'];
   readonly onLost: (peer: number, why: string) => void;
+  /** The peer may be written to: what it was told goes. */
+  readonly onConnected: () => void;
   readonly onBroken: (peer: number, error: unknown) => void;
 }
 
@@ -193,7 +195,10 @@ export class Links {
         this.explain(peer, 'it has not opened the group');
         const state = await store.get(ready, { signal, timeoutMs: Number.POSITIVE_INFINITY });
         if (saysLeft(state)) this.#init.onLost(peer, LEFT_DETAIL);
-        else if (!signal.aborted) channel.connect(endpoint);
+        else if (!signal.aborted) {
+          channel.connect(endpoint);
+          this.#init.onConnected();
+        }
         return;
       } catch (error) {
         if (signal.aborted) return;

@@ -30,6 +30,8 @@ export interface MembershipInit {
   /** Asked when this rank joins an agreement; its calls stand still until `onCommit`. */
   readonly completed: () => number;
   readonly onCommit: (commit: Commit) => void;
+  /** All survivors have told what they know, and some have yet to come to a repair. */
+  readonly onAwaited: () => void;
   /** A member repairs the group; `completed`: its last completed call. Before this rank tells its own state. */
   readonly onRepair: (from: number, completed: number) => void;
   /** The others take this rank for gone. */
@@ -39,7 +41,7 @@ export interface MembershipInit {
 export interface Commit {
   /** Of the view before. */
   readonly lost: readonly number[];
-  /** The last call that any survivor completed; all of them had its data. */
+  /** The last call that any survivor completed, as they know. */
   readonly completed: number;
   /** Of a repair: the call behind which all go on. */
   readonly repair?: number;
@@ -177,7 +179,10 @@ export class Membership {
     const states = survivors.map((peer) => (peer === rank ? this.#told : this.#states.get(peer)));
     if (states.some((state) => state?.dead !== dead)) return;
     const repairs = states.flatMap((state) => state!.repair ?? []);
-    if (repairs.length > 0 && repairs.length < states.length) return;
+    if (repairs.length > 0 && repairs.length < states.length) {
+      this.#init.onAwaited();
+      return;
+    }
     this.#commit({
       kind: 'view',
       epoch: this.#epoch,

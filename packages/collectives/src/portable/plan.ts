@@ -1,6 +1,6 @@
 /**
- * Who sends what to whom in each operation. N contributors, S bytes of a rank's array (of all its arrays, where there are several), all counted without
- * what a rank gives to itself:
+ * Who sends what to whom in each operation that is not a small call (given.ts). N contributors, S bytes of a rank's array (of all its arrays, where there are several), all
+ * counted without what a rank gives to itself:
  *
  * | operation | written by | bytes |
  * |-----------|------------|-------|

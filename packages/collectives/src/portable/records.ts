@@ -2,15 +2,19 @@
 import { EpError, isEpError } from '@ep/core';
 import type { Found } from './admission.js';
 
-/** One rank's call, told to one peer. */
+/** One rank's call, told to all others. */
 export interface CallRecord {
   readonly kind: 'call';
   readonly sequence: number;
   /** All that must be the same on all ranks, readable. */
   readonly call: string;
-  /** all-to-all: elements that the sender of the record will send to its reader, and expects from it. */
-  readonly gives?: number;
-  readonly takes?: number;
+  /** all-to-all: elements that the rank gives to each other one, and takes from it. A number where `given` is absent: to and from the reader. */
+  readonly gives?: number | readonly number[];
+  readonly takes?: number | readonly number[];
+  /** The bytes of all that the rank gives, where they are few; see given.ts. */
+  readonly given?: Uint8Array;
+  /** Whose call it is, where another rank passes on what this one had told it. */
+  readonly of?: number;
   /** Of a question or change of who takes part: whom the sender has found beside the members. */
   readonly found?: Found;
 }
@@ -117,7 +121,9 @@ export type ControlRecord =
   | RefusalRecord;
 
 export const RECORD_BYTES = 1024;
-const LENGTH_BYTES = 4;
+/** Bytes of the text, and of what follows it; `NOTHING_GIVEN` where a call says nothing of that. */
+const LENGTH_BYTES = 8;
+const NOTHING_GIVEN = 2 ** 32 - 1;
 const LONGEST_TEXT = 400;
 
 /** What a record can carry of an error. */
@@ -131,28 +137,46 @@ export function describeError(error: unknown): {
   return { code: error.code, text, context: error.context };
 }
 
-/** Length, then JSON. The context of an error goes if it does not fit. */
+const textOf = (record: ControlRecord): Buffer =>
+  Buffer.from(JSON.stringify(record.kind === 'call' ? { ...record, given: undefined } : record));
+
+const givenIn = (record: ControlRecord): Uint8Array | undefined => (record.kind === 'call' ? record.given : undefined);
+
+/** What a record takes of a slot. */
+export const recordBytes = (record: ControlRecord): number =>
+  LENGTH_BYTES + textOf(record).byteLength + (givenIn(record)?.byteLength ?? 0);
+
+/** Lengths, then JSON, then what a call gives. The context of an error goes if it does not fit. */
 export function encodeRecord(record: ControlRecord): Uint8Array {
-  let text = Buffer.from(JSON.stringify(record));
-  if (text.byteLength > RECORD_BYTES - LENGTH_BYTES && 'context' in record) {
-    text = Buffer.from(JSON.stringify({ ...record, text: record.text.slice(0, LONGEST_TEXT / 4), context: {} }));
+  const given = givenIn(record);
+  const most = RECORD_BYTES - LENGTH_BYTES - (given?.byteLength ?? 0);
+  let text = textOf(record);
+  if (text.byteLength > most && 'context' in record) {
+    text = textOf({ ...record, text: record.text.slice(0, LONGEST_TEXT / 4), context: {} });
   }
-  if (text.byteLength > RECORD_BYTES - LENGTH_BYTES) {
+  if (text.byteLength > most) {
     throw new EpError(
       'EP_CAPACITY',
-      `control record: ${record.kind} of ${text.byteLength} bytes exceeds ${RECORD_BYTES}`,
+      `control record: ${record.kind} of ${recordBytes(record)} bytes exceeds ${RECORD_BYTES}`,
     );
   }
-  const bytes = Buffer.alloc(LENGTH_BYTES + text.byteLength);
+  const bytes = Buffer.alloc(LENGTH_BYTES + text.byteLength + (given?.byteLength ?? 0));
   bytes.writeUInt32LE(text.byteLength, 0);
+  bytes.writeUInt32LE(given?.byteLength ?? NOTHING_GIVEN, 4);
   text.copy(bytes, LENGTH_BYTES);
+  if (given !== undefined) bytes.set(given, LENGTH_BYTES + text.byteLength);
   return bytes;
 }
 
+/** Copies: the slot may be filled again as soon as the record has been read. */
 export function decodeRecord(slot: Uint8Array): ControlRecord {
   const bytes = Buffer.from(slot.buffer, slot.byteOffset, slot.byteLength);
-  const length = bytes.readUInt32LE(0);
-  return JSON.parse(bytes.toString('utf8', LENGTH_BYTES, LENGTH_BYTES + length)) as ControlRecord;
+  const end = LENGTH_BYTES + bytes.readUInt32LE(0);
+  const givenBytes = bytes.readUInt32LE(4);
+  const record = JSON.parse(bytes.toString('utf8', LENGTH_BYTES, end)) as ControlRecord;
+  if (record.kind !== 'call' || givenBytes === NOTHING_GIVEN) return record;
+  // In a buffer of its own: elements are read where they are aligned.
+  return { ...record, given: new Uint8Array(bytes.subarray(end, end + givenBytes)) };
 }
 
 /** A set of ranks as hexadecimal digits, 4 ranks each: short enough for a record at 1024 ranks. */

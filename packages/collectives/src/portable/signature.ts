@@ -3,8 +3,9 @@ import { EpError, formatRanks } from '@ep/core';
 import type { EngineCall } from '../engine.js';
 import { reduceOpName } from '../reduce.js';
 import type { ReduceOp } from '../reduce-op.js';
+import { givenBy } from './given.js';
 import { nameOf, type OrderedCall } from './ordered.js';
-import type { CallRecord } from './records.js';
+import { type CallRecord, RECORD_BYTES, recordBytes } from './records.js';
 
 /** What ranks tell each other of a call in words. */
 type NamedCall = Pick<EngineCall, 'kind' | 'dtype' | 'root'> & {
@@ -36,15 +37,25 @@ export function describeCall(call: NamedCall): string {
   return words.join(' ');
 }
 
-export function callRecord(call: OrderedCall, peer: number): CallRecord {
-  const record: CallRecord = {
-    kind: 'call',
-    sequence: call.sequence,
-    call: describeCall(call),
-    ...(call.membership && { found: call.membership.found }),
-  };
-  if (call.kind !== 'all-to-all') return record;
-  return { ...record, gives: call.inputs[peer]!.length, takes: call.outputs[peer]!.length };
+const lengthsOf = (arrays: EngineCall['inputs']): readonly number[] => arrays.map(({ length }) => length);
+
+/** What this rank tells of its call: to all the same, unless it is an all-to-all that is too long to be told in whole. */
+export function callRecords(call: OrderedCall): (peer: number) => CallRecord {
+  const { kind, sequence, inputs, outputs, membership } = call;
+  const told: CallRecord = { kind: 'call', sequence, call: describeCall(call) };
+  // HAZARD: who takes part changes only when all have said that they know, which nobody says of a small call.
+  if (membership !== undefined) return () => ({ ...told, found: membership.found });
+  const given = givenBy(call);
+  if (kind !== 'all-to-all') {
+    const record = given === undefined ? told : { ...told, given };
+    return () => record;
+  }
+  if (given !== undefined) {
+    const record: CallRecord = { ...told, gives: lengthsOf(inputs), takes: lengthsOf(outputs), given };
+    // As long as it is where another rank passes it on.
+    if (recordBytes({ ...record, of: inputs.length }) <= RECORD_BYTES) return () => record;
+  }
+  return (peer) => ({ ...told, gives: inputs[peer]!.length, takes: outputs[peer]!.length });
 }
 
 /** What most ranks call, of several the one with the lowest rank, is expected; the others are named. Undefined if all agree. */
@@ -70,37 +81,44 @@ export function differentCalls(
   );
 }
 
-/** all-to-all: what one rank gives must be what the other takes. */
+/** all-to-all: what one rank gives must be what the other takes. Of all pairs of which both are known, so that ranks that know the same name the same. */
 function differentLengths(
   call: EngineCall,
   rank: number,
   records: ReadonlyMap<number, CallRecord>,
+  all: boolean,
 ): EpError<'EP_MISMATCH'> | undefined {
   if (call.kind !== 'all-to-all') return undefined;
-  for (const [peer, { gives, takes }] of [...records].sort(([a], [b]) => a - b)) {
-    const pairs = [
-      { from: rank, to: peer, sent: call.inputs[peer]!.length, taken: takes },
-      { from: peer, to: rank, sent: gives, taken: call.outputs[peer]!.length },
-    ];
-    for (const { from, to, sent, taken } of pairs) {
-      if (sent === taken) continue;
-      const expected = `rank ${from} gives ${sent} elements to rank ${to}`;
-      const found = `rank ${to} takes ${taken}`;
-      return new EpError('EP_MISMATCH', `call ${call.sequence}: all-to-all ${call.dtype}: ${expected}, but ${found}`, {
-        context: { ranks: [from, to].sort((a, b) => a - b), sequence: call.sequence, expected, found },
-      });
-    }
+  const ranks = [...records.keys()].sort((a, b) => a - b);
+  const told = (lengths: CallRecord['gives'], other: number): number | undefined =>
+    typeof lengths === 'object' ? lengths[other] : other === rank ? lengths : undefined;
+  const given = (from: number, to: number): number | undefined =>
+    from === rank ? call.inputs[to]!.length : told(records.get(from)!.gives, to);
+  const takenBy = (to: number, from: number): number | undefined =>
+    to === rank ? call.outputs[from]!.length : told(records.get(to)!.takes, from);
+  // Until all have come, this is asked at each arrival: of the pairs of this rank alone.
+  const pairs = all
+    ? ranks.flatMap((from) => ranks.map((to) => [from, to] as const))
+    : ranks.flatMap((peer) => [[rank, peer] as const, [peer, rank] as const]);
+  for (const [from, to] of pairs) {
+    const [sent, taken] = [given(from, to), takenBy(to, from)];
+    if (from === to || sent === undefined || taken === undefined || sent === taken) continue;
+    const expected = `rank ${from} gives ${sent} elements to rank ${to}`;
+    const found = `rank ${to} takes ${taken}`;
+    return new EpError('EP_MISMATCH', `call ${call.sequence}: all-to-all ${call.dtype}: ${expected}, but ${found}`, {
+      context: { ranks: [from, to].sort((a, b) => a - b), sequence: call.sequence, expected, found },
+    });
   }
   return undefined;
 }
 
-/** `records`: of the peers that have come. */
+/** `records`: of the ranks that have come, this one's own among them; `all`: that is everyone. */
 export function findMismatch(
   call: OrderedCall,
   rank: number,
   records: ReadonlyMap<number, CallRecord>,
+  all: boolean,
 ): EpError<'EP_MISMATCH'> | undefined {
   const calls = new Map([...records].map(([peer, record]) => [peer, record.call]));
-  calls.set(rank, describeCall(call));
-  return differentCalls(call.sequence, calls) ?? differentLengths(call, rank, records);
+  return differentCalls(call.sequence, calls) ?? differentLengths(call, rank, records, all);
 }

@@ -21,7 +21,7 @@
 import { createStorage, isEpError } from '@ep/core';
 import type { Elements, EngineCall } from '../engine.js';
 import { part, type Sink } from './chunks.js';
-import type { PlannedCall } from './collectives.js';
+import type { PlannedCall } from './collectives-init.js';
 import { foldsByHost, levelsOf, ofHosts } from './fold-order.js';
 import { elementsOfPiece, type HostCall, type HostLevel, PIECES } from './host-level.js';
 import { type DataPlan, Plan, type PlanInit } from './plan.js';

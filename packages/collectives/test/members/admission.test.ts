@@ -56,6 +56,7 @@ class Model {
             else this.#made.add(rank);
           },
           onRepair: () => {},
+          onAwaited: () => {},
           onExpelled: (by) => {
             throw new Error(`rank ${by} takes rank ${rank} for dead`);
           },

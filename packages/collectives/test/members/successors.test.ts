@@ -1,4 +1,5 @@
 /** Processes that come in the place of others, over a transport that lets them in. In one thread. */
+import { prefixStore } from '@ep/core';
 import { describe, expect, it } from 'vitest';
 import { type Call, pause, rejection, SMALL_STAGING, World } from '../portable/world.js';
 import { worksOver } from './works-over.js';
@@ -59,6 +60,25 @@ describe('another process in the place of one that is gone', () => {
     await Promise.all([world.join(1), world.takeIn([0], [1])]);
     await worksOver(world, [0, 1]);
     void asked;
+  });
+
+  it('opens first the group that the others opened first, as they did', async () => {
+    await using world = await open(2);
+    await world.all(() => barrier());
+    await world.lose(1);
+    await world.readmit(1);
+    const elsewhere = prefixStore(world.stores[1]!, 'elsewhere');
+    await expect(world.openSuccessor(1, { store: elsewhere })).rejects.toMatchObject({ code: 'EP_UNSUPPORTED' });
+    for (const wrong of [{ stagingBytes: 2 * SMALL_STAGING }, { maxGroups: 3 }]) {
+      await expect(world.openSuccessor(1, wrong)).rejects.toMatchObject({
+        code: 'EP_INVALID_ARGUMENT',
+        message: expect.stringContaining('as the others have it'),
+      });
+    }
+    await world.openSuccessor(1);
+    await expect(world.run(0, barrier())).rejects.toMatchObject({ code: 'EP_PEER_LOST' });
+    await Promise.all([world.join(1), world.takeIn([0], [1])]);
+    await worksOver(world, [0, 1]);
   });
 
   it('holds the place of a group until it has closed it, as the one before had', async () => {

@@ -8,7 +8,7 @@ import { Worker } from 'node:worker_threads';
 import { beforeAll, describe, expect, it } from 'vitest';
 import { bundleProgram } from '../bundle.js';
 import type { RankInit, Told } from '../programs/portable-rank.js';
-import { type Kind, numbers, pause } from './world.js';
+import { numbers, pause } from './world.js';
 
 let program: URL;
 const ROUNDS = process.env.EP_TEST_FULL === '1' ? 40 : 2;
@@ -59,7 +59,7 @@ function start(mode: Mode, init: RankInit): Started {
 
 async function tell(
   mode: Mode,
-  kind: Exclude<Kind, 'efa'>,
+  kind: RankInit['kind'],
   size: number,
   victims: readonly number[],
   seed: number,

@@ -81,13 +81,15 @@ describe('a deadline', () => {
   it('names who came and who did not; the others hear of it at once', async () => {
     await using world = await World.open({ size: 4 });
     await world.all(() => barrier());
-    const [first, ...others] = await world.settled((rank) => barrier(rank === 0 ? 500 : 60_000), [0, 2, 3]);
+    // Of a call that all have told too much to end it with that.
+    const large = (timeoutMs: number): Call => ({ ...reduceOf(900, 1), timeoutMs });
+    const [first, ...others] = await world.settled((rank) => large(rank === 0 ? 500 : 60_000), [0, 2, 3]);
     expect(first).toMatchObject(
       rejection('EP_TIMEOUT', { arrived: [0, 2, 3], awaited: [1], sequence: 2, timeoutMs: 500 }),
     );
     for (const end of others) expect(end).toMatchObject(rejection('EP_ABORTED', { ranks: [0], awaited: [1] }));
     // The one that comes too late.
-    expect(await world.settled(() => barrier(), [1])).toMatchObject([rejection('EP_ABORTED', { ranks: [0] })]);
+    expect(await world.settled(() => large(60_000), [1])).toMatchObject([rejection('EP_ABORTED', { ranks: [0] })]);
     expect(CODES(await world.settled(() => barrier()))).toEqual(Array(4).fill('EP_POISONED'));
   });
 
@@ -173,12 +175,12 @@ describe('an abort', () => {
     try {
       const abort = new AbortController();
       const reason = new Error('enough');
-      const ended = world.run(0, { ...reduceOf(9, 1), signal: abort.signal });
+      const ended = world.run(0, { ...reduceOf(900, 1), signal: abort.signal });
       abort.abort(reason);
       await expect(ended).rejects.toBe(reason);
       await world.engines[0]!.close();
       await world.lose(0);
-      await expect(world.run(1, reduceOf(9, 1))).rejects.toMatchObject({
+      await expect(world.run(1, reduceOf(900, 1))).rejects.toMatchObject({
         code: 'EP_ABORTED',
         context: { ranks: [0], reason: 'EP_ABORTED' },
       });

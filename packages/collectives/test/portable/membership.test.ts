@@ -51,6 +51,7 @@ class Model {
             // It may be what this rank makes next.
             if (this.#below(2) === 0) this.come(rank);
           },
+          onAwaited: () => {},
           onExpelled: (by) => {
             throw new Error(`rank ${by} takes rank ${rank} for dead`);
           },

@@ -2,12 +2,12 @@
 import { type HostileConfig, type HostileTransport, hostile } from '@ep/conformance/hostile';
 import { CloseScope, memoryStore, type Store, type Transport } from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
-import { nvshmem, type ShmTransport } from '@ep/nvshmem';
+import { type FabricConfig, nvshmem, type ShmTransport } from '@ep/nvshmem';
 import { openHost } from '../../src/backends.js';
 import type { EngineCall, EngineEnd, GroupEngine, MembershipCall, MembershipEnd, OpKind } from '../../src/engine.js';
-import { openPortableEngine } from '../../src/portable/engine.js';
+import { openPortableEngine, type PortableEngineOptions } from '../../src/portable/engine.js';
 
-export type Kind = 'hostile' | 'shm' | 'efa';
+export type Kind = 'hostile' | 'shm' | 'efa' | 'fabric';
 
 export interface WorldOptions {
   readonly kind?: Kind;
@@ -25,6 +25,9 @@ export interface WorldOptions {
   /** What each rank's engine gets in the place of its transport. */
   readonly wrap?: (transport: Transport<'bundled' | 'add'>, rank: number) => Transport<'bundled' | 'add'>;
 }
+
+/** Where libfabric is. */
+export const LOOPBACK: FabricConfig = { provider: 'tcp;ofi_rxm', address: '127.0.0.1' };
 
 /** Small enough that a few hundred elements are many chunks. */
 export const SMALL_STAGING = 2 ** 16;
@@ -67,6 +70,7 @@ export class World implements AsyncDisposable {
         const member = { rank, worldSize: size, store };
         const config = { maxDelayUs: 100, ...options.hostile };
         if (kind === 'shm') return scope.add(await nvshmem.shm.open(member, { signal }));
+        if (kind === 'fabric') return scope.add(await nvshmem.fabric.open(member, { signal, config: LOOPBACK }));
         if (kind === 'efa') return scope.add(await efaGda.soft.open(member, { signal }));
         return scope.add(await hostile.open(member, { signal, config }));
       }),
@@ -191,6 +195,12 @@ export class World implements AsyncDisposable {
 
   /** Over `shm`: another one comes in the place of this rank, which is gone, and opens the group that the others have. */
   async replace(rank: number): Promise<void> {
+    await this.readmit(rank);
+    await this.openSuccessor(rank);
+  }
+
+  /** As far as the transport goes. */
+  async readmit(rank: number): Promise<void> {
     const member = { rank, worldSize: this.size, store: this.stores[rank]! };
     const staying = this.transports.filter((transport) => transport.rank !== rank) as unknown as ShmTransport[];
     const [comer] = await Promise.all([
@@ -198,10 +208,13 @@ export class World implements AsyncDisposable {
       ...staying.map((transport) => transport.readmit({ store: this.stores[transport.rank]!, joining: [rank] })),
     ]);
     this.#opened.transports[rank] = this.#scope.add(comer);
+  }
+
+  async openSuccessor(rank: number, others: Partial<PortableEngineOptions> = {}): Promise<void> {
     const { stagingBytes, maxGroups, timeoutMs = 10_000, evicts } = this.#options;
     this.#opened.engines[rank] = this.#scope.add(
       await openPortableEngine({
-        transport: comer,
+        transport: this.transports[rank]!,
         store: this.stores[rank]!,
         ranks: [...this.engines.keys()],
         rank,
@@ -211,6 +224,7 @@ export class World implements AsyncDisposable {
         ...(maxGroups === undefined ? {} : { maxGroups }),
         evicts,
         joins: true,
+        ...others,
       }),
     );
   }
