@@ -222,7 +222,7 @@ result<control_block> rank_queues::placed(control_memory& source, std::initializ
 }
 
 result<nothing> rank_queues::publish_ranges() {
-  for (bank* of : {&kernels_, &host_}) {
+  for (bank* of : {&host_, &kernels_}) {
     if (of->count == 0) continue;
     if (auto published = publish_ranges(*of); !published.ok()) return published;
   }
