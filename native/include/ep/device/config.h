@@ -8,12 +8,16 @@
 #include <stdint.h>
 
 /* EP_HD_SMALL: small enough that a call would cost more than the body, which g++ does not always see (EP_SMALL_LAMBDA: of a lambda). EP_HD_SELDOM: what fails or waits; kept out of the way of
- * what does not. On a GPU everything is inlined, but for EP_HD_SHARED: long, and
- * seldom what a kernel does. EP_UNROLL: of a loop over an array, which nvcc would else keep in memory. */
+ * what does not. On a GPU everything is inlined, but for EP_HD_SHARED: long, and seldom what a kernel does. HAZARD: compiled for linking (-rdc), a function of its own may take
+ * more registers than the launch bounds of its kernels leave, and ptxas refuses them; so these are inlined there, too. EP_UNROLL: of a loop over an array, which nvcc would else keep in memory. */
 #if defined(__CUDACC__)
 #define EP_HD __device__ __forceinline__
 #define EP_HD_SMALL EP_HD
+#if defined(__CUDACC_RDC__)
+#define EP_HD_SHARED EP_HD
+#else
 #define EP_HD_SHARED __device__ __noinline__
+#endif
 #define EP_UNROLL _Pragma("unroll")
 #define EP_SMALL_LAMBDA
 #define EP_HD_SELDOM EP_HD
