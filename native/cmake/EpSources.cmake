@@ -53,6 +53,7 @@ set(EP_CORE_SOURCES
   core/ibgda/probe.cpp
   core/ibgda/queues.cpp
   core/ibgda/rank_nic.cpp
+  core/ibgda/reset.cpp
   core/ibgda/topology.cpp
   core/life.cpp
   core/limits.cpp
@@ -225,6 +226,7 @@ set(EP_TESTS
   tests/ibgda/ibgda_kernels_test.cpp
   tests/ibgda/queues_test.cpp
   tests/ibgda/rank_nic_test.cpp
+  tests/ibgda/replaced_test.cpp
   tests/ibgda/topology_test.cpp
   tests/dl/libfabric_abi_test.cpp
   tests/dl/libfabric_shim_test.cpp

@@ -66,6 +66,7 @@ struct qp_attr {
   uint32_t rate_limit;
 };
 static_assert(sizeof(qp_attr) == 144);
+inline constexpr uint32_t qps_reset = 0;
 inline constexpr uint32_t qps_init = 1;
 inline constexpr uint32_t qps_rtr = 2;
 inline constexpr uint32_t qps_rts = 3;

@@ -63,6 +63,7 @@ namespace ep::dl {
   X(int, ibv_destroy_cq, "IBVERBS_1.1", (verbs::cq * cq))                                                                                           \
   X(verbs::qp*, ibv_create_qp, "IBVERBS_1.1", (verbs::pd * pd, verbs::qp_init_attr * attributes))                                                   \
   X(int, ibv_modify_qp, "IBVERBS_1.1", (verbs::qp * qp, verbs::qp_attr * attributes, int mask))                                                     \
+  X(int, ibv_query_qp, "IBVERBS_1.1", (verbs::qp * qp, verbs::qp_attr * attributes, int mask, verbs::qp_init_attr * initial))                         \
   X(int, ibv_destroy_qp, "IBVERBS_1.1", (verbs::qp * qp))
 
 #define EP_MEMBER(result, name, version, arguments) result(*name) arguments = nullptr;

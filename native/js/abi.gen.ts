@@ -3562,8 +3562,10 @@ export function writeGroupArgs(view: DataView, at: number, value: GroupArgs): vo
 }
 
 /**
- * Followed by uint32_t qpn[world_size * qps_per_peer]: those to rank 0 first. Queue pair k of rank a to rank b meets
- * queue pair k of rank b to rank a.
+ * Followed by uint32_t qpn[world_size * qps_per_peer], those to rank 0 first, then as many uint32_t starting_psn: 24
+ * bits, the number of the first packet that the queue pair awaits. Queue pair k of rank a to rank b meets queue pair k
+ * of rank b to rank a. HAZARD: nothing but that number keeps what a process in a rank's place sent before it died apart
+ * from what its successor sends: a packet names the queue pair that it goes to, not the one that it is from.
  */
 export interface IbgdaPeer {
   /** EP_MAGIC_IBGDA_PEER; byte_length includes the numbers that follow */
@@ -3571,7 +3573,6 @@ export interface IbgdaPeer {
   readonly rank: number;
   readonly worldSize: number;
   readonly qpsPerPeer: number;
-  readonly psn: number;
   /** of its port, as on the wire */
   readonly gid: readonly number[];
   /** of its port; 0 on Ethernet */
@@ -3596,7 +3597,7 @@ export const ibgdaPeerLayout = {
     rank: 16,
     worldSize: 20,
     qpsPerPeer: 24,
-    psn: 28,
+    reserved0: 28,
     gid: 32,
     lid: 48,
     link: 50,
@@ -3614,7 +3615,6 @@ export function readIbgdaPeer(view: DataView, at = 0): IbgdaPeer {
     rank: view.getInt32(at + 16, true),
     worldSize: view.getInt32(at + 20, true),
     qpsPerPeer: view.getUint32(at + 24, true),
-    psn: view.getUint32(at + 28, true),
     gid: Array.from({ length: 16 }, (_, i) => view.getUint8(at + 32 + i * 1)),
     lid: view.getUint16(at + 48, true),
     link: view.getUint8(at + 50),
@@ -3630,7 +3630,7 @@ export function writeIbgdaPeer(view: DataView, at: number, value: IbgdaPeer): vo
   view.setInt32(at + 16, value.rank, true);
   view.setInt32(at + 20, value.worldSize, true);
   view.setUint32(at + 24, value.qpsPerPeer, true);
-  view.setUint32(at + 28, value.psn, true);
+  clear(view, at + 28, 4);
   elements(value.gid, 16, 'ibgdaPeer.gid').forEach((element, i) => {
     view.setUint8(at + 32 + i * 1, element);
   });

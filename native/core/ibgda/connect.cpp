@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "queues.hpp"
 
@@ -30,18 +31,19 @@ std::string hexadecimal(uint32_t value) {
 
 std::span<const uint8_t> bytes_of(const void* begin, uint64_t bytes) { return {static_cast<const uint8_t*>(begin), bytes}; }
 
+uint64_t connection_bytes(uint32_t pairs) { return sizeof(ep_ibgda_peer) + uint64_t{pairs} * 2 * sizeof(uint32_t); }
+
 constexpr uint8_t log_outstanding_default = 4; // 16 atomics and reads: what every mlx5 device can do
 
 } // namespace
 
 std::vector<uint8_t> rank_queues::connection() const {
-  const uint64_t bytes = sizeof(ep_ibgda_peer) + uint64_t{pair_count()} * sizeof(uint32_t);
+  const uint64_t bytes = connection_bytes(pair_count());
   ep_ibgda_peer peer{};
   peer.header = {EP_MAGIC_IBGDA_PEER, EP_ABI_MAJOR, EP_ABI_MINOR, 0, static_cast<uint32_t>(bytes)};
   peer.rank = options_.rank;
   peer.world_size = options_.world_size;
   peer.qps_per_peer = options_.qps_per_peer;
-  peer.psn = psn_;
   std::memcpy(peer.gid, port_.gid.gid.raw.data(), sizeof peer.gid);
   peer.lid = port_.facts.lid;
   peer.link = link_of(port_.facts.link);
@@ -51,8 +53,11 @@ std::vector<uint8_t> rank_queues::connection() const {
   peer.roce_version = port_.gid.gid.type == dl::mlx5_gid_type::roce_v2 ? 2 : port_.gid.gid.type == dl::mlx5_gid_type::roce_v1 ? 1 : 0;
   std::vector<uint8_t> out(bytes);
   std::memcpy(out.data(), &peer, sizeof peer);
-  for (uint32_t index = 0; index < pair_count(); ++index) {
-    std::memcpy(out.data() + sizeof peer + index * sizeof(uint32_t), &pairs_[index].qpn, sizeof(uint32_t));
+  uint8_t* qpn = out.data() + sizeof peer;
+  uint8_t* starting_psn = qpn + pair_count() * sizeof(uint32_t);
+  for (const pair& one : pairs_) {
+    std::memcpy(std::exchange(qpn, qpn + sizeof(uint32_t)), &one.qpn, sizeof(uint32_t));
+    std::memcpy(std::exchange(starting_psn, starting_psn + sizeof(uint32_t)), &one.starting_psn, sizeof(uint32_t));
   }
   return out;
 }
@@ -60,7 +65,7 @@ std::vector<uint8_t> rank_queues::connection() const {
 result<rank_queues::remote_end> rank_queues::read_peer(int32_t rank, const std::vector<uint8_t>& bytes) const {
   remote_end end;
   ep_ibgda_peer& peer = end.peer;
-  const uint64_t expected = sizeof peer + uint64_t{pair_count()} * sizeof(uint32_t);
+  const uint64_t expected = connection_bytes(pair_count());
   if (bytes.size() < sizeof peer) return mismatch(rank, "has " + std::to_string(bytes.size()) + " bytes, at least " + std::to_string(sizeof peer) + " were expected");
   std::memcpy(&peer, bytes.data(), sizeof peer);
   if (peer.header.magic != EP_MAGIC_IBGDA_PEER) return mismatch(rank, "is something else: magic " + hexadecimal(peer.header.magic));
@@ -83,12 +88,18 @@ result<rank_queues::remote_end> rank_queues::read_peer(int32_t rank, const std::
   if (link == EP_IBGDA_LINK_ETHERNET && (peer.roce_version == 2) != second_version) {
     return mismatch(rank, "says RoCE v" + std::to_string(peer.roce_version) + ", here it is v" + (second_version ? "2" : "1") + ": name gid indices of one type");
   }
-  if (peer.psn > 0xffffff || peer.mtu < EP_MLX5_MTU_256 || peer.mtu > EP_MLX5_MTU_4096) return mismatch(rank, "has an impossible packet number or mtu");
-  end.qpn.resize(options_.qps_per_peer);
-  std::memcpy(end.qpn.data(), bytes.data() + sizeof peer + uint64_t{static_cast<uint32_t>(options_.rank)} * options_.qps_per_peer * sizeof(uint32_t), end.qpn.size() * sizeof(uint32_t));
-  for (const uint32_t qpn : end.qpn) {
-    if (qpn > 0xffffff) return mismatch(rank, "has a queue pair number of more than 24 bits: " + hexadecimal(qpn));
-  }
+  if (peer.mtu < EP_MLX5_MTU_256 || peer.mtu > EP_MLX5_MTU_4096) return mismatch(rank, "has an impossible mtu");
+  const uint8_t* numbers = bytes.data() + sizeof peer + uint64_t{static_cast<uint32_t>(options_.rank)} * options_.qps_per_peer * sizeof(uint32_t);
+  const auto read = [&](std::vector<uint32_t>& into, const uint8_t* from, const char* what) -> result<nothing> {
+    into.resize(options_.qps_per_peer);
+    std::memcpy(into.data(), from, into.size() * sizeof(uint32_t));
+    for (const uint32_t one : into) {
+      if (one > 0xffffff) return mismatch(rank, std::string("has a ") + what + " of more than 24 bits: " + hexadecimal(one));
+    }
+    return nothing{};
+  };
+  if (auto done = read(end.qpn, numbers, "queue pair number"); !done.ok()) return done.why();
+  if (auto done = read(end.starting_psn, numbers + pair_count() * sizeof(uint32_t), "packet number"); !done.ok()) return done.why();
   return end;
 }
 
@@ -97,14 +108,18 @@ result<nothing> rank_queues::connect(std::span<const std::vector<uint8_t>> of_ra
     return failure{EP_STATUS_INVALID, 0, "connection data of " + std::to_string(of_ranks.size()) + " ranks was given, the world has " + std::to_string(options_.world_size)};
   }
   // All of it is read before the first queue pair moves: a world that does not fit together leaves them in RST.
-  std::vector<remote_end> remotes;
+  std::vector<std::optional<remote_end>> remotes;
   for (int32_t rank = 0; rank < options_.world_size; ++rank) {
+    remotes.emplace_back();
+    if (of_ranks[static_cast<size_t>(rank)].empty() && rank != options_.rank) continue;
     auto remote = read_peer(rank, of_ranks[static_cast<size_t>(rank)]);
     if (!remote.ok()) return remote.why();
-    remotes.push_back(std::move(remote.value()));
+    remotes.back() = std::move(remote.value());
   }
   for (int32_t rank = 0; rank < options_.world_size; ++rank) {
-    if (auto connected = connect_peer(rank, remotes[static_cast<size_t>(rank)]); !connected.ok()) return connected;
+    const auto& remote = remotes[static_cast<size_t>(rank)];
+    auto done = remote.has_value() ? connect_peer(rank, *remote) : mark(rank, false);
+    if (!done.ok()) return done;
   }
   return nothing{};
 }
@@ -114,8 +129,6 @@ result<nothing> rank_queues::connect_peer(int32_t rank, const remote_end& remote
   connection_spec spec;
   spec.port = port_.port;
   spec.mtu = std::min({remote.peer.mtu, port_.facts.active_mtu, options_.mtu == 0 ? uint8_t{EP_MLX5_MTU_4096} : options_.mtu});
-  spec.send_psn = psn_;
-  spec.recv_psn = remote.peer.psn;
   spec.ack_timeout = options_.ack_timeout;
   spec.retry_count = options_.retry_count;
   spec.log_max_message = std::min(log_max_message_, remote.peer.log_max_message);
@@ -142,6 +155,8 @@ result<nothing> rank_queues::connect_peer(int32_t rank, const remote_end& remote
     const uint32_t index = static_cast<uint32_t>(rank) * options_.qps_per_peer + k;
     spec.qpn = pairs_[index].qpn;
     spec.remote_qpn = remote.qpn[k];
+    spec.send_psn = remote.starting_psn[k];
+    spec.recv_psn = pairs_[index].starting_psn;
     spec.udp_sport = ethernet && port_.gid.gid.type == dl::mlx5_gid_type::roce_v2 ? udp_sport_of(spec.qpn, spec.remote_qpn) : 0;
     if (auto moved = modify(index, qp_init_command(spec), "RST2INIT"); !moved.ok()) return moved;
     if (auto moved = modify(index, qp_rtr_command(spec, port_.facts.link), "INIT2RTR"); !moved.ok()) return moved;
@@ -240,6 +255,12 @@ result<nothing> rank_queues::publish_ranges(bank& of) {
   return of.source->publish(of.structs, of.device_offset + offsetof(ep_ibgda_device, ranges), block.value().address);
 }
 
+result<nothing> rank_queues::reroute_memory(const memory_route& route, int32_t rank, const ep_ibgda_remote& remote) {
+  if (rank < 0 || rank >= options_.world_size) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is not in a world of " + std::to_string(options_.world_size)};
+  const uint64_t at = sizeof(ep_ibgda_memory) + static_cast<uint64_t>(rank) * sizeof remote;
+  return kernels_.source->write(route.block, at, &remote, sizeof remote);
+}
+
 result<rank_queues::memory_route> rank_queues::route_memory(std::span<const ep_ibgda_remote> remotes) {
   if (remotes.size() != static_cast<size_t>(options_.world_size)) {
     return failure{EP_STATUS_INVALID, 0, "places of " + std::to_string(remotes.size()) + " ranks were given, the world has " + std::to_string(options_.world_size)};
@@ -251,7 +272,7 @@ result<rank_queues::memory_route> rank_queues::route_memory(std::span<const ep_i
   if (!block.ok()) return block.why();
   memory.remotes = block.value().address + sizeof memory;
   if (auto written = kernels_.source->write(block.value(), 0, &memory, sizeof memory); !written.ok()) return written.why();
-  return memory_route{block.value().address, block.value().keep};
+  return memory_route{block.value().address, block.value().keep, block.value()};
 }
 
 result<std::optional<queue_event>> rank_queues::next_event() {

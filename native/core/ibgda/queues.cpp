@@ -5,8 +5,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include <sys/random.h>
-
 namespace ep::ibgda {
 namespace {
 
@@ -67,9 +65,6 @@ result<std::unique_ptr<rank_queues>> rank_queues::create(open_port port, const q
   made->pairs_.assign(made->pair_count(), {});
   if (made->options_.active_qps == 0) made->options_.active_qps = made->kernels_.count;
   if (auto read = made->read_capabilities(); !read.ok()) return read.why();
-  uint32_t random = 0;
-  if (getrandom(&random, sizeof random, 0) != sizeof random) return failure_errno("getrandom", errno, "first packet numbers of queue pairs");
-  made->psn_ = random & 0xffffff;
   auto pd = made->device().alloc_pd();
   if (!pd.ok()) return during("protection domain", pd.why());
   made->pd_ = pd.value();
@@ -211,7 +206,31 @@ result<nothing> rank_queues::build_pair(const bank& of, uint32_t i, uint32_t eqn
   if (!created.ok()) return refused("CREATE_QP" + about, created.why(), out);
   made.qp = created.value();
   made.qpn = static_cast<uint32_t>(prm_get(out, EP_MLX5_CMD_OUT_OBJECT));
+  auto first = draw_psn(std::nullopt);
+  if (!first.ok()) return first.why();
+  made.starting_psn = first.value();
   return nothing{};
+}
+
+ep_ibgda_qp rank_queues::struct_of(const bank& of, uint32_t i, const layout& at) const {
+  const pair& from = pairs_[index_of(of, i)];
+  ep_ibgda_qp qp{};
+  qp.header = header_of(EP_MAGIC_IBGDA_QP, sizeof qp);
+  qp.sq = of.queues.address + at.sqs + i * at.sq_bytes;
+  qp.dbr = of.queues.address + at.records + i * 2 * line + line;
+  qp.bf = from.doorbell;
+  qp.cq = of.queues.address + at.cqs + i * at.cq_bytes;
+  qp.cq_dbr = options_.collapsed ? 0 : of.queues.address + at.records + i * 2 * line;
+  qp.qpn = from.qpn;
+  qp.depth = options_.depth;
+  qp.cq_depth = options_.collapsed ? 1 : options_.depth;
+  qp.flags = options_.collapsed ? EP_IBGDA_CQ_COLLAPSED : 0;
+  qp.peer = static_cast<int32_t>(i / of.count);
+  qp.index = i;
+  qp.response = of.queues.address + at.responses + i * line;
+  qp.response_lkey = of.responses.lkey;
+  qp.nic_wake = options_.nic_wake;
+  return qp;
 }
 
 result<nothing> rank_queues::fill_structs(bank& of, const layout& at) {
@@ -221,23 +240,7 @@ result<nothing> rank_queues::fill_structs(bank& of, const layout& at) {
   if (!block.ok()) return during("memory of the queue pairs' structs", block.why());
   of.structs = block.value();
   for (uint32_t i = 0; i < size_of(of); ++i) {
-    const pair& from = pairs_[index_of(of, i)];
-    ep_ibgda_qp qp{};
-    qp.header = header_of(EP_MAGIC_IBGDA_QP, sizeof qp);
-    qp.sq = of.queues.address + at.sqs + i * at.sq_bytes;
-    qp.dbr = of.queues.address + at.records + i * 2 * line + line;
-    qp.bf = from.doorbell;
-    qp.cq = of.queues.address + at.cqs + i * at.cq_bytes;
-    qp.cq_dbr = options_.collapsed ? 0 : of.queues.address + at.records + i * 2 * line;
-    qp.qpn = from.qpn;
-    qp.depth = options_.depth;
-    qp.cq_depth = options_.collapsed ? 1 : options_.depth;
-    qp.flags = options_.collapsed ? EP_IBGDA_CQ_COLLAPSED : 0;
-    qp.peer = static_cast<int32_t>(i / of.count);
-    qp.index = i;
-    qp.response = of.queues.address + at.responses + i * line;
-    qp.response_lkey = of.responses.lkey;
-    qp.nic_wake = options_.nic_wake;
+    const ep_ibgda_qp qp = struct_of(of, i, at);
     if (auto written = of.source->write(of.structs, i * sizeof qp, &qp, sizeof qp); !written.ok()) return during("structs of the queue pairs", written.why());
   }
   ep_ibgda_device device{};

@@ -5,12 +5,16 @@
 //   (a barrier)     HAZARD: a packet to a queue pair that is not yet in RTR is dropped, and its sender waits for a whole ack timeout
 //   device_address()  for kernels
 //
+//   reset(peer)       another process comes in the place of a rank that died; connection() is what it must know
+//   connect(peer)     given what that one said, and a barrier as above
+//
 // Queue pairs that this process posts to itself (host_qps) share nothing with those of kernels but the protection domain: their rings lie in host memory wherever the
 // kernels' lie.
 //
 // One thread at a time, kernels excepted.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -40,6 +44,9 @@ struct queue_options {
   uint8_t ack_timeout = 18; // a try waits 4.096 us << it, and there are retry_count more: a dead peer is noticed after about 8 s
   uint8_t retry_count = 7;
   uint64_t nic_wake = 0;    // ep_ibgda_qp.nic_wake
+  // 24 bits: the number of the first packet that a queue pair awaits. `before`: what it would have awaited next, had it not been reset; nothing where it is new.
+  // HAZARD: late packets of the process at the other end have numbers from `before` on: the new ones must not come to them. Unless given: at random; 2^22 to 2^23 further on.
+  std::function<uint32_t(std::optional<uint32_t> before)> starting_psn;
 };
 
 struct registered_memory {
@@ -70,8 +77,13 @@ class rank_queues {
   // ep_ibgda_peer and its numbers.
   std::vector<uint8_t> connection() const;
   // `of_ranks[r]`: connection() of rank r, one's own included. EP_STATUS_MISMATCH: not of this world, not of this ABI, another number of queue pairs, or another
-  // link layer; the message names the rank.
+  // link layer; the message names the rank. No bytes: the rank is not here, and posters find its queue pairs broken (EP_STATUS_PEER_LOST).
   result<nothing> connect(std::span<const std::vector<uint8_t>> of_ranks);
+  // For another process in the place of a rank: queue pairs and completion queues to it, rings, records and structs are again as create() left them, but that the queue pairs
+  // await other packets, and that posters find them broken until connect(). What the NIC had not yet carried out it carries out no more. Nobody may be posting to them.
+  result<nothing> reset(int32_t peer);
+  // After reset(), or where connect() was given no bytes of the rank: the same of this rank alone.
+  result<nothing> connect(int32_t peer, const std::vector<uint8_t>& of_rank);
   // Queue pairs to a rank that was lost go to the error state: what waits there is flushed at once, not when retries are used up.
   result<nothing> cut(int32_t peer);
 
@@ -91,8 +103,11 @@ class rank_queues {
   struct memory_route {
     uint64_t address = 0;
     std::shared_ptr<void> keep;
+    control_block block;
   };
   result<memory_route> route_memory(std::span<const ep_ibgda_remote> remotes);
+  // From now on that rank's part lies elsewhere. No kernel may be using the route.
+  result<nothing> reroute_memory(const memory_route& route, int32_t rank, const ep_ibgda_remote& remote);
 
   placement where() const { return kernels_.source->where(); }
   // Memory beside the kernels' rings.
@@ -118,6 +133,7 @@ class rank_queues {
     uint64_t doorbell = 0; // of the posters
     uint32_t cqn = 0;
     uint32_t qpn = 0;
+    uint32_t starting_psn = 0;
   };
   // Queue pairs of the same posters, and the memory that these share with the NIC.
   struct bank {
@@ -157,10 +173,18 @@ class rank_queues {
   result<nothing> build(bank& of, control_memory& source);
   result<nothing> build_pair(const bank& of, uint32_t i, uint32_t eqn, const layout& at);
   result<nothing> fill_structs(bank& of, const layout& at);
+  ep_ibgda_qp struct_of(const bank& of, uint32_t i, const layout& at) const;
+  result<uint32_t> draw_psn(std::optional<uint32_t> before) const;
+  result<nothing> reset_pair(bank& of, uint32_t i, const layout& at);
+  result<nothing> empty_ring(bank& of, uint32_t i, const layout& at, ep_ibgda_qp& fresh);
+  // Whether posters may use the queue pairs of all posters to the rank.
+  result<nothing> mark(int32_t peer, bool usable);
+  result<nothing> tell_broken(int32_t peer);
   // Of one rank's bytes; the numbers are those of its queue pairs to this rank.
   struct remote_end {
     ep_ibgda_peer peer;
     std::vector<uint32_t> qpn;
+    std::vector<uint32_t> starting_psn;
   };
   result<remote_end> read_peer(int32_t rank, const std::vector<uint8_t>& bytes) const;
   result<nothing> connect_peer(int32_t rank, const remote_end& remote);
@@ -173,7 +197,6 @@ class rank_queues {
   open_port port_;
   queue_options options_;
   std::vector<fallback> fallbacks_;
-  uint32_t psn_ = 0;
   uint8_t log_max_message_ = 30;
   bool has_atomics_ = false;
   bool has_masked_swap_ = false;

@@ -78,6 +78,32 @@ bool rank_nic::end_way(int32_t rank) {
   return queues_->cut(rank).ok();
 }
 
+result<nothing> rank_nic::reset_peer(int32_t rank) {
+  if (rank < 0 || static_cast<size_t>(rank) >= pairs_.size()) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is not in a world of " + std::to_string(pairs_.size())};
+  host_pair& pair = *pairs_[static_cast<size_t>(rank)];
+  const std::lock_guard lock(pair.mutex);
+  {
+    const std::lock_guard aside(aside_);
+    if (auto reset = queues_->reset(rank); !reset.ok()) return reset;
+    take_events();
+    const uint32_t pairs = queues_->options().qps_per_peer;
+    for (uint32_t k = 0; k < pairs; ++k) told_.erase(queues_->qpn(static_cast<uint32_t>(rank) * pairs + k));
+  }
+  if (pair.ended != pair.accepted) pair.lost.emplace_back(pair.ended, pair.accepted);
+  pair.ended = pair.accepted;
+  pair.posted.clear();
+  pair.waiting.clear();
+  pair.waiting_keep.clear();
+  return nothing{};
+}
+
+result<nothing> rank_nic::connect_peer(int32_t rank, const std::vector<uint8_t>& connection) {
+  if (rank < 0 || static_cast<size_t>(rank) >= pairs_.size()) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is not in a world of " + std::to_string(pairs_.size())};
+  const std::lock_guard lock(pairs_[static_cast<size_t>(rank)]->mutex);
+  const std::lock_guard aside(aside_);
+  return queues_->connect(rank, connection);
+}
+
 bool rank_nic::own_fault(uint64_t found) {
   const open_port& own = queues_->port();
   {
@@ -183,6 +209,7 @@ result<rank_nic::kernel_route> rank_nic::route_part(uint64_t memory_id, std::spa
   held->nic = shared_from_this();
   held->block = routed.value().keep;
   known->remotes.assign(remotes.begin(), remotes.end());
+  known->route = routed.value();
   return kernel_route{std::move(held), routed.value().address};
 }
 
@@ -209,6 +236,15 @@ void rank_nic::remove_part(uint64_t memory_id) {
   if (known == nullptr) return;
   release(*known);
   memories_.erase(memories_.begin() + (known - memories_.data()));
+}
+
+result<nothing> rank_nic::replace_remote(const symmetric_memory& memory, int32_t rank, const ep_ibgda_remote& remote) {
+  routed_memory* known = find(memory);
+  if (known == nullptr || known->remotes.empty()) return failure{EP_STATUS_INVALID, 0, "the memory was not routed by this NIC"};
+  if (rank == context_->rank()) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is this rank, which nobody replaces"};
+  if (auto done = queues_->reroute_memory(known->route, rank, remote); !done.ok()) return done;
+  known->remotes[static_cast<size_t>(rank)] = remote;
+  return nothing{};
 }
 
 const ep_ibgda_remote* rank_nic::remote(const symmetric_memory& memory, int32_t rank) const {
@@ -355,14 +391,19 @@ void rank_nic::advance(host_pair& pair, ep_ibgda_qp& qp) {
   }
 }
 
+request_state rank_nic::host_pair::end_of(uint64_t number) const {
+  const auto is_in = [&](const std::pair<uint64_t, uint64_t>& run) { return run.first < number && number <= run.second; };
+  return std::any_of(lost.begin(), lost.end(), is_in) ? request_state::failed : request_state::done;
+}
+
 request_state rank_nic::look(int32_t peer, uint64_t number) {
   ep_ibgda_qp& qp = pair_of(peer);
   host_pair& pair = *pairs_[static_cast<size_t>(peer)];
   const std::lock_guard lock(pair.mutex);
-  if (pair.ended >= number) return request_state::done;
+  if (pair.ended >= number) return pair.end_of(number);
   if (pair.stopped) return request_state::failed;
   advance(pair, qp);
-  if (pair.ended >= number) return request_state::done;
+  if (pair.ended >= number) return pair.end_of(number);
   const pair_failure found = failure_in(qp);
   if (found.status == EP_STATUS_OK) return request_state::pending;
   // A connection carries requests out in their order, so those before the one that failed are done, whose completions may not have been written. Where the
@@ -383,14 +424,19 @@ uint64_t rank_nic::accepted(int32_t peer) {
   return pair.accepted;
 }
 
-// In a collapsed queue completions of flushed requests overwrite that of the one that failed. The event of the failure comes apart from them.
-pair_failure rank_nic::explained(pair_failure found) {
-  if (found.syndrome != EP_MLX5_SYNDROME_FLUSHED) return found;
-  const std::lock_guard lock(aside_);
+// Under aside_.
+void rank_nic::take_events() {
   for (auto next = queues_->next_event(); next.ok() && next.value().has_value(); next = queues_->next_event()) {
     const dl::mlx5_event& event = next.value()->event;
     if (event.kind == dl::mlx5_event_kind::qp_error) told_.emplace(event.number, event.syndrome);
   }
+}
+
+// In a collapsed queue completions of flushed requests overwrite that of the one that failed. The event of the failure comes apart from them.
+pair_failure rank_nic::explained(pair_failure found) {
+  if (found.syndrome != EP_MLX5_SYNDROME_FLUSHED) return found;
+  const std::lock_guard lock(aside_);
+  take_events();
   const auto at = told_.find(found.qpn);
   if (at != told_.end()) found.first_syndrome = at->second;
   return found;

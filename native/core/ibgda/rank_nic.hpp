@@ -106,6 +106,14 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   };
   result<kernel_route> route_part(uint64_t memory_id, std::span<const ep_ibgda_remote> remotes);
   void remove_part(uint64_t memory_id);
+
+  // Another process comes in the place of a rank that died: rank_queues::reset(), after which no request of the host to the rank is under way: those that had not ended have failed.
+  // Kernels, and peers that this rank does not know to be dead, use none of its queue pairs.
+  result<nothing> reset_peer(int32_t rank);
+  // Given what the newcomer said. Nobody posts before all have done it.
+  result<nothing> connect_peer(int32_t rank, const std::vector<uint8_t>& connection);
+  // The rank's part of a memory that was routed is another one now: of all that kernels and the host post from here on.
+  result<nothing> replace_remote(const symmetric_memory& memory, int32_t rank, const ep_ibgda_remote& remote);
   const ep_ibgda_remote* remote(const symmetric_memory& memory, int32_t rank) const;
   // Where a signal goes; remote() is not null. HAZARD: an addition may go to another word than a `set`, and lands in the peer's word later: the two have no order.
   static remote_place signal_place(const symmetric_memory& memory, const ep_ibgda_remote& part, uint64_t slot, signal_op op);
@@ -151,7 +159,9 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
     std::deque<ended_by> posted;
     uint64_t accepted = 0;
     uint64_t ended = 0;
+    std::vector<std::pair<uint64_t, uint64_t>> lost; // numbers behind the first, up to the second: ended when the peer was replaced
     bool stopped = false;
+    request_state end_of(uint64_t number) const;
   };
   struct registered_source {
     uint64_t begin;
@@ -165,6 +175,7 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
     std::optional<registered_memory> signals; // of the words that are apart
     std::unique_ptr<apart_words> apart; // none: signals go to the memory's own words
     std::vector<ep_ibgda_remote> remotes;
+    rank_queues::memory_route route;
   };
 
   rank_nic() = default;
@@ -174,6 +185,7 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   void advance(host_pair& pair, ep_ibgda_qp& qp);
   void sweep_sources();
   pair_failure explained(pair_failure found);
+  void take_events();
   routed_memory* find(uint64_t memory_id);
   routed_memory* find(const symmetric_memory& memory) { return find(memory.device_handle().memory_id); }
   result<nothing> set_apart(routed_memory& made, const symmetric_memory& memory);

@@ -67,6 +67,17 @@ void engine::remove_qp(queue_pair& qp) {
   qps[qp.index].reset();
 }
 
+// A register write comes before a command that follows it.
+void engine::drop_doorbells(const queue_pair& qp) {
+  const auto is_its = [&](uint64_t value) { return be32(static_cast<uint32_t>(value >> 32)) >> 8 == qp.qpn; };
+  for (uint32_t half = 0; half < EP_MLX5_BF_BYTES; half += EP_MLX5_BF_HALF_BYTES) {
+    std::atomic_ref<uint64_t> word(*reinterpret_cast<uint64_t*>(qp.uar->page + EP_MLX5_BF_OFFSET + half));
+    uint64_t value = word.load(std::memory_order_relaxed);
+    if (value != 0 && is_its(value)) word.compare_exchange_strong(value, 0, std::memory_order_relaxed);
+  }
+  std::erase_if(qp.uar->repeats, is_its);
+}
+
 void engine::connect(queue_pair& qp) {
   if (qp.peer && !qp.peer->gone()) return;
   auto found = network_->connect(qp.remote_port);

@@ -56,6 +56,8 @@ class engine {
   // Takes the queue pair out of service: state, port table, what is under way.
   void stop_qp(queue_pair& qp, uint8_t state);
   void remove_qp(queue_pair& qp);
+  // What was rung for it, and not looked at yet, is over.
+  void drop_doorbells(const queue_pair& qp);
   void add_receiver(queue_pair& qp) { receivers_.push_back(&qp); }
   void connect(queue_pair& qp);
   uint32_t number_of(const gid_bytes& gid) const { return network_->number_of(gid); }

@@ -191,6 +191,7 @@ command_answer modify_qp(engine& nic, uint32_t opcode, std::span<const uint8_t> 
   }
   if (opcode == EP_MLX5_CMD_2RST_QP) {
     nic.stop_qp(*qp, EP_MLX5_QP_STATE_RST);
+    nic.drop_doorbells(*qp);
     if (nic.in_use(0, qp)) return refuse(EP_MLX5_CMD_STATUS_RESOURCE_BUSY, "a peer is inside of an access through this queue pair");
     return {0, nullptr, qp->qpn};
   }

@@ -151,7 +151,7 @@ class proxy_device final : public dl::mlx5_device {
     proxy_qp* qp = find(object);
     if (qp == nullptr || get(in.data(), EP_MLX5_CMD_IN_OBJECT) != qp->qpn()) return base_.fail("obj_modify", EINVAL, "no queue pair of that number");
     const auto opcode = static_cast<uint32_t>(get(in.data(), EP_MLX5_CMD_IN_OPCODE));
-    const bool whole = opcode != EP_MLX5_CMD_2ERR_QP;
+    const bool whole = opcode != EP_MLX5_CMD_2ERR_QP && opcode != EP_MLX5_CMD_2RST_QP;
     if (whole && in.size() != EP_MLX5_MODIFY_QP_IN_BYTES) return refuse(in, out, "a transition has " + std::to_string(EP_MLX5_MODIFY_QP_IN_BYTES) + " bytes");
     auto port = base_.query_port(1);
     return qp->modify(opcode, in, port.ok() ? port.value().link : dl::mlx5_link::unknown);
@@ -162,6 +162,10 @@ class proxy_device final : public dl::mlx5_device {
     const proxy_qp* qp = find(object);
     if (qp == nullptr || get(in.data(), EP_MLX5_CMD_IN_OPCODE) != EP_MLX5_CMD_QUERY_QP) return refuse(in, out, "only QUERY_QP of a queue pair is known");
     put(out.data() + EP_MLX5_QPC_AT, EP_MLX5_QPC_STATE, qp->state());
+    if (qp->state() == EP_MLX5_QP_STATE_RST) return nothing{};
+    auto awaited = qp->next_psn();
+    if (!awaited.ok()) return awaited.why();
+    put(out.data() + EP_MLX5_QPC_AT, EP_MLX5_QPC_NEXT_RCV_PSN, awaited.value());
     return nothing{};
   }
   result<nothing> obj_destroy(const dl::mlx5_object& object) override {

@@ -121,11 +121,28 @@ result<nothing> proxy_qp::modify(uint32_t opcode, std::span<const uint8_t> in, d
       mask |= verbs::attr_timeout | verbs::attr_retry_cnt | verbs::attr_rnr_retry | verbs::attr_sq_psn | verbs::attr_max_rd_atomic;
       break;
     case EP_MLX5_CMD_2ERR_QP: attributes.qp_state = verbs::qps_err; break;
+    case EP_MLX5_CMD_2RST_QP:
+      next = EP_MLX5_QP_STATE_RST;
+      attributes.qp_state = verbs::qps_reset;
+      break;
     default: return device_.fail("ibv_modify_qp", EINVAL, "command " + std::to_string(opcode) + " is no transition of the verbs backing");
   }
   if (const int error = verbs_->ibv_modify_qp(qp_, &attributes, mask); error != 0) return device_.fail("ibv_modify_qp", error, "state " + std::to_string(attributes.qp_state));
   state_ = next;
+  if (opcode == EP_MLX5_CMD_2RST_QP) {
+    // What has completed by now is of nobody's requests any more.
+    std::array<verbs::wc, polled_at_once> done;
+    while (device_.raw()->ops.poll_cq(verbs_cq_, polled_at_once, done.data()) > 0) {}
+    consumer_ = 0;
+  }
   return nothing{};
+}
+
+result<uint32_t> proxy_qp::next_psn() const {
+  verbs::qp_attr attributes{};
+  verbs::qp_init_attr initial{};
+  if (const int error = verbs_->ibv_query_qp(qp_, &attributes, verbs::attr_rq_psn, &initial); error != 0) return device_.fail("ibv_query_qp", error, "the packet number that is awaited");
+  return attributes.rq_psn & 0xffffff;
 }
 
 bool proxy_qp::progress() {

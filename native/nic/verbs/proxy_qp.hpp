@@ -22,6 +22,8 @@ class proxy_qp {
   completion_queue* cq() const { return cq_; }
   // A transition, as the command has it.
   result<nothing> modify(uint32_t opcode, std::span<const uint8_t> in, dl::mlx5_link link);
+  // The number of the packet that it awaits.
+  result<uint32_t> next_psn() const;
   // Posts what the doorbell record tells of, and passes completions on. False: there was nothing to do.
   bool progress();
 

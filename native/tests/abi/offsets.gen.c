@@ -531,7 +531,7 @@ EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, header) == 0, "ep_ibgda_peer.header");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, rank) == 16, "ep_ibgda_peer.rank");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, world_size) == 20, "ep_ibgda_peer.world_size");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, qps_per_peer) == 24, "ep_ibgda_peer.qps_per_peer");
-EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, psn) == 28, "ep_ibgda_peer.psn");
+EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, reserved0) == 28, "ep_ibgda_peer.reserved0");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, gid) == 32, "ep_ibgda_peer.gid");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, lid) == 48, "ep_ibgda_peer.lid");
 EP_STATIC_ASSERT(offsetof(ep_ibgda_peer, link) == 50, "ep_ibgda_peer.link");

@@ -115,6 +115,13 @@ void cuts_a_peer_off(const setting& how) {
   EP_CHECK_EQ(world.qp(1, 0).syndrome, 0x15u); // retries exceeded
 }
 
+void meets_again(const setting& how) {
+  const pair_of_ranks world(how);
+  move_bytes_and_signals(world, 3);
+  break_and_meet_again(world);
+  expect_no_violations(world);
+}
+
 void revokes_keys(const setting& how) {
   pair_of_ranks world(how);
   ep_kernel_status status{};
@@ -171,6 +178,7 @@ int main() {
       breaks_one_queue_pair({through_shim, ethernet, false});
     }
     cuts_a_peer_off({through_shim, true, false});
+    for (const bool collapsed : {false, true}) meets_again({through_shim, collapsed, collapsed});
     revokes_keys({through_shim, false, false});
     tells_of_the_link({through_shim, true, true});
   }

@@ -124,4 +124,20 @@ inline void move_bytes_and_signals(const two_ranks& world, int turns) {
   }
 }
 
+// Queue pairs that were ended at one side, and have broken at both, are made anew by both; those that each rank has to itself stay.
+inline void break_and_meet_again(const two_ranks& world) {
+  ep_kernel_status status{};
+  for (int again = 0; again < 2; ++again) {
+    EP_CHECK(world.queues[0]->cut(1).ok());
+    EP_CHECK(!world.put(0, 1, 2, world.remote[1].mr.rkey, &status));
+    EP_CHECK(!world.put(1, 0, 0, world.remote[0].mr.rkey, &status));
+    for (const int rank : {0, 1}) EP_CHECK(world.queues[rank]->reset(1 - rank).ok());
+    const std::vector<uint8_t> said[2] = {world.queues[0]->connection(), world.queues[1]->connection()};
+    for (const int rank : {0, 1}) EP_CHECK(world.queues[rank]->connect(1 - rank, said[1 - rank]).ok());
+    for (const int rank : {0, 1}) world.signal(rank) = 0;
+    status = {};
+    move_bytes_and_signals(world, 12 + again);
+  }
+}
+
 } // namespace ep::test

@@ -115,7 +115,7 @@ SAME(verbs::qp_attr, port_num, ibv_qp_attr, port_num);
 SAME(verbs::qp_attr, timeout, ibv_qp_attr, timeout);
 SAME(verbs::qp_attr, retry_cnt, ibv_qp_attr, retry_cnt);
 SAME(verbs::qp_attr, rnr_retry, ibv_qp_attr, rnr_retry);
-static_assert(verbs::qps_init == IBV_QPS_INIT && verbs::qps_rtr == IBV_QPS_RTR && verbs::qps_rts == IBV_QPS_RTS && verbs::qps_err == IBV_QPS_ERR);
+static_assert(verbs::qps_reset == IBV_QPS_RESET && verbs::qps_init == IBV_QPS_INIT && verbs::qps_rtr == IBV_QPS_RTR && verbs::qps_rts == IBV_QPS_RTS && verbs::qps_err == IBV_QPS_ERR);
 static_assert(verbs::attr_state == IBV_QP_STATE && verbs::attr_access == IBV_QP_ACCESS_FLAGS && verbs::attr_pkey_index == IBV_QP_PKEY_INDEX);
 static_assert(verbs::attr_port == IBV_QP_PORT && verbs::attr_av == IBV_QP_AV && verbs::attr_path_mtu == IBV_QP_PATH_MTU && verbs::attr_timeout == IBV_QP_TIMEOUT);
 static_assert(verbs::attr_retry_cnt == IBV_QP_RETRY_CNT && verbs::attr_rnr_retry == IBV_QP_RNR_RETRY && verbs::attr_rq_psn == IBV_QP_RQ_PSN);

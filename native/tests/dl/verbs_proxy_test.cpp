@@ -62,6 +62,14 @@ void cuts_a_peer_off(ep::dl::mlx5_driver& driver, const char* first, const char*
   EP_CHECK_EQ(world.qp(1, 0).syndrome, 0x15u); // retries exceeded
 }
 
+void meets_again(ep::dl::mlx5_driver& driver, const char* first, const char* second) {
+  for (const bool collapsed : {true, false}) {
+    const two_ranks world(driver, wishes(first, second), collapsed, short_timeout);
+    move_bytes_and_signals(world, 3);
+    break_and_meet_again(world);
+  }
+}
+
 void revokes_keys(ep::dl::mlx5_driver& driver, const char* first, const char* second) {
   const two_ranks world(driver, wishes(first, second), false, short_timeout);
   ep_kernel_status status{};
@@ -174,7 +182,7 @@ int main(int count, char** arguments) {
   if (count == 3) {
     auto driver = must(ep::nic::verbs_proxy_driver());
     agrees_on_requests(driver.get(), wishes(arguments[1], arguments[2]));
-    for (const auto& test : {moves_bytes, breaks_one_queue_pair, cuts_a_peer_off, revokes_keys}) test(*driver, arguments[1], arguments[2]);
+    for (const auto& test : {moves_bytes, breaks_one_queue_pair, cuts_a_peer_off, meets_again, revokes_keys}) test(*driver, arguments[1], arguments[2]);
   } else {
     agrees_on_requests(nullptr, {});
     std::printf("NOT run over a device: none was named\n");

@@ -246,7 +246,7 @@ void holds_the_hosts_apart() {
       EP_CHECK_EQ(qp.bf > uint64_t{1} << 44, !hosts);
       for (const uint64_t address : {qp.sq, qp.cq, qp.dbr, qp.response}) EP_CHECK_EQ(in_gpu(address), !hosts);
     }
-    EP_CHECK_EQ(queues.connection().size(), sizeof(ep_ibgda_peer) + 6 * sizeof(uint32_t));
+    EP_CHECK_EQ(queues.connection().size(), sizeof(ep_ibgda_peer) + 12 * sizeof(uint32_t));
     auto known = queues.register_memory({0x1000, 0x100}, 0);
     EP_CHECK(known.ok());
     for (const auto* device : {kernels, own}) EP_CHECK_EQ(reinterpret_cast<const ep_ibgda_range_table*>(device->ranges)->count, uint64_t{1});

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "check.hpp"
+#include "ep/abi/mlx5_cqe.h"
 #include "scripted_nic.hpp"
 
 namespace {
@@ -132,6 +133,13 @@ void fills_the_structs(bool collapsed) {
   EP_CHECK(script.alive.empty());
 }
 
+// Of the numbers behind ep_ibgda_peer: those of queue pairs, then those of packets.
+uint32_t number_in(const std::vector<uint8_t>& connection, uint64_t at) {
+  uint32_t found = 0;
+  std::memcpy(&found, connection.data() + sizeof(ep_ibgda_peer) + at * sizeof found, sizeof found);
+  return found;
+}
+
 // Both ends' commands mirror each other.
 void connects() {
   nic_script scripts[2];
@@ -147,10 +155,8 @@ void connects() {
     queues[rank] = std::move(made.value());
     said.push_back(queues[rank]->connection());
   }
-  ep_ibgda_peer peers[2];
   for (int rank = 0; rank < 2; ++rank) {
-    std::memcpy(&peers[rank], said[static_cast<size_t>(rank)].data(), sizeof peers[rank]);
-    EP_CHECK_EQ(said[static_cast<size_t>(rank)].size(), sizeof(ep_ibgda_peer) + 4 * sizeof(uint32_t));
+    EP_CHECK_EQ(said[static_cast<size_t>(rank)].size(), sizeof(ep_ibgda_peer) + 8 * sizeof(uint32_t));
     scripts[rank].commands.clear();
     EP_CHECK(queues[rank]->connect(said).ok());
   }
@@ -172,8 +178,10 @@ void connects() {
       EP_CHECK_EQ(prm_get(rtr, EP_MLX5_CMD_IN_OBJECT), uint64_t{queues[rank]->qpn(index)});
       // Queue pair k to the peer meets the peer's queue pair k to this rank.
       EP_CHECK_EQ(prm_get(qpc, EP_MLX5_QPC_REMOTE_QPN), uint64_t{queues[peer]->qpn(static_cast<uint32_t>(rank) * 2 + index % 2)});
-      EP_CHECK_EQ(prm_get(qpc, EP_MLX5_QPC_NEXT_RCV_PSN), uint64_t{peers[peer].psn});
-      EP_CHECK_EQ(prm_get(std::span(rts).subspan(EP_MLX5_QPC_AT), EP_MLX5_QPC_NEXT_SEND_PSN), uint64_t{peers[rank].psn});
+      // Who receives says with which number the first packet comes.
+      const uint32_t there = static_cast<uint32_t>(rank) * 2 + index % 2;
+      EP_CHECK_EQ(prm_get(qpc, EP_MLX5_QPC_NEXT_RCV_PSN), uint64_t{number_in(said[static_cast<size_t>(rank)], 4 + index)});
+      EP_CHECK_EQ(prm_get(std::span(rts).subspan(EP_MLX5_QPC_AT), EP_MLX5_QPC_NEXT_SEND_PSN), uint64_t{number_in(said[static_cast<size_t>(peer)], 4 + there)});
       // The smaller mtu, on both.
       EP_CHECK_EQ(prm_get(qpc, EP_MLX5_QPC_MTU), uint64_t{rank == 0 && peer == 0 ? 5u : 3u});
       EP_CHECK_EQ(prm_get(ads, EP_MLX5_ADS_RGID_LOW) & 0xff, uint64_t{static_cast<uint64_t>(peer) + 1});
@@ -188,6 +196,126 @@ void connects() {
   EP_CHECK_EQ(opcode(scripts[0].commands[0]), uint64_t{EP_MLX5_CMD_2ERR_QP});
   EP_CHECK_EQ(prm_get(scripts[0].commands[0], EP_MLX5_CMD_IN_OBJECT), uint64_t{queues[0]->qpn(2)});
   EP_CHECK(!queues[0]->cut(2).ok());
+}
+
+// Another process comes in the place of rank 1, when its queue pairs here were used, and one is broken.
+void resets(bool collapsed) {
+  nic_script script;
+  const auto host = host_control_memory();
+  queue_options options = two_ranks(0);
+  options.qps_per_peer = 3;
+  options.host_qps = 1;
+  options.collapsed = collapsed;
+  options.depth = 4;
+  std::vector<std::optional<uint32_t>> before;
+  options.starting_psn = [&](std::optional<uint32_t> one) {
+    before.push_back(one);
+    return one.value_or(77) + 1000;
+  };
+  auto made = create(script, options, {host.get()});
+  EP_CHECK(made.ok());
+  rank_queues& queues = *made.value();
+  EP_CHECK_EQ(before.size(), size_t{6});
+  const auto mine = queues.connection();
+  // The other half of it: what rank 1 would say.
+  auto other = mine;
+  reinterpret_cast<ep_ibgda_peer*>(other.data())->rank = 1;
+  // A rank that is not here: its queue pairs are not touched, and whoever posts to them learns it.
+  script.commands.clear();
+  EP_CHECK(queues.connect(std::vector{mine, std::vector<uint8_t>()}).ok());
+  EP_CHECK_EQ(script.commands.size(), size_t{9});
+  const auto host_qp = [&]() -> ep_ibgda_qp& { return reinterpret_cast<ep_ibgda_qp*>(reinterpret_cast<ep_ibgda_device*>(queues.host_device_address())->qps)[1]; };
+  const auto kernel_qp = [&](uint32_t index) -> ep_ibgda_qp& { return const_cast<ep_ibgda_qp&>(qp_of(queues, index)); };
+  EP_CHECK_EQ(kernel_qp(1).broken, uint64_t{EP_IBGDA_SOUND});
+  for (ep_ibgda_qp* qp : {&kernel_qp(2), &kernel_qp(3), &host_qp()}) {
+    EP_CHECK_EQ(qp->broken, uint64_t{EP_IBGDA_BROKEN});
+    EP_CHECK_EQ(qp->status, uint32_t{EP_STATUS_PEER_LOST});
+  }
+  EP_CHECK(queues.connect(1, other).ok());
+  for (ep_ibgda_qp* qp : {&kernel_qp(2), &kernel_qp(3), &host_qp()}) EP_CHECK_EQ(qp->broken, uint64_t{EP_IBGDA_SOUND});
+
+  // Used up to somewhere.
+  auto& device = const_cast<ep_ibgda_device&>(device_of(queues));
+  device.broken = 1 + 3;
+  for (uint32_t index : {1u, 2u, 3u}) {
+    ep_ibgda_qp& qp = kernel_qp(index);
+    qp.taken = qp.ready = qp.rung = qp.done = 7;
+    qp.polled = 6;
+    qp.status = EP_STATUS_SYSTEM;
+    qp.syndrome = 0x15;
+    qp.broken = EP_IBGDA_BROKEN;
+    std::memset(reinterpret_cast<void*>(qp.sq), 0xab, qp.depth * 64);
+    std::memset(reinterpret_cast<void*>(qp.dbr), 0xab, 8);
+    // Rings: the second round is full, and nobody has taken the last two entries out.
+    for (uint64_t at = 0; at < qp.cq_depth; ++at) {
+      uint8_t* op_own = reinterpret_cast<uint8_t*>(qp.cq) + at * 64 + 63;
+      *op_own = EP_MLX5_CQE_REQ << 4 | 1;
+    }
+  }
+  script.commands.clear();
+  before.clear();
+  EP_CHECK(!queues.reset(0).ok());
+  EP_CHECK(!queues.reset(2).ok());
+  EP_CHECK_EQ(script.commands.size(), size_t{0});
+  EP_CHECK(queues.reset(1).ok());
+  EP_CHECK_EQ(script.commands.size(), size_t{6});
+  for (uint32_t k = 0; k < 3; ++k) {
+    EP_CHECK_EQ(opcode(script.commands[k * 2]), uint64_t{EP_MLX5_CMD_QUERY_QP});
+    EP_CHECK_EQ(opcode(script.commands[k * 2 + 1]), uint64_t{EP_MLX5_CMD_2RST_QP});
+    EP_CHECK_EQ(prm_get(script.commands[k * 2 + 1], EP_MLX5_CMD_IN_OBJECT), uint64_t{queues.qpn(3 + k)});
+    EP_CHECK_EQ(before.at(k).value(), uint32_t{script.next_receive_psn});
+    EP_CHECK_EQ(number_in(queues.connection(), 6 + 3 + k), uint32_t{script.next_receive_psn} + 1000);
+    EP_CHECK_EQ(number_in(queues.connection(), 6 + k), uint32_t{1077});
+  }
+  EP_CHECK_EQ(device.broken, uint64_t{1 + 1}); // the other one that is broken
+  EP_CHECK_EQ(kernel_qp(1).taken, uint64_t{7});
+  for (uint32_t index : {2u, 3u}) {
+    const ep_ibgda_qp& qp = kernel_qp(index);
+    EP_CHECK_EQ(qp.broken, uint64_t{EP_IBGDA_BROKEN});
+    EP_CHECK_EQ(qp.status, uint32_t{EP_STATUS_PEER_LOST});
+    EP_CHECK_EQ(qp.taken | qp.ready | qp.rung | qp.done | qp.syndrome, uint64_t{0});
+    EP_CHECK_EQ(*reinterpret_cast<const uint64_t*>(qp.dbr), uint64_t{0});
+    EP_CHECK_EQ(*reinterpret_cast<const uint64_t*>(qp.sq), uint64_t{0});
+    if (collapsed) {
+      for (uint64_t at = 0; at < 64; ++at) EP_CHECK_EQ(int{reinterpret_cast<const uint8_t*>(qp.cq)[at]}, 0xff);
+    } else {
+      EP_CHECK_EQ(qp.polled, uint64_t{8});
+      EP_CHECK_EQ(*reinterpret_cast<const uint32_t*>(qp.cq_dbr), uint32_t{8} << 24);
+    }
+  }
+  script.commands.clear();
+  EP_CHECK(queues.connect(1, other).ok());
+  EP_CHECK_EQ(script.commands.size(), size_t{9});
+  for (ep_ibgda_qp* qp : {&kernel_qp(2), &kernel_qp(3), &host_qp()}) EP_CHECK_EQ(qp->broken, uint64_t{EP_IBGDA_SOUND});
+  EP_CHECK_EQ(prm_get(std::span(script.commands[1]).subspan(EP_MLX5_QPC_AT), EP_MLX5_QPC_NEXT_RCV_PSN), uint64_t{script.next_receive_psn + 1000u});
+
+  // What the NIC does not do is told, and which queue pair it was.
+  script.fails = [](const std::string& call, int) { return call == "obj_modify" ? ep::failure{EP_STATUS_SYSTEM, EREMOTEIO, "command refused"} : fine(); };
+  auto failed = queues.reset(1);
+  EP_CHECK(!failed.ok());
+  EP_CHECK(says(failed.why().message, "reset of queue pair 0 to rank 1"));
+}
+
+// Where nobody says otherwise, new numbers begin a good way behind the old ones, and never where those still come.
+void draws_packet_numbers_apart() {
+  nic_script script;
+  const auto host = host_control_memory();
+  auto made = create(script, two_ranks(0), {host.get()});
+  EP_CHECK(made.ok());
+  rank_queues& queues = *made.value();
+  auto other = queues.connection();
+  reinterpret_cast<ep_ibgda_peer*>(other.data())->rank = 1;
+  EP_CHECK(queues.connect(std::vector{queues.connection(), other}).ok());
+  for (const uint32_t awaited : {0u, 0xfffffeu, 0x7fffffu}) {
+    script.next_receive_psn = awaited;
+    for (int round = 0; round < 20; ++round) {
+      EP_CHECK(queues.reset(1).ok());
+      for (const uint64_t at : {6u, 7u}) {
+        const uint32_t gap = (number_in(queues.connection(), at) - awaited) & 0xffffff;
+        EP_CHECK(gap >= 1u << 22 && gap < 1u << 23);
+      }
+    }
+  }
 }
 
 void connects_on_infiniband() {
@@ -250,8 +378,9 @@ void refuses_worlds_that_do_not_fit() {
   refused("bytes", EP_STATUS_MISMATCH, [](ep_ibgda_peer&, bytes& all) { all.pop_back(); });
   refused("its port is InfiniBand", EP_STATUS_MISMATCH, [](ep_ibgda_peer& peer, bytes&) { peer.link = EP_IBGDA_LINK_INFINIBAND; });
   refused("says RoCE v1", EP_STATUS_MISMATCH, [](ep_ibgda_peer& peer, bytes&) { peer.roce_version = 1; });
-  refused("impossible", EP_STATUS_MISMATCH, [](ep_ibgda_peer& peer, bytes&) { peer.psn = 1u << 24; });
-  refused("more than 24 bits", EP_STATUS_MISMATCH, [](ep_ibgda_peer&, bytes& all) { all[sizeof(ep_ibgda_peer) + 3] = 1; });
+  refused("impossible mtu", EP_STATUS_MISMATCH, [](ep_ibgda_peer& peer, bytes&) { peer.mtu = 6; });
+  refused("queue pair number of more than 24 bits", EP_STATUS_MISMATCH, [](ep_ibgda_peer&, bytes& all) { all[sizeof(ep_ibgda_peer) + 3] = 1; });
+  refused("packet number of more than 24 bits", EP_STATUS_MISMATCH, [](ep_ibgda_peer&, bytes& all) { all[sizeof(ep_ibgda_peer) + 4 * sizeof(uint32_t) + 3] = 1; });
   auto few = made.value()->connect(std::vector<bytes>{mine});
   EP_CHECK(!few.ok() && few.why().status == EP_STATUS_INVALID);
   script.fails = [](const std::string& call, int) { return call == "obj_modify" ? ep::failure{EP_STATUS_SYSTEM, EREMOTEIO, "command refused"} : fine(); };
@@ -437,6 +566,9 @@ int main() {
   fills_the_structs(true);
   fills_the_structs(false);
   connects();
+  resets(true);
+  resets(false);
+  draws_packet_numbers_apart();
   connects_on_infiniband();
   refuses_worlds_that_do_not_fit();
   falls_back_and_says_so();

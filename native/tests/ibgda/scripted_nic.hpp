@@ -50,6 +50,7 @@ struct nic_script {
   uint64_t atomic_operations = 0xf;
   uint64_t atomic_sizes = 0xc;
   std::vector<dl::mlx5_event> events;
+  uint32_t next_receive_psn = 0x1234; // of every queue pair
 
   std::vector<std::vector<uint8_t>> commands; // all that reached the NIC
   std::vector<dl::mlx5_memory> umems;         // registered, ever
@@ -158,6 +159,7 @@ class scripted_device final : public dl::mlx5_device {
     script_.commands.emplace_back(in.begin(), in.end());
     EP_SCRIPT("obj_query");
     ibgda::prm_set(out.subspan(EP_MLX5_QPC_AT), EP_MLX5_QPC_STATE, EP_MLX5_QP_STATE_RTS);
+    ibgda::prm_set(out.subspan(EP_MLX5_QPC_AT), EP_MLX5_QPC_NEXT_RCV_PSN, script_.next_receive_psn);
     return nothing{};
   }
   result<nothing> obj_destroy(const dl::mlx5_object& object) override { return script_.drop(object.handle); }

@@ -45,15 +45,18 @@ const introductions = [0, 1].map((rank) => ({
     mtu: 4096,
     maxMessageBytes: 2 ** 30,
     outstanding: 16,
-    psn: 12345,
     qpns: [
       [1, 2, 3],
       [4, 5, 6],
     ],
+    startingPsns: [
+      [12345, 0, 2 ** 24 - 1],
+      [7, 8, 9],
+    ],
   },
 }));
 /** Of the lengths that their bytes have. */
-const like = { nonce: new Uint8Array(32), memory: new Uint8Array(24), connection: new Uint8Array(64 + 4 * 6) };
+const like = { nonce: new Uint8Array(32), memory: new Uint8Array(24), connection: new Uint8Array(64 + 8 * 6) };
 const openings = introductions.map(({ rank }) => ({
   rank,
   worldSize: WORLD,

@@ -32,10 +32,10 @@ export interface IbgdaConnection {
   readonly maxMessageBytes: number;
   /** Reads and atomics under way on a queue pair at most, a power of two. */
   readonly outstanding: number;
-  /** Number of the first packet that each of its queue pairs sends: 24 bits. */
-  readonly psn: number;
   /** Numbers of its queue pairs, of 24 bits: for each rank those to it. */
   readonly qpns: readonly (readonly number[])[];
+  /** For each of them the number of the first packet that it awaits, of 24 bits. */
+  readonly startingPsns: readonly (readonly number[])[];
 }
 
 /** Where a rank's part of a memory lies, and by which keys its NIC lets peers in. Addresses are hexadecimal: `0x7f00aa10`. */
@@ -96,7 +96,7 @@ export function readBytes(value: unknown, field: string, { like, refuse }: Readi
 
 // ---- connections
 
-const QPN_BYTES = 4;
+const NUMBER_BYTES = 4;
 const U24: readonly [number, number] = [0, 2 ** 24 - 1];
 const U32: readonly [number, number] = [0, 2 ** 32 - 1];
 /** The exponent of MTU_256. */
@@ -110,16 +110,26 @@ function gidOf(value: unknown, field: string, refuse: Refuse): number[] {
   throw refuse(field, 'eight groups of four hexadecimal digits', value);
 }
 
-/** Queue pairs of each peer, from the length of what tells them. */
+/** Queue pairs of each peer, from the length of what tells two numbers of each. */
 const pairsIn = (bytes: Uint8Array, worldSize: number): number =>
-  (bytes.byteLength - ibgdaPeerLayout.byteLength) / QPN_BYTES / worldSize;
+  (bytes.byteLength - ibgdaPeerLayout.byteLength) / NUMBER_BYTES / 2 / worldSize;
+
+/** Where the numbers of queue pairs begin, and those of packets. */
+const numbersAt = (worldSize: number, pairs: number) => ({
+  qpns: ibgdaPeerLayout.byteLength,
+  startingPsns: ibgdaPeerLayout.byteLength + worldSize * pairs * NUMBER_BYTES,
+});
 
 /** Of this rank's own bytes, as `NativeIbgdaNic.connection` gives them. */
 export function formatConnection(bytes: Uint8Array, worldSize: number): IbgdaConnection {
   const view = viewOf(bytes);
   const peer = readIbgdaPeer(view);
   const pairs = pairsIn(bytes, worldSize);
-  const qpn = (index: number): number => view.getUint32(ibgdaPeerLayout.byteLength + index * QPN_BYTES, true);
+  const at = numbersAt(worldSize, pairs);
+  const lists = (begin: number): number[][] =>
+    Array.from({ length: worldSize }, (_, to) =>
+      Array.from({ length: pairs }, (_, k) => view.getUint32(begin + (to * pairs + k) * NUMBER_BYTES, true)),
+    );
   return {
     link: peer.link === EP_IBGDA_LINK_ETHERNET ? 'ethernet' : 'infiniband',
     gid: formatGid(peer.gid),
@@ -128,8 +138,8 @@ export function formatConnection(bytes: Uint8Array, worldSize: number): IbgdaCon
     mtu: 2 ** (MTU_BASE + peer.mtu),
     maxMessageBytes: 2 ** peer.logMaxMessage,
     outstanding: 2 ** peer.logOutstanding,
-    psn: peer.psn,
-    qpns: Array.from({ length: worldSize }, (_, to) => Array.from({ length: pairs }, (_, k) => qpn(to * pairs + k))),
+    qpns: lists(at.qpns),
+    startingPsns: lists(at.startingPsns),
   };
 }
 
@@ -154,7 +164,6 @@ export function readConnection(value: unknown, field: string, from: ReadingFrom)
     rank,
     worldSize,
     qpsPerPeer: pairs,
-    psn: integerOf(...at('psn'), U24, refuse),
     gid: gidOf(...at('gid'), refuse),
     lid: integerOf(...at('lid'), [0, 2 ** 16 - 1], refuse),
     link: link === 'ethernet' ? EP_IBGDA_LINK_ETHERNET : EP_IBGDA_LINK_INFINIBAND,
@@ -163,15 +172,17 @@ export function readConnection(value: unknown, field: string, from: ReadingFrom)
     logOutstanding: logOf(...at('outstanding'), [0, 7], refuse),
     roceVersion: integerOf(...at('roceVersion'), [0, 2], refuse),
   });
-  const [qpns, qpnsField] = at('qpns');
-  if (!Array.isArray(qpns) || qpns.length !== worldSize)
-    throw refuse(qpnsField, `lists of numbers, one for each of ${worldSize} ranks`, qpns);
-  for (const [to, list] of (qpns as readonly unknown[]).entries()) {
-    if (!Array.isArray(list) || list.length !== pairs)
-      throw refuse(`${qpnsField}[${to}]`, `${pairs} numbers, as here`, list);
-    for (const [k, qpn] of (list as readonly unknown[]).entries()) {
-      const known = integerOf(qpn, `${qpnsField}[${to}][${k}]`, U24, refuse);
-      view.setUint32(ibgdaPeerLayout.byteLength + (to * pairs + k) * QPN_BYTES, known, true);
+  for (const [name, begin] of Object.entries(numbersAt(worldSize, pairs))) {
+    const [lists, listsField] = at(name as 'qpns' | 'startingPsns');
+    if (!Array.isArray(lists) || lists.length !== worldSize)
+      throw refuse(listsField, `lists of numbers, one for each of ${worldSize} ranks`, lists);
+    for (const [to, list] of (lists as readonly unknown[]).entries()) {
+      if (!Array.isArray(list) || list.length !== pairs)
+        throw refuse(`${listsField}[${to}]`, `${pairs} numbers, as here`, list);
+      for (const [k, one] of (list as readonly unknown[]).entries()) {
+        const known = integerOf(one, `${listsField}[${to}][${k}]`, U24, refuse);
+        view.setUint32(begin + (to * pairs + k) * NUMBER_BYTES, known, true);
+      }
     }
   }
   return bytes;

@@ -110,9 +110,9 @@ describe('a world that meets by its own means', () => {
         mtu: 4096,
         maxMessageBytes: opened[0]!.port.maxMessageBytes,
         outstanding: 16,
-        psn: expect.any(Number),
         // Two for kernels, one for JS, to each rank.
         qpns: [0, 1].map(() => [0, 1, 2].map(() => expect.any(Number))),
+        startingPsns: [0, 1].map(() => [0, 1, 2].map(() => expect.any(Number))),
       },
     });
     expect(new Set(a?.step === 'connections' ? a.connection.qpns.flat() : []).size).toBe(6);
@@ -148,7 +148,12 @@ describe('what is brought and is no such data', () => {
     ['connections', 'connection.link', (_, at) => Object.assign(at, { link: 'token-ring' }), /infiniband or ethernet/],
     ['connections', 'connection.gid', (_, at) => Object.assign(at, { gid: '::1' }), /eight groups of four hex/],
     ['connections', 'connection.mtu', (_, at) => Object.assign(at, { mtu: 1500 }), /power of two from 256 to 4096/],
-    ['connections', 'connection.psn', (_, at) => Object.assign(at, { psn: 2 ** 24 }), /0 to 16777215, found 16777216/],
+    [
+      'connections',
+      'connection.startingPsns[1][4]',
+      (_, { startingPsns }) => Object.assign((startingPsns as unknown[][])[1]!, { 4: 2 ** 24 }),
+      /0 to 16777215, found 16777216/,
+    ],
     ['connections', 'connection.lid', (_, at) => Object.assign(at, { lid: '7' }), /0 to 65535, found "7"/],
     ['connections', 'connection.qpns', (_, at) => Object.assign(at, { qpns: [] }), /one for each of 2 ranks/],
     ['connections', 'connection.qpns[1]', (_, { qpns }) => (qpns as unknown[][])[1]!.pop(), /must be 5 numbers/],

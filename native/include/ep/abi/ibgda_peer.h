@@ -7,14 +7,16 @@
 #define EP_IBGDA_LINK_INFINIBAND 1u
 #define EP_IBGDA_LINK_ETHERNET 2u
 
-/* Followed by uint32_t qpn[world_size * qps_per_peer]: those to rank 0 first. Queue pair k of rank a to rank b meets queue pair k of rank b to rank a. */
+/* Followed by uint32_t qpn[world_size * qps_per_peer], those to rank 0 first, then as many uint32_t starting_psn: 24 bits, the number of the first packet that the queue
+ * pair awaits. Queue pair k of rank a to rank b meets queue pair k of rank b to rank a.
+ * HAZARD: nothing but that number keeps what a process in a rank's place sent before it died apart from what its successor sends: a packet names the queue pair that it goes to,
+ * not the one that it is from. */
 typedef struct ep_ibgda_peer {
   ep_handle_header header; /* EP_MAGIC_IBGDA_PEER; byte_length includes the numbers that follow */
   int32_t rank;
   int32_t world_size;
   uint32_t qps_per_peer;
-  uint32_t psn;            /* 24 bits, random: of the first packet that each of its queue pairs sends. A rank that starts again has another one, so that
-                              packets of its predecessor are refused even where a queue pair number comes back */
+  uint32_t reserved0;
   uint8_t gid[16];         /* of its port, as on the wire */
   uint16_t lid;            /* of its port; 0 on Ethernet */
   uint8_t link;            /* EP_IBGDA_LINK_* */
