@@ -136,12 +136,23 @@ export interface NativeIbgdaNic extends NicRequests {
   port(): NativeIbgdaPort;
   /** `ep_ibgda_peer` bytes, for `connect` on the others. */
   connection(): Uint8Array<ArrayBuffer>;
-  /** Of all ranks, by rank. No peer may post before all ranks have returned from it. */
+  /** Of all ranks, by rank; empty for ranks that are not here. No peer may post before all ranks have returned from it. */
   connect(connections: readonly Uint8Array[], keys?: readonly Uint8Array[]): void;
+  /**
+   * For another process in the place of a rank that died: queue pairs to it are made ready for `connectPeer`, with other packet numbers than before in `connection()`. What had not
+   * ended on them has failed, and what is posted until then fails.
+   */
+  resetPeer(peer: number): void;
+  /** After `resetPeer`, of that rank alone: as `connect`. */
+  connectPeer(peer: number, connection: Uint8Array): void;
   /** Registers this rank's part; `ep_ibgda_remote` bytes for `route` on the others. */
   addMemory(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
   /** Connects the memory through this NIC. */
   route(memory: NativeSymmetricMemory, remotes: readonly Uint8Array[]): void;
+  /** Of a memory that was routed: what `addMemory` gave. */
+  ownPart(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
+  /** Of a memory that was routed: a peer's part is another one from now on. */
+  replaceRemote(memory: NativeSymmetricMemory, peer: number, remote: Uint8Array): void;
   removeMemory(memory: NativeSymmetricMemory): void;
   /** This rank's part of a memory for kernels on the GPU, where their queues lie. */
   deviceMemory(byteLength: number, signalSlots: number): NativeGpuSymmetricMemory;

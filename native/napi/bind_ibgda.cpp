@@ -20,8 +20,12 @@ struct ibgda_wrap : Napi::ObjectWrap<ibgda_wrap> {
   Napi::Value port(const Napi::CallbackInfo& info);
   Napi::Value connection(const Napi::CallbackInfo& info);
   void connect(const Napi::CallbackInfo& info);
+  void reset_peer(const Napi::CallbackInfo& info);
+  void connect_peer(const Napi::CallbackInfo& info);
   Napi::Value add_memory(const Napi::CallbackInfo& info);
   void route(const Napi::CallbackInfo& info);
+  Napi::Value own_part(const Napi::CallbackInfo& info);
+  void replace_remote(const Napi::CallbackInfo& info);
   void remove_memory(const Napi::CallbackInfo& info);
   Napi::Value device_memory(const Napi::CallbackInfo& info);
   Napi::Value add_device_memory(const Napi::CallbackInfo& info);
@@ -172,7 +176,7 @@ Napi::Value ibgda_wrap::connection(const Napi::CallbackInfo& info) {
   return bytes_copy(info.Env(), bytes.data(), bytes.size());
 }
 
-// (connections, keys?): by rank; keys of both directions, for a NIC on a network
+// (connections, keys?): by rank, empty for ranks that are not here; keys of both directions, for a NIC on a network
 void ibgda_wrap::connect(const Napi::CallbackInfo& info) {
   ibgda::rank_nic& mine = open(info.Env());
   const std::vector<std::vector<uint8_t>> connections = blobs_of(info[0], "connections");
@@ -188,6 +192,22 @@ void ibgda_wrap::connect(const Napi::CallbackInfo& info) {
   value_or_throw(info.Env(), connected);
 }
 
+// (peer)
+void ibgda_wrap::reset_peer(const Napi::CallbackInfo& info) {
+  ibgda::rank_nic& mine = open(info.Env());
+  auto reset = mine.reset_peer(peer_argument(info[0], unwrap<rank_wrap>(rank.Value(), "rank").open(info.Env())));
+  value_or_throw(info.Env(), reset);
+}
+
+// (peer, connection)
+void ibgda_wrap::connect_peer(const Napi::CallbackInfo& info) {
+  ibgda::rank_nic& mine = open(info.Env());
+  const int32_t peer = peer_argument(info[0], unwrap<rank_wrap>(rank.Value(), "rank").open(info.Env()));
+  const byte_span bytes = arg_bytes(info[1], "connection");
+  auto connected = mine.connect_peer(peer, {bytes.data, bytes.data + bytes.size});
+  value_or_throw(info.Env(), connected);
+}
+
 Napi::Value ibgda_wrap::add_memory(const Napi::CallbackInfo& info) {
   auto added = open(info.Env()).add_memory(unwrap<memory_wrap>(info[0], "memory").made(info.Env()));
   return bytes_copy(info.Env(), &value_or_throw(info.Env(), added), sizeof(ep_ibgda_remote));
@@ -197,6 +217,26 @@ Napi::Value ibgda_wrap::add_memory(const Napi::CallbackInfo& info) {
 void ibgda_wrap::route(const Napi::CallbackInfo& info) {
   auto routed = open(info.Env()).route(unwrap<memory_wrap>(info[0], "memory").made(info.Env()), remotes_of(info[1]));
   value_or_throw(info.Env(), routed);
+}
+
+// (memory) -> what add_memory() gave for it, once it is routed
+Napi::Value ibgda_wrap::own_part(const Napi::CallbackInfo& info) {
+  const symmetric_memory& memory = memory_argument(info[0]);
+  const ep_ibgda_remote* part = open(info.Env()).remote(memory, memory.context().rank());
+  if (part == nullptr) throw_invalid(info.Env(), "the memory belongs to another transport");
+  return bytes_copy(info.Env(), part, sizeof *part);
+}
+
+// (memory, rank, remote)
+void ibgda_wrap::replace_remote(const Napi::CallbackInfo& info) {
+  const symmetric_memory& memory = memory_argument(info[0]);
+  const int32_t peer = peer_argument(info[1], memory.context());
+  const byte_span bytes = arg_bytes(info[2], "remote");
+  ep_ibgda_remote remote;
+  if (bytes.size != sizeof remote) throw_invalid(info.Env(), "a remote part has " + std::to_string(sizeof remote) + " bytes");
+  std::memcpy(&remote, bytes.data, sizeof remote);
+  auto replaced = open(info.Env()).replace_remote(memory, peer, remote);
+  value_or_throw(info.Env(), replaced);
 }
 
 void ibgda_wrap::remove_memory(const Napi::CallbackInfo& info) {
@@ -459,7 +499,9 @@ void ibgda_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["IbgdaNic"] = DefineClass(
       env, "IbgdaNic",
       {InstanceMethod<&ibgda_wrap::port>("port"), InstanceMethod<&ibgda_wrap::connection>("connection"), InstanceMethod<&ibgda_wrap::connect>("connect"),
+       InstanceMethod<&ibgda_wrap::reset_peer>("resetPeer"), InstanceMethod<&ibgda_wrap::connect_peer>("connectPeer"),
        InstanceMethod<&ibgda_wrap::add_memory>("addMemory"), InstanceMethod<&ibgda_wrap::route>("route"),
+       InstanceMethod<&ibgda_wrap::own_part>("ownPart"), InstanceMethod<&ibgda_wrap::replace_remote>("replaceRemote"),
        InstanceMethod<&ibgda_wrap::remove_memory>("removeMemory"), InstanceMethod<&ibgda_wrap::adopt>("adopt"),
        InstanceMethod<&ibgda_wrap::device_memory>("deviceMemory"), InstanceMethod<&ibgda_wrap::add_device_memory>("addDeviceMemory"),
        InstanceMethod<&ibgda_wrap::route_device>("routeDevice"), InstanceMethod<&ibgda_wrap::remove_device_memory>("removeDeviceMemory"),

@@ -50,6 +50,14 @@ export interface Reach {
   readonly release: (memory: NativeSymmetricMemory) => void;
 }
 
+/** Where other processes come in the place of dead ranks. */
+export interface RenewableReach extends Reach {
+  /** What `describe` has told of this rank's part. */
+  readonly described: (memory: NativeSymmetricMemory) => Uint8Array;
+  /** A peer's part is another one from now on. */
+  readonly replace: (memory: NativeSymmetricMemory, peer: Rank, description: Uint8Array) => void;
+}
+
 /** The transport that is asked for memory. */
 interface Asked {
   readonly name: string;

@@ -2,7 +2,14 @@
 
 export { AdoptedRange, type NativeLocal, type NicMemories } from './adopted.js';
 export { AdoptedDeviceMemory } from './adopted-device.js';
-export { type Allocator, allocateMemory, checkHostAllocation, type Reach } from './allocate.js';
+export {
+  type Allocator,
+  allocateMemory,
+  byRank,
+  checkHostAllocation,
+  type Reach,
+  type RenewableReach,
+} from './allocate.js';
 export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory, type DeviceReach } from './device-memory.js';
 export { reportStep, type SetUpStep, together } from './gather.js';
 export { type Introduction, type Told, throughStore } from './introduction.js';
@@ -23,7 +30,7 @@ export { type NicNetwork, type NicNetworkConfig, resolveNetwork } from './networ
 export { NicEndpoint, type NicEndpointInit, type NicRequests, type PostedRequest } from './nic-endpoint.js';
 export { checkLimits, nativeTimeout, runWait, waitError, withClosing } from './outcome.js';
 export { checkOver, type Over, refuseOver } from './over.js';
-export { inheritMemory, renewMemory } from './renew.js';
+export { inheritMemory, type Renewer, renewMemory } from './renew.js';
 export { checkSameSize, type SignalWords, signalWords } from './requests.js';
 export {
   checkSecret,

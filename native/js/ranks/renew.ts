@@ -1,34 +1,51 @@
 /** Memory that ranks share with those that have come in the place of dead ones. */
 import { EpError, invalid, type Rank, type RankSaid, type RenewOptions, type WaitOptions } from '@ep/core';
-import { segmentHandleLayout } from '../abi.gen.js';
 import type { NativeSymmetricMemory } from '../binding.js';
 import { native } from '../native.js';
-import { type Allocator, byRank, rankMemoryOf } from './allocate.js';
+import { type Allocator, byRank, type RenewableReach, rankMemoryOf } from './allocate.js';
 import { reportStep } from './gather.js';
 import { RankMemory } from './memory.js';
 import type { Size } from './memory-limits.js';
 
-const HANDLE_BYTES = segmentHandleLayout.byteLength;
 /** Most bytes that a rank may tell the others. */
 const FACTS_BYTES = 1024;
 /** Is it here, is it new, length of what it tells. */
 const HEAD_BYTES = 8;
 
-function format(isNew: boolean, handle: Uint8Array, facts: Uint8Array): Uint8Array {
-  const blob = new Uint8Array(HEAD_BYTES + HANDLE_BYTES + FACTS_BYTES);
-  blob.set([1, isNew ? 1 : 0, facts.byteLength & 0xff, facts.byteLength >> 8]);
-  blob.set(handle, HEAD_BYTES);
-  blob.set(facts, HEAD_BYTES + HANDLE_BYTES);
-  return blob;
+export interface Renewer extends Allocator {
+  readonly reach: RenewableReach;
 }
 
-function parse(blob: Uint8Array<ArrayBuffer>): RankSaid & { readonly handle: Uint8Array<ArrayBuffer> } {
-  const facts = HEAD_BYTES + HANDLE_BYTES;
-  return {
-    isNew: blob[1] === 1,
-    handle: blob.slice(HEAD_BYTES, facts),
-    facts: blob.slice(facts, facts + (blob[2]! | (blob[3]! << 8))),
-  };
+interface PartSaid extends RankSaid {
+  /** `Reach.describe` of its part. */
+  readonly description: Uint8Array<ArrayBuffer>;
+}
+
+/** Alike for ranks that have the memory and those that are new: what each tells has one length. */
+class Sayings {
+  readonly byteLength: number;
+  readonly #factsAt: number;
+
+  constructor(descriptionBytes: number) {
+    this.#factsAt = HEAD_BYTES + descriptionBytes;
+    this.byteLength = this.#factsAt + FACTS_BYTES;
+  }
+
+  format({ isNew, description, facts }: PartSaid): Uint8Array {
+    const blob = new Uint8Array(this.byteLength);
+    blob.set([1, isNew ? 1 : 0, facts.byteLength & 0xff, facts.byteLength >> 8]);
+    blob.set(description, HEAD_BYTES);
+    blob.set(facts, this.#factsAt);
+    return blob;
+  }
+
+  parse(blob: Uint8Array<ArrayBuffer>): PartSaid {
+    return {
+      isNew: blob[1] === 1,
+      description: blob.slice(HEAD_BYTES, this.#factsAt),
+      facts: blob.slice(this.#factsAt, this.#factsAt + (blob[2]! | (blob[3]! << 8))),
+    };
+  }
 }
 
 /** Of one rank; see `Succession.inherit`. Peers' parts are stand-ins. */
@@ -37,20 +54,22 @@ export function inheritMemory(allocator: Allocator, size: Size): RankMemory {
   const made = new (native().binding.SymmetricMemory)(context, size.byteLength, size.signalSlots);
   try {
     const none = new Uint8Array(0);
+    const own = reach.describe(made);
     reach.connect(
       made,
-      Array.from({ length: worldSize }, (_, peer) => (peer === rank ? made.handle() : none)),
+      Array.from({ length: worldSize }, (_, peer) => (peer === rank ? own : none)),
     );
     return rankMemoryOf(allocator, size, made);
   } catch (error) {
+    reach.release(made);
     made.release();
     throw error;
   }
 }
 
-/** Collective over the ranks that are here; see `Transport.renew`. Of parts that all ranks map. */
+/** Collective over the ranks that are here; see `Transport.renew`. */
 export async function renewMemory(
-  allocator: Allocator,
+  allocator: Renewer,
   size: Size,
   renewal: Pick<RenewOptions, 'memory' | 'facts' | 'check' | 'settle'>,
   options: WaitOptions,
@@ -65,15 +84,17 @@ export async function renewMemory(
     throw new EpError('EP_INVALID_ARGUMENT', `${where}: the memory belongs to another transport`);
   }
   const held = known?.nativeMemory(where);
+  const sayings = new Sayings(reach.byteLength(size.signalSlots));
   let made: NativeSymmetricMemory | undefined;
   let failure: unknown;
-  let blob = new Uint8Array(HEAD_BYTES + HANDLE_BYTES + FACTS_BYTES);
+  let blob: Uint8Array = new Uint8Array(sayings.byteLength);
   try {
     made =
       held === undefined
         ? new (native().binding.SymmetricMemory)(context, size.byteLength, size.signalSlots)
         : undefined;
-    blob = Uint8Array.from(format(held === undefined, (held ?? made!).handle(), facts));
+    const description = held === undefined ? reach.describe(made!) : reach.described(held);
+    blob = sayings.format({ isNew: held === undefined, description: Uint8Array.from(description), facts });
   } catch (error) {
     failure = error;
   }
@@ -81,14 +102,14 @@ export async function renewMemory(
   try {
     const step = (what: string) => ({ where, what, code: 'EP_MEMORY_LIMIT' }) as const;
     const blobs = await reportStep(world, step(`make its part of ${size.byteLength} bytes`), blob, failure, options);
-    const said = new Map(blobs.map((bytes, position) => [world.ranks[position]! as Rank, parse(bytes)]));
+    const said = new Map(blobs.map((bytes, position) => [world.ranks[position]! as Rank, sayings.parse(bytes)]));
     try {
       check(said);
       if (held !== undefined) {
-        for (const [one, { isNew, handle }] of said) if (isNew) held.replace(one, handle);
+        for (const [one, { isNew, description }] of said) if (isNew) reach.replace(held, one, description);
       } else {
-        const handles = [...said.values()].map(({ handle }) => handle);
-        reach.connect(made!, byRank(world, worldSize, handles));
+        const descriptions = [...said.values()].map(({ description }) => description);
+        reach.connect(made!, byRank(world, worldSize, descriptions));
         memory = rankMemoryOf(allocator, size, made!);
       }
       settle(memory ?? known!, said);
@@ -103,7 +124,10 @@ export async function renewMemory(
     return memory ?? (known as RankMemory);
   } catch (error) {
     if (memory !== undefined) await memory.close();
-    else made?.release();
+    else if (made !== undefined) {
+      reach.release(made);
+      made.release();
+    }
     throw error;
   }
 }

@@ -2,18 +2,27 @@
 import type { Rank } from '@ep/core';
 import type { NativeIbgdaNic } from '@ep/native';
 import { ibgdaRemoteLayout } from '@ep/native/abi';
-import type { DeviceReach, Reach } from '@ep/native/ranks';
+import type { DeviceReach, RenewableReach } from '@ep/native/ranks';
+
+/** Of a rank that is not here: kernels and JS find the queue pairs to it broken before they use this. */
+const NOWHERE = new Uint8Array(ibgdaRemoteLayout.byteLength);
 
 /** Nobody maps a peer's part. */
-export function reachBy(nic: NativeIbgdaNic, rank: Rank, pins: boolean): Reach {
+export function reachBy(nic: NativeIbgdaNic, rank: Rank, pins: boolean): RenewableReach {
   return {
     pins,
     byteLength: () => ibgdaRemoteLayout.byteLength,
     describe: (memory) => nic.addMemory(memory),
-    connect: (memory, remotes) => nic.route(memory, remotes),
+    connect: (memory, remotes) =>
+      nic.route(
+        memory,
+        remotes.map((remote) => (remote.byteLength === 0 ? NOWHERE : remote)),
+      ),
     failure: 'tell its NIC where the parts lie',
     addresses: (memory) => ({ bytes: memory.address(rank), signals: memory.signalAddress() }),
     release: (memory) => nic.removeMemory(memory),
+    described: (memory) => nic.ownPart(memory),
+    replace: (memory, peer, remote) => nic.replaceRemote(memory, peer, remote),
   };
 }
 

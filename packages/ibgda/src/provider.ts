@@ -11,7 +11,16 @@ import {
   type WaitOptions,
 } from '@ep/core';
 import { type NativeIbgdaNic, type NativeRankContext, native } from '@ep/native';
-import { type Introduction, joinApart, joinRanks, type NetworkWorld, throughStore, together } from '@ep/native/ranks';
+import {
+  agreedFacts,
+  type Introduction,
+  joinApart,
+  joinRanks,
+  type NetworkWorld,
+  rejoinRanks,
+  throughStore,
+  together,
+} from '@ep/native/ranks';
 import {
   type AnyIbgdaConfig,
   type DeviceIbgdaConfig,
@@ -21,6 +30,7 @@ import {
 } from './config.js';
 import { IbgdaEndpoint } from './endpoint.js';
 import { type ExchangingMember, throughExchange } from './introduction.js';
+import { checkRenewable, meetAnew } from './members.js';
 import { type IbgdaBacking, type IbgdaNeeds, nicOptions, probeNic } from './probe.js';
 import { IbgdaTransport } from './transport.js';
 
@@ -59,10 +69,8 @@ async function openNic(
   const config = resolveConfig(transport, options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
   const introduction = introductionOf(member, transport);
-  const { qpsPerPeer, link, ranksOnHost, timeoutMs, network, device } = config;
-  const kernels = device === undefined ? 'host' : 'gpu';
-  const agree = { qpsPerPeer, kernels, ...(backing === 'soft' ? { link } : {}) };
-  const own = { rank, worldSize, transport, version: VERSION, agree, ranksOnHost, timeoutMs };
+  const { network } = config;
+  const own = { rank, worldSize, ...joiningOf(backing, config) };
   if (backing === 'soft' && network !== undefined) return openApart({ ...own, introduction, network }, config, limits);
   const joined = await joinRanks(own, introduction, limits);
   const { context, world } = joined;
@@ -76,9 +84,59 @@ async function openNic(
       const told = await introduction.tell('connections', { connection: made.connection() }, limits);
       made.connect(told.map(({ connection }) => connection));
     });
-    return new IbgdaTransport({ backing, rank, worldSize, ...joined, nic, config });
+    const { controls, round } = joined;
+    const members = { world, controls, round, facts: agreedFacts(own), isNew: false };
+    return new IbgdaTransport({ backing, rank, worldSize, ...joined, members, nic, config });
   } catch (error) {
     nic?.close();
+    await world.close();
+    context.close();
+    throw error;
+  }
+}
+
+/** What ranks must have chosen alike, and how they meet. */
+function joiningOf(backing: IbgdaBacking, config: ResolvedIbgdaConfig) {
+  const { qpsPerPeer, link, ranksOnHost, timeoutMs, device } = config;
+  const kernels = device === undefined ? 'host' : 'gpu';
+  const agree = { qpsPerPeer, kernels, ...(backing === 'soft' ? { link } : {}) };
+  return { transport: `ibgda:${backing}`, version: VERSION, agree, ranksOnHost, timeoutMs };
+}
+
+/**
+ * In the place of a rank that died, with the store of the world that it was of, while the others call `IbgdaTransport.readmit`. Rejects with `EP_TIMEOUT` where they do not, with
+ * `EP_RENDEZVOUS` where they refuse this rank, and with `EP_UNSUPPORTED` over a network and for kernels on a GPU.
+ */
+async function rejoinNic(
+  backing: IbgdaBacking,
+  member: Member,
+  options: OpenOptions<AnyIbgdaConfig>,
+): Promise<IbgdaTransport> {
+  const where = `ibgda:${backing}: rejoin`;
+  checkOpening(member, options, where);
+  const { rank, worldSize, store } = member;
+  const config = resolveConfig(where, options.config, worldSize);
+  checkRenewable(config, where);
+  const timeoutMs = options.timeoutMs ?? config.timeoutMs;
+  const begin = performance.now();
+  const own = { rank, worldSize, ...joiningOf(backing, config) };
+  const { context, liveness, world, controls, round } = await rejoinRanks(
+    { ...own, store },
+    { signal: options.signal, timeoutMs },
+  );
+  try {
+    const nic = await meetAnew(
+      {
+        ...{ world, worldSize, where },
+        prepare: () => makeNic(backing, context, config),
+        connect: (made, connections) => made.connect(connections),
+        undo: close,
+      },
+      { signal: options.signal, timeoutMs: Math.max(1, timeoutMs - (performance.now() - begin)) },
+    );
+    const members = { world, controls, round, facts: agreedFacts(own), isNew: true };
+    return new IbgdaTransport({ backing, rank, worldSize, context, liveness, world, members, nic, config });
+  } catch (error) {
     await world.close();
     context.close();
     throw error;
@@ -128,6 +186,15 @@ const openHardware = (member: IbgdaMember, options: OpenOptions<DeviceIbgdaConfi
 const openVerbs = (member: IbgdaMember, options: OpenOptions<DeviceIbgdaConfig>): Promise<IbgdaTransport> =>
   openNic('verbs', member, options);
 
+const rejoinSoft = (member: Member, options: OpenOptions<SoftIbgdaConfig>): Promise<IbgdaTransport> =>
+  rejoinNic('soft', member, options);
+
+const rejoinHardware = (member: Member, options: OpenOptions<DeviceIbgdaConfig>): Promise<IbgdaTransport> =>
+  rejoinNic('hardware', member, options);
+
+const rejoinVerbs = (member: Member, options: OpenOptions<DeviceIbgdaConfig>): Promise<IbgdaTransport> =>
+  rejoinNic('verbs', member, options);
+
 /** The providers of this package, by backing. */
 export const ibgda = {
   /** A software NIC in every rank's process executes the requests, byte for byte. Ranks of one Linux host, or with `network` of several. */
@@ -135,13 +202,15 @@ export const ibgda = {
     name: 'ibgda:soft',
     probe: (config?: SoftIbgdaConfig): Promise<Probe> => probeNic('soft', config),
     open: openSoft,
-  } satisfies TransportProvider<IbgdaNeeds, SoftIbgdaConfig>,
+    rejoin: rejoinSoft,
+  } satisfies TransportProvider<IbgdaNeeds, SoftIbgdaConfig> & { rejoin: typeof rejoinSoft },
   /** ConnectX through libibverbs and libmlx5. Ranks of one host so far: they tell each other's death through shared memory. */
   hardware: {
     name: 'ibgda:hardware',
     probe: (config?: DeviceIbgdaConfig): Promise<Probe> => probeNic('hardware', config),
     open: openHardware,
-  } satisfies TransportProvider<IbgdaNeeds, DeviceIbgdaConfig>,
+    rejoin: rejoinHardware,
+  } satisfies TransportProvider<IbgdaNeeds, DeviceIbgdaConfig> & { rejoin: typeof rejoinHardware },
   /**
    * Any device with RC queue pairs, through libibverbs: a thread of the rank's process reads the rings that kernels post to, and posts the requests itself. For
    * NICs without DevX or GPUDirect. Ranks of one host, as above.
@@ -150,5 +219,6 @@ export const ibgda = {
     name: 'ibgda:verbs',
     probe: (config?: DeviceIbgdaConfig): Promise<Probe> => probeNic('verbs', config),
     open: openVerbs,
-  } satisfies TransportProvider<IbgdaNeeds, DeviceIbgdaConfig>,
+    rejoin: rejoinVerbs,
+  } satisfies TransportProvider<IbgdaNeeds, DeviceIbgdaConfig> & { rejoin: typeof rejoinVerbs },
 } as const;

@@ -6,6 +6,7 @@ import {
   type DeviceHandle,
   EpError,
   type Rank,
+  type RenewOptions,
   Resource,
   type SymmetricMemory,
   type Transport,
@@ -29,15 +30,21 @@ import {
   checkOver,
   DeviceMemory,
   type Liveness,
+  Members,
   RankMemory,
-  type Reach,
+  type RankTeam,
+  type ReadmitOptions,
+  type RenewableReach,
+  type Renewer,
   refuseOver,
+  renewMemory,
   type WorldTeam,
   withClosing,
 } from '@ep/native/ranks';
 import type { ResolvedIbgdaConfig } from './config.js';
 import { IbgdaEndpoint } from './endpoint.js';
 import { pairError } from './failure.js';
+import { checkRenewable, meetAnew } from './members.js';
 import { deviceReachBy, reachBy } from './memory.js';
 import { type IbgdaBacking, type IbgdaNeeds, ibgdaCapabilities } from './probe.js';
 
@@ -48,6 +55,16 @@ export interface IbgdaTransportInit {
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
   readonly world: WorldTeam;
+  /** Where ranks share a host, and others may come in the place of dead ones. */
+  readonly members?: {
+    readonly world: RankTeam;
+    readonly controls: readonly Uint8Array[];
+    readonly round: number;
+    /** What ranks that come later must have chosen alike. */
+    readonly facts: string;
+    /** This process came in the place of another one. */
+    readonly isNew: boolean;
+  };
   readonly nic: NativeIbgdaNic;
   readonly config: ResolvedIbgdaConfig;
 }
@@ -57,12 +74,13 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   readonly rank: Rank;
   readonly worldSize: number;
   readonly capabilities: Capabilities;
-  /** All ranks, in order. */
-  readonly world: WorldTeam;
   /** Device, port and addresses that the queue pairs use, and what was passed over for them. */
   readonly port: NativeIbgdaPort;
   readonly #init: IbgdaTransportInit;
-  readonly #reach: Reach;
+  /** Absent where nobody comes in the place of a dead rank: over a network, and for kernels on a GPU. */
+  readonly renew?: (options: RenewOptions) => Promise<RankMemory>;
+  readonly #members: Members | undefined;
+  readonly #reach: RenewableReach;
   /** Of the GPU whose kernels post. */
   readonly #copier: GpuCopier | undefined;
   readonly #endpoints = new Map<Rank, IbgdaEndpoint>();
@@ -74,12 +92,29 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     this.worldSize = init.worldSize;
     this.port = init.nic.port();
     this.capabilities = ibgdaCapabilities(this.port);
-    this.world = this.children.add(init.world);
+    this.children.add(init.world);
     this.#init = init;
+    const { members, config } = init;
+    this.#members =
+      members === undefined
+        ? undefined
+        : new Members({
+            ...init,
+            ...members,
+            transport: this.name,
+            timeoutMs: config.timeoutMs,
+            onReplace: () => {},
+          });
+    if (members !== undefined && config.device === undefined) this.renew = (options) => this.#renew(options);
     // The software NIC pins nothing.
     this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
     const { device } = init.config;
     this.#copier = device === undefined ? undefined : new GpuCopier(openGpus().library, device);
+  }
+
+  /** All ranks that are here, in order. */
+  get world(): WorldTeam {
+    return this.#members?.world ?? this.#init.world;
   }
 
   get failed(): AbortSignal {
@@ -128,6 +163,45 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     return this.#init.nic.trace(format);
   }
 
+  /**
+   * Lets ranks in that come in the place of dead ones (`rejoin` of the same backing), as processes or threads of this host. Collective over all ranks but those of `joining` and `without`,
+   * and over the newcomers, while nothing is under way to the ranks of `joining`. Queue pairs to those are made anew; all others, memories and keys stay. From then on `world` has all ranks
+   * that are here, allocations are theirs, and memory that there was before is renewed by whoever has it (`renew`, as `MoeBuffer.updateMembers` does). `EP_TIMEOUT` or `EP_PEER_LOST` names who
+   * did not come, or died: a later call may do it. `EP_INVALID_ARGUMENT` where a rank to be replaced lives, `EP_RENDEZVOUS` where a newcomer has another version or configuration,
+   * `EP_UNSUPPORTED` over a network and for kernels on a GPU.
+   */
+  readmit(options: ReadmitOptions): Promise<void> {
+    const where = 'readmit';
+    return this.guard(where, async () => {
+      checkLimits(options, where, this.worldSize);
+      const { config, nic } = this.#init;
+      checkRenewable(config, `${this.name}: ${where}`);
+      const members = this.#members!;
+      const timeoutMs = options.timeoutMs ?? config.timeoutMs;
+      const begin = performance.now();
+      await withClosing(options, this.closing, async (limits) => {
+        const before = members.world;
+        const world = this.children.add(await members.readmit({ ...options, ...limits }));
+        this.children.remove(before);
+        await before.close();
+        const left = Math.max(1, timeoutMs - (performance.now() - begin));
+        const meeting = {
+          ...{ world, worldSize: this.worldSize, where },
+          prepare: () => {
+            for (const peer of options.joining) nic.resetPeer(peer);
+            return nic;
+          },
+          connect: (_: NativeIbgdaNic, connections: readonly Uint8Array[]) => {
+            for (const peer of options.joining) nic.connectPeer(peer, connections[peer]!);
+          },
+          // Whoever posts there finds the queue pairs broken, until somebody else comes.
+          undo: () => {},
+        };
+        await meetAnew(meeting, { ...limits, timeoutMs: left });
+      });
+    });
+  }
+
   /** Collective over the world. `EP_PEER_LOST` or `EP_TIMEOUT` names who has not come. */
   async barrier(options?: WaitOptions): Promise<void> {
     this.checkOpen('barrier');
@@ -150,7 +224,8 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
       const byteLength = checkInteger(options.byteLength, 'byteLength', where);
       const signalSlots = checkInteger(options.signalSlots, 'signalSlots', where, 0, this.capabilities.maxSignalSlots);
       refuseOver(options, this.name, 'kernels on a GPU reach no memory of other transports');
-      const { rank, worldSize, context, liveness, world, nic, config } = this.#init;
+      const { rank, worldSize, context, liveness, nic, config } = this.#init;
+      const { world } = this;
       return withClosing(options, this.closing, async (limits) => {
         const made: DeviceMemory = await allocateDeviceMemory(
           {
@@ -171,22 +246,12 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
 
   #allocateHost(options: AllocateOptions): Promise<RankMemory> {
     return this.guard('allocate', async () => {
-      const { rank, worldSize, context, liveness, world, config } = this.#init;
+      const { rank, worldSize, context } = this.#init;
       const size = checkHostAllocation(options, this, {});
       const over = checkOver(options, size, { name: this.name, rank, worldSize, context });
       return withClosing(options, this.closing, async (limits) => {
         const made: RankMemory = await allocateMemory(
-          {
-            rank,
-            worldSize,
-            context,
-            liveness,
-            world,
-            ...(config.network === undefined ? {} : { ranksOnHost: config.ranksOnHost }),
-            timeoutMs: config.timeoutMs,
-            reach: this.#reach,
-            onRelease: () => this.children.remove(made),
-          },
+          this.#allocator(() => this.children.remove(made)),
           size,
           limits,
           over,
@@ -194,6 +259,35 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
         return this.children.add(made);
       });
     });
+  }
+
+  #renew(options: RenewOptions): Promise<RankMemory> {
+    return this.guard('renew', async () => {
+      const size = checkHostAllocation(options, this, { refusesOver: 'memory of other transports is not renewed' });
+      if (options.memory instanceof RankMemory && options.memory.isOver) {
+        throw new EpError('EP_UNSUPPORTED', `renew: ${this.name} renews no memory of other transports`);
+      }
+      return withClosing(options, this.closing, async (limits) => {
+        const made: RankMemory = await renewMemory(
+          this.#allocator(() => this.children.remove(made)),
+          size,
+          options,
+          limits,
+        );
+        return options.memory === made ? made : this.children.add(made);
+      });
+    });
+  }
+
+  #allocator(onRelease: () => void): Renewer {
+    const { rank, worldSize, context, liveness, config } = this.#init;
+    return {
+      ...{ rank, worldSize, context, liveness, world: this.world },
+      ...(config.network === undefined ? {} : { ranksOnHost: config.ranksOnHost }),
+      timeoutMs: config.timeoutMs,
+      reach: this.#reach,
+      onRelease,
+    };
   }
 
   /** For sources of puts and targets of gets; kernels may send from it, too. */

@@ -18,7 +18,6 @@ import {
 } from '@ep/core';
 import { type NativeRankContext, native, segmentHandleLayout } from '@ep/native';
 import {
-  type Allocator,
   allocateMemory,
   checkHostAllocation,
   checkLimits,
@@ -27,8 +26,9 @@ import {
   Members,
   RankMemory,
   type RankTeam,
-  type Reach,
   type ReadmitOptions,
+  type RenewableReach,
+  type Renewer,
   renewMemory,
   withClosing,
 } from '@ep/native/ranks';
@@ -42,7 +42,7 @@ const HANDLE_BYTES = segmentHandleLayout.byteLength;
 const MAPS_OWN = 'peers map what it allocates; put it first in compose()';
 
 /** Every rank maps every part. */
-const MAPPED: Reach = {
+const MAPPED: RenewableReach = {
   pins: false,
   byteLength: () => HANDLE_BYTES,
   describe: (memory) => memory.handle(),
@@ -53,6 +53,8 @@ const MAPPED: Reach = {
   },
   failure: "map the others' parts",
   release: () => {},
+  described: (memory) => memory.handle(),
+  replace: (memory, peer, handle) => memory.replace(peer, handle),
 };
 
 export interface ShmTransportInit {
@@ -243,7 +245,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
     throw new EpError('EP_INVALID_ARGUMENT', `${where}: the memory belongs to another transport`);
   }
 
-  #allocator(onRelease: () => void): Allocator {
+  #allocator(onRelease: () => void): Renewer {
     const { config, ...init } = this.#init;
     return { ...init, world: this.world, timeoutMs: config.timeoutMs, reach: MAPPED, onRelease };
   }

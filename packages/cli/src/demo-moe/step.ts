@@ -7,6 +7,7 @@ import { routingLayout } from '@ep/plan/moe';
 import type { Compared } from '../demo/results.js';
 import {
   type DemoTransport,
+  isElastic,
   openCudaDemoTransport,
   openDemoTransport,
   rejoinDemoTransport,
@@ -112,8 +113,8 @@ async function openExchange(
       throw error;
     }
   };
-  if (comesLater) {
-    return open(await rejoinDemoTransport(member), (transport) => HostExchange.join(transport, options));
+  if (comesLater && isElastic(job.transport)) {
+    return open(await rejoinDemoTransport(job.transport, member), (transport) => HostExchange.join(transport, options));
   }
   return job.device === 'cuda'
     ? open(await openCudaDemoTransport(member), (transport) => CudaExchange.open(transport, options))

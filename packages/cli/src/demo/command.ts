@@ -41,7 +41,14 @@ import {
   tolerances,
 } from './report.js';
 import type { Phase, StepResult } from './step.js';
-import { checkGpu, type DemoDevice, type DemoTransportName, demoDevices, demoTransportNames } from './transports.js';
+import {
+  checkGpu,
+  type DemoDevice,
+  type DemoTransportName,
+  demoDevices,
+  demoTransportNames,
+  isElastic,
+} from './transports.js';
 
 type DemoJob = 'attention' | 'moe';
 
@@ -161,8 +168,8 @@ async function moe(flags: DemoFlags): Promise<void> {
     const expected = 'absent with --transport efa, where calls end with a rank that dies';
     throw invalid('--kill', { where: 'demo moe', expected, found: kill });
   }
-  if (flags.replace === true && (kill === undefined || flags.transport !== 'shm' || flags.device === 'cuda')) {
-    const expected = 'with --kill, over shm, with rows on the host';
+  if (flags.replace === true && (kill === undefined || !isElastic(flags.transport) || flags.device === 'cuda')) {
+    const expected = 'with --kill, over shm or ibgda, with rows on the host';
     throw invalid('--replace', { where: 'demo moe', expected, found: true });
   }
   if (flags.device === 'cuda') await checkDevice('demo moe', flags);

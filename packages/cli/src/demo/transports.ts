@@ -42,13 +42,24 @@ export const demoTransportNames = Object.keys(openers) as readonly DemoTransport
 export const openDemoTransport = (name: DemoTransportName, member: Member): Promise<DemoTransport> =>
   openers[name](member);
 
-/** In the place of a rank that died; over shared memory. It waits for the others as long as they take to get there. */
-export const rejoinDemoTransport = (member: Member) =>
-  nvshmem.shm.rejoin(member, { ...limits, timeoutMs: 10 * 60_000 });
+const rejoiners = { shm: nvshmem.shm.rejoin, ibgda: ibgda.soft.rejoin } as const;
+
+/** Over these, another process can come in the place of a rank that died. */
+export type ElasticTransportName = keyof typeof rejoiners;
+
+export const isElastic = (name: DemoTransportName): name is ElasticTransportName => Object.hasOwn(rejoiners, name);
+
+/** In the place of a rank that died. It waits for the others as long as they take to get there. */
+export const rejoinDemoTransport = (name: ElasticTransportName, member: Member): Promise<ElasticTransport> =>
+  rejoiners[name](member, { ...limits, timeoutMs: 10 * 60_000 });
+
+type ElasticTransport = DemoTransport & {
+  readmit(options: { readonly store: Store; readonly joining: readonly number[] }): Promise<void>;
+};
 
 export async function readmitDemoRank(transport: DemoTransport, store: Store, rank: number): Promise<void> {
   if (!('readmit' in transport)) throw new EpError('EP_UNSUPPORTED', `${transport.name} takes nobody in anew`);
-  await (transport as Awaited<ReturnType<typeof nvshmem.shm.open>>).readmit({ store, joining: [rank] });
+  await (transport as ElasticTransport).readmit({ store, joining: [rank] });
 }
 
 /** Where tensors lie and kernels run. */

@@ -4,12 +4,20 @@ import { describe, expect, it } from 'vitest';
 import type { CommandedRank } from '../moe/commanded.js';
 import { closeAll, script } from '../moe/script.js';
 
-describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
+/** The transport's part of the ranks' store. */
+const names = { shm: 'nvshmem:shm', ibgda: 'ibgda:soft' } as const;
+
+describe.each([
+  ['low-latency', 'shm'],
+  ['high-throughput', 'shm'],
+  ['low-latency', 'ibgda'],
+  ['high-throughput', 'ibgda'],
+] as const)('%s over %s', (mode, way) => {
   it.each(['processes', 'threads'] as const)(
     'takes another rank in after one was killed in the middle of a call, four times, and keeps nothing: %s',
     { timeout: 120_000 },
     async (kind) => {
-      const { open, dispatch, combine, complete, replace } = script(mode, kind);
+      const { open, dispatch, combine, complete, replace } = script(mode, kind, way);
       await using world = await open();
       let number = 0;
       const footprints: { readonly mapped: number; readonly segments: number; readonly descriptors: number }[] = [];
@@ -25,18 +33,19 @@ describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
         for (let after = 0; after < 3; after++) await complete(world, ++number);
         footprints.push(await world.ranks[1]!.tell('footprint'));
       }
-      // Of its own part, its own words, and the team's segment if it was the lowest of those that stayed.
+      // Of its own part, its own words, its NIC's port if it has one, and the team's segment if it was the lowest of those that stayed.
+      const own = way === 'shm' ? 2 : 3;
       const leads = [0, 1, 0, 0];
       if (kind === 'processes') {
         const [{ mapped, segments }] = footprints as [(typeof footprints)[0]];
-        expect(footprints).toEqual(leads.map((team) => ({ mapped, segments, descriptors: 2 + team })));
+        expect(footprints).toEqual(leads.map((team) => ({ mapped, segments, descriptors: own + team })));
       }
       await closeAll(world);
     },
   );
 
   it('takes two in at once, and has them in later calls of every slot', { timeout: 60_000 }, async () => {
-    const { open, dispatch, finish, complete, replace } = script(mode, 'processes');
+    const { open, dispatch, finish, complete, replace } = script(mode, 'processes', way);
     await using world = await open();
     await complete(world, 0);
     // They are ahead of the others, with other rows: what they have said of this call must not pass for what their successors say.
@@ -54,14 +63,14 @@ describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
   });
 
   it('goes on without a newcomer that dies while it joins, and takes the next one', { timeout: 60_000 }, async () => {
-    const { open, call, complete, replace } = script(mode, 'processes');
+    const { open, call, complete, replace } = script(mode, 'processes', way);
     await using world = await open();
     await complete(world, 0);
     await world.ranks[2]!.kill();
     // Dies when it has applied: nobody takes it for one that lives.
     const first = world.replace(2);
-    const never = first.tell('rejoin').catch(() => {});
-    await world.has('nvshmem:shm/members/latest/2');
+    const never = first.tell('rejoin', { way }).catch(() => {});
+    await world.has(`${names[way]}/members/latest/2`);
     await first.kill();
     const staying = world.others(2);
     const asked = staying.map((of) => of.tell('readmit', { joining: [2], timeoutMs: 1500 }));
@@ -72,7 +81,7 @@ describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
     }
     // Dies when it is in the world, and not yet in the buffer.
     const second = world.replace(2);
-    await Promise.all([second.tell('rejoin'), ...staying.map((of) => of.tell('readmit', { joining: [2] }))]);
+    await Promise.all([second.tell('rejoin', { way }), ...staying.map((of) => of.tell('readmit', { joining: [2] }))]);
     await second.kill();
     for (const ended of await Promise.allSettled(staying.map((of) => of.tell('update')))) {
       expect(ended).toMatchObject({ reason: { code: 'EP_PEER_LOST', ranks: [2] } });
@@ -88,7 +97,7 @@ describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
   it('says who did not come, who lives, who is at another call and who was opened otherwise', {
     timeout: 60_000,
   }, async () => {
-    const { open, options, call, complete, dispatch, combine } = script(mode, 'processes');
+    const { open, options, call, complete, dispatch, combine } = script(mode, 'processes', way);
     await using world = await open();
     const [, one, two] = world.ranks as [CommandedRank, CommandedRank, CommandedRank, CommandedRank];
     const all = (of: readonly CommandedRank[], name: string, args: object) =>
@@ -101,7 +110,7 @@ describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
       expect(end).toMatchObject(failed('EP_TIMEOUT', /rank 2 did not come: nobody came/));
     const other = world.replace(2);
     const [[wrong], refused] = await Promise.all([
-      all([other], 'rejoin', { config: { ranksOnHost: 64 } }),
+      all([other], 'rejoin', { way, config: { ranksOnHost: 64 } }),
       all(world.others(2), 'readmit', { joining: [2] }),
     ]);
     expect(wrong).toMatchObject(failed('EP_RENDEZVOUS', /rank 2 differ.*ranksOnHost/));
@@ -110,7 +119,10 @@ describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
     // Rank 1 holds a call when the others update; then it is a call ahead; then all is well.
     await call(world.others(2), 0);
     const next = world.replace(2);
-    await Promise.all([next.tell('rejoin'), ...world.others(2).map((of) => of.tell('readmit', { joining: [2] }))]);
+    await Promise.all([
+      next.tell('rejoin', { way }),
+      ...world.others(2).map((of) => of.tell('readmit', { joining: [2] })),
+    ]);
     await dispatch(one, 1, { options: { timeoutMs: 300 } });
     const joining = (with_: object) => next.tell('join', { options: { ...options, ...with_ } });
     for (const end of await Promise.allSettled([joining({}), ...world.others(2).map((of) => of.tell('update'))]))

@@ -5,9 +5,13 @@ import { inputsOf, openFor, optionsOf, runCall } from './case.js';
 import { caseOf, closeAll, script, worldSize } from './script.js';
 import { onRanks } from './world.js';
 
-describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
+describe.each([
+  ['low-latency', 'shm'],
+  ['high-throughput', 'shm'],
+  ['low-latency', 'ibgda'],
+] as const)('%s over %s', (mode, way) => {
   it('takes another rank in after one was killed in the middle of a call', { timeout: 60_000 }, async () => {
-    const { open, dispatch, combine, complete, replace } = script(mode, 'processes');
+    const { open, dispatch, combine, complete, replace } = script(mode, 'processes', way);
     await using world = await open();
     await complete(world, 0);
     await Promise.all(world.ranks.map((of) => dispatch(of, 1)));
@@ -23,11 +27,11 @@ describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
 it('refuses by name where no rank can come back', { timeout: 60_000 }, async () => {
   const one = caseOf('low-latency');
   const inputs = inputsOf(one);
-  await onRanks(worldSize, 'ibgda', async (transport) => {
+  await onRanks(worldSize, 'efa', async (transport) => {
     await using buffer = await openFor(transport, one, inputs);
     const refused = {
       code: 'EP_UNSUPPORTED',
-      message: expect.stringMatching(/updateMembers: ibgda.*lets no rank in anew/),
+      message: expect.stringMatching(/updateMembers: efa.*lets no rank in anew/),
     };
     expect(() => buffer.updateMembers()).toThrowError(expect.objectContaining(refused));
     await expect(joinMoeBuffer(transport, optionsOf(one, inputs))).rejects.toMatchObject({ code: 'EP_UNSUPPORTED' });
@@ -52,10 +56,10 @@ it('goes by the membership of a group', { timeout: 60_000 }, async () => {
   });
 });
 
-it('makes an end of layouts that were kept before', { timeout: 60_000 }, async () => {
+it.each(['shm', 'ibgda'] as const)('makes an end of layouts that were kept before, over %s', async (way) => {
   const one = caseOf('high-throughput');
   const inputs = inputsOf(one);
-  await onRanks(worldSize, 'shm', async (transport) => {
+  await onRanks(worldSize, way, async (transport) => {
     await using buffer = await openFor(transport, one, inputs);
     const kept = await runCall(buffer, one, inputs, { keepLayout: true });
     buffer.leaveOut([(transport.rank + 1) % worldSize]);

@@ -3,7 +3,7 @@ import { rankTopk } from '@ep/plan/moe';
 import { expect } from 'vitest';
 import { check, inputsOf, type MoeCase, optionsOf, type RankResult, rowsOfCall } from './case.js';
 import { type CommandedRank, CommandedWorld, type RankKind } from './commanded.js';
-import type { Way } from './programs/openers.mjs';
+import type { ElasticWay, Way } from './programs/openers.mjs';
 
 export const worldSize = 4;
 export const caseOf = (mode: MoeCase['mode']): MoeCase => ({
@@ -22,7 +22,8 @@ export const caseOf = (mode: MoeCase['mode']): MoeCase => ({
 /** Who is told: a rank of the world, or of a later one of fewer ranks. */
 export type Told = Pick<CommandedRank, 'rank' | 'tell'>;
 
-export const script = (mode: MoeCase['mode'], kind: RankKind) => scriptOf(caseOf(mode), kind);
+export const script = (mode: MoeCase['mode'], kind: RankKind, way: ElasticWay = 'shm') =>
+  scriptOf(caseOf(mode), kind, way);
 
 /** What the tests tell ranks about one case, with f32 rows. */
 export function scriptOf(one: MoeCase, kind: RankKind, way: Way = 'shm') {
@@ -71,7 +72,7 @@ export function scriptOf(one: MoeCase, kind: RankKind, way: Way = 'shm') {
       const coming = joining.map((rank) => world.replace(rank));
       await Promise.all([
         ...staying.map((of) => of.tell('readmit', { joining })),
-        ...coming.map((of) => of.tell('rejoin')),
+        ...coming.map((of) => of.tell('rejoin', { way })),
       ]);
       const back = await Promise.all([
         ...staying.map((of) => of.tell<number[]>('update')),

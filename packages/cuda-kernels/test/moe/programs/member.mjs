@@ -4,8 +4,7 @@ import { isMainThread, parentPort, workerData } from 'node:worker_threads';
 import { openFileStore, prefixStore, tensor } from '@ep/core';
 import { joinMoeBuffer, openMoeBuffer } from '@ep/cuda-kernels';
 import { native } from '@ep/native';
-import { nvshmem } from '@ep/nvshmem';
-import { openers } from './openers.mjs';
+import { openers, rejoiners } from './openers.mjs';
 
 const { rank, worldSize, storePath } = isMainThread ? JSON.parse(process.env.EP_TEST_RANK) : workerData;
 const send = (message) => (isMainThread ? process.send(message) : parentPort.postMessage(message));
@@ -45,11 +44,8 @@ const commands = {
     transport = await openers[way]({ rank, worldSize, store: prefixStore(store, name) }, limits(20_000));
     buffer = await openMoeBuffer(transport, options);
   },
-  rejoin: async ({ timeoutMs = 20_000, config }) => {
-    transport = await nvshmem.shm.rejoin(
-      { rank, worldSize, store },
-      { ...limits(timeoutMs), ...(config && { config }) },
-    );
+  rejoin: async ({ way, timeoutMs = 20_000, config }) => {
+    transport = await rejoiners[way]({ rank, worldSize, store }, { ...limits(timeoutMs), ...(config && { config }) });
   },
   join: async ({ options }) => {
     buffer = await joinMoeBuffer(transport, options);

@@ -3,6 +3,13 @@ import type { DispatchTransport } from '../../../src/index.js';
 
 export type Way = 'shm' | 'ibgda' | 'efa' | 'shm+ibgda' | 'shm+efa';
 
+/** Ways over which ranks come in the place of dead ones. */
+export type ElasticWay = 'shm' | 'ibgda';
+
 export declare const openers: Readonly<
   Record<Way, (member: Member, options: OpenOptions) => Promise<DispatchTransport>>
+>;
+
+export declare const rejoiners: Readonly<
+  Record<ElasticWay, (member: Member, options: OpenOptions) => Promise<DispatchTransport>>
 >;

@@ -19,3 +19,6 @@ export const openers = {
   'shm+ibgda': mixed(ibgda.soft),
   'shm+efa': mixed(efaGda.soft),
 };
+
+/** In the place of a rank that died. */
+export const rejoiners = { shm: nvshmem.shm.rejoin, ibgda: ibgda.soft.rejoin };
