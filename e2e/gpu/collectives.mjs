@@ -38,7 +38,8 @@ async function compare(device, dtype, sources, run) {
   await Promise.all(buffers.map((buffer) => buffer.close()));
 }
 
-async function everyOperation(group, device, dtype, count) {
+/** Of a group, against the same calls in host memory. */
+export async function everyOperation(group, device, dtype, count) {
   const { rank, size } = group;
   const values = (salt, length = count) => valuesOf(length, rank, salt);
   const zeros = (length) => Array(length).fill(0);

@@ -8,6 +8,8 @@ import { fullPlan, randomPlan } from '../attention/plans.mjs';
 import { coreAttention } from './attention.mjs';
 import { collectiveScenarios } from './collectives.mjs';
 import { experts, refusedExperts } from './experts.mjs';
+import { graphScenarios } from './graphs.mjs';
+import { groupScenarios } from './groups.mjs';
 import { messageScenarios } from './messages.mjs';
 import { nicScenarios } from './nic.mjs';
 import { recovery } from './recovery.mjs';
@@ -287,6 +289,8 @@ export const scenarios = {
   refusedExperts,
   ...recovery,
   ...collectiveScenarios,
+  ...groupScenarios,
+  ...graphScenarios,
   ...messageScenarios,
   ...nicScenarios,
 };

@@ -13,6 +13,9 @@
 
 namespace ep {
 
+// World rank of each rank that somebody numbers anew; null: they have their own numbers.
+using rank_list = std::shared_ptr<const std::vector<int32_t>>;
+
 // Created, connected and closed by one thread, the rank's own: that thread holds the robust mutex whose death mark tells peers.
 class rank_context {
  public:

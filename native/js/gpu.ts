@@ -91,10 +91,15 @@ export interface NativeGpuDispatch {
   readonly __brand?: 'GpuDispatch';
 }
 
+/** What the process groups of a rank share on its device. Their calls go on one stream, where one runs at a time. */
+export interface NativeGpuGroupArena {
+  shape(): { readonly blocks: number; readonly lanes: number; readonly resident: number };
+  release(): void;
+}
+
 /** What a process group keeps on its device. */
 export interface NativeGpuGroup {
-  shape(): { readonly blocks: number; readonly lanes: number; readonly resident: number };
-  /** The blocks that all ranks have; once, before the first call. Returns the bytes of a slot (`ep_group_args.slot_bytes`). */
+  /** The blocks that all members have; once, before the first call. Returns the bytes of a slot (`ep_group_args.slot_bytes`). */
   layOut(blocks: number): number;
   release(): void;
 }
@@ -114,9 +119,29 @@ export interface GpuGroupCall {
   readonly timeoutMs: number;
 }
 
+/** One replay of a graph, as somebody with calls in it sees it. */
+export interface GraphReplay {
+  /** End the replay's waits. */
+  readonly cuts: readonly AbortSignal[];
+  /** The device is through with it. A failure leaves in doubt where ranks are. */
+  end(failure: { readonly reason: unknown } | undefined): void;
+}
+
+/** Somebody with calls in a graph. */
+export interface GraphMember {
+  /** Throws as a call would. */
+  beginReplay(operation: string): GraphReplay;
+}
+
 /** A stream of a GPU as other packages use it: its owner keeps it open while they do. */
 export interface GpuQueue {
   readonly device: Device;
+  /** What is put on it becomes part of a graph instead of being run. */
+  readonly capturing: boolean;
+  /** The addon's object, for what is put into a graph. */
+  nativeStream(operation: string): NativeGpuStream;
+  /** The graph that is being captured has something of this member. Does nothing at other times. */
+  join(member: GraphMember): void;
   /** Starts an operation behind everything put on the stream so far, and resolves with its end. An abort ends its waits; then it rejects with `signal.reason`. */
   follow(start: (stream: NativeGpuStream) => OperationId, signal?: AbortSignal): Promise<Outcome>;
 }
@@ -157,7 +182,10 @@ export interface NativeGpuStream {
   ): OperationId;
   /** Releases a lease to all who send to it, once the stream comes here. */
   grant(calls: NativeGpuCalls, lease: number): void;
-  /** Three arguments for the output, then for each rank's send, then for each rank's take: operand, byteOffset, byteLength; of nothing, three zeros. */
+  /**
+   * Three arguments for the output, then for each member's send, then for each member's take: operand, byteOffset, byteLength; of nothing, three zeros. Its outcome
+   * names ranks of the world. 0 while the stream is being captured.
+   */
   groupCall(group: NativeGpuGroup, call: GpuGroupCall, ...pieces: readonly (NativeGpuOperand | number)[]): OperationId;
   /** By name: q, k, v, o, lse; of the backward pass also dO, dQ, dK, dV. */
   attentionForward(attention: NativeGpuAttention, tensors: Readonly<Record<string, NativeGpuRows>>): OperationId;
@@ -201,11 +229,23 @@ export interface GpuBinding {
     readonly blocks: number;
     readonly lanes: number;
   }) => NativeGpuCalls;
-  readonly GpuGroup: new (description: {
+  readonly GpuGroupArena: new (description: {
     readonly memory: NativeGpuSymmetricMemory;
+    /** Each has `EP_GROUP_MOST_BLOCKS` signal slots for each rank of the world. */
+    readonly sections: number;
     /** 0: half of this rank's share of the device. */
     readonly blocks: number;
     readonly lanes: number;
+  }) => NativeGpuGroupArena;
+  /** HAZARD: zeroes this rank's words of the section. Nobody may write there for the group that had it before, nor yet for this one. */
+  readonly GpuGroup: new (description: {
+    readonly arena: NativeGpuGroupArena;
+    readonly section: number;
+    /** Of the slots, in everybody's part. */
+    readonly byteOffset: number;
+    readonly byteLength: number;
+    /** World rank of each member. */
+    readonly ranks: Int32Array;
   }) => NativeGpuGroup;
   readonly GpuDispatch: new (description: GpuDispatchDescription) => NativeGpuDispatch;
   /** One piece for each shard. */

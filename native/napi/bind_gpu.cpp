@@ -243,6 +243,7 @@ void bind_gpu(Napi::Env env, Napi::Object exports) {
   gpu_symmetric_wrap::define(env, exports);
   gpu_calls_wrap::define(env, exports);
   gpu_dispatch_wrap::define(env, exports);
+  gpu_group_arena_wrap::define(env, exports);
   gpu_group_wrap::define(env, exports);
   gpu_attention_wrap::define(env, exports);
   gpu_graph_wrap::define(env, exports);

@@ -112,7 +112,7 @@ Napi::Value gpu_stream_wrap::attention(const Napi::CallbackInfo& info, bool back
   check_disjoint(env, read, written);
   // Nothing waits for anybody here: the slot only makes an order to give up wait for the kernel's end, so that nothing it uses is freed before.
   auto slot = stream.slot();
-  how.slots.push_back(value_or_throw(env, slot));
+  how.kernels.push_back({value_or_throw(env, slot), nullptr});
   const ep_cuda_launch launch = stream.launch(1, 32, 0, nullptr);
   const ep_cuda_table& table = stream.of()->table();
   check(env, (backward ? table.attention_backward : table.attention_forward)(&launch, &args), backward ? "launching attention backward" : "launching attention");

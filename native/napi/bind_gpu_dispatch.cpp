@@ -244,13 +244,13 @@ Napi::Value gpu_stream_wrap::dispatch(const Napi::CallbackInfo& info) {
   const std::string failed = error == 0 ? "" : stream.of()->error(error, what).message;
   if (capturing) {
     if (capturing->failed.empty()) capturing->failed = failed;
-    capturing->slots.push_back(own);
+    capturing->kernels.push_back({own, nullptr});
     capturing->keep.insert(capturing->keep.end(), keep.begin(), keep.end());
     capturing->context = memory.shared_context();
     return Napi::Number::New(env, 0);
   }
   gpu::stream::watch how;
-  how.slots.push_back(own);
+  how.kernels.push_back({own, nullptr});
   how.deadline_ns = deadline_after(timeout);
   how.context = memory.shared_context();
   how.keep = std::move(keep);

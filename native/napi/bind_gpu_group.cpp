@@ -12,16 +12,63 @@ static_assert(EP_ELEMENT_F64 == static_cast<uint32_t>(element_type::f64) && EP_E
 static_assert(EP_FOLD_SUM == static_cast<uint32_t>(reduce_op::sum) && EP_FOLD_MIN == static_cast<uint32_t>(reduce_op::min) &&
               EP_FOLD_PREMUL_SUM == static_cast<uint32_t>(reduce_op::premul_sum));
 
-// ({memory, blocks, lanes}); blocks 0: half of this rank's share of the device
+namespace {
+
+constexpr uint64_t most_sections = 1024;
+
+uint32_t arg_up_to(const Napi::Env& env, Napi::Value value, const char* what, uint64_t most) {
+  const uint64_t given = arg_size(value, what);
+  if (given > most) throw_invalid(env, std::to_string(given) + " " + what + ": expected at most " + std::to_string(most));
+  return static_cast<uint32_t>(given);
+}
+
+} // namespace
+
+// ({memory, sections, blocks, lanes}); blocks 0: half of this rank's share of the device
+gpu_group_arena_wrap::gpu_group_arena_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
+  const Napi::Env env = info.Env();
+  if (!info[0].IsObject()) throw_invalid(env, "the arena of groups is made from a description");
+  const auto description = info[0].As<Napi::Object>();
+  auto& memory = unwrap<gpu_symmetric_wrap>(description.Get("memory"), "memory");
+  memory.open(env);
+  const uint32_t sections = arg_up_to(env, description.Get("sections"), "sections", most_sections);
+  const uint32_t blocks = arg_up_to(env, description.Get("blocks"), "blocks", EP_GROUP_MOST_BLOCKS);
+  auto made = gpu::group_arena::create(memory.native, sections, blocks, arg_up_to(env, description.Get("lanes"), "lanes", 1024));
+  native = value_or_throw(env, made);
+  tag<gpu_group_arena_wrap>(info.This().As<Napi::Object>());
+}
+const std::shared_ptr<gpu::group_arena>& gpu_group_arena_wrap::open(Napi::Env env) const {
+  if (!native) throw_failure(env, {EP_STATUS_CLOSED, 0, "the arena of groups was released"});
+  return native;
+}
+// () -> {blocks, lanes, resident}
+Napi::Value gpu_group_arena_wrap::shape(const Napi::CallbackInfo& info) {
+  const gpu::group_arena& arena = *open(info.Env());
+  auto made = Napi::Object::New(info.Env());
+  made["blocks"] = Napi::Number::New(info.Env(), arena.blocks());
+  made["lanes"] = Napi::Number::New(info.Env(), arena.lanes());
+  made["resident"] = Napi::Number::New(info.Env(), arena.resident());
+  return made;
+}
+void gpu_group_arena_wrap::release(const Napi::CallbackInfo&) { native.reset(); }
+void gpu_group_arena_wrap::define(Napi::Env env, Napi::Object exports) {
+  exports["GpuGroupArena"] =
+      DefineClass(env, "GpuGroupArena", {InstanceMethod<&gpu_group_arena_wrap::shape>("shape"), InstanceMethod<&gpu_group_arena_wrap::release>("release")});
+}
+
+// ({arena, section, byteOffset, byteLength, ranks: Int32Array of world ranks})
 gpu_group_wrap::gpu_group_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const Napi::Env env = info.Env();
   if (!info[0].IsObject()) throw_invalid(env, "a group is made from a description");
   const auto description = info[0].As<Napi::Object>();
-  auto& memory = unwrap<gpu_symmetric_wrap>(description.Get("memory"), "memory");
-  memory.open(env);
-  const uint64_t blocks = arg_size(description.Get("blocks"), "blocks");
-  if (blocks > EP_GROUP_MOST_BLOCKS) throw_invalid(env, std::to_string(blocks) + " blocks: expected at most " + std::to_string(EP_GROUP_MOST_BLOCKS));
-  auto made = gpu::group::create(memory.native, static_cast<uint32_t>(blocks), static_cast<uint32_t>(arg_size(description.Get("lanes"), "lanes")));
+  const auto& arena = unwrap<gpu_group_arena_wrap>(description.Get("arena"), "arena").open(env);
+  const gpu::group::section at{arg_up_to(env, description.Get("section"), "section", most_sections), arg_size(description.Get("byteOffset"), "byteOffset"),
+                               arg_size(description.Get("byteLength"), "byteLength")};
+  const byte_span given = arg_bytes(description.Get("ranks"), "ranks");
+  if (given.size % sizeof(int32_t) != 0) throw_invalid(env, "ranks must be an Int32Array");
+  std::vector<int32_t> ranks(given.size / sizeof(int32_t));
+  if (given.size != 0) std::memcpy(ranks.data(), given.data, given.size);
+  auto made = gpu::group::create(arena, at, std::move(ranks));
   native = value_or_throw(env, made);
   tag<gpu_group_wrap>(info.This().As<Napi::Object>());
 }
@@ -29,16 +76,7 @@ gpu::group& gpu_group_wrap::open(Napi::Env env) const {
   if (!native) throw_failure(env, {EP_STATUS_CLOSED, 0, "the group was released"});
   return *native;
 }
-// () -> {blocks, lanes, resident}
-Napi::Value gpu_group_wrap::shape(const Napi::CallbackInfo& info) {
-  const gpu::group& group = open(info.Env());
-  auto made = Napi::Object::New(info.Env());
-  made["blocks"] = Napi::Number::New(info.Env(), group.blocks());
-  made["lanes"] = Napi::Number::New(info.Env(), group.lanes());
-  made["resident"] = Napi::Number::New(info.Env(), group.resident());
-  return made;
-}
-// (blocks that all ranks have) -> bytes of a slot
+// (blocks that all members have) -> bytes of a slot
 Napi::Value gpu_group_wrap::lay_out(const Napi::CallbackInfo& info) {
   gpu::group& group = open(info.Env());
   auto done = group.lay_out(static_cast<uint32_t>(std::min<uint64_t>(arg_size(info[0], "blocks"), UINT32_MAX)));
@@ -48,19 +86,19 @@ Napi::Value gpu_group_wrap::lay_out(const Napi::CallbackInfo& info) {
 void gpu_group_wrap::release(const Napi::CallbackInfo&) { native.reset(); }
 void gpu_group_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["GpuGroup"] = DefineClass(env, "GpuGroup",
-                                    {InstanceMethod<&gpu_group_wrap::shape>("shape"), InstanceMethod<&gpu_group_wrap::lay_out>("layOut"),
-                                     InstanceMethod<&gpu_group_wrap::release>("release")});
+                                    {InstanceMethod<&gpu_group_wrap::lay_out>("layOut"), InstanceMethod<&gpu_group_wrap::release>("release")});
 }
 
 // (group, {mode, element, fold, factor, signature, even, timeoutMs}, then three for the output, for each rank's send and for each rank's take: operand, byteOffset, byteLength).
-// `even`: all ranks know the longest pair of any of them. -> operation
+// `even`: all members know the longest pair of any of them. Each send and take is of a rank of the group; what ends the operation names ranks of the world. -> operation; 0 while
+// the stream is being captured: then a replay's own limit ends the call
 Napi::Value gpu_stream_wrap::group_call(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   gpu::stream& stream = open(env);
-  if (capturing) throw_invalid(env, "the stream is being captured: collective calls are launched as they are");
   const auto& wrap = unwrap<gpu_group_wrap>(info[0], "group");
   const gpu::group& group = wrap.open(env);
-  const gpu::symmetric_memory& memory = *group.memory();
+  const gpu::group_arena& arena = group.arena();
+  const gpu::symmetric_memory& memory = *arena.memory();
   if (memory.device() != stream.device()) {
     throw_invalid(env, "the group is of GPU " + std::to_string(memory.device()) + ", the stream of GPU " + std::to_string(stream.device()));
   }
@@ -81,10 +119,12 @@ Napi::Value gpu_stream_wrap::group_call(const Napi::CallbackInfo& info) {
   std::memcpy(&args.factor_bits, &factor, sizeof factor);
   args.signature = arg_u64(description.Get("signature"), "signature");
   const double timeout = arg_double(description.Get("timeoutMs"), "timeoutMs");
-  const auto world = static_cast<size_t>(memory.context().world_size());
+  const size_t size = group.ranks()->size();
   constexpr size_t fixed = 2;
-  if (info.Length() != fixed + 3 * (1 + 2 * world)) throw_invalid(env, "a call of a group of " + std::to_string(world) + " takes three arguments for the output, each send and each take");
-  std::vector<std::shared_ptr<const void>> keep{wrap.native, gpu::kernels_wait()};
+  if (info.Length() != fixed + 3 * (1 + 2 * size)) throw_invalid(env, "a call of a group of " + std::to_string(size) + " takes three arguments for the output, each send and each take");
+  std::vector<std::shared_ptr<const void>> keep{wrap.native};
+  // A captured call waits when it is replayed.
+  if (!capturing) keep.push_back(gpu::kernels_wait());
   const uint64_t each = element_bytes(type);
   size_t at = fixed;
   const auto next = [&](const char* what) -> ep_group_piece {
@@ -102,11 +142,11 @@ Napi::Value gpu_stream_wrap::group_call(const Napi::CallbackInfo& info) {
     return {found.address + offset, bytes};
   };
   args.out = next("the output");
-  for (size_t rank = 0; rank < world; ++rank) args.sends[rank] = next("a source");
-  for (size_t rank = 0; rank < world; ++rank) args.takes[rank] = next("a target");
+  for (size_t rank = 0; rank < size; ++rank) args.sends[rank] = next("a source");
+  for (size_t rank = 0; rank < size; ++rank) args.takes[rank] = next("a target");
   if (mode == EP_GROUP_FOLD_ALL && args.out.bytes <= group_flat_bytes) {
     args.mode = EP_GROUP_FOLD;
-    for (size_t rank = 0; rank < world; ++rank) {
+    for (size_t rank = 0; rank < size; ++rank) {
       args.sends[rank] = args.sends[0];
       args.takes[rank] = {0, args.out.bytes};
     }
@@ -114,16 +154,22 @@ Napi::Value gpu_stream_wrap::group_call(const Napi::CallbackInfo& info) {
   // HAZARD: all ranks launch as many blocks, or channels that some have wait for ever.
   uint64_t blocks = args.blocks;
   if (description.Get("even").ToBoolean()) {
-    const uint64_t chunks = args.mode == EP_GROUP_FOLD_ALL ? group_chunks(args, args.out.bytes, world) : group_chunks(args, arg_size(description.Get("longest"), "longest"), 1);
+    const uint64_t chunks = args.mode == EP_GROUP_FOLD_ALL ? group_chunks(args, args.out.bytes, size) : group_chunks(args, arg_size(description.Get("longest"), "longest"), 1);
     blocks = std::clamp<uint64_t>(chunks, 1, blocks);
   }
   auto slot = stream.slot();
   const gpu::slot_ref own = value_or_throw(env, slot);
   args.status = reinterpret_cast<uint64_t>(&own->status);
-  const ep_cuda_launch launch = stream.launch(static_cast<uint32_t>(blocks), group.lanes(), group.cycles(timeout), own);
+  const ep_cuda_launch launch = stream.launch(static_cast<uint32_t>(blocks), arena.lanes(), capturing ? 0 : arena.cycles(timeout), own);
   check(env, stream.of()->table().group_call(&launch, &args), "launching a collective call");
+  if (capturing) {
+    capturing->kernels.push_back({own, group.ranks()});
+    capturing->keep.insert(capturing->keep.end(), keep.begin(), keep.end());
+    capturing->context = memory.shared_context();
+    return Napi::Number::New(env, 0);
+  }
   gpu::stream::watch how;
-  how.slots.push_back(own);
+  how.kernels.push_back({own, group.ranks()});
   how.deadline_ns = deadline_after(timeout);
   how.context = memory.shared_context();
   how.keep = std::move(keep);

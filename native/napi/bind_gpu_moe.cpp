@@ -95,7 +95,7 @@ constexpr double host_patience = 4;
 
 Napi::Value follow_half(Napi::Env env, gpu_stream_wrap& on, gpu_half& job, const gpu_moe_contents& own, int error, const char* what) {
   gpu::stream::watch how;
-  how.slots.push_back(job.slot);
+  how.kernels.push_back({job.slot, nullptr});
   how.deadline_ns = job.timeout_ms < 0 ? no_deadline : deadline_after(host_patience * job.timeout_ms + 1000);
   how.failed = std::move(job.failed);
   how.keep = std::move(job.keep);

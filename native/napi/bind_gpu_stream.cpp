@@ -148,13 +148,13 @@ Napi::Value gpu_stream_wrap::launch_graph(const Napi::CallbackInfo& info) {
   // HAZARD: replays share the words of their launches. What one left there, a failure or the order to give up, would be taken for the next one's; but it may only be
   // wiped while none is on the device, or the order to stop would be lost to the one that runs.
   if (graph->replays.load(std::memory_order_acquire) == 0) {
-    for (const gpu::slot_ref& slot : graph->slots) std::memset(slot.get(), 0, sizeof *slot);
+    for (const gpu::launched_kernel& one : graph->kernels) std::memset(one.slot.get(), 0, sizeof *one.slot);
   }
   check(env, stream.of()->table().graph_launch(graph->graph, stream.native()), "launching a graph");
   graph->replays.fetch_add(1, std::memory_order_relaxed);
   std::shared_ptr<const void> replay(graph.get(), [graph](const void*) { graph->replays.fetch_sub(1, std::memory_order_release); });
   gpu::stream::watch how;
-  how.slots = graph->slots;
+  how.kernels = graph->kernels;
   how.deadline_ns = deadline_after(timeout);
   how.context = graph->context;
   how.keep = {std::move(replay), std::move(waiting)};

@@ -88,12 +88,22 @@ struct gpu_dispatch_wrap : Napi::ObjectWrap<gpu_dispatch_wrap> {
   std::shared_ptr<const contents> native;
 };
 
+struct gpu_group_arena_wrap : Napi::ObjectWrap<gpu_group_arena_wrap> {
+  static constexpr napi_type_tag type_tag{0x6570677075676172ull, 32};
+  static constexpr const char* type_name = "GpuGroupArena";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_group_arena_wrap(const Napi::CallbackInfo& info);
+  Napi::Value shape(const Napi::CallbackInfo& info);
+  void release(const Napi::CallbackInfo& info);
+  const std::shared_ptr<gpu::group_arena>& open(Napi::Env env) const;
+  std::shared_ptr<gpu::group_arena> native; // null after release()
+};
+
 struct gpu_group_wrap : Napi::ObjectWrap<gpu_group_wrap> {
   static constexpr napi_type_tag type_tag{0x6570677075677270ull, 31};
   static constexpr const char* type_name = "GpuGroup";
   static void define(Napi::Env env, Napi::Object exports);
   explicit gpu_group_wrap(const Napi::CallbackInfo& info);
-  Napi::Value shape(const Napi::CallbackInfo& info);
   Napi::Value lay_out(const Napi::CallbackInfo& info);
   void release(const Napi::CallbackInfo& info);
   gpu::group& open(Napi::Env env) const;
@@ -120,9 +130,9 @@ struct gpu_graph_wrap : Napi::ObjectWrap<gpu_graph_wrap> {
   struct contents {
     gpu::library_ref of;
     void* graph = nullptr;
-    std::vector<gpu::slot_ref> slots;                // of its dispatches, the same in every replay
+    std::vector<gpu::launched_kernel> kernels;       // of its calls, the same in every replay
     std::vector<std::shared_ptr<const void>> keep;   // what its nodes point into
-    std::shared_ptr<rank_context> context;           // whose peers its dispatches wait for
+    std::shared_ptr<rank_context> context;           // whose peers its calls wait for
     mutable std::atomic<uint32_t> replays{0};        // that have not ended
     std::string failed;                              // why a call in it is not whole; empty: all are
     ~contents();

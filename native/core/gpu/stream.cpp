@@ -127,6 +127,40 @@ namespace {
 
 constexpr int64_t closed_peers_grace_ns = 1'000'000'000; // far above the time of any copy
 
+// As wait_scope_check of any rank, among some of them.
+uint32_t check_members(const rank_context& context, const std::vector<int32_t>& ranks, int32_t* lost) {
+  size_t closed = 0;
+  int32_t someone = -1;
+  for (const int32_t rank : ranks) {
+    if (rank == context.rank()) continue;
+    const uint32_t state = context.life(rank);
+    if (state == EP_LIFE_DEAD) {
+      *lost = rank;
+      return EP_STATUS_PEER_LOST;
+    }
+    if (state != EP_LIFE_CLOSED) continue;
+    ++closed;
+    someone = rank;
+  }
+  if (closed == 0 || closed + 1 < ranks.size()) return EP_STATUS_OK;
+  *lost = someone;
+  return EP_STATUS_PEER_LOST;
+}
+
+uint32_t check_peers(const rank_context& context, const std::vector<launched_kernel>& kernels, int32_t* lost) {
+  wait_scope scope = context.waits(nullptr, no_deadline);
+  const bool all = std::any_of(kernels.begin(), kernels.end(), [](const launched_kernel& one) { return one.ranks == nullptr; });
+  if (!all && !kernels.empty()) scope.peers = nullptr;
+  uint32_t why = wait_scope_check(scope, any_rank, lost);
+  const std::vector<int32_t>* before = nullptr;
+  for (size_t i = 0; i < kernels.size() && why == EP_STATUS_OK && !all; ++i) {
+    if (kernels[i].ranks.get() == before) continue;
+    before = kernels[i].ranks.get();
+    why = check_members(context, *before, lost);
+  }
+  return why;
+}
+
 }
 
 bool stream::give_up(entry& of, bool stopping) {
@@ -138,8 +172,7 @@ bool stream::give_up(entry& of, bool stopping) {
   } else if (clock_now_ns() >= of.how.deadline_ns) {
     why = EP_STATUS_TIMEOUT;
   } else if (of.how.context) {
-    wait_scope scope = of.how.context->waits(nullptr, no_deadline);
-    why = wait_scope_check(scope, any_rank, &lost);
+    why = check_peers(*of.how.context, of.how.kernels, &lost);
     // HAZARD: peers that have closed may have sent all that this call awaits of them, while its own blocks still copy, which are told to give up with the others.
     if (why == EP_STATUS_PEER_LOST && of.how.context->life(lost) == EP_LIFE_CLOSED) {
       of.left_ns = std::min(of.left_ns, clock_now_ns());
@@ -151,17 +184,22 @@ bool stream::give_up(entry& of, bool stopping) {
   of.ended.status = why;
   of.ended.rank = lost;
   // Its waits end soon; its copies go on, and its operands are not free before.
-  for (const slot_ref& slot : of.how.slots) std::atomic_ref<uint32_t>(slot->cancel).store(1, std::memory_order_release);
-  return of.how.slots.empty();
+  for (const launched_kernel& one : of.how.kernels) std::atomic_ref<uint32_t>(one.slot->cancel).store(1, std::memory_order_release);
+  return of.how.kernels.empty();
 }
 
 namespace {
 
-const launch_slot* first_failure(const std::vector<slot_ref>& slots) {
-  for (const slot_ref& slot : slots) {
-    if (std::atomic_ref<uint32_t>(slot->status.status).load(std::memory_order_acquire) != EP_STATUS_OK) return slot.get();
+const launched_kernel* first_failure(const std::vector<launched_kernel>& kernels) {
+  for (const launched_kernel& one : kernels) {
+    if (std::atomic_ref<uint32_t>(one.slot->status.status).load(std::memory_order_acquire) != EP_STATUS_OK) return &one;
   }
   return nullptr;
+}
+
+int32_t in_world(const rank_list& ranks, int32_t rank) {
+  if (!ranks || rank < 0 || static_cast<size_t>(rank) >= ranks->size()) return rank;
+  return (*ranks)[static_cast<size_t>(rank)];
 }
 
 } // namespace
@@ -174,10 +212,10 @@ void stream::complete(entry& of, int error) {
   } else if (!of.how.failed.empty()) {
     end.status = EP_STATUS_SYSTEM;
     end.message = of.how.failed;
-  } else if (const launch_slot* failed = first_failure(of.how.slots); failed != nullptr) {
-    const ep_kernel_status& status = failed->status;
+  } else if (const launched_kernel* failed = first_failure(of.how.kernels); failed != nullptr) {
+    const ep_kernel_status& status = failed->slot->status;
     end.status = status.status;
-    end.rank = status.rank;
+    end.rank = in_world(failed->ranks, status.rank);
     end.stage = status.stage;
     end.expected = status.expected;
     end.found = status.found;
@@ -186,7 +224,7 @@ void stream::complete(entry& of, int error) {
       end.status = of.ended.status;
       if (of.ended.rank >= 0) end.rank = of.ended.rank;
     }
-  } else if (of.cancelled && of.how.slots.empty()) {
+  } else if (of.cancelled && of.how.kernels.empty()) {
     end = of.ended;
   }
   const uint64_t operation = of.operation;

@@ -41,6 +41,11 @@ static_assert(sizeof(launch_slot) == 64);
 // One slot of pinned memory, in use until the last reference goes; then it is the stream's again.
 using slot_ref = std::shared_ptr<launch_slot>;
 
+struct launched_kernel {
+  slot_ref slot;
+  rank_list ranks; // whom it waits for, by the numbers that it knows them by; null: all ranks, by their own
+};
+
 class stream {
  public:
   // The sink must outlive the stream.
@@ -59,9 +64,9 @@ class stream {
 
   // What ends an operation besides the device's reaching it.
   struct watch {
-    std::vector<slot_ref> slots;            // of kernels: how they ended; without any, a cancelled operation ends at once
+    std::vector<launched_kernel> kernels;   // how they ended; without any, a cancelled operation ends at once
     int64_t deadline_ns = no_deadline;
-    std::shared_ptr<rank_context> context;  // whose peers' deaths end it; or none
+    std::shared_ptr<rank_context> context;  // where the deaths of those whom its kernels wait for end it; or none
     std::vector<std::shared_ptr<const void>> keep; // what the device reads or writes
     std::string failed;                     // why it fails when the stream comes here, whatever the device says; empty: it need not
   };

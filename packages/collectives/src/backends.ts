@@ -1,5 +1,6 @@
 /** From what a caller names to an engine. */
 import { EpError, invalid, prefixStore, type Rank, type Store, type Transport } from '@ep/core';
+import { type DeviceArena, openDeviceArena } from './device/arena.js';
 import { openDeviceEngine } from './device/engine.js';
 import type { GroupEngine } from './engine.js';
 import type { Backend, DeviceOptions } from './options.js';
@@ -65,6 +66,7 @@ export function engineFactory(backend: Backend, device?: DeviceOptions, hosts?: 
   const where = 'initProcessGroup';
   if (isTransport(backend)) {
     const placed = hosts ?? backend.hosts;
+    let arena: DeviceArena | undefined;
     return async (init) => {
       const { store, rank, ranks, name, timeoutMs, signal } = init;
       const engine = await openPortableEngine({
@@ -81,10 +83,22 @@ export function engineFactory(backend: Backend, device?: DeviceOptions, hosts?: 
         joins: init.elastic?.joins,
         evicts: init.elastic?.evicts,
       });
-      // Device memory is allocated by the whole world; a group of some of its ranks cannot.
-      const whole = ranks.length === backend.worldSize && ranks.every((member, at) => member === at);
-      if (device === undefined || !whole) return engine;
-      return await openDeviceEngine(engine, { transport: backend, store, timeoutMs, signal, ...device });
+      if (device === undefined) return engine;
+      // Device memory is allocated by the whole world: by the group that all others are made from.
+      const owns = arena === undefined || arena.closed;
+      if (owns) {
+        try {
+          arena = await openDeviceArena({ ...device, transport: backend, store, timeoutMs, signal });
+        } catch (error) {
+          await engine.close();
+          throw error;
+        }
+      }
+      return await openDeviceEngine(engine, {
+        ...{ transport: backend, store, ranks, name, timeoutMs, signal },
+        arena: arena!,
+        owns,
+      });
     };
   }
   if (hosts !== undefined) {

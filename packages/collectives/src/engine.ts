@@ -176,10 +176,12 @@ export interface GroupEngine extends Closeable {
   readonly elastic?: Elastic;
   /**
    * Calls on tensors of a device, in the order of its stream. After a failure all of them end with `EP_POISONED`; calls in host memory go on, and so do messages of either
-   * kind. A message begins behind what lies on the stream when it is posted, and goes beside what comes there later.
+   * kind. A message begins behind what lies on the stream when it is posted, and goes beside what comes there later. While the stream is being captured, calls become part
+   * of its graph and have ended at once.
    */
   readonly device?: {
-    readonly run: (call: DeviceCall) => Promise<EngineEnd>;
+    readonly run: (call: DeviceCall) => EngineEnd | Promise<EngineEnd>;
+    readonly capturing: () => boolean;
     readonly send: (call: SendCall<DeviceElements>) => Promise<void>;
     readonly recv: (call: RecvCall<DeviceElements>) => Promise<RecvEnd>;
   };

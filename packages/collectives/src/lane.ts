@@ -122,6 +122,13 @@ export class Lane {
         },
       );
     }
+    if (this.#gate !== undefined && this.engine.device?.capturing() === true) {
+      throw new EpError(
+        'EP_BUSY',
+        `group ${this.#group}: an operation of several calls is under way, behind which a call would not come into the graph: await it before the capture`,
+        { context: { group: this.#group } },
+      );
+    }
     this.#calls.check();
     this.#receives.check();
   }
@@ -264,7 +271,7 @@ export class Lane {
     if (device !== undefined) return device.run(call as DeviceCall);
     throw new EpError(
       'EP_UNSUPPORTED',
-      `group ${this.#group}: tensors of a GPU are for groups that initProcessGroup opens over nvshmem.cuda with the option device`,
+      `group ${this.#group}: tensors of a GPU are for groups over nvshmem.cuda, of an initProcessGroup with the option device`,
       { context: { group: this.#group } },
     );
   }

@@ -61,13 +61,16 @@ export interface NewGroupOptions extends CallOptions {
 
 /**
  * Collectives and messages on tensors of a GPU, over a transport with device memory (`nvshmem.cuda`). A call runs on `stream`: behind what was put there before it, and before
- * what is put there later; its Work resolves when it has run. Its time counts from its launch. A message goes behind what was put there before it, and beside what is put there later.
+ * what is put there later; its Work resolves when it has run. Its time counts from its launch. Calls of groups that were made from this one go on the same stream: members of two groups
+ * make the calls of both in one order. A message goes behind what was put there before it, and beside what is put there later.
  */
 export interface DeviceOptions {
   /** A `CudaStream` of the transport's GPU. The group does not close it. */
   readonly stream: GpuQueue;
-  /** Device memory that calls travel through, the same on all ranks; 32 MiB unless given. Messages have a quarter of that besides. */
+  /** Device memory that calls of a group travel through, the same on all ranks; 32 MiB unless given. Messages have a quarter of that besides. */
   readonly stagingBytes?: number;
+  /** Groups that a rank can be in at one time, this one and those that are made from it, each with so much device memory; the same on all ranks, 4 unless given. */
+  readonly maxGroups?: number;
   /** Thread blocks of a call; half of this rank's share of the GPU, or what the rank with the fewest has. */
   readonly blocks?: number;
   /** Threads of a block, whole warps of 32; 512 unless given, and no more. */
@@ -80,7 +83,7 @@ export type Backend = 'shm' | GroupTransport | EngineFactory;
 export interface InitOptions extends AbortOptions {
   /** `shm` unless given. */
   readonly backend?: Backend;
-  /** All ranks, or none. Groups made from this one have none. */
+  /** All ranks, or none. Groups made from this one have it, too. */
   readonly device?: DeviceOptions;
   /** Where the ranks meet: `env://`, `tcp://…` or `file://…`, see `openRendezvous` of @ep/core. `env://` where there is no `store` either. */
   readonly initMethod?: string;

@@ -1,48 +1,43 @@
 /** Collectives on tensors of a GPU: kernels of all ranks that put into each other's staging memory and wait for counted signals (native: ep/device/group_call.h). */
-import { checkInteger, EpError, exchange, formatRanks, isEpError, linkSignals, Resource, type Store } from '@ep/core';
+import { EpError, exchange, formatRanks, isEpError, linkSignals, Resource, type Store } from '@ep/core';
 import {
-  codeOfStatus,
   EP_GROUP_EXCHANGE,
   EP_GROUP_FOLD,
   EP_GROUP_FOLD_ALL,
-  EP_GROUP_MOST_BLOCKS,
-  EP_GROUP_MOST_RANKS,
-  EP_STAGE_ARRIVAL,
-  EP_STAGE_RANGE,
   type GpuGroupCall,
-  type GpuQueue,
-  groupHeadLayout,
+  type GraphMember,
+  type GraphReplay,
   type NativeGpuGroup,
   type NativeGpuOperand,
   native,
   type Outcome,
 } from '@ep/native';
-import { DeviceMemory } from '@ep/native/ranks';
 import type { GroupTransport } from '../backends.js';
 import type { DeviceCall, EngineEnd, GroupEngine } from '../engine.js';
-import type { DeviceOptions } from '../options.js';
 import type { PortableEngine } from '../portable/group.js';
-import { describeCall, differentCalls } from '../portable/signature.js';
+import { describeError } from '../portable/records.js';
 import { factorOf, reductionCode, TYPE_CODES } from '../shm/codes.js';
+import type { DeviceArena } from './arena.js';
 import type { DeviceElements } from './elements.js';
+import { CallFailures } from './failures.js';
 import { Freight } from './freight.js';
 import { ringBytesOf } from './ring.js';
-import { describeSignature, signatureOf } from './signature.js';
+import type { DeviceSection } from './sections.js';
+import { signatureOf } from './signature.js';
 
-const WHERE = 'initProcessGroup: device';
-const DEFAULT_STAGING_BYTES = 32 * 2 ** 20;
-const DEFAULT_LANES = 512;
-
-interface DeviceInit extends DeviceOptions {
+/** A group that is about to have calls on the device. */
+export interface DeviceInit {
   readonly transport: GroupTransport;
+  /** Of this group. */
   readonly store: Store;
+  /** World rank of each member. */
+  readonly ranks: readonly number[];
+  readonly name: string;
+  readonly arena: DeviceArena;
+  /** The arena is this group's, and closed with it. */
+  readonly owns: boolean;
   readonly timeoutMs: number;
   readonly signal: AbortSignal | undefined;
-}
-
-/** A transport that can say which of its ranks have died, as `nvshmem.cuda` can. */
-interface KnowsLost {
-  readonly lostRanks: () => readonly number[];
 }
 
 type Piece = DeviceElements | undefined;
@@ -102,14 +97,13 @@ function flattened({ out, sends, takes }: Pieces): (NativeGpuOperand | number)[]
 
 /** What a group has on its device. */
 interface Places {
-  readonly memory: DeviceMemory;
+  readonly section: DeviceSection;
   readonly group: NativeGpuGroup;
-  readonly rings: DeviceMemory;
-  /** Of `memory`: [2 banks][blocks][sources] of them. */
+  /** Of the section's slots: [2 banks][blocks][sources] of them. */
   readonly slotBytes: number;
 }
 
-class DeviceGroupEngine extends Resource implements GroupEngine {
+class DeviceGroupEngine extends Resource implements GroupEngine, GraphMember {
   readonly name: string;
   readonly rank: number;
   readonly size: number;
@@ -122,47 +116,49 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
   readonly trace: GroupEngine['trace'];
   readonly connections: GroupEngine['connections'];
   readonly #host: GroupEngine;
-  readonly #transport: GroupTransport;
-  readonly #memory: DeviceMemory;
+  readonly #init: DeviceInit;
+  readonly #section: DeviceSection;
   readonly #native: NativeGpuGroup;
-  /** That messages travel through. */
-  readonly #rings: DeviceMemory;
-  readonly #stream: GpuQueue;
-  readonly #slotBytes: number; // of the staging memory: [2 banks][blocks][sources] of them
+  readonly #failures: CallFailures;
   readonly #contributors: EngineEnd;
   readonly #freight: Freight;
   readonly #pending = new Set<Promise<unknown>>();
   /** Of the calls under way: each its own, since a signal that all of them shared would warn of so many listeners. */
   readonly #cuts = new Set<AbortController>();
-  /** Of calls on the device: a refused one is none. */
+  /** Of calls that were launched: a refused one is none, and nobody counts replays. */
   #sequence = 0;
-  #failed: { readonly reason: unknown } | undefined;
 
-  constructor(host: PortableEngine, init: DeviceInit, { memory, group, rings, slotBytes }: Places) {
+  constructor(host: PortableEngine, init: DeviceInit, { section, group, slotBytes }: Places) {
+    const { arena, ranks, transport } = init;
+    const { memory, queue, copies } = arena;
     super(`group on GPU ${memory.device}`);
     this.#host = host;
-    this.#transport = init.transport;
-    this.#memory = memory;
+    this.#init = init;
+    this.#section = section;
     this.#native = group;
-    this.#rings = rings;
-    const ringBytes = ringBytesOf(rings.byteLength, host.size);
+    const byteOffset = arena.byteOffset(section.index);
+    this.#failures = new CallFailures({ rank: host.rank, ranks, transport, memory, byteOffset, slotBytes });
     this.#freight = new Freight({
-      memory: rings,
-      byteOffset: 0,
-      ringBytes,
+      memory,
+      byteOffset: arena.ringsOffset(section.index),
+      ringBytes: ringBytesOf(arena.ringsBytes, host.size),
       rank: host.rank,
-      size: host.size,
-      queue: init.stream,
+      ranks,
+      queue,
+      copies,
     });
     host.carry(this.#freight);
-    this.#stream = init.stream;
-    this.#slotBytes = slotBytes;
     this.name = host.name;
     this.rank = host.rank;
     this.size = host.size;
     this.#contributors = { contributors: Object.freeze(Array.from({ length: host.size }, (_, rank) => rank)) };
     this.run = host.run;
-    this.device = { run: (call) => this.#run(call), send: host.send, recv: host.recv };
+    this.device = {
+      run: (call) => (queue.capturing ? this.#capture(call) : this.#run(call)),
+      send: (call) => this.#message('send', () => host.send(call)),
+      recv: (call) => this.#message('recv', () => host.recv(call)),
+      capturing: () => queue.capturing,
+    };
     this.send = host.send;
     this.recv = host.recv;
     this.view = host.view;
@@ -175,15 +171,46 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
     this.closing.addEventListener('abort', cutAll, { once: true });
   }
 
-  async #run(given: DeviceCall): Promise<EngineEnd> {
+  /** HAZARD: until the device is through with it, nobody may take the section. */
+  beginReplay(operation: string): GraphReplay {
+    this.checkOpen(operation);
+    this.#failures.check(operation);
+    const cut = new AbortController();
+    let over = (): void => {};
+    const running = new Promise<void>((resolve) => {
+      over = resolve;
+    });
+    this.#cuts.add(cut);
+    this.#pending.add(running);
+    return {
+      cuts: [cut.signal],
+      end: (failure) => {
+        if (failure !== undefined) this.#failures.poison(failure.reason);
+        this.#cuts.delete(cut);
+        this.#pending.delete(running);
+        over();
+      },
+    };
+  }
+
+  /** The call becomes a part of the graph; when a replay of it gives up, and why it has failed, whoever launches it is told. */
+  #capture(given: DeviceCall): EngineEnd {
     this.checkOpen(given.kind);
-    const where = `call ${given.sequence}: ${given.kind}`;
-    if (this.#failed !== undefined) throw this.#poisoned(where);
-    const call = { ...given, sequence: this.#sequence + 1 };
+    this.#failures.check(given.kind);
+    const { queue } = this.#init.arena;
+    const { description, pieces } = this.#described(given);
+    queue.nativeStream(given.kind).groupCall(this.#native, description, ...pieces);
+    queue.join(this);
+    return this.#contributors;
+  }
+
+  #described(call: DeviceCall): {
+    readonly description: GpuGroupCall;
+    readonly pieces: readonly (NativeGpuOperand | number)[];
+  } {
     const pieces = piecesOf(call, this.rank, this.size);
-    const { signal, timeoutMs } = call;
-    signal?.throwIfAborted();
-    const description: GpuGroupCall = {
+    const { timeoutMs } = call;
+    const description = {
       mode: pieces.mode,
       element: TYPE_CODES[call.dtype],
       fold: reductionCode(call.reduceOp),
@@ -193,23 +220,32 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
       longest: (call.inputs[0] ?? call.outputs[0])?.byteLength ?? 0,
       timeoutMs: Number.isFinite(timeoutMs) ? timeoutMs : -1,
     };
+    return { description, pieces: flattened(pieces) };
+  }
+
+  async #run(given: DeviceCall): Promise<EngineEnd> {
+    this.checkOpen(given.kind);
+    this.#failures.check(`call ${given.sequence}: ${given.kind}`);
+    const call = { ...given, sequence: this.#sequence + 1 };
+    const { description, pieces } = this.#described(call);
+    call.signal?.throwIfAborted();
     let launched = false;
     const cut = new AbortController();
-    const linked = linkSignals(signal, cut.signal);
-    const running = this.#stream.follow((stream) => {
-      const operation = stream.groupCall(this.#native, description, ...flattened(pieces));
+    const linked = linkSignals(call.signal, cut.signal);
+    const running = this.#init.arena.queue.follow((stream) => {
+      const operation = stream.groupCall(this.#native, description, ...pieces);
       launched = true;
       this.#sequence++;
       return operation;
     }, linked.signal);
     this.#cuts.add(cut);
-    const ending = this.#end(call, where, running);
+    const ending = this.#end(call, running);
     this.#pending.add(ending);
     try {
       return await ending;
     } catch (error) {
       if (launched || !isEpError(error) || (error.code !== 'EP_INVALID_ARGUMENT' && error.code !== 'EP_CLOSED')) {
-        this.#failed ??= { reason: error };
+        this.#failures.poison(error);
       }
       throw error;
     } finally {
@@ -219,188 +255,107 @@ class DeviceGroupEngine extends Resource implements GroupEngine {
     }
   }
 
-  async #end(call: DeviceCall, where: string, running: Promise<Outcome>): Promise<EngineEnd> {
+  async #end(call: DeviceCall, running: Promise<Outcome>): Promise<EngineEnd> {
     const outcome = await running;
     if (outcome.status === 0) return this.#contributors;
-    throw await this.#errorOf(call, where, outcome);
+    throw await this.#failures.errorOf(call, outcome);
   }
 
-  #poisoned(where: string): EpError {
-    return new EpError(
-      'EP_POISONED',
-      `${where}: an earlier call on the device failed, and ranks no longer agree where they are: open another group`,
-      { cause: this.#failed?.reason },
+  async #message<T>(op: string, post: () => Promise<T>): Promise<T> {
+    if (!this.#init.arena.queue.capturing) return post();
+    throw new EpError(
+      'EP_INVALID_ARGUMENT',
+      `${op}: the stream is being captured, and messages, which ranks agree on as they go, cannot be part of a graph`,
     );
-  }
-
-  async #errorOf(call: DeviceCall, where: string, outcome: Outcome): Promise<EpError> {
-    const code = codeOfStatus(outcome.status);
-    const { sequence, kind, timeoutMs } = call;
-    const context = { sequence, kind };
-    // Peers hear of a failure before they hear of the death that was its reason.
-    const lost = (this.#transport as Partial<KnowsLost>).lostRanks?.() ?? [];
-    if (lost.length > 0 && code !== 'EP_MISMATCH' && code !== 'EP_SYSTEM') {
-      return new EpError('EP_PEER_LOST', `${where}: ${formatRanks([...lost])} died or closed the transport`, {
-        context: { ...context, lost: [...lost] },
-      });
-    }
-    const ranks = Array.from({ length: this.size }, (_, rank) => rank);
-    const missing = ranks.filter((rank) => ((outcome.found >> BigInt(rank)) & 1n) === 1n);
-    switch (code) {
-      case 'EP_TIMEOUT': {
-        const awaited = missing.length > 0 ? missing : [outcome.rank];
-        const arrived = ranks.filter((rank) => !awaited.includes(rank));
-        return new EpError(
-          code,
-          `${where}: timed out after ${timeoutMs} ms; awaited ${formatRanks(awaited)}; ${formatRanks(arrived)} arrived`,
-          { context: { ...context, arrived, awaited, timeoutMs } },
-        );
-      }
-      case 'EP_PEER_LOST':
-        return new EpError(code, `${where}: ${formatRanks([outcome.rank])} died or closed the transport`, {
-          context: { ...context, lost: [outcome.rank] },
-        });
-      case 'EP_MISMATCH':
-        return await this.#mismatch(call, outcome);
-      case 'EP_ABORTED': {
-        // Nobody but this rank: the call was queued behind one that failed here, whose own error says why.
-        if (outcome.rank === this.rank) return this.#poisoned(where);
-        const waited = missing.length > 0 ? `; awaited ${formatRanks(missing)}` : '';
-        return new EpError(
-          code,
-          `${where}: ${formatRanks([outcome.rank])} gave up this call, or an earlier one${waited}`,
-          { context: { ...context, ranks: [outcome.rank], awaited: missing } },
-        );
-      }
-      default:
-        return new EpError(code, `${where}: ${outcome.message ?? 'failed'}`, { context });
-    }
-  }
-
-  async #mismatch(call: DeviceCall, { rank, stage, expected, found }: Outcome): Promise<EpError> {
-    const { sequence, dtype } = call;
-    if (stage === EP_STAGE_RANGE) {
-      const given = `rank ${rank} gives ${found} bytes to rank ${this.rank}`;
-      const taken = `rank ${this.rank} takes ${expected}`;
-      return new EpError('EP_MISMATCH', `call ${sequence}: ${call.kind} ${dtype}: ${given}, but ${taken}`, {
-        context: { ranks: [rank, this.rank].sort((a, b) => a - b), sequence, expected: given, found: taken },
-      });
-    }
-    if (stage !== EP_STAGE_ARRIVAL) {
-      return new EpError(
-        'EP_MISMATCH',
-        `call ${sequence}: ${formatRanks([rank])} made another call, or an earlier one, as others found`,
-        {
-          context: { ranks: [rank], sequence, expected: describeCall(call), found: 'another call' },
-        },
-      );
-    }
-    // What all have said of the call lies where their first messages do.
-    const own = signatureOf(call);
-    const texts = new Map<number, string>([[this.rank, describeSignature(own, own)]]);
-    const head = new Uint8Array(groupHeadLayout.byteLength);
-    for (let source = 0; source < this.size; source++) {
-      if (source === this.rank) continue;
-      const at = Number(found) + source * this.#slotBytes;
-      await this.#memory.read(this.#memory.local(at, head.byteLength), head);
-      texts.set(source, describeSignature(new DataView(head.buffer).getBigUint64(0, true), own));
-    }
-    const named = differentCalls(sequence, texts);
-    if (named !== undefined) return named;
-    return new EpError('EP_MISMATCH', `call ${sequence}: rank ${rank} made another call`, {
-      context: { ranks: [rank], sequence, expected: texts.get(this.rank), found: 'another call' },
-    });
   }
 
   protected override async release(): Promise<void> {
     await Promise.allSettled(this.#pending);
+    const { arena, owns } = this.#init;
     try {
       await this.#host.close();
     } finally {
       await this.#freight.close();
       this.#native.release();
-      await this.#rings.close();
-      await this.#memory.close();
+      if (owns) await arena.close();
+      else await giveBack(arena, this.#section, this.size);
     }
   }
 }
 
-async function allocate(
-  transport: GroupTransport,
-  size: Omit<Parameters<GroupTransport['allocate']>[0], 'space'>,
-): Promise<DeviceMemory> {
-  const made = await transport.allocate({ ...size, space: 'device' });
-  if (made instanceof DeviceMemory) return made;
-  await made.close();
-  throw new EpError('EP_UNSUPPORTED', `${WHERE}: the device memory of ${transport.name} is not in native hands`);
+/** HAZARD: after everything of this rank that goes to the section has ended. */
+async function giveBack(arena: DeviceArena, section: DeviceSection, size: number): Promise<void> {
+  try {
+    await arena.sections.giveBack(section, size);
+  } catch (error) {
+    // Without a store the section stays taken, which harms nobody who could still ask.
+    if (!isEpError(error)) throw error;
+  }
 }
 
-/**
- * Collective over the world of the transport. `EP_UNSUPPORTED` where it has no device memory, `EP_MISMATCH` naming ranks with other options, `EP_INVALID_ARGUMENT` when the
- * kernels of the ranks on this GPU could not all run at once.
- */
+const SECTION = 'device/section';
+const bytesOf = (value: unknown): Uint8Array => new Uint8Array(Buffer.from(JSON.stringify(value)));
+const parsed = (bytes: Uint8Array): unknown => JSON.parse(Buffer.from(bytes).toString());
+
+/** Rank 0 of the group finds a section and tells the others, or why there is none. */
+async function agreeOnSection(host: PortableEngine, init: DeviceInit): Promise<DeviceSection> {
+  const { arena, store, name, ranks, timeoutMs, signal } = init;
+  if (host.rank === 0) {
+    try {
+      const section = await arena.sections.take(name, ranks);
+      await store.set(SECTION, bytesOf(section));
+      return section;
+    } catch (error) {
+      await store.set(SECTION, bytesOf(describeError(error)));
+      throw error;
+    }
+  }
+  const told = parsed(await store.get(SECTION, { timeoutMs, ...(signal && { signal }) })) as
+    | DeviceSection
+    | ReturnType<typeof describeError>;
+  if ('index' in told) return told;
+  throw new EpError(told.code === 'EP_CAPACITY' ? told.code : 'EP_RENDEZVOUS', told.text, { context: told.context });
+}
+
+/** Collective over the members of a group. `EP_CAPACITY` where they have no section of device memory in common. Closes `host` where it fails. */
 export async function openDeviceEngine(host: PortableEngine, init: DeviceInit): Promise<GroupEngine> {
-  const { transport, store, stream, timeoutMs, signal } = init;
-  let memory: DeviceMemory | undefined;
-  let rings: DeviceMemory | undefined;
+  const { arena, store, ranks, owns, timeoutMs, signal } = init;
   let group: NativeGpuGroup | undefined;
   try {
-    const lanes = checkInteger(init.lanes ?? DEFAULT_LANES, 'lanes', WHERE, 32, DEFAULT_LANES);
-    const blocks = checkInteger(init.blocks ?? 0, 'blocks', WHERE, 0, EP_GROUP_MOST_BLOCKS);
-    const stagingBytes = checkInteger(init.stagingBytes ?? DEFAULT_STAGING_BYTES, 'stagingBytes', WHERE, 1);
-    if (!transport.capabilities.spaces?.has('device') || host.size > EP_GROUP_MOST_RANKS) {
-      const why =
-        host.size > EP_GROUP_MOST_RANKS
-          ? `takes at most ${EP_GROUP_MOST_RANKS} ranks`
-          : 'needs a transport with device memory';
-      throw new EpError('EP_UNSUPPORTED', `${WHERE}: ${why}, and this is ${transport.name} of ${host.size} ranks`, {
-        context: { option: 'device' },
-      });
-    }
-    const limits = { timeoutMs, ...(signal && { signal }) };
-    const signalSlots = EP_GROUP_MOST_BLOCKS * host.size;
-    const ringsBytes = ringBytesOf(Math.ceil(stagingBytes / 4), host.size) * host.size;
-    memory = await allocate(transport, { byteLength: stagingBytes, signalSlots, ...limits });
-    rings = await allocate(transport, { byteLength: ringsBytes, signalSlots: 1, ...limits });
+    const section = await agreeOnSection(host, init);
     let refused: unknown;
     try {
-      if (stream?.device?.index !== memory.device) {
-        throw new EpError(
-          'EP_INVALID_ARGUMENT',
-          `${WHERE}: the stream is of GPU ${stream?.device?.index}, ${transport.name} was opened for GPU ${memory.device}`,
-        );
-      }
-      group = new (native().binding.GpuGroup)({ memory: memory.nativeMemory(WHERE), blocks, lanes });
+      group = new (native().binding.GpuGroup)({
+        arena: arena.native,
+        section: section.index,
+        byteOffset: arena.byteOffset(section.index),
+        byteLength: arena.stagingBytes,
+        ranks: Int32Array.from(ranks),
+      });
     } catch (error) {
       refused = error;
     }
-    // All hear of one that cannot: nobody waits for it.
-    const own = Buffer.from(
-      JSON.stringify(group === undefined ? { why: String(refused) } : { blocks: group.shape().blocks, stagingBytes }),
+    // HAZARD: before it ends nobody writes to a member's words, which may not be zero yet. And all hear of one that cannot.
+    const own = group === undefined ? { why: String(refused) } : { blocks: arena.native.shape().blocks };
+    const meeting = { key: 'device/group', rank: host.rank, worldSize: host.size, bytes: bytesOf(own) };
+    const told = (await exchange(store, meeting, { timeoutMs, ...(signal && { signal }) })).map(
+      (bytes) => parsed(bytes) as { readonly blocks?: number; readonly why?: string },
     );
-    const meeting = { key: 'device', rank: host.rank, worldSize: host.size, bytes: new Uint8Array(own) };
-    const told = (await exchange(store, meeting, limits)).map(
-      (bytes) => JSON.parse(Buffer.from(bytes).toString()) as { blocks?: number; stagingBytes?: number; why?: string },
-    );
-    if (group === undefined) throw refused;
-    const odd = told.flatMap((one, rank) => (one.stagingBytes === stagingBytes ? [] : [rank]));
+    const odd = told.flatMap(({ why }, rank) => (why === undefined ? [] : [rank]));
     if (odd.length > 0) {
-      const found = odd.map((rank) => told[rank]!.why ?? `stagingBytes ${told[rank]!.stagingBytes}`).join('; ');
-      throw new EpError(
-        'EP_MISMATCH',
-        `${WHERE}: ${formatRanks(odd)}: ${found}; here stagingBytes is ${stagingBytes}`,
-        {
-          context: { ranks: odd, expected: stagingBytes, found },
-        },
-      );
+      if (!owns) await giveBack(arena, section, host.size);
+      if (refused !== undefined) throw refused;
+      const found = odd.map((rank) => told[rank]!.why).join('; ');
+      throw new EpError('EP_MISMATCH', `group ${init.name}: ${formatRanks(odd)}: ${found}`, {
+        context: { ranks: odd, expected: 'a group on the device', found },
+      });
     }
-    const common = Math.min(...told.map((one) => one.blocks!));
-    return new DeviceGroupEngine(host, init, { memory, group, rings, slotBytes: group.layOut(common) });
+    const common = Math.min(...told.map(({ blocks }) => blocks!));
+    return new DeviceGroupEngine(host, init, { section, group: group!, slotBytes: group!.layOut(common) });
   } catch (error) {
     group?.release();
-    await rings?.close();
-    await memory?.close();
     await host.close();
+    if (owns) await arena.close();
     throw error;
   }
 }

@@ -51,29 +51,30 @@ export interface FreightInit {
   /** Rings of this rank's part, and of everybody's. */
   readonly byteOffset: number;
   readonly ringBytes: number;
+  /** This rank, of the group. */
   readonly rank: number;
-  readonly size: number;
+  /** World rank of each member. */
+  readonly ranks: readonly number[];
   /** Of the group: messages go behind what lies on it when they are posted. */
   readonly queue: GpuQueue;
+  /** That messages are copied on, beside what was put on the group's stream after them. Stays the caller's. */
+  readonly copies: NativeGpuStream;
 }
 
 export class Freight {
   readonly #init: FreightInit;
   readonly #own: NativeGpuOperand;
-  /** Address of each rank's part, from here. */
+  /** Address of each member's part, from here. */
   readonly #parts: readonly bigint[];
-  /** The messages' own: they go beside what was put on the group's stream after them. */
-  readonly #stream: NativeGpuStream;
   readonly #outboxes: readonly Outbox[];
   readonly #copies = new Set<Promise<void>>();
 
   constructor(init: FreightInit) {
-    const { memory, size, ringBytes } = init;
+    const { memory, ranks, ringBytes } = init;
     this.#init = init;
     this.#own = memory.nativeMemory('messages');
-    this.#parts = Array.from({ length: size }, (_, peer) => memory.address(peer));
-    this.#stream = new (native().binding.GpuStream)(memory.library, memory.device, true);
-    this.#outboxes = Array.from({ length: size }, () => ({ ring: new Ring(ringBytes), queue: [], told: new Map() }));
+    this.#parts = ranks.map((peer) => memory.address(peer));
+    this.#outboxes = ranks.map(() => ({ ring: new Ring(ringBytes), queue: [], told: new Map() }));
   }
 
   /** Of a message that is being posted. Throws `EP_INVALID_ARGUMENT` for what is no memory of the group's GPU. */
@@ -145,7 +146,6 @@ export class Freight {
   /** When no message is under way any more. */
   async close(): Promise<void> {
     await Promise.allSettled(this.#copies);
-    this.#stream.close();
   }
 
   #ringOffset(peer: number): number {
@@ -203,10 +203,11 @@ export class Freight {
     fromOffset: number,
     bytes: number,
   ): Promise<void> {
+    const { copies } = this.#init;
     const copy = native()
       .operations.run(() => {
-        this.#stream.copy(to, toOffset, from, fromOffset, bytes);
-        return this.#stream.follow(-1);
+        copies.copy(to, toOffset, from, fromOffset, bytes);
+        return copies.follow(-1);
       })
       .then(succeeded);
     this.#copies.add(copy);

@@ -1,18 +1,21 @@
-/** A call in 64 bits, which ranks compare on the device; and what such a word says. */
+/**
+ * A call in 64 bits, which ranks compare on the device; and what such a word says. It has no number of the call: ranks take their calls in order, by counts that lie on the device, so
+ * one that is replayed by a graph is as good as one that was launched.
+ */
 import type { DeviceCall } from '../engine.js';
 import { describeCall } from '../portable/signature.js';
 import { REDUCE_OPS } from '../reduce-op.js';
 import { factorOf, KIND_CODES, KINDS, reductionCode, TYPE_CODES, TYPES } from '../shm/codes.js';
 
 /** Lowest first. Numbers that do not fit keep their lowest bits: whoever differs in the others alone is not found. */
-const FIELDS = { elements: 32n, sequence: 8n, factor: 5n, root: 7n, fold: 4n, dtype: 4n, kind: 4n } as const;
+const FIELDS = { elements: 32n, factor: 13n, root: 7n, fold: 4n, dtype: 4n, kind: 4n } as const;
 type Field = keyof typeof FIELDS;
 
 /** 0 for 0 and for none. */
 function factorBits(factor: number): bigint {
   const bits = new BigUint64Array(Float64Array.of(factor).buffer)[0]!;
   let folded = 0n;
-  for (let rest = bits; rest > 0n; rest >>= 5n) folded ^= rest;
+  for (let rest = bits; rest > 0n; rest >>= FIELDS.factor) folded ^= rest;
   return folded;
 }
 
@@ -23,7 +26,6 @@ const countOf = ({ kind, inputs, outputs }: DeviceCall): number =>
 export function signatureOf(call: DeviceCall): bigint {
   const values: Record<Field, bigint> = {
     elements: BigInt(countOf(call)),
-    sequence: BigInt(call.sequence),
     factor: factorBits(factorOf(call.reduceOp)),
     root: BigInt(call.root + 1),
     fold: BigInt(reductionCode(call.reduceOp)),
@@ -42,7 +44,7 @@ export function signatureOf(call: DeviceCall): bigint {
 const REDUCING = new Set(['all-reduce', 'reduce', 'reduce-scatter']);
 
 /** In the words of the other engines, as far as the word has it; equal words give equal texts. */
-export function describeSignature(word: bigint, own: bigint): string {
+export function describeSignature(word: bigint): string {
   const found = {} as Record<Field, number>;
   let at = 0n;
   for (const [name, bits] of Object.entries(FIELDS) as [Field, bigint][]) {
@@ -61,8 +63,5 @@ export function describeSignature(word: bigint, own: bigint): string {
     ...(REDUCING.has(kind) && reduceOp !== 'premul-sum' && { reduceOp }),
     ...(REDUCING.has(kind) && reduceOp === 'premul-sum' && { reduceOp: 'premul-sum' as never }),
   });
-  const sequenceAt = FIELDS.elements;
-  const mask = ((1n << FIELDS.sequence) - 1n) << sequenceAt;
-  if ((word & mask) !== (own & mask)) return `${text} as its call ${found.sequence} (modulo 256)`;
   return found.factor === 0 ? text : `${text} by factor #${found.factor}`;
 }

@@ -1,6 +1,6 @@
 /**
  * The cases of process groups over calls on a device: whatever a call or message is given in host memory is copied to the GPU, the call is made there, and results are copied
- * back. Groups of some ranks stay what they are over the transport.
+ * back. Calls of all groups that come from one are made one behind the other, on one stream.
  */
 import { type DType, Resource } from '@ep/core';
 import {
@@ -45,6 +45,7 @@ const ARENA_BYTES = 2 ** 22;
 /** As a `CudaStream` is one: @ep/cuda-kernels is above this package. */
 export class Queue extends Resource implements GpuQueue {
   readonly device = { kind: 'cuda' as const, index: 0 };
+  readonly capturing = false;
   readonly #stream: NativeGpuStream = new (native().binding.GpuStream)(openGpus().library, 0, false);
 
   constructor() {
@@ -55,9 +56,22 @@ export class Queue extends Resource implements GpuQueue {
     return native().operations.run(() => start(this.#stream), signal);
   }
 
+  nativeStream(): NativeGpuStream {
+    return this.#stream;
+  }
+
+  join(): void {}
+
   protected override release(): void {
     this.#stream.close();
   }
+}
+
+/** What the groups of one opening share. */
+interface Shared {
+  readonly queue: Queue;
+  /** The last call. HAZARD: each awaits copies of the host before it comes to the stream, where ranks must have the calls of all groups in one order. */
+  tail: Promise<unknown>;
 }
 
 class StagedEngine extends Resource implements GroupEngine {
@@ -70,15 +84,16 @@ class StagedEngine extends Resource implements GroupEngine {
   readonly connections: GroupEngine['connections'];
   readonly #inner: GroupEngine;
   readonly #copier = new GpuCopier(openGpus().library, 0);
-  readonly #queue: Queue;
+  readonly #shared: Shared;
+  readonly #owns: boolean;
   #arena: NativeGpuMemory | undefined;
   #arenaBytes = 0;
-  #tail: Promise<unknown> = Promise.resolve();
 
-  constructor(inner: GroupEngine, queue: Queue) {
+  constructor(inner: GroupEngine, shared: Shared, owns: boolean) {
     super('staged engine');
     this.#inner = inner;
-    this.#queue = queue;
+    this.#shared = shared;
+    this.#owns = owns;
     this.name = inner.name;
     this.rank = inner.rank;
     this.size = inner.size;
@@ -89,8 +104,8 @@ class StagedEngine extends Resource implements GroupEngine {
   }
 
   readonly run = (call: EngineCall): Promise<EngineEnd> => {
-    const end = this.#tail.then(() => this.#staged(call));
-    this.#tail = end.catch(() => {});
+    const end = this.#shared.tail.then(() => this.#staged(call));
+    this.#shared.tail = end.catch(() => {});
     return end;
   };
 
@@ -100,7 +115,7 @@ class StagedEngine extends Resource implements GroupEngine {
     const { block, elements } = this.#blockFor(data);
     const pinned = new (native().binding.GpuPinned)(openGpus().library, 0, elements.byteLength + 1);
     new Uint8Array(pinned.window()).set(bytesOf(data));
-    const copied = this.#queue.follow((stream) => {
+    const copied = this.#shared.queue.follow((stream) => {
       stream.copy(block, elements.place.byteOffset, pinned, 0, elements.byteLength);
       return stream.follow(-1);
     });
@@ -180,25 +195,27 @@ class StagedEngine extends Resource implements GroupEngine {
     await this.#inner.close();
     this.#arena?.release();
     await this.#copier.close();
-    await this.#queue.close();
+    if (this.#owns) await this.#shared.queue.close();
   }
 }
 
 const bytesOf = ({ buffer, byteOffset, byteLength }: Elements): Uint8Array =>
   new Uint8Array(buffer, byteOffset, byteLength);
 
-/** A backend of `initProcessGroup`. Two blocks each: the cases open many groups, and blocks of all have to fit at once. */
-export const stagedOnDevice =
-  (transport: GroupTransport): EngineFactory =>
-  async (init) => {
-    const queue = new Queue();
+/** Of one opening. Two blocks: the cases open many worlds, and blocks of all have to fit at once. More groups at a time than any case has. */
+export const stagedOnDevice = (transport: GroupTransport): EngineFactory => {
+  let shared: Shared | undefined;
+  let factory: EngineFactory | undefined;
+  return async (init) => {
+    const owns = shared === undefined;
+    shared ??= { queue: new Queue(), tail: Promise.resolve() };
+    const { queue } = shared;
+    factory ??= engineFactory(transport, { stream: queue, stagingBytes: 2 ** 20, blocks: 2, maxGroups: 12 });
     try {
-      const engine = await engineFactory(transport, { stream: queue, stagingBytes: 2 ** 20, blocks: 2 })(init);
-      if (engine.device !== undefined) return new StagedEngine(engine, queue);
-      await queue.close();
-      return engine;
+      return new StagedEngine(await factory(init), shared, owns);
     } catch (error) {
-      await queue.close();
+      if (owns) await queue.close();
       throw error;
     }
   };
+};

@@ -9,7 +9,15 @@ import {
   type WaitOptions,
   type Work,
 } from '@ep/core';
-import { codeOfStatus, type NativeGpuCalls, type NativeGpuDispatch, native, type Outcome } from '@ep/native';
+import {
+  codeOfStatus,
+  type GraphMember,
+  type GraphReplay,
+  type NativeGpuCalls,
+  type NativeGpuDispatch,
+  native,
+  type Outcome,
+} from '@ep/native';
 import type { DeviceMemory } from '@ep/native/ranks';
 import type { BoundPart, BoundSpec } from '../binding-spec.js';
 import { DispatcherBase, type SharedInit } from '../dispatcher-base.js';
@@ -19,7 +27,6 @@ import { outcomeText } from '../outcome-text.js';
 import { deviceTensor } from './buffer.js';
 import { type DeviceSource, deviceSource } from './operand.js';
 import type { ResolvedDeviceOptions } from './options.js';
-import type { GraphMember, Replay } from './stream.js';
 
 /** Received tensors on the device, lent until `release()`; see `Lease`. */
 export interface DeviceLease {
@@ -110,7 +117,7 @@ export class DeviceDispatcher extends DispatcherBase<BoundDeviceDispatch, Device
   }
 
   /** @internal */
-  beginReplay(operation: string): Replay {
+  beginReplay(operation: string): GraphReplay {
     this.checkCallable(operation);
     const control = createWork({ op: operation, sequence: this.#sequence++, owner: this.owner });
     const letGo = this.hold(operation);

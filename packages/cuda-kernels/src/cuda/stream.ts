@@ -4,6 +4,7 @@ import {
   type Device,
   type DeviceTensor,
   defaultTimeoutMs,
+  type EpCode,
   EpError,
   type Event,
   invalid,
@@ -15,6 +16,8 @@ import {
 import {
   codeOfStatus,
   type GpuQueue,
+  type GraphMember,
+  type GraphReplay,
   type NativeGpuEvent,
   type NativeGpuGraph,
   type NativeGpuLibrary,
@@ -32,10 +35,21 @@ export interface CudaStreamOptions {
 
 const nativeMs = (timeoutMs: number): number => (Number.isFinite(timeoutMs) ? timeoutMs : -1);
 
+const AS_TO: Partial<Record<EpCode, string>> = {
+  EP_TIMEOUT: 'while awaiting',
+  EP_PEER_LOST: 'by the loss of',
+  EP_MISMATCH: 'by another call of',
+};
+
+function endText(code: EpCode, rank: number): string {
+  const how = code === 'EP_TIMEOUT' ? 'timed out' : 'cut off';
+  return rank < 0 ? how : `${how} ${AS_TO[code] ?? 'by, or while awaiting,'} rank ${rank}`;
+}
+
 export function throwOutcome(where: string, outcome: Outcome): void {
   if (outcome.status === 0) return;
   const code = codeOfStatus(outcome.status);
-  throw new EpError(code, `${where}: ${outcome.message ?? (code === 'EP_TIMEOUT' ? 'timed out' : 'cut off')}`, {
+  throw new EpError(code, `${where}: ${outcome.message ?? endText(code, outcome.rank)}`, {
     context: { rank: outcome.rank, expected: outcome.expected, found: outcome.found },
   });
 }
@@ -81,20 +95,6 @@ export class CudaEvent extends Resource implements Event {
   protected override release(): void {}
 }
 
-/** One replay of a graph, as a dispatcher with calls in it sees it. @internal */
-export interface Replay {
-  /** End the replay's waits. */
-  readonly cuts: readonly AbortSignal[];
-  /** The device is through with it. A failure leaves the counts of the dispatcher in doubt. */
-  end(failure: { readonly reason: unknown } | undefined): void;
-}
-
-/** A dispatcher with calls or releases in a graph. @internal */
-export interface GraphMember {
-  /** Throws as a call would. */
-  beginReplay(operation: string): Replay;
-}
-
 /** Work that was captured once, to be launched with one call as often as one likes. */
 export class CudaGraph extends Resource {
   readonly #graph: NativeGpuGraph;
@@ -107,9 +107,9 @@ export class CudaGraph extends Resource {
     this.#members = members;
   }
 
-  /** Throws if one of its dispatchers would refuse a call; none of them counts it then. @internal */
-  beginReplay(operation: string): readonly Replay[] {
-    const begun: Replay[] = [];
+  /** Throws if one of its dispatchers or groups would refuse a call; none of them counts it then. @internal */
+  beginReplay(operation: string): readonly GraphReplay[] {
+    const begun: GraphReplay[] = [];
     try {
       for (const member of this.#members) begun.push(member.beginReplay(operation));
     } catch (error) {
@@ -151,7 +151,7 @@ export class CudaStream extends Resource implements Stream, GpuQueue {
     return this.#captured !== undefined;
   }
 
-  /** The graph that is being captured has something of this dispatcher. Does nothing at other times. @internal */
+  /** The graph that is being captured has something of this member. Does nothing at other times. @internal */
   join(member: GraphMember): void {
     this.#captured?.add(member);
   }
@@ -211,7 +211,7 @@ export class CudaStream extends Resource implements Stream, GpuQueue {
 
   /**
    * Runs `body`, which puts work on this stream and nothing else runs of it; the work is kept as a graph instead of being run. What a graph uses stays alive with
-   * it. Dispatches in it count on the device: each replay is a call.
+   * it. Dispatches and collective calls in it count on the device: each replay is a call.
    */
   capture(body: () => void): CudaGraph {
     this.#checkRuns('capture');
@@ -232,8 +232,8 @@ export class CudaStream extends Resource implements Stream, GpuQueue {
   }
 
   /**
-   * Resolves when this replay has run; rejects as the dispatches in it would, and a replay that fails poisons their dispatchers as a call does: `EP_POISONED` until
-   * all ranks have called `resync()`. The graph itself stays good.
+   * Resolves when this replay has run; rejects as the calls in it would, naming ranks of the world, and a replay that fails poisons their dispatchers and groups as a call does: a dispatcher
+   * until all ranks have called `resync()`, a group for good. The graph itself stays good.
    */
   async launch(graph: CudaGraph, options: WaitOptions = {}): Promise<void> {
     this.#checkRuns('launch');
