@@ -36,6 +36,20 @@ export const demos = [
     },
   })),
   ...[
+    ['-n', '1', '--dtype', 'f32'],
+    ['-n', '3', '--dtype', 'bf16'],
+  ].map((args) => ({
+    name: `ep demo attention --ping-pong ${args.join(' ')}`,
+    run: async () => {
+      const { pass, errors, turns } = await demo('attention', '--ping-pong', ...args);
+      assert.equal(pass, true);
+      const { transfer, compute, together, hidden } = turns;
+      assert.ok(transfer > 0 && compute > 0 && together > 0 && Number.isFinite(hidden));
+      const times = `together ${together.toFixed(3)} ms, transfer ${transfer.toFixed(3)} ms, attention ${compute.toFixed(3)} ms`;
+      return `${errors.map(({ tensor, relative }) => `${tensor} ${relative.toExponential(2)}`).join(', ')}; ${times}, ${(100 * hidden).toFixed(0)} % hidden`;
+    },
+  })),
+  ...[
     ['-n', '4', '--mode', 'low-latency', '--dtype', 'bf16'],
     ['-n', '3', '--mode', 'high-throughput', '--dtype', 'fp8'],
   ].map((args) => ({

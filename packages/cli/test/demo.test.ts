@@ -14,7 +14,7 @@ import {
 } from '../src/demo/documents.js';
 import { draw, TokenRows } from '../src/demo/inputs.js';
 import { readJob, writeJob } from '../src/demo/job.js';
-import { passes, reportText, sentBytesOf, tensorErrors, tolerances } from '../src/demo/report.js';
+import { passes, reportText, sentBytesOf, tensorErrors, tolerances, turnsOf } from '../src/demo/report.js';
 import { COMPARED, type ComparedTensor } from '../src/demo/results.js';
 import type { StepResult } from '../src/demo/step.js';
 import { evenBudgets, planStep } from '../src/plan/plan-step.js';
@@ -111,6 +111,15 @@ describe('ep demo', () => {
       expect(code).toBe(1);
       expect(stderr).toMatch(/--transport.*absent with --device cuda/);
     });
+  });
+
+  it.each([
+    [['attention'], /--ping-pong.*with --device cuda/],
+    [['moe'], /--ping-pong.*absent: it is of demo attention/],
+  ])('refuses --ping-pong where nothing goes in turns: %s', async (job, text) => {
+    const { code, stderr } = await runEp(['demo', ...job, '--ping-pong']);
+    expect(code).toBe(1);
+    expect(stderr).toMatch(text);
   });
 
   it('prints a report for people, quietly in a pipe, and draws the plan', async () => {
@@ -335,6 +344,26 @@ const resultOf = (
     compared,
   } as unknown as StepResult;
 };
+
+describe('two halves in turns', () => {
+  const turnsOfRank = (transfer: number[], compute: number[], together: number[]) => ({
+    ...resultOf(0),
+    turns: { transfer, compute, together },
+  });
+
+  it('say which share of the transfer took no time of its own', () => {
+    // By round the slowest rank: 4, 6, 5; 10, 10, 10; 12, 11, 30.
+    const results = [turnsOfRank([4, 6, 1], [10, 1, 10], [12, 1, 30]), turnsOfRank([2, 3, 5], [9, 10, 8], [8, 11, 5])];
+    const turns = { rounds: 3, transfer: 5, compute: 10, together: 12, hidden: 0.6 };
+    expect(turnsOf(results)).toEqual(turns);
+    expect(turnsOf([resultOf(0)])).toBe(undefined);
+  });
+
+  it('hide nothing where each waits for the other, and less than nothing where they slow each other down', () => {
+    expect(turnsOf([turnsOfRank([5], [10], [15])])!.hidden).toBe(0);
+    expect(turnsOf([turnsOfRank([5], [10], [20])])!.hidden).toBe(-1);
+  });
+});
 
 describe('the verdict', () => {
   const elements = { o: 20, dQ: 20, dK: 20, dV: 20 };

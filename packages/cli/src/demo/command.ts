@@ -39,8 +39,9 @@ import {
   sentBytesOf,
   tensorErrors,
   tolerances,
+  turnsOf,
 } from './report.js';
-import type { Phase, StepResult } from './step.js';
+import type { StepResult } from './step.js';
 import {
   checkGpu,
   type DemoDevice,
@@ -63,6 +64,7 @@ interface DemoFlags {
   readonly mode: MoeForm['mode'];
   readonly kill?: number;
   readonly replace?: boolean;
+  readonly pingPong?: boolean;
   readonly from?: string;
   readonly svg: string | false;
   readonly json?: boolean;
@@ -74,6 +76,8 @@ const rankProgram = new URL('./demo-rank.js', import.meta.url);
 const block = 64;
 const smallBlock = 16;
 const tolerance = 0.02;
+const TIMED_ROUNDS = 5;
+const TIMED_ROUNDS_SMALL = 2;
 
 export function demoCommand(): Command {
   return new Command('demo')
@@ -94,6 +98,10 @@ export function demoCommand(): Command {
     )
     .addOption(new Option('--kill <rank>', 'moe: this rank dies in the middle').argParser(integerOption(0, 127)))
     .option('--replace', 'moe: with --kill: another process takes its place in the next step')
+    .option(
+      '--ping-pong',
+      'attention: with --device cuda: two halves of the batch in turns, rows of one travelling while attention of the other runs',
+    )
     .addOption(
       new Option('--seed <number>', 'of embeddings, projections and dO')
         .argParser(integerOption(0, 2 ** 31 - 1))
@@ -129,6 +137,10 @@ export function demoCommand(): Command {
       if (flags.kill !== undefined) {
         throw invalid('--kill', { where: 'demo attention', expected: 'absent: it is of demo moe', found: flags.kill });
       }
+      if (flags.pingPong === true && flags.device !== 'cuda') {
+        const expected = 'with --device cuda, whose streams run beside each other';
+        throw invalid('--ping-pong', { where: 'demo attention', expected, found: true });
+      }
       if (flags.device === 'cuda') await checkDevice('demo attention', flags);
       const report = await runDemo({ ...flags, dtype });
       process.stdout.write(flags.json === true ? `${jsonText(report)}\n` : reportText(report));
@@ -153,7 +165,9 @@ const gpuOf = ({ device }: DemoFlags) => (device === 'cuda' ? { gpu: cudaDevices
 interface Progress {
   files: readonly TextFile[];
   documents: readonly DemoDocument[];
-  step?: PlannedStep;
+  /** All documents, or two halves of them that go in turns; and their plans. */
+  batches: readonly (readonly DemoDocument[])[];
+  steps: readonly PlannedStep[];
   results: readonly StepResult[];
   svg?: string;
 }
@@ -161,6 +175,10 @@ interface Progress {
 async function moe(flags: DemoFlags): Promise<void> {
   const { dtype, ranks, kill, from } = flags;
   if (dtype === 'f32') throw invalid('--dtype', { where: 'demo moe', expected: 'bf16 or fp8', found: dtype });
+  if (flags.pingPong === true) {
+    const expected = 'absent: it is of demo attention, as calls for experts on a GPU are whole';
+    throw invalid('--ping-pong', { where: 'demo moe', expected, found: true });
+  }
   if (kill !== undefined && (kill >= ranks || ranks < 2)) {
     throw invalid('--kill', { where: 'demo moe', expected: `one of ${ranks} ranks, not the only one`, found: kill });
   }
@@ -218,7 +236,7 @@ async function runDemo(flags: AttentionFlags): Promise<DemoReport> {
   const stop = new AbortController();
   const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
   process.on('SIGINT', onSignal).on('SIGTERM', onSignal);
-  const progress: Progress = { files: [], documents: [], results: [] };
+  const progress: Progress = { files: [], documents: [], batches: [], steps: [], results: [] };
   const quiet = flags.json === true || process.stdout.isTTY !== true;
   const tasks = new Listr<Progress, 'default' | 'silent'>(
     [
@@ -243,9 +261,10 @@ async function runDemo(flags: AttentionFlags): Promise<DemoReport> {
       {
         title: 'plan',
         task: (context, task) => {
-          context.step = planDemo(context.documents, flags, row);
-          const { explanation } = context.step;
-          task.title = `plan: imbalance ${explanation.imbalanceBefore.toFixed(3)} -> ${explanation.imbalanceAfter.toFixed(3)}`;
+          context.batches = flags.pingPong === true ? halvesOf(context.documents) : [context.documents];
+          context.steps = context.batches.map((documents) => planDemo(documents, flags, row));
+          const { atHome, planned } = imbalanceOf(context.steps);
+          task.title = `plan: imbalance ${atHome.toFixed(3)} -> ${planned.toFixed(3)}`;
         },
       },
       {
@@ -256,22 +275,25 @@ async function runDemo(flags: AttentionFlags): Promise<DemoReport> {
             seed: flags.seed,
             device: flags.device,
             transport: flags.transport,
-            plan: context.step!.planned,
-            documents: context.documents.map((document) => document.tokens),
+            ...batchOf(context, 0),
+            ...(flags.pingPong === true && {
+              turns: { rounds: flags.small === true ? TIMED_ROUNDS_SMALL : TIMED_ROUNDS, other: batchOf(context, 1) },
+            }),
           };
           const onPhase = (phase: string): void => {
             task.output = phase;
           };
           const rankJob = { program: rankProgram, write: (path: string) => writeJob(path, job) };
-          context.results = await runRanks<Phase, StepResult>(flags.ranks, rankJob, mode, onPhase, stop.signal);
+          context.results = await runRanks<string, StepResult>(flags.ranks, rankJob, mode, onPhase, stop.signal);
         },
       },
       {
         title: 'draw',
         enabled: () => flags.svg !== false,
         task: async (context) => {
-          const { explanation } = context.step!;
-          const title = `ep demo: ${explanation.documents} documents, ${explanation.tokens} tokens on ${flags.ranks} rank${flags.ranks === 1 ? '' : 's'}`;
+          const { explanation } = context.steps[0]!;
+          const half = flags.pingPong === true ? ', the first of two halves' : '';
+          const title = `ep demo: ${explanation.documents} documents, ${explanation.tokens} tokens on ${flags.ranks} rank${flags.ranks === 1 ? '' : 's'}${half}`;
           const svg = await drawPlan(explanation, { title, rowBytesQ: row.q, rowBytesKv: row.kv });
           context.svg = flags.svg as string;
           writePicture(context.svg, svg);
@@ -292,6 +314,33 @@ async function runDemo(flags: AttentionFlags): Promise<DemoReport> {
   return reportOf(progress, flags, mode, row);
 }
 
+const batchOf = ({ steps, batches }: Progress, at: number) => ({
+  plan: steps[at]!.planned,
+  documents: batches[at]!.map((document) => document.tokens),
+});
+
+/** Longest first, each to the half with less work so far: attention costs length squared. */
+function halvesOf(documents: readonly DemoDocument[]): readonly (readonly DemoDocument[])[] {
+  if (documents.length < 2) {
+    const expected = 'at least two documents, one for each half';
+    throw invalid('--ping-pong', { where: 'demo attention', expected, found: documents.length });
+  }
+  const halves: DemoDocument[][] = [[], []];
+  const work = [0, 0];
+  for (const document of [...documents].sort((a, b) => b.tokens.length - a.tokens.length)) {
+    const at = work[0]! <= work[1]! ? 0 : 1;
+    halves[at]!.push(document);
+    work[at]! += document.tokens.length ** 2;
+  }
+  return halves;
+}
+
+/** Of the half that has more of it. */
+const imbalanceOf = (steps: readonly PlannedStep[]) => ({
+  atHome: Math.max(...steps.map(({ explanation }) => explanation.imbalanceBefore)),
+  planned: Math.max(...steps.map(({ explanation }) => explanation.imbalanceAfter)),
+});
+
 function planDemo(documents: readonly DemoDocument[], flags: AttentionFlags, row: RowBytes): PlannedStep {
   const lengths = Int32Array.from(documents, (document) => document.tokens.length);
   const tokens = lengths.reduce((sum, length) => sum + length, 0);
@@ -309,16 +358,24 @@ function planDemo(documents: readonly DemoDocument[], flags: AttentionFlags, row
 
 function reportOf(progress: Progress, flags: AttentionFlags, mode: RankMode, row: RowBytes): DemoReport {
   const { documents, results } = progress;
-  const { atHome, explanation } = progress.step!;
+  const { steps } = progress;
+  const tokens = steps.reduce((sum, { explanation }) => sum + explanation.tokens, 0);
   const { queryHeads, kvHeads, headDim } = demoShape;
   const longest = documents.reduce((a, b) => (b.tokens.length > a.tokens.length ? b : a));
   const staged = results.reduce((sum, result) => sum + result.stagedBytes, 0);
-  const bytes = movedBytesOf(explanation, row, { staged, sent: sentBytesOf(results) });
+  const none = { staged: 0, sent: 0 };
+  const moved = steps.map(({ explanation }) => movedBytesOf(explanation, row, none));
+  const movedOf = (of: 'remote' | 'local' | 'needed') => moved.reduce((sum, one) => sum + one[of], 0);
+  const bytes = {
+    ...{ remote: movedOf('remote'), local: movedOf('local'), needed: movedOf('needed') },
+    ...{ staged, sent: sentBytesOf(results) },
+  };
+  const turns = turnsOf(results);
   const phases = phaseTimes(results);
   const errors = tensorErrors(results);
   const bound = tolerances[flags.dtype];
-  const q = explanation.tokens * queryHeads * headDim;
-  const kv = explanation.tokens * kvHeads * headDim;
+  const q = tokens * queryHeads * headDim;
+  const kv = tokens * kvHeads * headDim;
   return {
     pass: passes(errors, bound, { o: q, dQ: q, dK: kv, dV: kv }, bytes),
     date: new Date().toISOString(),
@@ -330,13 +387,14 @@ function reportOf(progress: Progress, flags: AttentionFlags, mode: RankMode, row
     ranks: flags.ranks,
     dtype: flags.dtype,
     documents: documents.length,
-    tokens: explanation.tokens,
+    tokens,
     longest: { name: shortName(longest.name), tokens: longest.tokens.length },
-    imbalance: { atHome: explanation.imbalanceBefore, planned: explanation.imbalanceAfter },
+    imbalance: imbalanceOf(steps),
     bytes,
-    bytesAtHome: movedBytesOf(explain(atHome), row, { staged: 0, sent: 0 }).remote,
+    bytesAtHome: steps.reduce((sum, { atHome }) => sum + movedBytesOf(explain(atHome), row, none).remote, 0),
     phases,
     bytesPerSecond: bandwidthOf(results, phases),
+    ...(turns && { turns }),
     tolerance: bound,
     errors,
     ...(progress.svg === undefined ? {} : { svg: progress.svg }),

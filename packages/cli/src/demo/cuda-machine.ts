@@ -1,36 +1,24 @@
 /** The demo's step on a GPU: the ranks are streams of one process. */
-import { type DeviceTensor, elementBytes, elementCount, type Storage, viewStorage } from '@ep/core';
+import type { DeviceTensor, Storage } from '@ep/core';
 import {
   type AttentionDType,
   type AttentionShape,
   attentionLeaseBytes,
-  bindDeviceAttention,
-  type CudaAttention,
   CudaDevice,
   type CudaStream,
-  type DeviceAttentionDispatch,
   type DeviceDispatcher,
   type DeviceLease,
-  groupsOfServer,
   openDeviceDispatcher,
-  readTensor,
-  writeTensor,
 } from '@ep/cuda-kernels';
-import { type AttentionPlan, serverLayout } from '@ep/plan';
+import type { AttentionPlan } from '@ep/plan';
+import { bindCudaBatch, type CudaBatch, placeRows, readRows } from './cuda-batch.js';
 import type { HomeRows, Machine } from './machine.js';
-import type { RowKind } from './rows.js';
 import type { CudaDemoTransport } from './transports.js';
 
-type Computed = 'o' | 'lse' | 'dQ' | 'dK' | 'dV';
-
-interface CudaMachineInit {
+interface CudaMachineInit extends CudaBatch {
   readonly device: CudaDevice;
   readonly dispatcher: DeviceDispatcher;
   readonly stream: CudaStream;
-  readonly moves: DeviceAttentionDispatch;
-  readonly core: CudaAttention;
-  readonly home: Readonly<Record<RowKind, DeviceTensor>>;
-  readonly computed: Readonly<Record<Computed, DeviceTensor>>;
 }
 
 export class CudaMachine implements Machine {
@@ -44,38 +32,18 @@ export class CudaMachine implements Machine {
     this.#init = init;
   }
 
-  /** Collective. All memory is made here: later, kernels may be waiting for what this rank does next, and allocating may wait for them. */
+  /** Collective. */
   static async open(
     transport: CudaDemoTransport,
     { plan, shape }: { readonly plan: AttentionPlan; readonly shape: AttentionShape },
   ): Promise<CudaMachine> {
     const { rank } = transport;
-    const { dtype, queryHeads, kvHeads, headDim } = shape;
     const device = new CudaDevice(transport.deviceIndex);
     const stream = device.stream();
-    const dispatcher = await openDeviceDispatcher(transport, {
-      leaseBytes: attentionLeaseBytes(plan, shape),
-      leases: 4,
-      stream,
-    });
-    const moves = await bindDeviceAttention(dispatcher, plan, shape);
-    const make = <D extends AttentionDType | 'f32'>(of: D, rows: number, ...row: number[]): DeviceTensor => {
-      const shape = [rows, ...row];
-      return device.allocate(Math.max(16, elementCount(shape) * elementBytes(of))).tensor(of, shape);
-    };
-    const query = (rows: number): DeviceTensor => make(dtype, rows, queryHeads, headDim);
-    const keyValue = (rows: number): DeviceTensor => make(dtype, rows, kvHeads, headDim);
-    const [homeQ, homeKv] = [plan.fwdQ.sendTokens[rank]!, plan.fwdKv.sendTokens[rank]!];
-    const [queryRows, kvRows] = [plan.fwdQ.recvTokens[rank]!, plan.fwdKv.recvTokens[rank]!];
-    const core = device.attention(groupsOfServer(serverLayout(plan.layout, rank)), { ...shape, queryRows, kvRows });
-    return new CudaMachine({
-      ...{ device, dispatcher, stream, moves, core },
-      home: { q: query(homeQ), k: keyValue(homeKv), v: keyValue(homeKv), dO: query(homeQ) },
-      computed: {
-        ...{ o: query(queryRows), dQ: query(queryRows), dK: keyValue(kvRows), dV: keyValue(kvRows) },
-        lse: make('f32', queryRows, queryHeads),
-      },
-    });
+    const leaseBytes = attentionLeaseBytes(plan, shape);
+    const dispatcher = await openDeviceDispatcher(transport, { leaseBytes, leases: 4, stream });
+    const batch = await bindCudaBatch(device, dispatcher, { plan, shape, rank });
+    return new CudaMachine({ device, dispatcher, stream, ...batch });
   }
 
   get bytesSent() {
@@ -83,7 +51,7 @@ export class CudaMachine implements Machine {
   }
 
   async place(rows: HomeRows): Promise<void> {
-    for (const name of ['q', 'k', 'v', 'dO'] as const) await writeTensor(rows[name].data, this.#init.home[name]);
+    await placeRows(rows, this.#init.home);
   }
 
   async dispatch(): Promise<void> {
@@ -102,7 +70,7 @@ export class CudaMachine implements Machine {
   }
 
   async outputs(): Promise<Storage[AttentionDType]> {
-    const rows = await read(this.#back!.tensors.o!);
+    const rows = await readRows(this.#back!.tensors.o!);
     this.#back!.release();
     return rows;
   }
@@ -126,7 +94,7 @@ export class CudaMachine implements Machine {
 
   async gradients() {
     const { dQ, dK, dV } = this.#back!.tensors;
-    const rows = { dQ: await read(dQ!), dK: await read(dK!), dV: await read(dV!) };
+    const rows = { dQ: await readRows(dQ!), dK: await readRows(dK!), dV: await readRows(dV!) };
     this.#back!.release();
     return rows;
   }
@@ -140,9 +108,4 @@ export class CudaMachine implements Machine {
     const { q, k, v } = this.#served!.tensors;
     return { q: q!, k: k!, v: v! };
   }
-}
-
-async function read(tensor: DeviceTensor): Promise<Storage[AttentionDType]> {
-  const bytes = await readTensor(tensor);
-  return viewStorage(tensor.dtype as AttentionDType, bytes.buffer, 0, elementCount(tensor.shape));
 }

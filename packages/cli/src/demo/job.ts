@@ -4,30 +4,42 @@ import type { AttentionDType } from '@ep/cuda-kernels';
 import { type AttentionPlan, parseAttentionPlan, serialize } from '@ep/plan';
 import type { DemoDevice, DemoTransportName } from './transports.js';
 
-export interface Job {
-  readonly dtype: AttentionDType;
-  readonly seed: number;
-  readonly device: DemoDevice;
-  readonly transport: DemoTransportName;
+interface Batch {
   readonly plan: AttentionPlan;
   /** Tokens by document. */
   readonly documents: readonly Int32Array[];
 }
 
+export interface Job extends Batch {
+  readonly dtype: AttentionDType;
+  readonly seed: number;
+  readonly device: DemoDevice;
+  readonly transport: DemoTransportName;
+  /** The second half of the batch, where two go in turns, and how many rounds of them are timed. */
+  readonly turns?: { readonly rounds: number; readonly other: Batch };
+}
+
 /** The plan travels in its own format, with its version and digest: a rank of another version refuses it. */
 export function writeJob(path: string, job: Job): void {
-  const { plan, documents, ...rest } = job;
+  const { plan, documents, turns, ...rest } = job;
+  const listed = (of: Batch['documents']) => of.map((tokens) => [...tokens]);
   writeFileSync(`${path}.plan`, serialize(plan));
-  writeFileSync(path, JSON.stringify({ ...rest, documents: documents.map((tokens) => [...tokens]) }));
+  if (turns !== undefined) writeFileSync(`${path}.other.plan`, serialize(turns.other.plan));
+  const other = turns && { rounds: turns.rounds, other: listed(turns.other.documents) };
+  writeFileSync(path, JSON.stringify({ ...rest, documents: listed(documents), ...(other && { turns: other }) }));
+}
+
+interface Written extends Pick<Job, 'dtype' | 'seed' | 'device' | 'transport'> {
+  readonly documents: readonly (readonly number[])[];
+  readonly turns?: { readonly rounds: number; readonly other: readonly (readonly number[])[] };
 }
 
 export function readJob(path: string): Job {
-  const { documents, ...rest } = JSON.parse(readFileSync(path, 'utf8')) as Pick<
-    Job,
-    'dtype' | 'seed' | 'device' | 'transport'
-  > & {
-    readonly documents: readonly (readonly number[])[];
-  };
-  const plan = parseAttentionPlan(readFileSync(`${path}.plan`, 'utf8'));
-  return { ...rest, plan, documents: documents.map((tokens) => Int32Array.from(tokens)) };
+  const { documents, turns, ...rest } = JSON.parse(readFileSync(path, 'utf8')) as Written;
+  const batch = (from: string, listed: Written['documents']): Batch => ({
+    plan: parseAttentionPlan(readFileSync(from, 'utf8')),
+    documents: listed.map((tokens) => Int32Array.from(tokens)),
+  });
+  const other = turns && { rounds: turns.rounds, other: batch(`${path}.other.plan`, turns.other) };
+  return { ...rest, ...batch(`${path}.plan`, documents), ...(other && { turns: other }) };
 }

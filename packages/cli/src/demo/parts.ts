@@ -34,9 +34,12 @@ export function partsOfDocuments(plan: AttentionPlan): Part[][] {
   return parts;
 }
 
+export const tokensOfDocuments = (parts: readonly (readonly Part[])[]): number[] =>
+  parts.map((document) => document.reduce((sum, part) => sum + part.tokens, 0));
+
 /** Who verifies which document: longest first, each to the rank with the least work so far. Attention costs length squared. */
 export function verifierOf(parts: readonly (readonly Part[])[], worldSize: number): Int32Array {
-  const cost = parts.map((document) => document.reduce((sum, part) => sum + part.tokens, 0) ** 2);
+  const cost = tokensOfDocuments(parts).map((tokens) => tokens ** 2);
   const load = new Float64Array(worldSize);
   const verifier = new Int32Array(parts.length);
   for (const document of [...cost.keys()].sort((a, b) => cost[b]! - cost[a]!)) {

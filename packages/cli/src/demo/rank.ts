@@ -1,11 +1,16 @@
 /** One rank of the demo: the program that processes run, and the module that worker threads load. */
 import { demoShape, TokenRows } from './inputs.js';
 import { readJob } from './job.js';
+import { runPingPong } from './ping-pong.js';
 import { runRankProgram } from './rank-main.js';
-import { type Phase, runStep, type StepResult } from './step.js';
+import { runStep, type StepResult } from './step.js';
 
-await runRankProgram<Phase, StepResult>((member, jobPath, onPhase) => {
-  const { dtype, plan, seed, documents, device, transport } = readJob(jobPath);
-  const source = new TokenRows(seed, documents);
-  return runStep(member, { plan, shape: { ...demoShape, dtype }, source, device, transport, onPhase });
+await runRankProgram<string, StepResult>((member, jobPath, onPhase) => {
+  const { dtype, plan, seed, documents, device, transport, turns } = readJob(jobPath);
+  const shape = { ...demoShape, dtype };
+  const batch = { plan, shape, source: new TokenRows(seed, documents) };
+  if (turns === undefined) return runStep(member, { ...batch, device, transport, onPhase });
+  const { rounds, other } = turns;
+  const second = { plan: other.plan, shape, source: new TokenRows(seed, other.documents) };
+  return runPingPong(member, { shape, halves: [batch, second], rounds, onPhase });
 });

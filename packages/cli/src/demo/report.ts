@@ -6,14 +6,14 @@ import { formatBytes, type MachineDescription, machineText } from '../doctor/mac
 import { plainTable } from '../plain-table.js';
 import type { RankMode } from './ranks.js';
 import { COMPARED, type ComparedTensor } from './results.js';
-import { PHASES, type Phase, type StepResult } from './step.js';
+import type { StepResult } from './step.js';
 import type { DemoDevice, DemoTransportName } from './transports.js';
 
 /** Relative error by norm that passes. */
 export const tolerances: Readonly<Record<AttentionDType, number>> = { f32: 1e-5, bf16: 1e-2 };
 
 export interface PhaseTime {
-  readonly phase: Phase;
+  readonly phase: string;
   /** Of the slowest rank. */
   readonly milliseconds: number;
 }
@@ -24,6 +24,17 @@ export interface TensorError {
   /** Norm of the difference over norm of the reference, over all documents. */
   readonly relative: number;
   readonly largestAbsolute: number;
+}
+
+/** Two halves of the batch in turns, in milliseconds by events of the GPU: of each round the slowest rank, of rounds the median. */
+export interface TurnsReport {
+  readonly rounds: number;
+  /** The dispatches of both halves with nothing beside them, attention of both likewise, and both in turns. */
+  readonly transfer: number;
+  readonly compute: number;
+  readonly together: number;
+  /** Of the transfer, the share that took no time of its own: 1 if it is all behind attention, 0 if one waits for the other, less if they slow each other down. */
+  readonly hidden: number;
 }
 
 /** Bytes of one step, all ranks, forward and backward. */
@@ -59,6 +70,7 @@ export interface DemoReport {
   readonly phases: readonly PhaseTime[];
   /** Payload bytes of the four dispatches over their times, of all ranks together; local copies are payload, too. */
   readonly bytesPerSecond: number;
+  readonly turns?: TurnsReport;
   readonly tolerance: number;
   readonly errors: readonly TensorError[];
   readonly svg?: string;
@@ -99,10 +111,28 @@ export function sentBytesOf(results: readonly StepResult[]): number {
 }
 
 export function phaseTimes(results: readonly StepResult[]): PhaseTime[] {
-  return PHASES.map((phase) => ({
+  return Object.keys(results[0]?.milliseconds ?? {}).map((phase) => ({
     phase,
-    milliseconds: Math.max(...results.map((result) => result.milliseconds[phase])),
+    milliseconds: Math.max(...results.map((result) => result.milliseconds[phase]!)),
   }));
+}
+
+function median(values: readonly number[]): number {
+  const sorted = [...values].sort((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 === 1 ? sorted[middle]! : (sorted[middle - 1]! + sorted[middle]!) / 2;
+}
+
+/** Undefined where nothing went in turns. */
+export function turnsOf(results: readonly StepResult[]): TurnsReport | undefined {
+  const all = results.flatMap(({ turns }) => (turns === undefined ? [] : [turns]));
+  const first = all[0];
+  if (first === undefined) return undefined;
+  const slowest = (of: 'transfer' | 'compute' | 'together'): number =>
+    median(first[of].map((_, round) => Math.max(...all.map((one) => one[of][round]!))));
+  const [transfer, compute, together] = [slowest('transfer'), slowest('compute'), slowest('together')];
+  const hidden = transfer === 0 ? 0 : (transfer + compute - together) / transfer;
+  return { rounds: first.transfer.length, transfer, compute, together, hidden };
 }
 
 export function tensorErrors(results: readonly StepResult[]): TensorError[] {
@@ -141,13 +171,13 @@ export function passes(
   );
 }
 
-const dispatchPhases: readonly Phase[] = ['dispatch', 'return', 'dispatch dO', 'return gradients'];
+const dispatchPhases: readonly string[] = ['dispatch', 'return', 'dispatch dO', 'return gradients'];
 
 export function bandwidthOf(results: readonly StepResult[], phases: readonly PhaseTime[]): number {
   const bytes = sentBytesOf(results);
-  const milliseconds = phases
-    .filter(({ phase }) => dispatchPhases.includes(phase))
-    .reduce((sum, time) => sum + time.milliseconds, 0);
+  const milliseconds =
+    turnsOf(results)?.transfer ??
+    phases.filter(({ phase }) => dispatchPhases.includes(phase)).reduce((sum, time) => sum + time.milliseconds, 0);
   return milliseconds === 0 ? 0 : bytes / (milliseconds / 1000);
 }
 
@@ -168,8 +198,24 @@ export function reportText(report: DemoReport): string {
       `${formatBytes(bytes.remote)} between ranks, ${formatBytes(bytes.needed)} needed; ${formatBytes(bytes.local)} stayed on their rank; ${formatBytes(bytes.staged)} staged`,
     ],
     ['', `${formatBytes(report.bytesAtHome)} between ranks without balancing`],
-    ['bandwidth', `${(report.bytesPerSecond / 1e9).toFixed(2)} GB/s payload over the four dispatches, all ranks`],
+    [
+      'bandwidth',
+      `${(report.bytesPerSecond / 1e9).toFixed(2)} GB/s payload over the ${report.turns === undefined ? 'four' : 'eight'} dispatches, all ranks`,
+    ],
   );
+  if (report.turns !== undefined) {
+    const { rounds, transfer, compute, together, hidden } = report.turns;
+    facts.push(
+      [
+        'two halves in turns',
+        `${together.toFixed(3)} ms; transfer alone ${transfer.toFixed(3)} ms, attention alone ${compute.toFixed(3)} ms`,
+      ],
+      [
+        'transfer hidden',
+        `${(100 * hidden).toFixed(0)} % (medians of ${rounds} rounds, slowest rank, events of the GPU)`,
+      ],
+    );
+  }
   const times = plainTable(['left', 'right']);
   for (const { phase, milliseconds } of report.phases) times.push([phase, `${milliseconds.toFixed(1)} ms`]);
   const errors = plainTable(['left', 'right', 'right']);

@@ -1,7 +1,8 @@
 /** What the step has computed, where every rank can read it, and how far it is from the reference. */
 import { elementBytes, type Storage, type SymmetricMemory } from '@ep/core';
 import type { AttentionDType, AttentionShape } from '@ep/cuda-kernels';
-import type { Part } from './parts.js';
+import type { AttentionPlan } from '@ep/plan';
+import { type Part, partsOfDocuments, tokensOfDocuments } from './parts.js';
 import type { DemoTransport } from './transports.js';
 
 /** Sums over elements: the relative error by norm of all ranks is sqrt(sum of `squaredError` / sum of `squaredReference`). */
@@ -38,12 +39,10 @@ export class Results {
     return (name === 'o' || name === 'dQ' ? shape.queryHeads : shape.kvHeads) * shape.headDim;
   }
 
-  static async open(
-    transport: DemoTransport,
-    shape: AttentionShape,
-    homeRows: number,
-    longest: number,
-  ): Promise<Results> {
+  /** Collective. For the results of a plan. */
+  static async open(transport: DemoTransport, shape: AttentionShape, plan: AttentionPlan): Promise<Results> {
+    const homeRows = Math.max(...plan.fwdQ.sendTokens);
+    const longest = Math.max(0, ...tokensOfDocuments(partsOfDocuments(plan)));
     const offsets = { o: 0, dQ: 0, dK: 0, dV: 0 };
     let bytes = 0;
     for (const name of COMPARED) {
