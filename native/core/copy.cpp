@@ -1,6 +1,7 @@
 // Bulk copies of the host build: through the caches, or past them with non-temporal stores.
 #include "hand_over.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -12,8 +13,10 @@ namespace {
 
 #if defined(__x86_64__)
 
-// Shared segments have 4 KiB pages, and a non-temporal store that misses the TLB stalls the write-combining buffers behind it. A prefetch of the line one page ahead
-// walks the page table in time (measured: 15 to 21 GB/s into a memfd); prefetches past the end of a mapping do nothing.
+// How lines past the caches are best written depends on who made the processor, by up to a factor of three (below).
+//
+// AMD: one row of lines, with prefetches. Shared segments have 4 KiB pages, and a non-temporal store that misses the TLB stalls the write-combining buffers behind it. A prefetch of the
+// line one page ahead walks the page table in time (measured: 15 to 21 GB/s into a memfd); prefetches past the end of a mapping do nothing.
 constexpr uint64_t page_bytes = 4096;
 // The hardware prefetcher stops at page borders; this far ahead the next reads are in flight.
 constexpr uint64_t read_ahead = 1024;
@@ -56,9 +59,48 @@ void stream_sse2(uint8_t* dst, const uint8_t* src, uint64_t bytes) {
   }
 }
 
+// Intel, and whoever else: four rows of lines at once, without prefetches, so that the hardware's own prefetchers follow four streams. Measured on a Xeon (Emerald Rapids), two cores at
+// once, 56 MiB each in rows of 4, 14 and 64 KiB: 13.9, 15.8 and 17.1 GB/s; one row 11.1, 9.8 and 10.4; one row with prefetches past the caches (PREFETCHNTA) 5.3, 5.9 and 6.2; memcpy 6.5 to 7.0.
+constexpr uint64_t rows_at_once = 4;
+constexpr uint64_t row_step = 128;
+// Longer copies go piece by piece: rows that are far apart only cost translations.
+constexpr uint64_t rows_bytes = 65536;
+
+__attribute__((target("avx512f"))) void step_avx512(uint8_t* dst, const uint8_t* src) {
+  const __m512i a = _mm512_loadu_si512(src);
+  const __m512i b = _mm512_loadu_si512(src + 64);
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(dst), a);
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + 64), b);
+}
+
+__attribute__((target("avx512f"))) void rows_avx512(uint8_t* dst, const uint8_t* src, uint64_t bytes) {
+  const uint64_t row = bytes / rows_at_once / row_step * row_step;
+  for (uint64_t i = 0; i < row; i += row_step) {
+    for (uint64_t r = 0; r < rows_at_once; ++r) step_avx512(dst + r * row + i, src + r * row + i);
+  }
+  for (uint64_t i = rows_at_once * row; i < bytes; i += 64) _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + i), _mm512_loadu_si512(src + i));
+}
+
+void rows_sse2(uint8_t* dst, const uint8_t* src, uint64_t bytes) {
+  const uint64_t row = bytes / rows_at_once / row_step * row_step;
+  for (uint64_t i = 0; i < row; i += row_step) {
+    for (uint64_t r = 0; r < rows_at_once; ++r) {
+      for (uint64_t at = r * row + i; at < r * row + i + row_step; at += 16) {
+        _mm_stream_si128(reinterpret_cast<__m128i*>(dst + at), _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + at)));
+      }
+    }
+  }
+  for (uint64_t i = rows_at_once * row; i < bytes; i += 16) _mm_stream_si128(reinterpret_cast<__m128i*>(dst + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i)));
+}
+
+template <void (*Rows)(uint8_t*, const uint8_t*, uint64_t)> void by_pieces(uint8_t* dst, const uint8_t* src, uint64_t bytes) {
+  for (uint64_t i = 0; i < bytes; i += rows_bytes) Rows(dst + i, src + i, std::min(rows_bytes, bytes - i));
+}
+
 using stream_function = void (*)(uint8_t*, const uint8_t*, uint64_t);
 
 stream_function stream_choose() {
+  if (!__builtin_cpu_is("amd")) return __builtin_cpu_supports("avx512f") ? by_pieces<rows_avx512> : by_pieces<rows_sse2>;
   if (__builtin_cpu_supports("avx512f")) return stream_avx512;
   if (__builtin_cpu_supports("avx2")) return stream_avx2;
   return stream_sse2;

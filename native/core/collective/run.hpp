@@ -120,6 +120,12 @@ class collective_run {
   // In place.
   bool prepare_direct();
   progress work();
+  // From here on the root of a broadcast writes a share of what its peers are to have, and they copy the rest: below, they take it out of its caches.
+  static constexpr uint64_t bytes_that_root_shares = 512 << 10;
+  bool is_long() const { return call_->bytes >= bytes_that_root_shares; }
+  bool writes_to_peers() const;
+  // Of results that others write, some may be missing. Those of a broadcast come from the root alone.
+  bool awaits_writes() const { return pushes_ && !(call_->kind == op_kind::broadcast && board_->has_entered(call_->root)); }
   const uint8_t* input_of(int32_t rank, uint32_t index, uint64_t bytes);
 
   uint64_t chunk_bytes() const; // of one block in one step

@@ -149,7 +149,7 @@ bool collective_run::take_chunk() {
       uint8_t* const kept = call_->outputs[0].data + at + own_slice.from;
       const uint64_t own_bytes = own_slice.to - own_slice.from;
       // Past the caches to others means past one's own in the same pass: a second pass reads what the first has left there.
-      const bool twice = !non_temporal_ && hands_over_past_caches(own_bytes);
+      const bool twice = !non_temporal_;
       targets_.assign({kept});
       if (!twice) targets_.insert(targets_.begin(), shared);
       reduce_push(targets_.data(), static_cast<int>(targets_.size()), sources_.data(), static_cast<int>(sources_.size()), own_bytes / width(), call_->dtype, call_->op, call_->factor,
@@ -208,6 +208,10 @@ progress collective_run::next_chunk() {
   return phase_ == phase::failed ? progress::failed : progress::made;
 }
 
+bool collective_run::writes_to_peers() const {
+  return call_->kind == op_kind::all_reduce || call_->kind == op_kind::reduce || (call_->kind == op_kind::broadcast && is_long() && all_flags(group_flag_output));
+}
+
 const uint8_t* collective_run::input_of(int32_t rank, uint32_t index, uint64_t bytes) {
   if (bytes == 0) return board_->slot_of(rank);
   const group_block& block = board_->blocks_of(rank)[index];
@@ -232,9 +236,26 @@ bool collective_run::prepare_direct() {
   switch (call_->kind) {
     case op_kind::barrier:
     case op_kind::membership: break;
-    case op_kind::broadcast:
-      if (rank != call_->root) copy(call_->outputs[0], call_->root, 0);
+    case op_kind::broadcast: {
+      // The root's share of each peer's bytes is as large as what is left to that peer.
+      const uint64_t pushed = pushes_ ? call_->bytes / active.size() / line_bytes * line_bytes : 0;
+      if (rank != call_->root) {
+        const uint8_t* data = input_of(call_->root, 0, call_->bytes);
+        mapped = data != nullptr;
+        if (mapped) copies_.push_back({data + pushed, call_->outputs[0].data + pushed, call_->bytes - pushed});
+        break;
+      }
+      for (const int32_t r : active) {
+        if (r == rank || pushed == 0) continue;
+        const group_call& theirs = board_->call_of(r);
+        uint8_t* to = board_->memory_of(r, theirs.output_segment, theirs.output_offset, call_->bytes);
+        mapped = mapped && to != nullptr;
+        copies_.push_back({call_->inputs[0].data, to, pushed});
+        ++trace_->writes;
+        trace_->bytes += pushed;
+      }
       break;
+    }
     case op_kind::gather:
     case op_kind::all_gather:
     case op_kind::all_to_all:
@@ -278,7 +299,13 @@ progress collective_run::work() {
   while (copy_at_ < copies_.size() && left != 0) {
     piece& next = copies_[copy_at_];
     const uint64_t bytes = std::min(left, next.bytes);
+    const bool pushes = pushes_ && is_root();
+    if (pushes && !board_->begin_push()) return evicted();
     ep_copy(next.to, next.from, bytes, non_temporal_ ? 1 : 0);
+    if (pushes) {
+      if (non_temporal_) ep_copy_fence();
+      board_->end_push();
+    }
     next.from += bytes;
     next.to += bytes;
     next.bytes -= bytes;

@@ -67,10 +67,11 @@ export function paceOf({ callNs, calls, batchMs }: Omit<Estimate, 'usualNs'>, tu
   return { calls, warm, batches, turnMs: (warm + batches) * batchMs };
 }
 
-/** Warms up, too: V8 compiles beside the calls, and thousands of them are over before its optimised code is there. */
-async function estimate({ contender, target }: Player<string>, turnMs: number): Promise<Estimate> {
-  const mostCalls = target.op === 'all-reduce' ? mostCallsInPlace(contender.ranks) : MOST_CALLS;
-  const time = async (calls: number, warm: number, batches: number): Promise<Estimate> => {
+type Timing = (calls: number, warm: number, batches: number) => Promise<Estimate>;
+
+const timingOf =
+  ({ contender, target }: Player<string>): Timing =>
+  async (calls, warm, batches) => {
     const begin = performance.now();
     const times = await contender.numbers({ verb: 'run', ...target, calls, warm, batches });
     const batchMs = (performance.now() - begin) / (warm + batches);
@@ -78,6 +79,12 @@ async function estimate({ contender, target }: Player<string>, turnMs: number): 
     // The fastest: a stall of the machine must not make calls seem too long for rows.
     return { callNs: sorted[0]! * 1000, usualNs: sorted[sorted.length >> 1]! * 1000, calls, batchMs };
   };
+
+/** Warms up, too: V8 compiles beside the calls, and thousands of them are over before its optimised code is there. */
+async function estimate(player: Player<string>, turnMs: number): Promise<Estimate> {
+  const { contender, target } = player;
+  const mostCalls = target.op === 'all-reduce' ? mostCallsInPlace(contender.ranks) : MOST_CALLS;
+  const time = timingOf(player);
   // The first call touches memory for the first time and connects what is not connected yet.
   let found = await time(1, 1, 1);
   if (found.callNs > LONG_NS) return found;
@@ -112,14 +119,20 @@ export async function race<Name extends string>(players: readonly Player<Name>[]
     readonly pace: Pace;
     readonly turns: (readonly number[])[];
   }[] = [];
+  const estimates: (readonly [Player<Name>, Estimate])[] = [];
   for (const player of players) {
     try {
-      const found = await estimate(player, budget.turnMs);
-      able.push({ player, pace: paceOf(found, budget.turnMs), turns: [] });
+      estimates.push([player, await estimate(player, budget.turnMs)]);
     } catch (error) {
       if (!(error instanceof Unsupported)) throw error;
       unsupported.push(error.message);
     }
+  }
+  // Rows of the same length for all: what the first call of a row takes, because ranks do not leave the barrier together, falls on as many calls.
+  const calls = Math.max(...estimates.map(([, found]) => found.calls));
+  for (const [player, found] of estimates) {
+    const alike = found.calls === calls ? found : await timingOf(player)(calls, 1, TRIES);
+    able.push({ player, pace: paceOf(alike, budget.turnMs), turns: [] });
   }
   const together = able.reduce((sum, { pace }) => sum + pace.turnMs, 0);
   const turns = Math.min(budget.turns, Math.max(FEWEST_TURNS, Math.floor(budget.caseMs / together)));
