@@ -8,6 +8,9 @@ import { sampleOf, wholeMatrix } from './matrix.js';
 import type { BackendName } from './protocol.js';
 import { BOUND_MS, runScenario } from './scenario.js';
 
+/** What the end of an operation may take after the death that ends it, in 99 of 100 cases. Seen: 32 ms at ten times as many runnable threads as cores. */
+const P99_MS = 500;
+
 const full = process.env.EP_TEST_FULL === '1';
 const program = await bundleProgram('failure-rank');
 
@@ -20,11 +23,15 @@ describe.each(backends)('process groups over %s', (backend, stride) => {
   const scenarios = full ? wholeMatrix(backend) : sampleOf(backend, stride);
   const latencies: number[] = [];
 
+  const percentile = (part: number): number => {
+    const sorted = latencies.toSorted((a, b) => a - b);
+    return sorted[Math.floor(part * (sorted.length - 1))] ?? Number.NaN;
+  };
+
   afterAll(() => {
-    const sorted = latencies.sort((a, b) => a - b);
-    const at = (part: number): string => (sorted[Math.floor(part * (sorted.length - 1))] ?? Number.NaN).toFixed(1);
+    const at = (part: number): string => percentile(part).toFixed(1);
     console.log(
-      `${backend}: ${sorted.length} operations ended by a death, after it p50 ${at(0.5)} ms, p99 ${at(0.99)} ms, longest ${at(1)} ms`,
+      `${backend}: ${latencies.length} operations ended by a death, after it p50 ${at(0.5)} ms, p99 ${at(0.99)} ms, longest ${at(1)} ms`,
     );
   });
 
@@ -36,6 +43,7 @@ describe.each(backends)('process groups over %s', (backend, stride) => {
   it('ended operations in time', () => {
     // Where deaths fall between operations none is ended by them; not everywhere.
     expect(latencies.length).toBeGreaterThan(scenarios.length / 4);
+    expect(percentile(0.99)).toBeLessThan(P99_MS);
     expect(Math.max(...latencies)).toBeLessThan(BOUND_MS);
   });
 });
