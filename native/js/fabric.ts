@@ -72,6 +72,7 @@ export interface NativeFabricNic extends NicRequests {
   route(memory: NativeSymmetricMemory, parts: readonly Uint8Array[]): void;
   /** Its bytes stay until nothing is under way to them. */
   removeMemory(memory: NativeSymmetricMemory): void;
+  requestTry(peer: number, request: number, patiently: boolean): number;
   /** Also after `close()`. */
   failure(peer: number): NativeFabricFailure | undefined;
   counts(): FabricCounts;

@@ -28,6 +28,7 @@ struct fabric_wrap : Napi::ObjectWrap<fabric_wrap> {
   Napi::Value signal(const Napi::CallbackInfo& info);
   Napi::Value get(const Napi::CallbackInfo& info);
   Napi::Value accepted(const Napi::CallbackInfo& info);
+  Napi::Value request_try(const Napi::CallbackInfo& info);
   Napi::Value watch(const Napi::CallbackInfo& info);
   Napi::Value failure_of(const Napi::CallbackInfo& info);
   Napi::Value counts(const Napi::CallbackInfo& info);
@@ -247,6 +248,28 @@ Napi::Value fabric_wrap::accepted(const Napi::CallbackInfo& info) {
   return Napi::Number::New(info.Env(), static_cast<double>(open(info.Env()).accepted(peer_argument(info[0], context(info.Env())))));
 }
 
+// (peer, number, patiently) -> 0: it is done; 1: nothing reaches the peer any more; -1: it is under way
+Napi::Value fabric_wrap::request_try(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const fabric::engine& engine = open(env);
+  const rank_context& owner = context(env);
+  const int32_t peer = peer_argument(info[0], owner);
+  const uint64_t number = arg_size(info[1], "number");
+  fabric::request_state state = fabric::request_state::pending;
+  const auto ended = [&] {
+    owner.progress().run();
+    state = engine.look(peer, number);
+    return state != fabric::request_state::pending;
+  };
+  // What only the engine's thread carries takes longer than a thread of JS may wait.
+  if (info[2].ToBoolean() && !engine.heavy()) {
+    wait_inline(owner.policy(), owner.wake(), ended, &owner.progress());
+  } else {
+    ended();
+  }
+  return Napi::Number::New(env, state == fabric::request_state::pending ? -1 : state == fabric::request_state::failed ? 1 : 0);
+}
+
 // (peer, number, timeoutMs) -> operation that ends with the request; `found` is 0 where it is done, 1 where nothing reaches the peer any more
 Napi::Value fabric_wrap::watch(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
@@ -307,7 +330,7 @@ void fabric_wrap::define(Napi::Env env, Napi::Object exports) {
        InstanceMethod<&fabric_wrap::part_bytes>("partBytes"), InstanceMethod<&fabric_wrap::add_memory>("addMemory"), InstanceMethod<&fabric_wrap::route>("route"),
        InstanceMethod<&fabric_wrap::remove_memory>("removeMemory"), InstanceMethod<&fabric_wrap::adopt>("adopt"), InstanceMethod<&fabric_wrap::disown>("disown"),
        InstanceMethod<&fabric_wrap::put>("put"), InstanceMethod<&fabric_wrap::put_value>("putValue"), InstanceMethod<&fabric_wrap::signal>("signal"),
-       InstanceMethod<&fabric_wrap::get>("get"), InstanceMethod<&fabric_wrap::accepted>("accepted"), InstanceMethod<&fabric_wrap::watch>("watch"),
+       InstanceMethod<&fabric_wrap::get>("get"), InstanceMethod<&fabric_wrap::accepted>("accepted"), InstanceMethod<&fabric_wrap::request_try>("requestTry"), InstanceMethod<&fabric_wrap::watch>("watch"),
        InstanceMethod<&fabric_wrap::failure_of>("failure"), InstanceMethod<&fabric_wrap::counts>("counts"), InstanceMethod<&fabric_wrap::violation>("violation"),
        InstanceMethod<&fabric_wrap::close>("close")});
 }

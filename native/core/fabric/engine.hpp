@@ -82,6 +82,8 @@ class engine {
   request_state look(int32_t peer, uint64_t number) const;
   // Number of the last request to this peer, 0: none.
   uint64_t accepted(int32_t peer) const;
+  // Something is under way that only the thread carries.
+  bool heavy() const { return heavy_.load(std::memory_order_relaxed) != 0; }
   link_failure failure_of(int32_t peer) const;
   engine_counts counts() const;
   // What a kernel's request, or a peer, did wrong first; empty: nothing.

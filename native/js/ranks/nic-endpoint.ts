@@ -5,6 +5,7 @@ import {
   type Endpoint,
   EpError,
   invalid,
+  loopIsDue,
   type Need,
   type Rank,
   type Region,
@@ -13,6 +14,7 @@ import {
   Resource,
   type SignalUpdate,
   type SymmetricMemory,
+  turnLoopIfDue,
   type WaitOptions,
   type Work,
   WorkOwner,
@@ -64,6 +66,11 @@ export interface NicRequests extends NicMemories {
   accepted(peer: number): number;
   /** Ends with the request: `found` is 0 where it is done, 1 where the queue pair broke. */
   watch(peer: number, request: number, timeoutMs: number): OperationId;
+  /**
+   * Looks whether the request has ended, and carries on in passing what a waiting thread can: 0 where it is done, 1 where nothing reaches the peer any more, -1 where it is under
+   * way. `patiently`: for as long as a thread of JS may hold itself up. Absent where whoever posts has looked like that already.
+   */
+  requestTry?(peer: number, request: number, patiently: boolean): number;
   /** How the queue pair to the peer broke; undefined: it did not. */
   failure(peer: number): object | undefined;
 }
@@ -80,6 +87,25 @@ export interface NicEndpointInit<C extends Need> {
   readonly checkSignal?: (update: SignalUpdate<C>) => void;
 }
 
+/** A request whose end no other thread watches for yet. */
+interface Unwatched {
+  readonly request: PostedRequest;
+  readonly settle: (end: Outcome) => void;
+  readonly fail: (reason: unknown) => void;
+}
+
+const endOf = (found: number): Outcome => ({ status: 0, rank: -1, stage: 0, expected: 0n, found: BigInt(found) });
+
+/** Set once this thread has waited in vain for a request: until its loop has turned it waits for no other one, or a hundred that are late would hold it up a hundred times. */
+let isSpent = false;
+
+function spend(): void {
+  isSpent = true;
+  setImmediate(() => {
+    isSpent = false;
+  }).unref();
+}
+
 type Options<C extends Need> = { readonly signal?: SignalUpdate<C> };
 
 /** Requests end in the order in which they were made; what order they are seen in at the peer is the NIC's affair. */
@@ -87,6 +113,8 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
   readonly peer: Rank;
   readonly #init: NicEndpointInit<C>;
   readonly #owner: WorkOwner;
+  /** Until the loop has turned: whoever awaits one of them meanwhile looks for its end himself, which costs no other thread a wake-up. */
+  readonly #unwatched = new Set<Unwatched>();
   #sequence = 0;
 
   constructor(init: NicEndpointInit<C>) {
@@ -154,6 +182,12 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
     const request = nic.accepted(this.peer);
     if (request === 0) return;
     const timeoutMs = nativeTimeout(options, fallback, 'flush');
+    const found = this.#look(request, true);
+    if (found >= 0) {
+      const error = this.#errorOf('flush', endOf(found));
+      if (error !== undefined) throw error;
+      return turnLoopIfDue();
+    }
     const never = new AbortController().signal;
     const end = await runWait(
       native().operations,
@@ -204,13 +238,58 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
       return this.#failed(op, this.#ofBrokenPair(op, error));
     }
     if (request === 0) return doneWork(op, this.#sequence++, value());
-    const control = createWork<T>({ op, sequence: this.#sequence++, owner: this.#owner });
-    native().operations.track(this.#init.nic.watch(this.peer, request, -1), (end) => {
+    const settle = (end: Outcome): void => {
+      this.#unwatched.delete(one);
       const error = this.#errorOf(op, end);
       if (error === undefined) control.resolve(value());
       else control.reject(error);
-    });
+    };
+    const one: Unwatched = { request, settle, fail: (reason) => control.reject(reason) };
+    const hurry = (): void => {
+      // A chain of awaits that end inline never leaves the microtasks: timers and aborts would starve.
+      const found = this.#unwatched.has(one) && !loopIsDue() ? this.#look(request, true) : -1;
+      if (found >= 0) settle(endOf(found));
+    };
+    const control = createWork<T>({ op, sequence: this.#sequence++, owner: this.#owner, hurry });
+    if (this.#init.nic.requestTry === undefined) this.#watch(one);
+    else this.#watchLater(one);
     return control.work;
+  }
+
+  /** As `requestTry`; -1 also where the NIC has none, or is closed: then whoever watches hears of that. */
+  #look(request: PostedRequest, isAwaited: boolean): number {
+    const { nic } = this.#init;
+    if (nic.requestTry === undefined) return -1;
+    const patiently = isAwaited && !isSpent;
+    try {
+      const found = nic.requestTry(this.peer, request, patiently);
+      if (patiently && found < 0) spend();
+      return found;
+    } catch {
+      return -1;
+    }
+  }
+
+  #watch({ request, settle, fail }: Unwatched): void {
+    try {
+      native().operations.track(this.#init.nic.watch(this.peer, request, -1), settle);
+    } catch (error) {
+      fail(error);
+    }
+  }
+
+  #watchLater(one: Unwatched): void {
+    if (this.#unwatched.size === 0) setImmediate(() => this.#watchAll());
+    this.#unwatched.add(one);
+  }
+
+  #watchAll(): void {
+    for (const one of this.#unwatched) {
+      this.#unwatched.delete(one);
+      const found = this.#look(one.request, false);
+      if (found >= 0) one.settle(endOf(found));
+      else this.#watch(one);
+    }
   }
 
   /** Whatever is wrong with a call is carried by its Work, so that in a batch each request has its own status. */

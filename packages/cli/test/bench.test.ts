@@ -321,7 +321,7 @@ describe('ep bench', () => {
     const rank = (raw: readonly number[], put: readonly number[]) => ({
       provider: 'net',
       version: '1.17',
-      latency: { raw: raw.map((us) => [us, 9] as const), put: put.map((us) => [us, 8] as const) },
+      latency: { raw: raw.map((us) => [us, 9] as const), put: put.map((us) => [us, 8] as const), awaited: raw.map((us) => [3 * us, 7] as const) },
       seconds: { raw: [1, 2, 4], put: [2, 2, 16], 'raw both ways': [1, 1, 1], dispatch: [2, 1, 4] },
     });
     // The machine slows down threefold: ratios within a turn stay what they are.
@@ -340,6 +340,12 @@ describe('ep bench', () => {
           { name: 'times a raw write', value: 1.2, goal: { at: 'most', value: 1.3 } },
           { name: 'times Open MPI over TCP (send and receive)', value: 0.5 },
         ],
+      ],
+      [
+        'loopback: put of 8 bytes with signal that JS awaits',
+        'us',
+        60,
+        [{ name: 'times a round of raw writes', value: 1.5 }],
       ],
       // Of the rank that took longer.
       ['loopback: raw writes of 500000000 bytes', 'GB/s', 1, []],
@@ -361,7 +367,7 @@ describe('ep bench', () => {
       ],
     ]);
     expect(cases[1]!.detail['p99 us']).toBe(8);
-    expect(fabricCases('x', size, [first, second]).flatMap(({ ratios }) => ratios)).toHaveLength(3);
+    expect(fabricCases('x', size, [first, second]).flatMap(({ ratios }) => ratios)).toHaveLength(4);
   });
 
   it('compares groups on two hosts with Open MPI by their medians, and promises more of large all-reduces', () => {

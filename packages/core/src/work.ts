@@ -50,16 +50,18 @@ class WorkState<T> implements Work<T>, WorkControl<T> {
   readonly op: string;
   readonly sequence: number;
   readonly #owner: WorkOwner;
+  readonly #hurry: (() => void) | undefined;
   /** Made when somebody looks: most Works of a busy endpoint are never looked at. */
   #observers: Set<Observer<T>> | undefined;
   #status: WorkStatus = 'pending';
   /** The value when done, the reason when failed or aborted. */
   #outcome: unknown;
 
-  constructor(op: string, sequence: number, owner: WorkOwner) {
+  constructor(op: string, sequence: number, owner: WorkOwner, hurry: (() => void) | undefined) {
     this.op = op;
     this.sequence = sequence;
     this.#owner = owner;
+    this.#hurry = hurry;
   }
 
   get work(): Work<T> {
@@ -134,6 +136,7 @@ class WorkState<T> implements Work<T>, WorkControl<T> {
       const observer: Observer<T> = { fulfilled, rejected };
       this.#observers ??= new Set();
       const observers = this.#observers.add(observer);
+      this.#hurry?.();
       return () => observers.delete(observer);
     }
     return undefined;
@@ -281,8 +284,10 @@ export function createWork<T = void>(init: {
   readonly op: string;
   readonly sequence: number;
   readonly owner: WorkOwner;
+  /** Called each time that somebody begins to wait for it while it is pending: may end it before it returns, and must not throw. */
+  readonly hurry?: () => void;
 }): WorkControl<T> {
-  const state = new WorkState<T>(init.op, init.sequence, init.owner);
+  const state = new WorkState<T>(init.op, init.sequence, init.owner, init.hurry);
   ownerStarted(init.owner, state);
   return state;
 }

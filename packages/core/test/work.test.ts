@@ -40,6 +40,32 @@ describe('Work', () => {
     await expect(waiting).rejects.toBe(reason);
   });
 
+  it('lets its maker look for the end when somebody begins to wait, who then need not wait', async () => {
+    const owner = new WorkOwner('endpoint to rank 3');
+    const ends: (() => void)[] = [];
+    const hurried: string[] = [];
+    const make = (name: string) => {
+      const hurry = () => {
+        hurried.push(name);
+        ends.shift()?.();
+      };
+      return createWork<string>({ op: name, sequence: 0, owner, hurry });
+    };
+    const [late, good, bad] = ['late', 'good', 'bad'].map(make);
+    const waiting = late!.work.wait();
+    expect(late!.work.status).toBe('pending');
+    ends.push(() => good!.resolve('value'));
+    expect(await good!.work).toBe('value');
+    ends.push(() => bad!.reject('reason'));
+    await expect(bad!.work.wait({ timeoutMs: 10_000 })).rejects.toBe('reason');
+    // Whoever waits again finds it ended. Nobody missed the failure.
+    expect(await good!.work).toBe('value');
+    late!.resolve('later');
+    expect(await waiting).toBe('later');
+    expect(hurried).toEqual(['late', 'good', 'bad']);
+    await owner.close();
+  });
+
   it('runs finally both ways', async () => {
     let ran = 0;
     const good = setUp<string>();

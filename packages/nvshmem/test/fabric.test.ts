@@ -1,7 +1,8 @@
 /** What is the fabric's own; what every transport does is in worlds/fabric.test.ts. Ranks share this thread, and talk over the loopback interface. */
+import { setImmediate } from 'node:timers/promises';
 import { type EpError, isEpError, memoryStore } from '@ep/core';
 import { allocateHost, native, nativePlaceOf } from '@ep/native';
-import { afterEach, describe, expect, it } from 'vitest';
+import { afterEach, describe, expect, it, vi } from 'vitest';
 import { type FabricConfig, type FabricTransport, nvshmem } from '../src/index.js';
 
 const loopback: FabricConfig = { provider: 'tcp;ofi_rxm', address: '127.0.0.1', timeoutMs: 20_000 };
@@ -177,6 +178,65 @@ describe.skipIf(unavailable)(`ranks over TCP${unavailable}`, () => {
     await endpoint.put(a!.local(0, 1000), a!.remote(1, 0, 1000), { signal: { slot: 0, op: 'inc' } });
     await endpoint.put(c!.local(0, 1000), c!.remote(1, 0, 1000), { signal: { slot: 0, op: 'set', value: 7n } });
     expect(await d!.signals.until(0, { cmp: 'eq', value: 7n })).toBe(7n);
+  });
+
+  it('look themselves for the end of what they await: no other thread watches for it', async () => {
+    // As if ranks outnumbered cores: a wait then lasts a millisecond, which an answer takes only where the machine is very busy.
+    const world = await openWorld(2, { ranksOnHost: 1000 });
+    const [a, b] = await Promise.all(world.map((one) => one.allocate({ byteLength: 8192, signalSlots: 1 })));
+    const endpoint = await world[0]!.connect(1);
+    const [from, to] = [a!.local(0, 512), a!.remote(1, 4096, 512)];
+    a!.view('u8', 0, 512).fill(3);
+    const watched = vi.spyOn(native().operations, 'track');
+    const calls = {
+      put: () => endpoint.put(from, to, { signal: { slot: 0, op: 'inc' } }),
+      get: () => endpoint.get(to, from),
+      'a wait for all of several': () => Promise.all([1, 2, 3].map(() => endpoint.put(from, to))),
+      flush: () => {
+        endpoint.post({ kind: 'put', from, to });
+        return endpoint.flush();
+      },
+    };
+    const rounds = 100;
+    for (const [name, call] of Object.entries(calls)) {
+      let fewest = rounds;
+      for (let tries = 0; tries < 5 && fewest > rounds / 4; tries++) {
+        watched.mockClear();
+        for (let i = 0; i < rounds; i++) {
+          await call();
+          // Each has a turn of the loop of its own, in which this thread may wait.
+          await setImmediate();
+        }
+        fewest = Math.min(fewest, watched.mock.calls.length);
+      }
+      expect(fewest, `${name}: watched for by another thread, of ${rounds}`).toBeLessThanOrEqual(rounds / 4);
+    }
+    watched.mockRestore();
+    expect(b!.view('u8', 4096, 512)).toEqual(new Uint8Array(512).fill(3));
+    expect(b!.signals.peek(0)).toBeGreaterThanOrEqual(BigInt(rounds));
+    // Timers are not starved by a chain of awaits that end at once.
+    let ticks = 0;
+    const timer = setInterval(() => ticks++, 1);
+    const began = performance.now();
+    while (performance.now() - began < 300) await endpoint.put(from, to);
+    clearInterval(timer);
+    expect(ticks).toBeGreaterThan(5);
+  });
+
+  it('hear of the end of what nobody awaits once their loop has turned', async () => {
+    const world = await openWorld(2);
+    const [a] = await Promise.all(world.map((one) => one.allocate({ byteLength: 8192, signalSlots: 1 })));
+    const endpoint = await world[0]!.connect(1);
+    const works = [1, 2, 3].map(() => endpoint.put(a!.local(0, 4096), a!.remote(1, 4096, 4096)));
+    await expect.poll(() => works.map(({ status }) => status)).toEqual(['done', 'done', 'done']);
+    await world[1]!.close();
+    const late = endpoint.get(a!.remote(1, 4096, 4096), a!.local(0, 4096));
+    await expect.poll(() => late.status).toBe('failed');
+    // Nobody looked at it: the next call says so.
+    expect(() => endpoint.put(a!.local(0, 8), a!.remote(1, 0, 8))).toThrow(/get \d+ failed earlier and nobody waited/);
+    const awaited = endpoint.get(a!.remote(1, 4096, 4096), a!.local(0, 4096));
+    await expect(awaited).rejects.toMatchObject({ code: 'EP_PEER_LOST', context: { lost: [1] } });
+    await endpoint.close();
   });
 
   it('post what nobody hears the end of, and no thread watches it', async () => {

@@ -141,10 +141,9 @@ export function fabricCases(
   mpi?: OpenMpiTimes,
 ): BenchCase[] {
   const { latency } = perRank[0]!;
-  const [rawLatency, putLatency] = [latency.raw, latency.put].map((all) => all.map(([p50]) => p50)) as [
-    number[],
-    number[],
-  ];
+  const p50sOf = (all: readonly (readonly [number, number])[]): number[] => all.map(([p50]) => p50);
+  const [rawLatency, putLatency, awaited] = [p50sOf(latency.raw), p50sOf(latency.put), p50sOf(latency.awaited)];
+  const rawRounds = rawLatency.map((half) => 2 * half);
   const slowest = (name: keyof FabricTimes['seconds']): number[] =>
     perRank[0]!.seconds[name].map((_, turn) => Math.max(...perRank.map(({ seconds }) => seconds[name][turn]!)));
   const p99Of = (all: readonly (readonly [number, number])[]): number => medianOf(all.map(([, p99]) => p99));
@@ -182,6 +181,9 @@ export function fabricCases(
     latencyCase('put of 8 bytes with signal, half a ping-pong', putLatency, p99Of(latency.put), [
       { name: 'times a raw write', value: timesOf(putLatency, rawLatency), goal: { at: 'most', value: goals.latency } },
       ...(mpiLatency === undefined ? [] : [mpiLatency]),
+    ]),
+    latencyCase('put of 8 bytes with signal that JS awaits', awaited, p99Of(latency.awaited), [
+      { name: 'times a round of raw writes', value: timesOf(awaited, rawRounds) },
     ]),
     bandwidthCase(`raw writes of ${size}`, raw, bytes, []),
     bandwidthCase(`puts of ${size} with signal`, put, bytes, [

@@ -24,18 +24,20 @@ const link = new binding.FabricLink({ library: libraryName, provider, address },
 const met = { rank, worldSize, key: 'raw', bytes: link.description() };
 link.connect((await exchange(store, met, { timeoutMs }))[peer]!);
 
-const memory = await transport.allocate({ byteLength: 2 * window * messageBytes, signalSlots: 2 });
+const memory = await transport.allocate({ byteLength: 2 * window * messageBytes, signalSlots: 3 });
 const endpoint = await transport.connect(peer);
 const kernels = new binding.HostStream(0);
 const samples = new Float64Array(allocateHost(8 * rounds));
 const operand = nativePlaceOf(samples)!.operand;
 
-/** Half of a round in microseconds. */
-function latency(): readonly [number, number] {
-  const sorted = samples.toSorted();
-  const at = (fraction: number): number => sorted[Math.floor(rounds * fraction)]! / 2000;
+function spreadOf(values: Float64Array): readonly [number, number] {
+  const sorted = values.toSorted();
+  const at = (fraction: number): number => sorted[Math.floor(rounds * fraction)]!;
   return [at(0.5), at(0.99)];
 }
+
+/** Half of a round in microseconds. */
+const latency = (): readonly [number, number] => spreadOf(samples.map((ns) => ns / 2000));
 
 async function rawPingPong(): Promise<readonly [number, number]> {
   await transport.barrier();
@@ -61,6 +63,25 @@ async function putPingPong(): Promise<readonly [number, number]> {
   );
   if (status !== 0) throw new Error(`ping-pong: native status ${status}, expected ${expected}, found ${found}`);
   return latency();
+}
+
+/** Rank 0 awaits each put of its, rank 1 that all have come. */
+async function awaitedPuts(): Promise<readonly [number, number]> {
+  const slot = 2;
+  const before = memory.signals.peek(slot);
+  await transport.barrier();
+  const us = new Float64Array(rounds);
+  if (rank === 0) {
+    const [from, to] = [memory.local(0, 8), memory.remote(peer, 8, 8)];
+    for (let i = 0; i < rounds; i++) {
+      const begin = performance.now();
+      await endpoint.put(from, to, { signal: { slot, op: 'inc' } });
+      us[i] = (performance.now() - begin) * 1000;
+    }
+  } else {
+    await memory.signals.until(slot, { cmp: 'ge', value: before + BigInt(rounds) });
+  }
+  return spreadOf(us);
 }
 
 /** One direction: rank 0's to rank 1. */
@@ -151,16 +172,17 @@ async function dispatch(turn: number): Promise<number> {
 }
 
 const times = {
-  latency: { raw: [] as (readonly [number, number])[], put: [] as (readonly [number, number])[] },
+  latency: { raw: [] as (readonly [number, number])[], put: [] as (readonly [number, number])[], awaited: [] as (readonly [number, number])[] },
   seconds: { raw: [] as number[], put: [] as number[], 'raw both ways': [] as number[], dispatch: [] as number[] },
 };
 for (let turn = 0; turn <= turns; turn++) {
-  const [raw, put] = [await rawPingPong(), await putPingPong()];
+  const [raw, put, awaited] = [await rawPingPong(), await putPingPong(), await awaitedPuts()];
   const oneWay = [await rawStream(2 * turn), await putStream(turn)] as const;
   const bothWays = [await rawBothWays(2 * turn + 1), await dispatch(turn)] as const;
   if (turn === 0) continue;
   times.latency.raw.push(raw);
   times.latency.put.push(put);
+  times.latency.awaited.push(awaited);
   times.seconds.raw.push(oneWay[0]);
   times.seconds.put.push(oneWay[1]);
   times.seconds['raw both ways'].push(bothWays[0]);

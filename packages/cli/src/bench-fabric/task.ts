@@ -23,8 +23,8 @@ export interface FabricTimes {
   /** libfabric's name of what was chosen, and its version. */
   readonly provider: string;
   readonly version: string;
-  /** Half a round in microseconds: [p50, p99]. */
-  readonly latency: Readonly<Record<'raw' | 'put', readonly (readonly [number, number])[]>>;
+  /** In microseconds, [p50, p99]: half a round ('raw', 'put'), and a whole put of rank 0 that its JS awaits ('awaited'; of rank 1: nothing). */
+  readonly latency: Readonly<Record<'raw' | 'put' | 'awaited', readonly (readonly [number, number])[]>>;
   /** Seconds of `messages` of `messageBytes`: from rank 0 to rank 1 ('raw', 'put'), and from each to the other ('raw both ways', 'dispatch'). */
   readonly seconds: Readonly<Record<'raw' | 'put' | 'raw both ways' | 'dispatch', readonly number[]>>;
 }
