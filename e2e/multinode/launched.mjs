@@ -7,7 +7,7 @@ import { endure } from './endure.mjs';
 /** For the workload of that name. */
 const trainingSizes = { hidden: 256, batch: 4 };
 const { store, rank, worldSize, localWorldSize } = await openRendezvous('env://', { timeoutMs: 60_000 });
-const attempt = process.env.TORCHELASTIC_RESTART_COUNT;
+const attempt = process.env.TORCHELASTIC_RESTART_COUNT ?? '0';
 const transport = await nvshmem.fabric.open(
   { rank, worldSize, store: prefixStore(store, `fabric ${attempt}`) },
   { signal: new AbortController().signal, config: { ranksOnHost: localWorldSize, timeoutMs: 60_000 } },

@@ -3,12 +3,10 @@
  * EP_SOAK_MINUTES, or half an hour with EP_TEST_FULL=1. EP_SOAK_SEED repeats one: the faults are the same, when they strike is not.
  */
 import { setTimeout as delay } from 'node:timers/promises';
-import { nvshmem } from '@ep/nvshmem';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { namespacesMissing, type Report, TwoHosts, throttleMissing } from './hosts.js';
+import { found, type Report, type TwoHosts } from './hosts.js';
 
-const probe = await nvshmem.fabric.probe();
-const missing = namespacesMissing() || (probe.available ? '' : probe.reason);
+const missing = found.missing || found.linksMissing;
 const workloads = ['attention', 'experts', 'groups', 'training'] as const;
 
 const minutes = Number(process.env.EP_SOAK_MINUTES ?? (process.env.EP_TEST_FULL === '1' ? 30 : 0.1));
@@ -41,7 +39,7 @@ function randomOf(seed: number): (below: number) => number {
 /** One fault, and its end. */
 async function strike(two: TwoHosts, random: (below: number) => number): Promise<string> {
   const [kind, side, ms] = [random(4), random(2), 20 + random(1500)];
-  const host = two.hosts[side]!;
+  const host = two.links[side]!;
   switch (kind) {
     case 0:
       host.link('down');
@@ -54,12 +52,12 @@ async function strike(two: TwoHosts, random: (below: number) => number): Promise
       host.mute(false);
       return `host ${side} mute for ${ms} ms`;
     case 2:
-      for (const one of two.hosts) one.mtu(750);
+      for (const one of two.links) one.mtu(750);
       await delay(ms);
-      for (const one of two.hosts) one.mtu(1500);
+      for (const one of two.links) one.mtu(1500);
       return `packets of 750 bytes for ${ms} ms`;
     default:
-      if (throttleMissing()) return 'none: tc cannot limit an interface';
+      if (found.throttleMissing) return 'none: tc cannot limit an interface';
       host.throttle(10);
       await delay(ms);
       host.unthrottle();
@@ -77,9 +75,9 @@ function valuesOf(reports: readonly Report[]): readonly Endured[] {
 describe.skipIf(missing)(`two hosts for ${minutes} minutes, seed ${seed}${missing && ` (skipped: ${missing})`}`, () => {
   let two: TwoHosts;
   beforeAll(async () => {
-    two = await TwoHosts.make();
+    two = await found.make();
   });
-  afterAll(() => two.close());
+  afterAll(() => two?.close());
 
   it.each(workloads)('%s', { timeout: workloadMs + 180_000 }, async (workload) => {
     const random = randomOf(seed + workloads.indexOf(workload));

@@ -52,6 +52,15 @@ export const SWITCHES = {
     default: 'unset',
     meaning: 'which faults that soak makes: it prints the one that repeats them',
   },
+  EP_HOSTS: {
+    default: 'unset',
+    meaning:
+      'two hosts and how many ranks each may have, `a:2,b:2`, for the suites of several hosts; unset: those of the allocation of Slurm, if this is one, or network namespaces',
+  },
+  EP_HOSTS_LAUNCHER: {
+    default: 'ssh -o BatchMode=yes',
+    meaning: 'the command by which these suites reach a host of EP_HOSTS: it is given the name of the host and one line for its shell',
+  },
   EP_STORE: {
     default: 'unset',
     meaning:
