@@ -200,6 +200,25 @@ describe('ep doctor', () => {
       verdict: 'note',
       found: '64.0 KiB',
     });
+    const pinning = (name: string, pins?: boolean): Examined => ({
+      ...withFacts({ memlockLimit: 65_536, pinnable: 65_536 }),
+      probes: [
+        {
+          name,
+          probe: {
+            available: true,
+            capabilities: { needs: new Set(), maxMessageBytes: 1, maxSignalSlots: 1, initiators: new Set() },
+            devices: [{ name: 'a device', detail: pins === undefined ? {} : { pins } }],
+          },
+        },
+      ],
+    });
+    for (const examined of [pinning('nvshmem:fabric', true), pinning('ibgda:verbs'), pinning('efa-gda:hardware')])
+      expect(checkOf(examined, 'locked memory')).toMatchObject({
+        verdict: 'warn',
+        remedy: expect.stringMatching(/^[\w:-]+ pin what ranks allocate, raise memlock \(ulimit -l/),
+      });
+    expect(checkOf(pinning('nvshmem:fabric', false), 'locked memory').verdict).toBe('note');
     expect(checkOf(withFacts({ memlockLimit: 65_536 }), 'locked memory')).toMatchObject({
       verdict: 'ok',
       found: '64.0 KiB, which CAP_IPC_LOCK overrides',

@@ -3,6 +3,7 @@ import { setImmediate } from 'node:timers/promises';
 import { type EpError, isEpError, memoryStore } from '@ep/core';
 import { allocateHost, native, nativePlaceOf } from '@ep/native';
 import { afterEach, describe, expect, it, vi } from 'vitest';
+import { pinsMemory } from '../src/fabric/probe.js';
 import { type FabricConfig, type FabricTransport, nvshmem } from '../src/index.js';
 
 const loopback: FabricConfig = { provider: 'tcp;ofi_rxm', address: '127.0.0.1', timeoutMs: 20_000 };
@@ -61,6 +62,11 @@ describe('configuration', () => {
 });
 
 describe('the probe', () => {
+  it('knows whose devices pin memory', () => {
+    expect(['efa', 'verbs;ofi_rxm', 'verbs'].map(pinsMemory)).toEqual([true, true, true]);
+    expect(['tcp;ofi_rxm', 'net', 'shm', 'verbsy'].map(pinsMemory)).toEqual([false, false, false, false]);
+  });
+
   it('says that libfabric is missing, and how to get it', async () => {
     const found = await nvshmem.fabric.probe({ library: 'libfabric.so.none' });
     expect(found).toMatchObject({ available: false, code: 'EP_UNAVAILABLE' });
@@ -78,7 +84,7 @@ describe('the probe', () => {
   });
 
   it.skipIf(unavailable)(`shows what was chosen${unavailable}`, () => {
-    expect(probe).toMatchObject({ devices: [{ name: 'tcp;ofi_rxm on lo', detail: { provider: 'tcp;ofi_rxm' } }] });
+    expect(probe).toMatchObject({ devices: [{ name: 'tcp;ofi_rxm on lo', detail: { provider: 'tcp;ofi_rxm', pins: false } }] });
   });
 });
 

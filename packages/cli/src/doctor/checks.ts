@@ -40,7 +40,7 @@ export function checksOf(examined: Examined): readonly Check[] {
     ...examined.probes.map((probed) => probeCheck(probed, addon)),
     nodeCheck(examined.node),
     addonCheck(addon),
-    ...(addon.loaded ? limitChecks(addon.facts) : []),
+    ...(addon.loaded ? limitChecks(addon.facts, pinningOf(examined.probes)) : []),
     sharedMemoryCheck(examined.shm),
     ...examined.tools.map(toolCheck),
   ];
@@ -88,8 +88,19 @@ function addonCheck(addon: AddonState): Check {
       };
 }
 
-function limitChecks(facts: HostFacts): Check[] {
-  return [coreCheck(facts), memoryCheck(facts), memlockCheck(facts), openFilesCheck(facts), mapCountCheck(facts)];
+/** Transports of this machine whose devices pin what they register. */
+function pinningOf(probes: readonly Probed[]): readonly string[] {
+  return probes
+    .filter(
+      ({ name, probe }) =>
+        probe.available &&
+        (/:(hardware|verbs)$/.test(name) || probe.devices.some(({ detail }) => detail.pins === true)),
+    )
+    .map(({ name }) => name);
+}
+
+function limitChecks(facts: HostFacts, pinning: readonly string[]): Check[] {
+  return [coreCheck(facts), memoryCheck(facts), memlockCheck(facts, pinning), openFilesCheck(facts), mapCountCheck(facts)];
 }
 
 function coreCheck(facts: HostFacts): Check {
@@ -126,17 +137,16 @@ function memoryCheck(facts: HostFacts): Check {
     : { name: 'memory', verdict: 'warn', found, remedy: `free memory, or raise ${facts.allocatableSource}` };
 }
 
-function memlockCheck({ memlockLimit, pinnable }: HostFacts): Check {
+function memlockCheck({ memlockLimit, pinnable }: HostFacts, pinning: readonly string[]): Check {
   const limit = memlockLimit === null ? 'unlimited' : formatBytes(memlockLimit);
   const found = memlockLimit !== null && pinnable === null ? `${limit}, which CAP_IPC_LOCK overrides` : limit;
   return pinnable === null || pinnable >= smallMemlock
     ? { name: 'locked memory', verdict: 'ok', found }
     : {
         name: 'locked memory',
-        verdict: 'note',
+        verdict: pinning.length > 0 ? 'warn' : 'note',
         found,
-        remedy:
-          'only RDMA hardware pins memory: for it, raise memlock (ulimit -l unlimited, docker --ulimit memlock=-1)',
+        remedy: `${pinning.length > 0 ? `${pinning.join(' and ')} pin what ranks allocate` : 'only RDMA hardware pins memory: for it'}, raise memlock (ulimit -l unlimited, docker --ulimit memlock=-1)`,
       };
 }
 

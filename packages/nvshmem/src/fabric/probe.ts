@@ -8,6 +8,9 @@ export type FabricNeeds = 'bundled' | 'prior' | 'inc' | 'add' | 'set' | 'get';
 
 const NEEDS: readonly FabricNeeds[] = ['bundled', 'prior', 'inc', 'add', 'set', 'get'];
 
+/** Whether the provider's devices reach memory by its physical pages: what is registered then counts against RLIMIT_MEMLOCK. */
+export const pinsMemory = (provider: string): boolean => /^(efa|verbs)(;|$)/.test(provider);
+
 export function fabricCapabilities({ maxMessageBytes }: FabricOffer): Capabilities {
   return {
     needs: new Set<Need>(NEEDS),
@@ -40,7 +43,7 @@ export async function probeFabric(config?: FabricConfig): Promise<Probe> {
     return {
       available: true,
       capabilities: fabricCapabilities(offer),
-      devices: [{ name: `${provider} on ${domain}`, detail: { provider, domain, ...detail } }],
+      devices: [{ name: `${provider} on ${domain}`, detail: { provider, domain, pins: pinsMemory(provider), ...detail } }],
     };
   } catch (error) {
     const known = isEpError(error) ? error : new EpError('EP_SYSTEM', String(error), { cause: error });

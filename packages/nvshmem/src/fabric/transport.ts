@@ -24,7 +24,7 @@ import {
 } from '@ep/native/ranks';
 import type { ResolvedFabricConfig } from './config.js';
 import { FabricEndpoint } from './endpoint.js';
-import { type FabricNeeds, fabricCapabilities } from './probe.js';
+import { type FabricNeeds, fabricCapabilities, pinsMemory } from './probe.js';
 
 export interface FabricTransportInit {
   readonly rank: Rank;
@@ -63,7 +63,7 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
     this.world = this.children.add(init.world);
     this.#init = init;
     this.#reach = {
-      pins: false,
+      pins: pinsMemory(this.offer.provider),
       byteLength: () => nic.partBytes(),
       describe: (memory) => nic.addMemory(memory),
       connect: (memory, parts) => nic.route(memory, parts),
