@@ -60,6 +60,10 @@ export class Stream implements LaneSource {
     return this.#cut || this.#sent === this.#init.bytes.byteLength;
   }
 
+  get sentBytes(): number {
+    return this.#sent;
+  }
+
   /** More of the bytes may be sent: those before `byteOffset`. */
   advance(byteOffset: number): void {
     this.#available = byteOffset;

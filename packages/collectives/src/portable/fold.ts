@@ -17,6 +17,8 @@ export interface FoldInit {
   readonly contributors: readonly number[];
   /** Bytes from 0 to `byteOffset` of the target are final. */
   readonly onFolded: (byteOffset: number) => void;
+  /** Bytes of the target, from its beginning, that may be written by now; `advance` says that there are more. All of them unless given. */
+  readonly writable?: () => number;
 }
 
 interface Held {
@@ -53,6 +55,11 @@ export class Fold {
     onFolded(target.byteLength);
   }
 
+  /** More of the target may be written. */
+  advance(): void {
+    this.#fold();
+  }
+
   /** All sources cut their parts alike, so the chunks of all that are oldest cover the same elements. */
   sink(rank: number): Sink {
     const held = this.#held.get(rank)!;
@@ -69,12 +76,13 @@ export class Fold {
 
   #fold(): void {
     if (!this.#begun || this.complete) return;
-    const { dtype, op, order, target, own, rank, contributors, onFolded } = this.#init;
+    const { dtype, op, order, target, own, rank, contributors, onFolded, writable } = this.#init;
     const queues = [...this.#held.values()];
     while (queues.every((queue) => queue.length > 0)) {
       const byteLength = queues[0]![0]!.payload.byteLength;
       const begin = this.#folded;
       const end = begin + byteLength / elementBytes(dtype);
+      if (writable !== undefined && writable() < end * elementBytes(dtype)) return;
       const sources = contributors.map((peer) => {
         if (peer === rank) return part(own, begin, end);
         const { payload } = this.#held.get(peer)![0]!;

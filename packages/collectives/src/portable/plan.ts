@@ -6,6 +6,7 @@
  * |-----------|------------|-------|
  * | broadcast | the root | (N - 1) S |
  * | all-reduce, S <= DIRECT_BYTES | everyone, to all | (N - 1) S |
+ * | all-reduce of two | both, to each other | S |
  * | all-reduce | everyone: each shard to its owner, then the owner's folded shard to all | 2 (N - 1) S / N |
  * | reduce, gather | everyone but the root, to the root | S |
  * | all-gather | everyone, to all | (N - 1) S |
@@ -112,6 +113,7 @@ export class Plan implements DataPlan {
         return;
       case 'all-reduce':
         if (inputs[0]!.byteLength <= DIRECT_BYTES) this.#allReduceDirect(inputs[0]!, outputs[0]!);
+        else if (contributors.length === 2) this.#allReduceOfTwo(inputs[0]!, outputs[0]!);
         else this.#allReduceByShards(inputs[0]!, outputs[0]!);
         return;
       case 'reduce':
@@ -163,6 +165,17 @@ export class Plan implements DataPlan {
     this.#fold(input, output, () => {});
   }
 
+  /** In one round: as many bytes as by shards. Both fold all of it, in the same order. */
+  #allReduceOfTwo(input: Elements, output: Elements): void {
+    const isInPlace = input.buffer === output.buffer;
+    const stream = this.#send(this.#peers[0]!, input, input.byteLength, () => {
+      // HAZARD: not from within the lane that is sending: the end of a call may send something else.
+      if (isInPlace) queueMicrotask(() => fold.advance());
+    });
+    // HAZARD: in place, what has not been sent must not be what is folded into.
+    const fold = this.#fold(input, output, () => {}, isInPlace ? () => stream.sentBytes : undefined);
+  }
+
   /** In place too: a shard of another rank is overwritten only by what that rank folded, and so after it has got our part of it. */
   #allReduceByShards(input: Elements, output: Elements): void {
     const { rank, contributors } = this.#init;
@@ -185,7 +198,12 @@ export class Plan implements DataPlan {
     }
   }
 
-  #send(peer: number, elements: Elements, available: number = elements.byteLength): Stream {
+  #send(
+    peer: number,
+    elements: Elements,
+    available: number = elements.byteLength,
+    onOwnSent: () => void = () => {},
+  ): Stream {
     const { call, firstStream = 0, onSent } = this.#init;
     const before = this.#outgoing.filter((one) => one.peer === peer).length;
     const stream = new Stream({
@@ -193,7 +211,10 @@ export class Plan implements DataPlan {
       stream: firstStream + before,
       bytes: bytesOf(elements),
       available,
-      onSent,
+      onSent: (byteLength) => {
+        onSent(byteLength);
+        onOwnSent();
+      },
     });
     this.#outgoing.push({ peer, stream });
     return stream;
@@ -208,7 +229,7 @@ export class Plan implements DataPlan {
     this.#kept.push(() => bytesOf(to).set(bytesOf(from)));
   }
 
-  #fold(own: Elements, target: Elements, onFolded: (byteOffset: number) => void): void {
+  #fold(own: Elements, target: Elements, onFolded: (byteOffset: number) => void, writable?: () => number): Fold {
     const { call, rank, contributors, order } = this.#init;
     const fold = new Fold({
       dtype: call.dtype,
@@ -222,10 +243,12 @@ export class Plan implements DataPlan {
         onFolded(byteOffset);
         if (fold.complete) this.#done();
       },
+      ...(writable && { writable }),
     });
     for (const peer of this.#peers) this.#incoming.get(peer)!.push(fold.sink(peer));
     this.#folds.push(fold);
     if (target.length > 0) this.#pending++;
+    return fold;
   }
 
   #done(): void {

@@ -194,6 +194,38 @@ describe('costs', () => {
     }
   });
 
+  it.each([
+    ['in place', true],
+    ['into another array', false],
+  ])('of an all-reduce of two are one round, %s', async (_, inPlace) => {
+    // Several chunks, of which not all fit the slots: each rank folds what it has sent.
+    await using world = await World.open({ size: 2, stagingBytes: stagingFor(2) });
+    const length = 20 * LENGTH;
+    const inputs = [0, 1].map((rank) => Float64Array.from({ length }, (__, i) => (i % 1013) * (rank + 2) + 0.1));
+    const outputs = inPlace ? inputs : inputs.map(() => new Float64Array(length));
+    const expected = Float64Array.from({ length }, (__, i) => inputs[0]![i]! + inputs[1]![i]!);
+    const kept = inputs.map((input) => input.slice());
+    for (let round = 0; round < 3; round++) {
+      for (const [rank, input] of inputs.entries()) input.set(kept[rank]!);
+      await world.all((rank) => ({
+        kind: 'all-reduce',
+        dtype: 'f64',
+        reduceOp: 'sum',
+        inputs: [inputs[rank]!],
+        outputs: [outputs[rank]!],
+      }));
+      for (const output of outputs) expect(output).toEqual(expected);
+    }
+    const bytes = length * elementBytes('f64');
+    for (const engine of world.engines)
+      expect(engine.trace()['all-reduce']).toMatchObject({
+        calls: 3,
+        bytes: 3 * bytes,
+        // By shards the last chunk of each half is cut off, and there are two runs.
+        writes: 3 * Math.ceil(bytes / chunkBytes(2)),
+      });
+  });
+
   it('of a small all-reduce are one round', async () => {
     await using world = await World.open({ size: SIZE });
     await check(world, make('all-reduce', 'f64', SIZE, 8, 1, 3));
