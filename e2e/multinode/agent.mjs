@@ -14,7 +14,9 @@ function start({ command: [program, ...args], env, speaks }) {
     stdio: ['ignore', 'pipe', 'pipe', ...(speaks ? ['ipc'] : [])],
     env: { ...process.env, ...env },
   });
-  const ends = ['close', ...(speaks ? ['disconnect'] : [])].map((event) => new Promise((over) => made.once(event, over)));
+  const ends = ['close', ...(speaks ? ['disconnect'] : [])].map(
+    (event) => new Promise((over) => made.once(event, over)),
+  );
   made.on('error', (error) => tell({ output: `${error.message}\n`, end: 127 }, () => process.exit()));
   made.on('message', (message) => tell({ message }));
   for (const stream of [made.stdout, made.stderr]) stream.on('data', (text) => tell({ output: String(text) }));

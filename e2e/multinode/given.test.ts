@@ -30,9 +30,19 @@ interface Outcomes {
 }
 
 /** What a run of those files, and of the cases of those names, says. */
-async function outcomesOf(folder: string, env: NodeJS.ProcessEnv, files: readonly string[], names = ''): Promise<Outcomes> {
+async function outcomesOf(
+  folder: string,
+  env: NodeJS.ProcessEnv,
+  files: readonly string[],
+  names = '',
+): Promise<Outcomes> {
   const report = join(folder, 'report.json');
-  const args = ['run', ...files.map((file) => `multinode/${file}.test.ts`), '--reporter=json', `--outputFile=${report}`];
+  const args = [
+    'run',
+    ...files.map((file) => `multinode/${file}.test.ts`),
+    '--reporter=json',
+    `--outputFile=${report}`,
+  ];
   const child = spawn(process.execPath, [vitest, ...args, ...(names === '' ? [] : ['-t', names])], {
     cwd: e2e,
     env: { ...ownEnv, ...env },
@@ -41,12 +51,13 @@ async function outcomesOf(folder: string, env: NodeJS.ProcessEnv, files: readonl
   let output = '';
   for (const stream of [child.stdout, child.stderr]) stream.on('data', (text) => (output += String(text)));
   const [code] = await once(child, 'close');
-  expect(code, output).toBe(0);
   const { testResults } = JSON.parse(readFileSync(report, 'utf8')) as {
     readonly testResults: readonly {
+      readonly message?: string;
       readonly assertionResults: readonly { readonly status: string; readonly fullName: string }[];
     }[];
   };
+  if (code !== 0) throw new Error(`${output}\n${testResults.map(({ message }) => message ?? '').join('\n')}`);
   const all = testResults.flatMap(({ assertionResults }) => assertionResults);
   const of = (...statuses: readonly string[]): string[] =>
     all.filter(({ status }) => statuses.includes(status)).map(({ fullName }) => fullName);
@@ -63,7 +74,13 @@ describe('what was given', () => {
     expect(slotsOf('2(x3),1')).toEqual([2, 2, 2, 1]);
     expect(givenHosts({})).toBeUndefined();
     expect(givenHosts({ EP_HOSTS: '', SLURM_JOB_ID: '' })).toBeUndefined();
-    expect(givenHosts({ EP_HOSTS: 'a:2,b:2' })!.launcher('a', 'x y')).toEqual(['ssh', '-o', 'BatchMode=yes', 'a', 'x y']);
+    expect(givenHosts({ EP_HOSTS: 'a:2,b:2' })!.launcher('a', 'x y')).toEqual([
+      'ssh',
+      '-o',
+      'BatchMode=yes',
+      'a',
+      'x y',
+    ]);
     const own = givenHosts({ EP_HOSTS: 'a,b', EP_HOSTS_LAUNCHER: 'enter  -q' })!;
     expect(own.launcher('b', 'x')).toEqual(['enter', '-q', 'b', 'x']);
   });
@@ -146,7 +163,10 @@ describe.skipIf(missing)(`hosts that were given${missing && ` (skipped: ${missin
   });
 
   it('that cannot be reached are told, not skipped', async () => {
-    const env = { EP_HOSTS: '10.77.0.1,10.77.0.9', EP_HOSTS_LAUNCHER: `${process.execPath} ${standIn('ssh')} ${map()}` };
+    const env = {
+      EP_HOSTS: '10.77.0.1,10.77.0.9',
+      EP_HOSTS_LAUNCHER: `${process.execPath} ${standIn('ssh')} ${map()}`,
+    };
     await expect(outcomesOf(folder, env, ['multinode'])).rejects.toThrow(/10\.77\.0\.9: .* ended with 255/);
   });
 });

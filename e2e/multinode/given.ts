@@ -64,7 +64,9 @@ export function givenHosts(env: NodeJS.ProcessEnv = process.env): Allocation | u
   }
   const list = env.SLURM_JOB_ID ? (env.SLURM_JOB_NODELIST ?? env.SLURM_NODELIST) : undefined;
   if (!list) return undefined;
-  const names = execFileSync('scontrol', ['show', 'hostnames', list], { encoding: 'utf8', env }).split('\n').filter(Boolean);
+  const names = execFileSync('scontrol', ['show', 'hostnames', list], { encoding: 'utf8', env })
+    .split('\n')
+    .filter(Boolean);
   const slots = slotsOf(env.SLURM_TASKS_PER_NODE || '1');
   const step = ['--overlap', '--quiet', '--unbuffered', '--nodes=1', '--ntasks=1'];
   return {

@@ -106,7 +106,18 @@ describe.skipIf(missing)(`two hosts${missing && ` (skipped: ${missing})`}`, () =
   });
 
   itUnless(linksMissing)('go on with the host that is left when the other is lost without a word', async () => {
-    const flags = ['--nodes', '1:2', '-n', '1', '--rdzv', `${addresses()[0]}:29513`, '--last-call', '5', '--max-restarts', '1'];
+    const flags = [
+      '--nodes',
+      '1:2',
+      '-n',
+      '1',
+      '--rdzv',
+      `${addresses()[0]}:29513`,
+      '--last-call',
+      '5',
+      '--max-restarts',
+      '1',
+    ];
     const [first, second] = [two.launch(0, flags, 'stay'), two.launch(1, flags, 'stay')];
     await vi.waitUntil(() => [first, second].every(({ output }) => output.includes('reduced 0 right')), {
       timeout: 60_000,
@@ -134,21 +145,24 @@ describe.skipIf(missing)(`two hosts${missing && ` (skipped: ${missing})`}`, () =
     expect(Math.min(...longest), 'nobody noticed the cut').toBeGreaterThan(250);
   });
 
-  itUnless(linksMissing)('lose each other when the link is cut for good, in time and by name, and go on by themselves', async () => {
-    const silenceMs = 1500;
-    const reports = await two.run('silence', 2, {
-      data: { config: { heartbeatMs: 100, silenceMs } },
-      ready: () => two.links[1].link('down'),
-    });
-    two.links[1].link('up');
-    const values = valuesOf<{ codes: string[]; lost: number[]; ms: number; failed: boolean }>(reports);
-    for (const [rank, { codes, lost, ms, failed }] of values.entries()) {
-      expect(codes).toEqual(Array(4).fill('EP_PEER_LOST'));
-      expect(lost).toEqual(rank < 2 ? [2, 2, 3, 3] : [0, 0, 1, 1]);
-      expect(ms).toBeLessThan(silenceMs + 5000);
-      expect(failed).toBe(true);
-    }
-  });
+  itUnless(linksMissing)(
+    'lose each other when the link is cut for good, in time and by name, and go on by themselves',
+    async () => {
+      const silenceMs = 1500;
+      const reports = await two.run('silence', 2, {
+        data: { config: { heartbeatMs: 100, silenceMs } },
+        ready: () => two.links[1].link('down'),
+      });
+      two.links[1].link('up');
+      const values = valuesOf<{ codes: string[]; lost: number[]; ms: number; failed: boolean }>(reports);
+      for (const [rank, { codes, lost, ms, failed }] of values.entries()) {
+        expect(codes).toEqual(Array(4).fill('EP_PEER_LOST'));
+        expect(lost).toEqual(rank < 2 ? [2, 2, 3, 3] : [0, 0, 1, 1]);
+        expect(ms).toBeLessThan(silenceMs + 5000);
+        expect(failed).toBe(true);
+      }
+    },
+  );
 
   // The queue pairs of kernels and of JS, executed by software NICs that only a network joins.
   describe.each(['ibgda', 'efa'])('by software NICs (%s)', (over) => {
@@ -180,20 +194,23 @@ describe.skipIf(missing)(`two hosts${missing && ` (skipped: ${missing})`}`, () =
       expect(Math.min(...longest), 'nobody noticed the cut').toBeGreaterThan(250);
     });
 
-    itUnless(linksMissing)('lose each other when the link is cut for good, in time and by name, and go on by themselves', async () => {
-      const silenceMs = 1500;
-      const reports = await two.run('silence', 2, {
-        data: { over, config: { heartbeatMs: 100, silenceMs } },
-        ready: () => two.links[1].link('down'),
-      });
-      two.links[1].link('up');
-      const values = valuesOf<{ codes: string[]; lost: number[]; ms: number; failed: boolean }>(reports);
-      for (const [rank, { codes, lost, ms, failed }] of values.entries()) {
-        expect(codes).toEqual(Array(4).fill('EP_PEER_LOST'));
-        expect(lost).toEqual(rank < 2 ? [2, 2, 3, 3] : [0, 0, 1, 1]);
-        expect(ms).toBeLessThan(silenceMs + 5000);
-        expect(failed).toBe(true);
-      }
-    });
+    itUnless(linksMissing)(
+      'lose each other when the link is cut for good, in time and by name, and go on by themselves',
+      async () => {
+        const silenceMs = 1500;
+        const reports = await two.run('silence', 2, {
+          data: { over, config: { heartbeatMs: 100, silenceMs } },
+          ready: () => two.links[1].link('down'),
+        });
+        two.links[1].link('up');
+        const values = valuesOf<{ codes: string[]; lost: number[]; ms: number; failed: boolean }>(reports);
+        for (const [rank, { codes, lost, ms, failed }] of values.entries()) {
+          expect(codes).toEqual(Array(4).fill('EP_PEER_LOST'));
+          expect(lost).toEqual(rank < 2 ? [2, 2, 3, 3] : [0, 0, 1, 1]);
+          expect(ms).toBeLessThan(silenceMs + 5000);
+          expect(failed).toBe(true);
+        }
+      },
+    );
   });
 });
