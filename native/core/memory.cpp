@@ -165,9 +165,12 @@ result<nothing> symmetric_memory::connect_by_nic(std::shared_ptr<memory_route> r
   own.signals = reinterpret_cast<uint64_t>(own_signals());
   own.data = reinterpret_cast<uint64_t>(own_data());
   if (base_) {
-    const bool efa = kind == EP_MEMORY_EFA;
-    if (!efa && kind != EP_MEMORY_IBGDA) return failure{EP_STATUS_INVALID, 0, "no kernel mixes stores with this way to reach peers"};
-    kind = efa ? EP_MEMORY_MIXED_EFA : EP_MEMORY_MIXED_IBGDA;
+    switch (kind) {
+      case EP_MEMORY_IBGDA: kind = EP_MEMORY_MIXED_IBGDA; break;
+      case EP_MEMORY_EFA: kind = EP_MEMORY_MIXED_EFA; break;
+      case EP_MEMORY_PROXY: kind = EP_MEMORY_MIXED_PROXY; break;
+      default: return failure{EP_STATUS_INVALID, 0, "no kernel mixes stores with this way to reach peers"};
+    }
     for (const int32_t rank : near_) views[static_cast<size_t>(rank)] = base_->views_[static_cast<size_t>(rank)];
   }
   views_ = std::move(views);

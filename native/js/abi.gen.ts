@@ -48,6 +48,7 @@ export const EP_MEMORY_IBGDA = 3;
 export const EP_MEMORY_EFA = 4;
 export const EP_MEMORY_MIXED_IBGDA = 5;
 export const EP_MEMORY_MIXED_EFA = 6;
+export const EP_MEMORY_MIXED_PROXY = 7;
 export const EP_PROXY_PUT = 1;
 export const EP_PROXY_SIGNAL = 2;
 export const EP_NO_SLOT = 0xffffffffffffffffn;
@@ -543,7 +544,7 @@ export function writeHandleHeader(view: DataView, at: number, value: HandleHeade
 
 /**
  * Addresses, in the process of the reader, of one rank's parts. 0 where a peer is not mapped (EP_MEMORY_PROXY,
- * EP_MEMORY_IBGDA and EP_MEMORY_EFA: all but one's own; EP_MEMORY_MIXED_*: those that the NIC reaches).
+ * EP_MEMORY_IBGDA and EP_MEMORY_EFA: all but one's own; EP_MEMORY_MIXED_*: those that the NIC or the engine reaches).
  */
 export interface PeerView {
   /** first byte of the peer's part */
@@ -595,8 +596,8 @@ export interface MemoryHandle {
   /** address of ep_peer_view[world_size] */
   readonly peers: bigint;
   /**
-   * address of ep_proxy_ring (EP_MEMORY_PROXY), ep_ibgda_memory (_IBGDA, _MIXED_IBGDA) or ep_efa_memory (_EFA,
-   * _MIXED_EFA), or 0
+   * address of ep_proxy_ring (EP_MEMORY_PROXY, _MIXED_PROXY), ep_ibgda_memory (_IBGDA, _MIXED_IBGDA) or ep_efa_memory
+   * (_EFA, _MIXED_EFA), or 0
    */
   readonly proxy: bigint;
   /** names this memory to the proxy engine */

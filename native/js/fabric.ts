@@ -52,6 +52,8 @@ export interface FabricCounts {
   readonly full: number;
   /** Messages that came and no rank of this world had sent. */
   readonly refused: number;
+  /** Bytes of this rank that its peers may write and read now. */
+  readonly registered: number;
   /** Of `applied`, those that a thread carried out which waited or posted, in the progress thread's stead. */
   readonly carried: number;
 }

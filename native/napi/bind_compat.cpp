@@ -129,7 +129,8 @@ Napi::Value stream_wrap::compat_dispatch(const Napi::CallbackInfo& info) {
     case EP_MEMORY_EFA:
     case EP_MEMORY_MIXED_EFA:
       throw_invalid(env, "the compatible kernel sets its counters back to zero after each call; over EFA they are counts that the NIC keeps");
-    case EP_MEMORY_MIXED_IBGDA: throw_invalid(env, "the compatible kernel reaches all peers in one way");
+    case EP_MEMORY_MIXED_IBGDA:
+    case EP_MEMORY_MIXED_PROXY: throw_invalid(env, "the compatible kernel reaches all peers in one way");
     default: break;
   }
   ep_compat_args& args = job->args;

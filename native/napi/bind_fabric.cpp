@@ -309,6 +309,7 @@ Napi::Value fabric_wrap::counts(const Napi::CallbackInfo& info) {
   out["messages"] = static_cast<double>(counts.messages);
   out["full"] = static_cast<double>(counts.full);
   out["refused"] = static_cast<double>(counts.refused);
+  out["registered"] = static_cast<double>(counts.registered);
   out["carried"] = static_cast<double>(counts.carried);
   return out;
 }

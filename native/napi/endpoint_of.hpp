@@ -15,6 +15,7 @@ template <class Use> auto with_endpoint(const ep_memory_handle& memory, Use&& us
     case EP_MEMORY_EFA: return use(efa_endpoint{memory});
     case EP_MEMORY_MIXED_IBGDA: return use(mixed_endpoint<ibgda_endpoint>{memory, {memory}});
     case EP_MEMORY_MIXED_EFA: return use(mixed_endpoint<efa_endpoint>{memory, {memory}});
+    case EP_MEMORY_MIXED_PROXY: return use(mixed_endpoint<proxy_endpoint>{memory, {memory}});
     default: return use(load_store_endpoint{memory});
   }
 }

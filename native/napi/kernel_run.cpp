@@ -53,7 +53,8 @@ bool wait_for_engine(const symmetric_memory& memory, ep_kernel_status& status) {
   scope.wake = memory.context().wake();
   scope.policy = memory.context().policy();
   switch (handle.header.kind) {
-    case EP_MEMORY_PROXY: return wait_for_proxy(handle, scope, status);
+    case EP_MEMORY_PROXY:
+    case EP_MEMORY_MIXED_PROXY: return wait_for_proxy(handle, scope, status);
     case EP_MEMORY_IBGDA:
     case EP_MEMORY_MIXED_IBGDA: return wait_for_nic<ibgda_endpoint>(handle, scope, status);
     case EP_MEMORY_EFA:

@@ -84,6 +84,7 @@ result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses,
 void engine::stop(bool orderly) {
   if (stopped_) return;
   context_->progress().remove(this);
+  for (const sharer& one : sharers_) one.context->progress().remove(this);
   // Whoever posts from here on is told so.
   const uint64_t taken = std::atomic_ref<uint64_t>(ring_->ring.tail).fetch_or(EP_PROXY_STOPPED, std::memory_order_seq_cst);
   {
@@ -104,7 +105,8 @@ void engine::stop(bool orderly) {
   operations_.clear();
   std::atomic_ref<uint64_t>(ring_->ring.head).store(UINT64_MAX, std::memory_order_seq_cst);
   if (load_word(ring_->ring.completed) < taken) std::atomic_ref<uint64_t>(ring_->ring.completed).store(EP_PROXY_LOST, std::memory_order_seq_cst);
-  wake_notify(context_->wake());
+  wake_waiters();
+  sharers_.clear();
   context_.reset(); // whoever still looks at requests needs none of it
 }
 
@@ -176,7 +178,7 @@ link_failure engine::failure_of(int32_t peer) const {
   return rank < links_.size() && links_[rank]->broken.load(std::memory_order_acquire) ? failures_[rank] : link_failure{};
 }
 
-engine_counts engine::counts() const { return {count_.requests, count_.applied, count_.writes, count_.messages, count_.full, count_.refused, count_.carried}; }
+engine_counts engine::counts() const { return {count_.requests, count_.applied, count_.writes, count_.messages, count_.full, count_.refused, count_.registered, count_.carried}; }
 
 std::string engine::violation() const {
   const std::lock_guard lock(mutex_);
@@ -233,7 +235,7 @@ bool engine::take_ring() {
     std::atomic_ref<uint64_t>(ring.head).store(head + 1, std::memory_order_seq_cst);
     any = true;
   }
-  if (any) wake_notify(context_->wake()); // producers wait for room on the rank's own word
+  if (any) wake_waiters(); // producers wait for room on the rank's own word
   return any;
 }
 
@@ -324,9 +326,15 @@ bool engine::step() {
   if (ended_any_) {
     ended_any_ = false;
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    wake_notify(context_->wake());
+    wake_waiters();
   }
   return any;
+}
+
+// With the turn, or where nobody has it any more.
+void engine::wake_waiters() const {
+  wake_notify(context_->wake());
+  for (const sharer& one : sharers_) wake_notify(one.context->wake());
 }
 
 void engine::run() {

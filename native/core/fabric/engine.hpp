@@ -50,6 +50,7 @@ struct engine_counts {
   uint64_t messages = 0;
   uint64_t full = 0; // times the port had no room
   uint64_t refused = 0; // messages that no rank of this world sent
+  uint64_t registered = 0; // bytes that peers may reach now
   uint64_t carried = 0; // of the requests that this rank carried out, those that a thread did which waited or posted
 };
 
@@ -107,6 +108,11 @@ class engine {
     bool retired = false;             // here
     std::vector<uint8_t> awaited;     // by rank: has not said `retired`
   };
+  // A rank of another transport whose memories this one reaches as well: whoever waits on its words sees what lands, and carries it on.
+  struct sharer {
+    std::shared_ptr<rank_context> context;
+    size_t memories;
+  };
   enum class operation_kind : uint8_t { message, receive, piece };
   struct operation {
     dl::fabric_context context; // HAZARD: the first member: events give its address
@@ -124,6 +130,7 @@ class engine {
     std::atomic<uint64_t> messages{0};
     std::atomic<uint64_t> full{0};
     std::atomic<uint64_t> refused{0};
+    std::atomic<uint64_t> registered{0};
     std::atomic<uint64_t> carried{0};
   };
 
@@ -153,7 +160,12 @@ class engine {
   void violate(const std::string& text);
   void nudge();
 
+  void wake_waiters() const;
+
   // memories.cpp
+  void give_back(const routed_memory& memory);
+  void share(const std::shared_ptr<rank_context>& other);
+  void unshare(const rank_context& other);
   bool retire_memories();
   void give_memories_up();
 
@@ -193,6 +205,7 @@ class engine {
   std::mutex turn_;
   // Of whoever has the turn.
   bool over_ = true; // the thread has not begun, or has ended
+  std::vector<sharer> sharers_;
   std::vector<operation*> free_;
   std::vector<operation*> receives_unposted_;
   std::vector<dl::fabric_event> events_;

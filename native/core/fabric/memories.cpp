@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "engine.hpp"
@@ -23,6 +24,7 @@ result<std::vector<uint8_t>> engine::add_memory(const std::shared_ptr<symmetric_
     auto region = port_->register_memory(memory->own_data(), memory->byte_length());
     if (!region.ok()) return region.why();
     made.region = region.value();
+    count_.registered += memory->byte_length();
   }
   const remote_part own{memory->device_handle().memory_id, made.region.base, made.region.key, memory->byte_length()};
   std::vector<uint8_t> bytes(sizeof own);
@@ -42,7 +44,12 @@ result<nothing> engine::route(symmetric_memory& memory, std::span<const std::vec
       return failure{EP_STATUS_MISMATCH, 0, "rank " + std::to_string(rank) + " has " + std::to_string(remotes[rank].byte_length) + " bytes, this rank " + std::to_string(memory.byte_length())};
     }
   }
-  if (auto done = memory.connect_by_nic(std::make_shared<ring_route>(ring_), EP_MEMORY_PROXY, reinterpret_cast<uint64_t>(&ring_->ring)); !done.ok()) return done;
+  // Before anything can land there.
+  if (memory.is_over()) share(memory.shared_context());
+  if (auto done = memory.connect_by_nic(std::make_shared<ring_route>(ring_), EP_MEMORY_PROXY, reinterpret_cast<uint64_t>(&ring_->ring)); !done.ok()) {
+    if (memory.is_over()) unshare(memory.context());
+    return done;
+  }
   const std::lock_guard lock(mutex_);
   routed_memory& known = memories_[memory.device_handle().memory_id];
   known.remotes = std::move(remotes);
@@ -50,14 +57,48 @@ result<nothing> engine::route(symmetric_memory& memory, std::span<const std::vec
   return nothing{};
 }
 
+void engine::give_back(const routed_memory& memory) {
+  if (memory.region.handle == nullptr) return;
+  port_->give_back(memory.region);
+  count_.registered -= memory.memory->byte_length();
+}
+
+void engine::share(const std::shared_ptr<rank_context>& other) {
+  {
+    const std::lock_guard turn(turn_);
+    const auto known = std::find_if(sharers_.begin(), sharers_.end(), [&](const sharer& one) { return one.context == other; });
+    if (known != sharers_.end()) {
+      ++known->memories;
+      return;
+    }
+    sharers_.push_back({other, 1});
+  }
+  other->progress().add(this, [this] { assist(); }, [this] { rest(); });
+}
+
+void engine::unshare(const rank_context& other) {
+  std::shared_ptr<rank_context> over;
+  {
+    const std::lock_guard turn(turn_);
+    const auto known = std::find_if(sharers_.begin(), sharers_.end(), [&](const sharer& one) { return one.context.get() == &other; });
+    if (known == sharers_.end() || --known->memories != 0) return;
+    over = std::move(known->context);
+    sharers_.erase(known);
+  }
+  over->progress().remove(this);
+}
+
 void engine::remove_memory(const symmetric_memory& memory) {
+  bool shared = false;
   {
     const std::lock_guard lock(mutex_);
     const auto at = memories_.find(memory.device_handle().memory_id);
     if (at == memories_.end() || at->second.retired) return;
     at->second.retired = true;
+    shared = memory.is_over() && !at->second.remotes.empty();
     any_posted_.store(true, std::memory_order_seq_cst); // or the thread could go to sleep without having seen it
   }
+  if (shared) unshare(memory.context());
   nudge();
 }
 
@@ -86,7 +127,7 @@ bool engine::retire_memories() {
       ++at;
       continue;
     }
-    if (known.region.handle != nullptr) port_->give_back(known.region);
+    give_back(known);
     at = memories_.erase(at);
     any = true;
   }
@@ -97,7 +138,7 @@ bool engine::retire_memories() {
 void engine::give_memories_up() {
   const std::lock_guard lock(mutex_);
   for (auto& [id, known] : memories_) {
-    if (known.region.handle != nullptr) port_->give_back(known.region);
+    give_back(known);
   }
   memories_.clear();
   posted_.clear();

@@ -41,7 +41,8 @@ std::string word_name(const simt_launch& launch, const uint64_t* word) {
     const auto* peers = reinterpret_cast<const ep_peer_view*>(memory.peers);
     const uint64_t first = peers[memory.rank].signals;
     if (address >= first && address - first < memory.signal_slots * 8) return "slot " + std::to_string((address - first) / 8);
-    if (memory.header.kind == EP_MEMORY_PROXY && word == &reinterpret_cast<const ep_proxy_ring*>(memory.proxy)->head) return "the head of the proxy ring";
+    const bool rings = memory.header.kind == EP_MEMORY_PROXY || memory.header.kind == EP_MEMORY_MIXED_PROXY;
+    if (rings && word == &reinterpret_cast<const ep_proxy_ring*>(memory.proxy)->head) return "the head of the proxy ring";
   }
   return "a word";
 }

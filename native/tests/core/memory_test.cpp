@@ -76,7 +76,7 @@ void lies_over_another() {
     EP_CHECK(!symmetric_memory::over(over, {next}).ok()); // not connected: it maps nobody yet
     EP_CHECK(over->own_data() == base->own_data() && over->own_signals() == base->own_signals());
     EP_CHECK(&over->context() == self.context.get());
-    EP_CHECK(!over->connect_by_nic(std::make_shared<no_route>(), EP_MEMORY_PROXY, 0).ok());
+    EP_CHECK(!over->connect_by_nic(std::make_shared<no_route>(), EP_MEMORY_LOAD_STORE, 0).ok());
     EP_CHECK(over->connect_by_nic(std::make_shared<no_route>(), EP_MEMORY_IBGDA, 77).ok());
     const ep_memory_handle handle = over->device_handle();
     EP_CHECK_EQ(handle.header.kind, EP_MEMORY_MIXED_IBGDA);
@@ -94,6 +94,11 @@ void lies_over_another() {
     EP_CHECK_EQ(efa->device_handle().header.kind, EP_MEMORY_MIXED_EFA);
     EP_CHECK(!efa->mapped(next));
     efa.reset();
+    auto proxy = symmetric_memory::over(base, {next}).value();
+    EP_CHECK(proxy->connect_by_nic(std::make_shared<no_route>(), EP_MEMORY_PROXY, 5).ok());
+    EP_CHECK_EQ(proxy->device_handle().header.kind, EP_MEMORY_MIXED_PROXY);
+    EP_CHECK(proxy->mapped(next) && !proxy->mapped(other));
+    proxy.reset();
     auto own = segment::containing(base->own_data(), 1);
     EP_CHECK(own && !own->replaceable());
     base.reset();

@@ -321,7 +321,11 @@ describe('ep bench', () => {
     const rank = (raw: readonly number[], put: readonly number[]) => ({
       provider: 'net',
       version: '1.17',
-      latency: { raw: raw.map((us) => [us, 9] as const), put: put.map((us) => [us, 8] as const), awaited: raw.map((us) => [3 * us, 7] as const) },
+      latency: {
+        raw: raw.map((us) => [us, 9] as const),
+        put: put.map((us) => [us, 8] as const),
+        awaited: raw.map((us) => [3 * us, 7] as const),
+      },
       seconds: { raw: [1, 2, 4], put: [2, 2, 16], 'raw both ways': [1, 1, 1], dispatch: [2, 1, 4] },
     });
     // The machine slows down threefold: ratios within a turn stay what they are.

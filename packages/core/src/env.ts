@@ -59,7 +59,8 @@ export const SWITCHES = {
   },
   EP_HOSTS_LAUNCHER: {
     default: 'ssh -o BatchMode=yes',
-    meaning: 'the command by which these suites reach a host of EP_HOSTS: it is given the name of the host and one line for its shell',
+    meaning:
+      'the command by which these suites reach a host of EP_HOSTS: it is given the name of the host and one line for its shell',
   },
   EP_STORE: {
     default: 'unset',

@@ -12,9 +12,10 @@
 /* Peers that are mapped are stored to, as is the rank itself; all others are reached as above, over the same memory and signal words. */
 #define EP_MEMORY_MIXED_IBGDA 5u
 #define EP_MEMORY_MIXED_EFA 6u
+#define EP_MEMORY_MIXED_PROXY 7u
 
 /* Addresses, in the process of the reader, of one rank's parts. 0 where a peer is not mapped (EP_MEMORY_PROXY,
- * EP_MEMORY_IBGDA and EP_MEMORY_EFA: all but one's own; EP_MEMORY_MIXED_*: those that the NIC reaches). */
+ * EP_MEMORY_IBGDA and EP_MEMORY_EFA: all but one's own; EP_MEMORY_MIXED_*: those that the NIC or the engine reaches). */
 typedef struct ep_peer_view {
   uint64_t data;    /* first byte of the peer's part */
   uint64_t signals; /* uint64_t[signal_slots] */
@@ -30,7 +31,7 @@ typedef struct ep_memory_handle {
   uint64_t byte_length;  /* of each rank's part */
   uint64_t signal_slots; /* of each rank's part */
   uint64_t peers;        /* address of ep_peer_view[world_size] */
-  uint64_t proxy;        /* address of ep_proxy_ring (EP_MEMORY_PROXY), ep_ibgda_memory (_IBGDA, _MIXED_IBGDA) or ep_efa_memory (_EFA, _MIXED_EFA), or 0 */
+  uint64_t proxy;        /* address of ep_proxy_ring (EP_MEMORY_PROXY, _MIXED_PROXY), ep_ibgda_memory (_IBGDA, _MIXED_IBGDA) or ep_efa_memory (_EFA, _MIXED_EFA), or 0 */
   uint64_t memory_id;    /* names this memory to the proxy engine */
 } ep_memory_handle;
 EP_STATIC_ASSERT(sizeof(ep_memory_handle) == 64, "one cache line, handed to kernels by value");

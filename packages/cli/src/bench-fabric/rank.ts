@@ -172,7 +172,11 @@ async function dispatch(turn: number): Promise<number> {
 }
 
 const times = {
-  latency: { raw: [] as (readonly [number, number])[], put: [] as (readonly [number, number])[], awaited: [] as (readonly [number, number])[] },
+  latency: {
+    raw: [] as (readonly [number, number])[],
+    put: [] as (readonly [number, number])[],
+    awaited: [] as (readonly [number, number])[],
+  },
   seconds: { raw: [] as number[], put: [] as number[], 'raw both ways': [] as number[], dispatch: [] as number[] },
 };
 for (let turn = 0; turn <= turns; turn++) {

@@ -100,7 +100,13 @@ function pinningOf(probes: readonly Probed[]): readonly string[] {
 }
 
 function limitChecks(facts: HostFacts, pinning: readonly string[]): Check[] {
-  return [coreCheck(facts), memoryCheck(facts), memlockCheck(facts, pinning), openFilesCheck(facts), mapCountCheck(facts)];
+  return [
+    coreCheck(facts),
+    memoryCheck(facts),
+    memlockCheck(facts, pinning),
+    openFilesCheck(facts),
+    mapCountCheck(facts),
+  ];
 }
 
 function coreCheck(facts: HostFacts): Check {

@@ -22,8 +22,15 @@ import { openMoeBuffer } from '../../src/index.js';
 
 const signal = new AbortController().signal;
 const SIZE = { byteLength: 4096, signalSlots: 4, timeoutMs: 20_000 };
+const loopback = { provider: 'tcp;ofi_rxm', address: '127.0.0.1' };
+const fabricProbe = await nvshmem.fabric.probe(loopback);
+const fabricMissing = fabricProbe.available ? '' : fabricProbe.reason;
+const fabric = {
+  open: (member: Member, options: { readonly signal: AbortSignal }) =>
+    nvshmem.fabric.open(member, { ...options, config: { ...loopback, timeoutMs: 20_000 } }),
+};
 /** Those of hardware over the shims. */
-const NICS = { ibgda: ibgda.soft, ibgdaHardware, efa: efaGda.soft, efaHardware } as const;
+const NICS = { ibgda: ibgda.soft, ibgdaHardware, efa: efaGda.soft, efaHardware, fabric } as const;
 type Nic = keyof typeof NICS;
 
 let closing: (() => Promise<void>)[] = [];
@@ -60,150 +67,161 @@ async function allocateBoth({ shm, far }: Both, near: (rank: Rank) => readonly R
 const allocateOne = async (transports: readonly Transport<never>[]): Promise<SymmetricMemory> =>
   (await Promise.all(transports.map((one) => one.allocate(SIZE))))[0]!;
 
-describe.each(['ibgda', 'ibgdaHardware', 'efa', 'efaHardware'] as const)('%s over memory of shm', (nic) => {
-  it('puts into it, and wakes who waits there, whichever memory is waited on', async () => {
-    const both = await openBoth(2, nic);
-    const { bases, overs } = await allocateBoth(both);
-    const endpoint = await both.far[0]!.connect(1);
-    const stores = await both.shm[0]!.connect(1);
-    bases[0]!.view('u8', 0, 8).fill(7);
-    let sum = 0n;
-    for (const add of [1n, 5n]) {
-      for (const memory of [bases[1]!, overs[1]!] satisfies SymmetricMemory[]) {
-        sum += add + 2n;
-        const woken = memory.signals.until(2, { cmp: 'ge', value: sum }, { timeoutMs: 10_000 });
-        // What stores add and what the NIC adds comes to one sum.
-        await stores.signal(bases[0]!, { slot: 2, op: 'add', value: 2n });
-        await endpoint.put(overs[0]!.local(0, 8), overs[0]!.remote(1, 100, 8), {
-          signal: { slot: 2, op: 'add', value: add },
-        });
-        expect(await woken).toBe(sum);
+const skipped = (nic: Nic): string => (nic === 'fabric' && fabricMissing ? ` (skipped: ${fabricMissing})` : '');
+
+for (const nic of ['ibgda', 'ibgdaHardware', 'efa', 'efaHardware', 'fabric'] as const) {
+  describe.skipIf(skipped(nic))(`${nic} over memory of shm${skipped(nic)}`, () => {
+    it('puts into it, and wakes who waits there, whichever memory is waited on', async () => {
+      const both = await openBoth(2, nic);
+      const { bases, overs } = await allocateBoth(both);
+      const endpoint = await both.far[0]!.connect(1);
+      const stores = await both.shm[0]!.connect(1);
+      bases[0]!.view('u8', 0, 8).fill(7);
+      let sum = 0n;
+      for (const add of [1n, 5n]) {
+        for (const memory of [bases[1]!, overs[1]!] satisfies SymmetricMemory[]) {
+          sum += add + 2n;
+          const woken = memory.signals.until(2, { cmp: 'ge', value: sum }, { timeoutMs: 10_000 });
+          // What stores add and what the NIC adds comes to one sum.
+          await stores.signal(bases[0]!, { slot: 2, op: 'add', value: 2n });
+          await endpoint.put(overs[0]!.local(0, 8), overs[0]!.remote(1, 100, 8), {
+            signal: { slot: 2, op: 'add', value: add },
+          });
+          expect(await woken).toBe(sum);
+        }
       }
-    }
-    expect([...bases[1]!.view('u8', 99, 10)]).toEqual([0, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
-    expect(overs[1]!.signals.peek(2)).toBe(sum);
-    // Stores and the NIC read what the other wrote.
-    await stores.put(bases[0]!.local(0, 4), bases[0]!.remote(1, 200, 4));
-    await endpoint.get(overs[0]!.remote(1, 198, 8), overs[0]!.local(1000, 8));
-    expect([...bases[0]!.view('u8', 1000, 8)]).toEqual([0, 0, 7, 7, 7, 7, 0, 0]);
-  });
-
-  it('goes on when the memory below was closed, and leaves nothing behind', async () => {
-    const before = native().binding.leaks().segments;
-    const both = await openBoth(2, nic);
-    const { bases, overs } = await allocateBoth(both);
-    await Promise.all(bases.map((base) => base.close()));
-    const endpoint = await both.far[0]!.connect(1);
-    await endpoint.signal(overs[0]!, { slot: 0, op: 'inc' });
-    expect(await overs[1]!.signals.until(0, { cmp: 'ge', value: 1n }, { timeoutMs: 10_000 })).toBe(1n);
-    expect(() => bases[0]!.view('u8', 0, 1)).toThrow(expect.objectContaining({ code: 'EP_CLOSED' }));
-    await Promise.all(overs.map((over) => over.close()));
-    await Promise.all(both.far.map((one) => one.close()));
-    await Promise.all(both.shm.map((one) => one.close()));
-    expect(native().binding.leaks().segments).toBeLessThanOrEqual(before);
-  });
-
-  it('ends waits with the transport that the memory is of', async () => {
-    const both = await openBoth(2, nic);
-    const { overs } = await allocateBoth(both);
-    const wait = overs[1]!.signals.until(0, { cmp: 'ge', value: 1n });
-    const ended = expect(wait).rejects.toMatchObject({ code: expect.stringMatching(/EP_CLOSED|EP_ABORTED/) });
-    await both.shm[1]!.close();
-    await ended;
-  });
-
-  it('refuses by name what cannot be, and can go on', async () => {
-    const both = await openBoth(2, nic);
-    const other = await openBoth(3, nic);
-    const [shm, far] = [both.shm[0]!, both.far[0]!];
-    const [base, twin, third] = await Promise.all([
-      both.shm[0]!.allocate(SIZE),
-      both.shm[1]!.allocate(SIZE),
-      ...other.shm.map((one) => one.allocate(SIZE)),
-    ]);
-    const own = (await Promise.all(both.far.map((one) => one.allocate(SIZE))))[0]!;
-    const refused = (options: object) => far.allocate({ ...SIZE, ...options } as never);
-    const bad = (message: RegExp) => ({ code: 'EP_INVALID_ARGUMENT', message: expect.stringMatching(message) });
-    await expect(refused({ over: own })).rejects.toMatchObject(bad(/over must be a memory of another transport/));
-    await expect(refused({ over: twin })).rejects.toMatchObject(bad(/memory of rank 0 of 2.*memory of rank 1 of 2/));
-    await expect(refused({ over: third })).rejects.toMatchObject(bad(/memory of rank 0 of 2.*memory of rank 0 of 3/));
-    await expect(refused({ over: 5 })).rejects.toMatchObject(bad(/over must be a memory of another transport/));
-    await expect(refused({ over: base, byteLength: 64 })).rejects.toMatchObject(bad(/64 bytes and 4 signal slots/));
-    await expect(refused({ over: base, near: [2] })).rejects.toMatchObject(bad(/near/));
-    await expect(refused({ over: base, near: 1 })).rejects.toMatchObject(bad(/near must be a list/));
-    await expect(refused({ near: [1] })).rejects.toMatchObject(bad(/near must be absent without over/));
-    await expect(refused({ over: { space: 'host' } })).rejects.toMatchObject({ code: 'EP_UNSUPPORTED' });
-    await expect(shm.allocate({ ...SIZE, over: own })).rejects.toMatchObject({
-      code: 'EP_UNSUPPORTED',
-      message: expect.stringMatching(/put it first in compose/),
+      expect([...bases[1]!.view('u8', 99, 10)]).toEqual([0, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
+      expect(overs[1]!.signals.peek(2)).toBe(sum);
+      // Stores and the NIC read what the other wrote.
+      await stores.put(bases[0]!.local(0, 4), bases[0]!.remote(1, 200, 4));
+      await endpoint.get(overs[0]!.remote(1, 198, 8), overs[0]!.local(1000, 8));
+      expect([...bases[0]!.view('u8', 1000, 8)]).toEqual([0, 0, 7, 7, 7, 7, 0, 0]);
     });
-    await base!.close();
-    await expect(refused({ over: base })).rejects.toMatchObject({ code: 'EP_CLOSED' });
-    const { overs } = await allocateBoth(both);
-    expect(overs.map((over) => over.byteLength)).toEqual([4096, 4096]);
-  });
 
-  it('tells all ranks of a pair that does not choose alike', async () => {
-    const both = await openBoth(3, nic);
-    const bases = await Promise.all(both.shm.map((one) => one.allocate(SIZE)));
-    const before = native().binding.leaks().segments;
-    const near = [[1], [], []];
-    const ended = await Promise.allSettled(
-      both.far.map((one, rank) => one.allocate({ ...SIZE, over: bases[rank]!, near: near[rank]! })),
-    );
-    for (const end of ended) {
-      expect(end).toMatchObject({
-        status: 'rejected',
-        reason: { code: 'EP_MISMATCH', message: expect.stringMatching(/rank 0 stores to rank 1/) },
+    it('goes on when the memory below was closed, and leaves nothing behind', async () => {
+      const before = native().binding.leaks().segments;
+      const both = await openBoth(2, nic);
+      const { bases, overs } = await allocateBoth(both);
+      await Promise.all(bases.map((base) => base.close()));
+      const endpoint = await both.far[0]!.connect(1);
+      await endpoint.signal(overs[0]!, { slot: 0, op: 'inc' });
+      expect(await overs[1]!.signals.until(0, { cmp: 'ge', value: 1n }, { timeoutMs: 10_000 })).toBe(1n);
+      expect(() => bases[0]!.view('u8', 0, 1)).toThrow(expect.objectContaining({ code: 'EP_CLOSED' }));
+      await Promise.all(overs.map((over) => over.close()));
+      await Promise.all(both.far.map((one) => one.close()));
+      await Promise.all(both.shm.map((one) => one.close()));
+      expect(native().binding.leaks().segments).toBeLessThanOrEqual(before);
+    });
+
+    it('ends waits with the transport that the memory is of', async () => {
+      const both = await openBoth(2, nic);
+      const { overs } = await allocateBoth(both);
+      const wait = overs[1]!.signals.until(0, { cmp: 'ge', value: 1n });
+      const ended = expect(wait).rejects.toMatchObject({ code: expect.stringMatching(/EP_CLOSED|EP_ABORTED/) });
+      await both.shm[1]!.close();
+      await ended;
+    });
+
+    it('refuses by name what cannot be, and can go on', async () => {
+      const both = await openBoth(2, nic);
+      const other = await openBoth(3, nic);
+      const [shm, far] = [both.shm[0]!, both.far[0]!];
+      const [base, twin, third] = await Promise.all([
+        both.shm[0]!.allocate(SIZE),
+        both.shm[1]!.allocate(SIZE),
+        ...other.shm.map((one) => one.allocate(SIZE)),
+      ]);
+      const own = (await Promise.all(both.far.map((one) => one.allocate(SIZE))))[0]!;
+      const refused = (options: object) => far.allocate({ ...SIZE, ...options } as never);
+      const bad = (message: RegExp) => ({ code: 'EP_INVALID_ARGUMENT', message: expect.stringMatching(message) });
+      await expect(refused({ over: own })).rejects.toMatchObject(bad(/over must be a memory of another transport/));
+      await expect(refused({ over: twin })).rejects.toMatchObject(bad(/memory of rank 0 of 2.*memory of rank 1 of 2/));
+      await expect(refused({ over: third })).rejects.toMatchObject(bad(/memory of rank 0 of 2.*memory of rank 0 of 3/));
+      await expect(refused({ over: 5 })).rejects.toMatchObject(bad(/over must be a memory of another transport/));
+      await expect(refused({ over: base, byteLength: 64 })).rejects.toMatchObject(bad(/64 bytes and 4 signal slots/));
+      await expect(refused({ over: base, near: [2] })).rejects.toMatchObject(bad(/near/));
+      await expect(refused({ over: base, near: 1 })).rejects.toMatchObject(bad(/near must be a list/));
+      await expect(refused({ near: [1] })).rejects.toMatchObject(bad(/near must be absent without over/));
+      await expect(refused({ over: { space: 'host' } })).rejects.toMatchObject({ code: 'EP_UNSUPPORTED' });
+      await expect(shm.allocate({ ...SIZE, over: own })).rejects.toMatchObject({
+        code: 'EP_UNSUPPORTED',
+        message: expect.stringMatching(/put it first in compose/),
       });
-    }
-    expect(native().binding.leaks().segments).toBeLessThanOrEqual(before);
-  });
-});
-
-describe.each(['ibgda', 'efa'] as const)('kernels over shm and %s', (nic) => {
-  it('store to those of their node, and leave the NIC to the others', { timeout: 60_000 }, async () => {
-    const both = await openBoth(3, nic);
-    const node = (rank: Rank): number => Math.floor(rank / 2);
-    const transports = both.shm.map((near, rank) => {
-      const far = both.far[rank]!;
-      return compose([near, far], (peer) => (node(peer) === node(rank) ? near : far));
+      await base!.close();
+      await expect(refused({ over: base })).rejects.toMatchObject({ code: 'EP_CLOSED' });
+      const { overs } = await allocateBoth(both);
+      expect(overs.map((over) => over.byteLength)).toEqual([4096, 4096]);
     });
-    closing.push(async () => void (await Promise.all(transports.map((one) => one.close()))));
-    const [hidden, tokens] = [4096, 4];
-    const shape = { mode: 'high-throughput', experts: 3, maxTokens: tokens, topK: 1, hidden, dtype: 'f32' } as const;
-    const buffers = await Promise.all(transports.map((transport) => openMoeBuffer(transport, shape)));
-    expect(buffers[0]!.routes().map(({ via }) => via)).toEqual([
-      'own memory',
-      'nvshmem:shm',
-      expect.stringMatching(/^(ibgda|efa-gda):soft$/),
-    ]);
-    expect(transports[0]!.device(await allocateOne(transports)).kind).toBe(`memory:load-store+${nic}`);
 
-    /** Bytes that the NIC of rank 0 moves while all tokens of that rank go to one expert and come back. */
-    const moved = async (expert: number): Promise<number> => {
-      const counted = both.far[0] as Transport<EfaNeeds> & { counts(): { readonly bytes: number } };
-      const before = counted.counts().bytes;
-      await Promise.all(
-        buffers.map(async (buffer, rank) => {
-          const rows = rank === 0 ? tokens : 0;
-          const x = new Float32Array(rows * hidden).fill(expert + 1);
-          const choices = new Int32Array(rows).fill(expert);
-          const received = await buffer.dispatch(tensor('f32', [rows, hidden], x), choices);
-          expect(received.x.shape[0]).toBe(rank === expert ? tokens : 0);
-          const weights = new Float32Array(rows).fill(1);
-          const { y } = await buffer.combine(received.x, received.handle, { weights });
-          expect([...y.data.slice(0, 2)]).toEqual(rank === 0 ? [expert + 1, expert + 1] : []);
-        }),
+    it('tells all ranks of a pair that does not choose alike', async () => {
+      const both = await openBoth(3, nic);
+      const bases = await Promise.all(both.shm.map((one) => one.allocate(SIZE)));
+      const before = native().binding.leaks().segments;
+      const near = [[1], [], []];
+      const ended = await Promise.allSettled(
+        both.far.map((one, rank) => one.allocate({ ...SIZE, over: bases[rank]!, near: near[rank]! })),
       );
-      return counted.counts().bytes - before;
-    };
-    const rowBytes = tokens * hidden * 4;
-    expect(await moved(1)).toBeLessThan(rowBytes / 8);
-    expect(await moved(2)).toBeGreaterThanOrEqual(rowBytes);
-    await Promise.all(buffers.map((buffer) => buffer.close()));
+      for (const end of ended) {
+        expect(end).toMatchObject({
+          status: 'rejected',
+          reason: { code: 'EP_MISMATCH', message: expect.stringMatching(/rank 0 stores to rank 1/) },
+        });
+      }
+      expect(native().binding.leaks().segments).toBeLessThanOrEqual(before);
+    });
   });
-});
+}
+
+for (const nic of ['ibgda', 'efa', 'fabric'] as const) {
+  describe.skipIf(skipped(nic))(`kernels over shm and ${nic}${skipped(nic)}`, () => {
+    it('store to those of their node, and leave the NIC to the others', { timeout: 60_000 }, async () => {
+      const both = await openBoth(3, nic);
+      const node = (rank: Rank): number => Math.floor(rank / 2);
+      const transports = both.shm.map((near, rank) => {
+        const far = both.far[rank]!;
+        return compose([near, far], (peer) => (node(peer) === node(rank) ? near : far));
+      });
+      closing.push(async () => void (await Promise.all(transports.map((one) => one.close()))));
+      const [hidden, tokens] = [4096, 4];
+      const shape = { mode: 'high-throughput', experts: 3, maxTokens: tokens, topK: 1, hidden, dtype: 'f32' } as const;
+      const buffers = await Promise.all(transports.map((transport) => openMoeBuffer(transport, shape)));
+      expect(buffers[0]!.routes().map(({ via }) => via)).toEqual([
+        'own memory',
+        'nvshmem:shm',
+        expect.stringMatching(/^(ibgda:soft|efa-gda:soft|nvshmem:fabric)$/),
+      ]);
+      const kind = `memory:load-store+${nic === 'fabric' ? 'proxy' : nic}`;
+      expect(transports[0]!.device(await allocateOne(transports)).kind).toBe(kind);
+
+      /** Bytes that the NIC of rank 0 moves, or writes of the fabric, while all tokens of that rank go to one expert and come back. */
+      const moved = async (expert: number): Promise<number> => {
+        const counted = both.far[0] as unknown as { counts(): { readonly bytes?: number; readonly writes?: number } };
+        const count = (): number => {
+          const { bytes, writes } = counted.counts();
+          return bytes ?? writes!;
+        };
+        const before = count();
+        await Promise.all(
+          buffers.map(async (buffer, rank) => {
+            const rows = rank === 0 ? tokens : 0;
+            const x = new Float32Array(rows * hidden).fill(expert + 1);
+            const choices = new Int32Array(rows).fill(expert);
+            const received = await buffer.dispatch(tensor('f32', [rows, hidden], x), choices);
+            expect(received.x.shape[0]).toBe(rank === expert ? tokens : 0);
+            const weights = new Float32Array(rows).fill(1);
+            const { y } = await buffer.combine(received.x, received.handle, { weights });
+            expect([...y.data.slice(0, 2)]).toEqual(rank === 0 ? [expert + 1, expert + 1] : []);
+          }),
+        );
+        return count() - before;
+      };
+      const much = nic === 'fabric' ? 1 : tokens * hidden * 4;
+      expect(await moved(1)).toBeLessThan(nic === 'fabric' ? 1 : much / 8);
+      expect(await moved(2)).toBeGreaterThanOrEqual(much);
+      await Promise.all(buffers.map((buffer) => buffer.close()));
+    });
+  });
+}
 
 describe('kernels over shm and two kinds of NIC', () => {
   it('go by the one that keeps order, and by both not at all', { timeout: 60_000 }, async () => {

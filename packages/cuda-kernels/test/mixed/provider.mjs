@@ -5,6 +5,8 @@ import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
 import { hardware } from '../../../ibgda/test/shim-provider.mjs';
 
+const loopback = { provider: 'tcp;ofi_rxm', address: '127.0.0.1' };
+
 export const nodeOf = (rank) => Math.floor(rank / 2);
 
 const mixed = (far) => {
@@ -40,3 +42,11 @@ const mixed = (far) => {
 export const shmIbgda = mixed(ibgda.soft);
 export const shmIbgdaHardware = mixed(hardware);
 export const shmEfa = mixed(efaGda.soft);
+
+/** On the loopback interface. */
+export const shmFabric = mixed({
+  name: nvshmem.fabric.name,
+  probe: () => nvshmem.fabric.probe(loopback),
+  open: (member, { config, ...options }) =>
+    nvshmem.fabric.open(member, { ...options, config: { ...config, ...loopback } }),
+});

@@ -43,7 +43,9 @@ export async function probeFabric(config?: FabricConfig): Promise<Probe> {
     return {
       available: true,
       capabilities: fabricCapabilities(offer),
-      devices: [{ name: `${provider} on ${domain}`, detail: { provider, domain, pins: pinsMemory(provider), ...detail } }],
+      devices: [
+        { name: `${provider} on ${domain}`, detail: { provider, domain, pins: pinsMemory(provider), ...detail } },
+      ],
     };
   } catch (error) {
     const known = isEpError(error) ? error : new EpError('EP_SYSTEM', String(error), { cause: error });

@@ -16,6 +16,7 @@ import {
   AdoptedRange,
   allocateMemory,
   checkHostAllocation,
+  checkOver,
   type LinkedTeam,
   type Liveness,
   RankMemory,
@@ -108,9 +109,10 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
 
   readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
     this.guard('allocate', async () => {
-      const size = checkHostAllocation(options, this, { refusesOver: 'it wakes nobody who waits there' });
+      const { config, nic: _, ...ranks } = this.#init;
+      const size = checkHostAllocation(options, this, {});
+      const over = checkOver(options, size, { name: this.name, ...ranks });
       return withClosing(options, this.closing, async (limits) => {
-        const { config, nic: _, ...ranks } = this.#init;
         const made: RankMemory = await allocateMemory(
           {
             ...ranks,
@@ -121,6 +123,7 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
           },
           size,
           limits,
+          over,
         );
         return this.children.add(made);
       });
@@ -151,7 +154,8 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
     if (!(memory instanceof RankMemory) || memory.context !== this.#init.context) {
       throw new EpError('EP_INVALID_ARGUMENT', 'device: the memory belongs to another transport');
     }
-    return { kind: 'memory:proxy', abi: native().binding.abi, bytes: memory.nativeMemory('device').deviceHandle() };
+    const kind = memory.isOver ? 'memory:load-store+proxy' : 'memory:proxy';
+    return { kind, abi: native().binding.abi, bytes: memory.nativeMemory('device').deviceHandle() };
   };
 
   protected override release(): void {
