@@ -43,7 +43,7 @@ interface Told {
 const byteLength = 1 << 20;
 
 async function measure(worldSize: number): Promise<readonly Told[]> {
-  const server = await openTcpStoreServer({ host: '127.0.0.1', port: 0, secret: 'none' });
+  const server = await openTcpStoreServer({ port: 0, secret: 'none' });
   try {
     return await Promise.all(
       Array.from({ length: worldSize }, async (_, rank) => {
