@@ -293,7 +293,11 @@ result<uint64_t> rank_nic::post(const host_request& request) {
   const kernel_environment environment{context_->waits(nullptr, no_deadline)};
   fast_context context{environment, 0, 1, nullptr};
   std::vector<work_item> items;
-  if (request.what == host_request::kind::word) {
+  // Nobody has such a key: that of a rank whose part is not known yet (replace_remote).
+  const bool lost = (request.what != host_request::kind::none && request.remote.rkey == 0) || (request.signal != signal_op::none && request.slot.rkey == 0);
+  if (lost) {
+    // As what is stored to memory that stands in for another's.
+  } else if (request.what == host_request::kind::word) {
     items.push_back({host_request::kind::word, false, request.remote, 0, 0, static_cast<uint32_t>(request.bytes), request.word, false});
   } else if (request.what != host_request::kind::none && request.bytes != 0) {
     uint32_t lkey = 0;
@@ -316,8 +320,8 @@ result<uint64_t> rank_nic::post(const host_request& request) {
     }
   }
   // One store of the whole word sets a signal: in the order of the queue pair, like everything else.
-  if (request.signal == signal_op::set) items.push_back({host_request::kind::word, false, request.slot, 0, 0, 8, request.value, false});
-  if (request.signal == signal_op::add) items.push_back({host_request::kind::none, true, request.slot, 0, 0, 8, request.value, false});
+  if (!lost && request.signal == signal_op::set) items.push_back({host_request::kind::word, false, request.slot, 0, 0, 8, request.value, false});
+  if (!lost && request.signal == signal_op::add) items.push_back({host_request::kind::none, true, request.slot, 0, 0, 8, request.value, false});
 
   const std::lock_guard lock(pair.mutex);
   if (pair.stopped) return failure{EP_STATUS_CLOSED, 0, "the NIC was closed"};

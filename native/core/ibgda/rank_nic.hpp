@@ -124,7 +124,7 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   bool end_way(int32_t rank) override;
   bool own_fault(uint64_t found) override;
 
-  // Takes it over. The number is for look(): requests to one peer end in their order.
+  // Takes it over. The number is for look(): requests to one peer end in their order. One to a part that was routed with key 0, of a rank that has yet to tell it, comes to nothing.
   result<uint64_t> post(const host_request& request);
   request_state look(int32_t peer, uint64_t number);
   // Number of the last request to this peer, 0: none.

@@ -328,10 +328,15 @@ void test_empty_place() {
   w.begin(victim, handles);
   w.take_in(victim);
   must(comer.nic->queues().connect(std::vector{w.ranks[0].nic->queues().connection(), std::vector<uint8_t>(), comer.nic->queues().connection()}));
-  must(comer.nic->route(*comer.memory, std::vector{w.ranks[0].part, ep_ibgda_remote{}, comer.part}));
+  // First it knows nobody's part: what it puts is lost, and its queue pairs stay whole.
+  must(comer.nic->route(*comer.memory, std::vector{ep_ibgda_remote{}, ep_ibgda_remote{}, comer.part}));
   must(w.ranks[0].nic->connect_peer(victim, comer.nic->queues().connection()));
   must(w.ranks[0].nic->replace_remote(*w.ranks[0].memory, victim, comer.part));
+  EP_CHECK(w.host_puts(victim, 0, 3, 32));
+  EP_CHECK_EQ(w.ranks[0].signal(0), uint64_t{0});
+  must(comer.nic->replace_remote(*comer.memory, 0, w.ranks[0].part));
   EP_CHECK(w.host_puts(victim, 0, 3, 33));
+  EP_CHECK_EQ(w.ranks[0].signal(0), uint64_t{1});
   EP_CHECK(w.host_puts(0, victim, 3, 34));
   host_request astray = w.write(victim, 0, 3, 35, 0);
   astray.peer = 1;

@@ -4,7 +4,7 @@ import type { NativeIbgdaNic } from '@ep/native';
 import { ibgdaRemoteLayout } from '@ep/native/abi';
 import type { DeviceReach, RenewableReach } from '@ep/native/ranks';
 
-/** Of a rank that is not here: kernels and JS find the queue pairs to it broken before they use this. */
+/** Of a rank that is not here, or whose part is not known yet: what JS puts there is lost. */
 const NOWHERE = new Uint8Array(ibgdaRemoteLayout.byteLength);
 
 /** Nobody maps a peer's part. */

@@ -8,6 +8,7 @@ import {
   type Rank,
   type RenewOptions,
   Resource,
+  type Succession,
   type SymmetricMemory,
   type Transport,
   type WaitOptions,
@@ -29,6 +30,7 @@ import {
   checkLimits,
   checkOver,
   DeviceMemory,
+  inheritMemory,
   type Liveness,
   Members,
   RankMemory,
@@ -79,11 +81,14 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   readonly #init: IbgdaTransportInit;
   /** Absent where nobody comes in the place of a dead rank: over a network, and for kernels on a GPU. */
   readonly renew?: (options: RenewOptions) => Promise<RankMemory>;
+  /** Likewise. What kernels post to a peer before `replace` breaks the queue pair. */
+  readonly succession?: Succession;
   readonly #members: Members | undefined;
   readonly #reach: RenewableReach;
   /** Of the GPU whose kernels post. */
   readonly #copier: GpuCopier | undefined;
   readonly #endpoints = new Map<Rank, IbgdaEndpoint>();
+  readonly #listeners = new Set<(ranks: readonly Rank[]) => void>();
 
   constructor(init: IbgdaTransportInit) {
     super(`ibgda:${init.backing} transport`);
@@ -103,9 +108,14 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
             ...members,
             transport: this.name,
             timeoutMs: config.timeoutMs,
-            onReplace: () => {},
+            onReplace: (ranks) => {
+              for (const listener of [...this.#listeners]) listener(ranks);
+            },
           });
-    if (members !== undefined && config.device === undefined) this.renew = (options) => this.#renew(options);
+    if (members !== undefined && config.device === undefined) {
+      this.renew = (options) => this.#renew(options);
+      this.succession = this.#makeSuccession(this.#members!, members.isNew);
+    }
     // The software NIC pins nothing.
     this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
     const { device } = init.config;
@@ -259,6 +269,32 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
         return this.children.add(made);
       });
     });
+  }
+
+  #makeSuccession(members: Members, isNew: boolean): Succession {
+    const native = (memory: SymmetricMemory, where: string) => {
+      if (memory instanceof RankMemory && memory.context === this.#init.context) return memory.nativeMemory(where);
+      throw new EpError('EP_INVALID_ARGUMENT', `${where}: the memory belongs to another transport`);
+    };
+    return {
+      isNew,
+      lifeOf: (rank) => members.lifeOf(rank),
+      onReplace: (listener) => {
+        this.#listeners.add(listener);
+        return () => this.#listeners.delete(listener);
+      },
+      part: (memory) => this.#reach.described(native(memory, 'part')),
+      inherit: (options) =>
+        this.guard('inherit', async () => {
+          const size = checkHostAllocation(options, this, {});
+          const made: RankMemory = inheritMemory(
+            this.#allocator(() => this.children.remove(made)),
+            size,
+          );
+          return this.children.add(made);
+        }),
+      replace: (memory, peer, part) => this.#reach.replace(native(memory, 'replace'), peer, part),
+    };
   }
 
   #renew(options: RenewOptions): Promise<RankMemory> {

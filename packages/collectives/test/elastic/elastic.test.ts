@@ -67,7 +67,7 @@ describe('process groups over shared memory', () => {
   );
 });
 
-describe.each(['hostile', 'nvshmem'] as const)('process groups over %s', (transport) => {
+describe.each(['hostile', 'nvshmem', 'ibgda'] as const)('process groups over %s', (transport) => {
   const scenarios = [
     ['stopped', 3, [0, 1, 2]],
     ['deactivated', 3, [0, 1, 2]],
@@ -75,14 +75,18 @@ describe.each(['hostile', 'nvshmem'] as const)('process groups over %s', (transp
     ['holes', 5, [-1]],
     ['again', 3, [0, 1, 2]],
     // Only where a transport lets others in.
-    ...(transport === 'nvshmem'
+    ...(transport !== 'hostile'
       ? ([
           ['replaced', 4, [3, 2, 1, 0]],
           ['left', 3, [2, 1, 0]],
         ] as const)
       : []),
   ] as const;
-  const sampled = transport === 'hostile' ? ['stopped', 'holes'] : ['deactivated', 'replaced', 'left'];
+  const sampled = {
+    hostile: ['stopped', 'holes'],
+    nvshmem: ['deactivated', 'replaced', 'left'],
+    ibgda: ['rounds', 'replaced', 'left'],
+  }[transport];
   const chosen = scenarios.flatMap(([scenario, worldSize, victims]) =>
     victims
       .filter((victim) => full || (sampled.includes(scenario) && victim === victims.at(-1)))

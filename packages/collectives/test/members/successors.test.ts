@@ -5,9 +5,10 @@ import { type Call, pause, rejection, SMALL_STAGING, World } from '../portable/w
 import { worksOver } from './works-over.js';
 
 const barrier = (timeoutMs = 20_000): Call => ({ kind: 'barrier', timeoutMs });
-const open = (size: number): Promise<World> => World.open({ kind: 'shm', size, stagingBytes: SMALL_STAGING });
 
-describe('another process in the place of one that is gone', () => {
+describe.each(['shm', 'ibgda'] as const)('another process in the place of one that is gone, over %s', (kind) => {
+  const open = (size: number): Promise<World> => World.open({ kind, size, stagingBytes: SMALL_STAGING });
+
   it.each([0, 1, 2])('takes part in all that the others do (rank %i), again and again', async (rank) => {
     await using world = await open(3);
     const others = [0, 1, 2].filter((one) => one !== rank);
@@ -82,7 +83,7 @@ describe('another process in the place of one that is gone', () => {
   });
 
   it('holds the place of a group until it has closed it, as the one before had', async () => {
-    const options = { kind: 'shm', size: 2, stagingBytes: SMALL_STAGING, maxGroups: 1 } as const;
+    const options = { kind, size: 2, stagingBytes: SMALL_STAGING, maxGroups: 1 } as const;
     await using world = await World.open(options);
     await world.all(() => barrier());
     await Promise.all([world.repair(0, [1]), world.repair(1, [1]).catch(() => {})]);

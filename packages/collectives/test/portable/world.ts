@@ -2,12 +2,16 @@
 import { type HostileConfig, type HostileTransport, hostile } from '@ep/conformance/hostile';
 import { CloseScope, memoryStore, type Store, type Transport } from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
+import { ibgda } from '@ep/ibgda';
 import { type FabricConfig, nvshmem, type ShmTransport } from '@ep/nvshmem';
 import { openHost } from '../../src/backends.js';
 import type { EngineCall, EngineEnd, GroupEngine, MembershipCall, MembershipEnd, OpKind } from '../../src/engine.js';
 import { openPortableEngine, type PortableEngineOptions } from '../../src/portable/engine.js';
 
-export type Kind = 'hostile' | 'shm' | 'efa' | 'fabric';
+export type Kind = 'hostile' | 'shm' | 'ibgda' | 'efa' | 'fabric';
+
+/** Over these, others come in the place of ranks that are gone. */
+const rejoiners = { shm: nvshmem.shm.rejoin, ibgda: ibgda.soft.rejoin } as const;
 
 export interface WorldOptions {
   readonly kind?: Kind;
@@ -70,6 +74,7 @@ export class World implements AsyncDisposable {
         const member = { rank, worldSize: size, store };
         const config = { maxDelayUs: 100, ...options.hostile };
         if (kind === 'shm') return scope.add(await nvshmem.shm.open(member, { signal }));
+        if (kind === 'ibgda') return scope.add(await ibgda.soft.open(member, { signal }));
         if (kind === 'fabric') return scope.add(await nvshmem.fabric.open(member, { signal, config: LOOPBACK }));
         if (kind === 'efa') return scope.add(await efaGda.soft.open(member, { signal }));
         return scope.add(await hostile.open(member, { signal, config }));
@@ -193,7 +198,7 @@ export class World implements AsyncDisposable {
     await this.transports[rank]!.close();
   }
 
-  /** Over `shm`: another one comes in the place of this rank, which is gone, and opens the group that the others have. */
+  /** Over `shm` and `ibgda`: another one comes in the place of this rank, which is gone, and opens the group that the others have. */
   async replace(rank: number): Promise<void> {
     await this.readmit(rank);
     await this.openSuccessor(rank);
@@ -202,9 +207,13 @@ export class World implements AsyncDisposable {
   /** As far as the transport goes. */
   async readmit(rank: number): Promise<void> {
     const member = { rank, worldSize: this.size, store: this.stores[rank]! };
-    const staying = this.transports.filter((transport) => transport.rank !== rank) as unknown as ShmTransport[];
+    const staying = this.transports.filter((transport) => transport.rank !== rank) as unknown as Pick<
+      ShmTransport,
+      'rank' | 'readmit'
+    >[];
+    const { kind } = this.#options;
     const [comer] = await Promise.all([
-      nvshmem.shm.rejoin(member, { signal: new AbortController().signal }),
+      rejoiners[kind === 'ibgda' ? kind : 'shm'](member, { signal: new AbortController().signal }),
       ...staying.map((transport) => transport.readmit({ store: this.stores[transport.rank]!, joining: [rank] })),
     ]);
     this.#opened.transports[rank] = this.#scope.add(comer);

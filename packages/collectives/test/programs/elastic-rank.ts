@@ -4,6 +4,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { hostile } from '@ep/conformance/hostile';
 import { CloseScope, isEpError, openFileStore } from '@ep/core';
+import { IbgdaTransport, ibgda } from '@ep/ibgda';
 import { nvshmem, ShmTransport } from '@ep/nvshmem';
 import { type InitOptions, initProcessGroup, type ProcessGroup } from '../../src/index.js';
 import type { ElasticArguments, ElasticMessage } from '../elastic/harness.js';
@@ -18,6 +19,7 @@ const member = { rank, worldSize, store };
 const opened = {
   hostile: () => hostile.open(member, { signal, config: { seed: 1, maxDelayUs: 100 } }),
   nvshmem: () => (life > 0 ? nvshmem.shm.rejoin(member, { signal }) : nvshmem.shm.open(member, { signal })),
+  ibgda: () => (life > 0 ? ibgda.soft.rejoin(member, { signal }) : ibgda.soft.open(member, { signal })),
 };
 const transport = given.transport && scope.add(await opened[given.transport]());
 const range = (from: number, to: number): number[] => Array.from({ length: to - from }, (_, i) => from + i);
@@ -97,9 +99,15 @@ async function checkMessages(group: ProcessGroup, ranks: readonly number[]): Pro
 
 /** Over a transport, which others come to first. */
 async function readmit(joining: readonly number[]): Promise<void> {
-  if (!(transport instanceof ShmTransport)) return;
+  if (!(transport instanceof ShmTransport || transport instanceof IbgdaTransport)) return;
   // One that leaves in order takes its time.
   while ((await failure(transport.readmit({ store, joining, timeoutMs: 40_000 }))) === 'EP_INVALID_ARGUMENT');
+}
+
+/** A software NIC ends with its process: what it was told, and has not carried out, is lost. */
+async function land({ size }: ProcessGroup): Promise<void> {
+  if (!(transport instanceof IbgdaTransport)) return;
+  for (const peer of others(size)) await (await transport.connect(peer)).flush();
 }
 
 async function takeIn(group: ProcessGroup, ranks: readonly number[]): Promise<void> {
@@ -128,7 +136,10 @@ async function replaced(): Promise<void> {
     const part = await group.newGroup([victim, (victim + 1) % worldSize]);
     if (part !== undefined) await part.barrier();
     await group.barrier();
-    if (rank === victim) process.kill(process.pid, 'SIGKILL');
+    if (rank === victim) {
+      await land(group);
+      process.kill(process.pid, 'SIGKILL');
+    }
     if (rank === (victim + 1) % worldSize) tell({ kind: 'start', rank: victim });
     // Whoever enters before the death is seen loses the call, and all alike.
     const code = await failure(group.allReduce(new Float64Array(1)));
