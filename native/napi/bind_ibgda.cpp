@@ -432,7 +432,7 @@ Napi::Value ibgda_wrap::accepted(const Napi::CallbackInfo& info) {
   return Napi::Number::New(info.Env(), static_cast<double>(nic.accepted(peer)));
 }
 
-// (peer, number, timeoutMs) -> operation that ends with the request; `found` is 0 where it is done, 1 where the queue pair broke
+// (peer, number, timeoutMs) -> operation that ends with the request; `found` is 0 where it is done, 1 where the queue pair broke, 2 where another process has come in the peer's place
 Napi::Value ibgda_wrap::watch(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   open(env);
@@ -441,7 +441,7 @@ Napi::Value ibgda_wrap::watch(const Napi::CallbackInfo& info) {
   const uint64_t number = arg_size(info[1], "number");
   const auto ended = [nic = native->nic, peer, number](outcome& end) {
     const ibgda::request_state state = nic->look(peer, number);
-    end.found = state == ibgda::request_state::failed ? 1 : 0;
+    end.found = state == ibgda::request_state::replaced ? 2 : state == ibgda::request_state::failed ? 1 : 0;
     return state != ibgda::request_state::pending;
   };
   return Napi::Number::New(env, static_cast<double>(owner.watch_until(env, arg_double(info[2], "timeoutMs"), {peer}, ended)));

@@ -397,7 +397,7 @@ void rank_nic::advance(host_pair& pair, ep_ibgda_qp& qp) {
 
 request_state rank_nic::host_pair::end_of(uint64_t number) const {
   const auto is_in = [&](const std::pair<uint64_t, uint64_t>& run) { return run.first < number && number <= run.second; };
-  return std::any_of(lost.begin(), lost.end(), is_in) ? request_state::failed : request_state::done;
+  return std::any_of(lost.begin(), lost.end(), is_in) ? request_state::replaced : request_state::done;
 }
 
 request_state rank_nic::look(int32_t peer, uint64_t number) {

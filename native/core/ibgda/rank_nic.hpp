@@ -66,7 +66,8 @@ struct pair_failure {
   uint32_t first_syndrome = 0;
 };
 
-enum class request_state : uint32_t { pending, done, failed };
+// replaced: it had not ended when another process came in the peer's place.
+enum class request_state : uint32_t { pending, done, failed, replaced };
 
 // Used by the rank's own thread, but for look(), end_way() and own_fault(), which any may call.
 class rank_nic final : public memory_route, public std::enable_shared_from_this<rank_nic> {

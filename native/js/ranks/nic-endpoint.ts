@@ -64,7 +64,7 @@ export interface NicRequests extends NicMemories {
   ): PostedRequest;
   /** Number of the last request to this peer; 0: none. */
   accepted(peer: number): number;
-  /** Ends with the request: `found` is 0 where it is done, 1 where the queue pair broke. */
+  /** Ends with the request: `found` is 0 where it is done, 1 where the queue pair broke, 2 where another process has come in the peer's place. */
   watch(peer: number, request: number, timeoutMs: number): OperationId;
   /**
    * Looks whether the request has ended, and carries on in passing what a waiting thread can: 0 where it is done, 1 where nothing reaches the peer any more, -1 where it is under
@@ -313,7 +313,15 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
     return error;
   }
 
+  /** HAZARD: says nothing of the way to the peer, which is another one by now. */
+  #replaced(op: string): EpError {
+    const { peer } = this;
+    const text = `${op}: rank ${peer} died before it had all of it; another process has come in its place`;
+    return new EpError('EP_PEER_LOST', text, { context: { peer, lost: [peer] } });
+  }
+
   #errorOf(op: string, end: Outcome, timeoutMs?: number): EpError | undefined {
+    if (end.status === 0 && end.found === 2n) return this.#replaced(op);
     if (end.status === 0) return end.found === 0n ? undefined : this.#broken(op);
     const { liveness } = this.#init;
     const progress = 'the NIC has not completed it';

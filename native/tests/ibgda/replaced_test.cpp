@@ -267,7 +267,7 @@ void test_replaced(bool collapsed) {
     EP_CHECK_EQ(broken, victim);
     EP_CHECK(w.devices[0]->set_faults("").ok());
     w.replace();
-    EP_CHECK(w.ranks[0].nic->look(victim, lost) == request_state::failed);
+    EP_CHECK(w.ranks[0].nic->look(victim, lost) == request_state::replaced);
     EP_CHECK_EQ(w.ranks[0].nic->failure_of(victim).status, uint32_t{EP_STATUS_OK});
     EP_CHECK_EQ(w.ranks[0].nic->kernel_failure(&broken).status, uint32_t{EP_STATUS_OK});
     const uint64_t counts[] = {w.ranks[0].signal(0), w.ranks[1].signal(2), w.ranks[victim].signal(0)};

@@ -208,6 +208,8 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
           undo: () => {},
         };
         await meetAnew(meeting, { ...limits, timeoutMs: left });
+        // Requests to the dead may have told of it meanwhile.
+        this.#init.liveness.renew();
       });
     });
   }

@@ -26,4 +26,5 @@ export const hardware = {
   name: ibgda.hardware.name,
   probe: (config) => ibgda.hardware.probe(over(config)),
   open: (member, options) => ibgda.hardware.open(member, { ...options, config: over(options.config) }),
+  rejoin: (member, options) => ibgda.hardware.rejoin(member, { ...options, config: over(options.config) }),
 };
