@@ -54,7 +54,7 @@ result<std::shared_ptr<segment>> rank_context::control_segment(int32_t rank, con
   }
   auto* control = reinterpret_cast<ep_rank_control*>(opened.value()->data());
   if (absent) {
-    control->life.state = EP_LIFE_DEAD;
+    control->life.state = EP_LIFE_ABSENT;
   } else if (opened.value()->data_bytes() != sizeof(ep_rank_control) || control->header.magic != EP_MAGIC_RANK || control->rank != rank ||
              control->world_size != world_size_) {
     return failure{EP_STATUS_MISMATCH, 0, "the handle for rank " + std::to_string(rank) + " is of rank " + std::to_string(control->rank) + " of " +
@@ -76,6 +76,16 @@ result<nothing> rank_context::replace(int32_t rank, const ep_segment_handle& han
   if (!sound.ok()) return sound.why();
   sound = failure{}; // its mapping goes before the other is made
   return place->replace(handle);
+}
+
+result<nothing> rank_context::vacate(int32_t rank) {
+  if (rank < 0 || rank >= world_size_ || rank == rank_ || peers_.empty()) {
+    return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is not a peer that shares memory with this one"};
+  }
+  if (life(rank) == EP_LIFE_ABSENT) return nothing{};
+  auto empty = control_segment(rank, {});
+  if (!empty.ok()) return empty.why();
+  return peers_[static_cast<size_t>(rank)]->vacate(*empty.value());
 }
 
 bool rank_context::gone(int32_t rank) const {

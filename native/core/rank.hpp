@@ -28,11 +28,13 @@ class rank_context {
   ep_rank_control& control() const { return *reinterpret_cast<ep_rank_control*>(own_->data()); }
   ep_rank_control& control_of(int32_t rank) const { return *reinterpret_cast<ep_rank_control*>(peers_[static_cast<size_t>(rank)]->data()); }
 
-  // Maps the peers' control segments; `handles` has one entry per rank, one's own included. All zeroes: the rank is not here, and counts as dead.
+  // Maps the peers' control segments; `handles` has one entry per rank, one's own included. All zeroes: nobody is in that place, which is EP_LIFE_ABSENT.
   result<nothing> connect(const std::vector<ep_segment_handle>& handles);
   // After connect(): another rank has come in the place of a dead one, or of one that was never here. Everybody who has the old one's words has this one's now.
   result<nothing> replace(int32_t rank, const ep_segment_handle& handle);
-  // Dead or closed, and no longer held by anybody in this process: replace() may come.
+  // The place is empty from here on, as if nobody had ever come. EP_STATUS_BUSY while who was there, of this process, is there.
+  result<nothing> vacate(int32_t rank);
+  // Dead, closed or never there, and no longer held by anybody in this process: replace() may come.
   bool gone(int32_t rank) const;
   // EP_LIFE_* of the rank whose control segment this is; DEAD where it cannot be mapped.
   static uint32_t life_behind(const ep_segment_handle& handle);

@@ -215,6 +215,24 @@ result<nothing> segment::replace(const ep_segment_handle& handle) {
   return nothing{};
 }
 
+result<nothing> segment::vacate(segment& stand_in) {
+  if (stand_in.data_bytes_ != data_bytes_ || stand_in.fd_ >= 0 || stand_in.base_ == nullptr) {
+    return failure{EP_STATUS_INVALID, 0, "not a stand-in of " + bytes_text(data_bytes_)};
+  }
+  const std::lock_guard lock(registry_mutex());
+  if (!replaceable()) return failure{EP_STATUS_BUSY, 0, "the rank whose place is to be empty is still closing in this process"};
+  const uint64_t total = total_of(data_bytes_);
+  if (mremap(stand_in.base_, total, total, MREMAP_MAYMOVE | MREMAP_FIXED, base_) == MAP_FAILED) return failure_errno("mremap", errno, "a stand-in of " + bytes_text(total));
+  stand_in.base_ = nullptr; // its mapping is here now
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+  // Its maker's entry, if there is one in this process, stays.
+  const auto known = registry().find({handle_.inode, handle_.nonce});
+  if (known != registry().end() && known->second.lock().get() == this) registry().erase(known);
+  handle_ = {};
+  return nothing{};
+}
+
 bool segment::shows(const ep_segment_handle& handle) const {
   const std::lock_guard lock(registry_mutex());
   return handle.inode == handle_.inode && handle.nonce == handle_.nonce;

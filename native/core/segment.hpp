@@ -28,6 +28,8 @@ class segment : public std::enable_shared_from_this<segment> {
   // one or the other, never nothing. Another rank of this process may have done it before: then it does nothing. EP_STATUS_BUSY while the maker of the old one, in this
   // process, is there.
   result<nothing> replace(const ep_segment_handle& handle);
+  // From here on this shows what a stand-in of as many bytes shows, which is used up by that. EP_STATUS_BUSY as of replace().
+  result<nothing> vacate(segment& stand_in);
   // What this shows at this moment. Another rank of this process may be replacing it.
   bool shows(const ep_segment_handle& handle) const;
   // By the maker's last use of it. HAZARD: what a maker still did with its segment after replace(), it would do to its successor's.

@@ -131,22 +131,24 @@ uint32_t wait_scope_check(const wait_scope& scope, int32_t awaited, int32_t* los
   if (scope.closing != nullptr && scope.closing->load(std::memory_order_acquire) != 0) return EP_STATUS_CLOSED;
   if (scope.peers != nullptr) {
     int gone = 0;
+    int absent = 0;
     int32_t someone = any_rank;
     const int32_t first = awaited == any_rank ? 0 : awaited;
     const int32_t last = awaited == any_rank ? scope.world_size : awaited + 1;
     for (int32_t rank = first; rank < last; ++rank) {
       if (rank == scope.self || scope.peers[rank].life == 0) continue;
       const uint32_t state = life_state(reinterpret_cast<const ep_life_word*>(scope.peers[rank].life));
-      if (state == EP_LIFE_DEAD || (state == EP_LIFE_CLOSED && awaited != any_rank)) {
+      if (state == EP_LIFE_DEAD || ((state == EP_LIFE_CLOSED || state == EP_LIFE_ABSENT) && awaited != any_rank)) {
         *lost = rank;
         return EP_STATUS_PEER_LOST;
       }
+      if (state == EP_LIFE_ABSENT) ++absent;
       if (state == EP_LIFE_CLOSED) {
         ++gone;
         someone = rank;
       }
     }
-    if (gone > 0 && gone == scope.world_size - 1) {
+    if (gone > 0 && gone + absent == scope.world_size - 1) {
       *lost = someone;
       return EP_STATUS_PEER_LOST;
     }

@@ -436,6 +436,8 @@ export const EP_LIFE_ALIVE = 1;
 export const EP_LIFE_CLOSED = 2;
 /** its environment was torn down without close(), or its thread died */
 export const EP_LIFE_DEAD = 3;
+/** nobody is in this place; somebody may come */
+export const EP_LIFE_ABSENT = 4;
 /** largest blob of one all-gather */
 export const EP_TEAM_EXCHANGE_BYTES = 1024;
 export const EP_SEGMENT_DATA_OFFSET = 4096;

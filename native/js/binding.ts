@@ -43,11 +43,13 @@ export interface NativeHostMemory {
 export interface NativeRankContext {
   /** `ep_segment_handle` bytes of the control segment. */
   handle(): Uint8Array<ArrayBuffer>;
-  /** Maps the peers' control segments. One handle per rank, concatenated; zeroes for a rank that is not here: it counts as dead. */
+  /** Maps the peers' control segments. One handle per rank, concatenated; zeroes for a place in which nobody is (`EP_LIFE_ABSENT`). */
   connect(handles: Uint8Array): void;
   /** Has the control segment of another rank in the place of that of a dead one. */
   replace(rank: number, handle: Uint8Array): void;
-  /** Dead or closed, and no longer held in this process: `replace` may come. */
+  /** From here on nobody is in this place. */
+  vacate(rank: number): void;
+  /** Dead, closed or never there, and no longer held in this process: `replace` may come. */
   gone(rank: number): boolean;
   /** `EP_LIFE_*` of a rank. */
   life(rank: number): number;

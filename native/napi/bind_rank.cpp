@@ -76,6 +76,11 @@ void rank_wrap::replace(const Napi::CallbackInfo& info) {
   value_or_throw(info.Env(), done);
 }
 
+void rank_wrap::vacate(const Napi::CallbackInfo& info) {
+  auto done = open(info.Env()).vacate(arg_int(info[0], "rank"));
+  value_or_throw(info.Env(), done);
+}
+
 Napi::Value rank_wrap::gone(const Napi::CallbackInfo& info) {
   const int32_t rank = arg_int(info[0], "rank");
   const rank_context& context = open(info.Env());
@@ -101,7 +106,7 @@ void rank_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["RankContext"] = DefineClass(env, "RankContext",
                                        {InstanceMethod<&rank_wrap::handle>("handle"), InstanceMethod<&rank_wrap::connect>("connect"),
                                         InstanceMethod<&rank_wrap::life>("life"),
-                                        InstanceMethod<&rank_wrap::replace>("replace"), InstanceMethod<&rank_wrap::gone>("gone"),
+                                        InstanceMethod<&rank_wrap::replace>("replace"), InstanceMethod<&rank_wrap::vacate>("vacate"), InstanceMethod<&rank_wrap::gone>("gone"),
                                         InstanceMethod<&rank_wrap::team_segment>("createTeamSegment"), InstanceMethod<&rank_wrap::close>("close")});
 }
 

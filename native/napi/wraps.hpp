@@ -31,6 +31,7 @@ struct rank_wrap : Napi::ObjectWrap<rank_wrap> {
   Napi::Value handle(const Napi::CallbackInfo& info);
   void connect(const Napi::CallbackInfo& info);
   void replace(const Napi::CallbackInfo& info);
+  void vacate(const Napi::CallbackInfo& info);
   Napi::Value gone(const Napi::CallbackInfo& info);
   Napi::Value life(const Napi::CallbackInfo& info);
   Napi::Value team_segment(const Napi::CallbackInfo& info);

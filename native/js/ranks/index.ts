@@ -12,7 +12,7 @@ export {
 } from './allocate.js';
 export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory, type DeviceReach } from './device-memory.js';
 export { reportStep, type SetUpStep, together } from './gather.js';
-export { type Introduction, type Told, throughStore } from './introduction.js';
+export { type Introduced, type Introduction, type Told, throughStore } from './introduction.js';
 export { agreedFacts, type JoinedRanks, type JoinOptions, joinRanks } from './join.js';
 export { joinApart, type LinkedNic, type NetworkWorld } from './join-apart.js';
 export {
@@ -22,7 +22,7 @@ export {
   teamMemory,
   type WorldTeam,
 } from './linked-team.js';
-export { Liveness } from './liveness.js';
+export { emptyPlace, Liveness } from './liveness.js';
 export { Members, type MembersInit, parseApplication, parseWord, type ReadmitOptions, rejoinRanks } from './members.js';
 export { awaitedRanks, comparisonCode, RankMemory, type RankMemoryInit } from './memory.js';
 export { checkPinnable } from './memory-limits.js';

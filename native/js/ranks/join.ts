@@ -1,5 +1,6 @@
 /** How ranks of one host find each other: by an introduction, then through shared control segments. */
-import type { Member, WaitOptions } from '@ep/core';
+import { createHash } from 'node:crypto';
+import type { Member, Rank, WaitOptions } from '@ep/core';
 import { segmentHandleLayout } from '../abi.gen.js';
 import type { NativeRankContext } from '../binding.js';
 import { native } from '../native.js';
@@ -8,11 +9,14 @@ import { Liveness } from './liveness.js';
 import { RankTeam } from './team.js';
 
 const HANDLE_BYTES = segmentHandleLayout.byteLength;
+const ID_DIGITS = 16;
 
 export interface JoinOptions extends Omit<Member, 'store'> {
   /** Of the transport, for example `nvshmem:shm`: names it to the other ranks. */
   readonly transport: string;
   readonly version: string;
+  /** Who is here at first, ascending; all ranks unless given. Nobody is in the other places until some are let in (`Members.readmit`). */
+  readonly activeRanks?: readonly Rank[] | undefined;
   /** What all ranks must have chosen alike, beside transport, version, ABI and `ranksOnHost`. */
   readonly agree?: Readonly<Record<string, string | number | boolean>>;
   readonly ranksOnHost: number;
@@ -25,10 +29,12 @@ export interface JoinedRanks {
   readonly liveness: Liveness;
   /** All ranks that are here, in order. */
   readonly world: RankTeam;
-  /** `ep_segment_handle` of each rank's control segment; empty for a rank that is not here. */
+  /** By rank, `ep_segment_handle` of the control segment; empty for a place in which nobody is. */
   readonly controls: readonly Uint8Array[];
   /** How often the world had let ranks in. */
   readonly round: number;
+  /** Names the world: no other one has this name. */
+  readonly id: string;
 }
 
 type Agreed = Pick<JoinOptions, 'transport' | 'version' | 'ranksOnHost' | 'agree'>;
@@ -55,17 +61,18 @@ export async function joinRanks(
 ): Promise<JoinedRanks> {
   const { rank, worldSize, ranksOnHost, timeoutMs } = options;
   const { binding } = native();
+  const here = options.activeRanks ?? Array.from({ length: worldSize }, (_, one) => one);
   await introduction.compare({ agree: agreementOf(options) }, limits);
   const context = new binding.RankContext(rank, worldSize, ranksOnHost);
   try {
     const handle = context.handle();
-    // Of rank 0's alone; the others' stays empty.
-    const team = rank === 0 ? context.createTeamSegment(worldSize) : new Uint8Array(HANDLE_BYTES);
+    // Of the first one's alone; the others' stays empty.
+    const team = rank === here[0] ? context.createTeamSegment(here.length) : new Uint8Array(HANDLE_BYTES);
     const told = await introduction.tell('control', { handle, team }, limits);
-    const handles = new Uint8Array(worldSize * HANDLE_BYTES);
-    for (const [peer, theirs] of told.entries()) handles.set(theirs.handle, peer * HANDLE_BYTES);
-    context.connect(handles);
-    const ranks = Int32Array.from({ length: worldSize }, (_, peer) => peer);
+    const controls: Uint8Array[] = Array.from({ length: worldSize }, () => new Uint8Array(0));
+    for (const [at, theirs] of told.entries()) controls[here[at]!] = theirs.handle.slice();
+    connectControls(context, controls);
+    const ranks = Int32Array.from(here);
     const liveness = new Liveness(context, rank, worldSize);
     const world = new RankTeam({ context, liveness, worldRank: rank, handle: told[0]!.team, ranks, timeoutMs });
     try {
@@ -75,10 +82,17 @@ export async function joinRanks(
       await world.close();
       throw error;
     }
-    const controls = told.map((theirs) => theirs.handle.slice());
-    return { context, liveness, world, controls, round: 0 };
+    const id = createHash('sha256').update(told[0]!.team).digest('hex').slice(0, ID_DIGITS);
+    return { context, liveness, world, controls, round: 0, id };
   } catch (error) {
     context.close();
     throw error;
   }
+}
+
+/** Maps the control segments of all that are here; see `JoinedRanks.controls`. */
+export function connectControls(context: NativeRankContext, controls: readonly Uint8Array[]): void {
+  const handles = new Uint8Array(controls.length * HANDLE_BYTES);
+  for (const [rank, handle] of controls.entries()) handles.set(handle, rank * HANDLE_BYTES);
+  context.connect(handles);
 }

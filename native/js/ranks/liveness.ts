@@ -3,12 +3,23 @@ import { EpError, formatRanks, isEpError, type Rank } from '@ep/core';
 import { EP_LIFE_DEAD } from '../abi.gen.js';
 import type { NativeRankContext } from '../binding.js';
 
+/** What is refused towards a place into which nobody has come. */
+export const emptyPlace = (where: string, peer: Rank): EpError =>
+  new EpError(
+    'EP_NOT_READY',
+    `${where}: nobody is in the place of rank ${peer} yet: those that are here let it in by readmit()`,
+    {
+      context: { ranks: [peer] },
+    },
+  );
+
 export class Liveness {
   readonly #context: NativeRankContext;
   readonly #rank: Rank;
   readonly worldSize: number;
   #failed = new AbortController();
   #watching = true;
+  #coming: readonly Rank[] = [];
 
   constructor(context: NativeRankContext, rank: Rank, worldSize: number) {
     this.#context = context;
@@ -22,7 +33,7 @@ export class Liveness {
   }
 
   isDead(rank: Rank): boolean {
-    return rank !== this.#rank && this.#context.life(rank) === EP_LIFE_DEAD;
+    return rank !== this.#rank && !this.#coming.includes(rank) && this.#context.life(rank) === EP_LIFE_DEAD;
   }
 
   /** Ranks whose thread or process has died (not those that closed in order). Two loads per rank, no system call. */
@@ -44,6 +55,11 @@ export class Liveness {
   notice<E>(error: E): E {
     if (this.#watching && isEpError(error) && error.code === 'EP_PEER_LOST') this.lostRanks();
     return error;
+  }
+
+  /** Until it is called again: these are on their way into empty places, and none of the world yet. */
+  expect(coming: readonly Rank[]): void {
+    this.#coming = coming;
   }
 
   /** Who was dead is here again: `failed` is another signal from now on, unless somebody else still is. */

@@ -1,5 +1,5 @@
 /**
- * Who of a world is here, and how ranks come in the place of dead ones.
+ * Who of a world is here, and how ranks come in the place of dead ones, or in places in which nobody has been yet.
  *
  * Ranks that stay call `readmit`, those that come call `rejoin`, with the store of the world. A newcomer applies under a number of its own (its incarnation); the lowest of those
  * that stay takes the last application of each rank whose applicant lives, and publishes who is here from now on. From there on everybody maps everybody, and a new team of all
@@ -21,15 +21,13 @@ import {
   type Store,
   type WaitOptions,
 } from '@ep/core';
-import { EP_LIFE_ALIVE, segmentHandleLayout } from '../abi.gen.js';
-import type { NativeRankContext } from '../binding.js';
+import { EP_LIFE_ALIVE } from '../abi.gen.js';
 import { native } from '../native.js';
 import { reportStep, type SetUpStep } from './gather.js';
-import { agreedFacts, type JoinedRanks, type JoinOptions } from './join.js';
+import { agreedFacts, connectControls, type JoinedRanks, type JoinOptions } from './join.js';
 import { Liveness } from './liveness.js';
 import { RankTeam } from './team.js';
 
-const HANDLE_BYTES = segmentHandleLayout.byteLength;
 /** How long a rank that is to be replaced may still look alive: its death has been seen by somebody. */
 const DEATH_MS = 1000;
 const LOOK_MS = 10;
@@ -38,9 +36,9 @@ const LIFE_DIGITS = 16;
 export interface ReadmitOptions extends WaitOptions {
   /** The one that the world was opened with. */
   readonly store: Store;
-  /** Dead ranks, in whose place others come now. */
+  /** Places into which ranks come now: of dead ranks, or empty ones. */
   readonly joining: readonly Rank[];
-  /** Ranks that stay away: dead, or given up alive. */
+  /** Ranks that were here and stay away: dead, or given up alive. */
   readonly without?: readonly Rank[];
 }
 
@@ -62,6 +60,8 @@ interface Application {
 }
 
 interface Plan {
+  /** Of the world. */
+  readonly id: string;
   /** How often the world has let ranks in, or tried to. */
   readonly round: number;
   readonly members: readonly Rank[];
@@ -108,8 +108,9 @@ export const parseWord = (bytes: Uint8Array, worldSize: number): Word =>
   parseJson(bytes, ({ plan, code, message }) => {
     if (plan === undefined) return Object.hasOwn(ERROR_TABLE, String(code)) && typeof message === 'string';
     if (typeof plan !== 'object' || plan === null) return false;
-    const { round, members, joining, controls, team } = plan as Record<string, unknown>;
-    if (!Number.isSafeInteger(round) || !isTexts(controls) || controls.length !== worldSize) return false;
+    const { id, round, members, joining, controls, team } = plan as Record<string, unknown>;
+    if (typeof id !== 'string' || !Number.isSafeInteger(round) || !isTexts(controls) || controls.length !== worldSize)
+      return false;
     return (
       isRanks(members, worldSize) &&
       isRanks(joining, worldSize) &&
@@ -146,11 +147,13 @@ function planOf(word: Word, where: string): Plan {
 export class Members {
   readonly #init: MembersInit;
   readonly #controls: Uint8Array[];
+  readonly #empty: Uint8Array;
   #world: RankTeam;
   #round: number;
 
   constructor(init: MembersInit) {
     this.#init = init;
+    this.#empty = Uint8Array.from(init.controls, ({ byteLength }) => (byteLength === 0 ? 1 : 0));
     this.#world = init.world;
     this.#round = init.round;
     this.#controls = [...init.controls];
@@ -161,6 +164,11 @@ export class Members {
     return this.#world;
   }
 
+  /** By rank: 1 where nobody is in its place. Changes with who is here. */
+  get empty(): Readonly<Uint8Array> {
+    return this.#empty;
+  }
+
   /** Names the process in a rank's place; empty if nobody is there. */
   lifeOf(rank: Rank): string {
     const control = this.#controls[rank]!;
@@ -168,7 +176,7 @@ export class Members {
   }
 
   /**
-   * Collective over all ranks of the world but those of `joining` and `without`, and over those that come in the place of `joining` (`rejoinRanks`). Resolves with the team of
+   * Collective over all ranks that are here but those of `joining` and `without`, and over those that come into the places of `joining` (`rejoinRanks`). Resolves with the team of
    * all that are here then, which the caller closes in time. `EP_TIMEOUT` or `EP_PEER_LOST` names who did not come or died; the ranks are then where they were before, and may
    * try again. `EP_INVALID_ARGUMENT` where a rank to be replaced lives.
    */
@@ -186,42 +194,71 @@ export class Members {
         ? await this.#lead({ store, round, joining, staying, clock, where, signal })
         : await this.#hear(store, round, leader, clock, where, signal);
     const plan = planOf(word, where);
-    let failure: unknown;
+    const wereEmpty = joining.filter((one) => this.#empty[one] === 1);
+    let team: RankTeam | undefined;
+    // HAZARD: who dies on the way into an empty place has never been of this world: its death is none of it.
+    liveness.expect(wereEmpty);
     try {
-      if (plan.joining.join() !== joining.join() || !staying.every((one) => plan.members.includes(one))) {
-        const theirs = `rank ${leader} has ${formatRanks(plan.joining)} join`;
-        throw new EpError('EP_MISMATCH', `${where}: ${theirs}, this rank ${formatRanks(joining)}`, {
-          context: { odd: [leader], joining: plan.joining },
-        });
+      let failure: unknown;
+      try {
+        await this.#take(plan, { joining, staying, leader, where, signal });
+      } catch (reason) {
+        failure = reason;
       }
-      this.#init.onReplace(joining);
-      for (const one of joining) {
-        this.#controls[one] = fromBase64(plan.controls[one]!);
-        await this.#replace(one, this.#controls[one], signal);
-      }
-    } catch (reason) {
-      failure = reason;
-    }
-    const ranks = Int32Array.from(plan.members);
-    const team = new RankTeam({
-      context,
-      liveness,
-      worldRank: rank,
-      handle: fromBase64(plan.team),
-      ranks,
-      timeoutMs: own,
-    });
-    try {
+      const ranks = Int32Array.from(plan.members);
+      team = new RankTeam({ context, liveness, worldRank: rank, handle: fromBase64(plan.team), ranks, timeoutMs: own });
       const report = Uint8Array.of(failure === undefined ? 1 : 0);
       await reportStep(team, stepOf(where), report, failure, { ...(signal && { signal }), timeoutMs: clock(1) });
     } catch (error) {
-      await team.close();
+      await team?.close();
+      for (const one of wereEmpty) this.#leaveEmpty(one, true);
       throw error;
+    } finally {
+      liveness.expect([]);
     }
-    for (let one = 0; one < worldSize; one++) if (!ranks.includes(one)) this.#controls[one] = new Uint8Array(0);
+    for (let one = 0; one < worldSize; one++) {
+      if (plan.members.includes(one)) this.#empty[one] = 0;
+      else this.#leaveEmpty(one);
+    }
     liveness.renew();
     this.#world = team;
     return team;
+  }
+
+  /** Maps who comes. */
+  async #take(
+    plan: Plan,
+    of: {
+      readonly joining: readonly Rank[];
+      readonly staying: readonly Rank[];
+      readonly leader: Rank;
+      readonly where: string;
+      readonly signal: AbortSignal | undefined;
+    },
+  ): Promise<void> {
+    const { joining, staying, leader, where, signal } = of;
+    if (plan.joining.join() !== joining.join() || !staying.every((one) => plan.members.includes(one))) {
+      const theirs = `rank ${leader} has ${formatRanks(plan.joining)} join`;
+      throw new EpError('EP_MISMATCH', `${where}: ${theirs}, this rank ${formatRanks(joining)}`, {
+        context: { odd: [leader], joining: plan.joining },
+      });
+    }
+    this.#init.onReplace(joining);
+    for (const one of joining) {
+      this.#controls[one] = fromBase64(plan.controls[one]!);
+      await this.#replace(one, this.#controls[one], signal);
+    }
+  }
+
+  /**
+   * Nobody is in this place, and if somebody died there, that is told no longer. HAZARD: whoever was given up alive has mapped the others: nobody comes in its place while it lives,
+   * so its words stay. Of who has mapped nothing, because nothing came of its coming (`wasEmpty`), they go.
+   */
+  #leaveEmpty(one: Rank, wasEmpty = false): void {
+    const { context } = this.#init;
+    this.#controls[one] = new Uint8Array(0);
+    this.#empty[one] = 1;
+    if (wasEmpty || context.gone(one)) context.vacate(one);
   }
 
   #checkRanks(options: ReadmitOptions, where: string): { readonly joining: Rank[]; readonly staying: Rank[] } {
@@ -238,7 +275,7 @@ export class Members {
       const expected = `other ranks than this one, ${rank}, each named once`;
       throw invalid('joining and without', { where, expected, found: [...joining, ...without] });
     }
-    const staying = Array.from({ length: worldSize }, (_, one) => one).filter((one) => !away.has(one));
+    const staying = [...this.#world.ranks].filter((one) => !away.has(one));
     return { joining: [...joining].sort((a, b) => a - b), staying };
   }
 
@@ -300,7 +337,8 @@ export class Members {
         staying.includes(one) ? toBase64(handle) : (came.get(one)?.control ?? ''),
       );
       const members = [...staying, ...joining].sort((a, b) => a - b);
-      word = { plan: { round, members, joining, controls, team: toBase64(context.createTeamSegment(members.length)) } };
+      const team = toBase64(context.createTeamSegment(members.length));
+      word = { plan: { id: this.#init.id, round, members, joining, controls, team } };
     } catch (reason) {
       thrown = { reason };
       word = isEpError(reason)
@@ -405,7 +443,7 @@ export async function rejoinRanks(
     });
     const plan = planOf(parseWord(invitation, worldSize), where);
     const controls = plan.controls.map(fromBase64);
-    connectControls(context, controls, worldSize);
+    connectControls(context, controls);
     const liveness = new Liveness(context, rank, worldSize);
     const ranks = Int32Array.from(plan.members);
     const world = new RankTeam({ context, liveness, worldRank: rank, handle: fromBase64(plan.team), ranks, timeoutMs });
@@ -415,15 +453,9 @@ export async function rejoinRanks(
       await world.close();
       throw error;
     }
-    return { context, liveness, world, controls, round: plan.round };
+    return { context, liveness, world, controls, round: plan.round, id: plan.id };
   } catch (error) {
     context.close();
     throw error;
   }
-}
-
-function connectControls(context: NativeRankContext, controls: readonly Uint8Array[], worldSize: number): void {
-  const handles = new Uint8Array(worldSize * HANDLE_BYTES);
-  for (const [rank, handle] of controls.entries()) handles.set(handle, rank * HANDLE_BYTES);
-  context.connect(handles);
 }

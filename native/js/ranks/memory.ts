@@ -21,10 +21,11 @@ import {
   viewStorage,
   type WaitOptions,
 } from '@ep/core';
+import { EP_LIFE_ABSENT } from '../abi.gen.js';
 import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
 import { LARGEST_WINDOW, registerWindow } from '../host-memory.js';
 import { native } from '../native.js';
-import type { Liveness } from './liveness.js';
+import { emptyPlace, type Liveness } from './liveness.js';
 import { checkLimits, nativeTimeout, runWait, waitError } from './outcome.js';
 
 const COMPARISONS: Record<Comparison, number> = { eq: 0, ne: 1, lt: 2, le: 3, gt: 4, ge: 5 };
@@ -196,12 +197,13 @@ export class RankMemory extends Resource implements SymmetricMemory {
     return this.peerView(this.#init.rank, dtype, byteOffset, length);
   }
 
-  /** Load/store access to a peer's part (OpenSHMEM's `shmem_ptr`). Detached by close() like every view. */
+  /** Load/store access to a peer's part (OpenSHMEM's `shmem_ptr`). Detached by close() like every view. `EP_NOT_READY` where nobody is in the peer's place. */
   peerView<D extends DType>(peer: Rank, dtype: D, byteOffset: number, length: number): Storage[D] {
     this.checkOpen('view');
     const width = elementBytes(dtype);
     checkInteger(length, 'length', 'view');
     checkInteger(peer, 'peer', 'view', 0, this.#init.worldSize - 1);
+    if (peer !== this.#init.rank && this.#init.context.life(peer) === EP_LIFE_ABSENT) throw emptyPlace('view', peer);
     this.#checkBytes('view', byteOffset, length * width);
     if (byteOffset % width !== 0) {
       throw invalid('byteOffset', {

@@ -58,6 +58,33 @@ void shows_another() {
   EP_CHECK_EQ(segment_count(), before);
 }
 
+// Nobody is there again: at the same addresses, and its maker keeps its own.
+void shows_nobody() {
+  const uint64_t before = segment_count();
+  {
+    auto place = segment::stand_in(bytes).value();
+    const auto first = made(7);
+    EP_CHECK(place->replace(first->handle()).ok());
+    const uint8_t* const address = place->data();
+    auto empty = segment::stand_in(bytes).value();
+    word_of(*empty).store(3);
+    EP_CHECK(place->vacate(*empty).ok());
+    EP_CHECK(place->data() == address);
+    EP_CHECK_EQ(word_of(*place).load(), 3u);
+    EP_CHECK(!place->shows(first->handle()));
+    EP_CHECK(!place->vacate(*empty).ok()); // used up
+    EP_CHECK(!place->vacate(*segment::stand_in(2 * bytes).value()).ok());
+    EP_CHECK(!place->vacate(*made(1)).ok());
+    EP_CHECK_EQ(word_of(*first).load(), 7u);
+    EP_CHECK(segment::open(first->handle()).value() == first);
+    EP_CHECK_EQ(first->vacate(*segment::stand_in(bytes).value()).why().status, static_cast<uint32_t>(EP_STATUS_BUSY));
+    const auto second = made(10);
+    EP_CHECK(place->replace(second->handle()).ok());
+    EP_CHECK_EQ(word_of(*place).load(), 10u);
+  }
+  EP_CHECK_EQ(segment_count(), before);
+}
+
 // Whoever looks meanwhile sees the one or the other, and never nothing.
 void looks_meanwhile() {
   auto stand_in = segment::stand_in(bytes);
@@ -92,7 +119,7 @@ void comes_later() {
   auto one = rank_of(1);
   EP_CHECK(zero->connect({zero->handle(), one->handle(), {}}).ok());
   EP_CHECK(one->connect({zero->handle(), one->handle(), {}}).ok());
-  EP_CHECK_EQ(zero->life(2), EP_LIFE_DEAD);
+  EP_CHECK_EQ(zero->life(2), EP_LIFE_ABSENT);
   EP_CHECK(zero->gone(2));
   auto memory = symmetric_memory::create(zero, 4096, 8).value();
   auto other = symmetric_memory::create(one, 4096, 8).value();
@@ -124,6 +151,12 @@ void comes_later() {
     two.reset();
     EP_CHECK(zero->life(2) != EP_LIFE_ALIVE);
     EP_CHECK(zero->gone(2) && one->gone(2));
+    if (round % 2 == 1) continue;
+    EP_CHECK(zero->vacate(2).ok() && one->vacate(2).ok());
+    EP_CHECK(zero->vacate(2).ok());
+    EP_CHECK_EQ(zero->life(2), EP_LIFE_ABSENT);
+    EP_CHECK(zero->gone(2));
+    EP_CHECK(!zero->vacate(0).ok() && !zero->vacate(3).ok());
   }
 }
 
@@ -131,6 +164,7 @@ void comes_later() {
 
 int main() {
   shows_another();
+  shows_nobody();
   looks_meanwhile();
   comes_later();
   return ep::check::finish();

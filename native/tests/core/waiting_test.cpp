@@ -360,6 +360,19 @@ int main() {
   });
   goes_on_while([](fixture& f) { f.die(2, EP_LIFE_DEAD); }, 1);
   goes_on_while([](fixture& f) { f.die(2, EP_LIFE_CLOSED); }, any_rank);
+  // Places in which nobody is: nobody is lost there, but nobody comes from there either.
+  ends_by(EP_STATUS_PEER_LOST, 1, 1, [](fixture& f) { f.die(1, EP_LIFE_ABSENT); });
+  ends_by(EP_STATUS_PEER_LOST, any_rank, 2, [](fixture& f) {
+    f.die(1, EP_LIFE_ABSENT);
+    f.die(2, EP_LIFE_CLOSED);
+  });
+  goes_on_while([](fixture& f) { f.die(2, EP_LIFE_ABSENT); }, any_rank);
+  goes_on_while(
+      [](fixture& f) {
+        f.die(1, EP_LIFE_ABSENT);
+        f.die(2, EP_LIFE_ABSENT);
+      },
+      any_rank);
   goes_on_while([](fixture& f) { f.die(0, EP_LIFE_DEAD); }, any_rank);
   keeps_deadlines();
   loses_no_wake_up(60'000);

@@ -69,8 +69,9 @@ export const ERROR_TABLE = {
   },
   EP_NOT_READY: {
     scope: 'call',
-    meaning: 'ranks that were to be taken into a group are not there yet, or do not ask for it; nothing was changed',
-    remedy: 'ask peerState(), and call again once they call joinGroup()',
+    meaning:
+      'nobody is there yet: in a place of a transport, or among those who wait to be taken into a group; nothing was changed',
+    remedy: 'let ranks in first (readmit(), recoverRanks()); peerState() tells when they wait in joinGroup()',
   },
   EP_EVICTED: {
     scope: 'transport',

@@ -1,9 +1,9 @@
 /**
  * All ranks meet at a key of a store.
  *
- * Each rank puts its part under `key/<rank>`; rank 0 collects the parts and publishes all of them, or why that is impossible, under
+ * Each rank puts its part under `key/<rank>`; the lowest rank, 0 unless others come, collects the parts and publishes all of them, or why that is impossible, under
  * `key/verdict`, which is written once. So every rank ends with the same verdict, and the whole costs one set and one get for each rank and one get
- * for each part at rank 0.
+ * for each part at the lowest.
  */
 import { randomBytes } from 'node:crypto';
 import { checkAttached } from './buffers.js';
@@ -25,7 +25,13 @@ export interface Meeting {
   readonly key: string;
   readonly rank: Rank;
   readonly worldSize: number;
+  /** Who comes, ascending, the same on all of them; all ranks of the world unless given. The lowest collects. */
+  readonly ranks?: readonly Rank[];
 }
+
+/** Who comes to a meeting, ascending. */
+export const comersOf = ({ worldSize, ranks }: Meeting): readonly Rank[] =>
+  ranks ?? Array.from({ length: worldSize }, (_, rank) => rank);
 
 /** How a kind of meeting speaks of itself. */
 export interface MeetingKind {
@@ -100,12 +106,14 @@ export function parseVerdict(value: Uint8Array): Verdict {
 class Gathering {
   readonly #store: Store;
   readonly #meeting: Meeting;
+  readonly #comers: readonly Rank[];
   readonly #kind: MeetingKind;
   readonly #timeoutMs: number;
 
   constructor(store: Store, meeting: Meeting, kind: MeetingKind, timeoutMs: number) {
     this.#store = store;
     this.#meeting = meeting;
+    this.#comers = comersOf(meeting);
     this.#kind = kind;
     this.#timeoutMs = timeoutMs;
   }
@@ -123,7 +131,7 @@ class Gathering {
       await this.#decide(verdict);
     } else {
       try {
-        verdict = rank === 0 ? await this.#collect(fetchParts, signal) : await this.#await(signal);
+        verdict = rank === this.#comers[0] ? await this.#collect(fetchParts, signal) : await this.#await(signal);
       } catch (error) {
         verdict = await this.#giveUp(error, signal);
       }
@@ -141,7 +149,7 @@ class Gathering {
   }
 
   get #partKeys(): readonly string[] {
-    return Array.from({ length: this.#meeting.worldSize }, (_, rank) => this.#partKey(rank));
+    return this.#comers.map((rank) => this.#partKey(rank));
   }
 
   async #await(signal: AbortSignal | undefined): Promise<Verdict> {
@@ -150,7 +158,7 @@ class Gathering {
     );
   }
 
-  /** Rank 0: all parts, unless somebody publishes a failure before they have come. */
+  /** The lowest rank: all parts, unless somebody publishes a failure before they have come. */
   async #collect(fetchParts: boolean, signal: AbortSignal | undefined): Promise<Verdict> {
     const over = new AbortController();
     const linked = linkSignals(signal, over.signal);
@@ -193,12 +201,17 @@ class Gathering {
     const ranks = await this.#missingRanks();
     const who =
       ranks.length > 0
-        ? `${formatRanks(ranks)} of ${worldSize} did not come`
-        : 'all ranks came, but rank 0 did not publish what it collected';
+        ? `${formatRanks(ranks)} of ${this.#comers.length} did not come`
+        : `all ranks came, but rank ${this.#comers[0]} did not publish what it collected`;
     return this.#decide({
       code: this.#kind.missing,
       message: `${name}: ${who} within the ${this.#timeoutMs} ms of rank ${rank}`,
-      context: { ranks: ranks.length > 0 ? ranks : [0], worldSize, timeoutMs: this.#timeoutMs, gaveUp: rank },
+      context: {
+        ranks: ranks.length > 0 ? ranks : [this.#comers[0]],
+        worldSize,
+        timeoutMs: this.#timeoutMs,
+        gaveUp: rank,
+      },
     });
   }
 
@@ -225,7 +238,15 @@ class Gathering {
   }
 }
 
-/** Collects one part of each rank; the kind says how failures are worded. */
+function checkComers({ rank, worldSize, ranks }: Meeting, where: string): void {
+  if (ranks === undefined) return;
+  const isAscending = Array.isArray(ranks) && ranks.every((one, i) => i === 0 || one > ranks[i - 1]);
+  if (isAscending) for (const one of ranks) checkInteger(one, 'ranks', where, 0, worldSize - 1);
+  if (isAscending && ranks.includes(rank)) return;
+  throw invalid('ranks', { where, expected: `ranks in ascending order, ${rank} among them`, found: ranks });
+}
+
+/** Collects one part of each rank that comes, in their order; the kind says how failures are worded. */
 export async function gather(
   store: Store,
   meeting: Meeting & { readonly part: Uint8Array; readonly fetchParts: boolean },
@@ -243,6 +264,7 @@ export async function gather(
   checkAttached(meeting.part, where);
   checkInteger(meeting.worldSize, 'worldSize', kind.name, 1);
   checkInteger(meeting.rank, 'rank', kind.name, 0, meeting.worldSize - 1);
+  checkComers(meeting, where);
   const gathering = new Gathering(store, meeting, kind, options.timeoutMs ?? defaultTimeoutMs());
   return gathering.gather(meeting.part, meeting.fetchParts, options.signal);
 }
@@ -250,15 +272,22 @@ export async function gather(
 const EXCHANGE: MeetingKind = { name: 'exchange', missing: 'EP_TIMEOUT', conflict: 'EP_MISMATCH', author: () => '' };
 const BARRIER: MeetingKind = { ...EXCHANGE, name: 'barrier' };
 
-function checkCount(count: number, { rank, worldSize }: Meeting, { name, conflict }: MeetingKind): void {
-  if (count === worldSize) return;
-  throw new EpError(conflict, `${name}: rank 0 collected ${count} ranks, rank ${rank} expects ${worldSize}`, {
-    context: { ranks: [0, rank], worldSize, found: count },
-  });
+function checkCount(count: number, meeting: Meeting, { name, conflict }: MeetingKind): void {
+  const { rank, worldSize } = meeting;
+  const comers = comersOf(meeting);
+  if (count === comers.length) return;
+  const [first] = comers;
+  throw new EpError(
+    conflict,
+    `${name}: rank ${first} collected ${count} ranks, rank ${rank} expects ${comers.length}`,
+    {
+      context: { ranks: [first, rank], worldSize, found: count },
+    },
+  );
 }
 
 /**
- * All-gather of small byte strings: returns every rank's bytes, by rank. Throws `EP_TIMEOUT` naming the ranks that did not come, `EP_MISMATCH` if
+ * All-gather of small byte strings: returns the bytes of every rank that comes, in their order. Throws `EP_TIMEOUT` naming the ranks that did not come, `EP_MISMATCH` if
  * ranks disagree about the world size or two claim one rank.
  */
 export async function exchange(

@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { availableParallelism, endianness, hostname } from 'node:os';
 import { publish } from './diagnostics.js';
 import { checkObject, EpError, invalid } from './errors.js';
-import { gather, type Meeting, type MeetingKind, type MeetingOptions } from './exchange.js';
+import { comersOf, gather, type Meeting, type MeetingKind, type MeetingOptions } from './exchange.js';
 import { formatRanks } from './ranks.js';
 import type { Store } from './store.js';
 import type { Rank } from './transport.js';
@@ -66,11 +66,13 @@ export const isFactTable = (value: unknown): value is FactTable =>
   !Array.isArray(value) &&
   Object.values(value).every((fact) => ['string', 'number', 'boolean'].includes(typeof fact));
 
-/** What a rank published; undefined for bytes that no rank of this version publishes. */
-export function parseFacts(bytes: Uint8Array): Omit<PeerFacts, 'rank'> | undefined {
+/** What a rank published, and, where not all ranks come, who it is; undefined for bytes that no rank of this version publishes. */
+export function parseFacts(bytes: Uint8Array): (Omit<PeerFacts, 'rank'> & { readonly rank?: Rank }) | undefined {
   try {
-    const { agree, host } = JSON.parse(new TextDecoder().decode(bytes)) as Record<string, unknown>;
-    return isFactTable(agree) && isFactTable(host) ? { agree, host } : undefined;
+    const { agree, host, rank } = JSON.parse(new TextDecoder().decode(bytes)) as Record<string, unknown>;
+    if (!isFactTable(agree) || !isFactTable(host)) return undefined;
+    if (rank === undefined) return { agree, host };
+    return Number.isSafeInteger(rank) && (rank as number) >= 0 ? { agree, host, rank: rank as Rank } : undefined;
   } catch {
     return undefined;
   }
@@ -137,40 +139,43 @@ async function meet(
   meeting: Meeting & { readonly facts: Facts },
   options: MeetingOptions,
 ): Promise<readonly PeerFacts[]> {
-  const { rank, worldSize, facts } = meeting;
+  const { rank, worldSize, ranks, facts } = meeting;
   checkObject(facts, 'facts', 'an object with agree', 'rendezvous');
   const agree = {
     ...facts.agree,
     'rendezvous protocol': PROTOCOL,
     'world size': worldSize,
     'byte order': endianness(),
+    ...(ranks && { 'active ranks': ranks.join(' ') }),
   };
   const host = facts.host ?? hostFacts();
   if (!isFactTable(agree) || !isFactTable(host)) {
     throw invalid('facts', { where: 'rendezvous', expected: 'tables of strings, numbers and booleans', found: facts });
   }
-  const part = new TextEncoder().encode(JSON.stringify({ agree, host }));
+  const part = new TextEncoder().encode(JSON.stringify({ agree, host, ...(ranks && { rank }) }));
   const parts = await gather(store, { ...meeting, part, fetchParts: true }, RENDEZVOUS, options);
-  const peers = parts.map((bytes, peer): PeerFacts => {
+  const comers = comersOf(meeting);
+  const peers = parts.map((bytes, at): PeerFacts => {
+    const peer = comers[at] ?? at;
     const parsed = parseFacts(bytes);
     if (parsed !== undefined) return { rank: peer, ...parsed };
     throw new EpError('EP_RENDEZVOUS', `rendezvous: rank ${peer} published facts in the form of another version`, {
       context: { ranks: [peer] },
     });
   });
-  // Rank 0 collects as many ranks as it believes in: a rank beyond them compares itself with what was collected.
-  compareFacts(rank < peers.length ? peers : [...peers, { rank, agree, host }]);
+  // The lowest rank collects as many as it believes in: a rank beyond them compares itself with what was collected.
+  compareFacts(peers.some((peer) => peer.rank === rank) ? peers : [...peers, { rank, agree, host }]);
   return peers;
 }
 
 /**
- * Collective. Returns what every rank published, by rank. Throws `EP_RENDEZVOUS` on every rank alike, naming the odd ranks: facts that differ (with
+ * Collective. Returns what every rank that comes published, in their order. Throws `EP_RENDEZVOUS` on every rank alike, naming the odd ranks: facts that differ (with
  * the field and both values), two processes with one rank, ranks that did not come within `timeoutMs`, a rank that was aborted. `key` serves
  * once; give another one for the next rendezvous on the same store.
  */
 export async function rendezvous(
   store: Store,
-  member: { readonly rank: Rank; readonly worldSize: number; readonly facts: Facts; readonly key?: string },
+  member: Omit<Meeting, 'key'> & { readonly facts: Facts; readonly key?: string },
   options: MeetingOptions = {},
 ): Promise<readonly PeerFacts[]> {
   checkObject(member, 'member', 'an object with rank, worldSize and facts', 'rendezvous');

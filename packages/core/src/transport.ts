@@ -152,9 +152,11 @@ export interface RenewOptions extends Pick<AllocateOptions, 'byteLength' | 'sign
   readonly settle: (memory: SymmetricMemory, said: ReadonlyMap<Rank, RankSaid>) => void;
 }
 
-/** What ranks have of memory beside processes that come in the place of dead ones: one pair of ranks at a time, and while others use it. */
+/** What ranks have of memory beside processes that come later, into empty places or those of dead ones: one pair of ranks at a time, and while others use it. */
 export interface Succession {
-  /** This process came in the place of another one. */
+  /** Names the world: the same on all ranks that are ever in it, and another name than any other world has. */
+  readonly world: string;
+  /** This process came later than the world was opened. */
   readonly isNew: boolean;
   /** Names the process in a rank's place; another name once others have come. Empty for a place in which nobody is. */
   readonly lifeOf: (rank: Rank) => string;
@@ -185,7 +187,7 @@ export interface Transport<in C extends Need> extends Closeable {
   /** Registers memory that the caller owns; rejects with `EP_UNSUPPORTED` and what to do instead where that is not possible. */
   readonly adopt: (memory: { readonly address: bigint; readonly byteLength: number }) => Promise<AdoptedMemory>;
   /**
-   * Collective over the ranks that are here after others have come in the place of dead ones: those that have the memory keep it, at its addresses, and see the newcomers' parts
+   * Collective over the ranks that are here after some have come later: those that have the memory keep it, at its addresses, and see the newcomers' parts
    * in it from then on; newcomers get theirs, zeroed. Nothing may be under way in it. Absent where a transport cannot let ranks in anew.
    */
   readonly renew?: (options: RenewOptions) => Promise<SymmetricMemory>;

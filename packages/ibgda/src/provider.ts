@@ -84,8 +84,8 @@ async function openNic(
       const told = await introduction.tell('connections', { connection: made.connection() }, limits);
       made.connect(told.map(({ connection }) => connection));
     });
-    const { controls, round } = joined;
-    const members = { world, controls, round, facts: agreedFacts(own), isNew: false };
+    const { controls, round, id } = joined;
+    const members = { world, controls, round, id, facts: agreedFacts(own), isNew: false };
     return new IbgdaTransport({ backing, rank, worldSize, ...joined, members, nic, config });
   } catch (error) {
     nic?.close();
@@ -120,7 +120,7 @@ async function rejoinNic(
   const timeoutMs = options.timeoutMs ?? config.timeoutMs;
   const begin = performance.now();
   const own = { rank, worldSize, ...joiningOf(backing, config) };
-  const { context, liveness, world, controls, round } = await rejoinRanks(
+  const { context, liveness, world, controls, round, id } = await rejoinRanks(
     { ...own, store },
     { signal: options.signal, timeoutMs },
   );
@@ -134,7 +134,7 @@ async function rejoinNic(
       },
       { signal: options.signal, timeoutMs: Math.max(1, timeoutMs - (performance.now() - begin)) },
     );
-    const members = { world, controls, round, facts: agreedFacts(own), isNew: true };
+    const members = { world, controls, round, id, facts: agreedFacts(own), isNew: true };
     return new IbgdaTransport({ backing, rank, worldSize, context, liveness, world, members, nic, config });
   } catch (error) {
     await world.close();

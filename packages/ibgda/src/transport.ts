@@ -62,6 +62,8 @@ export interface IbgdaTransportInit {
     readonly world: RankTeam;
     readonly controls: readonly Uint8Array[];
     readonly round: number;
+    /** Of the world. */
+    readonly id: string;
     /** What ranks that come later must have chosen alike. */
     readonly facts: string;
     /** This process came in the place of another one. */
@@ -279,6 +281,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
       throw new EpError('EP_INVALID_ARGUMENT', `${where}: the memory belongs to another transport`);
     };
     return {
+      world: this.#init.members!.id,
       isNew,
       lifeOf: (rank) => members.lifeOf(rank),
       onReplace: (listener) => {

@@ -18,7 +18,7 @@ import {
   WorkOwner,
 } from '@ep/core';
 import { type CallFrame, type NativeRankContext, type NativeSymmetricMemory, native } from '@ep/native';
-import { checkLimits, checkSameSize, type Liveness, RankMemory, signalWords } from '@ep/native/ranks';
+import { checkLimits, checkSameSize, emptyPlace, type Liveness, RankMemory, signalWords } from '@ep/native/ranks';
 
 function ownMemory(what: string, region: Region): NativeSymmetricMemory {
   const memory: unknown = region?.memory;
@@ -34,11 +34,14 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
   readonly #context: NativeRankContext;
   readonly #frame: CallFrame = native().frame;
   readonly #liveness: Liveness;
+  /** By rank: 1 where nobody is in its place. */
+  readonly #empty: Readonly<Uint8Array>;
   readonly #owner: WorkOwner;
   #sequence = 0;
 
-  constructor(peer: Rank, context: NativeRankContext, liveness: Liveness) {
+  constructor(peer: Rank, context: NativeRankContext, liveness: Liveness, empty: Readonly<Uint8Array>) {
     super(`endpoint to rank ${peer}`);
+    this.#empty = empty;
     this.peer = peer;
     this.#context = context;
     this.#liveness = liveness;
@@ -111,6 +114,7 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
       const context = { lost: [this.peer] };
       throw this.#liveness.notice(new EpError('EP_PEER_LOST', `flush: rank ${this.peer} died`, { context }));
     }
+    if (this.#empty[this.peer] === 1) throw emptyPlace('flush', this.peer);
   };
 
   protected override release(): Promise<void> {
@@ -183,7 +187,9 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
     source.get(this.peer, from.byteOffset, target, to.byteOffset, to.byteLength);
   }
 
+  /** HAZARD: what is written into an empty place is lost, and nobody would hear of it. */
   #memory(memory: SymmetricMemory): NativeSymmetricMemory {
+    if (this.#empty[this.peer] === 1) throw emptyPlace('endpoint', this.peer);
     if (memory instanceof RankMemory && memory.context === this.#context) return memory.nativeMemory('endpoint');
     throw new EpError('EP_INVALID_ARGUMENT', 'the memory belongs to another transport');
   }

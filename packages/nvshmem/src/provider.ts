@@ -1,6 +1,7 @@
 /** Opens the shared-memory backing: ranks on one host, as processes or as worker threads. */
 import {
   checkOpening,
+  invalid,
   type Member,
   type Need,
   type OpenOptions,
@@ -23,7 +24,7 @@ import { ShmTransport } from './transport.js';
 import { VERSION } from './version.js';
 
 /**
- * Collective. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
+ * Collective over the ranks of `config.activeRanks`, all unless given. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
  * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks.
  */
 async function openShm(member: Member, options: OpenOptions<ShmConfig>): Promise<ShmTransport> {
@@ -33,7 +34,7 @@ async function openShm(member: Member, options: OpenOptions<ShmConfig>): Promise
 }
 
 /**
- * In the place of a rank that died, with the store of the world that it was of, while the others call `ShmTransport.readmit`. Rejects with `EP_TIMEOUT` where they do not, and with
+ * Into a place in which nobody has been yet (`config.activeRanks`), or that of a rank that died, with the store of the world, while those that are here call `ShmTransport.readmit`. Rejects with `EP_TIMEOUT` where they do not, and with
  * `EP_RENDEZVOUS` where they refuse this rank.
  */
 function rejoinShm(member: Member, options: OpenOptions<ShmConfig>): Promise<ShmTransport> {
@@ -49,8 +50,15 @@ async function openBy(
   checkOpening(member, options, 'nvshmem:shm');
   const { rank, worldSize } = member;
   const config = resolveConfig(options.config, worldSize);
-  const { ranksOnHost, timeoutMs } = config;
-  const own = { ...member, transport: 'nvshmem:shm', version: VERSION, ranksOnHost, timeoutMs };
+  const { ranksOnHost, timeoutMs, activeRanks } = config;
+  if (!isNew && activeRanks?.includes(rank) === false) {
+    throw invalid('activeRanks', {
+      where: 'nvshmem:shm configuration',
+      expected: `with this rank, ${rank}: one that comes later does so by rejoin()`,
+      found: activeRanks,
+    });
+  }
+  const own = { ...member, transport: 'nvshmem:shm', version: VERSION, ranksOnHost, timeoutMs, activeRanks };
   const joined = await join(own, { signal: options.signal, timeoutMs: options.timeoutMs ?? timeoutMs });
   return new ShmTransport({ rank, worldSize, ...joined, facts: agreedFacts(own), isNew, config });
 }

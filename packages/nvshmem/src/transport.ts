@@ -65,9 +65,11 @@ export interface ShmTransportInit {
   readonly world: RankTeam;
   readonly controls: readonly Uint8Array[];
   readonly round: number;
+  /** Of the world. */
+  readonly id: string;
   /** What ranks that come later must have chosen alike. */
   readonly facts: string;
-  /** This process came in the place of another one. */
+  /** This process came later than the world was opened. */
   readonly isNew: boolean;
   readonly config: ResolvedShmConfig;
 }
@@ -119,8 +121,8 @@ export class ShmTransport extends Resource implements Transport<Need> {
   }
 
   /**
-   * Lets ranks in that come in the place of dead ones (`nvshmem.shm.rejoin`), as processes or threads of this host. Collective over all ranks but those of `joining` and `without`,
-   * and over the newcomers. From then on `world` has all ranks that are here, allocations are theirs, and memory that there was before is renewed by whoever has it
+   * Lets ranks in that come in the place of dead ones, or into places in which nobody has been yet (`nvshmem.shm.rejoin`), as processes or threads of this host. Collective over all
+   * ranks that are here but those of `joining` and `without`, and over the newcomers. From then on `world` has all ranks that are here, allocations are theirs, and memory that there was before is renewed by whoever has it
    * (`MoeBuffer.updateMembers`, `ProcessGroup.recoverRanks`); teams of before stay without the newcomers. `EP_TIMEOUT` or `EP_PEER_LOST` names who did not come, or died: nothing has changed
    * then, and a later call may do it. `EP_INVALID_ARGUMENT` where a rank to be replaced lives, `EP_RENDEZVOUS` where a newcomer has another version or configuration.
    */
@@ -152,6 +154,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
 
   get succession(): Succession {
     return {
+      world: this.#init.id,
       isNew: this.#init.isNew,
       lifeOf: (rank) => this.#members.lifeOf(rank),
       onReplace: (listener) => {
@@ -210,7 +213,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
     checkInteger(peer, 'peer', 'connect', 0, this.worldSize - 1);
     let endpoint = this.#endpoints.get(peer);
     if (endpoint === undefined || endpoint.closed) {
-      endpoint = this.children.add(new ShmEndpoint(peer, this.#init.context, this.#init.liveness));
+      endpoint = this.children.add(new ShmEndpoint(peer, this.#init.context, this.#init.liveness, this.#members.empty));
       this.#endpoints.set(peer, endpoint);
     }
     return endpoint;

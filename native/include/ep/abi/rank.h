@@ -17,6 +17,7 @@ EP_STATIC_ASSERT(sizeof(ep_wake_word) == 8, "the futex word is at offset 0");
 #define EP_LIFE_ALIVE 1u
 #define EP_LIFE_CLOSED 2u /* orderly */
 #define EP_LIFE_DEAD 3u   /* its environment was torn down without close(), or its thread died */
+#define EP_LIFE_ABSENT 4u /* nobody is in this place; somebody may come */
 
 /* `mutex` holds a robust, process-shared pthread mutex that the rank's thread owns for life: the kernel marks it when the thread dies. */
 typedef struct ep_life_word {

@@ -1,8 +1,9 @@
 /** What can be chosen when the backing of GPUs is opened. */
-import { checkInteger } from '@ep/core';
+import { checkInteger, EpError } from '@ep/core';
 import { type ResolvedShmConfig, resolveConfig, type ShmConfig } from '../config.js';
 
-export interface CudaConfig extends ShmConfig {
+/** All ranks open the world. */
+export interface CudaConfig extends Omit<ShmConfig, 'activeRanks'> {
   /** Ordinal of this rank's GPU. Several ranks may share one. 0 unless given. */
   readonly device?: number;
 }
@@ -11,8 +12,14 @@ export interface ResolvedCudaConfig extends ResolvedShmConfig {
   readonly device: number;
 }
 
-/** Throws `EP_INVALID_ARGUMENT`. */
+/** Throws `EP_INVALID_ARGUMENT`, and `EP_UNSUPPORTED` for a world with empty places. */
 export function resolveCudaConfig(config: CudaConfig | undefined, worldSize: number): ResolvedCudaConfig {
+  if ((config as ShmConfig | undefined)?.activeRanks !== undefined) {
+    throw new EpError(
+      'EP_UNSUPPORTED',
+      'nvshmem:cuda: activeRanks: all ranks open a world of GPUs; nvshmem.shm has places for later ones',
+    );
+  }
   const device = checkInteger(config?.device ?? 0, 'device', 'nvshmem:cuda configuration');
   return { ...resolveConfig(config, worldSize), device };
 }

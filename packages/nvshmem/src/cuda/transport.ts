@@ -52,14 +52,26 @@ export class CudaTransport extends Resource implements Transport<Need> {
 
   constructor(init: CudaTransportInit) {
     super('nvshmem:cuda transport');
-    const { rank, worldSize, context, liveness, world, controls, round, config } = init;
+    const { rank, worldSize, context, liveness, world, controls, round, id, config } = init;
     this.#init = init;
     this.rank = rank;
     this.worldSize = worldSize;
     this.deviceIndex = config.device;
     this.#copier = new GpuCopier(init.library, config.device);
     this.#host = this.children.add(
-      new ShmTransport({ rank, worldSize, context, liveness, world, controls, round, facts: '', isNew: false, config }),
+      new ShmTransport({
+        rank,
+        worldSize,
+        context,
+        liveness,
+        world,
+        controls,
+        round,
+        id,
+        facts: '',
+        isNew: false,
+        config,
+      }),
     );
     this.capabilities = cudaCapabilities();
     this.world = world;

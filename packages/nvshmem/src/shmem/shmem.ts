@@ -1,5 +1,5 @@
 /** The OpenSHMEM-like library: what a program calls first and last, and everything in between on one object. */
-import { checkInteger, invalid, type Member, Resource, type WaitOptions } from '@ep/core';
+import { checkInteger, EpError, formatRanks, invalid, type Member, Resource, type WaitOptions } from '@ep/core';
 import type { RankMemory } from '@ep/native/ranks';
 import type { ShmConfig } from '../config.js';
 import { nvshmem } from '../provider.js';
@@ -16,7 +16,8 @@ export interface HeapOptions {
   readonly heapBytes: number;
 }
 
-export interface InitOptions extends HeapOptions, ShmConfig {
+/** PEs are all ranks of a world. */
+export interface InitOptions extends HeapOptions, Omit<ShmConfig, 'activeRanks'> {
   readonly signal?: AbortSignal;
 }
 
@@ -86,6 +87,19 @@ function refusePe(pe: unknown, worldSize: number, where: string): never {
   throw invalid('pe', { where, expected: `an integer from 0 to ${worldSize - 1}`, found: pe });
 }
 
+/** PEs are numbered without gaps. */
+function checkFull({ world, worldSize }: ShmTransport): void {
+  if (world.size === worldSize) return;
+  const away = Array.from({ length: worldSize }, (_, rank) => rank).filter((rank) => !world.ranks.includes(rank));
+  throw new EpError(
+    'EP_NOT_READY',
+    `shmem init: nobody is in the place of ${formatRanks(away)}: PEs are all ranks of a world`,
+    {
+      context: { ranks: away },
+    },
+  );
+}
+
 function createLibrary(transport: ShmTransport, memory: RankMemory, ownsTransport: boolean): Shmem {
   const { worldSize } = transport;
   const space: Space = {
@@ -121,6 +135,7 @@ export async function shmemOn(transport: ShmTransport, options: HeapOptions & Wa
   if (!(transport instanceof ShmTransport)) {
     throw invalid('transport', { where: 'shmem init', expected: 'a transport of nvshmem.shm', found: transport });
   }
+  checkFull(transport);
   const { heapBytes, ...limits } = checkHeapOptions(options);
   const memory = await transport.allocate({ ...limits, byteLength: heapBytes, signalSlots: 0 });
   return createLibrary(transport, memory, false);
@@ -134,6 +149,7 @@ export async function shmemInit(member: Member, options: InitOptions): Promise<S
   const { heapBytes, signal, ...config } = checkHeapOptions(options);
   const transport = await nvshmem.shm.open(member, { signal: signal ?? new AbortController().signal, config });
   try {
+    checkFull(transport);
     const memory = await transport.allocate({ byteLength: heapBytes, signalSlots: 0, ...(signal && { signal }) });
     return createLibrary(transport, memory, true);
   } catch (error) {
