@@ -12,6 +12,8 @@ import { openShmEngine } from './shm/engine.js';
 export interface EngineInit {
   /** Keys of this group only. */
   readonly store: Store;
+  /** Of which that is a part: the caller's, for keys of all groups. */
+  readonly root: Store;
   /** This rank, of the group. */
   readonly rank: Rank;
   readonly size: number;
@@ -44,12 +46,17 @@ export type GroupTransport = Transport<'bundled' | 'add'>;
 export const isTransport = (backend: unknown): backend is GroupTransport =>
   typeof backend === 'object' && backend !== null && 'allocate' in backend && 'connect' in backend;
 
+/** Nobody has come into this place of the transport. */
+export const isEmptyPlace = ({ succession, rank }: GroupTransport, member: Rank): boolean =>
+  member !== rank && succession?.lifeOf(member) === '';
+
 /** The ranks of this host, of a group of several. Where shared memory does not join them, calls end by their time. */
 export function openHost(
-  { store, ranks, name, timeoutMs, signal }: EngineInit,
+  { store, root, ranks, name, timeoutMs, signal }: EngineInit,
   { mates, host, local }: Placement,
 ): GroupEngine | Promise<GroupEngine> {
   return openShmEngine({
+    root,
     store: prefixStore(store, `${name}/host/${host}`),
     rank: local,
     size: mates.length,
@@ -68,12 +75,19 @@ export function engineFactory(backend: Backend, device?: DeviceOptions, hosts?: 
     const placed = hosts ?? backend.hosts;
     let arena: DeviceArena | undefined;
     return async (init) => {
-      const { store, rank, ranks, name, timeoutMs, signal } = init;
+      const { store, root, rank, size, name, timeoutMs, signal } = init;
+      const { succession } = backend;
+      // The ranks of a group that grows are those of the transport, in their order.
+      const { capacity = size } = init.elastic ?? {};
+      const ranks = capacity > size ? Array.from({ length: capacity }, (_, member) => member) : init.ranks;
       const engine = await openPortableEngine({
         transport: backend,
         store,
+        // Whoever comes later may open any of the groups first.
+        arenaStore: succession && prefixStore(root, `ep/arena/${succession.world}`),
         rank,
         ranks,
+        size,
         name,
         timeoutMs,
         signal,

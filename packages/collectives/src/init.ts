@@ -1,7 +1,7 @@
 /** Opening the first group. */
 import { setTimeout as delay } from 'node:timers/promises';
 import { checkInteger, checkTimeout, defaultTimeoutMs, EpError, formatRanks, invalid, type Store } from '@ep/core';
-import { type ElasticInit, engineFactory, type GroupTransport, isTransport } from './backends.js';
+import { type ElasticInit, engineFactory, type GroupTransport, isEmptyPlace, isTransport } from './backends.js';
 import { meet } from './meeting.js';
 import { checkMembers } from './members.js';
 import type { InitOptions } from './options.js';
@@ -14,6 +14,7 @@ const MOST_RANKS = 128;
 
 /** Throws unless what the options say of ranks that come later makes sense, and can be. */
 function elasticInit(options: InitOptions, rank: number, worldSize: number): ElasticInit {
+  const { backend } = options;
   const { activeRanks, isExtension: joins = false, maxGroupSize, onTimeout = 'poison' } = options;
   if (onTimeout !== 'poison' && onTimeout !== 'evict') {
     throw invalid('onTimeout', { where: WHERE, expected: "'poison' or 'evict'", found: onTimeout });
@@ -23,8 +24,17 @@ function elasticInit(options: InitOptions, rank: number, worldSize: number): Ela
       ? Math.max(worldSize, joins ? rank + 1 : 0)
       : checkInteger(maxGroupSize, 'maxGroupSize', WHERE, worldSize, Math.max(worldSize, MOST_RANKS));
   const all = Array.from({ length: worldSize }, (_, member) => member);
+  const here = isTransport(backend) ? all.filter((member) => !isEmptyPlace(backend, member)) : all;
   if (activeRanks !== undefined) checkMembers(activeRanks, WHERE, worldSize);
-  const active = [...(activeRanks ?? all)].sort((a, b) => a - b);
+  const active = [...(activeRanks ?? here)].sort((a, b) => a - b);
+  const missing = active.filter((member) => member !== rank && !here.includes(member));
+  if (!joins && missing.length > 0) {
+    throw new EpError(
+      'EP_NOT_READY',
+      `${WHERE}: activeRanks: nobody is in the place of ${formatRanks(missing)} in the transport yet`,
+      { context: { ranks: missing } },
+    );
+  }
   if (!joins && !active.includes(rank)) {
     throw invalid('activeRanks', {
       where: WHERE,
@@ -35,18 +45,19 @@ function elasticInit(options: InitOptions, rank: number, worldSize: number): Ela
   return { capacity, active, joins, evicts: onTimeout === 'evict' };
 }
 
-/** The ranks of a transport are fixed, and kernels on devices wait for all of them. */
-function checkPlaces({ maxGroupSize, device, ...options }: InitOptions, { worldSize }: GroupTransport): void {
-  if (maxGroupSize !== undefined && maxGroupSize !== worldSize) {
+/** The places of a transport are fixed, and kernels on devices wait for all of its ranks. */
+function checkPlaces(options: InitOptions, { worldSize }: GroupTransport): void {
+  const { maxGroupSize, device } = options;
+  if (typeof maxGroupSize === 'number' && maxGroupSize > worldSize) {
     throw new EpError(
       'EP_UNSUPPORTED',
-      `${WHERE}: maxGroupSize: a group over a transport has the transport's ${worldSize} places, because memory and endpoints were made for them; some may be empty at first (activeRanks)`,
+      `${WHERE}: maxGroupSize: a group over a transport has at most the transport's ${worldSize} places, because memory and endpoints are made for them; open it with more, of which some are empty at first (its activeRanks)`,
       { context: { option: 'maxGroupSize' } },
     );
   }
   if (device === undefined) return;
-  for (const option of ['activeRanks', 'isExtension', 'onTimeout'] as const) {
-    if (options[option] === undefined) continue;
+  for (const option of ['activeRanks', 'isExtension', 'onTimeout', 'maxGroupSize'] as const) {
+    if (options[option] === undefined || (option === 'maxGroupSize' && maxGroupSize === worldSize)) continue;
     throw new EpError('EP_UNSUPPORTED', `${WHERE}: ${option}: the ranks of a group with a device are fixed`, {
       context: { option },
     });

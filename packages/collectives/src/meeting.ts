@@ -12,7 +12,7 @@ import {
   type Store,
   TcpStore,
 } from '@ep/core';
-import { type GroupTransport, isTransport } from './backends.js';
+import { type GroupTransport, isEmptyPlace, isTransport } from './backends.js';
 import type { InitOptions } from './options.js';
 
 const WHERE = 'initProcessGroup';
@@ -45,11 +45,12 @@ function givenPlace(store: Store, options: InitOptions, transport: GroupTranspor
   return { store, rank, worldSize, attempt: 0, leave: nothing, abandon: nothing };
 }
 
-/** A transport knows who this is: what the caller or a launcher says must be the same. */
-function checkTransport(transport: GroupTransport, { rank, worldSize }: Place): void {
+/** A transport knows who this is: what the caller or a launcher says must be the same, but that a group that may grow begins with fewer ranks. */
+function checkTransport(transport: GroupTransport, { rank, worldSize }: Place, maxGroupSize: number | undefined): void {
+  const grows = maxGroupSize !== undefined && worldSize < transport.worldSize;
   for (const [what, found, expected] of [
     ['rank', rank, transport.rank],
-    ['worldSize', worldSize, transport.worldSize],
+    ['worldSize', worldSize, grows ? worldSize : transport.worldSize],
   ] as const) {
     if (found === expected) continue;
     throw invalid(what, { where: WHERE, expected: `${expected}, as the transport ${transport.name} has it`, found });
@@ -138,6 +139,9 @@ async function meetAt(url: string, meeting: OpenRendezvousOptions, elastic: bool
 export async function meet(options: InitOptions, timeoutMs: number): Promise<Place> {
   const transport = isTransport(options.backend) ? options.backend : undefined;
   const { rank, worldSize, signal, env } = options;
+  const hasEmptyPlaces =
+    transport !== undefined &&
+    Array.from({ length: transport.worldSize }, (_, member) => member).some((one) => isEmptyPlace(transport, one));
   const place =
     options.store === undefined
       ? await meetAt(
@@ -149,11 +153,11 @@ export async function meet(options: InitOptions, timeoutMs: number): Promise<Pla
             ...(signal && { signal }),
             ...(env && { env }),
           },
-          options.isExtension === true || options.activeRanks !== undefined,
+          options.isExtension === true || options.activeRanks !== undefined || hasEmptyPlaces,
         )
       : givenPlace(options.store, options, transport);
   try {
-    if (transport !== undefined) checkTransport(transport, place);
+    if (transport !== undefined) checkTransport(transport, place, options.maxGroupSize);
     return place;
   } catch (error) {
     await place.abandon();

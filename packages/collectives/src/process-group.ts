@@ -356,6 +356,7 @@ export async function openGroup(world: World, membership: Membership): Promise<P
   try {
     const engine = await factory({
       store,
+      root: world.store,
       rank,
       size: ranks.length,
       ranks,

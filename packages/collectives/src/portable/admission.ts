@@ -35,6 +35,8 @@ export interface Admission {
   readonly active: readonly number[];
   /** The call that admitted it. */
   readonly sequence: number;
+  /** Ranks of the group. */
+  readonly size: number;
   /** By rank: how often it was admitted. */
   readonly lives: readonly number[];
   /** Those who were admitted together. */

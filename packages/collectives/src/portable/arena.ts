@@ -7,7 +7,16 @@
  * says when the last put of a dead rank has landed.
  */
 import { createHash, randomBytes } from 'node:crypto';
-import { checkInteger, EpError, invalid, type Store, type SymmetricMemory, type Transport } from '@ep/core';
+import { setTimeout } from 'node:timers/promises';
+import {
+  checkInteger,
+  EpError,
+  invalid,
+  type Store,
+  type Succession,
+  type SymmetricMemory,
+  type Transport,
+} from '@ep/core';
 import type { Portable } from './channel.js';
 import { WHERE } from './options.js';
 import { type ArenaShape, Parts, shapeOfOthers } from './parts.js';
@@ -33,6 +42,8 @@ export interface Section {
   readonly index: number;
   /** Says which use of the section this is. */
   readonly token: string;
+  /** How many open its group from the beginning. */
+  readonly members: number;
   readonly byteOffset: number;
   readonly firstSlot: number;
 }
@@ -88,14 +99,14 @@ export class Arena {
   }
 
   /** Finds a free section and takes it. Throws `EP_CAPACITY`. */
-  async take(label: string): Promise<Section> {
+  async take(label: string, members: number): Promise<Section> {
     const token = randomBytes(8).toString('hex');
     const mine = `taken ${token} ${label}`;
     for (let index = 0; index < this.sections; index++) {
       const key = sectionKey(index);
       let held = text(await this.#store.compareSet(key, NOTHING, bytes(mine)));
       if (held.startsWith('free ')) held = text(await this.#store.compareSet(key, bytes(held), bytes(mine)));
-      if (held === mine) return this.section(index, token);
+      if (held === mine) return this.section({ index, token }, members);
     }
     throw new EpError(
       'EP_CAPACITY',
@@ -104,17 +115,28 @@ export class Arena {
     );
   }
 
-  section(index: number, token: string): Section {
-    return { index, token, byteOffset: index * this.sectionBytes, firstSlot: index * this.#worldSize };
+  section({ index, token }: Pick<Section, 'index' | 'token'>, members: number): Section {
+    return { index, token, members, byteOffset: index * this.sectionBytes, firstSlot: index * this.#worldSize };
   }
 
-  /** Called by every member when all it has put has landed. True for the last one: the section is free again. */
+  /** Of a rank that opens the section's group later than its members: it is counted with them from now on, and so is who comes in its place. */
+  async enroll(section: Section, rank: number): Promise<void> {
+    const mine = bytes(randomBytes(8).toString('hex'));
+    const held = await this.#store.compareSet(enrolledKey(section, rank), NOTHING, mine);
+    if (Buffer.compare(held, mine) === 0) await this.#store.add(enrolledKey(section), 1);
+  }
+
+  /** Called by everybody who has opened the section's group, of at most `size` ranks, when all it has put has landed. True for the last one: the section is free again. */
   async giveBack(section: Section, rank: number, size: number): Promise<boolean> {
     const counter = counterKey(section);
     // HAZARD: before it counts, so that who comes in its place never takes back what was not counted.
     if (this.parts !== undefined) await this.#store.set(`${counter}/${rank}`, bytes('counted'));
-    if ((await this.#store.add(counter, 1)) < size) return false;
+    const closed = await this.#store.add(counter, 1);
+    const later = section.members < size ? await this.#store.add(enrolledKey(section), 0) : 0;
+    if (closed < section.members + later) return false;
     await this.#store.delete(counter);
+    await this.#store.delete(enrolledKey(section));
+    for (let member = 0; later > 0 && member < size; member++) await this.#store.delete(enrolledKey(section, member));
     for (let member = 0; this.parts !== undefined && member < size; member++) {
       await this.#store.delete(`${counter}/${member}`);
     }
@@ -131,6 +153,8 @@ export class Arena {
 }
 
 const counterKey = ({ index, token }: Section): string => `${sectionKey(index)}/closed/${token}`;
+const enrolledKey = (section: Section, rank?: number): string =>
+  `${sectionKey(section.index)}/enrolled/${section.token}${rank === undefined ? '' : `/${rank}`}`;
 const sectionKey = (index: number): string => `collectives/sections/${index}`;
 
 /** Throws `EP_CAPACITY` where the transport has too few signal slots. */
@@ -151,18 +175,38 @@ function shapeFor({ transport, stagingBytes, maxGroups }: ArenaOptions): ArenaSh
   return { sections, sectionBytes: Math.ceil(asked / PAGE_BYTES) * PAGE_BYTES };
 }
 
-/** What a process that is new takes over, if the others have it. */
+const LOOK_MS = 10;
+
+/** Set where the ranks that are here allocate: who they are. */
+function openingKey({ worldSize, succession }: Transport<Portable>): string {
+  const lives = Array.from({ length: worldSize }, (_, rank) => succession?.lifeOf(rank)).join();
+  return `collectives/opening/${createHash('sha256').update(lives).digest('hex').slice(0, 16)}`;
+}
+
+/** What the others have, for a process that came later and joins their group; undefined where they are about to allocate it, with this process. */
+async function shapeToJoin(options: ArenaOptions, succession: Succession): Promise<ArenaShape | undefined> {
+  const { transport, store, timeoutMs, signal } = options;
+  const { worldSize, name } = transport;
+  const until = performance.now() + timeoutMs;
+  for (;;) {
+    const shape = await shapeOfOthers(store, succession, worldSize);
+    if (shape !== undefined || (await store.check([openingKey(transport)]))) return shape;
+    if (performance.now() >= until) {
+      throw new EpError(
+        'EP_UNSUPPORTED',
+        `${WHERE}: within ${timeoutMs} ms the others had no memory for groups over ${name} in this store: a process that comes later opens its first group in the store in which they opened theirs`,
+      );
+    }
+    await setTimeout(LOOK_MS, undefined, signal && { signal });
+  }
+}
+
+/** What a process that came later takes over, if the others have it. */
 async function shapeToInherit(options: ArenaOptions): Promise<ArenaShape | undefined> {
   const { transport, store, stagingBytes, maxGroups, joins } = options;
-  const { succession, worldSize, name } = transport;
+  const { succession, worldSize } = transport;
   if (succession?.isNew !== true) return undefined;
-  const shape = await shapeOfOthers(store, succession, worldSize);
-  if (shape === undefined && joins) {
-    throw new EpError(
-      'EP_UNSUPPORTED',
-      `${WHERE}: the others have no memory for groups over ${name} in this store: a process in the place of another one opens first the group that they opened first`,
-    );
-  }
+  const shape = joins ? await shapeToJoin(options, succession) : await shapeOfOthers(store, succession, worldSize);
   const asked = shapeFor(options);
   for (const [knob, given, key] of [
     ['stagingBytes', stagingBytes, 'sectionBytes'],
@@ -181,6 +225,7 @@ async function openArena(options: ArenaOptions, isFirst: boolean): Promise<Arena
   const inherits = isFirst ? await shapeToInherit(options) : undefined;
   const shape = inherits ?? shapeFor(options);
   const size = { byteLength: shape.sections * shape.sectionBytes, signalSlots: shape.sections * worldSize };
+  if (succession !== undefined && inherits === undefined) await store.set(openingKey(transport), bytes('opening'));
   const memory =
     inherits === undefined
       ? await transport.allocate({ ...size, timeoutMs, ...(signal && { signal }) })

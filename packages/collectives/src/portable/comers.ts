@@ -13,8 +13,10 @@ export interface ComersInit {
   readonly membership: Membership;
   /** A rank that was admitted had given up. */
   readonly onGivenUp: (rank: number) => void;
-  /** This rank is a member, behind the call that admitted it. Before anybody speaks to it. */
-  readonly onEnter: (sequence: number) => void;
+  /** Ranks of the group, whether or not they take part. */
+  readonly size: () => number;
+  /** This rank is a member of a group of so many, behind the call that admitted it. Before anybody speaks to it. */
+  readonly onEnter: (sequence: number, size: number) => void;
 }
 
 export interface JoinLimits {
@@ -79,7 +81,8 @@ export class Comers {
       links.connect(one.rank, joinedKey(key, one));
     }
     const { epoch, changes, active } = membership;
-    const answered = this.#answer({ epoch, changes, active, sequence, lives: [...this.#lives], admitted });
+    const size = this.#init.size();
+    const answered = this.#answer({ epoch, changes, active, sequence, size, lives: [...this.#lives], admitted });
     this.#answers.add(answered);
     void answered.finally(() => this.#answers.delete(answered));
   }
@@ -139,11 +142,11 @@ export class Comers {
 
   async #enter(mine: Attempt, admission: Admission): Promise<void> {
     const { options, key, links, membership, onEnter } = this.#init;
-    const { active, sequence, lives, admitted } = admission;
+    const { active, sequence, size, lives, admitted } = admission;
     this.#found.clear();
     for (const [rank, life] of lives.entries()) this.#lives[rank] = life;
     membership.enter(admission);
-    onEnter(sequence);
+    onEnter(sequence, size);
     for (const peer of active) links.renew(peer);
     // HAZARD: after the channels, which read the words that count from now on.
     await options.store.set(joinedKey(key, mine), readyWord(links.lifeOf(options.rank)));

@@ -46,18 +46,28 @@ function checkMembers({ transport, ranks, rank }: PortableEngineOptions): void {
 }
 
 /**
- * Resolves when the members have agreed on a section of the arena, for which only rank 0 of the group is awaited; peers are connected to in the background. Rejects
+ * Resolves when the members have agreed on a section of the arena, for which only the lowest of them is awaited; peers are connected to in the background. Rejects
  * with `EP_INVALID_ARGUMENT`, `EP_CAPACITY` (no section is free, or too little staging), `EP_TIMEOUT`, or what the transport or the store throw.
  */
 export async function openPortableEngine(options: PortableEngineOptions): Promise<PortableEngine> {
   checkMembers(options);
   const { transport, store, name, rank, timeoutMs, signal, stagingBytes, maxGroups, joins = false } = options;
-  const arena = await arenaOf({ transport, store, timeoutMs, signal, stagingBytes, maxGroups, joins });
+  const arena = await arenaOf({
+    transport,
+    store: options.arenaStore ?? store,
+    timeoutMs,
+    signal,
+    stagingBytes,
+    maxGroups,
+    joins,
+  });
   layOut(arena.sectionBytes, options.ranks.length);
   const key = arena.keyOf(name, options.ranks);
   const section = await agreeOnSection(arena, key, options);
   const placement = new Placement(options.hosts ?? options.ranks.map(() => 0), rank);
-  const opened = placement.even ? await options.openHost?.(placement) : undefined;
+  // An engine of a host has no empty places.
+  const isWhole = section.members === options.ranks.length && !joins;
+  const opened = placement.even && isWhole ? await options.openHost?.(placement) : undefined;
   const host = opened && new HostLevel(placement, opened);
   const engine = new PortableEngine({ options, arena, section, key, placement, host });
   // HAZARD: after the constructor, which reads the words that count from now on; nobody writes to this rank before.

@@ -26,7 +26,7 @@ import { evictedKey, lifeOf, takeOut } from './evictions.js';
 import { orderOf } from './fold-order.js';
 import type { HostLevel } from './host-level.js';
 import { Links } from './links.js';
-import { LEFT, LEFT_DETAIL, readyKey, sectionKey } from './meeting.js';
+import { LEFT, LEFT_DETAIL, membersOf, readyKey, sectionKey } from './meeting.js';
 import { type Commit, Membership } from './membership.js';
 import { Messages } from './messages.js';
 import { type PortableEngineOptions, WHERE } from './options.js';
@@ -84,7 +84,6 @@ interface EngineInit {
 export class PortableEngine extends Resource implements GroupEngine {
   readonly name: string;
   readonly rank: number;
-  readonly size: number;
   readonly elastic: Elastic;
   readonly #init: EngineInit;
   readonly #membership: Membership;
@@ -101,6 +100,7 @@ export class PortableEngine extends Resource implements GroupEngine {
   readonly #comers: Comers;
   /** The last record that was told: what all are told is written once. */
   #told: { readonly record: ControlRecord; readonly bytes: Uint8Array } | undefined;
+  #size: number;
   #broken = false;
   #stopListening: (() => void) | undefined;
   /** This rank is no member any more, but its transport works. */
@@ -112,12 +112,16 @@ export class PortableEngine extends Resource implements GroupEngine {
   #oneLevel = false;
 
   constructor(init: EngineInit) {
-    const { transport, ranks, rank, name, joins = false, active = [...ranks.keys()] } = init.options;
+    const { transport, ranks, rank, name, joins = false } = init.options;
+    const { size = ranks.length } = init.options;
+    const active = membersOf(init.options);
     super(`${WHERE} ${name}`);
     this.#init = init;
     this.name = transport.name;
     this.rank = rank;
-    this.size = ranks.length;
+    // One that comes later may be beyond those of the beginning.
+    this.#size = Math.max(size, rank + 1);
+    this.#oneLevel = active.length < ranks.length;
     const tell = (peer: number, record: ControlRecord): void => this.#tell(peer, record);
     this.#membership = new Membership({
       rank,
@@ -157,7 +161,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       }),
     });
     this.elastic = {
-      capacity: this.size,
+      capacity: ranks.length,
       refresh: () => this.#comers.refresh(),
       change: (call) => this.#change(call),
       join: (limits) => this.#join(limits),
@@ -188,7 +192,9 @@ export class PortableEngine extends Resource implements GroupEngine {
       links: this.#links,
       membership: this.#membership,
       onGivenUp: (peer) => this.#agree(() => this.#membership.lose(peer)),
-      onEnter: (sequence) => {
+      size: () => this.#size,
+      onEnter: (sequence, size) => {
+        this.#size = size;
         this.#oneLevel = true;
         this.#out = undefined;
         this.#collectives.reopen(sequence);
@@ -196,6 +202,10 @@ export class PortableEngine extends Resource implements GroupEngine {
       },
     });
     init.arena.users++;
+  }
+
+  get size(): number {
+    return this.#size;
   }
 
   /** Follows all peers from now on, and begins to connect. Nobody waits for it. */
@@ -207,7 +217,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     this.#stopListening = transport.succession?.onReplace((replaced) => {
       for (const [peer, member] of ranks.entries()) if (replaced.includes(member)) this.#lose(peer, REPLACED_DETAIL);
     });
-    for (let peer = 0; peer < this.size; peer++) {
+    for (const peer of ranks.keys()) {
       this.#links.follow(peer);
       if (this.#membership.isGone(peer)) this.#links.explain(peer, OUTSIDE_DETAIL);
       else this.#links.connect(peer, readyKey(this.#init.key, peer));
@@ -247,7 +257,7 @@ export class PortableEngine extends Resource implements GroupEngine {
   readonly trace = () => this.#traces.snapshot();
 
   readonly connections: GroupEngine['connections'] = () =>
-    this.#links.all.map((channel, rank) => {
+    this.#links.all.slice(0, this.#size).map((channel, rank) => {
       if (channel === undefined) return { rank, state: 'self' };
       const state = this.#membership.isGone(rank) ? 'lost' : channel.connected ? 'connected' : 'connecting';
       const detail = this.#links.detail(rank);
@@ -290,8 +300,9 @@ export class PortableEngine extends Resource implements GroupEngine {
 
   async #giveBack(): Promise<void> {
     const { arena, section, options, key } = this.#init;
-    if (!(await arena.giveBack(section, this.rank, this.size))) return;
-    for (let rank = 0; rank < this.size; rank++) {
+    const { ranks } = options;
+    if (!(await arena.giveBack(section, this.rank, ranks.length))) return;
+    for (const rank of ranks.keys()) {
       await options.store.delete(readyKey(key, rank));
       await forget(options.store, key, rank);
     }
@@ -495,10 +506,11 @@ export class PortableEngine extends Resource implements GroupEngine {
       sequence,
       timeoutMs,
       signal,
-      membership: { evicted: asked.evicted, admitted: asked.admitted, repairs: asked.repairs, found },
+      membership: { ...asked, found },
     });
     const { contributors } = end;
-    const states = Array.from({ length: this.size }, (_, rank): PeerState => {
+    this.#size = Math.max(this.#size, asked.size);
+    const states = this.#init.options.ranks.map((_, rank): PeerState => {
       if (contributors.includes(rank)) return 'active';
       const attempt = end.found?.get(rank);
       return attempt === undefined ? 'absent' : attempt > 0 ? 'joining' : 'connected';

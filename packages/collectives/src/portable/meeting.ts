@@ -14,14 +14,23 @@ export const LEFT_DETAIL = 'it closed the group';
 export const sectionKey = (key: string): string => `${key}/section`;
 export const readyKey = (key: string, rank: number): string => `${key}/ready/${rank}`;
 
-/** Rank 0 of the group finds a section and tells the others, or why there is none. */
+/** What is told of it. */
+interface Told {
+  readonly index: number;
+  readonly token: string;
+  /** Ranks of the group that open it from the beginning; others come later. */
+  readonly members: readonly number[];
+}
+
+/** The lowest rank that takes part from the beginning finds a section and tells the others, or why there is none. */
 export async function agreeOnSection(arena: Arena, key: string, options: PortableEngineOptions): Promise<Section> {
-  const { rank, store, name, timeoutMs, signal, joins = false } = options;
-  // The first process in the place of rank 0 has found it.
-  if (rank === 0 && !(joins && arena.inherited)) {
+  const { rank, ranks, store, name, timeoutMs, signal, joins = false } = options;
+  const members = membersOf(options);
+  if (!joins && rank === members[0]) {
     try {
-      const section = await arena.take(name);
-      await store.set(sectionKey(key), Buffer.from(JSON.stringify({ index: section.index, token: section.token })));
+      const section = await arena.take(name, members.length);
+      const told: Told = { index: section.index, token: section.token, members };
+      await store.set(sectionKey(key), Buffer.from(JSON.stringify(told)));
       return section;
     } catch (error) {
       await store.set(sectionKey(key), Buffer.from(JSON.stringify(describeError(error))));
@@ -29,13 +38,23 @@ export async function agreeOnSection(arena: Arena, key: string, options: Portabl
     }
   }
   const bytes = await store.get(sectionKey(key), { timeoutMs, ...(signal && { signal }) });
-  const told = JSON.parse(Buffer.from(bytes).toString()) as
-    | { readonly index: number; readonly token: string }
-    | ReturnType<typeof describeError>;
-  if ('index' in told) {
-    const section = arena.section(told.index, told.token);
-    if (joins && arena.inherited) await arena.takeUp(section, rank);
-    return section;
+  const told = JSON.parse(Buffer.from(bytes).toString()) as Told | ReturnType<typeof describeError>;
+  if (!('index' in told)) {
+    throw new EpError(told.code === 'EP_CAPACITY' ? told.code : 'EP_RENDEZVOUS', told.text, { context: told.context });
   }
-  throw new EpError(told.code === 'EP_CAPACITY' ? told.code : 'EP_RENDEZVOUS', told.text, { context: told.context });
+  const section = arena.section(told, told.members.length);
+  if (joins && arena.inherited) await arena.takeUp(section, rank);
+  if (told.members.includes(rank)) return section;
+  await arena.enroll(section, rank);
+  // HAZARD: those who were there count who has come, and give the section back when all of these have closed.
+  if (await store.check([sectionKey(key)])) return section;
+  const lost = ranks.flatMap((_, member) => (told.members.includes(member) ? [member] : []));
+  throw new EpError('EP_PEER_LOST', `group ${name}: all others closed it while rank ${rank} opened it`, {
+    context: { lost },
+  });
+}
+
+/** Who opens the group from the beginning, ascending. */
+export function membersOf({ ranks, size = ranks.length, active }: PortableEngineOptions): readonly number[] {
+  return active === undefined ? Array.from({ length: size }, (_, member) => member) : [...active].sort((a, b) => a - b);
 }

@@ -7,12 +7,16 @@ import type { Placement } from './placement.js';
 export interface PortableEngineOptions {
   /** The first engine on a transport must be opened by all of its ranks, later ones by their members. */
   readonly transport: Transport<Portable>;
-  /** Ranks of the transport, in group order. */
+  /** Ranks of the transport, in group order: all that the group may grow to. */
   readonly ranks: readonly number[];
+  /** Ranks of the group at first, the first of `ranks`; all of them unless given. */
+  readonly size?: number | undefined;
   /** Of this process in the group. */
   readonly rank: number;
-  /** The first engine's serves all later ones of the transport to find sections: it is closed after all of them. */
+  /** Keys of this group. */
   readonly store: Store;
+  /** Where ranks of this transport find memory and its sections; the first engine's serves all later ones, and is closed after all of them. `store` unless given. */
+  readonly arenaStore?: Store | undefined;
   readonly name: string;
   /** For opening and closing; calls bring their own. */
   readonly timeoutMs: number;
@@ -24,7 +28,7 @@ export interface PortableEngineOptions {
   readonly hosts?: readonly number[] | undefined;
   /** Opens an engine of the ranks of this host, in the order of the placement. Called where a group of several hosts goes in two levels. */
   readonly openHost?: ((placement: Placement) => GroupEngine | Promise<GroupEngine>) | undefined;
-  /** Who takes part at first, of the group's ranks; all of them unless given. All open the group, whether or not they take part. */
+  /** Who takes part at first, of the group's ranks; all of them unless given. The lowest of them is awaited by all who open the group. */
   readonly active?: readonly number[] | undefined;
   /** This rank takes no part, but asks to be taken in. */
   readonly joins?: boolean | undefined;

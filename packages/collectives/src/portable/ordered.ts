@@ -4,7 +4,7 @@ import type { Found } from './admission.js';
 
 /** A call; or a question about who takes part, or a change of it, which goes as a barrier. */
 export interface OrderedCall extends EngineCall {
-  readonly membership?: Pick<MembershipCall, 'evicted' | 'admitted' | 'repairs'> & {
+  readonly membership?: Pick<MembershipCall, 'evicted' | 'admitted' | 'size' | 'repairs'> & {
     /** Beside the members. */
     readonly found: Found;
   };

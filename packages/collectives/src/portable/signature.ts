@@ -9,7 +9,7 @@ import { type CallRecord, RECORD_BYTES, recordBytes } from './records.js';
 
 /** What ranks tell each other of a call in words. */
 type NamedCall = Pick<EngineCall, 'kind' | 'dtype' | 'root'> & {
-  readonly membership?: { readonly admitted: readonly number[] } | undefined;
+  readonly membership?: { readonly admitted: readonly number[]; readonly size: number } | undefined;
   readonly reduceOp?: ReduceOp | undefined;
   readonly inputs: readonly { readonly length: number }[];
   readonly outputs: readonly { readonly length: number }[];
@@ -34,6 +34,7 @@ export function describeCall(call: NamedCall): string {
   if (call.membership !== undefined && call.membership.admitted.length > 0) {
     words.push(`with ${formatRanks(call.membership.admitted)}`);
   }
+  if (call.membership !== undefined && call.membership.size > 0) words.push(`of ${call.membership.size} ranks`);
   return words.join(' ');
 }
 

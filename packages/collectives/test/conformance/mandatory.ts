@@ -60,6 +60,7 @@ export const mandatoryGroupCases: readonly string[] = [
   'elastic/late-is-out',
   'elastic/comes-back',
   'elastic/empty-place',
+  'elastic/grows',
   'failure/last-rank',
   'failure/rank-0',
   'failure/two-at-once',

@@ -74,6 +74,8 @@ describe.each(['hostile', 'nvshmem', 'ibgda'] as const)('process groups over %s'
     ['rounds', 3, [0, 1, 2]],
     ['holes', 5, [-1]],
     ['again', 3, [0, 1, 2]],
+    // Only where a transport has places in which nobody is yet.
+    ...(transport === 'nvshmem' ? ([['grown', 2, [-1]]] as const) : []),
     // Only where a transport lets others in.
     ...(transport !== 'hostile'
       ? ([
@@ -84,13 +86,19 @@ describe.each(['hostile', 'nvshmem', 'ibgda'] as const)('process groups over %s'
   ] as const;
   const sampled = {
     hostile: ['stopped', 'holes'],
-    nvshmem: ['deactivated', 'replaced', 'left'],
+    nvshmem: ['deactivated', 'grown', 'replaced', 'left'],
     ibgda: ['rounds', 'replaced', 'left'],
   }[transport];
   const chosen = scenarios.flatMap(([scenario, worldSize, victims]) =>
     victims
       .filter((victim) => full || (sampled.includes(scenario) && victim === victims.at(-1)))
-      .map((victim) => ({ scenario, worldSize, capacity: worldSize, victim, transport })),
+      .map((victim) => ({
+        scenario,
+        worldSize,
+        capacity: scenario === 'grown' ? 2 * worldSize : worldSize,
+        victim,
+        transport,
+      })),
   );
   it.each(chosen)('$scenario, rank $victim of $worldSize', async (scenario) => {
     await runElastic(program, scenario);

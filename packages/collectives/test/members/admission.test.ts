@@ -222,6 +222,7 @@ it('a rank that gives up and a member that admits it: one of them is first, and 
     changes: 2,
     active: [0, 1],
     sequence: 9,
+    size: 2,
     lives: [0, 1],
     admitted: [{ rank: 1, attempt: 2 }],
   };

@@ -108,7 +108,7 @@ export class Rank {
 
   repair(evicted: readonly number[]): void {
     const sequence = ++this.#sequence;
-    const membership = { evicted, admitted: [], repairs: true, found: [] };
+    const membership = { evicted, admitted: [], size: 0, repairs: true, found: [] };
     const call = { ...complete({ kind: 'barrier', timeoutMs: Number.POSITIVE_INFINITY }, sequence), membership };
     this.repairing = true;
     void Promise.resolve(this.collectives.run(call)).then(

@@ -113,7 +113,18 @@ export class World implements AsyncDisposable {
             ...(hosts && {
               hosts: ranks.map((member) => hosts[member]!),
               openHost: (placement) =>
-                openHost({ store: stores[worldRank]!, rank, size: ranks.length, ranks, name, timeoutMs }, placement),
+                openHost(
+                  {
+                    store: stores[worldRank]!,
+                    root: stores[worldRank]!,
+                    rank,
+                    size: ranks.length,
+                    ranks,
+                    name,
+                    timeoutMs,
+                  },
+                  placement,
+                ),
             }),
             ...(stagingBytes === undefined ? {} : { stagingBytes }),
             ...(maxGroups === undefined ? {} : { maxGroups }),

@@ -15,14 +15,16 @@ const tell = (message: ElasticMessage): boolean => process.send!(message);
 const scope = new CloseScope();
 const store = scope.add(await openFileStore(storePath));
 const { signal } = new AbortController();
-const member = { rank, worldSize, store };
+const range = (from: number, to: number): number[] => Array.from({ length: to - from }, (_, i) => from + i);
+/** A transport has all places that a group may grow to; those who are there from the beginning open it. */
+const member = { rank, worldSize: capacity, store };
+const config = { activeRanks: range(0, worldSize) };
 const opened = {
   hostile: () => hostile.open(member, { signal, config: { seed: 1, maxDelayUs: 100 } }),
-  nvshmem: () => (life > 0 ? nvshmem.shm.rejoin(member, { signal }) : nvshmem.shm.open(member, { signal })),
+  nvshmem: () => (life > 0 ? nvshmem.shm.rejoin(member, { signal }) : nvshmem.shm.open(member, { signal, config })),
   ibgda: () => (life > 0 ? ibgda.soft.rejoin(member, { signal }) : ibgda.soft.open(member, { signal })),
 };
 const transport = given.transport && scope.add(await opened[given.transport]());
-const range = (from: number, to: number): number[] => Array.from({ length: to - from }, (_, i) => from + i);
 const others = (size: number): number[] => range(0, size).filter((one) => one !== victim);
 
 async function openGroup(options: Partial<InitOptions> = {}): Promise<ProcessGroup> {
@@ -304,12 +306,14 @@ async function grown(): Promise<void> {
     assert.deepEqual(group.ranks, all);
     assert.equal(await failure(group.recoverRanks([worldSize])), 'EP_NOT_READY');
     if (rank === 0) for (const added of range(worldSize, capacity)) tell({ kind: 'start', rank: added });
+    const admitted = readmit(range(worldSize, capacity));
     let ready = false;
     while (!ready) {
       for (let i = 0; i < 50; i++) await checkSum(group, range(0, worldSize));
       const states = await group.peerState(range(worldSize, capacity));
       ready = states.every((state) => state === 'joining');
     }
+    await admitted;
     await group.recoverRanks(range(worldSize, capacity));
   }
   assert.equal(group.size, capacity);

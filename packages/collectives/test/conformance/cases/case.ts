@@ -18,7 +18,12 @@ export interface GroupRank {
   /** The case's own store, shared by all ranks. */
   readonly store: Store;
   /** A group of all ranks, a new one with each call; closed with the case. The options are the group's own. */
-  open(options?: Pick<InitOptions, 'timeoutMs' | 'onTimeout' | 'activeRanks' | 'isExtension'>): Promise<ProcessGroup>;
+  open(
+    options?: Pick<
+      InitOptions,
+      'timeoutMs' | 'onTimeout' | 'activeRanks' | 'isExtension' | 'worldSize' | 'maxGroupSize'
+    >,
+  ): Promise<ProcessGroup>;
   /** Destroys a group that `open` gave, and the transport that was opened for it. */
   release(group: ProcessGroup): Promise<void>;
   /** All ranks, or those given, meet through the store, never through the group under test. */

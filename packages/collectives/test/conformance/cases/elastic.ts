@@ -221,4 +221,50 @@ export const elasticCases: readonly GroupCase[] = [
       await agrees(group, rank, all);
     },
   },
+  {
+    id: 'elastic/grows',
+    sentence:
+      'a group of fewer ranks than it may have grows while it works: the new rank is taken in, and lists are as long as there are ranks',
+    ranks: 3,
+    async body(rank) {
+      const all = ranksOf(rank.worldSize);
+      const late = rank.worldSize - 1;
+      const first = ranksOf(late);
+      const isLate = rank.rank === late;
+      const sizes = { worldSize: late, maxGroupSize: rank.worldSize };
+      const group = await rank.open({ ...sizes, ...(isLate && { isExtension: true }) });
+      const gathers = async (members: readonly number[]): Promise<void> => {
+        const outputs = ranksOf(group.size).map(() => new Int32Array(2));
+        const work = group.allGather(outputs, Int32Array.of(1, rank.rank), LIMITS);
+        await work;
+        assert.deepEqual([...work.contributors], [...members]);
+        for (const one of ranksOf(group.size)) {
+          assert.deepEqual([...outputs[one]!], members.includes(one) ? [1, one] : [0, 0]);
+        }
+      };
+      if (isLate) {
+        await rank.meet();
+        await group.joinGroup(LIMITS);
+      } else {
+        assert.equal(group.size, late);
+        await worksOver(group, rank, first);
+        await gathers(first);
+        await failsWith('EP_INVALID_ARGUMENT', () => group.recoverRanks([late], LIMITS));
+        await group.extendGroupSizeTo(rank.worldSize, LIMITS);
+        assert.deepEqual([group.size, [...group.ranks]], [rank.worldSize, all]);
+        await gathers(first);
+        await failsWith('EP_NOT_READY', () => group.recoverRanks([late], LIMITS));
+        await rank.meet();
+        const works = Array.from({ length: 20 }, () => group.allReduce(new Float64Array(700), LIMITS));
+        await takesIn(group, late);
+        await Promise.all(works);
+      }
+      assert.equal(group.size, rank.worldSize);
+      await gathers(all);
+      await worksOver(group, rank, all);
+      await agrees(group, rank, all);
+      const made = await group.newGroup([late, 0], LIMITS);
+      await made?.barrier(LIMITS);
+    },
+  },
 ];

@@ -26,7 +26,7 @@
  * | elastic: recovery with a replacement, also after graceful deactivation, and both with p2p | test/elastic: `replaced`, `left` |
  * | elastic: graceful deactivation, in the middle of collectives | `elastic/taken-out`, `elastic/leaves-in-order`, `elastic/agrees-anew` |
  * | elastic: in-place rejoin for collectives and p2p | `elastic/comes-back`, test/elastic: `rounds`, `stopped`, `deactivated` |
- * | elastic: extension 3 -> 4, joiner and primary p2p, three subgroups and holes | test/elastic: `grown` (3 to 4 ranks), `holes` |
+ * | elastic: extension 3 -> 4, joiner and primary p2p, three subgroups and holes | `elastic/grows`, test/elastic: `grown` (3 to 4 ranks), `holes` |
  * | elastic: all-gather and reduce-scatter after extension and recovery | test/elastic: `grown`, `replaced` (their blocks) |
  * | elastic: four rounds of evict and recover | test/elastic: `rounds` |
  * | inference: TP all-reduce and all-gather over many groups, three times | `groups/topologies` |
