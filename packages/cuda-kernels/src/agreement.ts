@@ -37,6 +37,8 @@ function missingError(error: unknown, where: string, missing: readonly number[])
 export class Agreement {
   readonly #rank: number;
   readonly #worldSize: number;
+  /** Who takes part. */
+  readonly #ranks: readonly number[];
   readonly #memory: SymmetricMemory;
   readonly #endpoints: readonly Endpoint<Portable>[];
   readonly #place: AgreementPlace;
@@ -53,11 +55,13 @@ export class Agreement {
     memory: SymmetricMemory,
     endpoints: readonly Endpoint<Portable>[],
     place: AgreementPlace,
+    ranks: readonly number[] = Array.from({ length: transport.worldSize }, (_, rank) => rank),
   ) {
     this.#rank = transport.rank;
     this.#worldSize = transport.worldSize;
     this.#memory = memory;
-    this.#endpoints = endpoints;
+    this.#ranks = ranks;
+    this.#endpoints = endpoints.filter(({ peer }) => ranks.includes(peer));
     this.#place = place;
     this.#base = new BigUint64Array(transport.worldSize);
   }
@@ -74,7 +78,7 @@ export class Agreement {
   same(where: string, lines: readonly string[], options: WaitOptions = {}): Promise<void> {
     // One after the other, with all their rounds: the two sets of records are enough only if nobody starts a second round before it has read the first.
     const run = this.#tail.then(() =>
-      compareLines(where, lines, this.#rank, (record) => this.#exchange(where, record, options)),
+      compareLines(where, lines, this.#rank, (record) => this.#exchange(where, record, options), this.#ranks),
     );
     this.#tail = run.catch(() => {});
     return run;
@@ -99,18 +103,16 @@ export class Agreement {
         }),
       ),
     );
-    const targets = Array.from(this.#base, (base) => base + BigInt(round));
+    const targets = new Map(this.#ranks.map((rank) => [rank, this.#base[rank]! + BigInt(round)]));
     try {
       await this.#until((rank) => this.#place.slot + rank, targets, options);
     } catch (error) {
-      const missing = targets.flatMap((target, rank) =>
-        this.#memory.signals.peek(this.#place.slot + rank) < target ? [rank] : [],
+      const missing = this.#ranks.filter(
+        (rank) => this.#memory.signals.peek(this.#place.slot + rank) < targets.get(rank)!,
       );
       throw missingError(error, where, missing);
     }
-    return Array.from({ length: this.#worldSize }, (_, rank) =>
-      this.#memory.view('u8', this.#recordOffset(set, rank), RECORD_BYTES).slice(),
-    );
+    return this.#ranks.map((rank) => this.#memory.view('u8', this.#recordOffset(set, rank), RECORD_BYTES).slice());
   }
 
   /**
@@ -127,8 +129,7 @@ export class Agreement {
       if (highest === epoch) break;
       epoch = highest;
     }
-    for (let rank = 0; rank < this.#worldSize; rank++)
-      this.#base[rank] = this.#memory.signals.peek(this.#place.slot + rank);
+    for (const rank of this.#ranks) this.#base[rank] = this.#memory.signals.peek(this.#place.slot + rank);
     this.#round = 0;
     rebase();
     await this.#announce(epoch, 2, options);
@@ -167,7 +168,7 @@ export class Agreement {
     const deadline = options.timeoutMs === undefined ? undefined : performance.now() + options.timeoutMs;
     const wanted = BigInt(epoch) * 4n + BigInt(phase);
     let highest = epoch;
-    for (let rank = 0; rank < this.#worldSize; rank++) {
+    for (const rank of this.#ranks) {
       const slot = this.#place.slot + this.#worldSize + rank;
       for (;;) {
         const count = this.#memory.signals.peek(slot);
@@ -191,9 +192,13 @@ export class Agreement {
     return highest;
   }
 
-  async #until(slotOf: (rank: number) => number, targets: readonly bigint[], options: WaitOptions): Promise<void> {
+  async #until(
+    slotOf: (rank: number) => number,
+    targets: ReadonlyMap<number, bigint>,
+    options: WaitOptions,
+  ): Promise<void> {
     const deadline = options.timeoutMs === undefined ? undefined : performance.now() + options.timeoutMs;
-    for (const [rank, value] of targets.entries()) {
+    for (const [rank, value] of targets) {
       const left = deadline === undefined ? undefined : Math.max(1, deadline - performance.now());
       await this.#memory.signals.until(
         slotOf(rank),

@@ -35,6 +35,7 @@ import { Launches } from './launches.js';
 import { checkLayout, Losses, lostOf, type MoeLoss, reportActive } from './losses.js';
 import {
   formatMember,
+  isEmptyPlace,
   type MemberFacts,
   type Membership,
   membershipOf,
@@ -65,8 +66,8 @@ export interface MoeBufferInit {
   readonly ownStream: boolean;
   readonly handle: DeviceHandle<'bundled' | 'add'>;
   readonly native: NativeMoeBuffer;
-  /** Of a rank that came in later. */
-  readonly membership?: Membership;
+  /** Who is here, and how many calls they have begun. */
+  readonly membership: Pick<Membership, 'calls' | 'present'>;
 }
 
 /** How long close() waits for the others' last call. */
@@ -120,15 +121,13 @@ export class MoeBuffer extends Resource implements Closeable {
     });
     this.rank = transport.rank;
     this.worldSize = transport.worldSize;
-    this.#losses = new Losses(transport.rank, transport.worldSize);
+    this.#losses = new Losses(transport.rank, transport.worldSize, (rank) => isEmptyPlace(transport, rank));
     this.map = moe.map;
     this.localExperts = localExperts(moe.map, transport.rank);
     this.#slots = Array.from({ length: moe.calls }, (_, i) => new CallSlot(i, moe, memory, transport.rank, native));
     this.#totals = hostStorage('u64', this.localExperts);
-    if (init.membership !== undefined) {
-      this.#calls = init.membership.calls;
-      this.#losses.agreed(init.membership.present);
-    }
+    this.#calls = init.membership.calls;
+    this.#losses.agreed(init.membership.present);
   }
 
   /** As opened: what all ranks agreed on, and where the bytes of the buffer go (`bufferText` prints it). */
@@ -168,7 +167,7 @@ export class MoeBuffer extends Resource implements Closeable {
   }
 
   /**
-   * Takes ranks in that have come in the place of dead ones (`joinMoeBuffer`), and those that were given up alive and are here. Collective over all ranks that the transport has
+   * Takes ranks in that have come in the place of dead ones, or into places in which nobody was (`joinMoeBuffer`), and those that were given up alive and are here. Collective over all ranks that the transport has
    * present, between calls, at the same call on all ranks; nothing is held, and nothing is allocated. Afterwards all of them have one mask, whoever was lost on the way: ranks that are
    * here take part, others do not. Layouts that were kept before are over. Resolves with the ranks that came back.
    *

@@ -4,8 +4,8 @@ import { codeOfStatus, EP_MOE_RANK_LEAVES, EP_MOE_RANK_MASKED } from '@ep/native
 import type { RankMask } from '@ep/plan/moe';
 import type { RoutingArrays } from './routing.js';
 
-/** Why a rank takes no part any more, in the words of error codes; `EP_EVICTED` if it was left out by `leaveOut`. */
-export type MoeLoss = 'EP_TIMEOUT' | 'EP_PEER_LOST' | 'EP_EVICTED';
+/** Why a rank takes no part, in the words of error codes; `EP_EVICTED` if it was left out by `leaveOut`, `EP_NOT_READY` if nobody is in its place yet. */
+export type MoeLoss = 'EP_TIMEOUT' | 'EP_PEER_LOST' | 'EP_EVICTED' | 'EP_NOT_READY';
 
 /** In a call's report: known before the call. */
 const MASKED = EP_MOE_RANK_MASKED;
@@ -15,10 +15,13 @@ const LEAVES = BigInt(EP_MOE_RANK_LEAVES);
 export class Losses {
   readonly #rank: Rank;
   readonly #worldSize: number;
+  readonly #isEmpty: (rank: Rank) => boolean;
   readonly #why = new Map<Rank, MoeLoss>();
 
-  constructor(rank: Rank, worldSize: number) {
+  /** `isEmpty`: nobody is in that rank's place. */
+  constructor(rank: Rank, worldSize: number, isEmpty: (rank: Rank) => boolean = () => false) {
     this.#rank = rank;
+    this.#isEmpty = isEmpty;
     this.#worldSize = worldSize;
   }
 
@@ -44,7 +47,9 @@ export class Losses {
   agreed(present: readonly Rank[]): void {
     for (let rank = 0; rank < this.#worldSize; rank++) {
       if (present.includes(rank)) this.#why.delete(rank);
-      else if (rank !== this.#rank && !this.#why.has(rank)) this.#why.set(rank, 'EP_EVICTED');
+      else if (rank !== this.#rank && !this.#why.has(rank)) {
+        this.#why.set(rank, this.#isEmpty(rank) ? 'EP_NOT_READY' : 'EP_EVICTED');
+      }
     }
   }
 

@@ -105,6 +105,10 @@ export function membershipOf(said: ReadonlyMap<Rank, RankSaid>, where: string): 
   return { calls: [...calls.values()][0]!, present, back, joined };
 }
 
+/** Nobody is in this place of the transport yet. */
+export const isEmptyPlace = ({ succession, rank: self }: Transport<never>, rank: Rank): boolean =>
+  rank !== self && succession?.lifeOf(rank) === '';
+
 /** Throws `EP_UNSUPPORTED` for transports over which a rank that died may still write. */
 export function renewOf(
   transport: Transport<never>,

@@ -8,12 +8,20 @@ import type { DispatchTransport } from '../dispatcher-base.js';
 import { HostStream } from '../host-stream.js';
 import { MoeBuffer } from './buffer.js';
 import { describeMoe } from './codes.js';
-import { formatMember, type MemberFacts, type Membership, membershipOf, optionsDigest, renewOf } from './members.js';
+import {
+  formatMember,
+  isEmptyPlace,
+  type MemberFacts,
+  type Membership,
+  membershipOf,
+  optionsDigest,
+  renewOf,
+} from './members.js';
 import { type MoeBufferOptions, moeLines, type ResolvedMoe, resolveMoe } from './options.js';
 import { moeAgreementPlace, moeMemoryBytes, moeSignalSlots } from './place.js';
 
 /**
- * Collective. `EP_MISMATCH` names ranks with other options, `EP_CAPACITY` says when the transport has too few signal slots for this many calls and
+ * Collective over the ranks that are here. Those that come later take part once they are taken in (`joinMoeBuffer`, `updateMembers`). `EP_MISMATCH` names ranks with other options, `EP_CAPACITY` says when the transport has too few signal slots for this many calls and
  * ranks: there are five words for each call and rank, whatever the number of experts.
  */
 export async function openMoeBuffer(transport: DispatchTransport, options: MoeBufferOptions): Promise<MoeBuffer> {
@@ -32,7 +40,10 @@ export async function openMoeBuffer(transport: DispatchTransport, options: MoeBu
     const endpoints = await Promise.all(
       Array.from({ length: worldSize }, (_, peer) => transport.connect(peer as Rank)),
     );
-    const agreement = new Agreement(transport, memory, endpoints, moeAgreementPlace(moe));
+    const present = Array.from({ length: worldSize }, (_, rank) => rank).filter(
+      (rank) => !isEmptyPlace(transport, rank),
+    );
+    const agreement = new Agreement(transport, memory, endpoints, moeAgreementPlace(moe), present);
     // A rank that fails here still takes part: the others must hear of it instead of waiting for it.
     let made: MoeBuffer | undefined;
     let refused: { readonly reason: unknown } | undefined;
@@ -40,7 +51,8 @@ export async function openMoeBuffer(transport: DispatchTransport, options: MoeBu
       stream = options.stream ?? new HostStream();
       const handle = transport.device(memory);
       const buffer = new (native().binding.MoeBuffer)(describeMoe(moe, handle.bytes));
-      made = new MoeBuffer({ moe, transport, memory, endpoints, stream, ownStream, handle, native: buffer });
+      const init = { moe, transport, memory, endpoints, stream, ownStream, handle, native: buffer };
+      made = new MoeBuffer({ ...init, membership: { calls: 0, present } });
     } catch (reason) {
       refused = { reason };
     }
@@ -57,7 +69,7 @@ export async function openMoeBuffer(transport: DispatchTransport, options: MoeBu
 }
 
 /**
- * Instead of `openMoeBuffer`, on a rank that has come in the place of a dead one (`nvshmem.shm.rejoin`): collective with the others' `updateMembers`, whose errors it shares.
+ * Instead of `openMoeBuffer`, on a rank that has come later, into an empty place or that of a dead one (`nvshmem.shm.rejoin`): collective with the others' `updateMembers`, whose errors it shares.
  * The options are those that the others have opened the buffer with. The rank takes part from the others' next call on.
  */
 export async function joinMoeBuffer(transport: DispatchTransport, options: MoeBufferOptions): Promise<MoeBuffer> {

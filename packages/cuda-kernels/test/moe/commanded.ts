@@ -75,18 +75,21 @@ export class CommandedRank {
 export class CommandedWorld implements AsyncDisposable {
   readonly ranks: CommandedRank[];
   readonly #kind: RankKind;
+  readonly #worldSize: number;
   readonly #directory = mkdtempSync(join(tmpdir(), 'ep-moe-'));
   readonly #all: CommandedRank[] = [];
 
-  constructor(kind: RankKind, worldSize: number) {
+  /** `first`: ranks that are there from the beginning; all unless given. */
+  constructor(kind: RankKind, worldSize: number, first = worldSize) {
     this.#kind = kind;
+    this.#worldSize = worldSize;
     this.ranks = [];
-    for (let rank = 0; rank < worldSize; rank++) this.ranks.push(this.#start(rank, worldSize));
+    for (let rank = 0; rank < first; rank++) this.ranks.push(this.#start(rank, worldSize));
   }
 
-  /** Another one in the place of a rank that was killed. */
+  /** Another one in the place of a rank that was killed, or one in an empty place. */
   replace(rank: number): CommandedRank {
-    const other = this.#start(rank, this.ranks.length);
+    const other = this.#start(rank, this.#worldSize);
     this.ranks[rank] = other;
     return other;
   }

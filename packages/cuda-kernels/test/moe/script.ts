@@ -1,5 +1,5 @@
 /** What tests of ranks that come and go tell them. */
-import { rankTopk } from '@ep/plan/moe';
+import { planMoe, rankTopk } from '@ep/plan/moe';
 import { expect } from 'vitest';
 import { check, inputsOf, type MoeCase, optionsOf, type RankResult, rowsOfCall } from './case.js';
 import { type CommandedRank, CommandedWorld, type RankKind } from './commanded.js';
@@ -55,14 +55,24 @@ export function scriptOf(one: MoeCase, kind: RankKind, way: Way = 'shm') {
     dispatch,
     combine,
     call,
-    open: async (): Promise<CommandedWorld> => {
-      const world = new CommandedWorld(kind, one.worldSize);
-      await Promise.all(world.ranks.map((of) => of.tell('open', { options, way })));
+    /** `first`: ranks that are there from the beginning; nobody is in the other places. */
+    open: async (first = one.worldSize): Promise<CommandedWorld> => {
+      const world = new CommandedWorld(kind, one.worldSize, first);
+      const config = first === one.worldSize ? undefined : { activeRanks: world.ranks.map(({ rank }) => rank) };
+      await Promise.all(world.ranks.map((of) => of.tell('open', { options, way, ...(config && { config }) })));
       return world;
     },
     /** A call of all ranks, bit by bit as the oracle has it. */
     complete: async ({ ranks }: { readonly ranks: readonly Told[] }, number: number) =>
       check(one, rowsOfCall(inputs, number), await call(ranks, number)),
+    /** The same where nobody is in some of the places. */
+    some: async ({ ranks }: CommandedWorld, number: number) => {
+      const results: (RankResult | undefined)[] = Array.from({ length: one.worldSize }, () => undefined);
+      for (const [at, result] of (await call(ranks, number)).entries()) results[ranks[at]!.rank] = result;
+      const rows = rowsOfCall(inputs, number);
+      const activeRanks = Uint8Array.from(results, (result) => (result === undefined ? 0 : 1));
+      check(one, rows, results, planMoe(rows.routing, rows.map, rows.form, { activeRanks }));
+    },
     /** The second half of one. */
     finish: async ({ ranks }: CommandedWorld, number: number) =>
       check(one, rowsOfCall(inputs, number), await Promise.all(ranks.map((of) => combine(of)))),
@@ -79,7 +89,9 @@ export function scriptOf(one: MoeCase, kind: RankKind, way: Way = 'shm') {
         ...coming.map((of) => of.tell('join', { options })),
       ]);
       for (const ranks of back.slice(0, staying.length)) expect(ranks).toEqual([...joining].sort());
-      for (const of of world.ranks) expect(await of.tell('losses')).toEqual([]);
+      const empty = Array.from({ length: one.worldSize }, (_, rank) => rank).filter((rank) => !world.ranks[rank]);
+      for (const of of world.ranks)
+        expect(await of.tell('losses')).toEqual(empty.map((rank) => [rank, 'EP_NOT_READY']));
     },
   };
 }

@@ -33,8 +33,8 @@ const linkOf = (fd) => {
 };
 
 const commands = {
-  open: async ({ options, way = 'shm' }) => {
-    transport = await openers[way]({ rank, worldSize, store }, limits(20_000));
+  open: async ({ options, way = 'shm', config }) => {
+    transport = await openers[way]({ rank, worldSize, store }, { ...limits(20_000), ...(config && { config }) });
     buffer = await openMoeBuffer(transport, options);
   },
   /** A world of those that are left, after one that has ended. */
