@@ -131,6 +131,16 @@ const groups = [
     },
   },
   {
+    name: 'groups on streams of their own run beside each other',
+    run: async () => {
+      assert.deepEqual(valuesOf(await runRanks('deviceGroupStreams', 3)), [
+        [6, 2, 6, 6, 'EP_INVALID_ARGUMENT'],
+        [6, 2, 6, 6, 'EP_MISMATCH'],
+        [6, 3, 6, 6, 'no error'],
+      ]);
+    },
+  },
+  {
     name: 'collective calls captured as a graph are replayed a thousand times',
     run: async () => {
       const data = { replays: 1000, elements: 3_000 };

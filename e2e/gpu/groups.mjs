@@ -209,4 +209,54 @@ async function deviceGroupAbsent({ transport, device, store, rank, worldSize }) 
   return said;
 }
 
-export const groupScenarios = { deviceGroups, deviceSections, deviceGroupLost, deviceGroupAbsent };
+/** Groups on streams of their own: one waits for a rank that is late, calls of another run meanwhile, whatever the order in which ranks make them. */
+async function deviceGroupStreams({ transport, device, store, rank, worldSize }) {
+  const [first, second, third] = [device.stream(), device.stream(), device.stream()];
+  const world = await open({ transport, store, rank, worldSize }, first, { blocks: 2 });
+  const pair = await world.newGroup([0, 1], { stream: second });
+  const other = await world.newGroup([1, 0], { stream: second });
+  const parity = await world.split(0, -rank, { stream: third });
+  const [x, y, z] = [await cell(device, rank + 1), await cell(device, rank + 1), await cell(device, rank + 1)];
+  const late = worldSize - 1;
+  // Of the transport: calls of a group are made in one order, in host memory and on the device.
+  if (rank === late) {
+    await transport.barrier();
+    const works = [parity.allReduce(z.tensor), world.allReduce(x.tensor)];
+    await Promise.all(works);
+  } else {
+    const works = [world.allReduce(x.tensor), parity.allReduce(z.tensor)];
+    for (let round = 0; round < 10; round++) {
+      await pair.allReduce(y.tensor, { op: 'max' });
+      await other.allReduce(y.tensor, { op: 'max' });
+    }
+    assert.deepEqual(
+      works.map(({ status }) => status),
+      ['pending', 'pending'],
+    );
+    await transport.barrier();
+    await Promise.all(works);
+  }
+  const found = [await x.get(), await y.get(), await z.get()];
+  // The share of a stream comes back with the last group on it.
+  await Promise.all([pair?.destroy(), other?.destroy()]);
+  await world.barrier();
+  const again = await world.newGroup([2, 0, 1], { stream: second });
+  await x.set(rank + 1);
+  await again.allReduce(x.tensor);
+  found.push(await x.get());
+  const wrong = { device: { kind: 'cuda', index: 7 }, capturing: false };
+  found.push(await codeOf(() => world.newGroup([0, 1], rank === 0 ? { stream: wrong } : {})));
+  await world.allReduce(x.tensor);
+  await world.destroy();
+  await Promise.all([x, y, z].map(({ buffer }) => buffer.close()));
+  await Promise.all([first.close(), second.close(), third.close()]);
+  return found;
+}
+
+export const groupScenarios = {
+  deviceGroups,
+  deviceSections,
+  deviceGroupLost,
+  deviceGroupAbsent,
+  deviceGroupStreams,
+};

@@ -93,6 +93,8 @@ export interface NativeGpuDispatch {
 
 /** What the process groups of a rank share on its device. Their calls go on one stream, where one runs at a time. */
 export interface NativeGpuGroupArena {
+  /** Of the same memory and sections, for groups whose calls go on another stream; blocks as of this one's description. */
+  beside(blocks: number): NativeGpuGroupArena;
   shape(): { readonly blocks: number; readonly lanes: number; readonly resident: number };
   release(): void;
 }

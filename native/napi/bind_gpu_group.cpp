@@ -24,9 +24,13 @@ uint32_t arg_up_to(const Napi::Env& env, Napi::Value value, const char* what, ui
 
 } // namespace
 
-// ({memory, sections, blocks, lanes}); blocks 0: half of this rank's share of the device
+// ({memory, sections, blocks, lanes}); blocks 0: half of this rank's share of the device. Without a description by beside() only.
 gpu_group_arena_wrap::gpu_group_arena_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const Napi::Env env = info.Env();
+  if (info.Length() == 0) {
+    tag<gpu_group_arena_wrap>(info.This().As<Napi::Object>());
+    return;
+  }
   if (!info[0].IsObject()) throw_invalid(env, "the arena of groups is made from a description");
   const auto description = info[0].As<Napi::Object>();
   auto& memory = unwrap<gpu_symmetric_wrap>(description.Get("memory"), "memory");
@@ -41,6 +45,15 @@ const std::shared_ptr<gpu::group_arena>& gpu_group_arena_wrap::open(Napi::Env en
   if (!native) throw_failure(env, {EP_STATUS_CLOSED, 0, "the arena of groups was released"});
   return native;
 }
+// (blocks, as of the description) -> GpuGroupArena
+Napi::Value gpu_group_arena_wrap::beside(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  auto made = open(env)->beside(arg_up_to(env, info[0], "blocks", EP_GROUP_MOST_BLOCKS));
+  auto native = value_or_throw(env, made);
+  const Napi::Object arena = state_of(env).classes["GpuGroupArena"].New({});
+  gpu_group_arena_wrap::Unwrap(arena)->native = std::move(native);
+  return arena;
+}
 // () -> {blocks, lanes, resident}
 Napi::Value gpu_group_arena_wrap::shape(const Napi::CallbackInfo& info) {
   const gpu::group_arena& arena = *open(info.Env());
@@ -52,8 +65,11 @@ Napi::Value gpu_group_arena_wrap::shape(const Napi::CallbackInfo& info) {
 }
 void gpu_group_arena_wrap::release(const Napi::CallbackInfo&) { native.reset(); }
 void gpu_group_arena_wrap::define(Napi::Env env, Napi::Object exports) {
-  exports["GpuGroupArena"] =
-      DefineClass(env, "GpuGroupArena", {InstanceMethod<&gpu_group_arena_wrap::shape>("shape"), InstanceMethod<&gpu_group_arena_wrap::release>("release")});
+  const Napi::Function made = DefineClass(env, "GpuGroupArena",
+                                          {InstanceMethod<&gpu_group_arena_wrap::beside>("beside"), InstanceMethod<&gpu_group_arena_wrap::shape>("shape"),
+                                           InstanceMethod<&gpu_group_arena_wrap::release>("release")});
+  exports["GpuGroupArena"] = made;
+  state_of(env).classes["GpuGroupArena"] = Napi::Persistent(made);
 }
 
 // ({arena, section, byteOffset, byteLength, ranks: Int32Array of world ranks})

@@ -93,6 +93,7 @@ struct gpu_group_arena_wrap : Napi::ObjectWrap<gpu_group_arena_wrap> {
   static constexpr const char* type_name = "GpuGroupArena";
   static void define(Napi::Env env, Napi::Object exports);
   explicit gpu_group_arena_wrap(const Napi::CallbackInfo& info);
+  Napi::Value beside(const Napi::CallbackInfo& info);
   Napi::Value shape(const Napi::CallbackInfo& info);
   void release(const Napi::CallbackInfo& info);
   const std::shared_ptr<gpu::group_arena>& open(Napi::Env env) const;

@@ -25,19 +25,32 @@ result<std::shared_ptr<group_arena>> group_arena::create(std::shared_ptr<symmetr
   if (sections == 0 || here.signal_slots() < wanted) {
     return invalid(std::to_string(here.signal_slots()) + " signal slots are too few for " + std::to_string(sections) + " groups: " + std::to_string(wanted) + " are needed");
   }
-  auto taken = share::take(here, EP_CUDA_KERNEL_GROUP, blocks, lanes);
-  if (taken.ok() && taken.value()->blocks() > EP_GROUP_MOST_BLOCKS) {
-    if (blocks != 0) return invalid(std::to_string(blocks) + " blocks: a group takes at most " + std::to_string(EP_GROUP_MOST_BLOCKS));
-    taken = invalid(""); // given back before fewer are taken
-    taken = share::take(here, EP_CUDA_KERNEL_GROUP, EP_GROUP_MOST_BLOCKS, lanes);
-  }
-  if (!taken.ok()) return taken.why();
-  made->share_ = taken.value();
+  if (auto taken = made->take_share(blocks, lanes); !taken.ok()) return taken.why();
   made->sections_ = sections;
   // HAZARD: those of all groups at once: allocating later would wait for kernels that run, and one may wait for what this thread is about to launch.
   auto tables = device_block::allocate(here.of(), here.device(), sections * sizeof(section_tables));
   if (!tables.ok()) return tables.why();
   made->tables_ = tables.value();
+  return made;
+}
+
+result<nothing> group_arena::take_share(uint32_t blocks, uint32_t lanes) {
+  auto taken = share::take(*memory_, EP_CUDA_KERNEL_GROUP, blocks, lanes);
+  if (taken.ok() && taken.value()->blocks() > EP_GROUP_MOST_BLOCKS) {
+    if (blocks != 0) return invalid(std::to_string(blocks) + " blocks: a group takes at most " + std::to_string(EP_GROUP_MOST_BLOCKS));
+    taken = invalid(""); // given back before fewer are taken
+    taken = share::take(*memory_, EP_CUDA_KERNEL_GROUP, EP_GROUP_MOST_BLOCKS, lanes);
+  }
+  if (!taken.ok()) return taken.why();
+  share_ = taken.value();
+  return nothing{};
+}
+
+result<std::shared_ptr<group_arena>> group_arena::beside(uint32_t blocks) const {
+  std::shared_ptr<group_arena> made(new group_arena(memory_));
+  made->tables_ = tables_;
+  made->sections_ = sections_;
+  if (auto taken = made->take_share(blocks, lanes()); !taken.ok()) return taken.why();
   return made;
 }
 

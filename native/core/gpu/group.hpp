@@ -7,11 +7,14 @@
 
 namespace ep::gpu {
 
-// HAZARD: the groups of an arena have one share of the device between them, so their calls are launched on one stream, where one runs at a time.
+// HAZARD: the groups of an arena have one share of the device between them, so their calls are launched on one stream, where one runs at a time. Those on another stream have another
+// arena, over the same memory and sections.
 class group_arena {
  public:
   // Of this memory, which has EP_GROUP_MOST_BLOCKS signal words for each rank of the world in each section. Blocks and lanes as in share::take, but at most EP_GROUP_MOST_BLOCKS.
   static result<std::shared_ptr<group_arena>> create(std::shared_ptr<symmetric_memory> memory, uint32_t sections, uint32_t blocks, uint32_t lanes);
+  // With a share of its own, of blocks that are as wide.
+  result<std::shared_ptr<group_arena>> beside(uint32_t blocks) const;
 
   uint32_t blocks() const { return share_->blocks(); }
   uint32_t lanes() const { return share_->lanes(); }
@@ -27,6 +30,7 @@ class group_arena {
 
  private:
   explicit group_arena(std::shared_ptr<symmetric_memory> memory) : memory_(std::move(memory)) {}
+  result<nothing> take_share(uint32_t blocks, uint32_t lanes);
   std::shared_ptr<symmetric_memory> memory_;
   std::shared_ptr<const device_block> tables_;
   std::shared_ptr<share> share_;

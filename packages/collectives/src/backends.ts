@@ -1,5 +1,6 @@
 /** From what a caller names to an engine. */
 import { EpError, invalid, prefixStore, type Rank, type Store, type Transport } from '@ep/core';
+import type { GpuQueue } from '@ep/native';
 import { type DeviceArena, openDeviceArena } from './device/arena.js';
 import { openDeviceEngine } from './device/engine.js';
 import type { GroupEngine } from './engine.js';
@@ -24,6 +25,8 @@ export interface EngineInit {
   readonly timeoutMs: number;
   readonly ranksOnHost?: number;
   readonly signal?: AbortSignal;
+  /** Of a GPU: what calls on tensors there go on, instead of the stream of the first group. */
+  readonly stream?: GpuQueue;
   /** Of a group whose ranks may change later: how. Absent: all of `ranks`, of which none comes later. */
   readonly elastic?: ElasticInit;
 }
@@ -111,6 +114,7 @@ export function engineFactory(backend: Backend, device?: DeviceOptions, hosts?: 
       return await openDeviceEngine(engine, {
         ...{ transport: backend, store, ranks, name, timeoutMs, signal },
         arena: arena!,
+        queue: init.stream ?? device.stream,
         owns,
       });
     };

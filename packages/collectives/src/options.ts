@@ -54,15 +54,24 @@ export type MessageOp =
   | { readonly op: 'recv'; readonly tensor: Operand; readonly peer?: Rank; readonly tag?: number };
 
 /** `timeoutMs` is for making the group, and then for every call of it that gives none. */
-export interface NewGroupOptions extends CallOptions {
+export interface SplitGroupOptions extends CallOptions {
+  /**
+   * Of a group with a `device`: the stream of its GPU that calls on tensors there go on, this group's unless given. Groups on different streams run beside each other, each stream with
+   * `blocks` of its own.
+   */
+  readonly stream?: GpuQueue;
+}
+
+/** As `SplitGroupOptions`. */
+export interface NewGroupOptions extends SplitGroupOptions {
   /** Appended to the name of the parent and the number of the call. The same on all ranks of the parent. */
   readonly name?: string;
 }
 
 /**
  * Collectives and messages on tensors of a GPU, over a transport with device memory (`nvshmem.cuda`). A call runs on `stream`: behind what was put there before it, and before
- * what is put there later; its Work resolves when it has run. Its time counts from its launch. Calls of groups that were made from this one go on the same stream: members of two groups
- * make the calls of both in one order. A message goes behind what was put there before it, and beside what is put there later.
+ * what is put there later; its Work resolves when it has run. Its time counts from its launch. Calls of groups that were made from this one go on the same stream, unless they get another: members of two
+ * groups of one stream make the calls of both in one order. A message goes behind what was put there before it, and beside what is put there later.
  */
 export interface DeviceOptions {
   /** A `CudaStream` of the transport's GPU. The group does not close it. */

@@ -11,6 +11,7 @@ import {
   tensor,
   type Work,
 } from '@ep/core';
+import type { GpuQueue } from '@ep/native';
 import type { ElasticInit, EngineFactory } from './backends.js';
 import { checkBatch, checkRank, checkTag } from './checks.js';
 import { Collectives, type GroupParts } from './collectives.js';
@@ -20,7 +21,15 @@ import type { CallLimits } from './lane.js';
 import { agreeOnColors, agreeOnMembers, checkMembers, checkRanks } from './members.js';
 import { allGatherObject, broadcastObject, gatherObject } from './objects.js';
 import { dtypeOf, messageData } from './operands.js';
-import type { CallOptions, MessageOp, MessageOptions, NewGroupOptions, Operand, RootOptions } from './options.js';
+import type {
+  CallOptions,
+  MessageOp,
+  MessageOptions,
+  NewGroupOptions,
+  Operand,
+  RootOptions,
+  SplitGroupOptions,
+} from './options.js';
 import type { FlightRecorder } from './recorder/recorder.js';
 
 /** What the groups of one `initProcessGroup` share. */
@@ -46,6 +55,8 @@ export interface Membership {
   readonly signal?: AbortSignal | undefined;
   /** All members from the beginning to the end unless given. */
   readonly elastic?: ElasticInit;
+  /** Of calls on tensors of a GPU; that of the first group unless given. */
+  readonly stream?: GpuQueue | undefined;
   /** Runs when the group has been closed, with the members that took part until then. */
   readonly release?: (active: readonly Rank[]) => Promise<void>;
 }
@@ -54,6 +65,7 @@ export interface Membership {
 interface Own extends GroupParts {
   readonly engine: GroupEngine;
   readonly world: World;
+  readonly stream: GpuQueue | undefined;
   readonly release: () => Promise<void>;
 }
 
@@ -71,6 +83,7 @@ export class ProcessGroup extends Collectives {
   readonly #world: World;
   readonly #engine: GroupEngine;
   readonly #release: () => Promise<void>;
+  readonly #stream: GpuQueue | undefined;
   readonly #cut = new AbortController();
   /** Groups that were made from this one, on any of its ranks. */
   #made = 0;
@@ -82,6 +95,7 @@ export class ProcessGroup extends Collectives {
     this.#world = own.world;
     this.#engine = own.engine;
     this.#release = own.release;
+    this.#stream = own.stream;
   }
 
   /** `shm`, or the name of the transport. */
@@ -264,25 +278,27 @@ export class ProcessGroup extends Collectives {
     const op = 'newGroup';
     this.enter(op);
     checkMembers(ranks, op, this.size);
+    const stream = this.#streamOf(op, options);
     const made = ++this.#made;
     const label = options.name ?? `${made}`;
     const limits = this.limits(op, options);
     await agreeOnMembers(this.lane, op, { ranks, label }, limits);
-    return this.#open(op, ranks, { name: `${this.name}/${label}`, id: `${this.#id}/${made}` }, limits);
+    return this.#open(op, ranks, { name: `${this.name}/${label}`, id: `${this.#id}/${made}`, stream }, limits);
   }
 
   /**
    * Collective over this group. A group for each colour, an integer of at least 0: its ranks by ascending `key` (0 unless given), those of equal key by
    * their rank here. Undefined on ranks that give no colour. As `newGroup` otherwise.
    */
-  async split(color: number | undefined, key = 0, options: CallOptions = {}): Promise<ProcessGroup | undefined> {
+  async split(color: number | undefined, key = 0, options: SplitGroupOptions = {}): Promise<ProcessGroup | undefined> {
     const op = 'split';
     this.enter(op);
+    const stream = this.#streamOf(op, options);
     const made = ++this.#made;
     const limits = this.limits(op, options);
     const ranks = await agreeOnColors(this.lane, op, { color, key }, limits);
     const part = `${made}.${color}`;
-    return this.#open(op, ranks, { name: `${this.name}/${part}`, id: `${this.#id}/${part}` }, limits);
+    return this.#open(op, ranks, { name: `${this.name}/${part}`, id: `${this.#id}/${part}`, stream }, limits);
   }
 
   /** `signal` cuts off operations under way, which are otherwise awaited; receives are not awaited. Groups made from this one are closed before. */
@@ -321,10 +337,15 @@ export class ProcessGroup extends Collectives {
     return this.lane.recv(op, { peer, tag, data, ...this.limits(op, options) }, dtypeOf(target));
   }
 
+  #streamOf(op: string, { stream }: SplitGroupOptions): GpuQueue | undefined {
+    if (stream === undefined || this.#engine.device !== undefined) return stream ?? this.#stream;
+    throw invalid('stream', { where: op, expected: 'absent: the group has no device', found: stream });
+  }
+
   async #open(
     op: string,
     ranks: readonly Rank[] | undefined,
-    named: Pick<Membership, 'name' | 'id'>,
+    named: Pick<Membership, 'name' | 'id' | 'stream'>,
     limits: CallLimits,
   ): Promise<ProcessGroup | undefined> {
     const rank = ranks?.indexOf(this.rank) ?? -1;
@@ -344,7 +365,7 @@ export class ProcessGroup extends Collectives {
 
 /** Opens this rank's side of a group; who its members are has been agreed. Where that fails, `release` stays the caller's to call. */
 export async function openGroup(world: World, membership: Membership): Promise<ProcessGroup> {
-  const { name, id, rank, ranks, timeoutMs, signal, elastic } = membership;
+  const { name, id, rank, ranks, timeoutMs, signal, elastic, stream } = membership;
   const { factory, recorder, ranksOnHost } = world;
   const store = prefixStore(world.store, `ep/group/${id}`);
   let leaveRecorder: (() => void) | undefined;
@@ -364,6 +385,7 @@ export async function openGroup(world: World, membership: Membership): Promise<P
       timeoutMs,
       ...(ranksOnHost !== undefined && { ranksOnHost }),
       ...(signal && { signal }),
+      ...(stream && { stream }),
       elastic: elastic ?? { capacity: ranks.length, active: [...ranks.keys()], joins: false, evicts: world.evicts },
     });
     opened = engine;
@@ -372,7 +394,7 @@ export async function openGroup(world: World, membership: Membership): Promise<P
       await tidyUp();
       await membership.release?.(engine.view().active);
     };
-    return new ProcessGroup({ name, id, ranks, engine, recorder, timeoutMs, world, release });
+    return new ProcessGroup({ name, id, ranks, engine, recorder, timeoutMs, world, stream, release });
   } catch (error) {
     await opened?.close();
     await tidyUp();

@@ -37,6 +37,14 @@ type Halves<T> = readonly [T, T];
 /** All leases of a round are held to its end. */
 const LEASES = 8;
 
+/**
+ * Blocks of 512 threads that carry rows, of all ranks together: what is not attention's. HAZARD: a dispatch that waits for a peer keeps its place on the GPU, and one whose blocks do not
+ * all fit keeps others from starting; with half of the GPU, as usual, both halves took twice the time of attention alone.
+ */
+const MOVING_BLOCKS = 32;
+const MOST_BLOCKS_OF_RANK = 8;
+const MOVING_LANES = 512;
+
 /** What has been put on the streams. */
 class Round {
   readonly #transfer: CudaStream;
@@ -125,7 +133,14 @@ export class PingPongMachine {
     const transfer = device.stream({ highPriority: true });
     const compute = device.stream();
     const leaseBytes = Math.max(...plans.map((plan) => attentionLeaseBytes(plan, shape)));
-    const dispatcher = await openDeviceDispatcher(transport, { leaseBytes, leases: LEASES, stream: transfer });
+    const blocks = Math.max(1, Math.min(MOST_BLOCKS_OF_RANK, Math.floor(MOVING_BLOCKS / transport.worldSize)));
+    const shares = { blocks, lanes: MOVING_LANES };
+    const dispatcher = await openDeviceDispatcher(transport, {
+      leaseBytes,
+      leases: LEASES,
+      stream: transfer,
+      ...shares,
+    });
     const { rank } = transport;
     const half = (plan: AttentionPlan): Promise<CudaBatch> => bindCudaBatch(device, dispatcher, { plan, shape, rank });
     const halves = [await half(plans[0]), await half(plans[1])] as const;

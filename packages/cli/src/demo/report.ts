@@ -131,7 +131,7 @@ export function turnsOf(results: readonly StepResult[]): TurnsReport | undefined
   const slowest = (of: 'transfer' | 'compute' | 'together'): number =>
     median(first[of].map((_, round) => Math.max(...all.map((one) => one[of][round]!))));
   const [transfer, compute, together] = [slowest('transfer'), slowest('compute'), slowest('together')];
-  const hidden = transfer === 0 ? 0 : (transfer + compute - together) / transfer;
+  const hidden = transfer === 0 ? 0 : Math.min(1, (transfer + compute - together) / transfer);
   return { rounds: first.transfer.length, transfer, compute, together, hidden };
 }
 

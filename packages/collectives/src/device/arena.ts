@@ -40,13 +40,22 @@ interface Contents {
   readonly stagingBytes: number;
   readonly ringsBytes: number;
   readonly maxGroups: number;
+  /** That were asked for, of groups on any stream; or 0. */
+  readonly blocks: number;
+}
+
+function checkQueue(queue: GpuQueue, memory: DeviceMemory): void {
+  if (queue?.device?.index === memory.device) return;
+  throw new EpError(
+    'EP_INVALID_ARGUMENT',
+    `${WHERE}: the stream is of GPU ${queue?.device?.index}, the transport was opened for GPU ${memory.device}`,
+  );
 }
 
 export class DeviceArena extends Resource {
   readonly memory: DeviceMemory;
-  readonly native: NativeGpuGroupArena;
   readonly sections: DeviceSections;
-  /** That calls of all groups are launched on. */
+  /** That calls are launched on of groups that have no stream of their own. */
   readonly queue: GpuQueue;
   /**
    * That messages of all groups are copied on: they go beside what was put on the queue after them. HAZARD: made before any kernel runs, since page-locking its words waits for those
@@ -56,16 +65,41 @@ export class DeviceArena extends Resource {
   /** Of a section: slots of calls, and behind them rings of messages. */
   readonly stagingBytes: number;
   readonly ringsBytes: number;
+  readonly #arena: NativeGpuGroupArena;
+  readonly #blocks: number;
+  /** Each with a share of the GPU, which its groups use one after the other. */
+  readonly #beside = new Map<GpuQueue, { readonly native: NativeGpuGroupArena; groups: number }>();
 
-  constructor({ memory, arena, store, queue, stagingBytes, ringsBytes, maxGroups }: Contents) {
+  constructor({ memory, arena, store, queue, stagingBytes, ringsBytes, maxGroups, blocks }: Contents) {
     super(`device memory of groups on GPU ${memory.device}`);
     this.memory = memory;
-    this.native = arena;
+    this.#arena = arena;
+    this.#blocks = blocks;
     this.queue = queue;
     this.stagingBytes = stagingBytes;
     this.ringsBytes = ringsBytes;
     this.sections = new DeviceSections(store, maxGroups);
     this.copies = new (native().binding.GpuStream)(memory.library, memory.device, true);
+  }
+
+  /** For a group whose calls go on `queue`, which gives it back by `leave`. Throws `EP_INVALID_ARGUMENT` where its blocks do not fit beside those of others. */
+  enter(queue: GpuQueue): NativeGpuGroupArena {
+    if (queue === this.queue) return this.#arena;
+    checkQueue(queue, this.memory);
+    let beside = this.#beside.get(queue);
+    if (beside === undefined) {
+      beside = { native: this.#arena.beside(this.#blocks), groups: 0 };
+      this.#beside.set(queue, beside);
+    }
+    beside.groups++;
+    return beside.native;
+  }
+
+  leave(queue: GpuQueue): void {
+    const beside = this.#beside.get(queue);
+    if (beside === undefined || --beside.groups > 0) return;
+    this.#beside.delete(queue);
+    beside.native.release();
   }
 
   /** Where a section begins in everybody's part, and where its rings do. */
@@ -79,7 +113,7 @@ export class DeviceArena extends Resource {
 
   protected override async release(): Promise<void> {
     this.copies.close();
-    this.native.release();
+    this.#arena.release();
     await this.memory.close();
   }
 }
@@ -137,12 +171,7 @@ export async function openDeviceArena(init: DeviceArenaInit): Promise<DeviceAren
   try {
     let refused: unknown;
     try {
-      if (stream?.device?.index !== memory.device) {
-        throw new EpError(
-          'EP_INVALID_ARGUMENT',
-          `${WHERE}: the stream is of GPU ${stream?.device?.index}, ${transport.name} was opened for GPU ${memory.device}`,
-        );
-      }
+      checkQueue(stream, memory);
       const shape = { memory: memory.nativeMemory(WHERE), sections: maxGroups, blocks, lanes };
       arena = new (native().binding.GpuGroupArena)(shape);
     } catch (error) {
@@ -163,7 +192,7 @@ export async function openDeviceArena(init: DeviceArenaInit): Promise<DeviceAren
         context: { ranks: odd, expected: shapeText(own), found },
       });
     }
-    return new DeviceArena({ memory, arena, store, queue: stream, stagingBytes, ringsBytes, maxGroups });
+    return new DeviceArena({ memory, arena, store, queue: stream, stagingBytes, ringsBytes, maxGroups, blocks });
   } catch (error) {
     arena?.release();
     await memory.close();

@@ -5,9 +5,11 @@ import {
   EP_GROUP_FOLD,
   EP_GROUP_FOLD_ALL,
   type GpuGroupCall,
+  type GpuQueue,
   type GraphMember,
   type GraphReplay,
   type NativeGpuGroup,
+  type NativeGpuGroupArena,
   type NativeGpuOperand,
   native,
   type Outcome,
@@ -34,6 +36,8 @@ export interface DeviceInit {
   readonly ranks: readonly number[];
   readonly name: string;
   readonly arena: DeviceArena;
+  /** That its calls go on. */
+  readonly queue: GpuQueue;
   /** The arena is this group's, and closed with it. */
   readonly owns: boolean;
   readonly timeoutMs: number;
@@ -129,8 +133,8 @@ class DeviceGroupEngine extends Resource implements GroupEngine, GraphMember {
   #sequence = 0;
 
   constructor(host: PortableEngine, init: DeviceInit, { section, group, slotBytes }: Places) {
-    const { arena, ranks, transport } = init;
-    const { memory, queue, copies } = arena;
+    const { arena, ranks, transport, queue } = init;
+    const { memory, copies } = arena;
     super(`group on GPU ${memory.device}`);
     this.#host = host;
     this.#init = init;
@@ -197,7 +201,7 @@ class DeviceGroupEngine extends Resource implements GroupEngine, GraphMember {
   #capture(given: DeviceCall): EngineEnd {
     this.checkOpen(given.kind);
     this.#failures.check(given.kind);
-    const { queue } = this.#init.arena;
+    const { queue } = this.#init;
     const { description, pieces } = this.#described(given);
     queue.nativeStream(given.kind).groupCall(this.#native, description, ...pieces);
     queue.join(this);
@@ -232,7 +236,7 @@ class DeviceGroupEngine extends Resource implements GroupEngine, GraphMember {
     let launched = false;
     const cut = new AbortController();
     const linked = linkSignals(call.signal, cut.signal);
-    const running = this.#init.arena.queue.follow((stream) => {
+    const running = this.#init.queue.follow((stream) => {
       const operation = stream.groupCall(this.#native, description, ...pieces);
       launched = true;
       this.#sequence++;
@@ -262,7 +266,7 @@ class DeviceGroupEngine extends Resource implements GroupEngine, GraphMember {
   }
 
   async #message<T>(op: string, post: () => Promise<T>): Promise<T> {
-    if (!this.#init.arena.queue.capturing) return post();
+    if (!this.#init.queue.capturing) return post();
     throw new EpError(
       'EP_INVALID_ARGUMENT',
       `${op}: the stream is being captured, and messages, which ranks agree on as they go, cannot be part of a graph`,
@@ -271,12 +275,13 @@ class DeviceGroupEngine extends Resource implements GroupEngine, GraphMember {
 
   protected override async release(): Promise<void> {
     await Promise.allSettled(this.#pending);
-    const { arena, owns } = this.#init;
+    const { arena, owns, queue } = this.#init;
     try {
       await this.#host.close();
     } finally {
       await this.#freight.close();
       this.#native.release();
+      arena.leave(queue);
       if (owns) await arena.close();
       else await giveBack(arena, this.#section, this.size);
     }
@@ -319,14 +324,16 @@ async function agreeOnSection(host: PortableEngine, init: DeviceInit): Promise<D
 
 /** Collective over the members of a group. `EP_CAPACITY` where they have no section of device memory in common. Closes `host` where it fails. */
 export async function openDeviceEngine(host: PortableEngine, init: DeviceInit): Promise<GroupEngine> {
-  const { arena, store, ranks, owns, timeoutMs, signal } = init;
+  const { arena, store, ranks, owns, queue, timeoutMs, signal } = init;
   let group: NativeGpuGroup | undefined;
+  let entered: NativeGpuGroupArena | undefined;
   try {
     const section = await agreeOnSection(host, init);
     let refused: unknown;
     try {
+      entered = arena.enter(queue);
       group = new (native().binding.GpuGroup)({
-        arena: arena.native,
+        arena: entered,
         section: section.index,
         byteOffset: arena.byteOffset(section.index),
         byteLength: arena.stagingBytes,
@@ -336,7 +343,7 @@ export async function openDeviceEngine(host: PortableEngine, init: DeviceInit): 
       refused = error;
     }
     // HAZARD: before it ends nobody writes to a member's words, which may not be zero yet. And all hear of one that cannot.
-    const own = group === undefined ? { why: String(refused) } : { blocks: arena.native.shape().blocks };
+    const own = group === undefined ? { why: String(refused) } : { blocks: entered!.shape().blocks };
     const meeting = { key: 'device/group', rank: host.rank, worldSize: host.size, bytes: bytesOf(own) };
     const told = (await exchange(store, meeting, { timeoutMs, ...(signal && { signal }) })).map(
       (bytes) => parsed(bytes) as { readonly blocks?: number; readonly why?: string },
@@ -354,6 +361,7 @@ export async function openDeviceEngine(host: PortableEngine, init: DeviceInit): 
     return new DeviceGroupEngine(host, init, { section, group: group!, slotBytes: group!.layOut(common) });
   } catch (error) {
     group?.release();
+    if (entered !== undefined) arena.leave(queue);
     await host.close();
     if (owns) await arena.close();
     throw error;

@@ -1,6 +1,6 @@
 /**
  * The cases of process groups over calls on a device: whatever a call or message is given in host memory is copied to the GPU, the call is made there, and results are copied
- * back. Calls of all groups that come from one are made one behind the other, on one stream.
+ * back. Calls of all groups that come from one are made one behind the other, on a stream beside that of the one.
  */
 import { type DType, Resource } from '@ep/core';
 import {
@@ -67,7 +67,7 @@ export class Queue extends Resource implements GpuQueue {
   }
 }
 
-/** What the groups of one opening share. */
+/** What the calls of some groups go on. */
 interface Shared {
   readonly queue: Queue;
   /** The last call. HAZARD: each awaits copies of the host before it comes to the stream, where ranks must have the calls of all groups in one order. */
@@ -85,15 +85,15 @@ class StagedEngine extends Resource implements GroupEngine {
   readonly #inner: GroupEngine;
   readonly #copier = new GpuCopier(openGpus().library, 0);
   readonly #shared: Shared;
-  readonly #owns: boolean;
+  readonly #onRelease: () => Promise<void>;
   #arena: NativeGpuMemory | undefined;
   #arenaBytes = 0;
 
-  constructor(inner: GroupEngine, shared: Shared, owns: boolean) {
+  constructor(inner: GroupEngine, shared: Shared, onRelease: () => Promise<void>) {
     super('staged engine');
     this.#inner = inner;
     this.#shared = shared;
-    this.#owns = owns;
+    this.#onRelease = onRelease;
     this.name = inner.name;
     this.rank = inner.rank;
     this.size = inner.size;
@@ -195,26 +195,32 @@ class StagedEngine extends Resource implements GroupEngine {
     await this.#inner.close();
     this.#arena?.release();
     await this.#copier.close();
-    if (this.#owns) await this.#shared.queue.close();
+    await this.#onRelease();
   }
 }
 
 const bytesOf = ({ buffer, byteOffset, byteLength }: Elements): Uint8Array =>
   new Uint8Array(buffer, byteOffset, byteLength);
 
-/** Of one opening. Two blocks: the cases open many worlds, and blocks of all have to fit at once. More groups at a time than any case has. */
+/** Of one opening. Two blocks for each of two streams: the cases open many worlds, and blocks of all have to fit at once. More groups at a time than any case has. */
 export const stagedOnDevice = (transport: GroupTransport): EngineFactory => {
-  let shared: Shared | undefined;
+  const made: Shared[] = [];
   let factory: EngineFactory | undefined;
+  const closeQueues = async (): Promise<void> => {
+    for (const { queue } of made.splice(0)) await queue.close();
+  };
   return async (init) => {
-    const owns = shared === undefined;
-    shared ??= { queue: new Queue(), tail: Promise.resolve() };
-    const { queue } = shared;
-    factory ??= engineFactory(transport, { stream: queue, stagingBytes: 2 ** 20, blocks: 2, maxGroups: 12 });
+    const isFirst = factory === undefined;
+    const at = isFirst ? 0 : 1;
+    made[at] ??= { queue: new Queue(), tail: Promise.resolve() };
+    const shared = made[at];
+    const { queue: stream } = shared;
+    factory ??= engineFactory(transport, { stream, stagingBytes: 2 ** 20, blocks: 2, maxGroups: 12 });
     try {
-      return new StagedEngine(await factory(init), shared, owns);
+      const onRelease = isFirst ? closeQueues : () => Promise.resolve();
+      return new StagedEngine(await factory({ ...init, stream }), shared, onRelease);
     } catch (error) {
-      if (owns) await queue.close();
+      if (isFirst) await closeQueues();
       throw error;
     }
   };
