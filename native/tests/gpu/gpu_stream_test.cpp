@@ -25,7 +25,7 @@ void words_stay_with_what_runs() {
   EP_CHECK(slot.ok());
   ep::gpu::launch_slot* const words = slot.value().get();
   ep::gpu::stream::watch how;
-  how.slots.push_back(std::move(slot.value()));
+  how.kernels.push_back({std::move(slot.value()), nullptr});
   how.keep.push_back(std::move(block.value()));
   setenv("EP_CUDA_HOST_REFUSED_EVENTS", "1", 1);
   const auto followed = stream.follow(1, std::make_shared<ep::cancel_flag>(), std::move(how));
