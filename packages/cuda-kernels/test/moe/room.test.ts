@@ -2,7 +2,7 @@
 import { isEpError } from '@ep/core';
 import { rankTopk, routingOfRanks, spreadExperts } from '@ep/plan/moe';
 import { describe, expect, it } from 'vitest';
-import { check, inputsOf, type MoeCase, openFor, runCall, tensorOf } from './case.js';
+import { check, inputsOf, type MoeCase, openFor, type RankResult, runCall, tensorOf } from './case.js';
 import { onRanks } from './world.js';
 
 describe('a compact receive tensor', () => {
@@ -126,5 +126,51 @@ describe('a compact receive tensor', () => {
       [n, n],
       [7 * n, 7 * n],
     ]);
+  });
+});
+
+describe('completion counters of an EFA', () => {
+  const one: MoeCase = {
+    worldSize: 3,
+    mode: 'low-latency',
+    seed: 3,
+    experts: 6,
+    topK: 2,
+    hidden: 32,
+    tokens: [2, 2, 2],
+  };
+  const inputs = inputsOf(one);
+  const withCounters = (counters: number) =>
+    onRanks(
+      3,
+      'efa',
+      async (transport) => {
+        try {
+          await using buffer = await openFor(transport, one, inputs);
+          return await runCall(buffer, one, inputs);
+        } catch (error) {
+          return error;
+        }
+      },
+      () => ({ maxCounters: counters }),
+    );
+
+  it('are looked at when a buffer is opened: as many as it needs will do, one less is told on every rank', async () => {
+    const needs = async (counters: number): Promise<number> => {
+      const failures = await withCounters(counters);
+      const needed = failures.map((failure) => {
+        expect(isEpError(failure) && failure.code, String(failure)).toBe('EP_CAPACITY');
+        const said = /2 calls over 3 ranks need (\d+) signal slots, efa-gda:soft has (\d+)/.exec(
+          (failure as Error).message,
+        );
+        expect(Number(said?.[2]), (failure as Error).message).toBe(counters);
+        return Number(said![1]);
+      });
+      expect(new Set(needed).size).toBe(1);
+      return needed[0]!;
+    };
+    const enough = await needs(4);
+    expect(await needs(enough - 1)).toBe(enough);
+    check(one, inputs, (await withCounters(enough)) as RankResult[]);
   });
 });
