@@ -1,8 +1,9 @@
 // node e2e/gpu/main.mjs [TEXT]: runs every case on this machine's GPU, or those whose names hold the text. Where there is none, or it cannot do what a case needs, cases are listed as unavailable, with the
 // reason; `gpu` in EP_REQUIRE makes that a failure.
-import { openGpus } from '@ep/native';
+import { openGpus, openNccl } from '@ep/native';
 import { isRequired } from '../../tools/required.mjs';
 import { cases as all, measurements, severalGpus } from './cases.mjs';
+import { ncclCases, ncclMeasurements } from './nccl-cases.mjs';
 
 const [text = ''] = process.argv.slice(2);
 const wanted = (/** @type {readonly import('./cases.mjs').Case[]} */ list) =>
@@ -20,9 +21,21 @@ try {
 }
 const [first] = gpus.devices;
 if (first?.runsOn === 'cuda') cases.push(...wanted(measurements));
-if (gpus.devices.filter(({ unusable }) => unusable === undefined).length > 1) cases.push(...wanted(severalGpus));
+const usable = gpus.devices.filter(({ unusable }) => unusable === undefined).length;
+if (usable > 1) cases.push(...wanted(severalGpus));
+const nccl = wanted([...ncclCases(Math.max(2, usable), true), ...ncclMeasurements(usable)]);
+/** Why the cases of NCCL do not run, if they do not. */
+let missing = usable > 1 ? '' : 'NCCL takes one rank of each GPU, and here is one';
+try {
+  const { version, path } = openNccl();
+  console.log(`NCCL ${version}, ${path}`);
+} catch (error) {
+  missing = error instanceof Error ? error.message : String(error);
+}
+if (missing === '') cases.push(...nccl);
 console.log(`${first?.name}, driver for CUDA ${first?.driver}, ${gpus.path}`);
-let [passed, failed, unavailable] = [0, 0, 0];
+let [passed, failed, unavailable] = [0, 0, missing === '' ? 0 : nccl.length];
+if (missing !== '') for (const { name } of nccl) console.log(`unavailable  ${name}: ${missing}`);
 for (const { name, run, processes } of cases) {
   if (processes === true && first?.ipc !== true) {
     unavailable++;

@@ -20,6 +20,15 @@ const post = (message) =>
 async function run() {
   const store = await openFileStore(start.store);
   const { rank, worldSize } = start;
+  if (start.data?.nccl) {
+    const device = new CudaDevice(rank % openGpus().devices.length);
+    try {
+      return await scenarios[start.scenario]({ ...start, store, device, ready: () => post('ready') });
+    } finally {
+      await device.close();
+      await store.close();
+    }
+  }
   const transport = await nvshmem.cuda.open(
     { rank, worldSize, store },
     // With `spread`, ranks take the GPUs in turn.

@@ -11,6 +11,7 @@ import { experts, refusedExperts } from './experts.mjs';
 import { graphScenarios } from './graphs.mjs';
 import { groupScenarios } from './groups.mjs';
 import { messageScenarios } from './messages.mjs';
+import { ncclScenarios } from './nccl.mjs';
 import { nicScenarios } from './nic.mjs';
 import { recovery } from './recovery.mjs';
 import { allRows, expectSame, place, storageOf } from './tensors.mjs';
@@ -292,5 +293,6 @@ export const scenarios = {
   ...groupScenarios,
   ...graphScenarios,
   ...messageScenarios,
+  ...ncclScenarios,
   ...nicScenarios,
 };

@@ -25,6 +25,7 @@ set(EP_CORE_SOURCES
   core/gpu/group.cpp
   core/gpu/library.cpp
   core/gpu/memory.cpp
+  core/gpu/nccl.cpp
   core/gpu/share.cpp
   core/gpu/stream.cpp
   core/hostile/engine.cpp
@@ -78,6 +79,7 @@ set(EP_CORE_SOURCES
   dl/fabric_libfabric.cpp
   dl/libfabric_symbols.cpp
   dl/mlx5_verbs.cpp
+  dl/nccl_symbols.cpp
   dl/shim/attach.cpp
   dl/shim/fabric_attach.cpp
   dl/verbs_context.cpp
@@ -149,6 +151,7 @@ set(EP_NAPI_SOURCES
   napi/bind_gpu_dispatch.cpp
   napi/bind_gpu_group.cpp
   napi/bind_gpu_moe.cpp
+  napi/bind_gpu_nccl.cpp
   napi/bind_gpu_stream.cpp
   napi/bind_hostile.cpp
   napi/bind_efa.cpp
@@ -212,6 +215,7 @@ set(EP_TESTS
   tests/gpu/export_lock_test.cpp
   tests/gpu/fit_test.cpp
   tests/gpu/gpu_stream_test.cpp
+  tests/gpu/nccl_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
   tests/efa/efa_device_limits_test.cpp
@@ -270,7 +274,7 @@ set(EP_ONE_THREAD_TESTS
 # These open the shim of dl/shim.
 set(EP_SHIM_TESTS soft_control_test verbs_shim_test)
 set(EP_FABRIC_SHIM_TESTS libfabric_shim_test)
-set(EP_GPU_SHIM_TESTS gpu_stream_test)
+set(EP_GPU_SHIM_TESTS gpu_stream_test nccl_test)
 
 # As they are, but for the seam in tests/litmus/seam.hpp.
 set(EP_LITMUS_SOURCES

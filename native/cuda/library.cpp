@@ -267,6 +267,9 @@ int moe_combine(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep
 int moe_release(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_call* call) { return launched(ep::cuda_moe_release, how, *buffer, *call); }
 int group_call(const ep_cuda_launch* how, const ep_group_args* args) { return launched(ep::cuda_group_call, how, *args); }
 
+int device_use(int device) { return cudaSetDevice(device); }
+void* stream_handle(void* stream) { return stream_at(stream).stream; }
+
 constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  sizeof(ep_cuda_table),
                                  EP_ABI_MAJOR,
@@ -308,7 +311,9 @@ constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  moe_dispatch,
                                  moe_combine,
                                  moe_release,
-                                 group_call};
+                                 group_call,
+                                 device_use,
+                                 stream_handle};
 
 } // namespace
 

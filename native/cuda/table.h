@@ -12,7 +12,7 @@
 #include "ep/abi/group.h"
 #include "ep/abi/moe.h"
 
-#define EP_CUDA_TABLE_VERSION 5u
+#define EP_CUDA_TABLE_VERSION 6u
 #define EP_CUDA_TABLE_SYMBOL "ep_cuda_table_of"
 
 #define EP_CUDA_IPC_BYTES 64u
@@ -104,6 +104,10 @@ typedef struct ep_cuda_table {
   int (*moe_combine)(const ep_cuda_launch* launch, const ep_moe_buffer* buffer, const ep_moe_combine_args* args, uint32_t halves);
   int (*moe_release)(const ep_cuda_launch* launch, const ep_moe_buffer* buffer, const ep_moe_call* call);
   int (*group_call)(const ep_cuda_launch* launch, const ep_group_args* args);
+
+  /* For libraries of CUDA that a thread calls with a stream of ours: the device of the calling thread, and the stream as they take it. */
+  int (*device_use)(int device);
+  void* (*stream_handle)(void* stream);
 } ep_cuda_table;
 
 /* The one exported symbol. Null where the library cannot serve this version; never fails for want of a GPU. */

@@ -135,6 +135,34 @@ export interface GraphMember {
   beginReplay(operation: string): GraphReplay;
 }
 
+/** NVIDIA's NCCL, opened by name. */
+export interface NativeNcclLibrary {
+  /** "2.28.9". */
+  version(): string;
+  /** Made on one rank, and the same on all ranks of a communicator. */
+  uniqueId(): Uint8Array<ArrayBuffer>;
+}
+
+export interface NativeNcclCommunicator {
+  /** Ends when all ranks have come; once. */
+  open(timeoutMs: number): OperationId;
+  /** Why it is of no use any more. */
+  failed(): string | undefined;
+  /** Waits so long for what is under way, then gives all back: ends when NCCL holds nothing any more. Once, after `open`. */
+  end(timeoutMs: number): OperationId;
+  /** Gives up what is under way, and waits for that. */
+  release(): void;
+}
+
+/** Elements and fold as native/core/collective/reduce.hpp numbers them. */
+export interface NcclCall {
+  readonly element: number;
+  readonly fold: number;
+  readonly factor: number;
+  /** Negative: no limit. */
+  readonly timeoutMs: number;
+}
+
 /** A stream of a GPU as other packages use it: its owner keeps it open while they do. */
 export interface GpuQueue {
   readonly device: Device;
@@ -189,6 +217,15 @@ export interface NativeGpuStream {
    * names ranks of the world. 0 while the stream is being captured.
    */
   groupCall(group: NativeGpuGroup, call: GpuGroupCall, ...pieces: readonly (NativeGpuOperand | number)[]): OperationId;
+  /**
+   * Eight arguments for each step, which NCCL carries out together: verb (`nccl_verb` of native/core/gpu/nccl.hpp), root or peer (-1: none), and operand, byteOffset, byteLength of what
+   * this rank gives and of what it takes; of nothing, three zeros. What comes later on the stream waits for it.
+   */
+  ncclCall(
+    communicator: NativeNcclCommunicator,
+    call: NcclCall,
+    ...steps: readonly (NativeGpuOperand | number)[]
+  ): OperationId;
   /** By name: q, k, v, o, lse; of the backward pass also dO, dQ, dK, dV. */
   attentionForward(attention: NativeGpuAttention, tensors: Readonly<Record<string, NativeGpuRows>>): OperationId;
   attentionBackward(attention: NativeGpuAttention, tensors: Readonly<Record<string, NativeGpuRows>>): OperationId;
@@ -249,6 +286,15 @@ export interface GpuBinding {
     /** World rank of each member. */
     readonly ranks: Int32Array;
   }) => NativeGpuGroup;
+  readonly NcclLibrary: new (path: string) => NativeNcclLibrary;
+  readonly NcclCommunicator: new (
+    nccl: NativeNcclLibrary,
+    library: NativeGpuLibrary,
+    device: number,
+    rank: number,
+    size: number,
+    id: Uint8Array,
+  ) => NativeNcclCommunicator;
   readonly GpuDispatch: new (description: GpuDispatchDescription) => NativeGpuDispatch;
   /** One piece for each shard. */
   readonly GpuAttention: new (

@@ -56,4 +56,5 @@ export type * from './ibgda.js';
 export { type LoadAttempt, loadBinding, platformPackage } from './load.js';
 export type * from './moe.js';
 export { type Native, native } from './native.js';
+export { type Nccl, openNccl } from './nccl.js';
 export { codeOfStatus, nativeError, Operations } from './operations.js';

@@ -245,6 +245,8 @@ void bind_gpu(Napi::Env env, Napi::Object exports) {
   gpu_dispatch_wrap::define(env, exports);
   gpu_group_arena_wrap::define(env, exports);
   gpu_group_wrap::define(env, exports);
+  nccl_library_wrap::define(env, exports);
+  nccl_communicator_wrap::define(env, exports);
   gpu_attention_wrap::define(env, exports);
   gpu_graph_wrap::define(env, exports);
   gpu_stream_wrap::define(env, exports);

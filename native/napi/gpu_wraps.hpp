@@ -3,6 +3,7 @@
 
 #include "gpu/calls.hpp"
 #include "gpu/group.hpp"
+#include "gpu/nccl.hpp"
 #include "gpu/stream.hpp"
 #include "wraps.hpp"
 
@@ -111,6 +112,34 @@ struct gpu_group_wrap : Napi::ObjectWrap<gpu_group_wrap> {
   std::shared_ptr<gpu::group> native; // null after release()
 };
 
+struct nccl_library_wrap : Napi::ObjectWrap<nccl_library_wrap> {
+  static constexpr napi_type_tag type_tag{0x65706e63636c6c69ull, 40};
+  static constexpr const char* type_name = "NcclLibrary";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit nccl_library_wrap(const Napi::CallbackInfo& info);
+  Napi::Value version(const Napi::CallbackInfo& info);
+  Napi::Value unique_id(const Napi::CallbackInfo& info);
+  std::shared_ptr<const dl::nccl_symbols> native;
+};
+
+struct nccl_communicator_wrap : Napi::ObjectWrap<nccl_communicator_wrap> {
+  static constexpr napi_type_tag type_tag{0x65706e63636c636full, 41};
+  static constexpr const char* type_name = "NcclCommunicator";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit nccl_communicator_wrap(const Napi::CallbackInfo& info);
+  Napi::Value open(const Napi::CallbackInfo& info);
+  Napi::Value failed(const Napi::CallbackInfo& info);
+  Napi::Value end(const Napi::CallbackInfo& info);
+  void release(const Napi::CallbackInfo& info);
+  gpu::nccl_communicator& opened(Napi::Env env) const;
+  // Shared with the environment's end, which may come after this wrap's finalizer. `made` is null after release().
+  struct holder {
+    std::shared_ptr<gpu::nccl_communicator> made;
+  };
+  std::shared_ptr<holder> native;
+  uint64_t end_key = 0;
+};
+
 // Core attention with everything but its tensors.
 struct gpu_attention_wrap : Napi::ObjectWrap<gpu_attention_wrap> {
   static constexpr napi_type_tag type_tag{0x6570677075617474ull, 29};
@@ -154,6 +183,7 @@ struct gpu_stream_wrap : Napi::ObjectWrap<gpu_stream_wrap> {
   Napi::Value dispatch(const Napi::CallbackInfo& info);
   void grant(const Napi::CallbackInfo& info);
   Napi::Value group_call(const Napi::CallbackInfo& info);
+  Napi::Value nccl_call(const Napi::CallbackInfo& info);
   Napi::Value attention_forward(const Napi::CallbackInfo& info);
   Napi::Value attention_backward(const Napi::CallbackInfo& info);
   Napi::Value attention(const Napi::CallbackInfo& info, bool backward);

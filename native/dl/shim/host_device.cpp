@@ -523,6 +523,9 @@ int group_call(const ep_cuda_launch* how, const ep_group_args* args) {
   return launched(*how, [args = *args](device_context& ctx) { ep::group_call(ctx, ep::load_store_endpoint{args.memory}, args); });
 }
 
+int device_use(int device) { return device == 0 ? ok : invalid_device; }
+void* stream_handle(void* stream) { return stream; }
+
 constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  sizeof(ep_cuda_table),
                                  EP_ABI_MAJOR,
@@ -564,10 +567,17 @@ constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  moe_dispatch,
                                  moe_combine,
                                  moe_release,
-                                 group_call};
+                                 group_call,
+                                 device_use,
+                                 stream_handle};
 
 } // namespace
 
 extern "C" __attribute__((visibility("default"))) const ep_cuda_table* ep_cuda_table_of(uint32_t version) {
   return version == EP_CUDA_TABLE_VERSION ? &table : nullptr;
+}
+
+// For other libraries that stand in for CUDA's: `run` is a piece of the stream's work.
+extern "C" __attribute__((visibility("default"))) void ep_cuda_host_put(void* stream, void (*run)(void*), void* argument) {
+  put_on(stream, [run, argument] { run(argument); });
 }

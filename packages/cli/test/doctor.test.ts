@@ -1,4 +1,5 @@
 import { existsSync, readdirSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
 import type { Need } from '@ep/core';
 import type { HostFacts } from '@ep/native';
 import { describe, expect, it } from 'vitest';
@@ -230,6 +231,18 @@ describe('ep doctor', () => {
       verdict: 'note',
       found: 'not found',
     });
+  });
+
+  it('says which NCCL is found, and why one is of no use', async () => {
+    const nccl = async (env: NodeJS.ProcessEnv) => {
+      const { checks } = JSON.parse((await runEp(['doctor', '--json'], env)).stdout) as { readonly checks: Check[] };
+      return checks.find(({ name }) => name === 'NCCL')!;
+    };
+    const standIn = fileURLToPath(new URL('../../../native/build/Release/libep_nccl_host.so', import.meta.url));
+    expect(await nccl({ EP_NCCL_PATH: standIn })).toMatchObject({ verdict: 'ok', found: `2.28.9 (${standIn})` });
+    const old = await nccl({ EP_NCCL_PATH: standIn, EP_NCCL_HOST_VERSION: '2804' });
+    expect(old).toMatchObject({ verdict: 'note', found: expect.stringContaining('version code 2804') });
+    expect(old.remedy).toContain('EP_NCCL_PATH');
   });
 
   it('finds programs on PATH and reads their version', async () => {

@@ -4,6 +4,7 @@ import type { GpuQueue } from '@ep/native';
 import { type DeviceArena, openDeviceArena } from './device/arena.js';
 import { openDeviceEngine } from './device/engine.js';
 import type { GroupEngine } from './engine.js';
+import { checkNcclOptions, openNcclEngine } from './nccl/open.js';
 import type { Backend, DeviceOptions } from './options.js';
 import { openPortableEngine } from './portable/engine.js';
 import type { Placement } from './portable/placement.js';
@@ -74,6 +75,7 @@ export function openHost(
 /** `hosts`: for each rank of the transport; as the transport knows it unless given. */
 export function engineFactory(backend: Backend, device?: DeviceOptions, hosts?: readonly number[]): EngineFactory {
   const where = 'initProcessGroup';
+  if (device?.nccl !== undefined) checkNcclOptions(device);
   if (isTransport(backend)) {
     const placed = hosts ?? backend.hosts;
     let arena: DeviceArena | undefined;
@@ -101,6 +103,9 @@ export function engineFactory(backend: Backend, device?: DeviceOptions, hosts?: 
         evicts: init.elastic?.evicts,
       });
       if (device === undefined) return engine;
+      if (device.nccl !== undefined) {
+        return await openNcclEngine(engine, { device, store, name: `${engine.name} and nccl`, timeoutMs, signal });
+      }
       // Device memory is allocated by the whole world: by the group that all others are made from.
       const owns = arena === undefined || arena.closed;
       if (owns) {
@@ -122,10 +127,20 @@ export function engineFactory(backend: Backend, device?: DeviceOptions, hosts?: 
   if (hosts !== undefined) {
     throw invalid('hosts', { where, expected: 'absent: only a transport joins several hosts', found: hosts });
   }
+  if (backend === 'nccl') {
+    if (device === undefined) {
+      throw invalid('device', { where, expected: 'a stream of a GPU for the backend nccl', found: device });
+    }
+    checkNcclOptions(device);
+    return async (init) => {
+      const { store, timeoutMs, signal } = init;
+      return await openNcclEngine(await openShmEngine(init), { device, store, name: 'nccl', timeoutMs, signal });
+    };
+  }
   if (device !== undefined) {
     throw new EpError(
       'EP_UNSUPPORTED',
-      `${where}: device: only a transport with device memory (nvshmem.cuda) has one`,
+      `${where}: device: only a transport with device memory (nvshmem.cuda) and the backend nccl have one`,
       {
         context: { option: 'device' },
       },
@@ -133,6 +148,6 @@ export function engineFactory(backend: Backend, device?: DeviceOptions, hosts?: 
   }
   if (typeof backend === 'function') return backend;
   if (backend === 'shm') return openShmEngine;
-  const expected = "'shm', a transport or a function that opens an engine";
+  const expected = "'shm', 'nccl', a transport or a function that opens an engine";
   throw invalid('backend', { where, expected, found: backend });
 }

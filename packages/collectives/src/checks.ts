@@ -122,7 +122,13 @@ export function checkWhole(whole: Data, what: string, where: string, part: Data,
  * to look at every part of it.
  */
 export class EqualParts {
+  static readonly #wholes = new WeakMap<readonly Data[], Data>();
   readonly #lists = new WeakMap<Data, readonly Data[]>();
+
+  /** What the arrays of a call are the equal parts of, where its form says so: then they are on all ranks. */
+  static wholeOf(list: readonly Data[]): Data | undefined {
+    return EqualParts.#wholes.get(list);
+  }
 
   of(whole: Elements, size: number): readonly Elements[];
   of(whole: Data, size: number): readonly Data[];
@@ -133,6 +139,7 @@ export class EqualParts {
     const length = whole.length / size;
     const list = Object.freeze(Array.from({ length: size }, (_, i) => whole.subarray(i * length, (i + 1) * length)));
     this.#lists.set(whole, list);
+    EqualParts.#wholes.set(list, whole);
     return list;
   }
 }

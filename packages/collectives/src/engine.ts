@@ -185,6 +185,8 @@ export interface GroupEngine extends Closeable {
     readonly send: (call: SendCall<DeviceElements>) => Promise<void>;
     readonly recv: (call: RecvCall<DeviceElements>) => Promise<RecvEnd>;
   };
+  /** Posts the messages that `body` posts as one; absent where they need not be. */
+  readonly grouped?: <T>(body: () => T) => T;
   /** What has ended when it returns costs no promise. */
   readonly run: (call: EngineCall) => EngineEnd | Promise<EngineEnd>;
   readonly send: (call: SendCall) => Promise<void>;

@@ -47,7 +47,7 @@ function elasticInit(options: InitOptions, rank: number, worldSize: number): Ela
 
 /** The places of a transport are fixed, and kernels on devices wait for all of its ranks. */
 function checkPlaces(options: InitOptions, { worldSize }: GroupTransport): void {
-  const { maxGroupSize, device } = options;
+  const { maxGroupSize } = options;
   if (typeof maxGroupSize === 'number' && maxGroupSize > worldSize) {
     throw new EpError(
       'EP_UNSUPPORTED',
@@ -55,9 +55,14 @@ function checkPlaces(options: InitOptions, { worldSize }: GroupTransport): void 
       { context: { option: 'maxGroupSize' } },
     );
   }
+}
+
+function checkDevice({ device, ...options }: InitOptions): void {
   if (device === undefined) return;
   for (const option of ['activeRanks', 'isExtension', 'onTimeout', 'maxGroupSize'] as const) {
-    if (options[option] === undefined || (option === 'maxGroupSize' && maxGroupSize === worldSize)) continue;
+    // All places of a transport are taken, whatever this says.
+    const places = isTransport(options.backend) ? options.backend.worldSize : undefined;
+    if (options[option] === undefined || (option === 'maxGroupSize' && options[option] === places)) continue;
     throw new EpError('EP_UNSUPPORTED', `${WHERE}: ${option}: the ranks of a group with a device are fixed`, {
       context: { option },
     });
@@ -136,6 +141,7 @@ export async function initProcessGroup(options: InitOptions = {}): Promise<Proce
   if (ranksOnHost !== undefined) checkInteger(ranksOnHost, 'ranksOnHost', WHERE, 1);
   signal?.throwIfAborted();
   if (isTransport(options.backend)) checkPlaces(options, options.backend);
+  checkDevice(options);
   const { store, rank, worldSize, attempt, leave, abandon } = await meet(options, timeoutMs);
   try {
     const elastic = elasticInit(options, rank, worldSize);

@@ -271,7 +271,7 @@ export class Lane {
     if (device !== undefined) return device.run(call as DeviceCall);
     throw new EpError(
       'EP_UNSUPPORTED',
-      `group ${this.#group}: tensors of a GPU are for groups over nvshmem.cuda, of an initProcessGroup with the option device`,
+      `group ${this.#group}: tensors of a GPU are for groups of an initProcessGroup with the option device, over nvshmem.cuda or by nccl`,
       { context: { group: this.#group } },
     );
   }

@@ -98,7 +98,7 @@ export function elementsOf(source: Operand, what: string, where: string): Elemen
   if (deviceElements(source, what, where) !== undefined) {
     throw new EpError(
       'EP_UNSUPPORTED',
-      `${where}: ${what} lies on a GPU, and this takes tensors in host memory: copy it, or open the group over nvshmem.cuda with the option device`,
+      `${where}: ${what} lies on a GPU, and this takes tensors in host memory: copy it, or open the group with the option device, over nvshmem.cuda or by nccl`,
       {
         context: { where },
       },

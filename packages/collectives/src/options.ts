@@ -74,8 +74,10 @@ export interface NewGroupOptions extends SplitGroupOptions {
  * groups of one stream make the calls of both in one order. A message goes behind what was put there before it, and beside what is put there later.
  */
 export interface DeviceOptions {
-  /** A `CudaStream` of the transport's GPU. The group does not close it. */
+  /** A `CudaStream` of the transport's GPU; with NCCL, of this rank's. The group does not close it. */
   readonly stream: GpuQueue;
+  /** Calls on the device go by NVIDIA's NCCL: true, or the path of libnccl.so.2. Always so with the backend `nccl`. */
+  readonly nccl?: true | string;
   /** Device memory that calls of a group travel through, the same on all ranks; 32 MiB unless given. Messages have a quarter of that besides. */
   readonly stagingBytes?: number;
   /** Groups that a rank can be in at one time, this one and those that are made from it, each with so much device memory; the same on all ranks, 4 unless given. */
@@ -86,8 +88,10 @@ export interface DeviceOptions {
   readonly lanes?: number;
 }
 
-/** `shm`: ranks of this host. A transport: all of its ranks; the group does not close it. */
-export type Backend = 'shm' | GroupTransport | EngineFactory;
+/**
+ * `shm`: ranks of this host. `nccl`: the same, each with a `device` of its own, whose tensors go by NVIDIA's NCCL. A transport: all of its ranks; the group does not close it.
+ */
+export type Backend = 'shm' | 'nccl' | GroupTransport | EngineFactory;
 
 export interface InitOptions extends AbortOptions {
   /** `shm` unless given. */

@@ -98,7 +98,7 @@ export class ProcessGroup extends Collectives {
     this.#stream = own.stream;
   }
 
-  /** `shm`, or the name of the transport. */
+  /** `shm`, `nccl` or the name of the transport. */
   get backend(): string {
     return this.#engine.name;
   }
@@ -240,10 +240,12 @@ export class ProcessGroup extends Collectives {
     this.enter(where);
     checkBatch(ops, where, this.#engine);
     this.limits(where, options);
-    return ops.map(({ op, tensor: operand, peer = -1, tag = 0 }) => {
-      const limits = { ...options, tag };
-      return op === 'send' ? this.#send(where, operand, peer, limits) : this.#recv(where, operand, peer, limits);
-    });
+    const post = () =>
+      ops.map(({ op, tensor: operand, peer = -1, tag = 0 }) => {
+        const limits = { ...options, tag };
+        return op === 'send' ? this.#send(where, operand, peer, limits) : this.#recv(where, operand, peer, limits);
+      });
+    return this.#engine.grouped === undefined ? post() : this.#engine.grouped(post);
   }
 
   /** The root's value on all ranks, each with a structured clone of it; on the root the value itself. The others pass undefined. */

@@ -13,6 +13,11 @@ export const SWITCHES = {
     default: 'unset',
     meaning: 'path of the library of kernels for GPUs (`libep_cuda.so`) to load; nothing else is tried when it is set',
   },
+  EP_NCCL_PATH: {
+    default: 'unset',
+    meaning:
+      "path of NVIDIA's NCCL (`libnccl.so.2`) for groups over it; nothing else is tried when it is set; unset: by its name, where the loader searches",
+  },
   EP_CUDA_ARCHITECTURES: {
     default: 'unset',
     meaning:

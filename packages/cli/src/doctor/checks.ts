@@ -192,13 +192,19 @@ function sharedMemoryCheck(shm: FileSystemSpace | undefined): Check {
 const toolRemedies: Readonly<Record<string, string>> = {
   'C++ compiler': 'needed only to build the addon from source: apt-get install g++',
   nvcc: 'needed only to compile the kernels for GPUs: install the CUDA toolkit, or set CUDACXX',
+  NCCL: 'needed only by process groups over it (backend nccl): install libnccl2 or the wheel nvidia-nccl-cu13, and set EP_NCCL_PATH to libnccl.so.2',
   mpirun: 'needed only as a peer in benchmarks: apt-get install openmpi-bin',
 };
 
 function toolCheck(tool: Tool): Check {
   if (tool.version !== undefined) return { name: tool.name, verdict: 'ok', found: `${tool.version} (${tool.path})` };
   const remedy = toolRemedies[tool.name];
-  return { name: tool.name, verdict: 'note', found: 'not found', ...(remedy === undefined ? {} : { remedy }) };
+  return {
+    name: tool.name,
+    verdict: 'note',
+    found: tool.why ?? 'not found',
+    ...(remedy === undefined ? {} : { remedy }),
+  };
 }
 
 /** Which network card is near which GPU and which memory; nothing where there is none. */

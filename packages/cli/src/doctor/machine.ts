@@ -5,7 +5,7 @@ import { arch, cpus, platform, release } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { promisify } from 'node:util';
 import { isEpError } from '@ep/core';
-import { type HostFacts, type NicTopology, native } from '@ep/native';
+import { type HostFacts, type NicTopology, native, openNccl } from '@ep/native';
 
 /** The addon that is loaded, or why none is. */
 export type AddonState =
@@ -65,6 +65,8 @@ export interface Tool {
   /** First line of what it says about its version; undefined if it is not there. */
   readonly version?: string;
   readonly path?: string;
+  /** What was looked for in vain, where that says more than its name. */
+  readonly why?: string;
 }
 
 /** Finds a program on PATH without starting a shell. */
@@ -103,7 +105,20 @@ export function findTools(): Promise<Tool[]> {
     findTool('C++ compiler', [...(process.env.CXX ? [process.env.CXX] : []), 'c++', 'g++', 'clang++']),
     findTool('nvcc', [...(process.env.CUDACXX ? [process.env.CUDACXX] : []), 'nvcc', join(cuda, 'bin', 'nvcc')]),
     findTool('mpirun', ['mpirun', 'mpiexec']),
+    findNccl(),
   ]);
+}
+
+/** Loads it, as groups do that are opened over it. */
+function findNccl(): Tool {
+  const name = 'NCCL';
+  try {
+    const { version, path } = openNccl();
+    return { name, version, path };
+  } catch (error) {
+    // Without the addon nothing is looked for; the addon's own line says why.
+    return isEpError(error) && error.code === 'EP_UNAVAILABLE' ? { name, why: error.message } : { name };
+  }
 }
 
 /** One line that belongs under every measured number. */

@@ -221,7 +221,7 @@ describe('initProcessGroup', () => {
       { timeoutMs: -5 },
     ],
     [
-      'initProcessGroup: backend must be \'shm\', a transport or a function that opens an engine, found "mpi"',
+      "initProcessGroup: backend must be 'shm', 'nccl', a transport or a function that opens an engine, found \"mpi\"",
       { backend: 'mpi' as 'shm' },
     ],
   ] as const)('%s', async (message, options) => {
