@@ -234,7 +234,7 @@ describe('ep doctor', () => {
   });
 
   it('says which NCCL is found, and why one is of no use', async () => {
-    const nccl = async (env: NodeJS.ProcessEnv) => {
+    const nccl = async (env: Readonly<Record<string, string>>) => {
       const { checks } = JSON.parse((await runEp(['doctor', '--json'], env)).stdout) as { readonly checks: Check[] };
       return checks.find(({ name }) => name === 'NCCL')!;
     };

@@ -116,6 +116,8 @@ export class NcclEngine extends Resource implements GroupEngine {
     this.#inquest = new Inquest(parts.store, host.rank, host.size);
     this.device = {
       run: (call) => this.#run(call),
+      // Calls go into no graph: the addon refuses them while the stream is being captured.
+      capturing: () => false,
       send: async (call) => void (await this.#message({ ...call, verb: 'send' })),
       recv: (call) => this.#message({ ...call, verb: 'recv' }),
     };
