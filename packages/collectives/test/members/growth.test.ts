@@ -173,9 +173,9 @@ it('gives its memory back although nobody has come into some of its places, or s
   await using world = new World(3);
   await world.open([0, 1]);
   // More often than a transport has room for groups.
-  for (let round = 0; round < 20; round++) {
+  for (let round = 0; round < 24; round++) {
     let groups = await world.groups([0, 1], { worldSize: 2, maxGroupSize: 3 });
-    if (round % 2 === 1) {
+    if (round % 4 === 1) {
       await Promise.all(groups.map((group) => group.extendGroupSizeTo(3)));
       const comer = await world.group(2, { worldSize: 2, maxGroupSize: 3, isExtension: true });
       groups = await takeIn(groups, [comer]);

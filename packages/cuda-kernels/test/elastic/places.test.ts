@@ -44,7 +44,7 @@ describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
     const staying = [...world.ranks];
     // Killed when it has applied, then when it is in the world and not in the buffer.
     const first = world.replace(3);
-    void first.tell('rejoin').catch(() => {});
+    void first.tell('rejoin', { way: 'shm' }).catch(() => {});
     await world.has('nvshmem:shm/members/latest/3');
     await first.kill();
     for (const end of await Promise.allSettled(
@@ -55,7 +55,10 @@ describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
       });
     }
     const second = world.replace(3);
-    await Promise.all([second.tell('rejoin'), ...staying.map((of) => of.tell('readmit', { joining: [3] }))]);
+    await Promise.all([
+      second.tell('rejoin', { way: 'shm' }),
+      ...staying.map((of) => of.tell('readmit', { joining: [3] })),
+    ]);
     await second.kill();
     for (const end of await Promise.allSettled(staying.map((of) => of.tell('update')))) {
       expect(end).toMatchObject({ reason: { code: 'EP_PEER_LOST', ranks: [3] } });
