@@ -138,6 +138,8 @@ export class ActiveCall {
     const members = this.contributors ?? [rank];
     const absent = absentFrom(words, members).filter((peer) => peer !== rank);
     const unfinished = members.filter((peer) => peer !== rank && !this.#done.has(peer));
+    // A peer may have all it needs, and say so, where what it sent went astray.
+    const lacking = this.plan?.lacking.filter((peer) => this.#done.has(peer)) ?? [];
     const [missing, what] =
       awaited.length > 0
         ? [awaited, 'did not agree on the next view']
@@ -145,7 +147,9 @@ export class ActiveCall {
           ? [absent, 'did not come']
           : this.plan === undefined
             ? [unreached, 'could not be told of it']
-            : [unfinished, 'came, but did not finish'];
+            : unfinished.length > 0
+              ? [unfinished, 'came, but did not finish']
+              : [lacking, 'finished, but not all that was sent arrived'];
     const arrived = members.filter((peer) => !missing.includes(peer));
     const { sequence, timeoutMs } = this.call;
     return new EpError(

@@ -100,6 +100,8 @@ export class Stream implements LaneSource {
 export interface Sink {
   /** `release` is called as soon as the payload is no longer needed. */
   readonly accept: (chunk: Chunk, release: () => void) => void;
+  /** Something of the stream has yet to come. */
+  readonly lacks: boolean;
   /** Gives back what it holds. */
   readonly drop: () => void;
 }
@@ -114,6 +116,10 @@ export class CopySink implements Sink {
     this.#target = target;
     this.#left = target.byteLength;
     this.#onComplete = onComplete;
+  }
+
+  get lacks(): boolean {
+    return this.#left > 0;
   }
 
   readonly accept = (chunk: Chunk, release: () => void): void => {

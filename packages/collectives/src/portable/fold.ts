@@ -63,7 +63,11 @@ export class Fold {
   /** All sources cut their parts alike, so the chunks of all that are oldest cover the same elements. */
   sink(rank: number): Sink {
     const held = this.#held.get(rank)!;
+    const lacks = (): boolean => !this.complete && held.length === 0;
     return {
+      get lacks() {
+        return lacks();
+      },
       accept: ({ payload }: Chunk, release: () => void): void => {
         held.push({ payload, release });
         this.#fold();

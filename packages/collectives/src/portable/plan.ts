@@ -27,6 +27,8 @@ export const DIRECT_BYTES = 2048;
 export interface DataPlan {
   /** Outputs that are not there yet. */
   readonly pending: number;
+  /** Peers of whose data some has not arrived. */
+  readonly lacking: readonly number[];
   /** Where what this peer sends belongs, also before `begin`. */
   readonly sink: (peer: number, stream: number) => Sink | undefined;
   /** Reads inputs and sends, from now on. */
@@ -75,6 +77,10 @@ export class Plan implements DataPlan {
 
   get pending(): number {
     return this.#pending;
+  }
+
+  get lacking(): readonly number[] {
+    return this.#peers.filter((peer) => this.#incoming.get(peer)?.some(({ lacks }) => lacks));
   }
 
   /** Nothing of the inputs is read any more. */

@@ -105,6 +105,11 @@ export class TwoLevelPlan implements DataPlan {
     return this.#done ? 0 : 1;
   }
 
+  /** On other hosts. */
+  get lacking(): readonly number[] {
+    return [...new Set(this.#pieces.flatMap(({ exchange }) => exchange?.plan.lacking ?? []))];
+  }
+
   readonly sink = (peer: number, stream: number): Sink | undefined =>
     this.#pieces[Math.floor(stream / STREAMS)]?.exchange?.plan.sink(peer, stream);
 
