@@ -210,6 +210,7 @@ void collective_run::put_small(uint64_t bytes) {
     board_->survey(reinterpret_cast<group_peer*>(board_->next_slot()));
     return;
   }
+  if (in_line_) return put_in_line();
   const bool in_line = bytes <= group_inline_bytes;
   uint8_t* to = in_line ? board_->next_line().payload : board_->next_slot();
   for (const call_block& block : call_->inputs) {

@@ -107,6 +107,8 @@ class collective_run {
   bool travels_in_line() const;
   bool begin_in_line();
   bool end_in_line();
+  void put_in_line();
+  void take_from_lines();
   const uint8_t* small_of(int32_t rank) const;
   void sum_few(); // of `sources_`
   progress finish_small();

@@ -43,6 +43,10 @@ const uint8_t* collective_run::small_of(int32_t rank) const {
 }
 
 progress collective_run::finish_small() {
+  if (in_line_) {
+    take_from_lines();
+    return progress::done;
+  }
   const int32_t rank = board_->rank();
   const uint64_t bytes = call_->bytes;
   const auto own = static_cast<uint64_t>(rank);

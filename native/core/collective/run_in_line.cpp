@@ -70,6 +70,13 @@ bool collective_run::travels_in_line() const {
   }
 }
 
+void collective_run::put_in_line() {
+  if (!gives() || call_->bytes == 0) return;
+  put_words(board_->next_line().payload, call_->inputs.front().data, call_->bytes);
+  ++trace_->writes;
+  trace_->bytes += call_->bytes;
+}
+
 // True once the step is entered. False: it is not, or cannot be any more.
 bool collective_run::begin_in_line() {
   if (!board_->connected() || board_->view_pending() || !board_->ready() || !board_->room()) return false;
@@ -77,11 +84,7 @@ bool collective_run::begin_in_line() {
   name_call(board_->next_call());
   ++trace_->calls;
   ++trace_->signals;
-  if (gives() && call_->bytes != 0) {
-    put_words(board_->next_line().payload, call_->inputs.front().data, call_->bytes);
-    ++trace_->writes;
-    trace_->bytes += call_->bytes;
-  }
+  put_in_line();
   phase_ = phase::entered;
   enter(signature_, group_flag_data);
   if (phase_ != phase::entered) return false;
@@ -99,25 +102,29 @@ bool collective_run::end_in_line() {
     }
     if (!board_->compare()) return false;
   }
+  take_from_lines();
+  return true;
+}
+
+void collective_run::take_from_lines() {
   const uint64_t bytes = call_->bytes;
-  if (call_->outputs.empty() || bytes == 0) return true; // of a barrier, too, and of who gives to a root, or is one that has what it gives
+  if (call_->outputs.empty() || bytes == 0) return; // of a barrier, too, and of who gives to a root, or is one that has what it gives
   uint8_t* const to = call_->outputs.front().data;
   uint64_t words[group_ranks][line_words];
   if (call_->kind == op_kind::broadcast) {
     take_words(words[0], board_->line_of(call_->root).payload, bytes);
     copy_few(to, reinterpret_cast<const uint8_t*>(words[0]), bytes);
-    return true;
+    return;
   }
   size_t taken = 0;
   for (const int32_t r : board_->active()) take_words(words[taken++], board_->line_of(r).payload, bytes);
   if (call_->dtype == element_type::f32 && call_->op == reduce_op::sum) {
     sum_of(to, bytes, taken, [&](size_t i) { return reinterpret_cast<const uint8_t*>(words[i]); });
-    return true;
+    return;
   }
   sources_.clear();
   for (size_t i = 0; i < taken; ++i) sources_.push_back(words[i]);
   reduce_elements(to, sources_.data(), static_cast<int>(taken), bytes / width(), call_->dtype, call_->op, call_->factor, false);
-  return true;
 }
 
 void collective_run::sum_few() {

@@ -14,7 +14,7 @@
 // (collective_run::advance): a sequence lock, which this sanitizer does not know.
 extern "C" const char* __tsan_default_suppressions();
 extern "C" const char* __tsan_default_suppressions() {
-  return "race:ep::group_board::enter\nrace:ep::collective_run::put_small\nrace:ep::collective_run::publish_call\nrace:ep::group_board::survey\n";
+  return "race:ep::group_board::enter\nrace:ep::collective_run::publish_call\nrace:ep::group_board::survey\n";
 }
 
 namespace {
