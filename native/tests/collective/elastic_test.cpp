@@ -443,8 +443,9 @@ void grows(int32_t first, int32_t capacity, bool at_once) {
 // The most that a group may have, one of which leaves.
 void as_many_as_there_may_be() {
   const int32_t last = group_ranks - 1;
-  run_elastic(group_ranks, group_ranks, false, [&](rank_side& self, std::barrier<>&) {
+  run_elastic(group_ranks, group_ranks, false, [&](rank_side& self, std::barrier<>& meet) {
     self.sums_over(without(group_ranks, -1));
+    meet.arrive_and_wait(); // so many threads on few cores: the last may be later with its sum than those who take it out wait for it
     const outcome end = self.change({.evicted = {last}});
     if (self.options.rank == last) {
       EP_CHECK_EQ(end.status, unsigned{EP_STATUS_EVICTED});
