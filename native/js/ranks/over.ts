@@ -71,7 +71,7 @@ export function checkOver({ over, near }: AllocateOptions, size: Size, registrar
 }
 
 /** A byte for each rank: 1 where this rank stores to it. */
-export function formatNear(near: readonly Rank[], worldSize: number): Uint8Array {
+export function formatNear(near: readonly Rank[], worldSize: number): Uint8Array<ArrayBuffer> {
   const flags = new Uint8Array(worldSize);
   for (const peer of near) flags[peer] = 1;
   return flags;

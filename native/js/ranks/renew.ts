@@ -1,11 +1,12 @@
 /** Memory that ranks share with those that have come in the place of dead ones. */
 import { EpError, invalid, type Rank, type RankSaid, type RenewOptions, type WaitOptions } from '@ep/core';
-import type { NativeSymmetricMemory } from '../binding.js';
+import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
 import { native } from '../native.js';
 import { type Allocator, byRank, type RenewableReach, rankMemoryOf } from './allocate.js';
 import { reportStep } from './gather.js';
 import { RankMemory } from './memory.js';
 import type { Size } from './memory-limits.js';
+import { checkNear, formatNear, type Over } from './over.js';
 
 /** Most bytes that a rank may tell the others. */
 const FACTS_BYTES = 1024;
@@ -17,6 +18,8 @@ export interface Renewer extends Allocator {
 }
 
 interface PartSaid extends RankSaid {
+  /** Whom it stores to, a byte for each rank. */
+  readonly near: Uint8Array<ArrayBuffer>;
   /** `Reach.describe` of its part. */
   readonly description: Uint8Array<ArrayBuffer>;
 }
@@ -24,17 +27,20 @@ interface PartSaid extends RankSaid {
 /** Alike for ranks that have the memory and those that are new: what each tells has one length. */
 class Sayings {
   readonly byteLength: number;
+  readonly #descriptionAt: number;
   readonly #factsAt: number;
 
-  constructor(descriptionBytes: number) {
-    this.#factsAt = HEAD_BYTES + descriptionBytes;
+  constructor(worldSize: number, descriptionBytes: number) {
+    this.#descriptionAt = HEAD_BYTES + worldSize;
+    this.#factsAt = this.#descriptionAt + descriptionBytes;
     this.byteLength = this.#factsAt + FACTS_BYTES;
   }
 
-  format({ isNew, description, facts }: PartSaid): Uint8Array {
+  format({ isNew, near, description, facts }: PartSaid): Uint8Array {
     const blob = new Uint8Array(this.byteLength);
     blob.set([1, isNew ? 1 : 0, facts.byteLength & 0xff, facts.byteLength >> 8]);
-    blob.set(description, HEAD_BYTES);
+    blob.set(near, HEAD_BYTES);
+    blob.set(description, this.#descriptionAt);
     blob.set(facts, this.#factsAt);
     return blob;
   }
@@ -42,16 +48,24 @@ class Sayings {
   parse(blob: Uint8Array<ArrayBuffer>): PartSaid {
     return {
       isNew: blob[1] === 1,
-      description: blob.slice(HEAD_BYTES, this.#factsAt),
+      near: blob.slice(HEAD_BYTES, this.#descriptionAt),
+      description: blob.slice(this.#descriptionAt, this.#factsAt),
       facts: blob.slice(this.#factsAt, this.#factsAt + (blob[2]! | (blob[3]! << 8))),
     };
   }
 }
 
+function makePart(context: NativeRankContext, size: Size, over: Over | undefined): NativeSymmetricMemory {
+  const { SymmetricMemory } = native().binding;
+  return over === undefined
+    ? new SymmetricMemory(context, size.byteLength, size.signalSlots)
+    : new SymmetricMemory(over.memory, Int32Array.from(over.near));
+}
+
 /** Of one rank; see `Succession.inherit`. Peers' parts are stand-ins. */
-export function inheritMemory(allocator: Allocator, size: Size): RankMemory {
+export function inheritMemory(allocator: Allocator, size: Size, over?: Over): RankMemory {
   const { rank, worldSize, context, reach } = allocator;
-  const made = new (native().binding.SymmetricMemory)(context, size.byteLength, size.signalSlots);
+  const made = makePart(context, size, over);
   try {
     const none = new Uint8Array(0);
     const own = reach.describe(made);
@@ -59,7 +73,7 @@ export function inheritMemory(allocator: Allocator, size: Size): RankMemory {
       made,
       Array.from({ length: worldSize }, (_, peer) => (peer === rank ? own : none)),
     );
-    return rankMemoryOf(allocator, size, made);
+    return rankMemoryOf(allocator, size, made, over !== undefined);
   } catch (error) {
     reach.release(made);
     made.release();
@@ -73,6 +87,7 @@ export async function renewMemory(
   size: Size,
   renewal: Pick<RenewOptions, 'memory' | 'facts' | 'check' | 'settle'>,
   options: WaitOptions,
+  over?: Over,
 ): Promise<RankMemory> {
   const where = 'renew';
   const { worldSize, context, world, reach, liveness } = allocator;
@@ -83,18 +98,20 @@ export async function renewMemory(
   if (known !== undefined && !(known instanceof RankMemory && known.context === context)) {
     throw new EpError('EP_INVALID_ARGUMENT', `${where}: the memory belongs to another transport`);
   }
+  if (known !== undefined && known.isOver !== (over !== undefined)) {
+    const expected = known.isOver ? 'the memory that this one is over' : 'absent: this memory is over no other';
+    throw invalid('over', { where, expected, found: over === undefined ? undefined : 'a memory' });
+  }
   const held = known?.nativeMemory(where);
-  const sayings = new Sayings(reach.byteLength(size.signalSlots));
+  const near = formatNear(over?.near ?? [], worldSize);
+  const sayings = new Sayings(worldSize, reach.byteLength(size.signalSlots));
   let made: NativeSymmetricMemory | undefined;
   let failure: unknown;
   let blob: Uint8Array = new Uint8Array(sayings.byteLength);
   try {
-    made =
-      held === undefined
-        ? new (native().binding.SymmetricMemory)(context, size.byteLength, size.signalSlots)
-        : undefined;
+    made = held === undefined ? makePart(context, size, over) : undefined;
     const description = held === undefined ? reach.describe(made!) : reach.described(held);
-    blob = sayings.format({ isNew: held === undefined, description: Uint8Array.from(description), facts });
+    blob = sayings.format({ isNew: held === undefined, near, description: Uint8Array.from(description), facts });
   } catch (error) {
     failure = error;
   }
@@ -104,13 +121,17 @@ export async function renewMemory(
     const blobs = await reportStep(world, step(`make its part of ${size.byteLength} bytes`), blob, failure, options);
     const said = new Map(blobs.map((bytes, position) => [world.ranks[position]! as Rank, sayings.parse(bytes)]));
     try {
+      checkNear(
+        world,
+        [...said.values()].map((one) => one.near),
+      );
       check(said);
       if (held !== undefined) {
         for (const [one, { isNew, description }] of said) if (isNew) reach.replace(held, one, description);
       } else {
         const descriptions = [...said.values()].map(({ description }) => description);
         reach.connect(made!, byRank(world, worldSize, descriptions));
-        memory = rankMemoryOf(allocator, size, made!);
+        memory = rankMemoryOf(allocator, size, made!, over !== undefined);
       }
       settle(memory ?? known!, said);
     } catch (error) {

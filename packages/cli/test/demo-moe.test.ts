@@ -105,6 +105,7 @@ describe('ep demo moe', () => {
     ['a process', []],
     ['a thread', ['--threads', '--mode', 'high-throughput']],
     ['a process, over a NIC', ['--transport', 'ibgda']],
+    ['a process, over both', ['--transport', 'mixed', '--mode', 'high-throughput']],
   ])('takes another one in for a rank that died, %s', { timeout: 120_000 }, async (_, more) => {
     const report = await demo('--ranks', '3', '--kill', '1', '--replace', '--no-svg', ...more);
     expect(report.pass).toBe(true);
@@ -120,7 +121,7 @@ describe('ep demo moe', () => {
 
   it.each([
     [['--replace'], '--replace must be with --kill'],
-    [['--kill', '1', '--replace', '--transport', 'mixed'], '--replace must be with --kill, over shm or ibgda'],
+    [['--kill', '1', '--replace', '--transport', 'fabric'], '--replace must be with --kill, over shm, ibgda or mixed'],
     [['--dtype', 'f32'], '--dtype must be bf16 or fp8'],
     [['--kill', '4'], '--kill must be one of 4 ranks'],
     [['--kill', '1', '--transport', 'efa'], '--kill must be absent with --transport efa'],

@@ -14,6 +14,7 @@ import { byCapability } from './by-capability.js';
 import { ComposedAdoption, ComposedMemory } from './composed-memory.js';
 import { checkObject, EpError, invalid, isEpError } from './errors.js';
 import { formatRanks } from './ranks.js';
+import { composeSuccession, type Renewing, renewParts } from './renewed-parts.js';
 import { type AbortOptions, CloseScope, Resource } from './scope.js';
 import type {
   AdoptedMemory,
@@ -25,9 +26,11 @@ import type {
   Rank,
   Region,
   RemoteRegion,
+  RenewOptions,
   Request,
   Route,
   SignalUpdate,
+  Succession,
   SymmetricMemory,
   Transport,
   WaitOptions,
@@ -193,17 +196,30 @@ class ComposedEndpoint<C extends Need> extends Resource implements Endpoint<C> {
   }
 }
 
+interface LinkedFailure {
+  readonly of: readonly AbortSignal[];
+  readonly signal: AbortSignal;
+  readonly unlink: () => void;
+}
+
+function linkFailures(members: readonly Transport<never>[]): LinkedFailure {
+  const of = members.map(({ failed }) => failed);
+  return { of, ...linkSignals(...of) };
+}
+
 class Composition<C extends Need> extends Resource implements ComposedTransport<C> {
   readonly name: string;
   readonly rank: Rank;
   readonly worldSize: number;
   readonly capabilities: Capabilities;
-  readonly failed: AbortSignal;
+  /** As `Transport.renew`: `readmit` of all transports comes first, on all ranks in one order. Absent where one of them has none. */
+  readonly renew?: (options: RenewOptions) => Promise<ComposedMemory>;
+  readonly succession?: Succession;
   readonly #members: readonly Transport<C>[];
   /** peer -> index of its member. */
   readonly #routes: readonly number[];
   readonly #split: boolean;
-  readonly #unlink: () => void;
+  #failure: LinkedFailure;
 
   constructor(members: readonly Transport<C>[], routes: readonly number[], split: boolean) {
     const name = `compose(${members.map((member) => member.name).join(', ')})`;
@@ -216,9 +232,26 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
     this.#members = members;
     this.#routes = routes;
     this.#split = split;
-    const { signal, unlink } = linkSignals(...members.map(({ failed }) => failed));
-    this.failed = signal;
-    this.#unlink = unlink;
+    this.#failure = linkFailures(members);
+    const renewing: Renewing = {
+      ...{ name, members },
+      over: (index, parts) => this.#overOf(index, parts[0]!),
+      compose: (parts) => this.children.add(this.#memoryOf(parts)),
+    };
+    if (members.every(({ renew }) => renew !== undefined)) {
+      this.renew = (options) => this.guard('renew', () => renewParts(renewing, options));
+    }
+    const succession = composeSuccession(renewing);
+    if (succession !== undefined) this.succession = succession;
+  }
+
+  /** Another signal once the ranks whose loss it told of have come back in all transports. */
+  get failed(): AbortSignal {
+    const known = this.#failure;
+    if (this.closed || known.of.every((signal, index) => signal === this.#members[index]!.failed)) return known.signal;
+    known.unlink();
+    this.#failure = linkFailures(this.#members);
+    return this.#failure.signal;
   }
 
   readonly routes = (): readonly Route[] =>
@@ -233,8 +266,7 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
         const part = undo.add(await this.#allocatePart(options, parts[0], member));
         parts.push(part);
       }
-      const failed = this.#members.map((member) => member.failed);
-      const memory = new ComposedMemory(parts, this.#routes, this.#split, failed);
+      const memory = this.#memoryOf(parts);
       for (const part of parts) undo.remove(part);
       return this.children.add(memory);
     });
@@ -291,7 +323,7 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
   };
 
   protected override async release(): Promise<void> {
-    this.#unlink();
+    this.#failure.unlink();
     const scope = new CloseScope();
     for (const member of this.#members) scope.add(member);
     await scope.close();
@@ -302,15 +334,26 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
     return this.#members[0]!.capabilities.needs.has('load-store');
   }
 
+  #memoryOf(parts: readonly SymmetricMemory[]): ComposedMemory {
+    const failed = () => this.#members.map((member) => member.failed);
+    return new ComposedMemory(parts, this.#routes, this.#split, failed);
+  }
+
+  /** What a member's part lies over, where the first one's is `first`. */
+  #overOf(index: number, first: SymmetricMemory): Pick<AllocateOptions, 'over' | 'near'> {
+    if (index === 0 || this.#split) return {};
+    const near = this.#routes.flatMap((routed, peer) => (routed === 0 ? [peer as Rank] : []));
+    return { over: first, ...(this.#mapsNear ? { near } : {}) };
+  }
+
   async #allocatePart(
     options: AllocateOptions,
     first: SymmetricMemory | undefined,
     member: Transport<C>,
   ): Promise<SymmetricMemory> {
-    if (first === undefined || this.#split) return member.allocate(options);
-    const near = this.#routes.flatMap((routed, peer) => (routed === 0 ? [peer as Rank] : []));
+    if (first === undefined) return member.allocate(options);
     try {
-      return await member.allocate({ ...options, over: first, ...(this.#mapsNear ? { near } : {}) });
+      return await member.allocate({ ...options, ...this.#overOf(this.#members.indexOf(member), first) });
     } catch (error) {
       if (!isEpError(error) || error.code !== 'EP_UNSUPPORTED') throw error;
       const advice = `put another transport first, or compose with memory 'split'`;

@@ -47,13 +47,13 @@ function failureOf(peers: readonly Rank[] | undefined, failed: readonly AbortSig
 }
 
 /** The pad of the first member; a wait on it also ends when another member fails, whose signals would never come. */
-function sharedPad(pad: SignalPad, failed: readonly AbortSignal[]): SignalPad {
+function sharedPad(pad: SignalPad, failed: () => readonly AbortSignal[]): SignalPad {
   return {
     slots: pad.slots,
     ...(pad.hold && { hold: pad.hold }),
     peek: (slot) => pad.peek(slot),
     async until(slot, test, options: WaitOptions = {}) {
-      const failure = failureOf(options.peers ?? undefined, failed);
+      const failure = failureOf(options.peers ?? undefined, failed());
       const { signal, unlink } = linkSignals(options.signal, failure.signal);
       try {
         return await pad.until(slot, test, { ...options, signal });
@@ -85,12 +85,12 @@ export class ComposedMemory extends Resource implements SymmetricMemory {
   readonly #routes: readonly number[];
   readonly #routed = new WeakMap<RemoteRegion, RemoteRegion>();
 
-  /** Made by `allocate` of a composed transport. */
+  /** Made by a composed transport. `failed`: those of its transports as they are now; they are others once ranks have come back. */
   constructor(
     parts: readonly SymmetricMemory[],
     routes: readonly number[],
     split: boolean,
-    failed: readonly AbortSignal[],
+    failed: () => readonly AbortSignal[],
   ) {
     super('composed memory');
     const first = parts[0]!;

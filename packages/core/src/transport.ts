@@ -140,8 +140,9 @@ export interface RankSaid {
   readonly facts: Uint8Array;
 }
 
-/** Sizes are those that the memory was allocated with. */
-export interface RenewOptions extends Pick<AllocateOptions, 'byteLength' | 'signalSlots' | 'signal' | 'timeoutMs'> {
+/** Sizes are those that the memory was allocated with; so are `over`, which was renewed before, and `near`. */
+export interface RenewOptions
+  extends Pick<AllocateOptions, 'byteLength' | 'signalSlots' | 'over' | 'near' | 'signal' | 'timeoutMs'> {
   /** What this rank has of the memory; undefined on a rank that is new. */
   readonly memory?: SymmetricMemory;
   /** Told to all; at most 1024 bytes. */
@@ -165,7 +166,9 @@ export interface Succession {
   /** What `replace` needs on other ranks of this rank's part of a memory. */
   readonly part: (memory: SymmetricMemory) => Uint8Array;
   /** Of a process that is new, and not collective: its part of memory that the others have, zeroed. What is put to a peer before `replace` is lost. */
-  readonly inherit: (size: Pick<AllocateOptions, 'byteLength' | 'signalSlots'>) => Promise<SymmetricMemory>;
+  readonly inherit: (
+    size: Pick<AllocateOptions, 'byteLength' | 'signalSlots' | 'over' | 'near'>,
+  ) => Promise<SymmetricMemory>;
   /**
    * From now on the peer's part is this one, at the addresses of the one before. Nothing may be under way to that peer in it. Throws `EP_BUSY` while a thread of this process
    * that had the part before is closing, and `EP_STALE_HANDLE` if that part is gone.

@@ -231,6 +231,29 @@ describe('compose', () => {
     expect(state).toBe('waiting');
   });
 
+  it('has another signal, and waits for those that were lost, once they have come back in all members', async () => {
+    const { ranks, shm, nic } = cluster();
+    const memories = await allocate(ranks);
+    const test = { cmp: 'ge', value: 1n } as const;
+    const reason = new EpError('EP_PEER_LOST', 'rank 2 died', { context: { lost: [2] } });
+    for (const member of [shm[0]!, nic[0]!]) member.breakdown.abort(reason);
+    const lost = ranks[0]!.failed;
+    expect(lost.reason).toBe(reason);
+    await expect(memories[0]!.signals.until(0, test, { peers: [2] })).rejects.toBe(reason);
+    const again = new AbortController();
+    Object.assign(shm[0]!, { failed: again.signal });
+    expect(ranks[0]!.failed.reason).toBe(reason);
+    Object.assign(nic[0]!, { failed: new AbortController().signal });
+    expect(ranks[0]!.failed.aborted).toBe(false);
+    expect(ranks[0]!.failed).toBe(ranks[0]!.failed);
+    const wait = memories[0]!.signals.until(0, test, { peers: [2] });
+    const next = new EpError('EP_PEER_LOST', 'rank 2 died again', { context: { lost: [2] } });
+    again.abort(next);
+    await expect(wait).rejects.toBe(next);
+    expect(ranks[0]!.failed.reason).toBe(next);
+    expect(lost.reason).toBe(reason);
+  });
+
   it('refuses what not all members offer, also where the one that is used does', async () => {
     const { ranks } = cluster({ nic: { needs: ['bundled', 'add'] } });
     const [memory] = await allocate(ranks);

@@ -260,9 +260,8 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
 
   #allocateHost(options: AllocateOptions): Promise<RankMemory> {
     return this.guard('allocate', async () => {
-      const { rank, worldSize, context } = this.#init;
       const size = checkHostAllocation(options, this, {});
-      const over = checkOver(options, size, { name: this.name, rank, worldSize, context });
+      const over = this.#overOf(options, size);
       return withClosing(options, this.closing, async (limits) => {
         const made: RankMemory = await allocateMemory(
           this.#allocator(() => this.children.remove(made)),
@@ -295,6 +294,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
           const made: RankMemory = inheritMemory(
             this.#allocator(() => this.children.remove(made)),
             size,
+            this.#overOf(options, size),
           );
           return this.children.add(made);
         }),
@@ -304,20 +304,27 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
 
   #renew(options: RenewOptions): Promise<RankMemory> {
     return this.guard('renew', async () => {
-      const size = checkHostAllocation(options, this, { refusesOver: 'memory of other transports is not renewed' });
-      if (options.memory instanceof RankMemory && options.memory.isOver) {
-        throw new EpError('EP_UNSUPPORTED', `renew: ${this.name} renews no memory of other transports`);
-      }
+      const size = checkHostAllocation(options, this, {});
+      const over = this.#overOf(options, size);
       return withClosing(options, this.closing, async (limits) => {
-        const made: RankMemory = await renewMemory(
-          this.#allocator(() => this.children.remove(made)),
+        // HAZARD: what fails in between closes the memory before there is a name for it.
+        let known: RankMemory | undefined;
+        const made = await renewMemory(
+          this.#allocator(() => void (known && this.children.remove(known))),
           size,
           options,
           limits,
+          over,
         );
+        known = made;
         return options.memory === made ? made : this.children.add(made);
       });
     });
+  }
+
+  #overOf(options: AllocateOptions, size: { readonly byteLength: number; readonly signalSlots: number }) {
+    const { rank, worldSize, context } = this.#init;
+    return checkOver(options, size, { name: this.name, rank, worldSize, context });
   }
 
   #allocator(onRelease: () => void): Renewer {

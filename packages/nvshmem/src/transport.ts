@@ -142,12 +142,15 @@ export class ShmTransport extends Resource implements Transport<Need> {
     this.guard('renew', async () => {
       const size = checkHostAllocation(options, this, { refusesOver: MAPS_OWN });
       return withClosing(options, this.closing, async (limits) => {
-        const made: RankMemory = await renewMemory(
-          this.#allocator(() => this.children.remove(made)),
+        // HAZARD: what fails in between closes the memory before there is a name for it.
+        let known: RankMemory | undefined;
+        const made = await renewMemory(
+          this.#allocator(() => void (known && this.children.remove(known))),
           size,
           options,
           limits,
         );
+        known = made;
         return options.memory === made ? made : this.children.add(made);
       });
     });

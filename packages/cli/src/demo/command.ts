@@ -187,7 +187,7 @@ async function moe(flags: DemoFlags): Promise<void> {
     throw invalid('--kill', { where: 'demo moe', expected, found: kill });
   }
   if (flags.replace === true && (kill === undefined || !isElastic(flags.transport) || flags.device === 'cuda')) {
-    const expected = 'with --kill, over shm or ibgda, with rows on the host';
+    const expected = 'with --kill, over shm, ibgda or mixed, with rows on the host';
     throw invalid('--replace', { where: 'demo moe', expected, found: true });
   }
   if (flags.device === 'cuda') await checkDevice('demo moe', flags);

@@ -12,24 +12,45 @@ const limits = { signal: new AbortController().signal };
 /** Ranks that the demo takes for those of one node. */
 const NODE_RANKS = 2;
 
+interface Readmission {
+  readonly store: Store;
+  readonly joining: readonly number[];
+}
+
+type ElasticTransport = DemoTransport & { readmit(options: Readmission): Promise<void> };
+
 /** Shared memory within a node, queue pairs of a software NIC between nodes: one memory, one call. */
-async function openMixed(member: Member): Promise<DemoTransport> {
-  const of = (name: string): Member => ({ ...member, store: prefixStore(member.store, name) });
-  const shm = await nvshmem.shm.open(of('shm'), limits);
-  const nic = await ibgda.soft.open(of('nic'), limits).catch(async (error: unknown) => {
-    await shm.close();
-    throw error;
-  });
+async function openMixed(
+  member: Member,
+  how: 'open' | 'rejoin' = 'open',
+  timeoutMs?: number,
+): Promise<ElasticTransport> {
+  const within = (store: Store) => prefixStore(store, 'shm');
+  const between = (store: Store) => prefixStore(store, 'nic');
+  const options = { ...limits, ...(timeoutMs !== undefined && { timeoutMs }) };
+  const shm = await nvshmem.shm[how]({ ...member, store: within(member.store) }, options);
+  const nic = await ibgda.soft[how]({ ...member, store: between(member.store) }, options).catch(
+    async (error: unknown) => {
+      await shm.close();
+      throw error;
+    },
+  );
   const nodes = Array.from({ length: member.worldSize }, (_, rank) => Math.floor(rank / NODE_RANKS));
   const transport = compose([shm, nic], byCapability(nodes));
-  return Object.assign(transport, { barrier: () => shm.barrier() });
+  return Object.assign(transport, {
+    barrier: () => shm.barrier(),
+    readmit: async ({ store, joining }: Readmission) => {
+      await shm.readmit({ store: within(store), joining });
+      await nic.readmit({ store: between(store), joining });
+    },
+  });
 }
 
 const openers = {
   shm: (member: Member): Promise<DemoTransport> => nvshmem.shm.open(member, limits),
   ibgda: (member: Member): Promise<DemoTransport> => ibgda.soft.open(member, limits),
   efa: (member: Member): Promise<DemoTransport> => efaGda.soft.open(member, limits),
-  mixed: openMixed,
+  mixed: (member: Member): Promise<DemoTransport> => openMixed(member),
   // The ranks of the demo are of one machine.
   fabric: (member: Member): Promise<DemoTransport> =>
     nvshmem.fabric.open(member, { ...limits, config: { address: '127.0.0.1' } }),
@@ -42,7 +63,13 @@ export const demoTransportNames = Object.keys(openers) as readonly DemoTransport
 export const openDemoTransport = (name: DemoTransportName, member: Member): Promise<DemoTransport> =>
   openers[name](member);
 
-const rejoiners = { shm: nvshmem.shm.rejoin, ibgda: ibgda.soft.rejoin } as const;
+const rejoiners = {
+  shm: (member: Member, timeoutMs: number): Promise<ElasticTransport> =>
+    nvshmem.shm.rejoin(member, { ...limits, timeoutMs }),
+  ibgda: (member: Member, timeoutMs: number): Promise<ElasticTransport> =>
+    ibgda.soft.rejoin(member, { ...limits, timeoutMs }),
+  mixed: (member: Member, timeoutMs: number): Promise<ElasticTransport> => openMixed(member, 'rejoin', timeoutMs),
+} as const;
 
 /** Over these, another process can come in the place of a rank that died. */
 export type ElasticTransportName = keyof typeof rejoiners;
@@ -51,11 +78,7 @@ export const isElastic = (name: DemoTransportName): name is ElasticTransportName
 
 /** In the place of a rank that died. It waits for the others as long as they take to get there. */
 export const rejoinDemoTransport = (name: ElasticTransportName, member: Member): Promise<ElasticTransport> =>
-  rejoiners[name](member, { ...limits, timeoutMs: 10 * 60_000 });
-
-type ElasticTransport = DemoTransport & {
-  readmit(options: { readonly store: Store; readonly joining: readonly number[] }): Promise<void>;
-};
+  rejoiners[name](member, 10 * 60_000);
 
 export async function readmitDemoRank(transport: DemoTransport, store: Store, rank: number): Promise<void> {
   if (!('readmit' in transport)) throw new EpError('EP_UNSUPPORTED', `${transport.name} takes nobody in anew`);

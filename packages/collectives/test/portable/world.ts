@@ -1,17 +1,45 @@
 /** All ranks of a small world in this thread: the engine never blocks it, and the hostile transport's own threads reorder what they say. */
 import { type HostileConfig, type HostileTransport, hostile } from '@ep/conformance/hostile';
-import { CloseScope, memoryStore, type Store, type Transport } from '@ep/core';
+import {
+  byCapability,
+  CloseScope,
+  compose,
+  type Member,
+  memoryStore,
+  prefixStore,
+  type Store,
+  type Transport,
+} from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
-import { type FabricConfig, nvshmem, type ShmTransport } from '@ep/nvshmem';
+import { type FabricConfig, nvshmem } from '@ep/nvshmem';
 import { openHost } from '../../src/backends.js';
 import type { EngineCall, EngineEnd, GroupEngine, MembershipCall, MembershipEnd, OpKind } from '../../src/engine.js';
 import { openPortableEngine, type PortableEngineOptions } from '../../src/portable/engine.js';
 
-export type Kind = 'hostile' | 'shm' | 'ibgda' | 'efa' | 'fabric';
+export type Kind = 'hostile' | 'shm' | 'ibgda' | 'mixed' | 'efa' | 'fabric';
+
+interface Readmission {
+  readonly store: Store;
+  readonly joining: readonly number[];
+}
+
+/** Shared memory within nodes of two ranks, queue pairs between them. */
+const mixed = (how: 'open' | 'rejoin') => async (member: Member, options: { readonly signal: AbortSignal }) => {
+  const of = (name: string): Member => ({ ...member, store: prefixStore(member.store, name) });
+  const shm = await nvshmem.shm[how](of('shm'), options);
+  const nic = await ibgda.soft[how](of('nic'), options);
+  const nodes = Array.from({ length: member.worldSize }, (_, rank) => Math.floor(rank / 2));
+  const readmit = async ({ store, joining }: Readmission): Promise<void> => {
+    await shm.readmit({ store: prefixStore(store, 'shm'), joining });
+    await nic.readmit({ store: prefixStore(store, 'nic'), joining });
+  };
+  return Object.assign(compose([shm, nic], byCapability(nodes)), { readmit });
+};
 
 /** Over these, others come in the place of ranks that are gone. */
-const rejoiners = { shm: nvshmem.shm.rejoin, ibgda: ibgda.soft.rejoin } as const;
+const rejoiners = { shm: nvshmem.shm.rejoin, ibgda: ibgda.soft.rejoin, mixed: mixed('rejoin') } as const;
+const isElastic = (kind: Kind): kind is keyof typeof rejoiners => Object.hasOwn(rejoiners, kind);
 
 export interface WorldOptions {
   readonly kind?: Kind;
@@ -75,6 +103,7 @@ export class World implements AsyncDisposable {
         const config = { maxDelayUs: 100, ...options.hostile };
         if (kind === 'shm') return scope.add(await nvshmem.shm.open(member, { signal }));
         if (kind === 'ibgda') return scope.add(await ibgda.soft.open(member, { signal }));
+        if (kind === 'mixed') return scope.add(await mixed('open')(member, { signal }));
         if (kind === 'fabric') return scope.add(await nvshmem.fabric.open(member, { signal, config: LOOPBACK }));
         if (kind === 'efa') return scope.add(await efaGda.soft.open(member, { signal }));
         return scope.add(await hostile.open(member, { signal, config }));
@@ -209,7 +238,7 @@ export class World implements AsyncDisposable {
     await this.transports[rank]!.close();
   }
 
-  /** Over `shm` and `ibgda`: another one comes in the place of this rank, which is gone, and opens the group that the others have. */
+  /** Over `shm`, `ibgda` and both: another one comes in the place of this rank, which is gone, and opens the group that the others have. */
   async replace(rank: number): Promise<void> {
     await this.readmit(rank);
     await this.openSuccessor(rank);
@@ -218,13 +247,11 @@ export class World implements AsyncDisposable {
   /** As far as the transport goes. */
   async readmit(rank: number): Promise<void> {
     const member = { rank, worldSize: this.size, store: this.stores[rank]! };
-    const staying = this.transports.filter((transport) => transport.rank !== rank) as unknown as Pick<
-      ShmTransport,
-      'rank' | 'readmit'
-    >[];
-    const { kind } = this.#options;
+    type Staying = { readonly rank: number; readmit(options: Readmission): Promise<void> };
+    const staying = this.transports.filter((transport) => transport.rank !== rank) as unknown as Staying[];
+    const { kind = 'shm' } = this.#options;
     const [comer] = await Promise.all([
-      rejoiners[kind === 'ibgda' ? kind : 'shm'](member, { signal: new AbortController().signal }),
+      rejoiners[isElastic(kind) ? kind : 'shm'](member, { signal: new AbortController().signal }),
       ...staying.map((transport) => transport.readmit({ store: this.stores[transport.rank]!, joining: [rank] })),
     ]);
     this.#opened.transports[rank] = this.#scope.add(comer);

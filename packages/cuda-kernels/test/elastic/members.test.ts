@@ -5,13 +5,15 @@ import type { CommandedRank } from '../moe/commanded.js';
 import { closeAll, script } from '../moe/script.js';
 
 /** The transport's part of the ranks' store. */
-const names = { shm: 'nvshmem:shm', ibgda: 'ibgda:soft' } as const;
+const names = { shm: 'nvshmem:shm', ibgda: 'ibgda:soft', 'shm+ibgda': 'shm/nvshmem:shm' } as const;
 
 describe.each([
   ['low-latency', 'shm'],
   ['high-throughput', 'shm'],
   ['low-latency', 'ibgda'],
   ['high-throughput', 'ibgda'],
+  ['low-latency', 'shm+ibgda'],
+  ['high-throughput', 'shm+ibgda'],
 ] as const)('%s over %s', (mode, way) => {
   it.each(['processes', 'threads'] as const)(
     'takes another rank in after one was killed in the middle of a call, four times, and keeps nothing: %s',
@@ -33,12 +35,12 @@ describe.each([
         for (let after = 0; after < 3; after++) await complete(world, ++number);
         footprints.push(await world.ranks[1]!.tell('footprint'));
       }
-      // Of its own part, its own words, its NIC's port if it has one, and the team's segment if it was the lowest of those that stayed.
-      const own = way === 'shm' ? 2 : 3;
-      const leads = [0, 1, 0, 0];
+      // Of its own part, the words of each transport, its NIC's port if it has one, and the teams' segments if it was the lowest of those that stayed.
+      const own = { shm: 2, ibgda: 3, 'shm+ibgda': 4 }[way];
+      const leads = [0, way === 'shm+ibgda' ? 2 : 1, 0, 0];
       if (kind === 'processes') {
         const [{ mapped, segments }] = footprints as [(typeof footprints)[0]];
-        expect(footprints).toEqual(leads.map((team) => ({ mapped, segments, descriptors: own + team })));
+        expect(footprints).toEqual(leads.map((teams) => ({ mapped, segments, descriptors: own + teams })));
       }
       await closeAll(world);
     },

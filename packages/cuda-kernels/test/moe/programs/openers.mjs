@@ -5,20 +5,29 @@ import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
 
 /** Shared memory within a node of two ranks, a NIC between nodes. */
-const mixed = (nic) => async (member, limits) => {
+const mixed = (openShm, openNic) => async (member, limits) => {
   const of = (name) => ({ ...member, store: prefixStore(member.store, name) });
-  const shm = await nvshmem.shm.open(of('shm'), limits);
-  const far = await nic.open(of('nic'), limits);
-  return compose([shm, far], byCapability(Array.from({ length: member.worldSize }, (_, rank) => Math.floor(rank / 2))));
+  const shm = await openShm(of('shm'), limits);
+  const far = await openNic(of('nic'), limits);
+  const nodes = Array.from({ length: member.worldSize }, (_, rank) => Math.floor(rank / 2));
+  const readmit = async ({ store, ...options }) => {
+    await shm.readmit({ ...options, store: prefixStore(store, 'shm') });
+    await far.readmit({ ...options, store: prefixStore(store, 'nic') });
+  };
+  return Object.assign(compose([shm, far], byCapability(nodes)), { readmit });
 };
 
 export const openers = {
   shm: nvshmem.shm.open,
   ibgda: ibgda.soft.open,
   efa: efaGda.soft.open,
-  'shm+ibgda': mixed(ibgda.soft),
-  'shm+efa': mixed(efaGda.soft),
+  'shm+ibgda': mixed(nvshmem.shm.open, ibgda.soft.open),
+  'shm+efa': mixed(nvshmem.shm.open, efaGda.soft.open),
 };
 
 /** In the place of a rank that died. */
-export const rejoiners = { shm: nvshmem.shm.rejoin, ibgda: ibgda.soft.rejoin };
+export const rejoiners = {
+  shm: nvshmem.shm.rejoin,
+  ibgda: ibgda.soft.rejoin,
+  'shm+ibgda': mixed(nvshmem.shm.rejoin, ibgda.soft.rejoin),
+};
