@@ -323,6 +323,7 @@ bool engine::step() {
     any = pump(peer) || any;
     end_requests(peer);
   }
+  tell_applied();
   if (ended_any_) {
     ended_any_ = false;
     std::atomic_thread_fence(std::memory_order_seq_cst);

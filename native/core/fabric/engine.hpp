@@ -175,6 +175,7 @@ class engine {
   int announce(int32_t peer, const outgoing& one);
   int send(int32_t peer, const wire_message& message, uint32_t bytes);
   bool poll();
+  void tell_applied();
   void on_failed(const dl::fabric_event& event);
   void on_arrived(uint32_t data);
   bool on_message(wire_message& message, size_t bytes);

@@ -189,12 +189,17 @@ bool engine::poll() {
     if (one->kind == operation_kind::piece && one->number - at.base < at.out.size()) --at.out[one->number - at.base].under_way;
     give_operation(one);
   }
-  // When there is a moment, and not seldom: the sources learn what has been carried out.
+  return work;
+}
+
+// When there is a moment, and not seldom: the sources learn what has been carried out. After what this rank sends anyway, which says it, too.
+void engine::tell_applied() {
   for (int32_t peer = 0; peer < world_size_; ++peer) {
     const link& at = *links_[static_cast<size_t>(peer)];
-    if (at.applied != at.told && at.control.empty() && (events_.empty() || at.applied - at.told >= tell_every)) say(peer, message_kind::alive);
+    if (at.state == link_state::failed || at.applied == at.told || !at.control.empty() || (!events_.empty() && at.applied - at.told < tell_every)) continue;
+    say(peer, message_kind::alive);
+    pump(peer);
   }
-  return work;
 }
 
 void engine::on_failed(const dl::fabric_event& event) {
