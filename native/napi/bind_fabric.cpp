@@ -178,6 +178,7 @@ void fabric_wrap::add_signal(fabric::request& wanted, const symmetric_memory& me
   const uint64_t op = arg_size(info[first], "op");
   if (op > 2) throw_invalid(info.Env(), "signal op " + std::to_string(op) + " is not one of 0..2");
   wanted.op = static_cast<signal_op>(op);
+  wanted.unawaited = info[first + 3].ToBoolean();
   if (op == 0) return;
   wanted.slot = arg_size(info[first + 1], "slot");
   if (wanted.slot >= memory.signal_slots()) {
@@ -206,7 +207,7 @@ Napi::Value fabric_wrap::post(Napi::Env env, const symmetric_memory& memory, fab
   return Napi::Number::New(env, done ? 0 : static_cast<double>(number));
 }
 
-// (memory, peer, dstOffset, source, srcOffset, byteLength, op, slot, value)
+// (memory, peer, dstOffset, source, srcOffset, byteLength, op, slot, value, unawaited)
 Napi::Value fabric_wrap::put(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = memory_argument(info[0]);
   fabric::request wanted = request_to(memory, info);
@@ -215,7 +216,7 @@ Napi::Value fabric_wrap::put(const Napi::CallbackInfo& info) {
   return post(info.Env(), memory, std::move(wanted));
 }
 
-// (memory, peer, dstOffset, width, value, op, slot, value)
+// (memory, peer, dstOffset, width, value, op, slot, value, unawaited)
 Napi::Value fabric_wrap::put_value(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = memory_argument(info[0]);
   fabric::request wanted = request_to(memory, info);
@@ -226,7 +227,7 @@ Napi::Value fabric_wrap::put_value(const Napi::CallbackInfo& info) {
   return post(info.Env(), memory, std::move(wanted));
 }
 
-// (memory, peer, op, slot, value)
+// (memory, peer, op, slot, value, unawaited)
 Napi::Value fabric_wrap::signal(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = memory_argument(info[0]);
   fabric::request wanted = request_to(memory, info);

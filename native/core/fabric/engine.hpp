@@ -35,6 +35,7 @@ struct engine_options {
   int64_t heartbeat_ns = 250'000'000;
   int64_t silence_ns = 5'000'000'000;
   uint64_t ring_capacity = 1024; // power of two
+  int64_t tell_after_ns = 200'000; // of silence: sources hear of requests that they do not wait for
 };
 
 // Why nothing reaches a peer any more.

@@ -39,6 +39,7 @@ struct request {
   uint64_t slot = 0;
   uint64_t value = 0;
   std::shared_ptr<const void> keep; // holds the local bytes
+  bool unawaited = false;           // nobody waits for its end: the target need not tell of it at once
 
   uint64_t bytes() const { return word_bytes != 0 ? word_bytes : row_bytes * rows; }
   // Too long for a thread that has something else to do.
@@ -92,6 +93,7 @@ struct link {
   std::deque<incoming> in;
   uint64_t applied = 0; // the peer's that have been carried out here
   uint64_t told = 0;    // of them, what the peer knows
+  bool asked = false;   // it waits to hear of one of them
 
   struct retirement {
     uint64_t memory;

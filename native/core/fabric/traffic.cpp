@@ -66,6 +66,7 @@ int engine::send(int32_t peer, const wire_message& message, uint32_t bytes) {
   ++count_.messages;
   ++messages_under_way_;
   at.told = at.applied;
+  at.asked = false;
   at.spoke_ns = clock_now_ns();
   return 0;
 }
@@ -106,7 +107,8 @@ int engine::announce(int32_t peer, const outgoing& one) {
   const request& wanted = one.wanted;
   wire_message message{};
   message.kind = message_kind::request;
-  message.op = static_cast<uint8_t>(wanted.op);
+  // HAZARD: while a heavy request is under way, nobody carries in the thread's stead: its end must not wait for a moment.
+  message.op = static_cast<uint8_t>(static_cast<uint8_t>(wanted.op) | (wanted.unawaited && !wanted.heavy() ? 0 : wire_asks));
   message.pieces = one.pieces;
   message.sequence = one.sequence;
   message.memory = one.part.memory;
@@ -192,11 +194,14 @@ bool engine::poll() {
   return work;
 }
 
-// When there is a moment, and not seldom: the sources learn what has been carried out. After what this rank sends anyway, which says it, too.
+// The sources learn what has been carried out with what this rank sends them anyway; otherwise when there is a moment, and not seldom, and of what they do not wait for when nothing has come
+// for a while.
 void engine::tell_applied() {
   for (int32_t peer = 0; peer < world_size_; ++peer) {
     const link& at = *links_[static_cast<size_t>(peer)];
-    if (at.state == link_state::failed || at.applied == at.told || !at.control.empty() || (!events_.empty() && at.applied - at.told < tell_every)) continue;
+    if (at.state == link_state::failed || at.applied == at.told || !at.control.empty()) continue;
+    const bool now = events_.empty() && (at.asked || clock_now_ns() - at.heard_ns > options_.tell_after_ns);
+    if (!now && at.applied - at.told < tell_every) continue;
     say(peer, message_kind::alive);
     pump(peer);
   }
@@ -308,6 +313,7 @@ void engine::apply(int32_t source) {
   for (; !at.in.empty() && at.in.front().announced && at.in.front().pieces >= at.in.front().message.pieces; any = true) {
     const bool sound = at.in.front().pieces == at.in.front().message.pieces && carry_out(at.in.front().message);
     if (!sound) return lose(source, "it sent a request that does not fit the memory that it is for");
+    at.asked = at.asked || (at.in.front().message.op & wire_asks) != 0;
     at.in.pop_front();
     ++at.applied;
     ++count_.applied;
@@ -330,7 +336,7 @@ bool engine::carry_out(const wire_message& message) {
   const int32_t self = context_->rank();
   if (message.offset > memory->byte_length() || message.payload_bytes > memory->byte_length() - message.offset) return false;
   if (message.payload_bytes != 0) memory->write(self, message.offset, message.payload, message.payload_bytes);
-  const auto op = static_cast<signal_op>(message.op);
+  const auto op = static_cast<signal_op>(message.op & ~wire_asks);
   if (op == signal_op::none) return true;
   if ((op != signal_op::add && op != signal_op::set) || message.slot >= memory->signal_slots()) return false;
   memory->signal_update(self, message.slot, op, message.value);

@@ -11,7 +11,7 @@
 
 namespace ep::fabric {
 
-inline constexpr uint32_t wire_magic = 0x32424645; // "EFB2"
+inline constexpr uint32_t wire_magic = 0x33424645; // "EFB3"
 inline constexpr uint32_t inline_bytes = 192;
 // Requests to one peer that it has not carried out yet. HAZARD: a piece names its request by 20 bits: more could not be told apart.
 inline constexpr uint64_t request_window = 4096;
@@ -26,10 +26,13 @@ enum class message_kind : uint8_t {
   retired = 6, // everything that was under way to `memory` has landed, nothing will follow
 };
 
+// With the operation of a request: the source waits for its end.
+inline constexpr uint8_t wire_asks = 0x80;
+
 struct wire_message {
   uint32_t magic;
   message_kind kind;
-  uint8_t op; // signal_op
+  uint8_t op; // signal_op, and `wire_asks`
   uint16_t payload_bytes;
   int32_t source;
   uint32_t pieces;

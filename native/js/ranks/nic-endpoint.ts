@@ -30,7 +30,7 @@ import { checkSameSize, type SignalWords, signalWords } from './requests.js';
 /** A request that was posted: 0 if it has ended already, otherwise its number for `watch`. Signals: op 0 none, 1 add, 2 set. */
 export type PostedRequest = number;
 
-/** What an endpoint needs of the addon's NIC. */
+/** What an endpoint needs of the addon's NIC. `unawaited`: nobody waits for the request's end, of which a peer may tell when it has a moment. */
 export interface NicRequests extends NicMemories {
   put(
     memory: NativeSymmetricMemory,
@@ -42,6 +42,7 @@ export interface NicRequests extends NicMemories {
     op: number,
     slot: number,
     value: bigint,
+    unawaited?: boolean,
   ): PostedRequest;
   putValue(
     memory: NativeSymmetricMemory,
@@ -52,8 +53,16 @@ export interface NicRequests extends NicMemories {
     op: number,
     slot: number,
     value: bigint,
+    unawaited?: boolean,
   ): PostedRequest;
-  signal(memory: NativeSymmetricMemory, peer: number, op: number, slot: number, value: bigint): PostedRequest;
+  signal(
+    memory: NativeSymmetricMemory,
+    peer: number,
+    op: number,
+    slot: number,
+    value: bigint,
+    unawaited?: boolean,
+  ): PostedRequest;
   get(
     memory: NativeSymmetricMemory,
     peer: number,
@@ -209,7 +218,7 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
     const operation = request?.kind ?? 'post';
     this.#checkUsable(operation);
     try {
-      this.#request(request);
+      this.#request(request, true);
     } catch (error) {
       throw this.#ofBrokenPair(operation, error);
     }
@@ -335,14 +344,14 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
     );
   }
 
-  #request(request: Request<C>): PostedRequest {
+  #request(request: Request<C>, unawaited = false): PostedRequest {
     switch (request?.kind) {
       case 'put':
-        return this.#put(request.from, request.to, request.signal);
+        return this.#put(request.from, request.to, request.signal, unawaited);
       case 'put-value':
-        return this.#putValue(request.to, request.value, request.signal);
+        return this.#putValue(request.to, request.value, request.signal, unawaited);
       case 'signal':
-        return this.#signal(request.memory, request.signal);
+        return this.#signal(request.memory, request.signal, unawaited);
       default: {
         const found: unknown = (request as { kind?: unknown } | undefined)?.kind ?? request;
         throw invalid('kind', { where: 'submit', expected: 'put, put-value or signal', found });
@@ -350,26 +359,28 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
     }
   }
 
-  #put(from: Region, to: RemoteRegion, update: SignalUpdate<C> | undefined): PostedRequest {
+  #put(from: Region, to: RemoteRegion, update: SignalUpdate<C> | undefined, unawaited = false): PostedRequest {
     const target = this.#remote(to);
     const source = this.#local('put: the source', from);
     checkSameSize('put', from, to);
     const { op, slot, value } = this.#signalWords(update);
     const { nic } = this.#init;
-    return nic.put(target, this.peer, to.byteOffset, source, from.byteOffset, from.byteLength, op, slot, value);
+    const [at, begin] = [to.byteOffset, from.byteOffset];
+    return nic.put(target, this.peer, at, source, begin, from.byteLength, op, slot, value, unawaited);
   }
 
-  #putValue(to: RemoteRegion, word: bigint, update: SignalUpdate<C> | undefined): PostedRequest {
+  #putValue(to: RemoteRegion, word: bigint, update: SignalUpdate<C> | undefined, unawaited = false): PostedRequest {
     const target = this.#remote(to);
     const { op, slot, value } = this.#signalWords(update);
-    return this.#init.nic.putValue(target, this.peer, to.byteOffset, to.byteLength, word, op, slot, value);
+    const { nic } = this.#init;
+    return nic.putValue(target, this.peer, to.byteOffset, to.byteLength, word, op, slot, value, unawaited);
   }
 
-  #signal(memory: SymmetricMemory, update: SignalUpdate<C>): PostedRequest {
+  #signal(memory: SymmetricMemory, update: SignalUpdate<C>, unawaited = false): PostedRequest {
     if (update === undefined)
       throw invalid('signal', { where: 'signal', expected: '{slot, op, value}', found: update });
     const { op, slot, value } = this.#signalWords(update);
-    return this.#init.nic.signal(this.#memory(memory), this.peer, op, slot, value);
+    return this.#init.nic.signal(this.#memory(memory), this.peer, op, slot, value, unawaited);
   }
 
   #signalWords(update: SignalUpdate<C> | undefined): SignalWords {

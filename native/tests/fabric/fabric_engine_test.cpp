@@ -101,6 +101,25 @@ void test_signal_waits_for_bytes() {
   EP_CHECK_EQ(world.ranks.signal(1, 0), 1u);
 }
 
+// What nobody waits for ends all the same; its target says so of many at once.
+void test_unawaited() {
+  constexpr uint64_t puts = 60;
+  fabric::engine_options options;
+  options.tell_after_ns = 300'000'000;
+  scripted_world world(2, 41, options);
+  const auto target = [&] { return world.ranks.side(1).engine->counts().messages; };
+  const uint64_t before = target();
+  uint64_t last = 0;
+  for (uint64_t i = 0; i < puts; ++i) {
+    auto one = fabric_ranks::with_signal(world.ranks.bytes_to(0, 1, 0, 0, 8), 0, 1);
+    one.unawaited = true;
+    last = world.ranks.post(0, one);
+    EP_CHECK(soon([&] { return world.ranks.signal(1, 0) == i + 1; }));
+  }
+  EP_CHECK(world.ranks.ended(0, 1, last) == request_state::done);
+  EP_CHECK(target() - before < 10); // of which are signs of life
+}
+
 // A memory that a rank gives up stays until what was under way to it has landed; what is put there from then on goes nowhere, reads are refused, and other memories go on.
 void test_retired_memory() {
   scripted_world world(2, 11);
@@ -301,6 +320,7 @@ int main() {
   test_kernels();
   test_window();
   test_back_pressure();
+  test_unawaited();
   test_signal_waits_for_bytes();
   test_retired_memory();
   test_silent_peer();

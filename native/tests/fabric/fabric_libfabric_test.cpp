@@ -110,8 +110,8 @@ void test_turns(const std::string& provider) {
               static_cast<double>(after.ru_nvcsw - before.ru_nvcsw) / puts, static_cast<double>(spent) / 1000 / puts, static_cast<unsigned long long>(now.carried - then.carried), static_cast<unsigned long long>(now.applied - then.applied));
   // A machine that is loaded has waiters sleep, and then the thread does it.
   EP_CHECK(now.carried > then.carried);
-  // The answer says that the put was carried out. Where threads are late, more is said.
-  EP_CHECK(messages < 1.5);
+  // The answer says that the put was carried out; the engine's thread, where it did that, has said so before there is one.
+  EP_CHECK(messages < (10 * (now.carried - then.carried) > 9 * (now.applied - then.applied) ? 1.5 : 2.5));
 }
 
 void send_bytes(int socket, const std::vector<uint8_t>& bytes) { EP_CHECK_EQ(send(socket, bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size())); }
