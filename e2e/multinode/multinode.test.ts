@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, vi } from 'vitest';
-import { found, itUnless, LAUNCHED, type Report, SECRET, type TwoHosts } from './hosts.js';
+import { found, itUnless, type Job, LAUNCHED, type Report, SECRET, type TwoHosts } from './hosts.js';
 
 const { missing, linksMissing, slurmMissing } = found;
 const twoEach = found.slotsMissing(2);
@@ -163,6 +163,66 @@ describe.skipIf(missing)(`two hosts${missing && ` (skipped: ${missing})`}`, () =
       }
     },
   );
+
+  // One memory and one handle for both ways.
+  describe('by shared memory within a host, and a network between them', () => {
+    const data = { shared: true };
+
+    itUnless(twoEach)('choose for each peer, and say so', async () => {
+      const values = valuesOf<{ table: string; kind: string }>(await two.run('routes', 2, { data }));
+      const near = (ranks: string) => `nvshmem:shm     ranks ${ranks}`;
+      const far = (ranks: string) => `nvshmem:fabric  ranks ${ranks}`;
+      const [first, second] = [`${near('0-1')}\n${far('2-3')}`, `${far('0-1')}\n${near('2-3')}`];
+      expect(values.map(({ table }) => table)).toEqual([first, first, second, second]);
+      for (const { kind } of values) expect(kind).toBe('memory:load-store+proxy');
+    });
+
+    for (const over of ['fabric', 'ibgda', 'efa'] as const) {
+      itUnless(twoEach)(`dispatch attention as the oracle says, with two ranks each (${over})`, async () => {
+        const before = linksMissing ? 0 : two.links[0].bytesSent();
+        const plan = { over, seeds: [0, 1], dtype: 'bf16', qRow: 64, kvRow: 32 };
+        valuesOf(await two.run('oracle', 2, { data: { ...data, ...plan } }));
+        if (!linksMissing) expect(two.links[0].bytesSent() - before).toBeGreaterThan(10_000);
+      });
+    }
+
+    for (const workload of ['experts', 'groups']) {
+      itUnless(twoEach)(`carry ${workload}`, async () => {
+        const ready = (job: Job) => setTimeout(() => job.enough(), 500);
+        const values = valuesOf<{ steps: number; left: number[] }>(
+          await two.run('endure', 2, { data: { ...data, workload }, ready }),
+        );
+        for (const { steps, left } of values) {
+          expect(left).toEqual([0, 1, 2, 3]);
+          expect(steps).toBeGreaterThan(3);
+        }
+      });
+    }
+
+    itUnless(twoEach)('go on without a rank that was killed, on its own host and on the other', async () => {
+      const gone = { 0: [1], 2: [1], 3: [1] };
+      const config = { heartbeatMs: 100, silenceMs: 1500 };
+      const reports = await two.run('endure', 2, {
+        data: { ...data, config, workload: 'experts', gone },
+        ready: (job) => job.kill(1),
+      });
+      expect(reports[1]!.exit).toBe('SIGKILL');
+      for (const { left } of valuesOf<{ left: number[] }>(reports.filter(({ rank }) => rank !== 1)))
+        expect(left).toEqual([0, 2, 3]);
+    });
+
+    itUnless(linksMissing)('go on by themselves when the link is cut for good', async () => {
+      const gone = { 0: [2, 3], 1: [2, 3], 2: [0, 1], 3: [0, 1] };
+      const config = { heartbeatMs: 100, silenceMs: 1500 };
+      const reports = await two.run('endure', 2, {
+        data: { ...data, config, workload: 'experts', gone },
+        ready: () => two.links[1].link('down'),
+      });
+      two.links[1].link('up');
+      for (const [rank, { left }] of valuesOf<{ left: number[] }>(reports).entries())
+        expect(left).toEqual(rank < 2 ? [0, 1] : [2, 3]);
+    });
+  });
 
   // The queue pairs of kernels and of JS, executed by software NICs that only a network joins.
   describe.each(['ibgda', 'efa'])('by software NICs (%s)', (over) => {

@@ -1,6 +1,6 @@
 // One rank on one host: joins the others through the network, runs a scenario, reports its value or error.
 import { initProcessGroup } from '@ep/collectives';
-import { openFileStore, openTcpStore, prefixStore } from '@ep/core';
+import { compose, formatRoutes, openFileStore, openTcpStore, prefixStore } from '@ep/core';
 import { efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
@@ -102,7 +102,37 @@ async function reduce({ transport, store, data }) {
 /** What the test says by `Job.enough`. */
 const told = new Promise((resolve) => process.once('message', resolve));
 
-const scenarios = { ...attention, silence, rounds, reduce, endure };
+/** How this rank reaches the others, as a table; and by which handle kernels do. */
+async function routes({ transport }) {
+  const memory = await transport.allocate({ byteLength: 64, signalSlots: 1 });
+  await transport.barrier();
+  return { table: formatRoutes(transport.routes()), kind: transport.device(memory).kind };
+}
+
+const scenarios = { ...attention, silence, rounds, reduce, endure, routes };
+
+/** With `data.shared` ranks of one host share memory, and what joins the hosts is for the rest. */
+async function open(store) {
+  const over = start.data.over ?? 'fabric';
+  const network = { address, ...start.data.config };
+  const { signal } = new AbortController();
+  const far = await providers[over].open(
+    { rank, worldSize, store },
+    {
+      signal,
+      config: { ranksOnHost: perHost, timeoutMs: 60_000, ...(over === 'fabric' ? network : { network }) },
+    },
+  );
+  if (!start.data.shared) return far;
+  try {
+    const member = { rank, worldSize, store: prefixStore(store, 'shm') };
+    const near = await nvshmem.shm.open(member, { signal, config: { hosts: 'found', timeoutMs: 60_000 } });
+    return Object.assign(compose([near, far]), { barrier: (options) => far.barrier(options) });
+  } catch (error) {
+    await far.close();
+    throw error;
+  }
+}
 
 try {
   const store =
@@ -114,15 +144,7 @@ try {
           worldSize,
         })
       : await openFileStore(start.data.file);
-  const over = start.data.over ?? 'fabric';
-  const network = { address, ...start.data.config };
-  const transport = await providers[over].open(
-    { rank, worldSize, store },
-    {
-      signal: new AbortController().signal,
-      config: { ranksOnHost: perHost, timeoutMs: 60_000, ...(over === 'fabric' ? network : { network }) },
-    },
-  );
+  const transport = await open(store);
   let value;
   try {
     value = await scenarios[start.scenario]({ ...start, store, transport, ready: () => post('ready'), told });

@@ -125,6 +125,10 @@ result<nothing> symmetric_memory::connect(const std::vector<ep_segment_handle>& 
   std::vector<ep_peer_view> views = context_->views();
   if (views.size() != handles.size()) return failure{EP_STATUS_INVALID, 0, "the rank is not connected to its peers yet"};
   for (size_t rank = 0; rank < handles.size(); ++rank) {
+    if (context_->elsewhere(static_cast<int32_t>(rank))) {
+      peers.push_back(nullptr);
+      continue;
+    }
     const bool absent = handles[rank].header.magic == 0;
     auto opened = static_cast<int32_t>(rank) == context_->rank() ? result<std::shared_ptr<segment>>(own_)
                   : absent                                      ? segment::stand_in(own_->data_bytes())
@@ -145,7 +149,7 @@ result<nothing> symmetric_memory::connect(const std::vector<ep_segment_handle>& 
 }
 
 result<nothing> symmetric_memory::replace(int32_t rank, const ep_segment_handle& handle) {
-  if (rank < 0 || static_cast<size_t>(rank) >= peers_.size() || rank == context_->rank()) {
+  if (rank < 0 || static_cast<size_t>(rank) >= peers_.size() || rank == context_->rank() || peers_[static_cast<size_t>(rank)] == nullptr) {
     return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " has no part that is mapped here"};
   }
   auto done = peers_[static_cast<size_t>(rank)]->replace(handle);

@@ -1,5 +1,7 @@
 #include "rank.hpp"
 
+#include <algorithm>
+
 namespace ep {
 
 result<std::shared_ptr<rank_context>> rank_context::create(int32_t rank, int32_t world_size, int32_t ranks_on_host) {
@@ -22,14 +24,28 @@ result<std::shared_ptr<rank_context>> rank_context::create(int32_t rank, int32_t
   return context;
 }
 
-result<nothing> rank_context::connect(const std::vector<ep_segment_handle>& handles) {
+result<nothing> rank_context::connect(const std::vector<ep_segment_handle>& handles, const std::vector<int32_t>& elsewhere) {
   if (handles.size() != static_cast<size_t>(world_size_)) {
     return failure{EP_STATUS_INVALID, 0,
                    std::to_string(handles.size()) + " handles for a world of " + std::to_string(world_size_) + " ranks"};
   }
+  for (const int32_t rank : elsewhere) {
+    if (rank < 0 || rank >= world_size_ || rank == rank_) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " cannot be on another host"};
+  }
   std::vector<std::shared_ptr<segment>> peers;
   std::vector<ep_peer_view> views;
+  apart_.assign(elsewhere.empty() ? 0 : static_cast<size_t>(world_size_), {});
   for (int32_t rank = 0; rank < world_size_; ++rank) {
+    if (std::find(elsewhere.begin(), elsewhere.end(), rank) != elsewhere.end()) {
+      ep_rank_control& known = apart_[static_cast<size_t>(rank)];
+      known.life.state = EP_LIFE_ABSENT;
+      ep_peer_view view{};
+      view.wake = reinterpret_cast<uint64_t>(&known.wake);
+      view.life = reinterpret_cast<uint64_t>(&known.life);
+      views.push_back(view);
+      peers.push_back(nullptr);
+      continue;
+    }
     auto opened = rank == rank_ ? result<std::shared_ptr<segment>>(own_) : control_segment(rank, handles[static_cast<size_t>(rank)]);
     if (!opened.ok()) return opened.why();
     auto* control = reinterpret_cast<ep_rank_control*>(opened.value()->data());
@@ -64,10 +80,8 @@ result<std::shared_ptr<segment>> rank_context::control_segment(int32_t rank, con
 }
 
 result<nothing> rank_context::replace(int32_t rank, const ep_segment_handle& handle) {
-  if (rank < 0 || rank >= world_size_ || rank == rank_ || peers_.empty()) {
-    return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is not a peer that shares memory with this one"};
-  }
-  const std::shared_ptr<segment>& place = peers_[static_cast<size_t>(rank)];
+  segment* place = shared_place(rank);
+  if (place == nullptr) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is not a peer that shares memory with this one"};
   // In this order: once another rank of this process has done it, it is the newcomer who lives.
   const bool lives = life(rank) == EP_LIFE_ALIVE;
   if (place->shows(handle)) return nothing{};
@@ -79,17 +93,22 @@ result<nothing> rank_context::replace(int32_t rank, const ep_segment_handle& han
 }
 
 result<nothing> rank_context::vacate(int32_t rank) {
-  if (rank < 0 || rank >= world_size_ || rank == rank_ || peers_.empty()) {
-    return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is not a peer that shares memory with this one"};
-  }
+  segment* place = shared_place(rank);
+  if (place == nullptr) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is not a peer that shares memory with this one"};
   if (life(rank) == EP_LIFE_ABSENT) return nothing{};
   auto empty = control_segment(rank, {});
   if (!empty.ok()) return empty.why();
-  return peers_[static_cast<size_t>(rank)]->vacate(*empty.value());
+  return place->vacate(*empty.value());
+}
+
+segment* rank_context::shared_place(int32_t rank) const {
+  if (rank < 0 || rank >= world_size_ || rank == rank_ || peers_.empty()) return nullptr;
+  return peers_[static_cast<size_t>(rank)].get();
 }
 
 bool rank_context::gone(int32_t rank) const {
-  return life(rank) != EP_LIFE_ALIVE && !peers_.empty() && peers_[static_cast<size_t>(rank)]->replaceable();
+  const segment* place = shared_place(rank);
+  return place != nullptr && life(rank) != EP_LIFE_ALIVE && place->replaceable();
 }
 
 uint32_t rank_context::life_behind(const ep_segment_handle& handle) {
@@ -112,6 +131,39 @@ void rank_context::connect_apart() {
 
 void rank_context::set_life(int32_t rank, uint32_t state) {
   std::atomic_ref<uint32_t>(apart_[static_cast<size_t>(rank)].life.state).store(state, std::memory_order_seq_cst);
+  wake_notify(wake());
+  const std::lock_guard lock(informed_mutex_);
+  for (const auto& one : informed_) {
+    if (const auto other = one.lock()) other->hear(rank, state);
+  }
+}
+
+result<nothing> rank_context::inform(const std::shared_ptr<rank_context>& other) {
+  if (other->rank_ != rank_ || other->world_size_ != world_size_) {
+    return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(other->rank_) + " of " + std::to_string(other->world_size_) + " is not this rank, " + std::to_string(rank_) + " of " + std::to_string(world_size_)};
+  }
+  bool any = false;
+  for (int32_t rank = 0; rank < world_size_; ++rank) any = any || other->elsewhere(rank);
+  if (!any) return nothing{};
+  if (apart_.empty() || !peers_.empty()) {
+    return failure{EP_STATUS_INVALID, 0, "the ranks of other hosts are known to a transport that a network joins, and to no other one"};
+  }
+  const std::lock_guard lock(informed_mutex_);
+  std::erase_if(informed_, [&](const auto& one) { return one.expired() || one.lock() == other; });
+  informed_.push_back(other);
+  // HAZARD: behind that: what set_life() is told meanwhile is seen here, or told by it.
+  for (int32_t rank = 0; rank < world_size_; ++rank) other->hear(rank, life(rank));
+  return nothing{};
+}
+
+// Who has been lost, by whichever way, stays so.
+void rank_context::hear(int32_t rank, uint32_t state) {
+  if (!elsewhere(rank)) return;
+  const std::atomic_ref<uint32_t> word(apart_[static_cast<size_t>(rank)].life.state);
+  uint32_t known = word.load(std::memory_order_seq_cst);
+  do {
+    if (known != EP_LIFE_ABSENT && !(known == EP_LIFE_ALIVE && state != EP_LIFE_ALIVE)) return;
+  } while (!word.compare_exchange_weak(known, state, std::memory_order_seq_cst));
   wake_notify(wake());
 }
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "ep/abi/rank.h"
@@ -29,7 +30,8 @@ class rank_context {
   ep_rank_control& control_of(int32_t rank) const { return *reinterpret_cast<ep_rank_control*>(peers_[static_cast<size_t>(rank)]->data()); }
 
   // Maps the peers' control segments; `handles` has one entry per rank, one's own included. All zeroes: nobody is in that place, which is EP_LIFE_ABSENT.
-  result<nothing> connect(const std::vector<ep_segment_handle>& handles);
+  // `elsewhere`: ranks of other hosts, of which nothing is mapped; they are EP_LIFE_ABSENT until another context informs this one.
+  result<nothing> connect(const std::vector<ep_segment_handle>& handles, const std::vector<int32_t>& elsewhere = {});
   // After connect(): another rank has come in the place of a dead one, or of one that was never here. Everybody who has the old one's words has this one's now.
   result<nothing> replace(int32_t rank, const ep_segment_handle& handle);
   // The place is empty from here on, as if nobody had ever come. EP_STATUS_BUSY while who was there, of this process, is there.
@@ -43,6 +45,11 @@ class rank_context {
   bool connected() const { return !views_.empty(); }
   // Of a peer, after connect_apart(): EP_LIFE_*. Any thread. Ends waits on it.
   void set_life(int32_t rank, uint32_t state);
+  // After connect_apart(): what is known here of ranks that are elsewhere for `other`, the same rank of the same world, ends its waits as well, as long as both are there.
+  // EP_STATUS_INVALID for one of another world, or where this context shares the memory of its peers, of which nobody hears.
+  result<nothing> inform(const std::shared_ptr<rank_context>& other);
+  // A rank of another host, beside others whose memory is mapped here.
+  bool elsewhere(int32_t rank) const { return !peers_.empty() && peers_[static_cast<size_t>(rank)] == nullptr; }
 
   // EP_LIFE_* of a rank.
   uint32_t life(int32_t rank) const;
@@ -63,14 +70,18 @@ class rank_context {
  private:
   rank_context() = default;
   result<std::shared_ptr<segment>> control_segment(int32_t rank, const ep_segment_handle& handle) const;
+  segment* shared_place(int32_t rank) const; // null: there is none
+  void hear(int32_t rank, uint32_t state);
   int32_t rank_ = 0;
   int32_t world_size_ = 0;
   wait_policy policy_{};
   progress_list progress_;
   std::shared_ptr<segment> own_;
-  std::vector<std::shared_ptr<segment>> peers_;
+  std::vector<std::shared_ptr<segment>> peers_; // null: elsewhere
   std::vector<ep_peer_view> views_;
   std::vector<ep_rank_control> apart_; // of peers on other hosts, as far as is known here
+  std::mutex informed_mutex_;
+  std::vector<std::weak_ptr<rank_context>> informed_;
   std::atomic<uint32_t> closing_{0};
   life_holder life_;
   bool left_ = false;

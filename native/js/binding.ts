@@ -43,8 +43,10 @@ export interface NativeHostMemory {
 export interface NativeRankContext {
   /** `ep_segment_handle` bytes of the control segment. */
   handle(): Uint8Array<ArrayBuffer>;
-  /** Maps the peers' control segments. One handle per rank, concatenated; zeroes for a place in which nobody is (`EP_LIFE_ABSENT`). */
-  connect(handles: Uint8Array): void;
+  /** Maps the peers' control segments. One handle per rank, concatenated; zeroes for a place in which nobody is (`EP_LIFE_ABSENT`). Nothing of the ranks of `elsewhere`, on other hosts, is mapped: they are absent, too, until `inform`. */
+  connect(handles: Uint8Array, elsewhere?: Int32Array): void;
+  /** What is known here of ranks that are on other hosts for that context, of another transport of this rank, ends its waits, too. */
+  inform(other: NativeRankContext): void;
   /** Has the control segment of another rank in the place of that of a dead one. */
   replace(rank: number, handle: Uint8Array): void;
   /** From here on nobody is in this place. */

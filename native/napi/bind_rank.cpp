@@ -63,8 +63,18 @@ uint64_t rank_wrap::watch_until(Napi::Env env, double timeout_ms, std::vector<in
 
 Napi::Value rank_wrap::handle(const Napi::CallbackInfo& info) { return bytes_copy(info.Env(), &open(info.Env()).handle(), sizeof(ep_segment_handle)); }
 
+// (handles, elsewhere?: Int32Array)
 void rank_wrap::connect(const Napi::CallbackInfo& info) {
-  auto done = open(info.Env()).connect(segment_handles(info[0], "handles"));
+  auto done = open(info.Env()).connect(segment_handles(info[0], "handles"), ranks_of(info[1], "elsewhere"));
+  value_or_throw(info.Env(), done);
+}
+
+// (rank context of another transport)
+void rank_wrap::inform(const Napi::CallbackInfo& info) {
+  rank_wrap& other = unwrap<rank_wrap>(info[0], "rank");
+  other.open(info.Env());
+  rank_context& own = open(info.Env());
+  auto done = own.inform(other.native->context);
   value_or_throw(info.Env(), done);
 }
 
@@ -105,6 +115,7 @@ Napi::Value rank_wrap::team_segment(const Napi::CallbackInfo& info) {
 void rank_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["RankContext"] = DefineClass(env, "RankContext",
                                        {InstanceMethod<&rank_wrap::handle>("handle"), InstanceMethod<&rank_wrap::connect>("connect"),
+                                        InstanceMethod<&rank_wrap::inform>("inform"),
                                         InstanceMethod<&rank_wrap::life>("life"),
                                         InstanceMethod<&rank_wrap::replace>("replace"), InstanceMethod<&rank_wrap::vacate>("vacate"), InstanceMethod<&rank_wrap::gone>("gone"),
                                         InstanceMethod<&rank_wrap::team_segment>("createTeamSegment"), InstanceMethod<&rank_wrap::close>("close")});

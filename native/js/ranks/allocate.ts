@@ -16,7 +16,7 @@ import type { Liveness } from './liveness.js';
 import { RankMemory } from './memory.js';
 import { agreeOnSize, type Size } from './memory-limits.js';
 import { checkLimits } from './outcome.js';
-import { checkNear, formatNear, type Over, refuseOver } from './over.js';
+import { checkNear, formatNear, type NothingOver, type Over, refuseOver } from './over.js';
 import type { Gathering } from './team.js';
 
 export interface Allocator {
@@ -99,7 +99,7 @@ export async function allocateMemory(
   allocator: Allocator,
   size: Size,
   options: WaitOptions,
-  over?: Over,
+  over?: Over | NothingOver,
 ): Promise<RankMemory> {
   const { binding } = native();
   const { worldSize, context, world, reach, ranksOnHost } = allocator;
@@ -109,11 +109,16 @@ export async function allocateMemory(
   const description = new Uint8Array(worldSize + reach.byteLength(size.signalSlots));
   let failure: unknown;
   try {
-    memory =
-      over === undefined
-        ? new binding.SymmetricMemory(context, size.byteLength, size.signalSlots)
-        : new binding.SymmetricMemory(over.memory, Int32Array.from(over.near));
-    description.set(formatNear(over?.near ?? [], worldSize));
+    if (over === undefined) {
+      memory = new binding.SymmetricMemory(context, size.byteLength, size.signalSlots);
+    } else if ('failure' in over) {
+      throw over.failure;
+    } else {
+      memory = new binding.SymmetricMemory(over.memory, Int32Array.from(over.near));
+      // Waits on it are that transport's, which hears nothing of ranks of other hosts.
+      context.inform(over.context);
+      description.set(formatNear(over.near, worldSize));
+    }
     description.set(reach.describe(memory), worldSize);
   } catch (error) {
     failure = error;

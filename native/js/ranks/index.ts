@@ -29,7 +29,7 @@ export { checkPinnable } from './memory-limits.js';
 export { type NicNetwork, type NicNetworkConfig, resolveNetwork } from './network.js';
 export { NicEndpoint, type NicEndpointInit, type NicRequests, type PostedRequest } from './nic-endpoint.js';
 export { checkLimits, nativeTimeout, runWait, waitError, withClosing } from './outcome.js';
-export { checkOver, type Over, refuseOver } from './over.js';
+export { checkOver, type NothingOver, type Over, overOrFailure, refuseOver } from './over.js';
 export { inheritMemory, type Renewer, renewMemory } from './renew.js';
 export { checkSameSize, type SignalWords, signalWords } from './requests.js';
 export {

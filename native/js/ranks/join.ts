@@ -1,11 +1,21 @@
 /** How ranks of one host find each other: by an introduction, then through shared control segments. */
 import { createHash } from 'node:crypto';
-import type { Member, Rank, WaitOptions } from '@ep/core';
+import {
+  EpError,
+  type FactTable,
+  formatRanks,
+  hostFacts,
+  isEpError,
+  type Member,
+  type Rank,
+  type WaitOptions,
+} from '@ep/core';
 import { segmentHandleLayout } from '../abi.gen.js';
 import type { NativeRankContext } from '../binding.js';
 import { native } from '../native.js';
 import type { Introduction } from './introduction.js';
 import { Liveness } from './liveness.js';
+import { hostOfProcess, hostsOf } from './secret.js';
 import { RankTeam } from './team.js';
 
 const HANDLE_BYTES = segmentHandleLayout.byteLength;
@@ -17,9 +27,15 @@ export interface JoinOptions extends Omit<Member, 'store'> {
   readonly version: string;
   /** Who is here at first, ascending; all ranks unless given. Nobody is in the other places until some are let in (`Members.readmit`). */
   readonly activeRanks?: readonly Rank[] | undefined;
-  /** What all ranks must have chosen alike, beside transport, version, ABI and `ranksOnHost`. */
+  /**
+   * Which ranks share a host: for each the lowest one of its host, or `found`: as they find when they meet. Then all meet, and each is joined to those of its own host; there are no `activeRanks`. All of
+   * one host unless given.
+   */
+  readonly hosts?: readonly Rank[] | 'found' | undefined;
+  /** What all ranks must have chosen alike, beside transport, version, ABI, `ranksOnHost` and `hosts`. */
   readonly agree?: Readonly<Record<string, string | number | boolean>>;
-  readonly ranksOnHost: number;
+  /** Undefined: as many as are joined. */
+  readonly ranksOnHost: number | undefined;
   /** Of the world's own calls that give none, in milliseconds. */
   readonly timeoutMs: number;
 }
@@ -27,23 +43,26 @@ export interface JoinOptions extends Omit<Member, 'store'> {
 export interface JoinedRanks {
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
-  /** All ranks that are here, in order. */
+  /** All ranks that are here, in order: of this host. */
   readonly world: RankTeam;
-  /** By rank, `ep_segment_handle` of the control segment; empty for a place in which nobody is. */
+  /** By rank, `ep_segment_handle` of the control segment; empty for a place in which nobody is, and for ranks of other hosts. */
   readonly controls: readonly Uint8Array[];
+  /** For each rank the lowest one of its host, where that was asked for. */
+  readonly hosts?: readonly Rank[] | undefined;
   /** How often the world had let ranks in. */
   readonly round: number;
   /** Names the world: no other one has this name. */
   readonly id: string;
 }
 
-type Agreed = Pick<JoinOptions, 'transport' | 'version' | 'ranksOnHost' | 'agree'>;
+type Agreed = Pick<JoinOptions, 'transport' | 'version' | 'ranksOnHost' | 'hosts' | 'agree'>;
 
-const agreementOf = ({ transport, version, ranksOnHost, agree }: Agreed) => ({
+const agreementOf = ({ transport, version, ranksOnHost, hosts, agree }: Agreed): FactTable => ({
   transport,
   version,
   abi: native().binding.abi,
-  ranksOnHost,
+  ranksOnHost: ranksOnHost ?? 'as many as there are',
+  ...(hosts && { hosts: typeof hosts === 'string' ? hosts : hosts.join(' ') }),
   ...agree,
 });
 
@@ -59,22 +78,62 @@ export async function joinRanks(
   introduction: Introduction,
   limits: WaitOptions,
 ): Promise<JoinedRanks> {
+  const { rank, worldSize } = options;
+  const all = options.activeRanks ?? Array.from({ length: worldSize }, (_, one) => one);
+  const host = options.hosts && { host: { ...hostFacts(), place: hostOfProcess() } };
+  const peers = await introduction.compare({ agree: agreementOf(options), ...host }, limits);
+  const hosts = options.hosts === 'found' ? hostsOf(peers) : options.hosts;
+  const here = all.filter((one) => hosts === undefined || hosts[one] === hosts[rank]);
+  if (hosts === undefined) return join(options, { all, here }, introduction, limits);
+  let joined: JoinedRanks | undefined;
+  let failure: unknown;
+  try {
+    joined = await join(options, { all, here }, introduction, limits);
+  } catch (error) {
+    failure = error;
+    // The others' time is up, too, or soon.
+    if (limits.signal?.aborted === true || (isEpError(error) && error.code === 'EP_TIMEOUT')) throw error;
+  }
+  try {
+    // Of which those of other hosts know nothing.
+    const told = await introduction.tell('joined', { well: Uint8Array.of(joined === undefined ? 0 : 1) }, limits);
+    if (joined === undefined) throw failure;
+    const failed = all.filter((_, at) => told[at]!.well[0] !== 1);
+    if (failed.length === 0) return { ...joined, hosts };
+    const text = `${options.transport}: ${formatRanks(failed)} could not join those of their hosts`;
+    throw new EpError('EP_RENDEZVOUS', text, { context: { ranks: failed } });
+  } catch (error) {
+    await joined?.world.close();
+    joined?.context.close();
+    throw failure ?? error;
+  }
+}
+
+/** `all`: who is introduced; `here`: who shares this host. Both ascending. */
+async function join(
+  options: JoinOptions,
+  { all, here }: { readonly all: readonly Rank[]; readonly here: readonly Rank[] },
+  introduction: Introduction,
+  limits: WaitOptions,
+): Promise<JoinedRanks> {
   const { rank, worldSize, ranksOnHost, timeoutMs } = options;
-  const { binding } = native();
-  const here = options.activeRanks ?? Array.from({ length: worldSize }, (_, one) => one);
-  await introduction.compare({ agree: agreementOf(options) }, limits);
-  const context = new binding.RankContext(rank, worldSize, ranksOnHost);
+  const context = new (native().binding.RankContext)(rank, worldSize, ranksOnHost ?? here.length);
   try {
     const handle = context.handle();
     // Of the first one's alone; the others' stays empty.
     const team = rank === here[0] ? context.createTeamSegment(here.length) : new Uint8Array(HANDLE_BYTES);
     const told = await introduction.tell('control', { handle, team }, limits);
     const controls: Uint8Array[] = Array.from({ length: worldSize }, () => new Uint8Array(0));
-    for (const [at, theirs] of told.entries()) controls[here[at]!] = theirs.handle.slice();
-    connectControls(context, controls);
+    for (const one of here) controls[one] = told[all.indexOf(one)]!.handle.slice();
+    connectControls(
+      context,
+      controls,
+      all.filter((one) => !here.includes(one)),
+    );
     const ranks = Int32Array.from(here);
+    const first = told[all.indexOf(here[0]!)]!.team;
     const liveness = new Liveness(context, rank, worldSize);
-    const world = new RankTeam({ context, liveness, worldRank: rank, handle: told[0]!.team, ranks, timeoutMs });
+    const world = new RankTeam({ context, liveness, worldRank: rank, handle: first, ranks, timeoutMs });
     try {
       // From here on nobody needs the introduction: all ranks have mapped each other.
       await world.barrier(limits);
@@ -82,7 +141,7 @@ export async function joinRanks(
       await world.close();
       throw error;
     }
-    const id = createHash('sha256').update(told[0]!.team).digest('hex').slice(0, ID_DIGITS);
+    const id = createHash('sha256').update(first).digest('hex').slice(0, ID_DIGITS);
     return { context, liveness, world, controls, round: 0, id };
   } catch (error) {
     context.close();
@@ -90,9 +149,13 @@ export async function joinRanks(
   }
 }
 
-/** Maps the control segments of all that are here; see `JoinedRanks.controls`. */
-export function connectControls(context: NativeRankContext, controls: readonly Uint8Array[]): void {
+/** Maps the control segments of all that are here; see `JoinedRanks.controls`. `elsewhere`: on other hosts. */
+export function connectControls(
+  context: NativeRankContext,
+  controls: readonly Uint8Array[],
+  elsewhere: readonly Rank[] = [],
+): void {
   const handles = new Uint8Array(controls.length * HANDLE_BYTES);
   for (const [rank, handle] of controls.entries()) handles.set(handle, rank * HANDLE_BYTES);
-  context.connect(handles);
+  context.connect(handles, Int32Array.from(elsewhere));
 }

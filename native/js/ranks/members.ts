@@ -426,7 +426,7 @@ export async function rejoinRanks(
   const wait = () => ({ timeoutMs: clock(1), ...(limits.signal && { signal: limits.signal }) });
   const keys = keysOf(transport);
   const { binding } = native();
-  const context = new binding.RankContext(rank, worldSize, ranksOnHost);
+  const context = new binding.RankContext(rank, worldSize, ranksOnHost ?? worldSize);
   try {
     const incarnation = await store.add(keys.incarnations(rank), 1);
     const application: Application = {

@@ -7,8 +7,15 @@ import type { Gathering } from './team.js';
 
 export interface Over {
   readonly memory: NativeSymmetricMemory;
+  /** Of the transport that the memory is of. */
+  readonly context: NativeRankContext;
   /** Ranks that kernels store to. */
   readonly near: readonly Rank[];
+}
+
+/** Instead, where this rank has come to no memory that could be registered: why. */
+export interface NothingOver {
+  readonly failure: unknown;
 }
 
 /** The transport that is to register it. */
@@ -19,12 +26,15 @@ interface Registrar {
   readonly context: NativeRankContext;
 }
 
-/** `EP_INVALID_ARGUMENT` for near ranks without a memory; `EP_UNSUPPORTED` for a memory, if `why` says why the transport cannot. */
-export function refuseOver({ over, near }: AllocateOptions, name: string, why: string | undefined): void {
+/** `EP_INVALID_ARGUMENT` for near ranks without a memory, or a failure beside one; `EP_UNSUPPORTED` for a memory, if `why` says why the transport cannot. */
+export function refuseOver({ over, overFailure, near }: AllocateOptions, name: string, why: string | undefined): void {
   if (over === undefined && near !== undefined) {
     throw invalid('near', { where: 'allocate', expected: 'absent without over', found: near });
   }
-  if (over === undefined || why === undefined) return;
+  if (over !== undefined && overFailure !== undefined) {
+    throw invalid('overFailure', { where: 'allocate', expected: 'absent beside over', found: overFailure });
+  }
+  if ((over === undefined && overFailure === undefined) || why === undefined) return;
   throw new EpError('EP_UNSUPPORTED', `allocate: ${name} cannot register memory of another transport: ${why}`);
 }
 
@@ -67,7 +77,17 @@ export function checkOver({ over, near }: AllocateOptions, size: Size, registrar
     // Throws where that peer's part is not mapped.
     memory.address(peer);
   }
-  return { memory, near: near ?? [] };
+  return { memory, context: over.context, near: near ?? [] };
+}
+
+/** The same of `allocate`, where this rank may have come to no such memory. */
+export function overOrFailure(
+  options: AllocateOptions,
+  size: Size,
+  registrar: Registrar,
+): Over | NothingOver | undefined {
+  const { overFailure } = options;
+  return overFailure === undefined ? checkOver(options, size, registrar) : { failure: overFailure };
 }
 
 /** A byte for each rank: 1 where this rank stores to it. */

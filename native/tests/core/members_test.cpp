@@ -1,5 +1,6 @@
 // Ranks that take the places of dead ones: at the same addresses, while others look.
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -160,6 +161,66 @@ void comes_later() {
   }
 }
 
+// Ranks 0 and 1 share a host; of rank 2, on another, a second context of rank 0 knows, which nothing but a network joins to the others.
+void hears_of_other_hosts() {
+  auto zero = rank_of(0);
+  auto one = rank_of(1);
+  EP_CHECK_EQ(zero->connect({zero->handle(), one->handle(), {}}, {0}).why().status, static_cast<uint32_t>(EP_STATUS_INVALID));
+  EP_CHECK(zero->connect({zero->handle(), one->handle(), {}}, {2}).ok());
+  EP_CHECK(one->connect({zero->handle(), one->handle(), {}}, {2}).ok());
+  EP_CHECK(zero->elsewhere(2) && !zero->elsewhere(1) && !zero->elsewhere(0));
+  EP_CHECK_EQ(zero->life(2), EP_LIFE_ABSENT);
+  EP_CHECK(!zero->gone(2));
+  EP_CHECK_EQ(zero->replace(2, one->handle()).why().status, static_cast<uint32_t>(EP_STATUS_INVALID));
+  EP_CHECK_EQ(zero->vacate(2).why().status, static_cast<uint32_t>(EP_STATUS_INVALID));
+
+  auto memory = symmetric_memory::create(zero, 4096, 8).value();
+  auto other = symmetric_memory::create(one, 4096, 8).value();
+  EP_CHECK(memory->connect({memory->handle(), other->handle(), {}}).ok());
+  EP_CHECK(memory->mapped(0) && memory->mapped(1) && !memory->mapped(2));
+  EP_CHECK(symmetric_memory::over(memory, {1}).ok());
+  EP_CHECK_EQ(symmetric_memory::over(memory, {2}).why().status, static_cast<uint32_t>(EP_STATUS_INVALID));
+  EP_CHECK_EQ(memory->replace(2, other->handle()).why().status, static_cast<uint32_t>(EP_STATUS_INVALID));
+
+  auto apart = rank_of(0);
+  EP_CHECK_EQ(apart->inform(zero).why().status, static_cast<uint32_t>(EP_STATUS_INVALID)); // it knows of nobody yet
+  apart->connect_apart();
+  EP_CHECK_EQ(apart->inform(one).why().status, static_cast<uint32_t>(EP_STATUS_INVALID)); // another rank
+  EP_CHECK_EQ(one->inform(zero).why().status, static_cast<uint32_t>(EP_STATUS_INVALID));
+  EP_CHECK(apart->inform(apart).ok()); // of nothing
+  EP_CHECK(apart->inform(zero).ok());
+  EP_CHECK(apart->inform(zero).ok());
+  EP_CHECK_EQ(zero->life(2), EP_LIFE_ALIVE);
+  apart->set_life(1, EP_LIFE_DEAD); // its own words say more
+  EP_CHECK_EQ(zero->life(1), EP_LIFE_ALIVE);
+
+  // A sleeper that has no deadline, woken by what the other context hears.
+  std::thread hearer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    apart->set_life(2, EP_LIFE_DEAD);
+  });
+  wait_scope scope = zero->waits(nullptr, no_deadline);
+  scope.policy = {0, 0, 60'000'000'000};
+  const int64_t begin = clock_now_ns();
+  const wait_result ended = wait_word(scope, memory->signal(0, 0), comparison::ge, 1, 2);
+  EP_CHECK_EQ(ended.status, static_cast<uint32_t>(EP_STATUS_PEER_LOST));
+  EP_CHECK_EQ(ended.rank, 2);
+  EP_CHECK(clock_now_ns() - begin < 10'000'000'000);
+  hearer.join();
+
+  // Who knows later hears what has been; and who was lost stays so, whatever a second network says.
+  auto second = rank_of(0);
+  second->connect_apart();
+  EP_CHECK(second->inform(zero).ok());
+  EP_CHECK_EQ(zero->life(2), EP_LIFE_DEAD);
+  auto late = rank_of(0);
+  EP_CHECK(late->connect({late->handle(), one->handle(), {}}, {2}).ok());
+  EP_CHECK(apart->inform(late).ok());
+  EP_CHECK_EQ(late->life(2), EP_LIFE_DEAD);
+  late.reset();
+  apart->set_life(2, EP_LIFE_CLOSED); // nobody there any more
+}
+
 } // namespace
 
 int main() {
@@ -167,5 +228,6 @@ int main() {
   shows_nobody();
   looks_meanwhile();
   comes_later();
+  hears_of_other_hosts();
   return ep::check::finish();
 }

@@ -7,6 +7,9 @@
  * 'split'`: every transport allocates, what a peer sends lands in `memory.part(peer)`, and the members that mean one place (`view`, `local`,
  * `signals`, `read`, `write`) throw `EP_UNSUPPORTED`. Split memory needs a policy that both ends of every pair answer alike.
  *
+ * Hosts. A transport that maps its peers' memory reaches the ranks of its own host (`Transport.hosts`), and allocates with those alone; what one host could not, the transport of all ranks tells the others
+ * (`AllocateOptions.overFailure`).
+ *
  * Kernels take one handle. Where the first transport maps its peers' memory ('load-store') and one other reaches the rest, that other's handle is for both (`AllocateOptions.near`);
  * the policy is then answered alike by both ends of every pair, too.
  */
@@ -215,6 +218,7 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
   /** As `Transport.renew`: `readmit` of all transports comes first, on all ranks in one order. Absent where one of them has none. */
   readonly renew?: (options: RenewOptions) => Promise<ComposedMemory>;
   readonly succession?: Succession;
+  readonly hosts?: readonly Rank[];
   readonly #members: readonly Transport<C>[];
   /** peer -> index of its member. */
   readonly #routes: readonly number[];
@@ -229,6 +233,8 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
     this.rank = first.rank;
     this.worldSize = first.worldSize;
     this.capabilities = commonCapabilities(members.map(({ capabilities }) => capabilities));
+    const placed = members.find(({ hosts }) => hosts !== undefined)?.hosts;
+    if (placed !== undefined) this.hosts = placed;
     this.#members = members;
     this.#routes = routes;
     this.#split = split;
@@ -263,8 +269,12 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
       await using undo = new CloseScope();
       const parts: SymmetricMemory[] = [];
       for (const member of this.#members) {
-        const part = undo.add(await this.#allocatePart(options, parts[0], member));
-        parts.push(part);
+        try {
+          parts.push(undo.add(await this.#allocatePart(options, parts[0], member)));
+        } catch (error) {
+          if (parts.length === 0) await this.#tellHosts(options, error);
+          throw error;
+        }
       }
       const memory = this.#memoryOf(parts);
       for (const part of parts) undo.remove(part);
@@ -344,6 +354,17 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
     if (index === 0 || this.#split) return {};
     const near = this.#routes.flatMap((routed, peer) => (routed === 0 ? [peer as Rank] : []));
     return { over: first, ...(this.#mapsNear ? { near } : {}) };
+  }
+
+  /** The first transport's call was one of this host: those of others await these ranks in the next one's. */
+  async #tellHosts(options: AllocateOptions, failure: unknown): Promise<void> {
+    const [first, next] = this.#members;
+    const severalHosts = first!.hosts?.some((host) => host !== first!.hosts![0]) ?? false;
+    if (next === undefined || this.#split || !severalHosts || !this.#mapsNear) return;
+    // What is refused at once is refused on all hosts; and where time is up, it is for all, or soon.
+    const alone: readonly unknown[] = ['EP_INVALID_ARGUMENT', 'EP_UNSUPPORTED', 'EP_CLOSED', 'EP_TIMEOUT'];
+    if (options.signal?.aborted === true || !isEpError(failure) || alone.includes(failure.code)) return;
+    await next.allocate({ ...options, overFailure: failure }).catch(() => {}); // it says no more than what is known here
   }
 
   async #allocatePart(

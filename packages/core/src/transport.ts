@@ -120,6 +120,10 @@ export interface AllocateOptions extends AbortOptions {
    */
   readonly over?: SymmetricMemory;
   /**
+   * Instead of `over`, on a rank that has come to no such memory, because of this: it takes part in the call, so that the others hear of it instead of waiting for this rank, and rejects with it.
+   */
+  readonly overFailure?: unknown;
+  /**
    * With `over`: the ranks that kernels store to, because that memory maps them; this transport's device handle reaches them so, this rank too, and all others as it does
    * otherwise. Both ranks of a pair say the same: `EP_MISMATCH` on all ranks where they do not.
    */

@@ -23,8 +23,8 @@ import {
   AdoptedRange,
   allocateMemory,
   checkHostAllocation,
-  checkOver,
   type Liveness,
+  overOrFailure,
   RankMemory,
   type Reach,
   type WorldTeam,
@@ -131,7 +131,7 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
     this.guard('allocate', async () => {
       const { rank, worldSize, context, liveness, world, config, nic } = this.#init;
       const size = checkHostAllocation(options, this, {});
-      const over = checkOver(options, size, { name: this.name, rank, worldSize, context });
+      const over = overOrFailure(options, size, { name: this.name, rank, worldSize, context });
       return withClosing(options, this.closing, async (limits) => {
         checkSignalSlots(nic, size.signalSlots);
         const made: RankMemory = await allocateMemory(

@@ -33,6 +33,7 @@ import {
   inheritMemory,
   type Liveness,
   Members,
+  overOrFailure,
   RankMemory,
   type RankTeam,
   type ReadmitOptions,
@@ -261,7 +262,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   #allocateHost(options: AllocateOptions): Promise<RankMemory> {
     return this.guard('allocate', async () => {
       const size = checkHostAllocation(options, this, {});
-      const over = this.#overOf(options, size);
+      const over = overOrFailure(options, size, this.#registrar);
       return withClosing(options, this.closing, async (limits) => {
         const made: RankMemory = await allocateMemory(
           this.#allocator(() => this.children.remove(made)),
@@ -323,8 +324,12 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   }
 
   #overOf(options: AllocateOptions, size: { readonly byteLength: number; readonly signalSlots: number }) {
+    return checkOver(options, size, this.#registrar);
+  }
+
+  get #registrar() {
     const { rank, worldSize, context } = this.#init;
-    return checkOver(options, size, { name: this.name, rank, worldSize, context });
+    return { name: this.name, rank, worldSize, context };
   }
 
   #allocator(onRelease: () => void): Renewer {

@@ -24,7 +24,7 @@ import { ShmTransport } from './transport.js';
 import { VERSION } from './version.js';
 
 /**
- * Collective over the ranks of `config.activeRanks`, all unless given. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
+ * Collective over the ranks of `config.activeRanks`, all unless given; over several hosts (`config.hosts`) over all, of which it reaches those of its own. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
  * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks.
  */
 async function openShm(member: Member, options: OpenOptions<ShmConfig>): Promise<ShmTransport> {
@@ -50,7 +50,11 @@ async function openBy(
   checkOpening(member, options, 'nvshmem:shm');
   const { rank, worldSize } = member;
   const config = resolveConfig(options.config, worldSize);
-  const { ranksOnHost, timeoutMs, activeRanks } = config;
+  const { ranksOnHost, timeoutMs, activeRanks, hosts } = config;
+  if (isNew && hosts !== undefined) {
+    const expected = 'absent: who comes later comes into a world of one host';
+    throw invalid('hosts', { where: 'nvshmem:shm configuration', expected, found: hosts });
+  }
   if (!isNew && activeRanks?.includes(rank) === false) {
     throw invalid('activeRanks', {
       where: 'nvshmem:shm configuration',
@@ -58,7 +62,7 @@ async function openBy(
       found: activeRanks,
     });
   }
-  const own = { ...member, transport: 'nvshmem:shm', version: VERSION, ranksOnHost, timeoutMs, activeRanks };
+  const own = { ...member, transport: 'nvshmem:shm', version: VERSION, ranksOnHost, timeoutMs, activeRanks, hosts };
   const joined = await join(own, { signal: options.signal, timeoutMs: options.timeoutMs ?? timeoutMs });
   return new ShmTransport({ rank, worldSize, ...joined, facts: agreedFacts(own), isNew, config });
 }

@@ -1,4 +1,4 @@
-/** The shared-memory transport: every rank's memory is mapped by every other rank of this host. */
+/** The shared-memory transport: every rank's memory is mapped by every other rank of this host; ranks of other hosts, if there are any, are reached by others (`compose`). */
 import {
   type AdoptedMemory,
   type AllocateOptions,
@@ -7,6 +7,7 @@ import {
   type DeviceHandle,
   type Endpoint,
   EpError,
+  formatRanks,
   type Need,
   type Rank,
   type RenewOptions,
@@ -65,6 +66,8 @@ export interface ShmTransportInit {
   readonly world: RankTeam;
   readonly controls: readonly Uint8Array[];
   readonly round: number;
+  /** For each rank the lowest one of its host; undefined: all are on one. */
+  readonly hosts?: readonly Rank[] | undefined;
   /** Of the world. */
   readonly id: string;
   /** What ranks that come later must have chosen alike. */
@@ -79,6 +82,10 @@ export class ShmTransport extends Resource implements Transport<Need> {
   readonly rank: Rank;
   readonly worldSize: number;
   readonly capabilities: Capabilities = shmCapabilities();
+  /** For each rank the lowest one of its host, where it was opened on several: it reaches those of its own. */
+  readonly hosts?: readonly Rank[];
+  /** Absent where ranks are on several hosts. */
+  readonly succession?: Succession;
   readonly #members: Members;
   readonly #init: ShmTransportInit;
   readonly #endpoints = new Map<Rank, ShmEndpoint>();
@@ -88,6 +95,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
     super('nvshmem:shm transport');
     this.rank = init.rank;
     this.worldSize = init.worldSize;
+    if (init.hosts !== undefined) this.hosts = init.hosts;
     this.#members = new Members({
       ...init,
       transport: this.name,
@@ -98,9 +106,10 @@ export class ShmTransport extends Resource implements Transport<Need> {
     });
     this.children.add(init.world);
     this.#init = init;
+    if (!this.#isOfSeveral) this.succession = this.#makeSuccession();
   }
 
-  /** All ranks that are here, in order. */
+  /** All ranks that are here, on this host, in order. */
   get world(): RankTeam {
     return this.#members.world;
   }
@@ -128,6 +137,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
    */
   readmit(options: ReadmitOptions): Promise<void> {
     return this.guard('readmit', async () => {
+      this.#checkOneHost('readmit');
       checkLimits(options, 'readmit', this.worldSize);
       const before = this.world;
       await withClosing(options, this.closing, async (limits) => {
@@ -140,6 +150,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
 
   readonly renew = (options: RenewOptions): Promise<RankMemory> =>
     this.guard('renew', async () => {
+      this.#checkOneHost('renew');
       const size = checkHostAllocation(options, this, { refusesOver: MAPS_OWN });
       return withClosing(options, this.closing, async (limits) => {
         // HAZARD: what fails in between closes the memory before there is a name for it.
@@ -155,30 +166,7 @@ export class ShmTransport extends Resource implements Transport<Need> {
       });
     });
 
-  get succession(): Succession {
-    return {
-      world: this.#init.id,
-      isNew: this.#init.isNew,
-      lifeOf: (rank) => this.#members.lifeOf(rank),
-      onReplace: (listener) => {
-        this.#listeners.add(listener);
-        return () => this.#listeners.delete(listener);
-      },
-      part: (memory) => this.#own(memory, 'part').nativeMemory('part').handle(),
-      inherit: (options) =>
-        this.guard('inherit', async () => {
-          const size = checkHostAllocation(options, this, { refusesOver: MAPS_OWN });
-          const made: RankMemory = inheritMemory(
-            this.#allocator(() => this.children.remove(made)),
-            size,
-          );
-          return this.children.add(made);
-        }),
-      replace: (memory, peer, part) => this.#own(memory, 'replace').nativeMemory('replace').replace(peer, part),
-    };
-  }
-
-  /** Collective over the world. `EP_PEER_LOST` or `EP_TIMEOUT` names who has not come. */
+  /** Collective over the ranks of this host. `EP_PEER_LOST` or `EP_TIMEOUT` names who has not come. */
   async barrier(options?: WaitOptions): Promise<void> {
     this.checkOpen('barrier');
     await this.world.barrier(options);
@@ -214,6 +202,13 @@ export class ShmTransport extends Resource implements Transport<Need> {
   readonly connect = async (peer: Rank): Promise<Endpoint<Need>> => {
     this.checkOpen('connect');
     checkInteger(peer, 'peer', 'connect', 0, this.worldSize - 1);
+    if (this.hosts !== undefined && this.hosts[peer] !== this.hosts[this.rank]) {
+      throw new EpError(
+        'EP_UNSUPPORTED',
+        `connect: rank ${peer} is on another host than rank ${this.rank}, and ${this.name} reaches ${formatRanks(this.world.ranks)}: compose it with a transport that reaches the others`,
+        { context: { peer, hosts: this.hosts } },
+      );
+    }
     let endpoint = this.#endpoints.get(peer);
     if (endpoint === undefined || endpoint.closed) {
       endpoint = this.children.add(new ShmEndpoint(peer, this.#init.context, this.#init.liveness, this.#members.empty));
@@ -224,6 +219,8 @@ export class ShmTransport extends Resource implements Transport<Need> {
 
   readonly device = (memory: SymmetricMemory): DeviceHandle<Need> => {
     this.checkOpen('device');
+    // HAZARD: what a kernel stores to a part that is not mapped ends the process.
+    this.#checkOneHost('device', 'compose it with a transport that reaches the others, whose handle is for all');
     return {
       kind: 'memory:load-store',
       abi: native().binding.abi,
@@ -243,6 +240,40 @@ export class ShmTransport extends Resource implements Transport<Need> {
         const team = await splitTeam(this.#init, ranks, parent, limits);
         return team && this.children.add(team);
       });
+    });
+  }
+
+  #makeSuccession(): Succession {
+    return {
+      world: this.#init.id,
+      isNew: this.#init.isNew,
+      lifeOf: (rank) => this.#members.lifeOf(rank),
+      onReplace: (listener) => {
+        this.#listeners.add(listener);
+        return () => this.#listeners.delete(listener);
+      },
+      part: (memory) => this.#own(memory, 'part').nativeMemory('part').handle(),
+      inherit: (options) =>
+        this.guard('inherit', async () => {
+          const size = checkHostAllocation(options, this, { refusesOver: MAPS_OWN });
+          const made: RankMemory = inheritMemory(
+            this.#allocator(() => this.children.remove(made)),
+            size,
+          );
+          return this.children.add(made);
+        }),
+      replace: (memory, peer, part) => this.#own(memory, 'replace').nativeMemory('replace').replace(peer, part),
+    };
+  }
+
+  get #isOfSeveral(): boolean {
+    return this.hosts?.some((host) => host !== this.hosts![0]) ?? false;
+  }
+
+  #checkOneHost(where: string, instead = 'open it anew'): void {
+    if (!this.#isOfSeveral) return;
+    throw new EpError('EP_UNSUPPORTED', `${where}: ${this.name} was opened on several hosts: ${instead}`, {
+      context: { hosts: this.hosts },
     });
   }
 

@@ -117,8 +117,8 @@ describe('places in which nobody is yet', () => {
       ]);
     await allReachAll(world);
     const [one] = world.here as [ShmTransport];
-    expect([one.lostRanks(), one.failed.aborted, one.succession.lifeOf(5)]).toEqual([[], false, '']);
-    expect(one.succession.lifeOf(2)).not.toBe('');
+    expect([one.lostRanks(), one.failed.aborted, one.succession!.lifeOf(5)]).toEqual([[], false, '']);
+    expect(one.succession!.lifeOf(2)).not.toBe('');
     const memories = await Promise.all(world.here.map((of) => of.allocate({ byteLength: 64, signalSlots: 1 })));
     const memory = memories[0]!;
     const endpoint = await one.connect(5);
@@ -191,7 +191,7 @@ describe('places in which nobody is yet', () => {
     expect(refused).toMatchObject({ code: 'EP_RENDEZVOUS' });
     for (const end of ends.flat()) expect(end).toMatchObject({ reason: { code: 'EP_RENDEZVOUS' } });
     for (const of of world.here)
-      expect([of.lostRanks(), of.failed.aborted, of.succession.lifeOf(2)]).toEqual([[], false, '']);
+      expect([of.lostRanks(), of.failed.aborted, of.succession!.lifeOf(2)]).toEqual([[], false, '']);
     await allReachAll(world);
     await world.letIn(2);
     await allReachAll(world);
@@ -205,7 +205,7 @@ describe('places in which nobody is yet', () => {
     await world.rejoin(3);
     for (const end of await ends) expect(end.status).toBe('fulfilled');
     for (const of of world.here) {
-      expect([[...of.world.ranks], of.lostRanks(), of.succession.lifeOf(2)]).toEqual([[0, 1, 3], [], '']);
+      expect([[...of.world.ranks], of.lostRanks(), of.succession!.lifeOf(2)]).toEqual([[0, 1, 3], [], '']);
       await expect((await of.connect(2)).flush()).rejects.toMatchObject(empty(2));
     }
     await allReachAll(world);

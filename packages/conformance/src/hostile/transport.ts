@@ -71,7 +71,7 @@ export class HostileTransport extends Resource implements Transport<HostileNeeds
         throw new EpError('EP_UNSUPPORTED', 'allocate: the hostile transport has host memory only');
       if (options.near !== undefined && options.over === undefined)
         throw invalid('near', { where: 'allocate', expected: 'absent without over', found: options.near });
-      if (options.over !== undefined)
+      if (options.over !== undefined || options.overFailure !== undefined)
         throw new EpError('EP_UNSUPPORTED', 'allocate: the hostile transport cannot register memory of another');
       options.signal?.throwIfAborted();
       return this.#allocate(byteLength, slots, options);

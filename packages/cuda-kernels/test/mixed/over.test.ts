@@ -223,6 +223,75 @@ for (const nic of ['ibgda', 'efa', 'fabric'] as const) {
   });
 }
 
+describe.skipIf(fabricMissing)(`shm of two hosts, and fabric between them${skipped('fabric')}`, () => {
+  const hosts = [0, 0, 2, 2];
+
+  async function openHosts() {
+    const store = memoryStore();
+    const member = (rank: Rank, name: string): Member => ({
+      rank,
+      worldSize: hosts.length,
+      store: prefixStore(store.handle(), name),
+    });
+    const transports = await Promise.all(
+      hosts.map(async (_, rank) => {
+        const far = await fabric.open(member(rank, 'fabric'), { signal });
+        const near = await nvshmem.shm.open(member(rank, 'shm'), { signal, config: { hosts } });
+        return compose([near, far]);
+      }),
+    );
+    closing.push(async () => void (await Promise.all(transports.map((one) => one.close()))));
+    return transports;
+  }
+
+  it('is routed by host, and says where ranks are', async () => {
+    const transports = await openHosts();
+    expect(transports[3]!.hosts).toEqual(hosts);
+    expect(formatRoutes(transports[1]!.routes())).toBe('nvshmem:shm     ranks 0-1\nnvshmem:fabric  ranks 2-3');
+  });
+
+  it('tells all ranks what those of one host could not do, and can go on', { timeout: 30_000 }, async () => {
+    const transports = await openHosts();
+    const before = native().binding.leaks().segments;
+    const began = performance.now();
+    const ended = await Promise.allSettled(
+      transports.map((one, rank) => one.allocate({ ...SIZE, byteLength: rank === 1 ? 128 : 4096 })),
+    );
+    expect(performance.now() - began).toBeLessThan(5000);
+    for (const [rank, end] of ended.entries()) {
+      const odd = rank === 1 ? [0] : [1];
+      expect(end).toMatchObject({ status: 'rejected', reason: { code: 'EP_MISMATCH' } });
+      expect((end as PromiseRejectedResult).reason.context.odd, `rank ${rank}`).toEqual(expect.arrayContaining(odd));
+    }
+    expect(native().binding.leaks().segments).toBeLessThanOrEqual(before);
+    await allocateOne(transports);
+  });
+
+  it('refuses a way to another host by stores', async () => {
+    const transports = await openHosts();
+    const shape = { mode: 'low-latency', experts: 4, maxTokens: 1, topK: 2, hidden: 64, dtype: 'f32' } as const;
+    const buffers = await Promise.all(transports.map((transport) => openMoeBuffer(transport, shape)));
+    expect(buffers[2]!.routes().map(({ via }) => via)).toEqual([
+      'nvshmem:fabric',
+      'nvshmem:fabric',
+      'own memory',
+      'nvshmem:shm',
+    ]);
+    await Promise.all(buffers.map((buffer) => buffer.close()));
+    const store = memoryStore();
+    const member = (rank: Rank): Member => ({ rank, worldSize: 2, store: store.handle() });
+    const nears = await Promise.all(
+      [0, 1].map((rank) => nvshmem.shm.open(member(rank), { signal, config: { hosts: [0, 1] } })),
+    );
+    // By a policy that knows better.
+    const alone = nears.map((near) => compose([near], () => near));
+    closing.push(async () => void (await Promise.all(alone.map((one) => one.close()))));
+    const memory = await alone[0]!.allocate(SIZE);
+    await expect(alone[0]!.connect(1)).rejects.toMatchObject({ code: 'EP_UNSUPPORTED' });
+    expect(() => alone[0]!.device(memory)).toThrow(expect.objectContaining({ code: 'EP_UNSUPPORTED' }));
+  });
+});
+
 describe('kernels over shm and two kinds of NIC', () => {
   it('go by the one that keeps order, and by both not at all', { timeout: 60_000 }, async () => {
     const [ordered, unordered] = [await openBoth(3, 'ibgda'), await openBoth(3, 'efa')];

@@ -43,10 +43,27 @@ export const shmIbgda = mixed(ibgda.soft);
 export const shmIbgdaHardware = mixed(hardware);
 export const shmEfa = mixed(efaGda.soft);
 
-/** On the loopback interface. */
-export const shmFabric = mixed({
+const overLoopback = {
   name: nvshmem.fabric.name,
   probe: () => nvshmem.fabric.probe(loopback),
   open: (member, { config, ...options }) =>
     nvshmem.fabric.open(member, { ...options, config: { ...config, ...loopback } }),
-});
+};
+
+/** Each node is a host: its ranks share memory with nobody else, and a network, the loopback interface here, joins the hosts. Chosen by what the transports say of hosts. */
+export const shmFabric = {
+  ...mixed(overLoopback),
+  async open(member, options) {
+    const { store, worldSize } = member;
+    const fabric = await overLoopback.open({ ...member, store: prefixStore(store, 'fabric') }, options);
+    try {
+      const hosts = Array.from({ length: worldSize }, (_, rank) => rank - (rank % 2));
+      const config = { ...options.config, hosts };
+      const shm = await nvshmem.shm.open({ ...member, store: prefixStore(store, 'shm') }, { ...options, config });
+      return compose([shm, fabric]);
+    } catch (error) {
+      await fabric.close();
+      throw error;
+    }
+  },
+};

@@ -2,8 +2,8 @@
 import { checkInteger, EpError } from '@ep/core';
 import { type ResolvedShmConfig, resolveConfig, type ShmConfig } from '../config.js';
 
-/** All ranks open the world. */
-export interface CudaConfig extends Omit<ShmConfig, 'activeRanks'> {
+/** All ranks, of one host, open the world. */
+export interface CudaConfig extends Omit<ShmConfig, 'activeRanks' | 'hosts'> {
   /** Ordinal of this rank's GPU. Several ranks may share one. 0 unless given. */
   readonly device?: number;
 }
@@ -19,6 +19,9 @@ export function resolveCudaConfig(config: CudaConfig | undefined, worldSize: num
       'EP_UNSUPPORTED',
       'nvshmem:cuda: activeRanks: all ranks open a world of GPUs; nvshmem.shm has places for later ones',
     );
+  }
+  if ((config as ShmConfig | undefined)?.hosts !== undefined) {
+    throw new EpError('EP_UNSUPPORTED', 'nvshmem:cuda: hosts: its ranks are of one host; nvshmem.shm has several');
   }
   const device = checkInteger(config?.device ?? 0, 'device', 'nvshmem:cuda configuration');
   return { ...resolveConfig(config, worldSize), device };

@@ -16,9 +16,9 @@ import {
   AdoptedRange,
   allocateMemory,
   checkHostAllocation,
-  checkOver,
   type LinkedTeam,
   type Liveness,
+  overOrFailure,
   RankMemory,
   type Reach,
   withClosing,
@@ -111,7 +111,7 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
     this.guard('allocate', async () => {
       const { config, nic: _, ...ranks } = this.#init;
       const size = checkHostAllocation(options, this, {});
-      const over = checkOver(options, size, { name: this.name, ...ranks });
+      const over = overOrFailure(options, size, { name: this.name, ...ranks });
       return withClosing(options, this.closing, async (limits) => {
         const made: RankMemory = await allocateMemory(
           {
