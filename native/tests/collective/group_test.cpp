@@ -1,6 +1,7 @@
 // Process groups with ranks as threads: every operation by every path, chunk borders, mismatches, deaths, deadlines.
 #include "collective/group.hpp"
 
+#include <atomic>
 #include <cstring>
 #include <string>
 
@@ -190,16 +191,22 @@ void mismatch_is_named() {
   });
 }
 
-void a_late_rank_is_named() {
-  run_ranks(3, [](member& self) {
+// False: of the two that are to wait, one was late itself.
+bool a_late_rank_is_named(double patience_ms) {
+  std::atomic<bool> alone{true};
+  run_ranks(3, [&](member& self) {
     if (self.rank != 2) {
       auto queued = self.call(op_kind::barrier, element_type::u8, 0);
-      queued->timeout_ms = 50;
+      queued->timeout_ms = patience_ms;
       const uint64_t id = self.next_id;
       const outcome end = self.run(std::move(queued));
       // Whose deadline comes first gives up; the other hears of it.
       EP_CHECK(end.status == EP_STATUS_TIMEOUT || end.status == EP_STATUS_ABORTED);
-      if (end.status == EP_STATUS_TIMEOUT) EP_CHECK(self.group->failure_of(id).missing == std::vector<int32_t>{2});
+      const auto missing = self.group->failure_of(id).missing;
+      if (end.status == EP_STATUS_TIMEOUT) {
+        EP_CHECK(!missing.empty() && missing.back() == 2);
+        if (missing.size() != 1) alone = false;
+      }
       self.in.meet.arrive_and_wait();
     } else {
       self.in.meet.arrive_and_wait();
@@ -209,6 +216,7 @@ void a_late_rank_is_named() {
       if (end.status == EP_STATUS_OK) EP_CHECK_EQ(self.run(self.call(op_kind::barrier, element_type::u8, 0)).status, unsigned{EP_STATUS_ABORTED});
     }
   });
+  return alone;
 }
 
 // Rank `dies` leaves before its call `at`; the others' calls end alike, and the next ones work without it.
@@ -458,7 +466,10 @@ int main() {
   many_at_once(3, 1000);
   for (const int32_t size : {2, 3}) tried_and_queued_keep_their_order(size, 20'000);
   mismatch_is_named();
-  a_late_rank_is_named();
+  // How soon the other one comes is the machine's affair: where it was late, this is tried again with twice the patience.
+  double patience_ms = 50;
+  while (!a_late_rank_is_named(patience_ms) && patience_ms < 10'000) patience_ms *= 2;
+  EP_CHECK(patience_ms < 10'000);
   for (const int32_t size : {2, 3, 5}) {
     for (int32_t dies = 0; dies < size; ++dies) {
       for (const uint64_t count : {uint64_t{1}, uint64_t{5000}, uint64_t{300000}}) {

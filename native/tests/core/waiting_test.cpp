@@ -256,26 +256,31 @@ void sees_a_thread_die() {
 
 void sees_a_process_die(bool orderly) {
   int pipes[2];
-  EP_CHECK(pipe(pipes) == 0);
+  int words[2]; // to the child: leave now; the end of them: go now
+  EP_CHECK(pipe(pipes) == 0 && pipe(words) == 0);
   const pid_t child = fork();
   if (child == 0) {
+    close(words[1]);
     auto theirs = rank_context::create(1, 2, 2).value();
     const ep_segment_handle handle = theirs->handle();
     if (write(pipes[1], &handle, sizeof handle) < 0) _exit(1);
-    usleep(20'000);
+    char word = 0;
+    if (read(words[0], &word, 1) != 1) _exit(1);
     if (orderly) {
       theirs->leave(true);
-      usleep(200'000); // the state is what counts, not the end of the process
-      _exit(0);
+      // The state is what counts, not the end of the process.
+      _exit(read(words[0], &word, 1) == 0 ? 0 : 1);
     }
     for (;;) pause();
   }
+  close(words[0]);
   ep_segment_handle handle{};
   EP_CHECK(read(pipes[0], &handle, sizeof handle) == static_cast<ssize_t>(sizeof handle));
   const pair two = beside(handle);
   EP_CHECK_EQ(two.here->life(1), unsigned{EP_LIFE_ALIVE});
   std::thread killer([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    EP_CHECK(write(words[1], "l", 1) == 1);
     if (!orderly) kill(child, SIGKILL);
   });
   const uint64_t word = 0;
@@ -284,7 +289,10 @@ void sees_a_process_die(bool orderly) {
   EP_CHECK(end.status == EP_STATUS_PEER_LOST && end.rank == 1);
   EP_CHECK_EQ(two.here->life(1), orderly ? unsigned{EP_LIFE_CLOSED} : unsigned{EP_LIFE_DEAD});
   killer.join();
-  waitpid(child, nullptr, 0);
+  close(words[1]);
+  int status = 0;
+  EP_CHECK_EQ(waitpid(child, &status, 0), child);
+  EP_CHECK(orderly ? WIFEXITED(status) && WEXITSTATUS(status) == 0 : WIFSIGNALED(status));
   close(pipes[0]);
   close(pipes[1]);
   two.here->leave(true);
