@@ -29,6 +29,8 @@ constexpr size_t most_queued_bytes = 16u << 20;
 constexpr size_t receive_bytes = 256u << 10;
 // How long a goodbye may take on its way.
 constexpr int64_t farewell_ns = 100'000'000;
+// Before a peer has been heard at all: it may be busy opening, and refuses whom it does not know yet.
+constexpr int64_t patience_ns = 30'000'000'000;
 constexpr uint32_t first_number = directory_ports + 1;
 constexpr uint32_t most_peers = 0xffff - directory_ports;
 
@@ -138,7 +140,7 @@ uint32_t hub::know(const gid_bytes& gid, const link_keys& keys) {
   made->gid = gid;
   made->number = first_number + static_cast<uint32_t>(peers_.size());
   made->keys = keys;
-  made->heard_ns = clock_now_ns();
+  made->heard_ns = clock_now_ns() + std::max<int64_t>(0, patience_ns - options_.silence_ns);
   peers_.push_back(std::move(made));
   poke();
   return peers_.back()->number;
@@ -345,7 +347,7 @@ bool hub::receive(stream& from, int64_t now_ns) {
   }
   if (from.to != nullptr) {
     from.to->moved_ns.store(now_ns, std::memory_order_relaxed);
-    from.to->heard_ns = now_ns;
+    from.to->heard_ns = std::max(from.to->heard_ns, now_ns);
   }
   {
     const std::lock_guard lock(mutex_);
@@ -379,6 +381,7 @@ void hub::begun(stream& of) {
   }
   const std::lock_guard lock(mutex_);
   if (of.to == nullptr) of.from = find(of.with.peer());
+  else of.to->heard_ns = clock_now_ns(); // from now on it has to speak
   ++counts_.streams;
 }
 
@@ -418,6 +421,10 @@ bool hub::send(stream& to, int64_t now_ns) {
 // Opens, cuts and fills streams. Returns when to look again without being woken.
 int64_t hub::plan(int64_t now_ns) {
   int64_t due = INT64_MAX;
+  // HAZARD: a process that was stopped, or got no core for that long, has heard nobody and blames nobody. Between two looks without that there is one heartbeat at most.
+  const bool away = now_ns - planned_ns_ > options_.silence_ns / 2;
+  planned_ns_ = now_ns;
+  if (options_.heartbeat_ns != 0) due = now_ns + options_.heartbeat_ns;
   for (size_t index = 0;; ++index) {
     bool wanted = false;
     peer* of = nullptr;
@@ -437,6 +444,7 @@ int64_t hub::plan(int64_t now_ns) {
         lose(*of);
       }
       const bool beats = options_.heartbeat_ns != 0 && of->life == peer_life::alive;
+      if (away) of->heard_ns = std::max(of->heard_ns, now_ns);
       if (beats && now_ns - of->heard_ns > options_.silence_ns) tell(*of, peer_life::dead);
       wanted = of->out == nullptr && of->life == peer_life::alive && (!of->queue.empty() || beats);
       if (beats) due = std::min(due, of->heard_ns + options_.silence_ns + 1);

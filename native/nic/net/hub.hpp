@@ -31,7 +31,8 @@ enum class peer_life : uint8_t { alive, closed, dead };
 
 struct hub_options {
   std::string address; // IPv4, of one interface: never of all
-  // With heartbeats a stream is kept to every peer, and says so at least that often; a peer that was not heard for `silence_ns` is dead. 0: none.
+  // With heartbeats a stream is kept to every peer, and says so at least that often; a peer that was not heard for `silence_ns` is dead, while
+  // this one listened; one that was never heard has longer. 0: none.
   int64_t heartbeat_ns = 0;
   int64_t silence_ns = 0;
 };
@@ -114,6 +115,7 @@ class hub {
   int listener_ = -1;
   int event_ = -1;
   int64_t accept_again_ns_ = 0;
+  int64_t planned_ns_ = 0;
   answerer answer_;
   ep_wake_word* wake_ = nullptr;
   std::function<void(const gid_bytes&, peer_life)> tell_;

@@ -1,7 +1,15 @@
-// Two hubs on the loopback interface, of which one says goodbye with much under way both ways: its end is told behind its answers.
+// Two hubs on the loopback interface, of which one says goodbye with much under way both ways: its end is told behind its answers. Who is silent is dead, but for those that have
+// not come yet, and but for what was not heard because nobody listened.
 #include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <memory>
+#include <thread>
 #include <vector>
+
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "check.hpp"
 #include "nic/net/hub.hpp"
@@ -10,6 +18,7 @@
 using namespace ep;
 using ep::test::until;
 using nic::net::hub;
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -20,8 +29,8 @@ nic::net::link_keys keys(uint8_t out, uint8_t in) {
   return made;
 }
 
-std::unique_ptr<hub> opened(uint32_t number) {
-  auto made = hub::open({"127.0.0.1", 0, 0}, number);
+std::unique_ptr<hub> opened(uint32_t number, std::chrono::nanoseconds heartbeat = {}, std::chrono::nanoseconds silence = {}) {
+  auto made = hub::open({"127.0.0.1", heartbeat.count(), silence.count()}, number);
   EP_CHECK(made.ok());
   EP_CHECK(made.value()->start(
                             [](uint32_t, std::span<const uint8_t> request, std::vector<uint8_t>& reply) {
@@ -70,9 +79,73 @@ bool says_goodbye(size_t calls) {
   return lives != 0;
 }
 
+bool is_answered(hub& by, uint32_t number) {
+  const auto asked = by.ask(number, std::vector<uint8_t>(8));
+  return asked && until([&] { return asked->answered.load(std::memory_order_acquire); }) && !asked->lost;
+}
+
+// A peer that opens for longer than ranks may be silent refuses the others meanwhile, and lives. Once it has been heard, its silence counts.
+void comes_late() {
+  const std::unique_ptr<hub> here = opened(1, 50ms, 1s);
+  const std::unique_ptr<hub> there = opened(2, 50ms, 60s);
+  std::vector<nic::net::peer_life> told;
+  here->on_life([&told](const nic::gid_bytes&, nic::net::peer_life life) { told.push_back(life); });
+  const uint32_t number = here->know(there->gid(), keys(1, 2));
+  std::this_thread::sleep_for(1500ms);
+  EP_CHECK_EQ(here->untold_lives(), size_t{0});
+  EP_CHECK(there->know(here->gid(), keys(2, 1)) != 0);
+  EP_CHECK(until([&] { return here->counts().streams != 0; }));
+  EP_CHECK(is_answered(*here, number));
+  there->die();
+  there->stop();
+  EP_CHECK(until([&] { return here->untold_lives() != 0; }));
+  here->tell_lives(1);
+  EP_CHECK(told == std::vector{nic::net::peer_life::dead});
+}
+
+nic::gid_bytes swapped(int socket, const nic::gid_bytes& own) {
+  nic::gid_bytes theirs{};
+  EP_CHECK_EQ(send(socket, own.data(), own.size(), 0), static_cast<ssize_t>(own.size()));
+  EP_CHECK_EQ(recv(socket, theirs.data(), theirs.size(), MSG_WAITALL), static_cast<ssize_t>(theirs.size()));
+  return theirs;
+}
+
+// A process that was stopped for longer than ranks may be silent has heard nobody meanwhile, and takes nobody for dead.
+// HAZARD: before this process has threads: a fork takes none of them along.
+void was_stopped() {
+  int sockets[2];
+  EP_CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
+  const pid_t child = fork();
+  const int socket = sockets[child == 0 ? 1 : 0];
+  close(sockets[child == 0 ? 0 : 1]);
+  const std::unique_ptr<hub> own = opened(child == 0 ? 1 : 2, 50ms, child == 0 ? std::chrono::nanoseconds(1s) : 60s);
+  const uint32_t number = own->know(swapped(socket, own->gid()), child == 0 ? keys(1, 2) : keys(2, 1));
+  EP_CHECK(is_answered(*own, number));
+  (void)swapped(socket, {});
+  if (child == 0) {
+    (void)swapped(socket, {}); // it has been stopped
+    EP_CHECK_EQ(own->untold_lives(), size_t{0});
+    EP_CHECK(is_answered(*own, number));
+    own->stop();
+    _exit(check::finish());
+  }
+  EP_CHECK_EQ(kill(child, SIGSTOP), 0);
+  int status = 0;
+  EP_CHECK_EQ(waitpid(child, &status, WUNTRACED), child);
+  std::this_thread::sleep_for(1500ms);
+  EP_CHECK_EQ(kill(child, SIGCONT), 0);
+  std::this_thread::sleep_for(200ms); // its hub looks
+  (void)swapped(socket, {});
+  EP_CHECK_EQ(waitpid(child, &status, 0), child);
+  EP_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  close(socket);
+}
+
 } // namespace
 
 int main() {
+  was_stopped();
+  comes_late();
   int goodbyes = 0;
   for (size_t round = 0; round < 60; ++round) goodbyes += says_goodbye(40 + 7 * (round % 10)) ? 1 : 0;
   // A stream that is reset takes its goodbye along.
