@@ -21,9 +21,10 @@ using namespace ep::test;
 
 namespace {
 
-soft_options on_loopback(uint64_t seed = 1) {
+soft_options on_loopback(uint64_t seed = 1, int64_t max_ack_timeout_ns = soft_options().engine.max_ack_timeout_ns) {
   soft_options options;
   options.engine.seed = seed;
+  options.engine.max_ack_timeout_ns = max_ack_timeout_ns;
   options.network = nic::net::hub_options{"127.0.0.1", 0, 0};
   return options;
 }
@@ -35,9 +36,18 @@ nic::net::link_keys keys(uint8_t out, uint8_t in) {
   return made;
 }
 
+// As transports have it: what a slow machine does with a megabyte is no silence.
+constexpr uint32_t patient_timeout = 18; // 1.07 s
+
+queue_options patient() {
+  queue_options options;
+  options.ack_timeout = patient_timeout;
+  return options;
+}
+
 struct net_pair {
-  explicit net_pair(const queue_options& options = {}, uint64_t bytes = 1 << 16)
-      : a_node(on_loopback(1), bytes), b_node(on_loopback(2), bytes), a(a_node, options), b(b_node, options) {
+  explicit net_pair(const queue_options& options = patient(), uint64_t bytes = 1 << 16, int64_t max_ack_timeout_ns = soft_options().engine.max_ack_timeout_ns)
+      : a_node(on_loopback(1, max_ack_timeout_ns), bytes), b_node(on_loopback(2), bytes), a(a_node, options), b(b_node, options) {
     EP_CHECK(a_node.device->hub()->know(b_node.device->hub()->gid(), keys(1, 2)) > nic::directory_ports);
     EP_CHECK(b_node.device->hub()->know(a_node.device->hub()->gid(), keys(2, 1)) > nic::directory_ports);
     a.connect(b_node.device->hub()->gid(), b.qpn);
@@ -84,7 +94,7 @@ void every_request() {
 // Longer than a part, both ways, with a sum that no wrong order has.
 void long_messages() {
   constexpr uint32_t bytes = 3 * nic::net::part_bytes + 12'345;
-  net_pair pair({}, uint64_t{2} * bytes);
+  net_pair pair(patient(), uint64_t{2} * bytes);
   random_source random(5);
   for (uint32_t i = 0; i < bytes; ++i) pair.a_node.data()[i] = static_cast<uint8_t>(random.next());
   EP_CHECK_EQ(pair.ends(rdma_wqe(pair.a, EP_MLX5_OPCODE_RDMA_WRITE, pair.remote(0), pair.rkey(), {pair.local(0, bytes)})), 0);
@@ -110,7 +120,8 @@ void signals_follow_data() {
 
 // Each on a queue pair of its own, since an error ends it.
 void the_responder_refuses() {
-  const auto with = [](const queue_options& options, const auto& wqe) {
+  const auto with = [](queue_options options, const auto& wqe) {
+    options.ack_timeout = patient_timeout;
     net_pair pair(options);
     return pair.ends(wqe(pair));
   };
@@ -129,7 +140,7 @@ void the_responder_refuses() {
 }
 
 void immediates() {
-  queue_options options;
+  queue_options options = patient();
   options.has_rq = true;
   options.log_rq = 4;
   net_pair pair(options);
@@ -190,10 +201,10 @@ void faults() {
     EP_CHECK(std::memcmp(pair.b_node.data(), pair.a_node.data(), 4096) == 0);
   }
   { // the peer's link is down: nobody answers; up again in time, and nothing was lost
-    net_pair pair;
+    net_pair pair(queue_options{});
     pair.b_node.device->set_link(false);
     EP_CHECK_EQ(pair.ends(inline_wqe(pair.a, pair.remote(0), pair.rkey(), "12345678", 8)), EP_MLX5_SYNDROME_RETRY_EXCEEDED);
-    net_pair other;
+    net_pair other(patient(), 1 << 16, 300'000'000); // as often as it tries, 2.4 s
     other.a_node.device->set_link(false);
     std::thread later([&] {
       const timespec nap{0, 50'000'000};
@@ -208,7 +219,7 @@ void faults() {
 
 // A read whose target goes away while it is under way: its answer writes nowhere.
 void late_answers_write_nowhere() {
-  net_pair pair;
+  net_pair pair(queue_options{}); // its tries are counted
   const auto target = must(segment::create(4096));
   const auto mr = must(pair.a_node.device->reg_mr(pair.a_node.pd, {reinterpret_cast<uint64_t>(target->data()), 4096}, node::all_rights));
   std::memset(target->data(), 0x55, 4096);
@@ -419,7 +430,7 @@ struct far_nic {
 // One that was killed refuses; one that is silent is given up after the tries that the queue pair has, and not before. What was given up does not land later.
 void peers_that_end() {
   queue_options options;
-  options.ack_timeout = 15; // 134 ms
+  options.ack_timeout = 17; // 537 ms
   options.retry_count = 2;
   for (const int how : {SIGKILL, SIGSTOP}) {
     far_nic far(options);
