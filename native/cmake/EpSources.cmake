@@ -10,6 +10,7 @@ set(EP_CORE_SOURCES
   core/collective/reduce_avx512.cpp
   core/collective/reduce_portable.cpp
   core/collective/board.cpp
+  core/collective/board_views.cpp
   core/collective/group.cpp
   core/collective/messages.cpp
   core/collective/run.cpp
