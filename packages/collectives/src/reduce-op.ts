@@ -3,11 +3,11 @@ import type { DType } from '@ep/core';
 
 /**
  * What `allReduce`, `reduce` and `reduceScatter` do with the elements of the contributors, always folded in ascending rank order; in a group of several hosts those of each
- * host first, then what the hosts have come to, but for sums and products of f16 and bf16.
+ * host first, then what the hosts have come to.
  *
  * | op | dtypes | arithmetic |
  * |----|--------|------------|
- * | sum, product | all but fp8 | integers wrap modulo 2^bits; f16 and bf16 are added up in f32 and rounded once |
+ * | sum, product | all but fp8 | integers wrap modulo 2^bits; f16 and bf16 are added up in f32, over all hosts, and rounded once |
  * | avg | f64 f32 f16 bf16 | the sum, then one division by the number of contributors |
  * | min, max | all but fp8 | a NaN among the elements gives NaN; -0 is less than +0 |
  * | band, bor, bxor | integers | |

@@ -2,9 +2,9 @@
  * In which order the elements of ranks are folded. A group of one host folds in ascending rank order. One of several folds the ranks of each host first, in that order,
  * and then what the hosts have come to, in the order of their lowest ranks: as two levels do, so that which of them carries a call out cannot be seen in its bits.
  *
- * Sums and products of f16 and bf16 are always folded in ascending rank order: what a host has come to would be rounded to 16 bits on the way.
+ * Sums and products of f16 and bf16 are kept in single precision until all hosts are folded, and rounded once, behind that.
  */
-import { createStorage, type DType } from '@ep/core';
+import { createStorage, type DType, decode, encode, type FloatDType, type Storage } from '@ep/core';
 import type { Elements } from '../engine.js';
 import { reduceOpName } from '../reduce.js';
 import type { ReduceOp } from '../reduce-op.js';
@@ -18,9 +18,17 @@ const FLOATS: ReadonlySet<DType> = new Set<DType>(['f64', 'f32', 'f16', 'bf16'])
 
 const isExtreme = (op: ReduceOp): boolean => op === 'min' || op === 'max';
 
-/** Whether folding the ranks of a host first, and rounding what they come to, gives what the contract says. */
-export const foldsByHost = (dtype: DType, op: ReduceOp): boolean =>
-  (dtype !== 'f16' && dtype !== 'bf16') || isExtreme(op);
+/** What hosts come to is kept in this: f32 for what would be rounded to 16 bits on the way. */
+export const partialDType = (dtype: DType, op: ReduceOp): DType =>
+  (dtype === 'f16' || dtype === 'bf16') && !isExtreme(op) ? 'f32' : dtype;
+
+/** The elements in `wide`, as `partialDType` says: themselves where that is their own. */
+export const widened = (dtype: DType, wide: DType, elements: Elements): Elements =>
+  wide === dtype ? elements : decode(dtype as FloatDType, elements as Storage[FloatDType]);
+
+/** The other way, rounded once. */
+export const rounded = (dtype: DType, wide: DType, elements: Elements): Elements =>
+  wide === dtype ? elements : (encode(dtype as FloatDType, elements as Float32Array) as Elements);
 
 /** What each host does with its ranks, and then all with what the hosts have come to. */
 export function levelsOf(op: ReduceOp): { readonly within: ReduceOp; readonly across: ReduceOp } {
@@ -32,11 +40,17 @@ export function levelsOf(op: ReduceOp): { readonly within: ReduceOp; readonly ac
 
 export const inRankOrder: FoldOrder = (dtype, op, target, sources) => foldElements(dtype, op, target, sources);
 
-/** Of what hosts have come to; `ranks` of them all, for `avg`. */
+/** Of what hosts have come to: sources are those of one rank of each host, in rank order, and `ofHost` says by host which it is; `ranks` of them all, for `avg`. */
 export const ofHosts =
-  (ranks: number): FoldOrder =>
+  (ranks: number, ofHost: readonly number[]): FoldOrder =>
   (dtype, op, target, sources) =>
-    foldElements(dtype, op, target, sources, ranks);
+    foldElements(
+      dtype,
+      op,
+      target,
+      ofHost.map((at) => sources[at]!),
+      ranks,
+    );
 
 /** The order of these contributors. */
 export function orderOf({ hosts }: Placement, contributors: readonly number[]): FoldOrder {
@@ -44,23 +58,29 @@ export function orderOf({ hosts }: Placement, contributors: readonly number[]): 
   const groups = present.filter(({ length }) => length > 0);
   if (groups.length === 1 || groups.every(({ length }) => length === 1)) return inRankOrder;
   const places = groups.map((members) => members.map((rank) => contributors.indexOf(rank)));
+  const across = ofHosts(
+    contributors.length,
+    groups.map((_, host) => host),
+  );
   return (dtype, op, target, sources) => {
     // Of integers every order gives the same.
-    if (!FLOATS.has(dtype) || !foldsByHost(dtype, op)) {
+    if (!FLOATS.has(dtype)) {
       inRankOrder(dtype, op, target, sources);
       return;
     }
-    const { within, across } = levelsOf(op);
+    const wide = partialDType(dtype, op);
+    const levels = levelsOf(op);
     const folded = places.map((members) => {
-      const partial = createStorage(dtype, target.length);
-      inRankOrder(
-        dtype,
-        within,
-        partial,
-        members.map((at) => sources[at]!),
-      );
+      const partial = createStorage(wide, target.length);
+      const given = members.map((at) => widened(dtype, wide, sources[at]!));
+      inRankOrder(wide, levels.within, partial, given);
       return partial;
     });
-    ofHosts(contributors.length)(dtype, across, target, folded);
+    if (wide === dtype) {
+      across(dtype, levels.across, target, folded);
+      return;
+    }
+    across(wide, levels.across, folded[0]!, folded);
+    target.set(rounded(dtype, wide, folded[0]!) as never);
   };
 }

@@ -12,17 +12,19 @@
  * | gather, scatter | the same, on the root's | all others with the root | as in one level |
  * | all-to-all | the same | all pairs of different hosts | as in one level |
  *
+ * Sums and products of f16 and bf16 are of single precision from the reduce-scatter to the end of the exchange: twice as many bytes leave a host.
+ *
  * Calls are carried out in pieces: one is on the host while the one before is between hosts. All ranks of a host make the same calls of its engine in the same order,
  * which follows from the call and the placement alone.
  *
  * HAZARD: what fails on the host because of another rank is not told from here. That rank is found to be gone, or says why it gave up, to all ranks of the group at once:
  * so all end alike.
  */
-import { createStorage, isEpError } from '@ep/core';
+import { createStorage, type DType, isEpError } from '@ep/core';
 import type { Elements, EngineCall } from '../engine.js';
 import { part, type Sink } from './chunks.js';
 import type { PlannedCall } from './collectives-init.js';
-import { foldsByHost, levelsOf, ofHosts } from './fold-order.js';
+import { levelsOf, ofHosts, partialDType, rounded, widened } from './fold-order.js';
 import { elementsOfPiece, type HostCall, type HostLevel, PIECES } from './host-level.js';
 import { type DataPlan, Plan, type PlanInit } from './plan.js';
 
@@ -35,12 +37,11 @@ const STREAMS = 2;
 
 /** Whether a call goes in two levels: the same on all of its ranks. */
 export function goesInTwoLevels({ call, contributors }: PlannedCall, { placement }: HostLevel): boolean {
-  const { kind, dtype, reduceOp, inputs, outputs } = call;
+  const { kind, inputs, outputs } = call;
   if (kind === 'barrier' || !placement.even) return false;
   if (contributors.length < placement.hosts.length * placement.mates.length) return false;
   // Nobody knows the lengths of all.
   if (kind === 'all-to-all') return true;
-  if (reduceOp !== undefined && !foldsByHost(dtype, reduceOp)) return false;
   return (inputs[0] ?? outputs[0])!.byteLength >= TWO_LEVELS_BYTES;
 }
 
@@ -85,7 +86,8 @@ interface Piece {
   readonly down?: () => Promise<void>;
 }
 
-type ExchangeCall = Pick<EngineCall, 'kind' | 'inputs' | 'outputs'> & Partial<Pick<EngineCall, 'root' | 'reduceOp'>>;
+type ExchangeCall = Pick<EngineCall, 'kind' | 'inputs' | 'outputs'> &
+  Partial<Pick<EngineCall, 'root' | 'reduceOp' | 'dtype'>>;
 
 export class TwoLevelPlan implements DataPlan {
   readonly #data: PlannedCall;
@@ -162,10 +164,10 @@ export class TwoLevelPlan implements DataPlan {
   }
 
   /** Ends with an exception once the call is over for another reason. */
-  async #onHost(call: Omit<HostCall, 'dtype' | 'signal'>): Promise<void> {
+  async #onHost(call: Omit<HostCall, 'dtype' | 'signal'> & { readonly dtype?: DType }): Promise<void> {
     const { signal } = this.#cut;
     signal.throwIfAborted();
-    const run = this.#host.run({ ...call, dtype: this.#data.call.dtype, signal });
+    const run = this.#host.run({ dtype: this.#data.call.dtype, ...call, signal });
     this.#underWay.add(run);
     try {
       await run;
@@ -178,11 +180,12 @@ export class TwoLevelPlan implements DataPlan {
   #exchange(piece: number, contributors: readonly number[], call: ExchangeCall): Exchange {
     const { placement } = this.#host;
     const size = placement.hosts.length * placement.mates.length;
+    const ofHost = placement.hosts.map((members) => contributors.findIndex((rank) => members.includes(rank)));
     return new Exchange({
       ...this.#data,
       call: { ...this.#data.call, ...call },
       contributors,
-      order: ofHosts(size),
+      order: ofHosts(size, ofHost),
       firstStream: STREAMS * piece,
     });
   }
@@ -194,9 +197,9 @@ export class TwoLevelPlan implements DataPlan {
   }
 
   /** One array for each rank of the group, of which only those of some ranks are used. */
-  #sparse(arrays: ReadonlyMap<number, Elements>): readonly Elements[] {
+  #sparse(arrays: ReadonlyMap<number, Elements>, dtype: DType = this.#data.call.dtype): readonly Elements[] {
     const { hosts, mates } = this.#host.placement;
-    const none = createStorage(this.#data.call.dtype, 0);
+    const none = createStorage(dtype, 0);
     return Array.from({ length: hosts.length * mates.length }, (_, rank) => arrays.get(rank) ?? none);
   }
 
@@ -235,50 +238,49 @@ export class TwoLevelPlan implements DataPlan {
     const [input, output] = [call.inputs[0]!, call.outputs[0]];
     const rootHost = hosts.find((members) => members.includes(call.root));
     const m = mates.length;
-    return this.#cutUp(input.length, m * elementsOfPiece(call.dtype), (piece, begin, end) => {
+    const { dtype } = call;
+    const wide = partialDType(dtype, call.reduceOp!);
+    return this.#cutUp(input.length, m * elementsOfPiece(wide), (piece, begin, end) => {
       const share = Math.ceil((end - begin) / m);
-      const own = this.#host.staging(call.dtype, piece, share);
+      const own = this.#host.staging(wide, piece, share);
       // What the host's ranks share equally may be longer than the piece.
-      const room = m * share === end - begin ? undefined : createStorage(call.dtype, m * share);
-      const parts = (whole: Elements): readonly Elements[] => {
-        const from = room ?? part(whole, begin, end);
-        return mates.map((_, i) => part(from, i * share, (i + 1) * share));
-      };
+      const isWhole = m * share === end - begin;
+      const parts = (whole: Elements): readonly Elements[] =>
+        mates.map((_, i) => part(whole, i * share, (i + 1) * share));
       const up = (): Promise<void> => {
-        room?.set(part(input, begin, end) as never);
-        return this.#onHost({ kind: 'reduce-scatter', reduceOp: within, inputs: parts(input), outputs: [own] });
-      };
-      const store = (): void => {
-        if (room !== undefined) part(output!, begin, end).set(part(room, 0, end - begin) as never);
-      };
-      if (rootHost === undefined) {
-        const exchange = this.#exchange(piece, this.#column, {
-          kind: 'all-reduce',
-          reduceOp: across,
-          inputs: [own],
+        const given = widened(dtype, wide, part(input, begin, end));
+        const whole = isWhole ? given : createStorage(wide, m * share);
+        if (!isWhole) whole.set(given as never);
+        return this.#onHost({
+          kind: 'reduce-scatter',
+          dtype: wide,
+          reduceOp: within,
+          inputs: parts(whole),
           outputs: [own],
         });
-        const down = async (): Promise<void> => {
-          await this.#onHost({ kind: 'all-gather', inputs: [own], outputs: parts(output!) });
-          store();
-        };
-        return { up, exchange, down };
+      };
+      /** Collects all shares, where this rank is to have them. */
+      const collect = async (kind: 'all-gather' | 'gather', root: number, isTarget: boolean): Promise<void> => {
+        const inputs = [rounded(dtype, wide, own)];
+        if (!isTarget) return this.#onHost({ kind, root, inputs, outputs: NONE });
+        const target = part(output!, begin, end);
+        const whole = isWhole ? target : createStorage(dtype, m * share);
+        await this.#onHost({ kind, root, inputs, outputs: parts(whole) });
+        if (!isWhole) target.set(part(whole, 0, end - begin) as never);
+      };
+      const folded = { dtype: wide, reduceOp: across, inputs: [own] };
+      if (rootHost === undefined) {
+        const exchange = this.#exchange(piece, this.#column, { ...folded, kind: 'all-reduce', outputs: [own] });
+        return { up, exchange, down: () => collect('all-gather', -1, true) };
       }
       const exchange = this.#exchange(piece, this.#column, {
+        ...folded,
         kind: 'reduce',
         root: rootHost[local]!,
-        reduceOp: across,
-        inputs: [own],
         outputs: rootHost === mates ? [own] : NONE,
       });
       if (rootHost !== mates) return { up, exchange };
-      const down = async (): Promise<void> => {
-        const atRoot = rank === call.root;
-        const outputs = atRoot ? parts(output!) : NONE;
-        await this.#onHost({ kind: 'gather', root: mates.indexOf(call.root), inputs: [own], outputs });
-        if (atRoot) store();
-      };
-      return { up, exchange, down };
+      return { up, exchange, down: () => collect('gather', mates.indexOf(call.root), rank === call.root) };
     });
   }
 
@@ -287,28 +289,36 @@ export class TwoLevelPlan implements DataPlan {
     const { hosts, local } = this.#host.placement;
     const { within, across } = levelsOf(call.reduceOp!);
     const output = call.outputs[0]!;
-    const share = Math.floor(elementsOfPiece(call.dtype) / hosts.length);
+    const { dtype } = call;
+    const wide = partialDType(dtype, call.reduceOp!);
+    const share = Math.floor(elementsOfPiece(wide) / hosts.length);
     return this.#cutUp(output.length, share, (piece, begin, end) => {
-      const staging = this.#host.staging(call.dtype, piece, hosts.length * (end - begin));
+      const staging = this.#host.staging(wide, piece, hosts.length * (end - begin));
       const folded = hosts.map((_, h) => part(staging, h * (end - begin), (h + 1) * (end - begin)));
       const up = async (): Promise<void> => {
         const ends = hosts.map((members, h) =>
           this.#onHost({
             kind: 'reduce-scatter',
+            dtype: wide,
             reduceOp: within,
-            inputs: members.map((rank) => part(call.inputs[rank]!, begin, end)),
+            inputs: members.map((rank) => widened(dtype, wide, part(call.inputs[rank]!, begin, end))),
             outputs: [folded[h]!],
           }),
         );
         await Promise.all(ends);
       };
+      const target = part(output, begin, end);
+      const result = wide === dtype ? target : createStorage(wide, end - begin);
       const exchange = this.#exchange(piece, this.#column, {
         kind: 'reduce-scatter',
+        dtype: wide,
         reduceOp: across,
-        inputs: this.#sparse(new Map(hosts.map((members, h) => [members[local]!, folded[h]!]))),
-        outputs: [part(output, begin, end)],
+        inputs: this.#sparse(new Map(hosts.map((members, h) => [members[local]!, folded[h]!])), wide),
+        outputs: [result],
       });
-      return { up, exchange };
+      if (wide === dtype) return { up, exchange };
+      const down = async (): Promise<void> => target.set(rounded(dtype, wide, result) as never);
+      return { up, exchange, down };
     });
   }
 

@@ -1,5 +1,5 @@
 /** Groups of several hosts: the same results as in one level, in one order of folding, with fewer bytes between hosts, and the same ends. */
-import { createStorage, elementBytes } from '@ep/core';
+import { createStorage, decode, elementBytes, encode, type FloatDType } from '@ep/core';
 import { describe, expect, it } from 'vitest';
 import type { Elements, OpKind } from '../../src/engine.js';
 import { PIECE_BYTES } from '../../src/portable/host-level.js';
@@ -86,35 +86,58 @@ function byHost(op: ReduceOp, hosts: readonly (readonly number[])[], inputs: rea
 
 describe('fold the ranks of each host first, and then the hosts', () => {
   const length = 3 * SMALLEST + 1;
-  const below = numbers(11);
-  const inputs = TWO_BY_TWO.map(() =>
-    Float32Array.from({ length }, () => (below(2 ** 26) - 2 ** 25) * 2 ** (below(40) - 20)),
-  );
-  it.each(['sum', 'avg', 'product', 'max', { op: 'premul-sum', factor: 0.3 }] as const)('%j', async (op) => {
-    const hosts = [0, 1, 0, 1];
-    const expected = byHost(op, new Placement(hosts, 0).hosts, inputs);
-    if (op === 'sum') {
-      const inOrder = new Float32Array(length);
-      reduceInto('f32', 'sum', inOrder, inputs);
-      expect(expected, 'the inputs do not show the order').not.toEqual(inOrder);
+  const scaled = { op: 'premul-sum', factor: 0.3 } as const;
+  const cases = [
+    { hosts: [0, 1, 0, 1], dtype: 'f32', ops: ['sum', 'avg', 'product', 'max', scaled] },
+    { hosts: [0, 1, 0, 1], dtype: 'bf16', ops: ['sum', 'avg', scaled] },
+    { hosts: [0, 1, 0, 1], dtype: 'f16', ops: ['sum', 'product', 'min'] },
+    // Those in the second place on their hosts are in another order than the hosts.
+    { hosts: [0, 1, 2, 2, 1, 0], dtype: 'f32', ops: ['sum'] },
+    { hosts: [0, 1, 2, 2, 1, 0], dtype: 'bf16', ops: ['avg'] },
+  ] as const;
+
+  it.each(cases)('$dtype on $hosts', async ({ hosts, dtype, ops }) => {
+    const below = numbers(11);
+    const [digits, range] = { f32: [26, 40], bf16: [8, 40], f16: [10, 6] }[dtype] as [number, number];
+    const given = hosts.map(() => {
+      const values = Float32Array.from(
+        { length },
+        () => (below(2 ** digits) - 2 ** (digits - 1)) * 2 ** (below(range) - range / 2),
+      );
+      return encode(dtype, values) as Elements;
+    });
+    const singles = given.map((input) => Float32Array.from(decode(dtype as FloatDType, input as never)));
+    await using world = await World.open({ size: hosts.length, hosts });
+    for (const op of ops) {
+      const expected = encode(dtype, byHost(op, new Placement(hosts, 0).hosts, singles)) as Elements;
+      if (op === 'sum' && dtype !== 'f16') {
+        const inOrder = createStorage(dtype, length);
+        reduceInto(dtype, 'sum', inOrder as never, given as never);
+        expect(expected, 'the inputs do not show the order').not.toEqual(inOrder);
+      }
+      const allReduce = async (begin: number, end: number): Promise<readonly Elements[]> => {
+        const outputs = given.map((input) => input.slice(begin, end) as Elements);
+        await world.all((rank) => {
+          const both = { inputs: [outputs[rank]!], outputs: [outputs[rank]!] };
+          return { kind: 'all-reduce', dtype, reduceOp: op, ...both };
+        });
+        return outputs;
+      };
+      for (const output of await allReduce(0, length)) expect(output, JSON.stringify(op)).toEqual(expected);
+      // In one level, of two rounds and of one.
+      for (const small of [SMALLEST - 1, 100]) {
+        for (const output of await allReduce(5, 5 + small))
+          expect(output, `${JSON.stringify(op)} of ${small}`).toEqual(expected.subarray(5, 5 + small));
+      }
     }
-    await using world = await World.open({ size: 4, hosts });
-    const allReduce = async (begin: number, end: number): Promise<readonly Float32Array[]> => {
-      const outputs = inputs.map((input) => input.slice(begin, end));
-      await world.all((rank) => ({
-        kind: 'all-reduce',
-        dtype: 'f32',
-        reduceOp: op,
-        inputs: [outputs[rank]!],
-        outputs: [outputs[rank]!],
-      }));
-      return outputs;
-    };
-    for (const output of await allReduce(0, length)) expect(output).toEqual(expected);
-    // In one level, of two rounds and of one.
-    for (const small of [SMALLEST - 1, 100]) {
-      for (const output of await allReduce(5, 5 + small)) expect(output).toEqual(expected.subarray(5, 5 + small));
-    }
+  });
+
+  it('in pieces too, to one rank, and scattered', async () => {
+    await using world = await World.open({ size: 4, hosts: TWO_BY_TWO });
+    const piece = PIECE_BYTES / elementBytes('f32');
+    for (const kind of ['all-reduce', 'reduce'] as const)
+      await check(world, make(kind, 'bf16', 4, 4 * piece + 1001, 3, 1));
+    await check(world, make('reduce-scatter', 'f16', 4, piece + 1001, 3, 1));
   });
 });
 
@@ -155,6 +178,14 @@ describe('cost between hosts', () => {
       expect(engine.trace()[kind]!.bytes, `rank ${rank}`).toBe(expected[kind]!(rank));
     }
   });
+});
+
+it('cost of a sum of halves between hosts is that of single precision, once', async () => {
+  await using world = await World.open({ size: 4, hosts: TWO_BY_TWO });
+  const length = 4 * SMALLEST;
+  await check(world, make('all-reduce', 'bf16', 4, length, 0, 3));
+  for (const engine of world.engines)
+    expect(engine.trace()['all-reduce']!.bytes).toBe((length / 2) * elementBytes('f32'));
 });
 
 describe('end alike when a rank is lost', () => {

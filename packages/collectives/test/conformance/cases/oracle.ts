@@ -118,6 +118,15 @@ export function foldByHost(hostOf: readonly number[]): void {
 export function reduced<D extends DType>(dtype: D, op: ReduceOp, parts: readonly Storage[D][]): Storage[D] {
   const name = nameOf(op);
   // Sums of 16 bits are rounded once.
+  if (
+    (dtype === 'f16' || dtype === 'bf16') &&
+    name !== 'min' &&
+    name !== 'max' &&
+    hosts.flat().length === parts.length
+  ) {
+    const singles = parts.map((part) => decode(dtype as FloatDType, part as Storage[FloatDType]) as Float32Array);
+    return encode(dtype as FloatDType, reduced('f32', op, singles)) as Storage[D];
+  }
   const exact = dtype === 'f32' || dtype === 'f64';
   if (!exact || hosts.flat().length !== parts.length) return inOrder(dtype, op, parts);
   const within = name === 'avg' ? 'sum' : op;
