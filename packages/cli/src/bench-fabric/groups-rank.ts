@@ -1,16 +1,31 @@
 /** One rank of the process groups of `ep bench fabric`. After each turn one more call is compared element by element. */
 import { initProcessGroup } from '@ep/collectives';
-import { openFileStore, prefixStore } from '@ep/core';
+import { compose, openFileStore, prefixStore } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
 import type { GroupCall, GroupTask, GroupTimes } from './groups-task.js';
 
-const { store: path, rank, worldSize, address, ranksOnHost, turns, calls } = JSON.parse(process.argv[2]!) as GroupTask;
+const {
+  store: path,
+  rank,
+  worldSize,
+  address,
+  ranksOnHost,
+  hosts,
+  turns,
+  calls,
+} = JSON.parse(process.argv[2]!) as GroupTask;
 const timeoutMs = 60_000;
 const store = await openFileStore(path);
-const transport = await nvshmem.fabric.open(
+const { signal } = new AbortController();
+const fabric = await nvshmem.fabric.open(
   { rank, worldSize, store: prefixStore(store, 'fabric') },
-  { signal: new AbortController().signal, config: { address, ranksOnHost, timeoutMs } },
+  { signal, config: { address, ranksOnHost, timeoutMs } },
 );
+const shm = await nvshmem.shm.open(
+  { rank, worldSize, store: prefixStore(store, 'shm') },
+  { signal, config: { hosts, ranksOnHost, timeoutMs } },
+);
+const transport = compose([shm, fabric]);
 const group = await initProcessGroup({ backend: transport, store: prefixStore(store, 'group'), timeoutMs });
 
 /** Small numbers: sums are exact in any order. */

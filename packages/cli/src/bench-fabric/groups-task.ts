@@ -15,6 +15,8 @@ export interface GroupTask {
   readonly address: string;
   /** Of all hosts: namespaces share the cores. */
   readonly ranksOnHost: number;
+  /** Of each rank the lowest one of its host; those of a host share memory. */
+  readonly hosts: readonly number[];
   readonly turns: number;
   readonly calls: readonly GroupCall[];
 }

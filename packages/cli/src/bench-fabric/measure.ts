@@ -65,6 +65,7 @@ async function runGroups(
     store: join(folder, 'groups of ours'),
     worldSize: GROUP_RANKS,
     ranksOnHost: GROUP_RANKS,
+    hosts: Array.from({ length: GROUP_RANKS }, (_, rank) => rank - (rank % perHost)),
     turns,
     calls,
   };
@@ -246,7 +247,7 @@ export const fabricBench: Bench = {
         `${library}; the two ranks took turns of libfabric alone and of puts and dispatches, whose every byte was compared`,
         'a raw write is posted and polled for by one thread of a rank; so is a put, while that thread looks: the transport has another for when it sleeps',
         'Open MPI ran on the loopback interface before',
-        'of the groups, two ranks shared a namespace, and all the cores; those of Open MPI were on one host, and talked TCP all the same',
+        'of the groups, the two ranks of a namespace shared memory (compose), and all ranks the cores; those of Open MPI were on one host, and talked TCP all the same',
       ],
       skipped,
     };
