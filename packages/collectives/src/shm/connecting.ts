@@ -4,6 +4,8 @@ import type { NativeCollectiveGroup } from '@ep/native';
 
 const FIRST_PAUSE_MS = 1;
 const LONGEST_PAUSE_MS = 50;
+/** How many peers that are not there a rank asks for before it pauses: 128 ranks that ask for all of the others keep each other, and the store, from starting. */
+const MISSES_IN_A_LOOK = 8;
 
 export type Connection = 'self' | 'connecting' | 'connected' | 'lost';
 
@@ -21,7 +23,7 @@ export class Connecting {
   readonly #store: Store;
   readonly #rank: Rank;
   readonly #incarnation: number;
-  /** Looked for until they are there. */
+  /** Looked for until they are there; who was asked for in vain goes to the end. */
   readonly #awaited: Set<Rank>;
   /** Of each rank the latest process that was found. */
   readonly #known = new Map<Rank, number>();
@@ -81,9 +83,13 @@ export class Connecting {
 
   async #look(pauseMs: number): Promise<void> {
     const before = this.#awaited.size;
+    let misses = 0;
     for (const peer of [...this.#awaited]) {
       if (this.#closed) return;
       await this.#find(peer);
+      if (!this.#awaited.delete(peer)) continue;
+      this.#awaited.add(peer);
+      if (++misses === MISSES_IN_A_LOOK) break;
     }
     if (this.#awaited.size === 0 || this.#closed) return;
     const next = this.#awaited.size < before ? FIRST_PAUSE_MS : Math.min(LONGEST_PAUSE_MS, 2 * pauseMs);

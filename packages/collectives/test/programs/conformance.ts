@@ -5,6 +5,7 @@ import { CloseScope, type Need, type Probe, type Transport } from '@ep/core';
 import { initProcessGroup, type ProcessGroup } from '../../src/index.js';
 import type { GroupCase, GroupRank } from '../conformance/cases/case.js';
 import { processGroupCases } from '../conformance/cases/index.js';
+import { manyCases } from '../conformance/cases/many.js';
 import { foldByHost } from '../conformance/cases/oracle.js';
 import { stagedOnDevice } from '../device/staged-engine.js';
 
@@ -79,7 +80,9 @@ async function runCase({ body }: GroupCase, rank: CaseRank): Promise<void> {
   }
 }
 
-export const cases = processGroupCases.map((one) => ({
-  ...one,
-  body: (rank: CaseRank): Promise<void> => runCase(one, rank),
-}));
+const runnable = (all: readonly GroupCase[]) =>
+  all.map((one) => ({ ...one, body: (rank: CaseRank): Promise<void> => runCase(one, rank) }));
+
+export const cases = runnable(processGroupCases);
+/** For worlds in which starting the ranks takes longest. */
+export const many = runnable(manyCases);

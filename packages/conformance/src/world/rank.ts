@@ -19,6 +19,7 @@ import { native } from '@ep/native';
 import type { CaseRank, Resources, TransportCase } from '../cases/case.js';
 import { type CaseOrder, type FromRank, type RankIdentity, resolveNamed } from './protocol.js';
 
+/** At least; ranks that are very many, and have the longer for it, come the later. */
 const MEETING_MS = 30_000;
 
 export interface RankRunInit {
@@ -73,6 +74,9 @@ export class RankRun implements CaseRank {
     this.random = seededRandom(init.order.seed * 1009 + rank);
   }
 
+  get #meetingMs(): number {
+    return Math.max(MEETING_MS, this.#init.order.limitMs / 2);
+  }
   get mode() {
     return this.#init.identity.mode;
   }
@@ -100,7 +104,7 @@ export class RankRun implements CaseRank {
     try {
       const transport = await provider.open(
         { rank: this.rank, worldSize: this.worldSize, store: prefixStore(store, `transport-${this.#opened++}`) },
-        { signal: both, config: options.config ?? order.config, timeoutMs: options.timeoutMs ?? MEETING_MS },
+        { signal: both, config: options.config ?? order.config, timeoutMs: options.timeoutMs ?? this.#meetingMs },
       );
       return scope.add(transport);
     } finally {
@@ -113,7 +117,7 @@ export class RankRun implements CaseRank {
     await barrier(
       this.store,
       { key: `meet/${this.#meetings++}`, rank: members.indexOf(this.rank), worldSize: members.length },
-      { timeoutMs: MEETING_MS, signal: this.signal },
+      { timeoutMs: this.#meetingMs, signal: this.signal },
     );
   }
 
@@ -126,7 +130,7 @@ export class RankRun implements CaseRank {
         worldSize: this.worldSize,
         bytes: Buffer.from(JSON.stringify(value)),
       },
-      { timeoutMs: MEETING_MS, signal: this.signal },
+      { timeoutMs: this.#meetingMs, signal: this.signal },
     );
     return parts.map((bytes) => JSON.parse(Buffer.from(bytes).toString()) as T);
   }

@@ -15,35 +15,45 @@ async function passBarrier(group: ProcessGroup, rank: GroupRank): Promise<void> 
 }
 
 /** After a loss the group works over the survivors. */
-async function worksOver(group: ProcessGroup, rank: GroupRank, survivors: readonly number[]): Promise<void> {
+export async function worksOver(
+  group: ProcessGroup,
+  rank: GroupRank,
+  survivors: readonly number[],
+  timeoutMs = HUNG_MS,
+): Promise<void> {
   assert.deepEqual([...group.activeRanks], survivors);
   for (let round = 0; round < 5; round++) {
     const data = new Float64Array(5_000).fill(2 ** rank.rank);
-    const work = group.allReduce(data, { op: 'sum', timeoutMs: HUNG_MS });
+    const work = group.allReduce(data, { op: 'sum', timeoutMs });
     await work;
     assert.deepEqual([...work.contributors], survivors);
     assert.equal(
       data[4_999],
       survivors.reduce((sum, one) => sum + 2 ** one, 0),
     );
-    await group.barrier({ timeoutMs: HUNG_MS });
+    await group.barrier({ timeoutMs });
   }
 }
 
 /** Each survivor's value, through the store: what the group under test says is what is compared. */
-async function shareAmong<T>(rank: GroupRank, survivors: readonly number[], value: T): Promise<readonly T[]> {
+export async function shareAmong<T>(
+  rank: GroupRank,
+  survivors: readonly number[],
+  value: T,
+  timeoutMs = HUNG_MS,
+): Promise<readonly T[]> {
   await rank.store.set(`among/${rank.rank}`, Buffer.from(JSON.stringify(value)));
-  const all = survivors.map((one) => rank.store.get(`among/${one}`, { timeoutMs: HUNG_MS }));
+  const all = survivors.map((one) => rank.store.get(`among/${one}`, { timeoutMs }));
   return (await Promise.all(all)).map((bytes) => JSON.parse(Buffer.from(bytes).toString()) as T);
 }
 
 /** How an operation ended: over these ranks, or because those were lost. */
-interface EndOfCall {
+export interface EndOfCall {
   readonly contributors?: readonly number[];
   readonly lost?: readonly number[];
 }
 
-async function endOf(work: CollectiveWork): Promise<EndOfCall> {
+export async function endOf(work: CollectiveWork): Promise<EndOfCall> {
   try {
     await work;
     return { contributors: [...work.contributors] };
