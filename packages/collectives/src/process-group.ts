@@ -103,7 +103,7 @@ export class ProcessGroup extends Collectives {
     return this.#engine.name;
   }
 
-  /** Grows by one with every change of `activeRanks`. */
+  /** Grows by one with every change of `activeRanks` or `size`. */
   get epoch(): number {
     return this.#engine.view().epoch;
   }

@@ -24,6 +24,8 @@ export function farewell(rank: number, last: Ended, before: Ended): readonly Con
 export interface CollectivesInit {
   readonly rank: number;
   readonly membership: Membership;
+  /** Ranks of the group, whether or not they take part. */
+  readonly size: () => number;
   readonly traces: Traces;
   /** How the data of a call travels. */
   readonly planOf: (data: PlannedCall) => DataPlan;

@@ -440,7 +440,9 @@ export class Collectives {
     if (!active.finished || membership.agreeing) return;
     if (!active.contributors!.every((peer) => active.isDone(peer))) return;
     const { admits } = active;
-    if (admits.length > 0) membership.admit(admits, active.sequence);
+    const asked = active.call.membership?.size ?? 0;
+    const size = asked > this.#init.size() ? asked : undefined;
+    if (admits.length > 0 || size !== undefined) membership.admit(admits, active.sequence, size);
     else this.#complete(active);
   }
 

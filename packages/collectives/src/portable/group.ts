@@ -145,6 +145,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     this.#collectives = new Collectives({
       rank,
       membership: this.#membership,
+      size: () => this.#size,
       traces: this.#traces,
       tell,
       planOf: (data) => this.#planOf(data),
@@ -482,7 +483,9 @@ export class PortableEngine extends Resource implements GroupEngine {
 
   #onCommit(commit: Commit): void {
     this.#oneLevel ||= commit.repair !== undefined || commit.admitted !== undefined;
-    if (commit.admitted !== undefined) this.#comers.welcome(commit.admitted, commit.completed);
+    if (commit.size !== undefined) this.#size = commit.size;
+    if (commit.admitted !== undefined && commit.admitted.length > 0)
+      this.#comers.welcome(commit.admitted, commit.completed);
     this.#collectives.onCommit(commit);
     for (const [rank] of commit.admitted ?? []) queueMicrotask(() => this.#meet(rank));
   }
@@ -509,7 +512,6 @@ export class PortableEngine extends Resource implements GroupEngine {
       membership: { ...asked, found },
     });
     const { contributors } = end;
-    this.#size = Math.max(this.#size, asked.size);
     const states = this.#init.options.ranks.map((_, rank): PeerState => {
       if (contributors.includes(rank)) return 'active';
       const attempt = end.found?.get(rank);

@@ -13,7 +13,7 @@
  * have told with a number. So the proof holds for the pair of set and number, too. All go on behind the highest number: whatever was said before it, of calls that
  * had lower ones, is told apart by that alone.
  *
- * Ranks are admitted by a view that any member commits once it has completed the call that does so, unless it has told a `state` in this epoch: for that, all members have told
+ * Ranks are admitted, and the group grows, by a view that any member commits once it has completed the call that does so, unless it has told a `state` in this epoch: for that, all members have told
  * that they have their part of that call, none of them commits anything else by itself without a `state` of this one, and the rest is as above.
  *
  * Needs what transports promise: a death is found by every survivor, and nobody is found dead who is not. Who is taken out alive is in evictions.ts.
@@ -47,6 +47,8 @@ export interface Commit {
   readonly repair?: number;
   /** Members from now on, since all have completed the call `completed`. */
   readonly admitted?: Found;
+  /** With `admitted`, of which there may be none: so many ranks are in the group from now on. */
+  readonly size?: number;
 }
 
 export class Membership {
@@ -127,9 +129,10 @@ export class Membership {
     this.#tell();
   }
 
-  /** All have completed the call that admits these ranks, and this rank is in no agreement. */
-  admit(admitted: Found, completed: number): void {
-    this.#commit({ kind: 'view', epoch: this.#epoch, dead: formatSet([]), completed, admitted });
+  /** All have completed the call that admits these ranks, or makes the group of `size` ranks, and this rank is in no agreement. */
+  admit(admitted: Found, completed: number, size?: number): void {
+    const grown = size !== undefined && { size };
+    this.#commit({ kind: 'view', epoch: this.#epoch, dead: formatSet([]), completed, admitted, ...grown });
   }
 
   /** What others have agreed on, for a rank that comes to them; or alone, before. */
@@ -194,7 +197,7 @@ export class Membership {
 
   #commit(view: StateRecord): void {
     const { rank, tell, onCommit } = this.#init;
-    const { dead, completed, repair, admitted } = view;
+    const { dead, completed, repair, admitted, size } = view;
     const lost = parseSet(dead);
     const comers = (admitted ?? []).map(([comer]) => comer);
     const active = this.#active.filter((peer) => !lost.includes(peer));
@@ -202,13 +205,14 @@ export class Membership {
     this.#active = [...active, ...comers].sort((a, b) => a - b);
     for (const peer of comers) this.#gone.delete(peer);
     this.#epoch++;
-    if (lost.length > 0 || comers.length > 0) this.#changes++;
+    if (lost.length > 0 || comers.length > 0 || size !== undefined) this.#changes++;
     this.#forget();
     onCommit({
       lost,
       completed,
       ...(repair !== undefined && { repair }),
       ...(admitted && { admitted }),
+      ...(size !== undefined && { size }),
     });
   }
 

@@ -44,6 +44,8 @@ export interface StateRecord {
   readonly repair?: number;
   /** Of a view: who takes part from then on, too. */
   readonly admitted?: Found;
+  /** Of such a view, where they become more: ranks of the group from then on. */
+  readonly size?: number;
 }
 
 /** The reader was taken out of the group; `completed` and what came before is done nevertheless. */

@@ -61,6 +61,7 @@ export class Rank {
       onExpelled: never,
     });
     this.collectives = new Collectives({
+      size: () => size,
       rank,
       membership: this.membership,
       traces: new Traces(),

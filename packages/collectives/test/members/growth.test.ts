@@ -104,7 +104,9 @@ it('grows into the places of a transport while it works, and into those of who h
     await expect(group.recoverRanks([2])).rejects.toMatchObject({ code: 'EP_INVALID_ARGUMENT' });
   }
   await Promise.all(groups.map((group) => group.extendGroupSizeTo(4)));
-  for (const group of groups) expect([group.size, group.ranks]).toEqual([4, [0, 1, 2, 3]]);
+  for (const group of groups) expect([group.size, group.ranks, group.epoch]).toEqual([4, [0, 1, 2, 3], 1]);
+  await Promise.all(groups.map((group) => group.extendGroupSizeTo(4)));
+  for (const group of groups) expect(group.epoch).toBe(1);
   await worksOver(groups);
   await world.letIn(3);
   for (const states of await statesOf([3])) expect(states).toEqual(['absent']);
@@ -112,6 +114,7 @@ it('grows into the places of a transport while it works, and into those of who h
   expect(third.activeRanks).toEqual([3]);
   groups = await takeIn(groups, [third]);
   expect(third.size).toBe(4);
+  for (const group of groups) expect(group.epoch).toBe(2);
   await worksOver(groups);
   await Promise.all(groups.map((group) => group.extendGroupSizeTo(5)));
   await world.letIn(2, 4);

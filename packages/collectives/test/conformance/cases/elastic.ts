@@ -224,7 +224,7 @@ export const elasticCases: readonly GroupCase[] = [
   {
     id: 'elastic/grows',
     sentence:
-      'a group of fewer ranks than it may have grows while it works: the new rank is taken in, and lists are as long as there are ranks',
+      'a group of fewer ranks than it may have grows while it works: the new rank is taken in, lists are as long as there are ranks, and each change counts in `epoch`',
     ranks: 3,
     async body(rank) {
       const all = ranksOf(rank.worldSize);
@@ -250,8 +250,11 @@ export const elasticCases: readonly GroupCase[] = [
         await worksOver(group, rank, first);
         await gathers(first);
         await failsWith('EP_INVALID_ARGUMENT', () => group.recoverRanks([late], LIMITS));
+        const before = group.epoch;
         await group.extendGroupSizeTo(rank.worldSize, LIMITS);
-        assert.deepEqual([group.size, [...group.ranks]], [rank.worldSize, all]);
+        assert.deepEqual([group.size, [...group.ranks], group.epoch], [rank.worldSize, all, before + 1]);
+        await group.extendGroupSizeTo(rank.worldSize, LIMITS);
+        assert.equal(group.epoch, before + 1, 'nothing has changed');
         await gathers(first);
         await failsWith('EP_NOT_READY', () => group.recoverRanks([late], LIMITS));
         await rank.meet();
@@ -260,6 +263,8 @@ export const elasticCases: readonly GroupCase[] = [
         await Promise.all(works);
       }
       assert.equal(group.size, rank.worldSize);
+      const epochs = await rank.share(group.epoch);
+      assert.equal(new Set(epochs).size, 1, `epochs ${epochs}`);
       await gathers(all);
       await worksOver(group, rank, all);
       await agrees(group, rank, all);
