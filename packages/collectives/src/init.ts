@@ -2,15 +2,13 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import { checkInteger, checkTimeout, defaultTimeoutMs, EpError, formatRanks, invalid, type Store } from '@ep/core';
 import { type ElasticInit, engineFactory, type GroupTransport, isEmptyPlace, isTransport } from './backends.js';
-import { meet } from './meeting.js';
+import { MOST_RANKS, meet } from './meeting.js';
 import { checkMembers } from './members.js';
 import type { InitOptions } from './options.js';
 import { openGroup, type ProcessGroup } from './process-group.js';
 import { FlightRecorder } from './recorder/recorder.js';
 
 const WHERE = 'initProcessGroup';
-
-const MOST_RANKS = 128;
 
 /** Throws unless what the options say of ranks that come later makes sense, and can be. */
 function elasticInit(options: InitOptions, rank: number, worldSize: number): ElasticInit {
@@ -126,6 +124,40 @@ async function lifeOf(
 }
 
 /**
+ * Of how many ranks the group may become: whoever opens it first says so. A rank that joins it takes that over, unless it was told something else. Throws
+ * `EP_INVALID_ARGUMENT` where ranks were told different numbers: memory and keys are made for them, so that such ranks would wait for each other in vain.
+ */
+async function agreeOnCapacity(
+  store: Store,
+  key: string,
+  rank: number,
+  { capacity, joins }: ElasticInit,
+  { asked, timeoutMs, signal }: { asked: number | undefined; timeoutMs: number; signal?: AbortSignal | undefined },
+): Promise<number> {
+  // HAZARD: one that joins only reads: it may be here before those who have opened the group have said it.
+  const mine = new Uint8Array(Buffer.from(`${capacity}`));
+  const held = joins
+    ? await store.get(key, { timeoutMs, ...(signal && { signal }) })
+    : await store.compareSet(key, new Uint8Array(0), mine);
+  const others = Number(Buffer.from(held).toString());
+  if (joins ? asked !== undefined && asked !== others : capacity !== others) {
+    throw invalid('maxGroupSize', {
+      where: WHERE,
+      expected: `${others}, as those who opened the group first have it`,
+      found: capacity,
+    });
+  }
+  if (rank >= others) {
+    throw invalid('rank', {
+      where: WHERE,
+      expected: `less than ${others}, the maxGroupSize of the others`,
+      found: rank,
+    });
+  }
+  return others;
+}
+
+/**
  * Collective. Opens the group of all ranks; `env://` unless told where they meet, see `InitOptions`. With a `store` it does not wait for the others: each
  * is awaited by what needs it. Throws `EP_INVALID_ARGUMENT`, or `EP_RENDEZVOUS` naming ranks that did not come to `initMethod` or exist twice.
  */
@@ -144,8 +176,19 @@ export async function initProcessGroup(options: InitOptions = {}): Promise<Proce
   checkDevice(options);
   const { store, rank, worldSize, attempt, leave, abandon } = await meet(options, timeoutMs);
   try {
-    const elastic = elasticInit(options, rank, worldSize);
-    const life = await lifeOf(store, `ep/groups/${attempt}/${name}`, rank, elastic, { timeoutMs, signal });
+    const asked = elasticInit(options, rank, worldSize);
+    const key = `ep/groups/${attempt}/${name}`;
+    const life = await lifeOf(store, key, rank, asked, { timeoutMs, signal });
+    const limits = { asked: options.maxGroupSize, timeoutMs, signal };
+    let capacity: number;
+    try {
+      capacity = await agreeOnCapacity(store, `${key}/most/${life}`, rank, asked, limits);
+    } catch (error) {
+      // It has opened nothing: when it tries again, it is to find the same group.
+      if (!asked.joins) await store.add(`${key}/${rank}`, -1).catch(() => {});
+      throw error;
+    }
+    const elastic = { ...asked, capacity };
     const id = `${name}${attempt === 0 ? '' : `@${attempt}`}${life === 1 ? '' : `#${life}`}`;
     const recorder = new FlightRecorder({ world: id, rank, size: worldSize });
     const world = {

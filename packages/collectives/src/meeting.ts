@@ -16,6 +16,8 @@ import { type GroupTransport, isEmptyPlace, isTransport } from './backends.js';
 import type { InitOptions } from './options.js';
 
 const WHERE = 'initProcessGroup';
+/** That a group may have, and grow to. */
+export const MOST_RANKS = 128;
 /** How long ranks wait for each other when they leave a store that one of them holds. */
 const PARTING_MS = 5000;
 /** Never set: who waits for it learns when the store is gone. */
@@ -40,17 +42,18 @@ function givenPlace(store: Store, options: InitOptions, transport: GroupTranspor
     throw invalid('initMethod', { where: WHERE, expected: 'absent where there is a store', found: options.initMethod });
   }
   const worldSize = checkInteger(options.worldSize ?? transport?.worldSize, 'worldSize', WHERE, 1);
-  const largest = options.isExtension === true ? Math.max(worldSize, options.maxGroupSize ?? 0) - 1 : worldSize - 1;
+  const largest =
+    options.isExtension === true ? Math.max(worldSize, options.maxGroupSize ?? MOST_RANKS) - 1 : worldSize - 1;
   const rank = checkInteger(options.rank ?? transport?.rank, 'rank', WHERE, 0, largest);
   return { store, rank, worldSize, attempt: 0, leave: nothing, abandon: nothing };
 }
 
 /** A transport knows who this is: what the caller or a launcher says must be the same, but that a group that may grow begins with fewer ranks. */
-function checkTransport(transport: GroupTransport, { rank, worldSize }: Place, maxGroupSize: number | undefined): void {
-  const grows = maxGroupSize !== undefined && worldSize < transport.worldSize;
+function checkTransport(transport: GroupTransport, { rank, worldSize }: Place, grows: boolean): void {
+  const isPart = grows && worldSize < transport.worldSize;
   for (const [what, found, expected] of [
     ['rank', rank, transport.rank],
-    ['worldSize', worldSize, grows ? worldSize : transport.worldSize],
+    ['worldSize', worldSize, isPart ? worldSize : transport.worldSize],
   ] as const) {
     if (found === expected) continue;
     throw invalid(what, { where: WHERE, expected: `${expected}, as the transport ${transport.name} has it`, found });
@@ -157,7 +160,8 @@ export async function meet(options: InitOptions, timeoutMs: number): Promise<Pla
         )
       : givenPlace(options.store, options, transport);
   try {
-    if (transport !== undefined) checkTransport(transport, place, options.maxGroupSize);
+    if (transport !== undefined)
+      checkTransport(transport, place, options.maxGroupSize !== undefined || options.isExtension === true);
     return place;
   } catch (error) {
     await place.abandon();

@@ -121,7 +121,7 @@ export interface InitOptions extends AbortOptions {
    * brought it to the others. Its rank may be beyond the `worldSize` with which the others began.
    */
   readonly isExtension?: boolean;
-  /** Ranks that the group may grow to, the same on all; `worldSize` unless given. */
+  /** Ranks that the group may grow to, the same on all; `worldSize` unless given, and for `isExtension` what the others have. */
   readonly maxGroupSize?: number;
   /**
    * When a call's time is up: `poison`, it ends with `EP_TIMEOUT` on all, and the group is of no use until `deactivate()`; or `evict`, those that have not

@@ -1,4 +1,5 @@
 /** The cases themselves: right over an engine of plain loops, and complete. */
+import { readFileSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
 import { processGroupCases } from './cases/index.js';
 import { runInline } from './inline.js';
@@ -9,6 +10,24 @@ it('are there, each once and with a sentence of its own', () => {
   expect(new Set(ids).size).toBe(ids.length);
   expect(new Set(processGroupCases.map((one) => one.sentence)).size).toBe(ids.length);
   expect(mandatoryGroupCases.filter((id) => !ids.includes(id))).toEqual([]);
+});
+
+it('are what the table of counterparts names, and so are the scenarios of test/elastic', () => {
+  const read = (path: string): string => readFileSync(new URL(path, import.meta.url), 'utf8');
+  const rows = read('cases/index.ts')
+    .split('\n')
+    .filter((line) => line.startsWith(' * | ') && !line.startsWith(' * | theirs'));
+  expect(rows.length).toBe(36);
+  const ids = processGroupCases.map((one) => one.id);
+  const elastic = read('../elastic/elastic.test.ts');
+  for (const row of rows) {
+    const [, theirs, ours = ''] = row.split(' | ');
+    expect(ours, theirs).not.toBe('');
+    for (const [, name = ''] of ours.matchAll(/`([^`]+)`/g)) {
+      if (name.includes('/')) expect(ids).toContain(name);
+      else if (/^[a-z]+$/i.test(name)) expect(elastic).toContain(`'${name}'`);
+    }
+  }
 });
 
 /** Enough for every case but those that need four. */

@@ -189,6 +189,28 @@ it('gives its memory back although nobody has come into some of its places, or s
   }
 });
 
+it('refuses at once who comes with another maxGroupSize, and takes who says nothing of it', async () => {
+  await using world = new World(4);
+  await world.open([0, 1]);
+  let groups = await world.groups([0, 1], { worldSize: 2, maxGroupSize: 3 });
+  await world.letIn(2, 3);
+  const before = performance.now();
+  for (const [rank, sizes, message] of [
+    [2, { maxGroupSize: 4 }, 'maxGroupSize must be 3, as those who opened the group first have it, found 4'],
+    [3, {}, 'rank must be less than 3, the maxGroupSize of the others, found 3'],
+  ] as const) {
+    const coming = world.group(rank, { worldSize: 2, ...sizes, isExtension: true, timeoutMs: 60_000 });
+    await expect(coming).rejects.toMatchObject({
+      code: 'EP_INVALID_ARGUMENT',
+      message: expect.stringContaining(message),
+    });
+  }
+  expect(performance.now() - before).toBeLessThan(10_000);
+  await Promise.all(groups.map((group) => group.extendGroupSizeTo(3)));
+  groups = await takeIn(groups, [await world.group(2, { worldSize: 2, isExtension: true })]);
+  await worksOver(groups);
+});
+
 it('says what cannot be', async () => {
   await using world = new World(4);
   await world.open([0, 1]);

@@ -20,6 +20,8 @@ export interface Exploration {
   /** The shortest ways to a state that is broken, and to one that has no moves and has not ended. */
   readonly broken?: { readonly what: string; readonly moves: readonly string[] };
   readonly deadlock?: readonly string[];
+  /** The shortest way to a state from which no end can be reached, whatever moves there are. */
+  readonly endless?: readonly string[];
 }
 
 /** Throws if there are more than `limit` states: a bound that was reached would prove nothing. */
@@ -30,16 +32,23 @@ export function explore<S>(model: Model<S>, limit = 200_000): Exploration {
   }
   const queue: Place[] = [{ state: model.start, moves: [] }];
   const known = new Set([JSON.stringify(model.start)]);
+  const places: { readonly key: string; readonly moves: readonly string[]; readonly next: readonly string[] }[] = [];
+  /** From which an end can be reached. */
+  const ending = new Set<string>();
   let broken: Exploration['broken'];
   let deadlock: Exploration['deadlock'];
   for (let place = queue.shift(); place !== undefined; place = queue.shift()) {
     const { state, moves } = place;
     const what = model.broken(state);
+    const here = JSON.stringify(state);
     if (what !== undefined) {
       broken ??= { what, moves };
+      ending.add(here);
       continue;
     }
     const next = model.moves(state);
+    if (model.ended(state)) ending.add(here);
+    places.push({ key: here, moves, next: next.map(({ to }) => JSON.stringify(to)) });
     if (next.length === 0 && !model.ended(state)) deadlock ??= moves;
     for (const { name, to } of next) {
       const key = JSON.stringify(to);
@@ -49,5 +58,10 @@ export function explore<S>(model: Model<S>, limit = 200_000): Exploration {
       queue.push({ state: to, moves: [...moves, name] });
     }
   }
-  return { states: known.size, ...(broken && { broken }), ...(deadlock && { deadlock }) };
+  for (let before = -1; before < ending.size; ) {
+    before = ending.size;
+    for (const { key, next } of places.toReversed()) if (next.some((to) => ending.has(to))) ending.add(key);
+  }
+  const endless = places.find(({ key }) => !ending.has(key))?.moves;
+  return { states: known.size, ...(broken && { broken }), ...(deadlock && { deadlock }), ...(endless && { endless }) };
 }

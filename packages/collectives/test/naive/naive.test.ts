@@ -6,6 +6,7 @@ import { describe, expect, it } from 'vitest';
 import { processGroupCases } from '../conformance/cases/index.js';
 import { explore } from './explore.js';
 import { contributors, messageTimeouts, parityAfterView, receiveChunk, signalWords, tasks } from './models.js';
+import { decision, type Loss, reconciliation, stuckPeer } from './waiting.js';
 
 const ids = processGroupCases.map((one) => one.id);
 
@@ -57,6 +58,35 @@ describe('2: the ranks whose data are in a result', () => {
   });
 });
 
+describe('2b: the time in which survivors find out', () => {
+  const loss: Loss = { reportsMs: [0, 3, 12], windowMs: 30_000, otherMs: 1 };
+
+  it('is the whole window, for other groups of the worker as well, where nothing closes it early', () => {
+    expect(reconciliation('window', loss)).toEqual({ lost: 30_000, other: 30_001 });
+  });
+
+  it('is over when all have told, and nobody else waits', () => {
+    expect(reconciliation('reported', loss)).toEqual({ lost: 12, other: 1 });
+    // In time: test/failure, at most 500 ms in 99 of 100 deaths.
+    held('failure/last-rank', 'failure/queue', 'groups/two-worlds');
+  });
+});
+
+describe('3: a peer that lives, and is stuck', () => {
+  it('is waited for without end where a probe that finds it alive begins the time anew', () => {
+    const found = explore(stuckPeer('probe'));
+    expect(found.deadlock).toBeUndefined();
+    expect(found.endless).toEqual([]);
+  });
+
+  it('is named when the time is up', () => {
+    const found = explore(stuckPeer('deadline'));
+    expect(found).toEqual({ states: 3 });
+    // Stopped by a signal: test/failure/straggler, test/elastic: `stopped`.
+    held('timeout/names-ranks', 'timeout/monitored-barrier', 'elastic/late-is-out');
+  });
+});
+
 describe('4: operations that were not awaited', () => {
   it('fail when there are two slots and a third comes', () => {
     expect(explore(tasks('slots', 3)).broken?.moves).toEqual(Array(3).fill('the caller posts one'));
@@ -67,6 +97,17 @@ describe('4: operations that were not awaited', () => {
     expect(found.broken).toBeUndefined();
     expect(found.deadlock).toBeUndefined();
     held('work/thousand');
+  });
+});
+
+describe('5: what is missing there', () => {
+  it('is here: AVG, f16 and bf16; lists of blocks; uneven splits; coalesced calls', () => {
+    held(
+      'all-reduce/every-dtype-and-op',
+      'reduce-scatter/every-dtype-and-op',
+      'all-to-all/uneven',
+      'all-reduce/coalesced',
+    );
   });
 });
 
@@ -91,5 +132,17 @@ describe('6: messages', () => {
     expect(found.broken).toBeUndefined();
     expect(found.deadlock).toBeUndefined();
     held('p2p/timeout-names-peer');
+  });
+});
+
+describe('7: who decides on a loss', () => {
+  it('aborts with all others where that is rank 0, and rank 0 is lost', () => {
+    expect(explore(decision('coordinator')).broken?.what).toMatch(/who decides is who was lost/);
+  });
+
+  it('is whoever is left', () => {
+    const found = explore(decision('survivors'));
+    expect([found.broken, found.deadlock, found.endless]).toEqual([undefined, undefined, undefined]);
+    held('failure/rank-0', 'failure/two-at-once', 'elastic/taken-out');
   });
 });

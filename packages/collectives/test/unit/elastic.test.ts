@@ -56,6 +56,23 @@ test('a group whose ranks are fixed says so', async () => {
   }
 });
 
+test('ranks with another maxGroupSize are refused at once, whether they open the group or join it', async () => {
+  await using store = memoryStore();
+  const options = { store, worldSize: 2, timeoutMs: 30_000 };
+  await using group = await initProcessGroup({ ...options, rank: 0, maxGroupSize: 4 });
+  expect(() => group.extendGroupSizeTo(5)).toThrow('from 2 to 4');
+  const refusal = { code: 'EP_INVALID_ARGUMENT', message: expect.stringContaining('maxGroupSize must be 4, as those') };
+  await expect(initProcessGroup({ ...options, rank: 1, maxGroupSize: 3 })).rejects.toMatchObject(refusal);
+  await expect(initProcessGroup({ ...options, rank: 1 })).rejects.toMatchObject(refusal);
+  const joins = { ...options, rank: 3, isExtension: true };
+  await expect(initProcessGroup({ ...joins, maxGroupSize: 5 })).rejects.toMatchObject(refusal);
+  await using comer = await initProcessGroup(joins);
+  expect(() => comer.extendGroupSizeTo(5)).toThrow('to 4');
+  // Who was refused may try again.
+  await using other = await initProcessGroup({ ...options, rank: 1, maxGroupSize: 4 });
+  await Promise.all([group.barrier(), other.barrier()]);
+});
+
 test('over a transport there are as many places as it has ranks', async () => {
   const store = memoryStore();
   const { signal } = new AbortController();

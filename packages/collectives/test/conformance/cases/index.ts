@@ -33,7 +33,7 @@
  * | inference: overlapping groups | `groups/overlapping`, `groups/two-worlds` |
  * | inference: PP send and recv | `groups/topologies` |
  * | topologies: tp_only, tp_pp, prefill_decode, dp_tp, dp_tp_ep | `groups/topologies` |
- * | seed backend: all-reduce, all-gather on CUDA | no device tensors yet; on the CPU as above |
+ * | seed backend: all-reduce, all-gather on CUDA | as on the CPU, on tensors of a device: test/device, e2e/gpu |
  * | seed chunk: all-reduce of 2^24 i32, more than the buffer | `sizes/larger-than-any-buffer` (2^22, in full 2^24) |
  * | seed cpu: all-reduce, all-gather, barrier | as above |
  * | seed elastic: extension 2 -> 4; broken rank replaced by recoverRanks | test/elastic: `grown` (2 to 4 ranks), `replaced` |
