@@ -222,6 +222,7 @@ set(EP_TESTS
   tests/efa/efa_device_limits_test.cpp
   tests/efa/efa_gin_context_test.cpp
   tests/efa/efa_rank_nic_test.cpp
+  tests/efa/efa_renewed_test.cpp
   tests/fabric/fabric_engine_test.cpp
   tests/fabric/fabric_fuzz_test.cpp
   tests/fabric/fabric_libfabric_test.cpp

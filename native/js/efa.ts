@@ -77,8 +77,15 @@ export interface NativeEfaNic extends NicRequests {
   ginAddressBytes(signals: number): number;
   /** Registers this rank's part and makes what its signals arrive at; for `route` on the others. */
   addMemory(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
-  /** Connects the memory through this NIC. */
+  /** Connects the memory through this NIC. Empty for ranks that are not here. */
   route(memory: NativeSymmetricMemory, parts: readonly Uint8Array[]): void;
+  /**
+   * Makes all endpoints, keys and counters anew, for memories that there are, too, of which all parts are to be routed again; then `address` and `connect` as at first. Requests that
+   * had not ended are over. No kernel may run.
+   */
+  renew(): void;
+  /** As `addMemory` has told it, or `renew` changed it. */
+  ownPart(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
   removeMemory(memory: NativeSymmetricMemory): void;
   failure(peer: number): NativeEfaFailure | undefined;
   /** Of the queue pair of kernels that broke first. */

@@ -141,6 +141,10 @@ Napi::Value efa_wrap::address(const Napi::CallbackInfo& info) {
 void efa_wrap::connect(const Napi::CallbackInfo& info) {
   std::vector<efa::rank_address> addresses;
   for (const std::vector<uint8_t>& bytes : blobs_of(info[0], "addresses")) {
+    if (bytes.empty()) {
+      addresses.emplace_back().rank = -1;
+      continue;
+    }
     if (bytes.size() != sizeof(efa::rank_address)) throw_invalid(info.Env(), "an address has " + std::to_string(sizeof(efa::rank_address)) + " bytes");
     std::memcpy(&addresses.emplace_back(), bytes.data(), bytes.size());
   }
@@ -179,6 +183,18 @@ Napi::Value efa_wrap::add_memory(const Napi::CallbackInfo& info) {
 void efa_wrap::route(const Napi::CallbackInfo& info) {
   auto routed = open(info.Env()).route(unwrap<memory_wrap>(info[0], "memory").made(info.Env()), blobs_of(info[1], "parts"));
   value_or_throw(info.Env(), routed);
+}
+
+void efa_wrap::renew(const Napi::CallbackInfo& info) {
+  auto renewed = open(info.Env()).renew();
+  value_or_throw(info.Env(), renewed);
+}
+
+// (memory)
+Napi::Value efa_wrap::own_part(const Napi::CallbackInfo& info) {
+  auto part = open(info.Env()).part(unwrap<memory_wrap>(info[0], "memory").made(info.Env()));
+  const std::vector<uint8_t>& bytes = value_or_throw(info.Env(), part);
+  return bytes_copy(info.Env(), bytes.data(), bytes.size());
 }
 
 void efa_wrap::remove_memory(const Napi::CallbackInfo& info) {
@@ -294,7 +310,7 @@ Napi::Value efa_wrap::accepted(const Napi::CallbackInfo& info) {
   return Napi::Number::New(info.Env(), static_cast<double>(nic.accepted(peer_argument(info[0], context(info.Env())))));
 }
 
-// (peer, number, timeoutMs) -> operation that ends with the request; `found` is 0 where it is done, 1 where the queue pair broke
+// (peer, number, timeoutMs) -> operation that ends with the request; `found` is 0 where it is done, 1 where the queue pair broke, 2 where all of them were made anew
 Napi::Value efa_wrap::watch(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   open(env);
@@ -303,7 +319,7 @@ Napi::Value efa_wrap::watch(const Napi::CallbackInfo& info) {
   const uint64_t number = arg_size(info[1], "number");
   const auto ended = [nic = native->nic, peer, number](outcome& end) {
     const efa::request_state state = nic->look(peer, number);
-    end.found = state == efa::request_state::failed ? 1 : 0;
+    end.found = state == efa::request_state::renewed ? 2 : state == efa::request_state::failed ? 1 : 0;
     return state != efa::request_state::pending;
   };
   return Napi::Number::New(env, static_cast<double>(owner.watch_until(env, arg_double(info[2], "timeoutMs"), {peer}, ended)));
@@ -357,6 +373,7 @@ void efa_wrap::define(Napi::Env env, Napi::Object exports) {
       {InstanceMethod<&efa_wrap::device>("device"), InstanceMethod<&efa_wrap::address>("address"), InstanceMethod<&efa_wrap::connect>("connect"),
        InstanceMethod<&efa_wrap::signal_slots_left>("signalSlotsLeft"), InstanceMethod<&efa_wrap::part_bytes>("partBytes"), InstanceMethod<&efa_wrap::gin_address_bytes>("ginAddressBytes"),
        InstanceMethod<&efa_wrap::add_memory>("addMemory"), InstanceMethod<&efa_wrap::route>("route"),
+       InstanceMethod<&efa_wrap::renew>("renew"), InstanceMethod<&efa_wrap::own_part>("ownPart"),
        InstanceMethod<&efa_wrap::remove_memory>("removeMemory"), InstanceMethod<&efa_wrap::adopt>("adopt"), InstanceMethod<&efa_wrap::disown>("disown"),
        InstanceMethod<&efa_wrap::put>("put"), InstanceMethod<&efa_wrap::put_value>("putValue"), InstanceMethod<&efa_wrap::signal>("signal"),
        InstanceMethod<&efa_wrap::get>("get"), InstanceMethod<&efa_wrap::accepted>("accepted"), InstanceMethod<&efa_wrap::watch>("watch"),

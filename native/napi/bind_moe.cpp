@@ -146,7 +146,7 @@ void moe_buffer_wrap::forget(const Napi::CallbackInfo& info) {
   if (!memory || !memory->connected()) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this buffer was closed"});
   const int32_t rank = arg_int(info[0], "rank");
   const uint64_t slot = arg_size(info[1], "signalSlot");
-  if (rank < 0 || rank >= static_cast<int32_t>(native->world_size) || rank == native->rank) throw_invalid(env, "rank " + std::to_string(rank) + " is no other rank of this buffer");
+  if (rank < 0 || rank >= static_cast<int32_t>(native->world_size)) throw_invalid(env, "rank " + std::to_string(rank) + " is no rank of this buffer");
   if (slot >= memory->signal_slots()) throw_invalid(env, "slot " + std::to_string(slot) + " of a pad with " + std::to_string(memory->signal_slots()) + " slots");
   // HAZARD: what a NIC has left elsewhere of the rank's signals belongs to the words that are cleared now, not to those of its successor.
   memory->context().progress().run();

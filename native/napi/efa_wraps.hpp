@@ -22,6 +22,8 @@ struct efa_wrap : Napi::ObjectWrap<efa_wrap> {
   Napi::Value gin_address_bytes(const Napi::CallbackInfo& info);
   Napi::Value add_memory(const Napi::CallbackInfo& info);
   void route(const Napi::CallbackInfo& info);
+  void renew(const Napi::CallbackInfo& info);
+  Napi::Value own_part(const Napi::CallbackInfo& info);
   void remove_memory(const Napi::CallbackInfo& info);
   Napi::Value adopt(const Napi::CallbackInfo& info);
   void disown(const Napi::CallbackInfo& info);

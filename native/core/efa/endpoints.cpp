@@ -22,10 +22,17 @@ result<std::unique_ptr<rank_endpoints>> rank_endpoints::create(std::unique_ptr<d
                                                                ep_wake_word* completion_wake) {
   std::unique_ptr<rank_endpoints> made(new rank_endpoints(std::move(device), options, std::move(hooks)));
   if (auto checked = made->check(); !checked.ok()) return checked.why();
-  if (auto built = made->build(completion_wake); !built.ok()) {
+  made->completion_wake_ = completion_wake;
+  auto built = made->build();
+  if (!built.ok()) {
     (void)made->tear_down();
     return built.why();
   }
+  made->block_ = std::move(built.value());
+  made->publish_ranges();
+  const dl::efa_capabilities& can = made->device_->capabilities();
+  made->counters_left_ = can.max_counters == 0 ? INT32_MAX : can.max_counters;
+  made->endpoints_left_ = can.max_endpoints == 0 ? INT32_MAX : can.max_endpoints - made->pair_count();
   return made;
 }
 
@@ -59,18 +66,37 @@ result<nothing> rank_endpoints::check() const {
   return nothing{};
 }
 
-result<nothing> rank_endpoints::build(ep_wake_word* completion_wake) {
-  const dl::efa_capabilities& can = device_->capabilities();
+result<std::unique_ptr<queue_block>> rank_endpoints::build() const {
   const queue_block_options wanted{options_.rank, options_.world_size, options_.queue_pairs, options_.depth, options_.inline_values, options_.sharing};
   std::vector<queue_pair_spec> specs(pair_count());
-  for (size_t host = options_.queue_pairs; host < specs.size(); ++host) specs[host].completion_wake = completion_wake;
-  auto block = queue_block::create(*device_, wanted, hooks_, specs);
-  if (!block.ok()) return block.why();
-  block_ = std::move(block.value());
+  for (size_t host = options_.queue_pairs; host < specs.size(); ++host) specs[host].completion_wake = completion_wake_;
+  return queue_block::create(*device_, wanted, hooks_, specs);
+}
+
+result<nothing> rank_endpoints::renew() {
+  // HAZARD: the memory of a ring goes away with its endpoint: whoever posts by mistake must find it broken.
+  block_->break_all(EP_STATUS_CLOSED);
+  if (auto ended = block_->end_endpoints(); !ended.ok()) return ended;
+  if (auto ended = forget_peers(); !ended.ok()) return ended;
+  auto fresh = build();
+  if (!fresh.ok()) return fresh.why();
+  auto ended = block_->close();
+  block_ = std::move(fresh.value());
   publish_ranges();
-  counters_left_ = can.max_counters == 0 ? INT32_MAX : can.max_counters;
-  endpoints_left_ = can.max_endpoints == 0 ? INT32_MAX : can.max_endpoints - pair_count();
-  return nothing{};
+  return ended;
+}
+
+result<nothing> rank_endpoints::forget_peers() {
+  result<nothing> ended = nothing{};
+  for (const dl::efa_peer& peer : peers_) {
+    if (peer.handle == nullptr) continue;
+    const auto removed = device_->remove_address(peer);
+    if (ended.ok() && !removed.ok()) ended = during("removing an address", removed.why());
+  }
+  peers_.clear();
+  data_targets_.clear();
+  scratch_remotes_.clear();
+  return ended;
 }
 
 rank_address rank_endpoints::address() const {
@@ -90,6 +116,7 @@ result<nothing> rank_endpoints::connect(std::span<const rank_address> of_ranks) 
   }
   for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
     const rank_address& theirs = of_ranks[rank];
+    if (theirs.rank == -1 && rank != static_cast<size_t>(options_.rank)) continue;
     if (theirs.rank != static_cast<int32_t>(rank) || theirs.world_size != options_.world_size) {
       return failure{EP_STATUS_MISMATCH, 0, "the address for rank " + std::to_string(rank) + " is of rank " + std::to_string(theirs.rank) + " of " + std::to_string(theirs.world_size)};
     }
@@ -97,9 +124,15 @@ result<nothing> rank_endpoints::connect(std::span<const rank_address> of_ranks) 
   // Whoever asks `connected` sees all ranks, or none: of a call that failed nothing is left.
   std::vector<dl::efa_peer> peers;
   for (const rank_address& theirs : of_ranks) {
+    if (theirs.rank == -1) {
+      peers.push_back({});
+      continue;
+    }
     auto peer = device_->insert_address(first(), theirs.data);
     if (!peer.ok()) {
-      for (const dl::efa_peer& known : peers) (void)device_->remove_address(known);
+      for (const dl::efa_peer& known : peers) {
+        if (known.handle != nullptr) (void)device_->remove_address(known);
+      }
       return during("the address of rank " + std::to_string(theirs.rank), peer.why());
     }
     peers.push_back(peer.value());
@@ -157,11 +190,7 @@ result<nothing> rank_endpoints::tear_down() {
     if (ended.ok() && !done.ok()) ended = done.why();
   };
   if (block_) keep(block_->end_endpoints());
-  for (const dl::efa_peer& peer : peers_) {
-    const auto removed = device_->remove_address(peer);
-    if (!removed.ok()) keep(during("removing an address", removed.why()));
-  }
-  peers_.clear();
+  keep(forget_peers());
   if (block_) keep(block_->close());
   return ended;
 }

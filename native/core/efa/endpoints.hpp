@@ -4,6 +4,7 @@
 //   connect()      the others are known to this NIC, as they must be for it to take their requests
 //   (a barrier)    HAZARD: a request to a rank that does not know its sender yet ends with "unknown peer"
 //   device()       for kernels
+//   renew()        instead of all that: other endpoints, which no request of before knows; then connect() again
 //
 // SRD has no connections: an endpoint reaches everybody. `queue_pairs` of them are posted to by kernels, by key; one for each peer is the host's, so that what one peer breaks is
 // not broken for the others.
@@ -32,7 +33,7 @@ struct endpoint_options {
 
 // What others must know of a rank, as bytes.
 struct rank_address {
-  int32_t rank;
+  int32_t rank; // -1: nobody is in that place, and nothing is posted there
   int32_t world_size;
   dl::efa_address data;      // of its first endpoint: whom bytes without a signal are sent to
   uint64_t scratch;          // 8 bytes that requests without bytes name
@@ -57,8 +58,12 @@ class rank_endpoints {
   // No kernel may post any more. Later calls do nothing.
   result<nothing> close();
 
+  // Others in the place of all endpoints, with another scratch word: nothing that peers knew reaches any of them, and whatever was under way by them has ended. No kernel may post
+  // any more until connect(). Where it fails, the old ones are broken for good, and another try may go well.
+  result<nothing> renew();
+
   rank_address address() const;
-  // By rank, one's own included; once. EP_STATUS_MISMATCH names the odd rank.
+  // By rank, one's own included; once, and once after each renew(). EP_STATUS_MISMATCH names the odd rank.
   result<nothing> connect(std::span<const rank_address> of_ranks);
   // HAZARD: before it no rank has a target, and nothing may be posted.
   bool connected() const { return !peers_.empty(); }
@@ -90,15 +95,17 @@ class rank_endpoints {
       : device_(std::move(device)), options_(options), hooks_(std::move(hooks)) {}
   uint32_t pair_count() const { return options_.queue_pairs + static_cast<uint32_t>(options_.world_size); }
   result<nothing> check() const;
-  result<nothing> build(ep_wake_word* completion_wake);
+  result<std::unique_ptr<queue_block>> build() const;
   void publish_ranges();
+  result<nothing> forget_peers();
   result<nothing> tear_down();
 
   std::unique_ptr<dl::efa_device> device_;
   endpoint_options options_;
   emulator_hooks hooks_;
   std::unique_ptr<queue_block> block_;
-  std::vector<dl::efa_peer> peers_;
+  ep_wake_word* completion_wake_ = nullptr;
+  std::vector<dl::efa_peer> peers_; // no handle: nobody is there
   std::vector<ep_efa_target> data_targets_;
   std::vector<ep_efa_remote> scratch_remotes_;
   std::vector<registered_memory> memories_;

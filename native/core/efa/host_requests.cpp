@@ -31,6 +31,7 @@ result<uint64_t> rank_nic::post(const symmetric_memory& memory, const host_reque
   if (known == nullptr || known->remotes.empty()) return failure{EP_STATUS_INVALID, 0, "the memory belongs to another transport"};
   const auto rank = static_cast<size_t>(request.peer);
   const remote_part& part = known->remotes[rank];
+  if (!part.here) return failure{EP_STATUS_PEER_LOST, 0, "nobody is in the place of rank " + std::to_string(request.peer)};
   ep_efa_qp& qp = endpoints_->host_qp(request.peer);
   const kernel_environment environment{context_->waits(nullptr, no_deadline)};
   fast_context context{environment, 0, 1, nullptr};
@@ -193,14 +194,19 @@ void rank_nic::give_up(int32_t peer, host_pair& pair) {
   pair.landed = pair.posted = pair.items_posted = 0;
 }
 
+request_state rank_nic::host_pair::end_of(uint64_t number) const {
+  const auto is_in = [&](const std::pair<uint64_t, uint64_t>& run) { return run.first < number && number <= run.second; };
+  return std::any_of(lost.begin(), lost.end(), is_in) ? request_state::renewed : request_state::done;
+}
+
 request_state rank_nic::look(int32_t peer, uint64_t number) {
-  ep_efa_qp& qp = endpoints_->host_qp(peer);
   host_pair& pair = *pairs_[static_cast<size_t>(peer)];
   const std::lock_guard lock(pair.mutex);
-  if (pair.ended >= number) return request_state::done;
+  if (pair.ended >= number) return pair.end_of(number);
   if (pair.stopped) return request_state::failed;
+  const ep_efa_qp& qp = endpoints_->host_qp(peer); // renew() makes another one
   advance(peer, pair);
-  if (pair.ended >= number) return request_state::done;
+  if (pair.ended >= number) return pair.end_of(number);
   if (!broken(qp)) return request_state::pending;
   give_up(peer, pair);
   return request_state::failed;

@@ -1,5 +1,6 @@
 #include "queue_block.hpp"
 
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <new>
@@ -183,6 +184,16 @@ void queue_block::end_endpoint(uint32_t index) {
   if (made.endpoint.handle == nullptr) return;
   (void)device_.destroy_endpoint(made.endpoint);
   made.endpoint = {};
+}
+
+void queue_block::break_all(uint32_t status) {
+  for (uint32_t index = 0; index < count(); ++index) {
+    ep_efa_qp& qp = qps_[index];
+    uint64_t sound = EP_EFA_SOUND;
+    if (!std::atomic_ref<uint64_t>(qp.broken).compare_exchange_strong(sound, EP_EFA_BREAKING)) continue;
+    qp.status = status;
+    std::atomic_ref<uint64_t>(qp.broken).store(EP_EFA_BROKEN, std::memory_order_release);
+  }
 }
 
 // Goes on after a failure, as close() does: what can be given back is.

@@ -60,6 +60,8 @@ class queue_block {
   result<nothing> end_endpoints();
   result<nothing> close();
   void end_endpoint(uint32_t index);
+  // Whoever posts to any of them, or awaits what was posted, finds it broken, with this status.
+  void break_all(uint32_t status);
 
   const dl::efa_endpoint& endpoint(uint32_t index) const { return pairs_[index].endpoint; }
   ep_efa_qp& qp(uint32_t index) const { return qps_[index]; }

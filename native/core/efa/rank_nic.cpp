@@ -19,8 +19,10 @@ struct part_head {
   uint32_t made; // 1: a part without bytes and slots is one, too
 };
 
+} // namespace
+
 // Kernels hold the memory, which holds this, which holds the NIC: nothing that they read goes away under them.
-struct kernel_route final : memory_route {
+struct rank_nic::kernel_route final : memory_route {
   std::shared_ptr<rank_nic> nic;
   ep_efa_memory memory{};
   std::vector<ep_efa_remote> remotes;
@@ -29,8 +31,6 @@ struct kernel_route final : memory_route {
     return nic->prepare_source(address, bytes, keep);
   }
 };
-
-} // namespace
 
 result<std::shared_ptr<rank_nic>> rank_nic::create(std::shared_ptr<rank_context> context, std::unique_ptr<dl::efa_driver> driver,
                                                    std::unique_ptr<dl::efa_device> device, endpoint_options options, emulator_hooks hooks) {
@@ -86,6 +86,16 @@ result<std::vector<uint8_t>> rank_nic::add_memory(const symmetric_memory& memory
   }
   routed_memory made;
   made.memory_id = memory.device_handle().memory_id;
+  if (auto offered = offer(made, memory); !offered.ok()) {
+    (void)take_down(made);
+    return offered.why();
+  }
+  memories_.push_back(std::move(made));
+  return memories_.back().part;
+}
+
+result<nothing> rank_nic::offer(routed_memory& made, const symmetric_memory& memory) {
+  const uint64_t slots = memory.signal_slots();
   part_head head{};
   head.made = 1;
   head.slots = static_cast<uint32_t>(slots);
@@ -96,21 +106,54 @@ result<std::vector<uint8_t>> rank_nic::add_memory(const symmetric_memory& memory
     head.data = made.data->memory.address;
     head.data_rkey = made.data->mr.rkey;
   }
-  if (auto signals = make_signals(made, memory); !signals.ok()) {
-    (void)take_down(made);
-    return signals.why();
-  }
+  if (auto signals = make_signals(made, memory); !signals.ok()) return signals;
   if (slots != 0) {
     head.cells = reinterpret_cast<uint64_t>(made.control->data()) + slots * sizeof(counter_words);
     head.cells_rkey = made.cells.rkey;
   }
-  std::vector<uint8_t> bytes(part_bytes(slots));
-  std::memcpy(bytes.data(), &head, sizeof head);
+  made.part.assign(part_bytes(slots), 0);
+  std::memcpy(made.part.data(), &head, sizeof head);
   for (size_t slot = 0; slot < slots; ++slot) {
-    std::memcpy(bytes.data() + sizeof head + slot * sizeof(dl::efa_address), &made.signals[slot].address, sizeof(dl::efa_address));
+    std::memcpy(made.part.data() + sizeof head + slot * sizeof(dl::efa_address), &made.signals[slot].address, sizeof(dl::efa_address));
   }
-  memories_.push_back(std::move(made));
-  return bytes;
+  return nothing{};
+}
+
+result<std::vector<uint8_t>> rank_nic::part(const symmetric_memory& memory) const {
+  const routed_memory* known = find(memory);
+  if (known == nullptr || known->part.empty()) return failure{EP_STATUS_INVALID, 0, "the memory was not registered with this NIC"};
+  return known->part;
+}
+
+result<nothing> rank_nic::renew() {
+  sweep_sources();
+  std::vector<std::unique_lock<std::mutex>> held; // whoever looks for the end of a request finds all of it before, or after
+  for (const auto& pair : pairs_) held.emplace_back(pair->mutex);
+  for (const auto& pair : pairs_) {
+    if (pair->stopped) return failure{EP_STATUS_CLOSED, 0, "the NIC was closed"};
+  }
+  for (const auto& pair : pairs_) {
+    if (pair->accepted != pair->ended) pair->lost.emplace_back(pair->ended, pair->accepted);
+    pair->ended = pair->accepted;
+  }
+  // Their sources are read no more once their endpoints are gone.
+  auto renewed = endpoints_->renew();
+  for (const auto& pair : pairs_) {
+    pair->entries.clear();
+    pair->cells.clear();
+    pair->gone.clear();
+    pair->landed = pair->posted = pair->items_posted = 0;
+  }
+  if (!renewed.ok()) return renewed;
+  for (routed_memory& one : memories_) {
+    if (auto ended = take_down(one); !ended.ok()) return ended;
+  }
+  for (routed_memory& one : memories_) {
+    const auto memory = symmetric_memory::find(one.memory_id);
+    if (!memory) continue;
+    if (auto offered = offer(one, *memory); !offered.ok()) return offered;
+  }
+  return nothing{};
 }
 
 result<nothing> rank_nic::make_signals(routed_memory& made, const symmetric_memory& memory) {
@@ -167,8 +210,8 @@ result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const std::v
   const auto world = static_cast<size_t>(context_->world_size());
   const uint64_t slots = memory.signal_slots();
   if (parts.size() != world) return failure{EP_STATUS_INVALID, 0, "parts of " + std::to_string(parts.size()) + " ranks were given, the world has " + std::to_string(world)};
-  auto held = std::make_shared<kernel_route>();
-  held->targets.resize((1 + slots) * world);
+  std::vector<ep_efa_remote> data(world);
+  std::vector<ep_efa_target> targets((1 + slots) * world);
   std::vector<remote_part> remotes;
   // All ranks, or none: posts find a rank's part by its number.
   const auto forget = [&](failure why) {
@@ -178,27 +221,39 @@ result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const std::v
     return why;
   };
   for (size_t rank = 0; rank < world; ++rank) {
+    remote_part& part = remotes.emplace_back();
+    if (parts[rank].empty()) continue;
     part_head head{};
     if (parts[rank].size() == part_bytes(slots)) std::memcpy(&head, parts[rank].data(), sizeof head);
     if (head.made != 1 || head.slots != slots) return forget({EP_STATUS_MISMATCH, 0, "rank " + std::to_string(rank) + " describes a memory with other signal slots"});
-    remote_part& part = remotes.emplace_back();
+    part.here = true;
     part.data = head.data;
     part.data_rkey = head.data_rkey;
     part.cells = head.cells + static_cast<uint64_t>(context_->rank()) * slots * 8;
     part.cells_rkey = head.cells_rkey;
-    held->remotes.push_back({head.data, head.data_rkey, 0});
-    held->targets[rank] = endpoints_->data_target(static_cast<int32_t>(rank));
+    data[rank] = {head.data, head.data_rkey, 0};
+    targets[rank] = endpoints_->data_target(static_cast<int32_t>(rank));
     for (size_t slot = 0; slot < slots; ++slot) {
       dl::efa_address address;
       std::memcpy(&address, parts[rank].data() + sizeof head + slot * sizeof address, sizeof address);
       auto peer = endpoints_->nic().insert_address(endpoints_->first(), address);
       if (!peer.ok()) return forget(peer.why());
       part.signals.push_back(peer.value());
-      held->targets[(1 + slot) * world + rank] = {peer.value().ah, peer.value().qpn, peer.value().qkey};
+      targets[(1 + slot) * world + rank] = {peer.value().ah, peer.value().qpn, peer.value().qkey};
     }
   }
+  // HAZARD: kernels have the addresses of these arrays from the first time on.
+  auto held = known->kernels.lock();
+  const bool known_to_kernels = held != nullptr;
+  if (!known_to_kernels) {
+    held = std::make_shared<kernel_route>();
+    held->nic = shared_from_this();
+    held->remotes.resize(data.size());
+    held->targets.resize(targets.size());
+  }
   known->remotes = std::move(remotes);
-  held->nic = shared_from_this();
+  std::copy(data.begin(), data.end(), held->remotes.begin());
+  std::copy(targets.begin(), targets.end(), held->targets.begin());
   ep_efa_memory& kernels = held->memory;
   kernels.header = {EP_MAGIC_EFA_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof kernels};
   kernels.device = reinterpret_cast<uint64_t>(&endpoints_->device());
@@ -207,6 +262,8 @@ result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const std::v
   kernels.byte_length = memory.byte_length();
   kernels.targets = reinterpret_cast<uint64_t>(held->targets.data());
   kernels.lkey = known->data ? known->data->mr.lkey : 0;
+  if (known_to_kernels) return nothing{};
+  known->kernels = held;
   const auto address = reinterpret_cast<uint64_t>(&kernels);
   return memory.connect_by_nic(std::move(held), EP_MEMORY_EFA, address);
 }
@@ -230,25 +287,34 @@ void rank_nic::forget_gone(host_pair& pair) {
   pair.gone.clear();
 }
 
-// Queue pairs before what they write to.
+// Queue pairs before what they write to. What it has given back it does not name any more.
 result<nothing> rank_nic::take_down(routed_memory& memory) {
   dl::efa_device& nic = endpoints_->nic();
+  result<nothing> ended = nothing{};
+  const auto keep = [&ended](const result<nothing>& done) {
+    if (ended.ok() && !done.ok()) ended = done.why();
+  };
   if (memory.board) memory.waits->progress().remove(memory.board.get());
-  for (const remote_part& part : memory.remotes) {
-    for (const dl::efa_peer& peer : part.signals) (void)nic.remove_address(peer);
+  memory.board.reset();
+  for (const remote_part& part : std::exchange(memory.remotes, {})) {
+    for (const dl::efa_peer& peer : part.signals) keep(nic.remove_address(peer));
   }
-  for (const dl::efa_endpoint& endpoint : memory.signals) {
-    (void)nic.destroy_endpoint(endpoint);
+  for (const dl::efa_endpoint& endpoint : std::exchange(memory.signals, {})) {
+    keep(nic.destroy_endpoint(endpoint));
     endpoints_->endpoints_taken(1);
   }
-  for (const dl::efa_counter& counter : memory.counters) {
-    (void)nic.close_counter(counter);
+  for (const dl::efa_counter& counter : std::exchange(memory.counters, {})) {
+    keep(nic.close_counter(counter));
     endpoints_->counters_taken(1);
   }
-  if (memory.cq.handle != nullptr) (void)nic.destroy_cq(memory.cq);
-  if (memory.cells.handle != nullptr) (void)nic.dereg_mr(memory.cells);
-  if (memory.data) (void)endpoints_->release_memory(*memory.data);
-  return nothing{};
+  const dl::efa_cq cq = std::exchange(memory.cq, {});
+  if (cq.handle != nullptr) keep(nic.destroy_cq(cq));
+  const dl::efa_mr cells = std::exchange(memory.cells, {});
+  if (cells.handle != nullptr) keep(nic.dereg_mr(cells));
+  const auto data = std::exchange(memory.data, std::nullopt);
+  if (data) keep(endpoints_->release_memory(*data));
+  memory.part.clear();
+  return ended;
 }
 
 // Whose memory has gone: its addresses may be another one's by now.

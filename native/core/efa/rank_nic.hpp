@@ -49,7 +49,8 @@ struct pair_failure {
   int32_t peer = -1;
 };
 
-enum class request_state : uint32_t { pending, done, failed };
+// renewed: it had not ended when all endpoints were made anew.
+enum class request_state : uint32_t { pending, done, failed, renewed };
 
 // Used by the rank's own thread, but for look(), which any may call.
 class rank_nic final : public memory_route, public std::enable_shared_from_this<rank_nic> {
@@ -70,11 +71,21 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   static uint64_t part_bytes(uint64_t signal_slots);
   // Registers this rank's part, and makes a queue pair and a counter for each slot; peers need what is returned. EP_STATUS_BUSY: the device has not that many counters left.
   result<std::vector<uint8_t>> add_memory(const symmetric_memory& memory);
-  // Given every rank's: kernels and peers reach the memory from here on.
+  // Given every rank's: kernels and peers reach the memory from here on. Empty for a rank that is not here.
   result<nothing> route(symmetric_memory& memory, std::span<const std::vector<uint8_t>> parts);
   // Its keys and queue pairs are dead when it returns: whoever still writes there breaks its own queue pair.
   void remove_memory(const symmetric_memory& memory);
   bool knows(const symmetric_memory& memory) const;
+
+  // When ranks come in the place of others: nothing that any rank has under way, or that a dead one's NIC still sends, lands here any more, and no count that it would raise is
+  // anybody's. Makes all endpoints anew, and of each memory the keys, queue pairs and counters; bytes and words stay, and so does what kernels were given. Then
+  // endpoints().connect() with everybody's address, and for each memory route() with everybody's part(); what nobody routes is posted to in vain. No kernel may run here, and none
+  // post, until then. Requests of the host that had not ended are over. Where it fails, nothing can be posted until another try goes well.
+  //
+  // Why all: on SRD a queue pair is for all peers, and a counter says how many have arrived, never from whom: among new ones alone a straggler is found by its number and keys.
+  result<nothing> renew();
+  // What add_memory() returned, or what became of it by renew().
+  result<std::vector<uint8_t>> part(const symmetric_memory& memory) const;
 
   result<nothing> prepare_source(uint64_t address, uint64_t bytes, const std::shared_ptr<const void>& keep) override;
 
@@ -128,7 +139,9 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
     std::vector<uint64_t> gone; // memories whose cells nobody names once all entries have ended
     uint64_t accepted = 0;
     uint64_t ended = 0;
+    std::vector<std::pair<uint64_t, uint64_t>> lost; // numbers behind the first, up to the second: ended by renew()
     bool stopped = false;
+    request_state end_of(uint64_t number) const;
   };
   struct registered_source {
     uint64_t begin;
@@ -141,8 +154,10 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
     uint32_t data_rkey = 0;
     uint32_t cells_rkey = 0;
     uint64_t cells = 0; // address of this rank's row at the peer
+    bool here = false;
     std::vector<dl::efa_peer> signals;
   };
+  struct kernel_route;
   struct routed_memory {
     uint64_t memory_id = 0;
     std::optional<registered_memory> data; // none: it has no bytes
@@ -154,9 +169,12 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
     std::shared_ptr<signal_board> board;
     std::shared_ptr<rank_context> waits; // whose waits fold the board
     std::vector<remote_part> remotes;
+    std::weak_ptr<kernel_route> kernels; // held by the memory
+    std::vector<uint8_t> part;
   };
 
   rank_nic() = default;
+  result<nothing> offer(routed_memory& made, const symmetric_memory& memory);
   void advance(int32_t peer, host_pair& pair);
   static void forget_gone(host_pair& pair);
   static void note_completed(host_pair& pair, uint64_t prefix);

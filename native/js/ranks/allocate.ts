@@ -58,6 +58,13 @@ export interface RenewableReach extends Reach {
   readonly replace: (memory: NativeSymmetricMemory, peer: Rank, description: Uint8Array) => void;
 }
 
+/** The same where every rank's part has another description after each time that ranks came: queue pairs and keys are made anew on all ranks. */
+export interface ReconnectedReach extends Reach {
+  readonly described: (memory: NativeSymmetricMemory) => Uint8Array;
+  /** As `connect`, of memory that was connected before. */
+  readonly reconnect: (memory: NativeSymmetricMemory, descriptions: readonly Uint8Array[]) => void;
+}
+
 /** The transport that is asked for memory. */
 interface Asked {
   readonly name: string;

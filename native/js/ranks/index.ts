@@ -8,6 +8,7 @@ export {
   byRank,
   checkHostAllocation,
   type Reach,
+  type ReconnectedReach,
   type RenewableReach,
 } from './allocate.js';
 export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory, type DeviceReach } from './device-memory.js';
@@ -23,6 +24,7 @@ export {
   type WorldTeam,
 } from './linked-team.js';
 export { emptyPlace, Liveness } from './liveness.js';
+export { type Meeting, meetAnew } from './meet-anew.js';
 export { Members, type MembersInit, parseApplication, parseWord, type ReadmitOptions, rejoinRanks } from './members.js';
 export { awaitedRanks, comparisonCode, RankMemory, type RankMemoryInit } from './memory.js';
 export { checkPinnable } from './memory-limits.js';

@@ -2,7 +2,7 @@
 import { EpError, invalid, type Rank, type RankSaid, type RenewOptions, type WaitOptions } from '@ep/core';
 import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
 import { native } from '../native.js';
-import { type Allocator, byRank, type RenewableReach, rankMemoryOf } from './allocate.js';
+import { type Allocator, byRank, type ReconnectedReach, type RenewableReach, rankMemoryOf } from './allocate.js';
 import { reportStep } from './gather.js';
 import { RankMemory } from './memory.js';
 import type { Size } from './memory-limits.js';
@@ -14,7 +14,7 @@ const FACTS_BYTES = 1024;
 const HEAD_BYTES = 8;
 
 export interface Renewer extends Allocator {
-  readonly reach: RenewableReach;
+  readonly reach: RenewableReach | ReconnectedReach;
 }
 
 interface PartSaid extends RankSaid {
@@ -126,11 +126,18 @@ export async function renewMemory(
         [...said.values()].map((one) => one.near),
       );
       check(said);
-      if (held !== undefined) {
+      const descriptions = () =>
+        byRank(
+          world,
+          worldSize,
+          [...said.values()].map(({ description }) => description),
+        );
+      if (held !== undefined && 'reconnect' in reach) {
+        reach.reconnect(held, descriptions());
+      } else if (held !== undefined && 'replace' in reach) {
         for (const [one, { isNew, description }] of said) if (isNew) reach.replace(held, one, description);
       } else {
-        const descriptions = [...said.values()].map(({ description }) => description);
-        reach.connect(made!, byRank(world, worldSize, descriptions));
+        reach.connect(made!, descriptions());
         memory = rankMemoryOf(allocator, size, made!, over !== undefined);
       }
       settle(memory ?? known!, said);

@@ -196,6 +196,8 @@ std::shared_ptr<wire_peer> fabric::connect(uint32_t number) {
   if (!handle.ok()) return nullptr;
   auto view = port_view::open(handle.value());
   if (!view.ok() || view.value().header().number != number) return nullptr;
+  // Another one comes where some are gone, mostly: what is mapped of those is given back.
+  std::erase_if(peers_, [](const auto& one) { return one.second->gone(); });
   return peers_[number] = std::make_shared<shm_peer>(std::move(view.value()));
 }
 

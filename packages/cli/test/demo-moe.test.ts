@@ -105,6 +105,7 @@ describe('ep demo moe', () => {
     ['a process', []],
     ['a thread', ['--threads', '--mode', 'high-throughput']],
     ['a process, over a NIC', ['--transport', 'ibgda']],
+    ['a process, over EFA, where the step is done again', ['--transport', 'efa']],
     ['a process, over both', ['--transport', 'mixed', '--mode', 'high-throughput']],
   ])('takes another one in for a rank that died, %s', { timeout: 120_000 }, async (_, more) => {
     const report = await demo('--ranks', '3', '--kill', '1', '--replace', '--no-svg', ...more);
@@ -121,10 +122,13 @@ describe('ep demo moe', () => {
 
   it.each([
     [['--replace'], '--replace must be with --kill'],
-    [['--kill', '1', '--replace', '--transport', 'fabric'], '--replace must be with --kill, over shm, ibgda or mixed'],
+    [
+      ['--kill', '1', '--replace', '--transport', 'fabric'],
+      '--replace must be with --kill, over shm, ibgda, efa or mixed',
+    ],
     [['--dtype', 'f32'], '--dtype must be bf16 or fp8'],
     [['--kill', '4'], '--kill must be one of 4 ranks'],
-    [['--kill', '1', '--transport', 'efa'], '--kill must be absent with --transport efa'],
+    [['--kill', '1', '--transport', 'efa'], '--kill must be with --replace over efa'],
   ])('refuses %j', async (args, text) => {
     const { code, stderr } = await runEp(['demo', 'moe', ...args]);
     expect(code).not.toBe(0);

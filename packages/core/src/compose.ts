@@ -217,6 +217,7 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
   readonly capabilities: Capabilities;
   /** As `Transport.renew`: `readmit` of all transports comes first, on all ranks in one order. Absent where one of them has none. */
   readonly renew?: (options: RenewOptions) => Promise<ComposedMemory>;
+  readonly renews?: 'all';
   readonly succession?: Succession;
   readonly hosts?: readonly Rank[];
   readonly #members: readonly Transport<C>[];
@@ -246,6 +247,10 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
     };
     if (members.every(({ renew }) => renew !== undefined)) {
       this.renew = (options) => this.guard('renew', () => renewParts(renewing, options));
+      // Stores have landed when nothing runs any more.
+      const anew = members.filter(({ renews }) => renews === 'all');
+      const stores = members.filter(({ capabilities: { needs } }) => needs.has('load-store' as C));
+      if (anew.length > 0 && new Set([...anew, ...stores]).size === members.length) this.renews = 'all';
     }
     const succession = composeSuccession(renewing);
     if (succession !== undefined) this.succession = succession;

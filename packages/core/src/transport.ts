@@ -198,6 +198,11 @@ export interface Transport<in C extends Need> extends Closeable {
    * in it from then on; newcomers get theirs, zeroed. Nothing may be under way in it. Absent where a transport cannot let ranks in anew.
    */
   readonly renew?: (options: RenewOptions) => Promise<SymmetricMemory>;
+  /**
+   * `'all'`: what any rank sent before ranks were let in, and had not landed, never does, and ways to all ranks are new; so users of memory may begin again in it, also where a death
+   * has left calls undone. Otherwise that holds for the ranks that were replaced, and the others go on.
+   */
+  readonly renews?: 'all';
   /** As `renew`, for memory whose users agree on who uses it. Absent where a transport cannot let ranks in anew. */
   readonly succession?: Succession;
   readonly connect: (peer: Rank, options?: AbortOptions) => Promise<Endpoint<C>>;

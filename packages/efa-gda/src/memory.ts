@@ -1,7 +1,7 @@
 /** How memories become reachable: each rank registers its part with its NIC, makes what signals arrive at, and tells the others. */
 import { EpError, type Rank } from '@ep/core';
 import type { NativeEfaNic } from '@ep/native';
-import type { Reach } from '@ep/native/ranks';
+import type { ReconnectedReach } from '@ep/native/ranks';
 
 /** Throws `EP_CAPACITY`, before anything is made: every slot takes a completion counter and an endpoint of the device until its memory is closed. */
 export function checkSignalSlots(nic: NativeEfaNic, signalSlots: number): void {
@@ -15,7 +15,7 @@ export function checkSignalSlots(nic: NativeEfaNic, signalSlots: number): void {
 }
 
 /** Nobody maps a peer's part. */
-export function reachBy(nic: NativeEfaNic, rank: Rank, pins: boolean): Reach {
+export function reachBy(nic: NativeEfaNic, rank: Rank, pins: boolean): ReconnectedReach {
   return {
     pins,
     byteLength: (signalSlots) => nic.partBytes(signalSlots),
@@ -24,5 +24,7 @@ export function reachBy(nic: NativeEfaNic, rank: Rank, pins: boolean): Reach {
     failure: 'tell its NIC where the parts lie',
     addresses: (memory) => ({ bytes: memory.address(rank), signals: memory.signalAddress() }),
     release: (memory) => nic.removeMemory(memory),
+    described: (memory) => nic.ownPart(memory),
+    reconnect: (memory, parts) => nic.route(memory, parts),
   };
 }

@@ -9,9 +9,19 @@ import {
   type WaitOptions,
 } from '@ep/core';
 import { type NativeEfaNic, type NativeRankContext, native } from '@ep/native';
-import { joinApart, joinRanks, type NicNetwork, throughStore, together } from '@ep/native/ranks';
+import {
+  agreedFacts,
+  joinApart,
+  joinRanks,
+  meetAnew,
+  type NicNetwork,
+  rejoinRanks,
+  throughStore,
+  together,
+} from '@ep/native/ranks';
 import { type HardwareEfaConfig, type ResolvedEfaConfig, resolveConfig, type SoftEfaConfig } from './config.js';
 import { EfaEndpoint } from './endpoint.js';
+import { checkRenewable } from './members.js';
 import { type EfaBacking, type EfaNeeds, nicOptions, probeNic } from './probe.js';
 import { EfaTransport } from './transport.js';
 
@@ -32,9 +42,8 @@ async function openNic(
   const config = resolveConfig(transport, options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
   if (backing === 'soft' && config.network !== undefined) return openApart(member, config, config.network, limits);
-  const { ranksOnHost, timeoutMs } = config;
   const introduction = throughStore(member, transport);
-  const own = { rank, worldSize, transport, version: VERSION, ranksOnHost, timeoutMs };
+  const own = { rank, worldSize, ...joiningOf(transport, config) };
   const joined = await joinRanks(own, introduction, limits);
   const { context, world } = joined;
   const step = (what: string) => ({ where: `${transport}: open`, what, code: 'EP_RENDEZVOUS' }) as const;
@@ -47,9 +56,55 @@ async function openNic(
       const told = await introduction.tell('addresses', { address: made.address() }, limits);
       made.connect(told.map(({ address }) => address));
     });
-    return new EfaTransport({ backing, rank, worldSize, ...joined, nic, config });
+    const { controls, round, id } = joined;
+    const members = { world, controls, round, id, facts: agreedFacts(own) };
+    return new EfaTransport({ backing, rank, worldSize, ...joined, members, nic, config });
   } catch (error) {
     nic?.close();
+    await world.close();
+    context.close();
+    throw error;
+  }
+}
+
+/** What ranks must have chosen alike, and how they meet. */
+const joiningOf = (transport: string, { ranksOnHost, timeoutMs }: ResolvedEfaConfig) => ({
+  ...{ transport, version: VERSION, ranksOnHost, timeoutMs },
+});
+
+/**
+ * In the place of a rank that died, with the store of the world that it was of, while the others call `EfaTransport.readmit`. Rejects with `EP_TIMEOUT` where they do not, with
+ * `EP_RENDEZVOUS` where they refuse this rank, and with `EP_UNSUPPORTED` over a network.
+ */
+async function rejoinNic(
+  backing: EfaBacking,
+  member: Member,
+  options: OpenOptions<SoftEfaConfig & HardwareEfaConfig>,
+): Promise<EfaTransport> {
+  const where = `efa-gda:${backing}: rejoin`;
+  checkOpening(member, options, where);
+  const { rank, worldSize, store } = member;
+  const config = resolveConfig(where, options.config, worldSize);
+  checkRenewable(config, where);
+  const timeoutMs = options.timeoutMs ?? config.timeoutMs;
+  const begin = performance.now();
+  const own = { rank, worldSize, ...joiningOf(`efa-gda:${backing}`, config) };
+  const { signal } = options;
+  const { context, liveness, world, controls, round, id } = await rejoinRanks({ ...own, store }, { signal, timeoutMs });
+  try {
+    const nic = await meetAnew(
+      {
+        ...{ world, worldSize, where },
+        prepare: () => makeNic(backing, context, config),
+        say: (made) => made.address(),
+        connect: (made, addresses) => made.connect(addresses),
+        undo: close,
+      },
+      { signal, timeoutMs: Math.max(1, timeoutMs - (performance.now() - begin)) },
+    );
+    const members = { world, controls, round, id, facts: agreedFacts(own) };
+    return new EfaTransport({ backing, rank, worldSize, context, liveness, world, members, nic, config });
+  } catch (error) {
     await world.close();
     context.close();
     throw error;
@@ -104,6 +159,12 @@ const openSoft = (member: Member, options: OpenOptions<SoftEfaConfig>): Promise<
 const openHardware = (member: Member, options: OpenOptions<HardwareEfaConfig>): Promise<EfaTransport> =>
   openNic('hardware', member, options);
 
+const rejoinSoft = (member: Member, options: OpenOptions<SoftEfaConfig>): Promise<EfaTransport> =>
+  rejoinNic('soft', member, options);
+
+const rejoinHardware = (member: Member, options: OpenOptions<HardwareEfaConfig>): Promise<EfaTransport> =>
+  rejoinNic('hardware', member, options);
+
 /** The providers of this package, by backing. */
 export const efaGda = {
   /** A software EFA in every rank's process executes the requests, byte for byte, in any order. Ranks of one Linux host, or with `network` of several. */
@@ -111,11 +172,13 @@ export const efaGda = {
     name: 'efa-gda:soft',
     probe: (config?: SoftEfaConfig): Promise<Probe> => probeNic('soft', config),
     open: openSoft,
-  } satisfies TransportProvider<EfaNeeds, SoftEfaConfig>,
+    rejoin: rejoinSoft,
+  } satisfies TransportProvider<EfaNeeds, SoftEfaConfig> & { rejoin: typeof rejoinSoft },
   /** EFA through libfabric. Ranks of one host so far: they tell each other's death through shared memory. */
   hardware: {
     name: 'efa-gda:hardware',
     probe: (config?: HardwareEfaConfig): Promise<Probe> => probeNic('hardware', config),
     open: openHardware,
-  } satisfies TransportProvider<EfaNeeds, HardwareEfaConfig>,
+    rejoin: rejoinHardware,
+  } satisfies TransportProvider<EfaNeeds, HardwareEfaConfig> & { rejoin: typeof rejoinHardware },
 } as const;

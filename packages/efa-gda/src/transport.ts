@@ -6,6 +6,7 @@ import {
   type DeviceHandle,
   EpError,
   type Rank,
+  type RenewOptions,
   Resource,
   type SymmetricMemory,
   type Transport,
@@ -21,12 +22,20 @@ import {
 } from '@ep/native';
 import {
   AdoptedRange,
+  type Allocator,
   allocateMemory,
   checkHostAllocation,
+  checkLimits,
+  checkOver,
   type Liveness,
+  Members,
+  meetAnew,
   overOrFailure,
   RankMemory,
-  type Reach,
+  type RankTeam,
+  type ReadmitOptions,
+  type ReconnectedReach,
+  renewMemory,
   type WorldTeam,
   withClosing,
 } from '@ep/native/ranks';
@@ -34,6 +43,7 @@ import type { ResolvedEfaConfig } from './config.js';
 import { EfaEndpoint } from './endpoint.js';
 import { pairError } from './failure.js';
 import { type EfaGin, type GinOptions, openGin } from './gin.js';
+import { checkRenewable } from './members.js';
 import { checkSignalSlots, reachBy } from './memory.js';
 import { type EfaBacking, type EfaNeeds, efaCapabilities } from './probe.js';
 
@@ -44,6 +54,16 @@ export interface EfaTransportInit {
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
   readonly world: WorldTeam;
+  /** Where ranks share a host, and others may come in the place of dead ones. */
+  readonly members?: {
+    readonly world: RankTeam;
+    readonly controls: readonly Uint8Array[];
+    readonly round: number;
+    /** Of the world. */
+    readonly id: string;
+    /** What ranks that come later must have chosen alike. */
+    readonly facts: string;
+  };
   readonly nic: NativeEfaNic;
   readonly config: ResolvedEfaConfig;
 }
@@ -53,12 +73,15 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
   readonly rank: Rank;
   readonly worldSize: number;
   readonly capabilities: Capabilities;
-  /** All ranks, in order. */
-  readonly world: WorldTeam;
+  /** Absent over a network, where nobody comes in the place of a dead rank. Memory begins again on all ranks: nothing that was sent before `readmit` lands after it. */
+  readonly renew?: (options: RenewOptions) => Promise<RankMemory>;
+  readonly renews = 'all';
   /** The device, and what its queue pairs are like. */
   readonly nic: NativeEfaDevice;
   readonly #init: EfaTransportInit;
-  readonly #reach: Reach;
+  readonly #reach: ReconnectedReach;
+  readonly #members: Members | undefined;
+  readonly #contexts = new Set<EfaGin>();
   readonly #endpoints = new Map<Rank, EfaEndpoint>();
 
   constructor(init: EfaTransportInit) {
@@ -68,10 +91,21 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
     this.worldSize = init.worldSize;
     this.nic = init.nic.device();
     this.capabilities = efaCapabilities(this.nic.maxMessageBytes, this.nic.counters);
-    this.world = this.children.add(init.world);
+    this.children.add(init.world);
     this.#init = init;
+    const { members, config } = init;
+    if (members !== undefined) {
+      const timeoutMs = config.timeoutMs;
+      this.#members = new Members({ ...init, ...members, transport: this.name, timeoutMs, onReplace: () => {} });
+      this.renew = (options) => this.#renew(options);
+    }
     // The software NIC pins nothing.
     this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
+  }
+
+  /** All ranks that are here, in order. */
+  get world(): WorldTeam {
+    return this.#members?.world ?? this.#init.world;
   }
 
   get failed(): AbortSignal {
@@ -121,6 +155,89 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
     return this.#init.nic.trace(format);
   }
 
+  /**
+   * Lets ranks in that come in the place of dead ones (`rejoin` of the same backing), as processes or threads of this host. Collective over all ranks but those of `joining` and
+   * `without`, and over the newcomers. On all ranks endpoints, keys and counters are made anew, so that nothing lands that any of them had under way, or that a dead one's NIC still
+   * sends; requests that had not ended reject. From then on `world` has all ranks that are here. Memory that there was before keeps its bytes and words, and is reached again when all
+   * that are here have renewed it (`renew`, as `MoeBuffer.updateMembers` does). No kernel may run meanwhile, and contexts of the GIN device API are closed before (`EP_BUSY`).
+   * `EP_TIMEOUT` or `EP_PEER_LOST` names who did not come, or died: a later call may do it. `EP_INVALID_ARGUMENT` where a rank to be replaced lives, `EP_RENDEZVOUS` where a
+   * newcomer has another version or configuration, `EP_UNSUPPORTED` over a network.
+   */
+  readmit(options: ReadmitOptions): Promise<void> {
+    const where = 'readmit';
+    return this.guard(where, async () => {
+      checkLimits(options, where, this.worldSize);
+      const { config, nic, liveness } = this.#init;
+      checkRenewable(config, `${this.name}: ${where}`);
+      const members = this.#members!;
+      const timeoutMs = options.timeoutMs ?? config.timeoutMs;
+      const begin = performance.now();
+      await withClosing(options, this.closing, async (limits) => {
+        const before = members.world;
+        const world = this.children.add(await members.readmit({ ...options, ...limits }));
+        this.children.remove(before);
+        await before.close();
+        const meeting = {
+          ...{ world, worldSize: this.worldSize, where },
+          prepare: () => {
+            this.#checkNoContexts(where);
+            nic.renew();
+            return nic;
+          },
+          say: (of: NativeEfaNic) => of.address(),
+          connect: (of: NativeEfaNic, addresses: readonly Uint8Array[]) => of.connect(addresses),
+          // Whoever posts finds nobody there, until another call goes well.
+          undo: () => {},
+        };
+        await meetAnew(meeting, { ...limits, timeoutMs: Math.max(1, timeoutMs - (performance.now() - begin)) });
+        // Requests to the dead may have told of it meanwhile.
+        liveness.renew();
+      });
+    });
+  }
+
+  #checkNoContexts(where: string): void {
+    const open = [...this.#contexts].filter(({ closed }) => !closed).length;
+    if (open === 0) return;
+    const context = { contexts: open };
+    throw new EpError('EP_BUSY', `${where}: ${open} contexts of the GIN device API are open: close them first`, {
+      context,
+    });
+  }
+
+  #renew(options: RenewOptions): Promise<RankMemory> {
+    return this.guard('renew', async () => {
+      const size = checkHostAllocation(options, this, {});
+      const over = this.#overOf(options, size);
+      return withClosing(options, this.closing, async (limits) => {
+        if (options.memory === undefined) checkSignalSlots(this.#init.nic, size.signalSlots);
+        // HAZARD: what fails in between closes the memory before there is a name for it.
+        let known: RankMemory | undefined;
+        const allocator = this.#allocator(() => void (known && this.children.remove(known)));
+        const world = this.#members!.world;
+        const made = await renewMemory({ ...allocator, world }, size, options, limits, over);
+        known = made;
+        return options.memory === made ? made : this.children.add(made);
+      });
+    });
+  }
+
+  #overOf(options: AllocateOptions, size: { readonly byteLength: number; readonly signalSlots: number }) {
+    const { rank, worldSize, context } = this.#init;
+    return checkOver(options, size, { name: this.name, rank, worldSize, context });
+  }
+
+  #allocator(onRelease: () => void): Allocator & { readonly reach: ReconnectedReach } {
+    const { rank, worldSize, context, liveness, config } = this.#init;
+    return {
+      ...{ rank, worldSize, context, liveness, world: this.world },
+      ...(config.network === undefined ? {} : { ranksOnHost: config.ranksOnHost }),
+      timeoutMs: config.timeoutMs,
+      reach: this.#reach,
+      onRelease,
+    };
+  }
+
   /** Collective over the world. `EP_PEER_LOST` or `EP_TIMEOUT` names who has not come. */
   async barrier(options?: WaitOptions): Promise<void> {
     this.checkOpen('barrier');
@@ -129,23 +246,13 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
 
   readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
     this.guard('allocate', async () => {
-      const { rank, worldSize, context, liveness, world, config, nic } = this.#init;
       const size = checkHostAllocation(options, this, {});
+      const { rank, worldSize, context } = this.#init;
       const over = overOrFailure(options, size, { name: this.name, rank, worldSize, context });
       return withClosing(options, this.closing, async (limits) => {
-        checkSignalSlots(nic, size.signalSlots);
+        checkSignalSlots(this.#init.nic, size.signalSlots);
         const made: RankMemory = await allocateMemory(
-          {
-            rank,
-            worldSize,
-            context,
-            liveness,
-            world,
-            ...(config.network === undefined ? {} : { ranksOnHost: config.ranksOnHost }),
-            timeoutMs: config.timeoutMs,
-            reach: this.#reach,
-            onRelease: () => this.children.remove(made),
-          },
+          this.#allocator(() => this.children.remove(made)),
           size,
           limits,
           over,
@@ -187,8 +294,14 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
   readonly openGin = (options: GinOptions): Promise<EfaGin> =>
     this.guard('openGin', async () => {
       const { timeoutMs } = this.#init.config;
-      const onRelease = (gin: EfaGin): void => void this.children.remove(gin);
-      return this.children.add(await openGin({ ...this.#init, timeoutMs, onRelease }, options, this.closing));
+      const onRelease = (gin: EfaGin): void => {
+        this.#contexts.delete(gin);
+        this.children.remove(gin);
+      };
+      const { world } = this;
+      const gin = await openGin({ ...this.#init, world, timeoutMs, onRelease }, options, this.closing);
+      this.#contexts.add(gin);
+      return this.children.add(gin);
     });
 
   protected override release(): void {

@@ -16,6 +16,7 @@ import {
   type Introduction,
   joinApart,
   joinRanks,
+  meetAnew,
   type NetworkWorld,
   rejoinRanks,
   throughStore,
@@ -30,7 +31,7 @@ import {
 } from './config.js';
 import { IbgdaEndpoint } from './endpoint.js';
 import { type ExchangingMember, throughExchange } from './introduction.js';
-import { checkRenewable, meetAnew } from './members.js';
+import { checkRenewable } from './members.js';
 import { type IbgdaBacking, type IbgdaNeeds, nicOptions, probeNic } from './probe.js';
 import { IbgdaTransport } from './transport.js';
 
@@ -129,6 +130,7 @@ async function rejoinNic(
       {
         ...{ world, worldSize, where },
         prepare: () => makeNic(backing, context, config),
+        say: (made) => made.connection(),
         connect: (made, connections) => made.connect(connections),
         undo: close,
       },

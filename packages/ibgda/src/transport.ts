@@ -33,6 +33,7 @@ import {
   inheritMemory,
   type Liveness,
   Members,
+  meetAnew,
   overOrFailure,
   RankMemory,
   type RankTeam,
@@ -47,7 +48,7 @@ import {
 import type { ResolvedIbgdaConfig } from './config.js';
 import { IbgdaEndpoint } from './endpoint.js';
 import { pairError } from './failure.js';
-import { checkRenewable, meetAnew } from './members.js';
+import { checkRenewable } from './members.js';
 import { deviceReachBy, reachBy } from './memory.js';
 import { type IbgdaBacking, type IbgdaNeeds, ibgdaCapabilities } from './probe.js';
 
@@ -204,6 +205,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
             for (const peer of options.joining) nic.resetPeer(peer);
             return nic;
           },
+          say: (of: NativeIbgdaNic) => of.connection(),
           connect: (_: NativeIbgdaNic, connections: readonly Uint8Array[]) => {
             for (const peer of options.joining) nic.connectPeer(peer, connections[peer]!);
           },

@@ -19,9 +19,16 @@ export interface MoeJob {
   readonly tokens: readonly Int32Array[];
   /** Dies in the middle of this step, after it has sent its tokens. */
   readonly kill?: { readonly rank: number; readonly step: number };
-  /** Then one more is started than there are ranks: it takes the place of the killed one from the next step on. */
+  /** Then one more is started than there are ranks: it takes the place of the killed one (`replacedFrom`). */
   readonly replace?: boolean;
 }
+
+/** Whether a death ends the step in which it comes, on all ranks, so that they do it again with the one that was taken in. */
+export const repeatsStep = ({ transport }: Pick<MoeJob, 'transport'>): boolean => transport === 'efa';
+
+/** The first step of the one that takes the place of the killed rank. */
+export const replacedFrom = (job: Pick<MoeJob, 'transport' | 'kill'>): number =>
+  job.kill!.step + (repeatsStep(job) ? 0 : 1);
 
 export const stepsOf = ({ tokens, batch }: Pick<MoeJob, 'tokens' | 'batch'>): number =>
   Math.ceil(Math.max(...tokens.map((of) => of.length)) / batch);

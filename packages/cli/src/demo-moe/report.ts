@@ -43,6 +43,8 @@ export interface MoeDemoReport {
   readonly expectedElements: number;
   readonly tolerance: number;
   readonly killed?: { readonly rank: number; readonly step: number };
+  /** The first step of the one in its place. */
+  readonly replacedFrom?: number;
   /** Another process, or thread, did the killed rank's later steps. */
   readonly replaced: boolean;
   readonly losses: readonly {
@@ -100,7 +102,7 @@ export function moeReportText(report: MoeDemoReport): string {
     const who = report.losses.map(({ seenBy, why, step }) => `rank ${seenBy} in step ${step} (${why})`);
     facts.push(
       ['killed', `rank ${killed.rank} in step ${killed.step}; seen by ${who.join(', ') || 'nobody'}`],
-      ...(report.replaced ? [['replaced', `rank ${killed.rank} from step ${killed.step + 1} on`]] : []),
+      ...(report.replaced ? [['replaced', `rank ${killed.rank} from step ${report.replacedFrom} on`]] : []),
       [
         '',
         `${report.droppedChoices} choices of the survivors had no expert left; the weights of the others were scaled`,

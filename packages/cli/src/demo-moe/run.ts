@@ -17,7 +17,7 @@ import { type RankMode, runRanks } from '../demo/ranks.js';
 import type { DemoDevice, DemoTransportName } from '../demo/transports.js';
 import { describeMachine } from '../doctor/machine.js';
 import { writePicture } from '../plan/command.js';
-import { type MoeDemoDType, type MoeJob, stepsOf, writeMoeJob } from './job.js';
+import { type MoeDemoDType, type MoeJob, replacedFrom, stepsOf, writeMoeJob } from './job.js';
 import { MoeModel, moeShape } from './model.js';
 import { drawMoe } from './picture.js';
 import { type MoeDemoReport, moePasses, moePhaseTimes, moeTolerances } from './report.js';
@@ -181,11 +181,13 @@ export async function runMoeDemo(
       elements: sum(({ compared }) => compared.elements),
     },
     expectedElements: results.reduce((all, { rank }) => {
-      const missed = rank === kill ? (killStep + 1) * batch : 0;
+      // What it had done before went with it.
+      const missed = rank === kill ? (replace ? replacedFrom(job) : killStep + 1) * batch : 0;
       return all + Math.max(0, tokens[rank]!.length - missed) * hidden;
     }, 0),
     tolerance: moeTolerances[dtype],
     ...(job.kill === undefined ? {} : { killed: job.kill }),
+    ...(job.kill !== undefined && replace ? { replacedFrom: replacedFrom(job) } : {}),
     replaced: replace && results.some(({ rank }) => rank === kill),
     losses: results.flatMap(({ rank, losses }) => losses.map((loss) => ({ seenBy: rank, ...loss }))),
     droppedChoices: sum(({ droppedChoices }) => droppedChoices),

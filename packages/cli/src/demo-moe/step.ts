@@ -2,7 +2,7 @@
  * What one rank does in `ep demo moe`: two steps are under way at any time; while the tokens of one travel, its experts compute those of the other. At the
  * end it computes its own tokens' mixtures once more, with all experts at hand and no dispatch, and compares.
  */
-import { decode, encode, type Member, type Store } from '@ep/core';
+import { decode, encode, isEpError, type Member, type Store } from '@ep/core';
 import { routingLayout } from '@ep/plan/moe';
 import type { Compared } from '../demo/results.js';
 import {
@@ -15,7 +15,7 @@ import {
 import { CudaExchange } from './cuda-exchange.js';
 import type { Arrived, Exchange } from './exchange.js';
 import { HostExchange } from './host-exchange.js';
-import { type MoeJob, stepsOf } from './job.js';
+import { type MoeJob, repeatsStep, replacedFrom, stepsOf } from './job.js';
 import { MoeModel } from './model.js';
 
 export const MOE_PHASES = ['set-up', 'generate', 'steps', 'verify'] as const;
@@ -42,6 +42,12 @@ interface Batch {
   readonly weights: Float32Array;
 }
 
+/** A step whose tokens are on their way. */
+interface Begun {
+  readonly work: PromiseLike<Arrived>;
+  readonly activeRanks: Uint8Array;
+}
+
 /** What became of a step's choices: which ranks it counted on when it began, and which of them it lost on the way. */
 interface Outcome {
   readonly y: Float32Array;
@@ -59,7 +65,7 @@ export async function runMoeRank(
   // One more than there are ranks was started: it stands by to take the place of the killed one.
   const comesLater = replace === true && started.rank === worldSize;
   const member = { ...started, rank: comesLater ? kill!.rank : started.rank, worldSize };
-  const firstStep = comesLater ? kill!.step + 1 : 0;
+  const firstStep = comesLater ? replacedFrom(job) : 0;
   const { rank } = member;
   const begin = performance.now();
   const model = new MoeModel(job.seed);
@@ -75,7 +81,8 @@ export async function runMoeRank(
     };
     const batches = await phase('generate', () => makeBatches(job, rank, model).slice(firstStep));
     if (!comesLater) await transport.barrier();
-    const run = new Steps(job, member, model, exchange);
+    const { kill: _, replace: __, ...calm } = job;
+    const run = new Steps(comesLater ? calm : job, member, model, exchange);
     await phase('steps', () => run.all(batches, firstStep));
     const losses = run.losses;
     const routes = exchange.routes();
@@ -156,33 +163,57 @@ class Steps {
   /** Those of steps `first` and on. */
   async all(batches: readonly Batch[], first: number): Promise<void> {
     const { kill, replace } = this.#job;
-    let next = this.#dispatch(batches[0]!);
+    let next: Begun | undefined = this.#dispatch(batches[0]!);
     for (const [index, batch] of batches.entries()) {
       const step = first + index;
-      const takesIn = replace === true && kill?.step === step;
-      const { work, activeRanks } = next;
-      if (kill !== undefined && kill.rank === this.#rank && kill.step === step) await this.#die();
-      const received = await work;
-      this.#noteLosses(step);
-      // The next step's tokens are on their way while the experts compute this one's.
-      if (index + 1 < batches.length && !takesIn) next = this.#dispatch(batches[index + 1]!);
-      this.#experts(received);
-      const combined = await this.#exchange.combine(received, batch.weights);
-      this.#noteLosses(step);
-      this.stagedBytes += received.stagedBytes + combined.stagedBytes;
-      this.outcomes.push({
-        y: decode('bf16', combined.y),
-        activeRanks,
-        lostRanks: combined.lostRanks,
-      });
-      if (!takesIn) continue;
+      const dies = kill?.step === step;
+      if (dies && kill.rank === this.#rank) await this.#die();
+      const takesIn = dies && replace === true;
+      const repeats = takesIn && repeatsStep(this.#job);
+      if (repeats) {
+        await this.#loseStep(kill.rank, next!, batch, step);
+        await this.#exchange.takeIn!(this.#store, kill.rank);
+        next = this.#dispatch(batch);
+      }
+      const following = batches[index + 1];
+      const waits = takesIn && !repeats;
+      next = await this.#complete(next!, batch, step, waits ? undefined : following);
+      if (!waits) continue;
       // Nothing is under way here, on any rank.
-      await this.#exchange.takeIn!(this.#store, kill!.rank);
-      if (index + 1 < batches.length) next = this.#dispatch(batches[index + 1]!);
+      await this.#exchange.takeIn!(this.#store, kill.rank);
+      if (following !== undefined) next = this.#dispatch(following);
     }
   }
 
-  #dispatch(batch: Batch) {
+  /** Resolves with the next step, whose tokens are on their way while the experts compute this one's. */
+  async #complete(
+    { work, activeRanks }: Begun,
+    batch: Batch,
+    step: number,
+    following: Batch | undefined,
+  ): Promise<Begun | undefined> {
+    const received = await work;
+    this.#noteLosses(step);
+    const next = following && this.#dispatch(following);
+    this.#experts(received);
+    const combined = await this.#exchange.combine(received, batch.weights);
+    this.#noteLosses(step);
+    this.stagedBytes += received.stagedBytes + combined.stagedBytes;
+    this.outcomes.push({ y: decode('bf16', combined.y), activeRanks, lostRanks: combined.lostRanks });
+    return next;
+  }
+
+  /** A step that fails with the rank that dies in it: sooner or later, on each of the others. */
+  async #loseStep(rank: number, { work }: Begun, batch: Batch, step: number): Promise<void> {
+    try {
+      await this.#exchange.combine(await work, batch.weights);
+    } catch (error) {
+      if (!isEpError(error)) throw error;
+      this.losses.push({ rank, why: error.code, step });
+    }
+  }
+
+  #dispatch(batch: Batch): Begun {
     const { activeRanks } = this.#exchange;
     const work = this.#exchange.dispatch(batch.rows, batch.topkIdx);
     // Awaited a step later: a failure must not count as unhandled until then.

@@ -68,6 +68,8 @@ const rejoiners = {
     nvshmem.shm.rejoin(member, { ...limits, timeoutMs }),
   ibgda: (member: Member, timeoutMs: number): Promise<ElasticTransport> =>
     ibgda.soft.rejoin(member, { ...limits, timeoutMs }),
+  efa: (member: Member, timeoutMs: number): Promise<ElasticTransport> =>
+    efaGda.soft.rejoin(member, { ...limits, timeoutMs }),
   mixed: (member: Member, timeoutMs: number): Promise<ElasticTransport> => openMixed(member, 'rejoin', timeoutMs),
 } as const;
 

@@ -34,6 +34,7 @@ import { callFailure } from './failure.js';
 import { Launches } from './launches.js';
 import { checkLayout, Losses, lostOf, type MoeLoss, reportActive } from './losses.js';
 import {
+  beginsAgain,
   formatMember,
   isEmptyPlace,
   type MemberFacts,
@@ -85,7 +86,7 @@ const NON_TEMPORAL_BYTES = 1024 * 1024;
  *
  * A rank that does not come in time, or dies, is no failure: the call goes on without it, `lostRanks` of the result names it, and later calls leave it
  * out. Only an abort, a closed transport or a broken NIC rejects a call; the buffer takes no more calls then. Over EFA such a rank does, too
- * (`EP_TIMEOUT`, `EP_PEER_LOST`), and the way on is a new transport.
+ * (`EP_TIMEOUT`, `EP_PEER_LOST`), and the way on is `readmit` of the transport and `updateMembers`, or a new transport.
  *
  * `EP_CAPACITY` (a rank has too little room) and `EP_BUSY` (one that was given up alive may still write into the slot) refuse a call on all ranks: it counts, its handle is
  * over, and the next one may go on. Dispatch rejects with them; in low-latency mode, combine does on a rank that dispatch has not told: one without experts, or one that does without the
@@ -173,6 +174,8 @@ export class MoeBuffer extends Resource implements Closeable {
    *
    * What it rejects with, it rejects with on all ranks: `EP_BUSY` for a rank that holds a call, `EP_MISMATCH` for ranks at different calls or with other options, `EP_PEER_LOST` or
    * `EP_TIMEOUT` for who died or did not come; nothing has changed then, but newcomers may have to come again. `EP_UNSUPPORTED` over transports that let nobody in.
+   *
+   * Over EFA (`Transport.renews`) the buffer begins again, also after a call that failed: calls that some rank held or had failed in are over on all ranks, and the next call is alike on all.
    */
   updateMembers(options: WaitOptions = {}): Promise<readonly Rank[]> {
     const where = 'updateMembers';
@@ -187,9 +190,10 @@ export class MoeBuffer extends Resource implements Closeable {
         const { failure } = this.#launches;
         const held = this.#slots.filter(({ held }) => held !== undefined).length;
         const holds = `it holds ${held} ${held === 1 ? 'call' : 'calls'}: combine or release them first`;
+        const again = beginsAgain(transport);
         const refused =
-          failure === undefined ? undefined : { ...refusedBy(failure.reason), code: 'EP_POISONED' as const };
-        const busy = held === 0 ? undefined : { code: 'EP_BUSY' as const, message: holds };
+          failure === undefined || again ? undefined : { ...refusedBy(failure.reason), code: 'EP_POISONED' as const };
+        const busy = held === 0 || again ? undefined : { code: 'EP_BUSY' as const, message: holds };
         const facts: MemberFacts = {
           calls: this.#calls,
           options: optionsDigest(moe),
@@ -205,21 +209,34 @@ export class MoeBuffer extends Resource implements Closeable {
           timeoutMs: moe.timeoutMs,
           ...options,
           check: (said) => {
-            membership = membershipOf(said, where);
+            membership = membershipOf(said, where, again);
           },
           settle: () => {
             const { present, back } = membership!;
-            const forgotten = back.includes(this.rank) ? present : back;
-            for (const rank of forgotten) if (rank !== this.rank) native.forget(rank, farewellSlot(moe) + rank);
+            const everybody = Array.from({ length: this.worldSize }, (_, rank) => rank);
+            const others = (back.includes(this.rank) ? present : back).filter((rank) => rank !== this.rank);
+            for (const rank of again ? everybody : others) native.forget(rank, farewellSlot(moe) + rank);
           },
         });
         this.#losses.agreed(membership!.present);
-        if (membership!.back.length > 0) this.#generation++;
+        if (again) this.#beginAgain(membership!);
+        else if (membership!.back.length > 0) this.#generation++;
         return membership!.back;
       } finally {
         this.#updating = false;
       }
     });
+  }
+
+  /** What was under way is over, on all ranks. */
+  #beginAgain({ calls }: Membership): void {
+    this.#calls = calls;
+    this.#generation++;
+    this.#launches.mend();
+    for (const slot of this.#slots) {
+      if (slot.held !== undefined) slot.held.stage = 'released';
+      slot.held = undefined;
+    }
   }
 
   /** Rows that each local expert has received in all calls so far. */

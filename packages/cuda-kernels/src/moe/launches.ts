@@ -102,6 +102,11 @@ export class Launches {
     };
   }
 
+  /** The buffer begins again: what had ended it is over. Nothing is under way. */
+  mend(): void {
+    this.#failure = undefined;
+  }
+
   /** Nothing is under way any more. */
   idle(): Promise<void> {
     return this.#owner.idle();

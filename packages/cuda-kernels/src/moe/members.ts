@@ -75,8 +75,10 @@ function oddOnes<T>(of: ReadonlyMap<Rank, T>): Rank[] {
   return [...of].filter(([, value]) => value !== most).map(([rank]) => rank);
 }
 
-/** Throws on all ranks alike: what one of them refuses, `EP_MISMATCH` for ranks that were opened otherwise or are at another call. */
-export function membershipOf(said: ReadonlyMap<Rank, RankSaid>, where: string): Membership {
+/**
+ * Throws on all ranks alike: what one of them refuses, `EP_MISMATCH` for ranks that were opened otherwise or, unless the buffer `beginsAgain` on all of them, are at another call.
+ */
+export function membershipOf(said: ReadonlyMap<Rank, RankSaid>, where: string, beginsAgain: boolean): Membership {
   const facts = new Map([...said].map(([rank, { facts }]) => [rank, parseMember(facts, rank)]));
   for (const [rank, { refused }] of facts) {
     if (refused === undefined) continue;
@@ -93,7 +95,8 @@ export function membershipOf(said: ReadonlyMap<Rank, RankSaid>, where: string): 
     throw new EpError('EP_MISMATCH', `${where}: no rank is left that had the buffer; open another one`);
   }
   const calls = new Map([...stayed].map(([rank, one]) => [rank, one.calls]));
-  const astray = oddOnes(calls);
+  // A rank may have failed in a call that another had ended, or begun no more.
+  const astray = beginsAgain ? [] : oddOnes(calls);
   if (astray.length > 0) {
     const text = [...calls].map(([rank, count]) => `rank ${rank} has begun ${count}`).join(', ');
     throw new EpError('EP_MISMATCH', `${where}: ranks are at different calls: ${text}`, { context: { odd: astray } });
@@ -102,12 +105,15 @@ export function membershipOf(said: ReadonlyMap<Rank, RankSaid>, where: string): 
   const joined = present.filter((rank) => said.get(rank)!.isNew);
   const givenUp = new Set([...stayed.values()].flatMap(({ lost }) => lost));
   const back = present.filter((rank) => joined.includes(rank) || givenUp.has(rank));
-  return { calls: [...calls.values()][0]!, present, back, joined };
+  return { calls: Math.max(...calls.values()), present, back, joined };
 }
 
 /** Nobody is in this place of the transport yet. */
 export const isEmptyPlace = ({ succession, rank: self }: Transport<never>, rank: Rank): boolean =>
   rank !== self && succession?.lifeOf(rank) === '';
+
+/** Nothing that was sent before lands any more, on any rank: calls that were under way are over, and the buffer begins again. */
+export const beginsAgain = ({ renews }: Transport<never>): boolean => renews === 'all';
 
 /** Throws `EP_UNSUPPORTED` for transports over which a rank that died may still write. */
 export function renewOf(

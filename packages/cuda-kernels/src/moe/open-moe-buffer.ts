@@ -9,6 +9,7 @@ import { HostStream } from '../host-stream.js';
 import { MoeBuffer } from './buffer.js';
 import { describeMoe } from './codes.js';
 import {
+  beginsAgain,
   formatMember,
   isEmptyPlace,
   type MemberFacts,
@@ -91,7 +92,7 @@ export async function joinMoeBuffer(transport: DispatchTransport, options: MoeBu
       timeoutMs: moe.timeoutMs,
       ...(options.signal ? { signal: options.signal } : {}),
       check: (said) => {
-        membership = membershipOf(said, where);
+        membership = membershipOf(said, where, beginsAgain(transport));
       },
       settle: (memory) => {
         const handle = transport.device(memory);

@@ -4,7 +4,7 @@ import type { DispatchTransport } from '../../../src/index.js';
 export type Way = 'shm' | 'ibgda' | 'efa' | 'shm+ibgda' | 'shm+efa';
 
 /** Ways over which ranks come in the place of dead ones. */
-export type ElasticWay = 'shm' | 'ibgda' | 'shm+ibgda';
+export type ElasticWay = Way;
 
 export declare const openers: Readonly<
   Record<Way, (member: Member, options: OpenOptions) => Promise<DispatchTransport>>

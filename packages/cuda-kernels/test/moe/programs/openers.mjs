@@ -29,5 +29,7 @@ export const openers = {
 export const rejoiners = {
   shm: nvshmem.shm.rejoin,
   ibgda: ibgda.soft.rejoin,
+  efa: efaGda.soft.rejoin,
   'shm+ibgda': mixed(nvshmem.shm.rejoin, ibgda.soft.rejoin),
+  'shm+efa': mixed(nvshmem.shm.rejoin, efaGda.soft.rejoin),
 };
