@@ -79,9 +79,12 @@ bool says_goodbye(size_t calls) {
   return lives != 0;
 }
 
+// What was asked on a stream that was opened before the peer knew this one is lost with it; one that is dead is never asked again.
 bool is_answered(hub& by, uint32_t number) {
-  const auto asked = by.ask(number, std::vector<uint8_t>(8));
-  return asked && until([&] { return asked->answered.load(std::memory_order_acquire); }) && !asked->lost;
+  return until([&] {
+    const auto asked = by.ask(number, std::vector<uint8_t>(8));
+    return asked && until([&] { return asked->answered.load(std::memory_order_acquire); }) && !asked->lost;
+  });
 }
 
 // A peer that opens for longer than ranks may be silent refuses the others meanwhile, and lives. Once it has been heard, its silence counts.
@@ -94,7 +97,6 @@ void comes_late() {
   std::this_thread::sleep_for(1500ms);
   EP_CHECK_EQ(here->untold_lives(), size_t{0});
   EP_CHECK(there->know(here->gid(), keys(2, 1)) != 0);
-  EP_CHECK(until([&] { return here->counts().streams != 0; }));
   EP_CHECK(is_answered(*here, number));
   there->die();
   there->stop();
