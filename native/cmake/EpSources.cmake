@@ -27,6 +27,7 @@ set(EP_CORE_SOURCES
   core/gpu/library.cpp
   core/gpu/memory.cpp
   core/gpu/nccl.cpp
+  core/gpu/nvshmem.cpp
   core/gpu/share.cpp
   core/gpu/stream.cpp
   core/hostile/engine.cpp
@@ -81,6 +82,7 @@ set(EP_CORE_SOURCES
   dl/libfabric_symbols.cpp
   dl/mlx5_verbs.cpp
   dl/nccl_symbols.cpp
+  dl/nvshmem_symbols.cpp
   dl/shim/attach.cpp
   dl/shim/fabric_attach.cpp
   dl/verbs_context.cpp
@@ -153,6 +155,7 @@ set(EP_NAPI_SOURCES
   napi/bind_gpu_group.cpp
   napi/bind_gpu_moe.cpp
   napi/bind_gpu_nccl.cpp
+  napi/bind_gpu_nvshmem.cpp
   napi/bind_gpu_stream.cpp
   napi/bind_hostile.cpp
   napi/bind_efa.cpp

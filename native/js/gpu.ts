@@ -154,6 +154,105 @@ export interface NativeNcclCommunicator {
   release(): void;
 }
 
+/** NVIDIA's NVSHMEM, opened by name; `native/napi/bind_gpu_nvshmem.cpp`. */
+export interface NativeNvshmemLibrary {
+  /** "3.4.5". */
+  version(): string;
+  /** Made on one PE, and the same on all PEs of a world. */
+  uniqueId(): Uint8Array<ArrayBuffer>;
+  /** The world that this process is in, of whichever of its threads. */
+  here(): NvshmemPlace | undefined;
+}
+
+export interface NvshmemPlace {
+  readonly id: Uint8Array;
+  readonly pe: number;
+  readonly pes: number;
+  readonly device: number;
+  readonly heapBytes: number;
+  /** Why it is of no use any more; empty: it is. */
+  readonly failed: string;
+}
+
+/** Bytes of the symmetric heap. */
+export interface NativeNvshmemPart {
+  offset(): number;
+  /** Memory that was made in it keeps it. */
+  release(): void;
+}
+
+/** Signals: op 0 none, 1 add, 2 set. Operations end when their stream has come behind them: their source may be used again. */
+export interface NativeNvshmemWorld {
+  /** Ends when all PEs have come; one at a time. */
+  meet(timeoutMs: number): OperationId;
+  failed(): string | undefined;
+  /** Once all have met. */
+  facts(): {
+    /** Every PE's heap is mapped here. */
+    readonly mapped: boolean;
+    /** PEs share a GPU, and their kernels never run at the same time. */
+    readonly byTurns: boolean;
+    readonly bytesFree: number;
+  };
+  /** The first that is free here from an offset on. */
+  take(byteLength: number, signalSlots: number, from: number): NativeNvshmemPart;
+  /** This PE's memory in the part, zeroed. */
+  memory(
+    rank: NativeRankContext,
+    part: NativeNvshmemPart,
+    byteLength: number,
+    signalSlots: number,
+  ): NativeGpuSymmetricMemory;
+  /** One handle for each rank, concatenated; all have taken the same part. */
+  connect(memory: NativeGpuSymmetricMemory, handles: Uint8Array, part: NativeNvshmemPart): void;
+  /** This PE's bytes, where what stands in for a GPU has them on the host. */
+  window(memory: NativeGpuSymmetricMemory): ArrayBuffer;
+  put(
+    stream: NativeGpuStream,
+    memory: NativeGpuSymmetricMemory,
+    peer: number,
+    dstOffset: number,
+    source: NativeGpuOperand,
+    srcOffset: number,
+    byteLength: number,
+    op: number,
+    slot: number,
+    value: bigint,
+  ): OperationId;
+  putValue(
+    stream: NativeGpuStream,
+    memory: NativeGpuSymmetricMemory,
+    peer: number,
+    dstOffset: number,
+    width: number,
+    word: bigint,
+    op: number,
+    slot: number,
+    value: bigint,
+  ): OperationId;
+  signal(
+    stream: NativeGpuStream,
+    memory: NativeGpuSymmetricMemory,
+    peer: number,
+    op: number,
+    slot: number,
+    value: bigint,
+  ): OperationId;
+  get(
+    stream: NativeGpuStream,
+    memory: NativeGpuSymmetricMemory,
+    peer: number,
+    srcOffset: number,
+    target: NativeGpuOperand,
+    dstOffset: number,
+    byteLength: number,
+  ): OperationId;
+  /** Ends when all that was put on the stream before has landed at its peers. */
+  quiet(stream: NativeGpuStream, timeoutMs: number): OperationId;
+  /** HAZARD: the stream waits for all PEs for ever. The operation ends in time, or with a death. */
+  barrier(stream: NativeGpuStream, rank: NativeRankContext, timeoutMs: number): OperationId;
+}
+
 /** Elements and fold as native/core/collective/reduce.hpp numbers them. */
 export interface NcclCall {
   readonly element: number;
@@ -233,6 +332,8 @@ export interface NativeGpuStream {
   captureEnd(): NativeGpuGraph;
   launchGraph(graph: NativeGpuGraph, timeoutMs: number): OperationId;
   depth(): number;
+  /** What is on it will never end: it stays until the process ends, and `close` waits for nothing. */
+  abandon(): void;
   close(): void;
 }
 
@@ -295,6 +396,17 @@ export interface GpuBinding {
     size: number,
     id: Uint8Array,
   ) => NativeNcclCommunicator;
+  readonly NvshmemLibrary: new (path: string) => NativeNvshmemLibrary;
+  /** The place that this process has in this world already, if it has one. */
+  readonly NvshmemWorld: new (
+    nvshmem: NativeNvshmemLibrary,
+    library: NativeGpuLibrary,
+    device: number,
+    pe: number,
+    pes: number,
+    id: Uint8Array,
+    heapBytes: number,
+  ) => NativeNvshmemWorld;
   readonly GpuDispatch: new (description: GpuDispatchDescription) => NativeGpuDispatch;
   /** One piece for each shard. */
   readonly GpuAttention: new (

@@ -57,4 +57,5 @@ export { type LoadAttempt, loadBinding, platformPackage } from './load.js';
 export type * from './moe.js';
 export { type Native, native } from './native.js';
 export { type Nccl, openNccl } from './nccl.js';
+export { type Nvshmem, openNvshmem } from './nvshmem.js';
 export { codeOfStatus, nativeError, Operations } from './operations.js';

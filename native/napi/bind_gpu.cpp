@@ -247,6 +247,9 @@ void bind_gpu(Napi::Env env, Napi::Object exports) {
   gpu_group_wrap::define(env, exports);
   nccl_library_wrap::define(env, exports);
   nccl_communicator_wrap::define(env, exports);
+  nvshmem_library_wrap::define(env, exports);
+  nvshmem_world_wrap::define(env, exports);
+  nvshmem_part_wrap::define(env, exports);
   gpu_attention_wrap::define(env, exports);
   gpu_graph_wrap::define(env, exports);
   gpu_stream_wrap::define(env, exports);

@@ -163,6 +163,9 @@ Napi::Value gpu_stream_wrap::launch_graph(const Napi::CallbackInfo& info) {
 
 Napi::Value gpu_stream_wrap::depth(const Napi::CallbackInfo& info) { return Napi::Number::New(info.Env(), static_cast<double>(open(info.Env()).depth())); }
 
+// What is on it will not end: see gpu::stream. close() comes back at once afterwards.
+void gpu_stream_wrap::abandon(const Napi::CallbackInfo& info) { open(info.Env()).abandon(); }
+
 // Cancels what still waits, and waits for the rest; JS awaits the operations first when it wants them to finish.
 void gpu_stream_wrap::close(const Napi::CallbackInfo& info) {
   if (end_key == 0) return;
@@ -180,7 +183,7 @@ void gpu_stream_wrap::define(Napi::Env env, Napi::Object exports) {
        InstanceMethod<&gpu_stream_wrap::attention_forward>("attentionForward"),
        InstanceMethod<&gpu_stream_wrap::attention_backward>("attentionBackward"), InstanceMethod<&gpu_stream_wrap::capture_begin>("captureBegin"),
        InstanceMethod<&gpu_stream_wrap::capture_end>("captureEnd"), InstanceMethod<&gpu_stream_wrap::launch_graph>("launchGraph"),
-       InstanceMethod<&gpu_stream_wrap::depth>("depth"), InstanceMethod<&gpu_stream_wrap::close>("close")});
+       InstanceMethod<&gpu_stream_wrap::depth>("depth"), InstanceMethod<&gpu_stream_wrap::abandon>("abandon"), InstanceMethod<&gpu_stream_wrap::close>("close")});
 }
 
 } // namespace ep::binding

@@ -4,6 +4,7 @@
 #include "gpu/calls.hpp"
 #include "gpu/group.hpp"
 #include "gpu/nccl.hpp"
+#include "gpu/nvshmem.hpp"
 #include "gpu/stream.hpp"
 #include "wraps.hpp"
 
@@ -140,6 +141,61 @@ struct nccl_communicator_wrap : Napi::ObjectWrap<nccl_communicator_wrap> {
   uint64_t end_key = 0;
 };
 
+struct nvshmem_library_wrap : Napi::ObjectWrap<nvshmem_library_wrap> {
+  static constexpr napi_type_tag type_tag{0x65706e7673686d6cull, 42};
+  static constexpr const char* type_name = "NvshmemLibrary";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit nvshmem_library_wrap(const Napi::CallbackInfo& info);
+  Napi::Value version(const Napi::CallbackInfo& info);
+  Napi::Value unique_id(const Napi::CallbackInfo& info);
+  Napi::Value here(const Napi::CallbackInfo& info);
+  std::shared_ptr<const dl::nvshmem_symbols> native;
+};
+
+// A place in the process's world of NVSHMEM, and what is put on streams by it.
+struct nvshmem_world_wrap : Napi::ObjectWrap<nvshmem_world_wrap> {
+  static constexpr napi_type_tag type_tag{0x65706e7673686d77ull, 43};
+  static constexpr const char* type_name = "NvshmemWorld";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit nvshmem_world_wrap(const Napi::CallbackInfo& info);
+  Napi::Value meet(const Napi::CallbackInfo& info);
+  Napi::Value failed(const Napi::CallbackInfo& info);
+  Napi::Value facts(const Napi::CallbackInfo& info);
+  Napi::Value take(const Napi::CallbackInfo& info);
+  Napi::Value memory(const Napi::CallbackInfo& info);
+  void connect(const Napi::CallbackInfo& info);
+  Napi::Value window(const Napi::CallbackInfo& info);
+  Napi::Value put(const Napi::CallbackInfo& info);
+  Napi::Value put_value(const Napi::CallbackInfo& info);
+  Napi::Value signal(const Napi::CallbackInfo& info);
+  Napi::Value get(const Napi::CallbackInfo& info);
+  Napi::Value quiet(const Napi::CallbackInfo& info);
+  Napi::Value barrier(const Napi::CallbackInfo& info);
+  std::shared_ptr<gpu::nvshmem_world> native;
+  // Shared with the environment's end. `opening` is null where nobody waits.
+  struct holder {
+    std::shared_ptr<gpu::nvshmem_opening> opening;
+  };
+  std::shared_ptr<holder> waits;
+
+ private:
+  struct place;
+  gpu::stream& on(const Napi::CallbackInfo& info) const;
+  place reached(const Napi::CallbackInfo& info, size_t memory) const;
+  void raise_signal(const Napi::CallbackInfo& info, gpu::stream& stream, const place& at, size_t op) const;
+  Napi::Value followed(const Napi::CallbackInfo& info, std::vector<std::shared_ptr<const void>> keep) const;
+};
+
+struct nvshmem_part_wrap : Napi::ObjectWrap<nvshmem_part_wrap> {
+  static constexpr napi_type_tag type_tag{0x65706e7673686d70ull, 44};
+  static constexpr const char* type_name = "NvshmemPart";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit nvshmem_part_wrap(const Napi::CallbackInfo& info);
+  Napi::Value offset(const Napi::CallbackInfo& info);
+  void release(const Napi::CallbackInfo& info);
+  std::shared_ptr<const gpu::nvshmem_world::part> native; // null after release()
+};
+
 // Core attention with everything but its tensors.
 struct gpu_attention_wrap : Napi::ObjectWrap<gpu_attention_wrap> {
   static constexpr napi_type_tag type_tag{0x6570677075617474ull, 29};
@@ -191,6 +247,7 @@ struct gpu_stream_wrap : Napi::ObjectWrap<gpu_stream_wrap> {
   Napi::Value capture_end(const Napi::CallbackInfo& info);
   Napi::Value launch_graph(const Napi::CallbackInfo& info);
   Napi::Value depth(const Napi::CallbackInfo& info);
+  void abandon(const Napi::CallbackInfo& info);
   void close(const Napi::CallbackInfo& info);
 
   gpu::stream& open(Napi::Env env) const;

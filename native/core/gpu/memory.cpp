@@ -43,6 +43,17 @@ result<nothing> copy_now(const library_ref& of, int device, uint64_t to, uint64_
   return nothing{};
 }
 
+result<nothing> fill_now(const library_ref& of, int device, uint64_t at, uint8_t value, uint64_t bytes, const char* what) {
+  const ep_cuda_table& table = of->table();
+  void* stream = nullptr;
+  if (const int error = table.stream_create(device, 1, &stream); error != 0) return of->error(error, what);
+  int error = table.fill(stream, at, value, bytes);
+  const int finished = table.stream_destroy(stream);
+  if (error == 0) error = finished;
+  if (error != 0) return of->error(error, what);
+  return nothing{};
+}
+
 uint64_t symmetric_memory::signal_bytes(uint64_t slots) { return (slots * sizeof(uint64_t) + alignment - 1) / alignment * alignment; }
 
 // Without memory yet, and unknown to the registry.
@@ -188,13 +199,26 @@ result<nothing> symmetric_memory::connect_by_nic(const std::vector<ep_gpu_memory
   return finish(std::move(parts), kind);
 }
 
+result<nothing> symmetric_memory::connect_by_library(const std::vector<ep_gpu_memory_handle>& handles, const std::vector<uint64_t>& signals) {
+  if (handles.size() != static_cast<size_t>(context_->world_size()) || signals.size() != handles.size()) {
+    return failure{EP_STATUS_INVALID, 0, std::to_string(handles.size()) + " handles of device memory for " + std::to_string(context_->world_size()) + " ranks"};
+  }
+  std::vector<ep_peer_view> parts(handles.size());
+  for (size_t rank = 0; rank < handles.size(); ++rank) {
+    if (auto checked = check_handle(handles[rank], "rank " + std::to_string(rank)); !checked.ok()) return checked;
+    if (signals[rank] != 0) parts[rank] = {signals[rank] + signal_bytes(handle_.signal_slots), signals[rank], 0, 0};
+  }
+  ranks_here_ = 1;
+  return finish(std::move(parts), EP_MEMORY_LOAD_STORE);
+}
+
 result<nothing> symmetric_memory::finish(std::vector<ep_peer_view> parts, uint32_t kind) {
-  // HAZARD: what a NIC reaches is none of the runtime's: nobody but we would wait for kernels that still post from it.
+  // HAZARD: what a NIC or a library made is none of the runtime's: nobody but we would wait for kernels that still use it.
   struct under_kernels {
     std::shared_ptr<const void> part;
     std::shared_ptr<memory_route> route;
   };
-  std::shared_ptr<const void> beside = by_nic() ? std::make_shared<const under_kernels>(under_kernels{own_, route_}) : nullptr;
+  std::shared_ptr<const void> beside = nic_part_ ? std::make_shared<const under_kernels>(under_kernels{own_, route_}) : nullptr;
   auto views = device_block::allocate(of_, device(), parts.size() * sizeof(ep_peer_view), nullptr, std::move(beside));
   if (!views.ok()) return views.why();
   auto copied = copy_now(of_, device(), views.value()->address(), reinterpret_cast<uint64_t>(parts.data()), parts.size() * sizeof(ep_peer_view), "copying the table of ranks");

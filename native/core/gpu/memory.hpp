@@ -10,11 +10,14 @@ namespace ep::gpu {
 // Waits for the copy, which runs on a stream of its own: for set-up and resync, where no other is at hand. Either side may be the host's.
 result<nothing> copy_now(const library_ref& of, int device, uint64_t to, uint64_t from, uint64_t bytes, const char* what);
 
+// Likewise.
+result<nothing> fill_now(const library_ref& of, int device, uint64_t at, uint8_t value, uint64_t bytes, const char* what);
+
 class symmetric_memory {
  public:
   // Makes this rank's part, zeroed: signal words, then data.
   static result<std::shared_ptr<symmetric_memory>> create(std::shared_ptr<rank_context> context, library_ref of, int device, uint64_t byte_length, uint64_t signal_slots);
-  // The same over memory of somebody's making, zeroed, which peers reach by a NIC only: `signals` is the address of the words, the bytes follow behind
+  // The same over memory of somebody's making, zeroed, which peers reach by a NIC, or as a library has it: `signals` is the address of the words, the bytes follow behind
   // signal_bytes(signal_slots). `keep` holds it.
   static result<std::shared_ptr<symmetric_memory>> create_for_nic(std::shared_ptr<rank_context> context, library_ref of, int device, uint64_t byte_length, uint64_t signal_slots,
                                                                   uint64_t signals, std::shared_ptr<const void> keep);
@@ -28,6 +31,8 @@ class symmetric_memory {
   result<nothing> connect(const std::vector<ep_gpu_memory_handle>& handles);
   // Of one that a NIC reaches: nobody's part is mapped. `kind` and `address` as of ep::symmetric_memory.
   result<nothing> connect_by_nic(const std::vector<ep_gpu_memory_handle>& handles, std::shared_ptr<memory_route> route, uint32_t kind, uint64_t address);
+  // Of one over memory of somebody's making: a library has mapped the others' parts, `signals` of each rank here, 0 of those that it reaches by a network only.
+  result<nothing> connect_by_library(const std::vector<ep_gpu_memory_handle>& handles, const std::vector<uint64_t>& signals);
   bool connected() const { return !parts_.empty(); }
   bool by_nic() const { return route_ != nullptr; }
   // What create_for_nic was given as `keep`; null of another.

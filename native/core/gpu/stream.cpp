@@ -61,10 +61,15 @@ void stream::stop() {
   changed_.notify_all();
 }
 
+void stream::abandon() {
+  abandoned_ = true;
+  stop();
+}
+
 stream::~stream() {
   stop();
   if (thread_.joinable()) thread_.join();
-  if (native_ != nullptr) of_->table().stream_destroy(native_);
+  if (native_ != nullptr && !abandoned_) of_->table().stream_destroy(native_);
 }
 
 ep_cuda_launch stream::launch(uint32_t blocks, uint32_t lanes, uint64_t wait_cycles, const slot_ref& slot) const {
@@ -228,7 +233,9 @@ void stream::complete(entry& of, int error) {
     end = of.ended;
   }
   const uint64_t operation = of.operation;
-  of.how = {}; // what it kept may go before anyone hears of its end
+  // What it kept may go before anyone hears of its end.
+  if (abandoned_) new watch(std::move(of.how)); // leaked on purpose: the device may use it for ever
+  else of.how = {};
   sink_.complete(operation, end);
 }
 

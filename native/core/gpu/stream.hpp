@@ -1,6 +1,7 @@
 // A stream of a device as JS sees it: what is put on it runs on the device, in order; a thread of ours only watches it, and tells the sink how things ended.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -54,6 +55,8 @@ class stream {
   ~stream();
   // Ends the waits of what runs, and returns at once. Nothing may be followed afterwards.
   void stop();
+  // What is on it never ends, since some library waits there for a peer that is gone: the device's stream, and what its operations keep, stay until the process ends.
+  void abandon();
 
   int device() const { return device_; }
   const library_ref& of() const { return of_; }
@@ -102,6 +105,7 @@ class stream {
   std::deque<std::unique_ptr<entry>> queue_;
   std::vector<watch> unfollowed_;
   bool stopping_ = false;
+  std::atomic<bool> abandoned_{false};
   std::thread thread_;
 };
 

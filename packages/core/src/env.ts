@@ -18,6 +18,11 @@ export const SWITCHES = {
     meaning:
       "path of NVIDIA's NCCL (`libnccl.so.2`) for groups over it; nothing else is tried when it is set; unset: by its name, where the loader searches",
   },
+  EP_NVSHMEM_PATH: {
+    default: 'unset',
+    meaning:
+      "path of the host library of NVIDIA's NVSHMEM (`libnvshmem_host.so.3`) for `nvshmem.nvshmem`; nothing else is tried when it is set; unset: by its name, where the loader searches",
+  },
   EP_CUDA_ARCHITECTURES: {
     default: 'unset',
     meaning:

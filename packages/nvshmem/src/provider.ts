@@ -19,6 +19,7 @@ import {
 import { resolveConfig, type ShmConfig } from './config.js';
 import { cuda } from './cuda/provider.js';
 import { fabric } from './fabric/provider.js';
+import { byNvshmem } from './nvshmem/provider.js';
 import { probeShm } from './probe.js';
 import { ShmTransport } from './transport.js';
 import { VERSION } from './version.js';
@@ -77,4 +78,6 @@ export const nvshmem = {
   /** Ranks of one Linux host whose kernels run on GPUs; device memory beside all that `shm` has. */
   cuda,
   fabric,
+  /** Ranks of one Linux host as PEs of NVIDIA's NVSHMEM: device memory on its symmetric heap. */
+  nvshmem: byNvshmem,
 } as const;

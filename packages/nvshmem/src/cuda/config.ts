@@ -13,16 +13,20 @@ export interface ResolvedCudaConfig extends ResolvedShmConfig {
 }
 
 /** Throws `EP_INVALID_ARGUMENT`, and `EP_UNSUPPORTED` for a world with empty places. */
-export function resolveCudaConfig(config: CudaConfig | undefined, worldSize: number): ResolvedCudaConfig {
+export function resolveCudaConfig(
+  config: CudaConfig | undefined,
+  worldSize: number,
+  name = 'nvshmem:cuda',
+): ResolvedCudaConfig {
   if ((config as ShmConfig | undefined)?.activeRanks !== undefined) {
     throw new EpError(
       'EP_UNSUPPORTED',
-      'nvshmem:cuda: activeRanks: all ranks open a world of GPUs; nvshmem.shm has places for later ones',
+      `${name}: activeRanks: all ranks open a world of GPUs; nvshmem.shm has places for later ones`,
     );
   }
   if ((config as ShmConfig | undefined)?.hosts !== undefined) {
-    throw new EpError('EP_UNSUPPORTED', 'nvshmem:cuda: hosts: its ranks are of one host; nvshmem.shm has several');
+    throw new EpError('EP_UNSUPPORTED', `${name}: hosts: its ranks are of one host; nvshmem.shm has several`);
   }
-  const device = checkInteger(config?.device ?? 0, 'device', 'nvshmem:cuda configuration');
+  const device = checkInteger(config?.device ?? 0, 'device', `${name} configuration`);
   return { ...resolveConfig(config, worldSize), device };
 }
