@@ -5,6 +5,7 @@ import { promisify } from 'node:util';
 import { beforeAll, describe, expect, it } from 'vitest';
 import { cases } from './cases.mjs';
 import { ncclCases } from './nccl-cases.mjs';
+import { nvshmemCases } from './nvshmem-cases.mjs';
 import { runRanks, valuesOf } from './ranks.mjs';
 
 const run = promisify(execFile);
@@ -15,10 +16,12 @@ beforeAll(() => {
     fileURLToPath(new URL(`../../native/build/Release/${name}`, import.meta.url));
   process.env.EP_CUDA_PATH = standIn('libep_cuda_host.so');
   process.env.EP_NCCL_PATH = standIn('libep_nccl_host.so');
+  process.env.EP_NVSHMEM_PATH = standIn('libep_nvshmem_host.so');
 });
 
 describe('on host threads in place of a GPU', () => {
-  for (const one of [...cases, ...ncclCases(3, false)]) it(one.name, { timeout: 180_000 }, () => one.run());
+  for (const one of [...cases, ...ncclCases(3, false), ...nvshmemCases(false)])
+    it(one.name, { timeout: 180_000 }, () => one.run());
 
   for (const [place, placement] of [
     ['dma-buf', 'GPU memory by DMA-BUF'],

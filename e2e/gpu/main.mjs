@@ -1,9 +1,10 @@
 // node e2e/gpu/main.mjs [TEXT]: runs every case on this machine's GPU, or those whose names hold the text. Where there is none, or it cannot do what a case needs, cases are listed as unavailable, with the
 // reason; `gpu` in EP_REQUIRE makes that a failure.
-import { openGpus, openNccl } from '@ep/native';
+import { openGpus, openNccl, openNvshmem } from '@ep/native';
 import { isRequired } from '../../tools/required.mjs';
 import { cases as all, measurements, severalGpus } from './cases.mjs';
 import { ncclCases, ncclMeasurements } from './nccl-cases.mjs';
+import { nvshmemCases } from './nvshmem-cases.mjs';
 
 const [text = ''] = process.argv.slice(2);
 const wanted = (/** @type {readonly import('./cases.mjs').Case[]} */ list) =>
@@ -33,8 +34,23 @@ try {
   missing = error instanceof Error ? error.message : String(error);
 }
 if (missing === '') cases.push(...nccl);
+const symmetric = wanted(nvshmemCases(usable > 1));
+/** Why the cases of NVSHMEM do not run, if they do not. */
+let lacking = '';
+try {
+  const { version, path } = openNvshmem();
+  console.log(`NVSHMEM ${version}, ${path}`);
+  cases.push(...symmetric);
+} catch (error) {
+  lacking = error instanceof Error ? error.message : String(error);
+}
 console.log(`${first?.name}, driver for CUDA ${first?.driver}, ${gpus.path}`);
-let [passed, failed, unavailable] = [0, 0, missing === '' ? 0 : nccl.length];
+let [passed, failed, unavailable] = [
+  0,
+  0,
+  (missing === '' ? 0 : nccl.length) + (lacking === '' ? 0 : symmetric.length),
+];
+if (lacking !== '') for (const { name } of symmetric) console.log(`unavailable  ${name}: ${lacking}`);
 if (missing !== '') for (const { name } of nccl) console.log(`unavailable  ${name}: ${missing}`);
 for (const { name, run, processes } of cases) {
   if (processes === true && first?.ipc !== true) {

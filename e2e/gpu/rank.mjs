@@ -29,7 +29,7 @@ async function run() {
       await store.close();
     }
   }
-  const transport = await nvshmem.cuda.open(
+  const transport = await (start.data?.nvshmem ? nvshmem.nvshmem : nvshmem.cuda).open(
     { rank, worldSize, store },
     // With `spread`, ranks take the GPUs in turn.
     {

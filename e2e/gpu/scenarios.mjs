@@ -13,6 +13,7 @@ import { groupScenarios } from './groups.mjs';
 import { messageScenarios } from './messages.mjs';
 import { ncclScenarios } from './nccl.mjs';
 import { nicScenarios } from './nic.mjs';
+import { nvshmemScenarios } from './nvshmem.mjs';
 import { recovery } from './recovery.mjs';
 import { allRows, expectSame, place, storageOf } from './tensors.mjs';
 
@@ -294,5 +295,6 @@ export const scenarios = {
   ...graphScenarios,
   ...messageScenarios,
   ...ncclScenarios,
+  ...nvshmemScenarios,
   ...nicScenarios,
 };

@@ -5,7 +5,7 @@
 // launches of all ranks; the median of the repetitions. Every timed variant is followed by a check of every received word.
 #include <algorithm>
 
-#include "plan_world.cuh"
+#include "compat_plan.cuh"
 
 namespace {
 
@@ -97,10 +97,7 @@ double dispatch_time(plan_world& world, uint32_t blocks, uint32_t lanes) {
 class compat_world {
  public:
   explicit compat_world(plan_world& over) : world(over), count(over.ranks.size()) {
-    const plan_options& wanted = world.options;
-    const uint64_t send[2] = {wanted.tokens * wanted.row_bytes[0], wanted.tokens * wanted.row_bytes[1]};
-    const uint64_t receive[2] = {world.capacity_rows[0] * wanted.row_bytes[0], world.capacity_rows[1] * wanted.row_bytes[1]};
-    const uint64_t bytes = send[0] + send[1] + receive[0] + receive[1];
+    const uint64_t bytes = compat_layout(world).bytes();
     std::vector<ep_peer_view> views;
     for (size_t rank = 0; rank < count; ++rank) {
       memories.push_back(gpu_array<uint8_t>(bytes));
@@ -109,54 +106,9 @@ class compat_world {
       views.push_back({bits(memories.back()), bits(signals.back()), 0, 0});
     }
     ep_peer_view* everyone = gpu_array(views);
-    std::vector<std::vector<uint64_t>> rows[2];
-    for (auto& part : rows) part.assign(count, std::vector<uint64_t>(count + 1));
-    for (size_t to = 0; to < count; ++to) {
-      for (const arriving_run& run : world.arriving[to]) {
-        rows[run.part][to][static_cast<size_t>(run.src_rank)] += run.rows;
-        rows[run.part][to][count] += run.rows;
-      }
-    }
     for (size_t self = 0; self < count; ++self) {
-      const auto& shards = world.shards[self];
-      const auto replicas = wanted.replicas;
-      std::vector<uint32_t> lengths;
-      std::vector<int32_t> ranks[2];
-      std::vector<uint32_t> offsets[2];
-      size_t next[2] = {0, 0};
-      for (const plan_world::shard& each : shards) {
-        lengths.push_back(each.tokens);
-        ranks[0].push_back(each.query_to);
-        offsets[0].push_back(static_cast<uint32_t>(world.entries[self][0][next[0]++].dst_row));
-        for (uint32_t replica = 0; replica < replicas; ++replica) {
-          const bool there = replica < each.key_value_to.size();
-          ranks[1].push_back(there ? each.key_value_to[replica] : -1);
-          offsets[1].push_back(there ? static_cast<uint32_t>(world.entries[self][1][next[1]++].dst_row) : 0);
-        }
-      }
-      ep_compat_args made{};
-      made.memory = world.ranks[self].call.args.memory;
-      made.memory.byte_length = bytes;
+      ep_compat_args made = compat_args(world, self, outputs[self]);
       made.memory.peers = bits(everyone);
-      made.tokens = wanted.tokens;
-      made.seq_len = bits(gpu_array(lengths));
-      made.num_seqs = static_cast<uint32_t>(shards.size());
-      made.status = world.ranks[self].call.args.status;
-      uint64_t at = 0;
-      for (int part = 0; part < 2; ++part) {
-        ep_compat_route& route = part == 0 ? made.query : made.key_value;
-        route.src = bits(world.ranks[self].source[part]);
-        route.dst = bits(outputs[self]) + (part == 0 ? 0 : receive[0]);
-        route.row_bytes = wanted.row_bytes[part];
-        route.send_offset = at;
-        route.recv_offset = at + send[part];
-        at += send[part] + receive[part];
-        route.signal_slot = static_cast<uint64_t>(part) * count;
-        route.dst_rank = bits(gpu_array(ranks[part]));
-        route.dst_offset = bits(gpu_array(offsets[part]));
-        route.num_recv_tokens = bits(gpu_array(rows[part][self]));
-        route.replicas = part == 0 ? 1 : replicas;
-      }
       args.push_back(made);
     }
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
