@@ -35,6 +35,20 @@ describe('on host threads in place of a GPU', () => {
     });
   }
 
+  it('NVSHMEM that maps not all heaps gives kernels of ours no handle', { timeout: 60_000 }, async () => {
+    const wanted = { EP_NVSHMEM_HOST_APART: '1', EP_NVSHMEM_HOST_TURNS: '1' };
+    Object.assign(process.env, wanted);
+    try {
+      const reports = await runRanks('nvshmemApart', 2, { mode: 'processes', data: { nvshmem: true } });
+      expect(valuesOf(reports)).toEqual([
+        [2, 'EP_UNSUPPORTED', true],
+        [1, 'EP_UNSUPPORTED', true],
+      ]);
+    } finally {
+      for (const name of Object.keys(wanted)) delete process.env[name];
+    }
+  });
+
   it('a GPU that fails is listed beside those that work', async () => {
     const program = fileURLToPath(new URL('./devices.mjs', import.meta.url));
     const env = { ...process.env, EP_CUDA_HOST_BROKEN_DEVICE: '1' };

@@ -135,4 +135,24 @@ async function nvshmemLost({ transport, device, rank, ready, data }) {
   return { codes, failed: transport.failed.aborted };
 }
 
-export const nvshmemScenarios = { nvshmemOperations, nvshmemHeap, nvshmemAbsent, nvshmemLost };
+/** Heaps that are not mapped: what the host starts goes through, and kernels of ours get no handle. */
+async function nvshmemApart({ transport, rank, worldSize }) {
+  const memory = await transport.allocate({ byteLength: 64, signalSlots: 1, space: 'device' });
+  const next = (rank + 1) % worldSize;
+  const endpoint = await transport.connect(next);
+  await memory.write(Uint8Array.of(1 + rank), memory.local(0, 1));
+  await endpoint.put(memory.local(0, 1), memory.remote(next, 1, 1), { signal: { slot: 0, op: 'inc' } });
+  await memory.signals.until(0, { ...SIGNAL, value: 1n });
+  const [from] = await readBack(memory, 1, 1);
+  let code = 'a handle';
+  try {
+    transport.device(memory);
+  } catch (error) {
+    code = error.code;
+  }
+  await transport.barrier();
+  await memory.close();
+  return [from, code, transport.byTurns];
+}
+
+export const nvshmemScenarios = { nvshmemApart, nvshmemOperations, nvshmemHeap, nvshmemAbsent, nvshmemLost };

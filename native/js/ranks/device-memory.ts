@@ -16,7 +16,7 @@ import {
   type SymmetricMemory,
   type WaitOptions,
 } from '@ep/core';
-import { gpuMemoryHandleLayout } from '../abi.gen.js';
+import { EP_LIFE_CLOSED, gpuMemoryHandleLayout } from '../abi.gen.js';
 import type { NativeRankContext } from '../binding.js';
 import type { NativeGpuLibrary, NativeGpuOperand, NativeGpuSymmetricMemory } from '../gpu.js';
 import type { GpuCopier } from '../gpu-copier.js';
@@ -107,27 +107,44 @@ class DeviceSignalPad implements SignalPad {
       throw invalid('test', { where: 'until', expected: '{cmp, value} with a bigint value', found: test });
     }
     const holds = HOLDS[comparisonCode(test.cmp)]!;
+    this.peek(slot); // refuses what is no slot, and what was closed
     const timeoutMs = options?.timeoutMs ?? fallback;
     const deadline = performance.now() + timeoutMs;
     const where = `signal slot ${slot} of rank ${rank}`;
+    const awaited = (options?.peers ?? [...Array(worldSize).keys()]).filter((peer) => peer !== rank);
     return withClosing(options, this.#closing(), async ({ signal }) => {
       for (;;) {
         signal?.throwIfAborted();
+        const gone = this.#goneOf(awaited);
+        // After the look at the peers: what one of them sent before it went is there by now.
         const found = this.peek(slot);
         if (holds(found, test.value)) return found;
         const progress = `awaited a value ${test.cmp} ${test.value}, found ${found}`;
-        const lost = liveness.lostRanks().filter((peer) => options?.peers?.includes(peer) ?? true);
-        if (lost.length > 0) {
-          throw new EpError('EP_PEER_LOST', `${where}: ${formatRanks(lost)} died; ${progress}`, { context: { lost } });
+        const context = { awaited, expected: test.value, found };
+        if (gone.length > 0) {
+          throw liveness.notice(
+            new EpError('EP_PEER_LOST', `${where}: ${formatRanks(gone)} died or closed; ${progress}`, {
+              context: { ...context, lost: gone },
+            }),
+          );
         }
         if (performance.now() >= deadline) {
-          throw new EpError('EP_TIMEOUT', `${where}: timed out after ${timeoutMs} ms; ${progress}`, {
-            context: { awaited: options?.peers ?? [], timeoutMs },
+          const who = awaited.length > 0 ? `; awaited ${formatRanks(awaited)}` : '';
+          throw new EpError('EP_TIMEOUT', `${where}: timed out after ${timeoutMs} ms; ${progress}${who}`, {
+            context: { ...context, timeoutMs },
           });
         }
         await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
       }
     });
+  }
+
+  /** Those that are dead; or all, once all have closed in order. */
+  #goneOf(awaited: readonly Rank[]): readonly Rank[] {
+    const { context, liveness } = this.#init;
+    const lost = awaited.filter((peer) => liveness.isDead(peer));
+    if (lost.length > 0) return lost;
+    return awaited.every((peer) => context.life(peer) === EP_LIFE_CLOSED) ? awaited : [];
   }
 }
 

@@ -245,6 +245,18 @@ describe('ep doctor', () => {
     expect(old.remedy).toContain('EP_NCCL_PATH');
   });
 
+  it('says which NVSHMEM is found, and why one is of no use', async () => {
+    const nvshmem = async (env: Readonly<Record<string, string>>) => {
+      const { checks } = JSON.parse((await runEp(['doctor', '--json'], env)).stdout) as { readonly checks: Check[] };
+      return checks.find(({ name }) => name === 'NVSHMEM')!;
+    };
+    const standIn = fileURLToPath(new URL('../../../native/build/Release/libep_nvshmem_host.so', import.meta.url));
+    expect(await nvshmem({ EP_NVSHMEM_PATH: standIn })).toMatchObject({ verdict: 'ok', found: `3.4.5 (${standIn})` });
+    const old = await nvshmem({ EP_NVSHMEM_PATH: standIn, EP_NVSHMEM_HOST_VERSION: '20900' });
+    expect(old).toMatchObject({ verdict: 'note', found: expect.stringContaining('is NVSHMEM 2.9.0') });
+    expect(old.remedy).toContain('EP_NVSHMEM_PATH');
+  });
+
   it('finds programs on PATH and reads their version', async () => {
     expect(findProgram('sh', '/bin')).toBe('/bin/sh');
     expect(findProgram('no-such-program-anywhere')).toBeUndefined();

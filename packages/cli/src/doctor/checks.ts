@@ -193,6 +193,8 @@ const toolRemedies: Readonly<Record<string, string>> = {
   'C++ compiler': 'needed only to build the addon from source: apt-get install g++',
   nvcc: 'needed only to compile the kernels for GPUs: install the CUDA toolkit, or set CUDACXX',
   NCCL: 'needed only by process groups over it (backend nccl): install libnccl2 or the wheel nvidia-nccl-cu13, and set EP_NCCL_PATH to libnccl.so.2',
+  NVSHMEM:
+    'needed only by nvshmem.nvshmem: install the wheel nvidia-nvshmem-cu13, and set EP_NVSHMEM_PATH to its lib/libnvshmem_host.so.3; nvshmem.cuda does without',
   mpirun: 'needed only as a peer in benchmarks: apt-get install openmpi-bin',
 };
 

@@ -5,7 +5,7 @@ import { arch, cpus, platform, release } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { promisify } from 'node:util';
 import { isEpError } from '@ep/core';
-import { type HostFacts, type NicTopology, native, openNccl } from '@ep/native';
+import { type HostFacts, type NicTopology, native, openNccl, openNvshmem } from '@ep/native';
 
 /** The addon that is loaded, or why none is. */
 export type AddonState =
@@ -105,15 +105,15 @@ export function findTools(): Promise<Tool[]> {
     findTool('C++ compiler', [...(process.env.CXX ? [process.env.CXX] : []), 'c++', 'g++', 'clang++']),
     findTool('nvcc', [...(process.env.CUDACXX ? [process.env.CUDACXX] : []), 'nvcc', join(cuda, 'bin', 'nvcc')]),
     findTool('mpirun', ['mpirun', 'mpiexec']),
-    findNccl(),
+    findLibrary('NCCL', openNccl),
+    findLibrary('NVSHMEM', openNvshmem),
   ]);
 }
 
-/** Loads it, as groups do that are opened over it. */
-function findNccl(): Tool {
-  const name = 'NCCL';
+/** Loads one of NVIDIA's, as what is opened over it does, and begins nothing. */
+function findLibrary(name: string, open: () => { readonly version: string; readonly path: string }): Tool {
   try {
-    const { version, path } = openNccl();
+    const { version, path } = open();
     return { name, version, path };
   } catch (error) {
     // Without the addon nothing is looked for; the addon's own line says why.

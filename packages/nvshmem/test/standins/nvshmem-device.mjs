@@ -2,7 +2,8 @@
  * `nvshmem.nvshmem` whose memory is device memory unless asked otherwise, with views of it: over the stand-ins a GPU's memory is the host's. So the cases of the conformance suite, which look at memory by
  * views, run over NVSHMEM's calls instead of over the host memory beside them.
  */
-import { checkInteger, EpError, elementBytes, invalid, viewStorage } from '@ep/core';
+import { checkInteger, elementBytes, invalid, viewStorage } from '@ep/core';
+import { native } from '@ep/native';
 import { nvshmem } from '@ep/nvshmem';
 
 const LARGEST_VIEW = 2 ** 32;
@@ -25,7 +26,7 @@ function withViews(transport, memory) {
   const close = memory.close.bind(memory);
   memory.close = async (options) => {
     await close(options);
-    if (bytes !== undefined && !bytes.detached) structuredClone(bytes, { transfer: [bytes] });
+    if (bytes !== undefined) native().binding.detach(bytes);
   };
   return memory;
 }
@@ -39,9 +40,6 @@ export const provider = {
     // `allocate` is the transport's own property.
     Object.defineProperty(transport, 'allocate', {
       value: async (asked) => {
-        if (asked?.near !== undefined && asked.over === undefined) {
-          throw new EpError('EP_INVALID_ARGUMENT', 'allocate: near without over');
-        }
         return withViews(transport, await allocate({ ...asked, space: asked?.space ?? 'device' }));
       },
     });
