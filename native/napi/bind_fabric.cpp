@@ -252,7 +252,7 @@ Napi::Value fabric_wrap::accepted(const Napi::CallbackInfo& info) {
 // (peer, number, patiently) -> 0: it is done; 1: nothing reaches the peer any more; -1: it is under way
 Napi::Value fabric_wrap::request_try(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
-  const fabric::engine& engine = open(env);
+  fabric::engine& engine = open(env);
   const rank_context& owner = context(env);
   const int32_t peer = peer_argument(info[0], owner);
   const uint64_t number = arg_size(info[1], "number");
@@ -262,6 +262,7 @@ Napi::Value fabric_wrap::request_try(const Napi::CallbackInfo& info) {
     state = engine.look(peer, number);
     return state != fabric::request_state::pending;
   };
+  if (info[2].ToBoolean()) engine.want_end(peer);
   // What only the engine's thread carries takes longer than a thread of JS may wait.
   if (info[2].ToBoolean() && !engine.heavy()) {
     wait_inline(owner.policy(), owner.wake(), ended, &owner.progress());
@@ -278,6 +279,7 @@ Napi::Value fabric_wrap::watch(const Napi::CallbackInfo& info) {
   rank_wrap& owner = unwrap<rank_wrap>(rank.Value(), "rank");
   const int32_t peer = peer_argument(info[0], owner.open(env));
   const uint64_t number = arg_size(info[1], "number");
+  native->engine->want_end(peer);
   const auto ended = [engine = native->engine, peer, number](outcome& end) {
     const fabric::request_state state = engine->look(peer, number);
     end.found = state == fabric::request_state::failed ? 1 : 0;

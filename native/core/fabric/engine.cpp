@@ -167,6 +167,8 @@ request_state engine::look(int32_t peer, uint64_t number) const {
   return broken ? request_state::failed : request_state::pending;
 }
 
+void engine::want_end(int32_t peer) { links_[static_cast<size_t>(peer)]->wants_end.store(true, std::memory_order_release); }
+
 uint64_t engine::accepted(int32_t peer) const {
   const std::lock_guard lock(mutex_);
   return accepted_[static_cast<size_t>(peer)];

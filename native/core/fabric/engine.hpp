@@ -82,6 +82,8 @@ class engine {
   // Takes it over. The number is for look(): requests to one peer end in their order.
   result<uint64_t> post(const symmetric_memory& memory, request wanted);
   request_state look(int32_t peer, uint64_t number) const;
+  // Somebody waits for what was posted to the peer, also for what nobody was to wait for.
+  void want_end(int32_t peer);
   // Number of the last request to this peer, 0: none.
   uint64_t accepted(int32_t peer) const;
   // Something is under way that only the thread carries.

@@ -63,6 +63,8 @@ struct outgoing {
   uint32_t pieces = 0;
   uint32_t under_way = 0;    // pieces without an event yet
   bool numbered() const { return !wanted.reads && !wanted.nowhere; }
+  // HAZARD: while a heavy request is under way, nobody carries in the thread's stead: its end must not wait for a moment.
+  bool asks() const { return !wanted.unawaited || wanted.heavy(); }
 };
 
 // A request that arrives.
@@ -89,6 +91,7 @@ struct link {
   size_t posted = 0;
   uint64_t next_sequence = 0;
   uint64_t acked = 0; // ours that the peer has carried out
+  bool unasked = false; // the last one sent was one that nobody waited for
 
   std::deque<incoming> in;
   uint64_t applied = 0; // the peer's that have been carried out here
@@ -100,6 +103,8 @@ struct link {
     uint64_t number; // requests below it come first
   };
   std::vector<retirement> retiring; // memories of the peer
+
+  std::atomic<bool> wants_end{false}; // somebody waits after all, for all that was accepted
 
   // Read by other threads.
   std::atomic<uint64_t> host_ended{0};

@@ -107,8 +107,7 @@ int engine::announce(int32_t peer, const outgoing& one) {
   const request& wanted = one.wanted;
   wire_message message{};
   message.kind = message_kind::request;
-  // HAZARD: while a heavy request is under way, nobody carries in the thread's stead: its end must not wait for a moment.
-  message.op = static_cast<uint8_t>(static_cast<uint8_t>(wanted.op) | (wanted.unawaited && !wanted.heavy() ? 0 : wire_asks));
+  message.op = static_cast<uint8_t>(static_cast<uint8_t>(wanted.op) | (one.asks() ? wire_asks : 0));
   message.pieces = one.pieces;
   message.sequence = one.sequence;
   message.memory = one.part.memory;
@@ -137,13 +136,17 @@ bool engine::pump(int32_t peer) {
     if (code != EAGAIN) lose(peer, "a request could not be posted: " + failure_errno("post", code, "").message);
     return any;
   };
-  while (!at.control.empty()) {
-    // A sign of life is no reason to look for more to do.
-    const bool work = at.control.front().kind != message_kind::alive || at.applied != at.told;
-    if (const int code = send(peer, at.control.front(), head_bytes); code != 0) return refused(code);
-    at.control.pop_front();
-    any = any || work;
-  }
+  const auto send_control = [&]() -> int {
+    while (!at.control.empty()) {
+      // A sign of life is no reason to look for more to do.
+      const bool work = at.control.front().kind != message_kind::alive || at.applied != at.told;
+      if (const int code = send(peer, at.control.front(), head_bytes); code != 0) return code;
+      at.control.pop_front();
+      any = any || work;
+    }
+    return 0;
+  };
+  if (const int code = send_control(); code != 0) return refused(code);
   for (; at.posted < at.out.size(); ++at.posted, any = true) {
     outgoing& one = at.out[at.posted];
     if (one.wanted.nowhere) continue;
@@ -153,6 +156,13 @@ bool engine::pump(int32_t peer) {
     }
     if (one.wanted.reads) continue;
     if (const int code = announce(peer, one); code != 0) return refused(code);
+    at.unasked = !one.asks();
+  }
+  // Behind all that was accepted.
+  if (at.posted == at.out.size() && at.wants_end.exchange(false, std::memory_order_acquire) && std::exchange(at.unasked, false)) {
+    say(peer, message_kind::alive);
+    at.control.back().op = wire_asks;
+    if (const int code = send_control(); code != 0) return refused(code);
   }
   return any;
 }
@@ -260,7 +270,10 @@ bool engine::on_message(wire_message& message, size_t bytes) {
   at.acked = std::max(at.acked, message.acked);
   switch (message.kind) {
     case message_kind::request: on_request(source, message); return true;
-    case message_kind::alive: return news;
+    case message_kind::alive:
+      // It may have overtaken what it asks for.
+      at.asked = at.asked || (message.op & wire_asks) != 0;
+      return news || at.asked;
     case message_kind::byed: at.byed = true; return true;
     case message_kind::bye: {
       say(source, message_kind::byed);

@@ -26,7 +26,7 @@ enum class message_kind : uint8_t {
   retired = 6, // everything that was under way to `memory` has landed, nothing will follow
 };
 
-// With the operation of a request: the source waits for its end.
+// With the operation of a request: the source waits for its end. With a sign of life: it waits for the ends of all before.
 inline constexpr uint8_t wire_asks = 0x80;
 
 struct wire_message {

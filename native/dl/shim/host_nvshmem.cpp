@@ -122,8 +122,6 @@ void put_word(void* to, uint64_t value, uint64_t width, int pe, void* stream) {
   put_on(stream, job);
 }
 
-bool set(const char* name) { return std::getenv(name) != nullptr; }
-
 } // namespace
 
 #define EP_VISIBLE extern "C" __attribute__((visibility("default")))
@@ -171,7 +169,7 @@ EP_VISIBLE int nvshmemx_hostlib_init_attr(unsigned flags, nvshmem_init_attr* att
 
 EP_VISIBLE int nvshmemx_init_status() {
   if (here().shared == nullptr) return 0;
-  return set("EP_NVSHMEM_HOST_TURNS") ? ep::dl::nvshmem_limited_mpg : ep::dl::nvshmem_initialized;
+  return std::getenv("EP_NVSHMEM_HOST_TURNS") != nullptr ? ep::dl::nvshmem_limited_mpg : ep::dl::nvshmem_initialized;
 }
 EP_VISIBLE int nvshmem_my_pe() { return here().pe; }
 EP_VISIBLE int nvshmem_n_pes() { return here().pes; }
@@ -199,7 +197,7 @@ EP_VISIBLE void* nvshmem_malloc(size_t bytes) {
 }
 
 EP_VISIBLE void* nvshmem_ptr(const void* at, int pe) {
-  if (pe != here().pe && set("EP_NVSHMEM_HOST_APART")) return nullptr;
+  if (pe != here().pe && std::getenv("EP_NVSHMEM_HOST_APART") != nullptr) return nullptr;
   return at_peer(at, pe);
 }
 

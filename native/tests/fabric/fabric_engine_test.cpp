@@ -105,7 +105,7 @@ void test_signal_waits_for_bytes() {
 void test_unawaited() {
   constexpr uint64_t puts = 60;
   fabric::engine_options options;
-  options.tell_after_ns = 300'000'000;
+  options.tell_after_ns = 2'000'000'000;
   scripted_world world(2, 41, options);
   const auto target = [&] { return world.ranks.side(1).engine->counts().messages; };
   const uint64_t before = target();
@@ -118,6 +118,14 @@ void test_unawaited() {
   }
   EP_CHECK(world.ranks.ended(0, 1, last) == request_state::done);
   EP_CHECK(target() - before < 10); // of which are signs of life
+  // Who waits after all, asks.
+  auto one = fabric_ranks::with_signal(world.ranks.bytes_to(0, 1, 0, 0, 8), 0, 1);
+  one.unawaited = true;
+  const int64_t begin = clock_now_ns();
+  last = world.ranks.post(0, one);
+  world.ranks.side(0).engine->want_end(1);
+  EP_CHECK(world.ranks.ended(0, 1, last) == request_state::done);
+  EP_CHECK(clock_now_ns() - begin < options.tell_after_ns);
 }
 
 // A memory that a rank gives up stays until what was under way to it has landed; what is put there from then on goes nowhere, reads are refused, and other memories go on.
