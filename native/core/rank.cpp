@@ -171,6 +171,11 @@ uint32_t rank_context::life(int32_t rank) const {
   return life_state(reinterpret_cast<const ep_life_word*>(views_[static_cast<size_t>(rank)].life));
 }
 
+void rank_context::wait_for_networks() {
+  constexpr int64_t yield_ns = 200'000; // several times what an answer takes where nobody sleeps
+  if (policy_.spin_ns > 0) policy_.yield_ns = std::max(policy_.yield_ns, yield_ns);
+}
+
 wait_scope rank_context::waits(const std::atomic<uint32_t>* cancel, int64_t deadline_ns) const {
   wait_scope scope;
   scope.wake = wake();

@@ -58,6 +58,8 @@ class rank_context {
   const std::atomic<uint32_t>& closing() const { return closing_; }
 
   const wait_policy& policy() const { return policy_; }
+  // Before anybody waits: peers answer through a network. Whoever sleeps wakes late, and then its peer sleeps for it.
+  void wait_for_networks();
   wait_scope waits(const std::atomic<uint32_t>* cancel, int64_t deadline_ns) const;
   // Peers as kernels see them: wake and life words; data and signals are filled in by a memory.
   const std::vector<ep_peer_view>& views() const { return views_; }

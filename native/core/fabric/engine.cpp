@@ -19,6 +19,13 @@ constexpr int64_t assistance_ns = 50'000; // a look longer ago: whoever looked h
 // Before a peer has been heard at all: it may be busy opening.
 constexpr int64_t patience_ns = 30'000'000'000;
 
+// A number of the calling thread's.
+size_t own_place() {
+  static std::atomic<size_t> next{0};
+  thread_local const size_t own = next.fetch_add(1, std::memory_order_relaxed);
+  return own;
+}
+
 uint64_t load_word(const uint64_t& word) { return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(word)).load(std::memory_order_acquire); }
 
 } // namespace
@@ -30,6 +37,7 @@ engine::engine(std::shared_ptr<rank_context> context, std::unique_ptr<dl::fabric
   ring_->ring.entries = reinterpret_cast<uint64_t>(ring_->entries.data());
   ring_->ring.capacity = options.ring_capacity;
   ring_->ring.wake = reinterpret_cast<uint64_t>(&ring_->wake);
+  context_->wait_for_networks();
 }
 
 engine::~engine() { stop(false); }
@@ -92,7 +100,7 @@ void engine::stop(bool orderly) {
     stopped_ = true;
   }
   stopping_.store(orderly ? EP_LIFE_CLOSED : EP_LIFE_DEAD, std::memory_order_seq_cst);
-  wake_notify(&ring_->wake);
+  nudge();
   if (thread_.joinable()) thread_.join(); // not of an engine that was never connected
   for (const auto& at : links_) {
     at->broken.store(true, std::memory_order_release);
@@ -195,6 +203,7 @@ void engine::violate(const std::string& text) {
 void engine::nudge() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   wake_notify(&ring_->wake);
+  wake_notify(&away_);
 }
 
 bool engine::take_ring() {
@@ -377,36 +386,35 @@ bool engine::step_if_free() {
 }
 
 void engine::assist() {
-  if (heavy_.load(std::memory_order_relaxed) != 0) return;
-  assisted_ns_.store(clock_now_ns(), std::memory_order_relaxed);
+  if (heavy_.load(std::memory_order_relaxed) != 0) return rest();
+  assisted_ns_[own_place() % assistants].store(clock_now_ns(), std::memory_order_relaxed);
   step_if_free();
 }
 
+// HAZARD: only where nobody else looks: one that sleeps in between (the watcher of JS's waits) would wake the thread beside a kernel that spins.
 void engine::rest() {
-  if (!stepped_back_.load(std::memory_order_seq_cst)) return;
-  assisted_ns_.store(0, std::memory_order_relaxed);
-  wake_notify(&ring_->wake);
+  assisted_ns_[own_place() % assistants].store(0, std::memory_order_seq_cst);
+  if (!stepped_back_.load(std::memory_order_seq_cst) || assisted(clock_now_ns())) return;
+  wake_notify(&away_);
 }
 
-bool engine::assisted(int64_t now) const { return now - assisted_ns_.load(std::memory_order_relaxed) < assistance_ns; }
-
-bool engine::posted() const {
-  const uint64_t head = load_word(ring_->ring.head);
-  return any_posted_.load(std::memory_order_seq_cst) || load_word(ring_->entries[head & (ring_->ring.capacity - 1)].turn) == head + 1;
+bool engine::assisted(int64_t now) const {
+  return std::any_of(std::begin(assisted_ns_), std::end(assisted_ns_), [now](const auto& one) { return now - one.load(std::memory_order_relaxed) < assistance_ns; });
 }
 
-// Leaves the turn to whoever looks, and sleeps; not for so long that peers would miss signs of life.
+// Leaves the turn to whoever looks, and sleeps; not for so long that peers would miss signs of life. On a word of its own: a kernel that posts wakes whoever sleeps on the ring's, and carries
+// what it posted itself as soon as it waits. If it does not wait, the thread looks soon.
 void engine::step_back(std::unique_lock<std::mutex>& turn) {
   turn.unlock();
   stepped_back_.store(true, std::memory_order_seq_cst);
   const int64_t end_ns = clock_now_ns() + longest_nap_ns;
   for (int64_t now = end_ns - longest_nap_ns; now < end_ns && assisted(now); now = clock_now_ns()) {
-    const uint32_t epoch = wake_prepare(&ring_->wake);
-    if (posted() || stopping_.load(std::memory_order_seq_cst) != 0) {
-      wake_cancel(&ring_->wake);
+    const uint32_t epoch = wake_prepare(&away_);
+    if (!assisted(now) || any_posted_.load(std::memory_order_seq_cst) || stopping_.load(std::memory_order_seq_cst) != 0) {
+      wake_cancel(&away_);
       break;
     }
-    wake_commit(&ring_->wake, epoch, shortest_nap_ns);
+    wake_commit(&away_, epoch, shortest_nap_ns);
   }
   stepped_back_.store(false, std::memory_order_seq_cst);
   turn.lock();

@@ -145,7 +145,6 @@ class engine {
   bool step_if_free();
   void step_back(std::unique_lock<std::mutex>& turn);
   bool assisted(int64_t now) const;
-  bool posted() const;
   bool take_ring();
   bool take_posted();
   void begin(outgoing one);
@@ -236,8 +235,11 @@ class engine {
 
   counters count_;
   std::atomic<uint64_t> heavy_{0};      // requests under way that only the thread carries
-  std::atomic<int64_t> assisted_ns_{0}; // when another thread last did, or tried to
+  // When other threads last did, or tried to: each has a place, which some may share.
+  static constexpr size_t assistants = 16;
+  std::atomic<int64_t> assisted_ns_[assistants]{};
   std::atomic<bool> stepped_back_{false};
+  ep_wake_word away_{}; // where the thread sleeps meanwhile
   std::atomic<bool> dormant_{false}; // asleep for longer than it would be with something under way
   std::atomic<bool> any_posted_{false};
   std::atomic<uint32_t> stopping_{0}; // EP_LIFE_* to leave with

@@ -11,6 +11,7 @@ namespace {
 
 // A read or write in pieces of this many bytes: what one peer is sent does not hold up what others are.
 constexpr uint64_t largest_piece = 4u << 20;
+constexpr int64_t answer_ns = 3'000; // what a kernel answers within goes with the answer
 constexpr uint64_t tell_every = 64; // requests carried out before the source hears of it though there is more to do
 
 bool travels_inline(const request& wanted) { return !wanted.reads && wanted.bytes() <= inline_bytes; }
@@ -210,7 +211,7 @@ void engine::tell_applied() {
   for (int32_t peer = 0; peer < world_size_; ++peer) {
     const link& at = *links_[static_cast<size_t>(peer)];
     if (at.state == link_state::failed || at.applied == at.told || !at.control.empty()) continue;
-    const bool now = events_.empty() && (at.asked || clock_now_ns() - at.heard_ns > options_.tell_after_ns);
+    const bool now = events_.empty() && clock_now_ns() - at.heard_ns > (at.asked ? answer_ns : options_.tell_after_ns);
     if (!now && at.applied - at.told < tell_every) continue;
     say(peer, message_kind::alive);
     pump(peer);
