@@ -25,7 +25,7 @@ import { AdoptedRange, type NativeLocal, type NicMemories } from './adopted.js';
 import type { Liveness } from './liveness.js';
 import { RankMemory } from './memory.js';
 import { checkLimits, nativeTimeout, runWait, waitError } from './outcome.js';
-import { checkSameSize, type SignalWords, signalWords } from './requests.js';
+import { checkRemote, checkSameSize, type SignalWords, signalWords } from './requests.js';
 
 /** A request that was posted: 0 if it has ended already, otherwise its number for `watch`. Signals: op 0 none, 1 add, 2 set. */
 export type PostedRequest = number;
@@ -407,13 +407,7 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
   }
 
   #remote(region: RemoteRegion): NativeSymmetricMemory {
-    if (region?.peer !== this.peer) {
-      throw invalid('region', {
-        where: `endpoint to rank ${this.peer}`,
-        expected: `one of rank ${this.peer}, which memory.remote() makes`,
-        found: region?.peer ?? region,
-      });
-    }
+    checkRemote(region, this.peer);
     return this.#memory(region.memory);
   }
 }

@@ -1,5 +1,5 @@
 /** Arguments of requests that endpoints check alike. */
-import { invalid, type Need, type SignalUpdate } from '@ep/core';
+import { invalid, type Need, type Rank, type RemoteRegion, type SignalUpdate } from '@ep/core';
 
 /** Op 0: none, 1: add, 2: set. */
 export interface SignalWords {
@@ -35,4 +35,14 @@ export function checkSameSize(
 ): void {
   if (from.byteLength === to.byteLength) return;
   throw invalid('to', { where, expected: `${from.byteLength} bytes, as the source has`, found: to.byteLength });
+}
+
+/** Throws `EP_INVALID_ARGUMENT` unless the region is of the endpoint's peer. */
+export function checkRemote(region: RemoteRegion, peer: Rank): void {
+  if (region?.peer === peer) return;
+  throw invalid('region', {
+    where: `endpoint to rank ${peer}`,
+    expected: `one of rank ${peer}, which memory.remote() makes`,
+    found: region?.peer ?? region,
+  });
 }

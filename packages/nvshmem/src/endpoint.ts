@@ -18,7 +18,15 @@ import {
   WorkOwner,
 } from '@ep/core';
 import { type CallFrame, type NativeRankContext, type NativeSymmetricMemory, native } from '@ep/native';
-import { checkLimits, checkSameSize, emptyPlace, type Liveness, RankMemory, signalWords } from '@ep/native/ranks';
+import {
+  checkLimits,
+  checkRemote,
+  checkSameSize,
+  emptyPlace,
+  type Liveness,
+  RankMemory,
+  signalWords,
+} from '@ep/native/ranks';
 
 function ownMemory(what: string, region: Region): NativeSymmetricMemory {
   const memory: unknown = region?.memory;
@@ -195,13 +203,7 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
   }
 
   #remote(region: RemoteRegion): NativeSymmetricMemory {
-    if (region?.peer !== this.peer) {
-      throw invalid('region', {
-        where: `endpoint to rank ${this.peer}`,
-        expected: `one of rank ${this.peer}, which memory.remote() makes`,
-        found: region?.peer ?? region,
-      });
-    }
+    checkRemote(region, this.peer);
     return this.#memory(region.memory);
   }
 }

@@ -28,6 +28,7 @@ import {
 import {
   AdoptedDeviceMemory,
   checkLimits,
+  checkRemote,
   checkSameSize,
   DeviceMemory,
   type Liveness,
@@ -202,13 +203,7 @@ export class NvshmemEndpoint extends Resource implements Endpoint<NvshmemNeeds> 
   }
 
   #remote(region: RemoteRegion): NativeGpuSymmetricMemory {
-    if (region?.peer !== this.peer) {
-      throw invalid('region', {
-        where: `endpoint to rank ${this.peer}`,
-        expected: `one of rank ${this.peer}, which memory.remote() makes`,
-        found: region?.peer ?? region,
-      });
-    }
+    checkRemote(region, this.peer);
     return this.#memory(region.memory);
   }
 
