@@ -30,6 +30,7 @@ import type { HostStream } from '../host-stream.js';
 import { checkRunOptions } from '../options.js';
 import { COMBINE_TIMEOUTS, callTimeout } from './call-time.js';
 import { dtypeCode } from './codes.js';
+import { Culprits } from './culprits.js';
 import { callFailure } from './failure.js';
 import { Launches } from './launches.js';
 import { checkLayout, Losses, lostOf, type MoeLoss, reportActive } from './losses.js';
@@ -77,6 +78,8 @@ const SEND = 1;
 const RECEIVE = 2;
 /** Kernels reach all peers by stores. */
 const STORES_ONLY = 'memory:load-store';
+/** Kernels reach some peer by EFA: no call goes on without one. */
+const ENDS_WITH_A_RANK: readonly string[] = ['memory:efa', 'memory:load-store+efa'];
 /** From this payload on, copies go past the caches. */
 const NON_TEMPORAL_BYTES = 1024 * 1024;
 
@@ -119,6 +122,7 @@ export class MoeBuffer extends Resource implements Closeable {
       checkOpen: (where) => this.#checkOpen(where),
       hold: (operation) => this.hold(operation),
       closing: () => this.closing,
+      culprits: this.#culprits(),
     });
     this.rank = transport.rank;
     this.worldSize = transport.worldSize;
@@ -327,6 +331,20 @@ export class MoeBuffer extends Resource implements Closeable {
     this.#calls += rounds * moe.calls;
     if (outcome.status !== 0) throw callFailure(where, outcome);
     return samples;
+  }
+
+  /** Undefined where calls go on without a rank. */
+  #culprits(): Culprits | undefined {
+    const { moe, memory, endpoints, transport, handle } = this.#init;
+    if (!ENDS_WITH_A_RANK.includes(handle.kind)) return undefined;
+    return new Culprits({
+      ...{ rank: transport.rank, memory, endpoints, timeoutMs: moe.timeoutMs, firstSlot: farewellSlot(moe) },
+      takesPart: (rank) => !this.#losses.has(rank),
+      calls: () => {
+        const held = this.#slots.flatMap((slot) => (slot.held === undefined ? [] : [slot.held]));
+        return { begun: this.#calls, first: Math.min(this.#calls, ...held.map((one) => one.number(moe.calls))) };
+      },
+    });
   }
 
   protected override async release(): Promise<void> {

@@ -101,6 +101,11 @@ export class HeldCall implements MoeHandle {
     return this.#release(this);
   }
 
+  /** Which of the buffer's calls it is, from 0. */
+  number(calls: number): number {
+    return (this.epoch - 1) * calls + this.slot;
+  }
+
   /** Throws `EP_INVALID_ARGUMENT` unless the call is at this stage. */
   expect(stage: CallStage, where: string): void {
     if (this.stage === stage) return;
