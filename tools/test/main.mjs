@@ -56,6 +56,7 @@ function summarise(lane, results, progress) {
     progress.line(
       `${result.ok ? 'ok  ' : 'FAIL'}  ${formatTime(result.ms).padStart(12)}  ${result.name}: ${formatTotals(result)}`,
     );
+    for (const test of result.secondTries ?? []) progress.line(`      passed at its second try: ${test}`);
     if (result.ok) continue;
     if (result.problem !== undefined) progress.line(`      ${result.problem}`);
     const failures = result.failures ?? [];

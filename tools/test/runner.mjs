@@ -4,14 +4,14 @@ import { join, relative } from 'node:path';
 import { ToolError } from '../console.mjs';
 import { run } from '../process.mjs';
 import { resultsDir, root, toolEnvironment } from '../workspace.mjs';
-import { failedTests } from './failures.mjs';
+import { failedTests, secondTries } from './failures.mjs';
 import { formatTotals, stepTotals } from './totals.mjs';
 
 /**
  * @typedef {import('../console.mjs').Progress} Progress
  * @typedef {import('./steps.mjs').Step} Step
  * @typedef {import('./totals.mjs').Totals} Totals
- * @typedef {Totals & { name: string, ok: boolean, ms: number, problem?: string, failures?: string[] }} StepResult
+ * @typedef {Totals & { name: string, ok: boolean, ms: number, problem?: string, failures?: string[], secondTries?: string[] }} StepResult
  */
 
 /**
@@ -57,6 +57,7 @@ export async function runStep(step, report) {
       ? totals.problem
       : (totals.problem ?? `status ${result.code}`);
   const ok = ended && totals.failed === 0;
+  const again = secondTries(step.report, result.output);
   return {
     name: step.name,
     ok,
@@ -64,6 +65,7 @@ export async function runStep(step, report) {
     ...counted,
     ...(problem ? { problem } : {}),
     ...(ok ? {} : { failures: failedTests(step.report) }),
+    ...(again.length === 0 ? {} : { secondTries: again }),
     output: result.output,
   };
 }

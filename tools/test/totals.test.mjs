@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Progress } from '../console.mjs';
-import { failedTests } from './failures.mjs';
+import { failedTests, secondTries } from './failures.mjs';
 import { runSteps, selectSteps } from './runner.mjs';
 import { formatTotals, junitTotals, plainTotals, stepTotals, vitestTotals } from './totals.mjs';
 
@@ -103,6 +103,42 @@ ended</system-out>
   test('a report that makes no sense names nothing', () => {
     writeFileSync(join(dir, 'report.json'), '{');
     expect(failedTests({ format: 'vitest', files: [join(dir, 'report.json')] })).toEqual([]);
+  });
+});
+
+describe('secondTries', () => {
+  test('vitest: tests that passed and keep what an earlier try said', () => {
+    const files = [
+      {
+        name: 'a.test.ts',
+        status: 'failed',
+        assertionResults: [
+          { status: 'passed', fullName: ' adds', failureMessages: [] },
+          { status: 'passed', fullName: ' names who is late', failureMessages: ['Error: nobody\n    at body'] },
+          { status: 'failed', fullName: ' idle costs nothing', failureMessages: ['Error: 21 of 20 ms', 'Error: 22'] },
+        ],
+      },
+    ];
+    writeFileSync(join(dir, 'report.json'), vitestReport({ passed: 2, failed: 1, files }));
+    expect(secondTries({ format: 'vitest', files: [join(dir, 'report.json'), join(dir, 'missing.json')] }, '')).toEqual(
+      ['names who is late: Error: nobody | at body'],
+    );
+  });
+
+  test('ctest: those that passed after they had failed', () => {
+    const output = `    Start 1: good_test
+1/3 Test #1: good_test ........................   Passed    0.06 sec
+    Start 2: late_test
+2/3 Test #2: late_test ........................***Failed    0.01 sec
+
+    Start 2: late_test
+    Test #2: late_test ........................   Passed    0.01 sec
+    Start 3: bad_test
+3/3 Test #3: bad_test .........................***Timeout   9.01 sec
+
+    Start 3: bad_test
+    Test #3: bad_test .........................***Failed    0.02 sec`;
+    expect(secondTries({ format: 'junit', files: [] }, output)).toEqual(['late_test: Failed']);
   });
 });
 
