@@ -82,7 +82,7 @@ bool receive_with(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffe
   ctx.sync_grid();
   for (uint32_t e = 0; e < experts; ++e) {
     for (int32_t source = 0; source < at.world(); ++source) {
-      if (source != at.self()) ep::detail::moe_take_run(ctx, coop, at, args, reinterpret_cast<const uint8_t*>(endpoint.local_data()), e, source);
+      if (source != at.self()) ep::detail::moe_take_run(ctx, coop, endpoint, at, args, e, source);
     }
   }
   ep::detail::moe_take_own(ctx, coop, endpoint, at, args);

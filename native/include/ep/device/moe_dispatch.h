@@ -4,11 +4,11 @@
  * ranks; then one put of count words to each rank. Receive half: awaits the counts of every source, and where puts are counted, as many as they announce; places
  * runs behind each other in the order of sources; copies rows out; grants the credit, so that the same slot may be written again.
  *
- * Where warps take rows (moe_by_warps) they stay with their source, which writes no more than headers to others: a receive half reads each of its rows there. Each row then crosses memory
- * once on its way to the receive tensor. A source writes its rows anew only with the credit of all that read them.
+ * Where all peers are stored to (moe_pulls) a token is written once, by its source in its own part, however many experts it goes to; others get headers, and a receive half reads each of
+ * its rows there. A source writes its rows anew only with the credit of all that read them.
  *
- * Elsewhere rows of the rank itself go from x to the receive tensor, and never through the buffer. A source that does not come in time is in `ranks` afterwards, and none of its
- * rows in the receive tensor, for any expert: that is decided once for all blocks, before anything is placed. */
+ * Unless warps take them, rows of the rank itself go from x, or from where they were cast to, to the receive tensor. A source that does not come in time is in `ranks` afterwards, and none
+ * of its rows in the receive tensor, for any expert: that is decided once for all blocks, before anything is placed. */
 #ifndef EP_DEVICE_MOE_DISPATCH_H
 #define EP_DEVICE_MOE_DISPATCH_H
 
@@ -19,30 +19,69 @@ EP_MACHINE_BEGIN
 
 namespace detail {
 
-/* Where warps take rows: each row once to where others read it, and to them which of them they are to read. Pushed, all rows would cross memory twice more on their way to the receive tensor.
- *
- * HAZARD: whoever is late and given up may read them while a later call writes there. What it makes of such rows goes nowhere: results are those of the source, which has given it up. */
+/* HAZARD of rows that stay with their source: whoever is late and given up may read them while a later call writes there. What it makes of such rows goes nowhere: results are those of the
+ * source, which has given it up. */
+template <class Endpoint>
+EP_HD void moe_offer_header(const Endpoint& endpoint, const moe_view& at, int32_t p, int32_t rank, uint32_t slot, uint32_t token, uint32_t k) {
+  const uint64_t run = at.run(static_cast<uint32_t>(p) - at.first_replica(rank), at.self());
+  reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, run))[slot] = {at.self(), token, k, 0};
+}
+
+/* By warps: all tokens to where others read them, and to those which of them they are to read. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_offer_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
   moe_offer_tokens(ctx, coop, endpoint, at, args, at.offered(at.self()));
   const auto choices = static_cast<uint32_t>(at.call.routing.tokens * at.buffer.top_k);
   for (uint32_t choice = ctx.block() * ctx.lanes() + ctx.lane(); choice < choices; choice += ctx.blocks() * ctx.lanes()) {
     const int32_t p = at.replicas()[choice];
-    const auto slot = static_cast<uint32_t>(at.slots()[choice]);
     if (p < 0) continue;
     const int32_t rank = at.rank_of(p);
     if (!moe_takes_part(ctx, at, rank)) continue;
-    const uint64_t run = at.run(static_cast<uint32_t>(p) - at.first_replica(rank), at.self());
-    reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, run))[slot] = {at.self(), choice / at.buffer.top_k, choice % at.buffer.top_k, 0};
+    moe_offer_header(endpoint, at, p, rank, static_cast<uint32_t>(at.slots()[choice]), choice / at.buffer.top_k, choice % at.buffer.top_k);
   }
+}
+
+/* Where the tokens of a rank whose block is one lane are read from, those that were cast by others, too. */
+template <class Endpoint> EP_HD moe_tokens moe_own_tokens(const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  moe_tokens tokens = moe_tokens_of(endpoint, at, args);
+  if constexpr (moe_pulls<Endpoint>) tokens.staged = moe_data(endpoint, at.self(), at.offered(at.self()));
+  return tokens;
+}
+
+/* By blocks of one lane: this block's tokens that go to others, or have to be cast. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_offer_own(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  const ep_moe_buffer& buffer = at.buffer;
+  const moe_tokens tokens = moe_own_tokens(endpoint, at, args);
+  for (uint32_t token = ctx.block(); token < at.call.routing.tokens; token += ctx.blocks()) {
+    bool crosses = false;
+    bool chosen = false;
+    for (uint32_t k = 0; k < buffer.top_k; ++k) {
+      const uint64_t choice = static_cast<uint64_t>(token) * buffer.top_k + k;
+      const int32_t p = at.replicas()[choice];
+      if (p < 0) continue;
+      const int32_t rank = at.rank_of(p);
+      if (!moe_takes_part(ctx, at, rank)) continue;
+      chosen = true;
+      if (rank == at.self()) continue;
+      crosses = true;
+      moe_offer_header(endpoint, at, p, rank, static_cast<uint32_t>(at.slots()[choice]), token, k);
+    }
+    uint8_t* offered = tokens.staged + token * tokens.row_bytes;
+    const uint8_t* src = tokens.x + token * tokens.stride;
+    if (tokens.cast && chosen) moe_cast_row(ctx, coop, args.dtype, src, buffer.hidden, buffer.payload, offered);
+    else if (crosses) copy_rows(coop, offered, src, buffer.payload_bytes, buffer.payload_bytes, 1, false);
+  }
+  moe_written<Endpoint>(coop, false);
 }
 
 /* This block's tokens, row by row. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
   if constexpr (moe_by_warps<Ctx, Endpoint>) return moe_offer_rows(ctx, coop, endpoint, at, args);
+  if constexpr (moe_pulls<Endpoint>) return moe_offer_own(ctx, coop, endpoint, at, args);
   const ep_moe_buffer& buffer = at.buffer;
-  const moe_tokens tokens = moe_tokens_of(endpoint, at, args);
+  const moe_tokens tokens = moe_own_tokens(endpoint, at, args);
   const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL) != 0;
   const auto* first = reinterpret_cast<const uint32_t*>(at.call.routing.send_first);
   auto* headers = reinterpret_cast<ep_moe_header*>(at.call.routing.send_headers);
@@ -249,16 +288,25 @@ template <class Ctx> EP_HD bool moe_take_header(Ctx& ctx, const moe_view& at, co
   return sound;
 }
 
-/* Rows from .. to of a run. */
-template <class Ctx, class Coop>
-EP_HD void moe_take_rows(Ctx& ctx, const Coop& coop, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* data, uint32_t expert, int32_t source,
+/* Rows from .. to of a run: where they have come to, or where their source offers them. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_take_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args, uint32_t expert, int32_t source,
                          uint64_t from, uint64_t to) {
   const ep_moe_buffer& buffer = at.buffer;
+  const uint8_t* run = moe_data(endpoint, at.self(), at.run(expert, source));
   const uint64_t row = at.block_start(expert) + (*at.range(expert, source) >> 32);
-  const auto* headers = reinterpret_cast<const ep_moe_header*>(data + at.run(expert, source));
-  for (uint64_t i = from + coop.lane(); i < to; i += coop.lanes()) moe_take_header(ctx, at, headers[i], source, row + i);
-  const uint8_t* src = data + at.run(expert, source) + buffer.max_tokens * sizeof(ep_moe_header);
-  moe_copy_out(coop, at, args, src + from * buffer.row_bytes, row + from, to - from);
+  const auto* headers = reinterpret_cast<const ep_moe_header*>(run);
+  if constexpr (moe_pulls<Endpoint>) {
+    const uint8_t* offered = moe_data(endpoint, source, at.offered(source));
+    for (uint64_t i = from; i < to; ++i) {
+      const ep_moe_header header = headers[i];
+      if (moe_take_header(ctx, at, header, source, row + i)) moe_copy_out(coop, at, args, offered + header.token * buffer.row_bytes, row + i, 1);
+    }
+  } else {
+    for (uint64_t i = from + coop.lane(); i < to; i += coop.lanes()) moe_take_header(ctx, at, headers[i], source, row + i);
+    const uint8_t* src = run + buffer.max_tokens * sizeof(ep_moe_header);
+    moe_copy_out(coop, at, args, src + from * buffer.row_bytes, row + from, to - from);
+  }
 }
 
 /* Rows that sources offer, this rank too, by warps. */
@@ -279,23 +327,22 @@ template <class Ctx, class Endpoint> EP_HD void moe_pull_rows(Ctx& ctx, const En
 }
 
 /* This block's share of a run: contiguous, and another block's turn first in every run. */
-template <class Ctx>
-EP_HD void moe_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* data, uint32_t expert, int32_t source) {
+template <class Ctx, class Endpoint>
+EP_HD void moe_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args, uint32_t expert, int32_t source) {
   const uint64_t rows = static_cast<uint32_t>(*at.range(expert, source));
   if (rows == 0) return;
   const uint64_t turn = (ctx.block() + expert + static_cast<uint32_t>(source)) % ctx.blocks();
   const uint64_t from = rows * turn / ctx.blocks();
   const uint64_t to = rows * (turn + 1) / ctx.blocks();
-  if (from != to) moe_take_rows(ctx, coop, at, args, data, expert, source, from, to);
+  if (from != to) moe_take_rows(ctx, coop, endpoint, at, args, expert, source, from, to);
 }
 
 /* All rows that others have sent here. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_take_runs(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
-  const auto* data = reinterpret_cast<const uint8_t*>(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()].data);
   for (uint32_t e = 0; e < at.experts_of(at.self()); ++e) {
     for (int32_t source = 0; source < at.world(); ++source) {
-      if (source != at.self()) moe_take_run(ctx, coop, at, args, data, e, source);
+      if (source != at.self()) moe_take_run(ctx, coop, endpoint, at, args, e, source);
     }
   }
 }
@@ -303,7 +350,7 @@ EP_HD void moe_take_runs(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& 
 /* This rank's own rows, this block's tokens of them. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_take_own(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
-  const moe_tokens tokens = moe_tokens_of(endpoint, at, args);
+  const moe_tokens tokens = moe_own_tokens(endpoint, at, args);
   const uint32_t first = at.first_replica(at.self());
   const uint32_t experts = at.experts_of(at.self());
   for (uint32_t token = ctx.block(); token < at.call.routing.tokens; token += ctx.blocks()) {

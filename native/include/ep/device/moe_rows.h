@@ -11,6 +11,8 @@ EP_MACHINE_BEGIN
 
 namespace detail {
 
+/* Whether the rows of a low-latency dispatch stay with their source until they are read: a reader must reach all of its sources. */
+template <class Endpoint> constexpr bool moe_pulls = !moe_puts<Endpoint>;
 /* Whether warps take rows. Puts are a block's: it has a queue pair, of which its warps would await each other's doorbells. */
 template <class Ctx, class Endpoint> constexpr bool moe_by_warps = !Ctx::single_lane && !moe_puts<Endpoint>;
 

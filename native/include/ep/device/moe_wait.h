@@ -89,7 +89,7 @@ struct moe_view {
     const uint64_t runs = static_cast<uint64_t>(expert) * static_cast<uint64_t>(world()) + static_cast<uint64_t>(source);
     return part(buffer.received) + runs * buffer.max_tokens * (sizeof(ep_moe_header) + buffer.row_bytes);
   }
-  /* Low latency where warps take rows: where a rank's rows lie, by token, until all that they go to have read them. No row of a rank itself needs its run. */
+  /* Low latency where rows stay with their source (moe_pulls): where a rank's rows lie, by token, until all that they go to have read them. No row of a rank itself needs its run. */
   EP_HD uint64_t offered(int32_t rank) const { return run(0, rank) + buffer.max_tokens * sizeof(ep_moe_header); }
 };
 
