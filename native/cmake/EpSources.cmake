@@ -137,6 +137,7 @@ set(EP_UNFUSED_SOURCES
   tests/device/moe_lost_test.cpp
   tests/device/moe_mixed_test.cpp
   tests/device/moe_naive_test.cpp
+  tests/device/moe_offer_test.cpp
   tests/device/moe_pairs_test.cpp
   tests/device/moe_simt_test.cpp
 )
@@ -205,6 +206,7 @@ set(EP_TESTS
   tests/device/moe_lost_test.cpp
   tests/device/moe_mixed_test.cpp
   tests/device/moe_naive_test.cpp
+  tests/device/moe_offer_test.cpp
   tests/device/moe_pairs_test.cpp
   tests/device/moe_simt_test.cpp
   tests/device/naive_test.cpp

@@ -419,6 +419,7 @@ export const EP_MOE_SIGNAL_CREDIT = 3;
 /** high throughput, by destination r: its answer to the counts is here */
 export const EP_MOE_SIGNAL_PLACED = 4;
 export const EP_MOE_SIGNAL_KINDS = 5;
+export const EP_MOE_ZERO_COPY = 1;
 /** known before the call */
 export const EP_MOE_RANK_MASKED = 0xffffffffffffffffn;
 export const EP_MOE_RANK_LEAVES = 0x100000004;
@@ -428,6 +429,11 @@ export const EP_MOE_NON_TEMPORAL = 1;
 export const EP_MOE_RENORMALISE = 2;
 /** high throughput: routing holds the counts and places of an earlier call, which are true for this one */
 export const EP_MOE_CACHED = 4;
+/**
+ * combine, of a buffer with EP_MOE_ZERO_COPY: y is the call's slot of staged_results, in rows of result_row_bytes, and
+ * is read there by the ranks that rows came from
+ */
+export const EP_MOE_OFFERED = 16;
 /** so do received rows to the receive tensor: they are far larger than the caches */
 export const EP_MOE_NON_TEMPORAL_OUT = 8;
 export const EP_LIFE_STARTING = 0;
@@ -4350,6 +4356,8 @@ export interface MoeBuffer {
   readonly recvRows: bigint;
   /** of blocks, in rows; 1 in low-latency form */
   readonly alignment: number;
+  /** EP_MOE_ZERO_COPY, alike on all ranks */
+  readonly flags: number;
 }
 
 export const moeBufferLayout = {
@@ -4380,7 +4388,7 @@ export const moeBufferLayout = {
     resultRowBytes: 312,
     recvRows: 320,
     alignment: 328,
-    reserved: 332,
+    flags: 332,
   },
 } as const;
 
@@ -4410,6 +4418,7 @@ export function readMoeBuffer(view: DataView, at = 0): MoeBuffer {
     resultRowBytes: view.getBigUint64(at + 312, true),
     recvRows: view.getBigUint64(at + 320, true),
     alignment: view.getUint32(at + 328, true),
+    flags: view.getUint32(at + 332, true),
   };
 }
 
@@ -4438,7 +4447,7 @@ export function writeMoeBuffer(view: DataView, at: number, value: MoeBuffer): vo
   view.setBigUint64(at + 312, value.resultRowBytes, true);
   view.setBigUint64(at + 320, value.recvRows, true);
   view.setUint32(at + 328, value.alignment, true);
-  clear(view, at + 332, 4);
+  view.setUint32(at + 332, value.flags, true);
 }
 
 /**

@@ -18,6 +18,8 @@ export interface MoeDescription {
   readonly recvRows: number;
   /** Rows are cast before they travel: the staged parts have room for them. */
   readonly staged: boolean;
+  /** `EP_MOE_ZERO_COPY`: the part of staged results has room for what experts write there. */
+  readonly zeroCopy: boolean;
   /** Offset and bytes of a slot of: received, returned, staged tokens, staged results, counts, starts, refusals. */
   readonly parts: Float64Array;
   readonly firstSignal: number;

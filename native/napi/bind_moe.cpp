@@ -92,12 +92,14 @@ void describe_moe(moe_contents& made, const Napi::Object& from, const ep_memory_
   const uint64_t available = place.byte_length;
   const bool low_latency = b.header.kind == EP_MOE_LOW_LATENCY;
   const bool staged = from.Get("staged").ToBoolean();
+  const bool zero_copy = from.Get("zeroCopy").ToBoolean();
+  b.flags = zero_copy ? EP_MOE_ZERO_COPY : 0;
   const uint64_t results = low_latency ? uint64_t{most} * world * b.max_tokens : b.recv_rows;
   const uint64_t received = (low_latency ? results : b.recv_rows) * (sizeof(ep_moe_header) + b.row_bytes);
   read_part(b.received, words, env, b.calls, received, available, "received");
   read_part(b.returned, words + 2, env, b.calls, EP_MOE_BANKS * uint64_t{b.max_tokens} * b.top_k * b.result_row_bytes, available, "returned");
   read_part(b.staged_tokens, words + 4, env, b.calls, staged ? b.max_tokens * b.row_bytes : 0, available, "staged tokens");
-  read_part(b.staged_results, words + 6, env, b.calls, staged ? results * b.result_row_bytes : 0, available, "staged results");
+  read_part(b.staged_results, words + 6, env, b.calls, staged || zero_copy ? results * b.result_row_bytes : 0, available, "staged results");
   read_part(b.counts, words + 8, env, b.calls, uint64_t{most} * world * sizeof(uint64_t), available, "counts");
   read_part(b.starts, words + 10, env, b.calls, low_latency ? 0 : replicas * sizeof(uint64_t), available, "starts");
   read_part(b.refusals, words + 12, env, b.calls, world * sizeof(uint64_t), available, "refusals");
@@ -110,7 +112,7 @@ void describe_moe(moe_contents& made, const Napi::Object& from, const ep_memory_
   b.peers = address_of(made.peers.data());
 }
 
-// ({handle, mode, payload, resultPayload, hidden, maxTokens, topK, calls, alignment, recvRows, staged, parts, firstSignal, experts, replicaRank, rankBegin, blocks, simt?})
+// ({handle, mode, payload, resultPayload, hidden, maxTokens, topK, calls, alignment, recvRows, staged, zeroCopy, parts, firstSignal, experts, replicaRank, rankBegin, blocks, simt?})
 moe_buffer_wrap::moe_buffer_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const Napi::Env env = info.Env();
   if (!info[0].IsObject()) throw_invalid(env, "a buffer is made from a description");

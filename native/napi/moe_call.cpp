@@ -121,6 +121,9 @@ void read_combine(moe_job& job, ep_moe_combine_args& args, uint32_t& halves, con
   args.y_stride_bytes = arg_size(from.Get("yStride"), "yStride");
   const uint64_t rows = arg_size(from.Get("yRows"), "yRows");
   args.y = rows_of(job, from, "y", rows, row_bytes, args.y_stride_bytes);
+  const uint64_t offered = job.own_data + b.staged_results.offset + args.call.slot * b.staged_results.stride;
+  args.call.flags &= ~EP_MOE_OFFERED;
+  if ((b.flags & EP_MOE_ZERO_COPY) != 0 && args.y == offered && args.y_stride_bytes == b.result_row_bytes) args.call.flags |= EP_MOE_OFFERED;
   const uint32_t tokens = args.call.routing.tokens;
   args.out_stride_bytes = row_bytes;
   args.out = rows_of(job, from, "out", tokens, row_bytes, row_bytes);

@@ -659,7 +659,7 @@ EP_STATIC_ASSERT(offsetof(ep_moe_buffer, result_bytes) == 304, "ep_moe_buffer.re
 EP_STATIC_ASSERT(offsetof(ep_moe_buffer, result_row_bytes) == 312, "ep_moe_buffer.result_row_bytes");
 EP_STATIC_ASSERT(offsetof(ep_moe_buffer, recv_rows) == 320, "ep_moe_buffer.recv_rows");
 EP_STATIC_ASSERT(offsetof(ep_moe_buffer, alignment) == 328, "ep_moe_buffer.alignment");
-EP_STATIC_ASSERT(offsetof(ep_moe_buffer, reserved) == 332, "ep_moe_buffer.reserved");
+EP_STATIC_ASSERT(offsetof(ep_moe_buffer, flags) == 332, "ep_moe_buffer.flags");
 EP_STATIC_ASSERT(sizeof(ep_moe_routing) == 104, "ep_moe_routing");
 EP_STATIC_ASSERT(offsetof(ep_moe_routing, topk) == 0, "ep_moe_routing.topk");
 EP_STATIC_ASSERT(offsetof(ep_moe_routing, choice_replica) == 8, "ep_moe_routing.choice_replica");

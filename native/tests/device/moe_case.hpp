@@ -27,6 +27,7 @@ struct moe_options {
   bool cached = false;  // every other call repeats the routing of the one before it; not with overlap
   bool answered = false; // the dead rank dies when it knows where its rows go: their places stay, as zero rows
   uint32_t tokens = 0;   // of every rank, all to one expert, by one choice; 0 for random calls
+  bool zero_copy = false; // results may be offered where they lie: in two of three calls of a rank they are
   int64_t spare = -1;   // compact: rows of the tensor less than the largest call needs; -1 for the tensor of the worst routing
 };
 
@@ -143,6 +144,19 @@ class moe_case {
     }
   }
 
+  // The bytes of a call's slot in which a rank may offer results.
+  uint64_t offered_bytes() const { return shape.staged_results.stride; }
+  uint8_t* offered(world& ranks, uint32_t call, int32_t r) const { return ranks.data(r) + shape.staged_results.offset + call % options.slots * shape.staged_results.stride; }
+  bool offers(uint32_t call, int32_t r) const { return options.zero_copy && (call + static_cast<uint32_t>(r)) % 3 != 0; }
+  // As experts would write them: y, there.
+  void offer(world& ranks, uint32_t call, int32_t r) {
+    one_rank& own = at(call, r);
+    for (uint64_t row = 0; row < receive_rows(); ++row) std::memcpy(offered(ranks, call, r) + row * shape.result_row_bytes, own.y.get() + row * row_bytes(), row_bytes());
+    own.combine.y = reinterpret_cast<uint64_t>(offered(ranks, call, r));
+    own.combine.y_stride_bytes = shape.result_row_bytes;
+    own.combine.call.flags |= EP_MOE_OFFERED;
+  }
+
   // Every difference is one. `gone`: ranks whose rows were dropped.
   uint32_t wrong_dispatch(uint32_t call, int32_t r) {
     uint32_t wrong = 0;
@@ -175,7 +189,8 @@ class moe_case {
     return wrong;
   }
 
-  uint32_t wrong_combine(uint32_t call, int32_t r) {
+  // `without`: a rank whose results were dropped.
+  uint32_t wrong_combine(uint32_t call, int32_t r, int32_t without = -1) {
     one_rank& own = at(call, r);
     uint32_t wrong = 0;
     std::vector<uint8_t> expected(row_bytes());
@@ -187,7 +202,7 @@ class moe_case {
         const size_t i = static_cast<size_t>(t) * top_k + k;
         if (own.topk[i] >= 0) all += own.weights[i];
         const int32_t p = own.want_replica[i];
-        if (p < 0 || is_gone(call, replica_rank[static_cast<size_t>(p)])) continue;
+        if (p < 0 || is_gone(call, replica_rank[static_cast<size_t>(p)]) || replica_rank[static_cast<size_t>(p)] == without) continue;
         left += own.weights[i];
         rows[k] = result_of(call, r, i);
       }
@@ -298,6 +313,7 @@ class moe_case {
     b.result_payload = options.result_payload;
     b.recv_rows = receive_rows();
     b.alignment = options.alignment;
+    b.flags = options.zero_copy ? EP_MOE_ZERO_COPY : 0;
   }
 
   // All halves, each call's in order, and no slot before its last call has ended.

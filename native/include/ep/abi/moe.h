@@ -87,12 +87,15 @@ typedef struct ep_moe_peer {
 } ep_moe_peer;
 EP_STATIC_ASSERT(sizeof(ep_moe_peer) == 72, "indexed by slot * world_size + rank");
 
+/* ep_moe_buffer.flags: results may be read where experts write them, in staged_results, which then has room although nothing is cast. Where all peers are stored to. */
+#define EP_MOE_ZERO_COPY 1u
+
 typedef struct ep_moe_buffer {
   ep_handle_header header; /* EP_MAGIC_MOE; kind EP_MOE_LOW_LATENCY or EP_MOE_HIGH_THROUGHPUT */
   ep_memory_handle memory;
   ep_moe_experts experts;
   /* Low latency: the run of local expert e and source s begins at (e * world_size + s) * max_tokens * (16 + row_bytes) of its slot: max_tokens headers
-   * (ep_moe_header), then max_tokens rows of row_bytes, in the order of the source's tokens. On GPUs rows stay with their source, by token, in the rows of its own run of its first expert.
+   * (ep_moe_header), then max_tokens rows of row_bytes, in the order of the source's tokens. Where all peers are stored to, rows stay with their source, by token, in the rows of its own run of its first expert.
    * High throughput: the receive tensor itself: recv_rows rows of row_bytes; behind them as many headers. */
   ep_moe_part received;
   ep_moe_part returned; /* EP_MOE_BANKS times: row (token * top_k + choice), of result_row_bytes */
@@ -115,7 +118,7 @@ typedef struct ep_moe_buffer {
   uint64_t result_row_bytes; /* the same, rounded up to 16 */
   uint64_t recv_rows;        /* of the receive tensor */
   uint32_t alignment;        /* of blocks, in rows; 1 in low-latency form */
-  uint32_t reserved;
+  uint32_t flags;            /* EP_MOE_ZERO_COPY, alike on all ranks */
 } ep_moe_buffer;
 EP_STATIC_ASSERT(sizeof(ep_moe_buffer) == 336, "handed to kernels by value");
 
@@ -148,6 +151,7 @@ EP_STATIC_ASSERT(sizeof(ep_moe_routing) == 104, "handed to kernels by value");
 #define EP_MOE_NON_TEMPORAL 1u /* rows to other ranks go past the caches */
 #define EP_MOE_RENORMALISE 2u  /* combine: scale what is left of a token's weights to their sum */
 #define EP_MOE_CACHED 4u       /* high throughput: routing holds the counts and places of an earlier call, which are true for this one */
+#define EP_MOE_OFFERED 16u     /* combine, of a buffer with EP_MOE_ZERO_COPY: y is the call's slot of staged_results, in rows of result_row_bytes, and is read there by the ranks that rows came from */
 #define EP_MOE_NON_TEMPORAL_OUT 8u /* so do received rows to the receive tensor: they are far larger than the caches */
 
 /* What every half has. */

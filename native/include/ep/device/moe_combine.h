@@ -1,11 +1,12 @@
 /* Combine, in either form: results go back to the tokens that they belong to, and each token's are summed.
  *
  * Send half: each received row that is not the rank's own goes to row (token * top_k + choice) at its source. Receive half: awaits every rank that owes rows, then
- * sums in the order of choices, whoever came first: docs/moe.md, "The order of summation". Rows of the rank itself are read where they are. A rank that does not
- * come in time is in `ranks` afterwards, and none of its rows in any sum. */
+ * sums in the order of choices, whoever came first: docs/moe.md, "The order of summation". Rows of the rank itself are read where they are, and so are those that others offer
+ * (moe_offer.h), which nobody sends. A rank that does not come in time is in `ranks` afterwards, and none of its rows in any sum. */
 #ifndef EP_DEVICE_MOE_COMBINE_H
 #define EP_DEVICE_MOE_COMBINE_H
 
+#include "moe_offer.h"
 #include "moe_rows.h"
 #include "moe_sum.h"
 
@@ -107,8 +108,15 @@ EP_HD bool moe_combine_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
   const block_coop<Ctx> coop{ctx};
   const moe_view at{buffer, args.call};
   if (moe_sound(ctx, coop, at)) {
-    detail::moe_return_runs(ctx, coop, endpoint, at, args);
-    moe_written<Endpoint>(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
+    const bool offered = (args.call.flags & EP_MOE_OFFERED) != 0;
+    if constexpr (detail::moe_pulls<Endpoint>) {
+      if (offered) detail::moe_say_begins(ctx, coop, endpoint, at);
+      if (detail::moe_may_offer(at) && ctx.block() == 0 && coop.lane() == 0) {
+        detail::moe_say_how(ctx, endpoint, at, offered ? detail::moe_results_offered : detail::moe_results_sent);
+      }
+    }
+    if (!offered) detail::moe_return_runs(ctx, coop, endpoint, at, args);
+    moe_written<Endpoint>(coop, !offered && (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
   }
   ctx.sync_grid();
   const bool ok = moe_sound(ctx, coop, at);
@@ -133,7 +141,10 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_results(Ctx& ctx, cons
   const uint64_t value = moe_next(endpoint, at, rank, peer.returned, puts);
   if (moe_takes_part(ctx, at, rank) && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_RETURNED, value, rank, EP_STAGE_RESULT)) {
     peer.returned = value;
-    if (at.buffer.header.kind == EP_MOE_LOW_LATENCY) moe_hears_refusal(ctx, endpoint, at, rank);
+    const bool refused = at.buffer.header.kind == EP_MOE_LOW_LATENCY && moe_hears_refusal(ctx, endpoint, at, rank);
+    if constexpr (moe_pulls<Endpoint>) {
+      if (!refused && moe_may_offer(at) && at.sends_to(rank) != 0) moe_still_there(ctx, endpoint, at, rank);
+    }
   } else if (at.sends_to(rank) != 0) {
     moe_owes(at, rank, value); /* it may be alive, and write them yet */
   }
@@ -163,8 +174,9 @@ struct moe_mixture {
 };
 
 /* One token's sum, by a scope without a barrier. */
-template <class Coop>
-EP_HD void moe_sum_token(const Coop& coop, const moe_view& at, const ep_moe_combine_args& args, const moe_results& results, const uint8_t* returned, uint32_t token) {
+template <class Ctx, class Coop, class Endpoint>
+EP_HD void moe_sum_token(Ctx& ctx, const Coop& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_combine_args& args, const moe_results& results, const uint8_t* returned,
+                         uint32_t token) {
   const ep_moe_buffer& buffer = at.buffer;
   const uint64_t bias_stride = payload_bytes(args.dtype, buffer.hidden);
   const uint32_t first_own = at.first_replica(at.self());
@@ -189,6 +201,9 @@ EP_HD void moe_sum_token(const Coop& coop, const moe_view& at, const ep_moe_comb
       term->row = results.row(at.block_start(expert) + (*at.range(expert, at.self()) >> 32) + slot);
     } else {
       term->row = returned + (first + k) * buffer.result_row_bytes;
+      if constexpr (moe_pulls<Endpoint>) {
+        if (moe_may_offer(at) && moe_how(ctx, endpoint, at, rank) == moe_results_offered) term->row = moe_offered_result(ctx, endpoint, at, rank, static_cast<uint32_t>(p), slot);
+      }
     }
     term->weight = weights == nullptr ? 1.0f : product(weights[k], mixture.scale);
     return true;
@@ -202,9 +217,9 @@ EP_HD void moe_sum_tokens(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint&
   const auto* returned = reinterpret_cast<const uint8_t*>(moe_data(endpoint, at.self(), at.results(bank)));
   const uint32_t tokens = args.call.routing.tokens;
   if constexpr (!Ctx::single_lane) {
-    moe_share_tokens(ctx, tokens, [&](uint32_t token, const team_coop<Ctx>& team) { moe_sum_token(team, at, args, results, returned, token); });
+    moe_share_tokens(ctx, tokens, [&](uint32_t token, const team_coop<Ctx>& team) { moe_sum_token(ctx, team, endpoint, at, args, results, returned, token); });
   } else {
-    for (uint32_t token = ctx.block(); token < tokens; token += ctx.blocks()) moe_sum_token(coop, at, args, results, returned, token);
+    for (uint32_t token = ctx.block(); token < tokens; token += ctx.blocks()) moe_sum_token(ctx, coop, endpoint, at, args, results, returned, token);
   }
 }
 
@@ -223,6 +238,12 @@ EP_HD bool moe_combine_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_
   if (ctx.block() == 0 && coop.lane() < ctx.warp_lanes()) moe_leave_bank(ctx, at); /* every block has read which it is */
   const bool ok = moe_sound(ctx, coop, at);
   if (ok) detail::moe_sum_tokens(ctx, coop, endpoint, at, args, bank);
+  if constexpr (detail::moe_pulls<Endpoint>) {
+    if (detail::moe_may_offer(at)) {
+      while (ok && !detail::moe_all_still_there(ctx, coop, endpoint, at)) detail::moe_sum_tokens(ctx, coop, endpoint, at, args, bank);
+      return moe_sound(ctx, coop, at);
+    }
+  }
   return ok;
 }
 

@@ -277,6 +277,7 @@ EP_HD bool moe_compact_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_
     ep_moe_peer& peer = at.peer(rank);
     if (rank != at.self() && at.experts_of(rank) != 0 && peer.told == args.call.epoch) peer.credited = moe_next(endpoint, at, rank, peer.credited, 1);
   }
+  if (ok) detail::moe_take_back(ctx, coop, endpoint, at);
   ctx.sync_grid();
   return moe_sound(ctx, coop, at);
 }

@@ -13,6 +13,7 @@
 #define EP_DEVICE_MOE_DISPATCH_H
 
 #include "moe_layout.h"
+#include "moe_offer.h"
 #include "moe_send.h"
 
 EP_MACHINE_BEGIN
@@ -419,6 +420,7 @@ EP_HD bool moe_dispatch_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe
       detail::moe_take_own(ctx, coop, endpoint, at, args);
     }
     moe_written<Endpoint>(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
+    detail::moe_take_back(ctx, coop, endpoint, at);
   }
   ctx.sync_grid();
   return moe_release(ctx, endpoint, buffer, args.call);

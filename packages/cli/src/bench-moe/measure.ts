@@ -199,6 +199,7 @@ export const moeBench: Bench = {
         'logical bytes: two for each channel of every choice, own rank included',
         'after every repeat of every case, warm-ups included, all channels of all rows, the scales of e4m3, and what is said about rows were compared with the plan and the cast oracle; no call of a buffer had the rows of the one before it; so was the result of each step of the native loop',
         'over a software NIC: what an emulator of the NIC does with the cores that the ranks run on, and nothing of what a network would',
+        'zero-copy combine: experts have written their results where their sources read them (zeroCopyCombine); the other has them sent',
         'allToAllSingle packs and orders rows in JS; its combine is timed without the sum, ours and that of MPI_Alltoallv with it',
       ],
       skipped: [...skipped],

@@ -77,7 +77,7 @@ async function bufferOf(
   const kept = mode === 'high-throughput' ? await buffer.dispatch(x[1]!, choices, { keepLayout: true }) : undefined;
   await kept?.handle.release();
   let turn = 0;
-  const once = async (layout: boolean): Promise<readonly [number, number]> => {
+  const once = async (layout: boolean, inPlace = false): Promise<readonly [number, number]> => {
     const begin = performance.now();
     const received = await buffer.dispatch(x[turn]!, layout ? kept!.layout! : choices);
     const there = performance.now() - begin;
@@ -87,7 +87,14 @@ async function bufferOf(
     // Rows in e4m3 are not what experts return, and what they return is no other than in bf16.
     if (quantised) await received.handle.release();
     else {
-      back = await timed(() => buffer.combine(received.x, received.handle, { weights, out }));
+      let y = received.x as Tensor<'bf16'>;
+      if (inPlace) {
+        // Where experts would write their results.
+        y = received.combineBuffer as Tensor<'bf16'>;
+        y.data.set((received.x as Tensor<'bf16'>).data);
+        await transport.barrier();
+      }
+      back = await timed(() => buffer.combine(y, received.handle, { weights, out }));
       verifier.mixed(out.data, turn);
     }
     turn = 1 - turn;
@@ -101,6 +108,10 @@ async function bufferOf(
       if (parts.includes('cached')) {
         await transport.barrier();
         [made[`${name} cached dispatch`]] = await once(true);
+      }
+      if (parts.includes('zero-copy')) {
+        await transport.barrier();
+        [, made[`${name} zero-copy combine`]] = await once(false, true);
       }
       return made;
     },
@@ -227,12 +238,16 @@ function widen(code: number): number {
   return wide[0]!;
 }
 
+const stores = task.transport === 'shm';
 const contenders: Contender[] = [
   copyOf(false),
   copyOf(true),
-  await bufferOf('bf16', {}, mode === 'high-throughput' ? ['cached'] : []),
+  await bufferOf('bf16', { zeroCopyCombine: stores }, [
+    ...(mode === 'high-throughput' ? ['cached'] : []),
+    ...(stores ? ['zero-copy'] : []),
+  ]),
   await bufferOf('fp8', { payload: QUANTISED }, []),
-  ...(task.transport === 'shm' ? [await collective()] : []),
+  ...(stores ? [await collective()] : []),
 ];
 const series: Record<string, number[]> = {};
 for (let i = -WARM_UP; i < repeats; i++) {

@@ -87,6 +87,7 @@ export function bytesOf(shape: MoeShape): number {
       ...{ design: mode, experts: map, maxTokens: tokens, topK, hidden, dispatch, combine: 'bf16', calls: 1 },
       ...(mode === 'high-throughput' ? { recvRows } : {}),
       staged: dispatch !== 'bf16',
+      zeroCopy: dispatch === 'bf16' && transport === 'shm',
     }).totalBytes;
   // Low latency packs rows into tensors of their own; scales are apart in either mode.
   const tensors = mode === 'low-latency' ? recvRows * (row + hidden) : 0;

@@ -4,7 +4,7 @@ import type { MoeBufferOptions, MoeCallOptions, MoeDispatchOptions } from '../mo
 import type { MoeHandle, MoeReceived } from '../moe/received.js';
 import type { CudaStream } from './stream.js';
 
-export interface DeviceMoeOptions extends Omit<MoeBufferOptions, 'stream' | 'executor' | 'blocks'> {
+export interface DeviceMoeOptions extends Omit<MoeBufferOptions, 'stream' | 'executor' | 'blocks' | 'zeroCopyCombine'> {
   /** The stream that calls are put on. The caller's, which outlives the buffer. */
   readonly stream: CudaStream;
   /** Thread blocks of a call, as in `DeviceDispatcherOptions`. */

@@ -36,7 +36,7 @@ export async function openDeviceMoeBuffer(
   const lanes = checkInteger(given ?? DEFAULT_LANES, 'lanes', where, 32, MOST_LANES);
   if (lanes % 32 !== 0) throw invalid('lanes', { where, expected: 'a multiple of 32', found: lanes });
   const blocks = wanted === undefined ? 0 : checkInteger(wanted, 'blocks', where, 1, 65_535);
-  const moe = resolveMoe(rest, worldSize, where);
+  const moe = resolveMoe({ ...rest, zeroCopyCombine: false }, worldSize, where);
   const wait = { timeoutMs: moe.timeoutMs, ...(options.signal ? { signal: options.signal } : {}) };
   const control = await transport.allocate({
     byteLength: agreementBytes(worldSize),

@@ -47,7 +47,7 @@ import {
 } from './members.js';
 import { combineOperands, dispatchOperand } from './operands.js';
 import type { MoeCallOptions, MoeCombineOptions, MoeDispatchOptions, ResolvedMoe } from './options.js';
-import { farewellSlot } from './place.js';
+import { farewellSlot, STORES_ONLY } from './place.js';
 import {
   HeldCall,
   type MoeCombined,
@@ -76,8 +76,6 @@ export interface MoeBufferInit {
 const FAREWELL_MS = 2000;
 const SEND = 1;
 const RECEIVE = 2;
-/** Kernels reach all peers by stores. */
-const STORES_ONLY = 'memory:load-store';
 /** Kernels reach some peer by EFA: no call goes on without one. */
 const ENDS_WITH_A_RANK: readonly string[] = ['memory:efa', 'memory:load-store+efa'];
 /** From this payload on, copies go past the caches. */
@@ -474,8 +472,10 @@ export class MoeBuffer extends Resource implements Closeable {
         this.#losses.note(report.ranks);
         const lostRanks = lostOf(report.ranks);
         for (const [rank, lost] of lostRanks.entries()) if (lost === 1) routing.dropped.add(rank as Rank);
+        const combineBuffer = slot.results(call.rows);
         return {
           ...slot.tensors(call.rows),
+          ...(combineBuffer && { combineBuffer }),
           // HAZARD: copies. Kernels follow the originals: whoever could change those would make combine write anywhere.
           counts: routing.recvCount.slice(),
           blockStart: routing.blockStart.slice(0, this.localExperts),

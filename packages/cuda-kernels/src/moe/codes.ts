@@ -43,6 +43,7 @@ export function moeForm(moe: ResolvedMoe): Omit<MoeDescription, 'handle' | 'bloc
     alignment: moe.alignment,
     recvRows: moe.recvRows,
     staged: moe.staged,
+    zeroCopy: moe.zeroCopyCombine,
     parts: moeParts(moe),
     firstSignal: 0,
     experts: map.experts,

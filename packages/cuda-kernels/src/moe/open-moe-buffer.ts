@@ -19,7 +19,7 @@ import {
   renewOf,
 } from './members.js';
 import { type MoeBufferOptions, moeLines, type ResolvedMoe, resolveMoe } from './options.js';
-import { moeAgreementPlace, moeMemoryBytes, moeSignalSlots } from './place.js';
+import { moeAgreementPlace, moeMemoryBytes, moeSignalSlots, STORES_ONLY } from './place.js';
 
 /**
  * Collective over the ranks that are here. Those that come later take part once they are taken in (`joinMoeBuffer`, `updateMembers`). `EP_MISMATCH` names ranks with other options, `EP_CAPACITY` says when the transport has too few signal slots for this many calls and
@@ -51,6 +51,10 @@ export async function openMoeBuffer(transport: DispatchTransport, options: MoeBu
     try {
       stream = options.stream ?? new HostStream();
       const handle = transport.device(memory);
+      if (moe.zeroCopyCombine && handle.kind !== STORES_ONLY) {
+        const text = `${where}: zeroCopyCombine needs a transport over which all ranks read each other's memory, found ${transport.name} (${handle.kind})`;
+        throw new EpError('EP_UNSUPPORTED', text, { context: { transport: transport.name, kind: handle.kind } });
+      }
       const buffer = new (native().binding.MoeBuffer)(describeMoe(moe, handle.bytes));
       const init = { moe, transport, memory, endpoints, stream, ownStream, handle, native: buffer };
       made = new MoeBuffer({ ...init, membership: { calls: 0, present } });

@@ -61,6 +61,16 @@ export interface PreparedCombine {
   readonly finish: () => Tensor<MoeDType>;
 }
 
+/** [experts, rows of each, channels] as rows, which may lie apart. */
+function rowsOfBlocks(y: Tensor, rows: number, where: string): Tensor {
+  const [, ofExpert = 0, hidden = 0] = y.shape;
+  const flat = { dtype: y.dtype, shape: [rows, hidden], data: y.data };
+  if (isContiguous(y)) return flat as Tensor;
+  const [block, row, channel] = y.strides ?? [];
+  if (channel === 1 && row !== undefined && block === ofExpert * row) return { ...flat, strides: [row, 1] } as Tensor;
+  throw invalid('y', { where, expected: 'blocks that follow each other where it has three axes', found: y.strides });
+}
+
 /** Throws `EP_INVALID_ARGUMENT`. */
 export function combineOperands(
   y: Tensor,
@@ -81,10 +91,7 @@ export function combineOperands(
       found: y.shape,
     });
   }
-  if (rowShape && !isContiguous(y)) {
-    throw invalid('y', { where, expected: 'contiguous where it has three axes', found: y.strides });
-  }
-  const flat = rowShape ? ({ dtype: y.dtype, shape: [rows, hidden], data: y.data } as Tensor) : y;
+  const flat = rowShape ? rowsOfBlocks(y, rows, where) : y;
   const source = sourceOperand(flat, sourceSpec(`${where}, y`, dtype, rows, [hidden]));
   let stagedBytes = source.stagedBytes;
   const out = outOperand(options.out, tokens, moe, where);

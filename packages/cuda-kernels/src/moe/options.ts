@@ -35,6 +35,11 @@ export interface MoeBufferOptions {
   readonly payload?: Exclude<Payload, 'logfmt10'>;
   /** How results travel back: `dtype` unless given. */
   readonly combinePayload?: MoeDType | 'logfmt10';
+  /**
+   * Where all ranks share memory: experts may write their results into `received.combineBuffer`, where their sources read them, instead of having them copied. Alike on all ranks;
+   * takes room for as many rows as can be received. `EP_UNSUPPORTED` over other transports, `EP_INVALID_ARGUMENT` where `combinePayload` is not `dtype`. False unless given.
+   */
+  readonly zeroCopyCombine?: boolean;
   /** Makes e4m3 scales powers of two, whatever holds them. UE8M0 scales always are. */
   readonly roundScales?: boolean;
   /** Calls that may be under way or held, 1 to 4; 2 unless given. */
@@ -103,6 +108,7 @@ export interface ResolvedMoe {
   readonly resultRowBytes: number;
   /** Rows are cast before they travel, into parts of the buffer. */
   readonly staged: boolean;
+  readonly zeroCopyCombine: boolean;
   readonly policy: ReplicaPolicy;
   readonly ranksPerNode: number;
   readonly sizes: BufferSizes;
@@ -131,6 +137,11 @@ export function resolveMoe(options: MoeBufferOptions, worldSize: number, where: 
   const payload = checkOne(options.payload ?? dtype, 'payload', where, [dtype, 'f8e4m3+f32', 'f8e4m3+ue8m0']);
   const combinePayload = checkOne(options.combinePayload ?? dtype, 'combinePayload', where, [dtype, 'logfmt10']);
   const staged = payload !== dtype || combinePayload !== dtype;
+  const zeroCopyCombine = options.zeroCopyCombine ?? false;
+  if (typeof zeroCopyCombine !== 'boolean' || (zeroCopyCombine && combinePayload !== dtype)) {
+    const expected = zeroCopyCombine === true ? `false where results travel as ${combinePayload}` : 'a boolean';
+    throw invalid('zeroCopyCombine', { where, expected, found: zeroCopyCombine });
+  }
   const shape: BufferShape = {
     design: mode,
     experts: map,
@@ -141,6 +152,7 @@ export function resolveMoe(options: MoeBufferOptions, worldSize: number, where: 
     combine: combinePayload,
     calls: options.calls ?? 2,
     staged,
+    zeroCopy: zeroCopyCombine,
     alignment: options.alignment ?? 1,
     ...(options.recvRows === undefined ? {} : { recvRows: options.recvRows }),
   };
@@ -165,6 +177,7 @@ export function resolveMoe(options: MoeBufferOptions, worldSize: number, where: 
     rowBytes: alignedRowBytes(payload, shape.hidden),
     resultRowBytes: alignedRowBytes(combinePayload, shape.hidden),
     staged,
+    zeroCopyCombine,
     policy: checkOne(options.policy ?? 'spread', 'policy', where, ['spread', 'nearest']),
     ranksPerNode: checkInteger(options.ranksPerNode ?? worldSize, 'ranksPerNode', where, 1),
     sizes,
@@ -184,7 +197,7 @@ function recvRowsOf(sizes: BufferSizes, mode: MoeForm['mode'], map: ExpertMap, m
 export function moeLines(resolved: ResolvedMoe): readonly string[] {
   const { map, sizes } = resolved;
   const same = ['mode', 'maxTokens', 'topK', 'hidden', 'dtype', 'payload', 'combinePayload', 'roundScales'] as const;
-  const more = ['calls', 'alignment', 'recvRows', 'policy', 'ranksPerNode'] as const;
+  const more = ['calls', 'alignment', 'recvRows', 'policy', 'ranksPerNode', 'zeroCopyCombine'] as const;
   return [
     ...[...same, ...more].map((name) => `${name} is ${resolved[name]}`),
     `replicas by rank are ${[...map.rankOffsets].join(' ')}`,

@@ -4,6 +4,9 @@ import { type AgreementPlace, agreementBytes, agreementSlots } from '../agreemen
 import { roundToPage } from '../layout.js';
 import type { ResolvedMoe } from './options.js';
 
+/** Kind of the device handle of memory that kernels reach by loads and stores on all ranks. */
+export const STORES_ONLY = 'memory:load-store';
+
 /** Offset and bytes of a slot of each part, in the order of `MoeDescription.parts`. Absent parts have neither. */
 export function moeParts({ sizes, calls }: ResolvedMoe): Float64Array {
   const component = (name: string): readonly [number, number] => {

@@ -10,7 +10,7 @@ import {
 } from '@ep/core';
 import { allocateHost, type NativeMoeBuffer, type NativeOperand, nativePlaceOf } from '@ep/native';
 import { localExperts, scaledChannels } from '@ep/plan/moe';
-import type { ResolvedMoe } from './options.js';
+import type { MoeDType, ResolvedMoe } from './options.js';
 import { moeParts } from './place.js';
 import type { HeldCall } from './received.js';
 import { RoutingArrays } from './routing.js';
@@ -120,6 +120,18 @@ export class CallSlot {
         ? {}
         : { scales: tensor(scale, [rows, blocks], this.#scales as Storage[typeof scale], [1, this.room]) }),
     };
+  }
+
+  /** Where experts may write the results of so many rows for their sources to read; nothing where a buffer has no such room. */
+  results(rows: number): Tensor<MoeDType> | undefined {
+    const { mode, hidden, worldSize, maxTokens, dtype, resultRowBytes, zeroCopyCombine } = this.#moe;
+    if (!zeroCopyCombine) return undefined;
+    const rowElements = resultRowBytes / elementBytes(dtype);
+    const parts = moeParts(this.#moe);
+    const data = this.#memory.view(dtype, parts[6]! + this.index * parts[7]!, rows * rowElements);
+    if (mode === 'high-throughput') return tensor(dtype, [rows, hidden], data, [rowElements, 1]);
+    const ofExpert = worldSize * maxTokens;
+    return tensor(dtype, [this.#locals, ofExpert, hidden], data, [ofExpert * rowElements, rowElements, 1]);
   }
 
   /** Rows of the receive tensor, padding included: what a dispatch has written behind the blocks. */

@@ -43,6 +43,20 @@ function refusal(body: () => unknown): EpCode | undefined {
   return undefined;
 }
 
+it('zeroCopyCombine is refused on all ranks where memory is not shared, and where results are cast', async () => {
+  const options = { mode: 'low-latency', experts, maxTokens: tokens, topK, hidden } as const;
+  await onRanks(worldSize, 'ibgda', async (transport) => {
+    const opening = openMoeBuffer(transport, { ...options, zeroCopyCombine: true });
+    await expect(opening).rejects.toMatchObject({ code: 'EP_UNSUPPORTED' });
+  });
+  await onRanks(worldSize, 'shm', async (transport) => {
+    const cast = openMoeBuffer(transport, { ...options, combinePayload: 'logfmt10', zeroCopyCombine: true });
+    await expect(cast).rejects.toMatchObject({ code: 'EP_INVALID_ARGUMENT' });
+    const one = openMoeBuffer(transport, { ...options, timeoutMs: 20_000, zeroCopyCombine: transport.rank === 0 });
+    await expect(one).rejects.toMatchObject({ code: 'EP_MISMATCH' });
+  });
+});
+
 /** The experts do nothing: every token gets itself back, since its weights are a half each. */
 async function roundTrip(buffer: MoeBuffer, rank: number, spoil?: (of: Record<string, ArrayBufferView>) => void) {
   const received = await buffer.dispatch(x(rank), choices);

@@ -22,14 +22,15 @@ const anyCase: fc.Arbitrary<MoeCase> = fc
     hook: fc.boolean(),
     calls: fc.integer({ min: 1, max: 4 }),
     blocks: fc.integer({ min: 1, max: 3 }),
+    zeroCopyCombine: fc.boolean(),
   })
-  .chain(({ calls, blocks, ...shape }) =>
+  .chain(({ calls, blocks, zeroCopyCombine, ...shape }) =>
     fc
       .record({
         topK: fc.integer({ min: 1, max: shape.experts }),
         tokens: fc.array(fc.integer({ min: 0, max: 9 }), { minLength: shape.worldSize, maxLength: shape.worldSize }),
       })
-      .map((more): MoeCase => ({ ...shape, ...more, options: { calls, blocks } })),
+      .map((more): MoeCase => ({ ...shape, ...more, options: { calls, blocks, zeroCopyCombine } })),
   );
 
 it('agrees with the oracle on whatever shape', { timeout: 300_000 }, async () => {

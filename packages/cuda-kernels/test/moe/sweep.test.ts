@@ -1,5 +1,5 @@
 /**
- * Mode, payload, transport, executor, hook, cached layout, alignment and a failed rank against the oracle, bit by bit: each value of each at least once by default, the
+ * Mode, payload, transport, executor, hook, cached layout, alignment, results that are sent or offered, and a failed rank against the oracle, bit by bit: each value of each at least once by default, the
  * whole product by EP_TEST_FULL=1. Placement is deterministic in every case: rows are compared one by one.
  */
 import { type MoePlan, mapExperts, planMoe, withLostRanks } from '@ep/plan/moe';
@@ -43,6 +43,8 @@ const executors: readonly Pick<MoeBufferOptions, 'blocks' | 'executor'>[] = [
 const repeats = ['plain', 'hook', 'cached', 'cached hook'] as const;
 /** From the second call on: all take part; all others leave one out; one does not come any more, or closes its transport, and is given up. */
 const failures = ['none', 'left out', 'absent', 'dead'] as const;
+/** `offered`: by two of the three ranks, and read where their experts have written them (`zeroCopyCombine`). */
+const ways = ['sent', 'offered'] as const;
 
 interface Cell {
   readonly form: Form;
@@ -51,6 +53,7 @@ interface Cell {
   readonly executor: (typeof executors)[number];
   readonly repeat: (typeof repeats)[number];
   readonly failure: (typeof failures)[number];
+  readonly results: (typeof ways)[number];
 }
 
 function* product(): Generator<Cell> {
@@ -59,10 +62,11 @@ function* product(): Generator<Cell> {
       for (const transport of transports)
         for (const executor of executors)
           for (const repeat of repeats)
-            for (const failure of failures) yield { form, payload, transport, executor, repeat, failure };
+            for (const failure of failures)
+              for (const results of ways) yield { form, payload, transport, executor, repeat, failure, results };
 }
 
-/** Every pair of (form, payload), of (form, transport, repeat) but for composed transports, and of (form, failure); the other values in turn. */
+/** Every pair of (form, payload), of (form, transport, repeat) but for composed transports, of (form, failure), and of (form, failure, repeat) for results that are offered; the other values in turn. */
 function* small(): Generator<Cell> {
   const turns = new Map<unknown, number>();
   const next = <T>(of: readonly T[]): T => {
@@ -70,36 +74,46 @@ function* small(): Generator<Cell> {
     turns.set(of, turn + 1);
     return of[turn % of.length]!;
   };
+  const results = 'sent';
+  const travelling = payloads.filter(({ combinePayload }) => combinePayload === undefined);
   for (const form of forms) {
     for (const payload of payloads) {
-      yield { form, payload, transport: 'shm', executor: next(executors), repeat: 'plain', failure: 'none' };
+      yield { form, payload, transport: 'shm', executor: next(executors), repeat: 'plain', failure: 'none', results };
     }
     for (const transport of transports)
       for (const repeat of transport.includes('+') ? [next(repeats)] : repeats)
-        yield { form, payload: next(payloads), transport, executor: {}, repeat, failure: 'none' };
+        yield { form, payload: next(payloads), transport, executor: {}, repeat, failure: 'none', results };
     for (const failure of failures.slice(1)) {
       for (const repeat of repeats) {
         const transport = next(failure === 'dead' ? mourning : transports);
-        yield { form, payload: next(payloads), transport, executor: next(executors), repeat, failure };
+        yield { form, payload: next(payloads), transport, executor: next(executors), repeat, failure, results };
+      }
+    }
+    for (const failure of failures) {
+      for (const repeat of repeats) {
+        const others = { payload: next(travelling), transport: 'shm', executor: next(executors) } as const;
+        yield { form, ...others, repeat, failure, results: 'offered' };
       }
     }
   }
 }
 
-/** Low latency has no layouts. Over EFA nobody is given up, and a hostile engine reports no death: dead.test.ts has ranks that are killed, over EFA too. */
-const possible = ({ form, repeat, transport, failure }: Cell): boolean =>
+/** Low latency has no layouts. Results are offered where all ranks share memory, in the dtype that experts make. Over EFA nobody is given up, and a hostile engine reports no death: dead.test.ts has ranks that are killed, over EFA too. */
+const possible = ({ form, payload, repeat, transport, failure, results }: Cell): boolean =>
+  !(results === 'offered' && (transport !== 'shm' || payload.combinePayload !== undefined)) &&
   !(form[0] === 'low-latency' && repeat.startsWith('cached')) &&
   !(failure === 'dead' && transport === 'hostile') &&
   !((failure === 'absent' || failure === 'dead') && transport.endsWith('efa'));
 
-function nameOf({ form, payload, transport, executor, repeat, failure }: Cell): string {
+function nameOf({ form, payload, transport, executor, repeat, failure, results }: Cell): string {
   const travels = [
     payload.payload ?? payload.dtype,
     payload.roundScales ? 'powers of two' : '',
     payload.combinePayload ?? '',
   ];
   const runs = executor.executor === undefined ? `fast x ${executor.blocks ?? 1}` : 'simt';
-  return [form.join(' '), travels.filter(Boolean).join(', '), transport, runs, repeat, failure].join(' | ');
+  const offers = results === 'offered' ? ['results offered'] : [];
+  return [form.join(' '), travels.filter(Boolean).join(', '), transport, runs, repeat, failure, ...offers].join(' | ');
 }
 
 const worldSize = 3;
@@ -124,7 +138,7 @@ function planAfter({ failure, repeat }: Cell, inputs: Inputs): MoePlan {
 }
 
 async function run(cell: Cell): Promise<void> {
-  const { form, payload, transport, executor, repeat, failure } = cell;
+  const { form, payload, transport, executor, repeat, failure, results: way } = cell;
   const one: MoeCase = {
     worldSize,
     mode: form[0],
@@ -139,7 +153,7 @@ async function run(cell: Cell): Promise<void> {
     biases: 1,
     hook: repeat.endsWith('hook'),
     ...(form[0] === 'high-throughput' ? { alignment: form[1] } : {}),
-    options: { ...payload, ...executor },
+    options: { ...payload, ...executor, zeroCopyCombine: way === 'offered' },
   };
   const inputs = inputsOf(one);
   const calls = 4;

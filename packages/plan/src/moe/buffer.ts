@@ -40,8 +40,10 @@ export interface BufferShape {
   readonly combine: Payload;
   /** Calls that may be under way or held, 1 to 4; 2 by default. The peers have two. */
   readonly calls?: number;
-  /** Room to send from, which routes over a NIC need and load/store routes do not; also where zero-copy combine is written. False by default. */
+  /** Room to send from, which rows need that are cast on the way. False by default. */
   readonly staged?: boolean;
+  /** Room for results that are read where experts write them. False by default; `staged` has it, too. */
+  readonly zeroCopy?: boolean;
   /** 'high-throughput': rows that a rank can receive. By default what the worst routing sends it. */
   readonly recvRows?: number;
   /** 'high-throughput': as in `MoeForm`; 1 by default. */
@@ -137,6 +139,7 @@ interface CheckedShape {
   readonly combineRow: number;
   readonly calls: number;
   readonly staged: boolean;
+  readonly zeroCopy: boolean;
   readonly recvRows: number | undefined;
   readonly alignment: number;
 }
@@ -165,7 +168,7 @@ const designs: Readonly<Record<BufferDesign, (shape: CheckedShape) => readonly P
       },
     },
     returned(s),
-    ...(s.staged ? [stagedTokens(s), stagedResults(s, s.localExperts * s.worldSize * s.maxTokens)] : []),
+    ...staged(s, s.localExperts * s.worldSize * s.maxTokens),
     counts(s),
     refusals(s),
   ],
@@ -176,7 +179,7 @@ const designs: Readonly<Record<BufferDesign, (shape: CheckedShape) => readonly P
       factors: { calls: s.calls, recvRows: recvRowsOf(s), messageBytes: s.dispatchMessage },
     },
     returned(s),
-    ...(s.staged ? [stagedTokens(s), stagedResults(s, recvRowsOf(s))] : []),
+    ...staged(s, recvRowsOf(s)),
     counts(s),
     {
       name: 'row starts',
@@ -245,6 +248,10 @@ function returned(s: CheckedShape): Part {
   };
 }
 
+function staged(s: CheckedShape, rows: number): Part[] {
+  return [...(s.staged ? [stagedTokens(s)] : []), ...(s.staged || s.zeroCopy ? [stagedResults(s, rows)] : [])];
+}
+
 function stagedTokens(s: CheckedShape): Part {
   return {
     name: 'staged tokens',
@@ -310,6 +317,7 @@ function checkShape(shape: BufferShape): CheckedShape {
     combineRow: alignedRowBytes(shape.combine, shape.hidden),
     calls: checkInteger(numbers.calls, 'calls', 1, 4),
     staged: checkBoolean(shape.staged ?? false, 'staged'),
+    zeroCopy: checkBoolean(shape.zeroCopy ?? false, 'zeroCopy'),
     recvRows: shape.recvRows === undefined ? undefined : checkInteger(shape.recvRows, 'recvRows', 0, maxRows),
     alignment: checkInteger(numbers.alignment, 'alignment', 1, maxRows),
   };
