@@ -1,5 +1,6 @@
 /** What transports are built of: how ranks meet, on one host or over a network, see each other die, wait, and allocate. */
 
+export { byPlace, checkAmong, resolveActiveRanks } from './active.js';
 export { AdoptedRange, type NativeLocal, type NicMemories } from './adopted.js';
 export { AdoptedDeviceMemory } from './adopted-device.js';
 export {

@@ -22,7 +22,7 @@ import {
 import type { NativeRankContext, NativeSymmetricMemory, OperationId, Outcome } from '../binding.js';
 import { native } from '../native.js';
 import { AdoptedRange, type NativeLocal, type NicMemories } from './adopted.js';
-import type { Liveness } from './liveness.js';
+import { emptyPlace, type Liveness } from './liveness.js';
 import { RankMemory } from './memory.js';
 import { checkLimits, nativeTimeout, runWait, waitError } from './outcome.js';
 import { checkRemote, checkSameSize, type SignalWords, signalWords } from './requests.js';
@@ -90,6 +90,8 @@ export interface NicEndpointInit<C extends Need> {
   readonly context: NativeRankContext;
   readonly liveness: Liveness;
   readonly timeoutMs: number;
+  /** By rank: 1 where nobody is in its place. Absent where all places are taken from the beginning on. */
+  readonly empty?: Readonly<Uint8Array> | undefined;
   /** What the broken queue pair to this peer means. */
   readonly broken: (where: string) => EpError;
   /** Throws for a signal that this NIC cannot send, where a caller went past the types. */
@@ -211,6 +213,7 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
   #checkUsable(operation: string): void {
     this.checkOpen(operation);
     this.#owner.check();
+    if (this.#init.empty?.[this.peer] === 1) throw emptyPlace(operation, this.peer);
   }
 
   /** `Endpoint.post`, for NICs that may offer it: no Work, and no thread that watches for the end. */

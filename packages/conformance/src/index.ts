@@ -5,6 +5,12 @@ export type { StorePlace } from './stores/protocol.js';
 export { StorePrograms } from './stores/store-programs.js';
 export { describeGin } from './suite/describe-gin.js';
 export {
+  describePlaces,
+  type PlacedProvider,
+  type PlacedTransport,
+  type PlacesConfig,
+} from './suite/describe-places.js';
+export {
   type DeclaredCase,
   describeRanks,
   isRequired,

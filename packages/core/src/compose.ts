@@ -219,6 +219,7 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
   readonly renew?: (options: RenewOptions) => Promise<ComposedMemory>;
   readonly renews?: 'all';
   readonly succession?: Succession;
+  readonly isEmpty?: (rank: Rank) => boolean;
   readonly hosts?: readonly Rank[];
   readonly #members: readonly Transport<C>[];
   /** peer -> index of its member. */
@@ -251,6 +252,9 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
       const anew = members.filter(({ renews }) => renews === 'all');
       const stores = members.filter(({ capabilities: { needs } }) => needs.has('load-store' as C));
       if (anew.length > 0 && new Set([...anew, ...stores]).size === members.length) this.renews = 'all';
+    }
+    if (members.some(({ isEmpty }) => isEmpty !== undefined)) {
+      this.isEmpty = (rank) => members.some((member) => member.isEmpty?.(rank));
     }
     const succession = composeSuccession(renewing);
     if (succession !== undefined) this.succession = succession;

@@ -203,6 +203,8 @@ export interface Transport<in C extends Need> extends Closeable {
    * has left calls undone. Otherwise that holds for the ranks that were replaced, and the others go on.
    */
   readonly renews?: 'all';
+  /** Whether nobody is in a rank's place: nobody has come there yet, or whoever was there has gone for good. Absent where all places are taken from the beginning on. */
+  readonly isEmpty?: (rank: Rank) => boolean;
   /** As `renew`, for memory whose users agree on who uses it. Absent where a transport cannot let ranks in anew. */
   readonly succession?: Succession;
   readonly connect: (peer: Rank, options?: AbortOptions) => Promise<Endpoint<C>>;

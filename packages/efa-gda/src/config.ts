@@ -1,12 +1,17 @@
 /** What can be chosen when an EFA NIC is opened. */
-import { checkInteger, defaultTimeoutMs, invalid } from '@ep/core';
-import { type NicNetwork, type NicNetworkConfig, resolveNetwork } from '@ep/native/ranks';
+import { checkInteger, defaultTimeoutMs, invalid, type Rank } from '@ep/core';
+import { type NicNetwork, type NicNetworkConfig, resolveActiveRanks, resolveNetwork } from '@ep/native/ranks';
 
 export interface EfaConfig {
   /** Ends every collective call and wait that gives no timeout of its own, in milliseconds. EP_TIMEOUT_MS unless given; Infinity: none. */
   readonly timeoutMs?: number;
   /** Ranks on this host, for the choice between spinning and sleeping. The world size unless given. */
   readonly ranksOnHost?: number;
+  /**
+   * Who opens the world, the same on all of them; all ranks unless given. Nobody is in the other places, until those that are here let ranks in (`EfaTransport.readmit`), which come by `rejoin` of the same
+   * backing; that does not look at it. Absent over a network.
+   */
+  readonly activeRanks?: readonly Rank[];
   /** Queue pairs that kernels use, for all peers: a kernel's block takes one by its number. 4 unless given. */
   readonly queuePairs?: number;
   /** Work requests of each send queue: a power of two, 2 to 32768. 256 unless given. */
@@ -42,6 +47,8 @@ export interface HardwareEfaConfig extends EfaConfig {
 export interface ResolvedEfaConfig {
   readonly timeoutMs: number;
   readonly ranksOnHost: number;
+  /** Ascending. Undefined: all. */
+  readonly activeRanks: readonly Rank[] | undefined;
   readonly queuePairs: number;
   readonly depth: number;
   readonly values: 'inline' | 'staged';
@@ -74,6 +81,10 @@ export function resolveConfig(
   if (fragmentBytes % 8 !== 0) {
     throw invalid('fragmentBytes', { where, expected: 'a multiple of 8', found: fragmentBytes });
   }
+  if (config?.activeRanks !== undefined && config.network !== undefined) {
+    const expected = 'absent: all ranks that a network joins open the world';
+    throw invalid('activeRanks', { where, expected, found: config.activeRanks });
+  }
   const library = config?.library ?? 'libfabric.so.1';
   if (typeof library !== 'string' || library === '') {
     throw invalid('library', { where, expected: 'a path or a name', found: library });
@@ -81,6 +92,7 @@ export function resolveConfig(
   return {
     timeoutMs,
     ranksOnHost: checkInteger(config?.ranksOnHost ?? worldSize, 'ranksOnHost', where, 1),
+    activeRanks: resolveActiveRanks(config?.activeRanks, worldSize, where),
     queuePairs: checkInteger(config?.queuePairs ?? 4, 'queuePairs', where, 1, 256),
     depth,
     values,

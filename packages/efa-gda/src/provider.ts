@@ -11,6 +11,8 @@ import {
 import { type NativeEfaNic, type NativeRankContext, native } from '@ep/native';
 import {
   agreedFacts,
+  byPlace,
+  checkAmong,
   joinApart,
   joinRanks,
   meetAnew,
@@ -28,7 +30,7 @@ import { EfaTransport } from './transport.js';
 const { version: VERSION } = createRequire(import.meta.url)('@ep/efa-gda/package.json') as { readonly version: string };
 
 /**
- * Collective. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
+ * Collective over the ranks of `config.activeRanks`, all unless given. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
  * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks.
  */
 async function openNic(
@@ -42,9 +44,11 @@ async function openNic(
   const config = resolveConfig(transport, options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
   if (backing === 'soft' && config.network !== undefined) return openApart(member, config, config.network, limits);
-  const introduction = throughStore(member, transport);
+  const { activeRanks } = config;
+  checkAmong(activeRanks, rank, `${transport} configuration`);
+  const introduction = throughStore({ ...member, activeRanks }, transport);
   const own = { rank, worldSize, ...joiningOf(transport, config) };
-  const joined = await joinRanks(own, introduction, limits);
+  const joined = await joinRanks({ ...own, activeRanks }, introduction, limits);
   const { context, world } = joined;
   const step = (what: string) => ({ where: `${transport}: open`, what, code: 'EP_RENDEZVOUS' }) as const;
   let nic: NativeEfaNic | undefined;
@@ -54,7 +58,8 @@ async function openNic(
     // HAZARD: until all have done it, a peer may not know this rank yet: what it is sent ends with "unknown peer".
     await together(world, step('connect to the others'), limits, async () => {
       const told = await introduction.tell('addresses', { address: made.address() }, limits);
-      made.connect(told.map(({ address }) => address));
+      const addresses = told.map(({ address }) => address);
+      made.connect(byPlace(addresses, activeRanks, worldSize));
     });
     const { controls, round, id } = joined;
     const members = { world, controls, round, id, facts: agreedFacts(own) };
@@ -73,7 +78,7 @@ const joiningOf = (transport: string, { ranksOnHost, timeoutMs }: ResolvedEfaCon
 });
 
 /**
- * In the place of a rank that died, with the store of the world that it was of, while the others call `EfaTransport.readmit`. Rejects with `EP_TIMEOUT` where they do not, with
+ * In the place of a rank that died, or into one in which nobody has been yet (`config.activeRanks`), with the store of the world that it was of, while the others call `EfaTransport.readmit`. Rejects with `EP_TIMEOUT` where they do not, with
  * `EP_RENDEZVOUS` where they refuse this rank, and with `EP_UNSUPPORTED` over a network.
  */
 async function rejoinNic(

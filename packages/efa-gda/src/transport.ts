@@ -76,6 +76,8 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
   /** Absent over a network, where nobody comes in the place of a dead rank. Memory begins again on all ranks: nothing that was sent before `readmit` lands after it. */
   readonly renew?: (options: RenewOptions) => Promise<RankMemory>;
   readonly renews = 'all';
+  /** Absent over a network. */
+  readonly isEmpty?: (rank: Rank) => boolean;
   /** The device, and what its queue pairs are like. */
   readonly nic: NativeEfaDevice;
   readonly #init: EfaTransportInit;
@@ -98,6 +100,7 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
       const timeoutMs = config.timeoutMs;
       this.#members = new Members({ ...init, ...members, transport: this.name, timeoutMs, onReplace: () => {} });
       this.renew = (options) => this.#renew(options);
+      this.isEmpty = (rank) => this.#members!.empty[rank] === 1;
     }
     // The software NIC pins nothing.
     this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
@@ -156,8 +159,8 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
   }
 
   /**
-   * Lets ranks in that come in the place of dead ones (`rejoin` of the same backing), as processes or threads of this host. Collective over all ranks but those of `joining` and
-   * `without`, and over the newcomers. On all ranks endpoints, keys and counters are made anew, so that nothing lands that any of them had under way, or that a dead one's NIC still
+   * Lets ranks in that come in the place of dead ones, or into places in which nobody has been yet (`rejoin` of the same backing), as processes or threads of this host. Collective over all ranks that are here but those of
+   * `joining` and `without`, and over the newcomers. On all ranks endpoints, keys and counters are made anew, so that nothing lands that any of them had under way, or that a dead one's NIC still
    * sends; requests that had not ended reject. From then on `world` has all ranks that are here. Memory that there was before keeps its bytes and words, and is reached again when all
    * that are here have renewed it (`renew`, as `MoeBuffer.updateMembers` does). No kernel may run meanwhile, and contexts of the GIN device API are closed before (`EP_BUSY`).
    * `EP_TIMEOUT` or `EP_PEER_LOST` names who did not come, or died: a later call may do it. `EP_INVALID_ARGUMENT` where a rank to be replaced lives, `EP_RENDEZVOUS` where a
@@ -275,7 +278,12 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
     let endpoint = this.#endpoints.get(peer);
     if (endpoint === undefined || endpoint.closed) {
       const { nic, context, liveness, config } = this.#init;
-      endpoint = this.children.add(new EfaEndpoint({ peer, nic, context, liveness, timeoutMs: config.timeoutMs }));
+      endpoint = this.children.add(
+        new EfaEndpoint({
+          ...{ peer, nic, context, liveness, timeoutMs: config.timeoutMs },
+          empty: this.#members?.empty,
+        }),
+      );
       this.#endpoints.set(peer, endpoint);
     }
     return endpoint;

@@ -23,4 +23,5 @@ export const hardware = {
   name: efaGda.hardware.name,
   probe: (config) => efaGda.hardware.probe({ ...config, library }),
   open: (member, options) => efaGda.hardware.open(member, { ...options, config: { ...options.config, library } }),
+  rejoin: (member, options) => efaGda.hardware.rejoin(member, { ...options, config: { ...options.config, library } }),
 };

@@ -1,13 +1,18 @@
 /** What can be chosen when a NIC is opened. */
-import { checkInteger, defaultTimeoutMs, invalid } from '@ep/core';
+import { checkInteger, defaultTimeoutMs, invalid, type Rank } from '@ep/core';
 import type { ControlMemory } from '@ep/native';
-import { type NicNetwork, type NicNetworkConfig, resolveNetwork } from '@ep/native/ranks';
+import { type NicNetwork, type NicNetworkConfig, resolveActiveRanks, resolveNetwork } from '@ep/native/ranks';
 
 export interface IbgdaConfig {
   /** Ends every collective call and wait that gives no timeout of its own, in milliseconds. EP_TIMEOUT_MS unless given; Infinity: none. */
   readonly timeoutMs?: number;
   /** Ranks on this host, for the choice between spinning and sleeping. The world size unless given. */
   readonly ranksOnHost?: number;
+  /**
+   * Who opens the world, the same on all of them; all ranks unless given. Nobody is in the other places, until those that are here let ranks in (`IbgdaTransport.readmit`), which come by `rejoin` of the same
+   * backing; that does not look at it. Absent over a network, for kernels on a GPU and beside `exchange`.
+   */
+  readonly activeRanks?: readonly Rank[];
   /** Queue pairs to each peer that kernels use: a kernel's block takes one by its number. 4 unless given. */
   readonly qpsPerPeer?: number;
   /** Work requests of each send queue: a power of two, 2 to 32768. 1024 unless given. */
@@ -63,6 +68,8 @@ export type AnyIbgdaConfig = SoftIbgdaConfig & DeviceIbgdaConfig;
 export interface ResolvedIbgdaConfig {
   readonly timeoutMs: number;
   readonly ranksOnHost: number;
+  /** Ascending. Undefined: all. */
+  readonly activeRanks: readonly Rank[] | undefined;
   readonly qpsPerPeer: number;
   readonly depth: number;
   readonly completions: 'collapsed' | 'ring';
@@ -110,9 +117,14 @@ export function resolveConfig(
   const depth = checkInteger(config?.depth ?? 1024, 'depth', where, 2, 32768);
   if ((depth & (depth - 1)) !== 0) throw invalid('depth', { where, expected: 'a power of two', found: depth });
   const { gidIndex, faults, device } = config ?? {};
+  if (config?.activeRanks !== undefined && (config.network ?? device) !== undefined) {
+    const expected = 'absent: all ranks that a network joins, or whose kernels run on a GPU, open the world';
+    throw invalid('activeRanks', { where, expected, found: config.activeRanks });
+  }
   return {
     timeoutMs,
     ranksOnHost: checkInteger(config?.ranksOnHost ?? worldSize, 'ranksOnHost', where, 1),
+    activeRanks: resolveActiveRanks(config?.activeRanks, worldSize, where),
     qpsPerPeer: checkInteger(config?.qpsPerPeer ?? 4, 'qpsPerPeer', where, 1, 256),
     depth,
     completions: oneOf(config?.completions ?? 'collapsed', ['collapsed', 'ring'], 'completions', where),

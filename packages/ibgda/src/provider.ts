@@ -7,12 +7,15 @@ import {
   type Member,
   type OpenOptions,
   type Probe,
+  type Rank,
   type TransportProvider,
   type WaitOptions,
 } from '@ep/core';
 import { type NativeIbgdaNic, type NativeRankContext, native } from '@ep/native';
 import {
   agreedFacts,
+  byPlace,
+  checkAmong,
   type Introduction,
   joinApart,
   joinRanks,
@@ -40,8 +43,15 @@ const { version: VERSION } = createRequire(import.meta.url)('@ep/ibgda/package.j
 /** Who joins: by a store, or by the caller's own exchange of what the ranks tell each other. */
 export type IbgdaMember = (Member & { readonly exchange?: undefined }) | ExchangingMember;
 
-function introductionOf(member: IbgdaMember, transport: string): Introduction {
-  return member.exchange === undefined ? throughStore(member, transport) : throughExchange(member, transport);
+function introductionOf(
+  member: IbgdaMember,
+  transport: string,
+  activeRanks: readonly Rank[] | undefined,
+): Introduction {
+  if (member.exchange === undefined) return throughStore({ ...member, activeRanks }, transport);
+  if (activeRanks === undefined) return throughExchange(member, transport);
+  const where = `${transport} configuration`;
+  throw invalid('activeRanks', { where, expected: 'absent beside exchange', found: activeRanks });
 }
 
 function checkMember(member: IbgdaMember, options: OpenOptions, where: string): void {
@@ -56,7 +66,7 @@ function checkMember(member: IbgdaMember, options: OpenOptions, where: string): 
 }
 
 /**
- * Collective. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
+ * Collective over the ranks of `config.activeRanks`, all unless given. A store serves one open of one world: for a second one, also after `close()`, every rank passes a part of the store with a name of its
  * own, `prefixStore(store, 'second')`. Rejects with `EP_RENDEZVOUS` naming the odd ranks; with `exchange` instead of a store, also for what is no such data.
  */
 async function openNic(
@@ -69,11 +79,12 @@ async function openNic(
   const { rank, worldSize } = member;
   const config = resolveConfig(transport, options.config, worldSize);
   const limits = { signal: options.signal, timeoutMs: options.timeoutMs ?? config.timeoutMs };
-  const introduction = introductionOf(member, transport);
-  const { network } = config;
+  const { network, activeRanks } = config;
+  checkAmong(activeRanks, rank, `${transport} configuration`);
+  const introduction = introductionOf(member, transport, activeRanks);
   const own = { rank, worldSize, ...joiningOf(backing, config) };
   if (backing === 'soft' && network !== undefined) return openApart({ ...own, introduction, network }, config, limits);
-  const joined = await joinRanks(own, introduction, limits);
+  const joined = await joinRanks({ ...own, activeRanks }, introduction, limits);
   const { context, world } = joined;
   const step = (what: string) => ({ where: `${transport}: open`, what, code: 'EP_RENDEZVOUS' }) as const;
   let nic: NativeIbgdaNic | undefined;
@@ -83,7 +94,8 @@ async function openNic(
     // HAZARD: until all have done it, a peer's queue pair may not be ready to receive: what is sent there waits for a whole timeout.
     await together(world, step('connect to the others'), limits, async () => {
       const told = await introduction.tell('connections', { connection: made.connection() }, limits);
-      made.connect(told.map(({ connection }) => connection));
+      const connections = told.map(({ connection }) => connection);
+      made.connect(byPlace(connections, activeRanks, worldSize));
     });
     const { controls, round, id } = joined;
     const members = { world, controls, round, id, facts: agreedFacts(own), isNew: false };
@@ -105,7 +117,7 @@ function joiningOf(backing: IbgdaBacking, config: ResolvedIbgdaConfig) {
 }
 
 /**
- * In the place of a rank that died, with the store of the world that it was of, while the others call `IbgdaTransport.readmit`. Rejects with `EP_TIMEOUT` where they do not, with
+ * In the place of a rank that died, or into one in which nobody has been yet (`config.activeRanks`), with the store of the world that it was of, while the others call `IbgdaTransport.readmit`. Rejects with `EP_TIMEOUT` where they do not, with
  * `EP_RENDEZVOUS` where they refuse this rank, and with `EP_UNSUPPORTED` over a network and for kernels on a GPU.
  */
 async function rejoinNic(

@@ -85,6 +85,8 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   readonly #init: IbgdaTransportInit;
   /** Absent where nobody comes in the place of a dead rank: over a network, and for kernels on a GPU. */
   readonly renew?: (options: RenewOptions) => Promise<RankMemory>;
+  /** Likewise. */
+  readonly isEmpty?: (rank: Rank) => boolean;
   /** Likewise. What kernels post to a peer before `replace` breaks the queue pair. */
   readonly succession?: Succession;
   readonly #members: Members | undefined;
@@ -119,6 +121,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     if (members !== undefined && config.device === undefined) {
       this.renew = (options) => this.#renew(options);
       this.succession = this.#makeSuccession(this.#members!, members.isNew);
+      this.isEmpty = (rank) => this.#members!.empty[rank] === 1;
     }
     // The software NIC pins nothing.
     this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
@@ -178,7 +181,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   }
 
   /**
-   * Lets ranks in that come in the place of dead ones (`rejoin` of the same backing), as processes or threads of this host. Collective over all ranks but those of `joining` and `without`,
+   * Lets ranks in that come in the place of dead ones, or into places in which nobody has been yet (`rejoin` of the same backing), as processes or threads of this host. Collective over all ranks that are here but those of `joining` and `without`,
    * and over the newcomers, while nothing is under way to the ranks of `joining`. Queue pairs to those are made anew; all others, memories and keys stay. From then on `world` has all ranks
    * that are here, allocations are theirs, and memory that there was before is renewed by whoever has it (`renew`, as `MoeBuffer.updateMembers` does). `EP_TIMEOUT` or `EP_PEER_LOST` names who
    * did not come, or died: a later call may do it. `EP_INVALID_ARGUMENT` where a rank to be replaced lives, `EP_RENDEZVOUS` where a newcomer has another version or configuration,
@@ -361,7 +364,10 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
       const { nic, context, liveness, config } = this.#init;
       const { atomics, maskedSwap } = this.port;
       endpoint = this.children.add(
-        new IbgdaEndpoint({ peer, nic, context, liveness, timeoutMs: config.timeoutMs, atomics, maskedSwap }),
+        new IbgdaEndpoint({
+          ...{ peer, nic, context, liveness, timeoutMs: config.timeoutMs, atomics, maskedSwap },
+          empty: this.#members?.empty,
+        }),
       );
       this.#endpoints.set(peer, endpoint);
     }

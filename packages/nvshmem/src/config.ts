@@ -1,5 +1,6 @@
 /** What can be chosen when the shared-memory backing is opened. */
 import { checkInteger, defaultTimeoutMs, invalid, type Rank } from '@ep/core';
+import { resolveActiveRanks } from '@ep/native/ranks';
 
 export interface ShmConfig {
   /** Ends every collective call and wait that gives no timeout of its own, in milliseconds. EP_TIMEOUT_MS unless given; Infinity: none. */
@@ -39,7 +40,7 @@ export function resolveConfig(config: ShmConfig | undefined, worldSize: number):
   }
   const ranksOnHost = config?.ranksOnHost ?? (hosts === undefined ? worldSize : undefined);
   if (ranksOnHost !== undefined) checkInteger(ranksOnHost, 'ranksOnHost', where, 1);
-  return { timeoutMs, ranksOnHost, hosts, activeRanks: activeOf(config?.activeRanks, worldSize, where) };
+  return { timeoutMs, ranksOnHost, hosts, activeRanks: resolveActiveRanks(config?.activeRanks, worldSize, where) };
 }
 
 function hostsOf(hosts: unknown, worldSize: number, where: string): readonly Rank[] | 'found' | undefined {
@@ -52,13 +53,4 @@ function hostsOf(hosts: unknown, worldSize: number, where: string): readonly Ran
     if (hosts.indexOf(lowest) === lowest) return lowest;
     throw invalid(`hosts[${rank}]`, { where, expected: 'the lowest rank of its host', found: lowest });
   });
-}
-
-function activeOf(ranks: unknown, worldSize: number, where: string): readonly Rank[] | undefined {
-  if (ranks === undefined) return undefined;
-  if (!Array.isArray(ranks) || ranks.length === 0 || new Set(ranks).size !== ranks.length) {
-    throw invalid('activeRanks', { where, expected: 'a list of at least one rank, each named once', found: ranks });
-  }
-  const active = ranks.map((rank, i) => checkInteger(rank, `activeRanks[${i}]`, where, 0, worldSize - 1));
-  return active.length === worldSize ? undefined : active.sort((a, b) => a - b);
 }

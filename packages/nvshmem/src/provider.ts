@@ -10,6 +10,7 @@ import {
 } from '@ep/core';
 import {
   agreedFacts,
+  checkAmong,
   type JoinedRanks,
   type JoinOptions,
   joinRanks,
@@ -56,13 +57,7 @@ async function openBy(
     const expected = 'absent: who comes later comes into a world of one host';
     throw invalid('hosts', { where: 'nvshmem:shm configuration', expected, found: hosts });
   }
-  if (!isNew && activeRanks?.includes(rank) === false) {
-    throw invalid('activeRanks', {
-      where: 'nvshmem:shm configuration',
-      expected: `with this rank, ${rank}: one that comes later does so by rejoin()`,
-      found: activeRanks,
-    });
-  }
+  if (!isNew) checkAmong(activeRanks, rank, 'nvshmem:shm configuration');
   const own = { ...member, transport: 'nvshmem:shm', version: VERSION, ranksOnHost, timeoutMs, activeRanks, hosts };
   const joined = await join(own, { signal: options.signal, timeoutMs: options.timeoutMs ?? timeoutMs });
   return new ShmTransport({ rank, worldSize, ...joined, facts: agreedFacts(own), isNew, config });

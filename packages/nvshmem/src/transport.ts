@@ -86,6 +86,8 @@ export class ShmTransport extends Resource implements Transport<Need> {
   readonly hosts?: readonly Rank[];
   /** Absent where ranks are on several hosts. */
   readonly succession?: Succession;
+  /** Likewise. */
+  readonly isEmpty?: (rank: Rank) => boolean;
   readonly #members: Members;
   readonly #init: ShmTransportInit;
   readonly #endpoints = new Map<Rank, ShmEndpoint>();
@@ -106,7 +108,10 @@ export class ShmTransport extends Resource implements Transport<Need> {
     });
     this.children.add(init.world);
     this.#init = init;
-    if (!this.#isOfSeveral) this.succession = this.#makeSuccession();
+    if (!this.#isOfSeveral) {
+      this.succession = this.#makeSuccession();
+      this.isEmpty = (rank) => this.#members.empty[rank] === 1;
+    }
   }
 
   /** All ranks that are here, on this host, in order. */

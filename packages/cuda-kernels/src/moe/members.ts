@@ -109,8 +109,8 @@ export function membershipOf(said: ReadonlyMap<Rank, RankSaid>, where: string, b
 }
 
 /** Nobody is in this place of the transport yet. */
-export const isEmptyPlace = ({ succession, rank: self }: Transport<never>, rank: Rank): boolean =>
-  rank !== self && succession?.lifeOf(rank) === '';
+export const isEmptyPlace = ({ isEmpty, rank: self }: Transport<never>, rank: Rank): boolean =>
+  rank !== self && isEmpty?.(rank) === true;
 
 /** Nothing that was sent before lands any more, on any rank: calls that were under way are over, and the buffer begins again. */
 export const beginsAgain = ({ renews }: Transport<never>): boolean => renews === 'all';

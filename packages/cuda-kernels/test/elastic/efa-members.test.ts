@@ -7,6 +7,8 @@ const short = { options: { timeoutMs: 1500 } };
 describe.each([
   ['low-latency', 'efa'],
   ['high-throughput', 'efa'],
+  ['low-latency', 'efa (hardware)'],
+  ['high-throughput', 'efa (hardware)'],
   ['low-latency', 'shm+efa'],
   ['high-throughput', 'shm+efa'],
 ] as const)('%s over %s', (mode, way) => {

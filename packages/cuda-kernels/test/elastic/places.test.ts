@@ -2,12 +2,25 @@
 import { describe, expect, it } from 'vitest';
 import { closeAll, script, worldSize } from '../moe/script.js';
 
-describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
+/** The transport's part of the ranks' store. */
+const names = {
+  shm: 'nvshmem:shm',
+  ibgda: 'ibgda:soft',
+  efa: 'efa-gda:soft',
+  'shm+ibgda': 'shm/nvshmem:shm',
+  'shm+efa': 'shm/nvshmem:shm',
+} as const;
+
+describe.each(
+  (['shm', 'ibgda', 'efa', 'shm+ibgda', 'shm+efa'] as const).flatMap((way) =>
+    (['low-latency', 'high-throughput'] as const).map((mode) => [mode, way] as const),
+  ),
+)('%s over %s', (mode, way) => {
   it.each(['processes', 'threads'] as const)(
     'leaves empty places out, and takes ranks into them one after the other: %s',
     { timeout: 120_000 },
     async (kind) => {
-      const { open, some, complete, replace } = script(mode, kind);
+      const { open, some, complete, replace } = script(mode, kind, way);
       await using world = await open(2);
       let number = 0;
       for (const of of world.ranks) {
@@ -29,7 +42,7 @@ describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
   );
 
   it('takes several at once', { timeout: 60_000 }, async () => {
-    const { open, some, complete, replace } = script(mode, 'processes');
+    const { open, some, complete, replace } = script(mode, 'processes', way);
     await using world = await open(1);
     await some(world, 0);
     await replace(world, 1, 2, 3);
@@ -38,14 +51,14 @@ describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
   });
 
   it('goes on where one is killed on its way, and takes the next one', { timeout: 60_000 }, async () => {
-    const { open, some, replace, complete } = script(mode, 'processes');
+    const { open, some, replace, complete } = script(mode, 'processes', way);
     await using world = await open(3);
     await some(world, 0);
     const staying = [...world.ranks];
     // Killed when it has applied, then when it is in the world and not in the buffer.
     const first = world.replace(3);
-    void first.tell('rejoin', { way: 'shm' }).catch(() => {});
-    await world.has('nvshmem:shm/members/latest/3');
+    void first.tell('rejoin', { way }).catch(() => {});
+    await world.has(`${names[way]}/members/latest/3`);
     await first.kill();
     for (const end of await Promise.allSettled(
       staying.map((of) => of.tell('readmit', { joining: [3], timeoutMs: 1500 })),
@@ -55,16 +68,14 @@ describe.each(['low-latency', 'high-throughput'] as const)('%s', (mode) => {
       });
     }
     const second = world.replace(3);
-    await Promise.all([
-      second.tell('rejoin', { way: 'shm' }),
-      ...staying.map((of) => of.tell('readmit', { joining: [3] })),
-    ]);
+    await Promise.all([second.tell('rejoin', { way }), ...staying.map((of) => of.tell('readmit', { joining: [3] }))]);
     await second.kill();
     for (const end of await Promise.allSettled(staying.map((of) => of.tell('update')))) {
       expect(end).toMatchObject({ reason: { code: 'EP_PEER_LOST', ranks: [3] } });
     }
     world.ranks.pop();
-    await some(world, 1);
+    // Over EFA ranks that were let in have cut off all others: memory is reached again when it has been renewed.
+    if (!way.endsWith('efa')) await some(world, 1);
     await replace(world, 3);
     for (let number = 2; number < worldSize + 2; number++) await complete(world, number);
     await closeAll(world);

@@ -1,7 +1,7 @@
 import type { Member, OpenOptions } from '@ep/core';
 import type { DispatchTransport } from '../../../src/index.js';
 
-export type Way = 'shm' | 'ibgda' | 'efa' | 'shm+ibgda' | 'shm+efa';
+export type Way = 'shm' | 'ibgda' | 'efa' | 'efa (hardware)' | 'shm+ibgda' | 'shm+efa';
 
 /** Ways over which ranks come in the place of dead ones. */
 export type ElasticWay = Way;

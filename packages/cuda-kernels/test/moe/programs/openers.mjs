@@ -17,10 +17,17 @@ const mixed = (openShm, openNic) => async (member, limits) => {
   return Object.assign(compose([shm, far], byCapability(nodes)), { readmit });
 };
 
+/** By the path of EFA itself; its libfabric is the shim, behind which is a software EFA. */
+const byShim = (operation) => async (member, limits) => {
+  const { hardware } = await import('../../../../efa-gda/test/shim-provider.mjs');
+  return hardware[operation](member, limits);
+};
+
 export const openers = {
   shm: nvshmem.shm.open,
   ibgda: ibgda.soft.open,
   efa: efaGda.soft.open,
+  'efa (hardware)': byShim('open'),
   'shm+ibgda': mixed(nvshmem.shm.open, ibgda.soft.open),
   'shm+efa': mixed(nvshmem.shm.open, efaGda.soft.open),
 };
@@ -30,6 +37,7 @@ export const rejoiners = {
   shm: nvshmem.shm.rejoin,
   ibgda: ibgda.soft.rejoin,
   efa: efaGda.soft.rejoin,
+  'efa (hardware)': byShim('rejoin'),
   'shm+ibgda': mixed(nvshmem.shm.rejoin, ibgda.soft.rejoin),
   'shm+efa': mixed(nvshmem.shm.rejoin, efaGda.soft.rejoin),
 };
