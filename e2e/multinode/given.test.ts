@@ -122,6 +122,8 @@ describe.skipIf(missing)(`hosts that were given${missing && ` (skipped: ${missin
       'two hosts run one job by ep run on each, which find themselves in a list of hosts',
       'two hosts by software NICs (ibgda) dispatch attention as the oracle says, with two ranks each',
       'two hosts by software NICs (efa) dispatch attention as the oracle says, with two ranks each',
+      'two hosts by software NICs (ibgda) send tokens to experts and back as the oracle says, with two ranks each',
+      'two hosts by software NICs (efa) send tokens to experts and back as the oracle says, with two ranks each',
       'two hosts under faults attention a rank is killed',
     ])
       expect(passed).toContain(name);

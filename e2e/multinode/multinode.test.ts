@@ -233,6 +233,17 @@ describe.skipIf(missing)(`two hosts${missing && ` (skipped: ${missing})`}`, () =
       if (!linksMissing) expect(two.links[0].bytesSent() - before).toBeGreaterThan(10_000);
     });
 
+    itUnless(twoEach)('send tokens to experts and back as the oracle says, with two ranks each', async () => {
+      const before = linksMissing ? 0 : two.links[0].bytesSent();
+      const kind = over === 'ibgda' ? 'ibgda:soft (memory:ibgda)' : 'efa-gda:soft (memory:efa)';
+      for (const [rank, ways] of valuesOf<string[][]>(await two.run('experts', 2, { data: { over } })).entries()) {
+        const own = Array.from({ length: 4 }, (_, peer) => (peer === rank ? 'own memory' : kind));
+        // In both modes.
+        expect(ways).toEqual([own, own]);
+      }
+      if (!linksMissing) expect(two.links[0].bytesSent() - before).toBeGreaterThan(50_000);
+    });
+
     itUnless(fileMissing)('ask for a secret', async () => {
       const folder = await mkdtemp(join(tmpdir(), 'ep-multinode-'));
       try {

@@ -6,6 +6,7 @@ import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
 import { scenarios as attention } from '../attention/scenarios.mjs';
 import { endure } from './endure.mjs';
+import { experts } from './experts.mjs';
 
 const start = JSON.parse(process.argv[2]);
 const post = (message) => new Promise((resolve) => process.send(message, resolve));
@@ -109,7 +110,7 @@ async function routes({ transport }) {
   return { table: formatRoutes(transport.routes()), kind: transport.device(memory).kind };
 }
 
-const scenarios = { ...attention, silence, rounds, reduce, endure, routes };
+const scenarios = { ...attention, silence, rounds, reduce, endure, experts, routes };
 
 /** With `data.shared` ranks of one host share memory, and what joins the hosts is for the rest. */
 async function open(store) {
