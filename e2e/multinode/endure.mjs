@@ -104,7 +104,8 @@ export async function endure({ transport, store, rank, worldSize, data, ready, t
     } catch (error) {
       if (!isLoss(error)) throw error;
       ended = workload.endsWithLoss;
-      losses.push({ step: steps, lost: error.context.lost ?? [], ms: performance.now() - began });
+      const { lost, rank: named } = error.context;
+      losses.push({ step: steps, lost: lost ?? (named === undefined ? [] : [named]), ms: performance.now() - began });
       since = 0;
     }
     if (steps === 1 && since === 1) await ready();

@@ -244,6 +244,22 @@ describe.skipIf(missing)(`two hosts${missing && ` (skipped: ${missing})`}`, () =
       if (!linksMissing) expect(two.links[0].bytesSent() - before).toBeGreaterThan(50_000);
     });
 
+    const becomes = over === 'ibgda' ? 'carry experts on without' : 'end calls of experts that miss';
+    itUnless(twoEach)(`${becomes} a rank that was killed, on its own host and on the other`, async () => {
+      const gone = { 0: [1], 2: [1], 3: [1] };
+      const reports = await two.run('endure', 2, {
+        data: { over, workload: 'experts', gone },
+        ready: (job) => job.kill(1),
+      });
+      expect(reports[1]!.exit).toBe('SIGKILL');
+      const others = reports.filter(({ rank }) => rank !== 1);
+      for (const { left, losses } of valuesOf<{ left: number[]; losses: { lost: number[] }[] }>(others)) {
+        expect(left).toEqual([0, 2, 3]);
+        // Over EFA no call goes on without one.
+        expect(losses.map(({ lost }) => lost)).toEqual(over === 'ibgda' ? [] : [[1]]);
+      }
+    });
+
     itUnless(fileMissing)('ask for a secret', async () => {
       const folder = await mkdtemp(join(tmpdir(), 'ep-multinode-'));
       try {

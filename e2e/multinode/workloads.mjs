@@ -53,8 +53,8 @@ async function attention({ transport, rank, worldSize }) {
   };
 }
 
-/** Tokens to experts on all ranks and back; a rank's experts go with it. Whole numbers: sums are exact. */
-async function experts({ transport, rank, worldSize }) {
+/** Tokens to experts on all ranks and back; a rank's experts go with it, over EFA all that are left do. Whole numbers: sums are exact. */
+async function experts({ transport, rank, worldSize, data }) {
   const [tokens, topK, hidden, count] = [24, 3, 128, 4 * worldSize];
   const map = spreadExperts(count, worldSize);
   const buffer = await openMoeBuffer(transport, {
@@ -67,7 +67,8 @@ async function experts({ transport, rank, worldSize }) {
   const value = (of, n, token, h) => (of * 31 + n * 7 + token * 3 + h) % 251;
   const left = () => ranksWhere(buffer.activeRanks, 1);
   return {
-    endsWithLoss: false,
+    // There is no call without a rank over EFA.
+    endsWithLoss: data.over === 'efa',
     gone: () => [...buffer.losses.keys()].sort((a, b) => a - b),
     async step(n) {
       const active = left();
