@@ -87,7 +87,7 @@ const NON_TEMPORAL_BYTES = 1024 * 1024;
  *
  * A rank that does not come in time, or dies, is no failure: the call goes on without it, `lostRanks` of the result names it, and later calls leave it
  * out. Only an abort, a closed transport or a broken NIC rejects a call; the buffer takes no more calls then. Over EFA such a rank does, too
- * (`EP_TIMEOUT`, `EP_PEER_LOST`), and the way on is `readmit` of the transport and `updateMembers`, or a new transport.
+ * (`EP_TIMEOUT`, `EP_PEER_LOST`; all ranks name it, those that others told of it with `context.toldBy`), and the way on is `readmit` of the transport and `updateMembers`, or a new transport.
  *
  * `EP_CAPACITY` (a rank has too little room) and `EP_BUSY` (one that was given up alive may still write into the slot) refuse a call on all ranks: it counts, its handle is
  * over, and the next one may go on. Dispatch rejects with them; in low-latency mode, combine does on a rank that dispatch has not told: one without experts, or one that does without the

@@ -76,10 +76,17 @@ export class Culprits {
   watch(isBusy: () => boolean, onTold: (error: EpError) => void): void {
     if (this.#timer !== undefined) return;
     const look = (): void => {
-      const error = isBusy() && !this.#init.memory.closed ? this.#heard() : undefined;
-      if (error === undefined && isBusy() && !this.#init.memory.closed) return;
+      if (!isBusy()) return this.rest();
+      let error: EpError | undefined;
+      try {
+        error = this.#heard();
+      } catch {
+        // HAZARD: a timer that throws ends the process. The words are of no use any more; whatever waits for them hears that itself.
+        return this.rest();
+      }
+      if (error === undefined) return;
       this.rest();
-      if (error !== undefined) onTold(error);
+      onTold(error);
     };
     this.#timer = setInterval(look, LOOK_MS).unref();
   }

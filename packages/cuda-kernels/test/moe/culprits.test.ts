@@ -1,4 +1,5 @@
 /** What a rank makes of what others have told, with words that are written by hand. */
+import { setTimeout as sleep } from 'node:timers/promises';
 import { type Endpoint, EpError, type SignalUpdate, type SymmetricMemory } from '@ep/core';
 import { describe, expect, it } from 'vitest';
 import { Culprits, type CulpritsInit, type Told, toldOf, toldWord } from '../../src/moe/culprits.js';
@@ -39,8 +40,8 @@ function heard(culprits: Culprits, rounds = 3): Promise<EpError | undefined> {
   return new Promise((resolve) => {
     let looks = 0;
     const isBusy = (): boolean => {
-      if (++looks > 2 * rounds) resolve(undefined);
-      return looks <= 2 * rounds;
+      if (++looks > rounds) resolve(undefined);
+      return looks <= rounds;
     };
     culprits.watch(isBusy, resolve);
   });
@@ -75,6 +76,23 @@ describe('who waits', () => {
     expect(await heard(culprits)).toMatchObject({ code: 'EP_TIMEOUT' });
     told[1] = word(4, 'EP_TIMEOUT', 1);
     expect(await heard(culprits)).toBeUndefined();
+  });
+
+  it('hears nothing where the words are gone, and harms nobody', async () => {
+    const { culprits, memory } = culpritsWith();
+    let looks = 0;
+    memory.signals.peek = () => {
+      looks++;
+      throw new EpError('EP_CLOSED', 'the memory');
+    };
+    const told: EpError[] = [];
+    culprits.watch(
+      () => true,
+      (error) => told.push(error),
+    );
+    await expect.poll(() => looks, { timeout: 30_000 }).toBe(1);
+    await sleep(100);
+    expect([looks, told]).toEqual([1, []]);
   });
 
   it('hears nothing of itself, of ranks that are none, and of ranks that take no part', async () => {
