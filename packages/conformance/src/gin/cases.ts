@@ -225,14 +225,19 @@ export const ginCases: readonly GinCase[] = [
       const { memory, gin } = await openGin(rank, { signals: 2, counters: 2 });
       const tick = (id: number): GinCall => ({ ...put(rank, 0, 64, 8), signal: id, counter: id });
       const all = () => [gin.readSignal(0), gin.readSignal(1), gin.readCounter(0), gin.readCounter(1)];
-      await gin.run(memory, [tick(0), tick(1), tick(1), { op: 'flush' }, waitSignal(0, 1), waitSignal(1, 2)]);
+      // HAZARD: a put may have completed, and so been flushed, before its counter shows it.
+      const counted = (...values: readonly bigint[]): readonly GinCall[] =>
+        values.map((value, counter) => ({ op: 'waitCounter', counter, value }));
+      const first = [tick(0), tick(1), tick(1), { op: 'flush' }, waitSignal(0, 1), waitSignal(1, 2)] as const;
+      await gin.run(memory, [...first, ...counted(1n, 2n)]);
       await rank.meet();
       await gin.run(memory, [{ op: 'resetSignal', signal: 1 }]);
       assert.deepEqual(all(), [1n, 0n, 1n, 2n]);
       await gin.run(memory, [{ op: 'resetCounter', counter: 0 }]);
       assert.deepEqual(all(), [1n, 0n, 0n, 2n]);
       await rank.meet();
-      await gin.run(memory, [tick(0), tick(1), { op: 'flush' }, waitSignal(0, 2), waitSignal(1, 1)]);
+      const second = [tick(0), tick(1), { op: 'flush' }, waitSignal(0, 2), waitSignal(1, 1)] as const;
+      await gin.run(memory, [...second, ...counted(1n, 3n)]);
       await rank.meet();
       assert.deepEqual(all(), [2n, 1n, 1n, 3n]);
       await rank.meet();
@@ -247,7 +252,10 @@ export const ginCases: readonly GinCase[] = [
       const endpoint = await transport.connect(rank.next);
       await endpoint.put(memory.local(0, 8), memory.remote(rank.next, 64, 8), { signal: { slot: 1, op: 'inc' } });
       await memory.signals.until(1, { cmp: 'ge', value: 1n });
-      await gin.run(memory, [{ ...put(rank, 0, 64, 8), signal: 0, counter: 0 }, { op: 'flush' }, waitSignal(0, 1)]);
+      await gin.run(memory, [
+        { ...put(rank, 0, 64, 8), signal: 0, counter: 0 },
+        ...([{ op: 'flush' }, waitSignal(0, 1), { op: 'waitCounter', counter: 0, value: 1n }] as const),
+      ]);
       await rank.meet();
       assert.deepEqual([memory.signals.peek(0), memory.signals.peek(1)], [0n, 1n]);
       assert.deepEqual([gin.readSignal(0), gin.readSignal(1), gin.readCounter(0)], [1n, 0n, 1n]);
