@@ -76,19 +76,23 @@ export class Culprits {
   watch(isBusy: () => boolean, onTold: (error: EpError) => void): void {
     if (this.#timer !== undefined) return;
     const look = (): void => {
-      if (!isBusy()) return this.rest();
       let error: EpError | undefined;
       try {
         error = this.#heard();
       } catch {
         // HAZARD: a timer that throws ends the process. The words are of no use any more; whatever waits for them hears that itself.
-        return this.rest();
+        this.rest();
+        return;
       }
       if (error === undefined) return;
       this.rest();
       onTold(error);
     };
-    this.#timer = setInterval(look, LOOK_MS).unref();
+    const lookWhileBusy = (): void => {
+      if (isBusy()) look();
+      else this.rest();
+    };
+    this.#timer = setInterval(lookWhileBusy, LOOK_MS).unref();
   }
 
   rest(): void {
