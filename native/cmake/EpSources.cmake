@@ -43,6 +43,7 @@ set(EP_CORE_SOURCES
   core/fabric/engine.cpp
   core/fabric/memories.cpp
   core/fabric/raw_link.cpp
+  core/fabric/round_puts.cpp
   core/fabric/traffic.cpp
   core/ibgda/apart_words.cpp
   core/ibgda/commands.cpp
@@ -65,6 +66,7 @@ set(EP_CORE_SOURCES
   core/moe/cast.cpp
   core/moe/members.cpp
   core/rank.cpp
+  core/rounds.cpp
   core/segment.cpp
   core/signal_board.cpp
   core/simt/context.cpp
@@ -163,6 +165,7 @@ set(EP_NAPI_SOURCES
   napi/bind_efa_bench.cpp
   napi/bind_fabric.cpp
   napi/bind_fabric_bench.cpp
+  napi/bind_rounds.cpp
   napi/bind_gin.cpp
   napi/bind_ibgda.cpp
   napi/bind_ibgda_bench.cpp
@@ -231,6 +234,7 @@ set(EP_TESTS
   tests/fabric/fabric_engine_test.cpp
   tests/fabric/fabric_fuzz_test.cpp
   tests/fabric/fabric_libfabric_test.cpp
+  tests/fabric/rounds_test.cpp
   tests/ibgda/prm_commands_test.cpp
   tests/ibgda/device_choice_test.cpp
   tests/ibgda/gpu_memory_test.cpp

@@ -1,7 +1,15 @@
 /** The typed surface of the addon: one-to-one with `native/napi`. Values in, values out; waits come in a `try` and a `watch` form. */
 import type { NativeCollectiveGroup } from './collective.js';
 import type { NativeEfaGin, NativeEfaNic, NativeEfaOptions, NativePutCounts } from './efa.js';
-import type { FabricOffer, FabricQuery, NativeFabricLink, NativeFabricNic, NativeFabricOptions } from './fabric.js';
+import type {
+  FabricOffer,
+  FabricQuery,
+  NativeFabricLink,
+  NativeFabricNic,
+  NativeFabricOptions,
+  NativeFabricRounds,
+  NativeRoundsSize,
+} from './fabric.js';
 import type { GpuBinding } from './gpu.js';
 import type {
   NativeIbgdaNic,
@@ -510,6 +518,20 @@ export interface Binding extends GpuBinding {
     rank: NativeRankContext,
     options: NativeFabricOptions,
   ) => NativeFabricNic;
+  /** `hosts`: the first member of each host; members of a host are next to each other. `leader`: what `fabricRoundsPart` said on this host's first member. */
+  readonly FabricRounds: new (
+    nic: NativeFabricNic,
+    memory: NativeSymmetricMemory,
+    group: number,
+    token: bigint,
+    ranks: Int32Array,
+    hosts: Uint32Array,
+    self: number,
+    leader: Uint8Array,
+  ) => NativeFabricRounds;
+  /** Of a memory for rounds in a world of so many ranks. */
+  fabricRoundsSize(worldSize: number): NativeRoundsSize;
+  fabricRoundsPart(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
   /** What `FabricNic` would choose. */
   probeFabric(query: FabricQuery): FabricOffer;
   /** What `IbgdaNic` would find; leaves nothing open. */

@@ -83,6 +83,26 @@ export interface NativeFabricNic extends NicRequests {
   close(): void;
 }
 
+/** Of the places of one group in a memory for rounds. */
+export interface NativeRoundsSize {
+  readonly byteLength: number;
+  readonly signalSlots: number;
+  readonly mostMembers: number;
+  /** That a member says in a round. */
+  readonly mostBytes: number;
+  /** Of a member in what `NativeFabricRounds.look` fills. */
+  readonly entryBytes: number;
+}
+
+/** `native/core/rounds.hpp`, of one member. */
+export interface NativeFabricRounds {
+  /** What `look` says, after `mostMs` milliseconds at most, 0 to 10. */
+  enter(round: number, said: Uint8Array, mostMs: number, into: Uint8Array): boolean;
+  /** The round is there: `into` has `entryBytes` of each member, the length of what it said in 4 of them, and from the ninth on what it said. */
+  look(round: number, into: Uint8Array): boolean;
+  close(): void;
+}
+
 /** Two ranks over libfabric with nothing of ours between. Both make the same calls in the same order; each holds its thread, and throws where time is up or bytes are wrong. */
 export interface NativeFabricLink {
   /** For `connect` on the other. */

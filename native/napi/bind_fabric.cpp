@@ -1,4 +1,5 @@
 #include "fabric_arguments.hpp"
+#include "fabric_engine.hpp"
 
 #include "fabric/engine.hpp"
 #include "mapped.hpp"
@@ -337,6 +338,12 @@ void fabric_wrap::define(Napi::Env env, Napi::Object exports) {
        InstanceMethod<&fabric_wrap::get>("get"), InstanceMethod<&fabric_wrap::accepted>("accepted"), InstanceMethod<&fabric_wrap::request_try>("requestTry"), InstanceMethod<&fabric_wrap::watch>("watch"),
        InstanceMethod<&fabric_wrap::failure_of>("failure"), InstanceMethod<&fabric_wrap::counts>("counts"), InstanceMethod<&fabric_wrap::violation>("violation"),
        InstanceMethod<&fabric_wrap::close>("close")});
+}
+
+std::shared_ptr<fabric::engine> fabric_engine_of(Napi::Value value) {
+  const fabric_wrap& nic = unwrap<fabric_wrap>(value, "fabric");
+  nic.open(value.Env());
+  return nic.native->engine;
 }
 
 void bind_fabric(Napi::Env env, Napi::Object exports) {

@@ -47,6 +47,7 @@ export const mandatoryCases: readonly string[] = [
   'work/unseen-failure',
   'adopt/registers-or-says',
   'wait/timeout-names-peers',
+  'rounds/all-or-none',
   'device/handle',
   'device/refuses-another-abi',
   'device/kernel-all-to-all',

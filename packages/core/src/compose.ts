@@ -18,6 +18,7 @@ import { ComposedAdoption, ComposedMemory } from './composed-memory.js';
 import { checkObject, EpError, invalid, isEpError } from './errors.js';
 import { formatRanks } from './ranks.js';
 import { composeSuccession, type Renewing, renewParts } from './renewed-parts.js';
+import type { RoundMaker } from './rounds.js';
 import { type AbortOptions, CloseScope, Resource } from './scope.js';
 import type {
   AdoptedMemory,
@@ -221,6 +222,8 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
   readonly succession?: Succession;
   readonly isEmpty?: (rank: Rank) => boolean;
   readonly hosts?: readonly Rank[];
+  /** Those of the one transport that has them, over the memory of the first. */
+  readonly rounds?: RoundMaker;
   readonly #members: readonly Transport<C>[];
   /** peer -> index of its member. */
   readonly #routes: readonly number[];
@@ -258,6 +261,8 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
     }
     const succession = composeSuccession(renewing);
     if (succession !== undefined) this.succession = succession;
+    const rounds = this.#makeRounds();
+    if (rounds !== undefined) this.rounds = rounds;
   }
 
   /** Another signal once the ranks whose loss it told of have come back in all transports. */
@@ -351,6 +356,23 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
   /** Kernels reach the first transport's peers by plain stores, so another's handle can be for them as well. */
   get #mapsNear(): boolean {
     return this.#members[0]!.capabilities.needs.has('load-store');
+  }
+
+  #makeRounds(): RoundMaker | undefined {
+    const makers = this.#members.flatMap(({ rounds }, index) => (rounds === undefined ? [] : [{ index, rounds }]));
+    const [only] = makers;
+    // HAZARD: not by routes, which other ranks may have chosen otherwise: all have rounds, or none.
+    if (only === undefined || makers.length > 1 || this.#split) return undefined;
+    const { index, rounds } = only;
+    const partOf = (memory: SymmetricMemory): SymmetricMemory =>
+      memory instanceof ComposedMemory ? memory.member(index) : memory;
+    return {
+      mostMembers: rounds.mostMembers,
+      mostBytes: rounds.mostBytes,
+      size: (groups) => rounds.size(groups),
+      part: (memory) => rounds.part(partOf(memory)),
+      open: (options) => rounds.open({ ...options, memory: partOf(options.memory) }),
+    };
   }
 
   #memoryOf(parts: readonly SymmetricMemory[]): ComposedMemory {

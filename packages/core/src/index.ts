@@ -11,6 +11,7 @@ export * from './loop.js';
 export * from './ranks.js';
 export * from './rendezvous.js';
 export * from './rendezvous-url.js';
+export * from './rounds.js';
 export * from './scope.js';
 export { type JobSecret, jobKey, type ResolvedSecret, resolveJobSecret, secretMissing } from './secret.js';
 export * from './store.js';

@@ -7,6 +7,7 @@
  */
 import type { DType, Storage } from './dtype.js';
 import { checkInteger, checkObject, type EpCode, invalid } from './errors.js';
+import type { RoundMaker } from './rounds.js';
 import type { AbortOptions, Closeable } from './scope.js';
 import type { Store } from './store.js';
 import { checkSignal, checkTimeout } from './waiting.js';
@@ -207,6 +208,8 @@ export interface Transport<in C extends Need> extends Closeable {
   readonly isEmpty?: (rank: Rank) => boolean;
   /** As `renew`, for memory whose users agree on who uses it. Absent where a transport cannot let ranks in anew. */
   readonly succession?: Succession;
+  /** Short exchanges among groups of ranks. The same on all ranks: there, or absent. */
+  readonly rounds?: RoundMaker;
   readonly connect: (peer: Rank, options?: AbortOptions) => Promise<Endpoint<C>>;
   /** One row for each rank; absent where all are reached alike. */
   readonly routes?: () => readonly Route[];

@@ -7,7 +7,7 @@ import { GROUP_RANKS, type GroupTask, type GroupTimes } from './groups-task.js';
 
 const run = promisify(execFile);
 
-/** Arguments: turns, then operation (0: all-reduce, 1: all-to-all), bytes and calls of each. Prints the slowest rank's microseconds of a call, a line each turn; aborts where a result is wrong. */
+/** Arguments: turns, calls and milliseconds of the warm-up (as ours), then operation (0: all-reduce, 1: all-to-all), bytes and calls of each. Prints the slowest rank's microseconds of a call, a line each turn; aborts where a result is wrong. */
 const SOURCE = `#include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,14 @@ int main(int argc, char** argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   const int turns = atoi(argv[1]);
-  for (int at = 2; at + 2 < argc; at += 3) {
+  const int most = atoi(argv[2]);
+  const double warm_begin = MPI_Wtime(), warm_s = atof(argv[3]) / 1000;
+  float over[2] = {0, 0};
+  for (int i = 0; i < most && over[0] == 0; ++i) {
+    over[0] = over[1] = MPI_Wtime() - warm_begin > warm_s ? 1 : 0;
+    call(0, over, over, 2);
+  }
+  for (int at = 4; at + 2 < argc; at += 3) {
     const int op = atoi(argv[at]), count = atoi(argv[at + 1]) / 4, calls = atoi(argv[at + 2]);
     float* in = calloc(count, sizeof(float));
     float* out = calloc(count, sizeof(float));
@@ -53,7 +60,7 @@ int main(int argc, char** argv) {
 
 /** Or why it was not measured. */
 export async function runMpiGroups(
-  { turns, calls }: Pick<GroupTask, 'turns' | 'calls'>,
+  { warmUp, turns, calls }: Pick<GroupTask, 'warmUp' | 'turns' | 'calls'>,
   folder: string,
 ): Promise<GroupTimes | string> {
   try {
@@ -67,7 +74,9 @@ export async function runMpiGroups(
   const over = ['--mca', 'pml', 'ob1', '--mca', 'btl', 'self,tcp', '--mca', 'btl_tcp_if_include', 'lo'];
   const yielding = ['--oversubscribe', '--mca', 'mpi_yield_when_idle', '1'];
   const wanted = calls.flatMap(({ op, bytes, calls: count }) => [op === 'all-reduce' ? 0 : 1, bytes, count]);
-  const command = ['-n', GROUP_RANKS, ...yielding, ...over, binary, turns, ...wanted].map(String);
+  const command = ['-n', GROUP_RANKS, ...yielding, ...over, binary, turns, warmUp.calls, warmUp.ms, ...wanted].map(
+    String,
+  );
   const { stdout } = await run('mpirun', command, {
     env: { ...process.env, OMPI_ALLOW_RUN_AS_ROOT: '1', OMPI_ALLOW_RUN_AS_ROOT_CONFIRM: '1' },
   });

@@ -8,6 +8,12 @@ export interface GroupCall {
   readonly calls: number;
 }
 
+/** All-reduces of 8 bytes before anything is timed: so many, or what can be made in this time. All ranks stop after the same one. */
+export interface WarmUp {
+  readonly calls: number;
+  readonly ms: number;
+}
+
 export interface GroupTask {
   readonly store: string;
   readonly rank: number;
@@ -17,6 +23,7 @@ export interface GroupTask {
   readonly ranksOnHost: number;
   /** Of each rank the lowest one of its host; those of a host share memory. */
   readonly hosts: readonly number[];
+  readonly warmUp: WarmUp;
   readonly turns: number;
   readonly calls: readonly GroupCall[];
 }

@@ -12,7 +12,7 @@ import { promisify } from 'node:util';
 import { nvshmem } from '@ep/nvshmem';
 import type { Bench, BenchCase, BenchOptions, BenchRatio, BenchResult } from '../bench/bench.js';
 import { runMpiGroups } from './groups-mpi.js';
-import { GROUP_RANKS, type GroupCall, type GroupTask, type GroupTimes } from './groups-task.js';
+import { GROUP_RANKS, type GroupCall, type GroupTask, type GroupTimes, type WarmUp } from './groups-task.js';
 import { type Host, makeHosts } from './hosts.js';
 import { type OpenMpiTimes, runOpenMpi } from './open-mpi.js';
 import type { FabricTask, FabricTimes } from './task.js';
@@ -54,9 +54,12 @@ function groupCallsOf({ quick }: BenchOptions): readonly GroupCall[] {
   ];
 }
 
+/** Thousands: until compilers have seen the code of small calls often enough, these take several times as long. */
+const warmUpOf = ({ quick }: BenchOptions): WarmUp => (quick ? { calls: 50, ms: 5000 } : { calls: 8000, ms: 20_000 });
+
 /** Half of the ranks on each host. */
 async function runGroups(
-  { turns, calls }: Pick<GroupTask, 'turns' | 'calls'>,
+  { warmUp, turns, calls }: Pick<GroupTask, 'warmUp' | 'turns' | 'calls'>,
   hosts: readonly Host[],
   folder: string,
 ): Promise<GroupTimes> {
@@ -66,6 +69,7 @@ async function runGroups(
     worldSize: GROUP_RANKS,
     ranksOnHost: GROUP_RANKS,
     hosts: Array.from({ length: GROUP_RANKS }, (_, rank) => rank - (rank % perHost)),
+    warmUp,
     turns,
     calls,
   };
@@ -228,7 +232,7 @@ export const fabricBench: Bench = {
           const across = await runRanks(shape, hosts.hosts, folder, 'namespaces');
           cases.push(...fabricCases('two namespaces', shape, across));
           tell('process groups');
-          const groups = { turns: shape.turns, calls: groupCallsOf(options) };
+          const groups = { warmUp: warmUpOf(options), turns: shape.turns, calls: groupCallsOf(options) };
           const mpiGroups = await runMpiGroups(groups, folder);
           if (typeof mpiGroups === 'string') skipped.push(mpiGroups);
           const ours = await runGroups(groups, hosts.hosts, folder);

@@ -120,7 +120,14 @@ export class ActiveCall {
 
   after(ms: number, action: () => void): void {
     if (ms === Number.POSITIVE_INFINITY) return;
-    this.#timers.add(setTimeout(action, Math.min(ms, 2 ** 31 - 1)));
+    const timer = setTimeout(
+      () => {
+        this.#timers.delete(timer);
+        action();
+      },
+      Math.min(ms, 2 ** 31 - 1),
+    );
+    this.#timers.add(timer);
   }
 
   /** Stops what it does; `queued` is left to whoever ends it. */

@@ -12,6 +12,7 @@ import {
   checkInteger,
   EpError,
   invalid,
+  type RoundMaker,
   type Store,
   type Succession,
   type SymmetricMemory,
@@ -60,6 +61,13 @@ interface ArenaInit extends ArenaShape {
   readonly inherited: boolean;
   /** Over transports that let others in anew. */
   readonly parts: Parts | undefined;
+  readonly rounds: RoundsMemory | undefined;
+}
+
+/** For the rounds of all groups. */
+interface RoundsMemory {
+  readonly maker: RoundMaker;
+  readonly memory: SymmetricMemory;
 }
 
 export class Arena {
@@ -68,13 +76,14 @@ export class Arena {
   readonly sections: number;
   readonly inherited: boolean;
   readonly parts: Parts | undefined;
+  readonly rounds: RoundsMemory | undefined;
   readonly #worldSize: number;
   readonly #store: Store;
   readonly #openings = new Map<string, number>();
   /** Engines of this rank that use it. */
   users = 0;
 
-  constructor({ memory, store, worldSize, sections, sectionBytes, inherited, parts }: ArenaInit) {
+  constructor({ memory, store, worldSize, sections, sectionBytes, inherited, parts, rounds }: ArenaInit) {
     this.memory = memory;
     this.#store = store;
     this.#worldSize = worldSize;
@@ -82,6 +91,7 @@ export class Arena {
     this.sectionBytes = sectionBytes;
     this.inherited = inherited;
     this.parts = parts;
+    this.rounds = rounds;
   }
 
   /** The sections are agreed on in this store: without it, nobody can take one. */
@@ -218,6 +228,18 @@ async function shapeToInherit(options: ArenaOptions): Promise<ArenaShape | undef
   return shape;
 }
 
+/** Not over transports that let others in anew: these would have other parts of it. */
+async function roundsMemory(
+  { transport, timeoutMs, signal }: ArenaOptions,
+  sections: number,
+): Promise<RoundsMemory | undefined> {
+  const { rounds: maker, succession, capabilities } = transport;
+  if (maker === undefined || succession !== undefined) return undefined;
+  const size = maker.size(sections);
+  if (size.signalSlots > capabilities.maxSignalSlots) return undefined;
+  return { maker, memory: await transport.allocate({ ...size, timeoutMs, ...(signal && { signal }) }) };
+}
+
 /** `isFirst`: of this process on this transport. */
 async function openArena(options: ArenaOptions, isFirst: boolean): Promise<Arena> {
   const { transport, store, timeoutMs, signal } = options;
@@ -238,7 +260,12 @@ async function openArena(options: ArenaOptions, isFirst: boolean): Promise<Arena
     parts = new Parts({ succession, store, memory, mapped });
     await parts.publish(rank, shape);
   }
-  return new Arena({ memory, store, worldSize, ...shape, inherited: inherits !== undefined, parts });
+  const rounds = await roundsMemory(options, shape.sections).catch(async (error: unknown) => {
+    // The next one may try again, and takes both anew.
+    await memory.close();
+    throw error;
+  });
+  return new Arena({ memory, store, worldSize, ...shape, inherited: inherits !== undefined, parts, rounds });
 }
 
 interface Opened {
@@ -251,7 +278,10 @@ const arenas = new WeakMap<Transport<Portable>, Opened>();
 
 /** After its store was closed, with which all groups ended, the transport gets another arena, and the memory of the old one is given back if it is idle. */
 async function reopenArena(options: ArenaOptions, old: Arena): Promise<Arena> {
-  if (old.users === 0) await old.memory.close();
+  if (old.users === 0) {
+    await old.rounds?.memory.close();
+    await old.memory.close();
+  }
   return openArena(options, false);
 }
 

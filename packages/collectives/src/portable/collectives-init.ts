@@ -2,6 +2,7 @@
 import { retold, type Words } from './arrivals.js';
 import type { LaneSource } from './channel.js';
 import type { FoldOrder } from './fold-order.js';
+import type { GroupRounds } from './group-rounds.js';
 import type { Membership } from './membership.js';
 import type { DataPlan, PlanInit } from './plan.js';
 import type { ControlRecord } from './records.js';
@@ -31,6 +32,10 @@ export interface CollectivesInit {
   readonly planOf: (data: PlannedCall) => DataPlan;
   /** In which order their elements are folded. */
   readonly orderOf: (contributors: readonly number[]) => FoldOrder;
+  /** In which words of small calls go, and not only in records. */
+  readonly rounds: GroupRounds | undefined;
+  /** All members of the beginning are there, and no call was repaired. */
+  readonly isWhole: () => boolean;
   readonly tell: (peer: number, record: ControlRecord) => void;
   /** What is told to the peer goes, instead of waiting for a connection; or the peer is gone. */
   readonly reaches: (peer: number) => boolean;

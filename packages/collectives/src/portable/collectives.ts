@@ -37,6 +37,9 @@ const MISMATCH_GRACE_MS = 200;
 const FAREWELL_MS = 1000;
 /** How long an agreement without ranks that were late may take before somebody else is. */
 const AGREEMENT_MS = 1000;
+/** Between looks at a round that did not come at once. */
+const FIRST_LOOK_MS = 1;
+const LONGEST_LOOK_MS = 50;
 
 export class Collectives {
   readonly #init: CollectivesInit;
@@ -89,6 +92,8 @@ export class Collectives {
       this.#init.tell(from, this.#poison.record);
       return;
     }
+    // Who tells in a record has no round of that call, and may have none ever.
+    if (caller === from) this.#retell(from, sequence);
     if (sequence <= this.#completed && sequence !== this.#active?.sequence) return;
     this.#arrivals.add(caller, record);
     if (this.#active?.sequence === sequence) this.#meet();
@@ -133,8 +138,9 @@ export class Collectives {
     if (this.#active !== undefined) this.#meet();
   }
 
-  /** What the ranks that are gone have told: to a survivor, before it is told how far this rank has come. */
+  /** What the ranks that are gone have told, and what this one has told in rounds alone: to a survivor, before it is told how far this rank has come. */
   relay(peer: number, gone: readonly number[]): void {
+    this.#retell(peer);
     for (const words of [this.#last.words, ...this.#arrivals.all()]) {
       for (const record of retold(words, gone)) this.#init.tell(peer, record);
     }
@@ -321,7 +327,13 @@ export class Collectives {
     const { call } = active;
     traces.call(nameOf(call));
     const recordFor = callRecords(call);
-    this.#arrivals.add(rank, recordFor(rank));
+    const own = recordFor(rank);
+    if (this.#goesInRound(active, own)) {
+      this.#arrivals.add(rank, own);
+      this.#begin(active, own);
+      return;
+    }
+    this.#arrivals.add(rank, own);
     for (const peer of membership.active) {
       if (peer === rank) continue;
       const record = recordFor(peer);
@@ -331,6 +343,58 @@ export class Collectives {
       tell(peer, record);
     }
     this.#meet();
+  }
+
+  /** Not where somebody has told of it in a record: who does has no round of it any more. */
+  #goesInRound({ contributors, sequence }: ActiveCall, { given }: CallRecord): boolean {
+    const { rank, rounds, isWhole, size } = this.#init;
+    if (given === undefined || rounds?.ready !== true || !isWhole() || contributors!.length < size()) return false;
+    // HAZARD: as of records, it must not end before all are told, and could not be told otherwise.
+    if (!contributors!.every((peer) => this.#isTold(peer))) return false;
+    const words = this.#arrivals.of(sequence);
+    return !contributors!.some((peer) => peer !== rank && words.has(peer));
+  }
+
+  /** Of a small call: in a round, and in records where that does not come at once. */
+  #begin(active: ActiveCall, own: CallRecord): void {
+    if (this.#hear(active, this.#init.rounds!.say(own, nameOf(active.call)))) return;
+    for (const peer of active.contributors!) this.#retell(peer, active.sequence);
+    this.#listen(active, FIRST_LOOK_MS);
+    this.#meet();
+  }
+
+  /** HAZARD: whoever has the round may have ended the call, and be away from what it is asked in records. */
+  #listen(active: ActiveCall, ms: number): void {
+    const { membership, rounds } = this.#init;
+    active.after(ms, () => {
+      const isWhole = !membership.agreeing && membership.goneMembers.length === 0 && this.#init.isWhole();
+      if (this.#active !== active || active.plan !== undefined || !isWhole) return;
+      if (!this.#hear(active, rounds?.look(active.sequence))) this.#listen(active, Math.min(2 * ms, LONGEST_LOOK_MS));
+    });
+  }
+
+  /** All words of a call in a round. False where it is not there. */
+  #hear(active: ActiveCall, words: readonly CallRecord[] | undefined): boolean {
+    if (words === undefined) return false;
+    const { traces, rank } = this.#init;
+    const { call } = active;
+    const byteLength = words[rank]!.given!.byteLength;
+    traces.signalled(nameOf(call));
+    if (byteLength > 0) traces.wrote(call.kind, byteLength);
+    for (const [peer, record] of words.entries()) if (peer !== rank) this.#arrivals.add(peer, record);
+    this.#meet();
+    return true;
+  }
+
+  /** Tells the peer in records what this rank has told in rounds. */
+  #retell(peer: number, sequence?: number): void {
+    const { rank, rounds, traces, tell, membership } = this.#init;
+    if (peer === rank || membership.isGone(peer)) return;
+    for (const { record, kind } of rounds?.owed(peer, sequence) ?? []) {
+      traces.signalled(kind);
+      if (record.given!.byteLength > 0) traces.wrote(kind, record.given!.byteLength);
+      tell(peer, record);
+    }
   }
 
   /** HAZARD: what this rank has said in an agreement of how far it has come stays true, unless others had come further before. */

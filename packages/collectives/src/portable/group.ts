@@ -1,6 +1,15 @@
 /** The engine of one group on one rank: its channels, and what is told over them. */
-import { setTimeout } from 'node:timers/promises';
-import { createStorage, type DType, EpError, isEpError, linkSignals, Resource, type Storage } from '@ep/core';
+import { setImmediate, setTimeout } from 'node:timers/promises';
+import {
+  createStorage,
+  type DType,
+  EpError,
+  isEpError,
+  linkSignals,
+  loopIsDue,
+  Resource,
+  type Storage,
+} from '@ep/core';
 import type { Freight } from '../device/freight.js';
 import type {
   Data,
@@ -24,6 +33,7 @@ import { farewell, type PlannedCall } from './collectives-init.js';
 import { Comers, type JoinLimits } from './comers.js';
 import { evictedKey, lifeOf, takeOut } from './evictions.js';
 import { orderOf } from './fold-order.js';
+import { forgetRounds, GroupRounds } from './group-rounds.js';
 import type { HostLevel } from './host-level.js';
 import { Links } from './links.js';
 import { LEFT, LEFT_DETAIL, membersOf, readyKey, sectionKey } from './meeting.js';
@@ -98,6 +108,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     onError: (error) => this.#break(error),
   });
   readonly #comers: Comers;
+  readonly #rounds: GroupRounds | undefined;
   /** The last record that was told: what all are told is written once. */
   #told: { readonly record: ControlRecord; readonly bytes: Uint8Array } | undefined;
   #size: number;
@@ -123,6 +134,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     this.#size = Math.max(size, rank + 1);
     this.#oneLevel = active.length < ranks.length;
     const tell = (peer: number, record: ControlRecord): void => this.#tell(peer, record);
+    this.#rounds = this.#makeRounds();
     this.#membership = new Membership({
       rank,
       size: ranks.length,
@@ -150,6 +162,8 @@ export class PortableEngine extends Resource implements GroupEngine {
       tell,
       planOf: (data) => this.#planOf(data),
       orderOf: (contributors) => orderOf(init.placement, contributors),
+      rounds: this.#rounds,
+      isWhole: () => !this.#oneLevel,
       reaches: (peer) => this.#links.at(peer)!.connected || this.#membership.isGone(peer),
       send: (peer, source) => this.#links.at(peer)!.send('collective', source),
       kick: () => this.#links.each((channel) => channel.kick('collective')),
@@ -223,11 +237,14 @@ export class PortableEngine extends Resource implements GroupEngine {
       if (this.#membership.isGone(peer)) this.#links.explain(peer, OUTSIDE_DETAIL);
       else this.#links.connect(peer, readyKey(this.#init.key, peer));
     }
+    this.#rounds?.begin();
   }
 
   readonly run = (call: EngineCall): EngineEnd | Promise<EngineEnd> => {
     this.checkOpen(call.kind);
-    return this.#collectives.run(call);
+    const end = this.#collectives.run(call);
+    // Calls that end inline would keep from this thread what is told by events: deaths, aborts, timers.
+    return end instanceof Promise || !loopIsDue() ? end : setImmediate(end);
   };
 
   readonly send = async (call: SendCall<Data>): Promise<void> => {
@@ -288,6 +305,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     this.#stopListening?.();
     await inTime(this.#comers.idle(), longestMs);
     await this.#init.host?.close();
+    if (this.#rounds !== undefined) await inTime(this.#rounds.close(), longestMs);
     arena.users--;
     // HAZARD: a member that died never comes here, one whose puts may still land must not: the section would be taken for free.
     if (this.#broken || landed.includes(false) || !storeAnswers) return;
@@ -306,6 +324,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     for (const rank of ranks.keys()) {
       await options.store.delete(readyKey(key, rank));
       await forget(options.store, key, rank);
+      if (this.#rounds !== undefined) await forgetRounds(options.store, key, rank);
     }
     await options.store.delete(evictedKey(key));
     await options.store.delete(sectionKey(key));
@@ -322,7 +341,15 @@ export class PortableEngine extends Resource implements GroupEngine {
       return false;
     } finally {
       late.abort();
-      for (const peer of this.#links.all.keys()) this.#tell(peer, { kind: 'bye' });
+      this.#sayBye();
+    }
+  }
+
+  /** HAZARD: a peer that was told of a call in a round alone may lack it still, and hears of it from nobody else once this rank is gone. */
+  #sayBye(): void {
+    for (const peer of this.#links.all.keys()) {
+      for (const { record } of this.#rounds?.owed(peer) ?? []) this.#tell(peer, record);
+      this.#tell(peer, { kind: 'bye' });
     }
   }
 
@@ -340,6 +367,16 @@ export class PortableEngine extends Resource implements GroupEngine {
       const endpoint = await transport.connect(ranks[peer]!);
       if (!late.aborted) channel.connect(endpoint);
     }
+  }
+
+  /** Of a group that all open from the beginning, of several ranks. */
+  #makeRounds(): GroupRounds | undefined {
+    const { options, arena, section, key } = this.#init;
+    const { ranks, rank, store, joins = false } = options;
+    const isWhole = section.members === ranks.length && !joins;
+    if (arena.rounds === undefined || !isWhole || ranks.length < 2) return undefined;
+    const hosts = options.hosts ?? ranks.map((member) => options.transport.hosts?.[member] ?? 0);
+    return new GroupRounds({ ...arena.rounds, section, key, store, ranks, hosts, rank });
   }
 
   #planOf(data: PlannedCall): DataPlan {
@@ -540,7 +577,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       ? error
       : new EpError('EP_TRANSPORT_FAILED', `${WHERE} ${name}: ${text}`, { cause: error });
     this.#cutOff(broken);
-    for (const peer of this.#links.all.keys()) this.#tell(peer, { kind: 'bye' });
+    this.#sayBye();
     this.#links.each((channel) => channel.lose());
   }
 

@@ -65,6 +65,8 @@ export class Rank {
       rank,
       membership: this.membership,
       traces: new Traces(),
+      rounds: undefined,
+      isWhole: () => true,
       planOf: never,
       orderOf: () => inRankOrder,
       tell,

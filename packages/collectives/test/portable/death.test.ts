@@ -5,10 +5,14 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { Worker } from 'node:worker_threads';
+import { nvshmem } from '@ep/nvshmem';
 import { beforeAll, describe, expect, it } from 'vitest';
 import { bundleProgram } from '../bundle.js';
 import type { RankInit, Told } from '../programs/portable-rank.js';
-import { numbers, pause } from './world.js';
+import { LOOPBACK, numbers, pause } from './world.js';
+
+const probe = await nvshmem.fabric.probe(LOOPBACK);
+const unavailable = probe.available ? '' : ` (skipped: ${probe.reason})`;
 
 let program: URL;
 const ROUNDS = process.env.EP_TEST_FULL === '1' ? 40 : 2;
@@ -66,7 +70,9 @@ async function tell(
 ): Promise<void> {
   const directory = mkdtempSync(join(tmpdir(), 'ep-portable-'));
   const storePath = join(directory, 'store');
-  const ranks = [...Array(size).keys()].map((rank) => start(mode, { rank, size, storePath, kind, seed }));
+  const ranks = [...Array(size).keys()].map((rank) =>
+    start(mode, { rank, size, storePath, kind, seed, victims: victims.length }),
+  );
   try {
     await Promise.all(ranks.map(({ ready }) => ready));
     const below = numbers(seed);
@@ -97,6 +103,19 @@ describe.each(['threads', 'processes'] as const)('survivors of a killed rank, as
   it.each(['hostile', 'shm'] as const)('over %s, tell the same', async (kind) => {
     for (let round = 0; round < ROUNDS; round++)
       await tell(mode, kind, 3, [(round + (kind === 'shm' ? 2 : 0)) % 3], round + 1);
+  });
+});
+
+describe('over libfabric, on two hosts', () => {
+  it.skipIf(unavailable)(`survivors of a killed process tell the same${unavailable}`, async () => {
+    for (let round = 0; round < ROUNDS; round++) await tell('processes', 'fabric', 4, [round % 4], 200 + round);
+  });
+
+  it.skipIf(unavailable)(`and of two, of one host or of both${unavailable}`, async () => {
+    for (let round = 0; round < ROUNDS; round++) {
+      const first = round % 4;
+      await tell('processes', 'fabric', 4, [first, (first + 1 + (round % 3)) % 4], 300 + round);
+    }
   });
 });
 

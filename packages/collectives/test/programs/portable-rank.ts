@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { isMainThread, parentPort, workerData } from 'node:worker_threads';
 import { hostile } from '@ep/conformance/hostile';
-import { isEpError, openFileStore } from '@ep/core';
+import { isEpError, openFileStore, type Transport } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
 import type { EngineCall, OpKind } from '../../src/engine.js';
 import { openPortableEngine } from '../../src/portable/engine.js';
@@ -11,14 +11,17 @@ export interface RankInit {
   readonly rank: number;
   readonly size: number;
   readonly storePath: string;
-  readonly kind: 'hostile' | 'shm';
+  /** `fabric`: on hosts of two ranks each. */
+  readonly kind: 'hostile' | 'shm' | 'fabric';
   readonly seed: number;
+  /** Ranks that are killed. */
+  readonly victims: number;
 }
 
 /** One call: who contributed and what came out, or how it failed. */
 export type Told = { readonly ready: true } | { readonly calls: readonly string[]; readonly view: readonly number[] };
 
-/** After the loss was told, so many calls must work. */
+/** After all losses were told, so many calls must work. */
 const CALLS_AFTER = 5;
 const KINDS = ['all-reduce', 'all-gather', 'barrier', 'reduce-scatter', 'all-to-all'] as const satisfies OpKind[];
 
@@ -62,14 +65,20 @@ function digest({ kind, outputs }: EngineCall): string {
   return hash.digest('hex').slice(0, 8);
 }
 
-const { rank, size, kind, seed } = init;
+const { rank, size, kind, seed, victims } = init;
 const store = await openFileStore(init.storePath);
 const { signal } = new AbortController();
 const member = { rank, worldSize: size, store };
-const transport =
-  kind === 'shm'
-    ? await nvshmem.shm.open(member, { signal })
-    : await hostile.open(member, { signal, config: { seed, maxDelayUs: 100 } });
+const open = {
+  shm: () => nvshmem.shm.open(member, { signal }),
+  hostile: () => hostile.open(member, { signal, config: { seed, maxDelayUs: 100 } }),
+  fabric: () =>
+    nvshmem.fabric.open(member, {
+      signal,
+      config: { provider: 'tcp;ofi_rxm', address: '127.0.0.1', ranksOnHost: size },
+    }),
+};
+const transport: Transport<'bundled' | 'add'> & AsyncDisposable = await open[kind]();
 const ranks = [...Array(size).keys()];
 const engine = await openPortableEngine({
   transport,
@@ -80,15 +89,24 @@ const engine = await openPortableEngine({
   timeoutMs: 30_000,
   stagingBytes: 2 ** 16,
   maxGroups: 2,
+  ...(kind === 'fabric' && { hosts: ranks.map((member) => member - (member % 2)) }),
 });
 const calls: string[] = [];
-tell({ ready: true });
+/** A group of several hosts is ready once a call has gone in a round: one word, instead of one to each peer. */
+let waits = kind === 'fabric';
+if (!waits) tell({ ready: true });
 for (let sequence = 1, after = 0; after <= CALLS_AFTER; sequence++) {
   const call = make(sequence, rank, size);
+  const signals = engine.trace().barrier?.signals ?? 0;
   try {
     const { contributors } = await engine.run(call);
     calls.push(`${call.kind} of ${contributors} ${digest(call)}`);
-    if (contributors.length < size) after++;
+    const told = (engine.trace().barrier?.signals ?? 0) - signals;
+    if (waits && call.kind === 'barrier' && told === 1) {
+      waits = false;
+      tell({ ready: true });
+    }
+    if (contributors.length <= size - victims) after++;
   } catch (error) {
     calls.push(`${call.kind} ${isEpError(error) ? `${error.code} ${error.context.lost}` : String(error)}`);
     if (!isEpError(error) || error.code !== 'EP_PEER_LOST') break;

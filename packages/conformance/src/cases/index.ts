@@ -7,6 +7,7 @@ import { lifecycleCases } from './lifecycle.js';
 import { memoryCases } from './memory.js';
 import { putCases } from './put.js';
 import { requestCases } from './requests.js';
+import { roundCases } from './rounds.js';
 import { setUpCases } from './setup.js';
 import { signalCases } from './signals.js';
 import { stressCases } from './stress.js';
@@ -24,6 +25,7 @@ export const transportCases: readonly TransportCase[] = [
   ...requestCases,
   ...waitCases,
   ...isolationCases,
+  ...roundCases,
   ...deviceCases,
   ...stressCases,
   ...failureCases,

@@ -7,6 +7,7 @@ import {
   EpError,
   type Rank,
   Resource,
+  type RoundMaker,
   type SymmetricMemory,
   type Transport,
   type WaitOptions,
@@ -26,6 +27,7 @@ import {
 import type { ResolvedFabricConfig } from './config.js';
 import { FabricEndpoint } from './endpoint.js';
 import { type FabricNeeds, fabricCapabilities, pinsMemory } from './probe.js';
+import { roundMaker } from './rounds.js';
 
 export interface FabricTransportInit {
   readonly rank: Rank;
@@ -47,6 +49,8 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
   readonly hosts: readonly Rank[];
   /** Provider, interface and limits that were chosen. */
   readonly offer: FabricOffer;
+  /** Absent in a world of more than 64 ranks. */
+  readonly rounds?: RoundMaker;
   /** All ranks, in order. */
   readonly world: LinkedTeam;
   readonly #init: FabricTransportInit;
@@ -63,6 +67,8 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
     this.capabilities = fabricCapabilities(this.offer);
     this.world = this.children.add(init.world);
     this.#init = init;
+    const rounds = roundMaker(init);
+    if (rounds !== undefined) this.rounds = rounds;
     this.#reach = {
       pins: pinsMemory(this.offer.provider),
       byteLength: () => nic.partBytes(),
