@@ -1,8 +1,26 @@
 #include "rank.hpp"
 
 #include <algorithm>
+#include <cerrno>
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace ep {
+namespace {
+
+// All threads of the process have ended. HAZARD: another process may have the number by now, which is then taken for the one that is asked for: the answer is late, never early.
+bool process_ended(uint32_t pid) {
+  const int fd = static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0));
+  if (fd < 0) return errno == ESRCH;
+  pollfd one{fd, POLLIN, 0};
+  const bool ended = poll(&one, 1, 0) == 1;
+  close(fd);
+  return ended;
+}
+
+} // namespace
 
 result<std::shared_ptr<rank_context>> rank_context::create(int32_t rank, int32_t world_size, int32_t ranks_on_host) {
   if (world_size < 1 || rank < 0 || rank >= world_size) {
@@ -109,6 +127,17 @@ segment* rank_context::shared_place(int32_t rank) const {
 bool rank_context::gone(int32_t rank) const {
   const segment* place = shared_place(rank);
   return place != nullptr && life(rank) != EP_LIFE_ALIVE && place->replaceable();
+}
+
+bool rank_context::ended(int32_t rank) const {
+  if (rank < 0 || rank >= world_size_ || rank == rank_) return false;
+  const segment* place = shared_place(rank);
+  if (place == nullptr) return elsewhere(rank);
+  const uint32_t state = life(rank);
+  if (state == EP_LIFE_ALIVE || !place->replaceable()) return false;
+  const uint32_t pid = control_of(rank).life.pid;
+  // Whoever closed in order has no thread left that writes; of a rank of this process, what it made is gone.
+  return state != EP_LIFE_DEAD || pid == static_cast<uint32_t>(getpid()) || process_ended(pid);
 }
 
 uint32_t rank_context::life_behind(const ep_segment_handle& handle) {

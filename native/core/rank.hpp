@@ -38,6 +38,8 @@ class rank_context {
   result<nothing> vacate(int32_t rank);
   // Dead, closed or never there, and no longer held by anybody in this process: replace() may come.
   bool gone(int32_t rank) const;
+  // It is not alive, and nothing of its process runs any more that could write: a rank's own thread may end before the others of its process. True for ranks that were never here, or elsewhere.
+  bool ended(int32_t rank) const;
   // EP_LIFE_* of the rank whose control segment this is; DEAD where it cannot be mapped.
   static uint32_t life_behind(const ep_segment_handle& handle);
   // Instead, where peers are on other hosts: whoever hears of them says by set_life() whether they live. Nothing of theirs is mapped.

@@ -61,6 +61,8 @@ export interface NativeRankContext {
   vacate(rank: number): void;
   /** Dead, closed or never there, and no longer held in this process: `replace` may come. */
   gone(rank: number): boolean;
+  /** Not alive, and nothing of its process runs any more; also of one on another host. */
+  ended(rank: number): boolean;
   /** `EP_LIFE_*` of a rank. */
   life(rank: number): number;
   /** Makes the segment of a team whose first member is this rank; resolves to its handle. */

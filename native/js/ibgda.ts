@@ -143,6 +143,8 @@ export interface NativeIbgdaNic extends NicRequests {
    * ended on them has failed, and what is posted until then fails.
    */
   resetPeer(peer: number): void;
+  /** Ends the queue pairs to a peer that does not live, which take nothing from it any more. False: not yet, ask again. */
+  endWay(peer: number): boolean;
   /** After `resetPeer`, of that rank alone: as `connect`. */
   connectPeer(peer: number, connection: Uint8Array): void;
   /** Registers this rank's part; `ep_ibgda_remote` bytes for `route` on the others. */

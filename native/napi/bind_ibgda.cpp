@@ -21,6 +21,7 @@ struct ibgda_wrap : Napi::ObjectWrap<ibgda_wrap> {
   Napi::Value connection(const Napi::CallbackInfo& info);
   void connect(const Napi::CallbackInfo& info);
   void reset_peer(const Napi::CallbackInfo& info);
+  Napi::Value end_way(const Napi::CallbackInfo& info);
   void connect_peer(const Napi::CallbackInfo& info);
   Napi::Value add_memory(const Napi::CallbackInfo& info);
   void route(const Napi::CallbackInfo& info);
@@ -197,6 +198,12 @@ void ibgda_wrap::reset_peer(const Napi::CallbackInfo& info) {
   ibgda::rank_nic& mine = open(info.Env());
   auto reset = mine.reset_peer(peer_argument(info[0], unwrap<rank_wrap>(rank.Value(), "rank").open(info.Env())));
   value_or_throw(info.Env(), reset);
+}
+
+// (peer)
+Napi::Value ibgda_wrap::end_way(const Napi::CallbackInfo& info) {
+  ibgda::rank_nic& mine = open(info.Env());
+  return Napi::Boolean::New(info.Env(), mine.end_way(peer_argument(info[0], unwrap<rank_wrap>(rank.Value(), "rank").open(info.Env()))));
 }
 
 // (peer, connection)
@@ -499,7 +506,7 @@ void ibgda_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["IbgdaNic"] = DefineClass(
       env, "IbgdaNic",
       {InstanceMethod<&ibgda_wrap::port>("port"), InstanceMethod<&ibgda_wrap::connection>("connection"), InstanceMethod<&ibgda_wrap::connect>("connect"),
-       InstanceMethod<&ibgda_wrap::reset_peer>("resetPeer"), InstanceMethod<&ibgda_wrap::connect_peer>("connectPeer"),
+       InstanceMethod<&ibgda_wrap::reset_peer>("resetPeer"), InstanceMethod<&ibgda_wrap::end_way>("endWay"), InstanceMethod<&ibgda_wrap::connect_peer>("connectPeer"),
        InstanceMethod<&ibgda_wrap::add_memory>("addMemory"), InstanceMethod<&ibgda_wrap::route>("route"),
        InstanceMethod<&ibgda_wrap::own_part>("ownPart"), InstanceMethod<&ibgda_wrap::replace_remote>("replaceRemote"),
        InstanceMethod<&ibgda_wrap::remove_memory>("removeMemory"), InstanceMethod<&ibgda_wrap::adopt>("adopt"),

@@ -98,6 +98,13 @@ Napi::Value rank_wrap::gone(const Napi::CallbackInfo& info) {
   return Napi::Boolean::New(info.Env(), context.gone(rank));
 }
 
+Napi::Value rank_wrap::ended(const Napi::CallbackInfo& info) {
+  const int32_t rank = arg_int(info[0], "rank");
+  const rank_context& context = open(info.Env());
+  if (rank < 0 || rank >= context.world_size() || !context.connected()) throw_invalid(info.Env(), "rank " + std::to_string(rank) + " is not connected");
+  return Napi::Boolean::New(info.Env(), context.ended(rank));
+}
+
 Napi::Value rank_wrap::life(const Napi::CallbackInfo& info) {
   const int32_t rank = arg_int(info[0], "rank");
   const rank_context& context = open(info.Env());
@@ -117,7 +124,7 @@ void rank_wrap::define(Napi::Env env, Napi::Object exports) {
                                        {InstanceMethod<&rank_wrap::handle>("handle"), InstanceMethod<&rank_wrap::connect>("connect"),
                                         InstanceMethod<&rank_wrap::inform>("inform"),
                                         InstanceMethod<&rank_wrap::life>("life"),
-                                        InstanceMethod<&rank_wrap::replace>("replace"), InstanceMethod<&rank_wrap::vacate>("vacate"), InstanceMethod<&rank_wrap::gone>("gone"),
+                                        InstanceMethod<&rank_wrap::replace>("replace"), InstanceMethod<&rank_wrap::vacate>("vacate"), InstanceMethod<&rank_wrap::gone>("gone"), InstanceMethod<&rank_wrap::ended>("ended"),
                                         InstanceMethod<&rank_wrap::team_segment>("createTeamSegment"), InstanceMethod<&rank_wrap::close>("close")});
 }
 

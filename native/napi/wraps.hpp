@@ -33,6 +33,7 @@ struct rank_wrap : Napi::ObjectWrap<rank_wrap> {
   void replace(const Napi::CallbackInfo& info);
   void vacate(const Napi::CallbackInfo& info);
   Napi::Value gone(const Napi::CallbackInfo& info);
+  Napi::Value ended(const Napi::CallbackInfo& info);
   void inform(const Napi::CallbackInfo& info);
   Napi::Value life(const Napi::CallbackInfo& info);
   Napi::Value team_segment(const Napi::CallbackInfo& info);

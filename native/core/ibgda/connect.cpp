@@ -179,7 +179,11 @@ result<nothing> rank_queues::cut(int32_t peer) {
   if (peer < 0 || peer >= options_.world_size) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(peer) + " is not in a world of " + std::to_string(options_.world_size)};
   for (uint32_t k = 0; k < options_.qps_per_peer; ++k) {
     const uint32_t index = static_cast<uint32_t>(peer) * options_.qps_per_peer + k;
-    if (auto moved = modify(index, object_command(EP_MLX5_CMD_2ERR_QP, pairs_[index].qpn), "2ERR"); !moved.ok()) return moved;
+    if (auto moved = modify(index, object_command(EP_MLX5_CMD_2ERR_QP, pairs_[index].qpn), "2ERR"); !moved.ok()) {
+      // One that was reset, and not connected since, takes nothing either.
+      auto found = state(index);
+      if (!found.ok() || found.value() != EP_MLX5_QP_STATE_RST) return moved;
+    }
   }
   return nothing{};
 }

@@ -13,6 +13,7 @@ export {
   type RenewableReach,
 } from './allocate.js';
 export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory, type DeviceReach } from './device-memory.js';
+export { type Fencing, fenceRanks } from './fence.js';
 export { reportStep, type SetUpStep, together } from './gather.js';
 export { type Introduced, type Introduction, type Told, throughStore } from './introduction.js';
 export { agreedFacts, type JoinedRanks, type JoinOptions, joinRanks } from './join.js';

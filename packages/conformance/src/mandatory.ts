@@ -55,6 +55,7 @@ export const mandatoryCases: readonly string[] = [
   'failure/failed-fires',
   'failure/collective-ends',
   'failure/survivors-go-on',
+  'failure/fence',
   'failure/close-ends-waits-on-it',
   'stress/random-puts',
 ];

@@ -221,6 +221,8 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
   readonly renews?: 'all';
   readonly succession?: Succession;
   readonly isEmpty?: (rank: Rank) => boolean;
+  /** Of those that all of its transports have cut off. Absent where one of them cannot. */
+  readonly fence?: (ranks: readonly Rank[]) => Promise<readonly Rank[]>;
   readonly hosts?: readonly Rank[];
   /** Those of the one transport that has them, over the memory of the first. */
   readonly rounds?: RoundMaker;
@@ -258,6 +260,15 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
     }
     if (members.some(({ isEmpty }) => isEmpty !== undefined)) {
       this.isEmpty = (rank) => members.some((member) => member.isEmpty?.(rank));
+    }
+    // Also of those that reach a rank from nowhere here: that rank may reach this one by them.
+    const fences = members.flatMap(({ fence }) => (fence === undefined ? [] : [fence]));
+    if (fences.length === members.length) {
+      this.fence = (ranks) =>
+        this.guard('fence', async () => {
+          const each = await Promise.all(fences.map((fence) => fence(ranks)));
+          return ranks.filter((rank) => each.every((cutOff) => cutOff.includes(rank)));
+        });
     }
     const succession = composeSuccession(renewing);
     if (succession !== undefined) this.succession = succession;

@@ -210,6 +210,11 @@ export interface Transport<in C extends Need> extends Closeable {
   readonly succession?: Succession;
   /** Short exchanges among groups of ranks. The same on all ranks: there, or absent. */
   readonly rounds?: RoundMaker;
+  /**
+   * Resolves with those of these ranks that are cut off: they died or closed, and nothing that they had under way lands in this rank's memory any more, bytes or signals. Those that live are
+   * left alone, and so is this rank. Not collective: what is under way to other ranks is theirs to cut off. Absent where a transport cannot promise that before ranks are let in anew.
+   */
+  readonly fence?: (ranks: readonly Rank[]) => Promise<readonly Rank[]>;
   readonly connect: (peer: Rank, options?: AbortOptions) => Promise<Endpoint<C>>;
   /** One row for each rank; absent where all are reached alike. */
   readonly routes?: () => readonly Route[];

@@ -27,6 +27,7 @@ import {
   checkHostAllocation,
   checkLimits,
   checkOver,
+  fenceRanks,
   type Liveness,
   Members,
   meetAnew,
@@ -78,6 +79,8 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
   readonly renews = 'all';
   /** Absent over a network. */
   readonly isEmpty?: (rank: Rank) => boolean;
+  /** Of the software NIC on one host, which is part of the sender's process. Elsewhere what a dead rank sent may be on its way, and endpoints are no pairs: absent until `readmit`. */
+  readonly fence?: (ranks: readonly Rank[]) => Promise<readonly Rank[]>;
   /** The device, and what its queue pairs are like. */
   readonly nic: NativeEfaDevice;
   readonly #init: EfaTransportInit;
@@ -102,6 +105,7 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
       this.renew = (options) => this.#renew(options);
       this.isEmpty = (rank) => this.#members!.empty[rank] === 1;
     }
+    if (init.backing === 'soft' && config.network === undefined) this.fence = (ranks) => this.#fence(ranks);
     // The software NIC pins nothing.
     this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
   }
@@ -196,6 +200,14 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
         // Requests to the dead may have told of it meanwhile.
         liveness.renew();
       });
+    });
+  }
+
+  #fence(ranks: readonly Rank[]): Promise<readonly Rank[]> {
+    return this.guard('fence', () => {
+      const { context } = this.#init;
+      const { closing: signal } = this;
+      return fenceRanks(ranks, { ...this.#init, signal, isOver: (rank) => context.ended(rank) });
     });
   }
 

@@ -30,6 +30,7 @@ import {
   checkLimits,
   checkOver,
   DeviceMemory,
+  fenceRanks,
   inheritMemory,
   type Liveness,
   Members,
@@ -89,6 +90,8 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   readonly isEmpty?: (rank: Rank) => boolean;
   /** Likewise. What kernels post to a peer before `replace` breaks the queue pair. */
   readonly succession?: Succession;
+  /** Ends this rank's queue pairs to them: they take nothing from there any more, until another process is in their place. Absent over `verbs`, where it has not been tried. */
+  readonly fence?: (ranks: readonly Rank[]) => Promise<readonly Rank[]>;
   readonly #members: Members | undefined;
   readonly #reach: RenewableReach;
   /** Of the GPU whose kernels post. */
@@ -123,6 +126,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
       this.succession = this.#makeSuccession(this.#members!, members.isNew);
       this.isEmpty = (rank) => this.#members!.empty[rank] === 1;
     }
+    if (init.backing !== 'verbs') this.fence = (ranks) => this.#fence(ranks);
     // The software NIC pins nothing.
     this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
     const { device } = init.config;
@@ -355,6 +359,14 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
       new AdoptedRange(this.#init.nic, memory, (range) => this.children.remove(range), this.#reach),
     );
   };
+
+  #fence(ranks: readonly Rank[]): Promise<readonly Rank[]> {
+    return this.guard('fence', () => {
+      const { nic } = this.#init;
+      const { closing: signal } = this;
+      return fenceRanks(ranks, { ...this.#init, signal, isOver: (rank) => nic.endWay(rank) });
+    });
+  }
 
   readonly connect = async (peer: Rank): Promise<IbgdaEndpoint> => {
     this.checkOpen('connect');

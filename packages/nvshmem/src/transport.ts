@@ -22,6 +22,7 @@ import {
   allocateMemory,
   checkHostAllocation,
   checkLimits,
+  fenceRanks,
   inheritMemory,
   type Liveness,
   Members,
@@ -203,6 +204,14 @@ export class ShmTransport extends Resource implements Transport<Need> {
       'adopt: peers cannot map memory that is not in a shared segment; allocate() symmetric memory and let the data be written there, or copy it in',
     );
   };
+
+  /** Those whose processes have ended, or that are on other hosts, from which nothing is stored here. */
+  readonly fence = (ranks: readonly Rank[]): Promise<readonly Rank[]> =>
+    this.guard('fence', () => {
+      const { context } = this.#init;
+      const { closing: signal } = this;
+      return fenceRanks(ranks, { ...this.#init, signal, isOver: (rank) => context.ended(rank) });
+    });
 
   readonly connect = async (peer: Rank): Promise<Endpoint<Need>> => {
     this.checkOpen('connect');

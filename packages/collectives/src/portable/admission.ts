@@ -61,7 +61,8 @@ export async function attemptOf(store: Store, key: string, rank: number, life: s
   return ready !== undefined && !saysLeft(ready) && lifeIn(ready) === life ? 0 : undefined;
 }
 
-async function readKey(store: Store, key: string): Promise<Uint8Array | undefined> {
+/** Undefined if there is none now. */
+export async function readKey(store: Store, key: string): Promise<Uint8Array | undefined> {
   if (!(await store.check([key]))) return undefined;
   try {
     return await store.get(key, { timeoutMs: 0 });

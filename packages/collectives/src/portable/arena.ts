@@ -2,11 +2,9 @@
  * The memory of all portable engines on one transport.
  *
  * Allocation on a transport is collective over its whole world, but a group is opened by its members only. So the first engine that is opened on a transport
- * allocates, on all ranks, one memory with `maxGroups` sections, and each group takes a section, whose number its rank 0 finds in the store. A section is
- * free again when all members have closed their engines in order. Sections of groups that lost a member are used again only if another process has come in its place: else nothing
- * says when the last put of a dead rank has landed.
+ * allocates, on all ranks, one memory with `maxGroups` sections, and each group takes a section, whose number its rank 0 finds in the store (sections.ts).
  */
-import { createHash, randomBytes } from 'node:crypto';
+import { createHash } from 'node:crypto';
 import { setTimeout } from 'node:timers/promises';
 import {
   checkInteger,
@@ -21,6 +19,7 @@ import {
 import type { Portable } from './channel.js';
 import { WHERE } from './options.js';
 import { type ArenaShape, Parts, shapeOfOthers } from './parts.js';
+import { type Section, type SectionName, Sections } from './sections.js';
 
 const DEFAULT_MAX_GROUPS = 16;
 const SMALLEST_DEFAULT_BYTES = 2 ** 22;
@@ -39,19 +38,7 @@ export interface ArenaOptions {
   readonly joins: boolean;
 }
 
-export interface Section {
-  readonly index: number;
-  /** Says which use of the section this is. */
-  readonly token: string;
-  /** How many open its group from the beginning. */
-  readonly members: number;
-  readonly byteOffset: number;
-  readonly firstSlot: number;
-}
-
-const NOTHING = new Uint8Array(0);
 const bytes = (text: string): Uint8Array => new Uint8Array(Buffer.from(text));
-const text = (value: Uint8Array): string => Buffer.from(value).toString();
 
 interface ArenaInit extends ArenaShape {
   readonly memory: SymmetricMemory;
@@ -62,6 +49,7 @@ interface ArenaInit extends ArenaShape {
   /** Over transports that let others in anew. */
   readonly parts: Parts | undefined;
   readonly rounds: RoundsMemory | undefined;
+  readonly transport: Transport<Portable>;
 }
 
 /** For the rounds of all groups. */
@@ -73,7 +61,7 @@ interface RoundsMemory {
 export class Arena {
   readonly memory: SymmetricMemory;
   readonly sectionBytes: number;
-  readonly sections: number;
+  readonly sections: Sections;
   readonly inherited: boolean;
   readonly parts: Parts | undefined;
   readonly rounds: RoundsMemory | undefined;
@@ -83,11 +71,11 @@ export class Arena {
   /** Engines of this rank that use it. */
   users = 0;
 
-  constructor({ memory, store, worldSize, sections, sectionBytes, inherited, parts, rounds }: ArenaInit) {
+  constructor({ memory, store, worldSize, sections, sectionBytes, inherited, parts, rounds, transport }: ArenaInit) {
     this.memory = memory;
     this.#store = store;
     this.#worldSize = worldSize;
-    this.sections = sections;
+    this.sections = new Sections({ transport, store, count: sections });
     this.sectionBytes = sectionBytes;
     this.inherited = inherited;
     this.parts = parts;
@@ -108,64 +96,10 @@ export class Arena {
     return `collectives/groups/${group}/${opening}`;
   }
 
-  /** Finds a free section and takes it. Throws `EP_CAPACITY`. */
-  async take(label: string, members: number): Promise<Section> {
-    const token = randomBytes(8).toString('hex');
-    const mine = `taken ${token} ${label}`;
-    for (let index = 0; index < this.sections; index++) {
-      const key = sectionKey(index);
-      let held = text(await this.#store.compareSet(key, NOTHING, bytes(mine)));
-      if (held.startsWith('free ')) held = text(await this.#store.compareSet(key, bytes(held), bytes(mine)));
-      if (held === mine) return this.section({ index, token }, members);
-    }
-    throw new EpError(
-      'EP_CAPACITY',
-      `group ${label}: all ${this.sections} groups that fit this transport are open, or lost a member; close some, or raise maxGroups of the first group on this transport`,
-      { context: { maxGroups: this.sections } },
-    );
-  }
-
-  section({ index, token }: Pick<Section, 'index' | 'token'>, members: number): Section {
+  section({ index, token }: SectionName, members: number): Section {
     return { index, token, members, byteOffset: index * this.sectionBytes, firstSlot: index * this.#worldSize };
   }
-
-  /** Of a rank that opens the section's group later than its members: it is counted with them from now on, and so is who comes in its place. */
-  async enroll(section: Section, rank: number): Promise<void> {
-    const mine = bytes(randomBytes(8).toString('hex'));
-    const held = await this.#store.compareSet(enrolledKey(section, rank), NOTHING, mine);
-    if (Buffer.compare(held, mine) === 0) await this.#store.add(enrolledKey(section), 1);
-  }
-
-  /** Called by everybody who has opened the section's group, of at most `size` ranks, when all it has put has landed. True for the last one: the section is free again. */
-  async giveBack(section: Section, rank: number, size: number): Promise<boolean> {
-    const counter = counterKey(section);
-    // HAZARD: before it counts, so that who comes in its place never takes back what was not counted.
-    if (this.parts !== undefined) await this.#store.set(`${counter}/${rank}`, bytes('counted'));
-    const closed = await this.#store.add(counter, 1);
-    const later = section.members < size ? await this.#store.add(enrolledKey(section), 0) : 0;
-    if (closed < section.members + later) return false;
-    await this.#store.delete(counter);
-    await this.#store.delete(enrolledKey(section));
-    for (let member = 0; later > 0 && member < size; member++) await this.#store.delete(enrolledKey(section, member));
-    for (let member = 0; this.parts !== undefined && member < size; member++) {
-      await this.#store.delete(`${counter}/${member}`);
-    }
-    // Another text each time: whoever compares with an older one must not win.
-    await this.#store.set(sectionKey(section.index), bytes(`free ${section.token}`));
-    return true;
-  }
-
-  /** Of a process in the place of one that may have given the section back. */
-  async takeUp(section: Section, rank: number): Promise<void> {
-    const counter = counterKey(section);
-    if (await this.#store.delete(`${counter}/${rank}`)) await this.#store.add(counter, -1);
-  }
 }
-
-const counterKey = ({ index, token }: Section): string => `${sectionKey(index)}/closed/${token}`;
-const enrolledKey = (section: Section, rank?: number): string =>
-  `${sectionKey(section.index)}/enrolled/${section.token}${rank === undefined ? '' : `/${rank}`}`;
-const sectionKey = (index: number): string => `collectives/sections/${index}`;
 
 /** Throws `EP_CAPACITY` where the transport has too few signal slots. */
 function shapeFor({ transport, stagingBytes, maxGroups }: ArenaOptions): ArenaShape {
@@ -265,7 +199,10 @@ async function openArena(options: ArenaOptions, isFirst: boolean): Promise<Arena
     await memory.close();
     throw error;
   });
-  return new Arena({ memory, store, worldSize, ...shape, inherited: inherits !== undefined, parts, rounds });
+  const inherited = inherits !== undefined;
+  const arena = new Arena({ memory, store, worldSize, ...shape, inherited, parts, rounds, transport });
+  if (arena.inherited) await arena.sections.inherit();
+  return arena;
 }
 
 interface Opened {

@@ -62,6 +62,7 @@ export async function openPortableEngine(options: PortableEngineOptions): Promis
     joins,
   });
   layOut(arena.sectionBytes, options.ranks.length);
+  await arena.sections.sweep();
   const key = arena.keyOf(name, options.ranks);
   const section = await agreeOnSection(arena, key, options);
   const placement = new Placement(options.hosts ?? options.ranks.map(() => 0), rank);

@@ -26,7 +26,7 @@ import type {
   SendCall,
 } from '../engine.js';
 import { forget } from './admission.js';
-import type { Arena, Section } from './arena.js';
+import type { Arena } from './arena.js';
 import type { ChannelInit, LaneSource } from './channel.js';
 import { Collectives } from './collectives.js';
 import { farewell, type PlannedCall } from './collectives-init.js';
@@ -44,6 +44,7 @@ import type { Placement } from './placement.js';
 import { type DataPlan, Plan } from './plan.js';
 import { Pulse } from './pulse.js';
 import { type ControlRecord, decodeRecord, describeError, encodeRecord, parseSet } from './records.js';
+import type { Section } from './sections.js';
 import { Stragglers } from './stragglers.js';
 import { Traces } from './traces.js';
 import { goesInTwoLevels, TwoLevelPlan } from './two-levels.js';
@@ -307,20 +308,26 @@ export class PortableEngine extends Resource implements GroupEngine {
     await this.#init.host?.close();
     if (this.#rounds !== undefined) await inTime(this.#rounds.close(), longestMs);
     arena.users--;
-    // HAZARD: a member that died never comes here, one whose puts may still land must not: the section would be taken for free.
-    if (this.#broken || landed.includes(false) || !storeAnswers) return;
+    if (this.#broken || !storeAnswers) return;
     try {
-      await inTime(this.#giveBack(), longestMs);
+      await inTime(this.#giveBack(landed), longestMs);
     } catch (error) {
       // Without a store the section stays taken, which harms nobody who could still ask.
       if (!isEpError(error)) throw error;
     }
   }
 
-  async #giveBack(): Promise<void> {
+  /** `landed`, by rank: whether all has that was put there. */
+  async #giveBack(landed: readonly boolean[]): Promise<void> {
     const { arena, section, options, key } = this.#init;
     const { ranks } = options;
-    if (!(await arena.giveBack(section, this.rank, ranks.length))) return;
+    const others = [...ranks.keys()].filter((peer) => peer !== this.rank);
+    // Also of those whose end this rank has not come across: nobody asks it any more.
+    const cutOff = await arena.sections.cutOffFrom(section, others);
+    // HAZARD: a member whose puts may still land must not come further: the section would be taken for free.
+    if (others.some((peer) => !landed[peer] && !cutOff.includes(peer))) return;
+    const knows = others.some((peer) => this.#membership.isGone(peer));
+    if (!(await arena.sections.giveBack(section, this.rank, cutOff, knows))) return;
     for (const rank of ranks.keys()) {
       await options.store.delete(readyKey(key, rank));
       await forget(options.store, key, rank);

@@ -6,11 +6,12 @@
  */
 import { setTimeout } from 'node:timers/promises';
 import { type Endpoint, isEpError } from '@ep/core';
-import type { Arena, Section } from './arena.js';
+import type { Arena } from './arena.js';
 import { Channel, type ChannelInit, type Portable } from './channel.js';
 import { layOut } from './layout.js';
 import { LEFT_DETAIL, saysLeft } from './meeting.js';
 import type { PortableEngineOptions } from './options.js';
+import type { Section } from './sections.js';
 
 const FIRST_PAUSE_MS = 10;
 const LONGEST_PAUSE_MS = 1000;

@@ -1,8 +1,9 @@
 /** What the members of a group tell each other through the store: which section is theirs, and who has opened the group. */
 import { EpError } from '@ep/core';
-import type { Arena, Section } from './arena.js';
+import type { Arena } from './arena.js';
 import type { PortableEngineOptions } from './options.js';
 import { describeError } from './records.js';
+import type { Section } from './sections.js';
 
 /** What a member says of itself in the store. `life`: which process it is, where others may come in its place. */
 export const LEFT = Uint8Array.of(0);
@@ -28,10 +29,9 @@ export async function agreeOnSection(arena: Arena, key: string, options: Portabl
   const members = membersOf(options);
   if (!joins && rank === members[0]) {
     try {
-      const section = await arena.take(name, members.length);
-      const told: Told = { index: section.index, token: section.token, members };
-      await store.set(sectionKey(key), Buffer.from(JSON.stringify(told)));
-      return section;
+      const taken = await arena.sections.take(name, ranks, members);
+      await store.set(sectionKey(key), Buffer.from(JSON.stringify({ ...taken, members } satisfies Told)));
+      return arena.section(taken, members.length);
     } catch (error) {
       await store.set(sectionKey(key), Buffer.from(JSON.stringify(describeError(error))));
       throw error;
@@ -43,11 +43,9 @@ export async function agreeOnSection(arena: Arena, key: string, options: Portabl
     throw new EpError(told.code === 'EP_CAPACITY' ? told.code : 'EP_RENDEZVOUS', told.text, { context: told.context });
   }
   const section = arena.section(told, told.members.length);
-  if (joins && arena.inherited) await arena.takeUp(section, rank);
-  if (told.members.includes(rank)) return section;
-  await arena.enroll(section, rank);
-  // HAZARD: those who were there count who has come, and give the section back when all of these have closed.
-  if (await store.check([sectionKey(key)])) return section;
+  const isOfThem = told.members.includes(rank);
+  if (isOfThem && !(joins && arena.inherited)) return section;
+  if (await arena.sections.enter(section, rank)) return section;
   const lost = ranks.flatMap((_, member) => (told.members.includes(member) ? [member] : []));
   throw new EpError('EP_PEER_LOST', `group ${name}: all others closed it while rank ${rank} opened it`, {
     context: { lost },

@@ -22,6 +22,7 @@ export type Kind = 'hostile' | 'shm' | 'ibgda' | 'mixed' | 'efa' | 'fabric';
 interface Readmission {
   readonly store: Store;
   readonly joining: readonly number[];
+  readonly without: readonly number[];
 }
 
 /** Shared memory within nodes of two ranks, queue pairs between them. */
@@ -30,9 +31,9 @@ const mixed = (how: 'open' | 'rejoin') => async (member: Member, options: { read
   const shm = await nvshmem.shm[how](of('shm'), options);
   const nic = await ibgda.soft[how](of('nic'), options);
   const nodes = Array.from({ length: member.worldSize }, (_, rank) => Math.floor(rank / 2));
-  const readmit = async ({ store, joining }: Readmission): Promise<void> => {
-    await shm.readmit({ store: prefixStore(store, 'shm'), joining });
-    await nic.readmit({ store: prefixStore(store, 'nic'), joining });
+  const readmit = async ({ store, joining, without }: Readmission): Promise<void> => {
+    await shm.readmit({ store: prefixStore(store, 'shm'), joining, without });
+    await nic.readmit({ store: prefixStore(store, 'nic'), joining, without });
   };
   return Object.assign(compose([shm, nic], byCapability(nodes)), { readmit });
 };
@@ -245,14 +246,23 @@ export class World implements AsyncDisposable {
   }
 
   /** As far as the transport goes. */
-  async readmit(rank: number): Promise<void> {
+  readmit(rank: number): Promise<void> {
+    return this.readmitWithout(rank, []);
+  }
+
+  /** `without`: who is gone as well, and not replaced yet. */
+  async readmitWithout(rank: number, without: readonly number[]): Promise<void> {
     const member = { rank, worldSize: this.size, store: this.stores[rank]! };
     type Staying = { readonly rank: number; readmit(options: Readmission): Promise<void> };
-    const staying = this.transports.filter((transport) => transport.rank !== rank) as unknown as Staying[];
+    const staying = this.transports.filter(
+      (transport) => transport.rank !== rank && !without.includes(transport.rank),
+    ) as unknown as Staying[];
     const { kind = 'shm' } = this.#options;
     const [comer] = await Promise.all([
       rejoiners[isElastic(kind) ? kind : 'shm'](member, { signal: new AbortController().signal }),
-      ...staying.map((transport) => transport.readmit({ store: this.stores[transport.rank]!, joining: [rank] })),
+      ...staying.map((transport) =>
+        transport.readmit({ store: this.stores[transport.rank]!, joining: [rank], without }),
+      ),
     ]);
     this.#opened.transports[rank] = this.#scope.add(comer);
   }

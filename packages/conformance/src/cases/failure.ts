@@ -99,6 +99,58 @@ export const failureCases: readonly TransportCase[] = [
     },
   },
   {
+    id: 'failure/fence',
+    sentence: 'once a dead rank is cut off, nothing lands that it had under way; who lives is left alone',
+    ranks: 3,
+    async body(rank) {
+      const transport = await rank.open();
+      const victim = rank.worldSize - 1;
+      const [begin, length] = [2 ** 19, 2 ** 19];
+      const memory = await transport.allocate({ byteLength: 2 ** 20, signalSlots: 2 });
+      assert.ok(transport.fence !== undefined, 'the transport cannot cut ranks off');
+      await rank.meet();
+      if (rank.rank === victim) {
+        const endpoints = await Promise.all(ranksOf(victim).map((peer) => transport.connect(peer)));
+        const source = memory.view('u8', 0, length);
+        void rank.die();
+        for (let round = 0; ; round++) {
+          source.fill(round);
+          for (const [peer, endpoint] of endpoints.entries()) {
+            await endpoint.put(memory.local(0, length), memory.remote(peer, begin, length), {
+              signal: { slot: 0, op: 'inc' },
+            });
+          }
+          await new Promise((resolve) => setImmediate(resolve));
+        }
+      }
+      const never = { cmp: 'ge', value: 2n ** 60n } as const;
+      await refused('EP_PEER_LOST', () => memory.signals.until(0, never, { peers: [victim], timeoutMs: BOUND_MS }));
+      const all = ranksOf(rank.worldSize);
+      // Its process may be ending still.
+      let cutOff = await transport.fence(all);
+      for (const end = performance.now() + BOUND_MS; cutOff.length === 0 && performance.now() < end; ) {
+        cutOff = await transport.fence(all);
+      }
+      assert.deepEqual(cutOff, [victim]);
+      const [bytes, word] = [memory.view('u8', begin, length).slice(), memory.signals.peek(0)];
+      await new Promise((resolve) => setTimeout(resolve, 200));
+      assert.ok(
+        Buffer.compare(memory.view('u8', begin, length), bytes) === 0,
+        'bytes of a rank landed that was cut off',
+      );
+      assert.equal(memory.signals.peek(0), word, 'a signal of a rank landed that was cut off');
+      assert.deepEqual(await transport.fence([victim]), [victim]);
+      assert.deepEqual(await transport.fence([rank.rank]), []);
+      const others = rank.worldSize - 1;
+      const endpoint = await transport.connect((rank.rank + 1) % others);
+      await endpoint.signal(memory, { slot: 1, op: 'inc' });
+      const previous = (rank.rank + others - 1) % others;
+      await memory.signals.until(1, { cmp: 'ge', value: 1n }, { peers: [previous], timeoutMs: BOUND_MS });
+      await endpoint.flush();
+      await rank.meet(ranksOf(others));
+    },
+  },
+  {
     id: 'failure/close-ends-waits-on-it',
     sentence: 'a wait on a rank that closes in order ends too, and names it',
     async body(rank) {
