@@ -25,7 +25,8 @@ export interface MoeReceived {
   readonly x: Tensor;
   /**
    * With `zeroCopyCombine`: shaped as x, in the buffer's dtype, its rows possibly apart. Results that experts write here, and that are given to combine as this very tensor, are read here by
-   * the ranks that their rows came from; nothing copies them. Until combine has resolved nobody else writes here, and rows that no token wrote are never read.
+   * the ranks that their rows came from; nothing copies them. From the combine on nobody writes here until a later dispatch hands it out again: other ranks may still be reading.
+   * Rows that no token wrote are never read.
    */
   readonly combineBuffer?: Tensor<MoeDType>;
   /** Of f8e4m3: one scale for each 128 channels, f32 or ue8m0: as x, the last axis ceil(hidden / 128). Column-major: rows are neighbours. */
