@@ -253,8 +253,31 @@ template <class Coop> EP_HD bool copy_scale_words(const Coop& coop, const ep_moe
   return true;
 }
 
+/* By one lane: column by column, without quotients, which would take longer than the scales. */
+template <uint32_t Bytes> EP_HD void copy_scales_alone(const ep_moe_dispatch_args& args, uint64_t blocks, const uint8_t* from, uint64_t from_stride, uint64_t row, uint64_t rows) {
+  constexpr uint64_t tile = 16; /* rows: by column they fill a cache line, and their own lines stay in the cache */
+  const uint64_t apart = args.scale_row_stride * Bytes;
+  auto* to = reinterpret_cast<uint8_t*>(args.out_scales);
+  const bool words = Bytes == 4 && ((reinterpret_cast<uintptr_t>(from) | from_stride | args.out_scales) & 3u) == 0;
+  for (uint64_t first = 0; first < rows; first += tile) {
+    const uint64_t count = rows - first < tile ? rows - first : tile;
+    const uint8_t* here = from + first * from_stride;
+    uint8_t* column = to + (row + first) * apart;
+    uint64_t in_group = 0;
+    for (uint64_t block = 0; block < blocks; ++block, here += Bytes) {
+      uint8_t* there = column + in_group * Bytes;
+      for (uint64_t r = 0; words && r < count; ++r) *reinterpret_cast<uint32_t*>(there + r * apart) = *reinterpret_cast<const uint32_t*>(here + r * from_stride);
+      for (uint64_t r = 0; !words && r < count; ++r) store_bytes(there + r * apart, load_bytes(here + r * from_stride, Bytes), Bytes);
+      if (++in_group < args.scale_group) continue;
+      in_group = 0;
+      column += args.scale_block_stride * Bytes;
+    }
+  }
+}
+
 template <uint32_t Bytes, class Coop>
 EP_HD void copy_scales(const Coop& coop, const ep_moe_dispatch_args& args, uint64_t blocks, const uint8_t* from, uint64_t from_stride, uint64_t row, uint64_t rows) {
+  if constexpr (Coop::single) return copy_scales_alone<Bytes>(args, blocks, from, from_stride, row, rows);
   if constexpr (!Coop::single && Bytes == 4) {
     if (rows == 0 || copy_scale_words(coop, args, static_cast<uint32_t>(blocks), from, from_stride, row, rows)) return;
   }
