@@ -11,9 +11,9 @@
  * HAZARD: what a rank that is gone has said is not heard any more (membership.ts): none looks at rounds once a member is lost, nor ever after.
  */
 import { isEpError, type RoundMaker, type Rounds, type Store, type SymmetricMemory } from '@ep/core';
-import type { Section } from './arena.js';
 import type { nameOf } from './ordered.js';
 import type { CallRecord } from './records.js';
+import type { Section } from './sections.js';
 
 /**
  * Milliseconds that the thread is held for a round: so long that ranks which outnumber their cores get their turns. Half as long after each time in vain: peers that come later than that
