@@ -29,7 +29,7 @@ export async function fenceRanks(ranks: readonly Rank[], fencing: Fencing): Prom
     for (const rank of left) if (isOver(rank)) over.add(rank);
     left = left.filter((rank) => !over.has(rank));
     if (left.length === 0 || performance.now() > until) return ranks.filter((rank) => over.has(rank));
-    await setTimeout(LOOK_MS, undefined, { signal });
+    await setTimeout(LOOK_MS); // without the signal: its end would be Node's error, not that of the transport
     signal.throwIfAborted();
   }
 }

@@ -328,12 +328,12 @@ export class Collectives {
     traces.call(nameOf(call));
     const recordFor = callRecords(call);
     const own = recordFor(rank);
-    if (this.#goesInRound(active, own)) {
-      this.#arrivals.add(rank, own);
+    const inRound = this.#goesInRound(active, own);
+    this.#arrivals.add(rank, own);
+    if (inRound) {
       this.#begin(active, own);
       return;
     }
-    this.#arrivals.add(rank, own);
     for (const peer of membership.active) {
       if (peer === rank) continue;
       const record = recordFor(peer);

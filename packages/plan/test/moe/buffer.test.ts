@@ -39,6 +39,7 @@ const shapes: fc.Arbitrary<BufferShape> = fc.record({
   combine: fc.constantFrom('f32', 'bf16', 'logfmt10'),
   calls: fc.integer({ min: 1, max: 4 }),
   staged: fc.boolean(),
+  zeroCopy: fc.boolean(),
   alignment: fc.constantFrom(1, 128),
 });
 
@@ -93,6 +94,20 @@ describe('bufferSizes', () => {
     expect((sizes.totalBytes - sizes.withoutRedundantBytes) / sizes.totalBytes).toBeCloseTo(192 / 448, 5);
     expect(bufferText(sizes)).toContain('redundant places cost 15.23 GiB');
   });
+
+  it.each(['low-latency', 'high-throughput'] as const)(
+    'has room for results that are cast, or read where experts write them, %s: tokens have theirs only where they are cast',
+    (design) => {
+      const staged = (options: Partial<BufferShape>): readonly string[] =>
+        bufferSizes({ ...shape, design, ...options }).components.flatMap(({ name }) =>
+          name.startsWith('staged') ? [name] : [],
+        );
+      expect(staged({})).toEqual([]);
+      expect(staged({ zeroCopy: true })).toEqual(['staged results']);
+      expect(staged({ staged: true })).toEqual(['staged tokens', 'staged results']);
+      expect(staged({ staged: true, zeroCopy: true })).toEqual(['staged tokens', 'staged results']);
+    },
+  );
 
   it('every component is the product of what its formula names, and they add up', () => {
     fc.assert(

@@ -166,6 +166,7 @@ describe('what the arrays say', () => {
     ],
     ['a share of nothing', () => api.generateRouting({ ...generated, emptyShare: null as never }), ['emptyShare']],
     ['a flag', () => api.bufferSizes({ ...shape, staged: 1 as never }), ['staged', 'true or false', 'number 1']],
+    ['another flag', () => api.bufferSizes({ ...shape, zeroCopy: 'x' as never }), ['zeroCopy', 'true or false']],
     [
       'a flag as a text',
       () => api.topkExperts(scores, { ...topk, normalise: 'no' as never }),
