@@ -272,9 +272,12 @@ export const cases = [
     { mode: 'low-latency', dtype: 'bf16', hidden: 256, maxTokens: 30, calls: 1, payload: 'f8e4m3+f32' },
     { mode: 'high-throughput', dtype: 'bf16', hidden: 128, maxTokens: 40, calls: 3 },
     { mode: 'high-throughput', dtype: 'bf16', hidden: 256, maxTokens: 20, calls: 2, payload: 'f8e4m3+f32' },
+    { mode: 'low-latency', dtype: 'bf16', hidden: 64, maxTokens: 9, calls: 2, halves: true, offered: true },
+    { mode: 'high-throughput', dtype: 'f32', hidden: 32, maxTokens: 9, calls: 2, halves: true, kept: true },
+    { mode: 'high-throughput', dtype: 'bf16', hidden: 64, maxTokens: 9, calls: 1, kept: true, offered: true },
   ].flatMap((data) =>
     [1, 4].map((ranks) => ({
-      name: `experts: ${data.mode} calls of ${data.payload ?? data.dtype} rows, ${ranks} ranks as streams of one process`,
+      name: `experts: ${data.mode} calls of ${data.payload ?? data.dtype} rows${data.halves ? ' in halves' : ''}${data.kept ? ' by kept layouts' : ''}${data.offered ? ', results in place' : ''}, ${ranks} ranks as streams of one process`,
       run: async () => {
         const values = valuesOf(await runRanks('experts', ranks, { data, timeoutMs: 120_000 }));
         for (const { compared, totals, losses } of values) {
@@ -284,6 +287,54 @@ export const cases = [
       },
     })),
   ),
+  ...[
+    { mode: 'low-latency', hidden: 64 },
+    { mode: 'low-latency', hidden: 33 },
+    { mode: 'high-throughput', hidden: 64 },
+  ].map((data) => ({
+    name: `experts: sources read results of ${data.hidden} channels where ${data.mode} experts leave them`,
+    run: async () =>
+      assert.deepEqual(valuesOf(await runRanks('offeredExperts', 3, { data })), Array(3).fill([6, 8, 10])),
+  })),
+  ...[
+    { mode: 'low-latency', offered: false, replays: 40, ranks: 1 },
+    { mode: 'low-latency', offered: true, replays: 40, ranks: 3 },
+    { mode: 'high-throughput', offered: false, replays: 40, ranks: 3 },
+    { mode: 'high-throughput', offered: true, replays: 20, ranks: 2 },
+    { mode: 'low-latency', offered: false, replays: 3, ranks: 3, absent: 1 },
+  ].map(({ ranks, ...data }) => ({
+    name: `experts: a graph of ${data.mode} calls${data.offered ? ', results in place' : ''}, ${data.replays} replays of ${ranks} ranks${data.absent === undefined ? '' : ', and one without a rank'}`,
+    run: async () => {
+      for (const [rank, { codes, losses }] of valuesOf(
+        await runRanks('graphExperts', ranks, { data, timeoutMs: 120_000 }),
+      ).entries()) {
+        const loses = data.absent !== undefined && rank !== data.absent;
+        assert.deepEqual(losses, loses ? [[data.absent, 'EP_TIMEOUT']] : []);
+        assert.deepEqual(codes, {
+          ...{ 'not captured': 'EP_INVALID_ARGUMENT', half: 'EP_INVALID_ARGUMENT' },
+          ...{ busy: 'EP_BUSY', held: 'EP_BUSY', left: loses ? 'EP_PEER_LOST' : 'no error' },
+          again: loses ? 'EP_INVALID_ARGUMENT' : 'no error',
+        });
+      }
+    },
+  })),
+  ...['low-latency', 'high-throughput'].map((mode) => ({
+    name: `experts: what may not change a graph of ${mode} calls, or begin a replay of it`,
+    run: async () => {
+      for (const [rank, value] of valuesOf(await runRanks('keptGraphExperts', 3, { data: { mode } })).entries()) {
+        assert.deepEqual(value.losses, []);
+        assert.deepEqual(value.codes, {
+          ...(rank === 0 ? { capture: 'of the body' } : {}),
+          ...{
+            stream: 'EP_BUSY',
+            'stream of another graph': 'EP_BUSY',
+            held: 'EP_BUSY',
+            released: 'EP_INVALID_ARGUMENT',
+          },
+        });
+      }
+    },
+  })),
   {
     name: 'experts: calls go on without a rank that does not come',
     run: async () => {
@@ -302,7 +353,10 @@ export const cases = [
       assert.deepEqual(valuesOf(await runRanks('refusedExperts', 1))[0], {
         ...{ lanes: invalid, blocks: invalid, dtype: invalid, tokens: invalid, choices: invalid, expert: invalid },
         ...{ twice: invalid, capture: invalid, 'few rows': invalid, 'no out': invalid, weights: invalid },
-        ...{ good: 'no error', again: invalid, busy: 'EP_BUSY', closed: 'EP_CLOSED' },
+        ...{ good: 'no error', again: invalid, busy: 'EP_BUSY', closed: 'EP_CLOSED', kept: invalid },
+        ...{ 'layouts of low latency': invalid, 'cast results': invalid, 'held layout': 'EP_BUSY' },
+        ...{ 'another layout': 'EP_CAPACITY', 'layout of others': invalid, 'received twice': invalid },
+        'released layout': invalid,
       });
     },
   },

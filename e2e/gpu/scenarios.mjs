@@ -7,7 +7,7 @@ import { movePlan, sumReplicas } from '@ep/plan/reference';
 import { fullPlan, randomPlan } from '../attention/plans.mjs';
 import { coreAttention } from './attention.mjs';
 import { collectiveScenarios } from './collectives.mjs';
-import { experts, refusedExperts } from './experts.mjs';
+import { experts, graphExperts, keptGraphExperts, offeredExperts, refusedExperts } from './experts.mjs';
 import { graphScenarios } from './graphs.mjs';
 import { groupScenarios } from './groups.mjs';
 import { messageScenarios } from './messages.mjs';
@@ -289,6 +289,9 @@ export const scenarios = {
   coreAttention,
   experts,
   refusedExperts,
+  offeredExperts,
+  graphExperts,
+  keptGraphExperts,
   ...recovery,
   ...collectiveScenarios,
   ...groupScenarios,

@@ -164,6 +164,32 @@ describe.skipIf(missing)(`two hosts${missing && ` (skipped: ${missing})`}`, () =
     },
   );
 
+  itUnless(twoEach)(
+    'hear of a killed process on another host at once, long before its silence would tell',
+    async () => {
+      const victim = 3;
+      let killedAt = Number.NaN;
+      const config = { heartbeatMs: 1000, silenceMs: 30_000 };
+      const reports = await two.run('killed', 2, {
+        data: { victim, config },
+        ready: (job) => {
+          killedAt = Date.now();
+          job.kill(victim);
+        },
+      });
+      type Ends = { ends: { code: string; at: number }[]; lines: number; sum: number; lost: number[] };
+      for (const { ends, lines, sum, lost } of valuesOf<Ends>(reports.filter(({ rank }) => rank !== victim))) {
+        expect(lines).toBe(2);
+        expect([sum, lost]).toEqual([3, [victim]]);
+        for (const { code, at } of ends) {
+          expect(code).toBe('EP_PEER_LOST');
+          // By one clock.
+          if (!linksMissing) expect(at - killedAt).toBeLessThan(5000);
+        }
+      }
+    },
+  );
+
   // One memory and one handle for both ways.
   describe('by shared memory within a host, and a network between them', () => {
     const data = { shared: true };

@@ -60,6 +60,39 @@ async function silence({ transport }) {
   };
 }
 
+/** Waits for a rank that is killed, by itself and in a group; says when what ended, in milliseconds since the epoch, and by how many lines it would hear of other hosts. */
+async function killed({ transport, store, data }) {
+  const group = await initProcessGroup({ backend: transport, store: prefixStore(store, 'group') });
+  const memory = await transport.allocate({ byteLength: 64, signalSlots: 1 });
+  await group.barrier();
+  const far = ranks.filter((peer) => !here(peer)).length;
+  const until = performance.now() + 20_000;
+  while (transport.counts().lines < far && performance.now() < until) {
+    await new Promise((resolve) => setTimeout(resolve, 5));
+  }
+  const { lines } = transport.counts();
+  await transport.barrier();
+  await post('ready');
+  if (rank === data.victim) await new Promise(() => setInterval(() => {}, 1000));
+  const endOf = async (work) => {
+    const code = await Promise.resolve(work).then(
+      () => 'none',
+      (error) => error.code,
+    );
+    return { code, at: Date.now() };
+  };
+  const waits = { peers: [data.victim], timeoutMs: 30_000 };
+  const ends = await Promise.all([
+    endOf(memory.signals.until(0, { cmp: 'ge', value: 1n }, waits)),
+    endOf(group.barrier()),
+  ]);
+  // Those who are left go on, and leave in order: that is no death to anybody.
+  const again = Float32Array.of(rank);
+  await group.allReduce(again);
+  await group.destroy();
+  return { ends, lines, sum: again[0], lost: transport.lostRanks() };
+}
+
 /** Rounds of a ring, long enough for a link to be cut meanwhile; says how long the longest took. */
 async function rounds({ transport, data }) {
   const bytes = 20_000;
@@ -110,7 +143,7 @@ async function routes({ transport }) {
   return { table: formatRoutes(transport.routes()), kind: transport.device(memory).kind };
 }
 
-const scenarios = { ...attention, silence, rounds, reduce, endure, experts, routes };
+const scenarios = { ...attention, silence, killed, rounds, reduce, endure, experts, routes };
 
 /** With `data.shared` ranks of one host share memory, and what joins the hosts is for the rest. */
 async function open(store) {

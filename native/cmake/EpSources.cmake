@@ -16,6 +16,8 @@ set(EP_CORE_SOURCES
   core/collective/run.cpp
   core/collective/run_data.cpp
   core/collective/run_in_line.cpp
+  core/carrier.cpp
+  core/carrier_steps.cpp
   core/copy.cpp
   core/device/kernel.cpp
   core/host_memory.cpp
@@ -41,6 +43,7 @@ set(EP_CORE_SOURCES
   core/efa/rank_nic.cpp
   core/fabric/descriptor_watch.cpp
   core/fabric/engine.cpp
+  core/fabric/lifelines.cpp
   core/fabric/memories.cpp
   core/fabric/raw_link.cpp
   core/fabric/round_puts.cpp
@@ -148,6 +151,7 @@ set(EP_NAPI_SOURCES
   napi/addon.cpp
   napi/attention_call.cpp
   napi/bind_attention.cpp
+  napi/bind_carrier.cpp
   napi/bind_collective.cpp
   napi/bind_compat.cpp
   napi/bind_dispatch.cpp
@@ -231,9 +235,11 @@ set(EP_TESTS
   tests/efa/efa_gin_context_test.cpp
   tests/efa/efa_rank_nic_test.cpp
   tests/efa/efa_renewed_test.cpp
+  tests/fabric/carrier_test.cpp
   tests/fabric/fabric_engine_test.cpp
   tests/fabric/fabric_fuzz_test.cpp
   tests/fabric/fabric_libfabric_test.cpp
+  tests/fabric/lifelines_test.cpp
   tests/fabric/rounds_test.cpp
   tests/ibgda/prm_commands_test.cpp
   tests/ibgda/device_choice_test.cpp

@@ -239,7 +239,13 @@ void symmetric_memory::signal_word(int32_t peer, uint64_t* address, signal_op op
   // Both are locked instructions: the signaller's half of the eventcount needs sequential consistency.
   if (op == signal_op::add) word.fetch_add(value, std::memory_order_seq_cst);
   if (op == signal_op::set) word.exchange(value, std::memory_order_seq_cst);
-  if (op != signal_op::none) context_->wake_rank(peer);
+  if (op == signal_op::none) return;
+  ep_wake_word* instead = peer == context_->rank() ? wakes_.load(std::memory_order_acquire) : nullptr;
+  if (instead != nullptr) {
+    wake_notify(instead);
+  } else {
+    context_->wake_rank(peer);
+  }
 }
 
 uint64_t symmetric_memory::atomic(int32_t peer, uint64_t offset, uint32_t width, atomic_op op, uint64_t operand, uint64_t expected) const {

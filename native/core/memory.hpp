@@ -1,6 +1,7 @@
 // Symmetric memory over shared segments: every rank's part is mapped here.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -63,6 +64,11 @@ class symmetric_memory {
   uint8_t* own_data() const;
   uint64_t* own_signals() const;
 
+  // What lands in this rank's part, and is told by signals, wakes whoever sleeps on this word (null: on the rank's own, as ever), and nobody else. HAZARD: no wait of JS or of a kernel may then
+  // be for a word of this memory.
+  void wake_instead(ep_wake_word* word) { wakes_.store(word, std::memory_order_release); }
+  bool wakes_rank() const { return wakes_.load(std::memory_order_acquire) == nullptr; }
+
   // From here on kernels reach peers only through the requests of this ring (EP_MEMORY_PROXY): their handle has no address of a peer.
   void use_proxy(std::shared_ptr<ep_proxy_ring> ring);
 
@@ -110,6 +116,7 @@ class symmetric_memory {
   std::vector<int32_t> near_;
   std::shared_ptr<memory_route> route_;
   std::shared_ptr<ep_proxy_ring> proxy_;
+  std::atomic<ep_wake_word*> wakes_{nullptr};
   std::vector<ep_peer_view> proxy_views_;
   ep_memory_handle device_{};
   uint64_t byte_length_ = 0;

@@ -126,15 +126,15 @@ bool rounds::drive(uint64_t round) {
   uint64_t bytes = 0;
   for (uint32_t member = first; member < first + count; ++member) bytes = std::max<uint64_t>(bytes, std::min<uint64_t>(half(&row_at(rows_at(round, member))->bytes).load(std::memory_order_relaxed), round_layout::most_bytes));
   const uint64_t row_bytes = (row_header + bytes + 15) / 16 * 16;
-  // In its own row alone, which nobody else writes.
-  row_at(rows_at(round, first))->row_bytes = static_cast<uint32_t>(row_bytes);
   const uint64_t slot = slot_of(round, host_);
   const auto leader_of = [&](uint32_t host) { return place_.ranks[place_.hosts[host]]; };
   // To all or to none: a member of one host has the round only if those of all others get it.
   for (uint32_t host = 0; host < place_.hosts.size(); ++host) if (host != host_ && !way_->clear(leader_of(host), slot)) return false;
+  // In its own row alone, which nobody else writes; and only now, as what was put from here before may still have been read.
+  row_at(rows_at(round, first))->row_bytes = static_cast<uint32_t>(row_bytes);
   for (uint32_t host = 0; host < place_.hosts.size(); ++host) {
     const uint64_t local = reinterpret_cast<uint64_t>(data_ + rows_at(round, first));
-    if (host == host_ || way_->put(leader_of(host), local, row_stride, row_bytes, count, landing_at(round, first), slot, key(round))) continue;
+    if (host == host_ || way_->put(leader_of(host), local, row_stride, row_bytes, count, landing_at(round, first), slot, key(round)).ok()) continue;
     broken_ = true;
     return false;
   }

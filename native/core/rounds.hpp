@@ -6,6 +6,7 @@
 //
 // Nothing waits for anybody: a round that does not come in time is left, and whoever uses this has another way to say the same. Rounds have numbers that only grow, and nobody begins a
 // round before all have, in this way or in another, what was said in the one before the last. HAZARD: places are used in turn, by two rounds: that rule alone keeps a reader's bytes as they are.
+// A round that was said in another way may still be leaving when its places are written again: what lands of it is torn, under its own number, and nobody reads that.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ class round_way {
   virtual ~round_way() = default;
   // Nothing with this signal word is under way to the peer. HAZARD: else a late one could land over the bytes of the next.
   virtual bool clear(int32_t peer, uint64_t slot) const = 0;
-  // From this rank's part of the memory, at `local`, into the same memory of a peer; then sets a signal word there. False: never.
-  virtual bool put(int32_t peer, uint64_t local, uint64_t stride, uint64_t row_bytes, uint64_t rows, uint64_t offset, uint64_t slot, uint64_t value) = 0;
+  // From this rank's part of the memory, at `local`, into the same memory of a peer; then sets a signal word there. A failure: never; EP_STATUS_PEER_LOST where the peer is gone.
+  virtual result<nothing> put(int32_t peer, uint64_t local, uint64_t stride, uint64_t row_bytes, uint64_t rows, uint64_t offset, uint64_t slot, uint64_t value) = 0;
 };
 
 // Where things lie in the memory, which every rank of the world has. Each group has its own places there.

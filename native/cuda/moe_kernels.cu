@@ -1,7 +1,5 @@
 // Dispatch and combine of experts on the GPU: ep/device/moe_*.h over the CUDA context.
-#include "ep/device/moe_combine.h"
-#include "ep/device/moe_compact.h"
-#include "ep/device/moe_dispatch.h"
+#include "ep/device/moe_launch.h"
 
 #include "kernels.hpp"
 #include "launch.cuh"
@@ -10,8 +8,6 @@ namespace ep {
 namespace {
 
 constexpr uint32_t most_lanes = 512;
-constexpr uint32_t send_half = 1;
-constexpr uint32_t receive_half = 2;
 
 /* HAZARD: a rank gives up another when its own time is up, for the whole half: were each wait to have a limit of its own, one that waits for several dead ranks would be
  * late itself, and be given up by those that wait for it. Times of a call are handed over counted from the kernel's begin, which the host does not know. Both are the
@@ -39,35 +35,31 @@ __global__ void __launch_bounds__(most_lanes) moe_dispatch_kernel(const __grid_c
   if (threadIdx.x == 0) args = given;
   begin(own, environment);
   if (threadIdx.x == 0) {
+    args.call.epoch = moe_epoch_of(buffer, given.call, (halves & moe_send_half) != 0);
     args.call.credits_by_ns = from_begin(own, given.call.credits_by_ns);
     args.call.counts_by_ns = from_begin(own, given.call.counts_by_ns);
     args.call.answers_by_ns = from_begin(own, given.call.answers_by_ns);
   }
   __syncthreads();
   cuda_context ctx{own.environment};
-  const load_store_endpoint endpoint{buffer.memory};
-  const bool compact = buffer.header.kind == EP_MOE_HIGH_THROUGHPUT;
-  if ((halves & send_half) != 0 && !(compact ? moe_compact_send(ctx, endpoint, buffer, args) : moe_dispatch_send(ctx, endpoint, buffer, args))) return;
-  if ((halves & receive_half) == 0) return;
-  if (compact) moe_compact_receive(ctx, endpoint, buffer, args);
-  else moe_dispatch_receive(ctx, endpoint, buffer, args);
+  moe_run_dispatch(ctx, load_store_endpoint{buffer.memory}, buffer, args, halves);
 }
 
 __global__ void __launch_bounds__(most_lanes) moe_combine_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_moe_buffer buffer,
-                                                                 const __grid_constant__ ep_moe_combine_args args, const uint32_t halves) {
+                                                                 const __grid_constant__ ep_moe_combine_args given, const uint32_t halves) {
   __shared__ begun own;
   begin(own, environment);
+  ep_moe_combine_args args = given; // the epoch in a register, the rest where it is: in shared memory sums took a tenth longer
+  args.call.epoch = moe_epoch_of(buffer, given.call, false);
   cuda_context ctx{own.environment};
-  const load_store_endpoint endpoint{buffer.memory};
-  if ((halves & send_half) != 0 && !moe_combine_send(ctx, endpoint, buffer, args)) return;
-  if ((halves & receive_half) == 0 || !moe_combine_receive(ctx, endpoint, buffer, args)) return;
-  /* Low latency has granted its credit at the end of dispatch. */
-  if (buffer.header.kind == EP_MOE_HIGH_THROUGHPUT) moe_release(ctx, endpoint, buffer, args.call);
+  moe_run_combine(ctx, load_store_endpoint{buffer.memory}, buffer, args, halves);
 }
 
 __global__ void __launch_bounds__(most_lanes)
-    moe_release_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_moe_buffer buffer, const __grid_constant__ ep_moe_call call) {
+    moe_release_kernel(const __grid_constant__ cuda_environment environment, const __grid_constant__ ep_moe_buffer buffer, const __grid_constant__ ep_moe_call given) {
   cuda_context ctx{environment};
+  ep_moe_call call = given;
+  call.epoch = moe_epoch_of(buffer, given, false);
   moe_release(ctx, load_store_endpoint{buffer.memory}, buffer, call);
 }
 

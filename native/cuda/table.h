@@ -12,7 +12,7 @@
 #include "ep/abi/group.h"
 #include "ep/abi/moe.h"
 
-#define EP_CUDA_TABLE_VERSION 6u
+#define EP_CUDA_TABLE_VERSION 7u
 #define EP_CUDA_TABLE_SYMBOL "ep_cuda_table_of"
 
 #define EP_CUDA_IPC_BYTES 64u

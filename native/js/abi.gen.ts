@@ -434,6 +434,11 @@ export const EP_MOE_CACHED = 4;
  * is read there by the ranks that rows came from
  */
 export const EP_MOE_OFFERED = 16;
+/**
+ * `epoch` is none: a dispatch's is one more than that of the slot's last call, anything else's that of the dispatch.
+ * Kept where `told` of this rank itself is
+ */
+export const EP_MOE_DEVICE_EPOCH = 32;
 /** so do received rows to the receive tensor: they are far larger than the caches */
 export const EP_MOE_NON_TEMPORAL_OUT = 8;
 export const EP_LIFE_STARTING = 0;
@@ -4267,7 +4272,7 @@ export interface MoePeer {
   readonly owed: readonly bigint[];
   /** the same for rows of a high-throughput dispatch, and EP_MOE_SIGNAL_ARRIVED */
   readonly owedRows: bigint;
-  /** epoch of the last call whose counts were sent there */
+  /** epoch of the last call whose counts were sent there; of this rank: see EP_MOE_DEVICE_EPOCH */
   readonly told: number;
   /** where it takes its results of the call under way; of this rank: where it takes those of the next call */
   readonly bank: number;

@@ -4,6 +4,7 @@ import type { NativeEfaGin, NativeEfaNic, NativeEfaOptions, NativePutCounts } fr
 import type {
   FabricOffer,
   FabricQuery,
+  NativeFabricCarrier,
   NativeFabricLink,
   NativeFabricNic,
   NativeFabricOptions,
@@ -531,6 +532,19 @@ export interface Binding extends GpuBinding {
     self: number,
     leader: Uint8Array,
   ) => NativeFabricRounds;
+  readonly FabricCarrier: new (
+    nic: NativeFabricNic,
+    memory: NativeSymmetricMemory,
+    group: number,
+    ranks: Int32Array,
+    hosts: Uint32Array,
+    self: number,
+    parts: Uint8Array,
+  ) => NativeFabricCarrier;
+  /** Of a memory for the carriers of so many groups. */
+  fabricCarrierSize(worldSize: number, groups: number): { readonly byteLength: number; readonly signalSlots: number };
+  fabricCarrierClear(memory: NativeSymmetricMemory, group: number): void;
+  fabricCarries(type: number, reduction: number): boolean;
   /** Of a memory for rounds in a world of so many ranks. */
   fabricRoundsSize(worldSize: number): NativeRoundsSize;
   fabricRoundsPart(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;

@@ -86,6 +86,8 @@ export interface NativeEfaNic extends NicRequests {
   renew(): void;
   /** As `addMemory` has told it, or `renew` changed it. */
   ownPart(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
+  /** One rank's part alone, of a memory that was routed, also if `renew` came since; nobody is reached in it before then. Nothing may be under way to that rank in it. */
+  replacePart(memory: NativeSymmetricMemory, peer: number, part: Uint8Array): void;
   removeMemory(memory: NativeSymmetricMemory): void;
   failure(peer: number): NativeEfaFailure | undefined;
   /** Of the queue pair of kernels that broke first. */

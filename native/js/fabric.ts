@@ -54,6 +54,8 @@ export interface FabricCounts {
   readonly refused: number;
   /** Bytes of this rank that its peers may write and read now. */
   readonly registered: number;
+  /** Connections that tell of the end of a process on another host at once, and stand now. */
+  readonly lines: number;
   /** Of `applied`, those that a thread carried out which waited or posted, in the progress thread's stead. */
   readonly carried: number;
 }
@@ -64,6 +66,10 @@ export interface NativeFabricNic extends NicRequests {
   address(): Uint8Array<ArrayBuffer>;
   /** Before `connect`: what `handle()` of every rank's context said, in one array. Of how many this rank sees the end in shared memory, because they are on this host. */
   witness(handles: Uint8Array): number;
+  /** Before `connect`: from here on ranks of other hosts can make connections that tell of the end of a process. Where this rank listens, for `setLines` on the others. */
+  listen(): Uint8Array<ArrayBuffer>;
+  /** After `listen` and before `connect`. By rank: where it listens, and 1 where it is on another host; both of a pair say the same. */
+  setLines(places: readonly Uint8Array[], far: Uint8Array): void;
   /** Of all ranks, by rank; the keys are 16 bytes for what is said to the rank and 16 for what it says. */
   connect(addresses: readonly Uint8Array[], keys: readonly Uint8Array[]): void;
   /** Length of what `addMemory` returns. */
@@ -100,6 +106,16 @@ export interface NativeFabricRounds {
   enter(round: number, said: Uint8Array, mostMs: number, into: Uint8Array): boolean;
   /** The round is there: `into` has `entryBytes` of each member, the length of what it said in 4 of them, and from the ninth on what it said. */
   look(round: number, into: Uint8Array): boolean;
+  close(): void;
+}
+
+/** `native/core/carrier.hpp`, of one member. */
+export interface NativeFabricCarrier {
+  /** `kind`: 0 for an all-reduce, 1 for an all-to-all. */
+  begin(kind: 0 | 1, type: number, reduction: number, factor: number, longest: number): void;
+  /** After `mostMs` milliseconds at most, 0 to 10. 0: the call is over, 1: it has moved, 2: it has not. */
+  carry(inputs: readonly Uint8Array[], outputs: readonly Uint8Array[], mostMs: number): 0 | 1 | 2;
+  sent(): number;
   close(): void;
 }
 

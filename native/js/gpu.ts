@@ -131,8 +131,10 @@ export interface GraphReplay {
 
 /** Somebody with calls in a graph. */
 export interface GraphMember {
-  /** Throws as a call would. */
-  beginReplay(operation: string): GraphReplay;
+  /** Throws as a call would. `queue`: that of the replay. */
+  beginReplay(operation: string, queue: object): GraphReplay;
+  /** The capture that it was joined to has ended; a failed one leaves no graph. */
+  endCapture?(failed: boolean): void;
 }
 
 /** NVIDIA's NCCL, opened by name. */

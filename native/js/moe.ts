@@ -1,6 +1,6 @@
 /** A buffer for experts, one-to-one with native/napi/bind_moe.cpp; layouts and numbers in native/include/ep/abi/moe.h. */
 import type { DispatchDescription, NativeHostStream, NativeOperand, OperationId } from './binding.js';
-import type { NativeGpuOperand, NativeGpuStream, NativeGpuSymmetricMemory } from './gpu.js';
+import type { NativeGpuMemory, NativeGpuOperand, NativeGpuStream, NativeGpuSymmetricMemory } from './gpu.js';
 
 export interface MoeDescription {
   /** `ep_memory_handle` bytes of the memory that holds the buffer and its counters. */
@@ -41,6 +41,9 @@ export interface MoeCall {
   readonly epoch: number;
   readonly tokens: number;
   readonly timeoutMs: number;
+  /** On a GPU, of a call that becomes a part of a graph: i32 [tokens, topK] on the device, read at each replay. */
+  readonly choices?: NativeGpuOperand;
+  readonly choicesOffset?: number;
 }
 
 /** `halves`: 1 send, 2 receive, 3 both. `flags`: `EP_MOE_NON_TEMPORAL` (set by the addon, too, where copies to peers are faster so), `EP_MOE_NON_TEMPORAL_OUT`, `EP_MOE_RENORMALISE`, `EP_MOE_CACHED`. */
@@ -110,7 +113,17 @@ export interface NativeMoeBuffer {
 export interface NativeGpuMoeBuffer {
   shape(): { readonly blocks: number; readonly lanes: number; readonly resident: number };
   setCandidates(begin: Int32Array, replicas: Int32Array): void;
-  dispatch(stream: NativeGpuStream, half: MoeDispatchHalf<NativeGpuOperand>): OperationId;
+  /** For calls that are captured before any was made. Before any kernel runs. */
+  placeCandidates(): void;
+  /** `totalsSeen`: pinned memory that gets a copy of `totals`, which lies on the device. Captured calls return 0. */
+  dispatch(
+    stream: NativeGpuStream,
+    half: MoeDispatchHalf<NativeGpuOperand> & {
+      readonly totalsSeen: NativeGpuOperand;
+      /** It goes by candidates of its own, which captured calls do not see. */
+      readonly apart?: boolean;
+    },
+  ): OperationId;
   combine(stream: NativeGpuStream, half: MoeCombineHalf<NativeGpuOperand>): OperationId;
   release(stream: NativeGpuStream, call: MoeCall): OperationId;
   close(): void;
@@ -129,4 +142,6 @@ export interface NativeMoeRouting {
    * sourceChoice, ranks, waitNs.
    */
   layout(): Float64Array;
+  /** Of a buffer on a GPU: the same bytes on the device. */
+  mirror(): NativeGpuMemory;
 }

@@ -25,6 +25,7 @@ Napi::Object init(Napi::Env env, Napi::Object exports) {
   bind_efa(env, exports);
   bind_fabric(env, exports);
   bind_fabric_bench(env, exports);
+  bind_carrier(env, exports);
   bind_rounds(env, exports);
   bind_collective(env, exports);
   bind_reduce(env, exports);

@@ -197,6 +197,15 @@ Napi::Value efa_wrap::own_part(const Napi::CallbackInfo& info) {
   return bytes_copy(info.Env(), bytes.data(), bytes.size());
 }
 
+// (memory, rank, part)
+void efa_wrap::replace_part(const Napi::CallbackInfo& info) {
+  symmetric_memory& memory = unwrap<memory_wrap>(info[0], "memory").made(info.Env());
+  const int32_t peer = peer_argument(info[1], memory.context());
+  const byte_span bytes = arg_bytes(info[2], "part");
+  auto replaced = open(info.Env()).replace_part(memory, peer, {bytes.data, bytes.data + bytes.size});
+  value_or_throw(info.Env(), replaced);
+}
+
 void efa_wrap::remove_memory(const Napi::CallbackInfo& info) {
   if (native->nic) native->nic->remove_memory(unwrap<memory_wrap>(info[0], "memory").made(info.Env()));
 }
@@ -373,7 +382,7 @@ void efa_wrap::define(Napi::Env env, Napi::Object exports) {
       {InstanceMethod<&efa_wrap::device>("device"), InstanceMethod<&efa_wrap::address>("address"), InstanceMethod<&efa_wrap::connect>("connect"),
        InstanceMethod<&efa_wrap::signal_slots_left>("signalSlotsLeft"), InstanceMethod<&efa_wrap::part_bytes>("partBytes"), InstanceMethod<&efa_wrap::gin_address_bytes>("ginAddressBytes"),
        InstanceMethod<&efa_wrap::add_memory>("addMemory"), InstanceMethod<&efa_wrap::route>("route"),
-       InstanceMethod<&efa_wrap::renew>("renew"), InstanceMethod<&efa_wrap::own_part>("ownPart"),
+       InstanceMethod<&efa_wrap::renew>("renew"), InstanceMethod<&efa_wrap::own_part>("ownPart"), InstanceMethod<&efa_wrap::replace_part>("replacePart"),
        InstanceMethod<&efa_wrap::remove_memory>("removeMemory"), InstanceMethod<&efa_wrap::adopt>("adopt"), InstanceMethod<&efa_wrap::disown>("disown"),
        InstanceMethod<&efa_wrap::put>("put"), InstanceMethod<&efa_wrap::put_value>("putValue"), InstanceMethod<&efa_wrap::signal>("signal"),
        InstanceMethod<&efa_wrap::get>("get"), InstanceMethod<&efa_wrap::accepted>("accepted"), InstanceMethod<&efa_wrap::watch>("watch"),

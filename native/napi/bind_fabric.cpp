@@ -1,6 +1,8 @@
 #include "fabric_arguments.hpp"
 #include "fabric_engine.hpp"
 
+#include <cstring>
+
 #include "fabric/engine.hpp"
 #include "mapped.hpp"
 #include "nic_network.hpp"
@@ -17,6 +19,8 @@ struct fabric_wrap : Napi::ObjectWrap<fabric_wrap> {
   Napi::Value offer(const Napi::CallbackInfo& info);
   Napi::Value address(const Napi::CallbackInfo& info);
   Napi::Value witness(const Napi::CallbackInfo& info);
+  Napi::Value listen(const Napi::CallbackInfo& info);
+  void set_lines(const Napi::CallbackInfo& info);
   void connect(const Napi::CallbackInfo& info);
   Napi::Value part_bytes(const Napi::CallbackInfo& info);
   Napi::Value add_memory(const Napi::CallbackInfo& info);
@@ -123,6 +127,26 @@ Napi::Value fabric_wrap::address(const Napi::CallbackInfo& info) {
 
 // (control segments of all ranks) -> of how many this rank sees in shared memory whether they live
 Napi::Value fabric_wrap::witness(const Napi::CallbackInfo& info) { return Napi::Number::New(info.Env(), open(info.Env()).witness(segment_handles(info[0], "handles"))); }
+
+// -> where it does
+Napi::Value fabric_wrap::listen(const Napi::CallbackInfo& info) {
+  auto place = open(info.Env()).listen();
+  const auto& bytes = value_or_throw(info.Env(), place);
+  return bytes_copy(info.Env(), bytes.data(), bytes.size());
+}
+
+// (places, far): by rank; `far` a byte each
+void fabric_wrap::set_lines(const Napi::CallbackInfo& info) {
+  const auto world = static_cast<size_t>(context(info.Env()).world_size());
+  std::vector<fabric::line_place> places;
+  for (const std::vector<uint8_t>& bytes : blobs_of(info[0], "places")) {
+    if (bytes.size() != fabric::line_place_bytes) throw_invalid(info.Env(), "a place has " + std::to_string(fabric::line_place_bytes) + " bytes");
+    std::memcpy(places.emplace_back().data(), bytes.data(), bytes.size());
+  }
+  const byte_span far = arg_bytes(info[1], "far");
+  if (places.size() != world || far.size != world) throw_invalid(info.Env(), "a place and a distance are of each of " + std::to_string(world) + " ranks");
+  open(info.Env()).set_lines(std::move(places), {far.data, far.data + far.size});
+}
 
 // (addresses, keys): of each rank those of both directions, this rank's first
 void fabric_wrap::connect(const Napi::CallbackInfo& info) {
@@ -314,6 +338,7 @@ Napi::Value fabric_wrap::counts(const Napi::CallbackInfo& info) {
   out["full"] = static_cast<double>(counts.full);
   out["refused"] = static_cast<double>(counts.refused);
   out["registered"] = static_cast<double>(counts.registered);
+  out["lines"] = static_cast<double>(counts.lines);
   out["carried"] = static_cast<double>(counts.carried);
   return out;
 }
@@ -331,7 +356,7 @@ void fabric_wrap::close(const Napi::CallbackInfo& info) {
 void fabric_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["FabricNic"] = DefineClass(
       env, "FabricNic",
-      {InstanceMethod<&fabric_wrap::offer>("offer"), InstanceMethod<&fabric_wrap::address>("address"), InstanceMethod<&fabric_wrap::connect>("connect"), InstanceMethod<&fabric_wrap::witness>("witness"),
+      {InstanceMethod<&fabric_wrap::offer>("offer"), InstanceMethod<&fabric_wrap::address>("address"), InstanceMethod<&fabric_wrap::connect>("connect"), InstanceMethod<&fabric_wrap::witness>("witness"), InstanceMethod<&fabric_wrap::listen>("listen"), InstanceMethod<&fabric_wrap::set_lines>("setLines"),
        InstanceMethod<&fabric_wrap::part_bytes>("partBytes"), InstanceMethod<&fabric_wrap::add_memory>("addMemory"), InstanceMethod<&fabric_wrap::route>("route"),
        InstanceMethod<&fabric_wrap::remove_memory>("removeMemory"), InstanceMethod<&fabric_wrap::adopt>("adopt"), InstanceMethod<&fabric_wrap::disown>("disown"),
        InstanceMethod<&fabric_wrap::put>("put"), InstanceMethod<&fabric_wrap::put_value>("putValue"), InstanceMethod<&fabric_wrap::signal>("signal"),

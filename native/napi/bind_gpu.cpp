@@ -126,6 +126,10 @@ void gpu_library_wrap::define(Napi::Env env, Napi::Object exports) {
 
 // (library, device, byteLength)
 gpu_memory_wrap::gpu_memory_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
+  if (info.Length() == 0) { // over memory that somebody else has made
+    tag<gpu_memory_wrap>(info.This().As<Napi::Object>());
+    return;
+  }
   const auto& of = library_of(info[0]);
   auto made = gpu::device_block::allocate(of, device_of(of, info[1]), arg_size(info[2], "byteLength"));
   native = value_or_throw(info.Env(), made);
@@ -137,7 +141,9 @@ Napi::Value gpu_memory_wrap::address(const Napi::CallbackInfo& info) {
 }
 void gpu_memory_wrap::release(const Napi::CallbackInfo&) { native.reset(); }
 void gpu_memory_wrap::define(Napi::Env env, Napi::Object exports) {
-  exports["GpuMemory"] = DefineClass(env, "GpuMemory", {InstanceMethod<&gpu_memory_wrap::address>("address"), InstanceMethod<&gpu_memory_wrap::release>("release")});
+  const Napi::Function made = DefineClass(env, "GpuMemory", {InstanceMethod<&gpu_memory_wrap::address>("address"), InstanceMethod<&gpu_memory_wrap::release>("release")});
+  exports["GpuMemory"] = made;
+  state_of(env).classes["GpuMemory"] = Napi::Persistent(made);
 }
 
 // (library, device, byteLength)

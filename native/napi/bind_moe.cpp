@@ -245,9 +245,19 @@ Napi::Value moe_routing_wrap::layout(const Napi::CallbackInfo& info) {
   return made;
 }
 
+// () -> GpuMemory: the same bytes on the device
+Napi::Value moe_routing_wrap::mirror(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  if (!native->mirror) throw_invalid(env, "a routing of the host has no mirror on a device");
+  const Napi::Object made = state_of(env).classes["GpuMemory"].New({});
+  gpu_memory_wrap::Unwrap(made)->native = native->mirror;
+  return made;
+}
+
 void moe_routing_wrap::define(Napi::Env env, Napi::Object exports) {
-  exports["MoeRouting"] =
-      DefineClass(env, "MoeRouting", {InstanceMethod<&moe_routing_wrap::window>("window"), InstanceMethod<&moe_routing_wrap::layout>("layout")});
+  exports["MoeRouting"] = DefineClass(env, "MoeRouting",
+                                      {InstanceMethod<&moe_routing_wrap::window>("window"), InstanceMethod<&moe_routing_wrap::layout>("layout"),
+                                       InstanceMethod<&moe_routing_wrap::mirror>("mirror")});
 }
 
 void bind_moe(Napi::Env env, Napi::Object exports) {

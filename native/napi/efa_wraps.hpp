@@ -24,6 +24,7 @@ struct efa_wrap : Napi::ObjectWrap<efa_wrap> {
   void route(const Napi::CallbackInfo& info);
   void renew(const Napi::CallbackInfo& info);
   Napi::Value own_part(const Napi::CallbackInfo& info);
+  void replace_part(const Napi::CallbackInfo& info);
   void remove_memory(const Napi::CallbackInfo& info);
   Napi::Value adopt(const Napi::CallbackInfo& info);
   void disown(const Napi::CallbackInfo& info);

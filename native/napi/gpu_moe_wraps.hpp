@@ -11,12 +11,13 @@ namespace ep::binding {
 struct gpu_moe_contents : moe_contents {
   std::weak_ptr<gpu::symmetric_memory> device_memory;
   std::shared_ptr<gpu::share> share;
-  std::shared_ptr<const gpu::device_block> tables; // experts; then for each slot the candidates of its call
-  std::shared_ptr<const gpu::pinned_block> staged_candidates; // of each slot
-  std::vector<std::shared_ptr<const moe_candidates>> placed;  // of each slot: what lies on the device
+  std::shared_ptr<const gpu::device_block> tables; // experts; then the tables of candidates
+  std::shared_ptr<const gpu::pinned_block> staged_candidates; // of each table
+  // By table: what lies on the device. A slot has two: of calls of all that are left, replays of graphs among them, and of calls that leave out more.
+  std::vector<std::shared_ptr<const moe_candidates>> placed;
   std::shared_ptr<const gpu::device_block> peers_block;
   uint64_t first_candidates = 0; // in bytes, from the beginning of `tables`
-  uint64_t candidate_bytes = 0;  // of a slot
+  uint64_t candidate_bytes = 0;  // of a table
 };
 
 struct gpu_moe_buffer_wrap : Napi::ObjectWrap<gpu_moe_buffer_wrap> {
@@ -26,6 +27,7 @@ struct gpu_moe_buffer_wrap : Napi::ObjectWrap<gpu_moe_buffer_wrap> {
   explicit gpu_moe_buffer_wrap(const Napi::CallbackInfo& info);
   Napi::Value shape(const Napi::CallbackInfo& info);
   void set_candidates(const Napi::CallbackInfo& info);
+  void place_candidates_now(const Napi::CallbackInfo& info);
   Napi::Value dispatch(const Napi::CallbackInfo& info);
   Napi::Value combine(const Napi::CallbackInfo& info);
   Napi::Value release(const Napi::CallbackInfo& info);

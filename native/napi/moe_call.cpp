@@ -5,6 +5,23 @@
 
 namespace ep::binding {
 
+namespace {
+
+// Rows of a tensor at `name`, `nameOffset`, `nameStride`.
+uint64_t rows_of(moe_job& job, const Napi::Object& from, const std::string& name, uint64_t rows, uint64_t row_bytes, uint64_t stride) {
+  const Napi::Env env = from.Env();
+  const operand found = job.find(from.Get(name), name.c_str());
+  const uint64_t offset = arg_size(from.Get(name + "Offset"), "offset");
+  if (offset > found.byte_length || (rows != 0 && (!rows_fit(rows - 1, stride, row_bytes, found.byte_length - offset) || (stride < row_bytes && stride != 0)))) {
+    throw_invalid(env, name + ": " + std::to_string(rows) + " rows of " + std::to_string(row_bytes) + " bytes, " + std::to_string(stride) + " from row to row, exceed " +
+                           std::to_string(found.byte_length) + " bytes from byte " + std::to_string(offset));
+  }
+  job.keep.push_back(found.keep);
+  return found.address + offset;
+}
+
+} // namespace
+
 void read_call(moe_job& job, ep_moe_call& call, const Napi::Object& description) {
   const Napi::Env env = description.Env();
   job.routing = unwrap<moe_routing_wrap>(description.Get("routing"), "routing").native;
@@ -24,6 +41,11 @@ void read_call(moe_job& job, ep_moe_call& call, const Napi::Object& description)
     throw_invalid(env, std::to_string(tokens) + " tokens, the buffer takes at most " + std::to_string(job.buffer.max_tokens));
   }
   call.routing.tokens = static_cast<uint32_t>(tokens);
+  job.captured = !description.Get("choices").IsUndefined();
+  if (job.captured) {
+    const uint64_t row_bytes = uint64_t{job.buffer.top_k} * sizeof(int32_t);
+    call.routing.topk = rows_of(job, description, "choices", tokens, row_bytes, row_bytes);
+  }
   // Of the call, also where several calls under way share a routing.
   job.report = unwrap<moe_routing_wrap>(description.Get("report"), "report").native;
   if (job.report->of != job.of) throw_invalid(env, "this report belongs to another buffer");
@@ -32,19 +54,6 @@ void read_call(moe_job& job, ep_moe_call& call, const Napi::Object& description)
 }
 
 namespace {
-
-// Rows of a tensor at `name`, `nameOffset`, `nameStride`.
-uint64_t rows_of(moe_job& job, const Napi::Object& from, const std::string& name, uint64_t rows, uint64_t row_bytes, uint64_t stride) {
-  const Napi::Env env = from.Env();
-  const operand found = job.find(from.Get(name), name.c_str());
-  const uint64_t offset = arg_size(from.Get(name + "Offset"), "offset");
-  if (offset > found.byte_length || (rows != 0 && (!rows_fit(rows - 1, stride, row_bytes, found.byte_length - offset) || (stride < row_bytes && stride != 0)))) {
-    throw_invalid(env, name + ": " + std::to_string(rows) + " rows of " + std::to_string(row_bytes) + " bytes, " + std::to_string(stride) + " from row to row, exceed " +
-                           std::to_string(found.byte_length) + " bytes from byte " + std::to_string(offset));
-  }
-  job.keep.push_back(found.keep);
-  return found.address + offset;
-}
 
 uint32_t dtype_of(const Napi::Object& description) {
   const uint64_t dtype = arg_size(description.Get("dtype"), "dtype");
@@ -83,7 +92,8 @@ void read_dispatch(moe_job& job, ep_moe_dispatch_args& args, uint32_t& halves, c
   args.call.flags = static_cast<uint32_t>(arg_size(from.Get("flags"), "flags"));
   args.dtype = dtype_of(from);
   const ep_moe_buffer& b = job.buffer;
-  if ((halves & send_half) != 0 && (args.call.flags & EP_MOE_CACHED) == 0) check_choices(job, env, args.call.routing.tokens);
+  // Kernels take what is no expert for none, and look at whether rows fit.
+  if ((halves & send_half) != 0 && (args.call.flags & EP_MOE_CACHED) == 0 && !job.captured) check_choices(job, env, args.call.routing.tokens);
   const bool cast = args.dtype != b.payload;
   if (cast && b.payload < EP_MOE_F8_F32) throw_invalid(env, "rows of another type than the payload are cast to e4m3 only");
   if (cast && b.staged_tokens.stride < b.max_tokens * b.row_bytes) throw_invalid(env, "a cast needs a buffer with staged parts");
@@ -131,6 +141,11 @@ void read_combine(moe_job& job, ep_moe_combine_args& args, uint32_t& halves, con
   for (uint32_t i = 0; i < 2; ++i) {
     const std::string name = "bias" + std::to_string(i);
     if (!from.Get(name).IsUndefined()) args.bias[i] = rows_of(job, from, name, tokens, row_bytes, row_bytes);
+  }
+  if (job.captured) {
+    const uint64_t room = b.header.kind == EP_MOE_HIGH_THROUGHPUT ? b.recv_rows : uint64_t{job.of->local_experts} * job.of->world_size * b.max_tokens;
+    if (rows < room) throw_invalid(env, "y has " + std::to_string(rows) + " rows, fewer than the " + std::to_string(room) + " that a replay may bring");
+    return;
   }
   // HAZARD: kernels read the rows of y that the dispatch has placed, which its caller cannot be trusted with.
   const auto* block_start = reinterpret_cast<const uint32_t*>(job.routing->routing.block_start);

@@ -62,6 +62,7 @@ struct moe_routing_wrap : Napi::ObjectWrap<moe_routing_wrap> {
   explicit moe_routing_wrap(const Napi::CallbackInfo& info);
   Napi::Value window(const Napi::CallbackInfo& info);
   Napi::Value layout(const Napi::CallbackInfo& info);
+  Napi::Value mirror(const Napi::CallbackInfo& info);
 
   struct contents {
     std::shared_ptr<const moe_contents> of;

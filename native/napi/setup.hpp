@@ -59,6 +59,7 @@ void bind_hostile(Napi::Env env, Napi::Object exports);
 void bind_efa(Napi::Env env, Napi::Object exports);
 void bind_fabric(Napi::Env env, Napi::Object exports);
 void bind_fabric_bench(Napi::Env env, Napi::Object exports);
+void bind_carrier(Napi::Env env, Napi::Object exports);
 void bind_rounds(Napi::Env env, Napi::Object exports);
 void bind_ibgda(Napi::Env env, Napi::Object exports);
 void bind_memory(Napi::Env env, Napi::Object exports);

@@ -136,6 +136,9 @@ result<nothing> rank_nic::renew() {
     if (pair->accepted != pair->ended) pair->lost.emplace_back(pair->ended, pair->accepted);
     pair->ended = pair->accepted;
   }
+  for (const routed_memory& one : memories_) {
+    if (one.board && symmetric_memory::find(one.memory_id)) one.board->fold(); // its counters go
+  }
   // Their sources are read no more once their endpoints are gone.
   auto renewed = endpoints_->renew();
   for (const auto& pair : pairs_) {
@@ -202,6 +205,79 @@ result<nothing> rank_nic::make_signals(routed_memory& made, const symmetric_memo
   return nothing{};
 }
 
+result<rank_nic::remote_part> rank_nic::read_part(size_t rank, uint64_t slots, const std::vector<uint8_t>& bytes) {
+  part_head head{};
+  if (bytes.size() == part_bytes(slots)) std::memcpy(&head, bytes.data(), sizeof head);
+  if (head.made != 1 || head.slots != slots) return failure{EP_STATUS_MISMATCH, 0, "rank " + std::to_string(rank) + " describes a memory with other signal slots"};
+  remote_part part;
+  part.here = true;
+  part.data = head.data;
+  part.data_rkey = head.data_rkey;
+  part.cells = head.cells + static_cast<uint64_t>(context_->rank()) * slots * 8;
+  part.cells_rkey = head.cells_rkey;
+  for (size_t slot = 0; slot < slots; ++slot) {
+    dl::efa_address address;
+    std::memcpy(&address, bytes.data() + sizeof head + slot * sizeof address, sizeof address);
+    auto peer = endpoints_->nic().insert_address(endpoints_->first(), address);
+    if (!peer.ok()) {
+      forget_part(part);
+      return peer.why();
+    }
+    part.signals.push_back(peer.value());
+  }
+  return part;
+}
+
+void rank_nic::forget_part(remote_part& part) {
+  for (const dl::efa_peer& peer : part.signals) (void)endpoints_->nic().remove_address(peer);
+  part = {};
+}
+
+// Zeroes of a rank that is not reached.
+void rank_nic::tell_kernels_part(kernel_route& kernels, size_t rank, const remote_part& part) const {
+  const auto world = static_cast<size_t>(context_->world_size());
+  kernels.remotes[rank] = {part.data, part.data_rkey, 0};
+  kernels.targets[rank] = part.here ? endpoints_->data_target(static_cast<int32_t>(rank)) : ep_efa_target{};
+  const size_t slots = kernels.targets.size() / world - 1;
+  for (size_t slot = 0; slot < slots; ++slot) {
+    ep_efa_target& target = kernels.targets[(1 + slot) * world + rank];
+    target = part.here ? ep_efa_target{part.signals[slot].ah, part.signals[slot].qpn, part.signals[slot].qkey} : ep_efa_target{};
+  }
+}
+
+void rank_nic::tell_kernels(kernel_route& held, const routed_memory& known, const symmetric_memory& memory) const {
+  ep_efa_memory& kernels = held.memory;
+  kernels.header = {EP_MAGIC_EFA_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof kernels};
+  kernels.device = reinterpret_cast<uint64_t>(&endpoints_->device());
+  kernels.remotes = reinterpret_cast<uint64_t>(held.remotes.data());
+  kernels.address = reinterpret_cast<uint64_t>(memory.own_data());
+  kernels.byte_length = memory.byte_length();
+  kernels.targets = reinterpret_cast<uint64_t>(held.targets.data());
+  kernels.lkey = known.data ? known.data->mr.lkey : 0;
+  for (size_t rank = 0; rank < known.remotes.size(); ++rank) tell_kernels_part(held, rank, known.remotes[rank]);
+}
+
+result<nothing> rank_nic::replace_part(symmetric_memory& memory, int32_t rank, const std::vector<uint8_t>& part) {
+  auto* known = const_cast<routed_memory*>(find(memory));
+  const auto held = known == nullptr ? nullptr : known->kernels.lock();
+  if (held == nullptr) return failure{EP_STATUS_INVALID, 0, "the memory was not routed by this NIC"};
+  if (!endpoints_->connected()) return failure{EP_STATUS_INVALID, 0, "the NIC does not know the addresses of the other ranks yet: connect() comes first"};
+  const auto world = static_cast<size_t>(context_->world_size());
+  const auto at = static_cast<size_t>(rank);
+  if (rank < 0 || at >= world) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is not of the world"};
+  if (known->remotes.empty()) { // since renew()
+    known->remotes.resize(world);
+    tell_kernels(*held, *known, memory);
+  }
+  // HAZARD: before the others come in: addresses that are alike have one name.
+  forget_part(known->remotes[at]);
+  auto read = read_part(at, memory.signal_slots(), part);
+  if (read.ok()) known->remotes[at] = std::move(read.value());
+  tell_kernels_part(*held, at, known->remotes[at]);
+  if (!read.ok()) return read.why();
+  return nothing{};
+}
+
 result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const std::vector<uint8_t>> parts) {
   auto* known = const_cast<routed_memory*>(find(memory));
   if (known == nullptr) return failure{EP_STATUS_INVALID, 0, "the memory was not registered with this NIC"};
@@ -210,37 +286,16 @@ result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const std::v
   const auto world = static_cast<size_t>(context_->world_size());
   const uint64_t slots = memory.signal_slots();
   if (parts.size() != world) return failure{EP_STATUS_INVALID, 0, "parts of " + std::to_string(parts.size()) + " ranks were given, the world has " + std::to_string(world)};
-  std::vector<ep_efa_remote> data(world);
-  std::vector<ep_efa_target> targets((1 + slots) * world);
-  std::vector<remote_part> remotes;
   // All ranks, or none: posts find a rank's part by its number.
-  const auto forget = [&](failure why) {
-    for (const remote_part& part : remotes) {
-      for (const dl::efa_peer& peer : part.signals) (void)endpoints_->nic().remove_address(peer);
-    }
-    return why;
-  };
+  std::vector<remote_part> remotes(world);
   for (size_t rank = 0; rank < world; ++rank) {
-    remote_part& part = remotes.emplace_back();
     if (parts[rank].empty()) continue;
-    part_head head{};
-    if (parts[rank].size() == part_bytes(slots)) std::memcpy(&head, parts[rank].data(), sizeof head);
-    if (head.made != 1 || head.slots != slots) return forget({EP_STATUS_MISMATCH, 0, "rank " + std::to_string(rank) + " describes a memory with other signal slots"});
-    part.here = true;
-    part.data = head.data;
-    part.data_rkey = head.data_rkey;
-    part.cells = head.cells + static_cast<uint64_t>(context_->rank()) * slots * 8;
-    part.cells_rkey = head.cells_rkey;
-    data[rank] = {head.data, head.data_rkey, 0};
-    targets[rank] = endpoints_->data_target(static_cast<int32_t>(rank));
-    for (size_t slot = 0; slot < slots; ++slot) {
-      dl::efa_address address;
-      std::memcpy(&address, parts[rank].data() + sizeof head + slot * sizeof address, sizeof address);
-      auto peer = endpoints_->nic().insert_address(endpoints_->first(), address);
-      if (!peer.ok()) return forget(peer.why());
-      part.signals.push_back(peer.value());
-      targets[(1 + slot) * world + rank] = {peer.value().ah, peer.value().qpn, peer.value().qkey};
+    auto part = read_part(rank, slots, parts[rank]);
+    if (!part.ok()) {
+      for (remote_part& one : remotes) forget_part(one);
+      return part.why();
     }
+    remotes[rank] = std::move(part.value());
   }
   // HAZARD: kernels have the addresses of these arrays from the first time on.
   auto held = known->kernels.lock();
@@ -248,23 +303,14 @@ result<nothing> rank_nic::route(symmetric_memory& memory, std::span<const std::v
   if (!known_to_kernels) {
     held = std::make_shared<kernel_route>();
     held->nic = shared_from_this();
-    held->remotes.resize(data.size());
-    held->targets.resize(targets.size());
+    held->remotes.resize(world);
+    held->targets.resize((1 + slots) * world);
   }
   known->remotes = std::move(remotes);
-  std::copy(data.begin(), data.end(), held->remotes.begin());
-  std::copy(targets.begin(), targets.end(), held->targets.begin());
-  ep_efa_memory& kernels = held->memory;
-  kernels.header = {EP_MAGIC_EFA_MEMORY, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof kernels};
-  kernels.device = reinterpret_cast<uint64_t>(&endpoints_->device());
-  kernels.remotes = reinterpret_cast<uint64_t>(held->remotes.data());
-  kernels.address = reinterpret_cast<uint64_t>(memory.own_data());
-  kernels.byte_length = memory.byte_length();
-  kernels.targets = reinterpret_cast<uint64_t>(held->targets.data());
-  kernels.lkey = known->data ? known->data->mr.lkey : 0;
+  tell_kernels(*held, *known, memory);
   if (known_to_kernels) return nothing{};
   known->kernels = held;
-  const auto address = reinterpret_cast<uint64_t>(&kernels);
+  const auto address = reinterpret_cast<uint64_t>(&held->memory);
   return memory.connect_by_nic(std::move(held), EP_MEMORY_EFA, address);
 }
 

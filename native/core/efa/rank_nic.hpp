@@ -73,13 +73,17 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
   result<std::vector<uint8_t>> add_memory(const symmetric_memory& memory);
   // Given every rank's: kernels and peers reach the memory from here on. Empty for a rank that is not here.
   result<nothing> route(symmetric_memory& memory, std::span<const std::vector<uint8_t>> parts);
+  // One rank's part alone, of a memory that was routed, also if renew() came since: that rank is reached from here on, in this part. Nothing may be under way to it in this memory.
+  // After renew() nobody is before that. Where it fails, that rank is not reached.
+  result<nothing> replace_part(symmetric_memory& memory, int32_t rank, const std::vector<uint8_t>& part);
   // Its keys and queue pairs are dead when it returns: whoever still writes there breaks its own queue pair.
   void remove_memory(const symmetric_memory& memory);
   bool knows(const symmetric_memory& memory) const;
 
   // When ranks come in the place of others: nothing that any rank has under way, or that a dead one's NIC still sends, lands here any more, and no count that it would raise is
-  // anybody's. Makes all endpoints anew, and of each memory the keys, queue pairs and counters; bytes and words stay, and so does what kernels were given. Then
-  // endpoints().connect() with everybody's address, and for each memory route() with everybody's part(); what nobody routes is posted to in vain. No kernel may run here, and none
+  // anybody's; what has landed before is in the words. Makes all endpoints anew, and of each memory the keys, queue pairs and counters; bytes and words stay, and so does what kernels
+  // were given. Then endpoints().connect() with everybody's address, and for each memory route() with everybody's part(), or replace_part() with one after the other; what nobody
+  // routes is posted to in vain. No kernel may run here, and none
   // post, until then. Requests of the host that had not ended are over. Where it fails, nothing can be posted until another try goes well.
   //
   // Why all: on SRD a queue pair is for all peers, and a counter says how many have arrived, never from whom: among new ones alone a straggler is found by its number and keys.
@@ -175,6 +179,10 @@ class rank_nic final : public memory_route, public std::enable_shared_from_this<
 
   rank_nic() = default;
   result<nothing> offer(routed_memory& made, const symmetric_memory& memory);
+  result<remote_part> read_part(size_t rank, uint64_t slots, const std::vector<uint8_t>& bytes);
+  void tell_kernels(kernel_route& kernels, const routed_memory& known, const symmetric_memory& memory) const;
+  void tell_kernels_part(kernel_route& kernels, size_t rank, const remote_part& part) const;
+  void forget_part(remote_part& part);
   void advance(int32_t peer, host_pair& pair);
   static void forget_gone(host_pair& pair);
   static void note_completed(host_pair& pair, uint64_t prefix);

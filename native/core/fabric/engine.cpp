@@ -57,6 +57,20 @@ int32_t engine::witness(std::span<const ep_segment_handle> handles) {
   return found;
 }
 
+result<line_place> engine::listen() {
+  auto name = port_->address();
+  if (!name.ok()) return name.why();
+  auto made = lifelines::listen(name.value(), context_->rank(), world_size_);
+  if (!made.ok()) return made.why();
+  lines_ = std::move(made.value());
+  return lines_ == nullptr ? line_place{} : lines_->place();
+}
+
+void engine::set_lines(std::vector<line_place> places, std::vector<uint8_t> far) {
+  line_places_ = std::move(places);
+  far_ = std::move(far);
+}
+
 result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses, std::span<const link_keys> keys) {
   if (addresses.size() != static_cast<size_t>(world_size_) || keys.size() != addresses.size() || world_size_ > most_ranks) {
     return failure{EP_STATUS_INVALID, 0, std::to_string(addresses.size()) + " addresses and " + std::to_string(keys.size()) + " pairs of keys for a world of " + std::to_string(world_size_) + " ranks, of which there may be " + std::to_string(most_ranks)};
@@ -82,6 +96,9 @@ result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses,
     if (!watching.ok()) return watching.why();
     watch_ = std::move(watching.value());
   }
+  if (lines_ != nullptr && !far_.empty()) {
+    if (auto begun = lines_->start(line_places_, keys, far_, &ring_->wake); !begun.ok()) return begun;
+  }
   auto started = thread_start([this] { run(); }, "thread of a fabric engine; raise the limit on tasks");
   if (!started.ok()) return started.why();
   thread_ = std::move(started.value());
@@ -102,6 +119,8 @@ void engine::stop(bool orderly) {
   stopping_.store(orderly ? EP_LIFE_CLOSED : EP_LIFE_DEAD, std::memory_order_seq_cst);
   nudge();
   if (thread_.joinable()) thread_.join(); // not of an engine that was never connected
+  // HAZARD: after the farewell: who hears the end of a line alone must have been told nothing else.
+  if (lines_ != nullptr) lines_->close();
   for (const auto& at : links_) {
     at->broken.store(true, std::memory_order_release);
     at->out.clear();
@@ -188,7 +207,7 @@ link_failure engine::failure_of(int32_t peer) const {
   return rank < links_.size() && links_[rank]->broken.load(std::memory_order_acquire) ? failures_[rank] : link_failure{};
 }
 
-engine_counts engine::counts() const { return {count_.requests, count_.applied, count_.writes, count_.messages, count_.full, count_.refused, count_.registered, count_.carried}; }
+engine_counts engine::counts() const { return {count_.requests, count_.applied, count_.writes, count_.messages, count_.full, count_.refused, count_.registered, lines_ == nullptr ? 0 : lines_->standing(), count_.carried}; }
 
 std::string engine::violation() const {
   const std::lock_guard lock(mutex_);
@@ -306,7 +325,7 @@ void engine::carry_out_here(const outgoing& one) {
 void engine::finish(link& at, const outgoing& one) {
   if (one.ring != no_number) ring_landed(one.ring);
   if (one.host != no_number) at.host_ended.store(one.host, std::memory_order_seq_cst);
-  ended_any_ = true;
+  if (!one.wanted.eager) ended_any_ = true;
 }
 
 void engine::ring_landed(uint64_t number) {
@@ -497,7 +516,8 @@ void engine::doubt_descriptor(bool any, int64_t now) {
 
 void engine::watch_life(int64_t now) {
   constexpr int64_t often_ns = 1'000'000;
-  if (now - watched_ns_ < often_ns) return;
+  const bool news = lines_ != nullptr && lines_->take_news(); // this thread was woken for it, and may not be again
+  if (!news && now - watched_ns_ < often_ns) return;
   // HAZARD: a process that was stopped, or got no core for that long, has heard nobody and blames nobody.
   const bool away = now - watched_ns_ > options_.silence_ns / 4;
   watched_ns_ = now;
@@ -508,6 +528,10 @@ void engine::watch_life(int64_t now) {
     const segment* here = witnesses_[static_cast<size_t>(peer)].get();
     if (here != nullptr && life_state(&reinterpret_cast<const ep_rank_control*>(here->data())->life) == EP_LIFE_DEAD) {
       lose(peer, "its process, or the thread that opened it, has ended");
+      continue;
+    }
+    if (lines_ != nullptr && lines_->ended(peer)) {
+      lose(peer, "its process has ended, as the kernel of its host says");
       continue;
     }
     if (now - at.heard_ns > options_.silence_ns) {

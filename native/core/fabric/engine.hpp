@@ -10,7 +10,8 @@
 // them out; a visible signal therefore means that its bytes, and those of all earlier requests to that rank, have landed.
 //
 // Life. Each engine says to each peer every `heartbeat_ns` that it is alive, if it says nothing else. A peer that is silent for `silence_ns`, or to which something could not be
-// delivered, is dead from then on: its life word changes, and every wait on it ends. What was under way to it is given up. Peers of this host (witness) are found dead without that.
+// delivered, is dead from then on: its life word changes, and every wait on it ends. What was under way to it is given up. Peers of this host (witness) are found dead without that, and so are
+// those of others whose process ends, where there is a line to them (lifelines.hpp).
 #pragma once
 
 #include <atomic>
@@ -25,6 +26,7 @@
 
 #include "descriptor_watch.hpp"
 #include "dl/fabric.hpp"
+#include "lifelines.hpp"
 #include "link.hpp"
 #include "memory.hpp"
 #include "rank.hpp"
@@ -52,6 +54,7 @@ struct engine_counts {
   uint64_t full = 0; // times the port had no room
   uint64_t refused = 0; // messages that no rank of this world sent
   uint64_t registered = 0; // bytes that peers may reach now
+  uint64_t lines = 0; // to ranks of other hosts, whose ends are told at once
   uint64_t carried = 0; // of the requests that this rank carried out, those that a thread did which waited or posted
 };
 
@@ -68,6 +71,10 @@ class engine {
   // Before connect(): the control segments of all ranks, by rank. The ends of those that can be mapped here, which are of this host, are seen in their life words from then on. How many
   // that are.
   int32_t witness(std::span<const ep_segment_handle> handles);
+  // Before connect(): where this rank listens for ranks of other hosts; zeroes: its network has no addresses of sockets.
+  result<line_place> listen();
+  // After that, and before connect(): where all ranks do, and to whom there is to be a line; by rank. Alike for both of a pair.
+  void set_lines(std::vector<line_place> places, std::vector<uint8_t> far);
   // Of all ranks, by rank; the key of what is said to a rank is the one that it has for what this one says. The thread starts.
   result<nothing> connect(std::span<const std::vector<uint8_t>> addresses, std::span<const link_keys> keys);
 
@@ -202,6 +209,9 @@ class engine {
   std::shared_ptr<ring_storage> ring_;
   std::vector<std::unique_ptr<link>> links_;
   std::vector<std::shared_ptr<segment>> witnesses_; // by rank; null: not of this host
+  std::unique_ptr<lifelines> lines_;                // null: none were asked for, or its network has no addresses of sockets
+  std::vector<line_place> line_places_;
+  std::vector<uint8_t> far_;
   std::unique_ptr<descriptor_watch> watch_;         // null: the port has no descriptor, or one that wakes for nothing
 
   // HAZARD: before `mutex_`, where both are taken.

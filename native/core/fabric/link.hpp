@@ -40,12 +40,13 @@ struct request {
   uint64_t value = 0;
   std::shared_ptr<const void> keep; // holds the local bytes
   bool unawaited = false;           // nobody waits for its end: the target need not tell of it at once
+  bool eager = false;               // whoever posts it has nothing else to do: it is never too long for a thread that waits, and its end wakes nobody
 
   uint64_t bytes() const { return word_bytes != 0 ? word_bytes : row_bytes * rows; }
   // Too long for a thread that has something else to do.
   bool heavy() const {
     constexpr uint64_t most = 64u << 10;
-    return bytes() > most;
+    return bytes() > most && !eager;
   }
 };
 

@@ -12,7 +12,7 @@ bool round_puts::clear(int32_t peer, uint64_t slot) const {
   return false;
 }
 
-bool round_puts::put(int32_t peer, uint64_t local, uint64_t stride, uint64_t row_bytes, uint64_t rows, uint64_t offset, uint64_t slot, uint64_t value) {
+result<nothing> round_puts::put(int32_t peer, uint64_t local, uint64_t stride, uint64_t row_bytes, uint64_t rows, uint64_t offset, uint64_t slot, uint64_t value) {
   request wanted;
   wanted.peer = peer;
   wanted.local = local;
@@ -25,10 +25,11 @@ bool round_puts::put(int32_t peer, uint64_t local, uint64_t stride, uint64_t row
   wanted.value = value;
   wanted.keep = memory_;
   wanted.unawaited = true;
+  wanted.eager = eager_;
   auto posted = carrier_->post(*memory_, std::move(wanted));
-  if (!posted.ok()) return false;
+  if (!posted.ok()) return posted.why();
   under_way_[{peer, slot}] = posted.value();
-  return true;
+  return nothing{};
 }
 
 } // namespace ep::fabric

@@ -323,8 +323,7 @@ void engine::on_request(int32_t source, const wire_message& message) {
 
 void engine::apply(int32_t source) {
   link& at = *links_[static_cast<size_t>(source)];
-  bool any = false;
-  for (; !at.in.empty() && at.in.front().announced && at.in.front().pieces >= at.in.front().message.pieces; any = true) {
+  while (!at.in.empty() && at.in.front().announced && at.in.front().pieces >= at.in.front().message.pieces) {
     const bool sound = at.in.front().pieces == at.in.front().message.pieces && carry_out(at.in.front().message);
     if (!sound) return lose(source, "it sent a request that does not fit the memory that it is for");
     at.asked = at.asked || (at.in.front().message.op & wire_asks) != 0;
@@ -332,8 +331,6 @@ void engine::apply(int32_t source) {
     ++at.applied;
     ++count_.applied;
   }
-  // Somebody may be waiting for plain bytes.
-  if (any) ended_any_ = true;
 }
 
 bool engine::carry_out(const wire_message& message) {
@@ -348,6 +345,8 @@ bool engine::carry_out(const wire_message& message) {
     memory = known->second.memory;
   }
   const int32_t self = context_->rank();
+  // Somebody may be waiting for plain bytes.
+  if (memory->wakes_rank()) ended_any_ = true;
   if (message.offset > memory->byte_length() || message.payload_bytes > memory->byte_length() - message.offset) return false;
   if (message.payload_bytes != 0) memory->write(self, message.offset, message.payload, message.payload_bytes);
   const auto op = static_cast<signal_op>(message.op & ~wire_asks);

@@ -28,9 +28,7 @@
 #include "ep/device/device_call.h"
 #include "ep/device/group_call.h"
 #include "ep/device/ibgda_endpoint.h"
-#include "ep/device/moe_combine.h"
-#include "ep/device/moe_compact.h"
-#include "ep/device/moe_dispatch.h"
+#include "ep/device/moe_launch.h"
 
 namespace {
 
@@ -482,41 +480,36 @@ int attention_backward(const ep_cuda_launch* how, const ep_attention_args* args)
 }
 
 // Times of a call count from the kernel's begin.
-template <class Call> Call begun(const Call& given) {
-  Call call = given;
+ep_moe_call begun(const ep_moe_buffer& buffer, const ep_moe_call& given, bool begins) {
+  ep_moe_call call = given;
+  call.epoch = ep::moe_epoch_of(buffer, given, begins);
   const auto now = static_cast<uint64_t>(ep::clock_now_ns());
   for (uint64_t* time : {&call.credits_by_ns, &call.counts_by_ns, &call.answers_by_ns}) {
     if (*time != 0) *time += now;
   }
   return call;
 }
-constexpr uint32_t send_half = 1;
-constexpr uint32_t receive_half = 2;
 int moe_dispatch(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_dispatch_args* args, uint32_t halves) {
   if (!load_store(buffer->memory)) return invalid_value;
   return launched(*how, [buffer = *buffer, given = *args, halves](device_context& ctx) {
-    const ep::load_store_endpoint endpoint{buffer.memory};
-    const bool compact = buffer.header.kind == EP_MOE_HIGH_THROUGHPUT;
     ep_moe_dispatch_args args = given;
-    args.call = begun(given.call);
-    if ((halves & send_half) != 0 && !(compact ? ep::moe_compact_send(ctx, endpoint, buffer, args) : ep::moe_dispatch_send(ctx, endpoint, buffer, args))) return;
-    if ((halves & receive_half) == 0) return;
-    if (compact) ep::moe_compact_receive(ctx, endpoint, buffer, args);
-    else ep::moe_dispatch_receive(ctx, endpoint, buffer, args);
+    args.call = begun(buffer, given.call, (halves & ep::moe_send_half) != 0);
+    ep::moe_run_dispatch(ctx, ep::load_store_endpoint{buffer.memory}, buffer, args, halves);
   });
 }
 int moe_combine(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_combine_args* args, uint32_t halves) {
   if (!load_store(buffer->memory)) return invalid_value;
-  return launched(*how, [buffer = *buffer, args = *args, halves](device_context& ctx) {
-    const ep::load_store_endpoint endpoint{buffer.memory};
-    if ((halves & send_half) != 0 && !ep::moe_combine_send(ctx, endpoint, buffer, args)) return;
-    if ((halves & receive_half) == 0 || !ep::moe_combine_receive(ctx, endpoint, buffer, args)) return;
-    if (buffer.header.kind == EP_MOE_HIGH_THROUGHPUT) ep::moe_release(ctx, endpoint, buffer, args.call);
+  return launched(*how, [buffer = *buffer, given = *args, halves](device_context& ctx) {
+    ep_moe_combine_args args = given;
+    args.call = begun(buffer, given.call, false);
+    ep::moe_run_combine(ctx, ep::load_store_endpoint{buffer.memory}, buffer, args, halves);
   });
 }
 int moe_release(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_call* call) {
   if (!load_store(buffer->memory)) return invalid_value;
-  return launched(*how, [buffer = *buffer, call = *call](device_context& ctx) { ep::moe_release(ctx, ep::load_store_endpoint{buffer.memory}, buffer, call); });
+  return launched(*how, [buffer = *buffer, given = *call](device_context& ctx) {
+    ep::moe_release(ctx, ep::load_store_endpoint{buffer.memory}, buffer, begun(buffer, given, false));
+  });
 }
 int group_call(const ep_cuda_launch* how, const ep_group_args* args) {
   if (!load_store(args->memory) || how->blocks > args->blocks || args->memory.world_size > EP_GROUP_MOST_RANKS) return invalid_value;

@@ -59,11 +59,12 @@ export interface RenewableReach extends Reach {
 }
 
 /** The same where every rank's part has another description after each time that ranks came: queue pairs and keys are made anew on all ranks. */
-export interface ReconnectedReach extends Reach {
-  readonly described: (memory: NativeSymmetricMemory) => Uint8Array;
+export interface ReconnectedReach extends RenewableReach {
   /** As `connect`, of memory that was connected before. */
   readonly reconnect: (memory: NativeSymmetricMemory, descriptions: readonly Uint8Array[]) => void;
 }
+
+export const isReconnected = (reach: RenewableReach): reach is ReconnectedReach => 'reconnect' in reach;
 
 /** The transport that is asked for memory. */
 interface Asked {

@@ -48,4 +48,5 @@ export {
   newNonce,
 } from './secret.js';
 export { SHORTEST_STALL_US, stallsIn } from './stalls.js';
+export { type SuccessionInit, successionOf } from './succession.js';
 export { checkAgreement, GATHER_BYTES, type Gathering, RankTeam, type RankTeamInit } from './team.js';

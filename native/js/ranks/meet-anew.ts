@@ -10,6 +10,8 @@ export interface Meeting<Nic> {
   readonly worldSize: number;
   /** For messages. */
   readonly where: string;
+  /** Comes first, on all ranks or on none: what this rank has under way on the queue pairs of before lands. Nobody prepares before all have done it. */
+  readonly land?: (limits: WaitOptions) => Promise<void>;
   /** Makes this rank's queue pairs ready to be connected to those of the others. */
   readonly prepare: () => Nic;
   /** What the others must know of this rank's; of one length on all ranks. */
@@ -22,8 +24,11 @@ export interface Meeting<Nic> {
 
 /** Collective over `world`, by those that come and those that stay. Rejects on all ranks where one cannot. */
 export async function meetAnew<Nic>(meeting: Meeting<Nic>, limits: WaitOptions): Promise<Nic> {
-  const { world, worldSize, where, prepare, say, connect, undo } = meeting;
+  const { world, worldSize, where, land, prepare, say, connect, undo } = meeting;
   const step = (what: string): SetUpStep => ({ where, what, code: 'EP_TRANSPORT_FAILED' });
+  if (land !== undefined) {
+    await together(world, step('let land what it had put'), limits, () => land(limits));
+  }
   const nic = await together(world, step('make its queue pairs ready'), limits, prepare, undo);
   try {
     const said = await reportStep(world, step('tell its queue pairs'), say(nic), undefined, limits);

@@ -164,6 +164,11 @@ export class Members {
     return this.#world;
   }
 
+  /** How often the world has let ranks in, or tried to; the same on all ranks that are here. */
+  get round(): number {
+    return this.#round;
+  }
+
   /** By rank: 1 where nobody is in its place. Changes with who is here. */
   get empty(): Readonly<Uint8Array> {
     return this.#empty;

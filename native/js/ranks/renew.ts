@@ -2,7 +2,7 @@
 import { EpError, invalid, type Rank, type RankSaid, type RenewOptions, type WaitOptions } from '@ep/core';
 import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
 import { native } from '../native.js';
-import { type Allocator, byRank, type ReconnectedReach, type RenewableReach, rankMemoryOf } from './allocate.js';
+import { type Allocator, byRank, isReconnected, type RenewableReach, rankMemoryOf } from './allocate.js';
 import { reportStep } from './gather.js';
 import { RankMemory } from './memory.js';
 import type { Size } from './memory-limits.js';
@@ -14,7 +14,7 @@ const FACTS_BYTES = 1024;
 const HEAD_BYTES = 8;
 
 export interface Renewer extends Allocator {
-  readonly reach: RenewableReach | ReconnectedReach;
+  readonly reach: RenewableReach;
 }
 
 interface PartSaid extends RankSaid {
@@ -132,9 +132,9 @@ export async function renewMemory(
           worldSize,
           [...said.values()].map(({ description }) => description),
         );
-      if (held !== undefined && 'reconnect' in reach) {
+      if (held !== undefined && isReconnected(reach)) {
         reach.reconnect(held, descriptions());
-      } else if (held !== undefined && 'replace' in reach) {
+      } else if (held !== undefined) {
         for (const [one, { isNew, description }] of said) if (isNew) reach.replace(held, one, description);
       } else {
         reach.connect(made!, descriptions());

@@ -95,6 +95,7 @@ class shm_peer final : public wire_peer {
  private:
   struct mapping {
     uint64_t generation = 0;
+    uint32_t number = 0; // of a key
     uint8_t* base = nullptr;
     ep_wake_word* wake = nullptr;
     std::shared_ptr<segment> memory;
@@ -106,6 +107,8 @@ class shm_peer final : public wire_peer {
   static void free_if_gone(uint64_t& active);
   template <class Body> wire_reply inside(const wire_target& target, uint32_t key, const Body& body);
   const mapping& map(mapping& known, uint64_t generation, const port_place& place, bool has_wake, const port_place& wake);
+  // What the peer has taken back is not held for as long as it lives.
+  void forget_gone();
   wire_reply find(const wire_range& range, uint32_t right, mapping*& found);
 
   port_view view_;

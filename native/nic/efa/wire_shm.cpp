@@ -104,12 +104,23 @@ template <class Body> wire_reply shm_peer::inside(const wire_target& target, uin
 
 const shm_peer::mapping& shm_peer::map(mapping& known, uint64_t generation, const port_place& place, bool has_wake, const port_place& wake) {
   if (known.generation == generation) return known;
+  forget_gone();
   known = mapping{};
   known.base = view_.map(place, known.memory);
   if (known.base == nullptr) return known; // generation 0: the next request tries again
   if (has_wake) known.wake = reinterpret_cast<ep_wake_word*>(view_.map(wake, known.wake_memory));
   known.generation = generation;
   return known;
+}
+
+void shm_peer::forget_gone() {
+  for (uint32_t index = 0; index < port_max_keys; ++index) {
+    // HAZARD: of a key nothing else may be read by whoever has not announced it.
+    if (keys_[index].generation != 0 && load_ordered(view_.key(index).key) != keys_[index].number) keys_[index] = mapping{};
+  }
+  for (uint32_t index = 0; index < port_max_counters; ++index) {
+    if (counters_[index].generation != 0 && load_ordered(view_.counter(index).generation) != counters_[index].generation) counters_[index] = mapping{};
+  }
 }
 
 wire_reply shm_peer::find(const wire_range& range, uint32_t right, mapping*& found) {
@@ -129,6 +140,7 @@ wire_reply shm_peer::find(const wire_range& range, uint32_t right, mapping*& fou
   if (mapped.base == nullptr) {
     return {EP_EFA_STATUS_REMOTE_ABORT, false, "the peer registered memory that lies in no segment (only devices of its own process reach it), or that is gone"};
   }
+  keys_[index].number = number;
   found = &keys_[index];
   return {};
 }

@@ -2,7 +2,7 @@
 // experts_bench [tokens of a high-throughput call, 4096] [repetitions, 15]
 //
 // Time is of CUDA events around the kernels of all ranks, which are launched behind a gate, so that no launch is in it; the median of the repetitions. Before and after them every
-// received row and every sum is checked. Floor of a low-latency call: what must be read and written once, at the rate of the copy: dispatch, the selections, 16 bytes of header
+// received row and every sum is checked. Results are sent, or stay where experts have written them ("results in place"). Floor of a low-latency call: what must be read and written once, at the rate of the copy: dispatch, the selections, 16 bytes of header
 // each; combine, the selections read and the tokens written. High throughput: the bytes of the selections, counted once, over a copy of as many bytes.
 #include <algorithm>
 
@@ -122,9 +122,9 @@ void measure(stopwatch& watch, double copy, const experts_options& wanted, const
   const double rows_out = selections * results;
   const double floor_in = rows_in / copy;
   const double floor_out = (wanted.compact ? 2 * rows_out : rows_out + tokens * results) / 2 / copy;
-  std::printf("%s, %d ranks, %u tokens, hidden %u, top-%u of %u, %s, control in %s: %.1f us for dispatch, %.1f us for combine at the rate of the copy\n",
+  std::printf("%s, %d ranks, %u tokens, hidden %u, top-%u of %u, %s, control in %s%s: %.1f us for dispatch, %.1f us for combine at the rate of the copy\n",
               wanted.compact ? "high throughput" : "low latency", wanted.ranks, wanted.tokens, wanted.hidden, wanted.top_k, wanted.experts,
-              wanted.payload == EP_MOE_BF16 ? "bf16" : "fp8", wanted.pinned ? "pinned memory" : "device memory", floor_in, floor_out);
+              wanted.payload == EP_MOE_BF16 ? "bf16" : "fp8", wanted.pinned ? "pinned memory" : "device memory", wanted.offered ? ", results in place" : "", floor_in, floor_out);
   for (const uint32_t lanes : {256u, 512u}) {
     uint32_t resident = 0;
     check(ep::cuda_resident(0, EP_CUDA_KERNEL_MOE, lanes, &resident), "resident");
@@ -165,21 +165,24 @@ int main(int count, char** words) {
   const double copy = copy_rate(watch, stream);
   std::printf("%s, %d multiprocessors, copy %.0f GB/s\n", facts.name, facts.multiProcessorCount, copy / 1e3);
   experts_options wanted;
-  for (const uint32_t payload : {EP_MOE_F8_F32, EP_MOE_BF16}) {
-    for (const bool pinned : {false, true}) {
+  const auto measure_all = [&](uint32_t first, uint32_t second) {
+    for (const uint32_t payload : {first, second}) {
       wanted.payload = payload;
-      wanted.pinned = pinned;
-      measure(watch, copy, wanted, pinned ? std::vector<uint32_t>{1} : std::vector<uint32_t>{1, 2});
+      for (const bool pinned : {false, true}) {
+        wanted.pinned = pinned;
+        measure(watch, copy, wanted, pinned ? std::vector<uint32_t>{1} : std::vector<uint32_t>{1, 2});
+      }
     }
-  }
+    /* Results travel alike, whatever dispatch carried. */
+    wanted.pinned = false;
+    wanted.payload = EP_MOE_BF16;
+    wanted.offered = true;
+    measure(watch, copy, wanted, {1, 2});
+    wanted.offered = false;
+  };
+  measure_all(EP_MOE_F8_F32, EP_MOE_BF16);
   wanted.compact = true;
   wanted.tokens = most;
-  for (const uint32_t payload : {EP_MOE_BF16, EP_MOE_F8_F32}) {
-    for (const bool pinned : {false, true}) {
-      wanted.payload = payload;
-      wanted.pinned = pinned;
-      measure(watch, copy, wanted, pinned ? std::vector<uint32_t>{1} : std::vector<uint32_t>{1, 2});
-    }
-  }
+  measure_all(EP_MOE_BF16, EP_MOE_F8_F32);
   return 0;
 }

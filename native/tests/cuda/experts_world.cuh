@@ -2,6 +2,7 @@
 // the device. What the benchmark of experts runs on.
 #pragma once
 
+#include <algorithm>
 #include <numeric>
 
 #include "ep/device/moe_sum.h"
@@ -18,6 +19,8 @@ struct experts_options {
   uint32_t experts = 256; // by all ranks alike
   uint32_t payload = EP_MOE_BF16;
   bool pinned = false; // routing, counts and tables in memory of the host
+  bool offered = false; // results stay where experts write them (EP_MOE_ZERO_COPY)
+  bool repeated = false; // calls count on the device, and receive tensors have room for any routing
   uint64_t seed = 1;
 };
 
@@ -143,6 +146,7 @@ class experts_world {
   }
   experts_world(const experts_world&) = delete;
 
+  uint32_t local_experts() const { return local; }
   // Rows that travel in a dispatch of all ranks, own ones included, and so in a combine.
   uint64_t rows() const { return std::accumulate(chosen.begin(), chosen.end(), uint64_t{0}); }
   // Bytes of a dispatched row that its receiver needs, scales included.
@@ -193,6 +197,7 @@ class experts_world {
     check(cudaMemcpy(&found, wrong, sizeof found, cudaMemcpyDeviceToHost), "cudaMemcpy");
     return found;
   }
+  unsigned long long* wrong_counter() const { return wrong; } // on the device
 
  private:
   bool casts() const { return options.payload != EP_MOE_BF16; } // to e4m3 with f32 scales
@@ -237,7 +242,9 @@ class experts_world {
     b.payload_bytes = payload();
     b.row_bytes = (b.payload_bytes + EP_MOE_ROW_ALIGNMENT - 1) / EP_MOE_ROW_ALIGNMENT * EP_MOE_ROW_ALIGNMENT;
     b.result_bytes = b.result_row_bytes = uint64_t{b.hidden} * 2; // hidden is a multiple of 8
-    b.recv_rows = options.compact ? most_rows : uint64_t{local} * world * options.tokens;
+    const uint64_t any_routing = uint64_t{std::min(local, options.top_k)} * world * options.tokens;
+    b.recv_rows = !options.compact ? uint64_t{local} * world * options.tokens : options.repeated ? any_routing : most_rows;
+    b.flags = options.offered ? EP_MOE_ZERO_COPY : 0;
     uint64_t at = 0;
     const auto part = [&](uint64_t bytes) {
       const ep_moe_part made{at, bytes};
@@ -247,6 +254,7 @@ class experts_world {
     b.received = part(b.recv_rows * (sizeof(ep_moe_header) + b.row_bytes));
     b.returned = part(EP_MOE_BANKS * uint64_t{options.tokens} * options.top_k * b.result_row_bytes);
     b.staged_tokens = part(options.tokens * b.row_bytes);
+    if (options.offered) b.staged_results = part(b.recv_rows * b.result_row_bytes);
     b.counts = part(uint64_t{options.experts} * 8);
     b.starts = part(uint64_t{options.experts} * 8);
     b.refusals = part(world * 8);
@@ -294,10 +302,11 @@ class experts_world {
     call.ranks = control(std::vector<uint64_t>(world));
     call.wait_ns = control(std::vector<uint64_t>(world));
     call.status = bits(rank.status);
+    call.flags = options.repeated ? EP_MOE_DEVICE_EPOCH : 0;
     const uint64_t channels = uint64_t{options.tokens} * options.hidden;
     rank.x = large<uint16_t>(channels);
     rank.sum = large<uint16_t>(channels);
-    rank.y = large<uint16_t>(b.recv_rows * options.hidden);
+    rank.y = options.offered ? reinterpret_cast<uint16_t*>(data + b.staged_results.offset) : large<uint16_t>(b.recv_rows * options.hidden);
     fill_tokens<<<128, 256>>>(static_cast<uint32_t>(r), rank.x, options.tokens, options.hidden);
     const uint64_t row = uint64_t{options.hidden} * 2;
     const uint64_t out = options.compact ? data + b.received.offset : bits(large<uint8_t>(b.recv_rows * code_bytes()));
@@ -305,6 +314,7 @@ class experts_world {
     rank.dispatch = {call, bits(rank.x), row, EP_MOE_BF16, 1, out, options.compact ? b.row_bytes : code_bytes(), scales, 1, b.recv_rows,
                      control(std::vector<uint64_t>(local))};
     rank.combine = {call, bits(rank.y), row, bits(rank.weights), {0, 0}, bits(rank.sum), row, EP_MOE_BF16, 0};
+    if (options.offered) rank.combine.call.flags |= EP_MOE_OFFERED;
   }
 
   template <class T> T* large(uint64_t count) {

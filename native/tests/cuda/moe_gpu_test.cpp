@@ -1,5 +1,7 @@
 // The kernels for experts on a real GPU, against the same calls and answers as tests/device: the ranks are streams of one device; the memory that they share lies in
 // device memory or in pinned memory of the host; behind queue pairs is a NIC that is a thread of the host.
+#include <cstdlib>
+
 #include "gpu_arena.hpp"
 
 #include "../check.hpp"
@@ -23,6 +25,8 @@ void calls(route by, bool compact, int32_t size, uint64_t seed) {
   wanted.dtype = dtypes[seed % 3];
   wanted.payload = seed % 4 == 1 ? casts[seed / 4 % 3] : wanted.dtype;
   wanted.result_payload = seed % 5 == 1 ? EP_MOE_LOGFMT10 : wanted.dtype;
+  wanted.zero_copy = seed % 3 == 0 && (by == route::device || by == route::pinned);
+  if (wanted.zero_copy) wanted.result_payload = wanted.dtype;
   wanted.compact = compact;
   wanted.calls = compact ? wanted.slots : 3; // in place: looked at before the slot is used again
   wanted.alignment = 1 + static_cast<uint32_t>(seed % 2) * 7;
@@ -57,6 +61,16 @@ void calls(route by, bool compact, int32_t size, uint64_t seed) {
   for (const moe_step& step : plan.halves()) {
     for (int32_t rank = 0; rank < size; ++rank) {
       moe_case::one_rank& own = plan.at(step.call, rank);
+      if (step.half == 2 && plan.offers(step.call, rank)) {
+        EP_CHECK_EQ(gpu_finish(streams[static_cast<size_t>(rank)]), 0); /* its dispatch awaits halves that were launched before */
+        plan.offer(ranks, step.call, rank);
+        const uint64_t offset = own.combine.y - reinterpret_cast<uint64_t>(ranks.data(rank));
+        if (by == route::device) {
+          const auto* written = reinterpret_cast<const void*>(own.combine.y);
+          own.combine.y = views[static_cast<size_t>(rank)].data + offset;
+          EP_CHECK_EQ(gpu_copy(reinterpret_cast<void*>(own.combine.y), written, plan.offered_bytes()), 0);
+        }
+      }
       ep_moe_buffer buffer = plan.buffer(rank);
       if (by == route::device) buffer.memory.peers = reinterpret_cast<uint64_t>(views.data());
       EP_CHECK_EQ(gpu_moe(streams[static_cast<size_t>(rank)], blocks, 32u << seed % 4, buffer, own.dispatch, own.combine, step.half), 0);
@@ -90,7 +104,9 @@ void calls(route by, bool compact, int32_t size, uint64_t seed) {
 
 } // namespace
 
-int main() {
+// moe_gpu_test [seeds, 40]
+int main(int count, char** words) {
+  const auto seeds = static_cast<uint64_t>(count > 1 ? std::atoi(words[1]) : 40);
   if (!arena::start(size_t{6} << 30)) {
     std::fprintf(stderr, "no GPU, or no pinned memory\n");
     return 2;
@@ -99,7 +115,7 @@ int main() {
   EP_CHECK_EQ(gpu_wrong_pairs(&wrong), 0);
   EP_CHECK_EQ(wrong, 0u);
   for (int32_t size = 1; size <= 4; ++size) {
-    for (uint64_t seed = 0; seed < 40; ++seed) {
+    for (uint64_t seed = 0; seed < seeds; ++seed) {
       const uint64_t mixed = seed * 101 + static_cast<uint64_t>(size);
       calls(route::device, false, size, mixed);
       calls(route::pinned, true, size, mixed);

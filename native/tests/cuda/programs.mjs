@@ -28,6 +28,7 @@ export const programs = {
   },
   table_test: { host: ['tests/cuda/table_test.cpp'], device: [...kernels, 'cuda/library.cpp'] },
   graph_test: { host: [], device: [...kernels, 'tests/cuda/graph_test.cu'] },
+  experts_graph_test: { host: [], device: [...kernels, 'tests/cuda/experts_graph_test.cu'] },
   dispatch_bench: { host: [], device: [...kernels, 'tests/cuda/dispatch_bench.cu'] },
   experts_bench: { host: [], device: [...kernels, 'tests/cuda/experts_bench.cu'] },
   post_bench: { host: [], device: ['tests/cuda/post_bench.cu'] },

@@ -1,6 +1,6 @@
-// node native/tests/cuda/run.mjs test | bench [--build-only FOLDER | --built FOLDER]: builds the tests or the benchmarks that need a GPU with nvcc, and runs them; with
-// --built, those that --build-only has left in that folder, on a machine without nvcc. Where there is no GPU they cannot say anything, so nothing that must pass everywhere
-// calls this.
+// node native/tests/cuda/run.mjs test | sanitize | bench [--build-only FOLDER | --built FOLDER]: builds the tests or the benchmarks that need a GPU with nvcc, and runs them; with
+// --built, those that --build-only has left in that folder, on a machine without nvcc. `sanitize` runs the tests, with fewer repetitions, under each tool of compute-sanitizer that finds
+// wrong accesses, races in shared memory, or misused barriers. Where there is no GPU they cannot say anything, so nothing that must pass everywhere calls this.
 import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
@@ -9,33 +9,77 @@ import { isRequired } from '../../../tools/required.mjs';
 import { nvccVersion } from '../../../tools/setup/toolchain.mjs';
 import { buildPrograms } from './programs.mjs';
 
-const sets = {
-  test: /** @type {const} */ (['table_test', 'gpu_test', 'graph_test', 'moe_gpu_test', 'group_gpu_test']),
-  bench: /** @type {const} */ (['dispatch_bench', 'experts_bench', 'post_bench']),
-};
+/** Programs, with what they are called with under a sanitizer, where a kernel takes up to some hundred times as long. */
+const tests = /** @type {const} */ ({
+  table_test: [],
+  gpu_test: [],
+  graph_test: ['3'],
+  experts_graph_test: ['2'],
+  moe_gpu_test: ['4'],
+  group_gpu_test: [],
+});
+const benchmarks = /** @type {const} */ (['dispatch_bench', 'experts_bench', 'post_bench']);
+const testNames = /** @type {readonly (keyof typeof tests)[]} */ (Object.keys(tests));
+const tools = ['memcheck', 'racecheck', 'synccheck'];
+/** What a tool makes a program end with that ended well but for what the tool has found. */
+const FOUND = 9;
 
 const [set, flag, kept] = process.argv.slice(2);
 const known = flag === undefined || ((flag === '--build-only' || flag === '--built') && kept !== undefined);
-if ((set !== 'test' && set !== 'bench') || !known) {
-  console.error('usage: node native/tests/cuda/run.mjs test | bench [--build-only FOLDER | --built FOLDER]');
+if ((set !== 'test' && set !== 'sanitize' && set !== 'bench') || !known) {
+  console.error('usage: node native/tests/cuda/run.mjs test | sanitize | bench [--build-only FOLDER | --built FOLDER]');
   process.exit(2);
 }
+const names = set === 'bench' ? benchmarks : testNames;
 const folder = kept === undefined ? mkdtempSync(join(tmpdir(), 'ep-gpu-')) : resolve(kept);
 mkdirSync(folder, { recursive: true });
 if (kept === undefined) process.on('exit', () => rmSync(folder, { recursive: true, force: true }));
 exitOnSignals();
-if (flag !== '--built') {
-  if ((await nvccVersion()) === null && !isRequired('gpu')) {
-    for (const name of sets[set]) console.log(`unavailable  ${name}: no nvcc was found`);
-    process.exit(0);
+
+/** @param {string} why */
+function unavailable(why) {
+  for (const name of names) console.log(`unavailable  ${name}: ${why}`);
+  process.exit(isRequired('gpu') ? 1 : 0);
+}
+
+/** The program of that name on the PATH, or of the toolkit that CUDA_HOME names. */
+async function sanitizer() {
+  const places = ['compute-sanitizer', join(process.env.CUDA_HOME ?? '/usr/local/cuda', 'bin/compute-sanitizer')];
+  for (const place of places) {
+    const found = await run(place, ['--version'], { limitMs: 60_000 }).catch(() => undefined);
+    if (found?.code === 0) return place;
   }
-  await buildPrograms(sets[set], folder);
+  return unavailable('no compute-sanitizer was found (PATH and CUDA_HOME were searched)');
+}
+
+if (flag !== '--built') {
+  if ((await nvccVersion()) === null) unavailable('no nvcc was found');
+  await buildPrograms(names, folder);
   if (flag === '--build-only') process.exit(0);
 }
-for (const name of sets[set]) {
-  const result = await run(join(folder, name), [], { limitMs: 10 * 60_000 });
-  console.log(`${name}\n${result.output.trim()}`);
-  // 2: there is no GPU.
-  if (result.code === 2 && !isRequired('gpu')) console.log(`unavailable  ${name}: no GPU`);
-  else if (result.code !== 0) process.exit(result.code);
+/** @type {readonly { label: string, command: readonly string[] }[]} */
+let runs = names.map((name) => ({ label: name, command: [join(folder, name)] }));
+if (set === 'sanitize') {
+  const by = await sanitizer();
+  runs = tools.flatMap((tool) =>
+    testNames.map((name) => ({
+      label: `${tool} ${name}`,
+      command: [by ?? '', '--tool', tool, '--error-exitcode', String(FOUND), join(folder, name), ...tests[name]],
+    })),
+  );
 }
+let failed = 0;
+for (const { label, command } of runs) {
+  const [program = '', ...words] = command;
+  const result = await run(program, words, { limitMs: 10 * 60_000 });
+  console.log(`${label}\n${result.output.trim()}`);
+  // 2: there is no GPU.
+  if (result.code === 2 && !isRequired('gpu')) console.log(`unavailable  ${label}: no GPU`);
+  else if (result.code !== 0) {
+    failed++;
+    console.log(`${label} ${result.code === FOUND ? 'was found fault with' : `ended with ${result.code}`}`);
+    if (set !== 'sanitize') break; // a benchmark or a test after one that failed says nothing
+  }
+}
+if (set === 'sanitize') console.log(`${runs.length - failed} of ${runs.length} without a fault`);
+process.exit(failed === 0 ? 0 : 1);

@@ -1,5 +1,6 @@
 // Results that are read where experts have written them: in calls that follow each other, and by one that is late, which must not sum what a later call has written there.
 #include "../check.hpp"
+#include "ep/device/moe_launch.h"
 #include "moe_case.hpp"
 
 using namespace ep::test;
@@ -133,9 +134,82 @@ template <class Receive> late_outcome late(bool compact) {
   return seen;
 }
 
+// Of two ranks. Rank 1 combines, as a graph does, what a dispatch of its own has left that may have failed. How often it says to rank 0 that there are results.
+uint32_t offers_after(bool compact, uint32_t status) {
+  uint32_t said = 0;
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    moe_options wanted = shape_of(2, seed, compact);
+    wanted.calls = wanted.slots = 1;
+    wanted.cached = false;
+    moe_case plan(wanted, seed);
+    if (plan.sends_to(0, 0, 1) == 0) continue;
+    world ranks({2, plan.bytes(), plan.signal_slots(), false, 1, 0});
+    plan.bind(ranks);
+    const auto result = ranks.run_simt(shape(1 + static_cast<uint32_t>(seed % 2), 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
+      return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
+        moe_case::one_rank& own = plan.at(0, rank);
+        const ep_moe_buffer& buffer = plan.buffer(rank);
+        bool ok = moe_kernels::run(ctx, endpoint, buffer, own, 0) && moe_kernels::run(ctx, endpoint, buffer, own, 1);
+        if (rank == 0) return ok;
+        const bool first = ctx.block() == 0 && ctx.lane() == 0;
+        if (first) plan.offer(ranks, 0, 1);
+        if (first) own.status.status = status;
+        ctx.sync_grid();
+        ok = ep::moe_combine_send(ctx, endpoint, buffer, own.combine) && ok;
+        ctx.sync_grid();
+        const ep::moe_view at{buffer, own.combine.call};
+        const auto& source = reinterpret_cast<const ep_peer_view*>(buffer.memory.peers)[0];
+        if (first && reinterpret_cast<const uint64_t*>(source.signals)[at.signal_slot(EP_MOE_SIGNAL_RETURNED, 1)] == at.call.epoch) ++said;
+        return ok;
+      });
+    });
+    EP_CHECK_EQ(result.report, "");
+  }
+  return said;
+}
+
+// A dispatch in one launch: blocks that are ahead hear from rank 1 what no rank may say, and fail, while others still send. None may leave before the last barrier.
+void halves_in_one_launch() {
+  uint32_t heard = 0;
+  for (uint64_t seed = 0; seed < 200 / seed_share; ++seed) {
+    moe_options wanted = shape_of(2, seed, false);
+    wanted.calls = wanted.slots = 1;
+    moe_case plan(wanted, seed);
+    if (plan.local(0) == 0) continue;
+    world ranks({2, plan.bytes(), plan.signal_slots(), false, 1, 0});
+    plan.bind(ranks);
+    const auto result = ranks.run_simt(shape(3, 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
+      return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
+        moe_case::one_rank& own = plan.at(0, rank);
+        const ep_moe_buffer& buffer = plan.buffer(rank);
+        if (rank == 0) {
+          ep::moe_run_dispatch(ctx, endpoint, buffer, own.dispatch, ep::moe_send_half | ep::moe_receive_half);
+        } else if (ctx.block() == 0) {
+          const ep::block_coop coop{ctx};
+          const ep::moe_view at{buffer, own.dispatch.call};
+          uint64_t* words = ep::detail::moe_count_words(endpoint, at, 0, 1);
+          for (uint32_t e = 0; coop.lane() == 0 && e < plan.local(0); ++e) words[e] = uint64_t{at.call.epoch} << EP_MOE_COUNT_EPOCH_SHIFT | (buffer.max_tokens + 1);
+          coop.sync();
+          ep::moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_COUNTED, 0);
+        }
+        return true;
+      });
+    });
+    EP_CHECK_EQ(result.report, "");
+    EP_CHECK_EQ(plan.at(0, 0).status.status, static_cast<uint32_t>(EP_STATUS_INVALID));
+    ++heard;
+  }
+  EP_CHECK(heard > 10 / seed_share);
+}
+
 } // namespace
 
 int main() {
+  for (const bool compact : {false, true}) {
+    EP_CHECK(offers_after(compact, EP_STATUS_OK) > 10);
+    EP_CHECK_EQ(offers_after(compact, EP_STATUS_SYSTEM), 0u);
+  }
+  halves_in_one_launch();
   for (const bool compact : {false, true}) {
     for (int32_t size = 1; size <= 4; ++size) {
       for (uint64_t seed = 0; seed < 60 / seed_share; ++seed) calls(size, seed * 7919 + static_cast<uint64_t>(size), compact, false);

@@ -47,8 +47,8 @@ struct world {
     dead = std::exchange(ranks.sides[victim], {});
   }
 
-  // Without `anew` the protocol is wrong: who stays keeps the endpoints, keys and counters that the dead one knew.
-  void replace(bool anew = true) {
+  // Without `anew` the protocol is wrong: who stays keeps the endpoints, keys and counters that the dead one knew. `singly`: parts are told one by one, each twice, the newcomer's first.
+  void replace(bool anew = true, bool singly = false) {
     efa_side& comer = ranks.sides[victim];
     comer.context = must(ep::rank_context::create(victim, world_size, world_size));
     (void)must(comer.context->connect({ranks.sides[0].context->handle(), ranks.sides[1].context->handle(), comer.context->handle()}));
@@ -74,7 +74,25 @@ struct world {
         continue;
       }
       (void)must(one.nic->endpoints().connect(addresses));
-      (void)must(one.nic->route(*one.memory, parts));
+      if (!singly) (void)must(one.nic->route(*one.memory, parts));
+    }
+    if (singly) map_singly(parts);
+  }
+
+  void map_singly(const std::vector<std::vector<uint8_t>>& parts) {
+    for (efa_side& one : ranks.sides) {
+      if (&one == &ranks.sides[victim]) {
+        std::vector<std::vector<uint8_t>> own(world_size);
+        own[victim] = parts[victim];
+        (void)must(one.nic->route(*one.memory, own));
+      }
+      for (int32_t rank = world_size - 1; rank >= 0; --rank) {
+        const auto self = static_cast<int32_t>(&one - ranks.sides.data());
+        if (rank != self) EP_CHECK(!one.nic->post(*one.memory, ranks.write(self, rank, 4096, 0, 8)).ok());
+        EP_CHECK(!one.nic->replace_part(*one.memory, rank, std::vector<uint8_t>(7)).ok());
+        for (int i = 0; i < 2; ++i) (void)must(one.nic->replace_part(*one.memory, rank, parts[static_cast<size_t>(rank)]));
+      }
+      EP_CHECK(!one.nic->replace_part(*one.memory, world_size, parts[0]).ok());
     }
   }
 
@@ -127,7 +145,7 @@ struct world {
 };
 
 // Thrice, so that a newcomer's successor comes, too. Requests that had not ended are told apart from those that had; counters and endpoints are all given back.
-void test_renewed(uint64_t seed) {
+void test_renewed(uint64_t seed, bool singly) {
   world w(seed);
   std::vector<ep_memory_handle> handles = w.handles();
   const uint32_t left = w.ranks.sides[0].nic->endpoints().signal_slots_left();
@@ -139,8 +157,11 @@ void test_renewed(uint64_t seed) {
     const uint64_t done = w.ranks.sides[0].nic->accepted(victim);
     const uint64_t lost = w.ranks.post(0, w.ranks.write(0, victim, 4096, 3000, 8));
     EP_CHECK(soon([&] { return w.device(w.ranks.sides[0]).counts().held == round; }));
+    const uint64_t unseen = w.ranks.signal(0, 1);
+    EP_CHECK(w.host_puts(1, 0, 9, 1, 1, 1)); // has landed, and nobody has looked
     w.die();
-    w.replace();
+    w.replace(true, singly);
+    EP_CHECK_EQ(w.ranks.signal(0, 1), unseen + 1);
     w.device(w.ranks.sides[0]).release_held();
     (void)must(w.device(w.ranks.sides[0]).set_faults(""));
     EP_CHECK(w.ranks.sides[0].nic->look(victim, done) == request_state::done);
@@ -220,7 +241,9 @@ void test_empty_place() {
 } // namespace
 
 int main() {
-  for (const uint64_t seed : {1, 2, 3}) test_renewed(seed);
+  for (const uint64_t seed : {1, 2, 3}) {
+    for (const bool singly : {false, true}) test_renewed(seed, singly);
+  }
   for (const bool right : {true, false}) {
     test_straggler("hold stage=land count=1", 1, right);
     test_straggler("hold stage=tick count=1", 1, right);

@@ -18,7 +18,7 @@ import { ComposedAdoption, ComposedMemory } from './composed-memory.js';
 import { checkObject, EpError, invalid, isEpError } from './errors.js';
 import { formatRanks } from './ranks.js';
 import { composeSuccession, type Renewing, renewParts } from './renewed-parts.js';
-import type { RoundMaker } from './rounds.js';
+import type { CarrierMaker, RoundMaker } from './rounds.js';
 import { type AbortOptions, CloseScope, Resource } from './scope.js';
 import type {
   AdoptedMemory,
@@ -211,6 +211,18 @@ function linkFailures(members: readonly Transport<never>[]): LinkedFailure {
   return { of, ...linkSignals(...of) };
 }
 
+/** Those of a member, for memories of the composition. */
+const carriersOf = (
+  { size, carries, clear, part, open }: CarrierMaker,
+  partOf: (memory: SymmetricMemory) => SymmetricMemory,
+): CarrierMaker => ({
+  size,
+  carries,
+  clear: (memory, group) => clear(partOf(memory), group),
+  part: (memory) => part(partOf(memory)),
+  open: (options) => open({ ...options, memory: partOf(options.memory) }),
+});
+
 class Composition<C extends Need> extends Resource implements ComposedTransport<C> {
   readonly name: string;
   readonly rank: Rank;
@@ -383,6 +395,7 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
       size: (groups) => rounds.size(groups),
       part: (memory) => rounds.part(partOf(memory)),
       open: (options) => rounds.open({ ...options, memory: partOf(options.memory) }),
+      ...(rounds.carriers && { carriers: carriersOf(rounds.carriers, partOf) }),
     };
   }
 

@@ -5,6 +5,7 @@ import { formatRanks } from './ranks.js';
 import { CloseScope } from './scope.js';
 import type {
   AllocateOptions,
+  Generations,
   Rank,
   RankSaid,
   RenewOptions,
@@ -121,12 +122,35 @@ function splitBytes(joined: Uint8Array, count: number): readonly Uint8Array[] {
   throw new EpError('EP_MISMATCH', `replace: ${joined.byteLength} bytes are no parts of ${count} composed transports`);
 }
 
+/** Those of the members that have any; undefined where none has. */
+function composeGenerations(name: string, all: readonly Succession[]): Generations | undefined {
+  const some = all.flatMap(({ generations }, index) => (generations === undefined ? [] : [{ generations, index }]));
+  if (some.length === 0) return undefined;
+  return {
+    current: () => some.map(({ generations }) => generations.current()).join('+'),
+    onChange: (user) => {
+      const ends = some.map(({ generations }) => generations.onChange(user));
+      return () => {
+        for (const end of ends) end();
+      };
+    },
+    // HAZARD: what the others map stays: a peer that is a thread of this process would never let go of it.
+    reconnect: (memory, peer, joined) => {
+      const composed = composedBy(name, memory, 'reconnect');
+      const parts = splitBytes(joined, all.length);
+      for (const { generations, index } of some) generations.reconnect(composed.member(index), peer, parts[index]!);
+    },
+  };
+}
+
 /** Undefined where one of the members has none. */
 export function composeSuccession(renewing: Renewing): Succession | undefined {
   const { name, members, over, compose } = renewing;
   const all = members.flatMap(({ succession }) => (succession === undefined ? [] : [succession]));
   if (all.length < members.length) return undefined;
+  const generations = composeGenerations(name, all);
   return {
+    ...(generations && { generations }),
     world: all.map(({ world }) => world).join('+'),
     isNew: all.some(({ isNew }) => isNew),
     lifeOf: (rank) => {

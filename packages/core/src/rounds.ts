@@ -32,6 +32,49 @@ export interface Rounds extends Closeable {
   look(round: number): readonly Uint8Array[] | undefined;
 }
 
+export interface CarrierOptions extends Pick<RoundsOptions, 'memory' | 'group' | 'ranks' | 'hosts'> {
+  /** What `CarrierMaker.part` said of `memory` on each rank of this host, in group order. */
+  readonly parts: readonly Uint8Array[];
+}
+
+/** A call that a carrier carries; numbers of dtypes and reductions are the addon's. */
+export interface CarriedCall {
+  readonly kind: 'all-reduce' | 'all-to-all';
+  readonly type: number;
+  readonly reduction: number;
+  readonly factor: number;
+  /** Bytes of the longest array that any rank gives: the same on all. */
+  readonly longest: number;
+}
+
+/** What carries large calls of a group on two hosts, on one rank: one call after the other, the same ones on all. After one that has not come to its end it is of no use any more. */
+export interface Carrier extends Closeable {
+  /** Throws `EP_BUSY` where the call before has not come to its end, `EP_INVALID_ARGUMENT`, or `EP_CLOSED`. */
+  begin(call: CarriedCall): void;
+  /**
+   * Goes on with the call, and holds the thread for at most `mostMs` milliseconds (0 to 10): `over` once all ranks have their data, and `stuck` where nothing has moved. The same arrays in every turn: one
+   * each of an all-reduce, of `longest` bytes; of an all-to-all one for each rank, in group order, of at most as many. Throws `EP_INVALID_ARGUMENT` where one has another length, or not the one that it had,
+   * `EP_CLOSED`, and what the transport says where it takes nothing more; but not of a rank that is gone, which it tells otherwise.
+   */
+  carry(inputs: readonly Uint8Array[], outputs: readonly Uint8Array[], mostMs: number): 'over' | 'moved' | 'stuck';
+  /** Bytes of this call that this rank has sent to the other host. */
+  readonly sent: number;
+}
+
+/** Makes carriers over memory of a transport. Nothing of it is collective. */
+export interface CarrierMaker {
+  /** Of a memory for the carriers of so many groups: all ranks allocate it, on the host. */
+  size(groups: number): Pick<AllocateOptions, 'byteLength' | 'signalSlots'>;
+  /** Whether carriers fold elements of this dtype so, both as the addon numbers them. */
+  carries(type: number, reduction: number): boolean;
+  /** Forgets what an earlier group has left in this rank's places: on all ranks, before any of them opens its carrier. */
+  clear(memory: SymmetricMemory, group: number): void;
+  /** Where ranks of this host find this rank's part. */
+  part(memory: SymmetricMemory): Uint8Array;
+  /** Throws as `RoundMaker.open`, and `EP_INVALID_ARGUMENT` for groups that are not on two hosts with equally many ranks. */
+  open(options: CarrierOptions): Carrier;
+}
+
 /** Makes rounds over memory of a transport. Nothing of it is collective. */
 export interface RoundMaker {
   readonly mostMembers: number;
@@ -43,4 +86,5 @@ export interface RoundMaker {
   part(memory: SymmetricMemory): Uint8Array;
   /** Throws `EP_INVALID_ARGUMENT`, and what mapping the leader's part throws where this rank does not share its host's memory. */
   open(options: RoundsOptions): Rounds;
+  readonly carriers?: CarrierMaker;
 }

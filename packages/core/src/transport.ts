@@ -170,7 +170,7 @@ export interface Succession {
   readonly onReplace: (listener: (ranks: readonly Rank[]) => void) => () => void;
   /** What `replace` needs on other ranks of this rank's part of a memory. */
   readonly part: (memory: SymmetricMemory) => Uint8Array;
-  /** Of a process that is new, and not collective: its part of memory that the others have, zeroed. What is put to a peer before `replace` is lost. */
+  /** Of a process that is new, and not collective: its part of memory that the others have, zeroed. What is put to a peer before `replace` is lost, or refused. */
   readonly inherit: (
     size: Pick<AllocateOptions, 'byteLength' | 'signalSlots' | 'over' | 'near'>,
   ) => Promise<SymmetricMemory>;
@@ -179,6 +179,32 @@ export interface Succession {
    * that had the part before is closing, and `EP_STALE_HANDLE` if that part is gone.
    */
   readonly replace: (memory: SymmetricMemory, peer: Rank, part: Uint8Array) => void;
+  /** Absent where those who stay reach each other as before when others come. */
+  readonly generations?: Generations;
+}
+
+/**
+ * Where ways to all ranks are made anew when others come, as on an EFA: a generation ends, and nobody is reached in any memory before its part was told again, which all ranks do by
+ * `Succession.part` and `reconnect`, this rank's own too.
+ */
+export interface Generations {
+  /** Names the ways as they are: the same on all ranks that are here, and another name once others have come. */
+  readonly current: () => string;
+  /** From now on `user` is asked to pause while they change. Returns what ends that. */
+  readonly onChange: (user: Pausing) => () => void;
+  /** As `replace`, for a peer in whose place the same process is as before. */
+  readonly reconnect: (memory: SymmetricMemory, peer: Rank, part: Uint8Array) => void;
+}
+
+/** What uses ways that are about to be made anew. */
+export interface Pausing {
+  /**
+   * Puts nothing from now on. Resolves when all has landed that it had put, but to ranks that are lost. Where it rejects, others are let in on no rank; it pauses on, until a
+   * later call lets them in.
+   */
+  readonly pause: (limits: WaitOptions) => Promise<void>;
+  /** The ways are new. */
+  readonly resume: () => void;
 }
 
 export interface Transport<in C extends Need> extends Closeable {

@@ -38,9 +38,13 @@ export { CudaDevice, cudaDevices } from './cuda/device.js';
 export type { BoundDeviceDispatch, DeviceDispatcher, DeviceLease } from './cuda/dispatcher.js';
 export { DeviceMoeBuffer } from './cuda/moe-buffer.js';
 export type {
+  DeviceMoeCaptureCombineOptions,
+  DeviceMoeCaptured,
+  DeviceMoeCaptureOptions,
   DeviceMoeCombined,
   DeviceMoeCombineOptions,
   DeviceMoeDispatchOptions,
+  DeviceMoeLayout,
   DeviceMoeOptions,
   DeviceMoeReceived,
 } from './cuda/moe-received.js';

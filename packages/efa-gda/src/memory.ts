@@ -26,5 +26,6 @@ export function reachBy(nic: NativeEfaNic, rank: Rank, pins: boolean): Reconnect
     release: (memory) => nic.removeMemory(memory),
     described: (memory) => nic.ownPart(memory),
     reconnect: (memory, parts) => nic.route(memory, parts),
+    replace: (memory, peer, part) => nic.replacePart(memory, peer, part),
   };
 }

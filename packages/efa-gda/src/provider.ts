@@ -62,7 +62,7 @@ async function openNic(
       made.connect(byPlace(addresses, activeRanks, worldSize));
     });
     const { controls, round, id } = joined;
-    const members = { world, controls, round, id, facts: agreedFacts(own) };
+    const members = { world, controls, round, id, facts: agreedFacts(own), isNew: false };
     return new EfaTransport({ backing, rank, worldSize, ...joined, members, nic, config });
   } catch (error) {
     nic?.close();
@@ -100,6 +100,7 @@ async function rejoinNic(
     const nic = await meetAnew(
       {
         ...{ world, worldSize, where },
+        land: async () => {}, // it has put nothing yet
         prepare: () => makeNic(backing, context, config),
         say: (made) => made.address(),
         connect: (made, addresses) => made.connect(addresses),
@@ -107,7 +108,7 @@ async function rejoinNic(
       },
       { signal, timeoutMs: Math.max(1, timeoutMs - (performance.now() - begin)) },
     );
-    const members = { world, controls, round, id, facts: agreedFacts(own) };
+    const members = { world, controls, round, id, facts: agreedFacts(own), isNew: true };
     return new EfaTransport({ backing, rank, worldSize, context, liveness, world, members, nic, config });
   } catch (error) {
     await world.close();

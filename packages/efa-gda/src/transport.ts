@@ -5,9 +5,12 @@ import {
   checkInteger,
   type DeviceHandle,
   EpError,
+  isEpError,
+  type Pausing,
   type Rank,
   type RenewOptions,
   Resource,
+  type Succession,
   type SymmetricMemory,
   type Transport,
   type WaitOptions,
@@ -28,6 +31,7 @@ import {
   checkLimits,
   checkOver,
   fenceRanks,
+  inheritMemory,
   type Liveness,
   Members,
   meetAnew,
@@ -37,6 +41,7 @@ import {
   type ReadmitOptions,
   type ReconnectedReach,
   renewMemory,
+  successionOf,
   type WorldTeam,
   withClosing,
 } from '@ep/native/ranks';
@@ -64,6 +69,8 @@ export interface EfaTransportInit {
     readonly id: string;
     /** What ranks that come later must have chosen alike. */
     readonly facts: string;
+    /** This process came in the place of another one. */
+    readonly isNew: boolean;
   };
   readonly nic: NativeEfaNic;
   readonly config: ResolvedEfaConfig;
@@ -78,6 +85,8 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
   readonly renew?: (options: RenewOptions) => Promise<RankMemory>;
   readonly renews = 'all';
   /** Absent over a network. */
+  readonly succession?: Succession;
+  /** Likewise. */
   readonly isEmpty?: (rank: Rank) => boolean;
   /** Of the software NIC on one host, which is part of the sender's process. Elsewhere what a dead rank sent may be on its way, and endpoints are no pairs: absent until `readmit`. */
   readonly fence?: (ranks: readonly Rank[]) => Promise<readonly Rank[]>;
@@ -88,6 +97,10 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
   readonly #members: Members | undefined;
   readonly #contexts = new Set<EfaGin>();
   readonly #endpoints = new Map<Rank, EfaEndpoint>();
+  readonly #listeners = new Set<(ranks: readonly Rank[]) => void>();
+  readonly #users = new Set<Pausing>();
+  /** The round in which the endpoints were made. */
+  #generation = 0;
 
   constructor(init: EfaTransportInit) {
     super(`efa-gda:${init.backing} transport`);
@@ -98,16 +111,21 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
     this.capabilities = efaCapabilities(this.nic.maxMessageBytes, this.nic.counters);
     this.children.add(init.world);
     this.#init = init;
+    // The software NIC pins nothing.
+    this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
     const { members, config } = init;
     if (members !== undefined) {
       const timeoutMs = config.timeoutMs;
-      this.#members = new Members({ ...init, ...members, transport: this.name, timeoutMs, onReplace: () => {} });
+      const onReplace = (ranks: readonly Rank[]): void => {
+        for (const listener of [...this.#listeners]) listener(ranks);
+      };
+      this.#members = new Members({ ...init, ...members, transport: this.name, timeoutMs, onReplace });
+      this.#generation = members.round;
+      this.succession = this.#makeSuccession(this.#members, members);
       this.renew = (options) => this.#renew(options);
       this.isEmpty = (rank) => this.#members!.empty[rank] === 1;
     }
     if (init.backing === 'soft' && config.network === undefined) this.fence = (ranks) => this.#fence(ranks);
-    // The software NIC pins nothing.
-    this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
   }
 
   /** All ranks that are here, in order. */
@@ -166,7 +184,8 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
    * Lets ranks in that come in the place of dead ones, or into places in which nobody has been yet (`rejoin` of the same backing), as processes or threads of this host. Collective over all ranks that are here but those of
    * `joining` and `without`, and over the newcomers. On all ranks endpoints, keys and counters are made anew, so that nothing lands that any of them had under way, or that a dead one's NIC still
    * sends; requests that had not ended reject. From then on `world` has all ranks that are here. Memory that there was before keeps its bytes and words, and is reached again when all
-   * that are here have renewed it (`renew`, as `MoeBuffer.updateMembers` does). No kernel may run meanwhile, and contexts of the GIN device API are closed before (`EP_BUSY`).
+   * that are here have renewed it (`renew`, as `MoeBuffer.updateMembers` does). Process groups of `initProcessGroup` let what they have put to those who stay land before, and go on by themselves
+   * afterwards; where this rejects behind that, they stand still until a later call goes well. No kernel may run meanwhile, and contexts of the GIN device API are closed before (`EP_BUSY`).
    * `EP_TIMEOUT` or `EP_PEER_LOST` names who did not come, or died: a later call may do it. `EP_INVALID_ARGUMENT` where a rank to be replaced lives, `EP_RENDEZVOUS` where a
    * newcomer has another version or configuration, `EP_UNSUPPORTED` over a network.
    */
@@ -184,10 +203,15 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
         const world = this.children.add(await members.readmit({ ...options, ...limits }));
         this.children.remove(before);
         await before.close();
+        let isRenewing = false;
         const meeting = {
           ...{ world, worldSize: this.worldSize, where },
-          prepare: () => {
+          land: async (left: WaitOptions) => {
             this.#checkNoContexts(where);
+            await Promise.all([...this.#users].map((user) => user.pause(left)));
+          },
+          prepare: () => {
+            isRenewing = true;
             nic.renew();
             return nic;
           },
@@ -196,10 +220,48 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
           // Whoever posts finds nobody there, until another call goes well.
           undo: () => {},
         };
-        await meetAnew(meeting, { ...limits, timeoutMs: Math.max(1, timeoutMs - (performance.now() - begin)) });
+        const left = Math.max(1, timeoutMs - (performance.now() - begin));
+        await meetAnew(meeting, { ...limits, timeoutMs: left }).catch((error: unknown) => {
+          // What one rank could not do, all have heard of, and nobody has made anything anew. HAZARD: of who died or was late the others may know more.
+          const isTold = isEpError(error) && (error.code === 'EP_BUSY' || error.code === 'EP_TRANSPORT_FAILED');
+          if (isTold && !isRenewing) this.#resume();
+          throw error;
+        });
         // Requests to the dead may have told of it meanwhile.
         liveness.renew();
+        this.#generation = members.round;
+        this.#resume();
       });
+    });
+  }
+
+  #resume(): void {
+    for (const user of [...this.#users]) user.resume();
+  }
+
+  #makeSuccession(members: Members, { id, isNew }: { readonly id: string; readonly isNew: boolean }): Succession {
+    const { context, nic } = this.#init;
+    return successionOf({
+      ...{ context, members, id, isNew, reach: this.#reach, listeners: this.#listeners },
+      inherit: (options) =>
+        this.guard('inherit', async () => {
+          const size = checkHostAllocation(options, this, {});
+          const over = this.#overOf(options, size);
+          checkSignalSlots(nic, size.signalSlots);
+          const made: RankMemory = inheritMemory(
+            this.#allocator(() => this.children.remove(made)),
+            size,
+            over,
+          );
+          return this.children.add(made);
+        }),
+      generations: {
+        current: () => String(this.#generation),
+        onChange: (user) => {
+          this.#users.add(user);
+          return () => this.#users.delete(user);
+        },
+      },
     });
   }
 

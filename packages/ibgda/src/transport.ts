@@ -43,6 +43,7 @@ import {
   type Renewer,
   refuseOver,
   renewMemory,
+  successionOf,
   type WorldTeam,
   withClosing,
 } from '@ep/native/ranks';
@@ -108,6 +109,8 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
     this.capabilities = ibgdaCapabilities(this.port);
     this.children.add(init.world);
     this.#init = init;
+    // The software NIC pins nothing.
+    this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
     const { members, config } = init;
     this.#members =
       members === undefined
@@ -127,8 +130,6 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
       this.isEmpty = (rank) => this.#members!.empty[rank] === 1;
     }
     if (init.backing !== 'verbs') this.fence = (ranks) => this.#fence(ranks);
-    // The software NIC pins nothing.
-    this.#reach = reachBy(init.nic, init.rank, init.backing !== 'soft');
     const { device } = init.config;
     this.#copier = device === undefined ? undefined : new GpuCopier(openGpus().library, device);
   }
@@ -285,19 +286,9 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
   }
 
   #makeSuccession(members: Members, isNew: boolean): Succession {
-    const native = (memory: SymmetricMemory, where: string) => {
-      if (memory instanceof RankMemory && memory.context === this.#init.context) return memory.nativeMemory(where);
-      throw new EpError('EP_INVALID_ARGUMENT', `${where}: the memory belongs to another transport`);
-    };
-    return {
-      world: this.#init.members!.id,
-      isNew,
-      lifeOf: (rank) => members.lifeOf(rank),
-      onReplace: (listener) => {
-        this.#listeners.add(listener);
-        return () => this.#listeners.delete(listener);
-      },
-      part: (memory) => this.#reach.described(native(memory, 'part')),
+    const { context } = this.#init;
+    return successionOf({
+      ...{ context, members, id: this.#init.members!.id, isNew, reach: this.#reach, listeners: this.#listeners },
       inherit: (options) =>
         this.guard('inherit', async () => {
           const size = checkHostAllocation(options, this, {});
@@ -308,8 +299,7 @@ export class IbgdaTransport extends Resource implements Transport<IbgdaNeeds> {
           );
           return this.children.add(made);
         }),
-      replace: (memory, peer, part) => this.#reach.replace(native(memory, 'replace'), peer, part),
-    };
+    });
   }
 
   #renew(options: RenewOptions): Promise<RankMemory> {

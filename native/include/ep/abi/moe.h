@@ -82,7 +82,7 @@ typedef struct ep_moe_peer {
   uint64_t credited; /* value that the peer's credit must have before the next call may write there */
   uint64_t owed[EP_MOE_BANKS]; /* not 0: a rank that was given up may still write results of an earlier call into the bank, until EP_MOE_SIGNAL_RETURNED shows this value or it is dead */
   uint64_t owed_rows; /* the same for rows of a high-throughput dispatch, and EP_MOE_SIGNAL_ARRIVED */
-  uint32_t told;      /* epoch of the last call whose counts were sent there */
+  uint32_t told;      /* epoch of the last call whose counts were sent there; of this rank: see EP_MOE_DEVICE_EPOCH */
   uint32_t bank;      /* where it takes its results of the call under way; of this rank: where it takes those of the next call */
 } ep_moe_peer;
 EP_STATIC_ASSERT(sizeof(ep_moe_peer) == 72, "indexed by slot * world_size + rank");
@@ -152,6 +152,7 @@ EP_STATIC_ASSERT(sizeof(ep_moe_routing) == 104, "handed to kernels by value");
 #define EP_MOE_RENORMALISE 2u  /* combine: scale what is left of a token's weights to their sum */
 #define EP_MOE_CACHED 4u       /* high throughput: routing holds the counts and places of an earlier call, which are true for this one */
 #define EP_MOE_OFFERED 16u     /* combine, of a buffer with EP_MOE_ZERO_COPY: y is the call's slot of staged_results, in rows of result_row_bytes, and is read there by the ranks that rows came from */
+#define EP_MOE_DEVICE_EPOCH 32u /* `epoch` is none: a dispatch's is one more than that of the slot's last call, anything else's that of the dispatch. Kept where `told` of this rank itself is */
 #define EP_MOE_NON_TEMPORAL_OUT 8u /* so do received rows to the receive tensor: they are far larger than the caches */
 
 /* What every half has. */

@@ -253,25 +253,34 @@ template <class Coop> EP_HD bool copy_scale_words(const Coop& coop, const ep_moe
   return true;
 }
 
-/* By one lane: column by column, without quotients, which would take longer than the scales. */
-template <uint32_t Bytes> EP_HD void copy_scales_alone(const ep_moe_dispatch_args& args, uint64_t blocks, const uint8_t* from, uint64_t from_stride, uint64_t row, uint64_t rows) {
-  constexpr uint64_t tile = 16; /* rows: by column they fill a cache line, and their own lines stay in the cache */
+/* Rows whose scales are copied at once: by column they fill a cache line, and their own lines stay in the cache. */
+constexpr uint32_t scale_tile = 16;
+
+/* By one lane, of at most scale_tile rows: column by column, without quotients, which would take longer than the scales. */
+template <uint32_t Bytes> EP_HD void copy_scale_tile(const ep_moe_dispatch_args& args, uint64_t blocks, const uint8_t* const* from, uint64_t row, uint32_t rows) {
   const uint64_t apart = args.scale_row_stride * Bytes;
-  auto* to = reinterpret_cast<uint8_t*>(args.out_scales);
-  const bool words = Bytes == 4 && ((reinterpret_cast<uintptr_t>(from) | from_stride | args.out_scales) & 3u) == 0;
-  for (uint64_t first = 0; first < rows; first += tile) {
-    const uint64_t count = rows - first < tile ? rows - first : tile;
-    const uint8_t* here = from + first * from_stride;
-    uint8_t* column = to + (row + first) * apart;
-    uint64_t in_group = 0;
-    for (uint64_t block = 0; block < blocks; ++block, here += Bytes) {
-      uint8_t* there = column + in_group * Bytes;
-      for (uint64_t r = 0; words && r < count; ++r) *reinterpret_cast<uint32_t*>(there + r * apart) = *reinterpret_cast<const uint32_t*>(here + r * from_stride);
-      for (uint64_t r = 0; !words && r < count; ++r) store_bytes(there + r * apart, load_bytes(here + r * from_stride, Bytes), Bytes);
-      if (++in_group < args.scale_group) continue;
-      in_group = 0;
-      column += args.scale_block_stride * Bytes;
-    }
+  uint8_t* column = reinterpret_cast<uint8_t*>(args.out_scales) + row * apart;
+  uintptr_t ends = args.out_scales;
+  for (uint32_t r = 0; r < rows; ++r) ends |= reinterpret_cast<uintptr_t>(from[r]);
+  const bool words = Bytes == 4 && (ends & 3u) == 0;
+  uint64_t in_group = 0;
+  for (uint64_t block = 0; block < blocks; ++block) {
+    uint8_t* there = column + in_group * Bytes;
+    const uint64_t here = block * Bytes;
+    for (uint32_t r = 0; words && r < rows; ++r) *reinterpret_cast<uint32_t*>(there + r * apart) = *reinterpret_cast<const uint32_t*>(from[r] + here);
+    for (uint32_t r = 0; !words && r < rows; ++r) store_bytes(there + r * apart, load_bytes(from[r] + here, Bytes), Bytes);
+    if (++in_group < args.scale_group) continue;
+    in_group = 0;
+    column += args.scale_block_stride * Bytes;
+  }
+}
+
+template <uint32_t Bytes> EP_HD void copy_scales_alone(const ep_moe_dispatch_args& args, uint64_t blocks, const uint8_t* from, uint64_t from_stride, uint64_t row, uint64_t rows) {
+  const uint8_t* tile[scale_tile];
+  for (uint64_t first = 0; first < rows; first += scale_tile) {
+    const auto count = static_cast<uint32_t>(rows - first < scale_tile ? rows - first : scale_tile);
+    for (uint32_t r = 0; r < count; ++r) tile[r] = from + (first + r) * from_stride;
+    copy_scale_tile<Bytes>(args, blocks, tile, row + first, count);
   }
 }
 
@@ -315,6 +324,14 @@ EP_HD void moe_copy_scales(const Coop& coop, const ep_moe_dispatch_args& args, u
   const uint8_t* from = static_cast<const uint8_t*>(payload_rows) + payload_code_bytes(payload, hidden);
   if (payload_scale_bytes(payload) == 1) detail::copy_scales<1>(coop, args, payload_blocks(hidden), from, stride, row, rows);
   else detail::copy_scales<4>(coop, args, payload_blocks(hidden), from, stride, row, rows);
+}
+
+/* The same by one lane, of at most detail::scale_tile rows whose payloads lie wherever `payload_rows` say. */
+EP_HD void moe_copy_scale_tile(const ep_moe_dispatch_args& args, uint32_t payload, uint64_t hidden, const uint8_t* const* payload_rows, uint64_t row, uint32_t rows) {
+  const uint8_t* from[detail::scale_tile];
+  for (uint32_t r = 0; r < rows; ++r) from[r] = payload_rows[r] + payload_code_bytes(payload, hidden);
+  if (payload_scale_bytes(payload) == 1) detail::copy_scale_tile<1>(args, payload_blocks(hidden), from, row, rows);
+  else detail::copy_scale_tile<4>(args, payload_blocks(hidden), from, row, rows);
 }
 
 EP_MACHINE_END

@@ -107,19 +107,21 @@ template <class Ctx, class Endpoint>
 EP_HD bool moe_combine_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_combine_args& args) {
   const block_coop<Ctx> coop{ctx};
   const moe_view at{buffer, args.call};
-  if (moe_sound(ctx, coop, at)) {
-    const bool offered = (args.call.flags & EP_MOE_OFFERED) != 0;
-    if constexpr (detail::moe_pulls<Endpoint>) {
-      if (offered) detail::moe_say_begins(ctx, coop, endpoint, at);
-      if (detail::moe_may_offer(at) && ctx.block() == 0 && coop.lane() == 0) {
-        detail::moe_say_how(ctx, endpoint, at, offered ? detail::moe_results_offered : detail::moe_results_sent);
-      }
+  if constexpr (detail::moe_pulls<Endpoint>) {
+    if ((args.call.flags & EP_MOE_OFFERED) != 0) {
+      /* Not what a graph's dispatch has left when it failed. */
+      if (moe_sound(ctx, coop, at)) detail::moe_offer_results(ctx, coop, endpoint, at);
+      return true; /* HAZARD: the half that follows may have failed in another block by now, and all of them go on to its barriers */
     }
-    if (!offered) detail::moe_return_runs(ctx, coop, endpoint, at, args);
-    moe_written<Endpoint>(coop, !offered && (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
+    if (detail::moe_may_offer(at) && ctx.block() == 0 && coop.lane() == 0) detail::moe_say_how(ctx, endpoint, at, detail::moe_results_sent);
+  }
+  const bool before = moe_sound(ctx, coop, at);
+  if (before) {
+    detail::moe_return_runs(ctx, coop, endpoint, at, args);
+    moe_written<Endpoint>(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
   }
   ctx.sync_grid();
-  const bool ok = moe_sound(ctx, coop, at);
+  const bool ok = moe_agreed<Endpoint>(ctx, coop, at, before);
   for (int32_t source = static_cast<int32_t>(ctx.block()); ok && source < at.world(); source += static_cast<int32_t>(ctx.blocks())) {
     if (source == at.self()) continue;
     const bool tells = moe_tells_all(at, at.self());
@@ -143,7 +145,7 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_results(Ctx& ctx, cons
     peer.returned = value;
     const bool refused = at.buffer.header.kind == EP_MOE_LOW_LATENCY && moe_hears_refusal(ctx, endpoint, at, rank);
     if constexpr (moe_pulls<Endpoint>) {
-      if (!refused && moe_may_offer(at) && at.sends_to(rank) != 0) moe_still_there(ctx, endpoint, at, rank);
+      if (!refused && moe_may_offer(at)) moe_still_there(ctx, endpoint, at, rank);
     }
   } else if (at.sends_to(rank) != 0) {
     moe_owes(at, rank, value); /* it may be alive, and write them yet */
@@ -202,7 +204,8 @@ EP_HD void moe_sum_token(Ctx& ctx, const Coop& coop, const Endpoint& endpoint, c
     } else {
       term->row = returned + (first + k) * buffer.result_row_bytes;
       if constexpr (moe_pulls<Endpoint>) {
-        if (moe_may_offer(at) && moe_how(ctx, endpoint, at, rank) == moe_results_offered) term->row = moe_offered_result(ctx, endpoint, at, rank, static_cast<uint32_t>(p), slot);
+        const uint8_t* offered = moe_may_offer(at) ? moe_offered_result(ctx, endpoint, at, rank, static_cast<uint32_t>(p), slot) : nullptr;
+        if (offered != nullptr) term->row = offered;
       }
     }
     term->weight = weights == nullptr ? 1.0f : product(weights[k], mixture.scale);
@@ -240,7 +243,10 @@ EP_HD bool moe_combine_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_
   if (ok) detail::moe_sum_tokens(ctx, coop, endpoint, at, args, bank);
   if constexpr (detail::moe_pulls<Endpoint>) {
     if (detail::moe_may_offer(at)) {
-      while (ok && !detail::moe_all_still_there(ctx, coop, endpoint, at)) detail::moe_sum_tokens(ctx, coop, endpoint, at, args, bank);
+      /* HAZARD: blocks may differ in `ok`, and all go through the same barriers. */
+      while (!detail::moe_all_still_there(ctx, coop, endpoint, at, ok)) {
+        if (ok) detail::moe_sum_tokens(ctx, coop, endpoint, at, args, bank);
+      }
       return moe_sound(ctx, coop, at);
     }
   }

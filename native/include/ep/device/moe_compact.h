@@ -208,14 +208,14 @@ EP_HD bool moe_compact_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
   if (ok) detail::compact_send_rows(ctx, coop, endpoint, view, args);
   ctx.sync_grid();
   if (!ok && (at.status()->status == EP_STATUS_CAPACITY || at.status()->status == EP_STATUS_BUSY)) detail::compact_refuse(ctx, coop, endpoint, view);
-  if (!ok || !moe_sound(ctx, coop, at)) return false;
+  if (!ok || !moe_agreed<Endpoint>(ctx, coop, at, ok)) return false;
   for (int32_t rank = block; rank < at.world(); rank += blocks) {
     if (rank == at.self() || !moe_takes_part(ctx, coop, at, rank)) continue;
     if (view.cached() && at.sends_to(rank) != 0) detail::compact_send_counts(ctx, coop, endpoint, view, rank);
     detail::compact_finish_rank(ctx, coop, endpoint, view, rank);
     if (coop.lane() == 0) at.peer(rank).told = args.call.epoch;
   }
-  return moe_sound(ctx, coop, at);
+  return moe_agreed<Endpoint>(ctx, coop, at, ok);
 }
 
 template <class Ctx, class Endpoint>

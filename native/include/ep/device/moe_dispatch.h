@@ -42,18 +42,14 @@ EP_HD void moe_offer_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint&
   }
 }
 
-/* Where the tokens of a rank whose block is one lane are read from, those that were cast by others, too. */
-template <class Endpoint> EP_HD moe_tokens moe_own_tokens(const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
-  moe_tokens tokens = moe_tokens_of(endpoint, at, args);
-  if constexpr (moe_pulls<Endpoint>) tokens.staged = moe_data(endpoint, at.self(), at.offered(at.self()));
-  return tokens;
-}
-
-/* By blocks of one lane: this block's tokens that go to others, or have to be cast. */
+/* By blocks of one lane: this block's tokens that go to others, or have to be cast. What is cast lies apart from what others read, and is copied there: where rows are handed over past the
+ * caches a cast would write, slowly, lines that a peer has read, and this rank would read its own rows from memory. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_offer_own(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
   const ep_moe_buffer& buffer = at.buffer;
-  const moe_tokens tokens = moe_own_tokens(endpoint, at, args);
+  const moe_tokens tokens = moe_tokens_of(endpoint, at, args);
+  const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL) != 0;
+  uint8_t* offered = moe_data(endpoint, at.self(), at.offered(at.self()));
   for (uint32_t token = ctx.block(); token < at.call.routing.tokens; token += ctx.blocks()) {
     bool crosses = false;
     bool chosen = false;
@@ -64,16 +60,13 @@ EP_HD void moe_offer_own(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& 
       const int32_t rank = at.rank_of(p);
       if (!moe_takes_part(ctx, at, rank)) continue;
       chosen = true;
-      if (rank == at.self()) continue;
-      crosses = true;
+      crosses = crosses || rank != at.self();
       moe_offer_header(endpoint, at, p, rank, static_cast<uint32_t>(at.slots()[choice]), token, k);
     }
-    uint8_t* offered = tokens.staged + token * tokens.row_bytes;
-    const uint8_t* src = tokens.x + token * tokens.stride;
-    if (tokens.cast && chosen) moe_cast_row(ctx, coop, args.dtype, src, buffer.hidden, buffer.payload, offered);
-    else if (crosses) copy_rows(coop, offered, src, buffer.payload_bytes, buffer.payload_bytes, 1, false);
+    if (tokens.cast && chosen) moe_cast_row(ctx, coop, args.dtype, tokens.x + token * tokens.stride, buffer.hidden, buffer.payload, tokens.staged + token * tokens.row_bytes);
+    if (crosses) copy_rows(coop, offered + token * buffer.row_bytes, tokens.row(token), buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
   }
-  moe_written<Endpoint>(coop, false);
+  moe_written<Endpoint>(coop, non_temporal);
 }
 
 /* This block's tokens, row by row. */
@@ -82,7 +75,7 @@ EP_HD void moe_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& 
   if constexpr (moe_by_warps<Ctx, Endpoint>) return moe_offer_rows(ctx, coop, endpoint, at, args);
   if constexpr (moe_pulls<Endpoint>) return moe_offer_own(ctx, coop, endpoint, at, args);
   const ep_moe_buffer& buffer = at.buffer;
-  const moe_tokens tokens = moe_own_tokens(endpoint, at, args);
+  const moe_tokens tokens = moe_tokens_of(endpoint, at, args);
   const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL) != 0;
   const auto* first = reinterpret_cast<const uint32_t*>(at.call.routing.send_first);
   auto* headers = reinterpret_cast<ep_moe_header*>(at.call.routing.send_headers);
@@ -182,9 +175,10 @@ EP_HD bool moe_dispatch_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_bu
     }
   }
   if constexpr (moe_puts<Endpoint>) ctx.sync_grid();
-  if (moe_sound(ctx, coop, at) && fits && !refuses) detail::moe_send_rows(ctx, coop, endpoint, at, args);
+  const bool before = moe_sound(ctx, coop, at) && fits;
+  if (before && !refuses) detail::moe_send_rows(ctx, coop, endpoint, at, args);
   ctx.sync_grid();
-  if (!moe_sound(ctx, coop, at)) return false;
+  if (!moe_agreed<Endpoint>(ctx, coop, at, before)) return false;
   for (int32_t rank = static_cast<int32_t>(ctx.block()); rank < at.world(); rank += static_cast<int32_t>(ctx.blocks())) {
     if (rank == at.self() || at.experts_of(rank) == 0 || !moe_takes_part(ctx, coop, at, rank)) continue;
     detail::moe_send_counts(ctx, coop, endpoint, at, rank);
@@ -193,7 +187,7 @@ EP_HD bool moe_dispatch_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_bu
     peer.credited = moe_next(endpoint, at, rank, peer.credited, 1);
     peer.told = args.call.epoch;
   }
-  return moe_sound(ctx, coop, at);
+  return moe_agreed<Endpoint>(ctx, coop, at, before);
 }
 
 namespace detail {
@@ -261,9 +255,9 @@ EP_HD void moe_place_runs(Ctx& ctx, const Endpoint& endpoint, const moe_view& at
   if (totals != 0) reinterpret_cast<uint64_t*>(totals)[expert] += begin;
 }
 
-/* `rows` payloads, packed at row_bytes, to rows `row` and on of the receive tensor. */
+/* Codes of `rows` payloads, packed at row_bytes, to rows `row` and on of the receive tensor. */
 template <class Coop>
-EP_HD void moe_copy_out(const Coop& coop, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* src, uint64_t row, uint64_t rows) {
+EP_HD void moe_copy_codes(const Coop& coop, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* src, uint64_t row, uint64_t rows) {
   const ep_moe_buffer& buffer = at.buffer;
   const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL_OUT) != 0;
   const uint64_t bytes = payload_code_bytes(buffer.payload, buffer.hidden);
@@ -275,8 +269,13 @@ EP_HD void moe_copy_out(const Coop& coop, const moe_view& at, const ep_moe_dispa
   } else {
     for (uint64_t i = 0; i < rows; ++i) copy_rows(coop, to + i * args.out_stride_bytes, src + i * buffer.row_bytes, bytes, bytes, 1, non_temporal);
   }
-  if (args.out_scales == 0) return;
-  moe_copy_scales(coop, args, buffer.payload, buffer.hidden, src, buffer.row_bytes, row, rows);
+}
+
+/* The same with their scales. */
+template <class Coop>
+EP_HD void moe_copy_out(const Coop& coop, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* src, uint64_t row, uint64_t rows) {
+  moe_copy_codes(coop, at, args, src, row, rows);
+  if (args.out_scales != 0) moe_copy_scales(coop, args, at.buffer.payload, at.buffer.hidden, src, at.buffer.row_bytes, row, rows);
 }
 
 /* What a header says, to the row that it is of. False: nothing that its source may say. */
@@ -289,25 +288,45 @@ template <class Ctx> EP_HD bool moe_take_header(Ctx& ctx, const moe_view& at, co
   return sound;
 }
 
-/* Rows from .. to of a run: where they have come to, or where their source offers them. */
+/* Rows from .. to of a run, which have come. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_take_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args, uint32_t expert, int32_t source,
                          uint64_t from, uint64_t to) {
-  const ep_moe_buffer& buffer = at.buffer;
   const uint8_t* run = moe_data(endpoint, at.self(), at.run(expert, source));
   const uint64_t row = at.block_start(expert) + (*at.range(expert, source) >> 32);
   const auto* headers = reinterpret_cast<const ep_moe_header*>(run);
-  if constexpr (moe_pulls<Endpoint>) {
-    const uint8_t* offered = moe_data(endpoint, source, at.offered(source));
-    for (uint64_t i = from; i < to; ++i) {
-      const ep_moe_header header = headers[i];
-      if (moe_take_header(ctx, at, header, source, row + i)) moe_copy_out(coop, at, args, offered + header.token * buffer.row_bytes, row + i, 1);
+  for (uint64_t i = from + coop.lane(); i < to; i += coop.lanes()) moe_take_header(ctx, at, headers[i], source, row + i);
+  const uint8_t* src = run + at.buffer.max_tokens * sizeof(ep_moe_header);
+  moe_copy_out(coop, at, args, src + from * at.buffer.row_bytes, row + from, to - from);
+}
+
+/* Rows from .. to of a run, by one lane, from where their source offers them; this rank's own, unless they were cast, from x. Scales of some rows at once, since by column those of
+ * neighbours share a line. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_pull_run(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args, uint32_t expert, int32_t source,
+                        uint64_t from, uint64_t to) {
+  const ep_moe_buffer& buffer = at.buffer;
+  const uint64_t row = at.block_start(expert) + (*at.range(expert, source) >> 32);
+  const auto* headers = reinterpret_cast<const ep_moe_header*>(moe_data(endpoint, at.self(), at.run(expert, source)));
+  const uint8_t* offered = moe_data(endpoint, source, at.offered(source));
+  const moe_tokens own = moe_tokens_of(endpoint, at, args);
+  const uint8_t* tile[scale_tile];
+  uint32_t held = 0;
+  const auto scales_of = [&](uint64_t upto) {
+    if (args.out_scales != 0 && held != 0) moe_copy_scale_tile(args, buffer.payload, buffer.hidden, tile, row + upto - held, held);
+    held = 0;
+  };
+  for (uint64_t i = from; i < to; ++i) {
+    const ep_moe_header header = headers[i];
+    if (!moe_take_header(ctx, at, header, source, row + i)) {
+      scales_of(i);
+      continue;
     }
-  } else {
-    for (uint64_t i = from + coop.lane(); i < to; i += coop.lanes()) moe_take_header(ctx, at, headers[i], source, row + i);
-    const uint8_t* src = run + buffer.max_tokens * sizeof(ep_moe_header);
-    moe_copy_out(coop, at, args, src + from * buffer.row_bytes, row + from, to - from);
+    tile[held++] = source == at.self() ? own.row(header.token) : offered + header.token * buffer.row_bytes;
+    moe_copy_codes(coop, at, args, tile[held - 1], row + i, 1);
+    if (held == scale_tile) scales_of(i + 1);
   }
+  scales_of(to);
 }
 
 /* Rows that sources offer, this rank too, by warps. */
@@ -335,15 +354,17 @@ EP_HD void moe_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& e
   const uint64_t turn = (ctx.block() + expert + static_cast<uint32_t>(source)) % ctx.blocks();
   const uint64_t from = rows * turn / ctx.blocks();
   const uint64_t to = rows * (turn + 1) / ctx.blocks();
-  if (from != to) moe_take_rows(ctx, coop, endpoint, at, args, expert, source, from, to);
+  if (from == to) return;
+  if constexpr (moe_pulls<Endpoint>) moe_pull_run(ctx, coop, endpoint, at, args, expert, source, from, to);
+  else moe_take_rows(ctx, coop, endpoint, at, args, expert, source, from, to);
 }
 
-/* All rows that others have sent here. */
+/* All rows that have been sent here, and those that are pulled, this rank's own, too. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_take_runs(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
   for (uint32_t e = 0; e < at.experts_of(at.self()); ++e) {
     for (int32_t source = 0; source < at.world(); ++source) {
-      if (source != at.self()) moe_take_run(ctx, coop, endpoint, at, args, e, source);
+      if (moe_pulls<Endpoint> || source != at.self()) moe_take_run(ctx, coop, endpoint, at, args, e, source);
     }
   }
 }
@@ -351,7 +372,7 @@ EP_HD void moe_take_runs(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& 
 /* This rank's own rows, this block's tokens of them. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_take_own(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
-  const moe_tokens tokens = moe_own_tokens(endpoint, at, args);
+  const moe_tokens tokens = moe_tokens_of(endpoint, at, args);
   const uint32_t first = at.first_replica(at.self());
   const uint32_t experts = at.experts_of(at.self());
   for (uint32_t token = ctx.block(); token < at.call.routing.tokens; token += ctx.blocks()) {
@@ -417,7 +438,7 @@ EP_HD bool moe_dispatch_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe
       detail::moe_pull_rows(ctx, endpoint, at, args);
     } else {
       detail::moe_take_runs(ctx, coop, endpoint, at, args);
-      detail::moe_take_own(ctx, coop, endpoint, at, args);
+      if constexpr (!detail::moe_pulls<Endpoint>) detail::moe_take_own(ctx, coop, endpoint, at, args);
     }
     moe_written<Endpoint>(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
     detail::moe_take_back(ctx, coop, endpoint, at);

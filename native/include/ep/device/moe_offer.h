@@ -44,22 +44,32 @@ template <class Ctx, class Endpoint> EP_HD moe_results_kind moe_how(Ctx& ctx, co
   return static_cast<moe_results_kind>(static_cast<uint32_t>(word));
 }
 
-/* Low latency: where each run of a source begins in its block, for the source to read. In high throughput it was told. All blocks. HAZARD: in place of the counts that it has sent, which
+/* Low latency: where the runs of a source begin in their blocks, for the source to read. In high throughput it was told. By a block. HAZARD: in place of the counts that it has sent, which
  * nobody reads any more; it sends others when it has its results. */
-template <class Ctx, class Endpoint> EP_HD void moe_say_begins(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at) {
+template <class Ctx, class Endpoint> EP_HD void moe_say_begins(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, int32_t source) {
   if (at.buffer.header.kind != EP_MOE_LOW_LATENCY) return;
-  const auto world = static_cast<uint32_t>(at.world());
-  const uint32_t runs = at.experts_of(at.self()) * world;
-  for (uint32_t run = ctx.block() * coop.lanes() + coop.lane(); run < runs; run += ctx.blocks() * coop.lanes()) {
-    const auto source = static_cast<int32_t>(run % world);
-    if (source == at.self()) continue;
-    const uint64_t begin = *at.range(run / world, source) >> 32;
-    store_relaxed(ctx, moe_count_words(endpoint, at, at.self(), source) + run / world, static_cast<uint64_t>(at.call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT | begin);
+  uint64_t* words = moe_count_words(endpoint, at, at.self(), source);
+  for (uint32_t e = coop.lane(); e < at.experts_of(at.self()); e += coop.lanes()) {
+    store_relaxed(ctx, &words[e], static_cast<uint64_t>(at.call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT | *at.range(e, source) >> 32);
   }
 }
 
-/* The result of this rank's row number `slot` to replica p of a rank that offers it. */
+/* In place of sending results: tells each source that they are there, and where. Of what one is told nothing is another block's, so no barrier of the grid is needed. */
+template <class Ctx, class Endpoint> EP_HD void moe_offer_results(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at) {
+  for (auto source = static_cast<int32_t>(ctx.block()); source < at.world(); source += static_cast<int32_t>(ctx.blocks())) {
+    if (source == at.self() || (!moe_tells_all(at, at.self()) && moe_rows_of(at, source) == 0) || !moe_takes_part(ctx, coop, at, source)) continue;
+    moe_say_begins(ctx, coop, endpoint, at, source);
+    /* By each block that tells somebody: its release orders nothing that another block has written. */
+    if (coop.lane() == 0) store_relaxed(ctx, moe_count_words(endpoint, at, at.self(), at.self()), static_cast<uint64_t>(at.call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT | moe_results_offered);
+    moe_written<Endpoint>(coop, false);
+    moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_RETURNED, source);
+  }
+}
+
+/* The result of this rank's row number `slot` to replica p of a rank that offers its results; null: it does not. Words are read without order, several at once: what they say was heard before a
+ * barrier of the grid, and whoever has gone on since is found out by the second look. */
 template <class Ctx, class Endpoint> EP_HD const uint8_t* moe_offered_result(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, int32_t rank, uint32_t p, uint32_t slot) {
+  const uint64_t said = load_relaxed(ctx, moe_count_words(endpoint, at, rank, rank));
   uint64_t row = slot;
   if (at.buffer.header.kind == EP_MOE_LOW_LATENCY) {
     const uint32_t expert = p - at.first_replica(rank);
@@ -68,6 +78,7 @@ template <class Ctx, class Endpoint> EP_HD const uint8_t* moe_offered_result(Ctx
   } else {
     row += reinterpret_cast<const uint32_t*>(at.call.routing.send_start)[p];
   }
+  if (said != (static_cast<uint64_t>(at.call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT | moe_results_offered)) return nullptr;
   if (row >= at.buffer.recv_rows) { /* nothing that a rank may say: beyond there may be no memory */
     ctx.fail(at.status(), EP_STATUS_INVALID, rank, EP_STAGE_RESULT, at.buffer.recv_rows, row);
     row = 0;
@@ -75,27 +86,30 @@ template <class Ctx, class Endpoint> EP_HD const uint8_t* moe_offered_result(Ctx
   return moe_data(endpoint, rank, at.part(at.buffer.staged_results) + row * at.buffer.result_row_bytes);
 }
 
-/* Gives up a rank that has gone on since it said that its results are there. */
+/* Gives up a rank that has gone on since it said that its results are there; one that owes none does not matter. */
 template <class Ctx, class Endpoint> EP_HD bool moe_still_there(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, int32_t rank) {
-  if (moe_how(ctx, endpoint, at, rank) != moe_results_gone) return true;
+  if (moe_how(ctx, endpoint, at, rank) != moe_results_gone || at.sends_to(rank) == 0) return true;
   moe_give_up(ctx, at, rank, {EP_STATUS_TIMEOUT, rank, EP_STAGE_RESULT, 0, at.call.epoch, 0});
   return false;
 }
 
-/* After all blocks have summed: whether nobody has gone on meanwhile. Otherwise all sum again, without whom they have lost. All blocks call it. */
-template <class Ctx, class Endpoint> EP_HD bool moe_all_still_there(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at) {
-  uint64_t& lost = at.peer(at.self()).counted; /* of itself a rank counts nothing */
-  ctx.sync_grid();
-  if (ctx.block() == 0 && coop.lane() == 0) {
-    fence_system(); /* rows were read before the word is */
-    lost = 0;
-    for (int32_t rank = 0; rank < at.world(); ++rank) {
-      if (rank == at.self() || at.sends_to(rank) == 0 || !moe_takes_part(ctx, at, rank)) continue;
-      if (!moe_still_there(ctx, endpoint, at, rank)) lost = 1;
-    }
+/* After each block has summed: whether none that any of them has read from has gone on meanwhile. Otherwise all sum again, without whom they have lost. All blocks call it; each looks again at
+ * whom it may have read itself, and one barrier of the grid tells of what others have found. `looks`: whether this block has read anything. */
+template <class Ctx, class Endpoint> EP_HD bool moe_all_still_there(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, bool looks) {
+  uint64_t& lost = at.peer(at.self()).counted; /* of itself a rank counts nothing; 0 between calls */
+  coop.sync();
+  fence_system(); /* rows were read before the words are */
+  bool there = true;
+  for (auto rank = static_cast<int32_t>(coop.lane()); looks && rank < at.world(); rank += static_cast<int32_t>(coop.lanes())) {
+    if (rank != at.self() && moe_takes_part(ctx, at, rank)) there = moe_still_there(ctx, endpoint, at, rank) && there;
   }
+  if (!there) store_release(ctx, &lost, 1);
   ctx.sync_grid();
-  return lost == 0;
+  if (load_acquire(ctx, &lost) == 0) return true;
+  ctx.sync_grid();
+  if (ctx.block() == 0 && coop.lane() == 0) store_release(ctx, &lost, 0);
+  ctx.sync_grid();
+  return false;
 }
 
 } // namespace detail

@@ -69,6 +69,40 @@ template <class Number> EP_HD float vector_channel(const vector16& held, uint32_
 
 constexpr uint32_t terms_in_flight = 8;
 
+/* A mixture of at most terms_in_flight rows, of which each lane of a warp knows one: each lane asks the others once, not for each of its vectors (a fifth of the time). */
+template <class Number, class Coop> EP_HD void sum_few_vectors(const Coop& coop, const ep_moe_sum& sum, uint32_t count, uint64_t own_row, float own_weight) {
+  constexpr uint32_t channels = sizeof(vector16) / sizeof(typename Number::carrier);
+  auto& ctx = coop.ctx;
+  const vector16* rows[terms_in_flight];
+  float weight[terms_in_flight];
+  EP_UNROLL for (uint32_t i = 0; i < terms_in_flight; ++i) {
+    rows[i] = i < count ? reinterpret_cast<const vector16*>(ctx.shuffle(own_row, i)) : nullptr;
+    weight[i] = i < count ? ctx.shuffle(own_weight, i) : 0.0f;
+  }
+  const uint64_t vectors = sum.hidden / channels;
+  for (uint64_t at = coop.lane(); at < vectors; at += coop.lanes()) {
+    vector16 held[terms_in_flight] = {};
+    EP_UNROLL for (uint32_t i = 0; i < terms_in_flight; ++i) {
+      if (rows[i] != nullptr) held[i] = rows[i][at];
+    }
+    float all[channels] = {};
+    for (uint32_t b = 0; b < 2 && sum.bias[b] != nullptr; ++b) {
+      const vector16 bias = static_cast<const vector16*>(sum.bias[b])[at];
+      for (uint32_t c = 0; c < channels; ++c) all[c] = b == 0 ? vector_channel<Number>(bias, c) : detail::sum(all[c], vector_channel<Number>(bias, c));
+    }
+    EP_UNROLL for (uint32_t i = 0; i < terms_in_flight; ++i) {
+      if (rows[i] == nullptr) continue;
+      for (uint32_t c = 0; c < channels; ++c) all[c] = detail::sum(all[c], product(weight[i], vector_channel<Number>(held[i], c)));
+    }
+    vector16 made{};
+    for (uint32_t c = 0; c < channels; ++c) {
+      if constexpr (channels == 4) made.word[c] = float_bits(all[c]);
+      else made.word[c / 2] |= static_cast<uint32_t>(Number::store(all[c])) << (c % 2 * 16);
+    }
+    static_cast<vector16*>(sum.out)[at] = made;
+  }
+}
+
 /* Rows that travel as they are, of whole vectors: each lane of a warp asks for one term, and all have several rows in flight. False: not such rows. */
 template <class Number, class Coop, class Terms> EP_HD bool sum_row_vectors(const Coop& coop, const ep_moe_sum& sum, uint32_t count, const Terms& term) {
   constexpr uint32_t channels = sizeof(vector16) / sizeof(typename Number::carrier);
@@ -81,6 +115,10 @@ template <class Number, class Coop, class Terms> EP_HD bool sum_row_vectors(cons
   const uint64_t address = is_term ? reinterpret_cast<uint64_t>(own.row) : 0;
   const uint64_t others = reinterpret_cast<uint64_t>(sum.out) | reinterpret_cast<uint64_t>(sum.bias[0]) | reinterpret_cast<uint64_t>(sum.bias[1]);
   if (ctx.ballot(((address | others) & 15u) != 0) != 0) return false;
+  if (count <= terms_in_flight) {
+    sum_few_vectors<Number>(coop, sum, count, address, own.weight);
+    return true;
+  }
   const uint32_t terms = ctx.ballot(is_term);
   const uint64_t vectors = sum.hidden / channels;
   for (uint64_t at = coop.lane(); at - coop.lane() < vectors; at += coop.lanes()) {

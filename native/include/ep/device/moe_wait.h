@@ -106,6 +106,14 @@ template <class Ctx> EP_HD bool moe_sound(Ctx& ctx, const block_coop<Ctx>& coop,
   return coop.sync_and(coop.lane() != 0 || detail::half_ref(at.status()->status).load(detail::acquire) == EP_STATUS_OK);
 }
 
+/* Whether nothing has failed when a send half ends; `before` was read before its last barrier of the grid. HAZARD: where a receive half follows in the same launch a faster block may fail
+ * there already, and one that left for that would be missing at barriers. Where all peers are stored to nothing of a send half fails once rows are written, so that what was read before is
+ * what all blocks have read. */
+template <class Endpoint, class Ctx> EP_HD bool moe_agreed(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& at, bool before) {
+  if constexpr (moe_puts<Endpoint>) return moe_sound(ctx, coop, at);
+  else return before;
+}
+
 /* Whether a NIC has refused what was asked of it here, which no peer is to blame for. */
 EP_HD bool moe_own_nic(const ep_kernel_status& why) {
   return why.stage == EP_STAGE_NIC && why.status == EP_STATUS_SYSTEM && mlx5_is_local(static_cast<uint32_t>(why.found >> EP_NIC_FOUND_SYNDROME) & 0xffu);

@@ -143,23 +143,28 @@ export function casesOf(
     });
 }
 
-function stepCase(shape: MoeShape, perRank: readonly MoeTimes[]): BenchCase[] {
-  const [first] = perRank;
-  if (first?.steps === undefined) return [];
-  const sorted = first.steps.toSorted((a, b) => a - b);
-  const at = (fraction: number): number =>
-    sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * fraction))]! / 1000;
+function stepCases(shape: MoeShape, perRank: readonly MoeTimes[]): BenchCase[] {
+  const { steps, stepsInPlace } = perRank[0]!;
   return [
-    {
-      name: `dispatch and combine of one token per rank in a native loop, ${shape.worldSize} ranks`,
-      unit: 'us',
-      median: at(0.5),
-      spread: (at(0.99) - at(0.5)) / at(0.5),
-      samples: sorted.length,
-      ratios: [{ name: 'us at p50', value: at(0.5), goal: { at: 'most', value: 15 } }],
-      detail: { 'p99 us': at(0.99) },
-    },
-  ];
+    { how: '', samples: steps },
+    { how: 'zero-copy ', samples: stepsInPlace },
+  ].flatMap(({ how, samples }): BenchCase[] => {
+    if (samples === undefined) return [];
+    const sorted = samples.toSorted((a, b) => a - b);
+    const at = (fraction: number): number =>
+      sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * fraction))]! / 1000;
+    return [
+      {
+        name: `dispatch and ${how}combine of one token per rank in a native loop, ${shape.worldSize} ranks`,
+        unit: 'us',
+        median: at(0.5),
+        spread: (at(0.99) - at(0.5)) / at(0.5),
+        samples: sorted.length,
+        ratios: [{ name: 'us at p50', value: at(0.5), goal: { at: 'most', value: 15 } }],
+        detail: { 'p99 us': at(0.99) },
+      },
+    ];
+  });
 }
 
 /** Why a shape is not measured where so many bytes may be allocated (null: nobody knows); nothing if it is. */
@@ -187,7 +192,7 @@ export const moeBench: Bench = {
         const mpi = shape.transport === 'shm' ? await runMpi(shape, folder) : undefined;
         if (typeof mpi === 'string') skipped.add(mpi);
         const perRank = await runRanks(shape, folder);
-        cases.push(...casesOf(shape, perRank, typeof mpi === 'string' ? undefined : mpi), ...stepCase(shape, perRank));
+        cases.push(...casesOf(shape, perRank, typeof mpi === 'string' ? undefined : mpi), ...stepCases(shape, perRank));
       }
     } finally {
       await rm(folder, { recursive: true, force: true });

@@ -264,16 +264,18 @@ for (let i = -WARM_UP; i < repeats; i++) {
 await transport.barrier();
 for (const { close } of contenders) await close();
 
-let steps: number[] | undefined;
-if (task.steps > 0) {
-  await using buffer = await openMoeBuffer(transport, { mode, experts, maxTokens: 1, topK, hidden, calls: 1, stream });
+async function stepsOf(zeroCopyCombine: boolean): Promise<number[]> {
+  const one = { mode, experts, maxTokens: 1, topK, hidden, calls: 1, stream, zeroCopyCombine };
+  await using buffer = await openMoeBuffer(transport, one);
   const [even, odd] = x.map(({ data }) => tensor('bf16', [1, hidden], data.subarray(0, hidden)));
   const first = choices.slice(0, topK);
   const measured = await buffer.measureSteps([even!, odd!], first, weights.slice(0, topK), task.steps);
-  steps = [...measured.subarray(Math.floor(measured.length / 10))];
+  return [...measured.subarray(Math.floor(measured.length / 10))];
 }
+
+const loops = task.steps > 0 ? { steps: await stepsOf(false), stepsInPlace: await stepsOf(true) } : {};
 await stream.close();
 await transport.close();
 await store.close();
-const report: MoeTimes = { series, rows, ...(steps === undefined ? {} : { steps }) };
+const report: MoeTimes = { series, rows, ...loops };
 process.stdout.write(`${JSON.stringify(report)}\n`);

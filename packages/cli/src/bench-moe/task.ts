@@ -30,6 +30,7 @@ export interface MoeTimes {
   readonly series: Readonly<Record<string, readonly number[]>>;
   /** Rows of 2 * hidden bytes that a dispatch brings here, and that this rank's combine brings back to it. */
   readonly rows: number;
-  /** Nanoseconds of dispatch and combine together, in a native loop. */
+  /** Nanoseconds of dispatch and combine together, in a native loop: results that are sent, and those that stay where experts have written them. */
   readonly steps?: readonly number[];
+  readonly stepsInPlace?: readonly number[];
 }

@@ -15,8 +15,10 @@ import {
   type Succession,
   type SymmetricMemory,
   type Transport,
+  type WaitOptions,
 } from '@ep/core';
 import type { Portable } from './channel.js';
+import type { Links } from './links.js';
 import { WHERE } from './options.js';
 import { type ArenaShape, Parts, shapeOfOthers } from './parts.js';
 import { type Section, type SectionName, Sections } from './sections.js';
@@ -52,10 +54,12 @@ interface ArenaInit extends ArenaShape {
   readonly transport: Transport<Portable>;
 }
 
-/** For the rounds of all groups. */
+/** For the rounds of all groups, and for what carries their large calls. */
 interface RoundsMemory {
   readonly maker: RoundMaker;
   readonly memory: SymmetricMemory;
+  /** Where the transport has carriers. */
+  readonly carriers: SymmetricMemory | undefined;
 }
 
 export class Arena {
@@ -68,6 +72,10 @@ export class Arena {
   readonly #worldSize: number;
   readonly #store: Store;
   readonly #openings = new Map<string, number>();
+  readonly #shape: ArenaShape;
+  readonly #links = new Set<Links>();
+  readonly #stopListening: (() => void) | undefined;
+  #paused = false;
   /** Engines of this rank that use it. */
   users = 0;
 
@@ -80,6 +88,49 @@ export class Arena {
     this.inherited = inherited;
     this.parts = parts;
     this.rounds = rounds;
+    this.#shape = { sections, sectionBytes };
+    this.#stopListening = transport.succession?.generations?.onChange({
+      pause: (limits) => this.#pause(limits),
+      resume: () => void this.#resume(),
+    });
+  }
+
+  /** The ways to all ranks are being made anew. */
+  get paused(): boolean {
+    return this.#paused;
+  }
+
+  /** They pause while that is so, from now on. Returns what ends that. */
+  follow(links: Links): () => void {
+    this.#links.add(links);
+    return () => this.#links.delete(links);
+  }
+
+  /** Nobody uses it any more. */
+  async close(): Promise<void> {
+    this.#stopListening?.();
+    await this.rounds?.memory.close();
+    await this.rounds?.carriers?.close();
+    await this.memory.close();
+  }
+
+  async #pause(limits: WaitOptions): Promise<void> {
+    this.#paused = true;
+    this.parts?.pause();
+    await Promise.all([...this.#links].map((links) => links.pause(limits)));
+  }
+
+  async #resume(): Promise<void> {
+    this.#paused = false;
+    if (this.closed) return;
+    try {
+      this.parts?.resume();
+      await this.parts?.publish(this.#shape);
+      // They may be made anew once more by now.
+      if (!this.#paused) for (const links of this.#links) links.resume();
+    } catch (error) {
+      for (const links of this.#links) links.fail(error);
+    }
   }
 
   /** The sections are agreed on in this store: without it, nobody can take one. */
@@ -169,9 +220,16 @@ async function roundsMemory(
 ): Promise<RoundsMemory | undefined> {
   const { rounds: maker, succession, capabilities } = transport;
   if (maker === undefined || succession !== undefined) return undefined;
-  const size = maker.size(sections);
-  if (size.signalSlots > capabilities.maxSignalSlots) return undefined;
-  return { maker, memory: await transport.allocate({ ...size, timeoutMs, ...(signal && { signal }) }) };
+  const [size, large] = [maker.size(sections), maker.carriers?.size(sections)];
+  if (Math.max(size.signalSlots, large?.signalSlots ?? 0) > capabilities.maxSignalSlots) return undefined;
+  const limits = { timeoutMs, ...(signal && { signal }) };
+  const memory = await transport.allocate({ ...size, ...limits });
+  try {
+    return { maker, memory, carriers: large && (await transport.allocate({ ...large, ...limits })) };
+  } catch (error) {
+    await memory.close();
+    throw error;
+  }
 }
 
 /** `isFirst`: of this process on this transport. */
@@ -191,8 +249,8 @@ async function openArena(options: ArenaOptions, isFirst: boolean): Promise<Arena
     const mapped = Array.from({ length: worldSize }, (_, peer) =>
       inherits === undefined || peer === rank ? succession.lifeOf(peer) : '',
     );
-    parts = new Parts({ succession, store, memory, mapped });
-    await parts.publish(rank, shape);
+    parts = new Parts({ succession, store, memory, rank, mapped });
+    await parts.publish(shape);
   }
   const rounds = await roundsMemory(options, shape.sections).catch(async (error: unknown) => {
     // The next one may try again, and takes both anew.
@@ -215,10 +273,7 @@ const arenas = new WeakMap<Transport<Portable>, Opened>();
 
 /** After its store was closed, with which all groups ended, the transport gets another arena, and the memory of the old one is given back if it is idle. */
 async function reopenArena(options: ArenaOptions, old: Arena): Promise<Arena> {
-  if (old.users === 0) {
-    await old.rounds?.memory.close();
-    await old.memory.close();
-  }
+  if (old.users === 0) await old.close();
   return openArena(options, false);
 }
 

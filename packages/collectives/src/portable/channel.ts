@@ -140,6 +140,7 @@ export class Channel {
   #seen: bigint;
   #endpoint: Endpoint<Portable> | undefined;
   #lost = false;
+  #paused = false;
   /** Bits of slots that were read and of which the peer does not know yet: they ride on the next put, or go by themselves. */
   #owed = 0;
   #payScheduled = false;
@@ -185,6 +186,17 @@ export class Channel {
     return this.#lost || this.#out[lane].idle;
   }
 
+  /** Puts nothing until `resume`. What the peer puts is looked at all the same. */
+  pause(): void {
+    this.#paused = true;
+  }
+
+  resume(): void {
+    this.#paused = false;
+    for (const lane of LANES) this.kick(lane);
+    this.#pay();
+  }
+
   /** From now on the peer may be written to. */
   connect(endpoint: Endpoint<Portable>): void {
     this.#endpoint = endpoint;
@@ -203,7 +215,7 @@ export class Channel {
   }
 
   kick(lane: LaneName): void {
-    if (!this.connected) return;
+    if (!this.connected || this.#paused) return;
     try {
       this.#out[lane].kick();
     } catch (error) {
@@ -299,7 +311,7 @@ export class Channel {
   }
 
   #pay(): void {
-    if (this.#owed === 0 || !this.connected) return;
+    if (this.#owed === 0 || !this.connected || this.#paused) return;
     const { memory, peerSlot } = this.#init;
     const value = BigInt(this.#owed);
     this.#owed = 0;

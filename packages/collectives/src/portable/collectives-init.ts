@@ -28,8 +28,8 @@ export interface CollectivesInit {
   /** Ranks of the group, whether or not they take part. */
   readonly size: () => number;
   readonly traces: Traces;
-  /** How the data of a call travels. */
-  readonly planOf: (data: PlannedCall) => DataPlan;
+  /** How the data of a call travels; `longest`: it is carried natively, as all have said, and this is the most that any rank gives in one array. */
+  readonly planOf: (data: PlannedCall, longest: number | undefined) => DataPlan;
   /** In which order their elements are folded. */
   readonly orderOf: (contributors: readonly number[]) => FoldOrder;
   /** In which words of small calls go, and not only in records. */

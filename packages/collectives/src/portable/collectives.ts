@@ -24,12 +24,12 @@ import { foundByAll } from './admission.js';
 import { Arrivals, absentFrom, retold } from './arrivals.js';
 import { readChunk } from './chunks.js';
 import type { CollectivesInit, Ended } from './collectives-init.js';
-import { lostError, type Poison, poisonedError, poisonOf } from './failures.js';
+import { checkArrays, lostError, type Poison, poisonedError, poisonOf } from './failures.js';
 import { takeGiven } from './given.js';
 import type { Commit } from './membership.js';
 import { nameOf, type OrderedCall, type OrderedEnd } from './ordered.js';
 import { type CallRecord, type ControlRecord, type DoneRecord, describeError, type PoisonRecord } from './records.js';
-import { callRecords, findMismatch } from './signature.js';
+import { callRecords, findMismatch, longestCarried } from './signature.js';
 
 /** Once calls are known to differ, how long ranks that have not come are waited for, so that the message can name all. */
 const MISMATCH_GRACE_MS = 200;
@@ -126,10 +126,22 @@ export class Collectives {
     return true;
   }
 
-  /** After `membership.lose`. */
-  onLost(rank: number): void {
+  /** A rank is gone, which has completed this call. Where nobody tells in records who has its data, it may be the only one that knows that all have. */
+  onGone(rank: number, completed: number): void {
+    const { membership } = this.#init;
+    membership.lose(rank);
     const active = this.#active;
-    if (active?.contributors?.includes(rank) && this.#awaits(active, rank)) this.#init.membership.begin();
+    if (active?.plan?.agreed === true && active.sequence <= completed && !membership.agreeing) this.#complete(active);
+  }
+
+  /** After `membership.lose`. HAZARD: a call may be over by now, which this rank has not seen. */
+  onLost(rank: number): void {
+    const awaiting = (): boolean => {
+      const active = this.#active;
+      return active?.contributors?.includes(rank) === true && this.#awaits(active, rank);
+    };
+    if (awaiting() && !this.#init.membership.agreeing) this.#active?.plan?.look?.();
+    if (awaiting()) this.#init.membership.begin();
     else this.onReach();
   }
 
@@ -326,7 +338,7 @@ export class Collectives {
     }
     const { call } = active;
     traces.call(nameOf(call));
-    const recordFor = callRecords(call);
+    const recordFor = this.#recordsOf(active);
     const own = recordFor(rank);
     const inRound = this.#goesInRound(active, own);
     this.#arrivals.add(rank, own);
@@ -345,10 +357,24 @@ export class Collectives {
     this.#meet();
   }
 
+  /** All members of the beginning make the call, and no call was repaired. */
+  #isWhole({ contributors }: ActiveCall): boolean {
+    const { isWhole, size } = this.#init;
+    return isWhole() && contributors!.length === size();
+  }
+
+  #recordsOf(active: ActiveCall): (peer: number) => CallRecord {
+    const { call } = active;
+    const canBeCarried = call.membership === undefined && this.#isWhole(active);
+    const record = canBeCarried ? this.#init.rounds?.recordOf(call) : undefined;
+    return record === undefined ? callRecords(call) : () => record;
+  }
+
   /** Not where somebody has told of it in a record: who does has no round of it any more. */
-  #goesInRound({ contributors, sequence }: ActiveCall, { given }: CallRecord): boolean {
-    const { rank, rounds, isWhole, size } = this.#init;
-    if (given === undefined || rounds?.ready !== true || !isWhole() || contributors!.length < size()) return false;
+  #goesInRound(active: ActiveCall, { given, carry }: CallRecord): boolean {
+    const { rank, rounds } = this.#init;
+    const { contributors, sequence } = active;
+    if ((given ?? carry) === undefined || rounds?.ready !== true || !this.#isWhole(active)) return false;
     // HAZARD: as of records, it must not end before all are told, and could not be told otherwise.
     if (!contributors!.every((peer) => this.#isTold(peer))) return false;
     const words = this.#arrivals.of(sequence);
@@ -378,7 +404,7 @@ export class Collectives {
     if (words === undefined) return false;
     const { traces, rank } = this.#init;
     const { call } = active;
-    const byteLength = words[rank]!.given!.byteLength;
+    const byteLength = words[rank]!.given?.byteLength ?? 0;
     traces.signalled(nameOf(call));
     if (byteLength > 0) traces.wrote(call.kind, byteLength);
     for (const [peer, record] of words.entries()) if (peer !== rank) this.#arrivals.add(peer, record);
@@ -392,7 +418,8 @@ export class Collectives {
     if (peer === rank || membership.isGone(peer)) return;
     for (const { record, kind } of rounds?.owed(peer, sequence) ?? []) {
       traces.signalled(kind);
-      if (record.given!.byteLength > 0) traces.wrote(kind, record.given!.byteLength);
+      const byteLength = record.given?.byteLength ?? 0;
+      if (byteLength > 0) traces.wrote(kind, byteLength);
       tell(peer, record);
     }
   }
@@ -466,21 +493,28 @@ export class Collectives {
       const words = this.#arrivals.of(active.sequence);
       active.found = foundByAll(contributors!.map((peer) => words.get(peer)!.found ?? []));
     }
-    const plan = planOf({
+    const data = {
       call,
       rank,
       contributors: contributors!,
       send,
-      onSent: (byteLength) => traces.wrote(call.kind, byteLength),
+      onSent: (byteLength: number) => traces.wrote(call.kind, byteLength),
       onAdvance: kick,
       onComplete: () => this.#finish(active),
-      onFailed: (error) => this.#giveUp(active.queued, error),
-    });
-    active.plan = plan;
-    active.queued.heldBy = plan;
-    plan.begin();
+      onFailed: (error: unknown) => this.#giveUp(active.queued, error),
+    };
+    try {
+      checkArrays(call);
+      const plan = planOf(data, longestCarried(this.#arrivals.of(active.sequence), contributors!));
+      active.plan = plan;
+      active.queued.heldBy = plan;
+      plan.begin();
+    } catch (error) {
+      this.#giveUp(active.queued, error);
+      return;
+    }
     drain();
-    if (plan.pending === 0) this.#finish(active);
+    if (active.plan.pending === 0) this.#finish(active);
   }
 
   /** Closing. */
@@ -492,6 +526,10 @@ export class Collectives {
     const done: DoneRecord = { kind: 'done', sequence: active.sequence };
     for (const peer of active.contributors!) {
       if (peer === rank) continue;
+      if (active.plan?.agreed === true) {
+        active.done(peer);
+        continue;
+      }
       traces.signalled(nameOf(active.call));
       tell(peer, done);
     }

@@ -1,5 +1,6 @@
 /** How collective calls end that nobody can carry on. */
-import { EpError, formatRanks } from '@ep/core';
+import { checkAttached, EpError, formatRanks } from '@ep/core';
+import { nameOf, type OrderedCall } from './ordered.js';
 import type { PoisonRecord } from './records.js';
 
 /** From the call of the record on, calls of this rank end with this. */
@@ -25,6 +26,18 @@ export function poisonedError({ record, error }: Poison, sequence: number): EpEr
     context: { sequence, failed: record.sequence },
     cause: error,
   });
+}
+
+/** Throws where memory of a call was transferred or resized since it was made. */
+export function checkArrays(call: OrderedCall): void {
+  const { sequence } = call;
+  const where = `${nameOf(call)} ${sequence}`;
+  try {
+    for (const array of [...call.inputs, ...call.outputs]) checkAttached(array, where);
+  } catch (cause) {
+    const text = `${where}: an array of it was transferred or resized before the call ended`;
+    throw new EpError('EP_INVALID_ARGUMENT', text, { context: { sequence }, cause });
+  }
 }
 
 export function lostError(kind: string, sequence: number, lost: readonly number[]): EpError<'EP_PEER_LOST'> {

@@ -10,10 +10,13 @@
  *
  * HAZARD: what a rank that is gone has said is not heard any more (membership.ts): none looks at rounds once a member is lost, nor ever after.
  */
-import { isEpError, type RoundMaker, type Rounds, type Store, type SymmetricMemory } from '@ep/core';
-import type { nameOf } from './ordered.js';
-import type { CallRecord } from './records.js';
+import { type Carrier, isEpError, type RoundMaker, type Rounds, type Store, type SymmetricMemory } from '@ep/core';
+import { CarriedPlan, isCarried } from './carried-plan.js';
+import type { PlannedCall } from './collectives-init.js';
+import type { nameOf, OrderedCall } from './ordered.js';
+import { type CallRecord, RECORD_BYTES, recordBytes } from './records.js';
 import type { Section } from './sections.js';
+import { toldToAll } from './signature.js';
 
 /**
  * Milliseconds that the thread is held for a round: so long that ranks which outnumber their cores get their turns. Half as long after each time in vain: peers that come later than that
@@ -27,13 +30,19 @@ const LENGTH_BYTES = 2;
 const CALLS_KEPT = 2;
 
 const partKey = (key: string, rank: number): string => `${key}/rounds/part/${rank}`;
+const carrierKey = (key: string, rank: number): string => `${key}/rounds/carrier/${rank}`;
 const readyKey = (key: string, rank: number): string => `${key}/rounds/ready/${rank}`;
-const YES = Uint8Array.of(1);
+/** What a rank can: nothing, take rounds, and carry large calls, too. */
 const NO = Uint8Array.of(0);
+const YES = Uint8Array.of(1);
+const CARRIES = Uint8Array.of(2);
+const NOTHING = new Uint8Array(0);
 
 export interface GroupRoundsInit {
   readonly maker: RoundMaker;
   readonly memory: SymmetricMemory;
+  /** For carriers, where the transport has them. */
+  readonly carriers: SymmetricMemory | undefined;
   readonly section: Section;
   readonly key: string;
   readonly store: Store;
@@ -62,15 +71,16 @@ function count(maker: RoundMaker, by: number): void {
 }
 
 /** What all ranks say alike is a text of its own, so that it need not be read of each. */
-function encode({ call, gives, takes, given }: CallRecord): Uint8Array {
+function encode({ call, gives, takes, carry, given = NOTHING }: CallRecord): Uint8Array {
   const name = Buffer.from(call);
-  const rest = gives === undefined ? Buffer.alloc(0) : Buffer.from(JSON.stringify({ gives, takes }));
-  const bytes = Buffer.alloc(2 * LENGTH_BYTES + name.byteLength + rest.byteLength + given!.byteLength);
+  const isPlain = gives === undefined && carry === undefined;
+  const rest = isPlain ? NOTHING : Buffer.from(JSON.stringify({ gives, takes, carry }));
+  const bytes = Buffer.alloc(2 * LENGTH_BYTES + name.byteLength + rest.byteLength + given.byteLength);
   bytes.writeUInt16LE(name.byteLength, 0);
   bytes.writeUInt16LE(rest.byteLength, LENGTH_BYTES);
   name.copy(bytes, 2 * LENGTH_BYTES);
-  rest.copy(bytes, 2 * LENGTH_BYTES + name.byteLength);
-  bytes.set(given!, bytes.byteLength - given!.byteLength);
+  bytes.set(rest, 2 * LENGTH_BYTES + name.byteLength);
+  bytes.set(given, bytes.byteLength - given.byteLength);
   return bytes;
 }
 
@@ -79,19 +89,33 @@ function decode(sequence: number, word: Uint8Array): CallRecord {
   const bytes = Buffer.from(word.buffer, word.byteOffset, word.byteLength);
   const name = 2 * LENGTH_BYTES + bytes.readUInt16LE(0);
   const rest = name + bytes.readUInt16LE(LENGTH_BYTES);
+  const more = rest > name ? (JSON.parse(bytes.toString('utf8', name, rest)) as Partial<CallRecord>) : {};
   return {
     kind: 'call',
     sequence,
     call: bytes.toString('utf8', 2 * LENGTH_BYTES, name),
-    ...(rest > name && (JSON.parse(bytes.toString('utf8', name, rest)) as Pick<CallRecord, 'gives' | 'takes'>)),
-    given: new Uint8Array(bytes.subarray(rest)),
+    ...more,
+    ...(more.carry === undefined && { given: new Uint8Array(bytes.subarray(rest)) }),
   };
 }
 
 /** Nothing of a group's is left in the store. */
 export async function forgetRounds(store: Store, key: string, rank: number): Promise<void> {
   await store.delete(partKey(key, rank));
+  await store.delete(carrierKey(key, rank));
   await store.delete(readyKey(key, rank));
+}
+
+/** Two hosts with equally many ranks. */
+function isPaired(hosts: readonly number[]): boolean {
+  const names = [...new Set(hosts)];
+  const [one, other] = names.map((name) => hosts.filter((host) => host === name).length);
+  return names.length === 2 && one === other;
+}
+
+interface StoreLimits {
+  readonly signal: AbortSignal;
+  readonly timeoutMs: number;
 }
 
 export class GroupRounds {
@@ -99,6 +123,8 @@ export class GroupRounds {
   readonly #stop = new AbortController();
   readonly #said: Said[] = [];
   #rounds: Rounds | undefined;
+  #carrier: Carrier | undefined;
+  #carries = false;
   #begun = false;
   #ready = false;
   #holdMs = LONGEST_HOLD_MS;
@@ -111,6 +137,32 @@ export class GroupRounds {
   /** All ranks can take them, as this one knows by now. */
   get ready(): boolean {
     return this.#ready;
+  }
+
+  /**
+   * What this rank tells all others of a call that is not small, if all ranks can carry it. HAZARD: ranks find out at different times whether all can, so a call is carried only where all have told of it
+   * in this way.
+   */
+  recordOf(call: OrderedCall): CallRecord | undefined {
+    const { maker, ranks } = this.#init;
+    if (!this.#carries || !isCarried(call, maker.carriers!)) return undefined;
+    const told = toldToAll(call);
+    if (told === undefined) return undefined;
+    const record = { ...told, carry: Math.max(...call.inputs.map(({ byteLength }) => byteLength)) };
+    // As a record too, which another rank may pass on.
+    const fits =
+      encode(record).byteLength <= maker.mostBytes && recordBytes({ ...record, of: ranks.length }) <= RECORD_BYTES;
+    return fits ? record : undefined;
+  }
+
+  /** `longest`: as all have told. */
+  planOf(data: PlannedCall, longest: number): CarriedPlan {
+    return new CarriedPlan({ ...data, carrier: this.#carrier!, longest, mostMs: () => this.#mostMs });
+  }
+
+  /** For how long the thread may be held. */
+  get #mostMs(): number {
+    return makers.size === 1 ? LONGEST_HOLD_MS : 0;
   }
 
   /** Finds that out; nobody waits for it. */
@@ -127,7 +179,7 @@ export class GroupRounds {
   say(record: CallRecord, kind: Said['kind']): readonly CallRecord[] | undefined {
     this.#said.push({ record, kind, told: new Set() });
     if (this.#said.length > CALLS_KEPT) this.#said.shift();
-    const mostMs = makers.size === 1 ? this.#holdMs : 0;
+    const mostMs = Math.min(this.#mostMs, this.#holdMs);
     const words = this.#rounds!.enter(record.sequence, encode(record), mostMs);
     this.#holdMs = words === undefined ? Math.max(SHORTEST_HOLD_MS, this.#holdMs / 2) : LONGEST_HOLD_MS;
     return this.#decoded(record.sequence, words);
@@ -152,7 +204,9 @@ export class GroupRounds {
     this.#stop.abort();
     this.#ready = false;
     if (this.#begun) count(this.#init.maker, -1);
+    this.#carries = false;
     await this.#rounds?.close();
+    await this.#carrier?.close();
     await this.#opening;
   }
 
@@ -177,9 +231,35 @@ export class GroupRounds {
       if (!isEpError(error)) throw error;
     }
     this.#rounds = opened;
-    await store.set(readyKey(key, rank), opened === undefined ? NO : YES);
-    let all = true;
-    for (const peer of ranks.keys()) all = (await store.get(readyKey(key, peer), limits))[0] === YES[0] && all;
-    this.#ready = all && !signal.aborted;
+    const carrier = opened && (await this.#openCarrier(limits));
+    if (signal.aborted) {
+      await carrier?.close();
+      return;
+    }
+    this.#carrier = carrier;
+    await store.set(readyKey(key, rank), opened === undefined ? NO : carrier === undefined ? YES : CARRIES);
+    let least: number = CARRIES[0]!;
+    for (const peer of ranks.keys()) least = Math.min(least, (await store.get(readyKey(key, peer), limits))[0]!);
+    this.#ready = least >= YES[0]! && !signal.aborted;
+    this.#carries = least === CARRIES[0]! && !signal.aborted;
+  }
+
+  /** HAZARD: a rank says where its part is once it has forgotten what an earlier group has left there. */
+  async #openCarrier(limits: StoreLimits): Promise<Carrier | undefined> {
+    const { maker, carriers: memory, key, store, ranks, hosts, rank, section } = this.#init;
+    if (maker.carriers === undefined || memory === undefined || !isPaired(hosts)) return undefined;
+    maker.carriers.clear(memory, section.index);
+    await store.set(carrierKey(key, rank), maker.carriers.part(memory));
+    const parts: Uint8Array[] = [];
+    for (const [peer, host] of hosts.entries()) {
+      if (host === hosts[rank]) parts.push(await store.get(carrierKey(key, peer), limits));
+    }
+    if (limits.signal.aborted) return undefined;
+    try {
+      return maker.carriers.open({ memory, group: section.index, ranks, hosts, parts });
+    } catch (error) {
+      if (!isEpError(error)) throw error;
+      return undefined;
+    }
   }
 }

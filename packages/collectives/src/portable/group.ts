@@ -161,7 +161,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       size: () => this.#size,
       traces: this.#traces,
       tell,
-      planOf: (data) => this.#planOf(data),
+      planOf: (data, longest) => this.#planOf(data, longest),
       orderOf: (contributors) => orderOf(init.placement, contributors),
       rounds: this.#rounds,
       isWhole: () => !this.#oneLevel,
@@ -356,7 +356,7 @@ export class PortableEngine extends Resource implements GroupEngine {
   #sayBye(): void {
     for (const peer of this.#links.all.keys()) {
       for (const { record } of this.#rounds?.owed(peer) ?? []) this.#tell(peer, record);
-      this.#tell(peer, { kind: 'bye' });
+      this.#tell(peer, { kind: 'bye', completed: this.#collectives.completed });
     }
   }
 
@@ -386,8 +386,9 @@ export class PortableEngine extends Resource implements GroupEngine {
     return new GroupRounds({ ...arena.rounds, section, key, store, ranks, hosts, rank });
   }
 
-  #planOf(data: PlannedCall): DataPlan {
+  #planOf(data: PlannedCall, longest: number | undefined): DataPlan {
     const { placement, host } = this.#init;
+    if (longest !== undefined) return this.#rounds!.planOf(data, longest);
     if (host !== undefined && !this.#oneLevel && goesInTwoLevels(data, host)) return new TwoLevelPlan(data, host);
     return new Plan({ ...data, order: orderOf(placement, data.contributors) });
   }
@@ -447,7 +448,7 @@ export class PortableEngine extends Resource implements GroupEngine {
         this.#stragglers.onHere(from, record);
         break;
       case 'bye':
-        this.#lose(from, LEFT_DETAIL);
+        this.#lose(from, LEFT_DETAIL, record.completed);
         break;
       case 'offer':
         this.#messages.onOffer(from, record);
@@ -470,12 +471,12 @@ export class PortableEngine extends Resource implements GroupEngine {
     }
   }
 
-  /** It died, or closed: nothing goes there any more. */
-  #lose(peer: number, why: string): void {
+  /** It died, or closed after the call `completed`: nothing goes there any more. */
+  #lose(peer: number, why: string, completed = 0): void {
     this.#links.at(peer)?.lose();
     this.#links.explain(peer, why);
     if (this.#membership.isGone(peer)) return;
-    this.#agree(() => this.#membership.lose(peer));
+    this.#agree(() => this.#collectives.onGone(peer, completed));
   }
 
   /**

@@ -3,9 +3,12 @@
  *
  * A rank that was taken out and comes back gets another channel in the same slots, once nothing of the one before is under way: both sides have stopped it and flushed what they
  * had put, and count from the value that their word has then. So does a process that comes in the place of a dead one, of which nothing can be under way.
+ *
+ * Where the ways to all ranks are made anew when such a process comes (`Generations`), the channels between those who stay pause: what they have put lands before, so that slots and words say
+ * the same on both sides, and what is given to them meanwhile goes when the peer is mapped again. Nothing is lost, and no call ends because of it.
  */
 import { setTimeout } from 'node:timers/promises';
-import { type Endpoint, isEpError } from '@ep/core';
+import { type Endpoint, isEpError, type WaitOptions } from '@ep/core';
 import type { Arena } from './arena.js';
 import { Channel, type ChannelInit, type Portable } from './channel.js';
 import { layOut } from './layout.js';
@@ -41,8 +44,13 @@ export class Links {
   readonly #endpoints = new Map<number, Endpoint<Portable>>();
   readonly #background = new Set<Promise<void>>();
 
+  readonly #unfollow: () => void;
+  #paused: boolean;
+
   constructor(init: LinksInit) {
     this.#init = init;
+    this.#paused = init.arena.paused;
+    this.#unfollow = init.arena.follow(this);
     const { ranks, rank } = init.options;
     this.#ends = ranks.map(() => new AbortController());
     this.#lives = ranks.map((_, peer) => this.lifeOf(peer));
@@ -147,7 +155,38 @@ export class Links {
     this.follow(peer);
   }
 
+  /** Puts nothing until `resume`. Resolves when all has landed that was put, but to peers that are lost. Rejects with `EP_TIMEOUT`, or the reason of the signal. */
+  async pause(limits: WaitOptions): Promise<void> {
+    this.#paused = true;
+    this.each((channel) => channel.pause());
+    await Promise.all(
+      this.#channels.map(async (channel) => {
+        if (channel === undefined || channel.lost) return;
+        await channel.endpoint?.flush(limits).catch((error: unknown) => {
+          // Of any other failure the channel hears by itself.
+          if (!isEpError(error) || error.code === 'EP_TIMEOUT') throw error;
+        });
+      }),
+    );
+  }
+
+  /** The ways to all ranks are new: each goes on once its peer is mapped again. */
+  resume(): void {
+    this.#paused = false;
+    for (const [peer, channel] of this.#channels.entries()) {
+      if (channel !== undefined && !channel.lost) this.#run(this.#resume(peer, channel));
+    }
+  }
+
+  /** The ways to all ranks are gone. */
+  fail(error: unknown): void {
+    for (const [peer, channel] of this.#channels.entries()) {
+      if (channel?.lost === false) this.#init.onBroken(peer, error);
+    }
+  }
+
   async stop(): Promise<void> {
+    this.#unfollow();
     this.#stop.abort();
     for (const end of this.#ends) end.abort();
     await Promise.all(this.#background);
@@ -158,13 +197,26 @@ export class Links {
     void work.finally(() => this.#background.delete(work));
   }
 
+  async #resume(peer: number, channel: Channel): Promise<void> {
+    const { options, arena, onBroken } = this.#init;
+    const { signal } = this.#ends[peer]!;
+    try {
+      // Whoever connects maps by himself.
+      if (channel.endpoint !== undefined) await arena.parts?.map(options.ranks[peer]!, signal, () => channel.lost);
+    } catch (error) {
+      if (!signal.aborted) onBroken(peer, error);
+      return;
+    }
+    if (!this.#paused && !channel.lost) channel.resume();
+  }
+
   #open(peer: number): Channel {
     const { options, arena, section, readersOf, onEvent, quiet, onLost, onBroken } = this.#init;
     const { memory, sectionBytes } = arena;
     const { ranks, rank } = options;
     const ownSlot = section.firstSlot + peer;
     this.#lives[peer] = this.lifeOf(peer);
-    return new Channel({
+    const channel = new Channel({
       self: rank,
       peer,
       memory,
@@ -181,6 +233,8 @@ export class Links {
       onLost: (error) => onLost(peer, error.message),
       onBroken: (error) => onBroken(peer, error),
     });
+    if (this.#paused) channel.pause();
+    return channel;
   }
 
   async #connect(peer: number, channel: Channel, ready: string, signal: AbortSignal): Promise<void> {
@@ -192,14 +246,18 @@ export class Links {
         const endpoint = this.#endpoints.get(peer) ?? (await transport.connect(ranks[peer]!, { signal }));
         this.#endpoints.set(peer, endpoint);
         this.explain(peer, 'it has not said where its memory is');
-        await arena.parts?.map(ranks[peer]!, signal);
+        await arena.parts?.map(ranks[peer]!, signal, () => channel.lost);
         this.explain(peer, 'it has not opened the group');
         const state = await store.get(ready, { signal, timeoutMs: Number.POSITIVE_INFINITY });
-        if (saysLeft(state)) this.#init.onLost(peer, LEFT_DETAIL);
-        else if (!signal.aborted) {
-          channel.connect(endpoint);
-          this.#init.onConnected();
+        if (saysLeft(state)) {
+          this.#init.onLost(peer, LEFT_DETAIL);
+          return;
         }
+        // By other ways than those of before, perhaps.
+        await arena.parts?.map(ranks[peer]!, signal, () => channel.lost);
+        if (signal.aborted || channel.lost) return;
+        channel.connect(endpoint);
+        this.#init.onConnected();
         return;
       } catch (error) {
         if (signal.aborted) return;

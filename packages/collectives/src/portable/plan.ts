@@ -33,8 +33,12 @@ export interface DataPlan {
   readonly sink: (peer: number, stream: number) => Sink | undefined;
   /** Reads inputs and sends, from now on. */
   readonly begin: () => void;
+  /** Finds out at once what it would find out later, and may complete the call. */
+  readonly look?: () => void;
   /** Nothing more is sent, and what is held is given back. */
   readonly cut: () => void;
+  /** Once nothing is pending, all ranks have their data, and know it of each other: nobody tells it any more. */
+  readonly agreed?: boolean;
   /** Resolves when nothing uses arrays of the call any more; undefined where nothing does after `cut`. */
   readonly idle?: () => Promise<unknown>;
 }

@@ -13,6 +13,8 @@ export interface CallRecord {
   readonly takes?: number | readonly number[];
   /** The bytes of all that the rank gives, where they are few; see given.ts. */
   readonly given?: Uint8Array;
+  /** Of a call that is not small, where this rank can carry it natively (carried-plan.ts): bytes of the longest array that it gives. */
+  readonly carry?: number;
   /** Whose call it is, where another rank passes on what this one had told it. */
   readonly of?: number;
   /** Of a question or change of who takes part: whom the sender has found beside the members. */
@@ -66,8 +68,10 @@ export interface HereRecord {
   readonly waits: boolean;
 }
 
+/** `completed`: a call that all have completed who were members then. */
 export interface ByeRecord {
   readonly kind: 'bye';
+  readonly completed: number;
 }
 
 /** Point to point: a message is there; its bytes may come; it will not come; it will not be taken. */

@@ -40,6 +40,23 @@ export function describeCall(call: NamedCall): string {
 
 const lengthsOf = (arrays: EngineCall['inputs']): readonly number[] => arrays.map(({ length }) => length);
 
+/** What this rank tells all others of a call that is not small; undefined where the call is. */
+export function toldToAll(call: OrderedCall): CallRecord | undefined {
+  const { kind, sequence, inputs, outputs } = call;
+  if (givenBy(call) !== undefined) return undefined;
+  const told: CallRecord = { kind: 'call', sequence, call: describeCall(call) };
+  return kind === 'all-to-all' ? { ...told, gives: lengthsOf(inputs), takes: lengthsOf(outputs) } : told;
+}
+
+/** The most that any rank gives in one array, where all have told that they can carry the call. */
+export function longestCarried(
+  words: ReadonlyMap<number, CallRecord>,
+  contributors: readonly number[],
+): number | undefined {
+  const lengths = contributors.map((peer) => words.get(peer)!.carry);
+  return lengths.includes(undefined) ? undefined : Math.max(...(lengths as readonly number[]));
+}
+
 /** What this rank tells of its call: to all the same, unless it is an all-to-all that is too long to be told in whole. */
 export function callRecords(call: OrderedCall): (peer: number) => CallRecord {
   const { kind, sequence, inputs, outputs, membership } = call;

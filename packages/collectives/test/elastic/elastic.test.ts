@@ -67,7 +67,7 @@ describe('process groups over shared memory', () => {
   );
 });
 
-describe.each(['hostile', 'nvshmem', 'ibgda'] as const)('process groups over %s', (transport) => {
+describe.each(['hostile', 'nvshmem', 'ibgda', 'efa', 'mixed'] as const)('process groups over %s', (transport) => {
   const scenarios = [
     ['stopped', 3, [0, 1, 2]],
     ['deactivated', 3, [0, 1, 2]],
@@ -88,6 +88,8 @@ describe.each(['hostile', 'nvshmem', 'ibgda'] as const)('process groups over %s'
     hostile: ['stopped', 'holes'],
     nvshmem: ['deactivated', 'grown', 'replaced', 'left'],
     ibgda: ['rounds', 'replaced', 'left'],
+    efa: ['rounds', 'replaced', 'left'],
+    mixed: ['replaced'],
   }[transport];
   const chosen = scenarios.flatMap(([scenario, worldSize, victims]) =>
     victims

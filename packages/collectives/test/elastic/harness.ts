@@ -18,7 +18,7 @@ export interface ElasticArguments {
   readonly life: number;
   readonly storePath: string;
   /** Shared memory without a transport unless given. */
-  readonly transport?: 'hostile' | 'nvshmem' | 'ibgda';
+  readonly transport?: 'hostile' | 'nvshmem' | 'ibgda' | 'efa' | 'mixed';
 }
 
 export type ElasticMessage =

@@ -6,7 +6,7 @@ import { worksOver } from './works-over.js';
 
 const barrier = (timeoutMs = 20_000): Call => ({ kind: 'barrier', timeoutMs });
 
-describe.each(['shm', 'ibgda', 'mixed'] as const)(
+describe.each(['shm', 'ibgda', 'mixed', 'efa', 'mixed-efa'] as const)(
   'another process in the place of one that is gone, over %s',
   (kind) => {
     const open = (size: number): Promise<World> => World.open({ kind, size, stagingBytes: SMALL_STAGING });

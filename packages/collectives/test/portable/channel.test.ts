@@ -11,7 +11,7 @@ function channelOf(until: () => Promise<bigint>) {
   const layout = layOut(2 ** 16, 2);
   const section = new Uint8Array(2 ** 16);
   section.set(encodeRecord({ kind: 'done', sequence: 5 }), layout.receiveOffset(1, 'control', 0));
-  section.set(encodeRecord({ kind: 'bye' }), layout.receiveOffset(1, 'control', 1));
+  section.set(encodeRecord({ kind: 'bye', completed: 0 }), layout.receiveOffset(1, 'control', 1));
   let word = 1n << BigInt(fullBit('control', 0));
   const memory = {
     signals: { slots: 2, peek: () => word, until },

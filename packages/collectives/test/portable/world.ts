@@ -17,7 +17,7 @@ import { openHost } from '../../src/backends.js';
 import type { EngineCall, EngineEnd, GroupEngine, MembershipCall, MembershipEnd, OpKind } from '../../src/engine.js';
 import { openPortableEngine, type PortableEngineOptions } from '../../src/portable/engine.js';
 
-export type Kind = 'hostile' | 'shm' | 'ibgda' | 'mixed' | 'efa' | 'fabric';
+export type Kind = 'hostile' | 'shm' | 'ibgda' | 'mixed' | 'efa' | 'mixed-efa' | 'fabric';
 
 interface Readmission {
   readonly store: Store;
@@ -25,27 +25,43 @@ interface Readmission {
   readonly without: readonly number[];
 }
 
-/** Shared memory within nodes of two ranks, queue pairs between them. */
-const mixed = (how: 'open' | 'rejoin') => async (member: Member, options: { readonly signal: AbortSignal }) => {
-  const of = (name: string): Member => ({ ...member, store: prefixStore(member.store, name) });
-  const shm = await nvshmem.shm[how](of('shm'), options);
-  const nic = await ibgda.soft[how](of('nic'), options);
-  const nodes = Array.from({ length: member.worldSize }, (_, rank) => Math.floor(rank / 2));
-  const readmit = async ({ store, joining, without }: Readmission): Promise<void> => {
-    await shm.readmit({ store: prefixStore(store, 'shm'), joining, without });
-    await nic.readmit({ store: prefixStore(store, 'nic'), joining, without });
+type Opening = readonly [member: Member, options: { readonly signal: AbortSignal }];
+type Nic = Transport<'bundled' | 'add'> & { readmit(options: Readmission): Promise<void> };
+
+/** Shared memory within nodes of two ranks, a NIC between them. */
+const mixedOf =
+  (how: 'open' | 'rejoin', openNic: (...opening: Opening) => Promise<Nic>) =>
+  async (...opening: Opening) => {
+    const [member, options] = opening;
+    const of = (name: string): Member => ({ ...member, store: prefixStore(member.store, name) });
+    const shm = await nvshmem.shm[how](of('shm'), options);
+    const nic = await openNic(of('nic'), options);
+    const nodes = Array.from({ length: member.worldSize }, (_, rank) => Math.floor(rank / 2));
+    const readmit = async ({ store, joining, without }: Readmission): Promise<void> => {
+      await shm.readmit({ store: prefixStore(store, 'shm'), joining, without });
+      await nic.readmit({ store: prefixStore(store, 'nic'), joining, without });
+    };
+    return Object.assign(compose([shm, nic], byCapability(nodes)), { readmit });
   };
-  return Object.assign(compose([shm, nic], byCapability(nodes)), { readmit });
-};
+const mixed = (how: 'open' | 'rejoin') => mixedOf(how, (...opening) => ibgda.soft[how](...opening));
+const mixedEfa = (how: 'open' | 'rejoin') => mixedOf(how, (...opening) => efaGda.soft[how](...opening));
 
 /** Over these, others come in the place of ranks that are gone. */
-const rejoiners = { shm: nvshmem.shm.rejoin, ibgda: ibgda.soft.rejoin, mixed: mixed('rejoin') } as const;
+const rejoiners = {
+  shm: nvshmem.shm.rejoin,
+  ibgda: ibgda.soft.rejoin,
+  mixed: mixed('rejoin'),
+  efa: efaGda.soft.rejoin,
+  'mixed-efa': mixedEfa('rejoin'),
+} as const;
 const isElastic = (kind: Kind): kind is keyof typeof rejoiners => Object.hasOwn(rejoiners, kind);
 
 export interface WorldOptions {
   readonly kind?: Kind;
   readonly size: number;
   readonly hostile?: HostileConfig;
+  /** Of the NICs of `efa`. */
+  readonly faults?: string;
   readonly stagingBytes?: number;
   readonly maxGroups?: number;
   readonly timeoutMs?: number;
@@ -105,8 +121,12 @@ export class World implements AsyncDisposable {
         if (kind === 'shm') return scope.add(await nvshmem.shm.open(member, { signal }));
         if (kind === 'ibgda') return scope.add(await ibgda.soft.open(member, { signal }));
         if (kind === 'mixed') return scope.add(await mixed('open')(member, { signal }));
+        if (kind === 'mixed-efa') return scope.add(await mixedEfa('open')(member, { signal }));
         if (kind === 'fabric') return scope.add(await nvshmem.fabric.open(member, { signal, config: LOOPBACK }));
-        if (kind === 'efa') return scope.add(await efaGda.soft.open(member, { signal }));
+        if (kind === 'efa') {
+          const faulty = options.faults === undefined ? {} : { config: { faults: options.faults } };
+          return scope.add(await efaGda.soft.open(member, { signal, ...faulty }));
+        }
         return scope.add(await hostile.open(member, { signal, config }));
       }),
     );
@@ -239,7 +259,7 @@ export class World implements AsyncDisposable {
     await this.transports[rank]!.close();
   }
 
-  /** Over `shm`, `ibgda` and both: another one comes in the place of this rank, which is gone, and opens the group that the others have. */
+  /** Over `shm`, a NIC and both: another one comes in the place of this rank, which is gone, and opens the group that the others have. */
   async replace(rank: number): Promise<void> {
     await this.readmit(rank);
     await this.openSuccessor(rank);

@@ -3,9 +3,10 @@ import assert from 'node:assert/strict';
 import { readdirSync, readFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { hostile } from '@ep/conformance/hostile';
-import { CloseScope, isEpError, openFileStore } from '@ep/core';
-import { IbgdaTransport, ibgda } from '@ep/ibgda';
-import { nvshmem, ShmTransport } from '@ep/nvshmem';
+import { byCapability, CloseScope, compose, isEpError, openFileStore, prefixStore, type Store } from '@ep/core';
+import { type EfaTransport, efaGda } from '@ep/efa-gda';
+import { type IbgdaTransport, ibgda } from '@ep/ibgda';
+import { nvshmem, type ShmTransport } from '@ep/nvshmem';
 import { type InitOptions, initProcessGroup, type ProcessGroup } from '../../src/index.js';
 import type { ElasticArguments, ElasticMessage } from '../elastic/harness.js';
 
@@ -19,10 +20,30 @@ const range = (from: number, to: number): number[] => Array.from({ length: to - 
 /** A transport has all places that a group may grow to; those who are there from the beginning open it. */
 const member = { rank, worldSize: capacity, store };
 const config = { activeRanks: range(0, worldSize) };
+/** Those that let others in, each with its store. */
+const letting: (readonly [ShmTransport | IbgdaTransport | EfaTransport, Store])[] = [];
+const lets = <T extends (typeof letting)[number][0]>(one: T, own: Store = store): T => {
+  letting.push([one, own]);
+  return one;
+};
+const shmOf = async (own: Store): Promise<ShmTransport> => {
+  const { shm } = nvshmem;
+  const at = { ...member, store: own };
+  return lets(life > 0 ? await shm.rejoin(at, { signal }) : await shm.open(at, { signal, config }), own);
+};
+const efaOf = async (own: Store): Promise<EfaTransport> =>
+  lets(await efaGda.soft[life > 0 ? 'rejoin' : 'open']({ ...member, store: own }, { signal }), own);
 const opened = {
   hostile: () => hostile.open(member, { signal, config: { seed: 1, maxDelayUs: 100 } }),
-  nvshmem: () => (life > 0 ? nvshmem.shm.rejoin(member, { signal }) : nvshmem.shm.open(member, { signal, config })),
-  ibgda: () => (life > 0 ? ibgda.soft.rejoin(member, { signal }) : ibgda.soft.open(member, { signal })),
+  nvshmem: () => shmOf(store),
+  ibgda: async () => lets(await ibgda.soft[life > 0 ? 'rejoin' : 'open'](member, { signal })),
+  efa: () => efaOf(store),
+  /** Shared memory between pairs of ranks, EFA between these. */
+  mixed: async () => {
+    const shm = await shmOf(prefixStore(store, 'shm'));
+    const efa = await efaOf(prefixStore(store, 'efa'));
+    return compose([shm, efa], byCapability(range(0, capacity).map((one) => Math.floor(one / 2))));
+  },
 };
 const transport = given.transport && scope.add(await opened[given.transport]());
 const others = (size: number): number[] => range(0, size).filter((one) => one !== victim);
@@ -101,14 +122,15 @@ async function checkMessages(group: ProcessGroup, ranks: readonly number[]): Pro
 
 /** Over a transport, which others come to first. */
 async function readmit(joining: readonly number[]): Promise<void> {
-  if (!(transport instanceof ShmTransport || transport instanceof IbgdaTransport)) return;
-  // One that leaves in order takes its time.
-  while ((await failure(transport.readmit({ store, joining, timeoutMs: 40_000 }))) === 'EP_INVALID_ARGUMENT');
+  for (const [one, own] of letting) {
+    // One that leaves in order takes its time.
+    while ((await failure(one.readmit({ store: own, joining, timeoutMs: 40_000 }))) === 'EP_INVALID_ARGUMENT');
+  }
 }
 
 /** A software NIC ends with its process: what it was told, and has not carried out, is lost. */
 async function land({ size }: ProcessGroup): Promise<void> {
-  if (!(transport instanceof IbgdaTransport)) return;
+  if (transport === undefined) return;
   for (const peer of others(size)) await (await transport.connect(peer)).flush();
 }
 
@@ -134,6 +156,7 @@ async function replaced(): Promise<void> {
     await checkMessages(group, all);
     await checkBlocks(group, all);
   }
+  const held: ReturnType<typeof holdings>[] = [];
   for (let round = life; round < ROUNDS; round++) {
     const part = await group.newGroup([victim, (victim + 1) % worldSize]);
     if (part !== undefined) await part.barrier();
@@ -155,8 +178,11 @@ async function replaced(): Promise<void> {
     await checkMessages(group, all);
     await checkBlocks(group, all);
     await part?.close();
+    held.push(holdings());
   }
   await group.barrier();
+  // The first round maps what later ones use again; native groups keep what the dead had shared (docs/known-defects.md).
+  if (transport !== undefined && life === 0 && rank !== victim) assert.deepEqual(held.at(-1), held[1]);
 }
 
 /** Leaves in order: takes itself out with the others, and ends. Another process comes in its place. */

@@ -25,11 +25,17 @@ import {
 import { DeviceMemory } from '@ep/native/ranks';
 
 export interface TensorPlace {
-  /** Elements from row to row, where rows lie apart. */
+  /** Elements from row to row, where rows lie apart: those of the last axis. Blocks of them follow each other. */
   readonly rowElements?: number;
   readonly device: Device;
   readonly address: bigint;
   readonly place: GpuPlace;
+}
+
+function rowStrides(shape: readonly number[], rowElements: number): number[] {
+  const strides = [rowElements, 1];
+  for (let axis = shape.length - 2; axis > 0; axis--) strides.unshift(strides[0]! * shape[axis]!);
+  return strides;
 }
 
 /** A tensor at a place in memory of ours. */
@@ -37,7 +43,7 @@ export function deviceTensor<D extends DType>(dtype: D, shape: readonly number[]
   const tensor: DeviceTensor<D> = Object.freeze({
     dtype,
     shape: Object.freeze([...shape]),
-    ...(at.rowElements === undefined ? {} : { strides: Object.freeze([at.rowElements, 1]) }),
+    ...(at.rowElements === undefined ? {} : { strides: Object.freeze(rowStrides(shape, at.rowElements)) }),
     address: at.address + BigInt(at.place.byteOffset),
     device: at.device,
   });
@@ -93,17 +99,24 @@ function packedPlace(tensor: DeviceTensor, where: string): GpuPlace {
   throw new EpError('EP_UNSUPPORTED', `${where}: the rows of the tensor lie apart, and copies are of one run of bytes`);
 }
 
+/** Where the rows of a tensor of ours lie, if they lie apart. */
+function rowsApart({ shape, strides, dtype }: DeviceTensor) {
+  const rows = elementCount(shape.slice(0, -1));
+  if (strides === undefined || rows === 0) return undefined;
+  const size = elementBytes(dtype);
+  return { rows, rowBytes: shape.at(-1)! * size, strideBytes: strides.at(-2)! * size };
+}
+
 /** Copies a tensor of ours out of the device, packed. */
 export async function readTensor(tensor: DeviceTensor): Promise<Uint8Array<ArrayBuffer>> {
   const { operand, byteOffset, copier } = ownPlace(tensor, 'readTensor');
   const bytes = new Uint8Array(bytesOf(tensor));
-  const { strides, shape } = tensor;
-  if (strides === undefined || shape[0] === 0) {
+  const apart = rowsApart(tensor);
+  if (apart === undefined) {
     await copier.read(operand, byteOffset, bytes);
     return bytes;
   }
-  const size = elementBytes(tensor.dtype);
-  const [rows, rowBytes, strideBytes] = [shape[0]!, elementCount(shape.slice(1)) * size, strides[0]! * size];
+  const { rows, rowBytes, strideBytes } = apart;
   const extent = new Uint8Array((rows - 1) * strideBytes + rowBytes);
   await copier.read(operand, byteOffset, extent);
   for (let row = 0; row < rows; row++) {
@@ -112,14 +125,20 @@ export async function readTensor(tensor: DeviceTensor): Promise<Uint8Array<Array
   return bytes;
 }
 
-/** Copies into a packed tensor of ours. HAZARD: at once, whatever streams do: what still reads the tensor must have ended. */
+/** Copies into a tensor of ours, rows that lie apart one by one. HAZARD: at once, whatever streams do: what still reads the tensor must have ended. */
 export async function writeTensor(bytes: Storage[DType], tensor: DeviceTensor): Promise<void> {
-  const { operand, byteOffset, copier } = packedPlace(tensor, 'writeTensor');
+  const { operand, byteOffset, copier } = ownPlace(tensor, 'writeTensor');
   checkAttached(bytes, 'writeTensor');
   if (bytes.byteLength !== bytesOf(tensor)) {
     throw invalid('bytes', { where: 'writeTensor', expected: `${bytesOf(tensor)} bytes`, found: bytes.byteLength });
   }
-  await copier.write(new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength), operand, byteOffset);
+  const source = new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  const apart = rowsApart(tensor);
+  if (apart === undefined) return copier.write(source, operand, byteOffset);
+  const { rows, rowBytes, strideBytes } = apart;
+  for (let row = 0; row < rows; row++) {
+    await copier.write(source.subarray(row * rowBytes, (row + 1) * rowBytes), operand, byteOffset + row * strideBytes);
+  }
 }
 
 function checkFit(dtype: DType, shape: readonly number[], byteOffset: number, byteLength: number, where: string): void {

@@ -1,38 +1,45 @@
 /** Tokens to their experts and results back between ranks that share a GPU, or GPUs that reach each other's memory: `MoeBuffer` of tensors on the device. */
 import {
-  createWork,
   type DeviceTensor,
-  doneWork,
+  type DType,
   EpError,
   elementBytes,
+  formatRanks,
   invalid,
-  linkSignals,
   type Rank,
   Resource,
   type Work,
-  WorkOwner,
 } from '@ep/core';
 import {
+  EP_MOE_CACHED,
   EP_MOE_RENORMALISE,
+  type GraphMember,
   type MoeCall,
   type MoeCombineHalf,
   type MoeDispatchHalf,
   type NativeGpuMoeBuffer,
   type NativeGpuOperand,
+  native,
   type OperationId,
 } from '@ep/native';
 import type { DeviceMemory } from '@ep/native/ranks';
 import { type ExpertMap, localExperts, replicaCandidates } from '@ep/plan/moe';
 import { COMBINE_TIMEOUTS, callTimeout } from '../moe/call-time.js';
 import { dtypeCode } from '../moe/codes.js';
-import { callFailure, isRefusal } from '../moe/failure.js';
-import { Losses, lostOf, type MoeLoss, reportActive } from '../moe/losses.js';
+import { checkLayout, Losses, lostOf, type MoeLoss, reportActive } from '../moe/losses.js';
 import type { MoeCallOptions, ResolvedMoe } from '../moe/options.js';
-import { HeldCall, type MoeHandle } from '../moe/received.js';
+import { type CallStage, HeldCall, type MoeHandle, type MoeHook } from '../moe/received.js';
+import { CudaBuffer } from './buffer.js';
+import { DeviceLaunches } from './moe-launches.js';
+import { KeptLayouts } from './moe-layouts.js';
 import type {
+  DeviceMoeCaptureCombineOptions,
+  DeviceMoeCaptured,
+  DeviceMoeCaptureOptions,
   DeviceMoeCombined,
   DeviceMoeCombineOptions,
   DeviceMoeDispatchOptions,
+  DeviceMoeLayout,
   DeviceMoeReceived,
 } from './moe-received.js';
 import { DeviceMoeSlot, type Pinned, pinnedMemory } from './moe-slot.js';
@@ -45,11 +52,14 @@ interface DeviceMoeInit {
   readonly memory: DeviceMemory;
   readonly stream: CudaStream;
   readonly native: NativeGpuMoeBuffer;
+  /** How many layouts may be kept. */
+  readonly layouts: number;
   /** Of the agreements, in host memory. */
   readonly closeControl: () => Promise<void>;
 }
 
-const SEND_AND_RECEIVE = 3;
+const SEND = 1;
+const RECEIVE = 2;
 
 /**
  * Collective, as `MoeBuffer`: all ranks that take part make the same calls in the same order; each takes one of `calls` slots until its combine or release. A rank that
@@ -62,15 +72,20 @@ export class DeviceMoeBuffer extends Resource {
   /** Of this rank. */
   readonly localExperts: number;
   readonly #init: DeviceMoeInit;
-  readonly #owner = new WorkOwner('MoE buffer of a GPU');
+  readonly #launches: DeviceLaunches;
+  readonly #layouts: KeptLayouts;
   readonly #slots: readonly DeviceMoeSlot[];
-  readonly #totals: Pinned;
+  /** Where kernels add, and where the host looks. */
+  readonly #totals: CudaBuffer;
+  readonly #totalsSeen: Pinned;
+  /** Launched replays of graphs with calls of this buffer that have not ended, and where they run. */
+  #replays = 0;
+  #replayedOn: object | undefined;
+  /** Captured calls that were released before a combine followed. */
+  readonly #forgotten = new WeakSet<HeldCall>();
   readonly #losses: Losses;
   #chosenBy = '';
   #calls = 0;
-  #sequence = 0;
-  #poison: { readonly reason: unknown } | undefined;
-  readonly #cancel = new AbortController();
 
   constructor(init: DeviceMoeInit) {
     super('MoE buffer of a GPU');
@@ -81,8 +96,22 @@ export class DeviceMoeBuffer extends Resource {
     this.map = moe.map;
     this.localExperts = localExperts(moe.map, rank);
     this.#losses = new Losses(rank, moe.worldSize);
+    this.#launches = new DeviceLaunches({
+      stream: init.stream,
+      checkOpen: (where) => this.#checkOpen(where),
+      hold: (operation) => this.hold(operation),
+      closing: () => this.closing,
+    });
+    this.#layouts = new KeptLayouts(init.native, init.layouts);
     this.#slots = Array.from({ length: moe.calls }, (_, i) => new DeviceMoeSlot(i, init));
-    this.#totals = pinnedMemory(memory, this.localExperts * BigUint64Array.BYTES_PER_ELEMENT);
+    const totalBytes = Math.max(64, this.localExperts * BigUint64Array.BYTES_PER_ELEMENT);
+    this.#totalsSeen = pinnedMemory(memory, totalBytes);
+    const device = Object.freeze({ kind: 'cuda' as const, index: memory.device });
+    const totals = new (native().binding.GpuMemory)(memory.library, memory.device, totalBytes);
+    this.#totals = new CudaBuffer({ memory: totals, byteLength: totalBytes, device, copier: memory.copier });
+    // So that calls may be captured before any was made.
+    this.#choose(this.activeRanks);
+    init.native.placeCandidates();
   }
 
   /** Thread blocks and threads of a call, and how many such blocks the GPU runs at once. */
@@ -113,97 +142,276 @@ export class DeviceMoeBuffer extends Resource {
 
   /** Rows that each local expert has received in all calls so far. */
   totals(): BigUint64Array {
-    return new BigUint64Array(this.#totals.bytes, 0, this.localExperts).slice();
+    return new BigUint64Array(this.#totalsSeen.bytes, 0, this.localExperts).slice();
   }
 
-  /** Sends each row of `x` [tokens, hidden] to the ranks of its experts; resolves with the rows that came here. `choices`: `topK` experts for each token, -1 for none. */
-  dispatch(x: DeviceTensor, choices: Int32Array, options: DeviceMoeDispatchOptions = {}): Work<DeviceMoeReceived> {
-    const where = 'dispatch';
-    const { moe, native } = this.#init;
-    this.#checkUsable(where);
-    options.signal?.throwIfAborted();
-    const index = this.#calls % moe.calls;
-    const slot = this.#slots[index]!;
-    if (slot.held !== undefined) {
-      throw new EpError(
-        'EP_BUSY',
-        `${where}: call slot ${index} of ${moe.calls} is still taken: combine or release an earlier call, or open with more calls (at most 4)`,
-        { context: { slot: index, calls: moe.calls } },
+  /**
+   * Sends each row of `x` [tokens, hidden] to the ranks of its experts; resolves with the rows that came here. `choices`: `topK` experts for each token, -1 for none; or the layout of an
+   * earlier dispatch of the same choices, which all ranks then give.
+   */
+  dispatch(
+    x: DeviceTensor,
+    choices: Int32Array | DeviceMoeLayout,
+    options: DeviceMoeDispatchOptions = {},
+  ): Work<DeviceMoeReceived> {
+    const begun = this.#beginDispatch(x, choices, options, 'dispatch');
+    const operation = begun.launch(SEND | RECEIVE, options);
+    return this.#launches.follow('dispatch', operation, options, begun.received, begun.refused);
+  }
+
+  /** The first half alone: `receive()` of what it resolves with is the second. In between nothing runs here for this call. `x` stays unchanged until then. */
+  dispatchSend(
+    x: DeviceTensor,
+    choices: Int32Array | DeviceMoeLayout,
+    options: DeviceMoeDispatchOptions = {},
+  ): Work<MoeHook<DeviceMoeReceived>> {
+    const begun = this.#beginDispatch(x, choices, options, 'dispatchSend');
+    const name = 'dispatch receive';
+    const hook = () =>
+      this.#launches.hook(name, (late) =>
+        this.#launches.follow(name, begun.launch(RECEIVE, late), late, begun.received, begun.refused),
       );
+    return this.#launches.follow('dispatchSend', begun.launch(SEND, options), options, hook, begun.refused);
+  }
+
+  /**
+   * Sends the results `y` of experts, a tensor like `received.x` in the buffer's dtype, or `received.combineBuffer` itself, back to where their tokens came from. Ends the call.
+   */
+  combine(y: DeviceTensor, handle: MoeHandle, options: DeviceMoeCombineOptions): Work<DeviceMoeCombined> {
+    const begun = this.#beginCombine(y, handle, options, 'combine');
+    const operation = begun.launch(SEND | RECEIVE, options);
+    return this.#launches.follow('combine', operation, options, begun.combined, begun.ended);
+  }
+
+  /** As `dispatchSend`, of a combine. `y` stays unchanged until `receive()` has resolved. */
+  combineSend(y: DeviceTensor, handle: MoeHandle, options: DeviceMoeCombineOptions): Work<MoeHook<DeviceMoeCombined>> {
+    const begun = this.#beginCombine(y, handle, options, 'combineSend');
+    const name = 'combine receive';
+    const hook = () =>
+      this.#launches.hook(name, (late) =>
+        this.#launches.follow(name, begun.launch(RECEIVE, late), late, begun.combined, begun.ended),
+      );
+    return this.#launches.follow('combineSend', begun.launch(SEND, options), options, hook);
+  }
+
+  /**
+   * `dispatch` as a part of the graph that the stream is being captured into: each replay sends what `x` and `choices`, i32 [tokens, topK] on the device, hold then, and counts as a call on the
+   * device. Both stay unchanged until the call's combine has run. Choices that are no expert count as none; a token that names one twice sends it two rows. `activeRanks`, kept layouts and halves have no
+   * place in a graph. A rank that a replay gives up stays left out of later ones, and `launch` refuses to begin one (`EP_PEER_LOST`) once the loss is known: capture anew.
+   */
+  captureDispatch(x: DeviceTensor, choices: DeviceTensor, options: DeviceMoeCaptureOptions = {}): DeviceMoeCaptured {
+    const where = 'captureDispatch';
+    const { moe, stream } = this.#init;
+    this.#launches.checkUsable(where);
+    if (!stream.capturing) {
+      throw new EpError('EP_INVALID_ARGUMENT', `${where}: the stream is not being captured; dispatch() runs a call`);
     }
+    const slot = this.#freeSlot(where);
     const tokens = x?.shape?.[0];
     if (typeof tokens !== 'number' || tokens > moe.maxTokens) {
       throw invalid('x', { where, expected: `[at most ${moe.maxTokens} tokens, ${moe.hidden}]`, found: x?.shape });
     }
     const from = this.#rows(`${where}, x`, x, tokens);
-    if (!(choices instanceof Int32Array) || choices.length !== tokens * moe.topK) {
-      const expected = `an Int32Array of ${tokens * moe.topK} (${tokens} tokens * ${moe.topK})`;
-      throw invalid('choices', { where, expected, found: choices });
-    }
+    const chosen = this.#packed(`${where}, choices`, choices, 'i32', tokens, moe.topK);
     const { routing } = slot;
+    const active = this.#losses.active(undefined, where);
+    this.#choose(active);
+    reportActive(routing.ranks, active);
+    const epoch = Math.floor(this.#calls / moe.calls) + 1;
+    const call = new HeldCall({ slot: slot.index, epoch, tokens, routing, release: (held) => this.#forget(held) });
+    call.rows = slot.room;
+    slot.choices = chosen;
+    this.#init.native.dispatch(stream.nativeStream(where), {
+      ...this.#captured(call, slot),
+      ...{ halves: SEND | RECEIVE, timeoutMs: callTimeout(moe, options, where), flags: 0, dtype: dtypeCode(moe.dtype) },
+      ...{ x: from.operand, xOffset: from.byteOffset, xStride: from.strideBytes },
+      ...(slot.out && { out: slot.out.operand, outOffset: 0 }),
+      ...(slot.scales && { scales: slot.scales.operand, scalesOffset: 0 }),
+      ...{ totals: this.#totals.operand, totalsOffset: 0, totalsSeen: this.#totalsSeen.operand },
+    });
+    slot.held = call;
+    call.stage = 'captured';
+    this.#calls++;
+    stream.join(this.#member(call, slot, active));
+    const combineBuffer = slot.results(slot.room);
+    return { ...slot.tensors(slot.room), ...(combineBuffer && { combineBuffer }), ...slot.captured(), handle: call };
+  }
+
+  /** `combine` of what `captureDispatch` of the same graph has received: `y` has room for as many rows as `x` there. Weights lie on the device. */
+  captureCombine(y: DeviceTensor, handle: MoeHandle, options: DeviceMoeCaptureCombineOptions): void {
+    const where = 'captureCombine';
+    const { moe, stream } = this.#init;
+    this.#launches.checkUsable(where);
+    const { call, slot } = this.#callOf(handle, where, 'captured');
+    if (!stream.capturing) {
+      throw new EpError('EP_INVALID_ARGUMENT', `${where}: the stream is not being captured any more`);
+    }
+    const { tokens, rows } = call;
+    const from = this.#results(`${where}, y`, y, rows);
+    const row = (tensor: DeviceTensor | undefined, name: string) =>
+      this.#packed(`${where}, ${name}`, tensor, moe.dtype, tokens, moe.hidden);
+    const out = row(options?.out, 'out');
+    const bias = options.bias ?? [];
+    if (bias.length > 2) throw invalid('bias', { where, expected: 'at most two tensors', found: bias.length });
+    const [first, second] = bias.map((one, i) => row(one, `bias ${i}`));
+    const weights = options.weights && this.#packed(`${where}, weights`, options.weights, 'f32', tokens, moe.topK);
+    this.#init.native.combine(stream.nativeStream(where), {
+      ...this.#captured(call, slot),
+      ...{ halves: SEND | RECEIVE, timeoutMs: callTimeout(moe, options, where, COMBINE_TIMEOUTS) },
+      ...{ flags: options.renormalise === true ? EP_MOE_RENORMALISE : 0, dtype: dtypeCode(moe.dtype) },
+      ...{ y: from.operand, yOffset: from.byteOffset, yStride: from.strideBytes, yRows: rows },
+      ...{ out: out.operand, outOffset: out.byteOffset },
+      ...(weights && { weights: weights.operand, weightsOffset: weights.byteOffset }),
+      ...(first && { bias0: first.operand, bias0Offset: first.byteOffset }),
+      ...(second && { bias1: second.operand, bias1Offset: second.byteOffset }),
+    });
+    call.stage = 'released';
+    slot.held = undefined;
+  }
+
+  protected override async release(): Promise<void> {
+    await this.#launches.cancel();
+    this.#init.native.close();
+    for (const slot of this.#slots) await slot.close();
+    await this.#totals.close();
+    await this.#init.memory.close();
+    await this.#init.closeControl();
+    this.#launches.check();
+  }
+
+  /** The slot that is due. */
+  #freeSlot(where: string): DeviceMoeSlot {
+    const { moe } = this.#init;
+    const index = this.#calls % moe.calls;
+    const slot = this.#slots[index]!;
+    if (this.#replays > 0) {
+      const why = `${where}: a graph with calls of this buffer is being replayed: await that first`;
+      throw new EpError('EP_BUSY', why, { context: { replays: this.#replays } });
+    }
+    if (slot.held === undefined) return slot;
+    throw new EpError(
+      'EP_BUSY',
+      `${where}: call slot ${index} of ${moe.calls} is still taken: combine or release an earlier call, or open with more calls (at most 4)`,
+      { context: { slot: index, calls: moe.calls } },
+    );
+  }
+
+  #beginDispatch(
+    x: DeviceTensor,
+    choices: Int32Array | DeviceMoeLayout,
+    options: DeviceMoeDispatchOptions,
+    where: string,
+  ) {
+    const { moe, native } = this.#init;
+    this.#launches.checkUsable(where);
+    options.signal?.throwIfAborted();
+    const slot = this.#freeSlot(where);
+    const { index } = slot;
+    const tokens = x?.shape?.[0];
+    if (typeof tokens !== 'number' || tokens > moe.maxTokens) {
+      throw invalid('x', { where, expected: `[at most ${moe.maxTokens} tokens, ${moe.hidden}]`, found: x?.shape });
+    }
+    const from = this.#rows(`${where}, x`, x, tokens);
+    const given = choices instanceof Int32Array ? choices : undefined;
+    if (given !== undefined && given.length !== tokens * moe.topK) {
+      const expected = `an Int32Array of ${tokens * moe.topK} (${tokens} tokens * ${moe.topK})`;
+      throw invalid('choices', { where, expected, found: given.length });
+    }
+    if (options.keepLayout === true && moe.mode === 'low-latency') {
+      throw invalid('keepLayout', { where, expected: 'false in low-latency mode', found: true });
+    }
     const active = this.#losses.active(options.activeRanks, where);
+    const layout =
+      given === undefined
+        ? this.#layouts.again(choices as DeviceMoeLayout, moe, tokens, where)
+        : options.keepLayout === true
+          ? this.#layouts.take(tokens, where)
+          : undefined;
+    const routing = layout?.routing ?? slot.routing;
+    if (given === undefined) checkLayout(routing, active, where);
+    else routing.dropped.clear();
     this.#choose(active);
     reportActive(routing.ranks, active);
     routing.waitNs.fill(0n);
-    routing.topk.set(choices);
+    if (given !== undefined) routing.topk.set(given);
     const epoch = Math.floor(this.#calls / moe.calls) + 1;
-    const half: MoeDispatchHalf<NativeGpuOperand> = {
-      ...this.#call(slot, epoch, tokens, callTimeout(moe, options, where)),
-      halves: SEND_AND_RECEIVE,
-      flags: 0,
+    const call = new HeldCall({ slot: index, epoch, tokens, routing, release: (held) => this.#release(held) });
+    const ended = (): void => {
+      call.stage = 'released';
+      slot.held = undefined;
+      layout?.letGo();
+      this.#losses.note(routing.ranks);
+    };
+    slot.ended = ended;
+    const half: Omit<MoeDispatchHalf<NativeGpuOperand>, 'halves' | 'timeoutMs'> = {
+      ...this.#call(call),
+      flags: given === undefined ? EP_MOE_CACHED : 0,
       dtype: dtypeCode(moe.dtype),
       ...{ x: from.operand, xOffset: from.byteOffset, xStride: from.strideBytes },
       ...(slot.out && { out: slot.out.operand, outOffset: 0 }),
       ...(slot.scales && { scales: slot.scales.operand, scalesOffset: 0 }),
       ...{ totals: this.#totals.operand, totalsOffset: 0 },
     };
-    const operation = native.dispatch(this.#init.stream.nativeStream(where), half);
-    // Only now does the call count: everything that can be refused has been.
-    const call = new HeldCall({ slot: index, epoch, tokens, routing, release: (held) => this.#release(held) });
-    slot.held = call;
-    this.#calls++;
-    const refused = (): void => {
-      call.stage = 'released';
-      slot.held = undefined;
-      this.#losses.note(routing.ranks);
+    const totalsSeen = this.#totalsSeen.operand;
+    return {
+      launch: (halves: number, limits: MoeCallOptions) => {
+        let operation: OperationId;
+        try {
+          const timeoutMs = callTimeout(moe, limits, where);
+          operation = native.dispatch(this.#init.stream.nativeStream(where), {
+            ...half,
+            ...{ totalsSeen, halves, timeoutMs, apart: options.activeRanks !== undefined },
+          });
+        } catch (error) {
+          if (given !== undefined && slot.held !== call) layout?.release();
+          throw error;
+        }
+        if (slot.held !== call) {
+          // Only now does the call count: everything that can be refused has been.
+          slot.held = call;
+          layout?.hold();
+          this.#calls++;
+        }
+        return operation;
+      },
+      refused: (): void => {
+        ended();
+        if (given !== undefined) layout?.release();
+      },
+      received: (): DeviceMoeReceived => {
+        call.stage = 'received';
+        call.rows = slot.rowsOf(routing);
+        this.#losses.note(routing.ranks);
+        const lostRanks = lostOf(routing.ranks);
+        for (const [rank, lost] of lostRanks.entries()) if (lost === 1) routing.dropped.add(rank as Rank);
+        const combineBuffer = slot.results(call.rows);
+        return {
+          ...slot.tensors(call.rows),
+          ...(combineBuffer && { combineBuffer }),
+          // Copies: the slot's next call writes over the originals. Kernels follow what lies on the device.
+          counts: routing.recvCount.slice(),
+          blockStart: routing.blockStart.slice(0, this.localExperts),
+          layoutRange: routing.layoutRange.slice(),
+          sourceToken: routing.sourceToken.slice(0, call.rows),
+          sourceChoice: routing.sourceChoice.slice(0, call.rows),
+          lostRanks,
+          waitNs: routing.waitNs.slice(),
+          handle: call,
+          ...(options.keepLayout === true && given !== undefined && { layout: layout! }),
+        };
+      },
     };
-    const received = (): DeviceMoeReceived => {
-      call.stage = 'received';
-      call.rows = slot.rows();
-      this.#losses.note(routing.ranks);
-      return {
-        ...slot.tensors(call.rows),
-        // Copies: the slot's next call writes over the originals. Kernels follow what lies on the device.
-        counts: routing.recvCount.slice(),
-        blockStart: routing.blockStart.slice(0, this.localExperts),
-        layoutRange: routing.layoutRange.slice(),
-        sourceToken: routing.sourceToken.slice(0, call.rows),
-        sourceChoice: routing.sourceChoice.slice(0, call.rows),
-        lostRanks: lostOf(routing.ranks),
-        waitNs: routing.waitNs.slice(),
-        handle: call,
-      };
-    };
-    return this.#follow(where, operation, options, received, refused);
   }
 
-  /** Sends the results `y` of experts, a tensor like `received.x` in the buffer's dtype, back to where their tokens came from. Ends the call. */
-  combine(y: DeviceTensor, handle: MoeHandle, options: DeviceMoeCombineOptions): Work<DeviceMoeCombined> {
-    const where = 'combine';
+  #beginCombine(y: DeviceTensor, handle: MoeHandle, options: DeviceMoeCombineOptions, where: string) {
     const { moe, native } = this.#init;
-    this.#checkUsable(where);
+    this.#launches.checkUsable(where);
     options?.signal?.throwIfAborted();
     const { call, slot } = this.#callOf(handle, where);
     const { tokens, rows, routing } = call;
-    const rowBytes = moe.hidden * elementBytes(moe.dtype);
     const from = this.#results(`${where}, y`, y, rows);
-    const packed = (tensor: DeviceTensor | undefined, name: string) => {
-      const found = this.#rows(`${where}, ${name}`, tensor, tokens);
-      if (tokens > 1 && found.strideBytes !== rowBytes) {
-        throw invalid('strides', { where: `${where}, ${name}`, expected: 'packed rows', found: tensor?.strides });
-      }
-      return found;
-    };
+    const packed = (tensor: DeviceTensor | undefined, name: string) =>
+      this.#packed(`${where}, ${name}`, tensor, moe.dtype, tokens, moe.hidden);
     const out = packed(options?.out, 'out');
     const bias = options.bias ?? [];
     if (bias.length > 2) throw invalid('bias', { where, expected: 'at most two tensors', found: bias.length });
@@ -213,13 +421,12 @@ export class DeviceMoeBuffer extends Resource {
       const expected = `a Float32Array of ${tokens * moe.topK} (${tokens} tokens * ${moe.topK})`;
       throw invalid('weights', { where, expected, found: weights });
     }
-    const timeoutMs = callTimeout(moe, options, where, COMBINE_TIMEOUTS);
+    callTimeout(moe, options, where, COMBINE_TIMEOUTS);
     if (weights !== undefined) new Float32Array(slot.weights.bytes).set(weights);
     routing.waitNs.fill(0n);
     this.#losses.mask(routing.ranks);
-    const half: MoeCombineHalf<NativeGpuOperand> = {
-      ...this.#call(slot, call.epoch, tokens, timeoutMs),
-      halves: SEND_AND_RECEIVE,
+    const half: Omit<MoeCombineHalf<NativeGpuOperand>, 'halves' | 'timeoutMs'> = {
+      ...this.#call(call),
       flags: options.renormalise === true ? EP_MOE_RENORMALISE : 0,
       dtype: dtypeCode(moe.dtype),
       ...{ y: from.operand, yOffset: from.byteOffset, yStride: from.strideBytes, yRows: rows },
@@ -228,54 +435,112 @@ export class DeviceMoeBuffer extends Resource {
       ...(first && { bias0: first.operand, bias0Offset: first.byteOffset }),
       ...(second && { bias1: second.operand, bias1Offset: second.byteOffset }),
     };
-    const operation = native.combine(this.#init.stream.nativeStream(where), half);
-    call.stage = 'combining';
-    const ended = (): void => {
-      call.stage = 'released';
-      slot.held = undefined;
-      this.#losses.note(routing.ranks);
+    return {
+      launch: (halves: number, limits: MoeCallOptions) => {
+        const timeoutMs = callTimeout(moe, limits, where, COMBINE_TIMEOUTS);
+        const operation = native.combine(this.#init.stream.nativeStream(where), { ...half, halves, timeoutMs });
+        call.stage = 'combining';
+        return operation;
+      },
+      ended: slot.ended,
+      combined: (): DeviceMoeCombined => {
+        slot.ended();
+        return { y: options.out, lostRanks: lostOf(routing.ranks), waitNs: routing.waitNs.slice() };
+      },
     };
-    const combined = (): DeviceMoeCombined => {
-      ended();
-      return { y: options.out, lostRanks: lostOf(routing.ranks), waitNs: routing.waitNs.slice() };
-    };
-    return this.#follow(where, operation, options, combined, ended);
-  }
-
-  protected override async release(): Promise<void> {
-    this.#cancel.abort(new EpError('EP_ABORTED', 'the MoE buffer was closed'));
-    await this.#owner.idle();
-    this.#init.native.close();
-    for (const slot of this.#slots) await slot.close();
-    await this.#init.memory.close();
-    await this.#init.closeControl();
-    this.#owner.check();
   }
 
   #release(call: HeldCall): Work {
-    if (call.released) return doneWork('release', this.#sequence++, undefined);
+    if (call.released) return this.#launches.done('release');
     const where = 'release';
-    this.#checkUsable(where);
+    this.#launches.checkUsable(where);
     const { moe, native, stream } = this.#init;
     const { slot } = this.#callOf(call, where);
-    const done = (): void => {
-      call.stage = 'released';
-      slot.held = undefined;
-    };
     if (moe.mode === 'low-latency') {
       // Its dispatch has given the slot back to the senders already: rows were packed out of it.
-      done();
-      return doneWork(where, this.#sequence++, undefined);
+      slot.ended();
+      return this.#launches.done(where);
     }
-    const description = this.#call(slot, call.epoch, call.tokens, callTimeout(moe, {}, where));
-    const operation = native.release(stream.nativeStream(where), description);
+    const timeoutMs = callTimeout(moe, {}, where);
+    this.#losses.mask(call.routing.ranks);
+    const operation = native.release(stream.nativeStream(where), { ...this.#call(call), timeoutMs });
     call.stage = 'combining';
-    return this.#follow(where, operation, {}, done);
+    return this.#launches.follow(where, operation, {}, slot.ended);
   }
 
-  #call(slot: DeviceMoeSlot, epoch: number, tokens: number, timeoutMs: number): MoeCall {
-    const { native: routing } = slot.routing;
-    return { routing, report: routing, slot: slot.index, epoch, tokens, timeoutMs };
+  /** A captured call that no combine will follow: its graph is of no use. */
+  #forget(call: HeldCall): Work {
+    const slot = this.#slots.find(({ held }) => held === call);
+    if (slot !== undefined) {
+      slot.held = undefined;
+      this.#forgotten.add(call);
+    }
+    call.stage = 'released';
+    return this.#launches.done('release');
+  }
+
+  /** Refuses replays while calls are under way, beside replays on another stream, and once somebody is lost whom the graph counts on. */
+  #member(call: HeldCall, slot: DeviceMoeSlot, active: Uint8Array): GraphMember {
+    return {
+      endCapture: (failed) => {
+        if (!failed) return;
+        // As if it had never been: other ranks may not have captured it.
+        if (slot.held === call) slot.held = undefined;
+        call.stage = 'released';
+        this.#calls--;
+      },
+      beginReplay: (operation, queue) => {
+        this.#launches.checkUsable(operation);
+        if (this.#forgotten.has(call)) {
+          const why = `${operation}: a captured call of experts was released before a combine of it was captured: capture both anew`;
+          throw new EpError('EP_INVALID_ARGUMENT', why, { context: { slot: slot.index } });
+        }
+        if (this.#replays > 0 && this.#replayedOn !== queue) {
+          const why = `${operation}: a graph with calls of this buffer is being replayed on another stream: await that first`;
+          throw new EpError('EP_BUSY', why, { context: { replays: this.#replays } });
+        }
+        const held = this.#slots.filter((slot) => slot.held !== undefined).length;
+        if (held > 0) {
+          const why = `${operation}: ${held} calls of a buffer for experts in this graph are held: combine or release them first`;
+          throw new EpError('EP_BUSY', why, { context: { held } });
+        }
+        const now = this.#losses.active(undefined, operation);
+        const lost = [...active.keys()].filter((rank) => active[rank] !== now[rank]);
+        if (lost.length > 0) {
+          const why = `${operation}: ${formatRanks(lost)} ${lost.length > 1 ? 'were' : 'was'} lost since calls of experts were captured: capture them anew`;
+          throw new EpError('EP_PEER_LOST', why, { context: { ranks: lost } });
+        }
+        const replay = this.#launches.beginReplay(operation);
+        this.#replays++;
+        this.#replayedOn = queue;
+        return {
+          cuts: replay.cuts,
+          end: (failure) => {
+            this.#replays--;
+            for (const slot of this.#slots) this.#losses.note(slot.routing.ranks);
+            replay.end(failure);
+          },
+        };
+      },
+    };
+  }
+
+  #captured(call: HeldCall, { choices }: DeviceMoeSlot) {
+    return { ...this.#call(call), choices: choices!.operand, choicesOffset: choices!.byteOffset };
+  }
+
+  /** Rows without gaps. */
+  #packed(where: string, tensor: DeviceTensor | undefined, dtype: DType, rows: number, elements: number) {
+    const spec = { where, dtype, rows, rowShape: [elements], device: this.#init.memory.device };
+    const found = deviceSource(tensor, spec);
+    if (rows > 1 && found.strideBytes !== elements * elementBytes(dtype)) {
+      throw invalid('strides', { where, expected: 'packed rows', found: tensor?.strides });
+    }
+    return found;
+  }
+
+  #call({ routing: { native: routing }, slot, epoch, tokens }: HeldCall): Omit<MoeCall, 'timeoutMs'> {
+    return { routing, report: routing, slot, epoch, tokens };
   }
 
   #rows(where: string, tensor: DeviceTensor | undefined, rows: number) {
@@ -287,66 +552,27 @@ export class DeviceMoeBuffer extends Resource {
   #results(where: string, y: DeviceTensor, rows: number) {
     const { moe, memory } = this.#init;
     const { mode, hidden, dtype, worldSize, maxTokens } = moe;
-    if (mode !== 'low-latency' || y?.shape?.length !== 3) return this.#rows(where, y, rows);
-    const rowShape = [worldSize * maxTokens, hidden];
-    const found = deviceSource(y, { where, dtype, rows: this.localExperts, rowShape, device: memory.device });
-    const strideBytes = hidden * elementBytes(dtype);
-    if (this.localExperts > 1 && found.strideBytes !== worldSize * maxTokens * strideBytes) {
-      throw invalid('strides', { where, expected: 'contiguous where it has three axes', found: y.strides });
-    }
-    return { ...found, strideBytes };
+    const spec = { where, dtype, rows, rowShape: [hidden], device: memory.device };
+    return deviceSource(y, mode === 'low-latency' ? { ...spec, blockRows: worldSize * maxTokens } : spec);
   }
 
-  #callOf(handle: MoeHandle, where: string): { readonly call: HeldCall; readonly slot: DeviceMoeSlot } {
+  #callOf(
+    handle: MoeHandle,
+    where: string,
+    stage: CallStage = 'received',
+  ): { readonly call: HeldCall; readonly slot: DeviceMoeSlot } {
     const slot = this.#slots.find(({ held }) => held !== undefined && held === handle);
     if (slot !== undefined && handle instanceof HeldCall) {
-      handle.expect('received', where);
+      handle.expect(stage, where);
       return { call: handle, slot };
     }
     const expected = 'that of a call of this buffer which was not combined yet';
     throw invalid('handle', { where, expected, found: handle });
   }
 
-  #follow<T>(
-    name: string,
-    operation: OperationId,
-    { signal }: MoeCallOptions,
-    value: () => T,
-    onRefused = (): void => {},
-  ): Work<T> {
-    const linked = linkSignals(signal, this.#cancel.signal, this.closing);
-    const control = createWork<T>({ op: name, sequence: this.#sequence++, owner: this.#owner });
-    const letGo = this.hold(name);
-    this.#init.stream
-      .follow(() => operation, linked.signal)
-      .then((outcome) => {
-        if (outcome.status !== 0) throw callFailure(name, outcome);
-        control.resolve(value());
-      })
-      .catch((reason: unknown) => {
-        if (isRefusal(reason)) onRefused();
-        else this.#poison ??= { reason };
-        const cut = [this.#cancel.signal, this.closing].some((one) => one.aborted && one.reason === reason);
-        if (cut) control.abort(reason);
-        else control.reject(reason);
-      })
-      .finally(() => {
-        linked.unlink();
-        letGo();
-      });
-    return control.work;
-  }
-
-  #checkUsable(where: string): void {
+  #checkOpen(where: string): void {
     this.checkOpen(where);
-    this.#owner.check();
     if (this.#init.memory.closed) throw new EpError('EP_CLOSED', `${where}: the memory of the buffer was closed`);
-    if (this.#poison === undefined) return;
-    const { reason } = this.#poison;
-    const text = reason instanceof Error ? reason.message : String(reason);
-    throw new EpError('EP_POISONED', `${where}: an earlier call failed (${text}): close this buffer and open another`, {
-      cause: reason,
-    });
   }
 
   /** Has replicas chosen among those that take part. */

@@ -4,16 +4,28 @@ import type { MoeBufferOptions, MoeCallOptions, MoeDispatchOptions } from '../mo
 import type { MoeHandle, MoeReceived } from '../moe/received.js';
 import type { CudaStream } from './stream.js';
 
-export interface DeviceMoeOptions extends Omit<MoeBufferOptions, 'stream' | 'executor' | 'blocks' | 'zeroCopyCombine'> {
+export interface DeviceMoeOptions extends Omit<MoeBufferOptions, 'stream' | 'executor' | 'blocks'> {
   /** The stream that calls are put on. The caller's, which outlives the buffer. */
   readonly stream: CudaStream;
   /** Thread blocks of a call, as in `DeviceDispatcherOptions`. */
   readonly blocks?: number;
   /** Threads of a block, whole warps of 32, at most 512. 256 unless given. */
   readonly lanes?: number;
+  /** 'high-throughput': layouts that may be kept at one time (`keepLayout`), each with memory of its own. 0 unless given, at most 64. */
+  readonly layouts?: number;
 }
 
-export interface DeviceMoeDispatchOptions extends MoeCallOptions, Pick<MoeDispatchOptions, 'activeRanks'> {}
+/** As `MoeLayout`; of one call at a time: `EP_BUSY` for a second one. */
+export interface DeviceMoeLayout {
+  readonly tokens: number;
+  /** Another may be kept in its place, once no call goes by it. */
+  release(): void;
+}
+
+export interface DeviceMoeDispatchOptions extends MoeCallOptions, Pick<MoeDispatchOptions, 'activeRanks'> {
+  /** 'high-throughput': also hand out a `layout` for later dispatches of the same choices. `EP_CAPACITY` where as many are kept as `layouts` of the buffer says. */
+  readonly keepLayout?: boolean;
+}
 
 export interface DeviceMoeCombineOptions extends MoeCallOptions {
   /** Where the result goes: [tokens, hidden], packed. */
@@ -34,9 +46,13 @@ export interface DeviceMoeReceived
   > {
   /** 'low-latency': [localExperts, ranks * maxTokens, hidden]; 'high-throughput': [rows, hidden], rows may lie apart. */
   readonly x: DeviceTensor;
+  /** As `MoeReceived.combineBuffer`: shaped as x, in the buffer's dtype, its rows possibly apart. */
+  readonly combineBuffer?: DeviceTensor;
   /** Of f8e4m3: one scale for each 128 channels, f32 or ue8m0: [ceil(hidden / 128), rows that x has room for]. */
   readonly scales?: DeviceTensor;
   readonly handle: MoeHandle;
+  /** Present if asked for by `keepLayout`. */
+  readonly layout?: DeviceMoeLayout;
 }
 
 export interface DeviceMoeCombined {
@@ -45,4 +61,32 @@ export interface DeviceMoeCombined {
   /** Whose results were left out, as a mask. */
   readonly lostRanks: Uint8Array;
   readonly waitNs: BigUint64Array;
+}
+
+export interface DeviceMoeCaptureOptions {
+  /** How long the call waits for ranks in each replay before it goes on without them. */
+  readonly timeoutMs?: number;
+}
+
+export interface DeviceMoeCaptureCombineOptions extends DeviceMoeCaptureOptions {
+  readonly out: DeviceTensor;
+  /** f32 [tokens, topK] on the device, packed, read at each replay. */
+  readonly weights?: DeviceTensor;
+  readonly bias?: readonly DeviceTensor[];
+  readonly renormalise?: boolean;
+}
+
+/** As `DeviceMoeReceived`, of tensors that each replay writes anew, counts and numbers of tokens among them. */
+export interface DeviceMoeCaptured extends Pick<DeviceMoeReceived, 'x' | 'scales' | 'combineBuffer'> {
+  /** i32, by local expert. */
+  readonly counts: DeviceTensor;
+  /** i32, by local expert; 'high-throughput': then the rows of x. */
+  readonly blockStart: DeviceTensor;
+  /** i64, as in `MoeReceived`. */
+  readonly layoutRange: DeviceTensor;
+  /** i32, by row. */
+  readonly sourceToken: DeviceTensor;
+  readonly sourceChoice: DeviceTensor;
+  /** For `captureCombine`, in the same graph. */
+  readonly handle: MoeHandle;
 }

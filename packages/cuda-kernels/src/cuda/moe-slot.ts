@@ -9,6 +9,8 @@ import type { HeldCall } from '../moe/received.js';
 import { RoutingArrays } from '../moe/routing.js';
 import { codesOf } from '../moe/slot.js';
 import { CudaBuffer, deviceTensor, pinnedBytes } from './buffer.js';
+import type { DeviceMoeCaptured } from './moe-received.js';
+import type { DeviceSource } from './operand.js';
 
 export interface DeviceMoePlace {
   readonly rank: Rank;
@@ -32,6 +34,10 @@ export function pinnedMemory({ library, device }: DeviceMemory, byteLength: numb
 export class DeviceMoeSlot {
   readonly index: number;
   held: HeldCall | undefined;
+  /** Of a call in a graph: its choices. */
+  choices: DeviceSource | undefined;
+  /** Of the call that is held, or was last: it is over. */
+  ended: () => void = () => {};
   readonly routing: RoutingArrays;
   readonly weights: Pinned;
   /** Rows that a receive tensor has room for. */
@@ -39,6 +45,7 @@ export class DeviceMoeSlot {
   readonly out: CudaBuffer | undefined;
   readonly scales: CudaBuffer | undefined;
   readonly #init: DeviceMoePlace;
+  readonly #mirror: CudaBuffer;
   readonly #locals: number;
   readonly #device: Device;
 
@@ -52,6 +59,14 @@ export class DeviceMoeSlot {
     this.#device = Object.freeze({ kind: 'cuda', index: memory.device });
     this.room = mode === 'low-latency' ? this.#locals * worldSize * maxTokens : moe.recvRows;
     this.routing = new RoutingArrays(init.native);
+    const mirror = this.routing.native.mirror();
+    const mirrored = this.routing.native.window().byteLength;
+    this.#mirror = new CudaBuffer({
+      memory: mirror,
+      byteLength: mirrored,
+      device: this.#device,
+      copier: memory.copier,
+    });
     this.weights = pinnedMemory(memory, maxTokens * topK * Float32Array.BYTES_PER_ELEMENT);
     const allocate = (dtype: DType, elements: number): CudaBuffer => {
       const byteLength = Math.max(64, elements * elementBytes(dtype));
@@ -72,28 +87,53 @@ export class DeviceMoeSlot {
       x:
         mode === 'low-latency'
           ? this.out!.tensor(codes, [this.#locals, worldSize * maxTokens, hidden])
-          : this.#inPlace(codes, rows),
+          : this.#inPlace(codes, [rows, hidden], 0, moe.rowBytes),
       ...(scale === undefined ? {} : { scales: this.scales!.tensor(scale, [blocks, this.room]) }),
     };
   }
 
   /** Rows of the receive tensor, padding included: what a dispatch has written behind the blocks. */
-  rows(): number {
-    return this.#init.moe.mode === 'low-latency' ? this.room : this.routing.blockStart[this.#locals]!;
+  rowsOf(routing: RoutingArrays): number {
+    return this.#init.moe.mode === 'low-latency' ? this.room : routing.blockStart[this.#locals]!;
+  }
+
+  /** Where experts may write the results of so many rows for their sources to read; nothing where a buffer has no such room. */
+  results(rows: number): DeviceTensor | undefined {
+    const { mode, hidden, worldSize, maxTokens, dtype, resultRowBytes, zeroCopyCombine } = this.#init.moe;
+    if (!zeroCopyCombine) return undefined;
+    const shape = mode === 'low-latency' ? [this.#locals, worldSize * maxTokens, hidden] : [rows, hidden];
+    return this.#inPlace(dtype, shape, 3, resultRowBytes);
+  }
+
+  /** What a captured dispatch leaves on the device, besides the rows. */
+  captured(): Pick<DeviceMoeCaptured, 'counts' | 'blockStart' | 'layoutRange' | 'sourceToken' | 'sourceChoice'> {
+    const layout = this.routing.native.layout();
+    const { worldSize } = this.#init.moe;
+    const at = (dtype: DType, index: number, shape: readonly number[]): DeviceTensor =>
+      this.#mirror.tensor(dtype, shape, layout[2 * index]!);
+    return {
+      counts: at('i32', 6, [this.#locals]),
+      blockStart: at('i32', 7, [this.#locals + 1]),
+      layoutRange: at('i64', 8, [this.#locals, worldSize]),
+      sourceToken: at('i32', 9, [this.room]),
+      sourceChoice: at('i32', 10, [this.room]),
+    };
   }
 
   async close(): Promise<void> {
     await this.out?.close();
     await this.scales?.close();
+    await this.#mirror.close();
   }
 
-  #inPlace(codes: DType, rows: number): DeviceTensor {
+  /** A tensor in this slot of a part of the symmetric memory, its rows so many bytes from each other. */
+  #inPlace(dtype: DType, shape: readonly number[], part: number, rowBytes: number): DeviceTensor {
     const { moe, memory, rank } = this.#init;
     const parts = moeParts(moe);
-    const byteOffset = parts[0]! + this.index * parts[1]!;
-    const rowElements = moe.rowBytes / elementBytes(codes);
+    const byteOffset = parts[2 * part]! + this.index * parts[2 * part + 1]!;
+    const rowElements = rowBytes / elementBytes(dtype);
     const operand = memory.nativeMemory('tensors');
-    return deviceTensor(codes, [rows, moe.hidden], {
+    return deviceTensor(dtype, shape, {
       ...(rowElements === moe.hidden ? {} : { rowElements }),
       ...{ device: this.#device, address: memory.address(rank) },
       place: { operand, byteOffset, copier: memory.copier },

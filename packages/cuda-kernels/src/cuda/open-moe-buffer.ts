@@ -16,6 +16,7 @@ import { CudaStream } from './stream.js';
 
 const DEFAULT_LANES = 256;
 const MOST_LANES = 512;
+const MOST_LAYOUTS = 64;
 
 /**
  * Collective, over a transport with device memory (`nvshmem.cuda`). `EP_MISMATCH` names ranks with other options; `EP_INVALID_ARGUMENT` says when the kernels of the
@@ -29,14 +30,15 @@ export async function openDeviceMoeBuffer(
   checkTransport(transport, where);
   checkObject(options, 'options', 'an object with stream, mode, experts, maxTokens, topK and hidden', where);
   const { worldSize, rank } = transport;
-  const { stream, blocks: wanted, lanes: given, ...rest } = options;
+  const { stream, blocks: wanted, lanes: given, layouts: kept, ...rest } = options;
   if (!(stream instanceof CudaStream)) {
     throw invalid('stream', { where, expected: 'a stream of a CudaDevice', found: stream });
   }
   const lanes = checkInteger(given ?? DEFAULT_LANES, 'lanes', where, 32, MOST_LANES);
   if (lanes % 32 !== 0) throw invalid('lanes', { where, expected: 'a multiple of 32', found: lanes });
   const blocks = wanted === undefined ? 0 : checkInteger(wanted, 'blocks', where, 1, 65_535);
-  const moe = resolveMoe({ ...rest, zeroCopyCombine: false }, worldSize, where);
+  const moe = resolveMoe(rest, worldSize, where);
+  const layouts = checkInteger(kept ?? 0, 'layouts', where, 0, moe.mode === 'high-throughput' ? MOST_LAYOUTS : 0);
   const wait = { timeoutMs: moe.timeoutMs, ...(options.signal ? { signal: options.signal } : {}) };
   const control = await transport.allocate({
     byteLength: agreementBytes(worldSize),
@@ -67,7 +69,7 @@ export async function openDeviceMoeBuffer(
         ...{ memory: memory.nativeMemory(where), blocks, lanes },
       });
       const closeControl = () => control.close();
-      opened = new DeviceMoeBuffer({ rank, moe, memory, stream, native: buffer, closeControl });
+      opened = new DeviceMoeBuffer({ rank, moe, memory, stream, native: buffer, layouts, closeControl });
     } catch (reason) {
       refused = { reason };
       await made.close();

@@ -13,6 +13,8 @@ export interface DeviceSourceSpec {
   readonly dtype: DType;
   readonly rows: number;
   readonly rowShape: readonly number[];
+  /** Where the tensor may have one axis more: rows of each block, and blocks follow each other. */
+  readonly blockRows?: number;
   /** Ordinal of the GPU. */
   readonly device: number;
 }
@@ -21,7 +23,7 @@ const equal = (a: readonly number[], b: readonly number[]): boolean =>
   a.length === b.length && a.every((extent, axis) => extent === b[axis]);
 
 /** Elements from row to row. Rows must be packed in themselves: a device has nobody who would copy them together. */
-function rowStride(source: DeviceTensor, where: string): number {
+function rowStride(source: Pick<DeviceTensor, 'shape' | 'strides'>, where: string): number {
   const inner = elementCount(source.shape.slice(1));
   if (source.strides === undefined) return inner;
   const { strides, shape } = source;
@@ -35,6 +37,18 @@ function rowStride(source: DeviceTensor, where: string): number {
   return checkInteger(strides[0] ?? inner, 'strides[0]', where, shape[0]! > 1 ? inner : 0);
 }
 
+/** [blocks, rows of each, …] as rows. */
+function rowsOfBlocks(source: DeviceTensor, where: string): Pick<DeviceTensor, 'shape' | 'strides'> {
+  const [blocks = 0, ofBlock = 0, ...rowShape] = source.shape;
+  const shape = [blocks * ofBlock, ...rowShape];
+  if (source.strides === undefined) return { shape };
+  const [block, row, ...inner] = source.strides;
+  if (blocks > 1 && block !== ofBlock * row!) {
+    throw invalid('strides', { where, expected: 'blocks that follow each other', found: source.strides });
+  }
+  return { shape, strides: [row!, ...inner] };
+}
+
 /** Throws `EP_INVALID_ARGUMENT`. Tensors of others are given by their address: the addon asks the driver how far their memory goes. */
 export function deviceSource(source: DeviceTensor | undefined, spec: DeviceSourceSpec): DeviceSource {
   const { where, rows, rowShape } = spec;
@@ -46,10 +60,9 @@ export function deviceSource(source: DeviceTensor | undefined, spec: DeviceSourc
   if (device?.kind !== 'cuda' || device.index !== spec.device) {
     throw invalid('device', { where, expected: `GPU ${spec.device}`, found: device });
   }
-  const shapes = [
-    [rows, ...rowShape],
-    [rows, elementCount(rowShape)],
-  ];
+  const { blockRows } = spec;
+  const blocks = blockRows === undefined ? [] : [[rows / blockRows, blockRows, ...rowShape]];
+  const shapes = [[rows, ...rowShape], [rows, elementCount(rowShape)], ...blocks];
   if (!Array.isArray(source.shape) || !shapes.some((shape) => equal(shape, source.shape))) {
     const expected = shapes.map((shape) => `[${shape.join(', ')}]`).join(' or ');
     throw invalid('shape', { where, expected, found: source.shape });
@@ -57,7 +70,9 @@ export function deviceSource(source: DeviceTensor | undefined, spec: DeviceSourc
   if (source.strides !== undefined && source.strides.length !== source.shape.length) {
     throw invalid('strides', { where, expected: 'one for each extent', found: source.strides });
   }
-  const strideBytes = rowStride(source, where) * elementBytes(source.dtype);
+  const isBlocks = blocks.some((shape) => equal(shape, source.shape));
+  const flat = isBlocks && source.shape.length > rowShape.length + 1 ? rowsOfBlocks(source, where) : source;
+  const strideBytes = rowStride(flat, where) * elementBytes(source.dtype);
   const place = gpuPlaceOf(source);
   if (place !== undefined) return { operand: place.operand, byteOffset: place.byteOffset, strideBytes };
   return { operand: source.address, byteOffset: 0, strideBytes };

@@ -99,6 +99,9 @@ export class CudaEvent extends Resource implements Event {
 export class CudaGraph extends Resource {
   readonly #graph: NativeGpuGraph;
   readonly #members: readonly GraphMember[];
+  /** Replays that have not ended, and where they run. */
+  #replays = 0;
+  #replayedOn: CudaStream | undefined;
 
   /** Made by `CudaStream.capture`. */
   constructor(graph: NativeGpuGraph, members: readonly GraphMember[]) {
@@ -107,16 +110,23 @@ export class CudaGraph extends Resource {
     this.#members = members;
   }
 
-  /** Throws if one of its dispatchers or groups would refuse a call; none of them counts it then. @internal */
-  beginReplay(operation: string): readonly GraphReplay[] {
+  /** Throws if one of its dispatchers or groups would refuse a call, and beside replays on another stream; none of them counts it then. @internal */
+  beginReplay(operation: string, stream: CudaStream): readonly GraphReplay[] {
+    if (this.#members.length === 0) return [];
+    if (this.#replays > 0 && this.#replayedOn !== stream) {
+      const why = `${operation}: this graph is being replayed on another stream, and its calls follow each other: await that first`;
+      throw new EpError('EP_BUSY', why, { context: { replays: this.#replays } });
+    }
     const begun: GraphReplay[] = [];
     try {
-      for (const member of this.#members) begun.push(member.beginReplay(operation));
+      for (const member of this.#members) begun.push(member.beginReplay(operation, stream));
     } catch (error) {
       for (const replay of begun) replay.end(undefined);
       throw error;
     }
-    return begun;
+    this.#replays++;
+    this.#replayedOn = stream;
+    return [...begun, { cuts: [], end: () => void this.#replays-- }];
   }
 
   /** The addon's object. @internal */
@@ -211,7 +221,7 @@ export class CudaStream extends Resource implements Stream, GpuQueue {
 
   /**
    * Runs `body`, which puts work on this stream and nothing else runs of it; the work is kept as a graph instead of being run. What a graph uses stays alive with
-   * it. Dispatches and collective calls in it count on the device: each replay is a call.
+   * it. Dispatches and collective calls in it count on the device: each replay is a call. A body that throws leaves nothing behind: its calls were never made.
    */
   capture(body: () => void): CudaGraph {
     this.#checkRuns('capture');
@@ -225,7 +235,13 @@ export class CudaStream extends Resource implements Stream, GpuQueue {
       failure = { reason };
     }
     this.#captured = undefined;
-    const graph = new CudaGraph(this.#stream.captureEnd(), [...members]);
+    let graph: CudaGraph | undefined;
+    try {
+      graph = new CudaGraph(this.#stream.captureEnd(), [...members]);
+    } finally {
+      const failed = failure !== undefined || graph === undefined;
+      for (const member of members) member.endCapture?.(failed);
+    }
     if (failure === undefined) return graph;
     void graph.close();
     throw failure.reason;
@@ -240,7 +256,7 @@ export class CudaStream extends Resource implements Stream, GpuQueue {
     const timeoutMs = nativeMs(checkTimeout(options.timeoutMs ?? defaultTimeoutMs(), 'launch'));
     const replayed = graph.nativeGraph('launch');
     options.signal?.throwIfAborted();
-    const replays = graph.beginReplay('launch');
+    const replays = graph.beginReplay('launch', this);
     const linked = linkSignals(options.signal, ...replays.flatMap(({ cuts }) => cuts));
     let failure: { readonly reason: unknown } | undefined;
     let launched = false;

@@ -300,8 +300,8 @@ export class MoeBuffer extends Resource implements Closeable {
 
   /**
    * Calls, one after the other in a native loop: nanoseconds of each. Collective; of a buffer with one call slot and nothing held. The numbers are what kernels
-   * take without JS. Experts return rows as they are, and each token's weights add up to it exactly: every call's result is compared with its `x`, of which there are
-   * two in turn, and one that differs rejects. @internal
+   * take without JS. Experts return rows as they are, with `zeroCopyCombine` in the `combineBuffer`, which is not timed, and each token's weights add up to it exactly: every call's result is
+   * compared with its `x`, of which there are two in turn, and one that differs rejects. @internal
    */
   async measureSteps(
     x: readonly [Tensor, Tensor],
@@ -311,7 +311,8 @@ export class MoeBuffer extends Resource implements Closeable {
   ): Promise<Float64Array> {
     const where = 'measureSteps';
     const { moe, native, stream } = this.#init;
-    const { x: y, handle } = await this.dispatch(x[1], choices);
+    const { x: rows, combineBuffer, handle } = await this.dispatch(x[1], choices);
+    const y = combineBuffer ?? rows;
     const call = handle as HeldCall;
     const { half: back } = combineOperands(y, call, { weights }, moe, this.localExperts, where);
     await this.combine(y, handle, { weights });

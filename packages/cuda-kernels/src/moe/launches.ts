@@ -2,9 +2,9 @@
 import { createWork, doneWork, EpError, linkSignals, type Work, type WorkControl, WorkOwner } from '@ep/core';
 import type { NativeHostStream, OperationId, Outcome } from '@ep/native';
 import type { HostStream } from '../host-stream.js';
-import { checkRunOptions } from '../options.js';
 import type { Culprits } from './culprits.js';
 import { callFailure, isRefusal } from './failure.js';
+import { hookOf } from './hook.js';
 import type { MoeCallOptions } from './options.js';
 import type { MoeHook } from './received.js';
 
@@ -117,22 +117,8 @@ export class Launches {
     return doneWork(name, this.#sequence++, undefined);
   }
 
-  /** HAZARD: a second half that ran twice would take what belongs to the slot's next call, and give credit for it. */
   hook<T>(where: string, second: (limits: MoeCallOptions) => Work<T>): MoeHook<T> {
-    let begun = false;
-    return {
-      receive: (limits = {}) => {
-        this.checkUsable(where);
-        if (begun) {
-          throw new EpError('EP_INVALID_ARGUMENT', `${where}: it was called before, expected once for each call`);
-        }
-        checkRunOptions(limits, where);
-        limits.signal?.throwIfAborted();
-        const work = second(limits);
-        begun = true;
-        return work;
-      },
-    };
+    return hookOf(where, (at) => this.checkUsable(at), second);
   }
 
   /** The buffer begins again: what had ended it is over. Nothing is under way. */

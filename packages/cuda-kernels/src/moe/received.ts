@@ -64,7 +64,7 @@ export interface MoeHook<T> {
   receive(options?: { readonly timeoutMs?: number; readonly signal?: AbortSignal }): Work<T>;
 }
 
-export type CallStage = 'dispatching' | 'received' | 'combining' | 'released';
+export type CallStage = 'dispatching' | 'received' | 'captured' | 'combining' | 'released';
 
 /** One call of a buffer, from dispatch to combine. */
 export interface MoeHandle {

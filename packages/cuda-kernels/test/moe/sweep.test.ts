@@ -126,7 +126,7 @@ const map = mapExperts({
   expert: Int32Array.of(0, 1, 2, 3, 4, 6, 5, 6, 0),
 });
 /** Of calls that give a rank up. */
-const GIVE_UP_MS = full ? 600 : 1500;
+const GIVE_UP_MS = 1500;
 
 /** What the calls after the first come to. */
 function planAfter({ failure, repeat }: Cell, inputs: Inputs): MoePlan {
@@ -160,6 +160,11 @@ async function run(cell: Cell): Promise<void> {
   /** The last call has the rows of the first one, and another call slot. */
   const rowsOf = (call: number) => rowsOfCall(inputs, call % 3);
   let left = worldSize - 1;
+  let inFirst = worldSize;
+  let leaveFirst = (): void => {};
+  const firstLeft = new Promise<void>((resolve) => {
+    leaveFirst = resolve;
+  });
   let giveUp = (): void => {};
   const givenUp = new Promise<void>((resolve) => {
     giveUp = resolve;
@@ -168,6 +173,9 @@ async function run(cell: Cell): Promise<void> {
     const all: RankResult[] = [];
     const first = await runCall(buffer, one, inputs, { keepLayout: repeat.startsWith('cached') });
     all.push(first);
+    if (--inFirst === 0) leaveFirst();
+    // Who is slower would find the dead gone at the end of the first call, and choose no replica there in the second; and, left out, would find that others have taken offered results back.
+    if (failure === 'dead' || failure === 'left out') await firstLeft;
     if (failure !== 'none' && buffer.rank === failed) {
       // While it lives, it may still write into the slot of the call that gave it up, which takes no other until then.
       if (failure === 'absent') await givenUp;
@@ -192,6 +200,7 @@ async function run(cell: Cell): Promise<void> {
     try {
       return await allCalls(buffer, of);
     } finally {
+      leaveFirst();
       giveUp();
       await buffer.close();
     }

@@ -73,27 +73,37 @@ async function meet({ member, config, limits, context }: Opening): Promise<Met> 
 }
 
 /** Exchanges addresses and the memory of the team, which then works through the fabric alone. */
-async function join(opening: Opening, nic: NativeFabricNic, liveness: Liveness): Promise<LinkedTeam> {
+async function join(opening: Opening, { nic, hosts }: Met, liveness: Liveness): Promise<LinkedTeam> {
   const { member, config, limits, context } = opening;
   const { rank, worldSize, store } = member;
   const { timeoutMs } = config;
   const size = teamMemory(worldSize);
   const memory = new (native().binding.SymmetricMemory)(context, size.byteLength, size.signalSlots);
   const [address, part, handle] = [nic.address(), nic.addMemory(memory), context.handle()];
-  const bytes = Buffer.concat([newNonce(), handle, part, address]);
+  const place = nic.listen();
+  const bytes = Buffer.concat([newNonce(), handle, part, place, address]);
   const beginOfPart = NONCE_BYTES + handle.byteLength;
-  const beginOfAddress = beginOfPart + part.byteLength;
+  const beginOfPlace = beginOfPart + part.byteLength;
+  const beginOfAddress = beginOfPlace + place.byteLength;
   const blobs = await exchange(store, { rank, worldSize, key: `${NAME}/addresses`, bytes }, limits);
   for (const [peer, blob] of blobs.entries()) {
     if (blob.byteLength > beginOfAddress) continue;
     throw new EpError('EP_RENDEZVOUS', `rank ${peer} published ${blob.byteLength} bytes, which hold no address`);
   }
   const nonces = blobs.map((blob) => blob.subarray(0, NONCE_BYTES));
-  nic.witness(Buffer.concat(blobs.map((blob) => blob.subarray(NONCE_BYTES, beginOfPart))));
+  // The end of a process is seen in shared memory on this host, and told by a connection from another one.
+  const isFar = (peer: Rank): boolean => hosts[peer] !== hosts[rank];
+  const nowhere = new Uint8Array(handle.byteLength);
+  const handles = blobs.map((blob, peer) => (isFar(peer) ? nowhere : blob.subarray(NONCE_BYTES, beginOfPart)));
+  nic.witness(Buffer.concat(handles));
+  nic.setLines(
+    blobs.map((blob) => blob.subarray(beginOfPlace, beginOfAddress)),
+    Uint8Array.from(blobs, (_, peer) => (isFar(peer) ? 1 : 0)),
+  );
   // HAZARD: before the engine's thread starts: others may be at the first barrier already, and write there.
   nic.route(
     memory,
-    blobs.map((blob) => blob.subarray(beginOfPart, beginOfAddress)),
+    blobs.map((blob) => blob.subarray(beginOfPart, beginOfPlace)),
   );
   nic.connect(
     blobs.map((blob) => blob.subarray(beginOfAddress)),
@@ -119,7 +129,7 @@ async function openFabric(member: Member, options: OpenOptions<FabricConfig>): P
     const met = await meet(opening);
     nic = met.nic;
     const liveness = new Liveness(context, rank, worldSize);
-    const world = await join(opening, nic, liveness);
+    const world = await join(opening, met, liveness);
     return new FabricTransport({ rank, worldSize, hosts: met.hosts, context, liveness, world, nic, config });
   } catch (error) {
     nic?.close();

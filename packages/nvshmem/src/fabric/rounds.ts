@@ -1,6 +1,23 @@
 /** Short exchanges over the backing `fabric`: within a host through memory of its first rank, between hosts by one put of that rank to each other one's. */
-import { EpError, invalid, type Rank, Resource, type RoundMaker, type Rounds, type RoundsOptions } from '@ep/core';
-import { type NativeFabricNic, type NativeFabricRounds, type NativeRankContext, native } from '@ep/native';
+import {
+  type CarriedCall,
+  type Carrier,
+  type CarrierMaker,
+  EpError,
+  invalid,
+  type Rank,
+  Resource,
+  type RoundMaker,
+  type Rounds,
+  type RoundsOptions,
+} from '@ep/core';
+import {
+  type NativeFabricCarrier,
+  type NativeFabricNic,
+  type NativeFabricRounds,
+  type NativeRankContext,
+  native,
+} from '@ep/native';
 import { RankMemory } from '@ep/native/ranks';
 
 export interface FabricRoundsInit {
@@ -67,6 +84,40 @@ class FabricRounds extends Resource implements Rounds {
   }
 }
 
+const TURNS = ['over', 'moved', 'stuck'] as const;
+
+class FabricCarrier extends Resource implements Carrier {
+  readonly #native: NativeFabricCarrier;
+  /** Places in the group, in the order of the members. */
+  readonly #seats: readonly number[];
+
+  constructor(carrier: NativeFabricCarrier, seats: readonly number[]) {
+    super('carrier');
+    this.#native = carrier;
+    this.#seats = seats;
+  }
+
+  begin({ kind, type, reduction, factor, longest }: CarriedCall): void {
+    this.checkOpen('begin');
+    this.#native.begin(kind === 'all-reduce' ? 0 : 1, type, reduction, factor, longest);
+  }
+
+  carry(inputs: readonly Uint8Array[], outputs: readonly Uint8Array[], mostMs: number): ReturnType<Carrier['carry']> {
+    this.checkOpen('carry');
+    const seated = (arrays: readonly Uint8Array[]): readonly Uint8Array[] =>
+      arrays.length === this.#seats.length ? this.#seats.map((place) => arrays[place]!) : arrays;
+    return TURNS[this.#native.carry(seated(inputs), seated(outputs), mostMs)];
+  }
+
+  get sent(): number {
+    return this.#native.sent();
+  }
+
+  protected override release(): void {
+    this.#native.close();
+  }
+}
+
 /** Undefined in a world with more ranks than there are places for. */
 export function roundMaker({ rank, worldSize, context, nic }: FabricRoundsInit): RoundMaker | undefined {
   const { binding } = native();
@@ -76,21 +127,43 @@ export function roundMaker({ rank, worldSize, context, nic }: FabricRoundsInit):
     if (memory instanceof RankMemory && memory.context === context) return memory.nativeMemory(where);
     throw new EpError('EP_INVALID_ARGUMENT', `${where}: the memory belongs to another transport`);
   };
+  const seated = ({ ranks, hosts }: Pick<RoundsOptions, 'ranks' | 'hosts'>, where: string) => {
+    const self = ranks.indexOf(rank);
+    if (self < 0 || hosts.length !== ranks.length) {
+      throw invalid('ranks', {
+        where,
+        expected: `ranks with rank ${rank} among them, and a host for each`,
+        found: { ranks, hosts },
+      });
+    }
+    return { self, ...seatsOf(hosts) };
+  };
+  const carriers: CarrierMaker = {
+    size: (groups) => binding.fabricCarrierSize(worldSize, groups),
+    carries: (type, reduction) => binding.fabricCarries(type, reduction),
+    clear: (memory, group) => binding.fabricCarrierClear(nativeOf(memory, 'clear'), group),
+    part: (memory) => binding.fabricRoundsPart(nativeOf(memory, 'part')),
+    open: ({ memory, group, ranks, hosts, parts }) => {
+      const { self, seats, firsts } = seated({ ranks, hosts }, 'carrier');
+      const made = new binding.FabricCarrier(
+        nic,
+        nativeOf(memory, 'carrier'),
+        group,
+        Int32Array.from(seats, (place) => ranks[place]!),
+        Uint32Array.from(firsts),
+        seats.indexOf(self),
+        Buffer.concat(parts),
+      );
+      return new FabricCarrier(made, seats);
+    },
+  };
   return {
     mostMembers,
     mostBytes,
     size: (groups) => ({ byteLength: groups * byteLength, signalSlots: groups * signalSlots }),
     part: (memory) => binding.fabricRoundsPart(nativeOf(memory, 'part')),
     open: ({ memory, group, token, ranks, hosts, leader }) => {
-      const self = ranks.indexOf(rank);
-      if (self < 0 || hosts.length !== ranks.length) {
-        throw invalid('ranks', {
-          where: 'rounds',
-          expected: `ranks with rank ${rank} among them, and a host for each`,
-          found: { ranks, hosts },
-        });
-      }
-      const { seats, firsts } = seatsOf(hosts);
+      const { self, seats, firsts } = seated({ ranks, hosts }, 'rounds');
       const made = new binding.FabricRounds(
         nic,
         nativeOf(memory, 'rounds'),
@@ -103,5 +176,6 @@ export function roundMaker({ rank, worldSize, context, nic }: FabricRoundsInit):
       );
       return new FabricRounds(made, seats, entryBytes);
     },
+    carriers,
   };
 }

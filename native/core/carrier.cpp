@@ -1,0 +1,186 @@
+#include "carrier.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <string>
+
+#include <sched.h>
+
+#include "carrier_words.hpp"
+
+namespace ep {
+namespace {
+
+// Whoever has found nothing to do for so long sleeps until somebody wakes it: peers that are about to come have come.
+constexpr int64_t patience_ns = 300'000;
+constexpr int64_t longest_sleep_ns = 1'000'000;
+
+uint64_t load(const uint64_t& word) { return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(word)).load(std::memory_order_acquire); }
+
+} // namespace
+
+bool carrier::carries(element_type type, reduce_op op) {
+  const bool half = type == element_type::f16 || type == element_type::bf16;
+  const bool extreme = op == reduce_op::min || op == reduce_op::max;
+  const bool mean = op == reduce_op::avg && type != element_type::f32 && type != element_type::f64;
+  return reduces(op, type) && (!half || extreme) && !mean;
+}
+
+result<std::unique_ptr<carrier>> carrier::open(std::shared_ptr<symmetric_memory> memory, std::unique_ptr<round_way> way, round_place place, std::span<const ep_segment_handle> mates) {
+  const auto wrong = [](const char* what) { return failure{EP_STATUS_INVALID, 0, std::string("carrier: ") + what}; };
+  const rank_context& context = memory->context();
+  std::unique_ptr<carrier> made(new carrier);
+  made->layout_ = {static_cast<uint32_t>(context.world_size())};
+  const uint64_t members = place.ranks.size();
+  if (members < 2 || members > std::min<uint64_t>(made->layout_.world, static_cast<uint64_t>(round_layout::most_members))) return wrong("too few or too many members");
+  if (place.self >= members || place.ranks[place.self] != context.rank()) return wrong("this rank is not the member that it says it is");
+  for (const int32_t rank : place.ranks) if (rank < 0 || rank >= context.world_size()) return wrong("a rank that is not in this world");
+  if (place.hosts.size() != 2 || place.hosts[0] != 0 || place.hosts[1] * uint64_t{2} != members) return wrong("there are not two hosts with equally many members");
+  if (mates.size() != place.hosts[1]) return wrong("there is not one memory for each member of the host");
+  if (way == nullptr) return wrong("there is no way to the other host");
+  if (memory->byte_length() < carrier_layout::memory_bytes(1)) return wrong("the memory is too small");
+  // HAZARD: by quotients, so that no product can wrap.
+  if (place.group >= (memory->byte_length() - carrier_layout::head_bytes) / carrier_layout::group_bytes() || place.group >= memory->signal_slots() / made->layout_.group_slots()) return wrong("a group that does not fit the memory");
+  made->host_ = place.self >= place.hosts[1] ? 1 : 0;
+  made->local_ = place.self - place.hosts[made->host_];
+  const auto ahead = static_cast<uint64_t>(memory->own_data() - reinterpret_cast<uint8_t*>(memory->own_signals()));
+  for (uint32_t mate = 0; mate < mates.size(); ++mate) {
+    if (mate == made->local_) {
+      made->parts_.push_back(memory->own_data());
+      continue;
+    }
+    auto mapped = segment::open(mates[mate]);
+    if (!mapped.ok()) return mapped.why();
+    if (mapped.value()->data_bytes() < ahead + memory->byte_length()) return wrong("a member of the host has another memory");
+    made->parts_.push_back(mapped.value()->data() + ahead);
+    made->mapped_.push_back(std::move(mapped.value()));
+  }
+  made->place_ = std::move(place);
+  made->memory_ = std::move(memory);
+  made->way_ = std::move(way);
+  return made;
+}
+
+void carrier::clear(const symmetric_memory& memory, uint64_t group) {
+  const carrier_layout layout{static_cast<uint32_t>(memory.context().world_size())};
+  std::memset(memory.own_data() + carrier_layout::begin_of(group, 0), 0, carrier_layout::head_bytes);
+  std::memset(memory.own_signals() + group * layout.group_slots(), 0, layout.group_slots() * sizeof(uint64_t));
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+// ---- where things lie
+
+carrier::progress_words& carrier::words(uint32_t mate) const { return *reinterpret_cast<progress_words*>(parts_[mate] + carrier_layout::begin_of(place_.group, 0)); }
+
+uint8_t* carrier::staging(uint32_t mate, uint64_t step) const {
+  return parts_[mate] + carrier_layout::begin_of(place_.group, 1) + step % carrier_layout::depth * carrier_layout::piece_bytes;
+}
+
+// A member that is alone on its host stages nothing; the others' shares are half a piece at most.
+uint8_t* carrier::partial(uint64_t step) const {
+  if (mates() == 1) return staging(local_, step);
+  return parts_[local_] + carrier_layout::begin_of(place_.group, 2) + step % carrier_layout::depth * (carrier_layout::piece_bytes / 2);
+}
+
+uint64_t carrier::landing_at(uint64_t step) const {
+  const uint64_t area = carrier_layout::begin_of(place_.group, 2);
+  const uint64_t place = step % carrier_layout::depth;
+  if (call_.kind == carried_kind::all_to_all || mates() == 1) return area + place * carrier_layout::piece_bytes;
+  return area + (carrier_layout::depth + place) * (carrier_layout::piece_bytes / 2);
+}
+
+uint8_t* carrier::landing(uint32_t mate, uint64_t step) const { return parts_[mate] + landing_at(step); }
+
+// Of all calls together.
+uint64_t carrier::landed(uint32_t member) const { return load(memory_->own_signals()[place_.group * layout_.group_slots() + member]); }
+
+// Steps, or calls, that all of this host have come to.
+uint64_t carrier::least(uint64_t progress_words::* word) const {
+  uint64_t found = UINT64_MAX;
+  for (uint32_t mate = 0; mate < mates(); ++mate) found = std::min(found, load(words(mate).*word));
+  return found;
+}
+
+void carrier::publish(uint64_t progress_words::* word, uint64_t value) {
+  std::atomic_ref<uint64_t>(words(local_).*word).store(value, std::memory_order_seq_cst);
+  for (uint32_t mate = 0; mate < mates(); ++mate) if (mate != local_) wake_notify(reinterpret_cast<ep_wake_word*>(parts_[mate]));
+}
+
+bool carrier::put(uint32_t member, const uint8_t* from, uint64_t bytes, uint64_t to, uint64_t slot, uint64_t value) {
+  const uint64_t local = bytes == 0 ? 0 : reinterpret_cast<uint64_t>(from);
+  auto posted = way_->put(place_.ranks[member], local, bytes, bytes, bytes == 0 ? 0 : 1, to, place_.group * layout_.group_slots() + slot, value);
+  if (!posted.ok()) {
+    refused_ = posted.why();
+    return false;
+  }
+  sent_ += bytes;
+  return true;
+}
+
+// ---- a call
+
+result<nothing> carrier::begin(const carried_call& call) {
+  if (busy_) return failure{EP_STATUS_BUSY, 0, "carrier: a call before this one has not come to its end"};
+  if (call.kind == carried_kind::all_reduce && !carries(call.type, call.op)) return failure{EP_STATUS_INVALID, 0, "carrier: it does not carry this reduction"};
+  memory_->wake_instead(reinterpret_cast<ep_wake_word*>(memory_->own_data()));
+  before_ += steps_;
+  call_ = call;
+  busy_ = true;
+  told_ = false;
+  staged_ = read_ = ready_ = taken_ = sent_ = 0;
+  const uint64_t piece = call.kind == carried_kind::all_to_all ? block_bytes() : share_bytes() * mates();
+  steps_ = call.longest / piece + (call.longest % piece == 0 ? 0 : 1);
+  ++calls_;
+  return nothing{};
+}
+
+bool carrier::fits(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs) const {
+  if (call_.kind == carried_kind::all_reduce) return inputs.size() == 1 && outputs.size() == 1 && inputs[0].bytes == call_.longest && outputs[0].bytes == call_.longest;
+  if (inputs.size() != members() || outputs.size() != members() || inputs[place_.self].bytes != outputs[place_.self].bytes) return false;
+  const auto is_long = [this](const carried_bytes& one) { return one.bytes > call_.longest; };
+  return std::none_of(inputs.begin(), inputs.end(), is_long) && std::none_of(outputs.begin(), outputs.end(), is_long);
+}
+
+carrier::state carrier::advance(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs, int64_t end_ns) {
+  if (!busy_) return state::over;
+  memory_->context().progress().run();
+  const arrays of{inputs, outputs};
+  bool moved = false;
+  while (!broken() && (call_.kind == carried_kind::all_to_all ? block_steps(of) : reduce_steps(of))) {
+    moved = true;
+    if (clock_now_ns() >= end_ns) break;
+  }
+  if (taken_ == steps_ && !broken()) moved = close_call() || moved;
+  return !busy_ ? state::over : moved ? state::moved : state::stuck;
+}
+
+carrier::state carrier::hold(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs, int64_t most_ns) {
+  const rank_context& context = memory_->context();
+  auto* wake = reinterpret_cast<ep_wake_word*>(memory_->own_data());
+  const int64_t end_ns = clock_now_ns() + most_ns;
+  int64_t moved_ns = end_ns - most_ns;
+  bool moved = false;
+  for (int64_t now = moved_ns;; now = clock_now_ns()) {
+    state found = advance(inputs, outputs, end_ns);
+    if (found == state::stuck && now - moved_ns > patience_ns && now < end_ns) {
+      const uint32_t epoch = wake_prepare(wake);
+      found = advance(inputs, outputs, end_ns);
+      if (found == state::stuck) {
+        context.progress().rest();
+        wake_commit(wake, epoch, std::min(end_ns - now, longest_sleep_ns));
+      } else {
+        wake_cancel(wake);
+      }
+    }
+    if (found == state::over) return found;
+    if (found == state::moved) {
+      moved = true;
+      moved_ns = now;
+    }
+    if (broken() || clock_now_ns() >= end_ns) return moved ? state::moved : state::stuck;
+    if (found == state::stuck) sched_yield();
+  }
+}
+
+} // namespace ep

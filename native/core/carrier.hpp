@@ -1,0 +1,152 @@
+// Large calls of a group on two hosts with equally many members, carried by whoever waits for them: within a host through memory that its members map, between hosts by puts of each member to its
+// counterpart (the one of its place on the other host), or, in an all-to-all, to each member there.
+//
+// A call goes in steps of at most `piece_bytes` of a rank's array. What a member has come to it says in words of its own part, which only grow, over all calls: its mates read them there, and a
+// counterpart is told by the signal of its put. Nothing here waits for anybody: advance() does what can be done now, and a call is over once all members have their data and all have said so.
+//
+// An all-reduce: each member puts its mates' shares of a step into its part (staged), folds its own share of all of the host, in their order (read), puts that to its counterpart, folds what
+// both hosts have come to, in their order, where the counterpart's has landed (ready), and takes its mates' shares from there (taken). So bits depend on the placement alone.
+// An all-to-all: each member stages all blocks, puts those of the other host, and takes what its mates staged and what has landed.
+//
+// HAZARD: places are used again by the step `depth` later. A member sends a step only when all of its host have taken the one `window` before, for which it has to have landed; depth is twice that:
+// so whoever receives a step knows that what it sent `window` before has been taken, and that nothing of the step `depth` before is read or under way any more. Nobody is told so otherwise.
+//
+// HAZARD: after a call that has not come to its end nothing here is used any more: words, and what lands, would be of the wrong one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "collective/reduce.hpp"
+#include "rounds.hpp"
+
+namespace ep {
+
+// Where things lie in the memory, which every rank of the world has: a word that wakes whoever waits in this rank's part, then the places of each group.
+struct carrier_layout {
+  static constexpr uint64_t piece_bytes = 256u << 10;
+  static constexpr uint32_t window = 2;
+  static constexpr uint32_t depth = 2 * window;
+  static constexpr uint64_t head_bytes = 4096;
+  uint32_t world;
+
+  static constexpr uint64_t group_bytes() { return head_bytes + 2 * depth * piece_bytes; }
+  static constexpr uint64_t memory_bytes(uint64_t groups) { return head_bytes + groups * group_bytes(); }
+  // In a rank's part: 0, words of the group; 1 and 2, what is staged, and what lands or is folded.
+  static constexpr uint64_t begin_of(uint64_t group, uint32_t area) { return head_bytes + group * group_bytes() + (area == 0 ? 0 : head_bytes + (area - 1) * depth * piece_bytes); }
+  uint64_t group_slots() const { return uint64_t{2} * world; }
+};
+
+enum class carried_kind : uint32_t { all_reduce = 0, all_to_all = 1 };
+
+// Of a call; arrays are those of carrier::advance.
+struct carried_call {
+  carried_kind kind = carried_kind::all_reduce;
+  element_type type = element_type::u8;
+  reduce_op op = reduce_op::sum; // of an all-reduce
+  double factor = 0;
+  uint64_t longest = 0;          // bytes of the longest array of any member: the same on all
+};
+
+struct carried_bytes {
+  uint8_t* data = nullptr;
+  uint64_t bytes = 0;
+};
+
+class carrier {
+ public:
+  // Before any member opens it: forgets what an earlier group has left in this rank's places.
+  static void clear(const symmetric_memory& memory, uint64_t group);
+  // `mates`: the memories of all members of this host, in their order; all have cleared their places. EP_STATUS_INVALID for a place that does not
+  // fit the memory, and for another number of hosts than two, or unlike hosts.
+  static result<std::unique_ptr<carrier>> open(std::shared_ptr<symmetric_memory> memory, std::unique_ptr<round_way> way, round_place place, std::span<const ep_segment_handle> mates);
+
+  // What it folds bit by bit as the group does elsewhere: not sums and products of f16 and bf16, which cross in single precision, and no averages of integers.
+  static bool carries(element_type type, reduce_op op);
+
+  enum class state { over, moved, stuck };
+  // EP_STATUS_BUSY while one is under way, or where one has not come to its end.
+  result<nothing> begin(const carried_call& call);
+  // Whether the call under way, or the last one, is of arrays of these lengths. HAZARD: advance() reads and writes beyond others.
+  bool fits(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs) const;
+  // Of an all-reduce one array each, of `longest` bytes; of an all-to-all one for each member, in their order, of at most as many. The same in every turn of a call, and as long. One thread, as of all that
+  // follows.
+  // As far as it goes, but no step more after `end_ns` of clock_now_ns() than one.
+  state advance(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs, int64_t end_ns = INT64_MAX);
+  // The same again and again for `most_ns`, or until the call is over. Stuck: nothing has moved meanwhile.
+  state hold(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs, int64_t most_ns);
+  // Bytes of this call that left the host from here.
+  uint64_t sent() const { return sent_; }
+  // Why a member of the other host is not reached any more: EP_STATUS_PEER_LOST where it is gone.
+  const std::optional<failure>& refused() const { return refused_; }
+  bool broken() const { return refused_.has_value(); }
+  uint32_t members() const { return static_cast<uint32_t>(place_.ranks.size()); }
+
+ private:
+  struct progress_words;
+  struct arrays {
+    std::span<const carried_bytes> inputs;
+    std::span<const carried_bytes> outputs;
+  };
+  struct share {
+    uint64_t at = 0;
+    uint64_t bytes = 0;
+  };
+  carrier() = default;
+
+  progress_words& words(uint32_t mate) const;
+  uint8_t* staging(uint32_t mate, uint64_t step) const;
+  uint8_t* partial(uint64_t step) const;
+  uint64_t landing_at(uint64_t step) const;
+  uint8_t* landing(uint32_t mate, uint64_t step) const;
+  uint64_t landed(uint32_t member) const; // steps
+  uint64_t least(uint64_t progress_words::* word) const;
+  void publish(uint64_t progress_words::* word, uint64_t value);
+  bool put(uint32_t member, const uint8_t* from, uint64_t bytes, uint64_t to, uint64_t slot, uint64_t value);
+  uint32_t mates() const { return static_cast<uint32_t>(parts_.size()); }
+  uint32_t first_mate() const { return place_.hosts[host_]; }
+  uint32_t counterpart() const { return place_.hosts[1 - host_] + local_; }
+
+  // carrier_steps.cpp
+  uint64_t share_bytes() const;
+  uint64_t block_bytes() const;
+  share share_of(uint64_t step, uint32_t mate, uint64_t total) const;
+  share block_of(uint64_t step, uint64_t total) const;
+  bool reduce_steps(const arrays& of);
+  bool stage_shares(const arrays& of);
+  bool fold_host(const arrays& of);
+  bool fold_hosts(const arrays& of);
+  bool take_shares(const arrays& of);
+  bool block_steps(const arrays& of);
+  bool stage_blocks(const arrays& of);
+  bool take_blocks(const arrays& of);
+  bool close_call();
+
+  std::shared_ptr<symmetric_memory> memory_;
+  std::unique_ptr<round_way> way_;
+  round_place place_;
+  carrier_layout layout_{};
+  std::vector<std::shared_ptr<segment>> mapped_;
+  std::vector<uint8_t*> parts_; // data of each mate
+  uint32_t host_ = 0;
+  uint32_t local_ = 0;
+
+  carried_call call_;
+  bool busy_ = false;
+  std::optional<failure> refused_;
+  bool told_ = false;   // that this member has its data
+  uint64_t calls_ = 0;
+  uint64_t before_ = 0; // steps of earlier calls
+  uint64_t steps_ = 0;
+  // Of this call.
+  uint64_t staged_ = 0;
+  uint64_t read_ = 0;
+  uint64_t ready_ = 0;
+  uint64_t taken_ = 0;
+  uint64_t sent_ = 0;
+};
+
+} // namespace ep

@@ -1,0 +1,188 @@
+// What a carrier does in each step of a call.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "carrier_words.hpp"
+
+namespace ep {
+namespace {
+
+constexpr uint64_t line = 64;
+constexpr uint64_t down(uint64_t bytes) { return bytes / line * line; }
+constexpr uint64_t up(uint64_t bytes) { return (bytes + line - 1) / line * line; }
+
+template <class T> void divide(uint8_t* at, uint64_t elements, uint32_t by) {
+  auto* values = reinterpret_cast<T*>(at);
+  for (uint64_t i = 0; i < elements; ++i) {
+    T value;
+    std::memcpy(&value, values + i, sizeof value);
+    // A NaN stays the canonical one that the sum has given; of no number divided here a new one comes.
+    if (!std::isnan(value)) value /= static_cast<T>(by);
+    std::memcpy(values + i, &value, sizeof value);
+  }
+}
+
+// What a host does with its members, and then the group with what hosts have come to.
+reduce_op within(reduce_op op) { return op == reduce_op::avg ? reduce_op::sum : op; }
+reduce_op across(reduce_op op) { return op == reduce_op::avg || op == reduce_op::premul_sum ? reduce_op::sum : op; }
+
+} // namespace
+
+// ---- an all-reduce
+
+// Of a whole step, that of one member.
+uint64_t carrier::share_bytes() const { return down(carrier_layout::piece_bytes / std::max(mates(), 1u)); }
+
+// In the array. The last step is shared equally, too.
+carrier::share carrier::share_of(uint64_t step, uint32_t mate, uint64_t total) const {
+  const uint64_t begin = step * share_bytes() * mates();
+  const uint64_t bytes = std::min(total - begin, share_bytes() * mates());
+  const uint64_t each = std::min(share_bytes(), up((bytes + mates() - 1) / mates()));
+  const uint64_t at = std::min(bytes, mate * each);
+  return {begin + at, std::min(bytes, (mate + 1) * each) - at};
+}
+
+bool carrier::reduce_steps(const arrays& of) {
+  bool moved = stage_shares(of);
+  moved = fold_host(of) || moved;
+  moved = fold_hosts(of) || moved;
+  return take_shares(of) || moved;
+}
+
+bool carrier::stage_shares(const arrays& of) {
+  if (staged_ == steps_ || least(&progress_words::read) + carrier_layout::depth <= before_ + staged_) return false;
+  const carried_bytes& input = of.inputs[0];
+  uint8_t* to = staging(local_, staged_);
+  for (uint32_t mate = 0; mate < mates(); ++mate) {
+    if (mate == local_) continue;
+    const share theirs = share_of(staged_, mate, input.bytes);
+    if (theirs.bytes != 0) std::memcpy(to + mate * share_bytes(), input.data + theirs.at, theirs.bytes);
+  }
+  publish(&progress_words::staged, before_ + ++staged_);
+  return true;
+}
+
+bool carrier::fold_host(const arrays& of) {
+  if (read_ == staged_ || least(&progress_words::staged) <= before_ + read_) return false;
+  if (least(&progress_words::taken) + carrier_layout::window <= before_ + read_) return false;
+  const carried_bytes& input = of.inputs[0];
+  const share own = share_of(read_, local_, input.bytes);
+  const void* sources[round_layout::most_members];
+  for (uint32_t mate = 0; mate < mates(); ++mate) {
+    sources[mate] = mate == local_ ? input.data + own.at : staging(mate, read_) + local_ * share_bytes();
+  }
+  uint8_t* folded = partial(read_);
+  if (own.bytes != 0) reduce_elements(folded, sources, static_cast<int>(mates()), own.bytes / element_bytes(call_.type), call_.type, within(call_.op), call_.factor, false);
+  if (!put(counterpart(), folded, own.bytes, landing_at(read_), place_.self, before_ + read_ + 1)) return false;
+  publish(&progress_words::read, before_ + ++read_);
+  return true;
+}
+
+bool carrier::fold_hosts(const arrays& of) {
+  if (ready_ == read_ || landed(counterpart()) <= before_ + ready_) return false;
+  const carried_bytes& output = of.outputs[0];
+  const share own = share_of(ready_, local_, output.bytes);
+  if (own.bytes != 0) {
+    uint8_t* theirs = landing(local_, ready_);
+    const void* sources[2] = {partial(ready_), theirs};
+    if (host_ == 1) std::swap(sources[0], sources[1]);
+    void* targets[2] = {output.data + own.at, theirs};
+    const uint64_t elements = own.bytes / element_bytes(call_.type);
+    // Nobody else needs it where this one is alone.
+    const int count = mates() == 1 ? 1 : 2;
+    reduce_push(targets, count, sources, 2, elements, call_.type, across(call_.op), call_.factor, false);
+    for (int i = 0; call_.op == reduce_op::avg && i < count; ++i) {
+      if (call_.type == element_type::f32) divide<float>(static_cast<uint8_t*>(targets[i]), elements, members());
+      if (call_.type == element_type::f64) divide<double>(static_cast<uint8_t*>(targets[i]), elements, members());
+    }
+  }
+  publish(&progress_words::ready, before_ + ++ready_);
+  return true;
+}
+
+bool carrier::take_shares(const arrays& of) {
+  if (taken_ == ready_ || least(&progress_words::ready) <= before_ + taken_) return false;
+  const carried_bytes& output = of.outputs[0];
+  for (uint32_t mate = 0; mate < mates(); ++mate) {
+    const share theirs = share_of(taken_, mate, output.bytes);
+    if (mate != local_ && theirs.bytes != 0) std::memcpy(output.data + theirs.at, landing(mate, taken_), theirs.bytes);
+  }
+  publish(&progress_words::taken, before_ + ++taken_);
+  return true;
+}
+
+// ---- an all-to-all
+
+// Of a step, what goes from one member to another.
+uint64_t carrier::block_bytes() const { return down(carrier_layout::piece_bytes / members()); }
+
+carrier::share carrier::block_of(uint64_t step, uint64_t total) const {
+  const uint64_t at = std::min(total, step * block_bytes());
+  return {at, std::min(total - at, block_bytes())};
+}
+
+bool carrier::block_steps(const arrays& of) {
+  const bool staged = stage_blocks(of);
+  return take_blocks(of) || staged;
+}
+
+bool carrier::stage_blocks(const arrays& of) {
+  if (staged_ == steps_ || staged_ >= taken_ + carrier_layout::window) return false;
+  if (least(&progress_words::taken) + carrier_layout::depth <= before_ + staged_) return false;
+  uint8_t* to = staging(local_, staged_);
+  for (uint32_t member = 0; member < members(); ++member) {
+    const share block = block_of(staged_, of.inputs[member].bytes);
+    if (member != place_.self && block.bytes != 0) std::memcpy(to + member * block_bytes(), of.inputs[member].data + block.at, block.bytes);
+  }
+  for (uint32_t mate = 0; mate < mates(); ++mate) {
+    const uint32_t member = place_.hosts[1 - host_] + mate;
+    const share block = block_of(staged_, of.inputs[member].bytes);
+    if (!put(member, to + member * block_bytes(), block.bytes, landing_at(staged_) + local_ * block_bytes(), place_.self, before_ + staged_ + 1)) return false;
+  }
+  publish(&progress_words::staged, before_ + ++staged_);
+  return true;
+}
+
+bool carrier::take_blocks(const arrays& of) {
+  if (taken_ == staged_ || least(&progress_words::staged) <= before_ + taken_) return false;
+  const uint32_t others = place_.hosts[1 - host_];
+  for (uint32_t mate = 0; mate < mates(); ++mate) if (landed(others + mate) <= before_ + taken_) return false;
+  const uint8_t* here = landing(local_, taken_);
+  for (uint32_t member = 0; member < members(); ++member) {
+    const share block = block_of(taken_, of.outputs[member].bytes);
+    if (block.bytes == 0) continue;
+    const uint8_t* from = member == place_.self                                          ? of.inputs[member].data + block.at
+                          : member >= first_mate() && member < first_mate() + mates() ? staging(member - first_mate(), taken_) + place_.self * block_bytes()
+                                                                                        : here + (member - others) * block_bytes();
+    std::memcpy(of.outputs[member].data + block.at, from, block.bytes);
+  }
+  publish(&progress_words::taken, before_ + ++taken_);
+  return true;
+}
+
+// ---- its end
+
+// This member has its data, and tells its counterpart; when its counterpart has told the same, it says both to its mates. Who has heard of all its mates knows of all members.
+bool carrier::close_call() {
+  bool moved = false;
+  if (!told_) {
+    if (!put(counterpart(), nullptr, 0, 0, layout_.world + place_.self, calls_)) return false;
+    told_ = true;
+    moved = true;
+  }
+  auto& own = words(local_).closed;
+  if (std::atomic_ref<uint64_t>(own).load(std::memory_order_relaxed) < calls_) {
+    if (landed(layout_.world + counterpart()) < calls_) return moved;
+    // Calls of either kind count in all words: the next one may be of the other.
+    for (uint64_t progress_words::* word : {&progress_words::read, &progress_words::ready}) std::atomic_ref<uint64_t>(words(local_).*word).store(before_ + steps_, std::memory_order_release);
+    publish(&progress_words::closed, calls_);
+    moved = true;
+  }
+  if (least(&progress_words::closed) < calls_) return moved;
+  busy_ = false;
+  return true;
+}
+
+} // namespace ep

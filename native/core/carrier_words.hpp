@@ -1,0 +1,16 @@
+// What a member of a carrier says to its mates, at the beginning of its places. Each word only grows.
+#pragma once
+
+#include "carrier.hpp"
+
+namespace ep {
+
+struct carrier::progress_words {
+  uint64_t staged; // steps of which the mates' shares, or all blocks, are there
+  uint64_t read;   // steps of whose shares this one has folded its own
+  uint64_t ready;  // steps of which its share of the result is there
+  uint64_t taken;  // steps of which it has all
+  uint64_t closed; // calls of which its counterpart has all, and it too
+};
+
+} // namespace ep

@@ -1,0 +1,150 @@
+#include "fabric_engine.hpp"
+#include "wraps.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "carrier.hpp"
+#include "fabric/round_puts.hpp"
+
+namespace ep::binding {
+namespace {
+
+// Large calls of a group over the backing `fabric`; for the rank's own thread.
+struct carrier_wrap : Napi::ObjectWrap<carrier_wrap> {
+  static constexpr napi_type_tag type_tag{0x6570636172726965ull, 46};
+  static constexpr const char* type_name = "FabricCarrier";
+  explicit carrier_wrap(const Napi::CallbackInfo& info);
+  void begin(const Napi::CallbackInfo& info);
+  Napi::Value carry(const Napi::CallbackInfo& info);
+  Napi::Value sent(const Napi::CallbackInfo& info) { return Napi::Number::New(info.Env(), static_cast<double>(open(info.Env()).sent())); }
+  void close(const Napi::CallbackInfo&) { native.reset(); }
+
+  carrier& open(Napi::Env env) const {
+    if (!native) throw_failure(env, {EP_STATUS_CLOSED, 0, "the carrier was closed"});
+    return *native;
+  }
+
+  std::unique_ptr<carrier> native;
+  size_t arrays = 0; // of the call under way, on either side
+  std::vector<uint64_t> lengths; // of its inputs, then its outputs; empty before the first turn
+};
+
+template <class T> std::vector<T> numbers_of(Napi::Value value, const char* what) {
+  const byte_span bytes = arg_bytes(value, what);
+  std::vector<T> numbers(bytes.size / sizeof(T));
+  if (!numbers.empty()) std::memcpy(numbers.data(), bytes.data, numbers.size() * sizeof(T));
+  return numbers;
+}
+
+std::vector<carried_bytes> arrays_of(Napi::Value value, const char* what) {
+  if (!value.IsArray()) throw_invalid(value.Env(), std::string(what) + " is no array");
+  const auto list = value.As<Napi::Array>();
+  std::vector<carried_bytes> arrays;
+  for (uint32_t i = 0; i < list.Length(); ++i) {
+    const byte_span bytes = arg_bytes(list.Get(i), what);
+    arrays.push_back({const_cast<uint8_t*>(bytes.data), bytes.size});
+  }
+  return arrays;
+}
+
+} // namespace
+
+// (nic, memory, group, ranks: Int32Array, hosts: Uint32Array, self, memories of the host's members as fabricRoundsPart() has them, one after the other)
+carrier_wrap::carrier_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
+  const Napi::Env env = info.Env();
+  const memory_wrap& memory = unwrap<memory_wrap>(info[1], "memory");
+  memory.open(env);
+  auto way = std::make_unique<fabric::round_puts>(fabric_engine_of(info[0]), memory.native, true);
+  round_place place;
+  place.group = arg_size(info[2], "group");
+  place.ranks = numbers_of<int32_t>(info[3], "ranks");
+  place.hosts = numbers_of<uint32_t>(info[4], "hosts");
+  const uint64_t self = arg_size(info[5], "self");
+  if (self >= place.ranks.size()) throw_invalid(env, "member " + std::to_string(self) + " of " + std::to_string(place.ranks.size()));
+  place.self = static_cast<uint32_t>(self);
+  std::vector<ep_segment_handle> parts;
+  const std::vector<ep_segment_handle> handles = segment_handles(info[6], "parts");
+  // A part is two handles, of which the second is for rounds.
+  for (size_t i = 0; i + 1 < handles.size(); i += 2) parts.push_back(handles[i]);
+  auto made = carrier::open(memory.native, std::move(way), std::move(place), parts);
+  native = std::move(value_or_throw(env, made));
+  tag<carrier_wrap>(info.This().As<Napi::Object>());
+}
+
+// (kind, type, reduction, factor, longest)
+void carrier_wrap::begin(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  carrier& table = open(env);
+  const uint64_t kind = arg_size(info[0], "kind");
+  if (kind > static_cast<uint64_t>(carried_kind::all_to_all)) throw_invalid(env, "a carrier has no calls of kind " + std::to_string(kind));
+  carried_call call;
+  call.kind = static_cast<carried_kind>(kind);
+  call.type = static_cast<element_type>(arg_size(info[1], "type"));
+  call.op = static_cast<reduce_op>(arg_size(info[2], "reduction"));
+  call.factor = arg_double(info[3], "factor");
+  call.longest = arg_size(info[4], "longest");
+  auto begun = table.begin(call);
+  value_or_throw(env, begun);
+  arrays = call.kind == carried_kind::all_reduce ? 1 : table.members();
+  lengths.clear();
+}
+
+// (inputs, outputs, mostMs) -> 0: the call is over, 1: it has moved, 2: it has not
+Napi::Value carrier_wrap::carry(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  carrier& table = open(env);
+  const std::vector<carried_bytes> inputs = arrays_of(info[0], "inputs");
+  const std::vector<carried_bytes> outputs = arrays_of(info[1], "outputs");
+  const double ms = arg_double(info[2], "mostMs");
+  if (!(ms >= 0 && ms <= 10)) throw_invalid(env, "mostMs is not in 0..10");
+  if (inputs.size() != arrays || outputs.size() != arrays) throw_invalid(env, "the call has " + std::to_string(arrays) + " arrays to give and to take");
+  std::vector<uint64_t> found;
+  for (const auto* list : {&inputs, &outputs}) for (const carried_bytes& one : *list) found.push_back(one.bytes);
+  // HAZARD: JS ran since the turn before, and may have taken the memory away.
+  if (!lengths.empty() && lengths != found) throw_invalid(env, "an array of a call is not as long as it was");
+  if (!table.fits(inputs, outputs)) throw_invalid(env, "an array is not as long as the call says");
+  lengths = std::move(found);
+  const carrier::state state = table.hold(inputs, outputs, std::llround(ms * 1e6));
+  // Who is gone is told of otherwise, to all alike.
+  if (table.broken() && table.refused()->status != EP_STATUS_PEER_LOST) throw_failure(env, *table.refused());
+  return Napi::Number::New(env, state == carrier::state::over ? 0 : state == carrier::state::moved ? 1 : 2);
+}
+
+namespace {
+
+// (worldSize, groups) -> of a memory for the carriers of so many groups
+Napi::Value size_of(const Napi::CallbackInfo& info) {
+  const carrier_layout layout{static_cast<uint32_t>(std::min<uint64_t>(arg_size(info[0], "worldSize"), UINT32_MAX))};
+  const uint64_t groups = arg_size(info[1], "groups");
+  auto out = Napi::Object::New(info.Env());
+  out["byteLength"] = static_cast<double>(carrier_layout::memory_bytes(groups));
+  out["signalSlots"] = static_cast<double>(groups * layout.group_slots());
+  return out;
+}
+
+// (memory, group): before any member opens it
+void clear(const Napi::CallbackInfo& info) {
+  const symmetric_memory& memory = unwrap<memory_wrap>(info[0], "memory").open(info.Env());
+  const uint64_t group = arg_size(info[1], "group");
+  if (memory.byte_length() < carrier_layout::memory_bytes(1) || group >= (memory.byte_length() - carrier_layout::head_bytes) / carrier_layout::group_bytes()) throw_invalid(info.Env(), "a group that does not fit the memory");
+  carrier::clear(memory, group);
+}
+
+// (type, reduction) -> whether all-reduces of it are carried
+Napi::Value carries(const Napi::CallbackInfo& info) {
+  return Napi::Boolean::New(info.Env(), carrier::carries(static_cast<element_type>(arg_size(info[0], "type")), static_cast<reduce_op>(arg_size(info[1], "reduction"))));
+}
+
+} // namespace
+
+void bind_carrier(Napi::Env env, Napi::Object exports) {
+  exports["fabricCarrierSize"] = Napi::Function::New(env, size_of);
+  exports["fabricCarrierClear"] = Napi::Function::New(env, clear);
+  exports["fabricCarries"] = Napi::Function::New(env, carries);
+  using wrap = carrier_wrap;
+  exports["FabricCarrier"] = wrap::DefineClass(env, "FabricCarrier", {wrap::InstanceMethod<&wrap::begin>("begin"), wrap::InstanceMethod<&wrap::carry>("carry"), wrap::InstanceMethod<&wrap::sent>("sent"), wrap::InstanceMethod<&wrap::close>("close")});
+}
+
+} // namespace ep::binding

@@ -1,0 +1,306 @@
+// Large calls of two hosts' ranks, over the engine and a network of the tests that keeps no order: every element is what the order of the fold says, whoever is ahead of whom.
+#include "carrier.hpp"
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "fabric/round_puts.hpp"
+#include "fabric_ranks.hpp"
+#include "scripted_port.hpp"
+
+namespace {
+
+using namespace ep;
+using namespace ep::test;
+
+constexpr uint64_t groups = 2;
+
+struct carrier_world {
+  scripted_network network;
+  fabric_ranks ranks;
+  round_place place;
+  std::vector<std::unique_ptr<carrier>> carriers; // by member
+
+  // Ranks are numbered the other way round than members, so that neither is taken for the other.
+  carrier_world(uint32_t per_host, uint64_t seed, uint64_t group = 0) : network(static_cast<int32_t>(2 * per_host), seed), ranks(static_cast<int32_t>(2 * per_host), 1, 1, {}, [this](int32_t rank) { return network.port(rank); }) {
+    const uint32_t world = 2 * per_host;
+    const carrier_layout layout{world};
+    ranks.allocate(carrier_layout::memory_bytes(groups), groups * layout.group_slots());
+    place.group = group;
+    for (uint32_t member = 0; member < world; ++member) place.ranks.push_back(static_cast<int32_t>(world - 1 - member));
+    place.hosts = {0, per_host};
+    for (uint32_t member = 0; member < world; ++member) {
+      // What an earlier group has left.
+      const symmetric_memory& memory = *side(member).memory;
+      std::memset(memory.own_data() + carrier_layout::head_bytes, 0x77, carrier_layout::group_bytes() * groups);
+      std::memset(memory.own_signals(), 0x77, 8 * memory.signal_slots());
+      carrier::clear(memory, group);
+    }
+    for (uint32_t member = 0; member < world; ++member) carriers.push_back(must(open(member, place)));
+  }
+  result<std::unique_ptr<carrier>> open(uint32_t member, round_place of) {
+    of.self = member;
+    fabric_side& own = side(member);
+    std::vector<ep_segment_handle> parts;
+    const uint32_t per_host = members() / 2;
+    for (uint32_t mate = member / per_host * per_host; parts.size() < per_host; ++mate) parts.push_back(side(mate).memory->handle());
+    auto way = std::make_unique<fabric::round_puts>(std::shared_ptr<fabric::engine>(std::shared_ptr<void>(), own.engine.get()), own.memory, true);
+    return carrier::open(own.memory, std::move(way), std::move(of), parts);
+  }
+  fabric_side& side(uint32_t member) { return ranks.side(place.ranks[member]); }
+  uint32_t members() const { return static_cast<uint32_t>(place.ranks.size()); }
+
+  // One thread of each member: body(member) of calls that all make.
+  template <class Body> void run(Body&& body) {
+    std::vector<std::thread> threads;
+    for (uint32_t member = 0; member < members(); ++member) threads.emplace_back([&, member] { body(member); });
+    for (std::thread& one : threads) one.join();
+  }
+  // Until the call is over, in turns of this length.
+  bool finish(uint32_t member, std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs, int64_t turn_ns) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+    while (carriers[member]->hold(inputs, outputs, turn_ns) != carrier::state::over) {
+      if (std::chrono::steady_clock::now() > end) return false;
+    }
+    return true;
+  }
+};
+
+float element(uint32_t member, uint64_t call, uint64_t i) { return static_cast<float>((i * 7 + member * 31 + call) % 1009) * 0.1f + static_cast<float>(member); }
+
+// As documented: the members of each host first, then the hosts. Sums of tenths are rounded otherwise in another order.
+float folded(uint32_t members, uint64_t call, uint64_t i, reduce_op op) {
+  const uint32_t half = members / 2;
+  float hosts[2];
+  for (uint32_t host = 0; host < 2; ++host) {
+    hosts[host] = element(host * half, call, i);
+    for (uint32_t mate = 1; mate < half; ++mate) {
+      const float next = element(host * half + mate, call, i);
+      hosts[host] = op == reduce_op::max ? std::max(hosts[host], next) : hosts[host] + next;
+    }
+  }
+  if (op == reduce_op::max) return std::max(hosts[0], hosts[1]);
+  const float sum = hosts[0] + hosts[1];
+  return op == reduce_op::avg ? sum / static_cast<float>(members) : sum;
+}
+
+constexpr uint64_t piece = carrier_layout::piece_bytes / sizeof(float);
+
+void reduce_calls(carrier_world& world, std::span<const uint64_t> lengths, uint64_t first, bool in_place, int64_t turn_ns) {
+  std::atomic<int> wrong{0};
+  world.run([&](uint32_t member) {
+    uint64_t call = first;
+    for (const uint64_t length : lengths) {
+      const reduce_op op = call % 3 == 0 ? reduce_op::sum : call % 3 == 1 ? reduce_op::avg : reduce_op::max;
+      std::vector<float> input(length), other(length, -1);
+      std::vector<float>& output = in_place ? input : other;
+      for (uint64_t i = 0; i < length; ++i) input[i] = element(member, call, i);
+      EP_CHECK(world.carriers[member]->begin({carried_kind::all_reduce, element_type::f32, op, 0, length * sizeof(float)}).ok());
+      const carried_bytes given{reinterpret_cast<uint8_t*>(input.data()), length * sizeof(float)};
+      const carried_bytes taken{reinterpret_cast<uint8_t*>(output.data()), length * sizeof(float)};
+      if (!world.finish(member, {&given, 1}, {&taken, 1}, turn_ns)) ++wrong;
+      for (uint64_t i = 0; i < length && wrong == 0; ++i) if (output[i] != folded(world.members(), call, i, op)) ++wrong;
+      ++call;
+    }
+  });
+  EP_CHECK_EQ(wrong.load(), 0);
+}
+
+void test_reductions() {
+  // Less than a share, steps that end within one, more than there are places for.
+  const uint64_t lengths[] = {0, 1, 15, 16, 17, 1000, piece - 1, piece, piece + 1, 3 * piece + 5, 11 * piece + piece / 3};
+  for (const uint32_t per_host : {1u, 2u, 3u}) {
+    carrier_world world(per_host, per_host);
+    reduce_calls(world, lengths, 0, false, 1'000'000);
+    reduce_calls(world, lengths, std::size(lengths), true, 0);
+    world.network.set_room(3);
+    reduce_calls(world, lengths, 50, false, 200'000);
+    for (uint32_t member = 0; member < world.members(); ++member) EP_CHECK_EQ(world.side(member).engine->violation(), std::string());
+  }
+}
+
+// Of several NaNs the first one's payload stays, that of the first host's member: which host a member is on decides nothing else, as two of anything else fold alike in either order.
+void test_order() {
+  carrier_world world(1, 20);
+  std::vector<std::vector<uint32_t>> values(2, std::vector<uint32_t>(100));
+  for (uint32_t member = 0; member < 2; ++member) for (uint32_t i = 0; i < 100; ++i) values[member][i] = 0x7fc00000 + 1000 * (member + 1) + i;
+  world.run([&](uint32_t member) {
+    EP_CHECK(world.carriers[member]->begin({carried_kind::all_reduce, element_type::f32, reduce_op::max, 0, 400}).ok());
+    const carried_bytes both{reinterpret_cast<uint8_t*>(values[member].data()), 400};
+    EP_CHECK(world.finish(member, {&both, 1}, {&both, 1}, 1'000'000));
+  });
+  for (const auto& found : values) for (uint32_t i = 0; i < 100; ++i) EP_CHECK_EQ(found[i], 0x7fc00000u + 1000 + i);
+}
+
+// Of every length between two members, also none at all.
+uint64_t block_elements(uint32_t from, uint32_t to, uint64_t call) { return (call * 7919 + from * 104'729 + to * 1299) % (call % 3 == 2 ? 14 * piece : 500) * ((from + 2 * to + call) % 5 == 0 ? 0 : 1); }
+uint8_t block_byte(uint32_t from, uint32_t to, uint64_t call, uint64_t i) { return pattern(i, from * 16 + to + call * 3); }
+
+void test_blocks() {
+  for (const uint32_t per_host : {1u, 2u, 3u}) {
+    carrier_world world(per_host, 10 + per_host, 1);
+    const uint32_t members = world.members();
+    std::atomic<int> wrong{0};
+    world.run([&](uint32_t member) {
+      for (uint64_t call = 0; call < 12; ++call) {
+        uint64_t longest = 0;
+        for (uint32_t from = 0; from < members; ++from) for (uint32_t to = 0; to < members; ++to) longest = std::max(longest, block_elements(from, to, call));
+        std::vector<std::vector<uint8_t>> inputs(members), outputs(members);
+        std::vector<carried_bytes> given, taken;
+        for (uint32_t peer = 0; peer < members; ++peer) {
+          inputs[peer].resize(block_elements(member, peer, call));
+          for (uint64_t i = 0; i < inputs[peer].size(); ++i) inputs[peer][i] = block_byte(member, peer, call, i);
+          outputs[peer].resize(block_elements(peer, member, call));
+          given.push_back({inputs[peer].data(), inputs[peer].size()});
+          taken.push_back({outputs[peer].data(), outputs[peer].size()});
+        }
+        EP_CHECK(world.carriers[member]->begin({carried_kind::all_to_all, element_type::u8, reduce_op::sum, 0, longest}).ok());
+        if (!world.finish(member, given, taken, call % 2 == 0 ? 1'000'000 : 0)) ++wrong;
+        for (uint32_t peer = 0; peer < members; ++peer) {
+          for (uint64_t i = 0; i < outputs[peer].size() && wrong == 0; ++i) if (outputs[peer][i] != block_byte(peer, member, call, i)) ++wrong;
+        }
+        // Other calls between them.
+        if (call % 4 == 3 && wrong == 0) {
+          std::vector<float> values(777);
+          for (uint64_t i = 0; i < values.size(); ++i) values[i] = element(member, call, i);
+          EP_CHECK(world.carriers[member]->begin({carried_kind::all_reduce, element_type::f32, reduce_op::sum, 0, values.size() * sizeof(float)}).ok());
+          const carried_bytes both{reinterpret_cast<uint8_t*>(values.data()), values.size() * sizeof(float)};
+          if (!world.finish(member, {&both, 1}, {&both, 1}, 1'000'000)) ++wrong;
+          for (uint64_t i = 0; i < values.size() && wrong == 0; ++i) if (values[i] != folded(members, call, i, reduce_op::sum)) ++wrong;
+        }
+      }
+    });
+    EP_CHECK_EQ(wrong.load(), 0);
+  }
+}
+
+// One that does not come holds all others up, and nobody says that the call is over before all have their data.
+void test_missing() {
+  carrier_world world(2, 7);
+  std::vector<std::vector<float>> values(4, std::vector<float>(5 * piece, 1));
+  const auto array = [&](uint32_t member) { return carried_bytes{reinterpret_cast<uint8_t*>(values[member].data()), values[member].size() * sizeof(float)}; };
+  const carried_call call{carried_kind::all_reduce, element_type::f32, reduce_op::sum, 0, values[0].size() * sizeof(float)};
+  for (uint32_t member = 0; member < 4; ++member) EP_CHECK(world.carriers[member]->begin(call).ok());
+  bool over = false;
+  const auto turns = [&](std::initializer_list<uint32_t> members, int count) {
+    for (int turn = 0; turn < count; ++turn) {
+      for (const uint32_t member : members) {
+        const carried_bytes own = array(member);
+        over = world.carriers[member]->hold({&own, 1}, {&own, 1}, 50'000) == carrier::state::over || over;
+      }
+    }
+  };
+  turns({0, 1, 2}, 100);
+  EP_CHECK(!over);
+  // A second call does not begin over it.
+  EP_CHECK(!world.carriers[0]->begin(call).ok());
+  EP_CHECK(soon([&] {
+    turns({0, 1, 2, 3}, 1);
+    return over;
+  }));
+  EP_CHECK(soon([&] {
+    bool all = true;
+    for (uint32_t member = 0; member < 4; ++member) {
+      const carried_bytes own = array(member);
+      all = world.carriers[member]->advance({&own, 1}, {&own, 1}) == carrier::state::over && all;
+    }
+    return all;
+  }));
+  for (const auto& one : values) for (const float value : one) if (value != 4) EP_CHECK_EQ(value, 4.0f);
+}
+
+// A turn whose time is up ends with the step that it is in.
+void test_turns() {
+  carrier_world world(1, 8);
+  carrier& one = *world.carriers[0];
+  std::vector<uint8_t> bytes(4 * carrier_layout::piece_bytes);
+  const carried_bytes own{bytes.data(), bytes.size()};
+  EP_CHECK(one.begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, bytes.size()}).ok());
+  for (uint64_t step = 1; step <= carrier_layout::window; ++step) {
+    EP_CHECK(one.hold({&own, 1}, {&own, 1}, 0) == carrier::state::moved);
+    EP_CHECK_EQ(one.sent(), step * carrier_layout::piece_bytes);
+  }
+}
+
+// Arrays of other lengths than the call says are none of it.
+void test_lengths() {
+  carrier_world world(2, 6);
+  carrier& one = *world.carriers[1];
+  std::vector<uint8_t> bytes(200);
+  const auto array = [&](uint64_t length) { return carried_bytes{bytes.data(), length}; };
+  EP_CHECK(one.begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, 100}).ok());
+  const auto reduces = [&](uint64_t input, uint64_t output) {
+    const carried_bytes given = array(input), taken = array(output);
+    return one.fits({&given, 1}, {&taken, 1});
+  };
+  EP_CHECK(reduces(100, 100));
+  EP_CHECK(!reduces(99, 99));
+  EP_CHECK(!reduces(101, 101));
+  EP_CHECK(!reduces(100, 99));
+  EP_CHECK(!one.fits({}, {}));
+  carrier& other = *world.carriers[2];
+  EP_CHECK(other.begin({carried_kind::all_to_all, element_type::u8, reduce_op::sum, 0, 100}).ok());
+  std::vector<carried_bytes> given{array(1), array(100), array(50), array(0)}, taken{array(0), array(100), array(50), array(3)};
+  EP_CHECK(other.fits(given, taken));
+  taken[2] = array(51);
+  EP_CHECK(!other.fits(given, taken));
+  taken[2] = array(50);
+  taken[3] = array(101);
+  EP_CHECK(!other.fits(given, taken));
+  taken[3] = array(3);
+  given[0] = array(101);
+  EP_CHECK(!other.fits(given, taken));
+  given.pop_back();
+  EP_CHECK(!other.fits(given, taken));
+}
+
+// What is nobody's, or does not fit, is refused; and a network that has gone carries nothing.
+void test_refused() {
+  carrier_world world(2, 5);
+  const auto refused = [&](round_place place) { return !world.open(1, std::move(place)).ok(); };
+  const round_place good = world.place;
+  EP_CHECK(!refused(good));
+  round_place bad = good;
+  bad.group = groups;
+  EP_CHECK(refused(bad));
+  bad.group = UINT64_MAX;
+  EP_CHECK(refused(bad));
+  bad = good;
+  bad.ranks[2] = 77;
+  EP_CHECK(refused(bad));
+  bad = good;
+  bad.hosts = {0};
+  EP_CHECK(refused(bad));
+  bad.hosts = {0, 1};
+  EP_CHECK(refused(bad));
+  bad.hosts = {0, 1, 2, 3};
+  EP_CHECK(refused(bad));
+  EP_CHECK(!world.carriers[0]->begin({carried_kind::all_reduce, element_type::f16, reduce_op::sum, 0, 8}).ok());
+  EP_CHECK(!world.carriers[0]->begin({carried_kind::all_reduce, element_type::i32, reduce_op::avg, 0, 8}).ok());
+  EP_CHECK(carrier::carries(element_type::f16, reduce_op::max));
+  EP_CHECK(carrier::carries(element_type::i64, reduce_op::bxor));
+  for (uint32_t member = 0; member < 4; ++member) EP_CHECK(world.carriers[member]->begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, 100}).ok());
+  world.side(0).engine->stop(false);
+  std::vector<uint8_t> bytes(100);
+  const carried_bytes own{bytes.data(), bytes.size()};
+  for (int turn = 0; turn < 10; ++turn) {
+    for (uint32_t member = 0; member < 4; ++member) EP_CHECK(world.carriers[member]->hold({&own, 1}, {&own, 1}, 100'000) != carrier::state::over);
+  }
+  EP_CHECK(world.carriers[0]->broken());
+  EP_CHECK_EQ(world.carriers[0]->refused()->status, static_cast<uint32_t>(EP_STATUS_CLOSED));
+  EP_CHECK(!world.carriers[1]->broken());
+}
+
+} // namespace
+
+int main() {
+  test_reductions();
+  test_order();
+  test_blocks();
+  test_missing();
+  test_turns();
+  test_lengths();
+  test_refused();
+  return ep::check::finish();
+}

@@ -1,0 +1,106 @@
+/**
+ * The data of a large call that native code carries (`Carrier` of core): JS begins it and holds its thread for it, a few milliseconds at a time, with a turn of the event loop in between. All ranks
+ * have said, with what they call, that they can; so all do.
+ *
+ * HAZARD: a carrier says that a call is over only once all ranks have their data, and said so: nobody tells it again in records, but with its good-bye.
+ */
+import type { CarriedCall, Carrier, CarrierMaker } from '@ep/core';
+import type { EngineCall } from '../engine.js';
+import { factorOf, reductionCode, TYPE_CODES } from '../shm/codes.js';
+import { bytesOf } from './chunks.js';
+import type { PlannedCall } from './collectives-init.js';
+import type { DataPlan } from './plan.js';
+
+/** Between turns in which nothing has moved: somebody is away. */
+const FIRST_PAUSE_MS = 1;
+const LONGEST_PAUSE_MS = 8;
+
+/** Whether carriers have calls like this one, whatever its length. */
+export function isCarried({ kind, dtype, reduceOp }: EngineCall, maker: Pick<CarrierMaker, 'carries'>): boolean {
+  if (kind === 'all-reduce') return maker.carries(TYPE_CODES[dtype], reductionCode(reduceOp));
+  return kind === 'all-to-all';
+}
+
+export interface CarriedInit extends PlannedCall {
+  readonly carrier: Carrier;
+  /** Bytes of the longest array that any rank gives. */
+  readonly longest: number;
+  /** Of a turn, in milliseconds. */
+  readonly mostMs: () => number;
+}
+
+export class CarriedPlan implements DataPlan {
+  readonly lacking: readonly number[] = [];
+  readonly sink = (): undefined => undefined;
+  readonly agreed = true;
+  readonly #init: CarriedInit;
+  readonly #inputs: readonly Uint8Array[];
+  readonly #outputs: readonly Uint8Array[];
+  #pending = 1;
+  #cut = false;
+  #next: (() => void) | undefined;
+
+  constructor(init: CarriedInit) {
+    const { inputs, outputs } = init.call;
+    this.#init = init;
+    this.#inputs = inputs.map(bytesOf);
+    this.#outputs = outputs.map(bytesOf);
+  }
+
+  get pending(): number {
+    return this.#pending;
+  }
+
+  readonly begin = (): void => {
+    const { call, carrier, longest, onFailed } = this.#init;
+    try {
+      carrier.begin({
+        kind: call.kind as CarriedCall['kind'],
+        type: TYPE_CODES[call.dtype],
+        reduction: reductionCode(call.reduceOp),
+        factor: factorOf(call.reduceOp),
+        longest,
+      });
+    } catch (error) {
+      // HAZARD: not from within: whoever begins the plan holds its call.
+      queueMicrotask(() => onFailed(error));
+      return;
+    }
+    this.#turn(FIRST_PAUSE_MS, () => {});
+  };
+
+  readonly cut = (): void => {
+    this.#cut = true;
+    this.#next?.();
+    this.#next = undefined;
+  };
+
+  readonly look = (): void => {
+    this.#next?.();
+    this.#turn(FIRST_PAUSE_MS, this.#init.onComplete, 0);
+  };
+
+  /** `pauseMs`: before the next turn, if nothing moves in this one. */
+  #turn(pauseMs: number, onOver: () => void, mostMs = this.#init.mostMs()): void {
+    const { carrier, onSent, onComplete, onFailed } = this.#init;
+    if (this.#cut || this.#pending === 0) return;
+    let found: ReturnType<Carrier['carry']>;
+    try {
+      found = carrier.carry(this.#inputs, this.#outputs, mostMs);
+    } catch (error) {
+      queueMicrotask(() => onFailed(error));
+      return;
+    }
+    if (found === 'over') {
+      this.#pending = 0;
+      if (carrier.sent > 0) onSent(carrier.sent);
+      onOver();
+    } else if (found === 'moved') {
+      const next = setImmediate(() => this.#turn(FIRST_PAUSE_MS, onComplete));
+      this.#next = () => clearImmediate(next);
+    } else {
+      const next = setTimeout(() => this.#turn(Math.min(2 * pauseMs, LONGEST_PAUSE_MS), onComplete), pauseMs);
+      this.#next = () => clearTimeout(next);
+    }
+  }
+}

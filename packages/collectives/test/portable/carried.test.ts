@@ -1,0 +1,399 @@
+/** Large calls of groups on two hosts that native code carries: the same results and the same ends as in one level and in two, whoever comes late, gives up or is lost. */
+import { type Carrier, type CarrierMaker, createStorage, type RoundMaker, type Transport } from '@ep/core';
+import { nvshmem } from '@ep/nvshmem';
+import { describe, expect, it } from 'vitest';
+import type { Elements } from '../../src/engine.js';
+import { bytesOf } from '../../src/portable/chunks.js';
+import { check, filled, make } from './calls.js';
+import { type Call, LOOPBACK, pause, rejection, World, type WorldOptions, withMembers } from './world.js';
+
+const probe = await nvshmem.fabric.probe(LOOPBACK);
+const unavailable = probe.available ? '' : ` (${probe.reason})`;
+const SIZE = 4;
+const TWO_BY_TWO = [0, 0, 1, 1];
+/** Elements of f32 that are several steps of a carrier. */
+const LONG = 300_001;
+
+/** Counts the calls of all carriers, and the turns that these took. */
+class Counts {
+  begun = 0;
+  /** By rank. */
+  readonly carriers: Carrier[] = [];
+  /** Ranks that have taken rounds: by then they know whether all can carry calls. */
+  readonly decided = new Set<number>();
+  turns = 0;
+  /** Before a rank has a turn. */
+  onTurn: (rank: number) => void = () => {};
+  /** Ranks that do not hear yet that a call is over. */
+  isHeld: (rank: number) => boolean = () => false;
+  /** Ranks that cannot map their host's memory. */
+  refusing: number | undefined;
+
+  readonly wrap = (transport: Transport<'bundled' | 'add'>, rank: number): Transport<'bundled' | 'add'> => {
+    const { rounds } = transport;
+    const maker = rounds!.carriers!;
+    const carriers: CarrierMaker = {
+      ...maker,
+      open: (options) => {
+        const carrier = maker.open(rank === this.refusing ? { ...options, parts: [] } : options);
+        this.carriers[rank] = carrier;
+        return this.#counted(carrier, rank);
+      },
+    };
+    const open: RoundMaker['open'] = (options) => {
+      const made = rounds!.open(options);
+      return withMembers(made, {
+        enter: (...said) => {
+          this.decided.add(rank);
+          return made.enter(...said);
+        },
+      });
+    };
+    return withMembers(transport, { rounds: { ...rounds!, open, carriers } });
+  };
+
+  #counted(carrier: Carrier, rank: number): Carrier {
+    return withMembers(carrier, {
+      begin: (call) => {
+        this.begun++;
+        carrier.begin(call);
+      },
+      carry: (inputs, outputs, mostMs) => {
+        this.turns++;
+        this.onTurn(rank);
+        const found = carrier.carry(inputs, outputs, mostMs);
+        return found === 'over' && this.isHeld(rank) ? 'stuck' : found;
+      },
+    });
+  }
+}
+
+const sumOf = (array: Elements, others: Partial<Call> = {}): Call => ({
+  kind: 'all-reduce',
+  dtype: 'f32',
+  reduceOp: 'sum',
+  inputs: [array],
+  outputs: [array],
+  ...others,
+});
+
+/** An all-to-all of blocks of unlike lengths, some of them empty. */
+function blocks(size: number, length: number): { readonly call: (rank: number) => Call; readonly compare: () => void } {
+  const ranks = [...Array(size).keys()];
+  const lengthOf = (from: number, to: number): number => ((from + 2 * to) % 5 === 4 ? 0 : length - 7 * from - to);
+  const given = ranks.map((from) => ranks.map((to) => filled('i32', lengthOf(from, to), from * size + to)));
+  const taken = ranks.map((to) => ranks.map((from) => createStorage('i32', lengthOf(from, to))));
+  return {
+    call: (rank) => ({ kind: 'all-to-all', dtype: 'i32', inputs: given[rank]!, outputs: taken[rank]! }),
+    compare: () => {
+      for (const to of ranks)
+        for (const from of ranks)
+          expect(Buffer.compare(bytesOf(taken[to]![from]!), bytesOf(given[from]![to]!))).toBe(0);
+    },
+  };
+}
+
+/** Ones, twos, fours and eights. */
+const powers = (length = LONG): readonly Float32Array[] =>
+  TWO_BY_TWO.map((_, rank) => new Float32Array(length).fill(2 ** rank));
+
+/** All ranks have found that all can. */
+async function carried(counts: Counts, options: Partial<WorldOptions> = {}): Promise<World> {
+  const world = await World.open({ kind: 'fabric', size: SIZE, hosts: TWO_BY_TWO, wrap: counts.wrap, ...options });
+  const { size } = world;
+  const arrays = Array.from({ length: size }, () => new Float32Array(200));
+  for (let i = 0; counts.begun < size && i < 2000; i++) await world.all((rank) => sumOf(arrays[rank]!));
+  expect(counts.begun).toBe(size);
+  return world;
+}
+
+/** All ranks know whether all can: small calls go in rounds since then. */
+async function decided(counts: Counts, world: World): Promise<void> {
+  for (let i = 0; counts.decided.size < world.size && i < 2000; i++) await world.all(() => ({ kind: 'barrier' }));
+  expect(counts.decided.size).toBe(world.size);
+}
+
+describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () => {
+  it('move and fold every size, between others that are not', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    for (const [seed, length] of [129, 1000, 70_000, LONG].entries()) {
+      const before = counts.begun;
+      for (const dtype of ['f32', 'i64', 'u8'] as const)
+        await check(world, make('all-reduce', dtype, SIZE, length, 0, seed));
+      const exchanged = blocks(SIZE, length);
+      await world.all(exchanged.call);
+      exchanged.compare();
+      // Of u8 the first is small.
+      expect(counts.begun - before).toBe((length === 129 ? 3 : 4) * SIZE);
+      // In two levels, and small.
+      await check(world, make('all-gather', 'f32', SIZE, length, 0, seed));
+      await check(world, make('all-reduce', 'bf16', SIZE, length, 0, seed));
+      await check(world, make('all-reduce', 'f32', SIZE, 3, 0, seed));
+    }
+  });
+
+  it.each([[[0, 1]], [[3, 1, 1, 3]], [[0, 0, 0, 7, 7, 7]]])('on hosts %j', async (hosts) => {
+    const counts = new Counts();
+    const size = hosts.length;
+    await using world = await carried(counts, { hosts, size });
+    await check(world, make('all-reduce', 'f64', size, 50_001, 0, 1));
+    const exchanged = blocks(size, 50_001);
+    await world.all(exchanged.call);
+    exchanged.compare();
+    expect(counts.begun).toBe(3 * size);
+  });
+
+  it.each([[[0, 0, 1]], [[0, 0, 0, 0]], [[0, 1, 2, 3]]])('not on hosts %j', async (hosts) => {
+    const counts = new Counts();
+    const size = hosts.length;
+    await using world = await World.open({ kind: 'fabric', size, hosts, wrap: counts.wrap });
+    await decided(counts, world);
+    for (let i = 0; i < 20; i++) await check(world, make('all-reduce', 'f32', size, 1000, 0, i));
+    expect(counts.begun).toBe(0);
+  });
+
+  it('fold in the order of two levels', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const length = 100_003;
+    const ops = ['sum', 'avg', 'product', 'min', { op: 'premul-sum', factor: 0.3 }] as const;
+    const given = TWO_BY_TWO.map((_, rank) =>
+      Float32Array.from({ length }, (_, i) => Math.sin(i * 5 + rank) * 3 ** rank),
+    );
+    for (const reduceOp of ops) {
+      const long = given.map((array) => array.slice());
+      const before = counts.begun;
+      await world.all((rank) => sumOf(long[rank]!, { reduceOp }));
+      expect(counts.begun - before).toBe(SIZE);
+      // As small calls fold, whose order other tests hold.
+      const short = given.map((array) => array.slice(777, 777 + 100));
+      await world.all((rank) => sumOf(short[rank]!, { reduceOp }));
+      expect(counts.begun - before).toBe(SIZE);
+      for (const rank of short.keys()) expect(long[rank]!.subarray(777, 877)).toEqual(short[rank]);
+    }
+  });
+
+  it('costs what leaves the host, and no word but the first', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const arrays = powers(1 << 18);
+    const before = world.engines.map((engine) => engine.trace()['all-reduce']!);
+    await world.all((rank) => sumOf(arrays[rank]!));
+    for (const [rank, engine] of world.engines.entries()) {
+      const { bytes, signals } = engine.trace()['all-reduce']!;
+      expect(bytes - before[rank]!.bytes).toBe((2 ** 18 * 4) / 2);
+      expect(signals - before[rank]!.signals).toBeLessThanOrEqual(SIZE - 1);
+    }
+  });
+
+  it('are carried for nobody where one cannot', async () => {
+    const counts = new Counts();
+    counts.refusing = 2;
+    await using world = await World.open({ kind: 'fabric', size: SIZE, hosts: TWO_BY_TWO, wrap: counts.wrap });
+    await decided(counts, world);
+    for (let i = 0; i < 20; i++) await check(world, make('all-reduce', 'f32', SIZE, 1000, 0, i));
+    expect(counts.begun).toBe(0);
+  });
+
+  it('many in flight, of several groups in turn over the same memory', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts, { maxGroups: 2 });
+    for (let turn = 0; turn < 3; turn++) {
+      const engines = await world.group(`other ${turn}`, [3, 2, 1, 0]);
+      const arrays = powers(5000);
+      const calls = Array.from({ length: 40 }, (_, i) =>
+        engines.map((engine, rank) =>
+          engine.run({ ...sumOf(arrays[rank]!), root: -1, sequence: i + 1, timeoutMs: 20_000 } as never),
+        ),
+      );
+      await Promise.all(calls.flat());
+      for (const array of arrays) expect(array[4999]).toBe(15 * 4 ** 39);
+      const exchanged = Array.from({ length: 8 }, (_, i) => blocks(SIZE, 2000 + i));
+      await Promise.all(exchanged.map(({ call }) => world.all(call)));
+      for (const { compare } of exchanged) compare();
+      await Promise.all(engines.map((engine) => engine.close()));
+    }
+  });
+
+  it('end alike when a rank is lost within one', async () => {
+    for (const victim of [0, 3]) {
+      const counts = new Counts();
+      await using world = await carried(counts);
+      const arrays = powers(4 * LONG);
+      let lost: Promise<void> | undefined;
+      const from = counts.turns + 10;
+      counts.onTurn = () => {
+        if (counts.turns === from) lost = world.lose(victim);
+      };
+      const ends = await world.settled((rank) => sumOf(arrays[rank]!));
+      await lost;
+      const survivors = [0, 1, 2, 3].filter((rank) => rank !== victim);
+      for (const rank of survivors) expect(ends[rank]).toMatchObject(rejection('EP_PEER_LOST', { lost: [victim] }));
+      const begun = counts.begun;
+      const again = powers(1000);
+      await world.all((rank) => sumOf(again[rank]!), survivors);
+      for (const rank of survivors) expect(again[rank]!.at(-1)).toBe(15 - 2 ** victim);
+      expect(counts.begun).toBe(begun);
+    }
+  });
+
+  it('end alike when a rank gives one up, and name who does not come, or calls something else', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const arrays = powers(4 * LONG);
+    const giving = new AbortController();
+    const from = counts.turns + 10;
+    counts.onTurn = () => {
+      if (counts.turns === from) giving.abort(new Error('enough'));
+    };
+    const ends = await world.settled((rank) => sumOf(arrays[rank]!, rank === 2 ? { signal: giving.signal } : {}));
+    expect(ends[2]).toMatchObject({ reason: giving.signal.reason });
+    for (const rank of [0, 1, 3]) expect(ends[rank]).toMatchObject(rejection('EP_ABORTED'));
+    const other = new Counts();
+    await using late = await carried(other);
+    const awaited = await late.settled((rank) => sumOf(arrays[rank]!, { timeoutMs: 300 }), [0, 1, 3]);
+    for (const end of awaited)
+      if (end.status === 'rejected' && end.reason.code === 'EP_TIMEOUT')
+        expect(end.reason.context.awaited).toEqual([2]);
+    expect(awaited.map(({ status }) => status)).toEqual(['rejected', 'rejected', 'rejected']);
+    const third = new Counts();
+    await using differing = await carried(third);
+    const odd = await differing.settled((rank) => sumOf(rank === 1 ? new Float32Array(2 * LONG) : arrays[rank]!));
+    for (const end of odd) expect(end).toMatchObject(rejection('EP_MISMATCH', { ranks: [1] }));
+  });
+
+  it('end alike where a rank can carry one no further', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const arrays = powers();
+    counts.onTurn = (rank) => {
+      if (rank === 3) throw new Error('out of order');
+    };
+    const ends = await world.settled((rank) => sumOf(arrays[rank]!, { timeoutMs: 5000 }));
+    for (const end of ends) expect(end.status).toBe('rejected');
+    expect(ends[3]).toMatchObject({ reason: { message: 'out of order' } });
+    for (const rank of [0, 1, 2]) expect(ends[rank]).toMatchObject(rejection('EP_ABORTED'));
+  });
+
+  it('refuse memory that was taken away within one', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const arrays = powers(4 * LONG);
+    const from = counts.turns + 10;
+    counts.onTurn = () => {
+      if (counts.turns === from) structuredClone(arrays[1]!.buffer, { transfer: [arrays[1]!.buffer as ArrayBuffer] });
+    };
+    const ends = await world.settled((rank) => sumOf(arrays[rank]!));
+    expect(ends[1]).toMatchObject(rejection('EP_INVALID_ARGUMENT'));
+    for (const rank of [0, 2, 3]) expect(ends[rank]).toMatchObject(rejection('EP_ABORTED'));
+  });
+
+  it('refuse arrays of other lengths than the call says, without reading or writing them', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const { byteLength } = powers()[0]!;
+    const short = new Uint8Array(byteLength - 4);
+    const [first, ...rest] = counts.carriers;
+    first!.begin({ kind: 'all-reduce', type: 0, reduction: 0, factor: 0, longest: byteLength });
+    const invalid = expect.objectContaining({ code: 'EP_INVALID_ARGUMENT' });
+    expect(() => first!.carry([short], [short], 0)).toThrow(invalid);
+    const long = new Uint8Array(byteLength + 4);
+    expect(() => first!.carry([long], [long], 0)).toThrow(invalid);
+    const own = world.engines.map(() => new Uint8Array(byteLength));
+    const second = rest[0]!;
+    second.begin({ kind: 'all-to-all', type: 0, reduction: 0, factor: 0, longest: byteLength });
+    expect(() => second.carry([...own.slice(1), long], own, 0)).toThrow(invalid);
+    // The first turn says which one is its own.
+    expect(() =>
+      second.carry(
+        own.map((array, at) => array.subarray(at)),
+        own,
+        0,
+      ),
+    ).toThrow(invalid);
+  });
+
+  it('say why the transport takes nothing more, but not that another rank is gone', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const own = new Uint8Array(4096);
+    const call = { kind: 'all-reduce', type: 0, reduction: 0, factor: 0, longest: own.byteLength } as const;
+    for (const carrier of counts.carriers) carrier.begin(call);
+    await world.lose(0);
+    // What ranks of each host have staged, others go on with.
+    const turn = (rank: number): string => counts.carriers[rank]!.carry([own], [own], 0);
+    const closed = expect.objectContaining({ code: 'EP_CLOSED' });
+    const failed = Array.from({ length: 20 }, () => {
+      for (const rank of [1, 2, 3]) expect(turn(rank)).not.toBe('over');
+      try {
+        turn(0);
+        return undefined;
+      } catch (error) {
+        return error;
+      }
+    });
+    expect(failed.at(-1)).toEqual(closed);
+  });
+
+  it.each([true, false])('refuse memory that was taken away before all have come, carried: %s', async (isCarried) => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const arrays = TWO_BY_TWO.map(() => (isCarried ? new Float32Array(LONG) : new Int32Array(LONG)));
+    const reduceOp = isCarried ? 'sum' : 'avg';
+    const dtype = isCarried ? 'f32' : 'i32';
+    const call = (rank: number): Call => sumOf(arrays[rank]!, { reduceOp, dtype });
+    const early = world.settled(call, [0, 1, 2]);
+    structuredClone(arrays[1]!.buffer, { transfer: [arrays[1]!.buffer as ArrayBuffer] });
+    await pause(5);
+    const last = world.settled(call, [3]);
+    const ends = [...(await early), ...(await last)];
+    expect(ends[1]).toMatchObject(rejection('EP_INVALID_ARGUMENT'));
+    for (const rank of [0, 2, 3]) expect(ends[rank]).toMatchObject(rejection('EP_ABORTED'));
+  });
+
+  it('end well on all when ranks close as soon as their own has ended', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const arrays = powers();
+    counts.isHeld = (rank) => rank > 0;
+    await Promise.all(
+      arrays.map(async (array, rank) => {
+        await world.run(rank, sumOf(array));
+        await world.engines[rank]!.close();
+      }),
+    );
+    for (const array of arrays) expect(array.at(-1)).toBe(15);
+  });
+
+  it('end well on all when a rank whose own has ended is lost', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const arrays = powers();
+    const isLost = (rank: number): boolean => world.engines[rank]!.connections()[0]!.state === 'lost';
+    counts.isHeld = (rank) => rank > 0 && !isLost(rank);
+    const ends = world.settled((rank) => sumOf(arrays[rank]!), [1, 2, 3]);
+    await world.run(0, sumOf(arrays[0]!));
+    await world.lose(0);
+    for (const end of await ends) expect(end.status).toBe('fulfilled');
+    for (const array of arrays) expect(array.at(-1)).toBe(15);
+    const next = await world.settled(() => sumOf(new Float32Array(LONG)), [1, 2, 3]);
+    for (const end of next) expect(end).toMatchObject(rejection('EP_PEER_LOST', { lost: [0] }));
+  });
+
+  it('give turns to others meanwhile', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const arrays = powers();
+    let ticks = 0;
+    const ticking = setInterval(() => ticks++, 1);
+    // One comes later: the others look again now and then.
+    const first = world.all((rank) => sumOf(arrays[rank]!), [0, 1, 2]);
+    await pause(50);
+    await world.run(3, sumOf(arrays[3]!));
+    await first;
+    clearInterval(ticking);
+    expect(ticks).toBeGreaterThan(5);
+    for (const array of arrays) expect(array.at(-1)).toBe(15);
+  });
+});
