@@ -137,7 +137,8 @@ export const memoryCases: readonly TransportCase[] = [
         transport.allocate({ byteLength: rank.rank === odd ? 128 : 64, signalSlots: 1 }),
       );
       if (rank.rank !== odd) assert.match(error.message, new RegExp(`rank ${odd}\\b`));
-      else assert.match(error.message, /rank 0\b/);
+      // Any of those it differs from: on several hosts it may have heard of its mates alone.
+      else assert.match(error.message, new RegExp(`rank (?!${odd}\\b)\\d+\\b`));
       const slots = await refused('EP_MISMATCH', () =>
         transport.allocate({ byteLength: 64, signalSlots: rank.rank === odd ? 2 : 1 }),
       );

@@ -8,7 +8,7 @@ import { onRanks } from './world.js';
 const worldSize = 3;
 const odd = 1;
 /** Of a half in which the others wait for it; also for each other, who are threads of this process. */
-const LIMIT_MS = 2000;
+const LIMIT_MS = 4000;
 
 const caseOf = (mode: MoeCase['mode']): MoeCase => ({
   worldSize,
