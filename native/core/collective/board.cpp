@@ -93,6 +93,34 @@ void group_board::leave(bool orderly) {
   wake_peers();
 }
 
+// HAZARD: a member that has yet to map this rank's segment finds there what became of it, and, where this is the first one, what the others decide.
+bool group_board::is_mapped_by_all() const {
+  const uint32_t incarnation = incarnations_[static_cast<size_t>(rank_)];
+  return std::all_of(active_.begin(), active_.end(), [&](int32_t r) {
+    if (r == rank_ || gone(r)) return true;
+    const group_member* one = members_[static_cast<size_t>(r)];
+    return one != nullptr && shared(one->attached[rank_]).load(std::memory_order_acquire) == incarnation;
+  });
+}
+
+bool group_board::release() {
+  const bool is_mapped = is_mapped_by_all();
+  for (const int32_t r : active_) {
+    if (gone(r)) unreachable_[static_cast<size_t>(r)] = true; // what surveys say stays as it is
+  }
+  pushers_.clear();
+  former_.clear();
+  for (candidate& one : candidates_) one = {};
+  for (int32_t r = 0; r < capacity_; ++r) {
+    if (r != rank_) install(r, nullptr);
+  }
+  if (!is_mapped) return false;
+  install(rank_, nullptr);
+  allocations_.clear();
+  own_.reset();
+  return true;
+}
+
 result<nothing> group_board::attach(int32_t rank, const ep_segment_handle& handle, uint32_t incarnation) {
   if (rank < 0 || rank >= capacity_ || rank == rank_) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + " is no peer in a group of " + std::to_string(capacity_)};
   const auto at = static_cast<size_t>(rank);
@@ -111,6 +139,7 @@ result<nothing> group_board::attach(int32_t rank, const ep_segment_handle& handl
                    "the handle for rank " + std::to_string(rank) + " of at most " + std::to_string(capacity_) + " is of rank " + std::to_string(found->rank) + " of at most " +
                        std::to_string(found->capacity) + ", of another group, build or process"};
   }
+  shared(member(rank_).attached[rank]).store(incarnation, std::memory_order_release);
   if (wanted) {
     install(rank, opened.value());
   } else if (incarnation > candidates_[at].incarnation) {

@@ -166,6 +166,8 @@ class group_board {
   bool fencing() const { return !pushers_.empty(); }
   // Marks this rank as closed (or dead), for all to see.
   void leave(bool orderly);
+  // After that: lets go of all mappings of others, and of its own segments once nobody needs them who has yet to map them. Whoever has mapped them keeps them. True: this rank's wake word is gone.
+  bool release();
 
   // Group memory. Index of the new allocation.
   result<uint32_t> allocate(uint64_t byte_length);
@@ -205,6 +207,7 @@ class group_board {
   void settle();
   void leave_behind(const std::shared_ptr<segment>& mapping);
   bool find_view(group_view& view) const;
+  bool is_mapped_by_all() const;
   uint8_t* slot(int32_t rank, uint64_t step) const;
   uint8_t* chunk(int32_t rank, uint64_t step) const;
   bool compare(uint64_t step);

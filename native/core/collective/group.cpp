@@ -276,6 +276,7 @@ bool collective_group::start_thread() {
 }
 
 void collective_group::wake_thread() {
+  if (released_) return;
   inbox_changed_.notify_one();
   wake_notify(board_->wake()); // it may be asleep over a call that waits for peers
 }
@@ -452,6 +453,8 @@ void collective_group::close(bool orderly) {
   if (joining_ != nullptr) sink_.complete(joining_->operation_id, end);
   joining_.reset();
   board_->leave(orderly);
+  const std::lock_guard lock(inbox_mutex_);
+  released_ = board_->release();
 }
 
 bool collective_group::collect(uint64_t operation_id, const std::vector<call_block>& targets) {

@@ -96,7 +96,7 @@ class collective_group {
   // Of a receive that has ended, into no group memory; forgets it.
   std::vector<uint8_t> take_received(uint64_t operation_id);
 
-  // Ends everything under way as closed, joins the thread. On the rank's own thread.
+  // Ends everything under way as closed, joins the thread, and gives memory back. On the rank's own thread.
   void close(bool orderly);
 
   // `rounds` of them back to back on the calling thread; a duration in ns each, of 16 at a time. How many were done: fewer if a peer did not come or a sum was wrong.
@@ -152,6 +152,7 @@ class collective_group {
   bool nudged_ = false;
   bool stopping_ = false;
   bool closed_ = false;
+  bool released_ = false; // the wake word is gone
   std::map<uint64_t, std::unique_ptr<queued_call>> ended_; // whose outputs JS has not taken
   std::map<uint64_t, std::vector<uint8_t>> received_;
   std::map<uint64_t, call_failure> failures_;

@@ -155,6 +155,7 @@ struct group_member {
   uint64_t allocations; // entries of the table below that are valid
   uint64_t moved;       // how often entries have been replaced
   uint8_t pad3[48];
+  uint32_t attached[group_ranks]; // by rank: the latest incarnation of whose segment this rank has mapped
   ep_segment_handle allocation[group_allocations];
 };
 

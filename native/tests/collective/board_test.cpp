@@ -136,9 +136,61 @@ void many_views() {
   }
 }
 
+// Who leaves gives back what it has mapped of others, and its own memory too, but where a member has yet to map it: that one is to find there what became of it.
+void gives_back_what_it_mapped() {
+  const uint64_t before = segment_count();
+  {
+    auto all = boards(3);
+    EP_CHECK(all[1]->allocate(4096).ok());
+    EP_CHECK(all[0]->memory_of(1, 0, 0, 4096) != nullptr);
+    const std::weak_ptr<segment> own = all[1]->own_memory().front();
+    EP_CHECK_EQ(segment_count(), before + 4);
+    all[1]->leave(true);
+    EP_CHECK(all[1]->release());
+    EP_CHECK(!own.expired()); // of rank 0, which reads what it read
+    EP_CHECK_EQ(all[0]->memory_of(1, 0, 0, 4096)[0], 0);
+    EP_CHECK(all[0]->gone(1) && !all[0]->gone(2));
+    // One that is to come in its place can.
+    EP_CHECK(changes_view(*all[0], 0) && all[2]->adopt_next());
+    all[0]->leave(true);
+    EP_CHECK(all[0]->release());
+    EP_CHECK(own.expired());
+    EP_CHECK(all[2]->gone(0));
+    EP_CHECK(changes_view(*all[2], 0));
+    EP_CHECK(all[2]->active() == std::vector<int32_t>{2});
+    all[2]->leave(true);
+    EP_CHECK(all[2]->release());
+    EP_CHECK_EQ(segment_count(), before);
+  }
+  // Rank 2 comes late.
+  auto make = [](int32_t rank) {
+    auto made = group_board::create({.rank = rank, .size = 3, .capacity = 3, .nonce = 6, .ranks_on_host = 3});
+    EP_CHECK(made.ok());
+    return std::move(made.value());
+  };
+  const auto first = make(0);
+  const auto second = make(1);
+  const auto late = make(2);
+  EP_CHECK(first->attach(1, second->handle(), 1).ok() && second->attach(0, first->handle(), 1).ok());
+  const ep_segment_handle handle = first->handle();
+  first->leave(true);
+  EP_CHECK(!first->release());
+  EP_CHECK(late->attach(1, second->handle(), 1).ok() && late->attach(0, handle, 1).ok());
+  EP_CHECK(second->attach(2, late->handle(), 1).ok());
+  EP_CHECK(late->gone(0) && changes_view(*late, 0) && second->adopt_next());
+  EP_CHECK(late->active() == (std::vector<int32_t>{1, 2}));
+  // Nobody waits for one that is dead, or out of reach.
+  late->lose(1, 1);
+  second->leave(false);
+  EP_CHECK(second->release());
+  late->leave(true);
+  EP_CHECK(late->release());
+}
+
 } // namespace
 
 int main() {
+  gives_back_what_it_mapped();
   a_step_is_entered_or_cut();
   fenced_beside();
   fenced_after_coming_back();

@@ -261,6 +261,43 @@ void evicted_and_back(int32_t size, int32_t who) {
   });
 }
 
+// One after the other comes in the place of a rank that has died. Nobody who stays keeps anything of the dead.
+void replaced(int32_t size, int32_t who) {
+  const auto others = without(size, who);
+  const auto all = without(size, -1);
+  std::atomic<uint64_t> first{0};
+  const uint64_t before = segment_count();
+  run_elastic(size, size, false, [&](rank_side& self, std::barrier<>& meet) {
+    const bool comes = self.options.rank == who;
+    for (int round = 0; round < 4; ++round) {
+      self.sums_over(all);
+      if (comes) {
+        self.group->close(false);
+        self.group.reset();
+        ++self.options.incarnation;
+        self.options.joins = true;
+        self.open();
+        meet.arrive_and_wait();
+        self.join(others);
+      } else {
+        meet.arrive_and_wait();
+        int32_t value = 1;
+        const uint32_t status = self.sum(&value).status;
+        EP_CHECK(status == EP_STATUS_OK || status == EP_STATUS_PEER_LOST);
+        self.sums_over(others);
+        self.take_in({who});
+      }
+      self.sums_over(all);
+      self.messages_with(all);
+      meet.arrive_and_wait();
+      if (comes && round == 0) first = segment_count();
+      if (comes) EP_CHECK_EQ(segment_count(), first.load());
+      meet.arrive_and_wait();
+    }
+  });
+  EP_CHECK_EQ(segment_count(), before);
+}
+
 // While it makes another call, which may be anywhere.
 void evicted_in_a_call(int32_t size, int32_t who) {
   const auto others = without(size, who);
@@ -530,6 +567,7 @@ int main() {
   for (const int32_t size : {2, 3, 5}) {
     for (int32_t who = 0; who < size; ++who) {
       evicted_and_back(size, who);
+      replaced(size, who);
       evicted_in_a_call(size, who);
       left_in_order(size, who);
       with_patience(60, [&](double patience_ms) { return straggler(size, who, patience_ms); });

@@ -354,7 +354,9 @@ export class ProcessGroup extends Collectives {
     if (ranks === undefined || rank < 0) return undefined;
     this.checkOpen(op);
     const worldRanks = ranks.map((member) => this.ranks[member]!);
-    const group = await openGroup(this.#world, { ...named, ...limits, rank, ranks: worldRanks });
+    // Nothing is kept of one that is closed before this one.
+    const release = async (): Promise<void> => void this.children.remove(group);
+    const group = await openGroup(this.#world, { ...named, ...limits, rank, ranks: worldRanks, release });
     try {
       return this.children.add(group);
     } catch (error) {
