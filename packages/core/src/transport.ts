@@ -190,7 +190,7 @@ export interface Succession {
 export interface Generations {
   /** Names the ways as they are: the same on all ranks that are here, and another name once others have come. */
   readonly current: () => string;
-  /** From now on `user` is asked to pause while they change. Returns what ends that. */
+  /** From now on `user` is asked to pause while they change, and at once if they are changing. Returns what ends that. */
   readonly onChange: (user: Pausing) => () => void;
   /** As `replace`, for a peer in whose place the same process is as before. */
   readonly reconnect: (memory: SymmetricMemory, peer: Rank, part: Uint8Array) => void;

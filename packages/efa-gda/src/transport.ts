@@ -101,6 +101,8 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
   readonly #users = new Set<Pausing>();
   /** The round in which the endpoints were made. */
   #generation = 0;
+  /** From when users are asked to pause until they resume. */
+  #isChanging = false;
 
   constructor(init: EfaTransportInit) {
     super(`efa-gda:${init.backing} transport`);
@@ -208,6 +210,7 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
           ...{ world, worldSize: this.worldSize, where },
           land: async (left: WaitOptions) => {
             this.#checkNoContexts(where);
+            this.#isChanging = true;
             await Promise.all([...this.#users].map((user) => user.pause(left)));
           },
           prepare: () => {
@@ -236,6 +239,7 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
   }
 
   #resume(): void {
+    this.#isChanging = false;
     for (const user of [...this.#users]) user.resume();
   }
 
@@ -259,6 +263,8 @@ export class EfaTransport extends Resource implements Transport<EfaNeeds> {
         current: () => String(this.#generation),
         onChange: (user) => {
           this.#users.add(user);
+          // HAZARD: it has put nothing yet, and must not before the endpoints are new.
+          if (this.#isChanging) void user.pause({}).catch(() => {});
           return () => this.#users.delete(user);
         },
       },

@@ -52,6 +52,8 @@ interface ArenaInit extends ArenaShape {
   readonly parts: Parts | undefined;
   readonly rounds: RoundsMemory | undefined;
   readonly transport: Transport<Portable>;
+  /** The ways by which `memory` was made. */
+  readonly generation: string | undefined;
 }
 
 /** For the rounds of all groups, and for what carries their large calls. */
@@ -79,7 +81,8 @@ export class Arena {
   /** Engines of this rank that use it. */
   users = 0;
 
-  constructor({ memory, store, worldSize, sections, sectionBytes, inherited, parts, rounds, transport }: ArenaInit) {
+  constructor(init: ArenaInit) {
+    const { memory, store, worldSize, sections, sectionBytes, inherited, parts, rounds, transport, generation } = init;
     this.memory = memory;
     this.#store = store;
     this.#worldSize = worldSize;
@@ -89,10 +92,18 @@ export class Arena {
     this.parts = parts;
     this.rounds = rounds;
     this.#shape = { sections, sectionBytes };
-    this.#stopListening = transport.succession?.generations?.onChange({
+    const generations = transport.succession?.generations;
+    this.#stopListening = generations?.onChange({
       pause: (limits) => this.#pause(limits),
       resume: () => void this.#resume(),
     });
+    // They were made anew while it was allocated.
+    if (generations?.current() !== generation && !this.#paused) this.parts?.resume();
+  }
+
+  /** Says where this rank's part is. */
+  async publish(): Promise<void> {
+    await this.parts?.publish(this.#shape);
   }
 
   /** The ways to all ranks are being made anew. */
@@ -125,7 +136,7 @@ export class Arena {
     if (this.closed) return;
     try {
       this.parts?.resume();
-      await this.parts?.publish(this.#shape);
+      await this.publish();
       // They may be made anew once more by now.
       if (!this.#paused) for (const links of this.#links) links.resume();
     } catch (error) {
@@ -239,6 +250,7 @@ async function openArena(options: ArenaOptions, isFirst: boolean): Promise<Arena
   const inherits = isFirst ? await shapeToInherit(options) : undefined;
   const shape = inherits ?? shapeFor(options);
   const size = { byteLength: shape.sections * shape.sectionBytes, signalSlots: shape.sections * worldSize };
+  const generation = succession?.generations?.current();
   if (succession !== undefined && inherits === undefined) await store.set(openingKey(transport), bytes('opening'));
   const memory =
     inherits === undefined
@@ -249,8 +261,7 @@ async function openArena(options: ArenaOptions, isFirst: boolean): Promise<Arena
     const mapped = Array.from({ length: worldSize }, (_, peer) =>
       inherits === undefined || peer === rank ? succession.lifeOf(peer) : '',
     );
-    parts = new Parts({ succession, store, memory, rank, mapped });
-    await parts.publish(shape);
+    parts = new Parts({ succession, store, memory, rank, mapped, generation });
   }
   const rounds = await roundsMemory(options, shape.sections).catch(async (error: unknown) => {
     // The next one may try again, and takes both anew.
@@ -258,7 +269,14 @@ async function openArena(options: ArenaOptions, isFirst: boolean): Promise<Arena
     throw error;
   });
   const inherited = inherits !== undefined;
-  const arena = new Arena({ memory, store, worldSize, ...shape, inherited, parts, rounds, transport });
+  // HAZARD: before it is published: it hears of changes of the ways from here on.
+  const arena = new Arena({ memory, store, worldSize, ...shape, inherited, parts, rounds, transport, generation });
+  try {
+    await arena.publish();
+  } catch (error) {
+    await arena.close();
+    throw error;
+  }
   if (arena.inherited) await arena.sections.inherit();
   return arena;
 }

@@ -43,6 +43,8 @@ export class Links {
   /** Of all channels to a peer. */
   readonly #endpoints = new Map<number, Endpoint<Portable>>();
   readonly #background = new Set<Promise<void>>();
+  /** What was put to these peers is awaited, whether or not they are lost. */
+  readonly #landing: number[] = [];
 
   readonly #unfollow: () => void;
   #paused: boolean;
@@ -126,7 +128,7 @@ export class Links {
     const endpoint = channel?.endpoint;
     if (channel === undefined || endpoint === undefined) return;
     while (!channel.idle('control') && waits()) await setTimeout(1);
-    await endpoint.flush({ timeoutMs: leftMs() });
+    await this.#flush(peer, endpoint, { timeoutMs: leftMs() });
   }
 
   /** Puts nothing more to the peer, and begins anew when all has landed; leaves it if the peer is lost. Rejects if it cannot land for another reason. */
@@ -137,7 +139,7 @@ export class Links {
     channel.lose();
     this.#ends[peer]!.abort();
     try {
-      if (!isDead) await channel.endpoint?.flush();
+      if (!isDead && channel.endpoint !== undefined) await this.#flush(peer, channel.endpoint);
     } catch (error) {
       if (isEpError(error) && error.code === 'EP_PEER_LOST') return;
       throw error;
@@ -155,13 +157,16 @@ export class Links {
     this.follow(peer);
   }
 
-  /** Puts nothing until `resume`. Resolves when all has landed that was put, but to peers that are lost. Rejects with `EP_TIMEOUT`, or the reason of the signal. */
+  /**
+   * Puts nothing until `resume`. Resolves when all has landed that was put, but to peers that are lost and of which nobody awaits it. Rejects with `EP_TIMEOUT`, or the reason of the
+   * signal. HAZARD: a channel that is retired is lost as well; what it has under way would be cut, and with it the call that takes its peer in.
+   */
   async pause(limits: WaitOptions): Promise<void> {
     this.#paused = true;
     this.each((channel) => channel.pause());
     await Promise.all(
-      this.#channels.map(async (channel) => {
-        if (channel === undefined || channel.lost) return;
+      this.#channels.map(async (channel, peer) => {
+        if (channel === undefined || (channel.lost && !this.#landing.includes(peer))) return;
         await channel.endpoint?.flush(limits).catch((error: unknown) => {
           // Of any other failure the channel hears by itself.
           if (!isEpError(error) || error.code === 'EP_TIMEOUT') throw error;
@@ -190,6 +195,15 @@ export class Links {
     this.#stop.abort();
     for (const end of this.#ends) end.abort();
     await Promise.all(this.#background);
+  }
+
+  async #flush(peer: number, endpoint: Endpoint<Portable>, limits?: WaitOptions): Promise<void> {
+    this.#landing.push(peer);
+    try {
+      await endpoint.flush(limits);
+    } finally {
+      this.#landing.splice(this.#landing.indexOf(peer), 1);
+    }
   }
 
   #run(work: Promise<void>): void {

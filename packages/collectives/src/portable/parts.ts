@@ -47,6 +47,8 @@ export interface PartsInit {
   readonly rank: number;
   /** By transport rank: the processes whose parts are mapped; empty where none is. */
   readonly mapped: readonly string[];
+  /** The ways by which they are. */
+  readonly generation: string | undefined;
 }
 
 export class Parts {
@@ -54,10 +56,11 @@ export class Parts {
   /** And by which ways. */
   readonly #mapped: { life: string; generation: string | undefined }[];
   #paused = false;
+  #publishing: Promise<void> = Promise.resolve();
 
   constructor(init: PartsInit) {
     this.#init = init;
-    const generation = this.#generation;
+    const { generation } = init;
     this.#mapped = init.mapped.map((life) => ({ life, generation }));
   }
 
@@ -65,7 +68,14 @@ export class Parts {
     return this.#init.succession.generations?.current();
   }
 
-  async publish({ sections, sectionBytes }: ArenaShape): Promise<void> {
+  /** HAZARD: one after the other: what is said last must be of the latest ways. */
+  publish(shape: ArenaShape): Promise<void> {
+    const published = this.#publishing.then(() => this.#publish(shape));
+    this.#publishing = published.catch(() => {});
+    return published;
+  }
+
+  async #publish({ sections, sectionBytes }: ArenaShape): Promise<void> {
     const { succession, store, memory, rank } = this.#init;
     const part = Buffer.from(succession.part(memory)).toString('base64');
     const generation = this.#generation;

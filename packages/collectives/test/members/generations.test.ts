@@ -77,9 +77,17 @@ it('they stand still after others were let in on some ranks alone, until a later
     expect(end).toMatchObject({ reason: { message: expect.stringContaining('rank 3 could not') } });
   let ended = 0;
   const calls = OTHERS.map((rank) => world.run(rank, barrier()).then(() => ended++));
+  // Whoever comes to use the ways now is asked to pause, too.
+  const heard: string[] = [];
+  world.transports[0]!.succession!.generations!.onChange({
+    pause: async () => void heard.push('pause'),
+    resume: () => void heard.push('resume'),
+  });
   await pause(50);
   expect(ended).toBe(0);
+  expect(heard).toEqual(['pause']);
   await world.readmit(LAST);
+  expect(heard).toEqual(['pause', 'pause', 'resume']);
   await Promise.all(calls);
   await world.openSuccessor(LAST);
   await takeIn(world);
