@@ -8,7 +8,16 @@
  * HAZARD: adding a bit twice without the peer's answer would carry into the bit above, and a slot would be taken for full that is not.
  */
 import { type Endpoint, EpError, isEpError, type Request, type SeenWord, type SymmetricMemory } from '@ep/core';
-import { freeBit, fullBit, LANES, type LaneName, type SectionLayout, SLOTS_PER_LANE } from './layout.js';
+import {
+  filledOf,
+  freeBit,
+  freedOf,
+  fullBit,
+  LANES,
+  type LaneName,
+  type SectionLayout,
+  SLOTS_PER_LANE,
+} from './layout.js';
 import { RECORD_BYTES } from './records.js';
 
 export type Portable = 'bundled' | 'add';
@@ -266,15 +275,14 @@ export class Channel {
     const happened = Number(BigInt.asUintN(64, value - this.#seen));
     this.#seen = value;
     for (const lane of LANES) {
-      let freed = false;
+      const freed = freedOf(happened, lane);
+      const filled = filledOf(happened, lane);
+      if ((freed | filled) === 0) continue;
       for (let slot = 0; slot < SLOTS_PER_LANE; slot++) {
-        if (happened & (1 << freeBit(lane, slot))) {
-          this.#out[lane].freed(slot);
-          freed = true;
-        }
-        if (happened & (1 << fullBit(lane, slot))) this.#in[lane].filled(slot);
+        if (freed & (1 << slot)) this.#out[lane].freed(slot);
+        if (filled & (1 << slot)) this.#in[lane].filled(slot);
       }
-      if (freed) this.kick(lane);
+      if (freed !== 0) this.kick(lane);
     }
     this.drainAll();
     return true;

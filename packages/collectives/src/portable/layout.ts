@@ -25,8 +25,18 @@ export interface SectionLayout {
   readonly sendOffset: (peer: number, lane: LaneName, slot: number) => number;
 }
 
-export const fullBit = (lane: LaneName, slot: number): number => LANES.indexOf(lane) * SLOTS_PER_LANE + slot;
-export const freeBit = (lane: LaneName, slot: number): number => SLOT_BITS + fullBit(lane, slot);
+const FIRST_BITS: Readonly<Record<LaneName, number>> = {
+  control: 0,
+  collective: SLOTS_PER_LANE,
+  message: 2 * SLOTS_PER_LANE,
+};
+const ALL_OF_A_LANE = 2 ** SLOTS_PER_LANE - 1;
+
+export const fullBit = (lane: LaneName, slot: number): number => FIRST_BITS[lane] + slot;
+export const freeBit = (lane: LaneName, slot: number): number => SLOT_BITS + FIRST_BITS[lane] + slot;
+/** Of a set of such bits, those of a lane: one for each slot. */
+export const filledOf = (bits: number, lane: LaneName): number => (bits >> FIRST_BITS[lane]) & ALL_OF_A_LANE;
+export const freedOf = (bits: number, lane: LaneName): number => filledOf(bits >> SLOT_BITS, lane);
 
 const alignDown = (bytes: number): number => bytes - (bytes % ALIGNMENT);
 

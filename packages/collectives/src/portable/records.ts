@@ -127,8 +127,11 @@ export type ControlRecord =
   | RefusalRecord;
 
 export const RECORD_BYTES = 1024;
-/** Bytes of the text, and of what follows it; `NOTHING_GIVEN` where a call says nothing of that. */
-const LENGTH_BYTES = 8;
+/** Bytes of the text, and of what follows it; `NOTHING_GIVEN` where a call says nothing of that. Then a number, of a plain call. */
+const LENGTH_BYTES = 16;
+const SEQUENCE_AT = 8;
+/** In the place of the text's bytes: it is what is called, and the record says nothing else but a number and what is given. */
+const PLAIN = 2 ** 31;
 const NOTHING_GIVEN = 2 ** 32 - 1;
 const LONGEST_TEXT = 400;
 
@@ -143,8 +146,25 @@ export function describeError(error: unknown): {
   return { code: error.code, text, context: error.context };
 }
 
-const textOf = (record: ControlRecord): Buffer =>
-  Buffer.from(JSON.stringify(record.kind === 'call' ? { ...record, given: undefined } : record));
+/** Most records are plain, and all ranks call the same again and again: its text is written once. */
+let plainText: { readonly call: string; readonly bytes: Uint8Array } | undefined;
+
+function plainTextOf(call: string): Uint8Array {
+  if (plainText?.call !== call) plainText = { call, bytes: Buffer.from(call) };
+  return plainText.bytes;
+}
+
+const isPlain = (record: ControlRecord): record is CallRecord =>
+  record.kind === 'call' &&
+  record.gives === undefined &&
+  record.carry === undefined &&
+  record.of === undefined &&
+  record.found === undefined;
+
+const textOf = (record: ControlRecord): Uint8Array =>
+  isPlain(record)
+    ? plainTextOf(record.call)
+    : Buffer.from(JSON.stringify(record.kind === 'call' ? { ...record, given: undefined } : record));
 
 const givenIn = (record: ControlRecord): Uint8Array | undefined => (record.kind === 'call' ? record.given : undefined);
 
@@ -152,7 +172,10 @@ const givenIn = (record: ControlRecord): Uint8Array | undefined => (record.kind 
 export const recordBytes = (record: ControlRecord): number =>
   LENGTH_BYTES + textOf(record).byteLength + (givenIn(record)?.byteLength ?? 0);
 
-/** Lengths, then JSON, then what a call gives. The context of an error goes if it does not fit. */
+const scratch = new Uint8Array(RECORD_BYTES);
+const scratchView = new DataView(scratch.buffer);
+
+/** Lengths, then JSON or what is called, then what a call gives. The context of an error goes if it does not fit. */
 export function encodeRecord(record: ControlRecord): Uint8Array {
   const given = givenIn(record);
   const most = RECORD_BYTES - LENGTH_BYTES - (given?.byteLength ?? 0);
@@ -166,23 +189,32 @@ export function encodeRecord(record: ControlRecord): Uint8Array {
       `control record: ${record.kind} of ${recordBytes(record)} bytes exceeds ${RECORD_BYTES}`,
     );
   }
-  const bytes = Buffer.alloc(LENGTH_BYTES + text.byteLength + (given?.byteLength ?? 0));
-  bytes.writeUInt32LE(text.byteLength, 0);
-  bytes.writeUInt32LE(given?.byteLength ?? NOTHING_GIVEN, 4);
-  text.copy(bytes, LENGTH_BYTES);
-  if (given !== undefined) bytes.set(given, LENGTH_BYTES + text.byteLength);
-  return bytes;
+  const plain = isPlain(record);
+  const end = LENGTH_BYTES + text.byteLength;
+  scratchView.setUint32(0, text.byteLength + (plain ? PLAIN : 0), true);
+  scratchView.setUint32(4, given?.byteLength ?? NOTHING_GIVEN, true);
+  scratchView.setFloat64(SEQUENCE_AT, plain ? record.sequence : 0, true);
+  scratch.set(text, LENGTH_BYTES);
+  if (given !== undefined) scratch.set(given, end);
+  return scratch.slice(0, end + (given?.byteLength ?? 0));
 }
 
 /** Copies: the slot may be filled again as soon as the record has been read. */
 export function decodeRecord(slot: Uint8Array): ControlRecord {
   const bytes = Buffer.from(slot.buffer, slot.byteOffset, slot.byteLength);
-  const end = LENGTH_BYTES + bytes.readUInt32LE(0);
-  const givenBytes = bytes.readUInt32LE(4);
-  const record = JSON.parse(bytes.toString('utf8', LENGTH_BYTES, end)) as ControlRecord;
-  if (record.kind !== 'call' || givenBytes === NOTHING_GIVEN) return record;
+  const view = new DataView(slot.buffer, slot.byteOffset, slot.byteLength);
+  const length = view.getUint32(0, true);
+  const end = LENGTH_BYTES + (length % PLAIN);
+  const givenBytes = view.getUint32(4, true);
+  const text = bytes.toString('utf8', LENGTH_BYTES, end);
   // In a buffer of its own: elements are read where they are aligned.
-  return { ...record, given: new Uint8Array(bytes.subarray(end, end + givenBytes)) };
+  const given = givenBytes === NOTHING_GIVEN ? undefined : new Uint8Array(slot.subarray(end, end + givenBytes));
+  if (length >= PLAIN) {
+    const plain = { kind: 'call', sequence: view.getFloat64(SEQUENCE_AT, true), call: text } as const;
+    return given === undefined ? plain : { ...plain, given };
+  }
+  const record = JSON.parse(text) as ControlRecord;
+  return record.kind !== 'call' || given === undefined ? record : { ...record, given };
 }
 
 /** A set of ranks as hexadecimal digits, 4 ranks each: short enough for a record at 1024 ranks. */

@@ -3,7 +3,16 @@ import assert from 'node:assert/strict';
 import { readdirSync, readFileSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 import { hostile } from '@ep/conformance/hostile';
-import { byCapability, CloseScope, compose, isEpError, openFileStore, prefixStore, type Store, type Tensor } from '@ep/core';
+import {
+  byCapability,
+  CloseScope,
+  compose,
+  isEpError,
+  openFileStore,
+  prefixStore,
+  type Store,
+  type Tensor,
+} from '@ep/core';
 import { type EfaTransport, efaGda } from '@ep/efa-gda';
 import { type IbgdaTransport, ibgda } from '@ep/ibgda';
 import { nvshmem, type ShmTransport } from '@ep/nvshmem';
