@@ -154,17 +154,13 @@ function plainTextOf(call: string): Uint8Array {
   return plainText.bytes;
 }
 
-const isPlain = (record: ControlRecord): record is CallRecord =>
-  record.kind === 'call' &&
-  record.gives === undefined &&
-  record.carry === undefined &&
-  record.of === undefined &&
-  record.found === undefined;
+const isPlain = ({ gives, takes, carry, of, found }: CallRecord): boolean =>
+  (gives ?? takes ?? carry ?? of ?? found) === undefined;
 
-const textOf = (record: ControlRecord): Uint8Array =>
-  isPlain(record)
-    ? plainTextOf(record.call)
-    : Buffer.from(JSON.stringify(record.kind === 'call' ? { ...record, given: undefined } : record));
+function textOf(record: ControlRecord): Uint8Array {
+  if (record.kind !== 'call') return Buffer.from(JSON.stringify(record));
+  return isPlain(record) ? plainTextOf(record.call) : Buffer.from(JSON.stringify({ ...record, given: undefined }));
+}
 
 const givenIn = (record: ControlRecord): Uint8Array | undefined => (record.kind === 'call' ? record.given : undefined);
 
@@ -189,7 +185,7 @@ export function encodeRecord(record: ControlRecord): Uint8Array {
       `control record: ${record.kind} of ${recordBytes(record)} bytes exceeds ${RECORD_BYTES}`,
     );
   }
-  const plain = isPlain(record);
+  const plain = record.kind === 'call' && isPlain(record);
   const end = LENGTH_BYTES + text.byteLength;
   scratchView.setUint32(0, text.byteLength + (plain ? PLAIN : 0), true);
   scratchView.setUint32(4, given?.byteLength ?? NOTHING_GIVEN, true);
