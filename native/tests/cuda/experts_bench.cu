@@ -1,5 +1,5 @@
 // How fast experts get their tokens and send results back, between ranks that are streams of one GPU, against the device's own copy in the same run.
-// experts_bench [tokens of a high-throughput call, 4096] [repetitions, 15]
+// experts_bench [tokens of a high-throughput call, 4096; 0: low latency alone] [repetitions, 15]
 //
 // Time is of CUDA events around the kernels of all ranks, which are launched behind a gate, so that no launch is in it; the median of the repetitions. Before and after them every
 // received row and every sum is checked. Results are sent, or stay where experts have written them ("results in place"). Floor of a low-latency call: what must be read and written once, at the rate of the copy: dispatch, the selections, 16 bytes of header
@@ -99,10 +99,56 @@ call_times call(stopwatch& watch, experts_world& world, uint32_t blocks, uint32_
   return took;
 }
 
-void checked_call(stopwatch& watch, experts_world& world, uint32_t blocks, uint32_t lanes) {
-  world.poison();
-  world.finish();
-  call(watch, world, blocks, lanes);
+// Dispatch, and combine, of all ranks as one graph each: a replay is one launch, so that ranks begin as near to each other as the device lets them.
+class replays {
+ public:
+  replays(experts_world& all, uint32_t blocks, uint32_t lanes) : world(all) {
+    dispatch = captured([&](size_t rank) { world.dispatch(rank, blocks, lanes); });
+    combine = captured([&](size_t rank) { world.combine(rank, blocks, lanes); });
+  }
+  ~replays() {
+    cudaGraphExecDestroy(dispatch);
+    cudaGraphExecDestroy(combine);
+  }
+  replays(const replays&) = delete;
+  call_times call(stopwatch& watch) {
+    call_times took;
+    const cudaStream_t stream = world.ranks[0].stream;
+    took.dispatch = watch.time({stream}, [&] { check(cudaGraphLaunch(dispatch, stream), "cudaGraphLaunch"); });
+    for (size_t rank = 0; rank < world.ranks.size(); ++rank) world.fill(rank);
+    world.finish();
+    took.combine = watch.time({stream}, [&] { check(cudaGraphLaunch(combine, stream), "cudaGraphLaunch"); });
+    world.finish();
+    return took;
+  }
+
+ private:
+  experts_world& world;
+  cudaGraphExec_t dispatch = nullptr, combine = nullptr;
+
+  template <class Launch> cudaGraphExec_t captured(const Launch& launch) {
+    const cudaStream_t first = world.ranks[0].stream;
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    check(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    check(cudaEventRecord(event, first), "cudaEventRecord");
+    for (size_t rank = 1; rank < world.ranks.size(); ++rank) check(cudaStreamWaitEvent(world.ranks[rank].stream, event, 0), "cudaStreamWaitEvent");
+    for (size_t rank = 0; rank < world.ranks.size(); ++rank) launch(rank);
+    for (size_t rank = 1; rank < world.ranks.size(); ++rank) {
+      check(cudaEventRecord(event, world.ranks[rank].stream), "cudaEventRecord");
+      check(cudaStreamWaitEvent(first, event, 0), "cudaStreamWaitEvent");
+    }
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t made = nullptr;
+    check(cudaStreamEndCapture(first, &graph), "cudaStreamEndCapture");
+    check(cudaGraphInstantiate(&made, graph, 0), "cudaGraphInstantiate");
+    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    check(cudaEventDestroy(event), "cudaEventDestroy");
+    return made;
+  }
+};
+
+void check_all(experts_world& world) {
   for (size_t rank = 0; rank < world.ranks.size(); ++rank) {
     world.check_dispatch(rank);
     world.check_combine(rank);
@@ -111,6 +157,13 @@ void checked_call(stopwatch& watch, experts_world& world, uint32_t blocks, uint3
   if (world.wrong_numbers() == 0) return;
   std::fprintf(stderr, "%llu wrong numbers\n", static_cast<unsigned long long>(world.wrong_numbers()));
   std::exit(1);
+}
+
+void checked_call(stopwatch& watch, experts_world& world, uint32_t blocks, uint32_t lanes) {
+  world.poison();
+  world.finish();
+  call(watch, world, blocks, lanes);
+  check_all(world);
 }
 
 void measure(stopwatch& watch, double copy, const experts_options& wanted, const std::vector<uint32_t>& shares) {
@@ -140,6 +193,22 @@ void measure(stopwatch& watch, double copy, const experts_options& wanted, const
       checked_call(watch, world, blocks, lanes);
       std::printf("  %2u blocks of %u lanes for each rank: dispatch %8.1f us (%.2f of that time), combine %8.1f us (%.2f)\n", blocks, lanes, median(in), median(in) / floor_in,
                   median(out), median(out) / floor_out);
+      std::fflush(stdout);
+      if (!wanted.repeated) continue;
+      in.clear();
+      out.clear();
+      replays graphs(world, blocks, lanes);
+      world.poison();
+      world.finish();
+      for (uint32_t i = 0; i <= repetitions; ++i) {
+        const call_times took = graphs.call(watch);
+        if (i == 0) continue; // a graph is brought to the device by its first launch
+        in.push_back(took.dispatch);
+        out.push_back(took.combine);
+      }
+      check_all(world);
+      std::printf("     one graph of all ranks:           dispatch %8.1f us (%.2f of that time), combine %8.1f us (%.2f)\n", median(in), median(in) / floor_in, median(out),
+                  median(out) / floor_out);
       std::fflush(stdout);
     }
   }
@@ -180,7 +249,10 @@ int main(int count, char** words) {
     measure(watch, copy, wanted, {1, 2});
     wanted.offered = false;
   };
+  wanted.repeated = true; // graphs count their calls on the device
   measure_all(EP_MOE_F8_F32, EP_MOE_BF16);
+  if (most == 0) return 0;
+  wanted.repeated = false;
   wanted.compact = true;
   wanted.tokens = most;
   measure_all(EP_MOE_BF16, EP_MOE_F8_F32);

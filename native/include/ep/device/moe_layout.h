@@ -89,7 +89,7 @@ template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
       const uint32_t count = tables.copies(e);
       const uint32_t only = count == 1 ? tables.candidates[tables.begin[e]] : 0;
       uint32_t j = 0;
-      constexpr uint32_t in_flight = 32; /* lines that a warp waits for at once */
+      constexpr uint32_t in_flight = 16; /* lines that a warp waits for at once */
       for (uint64_t i = 0; count != 0 && i < tables.choices; i += in_flight * width) {
         int32_t found[in_flight];
         for (uint32_t n = 0; n < in_flight; ++n) {
