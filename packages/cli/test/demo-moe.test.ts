@@ -29,7 +29,20 @@ describe('ep demo moe', () => {
     expect(report.gini).toBeGreaterThan(0.1);
     expect(report.gini).toBeLessThan(0.4);
     expect(report.imbalance.balanced).toBeLessThanOrEqual(report.imbalance.spread);
-    expect(readFileSync(svg, 'utf8')).toContain('choices of each expert');
+    const { experts, spread, balanced } = report.load;
+    expect(experts).toHaveLength(report.experts);
+    expect(experts.every(({ choices }, i) => i === 0 || choices <= experts[i - 1]!.choices)).toBe(true);
+    const sum = (of: readonly number[]): number => of.reduce((all, one) => all + one, 0);
+    const choices = report.tokens * report.topK;
+    expect(sum(experts.map((one) => one.choices))).toBe(choices);
+    expect(sum(experts.map(({ replicas }) => replicas))).toBe(report.replicas);
+    for (const ranks of [spread, balanced]) expect(sum(ranks)).toBeCloseTo(choices);
+    expect((Math.max(...spread) * report.ranks) / choices).toBeCloseTo(report.imbalance.spread);
+    expect((Math.max(...balanced) * report.ranks) / choices).toBeCloseTo(report.imbalance.balanced);
+    const picture = readFileSync(svg, 'utf8');
+    expect(picture).toContain('choices of each expert, and of each of its replicas');
+    // Two bars of each expert, beside those of ranks.
+    expect(picture.match(/aria-label="(expert|rank): /g)?.length).toBe(2 * (report.experts + report.ranks));
   });
 
   it('shows on a terminal what it is at, in one line that is empty at last', async () => {
@@ -188,6 +201,7 @@ describe('the verdict', () => {
     replicas: 1,
     gini: 0,
     imbalance: { spread: 1, balanced: 1 },
+    load: { experts: [{ expert: 0, choices: 3, replicas: 2 }], spread: [3], balanced: [3] },
     bytes: { logical: 0, ownRank: 0, wire: 0 },
     phases: [],
     expertMilliseconds: 0,
@@ -212,6 +226,8 @@ describe('the verdict', () => {
 
   it('is printed as FAIL', () => {
     const machine = { cpu: '', cores: 1, memoryBytes: 1, os: '', node: '' } as unknown as MoeDemoReport['machine'];
-    expect(moeReportText({ ...report, machine, pass: false })).toContain('FAIL: the relative error is 1.00e-3 of 10');
+    const text = moeReportText({ ...report, machine, pass: false });
+    expect(text).toContain('FAIL: the relative error is 1.00e-3 of 10');
+    expect(text).toMatch(/expert 0 +3 -> +2 x 1\.5/);
   });
 });

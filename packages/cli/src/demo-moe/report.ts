@@ -11,6 +11,14 @@ import { MOE_PHASES, type MoePhase, type MoeRankResult } from './step.js';
 /** Relative error by norm that passes. */
 export const moeTolerances: Readonly<Record<MoeDemoDType, number>> = { bf16: 1e-2, fp8: 6e-2 };
 
+export interface ExpertLoad {
+  readonly expert: number;
+  /** Of all tokens: what its one rank computes where experts are spread in order. */
+  readonly choices: number;
+  /** As placed by `balanceExperts`, which has replicas share the choices evenly. */
+  readonly replicas: number;
+}
+
 export interface MoeDemoReport {
   readonly pass: boolean;
   readonly date: string;
@@ -33,6 +41,12 @@ export interface MoeDemoReport {
   readonly gini: number;
   /** Most loaded rank over the average: experts spread in order, and as placed by `balanceExperts`. */
   readonly imbalance: { readonly spread: number; readonly balanced: number };
+  /** Most chosen first; and choices of each rank, in order and as placed. */
+  readonly load: {
+    readonly experts: readonly ExpertLoad[];
+    readonly spread: readonly number[];
+    readonly balanced: readonly number[];
+  };
   /** Dispatch and combine of all steps, as planned, all ranks; docs/moe.md says what each counts. */
   readonly bytes: { readonly logical: number; readonly ownRank: number; readonly wire: number };
   readonly phases: readonly { readonly phase: MoePhase; readonly milliseconds: number }[];
@@ -71,6 +85,28 @@ export function moePhaseTimes(results: readonly MoeRankResult[]): MoeDemoReport[
     phase,
     milliseconds: Math.max(...results.map(({ milliseconds }) => milliseconds[phase])),
   }));
+}
+
+const EXPERTS_IN_A_LINE = 4;
+
+/** Of each expert its choices on one rank, and on each of its replicas. */
+function loadText({ experts, spread, balanced }: MoeDemoReport['load']): string {
+  const table = plainTable(Array.from({ length: EXPERTS_IN_A_LINE }, () => ['right', 'right', 'left'] as const).flat());
+  for (let first = 0; first < experts.length; first += EXPERTS_IN_A_LINE) {
+    table.push(
+      experts
+        .slice(first, first + EXPERTS_IN_A_LINE)
+        .flatMap(({ expert, choices, replicas }) => [
+          `expert ${expert}`,
+          `${choices} ->`,
+          replicas === 1 ? `${choices}` : `${replicas} x ${(choices / replicas).toFixed(1)}`,
+        ]),
+    );
+  }
+  const ranks = plainTable();
+  const shown = (loads: readonly number[]): string => loads.map((load) => load.toFixed(0)).join(' ');
+  ranks.push(['ranks, in order', shown(spread)], ['ranks, balanced', shown(balanced)]);
+  return `${table.toString()}\n${ranks.toString()}`;
 }
 
 export function moeReportText(report: MoeDemoReport): string {
@@ -119,6 +155,9 @@ export function moeReportText(report: MoeDemoReport): string {
       );
   return [
     facts.toString(),
+    '',
+    'choices of each expert on one rank, and on each of its replicas as balanced; of each rank',
+    loadText(report.load),
     '',
     `time per phase, slowest rank; ${machineText(report.machine)}; ${report.date}`,
     times.toString(),

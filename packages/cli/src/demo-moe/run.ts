@@ -101,6 +101,15 @@ export async function runMoeDemo(
   const spread = spreadExperts(experts, ranks);
   const places = Math.ceil(experts / ranks) + (ranks > 1 ? sparePlaces : 0);
   const balanced = balanceExperts(load, { worldSize: ranks, places });
+  const replicas = new Array<number>(experts).fill(0);
+  for (const expert of balanced.map.expert) if (expert >= 0) replicas[expert]!++;
+  const loads = {
+    experts: Array.from(load, (choices, expert) => ({ expert, choices, replicas: replicas[expert]! })).sort(
+      (a, b) => b.choices - a.choices,
+    ),
+    spread: [...loadOfRanks(spread, load)],
+    balanced: [...balanced.rankLoad],
+  };
   const steps = stepsOf({ tokens, batch });
   // Whoever comes in its place has a step to do.
   const killStep = Math.min(Math.floor(steps / 2), replace ? steps - 2 : steps);
@@ -146,10 +155,7 @@ export async function runMoeDemo(
   );
   if (options.svg !== undefined) {
     const title = `ep demo moe: ${documents.length} documents, ${routing.whole.topkIdx.length / topK} tokens, ${experts} experts on ${ranks} ranks`;
-    writePicture(
-      options.svg,
-      await drawMoe({ title, expertLoad: load, spread: loadOfRanks(spread, load), balanced: balanced.rankLoad }),
-    );
+    writePicture(options.svg, await drawMoe({ title, load: loads }));
   }
   const sum = (of: (result: MoeRankResult) => number): number => results.reduce((all, one) => all + of(one), 0);
   const squaredError = sum(({ compared }) => compared.squaredError);
@@ -171,6 +177,7 @@ export async function runMoeDemo(
     replicas: balanced.map.expert.length,
     gini: gini(load),
     imbalance: { spread: balanced.imbalanceBefore, balanced: balanced.imbalanceAfter },
+    load: loads,
     bytes,
     phases: moePhaseTimes(results),
     expertMilliseconds: Math.max(...results.map(({ expertMs }) => expertMs)),

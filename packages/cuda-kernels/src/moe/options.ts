@@ -71,7 +71,10 @@ export interface MoeCallOptions {
 }
 
 export interface MoeDispatchOptions extends MoeCallOptions {
-  /** Ranks to be left out from the start, besides those of `activeRanks` of the buffer: 0 or false. Alike on all ranks that take part. */
+  /**
+   * Ranks to be left out from the start, besides those of `activeRanks` of the buffer: 0 or false. Alike on all ranks that take part. HAZARD: one that is left out and is to be in a later call makes this call, too, with
+   * the same mask; otherwise it is a call behind, and the others give it up.
+   */
   readonly activeRanks?: RankMask;
   /** 'high-throughput': also hand out a `layout` for later dispatches of the same choices. */
   readonly keepLayout?: boolean;
