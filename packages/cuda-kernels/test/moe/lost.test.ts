@@ -170,7 +170,7 @@ describe.each(modes)('%s', (mode) => {
     },
   );
 
-  it.each(['shm', 'hostile'] as const)(
+  it.each(['shm', 'hostile', 'ibgda', 'shm+ibgda'] as const)(
     'takes nothing from a rank that comes too late, over %s',
     { timeout: 60_000 },
     async (transport) => {
