@@ -10,7 +10,8 @@ void* gpu_pinned(size_t bytes) {
 void* gpu_memory(size_t bytes) {
   void* made = nullptr;
   if (cudaMalloc(&made, bytes) != cudaSuccess) return nullptr;
-  return cudaMemset(made, 0, bytes) == cudaSuccess ? made : nullptr;
+  /* HAZARD: the call returns before the memory is cleared, and streams of tests do not wait for the one that clears it: where processes share the GPU, rows had come before. */
+  return cudaMemset(made, 0, bytes) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess ? made : nullptr;
 }
 
 void gpu_free(void* device) { cudaFree(device); }
