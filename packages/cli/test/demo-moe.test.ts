@@ -104,6 +104,8 @@ describe('ep demo moe', () => {
     ['a process', []],
     ['a thread', ['--threads', '--mode', 'high-throughput']],
     ['of one node with some, of another with others', ['--transport', 'mixed']],
+    ['over EFA, where the step is done again', ['--transport', 'efa']],
+    ['a thread over EFA', ['--threads', '--mode', 'high-throughput', '--transport', 'efa']],
   ])('goes on without a rank that dies in the middle, %s', { timeout: 120_000 }, async (_, more) => {
     const report = await demo('--ranks', '3', '--kill', '1', '--no-svg', ...more);
     expect(report.pass).toBe(true);
@@ -111,6 +113,10 @@ describe('ep demo moe', () => {
       { seenBy: 0, rank: 1, why: 'EP_PEER_LOST' },
       { seenBy: 2, rank: 1, why: 'EP_PEER_LOST' },
     ]);
+    expect(report.replaced).toBe(false);
+    // All tokens of the survivors, also in the step in the middle.
+    expect(report.error.elements).toBe(report.expectedElements);
+    expect(report.expectedElements).toBeGreaterThan((3 / 5) * report.tokens * 256);
     expect(report.droppedChoices).toBeGreaterThan(0);
   });
 
@@ -141,7 +147,6 @@ describe('ep demo moe', () => {
     ],
     [['--dtype', 'f32'], '--dtype must be bf16 or fp8'],
     [['--kill', '4'], '--kill must be one of 4 ranks'],
-    [['--kill', '1', '--transport', 'efa'], '--kill must be with --replace over efa'],
   ])('refuses %j', async (args, text) => {
     const { code, stderr } = await runEp(['demo', 'moe', ...args]);
     expect(code).not.toBe(0);

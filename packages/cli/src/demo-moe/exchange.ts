@@ -33,5 +33,7 @@ export interface Exchange {
   combine(arrived: Arrived, weights: Float32Array): Promise<Combined>;
   /** Waits for another one in the place of a dead rank. Collective, with nothing under way. Absent where rows are on a GPU. */
   takeIn?(store: Store, rank: number): Promise<void>;
+  /** The same without another one, after a death that has ended the call of all. */
+  goOnWithout?(store: Store, rank: number): Promise<void>;
   close(): Promise<void>;
 }

@@ -8,7 +8,7 @@ import {
   openMoeBuffer,
 } from '@ep/cuda-kernels';
 import { allocateHost } from '@ep/native';
-import { type DemoTransport, readmitDemoRank } from '../demo/transports.js';
+import { type DemoTransport, readmitDemoRanks } from '../demo/transports.js';
 import type { Arrived, Combined, Exchange } from './exchange.js';
 
 const bf16 = (rows: number, hidden: number) =>
@@ -46,7 +46,12 @@ export class HostExchange implements Exchange {
   }
 
   async takeIn(store: Store, rank: number): Promise<void> {
-    await readmitDemoRank(this.#transport, store, rank);
+    await readmitDemoRanks(this.#transport, { store, joining: [rank], without: [] });
+    await this.#buffer.updateMembers();
+  }
+
+  async goOnWithout(store: Store, rank: number): Promise<void> {
+    await readmitDemoRanks(this.#transport, { store, joining: [], without: [rank] });
     await this.#buffer.updateMembers();
   }
 

@@ -23,7 +23,7 @@ export interface MoeJob {
   readonly replace?: boolean;
 }
 
-/** Whether a death ends the step in which it comes, on all ranks, so that they do it again with the one that was taken in. */
+/** Whether a death ends the step in which it comes, on all ranks, so that they do it again: with the one that was taken in, or without. */
 export const repeatsStep = ({ transport }: Pick<MoeJob, 'transport'>): boolean => transport === 'efa';
 
 /** The first step of the one that takes the place of the killed rank. */

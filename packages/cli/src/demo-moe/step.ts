@@ -140,6 +140,9 @@ function makeBatches(job: MoeJob, rank: number, model: MoeModel): Batch[] {
   });
 }
 
+/** In the store: this rank has ended all steps before. */
+const isAt = (step: number, rank: number): string => `demo/step/${step}/rank/${rank}`;
+
 class Steps {
   readonly outcomes: Outcome[] = [];
   readonly losses: { readonly rank: number; readonly why: string; readonly step: number }[] = [];
@@ -167,12 +170,14 @@ class Steps {
     for (const [index, batch] of batches.entries()) {
       const step = first + index;
       const dies = kill?.step === step;
-      if (dies && kill.rank === this.#rank) await this.#die();
+      if (dies && kill.rank === this.#rank) await this.#die(step);
       const takesIn = dies && replace === true;
-      const repeats = takesIn && repeatsStep(this.#job);
+      const repeats = dies && repeatsStep(this.#job);
       if (repeats) {
+        await this.#store.set(isAt(step, this.#rank), new Uint8Array(1));
         await this.#loseStep(kill.rank, next!, batch, step);
-        await this.#exchange.takeIn!(this.#store, kill.rank);
+        if (takesIn) await this.#exchange.takeIn!(this.#store, kill.rank);
+        else await this.#exchange.goOnWithout!(this.#store, kill.rank);
         next = this.#dispatch(batch);
       }
       const following = batches[index + 1];
@@ -240,8 +245,12 @@ class Steps {
     this.expertMs += performance.now() - from;
   }
 
-  /** Its tokens are out; their results will never be fetched, nor those that it owes. */
-  async #die(): Promise<never> {
+  /** Its tokens are out; their results will never be fetched, nor those that it owes. HAZARD: where the death ends calls, one that is not through with the step before would do another step again than the rest. */
+  async #die(step: number): Promise<never> {
+    if (repeatsStep(this.#job)) {
+      const others = this.#job.tokens.map((_, rank) => rank).filter((rank) => rank !== this.#rank);
+      await this.#store.wait(others.map((rank) => isAt(step, rank)));
+    }
     await new Promise((resolve) => setTimeout(resolve, 20));
     if (process.env.RANK !== undefined) process.kill(process.pid, 'SIGKILL');
     process.exit(9);

@@ -182,10 +182,6 @@ async function moe(flags: DemoFlags): Promise<void> {
   if (kill !== undefined && (kill >= ranks || ranks < 2)) {
     throw invalid('--kill', { where: 'demo moe', expected: `one of ${ranks} ranks, not the only one`, found: kill });
   }
-  if (kill !== undefined && flags.transport === 'efa' && flags.replace !== true) {
-    const expected = 'with --replace over efa, where calls end with a rank that dies';
-    throw invalid('--kill', { where: 'demo moe', expected, found: kill });
-  }
   if (flags.replace === true && (kill === undefined || !isElastic(flags.transport) || flags.device === 'cuda')) {
     const expected = 'with --kill, over shm, ibgda, efa or mixed, with rows on the host';
     throw invalid('--replace', { where: 'demo moe', expected, found: true });

@@ -14,7 +14,9 @@ const NODE_RANKS = 2;
 
 interface Readmission {
   readonly store: Store;
+  /** Ranks that come in the place of dead ones; and dead ones that nobody comes for. */
   readonly joining: readonly number[];
+  readonly without: readonly number[];
 }
 
 type ElasticTransport = DemoTransport & { readmit(options: Readmission): Promise<void> };
@@ -39,9 +41,9 @@ async function openMixed(
   const transport = compose([shm, nic], byCapability(nodes));
   return Object.assign(transport, {
     barrier: () => shm.barrier(),
-    readmit: async ({ store, joining }: Readmission) => {
-      await shm.readmit({ store: within(store), joining });
-      await nic.readmit({ store: between(store), joining });
+    readmit: async ({ store, ...ranks }: Readmission) => {
+      await shm.readmit({ store: within(store), ...ranks });
+      await nic.readmit({ store: between(store), ...ranks });
     },
   });
 }
@@ -82,9 +84,9 @@ export const isElastic = (name: DemoTransportName): name is ElasticTransportName
 export const rejoinDemoTransport = (name: ElasticTransportName, member: Member): Promise<ElasticTransport> =>
   rejoiners[name](member, 10 * 60_000);
 
-export async function readmitDemoRank(transport: DemoTransport, store: Store, rank: number): Promise<void> {
+export async function readmitDemoRanks(transport: DemoTransport, ranks: Readmission): Promise<void> {
   if (!('readmit' in transport)) throw new EpError('EP_UNSUPPORTED', `${transport.name} takes nobody in anew`);
-  await (transport as ElasticTransport).readmit({ store, joining: [rank] });
+  await (transport as ElasticTransport).readmit(ranks);
 }
 
 /** Where tensors lie and kernels run. */

@@ -30,7 +30,7 @@ import type { HostStream } from '../host-stream.js';
 import { checkRunOptions } from '../options.js';
 import { COMBINE_TIMEOUTS, callTimeout } from './call-time.js';
 import { dtypeCode } from './codes.js';
-import { Culprits } from './culprits.js';
+import { Culprits, namedBy } from './culprits.js';
 import { callFailure } from './failure.js';
 import { Launches } from './launches.js';
 import { checkLayout, Losses, lostOf, type MoeLoss, reportActive } from './losses.js';
@@ -220,6 +220,9 @@ export class MoeBuffer extends Resource implements Closeable {
             for (const rank of again ? everybody : others) native.forget(rank, farewellSlot(moe) + rank);
           },
         });
+        // One that is here all the same takes part again.
+        const culprit = again ? namedBy(failure?.reason) : undefined;
+        if (culprit !== undefined) this.#losses.noteCulprit(culprit);
         this.#losses.agreed(membership!.present);
         if (again) this.#beginAgain(membership!);
         else if (membership!.back.length > 0) this.#generation++;

@@ -40,7 +40,7 @@ export function toldOf(word: bigint): Told | undefined {
 }
 
 /** Whom an error of a call names as missing. */
-function namedBy(reason: unknown): Culprit | undefined {
+export function namedBy(reason: unknown): Culprit | undefined {
   if (!isEpError(reason)) return undefined;
   const code = CODES.find((one) => one === reason.code);
   const { rank } = reason.context;
@@ -108,7 +108,7 @@ export class Culprits {
 
   /**
    * Why a call failed here, as far as others know better; tells them. A rank that was late may have missed another one, and say so a little later: ends after a share of the buffer's limit, a
-   * second at most.
+   * second at most. Ranks that name each other in a circle know no better than this one, unless the last of it is known to be dead.
    */
   async settle(name: string, reason: unknown): Promise<unknown> {
     const own = namedBy(reason);
@@ -121,6 +121,7 @@ export class Culprits {
     while (!memory.closed) {
       const said = this.#saidBy(found.rank);
       if (said !== undefined) {
+        if (passed.includes(said.rank) && found.code === 'EP_TIMEOUT') return reason;
         if (said.rank === self || said.rank === found.rank || passed.includes(said.rank)) break;
         passed.push(found.rank);
         found = said;

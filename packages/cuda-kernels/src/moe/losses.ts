@@ -2,6 +2,7 @@
 import { formatRanks, invalid, type Rank } from '@ep/core';
 import { codeOfStatus, EP_MOE_RANK_LEAVES, EP_MOE_RANK_MASKED } from '@ep/native';
 import type { RankMask } from '@ep/plan/moe';
+import type { Culprit } from './culprits.js';
 import type { RoutingArrays } from './routing.js';
 
 /** Why a rank takes no part, in the words of error codes; `EP_EVICTED` if it was left out by `leaveOut`, `EP_NOT_READY` if nobody is in its place yet. */
@@ -70,6 +71,11 @@ export class Losses {
   /** For the second half of a call that began with ranks which were found missing since: they need not be awaited once more. */
   mask(ranks: BigUint64Array): void {
     for (const rank of this.#why.keys()) if (ranks[rank] === 0n) ranks[rank] = MASKED;
+  }
+
+  /** Remembers whom a call that failed has named. */
+  noteCulprit({ rank, code }: Culprit): void {
+    if (rank !== this.#rank && rank < this.#worldSize && !this.#why.has(rank)) this.#why.set(rank, code);
   }
 
   /** Remembers who was found missing in a call. */

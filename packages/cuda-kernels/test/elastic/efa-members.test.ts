@@ -38,6 +38,33 @@ describe.each([
     }
     await closeAll(world);
   });
+
+  it.each(['dispatch', 'combine'] as const)(
+    'goes on without one that died before %s, and takes another one in later',
+    {
+      timeout: 120_000,
+    },
+    async (before) => {
+      const { open, call, dispatch, combine, complete, some, replace } = script(mode, 'processes', way);
+      await using world = await open();
+      await complete(world, 0);
+      const staying = world.others(1);
+      if (before === 'combine') await Promise.all(world.ranks.map((of) => dispatch(of, 1)));
+      await world.ranks[1]!.kill();
+      const ends = before === 'combine' ? staying.map((of) => combine(of, short)) : staying.map((of) => call([of], 1));
+      for (const end of await Promise.allSettled(ends)) {
+        expect(end).toMatchObject({ reason: { code: 'EP_PEER_LOST', ranks: [1] } });
+      }
+      await Promise.all(staying.map((of) => of.tell('readmit', { joining: [], without: [1] })));
+      expect(await Promise.all(staying.map((of) => of.tell('update')))).toEqual(staying.map(() => []));
+      // Who it was that the call has lost, as over ways where one goes on by itself.
+      for (const of of staying) expect(await of.tell('losses')).toEqual([[1, 'EP_PEER_LOST']]);
+      for (let number = 1; number < 5; number++) await some({ ranks: staying }, number);
+      await replace(world, 1);
+      for (let number = 5; number < 8; number++) await complete(world, number);
+      await closeAll(world);
+    },
+  );
 });
 
 it('takes two in at once, and goes on after one that died while it joined', { timeout: 60_000 }, async () => {

@@ -132,10 +132,31 @@ describe('whose call has failed', () => {
     const { culprits, told } = culpritsWith();
     told[1] = word(2, 'EP_TIMEOUT');
     told[2] = word(1, 'EP_TIMEOUT');
-    expect(await culprits.settle('combine', missed(1, 'EP_TIMEOUT'))).toMatchObject({ code: 'EP_TIMEOUT' });
+    for (const rank of [1, 2]) {
+      const own = missed(rank, 'EP_TIMEOUT');
+      expect(await culprits.settle('combine', own)).toBe(own);
+    }
+    // From one that is in no circle into one.
+    told[3] = word(2, 'EP_TIMEOUT');
+    const outside = missed(3, 'EP_TIMEOUT');
+    expect(await culprits.settle('combine', outside)).toBe(outside);
     told[4] = word(0, 'EP_TIMEOUT');
     const reason = missed(4, 'EP_TIMEOUT');
     expect(await culprits.settle('combine', reason)).toBe(reason);
+    // And over another one: this rank is here, so the one that misses it is the late one.
+    told[3] = word(4, 'EP_TIMEOUT');
+    expect(await culprits.settle('combine', missed(3, 'EP_TIMEOUT'))).toMatchObject({
+      context: { rank: 4, toldBy: 3 },
+    });
+  });
+
+  it('ends a circle at a rank that is dead, and had missed another one before', async () => {
+    const { culprits, told } = culpritsWith();
+    told[1] = word(2, 'EP_PEER_LOST');
+    told[2] = word(1, 'EP_TIMEOUT');
+    expect(await culprits.settle('combine', missed(1, 'EP_TIMEOUT'))).toMatchObject({
+      ...{ code: 'EP_PEER_LOST', context: { rank: 2, toldBy: 1 } },
+    });
   });
 
   it('lets one that was late say a little later whom it has missed, and ends where nobody says anything', async () => {

@@ -66,7 +66,7 @@ export function scriptOf(one: MoeCase, kind: RankKind, way: Way = 'shm') {
     complete: async ({ ranks }: { readonly ranks: readonly Told[] }, number: number) =>
       check(one, rowsOfCall(inputs, number), await call(ranks, number)),
     /** The same where nobody is in some of the places. */
-    some: async ({ ranks }: CommandedWorld, number: number) => {
+    some: async ({ ranks }: { readonly ranks: readonly Told[] }, number: number) => {
       const results: (RankResult | undefined)[] = Array.from({ length: one.worldSize }, () => undefined);
       for (const [at, result] of (await call(ranks, number)).entries()) results[ranks[at]!.rank] = result;
       const rows = rowsOfCall(inputs, number);
