@@ -51,7 +51,7 @@ describe.each([
       const staying = world.others(1);
       if (before === 'combine') await Promise.all(world.ranks.map((of) => dispatch(of, 1)));
       await world.ranks[1]!.kill();
-      const ends = before === 'combine' ? staying.map((of) => combine(of, short)) : staying.map((of) => call([of], 1));
+      const ends = before === 'combine' ? staying.map((of) => combine(of)) : staying.map((of) => call([of], 1));
       for (const end of await Promise.allSettled(ends)) {
         expect(end).toMatchObject({ reason: { code: 'EP_PEER_LOST', ranks: [1] } });
       }
