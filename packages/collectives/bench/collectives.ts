@@ -26,6 +26,7 @@ import { BENCH_OPS, type BenchOp } from './protocol.js';
 import { type Series, seriesOf, type Turns, timesAsFast } from './series.js';
 import { type Player, race } from './turns.js';
 
+export { coresFor } from './ours.js';
 export { BENCH_OPS, type BenchOp, type Series, type SeriesName, sizeText };
 
 export interface CollectivesBenchOptions {

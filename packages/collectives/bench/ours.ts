@@ -32,7 +32,10 @@ export function numbersOf(list: string): readonly number[] {
  * A core for each rank, where there are enough and `taskset` is there. mpirun binds its ranks alike; without it two ranks may begin on one core, and each would
  * wait for the other's time slice to end.
  */
-function coresFor({ ranks, usableCores }: StartOptions): readonly number[] | undefined {
+export function coresFor({
+  ranks,
+  usableCores,
+}: Pick<StartOptions, 'ranks' | 'usableCores'>): readonly number[] | undefined {
   if (ranks > usableCores || spawnSync('taskset', ['--version']).status !== 0) return undefined;
   const allowed = /^Cpus_allowed_list:(.*)$/m.exec(readFileSync('/proc/self/status', 'utf8'))?.[1];
   const cores = allowed === undefined ? [] : numbersOf(allowed);

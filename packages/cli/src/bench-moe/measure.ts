@@ -28,14 +28,19 @@ const medianOf = (values: readonly number[]): number =>
 const slowestOf = (perRank: readonly MoeTimes[], name: string): number[] =>
   perRank[0]!.series[name]!.map((_, i) => Math.max(...perRank.map(({ series }) => series[name]![i]!)));
 
+/** Over shared memory ranks have a core each where there are enough, as mpirun gives its own; an emulated NIC has threads besides. */
 async function runRanks(shape: MoeShape, folder: string): Promise<MoeTimes[]> {
   const store = join(folder, `store-${shape.transport}-${shape.mode}-${shape.worldSize}-${shape.tokens}`);
+  // No other command pays for it.
+  const { coresFor } = await import('@ep/collectives/bench');
+  const { usableCores } = native().binding.hostFacts();
+  const cores = shape.transport === 'shm' ? coresFor({ ranks: shape.worldSize, usableCores }) : undefined;
   return Promise.all(
     Array.from({ length: shape.worldSize }, async (_, rank) => {
       const task: MoeTask = { ...shape, rank, store };
-      const { stdout } = await run(process.execPath, [fileURLToPath(rankProgram), JSON.stringify(task)], {
-        maxBuffer: 2 ** 28,
-      });
+      const node = [process.execPath, fileURLToPath(rankProgram), JSON.stringify(task)];
+      const [command, ...args] = cores === undefined ? node : ['taskset', '-c', `${cores[rank]}`, ...node];
+      const { stdout } = await run(command!, args, { maxBuffer: 2 ** 28 });
       return JSON.parse(stdout) as MoeTimes;
     }),
   );
@@ -205,6 +210,7 @@ export const moeBench: Bench = {
         'after every repeat of every case, warm-ups included, all channels of all rows, the scales of e4m3, and what is said about rows were compared with the plan and the cast oracle; no call of a buffer had the rows of the one before it; so was the result of each step of the native loop',
         'over a software NIC: what an emulator of the NIC does with the cores that the ranks run on, and nothing of what a network would',
         'zero-copy combine: experts have written their results where their sources read them (zeroCopyCombine); the other has them sent',
+        'ranks over shared memory have a core each where there are as many, as those of Open MPI do',
         'allToAllSingle packs and orders rows in JS; its combine is timed without the sum, ours and that of MPI_Alltoallv with it',
       ],
       skipped: [...skipped],
