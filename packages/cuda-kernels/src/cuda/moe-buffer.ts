@@ -388,12 +388,7 @@ export class DeviceMoeBuffer extends Resource {
         return {
           ...slot.tensors(call.rows),
           ...(combineBuffer && { combineBuffer }),
-          // Copies: the slot's next call writes over the originals. Kernels follow what lies on the device.
-          counts: routing.recvCount.slice(),
-          blockStart: routing.blockStart.slice(0, this.localExperts),
-          layoutRange: routing.layoutRange.slice(),
-          sourceToken: routing.sourceToken.slice(0, call.rows),
-          sourceChoice: routing.sourceChoice.slice(0, call.rows),
+          ...routing.said(call.rows, this.localExperts),
           lostRanks,
           waitNs: routing.waitNs.slice(),
           handle: call,

@@ -1,7 +1,7 @@
 /** What a buffer for experts on a GPU has under way on its stream: what awaits it, and the failure that ends the buffer. */
 import { createWork, doneWork, EpError, linkSignals, type Work, WorkOwner } from '@ep/core';
 import type { GraphReplay, OperationId } from '@ep/native';
-import { callFailure, isRefusal } from '../moe/failure.js';
+import { callFailure, isRefusal, poisonedBy } from '../moe/failure.js';
 import { hookOf } from '../moe/hook.js';
 import type { MoeCallOptions } from '../moe/options.js';
 import type { MoeHook } from '../moe/received.js';
@@ -32,12 +32,7 @@ export class DeviceLaunches {
   checkUsable(where: string): void {
     this.#init.checkOpen(where);
     this.#owner.check();
-    if (this.#failure === undefined) return;
-    const { reason } = this.#failure;
-    const text = reason instanceof Error ? reason.message : String(reason);
-    throw new EpError('EP_POISONED', `${where}: an earlier call failed (${text}): close this buffer and open another`, {
-      cause: reason,
-    });
+    if (this.#failure !== undefined) throw poisonedBy(this.#failure.reason, where);
   }
 
   /** Follows what was launched. A refused call is over, and the next one may go on; any other failure ends the buffer. */

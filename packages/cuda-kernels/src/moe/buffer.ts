@@ -480,12 +480,7 @@ export class MoeBuffer extends Resource implements Closeable {
         return {
           ...slot.tensors(call.rows),
           ...(combineBuffer && { combineBuffer }),
-          // HAZARD: copies. Kernels follow the originals: whoever could change those would make combine write anywhere.
-          counts: routing.recvCount.slice(),
-          blockStart: routing.blockStart.slice(0, this.localExperts),
-          layoutRange: routing.layoutRange.slice(),
-          sourceToken: routing.sourceToken.slice(0, call.rows),
-          sourceChoice: routing.sourceChoice.slice(0, call.rows),
+          ...routing.said(call.rows, this.localExperts),
           lostRanks,
           waitNs: report.waitNs.slice(),
           stagedBytes: operand.stagedBytes,

@@ -15,6 +15,14 @@ export function callFailure(name: string, outcome: Outcome): EpError {
 export const isRefusal = (reason: unknown): boolean =>
   isEpError(reason) && (reason.code === 'EP_CAPACITY' || reason.code === 'EP_BUSY');
 
+/** Of a buffer that an earlier call has ended. */
+export function poisonedBy(reason: unknown, where: string): EpError {
+  const text = reason instanceof Error ? reason.message : String(reason);
+  return new EpError('EP_POISONED', `${where}: an earlier call failed (${text}): close this buffer and open another`, {
+    cause: reason,
+  });
+}
+
 /** In words. */
 function refusalText(code: EpCode, { rank, stage, expected, found }: Outcome): string | undefined {
   if (code === 'EP_CAPACITY') {

@@ -3,7 +3,7 @@ import { createWork, doneWork, EpError, linkSignals, type Work, type WorkControl
 import type { NativeHostStream, OperationId, Outcome } from '@ep/native';
 import type { HostStream } from '../host-stream.js';
 import type { Culprits } from './culprits.js';
-import { callFailure, isRefusal } from './failure.js';
+import { callFailure, isRefusal, poisonedBy } from './failure.js';
 import { hookOf } from './hook.js';
 import type { MoeCallOptions } from './options.js';
 import type { MoeHook } from './received.js';
@@ -46,12 +46,7 @@ export class Launches {
   checkUsable(where: string): void {
     this.#init.checkOpen(where);
     this.#owner.check();
-    if (this.#failure === undefined) return;
-    const { reason } = this.#failure;
-    const text = reason instanceof Error ? reason.message : String(reason);
-    throw new EpError('EP_POISONED', `${where}: an earlier call failed (${text}): close this buffer and open another`, {
-      cause: reason,
-    });
+    if (this.#failure !== undefined) throw poisonedBy(this.#failure.reason, where);
   }
 
   /** Throws what the addon refuses: then nothing was launched, and the call does not count. */

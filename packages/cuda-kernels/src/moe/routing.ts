@@ -39,4 +39,15 @@ export class RoutingArrays {
     this.ranks = new BigUint64Array(...at(11));
     this.waitNs = new BigUint64Array(...at(12));
   }
+
+  /** What a dispatch says of its rows. HAZARD: copies: the slot's next call writes over the originals, and kernels follow them: whoever could change those would make combine write anywhere. */
+  said(rows: number, localExperts: number) {
+    return {
+      counts: this.recvCount.slice(),
+      blockStart: this.blockStart.slice(0, localExperts),
+      layoutRange: this.layoutRange.slice(),
+      sourceToken: this.sourceToken.slice(0, rows),
+      sourceChoice: this.sourceChoice.slice(0, rows),
+    };
+  }
 }
