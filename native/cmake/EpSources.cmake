@@ -19,6 +19,7 @@ set(EP_CORE_SOURCES
   core/carrier.cpp
   core/carrier_steps.cpp
   core/copy.cpp
+  core/cores.cpp
   core/device/kernel.cpp
   core/host_memory.cpp
   core/gpu/blocks.cpp
@@ -255,6 +256,7 @@ set(EP_TESTS
   tests/dl/verbs_abi_test.cpp
   tests/dl/verbs_proxy_test.cpp
   tests/dl/verbs_shim_test.cpp
+  tests/core/cores_test.cpp
   tests/core/limits_test.cpp
   tests/core/members_test.cpp
   tests/core/memory_test.cpp
@@ -297,6 +299,7 @@ set(EP_GPU_SHIM_TESTS gpu_stream_test nccl_test)
 set(EP_LITMUS_SOURCES
   tests/litmus/litmus_test.cpp
   tests/litmus/words.cpp
+  core/cores.cpp
   core/device/kernel.cpp
   core/huge_pages.cpp
   core/life.cpp

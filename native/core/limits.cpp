@@ -141,12 +141,19 @@ uint64_t address_space_used() {
 
 } // namespace
 
-int usable_cores() {
+int quota_cores() {
   static const int cores = [] {
     const double quota = cpu_quota();
+    return quota > 0 ? std::max(1, static_cast<int>(std::ceil(quota - 1e-9))) : 0;
+  }();
+  return cores;
+}
+
+int usable_cores() {
+  static const int cores = [] {
     const int affinity = affinity_cores();
-    const int limited = quota > 0 ? static_cast<int>(std::ceil(quota - 1e-9)) : affinity;
-    return std::max(1, std::min(affinity, limited));
+    const int quota = quota_cores();
+    return std::max(1, quota > 0 ? std::min(affinity, quota) : affinity);
   }();
   return cores;
 }

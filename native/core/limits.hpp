@@ -9,6 +9,9 @@ namespace ep {
 // min(affinity mask, ceil(cgroup CPU quota)), at least 1. Cached: read once.
 int usable_cores();
 
+// ceil(cgroup CPU quota), 0: none. Cached: read once.
+int quota_cores();
+
 // Cores by the cgroups' quota, 0: none. `root` is a folder with "proc" and "sys/fs/cgroup" in it, here and below: tests make one up.
 double cpu_quota(const std::string& root = "");
 

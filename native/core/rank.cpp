@@ -7,6 +7,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "cores.hpp"
+
 namespace ep {
 namespace {
 
@@ -31,9 +33,11 @@ result<std::shared_ptr<rank_context>> rank_context::create(int32_t rank, int32_t
   std::shared_ptr<rank_context> context(new rank_context);
   context->rank_ = rank;
   context->world_size_ = world_size;
-  context->policy_ = wait_policy_for(ranks_on_host);
+  context->ranks_on_host_ = ranks_on_host;
   context->own_ = made.value();
   ep_rank_control& control = context->control();
+  control.cores = cores_of_thread();
+  context->policy_ = wait_policy_for(cores_suffice(control.cores, {}, ranks_on_host));
   control.header = {EP_MAGIC_RANK, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof(ep_rank_control)};
   control.rank = rank;
   control.world_size = world_size;
@@ -75,6 +79,12 @@ result<nothing> rank_context::connect(const std::vector<ep_segment_handle>& hand
   }
   peers_ = std::move(peers);
   views_ = std::move(views);
+  std::vector<ep_core_set> others;
+  for (int32_t rank = 0; rank < world_size_; ++rank) {
+    if (rank != rank_ && peers_[static_cast<size_t>(rank)] != nullptr && life(rank) != EP_LIFE_ABSENT) others.push_back(control_of(rank).cores);
+  }
+  // Whoever comes later in the place of another does not change it: threads read it.
+  policy_ = wait_policy_for(cores_suffice(control().cores, others, ranks_on_host_));
   return nothing{};
 }
 

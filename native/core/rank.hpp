@@ -78,6 +78,7 @@ class rank_context {
   void hear(int32_t rank, uint32_t state);
   int32_t rank_ = 0;
   int32_t world_size_ = 0;
+  int32_t ranks_on_host_ = 0;
   wait_policy policy_{};
   progress_list progress_;
   std::shared_ptr<segment> own_;

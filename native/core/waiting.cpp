@@ -11,8 +11,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "limits.hpp"
-
 namespace ep {
 
 int64_t clock_now_ns() {
@@ -26,8 +24,7 @@ int64_t deadline_after(double timeout_ms) {
   return clock_now_ns() + static_cast<int64_t>(std::llround(timeout_ms * 1e6));
 }
 
-wait_policy wait_policy_for(int ranks_on_host) {
-  const bool room = ranks_on_host <= usable_cores();
+wait_policy wait_policy_for(bool room) {
   return room ? wait_policy{20'000, 30'000, 2'000'000, 50'000, 0} : wait_policy{0, 50'000, 2'000'000, 100'000, 1'000'000};
 }
 

@@ -19,8 +19,7 @@ int64_t clock_now_ns();              // CLOCK_MONOTONIC
 constexpr int64_t no_deadline = INT64_MAX;
 int64_t deadline_after(double timeout_ms); // negative or NaN: no_deadline
 
-// How long to burn before sleeping. Spinning with more ranks than cores costs milliseconds per barrier (the awaited rank cannot run), so a
-// policy is made from the number of ranks on this host and the cores that this process may really use.
+// How long to burn before sleeping. Spinning with more ranks than cores costs milliseconds per barrier: the awaited rank cannot run.
 struct wait_policy {
   int64_t spin_ns;
   int64_t yield_ns;  // after spinning: sched_yield between looks
@@ -29,7 +28,8 @@ struct wait_policy {
   int64_t inline_ns = 0;       // looks (spins, or yields where spin_ns is 0)
   int64_t inline_sleep_ns = 0; // then sleeps
 };
-wait_policy wait_policy_for(int ranks_on_host);
+// `room`: every rank of the host has a core while this one spins (cores.hpp).
+wait_policy wait_policy_for(bool room);
 
 // Work that whoever waits does in passing: words that are made from what a NIC leaves elsewhere. HAZARD: a step runs on any thread that waits, so it neither waits nor calls
 // back here, and what it does twice must be the same as once.

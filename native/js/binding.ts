@@ -578,7 +578,8 @@ export interface Binding extends GpuBinding {
   /**
    * `capacity`: ranks that it may grow to. `nonce`: equal on all members, unlike that of any other group. `active`: who takes part at first, empty for all.
    * `joins`: begins alone, and asks the others to take it in. `incarnation`: 1, 2, … of the processes that have had the rank. `evicts`: a call whose
-   * deadline passes goes on without those that have not come. `previous`: of the same rank, whose group memory it keeps.
+   * deadline passes goes on without those that have not come. `previous`: of the same rank, whose group memory it keeps. `beside`: a group that knows the cores of ranks of this
+   * host that are not in this one.
    */
   readonly CollectiveGroup: new (
     rank: number,
@@ -591,5 +592,6 @@ export interface Binding extends GpuBinding {
     incarnation: number,
     evicts: boolean,
     previous?: NativeCollectiveGroup,
+    beside?: NativeCollectiveGroup,
   ) => NativeCollectiveGroup;
 }

@@ -47,6 +47,7 @@ struct group_wrap : Napi::ObjectWrap<group_wrap> {
       options.allocations = previous.own_memory();
       options.former = previous.peers();
     }
+    if (info.Length() > 10 && !info[10].IsUndefined()) options.cores_on_host = unwrap<group_wrap>(info[10], "beside").native->cores_on_host();
     auto made = collective_group::create(state, options, info[8].ToBoolean());
     native = value_or_throw(info.Env(), made);
     end_key = state.at_end([held = native] { held->close(false); });

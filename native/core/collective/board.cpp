@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "../cores.hpp"
 #include "views.hpp"
 
 namespace ep {
@@ -42,7 +43,8 @@ result<std::unique_ptr<group_board>> group_board::create(const group_options& op
   board->size_ = std::max(size, rank + 1);
   board->capacity_ = capacity;
   board->nonce_ = options.nonce;
-  board->policy_ = wait_policy_for(options.ranks_on_host);
+  board->ranks_on_host_ = options.ranks_on_host;
+  board->told_cores_ = options.cores_on_host;
   board->own_ = made.value();
   board->peers_.resize(ranks);
   board->members_.resize(ranks);
@@ -61,6 +63,8 @@ result<std::unique_ptr<group_board>> group_board::create(const group_options& op
   own->capacity = capacity;
   own->group_nonce = options.nonce;
   own->incarnation = options.incarnation;
+  own->cores = cores_of_thread();
+  board->choose_policy();
   board->allocations_ = options.allocations;
   board->former_ = options.former;
   for (size_t i = 0; i < options.allocations.size(); ++i) own->allocation[i] = options.allocations[i]->handle();
@@ -160,7 +164,18 @@ void group_board::install(int32_t rank, std::shared_ptr<segment> mapping) {
   peers_[at] = std::move(mapping);
   peer_allocations_[at].clear();
   peer_moved_[at] = 0;
+  if (members_[at] != nullptr) choose_policy();
 }
+
+std::vector<ep_core_set> group_board::cores_on_host() const {
+  std::vector<ep_core_set> found;
+  for (const group_member* one : members_) {
+    if (one != nullptr && one->rank != rank_) found.push_back(one->cores);
+  }
+  return found.size() < told_cores_.size() ? told_cores_ : found;
+}
+
+void group_board::choose_policy() { policy_ = wait_policy_for(cores_suffice(member(rank_).cores, cores_on_host(), ranks_on_host_)); }
 
 bool group_board::all_attached() {
   return connected_ = std::all_of(active_.begin(), active_.end(), [this](int32_t r) { return members_[static_cast<size_t>(r)] != nullptr; });

@@ -28,6 +28,7 @@ struct group_options {
   int32_t capacity = 1; // ranks that the group may grow to
   uint64_t nonce = 0;   // equal on all members
   int32_t ranks_on_host = 1;
+  std::vector<ep_core_set> cores_on_host{}; // of other ranks of this host, in the group or not, as far as the group that this one is made from knows them
   std::vector<int32_t> active{}; // at first; none: all
   bool joins = false;            // begins alone, and asks the others to take it in
   uint32_t incarnation = 1;    // of this rank: 1, 2, … of those that have had its number
@@ -46,6 +47,8 @@ class group_board {
   int32_t capacity() const { return capacity_; }
   const ep_segment_handle& handle() const { return own_->handle(); }
   const wait_policy& policy() const { return policy_; }
+  // Cores of other ranks of this host that are known here.
+  std::vector<ep_core_set> cores_on_host() const;
   ep_wake_word* wake() const { return &member(rank_).wake; }
 
   // Peers come one by one, at any time before they are needed. One that is not the process that takes part now is kept until it is taken in.
@@ -204,6 +207,7 @@ class group_board {
   bool decide(const group_view& wanted);
   bool propose(const group_view& wanted);
   void install(int32_t rank, std::shared_ptr<segment> mapping);
+  void choose_policy();
   void settle();
   void leave_behind(const std::shared_ptr<segment>& mapping);
   bool find_view(group_view& view) const;
@@ -227,6 +231,8 @@ class group_board {
   int32_t size_ = 0;
   int32_t capacity_ = 0;
   uint64_t nonce_ = 0;
+  int32_t ranks_on_host_ = 1;
+  std::vector<ep_core_set> told_cores_;
   wait_policy policy_{};
   std::shared_ptr<segment> own_;
   life_holder life_;

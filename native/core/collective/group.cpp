@@ -105,6 +105,11 @@ std::vector<std::shared_ptr<segment>> collective_group::peers() {
   return board_->peers();
 }
 
+std::vector<ep_core_set> collective_group::cores_on_host() {
+  const std::lock_guard lock(run_mutex_);
+  return board_->cores_on_host();
+}
+
 result<nothing> collective_group::fence() {
   if (!fencing_.load(std::memory_order_acquire)) return nothing{};
   const std::lock_guard lock(run_mutex_);
@@ -372,7 +377,7 @@ bool collective_group::pass(bool patient) {
 }
 
 void collective_group::work() {
-  const wait_policy& policy = board_->policy();
+  wait_policy policy; // as long as peers come, it may change
   int64_t waiting_since = 0; // 0: something was done just now
   for (;;) {
     bool look = false;
@@ -391,10 +396,11 @@ void collective_group::work() {
     }
     const int64_t now = clock_now_ns();
     const int64_t waited = waiting_since == 0 ? 0 : now - waiting_since;
-    const bool patient = look || waited > policy.spin_ns + policy.yield_ns;
     bool made = false;
     {
       const std::lock_guard run(run_mutex_);
+      policy = board_->policy();
+      const bool patient = look || waited > policy.spin_ns + policy.yield_ns;
       take_inbox();
       made = pass(patient);
     }

@@ -83,6 +83,7 @@ class collective_group {
   result<nothing> fence();
   const std::vector<std::shared_ptr<segment>>& own_memory() const { return board_->own_memory(); }
   std::vector<std::shared_ptr<segment>> peers();
+  std::vector<ep_core_set> cores_on_host();
 
   // Messages: each ends through the sink.
   void send(std::unique_ptr<message_send> message);

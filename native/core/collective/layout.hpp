@@ -133,7 +133,7 @@ struct group_member {
   uint8_t pad0[16];
   ep_life_word life;
   ep_wake_word wake;
-  uint8_t pad1[56];
+  ep_core_set cores;
   struct {
     group_line line;
     uint8_t pad[64]; // the prefetcher takes lines in pairs

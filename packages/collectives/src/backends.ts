@@ -8,7 +8,7 @@ import { checkNcclOptions, openNcclEngine } from './nccl/open.js';
 import type { Backend, DeviceOptions } from './options.js';
 import { openPortableEngine } from './portable/engine.js';
 import type { Placement } from './portable/placement.js';
-import { openShmEngine } from './shm/engine.js';
+import { openShmEngine, shmEngines } from './shm/engine.js';
 
 /** A group about to exist on this rank. */
 export interface EngineInit {
@@ -147,7 +147,7 @@ export function engineFactory(backend: Backend, device?: DeviceOptions, hosts?: 
     );
   }
   if (typeof backend === 'function') return backend;
-  if (backend === 'shm') return openShmEngine;
+  if (backend === 'shm') return shmEngines();
   const expected = "'shm', 'nccl', a transport or a function that opens an engine";
   throw invalid('backend', { where, expected, found: backend });
 }

@@ -27,6 +27,13 @@ typedef struct ep_life_word {
 } ep_life_word;
 EP_STATIC_ASSERT(sizeof(ep_life_word) == 64, "one cache line; pthread_mutex_t has 40 bytes on glibc x86-64, 48 on aarch64");
 
+/* Cores that a rank's thread may run on: a bit for each, by its number modulo EP_CORES, so that two may look like one, never one like two. None: it has not said. */
+#define EP_CORES 448u
+typedef struct ep_core_set {
+  uint64_t words[EP_CORES / 64];
+} ep_core_set;
+EP_STATIC_ASSERT(sizeof(ep_core_set) == 56, "fills the line of a wake word");
+
 typedef struct ep_rank_control {
   ep_handle_header header; /* EP_MAGIC_RANK */
   int32_t rank;
@@ -34,7 +41,7 @@ typedef struct ep_rank_control {
   uint8_t pad0[40];
   ep_life_word life;
   ep_wake_word wake;
-  uint8_t pad1[56];
+  ep_core_set cores; /* as it began */
 } ep_rank_control;
 EP_STATIC_ASSERT(sizeof(ep_rank_control) == 192, "life and wake each begin a cache line");
 

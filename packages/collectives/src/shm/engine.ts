@@ -9,7 +9,7 @@ import {
   type OperationId,
   type Outcome,
 } from '@ep/native';
-import type { ElasticInit, EngineInit } from '../backends.js';
+import type { ElasticInit, EngineFactory, EngineInit } from '../backends.js';
 import type {
   Elastic,
   Elements,
@@ -58,6 +58,8 @@ class ShmEngine extends Resource implements GroupEngine {
   readonly #native: Native;
   readonly #init: EngineInit;
   readonly #elastic: ElasticInit;
+  /** Of the world, unless this is it. */
+  readonly #first: ShmEngine | undefined;
   #group: NativeCollectiveGroup;
   readonly #memory: GroupMemory;
   #calls: NativeCalls;
@@ -73,9 +75,10 @@ class ShmEngine extends Resource implements GroupEngine {
   #waiting = 0;
   #fencing: NodeJS.Timeout | undefined;
 
-  constructor(init: EngineInit, incarnation: number) {
+  constructor(init: EngineInit, incarnation: number, first: ShmEngine | undefined) {
     super(`shm group ${init.name}`);
     this.rank = init.rank;
+    this.#first = first;
     this.#init = init;
     this.#elastic = init.elastic ?? fixed(init.size);
     this.#native = native();
@@ -220,6 +223,7 @@ class ShmEngine extends Resource implements GroupEngine {
       incarnation,
       evicts,
       previous,
+      this.#first?.nativeGroup,
     );
   }
 
@@ -441,6 +445,20 @@ const messageType = (data: Elements): number => TYPE_CODES[MESSAGE_TYPES[data[Sy
 
 /** Does not wait for anybody. Throws `EP_MEMORY_LIMIT` where this rank's part does not fit, `EP_NATIVE_LOAD` where there is no addon. */
 export function openShmEngine(init: EngineInit): GroupEngine | Promise<GroupEngine> {
-  if (init.elastic?.joins !== true) return new ShmEngine(init, 1);
-  return nextIncarnation(init.store, init.rank).then((incarnation) => new ShmEngine(init, incarnation));
+  return openBeside(init, undefined);
+}
+
+/** The same for all groups of one world: the first one knows the cores of ranks that are not in the others. */
+export function shmEngines(): EngineFactory {
+  let first: ShmEngine | undefined;
+  return async (init) => {
+    const engine = await openBeside(init, first);
+    first ??= engine;
+    return engine;
+  };
+}
+
+function openBeside(init: EngineInit, first: ShmEngine | undefined): ShmEngine | Promise<ShmEngine> {
+  if (init.elastic?.joins !== true) return new ShmEngine(init, 1, first);
+  return nextIncarnation(init.store, init.rank).then((incarnation) => new ShmEngine(init, incarnation, first));
 }
