@@ -30,6 +30,12 @@ export function collectivesResult(report: CollectivesBenchReport, sizeText: Modu
     tables: tablesOf(report.results, sizeText),
     notes: [
       `beside us: ${report.peers.length === 0 ? 'nobody' : report.peers.join(', ')}; ${report.usableCores} usable cores; every result was compared`,
+      ...report.results.flatMap((result) => {
+        const { native, exchange } = result.series;
+        if (native === undefined || exchange === undefined) return [];
+        const [took, least] = [native.p50, exchange.p50].map((us) => us.toFixed(3));
+        return [`${nameOf(result)}: ${took} us in a native loop, beside ${least} us of a bare exchange between the same ranks`];
+      }),
       ...report.bitwise.map(
         ({ ranks, elements, runs }) =>
           `sums of ${elements.join(', ')} f32 bitwise equal on ${ranks} ranks, in group memory and typed arrays, in ${runs} runs each`,
