@@ -449,6 +449,7 @@ export const EP_LIFE_CLOSED = 2;
 export const EP_LIFE_DEAD = 3;
 /** nobody is in this place; somebody may come */
 export const EP_LIFE_ABSENT = 4;
+export const EP_CORES = 448;
 /** largest blob of one all-gather */
 export const EP_TEAM_EXCHANGE_BYTES = 1024;
 export const EP_SEGMENT_DATA_OFFSET = 4096;
@@ -4816,6 +4817,30 @@ export function writeLifeWord(view: DataView, at: number, value: LifeWord): void
   });
 }
 
+export interface CoreSet {
+  readonly words: readonly bigint[];
+}
+
+export const coreSetLayout = {
+  byteLength: 56,
+  align: 8,
+  offset: {
+    words: 0,
+  },
+} as const;
+
+export function readCoreSet(view: DataView, at = 0): CoreSet {
+  return {
+    words: Array.from({ length: 7 }, (_, i) => view.getBigUint64(at + 0 + i * 8, true)),
+  };
+}
+
+export function writeCoreSet(view: DataView, at: number, value: CoreSet): void {
+  elements(value.words, 7, 'coreSet.words').forEach((element, i) => {
+    view.setBigUint64(at + 0 + i * 8, element, true);
+  });
+}
+
 export interface RankControl {
   /** EP_MAGIC_RANK */
   readonly header: HandleHeader;
@@ -4823,6 +4848,8 @@ export interface RankControl {
   readonly worldSize: number;
   readonly life: LifeWord;
   readonly wake: WakeWord;
+  /** as it began */
+  readonly cores: CoreSet;
 }
 
 export const rankControlLayout = {
@@ -4835,7 +4862,7 @@ export const rankControlLayout = {
     pad0: 24,
     life: 64,
     wake: 128,
-    pad1: 136,
+    cores: 136,
   },
 } as const;
 
@@ -4846,6 +4873,7 @@ export function readRankControl(view: DataView, at = 0): RankControl {
     worldSize: view.getInt32(at + 20, true),
     life: readLifeWord(view, at + 64),
     wake: readWakeWord(view, at + 128),
+    cores: readCoreSet(view, at + 136),
   };
 }
 
@@ -4856,7 +4884,7 @@ export function writeRankControl(view: DataView, at: number, value: RankControl)
   clear(view, at + 24, 40);
   writeLifeWord(view, at + 64, value.life);
   writeWakeWord(view, at + 128, value.wake);
-  clear(view, at + 136, 56);
+  writeCoreSet(view, at + 136, value.cores);
 }
 
 /**

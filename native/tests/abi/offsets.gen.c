@@ -717,6 +717,8 @@ EP_STATIC_ASSERT(sizeof(ep_life_word) == 64, "ep_life_word");
 EP_STATIC_ASSERT(offsetof(ep_life_word, state) == 0, "ep_life_word.state");
 EP_STATIC_ASSERT(offsetof(ep_life_word, pid) == 4, "ep_life_word.pid");
 EP_STATIC_ASSERT(offsetof(ep_life_word, mutex) == 8, "ep_life_word.mutex");
+EP_STATIC_ASSERT(sizeof(ep_core_set) == 56, "ep_core_set");
+EP_STATIC_ASSERT(offsetof(ep_core_set, words) == 0, "ep_core_set.words");
 EP_STATIC_ASSERT(sizeof(ep_rank_control) == 192, "ep_rank_control");
 EP_STATIC_ASSERT(offsetof(ep_rank_control, header) == 0, "ep_rank_control.header");
 EP_STATIC_ASSERT(offsetof(ep_rank_control, rank) == 16, "ep_rank_control.rank");
@@ -724,7 +726,7 @@ EP_STATIC_ASSERT(offsetof(ep_rank_control, world_size) == 20, "ep_rank_control.w
 EP_STATIC_ASSERT(offsetof(ep_rank_control, pad0) == 24, "ep_rank_control.pad0");
 EP_STATIC_ASSERT(offsetof(ep_rank_control, life) == 64, "ep_rank_control.life");
 EP_STATIC_ASSERT(offsetof(ep_rank_control, wake) == 128, "ep_rank_control.wake");
-EP_STATIC_ASSERT(offsetof(ep_rank_control, pad1) == 136, "ep_rank_control.pad1");
+EP_STATIC_ASSERT(offsetof(ep_rank_control, cores) == 136, "ep_rank_control.cores");
 EP_STATIC_ASSERT(sizeof(ep_team_control) == 192, "ep_team_control");
 EP_STATIC_ASSERT(offsetof(ep_team_control, header) == 0, "ep_team_control.header");
 EP_STATIC_ASSERT(offsetof(ep_team_control, size) == 16, "ep_team_control.size");

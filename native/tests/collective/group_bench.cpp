@@ -1,4 +1,5 @@
-// group_bench [CORE CORE]: what a small call costs two ranks that have a core each, beside the least that any exchange between these cores costs, in turns; p50 in ns.
+// group_bench [CORE CORE ...]: what a small call costs ranks that are bound to these cores (-1: to none; two unbound ones unless told), beside the least that any exchange between them costs, in
+// turns; p50 in ns.
 // group_bench count CALLS: so many all-reduces of 8 bytes by a rank alone, which waits for nobody: for counting instructions with callgrind.
 #include <pthread.h>
 #include <sched.h>
@@ -42,17 +43,20 @@ void pin(int core) {
   if (core >= 0 && pthread_setaffinity_np(pthread_self(), sizeof cores, &cores) != 0) std::fprintf(stderr, "core %d cannot be had\n", core);
 }
 
-void table(int first, int second) {
-  std::barrier<> meet(2);
-  ep_segment_handle handles[2];
+void table(const std::vector<int>& cores) {
+  const auto ranks = static_cast<int32_t>(cores.size());
+  std::barrier<> meet(ranks);
+  std::vector<ep_segment_handle> handles(cores.size());
   std::vector<double> all[3];
   const auto rank_of = [&](int32_t rank) {
-    pin(rank == 0 ? first : second);
+    pin(cores[static_cast<size_t>(rank)]);
     ends sink;
-    const auto group = open(sink, rank, 2);
-    handles[rank] = group->handle();
+    const auto group = open(sink, rank, ranks);
+    handles[static_cast<size_t>(rank)] = group->handle();
     meet.arrive_and_wait();
-    if (!group->attach(1 - rank, handles[1 - rank]).ok()) std::exit(1);
+    for (int32_t peer = 0; peer < ranks; ++peer) {
+      if (peer != rank && !group->attach(peer, handles[static_cast<size_t>(peer)]).ok()) std::exit(1);
+    }
     meet.arrive_and_wait();
     uint64_t sequence = 1;
     std::vector<double> samples(rounds);
@@ -66,10 +70,11 @@ void table(int first, int second) {
     meet.arrive_and_wait();
     group->close(true);
   };
-  std::thread other(rank_of, 1);
+  std::vector<std::thread> others;
+  for (int32_t rank = 1; rank < ranks; ++rank) others.emplace_back(rank_of, rank);
   rank_of(0);
-  other.join();
-  const char* names[3] = {"all-reduce of 8 bytes", "barrier", "bare exchange of two lines"};
+  for (std::thread& other : others) other.join();
+  const char* names[3] = {"all-reduce of 8 bytes", "barrier", "bare exchange"};
   for (const measured what : {measured::exchange, measured::barrier, measured::all_reduce}) {
     auto& samples = all[static_cast<size_t>(what)];
     std::sort(samples.begin(), samples.end());
@@ -84,10 +89,12 @@ int main(int argc, char** words) {
     count(static_cast<uint64_t>(std::atoll(words[2])));
     return 0;
   }
-  if (argc != 1 && argc != 3) {
-    std::fprintf(stderr, "usage: group_bench [CORE CORE] | count CALLS\n");
+  if (argc == 2) {
+    std::fprintf(stderr, "usage: group_bench [CORE CORE ...] | count CALLS\n");
     return 2;
   }
-  table(argc == 3 ? std::atoi(words[1]) : -1, argc == 3 ? std::atoi(words[2]) : -1);
+  std::vector<int> cores;
+  for (int i = 1; i < argc; ++i) cores.push_back(std::atoi(words[i]));
+  table(cores.empty() ? std::vector<int>{-1, -1} : cores);
   return 0;
 }

@@ -30,9 +30,9 @@ EP_STATIC_ASSERT(sizeof(ep_life_word) == 64, "one cache line; pthread_mutex_t ha
 /* Cores that a rank's thread may run on: a bit for each, by its number modulo EP_CORES, so that two may look like one, never one like two. None: it has not said. */
 #define EP_CORES 448u
 typedef struct ep_core_set {
-  uint64_t words[EP_CORES / 64];
+  uint64_t words[7];
 } ep_core_set;
-EP_STATIC_ASSERT(sizeof(ep_core_set) == 56, "fills the line of a wake word");
+EP_STATIC_ASSERT(sizeof(ep_core_set) * 8 == EP_CORES, "and fills the line of a wake word");
 
 typedef struct ep_rank_control {
   ep_handle_header header; /* EP_MAGIC_RANK */

@@ -34,7 +34,9 @@ export function collectivesResult(report: CollectivesBenchReport, sizeText: Modu
         const { native, exchange } = result.series;
         if (native === undefined || exchange === undefined) return [];
         const [took, least] = [native.p50, exchange.p50].map((us) => us.toFixed(3));
-        return [`${nameOf(result)}: ${took} us in a native loop, beside ${least} us of a bare exchange between the same ranks`];
+        return [
+          `${nameOf(result)}: ${took} us in a native loop, beside ${least} us of a bare exchange between the same ranks`,
+        ];
       }),
       ...report.bitwise.map(
         ({ ranks, elements, runs }) =>
