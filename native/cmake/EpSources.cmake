@@ -84,6 +84,7 @@ set(EP_CORE_SOURCES
   dl/cuda_symbols.cpp
   dl/library.cpp
   dl/efa_libfabric.cpp
+  dl/fabric_atomics.cpp
   dl/fabric_libfabric.cpp
   dl/libfabric_symbols.cpp
   dl/mlx5_verbs.cpp
@@ -237,6 +238,7 @@ set(EP_TESTS
   tests/efa/efa_rank_nic_test.cpp
   tests/efa/efa_renewed_test.cpp
   tests/fabric/carrier_test.cpp
+  tests/fabric/fabric_atomics_test.cpp
   tests/fabric/fabric_engine_test.cpp
   tests/fabric/fabric_fuzz_test.cpp
   tests/fabric/fabric_libfabric_test.cpp

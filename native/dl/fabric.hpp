@@ -34,6 +34,7 @@ struct fabric_offer {
   uint64_t max_message = 0;
   uint32_t data_bytes = 0; // that an arrival can carry
   uint32_t key_bytes = 0;  // of a memory's key; 0: the provider makes them
+  std::string no_atomics;  // why not; empty: fetch_add() and compare_swap() are there, and have been tried
 };
 
 // Best first.
@@ -76,6 +77,10 @@ class fabric_port {
   virtual int send(uint64_t to, const void* buffer, size_t bytes, fabric_context* context) = 0;
   virtual int write(uint64_t to, const void* buffer, size_t bytes, uint32_t data, uint64_t at, uint64_t key, fabric_context* context) = 0;
   virtual int read(uint64_t from, void* buffer, size_t bytes, uint64_t at, uint64_t key, fabric_context* context) = 0;
+  // On a word of 8 bytes at a multiple of 8; what it was lands in `old`. Atomic against those of all other ports whose offer has them too, and against nothing else: not against
+  // writes, and not against this process's own stores. HAZARD: operands, too, must stay until the event. ENOSYS where offer().no_atomics says why.
+  virtual int fetch_add(uint64_t to, const uint64_t* add, uint64_t* old, uint64_t at, uint64_t key, fabric_context* context) = 0;
+  virtual int compare_swap(uint64_t to, const uint64_t* compare, const uint64_t* swap, uint64_t* old, uint64_t at, uint64_t key, fabric_context* context) = 0;
   // Makes progress, and appends what has happened.
   virtual void poll(std::vector<fabric_event>& events) = 0;
 
@@ -85,7 +90,7 @@ class fabric_port {
   virtual bool may_sleep() { return false; }
 };
 
-// Finds out what open_fabric would choose, and opens nothing.
+// Finds out what open_fabric would choose. The first time it is open for a moment: what a provider says of its atomics is known once they were tried, which is done once in a process.
 result<fabric_offer> probe_fabric(const fabric_query& query);
 result<std::unique_ptr<fabric_port>> open_fabric(const fabric_query& query);
 

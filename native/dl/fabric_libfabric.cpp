@@ -1,10 +1,14 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
 
 #include <sys/random.h>
 
 #include "fabric.hpp"
+#include "fabric_atomics.hpp"
 #include "libfabric_rdm_abi.hpp"
 #include "libfabric_symbols.hpp"
 
@@ -16,10 +20,12 @@ constexpr std::array<const char*, 5> policy{"efa", "verbs;ofi_rxm", "tcp;ofi_rxm
 
 constexpr uint32_t least_data_bytes = 4;
 constexpr size_t event_batch = 32;
+constexpr int64_t trial_ns = 5'000'000'000; // of atomics, which take a moment: this long only where they never end
 
 struct chosen {
   libfabric_ref lib;
-  std::shared_ptr<libfabric_infos> infos; // the first of its list is taken
+  std::shared_ptr<libfabric_infos> infos;  // the first of its list is taken
+  std::shared_ptr<libfabric_infos> atomic; // the same with atomics; null: offer.no_atomics says why there are none
   fabric_offer offer;
 };
 
@@ -28,10 +34,10 @@ std::string quoted(const std::string& provider, const std::string& address) {
 }
 
 // Empty where the provider has nothing that fits.
-result<std::shared_ptr<libfabric_infos>> ask(const libfabric_ref& lib, const std::string& provider, const std::string& address) {
+result<std::shared_ptr<libfabric_infos>> ask(const libfabric_ref& lib, const std::string& provider, const std::string& address, uint64_t more_caps = 0) {
   libfabric_infos hints(lib, lib->dupinfo(nullptr));
   if (hints.list == nullptr) return failure{EP_STATUS_SYSTEM, ENOMEM, "fi_allocinfo"};
-  hints.list->caps = fabric::cap_msg | fabric::cap_rma;
+  hints.list->caps = fabric::cap_msg | fabric::cap_rma | more_caps;
   hints.list->mode = fabric::mode_context | fabric::mode_context2;
   hints.list->ep->type = fabric::endpoint_rdm;
   fabric::domain_attr& domain = *hints.list->domain;
@@ -48,6 +54,29 @@ result<std::shared_ptr<libfabric_infos>> ask(const libfabric_ref& lib, const std
   return std::make_shared<libfabric_infos>(lib, list);
 }
 
+std::string text_of(const char* text) { return text == nullptr ? "" : text; }
+
+// HAZARD: what is asked for besides must not change what is chosen: a later libfabric may know the provider with atomics under another name, or on another device.
+bool same_choice(const fabric::info& a, const fabric::info& b) {
+  return text_of(a.fabric->provider) == text_of(b.fabric->provider) && text_of(a.domain->name) == text_of(b.domain->name) && a.address_format == b.address_format;
+}
+
+void add_atomics(chosen& made, const std::string& provider, const std::string& address) {
+  // HAZARD: those of 1.17 end the process with SIGSEGV at the first one on a word of its own, so they cannot even be tried.
+  if (made.offer.provider.find("ofi_rxd") != std::string::npos) {
+    made.offer.no_atomics = "atomics of " + made.offer.provider + " are not used: they may end the process";
+    return;
+  }
+  auto found = ask(made.lib, provider, address, fabric::cap_atomic);
+  if (!found.ok()) {
+    made.offer.no_atomics = found.why().message;
+  } else if (found.value()->list == nullptr || !same_choice(*found.value()->list, *made.infos->list)) {
+    made.offer.no_atomics = made.offer.provider + " of libfabric " + made.offer.version + " offers no FI_ATOMIC";
+  } else {
+    made.atomic = found.value();
+  }
+}
+
 result<chosen> choose(const fabric_query& query) {
   auto lib = open_libfabric(query.library, fabric::rdm_since, "1.17 or newer is needed");
   if (!lib.ok()) return lib.why();
@@ -62,14 +91,15 @@ result<chosen> choose(const fabric_query& query) {
       tried += (tried.empty() ? "" : "; ") + provider + ": " + (found.ok() ? "not offered" : found.why().message);
       continue;
     }
-    chosen made{lib.value(), found.value(), {}};
+    chosen made{lib.value(), found.value(), nullptr, {}};
     made.offer.provider = first->fabric->provider == nullptr ? provider : first->fabric->provider;
-    made.offer.domain = first->domain->name == nullptr ? "" : first->domain->name;
+    made.offer.domain = text_of(first->domain->name);
     made.offer.version = libfabric_version(lib.value()->version());
     made.offer.max_message = first->ep->max_message;
     made.offer.data_bytes = static_cast<uint32_t>(first->domain->cq_data_size);
     const bool provider_makes = (first->domain->mr_mode & fabric::mr_provider_key) != 0;
     made.offer.key_bytes = provider_makes ? 0 : static_cast<uint32_t>(first->domain->mr_key_size);
+    add_atomics(made, provider, query.address);
     return made;
   }
   return failure{EP_STATUS_SYSTEM, ENODATA,
@@ -79,7 +109,10 @@ result<chosen> choose(const fabric_query& query) {
 
 class libfabric_port final : public fabric_port {
  public:
-  libfabric_port(chosen from, bool sleeps) : sleeps_(sleeps), lib_(from.lib), infos_(from.infos), offer_(std::move(from.offer)) {}
+  // Without atomics, also where the provider has them, if `no_atomics` says why.
+  libfabric_port(const chosen& from, bool sleeps, const std::string& no_atomics) : sleeps_(sleeps), lib_(from.lib), infos_(no_atomics.empty() ? from.atomic : from.infos), offer_(from.offer) {
+    offer_.no_atomics = no_atomics;
+  }
   ~libfabric_port() override {
     for (void* one : {static_cast<void*>(ep_), static_cast<void*>(cq_), static_cast<void*>(av_), static_cast<void*>(domain_), static_cast<void*>(fabric_)}) {
       if (one != nullptr) (void)libfabric_close(one);
@@ -108,7 +141,7 @@ class libfabric_port final : public fabric_port {
     if (const int code = ep.ops->bind(&ep, &av_->base, 0); code != 0) return why("fi_ep_bind", code);
     if (const int code = ep.ops->bind(&ep, &cq_->base, fabric::right_send | fabric::right_recv); code != 0) return why("fi_ep_bind", code);
     if (const int code = ep.ops->control(&ep, fabric::command_enable, nullptr); code != 0) return why("fi_enable", code);
-    return nothing{};
+    return offer_.no_atomics.empty() ? check_atomics() : nothing{};
   }
 
   const fabric_offer& offer() const override { return offer_; }
@@ -156,6 +189,15 @@ class libfabric_port final : public fabric_port {
     return errno_of(ep_->rma->read(ep_, buffer, bytes, nullptr, from, at, key, context));
   }
 
+  int fetch_add(uint64_t to, const uint64_t* add, uint64_t* old, uint64_t at, uint64_t key, fabric_context* context) override {
+    if (!offer_.no_atomics.empty()) return ENOSYS;
+    return errno_of(ep_->atomic->readwrite(ep_, add, 1, nullptr, old, nullptr, to, at, key, fabric::type_u64, fabric::operation_sum, context));
+  }
+  int compare_swap(uint64_t to, const uint64_t* compare, const uint64_t* swap, uint64_t* old, uint64_t at, uint64_t key, fabric_context* context) override {
+    if (!offer_.no_atomics.empty()) return ENOSYS;
+    return errno_of(ep_->atomic->compwrite(ep_, swap, 1, nullptr, compare, nullptr, old, nullptr, to, at, key, fabric::type_u64, fabric::operation_swap_if_equal, context));
+  }
+
   void poll(std::vector<fabric_event>& events) override {
     std::array<fabric::cq_data_entry, event_batch> entries;
     const ssize_t got = cq_->ops->read(cq_, entries.data(), entries.size());
@@ -181,6 +223,14 @@ class libfabric_port final : public fabric_port {
   }
 
  private:
+  result<nothing> check_atomics() const {
+    size_t most = 0;
+    const fabric::ops_atomic* of = ep_->atomic;
+    if (of == nullptr || of->readwritevalid == nullptr || of->compwritevalid == nullptr) return failure{EP_STATUS_SYSTEM, ENOSYS, offer_.provider + " claims FI_ATOMIC and has no calls for it"};
+    if (const int code = of->readwritevalid(ep_, fabric::type_u64, fabric::operation_sum, &most); code != 0) return why("fi_fetch_atomicvalid of a sum of 8 bytes", code);
+    if (const int code = of->compwritevalid(ep_, fabric::type_u64, fabric::operation_swap_if_equal, &most); code != 0) return why("fi_compare_atomicvalid of a swap of 8 bytes", code);
+    return nothing{};
+  }
   static int errno_of(ssize_t code) { return code >= 0 ? 0 : static_cast<int>(-code); }
   failure why(const char* call, int code) const { return libfabric_refused(*lib_, call, code, offer_.provider + " on " + offer_.domain); }
 
@@ -196,6 +246,31 @@ class libfabric_port final : public fabric_port {
   int descriptor_ = -1; // the provider's
 };
 
+// What trials have found in this process: they take as long as making a connection does.
+class trial_verdicts {
+ public:
+  // Why there are no atomics, empty: there are; nullopt: they have not been tried.
+  std::optional<std::string> of(const fabric_query& query, const chosen& what) {
+    if (what.atomic == nullptr) return what.offer.no_atomics;
+    const std::lock_guard lock(mutex_);
+    const auto known = found_.find(key(query, what));
+    return known == found_.end() ? std::nullopt : std::optional(known->second);
+  }
+  void keep(const fabric_query& query, const chosen& what, const std::string& no_atomics) {
+    const std::lock_guard lock(mutex_);
+    found_[key(query, what)] = no_atomics;
+  }
+
+ private:
+  static std::string key(const fabric_query& query, const chosen& what) { return query.library + '\n' + what.offer.provider + '\n' + what.offer.domain; }
+  std::mutex mutex_;
+  std::map<std::string, std::string> found_;
+};
+trial_verdicts& verdicts() {
+  static trial_verdicts made;
+  return made;
+}
+
 } // namespace
 
 std::span<const char* const> fabric_policy() { return policy; }
@@ -203,13 +278,34 @@ std::span<const char* const> fabric_policy() { return policy; }
 result<fabric_offer> probe_fabric(const fabric_query& query) {
   auto found = choose(query);
   if (!found.ok()) return found.why();
-  return found.value().offer;
+  if (const auto known = verdicts().of(query, found.value())) {
+    found.value().offer.no_atomics = *known;
+    return found.value().offer;
+  }
+  auto opened = open_fabric(query);
+  if (!opened.ok()) return opened.why();
+  return opened.value()->offer();
 }
 
 result<std::unique_ptr<fabric_port>> open_fabric(const fabric_query& query) {
   auto found = choose(query);
   if (!found.ok()) return found.why();
-  auto port = std::make_unique<libfabric_port>(std::move(found.value()), query.sleeps);
+  const auto known = verdicts().of(query, found.value());
+  std::string no_atomics = known.value_or("");
+  if (no_atomics.empty()) {
+    atomics_trial trial; // HAZARD: before the port
+    auto port = std::make_unique<libfabric_port>(found.value(), query.sleeps, "");
+    if (auto started = port->start(); !started.ok()) {
+      no_atomics = started.why().message;
+    } else {
+      if (!known) {
+        if (auto why = trial.run(*port, trial_ns); !why.empty()) no_atomics = found.value().offer.provider + " claims FI_ATOMIC, but " + why;
+        verdicts().keep(query, found.value(), no_atomics);
+      }
+      if (no_atomics.empty()) return std::unique_ptr<fabric_port>(std::move(port));
+    }
+  }
+  auto port = std::make_unique<libfabric_port>(found.value(), query.sleeps, no_atomics);
   if (auto started = port->start(); !started.ok()) return started.why();
   return std::unique_ptr<fabric_port>(std::move(port));
 }

@@ -21,6 +21,7 @@ using address = uint64_t; // fi_addr_t
 constexpr uint32_t version_of(uint32_t major, uint32_t minor) { return major << 16 | minor; }
 inline constexpr uint64_t cap_msg = 1ull << 1;
 inline constexpr uint64_t cap_rma = 1ull << 2;
+inline constexpr uint64_t cap_atomic = 1ull << 4;
 inline constexpr uint64_t right_read = 1ull << 8;
 inline constexpr uint64_t right_write = 1ull << 9;
 inline constexpr uint64_t right_recv = 1ull << 10;
@@ -235,12 +236,16 @@ struct ops_cm {
 };
 struct ops_msg;
 struct ops_rma;
+struct ops_atomic;
 struct fid_ep {
   fid base;
   void* ops;
   ops_cm* cm;
   ops_msg* msg;
   ops_rma* rma;
+  // HAZARD: an endpoint that was asked for without tagged messages or atomics may end before them.
+  void* tagged;
+  ops_atomic* atomic;
 };
 
 // fi_ext_efa.h: what GPU-posted requests need. `cntr_open_ext` is there since 2.5: HAZARD: an older library's table ends before it.

@@ -1,4 +1,4 @@
-// What endpoints for messages and RMA need of libfabric besides libfabric_abi.hpp, by layout. Source: fi_endpoint.h, fi_rma.h, fi_eq.h.
+// What endpoints for messages, RMA and atomics need of libfabric besides libfabric_abi.hpp, by layout. Source: fi_endpoint.h, fi_rma.h, fi_atomic.h, fi_eq.h.
 #pragma once
 
 #include <sys/types.h>
@@ -72,6 +72,29 @@ struct ops_rma {
   void* writemsg;
   void* inject;
   ssize_t (*writedata)(fid_ep*, const void* buffer, size_t length, void* descriptor, uint64_t data, address target, uint64_t at, uint64_t key, void* context);
+};
+
+// Of all types and operations, those that are used.
+inline constexpr int type_u64 = 7;
+inline constexpr int operation_sum = 2;
+inline constexpr int operation_swap_if_equal = 12;
+struct ops_atomic {
+  size_t size;
+  void* write;
+  void* writev;
+  void* writemsg;
+  void* inject;
+  ssize_t (*readwrite)(fid_ep*, const void* operand, size_t count, void* descriptor, void* result, void* result_descriptor, address target, uint64_t at, uint64_t key, int type,
+                       int operation, void* context);
+  void* readwritev;
+  void* readwritemsg;
+  ssize_t (*compwrite)(fid_ep*, const void* operand, size_t count, void* descriptor, const void* compare, void* compare_descriptor, void* result, void* result_descriptor,
+                       address target, uint64_t at, uint64_t key, int type, int operation, void* context);
+  void* compwritev;
+  void* compwritemsg;
+  void* writevalid;
+  int (*readwritevalid)(fid_ep*, int type, int operation, size_t* count);
+  int (*compwritevalid)(fid_ep*, int type, int operation, size_t* count);
 };
 
 } // namespace ep::dl::fabric

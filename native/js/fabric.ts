@@ -1,6 +1,6 @@
 /** The addon's part in the backing `fabric`: native/napi/bind_fabric.cpp. */
 import type { NativeOperand, NativeSymmetricMemory } from './binding.js';
-import type { NicRequests } from './ranks/nic-endpoint.js';
+import type { NicAtomics } from './ranks/atomic-endpoint.js';
 
 export interface FabricQuery {
   /** As dlopen takes it. */
@@ -32,6 +32,8 @@ export interface FabricOffer {
   readonly dataBytes: number;
   /** Of a memory's key, which nobody guesses if there are 8; 0: the provider makes them. */
   readonly keyBytes: number;
+  /** Why there are no atomics, of this rank's or of which other one; "" where there are: they have been tried. */
+  readonly noAtomics: string;
 }
 
 /** Why nothing reaches a peer any more. */
@@ -47,6 +49,7 @@ export interface FabricCounts {
   /** Requests of others that it carried out. */
   readonly applied: number;
   readonly writes: number;
+  readonly atomics: number;
   readonly messages: number;
   /** Times the provider had no room. */
   readonly full: number;
@@ -60,7 +63,7 @@ export interface FabricCounts {
   readonly carried: number;
 }
 
-export interface NativeFabricNic extends NicRequests {
+export interface NativeFabricNic extends NicAtomics {
   offer(): FabricOffer;
   /** For `connect` on the others. */
   address(): Uint8Array<ArrayBuffer>;

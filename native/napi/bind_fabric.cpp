@@ -32,6 +32,8 @@ struct fabric_wrap : Napi::ObjectWrap<fabric_wrap> {
   Napi::Value put_value(const Napi::CallbackInfo& info);
   Napi::Value signal(const Napi::CallbackInfo& info);
   Napi::Value get(const Napi::CallbackInfo& info);
+  Napi::Value fetch_add(const Napi::CallbackInfo& info);
+  Napi::Value compare_swap(const Napi::CallbackInfo& info);
   Napi::Value accepted(const Napi::CallbackInfo& info);
   Napi::Value request_try(const Napi::CallbackInfo& info);
   Napi::Value watch(const Napi::CallbackInfo& info);
@@ -57,6 +59,7 @@ struct fabric_wrap : Napi::ObjectWrap<fabric_wrap> {
   fabric::request request_to(const symmetric_memory& memory, const Napi::CallbackInfo& info) const;
   static void add_signal(fabric::request& wanted, const symmetric_memory& memory, const Napi::CallbackInfo& info, size_t first);
   void set_bytes(fabric::request& wanted, const symmetric_memory& memory, const Napi::CallbackInfo& info, const char* what, const char* remote, const char* local) const;
+  fabric::request atomic_request(const symmetric_memory& memory, const Napi::CallbackInfo& info, fabric::remote_atomic what) const;
   Napi::Value post(Napi::Env env, const symmetric_memory& memory, fabric::request wanted) const;
 
   std::shared_ptr<holder> native;
@@ -72,6 +75,7 @@ Napi::Object offer_object(Napi::Env env, const dl::fabric_offer& offer) {
   out["maxMessageBytes"] = static_cast<double>(std::min<uint64_t>(offer.max_message, uint64_t{1} << 53));
   out["dataBytes"] = offer.data_bytes;
   out["keyBytes"] = offer.key_bytes;
+  out["noAtomics"] = offer.no_atomics;
   return out;
 }
 
@@ -270,6 +274,35 @@ Napi::Value fabric_wrap::get(const Napi::CallbackInfo& info) {
   return post(info.Env(), memory, std::move(wanted));
 }
 
+// The first arguments of an atomic: (memory, peer, byteOffset, target, targetOffset, ...). The word's old value lands in the target.
+fabric::request fabric_wrap::atomic_request(const symmetric_memory& memory, const Napi::CallbackInfo& info, fabric::remote_atomic what) const {
+  fabric::request wanted = request_to(memory, info);
+  const operand target = local_operand(native->adopted, info[3], "target");
+  wanted.atomic = what;
+  wanted.word_bytes = sizeof wanted.word;
+  wanted.offset = word_offset(info[2], wanted.word_bytes, memory.byte_length());
+  wanted.local = target.address + word_offset(info[4], wanted.word_bytes, target.byte_length);
+  wanted.keep = target.keep;
+  return wanted;
+}
+
+// (memory, peer, byteOffset, target, targetOffset, add)
+Napi::Value fabric_wrap::fetch_add(const Napi::CallbackInfo& info) {
+  const symmetric_memory& memory = memory_argument(info[0]);
+  fabric::request wanted = atomic_request(memory, info, fabric::remote_atomic::fetch_add);
+  wanted.word = arg_u64(info[5], "add");
+  return post(info.Env(), memory, std::move(wanted));
+}
+
+// (memory, peer, byteOffset, target, targetOffset, compare, swap)
+Napi::Value fabric_wrap::compare_swap(const Napi::CallbackInfo& info) {
+  const symmetric_memory& memory = memory_argument(info[0]);
+  fabric::request wanted = atomic_request(memory, info, fabric::remote_atomic::compare_swap);
+  wanted.compare = arg_u64(info[5], "compare");
+  wanted.word = arg_u64(info[6], "swap");
+  return post(info.Env(), memory, std::move(wanted));
+}
+
 Napi::Value fabric_wrap::accepted(const Napi::CallbackInfo& info) {
   return Napi::Number::New(info.Env(), static_cast<double>(open(info.Env()).accepted(peer_argument(info[0], context(info.Env())))));
 }
@@ -334,6 +367,7 @@ Napi::Value fabric_wrap::counts(const Napi::CallbackInfo& info) {
   out["requests"] = static_cast<double>(counts.requests);
   out["applied"] = static_cast<double>(counts.applied);
   out["writes"] = static_cast<double>(counts.writes);
+  out["atomics"] = static_cast<double>(counts.atomics);
   out["messages"] = static_cast<double>(counts.messages);
   out["full"] = static_cast<double>(counts.full);
   out["refused"] = static_cast<double>(counts.refused);
@@ -360,7 +394,8 @@ void fabric_wrap::define(Napi::Env env, Napi::Object exports) {
        InstanceMethod<&fabric_wrap::part_bytes>("partBytes"), InstanceMethod<&fabric_wrap::add_memory>("addMemory"), InstanceMethod<&fabric_wrap::route>("route"),
        InstanceMethod<&fabric_wrap::remove_memory>("removeMemory"), InstanceMethod<&fabric_wrap::adopt>("adopt"), InstanceMethod<&fabric_wrap::disown>("disown"),
        InstanceMethod<&fabric_wrap::put>("put"), InstanceMethod<&fabric_wrap::put_value>("putValue"), InstanceMethod<&fabric_wrap::signal>("signal"),
-       InstanceMethod<&fabric_wrap::get>("get"), InstanceMethod<&fabric_wrap::accepted>("accepted"), InstanceMethod<&fabric_wrap::request_try>("requestTry"), InstanceMethod<&fabric_wrap::watch>("watch"),
+       InstanceMethod<&fabric_wrap::get>("get"), InstanceMethod<&fabric_wrap::fetch_add>("fetchAdd"), InstanceMethod<&fabric_wrap::compare_swap>("compareSwap"),
+       InstanceMethod<&fabric_wrap::accepted>("accepted"), InstanceMethod<&fabric_wrap::request_try>("requestTry"), InstanceMethod<&fabric_wrap::watch>("watch"),
        InstanceMethod<&fabric_wrap::failure_of>("failure"), InstanceMethod<&fabric_wrap::counts>("counts"), InstanceMethod<&fabric_wrap::violation>("violation"),
        InstanceMethod<&fabric_wrap::close>("close")});
 }

@@ -148,6 +148,8 @@ std::string engine::prepare(outgoing& one, uint64_t memory_id, uint32_t& status)
   const routed_memory& known = at->second;
   const symmetric_memory& memory = *known.memory;
   const auto rank = static_cast<size_t>(wanted.peer);
+  if (wanted.atomic != remote_atomic::none && !offer().no_atomics.empty()) return "is an atomic, and there are none: " + offer().no_atomics;
+  if (wanted.atomic != remote_atomic::none && wanted.offset % sizeof(uint64_t) != 0) return "is an atomic on a word that is not at a multiple of 8";
   if (wanted.op != signal_op::none && wanted.slot >= memory.signal_slots()) return "names a signal slot beyond the pad";
   if (wanted.row_bytes != 0 && wanted.rows > memory.byte_length() / wanted.row_bytes) return "is longer than the memory";
   const uint64_t bytes = wanted.word_bytes != 0 ? wanted.word_bytes : wanted.row_bytes * wanted.rows;
@@ -156,7 +158,7 @@ std::string engine::prepare(outgoing& one, uint64_t memory_id, uint32_t& status)
   one.memory = known.memory;
   if (known.closed[rank] == 0) return "";
   status = EP_STATUS_CLOSED;
-  if (wanted.reads) return "reads a memory that rank " + std::to_string(wanted.peer) + " has closed";
+  if (wanted.answers()) return (wanted.reads ? "reads a memory that rank " : "is an atomic on a memory that rank ") + std::to_string(wanted.peer) + " has closed";
   // Nobody will look there: it ends in its turn, and nothing is sent. A rank may still give credits to one that has finished.
   wanted.nowhere = true;
   return "";
@@ -207,7 +209,7 @@ link_failure engine::failure_of(int32_t peer) const {
   return rank < links_.size() && links_[rank]->broken.load(std::memory_order_acquire) ? failures_[rank] : link_failure{};
 }
 
-engine_counts engine::counts() const { return {count_.requests, count_.applied, count_.writes, count_.messages, count_.full, count_.refused, count_.registered, lines_ == nullptr ? 0 : lines_->standing(), count_.carried}; }
+engine_counts engine::counts() const { return {count_.requests, count_.applied, count_.writes, count_.atomics, count_.messages, count_.full, count_.refused, count_.registered, lines_ == nullptr ? 0 : lines_->standing(), count_.carried}; }
 
 std::string engine::violation() const {
   const std::lock_guard lock(mutex_);
@@ -284,14 +286,18 @@ bool engine::take_posted() {
 void engine::begin(outgoing one) {
   link& at = *links_[static_cast<size_t>(one.wanted.peer)];
   ++count_.requests;
-  if (one.wanted.peer == context_->rank()) {
-    carry_out_here(one);
-    finish(at, one);
-    return;
+  if (one.wanted.peer == context_->rank() && one.wanted.atomic == remote_atomic::none) {
+    // HAZARD: an atomic of this rank on its own word goes through the provider, as those of others do; what comes after it must not end before.
+    one.here = !at.out.empty();
+    if (!one.here) {
+      carry_out_here(one);
+      finish(at, one);
+      return;
+    }
   }
   if (at.state != link_state::up) {
     // Whoever waits for the peer learns of its end from its life.
-    if (one.wanted.reads) at.broken.store(true, std::memory_order_seq_cst);
+    if (one.wanted.answers()) at.broken.store(true, std::memory_order_seq_cst);
     if (!at.broken.load(std::memory_order_relaxed)) {
       finish(at, one);
     } else if (one.ring != no_number) {

@@ -50,6 +50,7 @@ struct engine_counts {
   uint64_t requests = 0; // that this rank sent
   uint64_t applied = 0;  // that it carried out for others
   uint64_t writes = 0;
+  uint64_t atomics = 0;
   uint64_t messages = 0;
   uint64_t full = 0; // times the port had no room
   uint64_t refused = 0; // messages that no rank of this world sent
@@ -129,6 +130,8 @@ class engine {
     operation_kind kind;
     int32_t peer;
     uint64_t number; // of the request
+    uint64_t word;    // of an atomic
+    uint64_t compare; // likewise
     std::shared_ptr<const void> keep;
     std::shared_ptr<const void> memory;
     wire_message message;
@@ -137,6 +140,7 @@ class engine {
     std::atomic<uint64_t> requests{0};
     std::atomic<uint64_t> applied{0};
     std::atomic<uint64_t> writes{0};
+    std::atomic<uint64_t> atomics{0};
     std::atomic<uint64_t> messages{0};
     std::atomic<uint64_t> full{0};
     std::atomic<uint64_t> refused{0};
@@ -181,6 +185,7 @@ class engine {
   // traffic.cpp
   bool pump(int32_t peer);
   int post_pieces(int32_t peer, outgoing& one);
+  int post_atomic(int32_t peer, outgoing& one);
   int announce(int32_t peer, const outgoing& one);
   int send(int32_t peer, const wire_message& message, uint32_t bytes);
   bool poll();

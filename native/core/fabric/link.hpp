@@ -23,7 +23,10 @@ struct remote_part {
   uint64_t byte_length;
 };
 
-// One put or read, and a signal. Rows may be strided here and are packed there.
+enum class remote_atomic : uint8_t { none, fetch_add, compare_swap };
+
+// One put or read, and a signal. Rows may be strided here and are packed there. Or an atomic: on a word of 8 bytes at `offset`, what it was lands at `local`; `word` is the addend, or
+// what is stored where the word is `compare`.
 struct request {
   int32_t peer = 0;
   bool reads = false;
@@ -35,6 +38,8 @@ struct request {
   uint64_t offset = 0; // in the peer's part
   uint64_t word = 0;   // of so many bytes, instead of rows
   uint32_t word_bytes = 0;
+  remote_atomic atomic = remote_atomic::none;
+  uint64_t compare = 0;
   signal_op op = signal_op::none;
   uint64_t slot = 0;
   uint64_t value = 0;
@@ -42,6 +47,8 @@ struct request {
   bool unawaited = false;           // nobody waits for its end: the target need not tell of it at once
   bool eager = false;               // whoever posts it has nothing else to do: it is never too long for a thread that waits, and its end wakes nobody
 
+  // The port brings something back, and its event is the end: the target's engine hears nothing of it.
+  bool answers() const { return reads || atomic != remote_atomic::none; }
   uint64_t bytes() const { return word_bytes != 0 ? word_bytes : row_bytes * rows; }
   // Too long for a thread that has something else to do.
   bool heavy() const {
@@ -63,7 +70,8 @@ struct outgoing {
   uint64_t next = 0;         // bytes that have been posted
   uint32_t pieces = 0;
   uint32_t under_way = 0;    // pieces without an event yet
-  bool numbered() const { return !wanted.reads && !wanted.nowhere; }
+  bool here = false;         // of the rank for itself, and the port is not asked
+  bool numbered() const { return !wanted.answers() && !wanted.nowhere && !here; }
   // HAZARD: while a heavy request is under way, nobody carries in the thread's stead: its end must not wait for a moment.
   bool asks() const { return !wanted.unawaited || wanted.heavy(); }
 };

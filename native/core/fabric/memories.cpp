@@ -121,7 +121,8 @@ bool engine::retire_memories() {
         say(rank, message_kind::retire, 0, at->first);
       }
     }
-    bool reachable = false;
+    const auto& own = links_[static_cast<size_t>(context_->rank())]->out;
+    bool reachable = std::any_of(own.begin(), own.end(), [&](const outgoing& one) { return one.memory == known.memory; }); // by atomics of this rank
     for (size_t rank = 0; rank < links_.size(); ++rank) reachable = reachable || (known.awaited[rank] != 0 && links_[rank]->state == link_state::up);
     if (reachable) {
       ++at;

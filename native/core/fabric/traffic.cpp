@@ -14,7 +14,7 @@ constexpr uint64_t largest_piece = 4u << 20;
 constexpr int64_t answer_ns = 3'000; // what a kernel answers within goes with the answer
 constexpr uint64_t tell_every = 64; // requests carried out before the source hears of it though there is more to do
 
-bool travels_inline(const request& wanted) { return !wanted.reads && wanted.bytes() <= inline_bytes; }
+bool travels_inline(const request& wanted) { return !wanted.answers() && wanted.bytes() <= inline_bytes; }
 
 } // namespace
 
@@ -103,6 +103,30 @@ int engine::post_pieces(int32_t peer, outgoing& one) {
   return 0;
 }
 
+int engine::post_atomic(int32_t peer, outgoing& one) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  const request& wanted = one.wanted;
+  operation* piece = take_operation(operation_kind::piece, peer);
+  piece->number = at.base + at.posted;
+  piece->keep = wanted.keep;
+  piece->memory = one.memory;
+  // HAZARD: not in the request, which may be given up before the port has ended.
+  piece->word = wanted.word;
+  piece->compare = wanted.compare;
+  auto* old = reinterpret_cast<uint64_t*>(wanted.local);
+  const uint64_t remote = one.part.base + wanted.offset;
+  const int code = wanted.atomic == remote_atomic::fetch_add ? port_->fetch_add(at.to, &piece->word, old, remote, one.part.key, &piece->context)
+                                                         : port_->compare_swap(at.to, &piece->compare, &piece->word, old, remote, one.part.key, &piece->context);
+  if (code != 0) {
+    if (code == EAGAIN) ++count_.full;
+    give_operation(piece);
+    return code;
+  }
+  ++one.under_way;
+  ++count_.atomics;
+  return 0;
+}
+
 // Says what the request is, with its bytes where they are few.
 int engine::announce(int32_t peer, const outgoing& one) {
   const request& wanted = one.wanted;
@@ -131,7 +155,7 @@ int engine::announce(int32_t peer, const outgoing& one) {
 // Posts what there is room for. True: something was posted.
 bool engine::pump(int32_t peer) {
   link& at = *links_[static_cast<size_t>(peer)];
-  if (at.state == link_state::failed || peer == context_->rank()) return false;
+  if (at.state == link_state::failed) return false;
   bool any = false;
   const auto refused = [&](int code) {
     if (code != EAGAIN) lose(peer, "a request could not be posted: " + failure_errno("post", code, "").message);
@@ -151,11 +175,18 @@ bool engine::pump(int32_t peer) {
   for (; at.posted < at.out.size(); ++at.posted, any = true) {
     outgoing& one = at.out[at.posted];
     if (one.wanted.nowhere) continue;
+    if (one.here) {
+      if (at.posted != 0) break;
+      carry_out_here(one);
+      continue;
+    }
     if (one.numbered() && one.sequence >= at.acked + request_window) break;
-    if (!travels_inline(one.wanted)) {
+    if (one.wanted.atomic != remote_atomic::none) {
+      if (const int code = post_atomic(peer, one); code != 0) return refused(code);
+    } else if (!travels_inline(one.wanted)) {
       if (const int code = post_pieces(peer, one); code != 0) return refused(code);
     }
-    if (one.wanted.reads) continue;
+    if (one.wanted.answers()) continue;
     if (const int code = announce(peer, one); code != 0) return refused(code);
     at.unasked = !one.asks();
   }
@@ -381,13 +412,14 @@ void engine::end_requests(int32_t peer) {
 // What the peer has said it carried out has ended well, though events of its pieces may be missing still. Of the rest, puts to a rank that left in order end well, too: nobody will look
 // at its memory. Everything else will not land any more, or nobody will know. What is under way keeps its bytes until its event.
 void engine::drop_requests(link& at, bool left_in_order) {
-  while (!at.out.empty() && !at.out.front().wanted.reads && (left_in_order || at.out.front().wanted.nowhere || (at.posted != 0 && at.out.front().sequence < at.acked))) {
+  while (!at.out.empty() && !at.out.front().wanted.answers() && (left_in_order || at.out.front().wanted.nowhere || (at.posted != 0 && at.out.front().sequence < at.acked))) {
     finish(at, at.out.front());
     take_off(at);
     if (at.posted != 0) --at.posted;
   }
   if (!left_in_order || !at.out.empty()) at.broken.store(true, std::memory_order_seq_cst);
   while (!at.out.empty()) {
+    if (at.out.front().here) carry_out_here(at.out.front()); // needs no provider
     if (at.out.front().ring != no_number) ring_landed(at.out.front().ring);
     take_off(at);
   }
@@ -410,7 +442,8 @@ void engine::lose(int32_t peer, const std::string& why) {
   }
   at.control.clear();
   drop_requests(at, false);
-  context_->set_life(peer, EP_LIFE_DEAD);
+  // What does not reach this rank itself says nothing of its life.
+  if (peer != context_->rank()) context_->set_life(peer, EP_LIFE_DEAD);
 }
 
 } // namespace ep::fabric

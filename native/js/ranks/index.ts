@@ -12,6 +12,8 @@ export {
   type ReconnectedReach,
   type RenewableReach,
 } from './allocate.js';
+export { AtomicEndpoint, type AtomicEndpointInit, type NicAtomics } from './atomic-endpoint.js';
+export type { AtomicWord } from './atomic-words.js';
 export { allocateDeviceMemory, type DeviceAllocator, DeviceMemory, type DeviceReach } from './device-memory.js';
 export { type Fencing, fenceRanks } from './fence.js';
 export { reportStep, type SetUpStep, together } from './gather.js';

@@ -10,6 +10,7 @@
 
 #if __has_include(<rdma/fi_domain.h>)
 #include <rdma/fabric.h>
+#include <rdma/fi_atomic.h>
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
@@ -112,6 +113,15 @@ void test_rdm_layouts() {
   SAME(ops_msg, fi_ops_msg, send, send);
   SAME(ops_rma, fi_ops_rma, read, read);
   SAME(ops_rma, fi_ops_rma, writedata, writedata);
+  SAME(fid_ep, fid_ep, atomic, atomic);
+  SAME(ops_atomic, fi_ops_atomic, readwrite, readwrite);
+  SAME(ops_atomic, fi_ops_atomic, compwrite, compwrite);
+  SAME(ops_atomic, fi_ops_atomic, readwritevalid, readwritevalid);
+  SAME(ops_atomic, fi_ops_atomic, compwritevalid, compwritevalid);
+  EP_CHECK_EQ(ours::cap_atomic, static_cast<uint64_t>(FI_ATOMIC));
+  EP_CHECK_EQ(ours::type_u64, int{FI_UINT64});
+  EP_CHECK_EQ(ours::operation_sum, int{FI_SUM});
+  EP_CHECK_EQ(ours::operation_swap_if_equal, int{FI_CSWAP});
   EP_CHECK_EQ(ours::flag_remote_cq_data, static_cast<uint64_t>(FI_REMOTE_CQ_DATA));
   EP_CHECK_EQ(ours::flag_source, static_cast<uint64_t>(FI_SOURCE));
   EP_CHECK_EQ(ours::mode_context, static_cast<uint64_t>(FI_CONTEXT));

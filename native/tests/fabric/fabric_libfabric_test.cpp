@@ -33,6 +33,19 @@ void test_one_process(const std::string& provider) {
   check_kernels(ranks, 50);
 }
 
+// `net` of 1.17 claims what it has no calls for: the rest of it works all the same.
+void test_atomics(const std::string& provider) {
+  const dl::fabric_offer offer = must(dl::probe_fabric(query_of(provider)));
+  std::printf("%s: atomics: %s\n", provider.c_str(), offer.no_atomics.empty() ? "yes" : offer.no_atomics.c_str());
+  fabric_ranks ranks(3, memory_bytes, 16, {}, [&](int32_t) { return must(dl::open_fabric(query_of(provider))); });
+  EP_CHECK_EQ(ranks.side(0).engine->offer().no_atomics, offer.no_atomics);
+  if (offer.no_atomics.empty()) return check_atomics(ranks);
+  EP_CHECK(offer.no_atomics.find(provider) != std::string::npos);
+  const auto refused = ranks.side(1).engine->post(*ranks.side(1).memory, atomic_on(ranks, 1, 0, 64, 0, 1));
+  EP_CHECK(!refused.ok() && refused.why().message.find(offer.no_atomics) != std::string::npos);
+  EP_CHECK(ranks.ended(1, 0, ranks.post(1, fabric_ranks::with_signal(ranks.bytes_to(1, 0, 0, 64, 1000), 0, 1))) == request_state::done);
+}
+
 // Nothing to do: the threads sleep, also where ranks tell each other that they live. Milliseconds of CPU in a second of a rank.
 void test_idle(const std::string& provider) {
   constexpr int32_t world = 4;
@@ -336,6 +349,7 @@ int main(int count, char** arguments) {
   EP_CHECK(WIFEXITED(status));
   for (const bool witness : {false, true}) test_killed_peer(provider, witness);
   test_one_process(provider);
+  test_atomics(provider);
   test_idle(provider);
   test_turns(provider);
   check_raw_link([&](int32_t) { return must(dl::open_fabric(query_of(provider))); });

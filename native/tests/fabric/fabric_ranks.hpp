@@ -158,6 +158,67 @@ inline void check_requests(fabric_ranks& ranks) {
   EP_CHECK_EQ(sender.engine->violation() + target.engine->violation(), std::string());
 }
 
+// On a word of 8 bytes of `to`; what it was lands at `old` of this rank's memory.
+inline fabric::request atomic_on(fabric_ranks& ranks, int32_t from, int32_t to, uint64_t offset, uint64_t old, uint64_t add) {
+  fabric::request made;
+  made.peer = to;
+  made.atomic = fabric::remote_atomic::fetch_add;
+  made.word = add;
+  made.word_bytes = 8;
+  made.offset = offset;
+  made.local = reinterpret_cast<uint64_t>(ranks.side(from).memory->own_data()) + old;
+  made.keep = ranks.side(from).memory;
+  return made;
+}
+inline fabric::request swap_on(fabric_ranks& ranks, int32_t from, int32_t to, uint64_t offset, uint64_t old, uint64_t compare, uint64_t swap) {
+  fabric::request made = atomic_on(ranks, from, to, offset, old, swap);
+  made.atomic = fabric::remote_atomic::compare_swap;
+  made.compare = compare;
+  return made;
+}
+
+// All ranks add to one word of rank 0 at the same time, rank 0 too: each finds a value that nobody else does, and their sum is there in the end. Then swaps.
+inline void check_atomics(fabric_ranks& ranks) {
+  constexpr uint64_t each = 200;
+  constexpr uint64_t word = 64, olds = 4096;
+  const auto world = static_cast<int32_t>(ranks.sides.size());
+  const auto load = [&](int32_t rank, uint64_t offset) { return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(ranks.side(rank).memory->own_data() + offset)).load(); };
+  std::vector<std::thread> adders;
+  for (int32_t rank = 0; rank < world; ++rank) {
+    adders.emplace_back([&, rank] {
+      std::vector<uint64_t> numbers;
+      for (uint64_t i = 0; i < each; ++i) numbers.push_back(ranks.post(rank, atomic_on(ranks, rank, 0, word, olds + 8 * i, 1)));
+      for (const uint64_t number : numbers) EP_CHECK(ranks.ended(rank, 0, number) == fabric::request_state::done);
+    });
+  }
+  for (std::thread& one : adders) one.join();
+  const uint64_t sum = each * static_cast<uint64_t>(world);
+  std::vector<bool> seen(sum);
+  for (int32_t rank = 0; rank < world; ++rank) {
+    for (uint64_t i = 0; i < each; ++i) {
+      const uint64_t old = load(rank, olds + 8 * i);
+      EP_CHECK(old < sum && !seen[old]);
+      if (old < sum) seen[old] = true;
+    }
+  }
+  EP_CHECK_EQ(load(0, word), sum);
+  EP_CHECK_EQ(load(0, word - 8) | load(0, word + 8), 0u);
+  for (int32_t rank = 0; rank < world; ++rank) {
+    const uint64_t before = sum + static_cast<uint64_t>(rank);
+    const auto swap = [&](uint64_t compare, uint64_t wanted) {
+      EP_CHECK(ranks.ended(rank, 0, ranks.post(rank, swap_on(ranks, rank, 0, word, olds, compare, wanted))) == fabric::request_state::done);
+      EP_CHECK_EQ(load(rank, olds), before);
+    };
+    swap(before + 1000, 5);
+    EP_CHECK_EQ(load(0, word), before);
+    swap(before, before + 1);
+    EP_CHECK_EQ(load(0, word), before + 1);
+  }
+  EP_CHECK(!ranks.side(1).engine->post(*ranks.side(1).memory, atomic_on(ranks, 1, 0, word + 4, olds, 1)).ok());
+  EP_CHECK(!ranks.side(1).engine->post(*ranks.side(1).memory, atomic_on(ranks, 1, 0, ranks.side(1).memory->byte_length(), olds, 1)).ok());
+  EP_CHECK(ranks.side(0).engine->counts().atomics >= each);
+}
+
 // Kernels of all ranks send strided rows to all ranks through the ring, which is smaller than what they send.
 inline void check_kernels(fabric_ranks& ranks, uint64_t calls) {
   const auto world = static_cast<int32_t>(ranks.sides.size());

@@ -2,6 +2,7 @@
 // from a rank that was cut vanish without a word.
 #pragma once
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <deque>
@@ -55,6 +56,12 @@ class scripted_network {
     const std::lock_guard lock(mutex_);
     hold_ = hold;
   }
+  // What is wrong with the atomics.
+  enum class lie : uint8_t { none, loses, ignores_compare, other_old, beside, never_ends, fails };
+  void set_lie(lie what) {
+    const std::lock_guard lock(mutex_);
+    lie_ = what;
+  }
   uint64_t overtakes() const {
     const std::lock_guard lock(mutex_);
     return overtakes_;
@@ -66,14 +73,16 @@ class scripted_network {
 
  private:
   friend class scripted_port;
-  enum class kind : uint8_t { message, write, read };
+  enum class kind : uint8_t { message, write, read, add, swap };
   struct packet {
     kind what;
     int32_t from;
     int32_t to;
     uint64_t number;
     std::vector<uint8_t> bytes; // taken at the post
-    uint8_t* local = nullptr;   // of a read
+    uint8_t* local = nullptr;   // of a read or an atomic
+    uint64_t operand = 0;
+    uint64_t compare = 0;
     size_t length = 0;
     uint64_t at = 0;
     uint32_t data = 0;
@@ -138,10 +147,27 @@ class scripted_network {
     } else if (one.what == kind::write) {
       if (!one.bytes.empty()) std::memcpy(reinterpret_cast<void*>(one.at), one.bytes.data(), one.bytes.size());
       own.events.push_back({dl::fabric_event::kind::arrived, nullptr, one.data, one.bytes.size(), 0, {}});
-    } else {
+    } else if (one.what == kind::read) {
       std::memcpy(one.local, reinterpret_cast<const void*>(one.at), one.length);
+    } else if (!change_word(one)) {
+      return;
     }
     if (one.context != nullptr) inboxes_[static_cast<size_t>(one.from)].events.push_back({dl::fabric_event::kind::done, one.context, 0, 0, 0, {}});
+  }
+
+  // True: there is to be an event of its end.
+  bool change_word(const packet& one) {
+    if (lie_ == lie::fails) {
+      inboxes_[static_cast<size_t>(one.from)].events.push_back({dl::fabric_event::kind::failed, one.context, 0, 0, EINVAL, "the scripted port fails it"});
+      return false;
+    }
+    std::atomic_ref<uint64_t> word(*reinterpret_cast<uint64_t*>(one.at + (lie_ == lie::beside ? sizeof(uint64_t) : 0)));
+    uint64_t old = word.load();
+    if (one.what == kind::add) word.store(old + (lie_ == lie::loses && one.operand == 3 ? 0 : one.operand));
+    else if (old == one.compare || lie_ == lie::ignores_compare) word.store(one.operand);
+    if (lie_ == lie::other_old && one.what == kind::swap) ++old;
+    std::memcpy(one.local, &old, sizeof old);
+    return lie_ != lie::never_ends;
   }
 
   mutable std::mutex mutex_;
@@ -150,6 +176,7 @@ class scripted_network {
   std::set<int32_t> cut_;
   uint64_t one_of_ = 1;
   bool hold_ = false;
+  lie lie_ = lie::none;
   uint64_t next_ = 0;
   uint64_t overtakes_ = 0;
   uint64_t refused_ = 0;
@@ -200,9 +227,24 @@ class scripted_port final : public dl::fabric_port {
     one.at = at;
     return network_.post(std::move(one));
   }
+  int fetch_add(uint64_t to, const uint64_t* add, uint64_t* old, uint64_t at, uint64_t key, dl::fabric_context* context) override {
+    return post_atomic(scripted_network::kind::add, to, *add, 0, old, at, key, context);
+  }
+  int compare_swap(uint64_t to, const uint64_t* compare, const uint64_t* swap, uint64_t* old, uint64_t at, uint64_t key, dl::fabric_context* context) override {
+    return post_atomic(scripted_network::kind::swap, to, *swap, *compare, old, at, key, context);
+  }
   void poll(std::vector<dl::fabric_event>& events) override { network_.poll(rank_, events); }
 
  private:
+  int post_atomic(scripted_network::kind what, uint64_t to, uint64_t operand, uint64_t compare, uint64_t* old, uint64_t at, uint64_t key, dl::fabric_context* context) {
+    if (key != 7) return EINVAL;
+    auto one = packet_to(what, to, context);
+    one.local = reinterpret_cast<uint8_t*>(old);
+    one.operand = operand;
+    one.compare = compare;
+    one.at = at;
+    return network_.post(std::move(one));
+  }
   scripted_network::packet packet_to(scripted_network::kind what, uint64_t to, dl::fabric_context* context) const {
     scripted_network::packet one{};
     one.what = what;

@@ -1,5 +1,6 @@
 /** Where old values of atomics land: words of 8 bytes in memory that the NIC knows. */
-import { type NativeHostMemory, native } from '@ep/native';
+import type { NativeHostMemory } from '../binding.js';
+import { native } from '../native.js';
 
 const WORDS = 64;
 

@@ -1,0 +1,82 @@
+/** Atomics of JS on words of a peer, for NICs that may have them. */
+import { EpError, invalid, type Need, type RemoteRegion, type Work } from '@ep/core';
+import type { NativeOperand, NativeSymmetricMemory } from '../binding.js';
+import { type AtomicWord, AtomicWords } from './atomic-words.js';
+import { NicEndpoint, type NicEndpointInit, type NicRequests, type PostedRequest } from './nic-endpoint.js';
+
+/** What such an endpoint needs of the addon's NIC: the word's old value lands in `target`. */
+export interface NicAtomics extends NicRequests {
+  fetchAdd(
+    memory: NativeSymmetricMemory,
+    peer: number,
+    byteOffset: number,
+    target: NativeOperand,
+    targetOffset: number,
+    add: bigint,
+  ): PostedRequest;
+  compareSwap(
+    memory: NativeSymmetricMemory,
+    peer: number,
+    byteOffset: number,
+    target: NativeOperand,
+    targetOffset: number,
+    compare: bigint,
+    swap: bigint,
+  ): PostedRequest;
+}
+
+export interface AtomicEndpointInit<C extends Need> extends NicEndpointInit<C> {
+  readonly nic: NicAtomics;
+  /** Why there are no atomics; empty where there are. */
+  readonly noAtomics: string;
+}
+
+const wordOf = (value: bigint): bigint => BigInt.asUintN(64, value);
+
+export class AtomicEndpoint<C extends Need> extends NicEndpoint<C> {
+  readonly #nic: NicAtomics;
+  readonly #noAtomics: string;
+  readonly #words = new AtomicWords();
+
+  constructor(init: AtomicEndpointInit<C>) {
+    super(init);
+    this.#nic = init.nic;
+    this.#noAtomics = init.noAtomics;
+  }
+
+  /** As `Endpoint.fetchAdd` says; negative numbers subtract. */
+  readonly fetchAdd = (to: RemoteRegion, add: bigint): Work<bigint> =>
+    this.atomic('fetchAdd', to, (memory, word) =>
+      this.#nic.fetchAdd(memory, this.peer, to.byteOffset, word.memory, word.byteOffset, wordOf(add)),
+    );
+
+  protected swap(to: RemoteRegion, compare: bigint, swap: bigint): Work<bigint> {
+    return this.atomic('compareSwap', to, (memory, word) =>
+      this.#nic.compareSwap(
+        ...([memory, this.peer, to.byteOffset, word.memory, word.byteOffset, wordOf(compare), wordOf(swap)] as const),
+      ),
+    );
+  }
+
+  protected atomic(
+    op: string,
+    to: RemoteRegion,
+    post: (memory: NativeSymmetricMemory, word: AtomicWord) => PostedRequest,
+  ): Work<bigint> {
+    // A word of a request that failed is not given back: the NIC may still write there.
+    const word = this.#words.take();
+    const begin = (memory: NativeSymmetricMemory): PostedRequest => {
+      if (this.#noAtomics !== '') throw new EpError('EP_UNSUPPORTED', `${op}: ${this.#noAtomics}`);
+      if (to.byteLength !== 8 || to.byteOffset % 8 !== 0) {
+        const found = `${to.byteLength} bytes at ${to.byteOffset}`;
+        throw invalid('region', { where: op, expected: '8 bytes at a multiple of 8', found });
+      }
+      return post(memory, word);
+    };
+    return this.request(op, to, begin, () => {
+      const old = word.read();
+      this.#words.give(word);
+      return old;
+    });
+  }
+}
