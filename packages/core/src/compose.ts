@@ -45,9 +45,15 @@ import type { Work } from './work.js';
 /** Returns the transport, one of those given, through which `peer` is reached. Asked once for every rank, this one too. */
 export type RoutePolicy<C extends Need> = (peer: Rank, transports: readonly Transport<C>[]) => Transport<C>;
 
-/** The needs that all of the transports offer: inferring from several contravariant places intersects. */
-export type CommonNeeds<T extends readonly Transport<never>[]> =
-  T[number] extends Transport<infer C extends Need> ? C : never;
+/**
+ * The needs that all of the transports offer: inferring from several contravariant places intersects. Several have no `atomics` together: those of one are not atomic against those of
+ * another, and a word may be reached by both, from different ranks.
+ */
+export type CommonNeeds<T extends readonly Transport<never>[]> = T extends readonly [Transport<infer C extends Need>]
+  ? C
+  : T[number] extends Transport<infer C extends Need>
+    ? Exclude<C, 'atomics'>
+    : never;
 
 /** One transport's share of a composed transport, as a kernel needs it. */
 export interface DeviceRoute<in C extends Need> {
@@ -85,10 +91,11 @@ function intersect<T>(sets: readonly ReadonlySet<T>[]): ReadonlySet<T> {
   return new Set([...first].filter((item) => others.every((other) => other.has(item))));
 }
 
-/** What all of them can do: what a composed transport offers. */
+/** What all of them can do, together: what a composed transport offers. */
 export function commonCapabilities(all: readonly Capabilities[]): Capabilities {
+  const needs = intersect(all.map((one) => one.needs));
   return {
-    needs: intersect(all.map(({ needs }) => needs)),
+    needs: all.length === 1 ? needs : new Set([...needs].filter((need) => need !== 'atomics')),
     initiators: intersect(all.map(({ initiators }) => initiators)),
     maxMessageBytes: Math.min(...all.map(({ maxMessageBytes }) => maxMessageBytes)),
     maxSignalSlots: Math.min(...all.map(({ maxSignalSlots }) => maxSignalSlots)),
@@ -137,6 +144,12 @@ class ComposedEndpoint<C extends Need> extends Resource implements Endpoint<C> {
     return this.#inner.get(this.#remote(from, 'get'), this.#local(to));
   };
 
+  readonly fetchAdd = (to: RemoteRegion, add: bigint): Work<bigint> =>
+    this.#atomics('fetchAdd')(this.#remote(to, 'fetchAdd'), add);
+
+  readonly compareSwap = (to: RemoteRegion, compare: bigint, swap: bigint): Work<bigint> =>
+    this.#atomics('compareSwap')(this.#remote(to, 'compareSwap'), compare, swap);
+
   readonly submit = (batch: readonly Request<C>[]): readonly Work[] => {
     this.checkOpen('submit');
     return this.#inner.submit(batch.map((request) => this.#request(request)));
@@ -146,6 +159,12 @@ class ComposedEndpoint<C extends Need> extends Resource implements Endpoint<C> {
 
   protected override release(): Promise<void> {
     return this.#inner.close();
+  }
+
+  #atomics<K extends 'fetchAdd' | 'compareSwap'>(operation: K): NonNullable<Endpoint<C>[K]> {
+    this.checkOpen(operation);
+    this.#checkNeed('atomics');
+    return this.#inner[operation]!;
   }
 
   #checkOffered(update: SignalUpdate<C> | undefined): void {

@@ -349,6 +349,14 @@ export interface Endpoint<in C extends Need> extends Closeable {
   readonly signal: (memory: SymmetricMemory, update: SignalUpdate<C>) => Work;
   /** Needs `get`: rejects with `EP_UNSUPPORTED` on a transport without it. */
   readonly get: (from: RemoteRegion, to: Region) => Work;
+  /**
+   * Adds to a word of 8 bytes, at a multiple of 8, of the peer, modulo 2^64; resolves with what it was. Atomic against `fetchAdd` and `compareSwap` of all ranks through this transport, this
+   * rank's own on itself too; against puts, signals and processors only where the transport says so. In no order with other requests: whatever is to come behind it awaits it. Absent on a
+   * transport without `atomics`, or rejects there with `EP_UNSUPPORTED` and the reason.
+   */
+  readonly fetchAdd?: (to: RemoteRegion, add: bigint) => Work<bigint>;
+  /** Stores `swap` in such a word if it is `compare`; resolves with what it was either way. */
+  readonly compareSwap?: (to: RemoteRegion, compare: bigint, swap: bigint) => Work<bigint>;
   /** Several requests in one crossing into native code; one status per request, none is lost when another fails. */
   readonly submit: (batch: readonly Request<C>[]) => readonly Work[];
   /**

@@ -8,6 +8,7 @@ import {
   type Need,
   offers,
   type Rank,
+  type Transport,
 } from '../src/index.js';
 import { type FakeOptions, fakeTransport, fakeWorld } from './fake-transport.js';
 
@@ -265,6 +266,27 @@ describe('compose', () => {
     expect(() => endpoint.submit([{ kind: 'signal', memory: memory!, signal: update }])).toThrow(refused);
     expect(() => endpoint.get(memory!.remote(1, 0, 1), memory!.local(0, 1))).toThrow(/'get'/);
     expect(memory!.signals.peek(0)).toBe(0n);
+  });
+
+  it('has no atomics of several, which are not atomic against each other, and those of one', async () => {
+    const needs = ['bundled', 'add', 'atomics'] as const;
+    const { ranks } = cluster({ shm: { registers: true, needs }, nic: { needs } });
+    expect(offers(ranks[0]! as Transport<Need>, 'atomics')).toBe(false);
+    const [memory] = await allocate(ranks);
+    for (const peer of [1, 3]) {
+      const endpoint = await ranks[0]!.connect(peer);
+      const word = memory!.remote(peer, 0, 8);
+      expect(() => endpoint.fetchAdd!(word, 1n)).toThrow(/'atomics'/);
+      expect(() => endpoint.compareSwap!(word, 0n, 1n)).toThrow(expect.objectContaining({ code: 'EP_UNSUPPORTED' }));
+    }
+    const alone = compose([fakeTransport(fakeWorld(), 0, 1, { name: 'alone', needs })]);
+    expect(offers(alone as Transport<Need>, 'atomics')).toBe(true);
+    const own = await alone.allocate(SIZE);
+    const endpoint = await alone.connect(0);
+    expect(await endpoint.fetchAdd!(own.remote(0, 8, 8), 5n)).toBe(0n);
+    expect(await endpoint.compareSwap!(own.remote(0, 8, 8), 5n, 9n)).toBe(5n);
+    expect(own.view('u8', 8, 1)[0]).toBe(9);
+    await alone.close();
   });
 
   it('closes memories and endpoints, then the transports, newest first', async () => {

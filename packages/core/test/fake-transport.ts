@@ -183,10 +183,9 @@ class FakeTransport<C extends Need> extends Resource implements Transport<C> {
   };
 
   readonly connect = async (peer: Rank): Promise<Endpoint<C>> => {
-    const done = (op: string, move: () => void) => {
-      const control = createWork({ op, sequence: this.log.push(`${op} ${peer}`), owner: this.#works });
-      move();
-      control.resolve();
+    const done = <T>(op: string, move: () => T) => {
+      const control = createWork<T>({ op, sequence: this.log.push(`${op} ${peer}`), owner: this.#works });
+      control.resolve(move());
       return control.work;
     };
     const raise = (memory: SymmetricMemory, update: SignalUpdate<C> | undefined) => {
@@ -194,6 +193,11 @@ class FakeTransport<C extends Need> extends Resource implements Transport<C> {
     };
     const target = (to: RemoteRegion) =>
       partOf(to.memory, to.peer).bytes.subarray(to.byteOffset, to.byteOffset + to.byteLength);
+    const changeByte = (to: RemoteRegion, change: (old: bigint) => bigint): bigint => {
+      const [old] = target(to);
+      target(to)[0] = Number(change(BigInt(old!)));
+      return BigInt(old!);
+    };
     const endpoint: Omit<Endpoint<C>, keyof Resource> = {
       peer,
       put: (from, to, options) =>
@@ -208,6 +212,8 @@ class FakeTransport<C extends Need> extends Resource implements Transport<C> {
         }),
       signal: (memory, update) => done('signal', () => raise(memory, update)),
       get: (from, to) => done('get', () => bytesOf(to).set(target(from))),
+      fetchAdd: (to, add) => done('fetch-add', () => changeByte(to, (old) => old + add)),
+      compareSwap: (to, compare, swap) => done('swap', () => changeByte(to, (old) => (old === compare ? swap : old))),
       submit: (batch) =>
         batch.map((request) => {
           if (request.kind === 'put')

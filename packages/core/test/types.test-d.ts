@@ -150,6 +150,12 @@ describe('compose', () => {
     expectTypeOf(reversed).toEqualTypeOf<ComposedTransport<'bundled' | 'add' | 'inc'>>();
   });
 
+  it('has no atomics of several, which are not atomic against each other', () => {
+    const two = compose([shm, shm], (_, [first]) => first!);
+    expectTypeOf(two).toEqualTypeOf<ComposedTransport<Exclude<Need, 'atomics'>>>();
+    expectTypeOf(compose([shm])).toEqualTypeOf<ComposedTransport<Need>>();
+  });
+
   it('has nothing to offer where members have nothing in common', () => {
     declare_transports((a, b) => {
       const composed = compose([a, b], (_, [first]) => first!);

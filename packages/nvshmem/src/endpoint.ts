@@ -37,6 +37,9 @@ function ownMemory(what: string, region: Region): NativeSymmetricMemory {
   throw new EpError('EP_UNSUPPORTED', `${what} must lie in a symmetric memory of nvshmem:shm; copy it there`);
 }
 
+/** Codes of `NativeSymmetricMemory.atomic`. */
+const [ADD, COMPARE_SWAP] = [2, 7] as const;
+
 export class ShmEndpoint extends Resource implements Endpoint<Need> {
   readonly peer: Rank;
   readonly #context: NativeRankContext;
@@ -97,6 +100,12 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
     return doneWork('get', this.#sequence++);
   };
 
+  /** By processors' own instructions, so atomic against their stores of whole words, puts and kernels as well. */
+  readonly fetchAdd = (to: RemoteRegion, add: bigint): Work<bigint> => this.#change('fetchAdd', to, ADD, add, 0n);
+
+  readonly compareSwap = (to: RemoteRegion, compare: bigint, swap: bigint): Work<bigint> =>
+    this.#change('compareSwap', to, COMPARE_SWAP, swap, compare);
+
   readonly submit = (batch: readonly Request<Need>[]): readonly Work[] => {
     this.#checkUsable('submit');
     if (!Array.isArray(batch))
@@ -129,14 +138,30 @@ export class ShmEndpoint extends Resource implements Endpoint<Need> {
     return this.#owner.close();
   }
 
+  #change(op: string, to: RemoteRegion, code: number, word: bigint, expected: bigint): Work<bigint> {
+    this.#checkUsable(op);
+    try {
+      const target = this.#remote(to);
+      if (to.byteLength !== 8 || to.byteOffset % 8 !== 0) {
+        const found = `${to.byteLength} bytes at ${to.byteOffset}`;
+        throw invalid('region', { where: op, expected: '8 bytes at a multiple of 8', found });
+      }
+      const [operand, other] = [BigInt.asUintN(64, word), BigInt.asUintN(64, expected)];
+      const old = target.atomic(this.peer, to.byteOffset, 8, code, operand, other);
+      return doneWork(op, this.#sequence++, BigInt(old));
+    } catch (error) {
+      return this.#failed(op, error);
+    }
+  }
+
   #checkUsable(operation: string): void {
     this.checkOpen(operation);
     this.#owner.check();
   }
 
   /** Whatever is wrong with a call is carried by its Work, so that in a batch each request has its own status. */
-  #failed(op: string, reason: unknown): Work {
-    const control = createWork({ op, sequence: this.#sequence++, owner: this.#owner });
+  #failed<T>(op: string, reason: unknown): Work<T> {
+    const control = createWork<T>({ op, sequence: this.#sequence++, owner: this.#owner });
     control.reject(reason);
     return control.work;
   }

@@ -1,4 +1,5 @@
 /** The suite of every transport. No test framework is imported here: ranks load it in threads and processes of their own. */
+import { atomicCases } from './atomics.js';
 import type { TransportCase } from './case.js';
 import { deviceCases } from './device.js';
 import { failureCases } from './failure.js';
@@ -23,6 +24,7 @@ export const transportCases: readonly TransportCase[] = [
   ...putCases,
   ...signalCases,
   ...requestCases,
+  ...atomicCases,
   ...waitCases,
   ...isolationCases,
   ...roundCases,

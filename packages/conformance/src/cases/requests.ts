@@ -136,6 +136,10 @@ export const requestCases: readonly TransportCase[] = [
         ['inc', () => endpoint.signal(memory, { slot: 1, op: 'inc' })],
         ['prior', () => endpoint.signal(memory, { slot: 1, op: 'inc', order: 'prior' })],
         ['bundled', () => endpoint.signal(memory, { slot: 1, op: 'inc', order: 'bundled' })],
+        // Absent, which nobody can call, or refused.
+        ...(endpoint.fetchAdd === undefined
+          ? []
+          : [['atomics', () => endpoint.fetchAdd!(memory.remote(rank.next, 0, 8), 1n)] as const]),
       ];
       for (const [need, attempt] of attempts) {
         if (needs.has(need)) await attempt();

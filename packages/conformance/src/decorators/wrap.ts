@@ -17,7 +17,7 @@ export interface Interceptor {
   /** Before the call reaches the wrapped endpoint. What it throws is what the caller sees. */
   readonly before: (op: string, peer: Rank) => void;
   /** With the Work, or undefined for a flush that has ended. */
-  readonly after: (op: string, peer: Rank, work: Work | undefined) => void;
+  readonly after: (op: string, peer: Rank, work: Work<unknown> | undefined) => void;
 }
 
 export type Decorate = (rank: Rank) => Interceptor;
@@ -25,8 +25,8 @@ export type Decorate = (rank: Rank) => Interceptor;
 function wrapEndpoint<C extends Need>(inner: Endpoint<C>, { before, after }: Interceptor): Endpoint<C> {
   const { peer } = inner;
   const around =
-    <A extends readonly unknown[]>(op: string, call: (...args: A) => Work) =>
-    (...args: A): Work => {
+    <A extends readonly unknown[], T>(op: string, call: (...args: A) => Work<T>) =>
+    (...args: A): Work<T> => {
       before(op, peer);
       const work = call(...args);
       after(op, peer, work);
@@ -41,6 +41,8 @@ function wrapEndpoint<C extends Need>(inner: Endpoint<C>, { before, after }: Int
     putValue: around('putValue', inner.putValue),
     signal: around('signal', inner.signal),
     get: around('get', inner.get),
+    ...(inner.fetchAdd && { fetchAdd: around('fetchAdd', inner.fetchAdd) }),
+    ...(inner.compareSwap && { compareSwap: around('compareSwap', inner.compareSwap) }),
     submit: (batch) => {
       for (const { kind } of batch) before(kind, peer);
       const works = inner.submit(batch);
