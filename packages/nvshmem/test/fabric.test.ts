@@ -1,9 +1,9 @@
 /** What is the fabric's own; what every transport does is in worlds/fabric.test.ts. Ranks share this thread, and talk over the loopback interface. */
 import { setImmediate } from 'node:timers/promises';
-import { type EpError, isEpError, memoryStore } from '@ep/core';
+import { type EpError, isEpError, memoryStore, type Need, offers, type Transport } from '@ep/core';
 import { allocateHost, native, nativePlaceOf } from '@ep/native';
 import { afterEach, describe, expect, it, vi } from 'vitest';
-import { pinsMemory } from '../src/fabric/probe.js';
+import { pinsMemory, whyNoAtomics } from '../src/fabric/probe.js';
 import { type FabricConfig, type FabricTransport, nvshmem } from '../src/index.js';
 
 const loopback: FabricConfig = { provider: 'tcp;ofi_rxm', address: '127.0.0.1', timeoutMs: 20_000 };
@@ -67,6 +67,13 @@ describe('the probe', () => {
     expect(['tcp;ofi_rxm', 'net', 'shm', 'verbsy'].map(pinsMemory)).toEqual([false, false, false, false]);
   });
 
+  it('says whose provider has no atomics, and why: then no rank has any', () => {
+    const facts = (rank: number, noAtomics: string) => ({ rank, host: { noAtomics } });
+    expect(whyNoAtomics([facts(0, ''), facts(1, '')])).toBe('');
+    const why = 'rank 1 has no atomics: net offers no FI_ATOMIC';
+    expect(whyNoAtomics([facts(0, ''), facts(1, 'net offers no FI_ATOMIC'), facts(2, '')])).toBe(why);
+  });
+
   it('says that libfabric is missing, and how to get it', async () => {
     const found = await nvshmem.fabric.probe({ library: 'libfabric.so.none' });
     expect(found).toMatchObject({ available: false, code: 'EP_UNAVAILABLE' });
@@ -83,7 +90,17 @@ describe('the probe', () => {
     expect(found.remedy).toMatch(/fi_info/);
   });
 
+  it.skipIf(unavailable)(`believes no atomics that a provider only claims${unavailable}`, async () => {
+    const found = await nvshmem.fabric.probe({ provider: 'net', address: '127.0.0.1' });
+    if (!found.available) return; // later versions have it under another name
+    const { noAtomics } = found.devices[0]!.detail;
+    expect(found.capabilities.needs.has('atomics')).toBe(noAtomics === '');
+    if (probe.available && String(probe.devices[0]!.detail.version) === '1.17')
+      expect(noAtomics).toMatch(/^fi_fetch_atomicvalid of a sum of 8 bytes: net on lo/);
+  });
+
   it.skipIf(unavailable)(`shows what was chosen${unavailable}`, () => {
+    expect(probe.available && probe.capabilities.needs.has('atomics')).toBe(true);
     expect(probe).toMatchObject({
       devices: [{ name: 'tcp;ofi_rxm on lo', detail: { provider: 'tcp;ofi_rxm', pins: false } }],
     });
@@ -169,6 +186,29 @@ describe.skipIf(unavailable)(`ranks over TCP${unavailable}`, () => {
     await expect(world[0]!.adopt({ address: 4096n, byteLength: 64 })).rejects.toThrow('not all mapped');
     expect(world.map((one) => one.violation())).toEqual(['', '']);
     expect(world[0]!.counts().writes).toBeGreaterThan(0);
+  });
+
+  it('change words of each other and of themselves by the provider, and count it', async () => {
+    const world = await openWorld(2);
+    const [first] = world;
+    expect(world.map(({ offer }) => offer.noAtomics)).toEqual(['', '']);
+    expect(offers(first! as Transport<Need>, 'atomics')).toBe(true);
+    const [a, b] = await Promise.all(world.map((one) => one.allocate({ byteLength: 64, signalSlots: 1 })));
+    for (const [peer, memory] of [a!, b!].entries()) {
+      const endpoint = await first!.connect(peer);
+      expect(await endpoint.fetchAdd(a!.remote(peer, 8, 8), 5n)).toBe(0n);
+      expect(await endpoint.compareSwap(a!.remote(peer, 8, 8), 5n, 2n ** 64n - 1n)).toBe(5n);
+      expect(await endpoint.fetchAdd(a!.remote(peer, 8, 8), -1n)).toBe(2n ** 64n - 1n);
+      expect(memory.view('u64', 8, 1)[0]).toBe(2n ** 64n - 2n);
+    }
+    expect(first!.counts()).toMatchObject({ atomics: 6, writes: 0 });
+    await b!.close();
+    const endpoint = await first!.connect(1);
+    const add = () => Promise.allSettled([endpoint.fetchAdd(a!.remote(1, 8, 8), 1n)]);
+    let [end] = await add();
+    while (end!.status === 'fulfilled') [end] = await add();
+    expect(reasonOf(end!)).toMatchObject({ code: 'EP_CLOSED' });
+    expect(reasonOf(end!).message).toMatch(/an atomic on a memory that rank 1 has closed/);
   });
 
   it('put into nothing what is for a memory that the other has closed, refuse to read it, and go on', async () => {

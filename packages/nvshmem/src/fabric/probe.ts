@@ -1,9 +1,9 @@
 /** Whether libfabric offers what the backing needs, and what that gives. */
-import { type Capabilities, EpError, isEpError, type Need, type Probe } from '@ep/core';
+import { type Capabilities, EpError, isEpError, type Need, type PeerFacts, type Probe } from '@ep/core';
 import { type FabricOffer, native } from '@ep/native';
 import { type FabricConfig, resolveQuery } from './config.js';
 
-/** Requests of one rank are carried out in their order at each target, whatever order the network delivers in. */
+/** Requests of one rank are carried out in their order at each target, whatever order the network delivers in. `atomics` besides where the provider has them: `offers(transport, 'atomics')`. */
 export type FabricNeeds = 'bundled' | 'prior' | 'inc' | 'add' | 'set' | 'get';
 
 const NEEDS: readonly FabricNeeds[] = ['bundled', 'prior', 'inc', 'add', 'set', 'get'];
@@ -11,13 +11,19 @@ const NEEDS: readonly FabricNeeds[] = ['bundled', 'prior', 'inc', 'add', 'set', 
 /** Whether the provider's devices reach memory by its physical pages: what is registered then counts against RLIMIT_MEMLOCK. */
 export const pinsMemory = (provider: string): boolean => /^(efa|verbs)(;|$)/.test(provider);
 
-export function fabricCapabilities({ maxMessageBytes }: FabricOffer): Capabilities {
+export function fabricCapabilities({ maxMessageBytes, noAtomics }: FabricOffer): Capabilities {
   return {
-    needs: new Set<Need>(NEEDS),
+    needs: new Set<Need>(noAtomics === '' ? [...NEEDS, 'atomics'] : NEEDS),
     maxMessageBytes: Math.min(maxMessageBytes, Number.MAX_SAFE_INTEGER),
     maxSignalSlots: 2 ** 32,
     initiators: new Set(['host', 'device'] as const),
   };
+}
+
+/** Of what all ranks said of themselves; empty where there are. HAZARD: atomics of two kinds on one word are none: all ranks have the provider's, or nobody has any. */
+export function whyNoAtomics(peers: readonly Pick<PeerFacts, 'rank' | 'host'>[]): string {
+  const without = peers.find(({ host }) => host.noAtomics !== '');
+  return without === undefined ? '' : `rank ${without.rank} has no atomics: ${without.host.noAtomics}`;
 }
 
 const [ELIBACC, ELIBBAD, ENODATA] = [79, 80, 61];
@@ -31,7 +37,7 @@ function remedyOf(errno: number): string {
   return 'see the reason';
 }
 
-/** Asks the library what it has, and opens nothing. Never throws. */
+/** Asks the library what it has, and opens an endpoint for a moment, the first time, to try what it says of atomics. Never throws. */
 export async function probeFabric(config?: FabricConfig): Promise<Probe> {
   if (process.platform !== 'linux') {
     const reason = `ranks sleep and wake by Linux futexes; this is ${process.platform}`;

@@ -11,7 +11,7 @@ import {
   type TransportProvider,
   type WaitOptions,
 } from '@ep/core';
-import { type NativeFabricNic, type NativeRankContext, native } from '@ep/native';
+import { type FabricOffer, type NativeFabricNic, type NativeRankContext, native } from '@ep/native';
 import {
   checkSecret,
   fingerprint,
@@ -29,7 +29,7 @@ import {
 import { VERSION } from '../version.js';
 import { type FabricConfig, type ResolvedFabricConfig, resolveConfig } from './config.js';
 import { FabricEndpoint } from './endpoint.js';
-import { type FabricNeeds, probeFabric } from './probe.js';
+import { type FabricNeeds, probeFabric, whyNoAtomics } from './probe.js';
 import { FabricTransport } from './transport.js';
 
 const NAME = 'nvshmem:fabric';
@@ -43,6 +43,7 @@ interface Opening {
 
 interface Met {
   readonly nic: NativeFabricNic;
+  readonly offer: FabricOffer;
   readonly hosts: readonly Rank[];
 }
 
@@ -61,10 +62,14 @@ async function meet({ member, config, limits, context }: Opening): Promise<Met> 
     const { heartbeatMs, silenceMs } = config;
     const secret = fingerprint(config.secret);
     const agree = { transport: NAME, version: VERSION, abi: binding.abi, provider, heartbeatMs, silenceMs, secret };
-    const facts = { agree, host: { ...hostFacts(), network: networkOfProcess(), place: hostOfProcess() } };
+    const noAtomics = nic?.offer().noAtomics ?? '';
+    const facts = { agree, host: { ...hostFacts(), network: networkOfProcess(), place: hostOfProcess(), noAtomics } };
     const peers = await rendezvous(member.store, { ...member, facts, key: `${NAME}/rendezvous` }, limits);
     checkSecret(NAME, peers, config.secret);
-    if (nic !== undefined) return { nic, hosts: hostsOf(peers) };
+    if (nic !== undefined) {
+      const offer = { ...nic.offer(), noAtomics: whyNoAtomics(peers) };
+      return { nic, offer, hosts: hostsOf(peers) };
+    }
   } catch (error) {
     nic?.close();
     throw refusal ?? error;
@@ -73,7 +78,7 @@ async function meet({ member, config, limits, context }: Opening): Promise<Met> 
 }
 
 /** Exchanges addresses and the memory of the team, which then works through the fabric alone. */
-async function join(opening: Opening, { nic, hosts }: Met, liveness: Liveness): Promise<LinkedTeam> {
+async function join(opening: Opening, { nic, offer, hosts }: Met, liveness: Liveness): Promise<LinkedTeam> {
   const { member, config, limits, context } = opening;
   const { rank, worldSize, store } = member;
   const { timeoutMs } = config;
@@ -109,7 +114,8 @@ async function join(opening: Opening, { nic, hosts }: Met, liveness: Liveness): 
     blobs.map((blob) => blob.subarray(beginOfAddress)),
     linkKeys(rank, nonces, config.secret),
   );
-  const endpoint = (peer: Rank) => new FabricEndpoint({ peer, nic, context, liveness, timeoutMs });
+  const { noAtomics } = offer;
+  const endpoint = (peer: Rank) => new FabricEndpoint({ peer, nic, context, liveness, timeoutMs, noAtomics });
   return openLinkedTeam({ rank, worldSize, context, liveness, timeoutMs, memory, nic, endpoint }, limits);
 }
 
@@ -130,7 +136,7 @@ async function openFabric(member: Member, options: OpenOptions<FabricConfig>): P
     nic = met.nic;
     const liveness = new Liveness(context, rank, worldSize);
     const world = await join(opening, met, liveness);
-    return new FabricTransport({ rank, worldSize, hosts: met.hosts, context, liveness, world, nic, config });
+    return new FabricTransport({ rank, worldSize, ...met, context, liveness, world, config });
   } catch (error) {
     nic?.close();
     context.close();

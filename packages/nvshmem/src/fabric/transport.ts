@@ -37,6 +37,7 @@ export interface FabricTransportInit {
   readonly liveness: Liveness;
   readonly world: LinkedTeam;
   readonly nic: NativeFabricNic;
+  readonly offer: FabricOffer;
   readonly config: ResolvedFabricConfig;
 }
 
@@ -47,7 +48,7 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
   readonly capabilities: Capabilities;
   /** For each rank the lowest one of those that share its network interfaces, process ids and user. */
   readonly hosts: readonly Rank[];
-  /** Provider, interface and limits that were chosen. */
+  /** Provider, interface and limits that were chosen, and why there are no atomics. */
   readonly offer: FabricOffer;
   /** Absent in a world of more than 64 ranks. */
   readonly rounds?: RoundMaker;
@@ -63,7 +64,7 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
     this.rank = init.rank;
     this.worldSize = init.worldSize;
     this.hosts = init.hosts;
-    this.offer = nic.offer();
+    this.offer = init.offer;
     this.capabilities = fabricCapabilities(this.offer);
     this.world = this.children.add(init.world);
     this.#init = init;
@@ -115,7 +116,7 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
 
   readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
     this.guard('allocate', async () => {
-      const { config, nic: _, ...ranks } = this.#init;
+      const { config, nic: _, offer: __, ...ranks } = this.#init;
       const size = checkHostAllocation(options, this, {});
       const over = overOrFailure(options, size, { name: this.name, ...ranks });
       return withClosing(options, this.closing, async (limits) => {
@@ -149,7 +150,9 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
     let endpoint = this.#endpoints.get(peer);
     if (endpoint === undefined || endpoint.closed) {
       const { nic, context, liveness, config } = this.#init;
-      endpoint = this.children.add(new FabricEndpoint({ peer, nic, context, liveness, timeoutMs: config.timeoutMs }));
+      const { timeoutMs } = config;
+      const { noAtomics } = this.offer;
+      endpoint = this.children.add(new FabricEndpoint({ peer, nic, context, liveness, timeoutMs, noAtomics }));
       this.#endpoints.set(peer, endpoint);
     }
     return endpoint;
