@@ -21,6 +21,7 @@ set(EP_CORE_SOURCES
   core/copy.cpp
   core/cores.cpp
   core/device/kernel.cpp
+  core/host_fold.cpp
   core/host_memory.cpp
   core/gpu/blocks.cpp
   core/gpu/calls.cpp

@@ -8,6 +8,7 @@
 #include <sched.h>
 
 #include "carrier_words.hpp"
+#include "host_fold.hpp"
 
 namespace ep {
 namespace {
@@ -19,13 +20,6 @@ constexpr int64_t longest_sleep_ns = 1'000'000;
 uint64_t load(const uint64_t& word) { return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(word)).load(std::memory_order_acquire); }
 
 } // namespace
-
-bool carrier::carries(element_type type, reduce_op op) {
-  const bool half = type == element_type::f16 || type == element_type::bf16;
-  const bool extreme = op == reduce_op::min || op == reduce_op::max;
-  const bool mean = op == reduce_op::avg && type != element_type::f32 && type != element_type::f64;
-  return reduces(op, type) && (!half || extreme) && !mean;
-}
 
 result<std::unique_ptr<carrier>> carrier::open(std::shared_ptr<symmetric_memory> memory, std::unique_ptr<round_way> way, round_place place, std::span<const ep_segment_handle> mates) {
   const auto wrong = [](const char* what) { return failure{EP_STATUS_INVALID, 0, std::string("carrier: ") + what}; };
@@ -122,7 +116,7 @@ bool carrier::put(uint32_t member, const uint8_t* from, uint64_t bytes, uint64_t
 
 result<nothing> carrier::begin(const carried_call& call) {
   if (busy_) return failure{EP_STATUS_BUSY, 0, "carrier: a call before this one has not come to its end"};
-  if (call.kind == carried_kind::all_reduce && !carries(call.type, call.op)) return failure{EP_STATUS_INVALID, 0, "carrier: it does not carry this reduction"};
+  if (call.kind == carried_kind::all_reduce && !folds_by_host(call.type, call.op)) return failure{EP_STATUS_INVALID, 0, "carrier: it does not carry this reduction"};
   memory_->wake_instead(reinterpret_cast<ep_wake_word*>(memory_->own_data()));
   before_ += steps_;
   call_ = call;

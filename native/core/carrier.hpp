@@ -64,11 +64,8 @@ class carrier {
   // fit the memory, and for another number of hosts than two, or unlike hosts.
   static result<std::unique_ptr<carrier>> open(std::shared_ptr<symmetric_memory> memory, std::unique_ptr<round_way> way, round_place place, std::span<const ep_segment_handle> mates);
 
-  // What it folds bit by bit as the group does elsewhere: not sums and products of f16 and bf16, which cross in single precision, and no averages of integers.
-  static bool carries(element_type type, reduce_op op);
-
   enum class state { over, moved, stuck };
-  // EP_STATUS_BUSY while one is under way, or where one has not come to its end.
+  // Folds what folds_by_host() says. EP_STATUS_BUSY while one is under way, or where one has not come to its end.
   result<nothing> begin(const carried_call& call);
   // Whether the call under way, or the last one, is of arrays of these lengths. HAZARD: advance() reads and writes beyond others.
   bool fits(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs) const;

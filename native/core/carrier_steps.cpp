@@ -1,10 +1,10 @@
 // What a carrier does in each step of a call.
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 
 #include "carrier_words.hpp"
+#include "host_fold.hpp"
 
 namespace ep {
 namespace {
@@ -12,21 +12,6 @@ namespace {
 constexpr uint64_t line = 64;
 constexpr uint64_t down(uint64_t bytes) { return bytes / line * line; }
 constexpr uint64_t up(uint64_t bytes) { return (bytes + line - 1) / line * line; }
-
-template <class T> void divide(uint8_t* at, uint64_t elements, uint32_t by) {
-  auto* values = reinterpret_cast<T*>(at);
-  for (uint64_t i = 0; i < elements; ++i) {
-    T value;
-    std::memcpy(&value, values + i, sizeof value);
-    // A NaN stays the canonical one that the sum has given; of no number divided here a new one comes.
-    if (!std::isnan(value)) value /= static_cast<T>(by);
-    std::memcpy(values + i, &value, sizeof value);
-  }
-}
-
-// What a host does with its members, and then the group with what hosts have come to.
-reduce_op within(reduce_op op) { return op == reduce_op::avg ? reduce_op::sum : op; }
-reduce_op across(reduce_op op) { return op == reduce_op::avg || op == reduce_op::premul_sum ? reduce_op::sum : op; }
 
 } // namespace
 
@@ -74,7 +59,7 @@ bool carrier::fold_host(const arrays& of) {
     sources[mate] = mate == local_ ? input.data + own.at : staging(mate, read_) + local_ * share_bytes();
   }
   uint8_t* folded = partial(read_);
-  if (own.bytes != 0) reduce_elements(folded, sources, static_cast<int>(mates()), own.bytes / element_bytes(call_.type), call_.type, within(call_.op), call_.factor, false);
+  if (own.bytes != 0) reduce_elements(folded, sources, static_cast<int>(mates()), own.bytes / element_bytes(call_.type), call_.type, within_host(call_.op), call_.factor, false);
   if (!put(counterpart(), folded, own.bytes, landing_at(read_), place_.self, before_ + read_ + 1)) return false;
   publish(&progress_words::read, before_ + ++read_);
   return true;
@@ -92,11 +77,8 @@ bool carrier::fold_hosts(const arrays& of) {
     const uint64_t elements = own.bytes / element_bytes(call_.type);
     // Nobody else needs it where this one is alone.
     const int count = mates() == 1 ? 1 : 2;
-    reduce_push(targets, count, sources, 2, elements, call_.type, across(call_.op), call_.factor, false);
-    for (int i = 0; call_.op == reduce_op::avg && i < count; ++i) {
-      if (call_.type == element_type::f32) divide<float>(static_cast<uint8_t*>(targets[i]), elements, members());
-      if (call_.type == element_type::f64) divide<double>(static_cast<uint8_t*>(targets[i]), elements, members());
-    }
+    reduce_push(targets, count, sources, 2, elements, call_.type, across_hosts(call_.op), call_.factor, false);
+    for (int i = 0; call_.op == reduce_op::avg && i < count; ++i) divide_elements(targets[i], elements, call_.type, members());
   }
   publish(&progress_words::ready, before_ + ++ready_);
   return true;

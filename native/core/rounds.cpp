@@ -33,17 +33,15 @@ constexpr uint64_t posted_bytes = 2 * line;
 
 uint64_t round_layout::group_bytes() const { return posted_bytes + world * line + 4 * world * row_stride; }
 
-uint64_t* rounds::posted_at(uint64_t round) const { return reinterpret_cast<uint64_t*>(data_ + place_.group * layout_.group_bytes() + round % 2 * line); }
-ep_wake_word* rounds::wake_at(uint32_t member) const {
-  return reinterpret_cast<ep_wake_word*>(data_ + place_.group * layout_.group_bytes() + posted_bytes + member * line);
-}
+uint64_t* rounds::posted_at(uint64_t round) const { return reinterpret_cast<uint64_t*>(places() + round % 2 * line); }
+ep_wake_word* rounds::wake_at(uint32_t member) const { return reinterpret_cast<ep_wake_word*>(places() + posted_bytes + member * line); }
 uint64_t rounds::rows_at(uint64_t round, uint32_t member) const {
-  return place_.group * layout_.group_bytes() + posted_bytes + layout_.world * line + (round % 2 * layout_.world + member) * row_stride;
+  return round_layout::head_bytes + place_.group * layout_.group_bytes() + posted_bytes + layout_.world * line + (round % 2 * layout_.world + member) * row_stride;
 }
 uint64_t rounds::landing_at(uint64_t round, uint32_t member) const { return rows_at(round, member) + 2 * layout_.world * row_stride; }
 uint64_t rounds::slot_of(uint64_t round, uint32_t host) const { return place_.group * layout_.group_slots() + round % 2 * layout_.world + host; }
 
-result<std::unique_ptr<rounds>> rounds::open(std::shared_ptr<symmetric_memory> memory, std::unique_ptr<round_way> way, round_place place, const round_handles& leader) {
+result<std::unique_ptr<rounds>> rounds::open(std::shared_ptr<symmetric_memory> memory, std::unique_ptr<round_way> way, round_place place, const ep_segment_handle& leader) {
   static_assert(sizeof(row) == row_header);
   const auto wrong = [](const char* what) { return failure{EP_STATUS_INVALID, 0, std::string("rounds: ") + what}; };
   const rank_context& context = memory->context();
@@ -58,23 +56,21 @@ result<std::unique_ptr<rounds>> rounds::open(std::shared_ptr<symmetric_memory> m
   for (size_t host = 1; host < place.hosts.size(); ++host) if (place.hosts[host] <= place.hosts[host - 1] || place.hosts[host] >= members) return wrong("hosts are not in order");
   if (place.hosts.size() > 1 && way == nullptr) return wrong("there is no way to other hosts");
   // HAZARD: by quotients, so that no product can wrap.
-  if (place.group >= memory->byte_length() / made->layout_.group_bytes() || place.group >= memory->signal_slots() / made->layout_.group_slots()) return wrong("a group that does not fit the memory");
+  if (memory->byte_length() < round_layout::head_bytes || place.group >= (memory->byte_length() - round_layout::head_bytes) / made->layout_.group_bytes() || place.group >= memory->signal_slots() / made->layout_.group_slots()) return wrong("a group that does not fit the memory");
   made->host_ = static_cast<uint32_t>(std::upper_bound(place.hosts.begin(), place.hosts.end(), place.self) - place.hosts.begin()) - 1;
   made->leads_ = place.hosts[made->host_] == place.self;
   made->place_ = std::move(place);
   if (made->leads_) {
     made->signals_ = memory->own_signals();
     made->data_ = memory->own_data();
+    // Who sleeps on the rank's own word, as waits of JS do all the time, is not woken by every round.
+    memory->wake_instead(made->leader_wake());
   } else {
-    auto mapped = segment::open(leader.memory);
+    auto mapped = segment::open(leader);
     if (!mapped.ok()) return mapped.why();
-    auto control = segment::open(leader.control);
-    if (!control.ok()) return control.why();
     made->leader_memory_ = std::move(mapped.value());
-    made->leader_control_ = std::move(control.value());
     const auto ahead = static_cast<uint64_t>(memory->own_data() - reinterpret_cast<uint8_t*>(memory->own_signals()));
     if (made->leader_memory_->data_bytes() < ahead + memory->byte_length()) return wrong("the leader has another memory");
-    if (made->leader_control_->data_bytes() < sizeof(ep_rank_control)) return wrong("the leader has another control segment");
     made->signals_ = reinterpret_cast<uint64_t*>(made->leader_memory_->data());
     made->data_ = made->leader_memory_->data() + ahead;
   }
@@ -83,12 +79,15 @@ result<std::unique_ptr<rounds>> rounds::open(std::shared_ptr<symmetric_memory> m
   return made;
 }
 
-void rounds::enter(uint64_t round, std::span<const uint8_t> said) {
+void rounds::enter(uint64_t round, std::span<const uint8_t> said, std::span<const uint8_t> more) {
   row* mine = row_at(rows_at(round, place_.self));
+  auto* to = reinterpret_cast<uint8_t*>(mine + 1);
   // Never UINT32_MAX: callers are checked where they say how much it is.
-  const auto bytes = static_cast<uint32_t>(std::min<uint64_t>(said.size(), round_layout::most_bytes));
-  mine->bytes = bytes;
-  if (bytes > 0) std::memcpy(mine + 1, said.data(), bytes);
+  const uint64_t first = std::min<uint64_t>(said.size(), round_layout::most_bytes);
+  const uint64_t rest = std::min<uint64_t>(more.size(), round_layout::most_bytes - first);
+  mine->bytes = static_cast<uint32_t>(first + rest);
+  if (first > 0) std::memcpy(to, said.data(), first);
+  if (rest > 0) std::memcpy(to + first, more.data(), rest);
   // Before the looks at the others' rows: of two who write at one time, one sees both, and wakes who waits for that.
   word(&mine->key).store(key(round), std::memory_order_seq_cst);
   if (!all_said(round)) return;
@@ -96,7 +95,7 @@ void rounds::enter(uint64_t round, std::span<const uint8_t> said) {
     drive(round);
     return;
   }
-  wake_notify(&reinterpret_cast<ep_rank_control*>(leader_control_->data())->wake);
+  wake_notify(leader_wake());
 }
 
 bool rounds::all_said(uint64_t round) const {
@@ -158,7 +157,7 @@ bool rounds::hold(uint64_t round, int64_t most_ns) {
   policy.inline_ns = std::min(policy.inline_ns, most_ns);
   policy.inline_sleep_ns = most_ns - policy.inline_ns;
   const auto there = [&] { return look(round); };
-  if (leads_) return wait_inline(policy, context.wake(), there, &context.progress());
+  if (leads_) return wait_inline(policy, leader_wake(), there, &context.progress());
   return wait_inline(policy, wake_at(place_.self), there);
 }
 

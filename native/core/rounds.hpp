@@ -29,13 +29,15 @@ class round_way {
   virtual result<nothing> put(int32_t peer, uint64_t local, uint64_t stride, uint64_t row_bytes, uint64_t rows, uint64_t offset, uint64_t slot, uint64_t value) = 0;
 };
 
-// Where things lie in the memory, which every rank of the world has. Each group has its own places there.
+// Where things lie in the memory, which every rank of the world has: a word that wakes the leader of a host, in whichever group it sleeps, then the places of each group.
 struct round_layout {
   static constexpr uint64_t most_bytes = 1024; // that a member says in a round
   static constexpr int32_t most_members = 64;
+  static constexpr uint64_t head_bytes = 64;
   uint32_t world;
 
   uint64_t group_bytes() const;
+  uint64_t memory_bytes(uint64_t groups) const { return head_bytes + groups * group_bytes(); }
   uint64_t group_slots() const { return uint64_t{2} * world; }
 };
 
@@ -47,19 +49,13 @@ struct round_place {
   uint32_t self = 0;               // member
 };
 
-// The memory of the host's leader, as others of the host find it.
-struct round_handles {
-  ep_segment_handle memory;
-  ep_segment_handle control; // of the rank: with the word that wakes whoever waits in the memory
-};
-
 class rounds {
  public:
-  // `way`: null where all members share a host. Fails where the leader's memory cannot be mapped here. EP_STATUS_INVALID for a place that does not fit the memory.
-  static result<std::unique_ptr<rounds>> open(std::shared_ptr<symmetric_memory> memory, std::unique_ptr<round_way> way, round_place place, const round_handles& leader);
+  // `way`: null where all members share a host. `leader`: the memory of the host's first member; fails where it cannot be mapped here. EP_STATUS_INVALID for a place that does not fit the memory.
+  static result<std::unique_ptr<rounds>> open(std::shared_ptr<symmetric_memory> memory, std::unique_ptr<round_way> way, round_place place, const ep_segment_handle& leader);
 
-  // This rank's part of a round. One thread, as of all that follows.
-  void enter(uint64_t round, std::span<const uint8_t> said);
+  // This rank's part of a round, one behind the other: most_bytes together. One thread, as of all that follows.
+  void enter(uint64_t round, std::span<const uint8_t> said, std::span<const uint8_t> more = {});
   // Holds the thread until the round is there, or for `most_ns`. What look() says.
   bool hold(uint64_t round, int64_t most_ns);
   // The round is there. A leader puts what it can.
@@ -76,7 +72,9 @@ class rounds {
   uint64_t landing_at(uint64_t round, uint32_t member) const; // of what lands of its host
   uint64_t slot_of(uint64_t round, uint32_t host) const;
   row* row_at(uint64_t offset) const { return reinterpret_cast<row*>(data_ + offset); }
+  uint8_t* places() const { return data_ + round_layout::head_bytes + place_.group * layout_.group_bytes(); }
   uint64_t* posted_at(uint64_t round) const;
+  ep_wake_word* leader_wake() const { return reinterpret_cast<ep_wake_word*>(data_); }
   ep_wake_word* wake_at(uint32_t member) const;
   bool all_said(uint64_t round) const;
   bool landed(uint64_t round) const;
@@ -89,7 +87,6 @@ class rounds {
   round_place place_;
   round_layout layout_{};
   std::shared_ptr<segment> leader_memory_;
-  std::shared_ptr<segment> leader_control_;
   uint64_t* signals_ = nullptr; // the leader's
   uint8_t* data_ = nullptr;
   uint32_t host_ = 0;

@@ -521,7 +521,8 @@ export interface Binding extends GpuBinding {
     rank: NativeRankContext,
     options: NativeFabricOptions,
   ) => NativeFabricNic;
-  /** `hosts`: the first member of each host; members of a host are next to each other. `leader`: what `fabricRoundsPart` said on this host's first member. */
+  /** `hosts`: the first member of each host; members of a host are next to each other. `leader`: what `fabricRoundsPart` said on this host's first member. `folded`: members in the order
+   * in which what they give is folded, those of a host next to each other; `foldedHosts`: the first of each host there. */
   readonly FabricRounds: new (
     nic: NativeFabricNic,
     memory: NativeSymmetricMemory,
@@ -531,6 +532,8 @@ export interface Binding extends GpuBinding {
     hosts: Uint32Array,
     self: number,
     leader: Uint8Array,
+    folded: Uint32Array,
+    foldedHosts: Uint32Array,
   ) => NativeFabricRounds;
   readonly FabricCarrier: new (
     nic: NativeFabricNic,
@@ -545,8 +548,8 @@ export interface Binding extends GpuBinding {
   fabricCarrierSize(worldSize: number, groups: number): { readonly byteLength: number; readonly signalSlots: number };
   fabricCarrierClear(memory: NativeSymmetricMemory, group: number): void;
   fabricCarries(type: number, reduction: number): boolean;
-  /** Of a memory for rounds in a world of so many ranks. */
-  fabricRoundsSize(worldSize: number): NativeRoundsSize;
+  /** In a world of so many ranks. */
+  fabricRoundsSize(worldSize: number, groups: number): NativeRoundsSize;
   fabricRoundsPart(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
   /** What `FabricNic` would choose. */
   probeFabric(query: FabricQuery): FabricOffer;

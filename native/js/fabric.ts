@@ -92,7 +92,7 @@ export interface NativeFabricNic extends NicAtomics {
   close(): void;
 }
 
-/** Of the places of one group in a memory for rounds. */
+/** Of a memory for the rounds of some groups. */
 export interface NativeRoundsSize {
   readonly byteLength: number;
   readonly signalSlots: number;
@@ -107,6 +107,18 @@ export interface NativeRoundsSize {
 export interface NativeFabricRounds {
   /** What `look` says, after `mostMs` milliseconds at most, 0 to 10. */
   enter(round: number, said: Uint8Array, mostMs: number, into: Uint8Array): boolean;
+  /**
+   * As `enter` of `head` with `given` behind it. 0: the round has not come, 1: it has, and `into` is filled, 2: and all have said the same head. Then what all give, as long as `output`, is folded into that, if
+   * there is one: it does not overlap `into`.
+   */
+  exchange(
+    round: number,
+    head: Uint8Array,
+    given: ArrayBufferView | undefined,
+    mostMs: number,
+    into: Uint8Array,
+    ...fold: [] | [type: number, reduction: number, factor: number, output: ArrayBufferView]
+  ): 0 | 1 | 2;
   /** The round is there: `into` has `entryBytes` of each member, the length of what it said in 4 of them, and from the ninth on what it said. */
   look(round: number, into: Uint8Array): boolean;
   close(): void;

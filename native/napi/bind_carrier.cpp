@@ -7,6 +7,7 @@
 
 #include "carrier.hpp"
 #include "fabric/round_puts.hpp"
+#include "host_fold.hpp"
 
 namespace ep::binding {
 namespace {
@@ -56,7 +57,7 @@ carrier_wrap::carrier_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const Napi::Env env = info.Env();
   const memory_wrap& memory = unwrap<memory_wrap>(info[1], "memory");
   memory.open(env);
-  auto way = std::make_unique<fabric::round_puts>(fabric_engine_of(info[0]), memory.native, true);
+  auto way = std::make_unique<fabric::round_puts>(fabric_engine_of(info[0]), memory.native);
   round_place place;
   place.group = arg_size(info[2], "group");
   place.ranks = numbers_of<int32_t>(info[3], "ranks");
@@ -64,11 +65,7 @@ carrier_wrap::carrier_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const uint64_t self = arg_size(info[5], "self");
   if (self >= place.ranks.size()) throw_invalid(env, "member " + std::to_string(self) + " of " + std::to_string(place.ranks.size()));
   place.self = static_cast<uint32_t>(self);
-  std::vector<ep_segment_handle> parts;
-  const std::vector<ep_segment_handle> handles = segment_handles(info[6], "parts");
-  // A part is two handles, of which the second is for rounds.
-  for (size_t i = 0; i + 1 < handles.size(); i += 2) parts.push_back(handles[i]);
-  auto made = carrier::open(memory.native, std::move(way), std::move(place), parts);
+  auto made = carrier::open(memory.native, std::move(way), std::move(place), segment_handles(info[6], "parts"));
   native = std::move(value_or_throw(env, made));
   tag<carrier_wrap>(info.This().As<Napi::Object>());
 }
@@ -134,7 +131,7 @@ void clear(const Napi::CallbackInfo& info) {
 
 // (type, reduction) -> whether all-reduces of it are carried
 Napi::Value carries(const Napi::CallbackInfo& info) {
-  return Napi::Boolean::New(info.Env(), carrier::carries(static_cast<element_type>(arg_size(info[0], "type")), static_cast<reduce_op>(arg_size(info[1], "reduction"))));
+  return Napi::Boolean::New(info.Env(), folds_by_host(static_cast<element_type>(arg_size(info[0], "type")), static_cast<reduce_op>(arg_size(info[1], "reduction"))));
 }
 
 } // namespace

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "fabric/round_puts.hpp"
+#include "host_fold.hpp"
 #include "rounds.hpp"
 
 namespace ep::binding {
@@ -17,6 +18,7 @@ struct rounds_wrap : Napi::ObjectWrap<rounds_wrap> {
   static constexpr const char* type_name = "FabricRounds";
   explicit rounds_wrap(const Napi::CallbackInfo& info);
   Napi::Value enter(const Napi::CallbackInfo& info);
+  Napi::Value exchange(const Napi::CallbackInfo& info);
   Napi::Value look(const Napi::CallbackInfo& info);
   void close(const Napi::CallbackInfo&) { native.reset(); }
 
@@ -24,18 +26,24 @@ struct rounds_wrap : Napi::ObjectWrap<rounds_wrap> {
     if (!native) throw_failure(env, {EP_STATUS_CLOSED, 0, "the rounds were closed"});
     return *native;
   }
-  Napi::Value take(Napi::Env env, bool there, uint64_t round, Napi::Value into) const;
+  bool come(Napi::Env env, uint64_t round, Napi::Value most_ms) const;
+  bool take(uint64_t round, uint8_t* into) const;
+  uint8_t* entries(Napi::Value into) const;
 
   std::unique_ptr<rounds> native;
+  std::unique_ptr<host_fold> folds;
+  std::vector<uint64_t> given; // by member: elements, aligned
 };
 
 // Of what a round says of a member: its length, then its bytes.
 constexpr uint64_t entry_bytes = sizeof(uint64_t) + round_layout::most_bytes;
 
-round_handles leader_of(Napi::Value value) {
+enum exchange_end : uint32_t { late = 0, unlike = 1, alike = 2 };
+
+ep_segment_handle leader_of(Napi::Value value) {
   const std::vector<ep_segment_handle> handles = segment_handles(value, "leader");
-  if (handles.size() != 2) throw_invalid(value.Env(), "a leader has two segments, got " + std::to_string(handles.size()) + " handles");
-  return {handles[0], handles[1]};
+  if (handles.size() != 1) throw_invalid(value.Env(), "a leader has one segment, got " + std::to_string(handles.size()) + " handles");
+  return handles[0];
 }
 
 template <class T> std::vector<T> numbers_of(Napi::Value value, const char* what) {
@@ -47,7 +55,7 @@ template <class T> std::vector<T> numbers_of(Napi::Value value, const char* what
 
 } // namespace
 
-// (nic, memory, group, token, ranks: Int32Array, hosts: Uint32Array, self, what fabricRoundsPart() said on the leader)
+// (nic, memory, group, token, ranks: Int32Array, hosts: Uint32Array, self, what fabricRoundsPart() said on the leader, members as they are folded: Uint32Array, of each host the first of them there: Uint32Array)
 rounds_wrap::rounds_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const Napi::Env env = info.Env();
   const memory_wrap& memory = unwrap<memory_wrap>(info[1], "memory");
@@ -61,63 +69,123 @@ rounds_wrap::rounds_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   const uint64_t self = arg_size(info[6], "self");
   if (self >= place.ranks.size()) throw_invalid(env, "member " + std::to_string(self) + " of " + std::to_string(place.ranks.size()));
   place.self = static_cast<uint32_t>(self);
+  auto order = std::make_unique<host_fold>(numbers_of<uint32_t>(info[8], "folded"), numbers_of<uint32_t>(info[9], "foldedHosts"));
+  if (!order->sound(static_cast<uint32_t>(place.ranks.size()))) throw_invalid(env, "the order of folds does not have every member once");
   auto made = rounds::open(memory.native, std::move(way), std::move(place), leader_of(info[7]));
   native = std::move(value_or_throw(env, made));
+  folds = std::move(order);
   tag<rounds_wrap>(info.This().As<Napi::Object>());
 }
 
-// False where the round is not there.
-Napi::Value rounds_wrap::take(Napi::Env env, bool there, uint64_t round, Napi::Value into) const {
-  if (!there) return Napi::Boolean::New(env, false);
+bool rounds_wrap::come(Napi::Env env, uint64_t round, Napi::Value most_ms) const {
+  const double ms = arg_double(most_ms, "mostMs");
+  if (!(ms >= 0 && ms <= 10)) throw_invalid(env, "mostMs is not in 0..10");
+  return ms > 0 ? native->hold(round, std::llround(ms * 1e6)) : native->look(round);
+}
+
+uint8_t* rounds_wrap::entries(Napi::Value into) const {
   const byte_span out = arg_bytes(into, "into");
-  if (out.size < native->members() * entry_bytes) throw_invalid(env, "into has " + std::to_string(out.size) + " bytes for " + std::to_string(native->members()) + " members");
-  auto* at = const_cast<uint8_t*>(out.data);
+  if (out.size < native->members() * entry_bytes) throw_invalid(into.Env(), "into has " + std::to_string(out.size) + " bytes for " + std::to_string(native->members()) + " members");
+  return const_cast<uint8_t*>(out.data);
+}
+
+// What all said in a round that is there. False where it is not after all.
+bool rounds_wrap::take(uint64_t round, uint8_t* at) const {
   for (uint32_t member = 0; member < native->members(); ++member, at += entry_bytes) {
     const uint32_t bytes = native->read(round, member, at + sizeof(uint64_t));
-    if (bytes == UINT32_MAX) return Napi::Boolean::New(env, false);
+    if (bytes == UINT32_MAX) return false;
     std::memcpy(at, &bytes, sizeof(bytes));
   }
-  return Napi::Boolean::New(env, true);
+  return true;
 }
 
 // (round, said, mostMs, into) -> whether the round is there, and `into` has what all said
 Napi::Value rounds_wrap::enter(const Napi::CallbackInfo& info) {
-  rounds& table = open(info.Env());
+  const Napi::Env env = info.Env();
+  rounds& table = open(env);
   const uint64_t round = arg_size(info[0], "round");
   const byte_span said = arg_bytes(info[1], "said");
-  if (said.size > round_layout::most_bytes) throw_invalid(info.Env(), std::to_string(said.size) + " bytes are more than a round takes of a member");
-  const double ms = arg_double(info[2], "mostMs");
-  if (!(ms >= 0 && ms <= 10)) throw_invalid(info.Env(), "mostMs is not in 0..10");
+  if (said.size > round_layout::most_bytes) throw_invalid(env, std::to_string(said.size) + " bytes are more than a round takes of a member");
+  uint8_t* into = entries(info[3]);
   table.enter(round, {said.data, said.size});
-  const bool there = ms > 0 ? table.hold(round, std::llround(ms * 1e6)) : table.look(round);
-  return take(info.Env(), there, round, info[3]);
+  return Napi::Boolean::New(env, come(env, round, info[2]) && take(round, into));
 }
 
-// (round, into) -> the same
-Napi::Value rounds_wrap::look(const Napi::CallbackInfo& info) {
+// (round, head, given or undefined, mostMs, into, [type, reduction, factor, output]) -> exchange_end. As enter() of the head with what is given behind it; where all have that head and `output` is there, what
+// all give is folded into it.
+Napi::Value rounds_wrap::exchange(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  rounds& table = open(env);
+  const auto ends = [env](exchange_end end) { return Napi::Number::New(env, end); };
   const uint64_t round = arg_size(info[0], "round");
-  return take(info.Env(), open(info.Env()).look(round), round, info[1]);
+  const byte_span head = arg_bytes(info[1], "head");
+  const byte_span gives = info[2].IsUndefined() ? byte_span{nullptr, 0} : arg_bytes(info[2], "given");
+  if (head.size > round_layout::most_bytes || gives.size > round_layout::most_bytes - head.size) throw_invalid(env, std::to_string(head.size + gives.size) + " bytes are more than a round takes of a member");
+  uint8_t* into = entries(info[4]);
+  const bool folded = info.Length() > 5;
+  element_type type{};
+  reduce_op op{};
+  double factor = 0;
+  byte_span output{nullptr, 0};
+  if (folded) {
+    type = static_cast<element_type>(arg_size(info[5], "type"));
+    op = static_cast<reduce_op>(arg_size(info[6], "reduction"));
+    factor = arg_double(info[7], "factor");
+    output = arg_bytes(info[8], "output");
+    if (!folds_by_host(type, op)) throw_invalid(env, "rounds do not fold this reduction");
+    if (output.size != gives.size || output.size % element_bytes(type) != 0) throw_invalid(env, "what is folded is not as long as what is given");
+  }
+  table.enter(round, {head.data, head.size}, {gives.data, gives.size});
+  if (!come(env, round, info[3]) || !take(round, into)) return ends(late);
+  const uint32_t members = table.members();
+  for (uint32_t member = 0; member < members; ++member) {
+    const uint8_t* at = into + member * entry_bytes;
+    uint32_t bytes = 0;
+    std::memcpy(&bytes, at, sizeof(bytes));
+    if (bytes < head.size || std::memcmp(at + sizeof(uint64_t), head.data, head.size) != 0) return ends(unlike);
+    if (folded && bytes - head.size != gives.size) return ends(unlike);
+  }
+  if (!folded || output.size == 0) return ends(alike);
+  const uint64_t stride = (gives.size + sizeof(uint64_t) - 1) / sizeof(uint64_t);
+  given.resize(std::max<uint64_t>(given.size(), members * stride));
+  const void* sources[round_layout::most_members];
+  for (uint32_t member = 0; member < members; ++member) {
+    uint64_t* aligned = given.data() + member * stride;
+    std::memcpy(aligned, into + member * entry_bytes + sizeof(uint64_t) + head.size, gives.size);
+    sources[member] = aligned;
+  }
+  folds->run(const_cast<uint8_t*>(output.data), {sources, members}, output.size / element_bytes(type), type, op, factor);
+  return ends(alike);
+}
+
+// (round, into) -> as enter()
+Napi::Value rounds_wrap::look(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  rounds& table = open(env);
+  const uint64_t round = arg_size(info[0], "round");
+  uint8_t* into = entries(info[1]);
+  return Napi::Boolean::New(env, table.look(round) && take(round, into));
 }
 
 namespace {
 
-// (worldSize) -> of the places of a group
+// (worldSize, groups) -> of a memory for the rounds of so many groups
 Napi::Value size_of(const Napi::CallbackInfo& info) {
   const round_layout layout{static_cast<uint32_t>(std::min<uint64_t>(arg_size(info[0], "worldSize"), UINT32_MAX))};
   auto out = Napi::Object::New(info.Env());
-  out["byteLength"] = static_cast<double>(layout.group_bytes());
-  out["signalSlots"] = static_cast<double>(layout.group_slots());
+  const uint64_t groups = arg_size(info[1], "groups");
+  out["byteLength"] = static_cast<double>(layout.memory_bytes(groups));
+  out["signalSlots"] = static_cast<double>(groups * layout.group_slots());
   out["mostMembers"] = round_layout::most_members;
   out["mostBytes"] = static_cast<double>(round_layout::most_bytes);
   out["entryBytes"] = static_cast<double>(entry_bytes);
   return out;
 }
 
-// (memory) -> what members of this host open() with where this rank leads: its part, and the segment with the word that wakes it
+// (memory) -> what members of this host open() with, of rounds where this rank leads
 Napi::Value part_of(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = unwrap<memory_wrap>(info[0], "memory").open(info.Env());
-  const round_handles part{memory.handle(), memory.context().handle()};
-  return bytes_copy(info.Env(), &part, sizeof(part));
+  return bytes_copy(info.Env(), &memory.handle(), sizeof(ep_segment_handle));
 }
 
 } // namespace
@@ -127,7 +195,7 @@ void bind_rounds(Napi::Env env, Napi::Object exports) {
   exports["fabricRoundsPart"] = Napi::Function::New(env, part_of);
   using wrap = rounds_wrap;
   exports["FabricRounds"] =
-      wrap::DefineClass(env, "FabricRounds", {wrap::InstanceMethod<&wrap::enter>("enter"), wrap::InstanceMethod<&wrap::look>("look"), wrap::InstanceMethod<&wrap::close>("close")});
+      wrap::DefineClass(env, "FabricRounds", {wrap::InstanceMethod<&wrap::enter>("enter"), wrap::InstanceMethod<&wrap::exchange>("exchange"), wrap::InstanceMethod<&wrap::look>("look"), wrap::InstanceMethod<&wrap::close>("close")});
 }
 
 } // namespace ep::binding

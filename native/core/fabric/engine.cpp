@@ -10,12 +10,11 @@
 namespace ep::fabric {
 namespace {
 
-constexpr int64_t shortest_nap_ns = 100'000;
 constexpr int64_t longest_nap_ns = 1'000'000;
 constexpr int64_t longest_sleep_ns = 20'000'000; // on the descriptor: life words wake nobody, and a provider may miss something
 constexpr int64_t soon_ns = 5'000'000; // idle for less: the next request may come at any moment
 constexpr int64_t farewell_ns = 500'000'000;
-constexpr int64_t assistance_ns = 50'000; // a look longer ago: whoever looked has what it waited for, or sleeps
+constexpr int64_t assistance_ns = 200'000; // a look longer ago: whoever looked has what it waited for, or sleeps
 // Before a peer has been heard at all: it may be busy opening.
 constexpr int64_t patience_ns = 30'000'000'000;
 
@@ -439,8 +438,11 @@ void engine::step_back(std::unique_lock<std::mutex>& turn) {
       wake_cancel(&away_);
       break;
     }
-    wake_commit(&away_, epoch, shortest_nap_ns);
+    wake_commit(&away_, epoch, away_ns_);
+    // Whoever has looked for so long does for longer.
+    away_ns_ = std::min(2 * away_ns_, longest_nap_ns);
   }
+  if (!assisted(clock_now_ns())) away_ns_ = shortest_nap_ns;
   stepped_back_.store(false, std::memory_order_seq_cst);
   turn.lock();
 }

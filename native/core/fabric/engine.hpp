@@ -148,6 +148,8 @@ class engine {
     std::atomic<uint64_t> carried{0};
   };
 
+  static constexpr int64_t shortest_nap_ns = 100'000;
+
   // engine.cpp
   void run();
   bool step();
@@ -235,6 +237,7 @@ class engine {
 
   // The engine's thread only.
   int64_t watched_ns_ = 0;
+  int64_t away_ns_ = shortest_nap_ns; // between looks whether others still look
   uint32_t looks_again_ = 0; // in a row, because the port would not have the thread sleep
   bool woken_ = false;       // before its time was up, or kept awake by the port
   int64_t vain_ = 0;         // times that this was for nothing, less what made up for it

@@ -25,7 +25,7 @@ result<nothing> round_puts::put(int32_t peer, uint64_t local, uint64_t stride, u
   wanted.value = value;
   wanted.keep = memory_;
   wanted.unawaited = true;
-  wanted.eager = eager_;
+  wanted.eager = true;
   auto posted = carrier_->post(*memory_, std::move(wanted));
   if (!posted.ok()) return posted.why();
   under_way_[{peer, slot}] = posted.value();

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "fabric/round_puts.hpp"
+#include "host_fold.hpp"
 #include "fabric_ranks.hpp"
 #include "scripted_port.hpp"
 
@@ -45,7 +46,7 @@ struct carrier_world {
     std::vector<ep_segment_handle> parts;
     const uint32_t per_host = members() / 2;
     for (uint32_t mate = member / per_host * per_host; parts.size() < per_host; ++mate) parts.push_back(side(mate).memory->handle());
-    auto way = std::make_unique<fabric::round_puts>(std::shared_ptr<fabric::engine>(std::shared_ptr<void>(), own.engine.get()), own.memory, true);
+    auto way = std::make_unique<fabric::round_puts>(std::shared_ptr<fabric::engine>(std::shared_ptr<void>(), own.engine.get()), own.memory);
     return carrier::open(own.memory, std::move(way), std::move(of), parts);
   }
   fabric_side& side(uint32_t member) { return ranks.side(place.ranks[member]); }
@@ -278,8 +279,8 @@ void test_refused() {
   EP_CHECK(refused(bad));
   EP_CHECK(!world.carriers[0]->begin({carried_kind::all_reduce, element_type::f16, reduce_op::sum, 0, 8}).ok());
   EP_CHECK(!world.carriers[0]->begin({carried_kind::all_reduce, element_type::i32, reduce_op::avg, 0, 8}).ok());
-  EP_CHECK(carrier::carries(element_type::f16, reduce_op::max));
-  EP_CHECK(carrier::carries(element_type::i64, reduce_op::bxor));
+  EP_CHECK(folds_by_host(element_type::f16, reduce_op::max));
+  EP_CHECK(folds_by_host(element_type::i64, reduce_op::bxor));
   for (uint32_t member = 0; member < 4; ++member) EP_CHECK(world.carriers[member]->begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, 100}).ok());
   world.side(0).engine->stop(false);
   std::vector<uint8_t> bytes(100);

@@ -26,7 +26,7 @@ struct round_world {
   round_world(const std::vector<uint32_t>& hosts, uint64_t seed, uint64_t group = 0) : network(total(hosts), seed), ranks(total(hosts), 1, 1, {}, [this](int32_t rank) { return network.port(rank); }) {
     const auto world = static_cast<uint32_t>(total(hosts));
     const round_layout layout{world};
-    ranks.allocate(groups * layout.group_bytes(), groups * layout.group_slots());
+    ranks.allocate(layout.memory_bytes(groups), groups * layout.group_slots());
     place.group = group;
     place.token = 0xfedc'0000'0000'0000 + seed * 1'000'003;
     for (uint32_t member = 0; member < world; ++member) place.ranks.push_back(static_cast<int32_t>(world - 1 - member));
@@ -44,7 +44,7 @@ struct round_world {
     fabric_side& own = side(member);
     const fabric_side& first = side(leader);
     auto way = std::make_unique<fabric::round_puts>(std::shared_ptr<fabric::engine>(std::shared_ptr<void>(), own.engine.get()), own.memory);
-    return must(rounds::open(own.memory, std::move(way), std::move(of), {first.memory->handle(), first.context->handle()}));
+    return must(rounds::open(own.memory, std::move(way), std::move(of), first.memory->handle()));
   }
   static int32_t total(const std::vector<uint32_t>& hosts) {
     uint32_t sum = 0;
@@ -174,11 +174,11 @@ void test_held_up() {
 // What says more than there is, or is nobody's, is refused; and a network that has gone takes no rounds.
 void test_refused() {
   round_world world({2, 1}, 5);
-  const round_handles leader{world.side(0).memory->handle(), world.side(0).context->handle()};
-  const auto refused = [&](round_place place, const round_handles& handles) {
+  const ep_segment_handle leader = world.side(0).memory->handle();
+  const auto refused = [&](round_place place, const ep_segment_handle& handle) {
     fabric_side& own = world.side(1);
     auto way = std::make_unique<fabric::round_puts>(std::shared_ptr<fabric::engine>(std::shared_ptr<void>(), own.engine.get()), own.memory);
-    return !rounds::open(own.memory, std::move(way), std::move(place), handles).ok();
+    return !rounds::open(own.memory, std::move(way), std::move(place), handle).ok();
   };
   round_place good = world.place;
   good.self = 1;
@@ -200,8 +200,8 @@ void test_refused() {
   EP_CHECK(refused(bad, leader));
   bad.hosts = {1};
   EP_CHECK(refused(bad, leader));
-  EP_CHECK(refused(good, {ep_segment_handle{}, leader.control}));
-  EP_CHECK(refused(good, {leader.control, leader.control}));
+  EP_CHECK(refused(good, ep_segment_handle{}));
+  EP_CHECK(refused(good, world.side(0).context->handle()));
   // Nothing is reached any more.
   world.side(0).engine->stop(false);
   for (uint32_t member = 0; member < 3; ++member) world.tables[member]->enter(1, words_of(1, member));

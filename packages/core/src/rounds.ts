@@ -15,6 +15,15 @@ export interface RoundsOptions {
   readonly hosts: readonly number[];
   /** What `part` said on the first rank of this host. */
   readonly leader: Uint8Array;
+  /** In which order `exchange` folds: places in the group, those of each list one after the other, and then what the lists have come to. All in group order unless given. */
+  readonly folds?: readonly (readonly number[])[];
+}
+
+/** Numbers of dtypes and reductions are the addon's. */
+export interface RoundFold {
+  readonly type: number;
+  readonly reduction: number;
+  readonly factor: number;
 }
 
 /**
@@ -30,6 +39,20 @@ export interface Rounds extends Closeable {
   enter(round: number, said: Uint8Array, mostMs: number): readonly Uint8Array[] | undefined;
   /** The same of a round that this rank has entered, at once. */
   look(round: number): readonly Uint8Array[] | undefined;
+  /**
+   * As `enter` of `head` and, behind it, the bytes of `given`; `alike` if all have said that head. With `fold`, whose reduction `CarrierMaker.carries`, what all gave is then folded into `output`, which is as long; a rank
+   * that gave more or less is not alike. Otherwise nothing is folded.
+   */
+  exchange?(
+    round: number,
+    head: Uint8Array,
+    given: ArrayBufferView | undefined,
+    mostMs: number,
+    fold?: RoundFold,
+    output?: ArrayBufferView,
+  ): 'late' | 'unlike' | 'alike';
+  /** What each said in a round, in group order, in memory that the next round but one uses again; of others than the last two that came here, undefined. */
+  kept?(round: number): readonly Uint8Array[] | undefined;
 }
 
 export interface CarrierOptions extends Pick<RoundsOptions, 'memory' | 'group' | 'ranks' | 'hosts'> {

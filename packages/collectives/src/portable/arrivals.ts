@@ -11,6 +11,12 @@ export class Arrivals {
     return this.#of(sequence);
   }
 
+  /** Somebody has told of the call. */
+  has(sequence: number): boolean {
+    const words = this.#calls.get(sequence);
+    return words !== undefined && words.size > 0;
+  }
+
   all(): Iterable<Words> {
     return this.#calls.values();
   }

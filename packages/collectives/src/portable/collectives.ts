@@ -28,8 +28,10 @@ import { checkArrays, lostError, type Poison, poisonedError, poisonOf } from './
 import { takeGiven } from './given.js';
 import type { Commit } from './membership.js';
 import { nameOf, type OrderedCall, type OrderedEnd } from './ordered.js';
+import { QuickCalls } from './quick-calls.js';
 import { type CallRecord, type ControlRecord, type DoneRecord, describeError, type PoisonRecord } from './records.js';
 import { callRecords, findMismatch, longestCarried } from './signature.js';
+import { ToldInRounds } from './told-in-rounds.js';
 
 /** Once calls are known to differ, how long ranks that have not come are waited for, so that the message can name all. */
 const MISMATCH_GRACE_MS = 200;
@@ -37,20 +39,21 @@ const MISMATCH_GRACE_MS = 200;
 const FAREWELL_MS = 1000;
 /** How long an agreement without ranks that were late may take before somebody else is. */
 const AGREEMENT_MS = 1000;
-/** Between looks at a round that did not come at once. */
-const FIRST_LOOK_MS = 1;
-const LONGEST_LOOK_MS = 50;
 
 export class Collectives {
   readonly #init: CollectivesInit;
   readonly #queue: QueuedCall[] = [];
   readonly #arrivals = new Arrivals();
+  readonly #told: ToldInRounds;
+  readonly #quick: QuickCalls;
   /** Calls that end with the loss of these ranks, before they were made here. */
   readonly #forfeited = new Map<number, readonly number[]>();
   #active: ActiveCall | undefined;
   /** The last call that is known to have ended alike on all ranks. One that is `due` here may be behind it. */
   #completed = 0;
-  #last: Ended = { sequence: 0, contributors: [], words: new Map() };
+  /** Undefined: a quick one. */
+  #last: Ended | undefined = { sequence: 0, contributors: [], words: new Map() };
+  #lastQuick: Pick<Ended, 'sequence' | 'contributors'> = { sequence: 0, contributors: [] };
   #poison: Poison | undefined;
   /** The call behind which all went on when the group was repaired last. */
   #repairedAt = 0;
@@ -59,6 +62,11 @@ export class Collectives {
 
   constructor(init: CollectivesInit) {
     this.#init = init;
+    this.#quick = new QuickCalls(init);
+    this.#told = new ToldInRounds(init, this.#arrivals, {
+      active: () => this.#active,
+      onWords: () => this.#meet(),
+    });
   }
 
   get completed(): number {
@@ -66,6 +74,8 @@ export class Collectives {
   }
 
   get last(): Ended {
+    // HAZARD: at once: the round after the next has its words in the same memory.
+    this.#last ??= { ...this.#lastQuick, words: this.#init.rounds!.wordsOf(this.#lastQuick.sequence) };
     return this.#last;
   }
 
@@ -77,11 +87,25 @@ export class Collectives {
   /** HAZARD: a rank that was stopped may have all words of a call that the others have lost since, and lost it with them: what they told last has to be looked at first. */
   run(call: OrderedCall): OrderedEnd | Promise<OrderedEnd> {
     if (this.#active === undefined) this.#init.look();
+    const end = this.#isNext(call) ? this.#quick.run(call) : undefined;
+    if (end !== undefined) {
+      this.#completed = call.sequence;
+      this.#last = undefined;
+      this.#lastQuick = { sequence: call.sequence, contributors: end.contributors };
+      return end;
+    }
     const queued = new QueuedCall(call, (aborted) => this.#giveUp(aborted, call.signal!.reason));
     this.#queue.push(queued);
     if (call.signal?.aborted === true) this.#giveUp(queued, call.signal.reason);
     this.#advance();
     return queued.answer();
+  }
+
+  /** It goes at once, all that came before has ended well, and nobody has told of it. */
+  #isNext({ sequence }: OrderedCall): boolean {
+    if (this.#active !== undefined || this.#advancing || this.#queue.length > 0) return false;
+    if (this.#broken !== undefined || this.#poison !== undefined || this.#forfeited.size > 0) return false;
+    return sequence === this.#completed + 1 && !this.#arrivals.has(sequence);
   }
 
   /** Of the rank that made the call, or of one that passes on its words. */
@@ -93,7 +117,7 @@ export class Collectives {
       return;
     }
     // Who tells in a record has no round of that call, and may have none ever.
-    if (caller === from) this.#retell(from, sequence);
+    if (caller === from) this.#told.retell(from, sequence);
     if (sequence <= this.#completed && sequence !== this.#active?.sequence) return;
     this.#arrivals.add(caller, record);
     if (this.#active?.sequence === sequence) this.#meet();
@@ -152,8 +176,8 @@ export class Collectives {
 
   /** What the ranks that are gone have told, and what this one has told in rounds alone: to a survivor, before it is told how far this rank has come. */
   relay(peer: number, gone: readonly number[]): void {
-    this.#retell(peer);
-    for (const words of [this.#last.words, ...this.#arrivals.all()]) {
+    this.#told.retell(peer);
+    for (const words of [this.last.words, ...this.#arrivals.all()]) {
       for (const record of retold(words, gone)) this.#init.tell(peer, record);
     }
   }
@@ -323,7 +347,7 @@ export class Collectives {
   #timeoutError(active: ActiveCall): EpError {
     const { rank, membership } = this.#init;
     const awaited = membership.agreeing && !active.due ? membership.awaited : [];
-    const unreached = (active.contributors ?? []).filter((peer) => !this.#isTold(peer));
+    const unreached = (active.contributors ?? []).filter((peer) => !this.#told.isTold(peer));
     return active.timeoutError(rank, this.#arrivals.of(active.sequence), { awaited, unreached });
   }
 
@@ -340,10 +364,10 @@ export class Collectives {
     traces.call(nameOf(call));
     const recordFor = this.#recordsOf(active);
     const own = recordFor(rank);
-    const inRound = this.#goesInRound(active, own);
+    const inRound = this.#told.goesInRound(active, own);
     this.#arrivals.add(rank, own);
     if (inRound) {
-      this.#begin(active, own);
+      if (!this.#told.say(active, own)) this.#meet();
       return;
     }
     for (const peer of membership.active) {
@@ -357,71 +381,11 @@ export class Collectives {
     this.#meet();
   }
 
-  /** All members of the beginning make the call, and no call was repaired. */
-  #isWhole({ contributors }: ActiveCall): boolean {
-    const { isWhole, size } = this.#init;
-    return isWhole() && contributors!.length === size();
-  }
-
   #recordsOf(active: ActiveCall): (peer: number) => CallRecord {
     const { call } = active;
-    const canBeCarried = call.membership === undefined && this.#isWhole(active);
+    const canBeCarried = call.membership === undefined && this.#told.isWhole(active);
     const record = canBeCarried ? this.#init.rounds?.recordOf(call) : undefined;
     return record === undefined ? callRecords(call) : () => record;
-  }
-
-  /** Not where somebody has told of it in a record: who does has no round of it any more. */
-  #goesInRound(active: ActiveCall, { given, carry }: CallRecord): boolean {
-    const { rank, rounds } = this.#init;
-    const { contributors, sequence } = active;
-    if ((given ?? carry) === undefined || rounds?.ready !== true || !this.#isWhole(active)) return false;
-    // HAZARD: as of records, it must not end before all are told, and could not be told otherwise.
-    if (!contributors!.every((peer) => this.#isTold(peer))) return false;
-    const words = this.#arrivals.of(sequence);
-    return !contributors!.some((peer) => peer !== rank && words.has(peer));
-  }
-
-  /** Of a small call: in a round, and in records where that does not come at once. */
-  #begin(active: ActiveCall, own: CallRecord): void {
-    if (this.#hear(active, this.#init.rounds!.say(own, nameOf(active.call)))) return;
-    for (const peer of active.contributors!) this.#retell(peer, active.sequence);
-    this.#listen(active, FIRST_LOOK_MS);
-    this.#meet();
-  }
-
-  /** HAZARD: whoever has the round may have ended the call, and be away from what it is asked in records. */
-  #listen(active: ActiveCall, ms: number): void {
-    const { membership, rounds } = this.#init;
-    active.after(ms, () => {
-      const isWhole = !membership.agreeing && membership.goneMembers.length === 0 && this.#init.isWhole();
-      if (this.#active !== active || active.plan !== undefined || !isWhole) return;
-      if (!this.#hear(active, rounds?.look(active.sequence))) this.#listen(active, Math.min(2 * ms, LONGEST_LOOK_MS));
-    });
-  }
-
-  /** All words of a call in a round. False where it is not there. */
-  #hear(active: ActiveCall, words: readonly CallRecord[] | undefined): boolean {
-    if (words === undefined) return false;
-    const { traces, rank } = this.#init;
-    const { call } = active;
-    const byteLength = words[rank]!.given?.byteLength ?? 0;
-    traces.signalled(nameOf(call));
-    if (byteLength > 0) traces.wrote(call.kind, byteLength);
-    for (const [peer, record] of words.entries()) if (peer !== rank) this.#arrivals.add(peer, record);
-    this.#meet();
-    return true;
-  }
-
-  /** Tells the peer in records what this rank has told in rounds. */
-  #retell(peer: number, sequence?: number): void {
-    const { rank, rounds, traces, tell, membership } = this.#init;
-    if (peer === rank || membership.isGone(peer)) return;
-    for (const { record, kind } of rounds?.owed(peer, sequence) ?? []) {
-      traces.signalled(kind);
-      const byteLength = record.given?.byteLength ?? 0;
-      if (byteLength > 0) traces.wrote(kind, byteLength);
-      tell(peer, record);
-    }
   }
 
   /** HAZARD: what this rank has said in an agreement of how far it has come stays true, unless others had come further before. */
@@ -452,7 +416,7 @@ export class Collectives {
     const { rank, orderOf } = this.#init;
     const { call } = active;
     const contributors = active.contributors!;
-    if (!contributors.every((peer) => this.#isTold(peer))) return;
+    if (!contributors.every((peer) => this.#told.isTold(peer))) return;
     try {
       takeGiven({ call, rank, contributors, order: orderOf(contributors) }, this.#arrivals.of(call.sequence));
     } catch (error) {
@@ -460,11 +424,6 @@ export class Collectives {
       return;
     }
     this.#complete(active);
-  }
-
-  #isTold(peer: number): boolean {
-    const { rank, reaches } = this.#init;
-    return peer === rank || reaches(peer);
   }
 
   /** Whether this rank cannot go on without more of that one. */

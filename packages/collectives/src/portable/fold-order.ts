@@ -52,11 +52,17 @@ export const ofHosts =
       ranks,
     );
 
-/** The order of these contributors. */
-export function orderOf({ hosts }: Placement, contributors: readonly number[]): FoldOrder {
+/** Ranks of one host each, which are folded before what hosts have come to: one list where that makes no difference. */
+export function foldsOf({ hosts }: Placement, contributors: readonly number[]): readonly (readonly number[])[] {
   const present = hosts.map((members) => members.filter((rank) => contributors.includes(rank)));
   const groups = present.filter(({ length }) => length > 0);
-  if (groups.length === 1 || groups.every(({ length }) => length === 1)) return inRankOrder;
+  return groups.every(({ length }) => length === 1) ? [contributors] : groups;
+}
+
+/** The order of these contributors. */
+export function orderOf(placement: Placement, contributors: readonly number[]): FoldOrder {
+  const groups = foldsOf(placement, contributors);
+  if (groups.length === 1) return inRankOrder;
   const places = groups.map((members) => members.map((rank) => contributors.indexOf(rank)));
   const across = ofHosts(
     contributors.length,

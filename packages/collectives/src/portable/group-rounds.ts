@@ -10,7 +10,17 @@
  *
  * HAZARD: what a rank that is gone has said is not heard any more (membership.ts): none looks at rounds once a member is lost, nor ever after.
  */
-import { type Carrier, isEpError, type RoundMaker, type Rounds, type Store, type SymmetricMemory } from '@ep/core';
+import {
+  type Carrier,
+  isEpError,
+  type RoundFold,
+  type RoundMaker,
+  type Rounds,
+  type Store,
+  type SymmetricMemory,
+} from '@ep/core';
+import type { Elements } from '../engine.js';
+import type { Words } from './arrivals.js';
 import { CarriedPlan, isCarried } from './carried-plan.js';
 import type { PlannedCall } from './collectives-init.js';
 import type { nameOf, OrderedCall } from './ordered.js';
@@ -50,15 +60,30 @@ export interface GroupRoundsInit {
   readonly ranks: readonly number[];
   /** For each of them a number that those of its host have, and no other. */
   readonly hosts: readonly number[];
+  /** In which order what ranks give is folded: `RoundsOptions.folds`. */
+  readonly folds: readonly (readonly number[])[];
   /** Of this process in the group. */
   readonly rank: number;
 }
 
 /** A word of this rank that not all have been told in a record. */
 interface Said {
-  readonly record: CallRecord;
-  readonly kind: ReturnType<typeof nameOf>;
+  sequence: number;
+  /** Absent until somebody asks, where `Rounds.kept` has it. */
+  record: CallRecord | undefined;
+  kind: ReturnType<typeof nameOf>;
   readonly told: Set<number>;
+}
+
+/** What is said, or folded, of a small call as `exchange` takes it. */
+export interface ExchangedCall {
+  readonly sequence: number;
+  readonly kind: Said['kind'];
+  /** Of `headOf`. */
+  readonly head: Uint8Array;
+  readonly given: Elements | undefined;
+  readonly fold: RoundFold | undefined;
+  readonly output: Elements | undefined;
 }
 
 /** The rounds that this thread uses. HAZARD: ranks that share a thread would hold each other up. */
@@ -70,8 +95,13 @@ function count(maker: RoundMaker, by: number): void {
   else makers.delete(maker);
 }
 
+/** What a word begins with that says no more than what is called, and what is given: that follows. */
+export function headOf(call: string): Uint8Array {
+  return encode({ call });
+}
+
 /** What all ranks say alike is a text of its own, so that it need not be read of each. */
-function encode({ call, gives, takes, carry, given = NOTHING }: CallRecord): Uint8Array {
+function encode({ call, gives, takes, carry, given = NOTHING }: Omit<CallRecord, 'kind' | 'sequence'>): Uint8Array {
   const name = Buffer.from(call);
   const isPlain = gives === undefined && carry === undefined;
   const rest = isPlain ? NOTHING : Buffer.from(JSON.stringify({ gives, takes, carry }));
@@ -127,6 +157,7 @@ export class GroupRounds {
   #carries = false;
   #begun = false;
   #ready = false;
+  #exchanges = false;
   #holdMs = LONGEST_HOLD_MS;
   #opening: Promise<void> = Promise.resolve();
 
@@ -137,6 +168,16 @@ export class GroupRounds {
   /** All ranks can take them, as this one knows by now. */
   get ready(): boolean {
     return this.#ready;
+  }
+
+  /** They take `exchange`, too. */
+  get exchanges(): boolean {
+    return this.#ready && this.#exchanges;
+  }
+
+  /** Whether `exchange` folds this. */
+  folds(type: number, reduction: number): boolean {
+    return this.#init.maker.carriers?.carries(type, reduction) === true;
   }
 
   /**
@@ -177,12 +218,26 @@ export class GroupRounds {
 
   /** Says this rank's word of a small call, and holds the thread for a moment; what all say of it, by rank, if they do by then. */
   say(record: CallRecord, kind: Said['kind']): readonly CallRecord[] | undefined {
-    this.#said.push({ record, kind, told: new Set() });
-    if (this.#said.length > CALLS_KEPT) this.#said.shift();
+    const { sequence } = record;
+    // As `exchange` has it, for which the thread was held.
+    if (this.#remember(sequence, kind, record)) return this.look(sequence);
+    const words = this.#rounds!.enter(sequence, encode(record), Math.min(this.#mostMs, this.#holdMs));
+    this.#holdFor(words !== undefined);
+    return this.#decoded(sequence, words);
+  }
+
+  /** As `say`, of a call whose words are not looked at one by one. True: all have said the same, and what they give is folded, if it is to be. */
+  exchange({ sequence, kind, head, given, fold, output }: ExchangedCall): boolean {
+    this.#remember(sequence, kind, undefined);
     const mostMs = Math.min(this.#mostMs, this.#holdMs);
-    const words = this.#rounds!.enter(record.sequence, encode(record), mostMs);
-    this.#holdMs = words === undefined ? Math.max(SHORTEST_HOLD_MS, this.#holdMs / 2) : LONGEST_HOLD_MS;
-    return this.#decoded(record.sequence, words);
+    const end = this.#rounds!.exchange!(sequence, head, given, mostMs, fold, output);
+    this.#holdFor(end !== 'late');
+    return end === 'alike';
+  }
+
+  /** Of a call that has ended in `exchange`, by rank, until two more have. */
+  wordsOf(sequence: number): Words {
+    return new Map(this.#decoded(sequence, this.#rounds!.kept!(sequence))?.entries());
   }
 
   /** The same, at once, of a call that this rank has said its word of. */
@@ -191,12 +246,42 @@ export class GroupRounds {
   }
 
   /** What this rank has told in rounds, and not yet in a record to this peer, which it is told now: of one call, or of all that others may lack. */
-  owed(peer: number, sequence?: number): readonly Pick<Said, 'record' | 'kind'>[] {
+  owed(peer: number, sequence?: number): readonly { readonly record: CallRecord; readonly kind: Said['kind'] }[] {
     const lacking = this.#said.filter(
-      ({ record, told }) => !told.has(peer) && (sequence === undefined || record.sequence === sequence),
+      (said) => !said.told.has(peer) && (sequence === undefined || said.sequence === sequence),
     );
-    for (const { told } of lacking) told.add(peer);
-    return lacking;
+    return lacking.flatMap((said) => {
+      said.told.add(peer);
+      said.record ??= this.wordsOf(said.sequence).get(this.#init.rank);
+      const { record, kind } = said;
+      // Two calls later nobody lacks it.
+      return record === undefined ? [] : [{ record, kind }];
+    });
+  }
+
+  /** True: it was said before. */
+  #remember(sequence: number, kind: Said['kind'], record: CallRecord | undefined): boolean {
+    const last = this.#said.at(-1);
+    if (last?.sequence === sequence) {
+      last.record = record;
+      return true;
+    }
+    if (this.#said.length < CALLS_KEPT) {
+      this.#said.push({ sequence, kind, record, told: new Set() });
+      return false;
+    }
+    // Used again: of short calls, an object for each is much.
+    const said = this.#said.shift()!;
+    said.sequence = sequence;
+    said.kind = kind;
+    said.record = record;
+    if (said.told.size > 0) said.told.clear();
+    this.#said.push(said);
+    return false;
+  }
+
+  #holdFor(came: boolean): void {
+    this.#holdMs = came ? LONGEST_HOLD_MS : Math.max(SHORTEST_HOLD_MS, this.#holdMs / 2);
   }
 
   async close(): Promise<void> {
@@ -216,7 +301,7 @@ export class GroupRounds {
 
   /** HAZARD: a rank that cannot map its leader's memory says so: all others would hold their threads for it in vain. */
   async #open(): Promise<void> {
-    const { maker, memory, key, store, ranks, hosts, rank, section } = this.#init;
+    const { maker, memory, key, store, ranks, hosts, folds, rank, section } = this.#init;
     const { signal } = this.#stop;
     const limits = { signal, timeoutMs: Number.POSITIVE_INFINITY };
     const first = hosts.indexOf(hosts[rank]!);
@@ -226,11 +311,12 @@ export class GroupRounds {
     const token = BigInt(`0x${section.token}`);
     let opened: Rounds | undefined;
     try {
-      opened = maker.open({ memory, group: section.index, token, ranks, hosts, leader });
+      opened = maker.open({ memory, group: section.index, token, ranks, hosts, leader, folds });
     } catch (error) {
       if (!isEpError(error)) throw error;
     }
     this.#rounds = opened;
+    this.#exchanges = opened?.exchange !== undefined && opened.kept !== undefined;
     const carrier = opened && (await this.#openCarrier(limits));
     if (signal.aborted) {
       await carrier?.close();

@@ -32,7 +32,7 @@ import { Collectives } from './collectives.js';
 import { farewell, type PlannedCall } from './collectives-init.js';
 import { Comers, type JoinLimits } from './comers.js';
 import { evictedKey, lifeOf, takeOut } from './evictions.js';
-import { orderOf } from './fold-order.js';
+import { foldsOf, orderOf } from './fold-order.js';
 import { forgetRounds, GroupRounds } from './group-rounds.js';
 import type { HostLevel } from './host-level.js';
 import { Links } from './links.js';
@@ -378,12 +378,13 @@ export class PortableEngine extends Resource implements GroupEngine {
 
   /** Of a group that all open from the beginning, of several ranks. */
   #makeRounds(): GroupRounds | undefined {
-    const { options, arena, section, key } = this.#init;
+    const { options, arena, section, key, placement } = this.#init;
     const { ranks, rank, store, joins = false } = options;
     const isWhole = section.members === ranks.length && !joins;
     if (arena.rounds === undefined || !isWhole || ranks.length < 2) return undefined;
     const hosts = options.hosts ?? ranks.map((member) => options.transport.hosts?.[member] ?? 0);
-    return new GroupRounds({ ...arena.rounds, section, key, store, ranks, hosts, rank });
+    const folds = foldsOf(placement, [...ranks.keys()]);
+    return new GroupRounds({ ...arena.rounds, section, key, store, ranks, hosts, folds, rank });
   }
 
   #planOf(data: PlannedCall, longest: number | undefined): DataPlan {

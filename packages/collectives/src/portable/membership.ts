@@ -89,6 +89,11 @@ export class Membership {
     return this.#told !== undefined;
   }
 
+  /** All are members whom there may be, nobody is known to be gone, and nothing is being agreed on. */
+  get undisturbed(): boolean {
+    return this.#gone.size === 0 && this.#told === undefined;
+  }
+
   isGone(rank: number): boolean {
     return this.#gone.has(rank);
   }

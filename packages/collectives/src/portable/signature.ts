@@ -16,7 +16,7 @@ type NamedCall = Pick<EngineCall, 'kind' | 'dtype' | 'root'> & {
 };
 
 /** Elements of one of the arrays that the table of `EngineCall` calls n. */
-function elements(call: NamedCall): number {
+export function elements(call: NamedCall): number {
   return (call.inputs[0] ?? call.outputs[0])?.length ?? 0;
 }
 

@@ -90,6 +90,76 @@ async function someoneMissing(rank: CaseRank, { among }: Opened): Promise<void> 
   await rounds.close();
 }
 
+/** Numbers of the addon: sums of f32. */
+const SUM = { type: 1, reduction: 0, factor: 0 };
+
+/** Whole numbers of a width at which sums are rounded: another order gives another sum. */
+const gives = (place: number, round: number): number => [1, 2 ** 24, 1, -(2 ** 24)][(place + round) % 4]!;
+
+/** As `folds` says: those of each list, then what the lists have come to. */
+function folded(folds: readonly (readonly number[])[], round: number): number {
+  const add = (sum: number, next: number): number => Math.fround(sum + next);
+  return folds.map((places) => places.map((place) => gives(place, round)).reduce(add)).reduce(add);
+}
+
+/** What is folded is right where the round comes at once; otherwise each hears what all have said, as of `enter`. No rank takes words for alike that are not. */
+async function allExchange(rank: CaseRank, { maker, memory, hosts }: Opened): Promise<void> {
+  const everybody = [...Array(rank.worldSize).keys()];
+  const folds = [everybody.filter((place) => place % 2 === 0), everybody.filter((place) => place % 2 === 1)];
+  const parts = await rank.share([...maker.part(memory)]);
+  const leader = Uint8Array.from(parts[hosts.indexOf(hosts[rank.rank]!)]!);
+  const rounds = maker.open({
+    memory,
+    group: 0,
+    token: 99n,
+    ranks: everybody,
+    hosts,
+    leader,
+    folds: folds.filter(({ length }) => length > 0),
+  });
+  if (rounds.exchange === undefined || rounds.kept === undefined) return rounds.close();
+  const last = rank.worldSize - 1;
+  for (let round = 1; round <= 60; round++) {
+    // Of every third the last rank says something else, of every fifth it gives more.
+    const odd = last > 0 && round % 3 === 0;
+    const longer = last > 0 && round % 5 === 0;
+    const head = Uint8Array.of(round, odd && rank.rank === last ? 1 : 0, 0);
+    const given = new Float32Array(longer && rank.rank === last ? 2 : 1).fill(gives(rank.rank, round));
+    const output = given.slice();
+    const end: 'late' | 'unlike' | 'alike' = rounds.exchange(round, head, given, round % 2, SUM, output);
+    if (end === 'alike') {
+      assert.ok(!odd && !longer, `round ${round}: words that are not alike`);
+      assert.equal(
+        output[0],
+        folded(
+          folds.filter(({ length }) => length > 0),
+          round,
+        ),
+        `round ${round}`,
+      );
+    } else {
+      assert.deepEqual(output, given, `round ${round}: folded all the same`);
+    }
+    const heard: readonly Uint8Array[] = end === 'late' ? await heardLater(rank, rounds, round) : rounds.kept(round)!;
+    for (const [place, word] of heard.entries()) {
+      assert.equal(word[1], odd && place === last ? 1 : 0, `round ${round}`);
+      assert.equal(word.byteLength, head.byteLength + (longer && place === last ? 8 : 4), `round ${round}`);
+    }
+    assert.ok(rounds.kept(round) !== undefined && rounds.kept(round + 2) === undefined);
+  }
+  const invalid = { code: 'EP_INVALID_ARGUMENT' };
+  const head = new Uint8Array(1);
+  assert.throws(() => rounds.exchange!(61, head, new Uint8Array(maker.mostBytes), 0), invalid);
+  assert.throws(() => rounds.exchange!(61, head, new Float32Array(1), 0, SUM, new Float32Array(2)), invalid);
+  assert.throws(
+    () => rounds.exchange!(61, head, new Float32Array(1), 0, { ...SUM, type: 99 }, new Float32Array(1)),
+    invalid,
+  );
+  await rank.meet();
+  await rounds.close();
+  await rank.meet();
+}
+
 async function refusals(rank: CaseRank, { maker, memory, hosts, among }: Opened): Promise<void> {
   const everybody = [...Array(rank.worldSize).keys()];
   const leader = maker.part(memory);
@@ -121,6 +191,7 @@ export const roundCases: readonly TransportCase[] = [
       if (opened === undefined) return;
       await allHear(rank, opened);
       await someoneMissing(rank, opened);
+      await allExchange(rank, opened);
       await refusals(rank, opened);
     },
   },

@@ -7,6 +7,7 @@ import {
   invalid,
   type Rank,
   Resource,
+  type RoundFold,
   type RoundMaker,
   type Rounds,
   type RoundsOptions,
@@ -47,36 +48,89 @@ function seatsOf(hosts: readonly number[]): { readonly seats: readonly number[];
   return { seats, firsts };
 }
 
+/** What all said in a round. */
+class Heard {
+  readonly into: Uint8Array;
+  /** 0: nothing that came whole. */
+  round = 0;
+  readonly #lengths: Uint32Array;
+
+  constructor(byteLength: number) {
+    this.into = new Uint8Array(byteLength);
+    this.#lengths = new Uint32Array(this.into.buffer);
+  }
+
+  /** `entries`: by place in the group, where the member's is. */
+  words(entries: readonly number[]): readonly Uint8Array[] {
+    return entries.map((at) => {
+      const begin = at + HEAD_BYTES;
+      return this.into.subarray(begin, begin + this.#lengths[at / Uint32Array.BYTES_PER_ELEMENT]!);
+    });
+  }
+}
+
+const EXCHANGES = ['late', 'unlike', 'alike'] as const;
+
 class FabricRounds extends Resource implements Rounds {
   readonly #native: NativeFabricRounds;
-  readonly #into: Uint8Array;
-  readonly #lengths: Uint32Array;
-  /** By place in the group: where the member's entry is. */
+  /** Of even and of odd rounds. */
+  readonly #heard: readonly [Heard, Heard];
   readonly #entries: readonly number[];
 
   constructor(rounds: NativeFabricRounds, seats: readonly number[], entryBytes: number) {
     super('rounds');
     this.#native = rounds;
-    this.#into = new Uint8Array(seats.length * entryBytes);
-    this.#lengths = new Uint32Array(this.#into.buffer);
+    this.#heard = [new Heard(seats.length * entryBytes), new Heard(seats.length * entryBytes)];
     this.#entries = seats.map((_, place) => seats.indexOf(place) * entryBytes);
   }
 
   enter(round: number, said: Uint8Array, mostMs: number): readonly Uint8Array[] | undefined {
     this.checkOpen('enter');
-    return this.#native.enter(round, said, mostMs, this.#into) ? this.#words() : undefined;
+    const heard = this.#place(round);
+    return this.#words(heard, round, this.#native.enter(round, said, mostMs, heard.into));
   }
 
   look(round: number): readonly Uint8Array[] | undefined {
     this.checkOpen('look');
-    return this.#native.look(round, this.#into) ? this.#words() : undefined;
+    const heard = this.#place(round);
+    return this.#words(heard, round, this.#native.look(round, heard.into));
   }
 
-  #words(): readonly Uint8Array[] {
-    return this.#entries.map((at) => {
-      const begin = at + HEAD_BYTES;
-      return this.#into.subarray(begin, begin + this.#lengths[at / Uint32Array.BYTES_PER_ELEMENT]!);
-    });
+  exchange(
+    round: number,
+    head: Uint8Array,
+    given: ArrayBufferView | undefined,
+    mostMs: number,
+    fold?: RoundFold,
+    output?: ArrayBufferView,
+  ): (typeof EXCHANGES)[number] {
+    this.checkOpen('exchange');
+    const heard = this.#place(round);
+    const { into } = heard;
+    const end =
+      fold === undefined || output === undefined
+        ? this.#native.exchange(round, head, given, mostMs, into)
+        : this.#native.exchange(round, head, given, mostMs, into, fold.type, fold.reduction, fold.factor, output);
+    if (end !== 0) heard.round = round;
+    return EXCHANGES[end];
+  }
+
+  kept(round: number): readonly Uint8Array[] | undefined {
+    const heard = this.#heard[round % 2]!;
+    return heard.round === round ? heard.words(this.#entries) : undefined;
+  }
+
+  /** HAZARD: until a round came whole, what is there is half of it and half of the one before the last. */
+  #place(round: number): Heard {
+    const heard = this.#heard[round % 2]!;
+    heard.round = 0;
+    return heard;
+  }
+
+  #words(heard: Heard, round: number, came: boolean): readonly Uint8Array[] | undefined {
+    if (!came) return undefined;
+    heard.round = round;
+    return heard.words(this.#entries);
   }
 
   protected override release(): void {
@@ -121,7 +175,7 @@ class FabricCarrier extends Resource implements Carrier {
 /** Undefined in a world with more ranks than there are places for. */
 export function roundMaker({ rank, worldSize, context, nic }: FabricRoundsInit): RoundMaker | undefined {
   const { binding } = native();
-  const { byteLength, signalSlots, mostMembers, mostBytes, entryBytes } = binding.fabricRoundsSize(worldSize);
+  const { mostMembers, mostBytes, entryBytes } = binding.fabricRoundsSize(worldSize, 0);
   if (worldSize > mostMembers) return undefined;
   const nativeOf = (memory: RoundsOptions['memory'], where: string) => {
     if (memory instanceof RankMemory && memory.context === context) return memory.nativeMemory(where);
@@ -160,10 +214,14 @@ export function roundMaker({ rank, worldSize, context, nic }: FabricRoundsInit):
   return {
     mostMembers,
     mostBytes,
-    size: (groups) => ({ byteLength: groups * byteLength, signalSlots: groups * signalSlots }),
+    size: (groups) => {
+      const { byteLength, signalSlots } = binding.fabricRoundsSize(worldSize, groups);
+      return { byteLength, signalSlots };
+    },
     part: (memory) => binding.fabricRoundsPart(nativeOf(memory, 'part')),
-    open: ({ memory, group, token, ranks, hosts, leader }) => {
+    open: ({ memory, group, token, ranks, hosts, leader, folds = [[...ranks.keys()]] }) => {
       const { self, seats, firsts } = seated({ ranks, hosts }, 'rounds');
+      const foldedFirsts = folds.map((_, at) => folds.slice(0, at).flat().length);
       const made = new binding.FabricRounds(
         nic,
         nativeOf(memory, 'rounds'),
@@ -173,6 +231,8 @@ export function roundMaker({ rank, worldSize, context, nic }: FabricRoundsInit):
         Uint32Array.from(firsts),
         seats.indexOf(self),
         leader,
+        Uint32Array.from(folds.flat(), (place) => seats.indexOf(place)),
+        Uint32Array.from(foldedFirsts),
       );
       return new FabricRounds(made, seats, entryBytes);
     },

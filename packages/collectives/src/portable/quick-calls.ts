@@ -1,0 +1,97 @@
+/**
+ * Small calls that end where they are made: this rank's word is said in a round, the round comes while the thread is held, all have called the same, and nothing else is the matter. Then the call
+ * costs one call into native code, which folds as well, and none of what makes a call one that may wait, fail or be passed on.
+ *
+ * Whatever is out of the ordinary sends a call the ordinary way, which finds there that its word has been said (`GroupRounds.say`). What others may need of a call that has ended here is made
+ * from what the round keeps, when somebody asks.
+ */
+import type { RoundFold } from '@ep/core';
+import type { EngineCall } from '../engine.js';
+import { factorOf, reductionCode, TYPE_CODES } from '../shm/codes.js';
+import type { CollectivesInit } from './collectives-init.js';
+import { givenBy, MOST_GIVEN_BYTES, takeGiven } from './given.js';
+import { headOf } from './group-rounds.js';
+import type { OrderedCall, OrderedEnd } from './ordered.js';
+import { describeCall, elements } from './signature.js';
+
+/** Of a call that is made again and again. */
+interface Shape extends Pick<EngineCall, 'kind' | 'dtype' | 'reduceOp' | 'root'> {
+  readonly length: number;
+  readonly head: Uint8Array;
+  readonly fold: RoundFold | undefined;
+}
+
+/** Programs repeat few. */
+const SHAPES_KEPT = 4;
+
+export class QuickCalls {
+  readonly #init: CollectivesInit;
+  readonly #shapes: Shape[] = [];
+  /** Once all peers are reached: they are for as long as nobody is gone. */
+  #end: OrderedEnd | undefined;
+
+  constructor(init: CollectivesInit) {
+    this.#init = init;
+  }
+
+  /** Of the next call, where nothing is under way and nobody has told of it. Its end; undefined: it goes the ordinary way. */
+  run(call: OrderedCall): OrderedEnd | undefined {
+    const { rounds, membership, isWhole, rank, orderOf, traces } = this.#init;
+    if (rounds?.exchanges !== true || !membership.undisturbed || !isWhole()) return undefined;
+    const end = this.#end ?? this.#reachAll();
+    // HAZARD: a call that is cut must be told to others, who may have its word by then.
+    if (end === undefined || call.signal !== undefined || call.membership !== undefined) return undefined;
+    const { kind, sequence, inputs, outputs } = call;
+    // What others take of it is said by each, and not alike.
+    if (kind === 'all-to-all') return undefined;
+    const given = inputs.length <= 1 ? inputs[0] : givenBy(call);
+    const byteLength = given?.byteLength ?? 0;
+    if (byteLength > MOST_GIVEN_BYTES || (given === undefined && inputs.length > 1)) return undefined;
+    const { head, fold } = this.#shapeOf(call);
+    const output = byteLength > 0 && fold !== undefined ? outputs[0] : undefined;
+    const said = { sequence, kind, head, given: byteLength > 0 ? given : undefined, fold, output };
+    if (!rounds.exchange(said)) return undefined;
+    if (output === undefined && outputs.length > 0) {
+      const { contributors } = end;
+      try {
+        takeGiven({ call, rank, contributors, order: orderOf(contributors) }, rounds.wordsOf(sequence));
+      } catch {
+        // There it fails again, and ends the call on all.
+        return undefined;
+      }
+    }
+    traces.call(kind);
+    traces.signalled(kind);
+    if (byteLength > 0) traces.wrote(kind, byteLength);
+    return end;
+  }
+
+  #reachAll(): OrderedEnd | undefined {
+    const { rank, membership, reaches } = this.#init;
+    const { active } = membership;
+    if (!active.every((peer) => peer === rank || reaches(peer))) return undefined;
+    this.#end = { contributors: active };
+    return this.#end;
+  }
+
+  #shapeOf(call: EngineCall): Shape {
+    const { kind, dtype, reduceOp, root } = call;
+    const length = elements(call);
+    for (const shape of this.#shapes) {
+      const isOf = shape.kind === kind && shape.dtype === dtype && shape.length === length;
+      if (isOf && shape.reduceOp === reduceOp && shape.root === root) return shape;
+    }
+    const head = headOf(describeCall(call));
+    const shape: Shape = { kind, dtype, reduceOp, root, length, head, fold: this.#foldOf(call) };
+    // Whoever gave an object may change it.
+    if (typeof reduceOp !== 'object' && this.#shapes.unshift(shape) > SHAPES_KEPT) this.#shapes.pop();
+    return shape;
+  }
+
+  #foldOf({ kind, dtype, reduceOp }: EngineCall): RoundFold | undefined {
+    if ((kind !== 'all-reduce' && kind !== 'reduce') || reduceOp === undefined) return undefined;
+    const [type, reduction] = [TYPE_CODES[dtype], reductionCode(reduceOp)];
+    if (!this.#init.rounds!.folds(type, reduction)) return undefined;
+    return { type, reduction, factor: factorOf(reduceOp) };
+  }
+}
