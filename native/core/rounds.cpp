@@ -5,6 +5,8 @@
 #include <cstring>
 #include <string>
 
+#include <sched.h>
+
 namespace ep {
 namespace {
 
@@ -154,6 +156,13 @@ bool rounds::look(uint64_t round) {
 bool rounds::hold(uint64_t round, int64_t most_ns) {
   rank_context& context = memory_->context();
   wait_policy policy = context.policy();
+  // Where ranks outnumber cores. What comes through a network takes several switches, and to sleep and be woken takes as many: nobody does so at once only because no other rank wants this core.
+  constexpr int64_t network_ns = 60'000;
+  const int64_t begin_ns = clock_now_ns();
+  for (int64_t now = begin_ns; policy.spin_ns == 0 && now - begin_ns < std::min(network_ns, most_ns); now = clock_now_ns()) {
+    if (look(round)) return true;
+    sched_yield();
+  }
   policy.inline_ns = std::min(policy.inline_ns, most_ns);
   policy.inline_sleep_ns = most_ns - policy.inline_ns;
   const auto there = [&] { return look(round); };
