@@ -46,6 +46,7 @@ set(EP_CORE_SOURCES
   core/fabric/descriptor_watch.cpp
   core/fabric/engine.cpp
   core/fabric/lifelines.cpp
+  core/fabric/gpu_source.cpp
   core/fabric/memories.cpp
   core/fabric/raw_link.cpp
   core/fabric/round_puts.cpp
@@ -242,6 +243,7 @@ set(EP_TESTS
   tests/fabric/fabric_atomics_test.cpp
   tests/fabric/fabric_engine_test.cpp
   tests/fabric/fabric_fuzz_test.cpp
+  tests/fabric/fabric_gpu_test.cpp
   tests/fabric/fabric_libfabric_test.cpp
   tests/fabric/lifelines_test.cpp
   tests/fabric/rounds_test.cpp
@@ -296,6 +298,7 @@ set(EP_ONE_THREAD_TESTS
 # These open the shim of dl/shim.
 set(EP_SHIM_TESTS soft_control_test verbs_shim_test)
 set(EP_FABRIC_SHIM_TESTS libfabric_shim_test)
+set(EP_RDM_SHIM_TESTS fabric_gpu_test)
 set(EP_GPU_SHIM_TESTS gpu_stream_test nccl_test)
 
 # As they are, but for the seam in tests/litmus/seam.hpp.

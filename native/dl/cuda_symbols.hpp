@@ -38,6 +38,7 @@ using cuda_pointer = uint64_t;   // of device memory
   X(cuMemcpyDtoHAsync_v2, (void* to, cuda_pointer from, size_t bytes, cuda_stream stream))                            \
   X(cuMemsetD8Async, (cuda_pointer address, unsigned char value, size_t bytes, cuda_stream stream))                    \
   X(cuPointerSetAttribute, (const void* value, int attribute, cuda_pointer address))                                   \
+  X(cuPointerGetAttribute, (void* value, int attribute, cuda_pointer address))                                         \
   X(cuMemGetHandleForAddressRange, (void* handle, cuda_pointer address, size_t bytes, int type, uint64_t flags))       \
   X(cuMemHostRegister_v2, (void* address, size_t bytes, unsigned flags))                                               \
   X(cuMemHostUnregister, (void* address))                                                                              \
@@ -51,6 +52,9 @@ struct cuda_symbols {
 
 inline constexpr int cuda_attribute_gpudirect = 116; // GPU_DIRECT_RDMA_SUPPORTED
 inline constexpr int cuda_attribute_dmabuf = 124;    // DMA_BUF_SUPPORTED
+inline constexpr int cuda_pointer_memory_type = 2;
+inline constexpr unsigned cuda_memory_of_device = 2;
+inline constexpr int cuda_pointer_device_ordinal = 9;
 inline constexpr int cuda_pointer_sync_memops = 6;
 inline constexpr int cuda_handle_dmabuf = 1;
 inline constexpr unsigned cuda_stream_non_blocking = 1;

@@ -23,6 +23,7 @@ struct fabric_query {
   std::string library = "libfabric.so.1";
   std::string provider; // as libfabric calls it, "tcp;ofi_rxm"; "": the first of fabric_policy() that is there
   std::string address;  // of the interface to bind to; "": the provider's choice
+  int gpu = -1;         // ordinal of the one whose memory is to be registered, too; -1: none
   bool sleeps = true;   // somebody may want to sleep on descriptor(); it makes events dearer
 };
 
@@ -34,6 +35,7 @@ struct fabric_offer {
   uint64_t max_message = 0;
   uint32_t data_bytes = 0; // that an arrival can carry
   uint32_t key_bytes = 0;  // of a memory's key; 0: the provider makes them
+  std::string no_gpu;      // why no memory of query.gpu is registered; empty: register_gpu() may be tried
   std::string no_atomics;  // why not; empty: fetch_add() and compare_swap() are there, and have been tried
 };
 
@@ -44,6 +46,15 @@ struct fabric_region {
   void* handle = nullptr;
   uint64_t key = 0;
   uint64_t base = 0; // peers name the first byte so: its address, or 0
+  void* descriptor = nullptr; // with what requests name bytes of it, where they lie in a GPU
+};
+
+// Memory of query.gpu: `byte_length` bytes from `address` on, which lie at `offset` in a DMA-BUF of pages that begin at address - offset.
+struct gpu_bytes {
+  uint64_t address = 0;
+  uint64_t byte_length = 0;
+  int dmabuf_fd = -1; // -1: the GPU exports none
+  uint64_t offset = 0;
 };
 
 // The context of an operation begins with these bytes, which are the provider's until its event.
@@ -70,13 +81,15 @@ class fabric_port {
   virtual result<uint64_t> insert(std::span<const uint8_t> address) = 0;
   // Any thread. Peers may write and read the bytes until it is given back.
   virtual result<fabric_region> register_memory(void* bytes, uint64_t byte_length) = 0;
+  // The same for memory of a GPU: as a DMA-BUF, or where that cannot be by its address, which takes help of the kernel (nvidia-peermem). EOPNOTSUPP says why neither goes.
+  virtual result<fabric_region> register_gpu(const gpu_bytes& bytes) = 0;
   virtual void give_back(const fabric_region& region) = 0;
 
-  // One thread at a time. 0: posted, an event follows. EAGAIN: no room now; poll(), then try again. Otherwise an errno: the way to that peer is gone.
+  // `descriptor`: of a region of a GPU, in which `buffer` lies; null: it lies in memory of the host. One thread at a time. 0: posted, an event follows. EAGAIN: no room now; poll(), then try again. Otherwise an errno: the way to that peer is gone.
   virtual int receive(void* buffer, size_t bytes, fabric_context* context) = 0;
   virtual int send(uint64_t to, const void* buffer, size_t bytes, fabric_context* context) = 0;
-  virtual int write(uint64_t to, const void* buffer, size_t bytes, uint32_t data, uint64_t at, uint64_t key, fabric_context* context) = 0;
-  virtual int read(uint64_t from, void* buffer, size_t bytes, uint64_t at, uint64_t key, fabric_context* context) = 0;
+  virtual int write(uint64_t to, const void* buffer, size_t bytes, void* descriptor, uint32_t data, uint64_t at, uint64_t key, fabric_context* context) = 0;
+  virtual int read(uint64_t from, void* buffer, size_t bytes, void* descriptor, uint64_t at, uint64_t key, fabric_context* context) = 0;
   // On a word of 8 bytes at a multiple of 8; what it was lands in `old`. Atomic against those of all other ports whose offer has them too, and against nothing else: not against
   // writes, and not against this process's own stores. HAZARD: operands, too, must stay until the event. ENOSYS where offer().no_atomics says why.
   virtual int fetch_add(uint64_t to, const uint64_t* add, uint64_t* old, uint64_t at, uint64_t key, fabric_context* context) = 0;

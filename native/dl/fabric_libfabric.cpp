@@ -42,14 +42,17 @@ result<std::shared_ptr<libfabric_infos>> ask(const libfabric_ref& lib, const std
   hints.list->ep->type = fabric::endpoint_rdm;
   fabric::domain_attr& domain = *hints.list->domain;
   // FI_MR_LOCAL is not among them on purpose: then the provider registers what requests read from.
-  domain.mr_mode = fabric::mr_virtual_address | fabric::mr_allocated | fabric::mr_provider_key;
+  const bool gpu = (more_caps & fabric::cap_hmem) != 0;
+  domain.mr_mode = fabric::mr_virtual_address | fabric::mr_allocated | fabric::mr_provider_key | (gpu ? fabric::mr_hmem : 0);
   domain.threading = fabric::threading_safe;
   domain.resource_mgmt = fabric::resources_managed;
   domain.cq_data_size = least_data_bytes;
   hints.list->fabric->provider = strdup(provider.c_str()); // freed with the hints
   fabric::info* list = nullptr;
   const char* node = address.empty() ? nullptr : address.c_str();
-  const int code = lib->getinfo(fabric::rdm_since, node, nullptr, node == nullptr ? 0 : fabric::flag_source, hints.list, &list);
+  // HAZARD: providers take a DMA-BUF only from whoever asks for an interface that knows it.
+  const uint32_t since = gpu && lib->version() >= fabric::dmabuf_since ? fabric::dmabuf_since : fabric::rdm_since;
+  const int code = lib->getinfo(since, node, nullptr, node == nullptr ? 0 : fabric::flag_source, hints.list, &list);
   if (code != 0 && code != -fabric::error_no_data) return libfabric_refused(*lib, "fi_getinfo", code, quoted(provider, address));
   return std::make_shared<libfabric_infos>(lib, list);
 }
@@ -67,7 +70,7 @@ void add_atomics(chosen& made, const std::string& provider, const std::string& a
     made.offer.no_atomics = "atomics of " + made.offer.provider + " are not used: they may end the process";
     return;
   }
-  auto found = ask(made.lib, provider, address, fabric::cap_atomic);
+  auto found = ask(made.lib, provider, address, fabric::cap_atomic | (made.infos->list->caps & fabric::cap_hmem));
   if (!found.ok()) {
     made.offer.no_atomics = found.why().message;
   } else if (found.value()->list == nullptr || !same_choice(*found.value()->list, *made.infos->list)) {
@@ -75,6 +78,20 @@ void add_atomics(chosen& made, const std::string& provider, const std::string& a
   } else {
     made.atomic = found.value();
   }
+}
+
+// From here on the choice reaches memory of the GPU, or says why not.
+void add_gpu(chosen& made, const std::string& provider, const fabric_query& query) {
+  if (query.gpu < 0) {
+    made.offer.no_gpu = "no GPU was named when the fabric was opened";
+    return;
+  }
+  auto found = ask(made.lib, provider, query.address, fabric::cap_hmem);
+  if (found.ok() && found.value()->list != nullptr && same_choice(*found.value()->list, *made.infos->list)) {
+    made.infos = found.value();
+    return;
+  }
+  made.offer.no_gpu = made.offer.provider + " of libfabric " + made.offer.version + " registers no memory of GPUs (FI_HMEM)";
 }
 
 result<chosen> choose(const fabric_query& query) {
@@ -99,6 +116,7 @@ result<chosen> choose(const fabric_query& query) {
     made.offer.data_bytes = static_cast<uint32_t>(first->domain->cq_data_size);
     const bool provider_makes = (first->domain->mr_mode & fabric::mr_provider_key) != 0;
     made.offer.key_bytes = provider_makes ? 0 : static_cast<uint32_t>(first->domain->mr_key_size);
+    add_gpu(made, provider, query);
     add_atomics(made, provider, query.address);
     return made;
   }
@@ -110,7 +128,7 @@ result<chosen> choose(const fabric_query& query) {
 class libfabric_port final : public fabric_port {
  public:
   // Without atomics, also where the provider has them, if `no_atomics` says why.
-  libfabric_port(const chosen& from, bool sleeps, const std::string& no_atomics) : sleeps_(sleeps), lib_(from.lib), infos_(no_atomics.empty() ? from.atomic : from.infos), offer_(from.offer) {
+  libfabric_port(const chosen& from, const fabric_query& query, const std::string& no_atomics) : sleeps_(query.sleeps), gpu_(query.gpu), lib_(from.lib), infos_(no_atomics.empty() ? from.atomic : from.infos), offer_(from.offer) {
     offer_.no_atomics = no_atomics;
   }
   ~libfabric_port() override {
@@ -166,13 +184,28 @@ class libfabric_port final : public fabric_port {
     attr.vector = &vector;
     attr.count = 1;
     attr.rights = fabric::right_remote_write | fabric::right_remote_read;
-    // HAZARD: whoever knows the key of a memory can write there.
-    if (getrandom(&attr.requested_key, sizeof attr.requested_key, 0) != sizeof attr.requested_key) return failure_errno("getrandom", errno, "for the key of a memory");
-    if (offer_.key_bytes < sizeof attr.requested_key) attr.requested_key &= (uint64_t{1} << (8 * offer_.key_bytes)) - 1;
-    fabric::fid_mr* made = nullptr;
-    if (const int code = domain_->mr->regattr(&domain_->base, &attr, 0, &made); code != 0) return why("fi_mr_regattr", code);
-    const bool by_address = (infos_->list->domain->mr_mode & fabric::mr_virtual_address) != 0;
-    return fabric_region{made, made->key, by_address ? reinterpret_cast<uint64_t>(bytes) : 0};
+    return region_of(attr, 0, reinterpret_cast<uint64_t>(bytes));
+  }
+  result<fabric_region> register_gpu(const gpu_bytes& what) override {
+    if (!offer_.no_gpu.empty()) return failure{EP_STATUS_SYSTEM, EOPNOTSUPP, offer_.no_gpu};
+    fabric::mr_attr attr{};
+    attr.count = 1;
+    attr.rights = fabric::right_read | fabric::right_write | fabric::right_remote_write | fabric::right_remote_read;
+    attr.memory = fabric::memory_cuda;
+    attr.device = static_cast<uint64_t>(gpu_);
+    std::string tried = what.dmabuf_fd < 0 ? "the GPU exports no DMA-BUF" : "libfabric " + offer_.version + " knows no DMA-BUFs, " + libfabric_version(fabric::dmabuf_since) + " or newer does";
+    if (what.dmabuf_fd >= 0 && lib_->version() >= fabric::dmabuf_since) {
+      const fabric::mr_dmabuf dmabuf{what.dmabuf_fd, what.offset, what.byte_length, reinterpret_cast<void*>(what.address - what.offset)};
+      attr.dmabuf = &dmabuf;
+      auto made = region_of(attr, fabric::flag_mr_dmabuf, what.address);
+      if (made.ok()) return made;
+      tried = "as a DMA-BUF: " + made.why().message;
+    }
+    const fabric::io_vector vector{reinterpret_cast<void*>(what.address), what.byte_length};
+    attr.vector = &vector;
+    auto made = region_of(attr, 0, what.address);
+    if (made.ok()) return made;
+    return failure{EP_STATUS_SYSTEM, EOPNOTSUPP, tried + "; by its address: " + made.why().message};
   }
   void give_back(const fabric_region& region) override { (void)libfabric_close(region.handle); }
 
@@ -182,11 +215,11 @@ class libfabric_port final : public fabric_port {
   int send(uint64_t to, const void* buffer, size_t bytes, fabric_context* context) override {
     return errno_of(ep_->msg->send(ep_, buffer, bytes, nullptr, to, context));
   }
-  int write(uint64_t to, const void* buffer, size_t bytes, uint32_t data, uint64_t at, uint64_t key, fabric_context* context) override {
-    return errno_of(ep_->rma->writedata(ep_, buffer, bytes, nullptr, data, to, at, key, context));
+  int write(uint64_t to, const void* buffer, size_t bytes, void* descriptor, uint32_t data, uint64_t at, uint64_t key, fabric_context* context) override {
+    return errno_of(ep_->rma->writedata(ep_, buffer, bytes, descriptor, data, to, at, key, context));
   }
-  int read(uint64_t from, void* buffer, size_t bytes, uint64_t at, uint64_t key, fabric_context* context) override {
-    return errno_of(ep_->rma->read(ep_, buffer, bytes, nullptr, from, at, key, context));
+  int read(uint64_t from, void* buffer, size_t bytes, void* descriptor, uint64_t at, uint64_t key, fabric_context* context) override {
+    return errno_of(ep_->rma->read(ep_, buffer, bytes, descriptor, from, at, key, context));
   }
 
   int fetch_add(uint64_t to, const uint64_t* add, uint64_t* old, uint64_t at, uint64_t key, fabric_context* context) override {
@@ -223,6 +256,16 @@ class libfabric_port final : public fabric_port {
   }
 
  private:
+  // `first`: address of its first byte.
+  result<fabric_region> region_of(fabric::mr_attr& attr, uint64_t flags, uint64_t first) {
+    // HAZARD: whoever knows the key of a memory can write there.
+    if (getrandom(&attr.requested_key, sizeof attr.requested_key, 0) != sizeof attr.requested_key) return failure_errno("getrandom", errno, "for the key of a memory");
+    if (offer_.key_bytes < sizeof attr.requested_key) attr.requested_key &= (uint64_t{1} << (8 * offer_.key_bytes)) - 1;
+    fabric::fid_mr* made = nullptr;
+    if (const int code = domain_->mr->regattr(&domain_->base, &attr, flags, &made); code != 0) return why("fi_mr_regattr", code);
+    const bool by_address = (infos_->list->domain->mr_mode & fabric::mr_virtual_address) != 0;
+    return fabric_region{made, made->key, by_address ? first : 0, made->descriptor};
+  }
   result<nothing> check_atomics() const {
     size_t most = 0;
     const fabric::ops_atomic* of = ep_->atomic;
@@ -235,6 +278,7 @@ class libfabric_port final : public fabric_port {
   failure why(const char* call, int code) const { return libfabric_refused(*lib_, call, code, offer_.provider + " on " + offer_.domain); }
 
   const bool sleeps_;
+  const int gpu_;
   libfabric_ref lib_;
   std::shared_ptr<libfabric_infos> infos_;
   fabric_offer offer_;
@@ -294,7 +338,7 @@ result<std::unique_ptr<fabric_port>> open_fabric(const fabric_query& query) {
   std::string no_atomics = known.value_or("");
   if (no_atomics.empty()) {
     atomics_trial trial; // HAZARD: before the port
-    auto port = std::make_unique<libfabric_port>(found.value(), query.sleeps, "");
+    auto port = std::make_unique<libfabric_port>(found.value(), query, "");
     if (auto started = port->start(); !started.ok()) {
       no_atomics = started.why().message;
     } else {
@@ -305,7 +349,7 @@ result<std::unique_ptr<fabric_port>> open_fabric(const fabric_query& query) {
       if (no_atomics.empty()) return std::unique_ptr<fabric_port>(std::move(port));
     }
   }
-  auto port = std::make_unique<libfabric_port>(found.value(), query.sleeps, no_atomics);
+  auto port = std::make_unique<libfabric_port>(found.value(), query, no_atomics);
   if (auto started = port->start(); !started.ok()) return started.why();
   return std::unique_ptr<fabric_port>(std::move(port));
 }

@@ -9,9 +9,13 @@ export interface FabricQuery {
   readonly provider: string;
   /** Of the interface to bind to; "": the provider's choice. */
   readonly address: string;
+  /** Ordinal of the GPU whose memory is to be registered; -1: none. */
+  readonly gpu: number;
 }
 
 export interface NativeFabricOptions extends FabricQuery {
+  /** CUDA's driver, as dlopen takes it. */
+  readonly cuda: string;
   /** A peer hears from this rank at least so often. */
   readonly heartbeatMs: number;
   /** A peer that is not heard for so long is dead. */
@@ -32,6 +36,8 @@ export interface FabricOffer {
   readonly dataBytes: number;
   /** Of a memory's key, which nobody guesses if there are 8; 0: the provider makes them. */
   readonly keyBytes: number;
+  /** Why no memory of the GPU that was named can be registered; "" where it may be tried. */
+  readonly noGpu: string;
   /** Why there are no atomics, of this rank's or of which other one; "" where there are: they have been tried. */
   readonly noAtomics: string;
 }
@@ -77,8 +83,14 @@ export interface NativeFabricNic extends NicAtomics {
   connect(addresses: readonly Uint8Array[], keys: readonly Uint8Array[]): void;
   /** Length of what `addMemory` returns. */
   partBytes(): number;
-  /** Registers this rank's part; for `route` on the others. */
-  addMemory(memory: NativeSymmetricMemory): Uint8Array<ArrayBuffer>;
+  /** Registers this rank's part; for `route` on the others. With `gpu`, a number of `gpuMemory`, its bytes are those, and the memory has none of its own. */
+  addMemory(memory: NativeSymmetricMemory, gpu?: number): Uint8Array<ArrayBuffer>;
+  /** New memory of the GPU, zeroed: a number, as `adopt` gives, which `disown` takes. */
+  gpuMemory(byteLength: number): number;
+  gpuAddress(memory: number): bigint;
+  /** The thread waits for the copy. */
+  gpuWrite(memory: number, byteOffset: number, bytes: Uint8Array): void;
+  gpuRead(memory: number, byteOffset: number, into: Uint8Array): void;
   /** Connects the memory through the fabric. */
   route(memory: NativeSymmetricMemory, parts: readonly Uint8Array[]): void;
   /** Its bytes stay until nothing is under way to them. */

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "fabric/engine.hpp"
+#include "fabric/gpu_source.hpp"
 #include "mapped.hpp"
 #include "nic_network.hpp"
 
@@ -26,6 +27,10 @@ struct fabric_wrap : Napi::ObjectWrap<fabric_wrap> {
   Napi::Value add_memory(const Napi::CallbackInfo& info);
   void route(const Napi::CallbackInfo& info);
   void remove_memory(const Napi::CallbackInfo& info);
+  Napi::Value gpu_memory(const Napi::CallbackInfo& info);
+  Napi::Value gpu_address(const Napi::CallbackInfo& info);
+  void gpu_write(const Napi::CallbackInfo& info);
+  void gpu_read(const Napi::CallbackInfo& info);
   Napi::Value adopt(const Napi::CallbackInfo& info);
   void disown(const Napi::CallbackInfo& info);
   Napi::Value put(const Napi::CallbackInfo& info);
@@ -45,16 +50,21 @@ struct fabric_wrap : Napi::ObjectWrap<fabric_wrap> {
   // Shared with the environment's end, which may come after this wrap's finalizer, and with waits that look. `engine` stays after close(), stopped.
   struct holder {
     std::shared_ptr<fabric::engine> engine;
+    std::unique_ptr<fabric::gpu_source> gpu; // null: none was named
     adopted_memories adopted;
+    std::map<uint64_t, std::shared_ptr<fabric::gpu_range>> ranges; // by the number that `adopted` has for it
     bool closed = false;
     void stop(bool orderly) {
       closed = true;
       adopted.known.clear();
+      ranges.clear();
       engine->stop(orderly);
     }
   };
 
   fabric::engine& open(Napi::Env env) const;
+  Napi::Value keep_range(Napi::Env env, result<std::shared_ptr<fabric::gpu_range>> made) const;
+  const std::shared_ptr<fabric::gpu_range>& range_of(Napi::Value number) const;
   rank_context& context(Napi::Env env) const { return unwrap<rank_wrap>(rank.Value(), "rank").open(env); }
   fabric::request request_to(const symmetric_memory& memory, const Napi::CallbackInfo& info) const;
   static void add_signal(fabric::request& wanted, const symmetric_memory& memory, const Napi::CallbackInfo& info, size_t first);
@@ -76,6 +86,7 @@ Napi::Object offer_object(Napi::Env env, const dl::fabric_offer& offer) {
   out["dataBytes"] = offer.data_bytes;
   out["keyBytes"] = offer.key_bytes;
   out["noAtomics"] = offer.no_atomics;
+  out["noGpu"] = offer.no_gpu;
   return out;
 }
 
@@ -106,10 +117,15 @@ fabric_wrap::fabric_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   options.silence_ns = static_cast<int64_t>(number("silenceMs", 1, day_ms)) * 1'000'000;
   options.ring_capacity = number("ringCapacity", 1, 65536);
   if ((options.ring_capacity & (options.ring_capacity - 1)) != 0) throw_invalid(env, "ringCapacity " + std::to_string(options.ring_capacity) + " is not a power of two");
+  native = std::make_shared<holder>();
+  if (query.gpu >= 0) {
+    auto gpu = fabric::gpu_source::open(description.Get("cuda").ToString().Utf8Value(), query.gpu);
+    value_or_throw(env, gpu);
+    native->gpu = std::move(gpu.value());
+  }
   auto port = dl::open_fabric(query);
   value_or_throw(env, port);
   owner->connect_apart();
-  native = std::make_shared<holder>();
   native->engine = std::make_shared<fabric::engine>(owner, std::move(port.value()), options);
   rank = Napi::Persistent(info[0].As<Napi::Object>());
   end_key = state_of(env).at_end([held = native] { held->stop(false); });
@@ -160,11 +176,51 @@ void fabric_wrap::connect(const Napi::CallbackInfo& info) {
 
 Napi::Value fabric_wrap::part_bytes(const Napi::CallbackInfo& info) { return Napi::Number::New(info.Env(), static_cast<double>(fabric::engine::part_bytes)); }
 
-// (memory) -> what peers need for route()
+Napi::Value fabric_wrap::keep_range(Napi::Env env, result<std::shared_ptr<fabric::gpu_range>> made) const {
+  const std::shared_ptr<fabric::gpu_range> range = value_or_throw(env, made);
+  const uint64_t number = native->adopted.next++;
+  native->adopted.known[number] = {range->address(), range->byte_length(), range};
+  native->ranges[number] = range;
+  return Napi::Number::New(env, static_cast<double>(number));
+}
+
+const std::shared_ptr<fabric::gpu_range>& fabric_wrap::range_of(Napi::Value number) const {
+  const auto known = native->ranges.find(arg_size(number, "memory of a GPU"));
+  if (known == native->ranges.end()) throw_failure(number.Env(), {EP_STATUS_CLOSED, 0, "the memory of a GPU was closed"});
+  return known->second;
+}
+
+// (byteLength) -> number, as of an adopted memory: new memory of the GPU
+Napi::Value fabric_wrap::gpu_memory(const Napi::CallbackInfo& info) {
+  fabric::engine& engine = open(info.Env());
+  if (native->gpu == nullptr) throw_failure(info.Env(), {EP_STATUS_SYSTEM, EOPNOTSUPP, engine.offer().no_gpu});
+  return keep_range(info.Env(), native->gpu->allocate(engine, arg_size(info[0], "byteLength")));
+}
+
+// (number) -> bigint
+Napi::Value fabric_wrap::gpu_address(const Napi::CallbackInfo& info) { return Napi::BigInt::New(info.Env(), range_of(info[0])->address()); }
+
+// (number, byteOffset, bytes)
+void fabric_wrap::gpu_write(const Napi::CallbackInfo& info) {
+  const auto& range = range_of(info[0]);
+  const byte_span from = arg_bytes(info[2], "bytes");
+  auto done = native->gpu->write(*range, checked_range(info.Env(), info[1], from.size, range->byte_length(), "byteOffset"), from.data, from.size);
+  value_or_throw(info.Env(), done);
+}
+
+// (number, byteOffset, into)
+void fabric_wrap::gpu_read(const Napi::CallbackInfo& info) {
+  const auto& range = range_of(info[0]);
+  const byte_span into = arg_bytes(info[2], "into");
+  auto done = native->gpu->read(*range, checked_range(info.Env(), info[1], into.size, range->byte_length(), "byteOffset"), into.data, into.size);
+  value_or_throw(info.Env(), done);
+}
+
+// (memory, number?) -> what peers need for route(); with the number, its bytes are that memory of the GPU
 Napi::Value fabric_wrap::add_memory(const Napi::CallbackInfo& info) {
   const memory_wrap& memory = unwrap<memory_wrap>(info[0], "memory");
   memory.made(info.Env());
-  auto part = open(info.Env()).add_memory(memory.native);
+  auto part = open(info.Env()).add_memory(memory.native, info[1].IsUndefined() ? nullptr : range_of(info[1]));
   const auto& bytes = value_or_throw(info.Env(), part);
   return bytes_copy(info.Env(), bytes.data(), bytes.size());
 }
@@ -184,17 +240,24 @@ void fabric_wrap::remove_memory(const Napi::CallbackInfo& info) {
 
 // (address, byteLength) -> its number
 Napi::Value fabric_wrap::adopt(const Napi::CallbackInfo& info) {
-  open(info.Env());
+  fabric::engine& engine = open(info.Env());
   const uint64_t address = arg_u64(info[0], "address");
   const uint64_t bytes = arg_size(info[1], "byteLength");
+  if (native->gpu != nullptr && native->gpu->owns(address)) return keep_range(info.Env(), native->gpu->adopt(engine, address, bytes));
   auto mapped = check_mapped(address, bytes);
+  if (!mapped.ok() && native->gpu == nullptr) {
+    throw_failure(info.Env(), {mapped.why().status, mapped.why().sys_errno, mapped.why().message + "; for memory of a GPU, name that as `device` when the fabric is opened"});
+  }
   value_or_throw(info.Env(), mapped);
   const uint64_t number = native->adopted.next++;
   native->adopted.known[number] = {address, bytes, nullptr};
   return Napi::Number::New(info.Env(), static_cast<double>(number));
 }
 
-void fabric_wrap::disown(const Napi::CallbackInfo& info) { native->adopted.known.erase(arg_size(info[0], "number")); }
+void fabric_wrap::disown(const Napi::CallbackInfo& info) {
+  native->adopted.known.erase(arg_size(info[0], "number"));
+  native->ranges.erase(arg_size(info[0], "number"));
+}
 
 fabric::request fabric_wrap::request_to(const symmetric_memory& memory, const Napi::CallbackInfo& info) const {
   open(info.Env());
@@ -219,9 +282,14 @@ void fabric_wrap::add_signal(fabric::request& wanted, const symmetric_memory& me
 // Arguments 2 to 5: place there, memory here, place here, byteLength.
 void fabric_wrap::set_bytes(fabric::request& wanted, const symmetric_memory& memory, const Napi::CallbackInfo& info, const char* what, const char* remote, const char* local) const {
   const operand here = local_operand(native->adopted, info[3], what);
+  if (info[3].IsNumber()) {
+    const auto range = native->ranges.find(arg_size(info[3], what));
+    wanted.of_gpu = range != native->ranges.end();
+    if (wanted.of_gpu) wanted.descriptor = range->second->region().descriptor;
+  }
   wanted.row_bytes = wanted.stride = arg_size(info[5], "byteLength");
   wanted.rows = 1;
-  wanted.offset = checked_range(info.Env(), info[2], wanted.row_bytes, memory.byte_length(), remote);
+  wanted.offset = checked_range(info.Env(), info[2], wanted.row_bytes, open(info.Env()).byte_length(memory), remote);
   wanted.local = here.address + checked_range(info.Env(), info[4], wanted.row_bytes, here.byte_length, local);
   wanted.keep = here.keep;
 }
@@ -250,7 +318,7 @@ Napi::Value fabric_wrap::put_value(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = memory_argument(info[0]);
   fabric::request wanted = request_to(memory, info);
   wanted.word_bytes = static_cast<uint32_t>(word_bytes(info[3]));
-  wanted.offset = word_offset(info[2], wanted.word_bytes, memory.byte_length());
+  wanted.offset = word_offset(info[2], wanted.word_bytes, open(info.Env()).byte_length(memory));
   wanted.word = arg_u64(info[4], "value");
   add_signal(wanted, memory, info, 5);
   return post(info.Env(), memory, std::move(wanted));
@@ -280,7 +348,7 @@ fabric::request fabric_wrap::atomic_request(const symmetric_memory& memory, cons
   const operand target = local_operand(native->adopted, info[3], "target");
   wanted.atomic = what;
   wanted.word_bytes = sizeof wanted.word;
-  wanted.offset = word_offset(info[2], wanted.word_bytes, memory.byte_length());
+  wanted.offset = word_offset(info[2], wanted.word_bytes, open(info.Env()).byte_length(memory));
   wanted.local = target.address + word_offset(info[4], wanted.word_bytes, target.byte_length);
   wanted.keep = target.keep;
   return wanted;
@@ -392,7 +460,8 @@ void fabric_wrap::define(Napi::Env env, Napi::Object exports) {
       env, "FabricNic",
       {InstanceMethod<&fabric_wrap::offer>("offer"), InstanceMethod<&fabric_wrap::address>("address"), InstanceMethod<&fabric_wrap::connect>("connect"), InstanceMethod<&fabric_wrap::witness>("witness"), InstanceMethod<&fabric_wrap::listen>("listen"), InstanceMethod<&fabric_wrap::set_lines>("setLines"),
        InstanceMethod<&fabric_wrap::part_bytes>("partBytes"), InstanceMethod<&fabric_wrap::add_memory>("addMemory"), InstanceMethod<&fabric_wrap::route>("route"),
-       InstanceMethod<&fabric_wrap::remove_memory>("removeMemory"), InstanceMethod<&fabric_wrap::adopt>("adopt"), InstanceMethod<&fabric_wrap::disown>("disown"),
+       InstanceMethod<&fabric_wrap::remove_memory>("removeMemory"), InstanceMethod<&fabric_wrap::adopt>("adopt"), InstanceMethod<&fabric_wrap::gpu_memory>("gpuMemory"), InstanceMethod<&fabric_wrap::gpu_address>("gpuAddress"),
+       InstanceMethod<&fabric_wrap::gpu_write>("gpuWrite"), InstanceMethod<&fabric_wrap::gpu_read>("gpuRead"), InstanceMethod<&fabric_wrap::disown>("disown"),
        InstanceMethod<&fabric_wrap::put>("put"), InstanceMethod<&fabric_wrap::put_value>("putValue"), InstanceMethod<&fabric_wrap::signal>("signal"),
        InstanceMethod<&fabric_wrap::get>("get"), InstanceMethod<&fabric_wrap::fetch_add>("fetchAdd"), InstanceMethod<&fabric_wrap::compare_swap>("compareSwap"),
        InstanceMethod<&fabric_wrap::accepted>("accepted"), InstanceMethod<&fabric_wrap::request_try>("requestTry"), InstanceMethod<&fabric_wrap::watch>("watch"),

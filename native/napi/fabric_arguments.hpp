@@ -15,7 +15,8 @@ inline dl::fabric_query fabric_query_of(Napi::Value value) {
     if (!found.IsString()) throw_invalid(value.Env(), std::string(name) + " is not a string");
     return found.As<Napi::String>().Utf8Value();
   };
-  return {text("library"), text("provider"), text("address"), true};
+  const Napi::Value gpu = description.Get("gpu");
+  return {text("library"), text("provider"), text("address"), gpu.IsUndefined() ? -1 : arg_int(gpu, "gpu"), true};
 }
 
 } // namespace ep::binding

@@ -147,12 +147,17 @@ std::string engine::prepare(outgoing& one, uint64_t memory_id, uint32_t& status)
   const routed_memory& known = at->second;
   const symmetric_memory& memory = *known.memory;
   const auto rank = static_cast<size_t>(wanted.peer);
+  one.in_gpu = known.gpu != nullptr;
+  const bool of_gpu = one.in_gpu || wanted.of_gpu;
+  if (of_gpu && wanted.atomic != remote_atomic::none) return "is an atomic on memory of a GPU, where its kernels change words otherwise";
+  // HAZARD: no processor reads or writes there.
+  if (of_gpu && wanted.peer == context_->rank() && wanted.bytes() != 0) return "is of this rank for itself in memory of a GPU: copy it on a stream";
   if (wanted.atomic != remote_atomic::none && !offer().no_atomics.empty()) return "is an atomic, and there are none: " + offer().no_atomics;
   if (wanted.atomic != remote_atomic::none && wanted.offset % sizeof(uint64_t) != 0) return "is an atomic on a word that is not at a multiple of 8";
   if (wanted.op != signal_op::none && wanted.slot >= memory.signal_slots()) return "names a signal slot beyond the pad";
-  if (wanted.row_bytes != 0 && wanted.rows > memory.byte_length() / wanted.row_bytes) return "is longer than the memory";
+  if (wanted.row_bytes != 0 && wanted.rows > known.byte_length / wanted.row_bytes) return "is longer than the memory";
   const uint64_t bytes = wanted.word_bytes != 0 ? wanted.word_bytes : wanted.row_bytes * wanted.rows;
-  if (wanted.offset > memory.byte_length() || bytes > memory.byte_length() - wanted.offset) return "ends beyond the memory";
+  if (wanted.offset > known.byte_length || bytes > known.byte_length - wanted.offset) return "ends beyond the memory";
   one.part = known.remotes[rank];
   one.memory = known.memory;
   if (known.closed[rank] == 0) return "";

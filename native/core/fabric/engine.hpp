@@ -26,6 +26,7 @@
 
 #include "descriptor_watch.hpp"
 #include "dl/fabric.hpp"
+#include "gpu_range.hpp"
 #include "lifelines.hpp"
 #include "link.hpp"
 #include "memory.hpp"
@@ -80,8 +81,12 @@ class engine {
   result<nothing> connect(std::span<const std::vector<uint8_t>> addresses, std::span<const link_keys> keys);
 
   static constexpr uint64_t part_bytes = sizeof(remote_part);
-  // Registers this rank's part; peers need what is returned.
-  result<std::vector<uint8_t>> add_memory(const std::shared_ptr<symmetric_memory>& memory);
+  // Memory of the GPU that the port was opened for. Whoever has the range, or a request under way in it, holds it.
+  result<std::shared_ptr<gpu_range>> register_gpu(const dl::gpu_bytes& bytes, std::shared_ptr<const void> keep);
+  // Of every rank's part; 0 of a memory that is not known.
+  uint64_t byte_length(const symmetric_memory& memory) const;
+  // Registers this rank's part; peers need what is returned. With `bytes`, its bytes are those, and the memory's own are none: of that there are the signals.
+  result<std::vector<uint8_t>> add_memory(const std::shared_ptr<symmetric_memory>& memory, std::shared_ptr<gpu_range> bytes = nullptr);
   // Given every rank's: kernels and peers reach the memory from here on.
   result<nothing> route(symmetric_memory& memory, std::span<const std::vector<uint8_t>> parts);
   // It stays registered until all peers have said that nothing is under way to it.
@@ -113,6 +118,8 @@ class engine {
   class ring_route;
   struct routed_memory {
     std::shared_ptr<symmetric_memory> memory;
+    std::shared_ptr<gpu_range> gpu; // null: the bytes are the memory's
+    uint64_t byte_length = 0;
     dl::fabric_region region;
     std::vector<remote_part> remotes; // empty before route()
     std::vector<uint8_t> closed;      // by rank: given up there
@@ -130,8 +137,8 @@ class engine {
     operation_kind kind;
     int32_t peer;
     uint64_t number; // of the request
-    uint64_t word;    // of an atomic
-    uint64_t compare; // likewise
+    uint64_t word;    // what is written or changed comes from here
+    uint64_t compare; // of an atomic
     std::shared_ptr<const void> keep;
     std::shared_ptr<const void> memory;
     wire_message message;
@@ -187,6 +194,7 @@ class engine {
   // traffic.cpp
   bool pump(int32_t peer);
   int post_pieces(int32_t peer, outgoing& one);
+  int post_word(int32_t peer, outgoing& one);
   int post_atomic(int32_t peer, outgoing& one);
   int announce(int32_t peer, const outgoing& one);
   int send(int32_t peer, const wire_message& message, uint32_t bytes);
@@ -246,6 +254,7 @@ class engine {
   mutable std::mutex mutex_;
   std::deque<outgoing> posted_;
   std::map<uint64_t, routed_memory> memories_;
+  std::vector<std::weak_ptr<gpu_range>> ranges_;
   std::vector<uint64_t> accepted_;
   std::vector<link_failure> failures_;
   std::string violation_;

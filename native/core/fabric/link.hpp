@@ -44,6 +44,8 @@ struct request {
   uint64_t slot = 0;
   uint64_t value = 0;
   std::shared_ptr<const void> keep; // holds the local bytes
+  bool of_gpu = false;              // the local bytes lie in a GPU, in a region of the port with this descriptor
+  void* descriptor = nullptr;
   bool unawaited = false;           // nobody waits for its end: the target need not tell of it at once
   bool eager = false;               // whoever posts it has nothing else to do: it is never too long for a thread that waits, and its end wakes nobody
 
@@ -70,6 +72,7 @@ struct outgoing {
   uint64_t next = 0;         // bytes that have been posted
   uint32_t pieces = 0;
   uint32_t under_way = 0;    // pieces without an event yet
+  bool in_gpu = false;       // `part` is memory of a GPU
   bool here = false;         // of the rank for itself, and the port is not asked
   bool numbered() const { return !wanted.answers() && !wanted.nowhere && !here; }
   // HAZARD: while a heavy request is under way, nobody carries in the thread's stead: its end must not wait for a moment.

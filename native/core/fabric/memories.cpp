@@ -17,16 +17,37 @@ class engine::ring_route final : public memory_route {
   std::shared_ptr<ring_storage> ring_;
 };
 
-result<std::vector<uint8_t>> engine::add_memory(const std::shared_ptr<symmetric_memory>& memory) {
+result<std::shared_ptr<gpu_range>> engine::register_gpu(const dl::gpu_bytes& bytes, std::shared_ptr<const void> keep) {
+  auto region = port_->register_gpu(bytes);
+  if (!region.ok()) return region.why();
+  auto made = std::make_shared<gpu_range>(port_.get(), region.value(), bytes, std::move(keep));
+  const std::lock_guard lock(mutex_);
+  std::erase_if(ranges_, [](const auto& one) { return one.expired(); });
+  ranges_.push_back(made);
+  return made;
+}
+
+uint64_t engine::byte_length(const symmetric_memory& memory) const {
+  const std::lock_guard lock(mutex_);
+  const auto known = memories_.find(memory.device_handle().memory_id);
+  return known == memories_.end() ? 0 : known->second.byte_length;
+}
+
+result<std::vector<uint8_t>> engine::add_memory(const std::shared_ptr<symmetric_memory>& memory, std::shared_ptr<gpu_range> bytes_of_gpu) {
   routed_memory made;
   made.memory = memory;
-  if (memory->byte_length() != 0) {
+  made.gpu = std::move(bytes_of_gpu);
+  made.byte_length = made.gpu != nullptr ? made.gpu->byte_length() : memory->byte_length();
+  if (made.gpu != nullptr) {
+    made.region = made.gpu->region();
+    count_.registered += made.byte_length;
+  } else if (memory->byte_length() != 0) {
     auto region = port_->register_memory(memory->own_data(), memory->byte_length());
     if (!region.ok()) return region.why();
     made.region = region.value();
     count_.registered += memory->byte_length();
   }
-  const remote_part own{memory->device_handle().memory_id, made.region.base, made.region.key, memory->byte_length()};
+  const remote_part own{memory->device_handle().memory_id, made.region.base, made.region.key, made.byte_length};
   std::vector<uint8_t> bytes(sizeof own);
   std::memcpy(bytes.data(), &own, sizeof own);
   const std::lock_guard lock(mutex_);
@@ -37,11 +58,12 @@ result<std::vector<uint8_t>> engine::add_memory(const std::shared_ptr<symmetric_
 result<nothing> engine::route(symmetric_memory& memory, std::span<const std::vector<uint8_t>> parts) {
   const auto world = static_cast<size_t>(world_size_);
   std::vector<remote_part> remotes(world);
+  const uint64_t byte_length = this->byte_length(memory);
   for (size_t rank = 0; rank < world; ++rank) {
     if (parts.size() != world || parts[rank].size() != sizeof(remote_part)) return failure{EP_STATUS_INVALID, 0, "descriptions of a memory do not fit this world"};
     std::memcpy(&remotes[rank], parts[rank].data(), sizeof(remote_part));
-    if (remotes[rank].byte_length != memory.byte_length()) {
-      return failure{EP_STATUS_MISMATCH, 0, "rank " + std::to_string(rank) + " has " + std::to_string(remotes[rank].byte_length) + " bytes, this rank " + std::to_string(memory.byte_length())};
+    if (remotes[rank].byte_length != byte_length) {
+      return failure{EP_STATUS_MISMATCH, 0, "rank " + std::to_string(rank) + " has " + std::to_string(remotes[rank].byte_length) + " bytes, this rank " + std::to_string(byte_length)};
     }
   }
   // Before anything can land there.
@@ -59,8 +81,8 @@ result<nothing> engine::route(symmetric_memory& memory, std::span<const std::vec
 
 void engine::give_back(const routed_memory& memory) {
   if (memory.region.handle == nullptr) return;
-  port_->give_back(memory.region);
-  count_.registered -= memory.memory->byte_length();
+  if (memory.gpu == nullptr) port_->give_back(memory.region);
+  count_.registered -= memory.byte_length;
 }
 
 void engine::share(const std::shared_ptr<rank_context>& other) {
@@ -143,6 +165,10 @@ void engine::give_memories_up() {
   }
   memories_.clear();
   posted_.clear();
+  for (const auto& one : ranges_) {
+    if (const auto range = one.lock()) range->end();
+  }
+  ranges_.clear();
 }
 
 } // namespace ep::fabric

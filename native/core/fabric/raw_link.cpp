@@ -95,7 +95,7 @@ result<nothing> raw_link::write(uint64_t at, uint64_t bytes, uint32_t data, int6
   }
   dl::fabric_context* context = free_.back();
   for (;;) {
-    const int code = port_->write(to_, out_.data() + at, bytes, data, remote_base_ + at, remote_key_, context);
+    const int code = port_->write(to_, out_.data() + at, bytes, nullptr, data, remote_base_ + at, remote_key_, context);
     if (code == 0) break;
     if (code != EAGAIN) return failure_errno("fi_writedata", code, port_->offer().provider);
     if (clock_now_ns() >= deadline_ns) return failure{EP_STATUS_TIMEOUT, 0, "the provider has no room for a write"};

@@ -14,7 +14,8 @@ constexpr uint64_t largest_piece = 4u << 20;
 constexpr int64_t answer_ns = 3'000; // what a kernel answers within goes with the answer
 constexpr uint64_t tell_every = 64; // requests carried out before the source hears of it though there is more to do
 
-bool travels_inline(const request& wanted) { return !wanted.answers() && wanted.bytes() <= inline_bytes; }
+// HAZARD: what lies in a GPU no thread here reads or writes.
+bool travels_inline(const outgoing& one) { return !one.wanted.answers() && !one.in_gpu && !one.wanted.of_gpu && one.wanted.bytes() <= inline_bytes; }
 
 } // namespace
 
@@ -79,6 +80,10 @@ int engine::post_pieces(int32_t peer, outgoing& one) {
   const uint64_t longest = std::min<uint64_t>(largest_piece, port_->offer().max_message);
   const bool packed = wanted.stride == wanted.row_bytes || wanted.rows <= 1;
   while (one.next < bytes) {
+    if (wanted.word_bytes != 0) {
+      if (const int code = post_word(peer, one); code != 0) return code;
+      continue;
+    }
     const uint64_t column = packed ? one.next : one.next % wanted.row_bytes;
     const uint64_t row = packed ? 0 : one.next / wanted.row_bytes;
     const uint64_t length = std::min(longest, packed ? bytes - one.next : wanted.row_bytes - column);
@@ -88,8 +93,8 @@ int engine::post_pieces(int32_t peer, outgoing& one) {
     piece->number = at.base + at.posted;
     piece->keep = wanted.keep;
     piece->memory = one.memory;
-    const int code = wanted.reads ? port_->read(at.to, local, length, remote, one.part.key, &piece->context)
-                                  : port_->write(at.to, local, length, piece_data(context_->rank(), one.sequence), remote, one.part.key, &piece->context);
+    const int code = wanted.reads ? port_->read(at.to, local, length, wanted.descriptor, remote, one.part.key, &piece->context)
+                                  : port_->write(at.to, local, length, wanted.descriptor, piece_data(context_->rank(), one.sequence), remote, one.part.key, &piece->context);
     if (code != 0) {
       if (code == EAGAIN) ++count_.full;
       give_operation(piece);
@@ -100,6 +105,27 @@ int engine::post_pieces(int32_t peer, outgoing& one) {
     ++one.under_way;
     ++count_.writes;
   }
+  return 0;
+}
+
+// A word for memory of a GPU, from memory of the host.
+int engine::post_word(int32_t peer, outgoing& one) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  operation* piece = take_operation(operation_kind::piece, peer);
+  piece->number = at.base + at.posted;
+  piece->memory = one.memory;
+  piece->word = one.wanted.word;
+  const uint64_t remote = one.part.base + one.wanted.offset;
+  const int code = port_->write(at.to, &piece->word, one.wanted.word_bytes, nullptr, piece_data(context_->rank(), one.sequence), remote, one.part.key, &piece->context);
+  if (code != 0) {
+    if (code == EAGAIN) ++count_.full;
+    give_operation(piece);
+    return code;
+  }
+  one.next = one.wanted.word_bytes;
+  ++one.pieces;
+  ++one.under_way;
+  ++count_.writes;
   return 0;
 }
 
@@ -139,7 +165,7 @@ int engine::announce(int32_t peer, const outgoing& one) {
   message.offset = wanted.offset;
   message.slot = wanted.slot;
   message.value = wanted.value;
-  if (travels_inline(wanted)) {
+  if (travels_inline(one)) {
     message.payload_bytes = static_cast<uint16_t>(wanted.bytes());
     if (wanted.word_bytes != 0) {
       std::memcpy(message.payload, &wanted.word, wanted.word_bytes);
@@ -183,7 +209,7 @@ bool engine::pump(int32_t peer) {
     if (one.numbered() && one.sequence >= at.acked + request_window) break;
     if (one.wanted.atomic != remote_atomic::none) {
       if (const int code = post_atomic(peer, one); code != 0) return refused(code);
-    } else if (!travels_inline(one.wanted)) {
+    } else if (!travels_inline(one)) {
       if (const int code = post_pieces(peer, one); code != 0) return refused(code);
     }
     if (one.wanted.answers()) continue;
@@ -366,6 +392,7 @@ void engine::apply(int32_t source) {
 
 bool engine::carry_out(const wire_message& message) {
   std::shared_ptr<symmetric_memory> memory;
+  uint64_t byte_length = 0;
   {
     const std::lock_guard lock(mutex_);
     const auto known = memories_.find(message.memory);
@@ -374,11 +401,13 @@ bool engine::carry_out(const wire_message& message) {
     // HAZARD: before route() it has no place yet that could be written. Peers are told of it earlier, and are to wait.
     if (known->second.remotes.empty()) return false;
     memory = known->second.memory;
+    byte_length = known->second.byte_length;
+    if (known->second.gpu != nullptr && message.payload_bytes != 0) return false;
   }
   const int32_t self = context_->rank();
   // Somebody may be waiting for plain bytes.
   if (memory->wakes_rank()) ended_any_ = true;
-  if (message.offset > memory->byte_length() || message.payload_bytes > memory->byte_length() - message.offset) return false;
+  if (message.offset > byte_length || message.payload_bytes > byte_length - message.offset) return false;
   if (message.payload_bytes != 0) memory->write(self, message.offset, message.payload, message.payload_bytes);
   const auto op = static_cast<signal_op>(message.op & ~wire_asks);
   if (op == signal_op::none) return true;

@@ -249,6 +249,13 @@ bool has(const cuda_symbols& cuda, int attribute, dl::cuda_device device) {
   return cuda.cuDeviceGetAttribute(&value, attribute, device) == 0 && value != 0;
 }
 
+struct exported_pages {
+  int dmabuf_fd = -1;
+  ~exported_pages() {
+    if (dmabuf_fd >= 0) ::close(dmabuf_fd);
+  }
+};
+
 } // namespace
 
 result<gpu_facts> gpu_facts_read(const dl::cuda_symbols& cuda, int ordinal) {
@@ -264,6 +271,36 @@ result<gpu_facts> gpu_facts_read(const dl::cuda_symbols& cuda, int ordinal) {
   facts.gpudirect = has(cuda, dl::cuda_attribute_gpudirect, device);
   facts.dmabuf = has(cuda, dl::cuda_attribute_dmabuf, device);
   return facts;
+}
+
+result<control_block> gpu_export(std::shared_ptr<const dl::cuda_symbols> cuda, int ordinal, uint64_t address, uint64_t byte_length) {
+  const std::string about = std::to_string(byte_length) + " bytes of GPU " + std::to_string(ordinal);
+  auto facts = gpu_facts_read(*cuda, ordinal);
+  if (!facts.ok()) return facts.why();
+  if (!facts.value().dmabuf && !facts.value().gpudirect) return failure{EP_STATUS_SYSTEM, EOPNOTSUPP, "GPU " + facts.value().address + " exports no DMA-BUFs, and has no GPUDirect RDMA"};
+  auto context = gpu_context::open(std::move(cuda), ordinal);
+  if (!context.ok()) return context.why();
+  const cuda_symbols& driver = context.value()->cuda();
+  const gpu_context::scope here(*context.value());
+  // HAZARD: without it a copy may return before its bytes are where a NIC sees them.
+  const unsigned on = 1;
+  if (const cuda_result error = driver.cuPointerSetAttribute(&on, dl::cuda_pointer_sync_memops, address); error != 0) return cuda_failure(driver, "cuPointerSetAttribute", error, EOPNOTSUPP, about);
+  control_block block;
+  block.address = address;
+  block.byte_length = byte_length;
+  if (!facts.value().dmabuf) return block;
+  auto held = std::make_shared<exported_pages>();
+  const uint64_t begin = address / host_page * host_page;
+  const uint64_t whole = (address + byte_length - begin + host_page - 1) / host_page * host_page;
+  if (const cuda_result error = driver.cuMemGetHandleForAddressRange(&held->dmabuf_fd, begin, whole, dl::cuda_handle_dmabuf, 0); error != 0) {
+    held->dmabuf_fd = -1;
+    if (!facts.value().gpudirect) return cuda_failure(driver, "cuMemGetHandleForAddressRange", error, EOPNOTSUPP, about);
+    return block;
+  }
+  block.dmabuf_fd = held->dmabuf_fd;
+  block.dmabuf_offset = address - begin;
+  block.keep = held;
+  return block;
 }
 
 result<std::unique_ptr<control_memory>> pinned_control_memory(std::shared_ptr<const dl::cuda_symbols> cuda, int ordinal, bool doorbells_are_memory) {

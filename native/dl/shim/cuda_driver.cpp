@@ -122,9 +122,12 @@ EP_SHIM cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void*)
   return ok;
 }
 EP_SHIM cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void*) {
-  for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
-    const uint64_t word = __atomic_load_n(reinterpret_cast<const uint64_t*>(from + at), __ATOMIC_ACQUIRE);
-    std::memcpy(static_cast<char*>(to) + at, &word, sizeof word);
+  // Words in one piece, where they are words: posters change them meanwhile.
+  for (size_t at = 0; at < bytes;) {
+    const bool whole = (from + at) % sizeof(uint64_t) == 0 && bytes - at >= sizeof(uint64_t);
+    const uint64_t word = whole ? __atomic_load_n(reinterpret_cast<const uint64_t*>(from + at), __ATOMIC_ACQUIRE) : __atomic_load_n(reinterpret_cast<const uint8_t*>(from + at), __ATOMIC_ACQUIRE);
+    std::memcpy(static_cast<char*>(to) + at, &word, whole ? sizeof word : 1);
+    at += whole ? sizeof word : 1;
   }
   return ok;
 }
@@ -133,6 +136,16 @@ EP_SHIM cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, voi
   return ok;
 }
 EP_SHIM cuPointerSetAttribute(const void*, int, uint64_t) { return ok; }
+EP_SHIM cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
+  const std::lock_guard lock(here().mutex);
+  const auto after = here().allocations.upper_bound(address);
+  if (after == here().allocations.begin()) return invalid_value;
+  const auto& [begin, of] = *std::prev(after);
+  if (address >= begin + of.bytes) return invalid_value;
+  const unsigned found = attribute == ep::dl::cuda_pointer_memory_type ? ep::dl::cuda_memory_of_device : 0;
+  std::memcpy(value, &found, sizeof found);
+  return ok;
+}
 // The file of the allocation itself: whoever knows the file finds the memory. HAZARD: real ones are of the range only.
 EP_SHIM cuMemGetHandleForAddressRange(void* handle, uint64_t address, size_t bytes, int, uint64_t) {
   if (fails("cuMemGetHandleForAddressRange")) return not_supported;

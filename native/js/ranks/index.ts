@@ -31,7 +31,7 @@ export { emptyPlace, Liveness } from './liveness.js';
 export { type Meeting, meetAnew } from './meet-anew.js';
 export { Members, type MembersInit, parseApplication, parseWord, type ReadmitOptions, rejoinRanks } from './members.js';
 export { awaitedRanks, comparisonCode, RankMemory, type RankMemoryInit } from './memory.js';
-export { checkPinnable } from './memory-limits.js';
+export { agreeOnSize, checkPinnable } from './memory-limits.js';
 export { type NicNetwork, type NicNetworkConfig, resolveNetwork } from './network.js';
 export { NicEndpoint, type NicEndpointInit, type NicRequests, type PostedRequest } from './nic-endpoint.js';
 export { checkLimits, nativeTimeout, runWait, waitError, withClosing } from './outcome.js';

@@ -25,6 +25,7 @@ import { EP_LIFE_ABSENT } from '../abi.gen.js';
 import type { NativeRankContext, NativeSymmetricMemory } from '../binding.js';
 import { LARGEST_WINDOW, registerWindow } from '../host-memory.js';
 import { native } from '../native.js';
+import type { NativeLocal } from './adopted.js';
 import { emptyPlace, type Liveness } from './liveness.js';
 import { checkLimits, nativeTimeout, runWait, waitError } from './outcome.js';
 
@@ -132,7 +133,7 @@ class RankSignalPad implements SignalPad {
 /** Operands of native calls behind the public interface; the package's own files use them. */
 export class RankMemory extends Resource implements SymmetricMemory {
   readonly byteLength: number;
-  readonly space = 'host' as const;
+  readonly space: 'host' | 'device' = 'host';
   readonly signals: SignalPad;
   readonly addresses?: PartAddresses;
   readonly #init: RankMemoryInit;
@@ -180,6 +181,11 @@ export class RankMemory extends Resource implements SymmetricMemory {
     return this.#init.memory;
   }
 
+  /** What requests of a NIC are sent from, and read into. */
+  localOperand(operation: string): NativeLocal {
+    return this.nativeMemory(operation);
+  }
+
   local(byteOffset: number, byteLength: number): Region {
     this.checkOpen('local');
     this.#checkBytes('local region', byteOffset, byteLength);
@@ -222,14 +228,14 @@ export class RankMemory extends Resource implements SymmetricMemory {
   async read(from: Region, into: Uint8Array): Promise<void> {
     const { memory } = this.#init;
     this.checkOpen('read');
-    this.#checkOwn('read', from, into);
+    this.checkOwn('read', from, into);
     memory.getBytes(this.#init.rank, from.byteOffset, into);
   }
 
   async write(from: Uint8Array, into: Region): Promise<void> {
     const { memory } = this.#init;
     this.checkOpen('write');
-    this.#checkOwn('write', into, from);
+    this.checkOwn('write', into, from);
     memory.putBytes(this.#init.rank, into.byteOffset, from);
   }
 
@@ -250,7 +256,8 @@ export class RankMemory extends Resource implements SymmetricMemory {
     return buffer;
   }
 
-  #checkOwn(where: string, region: Region, bytes: Uint8Array): void {
+  /** The region is this rank's own, and the bytes are as many. */
+  protected checkOwn(where: string, region: Region, bytes: Uint8Array): void {
     if (region?.memory !== this) {
       throw new EpError('EP_INVALID_ARGUMENT', `${where}: the region belongs to another memory`);
     }

@@ -393,7 +393,7 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
 
   #local(what: string, region: Region): NativeLocal {
     const memory: unknown = region?.memory;
-    if (memory instanceof RankMemory) return memory.nativeMemory('endpoint');
+    if (memory instanceof RankMemory) return memory.localOperand('endpoint');
     if (memory instanceof AdoptedRange) return memory.numberFor(this.#init.nic);
     if (typeof memory !== 'object' || memory === null) {
       throw invalid(what, { where: 'endpoint', expected: 'a region, which memory.local() makes', found: region });

@@ -49,7 +49,7 @@ export function checkOver({ over, near }: AllocateOptions, size: Size, registrar
   if (typeof over !== 'object' || over === null) {
     throw invalid('over', { where, expected: 'a memory of another transport', found: over });
   }
-  if (!(over instanceof RankMemory)) {
+  if (!(over instanceof RankMemory) || over.space !== 'host') {
     const kind = `${over.space} memory (${over.constructor.name})`;
     throw new EpError(
       'EP_UNSUPPORTED',

@@ -146,6 +146,10 @@ void test_numbers() {
   EP_CHECK_EQ(ours::endpoint_rdm, static_cast<uint32_t>(FI_EP_RDM));
   EP_CHECK_EQ(ours::av_table, static_cast<uint32_t>(FI_AV_TABLE));
   EP_CHECK_EQ(ours::cq_format_context, static_cast<uint32_t>(FI_CQ_FORMAT_CONTEXT));
+  EP_CHECK_EQ(ours::cap_hmem, static_cast<uint64_t>(FI_HMEM));
+  EP_CHECK_EQ(ours::mr_hmem, FI_MR_HMEM);
+  SAME(mr_attr, fi_mr_attr, requested_key, requested_key);
+  SAME(mr_attr, fi_mr_attr, device, device);
   EP_CHECK_EQ(ours::memory_cuda, static_cast<uint32_t>(FI_HMEM_CUDA));
   EP_CHECK_EQ(ours::command_enable, static_cast<int>(FI_ENABLE));
 #if defined(FI_MR_DMABUF)

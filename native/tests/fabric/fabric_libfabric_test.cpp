@@ -289,7 +289,7 @@ void test_stranger(const std::string& provider) {
       for (const uint64_t at : {base, uint64_t{0}}) {
         stranger = must(dl::open_fabric(query_of(provider)));
         to = must(stranger->insert(address));
-        (void)post([&](dl::fabric_context* context) { return stranger->write(to, scratch.data(), bytes, fabric::piece_data(0, 12), at, guess, context); });
+        (void)post([&](dl::fabric_context* context) { return stranger->write(to, scratch.data(), bytes, nullptr, fabric::piece_data(0, 12), at, guess, context); });
         for (int i = 0; i < 10; ++i) {
           stranger->poll(events);
           std::this_thread::sleep_for(std::chrono::milliseconds(1));

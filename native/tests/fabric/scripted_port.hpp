@@ -200,6 +200,7 @@ class scripted_port final : public dl::fabric_port {
   result<std::vector<uint8_t>> address() override { return std::vector<uint8_t>{static_cast<uint8_t>(rank_)}; }
   result<uint64_t> insert(std::span<const uint8_t> address) override { return uint64_t{address[0]}; }
   result<dl::fabric_region> register_memory(void* bytes, uint64_t) override { return dl::fabric_region{bytes, 7, reinterpret_cast<uint64_t>(bytes)}; }
+  result<dl::fabric_region> register_gpu(const dl::gpu_bytes&) override { return failure{EP_STATUS_SYSTEM, EOPNOTSUPP, "there are no GPUs"}; }
   void give_back(const dl::fabric_region&) override {}
   int receive(void* buffer, size_t bytes, dl::fabric_context* context) override {
     const std::lock_guard lock(network_.mutex_);
@@ -211,7 +212,7 @@ class scripted_port final : public dl::fabric_port {
     one.bytes.assign(static_cast<const uint8_t*>(buffer), static_cast<const uint8_t*>(buffer) + bytes);
     return network_.post(std::move(one));
   }
-  int write(uint64_t to, const void* buffer, size_t bytes, uint32_t data, uint64_t at, uint64_t key, dl::fabric_context* context) override {
+  int write(uint64_t to, const void* buffer, size_t bytes, void*, uint32_t data, uint64_t at, uint64_t key, dl::fabric_context* context) override {
     if (key != 7) return EINVAL;
     auto one = packet_to(scripted_network::kind::write, to, context);
     one.bytes.assign(static_cast<const uint8_t*>(buffer), static_cast<const uint8_t*>(buffer) + bytes);
@@ -219,7 +220,7 @@ class scripted_port final : public dl::fabric_port {
     one.data = data;
     return network_.post(std::move(one));
   }
-  int read(uint64_t from, void* buffer, size_t bytes, uint64_t at, uint64_t key, dl::fabric_context* context) override {
+  int read(uint64_t from, void* buffer, size_t bytes, void*, uint64_t at, uint64_t key, dl::fabric_context* context) override {
     if (key != 7) return EINVAL;
     auto one = packet_to(scripted_network::kind::read, from, context);
     one.local = static_cast<uint8_t*>(buffer);

@@ -20,6 +20,10 @@ export interface FabricConfig {
   readonly provider?: string;
   /** Address of the interface that this rank binds to and is reached at. The provider's choice unless given. */
   readonly address?: string;
+  /** Ordinal of a GPU whose memory this rank allocates (`space: 'device'`) and adopts, where the provider can register it (docs/fabric.md). None unless given. */
+  readonly device?: number;
+  /** CUDA's driver, by name or path; `libcuda.so.1` unless given. */
+  readonly libraries?: { readonly cuda?: string };
   /** Name for the loader's search, or path, of libfabric; `libfabric.so.1` unless given. */
   readonly library?: string;
   /** Peers hear from this rank at least so often, in milliseconds; 250 unless given. All ranks alike. */
@@ -52,6 +56,7 @@ export function resolveQuery(config: FabricConfig | undefined): FabricQuery {
     library: text('library', config?.library, 'libfabric.so.1'),
     provider: text('provider', config?.provider, ''),
     address: text('address', config?.address, ''),
+    gpu: config?.device === undefined ? -1 : checkInteger(config.device, 'device', where, 0, 1023),
   };
 }
 
@@ -66,6 +71,7 @@ export function resolveConfig(config: FabricConfig | undefined, worldSize: numbe
   }
   return {
     ...resolveQuery(config),
+    cuda: text('libraries.cuda', config?.libraries?.cuda, 'libcuda.so.1'),
     secret: resolveJobSecret(config?.secret),
     timeoutMs,
     ranksOnHost: checkInteger(config?.ranksOnHost ?? worldSize, 'ranksOnHost', where, 1),

@@ -11,12 +11,13 @@ const NEEDS: readonly FabricNeeds[] = ['bundled', 'prior', 'inc', 'add', 'set', 
 /** Whether the provider's devices reach memory by its physical pages: what is registered then counts against RLIMIT_MEMLOCK. */
 export const pinsMemory = (provider: string): boolean => /^(efa|verbs)(;|$)/.test(provider);
 
-export function fabricCapabilities({ maxMessageBytes, noAtomics }: FabricOffer): Capabilities {
+export function fabricCapabilities({ maxMessageBytes, noAtomics, noGpu }: FabricOffer): Capabilities {
   return {
     needs: new Set<Need>(noAtomics === '' ? [...NEEDS, 'atomics'] : NEEDS),
     maxMessageBytes: Math.min(maxMessageBytes, Number.MAX_SAFE_INTEGER),
     maxSignalSlots: 2 ** 32,
     initiators: new Set(['host', 'device'] as const),
+    ...(noGpu === '' && { spaces: new Set(['host', 'device'] as const) }),
   };
 }
 

@@ -17,15 +17,18 @@ import {
   AdoptedRange,
   allocateMemory,
   checkHostAllocation,
+  checkLimits,
   type LinkedTeam,
   type Liveness,
   overOrFailure,
   RankMemory,
   type Reach,
+  refuseOver,
   withClosing,
 } from '@ep/native/ranks';
 import type { ResolvedFabricConfig } from './config.js';
 import { FabricEndpoint } from './endpoint.js';
+import { allocateGpuMemory, type GpuRankMemory, gpuError } from './gpu-memory.js';
 import { type FabricNeeds, fabricCapabilities, pinsMemory } from './probe.js';
 import { roundMaker } from './rounds.js';
 
@@ -114,10 +117,17 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
     await this.world.barrier(options);
   }
 
-  readonly allocate = (options: AllocateOptions): Promise<RankMemory> =>
-    this.guard('allocate', async () => {
+  /**
+   * With `space: 'device'`, of a transport that was opened with `device`, memory of that GPU, of the same size on all ranks: for puts and gets of JS between GPUs, and the host's memory.
+   */
+  readonly allocate = (options: AllocateOptions): Promise<RankMemory> => {
+    const named = this.#init.config.gpu >= 0;
+    if (options?.space === 'device' && named) return this.#allocateGpu(options);
+    return this.guard('allocate', async () => {
       const { config, nic: _, offer: __, ...ranks } = this.#init;
-      const size = checkHostAllocation(options, this, {});
+      const size = checkHostAllocation(options, this, {
+        instead: '; open it with `device`, the ordinal of a GPU, for memory there',
+      });
       const over = overOrFailure(options, size, { name: this.name, ...ranks });
       return withClosing(options, this.closing, async (limits) => {
         const made: RankMemory = await allocateMemory(
@@ -135,13 +145,40 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
         return this.children.add(made);
       });
     });
+  };
 
-  /** For sources of puts and targets of gets. */
+  #allocateGpu(options: AllocateOptions): Promise<GpuRankMemory> {
+    return this.guard('allocate', async () => {
+      const where = 'allocate';
+      checkLimits(options, where, this.worldSize);
+      const byteLength = checkInteger(options.byteLength, 'byteLength', where, 1);
+      const signalSlots = checkInteger(options.signalSlots, 'signalSlots', where, 0, this.capabilities.maxSignalSlots);
+      refuseOver(options, this.name, 'memory of a GPU is of its own making');
+      const { config, offer: _, ...ranks } = this.#init;
+      return withClosing(options, this.closing, async (limits) => {
+        const made: GpuRankMemory = await allocateGpuMemory(
+          { ...ranks, timeoutMs: config.timeoutMs, onRelease: () => this.children.remove(made) },
+          { byteLength, signalSlots },
+          limits,
+        );
+        return this.children.add(made);
+      });
+    });
+  }
+
+  /**
+   * For sources of puts and targets of gets: memory of the host, or of the GPU that was named as `device`. `EP_UNSUPPORTED` where the provider cannot register that. HAZARD: its owner
+   * frees it after `close()` only.
+   */
   readonly adopt = async (memory: { readonly address: bigint; readonly byteLength: number }): Promise<AdoptedRange> => {
     this.checkOpen('adopt');
-    return this.children.add(
-      new AdoptedRange(this.#init.nic, memory, (range) => this.children.remove(range), this.#reach),
-    );
+    try {
+      return this.children.add(
+        new AdoptedRange(this.#init.nic, memory, (range) => this.children.remove(range), this.#reach),
+      );
+    } catch (error) {
+      throw gpuError('adopt', error);
+    }
   };
 
   readonly connect = async (peer: Rank): Promise<FabricEndpoint> => {
@@ -162,6 +199,12 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
     this.checkOpen('device');
     if (!(memory instanceof RankMemory) || memory.context !== this.#init.context) {
       throw new EpError('EP_INVALID_ARGUMENT', 'device: the memory belongs to another transport');
+    }
+    if (memory.space === 'device') {
+      throw new EpError(
+        'EP_UNSUPPORTED',
+        'device: kernels post nothing to memory of a GPU over the fabric; JS puts and gets',
+      );
     }
     const kind = memory.isOver ? 'memory:load-store+proxy' : 'memory:proxy';
     return { kind, abi: native().binding.abi, bytes: memory.nativeMemory('device').deviceHandle() };
