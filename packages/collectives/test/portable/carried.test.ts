@@ -47,6 +47,10 @@ class Counts {
           this.decided.add(rank);
           return made.enter(...said);
         },
+        exchange: (...said) => {
+          this.decided.add(rank);
+          return made.exchange!(...said);
+        },
       });
     };
     return withMembers(transport, { rounds: { ...rounds!, open, carriers } });
