@@ -14,7 +14,7 @@ namespace ep {
 namespace {
 
 // Whoever has found nothing to do for so long sleeps until somebody wakes it: peers that are about to come have come.
-constexpr int64_t patience_ns = 1'000'000;
+constexpr int64_t patience_ns = 300'000;
 constexpr int64_t longest_sleep_ns = 1'000'000;
 
 uint64_t load(const uint64_t& word) { return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(word)).load(std::memory_order_acquire); }

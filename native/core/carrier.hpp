@@ -28,7 +28,7 @@ namespace ep {
 // Where things lie in the memory, which every rank of the world has: a word that wakes whoever waits in this rank's part, then the places of each group.
 struct carrier_layout {
   static constexpr uint64_t piece_bytes = 256u << 10;
-  static constexpr uint32_t window = 4;
+  static constexpr uint32_t window = 2;
   static constexpr uint32_t depth = 2 * window;
   static constexpr uint64_t head_bytes = 4096;
   uint32_t world;
