@@ -143,8 +143,10 @@ bool engine::retire_memories() {
         say(rank, message_kind::retire, 0, at->first);
       }
     }
+    // By atomics of this rank, which may not have been taken yet.
     const auto& own = links_[static_cast<size_t>(context_->rank())]->out;
-    bool reachable = std::any_of(own.begin(), own.end(), [&](const outgoing& one) { return one.memory == known.memory; }); // by atomics of this rank
+    const auto is_own = [&](const outgoing& one) { return one.memory == known.memory && one.wanted.peer == context_->rank(); };
+    bool reachable = std::any_of(own.begin(), own.end(), is_own) || std::any_of(posted_.begin(), posted_.end(), is_own);
     for (size_t rank = 0; rank < links_.size(); ++rank) reachable = reachable || (known.awaited[rank] != 0 && links_[rank]->state == link_state::up);
     if (reachable) {
       ++at;

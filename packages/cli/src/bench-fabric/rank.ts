@@ -20,7 +20,7 @@ const transport = await nvshmem.fabric.open(
 );
 const { binding, operations } = native();
 const { provider, version } = transport.offer;
-const link = new binding.FabricLink({ library: libraryName, provider, address }, window * messageBytes);
+const link = new binding.FabricLink({ library: libraryName, provider, address, gpu: -1 }, window * messageBytes);
 const met = { rank, worldSize, key: 'raw', bytes: link.description() };
 link.connect((await exchange(store, met, { timeoutMs }))[peer]!);
 
