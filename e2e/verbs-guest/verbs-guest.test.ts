@@ -74,7 +74,7 @@ it('moves bytes and signals through soft-RoCE, and fails as the software NIC doe
 });
 
 /** The cases about data. Not the 100 000 puts around a ring: every instruction of the guest is emulated, and they alone would take minutes. */
-const dataCases = '^(probe|put|signal|order|submit|flush|get|device)/(?!ring-wraps|max-message)';
+const dataCases = '^(probe|put|signal|order|submit|flush|get|atomics|device)/(?!ring-wraps|max-message)';
 
 interface CaseLine {
   readonly id: string;

@@ -45,9 +45,10 @@ set(EP_CORE_SOURCES
   core/efa/rank_nic.cpp
   core/fabric/descriptor_watch.cpp
   core/fabric/engine.cpp
-  core/fabric/lifelines.cpp
   core/fabric/gpu_source.cpp
+  core/fabric/lifelines.cpp
   core/fabric/memories.cpp
+  core/fabric/posts.cpp
   core/fabric/raw_link.cpp
   core/fabric/round_puts.cpp
   core/fabric/traffic.cpp

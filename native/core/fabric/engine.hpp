@@ -191,13 +191,19 @@ class engine {
   bool retire_memories();
   void give_memories_up();
 
-  // traffic.cpp
+  // posts.cpp
   bool pump(int32_t peer);
   int post_pieces(int32_t peer, outgoing& one);
   int post_word(int32_t peer, outgoing& one);
   int post_atomic(int32_t peer, outgoing& one);
   int announce(int32_t peer, const outgoing& one);
   int send(int32_t peer, const wire_message& message, uint32_t bytes);
+  void say(int32_t peer, message_kind kind, uint64_t value = 0, uint64_t memory = 0);
+  void post_receive(operation* one);
+  operation* take_operation(operation_kind kind, int32_t peer);
+  void give_operation(operation* one);
+
+  // traffic.cpp
   bool poll();
   void tell_applied();
   void on_failed(const dl::fabric_event& event);
@@ -211,10 +217,6 @@ class engine {
   void take_off(link& at);
   void drop_requests(link& at, bool left_in_order);
   void lose(int32_t peer, const std::string& why);
-  void say(int32_t peer, message_kind kind, uint64_t value = 0, uint64_t memory = 0);
-  void post_receive(operation* one);
-  operation* take_operation(operation_kind kind, int32_t peer);
-  void give_operation(operation* one);
 
   std::shared_ptr<rank_context> context_; // null once stopped
   const int32_t world_size_;

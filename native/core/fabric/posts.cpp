@@ -1,0 +1,226 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "engine.hpp"
+
+// The part of the engine that hands the port what is to go out.
+namespace ep::fabric {
+namespace {
+
+// A read or write in pieces of this many bytes: what one peer is sent does not hold up what others are.
+constexpr uint64_t largest_piece = 4u << 20;
+
+// HAZARD: what lies in a GPU no thread here reads or writes.
+bool travels_inline(const outgoing& one) { return !one.wanted.answers() && !one.in_gpu && !one.wanted.of_gpu && one.wanted.bytes() <= inline_bytes; }
+
+} // namespace
+
+engine::operation* engine::take_operation(operation_kind kind, int32_t peer) {
+  if (free_.empty()) {
+    operations_.push_back(std::make_unique<operation>());
+    free_.push_back(operations_.back().get());
+  }
+  operation* one = free_.back();
+  free_.pop_back();
+  one->kind = kind;
+  one->peer = peer;
+  return one;
+}
+
+void engine::give_operation(operation* one) {
+  one->keep.reset();
+  one->memory.reset();
+  free_.push_back(one);
+}
+
+void engine::post_receive(operation* one) {
+  if (port_->receive(&one->message, sizeof one->message, &one->context) != 0) receives_unposted_.push_back(one);
+}
+
+void engine::say(int32_t peer, message_kind kind, uint64_t value, uint64_t memory) {
+  wire_message message{};
+  message.kind = kind;
+  message.value = value;
+  message.memory = memory;
+  links_[static_cast<size_t>(peer)]->control.push_back(message);
+}
+
+// 0, or an errno as the port gives it.
+int engine::send(int32_t peer, const wire_message& message, uint32_t bytes) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  operation* one = take_operation(operation_kind::message, peer);
+  std::memcpy(&one->message, &message, bytes);
+  one->message.magic = wire_magic;
+  one->message.source = context_->rank();
+  one->message.acked = at.applied;
+  one->message.tag = 0;
+  one->message.tag = at.tag_out(&one->message, bytes);
+  const int code = port_->send(at.to, &one->message, bytes, &one->context);
+  if (code != 0) {
+    if (code == EAGAIN) ++count_.full;
+    give_operation(one);
+    return code;
+  }
+  ++count_.messages;
+  ++messages_under_way_;
+  at.told = at.applied;
+  at.asked = false;
+  at.spoke_ns = clock_now_ns();
+  return 0;
+}
+
+int engine::post_pieces(int32_t peer, outgoing& one) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  const request& wanted = one.wanted;
+  const uint64_t bytes = wanted.bytes();
+  const uint64_t longest = std::min<uint64_t>(largest_piece, port_->offer().max_message);
+  const bool packed = wanted.stride == wanted.row_bytes || wanted.rows <= 1;
+  while (one.next < bytes) {
+    if (wanted.word_bytes != 0) {
+      if (const int code = post_word(peer, one); code != 0) return code;
+      continue;
+    }
+    const uint64_t column = packed ? one.next : one.next % wanted.row_bytes;
+    const uint64_t row = packed ? 0 : one.next / wanted.row_bytes;
+    const uint64_t length = std::min(longest, packed ? bytes - one.next : wanted.row_bytes - column);
+    auto* local = reinterpret_cast<uint8_t*>(wanted.local + row * wanted.stride + column);
+    const uint64_t remote = one.part.base + wanted.offset + one.next;
+    operation* piece = take_operation(operation_kind::piece, peer);
+    piece->number = at.base + at.posted;
+    piece->keep = wanted.keep;
+    piece->memory = one.memory;
+    const int code = wanted.reads ? port_->read(at.to, local, length, wanted.descriptor, remote, one.part.key, &piece->context)
+                                  : port_->write(at.to, local, length, wanted.descriptor, piece_data(context_->rank(), one.sequence), remote, one.part.key, &piece->context);
+    if (code != 0) {
+      if (code == EAGAIN) ++count_.full;
+      give_operation(piece);
+      return code;
+    }
+    one.next += length;
+    ++one.pieces;
+    ++one.under_way;
+    ++count_.writes;
+  }
+  return 0;
+}
+
+// A word for memory of a GPU, from memory of the host.
+int engine::post_word(int32_t peer, outgoing& one) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  operation* piece = take_operation(operation_kind::piece, peer);
+  piece->number = at.base + at.posted;
+  piece->memory = one.memory;
+  piece->word = one.wanted.word;
+  const uint64_t remote = one.part.base + one.wanted.offset;
+  const int code = port_->write(at.to, &piece->word, one.wanted.word_bytes, nullptr, piece_data(context_->rank(), one.sequence), remote, one.part.key, &piece->context);
+  if (code != 0) {
+    if (code == EAGAIN) ++count_.full;
+    give_operation(piece);
+    return code;
+  }
+  one.next = one.wanted.word_bytes;
+  ++one.pieces;
+  ++one.under_way;
+  ++count_.writes;
+  return 0;
+}
+
+int engine::post_atomic(int32_t peer, outgoing& one) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  const request& wanted = one.wanted;
+  operation* piece = take_operation(operation_kind::piece, peer);
+  piece->number = at.base + at.posted;
+  piece->keep = wanted.keep;
+  piece->memory = one.memory;
+  // HAZARD: not in the request, which may be given up before the port has ended.
+  piece->word = wanted.word;
+  piece->compare = wanted.compare;
+  auto* old = reinterpret_cast<uint64_t*>(wanted.local);
+  const uint64_t remote = one.part.base + wanted.offset;
+  const int code = wanted.atomic == remote_atomic::fetch_add ? port_->fetch_add(at.to, &piece->word, old, remote, one.part.key, &piece->context)
+                                                         : port_->compare_swap(at.to, &piece->compare, &piece->word, old, remote, one.part.key, &piece->context);
+  if (code != 0) {
+    if (code == EAGAIN) ++count_.full;
+    give_operation(piece);
+    return code;
+  }
+  ++one.under_way;
+  ++count_.atomics;
+  return 0;
+}
+
+// Says what the request is, with its bytes where they are few.
+int engine::announce(int32_t peer, const outgoing& one) {
+  const request& wanted = one.wanted;
+  wire_message message{};
+  message.kind = message_kind::request;
+  message.op = static_cast<uint8_t>(static_cast<uint8_t>(wanted.op) | (one.asks() ? wire_asks : 0));
+  message.pieces = one.pieces;
+  message.sequence = one.sequence;
+  message.memory = one.part.memory;
+  message.offset = wanted.offset;
+  message.slot = wanted.slot;
+  message.value = wanted.value;
+  if (travels_inline(one)) {
+    message.payload_bytes = static_cast<uint16_t>(wanted.bytes());
+    if (wanted.word_bytes != 0) {
+      std::memcpy(message.payload, &wanted.word, wanted.word_bytes);
+    } else {
+      for (uint64_t row = 0; row < wanted.rows; ++row) {
+        std::memcpy(message.payload + row * wanted.row_bytes, reinterpret_cast<const void*>(wanted.local + row * wanted.stride), wanted.row_bytes);
+      }
+    }
+  }
+  return send(peer, message, head_bytes + message.payload_bytes);
+}
+
+// Posts what there is room for. True: something was posted.
+bool engine::pump(int32_t peer) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  if (at.state == link_state::failed) return false;
+  bool any = false;
+  const auto refused = [&](int code) {
+    if (code != EAGAIN) lose(peer, "a request could not be posted: " + failure_errno("post", code, "").message);
+    return any;
+  };
+  const auto send_control = [&]() -> int {
+    while (!at.control.empty()) {
+      // A sign of life is no reason to look for more to do.
+      const bool work = at.control.front().kind != message_kind::alive || at.applied != at.told;
+      if (const int code = send(peer, at.control.front(), head_bytes); code != 0) return code;
+      at.control.pop_front();
+      any = any || work;
+    }
+    return 0;
+  };
+  if (const int code = send_control(); code != 0) return refused(code);
+  for (; at.posted < at.out.size(); ++at.posted, any = true) {
+    outgoing& one = at.out[at.posted];
+    if (one.wanted.nowhere) continue;
+    if (one.here) {
+      if (at.posted != 0) break;
+      carry_out_here(one);
+      continue;
+    }
+    if (one.numbered() && one.sequence >= at.acked + request_window) break;
+    if (one.wanted.atomic != remote_atomic::none) {
+      if (const int code = post_atomic(peer, one); code != 0) return refused(code);
+    } else if (!travels_inline(one)) {
+      if (const int code = post_pieces(peer, one); code != 0) return refused(code);
+    }
+    if (one.wanted.answers()) continue;
+    if (const int code = announce(peer, one); code != 0) return refused(code);
+    at.unasked = !one.asks();
+  }
+  // Behind all that was accepted.
+  if (at.posted == at.out.size() && at.wants_end.exchange(false, std::memory_order_acquire) && std::exchange(at.unasked, false)) {
+    say(peer, message_kind::alive);
+    at.control.back().op = wire_asks;
+    if (const int code = send_control(); code != 0) return refused(code);
+  }
+  return any;
+}
+
+} // namespace ep::fabric
