@@ -4,6 +4,7 @@
 // A region of a DMA-BUF is reached through its file alone, at its offset: a wrong one is seen in the bytes. Memory of a GPU without a descriptor is refused, as by providers with
 // FI_MR_HMEM. EP_RDM_SHIM holds words: version=1.17 (2.1 unless given), no-hmem, no-dmabuf (fi_mr_regattr refuses it). Each registration is a line of the file that EP_RDM_SHIM_LOG
 // names: flags, then the bytes of the attributes and of what they point to, in hexadecimal.
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
