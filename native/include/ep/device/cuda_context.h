@@ -109,6 +109,55 @@ struct cuda_context {
   }
 };
 
+/* The same with the copy engine of compute capability 9.0 and later (bulk.h), for kernels that are launched with bulk_memory for each warp of a block. One for each lane, made when the whole block
+ * comes by. HAZARD: the engine is another observer of memory. What lanes have written, and what was acquired for them, it sees only behind a fence between the two (bulk_begin). */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+struct cuda_bulk_context : cuda_context {
+  static constexpr uint32_t bulk_bytes = 4096;
+  static constexpr uint32_t bulk_memory = 3 * (bulk_bytes + 8); /* stages, and a barrier for each */
+  uint32_t stages;                                              /* address of this warp's, among the block's own memory */
+  uint32_t barriers;
+  uint32_t bulk_count = 0;
+
+  EP_HD cuda_bulk_context(const cuda_environment& environment, void* memory) : cuda_context{environment} {
+    const auto begin = static_cast<uint32_t>(__cvta_generic_to_shared(memory));
+    stages = begin + lane() / 32 * (3 * bulk_bytes);
+    barriers = begin + lanes() / 32 * (3 * bulk_bytes) + lane() / 32 * 24;
+    if (lane() % 32 == 0) {
+      for (uint32_t i = 0; i < 3; ++i) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * i) : "memory");
+      asm volatile("fence.proxy.async;" ::: "memory");
+    }
+    __syncwarp();
+  }
+
+  EP_HD void bulk_begin() const { asm volatile("fence.proxy.async;" ::: "memory"); }
+  EP_HD void bulk_load(uint32_t stage, const void* src, uint32_t bytes) const {
+    const uint32_t barrier = barriers + 8 * stage;
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(stages + bulk_bytes * stage), "l"(__cvta_generic_to_global(src)), "r"(bytes),
+                 "r"(barrier)
+                 : "memory");
+  }
+  EP_HD void bulk_landed(uint32_t stage, uint32_t turn) const {
+    for (uint32_t done = 0; done == 0;) {
+      asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(barriers + 8 * stage), "r"(turn & 1u) : "memory");
+    }
+  }
+  EP_HD void bulk_store(void* dst, uint32_t stage, uint32_t bytes) const {
+    uint64_t soon_gone; /* rows are read by nobody here, and would drive out of the cache what others read */
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(soon_gone));
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(__cvta_generic_to_global(dst)), "r"(stages + bulk_bytes * stage), "r"(bytes), "l"(soon_gone)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  }
+  EP_HD void bulk_left(uint32_t) const { asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory"); }
+  EP_HD void bulk_end() const {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
+  }
+};
+#endif
+
 EP_MACHINE_END
 
 #endif

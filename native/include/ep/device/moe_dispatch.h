@@ -13,34 +13,12 @@
 #define EP_DEVICE_MOE_DISPATCH_H
 
 #include "moe_layout.h"
-#include "moe_offer.h"
+#include "moe_pull.h"
 #include "moe_send.h"
 
 EP_MACHINE_BEGIN
 
 namespace detail {
-
-/* HAZARD of rows that stay with their source: whoever is late and given up may read them while a later call writes there. What it makes of such rows goes nowhere: results are those of the
- * source, which has given it up. */
-template <class Endpoint>
-EP_HD void moe_offer_header(const Endpoint& endpoint, const moe_view& at, int32_t p, int32_t rank, uint32_t slot, uint32_t token, uint32_t k) {
-  const uint64_t run = at.run(static_cast<uint32_t>(p) - at.first_replica(rank), at.self());
-  reinterpret_cast<ep_moe_header*>(moe_data(endpoint, rank, run))[slot] = {at.self(), token, k, 0};
-}
-
-/* By warps: all tokens to where others read them, and to those which of them they are to read. */
-template <class Ctx, class Endpoint>
-EP_HD void moe_offer_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
-  moe_offer_tokens(ctx, coop, endpoint, at, args, at.offered(at.self()));
-  const auto choices = static_cast<uint32_t>(at.call.routing.tokens * at.buffer.top_k);
-  for (uint32_t choice = ctx.block() * ctx.lanes() + ctx.lane(); choice < choices; choice += ctx.blocks() * ctx.lanes()) {
-    const int32_t p = at.replicas()[choice];
-    if (p < 0) continue;
-    const int32_t rank = at.rank_of(p);
-    if (!moe_takes_part(ctx, at, rank)) continue;
-    moe_offer_header(endpoint, at, p, rank, static_cast<uint32_t>(at.slots()[choice]), choice / at.buffer.top_k, choice % at.buffer.top_k);
-  }
-}
 
 /* By blocks of one lane: this block's tokens that go to others, or have to be cast. What is cast lies apart from what others read, and is copied there: where rows are handed over past the
  * caches a cast would write, slowly, lines that a peer has read, and this rank would read its own rows from memory. */
@@ -61,7 +39,7 @@ EP_HD void moe_offer_own(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& 
       if (!moe_takes_part(ctx, at, rank)) continue;
       chosen = true;
       crosses = crosses || rank != at.self();
-      moe_offer_header(endpoint, at, p, rank, static_cast<uint32_t>(at.slots()[choice]), token, k);
+      moe_run_headers(endpoint, at, p, rank)[at.slots()[choice]] = {at.self(), token, k, 0};
     }
     if (tokens.cast && chosen) moe_cast_row(ctx, coop, args.dtype, tokens.x + token * tokens.stride, buffer.hidden, buffer.payload, tokens.staged + token * tokens.row_bytes);
     if (crosses) copy_rows(coop, offered + token * buffer.row_bytes, tokens.row(token), buffer.payload_bytes, buffer.payload_bytes, 1, non_temporal);
@@ -72,7 +50,6 @@ EP_HD void moe_offer_own(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& 
 /* This block's tokens, row by row. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_send_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
-  if constexpr (moe_by_warps<Ctx, Endpoint>) return moe_offer_rows(ctx, coop, endpoint, at, args);
   if constexpr (moe_pulls<Endpoint>) return moe_offer_own(ctx, coop, endpoint, at, args);
   const ep_moe_buffer& buffer = at.buffer;
   const moe_tokens tokens = moe_tokens_of(endpoint, at, args);
@@ -161,6 +138,7 @@ template <class Ctx, class Endpoint>
 EP_HD bool moe_dispatch_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args) {
   const block_coop<Ctx> coop{ctx};
   const moe_view at{buffer, args.call};
+  if constexpr (detail::moe_by_warps<Ctx, Endpoint>) return detail::moe_pull_send(ctx, endpoint, at, args);
   moe_layout(ctx, at);
   moe_await_credits(ctx, endpoint, at);
   ctx.sync_grid();
@@ -227,67 +205,6 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_source(Ctx& ctx, const
   }
 }
 
-/* Runs of one expert behind each other, in the order of sources; by a warp, of which each lane has a source. */
-template <class Ctx, class Endpoint>
-EP_HD void moe_place_runs(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint64_t totals, uint32_t expert) {
-  const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
-  const auto* words = reinterpret_cast<const uint64_t*>(own.data + at.part(at.buffer.counts)) + expert;
-  const auto world = static_cast<uint32_t>(at.world());
-  const warp_coop<Ctx> warp{ctx};
-  const uint32_t sent = at.sends(at.first_replica(at.self()) + expert);
-  uint64_t begin = 0;
-  for (uint32_t first = 0; first < world; first += warp.lanes()) {
-    const uint32_t rank = first + warp.lane();
-    const auto source = static_cast<int32_t>(rank);
-    uint32_t rows = 0;
-    if (rank < world) {
-      const uint64_t word = load_relaxed(ctx, &words[static_cast<uint64_t>(rank) * at.buffer.experts.most_local]);
-      const bool here = moe_takes_part(ctx, at, source);
-      rows = source == at.self() ? sent : here ? static_cast<uint32_t>(word) & EP_MOE_COUNT_ROWS : 0;
-    }
-    const uint32_t upto = Ctx::single_lane ? rows : warp_upto(ctx, rows);
-    if (rank < world) *at.range(expert, source) = (begin + upto - rows) << 32 | rows;
-    begin += Ctx::single_lane ? rows : ctx.shuffle(upto, warp.lanes() - 1);
-  }
-  if (warp.lane() != 0) return;
-  reinterpret_cast<uint32_t*>(at.call.routing.block_start)[expert] = expert * world * at.buffer.max_tokens;
-  reinterpret_cast<int32_t*>(at.call.routing.recv_count)[expert] = static_cast<int32_t>(begin);
-  if (totals != 0) reinterpret_cast<uint64_t*>(totals)[expert] += begin;
-}
-
-/* Codes of `rows` payloads, packed at row_bytes, to rows `row` and on of the receive tensor. */
-template <class Coop>
-EP_HD void moe_copy_codes(const Coop& coop, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* src, uint64_t row, uint64_t rows) {
-  const ep_moe_buffer& buffer = at.buffer;
-  const bool non_temporal = (at.call.flags & EP_MOE_NON_TEMPORAL_OUT) != 0;
-  const uint64_t bytes = payload_code_bytes(buffer.payload, buffer.hidden);
-  auto* to = reinterpret_cast<uint8_t*>(args.out) + row * args.out_stride_bytes;
-  if constexpr (!Coop::single) {
-    for (uint64_t i = 0; i < rows; ++i) moe_copy_row(coop, to + i * args.out_stride_bytes, src + i * buffer.row_bytes, bytes);
-  } else if (args.out_stride_bytes == bytes) {
-    copy_rows(coop, to, src, buffer.row_bytes, bytes, rows, non_temporal);
-  } else {
-    for (uint64_t i = 0; i < rows; ++i) copy_rows(coop, to + i * args.out_stride_bytes, src + i * buffer.row_bytes, bytes, bytes, 1, non_temporal);
-  }
-}
-
-/* The same with their scales. */
-template <class Coop>
-EP_HD void moe_copy_out(const Coop& coop, const moe_view& at, const ep_moe_dispatch_args& args, const uint8_t* src, uint64_t row, uint64_t rows) {
-  moe_copy_codes(coop, at, args, src, row, rows);
-  if (args.out_scales != 0) moe_copy_scales(coop, args, at.buffer.payload, at.buffer.hidden, src, at.buffer.row_bytes, row, rows);
-}
-
-/* What a header says, to the row that it is of. False: nothing that its source may say. */
-template <class Ctx> EP_HD bool moe_take_header(Ctx& ctx, const moe_view& at, const ep_moe_header& header, int32_t source, uint64_t row) {
-  const bool sound = header.rank == source && header.token < at.buffer.max_tokens && header.choice < at.buffer.top_k;
-  /* Results would go to where it says. */
-  if (!sound) ctx.fail(at.status(), EP_STATUS_INVALID, source, EP_STAGE_ARRIVAL, at.buffer.max_tokens, header.token);
-  reinterpret_cast<int32_t*>(at.call.routing.src_token)[row] = static_cast<int32_t>(header.token);
-  reinterpret_cast<int32_t*>(at.call.routing.src_choice)[row] = static_cast<int32_t>(header.choice);
-  return sound;
-}
-
 /* Rows from .. to of a run, which have come. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_take_rows(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args, uint32_t expert, int32_t source,
@@ -327,23 +244,6 @@ EP_HD void moe_pull_run(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& e
     if (held == scale_tile) scales_of(i + 1);
   }
   scales_of(to);
-}
-
-/* Rows that sources offer, this rank too, by warps. */
-template <class Ctx, class Endpoint> EP_HD void moe_pull_rows(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
-  const warp_coop<Ctx> warp{ctx};
-  const auto wanted = [](int32_t) { return true; };
-  moe_share_runs(ctx, at, wanted, [&](uint32_t expert, int32_t source, uint64_t begin, uint32_t from, uint32_t count) {
-    const uint64_t row = at.block_start(expert) + begin + from;
-    const auto* headers = reinterpret_cast<const ep_moe_header*>(moe_data(endpoint, at.self(), at.run(expert, source))) + from;
-    uint32_t token = 0;
-    if (warp.lane() < count) {
-      const ep_moe_header header = headers[warp.lane()];
-      if (moe_take_header(ctx, at, header, source, row + warp.lane())) token = header.token;
-    }
-    const uint8_t* offered = moe_data(endpoint, source, at.offered(source));
-    for (uint32_t i = 0; i < count; ++i) moe_copy_out(warp, at, args, offered + ctx.shuffle(token, i) * at.buffer.row_bytes, row + i, 1);
-  });
 }
 
 /* This block's share of a run: contiguous, and another block's turn first in every run. */
@@ -390,33 +290,13 @@ EP_HD void moe_take_own(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& e
   }
 }
 
-/* A call that this rank cannot take results of, or that it hears another refuse: tells so all ranks that await results of it, in their place. What it awaits itself ends in the same
- * way, before it sends anything in the slot's next call. All blocks call it. */
-template <class Ctx, class Endpoint> EP_HD void moe_refuse(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at) {
-  if (ctx.block() == 0 && coop.lane() == 0) {
-    const bool own = at.refuses();
-    moe_write_refusal(ctx, endpoint, at, own ? at.self() : at.status()->rank, true);
-    if (own) moe_leave_bank(at);
-  }
-  ctx.sync_grid();
-  for (auto rank = static_cast<int32_t>(ctx.block()); rank < at.world(); rank += static_cast<int32_t>(ctx.blocks())) {
-    if (rank == at.self()) continue;
-    const uint64_t puts = moe_returns_to(at, rank);
-    if (puts != 0 && moe_takes_part(ctx, coop, at, rank)) moe_pass_on(ctx, coop, endpoint, at, rank, EP_MOE_SIGNAL_RETURNED, puts);
-    ep_moe_peer& peer = at.peer(rank);
-    const uint64_t awaited = moe_returns(at, rank);
-    if (coop.lane() != 0 || awaited == 0 || peer.told != at.call.epoch) continue;
-    peer.returned = moe_next(endpoint, at, rank, peer.returned, awaited);
-    if (at.sends_to(rank) != 0) moe_owes(at, rank, peer.returned);
-  }
-}
-
 } // namespace detail
 
 template <class Ctx, class Endpoint>
 EP_HD bool moe_dispatch_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args) {
   const block_coop<Ctx> coop{ctx};
   const moe_view at{buffer, args.call};
+  if constexpr (detail::moe_by_warps<Ctx, Endpoint>) return detail::moe_pull_receive(ctx, endpoint, at, args);
   const uint32_t experts = at.experts_of(at.self());
   if (at.refuses() && ctx.block() == 0 && coop.lane() == 0) ctx.fail(at.status(), EP_STATUS_BUSY, moe_debtor(at), EP_STAGE_RESULT, 0, 0);
   if (experts != 0) {
@@ -428,18 +308,12 @@ EP_HD bool moe_dispatch_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe
   }
   ctx.sync_grid();
   const bool ok = moe_sound(ctx, coop, at);
-  for (uint32_t e = detail::moe_warp(ctx); e < experts; e += detail::moe_warps(ctx)) {
-    detail::moe_place_runs(ctx, endpoint, at, ok ? args.totals : 0, e);
-  }
+  detail::moe_place_all(ctx, endpoint, at, ok ? args.totals : 0, detail::moe_warp(ctx), detail::moe_warps(ctx));
   ctx.sync_grid();
   if (!ok && at.status()->status == EP_STATUS_BUSY) detail::moe_refuse(ctx, coop, endpoint, at);
   if (ok) {
-    if constexpr (detail::moe_by_warps<Ctx, Endpoint>) {
-      detail::moe_pull_rows(ctx, endpoint, at, args);
-    } else {
-      detail::moe_take_runs(ctx, coop, endpoint, at, args);
-      if constexpr (!detail::moe_pulls<Endpoint>) detail::moe_take_own(ctx, coop, endpoint, at, args);
-    }
+    detail::moe_take_runs(ctx, coop, endpoint, at, args);
+    if constexpr (!detail::moe_pulls<Endpoint>) detail::moe_take_own(ctx, coop, endpoint, at, args);
     moe_written<Endpoint>(coop, (args.call.flags & EP_MOE_NON_TEMPORAL) != 0);
     detail::moe_take_back(ctx, coop, endpoint, at);
   }

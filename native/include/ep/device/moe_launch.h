@@ -43,7 +43,7 @@ EP_HD void moe_run_dispatch(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
   const bool compact = buffer.header.kind == EP_MOE_HIGH_THROUGHPUT;
   if ((halves & moe_send_half) != 0) {
     const bool ok = compact ? moe_compact_send(ctx, endpoint, buffer, args) : moe_dispatch_send(ctx, endpoint, buffer, args);
-    detail::moe_keep_epoch(ctx, buffer, args.call);
+    if (compact || !detail::moe_by_warps<Ctx, Endpoint>) detail::moe_keep_epoch(ctx, buffer, args.call); /* else the block that ended last has */
     if (!ok) return;
   }
   if ((halves & moe_receive_half) == 0) return;

@@ -41,8 +41,10 @@ struct moe_layout_tables {
 
 } // namespace detail
 
-/* Writes choice_replica, choice_slot and send_words (with the call's epoch). Ends without a barrier: other blocks' parts are there after the next one of the grid. */
-template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
+/* Writes choice_replica, choice_slot and send_words (with the call's epoch). Ends without a barrier: other blocks' parts are there after the next one of the grid. Where blocks have several
+ * lanes, whoever has found a place calls place_of(replica)(choice, slot), and whoever has a count word counted(replica, word). HAZARD: place_of looks at memory, so a warp asks once for an expert
+ * of one replica: asked for each choice, in turn, it took longer than the rest of the layout. */
+template <class Ctx, class PlaceOf, class Counted> EP_HD void moe_layout(Ctx& ctx, const moe_view& at, const PlaceOf& place_of, const Counted& counted) {
   const ep_moe_experts& experts = at.buffer.experts;
   const ep_moe_routing& routing = at.call.routing;
   const detail::moe_layout_tables tables{reinterpret_cast<const int32_t*>(routing.topk),
@@ -85,30 +87,43 @@ template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
     const uint32_t warps = ctx.blocks() * (ctx.lanes() / width);
     const uint32_t warp = ctx.block() * (ctx.lanes() / width) + ctx.lane() / width;
     const bool all_taken = tables.begin[experts.experts] == experts.replicas;
+    constexpr uint32_t in_flight = 16; /* lines that a warp waits for at once */
+    int32_t chosen[in_flight];
+    const auto look = [&](uint64_t first) {
+      EP_UNROLL for (uint32_t n = 0; n < in_flight; ++n) {
+        const uint64_t choice = first + n * width + in_warp;
+        chosen[n] = choice < tables.choices ? tables.topk[choice] : -1;
+      }
+    };
     for (uint32_t e = warp; e < experts.experts; e += warps) {
+      look(0); /* before all else: it waits for nothing */
       const uint32_t count = tables.copies(e);
       const uint32_t only = count == 1 ? tables.candidates[tables.begin[e]] : 0;
+      auto told = place_of(only);
       uint32_t j = 0;
-      constexpr uint32_t in_flight = 16; /* lines that a warp waits for at once */
       for (uint64_t i = 0; count != 0 && i < tables.choices; i += in_flight * width) {
-        int32_t found[in_flight];
-        for (uint32_t n = 0; n < in_flight; ++n) {
-          const uint64_t choice = i + n * width + in_warp;
-          found[n] = choice < tables.choices ? tables.topk[choice] : -1;
-        }
-        for (uint32_t n = 0; n < in_flight; ++n) {
-          const bool hit = found[n] == static_cast<int32_t>(e);
+        if (i != 0) look(i);
+        EP_UNROLL for (uint32_t n = 0; n < in_flight; ++n) {
+          const bool hit = chosen[n] == static_cast<int32_t>(e);
           const uint32_t hits = ctx.ballot(hit);
           const uint32_t own = j + detail::ones(hits & ((uint32_t{1} << in_warp) - 1));
-          if (hit && count == 1) tables.place_at(i + n * width + in_warp, only, own);
-          else if (hit) tables.place(i + n * width + in_warp, e, own);
+          const uint64_t choice = i + n * width + in_warp;
+          if (hit && count == 1) {
+            tables.place_at(choice, only, own);
+            told(static_cast<uint32_t>(choice), own);
+          } else if (hit) {
+            const uint32_t p = tables.place(choice, e, own);
+            place_of(p)(static_cast<uint32_t>(choice), own / count);
+          }
           j += detail::ones(hits);
         }
       }
       for (uint32_t c = in_warp; c < count; c += width) {
         /* Candidate c gets numbers j' with (rank + j') mod count == c: the first of them is `lead`. */
         const uint32_t lead = (c + count - tables.rank % count) % count;
-        words[count == 1 ? only : tables.candidates[tables.begin[e] + c]] = word | (lead < j ? (j - lead + count - 1) / count : 0);
+        const uint32_t p = count == 1 ? only : tables.candidates[tables.begin[e] + c];
+        words[p] = word | (lead < j ? (j - lead + count - 1) / count : 0);
+        counted(p, words[p]);
       }
     }
     for (uint64_t i = static_cast<uint64_t>(warp) * width + in_warp; i < tables.choices; i += static_cast<uint64_t>(warps) * width) {
@@ -121,9 +136,14 @@ template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
       if (e % warps != warp) continue;
       bool candidate = false;
       for (uint32_t c = tables.begin[e]; c < tables.begin[e + 1] && !candidate; ++c) candidate = tables.candidates[c] == p;
-      if (!candidate) words[p] = word;
+      if (candidate) continue;
+      words[p] = word;
+      counted(p, word);
     }
   }
+}
+template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
+  moe_layout(ctx, at, [](uint32_t) { return [](uint32_t, uint32_t) {}; }, [](uint32_t, uint64_t) {});
 }
 
 EP_MACHINE_END

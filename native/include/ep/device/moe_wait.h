@@ -209,21 +209,24 @@ template <class Endpoint, class Ctx> EP_HD void moe_written(const block_coop<Ctx
   else coop.sync();
 }
 
+/* By one lane, where the peer is stored to: see moe_say. */
+template <class Ctx, class Endpoint> EP_HD void moe_say_stored(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, uint32_t kind, int32_t peer) {
+  const ep_peer_view& view = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[peer];
+  store_release(ctx, reinterpret_cast<uint64_t*>(view.signals) + at.signal_slot(kind, at.self()), static_cast<uint64_t>(at.call.epoch));
+  if constexpr (!requires { Ctx::wakes_nobody; }) {
+    fence_system(); /* this half of the eventcount: publish before looking for sleepers */
+    ctx.wake(view.wake);
+  }
+}
+
 /* Tells a peer that what `kind` stands for is done. Everything that it stands for has been written, by this block or before a grid barrier. All lanes call it. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_say(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, uint32_t kind, int32_t peer) {
-  const uint64_t slot = at.signal_slot(kind, at.self());
   if (moe_stores(endpoint, peer)) {
-    if (coop.lane() != 0) return;
-    const ep_peer_view& view = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[peer];
-    store_release(ctx, reinterpret_cast<uint64_t*>(view.signals) + slot, static_cast<uint64_t>(at.call.epoch));
-    if constexpr (!requires { Ctx::wakes_nobody; }) {
-      fence_system(); /* this half of the eventcount: publish before looking for sleepers */
-      ctx.wake(view.wake);
-    }
+    if (coop.lane() == 0) moe_say_stored(ctx, endpoint, at, kind, peer);
   } else {
     ep_kernel_status why{};
-    if (!endpoint.signal(ctx, coop, peer, slot, 1, &why) && coop.lane() == 0) moe_give_up(ctx, at, peer, why);
+    if (!endpoint.signal(ctx, coop, peer, at.signal_slot(kind, at.self()), 1, &why) && coop.lane() == 0) moe_give_up(ctx, at, peer, why);
   }
 }
 
@@ -417,8 +420,14 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_credits(Ctx& ctx, cons
   const block_coop<Ctx> coop{ctx};
   for (int32_t rank = static_cast<int32_t>(coop.lane()); rank < at.world(); rank += static_cast<int32_t>(coop.lanes())) {
     ep_moe_peer& peer = at.peer(rank);
-    if (rank != at.self() && peer.credited != 0 && at.experts_of(rank) != 0 && moe_takes_part(ctx, at, rank)) {
-      moe_await(ctx, endpoint, at, EP_MOE_SIGNAL_CREDIT, peer.credited, rank, EP_STAGE_CREDIT, at.call.credits_by_ns);
+    /* All looks at once: one after the other each would wait for memory. */
+    const uint64_t credited = peer.credited;
+    const uint32_t experts = at.experts_of(rank);
+    const bool takes_part = moe_takes_part(ctx, at, rank);
+    uint64_t granted = 0;
+    if constexpr (!moe_puts<Endpoint>) granted = load_acquire(ctx, endpoint.local_signal(at.signal_slot(EP_MOE_SIGNAL_CREDIT, rank)));
+    if (rank != at.self() && granted < credited && experts != 0 && takes_part) {
+      moe_await(ctx, endpoint, at, EP_MOE_SIGNAL_CREDIT, credited, rank, EP_STAGE_CREDIT, at.call.credits_by_ns);
     }
     uint64_t& owed = peer.owed[at.peer(at.self()).bank];
     /* HAZARD: rows of results lie by token, not by rank. One that was given up alive and still writes to them would write over another's. So the call that leaves such a debt

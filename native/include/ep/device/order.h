@@ -107,6 +107,15 @@ template <class Ctx> EP_HD void fence_system(Ctx& ctx) {
   }
 }
 
+/* That the line of an address will be read soon. */
+EP_HD void prefetch(const void* address) {
+#if defined(__CUDACC__)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)));
+#else
+  __builtin_prefetch(address);
+#endif
+}
+
 /* Before and after a store to a device's register. On the host such a register may be mapped write-combining: its stores pass earlier ones, and stay in a
  * buffer, unless fenced. A GPU maps it uncached, where a release of system scope is enough. */
 EP_HD void fence_register() {

@@ -1,0 +1,281 @@
+/* Dispatch in low-latency form by blocks of several lanes, where all peers are stored to (moe_by_warps): without a barrier of the grid.
+ *
+ * Send half: whoever finds a place in the layout tells it, each block casts its tokens, and the block that ends last tells all ranks, this one too, that they are there. Receive half: block 0
+ * hears from all sources, places what has come and decides, for all blocks, whether it is to be read; the others await its verdict; the block that ends last grants the credit.
+ *
+ * HAZARD: so blocks of one rank may be far apart. Nothing of a send half is decided by what a block finds in `status` or `ranks` on its own, and nothing of a receive half but by the verdict. */
+#ifndef EP_DEVICE_MOE_PULL_H
+#define EP_DEVICE_MOE_PULL_H
+
+#include "bulk.h"
+#include "moe_layout.h"
+#include "moe_receive.h"
+#include "moe_refuse.h"
+#include "moe_send.h"
+
+EP_MACHINE_BEGIN
+
+namespace detail {
+
+/* Whether all other blocks have ended this half already: one of them all finds that, and what they have written is there for it. All lanes of all blocks call it, once in a half. */
+template <class Ctx> EP_HD bool moe_ends_last(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& at) {
+  coop.sync();
+  bool last = true;
+  if (coop.lane() == 0) {
+    ctx.point();
+    const launch_ref ended(at.peer(at.self()).arrived); /* of itself a rank counts nothing; 0 between halves */
+    last = ended.fetch_add(1, acq_rel) + 1 == ctx.blocks();
+    if (last) ended.store(0, relaxed);
+  }
+  return coop.sync_and(last);
+}
+
+/* Awaits a word that another block of this launch writes, whatever happens, by one lane. HAZARD: no limit: whoever writes it may await peers for as long as any wait may last. */
+template <class Ctx> EP_HD void moe_await_block(Ctx& ctx, const uint64_t* word, uint64_t value, int32_t self) {
+  ep_kernel_status ignored{};
+  while (!ctx.wait(word, value, self, EP_STAGE_TURN, &ignored)) ignored = {};
+}
+
+/* What block 0 has decided about a receive half, below the epoch in this rank's own word of EP_MOE_SIGNAL_PLACED. */
+enum moe_verdict : uint32_t { moe_unsent = 0, moe_failed = 1, moe_refused_by_one = 2, moe_sound_call = 3 };
+constexpr uint32_t moe_verdict_bits = 2;
+
+template <class Endpoint> EP_HD uint64_t* moe_own_word(const Endpoint& endpoint, const moe_view& at, uint32_t kind) {
+  return const_cast<uint64_t*>(endpoint.local_signal(at.signal_slot(kind, at.self())));
+}
+
+/* What a launch reads before it has anything else to do. */
+template <class Ctx> EP_HD void moe_look_ahead(Ctx& ctx, const moe_view& at) {
+  const ep_moe_experts& experts = at.buffer.experts;
+  const auto world = static_cast<uint64_t>(at.world());
+  const auto ahead = [&](uint64_t address, uint64_t bytes) {
+    for (uint64_t i = uint64_t{128} * ctx.lane(); i < bytes; i += uint64_t{128} * ctx.lanes()) prefetch(reinterpret_cast<const uint8_t*>(address) + i);
+  };
+  ahead(at.call.routing.topk, uint64_t{at.call.routing.tokens} * at.buffer.top_k * sizeof(int32_t));
+  ahead(experts.candidate_begin, (experts.experts + uint64_t{1}) * sizeof(uint32_t));
+  ahead(experts.candidates, experts.replicas * sizeof(uint32_t));
+  ahead(experts.replica_rank, experts.replicas * sizeof(int32_t));
+  ahead(at.buffer.memory.peers, world * sizeof(ep_peer_view));
+}
+
+/* The layout; and, by whoever has found them, headers and count words to where others read them. Behind the credit of all. */
+template <class Ctx, class Endpoint> EP_HD void moe_tell_layout(Ctx& ctx, const Endpoint& endpoint, const moe_view& at) {
+  const ep_moe_buffer& buffer = at.buffer;
+  const auto place_of = [&](uint32_t p) {
+    const int32_t rank = at.rank_of(static_cast<int32_t>(p));
+    const bool takes_part = moe_takes_part(ctx, at, rank);
+    auto* headers = moe_run_headers(endpoint, at, static_cast<int32_t>(p), rank);
+    return [=, &at, &buffer](uint32_t choice, uint32_t slot) {
+      if (takes_part && slot < buffer.max_tokens) headers[slot] = {at.self(), choice / buffer.top_k, choice % buffer.top_k, 0};
+    };
+  };
+  const auto counted = [&](uint32_t p, uint64_t word) {
+    const int32_t rank = at.rank_of(static_cast<int32_t>(p));
+    const uint32_t rows = static_cast<uint32_t>(word) & EP_MOE_COUNT_ROWS;
+    if (rows > buffer.max_tokens) ctx.fail(at.status(), EP_STATUS_INVALID, rank, EP_STAGE_COUNT, buffer.max_tokens, rows);
+    if (rank != at.self() && moe_takes_part(ctx, at, rank)) store_relaxed(ctx, moe_count_words(endpoint, at, rank, at.self()) + (p - at.first_replica(rank)), word);
+  };
+  moe_layout(ctx, at, place_of, counted);
+}
+
+/* Once all blocks have told and cast: says so to all ranks of experts, unless the call has failed, and to this one. A rank in debt takes it all back: its count words say that it sends nothing. */
+template <class Ctx, class Endpoint> EP_HD void moe_say_sent(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at) {
+  const uint32_t bank = at.peer(at.self()).bank;
+  bool owed = false;
+  for (auto rank = static_cast<int32_t>(coop.lane()); rank < at.world(); rank += static_cast<int32_t>(coop.lanes())) owed = owed || at.peer(rank).owed_rows != 0 || at.peer(rank).owed[bank] != 0;
+  const bool sound = moe_sound(ctx, coop, at);
+  if (!coop.sync_and(!owed)) {
+    auto* words = reinterpret_cast<uint64_t*>(at.call.routing.send_words);
+    for (uint32_t p = coop.lane(); p < at.buffer.experts.replicas; p += coop.lanes()) {
+      const int32_t rank = at.rank_of(static_cast<int32_t>(p));
+      words[p] = at.word() | EP_MOE_COUNT_REFUSES;
+      if (rank != at.self() && moe_takes_part(ctx, at, rank)) store_relaxed(ctx, moe_count_words(endpoint, at, rank, at.self()) + (p - at.first_replica(rank)), words[p]);
+    }
+    coop.sync();
+  }
+  for (auto rank = static_cast<int32_t>(coop.lane()); rank < at.world(); rank += static_cast<int32_t>(coop.lanes())) {
+    ep_moe_peer& peer = at.peer(rank);
+    const bool takes_part = moe_takes_part(ctx, at, rank);
+    const bool tells = sound && at.experts_of(rank) != 0 && takes_part;
+    if (rank != at.self() && !tells) continue;
+    if (rank != at.self()) peer.credited = at.call.epoch;
+    peer.told = at.call.epoch; /* of this rank: the epoch, which every block has read */
+    moe_say_stored(ctx, endpoint, at, EP_MOE_SIGNAL_COUNTED, rank);
+  }
+}
+
+template <class Ctx, class Endpoint> EP_HD bool moe_pull_send(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  const block_coop<Ctx> coop{ctx};
+  moe_look_ahead(ctx, at);
+  moe_await_credits(ctx, endpoint, at);
+  moe_tell_layout(ctx, endpoint, at);
+  moe_offer_tokens(ctx, coop, endpoint, at, args, at.offered(at.self()));
+  if (moe_ends_last(ctx, coop, at)) moe_say_sent(ctx, coop, endpoint, at);
+  return true; /* what has failed is found out by the receive half, for all blocks alike */
+}
+
+/* Awaits one source, by a warp: its counts are sound and its rows may be read. False: it is given up, or the call has failed. */
+template <class Ctx, class Endpoint> EP_HD bool moe_hear_source(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, int32_t source) {
+  const warp_coop<Ctx> warp{ctx};
+  const uint32_t experts = at.experts_of(at.self());
+  const uint64_t* words = moe_count_words(endpoint, at, at.self(), source);
+  for (uint64_t expected = at.call.epoch;; ++expected) {
+    const bool came = warp.lane() != 0 || (moe_takes_part(ctx, at, source) && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_COUNTED, expected, source, EP_STAGE_COUNT));
+    if (!warp.sync_and(came)) return false;
+    bool late = false;
+    bool refuses = false;
+    uint32_t most = 0;
+    for (uint32_t e = warp.lane(); e < experts; e += warp.lanes()) {
+      const uint64_t word = load_relaxed(ctx, &words[e]);
+      const uint32_t rows = static_cast<uint32_t>(word) & EP_MOE_COUNT_ROWS;
+      refuses = refuses || (word & EP_MOE_COUNT_REFUSES) != 0;
+      late = late || word >> EP_MOE_COUNT_EPOCH_SHIFT != at.call.epoch;
+      most = rows > most ? rows : most;
+      if (e == 0) at.peer(source).bank = static_cast<uint32_t>(word) >> EP_MOE_COUNT_BANK_SHIFT;
+    }
+    if (!warp.sync_and(!late)) continue; /* words of a past call, which came when they were no longer awaited */
+    if (most > at.buffer.max_tokens) moe_give_up(ctx, at, source, {EP_STATUS_INVALID, source, EP_STAGE_COUNT, 0, at.buffer.max_tokens, most});
+    if (refuses) ctx.fail(at.status(), EP_STATUS_BUSY, source, EP_STAGE_PLACE, 0, 0);
+    return !refuses && most <= at.buffer.max_tokens;
+  }
+}
+
+/* By block 0: hears from all sources, this rank too, places what has come, and says what all blocks are to do. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_decide(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  const uint32_t warp = coop.lane() / ctx.warp_lanes();
+  const uint32_t warps = coop.lanes() / ctx.warp_lanes();
+  if (coop.lane() == 0) moe_await_block(ctx, moe_own_word(endpoint, at, EP_MOE_SIGNAL_COUNTED), at.call.epoch, at.self());
+  coop.sync();
+  uint64_t verdict = moe_unsent;
+  if (moe_sound(ctx, coop, at)) {
+    bool heard = !at.refuses();
+    if (!heard && coop.lane() == 0) ctx.fail(at.status(), EP_STATUS_BUSY, moe_debtor(at), EP_STAGE_RESULT, 0, 0);
+    if (at.experts_of(at.self()) != 0) {
+      for (auto source = static_cast<int32_t>(warp); source < at.world(); source += static_cast<int32_t>(warps)) {
+        if (source != at.self()) heard = moe_hear_source(ctx, endpoint, at, source) && heard;
+      }
+    }
+    const bool ok = coop.sync_and(heard) || moe_sound(ctx, coop, at);
+    moe_place_all(ctx, endpoint, at, ok ? args.totals : 0, warp, warps);
+    coop.sync();
+    verdict = ok ? moe_sound_call : at.status()->status == EP_STATUS_BUSY ? moe_refused_by_one : moe_failed;
+  }
+  if (coop.lane() != 0) return;
+  launch_ref(*moe_own_word(endpoint, at, EP_MOE_SIGNAL_PLACED)).store(static_cast<uint64_t>(at.call.epoch) << moe_verdict_bits | verdict, release);
+  if constexpr (!requires { Ctx::wakes_nobody; }) {
+    fence_system();
+    ctx.wake(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()].wake);
+  }
+  if (verdict == moe_sound_call) moe_take_back(ctx, coop, endpoint, at);
+}
+
+/* Scales of the rows of a warp, four at once: under way while the rows are, since by themselves they would take as long. By column those of neighbours share a line. */
+template <class Ctx> class pulled_scales {
+ public:
+  EP_HD pulled_scales(Ctx& context, const ep_moe_buffer& of, const ep_moe_dispatch_args& to) : ctx(context), buffer(of), args(to) {}
+  /* Of `count` rows from number `done` on; lane i of the warp has where row i lies. */
+  EP_HD void load(uint64_t own, uint32_t done, uint32_t count) {
+    const uint32_t lane = ctx.lane() % ctx.warp_lanes();
+    const uint64_t row = ctx.shuffle(own, (done + lane % at_once) % ctx.warp_lanes());
+    here = reinterpret_cast<const uint32_t*>(row + payload_code_bytes(buffer.payload, buffer.hidden));
+    blocks = lane % at_once < count ? static_cast<uint32_t>(payload_blocks(buffer.hidden)) : 0;
+    const bool words = payload_scale_bytes(buffer.payload) == 4 && ((reinterpret_cast<uintptr_t>(here) | args.out_scales) & 3u) == 0;
+    is_words = ctx.warp_lanes() >= at_once && ctx.ballot(!words) == 0;
+    if (is_words) look(lane / at_once);
+  }
+  /* The same, to rows `to` of the receive tensor, of which lane i has that of row i. */
+  EP_HD void store(uint64_t own, uint64_t to, uint32_t done, uint32_t count) {
+    if (!is_words) {
+      for (uint32_t i = 0; i < count; ++i) {
+        moe_copy_scales(warp_coop<Ctx>{ctx}, args, buffer.payload, buffer.hidden, reinterpret_cast<const void*>(ctx.shuffle(own, done + i)), buffer.row_bytes,
+                        ctx.shuffle(to, done + i), 1);
+      }
+      return;
+    }
+    const uint32_t lane = ctx.lane() % ctx.warp_lanes();
+    const uint32_t group = args.scale_group;
+    auto* there = reinterpret_cast<uint32_t*>(args.out_scales) + ctx.shuffle(to, (done + lane % at_once) % ctx.warp_lanes()) * args.scale_row_stride;
+    for (uint32_t first = lane / at_once; first < blocks; first += in_flight * apart()) {
+      if (first != lane / at_once) look(first);
+      EP_UNROLL for (uint32_t i = 0; i < in_flight; ++i) {
+        const uint32_t block = first + i * apart();
+        if (block < blocks) there[group == 1 ? block * args.scale_block_stride : block / group * args.scale_block_stride + block % group] = held[i];
+      }
+    }
+  }
+  static constexpr uint32_t at_once = 4;
+
+ private:
+  static constexpr uint32_t in_flight = 8;
+  Ctx& ctx;
+  const ep_moe_buffer& buffer;
+  const ep_moe_dispatch_args& args;
+  const uint32_t* here = nullptr;
+  uint32_t blocks = 0;
+  bool is_words = false;
+  uint32_t held[in_flight];
+
+  EP_HD uint32_t apart() const { return ctx.warp_lanes() / at_once; }
+  EP_HD void look(uint32_t first) {
+    EP_UNROLL for (uint32_t i = 0; i < in_flight; ++i) held[i] = first + i * apart() < blocks ? here[first + i * apart()] : 0;
+  }
+};
+
+/* Rows that sources offer, this rank too, by warps. */
+template <class Ctx, class Endpoint> EP_HD void moe_pull_rows(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  const warp_coop<Ctx> warp{ctx};
+  const ep_moe_buffer& buffer = at.buffer;
+  const uint64_t bytes = payload_code_bytes(buffer.payload, buffer.hidden);
+  bulk_rows<Ctx> rows(ctx);
+  pulled_scales<Ctx> scales(ctx, buffer, args);
+  moe_share_rows(ctx, at, [](int32_t) { return true; }, [&](uint32_t count, const moe_run_row& one) {
+    uint64_t from = 0;
+    uint64_t to = 0; /* row of the receive tensor */
+    if (warp.lane() < count) {
+      to = moe_loose_block(at, one.expert) + one.begin + one.index;
+      const ep_moe_header header = reinterpret_cast<const ep_moe_header*>(moe_data(endpoint, at.self(), at.run(one.expert, one.source)))[one.index];
+      from = reinterpret_cast<uint64_t>(moe_data(endpoint, one.source, at.offered(one.source)));
+      if (moe_take_header(ctx, at, header, one.source, to)) from += header.token * buffer.row_bytes;
+    }
+    for (uint32_t done = 0; done < count; done += scales.at_once) {
+      const uint32_t few = count - done < scales.at_once ? count - done : scales.at_once;
+      if (args.out_scales != 0) scales.load(from, done, few);
+      for (uint32_t i = done; i < done + few; ++i) {
+        auto* out = reinterpret_cast<uint8_t*>(args.out) + ctx.shuffle(to, i) * args.out_stride_bytes;
+        rows.copy(out, reinterpret_cast<const uint8_t*>(ctx.shuffle(from, i)), bytes);
+      }
+      if (args.out_scales != 0) scales.store(from, to, done, few);
+    }
+  });
+  rows.end();
+}
+
+template <class Ctx, class Endpoint> EP_HD bool moe_pull_receive(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+  const block_coop<Ctx> coop{ctx};
+  const uint64_t* word = moe_own_word(endpoint, at, EP_MOE_SIGNAL_PLACED);
+  const uint64_t sound = static_cast<uint64_t>(at.call.epoch) << moe_verdict_bits | moe_sound_call;
+  if (ctx.block() == 0) moe_decide(ctx, coop, endpoint, at, args);
+  else if (coop.lane() == 0) moe_await_block(ctx, word, sound & ~uint64_t{moe_sound_call}, at.self());
+  const bool ok = coop.sync_and(coop.lane() != 0 || load_relaxed(ctx, word) == sound);
+  bool grants = ok;
+  if (ok) {
+    moe_pull_rows(ctx, endpoint, at, args);
+  } else {
+    const uint64_t verdict = load_relaxed(ctx, word) & moe_sound_call;
+    if (verdict == moe_refused_by_one) moe_refuse(ctx, coop, endpoint, at);
+    grants = verdict != moe_unsent;
+  }
+  if (moe_ends_last(ctx, coop, at) && grants && at.experts_of(at.self()) != 0) {
+    for (auto rank = static_cast<int32_t>(coop.lane()); rank < at.world(); rank += static_cast<int32_t>(coop.lanes())) {
+      if (rank != at.self() && moe_takes_part(ctx, at, rank)) moe_say_stored(ctx, endpoint, at, EP_MOE_SIGNAL_CREDIT, rank);
+    }
+  }
+  return ok;
+}
+
+} // namespace detail
+
+EP_MACHINE_END
+
+#endif
