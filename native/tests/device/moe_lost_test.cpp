@@ -362,7 +362,10 @@ void one_block_fails(route by, bool stops) {
       auto& own = plan.at(0, rank);
       const ep::moe_view at{plan.buffer(rank), own.dispatch.call};
       const ep::block_coop<std::decay_t<decltype(ctx)>> coop{ctx};
-      if (rank == 0) return moe_kernels::run(ctx, endpoint, plan.buffer(0), own, 1);
+      if (rank == 0) {
+        if (by == route::stores) moe_kernels::run(ctx, endpoint, plan.buffer(0), own, 0); // whose end the other half awaits as it does the others'
+        return moe_kernels::run(ctx, endpoint, plan.buffer(0), own, 1);
+      }
       if (ctx.block() != 0) return true;
       const uint64_t to = at.part(at.buffer.counts) + at.buffer.experts.most_local * sizeof(uint64_t);
       std::copy(odd.begin(), odd.end(), reinterpret_cast<uint64_t*>(own.dispatch.call.routing.send_words));

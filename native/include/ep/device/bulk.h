@@ -16,7 +16,8 @@ template <class Ctx> constexpr bool moe_has_bulk = requires { Ctx::bulk_bytes; }
 
 constexpr uint32_t bulk_stages = 3;
 
-/* Rows of one warp, one after the other; without such an engine by its lanes. Two loads and a store are under way. All lanes call it; `end` before a barrier that says that rows are there. */
+/* Rows of one warp, one after the other; without such an engine by its lanes. Two loads and a store are under way. All lanes call it; `end` before a barrier that says that rows are there. A row to
+ * null is read and goes nowhere. */
 template <class Ctx> class bulk_rows {
  public:
   EP_HD explicit bulk_rows(Ctx& context) : ctx(context) {
@@ -31,7 +32,7 @@ template <class Ctx> class bulk_rows {
         return;
       }
     }
-    moe_copy_row(warp_coop<Ctx>{ctx}, dst, src, bytes);
+    if (dst != nullptr) moe_copy_row(warp_coop<Ctx>{ctx}, dst, src, bytes);
   }
   EP_HD void end() {
     if constexpr (moe_has_bulk<Ctx>) {
@@ -56,7 +57,7 @@ template <class Ctx> class bulk_rows {
   EP_HD void in_parts(uint8_t* dst, const uint8_t* src, uint32_t bytes) {
     const uint32_t parts = (bytes + Ctx::bulk_bytes - 1) / Ctx::bulk_bytes;
     const uint32_t each = parts == 0 ? 0 : (bytes / 16 + parts - 1) / parts * 16;
-    for (uint32_t at = 0; at < bytes; at += each) load(dst + at, src + at, bytes - at < each ? bytes - at : each);
+    for (uint32_t at = 0; at < bytes; at += each) load(dst == nullptr ? nullptr : dst + at, src + at, bytes - at < each ? bytes - at : each);
   }
   /* HAZARD: a stage is loaded anew only when the store before the last one has read it. */
   EP_HD void load(uint8_t* dst, const uint8_t* src, uint32_t bytes) {
@@ -72,7 +73,7 @@ template <class Ctx> class bulk_rows {
   EP_HD void forward(const part& of, uint32_t ago) {
     const uint32_t number = ctx.bulk_count - ago;
     ctx.bulk_landed(number % bulk_stages, number / bulk_stages);
-    ctx.bulk_store(of.dst, number % bulk_stages, of.bytes);
+    if (of.dst != nullptr) ctx.bulk_store(of.dst, number % bulk_stages, of.bytes);
   }
 };
 

@@ -9,7 +9,8 @@
 
 /* EP_HD_SMALL: small enough that a call would cost more than the body, which g++ does not always see (EP_SMALL_LAMBDA: of a lambda). EP_HD_SELDOM: what fails or waits; kept out of the way of
  * what does not. On a GPU everything is inlined, but for EP_HD_SHARED: long, and seldom what a kernel does. HAZARD: compiled for linking (-rdc), a function of its own may take
- * more registers than the launch bounds of its kernels leave, and ptxas refuses them; so these are inlined there, too. EP_UNROLL: of a loop over an array, which nvcc would else keep in memory. */
+ * more registers than the launch bounds of its kernels leave, and ptxas refuses them; so these are inlined there, too. EP_UNROLL: of a loop over an array, which nvcc would else keep in memory. EP_ONE_CODE: of a loop
+ * of which the second turn is to find its instructions where the first has left them. */
 #if defined(__CUDACC__)
 #define EP_HD __device__ __forceinline__
 #define EP_HD_SMALL EP_HD
@@ -19,6 +20,7 @@
 #define EP_HD_SHARED __device__ __noinline__
 #endif
 #define EP_UNROLL _Pragma("unroll")
+#define EP_ONE_CODE _Pragma("unroll 1")
 #define EP_SMALL_LAMBDA
 #define EP_HD_SELDOM EP_HD
 #define EP_MACHINE_BEGIN namespace ep { inline namespace cuda_machine {
@@ -29,6 +31,7 @@
 #define EP_HD_SELDOM inline __attribute__((noinline))
 #define EP_HD_SHARED inline
 #define EP_UNROLL
+#define EP_ONE_CODE
 #define EP_MACHINE_BEGIN namespace ep { inline namespace host_machine {
 #endif
 #define EP_MACHINE_END }}

@@ -83,7 +83,7 @@ EP_HD void moe_return_runs(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint
     const warp_coop<Ctx> warp{ctx};
     const moe_results results = moe_results_of(endpoint, at, args);
     const auto wanted = [&](int32_t source) { return source == at.self() ? cast : moe_takes_part(ctx, at, source); };
-    moe_share_rows(ctx, at, wanted, [&](uint32_t count, const moe_run_row& one) {
+    moe_share_rows(ctx, at, false, wanted, [&](uint32_t count, const moe_run_row& one) {
       const uint64_t row = at.block_start(one.expert) + one.begin + one.index;
       uint64_t own = 0; /* where one of the rows goes */
       if (one.source != at.self() && warp.lane() < count) own = reinterpret_cast<uint64_t>(moe_data(endpoint, one.source, moe_result_place(at, row, one.source)));

@@ -179,7 +179,7 @@ EP_HD void compact_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const compact
 template <class Ctx> EP_HD void compact_take_runs(Ctx& ctx, const compact_view& view, const ep_moe_dispatch_args& args) {
   const moe_view& at = view.at;
   const auto wanted = [&](int32_t source) { return source == at.self() || moe_takes_part(ctx, at, source); };
-  moe_share_rows(ctx, at, wanted, [&](uint32_t count, const moe_run_row& one) {
+  moe_share_rows(ctx, at, false, wanted, [&](uint32_t count, const moe_run_row& one) {
     const uint64_t row = at.block_start(one.expert) + one.begin + one.index;
     const bool follows = ctx.lane() % ctx.warp_lanes() != 0 && one.index != 0; /* the row of the lane before */
     const uint32_t begins = ctx.ballot(!follows);

@@ -108,8 +108,11 @@ template <class Ctx, class Endpoint> EP_HD bool moe_pull_send(Ctx& ctx, const En
   const block_coop<Ctx> coop{ctx};
   moe_look_ahead(ctx, at);
   moe_await_credits(ctx, endpoint, at);
-  moe_tell_layout(ctx, endpoint, at);
-  moe_offer_tokens(ctx, coop, endpoint, at, args, at.offered(at.self()));
+  /* Half of the warps the one, half of them the other first: both wait for instructions and tables more than for anything else. */
+  EP_ONE_CODE for (uint32_t turn = 0; turn < 2; ++turn) {
+    if ((coop.lane() / ctx.warp_lanes() + turn) % 2 == 0) moe_tell_layout(ctx, endpoint, at);
+    else moe_offer_tokens(ctx, coop, endpoint, at, args, at.offered(at.self()));
+  }
   if (moe_ends_last(ctx, coop, at)) moe_say_sent(ctx, coop, endpoint, at);
   return true; /* what has failed is found out by the receive half, for all blocks alike */
 }
@@ -145,21 +148,25 @@ template <class Ctx, class Endpoint>
 EP_HD void moe_decide(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
   const uint32_t warp = coop.lane() / ctx.warp_lanes();
   const uint32_t warps = coop.lanes() / ctx.warp_lanes();
-  if (coop.lane() == 0) moe_await_block(ctx, moe_own_word(endpoint, at, EP_MOE_SIGNAL_COUNTED), at.call.epoch, at.self());
-  coop.sync();
   uint64_t verdict = moe_unsent;
-  if (moe_sound(ctx, coop, at)) {
-    bool heard = !at.refuses();
-    if (!heard && coop.lane() == 0) ctx.fail(at.status(), EP_STATUS_BUSY, moe_debtor(at), EP_STAGE_RESULT, 0, 0);
-    if (at.experts_of(at.self()) != 0) {
-      for (auto source = static_cast<int32_t>(warp); source < at.world(); source += static_cast<int32_t>(warps)) {
-        if (source != at.self()) heard = moe_hear_source(ctx, endpoint, at, source) && heard;
+  EP_ONE_CODE for (uint32_t turn = 0; turn < 2; ++turn) { /* the first turn is a rehearsal: what it places is placed anew */
+    bool ok = turn != 0;
+    if (ok) {
+      if (coop.lane() == 0) moe_await_block(ctx, moe_own_word(endpoint, at, EP_MOE_SIGNAL_COUNTED), at.call.epoch, at.self());
+      coop.sync();
+      if (!moe_sound(ctx, coop, at)) break;
+      bool heard = !at.refuses();
+      if (!heard && coop.lane() == 0) ctx.fail(at.status(), EP_STATUS_BUSY, moe_debtor(at), EP_STAGE_RESULT, 0, 0);
+      if (at.experts_of(at.self()) != 0) {
+        for (auto source = static_cast<int32_t>(warp); source < at.world(); source += static_cast<int32_t>(warps)) {
+          if (source != at.self()) heard = moe_hear_source(ctx, endpoint, at, source) && heard;
+        }
       }
+      ok = coop.sync_and(heard) || moe_sound(ctx, coop, at);
+      verdict = ok ? moe_sound_call : at.status()->status == EP_STATUS_BUSY ? moe_refused_by_one : moe_failed;
     }
-    const bool ok = coop.sync_and(heard) || moe_sound(ctx, coop, at);
     moe_place_all(ctx, endpoint, at, ok ? args.totals : 0, warp, warps);
     coop.sync();
-    verdict = ok ? moe_sound_call : at.status()->status == EP_STATUS_BUSY ? moe_refused_by_one : moe_failed;
   }
   if (coop.lane() != 0) return;
   launch_ref(*moe_own_word(endpoint, at, EP_MOE_SIGNAL_PLACED)).store(static_cast<uint64_t>(at.call.epoch) << moe_verdict_bits | verdict, release);
@@ -185,9 +192,9 @@ template <class Ctx> class pulled_scales {
     if (is_words) look(lane / at_once);
   }
   /* The same, to rows `to` of the receive tensor, of which lane i has that of row i. */
-  EP_HD void store(uint64_t own, uint64_t to, uint32_t done, uint32_t count) {
+  EP_HD void store(uint64_t own, uint64_t to, uint32_t done, uint32_t count, bool rehearses) {
     if (!is_words) {
-      for (uint32_t i = 0; i < count; ++i) {
+      for (uint32_t i = 0; i < count && !rehearses; ++i) {
         moe_copy_scales(warp_coop<Ctx>{ctx}, args, buffer.payload, buffer.hidden, reinterpret_cast<const void*>(ctx.shuffle(own, done + i)), buffer.row_bytes,
                         ctx.shuffle(to, done + i), 1);
       }
@@ -200,7 +207,7 @@ template <class Ctx> class pulled_scales {
       if (first != lane / at_once) look(first);
       EP_UNROLL for (uint32_t i = 0; i < in_flight; ++i) {
         const uint32_t block = first + i * apart();
-        if (block < blocks) there[group == 1 ? block * args.scale_block_stride : block / group * args.scale_block_stride + block % group] = held[i];
+        if (block < blocks && !rehearses) there[group == 1 ? block * args.scale_block_stride : block / group * args.scale_block_stride + block % group] = held[i];
       }
     }
   }
@@ -222,30 +229,31 @@ template <class Ctx> class pulled_scales {
   }
 };
 
-/* Rows that sources offer, this rank too, by warps. */
-template <class Ctx, class Endpoint> EP_HD void moe_pull_rows(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
+/* Rows that sources offer, this rank too, by warps. `rehearses`: reads some row or other of this rank, and writes nothing. */
+template <class Ctx, class Endpoint> EP_HD void moe_pull_rows(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args, bool rehearses = false) {
   const warp_coop<Ctx> warp{ctx};
   const ep_moe_buffer& buffer = at.buffer;
   const uint64_t bytes = payload_code_bytes(buffer.payload, buffer.hidden);
   bulk_rows<Ctx> rows(ctx);
   pulled_scales<Ctx> scales(ctx, buffer, args);
-  moe_share_rows(ctx, at, [](int32_t) { return true; }, [&](uint32_t count, const moe_run_row& one) {
+  moe_share_rows(ctx, at, rehearses, [](int32_t) { return true; }, [&](uint32_t count, const moe_run_row& one) {
     uint64_t from = 0;
     uint64_t to = 0; /* row of the receive tensor */
     if (warp.lane() < count) {
       to = moe_loose_block(at, one.expert) + one.begin + one.index;
       const ep_moe_header header = reinterpret_cast<const ep_moe_header*>(moe_data(endpoint, at.self(), at.run(one.expert, one.source)))[one.index];
-      from = reinterpret_cast<uint64_t>(moe_data(endpoint, one.source, at.offered(one.source)));
-      if (moe_take_header(ctx, at, header, one.source, to)) from += header.token * buffer.row_bytes;
+      const int32_t source = rehearses ? at.self() : one.source;
+      from = reinterpret_cast<uint64_t>(moe_data(endpoint, source, at.offered(source)));
+      if (!rehearses && moe_take_header(ctx, at, header, source, to)) from += header.token * buffer.row_bytes;
     }
     for (uint32_t done = 0; done < count; done += scales.at_once) {
       const uint32_t few = count - done < scales.at_once ? count - done : scales.at_once;
       if (args.out_scales != 0) scales.load(from, done, few);
       for (uint32_t i = done; i < done + few; ++i) {
         auto* out = reinterpret_cast<uint8_t*>(args.out) + ctx.shuffle(to, i) * args.out_stride_bytes;
-        rows.copy(out, reinterpret_cast<const uint8_t*>(ctx.shuffle(from, i)), bytes);
+        rows.copy(rehearses ? nullptr : out, reinterpret_cast<const uint8_t*>(ctx.shuffle(from, i)), bytes);
       }
-      if (args.out_scales != 0) scales.store(from, to, done, few);
+      if (args.out_scales != 0) scales.store(from, to, done, few, rehearses);
     }
   });
   rows.end();
@@ -255,13 +263,20 @@ template <class Ctx, class Endpoint> EP_HD bool moe_pull_receive(Ctx& ctx, const
   const block_coop<Ctx> coop{ctx};
   const uint64_t* word = moe_own_word(endpoint, at, EP_MOE_SIGNAL_PLACED);
   const uint64_t sound = static_cast<uint64_t>(at.call.epoch) << moe_verdict_bits | moe_sound_call;
-  if (ctx.block() == 0) moe_decide(ctx, coop, endpoint, at, args);
-  else if (coop.lane() == 0) moe_await_block(ctx, word, sound & ~uint64_t{moe_sound_call}, at.self());
-  const bool ok = coop.sync_and(coop.lane() != 0 || load_relaxed(ctx, word) == sound);
+  bool ok = false;
+  /* HAZARD of time alone: by now other kernels have driven the instructions out of the caches, and all blocks would await each of them from memory, one after the other (8 us of rows that take 17).
+   * So whoever has to wait rehearses meanwhile. */
+  EP_ONE_CODE for (uint32_t turn = ctx.block() == 0 ? 1 : 0; turn < 2; ++turn) {
+    if (turn != 0) {
+      if (ctx.block() == 0) moe_decide(ctx, coop, endpoint, at, args);
+      else if (coop.lane() == 0) moe_await_block(ctx, word, sound & ~uint64_t{moe_sound_call}, at.self());
+      ok = coop.sync_and(coop.lane() != 0 || load_relaxed(ctx, word) == sound);
+      if (!ok) break;
+    }
+    moe_pull_rows(ctx, endpoint, at, args, turn == 0);
+  }
   bool grants = ok;
-  if (ok) {
-    moe_pull_rows(ctx, endpoint, at, args);
-  } else {
+  if (!ok) {
     const uint64_t verdict = load_relaxed(ctx, word) & moe_sound_call;
     if (verdict == moe_refused_by_one) moe_refuse(ctx, coop, endpoint, at);
     grants = verdict != moe_unsent;

@@ -74,8 +74,8 @@ struct moe_run_row {
 };
 
 /* Shares the rows that came to this rank among all warps: take(count, row), called by a whole warp, of which each of the first `count` lanes has a row; all of them find theirs at once, since what a
- * row is takes several looks one after the other. Runs of sources that are not wanted(source) are left out; all warps must get the same answers. */
-template <class Ctx, class Wanted, class Take> EP_HD void moe_share_rows(Ctx& ctx, const moe_view& at, const Wanted& wanted, const Take& take) {
+ * row is takes several looks one after the other. Runs of sources that are not wanted(source) are left out; all warps must get the same answers. `rehearses`: nothing is known of the runs yet; as if each were of one row. */
+template <class Ctx, class Wanted, class Take> EP_HD void moe_share_rows(Ctx& ctx, const moe_view& at, bool rehearses, const Wanted& wanted, const Take& take) {
   const uint32_t width = ctx.warp_lanes();
   const uint32_t in_warp = ctx.lane() % width;
   const auto world = static_cast<uint32_t>(at.world());
@@ -86,6 +86,7 @@ template <class Ctx, class Wanted, class Take> EP_HD void moe_share_rows(Ctx& ct
     *range = run < runs ? ranges[run] : 0;
     const uint32_t source = run % world;
     const bool here = world <= width ? (few >> source & 1u) != 0 : run < runs && wanted(static_cast<int32_t>(source));
+    if (rehearses) *range = run < runs ? 1 : 0;
     return here ? static_cast<uint32_t>(*range) : 0;
   };
   /* Lanes count `each` runs one after the other. */
