@@ -83,15 +83,14 @@ EP_HD void moe_return_runs(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint
     const warp_coop<Ctx> warp{ctx};
     const moe_results results = moe_results_of(endpoint, at, args);
     const auto wanted = [&](int32_t source) { return source == at.self() ? cast : moe_takes_part(ctx, at, source); };
-    moe_share_rows(ctx, at, false, wanted, [&](uint32_t count, const moe_run_row& one) {
-      const uint64_t row = at.block_start(one.expert) + one.begin + one.index;
+    moe_share_runs(ctx, at, wanted, [&](uint32_t expert, int32_t source, uint64_t begin, uint32_t from, uint32_t count) {
+      const uint64_t first = at.block_start(expert) + begin + from;
       uint64_t own = 0; /* where one of the rows goes */
-      if (one.source != at.self() && warp.lane() < count) own = reinterpret_cast<uint64_t>(moe_data(endpoint, one.source, moe_result_place(at, row, one.source)));
+      if (source != at.self() && warp.lane() < count) own = reinterpret_cast<uint64_t>(moe_data(endpoint, source, moe_result_place(at, first + warp.lane(), source)));
       for (uint32_t i = 0; i < count; ++i) {
-        const uint64_t from = ctx.shuffle(row, i);
-        if (cast) moe_cast_result<Endpoint>(ctx, warp, at, args, results, from);
+        if (cast) moe_cast_result<Endpoint>(ctx, warp, at, args, results, first + i);
         auto* to = reinterpret_cast<uint8_t*>(ctx.shuffle(own, i));
-        if (to != nullptr) moe_copy_row(warp, to, results.row(from), at.buffer.result_bytes);
+        if (to != nullptr) moe_copy_row(warp, to, results.row(first + i), at.buffer.result_bytes);
       }
     });
   } else {

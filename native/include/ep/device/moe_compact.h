@@ -179,15 +179,9 @@ EP_HD void compact_take_run(Ctx& ctx, const block_coop<Ctx>& coop, const compact
 template <class Ctx> EP_HD void compact_take_runs(Ctx& ctx, const compact_view& view, const ep_moe_dispatch_args& args) {
   const moe_view& at = view.at;
   const auto wanted = [&](int32_t source) { return source == at.self() || moe_takes_part(ctx, at, source); };
-  moe_share_rows(ctx, at, false, wanted, [&](uint32_t count, const moe_run_row& one) {
-    const uint64_t row = at.block_start(one.expert) + one.begin + one.index;
-    const bool follows = ctx.lane() % ctx.warp_lanes() != 0 && one.index != 0; /* the row of the lane before */
-    const uint32_t begins = ctx.ballot(!follows);
-    for (uint32_t i = 0, next = 0; i < count; i = next) {
-      for (next = i + 1; next < count && (begins >> next & 1u) == 0;) ++next;
-      const uint64_t first = ctx.shuffle(row, i);
-      compact_take_rows(ctx, warp_coop<Ctx>{ctx}, view, args, ctx.shuffle(one.source, i), first, first + next - i);
-    }
+  moe_share_runs(ctx, at, wanted, [&](uint32_t expert, int32_t source, uint64_t begin, uint32_t from, uint32_t count) {
+    const uint64_t first = at.block_start(expert) + begin + from;
+    compact_take_rows(ctx, warp_coop<Ctx>{ctx}, view, args, source, first, first + count);
   });
 }
 

@@ -87,12 +87,13 @@ template <class Ctx, class PlaceOf, class Counted> EP_HD void moe_layout(Ctx& ct
     const uint32_t warps = ctx.blocks() * (ctx.lanes() / width);
     const uint32_t warp = ctx.block() * (ctx.lanes() / width) + ctx.lane() / width;
     const bool all_taken = tables.begin[experts.experts] == experts.replicas;
-    constexpr uint32_t in_flight = 16; /* lines that a warp waits for at once */
+    constexpr uint32_t in_flight = 16; /* lines that a warp waits for at once; each has a lane that remembers its hits */
+    const uint32_t lines = in_flight < width ? in_flight : width;
     int32_t chosen[in_flight];
     const auto look = [&](uint64_t first) {
       EP_UNROLL for (uint32_t n = 0; n < in_flight; ++n) {
         const uint64_t choice = first + n * width + in_warp;
-        chosen[n] = choice < tables.choices ? tables.topk[choice] : -1;
+        chosen[n] = n < lines && choice < tables.choices ? tables.topk[choice] : -1;
       }
     };
     for (uint32_t e = warp; e < experts.experts; e += warps) {
@@ -101,21 +102,27 @@ template <class Ctx, class PlaceOf, class Counted> EP_HD void moe_layout(Ctx& ct
       const uint32_t only = count == 1 ? tables.candidates[tables.begin[e]] : 0;
       auto told = place_of(only);
       uint32_t j = 0;
-      for (uint64_t i = 0; count != 0 && i < tables.choices; i += in_flight * width) {
+      for (uint64_t i = 0; count != 0 && i < tables.choices; i += lines * width) {
         if (i != 0) look(i);
+        uint32_t own_hits = 0; /* lane n has those of line n */
         EP_UNROLL for (uint32_t n = 0; n < in_flight; ++n) {
-          const bool hit = chosen[n] == static_cast<int32_t>(e);
-          const uint32_t hits = ctx.ballot(hit);
+          const uint32_t hits = ctx.ballot(chosen[n] == static_cast<int32_t>(e));
+          if (n == in_warp) own_hits = hits;
+        }
+        EP_ONE_CODE for (uint32_t hit = ctx.ballot(own_hits != 0), n = 0; hit != 0; hit >>= 1, ++n) {
+          if ((hit & 1u) == 0) continue;
+          const uint32_t hits = ctx.shuffle(own_hits, n);
           const uint32_t own = j + detail::ones(hits & ((uint32_t{1} << in_warp) - 1));
           const uint64_t choice = i + n * width + in_warp;
-          if (hit && count == 1) {
+          j += detail::ones(hits);
+          if ((hits >> in_warp & 1u) == 0) continue;
+          if (count == 1) {
             tables.place_at(choice, only, own);
             told(static_cast<uint32_t>(choice), own);
-          } else if (hit) {
+          } else {
             const uint32_t p = tables.place(choice, e, own);
             place_of(p)(static_cast<uint32_t>(choice), own / count);
           }
-          j += detail::ones(hits);
         }
       }
       for (uint32_t c = in_warp; c < count; c += width) {

@@ -108,11 +108,8 @@ template <class Ctx, class Endpoint> EP_HD bool moe_pull_send(Ctx& ctx, const En
   const block_coop<Ctx> coop{ctx};
   moe_look_ahead(ctx, at);
   moe_await_credits(ctx, endpoint, at);
-  /* Half of the warps the one, half of them the other first: both wait for instructions and tables more than for anything else. */
-  EP_ONE_CODE for (uint32_t turn = 0; turn < 2; ++turn) {
-    if ((coop.lane() / ctx.warp_lanes() + turn) % 2 == 0) moe_tell_layout(ctx, endpoint, at);
-    else moe_offer_tokens(ctx, coop, endpoint, at, args, at.offered(at.self()));
-  }
+  moe_tell_layout(ctx, endpoint, at);
+  moe_offer_tokens(ctx, coop, endpoint, at, args, at.offered(at.self()));
   if (moe_ends_last(ctx, coop, at)) moe_say_sent(ctx, coop, endpoint, at);
   return true; /* what has failed is found out by the receive half, for all blocks alike */
 }
@@ -177,6 +174,72 @@ EP_HD void moe_decide(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& end
   if (verdict == moe_sound_call) moe_take_back(ctx, coop, endpoint, at);
 }
 
+constexpr uint32_t runs_in_flight = 8; /* looks of a lane at runs under way at once */
+
+/* A received row: of the run of a source in an expert's block, which begins at row `begin` of that, number `index`. */
+struct moe_run_row {
+  uint32_t expert;
+  int32_t source;
+  uint64_t begin;
+  uint32_t index;
+};
+
+/* Shares the rows that came to this rank among all warps: take(count, row), called by a whole warp, of which each of the first `count` lanes has a row; all of them find theirs at once, since what a
+ * row is takes several looks one after the other. `rehearses`: nothing is known of the runs yet; as if each were of one row. */
+template <class Ctx, class Take> EP_HD void moe_share_rows(Ctx& ctx, const moe_view& at, bool rehearses, const Take& take) {
+  const uint32_t width = ctx.warp_lanes();
+  const uint32_t in_warp = ctx.lane() % width;
+  const auto world = static_cast<uint32_t>(at.world());
+  const uint32_t runs = at.experts_of(at.self()) * world;
+  const auto* ranges = at.range(0, 0);
+  const auto rows_of = [&](uint32_t run, uint64_t* range) -> uint32_t {
+    *range = run < runs ? ranges[run] : 0;
+    if (rehearses) *range = run < runs ? 1 : 0;
+    return static_cast<uint32_t>(*range);
+  };
+  /* Lanes count `each` runs one after the other. */
+  const uint32_t needed = (runs + width - 1) / width;
+  const uint32_t each = needed < width ? needed : width;
+  for (uint32_t chunk = 0; chunk < runs; chunk += each * width) {
+    const auto each_run = [&](uint32_t first, const auto& look) {
+      for (uint32_t i = 0; i < each; i += runs_in_flight) {
+        uint64_t range[runs_in_flight];
+        uint32_t found[runs_in_flight];
+        EP_UNROLL for (uint32_t n = 0; n < runs_in_flight; ++n) found[n] = i + n < each ? rows_of(first + i + n, &range[n]) : 0;
+        EP_UNROLL for (uint32_t n = 0; n < runs_in_flight; ++n) look(first + i + n, found[n], range[n]);
+      }
+    };
+    uint32_t rows = 0;
+    each_run(chunk + in_warp * each, [&](uint32_t, uint32_t found, uint64_t) { rows += found; });
+    const uint32_t upto = warp_upto(ctx, rows);
+    const uint64_t total = ctx.shuffle(upto, width - 1);
+    const uint32_t warps = moe_warps(ctx);
+    const uint32_t turn = moe_warp(ctx);
+    const auto end = static_cast<uint32_t>(total * (turn + 1) / warps);
+    for (auto row = static_cast<uint32_t>(total * turn / warps); row < end; row += width) {
+      const uint32_t count = end - row < width ? end - row : width;
+      uint32_t lane = 0; /* that has counted the run */
+      for (uint32_t i = 0; i < count; ++i) {
+        const uint32_t before = ones(ctx.ballot(upto <= row + i));
+        if (i == in_warp) lane = before;
+      }
+      const uint32_t before = ctx.shuffle(upto - rows, lane);
+      uint32_t left = in_warp < count ? row + in_warp - before : 0;
+      bool known = in_warp >= count;
+      uint32_t own = 0;
+      uint64_t begin = 0;
+      each_run(chunk + lane * each, [&](uint32_t run, uint32_t found, uint64_t range) {
+        const bool here = !known && left < found;
+        own = here ? run : own;
+        begin = here ? range >> 32 : begin;
+        known = known || here;
+        left -= known ? 0 : found;
+      });
+      take(count, moe_run_row{own / world, static_cast<int32_t>(own % world), begin, left});
+    }
+  }
+}
+
 /* Scales of the rows of a warp, four at once: under way while the rows are, since by themselves they would take as long. By column those of neighbours share a line. */
 template <class Ctx> class pulled_scales {
  public:
@@ -188,7 +251,7 @@ template <class Ctx> class pulled_scales {
     here = reinterpret_cast<const uint32_t*>(row + payload_code_bytes(buffer.payload, buffer.hidden));
     blocks = lane % at_once < count ? static_cast<uint32_t>(payload_blocks(buffer.hidden)) : 0;
     const bool words = payload_scale_bytes(buffer.payload) == 4 && ((reinterpret_cast<uintptr_t>(here) | args.out_scales) & 3u) == 0;
-    is_words = ctx.warp_lanes() >= at_once && ctx.ballot(!words) == 0;
+    is_words = args.scale_group == 1 && ctx.warp_lanes() >= at_once && ctx.ballot(!words) == 0;
     if (is_words) look(lane / at_once);
   }
   /* The same, to rows `to` of the receive tensor, of which lane i has that of row i. */
@@ -201,13 +264,12 @@ template <class Ctx> class pulled_scales {
       return;
     }
     const uint32_t lane = ctx.lane() % ctx.warp_lanes();
-    const uint32_t group = args.scale_group;
     auto* there = reinterpret_cast<uint32_t*>(args.out_scales) + ctx.shuffle(to, (done + lane % at_once) % ctx.warp_lanes()) * args.scale_row_stride;
     for (uint32_t first = lane / at_once; first < blocks; first += in_flight * apart()) {
       if (first != lane / at_once) look(first);
       EP_UNROLL for (uint32_t i = 0; i < in_flight; ++i) {
         const uint32_t block = first + i * apart();
-        if (block < blocks && !rehearses) there[group == 1 ? block * args.scale_block_stride : block / group * args.scale_block_stride + block % group] = held[i];
+        if (block < blocks && !rehearses) there[block * args.scale_block_stride] = held[i];
       }
     }
   }
@@ -236,7 +298,7 @@ template <class Ctx, class Endpoint> EP_HD void moe_pull_rows(Ctx& ctx, const En
   const uint64_t bytes = payload_code_bytes(buffer.payload, buffer.hidden);
   bulk_rows<Ctx> rows(ctx);
   pulled_scales<Ctx> scales(ctx, buffer, args);
-  moe_share_rows(ctx, at, rehearses, [](int32_t) { return true; }, [&](uint32_t count, const moe_run_row& one) {
+  moe_share_rows(ctx, at, rehearses, [&](uint32_t count, const moe_run_row& one) {
     uint64_t from = 0;
     uint64_t to = 0; /* row of the receive tensor */
     if (warp.lane() < count) {

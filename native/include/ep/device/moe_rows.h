@@ -26,7 +26,6 @@ EP_HD uint32_t ones(uint32_t bits) {
 
 /* Loads of a lane under way at once, where rows are a warp's: an SM holds few warps of such kernels, and memory answers late. */
 constexpr uint32_t rows_in_flight = 4;
-constexpr uint32_t runs_in_flight = 8; /* looks at runs */
 
 /* Some warps, wherever in the grid they are, that have a thing in common. No barrier. */
 template <class Ctx> struct team_coop {
@@ -65,17 +64,10 @@ template <class Ctx> EP_HD uint32_t warp_upto(Ctx& ctx, uint32_t value, uint32_t
 }
 template <class Ctx> EP_HD uint32_t warp_upto(Ctx& ctx, uint32_t value) { return warp_upto(ctx, value, ctx.warp_lanes()); }
 
-/* A received row: of the run of a source in an expert's block, which begins at row `begin` of that, number `index`. */
-struct moe_run_row {
-  uint32_t expert;
-  int32_t source;
-  uint64_t begin;
-  uint32_t index;
-};
-
-/* Shares the rows that came to this rank among all warps: take(count, row), called by a whole warp, of which each of the first `count` lanes has a row; all of them find theirs at once, since what a
- * row is takes several looks one after the other. Runs of sources that are not wanted(source) are left out; all warps must get the same answers. `rehearses`: nothing is known of the runs yet; as if each were of one row. */
-template <class Ctx, class Wanted, class Take> EP_HD void moe_share_rows(Ctx& ctx, const moe_view& at, bool rehearses, const Wanted& wanted, const Take& take) {
+/* Shares the rows that came to this rank among all warps, each of which gets rows that follow each other: take(expert, source, begin, first, count), called by a whole warp, for rows
+ * `first` .. `first + count` of a run that begins at row `begin` of its block, at most as many as a warp has lanes. Runs of sources that are not wanted(source) are left out; all warps
+ * must get the same answers. */
+template <class Ctx, class Wanted, class Take> EP_HD void moe_share_runs(Ctx& ctx, const moe_view& at, const Wanted& wanted, const Take& take) {
   const uint32_t width = ctx.warp_lanes();
   const uint32_t in_warp = ctx.lane() % width;
   const auto world = static_cast<uint32_t>(at.world());
@@ -86,45 +78,45 @@ template <class Ctx, class Wanted, class Take> EP_HD void moe_share_rows(Ctx& ct
     *range = run < runs ? ranges[run] : 0;
     const uint32_t source = run % world;
     const bool here = world <= width ? (few >> source & 1u) != 0 : run < runs && wanted(static_cast<int32_t>(source));
-    if (rehearses) *range = run < runs ? 1 : 0;
     return here ? static_cast<uint32_t>(*range) : 0;
   };
-  /* Lanes count `each` runs one after the other. */
+  /* Lanes count `each` runs one after the other, and a warp then looks at those of one lane: so `width` of them at most. */
   const uint32_t needed = (runs + width - 1) / width;
   const uint32_t each = needed < width ? needed : width;
   for (uint32_t chunk = 0; chunk < runs; chunk += each * width) {
-    const auto each_run = [&](uint32_t first, const auto& look) {
-      for (uint32_t i = 0; i < each; i += runs_in_flight) {
-        uint64_t range[runs_in_flight];
-        uint32_t found[runs_in_flight];
-        EP_UNROLL for (uint32_t n = 0; n < runs_in_flight; ++n) found[n] = i + n < each ? rows_of(first + i + n, &range[n]) : 0;
-        EP_UNROLL for (uint32_t n = 0; n < runs_in_flight; ++n) look(first + i + n, found[n], range[n]);
-      }
-    };
+    const uint32_t own = chunk + in_warp * each;
     uint32_t rows = 0;
-    each_run(chunk + in_warp * each, [&](uint32_t, uint32_t found, uint64_t) { rows += found; });
+    for (uint32_t i = 0; i < each; i += rows_in_flight) {
+      uint64_t range[rows_in_flight];
+      uint32_t found[rows_in_flight];
+      EP_UNROLL for (uint32_t n = 0; n < rows_in_flight; ++n) found[n] = i + n < each ? rows_of(own + i + n, &range[n]) : 0;
+      EP_UNROLL for (uint32_t n = 0; n < rows_in_flight; ++n) rows += found[n];
+    }
     const uint32_t upto = warp_upto(ctx, rows);
     const uint64_t total = ctx.shuffle(upto, width - 1);
     const uint32_t warps = moe_warps(ctx);
     const uint32_t turn = moe_warp(ctx);
+    auto row = static_cast<uint32_t>(total * turn / warps);
     const auto end = static_cast<uint32_t>(total * (turn + 1) / warps);
-    for (auto row = static_cast<uint32_t>(total * turn / warps); row < end; row += width) {
-      const uint32_t count = end - row < width ? end - row : width;
-      uint32_t lane = 0; /* that has counted the run */
-      for (uint32_t i = 0; i < count; ++i) {
-        const uint32_t before = ones(ctx.ballot(upto <= row + i));
-        if (i == in_warp) lane = before;
-      }
+    while (row < end) {
+      const uint32_t lane = ones(ctx.ballot(upto <= row));
       const uint32_t before = ctx.shuffle(upto - rows, lane);
-      uint32_t left = in_warp < count ? row + in_warp - before : 0;
-      bool known = in_warp >= count;
-      moe_run_row own{};
-      each_run(chunk + lane * each, [&](uint32_t run, uint32_t found, uint64_t range) {
-        if (!known && left < found) own = {run / world, static_cast<int32_t>(run % world), range >> 32, left};
-        known = known || left < found;
-        left -= found;
-      });
-      take(count, own);
+      uint64_t range = 0;
+      const uint32_t first_run = chunk + lane * each;
+      const uint32_t in_run = in_warp < each ? rows_of(first_run + in_warp, &range) : 0;
+      const uint32_t run_upto = before + warp_upto(ctx, in_run);
+      const uint32_t lane_end = ctx.shuffle(run_upto, each - 1);
+      while (row < end && row < lane_end) {
+        const uint32_t which = ones(ctx.ballot(run_upto <= row && in_warp < each));
+        const uint32_t run = first_run + which;
+        const uint32_t run_end = ctx.shuffle(run_upto, which);
+        const uint32_t from = row - ctx.shuffle(run_upto - in_run, which);
+        const uint64_t begin = ctx.shuffle(range, which) >> 32;
+        uint32_t count = (run_end < end ? run_end : end) - row;
+        count = count < width ? count : width;
+        take(run / world, static_cast<int32_t>(run % world), begin, from, count);
+        row += count;
+      }
     }
   }
 }
