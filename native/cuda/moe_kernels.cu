@@ -83,7 +83,7 @@ int row_bytes_of(const void* kernel, uint32_t lanes, uint32_t* bytes) {
   if (kernel != reinterpret_cast<const void*>(moe_dispatch_kernel)) return 0;
   cudaFuncAttributes facts{};
   const int error = cudaFuncGetAttributes(&facts, kernel);
-  if (error == 0 && facts.binaryVersion >= 90) *bytes = lanes / 32 * cuda_bulk_context::bulk_memory;
+  if (error == 0 && facts.binaryVersion >= 90) *bytes = lanes / 32 * cuda_bulk_memory;
   return error;
 }
 

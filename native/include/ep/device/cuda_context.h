@@ -109,22 +109,26 @@ struct cuda_context {
   }
 };
 
-/* The same with the copy engine of compute capability 9.0 and later (bulk.h), for kernels that are launched with bulk_memory for each warp of a block. One for each lane, made when the whole block
+/* Of a block's own memory, for each of its warps: stages of rows, as many as bulk.h takes in turn, and a barrier for each. */
+constexpr uint32_t cuda_bulk_stages = 3;
+constexpr uint32_t cuda_bulk_bytes = 4096;
+constexpr uint32_t cuda_bulk_memory = cuda_bulk_stages * (cuda_bulk_bytes + 8);
+
+/* The same with the copy engine of compute capability 9.0 and later (bulk.h), for kernels that are launched with cuda_bulk_memory for each warp of a block. One for each lane, made when the whole block
  * comes by. HAZARD: the engine is another observer of memory. What lanes have written, and what was acquired for them, it sees only behind a fence between the two (bulk_begin). */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 struct cuda_bulk_context : cuda_context {
-  static constexpr uint32_t bulk_bytes = 4096;
-  static constexpr uint32_t bulk_memory = 3 * (bulk_bytes + 8); /* stages, and a barrier for each */
-  uint32_t stages;                                              /* address of this warp's, among the block's own memory */
+  static constexpr uint32_t bulk_bytes = cuda_bulk_bytes;
+  uint32_t stages; /* address of this warp's, among the block's own memory */
   uint32_t barriers;
   uint32_t bulk_count = 0;
 
   EP_HD cuda_bulk_context(const cuda_environment& environment, void* memory) : cuda_context{environment} {
     const auto begin = static_cast<uint32_t>(__cvta_generic_to_shared(memory));
-    stages = begin + lane() / 32 * (3 * bulk_bytes);
-    barriers = begin + lanes() / 32 * (3 * bulk_bytes) + lane() / 32 * 24;
+    stages = begin + lane() / 32 * (cuda_bulk_stages * bulk_bytes);
+    barriers = begin + lanes() / 32 * (cuda_bulk_stages * bulk_bytes) + lane() / 32 * (8 * cuda_bulk_stages);
     if (lane() % 32 == 0) {
-      for (uint32_t i = 0; i < 3; ++i) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * i) : "memory");
+      for (uint32_t i = 0; i < cuda_bulk_stages; ++i) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * i) : "memory");
       asm volatile("fence.proxy.async;" ::: "memory");
     }
     __syncwarp();
