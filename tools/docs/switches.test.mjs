@@ -21,6 +21,8 @@ const ownOfTests = new Set([
   'EP_NVSHMEM_HOST_APART',
   'EP_NVSHMEM_HOST_TURNS',
   'EP_NVSHMEM_HOST_VERSION',
+  'EP_RDM_SHIM',
+  'EP_RDM_SHIM_LOG',
   'EP_TEST_RANK',
 ]);
 
