@@ -1,6 +1,7 @@
 // node native/cuda/build.mjs: builds libep_cuda.so into native/build/cuda, where the addon looks for it, with nvcc and a static CUDA runtime. EP_CUDA_ARCHITECTURES=90
 // builds for one kind of GPU, in a third of the time.
 import { mkdirSync } from 'node:fs';
+import { availableParallelism } from 'node:os';
 import { join, resolve } from 'node:path';
 import { exitOnSignals, run } from '../../tools/process.mjs';
 import { nvccCommand, nvccVersion } from '../../tools/setup/toolchain.mjs';
@@ -29,18 +30,26 @@ const objects = ['kernels.cu', 'attention_kernels.cu', 'moe_kernels.cu', 'group_
   }),
 );
 const link = ['-static-libstdc++,-static-libgcc'].map((flags) => `-Xcompiler=${flags}`);
-const commands = [
-  ...objects.map(({ source, object }) => [
-    ...compile,
-    ...['-Xcompiler=-fPIC,-fvisibility=hidden', '-c', source, '-o', object],
-  ]),
-  [
-    ...[nvccCommand(), '-shared', ...codes, ...objects.map(({ object }) => object), ...link],
-    ...['-Xlinker', '--exclude-libs', '-Xlinker', 'ALL', '-o', join(out, 'libep_cuda.so')],
-  ],
+const compilations = objects.map(({ source, object }) => [
+  ...compile,
+  ...['-Xcompiler=-fPIC,-fvisibility=hidden', '-c', source, '-o', object],
+]);
+const linking = [
+  ...[nvccCommand(), '-shared', ...codes, ...objects.map(({ object }) => object), ...link],
+  ...['-Xlinker', '--exclude-libs', '-Xlinker', 'ALL', '-o', join(out, 'libep_cuda.so')],
 ];
-for (const [command = '', ...args] of commands) {
+
+/** @param {readonly string[]} words */
+async function must([command = '', ...args]) {
   const result = await run(command, args, { limitMs: 15 * 60_000 });
   if (result.output !== '') console.log(result.output.trim());
   if (result.code !== 0) process.exit(result.code);
 }
+
+// As many at once as there are cores.
+const left = [...compilations];
+const compileOneByOne = async () => {
+  for (let next = left.shift(); next !== undefined; next = left.shift()) await must(next);
+};
+await Promise.all(Array.from({ length: availableParallelism() }, compileOneByOne));
+await must(linking);
