@@ -36,6 +36,9 @@ constexpr uint64_t seed_share = 3;
 constexpr uint64_t seed_share = 1;
 #endif
 
+// That the tests see what a naive protocol does wrong is shown once, without a sanitizer.
+constexpr bool shows_naive = seed_share == 1;
+
 // How many seeds a test tries: EP_TEST_SEEDS of them, if that is set.
 inline uint64_t seeds_of(uint64_t usual) {
   const char* text = std::getenv("EP_TEST_SEEDS");
