@@ -11,7 +11,7 @@ namespace ep::fabric {
 namespace {
 
 constexpr int64_t longest_nap_ns = 1'000'000;
-constexpr int64_t longest_sleep_ns = 20'000'000; // on the descriptor: life words wake nobody, and a provider may miss something
+constexpr int64_t longest_sleep_ns = 50'000'000; // on the descriptor: life words wake nobody, and a provider may miss something
 constexpr int64_t soon_ns = 5'000'000; // idle for less: the next request may come at any moment
 constexpr int64_t farewell_ns = 500'000'000;
 constexpr int64_t assistance_ns = 200'000; // a look longer ago: whoever looked has what it waited for, or sleeps

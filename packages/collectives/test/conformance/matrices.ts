@@ -87,9 +87,9 @@ export const describeFabric = (): void =>
   describeGroups('process groups over nvshmem (fabric over TCP)', {
     provider: { module: '@ep/nvshmem', name: 'nvshmem.fabric' },
     config: { provider: 'tcp;ofi_rxm', address: '127.0.0.1', heartbeatMs: 250, silenceMs: 3000 } satisfies FabricConfig,
-    worlds: [4],
+    worlds: [3],
     modes: ['processes'],
-    sample: [['processes', 4]],
+    sample: [['processes', 3]],
     expected: new URL('../group-fabric.expected.json', import.meta.url),
   });
 

@@ -1,17 +1,10 @@
 /** Ranks that are killed over EFA, where a death ends the call and all ranks make their endpoints anew: the buffer begins again, in the memory that there is. */
 import { describe, expect, it } from 'vitest';
-import { closeAll, script } from '../moe/script.js';
+import { cellsOf, closeAll, script } from '../moe/script.js';
 
 const short = { options: { timeoutMs: 1500 } };
 
-describe.each([
-  ['low-latency', 'efa'],
-  ['high-throughput', 'efa'],
-  ['low-latency', 'efa (hardware)'],
-  ['high-throughput', 'efa (hardware)'],
-  ['low-latency', 'shm+efa'],
-  ['high-throughput', 'shm+efa'],
-] as const)('%s over %s', (mode, way) => {
+describe.each(cellsOf(['efa', 'efa (hardware)', 'shm+efa']))('%s over %s', (mode, way) => {
   it('begins again with another rank in the place of one that was killed, three times', {
     timeout: 120_000,
   }, async () => {

@@ -2,19 +2,12 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { describe, expect, it } from 'vitest';
 import type { CommandedRank } from '../moe/commanded.js';
-import { closeAll, script } from '../moe/script.js';
+import { cellsOf, closeAll, script } from '../moe/script.js';
 
 /** The transport's part of the ranks' store. */
 const names = { shm: 'nvshmem:shm', ibgda: 'ibgda:soft', 'shm+ibgda': 'shm/nvshmem:shm' } as const;
 
-describe.each([
-  ['low-latency', 'shm'],
-  ['high-throughput', 'shm'],
-  ['low-latency', 'ibgda'],
-  ['high-throughput', 'ibgda'],
-  ['low-latency', 'shm+ibgda'],
-  ['high-throughput', 'shm+ibgda'],
-] as const)('%s over %s', (mode, way) => {
+describe.each(cellsOf(['shm', 'ibgda', 'shm+ibgda']))('%s over %s', (mode, way) => {
   it.each(['processes', 'threads'] as const)(
     'takes another rank in after one was killed in the middle of a call, four times, and keeps nothing: %s',
     { timeout: 120_000 },

@@ -1,6 +1,6 @@
 /** Buffers over worlds of which not all ranks are there at first: the others come in while those that are there keep their buffers. */
 import { describe, expect, it } from 'vitest';
-import { closeAll, script, worldSize } from '../moe/script.js';
+import { cellsOf, closeAll, script, worldSize } from '../moe/script.js';
 
 /** The transport's part of the ranks' store. */
 const names = {
@@ -11,11 +11,7 @@ const names = {
   'shm+efa': 'shm/nvshmem:shm',
 } as const;
 
-describe.each(
-  (['shm', 'ibgda', 'efa', 'shm+ibgda', 'shm+efa'] as const).flatMap((way) =>
-    (['low-latency', 'high-throughput'] as const).map((mode) => [mode, way] as const),
-  ),
-)('%s over %s', (mode, way) => {
+describe.each(cellsOf(['shm', 'ibgda', 'efa', 'shm+ibgda', 'shm+efa']))('%s over %s', (mode, way) => {
   it.each(['processes', 'threads'] as const)(
     'leaves empty places out, and takes ranks into them one after the other: %s',
     { timeout: 120_000 },

@@ -3,7 +3,7 @@ import { mapExperts } from '@ep/plan/moe';
 import { describe, expect, it } from 'vitest';
 import type { MoeCase } from '../moe/case.js';
 import type { CommandedWorld } from '../moe/commanded.js';
-import { caseOf, closeAll, scriptOf, worldSize } from '../moe/script.js';
+import { caseOf, cellsOf, closeAll, scriptOf, worldSize } from '../moe/script.js';
 
 /** Ranks 1 and 2 have no experts, so neither awaits anything of the other: only ranks 0 and 3 miss rank 2. */
 const map = mapExperts({
@@ -25,12 +25,7 @@ const caseWith = (mode: MoeCase['mode'], options: MoeCase['options']): MoeCase =
 const endsOf = (world: CommandedWorld, { dispatch, combine }: ReturnType<typeof scriptOf>, number: number) =>
   Promise.allSettled(world.others(missing).map((of) => dispatch(of, number).then(() => combine(of))));
 
-describe.each([
-  ['low-latency', 'efa'],
-  ['high-throughput', 'efa'],
-  ['low-latency', 'shm+efa'],
-  ['high-throughput', 'shm+efa'],
-] as const)('%s over %s', (mode, way) => {
+describe.each(cellsOf(['efa', 'shm+efa']))('%s over %s', (mode, way) => {
   it('names who was killed on all ranks, three times, without a wait to any limit', { timeout: 120_000 }, async () => {
     // Longer than the test may take: whoever waits for one that has failed, and was not told, does not end.
     const of = scriptOf(caseWith(mode, { timeoutMs: 300_000, calls: 2 }), 'processes', way);

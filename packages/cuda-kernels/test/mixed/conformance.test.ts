@@ -15,14 +15,7 @@ for (const [title, name, called, worlds] of [
     otherConfig: { ranksOnHost: 99 },
     worlds,
     modes: ['threads', 'processes'],
-    // Over TCP it takes as long as over two others.
-    sample:
-      called === 'fabric'
-        ? [['processes', 3]]
-        : [
-            ['threads', 4],
-            ['processes', 3],
-          ],
+    sample: called === 'ibgda' ? [['threads', 4]] : [['processes', 3]],
     expected: new URL(`../mixed-${called}.expected.json`, import.meta.url),
   });
 }

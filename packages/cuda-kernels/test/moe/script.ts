@@ -22,6 +22,16 @@ export const caseOf = (mode: MoeCase['mode']): MoeCase => ({
 /** Who is told: a rank of the world, or of a later one of fewer ranks. */
 export type Told = Pick<CommandedRank, 'rank' | 'tell'>;
 
+/**
+ * Each way with both modes under EP_TEST_FULL=1; otherwise with one, by turns: neither mode is a matter of the way in what these tests are about.
+ */
+export const cellsOf = <W extends string>(ways: readonly W[]): (readonly [MoeCase['mode'], W])[] => {
+  const modes = ['low-latency', 'high-throughput'] as const;
+  return ways.flatMap((way, index) =>
+    (process.env.EP_TEST_FULL === '1' ? modes : [modes[index % 2]!]).map((mode) => [mode, way] as const),
+  );
+};
+
 export const script = (mode: MoeCase['mode'], kind: RankKind, way: ElasticWay = 'shm') =>
   scriptOf(caseOf(mode), kind, way);
 
