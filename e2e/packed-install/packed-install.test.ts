@@ -56,7 +56,7 @@ describe.each(consumers)('@ep/%s, packed and installed alone', (name) => {
     expect(await project.run(newest)).toEqual({ status: 0, output: 'used\n' });
   });
 
-  test.each(['nodenext', 'bundler'] as const)('is typed under %s resolution', async (resolution) => {
+  test.concurrent.each(['nodenext', 'bundler'] as const)('is typed under %s resolution', async (resolution) => {
     expect(await project.check(resolution)).toEqual({ status: 0, output: '' });
   });
 });
