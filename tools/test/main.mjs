@@ -1,4 +1,4 @@
-// node tools/test/main.mjs default|ci|full [--only TEXT] [--list]: runs the lane's steps in order, each with its time
+// node tools/test/main.mjs default|ci|full [--only TEXT] [--until TIME] [--list]: runs the lane's steps in order, each with its time
 // limit, and ends with one line that adds up all tests. Logs and results are written to .cache/test-results/.
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -17,14 +17,15 @@ import { formatTotals, sum } from './totals.mjs';
 /** Of one step: what CI keeps of a run is its end. */
 const shownFailures = 12;
 
-const usage = `usage: node tools/test/main.mjs ${lanes.join('|')} [--only TEXT] [--list]
+const usage = `usage: node tools/test/main.mjs ${lanes.join('|')} [--only TEXT] [--until TIME] [--list]
 
---only TEXT  only the steps whose name contains TEXT (steps that prepare them run as well)
---list       names the steps and ends`;
+--only TEXT   only the steps whose name contains TEXT (steps that prepare them run as well)
+--until TIME  steps that do not usually end before TIME (seconds since 1970) are left out, by name, and counted as skipped
+--list        names the steps and ends`;
 
 /**
  * @param {readonly string[]} args
- * @returns {{ lane: Lane, only: string | undefined, list: boolean }}
+ * @returns {{ lane: Lane, only: string | undefined, until: number | undefined, list: boolean }}
  */
 function parseArguments(args) {
   const rest = [...args];
@@ -32,13 +33,15 @@ function parseArguments(args) {
   if (lane === undefined) throw new ToolError(`expected a lane, found ${JSON.stringify(rest[0] ?? '')}\n${usage}`);
   rest.shift();
   let only;
+  let until;
   let list = false;
   for (let flag = rest.shift(); flag !== undefined; flag = rest.shift()) {
     if (flag === '--list') list = true;
     else if (flag === '--only' && rest[0] !== undefined) only = rest.shift();
+    else if (flag === '--until' && /^\d+$/.test(rest[0] ?? '')) until = Number(rest.shift()) * 1000;
     else throw new ToolError(`test does not know ${JSON.stringify(flag)}\n${usage}`);
   }
-  return { lane, only, list };
+  return { lane, only, until, list };
 }
 
 /**
@@ -53,6 +56,10 @@ function summarise(lane, results, progress) {
   writeFileSync(join(resultsDir, `${lane}.json`), `${JSON.stringify({ lane, totals, steps: results }, null, 2)}\n`);
   progress.line('');
   for (const result of results) {
+    if (result.leftOut !== undefined) {
+      progress.line(`LEFT OUT            ${result.name}: ${result.leftOut}`);
+      continue;
+    }
     progress.line(
       `${result.ok ? 'ok  ' : 'FAIL'}  ${formatTime(result.ms).padStart(12)}  ${result.name}: ${formatTotals(result)}`,
     );
@@ -70,7 +77,7 @@ function summarise(lane, results, progress) {
 }
 
 await runMain(async () => {
-  const { lane, only, list } = parseArguments(process.argv.slice(2));
+  const { lane, only, until, list } = parseArguments(process.argv.slice(2));
   const steps = selectSteps(stepsOf(lane), only);
   const progress = new Progress();
   if (list) {
@@ -78,5 +85,5 @@ await runMain(async () => {
     return 0;
   }
   exitOnSignals(() => progress.line('interrupted'));
-  return summarise(lane, await runSteps(steps, progress), progress);
+  return summarise(lane, await runSteps(steps, progress, until), progress);
 });

@@ -1,7 +1,7 @@
 // Runs test steps one after the other and keeps what came of each.
 import { rmSync } from 'node:fs';
 import { join, relative } from 'node:path';
-import { ToolError } from '../console.mjs';
+import { formatTime, ToolError } from '../console.mjs';
 import { run } from '../process.mjs';
 import { resultsDir, root, toolEnvironment } from '../workspace.mjs';
 import { failedTests, secondTries } from './failures.mjs';
@@ -11,7 +11,8 @@ import { formatTotals, stepTotals } from './totals.mjs';
  * @typedef {import('../console.mjs').Progress} Progress
  * @typedef {import('./steps.mjs').Step} Step
  * @typedef {import('./totals.mjs').Totals} Totals
- * @typedef {Totals & { name: string, ok: boolean, ms: number, problem?: string, failures?: string[], secondTries?: string[] }} StepResult
+ * @typedef {Totals & { name: string, ok: boolean, ms: number, problem?: string, leftOut?: string, failures?: string[],
+ *   secondTries?: string[] }} StepResult
  */
 
 /**
@@ -70,15 +71,55 @@ export async function runStep(step, report) {
   };
 }
 
+/** @param {Step} step */
+const usualMs = (step) => (step.usual ?? 1) * 60_000;
+
+/**
+ * A step and those that it prepares, of which the longest.
+ * @param {Step} step
+ * @param {readonly Step[]} steps
+ * @returns {number}
+ */
+const wholeMs = (step, steps) =>
+  usualMs(step) + Math.max(0, ...steps.filter(({ needs }) => needs === step.name).map((one) => wholeMs(one, steps)));
+
+/**
+ * Why a step is not begun now, if it is not: CI ends a run that lasts too long as if nothing of it had passed.
+ * @param {Step} step
+ * @param {readonly Step[]} steps of the lane
+ * @param {readonly StepResult[]} earlier how much slower than usual they were, the others will be
+ * @param {number} leftMs
+ * @returns {string | undefined}
+ */
+export function leftOut(step, steps, earlier, leftMs) {
+  if (earlier.some(({ name, leftOut: why }) => name === step.needs && why !== undefined)) return `so was ${step.needs}`;
+  // Of those that are known to take minutes.
+  const timed = steps.flatMap((one) => {
+    const result = earlier.find(({ name, leftOut: why }) => name === one.name && why === undefined);
+    return result === undefined || one.usual === undefined ? [] : [{ ms: result.ms, usualMs: usualMs(one) }];
+  });
+  const pace = timed.reduce((sum, { ms }) => sum + ms, 0) / timed.reduce((sum, one) => sum + one.usualMs, 0);
+  const ms = wholeMs(step, steps) * Math.max(1, pace || 0);
+  if (ms <= leftMs) return undefined;
+  return `${formatTime(ms)} are expected, ${formatTime(Math.max(0, leftMs))} are left`;
+}
+
 /**
  * @param {readonly Step[]} steps
  * @param {Progress} progress
+ * @param {number} [until] ms since 1970
  * @returns {Promise<StepResult[]>}
  */
-export async function runSteps(steps, progress) {
+export async function runSteps(steps, progress, until = Number.POSITIVE_INFINITY) {
   /** @type {StepResult[]} */
   const results = [];
   for (const step of steps) {
+    const why = leftOut(step, steps, results, until - Date.now());
+    if (why !== undefined) {
+      progress.line(`LEFT OUT ${step.name}: ${why}`);
+      results.push({ name: step.name, ok: true, ms: 0, passed: 0, failed: 0, skipped: 1, leftOut: why });
+      continue;
+    }
     if (step.needs !== undefined && !results.some((earlier) => earlier.name === step.needs && earlier.ok)) {
       const problem = `not run: ${step.needs} failed`;
       progress.line(`FAIL  ${step.name}: ${problem}`);

@@ -6,9 +6,10 @@ import { listPackages, resultsDir, root } from '../workspace.mjs';
 
 /** @typedef {'default' | 'ci' | 'full'} Lane */
 /**
- * @typedef {{ name: string, lanes: readonly Lane[], minutes: number, command: readonly string[], cwd?: string,
+ * @typedef {{ name: string, lanes: readonly Lane[], minutes: number, usual?: number, command: readonly string[], cwd?: string,
  *   env?: Record<string, string>, report?: { format: 'vitest' | 'junit' | 'plain', files: readonly string[] },
  *   counts?: boolean, needs?: string }} Step
+ * minutes: its limit; usual: what it takes on two cores without a compiler cache, 1 unless given (--until);
  * counts: false when the step only prepares others and is no test of its own; needs: a step that must have passed
  */
 
@@ -30,6 +31,9 @@ const vitestArguments = [
 /** @param {string} script */
 const packagesWith = (script) => listPackages().filter((entry) => entry.manifest.scripts?.[script] !== undefined);
 
+/** Of `test:ci`. @type {Record<string, number>} */
+const usualMinutes = { '@ep/cli': 4, '@ep/collectives': 9, '@ep/cuda-kernels': 5 };
+
 /**
  * @param {string} script one that ends in `vitest run`: it is given vitest's arguments
  * @param {readonly Lane[]} stepLanes
@@ -41,6 +45,7 @@ const suites = (script, stepLanes, minutes) =>
     name: `${script} ${entry.name}`,
     lanes: stepLanes,
     minutes,
+    ...(script === 'test:ci' ? { usual: usualMinutes[entry.name] ?? 2 } : {}),
     command: ['pnpm', 'run', script, ...vitestArguments],
     cwd: join(root, entry.dir),
     report: { format: 'vitest', files: [join(root, entry.dir, vitestFile)] },
@@ -64,9 +69,10 @@ const fuzzers = (minutes) =>
  * @param {string} preset
  * @param {readonly Lane[]} stepLanes
  * @param {number} minutes
+ * @param {{ build: number, tests: number }} usual
  * @returns {Step[]}
  */
-const ctestPreset = (preset, stepLanes, minutes) => {
+const ctestPreset = (preset, stepLanes, minutes, usual) => {
   const cwd = join(root, 'native');
   const report = join(resultsDir, `ctest-${preset}.xml`);
   const prepare = { lanes: stepLanes, minutes, cwd, counts: false };
@@ -75,6 +81,7 @@ const ctestPreset = (preset, stepLanes, minutes) => {
     {
       ...prepare,
       name: `build ${preset}`,
+      usual: usual.build,
       command: ['cmake', '--build', '--preset', preset],
       needs: `configure ${preset}`,
     },
@@ -82,6 +89,7 @@ const ctestPreset = (preset, stepLanes, minutes) => {
       name: `ctest ${preset}`,
       lanes: stepLanes,
       minutes,
+      usual: usual.tests,
       cwd,
       command: [
         ...['ctest', '--preset', preset, '--no-tests=error', '--output-on-failure', '--output-junit', report],
@@ -144,6 +152,7 @@ const kernelsLinked = (stepLanes, options) => {
     name: 'kernels linked',
     lanes: stepLanes,
     minutes: 15,
+    usual: 3,
     command: ['node', 'native/tests/compile/run.mjs', '--totals', totals, ...options],
     report: { format: 'plain', files: [totals] },
   };
@@ -178,7 +187,7 @@ export function stepTable() {
       report: { format: 'vitest', files: [join(root, 'tools', vitestFile)] },
     },
     ...suites('test', ['default'], 10),
-    ...ctestPreset('release', ciLanes, 15),
+    ...ctestPreset('release', ciLanes, 15, { build: 6, tests: 4 }),
     // The device code over the software EFA, under ten times and more the seeds that it has elsewhere.
     longer('efa for 1000 seeds', 'EP_TEST_SEEDS=1000', '^efa_(gin|post|endpoint|pr|naive)_test$', 20),
     // What software NICs are told by posters, by commands and by their peers on a network: as much as ends within a test's 300 s on a busy machine, too.
@@ -200,12 +209,8 @@ export function stepTable() {
       command: ['node', 'native/tests/device/post_instructions.mjs', '--totals', instructionTotals],
       report: { format: 'plain', files: [instructionTotals] },
     },
-    ...ctestPreset('asan', ciLanes, 20),
-    ...ctestPreset('tsan', ciLanes, 20),
     ...suites('test:ci', ['ci'], 15),
     optionalPreset('litmus', ciLanes, 15),
-    optionalPreset('clang', ['full'], 20),
-    optionalPreset('clang-asan', ['full'], 30),
     { name: 'prebuild', lanes: ciLanes, minutes: 10, command: ['node', 'tools/prebuild/main.mjs'], counts: false },
     {
       name: 'publish dry run',
@@ -218,6 +223,7 @@ export function stepTable() {
       name: 'e2e',
       lanes: ciLanes,
       minutes: 30,
+      usual: 13,
       command: [
         'turbo',
         'run',
@@ -230,6 +236,11 @@ export function stepTable() {
       ],
       report: { format: 'vitest', files: packagesWith('e2e').map((entry) => join(root, entry.dir, vitestFile)) },
     },
+    // Last, for on a slow machine the last of `ci` is left out (--until).
+    ...ctestPreset('asan', ciLanes, 20, { build: 7, tests: 6 }),
+    ...ctestPreset('tsan', ciLanes, 20, { build: 6, tests: 8 }),
+    optionalPreset('clang', ['full'], 20),
+    optionalPreset('clang-asan', ['full'], 30),
     ...suites('test:full', ['full'], 60),
     ...fuzzers(60),
   ];

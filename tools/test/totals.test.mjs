@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Progress } from '../console.mjs';
 import { failedTests, secondTries } from './failures.mjs';
-import { runSteps, selectSteps } from './runner.mjs';
+import { leftOut, runSteps, selectSteps } from './runner.mjs';
 import { formatTotals, junitTotals, plainTotals, stepTotals, vitestTotals } from './totals.mjs';
 
 /** @type {string} */
@@ -226,5 +226,41 @@ describe('runSteps', () => {
     ];
     expect(selectSteps(steps, 'ctest').map((step) => step.name)).toEqual(['configure', 'build', 'ctest']);
     expect(() => selectSteps(steps, 'nothing like it')).toThrow('no step');
+  });
+
+  test('what would not end in time is left out with all that it prepares, by name, and counts as skipped', async () => {
+    const steps = [
+      { ...base, name: 'first', command: ['true'] },
+      { ...base, name: 'build', usual: 6, command: ['false'], counts: false },
+      { ...base, name: 'ctest', usual: 8, command: ['false'], needs: 'build' },
+      { ...base, name: 'last', command: ['true'] },
+    ];
+    const results = await runSteps(steps, quiet(), Date.now() + 10 * 60_000);
+    expect(results.map(({ name, ok, passed, skipped }) => ({ name, ok, passed, skipped }))).toEqual([
+      { name: 'first', ok: true, passed: 1, skipped: 0 },
+      { name: 'build', ok: true, passed: 0, skipped: 1 },
+      { name: 'ctest', ok: true, passed: 0, skipped: 1 },
+      { name: 'last', ok: true, passed: 1, skipped: 0 },
+    ]);
+    expect(results[1]?.leftOut).toMatch(/^14 min.* are expected, (10|9) min/);
+    expect(results[2]?.leftOut).toBe('so was build');
+  });
+
+  test('a machine on which steps take twice as long is given less to do', () => {
+    const steps = [
+      { ...base, name: 'first', usual: 4, command: ['true'] },
+      { ...base, name: 'second', usual: 5, command: ['true'] },
+    ];
+    const first = { name: 'first', ok: true, passed: 1, failed: 0, skipped: 0 };
+    const [, second] = steps;
+    const left = (/** @type {number} */ minutes) =>
+      leftOut(
+        /** @type {NonNullable<typeof second>} */ (second),
+        steps,
+        [{ ...first, ms: minutes * 60_000 }],
+        9 * 60_000,
+      );
+    expect([left(2), left(4)]).toEqual([undefined, undefined]);
+    expect(left(8)).toMatch(/^10 min/);
   });
 });
