@@ -197,6 +197,16 @@ describe('failures', () => {
     });
   }
 
+  it('a killed rank ends the call of one that waits for another first, which has given up', {
+    timeout: 60_000,
+  }, async () => {
+    const data = { victim: 1, givesUp: 0 };
+    const reports = await runRanks('lost', 3, 'processes', { data, kill: { rank: 1, afterMs: 100 } });
+    const [waiting] = valuesOf<{ code: string; rank: number; ms: number }>([reports[2]!]);
+    expect(waiting).toMatchObject({ code: 'EP_PEER_LOST', rank: 1 });
+    expect(waiting!.ms).toBeLessThan(3000);
+  });
+
   it('different plans, rows or options are refused on every rank before anything moves', {
     timeout: 60_000,
   }, async () => {

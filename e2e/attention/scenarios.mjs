@@ -1,4 +1,5 @@
 // What a rank of the attention suites does. Each function runs on every rank and returns what the test compares.
+import { setTimeout as delay } from 'node:timers/promises';
 import { decode, tensor } from '@ep/core';
 import { attentionLeaseBytes, bindAttention, leaseBytesFor, openDispatcher, rowBytesOf } from '@ep/cuda-kernels';
 import { allocateHost, native } from '@ep/native';
@@ -306,6 +307,7 @@ async function abortBetween({ transport, rank, worldSize, data }) {
 
 /** A rank dies while the others wait for its rows. */
 async function lost({ transport, rank, worldSize, data, ready }) {
+  const { givesUp } = data;
   const plan = fullPlan(worldSize, 20);
   const specs = { forward: [{ name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [4] }] };
   const dispatcher = await openDispatcher(transport, { leaseBytes: leaseBytesFor(specs.forward), timeoutMs: 30_000 });
@@ -316,6 +318,7 @@ async function lost({ transport, rank, worldSize, data, ready }) {
     await new Promise(() => setInterval(() => {}, 1000));
   }
   let failure;
+  if (rank === givesUp) await delay(4000);
   const began = performance.now();
   try {
     for (;;) (await forward.run({ q })).release();

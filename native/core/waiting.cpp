@@ -164,6 +164,13 @@ uint32_t wait_scope_check(const wait_scope& scope, int32_t awaited, int32_t* los
       *lost = someone;
       return EP_STATUS_PEER_LOST;
     }
+    for (int32_t rank = 0; scope.debts.owed != nullptr && rank < scope.world_size; ++rank) {
+      if (scope.debts.owed[rank] == 0 || rank == scope.self || scope.peers[rank].life == 0) continue;
+      if (life_state(reinterpret_cast<const ep_life_word*>(scope.peers[rank].life)) != EP_LIFE_DEAD) continue;
+      if (load(scope.debts.paid + rank) >= scope.debts.owed[rank]) continue; // whatever came of it has come
+      *lost = rank;
+      return EP_STATUS_PEER_LOST;
+    }
   }
   if (scope.deadline_ns != no_deadline && clock_now_ns() >= scope.deadline_ns) return EP_STATUS_TIMEOUT;
   return EP_STATUS_OK;

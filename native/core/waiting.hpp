@@ -60,6 +60,12 @@ class progress_list {
   std::atomic<size_t> count_{0};
 };
 
+// What ranks owe to whoever waits: by rank, a counter, and what it must reach (0: nothing).
+struct wait_debts {
+  const uint64_t* paid = nullptr;
+  const uint64_t* owed = nullptr; // null: nobody is looked at
+};
+
 // Everything besides its value that can end a wait. Plain data: copied into kernels' environments.
 struct wait_scope {
   ep_wake_word* wake = nullptr;                    // eventcount to sleep on; null: sleep by the clock only
@@ -70,6 +76,8 @@ struct wait_scope {
   const ep_peer_view* peers = nullptr;             // for looks at life; null: nobody is watched
   int32_t world_size = 0;
   int32_t self = -1;
+  // HAZARD: who is dead in debt ends every wait, also one for somebody who lives: that one may have given up for want of the same, and then never comes.
+  wait_debts debts{};
   wait_policy policy{};
   const progress_list* progress = nullptr;         // run before each look
 };

@@ -115,7 +115,8 @@ struct dispatch_job {
   }
 
   outcome run(const std::atomic<uint32_t>& cancel) {
-    return run_kernel(*memory, prepared->simt, timeout_ms, cancel, status, [this](auto& context) { return kernel(context); });
+    const wait_debts debts{memory->signal(memory->context().rank(), args.arrival_slot), arrivals.data()};
+    return run_kernel(*memory, prepared->simt, timeout_ms, cancel, status, [this](auto& context) { return kernel(context); }, debts);
   }
 };
 

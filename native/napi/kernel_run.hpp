@@ -22,14 +22,15 @@ struct memory_ways final : kernel_ways {
 // some of what kernels have posted is lost, and `status` says why, unless it said something before.
 bool wait_for_engine(const symmetric_memory& memory, ep_kernel_status& status);
 
-// `kernel(context)` on every block; it writes how it failed into `status`.
+// `kernel(context)` on every block; it writes how it failed into `status`. `debts`: what it waits for of each rank, where it goes on with nobody missing.
 template <class Kernel>
 outcome run_kernel(const symmetric_memory& memory, const simt_options& simt, double timeout_ms, const std::atomic<uint32_t>& cancel, ep_kernel_status& status,
-                   Kernel&& kernel) {
+                   Kernel&& kernel, const wait_debts& debts = {}) {
   const memory_ways ways{memory};
   std::atomic<uint32_t> stopped{0};
   kernel_environment environment{memory.context().waits(&cancel, deadline_after(timeout_ms)), &ways};
   environment.waits.stopped = &stopped;
+  environment.waits.debts = debts;
   outcome end;
   if (simt.lanes == 0) {
     const result<nothing> ran = fast_run(simt.blocks, environment, [&](fast_context& context) { return kernel(context); });

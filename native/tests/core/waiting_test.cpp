@@ -80,8 +80,9 @@ void ends_by_value() {
   EP_CHECK(end.status == EP_STATUS_OK && end.found == 9);
 }
 
-void ends_by(uint32_t status, int32_t awaited, int32_t lost, const std::function<void(fixture&)>& cause) {
+void ends_by(uint32_t status, int32_t awaited, int32_t lost, const std::function<void(fixture&)>& cause, const wait_debts& debts = {}) {
   fixture f;
+  f.scope.debts = debts;
   f.word = 4;
   std::thread other([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -96,8 +97,9 @@ void ends_by(uint32_t status, int32_t awaited, int32_t lost, const std::function
   other.join();
 }
 
-void goes_on_while(const std::function<void(fixture&)>& cause, int32_t awaited) {
+void goes_on_while(const std::function<void(fixture&)>& cause, int32_t awaited, const wait_debts& debts = {}) {
   fixture f;
+  f.scope.debts = debts;
   cause(f);
   f.scope.deadline_ns = deadline_after(20);
   EP_CHECK_EQ(f.until(9, awaited).status, unsigned{EP_STATUS_TIMEOUT});
@@ -367,6 +369,13 @@ int main() {
     f.die(2, EP_LIFE_CLOSED);
   });
   goes_on_while([](fixture& f) { f.die(2, EP_LIFE_DEAD); }, 1);
+  // Who is dead and owes something, while somebody else is awaited, who may have given up.
+  const uint64_t owed[3] = {0, 7, 7};
+  const uint64_t paid[3] = {0, 6, 7};
+  const wait_debts debts{paid, owed};
+  ends_by(EP_STATUS_PEER_LOST, 2, 1, [](fixture& f) { f.die(1, EP_LIFE_DEAD); }, debts);
+  goes_on_while([](fixture& f) { f.die(2, EP_LIFE_DEAD); }, 1, debts);
+  goes_on_while([](fixture& f) { f.die(1, EP_LIFE_CLOSED); }, 2, debts);
   goes_on_while([](fixture& f) { f.die(2, EP_LIFE_CLOSED); }, any_rank);
   // Places in which nobody is: nobody is lost there, but nobody comes from there either.
   ends_by(EP_STATUS_PEER_LOST, 1, 1, [](fixture& f) { f.die(1, EP_LIFE_ABSENT); });
