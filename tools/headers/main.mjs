@@ -1,7 +1,8 @@
-// node tools/headers/main.mjs [--totals FILE]: every public header compiles alone, as the first include of a unit.
-//   ep/abi     C11 freestanding, C++20, nvcc (sm_90)
-//   ep/device  C++20, nvcc (sm_90)
-// And all of them in one unit for sm_80 and sm_100: whether a header stands alone is the same for every architecture, and each compiles it anew.
+// node tools/headers/main.mjs [--alone] [--totals FILE]: every public header compiles alone, as the first include of a unit.
+//   ep/abi     C11 freestanding, C++20
+//   ep/device  C++20
+// And all of them in one unit by nvcc, for sm_80, sm_90 and sm_100; with --alone, each by itself for sm_90 instead: that takes minutes, and finds only what
+// is missing where nothing but nvcc looks.
 // Without nvcc its cases are reported as skipped. That they link, and that every kernel compiles when it is used, is
 // checked in native/tests/compile.
 import { mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
@@ -38,9 +39,10 @@ const include = (header) => `#include <${header}>\n`;
 
 /**
  * @param {string} dir where the translation units are written
+ * @param {boolean} alone
  * @returns {Case[]}
  */
-function cases(dir) {
+function cases(dir, alone) {
   /**
    * @param {string} name
    * @param {string} text
@@ -53,7 +55,7 @@ function cases(dir) {
   const all = [...abi, ...headersOf('ep/device')];
   const together = source('all.cu', all.map(include).join(''));
   return [
-    ...['80', '100'].map((architecture) => ({
+    ...(alone ? [] : ['80', '90', '100']).map((architecture) => ({
       name: `nvcc all headers, sm_${architecture}`,
       command: [...nvcc(architecture), together, '-o', join(dir, `all-${architecture}.fatbin`)],
       needsNvcc: true,
@@ -66,7 +68,7 @@ function cases(dir) {
       name: `C++20 ${header}`,
       command: [...cxx20, '-fsyntax-only', source(`${index}.cpp`, include(header))],
     })),
-    ...all.map((header, index) => ({
+    ...(alone ? all : []).map((header, index) => ({
       name: `nvcc ${header}`,
       command: [...nvcc('90'), source(`${index}.cu`, include(header)), '-o', join(dir, `${index}.fatbin`)],
       needsNvcc: true,
@@ -105,14 +107,16 @@ async function runCases(selected, report) {
 }
 
 await runMain(async () => {
-  const [flag, totalsFile, ...rest] = process.argv.slice(2);
+  const args = process.argv.slice(2);
+  const alone = args[0] === '--alone';
+  const [flag, totalsFile, ...rest] = alone ? args.slice(1) : args;
   if ((flag !== undefined && flag !== '--totals') || rest.length > 0)
-    throw new ToolError('usage: headers/main.mjs [--totals FILE]');
+    throw new ToolError('usage: headers/main.mjs [--alone] [--totals FILE]');
   const dir = mkdtempSync(join(tmpdir(), 'ep-headers-'));
   process.on('exit', () => rmSync(dir, { recursive: true, force: true }));
   exitOnSignals();
   const progress = new Progress();
-  const all = cases(dir);
+  const all = cases(dir, alone);
   const version = await nvccVersion();
   const selected = all.filter((entry) => version !== null || !entry.needsNvcc);
   const skipped = all.length - selected.length;

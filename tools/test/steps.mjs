@@ -163,6 +163,7 @@ export function stepTable() {
   const ciLanes = /** @type {const} */ (['ci', 'full']);
   const checkTotals = join(resultsDir, 'check-totals.json');
   const headerTotals = join(resultsDir, 'header-totals.json');
+  const aloneTotals = join(resultsDir, 'header-alone-totals.json');
   const instructionTotals = join(resultsDir, 'instruction-totals.json');
   return [
     {
@@ -198,6 +199,14 @@ export function stepTable() {
       minutes: 10,
       command: ['node', 'tools/headers/main.mjs', '--totals', headerTotals],
       report: { format: 'plain', files: [headerTotals] },
+    },
+    {
+      name: 'headers alone',
+      lanes: ciLanes,
+      minutes: 10,
+      usual: 3,
+      command: ['node', 'tools/headers/main.mjs', '--alone', '--totals', aloneTotals],
+      report: { format: 'plain', files: [aloneTotals] },
     },
     // `headers` has compiled all of them for the others; linking is alike.
     kernelsLinked(['ci'], ['--architectures', '90']),
