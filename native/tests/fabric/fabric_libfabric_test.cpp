@@ -1,6 +1,7 @@
 // The engine over libfabric itself, where it is installed: providers that work on any machine, on the loopback interface only. Two ranks in one process, then as two processes of
 // which one is killed.
 #include <csignal>
+#include <optional>
 #include <cstring>
 #include <ctime>
 
@@ -222,8 +223,8 @@ fabric::request put_to(const fabric_side& from, int32_t peer, uint64_t offset, u
   _exit(check::finish());
 }
 
-// Whether the survivor saw the end of the victim.
-bool outlives_killed_peer(const std::string& provider, bool witness) {
+// Whether the survivor saw the end of the victim; nothing where it did not end itself.
+std::optional<bool> outlives_killed_peer(const std::string& provider, bool witness) {
   int sockets[2];
   EP_CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets), 0);
   const pid_t victim = fork();
@@ -249,21 +250,25 @@ bool outlives_killed_peer(const std::string& provider, bool witness) {
   for (const pid_t maker : {victim, survivor}) {
     for (const char* end : {":0:0", ":0:0_rxm"}) unlink(("/dev/shm/" + std::to_string(maker) + end).c_str());
   }
+  if (ended == 0) return std::nullopt;
   return ended == survivor && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 // By its silence; or, where it is of this host and `witness`ed, at once.
 // HAZARD: before this process has opened any provider: their threads and locks do not survive a fork.
 // HAZARD: who puts over `shm` locks the peer's queue, a spin lock in that peer's memory; killed while it holds that, it leaves it locked, and the peer's thread never comes
-// back from the provider (docs/known-defects.md). Where the lock was not held all must be as elsewhere; TSan makes it held most of the time.
+// back from the provider (docs/known-defects.md). There, who does not end may be tried again; who ends must have seen what it sees elsewhere. Under TSan 2 of 12 runs met it, one of them three times.
 void test_killed_peer(const std::string& provider, bool witness) {
 #if defined(__SANITIZE_THREAD__)
-  if (provider == "shm") return;
+  if (provider == "shm") {
+    std::printf("shm: a killed peer is not tried under TSan\n");
+    return;
+  }
 #endif
   const int tries = provider == "shm" ? 3 : 1;
-  bool outlived = false;
-  for (int i = 0; i < tries && !outlived; ++i) outlived = outlives_killed_peer(provider, witness);
-  EP_CHECK(outlived);
+  std::optional<bool> outlived;
+  for (int i = 0; i < tries && !outlived.has_value(); ++i) outlived = outlives_killed_peer(provider, witness);
+  EP_CHECK(outlived.value_or(false));
 }
 
 // Somebody who has found the address of a rank: sends what a rank would send but for its tag, with and without data for the queue, and writes with keys that it does not have.
