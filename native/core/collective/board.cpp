@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include <sched.h>
+
 #include "../cores.hpp"
 #include "views.hpp"
 
@@ -340,6 +342,19 @@ std::vector<int32_t> group_board::missing() const {
     if (!there || (ready_ ? !has_entered(r, step) : shared(member(r).ready_epoch).load(std::memory_order_acquire) < epoch_)) ranks.push_back(r);
   }
   return ranks;
+}
+
+bool group_board::awaits_elsewhere() {
+  const auto core = static_cast<uint32_t>(sched_getcpu() + 1);
+  const auto own = shared(member(rank_).core);
+  if (own.load(std::memory_order_relaxed) != core) own.store(core, std::memory_order_relaxed);
+  if (core == 0 || !connected_ || !ready_) return false;
+  const uint64_t step = crowded_ ? compared_ + 1 : step_;
+  return std::all_of(active_.begin(), active_.end(), [&](int32_t r) {
+    if ((!crowded_ && awaited_ >= 0 && awaited_ != r) || has_entered(r, step)) return true;
+    const uint32_t theirs = shared(member(r).core).load(std::memory_order_relaxed);
+    return theirs != 0 && theirs != core;
+  });
 }
 
 bool group_board::is_gone(const group_member& member) {

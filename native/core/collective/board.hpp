@@ -122,6 +122,8 @@ class group_board {
     const uint64_t found = std::atomic_ref<uint64_t>(line(rank, step).tick).load(std::memory_order_acquire) & ~group_marks;
     return found >= tick(step) && found >> 48 == tick(step) >> 48;
   }
+  // Whether all that are awaited have last waited on other cores than this thread's: until they come, nobody here can go on. Tells the others where this rank waits. Costs a few loads.
+  bool awaits_elsewhere();
   // Those of the active ranks that are awaited and have not entered the current step (or, before it, are not ready, or keep this rank from entering it).
   std::vector<int32_t> missing() const;
 

@@ -117,6 +117,7 @@ class collective_group {
   void finish(std::unique_ptr<queued_call> call, const outcome& end);
   bool run_now(queued_call& call);
   bool wait_now(queued_call& call);
+  bool can_advance_soon(collective_run& run);
   bool help();
   bool resume(queued_call& call, int64_t until_ns);
 

@@ -130,7 +130,8 @@ struct group_member {
   uint32_t incarnation; // of this segment: a rank that comes back has a new one
   uint32_t joining;     // asks to be taken in
   uint64_t pushing;     // writes into others' memory
-  uint8_t pad0[16];
+  uint32_t core;        // that it last waited on, counted from 1; 0: none yet
+  uint8_t pad0[12];
   ep_life_word life;
   ep_wake_word wake;
   ep_core_set cores;

@@ -103,9 +103,39 @@ std::array<bool, 2> spins(int first, int second) {
   return found;
 }
 
+// A rank keeps its core only while all that it awaits have others.
+void awaited_ranks(int core, int another) {
+  std::array<std::unique_ptr<group_board>, 3> all;
+  for (int32_t rank = 0; rank < 3; ++rank) all[static_cast<size_t>(rank)] = std::move(group_board::create({.rank = rank, .size = 3, .capacity = 3, .nonce = 8, .ranks_on_host = 3}).value());
+  for (const auto& one : all) {
+    for (const auto& other : all) {
+      if (other != one) EP_CHECK(one->attach(other->rank(), other->handle(), 1).ok());
+    }
+  }
+  const auto enter = [](group_board& board) { EP_CHECK(board.connected() && board.ready() && board.room() && board.enter(1, 0) == entry::made); };
+  const auto awaits_elsewhere_on = [&](int where, group_board& board) {
+    EP_CHECK(bind_to(where));
+    return board.awaits_elsewhere();
+  };
+  enter(*all[0]);
+  EP_CHECK(!awaits_elsewhere_on(core, *all[0])); // nobody has said where it is
+  for (const auto& one : {all[1].get(), all[2].get()}) EP_CHECK(one->connected() && one->ready());
+  awaits_elsewhere_on(another, *all[1]);
+  awaits_elsewhere_on(core, *all[2]);
+  EP_CHECK(!awaits_elsewhere_on(core, *all[0]));
+  enter(*all[2]);
+  EP_CHECK(awaits_elsewhere_on(core, *all[0]));
+  EP_CHECK(awaits_elsewhere_on(core, *all[2]));
+  EP_CHECK(!awaits_elsewhere_on(another, *all[0]));
+  // Of one that awaits a root it counts where that is.
+  all[0]->await(2);
+  EP_CHECK(awaits_elsewhere_on(another, *all[0]));
+}
+
 int bound_ranks() {
   const std::vector<int> cores = allowed_cores();
   if (cores.size() < 2 || (quota_cores() > 0 && quota_cores() < 2)) return check::skip("there is one core");
+  std::thread(awaited_ranks, cores[0], cores[1]).join();
   const auto apart = spins(cores[0], cores[1]);
   EP_CHECK(apart[0] && apart[1]);
   const auto together = spins(cores[0], cores[0]);

@@ -29,17 +29,18 @@ export function numbersOf(list: string): readonly number[] {
 }
 
 /**
- * A core for each rank, where there are enough and `taskset` is there. mpirun binds its ranks alike; without it two ranks may begin on one core, and each would
- * wait for the other's time slice to end.
+ * A core for each rank, by turns where ranks outnumber them, if `taskset` is there. mpirun binds its ranks alike; without it ranks may begin with more of them on one core than on another, and
+ * it takes the kernel as long as a turn to part them.
  */
 export function coresFor({
   ranks,
   usableCores,
 }: Pick<StartOptions, 'ranks' | 'usableCores'>): readonly number[] | undefined {
-  if (ranks > usableCores || spawnSync('taskset', ['--version']).status !== 0) return undefined;
+  if (spawnSync('taskset', ['--version']).status !== 0) return undefined;
   const allowed = /^Cpus_allowed_list:(.*)$/m.exec(readFileSync('/proc/self/status', 'utf8'))?.[1];
   const cores = allowed === undefined ? [] : numbersOf(allowed);
-  return cores.length < ranks ? undefined : cores;
+  if (cores.length < Math.min(ranks, usableCores)) return undefined;
+  return Array.from({ length: ranks }, (_, rank) => cores[rank % cores.length]!);
 }
 
 export function startOurs(options: StartOptions): Promise<Contender> {

@@ -63,6 +63,11 @@ function startOpenMpi(program: string, version: string, options: StartOptions): 
     btl: `self,${sharedMemory}`,
     mpi_yield_when_idle: ranks > usableCores ? '1' : '0',
   };
+  // By itself it binds ranks only where each has a core.
+  const placement =
+    ranks > usableCores
+      ? ['--map-by', 'core:OVERSUBSCRIBE', '--bind-to', 'core:overload-allowed']
+      : ['--oversubscribe'];
   const mca = Object.entries(settings).flatMap(([key, value]) => ['--mca', key, value]);
   return Contender.start({
     name: 'Open MPI',
@@ -71,7 +76,7 @@ function startOpenMpi(program: string, version: string, options: StartOptions): 
     signal,
     socketPath: join(folder, 'open-mpi.sock'),
     launch: (socketPath) => [
-      spawn('mpirun', ['-n', `${ranks}`, '--oversubscribe', ...mca, program, socketPath, `${mostBytes}`], {
+      spawn('mpirun', ['-n', `${ranks}`, ...placement, ...mca, program, socketPath, `${mostBytes}`], {
         stdio: ['ignore', 'pipe', 'pipe'],
         env: { ...process.env, OMPI_ALLOW_RUN_AS_ROOT: '1', OMPI_ALLOW_RUN_AS_ROOT_CONFIRM: '1' },
       }),
