@@ -27,7 +27,7 @@ const ownEnv = Object.fromEntries(Object.entries(process.env).filter(([name]) =>
 /** The rest makes hosts of its own elsewhere in this run, and takes as long again on given ones. */
 const isFull = process.env.EP_TEST_FULL === '1';
 const SAMPLE =
-  'dispatch attention|half of the bytes cross|turn away|ep run on each|send tokens to experts|attention (a rank is killed|the link is cut for 5 s)';
+  'dispatch attention|half of the bytes cross|turn away|ep run on each|send tokens to experts|attention a rank is killed|the link is cut for 5 s';
 
 interface Outcomes {
   readonly passed: readonly string[];
