@@ -230,6 +230,32 @@ void test_leaving_at_once() {
   }
 }
 
+// A post into a ring with room carries nobody's work on: what its peer is to learn goes with it.
+void test_room_is_not_awaited() {
+  const auto context = must(rank_context::create(0, 2, 2));
+  int looks = 0;
+  context->progress().add(&looks, [&] { ++looks; });
+  std::vector<ep_proxy_request> entries(4);
+  ep_wake_word wake{};
+  ep_proxy_ring ring{};
+  ring.capacity = entries.size();
+  ring.entries = reinterpret_cast<uint64_t>(entries.data());
+  ring.wake = reinterpret_cast<uint64_t>(&wake);
+  ring.head = ring.tail = 6;
+  ep_memory_handle handle{};
+  handle.proxy = reinterpret_cast<uint64_t>(&ring);
+  ep_kernel_status status{};
+  const kernel_environment environment{context->waits(nullptr, deadline_after(20))};
+  EP_CHECK(fast_run(1, environment, [&](auto& kernel) {
+    const thread_coop<std::remove_reference_t<decltype(kernel)>> coop{kernel};
+    for (size_t i = 0; i < entries.size(); ++i) EP_CHECK(proxy_endpoint{handle}.signal(kernel, coop, 1, 0, 1, &status));
+    EP_CHECK_EQ(looks, 0);
+    EP_CHECK(!proxy_endpoint{handle}.signal(kernel, coop, 1, 0, 1, &status));
+  }).ok());
+  EP_CHECK(looks > 0 && status.status == EP_STATUS_TIMEOUT && ring.tail == 10);
+  context->progress().remove(&looks);
+}
+
 // An engine that stops ends what kernels wait for.
 void test_stopped_ring() {
   scripted_world world(2, 23);
@@ -335,6 +361,7 @@ int main() {
   test_full_for_ever();
   test_leaving();
   test_leaving_at_once();
+  test_room_is_not_awaited();
   test_stopped_ring();
   return ep::check::finish();
 }

@@ -69,8 +69,12 @@ struct proxy_endpoint {
       }
       /* Room is awaited before the reservation, which cannot be given back: the engine would wait for ever for an entry whose producer gave up.
        * Another producer may see the same last free entry, but only one gets its number. The rank itself is awaited: the queue is its own, so
-       * neither a peer's death nor its slowness can be the reason, and only deadline, cancellation and closing end this wait. */
-      if (sequence >= r.capacity && !ctx.wait(&r.head, sequence - r.capacity + 1, memory.rank, EP_STAGE_ROOM, status)) return false;
+       * neither a peer's death nor its slowness can be the reason, and only deadline, cancellation and closing end this wait. Where there is room it is not begun: whoever waits
+       * carries the engine on first, and the peer would be told what it is to learn with this request. */
+      if (sequence >= r.capacity) {
+        const uint64_t taken = sequence - r.capacity + 1;
+        if (load_acquire(ctx, &r.head) < taken && !ctx.wait(&r.head, taken, memory.rank, EP_STAGE_ROOM, status)) return false;
+      }
     } while (!reserve(ctx, &r.tail, sequence));
     auto* entry = reinterpret_cast<ep_proxy_request*>(r.entries) + (sequence & (r.capacity - 1));
     entry->op = request.op;
