@@ -34,7 +34,10 @@ async function runRanks(shape: MoeShape, folder: string): Promise<MoeTimes[]> {
   // No other command pays for it.
   const { coresFor } = await import('@ep/collectives/bench');
   const { usableCores } = native().binding.hostFacts();
-  const cores = shape.transport === 'shm' && shape.worldSize <= usableCores ? coresFor({ ranks: shape.worldSize, usableCores }) : undefined;
+  const cores =
+    shape.transport === 'shm' && shape.worldSize <= usableCores
+      ? coresFor({ ranks: shape.worldSize, usableCores })
+      : undefined;
   return Promise.all(
     Array.from({ length: shape.worldSize }, async (_, rank) => {
       const task: MoeTask = { ...shape, rank, store };
