@@ -55,7 +55,7 @@ function groupCallsOf({ quick }: BenchOptions): readonly GroupCall[] {
 }
 
 /** Thousands: until compilers have seen the code of small calls often enough, these take several times as long. */
-const warmUpOf = ({ quick }: BenchOptions): WarmUp => (quick ? { calls: 50, ms: 5000 } : { calls: 8000, ms: 20_000 });
+const warmUpOf = ({ quick }: BenchOptions): WarmUp => (quick ? { calls: 50, ms: 5000 } : { calls: 30_000, ms: 20_000 });
 
 /** Half of the ranks on each host. */
 async function runGroups(
