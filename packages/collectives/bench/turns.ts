@@ -30,7 +30,7 @@ const HEAT_ROW = 100;
 const HEAT_TURNS = 2;
 /** V8 takes some 20 000 calls to compile what they run, and where ranks outnumber cores two turns are a tenth of that. */
 const HEAT_CALLS = 30_000;
-const MOST_HEAT_MS = 3000;
+const MOST_HEAT_TURNS = 75;
 const MOST_CALLS = 500;
 const MOST_BATCHES = 2000;
 /** Longer calls are estimated once, and need nothing to warm up. */
@@ -96,10 +96,10 @@ async function estimate(player: Player<string>, turnMs: number): Promise<Estimat
   if (found.callNs > SINGLE_NS) return found;
   const heat = Math.min(mostCalls, HEAT_ROW, Math.max(1, Math.floor((turnMs * 1e6) / found.callNs / 4)));
   const begin = performance.now();
-  const most = Math.min(MOST_HEAT_MS, 75 * turnMs);
-  for (let calls = 0, ms = 0; ms < HEAT_TURNS * turnMs || (calls < HEAT_CALLS && ms < most); calls += 10 * heat) {
+  for (let calls = 0, turns = 0; turns < HEAT_TURNS || (calls < HEAT_CALLS && turns < MOST_HEAT_TURNS); ) {
     await time(heat, 0, 10);
-    ms = performance.now() - begin;
+    calls += 10 * heat;
+    turns = (performance.now() - begin) / turnMs;
   }
   // One call by itself seems long: the ranks do not leave the barrier at the same moment, least of all where they outnumber the cores.
   const single = await time(1, 0, TRIES);
