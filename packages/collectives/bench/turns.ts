@@ -1,7 +1,8 @@
 /** The contenders of one case take turns, so that what the machine does in a minute befalls all of them. */
 import { type Contender, Unsupported } from './contender.js';
+import { KIB } from './goals.js';
 import { mostCallsInPlace } from './pattern.js';
-import type { Target } from './protocol.js';
+import { BYTES_OF, type Target } from './protocol.js';
 import { slowest, type Turns } from './series.js';
 
 export interface Player<Name extends string> {
@@ -33,7 +34,9 @@ const HEAT_CALLS = 30_000;
 const MOST_HEAT_TURNS = 75;
 const MOST_CALLS = 500;
 const MOST_BATCHES = 2000;
-/** Longer calls are estimated once, and need nothing to warm up. */
+/** Calls of so few bytes are warmed up however long the first ones seem: where ranks outnumber cores, V8 makes them as long as calls of many megabytes. */
+const SMALL_BYTES = 256 * KIB;
+/** Longer calls, if they are not small, are estimated once, and need nothing to warm up. */
 const LONG_NS = 30e6;
 
 /** How often a contender calls in one turn. */
@@ -88,12 +91,13 @@ async function estimate(player: Player<string>, turnMs: number): Promise<Estimat
   const { contender, target } = player;
   const mostCalls = target.op === 'all-reduce' ? mostCallsInPlace(contender.ranks) : MOST_CALLS;
   const time = timingOf(player);
+  const small = target.elements * BYTES_OF[target.dtype] <= SMALL_BYTES;
   // The first call touches memory for the first time and connects what is not connected yet.
   let found = await time(1, 1, 1);
-  if (found.callNs > LONG_NS) return found;
-  // The first few seem long, too, where ranks outnumber cores and V8 still compiles.
+  if (!small && found.callNs > LONG_NS) return found;
+  // The first few seem long, too.
   found = await time(1, 0, TRIES);
-  if (found.callNs > SINGLE_NS) return found;
+  if (!small && found.callNs > SINGLE_NS) return found;
   const heat = Math.min(mostCalls, HEAT_ROW, Math.max(1, Math.floor((turnMs * 1e6) / found.callNs / 4)));
   const begin = performance.now();
   for (let calls = 0, turns = 0; turns < HEAT_TURNS || (calls < HEAT_CALLS && turns < MOST_HEAT_TURNS); ) {
