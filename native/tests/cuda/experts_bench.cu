@@ -2,7 +2,8 @@
 // experts_bench [tokens of a high-throughput call, 4096; 0: low latency alone] [repetitions, 15]
 //
 // Time is of CUDA events around the kernels of all ranks, which are launched behind a gate, so that no launch is in it; the median of the repetitions. Before and after them every
-// received row and every sum is checked. Results are sent, or stay where experts have written them ("results in place"). Floor of a low-latency call: what must be read and written once, at the rate of the copy: dispatch, the selections, 16 bytes of header
+// received row and every sum is checked. Results are sent, or stay where experts have written them ("results in place"). Low latency is also timed in graphs: of one call of all ranks, and of 16 dispatches and 16
+// calls that follow each other, of which combine is the difference. Floor of a low-latency call: what must be read and written once, at the rate of the copy: dispatch, the selections, 16 bytes of header
 // each; combine, the selections read and the tokens written. High throughput: the bytes of the selections, counted once, over a copy of as many bytes.
 #include <algorithm>
 
@@ -105,10 +106,18 @@ class replays {
   replays(experts_world& all, uint32_t blocks, uint32_t lanes) : world(all) {
     dispatch = captured([&](size_t rank) { world.dispatch(rank, blocks, lanes); });
     combine = captured([&](size_t rank) { world.combine(rank, blocks, lanes); });
+    dispatches = captured([&](size_t rank) {
+      for (uint32_t i = 0; i < in_row; ++i) world.dispatch(rank, blocks, lanes);
+    });
+    both = captured([&](size_t rank) {
+      for (uint32_t i = 0; i < in_row; ++i) {
+        world.dispatch(rank, blocks, lanes);
+        world.combine(rank, blocks, lanes);
+      }
+    });
   }
   ~replays() {
-    cudaGraphExecDestroy(dispatch);
-    cudaGraphExecDestroy(combine);
+    for (cudaGraphExec_t graph : {dispatch, combine, dispatches, both}) cudaGraphExecDestroy(graph);
   }
   replays(const replays&) = delete;
   call_times call(stopwatch& watch) {
@@ -121,10 +130,21 @@ class replays {
     world.finish();
     return took;
   }
+  // Of one call of many that follow each other, as in a step of a model. Experts' results are those of the call before: all calls route alike.
+  call_times call_in_row(stopwatch& watch) {
+    call_times took;
+    const cudaStream_t stream = world.ranks[0].stream;
+    took.dispatch = watch.time({stream}, [&] { check(cudaGraphLaunch(dispatches, stream), "cudaGraphLaunch"); }) / in_row;
+    world.finish();
+    took.combine = watch.time({stream}, [&] { check(cudaGraphLaunch(both, stream), "cudaGraphLaunch"); }) / in_row - took.dispatch;
+    world.finish();
+    return took;
+  }
+  static constexpr uint32_t in_row = 16;
 
  private:
   experts_world& world;
-  cudaGraphExec_t dispatch = nullptr, combine = nullptr;
+  cudaGraphExec_t dispatch = nullptr, combine = nullptr, dispatches = nullptr, both = nullptr;
 
   template <class Launch> cudaGraphExec_t captured(const Launch& launch) {
     const cudaStream_t first = world.ranks[0].stream;
@@ -195,21 +215,27 @@ void measure(stopwatch& watch, double copy, const experts_options& wanted, const
                   median(out), median(out) / floor_out);
       std::fflush(stdout);
       if (!wanted.repeated) continue;
-      in.clear();
-      out.clear();
       replays graphs(world, blocks, lanes);
       world.poison();
       world.finish();
-      for (uint32_t i = 0; i <= repetitions; ++i) {
-        const call_times took = graphs.call(watch);
-        if (i == 0) continue; // a graph is brought to the device by its first launch
-        in.push_back(took.dispatch);
-        out.push_back(took.combine);
-      }
-      check_all(world);
-      std::printf("     one graph of all ranks:           dispatch %8.1f us (%.2f of that time), combine %8.1f us (%.2f)\n", median(in), median(in) / floor_in, median(out),
-                  median(out) / floor_out);
-      std::fflush(stdout);
+      const auto replay = [&](const char* how, const auto& once) {
+        in.clear();
+        out.clear();
+        for (uint32_t i = 0; i <= repetitions; ++i) {
+          const call_times took = once();
+          if (i == 0) continue; // a graph is brought to the device by its first launch
+          in.push_back(took.dispatch);
+          out.push_back(took.combine);
+        }
+        check_all(world);
+        std::printf("     %-33s dispatch %8.1f us (%.2f of that time), combine %8.1f us (%.2f)\n", how, median(in), median(in) / floor_in, median(out), median(out) / floor_out);
+        std::fflush(stdout);
+      };
+      replay("one graph of all ranks:", [&] { return graphs.call(watch); });
+      world.poison();
+      for (size_t rank = 0; rank < world.ranks.size(); ++rank) world.fill(rank);
+      world.finish();
+      replay("one graph of 16 calls, each:", [&] { return graphs.call_in_row(watch); });
     }
   }
 }

@@ -528,8 +528,8 @@ struct moe_kernels {
       case 2: return moe_combine_send(ctx, endpoint, buffer, own.combine);
       default: {
         const bool ok = moe_combine_receive(ctx, endpoint, buffer, own.combine);
-        if (!is_compact(buffer)) return ok;
         ctx.sync_grid();
+        if (!is_compact(buffer)) return moe_sound(ctx, block_coop<Ctx>{ctx}, moe_view{buffer, own.combine.call}) && ok; // a block that ends early does not know
         return moe_release(ctx, endpoint, buffer, own.combine.call) && ok;
       }
     }

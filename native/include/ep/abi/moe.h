@@ -206,7 +206,7 @@ typedef struct ep_moe_combine_args {
 EP_STATIC_ASSERT(sizeof(ep_moe_combine_args) == 248, "handed to kernels by value");
 
 /* The kernels, templates in ep/device/moe_*.h, over a context and an endpoint; every block calls them with the same arguments. False: *status says why, and neither
- * the slot nor the outputs hold anything to rely on. A rank that is late or dead is no failure: it is in `ranks` afterwards.
+ * the slot nor the outputs hold anything to rely on. Low latency where warps take rows (moe_pull_combine.h): blocks that end before the last do not know, and say true; *status does. A rank that is late or dead is no failure: it is in `ranks` afterwards.
  *   bool moe_dispatch_send(ctx, endpoint, buffer, args)       layout, rows, counts                             low latency
  *   bool moe_dispatch_receive(ctx, endpoint, buffer, args)    waits, packs rows, grants credit                 low latency
  *   bool moe_compact_send(ctx, endpoint, buffer, args)        layout, counts, places, rows                      high throughput

@@ -19,6 +19,20 @@ struct alignas(16) vector16 {
   uint32_t word[4];
 };
 
+/* A vector past the first-level cache of a GPU. Where a kernel has few rows for each multiprocessor it takes less time than to make room for them there (sums of 117 MB: 31 us in place of 40); where it
+ * has many, more (sums of 3.7 GB: 1 093 in place of 1 045). */
+EP_HD vector16 load_once(const vector16* address) {
+#if defined(__CUDA_ARCH__)
+  vector16 held;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(held.word[0]), "=r"(held.word[1]), "=r"(held.word[2]), "=r"(held.word[3])
+               : "l"(__cvta_generic_to_global(address)));
+  return held;
+#else
+  return *address;
+#endif
+}
+
 /* Vectors that a lane has in flight before it stores the first: stores may alias later loads as far as a compiler knows, so loads must come first in the source. */
 constexpr uint32_t copy_in_flight = 4;
 

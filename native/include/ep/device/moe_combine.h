@@ -6,30 +6,12 @@
 #ifndef EP_DEVICE_MOE_COMBINE_H
 #define EP_DEVICE_MOE_COMBINE_H
 
-#include "moe_offer.h"
-#include "moe_rows.h"
-#include "moe_sum.h"
+#include "moe_mixture.h"
+#include "moe_pull_combine.h"
 
 EP_MACHINE_BEGIN
 
 namespace detail {
-
-/* Where a row of results is read from: y, or what was cast. */
-struct moe_results {
-  const uint8_t* y;
-  uint64_t stride;
-  uint8_t* staged;
-  bool cast;
-  uint64_t row_bytes;
-
-  EP_HD const uint8_t* row(uint64_t row) const { return cast ? staged + row * row_bytes : y + row * stride; }
-};
-
-template <class Endpoint> EP_HD moe_results moe_results_of(const Endpoint& endpoint, const moe_view& at, const ep_moe_combine_args& args) {
-  const ep_peer_view& own = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()];
-  return {reinterpret_cast<const uint8_t*>(args.y), args.y_stride_bytes, reinterpret_cast<uint8_t*>(own.data) + at.part(at.buffer.staged_results),
-          args.dtype != at.buffer.result_payload, at.buffer.result_row_bytes};
-}
 
 /* Casts the result of one received row. */
 template <class Endpoint, class Ctx, class Coop>
@@ -90,7 +72,7 @@ EP_HD void moe_return_runs(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint
       for (uint32_t i = 0; i < count; ++i) {
         if (cast) moe_cast_result<Endpoint>(ctx, warp, at, args, results, first + i);
         auto* to = reinterpret_cast<uint8_t*>(ctx.shuffle(own, i));
-        if (to != nullptr) moe_copy_row(warp, to, results.row(first + i), at.buffer.result_bytes);
+        if (to != nullptr) moe_copy_row(warp, to, results.row(first + i), at.buffer.result_bytes, at.buffer.header.kind == EP_MOE_LOW_LATENCY);
       }
     });
   } else {
@@ -109,8 +91,7 @@ EP_HD bool moe_combine_send(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buf
   const moe_view at{buffer, args.call};
   if constexpr (detail::moe_pulls<Endpoint>) {
     if ((args.call.flags & EP_MOE_OFFERED) != 0) {
-      /* Not what a graph's dispatch has left when it failed. */
-      if (moe_sound(ctx, coop, at)) detail::moe_offer_results(ctx, coop, endpoint, at);
+      detail::moe_offer_results(ctx, coop, endpoint, at);
       return true; /* HAZARD: the half that follows may have failed in another block by now, and all of them go on to its barriers */
     }
     if (detail::moe_may_offer(at) && ctx.block() == 0 && coop.lane() == 0) detail::moe_say_how(ctx, endpoint, at, detail::moe_results_sent);
@@ -152,86 +133,15 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_results(Ctx& ctx, cons
   }
 }
 
-/* One token's weights. */
-struct moe_mixture {
-  const moe_view& at;
-  const float* weights; /* of the token, or null */
-  uint64_t first;       /* its first choice */
-  float scale;
-
-  EP_HD bool is_left(uint32_t k) const {
-    const int32_t p = at.replicas()[first + k];
-    return p >= 0 && at.ranks()[at.rank_of(p)] == 0;
-  }
-  EP_HD void renormalise() {
-    const auto* topk = reinterpret_cast<const int32_t*>(at.call.routing.topk);
-    float all = 0.0f;
-    float left = 0.0f;
-    for (uint32_t k = 0; k < at.buffer.top_k; ++k) {
-      if (topk[first + k] >= 0) all = sum(all, weights[k]);
-      if (is_left(k)) left = sum(left, weights[k]);
-    }
-    if (left != 0.0f) scale = quotient(all, left);
-  }
-};
-
-/* One token's sum, by a scope without a barrier. */
-template <class Ctx, class Coop, class Endpoint>
-EP_HD void moe_sum_token(Ctx& ctx, const Coop& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_combine_args& args, const moe_results& results, const uint8_t* returned,
-                         uint32_t token) {
-  const ep_moe_buffer& buffer = at.buffer;
-  const uint64_t bias_stride = payload_bytes(args.dtype, buffer.hidden);
-  const uint32_t first_own = at.first_replica(at.self());
-  const uint64_t first = static_cast<uint64_t>(token) * buffer.top_k;
-  const auto* weights = args.weights != 0 ? reinterpret_cast<const float*>(args.weights) + first : nullptr;
-  moe_mixture mixture{at, weights, first, 1.0f};
-  if (weights != nullptr && (args.call.flags & EP_MOE_RENORMALISE) != 0) mixture.renormalise();
-  ep_moe_sum sum{};
-  sum.dtype = args.dtype;
-  sum.payload = buffer.result_payload;
-  sum.hidden = buffer.hidden;
-  sum.out = reinterpret_cast<uint8_t*>(args.out) + token * args.out_stride_bytes;
-  for (uint32_t b = 0; b < 2 && args.bias[b] != 0; ++b) sum.bias[b] = reinterpret_cast<const uint8_t*>(args.bias[b]) + token * bias_stride;
-  moe_sum_row(coop, sum, buffer.top_k, [&](uint32_t k, ep_moe_term* term) {
-    const int32_t p = at.replicas()[first + k];
-    const auto slot = static_cast<uint32_t>(at.slots()[first + k]);
-    if (p < 0) return false;
-    const int32_t rank = at.rank_of(p);
-    if (at.ranks()[rank] != 0) return false;
-    if (rank == at.self()) {
-      const uint32_t expert = static_cast<uint32_t>(p) - first_own;
-      term->row = results.row(at.block_start(expert) + (*at.range(expert, at.self()) >> 32) + slot);
-    } else {
-      term->row = returned + (first + k) * buffer.result_row_bytes;
-      if constexpr (moe_pulls<Endpoint>) {
-        const uint8_t* offered = moe_may_offer(at) ? moe_offered_result(ctx, endpoint, at, rank, static_cast<uint32_t>(p), slot) : nullptr;
-        if (offered != nullptr) term->row = offered;
-      }
-    }
-    term->weight = weights == nullptr ? 1.0f : product(weights[k], mixture.scale);
-    return true;
-  });
-}
-
-/* All tokens of the rank, their results at `bank`. */
-template <class Ctx, class Endpoint>
-EP_HD void moe_sum_tokens(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_combine_args& args, uint32_t bank) {
-  const moe_results results = moe_results_of(endpoint, at, args);
-  const auto* returned = reinterpret_cast<const uint8_t*>(moe_data(endpoint, at.self(), at.results(bank)));
-  const uint32_t tokens = args.call.routing.tokens;
-  if constexpr (!Ctx::single_lane) {
-    moe_share_tokens(ctx, tokens, [&](uint32_t token, const team_coop<Ctx>& team) { moe_sum_token(ctx, team, endpoint, at, args, results, returned, token); });
-  } else {
-    for (uint32_t token = ctx.block(); token < tokens; token += ctx.blocks()) moe_sum_token(ctx, coop, endpoint, at, args, results, returned, token);
-  }
-}
-
 } // namespace detail
 
 template <class Ctx, class Endpoint>
 EP_HD bool moe_combine_receive(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_combine_args& args) {
   const block_coop<Ctx> coop{ctx};
   const moe_view at{buffer, args.call};
+  if constexpr (detail::moe_by_warps<Ctx, Endpoint>) {
+    if (buffer.header.kind == EP_MOE_LOW_LATENCY) return detail::moe_pull_combine(ctx, endpoint, at, args);
+  }
   const auto lanes = static_cast<int32_t>(ctx.blocks() * coop.lanes());
   const uint32_t bank = at.peer(at.self()).bank;
   for (auto rank = static_cast<int32_t>(coop.lane() * ctx.blocks() + ctx.block()); rank < at.world(); rank += lanes) {

@@ -44,30 +44,32 @@ template <class Ctx, class Endpoint> EP_HD moe_results_kind moe_how(Ctx& ctx, co
   return static_cast<moe_results_kind>(static_cast<uint32_t>(word));
 }
 
-/* Low latency: where the runs of a source begin in their blocks, for the source to read. In high throughput it was told. By a block. HAZARD: in place of the counts that it has sent, which
- * nobody reads any more; it sends others when it has its results. */
-template <class Ctx, class Endpoint> EP_HD void moe_say_begins(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, int32_t source) {
-  if (at.buffer.header.kind != EP_MOE_LOW_LATENCY) return;
-  uint64_t* words = moe_count_words(endpoint, at, at.self(), source);
-  for (uint32_t e = coop.lane(); e < at.experts_of(at.self()); e += coop.lanes()) {
-    store_relaxed(ctx, &words[e], static_cast<uint64_t>(at.call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT | *at.range(e, source) >> 32);
-  }
-}
-
-/* In place of sending results: tells each source that they are there, and where. Of what one is told nothing is another block's, so no barrier of the grid is needed. */
+/* In place of sending results, unless the call has failed: tells each source that they are there, and, in low latency, where its runs begin in their blocks; in high throughput it was told. Of what one
+ * is told nothing is another block's, so no barrier of the grid is needed. HAZARD: in place of the counts that the source has sent, which nobody reads any more; it sends others when it has its
+ * results. */
 template <class Ctx, class Endpoint> EP_HD void moe_offer_results(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at) {
+  const uint64_t epoch = static_cast<uint64_t>(at.call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT;
+  const uint32_t experts = at.buffer.header.kind == EP_MOE_LOW_LATENCY ? at.experts_of(at.self()) : 0;
   for (auto source = static_cast<int32_t>(ctx.block()); source < at.world(); source += static_cast<int32_t>(ctx.blocks())) {
-    if (source == at.self() || (!moe_tells_all(at, at.self()) && moe_rows_of(at, source) == 0) || !moe_takes_part(ctx, coop, at, source)) continue;
-    moe_say_begins(ctx, coop, endpoint, at, source);
+    if (source == at.self() || (!moe_tells_all(at, at.self()) && moe_rows_of(at, source) == 0)) continue;
+    /* Looks at once: the first run's, and whether anybody is to be told. */
+    uint64_t range = coop.lane() < experts ? *at.range(coop.lane(), source) : 0;
+    const bool sound = half_ref(at.status()->status).load(relaxed) == EP_STATUS_OK;
+    if (!coop.sync_and(coop.lane() != 0 || (sound && moe_takes_part(ctx, at, source)))) continue;
+    uint64_t* words = moe_count_words(endpoint, at, at.self(), source);
+    for (uint32_t e = coop.lane(); e < experts; e += coop.lanes()) {
+      if (e != coop.lane()) range = *at.range(e, source);
+      store_relaxed(ctx, &words[e], epoch | range >> 32);
+    }
     /* By each block that tells somebody: its release orders nothing that another block has written. */
-    if (coop.lane() == 0) store_relaxed(ctx, moe_count_words(endpoint, at, at.self(), at.self()), static_cast<uint64_t>(at.call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT | moe_results_offered);
+    if (coop.lane() == 0) store_relaxed(ctx, moe_count_words(endpoint, at, at.self(), at.self()), epoch | moe_results_offered);
     moe_written<Endpoint>(coop, false);
     moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_RETURNED, source);
   }
 }
 
 /* The result of this rank's row number `slot` to replica p of a rank that offers its results; null: it does not. Words are read without order, several at once: what they say was heard before a
- * barrier of the grid, and whoever has gone on since is found out by the second look. */
+ * barrier of the grid, or by this block, and whoever has gone on since is found out by the second look. */
 template <class Ctx, class Endpoint> EP_HD const uint8_t* moe_offered_result(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, int32_t rank, uint32_t p, uint32_t slot) {
   const uint64_t said = load_relaxed(ctx, moe_count_words(endpoint, at, rank, rank));
   uint64_t row = slot;
@@ -93,17 +95,21 @@ template <class Ctx, class Endpoint> EP_HD bool moe_still_there(Ctx& ctx, const 
   return false;
 }
 
-/* After each block has summed: whether none that any of them has read from has gone on meanwhile. Otherwise all sum again, without whom they have lost. All blocks call it; each looks again at
- * whom it may have read itself, and one barrier of the grid tells of what others have found. `looks`: whether this block has read anything. */
-template <class Ctx, class Endpoint> EP_HD bool moe_all_still_there(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, bool looks) {
-  uint64_t& lost = at.peer(at.self()).counted; /* of itself a rank counts nothing; 0 between calls */
+/* After a block has summed: whether none that it may have read from has gone on meanwhile; one that has is given up. `looks`: whether it has read anything. By all lanes, with one answer. */
+template <class Ctx, class Endpoint> EP_HD bool moe_look_again(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, bool looks) {
   coop.sync();
   fence_system(); /* rows were read before the words are */
   bool there = true;
   for (auto rank = static_cast<int32_t>(coop.lane()); looks && rank < at.world(); rank += static_cast<int32_t>(coop.lanes())) {
     if (rank != at.self() && moe_takes_part(ctx, at, rank)) there = moe_still_there(ctx, endpoint, at, rank) && there;
   }
-  if (!there) store_release(ctx, &lost, 1);
+  return coop.sync_and(there);
+}
+
+/* The same for all blocks at once: otherwise all sum again, without whom they have lost. One barrier of the grid tells of what others have found. All blocks call it. */
+template <class Ctx, class Endpoint> EP_HD bool moe_all_still_there(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, bool looks) {
+  uint64_t& lost = at.peer(at.self()).counted; /* of itself a rank counts nothing; 0 between calls */
+  if (!moe_look_again(ctx, coop, endpoint, at, looks) && coop.lane() == 0) store_release(ctx, &lost, 1);
   ctx.sync_grid();
   if (load_acquire(ctx, &lost) == 0) return true;
   ctx.sync_grid();

@@ -17,19 +17,6 @@ EP_MACHINE_BEGIN
 
 namespace detail {
 
-/* Whether all other blocks have ended this half already: one of them all finds that, and what they have written is there for it. All lanes of all blocks call it, once in a half. */
-template <class Ctx> EP_HD bool moe_ends_last(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& at) {
-  coop.sync();
-  bool last = true;
-  if (coop.lane() == 0) {
-    ctx.point();
-    const launch_ref ended(at.peer(at.self()).arrived); /* of itself a rank counts nothing; 0 between halves */
-    last = ended.fetch_add(1, acq_rel) + 1 == ctx.blocks();
-    if (last) ended.store(0, relaxed);
-  }
-  return coop.sync_and(last);
-}
-
 /* Awaits a word that another block of this launch writes, whatever happens, by one lane. HAZARD: no limit: whoever writes it may await peers for as long as any wait may last. */
 template <class Ctx> EP_HD void moe_await_block(Ctx& ctx, const uint64_t* word, uint64_t value, int32_t self) {
   ep_kernel_status ignored{};

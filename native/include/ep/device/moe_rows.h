@@ -41,16 +41,30 @@ template <class Ctx> struct team_coop {
 template <class Ctx> EP_HD uint32_t moe_warp(Ctx& ctx) { return ctx.lane() / ctx.warp_lanes() * ctx.blocks() + ctx.block(); }
 template <class Ctx> EP_HD uint32_t moe_warps(Ctx& ctx) { return ctx.blocks() * (ctx.lanes() / ctx.warp_lanes()); }
 
-/* Shares `tokens` among all warps, each by as many as there are for it: take(token, team). */
-template <class Ctx, class Take> EP_HD void moe_share_tokens(Ctx& ctx, uint32_t tokens, const Take& take) {
+/* Some warps that share a thing: this one's number among them. */
+struct warp_share {
+  uint32_t warp;
+  uint32_t warps;
+};
+template <class Ctx> EP_HD warp_share warps_of_grid(Ctx& ctx) { return {moe_warp(ctx), moe_warps(ctx)}; }
+template <class Ctx> EP_HD warp_share warps_of_block(Ctx& ctx) { return {ctx.lane() / ctx.warp_lanes(), ctx.lanes() / ctx.warp_lanes()}; }
+
+/* The warps that share a token: as many as there are for each. */
+EP_HD uint32_t moe_team_warps(const warp_share& share, uint32_t tokens) {
   constexpr uint32_t most = 8;
-  const uint32_t warps = moe_warps(ctx);
   uint32_t each = 1;
-  while (each < most && 2 * each * static_cast<uint64_t>(tokens) <= warps) each *= 2;
-  for (uint64_t unit = moe_warp(ctx); unit < static_cast<uint64_t>(tokens) * each; unit += warps) {
+  while (each < most && 2 * each * static_cast<uint64_t>(tokens) <= share.warps) each *= 2;
+  return each;
+}
+
+/* Shares `tokens` among warps: take(token, team). */
+template <class Ctx, class Take> EP_HD void moe_share_tokens(Ctx& ctx, const warp_share& share, uint32_t tokens, const Take& take) {
+  const uint32_t each = moe_team_warps(share, tokens);
+  for (uint64_t unit = share.warp; unit < static_cast<uint64_t>(tokens) * each; unit += share.warps) {
     take(static_cast<uint32_t>(unit / each), team_coop<Ctx>{ctx, static_cast<uint32_t>(unit % each), each});
   }
 }
+template <class Ctx, class Take> EP_HD void moe_share_tokens(Ctx& ctx, uint32_t tokens, const Take& take) { moe_share_tokens(ctx, warps_of_grid(ctx), tokens, take); }
 
 /* The sum of the values of this lane and lower ones of its part of the warp; parts are of `across` lanes. */
 template <class Ctx> EP_HD uint32_t warp_upto(Ctx& ctx, uint32_t value, uint32_t across) {
@@ -121,8 +135,8 @@ template <class Ctx, class Wanted, class Take> EP_HD void moe_share_runs(Ctx& ct
   }
 }
 
-/* One row of `bytes` by a scope of warps: several loads under way, the last ones too. */
-template <class Coop> EP_HD void moe_copy_row(const Coop& coop, uint8_t* dst, const uint8_t* src, uint64_t bytes) {
+/* One row of `bytes` by a scope of warps: several loads under way, the last ones too. `once`: see load_once. */
+template <class Coop> EP_HD void moe_copy_row(const Coop& coop, uint8_t* dst, const uint8_t* src, uint64_t bytes, bool once = false) {
   if (((reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src)) & 15u) != 0) return copy_lanes(coop, dst, src, bytes);
   const auto vectors = static_cast<uint32_t>(bytes / 16);
   const uint32_t lanes = coop.lanes();
@@ -131,7 +145,7 @@ template <class Coop> EP_HD void moe_copy_row(const Coop& coop, uint8_t* dst, co
   for (uint32_t first = coop.lane(); first < vectors; first += rows_in_flight * lanes) {
     vector16 held[rows_in_flight];
     EP_UNROLL for (uint32_t i = 0; i < rows_in_flight; ++i) {
-      if (first + i * lanes < vectors) held[i] = from[first + i * lanes];
+      if (first + i * lanes < vectors) held[i] = once ? load_once(from + first + i * lanes) : from[first + i * lanes];
     }
     EP_UNROLL for (uint32_t i = 0; i < rows_in_flight; ++i) {
       if (first + i * lanes < vectors) to[first + i * lanes] = held[i];

@@ -93,7 +93,7 @@ EP_HD void moe_offer_tokens(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoin
   const auto* x = reinterpret_cast<const uint8_t*>(args.x);
   const uint32_t tokens = at.call.routing.tokens;
   if (args.dtype == buffer.payload) {
-    moe_share_tokens(ctx, tokens, [&](uint32_t token, const team_coop<Ctx>& team) { moe_copy_row(team, offered + token * buffer.row_bytes, x + token * args.x_stride_bytes, buffer.payload_bytes); });
+    moe_share_tokens(ctx, tokens, [&](uint32_t token, const team_coop<Ctx>& team) { moe_copy_row(team, offered + token * buffer.row_bytes, x + token * args.x_stride_bytes, buffer.payload_bytes, team.warps > 1); });
   } else if (moe_casts_by_teams(ctx, endpoint, at, args, offset)) {
     moe_share_tokens(ctx, tokens, [&](uint32_t token, const team_coop<Ctx>& team) { moe_cast_by_team(team, buffer, args, token, offered + token * buffer.row_bytes, 0, 0); });
   } else {

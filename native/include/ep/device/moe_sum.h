@@ -69,8 +69,9 @@ template <class Number> EP_HD float vector_channel(const vector16& held, uint32_
 
 constexpr uint32_t terms_in_flight = 8;
 
-/* A mixture of at most terms_in_flight rows, of which each lane of a warp knows one: each lane asks the others once, not for each of its vectors (a fifth of the time). */
-template <class Number, class Coop> EP_HD void sum_few_vectors(const Coop& coop, const ep_moe_sum& sum, uint32_t count, uint64_t own_row, float own_weight) {
+/* A mixture of at most terms_in_flight rows, of which each lane of a warp knows one: each lane asks the others once, not for each of its vectors (a fifth of the time). `Once`: see
+ * load_once. */
+template <class Number, bool Once, class Coop> EP_HD void sum_few_vectors(const Coop& coop, const ep_moe_sum& sum, uint32_t count, uint64_t own_row, float own_weight) {
   constexpr uint32_t channels = sizeof(vector16) / sizeof(typename Number::carrier);
   auto& ctx = coop.ctx;
   const vector16* rows[terms_in_flight];
@@ -83,7 +84,7 @@ template <class Number, class Coop> EP_HD void sum_few_vectors(const Coop& coop,
   for (uint64_t at = coop.lane(); at < vectors; at += coop.lanes()) {
     vector16 held[terms_in_flight] = {};
     EP_UNROLL for (uint32_t i = 0; i < terms_in_flight; ++i) {
-      if (rows[i] != nullptr) held[i] = rows[i][at];
+      if (rows[i] != nullptr) held[i] = Once ? load_once(rows[i] + at) : rows[i][at];
     }
     float all[channels] = {};
     for (uint32_t b = 0; b < 2 && sum.bias[b] != nullptr; ++b) {
@@ -116,7 +117,8 @@ template <class Number, class Coop, class Terms> EP_HD bool sum_row_vectors(cons
   const uint64_t others = reinterpret_cast<uint64_t>(sum.out) | reinterpret_cast<uint64_t>(sum.bias[0]) | reinterpret_cast<uint64_t>(sum.bias[1]);
   if (ctx.ballot(((address | others) & 15u) != 0) != 0) return false;
   if (count <= terms_in_flight) {
-    sum_few_vectors<Number>(coop, sum, count, address, own.weight);
+    if (coop.lanes() > width) sum_few_vectors<Number, true>(coop, sum, count, address, own.weight); /* few tokens: each multiprocessor sees little of them */
+    else sum_few_vectors<Number, false>(coop, sum, count, address, own.weight);
     return true;
   }
   const uint32_t terms = ctx.ballot(is_term);

@@ -106,6 +106,19 @@ template <class Ctx> EP_HD bool moe_sound(Ctx& ctx, const block_coop<Ctx>& coop,
   return coop.sync_and(coop.lane() != 0 || detail::half_ref(at.status()->status).load(detail::acquire) == EP_STATUS_OK);
 }
 
+/* Whether all other blocks have ended this half already: one of them all finds that, and what they have written is there for it. All lanes of all blocks call it, once in a half. */
+template <class Ctx> EP_HD bool moe_ends_last(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& at) {
+  coop.sync();
+  bool last = true;
+  if (coop.lane() == 0) {
+    ctx.point();
+    const detail::launch_ref ended(at.peer(at.self()).arrived); /* of itself a rank counts nothing; 0 between halves */
+    last = ended.fetch_add(1, detail::acq_rel) + 1 == ctx.blocks();
+    if (last) ended.store(0, detail::relaxed);
+  }
+  return coop.sync_and(last);
+}
+
 /* Whether nothing has failed when a send half ends; `before` was read before its last barrier of the grid. HAZARD: where a receive half follows in the same launch a faster block may fail
  * there already, and one that left for that would be missing at barriers. Where all peers are stored to nothing of a send half fails once rows are written, so that what was read before is
  * what all blocks have read. */

@@ -1,0 +1,114 @@
+// A low-latency combine whose blocks hear, sum and end each for itself: what they do not agree about, the last one settles for all of them.
+#include "../check.hpp"
+#include "moe_case.hpp"
+
+using namespace ep::test;
+
+namespace {
+
+moe_options one_call(uint64_t seed) {
+  moe_options wanted;
+  wanted.size = 2;
+  wanted.calls = wanted.slots = 1;
+  wanted.payload = seed % 2 != 0 ? EP_MOE_F8_F32 : EP_MOE_BF16;
+  return wanted;
+}
+
+struct outcomes {
+  uint32_t dropped = 0;
+  uint32_t wrong = 0;     // sums that are of neither all rows nor those that are left
+  uint32_t forgotten = 0; // results that may yet be written where the next call takes its own
+};
+
+// Rank 1 is taken for dead, by whichever blocks look before its results come. Waits end where nobody can run any more, so rank 1 and some blocks wait for nothing until then, and go on together.
+outcomes late_results() {
+  const uint64_t never = 0;
+  outcomes seen;
+  for (uint64_t seed = 0; seed < 600 / seed_share; ++seed) {
+    moe_case plan(one_call(seed), seed);
+    if (plan.sends_to(0, 0, 1) == 0) continue;
+    world ranks({2, plan.bytes(), plan.signal_slots(), false, 1, 0});
+    plan.bind(ranks);
+    ep_life_word dead{};
+    dead.state = EP_LIFE_DEAD;
+    ep_peer_view others[2][2] = {};
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      others[rank][1 - rank].life = reinterpret_cast<uint64_t>(&dead);
+      ranks.environment(rank).waits.peers = others[rank];
+    }
+    const uint32_t bank = plan.peer(0, 0, 0).bank;
+    const auto result = ranks.run_simt(shape(2 + static_cast<uint32_t>(seed % 2), 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
+      return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
+        moe_case::one_rank& own = plan.at(0, rank);
+        bool ok = moe_kernels::run(ctx, endpoint, plan.buffer(rank), own, 0) && moe_kernels::run(ctx, endpoint, plan.buffer(rank), own, 1);
+        ep_kernel_status ignored{};
+        if (rank == 1) { // its results, and when others may go on that they are there
+          const ep::block_coop<std::remove_reference_t<decltype(ctx)>> coop{ctx};
+          const ep::moe_view at{plan.buffer(rank), own.combine.call};
+          ep::detail::moe_return_runs(ctx, coop, endpoint, at, own.combine);
+          ctx.sync_grid();
+          ctx.wait(&never, 1, 0, EP_STAGE_TURN, &ignored);
+          if (ctx.block() == 0) ep::moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_RETURNED, 0);
+          return ok;
+        }
+        ok = moe_kernels::run(ctx, endpoint, plan.buffer(rank), own, 2) && ok;
+        if (ctx.block() != 0) ctx.wait(&never, 1, 1, EP_STAGE_TURN, &ignored);
+        return moe_kernels::run(ctx, endpoint, plan.buffer(rank), own, 3) && ok;
+      });
+    });
+    EP_CHECK_EQ(result.report, "");
+    const bool lost = plan.at(0, 0).ranks[1] != 0;
+    seen.dropped += lost;
+    seen.wrong += plan.wrong_combine(0, 0, lost ? 1 : -1) != 0;
+    const bool remembered = plan.peer(0, 0, 1).owed[bank] != 0 && plan.peer(0, 0, 0).bank != bank;
+    seen.forgotten += lost != remembered;
+  }
+  return seen;
+}
+
+// Rank 1 says, in the place of results, that it has refused the call.
+void refused() {
+  uint32_t heard = 0;
+  for (uint64_t seed = 0; seed < 60 / seed_share; ++seed) {
+    moe_case plan(one_call(seed), seed);
+    if (plan.local(1) == 0) continue;
+    world ranks({2, plan.bytes(), plan.signal_slots(), false, 1, 0});
+    plan.bind(ranks);
+    std::atomic<uint32_t> said_false{0};
+    const auto result = ranks.run_simt(shape(1 + static_cast<uint32_t>(seed % 3), 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
+      return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
+        moe_case::one_rank& own = plan.at(0, rank);
+        const ep_moe_buffer& buffer = plan.buffer(rank);
+        if (!moe_kernels::run(ctx, endpoint, buffer, own, 0) || !moe_kernels::run(ctx, endpoint, buffer, own, 1)) return false;
+        if (rank == 0) {
+          if (!moe_kernels::run(ctx, endpoint, buffer, own, 2)) return false;
+          if (!moe_kernels::run(ctx, endpoint, buffer, own, 3)) said_false.fetch_add(1);
+          return true;
+        }
+        const ep::moe_view at{buffer, own.combine.call};
+        if (ctx.block() == 0 && ctx.lane() == 0) ep::moe_write_refusal(ctx, endpoint, at, 1, true);
+        ctx.sync_grid();
+        if (ctx.block() == 0) ep::moe_pass_on(ctx, ep::block_coop<std::remove_reference_t<decltype(ctx)>>{ctx}, endpoint, at, 0, EP_MOE_SIGNAL_RETURNED, 1);
+        return true;
+      });
+    });
+    EP_CHECK_EQ(result.report, "");
+    EP_CHECK(result.ok);
+    EP_CHECK_EQ(plan.at(0, 0).status.status, static_cast<uint32_t>(EP_STATUS_BUSY));
+    EP_CHECK_EQ(plan.at(0, 0).status.rank, 1);
+    EP_CHECK_EQ(said_false.load(), 8u * (1 + static_cast<uint32_t>(seed % 3)));
+    ++heard;
+  }
+  EP_CHECK(heard != 0);
+}
+
+} // namespace
+
+int main() {
+  const outcomes seen = late_results();
+  EP_CHECK(seen.dropped != 0);
+  EP_CHECK_EQ(seen.wrong, 0u);
+  EP_CHECK_EQ(seen.forgotten, 0u);
+  refused();
+  return ep::check::finish();
+}
