@@ -164,6 +164,7 @@ set(EP_NAPI_SOURCES
   napi/bind_host.cpp
   napi/bind_gpu.cpp
   napi/bind_gpu_attention.cpp
+  napi/bind_gpu_experts.cpp
   napi/bind_gpu_dispatch.cpp
   napi/bind_gpu_group.cpp
   napi/bind_gpu_moe.cpp
@@ -205,6 +206,7 @@ set(EP_TESTS
   tests/device/efa_naive_test.cpp
   tests/device/efa_post_test.cpp
   tests/device/efa_pr_test.cpp
+  tests/device/expert_layer_test.cpp
   tests/device/fast_test.cpp
   tests/device/group_simt_test.cpp
   tests/device/ibgda_counts_test.cpp

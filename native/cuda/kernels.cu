@@ -98,6 +98,7 @@ int cuda_load_kernels() {
     if (const int error = cudaFuncGetAttributes(&ignored, kernel); error != 0) return error;
   }
   if (const int error = cuda_load_attention(); error != 0) return error;
+  if (const int error = cuda_load_experts(); error != 0) return error;
   if (const int error = cuda_load_moe(); error != 0) return error;
   return cuda_load_group();
 }

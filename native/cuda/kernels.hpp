@@ -21,6 +21,7 @@ int cuda_grant(const ep_cuda_launch& how, const ep_device_grant& grant);
 // As many blocks as there is work, whatever `how` says: they wait for nobody.
 int cuda_attention_forward(const ep_cuda_launch& how, const ep_attention_args& args);
 int cuda_attention_backward(const ep_cuda_launch& how, const ep_attention_args& args);
+int cuda_experts_forward(const ep_cuda_launch& how, const ep_expert_args& args);
 
 // Of memory that is loaded and stored directly. See table.h for times.
 int cuda_moe_dispatch(const ep_cuda_launch& how, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args, uint32_t halves);
@@ -34,6 +35,7 @@ int cuda_group_call(const ep_cuda_launch& how, const ep_group_args& args);
 // ranks launch is loaded before any of it runs.
 int cuda_load_kernels();
 int cuda_load_attention(); // parts of it
+int cuda_load_experts();
 int cuda_load_moe();
 int cuda_load_group();
 

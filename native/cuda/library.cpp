@@ -258,6 +258,7 @@ int grant(const ep_cuda_launch* how, const ep_device_grant* what) { return launc
 int compat(const ep_cuda_launch* how, const ep_compat_args* args) { return launched(ep::cuda_compat, how, *args); }
 int attention_forward(const ep_cuda_launch* how, const ep_attention_args* args) { return launched(ep::cuda_attention_forward, how, *args); }
 int attention_backward(const ep_cuda_launch* how, const ep_attention_args* args) { return launched(ep::cuda_attention_backward, how, *args); }
+int experts_forward(const ep_cuda_launch* how, const ep_expert_args* args) { return launched(ep::cuda_experts_forward, how, *args); }
 int moe_dispatch(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_dispatch_args* args, uint32_t halves) {
   return launched(ep::cuda_moe_dispatch, how, *buffer, *args, halves);
 }
@@ -308,6 +309,7 @@ constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  compat,
                                  attention_forward,
                                  attention_backward,
+                                 experts_forward,
                                  moe_dispatch,
                                  moe_combine,
                                  moe_release,

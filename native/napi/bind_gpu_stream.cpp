@@ -181,7 +181,8 @@ void gpu_stream_wrap::define(Napi::Env env, Napi::Object exports) {
        InstanceMethod<&gpu_stream_wrap::wait>("wait"), InstanceMethod<&gpu_stream_wrap::follow>("follow"), InstanceMethod<&gpu_stream_wrap::dispatch>("dispatch"),
        InstanceMethod<&gpu_stream_wrap::grant>("grant"), InstanceMethod<&gpu_stream_wrap::group_call>("groupCall"), InstanceMethod<&gpu_stream_wrap::nccl_call>("ncclCall"),
        InstanceMethod<&gpu_stream_wrap::attention_forward>("attentionForward"),
-       InstanceMethod<&gpu_stream_wrap::attention_backward>("attentionBackward"), InstanceMethod<&gpu_stream_wrap::capture_begin>("captureBegin"),
+       InstanceMethod<&gpu_stream_wrap::attention_backward>("attentionBackward"), InstanceMethod<&gpu_stream_wrap::experts_forward>("expertsForward"),
+       InstanceMethod<&gpu_stream_wrap::capture_begin>("captureBegin"),
        InstanceMethod<&gpu_stream_wrap::capture_end>("captureEnd"), InstanceMethod<&gpu_stream_wrap::launch_graph>("launchGraph"),
        InstanceMethod<&gpu_stream_wrap::depth>("depth"), InstanceMethod<&gpu_stream_wrap::abandon>("abandon"), InstanceMethod<&gpu_stream_wrap::close>("close")});
 }

@@ -243,6 +243,7 @@ struct gpu_stream_wrap : Napi::ObjectWrap<gpu_stream_wrap> {
   Napi::Value attention_forward(const Napi::CallbackInfo& info);
   Napi::Value attention_backward(const Napi::CallbackInfo& info);
   Napi::Value attention(const Napi::CallbackInfo& info, bool backward);
+  Napi::Value experts_forward(const Napi::CallbackInfo& info);
   void capture_begin(const Napi::CallbackInfo& info);
   Napi::Value capture_end(const Napi::CallbackInfo& info);
   Napi::Value launch_graph(const Napi::CallbackInfo& info);

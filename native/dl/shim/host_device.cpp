@@ -26,6 +26,7 @@
 #include "ep/device/compat_dispatch.h"
 #include "ep/device/core_attention.h"
 #include "ep/device/device_call.h"
+#include "ep/device/expert_layer.h"
 #include "ep/device/group_call.h"
 #include "ep/device/ibgda_endpoint.h"
 #include "ep/device/moe_launch.h"
@@ -463,7 +464,7 @@ int compat(const ep_cuda_launch* how, const ep_compat_args* args) {
 }
 
 // The scratch of a block is its own.
-template <class Kernel> int attention(const ep_cuda_launch& how, uint32_t floats, const Kernel& kernel) {
+template <class Kernel> int with_scratch(const ep_cuda_launch& how, uint32_t floats, const Kernel& kernel) {
   ep_cuda_launch few = how;
   few.blocks = 2;
   few.lanes = 32;
@@ -473,10 +474,15 @@ template <class Kernel> int attention(const ep_cuda_launch& how, uint32_t floats
   });
 }
 int attention_forward(const ep_cuda_launch* how, const ep_attention_args* args) {
-  return attention(*how, EP_ATTENTION_FORWARD_FLOATS(args->head_dim), [args = *args](device_context& ctx, float* scratch) { ep::core_attention_forward(ctx, args, scratch); });
+  return with_scratch(*how, EP_ATTENTION_FORWARD_FLOATS(args->head_dim), [args = *args](device_context& ctx, float* scratch) { ep::core_attention_forward(ctx, args, scratch); });
 }
 int attention_backward(const ep_cuda_launch* how, const ep_attention_args* args) {
-  return attention(*how, EP_ATTENTION_BACKWARD_FLOATS(args->head_dim), [args = *args](device_context& ctx, float* scratch) { ep::core_attention_backward(ctx, args, scratch); });
+  return with_scratch(*how, EP_ATTENTION_BACKWARD_FLOATS(args->head_dim), [args = *args](device_context& ctx, float* scratch) { ep::core_attention_backward(ctx, args, scratch); });
+}
+
+int experts_forward(const ep_cuda_launch* how, const ep_expert_args* args) {
+  if (args->experts > EP_EXPERT_MOST) return invalid_value;
+  return with_scratch(*how, EP_EXPERT_FLOATS(args->hidden, args->intermediate), [args = *args](device_context& ctx, float* scratch) { ep::expert_layer(ctx, args, scratch); });
 }
 
 // Times of a call count from the kernel's begin.
@@ -557,6 +563,7 @@ constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  compat,
                                  attention_forward,
                                  attention_backward,
+                                 experts_forward,
                                  moe_dispatch,
                                  moe_combine,
                                  moe_release,

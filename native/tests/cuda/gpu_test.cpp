@@ -9,6 +9,7 @@
 #include "../check.hpp"
 #include "../device/compat_case.hpp"
 #include "../device/dispatch_case.hpp"
+#include "../device/expert_case.hpp"
 #include "gpu_memory.hpp"
 
 namespace {
@@ -249,6 +250,23 @@ void sums() {
   EP_CHECK_EQ(dst[2], 0.0f);
 }
 
+// Shapes of the host's test, and one whose rows and weights go around all lanes.
+void experts() {
+  void* stream = gpu_stream();
+  for (const expert_formats& pair : expert_pairs) {
+    for (const uint32_t hidden : {130u, 1024u}) {
+      expert_case given(pair.payload, pair.dtype, hidden, hidden / 10, expert_runs, pair.payload);
+      EP_CHECK_EQ(ep::cuda_experts_forward({stream, 1, 32, 0, 0}, given.args), 0);
+      EP_CHECK_EQ(gpu_finish(stream), 0);
+      given.check(pair.bound);
+    }
+  }
+  expert_case many(EP_MOE_F32, EP_MOE_F32, 32, 8, expert_runs, 1);
+  many.args.experts = EP_EXPERT_MOST + 1;
+  EP_CHECK(ep::cuda_experts_forward({stream, 1, 32, 0, 0}, many.args) != 0);
+  gpu_stream_free(stream);
+}
+
 // A peer that never sends: the wait ends by its budget, or at once when the host cancels.
 void ends(bool by_cancel) {
   dispatch_case plan({2, 1, 1, 1, true, true}, 3);
@@ -302,6 +320,7 @@ int main() {
     for (uint64_t seed = 0; seed < 30; ++seed) dispatches_by_nic(size, seed * 37 + static_cast<uint64_t>(size));
   }
   sums();
+  experts();
   ends(false);
   ends(true);
   return ep::check::finish();

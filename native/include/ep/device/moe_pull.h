@@ -270,7 +270,7 @@ template <class Ctx> class pulled_scales {
   const uint32_t* here = nullptr;
   uint32_t blocks = 0;
   bool is_words = false;
-  uint32_t held[in_flight];
+  uint32_t held[in_flight] = {};
 
   EP_HD uint32_t apart() const { return ctx.warp_lanes() / at_once; }
   EP_HD void look(uint32_t first) {
