@@ -268,6 +268,19 @@ export const cases = [
     run: async () => assert.deepEqual(valuesOf(await runRanks('coreAttention', 1, { data })), [5]),
   })),
   ...[
+    { dtype: 'f32', results: 'f32', hidden: 130, intermediate: 50, bound: 1e-5 },
+    { dtype: 'bf16', results: 'bf16', hidden: 256, intermediate: 64, bound: 5e-3 },
+    { dtype: 'f8e4m3', scale: 'f32', results: 'bf16', hidden: 320, intermediate: 96, bound: 5e-3 },
+    { dtype: 'f8e4m3', scale: 'ue8m0', results: 'f16', hidden: 200, intermediate: 33, bound: 1e-3 },
+  ].map(({ bound, ...data }) => ({
+    name: `experts compute ${data.results} of ${data.dtype}${data.scale === undefined ? '' : ` with ${data.scale} scales`}, ${data.hidden} channels, as a plain computation does`,
+    run: async () => {
+      const [error] = valuesOf(await runRanks('expertLayer', 1, { data, timeoutMs: 120_000 }));
+      assert.ok(error <= bound, `relative error ${error}`);
+      return `relative error ${error.toExponential(2)}`;
+    },
+  })),
+  ...[
     { mode: 'low-latency', dtype: 'f32', hidden: 96, maxTokens: 9, calls: 2 },
     { mode: 'low-latency', dtype: 'bf16', hidden: 256, maxTokens: 30, calls: 1, payload: 'f8e4m3+f32' },
     { mode: 'high-throughput', dtype: 'bf16', hidden: 128, maxTokens: 40, calls: 3 },

@@ -57,6 +57,7 @@ export const demos = [
     run: async () => {
       const report = await demo('moe', ...args);
       assert.equal(report.pass, true);
+      assert.deepEqual(report.expertRows, { host: 0, cuda: report.tokens * report.topK });
       return `error ${report.error.relative.toExponential(2)}; ${line(report)}`;
     },
   })),

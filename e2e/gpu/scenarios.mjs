@@ -7,6 +7,7 @@ import { movePlan, sumReplicas } from '@ep/plan/reference';
 import { fullPlan, randomPlan } from '../attention/plans.mjs';
 import { coreAttention } from './attention.mjs';
 import { collectiveScenarios } from './collectives.mjs';
+import { expertLayer } from './expert-layer.mjs';
 import { experts, graphExperts, keptGraphExperts, offeredExperts, refusedExperts } from './experts.mjs';
 import { graphScenarios } from './graphs.mjs';
 import { groupScenarios } from './groups.mjs';
@@ -287,6 +288,7 @@ export const scenarios = {
   refused,
   streams,
   coreAttention,
+  expertLayer,
   experts,
   refusedExperts,
   offeredExperts,

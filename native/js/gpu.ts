@@ -290,6 +290,35 @@ export interface NativeGpuRows {
   readonly strideBytes: number;
 }
 
+/** SwiGLU experts over rows of their blocks: native/include/ep/device/expert_layer.h. */
+export interface GpuExpertsDescription {
+  /** f32 [experts, intermediate, hidden], [experts, intermediate, hidden], [experts, hidden, intermediate], packed. */
+  readonly gate: NativeGpuOperand;
+  readonly gateOffset: number;
+  readonly up: NativeGpuOperand;
+  readonly upOffset: number;
+  readonly down: NativeGpuOperand;
+  readonly downOffset: number;
+  /** At most 256. */
+  readonly experts: number;
+  readonly hidden: number;
+  readonly intermediate: number;
+  /** `EP_MOE_*`, of x (f32, f16, bf16, e4m3 with f32 or ue8m0 scales) and of y (f32, f16, bf16). */
+  readonly payload: number;
+  readonly dtype: number;
+  /** That x and y have. */
+  readonly rows: number;
+  readonly x: NativeGpuRows;
+  readonly y: NativeGpuRows;
+  /** Of e4m3: [ceil(hidden / 128), scaleRoom], f32 or ue8m0; channel h of row r has scale [h / 128, r]. */
+  readonly scales?: NativeGpuOperand;
+  readonly scalesOffset?: number;
+  readonly scaleRoom?: number;
+  /** By expert: rows blockStart .. blockStart + count of x and y. The first `experts` elements are read. */
+  readonly counts: Int32Array;
+  readonly blockStart: Int32Array;
+}
+
 export interface NativeGpuGraph {
   release(): void;
 }
@@ -330,6 +359,7 @@ export interface NativeGpuStream {
   /** By name: q, k, v, o, lse; of the backward pass also dO, dQ, dK, dV. */
   attentionForward(attention: NativeGpuAttention, tensors: Readonly<Record<string, NativeGpuRows>>): OperationId;
   attentionBackward(attention: NativeGpuAttention, tensors: Readonly<Record<string, NativeGpuRows>>): OperationId;
+  expertsForward(description: GpuExpertsDescription): OperationId;
   captureBegin(): void;
   captureEnd(): NativeGpuGraph;
   launchGraph(graph: NativeGpuGraph, timeoutMs: number): OperationId;

@@ -34,6 +34,7 @@ describe('ep demo moe', () => {
     expect(experts.every(({ choices }, i) => i === 0 || choices <= experts[i - 1]!.choices)).toBe(true);
     const sum = (of: readonly number[]): number => of.reduce((all, one) => all + one, 0);
     const choices = report.tokens * report.topK;
+    expect(report.expertRows).toEqual({ host: choices, cuda: 0 });
     expect(sum(experts.map((one) => one.choices))).toBe(choices);
     expect(sum(experts.map(({ replicas }) => replicas))).toBe(report.replicas);
     for (const ranks of [spread, balanced]) expect(sum(ranks)).toBeCloseTo(choices);
@@ -89,16 +90,37 @@ describe('ep demo moe', () => {
     },
   );
 
-  it('passes with rows in the memory of a stand-in for a GPU', { timeout: 120_000 }, async () => {
-    const args = ['demo', 'moe', '--small', '--from', root, '--json', '--no-svg', '--device', 'cuda', '--ranks', '2'];
-    const standIn = join(root, 'native/build/Release/libep_cuda_host.so');
-    const { code, stdout, stderr } = await runEp(args, { EP_CUDA_PATH: standIn });
-    expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
-    expect(JSON.parse(stdout)).toMatchObject({
-      ...{ pass: true, device: 'cuda', transport: 'cuda', rankMode: 'threads', stagedBytes: 0, losses: [] },
-      gpu: 'kernels on host threads (for tests)',
-    });
-  });
+  it.each([
+    ['low-latency', 'bf16'],
+    ['high-throughput', 'fp8'],
+  ])(
+    'passes with rows in the memory of a stand-in for a GPU, which computes the experts: %s, %s',
+    {
+      timeout: 120_000,
+    },
+    async (mode, dtype) => {
+      const form = ['--device', 'cuda', '--ranks', '2', '--mode', mode, '--dtype', dtype];
+      const args = ['demo', 'moe', '--small', '--from', root, '--json', '--no-svg', ...form];
+      const standIn = join(root, 'native/build/Release/libep_cuda_host.so');
+      const { code, stdout, stderr } = await runEp(args, { EP_CUDA_PATH: standIn });
+      expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
+      const report = JSON.parse(stdout) as MoeDemoReport;
+      expect(report.expertRows).toEqual({ host: 0, cuda: report.tokens * report.topK });
+      expect(report).toMatchObject({
+        ...{
+          pass: true,
+          device: 'cuda',
+          transport: 'cuda',
+          rankMode: 'threads',
+          mode,
+          dtype,
+          stagedBytes: 0,
+          losses: [],
+        },
+        gpu: 'kernels on host threads (for tests)',
+      });
+    },
+  );
 
   it.each([
     ['a process', []],
@@ -210,6 +232,7 @@ describe('the verdict', () => {
     bytes: { logical: 0, ownRank: 0, wire: 0 },
     phases: [],
     expertMilliseconds: 0,
+    expertRows: { host: 3, cuda: 0 },
     stagedBytes: 0,
     error: { relative: 1e-3, largest: 0.1, elements: 10 },
     expectedElements: 10,

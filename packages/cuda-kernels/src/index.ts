@@ -36,6 +36,7 @@ export {
 } from './cuda/core-attention.js';
 export { CudaDevice, cudaDevices } from './cuda/device.js';
 export type { BoundDeviceDispatch, DeviceDispatcher, DeviceLease } from './cuda/dispatcher.js';
+export { type CudaExpertRows, CudaExperts, type CudaExpertWeights } from './cuda/experts.js';
 export { DeviceMoeBuffer } from './cuda/moe-buffer.js';
 export type {
   DeviceMoeCaptureCombineOptions,

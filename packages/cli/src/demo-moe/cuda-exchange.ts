@@ -1,8 +1,10 @@
-/** Experts' rows in memory of a GPU, whose kernels carry them between ranks; the experts themselves compute on the host, which reads and writes their rows. */
-import { decode, type Storage, viewStorage } from '@ep/core';
+/** Experts' rows in memory of a GPU, whose kernels carry them between ranks and compute the experts: on the way from dispatch to combine no row is copied to the host. */
 import {
   type CudaBuffer,
   CudaDevice,
+  type CudaExperts,
+  type CudaExpertWeights,
+  type CudaStream,
   type DeviceMoeBuffer,
   type DeviceMoeOptions,
   type DeviceMoeReceived,
@@ -12,6 +14,7 @@ import {
 } from '@ep/cuda-kernels';
 import type { CudaDemoTransport } from '../demo/transports.js';
 import type { Arrived, Combined, Exchange } from './exchange.js';
+import type { ExpertWeights, MoeModel } from './model.js';
 
 /** Calls that are under way at one time. */
 const CALLS = 2;
@@ -22,21 +25,35 @@ interface Held {
   readonly out: CudaBuffer;
 }
 
+/** A call between its dispatch and its combine. */
+interface Call {
+  readonly slot: Held;
+  readonly received: DeviceMoeReceived;
+  readonly tokens: number;
+}
+
+interface CudaExchangeInit {
+  readonly device: CudaDevice;
+  readonly buffer: DeviceMoeBuffer;
+  /** Beside that of the buffer's calls: while experts compute, the next tokens travel. */
+  readonly stream: CudaStream;
+  /** Of this rank; absent where it has none. */
+  readonly experts: CudaExperts | undefined;
+  readonly hidden: number;
+  readonly maxTokens: number;
+}
+
 export class CudaExchange implements Exchange {
-  readonly #device: CudaDevice;
-  readonly #buffer: DeviceMoeBuffer;
-  readonly #hidden: number;
+  readonly #init: CudaExchangeInit;
   readonly #slots: readonly Held[];
-  readonly #under = new Map<
-    Arrived,
-    { readonly slot: Held; readonly shape: readonly number[]; readonly tokens: number }
-  >();
+  readonly #under = new Map<Arrived, Call>();
+  /** Resolves once the latest dispatch is on the stream of the buffer. */
+  #put: Promise<unknown> = Promise.resolve();
   #calls = 0;
 
-  private constructor(device: CudaDevice, buffer: DeviceMoeBuffer, hidden: number, maxTokens: number) {
-    this.#device = device;
-    this.#buffer = buffer;
-    this.#hidden = hidden;
+  private constructor(init: CudaExchangeInit) {
+    const { device, buffer, hidden, maxTokens } = init;
+    this.#init = init;
     const rows = (count: number): CudaBuffer => device.allocate(Math.max(64, count * hidden * 2));
     this.#slots = Array.from({ length: CALLS }, () => ({
       x: rows(maxTokens),
@@ -49,22 +66,26 @@ export class CudaExchange implements Exchange {
   static async open(
     transport: CudaDemoTransport,
     options: Omit<DeviceMoeOptions, 'stream' | 'calls'>,
+    model: MoeModel,
   ): Promise<CudaExchange> {
     const device = new CudaDevice(transport.deviceIndex);
-    const stream = device.stream();
-    const buffer = await openDeviceMoeBuffer(transport, { ...options, stream, calls: CALLS });
-    const made = new CudaExchange(device, buffer, options.hidden, options.maxTokens);
+    const buffer = await openDeviceMoeBuffer(transport, { ...options, stream: device.stream(), calls: CALLS });
+    const { map, rank } = buffer;
+    const local = map.expert.subarray(map.rankOffsets[rank]!, map.rankOffsets[rank + 1]!);
+    const experts = local.length === 0 ? undefined : device.experts(await placeWeights(device, model, local));
+    const { hidden, maxTokens } = options;
+    const made = new CudaExchange({ device, buffer, stream: device.stream(), experts, hidden, maxTokens });
     // Whoever is ahead would send while others still allocate.
     await transport.barrier();
     return made;
   }
 
   get activeRanks(): Uint8Array {
-    return this.#buffer.activeRanks;
+    return this.#init.buffer.activeRanks;
   }
 
   get losses() {
-    return this.#buffer.losses;
+    return this.#init.buffer.losses;
   }
 
   routes(): readonly string[] {
@@ -72,50 +93,60 @@ export class CudaExchange implements Exchange {
   }
 
   async dispatch(rows: Uint16Array, topkIdx: Int32Array): Promise<Arrived> {
+    const { buffer, hidden } = this.#init;
     const slot = this.#slots[this.#calls++ % CALLS]!;
-    const tokens = rows.length / this.#hidden;
-    const x = slot.x.tensor('bf16', [tokens, this.#hidden]);
-    await writeTensor(rows, x);
-    const received = await this.#buffer.dispatch(x, topkIdx);
+    const tokens = rows.length / hidden;
+    const x = slot.x.tensor('bf16', [tokens, hidden]);
+    const put = writeTensor(rows, x).then(() => ({ work: buffer.dispatch(x, topkIdx) }));
+    this.#put = put;
+    const received = await (await put).work;
     const { counts, blockStart, handle } = received;
-    const { shape } = received.x;
-    const count = shape.slice(0, -1).reduce((product, extent) => product * extent, 1);
-    const arrived: Arrived = {
-      ...{ counts, blockStart, handle, stagedBytes: 0 },
-      read: await rowReader(received, this.#hidden),
-      results: new Uint16Array(count * this.#hidden),
-    };
-    this.#under.set(arrived, { slot, shape, tokens });
+    const arrived: Arrived = { counts, blockStart, handle, stagedBytes: 0 };
+    this.#under.set(arrived, { slot, received, tokens });
     return arrived;
   }
 
+  async experts(arrived: Arrived): Promise<void> {
+    const { experts, stream } = this.#init;
+    const { slot, received } = this.#under.get(arrived)!;
+    const { x, scales, counts, blockStart } = received;
+    const y = slot.y.tensor('bf16', x.shape);
+    await experts?.forward(stream, { x, y, counts, blockStart, ...(scales && { scales }) });
+  }
+
   async combine(arrived: Arrived, weights: Float32Array): Promise<Combined> {
-    const { slot, shape, tokens } = this.#under.get(arrived)!;
+    const { buffer, hidden } = this.#init;
+    const { slot, received, tokens } = this.#under.get(arrived)!;
     this.#under.delete(arrived);
-    const y = slot.y.tensor('bf16', shape);
-    await writeTensor(arrived.results, y);
-    const out = slot.out.tensor('bf16', [tokens, this.#hidden]);
-    const combined = await this.#buffer.combine(y, arrived.handle, { out, weights, renormalise: true });
+    const y = slot.y.tensor('bf16', received.x.shape);
+    const out = slot.out.tensor('bf16', [tokens, hidden]);
+    // HAZARD: ranks whose calls are on their streams in different orders wait for each other. The next dispatch, begun before, may still be copying its rows.
+    await this.#put;
+    const combined = await buffer.combine(y, arrived.handle, { out, weights, renormalise: true });
     const bytes = await readTensor(combined.y);
     return { y: new Uint16Array(bytes.buffer), lostRanks: combined.lostRanks, stagedBytes: 0 };
   }
 
   async close(): Promise<void> {
-    await this.#buffer.close();
-    await this.#device.close();
+    await this.#init.buffer.close();
+    await this.#init.device.close();
   }
 }
 
-async function rowReader({ x, scales }: DeviceMoeReceived, hidden: number): Promise<Arrived['read']> {
-  const { dtype } = x;
-  const bytes = await readTensor(x);
-  const elements = x.shape.reduce((product, extent) => product * extent, 1);
-  const codes = viewStorage(dtype, bytes.buffer, 0, elements);
-  const factors = scales === undefined ? undefined : new Float32Array((await readTensor(scales)).buffer);
-  const room = scales?.shape[1] ?? 0;
-  return (row, into) => {
-    into.set(decode(dtype as 'bf16', codes.subarray(row * hidden, (row + 1) * hidden) as Storage['bf16']));
-    if (factors === undefined) return;
-    for (let h = 0; h < hidden; h++) into[h]! *= factors[Math.floor(h / 128) * room + row]!;
+/** The weights of these experts, one after the other. */
+async function placeWeights(device: CudaDevice, model: MoeModel, experts: Int32Array): Promise<CudaExpertWeights> {
+  const { hidden, intermediate } = model.shape;
+  const place = async (name: keyof ExpertWeights, shape: readonly [number, number]) => {
+    const bytes = shape[0] * shape[1] * Float32Array.BYTES_PER_ELEMENT;
+    const memory = device.allocate(experts.length * bytes);
+    for (const [at, expert] of experts.entries()) {
+      await writeTensor(model.weights(expert)[name], memory.tensor('f32', shape, at * bytes));
+    }
+    return memory.tensor('f32', [experts.length, ...shape]);
+  };
+  return {
+    gate: await place('gate', [intermediate, hidden]),
+    up: await place('up', [intermediate, hidden]),
+    down: await place('down', [hidden, intermediate]),
   };
 }

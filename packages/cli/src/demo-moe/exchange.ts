@@ -2,15 +2,21 @@
 import type { Store } from '@ep/core';
 import type { MoeHandle, MoeLoss } from '@ep/cuda-kernels';
 
+/** Rows in memory of the host. */
+export interface HostRows {
+  /** Writes one row in fp32, its scales applied. */
+  readonly read: (row: number, into: Float32Array) => void;
+  /** bf16 [rows, hidden]: where experts write their results. */
+  readonly results: Uint16Array;
+}
+
 /** Rows that came here, until their results are combined. */
 export interface Arrived {
   /** By local expert: rows, and the first of them. */
   readonly counts: Int32Array;
   readonly blockStart: Int32Array;
-  /** Writes one row in fp32, its scales applied. */
-  readonly read: (row: number, into: Float32Array) => void;
-  /** bf16 [rows, hidden]: where experts write their results. */
-  readonly results: Uint16Array;
+  /** Absent where the exchange computes the experts itself. */
+  readonly host?: HostRows;
   readonly handle: MoeHandle;
   readonly stagedBytes: number;
 }
@@ -29,7 +35,9 @@ export interface Exchange {
   routes(): readonly string[];
   /** bf16 rows and the choices of each. Two may be under way; collective, as `combine`. */
   dispatch(rows: Uint16Array, topkIdx: Int32Array): Promise<Arrived>;
-  /** Results of experts in `arrived.results`; the tokens' weights. Ends the call. */
+  /** Computes the results of this rank's experts where the rows are. Absent where they are in memory of the host, for anybody to compute. */
+  experts?(arrived: Arrived): Promise<void>;
+  /** Results of experts, those in `arrived.host` or those that `experts` has left; the tokens' weights. Ends the call. */
   combine(arrived: Arrived, weights: Float32Array): Promise<Combined>;
   /** Waits for another one in the place of a dead rank. Collective, with nothing under way. Absent where rows are on a GPU. */
   takeIn?(store: Store, rank: number): Promise<void>;

@@ -76,12 +76,12 @@ export class HostExchange implements Exchange {
     const count = received.x.shape.slice(0, -1).reduce((product, extent) => product * extent, 1);
     return {
       ...{ counts, blockStart, handle, stagedBytes },
-      read: (row, into) => readRow(received, row, hidden, into),
-      results: bf16(count, hidden).data,
+      host: { read: (row, into) => readRow(received, row, hidden, into), results: bf16(count, hidden).data },
     };
   }
 
-  async combine({ results, handle }: Arrived, weights: Float32Array): Promise<Combined> {
+  async combine({ host, handle }: Arrived, weights: Float32Array): Promise<Combined> {
+    const { results } = host!;
     const y = tensor('bf16', [results.length / this.#hidden, this.#hidden], results);
     const combined = await this.#buffer.combine(y, handle, { weights, renormalise: true });
     const { lostRanks, stagedBytes } = combined;

@@ -23,9 +23,12 @@ export const moeShape: MoeShape = { hidden: 256, intermediate: 64, experts: 32, 
 /** Streams keep the uses of one seed apart, also from those of the attention demo. */
 const stream = { embedding: 11, place: 12, common: 17, router: 13, gate: 14, up: 15, down: 16 } as const;
 
-interface Expert {
+/** Of an expert. */
+export interface ExpertWeights {
+  /** [intermediate, hidden], as `up`. */
   readonly gate: Float32Array;
   readonly up: Float32Array;
+  /** [hidden, intermediate]. */
   readonly down: Float32Array;
 }
 
@@ -33,7 +36,7 @@ export class MoeModel {
   readonly shape: MoeShape;
   readonly #seed: number;
   readonly #router: Float32Array;
-  readonly #experts = new Map<number, Expert>();
+  readonly #experts = new Map<number, ExpertWeights>();
   /** A text uses few of its vocabulary's tokens, each many times. */
   readonly #embeddings = new Map<number, Float32Array>();
 
@@ -72,7 +75,7 @@ export class MoeModel {
   /** One expert over `count` fp32 rows, into rows of the same form. */
   apply(expert: number, x: Float32Array, out: Float32Array, count: number): void {
     const { hidden, intermediate } = this.shape;
-    const { gate, up, down } = this.#expert(expert);
+    const { gate, up, down } = this.weights(expert);
     const [a, b] = [new Float32Array(intermediate), new Float32Array(intermediate)];
     for (let row = 0; row < count; row++) {
       const from = x.subarray(row * hidden, (row + 1) * hidden);
@@ -83,19 +86,7 @@ export class MoeModel {
     }
   }
 
-  #embedding(token: number): Float32Array {
-    let made = this.#embeddings.get(token);
-    if (made === undefined) {
-      made = Float32Array.from(
-        { length: this.shape.hidden },
-        (_, h) => draw(this.#seed, stream.embedding, token, h) + 0.25 * draw(this.#seed, stream.common, 0, h),
-      );
-      this.#embeddings.set(token, made);
-    }
-    return made;
-  }
-
-  #expert(expert: number): Expert {
+  weights(expert: number): ExpertWeights {
     let made = this.#experts.get(expert);
     if (made === undefined) {
       const { hidden, intermediate } = this.shape;
@@ -105,6 +96,18 @@ export class MoeModel {
         down: this.#matrix(stream.down, expert, hidden, intermediate),
       };
       this.#experts.set(expert, made);
+    }
+    return made;
+  }
+
+  #embedding(token: number): Float32Array {
+    let made = this.#embeddings.get(token);
+    if (made === undefined) {
+      made = Float32Array.from(
+        { length: this.shape.hidden },
+        (_, h) => draw(this.#seed, stream.embedding, token, h) + 0.25 * draw(this.#seed, stream.common, 0, h),
+      );
+      this.#embeddings.set(token, made);
     }
     return made;
   }

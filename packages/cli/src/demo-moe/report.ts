@@ -27,7 +27,7 @@ export interface MoeDemoReport {
   readonly rankMode: RankMode;
   readonly mode: MoeForm['mode'];
   readonly dtype: MoeDemoDType;
-  /** Where rows lay and kernels carried them; of a GPU also its name. Experts compute on the host. */
+  /** Where rows lay, what carried them and where experts computed; of a GPU also its name. */
   readonly device: DemoDevice;
   readonly gpu?: string;
   readonly transport: string;
@@ -52,6 +52,8 @@ export interface MoeDemoReport {
   readonly phases: readonly { readonly phase: MoePhase; readonly milliseconds: number }[];
   /** Of the slowest rank, within `steps`. */
   readonly expertMilliseconds: number;
+  /** Rows that experts of all ranks have computed, by where. */
+  readonly expertRows: Readonly<Record<DemoDevice, number>>;
   readonly stagedBytes: number;
   readonly error: { readonly relative: number; readonly largest: number; readonly elements: number };
   readonly expectedElements: number;
@@ -120,7 +122,7 @@ export function moeReportText(report: MoeDemoReport): string {
     ],
     ...(report.gpu === undefined
       ? []
-      : [['kernels on', `${report.gpu}, ranks as its streams; experts compute on the host`]]),
+      : [['kernels on', `${report.gpu}, ranks as its streams; experts compute there, too`]]),
     [
       'ranks',
       `${report.ranks} ${report.rankMode} over ${report.transport}, ${report.mode}, ${report.dtype}; ${report.routes.join(', ')}`,

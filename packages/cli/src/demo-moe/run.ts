@@ -181,6 +181,7 @@ export async function runMoeDemo(
     bytes,
     phases: moePhaseTimes(results),
     expertMilliseconds: Math.max(...results.map(({ expertMs }) => expertMs)),
+    expertRows: { host: sum(({ expertRows }) => expertRows.host), cuda: sum(({ expertRows }) => expertRows.cuda) },
     stagedBytes: sum(({ stagedBytes }) => stagedBytes),
     error: {
       relative: squaredError === 0 ? 0 : Math.sqrt(squaredError / sum(({ compared }) => compared.squaredReference)),

@@ -6,6 +6,7 @@ import { decode, encode, isEpError, type Member, type Store } from '@ep/core';
 import { routingLayout } from '@ep/plan/moe';
 import type { Compared } from '../demo/results.js';
 import {
+  type DemoDevice,
   type DemoTransport,
   isElastic,
   openCudaDemoTransport,
@@ -13,7 +14,7 @@ import {
   rejoinDemoTransport,
 } from '../demo/transports.js';
 import { CudaExchange } from './cuda-exchange.js';
-import type { Arrived, Exchange } from './exchange.js';
+import type { Arrived, Exchange, HostRows } from './exchange.js';
 import { HostExchange } from './host-exchange.js';
 import { type MoeJob, repeatsStep, replacedFrom, stepsOf } from './job.js';
 import { MoeModel } from './model.js';
@@ -27,8 +28,8 @@ export interface MoeRankResult {
   /** Within `steps`. */
   readonly expertMs: number;
   readonly compared: Compared;
-  /** Rows that its experts have computed. */
-  readonly expertRows: number;
+  /** Rows that its experts have computed, by where. */
+  readonly expertRows: Readonly<Record<DemoDevice, number>>;
   /** Choices of its tokens whose expert was gone: their weights went to the others. */
   readonly droppedChoices: number;
   readonly stagedBytes: number;
@@ -124,7 +125,7 @@ async function openExchange(
     return open(await rejoinDemoTransport(job.transport, member), (transport) => HostExchange.join(transport, options));
   }
   return job.device === 'cuda'
-    ? open(await openCudaDemoTransport(member), (transport) => CudaExchange.open(transport, options))
+    ? open(await openCudaDemoTransport(member), (transport) => CudaExchange.open(transport, options, model))
     : open(await openDemoTransport(job.transport, member), (transport) => HostExchange.open(transport, options));
 }
 
@@ -147,7 +148,7 @@ class Steps {
   readonly outcomes: Outcome[] = [];
   readonly losses: { readonly rank: number; readonly why: string; readonly step: number }[] = [];
   expertMs = 0;
-  expertRows = 0;
+  readonly expertRows = { host: 0, cuda: 0 };
   stagedBytes = 0;
   readonly #job: MoeJob;
   readonly #rank: number;
@@ -200,7 +201,7 @@ class Steps {
     const received = await work;
     this.#noteLosses(step);
     const next = following && this.#dispatch(following);
-    this.#experts(received);
+    await this.#experts(received);
     const combined = await this.#exchange.combine(received, batch.weights);
     this.#noteLosses(step);
     this.stagedBytes += received.stagedBytes + combined.stagedBytes;
@@ -226,23 +227,30 @@ class Steps {
     return { work, activeRanks };
   }
 
-  #experts(received: Arrived): void {
+  async #experts(received: Arrived): Promise<void> {
+    const from = performance.now();
+    const { host, counts } = received;
+    if (host === undefined) await this.#exchange.experts!(received);
+    else this.#expertsOnHost(received, host);
+    const rows = counts.reduce((sum, count) => sum + count, 0);
+    this.expertRows[host === undefined ? 'cuda' : 'host'] += rows;
+    this.expertMs += performance.now() - from;
+  }
+
+  #expertsOnHost({ counts, blockStart }: Arrived, { read, results }: HostRows): void {
     const { hidden } = this.#model.shape;
     const { map } = this.#job;
-    const from = performance.now();
     const x = new Float32Array(hidden);
     const out = new Float32Array(hidden);
-    for (let e = 0; e < received.counts.length; e++) {
+    for (let e = 0; e < counts.length; e++) {
       const expert = map.expert[map.rankOffsets[this.#rank]! + e]!;
-      const first = received.blockStart[e]!;
-      for (let row = first; row < first + received.counts[e]!; row++) {
-        received.read(row, x);
+      const first = blockStart[e]!;
+      for (let row = first; row < first + counts[e]!; row++) {
+        read(row, x);
         this.#model.apply(expert, x, out, 1);
-        received.results.set(encode('bf16', out), row * hidden);
+        results.set(encode('bf16', out), row * hidden);
       }
-      this.expertRows += received.counts[e]!;
     }
-    this.expertMs += performance.now() - from;
   }
 
   /** Its tokens are out; their results will never be fetched, nor those that it owes. HAZARD: where the death ends calls, one that is not through with the step before would do another step again than the rest. */

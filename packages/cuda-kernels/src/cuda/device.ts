@@ -4,6 +4,7 @@ import { GpuCopier, type GpuFacts, type Gpus, native, openGpus } from '@ep/nativ
 import type { AttentionGroups } from '../core-attention.js';
 import { CudaBuffer, pinnedBytes } from './buffer.js';
 import { CudaAttention, type CudaAttentionShape } from './core-attention.js';
+import { CudaExperts, type CudaExpertWeights } from './experts.js';
 import { CudaStream, type CudaStreamOptions } from './stream.js';
 
 /** The GPUs that kernels can run on here. Throws `EP_UNAVAILABLE`, which says what is missing. */
@@ -49,6 +50,12 @@ export class CudaDevice extends Resource implements Device {
   attention(groups: AttentionGroups, shape: CudaAttentionShape): CudaAttention {
     this.checkOpen('attention');
     return this.children.add(new CudaAttention(this.#gpus.library, this.index, groups, shape));
+  }
+
+  /** Experts with these weights, whose memory stays the caller's: it outlives the experts. Throws `EP_INVALID_ARGUMENT`. */
+  experts(weights: CudaExpertWeights): CudaExperts {
+    this.checkOpen('experts');
+    return this.children.add(new CudaExperts(this.index, weights));
   }
 
   /** Zeroed, page-locked host memory, for copies that run beside kernels. Freed when nothing uses it any more. */

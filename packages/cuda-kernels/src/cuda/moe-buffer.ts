@@ -1,15 +1,5 @@
 /** Tokens to their experts and results back between ranks that share a GPU, or GPUs that reach each other's memory: `MoeBuffer` of tensors on the device. */
-import {
-  type DeviceTensor,
-  type DType,
-  EpError,
-  elementBytes,
-  formatRanks,
-  invalid,
-  type Rank,
-  Resource,
-  type Work,
-} from '@ep/core';
+import { type DeviceTensor, type DType, EpError, formatRanks, invalid, type Rank, Resource, type Work } from '@ep/core';
 import {
   EP_MOE_CACHED,
   EP_MOE_RENORMALISE,
@@ -43,7 +33,7 @@ import type {
   DeviceMoeReceived,
 } from './moe-received.js';
 import { DeviceMoeSlot, type Pinned, pinnedMemory } from './moe-slot.js';
-import { deviceSource } from './operand.js';
+import { deviceSource, packedSource } from './operand.js';
 import type { CudaStream } from './stream.js';
 
 interface DeviceMoeInit {
@@ -526,12 +516,7 @@ export class DeviceMoeBuffer extends Resource {
 
   /** Rows without gaps. */
   #packed(where: string, tensor: DeviceTensor | undefined, dtype: DType, rows: number, elements: number) {
-    const spec = { where, dtype, rows, rowShape: [elements], device: this.#init.memory.device };
-    const found = deviceSource(tensor, spec);
-    if (rows > 1 && found.strideBytes !== elements * elementBytes(dtype)) {
-      throw invalid('strides', { where, expected: 'packed rows', found: tensor?.strides });
-    }
-    return found;
+    return packedSource(tensor, { where, dtype, rows, rowShape: [elements], device: this.#init.memory.device });
   }
 
   #call({ routing: { native: routing }, slot, epoch, tokens }: HeldCall): Omit<MoeCall, 'timeoutMs'> {

@@ -77,3 +77,12 @@ export function deviceSource(source: DeviceTensor | undefined, spec: DeviceSourc
   if (place !== undefined) return { operand: place.operand, byteOffset: place.byteOffset, strideBytes };
   return { operand: source.address, byteOffset: 0, strideBytes };
 }
+
+/** As `deviceSource`, of rows without gaps. */
+export function packedSource(source: DeviceTensor | undefined, spec: DeviceSourceSpec): DeviceSource {
+  const found = deviceSource(source, spec);
+  if (spec.rows > 1 && found.strideBytes !== elementCount(spec.rowShape) * elementBytes(spec.dtype)) {
+    throw invalid('strides', { where: spec.where, expected: 'packed rows', found: source?.strides });
+  }
+  return found;
+}

@@ -18,7 +18,7 @@ const DTYPES: Readonly<Record<MoeDType, number>> = { f32: EP_MOE_F32, f16: EP_MO
 
 export const dtypeCode = (dtype: MoeDType): number => DTYPES[dtype];
 
-function payloadCode({ payload, roundScales }: ResolvedMoe): number {
+export function payloadCode({ payload, roundScales }: Pick<ResolvedMoe, 'payload' | 'roundScales'>): number {
   switch (payload) {
     case 'f8e4m3+f32':
       return roundScales ? EP_MOE_F8_F32_POW2 : EP_MOE_F8_F32;

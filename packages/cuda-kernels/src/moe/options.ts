@@ -120,7 +120,7 @@ export interface ResolvedMoe {
   readonly timeoutMs: number;
 }
 
-const DTYPES: readonly MoeDType[] = ['f32', 'bf16', 'f16'];
+export const MOE_DTYPES: readonly MoeDType[] = ['f32', 'bf16', 'f16'];
 
 function checkOne<T extends string>(value: T, name: string, where: string, of: readonly T[]): T {
   if (of.includes(value)) return value;
@@ -136,7 +136,7 @@ export function resolveMoe(options: MoeBufferOptions, worldSize: number, where: 
   if (map.worldSize !== worldSize) {
     throw invalid('experts', { where, expected: `a map of ${worldSize} ranks`, found: `one of ${map.worldSize}` });
   }
-  const dtype = checkOne(options.dtype ?? 'bf16', 'dtype', where, DTYPES);
+  const dtype = checkOne(options.dtype ?? 'bf16', 'dtype', where, MOE_DTYPES);
   const payload = checkOne(options.payload ?? dtype, 'payload', where, [dtype, 'f8e4m3+f32', 'f8e4m3+ue8m0']);
   const combinePayload = checkOne(options.combinePayload ?? dtype, 'combinePayload', where, [dtype, 'logfmt10']);
   const staged = payload !== dtype || combinePayload !== dtype;
