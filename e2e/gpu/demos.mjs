@@ -61,4 +61,18 @@ export const demos = [
       return `error ${report.error.relative.toExponential(2)}; ${line(report)}`;
     },
   })),
+  ...[
+    ['-n', '4', '--mode', 'low-latency', '--dtype', 'fp8'],
+    ['-n', '3', '--mode', 'high-throughput', '--dtype', 'bf16'],
+  ].map((args) => ({
+    name: `ep demo moe --ping-pong ${args.join(' ')}`,
+    run: async () => {
+      const { pass, turns } = await demo('moe', '--ping-pong', ...args);
+      assert.equal(pass, true);
+      const { transfer, compute, together, hidden, differ } = turns;
+      assert.equal(differ, 0);
+      assert.ok(transfer > 0 && compute > 0 && together > 0 && Number.isFinite(hidden));
+      return `together ${together.toFixed(3)} ms, calls ${transfer.toFixed(3)} ms, experts ${compute.toFixed(3)} ms, ${(100 * hidden).toFixed(0)} % hidden`;
+    },
+  })),
 ];

@@ -23,12 +23,17 @@ const codes = [
   `-gencode=arch=compute_${newest},code=compute_${newest}`,
 ];
 const compile = [nvccCommand(), '-std=c++20', '-O3', '-Werror=all-warnings', ...codes, `-I${join(native, 'include')}`];
-const objects = ['kernels.cu', 'attention_kernels.cu', 'expert_kernels.cu', 'moe_kernels.cu', 'group_kernels.cu', 'library.cpp'].map(
-  (name) => ({
-    source: join(native, 'cuda', name),
-    object: join(out, `${name}.o`),
-  }),
-);
+const objects = [
+  'kernels.cu',
+  'attention_kernels.cu',
+  'expert_kernels.cu',
+  'moe_kernels.cu',
+  'group_kernels.cu',
+  'library.cpp',
+].map((name) => ({
+  source: join(native, 'cuda', name),
+  object: join(out, `${name}.o`),
+}));
 const link = ['-static-libstdc++,-static-libgcc'].map((flags) => `-Xcompiler=${flags}`);
 const compilations = objects.map(({ source, object }) => [
   ...compile,

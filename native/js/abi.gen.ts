@@ -185,6 +185,67 @@ export const EP_EFA_SOUND = 0;
 export const EP_EFA_BREAKING = 1;
 /** the record is complete; nothing can be posted until the queue pair has been made anew */
 export const EP_EFA_BROKEN = 2;
+export const EP_MOE_MAX_CALLS = 4;
+export const EP_MOE_ROW_ALIGNMENT = 16;
+export const EP_MOE_SCALED_CHANNELS = 128;
+export const EP_MOE_LOW_LATENCY = 1;
+export const EP_MOE_HIGH_THROUGHPUT = 2;
+export const EP_MOE_F32 = 1;
+export const EP_MOE_F16 = 2;
+export const EP_MOE_BF16 = 3;
+/** e4m3 codes, then one f32 scale for each 128 channels */
+export const EP_MOE_F8_F32 = 4;
+/** the same, scales rounded up to a power of two */
+export const EP_MOE_F8_F32_POW2 = 5;
+/** e4m3 codes, then one byte for each 128 channels: the exponent of such a scale */
+export const EP_MOE_F8_UE8M0 = 6;
+export const EP_MOE_LOGFMT10 = 7;
+export const EP_MOE_COUNT_EPOCH_SHIFT = 32;
+export const EP_MOE_COUNT_BANK_SHIFT = 31;
+export const EP_MOE_COUNT_REFUSES = 0x40000000;
+export const EP_MOE_COUNT_ROWS = 0x3fffffff;
+export const EP_MOE_BANKS = 2;
+/** by source r: its count words are here */
+export const EP_MOE_SIGNAL_COUNTED = 0;
+/** by source r: puts of rows and headers, counted; high throughput: or that there are none, or that a rank is full */
+export const EP_MOE_SIGNAL_ARRIVED = 1;
+/**
+ * by the rank r of experts: its results are here (where counted: puts). Low latency: or that there are none, or that
+ * the call is refused
+ */
+export const EP_MOE_SIGNAL_RETURNED = 2;
+/** by destination r: its part of this slot may be written again */
+export const EP_MOE_SIGNAL_CREDIT = 3;
+/**
+ * high throughput, by destination r: its answer to the counts is here. Low latency on GPUs, of this rank itself: what
+ * one block has decided for all (moe_pull.h)
+ */
+export const EP_MOE_SIGNAL_PLACED = 4;
+export const EP_MOE_SIGNAL_KINDS = 5;
+export const EP_MOE_ZERO_COPY = 1;
+/** known before the call */
+export const EP_MOE_RANK_MASKED = 0xffffffffffffffffn;
+export const EP_MOE_RANK_LEAVES = 0x100000004;
+/** rows to other ranks go past the caches */
+export const EP_MOE_NON_TEMPORAL = 1;
+/** combine: scale what is left of a token's weights to their sum */
+export const EP_MOE_RENORMALISE = 2;
+/** high throughput: routing holds the counts and places of an earlier call, which are true for this one */
+export const EP_MOE_CACHED = 4;
+/**
+ * combine, of a buffer with EP_MOE_ZERO_COPY: y is the call's slot of staged_results, in rows of result_row_bytes, and
+ * is read there by the ranks that rows came from
+ */
+export const EP_MOE_OFFERED = 16;
+/**
+ * `epoch` is none: a dispatch's is one more than that of the slot's last call, anything else's that of the dispatch.
+ * Kept where `told` of this rank itself is
+ */
+export const EP_MOE_DEVICE_EPOCH = 32;
+/** so do received rows to the receive tensor: they are far larger than the caches */
+export const EP_MOE_NON_TEMPORAL_OUT = 8;
+export const EP_EXPERT_ROWS = 4;
+export const EP_EXPERT_MOST = 256;
 /** `bytes` from one's own part at `from` to the peer's at `to` */
 export const EP_GIN_PUT = 1;
 /** the first 1, 2, 4 or 8 `bytes` of `value` to the peer's part at `to` */
@@ -385,65 +446,6 @@ export const EP_MLX5_BF_OFFSET = 0x800;
 export const EP_MLX5_BF_BYTES = 512;
 export const EP_MLX5_BF_HALF_BYTES = 256;
 export const EP_MLX5_DOORBELL_BYTES = 8;
-export const EP_MOE_MAX_CALLS = 4;
-export const EP_MOE_ROW_ALIGNMENT = 16;
-export const EP_MOE_SCALED_CHANNELS = 128;
-export const EP_MOE_LOW_LATENCY = 1;
-export const EP_MOE_HIGH_THROUGHPUT = 2;
-export const EP_MOE_F32 = 1;
-export const EP_MOE_F16 = 2;
-export const EP_MOE_BF16 = 3;
-/** e4m3 codes, then one f32 scale for each 128 channels */
-export const EP_MOE_F8_F32 = 4;
-/** the same, scales rounded up to a power of two */
-export const EP_MOE_F8_F32_POW2 = 5;
-/** e4m3 codes, then one byte for each 128 channels: the exponent of such a scale */
-export const EP_MOE_F8_UE8M0 = 6;
-export const EP_MOE_LOGFMT10 = 7;
-export const EP_MOE_COUNT_EPOCH_SHIFT = 32;
-export const EP_MOE_COUNT_BANK_SHIFT = 31;
-export const EP_MOE_COUNT_REFUSES = 0x40000000;
-export const EP_MOE_COUNT_ROWS = 0x3fffffff;
-export const EP_MOE_BANKS = 2;
-/** by source r: its count words are here */
-export const EP_MOE_SIGNAL_COUNTED = 0;
-/** by source r: puts of rows and headers, counted; high throughput: or that there are none, or that a rank is full */
-export const EP_MOE_SIGNAL_ARRIVED = 1;
-/**
- * by the rank r of experts: its results are here (where counted: puts). Low latency: or that there are none, or that
- * the call is refused
- */
-export const EP_MOE_SIGNAL_RETURNED = 2;
-/** by destination r: its part of this slot may be written again */
-export const EP_MOE_SIGNAL_CREDIT = 3;
-/**
- * high throughput, by destination r: its answer to the counts is here. Low latency on GPUs, of this rank itself: what
- * one block has decided for all (moe_pull.h)
- */
-export const EP_MOE_SIGNAL_PLACED = 4;
-export const EP_MOE_SIGNAL_KINDS = 5;
-export const EP_MOE_ZERO_COPY = 1;
-/** known before the call */
-export const EP_MOE_RANK_MASKED = 0xffffffffffffffffn;
-export const EP_MOE_RANK_LEAVES = 0x100000004;
-/** rows to other ranks go past the caches */
-export const EP_MOE_NON_TEMPORAL = 1;
-/** combine: scale what is left of a token's weights to their sum */
-export const EP_MOE_RENORMALISE = 2;
-/** high throughput: routing holds the counts and places of an earlier call, which are true for this one */
-export const EP_MOE_CACHED = 4;
-/**
- * combine, of a buffer with EP_MOE_ZERO_COPY: y is the call's slot of staged_results, in rows of result_row_bytes, and
- * is read there by the ranks that rows came from
- */
-export const EP_MOE_OFFERED = 16;
-/**
- * `epoch` is none: a dispatch's is one more than that of the slot's last call, anything else's that of the dispatch.
- * Kept where `told` of this rank itself is
- */
-export const EP_MOE_DEVICE_EPOCH = 32;
-/** so do received rows to the receive tensor: they are far larger than the caches */
-export const EP_MOE_NON_TEMPORAL_OUT = 8;
 export const EP_LIFE_STARTING = 0;
 export const EP_LIFE_ALIVE = 1;
 /** orderly */
@@ -3281,6 +3283,746 @@ export function writeEfaPrMr(view: DataView, at: number, value: EfaPrMr): void {
   view.setBigUint64(at + 8, value.localAddr, true);
 }
 
+/**
+ * A component of the buffer (bufferSizes in @ep/plan/moe): that of slot q begins at offset + q * stride, in bytes from
+ * the start of a rank's part.
+ */
+export interface MoePart {
+  readonly offset: bigint;
+  readonly stride: bigint;
+}
+
+export const moePartLayout = {
+  byteLength: 16,
+  align: 8,
+  offset: {
+    offset: 0,
+    stride: 8,
+  },
+} as const;
+
+export function readMoePart(view: DataView, at = 0): MoePart {
+  return {
+    offset: view.getBigUint64(at + 0, true),
+    stride: view.getBigUint64(at + 8, true),
+  };
+}
+
+export function writeMoePart(view: DataView, at: number, value: MoePart): void {
+  view.setBigUint64(at + 0, value.offset, true);
+  view.setBigUint64(at + 8, value.stride, true);
+}
+
+/** Where a dispatched row came from. */
+export interface MoeHeader {
+  readonly rank: number;
+  readonly token: number;
+  /** 0 .. top_k - 1 */
+  readonly choice: number;
+}
+
+export const moeHeaderLayout = {
+  byteLength: 16,
+  align: 4,
+  offset: {
+    rank: 0,
+    token: 4,
+    choice: 8,
+    reserved: 12,
+  },
+} as const;
+
+export function readMoeHeader(view: DataView, at = 0): MoeHeader {
+  return {
+    rank: view.getInt32(at + 0, true),
+    token: view.getUint32(at + 4, true),
+    choice: view.getUint32(at + 8, true),
+  };
+}
+
+export function writeMoeHeader(view: DataView, at: number, value: MoeHeader): void {
+  view.setInt32(at + 0, value.rank, true);
+  view.setUint32(at + 4, value.token, true);
+  view.setUint32(at + 8, value.choice, true);
+  clear(view, at + 12, 4);
+}
+
+/** Which replica is where, and which of them this rank takes. Replicas are numbered rank-major. */
+export interface MoeExperts {
+  /** address of int32_t[replicas] */
+  readonly replicaRank: bigint;
+  /** address of int32_t[replicas] */
+  readonly replicaExpert: bigint;
+  /** address of uint32_t[world_size + 1]: rank r holds replicas rank_begin[r] .. rank_begin[r + 1] */
+  readonly rankBegin: bigint;
+  /** address of uint32_t[experts + 1]: CSR into candidates */
+  readonly candidateBegin: bigint;
+  /**
+   * address of uint32_t[]: replicas that this rank's choices of an expert take in turn, beginning with number (rank mod
+   * how many)
+   */
+  readonly candidates: bigint;
+  readonly experts: number;
+  readonly replicas: number;
+  /** replicas of the rank that has most: how many a slot of `received` and `counts` has room for */
+  readonly mostLocal: number;
+}
+
+export const moeExpertsLayout = {
+  byteLength: 56,
+  align: 8,
+  offset: {
+    replicaRank: 0,
+    replicaExpert: 8,
+    rankBegin: 16,
+    candidateBegin: 24,
+    candidates: 32,
+    experts: 40,
+    replicas: 44,
+    mostLocal: 48,
+    reserved: 52,
+  },
+} as const;
+
+export function readMoeExperts(view: DataView, at = 0): MoeExperts {
+  return {
+    replicaRank: view.getBigUint64(at + 0, true),
+    replicaExpert: view.getBigUint64(at + 8, true),
+    rankBegin: view.getBigUint64(at + 16, true),
+    candidateBegin: view.getBigUint64(at + 24, true),
+    candidates: view.getBigUint64(at + 32, true),
+    experts: view.getUint32(at + 40, true),
+    replicas: view.getUint32(at + 44, true),
+    mostLocal: view.getUint32(at + 48, true),
+  };
+}
+
+export function writeMoeExperts(view: DataView, at: number, value: MoeExperts): void {
+  view.setBigUint64(at + 0, value.replicaRank, true);
+  view.setBigUint64(at + 8, value.replicaExpert, true);
+  view.setBigUint64(at + 16, value.rankBegin, true);
+  view.setBigUint64(at + 24, value.candidateBegin, true);
+  view.setBigUint64(at + 32, value.candidates, true);
+  view.setUint32(at + 40, value.experts, true);
+  view.setUint32(at + 44, value.replicas, true);
+  view.setUint32(at + 48, value.mostLocal, true);
+  clear(view, at + 52, 4);
+}
+
+/**
+ * What a rank remembers of a peer between the calls of one slot: kernels read and write it; whoever lets ranks in anew
+ * sets it. All 0 at first.
+ */
+export interface MoePeer {
+  /** the counters as they stand when all calls so far are complete (where endpoints can store: unused) */
+  readonly counted: bigint;
+  /** of this rank, low latency on GPUs: blocks that have ended the half under way, 0 between halves */
+  readonly arrived: bigint;
+  readonly returned: bigint;
+  readonly placed: bigint;
+  /** value that the peer's credit must have before the next call may write there */
+  readonly credited: bigint;
+  /**
+   * not 0: a rank that was given up may still write results of an earlier call into the bank, until
+   * EP_MOE_SIGNAL_RETURNED shows this value or it is dead
+   */
+  readonly owed: readonly bigint[];
+  /** the same for rows of a high-throughput dispatch, and EP_MOE_SIGNAL_ARRIVED */
+  readonly owedRows: bigint;
+  /** epoch of the last call whose counts were sent there; of this rank: see EP_MOE_DEVICE_EPOCH */
+  readonly told: number;
+  /** where it takes its results of the call under way; of this rank: where it takes those of the next call */
+  readonly bank: number;
+}
+
+export const moePeerLayout = {
+  byteLength: 72,
+  align: 8,
+  offset: {
+    counted: 0,
+    arrived: 8,
+    returned: 16,
+    placed: 24,
+    credited: 32,
+    owed: 40,
+    owedRows: 56,
+    told: 64,
+    bank: 68,
+  },
+} as const;
+
+export function readMoePeer(view: DataView, at = 0): MoePeer {
+  return {
+    counted: view.getBigUint64(at + 0, true),
+    arrived: view.getBigUint64(at + 8, true),
+    returned: view.getBigUint64(at + 16, true),
+    placed: view.getBigUint64(at + 24, true),
+    credited: view.getBigUint64(at + 32, true),
+    owed: Array.from({ length: 2 }, (_, i) => view.getBigUint64(at + 40 + i * 8, true)),
+    owedRows: view.getBigUint64(at + 56, true),
+    told: view.getUint32(at + 64, true),
+    bank: view.getUint32(at + 68, true),
+  };
+}
+
+export function writeMoePeer(view: DataView, at: number, value: MoePeer): void {
+  view.setBigUint64(at + 0, value.counted, true);
+  view.setBigUint64(at + 8, value.arrived, true);
+  view.setBigUint64(at + 16, value.returned, true);
+  view.setBigUint64(at + 24, value.placed, true);
+  view.setBigUint64(at + 32, value.credited, true);
+  elements(value.owed, 2, 'moePeer.owed').forEach((element, i) => {
+    view.setBigUint64(at + 40 + i * 8, element, true);
+  });
+  view.setBigUint64(at + 56, value.owedRows, true);
+  view.setUint32(at + 64, value.told, true);
+  view.setUint32(at + 68, value.bank, true);
+}
+
+export interface MoeBuffer {
+  /** EP_MAGIC_MOE; kind EP_MOE_LOW_LATENCY or EP_MOE_HIGH_THROUGHPUT */
+  readonly header: HandleHeader;
+  readonly memory: MemoryHandle;
+  readonly experts: MoeExperts;
+  readonly received: MoePart;
+  /** EP_MOE_BANKS times: row (token * top_k + choice), of result_row_bytes */
+  readonly returned: MoePart;
+  readonly stagedTokens: MoePart;
+  readonly stagedResults: MoePart;
+  /** uint64_t[world_size][most_local]: count words, by source and local expert: one put for each pair of ranks */
+  readonly counts: MoePart;
+  /** high throughput: uint64_t[replicas]: (epoch << 32 | first row), written by the ranks that hold the replicas */
+  readonly starts: MoePart;
+  /** uint64_t[world_size]: by rank, of which call it says that it is refused, and whom for (moe_wait.h) */
+  readonly refusals: MoePart;
+  readonly firstSignal: bigint;
+  /** address of ep_moe_peer[calls * world_size] */
+  readonly peers: bigint;
+  readonly calls: number;
+  readonly maxTokens: number;
+  readonly topK: number;
+  readonly hidden: number;
+  /** EP_MOE_*, of dispatched rows */
+  readonly payload: number;
+  /** EP_MOE_*, of returned rows */
+  readonly resultPayload: number;
+  /** of one token, as it travels */
+  readonly payloadBytes: bigint;
+  /** the same, rounded up to 16 */
+  readonly rowBytes: bigint;
+  /** of one returned row, as it travels */
+  readonly resultBytes: bigint;
+  /** the same, rounded up to 16 */
+  readonly resultRowBytes: bigint;
+  /** of the receive tensor */
+  readonly recvRows: bigint;
+  /** of blocks, in rows; 1 in low-latency form */
+  readonly alignment: number;
+  /** EP_MOE_ZERO_COPY, alike on all ranks */
+  readonly flags: number;
+}
+
+export const moeBufferLayout = {
+  byteLength: 336,
+  align: 8,
+  offset: {
+    header: 0,
+    memory: 16,
+    experts: 80,
+    received: 136,
+    returned: 152,
+    stagedTokens: 168,
+    stagedResults: 184,
+    counts: 200,
+    starts: 216,
+    refusals: 232,
+    firstSignal: 248,
+    peers: 256,
+    calls: 264,
+    maxTokens: 268,
+    topK: 272,
+    hidden: 276,
+    payload: 280,
+    resultPayload: 284,
+    payloadBytes: 288,
+    rowBytes: 296,
+    resultBytes: 304,
+    resultRowBytes: 312,
+    recvRows: 320,
+    alignment: 328,
+    flags: 332,
+  },
+} as const;
+
+export function readMoeBuffer(view: DataView, at = 0): MoeBuffer {
+  return {
+    header: readHandleHeader(view, at + 0),
+    memory: readMemoryHandle(view, at + 16),
+    experts: readMoeExperts(view, at + 80),
+    received: readMoePart(view, at + 136),
+    returned: readMoePart(view, at + 152),
+    stagedTokens: readMoePart(view, at + 168),
+    stagedResults: readMoePart(view, at + 184),
+    counts: readMoePart(view, at + 200),
+    starts: readMoePart(view, at + 216),
+    refusals: readMoePart(view, at + 232),
+    firstSignal: view.getBigUint64(at + 248, true),
+    peers: view.getBigUint64(at + 256, true),
+    calls: view.getUint32(at + 264, true),
+    maxTokens: view.getUint32(at + 268, true),
+    topK: view.getUint32(at + 272, true),
+    hidden: view.getUint32(at + 276, true),
+    payload: view.getUint32(at + 280, true),
+    resultPayload: view.getUint32(at + 284, true),
+    payloadBytes: view.getBigUint64(at + 288, true),
+    rowBytes: view.getBigUint64(at + 296, true),
+    resultBytes: view.getBigUint64(at + 304, true),
+    resultRowBytes: view.getBigUint64(at + 312, true),
+    recvRows: view.getBigUint64(at + 320, true),
+    alignment: view.getUint32(at + 328, true),
+    flags: view.getUint32(at + 332, true),
+  };
+}
+
+export function writeMoeBuffer(view: DataView, at: number, value: MoeBuffer): void {
+  writeHandleHeader(view, at + 0, value.header);
+  writeMemoryHandle(view, at + 16, value.memory);
+  writeMoeExperts(view, at + 80, value.experts);
+  writeMoePart(view, at + 136, value.received);
+  writeMoePart(view, at + 152, value.returned);
+  writeMoePart(view, at + 168, value.stagedTokens);
+  writeMoePart(view, at + 184, value.stagedResults);
+  writeMoePart(view, at + 200, value.counts);
+  writeMoePart(view, at + 216, value.starts);
+  writeMoePart(view, at + 232, value.refusals);
+  view.setBigUint64(at + 248, value.firstSignal, true);
+  view.setBigUint64(at + 256, value.peers, true);
+  view.setUint32(at + 264, value.calls, true);
+  view.setUint32(at + 268, value.maxTokens, true);
+  view.setUint32(at + 272, value.topK, true);
+  view.setUint32(at + 276, value.hidden, true);
+  view.setUint32(at + 280, value.payload, true);
+  view.setUint32(at + 284, value.resultPayload, true);
+  view.setBigUint64(at + 288, value.payloadBytes, true);
+  view.setBigUint64(at + 296, value.rowBytes, true);
+  view.setBigUint64(at + 304, value.resultBytes, true);
+  view.setBigUint64(at + 312, value.resultRowBytes, true);
+  view.setBigUint64(at + 320, value.recvRows, true);
+  view.setUint32(at + 328, value.alignment, true);
+  view.setUint32(at + 332, value.flags, true);
+}
+
+/**
+ * What one dispatch leaves behind for its combine, or for the next dispatch with the same routing. Owned by whoever
+ * owns the handle. Where a NIC sends for the kernel, send_words, send_headers and topk lie in registered memory.
+ */
+export interface MoeRouting {
+  /** address of const int32_t[tokens * top_k]: experts; negative for none */
+  readonly topk: bigint;
+  /** address of int32_t[tokens * top_k]: replica that serves the choice; -1 for none. Written by dispatch */
+  readonly choiceReplica: bigint;
+  /** address of int32_t[tokens * top_k]: its place among those of this rank to that replica, in token order */
+  readonly choiceSlot: bigint;
+  /** address of uint64_t[replicas]: count words */
+  readonly sendWords: bigint;
+  /** address of ep_moe_header[tokens * top_k]: by replica, then by slot; used where endpoints cannot store */
+  readonly sendHeaders: bigint;
+  /** address of uint32_t[replicas + 1]: first of a replica's headers, the same */
+  readonly sendFirst: bigint;
+  /** address of int32_t[local experts]: rows of each */
+  readonly recvCount: bigint;
+  /**
+   * address of uint32_t[local experts + 1]: first row of each in the receive tensor; high throughput: then the rows of
+   * the tensor
+   */
+  readonly blockStart: bigint;
+  /** address of uint64_t[local experts * world_size]: begin << 32 | count, rows of a source in its block */
+  readonly layoutRange: bigint;
+  /** address of int32_t[recv_rows]: token of a received row at its source */
+  readonly srcToken: bigint;
+  /** address of int32_t[recv_rows]. High throughput: both are -1 for padding and for rows of lost ranks */
+  readonly srcChoice: bigint;
+  /** high throughput: address of uint32_t[replicas]: row at its rank where this rank's first row to the replica goes */
+  readonly sendStart: bigint;
+  readonly tokens: number;
+}
+
+export const moeRoutingLayout = {
+  byteLength: 104,
+  align: 8,
+  offset: {
+    topk: 0,
+    choiceReplica: 8,
+    choiceSlot: 16,
+    sendWords: 24,
+    sendHeaders: 32,
+    sendFirst: 40,
+    recvCount: 48,
+    blockStart: 56,
+    layoutRange: 64,
+    srcToken: 72,
+    srcChoice: 80,
+    sendStart: 88,
+    tokens: 96,
+    reserved: 100,
+  },
+} as const;
+
+export function readMoeRouting(view: DataView, at = 0): MoeRouting {
+  return {
+    topk: view.getBigUint64(at + 0, true),
+    choiceReplica: view.getBigUint64(at + 8, true),
+    choiceSlot: view.getBigUint64(at + 16, true),
+    sendWords: view.getBigUint64(at + 24, true),
+    sendHeaders: view.getBigUint64(at + 32, true),
+    sendFirst: view.getBigUint64(at + 40, true),
+    recvCount: view.getBigUint64(at + 48, true),
+    blockStart: view.getBigUint64(at + 56, true),
+    layoutRange: view.getBigUint64(at + 64, true),
+    srcToken: view.getBigUint64(at + 72, true),
+    srcChoice: view.getBigUint64(at + 80, true),
+    sendStart: view.getBigUint64(at + 88, true),
+    tokens: view.getUint32(at + 96, true),
+  };
+}
+
+export function writeMoeRouting(view: DataView, at: number, value: MoeRouting): void {
+  view.setBigUint64(at + 0, value.topk, true);
+  view.setBigUint64(at + 8, value.choiceReplica, true);
+  view.setBigUint64(at + 16, value.choiceSlot, true);
+  view.setBigUint64(at + 24, value.sendWords, true);
+  view.setBigUint64(at + 32, value.sendHeaders, true);
+  view.setBigUint64(at + 40, value.sendFirst, true);
+  view.setBigUint64(at + 48, value.recvCount, true);
+  view.setBigUint64(at + 56, value.blockStart, true);
+  view.setBigUint64(at + 64, value.layoutRange, true);
+  view.setBigUint64(at + 72, value.srcToken, true);
+  view.setBigUint64(at + 80, value.srcChoice, true);
+  view.setBigUint64(at + 88, value.sendStart, true);
+  view.setUint32(at + 96, value.tokens, true);
+  clear(view, at + 100, 4);
+}
+
+/** What every half has. */
+export interface MoeCall {
+  /** EP_MAGIC_MOE_CALL */
+  readonly header: HandleHeader;
+  readonly slot: number;
+  /** 1 .. 2^32 - 1 */
+  readonly epoch: number;
+  /** EP_MOE_* */
+  readonly flags: number;
+  readonly routing: MoeRouting;
+  /** address of uint64_t[world_size]: see EP_MOE_RANK_MASKED. The same array for both halves of a call */
+  readonly ranks: bigint;
+  /** address of uint64_t[world_size]: time spent in waiting for each rank is added; or 0 */
+  readonly waitNs: bigint;
+  /** address of ep_kernel_status: why a half returned false, which a lost or late rank is no reason for */
+  readonly status: bigint;
+  readonly creditsByNs: bigint;
+  readonly countsByNs: bigint;
+  readonly answersByNs: bigint;
+}
+
+export const moeCallLayout = {
+  byteLength: 184,
+  align: 8,
+  offset: {
+    header: 0,
+    slot: 16,
+    epoch: 20,
+    flags: 24,
+    reserved: 28,
+    routing: 32,
+    ranks: 136,
+    waitNs: 144,
+    status: 152,
+    creditsByNs: 160,
+    countsByNs: 168,
+    answersByNs: 176,
+  },
+} as const;
+
+export function readMoeCall(view: DataView, at = 0): MoeCall {
+  return {
+    header: readHandleHeader(view, at + 0),
+    slot: view.getUint32(at + 16, true),
+    epoch: view.getUint32(at + 20, true),
+    flags: view.getUint32(at + 24, true),
+    routing: readMoeRouting(view, at + 32),
+    ranks: view.getBigUint64(at + 136, true),
+    waitNs: view.getBigUint64(at + 144, true),
+    status: view.getBigUint64(at + 152, true),
+    creditsByNs: view.getBigUint64(at + 160, true),
+    countsByNs: view.getBigUint64(at + 168, true),
+    answersByNs: view.getBigUint64(at + 176, true),
+  };
+}
+
+export function writeMoeCall(view: DataView, at: number, value: MoeCall): void {
+  writeHandleHeader(view, at + 0, value.header);
+  view.setUint32(at + 16, value.slot, true);
+  view.setUint32(at + 20, value.epoch, true);
+  view.setUint32(at + 24, value.flags, true);
+  clear(view, at + 28, 4);
+  writeMoeRouting(view, at + 32, value.routing);
+  view.setBigUint64(at + 136, value.ranks, true);
+  view.setBigUint64(at + 144, value.waitNs, true);
+  view.setBigUint64(at + 152, value.status, true);
+  view.setBigUint64(at + 160, value.creditsByNs, true);
+  view.setBigUint64(at + 168, value.countsByNs, true);
+  view.setBigUint64(at + 176, value.answersByNs, true);
+}
+
+/** Dispatch. Both halves read x: it stays unchanged until the receive half has ended. */
+export interface MoeDispatchArgs {
+  readonly call: MoeCall;
+  /** address of row 0: [tokens, hidden] of `dtype` */
+  readonly x: bigint;
+  readonly xStrideBytes: bigint;
+  /** EP_MOE_F32, F16, BF16. Another payload than this: rows are cast into staged_tokens, once each */
+  readonly dtype: number;
+  /** blocks whose scales lie side by side: 1, or 4 where UE8M0 bytes are packed into words */
+  readonly scaleGroup: number;
+  /** address of row 0 of the receive tensor: [recv_rows, hidden] of the payload's codes */
+  readonly out: bigint;
+  readonly outStrideBytes: bigint;
+  /** address of the scale of (row 0, block 0); or 0 */
+  readonly outScales: bigint;
+  readonly scaleRowStride: bigint;
+  readonly scaleBlockStride: bigint;
+  /** address of uint64_t[local experts]: rows of every call so far, added to; or 0 */
+  readonly totals: bigint;
+}
+
+export const moeDispatchArgsLayout = {
+  byteLength: 256,
+  align: 8,
+  offset: {
+    call: 0,
+    x: 184,
+    xStrideBytes: 192,
+    dtype: 200,
+    scaleGroup: 204,
+    out: 208,
+    outStrideBytes: 216,
+    outScales: 224,
+    scaleRowStride: 232,
+    scaleBlockStride: 240,
+    totals: 248,
+  },
+} as const;
+
+export function readMoeDispatchArgs(view: DataView, at = 0): MoeDispatchArgs {
+  return {
+    call: readMoeCall(view, at + 0),
+    x: view.getBigUint64(at + 184, true),
+    xStrideBytes: view.getBigUint64(at + 192, true),
+    dtype: view.getUint32(at + 200, true),
+    scaleGroup: view.getUint32(at + 204, true),
+    out: view.getBigUint64(at + 208, true),
+    outStrideBytes: view.getBigUint64(at + 216, true),
+    outScales: view.getBigUint64(at + 224, true),
+    scaleRowStride: view.getBigUint64(at + 232, true),
+    scaleBlockStride: view.getBigUint64(at + 240, true),
+    totals: view.getBigUint64(at + 248, true),
+  };
+}
+
+export function writeMoeDispatchArgs(view: DataView, at: number, value: MoeDispatchArgs): void {
+  writeMoeCall(view, at + 0, value.call);
+  view.setBigUint64(at + 184, value.x, true);
+  view.setBigUint64(at + 192, value.xStrideBytes, true);
+  view.setUint32(at + 200, value.dtype, true);
+  view.setUint32(at + 204, value.scaleGroup, true);
+  view.setBigUint64(at + 208, value.out, true);
+  view.setBigUint64(at + 216, value.outStrideBytes, true);
+  view.setBigUint64(at + 224, value.outScales, true);
+  view.setBigUint64(at + 232, value.scaleRowStride, true);
+  view.setBigUint64(at + 240, value.scaleBlockStride, true);
+  view.setBigUint64(at + 248, value.totals, true);
+}
+
+/** Combine. */
+export interface MoeCombineArgs {
+  readonly call: MoeCall;
+  /** address of row 0 of what experts made of the receive tensor: [recv_rows, hidden] of `dtype` */
+  readonly y: bigint;
+  readonly yStrideBytes: bigint;
+  /** address of float[tokens * top_k]; or 0: rows are summed as they are */
+  readonly weights: bigint;
+  /** addresses of [tokens, hidden] of `dtype`, packed; or 0 */
+  readonly bias: readonly bigint[];
+  /** address of row 0: [tokens, hidden] of `dtype` */
+  readonly out: bigint;
+  readonly outStrideBytes: bigint;
+  /** EP_MOE_F32, F16, BF16. Another result payload than this: rows are cast into staged_results */
+  readonly dtype: number;
+}
+
+export const moeCombineArgsLayout = {
+  byteLength: 248,
+  align: 8,
+  offset: {
+    call: 0,
+    y: 184,
+    yStrideBytes: 192,
+    weights: 200,
+    bias: 208,
+    out: 224,
+    outStrideBytes: 232,
+    dtype: 240,
+    reserved: 244,
+  },
+} as const;
+
+export function readMoeCombineArgs(view: DataView, at = 0): MoeCombineArgs {
+  return {
+    call: readMoeCall(view, at + 0),
+    y: view.getBigUint64(at + 184, true),
+    yStrideBytes: view.getBigUint64(at + 192, true),
+    weights: view.getBigUint64(at + 200, true),
+    bias: Array.from({ length: 2 }, (_, i) => view.getBigUint64(at + 208 + i * 8, true)),
+    out: view.getBigUint64(at + 224, true),
+    outStrideBytes: view.getBigUint64(at + 232, true),
+    dtype: view.getUint32(at + 240, true),
+  };
+}
+
+export function writeMoeCombineArgs(view: DataView, at: number, value: MoeCombineArgs): void {
+  writeMoeCall(view, at + 0, value.call);
+  view.setBigUint64(at + 184, value.y, true);
+  view.setBigUint64(at + 192, value.yStrideBytes, true);
+  view.setBigUint64(at + 200, value.weights, true);
+  elements(value.bias, 2, 'moeCombineArgs.bias').forEach((element, i) => {
+    view.setBigUint64(at + 208 + i * 8, element, true);
+  });
+  view.setBigUint64(at + 224, value.out, true);
+  view.setBigUint64(at + 232, value.outStrideBytes, true);
+  view.setUint32(at + 240, value.dtype, true);
+  clear(view, at + 244, 4);
+}
+
+/** Rows of x and y that are one expert's. */
+export interface ExpertRun {
+  readonly row: number;
+  readonly rows: number;
+}
+
+export const expertRunLayout = {
+  byteLength: 8,
+  align: 4,
+  offset: {
+    row: 0,
+    rows: 4,
+  },
+} as const;
+
+export function readExpertRun(view: DataView, at = 0): ExpertRun {
+  return {
+    row: view.getUint32(at + 0, true),
+    rows: view.getUint32(at + 4, true),
+  };
+}
+
+export function writeExpertRun(view: DataView, at: number, value: ExpertRun): void {
+  view.setUint32(at + 0, value.row, true);
+  view.setUint32(at + 4, value.rows, true);
+}
+
+export interface ExpertArgs {
+  /** addresses of f32 [experts, intermediate, hidden], packed; so is up */
+  readonly gate: bigint;
+  readonly up: bigint;
+  /** f32 [experts, hidden, intermediate] */
+  readonly down: bigint;
+  /** address of row 0: numbers, or codes, of `payload` */
+  readonly x: bigint;
+  readonly xStrideBytes: bigint;
+  /** of codes: [ceil(hidden / 128), scale_room], of row r in column r; f32, or bytes of EP_MOE_F8_UE8M0. Otherwise 0 */
+  readonly scales: bigint;
+  readonly scaleRoom: bigint;
+  /** address of row 0, of `dtype`: written where runs are */
+  readonly y: bigint;
+  readonly yStrideBytes: bigint;
+  /** EP_MOE_F32, F16, BF16 or one of EP_MOE_F8_* */
+  readonly payload: number;
+  /** EP_MOE_F32, F16, BF16 */
+  readonly dtype: number;
+  /** at most EP_EXPERT_MOST */
+  readonly experts: number;
+  readonly hidden: number;
+  readonly intermediate: number;
+  /** of EP_EXPERT_ROWS rows, of all runs; none has rows of two experts */
+  readonly tiles: number;
+  readonly runs: readonly ExpertRun[];
+}
+
+export const expertArgsLayout = {
+  byteLength: 2144,
+  align: 8,
+  offset: {
+    gate: 0,
+    up: 8,
+    down: 16,
+    x: 24,
+    xStrideBytes: 32,
+    scales: 40,
+    scaleRoom: 48,
+    y: 56,
+    yStrideBytes: 64,
+    payload: 72,
+    dtype: 76,
+    experts: 80,
+    hidden: 84,
+    intermediate: 88,
+    tiles: 92,
+    runs: 96,
+  },
+} as const;
+
+export function readExpertArgs(view: DataView, at = 0): ExpertArgs {
+  return {
+    gate: view.getBigUint64(at + 0, true),
+    up: view.getBigUint64(at + 8, true),
+    down: view.getBigUint64(at + 16, true),
+    x: view.getBigUint64(at + 24, true),
+    xStrideBytes: view.getBigUint64(at + 32, true),
+    scales: view.getBigUint64(at + 40, true),
+    scaleRoom: view.getBigUint64(at + 48, true),
+    y: view.getBigUint64(at + 56, true),
+    yStrideBytes: view.getBigUint64(at + 64, true),
+    payload: view.getUint32(at + 72, true),
+    dtype: view.getUint32(at + 76, true),
+    experts: view.getUint32(at + 80, true),
+    hidden: view.getUint32(at + 84, true),
+    intermediate: view.getUint32(at + 88, true),
+    tiles: view.getUint32(at + 92, true),
+    runs: Array.from({ length: 256 }, (_, i) => readExpertRun(view, at + 96 + i * 8)),
+  };
+}
+
+export function writeExpertArgs(view: DataView, at: number, value: ExpertArgs): void {
+  view.setBigUint64(at + 0, value.gate, true);
+  view.setBigUint64(at + 8, value.up, true);
+  view.setBigUint64(at + 16, value.down, true);
+  view.setBigUint64(at + 24, value.x, true);
+  view.setBigUint64(at + 32, value.xStrideBytes, true);
+  view.setBigUint64(at + 40, value.scales, true);
+  view.setBigUint64(at + 48, value.scaleRoom, true);
+  view.setBigUint64(at + 56, value.y, true);
+  view.setBigUint64(at + 64, value.yStrideBytes, true);
+  view.setUint32(at + 72, value.payload, true);
+  view.setUint32(at + 76, value.dtype, true);
+  view.setUint32(at + 80, value.experts, true);
+  view.setUint32(at + 84, value.hidden, true);
+  view.setUint32(at + 88, value.intermediate, true);
+  view.setUint32(at + 92, value.tiles, true);
+  elements(value.runs, 256, 'expertArgs.runs').forEach((element, i) => {
+    writeExpertRun(view, at + 96 + i * 8, element);
+  });
+}
+
 export interface GinStep {
   readonly op: number;
   readonly peer: number;
@@ -4129,626 +4871,6 @@ export function readMlx5Dbr(view: DataView, at = 0): Mlx5Dbr {
 export function writeMlx5Dbr(view: DataView, at: number, value: Mlx5Dbr): void {
   view.setUint32(at + 0, value.receive, false);
   view.setUint32(at + 4, value.send, false);
-}
-
-/**
- * A component of the buffer (bufferSizes in @ep/plan/moe): that of slot q begins at offset + q * stride, in bytes from
- * the start of a rank's part.
- */
-export interface MoePart {
-  readonly offset: bigint;
-  readonly stride: bigint;
-}
-
-export const moePartLayout = {
-  byteLength: 16,
-  align: 8,
-  offset: {
-    offset: 0,
-    stride: 8,
-  },
-} as const;
-
-export function readMoePart(view: DataView, at = 0): MoePart {
-  return {
-    offset: view.getBigUint64(at + 0, true),
-    stride: view.getBigUint64(at + 8, true),
-  };
-}
-
-export function writeMoePart(view: DataView, at: number, value: MoePart): void {
-  view.setBigUint64(at + 0, value.offset, true);
-  view.setBigUint64(at + 8, value.stride, true);
-}
-
-/** Where a dispatched row came from. */
-export interface MoeHeader {
-  readonly rank: number;
-  readonly token: number;
-  /** 0 .. top_k - 1 */
-  readonly choice: number;
-}
-
-export const moeHeaderLayout = {
-  byteLength: 16,
-  align: 4,
-  offset: {
-    rank: 0,
-    token: 4,
-    choice: 8,
-    reserved: 12,
-  },
-} as const;
-
-export function readMoeHeader(view: DataView, at = 0): MoeHeader {
-  return {
-    rank: view.getInt32(at + 0, true),
-    token: view.getUint32(at + 4, true),
-    choice: view.getUint32(at + 8, true),
-  };
-}
-
-export function writeMoeHeader(view: DataView, at: number, value: MoeHeader): void {
-  view.setInt32(at + 0, value.rank, true);
-  view.setUint32(at + 4, value.token, true);
-  view.setUint32(at + 8, value.choice, true);
-  clear(view, at + 12, 4);
-}
-
-/** Which replica is where, and which of them this rank takes. Replicas are numbered rank-major. */
-export interface MoeExperts {
-  /** address of int32_t[replicas] */
-  readonly replicaRank: bigint;
-  /** address of int32_t[replicas] */
-  readonly replicaExpert: bigint;
-  /** address of uint32_t[world_size + 1]: rank r holds replicas rank_begin[r] .. rank_begin[r + 1] */
-  readonly rankBegin: bigint;
-  /** address of uint32_t[experts + 1]: CSR into candidates */
-  readonly candidateBegin: bigint;
-  /**
-   * address of uint32_t[]: replicas that this rank's choices of an expert take in turn, beginning with number (rank mod
-   * how many)
-   */
-  readonly candidates: bigint;
-  readonly experts: number;
-  readonly replicas: number;
-  /** replicas of the rank that has most: how many a slot of `received` and `counts` has room for */
-  readonly mostLocal: number;
-}
-
-export const moeExpertsLayout = {
-  byteLength: 56,
-  align: 8,
-  offset: {
-    replicaRank: 0,
-    replicaExpert: 8,
-    rankBegin: 16,
-    candidateBegin: 24,
-    candidates: 32,
-    experts: 40,
-    replicas: 44,
-    mostLocal: 48,
-    reserved: 52,
-  },
-} as const;
-
-export function readMoeExperts(view: DataView, at = 0): MoeExperts {
-  return {
-    replicaRank: view.getBigUint64(at + 0, true),
-    replicaExpert: view.getBigUint64(at + 8, true),
-    rankBegin: view.getBigUint64(at + 16, true),
-    candidateBegin: view.getBigUint64(at + 24, true),
-    candidates: view.getBigUint64(at + 32, true),
-    experts: view.getUint32(at + 40, true),
-    replicas: view.getUint32(at + 44, true),
-    mostLocal: view.getUint32(at + 48, true),
-  };
-}
-
-export function writeMoeExperts(view: DataView, at: number, value: MoeExperts): void {
-  view.setBigUint64(at + 0, value.replicaRank, true);
-  view.setBigUint64(at + 8, value.replicaExpert, true);
-  view.setBigUint64(at + 16, value.rankBegin, true);
-  view.setBigUint64(at + 24, value.candidateBegin, true);
-  view.setBigUint64(at + 32, value.candidates, true);
-  view.setUint32(at + 40, value.experts, true);
-  view.setUint32(at + 44, value.replicas, true);
-  view.setUint32(at + 48, value.mostLocal, true);
-  clear(view, at + 52, 4);
-}
-
-/**
- * What a rank remembers of a peer between the calls of one slot: kernels read and write it; whoever lets ranks in anew
- * sets it. All 0 at first.
- */
-export interface MoePeer {
-  /** the counters as they stand when all calls so far are complete (where endpoints can store: unused) */
-  readonly counted: bigint;
-  /** of this rank, low latency on GPUs: blocks that have ended the half under way, 0 between halves */
-  readonly arrived: bigint;
-  readonly returned: bigint;
-  readonly placed: bigint;
-  /** value that the peer's credit must have before the next call may write there */
-  readonly credited: bigint;
-  /**
-   * not 0: a rank that was given up may still write results of an earlier call into the bank, until
-   * EP_MOE_SIGNAL_RETURNED shows this value or it is dead
-   */
-  readonly owed: readonly bigint[];
-  /** the same for rows of a high-throughput dispatch, and EP_MOE_SIGNAL_ARRIVED */
-  readonly owedRows: bigint;
-  /** epoch of the last call whose counts were sent there; of this rank: see EP_MOE_DEVICE_EPOCH */
-  readonly told: number;
-  /** where it takes its results of the call under way; of this rank: where it takes those of the next call */
-  readonly bank: number;
-}
-
-export const moePeerLayout = {
-  byteLength: 72,
-  align: 8,
-  offset: {
-    counted: 0,
-    arrived: 8,
-    returned: 16,
-    placed: 24,
-    credited: 32,
-    owed: 40,
-    owedRows: 56,
-    told: 64,
-    bank: 68,
-  },
-} as const;
-
-export function readMoePeer(view: DataView, at = 0): MoePeer {
-  return {
-    counted: view.getBigUint64(at + 0, true),
-    arrived: view.getBigUint64(at + 8, true),
-    returned: view.getBigUint64(at + 16, true),
-    placed: view.getBigUint64(at + 24, true),
-    credited: view.getBigUint64(at + 32, true),
-    owed: Array.from({ length: 2 }, (_, i) => view.getBigUint64(at + 40 + i * 8, true)),
-    owedRows: view.getBigUint64(at + 56, true),
-    told: view.getUint32(at + 64, true),
-    bank: view.getUint32(at + 68, true),
-  };
-}
-
-export function writeMoePeer(view: DataView, at: number, value: MoePeer): void {
-  view.setBigUint64(at + 0, value.counted, true);
-  view.setBigUint64(at + 8, value.arrived, true);
-  view.setBigUint64(at + 16, value.returned, true);
-  view.setBigUint64(at + 24, value.placed, true);
-  view.setBigUint64(at + 32, value.credited, true);
-  elements(value.owed, 2, 'moePeer.owed').forEach((element, i) => {
-    view.setBigUint64(at + 40 + i * 8, element, true);
-  });
-  view.setBigUint64(at + 56, value.owedRows, true);
-  view.setUint32(at + 64, value.told, true);
-  view.setUint32(at + 68, value.bank, true);
-}
-
-export interface MoeBuffer {
-  /** EP_MAGIC_MOE; kind EP_MOE_LOW_LATENCY or EP_MOE_HIGH_THROUGHPUT */
-  readonly header: HandleHeader;
-  readonly memory: MemoryHandle;
-  readonly experts: MoeExperts;
-  readonly received: MoePart;
-  /** EP_MOE_BANKS times: row (token * top_k + choice), of result_row_bytes */
-  readonly returned: MoePart;
-  readonly stagedTokens: MoePart;
-  readonly stagedResults: MoePart;
-  /** uint64_t[world_size][most_local]: count words, by source and local expert: one put for each pair of ranks */
-  readonly counts: MoePart;
-  /** high throughput: uint64_t[replicas]: (epoch << 32 | first row), written by the ranks that hold the replicas */
-  readonly starts: MoePart;
-  /** uint64_t[world_size]: by rank, of which call it says that it is refused, and whom for (moe_wait.h) */
-  readonly refusals: MoePart;
-  readonly firstSignal: bigint;
-  /** address of ep_moe_peer[calls * world_size] */
-  readonly peers: bigint;
-  readonly calls: number;
-  readonly maxTokens: number;
-  readonly topK: number;
-  readonly hidden: number;
-  /** EP_MOE_*, of dispatched rows */
-  readonly payload: number;
-  /** EP_MOE_*, of returned rows */
-  readonly resultPayload: number;
-  /** of one token, as it travels */
-  readonly payloadBytes: bigint;
-  /** the same, rounded up to 16 */
-  readonly rowBytes: bigint;
-  /** of one returned row, as it travels */
-  readonly resultBytes: bigint;
-  /** the same, rounded up to 16 */
-  readonly resultRowBytes: bigint;
-  /** of the receive tensor */
-  readonly recvRows: bigint;
-  /** of blocks, in rows; 1 in low-latency form */
-  readonly alignment: number;
-  /** EP_MOE_ZERO_COPY, alike on all ranks */
-  readonly flags: number;
-}
-
-export const moeBufferLayout = {
-  byteLength: 336,
-  align: 8,
-  offset: {
-    header: 0,
-    memory: 16,
-    experts: 80,
-    received: 136,
-    returned: 152,
-    stagedTokens: 168,
-    stagedResults: 184,
-    counts: 200,
-    starts: 216,
-    refusals: 232,
-    firstSignal: 248,
-    peers: 256,
-    calls: 264,
-    maxTokens: 268,
-    topK: 272,
-    hidden: 276,
-    payload: 280,
-    resultPayload: 284,
-    payloadBytes: 288,
-    rowBytes: 296,
-    resultBytes: 304,
-    resultRowBytes: 312,
-    recvRows: 320,
-    alignment: 328,
-    flags: 332,
-  },
-} as const;
-
-export function readMoeBuffer(view: DataView, at = 0): MoeBuffer {
-  return {
-    header: readHandleHeader(view, at + 0),
-    memory: readMemoryHandle(view, at + 16),
-    experts: readMoeExperts(view, at + 80),
-    received: readMoePart(view, at + 136),
-    returned: readMoePart(view, at + 152),
-    stagedTokens: readMoePart(view, at + 168),
-    stagedResults: readMoePart(view, at + 184),
-    counts: readMoePart(view, at + 200),
-    starts: readMoePart(view, at + 216),
-    refusals: readMoePart(view, at + 232),
-    firstSignal: view.getBigUint64(at + 248, true),
-    peers: view.getBigUint64(at + 256, true),
-    calls: view.getUint32(at + 264, true),
-    maxTokens: view.getUint32(at + 268, true),
-    topK: view.getUint32(at + 272, true),
-    hidden: view.getUint32(at + 276, true),
-    payload: view.getUint32(at + 280, true),
-    resultPayload: view.getUint32(at + 284, true),
-    payloadBytes: view.getBigUint64(at + 288, true),
-    rowBytes: view.getBigUint64(at + 296, true),
-    resultBytes: view.getBigUint64(at + 304, true),
-    resultRowBytes: view.getBigUint64(at + 312, true),
-    recvRows: view.getBigUint64(at + 320, true),
-    alignment: view.getUint32(at + 328, true),
-    flags: view.getUint32(at + 332, true),
-  };
-}
-
-export function writeMoeBuffer(view: DataView, at: number, value: MoeBuffer): void {
-  writeHandleHeader(view, at + 0, value.header);
-  writeMemoryHandle(view, at + 16, value.memory);
-  writeMoeExperts(view, at + 80, value.experts);
-  writeMoePart(view, at + 136, value.received);
-  writeMoePart(view, at + 152, value.returned);
-  writeMoePart(view, at + 168, value.stagedTokens);
-  writeMoePart(view, at + 184, value.stagedResults);
-  writeMoePart(view, at + 200, value.counts);
-  writeMoePart(view, at + 216, value.starts);
-  writeMoePart(view, at + 232, value.refusals);
-  view.setBigUint64(at + 248, value.firstSignal, true);
-  view.setBigUint64(at + 256, value.peers, true);
-  view.setUint32(at + 264, value.calls, true);
-  view.setUint32(at + 268, value.maxTokens, true);
-  view.setUint32(at + 272, value.topK, true);
-  view.setUint32(at + 276, value.hidden, true);
-  view.setUint32(at + 280, value.payload, true);
-  view.setUint32(at + 284, value.resultPayload, true);
-  view.setBigUint64(at + 288, value.payloadBytes, true);
-  view.setBigUint64(at + 296, value.rowBytes, true);
-  view.setBigUint64(at + 304, value.resultBytes, true);
-  view.setBigUint64(at + 312, value.resultRowBytes, true);
-  view.setBigUint64(at + 320, value.recvRows, true);
-  view.setUint32(at + 328, value.alignment, true);
-  view.setUint32(at + 332, value.flags, true);
-}
-
-/**
- * What one dispatch leaves behind for its combine, or for the next dispatch with the same routing. Owned by whoever
- * owns the handle. Where a NIC sends for the kernel, send_words, send_headers and topk lie in registered memory.
- */
-export interface MoeRouting {
-  /** address of const int32_t[tokens * top_k]: experts; negative for none */
-  readonly topk: bigint;
-  /** address of int32_t[tokens * top_k]: replica that serves the choice; -1 for none. Written by dispatch */
-  readonly choiceReplica: bigint;
-  /** address of int32_t[tokens * top_k]: its place among those of this rank to that replica, in token order */
-  readonly choiceSlot: bigint;
-  /** address of uint64_t[replicas]: count words */
-  readonly sendWords: bigint;
-  /** address of ep_moe_header[tokens * top_k]: by replica, then by slot; used where endpoints cannot store */
-  readonly sendHeaders: bigint;
-  /** address of uint32_t[replicas + 1]: first of a replica's headers, the same */
-  readonly sendFirst: bigint;
-  /** address of int32_t[local experts]: rows of each */
-  readonly recvCount: bigint;
-  /**
-   * address of uint32_t[local experts + 1]: first row of each in the receive tensor; high throughput: then the rows of
-   * the tensor
-   */
-  readonly blockStart: bigint;
-  /** address of uint64_t[local experts * world_size]: begin << 32 | count, rows of a source in its block */
-  readonly layoutRange: bigint;
-  /** address of int32_t[recv_rows]: token of a received row at its source */
-  readonly srcToken: bigint;
-  /** address of int32_t[recv_rows]. High throughput: both are -1 for padding and for rows of lost ranks */
-  readonly srcChoice: bigint;
-  /** high throughput: address of uint32_t[replicas]: row at its rank where this rank's first row to the replica goes */
-  readonly sendStart: bigint;
-  readonly tokens: number;
-}
-
-export const moeRoutingLayout = {
-  byteLength: 104,
-  align: 8,
-  offset: {
-    topk: 0,
-    choiceReplica: 8,
-    choiceSlot: 16,
-    sendWords: 24,
-    sendHeaders: 32,
-    sendFirst: 40,
-    recvCount: 48,
-    blockStart: 56,
-    layoutRange: 64,
-    srcToken: 72,
-    srcChoice: 80,
-    sendStart: 88,
-    tokens: 96,
-    reserved: 100,
-  },
-} as const;
-
-export function readMoeRouting(view: DataView, at = 0): MoeRouting {
-  return {
-    topk: view.getBigUint64(at + 0, true),
-    choiceReplica: view.getBigUint64(at + 8, true),
-    choiceSlot: view.getBigUint64(at + 16, true),
-    sendWords: view.getBigUint64(at + 24, true),
-    sendHeaders: view.getBigUint64(at + 32, true),
-    sendFirst: view.getBigUint64(at + 40, true),
-    recvCount: view.getBigUint64(at + 48, true),
-    blockStart: view.getBigUint64(at + 56, true),
-    layoutRange: view.getBigUint64(at + 64, true),
-    srcToken: view.getBigUint64(at + 72, true),
-    srcChoice: view.getBigUint64(at + 80, true),
-    sendStart: view.getBigUint64(at + 88, true),
-    tokens: view.getUint32(at + 96, true),
-  };
-}
-
-export function writeMoeRouting(view: DataView, at: number, value: MoeRouting): void {
-  view.setBigUint64(at + 0, value.topk, true);
-  view.setBigUint64(at + 8, value.choiceReplica, true);
-  view.setBigUint64(at + 16, value.choiceSlot, true);
-  view.setBigUint64(at + 24, value.sendWords, true);
-  view.setBigUint64(at + 32, value.sendHeaders, true);
-  view.setBigUint64(at + 40, value.sendFirst, true);
-  view.setBigUint64(at + 48, value.recvCount, true);
-  view.setBigUint64(at + 56, value.blockStart, true);
-  view.setBigUint64(at + 64, value.layoutRange, true);
-  view.setBigUint64(at + 72, value.srcToken, true);
-  view.setBigUint64(at + 80, value.srcChoice, true);
-  view.setBigUint64(at + 88, value.sendStart, true);
-  view.setUint32(at + 96, value.tokens, true);
-  clear(view, at + 100, 4);
-}
-
-/** What every half has. */
-export interface MoeCall {
-  /** EP_MAGIC_MOE_CALL */
-  readonly header: HandleHeader;
-  readonly slot: number;
-  /** 1 .. 2^32 - 1 */
-  readonly epoch: number;
-  /** EP_MOE_* */
-  readonly flags: number;
-  readonly routing: MoeRouting;
-  /** address of uint64_t[world_size]: see EP_MOE_RANK_MASKED. The same array for both halves of a call */
-  readonly ranks: bigint;
-  /** address of uint64_t[world_size]: time spent in waiting for each rank is added; or 0 */
-  readonly waitNs: bigint;
-  /** address of ep_kernel_status: why a half returned false, which a lost or late rank is no reason for */
-  readonly status: bigint;
-  readonly creditsByNs: bigint;
-  readonly countsByNs: bigint;
-  readonly answersByNs: bigint;
-}
-
-export const moeCallLayout = {
-  byteLength: 184,
-  align: 8,
-  offset: {
-    header: 0,
-    slot: 16,
-    epoch: 20,
-    flags: 24,
-    reserved: 28,
-    routing: 32,
-    ranks: 136,
-    waitNs: 144,
-    status: 152,
-    creditsByNs: 160,
-    countsByNs: 168,
-    answersByNs: 176,
-  },
-} as const;
-
-export function readMoeCall(view: DataView, at = 0): MoeCall {
-  return {
-    header: readHandleHeader(view, at + 0),
-    slot: view.getUint32(at + 16, true),
-    epoch: view.getUint32(at + 20, true),
-    flags: view.getUint32(at + 24, true),
-    routing: readMoeRouting(view, at + 32),
-    ranks: view.getBigUint64(at + 136, true),
-    waitNs: view.getBigUint64(at + 144, true),
-    status: view.getBigUint64(at + 152, true),
-    creditsByNs: view.getBigUint64(at + 160, true),
-    countsByNs: view.getBigUint64(at + 168, true),
-    answersByNs: view.getBigUint64(at + 176, true),
-  };
-}
-
-export function writeMoeCall(view: DataView, at: number, value: MoeCall): void {
-  writeHandleHeader(view, at + 0, value.header);
-  view.setUint32(at + 16, value.slot, true);
-  view.setUint32(at + 20, value.epoch, true);
-  view.setUint32(at + 24, value.flags, true);
-  clear(view, at + 28, 4);
-  writeMoeRouting(view, at + 32, value.routing);
-  view.setBigUint64(at + 136, value.ranks, true);
-  view.setBigUint64(at + 144, value.waitNs, true);
-  view.setBigUint64(at + 152, value.status, true);
-  view.setBigUint64(at + 160, value.creditsByNs, true);
-  view.setBigUint64(at + 168, value.countsByNs, true);
-  view.setBigUint64(at + 176, value.answersByNs, true);
-}
-
-/** Dispatch. Both halves read x: it stays unchanged until the receive half has ended. */
-export interface MoeDispatchArgs {
-  readonly call: MoeCall;
-  /** address of row 0: [tokens, hidden] of `dtype` */
-  readonly x: bigint;
-  readonly xStrideBytes: bigint;
-  /** EP_MOE_F32, F16, BF16. Another payload than this: rows are cast into staged_tokens, once each */
-  readonly dtype: number;
-  /** blocks whose scales lie side by side: 1, or 4 where UE8M0 bytes are packed into words */
-  readonly scaleGroup: number;
-  /** address of row 0 of the receive tensor: [recv_rows, hidden] of the payload's codes */
-  readonly out: bigint;
-  readonly outStrideBytes: bigint;
-  /** address of the scale of (row 0, block 0); or 0 */
-  readonly outScales: bigint;
-  readonly scaleRowStride: bigint;
-  readonly scaleBlockStride: bigint;
-  /** address of uint64_t[local experts]: rows of every call so far, added to; or 0 */
-  readonly totals: bigint;
-}
-
-export const moeDispatchArgsLayout = {
-  byteLength: 256,
-  align: 8,
-  offset: {
-    call: 0,
-    x: 184,
-    xStrideBytes: 192,
-    dtype: 200,
-    scaleGroup: 204,
-    out: 208,
-    outStrideBytes: 216,
-    outScales: 224,
-    scaleRowStride: 232,
-    scaleBlockStride: 240,
-    totals: 248,
-  },
-} as const;
-
-export function readMoeDispatchArgs(view: DataView, at = 0): MoeDispatchArgs {
-  return {
-    call: readMoeCall(view, at + 0),
-    x: view.getBigUint64(at + 184, true),
-    xStrideBytes: view.getBigUint64(at + 192, true),
-    dtype: view.getUint32(at + 200, true),
-    scaleGroup: view.getUint32(at + 204, true),
-    out: view.getBigUint64(at + 208, true),
-    outStrideBytes: view.getBigUint64(at + 216, true),
-    outScales: view.getBigUint64(at + 224, true),
-    scaleRowStride: view.getBigUint64(at + 232, true),
-    scaleBlockStride: view.getBigUint64(at + 240, true),
-    totals: view.getBigUint64(at + 248, true),
-  };
-}
-
-export function writeMoeDispatchArgs(view: DataView, at: number, value: MoeDispatchArgs): void {
-  writeMoeCall(view, at + 0, value.call);
-  view.setBigUint64(at + 184, value.x, true);
-  view.setBigUint64(at + 192, value.xStrideBytes, true);
-  view.setUint32(at + 200, value.dtype, true);
-  view.setUint32(at + 204, value.scaleGroup, true);
-  view.setBigUint64(at + 208, value.out, true);
-  view.setBigUint64(at + 216, value.outStrideBytes, true);
-  view.setBigUint64(at + 224, value.outScales, true);
-  view.setBigUint64(at + 232, value.scaleRowStride, true);
-  view.setBigUint64(at + 240, value.scaleBlockStride, true);
-  view.setBigUint64(at + 248, value.totals, true);
-}
-
-/** Combine. */
-export interface MoeCombineArgs {
-  readonly call: MoeCall;
-  /** address of row 0 of what experts made of the receive tensor: [recv_rows, hidden] of `dtype` */
-  readonly y: bigint;
-  readonly yStrideBytes: bigint;
-  /** address of float[tokens * top_k]; or 0: rows are summed as they are */
-  readonly weights: bigint;
-  /** addresses of [tokens, hidden] of `dtype`, packed; or 0 */
-  readonly bias: readonly bigint[];
-  /** address of row 0: [tokens, hidden] of `dtype` */
-  readonly out: bigint;
-  readonly outStrideBytes: bigint;
-  /** EP_MOE_F32, F16, BF16. Another result payload than this: rows are cast into staged_results */
-  readonly dtype: number;
-}
-
-export const moeCombineArgsLayout = {
-  byteLength: 248,
-  align: 8,
-  offset: {
-    call: 0,
-    y: 184,
-    yStrideBytes: 192,
-    weights: 200,
-    bias: 208,
-    out: 224,
-    outStrideBytes: 232,
-    dtype: 240,
-    reserved: 244,
-  },
-} as const;
-
-export function readMoeCombineArgs(view: DataView, at = 0): MoeCombineArgs {
-  return {
-    call: readMoeCall(view, at + 0),
-    y: view.getBigUint64(at + 184, true),
-    yStrideBytes: view.getBigUint64(at + 192, true),
-    weights: view.getBigUint64(at + 200, true),
-    bias: Array.from({ length: 2 }, (_, i) => view.getBigUint64(at + 208 + i * 8, true)),
-    out: view.getBigUint64(at + 224, true),
-    outStrideBytes: view.getBigUint64(at + 232, true),
-    dtype: view.getUint32(at + 240, true),
-  };
-}
-
-export function writeMoeCombineArgs(view: DataView, at: number, value: MoeCombineArgs): void {
-  writeMoeCall(view, at + 0, value.call);
-  view.setBigUint64(at + 184, value.y, true);
-  view.setBigUint64(at + 192, value.yStrideBytes, true);
-  view.setBigUint64(at + 200, value.weights, true);
-  elements(value.bias, 2, 'moeCombineArgs.bias').forEach((element, i) => {
-    view.setBigUint64(at + 208 + i * 8, element, true);
-  });
-  view.setBigUint64(at + 224, value.out, true);
-  view.setBigUint64(at + 232, value.outStrideBytes, true);
-  view.setUint32(at + 240, value.dtype, true);
-  clear(view, at + 244, 4);
 }
 
 /**

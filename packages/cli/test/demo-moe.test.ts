@@ -123,6 +123,30 @@ describe('ep demo moe', () => {
   );
 
   it.each([
+    ['low-latency', 'fp8', '3'],
+    ['high-throughput', 'bf16', '2'],
+  ] as const)(
+    'times two steps in turns, whose results are those of the steps: %s',
+    {
+      timeout: 120_000,
+    },
+    async (mode, dtype, ranks) => {
+      const form = ['--device', 'cuda', '--ping-pong', '--ranks', ranks, '--mode', mode, '--dtype', dtype];
+      const args = ['demo', 'moe', '--small', '--from', root, '--json', '--no-svg', ...form];
+      const standIn = join(root, 'native/build/Release/libep_cuda_host.so');
+      const { code, stdout, stderr } = await runEp(args, { EP_CUDA_PATH: standIn });
+      expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
+      const report = JSON.parse(stdout) as MoeDemoReport;
+      const { rounds, transfer, compute, together, hidden, differ } = report.turns!;
+      expect({ pass: report.pass, rounds, differ }).toEqual({ pass: true, rounds: 2, differ: 0 });
+      for (const milliseconds of [transfer, compute, together]) expect(milliseconds).toBeGreaterThan(0);
+      expect(hidden).toBeCloseTo((transfer + compute - together) / transfer);
+      expect(moeReportText(report)).toMatch(/transfer hidden +-?\d+ % .*0 numbers differ/);
+      expect(moePasses({ ...report, turns: { ...report.turns!, differ: 1 } })).toBe(false);
+    },
+  );
+
+  it.each([
     ['a process', []],
     ['a thread', ['--threads', '--mode', 'high-throughput']],
     ['of one node with some, of another with others', ['--transport', 'mixed']],

@@ -115,7 +115,8 @@ describe('ep demo', () => {
 
   it.each([
     [['attention'], /--ping-pong.*with --device cuda/],
-    [['moe'], /--ping-pong.*absent: it is of demo attention/],
+    [['moe'], /--ping-pong.*with --device cuda/],
+    [['moe', '--device', 'cuda', '--kill', '1'], /--ping-pong.*without --kill/],
   ])('refuses --ping-pong where nothing goes in turns: %s', async (job, text) => {
     const { code, stderr } = await runEp(['demo', ...job, '--ping-pong']);
     expect(code).toBe(1);

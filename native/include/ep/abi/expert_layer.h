@@ -8,8 +8,6 @@
 #define EP_EXPERT_ROWS 4u
 /* Experts of one launch, whose runs travel with it. */
 #define EP_EXPERT_MOST 256u
-/* Floats of a block's own memory: the rows, and what becomes of them in between. */
-#define EP_EXPERT_FLOATS(hidden, intermediate) (EP_EXPERT_ROWS * ((hidden) + (intermediate)))
 
 /* Rows of x and y that are one expert's. */
 typedef struct ep_expert_run {

@@ -11,6 +11,9 @@
 #include "ep/abi/expert_layer.h"
 #include "moe_number.h"
 
+/* Floats of a block's own memory: a tile's rows, and what becomes of them in between. For whoever launches, too. */
+#define EP_EXPERT_FLOATS(hidden, intermediate) (EP_EXPERT_ROWS * ((hidden) + (intermediate)))
+
 EP_MACHINE_BEGIN
 
 namespace expert_layers {

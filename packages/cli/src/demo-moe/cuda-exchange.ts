@@ -12,8 +12,10 @@ import {
   readTensor,
   writeTensor,
 } from '@ep/cuda-kernels';
+import { movingShare } from '../demo/ping-pong-machine.js';
 import type { CudaDemoTransport } from '../demo/transports.js';
-import type { Arrived, Combined, Exchange } from './exchange.js';
+import { CudaTurns, type TurnsHalf } from './cuda-turns.js';
+import type { Arrived, Batch, Combined, Exchange, Turns } from './exchange.js';
 import type { ExpertWeights, MoeModel } from './model.js';
 
 /** Calls that are under way at one time. */
@@ -35,8 +37,11 @@ interface Call {
 interface CudaExchangeInit {
   readonly device: CudaDevice;
   readonly buffer: DeviceMoeBuffer;
-  /** Beside that of the buffer's calls: while experts compute, the next tokens travel. */
+  /** Of the buffer's calls. */
+  readonly transfer: CudaStream;
+  /** Beside it: while experts compute, the next tokens travel. */
   readonly stream: CudaStream;
+  readonly barrier: () => Promise<void>;
   /** Of this rank; absent where it has none. */
   readonly experts: CudaExperts | undefined;
   readonly hidden: number;
@@ -67,14 +72,21 @@ export class CudaExchange implements Exchange {
     transport: CudaDemoTransport,
     options: Omit<DeviceMoeOptions, 'stream' | 'calls'>,
     model: MoeModel,
+    inTurns: boolean,
   ): Promise<CudaExchange> {
     const device = new CudaDevice(transport.deviceIndex);
-    const buffer = await openDeviceMoeBuffer(transport, { ...options, stream: device.stream(), calls: CALLS });
+    // In turns, what travels comes first where both could start, and leaves most of the GPU to the experts.
+    const transfer = device.stream({ highPriority: inTurns });
+    const share = inTurns ? movingShare(transport.worldSize) : {};
+    const buffer = await openDeviceMoeBuffer(transport, { ...options, ...share, stream: transfer, calls: CALLS });
     const { map, rank } = buffer;
     const local = map.expert.subarray(map.rankOffsets[rank]!, map.rankOffsets[rank + 1]!);
     const experts = local.length === 0 ? undefined : device.experts(await placeWeights(device, model, local));
     const { hidden, maxTokens } = options;
-    const made = new CudaExchange({ device, buffer, stream: device.stream(), experts, hidden, maxTokens });
+    const made = new CudaExchange({
+      ...{ device, buffer, transfer, stream: device.stream(), experts, hidden, maxTokens },
+      barrier: () => transport.barrier(),
+    });
     // Whoever is ahead would send while others still allocate.
     await transport.barrier();
     return made;
@@ -125,6 +137,23 @@ export class CudaExchange implements Exchange {
     const combined = await buffer.combine(y, arrived.handle, { out, weights, renormalise: true });
     const bytes = await readTensor(combined.y);
     return { y: new Uint16Array(bytes.buffer), lostRanks: combined.lostRanks, stagedBytes: 0 };
+  }
+
+  async turns(halves: readonly [Batch, Batch], rounds: number): Promise<Turns> {
+    const { buffer, transfer, stream: compute, experts, barrier, hidden } = this.#init;
+    const place = async ({ rows, topkIdx, weights }: Batch, slot: Held): Promise<TurnsHalf> => {
+      const shape = [rows.length / hidden, hidden];
+      const x = slot.x.tensor('bf16', shape);
+      await writeTensor(rows, x);
+      const results = (of: readonly number[]) => slot.y.tensor('bf16', of);
+      return { x, topkIdx, weights, results, out: slot.out.tensor('bf16', shape) };
+    };
+    const [first, second] = this.#slots as readonly [Held, Held];
+    const placed = [await place(halves[0], first), await place(halves[1], second)] as const;
+    const turns = new CudaTurns({ buffer, transfer, compute, experts, halves: placed, barrier });
+    const times = await turns.times(rounds);
+    const read = async ({ out }: TurnsHalf) => new Uint16Array((await readTensor(out)).buffer);
+    return { times, results: [await read(placed[0]), await read(placed[1])] };
   }
 
   async close(): Promise<void> {

@@ -1,6 +1,7 @@
 /** How tokens get to their experts and back, wherever rows lie: as the demo's steps see it. */
 import type { Store } from '@ep/core';
 import type { MoeHandle, MoeLoss } from '@ep/cuda-kernels';
+import type { TurnTimes } from '../demo/ping-pong-machine.js';
 
 /** Rows in memory of the host. */
 export interface HostRows {
@@ -19,6 +20,19 @@ export interface Arrived {
   readonly host?: HostRows;
   readonly handle: MoeHandle;
   readonly stagedBytes: number;
+}
+
+/** A rank's tokens of one step: bf16 [tokens, hidden], and of each its experts and their weights. */
+export interface Batch {
+  readonly rows: Uint16Array;
+  readonly topkIdx: Int32Array;
+  readonly weights: Float32Array;
+}
+
+/** Two batches in turns: how long, and what came of each in the last round, bf16 [tokens, hidden]. */
+export interface Turns {
+  readonly times: TurnTimes;
+  readonly results: readonly [Uint16Array, Uint16Array];
 }
 
 export interface Combined {
@@ -43,5 +57,7 @@ export interface Exchange {
   takeIn?(store: Store, rank: number): Promise<void>;
   /** The same without another one, after a death that has ended the call of all. */
   goOnWithout?(store: Store, rank: number): Promise<void>;
+  /** Collective, with nothing under way: rounds of two batches in turns, timed. Absent where rows are in memory of the host. */
+  turns?(halves: readonly [Batch, Batch], rounds: number): Promise<Turns>;
   close(): Promise<void>;
 }

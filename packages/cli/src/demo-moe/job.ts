@@ -21,6 +21,8 @@ export interface MoeJob {
   readonly kill?: { readonly rank: number; readonly step: number };
   /** Then one more is started than there are ranks: it takes the place of the killed one (`replacedFrom`). */
   readonly replace?: boolean;
+  /** Afterwards the first two steps go in turns, in rounds that are timed: on a GPU. */
+  readonly turns?: { readonly rounds: number };
 }
 
 /** Whether a death ends the step in which it comes, on all ranks, so that they do it again: with the one that was taken in, or without. */

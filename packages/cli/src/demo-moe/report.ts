@@ -2,6 +2,7 @@
 import type { MoeForm } from '@ep/plan/moe';
 import pc from 'picocolors';
 import type { RankMode } from '../demo/ranks.js';
+import type { TurnsReport } from '../demo/report.js';
 import type { DemoDevice } from '../demo/transports.js';
 import { formatBytes, type MachineDescription, machineText } from '../doctor/machine.js';
 import { plainTable } from '../plain-table.js';
@@ -71,15 +72,19 @@ export interface MoeDemoReport {
   }[];
   readonly droppedChoices: number;
   readonly routes: readonly string[];
+  /** The first two steps in turns; `differ`: numbers of their results that were not those of the steps. */
+  readonly turns?: TurnsReport & { readonly differ: number };
   readonly svg?: string;
 }
 
 /** HAZARD: every element must have been compared, every survivor must have seen a death, and a NaN must fail. */
 export function moePasses(report: Omit<MoeDemoReport, 'pass'>): boolean {
-  const { error, expectedElements, tolerance, killed, losses, ranks } = report;
+  const { error, expectedElements, tolerance, killed, losses, ranks, turns } = report;
   const survivors = killed === undefined ? 0 : ranks - 1;
   const seen = killed === undefined || losses.every(({ rank }) => rank === killed.rank);
-  return error.relative <= tolerance && error.elements === expectedElements && seen && losses.length === survivors;
+  const sameInTurns = turns === undefined || turns.differ === 0;
+  const compared = error.relative <= tolerance && error.elements === expectedElements;
+  return compared && seen && losses.length === survivors && sameInTurns;
 }
 
 export function moePhaseTimes(results: readonly MoeRankResult[]): MoeDemoReport['phases'] {
@@ -144,6 +149,19 @@ export function moeReportText(report: MoeDemoReport): string {
       [
         '',
         `${report.droppedChoices} choices of the survivors had no expert left; the weights of the others were scaled`,
+      ],
+    );
+  }
+  if (report.turns !== undefined) {
+    const { rounds, transfer, compute, together, hidden, differ } = report.turns;
+    facts.push(
+      [
+        'two steps in turns',
+        `${together.toFixed(3)} ms; calls alone ${transfer.toFixed(3)} ms, experts alone ${compute.toFixed(3)} ms`,
+      ],
+      [
+        'transfer hidden',
+        `${(100 * hidden).toFixed(0)} % (medians of ${rounds} rounds, slowest rank, events of the GPU); ${differ} numbers differ from those of the steps`,
       ],
     );
   }

@@ -14,6 +14,7 @@ import {
 } from '@ep/plan/moe';
 import { collectDocuments, findRoot, type Selection, selectDocuments } from '../demo/documents.js';
 import { type RankMode, runRanks } from '../demo/ranks.js';
+import { turnsOf } from '../demo/report.js';
 import type { DemoDevice, DemoTransportName } from '../demo/transports.js';
 import { describeMachine } from '../doctor/machine.js';
 import { writePicture } from '../plan/command.js';
@@ -37,6 +38,8 @@ export interface MoeDemoOptions {
   readonly svg?: string;
   readonly kill?: number;
   readonly replace?: boolean;
+  /** On a GPU: times the first two steps in turns. */
+  readonly pingPong?: boolean;
 }
 
 /** Built beside the entry point; see tsup.config.ts. */
@@ -46,6 +49,8 @@ const fullSelection: Selection = { documents: 16, tokens: 14_000, longest: 4000,
 const smallSelection: Selection = { documents: 6, tokens: 900, longest: 200, longestCut: 300, cut: 160 };
 const fullBatch = 256;
 const smallBatch = 48;
+const timedRounds = 5;
+const timedRoundsSmall = 2;
 /** Places for replicas on each rank, besides those of its share of the experts. */
 const sparePlaces = 2;
 
@@ -113,6 +118,9 @@ export async function runMoeDemo(
   const steps = stepsOf({ tokens, batch });
   // Whoever comes in its place has a step to do.
   const killStep = Math.min(Math.floor(steps / 2), replace ? steps - 2 : steps);
+  if (options.pingPong === true && steps < 2) {
+    throw invalid('--ping-pong', { where: 'demo moe', expected: 'two steps at least', found: steps });
+  }
   if (killStep < 0) throw invalid('--replace', { where: 'demo moe', expected: 'two steps at least', found: steps });
   const job: MoeJob = {
     seed,
@@ -125,6 +133,7 @@ export async function runMoeDemo(
     tokens,
     ...(kill === undefined ? {} : { kill: { rank: kill, step: killStep } }),
     ...(replace ? { replace } : {}),
+    ...(options.pingPong === true ? { turns: { rounds: options.small ? timedRoundsSmall : timedRounds } } : {}),
   };
   const payload: Payload = dtype === 'fp8' ? 'f8e4m3+f32' : 'bf16';
   const bytes = { logical: 0, ownRank: 0, wire: 0 };
@@ -158,6 +167,7 @@ export async function runMoeDemo(
     writePicture(options.svg, await drawMoe({ title, load: loads }));
   }
   const sum = (of: (result: MoeRankResult) => number): number => results.reduce((all, one) => all + of(one), 0);
+  const turns = turnsOf(results);
   const squaredError = sum(({ compared }) => compared.squaredError);
   const report: Omit<MoeDemoReport, 'pass'> = {
     date: new Date().toISOString(),
@@ -200,6 +210,7 @@ export async function runMoeDemo(
     losses: results.flatMap(({ rank, losses }) => losses.map((loss) => ({ seenBy: rank, ...loss }))),
     droppedChoices: sum(({ droppedChoices }) => droppedChoices),
     routes: [...new Set(results[0]!.routes.map((route) => route.replace(/^rank \d+ by /, '')))],
+    ...(turns && { turns: { ...turns, differ: sum(({ turnsDiffer = 0 }) => turnsDiffer) } }),
     ...(options.svg === undefined ? {} : { svg: options.svg }),
   };
   return { pass: moePasses(report), ...report };

@@ -4,6 +4,7 @@
  */
 import { decode, encode, isEpError, type Member, type Store } from '@ep/core';
 import { routingLayout } from '@ep/plan/moe';
+import type { TurnTimes } from '../demo/ping-pong-machine.js';
 import type { Compared } from '../demo/results.js';
 import {
   type DemoDevice,
@@ -14,7 +15,7 @@ import {
   rejoinDemoTransport,
 } from '../demo/transports.js';
 import { CudaExchange } from './cuda-exchange.js';
-import type { Arrived, Exchange, HostRows } from './exchange.js';
+import type { Arrived, Batch, Exchange, HostRows } from './exchange.js';
 import { HostExchange } from './host-exchange.js';
 import { type MoeJob, repeatsStep, replacedFrom, stepsOf } from './job.js';
 import { MoeModel } from './model.js';
@@ -35,12 +36,9 @@ export interface MoeRankResult {
   readonly stagedBytes: number;
   readonly losses: readonly { readonly rank: number; readonly why: string; readonly step: number }[];
   readonly routes: readonly string[];
-}
-
-interface Batch {
-  readonly rows: Uint16Array;
-  readonly topkIdx: Int32Array;
-  readonly weights: Float32Array;
+  /** Of two batches in turns, where that was asked for; and how many numbers of their results were not those of the steps. */
+  readonly turns?: TurnTimes;
+  readonly turnsDiffer?: number;
 }
 
 /** A step whose tokens are on their way. */
@@ -87,10 +85,14 @@ export async function runMoeRank(
     await phase('steps', () => run.all(batches, firstStep));
     const losses = run.losses;
     const routes = exchange.routes();
+    const turns = job.turns && (await goInTurns(exchange, batches, run.outcomes, job.turns.rounds));
     await exchange.close();
     const { compared, droppedChoices } = await phase('verify', () => verify(job, rank, model, batches, run.outcomes));
     const { expertMs, expertRows, stagedBytes } = run;
-    return { rank, milliseconds, expertMs, compared, expertRows, droppedChoices, stagedBytes, losses, routes };
+    return {
+      ...{ rank, milliseconds, expertMs, compared, expertRows, droppedChoices, stagedBytes, losses, routes },
+      ...turns,
+    };
   } finally {
     await transport.close();
   }
@@ -125,8 +127,27 @@ async function openExchange(
     return open(await rejoinDemoTransport(job.transport, member), (transport) => HostExchange.join(transport, options));
   }
   return job.device === 'cuda'
-    ? open(await openCudaDemoTransport(member), (transport) => CudaExchange.open(transport, options, model))
+    ? open(await openCudaDemoTransport(member), (transport) =>
+        CudaExchange.open(transport, options, model, job.turns !== undefined),
+      )
     : open(await openDemoTransport(job.transport, member), (transport) => HostExchange.open(transport, options));
+}
+
+/** The first two batches once more, in turns. Sums have one order, so that each number must be the very one of its step. */
+async function goInTurns(
+  exchange: Exchange,
+  [first, second]: readonly Batch[],
+  outcomes: readonly Outcome[],
+  rounds: number,
+): Promise<Pick<MoeRankResult, 'turns' | 'turnsDiffer'>> {
+  const { times, results } = await exchange.turns!([first!, second!], rounds);
+  let differ = 0;
+  for (const [i, result] of results.entries()) {
+    const wanted = encode('bf16', outcomes[i]!.y);
+    differ += Math.abs(result.length - wanted.length);
+    for (const [at, bits] of wanted.entries()) if (result[at] !== bits) differ++;
+  }
+  return { turns: times, turnsDiffer: differ };
 }
 
 function makeBatches(job: MoeJob, rank: number, model: MoeModel): Batch[] {

@@ -100,7 +100,7 @@ export function demoCommand(): Command {
     .option('--replace', 'moe: with --kill: another process takes its place in the next step')
     .option(
       '--ping-pong',
-      'attention: with --device cuda: two halves of the batch in turns, rows of one travelling while attention of the other runs',
+      'with --device cuda: two halves of the batch in turns, rows of one travelling while attention, or experts, of the other run',
     )
     .addOption(
       new Option('--seed <number>', 'of embeddings, projections and dO')
@@ -175,8 +175,8 @@ interface Progress {
 async function moe(flags: DemoFlags): Promise<void> {
   const { dtype, ranks, kill, from } = flags;
   if (dtype === 'f32') throw invalid('--dtype', { where: 'demo moe', expected: 'bf16 or fp8', found: dtype });
-  if (flags.pingPong === true) {
-    const expected = 'absent: it is of demo attention, as calls for experts on a GPU are whole';
+  if (flags.pingPong === true && (flags.device !== 'cuda' || kill !== undefined)) {
+    const expected = 'with --device cuda, whose streams run beside each other, and without --kill';
     throw invalid('--ping-pong', { where: 'demo moe', expected, found: true });
   }
   if (kill !== undefined && (kill >= ranks || ranks < 2)) {
@@ -208,6 +208,7 @@ async function moe(flags: DemoFlags): Promise<void> {
       ...(flags.svg === false ? {} : { svg: flags.svg }),
       ...(kill === undefined ? {} : { kill }),
       replace: flags.replace === true,
+      pingPong: flags.pingPong === true,
     };
     const report = await runMoeDemo(options, tell, stop.signal);
     tell('');

@@ -20,11 +20,11 @@ import type { HomeRows } from './machine.js';
 import type { ComparedTensor } from './results.js';
 import type { CudaDemoTransport } from './transports.js';
 
-/** Milliseconds by events of the GPU, by round. */
+/** Two halves in turns: milliseconds by events of the GPU, by round. */
 export interface TurnTimes {
-  /** The dispatches of both halves, with nothing beside them. */
+  /** The calls of both halves, with nothing beside them. */
   readonly transfer: readonly number[];
-  /** Attention of both halves, likewise. */
+  /** Attention, or experts, of both halves, likewise. */
   readonly compute: readonly number[];
   /** Both, in turns. */
   readonly together: readonly number[];
@@ -44,6 +44,12 @@ const LEASES = 8;
 const MOVING_BLOCKS = 32;
 const MOST_BLOCKS_OF_RANK = 8;
 const MOVING_LANES = 512;
+
+/** One rank's share of them. */
+export const movingShare = (worldSize: number) => ({
+  blocks: Math.max(1, Math.min(MOST_BLOCKS_OF_RANK, Math.floor(MOVING_BLOCKS / worldSize))),
+  lanes: MOVING_LANES,
+});
 
 /** What has been put on the streams. */
 class Round {
@@ -133,13 +139,11 @@ export class PingPongMachine {
     const transfer = device.stream({ highPriority: true });
     const compute = device.stream();
     const leaseBytes = Math.max(...plans.map((plan) => attentionLeaseBytes(plan, shape)));
-    const blocks = Math.max(1, Math.min(MOST_BLOCKS_OF_RANK, Math.floor(MOVING_BLOCKS / transport.worldSize)));
-    const shares = { blocks, lanes: MOVING_LANES };
     const dispatcher = await openDeviceDispatcher(transport, {
       leaseBytes,
       leases: LEASES,
       stream: transfer,
-      ...shares,
+      ...movingShare(transport.worldSize),
     });
     const { rank } = transport;
     const half = (plan: AttentionPlan): Promise<CudaBatch> => bindCudaBatch(device, dispatcher, { plan, shape, rank });

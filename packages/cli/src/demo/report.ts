@@ -26,14 +26,14 @@ export interface TensorError {
   readonly largestAbsolute: number;
 }
 
-/** Two halves of the batch in turns, in milliseconds by events of the GPU: of each round the slowest rank, of rounds the median. */
+/** Two halves of a batch in turns, in milliseconds by events of the GPU: of each round the slowest rank, of rounds the median. */
 export interface TurnsReport {
   readonly rounds: number;
-  /** The dispatches of both halves with nothing beside them, attention of both likewise, and both in turns. */
+  /** The calls of both halves with nothing beside them, attention or experts of both likewise, and both in turns. */
   readonly transfer: number;
   readonly compute: number;
   readonly together: number;
-  /** Of the transfer, the share that took no time of its own: 1 if it is all behind attention, 0 if one waits for the other, less if they slow each other down. */
+  /** Of the transfer, the share that took no time of its own: 1 if it is all behind what is computed, 0 if one waits for the other, less if they slow each other down. */
   readonly hidden: number;
 }
 
@@ -124,7 +124,7 @@ function median(values: readonly number[]): number {
 }
 
 /** Undefined where nothing went in turns. */
-export function turnsOf(results: readonly StepResult[]): TurnsReport | undefined {
+export function turnsOf(results: readonly Pick<StepResult, 'turns'>[]): TurnsReport | undefined {
   const all = results.flatMap(({ turns }) => (turns === undefined ? [] : [turns]));
   const first = all[0];
   if (first === undefined) return undefined;
