@@ -169,19 +169,21 @@ const nvcc = [
   ...includes,
 ];
 
+const cudaUnits = [
+  // The longest first.
+  { unit: 'second', source: join(here, 'cuda_second.cu') },
+  { unit: 'third', source: join(here, 'cuda_third.cu') },
+  { unit: 'first', source: join(native, 'cuda/kernels.cu') },
+  { unit: 'attention', source: join(native, 'cuda/attention_kernels.cu') },
+  { unit: 'expert-layer', source: join(native, 'cuda/expert_kernels.cu') },
+  { unit: 'experts', source: join(native, 'cuda/moe_kernels.cu') },
+  { unit: 'group', source: join(native, 'cuda/group_kernels.cu') },
+  { unit: 'library', source: join(native, 'cuda/library.cpp') },
+];
+
 /** @param {boolean} rdc */
 const cudaCases = (rdc) =>
-  [
-    // The longest first.
-    { unit: 'second', source: join(here, 'cuda_second.cu') },
-    { unit: 'third', source: join(here, 'cuda_third.cu') },
-    { unit: 'first', source: join(native, 'cuda/kernels.cu') },
-    { unit: 'attention', source: join(native, 'cuda/attention_kernels.cu') },
-    { unit: 'expert-layer', source: join(native, 'cuda/expert_kernels.cu') },
-    { unit: 'experts', source: join(native, 'cuda/moe_kernels.cu') },
-    { unit: 'group', source: join(native, 'cuda/group_kernels.cu') },
-    { unit: 'library', source: join(native, 'cuda/library.cpp') },
-  ].map(
+  cudaUnits.map(
     ({ unit, source }) =>
       () =>
         check(`nvcc ${unit} unit, -rdc=${rdc}, architectures: ${architectures(rdc).length}`, [
@@ -195,9 +197,7 @@ const cudaCases = (rdc) =>
  */
 async function cudaLink(rdc) {
   const cxx = compiler();
-  const gpu = ['first', 'attention', 'experts', 'group', 'library', 'second', 'third'].map((unit) =>
-    object(`cuda-${unit}-${rdc}`),
-  );
+  const gpu = cudaUnits.map(({ unit }) => object(`cuda-${unit}-${rdc}`));
   const mainObject = object(`both_main-${rdc}`);
   const host = [
     ...['host_first', 'host_second'].map((unit) => hostObject(unit, cxx)),
