@@ -119,7 +119,11 @@ export async function runMoeDemo(
   // Whoever comes in its place has a step to do.
   const killStep = Math.min(Math.floor(steps / 2), replace ? steps - 2 : steps);
   if (options.pingPong === true && steps < 2) {
-    throw invalid('--ping-pong', { where: 'demo moe', expected: 'two steps at least', found: steps });
+    throw invalid('--ping-pong', {
+      where: 'demo moe',
+      expected: 'with documents that make two steps at least',
+      found: steps,
+    });
   }
   if (killStep < 0) throw invalid('--replace', { where: 'demo moe', expected: 'two steps at least', found: steps });
   const job: MoeJob = {
