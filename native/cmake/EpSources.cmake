@@ -43,7 +43,6 @@ set(EP_CORE_SOURCES
   core/efa/post_bench.cpp
   core/efa/queue_block.cpp
   core/efa/rank_nic.cpp
-  core/fabric/descriptor_watch.cpp
   core/fabric/engine.cpp
   core/fabric/gpu_source.cpp
   core/fabric/lifelines.cpp
@@ -83,6 +82,7 @@ set(EP_CORE_SOURCES
   core/stream.cpp
   core/team.cpp
   core/waiting.cpp
+  core/wake_descriptor.cpp
   core/watcher.cpp
   dl/cuda_symbols.cpp
   dl/library.cpp
@@ -275,6 +275,7 @@ set(EP_TESTS
   tests/core/team_test.cpp
   tests/core/thread_test.cpp
   tests/core/waiting_test.cpp
+  tests/core/wake_descriptor_test.cpp
   tests/nic/efa_fuzz_test.cpp
   tests/nic/efa_threads_test.cpp
   tests/nic/efa_order_test.cpp

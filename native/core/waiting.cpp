@@ -119,7 +119,14 @@ void wake_commit(ep_wake_word* wake, uint32_t epoch, int64_t at_most_ns) {
 }
 
 void wake_notify(ep_wake_word* wake) {
-  if (wake == nullptr || word32(wake->waiters).load(std::memory_order_seq_cst) == 0) return;
+  if (wake == nullptr) return;
+  const uint32_t waiters = word32(wake->waiters).load(std::memory_order_seq_cst);
+  if (waiters == 0) return;
+  if ((waiters & EP_WAKE_BY_DESCRIPTOR) != 0) {
+    const uint64_t one = 1;
+    (void)!write(static_cast<int>(waiters & ~EP_WAKE_BY_DESCRIPTOR), &one, sizeof one); // fails only where it is readable already
+    return;
+  }
   word32(wake->epoch).fetch_add(1, std::memory_order_seq_cst);
   syscall(SYS_futex, &wake->epoch, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }

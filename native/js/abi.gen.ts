@@ -446,6 +446,7 @@ export const EP_MLX5_BF_OFFSET = 0x800;
 export const EP_MLX5_BF_BYTES = 512;
 export const EP_MLX5_BF_HALF_BYTES = 256;
 export const EP_MLX5_DOORBELL_BYTES = 8;
+export const EP_WAKE_BY_DESCRIPTOR = 0x80000000;
 export const EP_LIFE_STARTING = 0;
 export const EP_LIFE_ALIVE = 1;
 /** orderly */
@@ -4873,12 +4874,6 @@ export function writeMlx5Dbr(view: DataView, at: number, value: Mlx5Dbr): void {
   view.setUint32(at + 4, value.send, false);
 }
 
-/**
- * An eventcount: those who sleep count themselves in `waiters`, those who make progress visible bump `epoch` and wake
- * them. Hazard: the signaller's update and its load of `waiters` must be sequentially consistent (or have such a fence
- * between them), likewise the waiter's increment and its re-check; otherwise both can miss each other and the waiter
- * sleeps until its slice ends.
- */
 export interface WakeWord {
   /** the futex */
   readonly epoch: number;

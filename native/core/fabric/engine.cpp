@@ -90,11 +90,10 @@ result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses,
     links_.push_back(std::move(made));
   }
   witnesses_.resize(links_.size());
-  if (port_->descriptor() >= 0) {
-    auto watching = descriptor_watch::start(port_->descriptor(), &ring_->wake);
-    if (!watching.ok()) return watching.why();
-    watch_ = std::move(watching.value());
-  }
+  auto sleeper = wake_descriptor::create(&ring_->wake);
+  if (!sleeper.ok()) return sleeper.why();
+  ring_->sleeper = std::move(sleeper.value());
+  listens_ = port_->descriptor() >= 0;
   if (lines_ != nullptr && !far_.empty()) {
     if (auto begun = lines_->start(line_places_, keys, far_, &ring_->wake); !begun.ok()) return begun;
   }
@@ -125,7 +124,6 @@ void engine::stop(bool orderly) {
     at->out.clear();
   }
   give_memories_up();
-  watch_.reset();
   witnesses_.clear();
   port_.reset();
   operations_.clear();
@@ -183,6 +181,8 @@ result<uint64_t> engine::post(const symmetric_memory& memory, request wanted) {
       return failure{failures_[peer].status == EP_STATUS_OK ? EP_STATUS_CLOSED : failures_[peer].status, 0, failures_[peer].text};
     }
     number = one.host = ++accepted_[peer];
+    // HAZARD: before whoever posted looks for its end: what seemed light would be waited for, or carried, by a thread that has more to do.
+    if (!light) heavy_.fetch_add(1, std::memory_order_relaxed);
     posted_.push_back(std::move(one));
     any_posted_.store(true, std::memory_order_seq_cst);
   }
@@ -290,12 +290,14 @@ bool engine::take_posted() {
 void engine::begin(outgoing one) {
   link& at = *links_[static_cast<size_t>(one.wanted.peer)];
   ++count_.requests;
+  if (one.host == no_number && one.wanted.heavy()) heavy_.fetch_add(1, std::memory_order_relaxed); // one of the host counts since it was posted
   if (one.wanted.peer == context_->rank() && one.wanted.atomic == remote_atomic::none) {
     // HAZARD: an atomic of this rank on its own word goes through the provider, as those of others do; what comes after it must not end before.
     one.here = !at.out.empty();
     if (!one.here) {
       carry_out_here(one);
       finish(at, one);
+      lighten(one);
       return;
     }
   }
@@ -307,11 +309,11 @@ void engine::begin(outgoing one) {
     } else if (one.ring != no_number) {
       ring_landed(one.ring);
     }
+    lighten(one);
     ended_any_ = true;
     return;
   }
   if (one.numbered()) one.sequence = at.next_sequence++;
-  if (one.wanted.heavy()) heavy_.fetch_add(1, std::memory_order_relaxed);
   at.out.push_back(std::move(one));
 }
 
@@ -329,6 +331,11 @@ void engine::carry_out_here(const outgoing& one) {
     }
   }
   memory.signal_update(self, wanted.slot, wanted.op, wanted.value);
+}
+
+// It is over, or will never be carried.
+void engine::lighten(const outgoing& one) {
+  if (one.wanted.heavy()) heavy_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 // It has landed, or never will.
@@ -485,34 +492,34 @@ void engine::nap(std::unique_lock<std::mutex>& turn, int64_t now, int64_t idle_n
     turn.lock();
     return;
   }
-  const uint32_t epoch = wake_prepare(&ring_->wake);
+  wake_descriptor& sleeper = *ring_->sleeper;
+  sleeper.prepare();
   const ep_proxy_ring& ring = ring_->ring;
   const bool published = !ring_held_ && load_word(ring_->entries[ring.head & (ring.capacity - 1)].turn) == ring.head + 1;
   if (published || any_posted_.load(std::memory_order_seq_cst) || (stopping_.load(std::memory_order_seq_cst) != 0 && leave_by_ns_ == 0)) {
-    wake_cancel(&ring_->wake);
+    sleeper.cancel();
     return;
   }
-  const auto sleep = [&](int64_t at_most_ns) {
+  const auto sleep = [&](int descriptor, int64_t at_most_ns) {
     dormant_.store(at_most_ns > longest_nap_ns, std::memory_order_seq_cst);
     turn.unlock();
-    wake_commit(&ring_->wake, epoch, at_most_ns);
+    sleeper.sleep(descriptor, at_most_ns);
     turn.lock();
     dormant_.store(false, std::memory_order_seq_cst);
   };
-  if (watch_ == nullptr) {
-    sleep(idle_ns < soon_ns ? shortest_nap_ns : longest_nap_ns);
+  if (!listens_) {
+    sleep(-1, idle_ns < soon_ns ? shortest_nap_ns : longest_nap_ns);
     return;
   }
   constexpr uint32_t patient_looks = 8;
   const bool asleep = port_->may_sleep();
   if (!asleep && ++looks_again_ < patient_looks) {
-    wake_cancel(&ring_->wake); // there is something to be polled for
+    sleeper.cancel(); // there is something to be polled for
     return;
   }
   looks_again_ = 0;
   const int64_t at_most = asleep && !outstanding() ? until_due(now) : asleep ? longest_nap_ns : shortest_nap_ns;
-  if (asleep) watch_->arm();
-  sleep(at_most);
+  sleep(asleep ? port_->descriptor() : -1, at_most);
   woken_ = !asleep || clock_now_ns() - now < at_most;
 }
 
@@ -524,7 +531,7 @@ void engine::doubt_descriptor(bool any, int64_t now) {
   doubted_ns_ += looks * longest_nap_ns;
   vain_ = std::max<int64_t>(0, vain_ - looks - 4 * static_cast<int64_t>(events_.size()));
   if (!std::exchange(woken_, false) || any || !events_.empty()) return;
-  if (++vain_ > most_vain) watch_.reset();
+  if (++vain_ > most_vain) listens_ = false;
 }
 
 void engine::watch_life(int64_t now) {

@@ -24,13 +24,13 @@
 #include <thread>
 #include <vector>
 
-#include "descriptor_watch.hpp"
 #include "dl/fabric.hpp"
 #include "gpu_range.hpp"
 #include "lifelines.hpp"
 #include "link.hpp"
 #include "memory.hpp"
 #include "rank.hpp"
+#include "wake_descriptor.hpp"
 
 namespace ep::fabric {
 
@@ -114,6 +114,7 @@ class engine {
     ep_proxy_ring ring{};
     std::vector<ep_proxy_request> entries;
     ep_wake_word wake{};
+    std::unique_ptr<wake_descriptor> sleeper; // on that and the port's descriptor
   };
   class ring_route;
   struct routed_memory {
@@ -170,6 +171,7 @@ class engine {
   void begin(outgoing one);
   void carry_out_here(const outgoing& one);
   void finish(link& at, const outgoing& one);
+  void lighten(const outgoing& one);
   void ring_landed(uint64_t number);
   void watch_life(int64_t now);
   bool farewell_over(int64_t now);
@@ -229,7 +231,6 @@ class engine {
   std::unique_ptr<lifelines> lines_;                // null: none were asked for, or its network has no addresses of sockets
   std::vector<line_place> line_places_;
   std::vector<uint8_t> far_;
-  std::unique_ptr<descriptor_watch> watch_;         // null: the port has no descriptor, or one that wakes for nothing
 
   // HAZARD: before `mutex_`, where both are taken.
   std::mutex turn_;
@@ -249,6 +250,7 @@ class engine {
   int64_t watched_ns_ = 0;
   int64_t away_ns_ = shortest_nap_ns; // between looks whether others still look
   uint32_t looks_again_ = 0; // in a row, because the port would not have the thread sleep
+  bool listens_ = false;     // false: the port has no descriptor, or one that wakes for nothing
   bool woken_ = false;       // before its time was up, or kept awake by the port
   int64_t vain_ = 0;         // times that this was for nothing, less what made up for it
   int64_t doubted_ns_ = 0;

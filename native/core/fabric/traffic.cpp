@@ -206,7 +206,7 @@ bool engine::carry_out(const wire_message& message) {
 
 // The first request is over.
 void engine::take_off(link& at) {
-  if (at.out.front().wanted.heavy()) heavy_.fetch_sub(1, std::memory_order_relaxed);
+  lighten(at.out.front());
   at.out.pop_front();
   ++at.base;
 }

@@ -101,6 +101,32 @@ void test_signal_waits_for_bytes() {
   EP_CHECK_EQ(world.ranks.signal(1, 0), 1u);
 }
 
+// What only the engine's thread carries is known as such from when it was posted until it is over, however it ends.
+void test_heavy() {
+  constexpr uint64_t bytes = 100'000;
+  scripted_world world(3, 47);
+  fabric::engine& engine = *world.ranks.side(0).engine;
+  const auto posted = [&](int32_t peer) {
+    const uint64_t number = world.ranks.post(0, world.ranks.bytes_to(0, peer, 0, 0, bytes));
+    return std::pair(number, engine.heavy());
+  };
+  EP_CHECK(!engine.heavy());
+  for (int i = 0; i < 100; ++i) {
+    const auto [number, heavy] = posted(1);
+    EP_CHECK(heavy || engine.look(1, number) == request_state::done);
+    EP_CHECK(world.ranks.ended(0, 1, number) == request_state::done);
+    EP_CHECK(soon([&] { return !engine.heavy(); }));
+  }
+  (void)posted(0); // for itself
+  EP_CHECK(soon([&] { return !engine.heavy(); }));
+  world.network.hold_writes(true);
+  EP_CHECK(posted(2).second);
+  (void)posted(2);
+  world.ranks.side(2).engine->stop(false);
+  EP_CHECK(soon([&] { return !engine.heavy(); }));
+  world.network.hold_writes(false);
+}
+
 // What nobody waits for ends all the same; its target says so of many at once.
 void test_unawaited() {
   constexpr uint64_t puts = 60;
@@ -355,6 +381,7 @@ int main() {
   test_window();
   test_back_pressure();
   test_unawaited();
+  test_heavy();
   test_signal_waits_for_bytes();
   test_retired_memory();
   test_silent_peer();

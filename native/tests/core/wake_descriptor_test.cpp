@@ -1,0 +1,145 @@
+// A thread that sleeps on a word and on a descriptor wakes up for either, at once, and for nobody in vain for long.
+#include "wake_descriptor.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include <unistd.h>
+
+#include "check.hpp"
+#include "waiting.hpp"
+
+namespace {
+
+using namespace ep;
+
+constexpr int64_t ms = 1'000'000;
+constexpr int64_t forever_ns = 20'000 * ms; // whoever is not woken cannot be mistaken for one that is
+
+struct channel {
+  int ends[2] = {-1, -1};
+  channel() { EP_CHECK(pipe(ends) == 0); }
+  ~channel() {
+    close(ends[0]);
+    close(ends[1]);
+  }
+  void fill() const { EP_CHECK(write(ends[1], "x", 1) == 1); }
+};
+
+struct fixture {
+  ep_wake_word word{};
+  std::unique_ptr<wake_descriptor> sleeper;
+  fixture() {
+    auto made = wake_descriptor::create(&word);
+    EP_CHECK(made.ok());
+    sleeper = std::move(made.value());
+  }
+};
+
+bool asleep(const ep_wake_word& word) { return std::atomic_ref<uint32_t>(const_cast<uint32_t&>(word.waiters)).load() != 0; }
+
+void test_word() {
+  fixture f;
+  channel quiet;
+  for (int i = 0; i < 50; ++i) {
+    std::thread notifier([&] {
+      while (!asleep(f.word)) std::this_thread::yield();
+      if (i % 2 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1)); // every second one finds it between prepare() and sleep(), or there
+      wake_notify(&f.word);
+    });
+    const int64_t begin = clock_now_ns();
+    f.sleeper->prepare();
+    EP_CHECK(f.sleeper->sleep(quiet.ends[0], forever_ns));
+    EP_CHECK(clock_now_ns() - begin < forever_ns / 2);
+    notifier.join();
+    EP_CHECK(!asleep(f.word));
+  }
+}
+
+void test_descriptor() {
+  fixture f;
+  channel pipe;
+  std::thread writer([&] {
+    while (!asleep(f.word)) std::this_thread::yield();
+    pipe.fill();
+  });
+  f.sleeper->prepare();
+  EP_CHECK(f.sleeper->sleep(pipe.ends[0], forever_ns));
+  writer.join();
+  // It is readable still.
+  f.sleeper->prepare();
+  EP_CHECK(f.sleeper->sleep(pipe.ends[0], forever_ns));
+}
+
+void test_time() {
+  fixture f;
+  channel quiet;
+  for (const int descriptor : {quiet.ends[0], -1}) {
+    const int64_t begin = clock_now_ns();
+    f.sleeper->prepare();
+    EP_CHECK(!f.sleeper->sleep(descriptor, 3 * ms));
+    EP_CHECK(clock_now_ns() - begin >= 3 * ms);
+    EP_CHECK(!asleep(f.word));
+  }
+  f.sleeper->prepare();
+  EP_CHECK(!f.sleeper->sleep(-1, -5));
+}
+
+// Nobody is told of what happened while nobody slept, and one who was told too late wakes the next sleep once, no more.
+void test_late() {
+  fixture f;
+  wake_notify(&f.word);
+  f.sleeper->prepare();
+  EP_CHECK(!f.sleeper->sleep(-1, ms));
+  f.sleeper->prepare();
+  wake_notify(&f.word);
+  f.sleeper->cancel();
+  f.sleeper->prepare();
+  EP_CHECK(f.sleeper->sleep(-1, forever_ns));
+  f.sleeper->prepare();
+  EP_CHECK(!f.sleeper->sleep(-1, ms));
+}
+
+// As an engine and those that post: what is published before the notification is seen, or the sleeper is woken for it.
+void test_nothing_is_missed() {
+  fixture f;
+  constexpr int posters = 3;
+  constexpr uint64_t each = 20'000;
+  std::atomic<uint64_t> posted{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < posters; ++i) {
+    threads.emplace_back([&] {
+      for (uint64_t n = 0; n < each; ++n) {
+        posted.fetch_add(1, std::memory_order_seq_cst);
+        wake_notify(&f.word);
+        if (n % 64 == 0) std::this_thread::yield();
+      }
+    });
+  }
+  const int64_t begin = clock_now_ns();
+  for (uint64_t seen = 0; seen < posters * each;) {
+    f.sleeper->prepare();
+    const uint64_t found = posted.load(std::memory_order_seq_cst);
+    if (found != seen) {
+      f.sleeper->cancel();
+      seen = found;
+      continue;
+    }
+    EP_CHECK(f.sleeper->sleep(-1, forever_ns));
+  }
+  EP_CHECK(clock_now_ns() - begin < forever_ns / 2);
+  for (std::thread& one : threads) one.join();
+}
+
+} // namespace
+
+int main() {
+  test_word();
+  test_descriptor();
+  test_time();
+  test_late();
+  test_nothing_is_missed();
+  return ep::check::finish();
+}
