@@ -32,6 +32,7 @@ set(EP_CORE_SOURCES
   core/gpu/memory.cpp
   core/gpu/nccl.cpp
   core/gpu/nvshmem.cpp
+  core/gpu/peer_losses.cpp
   core/gpu/share.cpp
   core/gpu/stream.cpp
   core/hostile/engine.cpp
@@ -238,6 +239,7 @@ set(EP_TESTS
   tests/gpu/fit_test.cpp
   tests/gpu/gpu_stream_test.cpp
   tests/gpu/nccl_test.cpp
+  tests/gpu/peer_losses_test.cpp
   tests/hostile_test.cpp
   tests/core_attention_test.cpp
   tests/efa/efa_device_limits_test.cpp
@@ -305,7 +307,7 @@ set(EP_ONE_THREAD_TESTS
 set(EP_SHIM_TESTS soft_control_test verbs_shim_test)
 set(EP_FABRIC_SHIM_TESTS libfabric_shim_test)
 set(EP_RDM_SHIM_TESTS fabric_gpu_test)
-set(EP_GPU_SHIM_TESTS gpu_stream_test nccl_test)
+set(EP_GPU_SHIM_TESTS gpu_stream_test nccl_test peer_losses_test)
 
 # As they are, but for the seam in tests/litmus/seam.hpp.
 set(EP_LITMUS_SOURCES

@@ -15,7 +15,7 @@ struct grid_needs {
 
 template <class... Parameters, class... Arguments>
 int launch_with(const ep_cuda_launch& how, const grid_needs& needs, void (*kernel)(Parameters...), Arguments... arguments) {
-  const cuda_environment environment{how.wait_cycles, reinterpret_cast<const uint32_t*>(how.cancel), 0};
+  const cuda_environment environment{how.wait_cycles, reinterpret_cast<const uint32_t*>(how.cancel), 0, reinterpret_cast<const uint32_t*>(how.lost)};
   if (how.lanes == 0 || how.lanes % 32 != 0) return cudaErrorInvalidConfiguration;
   cudaLaunchAttribute together{};
   together.id = cudaLaunchAttributeCooperative;

@@ -13,7 +13,7 @@
 #include "ep/abi/group.h"
 #include "ep/abi/moe.h"
 
-#define EP_CUDA_TABLE_VERSION 8u
+#define EP_CUDA_TABLE_VERSION 9u
 #define EP_CUDA_TABLE_SYMBOL "ep_cuda_table_of"
 
 #define EP_CUDA_IPC_BYTES 64u
@@ -44,6 +44,7 @@ typedef struct ep_cuda_launch {
   uint32_t lanes;       /* of a block; whole warps of 32 */
   uint64_t wait_cycles; /* that one wait may take; 0: no limit */
   uint64_t cancel;      /* address of a uint32_t in pinned memory that ends all waits when not 0, or 0 */
+  uint64_t lost;        /* address of one for each rank there: not 0, EP_STATUS_*, it ends the waits for that rank; or 0 */
 } ep_cuda_launch;
 
 /* Of `resident`. */

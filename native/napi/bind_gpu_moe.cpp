@@ -130,7 +130,7 @@ template <class Launch> int run_half(gpu_half& job, gpu::stream& stream, uint64_
   return 0;
 }
 
-// The kernel ends its waits by itself, rank by rank; the host ends what has taken far longer than that, and that is a failure. A GPU sees no rank die: its time runs out.
+// The kernel ends its waits by itself, rank by rank; the host ends what has taken far longer than that, and that is a failure. A rank that dies ends the waits for it (peer_losses), not the call.
 constexpr double host_patience = 4;
 
 Napi::Value follow_half(Napi::Env env, gpu_stream_wrap& on, gpu_half& job, const gpu_moe_contents& own, int error, const char* what) {
@@ -138,12 +138,14 @@ Napi::Value follow_half(Napi::Env env, gpu_stream_wrap& on, gpu_half& job, const
     on.check(env, error, what);
     if (on.capturing->failed.empty()) on.capturing->failed = job.failed;
     on.capturing->kernels.push_back({job.slot, nullptr});
+    if (std::ranges::find(on.capturing->losses, own.losses) == on.capturing->losses.end()) on.capturing->losses.push_back(own.losses);
     on.capturing->keep.insert(on.capturing->keep.end(), job.keep.begin(), job.keep.end());
     on.capturing->keep.insert(on.capturing->keep.end(), {job.of, job.memory, job.routing, own.share});
     return Napi::Number::New(env, 0);
   }
   gpu::stream::watch how;
   how.kernels.push_back({job.slot, nullptr});
+  how.losses.push_back(own.losses);
   how.deadline_ns = job.timeout_ms < 0 ? no_deadline : deadline_after(host_patience * job.timeout_ms + 1000);
   how.failed = std::move(job.failed);
   how.keep = std::move(job.keep);
@@ -170,6 +172,8 @@ gpu_moe_buffer_wrap::gpu_moe_buffer_wrap(const Napi::CallbackInfo& info) : Objec
   describe_moe(*made, from, memory.device_handle());
   auto taken = gpu::share::take(memory, EP_CUDA_KERNEL_MOE, static_cast<uint32_t>(arg_size(from.Get("blocks"), "blocks")), static_cast<uint32_t>(arg_size(from.Get("lanes"), "lanes")));
   made->share = value_or_throw(env, taken);
+  auto losses = gpu::peer_losses::create(memory.shared_context(), memory.of(), memory.device());
+  made->losses = value_or_throw(env, losses);
   ep_moe_buffer& b = made->buffer;
   const uint64_t rank_bytes = rounded(made->replica_rank.size() * sizeof(int32_t));
   const uint64_t expert_bytes = rounded(made->replica_expert.size() * sizeof(int32_t));
@@ -275,7 +279,7 @@ Napi::Value gpu_moe_buffer_wrap::dispatch(const Napi::CallbackInfo& info) {
   args.call.counts_by_ns = nanoseconds(job.timeout_ms, 0.5);
   args.call.answers_by_ns = nanoseconds(job.timeout_ms, 0.75);
   const gpu::share& share = *native->share;
-  const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot);
+  const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot, native->losses->address());
   const int error = run_half(job, stream, 0, job.routing->seen, [&](const ep_cuda_table& table) { return table.moe_dispatch(&launch, &job.buffer, &args, halves); });
   return follow_half(env, on, job, *native, error, "launching a dispatch to experts");
 }
@@ -292,7 +296,7 @@ Napi::Value gpu_moe_buffer_wrap::combine(const Napi::CallbackInfo& info) {
   read_combine(job, args, halves, info[1].As<Napi::Object>());
   args.call.flags |= EP_MOE_DEVICE_EPOCH;
   const gpu::share& share = *native->share;
-  const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot);
+  const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot, native->losses->address());
   const int error = run_half(job, stream, job.routing->report, job.routing->filled, [&](const ep_cuda_table& table) {
     const uint64_t bytes = uint64_t{args.call.routing.tokens} * job.buffer.top_k * sizeof(float);
     if (args.weights != 0 && bytes != 0 && !job.captured) {
@@ -314,7 +318,7 @@ Napi::Value gpu_moe_buffer_wrap::release(const Napi::CallbackInfo& info) {
   begin_call(job, call, *this, stream, on.capturing != nullptr, info[1].As<Napi::Object>());
   const gpu::share& share = *native->share;
   call.flags |= EP_MOE_DEVICE_EPOCH;
-  const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot);
+  const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot, native->losses->address());
   // From the report on: whoever was out of the call gets no credit for it.
   const int error = run_half(job, stream, job.routing->report, job.routing->filled, [&](const ep_cuda_table& table) { return table.moe_release(&launch, &job.buffer, &call); });
   return follow_half(env, on, job, *native, error, "launching a release");

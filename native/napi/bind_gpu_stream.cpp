@@ -157,6 +157,7 @@ Napi::Value gpu_stream_wrap::launch_graph(const Napi::CallbackInfo& info) {
   how.kernels = graph->kernels;
   how.deadline_ns = deadline_after(timeout);
   how.context = graph->context;
+  how.losses = graph->losses;
   how.keep = {std::move(replay), std::move(waiting)};
   return Napi::Number::New(env, static_cast<double>(begin(env, std::move(how))));
 }

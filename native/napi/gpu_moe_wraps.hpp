@@ -1,6 +1,7 @@
 // A buffer for experts over the memory of a GPU.
 #pragma once
 
+#include "gpu/peer_losses.hpp"
 #include "gpu/share.hpp"
 #include "gpu_wraps.hpp"
 #include "moe_wraps.hpp"
@@ -11,6 +12,7 @@ namespace ep::binding {
 struct gpu_moe_contents : moe_contents {
   std::weak_ptr<gpu::symmetric_memory> device_memory;
   std::shared_ptr<gpu::share> share;
+  std::shared_ptr<gpu::peer_losses> losses;
   std::shared_ptr<const gpu::device_block> tables; // experts; then the tables of candidates
   std::shared_ptr<const gpu::pinned_block> staged_candidates; // of each table
   // By table: what lies on the device. A slot has two: of calls of all that are left, replays of graphs among them, and of calls that leave out more.

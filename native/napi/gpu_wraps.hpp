@@ -219,6 +219,7 @@ struct gpu_graph_wrap : Napi::ObjectWrap<gpu_graph_wrap> {
     std::vector<gpu::launched_kernel> kernels;       // of its calls, the same in every replay
     std::vector<std::shared_ptr<const void>> keep;   // what its nodes point into
     std::shared_ptr<rank_context> context;           // whose peers its calls wait for
+    std::vector<std::shared_ptr<gpu::peer_losses>> losses; // of calls that go on without peers
     mutable std::atomic<uint32_t> replays{0};        // that have not ended
     std::string failed;                              // why a call in it is not whole; empty: all are
     ~contents();

@@ -72,8 +72,8 @@ stream::~stream() {
   if (native_ != nullptr && !abandoned_) of_->table().stream_destroy(native_);
 }
 
-ep_cuda_launch stream::launch(uint32_t blocks, uint32_t lanes, uint64_t wait_cycles, const slot_ref& slot) const {
-  return {native_, blocks, lanes, wait_cycles, slot ? reinterpret_cast<uint64_t>(&slot->cancel) : 0};
+ep_cuda_launch stream::launch(uint32_t blocks, uint32_t lanes, uint64_t wait_cycles, const slot_ref& slot, uint64_t lost) const {
+  return {native_, blocks, lanes, wait_cycles, slot ? reinterpret_cast<uint64_t>(&slot->cancel) : 0, lost};
 }
 
 result<slot_ref> stream::slot() {
@@ -130,8 +130,6 @@ uint64_t stream::depth() const {
 
 namespace {
 
-constexpr int64_t closed_peers_grace_ns = 1'000'000'000; // far above the time of any copy
-
 // As wait_scope_check of any rank, among some of them.
 uint32_t check_members(const rank_context& context, const std::vector<int32_t>& ranks, int32_t* lost) {
   size_t closed = 0;
@@ -169,6 +167,7 @@ uint32_t check_peers(const rank_context& context, const std::vector<launched_ker
 }
 
 bool stream::give_up(entry& of, bool stopping) {
+  for (const auto& each : of.how.losses) each->look();
   if (of.cancelled) return false;
   int32_t lost = -1;
   uint32_t why = EP_STATUS_OK;

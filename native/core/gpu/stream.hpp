@@ -8,9 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "blocks.hpp"
 #include "operation.hpp"
-#include "rank.hpp"
+#include "peer_losses.hpp"
 
 namespace ep::gpu {
 
@@ -61,7 +60,8 @@ class stream {
   int device() const { return device_; }
   const library_ref& of() const { return of_; }
   void* native() const { return native_; }
-  ep_cuda_launch launch(uint32_t blocks, uint32_t lanes, uint64_t wait_cycles, const slot_ref& slot) const;
+  // `lost`: peer_losses::address(), where the kernel goes on without those that are gone.
+  ep_cuda_launch launch(uint32_t blocks, uint32_t lanes, uint64_t wait_cycles, const slot_ref& slot, uint64_t lost = 0) const;
 
   result<slot_ref> slot();
 
@@ -70,6 +70,7 @@ class stream {
     std::vector<launched_kernel> kernels;   // how they ended; without any, a cancelled operation ends at once
     int64_t deadline_ns = no_deadline;
     std::shared_ptr<rank_context> context;  // where the deaths of those whom its kernels wait for end it; or none
+    std::vector<std::shared_ptr<peer_losses>> losses; // kept up to date while it runs: what its kernels go on without
     std::vector<std::shared_ptr<const void>> keep; // what the device reads or writes
     std::string failed;                     // why it fails when the stream comes here, whatever the device says; empty: it need not
   };

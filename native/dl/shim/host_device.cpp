@@ -45,9 +45,49 @@ constexpr int capture_unsupported = 900;
 
 constexpr uint32_t most_blocks = 32;
 
-// Peers never sleep, as on a GPU: nobody is woken.
+// As on a GPU: peers never sleep, so nobody is woken; and of ranks that are gone a kernel knows what the host has told it (ep_cuda_launch.lost).
 struct device_context : ep::fast_context {
+  static constexpr bool outlives_ranks = true;
+  const uint32_t* lost;
+
   void wake(uint64_t) const {}
+  uint32_t lost_as(int32_t rank) const {
+    return lost == nullptr || rank < 0 ? EP_STATUS_OK : std::atomic_ref<uint32_t>(const_cast<uint32_t*>(lost)[rank]).load(std::memory_order_acquire);
+  }
+  template <class Look> bool wait_within(const ep::wait_scope& waits, const Look& look, uint64_t expected, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
+    uint32_t how = EP_STATUS_OK;
+    bool came = false;
+    const auto either = [&](uint64_t* found) {
+      how = lost_as(rank); // first: the value may have come just before the end
+      came = look(found);
+      return came || how != EP_STATUS_OK;
+    };
+    ep::wait_result result = ep::wait_until(waits, ep::wait_look_of(either), rank);
+    if (came) return true;
+    if (result.status == EP_STATUS_OK) result.status = how;
+    ep::kernel_status_fail(status, result, stage, expected);
+    return false;
+  }
+  template <class Look> bool wait_for(const Look& look, uint64_t expected, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
+    return wait_within(environment.waits, look, expected, rank, stage, status);
+  }
+  static auto reaching(const uint64_t* word, ep::comparison how, uint64_t value) {
+    return [=](uint64_t* found) {
+      *found = std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
+      return ep::comparison_holds(how, *found, value);
+    };
+  }
+  bool wait(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
+    return wait_for(reaching(word, ep::comparison::ge, value), value, rank, stage, status);
+  }
+  bool wait_equal(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
+    return wait_for(reaching(word, ep::comparison::eq, value), value, rank, stage, status);
+  }
+  bool wait_by(const uint64_t* word, uint64_t value, uint64_t by_ns, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
+    ep::wait_scope waits = environment.waits;
+    waits.deadline_ns = std::min(waits.deadline_ns, static_cast<int64_t>(by_ns));
+    return wait_within(waits, reaching(word, ep::comparison::ge, value), value, rank, stage, status);
+  }
 };
 
 struct place {
@@ -405,7 +445,7 @@ int resident(int device, uint32_t, uint32_t lanes, uint32_t* blocks) {
   return ok;
 }
 
-// The kernel's waits end as on a GPU: by their budget, counted from the kernel's begin, or by the flag.
+// The kernel's waits end as on a GPU: by their budget, counted from the kernel's begin, by the flag, or those for a rank by its word.
 template <class Kernel> int launched(const ep_cuda_launch& how, const Kernel& kernel) {
   if (how.blocks == 0 || how.lanes == 0 || how.lanes % 32 != 0 || how.lanes > 1024) return invalid_configuration;
   if (how.blocks > most_blocks) return invalid_configuration;
@@ -415,7 +455,7 @@ template <class Kernel> int launched(const ep_cuda_launch& how, const Kernel& ke
     if (how.wait_cycles != 0) environment.waits.deadline_ns = ep::clock_now_ns() + static_cast<int64_t>(how.wait_cycles);
     environment.waits.policy = {0, 20'000, 100'000};
     const auto ran = ep::fast_run(how.blocks, environment, [&](ep::fast_context& context) {
-      device_context ctx{context};
+      device_context ctx{context, reinterpret_cast<const uint32_t*>(how.lost)};
       kernel(ctx);
     });
     if (!ran.ok()) std::abort(); /* no thread to be had: a test cannot go on */

@@ -22,7 +22,7 @@ int main() {
   std::printf("devices %d (%s)\n", count, table->error_text(error));
   // A refused launch: no kernel, no device needed to say so.
   ep_compat_args args{};
-  const bool refused = ep::cuda_compat({nullptr, 1, 320, 0, 0}, args) != 0;
+  const bool refused = ep::cuda_compat({nullptr, 1, 320, 0, 0, 0}, args) != 0;
   const bool kernels = second_kernel(false) != second_kernel(true) && post_kernel(0) != post_kernel(1) && post_kernel(1) != post_kernel(2) &&
                        gin_kernel(true) != gin_kernel(false) && efa_kernel() != second_kernel(true);
   return host && versions && refused && kernels ? 0 : 1;

@@ -152,7 +152,7 @@ class experts_world {
   // Bytes of a dispatched row that its receiver needs, scales included.
   uint64_t payload() const { return casts() ? code_bytes() + scale_blocks() * sizeof(float) : code_bytes(); }
 
-  ep_cuda_launch how(size_t rank, uint32_t blocks, uint32_t lanes) const { return {ranks[rank].stream, blocks, lanes, 20'000'000'000, 0}; }
+  ep_cuda_launch how(size_t rank, uint32_t blocks, uint32_t lanes) const { return {ranks[rank].stream, blocks, lanes, 20'000'000'000, 0, 0}; }
   void next_call() {
     ++epoch;
     for (rank_state& rank : ranks) rank.dispatch.call.epoch = rank.combine.call.epoch = epoch;

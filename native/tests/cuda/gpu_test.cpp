@@ -83,7 +83,7 @@ class gpu_world {
     return memory;
   }
   ep_cuda_launch launch(int32_t rank, uint32_t blocks, uint32_t lanes) const {
-    return {streams[static_cast<size_t>(rank)], blocks, lanes, generous_cycles, 0};
+    return {streams[static_cast<size_t>(rank)], blocks, lanes, generous_cycles, 0, 0};
   }
   void finish() const {
     for (void* stream : streams) EP_CHECK_EQ(gpu_finish(stream), 0);
@@ -242,7 +242,7 @@ void sums() {
                                  reinterpret_cast<uint64_t>(shard_row.data()), reinterpret_cast<uint64_t>(shard_rows.data()),
                                  reinterpret_cast<uint64_t>(begin.data()), reinterpret_cast<uint64_t>(replica.data()), 3, EP_DTYPE_F32, 0};
   void* stream = gpu_stream();
-  EP_CHECK_EQ(ep::cuda_replica_sum({stream, 2, 64, generous_cycles, 0}, args), 0);
+  EP_CHECK_EQ(ep::cuda_replica_sum({stream, 2, 64, generous_cycles, 0, 0}, args), 0);
   EP_CHECK_EQ(gpu_finish(stream), 0);
   gpu_stream_free(stream);
   EP_CHECK(dst[0] == 0.0f && std::signbit(dst[0]));
@@ -256,19 +256,20 @@ void experts() {
   for (const expert_formats& pair : expert_pairs) {
     for (const uint32_t hidden : {130u, 1024u}) {
       expert_case given(pair.payload, pair.dtype, hidden, hidden / 10, expert_runs, pair.payload);
-      EP_CHECK_EQ(ep::cuda_experts_forward({stream, 1, 32, 0, 0}, given.args), 0);
+      EP_CHECK_EQ(ep::cuda_experts_forward({stream, 1, 32, 0, 0, 0}, given.args), 0);
       EP_CHECK_EQ(gpu_finish(stream), 0);
       given.check(pair.bound);
     }
   }
   expert_case many(EP_MOE_F32, EP_MOE_F32, 32, 8, expert_runs, 1);
   many.args.experts = EP_EXPERT_MOST + 1;
-  EP_CHECK(ep::cuda_experts_forward({stream, 1, 32, 0, 0}, many.args) != 0);
+  EP_CHECK(ep::cuda_experts_forward({stream, 1, 32, 0, 0, 0}, many.args) != 0);
   gpu_stream_free(stream);
 }
 
-// A peer that never sends: the wait ends by its budget, or at once when the host cancels.
-void ends(bool by_cancel) {
+// A peer that never sends: the wait ends by its budget, or at once when the host cancels it or says that this peer, not another one, is lost.
+enum class ending { time, cancel, loss };
+void ends(ending how) {
   dispatch_case plan({2, 1, 1, 1, true, true}, 3);
   world ranks({2, plan.bytes(), plan.slots(), false, 1});
   gpu_world device(ranks, plan.bytes(), plan.slots());
@@ -278,14 +279,18 @@ void ends(bool by_cancel) {
   args.part_count = 0;
   args.arrivals = reinterpret_cast<uint64_t>(owed.data());
   auto cancel = std::make_unique<std::atomic<uint32_t>>(0);
+  std::vector<uint32_t> lost = {EP_STATUS_PEER_LOST, EP_STATUS_OK};
   ep_cuda_launch launch = device.launch(0, 3, 64);
-  launch.wait_cycles = by_cancel ? 0 : 2'000'000;
+  launch.wait_cycles = how == ending::time ? 2'000'000 : 0;
   launch.cancel = reinterpret_cast<uint64_t>(cancel.get());
+  launch.lost = reinterpret_cast<uint64_t>(lost.data());
   EP_CHECK_EQ(ep::cuda_gradient(launch, args, nullptr, 0), 0);
-  if (by_cancel) cancel->store(1);
+  if (how == ending::cancel) cancel->store(1);
+  if (how == ending::loss) std::atomic_ref<uint32_t>(lost[1]).store(EP_STATUS_PEER_LOST);
   device.finish();
   const ep_kernel_status& status = plan.status(0);
-  EP_CHECK_EQ(status.status, static_cast<uint32_t>(by_cancel ? EP_STATUS_ABORTED : EP_STATUS_TIMEOUT));
+  const uint32_t wanted = how == ending::time ? EP_STATUS_TIMEOUT : how == ending::cancel ? EP_STATUS_ABORTED : EP_STATUS_PEER_LOST;
+  EP_CHECK_EQ(status.status, wanted);
   EP_CHECK_EQ(status.rank, 1);
   EP_CHECK_EQ(status.stage, EP_STAGE_ARRIVAL);
   EP_CHECK_EQ(status.expected, 7u);
@@ -321,7 +326,6 @@ int main() {
   }
   sums();
   experts();
-  ends(false);
-  ends(true);
+  for (const ending how : {ending::time, ending::cancel, ending::loss}) ends(how);
   return ep::check::finish();
 }

@@ -140,7 +140,7 @@ void compare(int32_t size, uint64_t seeds) {
         must(table->copy(streams[rank], device_in.address() + rank * bytes, aligned(in[rank]), bytes), "copy");
         must(table->fill(streams[rank], device_out.address() + rank * bytes, 0x11, bytes), "fill");
       }
-      const ep_cuda_launch launch{streams[rank], blocks, lanes, uint64_t{60} * 2'000'000'000, 0};
+      const ep_cuda_launch launch{streams[rank], blocks, lanes, uint64_t{60} * 2'000'000'000, 0, 0};
       must(table->group_call(&launch, &args), "group_call");
     }
     const bool ran = host.run_fast(blocks, [&](auto& ctx, int32_t rank) {

@@ -31,7 +31,7 @@ __global__ void one_half(const __grid_constant__ ep::cuda_environment environmen
 template <class Endpoint>
 int launch(void* stream, uint32_t blocks, uint32_t lanes, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& dispatch, const ep_moe_combine_args& combine,
            uint32_t half) {
-  const ep::cuda_environment environment{20'000'000'000, nullptr, 0};
+  const ep::cuda_environment environment{20'000'000'000, nullptr, 0, nullptr};
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = 1;

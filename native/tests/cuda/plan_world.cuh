@@ -168,7 +168,7 @@ class plan_world {
                                                        options.row_bytes[part] + options.gap_bytes, part);
     }
   }
-  ep_cuda_launch how(size_t rank, uint32_t blocks, uint32_t lanes) const { return {ranks[rank].stream, blocks, lanes, 20'000'000'000, 0}; }
+  ep_cuda_launch how(size_t rank, uint32_t blocks, uint32_t lanes) const { return {ranks[rank].stream, blocks, lanes, 20'000'000'000, 0, 0}; }
   void begin(size_t rank) { check(cuda_begin_call(how(rank, 1, 32), ranks[rank].counts), "begin_call"); }
   void dispatch(size_t rank, uint32_t blocks, uint32_t lanes) { check(cuda_dispatch(how(rank, blocks, lanes), ranks[rank].call), "dispatch"); }
   void grant(size_t rank) { check(cuda_grant(how(rank, 1, 32), ranks[rank].grant), "grant"); }

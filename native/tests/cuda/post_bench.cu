@@ -91,7 +91,7 @@ double rate(kernel run, const shape& how) {
   cudaEvent_t end = nullptr;
   check(cudaEventCreate(&begin), "cudaEventCreate");
   check(cudaEventCreate(&end), "cudaEventCreate");
-  ep::cuda_environment environment{20'000'000'000, nullptr, 0};
+  ep::cuda_environment environment{20'000'000'000, nullptr, 0, nullptr};
   shape argument = how;
   void* arguments[] = {&environment, &device_qps, &argument, &finished, &status};
   check(cudaEventRecord(begin), "cudaEventRecord");

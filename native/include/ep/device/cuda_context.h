@@ -15,11 +15,12 @@
 
 EP_MACHINE_BEGIN
 
-/* What ends the waits of a launch besides their value. A GPU cannot see a peer process die: the host sets `cancel`. */
+/* What ends the waits of a launch besides their value. A GPU cannot see a peer process die: the host sets `cancel`, or `lost` of that rank, after which a kernel goes on without it. */
 struct cuda_environment {
   uint64_t wait_cycles;   /* of the SM's clock, for one wait; 0: no limit */
   const uint32_t* cancel; /* mapped host memory or null; not 0: EP_STATUS_ABORTED */
   uint64_t since;         /* this block's clock64() from which all of its waits together have wait_cycles; 0: each wait has them for itself */
+  const uint32_t* lost;   /* mapped host memory, by rank, or null; not 0: how waits for that rank end */
 };
 
 struct cuda_context {
@@ -59,6 +60,7 @@ struct cuda_context {
   /* Peers on the host that may sleep are woken by their engine; peers on a GPU never sleep. */
   EP_HD void wake(uint64_t) const {}
   static constexpr bool wakes_nobody = true;
+  static constexpr bool outlives_ranks = true; /* a rank is dead before its kernels have ended: see moe_ended */
 
   template <bool Equal>
   EP_HD bool wait_until(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
@@ -81,15 +83,19 @@ struct cuda_context {
         return false;
       }
       /* One more look after the end: the value may have come just before it. */
-      if (looks % 64 == 0) end = ended(start);
+      if (looks % 64 == 0) end = ended(start, rank);
     }
   }
 
-  EP_HD uint32_t ended(uint64_t start) const {
-    if (environment.cancel != nullptr) {
-      using flag_ref = ::cuda::atomic_ref<uint32_t, ::cuda::thread_scope_system>;
-      if (flag_ref(*const_cast<uint32_t*>(environment.cancel)).load(::cuda::memory_order_relaxed) != 0) return EP_STATUS_ABORTED;
-    }
+  EP_HD uint32_t ended(uint64_t start, int32_t rank) const {
+    /* Both looks at once: each goes across the bus. The second is before any later one: what a lost rank had sent is found once more. */
+    using flag_ref = ::cuda::atomic_ref<uint32_t, ::cuda::thread_scope_system>;
+    uint32_t cancelled = 0;
+    uint32_t lost = EP_STATUS_OK;
+    if (environment.cancel != nullptr) cancelled = flag_ref(*const_cast<uint32_t*>(environment.cancel)).load(::cuda::memory_order_relaxed);
+    if (environment.lost != nullptr && rank >= 0) lost = flag_ref(const_cast<uint32_t*>(environment.lost)[rank]).load(::cuda::memory_order_acquire);
+    if (cancelled != 0) return EP_STATUS_ABORTED;
+    if (lost != EP_STATUS_OK) return lost;
     const uint64_t spent = static_cast<uint64_t>(clock64()) - (environment.since != 0 ? environment.since : start);
     return environment.wait_cycles != 0 && spent > environment.wait_cycles ? EP_STATUS_TIMEOUT : EP_STATUS_OK;
   }

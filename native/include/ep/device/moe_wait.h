@@ -331,12 +331,13 @@ template <class Ctx, class Endpoint> EP_HD bool moe_hears_refusal(Ctx& ctx, cons
   return true;
 }
 
-/* Whether nothing of a dead rank can land here any more. HAZARD: a NIC outlives its rank, and carries out what it had taken over: results that were owed would come into another's place. */
+/* Whether nothing of a dead rank can land here any more. HAZARD: a NIC outlives its rank, and carries out what it had taken over: results that were owed would come into another's place. So does a GPU: the
+ * rank is dead as soon as its thread is, and its kernels run until the driver has taken them away, those of a thread of a living process to their end. Nobody here hears of either, so the debt stays. */
 template <class Ctx, class Endpoint> EP_HD bool moe_ended(Ctx& ctx, const Endpoint& endpoint, int32_t rank) {
-  if constexpr (requires { ctx.end_way(rank); }) {
-    return moe_stores(endpoint, rank) || ctx.end_way(rank);
+  if constexpr (requires { Ctx::outlives_ranks; }) {
+    return false;
   } else {
-    return true; /* on GPUs all peers are stored to */
+    return moe_stores(endpoint, rank) || ctx.end_way(rank);
   }
 }
 

@@ -53,7 +53,7 @@ const RECEIVE = 2;
 
 /**
  * Collective, as `MoeBuffer`: all ranks that take part make the same calls in the same order; each takes one of `calls` slots until its combine or release. A rank that
- * does not come in time is no failure: the call goes on without it. A GPU sees no rank die, so a dead one is late.
+ * does not come in time, or dies, is no failure: the call goes on without it, for a dead one at once. One that has closed its transport is awaited for a second more.
  */
 export class DeviceMoeBuffer extends Resource {
   readonly rank: Rank;
