@@ -225,6 +225,26 @@ const messages = [
   },
 ];
 
+/**
+ * Rank 1 of four is killed, rank 2 comes later. HAZARD: far less than any share of the call's time (30 s), so that nobody can have been given up for that.
+ * @param {{ mode: string, moment: string, rankMode?: import('./ranks.mjs').Mode }} how
+ */
+export const killedExperts = ({ mode, moment, rankMode = 'threads' }) => ({
+  name: `experts: a rank that is killed before its ${moment} ends no wait for others, and those for itself at once, ${mode}, ${rankMode}`,
+  run: async () => {
+    const [victim, late, lateMs] = [1, 2, 1000];
+    const data = { mode, moment, victim, late, lateMs };
+    const reports = await runRanks('killedExperts', 4, { mode: rankMode, data, kill: victim });
+    const values = valuesOf(reports.filter(({ rank }) => rank !== victim));
+    for (const { ms, losses } of values) {
+      assert.deepEqual(losses, [[victim, 'EP_PEER_LOST']]);
+      assert.ok(ms < 5000, `${ms} ms`);
+    }
+    for (const { ms } of [values[0], values[2]]) assert.ok(ms > lateMs / 2, `${ms} ms, but rank ${late} came later`);
+    return values.map(({ ms }) => `${ms.toFixed(0)} ms`).join(', ');
+  },
+});
+
 /** @type {readonly Case[]} */
 export const cases = [
   ...collectives,
@@ -359,6 +379,9 @@ export const cases = [
       );
     },
   },
+  ...['low-latency', 'high-throughput'].flatMap((mode) =>
+    ['dispatch', 'combine', 'replay'].map((moment) => killedExperts({ mode, moment })),
+  ),
   {
     name: 'experts: wrong calls are refused with their code',
     run: async () => {

@@ -1,5 +1,6 @@
 // What a rank does in the cases of experts: every row that arrives is looked at, experts multiply by their number, and each token's sum is computed once more.
 import assert from 'node:assert/strict';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { decode, elementBytes, encode, viewStorage } from '@ep/core';
 import { openDeviceMoeBuffer, readTensor, writeTensor } from '@ep/cuda-kernels';
 import { native } from '@ep/native';
@@ -419,6 +420,92 @@ export async function keptGraphExperts({ transport, device, rank, worldSize, dat
   const losses = [...buffer.losses];
   for (const one of [graph, other, uncombined, buffer, ...memory, stream, second]) await one.close();
   return { codes, losses };
+}
+
+/**
+ * A rank is killed where the others are about to await it, in a dispatch, a combine or a replay, and another one comes later than that: milliseconds that each of them took, and whom it lost. Each rank
+ * has one expert, which returns rows as they are, and sends it one token.
+ */
+export async function killedExperts({ transport, device, rank, worldSize, data, ready }) {
+  const { mode, moment, victim, late, lateMs } = data;
+  const stream = device.stream();
+  const [tokens, hidden] = [worldSize, 16];
+  const buffer = await openDeviceMoeBuffer(transport, {
+    ...{ stream, mode, experts: worldSize, maxTokens: tokens, topK: 1, hidden, dtype: 'f32', calls: 1 },
+    ...{ blocks: 2, lanes: 64, timeoutMs: 30_000 },
+  });
+  const memory = [tokens, tokens, Math.max(1, buffer.receiveRows), 1].map((rows) => device.allocate(rows * hidden * 4));
+  const [x, out] = memory.slice(0, 2).map((one) => one.tensor('f32', [tokens, hidden]));
+  const chosen = Int32Array.from({ length: tokens }, (_, token) => token);
+  const choices = memory[3].tensor('i32', [tokens, 1]);
+  await writeTensor(chosen, choices);
+  let calls = 0;
+  const rowOf = (token) => 1 + token + rank * tokens + calls * 100;
+  const fill = async () => {
+    calls++;
+    const values = Float32Array.from({ length: tokens * hidden }, (_, i) => rowOf(Math.floor(i / hidden)));
+    await writeTensor(values, x);
+  };
+  const check = async (gone) => {
+    const sums = new Float32Array((await readTensor(out)).buffer);
+    const found = Array.from(chosen, (token) => sums[token * hidden + hidden - 1]);
+    assert.deepEqual(
+      found,
+      Array.from(chosen, (token) => (token === gone ? 0 : rowOf(token))),
+    );
+  };
+  let graph;
+  if (moment === 'replay') {
+    graph = stream.capture(() => {
+      const received = buffer.captureDispatch(x, choices);
+      const y = memory[2].tensor('f32', received.x.shape);
+      stream.copy(received.x, y);
+      buffer.captureCombine(y, received.handle, { out });
+    });
+  }
+  /** As if the rank were about to call: whoever is killed never does. */
+  const come = async () => {
+    if (rank === victim) {
+      await ready();
+      await new Promise(() => {});
+    }
+    if (rank === late) await sleep(lateMs);
+  };
+  let ms = 0;
+  const timed = async (work) => {
+    const began = performance.now();
+    const value = await work();
+    ms = performance.now() - began;
+    return value;
+  };
+  const lostOf = ({ lostRanks }) => [...lostRanks].flatMap((lost, r) => (lost ? [r] : []));
+  const call = async (dies) => {
+    await fill();
+    if (dies && moment === 'replay') {
+      await come();
+      await timed(() => stream.launch(graph));
+      return check(victim);
+    }
+    if (dies && moment === 'dispatch') await come();
+    const dispatch = async () => buffer.dispatch(x, chosen);
+    const received = await (dies && moment === 'dispatch' ? timed(dispatch) : dispatch());
+    const gone = buffer.losses.has(victim) ? [victim] : [];
+    assert.deepEqual(lostOf(received), gone);
+    assert.deepEqual([...received.counts], [worldSize - gone.length]);
+    const dying = dies && moment === 'combine';
+    if (dying) await come();
+    const combine = async () => buffer.combine(received.x, received.handle, { out });
+    const combined = await (dying ? timed(combine) : combine());
+    assert.deepEqual(lostOf(combined), dying ? [victim] : gone);
+    await check(dying ? victim : gone[0]);
+  };
+  await call(false);
+  await call(true);
+  for (let i = 0; i < 3; i++) await call(false);
+  const losses = [...buffer.losses];
+  await graph?.close();
+  for (const one of [buffer, ...memory, stream]) await one.close();
+  return { ms, losses };
 }
 
 /** Wrong calls are refused before they count. */

@@ -8,7 +8,7 @@ import { fullPlan, randomPlan } from '../attention/plans.mjs';
 import { coreAttention } from './attention.mjs';
 import { collectiveScenarios } from './collectives.mjs';
 import { expertLayer } from './expert-layer.mjs';
-import { experts, graphExperts, keptGraphExperts, offeredExperts, refusedExperts } from './experts.mjs';
+import { experts, graphExperts, keptGraphExperts, killedExperts, offeredExperts, refusedExperts } from './experts.mjs';
 import { graphScenarios } from './graphs.mjs';
 import { groupScenarios } from './groups.mjs';
 import { messageScenarios } from './messages.mjs';
@@ -294,6 +294,7 @@ export const scenarios = {
   offeredExperts,
   graphExperts,
   keptGraphExperts,
+  killedExperts,
   ...recovery,
   ...collectiveScenarios,
   ...groupScenarios,

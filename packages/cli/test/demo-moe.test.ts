@@ -146,6 +146,27 @@ describe('ep demo moe', () => {
     },
   );
 
+  it.each(['low-latency', 'high-throughput'])(
+    'goes on at once without a rank that dies in the middle, whose kernels run on a stand-in for a GPU: %s',
+    {
+      timeout: 120_000,
+    },
+    async (mode) => {
+      const form = ['--device', 'cuda', '--ranks', '3', '--kill', '1', '--mode', mode];
+      const args = ['demo', 'moe', '--small', '--from', root, '--json', '--no-svg', ...form];
+      const standIn = join(root, 'native/build/Release/libep_cuda_host.so');
+      const { code, stdout, stderr } = await runEp(args, { EP_CUDA_PATH: standIn });
+      expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
+      const { pass, losses } = JSON.parse(stdout) as MoeDemoReport;
+      expect(pass).toBe(true);
+      // Late ones would be EP_TIMEOUT.
+      expect(losses.map(({ seenBy, rank, why }) => ({ seenBy, rank, why }))).toEqual([
+        { seenBy: 0, rank: 1, why: 'EP_PEER_LOST' },
+        { seenBy: 2, rank: 1, why: 'EP_PEER_LOST' },
+      ]);
+    },
+  );
+
   it.each([
     ['a process', []],
     ['a thread', ['--threads', '--mode', 'high-throughput']],
