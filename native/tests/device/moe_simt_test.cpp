@@ -28,12 +28,14 @@ world_options world_of(const moe_case& plan, int32_t size, route by, uint64_t se
   return made;
 }
 
-void calls(route by, int32_t size, uint64_t seed) {
+ep::simt_launch blocks_of(uint64_t seed) { return shape(1 + static_cast<uint32_t>(seed / 3 % 3), 8, seed % 2 != 0 ? 4 : 8); }
+
+void calls(route by, int32_t size, uint64_t seed, const ep::simt_launch& blocks) {
   moe_case plan(shape_of(size, seed), seed);
   world ranks(world_of(plan, size, by, seed));
   plan.bind(ranks);
   std::atomic<uint32_t> wrong{0};
-  const auto result = ranks.run_simt(shape(1 + static_cast<uint32_t>(seed / 3 % 3), 8, seed % 2 != 0 ? 4 : 8), seeded(seed), [&](auto& ctx, int32_t rank) {
+  const auto result = ranks.run_simt(blocks, seeded(seed), [&](auto& ctx, int32_t rank) {
     return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) { return run_moe(ctx, endpoint, plan, rank, wrong); });
   });
   EP_CHECK_EQ(result.report, "");
@@ -50,8 +52,13 @@ void calls(route by, int32_t size, uint64_t seed) {
 int main() {
   for (const route by : {route::stores, route::engine, route::nic}) {
     for (int32_t size = 1; size <= 4; ++size) {
-      for (uint64_t seed = 0; seed < 60 / seed_share; ++seed) calls(by, size, seed * 7919 + static_cast<uint64_t>(size));
+      for (uint64_t seed = 0; seed < 60 / seed_share; ++seed) {
+        const uint64_t mixed = seed * 7919 + static_cast<uint64_t>(size);
+        calls(by, size, mixed, blocks_of(mixed));
+      }
     }
   }
+  // More experts than there are lanes: warps come to each of theirs, one batch after the other.
+  for (uint64_t seed = 0; seed < 60 / seed_share; ++seed) calls(route::stores, 1 + static_cast<int32_t>(seed % 4), seed * 6007 + 5, shape(1, 2, 2));
   return ep::check::finish();
 }

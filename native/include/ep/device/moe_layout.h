@@ -42,9 +42,11 @@ struct moe_layout_tables {
 } // namespace detail
 
 /* Writes choice_replica, choice_slot and send_words (with the call's epoch). Ends without a barrier: other blocks' parts are there after the next one of the grid. Where blocks have several
- * lanes, whoever has found a place calls place_of(replica)(choice, slot), and whoever has a count word counted(replica, word). HAZARD: place_of looks at memory, so a warp asks once for an expert
- * of one replica: asked for each choice, in turn, it took longer than the rest of the layout. */
-template <class Ctx, class PlaceOf, class Counted> EP_HD void moe_layout(Ctx& ctx, const moe_view& at, const PlaceOf& place_of, const Counted& counted) {
+ * lanes, whoever has found a place calls told(place_of(replica), choice, slot), and whoever has a count word counted(replica, word). HAZARD of time alone: place_of and counted look at memory, several times one
+ * after the other, which takes longer than the rest of the layout. So each lane of a warp asks for one of the warp's experts, all of them at once; only where an expert has several replicas does
+ * whoever has a choice ask for its own. */
+template <class Ctx, class PlaceOf, class Told, class Counted>
+EP_HD void moe_layout(Ctx& ctx, const moe_view& at, const PlaceOf& place_of, const Told& told, const Counted& counted) {
   const ep_moe_experts& experts = at.buffer.experts;
   const ep_moe_routing& routing = at.call.routing;
   const detail::moe_layout_tables tables{reinterpret_cast<const int32_t*>(routing.topk),
@@ -96,41 +98,65 @@ template <class Ctx, class PlaceOf, class Counted> EP_HD void moe_layout(Ctx& ct
         chosen[n] = n < lines && choice < tables.choices ? tables.topk[choice] : -1;
       }
     };
-    for (uint32_t e = warp; e < experts.experts; e += warps) {
+    for (uint32_t first = warp; first < experts.experts; first += warps * width) {
       look(0); /* before all else: it waits for nothing */
-      const uint32_t count = tables.copies(e);
-      const uint32_t only = count == 1 ? tables.candidates[tables.begin[e]] : 0;
-      auto told = place_of(only);
-      uint32_t j = 0;
-      for (uint64_t i = 0; count != 0 && i < tables.choices; i += lines * width) {
+      const uint32_t left = (experts.experts - first + warps - 1) / warps;
+      const uint32_t at_once = left < width ? left : width; /* experts of which each has a lane */
+      const uint32_t own_expert = first + in_warp * warps;
+      const uint32_t own_count = in_warp < at_once ? tables.copies(own_expert) : 0;
+      const uint32_t own_only = own_count == 1 ? tables.candidates[tables.begin[own_expert]] : 0;
+      const uint64_t own_place = own_count == 1 ? place_of(own_only) : 0;
+      uint32_t own_found = 0;
+      for (uint64_t i = 0; i < tables.choices; i += lines * width) {
         if (i != 0) look(i);
-        uint32_t own_hits = 0; /* lane n has those of line n */
-        EP_UNROLL for (uint32_t n = 0; n < in_flight; ++n) {
-          const uint32_t hits = ctx.ballot(chosen[n] == static_cast<int32_t>(e));
-          if (n == in_warp) own_hits = hits;
-        }
-        EP_ONE_CODE for (uint32_t hit = ctx.ballot(own_hits != 0), n = 0; hit != 0; hit >>= 1, ++n) {
-          if ((hit & 1u) == 0) continue;
-          const uint32_t hits = ctx.shuffle(own_hits, n);
-          const uint32_t own = j + detail::ones(hits & ((uint32_t{1} << in_warp) - 1));
-          const uint64_t choice = i + n * width + in_warp;
-          j += detail::ones(hits);
-          if ((hits >> in_warp & 1u) == 0) continue;
-          if (count == 1) {
-            tables.place_at(choice, only, own);
-            told(static_cast<uint32_t>(choice), own);
-          } else {
-            const uint32_t p = tables.place(choice, e, own);
-            place_of(p)(static_cast<uint32_t>(choice), own / count);
+        EP_ONE_CODE for (uint32_t of = 0; of < at_once; ++of) {
+          const uint32_t e = first + of * warps;
+          uint32_t own_hits = 0; /* lane n has those of line n */
+          EP_UNROLL for (uint32_t n = 0; n < in_flight; ++n) {
+            const uint32_t hits = ctx.ballot(chosen[n] == static_cast<int32_t>(e));
+            if (n == in_warp) own_hits = hits;
           }
+          uint32_t hit = ctx.ballot(own_hits != 0);
+          if (hit == 0) continue;
+          const uint32_t count = ctx.shuffle(own_count, of);
+          const uint32_t only = ctx.shuffle(own_only, of);
+          const uint64_t place = ctx.shuffle(own_place, of);
+          uint32_t j = ctx.shuffle(own_found, of);
+          if (count == 0) continue;
+          EP_ONE_CODE for (uint32_t n = 0; hit != 0; hit >>= 1, ++n) {
+            if ((hit & 1u) == 0) continue;
+            const uint32_t hits = ctx.shuffle(own_hits, n);
+            const uint32_t own = j + detail::ones(hits & ((uint32_t{1} << in_warp) - 1));
+            const uint64_t choice = i + n * width + in_warp;
+            j += detail::ones(hits);
+            if ((hits >> in_warp & 1u) == 0) continue;
+            if (count == 1) {
+              tables.place_at(choice, only, own);
+              told(place, static_cast<uint32_t>(choice), own);
+            } else {
+              const uint32_t p = tables.place(choice, e, own);
+              told(place_of(p), static_cast<uint32_t>(choice), own / count);
+            }
+          }
+          if (in_warp == of) own_found = j;
         }
       }
-      for (uint32_t c = in_warp; c < count; c += width) {
-        /* Candidate c gets numbers j' with (rank + j') mod count == c: the first of them is `lead`. */
-        const uint32_t lead = (c + count - tables.rank % count) % count;
-        const uint32_t p = count == 1 ? only : tables.candidates[tables.begin[e] + c];
-        words[p] = word | (lead < j ? (j - lead + count - 1) / count : 0);
-        counted(p, words[p]);
+      if (own_count == 1) {
+        words[own_only] = word | own_found;
+        counted(own_only, words[own_only]);
+      }
+      for (uint32_t of = 0, several = ctx.ballot(own_count > 1); several != 0; several >>= 1, ++of) {
+        if ((several & 1u) == 0) continue;
+        const uint32_t e = first + of * warps;
+        const uint32_t count = ctx.shuffle(own_count, of);
+        const uint32_t j = ctx.shuffle(own_found, of);
+        for (uint32_t c = in_warp; c < count; c += width) {
+          /* Candidate c gets numbers j' with (rank + j') mod count == c: the first of them is `lead`. */
+          const uint32_t lead = (c + count - tables.rank % count) % count;
+          const uint32_t p = tables.candidates[tables.begin[e] + c];
+          words[p] = word | (lead < j ? (j - lead + count - 1) / count : 0);
+          counted(p, words[p]);
+        }
       }
     }
     for (uint64_t i = static_cast<uint64_t>(warp) * width + in_warp; i < tables.choices; i += static_cast<uint64_t>(warps) * width) {
@@ -150,7 +176,7 @@ template <class Ctx, class PlaceOf, class Counted> EP_HD void moe_layout(Ctx& ct
   }
 }
 template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
-  moe_layout(ctx, at, [](uint32_t) { return [](uint32_t, uint32_t) {}; }, [](uint32_t, uint64_t) {});
+  moe_layout(ctx, at, [](uint32_t) { return uint64_t{0}; }, [](uint64_t, uint32_t, uint32_t) {}, [](uint32_t, uint64_t) {});
 }
 
 EP_MACHINE_END

@@ -48,13 +48,14 @@ template <class Ctx> EP_HD void moe_look_ahead(Ctx& ctx, const moe_view& at) {
 /* The layout; and, by whoever has found them, headers and count words to where others read them. Behind the credit of all. */
 template <class Ctx, class Endpoint> EP_HD void moe_tell_layout(Ctx& ctx, const Endpoint& endpoint, const moe_view& at) {
   const ep_moe_buffer& buffer = at.buffer;
-  const auto place_of = [&](uint32_t p) {
+  const auto place_of = [&](uint32_t p) -> uint64_t {
     const int32_t rank = at.rank_of(static_cast<int32_t>(p));
-    const bool takes_part = moe_takes_part(ctx, at, rank);
-    auto* headers = moe_run_headers(endpoint, at, static_cast<int32_t>(p), rank);
-    return [=, &at, &buffer](uint32_t choice, uint32_t slot) {
-      if (takes_part && slot < buffer.max_tokens) headers[slot] = {at.self(), choice / buffer.top_k, choice % buffer.top_k, 0};
-    };
+    const auto headers = reinterpret_cast<uint64_t>(moe_run_headers(endpoint, at, static_cast<int32_t>(p), rank));
+    return moe_takes_part(ctx, at, rank) ? headers : 0;
+  };
+  const auto told = [&](uint64_t headers, uint32_t choice, uint32_t slot) {
+    const uint32_t token = choice / buffer.top_k;
+    if (headers != 0 && slot < buffer.max_tokens) reinterpret_cast<ep_moe_header*>(headers)[slot] = {at.self(), token, choice - token * buffer.top_k, 0};
   };
   const auto counted = [&](uint32_t p, uint64_t word) {
     const int32_t rank = at.rank_of(static_cast<int32_t>(p));
@@ -62,7 +63,7 @@ template <class Ctx, class Endpoint> EP_HD void moe_tell_layout(Ctx& ctx, const 
     if (rows > buffer.max_tokens) ctx.fail(at.status(), EP_STATUS_INVALID, rank, EP_STAGE_COUNT, buffer.max_tokens, rows);
     if (rank != at.self() && moe_takes_part(ctx, at, rank)) store_relaxed(ctx, moe_count_words(endpoint, at, rank, at.self()) + (p - at.first_replica(rank)), word);
   };
-  moe_layout(ctx, at, place_of, counted);
+  moe_layout(ctx, at, place_of, told, counted);
 }
 
 /* Once all blocks have told and cast: says so to all ranks of experts, unless the call has failed, and to this one. A rank in debt takes it all back: its count words say that it sends nothing. */
