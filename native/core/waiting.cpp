@@ -123,8 +123,12 @@ void wake_notify(ep_wake_word* wake) {
   const uint32_t waiters = word32(wake->waiters).load(std::memory_order_seq_cst);
   if (waiters == 0) return;
   if ((waiters & EP_WAKE_BY_DESCRIPTOR) != 0) {
+    // HAZARD: the number may be another file's once the sleeper has gone, which waits for whoever counts itself first and finds it still there (~wake_descriptor).
+    word32(wake->epoch).fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t still = word32(wake->waiters).load(std::memory_order_seq_cst);
     const uint64_t one = 1;
-    (void)!write(static_cast<int>(waiters & ~EP_WAKE_BY_DESCRIPTOR), &one, sizeof one); // fails only where it is readable already
+    if ((still & EP_WAKE_BY_DESCRIPTOR) != 0) (void)!write(static_cast<int>(still & ~EP_WAKE_BY_DESCRIPTOR), &one, sizeof one); // fails only where it is readable already
+    word32(wake->epoch).fetch_sub(1, std::memory_order_seq_cst);
     return;
   }
   word32(wake->epoch).fetch_add(1, std::memory_order_seq_cst);

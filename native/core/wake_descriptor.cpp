@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cerrno>
 #include <ctime>
+#include <thread>
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -17,7 +18,11 @@ result<std::unique_ptr<wake_descriptor>> wake_descriptor::create(ep_wake_word* w
   return std::unique_ptr<wake_descriptor>(new wake_descriptor(word, event));
 }
 
-wake_descriptor::~wake_descriptor() { close(event_); }
+wake_descriptor::~wake_descriptor() {
+  cancel();
+  while (std::atomic_ref<uint32_t>(word_->epoch).load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
+  close(event_);
+}
 
 void wake_descriptor::prepare() {
   std::atomic_ref<uint32_t>(word_->waiters).store(EP_WAKE_BY_DESCRIPTOR | static_cast<uint32_t>(event_), std::memory_order_seq_cst);

@@ -11,7 +11,7 @@
 namespace ep {
 
 // HAZARD: its only sleeper, of one thread at a time, and a word that this process alone notifies: a descriptor's number says nothing to another one.
-// HAZARD: it lives as long as the word: who notifies may have read the number before cancel(), and writes to whatever has it by then.
+// The word outlives it. Its end waits for those who are about to write to its eventfd, whose number would soon be another file's.
 class wake_descriptor {
  public:
   static result<std::unique_ptr<wake_descriptor>> create(ep_wake_word* word);

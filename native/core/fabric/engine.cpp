@@ -117,6 +117,7 @@ void engine::stop(bool orderly) {
   stopping_.store(orderly ? EP_LIFE_CLOSED : EP_LIFE_DEAD, std::memory_order_seq_cst);
   nudge();
   if (thread_.joinable()) thread_.join(); // not of an engine that was never connected
+  ring_->sleeper.reset();                  // memories keep the ring
   // HAZARD: after the farewell: who hears the end of a line alone must have been told nothing else.
   if (lines_ != nullptr) lines_->close();
   for (const auto& at : links_) {

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "check.hpp"
@@ -102,6 +103,33 @@ void test_late() {
   EP_CHECK(!f.sleeper->sleep(-1, ms));
 }
 
+// Who notifies when the sleeper goes writes to nothing that has its descriptor's number since.
+void test_end() {
+  fixture f;
+  std::atomic<bool> over{false};
+  std::vector<std::thread> notifiers;
+  for (int i = 0; i < 3; ++i) {
+    notifiers.emplace_back([&] {
+      while (!over.load()) wake_notify(&f.word);
+    });
+  }
+  for (int i = 0; i < 3'000; ++i) {
+    f.sleeper->prepare();
+    if (i % 3 == 0) (void)f.sleeper->sleep(-1, 1'000);
+    f.sleeper.reset(); // also of one that still says that it sleeps
+    const int next = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (i % 5 == 0) std::this_thread::yield();
+    uint64_t told = 0;
+    EP_CHECK(read(next, &told, sizeof told) < 0);
+    close(next);
+    auto made = wake_descriptor::create(&f.word);
+    EP_CHECK(made.ok());
+    f.sleeper = std::move(made.value());
+  }
+  over.store(true);
+  for (std::thread& one : notifiers) one.join();
+}
+
 // As an engine and those that post: what is published before the notification is seen, or the sleeper is woken for it.
 void test_nothing_is_missed() {
   fixture f;
@@ -140,6 +168,7 @@ int main() {
   test_descriptor();
   test_time();
   test_late();
+  test_end();
   test_nothing_is_missed();
   return ep::check::finish();
 }

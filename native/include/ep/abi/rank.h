@@ -8,7 +8,7 @@
  * Hazard: the signaller's update and its load of `waiters` must be sequentially consistent (or have such a fence between them), likewise the
  * waiter's increment and its re-check; otherwise both can miss each other and the waiter sleeps until its slice ends.
  * A word that only one process uses may have a sleeper who awaits descriptors, too (core/wake_descriptor.hpp): then `waiters` is EP_WAKE_BY_DESCRIPTOR and the
- * number of an eventfd, and whoever makes progress visible writes to that instead. */
+ * number of an eventfd, and whoever makes progress visible writes to that instead, and counts itself in `epoch` meanwhile. */
 #define EP_WAKE_BY_DESCRIPTOR 0x80000000u
 typedef struct ep_wake_word {
   uint32_t epoch; /* the futex */
