@@ -130,6 +130,36 @@ void test_end() {
   for (std::thread& one : notifiers) one.join();
 }
 
+// The two halves of that one by one: whoever writes is counted for as long, and the end waits for whoever is counted.
+void test_end_waits() {
+  const auto counted = [](const ep_wake_word& word) { return std::atomic_ref<uint32_t>(const_cast<uint32_t&>(word.epoch)).load(); };
+  channel full;
+  const std::vector<char> bytes(1 << 16);
+  EP_CHECK(write(full.ends[1], bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size())); // all that a pipe holds: the next write waits
+  ep_wake_word word{0, EP_WAKE_BY_DESCRIPTOR | static_cast<uint32_t>(full.ends[1])};
+  std::thread notifier([&] { wake_notify(&word); });
+  const int64_t patience_ns = clock_now_ns() + 10'000 * ms;
+  while (counted(word) == 0 && clock_now_ns() < patience_ns) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EP_CHECK_EQ(counted(word), 1u);
+  std::vector<char> taken(bytes.size());
+  EP_CHECK(read(full.ends[0], taken.data(), taken.size()) > 0);
+  notifier.join();
+  EP_CHECK_EQ(counted(word), 0u);
+
+  fixture f;
+  std::atomic_ref<uint32_t>(f.word.epoch).store(1);
+  std::atomic<bool> ended{false};
+  std::thread end([&] {
+    f.sleeper.reset();
+    ended.store(true);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EP_CHECK(!ended.load());
+  std::atomic_ref<uint32_t>(f.word.epoch).store(0);
+  end.join();
+}
+
 // As an engine and those that post: what is published before the notification is seen, or the sleeper is woken for it.
 void test_nothing_is_missed() {
   fixture f;
@@ -169,6 +199,7 @@ int main() {
   test_time();
   test_late();
   test_end();
+  test_end_waits();
   test_nothing_is_missed();
   return ep::check::finish();
 }
