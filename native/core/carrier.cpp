@@ -14,7 +14,8 @@ namespace ep {
 namespace {
 
 // Whoever has found nothing to do for so long sleeps until somebody wakes it: peers that are about to come have come.
-constexpr int64_t patience_ns = 300'000;
+constexpr int64_t patience_ns = 1'000'000;
+constexpr int64_t apart_ns = 1'000'000; // between looks, at most
 constexpr int64_t longest_sleep_ns = 1'000'000;
 
 uint64_t load(const uint64_t& word) { return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(word)).load(std::memory_order_acquire); }
@@ -68,20 +69,20 @@ void carrier::clear(const symmetric_memory& memory, uint64_t group) {
 carrier::progress_words& carrier::words(uint32_t mate) const { return *reinterpret_cast<progress_words*>(parts_[mate] + carrier_layout::begin_of(place_.group, 0)); }
 
 uint8_t* carrier::staging(uint32_t mate, uint64_t step) const {
-  return parts_[mate] + carrier_layout::begin_of(place_.group, 1) + step % carrier_layout::depth * carrier_layout::piece_bytes;
+  return parts_[mate] + carrier_layout::begin_of(place_.group, 1) + step % places_ * piece_;
 }
 
 // A member that is alone on its host stages nothing; the others' shares are half a piece at most.
 uint8_t* carrier::partial(uint64_t step) const {
   if (mates() == 1) return staging(local_, step);
-  return parts_[local_] + carrier_layout::begin_of(place_.group, 2) + step % carrier_layout::depth * (carrier_layout::piece_bytes / 2);
+  return parts_[local_] + carrier_layout::begin_of(place_.group, 2) + step % places_ * (piece_ / 2);
 }
 
 uint64_t carrier::landing_at(uint64_t step) const {
   const uint64_t area = carrier_layout::begin_of(place_.group, 2);
-  const uint64_t place = step % carrier_layout::depth;
-  if (call_.kind == carried_kind::all_to_all || mates() == 1) return area + place * carrier_layout::piece_bytes;
-  return area + (carrier_layout::depth + place) * (carrier_layout::piece_bytes / 2);
+  const uint64_t place = step % places_;
+  if (call_.kind == carried_kind::all_to_all || mates() == 1) return area + place * piece_;
+  return area + carrier_layout::area_bytes / 2 + place * (piece_ / 2);
 }
 
 uint8_t* carrier::landing(uint32_t mate, uint64_t step) const { return parts_[mate] + landing_at(step); }
@@ -123,8 +124,14 @@ result<nothing> carrier::begin(const carried_call& call) {
   busy_ = true;
   told_ = false;
   staged_ = read_ = ready_ = taken_ = sent_ = 0;
-  const uint64_t piece = call.kind == carried_kind::all_to_all ? block_bytes() : share_bytes() * mates();
-  steps_ = call.longest / piece + (call.longest % piece == 0 ? 0 : 1);
+  for (const uint64_t places : {uint64_t{1}, carrier_layout::most_places}) {
+    places_ = places;
+    piece_ = carrier_layout::area_bytes / places;
+    const uint64_t step = call.kind == carried_kind::all_to_all ? block_bytes() : share_bytes() * mates();
+    steps_ = call.longest / step + (call.longest % step == 0 ? 0 : 1);
+    if (steps_ <= places) break;
+  }
+  window_ = std::max<uint64_t>(1, places_ / 2);
   ++calls_;
   return nothing{};
 }
@@ -152,6 +159,7 @@ carrier::state carrier::advance(std::span<const carried_bytes> inputs, std::span
 carrier::state carrier::hold(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs, int64_t most_ns) {
   const rank_context& context = memory_->context();
   auto* wake = reinterpret_cast<ep_wake_word*>(memory_->own_data());
+  const rare_looks rare(apart_ns);
   const int64_t end_ns = clock_now_ns() + most_ns;
   int64_t moved_ns = end_ns - most_ns;
   bool moved = false;

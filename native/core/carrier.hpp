@@ -1,15 +1,16 @@
 // Large calls of a group on two hosts with equally many members, carried by whoever waits for them: within a host through memory that its members map, between hosts by puts of each member to its
 // counterpart (the one of its place on the other host), or, in an all-to-all, to each member there.
 //
-// A call goes in steps of at most `piece_bytes` of a rank's array. What a member has come to it says in words of its own part, which only grow, over all calls: its mates read them there, and a
+// A call that fits an area goes in one step, so that nobody is told more often than must be; a longer one in steps of at most `piece_bytes` of a rank's array, so that one moves while another is folded. What a member has come to it says in words of its own part, which only grow, over all calls: its mates read them there, and a
 // counterpart is told by the signal of its put. Nothing here waits for anybody: advance() does what can be done now, and a call is over once all members have their data and all have said so.
 //
 // An all-reduce: each member puts its mates' shares of a step into its part (staged), folds its own share of all of the host, in their order (read), puts that to its counterpart, folds what
 // both hosts have come to, in their order, where the counterpart's has landed (ready), and takes its mates' shares from there (taken). So bits depend on the placement alone.
 // An all-to-all: each member stages all blocks, puts those of the other host, and takes what its mates staged and what has landed.
 //
-// HAZARD: places are used again by the step `depth` later. A member sends a step only when all of its host have taken the one `window` before, for which it has to have landed; depth is twice that:
-// so whoever receives a step knows that what it sent `window` before has been taken, and that nothing of the step `depth` before is read or under way any more. Nobody is told so otherwise.
+// HAZARD: places are used again by the step `places` later. A member sends a step only when all of its host have taken the one `window` before, for which it has to have landed; there are twice as many places:
+// so whoever receives a step knows that what it sent `window` before has been taken, and that nothing of the step `places` before is read or under way any more. Nobody is told so otherwise. When a call begins
+// all places are free: nobody ends one before all have said that they have their data.
 //
 // HAZARD: after a call that has not come to its end nothing here is used any more: words, and what lands, would be of the wrong one.
 #pragma once
@@ -27,16 +28,16 @@ namespace ep {
 
 // Where things lie in the memory, which every rank of the world has: a word that wakes whoever waits in this rank's part, then the places of each group.
 struct carrier_layout {
-  static constexpr uint64_t piece_bytes = 256u << 10;
-  static constexpr uint32_t window = 2;
-  static constexpr uint32_t depth = 2 * window;
+  static constexpr uint64_t area_bytes = 1u << 20;
+  static constexpr uint64_t most_places = 4;
+  static constexpr uint64_t piece_bytes = area_bytes / most_places;
   static constexpr uint64_t head_bytes = 4096;
   uint32_t world;
 
-  static constexpr uint64_t group_bytes() { return head_bytes + 2 * depth * piece_bytes; }
+  static constexpr uint64_t group_bytes() { return head_bytes + 2 * area_bytes; }
   static constexpr uint64_t memory_bytes(uint64_t groups) { return head_bytes + groups * group_bytes(); }
   // In a rank's part: 0, words of the group; 1 and 2, what is staged, and what lands or is folded.
-  static constexpr uint64_t begin_of(uint64_t group, uint32_t area) { return head_bytes + group * group_bytes() + (area == 0 ? 0 : head_bytes + (area - 1) * depth * piece_bytes); }
+  static constexpr uint64_t begin_of(uint64_t group, uint32_t area) { return head_bytes + group * group_bytes() + (area == 0 ? 0 : head_bytes + (area - 1) * area_bytes); }
   uint64_t group_slots() const { return uint64_t{2} * world; }
 };
 
@@ -135,6 +136,10 @@ class carrier {
   bool busy_ = false;
   std::optional<failure> refused_;
   bool told_ = false;   // that this member has its data
+  // Of this call: places of an area, bytes of one, and how many steps a member may be ahead of its mates.
+  uint64_t places_ = 1;
+  uint64_t piece_ = 0;
+  uint64_t window_ = 1;
   uint64_t calls_ = 0;
   uint64_t before_ = 0; // steps of earlier calls
   uint64_t steps_ = 0;

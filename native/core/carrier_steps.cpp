@@ -18,7 +18,7 @@ constexpr uint64_t up(uint64_t bytes) { return (bytes + line - 1) / line * line;
 // ---- an all-reduce
 
 // Of a whole step, that of one member.
-uint64_t carrier::share_bytes() const { return down(carrier_layout::piece_bytes / std::max(mates(), 1u)); }
+uint64_t carrier::share_bytes() const { return down(piece_ / std::max(mates(), 1u)); }
 
 // In the array. The last step is shared equally, too.
 carrier::share carrier::share_of(uint64_t step, uint32_t mate, uint64_t total) const {
@@ -37,7 +37,7 @@ bool carrier::reduce_steps(const arrays& of) {
 }
 
 bool carrier::stage_shares(const arrays& of) {
-  if (staged_ == steps_ || least(&progress_words::read) + carrier_layout::depth <= before_ + staged_) return false;
+  if (staged_ == steps_ || least(&progress_words::read) + places_ <= before_ + staged_) return false;
   const carried_bytes& input = of.inputs[0];
   uint8_t* to = staging(local_, staged_);
   for (uint32_t mate = 0; mate < mates(); ++mate) {
@@ -51,7 +51,7 @@ bool carrier::stage_shares(const arrays& of) {
 
 bool carrier::fold_host(const arrays& of) {
   if (read_ == staged_ || least(&progress_words::staged) <= before_ + read_) return false;
-  if (least(&progress_words::taken) + carrier_layout::window <= before_ + read_) return false;
+  if (least(&progress_words::taken) + window_ <= before_ + read_) return false;
   const carried_bytes& input = of.inputs[0];
   const share own = share_of(read_, local_, input.bytes);
   const void* sources[round_layout::most_members];
@@ -98,7 +98,7 @@ bool carrier::take_shares(const arrays& of) {
 // ---- an all-to-all
 
 // Of a step, what goes from one member to another.
-uint64_t carrier::block_bytes() const { return down(carrier_layout::piece_bytes / members()); }
+uint64_t carrier::block_bytes() const { return down(piece_ / members()); }
 
 carrier::share carrier::block_of(uint64_t step, uint64_t total) const {
   const uint64_t at = std::min(total, step * block_bytes());
@@ -111,8 +111,8 @@ bool carrier::block_steps(const arrays& of) {
 }
 
 bool carrier::stage_blocks(const arrays& of) {
-  if (staged_ == steps_ || staged_ >= taken_ + carrier_layout::window) return false;
-  if (least(&progress_words::taken) + carrier_layout::depth <= before_ + staged_) return false;
+  if (staged_ == steps_ || staged_ >= taken_ + window_) return false;
+  if (least(&progress_words::taken) + places_ <= before_ + staged_) return false;
   uint8_t* to = staging(local_, staged_);
   for (uint32_t member = 0; member < members(); ++member) {
     const share block = block_of(staged_, of.inputs[member].bytes);

@@ -39,6 +39,7 @@ template <class Kernel> result<nothing> fast_run(uint32_t blocks, const kernel_e
   };
   for (uint32_t block = 1; block < blocks; ++block) {
     auto started = thread_start(
+        "ep-kernel",
         [&, block] {
           gate.wait(waiting, std::memory_order_acquire);
           if (gate.load(std::memory_order_acquire) == running) run_block(block);

@@ -157,7 +157,7 @@ bool rounds::hold(uint64_t round, int64_t most_ns) {
   rank_context& context = memory_->context();
   wait_policy policy = context.policy();
   // Where ranks outnumber cores. What comes through a network takes several switches, and to sleep and be woken takes as many: nobody does so at once only because no other rank wants this core.
-  constexpr int64_t network_ns = 60'000;
+  constexpr int64_t network_ns = 300'000;
   const int64_t begin_ns = clock_now_ns();
   for (int64_t now = begin_ns; policy.spin_ns == 0 && now - begin_ns < std::min(network_ns, most_ns); now = clock_now_ns()) {
     if (look(round)) return true;

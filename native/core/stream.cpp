@@ -44,7 +44,7 @@ outcome run_task(const host_stream::task& work, const std::atomic<uint32_t>& can
 
 result<std::unique_ptr<host_stream>> host_stream::create(completion_sink& sink, int64_t spin_ns) {
   std::unique_ptr<host_stream> made(new host_stream(sink, spin_ns));
-  auto started = thread_start([stream = made.get()] { stream->run(); }, "thread of a host stream; close streams or raise the limit on tasks");
+  auto started = thread_start("ep-stream", [stream = made.get()] { stream->run(); }, "thread of a host stream; close streams or raise the limit on tasks");
   if (!started.ok()) return started.why();
   made->thread_ = std::move(started.value());
   return made;

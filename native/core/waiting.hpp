@@ -60,6 +60,25 @@ class progress_list {
   std::atomic<size_t> count_{0};
 };
 
+// While it stands, the thread looks at `progress` so rarely, since it copies or folds between two looks, or gets no core where ranks outnumber them: those who stepped back for its looks stay away for so
+// long. It looks again, rests, or ends; then they may be away for that long once more.
+class rare_looks {
+ public:
+  explicit rare_looks(int64_t ns) : before_(std::exchange(apart(), ns)) {}
+  ~rare_looks() { apart() = before_; }
+  rare_looks(const rare_looks&) = delete;
+  rare_looks& operator=(const rare_looks&) = delete;
+  // Of the calling thread; 0: as often as it can.
+  static int64_t apart_ns() { return apart(); }
+
+ private:
+  static int64_t& apart() {
+    thread_local int64_t ns = 0;
+    return ns;
+  }
+  int64_t before_;
+};
+
 // What ranks owe to whoever waits: by rank, a counter, and what it must reach (0: nothing).
 struct wait_debts {
   const uint64_t* paid = nullptr;

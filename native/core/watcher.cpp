@@ -20,7 +20,7 @@ watcher::~watcher() {
 
 void watcher::submit(watch item) {
   if (!thread_.joinable()) {
-    auto started = thread_start([this] { run(); }, "thread that watches for rank " + std::to_string(context_->rank()) + "; raise the limit on tasks");
+    auto started = thread_start("ep-watcher", [this] { run(); }, "thread that watches for rank " + std::to_string(context_->rank()) + "; raise the limit on tasks");
     if (!started.ok()) {
       outcome end;
       end.status = started.why().status;

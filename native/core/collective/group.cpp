@@ -291,7 +291,7 @@ template <class Queue, class Item> bool collective_group::hand_over(Queue& queue
 bool collective_group::start_thread() {
   if (thread_.joinable()) return true;
   if (stopping_) return false;
-  auto started = thread_start([this] { work(); }, "thread of a process group");
+  auto started = thread_start("ep-group", [this] { work(); }, "thread of a process group");
   if (!started.ok()) return false;
   thread_ = std::move(started.value());
   return true;

@@ -14,7 +14,7 @@ constexpr int64_t longest_nap_ns = 1'000'000;
 constexpr int64_t longest_sleep_ns = 50'000'000; // on the descriptor: life words wake nobody, and a provider may miss something
 constexpr int64_t soon_ns = 5'000'000; // idle for less: the next request may come at any moment
 constexpr int64_t farewell_ns = 500'000'000;
-constexpr int64_t assistance_ns = 200'000; // a look longer ago: whoever looked has what it waited for, or sleeps
+constexpr int64_t assistance_ns = 200'000; // no look for so long: whoever looked has what it waited for, or sleeps
 // Before a peer has been heard at all: it may be busy opening.
 constexpr int64_t patience_ns = 30'000'000'000;
 
@@ -97,7 +97,7 @@ result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses,
   if (lines_ != nullptr && !far_.empty()) {
     if (auto begun = lines_->start(line_places_, keys, far_, &ring_->wake); !begun.ok()) return begun;
   }
-  auto started = thread_start([this] { run(); }, "thread of a fabric engine; raise the limit on tasks");
+  auto started = thread_start("ep-fabric", [this] { run(); }, "thread of a fabric engine; raise the limit on tasks");
   if (!started.ok()) return started.why();
   thread_ = std::move(started.value());
   context_->progress().add(this, [this] { assist(); }, [this] { rest(); });
@@ -424,19 +424,19 @@ bool engine::step_if_free() {
 
 void engine::assist() {
   if (heavy_.load(std::memory_order_relaxed) != 0) return rest();
-  assisted_ns_[own_place() % assistants].store(clock_now_ns(), std::memory_order_relaxed);
+  assisted_until_ns_[own_place() % assistants].store(clock_now_ns() + std::max(assistance_ns, rare_looks::apart_ns()), std::memory_order_relaxed);
   step_if_free();
 }
 
 // HAZARD: only where nobody else looks: one that sleeps in between (the watcher of JS's waits) would wake the thread beside a kernel that spins.
 void engine::rest() {
-  assisted_ns_[own_place() % assistants].store(0, std::memory_order_seq_cst);
+  assisted_until_ns_[own_place() % assistants].store(0, std::memory_order_seq_cst);
   if (!stepped_back_.load(std::memory_order_seq_cst) || assisted(clock_now_ns())) return;
   wake_notify(&away_);
 }
 
 bool engine::assisted(int64_t now) const {
-  return std::any_of(std::begin(assisted_ns_), std::end(assisted_ns_), [now](const auto& one) { return now - one.load(std::memory_order_relaxed) < assistance_ns; });
+  return std::any_of(std::begin(assisted_until_ns_), std::end(assisted_until_ns_), [now](const auto& one) { return now < one.load(std::memory_order_relaxed); });
 }
 
 // Leaves the turn to whoever looks, and sleeps; not for so long that peers would miss signs of life. On a word of its own: a kernel that posts wakes whoever sleeps on the ring's, and carries

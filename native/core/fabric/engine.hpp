@@ -266,9 +266,9 @@ class engine {
 
   counters count_;
   std::atomic<uint64_t> heavy_{0};      // requests under way that only the thread carries
-  // When other threads last did, or tried to: each has a place, which some may share.
+  // Until when other threads look, or try to: each has a place, which some may share.
   static constexpr size_t assistants = 16;
-  std::atomic<int64_t> assisted_ns_[assistants]{};
+  std::atomic<int64_t> assisted_until_ns_[assistants]{};
   std::atomic<bool> stepped_back_{false};
   ep_wake_word away_{}; // where the thread sleeps meanwhile
   std::atomic<bool> dormant_{false}; // asleep for longer than it would be with something under way

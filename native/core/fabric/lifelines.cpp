@@ -86,7 +86,7 @@ result<nothing> lifelines::start(std::span<const line_place> places, std::span<c
     peer.dialled = peer.far && rank < static_cast<size_t>(rank_) && length_of(address_of(places[rank])) != 0;
   }
   wake_ = wake;
-  auto started = thread_start([this] { run(); }, "thread of the lines between hosts; raise the limit on tasks");
+  auto started = thread_start("ep-lines", [this] { run(); }, "thread of the lines between hosts; raise the limit on tasks");
   if (!started.ok()) return started.why();
   thread_ = std::move(started.value());
   return nothing{};

@@ -25,7 +25,7 @@ class reaper {
     const std::lock_guard lock(mutex_);
     dropped_.push_back(std::move(what));
     if (!started_) {
-      auto thread = thread_start([this] { run(); }, "thread that frees memory of GPUs");
+      auto thread = thread_start("ep-gpu-free", [this] { run(); }, "thread that frees memory of GPUs");
       if (!thread.ok()) return; // what was dropped is freed with the next that comes, or with the process
       thread.value().detach();
       started_ = true;

@@ -70,7 +70,7 @@ result<std::shared_ptr<nccl_communicator>> nccl_communicator::create(std::shared
   auto first = event::create(made->of_, device, false);
   if (!first.ok()) return first.why();
   made->first_ = first.value();
-  auto started = thread_start([self = made.get()] { self->run(); }, "thread that calls NCCL; close groups or raise the limit on tasks");
+  auto started = thread_start("ep-nccl", [self = made.get()] { self->run(); }, "thread that calls NCCL; close groups or raise the limit on tasks");
   if (!started.ok()) return started.why();
   made->thread_ = std::move(started.value());
   return made;

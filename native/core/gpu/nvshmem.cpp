@@ -112,7 +112,7 @@ outcome nvshmem_world::meet(const cancel_flag& cancel, int64_t deadline_ns) {
   std::unique_lock lock(mutex_);
   if (state_ == state::idle) {
     state_ = state::meeting;
-    auto started = thread_start([self = shared_from_this()] { self->initialize(); }, "thread on which NVSHMEM begins; raise the limit on tasks");
+    auto started = thread_start("ep-nvshmem", [self = shared_from_this()] { self->initialize(); }, "thread on which NVSHMEM begins; raise the limit on tasks");
     if (!started.ok()) {
       state_ = state::idle;
       return {started.why().status, -1, 0, 0, 0, started.why().message};
@@ -163,7 +163,7 @@ uint64_t nvshmem_world::bytes_free() const {
 
 result<std::shared_ptr<nvshmem_opening>> nvshmem_opening::start(std::shared_ptr<nvshmem_world> world, uint64_t operation, cancel_ref cancel, int64_t deadline_ns, completion_sink& sink) {
   std::shared_ptr<nvshmem_opening> made(new nvshmem_opening(cancel));
-  auto started = thread_start([world = std::move(world), operation, cancel = std::move(cancel), deadline_ns, &sink] { sink.complete(operation, world->meet(*cancel, deadline_ns)); },
+  auto started = thread_start("ep-nvshmem-wait", [world = std::move(world), operation, cancel = std::move(cancel), deadline_ns, &sink] { sink.complete(operation, world->meet(*cancel, deadline_ns)); },
                               "thread that waits for NVSHMEM; raise the limit on tasks");
   if (!started.ok()) return started.why();
   made->thread_ = std::move(started.value());

@@ -47,7 +47,7 @@ result<std::shared_ptr<stream>> stream::create(library_ref of, int device, bool 
   }
   // HAZARD: now, not at the first launch: page-locking memory may wait for kernels that run, and a peer's may wait for this rank's launch.
   if (auto first = made->slots_->more(made->of_, device); !first.ok()) return first.why();
-  auto started = thread_start([self = made.get()] { self->run(); }, "thread that watches a stream of a GPU; close streams or raise the limit on tasks");
+  auto started = thread_start("ep-gpu-stream", [self = made.get()] { self->run(); }, "thread that watches a stream of a GPU; close streams or raise the limit on tasks");
   if (!started.ok()) return started.why();
   made->thread_ = std::move(started.value());
   return made;

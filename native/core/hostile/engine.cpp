@@ -49,7 +49,7 @@ hostile_engine::hostile_engine(std::shared_ptr<rank_context> context, completion
 
 result<std::unique_ptr<hostile_engine>> hostile_engine::create(std::shared_ptr<rank_context> context, completion_sink& sink, const hostile_options& options) {
   std::unique_ptr<hostile_engine> made(new hostile_engine(std::move(context), sink, options));
-  auto started = thread_start([engine = made.get()] { engine->run(); }, "thread of a hostile engine; raise the limit on tasks");
+  auto started = thread_start("ep-hostile", [engine = made.get()] { engine->run(); }, "thread of a hostile engine; raise the limit on tasks");
   if (!started.ok()) return started.why();
   made->thread_ = std::move(started.value());
   return made;

@@ -45,6 +45,7 @@ result<nothing> soft_device::start() {
   bool known = false;
   result<nothing> outcome = nothing{};
   auto thread = thread_start(
+      "ep-nic-mlx5",
       [this, &mutex, &begun, &known, &outcome] {
         auto alive = life_.begin(port_.header().life, port_.mapping());
         const bool ok = alive.ok();

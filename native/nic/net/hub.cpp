@@ -94,7 +94,7 @@ result<std::unique_ptr<hub>> hub::open(const hub_options& options, uint32_t numb
 result<nothing> hub::start(answerer answer, ep_wake_word* wake) {
   answer_ = std::move(answer);
   wake_ = wake;
-  auto thread = thread_start([this] { run(); }, "network thread of a software NIC; raise the limit on tasks");
+  auto thread = thread_start("ep-nic-net", [this] { run(); }, "network thread of a software NIC; raise the limit on tasks");
   if (!thread.ok()) return thread.why();
   thread_ = std::move(thread.value());
   return nothing{};

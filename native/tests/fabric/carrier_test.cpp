@@ -87,6 +87,7 @@ float folded(uint32_t members, uint64_t call, uint64_t i, reduce_op op) {
 }
 
 constexpr uint64_t piece = carrier_layout::piece_bytes / sizeof(float);
+constexpr uint64_t area = carrier_layout::area_bytes / sizeof(float);
 
 void reduce_calls(carrier_world& world, std::span<const uint64_t> lengths, uint64_t first, bool in_place, int64_t turn_ns) {
   std::atomic<int> wrong{0};
@@ -109,8 +110,8 @@ void reduce_calls(carrier_world& world, std::span<const uint64_t> lengths, uint6
 }
 
 void test_reductions() {
-  // Less than a share, steps that end within one, more than there are places for.
-  const uint64_t lengths[] = {0, 1, 15, 16, 17, 1000, piece - 1, piece, piece + 1, 3 * piece + 5, 11 * piece + piece / 3};
+  // Less than a share, steps that end within one, all places at once, more than there are places for.
+  const uint64_t lengths[] = {0, 1, 15, 16, 17, 1000, piece - 1, piece, piece + 1, 3 * piece + 5, area - 1, area, area + 1, 11 * piece + piece / 3};
   for (const uint32_t per_host : {1u, 2u, 3u}) {
     carrier_world world(per_host, per_host);
     reduce_calls(world, lengths, 0, false, 1'000'000);
@@ -215,13 +216,24 @@ void test_missing() {
 void test_turns() {
   carrier_world world(1, 8);
   carrier& one = *world.carriers[0];
-  std::vector<uint8_t> bytes(4 * carrier_layout::piece_bytes);
+  std::vector<uint8_t> bytes(carrier_layout::area_bytes + 1);
   const carried_bytes own{bytes.data(), bytes.size()};
   EP_CHECK(one.begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, bytes.size()}).ok());
-  for (uint64_t step = 1; step <= carrier_layout::window; ++step) {
+  for (uint64_t step = 1; step <= carrier_layout::most_places / 2; ++step) {
     EP_CHECK(one.hold({&own, 1}, {&own, 1}, 0) == carrier::state::moved);
     EP_CHECK_EQ(one.sent(), step * carrier_layout::piece_bytes);
   }
+}
+
+// What fits the places goes in one step.
+void test_one_step() {
+  carrier_world world(1, 9);
+  carrier& one = *world.carriers[0];
+  std::vector<uint8_t> bytes(carrier_layout::area_bytes);
+  const carried_bytes own{bytes.data(), bytes.size()};
+  EP_CHECK(one.begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, bytes.size()}).ok());
+  EP_CHECK(one.hold({&own, 1}, {&own, 1}, 0) == carrier::state::moved);
+  EP_CHECK_EQ(one.sent(), bytes.size());
 }
 
 // Arrays of other lengths than the call says are none of it.
@@ -301,6 +313,7 @@ int main() {
   test_blocks();
   test_missing();
   test_turns();
+  test_one_step();
   test_lengths();
   test_refused();
   return ep::check::finish();

@@ -21,10 +21,42 @@ export function isCarried({ kind, dtype, reduceOp }: EngineCall, maker: Pick<Car
   return kind === 'all-to-all';
 }
 
+/** A call that a carrier has begun, and goes on with whenever it is given a turn. */
+export class BegunCall {
+  readonly sequence: number;
+  readonly #carrier: Carrier;
+  readonly #inputs: readonly Uint8Array[];
+  readonly #outputs: readonly Uint8Array[];
+
+  /** `longest`: bytes of the longest array that any rank gives. */
+  constructor(carrier: Carrier, { sequence, kind, dtype, reduceOp, inputs, outputs }: EngineCall, longest: number) {
+    this.sequence = sequence;
+    this.#carrier = carrier;
+    this.#inputs = inputs.map(bytesOf);
+    this.#outputs = outputs.map(bytesOf);
+    carrier.begin({
+      kind: kind as CarriedCall['kind'],
+      type: TYPE_CODES[dtype],
+      reduction: reductionCode(reduceOp),
+      factor: factorOf(reduceOp),
+      longest,
+    });
+  }
+
+  /** Holds the thread for so long at most. */
+  turn(mostMs: number): ReturnType<Carrier['carry']> {
+    return this.#carrier.carry(this.#inputs, this.#outputs, mostMs);
+  }
+
+  /** Bytes that left the host from here. */
+  get sent(): number {
+    return this.#carrier.sent;
+  }
+}
+
 export interface CarriedInit extends PlannedCall {
-  readonly carrier: Carrier;
-  /** Bytes of the longest array that any rank gives. */
-  readonly longest: number;
+  /** Begins it, unless it has begun. */
+  readonly begun: () => BegunCall;
   /** Of a turn, in milliseconds. */
   readonly mostMs: () => number;
 }
@@ -34,17 +66,13 @@ export class CarriedPlan implements DataPlan {
   readonly sink = (): undefined => undefined;
   readonly agreed = true;
   readonly #init: CarriedInit;
-  readonly #inputs: readonly Uint8Array[];
-  readonly #outputs: readonly Uint8Array[];
+  #begun: BegunCall | undefined;
   #pending = 1;
   #cut = false;
   #next: (() => void) | undefined;
 
   constructor(init: CarriedInit) {
-    const { inputs, outputs } = init.call;
     this.#init = init;
-    this.#inputs = inputs.map(bytesOf);
-    this.#outputs = outputs.map(bytesOf);
   }
 
   get pending(): number {
@@ -52,15 +80,9 @@ export class CarriedPlan implements DataPlan {
   }
 
   readonly begin = (): void => {
-    const { call, carrier, longest, onFailed } = this.#init;
+    const { begun, onFailed } = this.#init;
     try {
-      carrier.begin({
-        kind: call.kind as CarriedCall['kind'],
-        type: TYPE_CODES[call.dtype],
-        reduction: reductionCode(call.reduceOp),
-        factor: factorOf(call.reduceOp),
-        longest,
-      });
+      this.#begun = begun();
     } catch (error) {
       // HAZARD: not from within: whoever begins the plan holds its call.
       queueMicrotask(() => onFailed(error));
@@ -82,18 +104,19 @@ export class CarriedPlan implements DataPlan {
 
   /** `pauseMs`: before the next turn, if nothing moves in this one. */
   #turn(pauseMs: number, onOver: () => void, mostMs = this.#init.mostMs()): void {
-    const { carrier, onSent, onComplete, onFailed } = this.#init;
-    if (this.#cut || this.#pending === 0) return;
+    const { onSent, onComplete, onFailed } = this.#init;
+    const begun = this.#begun;
+    if (this.#cut || this.#pending === 0 || begun === undefined) return;
     let found: ReturnType<Carrier['carry']>;
     try {
-      found = carrier.carry(this.#inputs, this.#outputs, mostMs);
+      found = begun.turn(mostMs);
     } catch (error) {
       queueMicrotask(() => onFailed(error));
       return;
     }
     if (found === 'over') {
       this.#pending = 0;
-      if (carrier.sent > 0) onSent(carrier.sent);
+      if (begun.sent > 0) onSent(begun.sent);
       onOver();
     } else if (found === 'moved') {
       const next = setImmediate(() => this.#turn(FIRST_PAUSE_MS, onComplete));

@@ -19,11 +19,11 @@ import {
   type Store,
   type SymmetricMemory,
 } from '@ep/core';
-import type { Elements } from '../engine.js';
+import type { Elements, EngineCall } from '../engine.js';
 import type { Words } from './arrivals.js';
-import { CarriedPlan, isCarried } from './carried-plan.js';
+import { BegunCall, CarriedPlan, isCarried } from './carried-plan.js';
 import type { PlannedCall } from './collectives-init.js';
-import type { nameOf, OrderedCall } from './ordered.js';
+import type { nameOf } from './ordered.js';
 import { type CallRecord, RECORD_BYTES, recordBytes } from './records.js';
 import type { Section } from './sections.js';
 import { toldToAll } from './signature.js';
@@ -95,9 +95,9 @@ function count(maker: RoundMaker, by: number): void {
   else makers.delete(maker);
 }
 
-/** What a word begins with that says no more than what is called, and what is given: that follows. */
-export function headOf(call: string): Uint8Array {
-  return encode({ call });
+/** A word, or what one begins with that says what is given: that follows. */
+export function headOf(record: Pick<CallRecord, 'call' | 'gives' | 'takes' | 'carry'>): Uint8Array {
+  return encode(record);
 }
 
 /** What all ranks say alike is a text of its own, so that it need not be read of each. */
@@ -155,6 +155,8 @@ export class GroupRounds {
   #rounds: Rounds | undefined;
   #carrier: Carrier | undefined;
   #carries = false;
+  /** A call whose first turn was not its last. */
+  #carried: BegunCall | undefined;
   #begun = false;
   #ready = false;
   #exchanges = false;
@@ -175,6 +177,11 @@ export class GroupRounds {
     return this.#ready && this.#exchanges;
   }
 
+  /** All ranks carry large calls, as this one knows by now. */
+  get carries(): boolean {
+    return this.#carries;
+  }
+
   /** Whether `exchange` folds this. */
   folds(type: number, reduction: number): boolean {
     return this.#init.maker.carriers?.carries(type, reduction) === true;
@@ -184,7 +191,7 @@ export class GroupRounds {
    * What this rank tells all others of a call that is not small, if all ranks can carry it. HAZARD: ranks find out at different times whether all can, so a call is carried only where all have told of it
    * in this way.
    */
-  recordOf(call: OrderedCall): CallRecord | undefined {
+  recordOf(call: EngineCall): CallRecord | undefined {
     const { maker, ranks } = this.#init;
     if (!this.#carries || !isCarried(call, maker.carriers!)) return undefined;
     const told = toldToAll(call);
@@ -198,7 +205,23 @@ export class GroupRounds {
 
   /** `longest`: as all have told. */
   planOf(data: PlannedCall, longest: number): CarriedPlan {
-    return new CarriedPlan({ ...data, carrier: this.#carrier!, longest, mostMs: () => this.#mostMs });
+    const { call } = data;
+    const carried = this.#carried?.sequence === call.sequence ? this.#carried : undefined;
+    this.#carried = undefined;
+    const begun = (): BegunCall => carried ?? new BegunCall(this.#carrier!, call, longest);
+    return new CarriedPlan({ ...data, begun, mostMs: () => this.#mostMs });
+  }
+
+  /**
+   * Of a call of which all have told the same in `exchange`: begins it, and holds the thread for it for a moment. Bytes that left the host from here, if it is over by then; undefined: `planOf` goes on with
+   * it.
+   */
+  carry(call: EngineCall, longest: number): number | undefined {
+    const begun = new BegunCall(this.#carrier!, call, longest);
+    this.#carried = begun;
+    if (begun.turn(this.#mostMs) !== 'over') return undefined;
+    this.#carried = undefined;
+    return begun.sent;
   }
 
   /** For how long the thread may be held. */

@@ -1,6 +1,6 @@
 /**
- * Small calls that end where they are made: this rank's word is said in a round, the round comes while the thread is held, all have called the same, and nothing else is the matter. Then the call
- * costs one call into native code, which folds as well, and none of what makes a call one that may wait, fail or be passed on.
+ * Calls that end where they are made: this rank's word is said in a round, the round comes while the thread is held, all have said the same, and nothing else is the matter. Then a small call costs one
+ * call into native code, which folds as well, and one that can be carried a few, and none of what makes a call one that may wait, fail or be passed on.
  *
  * Whatever is out of the ordinary sends a call the ordinary way, which finds there that its word has been said (`GroupRounds.say`). What others may need of a call that has ended here is made
  * from what the round keeps, when somebody asks.
@@ -9,6 +9,7 @@ import type { RoundFold } from '@ep/core';
 import type { EngineCall } from '../engine.js';
 import { factorOf, reductionCode, TYPE_CODES } from '../shm/codes.js';
 import type { CollectivesInit } from './collectives-init.js';
+import { checkArrays } from './failures.js';
 import { givenBy, MOST_GIVEN_BYTES, takeGiven } from './given.js';
 import { headOf } from './group-rounds.js';
 import type { OrderedCall, OrderedEnd } from './ordered.js';
@@ -19,6 +20,18 @@ interface Shape extends Pick<EngineCall, 'kind' | 'dtype' | 'reduceOp' | 'root'>
   readonly length: number;
   readonly head: Uint8Array;
   readonly fold: RoundFold | undefined;
+  /** Of a call that is carried: what all say is the longest of its arrays, in bytes. */
+  readonly carry: number | undefined;
+}
+
+type Said = Parameters<typeof headOf>[0];
+
+const headOfSmall = (call: EngineCall): Said => ({ call: describeCall(call) });
+
+/** All arrays are as long as the first, so that a shape tells all lengths. */
+function isEven(inputs: EngineCall['inputs'], outputs: EngineCall['outputs']): boolean {
+  const { length } = inputs[0]!;
+  return inputs.every((input) => input.length === length) && outputs.every((output) => output.length === length);
 }
 
 /** Programs repeat few. */
@@ -42,12 +55,12 @@ export class QuickCalls {
     // HAZARD: a call that is cut must be told to others, who may have its word by then.
     if (end === undefined || call.signal !== undefined || call.membership !== undefined) return undefined;
     const { kind, sequence, inputs, outputs } = call;
-    // What others take of it is said by each, and not alike.
-    if (kind === 'all-to-all') return undefined;
     const given = inputs.length <= 1 ? inputs[0] : givenBy(call);
     const byteLength = given?.byteLength ?? 0;
-    if (byteLength > MOST_GIVEN_BYTES || (given === undefined && inputs.length > 1)) return undefined;
-    const { head, fold } = this.#shapeOf(call);
+    if (byteLength > MOST_GIVEN_BYTES || (given === undefined && inputs.length > 1)) return this.#carry(call, end);
+    // What others take of it is said by each, and not alike.
+    if (kind === 'all-to-all') return undefined;
+    const { head, fold } = this.#shapeOf(call, headOfSmall)!;
     const output = byteLength > 0 && fold !== undefined ? outputs[0] : undefined;
     const said = { sequence, kind, head, given: byteLength > 0 ? given : undefined, fold, output };
     if (!rounds.exchange(said)) return undefined;
@@ -74,15 +87,46 @@ export class QuickCalls {
     return this.#end;
   }
 
-  #shapeOf(call: EngineCall): Shape {
+  /** HAZARD: a shape has one length: an all-to-all of others goes the longer way, and says another word there. */
+  #carry(call: OrderedCall, end: OrderedEnd): OrderedEnd | undefined {
+    const rounds = this.#init.rounds!;
+    const { traces } = this.#init;
+    const { kind, sequence, inputs, outputs } = call;
+    if (!rounds.carries || (kind === 'all-to-all' && !isEven(inputs, outputs))) return undefined;
+    const shape = this.#shapeOf(call, this.#recordOfCarried);
+    if (shape?.carry === undefined) return undefined;
+    const { head, carry } = shape;
+    if (!rounds.exchange({ sequence, kind, head, given: undefined, fold: undefined, output: undefined }))
+      return undefined;
+    let sent: number | undefined;
+    try {
+      checkArrays(call);
+      sent = rounds.carry(call, carry);
+    } catch {
+      // As above: `planOf` goes on with it.
+    }
+    if (sent === undefined) return undefined;
+    traces.call(kind);
+    traces.signalled(kind);
+    if (sent > 0) traces.wrote(kind, sent);
+    return end;
+  }
+
+  readonly #recordOfCarried = (call: EngineCall): Said | undefined => this.#init.rounds!.recordOf(call);
+
+  /** Undefined: `recordOf` has none. */
+  #shapeOf(call: EngineCall, recordOf: (call: EngineCall) => Said | undefined): Shape | undefined {
     const { kind, dtype, reduceOp, root } = call;
     const length = elements(call);
     for (const shape of this.#shapes) {
       const isOf = shape.kind === kind && shape.dtype === dtype && shape.length === length;
       if (isOf && shape.reduceOp === reduceOp && shape.root === root) return shape;
     }
-    const head = headOf(describeCall(call));
-    const shape: Shape = { kind, dtype, reduceOp, root, length, head, fold: this.#foldOf(call) };
+    const record = recordOf(call);
+    if (record === undefined) return undefined;
+    const { carry } = record;
+    const fold = carry === undefined ? this.#foldOf(call) : undefined;
+    const shape: Shape = { kind, dtype, reduceOp, root, length, head: headOf(record), fold, carry };
     // Whoever gave an object may change it.
     if (typeof reduceOp !== 'object' && this.#shapes.unshift(shape) > SHAPES_KEPT) this.#shapes.pop();
     return shape;

@@ -41,7 +41,7 @@ export function describeCall(call: NamedCall): string {
 const lengthsOf = (arrays: EngineCall['inputs']): readonly number[] => arrays.map(({ length }) => length);
 
 /** What this rank tells all others of a call that is not small; undefined where the call is. */
-export function toldToAll(call: OrderedCall): CallRecord | undefined {
+export function toldToAll(call: EngineCall): CallRecord | undefined {
   const { kind, sequence, inputs, outputs } = call;
   if (givenBy(call) !== undefined) return undefined;
   const told: CallRecord = { kind: 'call', sequence, call: describeCall(call) };
