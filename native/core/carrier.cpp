@@ -31,13 +31,16 @@ result<std::unique_ptr<carrier>> carrier::open(std::shared_ptr<symmetric_memory>
   if (members < 2 || members > std::min<uint64_t>(made->layout_.world, static_cast<uint64_t>(round_layout::most_members))) return wrong("too few or too many members");
   if (place.self >= members || place.ranks[place.self] != context.rank()) return wrong("this rank is not the member that it says it is");
   for (const int32_t rank : place.ranks) if (rank < 0 || rank >= context.world_size()) return wrong("a rank that is not in this world");
-  if (place.hosts.size() != 2 || place.hosts[0] != 0 || place.hosts[1] * uint64_t{2} != members) return wrong("there are not two hosts with equally many members");
-  if (mates.size() != place.hosts[1]) return wrong("there is not one memory for each member of the host");
+  const uint64_t hosts = place.hosts.size();
+  if (hosts < 2 || members % hosts != 0) return wrong("there are not several hosts with equally many members");
+  const uint64_t each = members / hosts;
+  for (uint64_t host = 0; host < hosts; ++host) if (place.hosts[host] != host * each) return wrong("there are not several hosts with equally many members");
+  if (mates.size() != each) return wrong("there is not one memory for each member of the host");
   if (way == nullptr) return wrong("there is no way to the other host");
   if (memory->byte_length() < carrier_layout::memory_bytes(1)) return wrong("the memory is too small");
   // HAZARD: by quotients, so that no product can wrap.
   if (place.group >= (memory->byte_length() - carrier_layout::head_bytes) / carrier_layout::group_bytes() || place.group >= memory->signal_slots() / made->layout_.group_slots()) return wrong("a group that does not fit the memory");
-  made->host_ = place.self >= place.hosts[1] ? 1 : 0;
+  made->host_ = static_cast<uint32_t>(place.self / each);
   made->local_ = place.self - place.hosts[made->host_];
   const auto ahead = static_cast<uint64_t>(memory->own_data() - reinterpret_cast<uint8_t*>(memory->own_signals()));
   for (uint32_t mate = 0; mate < mates.size(); ++mate) {
@@ -72,23 +75,23 @@ uint8_t* carrier::staging(uint32_t mate, uint64_t step) const {
   return parts_[mate] + carrier_layout::begin_of(place_.group, 1) + step % places_ * piece_;
 }
 
-// A member that is alone on its host stages nothing; the others' shares are half a piece at most.
-uint8_t* carrier::partial(uint64_t step) const {
-  if (mates() == 1) return staging(local_, step);
-  return parts_[local_] + carrier_layout::begin_of(place_.group, 2) + step % places_ * (piece_ / 2);
-}
+// Where its mates' shares are staged, that of this member itself has room for what the host has come to.
+uint8_t* carrier::partial(uint64_t step) const { return staging(local_, step) + local_ * share_bytes(); }
 
-uint64_t carrier::landing_at(uint64_t step) const {
-  const uint64_t area = carrier_layout::begin_of(place_.group, 2);
-  const uint64_t place = step % places_;
-  if (call_.kind == carried_kind::all_to_all || mates() == 1) return area + place * piece_;
-  return area + carrier_layout::area_bytes / 2 + place * (piece_ / 2);
-}
+uint64_t carrier::landing_at(uint64_t step) const { return carrier_layout::begin_of(place_.group, 2) + step % places_ * piece_; }
 
-uint8_t* carrier::landing(uint32_t mate, uint64_t step) const { return parts_[mate] + landing_at(step); }
+// Of two hosts, in the place of what has landed.
+uint64_t carrier::results_at(uint64_t step) const { return landing_at(step) + (hosts() == 2 ? 0 : piece_ / 2); }
+
+uint8_t* carrier::results(uint32_t mate, uint64_t step) const { return parts_[mate] + results_at(step); }
 
 // Of all calls together.
-uint64_t carrier::landed(uint32_t member) const { return load(memory_->own_signals()[place_.group * layout_.group_slots() + member]); }
+uint64_t carrier::landed(uint64_t slot) const { return load(memory_->own_signals()[place_.group * layout_.group_slots() + slot]); }
+
+bool carrier::counterparts_say(uint64_t (carrier_layout::*slot)(uint32_t) const, uint64_t least) const {
+  for (uint32_t host = 0; host < hosts(); ++host) if (host != host_ && landed((layout_.*slot)(counterpart(host))) < least) return false;
+  return true;
+}
 
 // Steps, or calls, that all of this host have come to.
 uint64_t carrier::least(uint64_t progress_words::* word) const {
@@ -123,7 +126,7 @@ result<nothing> carrier::begin(const carried_call& call) {
   call_ = call;
   busy_ = true;
   told_ = false;
-  staged_ = read_ = ready_ = taken_ = sent_ = 0;
+  staged_ = read_ = folded_ = ready_ = taken_ = sent_ = 0;
   for (const uint64_t places : {uint64_t{1}, carrier_layout::most_places}) {
     places_ = places;
     piece_ = carrier_layout::area_bytes / places;

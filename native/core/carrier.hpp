@@ -1,16 +1,18 @@
-// Large calls of a group on two hosts with equally many members, carried by whoever waits for them: within a host through memory that its members map, between hosts by puts of each member to its
-// counterpart (the one of its place on the other host), or, in an all-to-all, to each member there.
+// Large calls of a group on several hosts with equally many members, carried by whoever waits for them: within a host through memory that its members map, between hosts by puts of each member to its
+// counterparts (those of its place on other hosts), or, in an all-to-all, to each member there.
 //
 // A call that fits an area goes in one step, so that nobody is told more often than must be; a longer one in steps of at most `piece_bytes` of a rank's array, so that one moves while another is folded. What a member has come to it says in words of its own part, which only grow, over all calls: its mates read them there, and a
-// counterpart is told by the signal of its put. Nothing here waits for anybody: advance() does what can be done now, and a call is over once all members have their data and all have said so.
+// counterpart is told by the signal of a put. Nothing here waits for anybody: advance() does what can be done now, and a call is over once all members have their data and all have said so.
 //
-// An all-reduce: each member puts its mates' shares of a step into its part (staged), folds its own share of all of the host, in their order (read), puts that to its counterpart, folds what
-// both hosts have come to, in their order, where the counterpart's has landed (ready), and takes its mates' shares from there (taken). So bits depend on the placement alone.
-// An all-to-all: each member stages all blocks, puts those of the other host, and takes what its mates staged and what has landed.
+// An all-reduce: each member puts its mates' shares of a step into its part (staged), and folds its own share of all of the host, in their order (read). Of two hosts, it puts that to its counterpart, and
+// folds what both have come to where the counterpart's has landed (ready). Of more, a share has a part for each host: each counterpart gets its own part of all, folds it, and puts the result to all others
+// (ready: all parts are there). So twice (H - 1) / H of a share leave a member of one of H hosts. Then mates take each other's shares (taken). Hosts are folded in their order: bits depend on the
+// placement alone.
+// An all-to-all: each member stages all blocks, puts those of other hosts, and takes what its mates staged and what has landed.
 //
-// HAZARD: places are used again by the step `places` later. A member sends a step only when all of its host have taken the one `window` before, for which it has to have landed; there are twice as many places:
-// so whoever receives a step knows that what it sent `window` before has been taken, and that nothing of the step `places` before is read or under way any more. Nobody is told so otherwise. When a call begins
-// all places are free: nobody ends one before all have said that they have their data.
+// HAZARD: places are used again by the step `places` later. A member sends a step only when all of its host have taken the one `window` before, for which that of all other hosts has to have landed; and those
+// who sent it had taken the one `window` before that. There are twice as many places: so nothing of the step `places` before is read or under way any more, on any host. Nobody is told so otherwise. When a
+// call begins all places are free: nobody ends one before all have said that they have their data.
 //
 // HAZARD: after a call that has not come to its end nothing here is used any more: words, and what lands, would be of the wrong one.
 #pragma once
@@ -36,9 +38,13 @@ struct carrier_layout {
 
   static constexpr uint64_t group_bytes() { return head_bytes + 2 * area_bytes; }
   static constexpr uint64_t memory_bytes(uint64_t groups) { return head_bytes + groups * group_bytes(); }
-  // In a rank's part: 0, words of the group; 1 and 2, what is staged, and what lands or is folded.
+  // In a rank's part: 0, words of the group; 1, what is staged, and what the host has come to; 2, what lands, and the results of a share.
   static constexpr uint64_t begin_of(uint64_t group, uint32_t area) { return head_bytes + group * group_bytes() + (area == 0 ? 0 : head_bytes + (area - 1) * area_bytes); }
-  uint64_t group_slots() const { return uint64_t{2} * world; }
+  // Of each member: steps of what it has sent, calls that it has all data of, steps of its part of a result.
+  uint64_t group_slots() const { return uint64_t{3} * world; }
+  uint64_t sent_slot(uint32_t member) const { return member; }
+  uint64_t closed_slot(uint32_t member) const { return uint64_t{world} + member; }
+  uint64_t result_slot(uint32_t member) const { return uint64_t{2} * world + member; }
 };
 
 enum class carried_kind : uint32_t { all_reduce = 0, all_to_all = 1 };
@@ -62,7 +68,7 @@ class carrier {
   // Before any member opens it: forgets what an earlier group has left in this rank's places.
   static void clear(const symmetric_memory& memory, uint64_t group);
   // `mates`: the memories of all members of this host, in their order; all have cleared their places. EP_STATUS_INVALID for a place that does not
-  // fit the memory, and for another number of hosts than two, or unlike hosts.
+  // fit the memory, for a single host, and for unlike hosts.
   static result<std::unique_ptr<carrier>> open(std::shared_ptr<symmetric_memory> memory, std::unique_ptr<round_way> way, round_place place, std::span<const ep_segment_handle> mates);
 
   enum class state { over, moved, stuck };
@@ -78,7 +84,7 @@ class carrier {
   state hold(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs, int64_t most_ns);
   // Bytes of this call that left the host from here.
   uint64_t sent() const { return sent_; }
-  // Why a member of the other host is not reached any more: EP_STATUS_PEER_LOST where it is gone.
+  // Why a member of another host is not reached any more: EP_STATUS_PEER_LOST where it is gone.
   const std::optional<failure>& refused() const { return refused_; }
   bool broken() const { return refused_.has_value(); }
   uint32_t members() const { return static_cast<uint32_t>(place_.ranks.size()); }
@@ -99,24 +105,33 @@ class carrier {
   uint8_t* staging(uint32_t mate, uint64_t step) const;
   uint8_t* partial(uint64_t step) const;
   uint64_t landing_at(uint64_t step) const;
-  uint8_t* landing(uint32_t mate, uint64_t step) const;
-  uint64_t landed(uint32_t member) const; // steps
+  uint64_t results_at(uint64_t step) const;
+  uint8_t* results(uint32_t mate, uint64_t step) const;
+  uint64_t landed(uint64_t slot) const;
+  bool counterparts_say(uint64_t (carrier_layout::*slot)(uint32_t) const, uint64_t least) const;
   uint64_t least(uint64_t progress_words::* word) const;
   void publish(uint64_t progress_words::* word, uint64_t value);
   bool put(uint32_t member, const uint8_t* from, uint64_t bytes, uint64_t to, uint64_t slot, uint64_t value);
   uint32_t mates() const { return static_cast<uint32_t>(parts_.size()); }
+  uint32_t hosts() const { return static_cast<uint32_t>(place_.hosts.size()); }
   uint32_t first_mate() const { return place_.hosts[host_]; }
-  uint32_t counterpart() const { return place_.hosts[1 - host_] + local_; }
+  bool is_mate(uint32_t member) const { return member >= first_mate() && member < first_mate() + mates(); }
+  uint32_t counterpart(uint32_t host) const { return place_.hosts[host] + local_; }
 
   // carrier_steps.cpp
   uint64_t share_bytes() const;
   uint64_t block_bytes() const;
   share share_of(uint64_t step, uint32_t mate, uint64_t total) const;
+  share part_of(uint64_t bytes, uint32_t host) const;
   share block_of(uint64_t step, uint64_t total) const;
   bool reduce_steps(const arrays& of);
   bool stage_shares(const arrays& of);
   bool fold_host(const arrays& of);
-  bool fold_hosts(const arrays& of);
+  bool send_share(uint64_t bytes);
+  bool fold_two_hosts(const arrays& of);
+  bool fold_part(const arrays& of);
+  bool take_parts(const arrays& of);
+  void fold_into(void* const* targets, int count, const void* const* sources, uint64_t bytes) const; // what hosts have come to
   bool take_shares(const arrays& of);
   bool block_steps(const arrays& of);
   bool stage_blocks(const arrays& of);
@@ -146,6 +161,7 @@ class carrier {
   // Of this call.
   uint64_t staged_ = 0;
   uint64_t read_ = 0;
+  uint64_t folded_ = 0; // of more than two hosts: this member's part
   uint64_t ready_ = 0;
   uint64_t taken_ = 0;
   uint64_t sent_ = 0;

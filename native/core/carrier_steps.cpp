@@ -17,8 +17,11 @@ constexpr uint64_t up(uint64_t bytes) { return (bytes + line - 1) / line * line;
 
 // ---- an all-reduce
 
-// Of a whole step, that of one member.
-uint64_t carrier::share_bytes() const { return down(piece_ / std::max(mates(), 1u)); }
+// Of a whole step, that of one member. HAZARD: of more than two hosts, what lands of it and what comes of it have half a piece each, and parts of all hosts are counted as long as the first, in whole lines.
+uint64_t carrier::share_bytes() const {
+  const uint64_t most = piece_ / mates();
+  return down(hosts() == 2 ? most : std::min(most, piece_ / 2 - line * hosts()));
+}
 
 // In the array. The last step is shared equally, too.
 carrier::share carrier::share_of(uint64_t step, uint32_t mate, uint64_t total) const {
@@ -29,10 +32,22 @@ carrier::share carrier::share_of(uint64_t step, uint32_t mate, uint64_t total) c
   return {begin + at, std::min(bytes, (mate + 1) * each) - at};
 }
 
+// Of a share of so many bytes, that of one host.
+carrier::share carrier::part_of(uint64_t bytes, uint32_t host) const {
+  const uint64_t each = up((bytes + hosts() - 1) / hosts());
+  const uint64_t at = std::min(bytes, host * each);
+  return {at, std::min(bytes, at + each) - at};
+}
+
 bool carrier::reduce_steps(const arrays& of) {
   bool moved = stage_shares(of);
   moved = fold_host(of) || moved;
-  moved = fold_hosts(of) || moved;
+  if (hosts() == 2) {
+    moved = fold_two_hosts(of) || moved;
+  } else {
+    moved = fold_part(of) || moved;
+    moved = take_parts(of) || moved;
+  }
   return take_shares(of) || moved;
 }
 
@@ -60,25 +75,75 @@ bool carrier::fold_host(const arrays& of) {
   }
   uint8_t* folded = partial(read_);
   if (own.bytes != 0) reduce_elements(folded, sources, static_cast<int>(mates()), own.bytes / element_bytes(call_.type), call_.type, within_host(call_.op), call_.factor, false);
-  if (!put(counterpart(), folded, own.bytes, landing_at(read_), place_.self, before_ + read_ + 1)) return false;
+  if (!send_share(own.bytes)) return false;
   publish(&progress_words::read, before_ + ++read_);
   return true;
 }
 
-bool carrier::fold_hosts(const arrays& of) {
-  if (ready_ == read_ || landed(counterpart()) <= before_ + ready_) return false;
+// What the host has come to: all of it to the one other host, or each other host's part.
+bool carrier::send_share(uint64_t bytes) {
+  const uint8_t* folded = partial(read_);
+  const uint64_t slot = layout_.sent_slot(place_.self);
+  const uint64_t value = before_ + read_ + 1;
+  if (hosts() == 2) return put(counterpart(1 - host_), folded, bytes, landing_at(read_), slot, value);
+  for (uint32_t host = 0; host < hosts(); ++host) {
+    const share part = part_of(bytes, host);
+    // Parts of all hosts are as long as the first, or shorter.
+    if (host != host_ && !put(counterpart(host), folded + part.at, part.bytes, landing_at(read_) + host_ * part_of(bytes, 0).bytes, slot, value)) return false;
+  }
+  return true;
+}
+
+bool carrier::fold_two_hosts(const arrays& of) {
+  if (ready_ == read_ || !counterparts_say(&carrier_layout::sent_slot, before_ + ready_ + 1)) return false;
   const carried_bytes& output = of.outputs[0];
   const share own = share_of(ready_, local_, output.bytes);
   if (own.bytes != 0) {
-    uint8_t* theirs = landing(local_, ready_);
+    uint8_t* theirs = results(local_, ready_);
     const void* sources[2] = {partial(ready_), theirs};
     if (host_ == 1) std::swap(sources[0], sources[1]);
     void* targets[2] = {output.data + own.at, theirs};
-    const uint64_t elements = own.bytes / element_bytes(call_.type);
     // Nobody else needs it where this one is alone.
-    const int count = mates() == 1 ? 1 : 2;
-    reduce_push(targets, count, sources, 2, elements, call_.type, across_hosts(call_.op), call_.factor, false);
-    for (int i = 0; call_.op == reduce_op::avg && i < count; ++i) divide_elements(targets[i], elements, call_.type, members());
+    fold_into(targets, mates() == 1 ? 1 : 2, sources, own.bytes);
+  }
+  publish(&progress_words::ready, before_ + ++ready_);
+  return true;
+}
+
+void carrier::fold_into(void* const* targets, int count, const void* const* sources, uint64_t bytes) const {
+  const uint64_t elements = bytes / element_bytes(call_.type);
+  reduce_push(targets, count, sources, static_cast<int>(hosts()), elements, call_.type, across_hosts(call_.op), call_.factor, false);
+  for (int i = 0; call_.op == reduce_op::avg && i < count; ++i) divide_elements(targets[i], elements, call_.type, members());
+}
+
+// This host's part of the share, of all hosts, for all of them.
+bool carrier::fold_part(const arrays& of) {
+  if (folded_ == read_ || !counterparts_say(&carrier_layout::sent_slot, before_ + folded_ + 1)) return false;
+  const carried_bytes& output = of.outputs[0];
+  const share own = share_of(folded_, local_, output.bytes);
+  const share part = part_of(own.bytes, host_);
+  uint8_t* result = results(local_, folded_) + part.at;
+  if (part.bytes != 0) {
+    const uint8_t* here = parts_[local_] + landing_at(folded_);
+    const void* sources[round_layout::most_members];
+    for (uint32_t host = 0; host < hosts(); ++host) sources[host] = host == host_ ? partial(folded_) + part.at : here + host * part_of(own.bytes, 0).bytes;
+    void* targets[2] = {output.data + own.at + part.at, result};
+    fold_into(targets, 2, sources, part.bytes);
+  }
+  for (uint32_t host = 0; host < hosts(); ++host) {
+    if (host != host_ && !put(counterpart(host), result, part.bytes, results_at(folded_) + part.at, layout_.result_slot(place_.self), before_ + folded_ + 1)) return false;
+  }
+  ++folded_;
+  return true;
+}
+
+bool carrier::take_parts(const arrays& of) {
+  if (ready_ == folded_ || !counterparts_say(&carrier_layout::result_slot, before_ + ready_ + 1)) return false;
+  const carried_bytes& output = of.outputs[0];
+  const share own = share_of(ready_, local_, output.bytes);
+  for (uint32_t host = 0; host < hosts(); ++host) {
+    const share part = part_of(own.bytes, host);
+    if (host != host_ && part.bytes != 0) std::memcpy(output.data + own.at + part.at, results(local_, ready_) + part.at, part.bytes);
   }
   publish(&progress_words::ready, before_ + ++ready_);
   return true;
@@ -89,7 +154,7 @@ bool carrier::take_shares(const arrays& of) {
   const carried_bytes& output = of.outputs[0];
   for (uint32_t mate = 0; mate < mates(); ++mate) {
     const share theirs = share_of(taken_, mate, output.bytes);
-    if (mate != local_ && theirs.bytes != 0) std::memcpy(output.data + theirs.at, landing(mate, taken_), theirs.bytes);
+    if (mate != local_ && theirs.bytes != 0) std::memcpy(output.data + theirs.at, results(mate, taken_), theirs.bytes);
   }
   publish(&progress_words::taken, before_ + ++taken_);
   return true;
@@ -118,10 +183,13 @@ bool carrier::stage_blocks(const arrays& of) {
     const share block = block_of(staged_, of.inputs[member].bytes);
     if (member != place_.self && block.bytes != 0) std::memcpy(to + member * block_bytes(), of.inputs[member].data + block.at, block.bytes);
   }
-  for (uint32_t mate = 0; mate < mates(); ++mate) {
-    const uint32_t member = place_.hosts[1 - host_] + mate;
-    const share block = block_of(staged_, of.inputs[member].bytes);
-    if (!put(member, to + member * block_bytes(), block.bytes, landing_at(staged_) + local_ * block_bytes(), place_.self, before_ + staged_ + 1)) return false;
+  // Those of this member's place begin, then the next ones, so that not all write to one at a time.
+  for (uint32_t turn = 0; turn < mates(); ++turn) {
+    for (uint32_t next = 1; next < hosts(); ++next) {
+      const uint32_t member = place_.hosts[(host_ + next) % hosts()] + (local_ + turn) % mates();
+      const share block = block_of(staged_, of.inputs[member].bytes);
+      if (!put(member, to + member * block_bytes(), block.bytes, landing_at(staged_) + place_.self * block_bytes(), layout_.sent_slot(place_.self), before_ + staged_ + 1)) return false;
+    }
   }
   publish(&progress_words::staged, before_ + ++staged_);
   return true;
@@ -129,15 +197,14 @@ bool carrier::stage_blocks(const arrays& of) {
 
 bool carrier::take_blocks(const arrays& of) {
   if (taken_ == staged_ || least(&progress_words::staged) <= before_ + taken_) return false;
-  const uint32_t others = place_.hosts[1 - host_];
-  for (uint32_t mate = 0; mate < mates(); ++mate) if (landed(others + mate) <= before_ + taken_) return false;
-  const uint8_t* here = landing(local_, taken_);
+  for (uint32_t member = 0; member < members(); ++member) if (!is_mate(member) && landed(layout_.sent_slot(member)) <= before_ + taken_) return false;
+  const uint8_t* here = parts_[local_] + landing_at(taken_);
   for (uint32_t member = 0; member < members(); ++member) {
     const share block = block_of(taken_, of.outputs[member].bytes);
     if (block.bytes == 0) continue;
-    const uint8_t* from = member == place_.self                                          ? of.inputs[member].data + block.at
-                          : member >= first_mate() && member < first_mate() + mates() ? staging(member - first_mate(), taken_) + place_.self * block_bytes()
-                                                                                        : here + (member - others) * block_bytes();
+    const uint8_t* from = member == place_.self ? of.inputs[member].data + block.at
+                          : is_mate(member)     ? staging(member - first_mate(), taken_) + place_.self * block_bytes()
+                                                : here + member * block_bytes();
     std::memcpy(of.outputs[member].data + block.at, from, block.bytes);
   }
   publish(&progress_words::taken, before_ + ++taken_);
@@ -146,17 +213,17 @@ bool carrier::take_blocks(const arrays& of) {
 
 // ---- its end
 
-// This member has its data, and tells its counterpart; when its counterpart has told the same, it says both to its mates. Who has heard of all its mates knows of all members.
+// This member has its data, and tells its counterparts; when these have told the same, it says both to its mates. Who has heard of all its mates knows of all members.
 bool carrier::close_call() {
   bool moved = false;
   if (!told_) {
-    if (!put(counterpart(), nullptr, 0, 0, layout_.world + place_.self, calls_)) return false;
+    for (uint32_t host = 0; host < hosts(); ++host) if (host != host_ && !put(counterpart(host), nullptr, 0, 0, layout_.closed_slot(place_.self), calls_)) return false;
     told_ = true;
     moved = true;
   }
   auto& own = words(local_).closed;
   if (std::atomic_ref<uint64_t>(own).load(std::memory_order_relaxed) < calls_) {
-    if (landed(layout_.world + counterpart()) < calls_) return moved;
+    if (!counterparts_say(&carrier_layout::closed_slot, calls_)) return moved;
     // Calls of either kind count in all words: the next one may be of the other.
     for (uint64_t progress_words::* word : {&progress_words::read, &progress_words::ready}) std::atomic_ref<uint64_t>(words(local_).*word).store(before_ + steps_, std::memory_order_release);
     publish(&progress_words::closed, calls_);

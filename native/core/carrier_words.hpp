@@ -10,7 +10,7 @@ struct carrier::progress_words {
   uint64_t read;   // steps of whose shares this one has folded its own
   uint64_t ready;  // steps of which its share of the result is there
   uint64_t taken;  // steps of which it has all
-  uint64_t closed; // calls of which its counterpart has all, and it too
+  uint64_t closed; // calls of which its counterparts have all, and it too
 };
 
 } // namespace ep

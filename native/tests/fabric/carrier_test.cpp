@@ -1,4 +1,4 @@
-// Large calls of two hosts' ranks, over the engine and a network of the tests that keeps no order: every element is what the order of the fold says, whoever is ahead of whom.
+// Large calls of several hosts' ranks, over the engine and a network of the tests that keeps no order: every element is what the order of the fold says, whoever is ahead of whom.
 #include "carrier.hpp"
 
 #include <atomic>
@@ -24,13 +24,14 @@ struct carrier_world {
   std::vector<std::unique_ptr<carrier>> carriers; // by member
 
   // Ranks are numbered the other way round than members, so that neither is taken for the other.
-  carrier_world(uint32_t per_host, uint64_t seed, uint64_t group = 0) : network(static_cast<int32_t>(2 * per_host), seed), ranks(static_cast<int32_t>(2 * per_host), 1, 1, {}, [this](int32_t rank) { return network.port(rank); }) {
-    const uint32_t world = 2 * per_host;
+  carrier_world(uint32_t per_host, uint64_t seed, uint64_t group = 0, uint32_t hosts = 2)
+      : network(static_cast<int32_t>(hosts * per_host), seed), ranks(static_cast<int32_t>(hosts * per_host), 1, 1, {}, [this](int32_t rank) { return network.port(rank); }) {
+    const uint32_t world = hosts * per_host;
     const carrier_layout layout{world};
     ranks.allocate(carrier_layout::memory_bytes(groups), groups * layout.group_slots());
     place.group = group;
     for (uint32_t member = 0; member < world; ++member) place.ranks.push_back(static_cast<int32_t>(world - 1 - member));
-    place.hosts = {0, per_host};
+    for (uint32_t host = 0; host < hosts; ++host) place.hosts.push_back(host * per_host);
     for (uint32_t member = 0; member < world; ++member) {
       // What an earlier group has left.
       const symmetric_memory& memory = *side(member).memory;
@@ -44,13 +45,14 @@ struct carrier_world {
     of.self = member;
     fabric_side& own = side(member);
     std::vector<ep_segment_handle> parts;
-    const uint32_t per_host = members() / 2;
+    const uint32_t per_host = members() / hosts();
     for (uint32_t mate = member / per_host * per_host; parts.size() < per_host; ++mate) parts.push_back(side(mate).memory->handle());
     auto way = std::make_unique<fabric::round_puts>(std::shared_ptr<fabric::engine>(std::shared_ptr<void>(), own.engine.get()), own.memory);
     return carrier::open(own.memory, std::move(way), std::move(of), parts);
   }
   fabric_side& side(uint32_t member) { return ranks.side(place.ranks[member]); }
   uint32_t members() const { return static_cast<uint32_t>(place.ranks.size()); }
+  uint32_t hosts() const { return static_cast<uint32_t>(place.hosts.size()); }
 
   // One thread of each member: body(member) of calls that all make.
   template <class Body> void run(Body&& body) {
@@ -71,19 +73,16 @@ struct carrier_world {
 float element(uint32_t member, uint64_t call, uint64_t i) { return static_cast<float>((i * 7 + member * 31 + call) % 1009) * 0.1f + static_cast<float>(member); }
 
 // As documented: the members of each host first, then the hosts. Sums of tenths are rounded otherwise in another order.
-float folded(uint32_t members, uint64_t call, uint64_t i, reduce_op op) {
-  const uint32_t half = members / 2;
-  float hosts[2];
-  for (uint32_t host = 0; host < 2; ++host) {
-    hosts[host] = element(host * half, call, i);
-    for (uint32_t mate = 1; mate < half; ++mate) {
-      const float next = element(host * half + mate, call, i);
-      hosts[host] = op == reduce_op::max ? std::max(hosts[host], next) : hosts[host] + next;
-    }
+float folded(const carrier_world& world, uint64_t call, uint64_t i, reduce_op op) {
+  const uint32_t each = world.members() / world.hosts();
+  const auto both = [op](float one, float other) { return op == reduce_op::max ? std::max(one, other) : one + other; };
+  float all = 0;
+  for (uint32_t host = 0; host < world.hosts(); ++host) {
+    float here = element(host * each, call, i);
+    for (uint32_t mate = 1; mate < each; ++mate) here = both(here, element(host * each + mate, call, i));
+    all = host == 0 ? here : both(all, here);
   }
-  if (op == reduce_op::max) return std::max(hosts[0], hosts[1]);
-  const float sum = hosts[0] + hosts[1];
-  return op == reduce_op::avg ? sum / static_cast<float>(members) : sum;
+  return op == reduce_op::avg ? all / static_cast<float>(world.members()) : all;
 }
 
 constexpr uint64_t piece = carrier_layout::piece_bytes / sizeof(float);
@@ -102,18 +101,24 @@ void reduce_calls(carrier_world& world, std::span<const uint64_t> lengths, uint6
       const carried_bytes given{reinterpret_cast<uint8_t*>(input.data()), length * sizeof(float)};
       const carried_bytes taken{reinterpret_cast<uint8_t*>(output.data()), length * sizeof(float)};
       if (!world.finish(member, {&given, 1}, {&taken, 1}, turn_ns)) ++wrong;
-      for (uint64_t i = 0; i < length && wrong == 0; ++i) if (output[i] != folded(world.members(), call, i, op)) ++wrong;
+      for (uint64_t i = 0; i < length && wrong == 0; ++i) if (output[i] != folded(world, call, i, op)) ++wrong;
       ++call;
     }
   });
   EP_CHECK_EQ(wrong.load(), 0);
 }
 
+struct shape {
+  uint32_t hosts;
+  uint32_t per_host;
+};
+constexpr shape worlds[] = {{2, 1}, {2, 2}, {2, 3}, {3, 1}, {3, 2}, {4, 1}};
+
 void test_reductions() {
   // Less than a share, steps that end within one, all places at once, more than there are places for.
   const uint64_t lengths[] = {0, 1, 15, 16, 17, 1000, piece - 1, piece, piece + 1, 3 * piece + 5, area - 1, area, area + 1, 11 * piece + piece / 3};
-  for (const uint32_t per_host : {1u, 2u, 3u}) {
-    carrier_world world(per_host, per_host);
+  for (const auto& [hosts, per_host] : worlds) {
+    carrier_world world(per_host, per_host, 0, hosts);
     reduce_calls(world, lengths, 0, false, 1'000'000);
     reduce_calls(world, lengths, std::size(lengths), true, 0);
     world.network.set_room(3);
@@ -123,10 +128,10 @@ void test_reductions() {
 }
 
 // Of several NaNs the first one's payload stays, that of the first host's member: which host a member is on decides nothing else, as two of anything else fold alike in either order.
-void test_order() {
-  carrier_world world(1, 20);
-  std::vector<std::vector<uint32_t>> values(2, std::vector<uint32_t>(100));
-  for (uint32_t member = 0; member < 2; ++member) for (uint32_t i = 0; i < 100; ++i) values[member][i] = 0x7fc00000 + 1000 * (member + 1) + i;
+void test_order(uint32_t hosts) {
+  carrier_world world(1, 20, 0, hosts);
+  std::vector<std::vector<uint32_t>> values(hosts, std::vector<uint32_t>(100));
+  for (uint32_t member = 0; member < hosts; ++member) for (uint32_t i = 0; i < 100; ++i) values[member][i] = 0x7fc00000 + 1000 * (member + 1) + i;
   world.run([&](uint32_t member) {
     EP_CHECK(world.carriers[member]->begin({carried_kind::all_reduce, element_type::f32, reduce_op::max, 0, 400}).ok());
     const carried_bytes both{reinterpret_cast<uint8_t*>(values[member].data()), 400};
@@ -140,8 +145,8 @@ uint64_t block_elements(uint32_t from, uint32_t to, uint64_t call) { return (cal
 uint8_t block_byte(uint32_t from, uint32_t to, uint64_t call, uint64_t i) { return pattern(i, from * 16 + to + call * 3); }
 
 void test_blocks() {
-  for (const uint32_t per_host : {1u, 2u, 3u}) {
-    carrier_world world(per_host, 10 + per_host, 1);
+  for (const auto& [hosts, per_host] : worlds) {
+    carrier_world world(per_host, 10 + per_host, 1, hosts);
     const uint32_t members = world.members();
     std::atomic<int> wrong{0};
     world.run([&](uint32_t member) {
@@ -169,7 +174,7 @@ void test_blocks() {
           EP_CHECK(world.carriers[member]->begin({carried_kind::all_reduce, element_type::f32, reduce_op::sum, 0, values.size() * sizeof(float)}).ok());
           const carried_bytes both{reinterpret_cast<uint8_t*>(values.data()), values.size() * sizeof(float)};
           if (!world.finish(member, {&both, 1}, {&both, 1}, 1'000'000)) ++wrong;
-          for (uint64_t i = 0; i < values.size() && wrong == 0; ++i) if (values[i] != folded(members, call, i, reduce_op::sum)) ++wrong;
+          for (uint64_t i = 0; i < values.size() && wrong == 0; ++i) if (values[i] != folded(world, call, i, reduce_op::sum)) ++wrong;
         }
       }
     });
@@ -234,6 +239,22 @@ void test_one_step() {
   EP_CHECK(one.begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, bytes.size()}).ok());
   EP_CHECK(one.hold({&own, 1}, {&own, 1}, 0) == carrier::state::moved);
   EP_CHECK_EQ(one.sent(), bytes.size());
+}
+
+// Of more than two hosts, what leaves a member is twice its share but for its own part of it, whatever number of hosts there are.
+void test_traffic() {
+  for (const uint32_t hosts : {2u, 3u, 4u}) {
+    carrier_world world(2, hosts, 0, hosts);
+    constexpr uint64_t length = 3 * 4 * 64 * 100;
+    world.run([&](uint32_t member) {
+      std::vector<uint8_t> bytes(2 * length, 1);
+      const carried_bytes both{bytes.data(), bytes.size()};
+      EP_CHECK(world.carriers[member]->begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, bytes.size()}).ok());
+      EP_CHECK(world.finish(member, {&both, 1}, {&both, 1}, 1'000'000));
+      EP_CHECK_EQ(world.carriers[member]->sent(), hosts == 2 ? length : 2 * (hosts - 1) * (length / hosts));
+      for (const uint8_t value : bytes) if (value != 2 * hosts) EP_CHECK_EQ(value, 2 * hosts);
+    });
+  }
 }
 
 // Arrays of other lengths than the call says are none of it.
@@ -309,7 +330,9 @@ void test_refused() {
 
 int main() {
   test_reductions();
-  test_order();
+  test_order(2);
+  test_order(3);
+  test_traffic();
   test_blocks();
   test_missing();
   test_turns();

@@ -136,11 +136,11 @@ export async function forgetRounds(store: Store, key: string, rank: number): Pro
   await store.delete(readyKey(key, rank));
 }
 
-/** Two hosts with equally many ranks. */
-function isPaired(hosts: readonly number[]): boolean {
+/** Several hosts with equally many ranks. */
+function areEven(hosts: readonly number[]): boolean {
   const names = [...new Set(hosts)];
-  const [one, other] = names.map((name) => hosts.filter((host) => host === name).length);
-  return names.length === 2 && one === other;
+  const each = hosts.length / names.length;
+  return names.length > 1 && names.every((name) => hosts.filter((host) => host === name).length === each);
 }
 
 interface StoreLimits {
@@ -356,7 +356,7 @@ export class GroupRounds {
   /** HAZARD: a rank says where its part is once it has forgotten what an earlier group has left there. */
   async #openCarrier(limits: StoreLimits): Promise<Carrier | undefined> {
     const { maker, carriers: memory, key, store, ranks, hosts, rank, section } = this.#init;
-    if (maker.carriers === undefined || memory === undefined || !isPaired(hosts)) return undefined;
+    if (maker.carriers === undefined || memory === undefined || !areEven(hosts)) return undefined;
     maker.carriers.clear(memory, section.index);
     await store.set(carrierKey(key, rank), maker.carriers.part(memory));
     const parts: Uint8Array[] = [];

@@ -1,4 +1,4 @@
-/** Large calls of groups on two hosts that native code carries: the same results and the same ends as in one level and in two, whoever comes late, gives up or is lost. */
+/** Large calls of groups on several hosts that native code carries: the same results and the same ends as in one level and in two, whoever comes late, gives up or is lost. */
 import { type Carrier, type CarrierMaker, createStorage, type RoundMaker, type Rounds, type Transport } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
 import { describe, expect, it } from 'vitest';
@@ -176,18 +176,21 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
     }
   });
 
-  it.each([[[0, 1]], [[3, 1, 1, 3]], [[0, 0, 0, 7, 7, 7]]])('on hosts %j', async (hosts) => {
-    const counts = new Counts();
-    const size = hosts.length;
-    await using world = await carried(counts, { hosts, size });
-    await check(world, make('all-reduce', 'f64', size, 50_001, 0, 1));
-    const moved = blocks(size, 50_001);
-    await world.all(moved.call);
-    moved.compare();
-    expect(counts.begun).toBe(3 * size);
-  });
+  it.each([[[0, 1]], [[3, 1, 1, 3]], [[0, 0, 0, 7, 7, 7]], [[0, 1, 2, 3]], [[5, 0, 5, 2, 0, 2]]])(
+    'on hosts %j',
+    async (hosts) => {
+      const counts = new Counts();
+      const size = hosts.length;
+      await using world = await carried(counts, { hosts, size });
+      await check(world, make('all-reduce', 'f64', size, 50_001, 0, 1));
+      const moved = blocks(size, 50_001);
+      await world.all(moved.call);
+      moved.compare();
+      expect(counts.begun).toBe(3 * size);
+    },
+  );
 
-  it.each([[[0, 0, 1]], [[0, 0, 0, 0]], [[0, 1, 2, 3]]])('not on hosts %j', async (hosts) => {
+  it.each([[[0, 0, 1]], [[0, 0, 0, 0]], [[0, 0, 1, 2]]])('not on hosts %j', async (hosts) => {
     const counts = new Counts();
     const size = hosts.length;
     await using world = await World.open({ kind: 'fabric', size, hosts, wrap: counts.wrap });
@@ -196,26 +199,28 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
     expect(counts.begun).toBe(0);
   });
 
-  it('fold in the order of two levels', async () => {
-    const counts = new Counts();
-    await using world = await carried(counts);
-    const length = 100_003;
-    const ops = ['sum', 'avg', 'product', 'min', { op: 'premul-sum', factor: 0.3 }] as const;
-    const given = TWO_BY_TWO.map((_, rank) =>
-      Float32Array.from({ length }, (_, i) => Math.sin(i * 5 + rank) * 3 ** rank),
-    );
-    for (const reduceOp of ops) {
-      const long = given.map((array) => array.slice());
-      const before = counts.begun;
-      await world.all((rank) => sumOf(long[rank]!, { reduceOp }));
-      expect(counts.begun - before).toBe(SIZE);
-      // As small calls fold, whose order other tests hold.
-      const short = given.map((array) => array.slice(777, 777 + 100));
-      await world.all((rank) => sumOf(short[rank]!, { reduceOp }));
-      expect(counts.begun - before).toBe(SIZE);
-      for (const rank of short.keys()) expect(long[rank]!.subarray(777, 877)).toEqual(short[rank]);
-    }
-  });
+  it.each([[TWO_BY_TWO], [[0, 1, 2, 3]], [[0, 1, 2, 2, 1, 0]]])(
+    'fold in the order of two levels on hosts %j',
+    async (hosts) => {
+      const counts = new Counts();
+      const size = hosts.length;
+      await using world = await carried(counts, { hosts, size });
+      const length = 100_003;
+      const ops = ['sum', 'avg', 'product', 'min', { op: 'premul-sum', factor: 0.3 }] as const;
+      const given = hosts.map((_, rank) => Float32Array.from({ length }, (_, i) => Math.sin(i * 5 + rank) * 3 ** rank));
+      for (const reduceOp of ops) {
+        const long = given.map((array) => array.slice());
+        const before = counts.begun;
+        await world.all((rank) => sumOf(long[rank]!, { reduceOp }));
+        expect(counts.begun - before).toBe(size);
+        // As small calls fold, whose order other tests hold.
+        const short = given.map((array) => array.slice(777, 777 + 100));
+        await world.all((rank) => sumOf(short[rank]!, { reduceOp }));
+        expect(counts.begun - before).toBe(size);
+        for (const rank of short.keys()) expect(long[rank]!.subarray(777, 877)).toEqual(short[rank]);
+      }
+    },
+  );
 
   it('costs what leaves the host, and no word but the first', async () => {
     const counts = new Counts();
@@ -259,10 +264,10 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
     }
   });
 
-  it('end alike when a rank is lost within one', async () => {
+  it.each([[TWO_BY_TWO], [[0, 1, 2, 3]]])('end alike when a rank is lost within one, on hosts %j', async (hosts) => {
     for (const victim of [0, 3]) {
       const counts = new Counts();
-      await using world = await carried(counts);
+      await using world = await carried(counts, { hosts });
       const arrays = powers(4 * LONG);
       let lost: Promise<void> | undefined;
       const from = counts.turns + 10;

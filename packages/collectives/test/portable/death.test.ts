@@ -106,9 +106,13 @@ describe.each(['threads', 'processes'] as const)('survivors of a killed rank, as
   });
 });
 
-describe('over libfabric, on two hosts', () => {
+describe('over libfabric, on several hosts', () => {
   it.skipIf(unavailable)(`survivors of a killed process tell the same${unavailable}`, async () => {
     for (let round = 0; round < ROUNDS; round++) await tell('processes', 'fabric', 4, [round % 4], 200 + round);
+  });
+
+  it.skipIf(unavailable)(`and so they do on three hosts${unavailable}`, async () => {
+    for (let round = 0; round < ROUNDS; round++) await tell('processes', 'fabric', 6, [(5 * round) % 6], 400 + round);
   });
 
   it.skipIf(unavailable)(`and of two, of one host or of both${unavailable}`, async () => {
