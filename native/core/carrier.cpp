@@ -120,17 +120,19 @@ bool carrier::put(uint32_t member, const uint8_t* from, uint64_t bytes, uint64_t
 
 result<nothing> carrier::begin(const carried_call& call) {
   if (busy_) return failure{EP_STATUS_BUSY, 0, "carrier: a call before this one has not come to its end"};
-  if (call.kind == carried_kind::all_reduce && !folds_by_host(call.type, call.op)) return failure{EP_STATUS_INVALID, 0, "carrier: it does not carry this reduction"};
+  const bool folds = call.kind == carried_kind::all_reduce || call.kind == carried_kind::reduce_scatter;
+  if (folds && !folds_by_host(call.type, call.op)) return failure{EP_STATUS_INVALID, 0, "carrier: it does not carry this reduction"};
+  if (call.kind == carried_kind::broadcast && call.root >= members()) return failure{EP_STATUS_INVALID, 0, "carrier: the root is no member"};
   memory_->wake_instead(reinterpret_cast<ep_wake_word*>(memory_->own_data()));
   before_ += steps_;
   call_ = call;
   busy_ = true;
   told_ = false;
-  staged_ = read_ = folded_ = ready_ = taken_ = sent_ = 0;
+  staged_ = read_ = folded_ = ready_ = taken_ = answered_ = sent_ = 0;
   for (const uint64_t places : {uint64_t{1}, carrier_layout::most_places}) {
     places_ = places;
     piece_ = carrier_layout::area_bytes / places;
-    const uint64_t step = call.kind == carried_kind::all_to_all ? block_bytes() : share_bytes() * mates();
+    const uint64_t step = call.kind == carried_kind::all_reduce ? share_bytes() * mates() : block_bytes();
     steps_ = call.longest / step + (call.longest % step == 0 ? 0 : 1);
     if (steps_ <= places) break;
   }
@@ -140,10 +142,28 @@ result<nothing> carrier::begin(const carried_call& call) {
 }
 
 bool carrier::fits(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs) const {
-  if (call_.kind == carried_kind::all_reduce) return inputs.size() == 1 && outputs.size() == 1 && inputs[0].bytes == call_.longest && outputs[0].bytes == call_.longest;
-  if (inputs.size() != members() || outputs.size() != members() || inputs[place_.self].bytes != outputs[place_.self].bytes) return false;
-  const auto is_long = [this](const carried_bytes& one) { return one.bytes > call_.longest; };
-  return std::none_of(inputs.begin(), inputs.end(), is_long) && std::none_of(outputs.begin(), outputs.end(), is_long);
+  const auto all = [this](std::span<const carried_bytes> arrays, size_t count, bool exact) {
+    return arrays.size() == count && std::all_of(arrays.begin(), arrays.end(), [&](const carried_bytes& one) { return exact ? one.bytes == call_.longest : one.bytes <= call_.longest; });
+  };
+  switch (call_.kind) {
+    case carried_kind::all_reduce: return all(inputs, 1, true) && all(outputs, 1, true);
+    case carried_kind::all_to_all: return all(inputs, members(), false) && all(outputs, members(), false) && inputs[place_.self].bytes == outputs[place_.self].bytes;
+    case carried_kind::all_gather: return all(inputs, 1, true) && all(outputs, members(), true);
+    case carried_kind::broadcast: return all(inputs, place_.self == call_.root ? 1 : 0, true) && all(outputs, place_.self == call_.root ? 0 : 1, true);
+    case carried_kind::reduce_scatter: return all(inputs, members(), true) && all(outputs, 1, true);
+  }
+  return false;
+}
+
+bool carrier::steps(const arrays& of) {
+  switch (call_.kind) {
+    case carried_kind::all_reduce: return reduce_steps(of);
+    case carried_kind::all_to_all: return block_steps(of);
+    case carried_kind::all_gather:
+    case carried_kind::broadcast: return gather_steps(of);
+    case carried_kind::reduce_scatter: return scatter_steps(of);
+  }
+  return false;
 }
 
 carrier::state carrier::advance(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs, int64_t end_ns) {
@@ -151,7 +171,7 @@ carrier::state carrier::advance(std::span<const carried_bytes> inputs, std::span
   memory_->context().progress().run();
   const arrays of{inputs, outputs};
   bool moved = false;
-  while (!broken() && (call_.kind == carried_kind::all_to_all ? block_steps(of) : reduce_steps(of))) {
+  while (!broken() && steps(of)) {
     moved = true;
     if (clock_now_ns() >= end_ns) break;
   }

@@ -9,6 +9,9 @@
 // (ready: all parts are there). So twice (H - 1) / H of a share leave a member of one of H hosts. Then mates take each other's shares (taken). Hosts are folded in their order: bits depend on the
 // placement alone.
 // An all-to-all: each member stages all blocks, puts those of other hosts, and takes what its mates staged and what has landed.
+// An all-gather, and a broadcast, which is one of a single member: each source stages its block and puts it to its counterparts (ready: those of them are there), and all take what their mates staged, and
+// what has landed on them.
+// A reduce-scatter: each member stages what is for its mates' counterparts and for them, folds what its host gives to its own counterparts and to itself, puts the former, and folds what all hosts have come to.
 //
 // HAZARD: places are used again by the step `places` later. A member sends a step only when all of its host have taken the one `window` before, for which that of all other hosts has to have landed; and those
 // who sent it had taken the one `window` before that. There are twice as many places: so nothing of the step `places` before is read or under way any more, on any host. Nobody is told so otherwise. When a
@@ -40,22 +43,23 @@ struct carrier_layout {
   static constexpr uint64_t memory_bytes(uint64_t groups) { return head_bytes + groups * group_bytes(); }
   // In a rank's part: 0, words of the group; 1, what is staged, and what the host has come to; 2, what lands, and the results of a share.
   static constexpr uint64_t begin_of(uint64_t group, uint32_t area) { return head_bytes + group * group_bytes() + (area == 0 ? 0 : head_bytes + (area - 1) * area_bytes); }
-  // Of each member: steps of what it has sent, calls that it has all data of, steps of its part of a result.
+  // Of each member: steps of what it has sent, calls that it has all data of, steps of its part of a result, or of what its host has taken.
   uint64_t group_slots() const { return uint64_t{3} * world; }
   uint64_t sent_slot(uint32_t member) const { return member; }
   uint64_t closed_slot(uint32_t member) const { return uint64_t{world} + member; }
   uint64_t result_slot(uint32_t member) const { return uint64_t{2} * world + member; }
 };
 
-enum class carried_kind : uint32_t { all_reduce = 0, all_to_all = 1 };
+enum class carried_kind : uint32_t { all_reduce = 0, all_to_all = 1, all_gather = 2, broadcast = 3, reduce_scatter = 4 };
 
 // Of a call; arrays are those of carrier::advance.
 struct carried_call {
   carried_kind kind = carried_kind::all_reduce;
   element_type type = element_type::u8;
-  reduce_op op = reduce_op::sum; // of an all-reduce
+  reduce_op op = reduce_op::sum; // of an all-reduce and a reduce-scatter
   double factor = 0;
   uint64_t longest = 0;          // bytes of the longest array of any member: the same on all
+  uint32_t root = 0;             // of a broadcast: a member
 };
 
 struct carried_bytes {
@@ -76,8 +80,8 @@ class carrier {
   result<nothing> begin(const carried_call& call);
   // Whether the call under way, or the last one, is of arrays of these lengths. HAZARD: advance() reads and writes beyond others.
   bool fits(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs) const;
-  // Of an all-reduce one array each, of `longest` bytes; of an all-to-all one for each member, in their order, of at most as many. The same in every turn of a call, and as long. One thread, as of all that
-  // follows.
+  // Of an all-reduce one array each, of `longest` bytes; of an all-to-all one for each member, in their order, of at most as many; of an all-gather one, and one of each member; of a broadcast one input of its
+  // root, and one output of all others; of a reduce-scatter one for each member, and one, all of `longest` bytes. The same in every turn of a call, and as long. One thread, as of all that follows.
   // As far as it goes, but no step more after `end_ns` of clock_now_ns() than one.
   state advance(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs, int64_t end_ns = INT64_MAX);
   // The same again and again for `most_ns`, or until the call is over. Stuck: nothing has moved meanwhile.
@@ -118,6 +122,7 @@ class carrier {
   bool is_mate(uint32_t member) const { return member >= first_mate() && member < first_mate() + mates(); }
   uint32_t counterpart(uint32_t host) const { return place_.hosts[host] + local_; }
 
+  bool steps(const arrays& of);
   // carrier_steps.cpp
   uint64_t share_bytes() const;
   uint64_t block_bytes() const;
@@ -133,10 +138,23 @@ class carrier {
   bool take_parts(const arrays& of);
   void fold_into(void* const* targets, int count, const void* const* sources, uint64_t bytes) const; // what hosts have come to
   bool take_shares(const arrays& of);
+  bool close_call();
+
+  // carrier_blocks.cpp
   bool block_steps(const arrays& of);
   bool stage_blocks(const arrays& of);
   bool take_blocks(const arrays& of);
-  bool close_call();
+  bool is_source(uint32_t member) const { return call_.kind == carried_kind::all_gather || member == call_.root; }
+  bool gather_steps(const arrays& of);
+  bool stage_source(const arrays& of);
+  bool hear_sources();
+  bool take_sources(const arrays& of);
+  bool answer_root();
+  uint64_t column_at(uint32_t mate, uint32_t host) const;
+  bool scatter_steps(const arrays& of);
+  bool stage_columns(const arrays& of);
+  bool fold_column(const arrays& of);
+  bool fold_block(const arrays& of);
 
   std::shared_ptr<symmetric_memory> memory_;
   std::unique_ptr<round_way> way_;
@@ -164,6 +182,7 @@ class carrier {
   uint64_t folded_ = 0; // of more than two hosts: this member's part
   uint64_t ready_ = 0;
   uint64_t taken_ = 0;
+  uint64_t answered_ = 0; // of a broadcast, to its root: what this host has taken
   uint64_t sent_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// What a carrier does in each step of a call.
+// What a carrier does in each step of an all-reduce, and at the end of any call.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -7,13 +7,10 @@
 #include "host_fold.hpp"
 
 namespace ep {
-namespace {
 
-constexpr uint64_t line = 64;
-constexpr uint64_t down(uint64_t bytes) { return bytes / line * line; }
-constexpr uint64_t up(uint64_t bytes) { return (bytes + line - 1) / line * line; }
-
-} // namespace
+using carried_lines::down;
+using carried_lines::line;
+using carried_lines::up;
 
 // ---- an all-reduce
 
@@ -155,57 +152,6 @@ bool carrier::take_shares(const arrays& of) {
   for (uint32_t mate = 0; mate < mates(); ++mate) {
     const share theirs = share_of(taken_, mate, output.bytes);
     if (mate != local_ && theirs.bytes != 0) std::memcpy(output.data + theirs.at, results(mate, taken_), theirs.bytes);
-  }
-  publish(&progress_words::taken, before_ + ++taken_);
-  return true;
-}
-
-// ---- an all-to-all
-
-// Of a step, what goes from one member to another.
-uint64_t carrier::block_bytes() const { return down(piece_ / members()); }
-
-carrier::share carrier::block_of(uint64_t step, uint64_t total) const {
-  const uint64_t at = std::min(total, step * block_bytes());
-  return {at, std::min(total - at, block_bytes())};
-}
-
-bool carrier::block_steps(const arrays& of) {
-  const bool staged = stage_blocks(of);
-  return take_blocks(of) || staged;
-}
-
-bool carrier::stage_blocks(const arrays& of) {
-  if (staged_ == steps_ || staged_ >= taken_ + window_) return false;
-  if (least(&progress_words::taken) + places_ <= before_ + staged_) return false;
-  uint8_t* to = staging(local_, staged_);
-  for (uint32_t member = 0; member < members(); ++member) {
-    const share block = block_of(staged_, of.inputs[member].bytes);
-    if (member != place_.self && block.bytes != 0) std::memcpy(to + member * block_bytes(), of.inputs[member].data + block.at, block.bytes);
-  }
-  // Those of this member's place begin, then the next ones, so that not all write to one at a time.
-  for (uint32_t turn = 0; turn < mates(); ++turn) {
-    for (uint32_t next = 1; next < hosts(); ++next) {
-      const uint32_t member = place_.hosts[(host_ + next) % hosts()] + (local_ + turn) % mates();
-      const share block = block_of(staged_, of.inputs[member].bytes);
-      if (!put(member, to + member * block_bytes(), block.bytes, landing_at(staged_) + place_.self * block_bytes(), layout_.sent_slot(place_.self), before_ + staged_ + 1)) return false;
-    }
-  }
-  publish(&progress_words::staged, before_ + ++staged_);
-  return true;
-}
-
-bool carrier::take_blocks(const arrays& of) {
-  if (taken_ == staged_ || least(&progress_words::staged) <= before_ + taken_) return false;
-  for (uint32_t member = 0; member < members(); ++member) if (!is_mate(member) && landed(layout_.sent_slot(member)) <= before_ + taken_) return false;
-  const uint8_t* here = parts_[local_] + landing_at(taken_);
-  for (uint32_t member = 0; member < members(); ++member) {
-    const share block = block_of(taken_, of.outputs[member].bytes);
-    if (block.bytes == 0) continue;
-    const uint8_t* from = member == place_.self ? of.inputs[member].data + block.at
-                          : is_mate(member)     ? staging(member - first_mate(), taken_) + place_.self * block_bytes()
-                                                : here + member * block_bytes();
-    std::memcpy(of.outputs[member].data + block.at, from, block.bytes);
   }
   publish(&progress_words::taken, before_ + ++taken_);
   return true;

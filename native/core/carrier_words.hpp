@@ -1,9 +1,17 @@
-// What a member of a carrier says to its mates, at the beginning of its places. Each word only grows.
 #pragma once
 
 #include "carrier.hpp"
 
 namespace ep {
+
+// What members share is cut in whole lines of the cache.
+namespace carried_lines {
+constexpr uint64_t line = 64;
+constexpr uint64_t down(uint64_t bytes) { return bytes / line * line; }
+constexpr uint64_t up(uint64_t bytes) { return (bytes + line - 1) / line * line; }
+} // namespace carried_lines
+
+// What a member of a carrier says to its mates, at the beginning of its places. Each word only grows.
 
 struct carrier::progress_words {
   uint64_t staged; // steps of which the mates' shares, or all blocks, are there

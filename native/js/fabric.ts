@@ -138,8 +138,8 @@ export interface NativeFabricRounds {
 
 /** `native/core/carrier.hpp`, of one member. */
 export interface NativeFabricCarrier {
-  /** `kind`: 0 for an all-reduce, 1 for an all-to-all. */
-  begin(kind: 0 | 1, type: number, reduction: number, factor: number, longest: number): void;
+  /** `kind`: `carried_kind` of carrier.hpp. `root`: a member, of a broadcast. */
+  begin(kind: number, type: number, reduction: number, factor: number, longest: number, root: number): void;
   /** After `mostMs` milliseconds at most, 0 to 10. 0: the call is over, 1: it has moved, 2: it has not. */
   carry(inputs: readonly Uint8Array[], outputs: readonly Uint8Array[], mostMs: number): 0 | 1 | 2;
   sent(): number;

@@ -28,7 +28,6 @@ struct carrier_wrap : Napi::ObjectWrap<carrier_wrap> {
   }
 
   std::unique_ptr<carrier> native;
-  size_t arrays = 0; // of the call under way, on either side
   std::vector<uint64_t> lengths; // of its inputs, then its outputs; empty before the first turn
 };
 
@@ -70,21 +69,21 @@ carrier_wrap::carrier_wrap(const Napi::CallbackInfo& info) : ObjectWrap(info) {
   tag<carrier_wrap>(info.This().As<Napi::Object>());
 }
 
-// (kind, type, reduction, factor, longest)
+// (kind, type, reduction, factor, longest, root)
 void carrier_wrap::begin(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   carrier& table = open(env);
   const uint64_t kind = arg_size(info[0], "kind");
-  if (kind > static_cast<uint64_t>(carried_kind::all_to_all)) throw_invalid(env, "a carrier has no calls of kind " + std::to_string(kind));
+  if (kind > static_cast<uint64_t>(carried_kind::reduce_scatter)) throw_invalid(env, "a carrier has no calls of kind " + std::to_string(kind));
   carried_call call;
   call.kind = static_cast<carried_kind>(kind);
   call.type = static_cast<element_type>(arg_size(info[1], "type"));
   call.op = static_cast<reduce_op>(arg_size(info[2], "reduction"));
   call.factor = arg_double(info[3], "factor");
   call.longest = arg_size(info[4], "longest");
+  call.root = static_cast<uint32_t>(std::min<uint64_t>(arg_size(info[5], "root"), UINT32_MAX));
   auto begun = table.begin(call);
   value_or_throw(env, begun);
-  arrays = call.kind == carried_kind::all_reduce ? 1 : table.members();
   lengths.clear();
 }
 
@@ -96,12 +95,11 @@ Napi::Value carrier_wrap::carry(const Napi::CallbackInfo& info) {
   const std::vector<carried_bytes> outputs = arrays_of(info[1], "outputs");
   const double ms = arg_double(info[2], "mostMs");
   if (!(ms >= 0 && ms <= 10)) throw_invalid(env, "mostMs is not in 0..10");
-  if (inputs.size() != arrays || outputs.size() != arrays) throw_invalid(env, "the call has " + std::to_string(arrays) + " arrays to give and to take");
   std::vector<uint64_t> found;
   for (const auto* list : {&inputs, &outputs}) for (const carried_bytes& one : *list) found.push_back(one.bytes);
   // HAZARD: JS ran since the turn before, and may have taken the memory away.
   if (!lengths.empty() && lengths != found) throw_invalid(env, "an array of a call is not as long as it was");
-  if (!table.fits(inputs, outputs)) throw_invalid(env, "an array is not as long as the call says");
+  if (!table.fits(inputs, outputs)) throw_invalid(env, "these are not the arrays of the call, or one is not as long as it says");
   lengths = std::move(found);
   const carrier::state state = table.hold(inputs, outputs, std::llround(ms * 1e6));
   // Who is gone is told of otherwise, to all alike.
@@ -129,7 +127,7 @@ void clear(const Napi::CallbackInfo& info) {
   carrier::clear(memory, group);
 }
 
-// (type, reduction) -> whether all-reduces of it are carried
+// (type, reduction) -> whether all-reduces and reduce-scatters of it are carried
 Napi::Value carries(const Napi::CallbackInfo& info) {
   return Napi::Boolean::New(info.Env(), folds_by_host(static_cast<element_type>(arg_size(info[0], "type")), static_cast<reduce_op>(arg_size(info[1], "reduction"))));
 }

@@ -182,6 +182,66 @@ void test_blocks() {
   }
 }
 
+// All-gathers, broadcasts of any root, and reduce-scatters, in turn over the same places.
+void test_gathers() {
+  constexpr uint64_t lengths[] = {1, 17, 1000, piece + 1, 3 * area + 77};
+  for (const auto& [hosts, per_host] : worlds) {
+    carrier_world world(per_host, 30 + per_host, 1, hosts);
+    const uint32_t members = world.members();
+    std::atomic<int> wrong{0};
+    world.run([&](uint32_t member) {
+      uint64_t call = 0;
+      for (const uint64_t length : lengths) {
+        const uint64_t bytes = length * sizeof(float);
+        const auto filled = [&](uint32_t of, uint64_t seed) {
+          std::vector<float> values(length);
+          for (uint64_t i = 0; i < length; ++i) values[i] = element(of, seed, i);
+          return values;
+        };
+        const auto whole = [&](std::vector<float>& values) { return carried_bytes{reinterpret_cast<uint8_t*>(values.data()), bytes}; };
+        const int64_t turn_ns = call % 2 == 0 ? 1'000'000 : 0;
+        std::vector<float> own = filled(member, call);
+        std::vector<std::vector<float>> all(members, std::vector<float>(length, -1));
+        std::vector<carried_bytes> taken;
+        for (auto& one : all) taken.push_back(whole(one));
+        const carried_bytes given = whole(own);
+        EP_CHECK(world.carriers[member]->begin({carried_kind::all_gather, element_type::f32, reduce_op::sum, 0, bytes, 0}).ok());
+        if (!world.finish(member, {&given, 1}, taken, turn_ns)) ++wrong;
+        for (uint32_t peer = 0; peer < members && wrong == 0; ++peer) if (all[peer] != filled(peer, call)) ++wrong;
+
+        const auto root = static_cast<uint32_t>((call * 5 + length) % members);
+        std::vector<float> sent = member == root ? filled(root, call + 1) : std::vector<float>(length, -1);
+        const carried_bytes one = whole(sent);
+        EP_CHECK(world.carriers[member]->begin({carried_kind::broadcast, element_type::u8, reduce_op::sum, 0, bytes, root}).ok());
+        const bool ended = member == root ? world.finish(member, {&one, 1}, {}, turn_ns) : world.finish(member, {}, {&one, 1}, turn_ns);
+        if (!ended || (wrong == 0 && sent != filled(root, call + 1))) ++wrong;
+
+        const reduce_op op = call % 3 == 0 ? reduce_op::avg : call % 3 == 1 ? reduce_op::sum : reduce_op::max;
+        std::vector<std::vector<float>> blocks;
+        std::vector<carried_bytes> scattered;
+        for (uint32_t peer = 0; peer < members; ++peer) blocks.push_back(filled(member, call + 2 + peer));
+        for (auto& block : blocks) scattered.push_back(whole(block));
+        EP_CHECK(world.carriers[member]->begin({carried_kind::reduce_scatter, element_type::f32, op, 0, bytes, 0}).ok());
+        if (!world.finish(member, scattered, {&given, 1}, turn_ns)) ++wrong;
+        for (uint64_t i = 0; i < length && wrong == 0; ++i) if (own[i] != folded(world, call + 2 + member, i, op)) ++wrong;
+        ++call;
+      }
+    });
+    EP_CHECK_EQ(wrong.load(), 0);
+    for (uint32_t member = 0; member < members; ++member) EP_CHECK_EQ(world.side(member).engine->violation(), std::string());
+  }
+}
+
+// A root is no further ahead of those who are to take than there are places for: they hear of it from nobody else.
+void test_ahead() {
+  carrier_world world(1, 40, 0, 2);
+  std::vector<uint8_t> bytes(3 * carrier_layout::area_bytes);
+  const carried_bytes all{bytes.data(), bytes.size()};
+  for (uint32_t member = 0; member < 2; ++member) EP_CHECK(world.carriers[member]->begin({carried_kind::broadcast, element_type::u8, reduce_op::sum, 0, bytes.size(), 0}).ok());
+  for (int turn = 0; turn < 200; ++turn) EP_CHECK(world.carriers[0]->hold({&all, 1}, {}, 50'000) != carrier::state::over);
+  EP_CHECK_EQ(world.carriers[0]->sent(), carrier_layout::most_places * (carrier_layout::piece_bytes / 2));
+}
+
 // One that does not come holds all others up, and nobody says that the call is over before all have their data.
 void test_missing() {
   carrier_world world(2, 7);
@@ -334,6 +394,8 @@ int main() {
   test_order(3);
   test_traffic();
   test_blocks();
+  test_gathers();
+  test_ahead();
   test_missing();
   test_turns();
   test_one_step();

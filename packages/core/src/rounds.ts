@@ -62,25 +62,28 @@ export interface CarrierOptions extends Pick<RoundsOptions, 'memory' | 'group' |
 
 /** A call that a carrier carries; numbers of dtypes and reductions are the addon's. */
 export interface CarriedCall {
-  readonly kind: 'all-reduce' | 'all-to-all';
+  readonly kind: 'all-reduce' | 'all-to-all' | 'all-gather' | 'broadcast' | 'reduce-scatter';
   readonly type: number;
   readonly reduction: number;
   readonly factor: number;
   /** Bytes of the longest array that any rank gives: the same on all. */
   readonly longest: number;
+  /** Of a broadcast: its root in the group. */
+  readonly root?: number;
 }
 
-/** What carries large calls of a group on two hosts, on one rank: one call after the other, the same ones on all. After one that has not come to its end it is of no use any more. */
+/** What carries large calls of a group on several hosts, on one rank: one call after the other, the same ones on all. After one that has not come to its end it is of no use any more. */
 export interface Carrier extends Closeable {
   /** Throws `EP_BUSY` where the call before has not come to its end, `EP_INVALID_ARGUMENT`, or `EP_CLOSED`. */
   begin(call: CarriedCall): void;
   /**
    * Goes on with the call, and holds the thread for at most `mostMs` milliseconds (0 to 10): `over` once all ranks have their data, and `stuck` where nothing has moved. The same arrays in every turn: one
-   * each of an all-reduce, of `longest` bytes; of an all-to-all one for each rank, in group order, of at most as many. Throws `EP_INVALID_ARGUMENT` where one has another length, or not the one that it had,
+   * each of an all-reduce, of `longest` bytes; of an all-to-all one for each rank, in group order, of at most as many; of an all-gather one to give and one of each rank, of a reduce-scatter one for each rank
+   * and one to take, of a broadcast one. Throws `EP_INVALID_ARGUMENT` where one has another length, or not the one that it had,
    * `EP_CLOSED`, and what the transport says where it takes nothing more; but not of a rank that is gone, which it tells otherwise.
    */
   carry(inputs: readonly Uint8Array[], outputs: readonly Uint8Array[], mostMs: number): 'over' | 'moved' | 'stuck';
-  /** Bytes of this call that this rank has sent to the other host. */
+  /** Bytes of this call that this rank has sent to other hosts. */
   readonly sent: number;
 }
 
@@ -94,7 +97,7 @@ export interface CarrierMaker {
   clear(memory: SymmetricMemory, group: number): void;
   /** Where ranks of this host find this rank's part. */
   part(memory: SymmetricMemory): Uint8Array;
-  /** Throws as `RoundMaker.open`, and `EP_INVALID_ARGUMENT` for groups that are not on two hosts with equally many ranks. */
+  /** Throws as `RoundMaker.open`, and `EP_INVALID_ARGUMENT` for groups that are not on several hosts with equally many ranks. */
   open(options: CarrierOptions): Carrier;
 }
 

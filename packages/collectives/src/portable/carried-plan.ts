@@ -17,8 +17,13 @@ const LONGEST_PAUSE_MS = 8;
 
 /** Whether carriers have calls like this one, whatever its length. */
 export function isCarried({ kind, dtype, reduceOp }: EngineCall, maker: Pick<CarrierMaker, 'carries'>): boolean {
-  if (kind === 'all-reduce') return maker.carries(TYPE_CODES[dtype], reductionCode(reduceOp));
-  return kind === 'all-to-all';
+  if (kind === 'all-reduce' || kind === 'reduce-scatter') return maker.carries(TYPE_CODES[dtype], reductionCode(reduceOp));
+  return kind === 'all-to-all' || kind === 'all-gather' || kind === 'broadcast';
+}
+
+/** Bytes of the longest array that this rank gives, or takes of a root. */
+export function longestOf({ kind, inputs, outputs }: EngineCall): number {
+  return Math.max(...(kind === 'broadcast' && inputs.length === 0 ? outputs : inputs).map(({ byteLength }) => byteLength));
 }
 
 /** A call that a carrier has begun, and goes on with whenever it is given a turn. */
@@ -28,8 +33,8 @@ export class BegunCall {
   readonly #inputs: readonly Uint8Array[];
   readonly #outputs: readonly Uint8Array[];
 
-  /** `longest`: bytes of the longest array that any rank gives. */
-  constructor(carrier: Carrier, { sequence, kind, dtype, reduceOp, inputs, outputs }: EngineCall, longest: number) {
+  /** `longest`: of all ranks' `longestOf`. */
+  constructor(carrier: Carrier, { sequence, kind, dtype, reduceOp, root, inputs, outputs }: EngineCall, longest: number) {
     this.sequence = sequence;
     this.#carrier = carrier;
     this.#inputs = inputs.map(bytesOf);
@@ -40,6 +45,7 @@ export class BegunCall {
       reduction: reductionCode(reduceOp),
       factor: factorOf(reduceOp),
       longest,
+      ...(root >= 0 && { root }),
     });
   }
 

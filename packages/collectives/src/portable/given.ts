@@ -13,6 +13,13 @@ import type { CallRecord } from './records.js';
 /** Of all inputs of a rank together. Beside them, a record has room for what is called. */
 export const MOST_GIVEN_BYTES = 512;
 
+/** Bytes that a rank gives in all; of a broadcast what the root gives, on all ranks. */
+export function bytesOfCall({ kind, inputs, outputs }: Pick<EngineCall, 'kind' | 'inputs' | 'outputs'>): number {
+  let sum = 0;
+  for (const array of kind === 'broadcast' && inputs.length === 0 ? outputs : inputs) sum += array.byteLength;
+  return sum;
+}
+
 /** All inputs, one after the other, if that is short enough. HAZARD: a copy, because the call may end, and its arrays change, before all peers have read it. */
 export function givenBy({ inputs }: Pick<EngineCall, 'inputs'>): Uint8Array | undefined {
   const byteLength = inputs.reduce((sum, input) => sum + input.byteLength, 0);

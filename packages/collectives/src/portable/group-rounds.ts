@@ -21,7 +21,7 @@ import {
 } from '@ep/core';
 import type { Elements, EngineCall } from '../engine.js';
 import type { Words } from './arrivals.js';
-import { BegunCall, CarriedPlan, isCarried } from './carried-plan.js';
+import { BegunCall, CarriedPlan, isCarried, longestOf } from './carried-plan.js';
 import type { PlannedCall } from './collectives-init.js';
 import type { nameOf } from './ordered.js';
 import { type CallRecord, RECORD_BYTES, recordBytes } from './records.js';
@@ -196,7 +196,7 @@ export class GroupRounds {
     if (!this.#carries || !isCarried(call, maker.carriers!)) return undefined;
     const told = toldToAll(call);
     if (told === undefined) return undefined;
-    const record = { ...told, carry: Math.max(...call.inputs.map(({ byteLength }) => byteLength)) };
+    const record = { ...told, carry: longestOf(call) };
     // As a record too, which another rank may pass on.
     const fits =
       encode(record).byteLength <= maker.mostBytes && recordBytes({ ...record, of: ranks.length }) <= RECORD_BYTES;

@@ -10,7 +10,7 @@ import type { EngineCall } from '../engine.js';
 import { factorOf, reductionCode, TYPE_CODES } from '../shm/codes.js';
 import type { CollectivesInit } from './collectives-init.js';
 import { checkArrays } from './failures.js';
-import { givenBy, MOST_GIVEN_BYTES, takeGiven } from './given.js';
+import { bytesOfCall, givenBy, MOST_GIVEN_BYTES, takeGiven } from './given.js';
 import { headOf } from './group-rounds.js';
 import type { OrderedCall, OrderedEnd } from './ordered.js';
 import { describeCall, elements } from './signature.js';
@@ -55,9 +55,9 @@ export class QuickCalls {
     // HAZARD: a call that is cut must be told to others, who may have its word by then.
     if (end === undefined || call.signal !== undefined || call.membership !== undefined) return undefined;
     const { kind, sequence, inputs, outputs } = call;
+    if (bytesOfCall(call) > MOST_GIVEN_BYTES) return this.#carry(call, end);
     const given = inputs.length <= 1 ? inputs[0] : givenBy(call);
     const byteLength = given?.byteLength ?? 0;
-    if (byteLength > MOST_GIVEN_BYTES || (given === undefined && inputs.length > 1)) return this.#carry(call, end);
     // What others take of it is said by each, and not alike.
     if (kind === 'all-to-all') return undefined;
     const { head, fold } = this.#shapeOf(call, headOfSmall)!;

@@ -3,7 +3,7 @@ import { EpError, formatRanks } from '@ep/core';
 import type { EngineCall } from '../engine.js';
 import { reduceOpName } from '../reduce.js';
 import type { ReduceOp } from '../reduce-op.js';
-import { givenBy } from './given.js';
+import { bytesOfCall, givenBy, MOST_GIVEN_BYTES } from './given.js';
 import { nameOf, type OrderedCall } from './ordered.js';
 import { type CallRecord, RECORD_BYTES, recordBytes } from './records.js';
 
@@ -43,7 +43,7 @@ const lengthsOf = (arrays: EngineCall['inputs']): readonly number[] => arrays.ma
 /** What this rank tells all others of a call that is not small; undefined where the call is. */
 export function toldToAll(call: EngineCall): CallRecord | undefined {
   const { kind, sequence, inputs, outputs } = call;
-  if (givenBy(call) !== undefined) return undefined;
+  if (bytesOfCall(call) <= MOST_GIVEN_BYTES) return undefined;
   const told: CallRecord = { kind: 'call', sequence, call: describeCall(call) };
   return kind === 'all-to-all' ? { ...told, gives: lengthsOf(inputs), takes: lengthsOf(outputs) } : told;
 }

@@ -167,10 +167,15 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
       const moved = blocks(SIZE, length);
       await world.all(moved.call);
       moved.compare();
-      // Of u8 the first is small.
-      expect(counts.begun - before).toBe((length === 129 ? 3 : 4) * SIZE);
-      // In two levels, and small.
       await check(world, make('all-gather', 'f32', SIZE, length, 0, seed));
+      await check(world, make('broadcast', 'f8e4m3', SIZE, 4 * length, seed % SIZE, seed));
+      for (const dtype of ['f32', 'i16'] as const)
+        await check(world, make('reduce-scatter', dtype, SIZE, length, 0, seed));
+      // Of u8 the first is small.
+      expect(counts.begun - before).toBe((length === 129 ? 7 : 8) * SIZE);
+      // In two levels, and small.
+      await check(world, make('gather', 'f32', SIZE, length, 0, seed));
+      await check(world, make('reduce-scatter', 'f16', SIZE, length, 0, seed));
       await check(world, make('all-reduce', 'bf16', SIZE, length, 0, seed));
       await check(world, make('all-reduce', 'f32', SIZE, 3, 0, seed));
     }
@@ -187,6 +192,9 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
       await world.all(moved.call);
       moved.compare();
       expect(counts.begun).toBe(3 * size);
+      for (const kind of ['all-gather', 'broadcast', 'reduce-scatter'] as const)
+        await check(world, make(kind, 'i64', size, 50_001, size - 1, 2));
+      expect(counts.begun).toBe(6 * size);
     },
   );
 

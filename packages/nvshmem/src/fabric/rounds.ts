@@ -138,6 +138,8 @@ class FabricRounds extends Resource implements Rounds {
   }
 }
 
+/** As the addon numbers them. */
+const KINDS = ['all-reduce', 'all-to-all', 'all-gather', 'broadcast', 'reduce-scatter'] as const satisfies CarriedCall['kind'][];
 const TURNS = ['over', 'moved', 'stuck'] as const;
 
 class FabricCarrier extends Resource implements Carrier {
@@ -151,9 +153,9 @@ class FabricCarrier extends Resource implements Carrier {
     this.#seats = seats;
   }
 
-  begin({ kind, type, reduction, factor, longest }: CarriedCall): void {
+  begin({ kind, type, reduction, factor, longest, root = 0 }: CarriedCall): void {
     this.checkOpen('begin');
-    this.#native.begin(kind === 'all-reduce' ? 0 : 1, type, reduction, factor, longest);
+    this.#native.begin(KINDS.indexOf(kind), type, reduction, factor, longest, this.#seats.indexOf(root));
   }
 
   carry(inputs: readonly Uint8Array[], outputs: readonly Uint8Array[], mostMs: number): ReturnType<Carrier['carry']> {

@@ -1,0 +1,182 @@
+// What a carrier does in each step of a call that moves blocks of members: an all-to-all, an all-gather, a broadcast, a reduce-scatter.
+#include <cstring>
+
+#include "carrier_words.hpp"
+#include "host_fold.hpp"
+
+namespace ep {
+
+using carried_lines::down;
+
+// ---- an all-to-all
+
+// Of a step, what goes from one member to another: of places each has room for one of every member, or, where all of a host take the same, of every host.
+uint64_t carrier::block_bytes() const {
+  const bool alike = call_.kind == carried_kind::all_gather || call_.kind == carried_kind::broadcast;
+  return down(piece_ / (alike ? hosts() : members()));
+}
+
+carrier::share carrier::block_of(uint64_t step, uint64_t total) const {
+  const uint64_t at = std::min(total, step * block_bytes());
+  return {at, std::min(total - at, block_bytes())};
+}
+
+bool carrier::block_steps(const arrays& of) {
+  const bool staged = stage_blocks(of);
+  return take_blocks(of) || staged;
+}
+
+bool carrier::stage_blocks(const arrays& of) {
+  if (staged_ == steps_ || staged_ >= taken_ + window_) return false;
+  if (least(&progress_words::taken) + places_ <= before_ + staged_) return false;
+  uint8_t* to = staging(local_, staged_);
+  for (uint32_t member = 0; member < members(); ++member) {
+    const share block = block_of(staged_, of.inputs[member].bytes);
+    if (member != place_.self && block.bytes != 0) std::memcpy(to + member * block_bytes(), of.inputs[member].data + block.at, block.bytes);
+  }
+  // Those of this member's place begin, then the next ones, so that not all write to one at a time.
+  for (uint32_t turn = 0; turn < mates(); ++turn) {
+    for (uint32_t next = 1; next < hosts(); ++next) {
+      const uint32_t member = place_.hosts[(host_ + next) % hosts()] + (local_ + turn) % mates();
+      const share block = block_of(staged_, of.inputs[member].bytes);
+      if (!put(member, to + member * block_bytes(), block.bytes, landing_at(staged_) + place_.self * block_bytes(), layout_.sent_slot(place_.self), before_ + staged_ + 1)) return false;
+    }
+  }
+  publish(&progress_words::staged, before_ + ++staged_);
+  return true;
+}
+
+bool carrier::take_blocks(const arrays& of) {
+  if (taken_ == staged_ || least(&progress_words::staged) <= before_ + taken_) return false;
+  for (uint32_t member = 0; member < members(); ++member) if (!is_mate(member) && landed(layout_.sent_slot(member)) <= before_ + taken_) return false;
+  const uint8_t* here = parts_[local_] + landing_at(taken_);
+  for (uint32_t member = 0; member < members(); ++member) {
+    const share block = block_of(taken_, of.outputs[member].bytes);
+    if (block.bytes == 0) continue;
+    const uint8_t* from = member == place_.self ? of.inputs[member].data + block.at
+                          : is_mate(member)     ? staging(member - first_mate(), taken_) + place_.self * block_bytes()
+                                                : here + member * block_bytes();
+    std::memcpy(of.outputs[member].data + block.at, from, block.bytes);
+  }
+  publish(&progress_words::taken, before_ + ++taken_);
+  return true;
+}
+
+// ---- an all-gather, and a broadcast
+
+bool carrier::gather_steps(const arrays& of) {
+  bool moved = stage_source(of);
+  moved = hear_sources() || moved;
+  moved = take_sources(of) || moved;
+  return answer_root() || moved;
+}
+
+bool carrier::stage_source(const arrays& of) {
+  if (staged_ == steps_ || least(&progress_words::taken) + window_ <= before_ + staged_) return false;
+  if (is_source(place_.self)) {
+    // HAZARD: the root of a broadcast hears nothing else of how far other hosts are.
+    if (call_.kind == carried_kind::broadcast && staged_ >= places_ && !counterparts_say(&carrier_layout::result_slot, before_ + staged_ - places_ + 1)) return false;
+    const share block = block_of(staged_, of.inputs[0].bytes);
+    uint8_t* to = staging(local_, staged_);
+    if (block.bytes != 0) std::memcpy(to, of.inputs[0].data + block.at, block.bytes);
+    for (uint32_t next = 1; next < hosts(); ++next) {
+      const uint32_t host = (host_ + next) % hosts();
+      if (!put(counterpart(host), to, block.bytes, landing_at(staged_) + host_ * block_bytes(), layout_.sent_slot(place_.self), before_ + staged_ + 1)) return false;
+    }
+  }
+  publish(&progress_words::staged, before_ + ++staged_);
+  return true;
+}
+
+// What this member's counterparts have put here is there, for its mates as well.
+bool carrier::hear_sources() {
+  if (ready_ == steps_) return false;
+  for (uint32_t host = 0; host < hosts(); ++host) {
+    if (host != host_ && is_source(counterpart(host)) && landed(layout_.sent_slot(counterpart(host))) <= before_ + ready_) return false;
+  }
+  publish(&progress_words::ready, before_ + ++ready_);
+  return true;
+}
+
+bool carrier::take_sources(const arrays& of) {
+  if (taken_ == steps_ || least(&progress_words::staged) <= before_ + taken_ || least(&progress_words::ready) <= before_ + taken_) return false;
+  for (uint32_t member = 0; member < members(); ++member) {
+    if (!is_source(member) || (call_.kind == carried_kind::broadcast && member == place_.self)) continue;
+    const carried_bytes& output = of.outputs[call_.kind == carried_kind::broadcast ? 0 : member];
+    const share block = block_of(taken_, output.bytes);
+    const uint32_t mate = member % mates();
+    const uint8_t* from = member == place_.self ? of.inputs[0].data + block.at
+                          : is_mate(member)     ? staging(mate, taken_)
+                                                : parts_[mate] + landing_at(taken_) + member / mates() * block_bytes();
+    if (block.bytes != 0) std::memcpy(output.data + block.at, from, block.bytes);
+  }
+  publish(&progress_words::taken, before_ + ++taken_);
+  return true;
+}
+
+// That all of this host have taken so much: where the root would write over it.
+bool carrier::answer_root() {
+  if (call_.kind != carried_kind::broadcast || steps_ <= places_ || is_mate(call_.root) || call_.root % mates() != local_) return false;
+  const uint64_t taken = least(&progress_words::taken) - before_;
+  if (taken <= answered_ || !put(call_.root, nullptr, 0, 0, layout_.result_slot(place_.self), before_ + taken)) return false;
+  answered_ = taken;
+  return true;
+}
+
+// ---- a reduce-scatter
+
+// Of what a member stages: for the counterpart of a mate on a host.
+uint64_t carrier::column_at(uint32_t mate, uint32_t host) const { return (uint64_t{mate} * hosts() + host) * block_bytes(); }
+
+bool carrier::scatter_steps(const arrays& of) {
+  bool moved = stage_columns(of);
+  moved = fold_column(of) || moved;
+  return fold_block(of) || moved;
+}
+
+bool carrier::stage_columns(const arrays& of) {
+  if (staged_ == steps_ || least(&progress_words::read) + places_ <= before_ + staged_) return false;
+  uint8_t* to = staging(local_, staged_);
+  for (uint32_t member = 0; member < members(); ++member) {
+    const uint32_t mate = member % mates();
+    const share block = block_of(staged_, of.inputs[member].bytes);
+    if (mate != local_ && block.bytes != 0) std::memcpy(to + column_at(mate, member / mates()), of.inputs[member].data + block.at, block.bytes);
+  }
+  publish(&progress_words::staged, before_ + ++staged_);
+  return true;
+}
+
+// What this host gives to this member and its counterparts. Where its mates' is staged, that of this member itself has room for it.
+bool carrier::fold_column(const arrays& of) {
+  if (read_ == staged_ || least(&progress_words::staged) <= before_ + read_) return false;
+  if (least(&progress_words::taken) + window_ <= before_ + read_) return false;
+  const share block = block_of(read_, of.outputs[0].bytes);
+  for (uint32_t next = 1; next <= hosts(); ++next) {
+    const uint32_t host = (host_ + next) % hosts();
+    uint8_t* folded = staging(local_, read_) + column_at(local_, host);
+    if (block.bytes != 0) {
+      const void* sources[round_layout::most_members];
+      for (uint32_t mate = 0; mate < mates(); ++mate) sources[mate] = mate == local_ ? of.inputs[counterpart(host)].data + block.at : staging(mate, read_) + column_at(local_, host);
+      reduce_elements(folded, sources, static_cast<int>(mates()), block.bytes / element_bytes(call_.type), call_.type, within_host(call_.op), call_.factor, false);
+    }
+    if (host != host_ && !put(counterpart(host), folded, block.bytes, landing_at(read_) + host_ * block_bytes(), layout_.sent_slot(place_.self), before_ + read_ + 1)) return false;
+  }
+  publish(&progress_words::read, before_ + ++read_);
+  return true;
+}
+
+bool carrier::fold_block(const arrays& of) {
+  if (taken_ == read_ || !counterparts_say(&carrier_layout::sent_slot, before_ + taken_ + 1)) return false;
+  const share block = block_of(taken_, of.outputs[0].bytes);
+  if (block.bytes != 0) {
+    const uint8_t* here = parts_[local_] + landing_at(taken_);
+    const void* sources[round_layout::most_members];
+    for (uint32_t host = 0; host < hosts(); ++host) sources[host] = host == host_ ? staging(local_, taken_) + column_at(local_, host) : here + host * block_bytes();
+    void* target = of.outputs[0].data + block.at;
+    fold_into(&target, 1, sources, block.bytes);
+  }
+  publish(&progress_words::taken, before_ + ++taken_);
+  return true;
+}
+
+} // namespace ep
