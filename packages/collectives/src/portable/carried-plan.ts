@@ -17,13 +17,16 @@ const LONGEST_PAUSE_MS = 8;
 
 /** Whether carriers have calls like this one, whatever its length. */
 export function isCarried({ kind, dtype, reduceOp }: EngineCall, maker: Pick<CarrierMaker, 'carries'>): boolean {
-  if (kind === 'all-reduce' || kind === 'reduce-scatter') return maker.carries(TYPE_CODES[dtype], reductionCode(reduceOp));
+  if (kind === 'all-reduce' || kind === 'reduce-scatter')
+    return maker.carries(TYPE_CODES[dtype], reductionCode(reduceOp));
   return kind === 'all-to-all' || kind === 'all-gather' || kind === 'broadcast';
 }
 
 /** Bytes of the longest array that this rank gives, or takes of a root. */
 export function longestOf({ kind, inputs, outputs }: EngineCall): number {
-  return Math.max(...(kind === 'broadcast' && inputs.length === 0 ? outputs : inputs).map(({ byteLength }) => byteLength));
+  return Math.max(
+    ...(kind === 'broadcast' && inputs.length === 0 ? outputs : inputs).map(({ byteLength }) => byteLength),
+  );
 }
 
 /** A call that a carrier has begun, and goes on with whenever it is given a turn. */
@@ -34,7 +37,11 @@ export class BegunCall {
   readonly #outputs: readonly Uint8Array[];
 
   /** `longest`: of all ranks' `longestOf`. */
-  constructor(carrier: Carrier, { sequence, kind, dtype, reduceOp, root, inputs, outputs }: EngineCall, longest: number) {
+  constructor(
+    carrier: Carrier,
+    { sequence, kind, dtype, reduceOp, root, inputs, outputs }: EngineCall,
+    longest: number,
+  ) {
     this.sequence = sequence;
     this.#carrier = carrier;
     this.#inputs = inputs.map(bytesOf);

@@ -139,7 +139,13 @@ class FabricRounds extends Resource implements Rounds {
 }
 
 /** As the addon numbers them. */
-const KINDS = ['all-reduce', 'all-to-all', 'all-gather', 'broadcast', 'reduce-scatter'] as const satisfies CarriedCall['kind'][];
+const KINDS = [
+  'all-reduce',
+  'all-to-all',
+  'all-gather',
+  'broadcast',
+  'reduce-scatter',
+] as const satisfies CarriedCall['kind'][];
 const TURNS = ['over', 'moved', 'stuck'] as const;
 
 class FabricCarrier extends Resource implements Carrier {
