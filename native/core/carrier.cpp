@@ -75,8 +75,8 @@ uint8_t* carrier::staging(uint32_t mate, uint64_t step) const {
   return parts_[mate] + carrier_layout::begin_of(place_.group, 1) + step % places_ * piece_;
 }
 
-// Where its mates' shares are staged, that of this member itself has room for what the host has come to.
-uint8_t* carrier::partial(uint64_t step) const { return staging(local_, step) + local_ * share_bytes(); }
+// Where its mates' shares are staged, that of this member itself has room for what the host has come to, unless that is wide: then it is behind them.
+uint8_t* carrier::partial(uint64_t step) const { return staging(local_, step) + (wide() == 1 ? local_ : mates()) * share_bytes(); }
 
 uint64_t carrier::landing_at(uint64_t step) const { return carrier_layout::begin_of(place_.group, 2) + step % places_ * piece_; }
 
@@ -121,7 +121,7 @@ bool carrier::put(uint32_t member, const uint8_t* from, uint64_t bytes, uint64_t
 result<nothing> carrier::begin(const carried_call& call) {
   if (busy_) return failure{EP_STATUS_BUSY, 0, "carrier: a call before this one has not come to its end"};
   const bool folds = call.kind == carried_kind::all_reduce || call.kind == carried_kind::reduce_scatter;
-  if (folds && !folds_by_host(call.type, call.op)) return failure{EP_STATUS_INVALID, 0, "carrier: it does not carry this reduction"};
+  if (folds && !reduces(call.op, call.type)) return failure{EP_STATUS_INVALID, 0, "carrier: it does not carry this reduction"};
   if (call.kind == carried_kind::broadcast && call.root >= members()) return failure{EP_STATUS_INVALID, 0, "carrier: the root is no member"};
   memory_->wake_instead(reinterpret_cast<ep_wake_word*>(memory_->own_data()));
   before_ += steps_;

@@ -76,7 +76,7 @@ class carrier {
   static result<std::unique_ptr<carrier>> open(std::shared_ptr<symmetric_memory> memory, std::unique_ptr<round_way> way, round_place place, std::span<const ep_segment_handle> mates);
 
   enum class state { over, moved, stuck };
-  // Folds what folds_by_host() says. EP_STATUS_BUSY while one is under way, or where one has not come to its end.
+  // Folds what reduces() says. EP_STATUS_BUSY while one is under way, or where one has not come to its end.
   result<nothing> begin(const carried_call& call);
   // Whether the call under way, or the last one, is of arrays of these lengths. HAZARD: advance() reads and writes beyond others.
   bool fits(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs) const;
@@ -124,6 +124,8 @@ class carrier {
 
   bool steps(const arrays& of);
   // carrier_steps.cpp
+  // What hosts come to takes as many bytes, or twice as many: halves that are added are kept in single precision until all hosts are folded.
+  uint64_t wide() const;
   uint64_t share_bytes() const;
   uint64_t block_bytes() const;
   share share_of(uint64_t step, uint32_t mate, uint64_t total) const;
@@ -136,7 +138,8 @@ class carrier {
   bool fold_two_hosts(const arrays& of);
   bool fold_part(const arrays& of);
   bool take_parts(const arrays& of);
-  void fold_into(void* const* targets, int count, const void* const* sources, uint64_t bytes) const; // what hosts have come to
+  void fold_here(void* partial, const void* const* sources, uint64_t bytes) const;                     // what this host gives
+  void fold_into(void* const* targets, int count, const void* const* partials, uint64_t bytes) const; // what hosts have come to
   bool take_shares(const arrays& of);
   bool close_call();
 
@@ -151,6 +154,7 @@ class carrier {
   bool take_sources(const arrays& of);
   bool answer_root();
   uint64_t column_at(uint32_t mate, uint32_t host) const;
+  uint8_t* column_partial(uint64_t step, uint32_t host) const;
   bool scatter_steps(const arrays& of);
   bool stage_columns(const arrays& of);
   bool fold_column(const arrays& of);

@@ -10,10 +10,11 @@ using carried_lines::down;
 
 // ---- an all-to-all
 
-// Of a step, what goes from one member to another: of places each has room for one of every member, or, where all of a host take the same, of every host.
+// Of a step, what goes from one member to another: a place has room for one of every member, or, where all of a host take the same, of every host. What is folded and wide is behind them.
 uint64_t carrier::block_bytes() const {
   const bool alike = call_.kind == carried_kind::all_gather || call_.kind == carried_kind::broadcast;
-  return down(piece_ / (alike ? hosts() : members()));
+  const uint64_t folded = wide() == 1 ? 0 : wide() * hosts();
+  return down(piece_ / (alike ? hosts() : members() + folded));
 }
 
 carrier::share carrier::block_of(uint64_t step, uint64_t total) const {
@@ -128,6 +129,10 @@ bool carrier::answer_root() {
 // Of what a member stages: for the counterpart of a mate on a host.
 uint64_t carrier::column_at(uint32_t mate, uint32_t host) const { return (uint64_t{mate} * hosts() + host) * block_bytes(); }
 
+uint8_t* carrier::column_partial(uint64_t step, uint32_t host) const {
+  return staging(local_, step) + (wide() == 1 ? column_at(local_, host) : (members() + host * wide()) * block_bytes());
+}
+
 bool carrier::scatter_steps(const arrays& of) {
   bool moved = stage_columns(of);
   moved = fold_column(of) || moved;
@@ -153,13 +158,13 @@ bool carrier::fold_column(const arrays& of) {
   const share block = block_of(read_, of.outputs[0].bytes);
   for (uint32_t next = 1; next <= hosts(); ++next) {
     const uint32_t host = (host_ + next) % hosts();
-    uint8_t* folded = staging(local_, read_) + column_at(local_, host);
+    uint8_t* folded = column_partial(read_, host);
     if (block.bytes != 0) {
       const void* sources[round_layout::most_members];
       for (uint32_t mate = 0; mate < mates(); ++mate) sources[mate] = mate == local_ ? of.inputs[counterpart(host)].data + block.at : staging(mate, read_) + column_at(local_, host);
-      reduce_elements(folded, sources, static_cast<int>(mates()), block.bytes / element_bytes(call_.type), call_.type, within_host(call_.op), call_.factor, false);
+      fold_here(folded, sources, block.bytes);
     }
-    if (host != host_ && !put(counterpart(host), folded, block.bytes, landing_at(read_) + host_ * block_bytes(), layout_.sent_slot(place_.self), before_ + read_ + 1)) return false;
+    if (host != host_ && !put(counterpart(host), folded, wide() * block.bytes, landing_at(read_) + host_ * wide() * block_bytes(), layout_.sent_slot(place_.self), before_ + read_ + 1)) return false;
   }
   publish(&progress_words::read, before_ + ++read_);
   return true;
@@ -171,7 +176,7 @@ bool carrier::fold_block(const arrays& of) {
   if (block.bytes != 0) {
     const uint8_t* here = parts_[local_] + landing_at(taken_);
     const void* sources[round_layout::most_members];
-    for (uint32_t host = 0; host < hosts(); ++host) sources[host] = host == host_ ? staging(local_, taken_) + column_at(local_, host) : here + host * block_bytes();
+    for (uint32_t host = 0; host < hosts(); ++host) sources[host] = host == host_ ? column_partial(taken_, host) : here + host * wide() * block_bytes();
     void* target = of.outputs[0].data + block.at;
     fold_into(&target, 1, sources, block.bytes);
   }

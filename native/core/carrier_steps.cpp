@@ -16,8 +16,13 @@ using carried_lines::up;
 
 // Of a whole step, that of one member. HAZARD: of more than two hosts, what lands of it and what comes of it have half a piece each, and parts of all hosts are counted as long as the first, in whole lines.
 uint64_t carrier::share_bytes() const {
-  const uint64_t most = piece_ / mates();
-  return down(hosts() == 2 ? most : std::min(most, piece_ / 2 - line * hosts()));
+  const uint64_t staged = piece_ / (mates() + (wide() == 1 ? 0 : wide()));
+  return down(std::min(staged, (hosts() == 2 ? piece_ : piece_ / 2 - line * hosts()) / wide()));
+}
+
+uint64_t carrier::wide() const {
+  const bool folds = call_.kind == carried_kind::all_reduce || call_.kind == carried_kind::reduce_scatter;
+  return folds ? element_bytes(partial_type(call_.type, call_.op)) / element_bytes(call_.type) : 1;
 }
 
 // In the array. The last step is shared equally, too.
@@ -71,7 +76,7 @@ bool carrier::fold_host(const arrays& of) {
     sources[mate] = mate == local_ ? input.data + own.at : staging(mate, read_) + local_ * share_bytes();
   }
   uint8_t* folded = partial(read_);
-  if (own.bytes != 0) reduce_elements(folded, sources, static_cast<int>(mates()), own.bytes / element_bytes(call_.type), call_.type, within_host(call_.op), call_.factor, false);
+  if (own.bytes != 0) fold_here(folded, sources, own.bytes);
   if (!send_share(own.bytes)) return false;
   publish(&progress_words::read, before_ + ++read_);
   return true;
@@ -82,11 +87,11 @@ bool carrier::send_share(uint64_t bytes) {
   const uint8_t* folded = partial(read_);
   const uint64_t slot = layout_.sent_slot(place_.self);
   const uint64_t value = before_ + read_ + 1;
-  if (hosts() == 2) return put(counterpart(1 - host_), folded, bytes, landing_at(read_), slot, value);
+  if (hosts() == 2) return put(counterpart(1 - host_), folded, wide() * bytes, landing_at(read_), slot, value);
   for (uint32_t host = 0; host < hosts(); ++host) {
     const share part = part_of(bytes, host);
     // Parts of all hosts are as long as the first, or shorter.
-    if (host != host_ && !put(counterpart(host), folded + part.at, part.bytes, landing_at(read_) + host_ * part_of(bytes, 0).bytes, slot, value)) return false;
+    if (host != host_ && !put(counterpart(host), folded + wide() * part.at, wide() * part.bytes, landing_at(read_) + host_ * wide() * part_of(bytes, 0).bytes, slot, value)) return false;
   }
   return true;
 }
@@ -107,10 +112,12 @@ bool carrier::fold_two_hosts(const arrays& of) {
   return true;
 }
 
-void carrier::fold_into(void* const* targets, int count, const void* const* sources, uint64_t bytes) const {
-  const uint64_t elements = bytes / element_bytes(call_.type);
-  reduce_push(targets, count, sources, static_cast<int>(hosts()), elements, call_.type, across_hosts(call_.op), call_.factor, false);
-  for (int i = 0; call_.op == reduce_op::avg && i < count; ++i) divide_elements(targets[i], elements, call_.type, members());
+void carrier::fold_here(void* partial, const void* const* sources, uint64_t bytes) const {
+  fold_members(partial, sources, static_cast<int>(mates()), bytes / element_bytes(call_.type), call_.type, call_.op, call_.factor);
+}
+
+void carrier::fold_into(void* const* targets, int count, const void* const* partials, uint64_t bytes) const {
+  fold_partials(targets, count, partials, static_cast<int>(hosts()), bytes / element_bytes(call_.type), call_.type, call_.op, call_.factor, members());
 }
 
 // This host's part of the share, of all hosts, for all of them.
@@ -123,7 +130,7 @@ bool carrier::fold_part(const arrays& of) {
   if (part.bytes != 0) {
     const uint8_t* here = parts_[local_] + landing_at(folded_);
     const void* sources[round_layout::most_members];
-    for (uint32_t host = 0; host < hosts(); ++host) sources[host] = host == host_ ? partial(folded_) + part.at : here + host * part_of(own.bytes, 0).bytes;
+    for (uint32_t host = 0; host < hosts(); ++host) sources[host] = host == host_ ? partial(folded_) + wide() * part.at : here + host * wide() * part_of(own.bytes, 0).bytes;
     void* targets[2] = {output.data + own.at + part.at, result};
     fold_into(targets, 2, sources, part.bytes);
   }

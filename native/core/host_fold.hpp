@@ -10,15 +10,14 @@
 
 namespace ep {
 
-// What a host does with its members, and then the group with what hosts have come to.
-reduce_op within_host(reduce_op op);
-reduce_op across_hosts(reduce_op op);
+// What a host comes to is kept in this: f32 of f16 and bf16 that are more than compared, which are rounded once, behind all hosts.
+element_type partial_type(element_type type, reduce_op op);
 
-// Not sums, averages and products of f16 and bf16, which are kept in single precision in between, and not averages of integers.
-bool folds_by_host(element_type type, reduce_op op);
+// What a host does with its members: `partial`, of elements of partial_type(), overlaps no source. An average is no more than a sum yet.
+void fold_members(void* partial, const void* const* sources, int count, uint64_t elements, element_type type, reduce_op op, double factor);
 
-// Behind the sum of all members, of an average: f32 and f64.
-void divide_elements(void* at, uint64_t elements, element_type type, uint32_t members);
+// And then the group with what its hosts have come to, into each target. A target may be one of the partials, or begin where one does, and overlaps no other.
+void fold_partials(void* const* targets, int target_count, const void* const* partials, int hosts, uint64_t elements, element_type type, reduce_op op, double factor, uint32_t members);
 
 // Little at a time, on one thread.
 class host_fold {
@@ -33,7 +32,7 @@ class host_fold {
  private:
   std::vector<uint32_t> order_;
   std::vector<uint32_t> hosts_;
-  std::vector<uint64_t> partials_;
+  std::vector<uint64_t> partials_; // of each host
 };
 
 } // namespace ep

@@ -129,7 +129,7 @@ void clear(const Napi::CallbackInfo& info) {
 
 // (type, reduction) -> whether all-reduces and reduce-scatters of it are carried
 Napi::Value carries(const Napi::CallbackInfo& info) {
-  return Napi::Boolean::New(info.Env(), folds_by_host(static_cast<element_type>(arg_size(info[0], "type")), static_cast<reduce_op>(arg_size(info[1], "reduction"))));
+  return Napi::Boolean::New(info.Env(), reduces(static_cast<reduce_op>(arg_size(info[1], "reduction")), static_cast<element_type>(arg_size(info[0], "type"))));
 }
 
 } // namespace

@@ -132,7 +132,7 @@ Napi::Value rounds_wrap::exchange(const Napi::CallbackInfo& info) {
     op = static_cast<reduce_op>(arg_size(info[6], "reduction"));
     factor = arg_double(info[7], "factor");
     output = arg_bytes(info[8], "output");
-    if (!folds_by_host(type, op)) throw_invalid(env, "rounds do not fold this reduction");
+    if (!reduces(op, type)) throw_invalid(env, "rounds do not fold this reduction");
     if (output.size != gives.size || output.size % element_bytes(type) != 0) throw_invalid(env, "what is folded is not as long as what is given");
   }
   table.enter(round, {head.data, head.size}, {gives.data, gives.size});
