@@ -36,7 +36,7 @@ result<std::unique_ptr<carrier>> carrier::open(std::shared_ptr<symmetric_memory>
   const uint64_t each = members / hosts;
   for (uint64_t host = 0; host < hosts; ++host) if (place.hosts[host] != host * each) return wrong("there are not several hosts with equally many members");
   if (mates.size() != each) return wrong("there is not one memory for each member of the host");
-  if (way == nullptr) return wrong("there is no way to the other host");
+  if (way == nullptr) return wrong("there is no way to other hosts");
   if (memory->byte_length() < carrier_layout::memory_bytes(1)) return wrong("the memory is too small");
   // HAZARD: by quotients, so that no product can wrap.
   if (place.group >= (memory->byte_length() - carrier_layout::head_bytes) / carrier_layout::group_bytes() || place.group >= memory->signal_slots() / made->layout_.group_slots()) return wrong("a group that does not fit the memory");

@@ -13,9 +13,9 @@
 // what has landed on them.
 // A reduce-scatter: each member stages what is for its mates' counterparts and for them, folds what its host gives to its own counterparts and to itself, puts the former, and folds what all hosts have come to.
 //
-// HAZARD: places are used again by the step `places` later. A member sends a step only when all of its host have taken the one `window` before, for which that of all other hosts has to have landed; and those
-// who sent it had taken the one `window` before that. There are twice as many places: so nothing of the step `places` before is read or under way any more, on any host. Nobody is told so otherwise. When a
-// call begins all places are free: nobody ends one before all have said that they have their data.
+// HAZARD: places are used again by the step `places` later. A member sends a step only when all of its host (in an all-to-all, where nobody else reads what lands, it itself) have taken the one `window` before,
+// for which that of all other hosts has to have landed; and those who sent it had taken the one `window` before that. There are twice as many places: so nothing of the step `places` before is read or under
+// way any more, on any host. Only the root of a broadcast, which takes nothing, is told how far others are. When a call begins all places are free: nobody ends one before all have said that they have their data.
 //
 // HAZARD: after a call that has not come to its end nothing here is used any more: words, and what lands, would be of the wrong one.
 #pragma once

@@ -1,4 +1,5 @@
 // What a carrier does in each step of a call that moves blocks of members: an all-to-all, an all-gather, a broadcast, a reduce-scatter.
+#include <algorithm>
 #include <cstring>
 
 #include "carrier_words.hpp"
@@ -115,10 +116,10 @@ bool carrier::take_sources(const arrays& of) {
   return true;
 }
 
-// That all of this host have taken so much: where the root would write over it.
+// That all of this host have taken so much: where the root would write over it. HAZARD: never more than it waits for, which all have taken before they end: it may leave as soon as they have.
 bool carrier::answer_root() {
   if (call_.kind != carried_kind::broadcast || steps_ <= places_ || is_mate(call_.root) || call_.root % mates() != local_) return false;
-  const uint64_t taken = least(&progress_words::taken) - before_;
+  const uint64_t taken = std::min(least(&progress_words::taken) - before_, steps_ - places_);
   if (taken <= answered_ || !put(call_.root, nullptr, 0, 0, layout_.result_slot(place_.self), before_ + taken)) return false;
   answered_ = taken;
   return true;

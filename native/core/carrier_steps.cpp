@@ -17,7 +17,7 @@ using carried_lines::up;
 // Of a whole step, that of one member. HAZARD: of more than two hosts, what lands of it and what comes of it have half a piece each, and parts of all hosts are counted as long as the first, in whole lines.
 uint64_t carrier::share_bytes() const {
   const uint64_t staged = piece_ / (mates() + (wide() == 1 ? 0 : wide()));
-  return down(std::min(staged, (hosts() == 2 ? piece_ : piece_ / 2 - line * hosts()) / wide()));
+  return down(std::min(staged, hosts() == 2 ? piece_ / wide() : piece_ / 2 / wide() - line * hosts()));
 }
 
 uint64_t carrier::wide() const {
@@ -177,7 +177,7 @@ bool carrier::close_call() {
   auto& own = words(local_).closed;
   if (std::atomic_ref<uint64_t>(own).load(std::memory_order_relaxed) < calls_) {
     if (!counterparts_say(&carrier_layout::closed_slot, calls_)) return moved;
-    // Calls of either kind count in all words: the next one may be of the other.
+    // Calls of any kind count in all words: the next one may be of another.
     for (uint64_t progress_words::* word : {&progress_words::read, &progress_words::ready}) std::atomic_ref<uint64_t>(words(local_).*word).store(before_ + steps_, std::memory_order_release);
     publish(&progress_words::closed, calls_);
     moved = true;

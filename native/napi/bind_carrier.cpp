@@ -123,7 +123,9 @@ Napi::Value size_of(const Napi::CallbackInfo& info) {
 void clear(const Napi::CallbackInfo& info) {
   const symmetric_memory& memory = unwrap<memory_wrap>(info[0], "memory").open(info.Env());
   const uint64_t group = arg_size(info[1], "group");
-  if (memory.byte_length() < carrier_layout::memory_bytes(1) || group >= (memory.byte_length() - carrier_layout::head_bytes) / carrier_layout::group_bytes()) throw_invalid(info.Env(), "a group that does not fit the memory");
+  const carrier_layout layout{static_cast<uint32_t>(memory.context().world_size())};
+  const bool fits = memory.byte_length() >= carrier_layout::memory_bytes(1) && group < (memory.byte_length() - carrier_layout::head_bytes) / carrier_layout::group_bytes() && group < memory.signal_slots() / layout.group_slots();
+  if (!fits) throw_invalid(info.Env(), "a group that does not fit the memory");
   carrier::clear(memory, group);
 }
 

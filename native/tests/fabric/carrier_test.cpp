@@ -1,6 +1,7 @@
 // Large calls of several hosts' ranks, over the engine and a network of the tests that keeps no order: every element is what the order of the fold says, whoever is ahead of whom.
 #include "carrier.hpp"
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -249,11 +250,11 @@ template <class Number> uint16_t folded_half(const carrier_world& world, uint64_
   return Number::store(op == reduce_op::avg ? all / static_cast<float>(world.members()) : all);
 }
 
-template <class Number> void half_calls(carrier_world& world, element_type type) {
+template <class Number> void half_calls(carrier_world& world, element_type type, std::span<const uint64_t> lengths) {
   std::atomic<int> wrong{0};
   world.run([&](uint32_t member) {
     uint64_t call = 0;
-    for (const uint64_t length : {uint64_t{1}, uint64_t{33}, uint64_t{5000}, 2 * piece + 3, 2 * area + 1001}) {
+    for (const uint64_t length : lengths) {
       const reduce_op op = call % 3 == 0 ? reduce_op::sum : call % 3 == 1 ? reduce_op::avg : reduce_op::product;
       const uint64_t bytes = length * sizeof(uint16_t);
       const auto filled = [&](uint64_t seed) {
@@ -282,11 +283,17 @@ template <class Number> void half_calls(carrier_world& world, element_type type)
 }
 
 void test_halves() {
+  constexpr uint64_t lengths[] = {1, 33, 5000, 2 * piece + 3, 2 * area + 1001};
   for (const auto& [hosts, per_host] : worlds) {
     if (per_host == 3) continue;
     carrier_world world(per_host, 50 + per_host, 0, hosts);
-    half_calls<number_bf16>(world, element_type::bf16);
-    half_calls<number_f16>(world, element_type::f16);
+    half_calls<number_bf16>(world, element_type::bf16, lengths);
+    half_calls<number_f16>(world, element_type::f16, lengths);
+  }
+  // Parts that are no whole lines, of shares that are as long as can be, in one step and in several.
+  for (const uint32_t hosts : {5u, 6u}) {
+    carrier_world world(1, 60 + hosts, 0, hosts);
+    half_calls<number_bf16>(world, element_type::bf16, std::array<uint64_t, 3>{130'970, 131'062, 300'000});
   }
 }
 
@@ -298,6 +305,15 @@ void test_ahead() {
   for (uint32_t member = 0; member < 2; ++member) EP_CHECK(world.carriers[member]->begin({carried_kind::broadcast, element_type::u8, reduce_op::sum, 0, bytes.size(), 0}).ok());
   for (int turn = 0; turn < 200; ++turn) EP_CHECK(world.carriers[0]->hold({&all, 1}, {}, 50'000) != carrier::state::over);
   EP_CHECK_EQ(world.carriers[0]->sent(), carrier_layout::most_places * (carrier_layout::piece_bytes / 2));
+  // Nor told more than it waits for: who takes the last step says no more than that it has all.
+  bool over[2] = {};
+  EP_CHECK(soon([&] {
+    over[0] = world.carriers[0]->hold({&all, 1}, {}, 50'000) == carrier::state::over;
+    over[1] = world.carriers[1]->hold({}, {&all, 1}, 50'000) == carrier::state::over;
+    return over[0] && over[1];
+  }));
+  const uint64_t steps = bytes.size() / (carrier_layout::piece_bytes / 2);
+  EP_CHECK(world.side(1).engine->accepted(world.place.ranks[0]) <= steps - carrier_layout::most_places + 1);
 }
 
 // One that does not come holds all others up, and nobody says that the call is over before all have their data.

@@ -68,8 +68,9 @@ export class BegunCall {
 }
 
 export interface CarriedInit extends PlannedCall {
-  /** Begins it, unless it has begun. */
-  readonly begun: () => BegunCall;
+  /** Of a call that has begun, and had a turn. */
+  readonly begun: BegunCall | undefined;
+  readonly begin: () => BegunCall;
   /** Of a turn, in milliseconds. */
   readonly mostMs: () => number;
 }
@@ -93,15 +94,16 @@ export class CarriedPlan implements DataPlan {
   }
 
   readonly begin = (): void => {
-    const { begun, onFailed } = this.#init;
+    const { begun, begin, onFailed } = this.#init;
     try {
-      this.#begun = begun();
+      this.#begun = begun ?? begin();
     } catch (error) {
       // HAZARD: not from within: whoever begins the plan holds its call.
       queueMicrotask(() => onFailed(error));
       return;
     }
-    this.#turn(FIRST_PAUSE_MS, () => {});
+    // The thread has been held for it already.
+    this.#turn(FIRST_PAUSE_MS, () => {}, begun === undefined ? this.#init.mostMs() : 0);
   };
 
   readonly cut = (): void => {

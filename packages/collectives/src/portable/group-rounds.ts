@@ -206,10 +206,10 @@ export class GroupRounds {
   /** `longest`: as all have told. */
   planOf(data: PlannedCall, longest: number): CarriedPlan {
     const { call } = data;
-    const carried = this.#carried?.sequence === call.sequence ? this.#carried : undefined;
+    const begun = this.#carried?.sequence === call.sequence ? this.#carried : undefined;
     this.#carried = undefined;
-    const begun = (): BegunCall => carried ?? new BegunCall(this.#carrier!, call, longest);
-    return new CarriedPlan({ ...data, begun, mostMs: () => this.#mostMs });
+    const begin = (): BegunCall => new BegunCall(this.#carrier!, call, longest);
+    return new CarriedPlan({ ...data, begun, begin, mostMs: () => this.#mostMs });
   }
 
   /**

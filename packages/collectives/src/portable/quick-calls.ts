@@ -103,7 +103,7 @@ export class QuickCalls {
       checkArrays(call);
       sent = rounds.carry(call, carry);
     } catch {
-      // As above: `planOf` goes on with it.
+      // What failed fails again there, and ends the call on all.
     }
     if (sent === undefined) return undefined;
     traces.call(kind);

@@ -13,7 +13,7 @@ export interface CallRecord {
   readonly takes?: number | readonly number[];
   /** The bytes of all that the rank gives, where they are few; see given.ts. */
   readonly given?: Uint8Array;
-  /** Of a call that is not small, where this rank can carry it natively (carried-plan.ts): bytes of the longest array that it gives. */
+  /** Of a call that is not small, where this rank can carry it natively (carried-plan.ts): bytes of the longest array that it gives, or takes of a root. */
   readonly carry?: number;
   /** Whose call it is, where another rank passes on what this one had told it. */
   readonly of?: number;
