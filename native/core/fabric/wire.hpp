@@ -11,8 +11,8 @@
 
 namespace ep::fabric {
 
-inline constexpr uint32_t wire_magic = 0x33424645; // "EFB3"
-inline constexpr uint32_t inline_bytes = 192;
+inline constexpr uint32_t wire_magic = 0x34424645; // "EFB4"
+inline constexpr uint32_t inline_bytes = 952;
 // Requests to one peer that it has not carried out yet. HAZARD: a piece names its request by 20 bits: more could not be told apart.
 inline constexpr uint64_t request_window = 4096;
 inline constexpr int32_t most_ranks = 4096;
@@ -46,7 +46,7 @@ struct wire_message {
   uint8_t payload[inline_bytes];
 };
 inline constexpr uint32_t head_bytes = sizeof(wire_message) - inline_bytes;
-static_assert(head_bytes == 72 && sizeof(wire_message) == 264);
+static_assert(head_bytes == 72 && sizeof(wire_message) == 1024);
 
 // The 4 bytes that a piece carries: whose it is, and the lower bits of its request's number.
 inline constexpr uint32_t sequence_bits = 20;

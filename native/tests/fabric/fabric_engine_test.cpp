@@ -52,8 +52,8 @@ void test_kernels() {
 void test_window() {
   scripted_world world(2, 5);
   world.network.hold_writes(true);
-  uint64_t last = world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 300));
-  for (uint64_t i = 0; i < 3 * fabric::request_window; ++i) last = world.ranks.post(0, fabric_ranks::with_signal(world.ranks.bytes_to(0, 1, 0, 0, i % 300), 0, 1));
+  uint64_t last = world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 1500));
+  for (uint64_t i = 0; i < 3 * fabric::request_window; ++i) last = world.ranks.post(0, fabric_ranks::with_signal(world.ranks.bytes_to(0, 1, 0, 0, i % 1500), 0, 1));
   EP_CHECK_EQ(world.ranks.side(0).engine->accepted(1), last);
   EP_CHECK(soon([&] { return world.ranks.side(0).engine->counts().messages >= 100; }));
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -75,7 +75,7 @@ void test_back_pressure() {
       const thread_coop<std::remove_reference_t<decltype(context)>> coop{context};
       const proxy_endpoint endpoint{handle};
       const auto* source = reinterpret_cast<const void*>(world.ranks.side(0).memory->own_data());
-      for (uint64_t i = 0; i < puts; ++i) EP_CHECK(endpoint.put_rows(context, coop, 1, 0, source, 200, 200, 1, false, 0, 1, &status));
+      for (uint64_t i = 0; i < puts; ++i) EP_CHECK(endpoint.put_rows(context, coop, 1, 0, source, 1000, 1000, 1, false, 0, 1, &status));
     }).ok());
   });
   const auto taken = [&] { return world.ranks.side(0).engine->counts().requests; };

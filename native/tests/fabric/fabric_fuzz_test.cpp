@@ -21,7 +21,7 @@ constexpr uint64_t slots = 16;
 constexpr uint64_t posted = 6; // requests of the engine to each peer, so that peers have something to say about them
 
 uint64_t interesting(random_source& random) {
-  static constexpr uint64_t values[] = {0, 1, 2, 7, 8, 15, 16, 17, 63, 64, 191, 192, 193, 4088, 4095, 4096, 4097, 0xffff, 0x10000, 0xfffff, 0x100000, 0x7fffffff, 0xffffffff, UINT64_MAX, UINT64_MAX - 7};
+  static constexpr uint64_t values[] = {0, 1, 2, 7, 8, 15, 16, 17, 63, 64, 951, 952, 953, 4088, 4095, 4096, 4097, 0xffff, 0x10000, 0xfffff, 0x100000, 0x7fffffff, 0xffffffff, UINT64_MAX, UINT64_MAX - 7};
   return random.below(4) == 0 ? random.next() : values[random.below(std::size(values))];
 }
 
