@@ -397,6 +397,10 @@ export const cases = [
     },
   },
   {
+    name: 'experts: a closed buffer leaves its share of the GPU to the next',
+    run: async () => assert.deepEqual(valuesOf(await runRanks('reopenedExperts', 1)), [5]),
+  },
+  {
     name: 'a step captured as a graph is replayed with new values',
     run: async () =>
       assert.deepEqual(valuesOf(await runRanks('graph', 3, { data: { replays: 200 } })), [200, 200, 200]),

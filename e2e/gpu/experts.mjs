@@ -508,6 +508,25 @@ export async function killedExperts({ transport, device, rank, worldSize, data, 
   return { ms, losses };
 }
 
+/** Buffers of as many blocks as there may be, one after the other: a closed one leaves its share of the GPU, whatever of it is not collected yet. How many were opened. */
+export async function reopenedExperts({ transport, device }) {
+  const stream = device.stream();
+  const memory = device.allocate(4096);
+  const x = memory.tensor('f32', [2, 16]);
+  let opened = 0;
+  for (; opened < 5; opened++) {
+    const buffer = await openDeviceMoeBuffer(transport, {
+      ...{ stream, mode: 'low-latency', experts: EXPERTS, maxTokens: 4, topK: 2, hidden: 16, dtype: 'f32', calls: 1 },
+    });
+    const { handle } = await buffer.dispatch(x, Int32Array.of(0, 1, 2, -1));
+    await handle.release();
+    await buffer.close();
+  }
+  await memory.close();
+  await stream.close();
+  return opened;
+}
+
 /** Wrong calls are refused before they count. */
 export async function refusedExperts({ transport, device, worldSize }) {
   const stream = device.stream();

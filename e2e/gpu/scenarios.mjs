@@ -8,7 +8,15 @@ import { fullPlan, randomPlan } from '../attention/plans.mjs';
 import { coreAttention } from './attention.mjs';
 import { collectiveScenarios } from './collectives.mjs';
 import { expertLayer } from './expert-layer.mjs';
-import { experts, graphExperts, keptGraphExperts, killedExperts, offeredExperts, refusedExperts } from './experts.mjs';
+import {
+  experts,
+  graphExperts,
+  keptGraphExperts,
+  killedExperts,
+  offeredExperts,
+  refusedExperts,
+  reopenedExperts,
+} from './experts.mjs';
 import { graphScenarios } from './graphs.mjs';
 import { groupScenarios } from './groups.mjs';
 import { messageScenarios } from './messages.mjs';
@@ -291,6 +299,7 @@ export const scenarios = {
   expertLayer,
   experts,
   refusedExperts,
+  reopenedExperts,
   offeredExperts,
   graphExperts,
   keptGraphExperts,

@@ -324,7 +324,11 @@ Napi::Value gpu_moe_buffer_wrap::release(const Napi::CallbackInfo& info) {
   return follow_half(env, on, job, *native, error, "launching a release");
 }
 
-void gpu_moe_buffer_wrap::close(const Napi::CallbackInfo&) { native.reset(); }
+void gpu_moe_buffer_wrap::close(const Napi::CallbackInfo&) {
+  // Routings hold the rest until they are collected; calls under way and graphs hold it themselves.
+  if (native) native->share.reset();
+  native.reset();
+}
 
 void gpu_moe_buffer_wrap::define(Napi::Env env, Napi::Object exports) {
   exports["GpuMoeBuffer"] =
