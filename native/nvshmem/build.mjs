@@ -35,7 +35,9 @@ exitOnSignals();
 const wanted = process.env.EP_CUDA_ARCHITECTURES?.split(',') ?? ['90'];
 const codes = wanted.map((name) => `-gencode=arch=compute_${name},code=sm_${name}`);
 const compile = [nvccCommand(), '-std=c++20', '-O3', ...codes, `-I${join(native, 'include')}`, `-I${native}`];
-const sources = ['kernels', 'attention_kernels', 'expert_kernels', 'moe_kernels', 'group_kernels'].map((name) => `cuda/${name}.cu`);
+const sources = ['kernels', 'attention_kernels', 'expert_kernels', 'moe_kernels', 'group_kernels'].map(
+  (name) => `cuda/${name}.cu`,
+);
 const objects = ['nvshmem/baseline.cu', ...sources].map((name) => ({
   source: join(native, name),
   object: join(out, `${name.replaceAll('/', '_')}.o`),
