@@ -1,8 +1,8 @@
 // Large calls of a group on several hosts with equally many members, carried by whoever waits for them: within a host through memory that its members map, between hosts by puts of each member to its
 // counterparts (those of its place on other hosts), or, in an all-to-all, to each member there.
 //
-// A call that fits an area goes in one step, so that nobody is told more often than must be; a longer one in steps of at most `piece_bytes` of a rank's array, so that one moves while another is folded. What a member has come to it says in words of its own part, which only grow, over all calls: its mates read them there, and a
-// counterpart is told by the signal of a put. Nothing here waits for anybody: advance() does what can be done now, and a call is over once all members have their data and all have said so.
+// A call that fits an area goes in one step, so that nobody is told more often than must be; a longer one in steps of at most `piece_bytes` of a rank's array, so that one moves while another is folded. What
+// a member has come to it says in words of its own part, which only grow, over all calls: its mates read them there, and a counterpart is told by the signal of a put. Nothing here waits for anybody: advance() does what can be done now, and a call is over once all members have their data and all have said so.
 //
 // An all-reduce: each member puts its mates' shares of a step into its part (staged), and folds its own share of all of the host, in their order (read). Of two hosts, it puts that to its counterpart, and
 // folds what both have come to where the counterpart's has landed (ready). Of more, a share has a part for each host: each counterpart gets its own part of all, folds it, and puts the result to all others

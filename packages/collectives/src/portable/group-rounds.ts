@@ -24,6 +24,7 @@ import type { Words } from './arrivals.js';
 import { BegunCall, CarriedPlan, isCarried, longestOf } from './carried-plan.js';
 import type { PlannedCall } from './collectives-init.js';
 import type { nameOf } from './ordered.js';
+import { Placement } from './placement.js';
 import { type CallRecord, RECORD_BYTES, recordBytes } from './records.js';
 import type { Section } from './sections.js';
 import { toldToAll } from './signature.js';
@@ -134,13 +135,6 @@ export async function forgetRounds(store: Store, key: string, rank: number): Pro
   await store.delete(partKey(key, rank));
   await store.delete(carrierKey(key, rank));
   await store.delete(readyKey(key, rank));
-}
-
-/** Several hosts with equally many ranks. */
-function areEven(hosts: readonly number[]): boolean {
-  const names = [...new Set(hosts)];
-  const each = hosts.length / names.length;
-  return names.length > 1 && names.every((name) => hosts.filter((host) => host === name).length === each);
 }
 
 interface StoreLimits {
@@ -356,7 +350,7 @@ export class GroupRounds {
   /** HAZARD: a rank says where its part is once it has forgotten what an earlier group has left there. */
   async #openCarrier(limits: StoreLimits): Promise<Carrier | undefined> {
     const { maker, carriers: memory, key, store, ranks, hosts, rank, section } = this.#init;
-    if (maker.carriers === undefined || memory === undefined || !areEven(hosts)) return undefined;
+    if (maker.carriers === undefined || memory === undefined || !new Placement(hosts, rank).paired) return undefined;
     maker.carriers.clear(memory, section.index);
     await store.set(carrierKey(key, rank), maker.carriers.part(memory));
     const parts: Uint8Array[] = [];

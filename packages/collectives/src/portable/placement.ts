@@ -25,10 +25,14 @@ export class Placement {
     return this.hosts[this.host]!;
   }
 
-  /** Several hosts with equally many ranks, two at least: then each rank has one counterpart on every other host. */
+  /** Several hosts with equally many ranks: then each rank has one counterpart on every other host. */
+  get paired(): boolean {
+    return this.hosts.length > 1 && this.hosts.every(({ length }) => length === this.mates.length);
+  }
+
+  /** And two on each at least. */
   get even(): boolean {
-    const [first, ...others] = this.hosts;
-    return others.length > 0 && first!.length > 1 && others.every(({ length }) => length === first!.length);
+    return this.paired && this.mates.length > 1;
   }
 
   /** The ranks that have a place on their hosts; ascending. */
