@@ -34,6 +34,7 @@ struct fabric_offer {
   std::string version; // of libfabric
   uint64_t max_message = 0;
   uint32_t data_bytes = 0; // that an arrival can carry
+  uint32_t inject_bytes = 0; // that inject() takes
   uint32_t key_bytes = 0;  // of a memory's key; 0: the provider makes them
   std::string no_gpu;      // why no memory of query.gpu is registered; empty: register_gpu() may be tried
   std::string no_atomics;  // why not; empty: fetch_add() and compare_swap() are there, and have been tried
@@ -88,6 +89,9 @@ class fabric_port {
   // `descriptor`: of a region of a GPU, in which `buffer` lies; null: it lies in memory of the host. One thread at a time. 0: posted, an event follows. EAGAIN: no room now; poll(), then try again. Otherwise an errno: the way to that peer is gone.
   virtual int receive(void* buffer, size_t bytes, fabric_context* context) = 0;
   virtual int send(uint64_t to, const void* buffer, size_t bytes, fabric_context* context) = 0;
+  // The same for up to offer().inject_bytes, which are the port's from the return on: 0 means that they are on their way, and no event follows. HAZARD: not even one of a failure; whoever has to
+  // know of that sends something else behind it.
+  virtual int inject(uint64_t to, const void* buffer, size_t bytes) = 0;
   virtual int write(uint64_t to, const void* buffer, size_t bytes, void* descriptor, uint32_t data, uint64_t at, uint64_t key, fabric_context* context) = 0;
   virtual int read(uint64_t from, void* buffer, size_t bytes, void* descriptor, uint64_t at, uint64_t key, fabric_context* context) = 0;
   // On a word of 8 bytes at a multiple of 8; what it was lands in `old`. Atomic against those of all other ports whose offer has them too, and against nothing else: not against

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -114,6 +115,7 @@ result<chosen> choose(const fabric_query& query) {
     made.offer.version = libfabric_version(lib.value()->version());
     made.offer.max_message = first->ep->max_message;
     made.offer.data_bytes = static_cast<uint32_t>(first->domain->cq_data_size);
+    made.offer.inject_bytes = static_cast<uint32_t>(std::min<size_t>(first->tx->inject_size, UINT32_MAX));
     const bool provider_makes = (first->domain->mr_mode & fabric::mr_provider_key) != 0;
     made.offer.key_bytes = provider_makes ? 0 : static_cast<uint32_t>(first->domain->mr_key_size);
     add_gpu(made, provider, query);
@@ -215,6 +217,7 @@ class libfabric_port final : public fabric_port {
   int send(uint64_t to, const void* buffer, size_t bytes, fabric_context* context) override {
     return errno_of(ep_->msg->send(ep_, buffer, bytes, nullptr, to, context));
   }
+  int inject(uint64_t to, const void* buffer, size_t bytes) override { return errno_of(ep_->msg->inject(ep_, buffer, bytes, to)); }
   int write(uint64_t to, const void* buffer, size_t bytes, void* descriptor, uint32_t data, uint64_t at, uint64_t key, fabric_context* context) override {
     return errno_of(ep_->rma->writedata(ep_, buffer, bytes, descriptor, data, to, at, key, context));
   }

@@ -61,6 +61,9 @@ struct ops_msg {
   void* recvv;
   void* recvmsg;
   ssize_t (*send)(fid_ep*, const void* buffer, size_t length, void* descriptor, address target, void* context);
+  void* sendv;
+  void* sendmsg;
+  ssize_t (*inject)(fid_ep*, const void* buffer, size_t length, address target);
 };
 struct ops_rma {
   size_t size;

@@ -363,9 +363,11 @@ void engine::ring_landed(uint64_t number) {
 
 // All that there is to do, once. True: there was something. With the turn.
 bool engine::step() {
-  bool any = poll();
-  any = take_ring() || any;
+  // What is to go out goes before the look at what has come in: that takes system calls, and whoever answers posts right behind one that found something.
+  bool any = take_ring();
   any = take_posted() || any;
+  for (int32_t peer = 0; any && peer < world_size_; ++peer) pump(peer);
+  any = poll() || any;
   any = retire_memories() || any;
   for (int32_t peer = 0; peer < world_size_; ++peer) {
     any = pump(peer) || any;

@@ -199,9 +199,11 @@ class engine {
   int post_word(int32_t peer, outgoing& one);
   int post_atomic(int32_t peer, outgoing& one);
   int announce(int32_t peer, const outgoing& one);
-  int send(int32_t peer, const wire_message& message, uint32_t bytes);
+  int send(int32_t peer, wire_message& message);
+  int send_whole(int32_t peer, const void* bytes, size_t length);
   void say(int32_t peer, message_kind kind, uint64_t value = 0, uint64_t memory = 0);
   void post_receive(operation* one);
+  void post_receives();
   operation* take_operation(operation_kind kind, int32_t peer);
   void give_operation(operation* one);
 
@@ -210,9 +212,11 @@ class engine {
   void tell_applied();
   void on_failed(const dl::fabric_event& event);
   void on_arrived(uint32_t data);
-  bool on_message(wire_message& message, size_t bytes);
-  bool authentic(wire_message& message, size_t bytes) const;
+  bool on_bytes(operation& one, size_t bytes);
+  bool on_message(wire_message& message);
+  bool authentic(wire_message& message) const;
   void on_request(int32_t source, const wire_message& message);
+  bool carry_out_next(int32_t source, const wire_message& message);
   void apply(int32_t source);
   bool carry_out(const wire_message& message);
   void end_requests(int32_t peer);
@@ -273,6 +277,7 @@ class engine {
   ep_wake_word away_{}; // where the thread sleeps meanwhile
   std::atomic<bool> dormant_{false}; // asleep for longer than it would be with something under way
   std::atomic<bool> any_posted_{false};
+  std::atomic<uint32_t> retiring_{0}; // memories that were given up here and are still registered
   std::atomic<uint32_t> stopping_{0}; // EP_LIFE_* to leave with
   std::thread thread_;
 };

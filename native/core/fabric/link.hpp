@@ -86,6 +86,14 @@ struct incoming {
   wire_message message{};
 };
 
+// What the engine says of itself.
+struct control_message {
+  message_kind kind;
+  uint8_t op;
+  uint64_t value;
+  uint64_t memory;
+};
+
 enum class link_state : uint8_t { up, left, failed };
 
 struct link {
@@ -94,10 +102,10 @@ struct link {
   tagger tag_in;
   link_state state = link_state::up;
   int64_t heard_ns = 0;
-  int64_t spoke_ns = 0;
+  int64_t spoke_ns = 0; // something was sent of which a failure would be told
   bool byed = false;
 
-  std::deque<wire_message> control; // goes out before anything else
+  std::deque<control_message> control; // goes out before anything else
   std::deque<outgoing> out;         // in the order in which they were taken; the first `posted` wholly posted
   uint64_t base = 0;                // number of the first
   size_t posted = 0;

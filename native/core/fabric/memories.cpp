@@ -117,6 +117,7 @@ void engine::remove_memory(const symmetric_memory& memory) {
     const auto at = memories_.find(memory.device_handle().memory_id);
     if (at == memories_.end() || at->second.retired) return;
     at->second.retired = true;
+    retiring_.fetch_add(1, std::memory_order_relaxed);
     shared = memory.is_over() && !at->second.remotes.empty();
     any_posted_.store(true, std::memory_order_seq_cst); // or the thread could go to sleep without having seen it
   }
@@ -126,6 +127,7 @@ void engine::remove_memory(const symmetric_memory& memory) {
 
 // Asks the peers about memories that were given up here, and drops those that nothing can reach any more.
 bool engine::retire_memories() {
+  if (retiring_.load(std::memory_order_relaxed) == 0) return false; // whoever gave one up nudges, too
   bool any = false;
   const std::lock_guard lock(mutex_);
   for (auto at = memories_.begin(); at != memories_.end();) {
@@ -153,6 +155,7 @@ bool engine::retire_memories() {
       continue;
     }
     give_back(known);
+    retiring_.fetch_sub(1, std::memory_order_relaxed);
     at = memories_.erase(at);
     any = true;
   }

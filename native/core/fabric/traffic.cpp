@@ -15,11 +15,7 @@ constexpr uint64_t tell_every = 64; // requests carried out before the source he
 
 // True: there was something to do, more than signs of life.
 bool engine::poll() {
-  for (size_t waiting = receives_unposted_.size(); waiting > 0; --waiting) {
-    operation* one = receives_unposted_.back();
-    receives_unposted_.pop_back();
-    post_receive(one);
-  }
+  post_receives();
   events_.clear();
   port_->poll(events_);
   bool work = false;
@@ -37,8 +33,8 @@ bool engine::poll() {
     auto* one = reinterpret_cast<operation*>(event.context);
     if (one == nullptr) continue;
     if (one->kind == operation_kind::receive) {
-      work = on_message(one->message, event.bytes) || work;
-      post_receive(one);
+      work = on_bytes(*one, event.bytes) || work;
+      receives_unposted_.push_back(one); // its answer goes first
       continue;
     }
     if (one->kind == operation_kind::message) --messages_under_way_;
@@ -47,6 +43,7 @@ bool engine::poll() {
     if (one->kind == operation_kind::piece && one->number - at.base < at.out.size()) --at.out[one->number - at.base].under_way;
     give_operation(one);
   }
+  if (!work) post_receives();
   return work;
 }
 
@@ -89,18 +86,35 @@ void engine::on_arrived(uint32_t data) {
   apply(source);
 }
 
-bool engine::authentic(wire_message& message, size_t bytes) const {
-  const bool sound = bytes >= head_bytes && message.magic == wire_magic && message.source >= 0 && message.source < world_size_ &&
-                     message.source != context_->rank() && message.payload_bytes <= inline_bytes && bytes == head_bytes + message.payload_bytes;
-  if (!sound) return false;
+bool engine::authentic(wire_message& message) const {
   const uint64_t tag = std::exchange(message.tag, 0);
-  return tag == links_[static_cast<size_t>(message.source)]->tag_in(&message, bytes);
+  return tag == links_[static_cast<size_t>(message.source)]->tag_in(&message, head_bytes + message.payload_bytes);
 }
 
-// False: it was a sign of life and no more.
-bool engine::on_message(wire_message& message, size_t bytes) {
+// In either form. False: it was a sign of life and no more, or nothing.
+bool engine::on_bytes(operation& one, size_t bytes) {
+  const auto of_others = [&](int32_t source) { return source >= 0 && source < world_size_ && source != context_->rank(); };
+  wire_message& message = one.message;
+  uint16_t begin = 0;
+  std::memcpy(&begin, &message, sizeof begin);
+  if (bytes >= brief_head_bytes && begin == brief_magic) {
+    wire_brief brief;
+    std::memcpy(&brief, &message, sizeof brief); // what lies behind its bytes is not looked at
+    if (brief.payload_bytes <= brief_payload_bytes && bytes == brief_head_bytes + brief.payload_bytes && of_others(brief.source)) {
+      const link& at = *links_[brief.source];
+      expand(brief, at.acked, at.applied, message);
+      return on_message(message);
+    }
+  } else if (bytes >= head_bytes && message.magic == wire_magic && of_others(message.source) && message.payload_bytes <= inline_bytes && bytes == head_bytes + message.payload_bytes) {
+    return on_message(message);
+  }
+  ++count_.refused;
+  return false;
+}
+
+bool engine::on_message(wire_message& message) {
   // HAZARD: nothing of it may count before that, not even as a sign of life: anybody may have sent it.
-  if (!authentic(message, bytes)) {
+  if (!authentic(message)) {
     ++count_.refused;
     return false;
   }
@@ -159,6 +173,10 @@ bool engine::on_message(wire_message& message, size_t bytes) {
 void engine::on_request(int32_t source, const wire_message& message) {
   link& at = *links_[static_cast<size_t>(source)];
   const uint64_t place = message.sequence - at.applied;
+  if (place == 0 && at.in.empty() && message.pieces == 0) {
+    carry_out_next(source, message);
+    return;
+  }
   if (place >= request_window || (place < at.in.size() && at.in[place].announced)) return lose(source, "it sent a request twice, or too far ahead");
   if (at.in.size() <= place) at.in.resize(place + 1);
   at.in[place].announced = true;
@@ -166,15 +184,25 @@ void engine::on_request(int32_t source, const wire_message& message) {
   apply(source);
 }
 
+// False: the source was given up for it.
+bool engine::carry_out_next(int32_t source, const wire_message& message) {
+  link& at = *links_[static_cast<size_t>(source)];
+  if (!carry_out(message)) {
+    lose(source, "it sent a request that does not fit the memory that it is for");
+    return false;
+  }
+  at.asked = at.asked || (message.op & wire_asks) != 0;
+  ++at.applied;
+  ++count_.applied;
+  return true;
+}
+
 void engine::apply(int32_t source) {
   link& at = *links_[static_cast<size_t>(source)];
   while (!at.in.empty() && at.in.front().announced && at.in.front().pieces >= at.in.front().message.pieces) {
-    const bool sound = at.in.front().pieces == at.in.front().message.pieces && carry_out(at.in.front().message);
-    if (!sound) return lose(source, "it sent a request that does not fit the memory that it is for");
-    at.asked = at.asked || (at.in.front().message.op & wire_asks) != 0;
+    if (at.in.front().pieces != at.in.front().message.pieces) return lose(source, "it sent more pieces of a request than it said");
+    if (!carry_out_next(source, at.in.front().message)) return;
     at.in.pop_front();
-    ++at.applied;
-    ++count_.applied;
   }
 }
 

@@ -24,6 +24,8 @@ namespace {
 
 using namespace ep::dl;
 
+constexpr size_t inject_bytes = 64;
+
 std::string manner() {
   const char* text = std::getenv("EP_RDM_SHIM");
   return text == nullptr ? "" : text;
@@ -188,15 +190,20 @@ ssize_t receive(fabric::fid_ep* base, void* buffer, size_t length, void*, fabric
   deliver(ep);
   return 0;
 }
-ssize_t send(fabric::fid_ep* base, const void* buffer, size_t length, void*, fabric::address target, void* context) {
-  const std::lock_guard lock(net().mutex);
+// Under the mutex.
+ssize_t hand_to(fabric::address target, const void* buffer, size_t length) {
   const auto to = net().endpoints.find(target);
   if (to == net().endpoints.end()) return -EHOSTUNREACH;
   const auto* bytes = static_cast<const uint8_t*>(buffer);
   to->second->waiting.emplace_back(bytes, bytes + length);
   deliver(*to->second);
-  tell(as<shim_ep>(base), context, fabric::right_send, length, 0);
   return 0;
+}
+ssize_t send(fabric::fid_ep* base, const void* buffer, size_t length, void*, fabric::address target, void* context) {
+  const std::lock_guard lock(net().mutex);
+  const ssize_t code = hand_to(target, buffer, length);
+  if (code == 0) tell(as<shim_ep>(base), context, fabric::right_send, length, 0);
+  return code;
 }
 ssize_t rma_write(fabric::fid_ep* base, const void* buffer, size_t length, void* descriptor, uint64_t data, fabric::address target, uint64_t at, uint64_t key, void* context) {
   const std::lock_guard lock(net().mutex);
@@ -220,7 +227,11 @@ ssize_t rma_read(fabric::fid_ep* base, void* buffer, size_t length, void* descri
   tell(as<shim_ep>(base), context, fabric::right_read, length, 0);
   return 0;
 }
-fabric::ops_msg msg_ops{sizeof msg_ops, receive, nullptr, nullptr, send};
+ssize_t inject(fabric::fid_ep*, const void* buffer, size_t length, fabric::address target) {
+  const std::lock_guard lock(net().mutex);
+  return length > inject_bytes ? -EMSGSIZE : hand_to(target, buffer, length);
+}
+fabric::ops_msg msg_ops{sizeof msg_ops, receive, nullptr, nullptr, send, nullptr, nullptr, inject};
 fabric::ops_rma rma_ops{sizeof rma_ops, rma_read, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, rma_write};
 
 // ---- endpoints, queues, addresses
@@ -338,6 +349,7 @@ int fi_getinfo(uint32_t version, const char*, const char*, uint64_t, const fabri
   made->caps = hints->caps;
   made->ep->max_message = 1000; // so that most puts take several pieces
   made->domain->cq_data_size = 4;
+  made->tx->inject_size = inject_bytes;
   made->domain->mr_key_size = 8;
   made->domain->mr_mode = fabric::mr_virtual_address | (gpu ? fabric::mr_hmem : 0);
   made->domain->name = strdup("shim0");

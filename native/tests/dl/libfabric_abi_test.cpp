@@ -111,6 +111,7 @@ void test_rdm_layouts() {
   SAME(ops_cq, fi_ops_cq, readerr, readerr);
   SAME(ops_msg, fi_ops_msg, recv, recv);
   SAME(ops_msg, fi_ops_msg, send, send);
+  SAME(ops_msg, fi_ops_msg, inject, inject);
   SAME(ops_rma, fi_ops_rma, read, read);
   SAME(ops_rma, fi_ops_rma, writedata, writedata);
   SAME(fid_ep, fid_ep, atomic, atomic);

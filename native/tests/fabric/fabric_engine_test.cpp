@@ -25,6 +25,7 @@ void test_any_order() {
     scripted_world world(2, seed);
     check_requests(world.ranks);
     overtakes += world.network.overtakes();
+    EP_CHECK(world.network.injected(0) > 0); // small ones go as briefs
   }
   EP_CHECK(overtakes > 100); // or the network kept the order that it does not promise
 }
@@ -317,6 +318,57 @@ void test_tags() {
   EP_CHECK(fabric::tagger(key)(bytes, sizeof bytes - 1) != tag);
 }
 
+// A brief says what its message says, whatever the upper halves of its numbers are and in whatever order they come, and stands for no other message.
+void test_briefs() {
+  const auto sample = [](uint64_t sequence, uint64_t acked, uint32_t payload) {
+    fabric::wire_message made{};
+    made.magic = fabric::wire_magic;
+    made.kind = fabric::message_kind::request;
+    made.op = static_cast<uint8_t>(signal_op::add) | fabric::wire_asks;
+    made.payload_bytes = static_cast<uint16_t>(payload);
+    made.source = fabric::most_ranks - 1;
+    made.sequence = sequence;
+    made.acked = acked;
+    made.memory = UINT32_MAX;
+    made.slot = UINT32_MAX;
+    made.offset = 0x123456789abcdef0;
+    made.value = UINT64_MAX - 1;
+    for (uint32_t i = 0; i < payload; ++i) made.payload[i] = static_cast<uint8_t>(i + 1);
+    return made;
+  };
+  const fabric::tagger tag(keys_of(1, 2)[0].out);
+  for (const uint64_t near : {uint64_t{0}, uint64_t{5000}, (uint64_t{1} << 32) - 2, uint64_t{1} << 32, (uint64_t{7} << 32) + 1}) {
+    for (const int64_t off : {0, 1, 4095, -1, -4096}) {
+      if (off < 0 && near < static_cast<uint64_t>(-off)) continue;
+      for (uint32_t payload = 0; payload <= fabric::brief_payload_bytes; payload += 8) {
+        fabric::wire_message made = sample(near + static_cast<uint64_t>(off), near + 3 + static_cast<uint64_t>(off), payload);
+        const size_t bytes = fabric::head_bytes + payload;
+        made.tag = tag(&made, bytes);
+        const auto brief = fabric::brief_of(made);
+        EP_CHECK(brief.has_value());
+        fabric::wire_message back{};
+        fabric::expand(*brief, near + 3, near, back);
+        EP_CHECK(std::memcmp(&back, &made, bytes) == 0);
+        // Said again when the lower halves have come round, it is another message, and its tag is wrong.
+        fabric::expand(*brief, near + 3, near + (uint64_t{1} << 32), back);
+        EP_CHECK_EQ(back.sequence, made.sequence + (uint64_t{1} << 32));
+        EP_CHECK_EQ(std::exchange(back.tag, 0), made.tag);
+        EP_CHECK(tag(&back, bytes) != made.tag);
+      }
+    }
+  }
+  EP_CHECK(!fabric::brief_of(sample(1, 1, fabric::brief_payload_bytes + 1)).has_value());
+  fabric::wire_message wide = sample(1, 1, 8);
+  wide.pieces = 1;
+  EP_CHECK(!fabric::brief_of(wide).has_value());
+  wide.pieces = 0;
+  ++wide.memory;
+  EP_CHECK(!fabric::brief_of(wide).has_value());
+  --wide.memory;
+  ++wide.slot;
+  EP_CHECK(!fabric::brief_of(wide).has_value());
+}
+
 // Whoever lacks the keys is not believed, in whoever's name it speaks: neither a goodbye nor a sign of life.
 void test_strangers() {
   fabric::engine_options options;
@@ -374,6 +426,7 @@ void test_not_routed_yet() {
 int main() {
   test_not_routed_yet();
   test_tags();
+  test_briefs();
   test_strangers();
   test_any_order();
   test_raw_link();

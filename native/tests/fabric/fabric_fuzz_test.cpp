@@ -84,15 +84,15 @@ class fuzz_world {
     made.memory = id_of(*memory);
     return made;
   }
-  // As the peer would say it.
-  std::vector<uint8_t> sealed(int32_t peer, wire_message message, size_t bytes) const {
+  // As the peer would say it, in few bytes where asked for and where it fits.
+  std::vector<uint8_t> sealed(int32_t peer, wire_message message, size_t bytes, bool brief) const {
     message.tag = 0;
     const fabric::tagger tag(keys_of(peer, world_size)[0].out);
-    std::vector<uint8_t> out(reinterpret_cast<uint8_t*>(&message), reinterpret_cast<uint8_t*>(&message) + bytes);
-    if (bytes < fabric::head_bytes) return out;
-    const uint64_t value = tag(out.data(), bytes);
-    std::memcpy(out.data() + offsetof(wire_message, tag), &value, 8);
-    return out;
+    if (bytes >= fabric::head_bytes) message.tag = tag(&message, bytes);
+    const auto small = brief && bytes == fabric::head_bytes + message.payload_bytes ? fabric::brief_of(message) : std::nullopt;
+    if (!small.has_value()) return {reinterpret_cast<uint8_t*>(&message), reinterpret_cast<uint8_t*>(&message) + bytes};
+    const auto* from = reinterpret_cast<const uint8_t*>(&*small);
+    return {from, from + fabric::brief_head_bytes + message.payload_bytes};
   }
   uint64_t signal(uint64_t slot) const { return std::atomic_ref<uint64_t>(memory->own_signals()[slot]).load(std::memory_order_acquire); }
   void settle() { EP_CHECK(soon([&] { return network.quiet(0); })); }
@@ -116,7 +116,7 @@ wire_message good(random_source& random, fuzz_world& world, int32_t peer, size_t
     default:
       ++world.sequence[static_cast<size_t>(peer)];
       made.pieces = random.below(4) == 0 ? static_cast<uint32_t>(1 + random.below(3)) : 0;
-      made.payload_bytes = static_cast<uint16_t>(random.below(fabric::inline_bytes + 1));
+      made.payload_bytes = static_cast<uint16_t>(random.below((random.below(2) == 0 ? fabric::brief_payload_bytes : fabric::inline_bytes) + 1));
       made.offset = random.below(memory_bytes - made.payload_bytes + 1);
       made.op = static_cast<uint8_t>(random.below(3));
       made.slot = random.below(slots);
@@ -152,7 +152,11 @@ uint64_t strangers(random_source& random, fuzz_world& world, uint64_t count) {
     const std::vector<uint64_t> sequence = world.sequence;
     wire_message message = good(random, world, peer, bytes);
     world.sequence = sequence;
-    std::vector<uint8_t> wire = world.sealed(peer, message, bytes);
+    const bool brief = random.below(2) == 0;
+    std::vector<uint8_t> wire = world.sealed(peer, message, bytes, brief);
+    uint16_t begin = 0;
+    std::memcpy(&begin, wire.data(), sizeof begin);
+    const size_t tag_at = begin == fabric::brief_magic ? offsetof(fabric::wire_brief, tag) : offsetof(wire_message, tag);
     if (random.below(8) == 0) wire.resize(random.below(sizeof message + 1));
     // With the tag of another direction, another rank, a tag that is off by a bit, or other bytes under a good tag.
     const uint64_t how = random.below(4);
@@ -163,8 +167,8 @@ uint64_t strangers(random_source& random, fuzz_world& world, uint64_t count) {
       const std::vector<uint8_t> whole = wire;
       spoil(random, wire.data(), wire.size());
       if (wire == whole) wire[0] ^= 1;
-    } else if (wire.size() >= fabric::head_bytes) {
-      std::memcpy(wire.data() + offsetof(wire_message, tag), &tag, 8);
+    } else if (wire.size() >= tag_at + 8) {
+      std::memcpy(wire.data() + tag_at, &tag, 8);
     } else {
       wire.resize(wire.size() / 2);
     }
@@ -196,7 +200,9 @@ uint64_t member(random_source& random, fuzz_world& world, int32_t peer, uint64_t
     if (random.below(48) == 0) bytes = random.below(sizeof message + 1);
     for (uint32_t i = 0; i < pieces; ++i) world.network.inject_piece(0, fabric::piece_data(peer, message.sequence));
     if (random.below(64) == 0) world.network.inject_piece(0, fabric::piece_data(peer, random.below(2) == 0 ? message.sequence : interesting(random)));
-    world.network.inject(0, world.sealed(peer, message, bytes));
+    std::vector<uint8_t> wire = world.sealed(peer, message, bytes, random.below(2) == 0);
+    if (wire.size() >= 8 && random.below(200) == 0) spoil(random, wire.data(), wire.size());
+    world.network.inject(0, std::move(wire));
   }
   world.settle();
   return count;
@@ -211,7 +217,7 @@ void probe(fuzz_world& world, int32_t peer) {
   message.slot = 3;
   message.value = 0xabcd000000000000 + static_cast<uint64_t>(peer);
   std::memset(message.payload, peer, 8);
-  world.network.inject(0, world.sealed(peer, message, fabric::head_bytes + 8));
+  world.network.inject(0, world.sealed(peer, message, fabric::head_bytes + 8, peer % 2 == 0));
   EP_CHECK(soon([&] { return world.signal(3) == message.value; }));
   EP_CHECK(std::memcmp(world.memory->own_data() + message.offset, message.payload, 8) == 0);
   EP_CHECK_EQ(world.context->life(peer), uint32_t{EP_LIFE_ALIVE});

@@ -111,7 +111,7 @@ inline uint8_t pattern(uint64_t i, uint64_t salt) { return static_cast<uint8_t>(
 
 // Puts of every size with a signal each: whoever sees the n-th signal of a source finds its first n puts whole. Then reads, words, bytes without a signal.
 inline void check_requests(fabric_ranks& ranks) {
-  constexpr uint64_t sizes[] = {0, 1, 7, 8, 191, 192, 193, 1000, 1001, 4096, 70'000};
+  constexpr uint64_t sizes[] = {0, 1, 7, 8, 9, 15, 16, 17, 192, 951, 952, 953, 1000, 1001, 4096, 70'000};
   constexpr uint64_t stride = 70'016;
   fabric_side& sender = ranks.side(0);
   fabric_side& target = ranks.side(1);

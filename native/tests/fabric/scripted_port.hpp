@@ -70,6 +70,11 @@ class scripted_network {
     const std::lock_guard lock(mutex_);
     return refused_;
   }
+  // Messages that a rank injected.
+  uint64_t injected(int32_t rank) const {
+    const std::lock_guard lock(mutex_);
+    return inboxes_[static_cast<size_t>(rank)].injected;
+  }
 
  private:
   friend class scripted_port;
@@ -97,6 +102,7 @@ class scripted_network {
     std::vector<packet> flying;
     std::deque<buffer> receives;
     std::vector<dl::fabric_event> events;
+    uint64_t injected = 0;
   };
 
   void put_in(int32_t to, kind what, std::vector<uint8_t> bytes, uint32_t data) {
@@ -107,6 +113,11 @@ class scripted_network {
     one.bytes = std::move(bytes);
     one.data = data;
     inboxes_[static_cast<size_t>(to)].flying.push_back(std::move(one));
+  }
+
+  void count_injected(int32_t rank) {
+    const std::lock_guard lock(mutex_);
+    ++inboxes_[static_cast<size_t>(rank)].injected;
   }
 
   int post(packet one) {
@@ -188,6 +199,7 @@ class scripted_port final : public dl::fabric_port {
     offer_.provider = "scripted";
     offer_.max_message = 1000; // so that most puts take several pieces
     offer_.data_bytes = 4;
+    offer_.inject_bytes = rank % 2 == 0 ? 64 : 56; // so that one half has to send what the other half injects
   }
   // What was under way is forgotten: its contexts and buffers go away.
   ~scripted_port() override {
@@ -211,6 +223,12 @@ class scripted_port final : public dl::fabric_port {
     auto one = packet_to(scripted_network::kind::message, to, context);
     one.bytes.assign(static_cast<const uint8_t*>(buffer), static_cast<const uint8_t*>(buffer) + bytes);
     return network_.post(std::move(one));
+  }
+  int inject(uint64_t to, const void* buffer, size_t bytes) override {
+    if (bytes > offer_.inject_bytes) return EMSGSIZE;
+    const int code = send(to, buffer, bytes, nullptr);
+    if (code == 0) network_.count_injected(rank_);
+    return code;
   }
   int write(uint64_t to, const void* buffer, size_t bytes, void*, uint32_t data, uint64_t at, uint64_t key, dl::fabric_context* context) override {
     if (key != 7) return EINVAL;
