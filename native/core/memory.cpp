@@ -243,6 +243,8 @@ void symmetric_memory::signal_word(int32_t peer, uint64_t* address, signal_op op
   ep_wake_word* instead = peer == context_->rank() ? wakes_.load(std::memory_order_acquire) : nullptr;
   if (instead != nullptr) {
     wake_notify(instead);
+  } else if (peer == context_->rank()) {
+    context_->wake_own();
   } else {
     context_->wake_rank(peer);
   }

@@ -226,6 +226,7 @@ wait_scope rank_context::waits(const std::atomic<uint32_t>* cancel, int64_t dead
   scope.self = rank_;
   scope.policy = policy_;
   scope.progress = &progress_;
+  scope.sleepers = &sleepers_;
   return scope;
 }
 

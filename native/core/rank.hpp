@@ -69,6 +69,9 @@ class rank_context {
   // What makes this rank's words from what a NIC leaves elsewhere; run it before a look at a word that peers change.
   progress_list& progress() { return progress_; }
   const progress_list& progress() const { return progress_; }
+  // After changes of words that others of this process may await.
+  void wake_own() const { sleepers_.notify(wake()); }
+  sleeper_list& sleepers() const { return sleepers_; }
   void wake_rank(int32_t rank) const { wake_notify(reinterpret_cast<ep_wake_word*>(views_[static_cast<size_t>(rank)].wake)); }
 
  private:
@@ -81,6 +84,7 @@ class rank_context {
   int32_t ranks_on_host_ = 0;
   wait_policy policy_{};
   progress_list progress_;
+  mutable sleeper_list sleepers_; // on the own wake word
   std::shared_ptr<segment> own_;
   std::vector<std::shared_ptr<segment>> peers_; // null: elsewhere
   std::vector<ep_peer_view> views_;

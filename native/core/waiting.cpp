@@ -109,13 +109,45 @@ uint32_t wake_prepare(ep_wake_word* wake) {
 
 void wake_cancel(ep_wake_word* wake) { word32(wake->waiters).fetch_sub(1, std::memory_order_seq_cst); }
 
+namespace {
+
+void wake_sleep(ep_wake_word* wake, uint32_t epoch, int64_t at_most_ns) {
+  if (at_most_ns <= 0) return;
+  timespec slice{at_most_ns / 1'000'000'000, at_most_ns % 1'000'000'000};
+  // Not FUTEX_PRIVATE: the word is shared between processes. Any return is fine: the caller looks again.
+  syscall(SYS_futex, &wake->epoch, FUTEX_WAIT, epoch, &slice, nullptr, 0);
+}
+
+} // namespace
+
 void wake_commit(ep_wake_word* wake, uint32_t epoch, int64_t at_most_ns) {
-  if (at_most_ns > 0) {
-    timespec slice{at_most_ns / 1'000'000'000, at_most_ns % 1'000'000'000};
-    // Not FUTEX_PRIVATE: the word is shared between processes. Any return is fine: the caller looks again.
-    syscall(SYS_futex, &wake->epoch, FUTEX_WAIT, epoch, &slice, nullptr, 0);
+  wake_sleep(wake, epoch, at_most_ns);
+  wake_cancel(wake);
+}
+
+void sleeper_list::commit(ep_wake_word* wake, uint32_t epoch, int64_t at_most_ns, const sleeper& own) {
+  // HAZARD: listed only while it is counted in the word (wake_prepare() came before, wake_cancel() comes behind): notify() takes as many listed as counted for all who sleep.
+  {
+    const std::lock_guard lock(mutex_);
+    asleep_.push_back(&own);
+  }
+  wake_sleep(wake, epoch, at_most_ns);
+  {
+    const std::lock_guard lock(mutex_);
+    asleep_.erase(std::find(asleep_.begin(), asleep_.end(), &own));
   }
   wake_cancel(wake);
+}
+
+void sleeper_list::notify(ep_wake_word* wake) {
+  if (word32(wake->waiters).load(std::memory_order_seq_cst) == 0) return;
+  {
+    const std::lock_guard lock(mutex_);
+    const bool in_vain = std::none_of(asleep_.begin(), asleep_.end(), [](const sleeper* one) { return one->holds(one->self); });
+    // HAZARD: the count after the list, and with the list held still: whoever is counted and not listed may wait for anything.
+    if (in_vain && word32(wake->waiters).load(std::memory_order_seq_cst) == asleep_.size()) return;
+  }
+  wake_notify(wake);
 }
 
 void wake_notify(ep_wake_word* wake) {
@@ -212,6 +244,20 @@ void progress_list::rest_all() const {
   }
 }
 
+namespace {
+
+struct awaited_word {
+  const uint64_t* word;
+  comparison cmp;
+  uint64_t value;
+  static bool holds(const void* self) {
+    const auto& own = *static_cast<const awaited_word*>(self);
+    return comparison_holds(own.cmp, load(own.word), own.value);
+  }
+};
+
+} // namespace
+
 wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison cmp, uint64_t value, int32_t awaited) {
   const auto look = [&scope](const uint64_t* at) {
     if (scope.progress != nullptr) scope.progress->run();
@@ -266,7 +312,12 @@ wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison 
       return {EP_STATUS_OK, awaited, found};
     }
     if (scope.progress != nullptr) scope.progress->rest();
-    wake_commit(scope.wake, epoch, slice);
+    if (scope.sleepers != nullptr) {
+      const awaited_word own{word, cmp, value};
+      scope.sleepers->commit(scope.wake, epoch, slice, {awaited_word::holds, &own});
+    } else {
+      wake_commit(scope.wake, epoch, slice);
+    }
     found = look(word);
     if (comparison_holds(cmp, found, value)) return {EP_STATUS_OK, awaited, found};
   }

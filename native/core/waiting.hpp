@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -85,6 +86,25 @@ struct wait_debts {
   const uint64_t* owed = nullptr; // null: nobody is looked at
 };
 
+// Who of this process sleeps on an eventcount, and for what: whoever changes words for others wakes nobody for whom nothing has changed, since each such wake is a switch of threads. Who sleeps there
+// without a word of it, or in another process, is always woken.
+class sleeper_list {
+ public:
+  // `holds`: what it sleeps for has come, or may have. HAZARD: any thread calls it, with others' locks held: it loads words, and no more.
+  struct sleeper {
+    bool (*holds)(const void* self);
+    const void* self;
+  };
+  // As wake_notify(). HAZARD: not where what has come is a death, a cancellation or an end, which no `holds` knows.
+  void notify(ep_wake_word* wake);
+  // As wake_commit().
+  void commit(ep_wake_word* wake, uint32_t epoch, int64_t at_most_ns, const sleeper& own);
+
+ private:
+  std::mutex mutex_;
+  std::vector<const sleeper*> asleep_;
+};
+
 // Everything besides its value that can end a wait. Plain data: copied into kernels' environments.
 struct wait_scope {
   ep_wake_word* wake = nullptr;                    // eventcount to sleep on; null: sleep by the clock only
@@ -99,6 +119,7 @@ struct wait_scope {
   wait_debts debts{};
   wait_policy policy{};
   const progress_list* progress = nullptr;         // run before each look
+  sleeper_list* sleepers = nullptr;                // of `wake`
 };
 
 enum class comparison : uint32_t { eq = 0, ne = 1, lt = 2, le = 3, gt = 4, ge = 5 };
@@ -150,7 +171,10 @@ struct inline_looks {
 };
 bool wait_inline_look(const wait_policy& policy, inline_looks* looks); // false: the time for looking is up
 // `progress`: what `ready` runs, if it runs that.
-template <class Ready> bool wait_inline(const wait_policy& policy, ep_wake_word* wake, Ready&& ready, const progress_list* progress = nullptr) {
+// `holds`, with the `sleepers` of `wake`: what `ready` looks for, as a sleeper may be asked for it.
+struct no_sleepers {};
+template <class Ready, class Holds = no_sleepers>
+bool wait_inline(const wait_policy& policy, ep_wake_word* wake, Ready&& ready, const progress_list* progress = nullptr, sleeper_list* sleepers = nullptr, const Holds& holds = {}) {
   inline_looks looks;
   do {
     if (ready()) return true;
@@ -164,7 +188,11 @@ template <class Ready> bool wait_inline(const wait_policy& policy, ep_wake_word*
     }
     const int64_t left = end_ns - clock_now_ns();
     if (progress != nullptr) progress->rest();
-    wake_commit(wake, epoch, left);
+    if constexpr (std::is_same_v<Holds, no_sleepers>) {
+      wake_commit(wake, epoch, left);
+    } else {
+      sleepers->commit(wake, epoch, left, {[](const void* self) { return (*static_cast<const Holds*>(self))(); }, &holds});
+    }
     if (left <= 0) break;
   }
   return ready();

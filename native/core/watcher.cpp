@@ -117,7 +117,12 @@ void watcher::run() {
     int64_t slice = std::clamp<int64_t>((now - quiet_since) / slices_of_quiet, context_->policy().slice_ns, longest_slice_ns);
     if (nearest != no_deadline) slice = std::clamp<int64_t>(nearest - now, 1, slice);
     context_->progress().rest();
-    wake_commit(wake, epoch, slice);
+    const auto holds = [](const void* self) {
+      const auto& items = *static_cast<const std::vector<watch>*>(self);
+      outcome found;
+      return std::any_of(items.begin(), items.end(), [&](const watch& item) { return item.ready(found); });
+    };
+    context_->sleepers().commit(wake, epoch, slice, {holds, &watched});
   }
 }
 

@@ -18,7 +18,7 @@ struct watch {
   cancel_ref cancel;
   int64_t deadline_ns;
   std::vector<int32_t> awaited;               // ranks whose death ends the watch; empty: any rank
-  std::function<bool(outcome&)> ready;        // fills in what was found, also when it returns false
+  std::function<bool(outcome&)> ready;        // fills in what was found, also when it returns false. HAZARD: as sleeper_list::sleeper::holds
 };
 
 class watcher {

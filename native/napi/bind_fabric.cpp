@@ -391,7 +391,8 @@ Napi::Value fabric_wrap::request_try(const Napi::CallbackInfo& info) {
   if (info[2].ToBoolean()) engine.want_end(peer);
   // What only the engine's thread carries takes longer than a thread of JS may wait.
   if (info[2].ToBoolean() && !engine.heavy()) {
-    wait_inline(owner.policy(), owner.wake(), ended, &owner.progress());
+    const auto holds = [&] { return engine.look(peer, number) != fabric::request_state::pending; };
+    wait_inline(owner.policy(), owner.wake(), ended, &owner.progress(), &owner.sleepers(), holds);
   } else {
     ended();
   }

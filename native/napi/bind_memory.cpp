@@ -405,7 +405,9 @@ Napi::Value memory_wrap::wait_try(const Napi::CallbackInfo& info) {
     found = word.load(std::memory_order_acquire);
     return comparison_holds(cmp, found, value);
   };
-  const bool held = info[3].ToBoolean() ? wait_inline(memory.context().policy(), memory.context().wake(), look, &memory.context().progress()) : look();
+  const auto holds = [&] { return comparison_holds(cmp, word.load(std::memory_order_acquire), value); };
+  const rank_context& own = memory.context();
+  const bool held = info[3].ToBoolean() ? wait_inline(own.policy(), own.wake(), look, &own.progress(), &own.sleepers(), holds) : look();
   return held ? Napi::Value(Napi::BigInt::New(info.Env(), found)) : info.Env().Undefined();
 }
 

@@ -154,7 +154,8 @@ Napi::Value team_wrap::barrier_try(const Napi::CallbackInfo& info) {
   team& joined = open(info.Env());
   const uint64_t target = joined.barrier_enter();
   const std::atomic_ref<uint64_t> word(*const_cast<uint64_t*>(joined.barrier_word()));
-  const bool passed = wait_inline(joined.context().policy(), joined.context().wake(), [&] { return word.load(std::memory_order_acquire) >= target; });
+  const auto there = [&] { return word.load(std::memory_order_acquire) >= target; };
+  const bool passed = wait_inline(joined.context().policy(), joined.context().wake(), there, nullptr, &joined.context().sleepers(), there);
   if (passed) joined.barrier_leave();
   return Napi::Boolean::New(info.Env(), passed);
 }

@@ -130,7 +130,8 @@ void engine::stop(bool orderly) {
   operations_.clear();
   std::atomic_ref<uint64_t>(ring_->ring.head).store(UINT64_MAX, std::memory_order_seq_cst);
   if (load_word(ring_->ring.completed) < taken) std::atomic_ref<uint64_t>(ring_->ring.completed).store(EP_PROXY_LOST, std::memory_order_seq_cst);
-  wake_waiters();
+  wake_notify(context_->wake()); // whatever they wait for
+  for (const sharer& one : sharers_) wake_notify(one.context->wake());
   sharers_.clear();
   context_.reset(); // whoever still looks at requests needs none of it
 }
@@ -384,8 +385,8 @@ bool engine::step() {
 
 // With the turn, or where nobody has it any more.
 void engine::wake_waiters() const {
-  wake_notify(context_->wake());
-  for (const sharer& one : sharers_) wake_notify(one.context->wake());
+  context_->wake_own();
+  for (const sharer& one : sharers_) one.context->wake_own();
 }
 
 void engine::run() {

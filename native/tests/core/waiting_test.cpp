@@ -36,8 +36,10 @@ struct fixture {
   ep_life_word life[3]{};
   ep_peer_view peers[3]{};
   wait_scope scope;
+  sleeper_list sleepers;
 
-  fixture() {
+  // `listed`: notifiers ask those who sleep what they wait for.
+  explicit fixture(bool listed = false) {
     for (int i = 0; i < 3; ++i) {
       life[i].state = EP_LIFE_ALIVE;
       peers[i].life = reinterpret_cast<uint64_t>(&life[i]);
@@ -49,10 +51,12 @@ struct fixture {
     scope.world_size = 3;
     scope.self = 0;
     scope.policy = {0, 0, 2 * ms};
+    if (listed) scope.sleepers = &sleepers;
   }
   void set(uint64_t value) {
     std::atomic_ref<uint64_t>(word).exchange(value, std::memory_order_seq_cst);
-    wake_notify(&wake);
+    if (scope.sleepers != nullptr) sleepers.notify(&wake);
+    else wake_notify(&wake);
   }
   void die(int rank, uint32_t state) { std::atomic_ref<uint32_t>(life[rank].state).store(state, std::memory_order_seq_cst); }
   wait_result until(uint64_t value, int32_t awaited = any_rank) { return wait_word(scope, &word, comparison::ge, value, awaited); }
@@ -121,9 +125,9 @@ void keeps_deadlines() {
 }
 
 // Two threads hand a word to and fro, each asleep until the other has written. A wake-up that is lost costs the whole slice.
-void loses_no_wake_up(int rounds) {
-  fixture there;
-  fixture back;
+void loses_no_wake_up(int rounds, bool listed) {
+  fixture there(listed);
+  fixture back(listed);
   for (fixture* f : {&there, &back}) f->scope.policy = {0, 0, slice_without_wake};
   int64_t longest = 0;
   std::thread other([&] {
@@ -146,15 +150,17 @@ void loses_no_wake_up(int rounds) {
   EP_CHECK_EQ(back.wake.waiters, 0u);
 }
 
-// Many sleep on one word for different values; every one is woken, and the count of waiters comes back to none.
-void wakes_all(int threads, int rounds) {
-  fixture f;
+// Many sleep on one word for different values; every one is woken, and the count of waiters comes back to none. Where notifiers ask, every second one has not said what it sleeps for.
+void wakes_all(int threads, int rounds, bool listed) {
+  fixture f(listed);
   f.scope.policy = {0, 0, slice_without_wake};
   std::atomic<int> done{0};
   std::vector<std::thread> waiting;
   for (int t = 0; t < threads; ++t) {
-    waiting.emplace_back([&] {
-      for (int i = 1; i <= rounds; ++i) EP_CHECK_EQ(f.until(static_cast<uint64_t>(i)).status, unsigned{EP_STATUS_OK});
+    waiting.emplace_back([&, t] {
+      wait_scope own = f.scope;
+      if (t % 2 == 1) own.sleepers = nullptr;
+      for (int i = 1; i <= rounds; ++i) EP_CHECK_EQ(wait_word(own, &f.word, comparison::ge, static_cast<uint64_t>(i), any_rank).status, unsigned{EP_STATUS_OK});
       done.fetch_add(1);
     });
   }
@@ -169,10 +175,51 @@ void wakes_all(int threads, int rounds) {
   EP_CHECK_EQ(f.wake.waiters, 0u);
 }
 
+// Who sleeps for something else is left asleep, unless somebody is there who has not said what for.
+void wakes_whom_it_concerns() {
+  fixture f(true);
+  f.scope.policy = {0, 0, slice_without_wake};
+  uint64_t elsewhere = 0;
+  const auto epoch = [&] { return std::atomic_ref<uint32_t>(f.wake.epoch).load(); };
+  const auto asleep = [&](uint32_t count) {
+    // Counted, and so far that a change in vain leaves all of them asleep.
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    for (;;) {
+      const uint32_t before = epoch();
+      std::atomic_ref<uint64_t>(elsewhere).fetch_add(1);
+      f.sleepers.notify(&f.wake);
+      if (std::atomic_ref<uint32_t>(f.wake.waiters).load() == count && epoch() == before) return true;
+      if (std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  const int64_t begin = clock_now_ns();
+  std::thread one([&] { EP_CHECK_EQ(f.until(1).status, unsigned{EP_STATUS_OK}); });
+  std::thread two([&] { EP_CHECK_EQ(f.until(2).status, unsigned{EP_STATUS_OK}); });
+  EP_CHECK(asleep(2));
+  std::thread unlisted([&] {
+    wait_scope own = f.scope;
+    own.sleepers = nullptr;
+    EP_CHECK_EQ(wait_word(own, &elsewhere, comparison::ge, uint64_t{1} << 32, any_rank).status, unsigned{EP_STATUS_OK});
+  });
+  while (std::atomic_ref<uint32_t>(f.wake.waiters).load() < 3) std::this_thread::yield();
+  std::atomic_ref<uint64_t>(elsewhere).store(uint64_t{1} << 32);
+  f.sleepers.notify(&f.wake);
+  unlisted.join();
+  EP_CHECK(asleep(2));
+  f.set(1);
+  one.join();
+  EP_CHECK(asleep(1));
+  f.set(2);
+  two.join();
+  EP_CHECK(clock_now_ns() - begin < slice_without_wake / 2);
+  EP_CHECK_EQ(f.wake.waiters, 0u);
+}
+
 // What a JS thread does: ends by the value also while it sleeps, and by its bound otherwise; leaves nobody waiting behind.
-void waits_inline(int rounds) {
+void waits_inline(int rounds, bool listed) {
   const wait_policy asleep{0, 0, 2 * ms, 1, slice_without_wake};
-  fixture f;
+  fixture f(listed);
   std::thread other([&] {
     for (int i = 1; i <= rounds; ++i) {
       while (std::atomic_ref<uint32_t>(f.wake.waiters).load() == 0 && i % 2 == 0) std::this_thread::yield(); // every second one is written to a sleeper
@@ -183,7 +230,8 @@ void waits_inline(int rounds) {
   int64_t longest = 0;
   for (int i = 1; i <= rounds; ++i) {
     const int64_t start = clock_now_ns();
-    EP_CHECK(wait_inline(asleep, &f.wake, [&] { return std::atomic_ref<uint64_t>(f.word).load() == static_cast<uint64_t>(i); }));
+    const auto there = [&] { return std::atomic_ref<uint64_t>(f.word).load() == static_cast<uint64_t>(i); };
+    EP_CHECK(listed ? wait_inline(asleep, &f.wake, there, nullptr, &f.sleepers, there) : wait_inline(asleep, &f.wake, there));
     longest = std::max(longest, clock_now_ns() - start);
     std::atomic_ref<uint64_t>(f.word).store(0);
   }
@@ -392,9 +440,12 @@ int main() {
       any_rank);
   goes_on_while([](fixture& f) { f.die(0, EP_LIFE_DEAD); }, any_rank);
   keeps_deadlines();
-  loses_no_wake_up(60'000);
-  wakes_all(4, 5'000);
-  waits_inline(5'000);
+  for (const bool listed : {false, true}) {
+    loses_no_wake_up(60'000, listed);
+    wakes_all(4, 5'000, listed);
+    waits_inline(5'000, listed);
+  }
+  wakes_whom_it_concerns();
   looks_in_vain_give_way_to_sleep();
   sees_a_thread_die();
   watches();
