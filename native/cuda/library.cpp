@@ -64,6 +64,11 @@ int device_facts(int device, ep_cuda_facts* facts) {
   return 0;
 }
 
+int peer_access(int device, int peer, int* reaches) {
+  *reaches = 0;
+  return device == peer ? cudaSuccess : cudaDeviceCanAccessPeer(reaches, device, peer);
+}
+
 int memory_allocate(int device, uint64_t bytes, uint64_t* address) {
   return on(device, [&]() -> int {
     void* made = nullptr;
@@ -315,7 +320,8 @@ constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  moe_release,
                                  group_call,
                                  device_use,
-                                 stream_handle};
+                                 stream_handle,
+                                 peer_access};
 
 } // namespace
 

@@ -1,5 +1,5 @@
 /* What a build for GPUs offers to the addon, as one table of C functions: libep_cuda.so, opened by name where it is, so that nothing of CUDA is linked into the
- * addon. The host build of the same kernels (tests/cuda/host_device.cpp) fills the table, too: tests run every layer above it without a GPU.
+ * addon. The host build of the same kernels (dl/shim/host_device.cpp) fills the table, too: tests run every layer above it without a GPU.
  *
  * Functions return a CUDA error number, 0 for success; `error_text` explains it. None waits for a kernel unless it says so. Addresses are of memory that kernels
  * reach; streams, events and graphs are opaque. All may be called from any thread. */
@@ -13,7 +13,7 @@
 #include "ep/abi/group.h"
 #include "ep/abi/moe.h"
 
-#define EP_CUDA_TABLE_VERSION 9u
+#define EP_CUDA_TABLE_VERSION 10u
 #define EP_CUDA_TABLE_SYMBOL "ep_cuda_table_of"
 
 #define EP_CUDA_IPC_BYTES 64u
@@ -111,6 +111,9 @@ typedef struct ep_cuda_table {
   /* For libraries of CUDA that a thread calls with a stream of ours: the device of the calling thread, and the stream as they take it. */
   int (*device_use)(int device);
   void* (*stream_handle)(void* stream);
+
+  /* Whether kernels and copies of a device reach memory of another one. Makes no context. */
+  int (*peer_access)(int device, int peer, int* reaches);
 } ep_cuda_table;
 
 /* The one exported symbol. Null where the library cannot serve this version; never fails for want of a GPU. */

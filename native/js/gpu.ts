@@ -34,6 +34,8 @@ export interface GpuFacts {
   readonly hostAtomics: boolean;
   /** Compute mode: one process at a time. */
   readonly exclusive: boolean;
+  /** Ordinals of other GPUs whose memory its kernels reach (peer access). */
+  readonly peers: readonly number[];
   /** Why the GPU cannot be used; then it has none of the facts above. */
   readonly unusable?: string;
 }

@@ -114,6 +114,9 @@ Napi::Value gpu_library_wrap::devices(const Napi::CallbackInfo& info) {
     flag("gpudirect", facts.dmabuf);
     flag("hostAtomics", facts.host_atomics);
     flag("exclusive", facts.exclusive);
+    auto peers = Napi::Array::New(env);
+    for (const int peer : native->peers(device)) peers[peers.Length()] = Napi::Number::New(env, peer);
+    one["peers"] = peers;
     all[static_cast<uint32_t>(device)] = one;
   }
   return all;

@@ -19,6 +19,24 @@ failure library::error(int number, const std::string& what) const {
           what + ": " + (text == nullptr ? "no text" : text) + " (CUDA error " + std::to_string(number) + ")"};
 }
 
+std::vector<int> library::peers(int device) const {
+  std::vector<int> found;
+  for (int peer = 0; peer < devices_; ++peer) {
+    int reaches = 0;
+    if (peer != device && table_->peer_access(device, peer, &reaches) == 0 && reaches != 0) found.push_back(peer);
+  }
+  return found;
+}
+
+bool library::reaches(int device, const std::string& pci) const {
+  for (int peer = 0; peer < devices_; ++peer) {
+    if (pci_[static_cast<size_t>(peer)] != pci || peer == device) continue;
+    int reached = 0;
+    return table_->peer_access(device, peer, &reached) == 0 && reached != 0;
+  }
+  return true;
+}
+
 result<library_ref> library::open(const std::string& path) {
   // Leaked on purpose: worker threads may still hold libraries while static destructors run.
   static auto* mutex = new std::mutex;
@@ -42,6 +60,11 @@ result<library_ref> library::open(const std::string& path) {
   if (const int error = table->device_count(&devices); error != 0) return made->error(error, "looking for GPUs");
   if (devices == 0) return failure{EP_STATUS_SYSTEM, ENODEV, "the driver finds no GPU"};
   made->devices_ = devices;
+  // Here, once: asking for all facts of a device takes milliseconds.
+  for (int device = 0; device < devices; ++device) {
+    ep_cuda_facts facts{};
+    made->pci_.emplace_back(table->device_facts(device, &facts) == 0 ? facts.pci : "");
+  }
   (*opened)[path] = made;
   return library_ref(made);
 }

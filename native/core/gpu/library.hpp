@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cuda/table.h"
 #include "dl/library.hpp"
@@ -20,12 +21,17 @@ class library {
   int device_count() const { return devices_; }
   // "cudaMalloc of 64 bytes on GPU 0: out of memory (CUDA error 2)"; a lack of memory is EP_STATUS_MEMORY_LIMIT.
   failure error(int number, const std::string& what) const;
+  // Other devices whose memory kernels of this one reach. Makes no context.
+  std::vector<int> peers(int device) const;
+  // As peers(), of a device by its PCI address. True of one that this process does not see: what maps its memory will tell.
+  bool reaches(int device, const std::string& pci) const;
 
  private:
   library() = default;
   std::shared_ptr<dl::library> file_;
   const ep_cuda_table* table_ = nullptr;
   int devices_ = 0;
+  std::vector<std::string> pci_; // by device; empty where it could not be looked at
 };
 
 using library_ref = std::shared_ptr<const library>;

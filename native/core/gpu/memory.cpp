@@ -30,6 +30,11 @@ memory_registry& registry() {
   return *made;
 }
 
+std::string pci_of(const ep_gpu_memory_handle& handle) {
+  const auto* text = reinterpret_cast<const char*>(handle.pci);
+  return std::string(text, strnlen(text, sizeof handle.pci));
+}
+
 } // namespace
 
 result<nothing> copy_now(const library_ref& of, int device, uint64_t to, uint64_t from, uint64_t bytes, const char* what) {
@@ -156,6 +161,11 @@ result<nothing> symmetric_memory::connect(const std::vector<ep_gpu_memory_handle
       ++here;
     } else {
       if (handle.shareable == 0) return failure{EP_STATUS_INVALID, EOPNOTSUPP, who + " is another process, and its GPU exports no memory (CUDA IPC): run its ranks as threads"};
+      if (!same_device && !of_->reaches(device(), pci_of(handle))) {
+        return failure{EP_STATUS_INVALID, EOPNOTSUPP,
+                       who + " has its memory on the GPU at " + pci_of(handle) + ", which GPU " + std::to_string(device()) + " at " + pci_of(handle_) +
+                           " does not reach: no peer access between the two (nvidia-smi topo -p2p r); choose GPUs that reach each other, or one for all ranks"};
+      }
       auto opened = imported_block::import(of_, device(), handle, who);
       if (!opened.ok()) return opened.why();
       address = opened.value()->address();

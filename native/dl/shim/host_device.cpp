@@ -2,16 +2,12 @@
 // table; no part of what is installed. Its device says what it is ("runs_on": "host threads").
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <cstdio>
@@ -30,8 +26,12 @@
 #include "ep/device/group_call.h"
 #include "ep/device/ibgda_endpoint.h"
 #include "ep/device/moe_launch.h"
+#include "host_device_context.hpp"
+#include "host_device_stream.hpp"
 
 namespace {
+
+using namespace ep::shim;
 
 // CUDA's numbers.
 constexpr int ok = 0;
@@ -40,57 +40,15 @@ constexpr int no_memory = 2;
 constexpr int invalid_configuration = 9;
 constexpr int invalid_device_pointer = 17;
 constexpr int invalid_device = 101;
+constexpr int no_peer_access = 217;
 constexpr int not_supported = 801;
 constexpr int capture_unsupported = 900;
 
 constexpr uint32_t most_blocks = 32;
-
-// As on a GPU: peers never sleep, so nobody is woken; and of ranks that are gone a kernel knows what the host has told it (ep_cuda_launch.lost).
-struct device_context : ep::fast_context {
-  static constexpr bool outlives_ranks = true;
-  const uint32_t* lost;
-
-  void wake(uint64_t) const {}
-  uint32_t lost_as(int32_t rank) const {
-    return lost == nullptr || rank < 0 ? EP_STATUS_OK : std::atomic_ref<uint32_t>(const_cast<uint32_t*>(lost)[rank]).load(std::memory_order_acquire);
-  }
-  template <class Look> bool wait_within(const ep::wait_scope& waits, const Look& look, uint64_t expected, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
-    uint32_t how = EP_STATUS_OK;
-    bool came = false;
-    const auto either = [&](uint64_t* found) {
-      how = lost_as(rank); // first: the value may have come just before the end
-      came = look(found);
-      return came || how != EP_STATUS_OK;
-    };
-    ep::wait_result result = ep::wait_until(waits, ep::wait_look_of(either), rank);
-    if (came) return true;
-    if (result.status == EP_STATUS_OK) result.status = how;
-    ep::kernel_status_fail(status, result, stage, expected);
-    return false;
-  }
-  template <class Look> bool wait_for(const Look& look, uint64_t expected, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
-    return wait_within(environment.waits, look, expected, rank, stage, status);
-  }
-  static auto reaching(const uint64_t* word, ep::comparison how, uint64_t value) {
-    return [=](uint64_t* found) {
-      *found = std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
-      return ep::comparison_holds(how, *found, value);
-    };
-  }
-  bool wait(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
-    return wait_for(reaching(word, ep::comparison::ge, value), value, rank, stage, status);
-  }
-  bool wait_equal(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
-    return wait_for(reaching(word, ep::comparison::eq, value), value, rank, stage, status);
-  }
-  bool wait_by(const uint64_t* word, uint64_t value, uint64_t by_ns, int32_t rank, uint32_t stage, ep_kernel_status* status) const {
-    ep::wait_scope waits = environment.waits;
-    waits.deadline_ns = std::min(waits.deadline_ns, static_cast<int64_t>(by_ns));
-    return wait_within(waits, reaching(word, ep::comparison::ge, value), value, rank, stage, status);
-  }
-};
+constexpr int most_devices = 8;
 
 struct place {
+  int device;
   uint64_t bytes;
   uint64_t mapped; // of device memory: a file that other processes map, and a page behind it that nobody may touch
   int file;
@@ -106,91 +64,6 @@ all_memory& memory() {
   return *made;
 }
 
-class queue;
-// All streams: freeing waits for them, as it does for a device.
-struct all_queues {
-  std::mutex mutex;
-  std::vector<queue*> queues;
-};
-all_queues& queues() {
-  static auto* made = new all_queues;
-  return *made;
-}
-void finish_all();
-
-using task = std::function<void()>;
-
-struct recorded {
-  std::mutex mutex;
-  std::condition_variable changed;
-  uint64_t records = 0; // how often it was recorded, and up to which of these the streams have come
-  uint64_t reached = 0;
-  std::chrono::steady_clock::time_point when{};
-};
-
-class queue {
- public:
-  queue() : thread_([this] { run(); }) {}
-  ~queue() {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  void add(task next) {
-    {
-      const std::lock_guard lock(mutex_);
-      tasks_.push_back(std::move(next));
-    }
-    changed_.notify_all();
-  }
-  void finish() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return tasks_.empty() && !busy_; });
-  }
-  // Only the thread that launches touches it.
-  std::unique_ptr<std::vector<task>> captured;
-
- private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
-      if (tasks_.empty()) return;
-      const task next = std::move(tasks_.front());
-      tasks_.pop_front();
-      busy_ = true;
-      lock.unlock();
-      next();
-      lock.lock();
-      busy_ = false;
-      changed_.notify_all();
-    }
-  }
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<task> tasks_;
-  bool stopping_ = false;
-  bool busy_ = false;
-  std::thread thread_;
-};
-
-void finish_all() {
-  const std::lock_guard lock(queues().mutex);
-  for (queue* each : queues().queues) each->finish();
-}
-
-queue& queue_at(void* stream) { return *static_cast<queue*>(stream); }
-
-int put_on(void* stream, task next) {
-  queue& on = queue_at(stream);
-  if (on.captured) on.captured->push_back(std::move(next));
-  else on.add(std::move(next));
-  return ok;
-}
-
 const char* error_text(int error) {
   switch (error) {
     case ok: return "no error";
@@ -198,23 +71,35 @@ const char* error_text(int error) {
     case invalid_configuration: return "invalid configuration argument";
     case invalid_device_pointer: return "invalid device pointer";
     case invalid_device: return "invalid device ordinal";
+    case no_peer_access: return "peer access is not supported between these two devices";
     case not_supported: return "operation not supported";
     case capture_unsupported: return "operation not permitted when stream is capturing";
     default: return "invalid argument";
   }
 }
 
-// More than the one that works, for tests.
+// EP_CUDA_HOST_DEVICES: how many there are, 1 unless it says more. With EP_CUDA_HOST_BROKEN_DEVICE one more that fails.
+int working_devices() {
+  const char* wanted = std::getenv("EP_CUDA_HOST_DEVICES");
+  return wanted == nullptr ? 1 : std::clamp(std::atoi(wanted), 1, most_devices);
+}
+bool works(int device) { return device >= 0 && device < working_devices(); }
 int device_count(int* count) {
-  *count = std::getenv("EP_CUDA_HOST_BROKEN_DEVICE") == nullptr ? 1 : 2;
+  *count = working_devices() + (std::getenv("EP_CUDA_HOST_BROKEN_DEVICE") == nullptr ? 0 : 1);
+  return ok;
+}
+// EP_CUDA_HOST_NO_PEERS: none reaches memory of another.
+int peer_access(int device, int peer, int* reaches) {
+  if (!works(device) || !works(peer)) return invalid_device;
+  *reaches = device != peer && std::getenv("EP_CUDA_HOST_NO_PEERS") == nullptr ? 1 : 0;
   return ok;
 }
 
 int device_facts(int device, ep_cuda_facts* facts) {
-  if (device != 0) return invalid_device;
+  if (!works(device)) return invalid_device;
   *facts = {};
   std::snprintf(facts->name, sizeof facts->name, "kernels on host threads (for tests)");
-  std::snprintf(facts->pci, sizeof facts->pci, "0000:00:00.0");
+  std::snprintf(facts->pci, sizeof facts->pci, "0000:%02x:00.0", static_cast<unsigned>(device));
   std::snprintf(facts->runs_on, sizeof facts->runs_on, "host threads");
   facts->memory_bytes = uint64_t{1} << 30;
   facts->multiprocessors = static_cast<int32_t>(most_blocks);
@@ -241,7 +126,7 @@ void* map_file(int file, uint64_t bytes) {
 }
 
 int memory_allocate(int device, uint64_t bytes, uint64_t* address) {
-  if (device != 0) return invalid_device;
+  if (!works(device)) return invalid_device;
   if (bytes > (uint64_t{1} << 30)) return no_memory;
   const int file = memfd_create("ep-host-device", MFD_CLOEXEC);
   if (file < 0) return no_memory;
@@ -252,11 +137,11 @@ int memory_allocate(int device, uint64_t bytes, uint64_t* address) {
   }
   *address = reinterpret_cast<uint64_t>(made);
   const std::lock_guard lock(memory().mutex);
-  memory().blocks[*address] = {bytes, pages(bytes) + pages(1), file, false, false};
+  memory().blocks[*address] = {device, bytes, pages(bytes) + pages(1), file, false, false};
   return ok;
 }
 int pinned_allocate(int device, uint64_t bytes, uint64_t* address) {
-  if (device != 0) return invalid_device;
+  if (!works(device)) return invalid_device;
   if (bytes > (uint64_t{1} << 30)) return no_memory;
   const uint64_t whole = (bytes + 511) / 256 * 256;
   void* made = std::aligned_alloc(256, whole);
@@ -264,7 +149,7 @@ int pinned_allocate(int device, uint64_t bytes, uint64_t* address) {
   std::memset(made, 0, whole);
   *address = reinterpret_cast<uint64_t>(made);
   const std::lock_guard lock(memory().mutex);
-  memory().blocks[*address] = {bytes, 0, -1, true, false};
+  memory().blocks[*address] = {device, bytes, 0, -1, true, false};
   return ok;
 }
 
@@ -295,24 +180,28 @@ int block_free(int, uint64_t address) { return block_drop(address, false); }
 struct exported {
   int32_t pid;
   int32_t file;
+  int32_t device;
   uint64_t bytes;
 };
 static_assert(sizeof(exported) <= EP_CUDA_IPC_BYTES);
 
 int memory_export(int device, uint64_t address, uint8_t handle[EP_CUDA_IPC_BYTES]) {
-  if (device != 0) return invalid_device;
+  if (!works(device)) return invalid_device;
   const std::lock_guard lock(memory().mutex);
   const auto found = memory().blocks.find(address);
   if (found == memory().blocks.end() || found->second.file < 0) return invalid_value;
-  const exported made{static_cast<int32_t>(getpid()), found->second.file, found->second.bytes};
+  const exported made{static_cast<int32_t>(getpid()), found->second.file, found->second.device, found->second.bytes};
   std::memset(handle, 0, EP_CUDA_IPC_BYTES);
   std::memcpy(handle, &made, sizeof made);
   return ok;
 }
 int memory_import(int device, const uint8_t handle[EP_CUDA_IPC_BYTES], uint64_t* address) {
-  if (device != 0) return invalid_device;
+  if (!works(device)) return invalid_device;
   exported from{};
   std::memcpy(&from, handle, sizeof from);
+  int reaches = 1;
+  if (from.device != device) peer_access(device, from.device, &reaches);
+  if (reaches == 0) return no_peer_access;
   const std::string path = "/proc/" + std::to_string(from.pid) + "/fd/" + std::to_string(from.file);
   const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) return invalid_value;
@@ -321,23 +210,23 @@ int memory_import(int device, const uint8_t handle[EP_CUDA_IPC_BYTES], uint64_t*
   if (made == nullptr) return no_memory;
   *address = reinterpret_cast<uint64_t>(made);
   const std::lock_guard lock(memory().mutex);
-  memory().blocks[*address] = {from.bytes, pages(from.bytes) + pages(1), -1, false, true};
+  memory().blocks[*address] = {device, from.bytes, pages(from.bytes) + pages(1), -1, false, true};
   return ok;
 }
 int memory_unmap(int, uint64_t address) { return block_drop(address, true); }
 int memory_find(int device, uint64_t address, uint64_t* end) {
-  if (device != 0) return invalid_device;
+  if (!works(device)) return invalid_device;
   const std::lock_guard lock(memory().mutex);
   auto after = memory().blocks.upper_bound(address);
   if (after == memory().blocks.begin()) return invalid_device_pointer;
   --after;
-  if (after->second.pinned || address >= after->first + after->second.bytes) return invalid_device_pointer;
+  if (after->second.pinned || after->second.device != device || address >= after->first + after->second.bytes) return invalid_device_pointer;
   *end = after->first + after->second.bytes;
   return ok;
 }
 
 int stream_create(int device, int, void** stream) {
-  if (device != 0) return invalid_device;
+  if (!works(device)) return invalid_device;
   auto* made = new queue;
   const std::lock_guard lock(queues().mutex);
   queues().queues.push_back(made);
@@ -360,7 +249,7 @@ int stream_destroy(void* stream) {
 
 // EP_CUDA_HOST_REFUSED_EVENTS: while it is set no event can be made, for tests.
 int event_create(int device, int, void** event) {
-  if (device != 0) return invalid_device;
+  if (!works(device)) return invalid_device;
   if (std::getenv("EP_CUDA_HOST_REFUSED_EVENTS") != nullptr) return no_memory;
   *event = new std::shared_ptr<recorded>(std::make_shared<recorded>());
   return ok;
@@ -439,7 +328,7 @@ int graph_destroy(void* graph) {
 }
 
 int resident(int device, uint32_t, uint32_t lanes, uint32_t* blocks) {
-  if (device != 0) return invalid_device;
+  if (!works(device)) return invalid_device;
   if (lanes == 0 || lanes > 1024) return invalid_configuration;
   *blocks = most_blocks;
   return ok;
@@ -562,7 +451,7 @@ int group_call(const ep_cuda_launch* how, const ep_group_args* args) {
   return launched(*how, [args = *args](device_context& ctx) { ep::group_call(ctx, ep::load_store_endpoint{args.memory}, args); });
 }
 
-int device_use(int device) { return device == 0 ? ok : invalid_device; }
+int device_use(int device) { return works(device) ? ok : invalid_device; }
 void* stream_handle(void* stream) { return stream; }
 
 constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
@@ -609,7 +498,8 @@ constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  moe_release,
                                  group_call,
                                  device_use,
-                                 stream_handle};
+                                 stream_handle,
+                                 peer_access};
 
 } // namespace
 

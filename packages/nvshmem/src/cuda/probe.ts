@@ -17,7 +17,10 @@ export async function probeCuda(): Promise<Probe> {
     return {
       available: true,
       capabilities: cudaCapabilities(),
-      devices: devices.map(({ name, ...facts }) => ({ name, detail: { ...facts, library: path } })),
+      devices: devices.map(({ name, peers, ...facts }) => ({
+        name,
+        detail: { ...facts, peers: peers.join(' '), library: path },
+      })),
     };
   } catch (error) {
     const known = isEpError(error) ? error : new EpError('EP_SYSTEM', String(error), { cause: error });
