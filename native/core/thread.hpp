@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <pthread.h>
+#include <sys/prctl.h>
 
 #include "status.hpp"
 
@@ -28,5 +29,8 @@ template <size_t length, class Body> result<std::thread> thread_start(const char
     return failure_errno("pthread_create", ENOMEM, about);
   }
 }
+
+// For a thread that sleeps microseconds at a time: Linux may let it sleep 50 us longer than it asked for, unless it says so.
+inline void thread_sleeps_exactly() { prctl(PR_SET_TIMERSLACK, 1'000UL, 0, 0, 0); }
 
 } // namespace ep

@@ -12,6 +12,8 @@ namespace {
 
 constexpr auto shortest_pause = std::chrono::microseconds(20);
 constexpr auto longest_pause = std::chrono::microseconds(500);
+// So long a wait for NCCL looks without sleeping: NCCL puts a call on its stream within some tens of microseconds, and a thread that slept comes back later than that.
+constexpr int64_t eager_ns = 300'000;
 
 std::optional<dl::nccl_type> type_of(element_type element) {
   switch (element) {
@@ -144,8 +146,12 @@ result<nothing> nccl_communicator::launch(const stream& on, nccl_call call, cons
     if (!failed_.empty()) return failure{EP_STATUS_CLOSED, 0, failed_};
     if (!ready_ || stopping_ || ending_.operation != 0) return failure{EP_STATUS_CLOSED, 0, "the communicator is not open"};
     jobs_.push_back({std::move(call), after.value(), done.value(), slot, std::move(keep), deadline_ns, taken});
-    changed_.notify_all();
-    const auto over = [&] { return taken->load(std::memory_order_acquire) != pending; };
+  }
+  changed_.notify_all();
+  const auto over = [&] { return taken->load(std::memory_order_acquire) != pending; };
+  for (const int64_t until = clock_now_ns() + eager_ns; !over() && clock_now_ns() < until;) std::this_thread::yield();
+  if (!over()) {
+    std::unique_lock lock(mutex_);
     // A driver that does not come back must not keep the caller for ever.
     constexpr int64_t patience_ns = 5'000'000'000;
     while (!over() && (deadline_ns == no_deadline || clock_now_ns() < deadline_ns + patience_ns)) taken_.wait_for(lock, std::chrono::milliseconds(100), over);
@@ -243,8 +249,12 @@ uint32_t nccl_communicator::look() {
 bool nccl_communicator::settled(dl::nccl_result begun, const char* what, int64_t deadline_ns) {
   dl::nccl_result state = begun;
   auto pause = shortest_pause;
+  const int64_t eager_until = std::min(clock_now_ns() + eager_ns, deadline_ns);
   while (state == dl::nccl_in_progress) {
-    const uint32_t why = clock_now_ns() >= deadline_ns ? uint32_t{EP_STATUS_TIMEOUT} : look();
+    const int64_t now = clock_now_ns();
+    const bool eager = now < eager_until;
+    // HAZARD: not in the eager looks: it asks the driver for events, whose lock NCCL's own launch needs.
+    const uint32_t why = eager ? uint32_t{EP_STATUS_OK} : now >= deadline_ns ? uint32_t{EP_STATUS_TIMEOUT} : look();
     if (why != EP_STATUS_OK) {
       fail(why, "a call was given up");
       return false;
@@ -253,6 +263,10 @@ bool nccl_communicator::settled(dl::nccl_result begun, const char* what, int64_t
     state = nccl_->ncclCommGetAsyncError(comm_, &found);
     if (state == dl::nccl_success) state = found;
     if (state != dl::nccl_in_progress) break;
+    if (eager) {
+      std::this_thread::yield();
+      continue;
+    }
     std::this_thread::sleep_for(pause);
     pause = std::min<std::chrono::microseconds>(2 * pause, longest_pause);
   }
@@ -361,6 +375,7 @@ void nccl_communicator::give_back(bool orderly, int64_t deadline_ns) {
 }
 
 void nccl_communicator::run() {
+  thread_sleeps_exactly();
   of_->table().device_use(device_);
   request how;
   {

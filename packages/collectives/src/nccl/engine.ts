@@ -300,11 +300,9 @@ export class NcclEngine extends Resource implements GroupEngine {
     throw error;
   }
 
+  /** The timer stays: a small call is over long before it is due, and the next one needs it again. */
   #over(one: Underway): void {
     this.#underway.delete(one);
-    if (this.#underway.size > 0) return;
-    clearInterval(this.#looking);
-    this.#looking = undefined;
   }
 
   #lost(): number[] {
@@ -313,6 +311,11 @@ export class NcclEngine extends Resource implements GroupEngine {
 
   /** NCCL goes on waiting for a rank that died. */
   #look(): void {
+    if (this.#underway.size === 0) {
+      clearInterval(this.#looking);
+      this.#looking = undefined;
+      return;
+    }
     const lost = this.#lost();
     if (lost.length > 0) this.#cutAll(new EpError('EP_PEER_LOST', `${formatRanks(lost)} died or closed the group`));
   }
