@@ -117,7 +117,7 @@ describe('ep demo moe', () => {
           stagedBytes: 0,
           losses: [],
         },
-        gpu: 'kernels on host threads (for tests)',
+        gpus: [{ gpu: 0, name: 'kernels on host threads (for tests)', ranks: [0, 1] }],
       });
     },
   );
@@ -228,6 +228,7 @@ it('a job arrives at the ranks as it was written', () => {
     mode: 'high-throughput',
     dtype: 'fp8',
     device: 'host',
+    gpus: [],
     transport: 'shm',
     map,
     batch: 2,
@@ -264,6 +265,7 @@ describe('the verdict', () => {
     mode: 'low-latency',
     dtype: 'bf16',
     device: 'host',
+    gpus: [],
     transport: 'shm',
     documents: 1,
     tokens: 1,

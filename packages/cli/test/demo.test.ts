@@ -420,7 +420,15 @@ it('a job arrives at the ranks as it was written', () => {
     rowBytesKv: 4,
   });
   const documents = [Int32Array.of(1, 2), Int32Array.of()];
-  const job = { dtype: 'f32', seed: 7, device: 'host', transport: 'ibgda', plan: planned, documents } as const;
+  const job = {
+    dtype: 'f32',
+    seed: 7,
+    device: 'host',
+    gpus: [],
+    transport: 'ibgda',
+    plan: planned,
+    documents,
+  } as const;
   const path = join(folder, 'job.json');
   writeJob(path, job);
   expect(readJob(path)).toEqual(job);

@@ -12,6 +12,7 @@ import {
   readTensor,
   writeTensor,
 } from '@ep/cuda-kernels';
+import { gpuOfRank, ranksOfGpu } from '../demo/devices.js';
 import { movingShare } from '../demo/ping-pong-machine.js';
 import type { CudaDemoTransport } from '../demo/transports.js';
 import { CudaTurns, type TurnsHalf } from './cuda-turns.js';
@@ -46,6 +47,8 @@ interface CudaExchangeInit {
   readonly experts: CudaExperts | undefined;
   readonly hidden: number;
   readonly maxTokens: number;
+  /** Those that ranks take in turn. */
+  readonly gpus: readonly number[];
 }
 
 export class CudaExchange implements Exchange {
@@ -71,25 +74,28 @@ export class CudaExchange implements Exchange {
   static async open(
     transport: CudaDemoTransport,
     options: Omit<DeviceMoeOptions, 'stream' | 'calls'>,
-    model: MoeModel,
-    inTurns: boolean,
+    { model, gpus, inTurns }: { readonly model: MoeModel; readonly gpus: readonly number[]; readonly inTurns: boolean },
   ): Promise<CudaExchange> {
     const device = new CudaDevice(transport.deviceIndex);
     // In turns, what travels comes first where both could start, and leaves most of the GPU to the experts.
     const transfer = device.stream({ highPriority: inTurns });
-    const share = inTurns ? movingShare(transport.worldSize) : {};
+    const share = inTurns ? movingShare(ranksOfGpu(gpus, transport.worldSize)) : {};
     const buffer = await openDeviceMoeBuffer(transport, { ...options, ...share, stream: transfer, calls: CALLS });
     const { map, rank } = buffer;
     const local = map.expert.subarray(map.rankOffsets[rank]!, map.rankOffsets[rank + 1]!);
     const experts = local.length === 0 ? undefined : device.experts(await placeWeights(device, model, local));
     const { hidden, maxTokens } = options;
     const made = new CudaExchange({
-      ...{ device, buffer, transfer, stream: device.stream(), experts, hidden, maxTokens },
+      ...{ device, buffer, transfer, stream: device.stream(), experts, hidden, maxTokens, gpus },
       barrier: () => transport.barrier(),
     });
     // Whoever is ahead would send while others still allocate.
     await transport.barrier();
     return made;
+  }
+
+  get gpu(): number {
+    return this.#init.device.index;
   }
 
   get activeRanks(): Uint8Array {
@@ -101,7 +107,11 @@ export class CudaExchange implements Exchange {
   }
 
   routes(): readonly string[] {
-    return ['rank 0 by memory of one GPU'];
+    const { buffer, gpus } = this.#init;
+    return Array.from({ length: buffer.map.worldSize }, (_, rank) => {
+      const gpu = gpuOfRank(gpus, rank);
+      return `rank ${rank} by ${gpu === this.gpu ? 'memory of its own GPU' : `mapped memory of cuda:${gpu}`}`;
+    });
   }
 
   async dispatch(rows: Uint16Array, topkIdx: Int32Array): Promise<Arrived> {

@@ -43,6 +43,8 @@ export interface Combined {
 }
 
 export interface Exchange {
+  /** Ordinal of this rank's GPU; absent where rows are in memory of the host. */
+  readonly gpu?: number;
   readonly activeRanks: Uint8Array;
   readonly losses: ReadonlyMap<number, MoeLoss>;
   /** How each rank is reached. */

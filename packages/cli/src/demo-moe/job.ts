@@ -11,6 +11,8 @@ export interface MoeJob {
   readonly mode: MoeForm['mode'];
   readonly dtype: MoeDemoDType;
   readonly device: DemoDevice;
+  /** Those that ranks take in turn; none on the host. */
+  readonly gpus: readonly number[];
   readonly transport: DemoTransportName;
   readonly map: ExpertMap;
   /** Tokens of a rank in one step. */

@@ -1,6 +1,7 @@
 /** What `ep demo moe` found, as data and as text. */
 import type { MoeForm } from '@ep/plan/moe';
 import pc from 'picocolors';
+import { type GpuShare, placementFacts } from '../demo/devices.js';
 import type { RankMode } from '../demo/ranks.js';
 import type { TurnsReport } from '../demo/report.js';
 import type { DemoDevice } from '../demo/transports.js';
@@ -28,9 +29,10 @@ export interface MoeDemoReport {
   readonly rankMode: RankMode;
   readonly mode: MoeForm['mode'];
   readonly dtype: MoeDemoDType;
-  /** Where rows lay, what carried them and where experts computed; of a GPU also its name. */
+  /** Where rows lay, what carried them and where experts computed. */
   readonly device: DemoDevice;
-  readonly gpu?: string;
+  /** GPUs with their ranks; none on the host. */
+  readonly gpus: readonly GpuShare[];
   readonly transport: string;
   readonly documents: number;
   readonly tokens: number;
@@ -125,9 +127,8 @@ export function moeReportText(report: MoeDemoReport): string {
       'experts',
       `${report.experts}, top-${report.topK}, ${report.replicas} replicas; Gini of their load ${report.gini.toFixed(3)}`,
     ],
-    ...(report.gpu === undefined
-      ? []
-      : [['kernels on', `${report.gpu}, ranks as its streams; experts compute there, too`]]),
+    ...placementFacts(report.gpus, report.rankMode),
+    ...(report.gpus.length === 0 ? [] : [['experts on', 'the GPUs of their ranks']]),
     [
       'ranks',
       `${report.ranks} ${report.rankMode} over ${report.transport}, ${report.mode}, ${report.dtype}; ${report.routes.join(', ')}`,

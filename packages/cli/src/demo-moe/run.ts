@@ -12,6 +12,7 @@ import {
   routingOfRanks,
   spreadExperts,
 } from '@ep/plan/moe';
+import { sharesOf } from '../demo/devices.js';
 import { collectDocuments, findRoot, type Selection, selectDocuments } from '../demo/documents.js';
 import { type RankMode, runRanks } from '../demo/ranks.js';
 import { turnsOf } from '../demo/report.js';
@@ -32,7 +33,8 @@ export interface MoeDemoOptions {
   readonly mode: MoeForm['mode'];
   readonly seed: number;
   readonly device: DemoDevice;
-  readonly gpu?: string;
+  /** Those that ranks take in turn; none on the host. */
+  readonly gpus: readonly number[];
   readonly transport: DemoTransportName;
   readonly from?: string;
   readonly svg?: string;
@@ -131,6 +133,7 @@ export async function runMoeDemo(
     mode,
     dtype,
     device,
+    gpus: options.gpus,
     transport,
     map: balanced.map,
     batch,
@@ -181,7 +184,7 @@ export async function runMoeDemo(
     mode,
     dtype,
     device,
-    ...(options.gpu === undefined ? {} : { gpu: options.gpu }),
+    gpus: sharesOf(options.gpus, ranks, results),
     transport: device === 'cuda' ? 'cuda' : transport,
     documents: documents.length,
     tokens: routing.whole.topkIdx.length / topK,

@@ -25,6 +25,8 @@ export type MoePhase = (typeof MOE_PHASES)[number];
 
 export interface MoeRankResult {
   readonly rank: number;
+  /** Ordinal of its GPU; absent on the host. */
+  readonly gpu?: number;
   readonly milliseconds: Readonly<Record<MoePhase, number>>;
   /** Within `steps`. */
   readonly expertMs: number;
@@ -91,6 +93,7 @@ export async function runMoeRank(
     const { expertMs, expertRows, stagedBytes } = run;
     return {
       ...{ rank, milliseconds, expertMs, compared, expertRows, droppedChoices, stagedBytes, losses, routes },
+      ...(exchange.gpu !== undefined && { gpu: exchange.gpu }),
       ...turns,
     };
   } finally {
@@ -127,8 +130,8 @@ async function openExchange(
     return open(await rejoinDemoTransport(job.transport, member), (transport) => HostExchange.join(transport, options));
   }
   return job.device === 'cuda'
-    ? open(await openCudaDemoTransport(member), (transport) =>
-        CudaExchange.open(transport, options, model, job.turns !== undefined),
+    ? open(await openCudaDemoTransport(member, job.gpus), (transport) =>
+        CudaExchange.open(transport, options, { model, gpus: job.gpus, inTurns: job.turns !== undefined }),
       )
     : open(await openDemoTransport(job.transport, member), (transport) => HostExchange.open(transport, options));
 }

@@ -1,7 +1,7 @@
 /** `ep demo`: the main jobs on real text. */
 
 import { invalid } from '@ep/core';
-import { type AttentionDType, cudaDevices } from '@ep/cuda-kernels';
+import type { AttentionDType } from '@ep/cuda-kernels';
 import { explain } from '@ep/plan';
 import type { MoeForm } from '@ep/plan/moe';
 import { Argument, Command, Option } from 'commander';
@@ -15,6 +15,7 @@ import { integerOption } from '../options.js';
 import { drawPlan } from '../picture/draw.js';
 import { writePicture } from '../plan/command.js';
 import { evenBudgets, type PlannedStep, planStep } from '../plan/plan-step.js';
+import { type DeviceChoice, deviceHelp, deviceOption, type Placement, placeRanks, sharesOf } from './devices.js';
 import {
   collectDocuments,
   type DemoDocument,
@@ -27,7 +28,7 @@ import {
 } from './documents.js';
 import { demoShape } from './inputs.js';
 import { writeJob } from './job.js';
-import { type RankMode, runRanks } from './ranks.js';
+import { runRanks } from './ranks.js';
 import {
   bandwidthOf,
   type DemoReport,
@@ -42,14 +43,7 @@ import {
   turnsOf,
 } from './report.js';
 import type { StepResult } from './step.js';
-import {
-  checkGpu,
-  type DemoDevice,
-  type DemoTransportName,
-  demoDevices,
-  demoTransportNames,
-  isElastic,
-} from './transports.js';
+import { checkGpu, type DemoTransportName, demoTransportNames, isElastic } from './transports.js';
 
 type DemoJob = 'attention' | 'moe';
 
@@ -59,7 +53,7 @@ interface DemoFlags {
   readonly small?: boolean;
   readonly dtype: AttentionDType | MoeDemoDType;
   readonly seed: number;
-  readonly device: DemoDevice;
+  readonly device: DeviceChoice;
   readonly transport: DemoTransportName;
   readonly mode: MoeForm['mode'];
   readonly kill?: number;
@@ -84,7 +78,10 @@ export function demoCommand(): Command {
     .description('plan, dispatch and verify attention, or a layer of experts, over real documents on local ranks')
     .addArgument(new Argument('[job]', 'what to run').choices(['attention', 'moe']).default('attention'))
     .addOption(new Option('-n, --ranks <count>', 'ranks').argParser(integerOption(1, 128)).default(4))
-    .option('--threads', 'ranks as worker threads of one process instead of processes')
+    .option(
+      '--threads',
+      'ranks as worker threads of one process instead of processes; with --device cuda all on one GPU',
+    )
     .option('--small', 'far less text: for tests')
     .addOption(
       new Option('--dtype <type>', 'of Q, K, V and gradients: bf16 or f32; of tokens to experts: bf16 or fp8')
@@ -108,12 +105,9 @@ export function demoCommand(): Command {
         .default(1),
     )
     .addOption(
-      new Option(
-        '--device <kind>',
-        'where tensors lie and kernels run; on a GPU (cuda) ranks are streams of one process',
-      )
-        .choices(demoDevices)
-        .default('host' satisfies DemoDevice),
+      new Option('--device <where>', deviceHelp)
+        .argParser(deviceOption)
+        .default({ device: 'host' } satisfies DeviceChoice, 'host'),
     )
     .addOption(
       new Option(
@@ -137,30 +131,26 @@ export function demoCommand(): Command {
       if (flags.kill !== undefined) {
         throw invalid('--kill', { where: 'demo attention', expected: 'absent: it is of demo moe', found: flags.kill });
       }
-      if (flags.pingPong === true && flags.device !== 'cuda') {
+      if (flags.pingPong === true && flags.device.device !== 'cuda') {
         const expected = 'with --device cuda, whose streams run beside each other';
         throw invalid('--ping-pong', { where: 'demo attention', expected, found: true });
       }
-      if (flags.device === 'cuda') await checkDevice('demo attention', flags);
-      const report = await runDemo({ ...flags, dtype });
+      const report = await runDemo({ ...flags, dtype }, await placementOf('demo attention', flags));
       process.stdout.write(flags.json === true ? `${jsonText(report)}\n` : reportText(report));
       if (!report.pass) throw new CommandExit(1);
     });
 }
 
-/** Throws unless there is a GPU, and nothing was asked for beside it that is of the host. */
-async function checkDevice(where: string, { transport }: DemoFlags): Promise<void> {
-  if (transport !== 'shm') {
-    throw invalid('--transport', { where, expected: 'absent with --device cuda', found: transport });
+/** Throws unless there are the GPUs that were asked for, and nothing was asked for beside them that is of the host. */
+async function placementOf(where: string, { device, transport, ranks, threads }: DemoFlags): Promise<Placement> {
+  if (device.device === 'cuda') {
+    if (transport !== 'shm') {
+      throw invalid('--transport', { where, expected: 'absent with --device cuda', found: transport });
+    }
+    await checkGpu(`${where}: --device cuda`);
   }
-  await checkGpu(`${where}: --device cuda`);
+  return placeRanks(where, { ...device, ranks, threads: threads === true });
 }
-
-const modeOf = ({ threads, device }: DemoFlags): RankMode =>
-  threads === true || device === 'cuda' ? 'threads' : 'processes';
-
-/** Its name, in reports. */
-const gpuOf = ({ device }: DemoFlags) => (device === 'cuda' ? { gpu: cudaDevices()[0]!.name } : {});
 
 interface Progress {
   files: readonly TextFile[];
@@ -175,18 +165,18 @@ interface Progress {
 async function moe(flags: DemoFlags): Promise<void> {
   const { dtype, ranks, kill, from } = flags;
   if (dtype === 'f32') throw invalid('--dtype', { where: 'demo moe', expected: 'bf16 or fp8', found: dtype });
-  if (flags.pingPong === true && (flags.device !== 'cuda' || kill !== undefined)) {
+  if (flags.pingPong === true && (flags.device.device !== 'cuda' || kill !== undefined)) {
     const expected = 'with --device cuda, whose streams run beside each other, and without --kill';
     throw invalid('--ping-pong', { where: 'demo moe', expected, found: true });
   }
   if (kill !== undefined && (kill >= ranks || ranks < 2)) {
     throw invalid('--kill', { where: 'demo moe', expected: `one of ${ranks} ranks, not the only one`, found: kill });
   }
-  if (flags.replace === true && (kill === undefined || !isElastic(flags.transport) || flags.device === 'cuda')) {
+  if (flags.replace === true && (kill === undefined || !isElastic(flags.transport) || flags.device.device === 'cuda')) {
     const expected = 'with --kill, over shm, ibgda, efa or mixed, with rows on the host';
     throw invalid('--replace', { where: 'demo moe', expected, found: true });
   }
-  if (flags.device === 'cuda') await checkDevice('demo moe', flags);
+  const placement = await placementOf('demo moe', flags);
   const stop = new AbortController();
   const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
   process.on('SIGINT', onSignal).on('SIGTERM', onSignal);
@@ -196,9 +186,7 @@ async function moe(flags: DemoFlags): Promise<void> {
   try {
     const options = {
       ranks,
-      rankMode: modeOf(flags),
-      device: flags.device,
-      ...gpuOf(flags),
+      ...placement,
       small: flags.small === true,
       dtype,
       mode: flags.mode,
@@ -224,11 +212,11 @@ async function moe(flags: DemoFlags): Promise<void> {
 
 type AttentionFlags = DemoFlags & { readonly dtype: AttentionDType };
 
-async function runDemo(flags: AttentionFlags): Promise<DemoReport> {
+async function runDemo(flags: AttentionFlags, placement: Placement): Promise<DemoReport> {
   const elementBytes = flags.dtype === 'bf16' ? 2 : 4;
   const { queryHeads, kvHeads, headDim } = demoShape;
   const row: RowBytes = { q: queryHeads * headDim * elementBytes, kv: 2 * kvHeads * headDim * elementBytes };
-  const mode = modeOf(flags);
+  const { rankMode: mode, device, gpus } = placement;
   const root = flags.from ?? findRoot(process.cwd());
   const stop = new AbortController();
   const onSignal = (signal: NodeJS.Signals): void => stop.abort(signal);
@@ -270,8 +258,7 @@ async function runDemo(flags: AttentionFlags): Promise<DemoReport> {
           const job = {
             dtype: flags.dtype,
             seed: flags.seed,
-            device: flags.device,
-            transport: flags.transport,
+            ...{ device, gpus, transport: flags.transport },
             ...batchOf(context, 0),
             ...(flags.pingPong === true && {
               turns: { rounds: flags.small === true ? TIMED_ROUNDS_SMALL : TIMED_ROUNDS, other: batchOf(context, 1) },
@@ -308,7 +295,7 @@ async function runDemo(flags: AttentionFlags): Promise<DemoReport> {
   } finally {
     process.off('SIGINT', onSignal).off('SIGTERM', onSignal);
   }
-  return reportOf(progress, flags, mode, row);
+  return reportOf(progress, flags, placement, row);
 }
 
 const batchOf = ({ steps, batches }: Progress, at: number) => ({
@@ -353,7 +340,8 @@ function planDemo(documents: readonly DemoDocument[], flags: AttentionFlags, row
   });
 }
 
-function reportOf(progress: Progress, flags: AttentionFlags, mode: RankMode, row: RowBytes): DemoReport {
+function reportOf(progress: Progress, flags: AttentionFlags, placement: Placement, row: RowBytes): DemoReport {
+  const { rankMode: mode, device, gpus } = placement;
   const { documents, results } = progress;
   const { steps } = progress;
   const tokens = steps.reduce((sum, { explanation }) => sum + explanation.tokens, 0);
@@ -378,9 +366,9 @@ function reportOf(progress: Progress, flags: AttentionFlags, mode: RankMode, row
     date: new Date().toISOString(),
     machine: describeMachine(),
     mode,
-    device: flags.device,
-    ...gpuOf(flags),
-    transport: flags.device === 'cuda' ? 'cuda' : flags.transport,
+    device,
+    gpus: sharesOf(gpus, flags.ranks, results),
+    transport: device === 'cuda' ? 'cuda' : flags.transport,
     ranks: flags.ranks,
     dtype: flags.dtype,
     documents: documents.length,

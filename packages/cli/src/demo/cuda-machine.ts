@@ -1,4 +1,4 @@
-/** The demo's step on a GPU: the ranks are streams of one process. */
+/** The demo's step on a GPU, as one rank makes it: a stream of its GPU. */
 import type { DeviceTensor, Storage } from '@ep/core';
 import {
   type AttentionDType,
@@ -44,6 +44,10 @@ export class CudaMachine implements Machine {
     const dispatcher = await openDeviceDispatcher(transport, { leaseBytes, leases: 4, stream });
     const batch = await bindCudaBatch(device, dispatcher, { plan, shape, rank });
     return new CudaMachine({ device, dispatcher, stream, ...batch });
+  }
+
+  get gpu(): number {
+    return this.#init.device.index;
   }
 
   get bytesSent() {

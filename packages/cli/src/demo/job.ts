@@ -14,6 +14,8 @@ export interface Job extends Batch {
   readonly dtype: AttentionDType;
   readonly seed: number;
   readonly device: DemoDevice;
+  /** Those that ranks take in turn; none on the host. */
+  readonly gpus: readonly number[];
   readonly transport: DemoTransportName;
   /** The second half of the batch, where two go in turns, and how many rounds of them are timed. */
   readonly turns?: { readonly rounds: number; readonly other: Batch };
@@ -29,7 +31,7 @@ export function writeJob(path: string, job: Job): void {
   writeFileSync(path, JSON.stringify({ ...rest, documents: listed(documents), ...(other && { turns: other }) }));
 }
 
-interface Written extends Pick<Job, 'dtype' | 'seed' | 'device' | 'transport'> {
+interface Written extends Pick<Job, 'dtype' | 'seed' | 'device' | 'gpus' | 'transport'> {
   readonly documents: readonly (readonly number[])[];
   readonly turns?: { readonly rounds: number; readonly other: readonly (readonly number[])[] };
 }

@@ -7,6 +7,8 @@ import type { RowKind } from './rows.js';
 export type HomeRows = Readonly<Record<RowKind, Tensor<AttentionDType>>>;
 
 export interface Machine {
+  /** Ordinal of this rank's GPU; absent on the host. */
+  readonly gpu?: number;
   /** Sent by this rank, to itself included. */
   readonly bytesSent: { readonly forward: number; readonly backward: number };
   /** Takes the rows whose home is here. */

@@ -38,16 +38,16 @@ type Halves<T> = readonly [T, T];
 const LEASES = 8;
 
 /**
- * Blocks of 512 threads that carry rows, of all ranks together: what is not attention's. HAZARD: a dispatch that waits for a peer keeps its place on the GPU, and one whose blocks do not
+ * Blocks of 512 threads that carry rows, of all ranks of a GPU together: what is not attention's. HAZARD: a dispatch that waits for a peer keeps its place on the GPU, and one whose blocks do not
  * all fit keeps others from starting; with half of the GPU, as usual, both halves took twice the time of attention alone.
  */
 const MOVING_BLOCKS = 32;
 const MOST_BLOCKS_OF_RANK = 8;
 const MOVING_LANES = 512;
 
-/** One rank's share of them. */
-export const movingShare = (worldSize: number) => ({
-  blocks: Math.max(1, Math.min(MOST_BLOCKS_OF_RANK, Math.floor(MOVING_BLOCKS / worldSize))),
+/** One rank's share of them, alike on all ranks: `ranksOnGpu` is that of the GPU with most. */
+export const movingShare = (ranksOnGpu: number) => ({
+  blocks: Math.max(1, Math.min(MOST_BLOCKS_OF_RANK, Math.floor(MOVING_BLOCKS / ranksOnGpu))),
   lanes: MOVING_LANES,
 });
 
@@ -133,6 +133,7 @@ export class PingPongMachine {
     transport: CudaDemoTransport,
     plans: Halves<AttentionPlan>,
     shape: AttentionShape,
+    ranksOnGpu: number,
   ): Promise<PingPongMachine> {
     const device = new CudaDevice(transport.deviceIndex);
     // First where both could start: attention fills the GPU, and what travels would begin when it is over.
@@ -143,7 +144,7 @@ export class PingPongMachine {
       leaseBytes,
       leases: LEASES,
       stream: transfer,
-      ...movingShare(transport.worldSize),
+      ...movingShare(ranksOnGpu),
     });
     const { rank } = transport;
     const half = (plan: AttentionPlan): Promise<CudaBatch> => bindCudaBatch(device, dispatcher, { plan, shape, rank });

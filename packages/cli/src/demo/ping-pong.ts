@@ -2,6 +2,7 @@
 import { checkInteger, type Member } from '@ep/core';
 import type { AttentionShape } from '@ep/cuda-kernels';
 import { Clock } from './clock.js';
+import { ranksOfGpu } from './devices.js';
 import { PingPongMachine } from './ping-pong-machine.js';
 import { add, COMPARED, type Compared, type ComparedTensor, Results } from './results.js';
 import type { StepResult } from './step.js';
@@ -10,6 +11,8 @@ import { type BatchInput, compareDocuments, homeRows } from './verify.js';
 
 export interface PingPongInput {
   readonly shape: AttentionShape;
+  /** Those that ranks take in turn. */
+  readonly gpus: readonly number[];
   readonly halves: readonly [BatchInput, BatchInput];
   /** Timed ones. */
   readonly rounds: number;
@@ -21,14 +24,19 @@ export type PingPongPhase = 'set-up' | 'generate' | 'in turns' | 'timed rounds' 
 
 /** Collective: all ranks of `member.worldSize` call it with equal inputs. */
 export async function runPingPong(member: Member, input: PingPongInput): Promise<StepResult> {
-  const { shape, halves, rounds } = input;
+  const { shape, gpus, halves, rounds } = input;
   const [first, second] = halves;
   const { rank, worldSize } = member;
   checkInteger(rank, 'rank', 'runPingPong', 0, worldSize - 1);
   const begin = performance.now();
-  const transport = await openCudaDemoTransport(member);
+  const transport = await openCudaDemoTransport(member, gpus);
   try {
-    const machine = await PingPongMachine.open(transport, [first.plan, second.plan], shape);
+    const machine = await PingPongMachine.open(
+      transport,
+      [first.plan, second.plan],
+      shape,
+      ranksOfGpu(gpus, worldSize),
+    );
     const results = [
       await Results.open(transport, shape, first.plan),
       await Results.open(transport, shape, second.plan),
@@ -52,7 +60,15 @@ export async function runPingPong(member: Member, input: PingPongInput): Promise
     await transport.barrier();
     const { bytesSent } = machine;
     await machine.close();
-    return { rank, milliseconds: clock.milliseconds, bytesSent, stagedBytes: 0, compared, turns };
+    return {
+      rank,
+      gpu: transport.deviceIndex,
+      milliseconds: clock.milliseconds,
+      bytesSent,
+      stagedBytes: 0,
+      compared,
+      turns,
+    };
   } finally {
     await transport.close();
   }

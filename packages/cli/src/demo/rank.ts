@@ -6,11 +6,11 @@ import { runRankProgram } from './rank-main.js';
 import { runStep, type StepResult } from './step.js';
 
 await runRankProgram<string, StepResult>((member, jobPath, onPhase) => {
-  const { dtype, plan, seed, documents, device, transport, turns } = readJob(jobPath);
+  const { dtype, plan, seed, documents, device, gpus, transport, turns } = readJob(jobPath);
   const shape = { ...demoShape, dtype };
   const batch = { plan, shape, source: new TokenRows(seed, documents) };
-  if (turns === undefined) return runStep(member, { ...batch, device, transport, onPhase });
+  if (turns === undefined) return runStep(member, { ...batch, device, gpus, transport, onPhase });
   const { rounds, other } = turns;
   const second = { plan: other.plan, shape, source: new TokenRows(seed, other.documents) };
-  return runPingPong(member, { shape, halves: [batch, second], rounds, onPhase });
+  return runPingPong(member, { shape, gpus, halves: [batch, second], rounds, onPhase });
 });

@@ -4,6 +4,7 @@ import type { Explanation } from '@ep/plan';
 import pc from 'picocolors';
 import { formatBytes, type MachineDescription, machineText } from '../doctor/machine.js';
 import { plainTable } from '../plain-table.js';
+import { type GpuShare, placementFacts } from './devices.js';
 import type { RankMode } from './ranks.js';
 import { COMPARED, type ComparedTensor } from './results.js';
 import type { StepResult } from './step.js';
@@ -55,9 +56,10 @@ export interface DemoReport {
   readonly date: string;
   readonly machine: MachineDescription;
   readonly mode: RankMode;
-  /** Where tensors lay and kernels ran; of a GPU also its name. */
+  /** Where tensors lay and kernels ran. */
   readonly device: DemoDevice;
-  readonly gpu?: string;
+  /** GPUs with their ranks; none on the host. */
+  readonly gpus: readonly GpuShare[];
   readonly transport: DemoTransportName | 'cuda';
   readonly ranks: number;
   readonly dtype: AttentionDType;
@@ -187,7 +189,7 @@ export function reportText(report: DemoReport): string {
   facts.push(
     ['documents', `${report.documents}, longest ${longest.name} with ${longest.tokens} tokens`],
     ['tokens', String(report.tokens)],
-    ...(report.gpu === undefined ? [] : [['kernels on', `${report.gpu}, ranks as its streams`]]),
+    ...placementFacts(report.gpus, report.mode),
     ['ranks', `${report.ranks} ${report.mode} over ${report.transport}, ${report.dtype}`],
     [
       'imbalance',

@@ -21,6 +21,8 @@ import { type BatchInput, compareDocuments, homeRows } from './verify.js';
 export interface StepInput extends BatchInput {
   /** Where tensors lie and kernels run; `transport` is of the host. */
   readonly device: DemoDevice;
+  /** Those that ranks take in turn; none on the host. */
+  readonly gpus: readonly number[];
   readonly transport: DemoTransportName;
   /** Called when a phase begins. */
   readonly onPhase?: (phase: Phase) => void;
@@ -43,6 +45,8 @@ export type Phase = (typeof PHASES)[number];
 /** Of either way to run the step. */
 export interface StepResult {
   readonly rank: number;
+  /** Ordinal of its GPU; absent on the host. */
+  readonly gpu?: number;
   /** By phase, in order. */
   readonly milliseconds: Readonly<Record<string, number>>;
   /** Sent by this rank, to itself included. */
@@ -60,7 +64,7 @@ async function openMachine(
 ): Promise<{ readonly transport: DemoTransport; readonly machine: Machine }> {
   const { plan, shape, threads = 1 } = input;
   if (input.device === 'cuda') {
-    const transport = await openCudaDemoTransport(member);
+    const transport = await openCudaDemoTransport(member, input.gpus);
     return closedOnFailure(transport, () => CudaMachine.open(transport, { plan, shape }));
   }
   const transport = await openDemoTransport(input.transport, member);
@@ -106,9 +110,16 @@ export async function runStep(member: Member, input: StepInput): Promise<StepRes
     );
     // Peers may still be reading this rank's results.
     await transport.barrier();
-    const { bytesSent, stagedBytes } = machine;
+    const { bytesSent, stagedBytes, gpu } = machine;
     await machine.close();
-    return { rank, milliseconds: clock.milliseconds, bytesSent, stagedBytes, compared };
+    return {
+      rank,
+      ...(gpu !== undefined && { gpu }),
+      milliseconds: clock.milliseconds,
+      bytesSent,
+      stagedBytes,
+      compared,
+    };
   } finally {
     await transport.close();
   }

@@ -3,6 +3,7 @@ import { byCapability, compose, EpError, type Member, prefixStore, type Store, t
 import { type EfaNeeds, efaGda } from '@ep/efa-gda';
 import { ibgda } from '@ep/ibgda';
 import { nvshmem } from '@ep/nvshmem';
+import { gpuOfRank } from './devices.js';
 
 /** What the step needs: dispatch posts puts and signals, verification reads rows. */
 export type DemoTransport = Transport<EfaNeeds> & { barrier(): Promise<void> };
@@ -90,12 +91,13 @@ export async function readmitDemoRanks(transport: DemoTransport, ranks: Readmiss
 }
 
 /** Where tensors lie and kernels run. */
-export const demoDevices = ['host', 'cuda'] as const;
-export type DemoDevice = (typeof demoDevices)[number];
+export type DemoDevice = 'host' | 'cuda';
 
 export type CudaDemoTransport = Awaited<ReturnType<typeof openCudaDemoTransport>>;
 
-export const openCudaDemoTransport = (member: Member) => nvshmem.cuda.open(member, limits);
+/** `gpus`: those that ranks take in turn. */
+export const openCudaDemoTransport = (member: Member, gpus: readonly number[]) =>
+  nvshmem.cuda.open(member, { ...limits, config: { device: gpuOfRank(gpus, member.rank) } });
 
 /** Throws what the probe of GPUs says is missing, and what to do about it. */
 export async function checkGpu(where: string): Promise<void> {

@@ -1,0 +1,170 @@
+/** Which GPU each rank of a demo has, and whether ranks are processes or threads there. */
+import { EpError, formatRanks, invalid } from '@ep/core';
+import { cudaDevices } from '@ep/cuda-kernels';
+import { InvalidArgumentError } from 'commander';
+import type { RankMode } from './ranks.js';
+import type { DemoDevice } from './transports.js';
+
+/** As chosen by `--device`: the host; all GPUs that the ranks need; or these, by ordinal. */
+export interface DeviceChoice {
+  readonly device: DemoDevice;
+  readonly gpus?: readonly number[];
+}
+
+export const deviceHelp =
+  'where tensors lie and kernels run: host; cuda, which is all GPUs; or some of them, as cuda:1 or cuda:0,1. Ranks take the GPUs in turn: as a process each where they are several, as streams of one process where it is one';
+
+/** Parses `host`, `cuda`, `cuda:1` or `cuda:0,1`, for commander. */
+export function deviceOption(text: string): DeviceChoice {
+  if (text === 'host' || text === 'cuda') return { device: text };
+  const [, list] = /^cuda:(\d{1,4}(?:,\d{1,4})*)$/.exec(text) ?? [];
+  if (list === undefined) throw new InvalidArgumentError('expected host, cuda, cuda:<GPU> or cuda:<GPU>,<GPU>,...');
+  const gpus = list.split(',').map(Number);
+  if (new Set(gpus).size < gpus.length) {
+    throw new InvalidArgumentError('expected each GPU once: ranks take them in turn, over and over.');
+  }
+  return { device: 'cuda', gpus };
+}
+
+/** Where the ranks of a demo are. */
+export interface Placement {
+  readonly device: DemoDevice;
+  readonly rankMode: RankMode;
+  /** Ordinals; rank r has number r % length of them. None on the host. */
+  readonly gpus: readonly number[];
+}
+
+/** What is asked of a GPU before ranks are put on it. */
+export interface GpuOfMachine {
+  readonly name: string;
+  readonly ipc: boolean;
+  readonly exclusive: boolean;
+  /** Other GPUs whose memory it reaches. */
+  readonly peers: readonly number[];
+  readonly unusable?: string;
+}
+
+export const gpuOfRank = (gpus: readonly number[], rank: number): number => gpus[rank % gpus.length]!;
+
+/** The most that one GPU has. */
+export const ranksOfGpu = (gpus: readonly number[], worldSize: number): number => Math.ceil(worldSize / gpus.length);
+
+interface Wanted extends DeviceChoice {
+  readonly ranks: number;
+  /** Worker threads were asked for. */
+  readonly threads: boolean;
+}
+
+/**
+ * Places ranks on GPUs of the machine. Throws `EP_INVALID_ARGUMENT` for GPUs that are not there or do not fit the ranks, `EP_UNAVAILABLE` for one that fails, `EP_UNSUPPORTED` where GPUs
+ * do not reach each other's memory.
+ */
+export function placeRanks(
+  where: string,
+  wanted: Wanted,
+  machine: () => readonly GpuOfMachine[] = cudaDevices,
+): Placement {
+  const { device, threads } = wanted;
+  if (device === 'host') return { device, rankMode: threads ? 'threads' : 'processes', gpus: [] };
+  const all = machine();
+  const gpus = chosenGpus(where, wanted, all);
+  const [first] = gpus as [number];
+  if (gpus.length === 1) return { device, rankMode: 'threads', gpus: [first] };
+  checkReach(where, gpus, all);
+  checkProcesses(where, gpus, all, wanted.ranks);
+  return { device, rankMode: 'processes', gpus };
+}
+
+function chosenGpus(where: string, { ranks, threads, gpus }: Wanted, all: readonly GpuOfMachine[]): readonly number[] {
+  if (gpus === undefined) {
+    const usable = [...all.keys()].filter((gpu) => all[gpu]!.unusable === undefined);
+    return usable.slice(0, threads ? 1 : ranks);
+  }
+  for (const gpu of gpus) {
+    const facts = all[gpu];
+    if (facts === undefined) {
+      const expected = `among GPUs 0 to ${all.length - 1}, which are here`;
+      throw invalid('--device', { where, expected, found: `cuda:${gpu}` });
+    }
+    if (facts.unusable !== undefined)
+      throw new EpError('EP_UNAVAILABLE', `${where}: --device cuda:${gpu}: ${facts.unusable}`);
+  }
+  const found = `cuda:${gpus.join(',')}`;
+  if (gpus.length > ranks) {
+    throw invalid('--device', { where, expected: `of at most ${ranks} GPUs, one for each rank`, found });
+  }
+  if (threads && gpus.length > 1) {
+    throw invalid('--device', { where, expected: 'one GPU with --threads: ranks on several are processes', found });
+  }
+  return gpus;
+}
+
+function checkReach(where: string, gpus: readonly number[], all: readonly GpuOfMachine[]): void {
+  for (const gpu of gpus) {
+    const far = gpus.filter((other) => other !== gpu && !all[gpu]!.peers.includes(other));
+    if (far.length === 0) continue;
+    throw new EpError(
+      'EP_UNSUPPORTED',
+      `${where}: --device cuda: GPU ${gpu} does not reach the memory of GPU ${far.join(', ')}: no peer access (nvidia-smi topo -p2p r shows it); choose GPUs that reach each other, or one for all ranks: --device cuda:${gpu}`,
+      { context: { gpu, far } },
+    );
+  }
+}
+
+function checkProcesses(where: string, gpus: readonly number[], all: readonly GpuOfMachine[], ranks: number): void {
+  const closed = gpus.find((gpu) => !all[gpu]!.ipc);
+  if (closed !== undefined) {
+    throw new EpError(
+      'EP_UNSUPPORTED',
+      `${where}: --device cuda: GPU ${closed} shares no memory between processes (CUDA IPC), and ranks on several GPUs are processes; one GPU for all ranks: --device cuda:${closed}`,
+      { context: { gpu: closed } },
+    );
+  }
+  const alone = ranks > gpus.length ? gpus.find((gpu) => all[gpu]!.exclusive) : undefined;
+  if (alone !== undefined) {
+    throw new EpError(
+      'EP_UNSUPPORTED',
+      `${where}: --device cuda: GPU ${alone} takes one process at a time (compute mode), and ${ranks} ranks on ${gpus.length} GPUs are several on some; at most one rank for each: -n ${gpus.length}`,
+      { context: { gpu: alone } },
+    );
+  }
+}
+
+/** A GPU, and the ranks that have it. */
+export interface GpuShare {
+  readonly gpu: number;
+  readonly name: string;
+  readonly ranks: readonly number[];
+}
+
+/** By what ranks say that they had, and for those that say nothing, since they died, where they were placed. */
+export function sharesOf(
+  gpus: readonly number[],
+  worldSize: number,
+  results: readonly { readonly rank: number; readonly gpu?: number }[],
+  machine: () => readonly GpuOfMachine[] = cudaDevices,
+): readonly GpuShare[] {
+  const had = new Map(results.map(({ rank, gpu }) => [rank, gpu]));
+  const ranks = [...Array(worldSize).keys()];
+  return gpus.map((gpu) => ({
+    gpu,
+    name: machine()[gpu]!.name,
+    ranks: ranks.filter((rank) => (had.get(rank) ?? gpuOfRank(gpus, rank)) === gpu),
+  }));
+}
+
+/** Facts of a report: which ranks run where, and how they reach each other. */
+export function placementFacts(shares: readonly GpuShare[], mode: RankMode): [string, string][] {
+  const [first] = shares;
+  if (first === undefined) return [];
+  if (shares.length === 1) return [['kernels on', `cuda:${first.gpu}, ${first.name}, ranks as its streams`]];
+  const most = Math.max(...shares.map(({ ranks }) => ranks.length));
+  const shared = most > 1 ? `; up to ${most} ${mode} on one GPU, which take turns there` : '';
+  return [
+    ...shares.map(({ gpu, name, ranks }, i): [string, string] => [
+      i === 0 ? 'kernels on' : '',
+      `cuda:${gpu}, ${name}: ${formatRanks(ranks)}`,
+    ]),
+    ['peers', `by memory that each maps of the others (CUDA IPC, peer access between GPUs)${shared}`],
+  ];
+}
