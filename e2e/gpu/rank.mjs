@@ -6,6 +6,12 @@ import { openGpus } from '@ep/native';
 import { nvshmem } from '@ep/nvshmem';
 import { scenarios } from './scenarios.mjs';
 
+/** With `spread`, ranks take the GPUs that work in turn. @param {number} rank */
+function gpuOf(rank) {
+  const usable = [...openGpus().devices.entries()].flatMap(([gpu, { unusable }]) => (unusable ? [] : [gpu]));
+  return usable[rank % usable.length] ?? 0;
+}
+
 const start = workerData ?? JSON.parse(process.argv[2]);
 const post = (message) =>
   new Promise((resolve) => {
@@ -21,7 +27,7 @@ async function run() {
   const store = await openFileStore(start.store);
   const { rank, worldSize } = start;
   if (start.data?.nccl) {
-    const device = new CudaDevice(rank % openGpus().devices.length);
+    const device = new CudaDevice(gpuOf(rank));
     try {
       return await scenarios[start.scenario]({ ...start, store, device, ready: () => post('ready') });
     } finally {
@@ -31,11 +37,10 @@ async function run() {
   }
   const transport = await (start.data?.nvshmem ? nvshmem.nvshmem : nvshmem.cuda).open(
     { rank, worldSize, store },
-    // With `spread`, ranks take the GPUs in turn.
     {
       signal: new AbortController().signal,
       timeoutMs: 60_000,
-      config: { device: start.data?.spread ? rank % openGpus().devices.length : 0 },
+      config: { device: start.data?.spread ? gpuOf(rank) : 0 },
     },
   );
   const device = new CudaDevice(transport.deviceIndex);
