@@ -55,6 +55,20 @@ describe('on host threads in place of a GPU', () => {
     }
   });
 
+  // Within the time in which its looks come one after the other, and behind it, where they are apart.
+  it.each([50, 1000])('NCCL takes %i us to launch a call', { timeout: 60_000 }, async (late) => {
+    process.env.EP_NCCL_HOST_LAUNCH_US = String(late);
+    try {
+      const data = { nccl: true, dtypes: ['f32'], counts: [1, 333] };
+      const values = valuesOf(await runRanks('ncclCollectives', 2, { mode: 'processes', data }));
+      expect(values).toEqual(
+        Array(2).fill([...Array(5).fill('EP_UNSUPPORTED'), ...Array(2).fill('EP_INVALID_ARGUMENT')]),
+      );
+    } finally {
+      delete process.env.EP_NCCL_HOST_LAUNCH_US;
+    }
+  });
+
   it('a GPU that fails is listed beside those that work', async () => {
     const program = fileURLToPath(new URL('./devices.mjs', import.meta.url));
     const env = { ...process.env, EP_CUDA_HOST_BROKEN_DEVICE: '1' };

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "ep/device/number.h"
+#include "limits.hpp"
 #include "thread.hpp"
 
 namespace ep::gpu {
@@ -14,6 +15,7 @@ constexpr auto shortest_pause = std::chrono::microseconds(20);
 constexpr auto longest_pause = std::chrono::microseconds(500);
 // So long a wait for NCCL looks without sleeping: NCCL puts a call on its stream within some tens of microseconds, and a thread that slept comes back later than that.
 constexpr int64_t eager_ns = 300'000;
+constexpr int roomy_cores = 4;
 
 std::optional<dl::nccl_type> type_of(element_type element) {
   switch (element) {
@@ -149,7 +151,9 @@ result<nothing> nccl_communicator::launch(const stream& on, nccl_call call, cons
   }
   changed_.notify_all();
   const auto over = [&] { return taken->load(std::memory_order_acquire) != pending; };
-  for (const int64_t until = clock_now_ns() + eager_ns; !over() && clock_now_ns() < until;) std::this_thread::yield();
+  // Where cores are few, the threads that are awaited need this one's.
+  const int64_t until = usable_cores() >= roomy_cores ? clock_now_ns() + eager_ns : 0;
+  while (!over() && clock_now_ns() < until) std::this_thread::yield();
   if (!over()) {
     std::unique_lock lock(mutex_);
     // A driver that does not come back must not keep the caller for ever.

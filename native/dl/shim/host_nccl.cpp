@@ -2,7 +2,8 @@
 // of what is installed. As in NCCL, communicators do not block, the first call of a kind ends only when its peers have made theirs, calls that do not fit together hang, and nobody is
 // told of a rank that died.
 //
-// EP_NCCL_HOST_VERSION: what it says of itself. EP_NCCL_HOST_BROKEN=N: the process's N-th call reports a remote error some time later.
+// EP_NCCL_HOST_VERSION: what it says of itself. EP_NCCL_HOST_BROKEN=N: the process's N-th call reports a remote error some time later. EP_NCCL_HOST_LAUNCH_US: a call is on its
+// stream so much later, and in progress until then, as NCCL launches from a thread of its own.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -88,6 +89,7 @@ struct communicator {
   nccl_result state = in_progress;
   std::vector<step> pending; // waits until peers have made the same
   void* stream = nullptr;
+  std::chrono::steady_clock::time_point launches{}; // those that are pending; the epoch: nobody asked yet
   std::atomic<bool> aborted{false};
   std::atomic<int> running{0};
   std::map<int, double> folds;
@@ -246,6 +248,12 @@ bool connected(communicator& of) {
 
 nccl_result put(communicator& of) {
   if (!connected(of)) return in_progress;
+  if (const char* late = std::getenv("EP_NCCL_HOST_LAUNCH_US"); late != nullptr) {
+    const auto now = std::chrono::steady_clock::now();
+    if (of.launches == std::chrono::steady_clock::time_point{}) of.launches = now + std::chrono::microseconds(std::atoi(late));
+    if (now < of.launches) return in_progress;
+    of.launches = {};
+  }
   of.running.fetch_add(1, std::memory_order_acq_rel);
   ep_cuda_host_put(of.stream, run, new work{&of, std::move(of.pending)});
   of.pending.clear();

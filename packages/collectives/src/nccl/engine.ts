@@ -2,7 +2,7 @@
  * Calls on tensors of a GPU by NVIDIA's NCCL. Another engine carries calls in host memory, says which ranks there are, and which have died; the addon keeps the order of the
  * stream (native: core/gpu/nccl.hpp).
  */
-import { EpError, formatRanks, linkSignals, Resource, type Store } from '@ep/core';
+import { EpError, formatRanks, Resource, type Store } from '@ep/core';
 import {
   codeOfStatus,
   type GpuQueue,
@@ -10,6 +10,7 @@ import {
   type NativeGpuOperand,
   type NativeNcclCommunicator,
   native,
+  type OperationId,
   type Outcome,
 } from '@ep/native';
 import { DeviceElements } from '../device/elements.js';
@@ -40,7 +41,9 @@ interface Underway {
   /** 0 of messages. */
   readonly sequence: number;
   readonly describe: () => string;
-  readonly cut: AbortController;
+  /** Of the addon, to be cancelled; and why that was done, if it was. */
+  readonly operation: OperationId;
+  cut?: { readonly reason: EpError };
   /** Other ends of messages. */
   readonly peers: readonly number[];
   readonly timeoutMs: number;
@@ -249,51 +252,47 @@ export class NcclEngine extends Resource implements GroupEngine {
     steps: readonly Step[],
     kind: { readonly element: number; readonly fold: number; readonly factor: number },
     { timeoutMs, signal }: Limits,
-    named: Omit<Underway, 'cut' | 'timeoutMs'>,
+    named: Omit<Underway, 'operation' | 'cut' | 'timeoutMs'>,
   ): Promise<void> {
     signal?.throwIfAborted();
     const { communicator, stream } = this.#parts;
     const call = { ...kind, timeoutMs: Number.isFinite(timeoutMs) ? timeoutMs : -1 };
-    const cut = new AbortController();
-    const one: Underway = { ...named, cut, timeoutMs };
-    const linked = linkSignals(signal, cut.signal);
-    let launched = false;
+    let one: Underway | undefined;
+    // No AbortController for each call: with its listeners it takes as long as all else that a small one does in JS. What cuts all calls cancels their operations.
     const running = stream.follow((queue) => {
       const operation = queue.ncclCall(communicator, call, ...flattened(steps));
-      launched = true;
+      one = { ...named, operation, timeoutMs };
       if (named.sequence > 0) this.#sequence++;
       this.#underway.add(one);
       this.#looking ??= setInterval(() => this.#look(), LOOK_MS).unref();
       return operation;
-    }, linked.signal);
-    const ending = this.#end(one, running, () => launched, signal);
+    }, signal);
+    const ending = this.#end(running, () => one, signal);
     this.#pending.add(ending);
     try {
       await ending;
     } finally {
       this.#pending.delete(ending);
-      linked.unlink();
     }
   }
 
+  /** `launched`: undefined of one that was refused. */
   async #end(
-    one: Underway,
     running: Promise<Outcome>,
-    launched: () => boolean,
+    launched: () => Underway | undefined,
     signal: AbortSignal | undefined,
   ): Promise<void> {
     let failure: unknown;
     try {
       const outcome = await running;
-      if (outcome.status === 0) return;
-      failure = outcome;
+      if (outcome.status !== 0) failure = launched()?.cut?.reason ?? outcome;
     } catch (error) {
-      // What was refused at the launch is no call: others may go on.
-      if (!launched()) throw error;
       failure = error;
-    } finally {
-      if (failure === undefined) this.#over(one);
     }
+    const one = launched();
+    // What was refused at the launch is no call: others may go on.
+    if (one === undefined) throw failure;
+    if (failure === undefined) return this.#over(one);
     const error = await this.#errorOf(one, failure, signal);
     this.#failed ??= { reason: error };
     this.#over(one);
@@ -344,7 +343,10 @@ export class NcclEngine extends Resource implements GroupEngine {
   }
 
   #cutAll(reason: EpError): void {
-    for (const { cut } of this.#underway) cut.abort(reason);
+    for (const one of this.#underway) {
+      one.cut ??= { reason };
+      native().binding.cancel(one.operation);
+    }
   }
 
   /** When NCCL is through with the tensors of calls that failed, and all who could have said where they are. */
