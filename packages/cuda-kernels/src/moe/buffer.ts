@@ -34,17 +34,7 @@ import { Culprits, namedBy } from './culprits.js';
 import { callFailure } from './failure.js';
 import { Launches } from './launches.js';
 import { checkLayout, Losses, lostOf, type MoeLoss, reportActive } from './losses.js';
-import {
-  beginsAgain,
-  formatMember,
-  isEmptyPlace,
-  type MemberFacts,
-  type Membership,
-  membershipOf,
-  optionsDigest,
-  refusedBy,
-  renewOf,
-} from './members.js';
+import { beginsAgain, isEmptyPlace, type Membership, meetMembers, renewOf } from './members.js';
 import { combineOperands, dispatchOperand } from './operands.js';
 import type { MoeCallOptions, MoeCombineOptions, MoeDispatchOptions, ResolvedMoe } from './options.js';
 import { farewellSlot, STORES_ONLY } from './place.js';
@@ -190,43 +180,24 @@ export class MoeBuffer extends Resource implements Closeable {
       try {
         await this.#launches.idle();
         const { failure } = this.#launches;
-        const held = this.#slots.filter(({ held }) => held !== undefined).length;
-        const holds = `it holds ${held} ${held === 1 ? 'call' : 'calls'}: combine or release them first`;
         const again = beginsAgain(transport);
-        const refused =
-          failure === undefined || again ? undefined : { ...refusedBy(failure.reason), code: 'EP_POISONED' as const };
-        const busy = held === 0 || again ? undefined : { code: 'EP_BUSY' as const, message: holds };
-        const facts: MemberFacts = {
-          calls: this.#calls,
-          options: optionsDigest(moe),
-          lost: [...this.#losses.all.keys()],
-          ...((refused ?? busy) && { refused: (refused ?? busy)! }),
-        };
-        let membership: Membership | undefined;
-        await renew({
-          memory,
-          byteLength: memory.byteLength,
-          signalSlots: memory.signals.slots,
-          facts: formatMember(facts),
-          timeoutMs: moe.timeoutMs,
-          ...options,
-          check: (said) => {
-            membership = membershipOf(said, where, again);
+        const membership = await meetMembers(
+          { transport, memory, moe, native },
+          {
+            ...{ where, renew, options },
+            calls: this.#calls,
+            held: this.#slots.filter(({ held }) => held !== undefined).length,
+            lost: [...this.#losses.all.keys()],
+            ...(failure && { failure }),
           },
-          settle: () => {
-            const { present, back } = membership!;
-            const everybody = Array.from({ length: this.worldSize }, (_, rank) => rank);
-            const others = (back.includes(this.rank) ? present : back).filter((rank) => rank !== this.rank);
-            for (const rank of again ? everybody : others) native.forget(rank, farewellSlot(moe) + rank);
-          },
-        });
+        );
         // One that is here all the same takes part again.
         const culprit = again ? namedBy(failure?.reason) : undefined;
         if (culprit !== undefined) this.#losses.noteCulprit(culprit);
-        this.#losses.agreed(membership!.present);
-        if (again) this.#beginAgain(membership!);
-        else if (membership!.back.length > 0) this.#generation++;
-        return membership!.back;
+        this.#losses.agreed(membership.present);
+        if (again) this.#beginAgain(membership);
+        else if (membership.back.length > 0) this.#generation++;
+        return membership.back;
       } finally {
         this.#updating = false;
       }

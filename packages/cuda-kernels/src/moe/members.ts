@@ -11,8 +11,11 @@ import {
   type RenewOptions,
   type SymmetricMemory,
   type Transport,
+  type WaitOptions,
 } from '@ep/core';
+import type { NativeMoeBuffer } from '@ep/native';
 import { moeLines, type ResolvedMoe } from './options.js';
+import { farewellSlot } from './place.js';
 
 export interface MemberFacts {
   /** Calls that the rank has begun; of a rank that is new: none. */
@@ -131,4 +134,58 @@ export function renewOf(
 export function refusedBy(reason: unknown): NonNullable<MemberFacts['refused']> {
   const text = reason instanceof Error ? reason.message : String(reason);
   return { code: isEpError(reason) ? reason.code : 'EP_ABORTED', message: text.slice(0, 200) };
+}
+
+/** What ranks meet by. */
+export interface MeetingPlace {
+  readonly transport: Transport<never>;
+  readonly memory: SymmetricMemory;
+  readonly moe: ResolvedMoe;
+  readonly native: Pick<NativeMoeBuffer, 'forget'>;
+}
+
+/** Where a rank is when it comes to the meeting. */
+export interface Meeting {
+  readonly where: string;
+  readonly renew: ReturnType<typeof renewOf>;
+  readonly options: WaitOptions;
+  /** That it has begun, and that it still holds. */
+  readonly calls: number;
+  readonly held: number;
+  /** Whom it goes on without. */
+  readonly lost: readonly Rank[];
+  /** Of the buffer. */
+  readonly failure?: { readonly reason: unknown };
+}
+
+/** Collective over all ranks that are here, in memory that the transport renews for them. Resolves with what they find alike, and rejects on all of them; what came of those who come back before is forgotten. */
+export async function meetMembers(
+  { transport, memory, moe, native }: MeetingPlace,
+  { where, renew, options, calls, held, lost, failure }: Meeting,
+): Promise<Membership> {
+  const again = beginsAgain(transport);
+  const holds = `it holds ${held} ${held === 1 ? 'call' : 'calls'}: combine or release them first`;
+  const poisoned =
+    failure === undefined || again ? undefined : { ...refusedBy(failure.reason), code: 'EP_POISONED' as const };
+  const refused = poisoned ?? (held === 0 || again ? undefined : { code: 'EP_BUSY' as const, message: holds });
+  const facts: MemberFacts = { calls, options: optionsDigest(moe), lost, ...(refused && { refused }) };
+  let membership: Membership | undefined;
+  await renew({
+    memory,
+    byteLength: memory.byteLength,
+    signalSlots: memory.signals.slots,
+    facts: formatMember(facts),
+    timeoutMs: moe.timeoutMs,
+    ...options,
+    check: (said) => {
+      membership = membershipOf(said, where, again);
+    },
+    settle: () => {
+      const { present, back } = membership!;
+      const everybody = Array.from({ length: transport.worldSize }, (_, rank) => rank);
+      const others = (back.includes(transport.rank) ? present : back).filter((rank) => rank !== transport.rank);
+      for (const rank of again ? everybody : others) native.forget(rank, farewellSlot(moe) + rank);
+    },
+  });
+  return membership!;
 }
