@@ -44,6 +44,11 @@ int main() {
     ep_cuda_facts facts{};
     check(table->device_facts(device, &facts) == 0, "device_facts failed", device);
     check(facts.memory_bytes > 0 && facts.multiprocessors > 0 && facts.pci[0] != 0, "facts are missing", device);
+    for (int peer = 0; peer < devices; ++peer) {
+      int reaches = -1;
+      check(table->peer_access(device, peer, &reaches) == 0, "peer_access failed", device);
+      check(reaches == 0 || (reaches == 1 && peer != device), "it is its own peer, or peer_access said nothing", device);
+    }
     check(!has_context(device), "looking at it made a context", device);
   }
   for (int device = 0; device < devices; ++device) {
