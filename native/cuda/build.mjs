@@ -28,6 +28,7 @@ const objects = [
   'attention_kernels.cu',
   'expert_kernels.cu',
   'moe_kernels.cu',
+  'moe_low_latency.cu',
   'group_kernels.cu',
   'library.cpp',
 ].map((name) => ({

@@ -13,21 +13,30 @@ struct grid_needs {
   uint32_t shared_bytes; // of each block
 };
 
+inline cuda_environment environment_of(uint64_t wait_cycles, uint64_t cancel, uint64_t lost) {
+  return {wait_cycles, reinterpret_cast<const uint32_t*>(cancel), 0, reinterpret_cast<const uint32_t*>(lost)};
+}
+
+// As many times `how.blocks` as there are `rows` of the grid.
 template <class... Parameters, class... Arguments>
-int launch_with(const ep_cuda_launch& how, const grid_needs& needs, void (*kernel)(Parameters...), Arguments... arguments) {
-  const cuda_environment environment{how.wait_cycles, reinterpret_cast<const uint32_t*>(how.cancel), 0, reinterpret_cast<const uint32_t*>(how.lost)};
+int launch_rows(const ep_cuda_launch& how, uint32_t rows, const grid_needs& needs, void (*kernel)(Parameters...), const Arguments&... arguments) {
   if (how.lanes == 0 || how.lanes % 32 != 0) return cudaErrorInvalidConfiguration;
   cudaLaunchAttribute together{};
   together.id = cudaLaunchAttributeCooperative;
   together.val.cooperative = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(how.blocks);
+  config.gridDim = dim3(how.blocks, rows);
   config.blockDim = dim3(how.lanes);
   config.dynamicSmemBytes = needs.shared_bytes;
   config.stream = static_cast<cudaStream_t>(how.stream);
   config.attrs = &together;
   config.numAttrs = needs.cooperative ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, environment, arguments...);
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+template <class... Parameters, class... Arguments>
+int launch_with(const ep_cuda_launch& how, const grid_needs& needs, void (*kernel)(Parameters...), const Arguments&... arguments) {
+  return launch_rows(how, 1, needs, kernel, environment_of(how.wait_cycles, how.cancel, how.lost), arguments...);
 }
 
 } // namespace ep

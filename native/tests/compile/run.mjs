@@ -177,6 +177,7 @@ const cudaUnits = [
   { unit: 'attention', source: join(native, 'cuda/attention_kernels.cu') },
   { unit: 'expert-layer', source: join(native, 'cuda/expert_kernels.cu') },
   { unit: 'experts', source: join(native, 'cuda/moe_kernels.cu') },
+  { unit: 'low latency', source: join(native, 'cuda/moe_low_latency.cu') },
   { unit: 'group', source: join(native, 'cuda/group_kernels.cu') },
   { unit: 'library', source: join(native, 'cuda/library.cpp') },
 ];

@@ -2,8 +2,8 @@
 // experts_bench [tokens of a high-throughput call, 4096; 0: low latency alone] [repetitions, 15]
 //
 // Time is of CUDA events around the kernels of all ranks, which are launched behind a gate, so that no launch is in it; the median of the repetitions. Before and after them every
-// received row and every sum is checked. Results are sent, or stay where experts have written them ("results in place"). Low latency is also timed in graphs: of one call of all ranks, and of 16 dispatches and 16
-// calls that follow each other, of which combine is the difference. Floor of a low-latency call: what must be read and written once, at the rate of the copy: dispatch, the selections, 16 bytes of header
+// received row and every sum is checked. Results are sent, or stay where experts have written them ("results in place"). Low latency is also timed with one launch for all ranks ("together") in place of one for each,
+// and either in graphs: of one call of all ranks, and of 16 dispatches and 16 calls that follow each other, of which combine is the difference. Floor of a low-latency call: what must be read and written once, at the rate of the copy: dispatch, the selections, 16 bytes of header
 // each; combine, the selections read and the tokens written. High throughput: the bytes of the selections, counted once, over a copy of as many bytes.
 #include <algorithm>
 
@@ -82,19 +82,42 @@ struct call_times {
   double combine = 0;
 };
 
-call_times call(stopwatch& watch, experts_world& world, uint32_t blocks, uint32_t lanes) {
+// How the kernels of a call are launched.
+struct launching {
+  uint32_t blocks; // of a rank
+  uint32_t lanes;
+  bool together; // one kernel for all ranks, on the first one's stream
+};
+
+std::vector<cudaStream_t> streams_of(const experts_world& world, const launching& how) {
   std::vector<cudaStream_t> streams;
-  for (const auto& rank : world.ranks) streams.push_back(rank.stream);
-  const size_t count = world.ranks.size();
+  for (const auto& rank : world.ranks) {
+    if (streams.empty() || !how.together) streams.push_back(rank.stream);
+  }
+  return streams;
+}
+
+// On the stream of one of streams_of.
+void dispatch(experts_world& world, const launching& how, size_t stream) {
+  if (how.together) world.dispatch_together(how.blocks, how.lanes);
+  else world.dispatch(stream, how.blocks, how.lanes);
+}
+void combine(experts_world& world, const launching& how, size_t stream) {
+  if (how.together) world.combine_together(how.blocks, how.lanes);
+  else world.combine(stream, how.blocks, how.lanes);
+}
+
+call_times call(stopwatch& watch, experts_world& world, const launching& how) {
+  const std::vector<cudaStream_t> streams = streams_of(world, how);
   world.next_call();
   call_times took;
   took.dispatch = watch.time(streams, [&] {
-    for (size_t rank = 0; rank < count; ++rank) world.dispatch(rank, blocks, lanes);
+    for (size_t stream = 0; stream < streams.size(); ++stream) dispatch(world, how, stream);
   });
-  for (size_t rank = 0; rank < count; ++rank) world.fill(rank);
+  for (size_t rank = 0; rank < world.ranks.size(); ++rank) world.fill(rank);
   world.finish();
   took.combine = watch.time(streams, [&] {
-    for (size_t rank = 0; rank < count; ++rank) world.combine(rank, blocks, lanes);
+    for (size_t stream = 0; stream < streams.size(); ++stream) combine(world, how, stream);
   });
   world.finish();
   return took;
@@ -103,30 +126,30 @@ call_times call(stopwatch& watch, experts_world& world, uint32_t blocks, uint32_
 // Dispatch, and combine, of all ranks as one graph each: a replay is one launch, so that ranks begin as near to each other as the device lets them.
 class replays {
  public:
-  replays(experts_world& all, uint32_t blocks, uint32_t lanes) : world(all) {
-    dispatch = captured([&](size_t rank) { world.dispatch(rank, blocks, lanes); });
-    combine = captured([&](size_t rank) { world.combine(rank, blocks, lanes); });
-    dispatches = captured([&](size_t rank) {
-      for (uint32_t i = 0; i < in_row; ++i) world.dispatch(rank, blocks, lanes);
+  replays(experts_world& all, const launching& how) : world(all), streams(streams_of(all, how)) {
+    one_dispatch = captured([&](size_t stream) { dispatch(world, how, stream); });
+    one_combine = captured([&](size_t stream) { combine(world, how, stream); });
+    dispatches = captured([&](size_t stream) {
+      for (uint32_t i = 0; i < in_row; ++i) dispatch(world, how, stream);
     });
-    both = captured([&](size_t rank) {
+    both = captured([&](size_t stream) {
       for (uint32_t i = 0; i < in_row; ++i) {
-        world.dispatch(rank, blocks, lanes);
-        world.combine(rank, blocks, lanes);
+        dispatch(world, how, stream);
+        combine(world, how, stream);
       }
     });
   }
   ~replays() {
-    for (cudaGraphExec_t graph : {dispatch, combine, dispatches, both}) cudaGraphExecDestroy(graph);
+    for (cudaGraphExec_t graph : {one_dispatch, one_combine, dispatches, both}) cudaGraphExecDestroy(graph);
   }
   replays(const replays&) = delete;
   call_times call(stopwatch& watch) {
     call_times took;
     const cudaStream_t stream = world.ranks[0].stream;
-    took.dispatch = watch.time({stream}, [&] { check(cudaGraphLaunch(dispatch, stream), "cudaGraphLaunch"); });
+    took.dispatch = watch.time({stream}, [&] { check(cudaGraphLaunch(one_dispatch, stream), "cudaGraphLaunch"); });
     for (size_t rank = 0; rank < world.ranks.size(); ++rank) world.fill(rank);
     world.finish();
-    took.combine = watch.time({stream}, [&] { check(cudaGraphLaunch(combine, stream), "cudaGraphLaunch"); });
+    took.combine = watch.time({stream}, [&] { check(cudaGraphLaunch(one_combine, stream), "cudaGraphLaunch"); });
     world.finish();
     return took;
   }
@@ -144,18 +167,19 @@ class replays {
 
  private:
   experts_world& world;
-  cudaGraphExec_t dispatch = nullptr, combine = nullptr, dispatches = nullptr, both = nullptr;
+  std::vector<cudaStream_t> streams;
+  cudaGraphExec_t one_dispatch = nullptr, one_combine = nullptr, dispatches = nullptr, both = nullptr;
 
   template <class Launch> cudaGraphExec_t captured(const Launch& launch) {
-    const cudaStream_t first = world.ranks[0].stream;
+    const cudaStream_t first = streams[0];
     cudaEvent_t event = nullptr;
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
     check(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
     check(cudaEventRecord(event, first), "cudaEventRecord");
-    for (size_t rank = 1; rank < world.ranks.size(); ++rank) check(cudaStreamWaitEvent(world.ranks[rank].stream, event, 0), "cudaStreamWaitEvent");
-    for (size_t rank = 0; rank < world.ranks.size(); ++rank) launch(rank);
-    for (size_t rank = 1; rank < world.ranks.size(); ++rank) {
-      check(cudaEventRecord(event, world.ranks[rank].stream), "cudaEventRecord");
+    for (size_t stream = 1; stream < streams.size(); ++stream) check(cudaStreamWaitEvent(streams[stream], event, 0), "cudaStreamWaitEvent");
+    for (size_t stream = 0; stream < streams.size(); ++stream) launch(stream);
+    for (size_t stream = 1; stream < streams.size(); ++stream) {
+      check(cudaEventRecord(event, streams[stream]), "cudaEventRecord");
       check(cudaStreamWaitEvent(first, event, 0), "cudaStreamWaitEvent");
     }
     cudaGraph_t graph = nullptr;
@@ -179,10 +203,39 @@ void check_all(experts_world& world) {
   std::exit(1);
 }
 
-void checked_call(stopwatch& watch, experts_world& world, uint32_t blocks, uint32_t lanes) {
+void checked_call(stopwatch& watch, experts_world& world, const launching& how) {
   world.poison();
   world.finish();
-  call(watch, world, blocks, lanes);
+  call(watch, world, how);
+  check_all(world);
+}
+
+void measure_launches(stopwatch& watch, experts_world& world, const launching& how, const call_times& floor) {
+  const auto measured = [&](const char* name, const auto& once, uint32_t unmeasured) {
+    std::vector<double> in, out;
+    for (uint32_t i = 0; i < repetitions + unmeasured; ++i) {
+      const call_times took = once();
+      if (i < unmeasured) continue;
+      in.push_back(took.dispatch);
+      out.push_back(took.combine);
+    }
+    std::printf("    %s%-26s dispatch %8.1f us (%.2f of that time), combine %8.1f us (%.2f)\n", how.together ? "together, " : "          ", name, median(in), median(in) / floor.dispatch, median(out),
+                median(out) / floor.combine);
+    std::fflush(stdout);
+  };
+  checked_call(watch, world, how);
+  measured("launches:", [&] { return call(watch, world, how); }, 0);
+  checked_call(watch, world, how);
+  if (!world.options.repeated) return;
+  replays graphs(world, how);
+  world.poison();
+  world.finish();
+  measured("one graph:", [&] { return graphs.call(watch); }, 1); // a graph is brought to the device by its first launch
+  check_all(world);
+  world.poison();
+  for (size_t rank = 0; rank < world.ranks.size(); ++rank) world.fill(rank);
+  world.finish();
+  measured("graph of 16 calls, each:", [&] { return graphs.call_in_row(watch); }, 1);
   check_all(world);
 }
 
@@ -203,39 +256,11 @@ void measure(stopwatch& watch, double copy, const experts_options& wanted, const
     check(ep::cuda_resident(0, EP_CUDA_KERNEL_MOE, lanes, &resident), "resident");
     for (const uint32_t share : shares) {
       const uint32_t blocks = std::max(1u, resident / static_cast<uint32_t>(wanted.ranks) / share);
-      checked_call(watch, world, blocks, lanes);
-      std::vector<double> in, out;
-      for (uint32_t i = 0; i < repetitions; ++i) {
-        const call_times took = call(watch, world, blocks, lanes);
-        in.push_back(took.dispatch);
-        out.push_back(took.combine);
+      std::printf("  %u blocks of %u lanes for each rank\n", blocks, lanes);
+      for (const bool together : {false, true}) {
+        if (together && wanted.compact) continue; // low latency alone
+        measure_launches(watch, world, {blocks, lanes, together}, {floor_in, floor_out});
       }
-      checked_call(watch, world, blocks, lanes);
-      std::printf("  %2u blocks of %u lanes for each rank: dispatch %8.1f us (%.2f of that time), combine %8.1f us (%.2f)\n", blocks, lanes, median(in), median(in) / floor_in,
-                  median(out), median(out) / floor_out);
-      std::fflush(stdout);
-      if (!wanted.repeated) continue;
-      replays graphs(world, blocks, lanes);
-      world.poison();
-      world.finish();
-      const auto replay = [&](const char* how, const auto& once) {
-        in.clear();
-        out.clear();
-        for (uint32_t i = 0; i <= repetitions; ++i) {
-          const call_times took = once();
-          if (i == 0) continue; // a graph is brought to the device by its first launch
-          in.push_back(took.dispatch);
-          out.push_back(took.combine);
-        }
-        check_all(world);
-        std::printf("     %-33s dispatch %8.1f us (%.2f of that time), combine %8.1f us (%.2f)\n", how, median(in), median(in) / floor_in, median(out), median(out) / floor_out);
-        std::fflush(stdout);
-      };
-      replay("one graph of all ranks:", [&] { return graphs.call(watch); });
-      world.poison();
-      for (size_t rank = 0; rank < world.ranks.size(); ++rank) world.fill(rank);
-      world.finish();
-      replay("one graph of 16 calls, each:", [&] { return graphs.call_in_row(watch); });
     }
   }
 }

@@ -160,6 +160,10 @@ class experts_world {
   void dispatch(size_t rank, uint32_t blocks, uint32_t lanes) { check(cuda_moe_dispatch(how(rank, blocks, lanes), ranks[rank].buffer, ranks[rank].dispatch, 3), "dispatch"); }
   void combine(size_t rank, uint32_t blocks, uint32_t lanes) { check(cuda_moe_combine(how(rank, blocks, lanes), ranks[rank].buffer, ranks[rank].combine, 3), "combine"); }
 
+  // All ranks by one launch, on the first one's stream.
+  void dispatch_together(uint32_t blocks, uint32_t lanes, uint32_t halves = 3) { together(blocks, lanes, halves, true); }
+  void combine_together(uint32_t blocks, uint32_t lanes, uint32_t halves = 3) { together(blocks, lanes, halves, false); }
+
   void fill(size_t r) {
     const rank_state& rank = ranks[r];
     fill_results<<<128, 256, 0, rank.stream>>>(rank.dispatch.call.routing, local, static_cast<uint32_t>(world), rank.y, options.hidden);
@@ -200,6 +204,11 @@ class experts_world {
   unsigned long long* wrong_counter() const { return wrong; } // on the device
 
  private:
+  void together(uint32_t blocks, uint32_t lanes, uint32_t halves, bool dispatches) {
+    std::vector<moe_rank> all;
+    for (const rank_state& rank : ranks) all.push_back({&rank.buffer, dispatches ? &rank.dispatch : nullptr, dispatches ? nullptr : &rank.combine, 0, 0});
+    check(cuda_moe_together(how(0, blocks, lanes), all.data(), static_cast<uint32_t>(all.size()), halves), dispatches ? "dispatch together" : "combine together");
+  }
   bool casts() const { return options.payload != EP_MOE_BF16; } // to e4m3 with f32 scales
   uint64_t code_bytes() const { return uint64_t{options.hidden} * (casts() ? 1 : 2); }
   uint64_t scale_blocks() const { return (options.hidden + EP_MOE_SCALED_CHANNELS - 1) / EP_MOE_SCALED_CHANNELS; }

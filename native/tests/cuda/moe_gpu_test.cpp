@@ -17,8 +17,8 @@ constexpr uint32_t casts[] = {EP_MOE_F8_F32, EP_MOE_F8_F32_POW2, EP_MOE_F8_UE8M0
 
 enum class route { device, pinned, engine, nic };
 
-// Every half of every call on its rank's stream; then everything is looked at.
-void calls(route by, bool compact, int32_t size, uint64_t seed) {
+// Every half of every call on its rank's stream, or of all ranks by one launch; then everything is looked at.
+void calls(route by, bool compact, int32_t size, uint64_t seed, bool together = false) {
   moe_options wanted;
   wanted.size = size;
   wanted.slots = 1 + static_cast<uint32_t>(seed % 3);
@@ -58,11 +58,13 @@ void calls(route by, bool compact, int32_t size, uint64_t seed) {
     view.signals = reinterpret_cast<uint64_t>(gpu_memory(plan.signal_slots() * 8));
   }
   const auto blocks = 1 + static_cast<uint32_t>(seed % 4);
+  const auto stream_of = [&](int32_t rank) { return streams[together ? 0 : static_cast<size_t>(rank)]; };
   for (const moe_step& step : plan.halves()) {
+    std::vector<gpu_moe_rank> all;
     for (int32_t rank = 0; rank < size; ++rank) {
       moe_case::one_rank& own = plan.at(step.call, rank);
       if (step.half == 2 && plan.offers(step.call, rank)) {
-        EP_CHECK_EQ(gpu_finish(streams[static_cast<size_t>(rank)]), 0); /* its dispatch awaits halves that were launched before */
+        EP_CHECK_EQ(gpu_finish(stream_of(rank)), 0); /* its dispatch awaits halves that were launched before */
         plan.offer(ranks, step.call, rank);
         const uint64_t offset = own.combine.y - reinterpret_cast<uint64_t>(ranks.data(rank));
         if (by == route::device) {
@@ -73,8 +75,10 @@ void calls(route by, bool compact, int32_t size, uint64_t seed) {
       }
       ep_moe_buffer buffer = plan.buffer(rank);
       if (by == route::device) buffer.memory.peers = reinterpret_cast<uint64_t>(views.data());
-      EP_CHECK_EQ(gpu_moe(streams[static_cast<size_t>(rank)], blocks, 32u << seed % 4, buffer, own.dispatch, own.combine, step.half), 0);
+      if (together) all.push_back({buffer, &own.dispatch, &own.combine});
+      else EP_CHECK_EQ(gpu_moe(stream_of(rank), blocks, 32u << seed % 4, buffer, own.dispatch, own.combine, step.half), 0);
     }
+    if (together) EP_CHECK_EQ(gpu_moe_together(streams[0], blocks, 32u << seed % 4, all, step.half), 0);
   }
   for (void* stream : streams) EP_CHECK_EQ(gpu_finish(stream), 0);
   stop.store(1);
@@ -118,6 +122,7 @@ int main(int count, char** words) {
     for (uint64_t seed = 0; seed < seeds; ++seed) {
       const uint64_t mixed = seed * 101 + static_cast<uint64_t>(size);
       calls(route::device, false, size, mixed);
+      calls(route::device, false, size, mixed, true);
       calls(route::pinned, true, size, mixed);
       if (seed < 15) {
         calls(route::engine, seed % 2 != 0, size, mixed);

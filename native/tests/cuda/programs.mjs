@@ -6,7 +6,7 @@ import { nvccCommand } from '../../../tools/setup/toolchain.mjs';
 
 const native = resolve(import.meta.dirname, '../..');
 const includes = [`-I${join(native, 'include')}`];
-const kernels = ['kernels', 'attention_kernels', 'expert_kernels', 'moe_kernels', 'group_kernels'].map(
+const kernels = ['kernels', 'attention_kernels', 'expert_kernels', 'moe_kernels', 'moe_low_latency', 'group_kernels'].map(
   (name) => `cuda/${name}.cu`,
 );
 const core = ['waiting', 'limits', 'copy', 'device/kernel', 'simt/simt', 'simt/context', 'simt/report', 'simt/fiber'];
@@ -22,7 +22,7 @@ export const programs = {
   },
   moe_gpu_test: {
     host: ['tests/cuda/moe_gpu_test.cpp', ...core.map((name) => `core/${name}.cpp`), 'core/moe/cast.cpp'],
-    device: ['tests/cuda/moe_kernels.cu', 'tests/cuda/gpu_memory.cu'],
+    device: ['tests/cuda/moe_kernels.cu', 'cuda/moe_low_latency.cu', 'tests/cuda/gpu_memory.cu'],
   },
   group_gpu_test: {
     host: ['tests/cuda/group_gpu_test.cpp', ...core.map((name) => `core/${name}.cpp`), ...reductions],

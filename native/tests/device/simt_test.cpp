@@ -7,6 +7,7 @@
 
 #include "../../core/simt/simt.hpp"
 #include "../check.hpp"
+#include "ep/device/moe_blocks.h"
 #include "ep/device/order.h"
 
 namespace {
@@ -73,6 +74,36 @@ void barriers() {
     });
     EP_CHECK(result.ok);
     EP_CHECK_EQ(wrong, 0u);
+  }
+}
+
+// Two ranks of one launch, of which one comes by more barriers than the other: each rank's blocks see all that its own have added, and its word serves the next launch, of other blocks.
+void barriers_of_ranks() {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    uint64_t words[2] = {0, 0};
+    for (const uint32_t blocks : {3u, 2u}) {
+      uint64_t added[2] = {0, 0};
+      uint32_t wrong = 0;
+      const auto result = ep::simt_run(simt_options{2 * blocks, 8, 4, seed, 0.5}, quiet, [&](simt_context& ctx) {
+        struct of_rank {
+          simt_context& all;
+          uint32_t count;
+          uint32_t blocks() const { return count; }
+          uint32_t lane() const { return all.lane(); }
+          void point() { all.point(); }
+          void sync_block() { all.sync_block(); }
+          bool wait(const uint64_t* word, uint64_t value, int32_t rank, uint32_t stage, ep_kernel_status* status) { return all.wait(word, value, rank, stage, status); }
+        } own{ctx, blocks};
+        const uint32_t rank = ctx.block() / blocks;
+        for (uint64_t round = 1; round <= 2 + 3 * rank; ++round) {
+          fetch_add(ctx, &added[rank], 1);
+          ep::detail::moe_sync_blocks(own, &words[rank], static_cast<int32_t>(rank));
+          if (ep::load_acquire(ctx, &added[rank]) < round * blocks * ctx.lanes()) ++wrong;
+        }
+      });
+      EP_CHECK(result.ok);
+      EP_CHECK_EQ(wrong, 0u);
+    }
   }
 }
 
@@ -279,6 +310,7 @@ void refusals() {
 int main() {
   collectives();
   barriers();
+  barriers_of_ranks();
   missing_barrier_shows();
   schedules_repeat();
   deadlocks_are_named();

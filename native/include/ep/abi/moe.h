@@ -78,8 +78,8 @@ typedef struct ep_moe_peer {
   uint64_t counted;  /* the counters as they stand when all calls so far are complete (where endpoints can store: unused) */
   uint64_t arrived; /* of this rank, low latency on GPUs: blocks that have ended the half under way, 0 between halves */
   uint64_t returned;
-  uint64_t placed;
-  uint64_t credited; /* value that the peer's credit must have before the next call may write there */
+  uint64_t placed;  /* of this rank, where one launch has the blocks of several: their barrier (moe_blocks.h) */
+  uint64_t credited; /* value that the peer's credit must have before the next call may write there; of this rank, low latency on GPUs: epoch of the last call of which the send half did not fail */
   uint64_t owed[EP_MOE_BANKS]; /* not 0: a rank that was given up may still write results of an earlier call into the bank, until EP_MOE_SIGNAL_RETURNED shows this value or it is dead */
   uint64_t owed_rows; /* the same for rows of a high-throughput dispatch, and EP_MOE_SIGNAL_ARRIVED */
   uint32_t told;      /* epoch of the last call whose counts were sent there; of this rank: see EP_MOE_DEVICE_EPOCH */

@@ -37,18 +37,40 @@ template <class Ctx> EP_HD void moe_keep_epoch(Ctx& ctx, const ep_moe_buffer& bu
 
 } // namespace detail
 
+/* Of one form alone, for kernels that have no other: what they are made of comes from memory at a cold launch, and what is not there needs no registers. */
 template <class Ctx, class Endpoint>
-EP_HD void moe_run_dispatch(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args, uint32_t halves) {
+EP_HD void moe_low_latency_dispatch(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args, uint32_t halves) {
   if (!detail::moe_has_epoch(ctx, buffer, args.call)) return;
-  const bool compact = buffer.header.kind == EP_MOE_HIGH_THROUGHPUT;
   if ((halves & moe_send_half) != 0) {
-    const bool ok = compact ? moe_compact_send(ctx, endpoint, buffer, args) : moe_dispatch_send(ctx, endpoint, buffer, args);
-    if (compact || !detail::moe_by_warps<Ctx, Endpoint>) detail::moe_keep_epoch(ctx, buffer, args.call); /* else the block that ended last has */
+    const bool ok = moe_dispatch_send(ctx, endpoint, buffer, args);
+    if constexpr (!detail::moe_by_warps<Ctx, Endpoint>) detail::moe_keep_epoch(ctx, buffer, args.call); /* else the block that ended last has */
     if (!ok) return;
   }
-  if ((halves & moe_receive_half) == 0) return;
-  if (compact) moe_compact_receive(ctx, endpoint, buffer, args);
-  else moe_dispatch_receive(ctx, endpoint, buffer, args);
+  if ((halves & moe_receive_half) != 0) moe_dispatch_receive(ctx, endpoint, buffer, args);
+}
+template <class Ctx, class Endpoint>
+EP_HD void moe_high_throughput_dispatch(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args, uint32_t halves) {
+  if (!detail::moe_has_epoch(ctx, buffer, args.call)) return;
+  if ((halves & moe_send_half) != 0) {
+    const bool ok = moe_compact_send(ctx, endpoint, buffer, args);
+    detail::moe_keep_epoch(ctx, buffer, args.call);
+    if (!ok) return;
+  }
+  if ((halves & moe_receive_half) != 0) moe_compact_receive(ctx, endpoint, buffer, args);
+}
+
+template <class Ctx, class Endpoint>
+EP_HD void moe_run_dispatch(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args, uint32_t halves) {
+  if (buffer.header.kind == EP_MOE_HIGH_THROUGHPUT) moe_high_throughput_dispatch(ctx, endpoint, buffer, args, halves);
+  else moe_low_latency_dispatch(ctx, endpoint, buffer, args, halves);
+}
+
+/* Where warps take rows. */
+template <class Ctx, class Endpoint>
+EP_HD void moe_low_latency_combine(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, const ep_moe_combine_args& args, uint32_t halves) {
+  if (!detail::moe_has_epoch(ctx, buffer, args.call)) return;
+  if ((halves & moe_send_half) != 0 && !moe_combine_send(ctx, endpoint, buffer, args)) return;
+  if ((halves & moe_receive_half) != 0) detail::moe_pull_combine(ctx, endpoint, moe_view{buffer, args.call}, args);
 }
 
 template <class Ctx, class Endpoint>

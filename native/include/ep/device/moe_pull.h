@@ -8,6 +8,7 @@
 #define EP_DEVICE_MOE_PULL_H
 
 #include "bulk.h"
+#include "moe_blocks.h"
 #include "moe_layout.h"
 #include "moe_receive.h"
 #include "moe_refuse.h"
@@ -16,12 +17,6 @@
 EP_MACHINE_BEGIN
 
 namespace detail {
-
-/* Awaits a word that another block of this launch writes, whatever happens, by one lane. HAZARD: no limit: whoever writes it may await peers for as long as any wait may last. */
-template <class Ctx> EP_HD void moe_await_block(Ctx& ctx, const uint64_t* word, uint64_t value, int32_t self) {
-  ep_kernel_status ignored{};
-  while (!ctx.wait(word, value, self, EP_STAGE_TURN, &ignored)) ignored = {};
-}
 
 /* What block 0 has decided about a receive half, below the epoch in this rank's own word of EP_MOE_SIGNAL_PLACED. */
 enum moe_verdict : uint32_t { moe_unsent = 0, moe_failed = 1, moe_refused_by_one = 2, moe_sound_call = 3 };
@@ -68,10 +63,21 @@ template <class Ctx, class Endpoint> EP_HD void moe_tell_layout(Ctx& ctx, const 
 
 /* Once all blocks have told and cast: says so to all ranks of experts, unless the call has failed, and to this one. A rank in debt takes it all back: its count words say that it sends nothing. */
 template <class Ctx, class Endpoint> EP_HD void moe_say_sent(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at) {
-  const uint32_t bank = at.peer(at.self()).bank;
-  bool owed = false;
-  for (auto rank = static_cast<int32_t>(coop.lane()); rank < at.world(); rank += static_cast<int32_t>(coop.lanes())) owed = owed || at.peer(rank).owed_rows != 0 || at.peer(rank).owed[bank] != 0;
-  const bool sound = moe_sound(ctx, coop, at);
+  /* All looks of a lane at once, its first rank's: one after the other each would wait for memory, and all ranks for this one. */
+  const auto owes = [&](int32_t rank) {
+    const ep_moe_peer& peer = at.peer(rank);
+    const uint64_t owed[EP_MOE_BANKS] = {peer.owed[0], peer.owed[1]};
+    return (peer.owed_rows | owed[at.peer(at.self()).bank]) != 0;
+  };
+  const auto tells = [&](int32_t rank) {
+    const bool has_experts = at.experts_of(rank) != 0;
+    return moe_takes_part(ctx, at, rank) && has_experts;
+  };
+  const auto lane = static_cast<int32_t>(coop.lane());
+  const bool sound = half_ref(at.status()->status).load(acquire) == EP_STATUS_OK;
+  bool owed = lane < at.world() && owes(lane);
+  bool told = lane < at.world() && tells(lane);
+  for (auto rank = lane + static_cast<int32_t>(coop.lanes()); rank < at.world(); rank += static_cast<int32_t>(coop.lanes())) owed = owed || owes(rank);
   if (!coop.sync_and(!owed)) {
     auto* words = reinterpret_cast<uint64_t*>(at.call.routing.send_words);
     for (uint32_t p = coop.lane(); p < at.buffer.experts.replicas; p += coop.lanes()) {
@@ -81,12 +87,11 @@ template <class Ctx, class Endpoint> EP_HD void moe_say_sent(Ctx& ctx, const blo
     }
     coop.sync();
   }
-  for (auto rank = static_cast<int32_t>(coop.lane()); rank < at.world(); rank += static_cast<int32_t>(coop.lanes())) {
+  for (auto rank = lane; rank < at.world(); rank += static_cast<int32_t>(coop.lanes())) {
+    if (rank != lane) told = tells(rank);
+    if (rank != at.self() && !(sound && told)) continue;
     ep_moe_peer& peer = at.peer(rank);
-    const bool takes_part = moe_takes_part(ctx, at, rank);
-    const bool tells = sound && at.experts_of(rank) != 0 && takes_part;
-    if (rank != at.self() && !tells) continue;
-    if (rank != at.self()) peer.credited = at.call.epoch;
+    if (sound || rank != at.self()) peer.credited = at.call.epoch; /* of this rank: that it has sent */
     peer.told = at.call.epoch; /* of this rank: the epoch, which every block has read */
     moe_say_stored(ctx, endpoint, at, EP_MOE_SIGNAL_COUNTED, rank);
   }
@@ -108,7 +113,10 @@ template <class Ctx, class Endpoint> EP_HD bool moe_hear_source(Ctx& ctx, const 
   const uint32_t experts = at.experts_of(at.self());
   const uint64_t* words = moe_count_words(endpoint, at, at.self(), source);
   for (uint64_t expected = at.call.epoch;; ++expected) {
-    const bool came = warp.lane() != 0 || (moe_takes_part(ctx, at, source) && moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_COUNTED, expected, source, EP_STAGE_COUNT));
+    /* All looks at once. */
+    const bool takes_part = moe_takes_part(ctx, at, source);
+    const bool here = load_acquire(ctx, endpoint.local_signal(at.signal_slot(EP_MOE_SIGNAL_COUNTED, source))) >= expected;
+    const bool came = warp.lane() != 0 || (takes_part && (here || moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_COUNTED, expected, source, EP_STAGE_COUNT)));
     if (!warp.sync_and(came)) return false;
     bool late = false;
     bool refuses = false;
@@ -128,6 +136,14 @@ template <class Ctx, class Endpoint> EP_HD bool moe_hear_source(Ctx& ctx, const 
   }
 }
 
+/* Whether this rank's own send half, which has ended, has neither failed nor refuses the call; by a warp. */
+template <class Ctx> EP_HD bool moe_has_sent(Ctx& ctx, const moe_view& at) {
+  const bool sent = at.peer(at.self()).credited == at.call.epoch;
+  const bool refuses = at.refuses();
+  if (sent && refuses && ctx.lane() % ctx.warp_lanes() == 0) ctx.fail(at.status(), EP_STATUS_BUSY, moe_debtor(at), EP_STAGE_RESULT, 0, 0);
+  return sent && !refuses;
+}
+
 /* By block 0: hears from all sources, this rank too, places what has come, and says what all blocks are to do. */
 template <class Ctx, class Endpoint>
 EP_HD void moe_decide(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
@@ -137,17 +153,17 @@ EP_HD void moe_decide(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& end
   EP_ONE_CODE for (uint32_t turn = 0; turn < 2; ++turn) { /* the first turn is a rehearsal: what it places is placed anew */
     bool ok = turn != 0;
     if (ok) {
-      if (coop.lane() == 0) moe_await_block(ctx, moe_own_word(endpoint, at, EP_MOE_SIGNAL_COUNTED), at.call.epoch, at.self());
-      coop.sync();
-      if (!moe_sound(ctx, coop, at)) break;
-      bool heard = !at.refuses();
-      if (!heard && coop.lane() == 0) ctx.fail(at.status(), EP_STATUS_BUSY, moe_debtor(at), EP_STAGE_RESULT, 0, 0);
-      if (at.experts_of(at.self()) != 0) {
-        for (auto source = static_cast<int32_t>(warp); source < at.world(); source += static_cast<int32_t>(warps)) {
-          if (source != at.self()) heard = moe_hear_source(ctx, endpoint, at, source) && heard;
-        }
+      /* HAZARD: what is heard of others may end the call. Until all blocks have sent, who sends last would find that, and tell nobody. */
+      bool heard = true;
+      if (coop.lane() % ctx.warp_lanes() == 0) moe_await_block(ctx, moe_own_word(endpoint, at, EP_MOE_SIGNAL_COUNTED), at.call.epoch, at.self());
+      ctx.sync_warp();
+      for (auto source = static_cast<int32_t>(warp); source < at.world(); source += static_cast<int32_t>(warps)) {
+        if (source == at.self()) heard = moe_has_sent(ctx, at) && heard;
+        else if (at.experts_of(at.self()) != 0) heard = moe_hear_source(ctx, endpoint, at, source) && heard;
       }
-      ok = coop.sync_and(heard) || moe_sound(ctx, coop, at);
+      const bool all = coop.sync_and(heard);
+      if (!all && at.peer(at.self()).credited != at.call.epoch) break;
+      ok = all || moe_sound(ctx, coop, at);
       verdict = ok ? moe_sound_call : at.status()->status == EP_STATUS_BUSY ? moe_refused_by_one : moe_failed;
     }
     moe_place_all(ctx, endpoint, at, ok ? args.totals : 0, warp, warps);

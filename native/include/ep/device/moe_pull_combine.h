@@ -55,7 +55,7 @@ template <class Ctx> EP_HD uint64_t moe_hand_over(Ctx& ctx, const moe_view& at, 
 
 /* By the first warp of a block that has summed: what it leaves. */
 template <class Ctx, class Endpoint> EP_HD uint64_t moe_look_back(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, bool sound, bool all) {
-  fence_system(); /* rows were read before the words are */
+  fence_order(); /* rows were read before the words are: whoever writes rows anew has taken its word back before, with a fence between */
   bool who = !sound;
   bool again = !all;
   for (uint32_t first = 0; first < static_cast<uint32_t>(at.world()); first += ctx.warp_lanes()) {
@@ -83,8 +83,22 @@ template <class Ctx, class Endpoint> EP_HD void moe_settle_returns(Ctx& ctx, con
   if (coop.lane() < ctx.warp_lanes()) moe_leave_bank(ctx, at);
 }
 
+/* What a warp's first sum reads before it comes to rows: other kernels have driven it out of the caches. */
+template <class Ctx> EP_HD void moe_look_ahead(Ctx& ctx, const moe_view& at, const ep_moe_combine_args& args) {
+  const uint32_t lane = ctx.lane() % ctx.warp_lanes();
+  const warp_share share = warps_of_grid(ctx);
+  const uint32_t token = share.warp / moe_team_warps(share, at.call.routing.tokens);
+  if (token >= at.call.routing.tokens || lane >= at.buffer.top_k) return;
+  const uint64_t choice = static_cast<uint64_t>(token) * at.buffer.top_k + lane;
+  const int32_t p = at.replicas()[choice];
+  prefetch(&at.slots()[choice]);
+  if (args.weights != 0) prefetch(reinterpret_cast<const float*>(args.weights) + choice);
+  if (p >= 0) prefetch(reinterpret_cast<const int32_t*>(at.buffer.experts.replica_rank) + p);
+}
+
 template <class Ctx, class Endpoint> EP_HD bool moe_pull_combine(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, const ep_moe_combine_args& args) {
   const block_coop<Ctx> coop{ctx};
+  moe_look_ahead(ctx, at, args);
   const uint32_t bank = at.peer(at.self()).bank;
   bool sound = moe_sound(ctx, coop, at); /* not what a graph's dispatch has left when it failed */
   bool all = moe_hear_results(ctx, coop, endpoint, at);

@@ -98,7 +98,16 @@ EP_HD void fence_system() {
 #endif
 }
 
-/* The same, where a context may take the call over (system_fence): tests and benchmarks count it. */
+/* The same but for one thing: that a store is seen before what is looked at later. Half as long on a GPU. */
+EP_HD void fence_order() {
+#if defined(__CUDACC__)
+  cuda::atomic_thread_fence(cuda::memory_order_acq_rel, cuda::thread_scope_system);
+#else
+  std::atomic_thread_fence(std::memory_order_acq_rel);
+#endif
+}
+
+/* The same as fence_system, where a context may take the call over (system_fence): tests and benchmarks count it. */
 template <class Ctx> EP_HD void fence_system(Ctx& ctx) {
   if constexpr (requires { ctx.system_fence(); }) {
     ctx.system_fence();
