@@ -6,9 +6,14 @@ import { nvccCommand } from '../../../tools/setup/toolchain.mjs';
 
 const native = resolve(import.meta.dirname, '../..');
 const includes = [`-I${join(native, 'include')}`];
-const kernels = ['kernels', 'attention_kernels', 'expert_kernels', 'moe_kernels', 'moe_low_latency', 'group_kernels'].map(
-  (name) => `cuda/${name}.cu`,
-);
+const kernels = [
+  'kernels',
+  'attention_kernels',
+  'expert_kernels',
+  'moe_kernels',
+  'moe_low_latency',
+  'group_kernels',
+].map((name) => `cuda/${name}.cu`);
 const core = ['waiting', 'limits', 'copy', 'device/kernel', 'simt/simt', 'simt/context', 'simt/report', 'simt/fiber'];
 const reductions = ['', '_portable', '_avx2', '_avx512'].map((name) => `core/collective/reduce${name}.cpp`);
 
