@@ -3420,8 +3420,12 @@ export interface MoePeer {
   /** of this rank, low latency on GPUs: blocks that have ended the half under way, 0 between halves */
   readonly arrived: bigint;
   readonly returned: bigint;
+  /** of this rank, where one launch has the blocks of several: their barrier (moe_blocks.h) */
   readonly placed: bigint;
-  /** value that the peer's credit must have before the next call may write there */
+  /**
+   * value that the peer's credit must have before the next call may write there; of this rank, low latency on GPUs:
+   * epoch of the last call of which the send half did not fail
+   */
   readonly credited: bigint;
   /**
    * not 0: a rank that was given up may still write results of an earlier call into the bank, until
