@@ -12,11 +12,14 @@ const { SWITCHES } = await import(pathToFileURL(join(root, 'packages/core/dist/i
 /** Set by a test for a program or library of its own; nobody else can. */
 const ownOfTests = new Set([
   'EP_CUDA_HOST_BROKEN_DEVICE',
+  'EP_CUDA_HOST_DEVICES',
   'EP_CUDA_HOST_FAILING',
+  'EP_CUDA_HOST_NO_PEERS',
   'EP_CUDA_HOST_REFUSED_DISPATCH',
   'EP_CUDA_HOST_REFUSED_EVENTS',
   'EP_GUEST_DEVICES',
   'EP_NCCL_HOST_BROKEN',
+  'EP_NCCL_HOST_LAUNCH_US',
   'EP_NCCL_HOST_VERSION',
   'EP_NVSHMEM_HOST_APART',
   'EP_NVSHMEM_HOST_TURNS',

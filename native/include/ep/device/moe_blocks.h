@@ -2,7 +2,7 @@
 #ifndef EP_DEVICE_MOE_BLOCKS_H
 #define EP_DEVICE_MOE_BLOCKS_H
 
-#include "ep/abi/status.h"
+#include "ep/abi/dispatch.h"
 #include "order.h"
 
 EP_MACHINE_BEGIN
