@@ -9,12 +9,10 @@ import {
   moments,
   nameOfForm,
   offeredForms,
+  range,
   someMessages,
 } from './expected.mjs';
 import { runRanks, valuesOf } from './ranks.mjs';
-
-const range = (/** @type {number} */ from, /** @type {number} */ to) =>
-  Array.from({ length: to - from }, (_, i) => from + i);
 
 /**
  * @typedef {{ name: string, run: () => Promise<string | void>, processes?: boolean }} Case `processes`: needs memory shared between processes. What `run` resolves with is

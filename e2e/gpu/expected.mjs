@@ -2,6 +2,9 @@
 import assert from 'node:assert/strict';
 import { runRanks, valuesOf } from './ranks.mjs';
 
+export const range = (/** @type {number} */ from, /** @type {number} */ to) =>
+  Array.from({ length: to - from }, (_, i) => from + i);
+
 const same = (/** @type {readonly any[]} */ values, /** @type {any} */ value) =>
   assert.deepEqual(values, Array(values.length).fill(value));
 

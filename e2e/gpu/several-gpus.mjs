@@ -8,12 +8,10 @@ import {
   moments,
   nameOfForm,
   offeredForms,
+  range,
   someMessages,
 } from './expected.mjs';
 import { runRanks, valuesOf } from './ranks.mjs';
-
-const range = (/** @type {number} */ from, /** @type {number} */ to) =>
-  Array.from({ length: to - from }, (_, i) => from + i);
 
 /** More show nothing that these do not. */
 const MOST_RANKS = 4;

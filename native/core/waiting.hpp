@@ -170,9 +170,8 @@ struct inline_looks {
   int64_t alone_ns = 0; // in yields that gave the core to nobody
 };
 bool wait_inline_look(const wait_policy& policy, inline_looks* looks); // false: the time for looking is up
-// `progress`: what `ready` runs, if it runs that.
-// `holds`, with the `sleepers` of `wake`: what `ready` looks for, as a sleeper may be asked for it.
 struct no_sleepers {};
+// `progress`: what `ready` runs, if it runs that. `holds`, with the `sleepers` of `wake`: what `ready` looks for, as a sleeper may be asked for it.
 template <class Ready, class Holds = no_sleepers>
 bool wait_inline(const wait_policy& policy, ep_wake_word* wake, Ready&& ready, const progress_list* progress = nullptr, sleeper_list* sleepers = nullptr, const Holds& holds = {}) {
   inline_looks looks;

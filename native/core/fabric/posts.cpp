@@ -175,8 +175,8 @@ int engine::post_atomic(int32_t peer, outgoing& one) {
 // Says what the request is, with its bytes where they are few.
 int engine::announce(int32_t peer, const outgoing& one) {
   const request& wanted = one.wanted;
-  wire_message message; // HAZARD: not cleared, most of it is not sent
-  message.kind = message_kind::request;
+  wire_message message;
+  begin_message(message, message_kind::request);
   message.op = static_cast<uint8_t>(static_cast<uint8_t>(wanted.op) | (one.asks() ? wire_asks : 0));
   message.pieces = one.pieces;
   message.sequence = one.sequence;
@@ -184,7 +184,6 @@ int engine::announce(int32_t peer, const outgoing& one) {
   message.offset = wanted.offset;
   message.slot = wanted.slot;
   message.value = wanted.value;
-  message.payload_bytes = 0;
   if (travels_inline(one)) {
     message.payload_bytes = static_cast<uint16_t>(wanted.bytes());
     if (wanted.word_bytes != 0) {
@@ -213,14 +212,9 @@ bool engine::pump(int32_t peer) {
       const bool work = at.control.front().kind != message_kind::alive || at.applied != at.told;
       const control_message& one = at.control.front();
       wire_message message;
-      message.kind = one.kind;
+      begin_message(message, one.kind);
       message.op = one.op;
-      message.payload_bytes = 0;
-      message.pieces = 0;
-      message.sequence = 0;
       message.memory = one.memory;
-      message.offset = 0;
-      message.slot = 0;
       message.value = one.value;
       if (const int code = send(peer, message); code != 0) return code;
       at.control.pop_front();

@@ -50,6 +50,12 @@ struct wire_message {
 inline constexpr uint32_t head_bytes = sizeof(wire_message) - inline_bytes;
 static_assert(head_bytes == 72 && sizeof(wire_message) == 1024);
 
+// Of this kind, and nothing else; the payload is left as it is, since most of it is not sent.
+inline void begin_message(wire_message& message, message_kind kind) {
+  std::memset(&message, 0, head_bytes);
+  message.kind = kind;
+}
+
 // The same in fewer bytes, where its numbers fit: providers take some 64 at once (fi_inject), without a buffer that has to stay and without an event. Numbers that only grow go by their
 // lower halves. The tag is that of the message which it stands for, so neither form can be made of the other, nor an old one pass where the lower halves come round.
 inline constexpr uint16_t brief_magic = 0x6245; // "Eb"; HAZARD: no message begins so

@@ -369,6 +369,23 @@ void test_briefs() {
   EP_CHECK(!fabric::brief_of(wide).has_value());
 }
 
+// Nothing tells of the failure of what is injected, so signs of life go on beside it, however much there is.
+void test_signs_beside_briefs() {
+  fabric::engine_options options;
+  options.heartbeat_ns = 20'000'000; // no pause between puts comes near that
+  scripted_world world(2, 41, options);
+  const auto others = [&] { return world.ranks.side(0).engine->counts().messages - world.network.injected(0); };
+  const uint64_t before = others();
+  uint64_t last = 0;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(400);
+  while (std::chrono::steady_clock::now() < end) {
+    last = world.ranks.post(0, world.ranks.bytes_to(0, 1, 0, 0, 8));
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  EP_CHECK(world.ranks.ended(0, 1, last) == request_state::done); // both counts stand still then, but for signs
+  EP_CHECK(others() >= before + 6);
+}
+
 // Whoever lacks the keys is not believed, in whoever's name it speaks: neither a goodbye nor a sign of life.
 void test_strangers() {
   fabric::engine_options options;
@@ -427,6 +444,7 @@ int main() {
   test_not_routed_yet();
   test_tags();
   test_briefs();
+  test_signs_beside_briefs();
   test_strangers();
   test_any_order();
   test_raw_link();
