@@ -37,7 +37,7 @@ result<std::shared_ptr<rank_context>> rank_context::create(int32_t rank, int32_t
   context->own_ = made.value();
   ep_rank_control& control = context->control();
   control.cores = cores_of_thread();
-  context->policy_ = wait_policy_for(cores_suffice(control.cores, {}, ranks_on_host));
+  context->policy_ = wait_policy_for(cores_suffice(control.cores, {}, ranks_on_host), cores_suffice(control.cores, {}, 2 * ranks_on_host));
   control.header = {EP_MAGIC_RANK, EP_ABI_MAJOR, EP_ABI_MINOR, 0, sizeof(ep_rank_control)};
   control.rank = rank;
   control.world_size = world_size;
@@ -84,7 +84,7 @@ result<nothing> rank_context::connect(const std::vector<ep_segment_handle>& hand
     if (rank != rank_ && peers_[static_cast<size_t>(rank)] != nullptr && life(rank) != EP_LIFE_ABSENT) others.push_back(control_of(rank).cores);
   }
   // Whoever comes later in the place of another does not change it: threads read it.
-  policy_ = wait_policy_for(cores_suffice(control().cores, others, ranks_on_host_));
+  policy_ = wait_policy_for(cores_suffice(control().cores, others, ranks_on_host_), cores_suffice(control().cores, others, 2 * ranks_on_host_));
   return nothing{};
 }
 

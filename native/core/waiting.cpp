@@ -25,8 +25,8 @@ int64_t deadline_after(double timeout_ms) {
   return clock_now_ns() + static_cast<int64_t>(std::llround(timeout_ms * 1e6));
 }
 
-wait_policy wait_policy_for(bool room) {
-  return room ? wait_policy{20'000, 30'000, 2'000'000, 50'000, 0} : wait_policy{0, 50'000, 2'000'000, 100'000, 1'000'000};
+wait_policy wait_policy_for(bool room, bool room_beside) {
+  return room ? wait_policy{20'000, 30'000, 2'000'000, 50'000, 0, room_beside} : wait_policy{0, 50'000, 2'000'000, 100'000, 1'000'000, false};
 }
 
 bool comparison_holds(comparison cmp, uint64_t found, uint64_t value) {
@@ -219,7 +219,7 @@ uint32_t wait_scope_check(const wait_scope& scope, int32_t awaited, int32_t* los
   return EP_STATUS_OK;
 }
 
-void progress_list::add(const void* owner, std::function<void()> step, std::function<void()> rest) {
+void progress_list::add(const void* owner, std::function<bool()> step, std::function<void()> rest) {
   const std::lock_guard lock(mutex_);
   steps_.push_back({owner, std::move(step), std::move(rest)});
   count_.store(steps_.size(), std::memory_order_release);
@@ -232,9 +232,11 @@ void progress_list::remove(const void* owner) {
 }
 
 // HAZARD: waits for another thread that runs them instead of passing by: what that one has looked at may be older than what this one is about to sleep on.
-void progress_list::run_all() const {
+bool progress_list::run_all() const {
   const std::lock_guard lock(mutex_);
-  for (const entry& one : steps_) one.step();
+  bool left = false;
+  for (const entry& one : steps_) left = one.step() || left;
+  return left;
 }
 
 void progress_list::rest_all() const {
@@ -259,16 +261,17 @@ struct awaited_word {
 } // namespace
 
 wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison cmp, uint64_t value, int32_t awaited) {
-  const auto look = [&scope](const uint64_t* at) {
-    if (scope.progress != nullptr) scope.progress->run();
+  bool gives_way = false; // to the thread that carries what is awaited: where cores are few, looking on would only keep one from it
+  const auto look = [&](const uint64_t* at) {
+    if (scope.progress != nullptr) gives_way = scope.progress->run() && !scope.policy.room_beside;
     return load(at);
   };
   uint64_t found = look(word);
   if (comparison_holds(cmp, found, value)) return {EP_STATUS_OK, awaited, found};
   const int64_t start = clock_now_ns();
   int64_t elapsed = 0;
-  while (elapsed < scope.policy.spin_ns) {
-    for (int i = 0; i < 32; ++i) {
+  while (elapsed < scope.policy.spin_ns && !gives_way) {
+    for (int i = 0; i < 32 && !gives_way; ++i) {
       found = look(word);
       if (comparison_holds(cmp, found, value)) return {EP_STATUS_OK, awaited, found};
       cpu_relax();
@@ -278,7 +281,7 @@ wait_result wait_word(const wait_scope& scope, const uint64_t* word, comparison 
   }
   const int64_t yield_end = elapsed + scope.policy.yield_ns;
   int64_t alone_ns = scope.policy.spin_ns == 0 ? 0 : INT64_MIN;
-  while (elapsed < yield_end && alone_ns < most_alone_ns) {
+  while (elapsed < yield_end && alone_ns < most_alone_ns && !gives_way) {
     elapsed = yield_core(start + elapsed, &alone_ns) - start;
     found = look(word);
     if (comparison_holds(cmp, found, value)) return {EP_STATUS_OK, awaited, found};

@@ -28,21 +28,22 @@ struct wait_policy {
   // A JS thread, before it hands the wait over to another thread: see wait_inline.
   int64_t inline_ns = 0;       // looks (spins, or yields where spin_ns is 0)
   int64_t inline_sleep_ns = 0; // then sleeps
+  bool room_beside = false;    // a second thread of each rank has a core, too
 };
 // `room`: every rank of the host has a core while this one spins (cores.hpp).
-wait_policy wait_policy_for(bool room);
+wait_policy wait_policy_for(bool room, bool room_beside = false);
 
 // Work that whoever waits does in passing: words that are made from what a NIC leaves elsewhere. HAZARD: a step runs on any thread that waits, so it neither waits nor calls
 // back here, and what it does twice must be the same as once.
 class progress_list {
  public:
-  // `rest`: whoever ran steps goes to sleep; those who stepped back for it are to go on. It may be told for nothing.
-  void add(const void* owner, std::function<void()> step, std::function<void()> rest = {});
+  // A step says whether what is under way is left to another thread, and for so long that whoever waits had better give up its core for it. `rest`: whoever ran steps goes to sleep; those who stepped back
+  // for it are to go on. It may be told for nothing.
+  void add(const void* owner, std::function<bool()> step, std::function<void()> rest = {});
   // None of the owner's steps runs any more when it returns.
   void remove(const void* owner);
-  void run() const {
-    if (count_.load(std::memory_order_acquire) != 0) run_all();
-  }
+  // Whether some step says so.
+  bool run() const { return count_.load(std::memory_order_acquire) != 0 && run_all(); }
   // HAZARD: after the look that finds nothing, so that what comes in between finds who sleeps.
   void rest() const {
     if (count_.load(std::memory_order_acquire) != 0) rest_all();
@@ -51,10 +52,10 @@ class progress_list {
  private:
   struct entry {
     const void* owner;
-    std::function<void()> step;
+    std::function<bool()> step;
     std::function<void()> rest;
   };
-  void run_all() const;
+  bool run_all() const;
   void rest_all() const;
   mutable std::mutex mutex_;
   std::vector<entry> steps_;

@@ -375,6 +375,19 @@ export interface NativeHostStream {
     readonly bare?: boolean;
   }): OperationId;
   /**
+   * Measures puts with signal over a memory that a rank's thread serves, at most `window` under way: `found` of the outcome is the time in ns until the last has landed. Message i comes from
+   * i % window * byteLength of this rank's memory, and goes to there in the second half of the peer's, each with 1 added to the slot.
+   */
+  putStream(description: {
+    readonly handle: Uint8Array;
+    readonly peer: number;
+    readonly messages: number;
+    readonly byteLength: number;
+    readonly window: number;
+    readonly slot: number;
+    readonly timeoutMs: number;
+  }): OperationId;
+  /**
    * The pull request's test of values, by both ranks of a world of two, in a context that nothing was signalled in and a memory of zeros. `found` of the outcome
    * says in how many rounds this rank saw the burst's last value before another one.
    */

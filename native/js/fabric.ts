@@ -153,7 +153,18 @@ export interface NativeFabricLink {
   connect(description: Uint8Array): void;
   /** A write of 8 bytes there and one back, polled for: nanoseconds of a round, as f64, into each of `samples`. `first` on one of the two. */
   pingPong(first: boolean, samples: NativeOperand, timeoutMs: number): void;
-  /** Writes `sends` messages of `byteLength`, at most `window` under way, while `receives` of the other's arrive. Seconds until both have all. `turn`: no two in a row alike. */
-  stream(sends: number, receives: number, byteLength: number, window: number, turn: number, timeoutMs: number): number;
+  /**
+   * Writes `sends` messages of `byteLength`, at most `window` under way, while `receives` of the other's arrive. Seconds until both have all. They come from, and go to, `places` of the memory one after the
+   * other. `turn`: no two in a row alike.
+   */
+  stream(
+    sends: number,
+    receives: number,
+    byteLength: number,
+    window: number,
+    places: number,
+    turn: number,
+    timeoutMs: number,
+  ): number;
   close(): void;
 }

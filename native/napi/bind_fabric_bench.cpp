@@ -44,10 +44,10 @@ struct fabric_link_wrap : Napi::ObjectWrap<fabric_link_wrap> {
     auto done = open(info.Env()).ping_pong(info[0].ToBoolean(), out, deadline_after(arg_double(info[2], "timeoutMs")));
     value_or_throw(info.Env(), done);
   }
-  // (sends, receives, byteLength, window, turn, timeoutMs) -> seconds
+  // (sends, receives, byteLength, window, places, turn, timeoutMs) -> seconds
   Napi::Value stream(const Napi::CallbackInfo& info) {
     auto seconds = open(info.Env()).stream(arg_size(info[0], "sends"), arg_size(info[1], "receives"), arg_size(info[2], "byteLength"), arg_size(info[3], "window"),
-                                           arg_size(info[4], "turn"), deadline_after(arg_double(info[5], "timeoutMs")));
+                                           arg_size(info[4], "places"), arg_size(info[5], "turn"), deadline_after(arg_double(info[6], "timeoutMs")));
     return Napi::Number::New(info.Env(), value_or_throw(info.Env(), seconds));
   }
   void close(const Napi::CallbackInfo&) { native.reset(); }

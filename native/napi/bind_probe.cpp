@@ -105,6 +105,51 @@ Napi::Value stream_wrap::ping_pong(const Napi::CallbackInfo& info) {
                            })));
 }
 
+// ({handle, peer, messages, byteLength, window, slot, timeoutMs}) -> operation: puts with signal, at most `window` under way, until the last has landed; `found` is their time in ns. Message i lies at
+// (i modulo window) times byteLength of this rank's memory, and goes there in the second half of the peer's.
+Napi::Value stream_wrap::put_stream(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  const auto description = info[0].As<Napi::Object>();
+  auto memory = memory_of_handle(description.Get("handle"));
+  const int32_t peer = arg_int(description.Get("peer"), "peer");
+  const uint64_t messages = arg_size(description.Get("messages"), "messages");
+  const uint64_t size = arg_size(description.Get("byteLength"), "byteLength");
+  const uint64_t window = arg_size(description.Get("window"), "window");
+  const uint64_t slot = arg_size(description.Get("slot"), "slot");
+  const double timeout = arg_double(description.Get("timeoutMs"), "timeoutMs");
+  const ep_memory_handle& handle = memory->device_handle();
+  if (peer < 0 || peer >= memory->context().world_size()) throw_invalid(env, "peer " + std::to_string(peer) + " is not in the world");
+  if (handle.header.kind != EP_MEMORY_PROXY) throw_invalid(env, "a stream of puts is measured over a memory that a rank's thread serves");
+  if (window == 0 || size == 0 || size > memory->byte_length() / 2 / window) throw_invalid(env, "window and byteLength must be at least 1, and a window must fit twice");
+  if (slot >= memory->signal_slots()) throw_invalid(env, "slot " + std::to_string(slot) + " is not in the pad");
+  return Napi::Number::New(env, static_cast<double>(launch(env, [=](const std::atomic<uint32_t>& cancel) {
+                             const kernel_environment environment{memory->context().waits(&cancel, deadline_after(timeout))};
+                             const proxy_endpoint endpoint{memory->device_handle()};
+                             ep_kernel_status status{};
+                             const int64_t begin = clock_now_ns();
+                             const result<nothing> ran = fast_run(1, environment, [&](fast_context& context) {
+                               const block_coop<fast_context> coop{context};
+                               const ep_proxy_ring& ring = endpoint.ring();
+                               const uint64_t first = load_relaxed(context, &ring.tail);
+                               const auto landed = [&](uint64_t count) { return context.wait(&ring.completed, first + count, peer, EP_STAGE_COMPLETION, &status); };
+                               for (uint64_t i = 0; i < messages; ++i) {
+                                 const uint64_t at = i % window * size;
+                                 if (i >= window && !landed(i + 1 - window)) return false;
+                                 if (!endpoint.put_rows(context, coop, peer, window * size + at, memory->own_data() + at, size, size, 1, false, slot, 1, &status)) return false;
+                               }
+                               return landed(messages);
+                             });
+                             const int64_t end_ns = clock_now_ns();
+                             outcome end = outcome_of(status);
+                             if (ran.ok() && end.status == EP_STATUS_OK) end.found = static_cast<uint64_t>(end_ns - begin);
+                             if (!ran.ok()) {
+                               end.status = ran.why().status;
+                               end.message = ran.why().message;
+                             }
+                             return end;
+                           })));
+}
+
 // ({team, handle, first, rounds, samples, timeoutMs}) -> operation: barriers back to back. The first word of each member's part of the memory is its mark; `first` rounds of the
 // same memory have been run before. JS must not use the team meanwhile.
 Napi::Value stream_wrap::barriers(const Napi::CallbackInfo& info) {

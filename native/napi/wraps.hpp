@@ -160,6 +160,7 @@ struct stream_wrap : Napi::ObjectWrap<stream_wrap> {
   Napi::Value attention_forward(const Napi::CallbackInfo& info);
   Napi::Value attention_backward(const Napi::CallbackInfo& info);
   Napi::Value ping_pong(const Napi::CallbackInfo& info);
+  Napi::Value put_stream(const Napi::CallbackInfo& info);
   Napi::Value gin_putvalue(const Napi::CallbackInfo& info);
   Napi::Value barriers(const Napi::CallbackInfo& info);
   Napi::Value depth(const Napi::CallbackInfo& info);

@@ -201,7 +201,10 @@ result<nothing> rank_nic::make_signals(routed_memory& made, const symmetric_memo
   }
   made.board = std::make_shared<signal_board>(std::span<uint64_t>(memory.own_signals(), slots), std::span<const counter_words>(counts, slots), std::span<const uint64_t>(cells, cell_count));
   made.waits = memory.shared_context();
-  made.waits->progress().add(made.board.get(), [board = made.board] { board->fold(); });
+  made.waits->progress().add(made.board.get(), [board = made.board] {
+    board->fold();
+    return false;
+  });
   return nothing{};
 }
 

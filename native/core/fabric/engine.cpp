@@ -100,7 +100,7 @@ result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses,
   auto started = thread_start("ep-fabric", [this] { run(); }, "thread of a fabric engine; raise the limit on tasks");
   if (!started.ok()) return started.why();
   thread_ = std::move(started.value());
-  context_->progress().add(this, [this] { assist(); }, [this] { rest(); });
+  context_->progress().add(this, [this] { return assist(); }, [this] { rest(); });
   return nothing{};
 }
 
@@ -425,10 +425,14 @@ bool engine::step_if_free() {
   return std::all_of(links_.begin(), links_.end(), [](const auto& at) { return at->control.empty() && at->posted == at->out.size(); });
 }
 
-void engine::assist() {
-  if (heavy_.load(std::memory_order_relaxed) != 0) return rest();
+bool engine::assist() {
+  if (heavy()) {
+    rest();
+    return true;
+  }
   assisted_until_ns_[own_place() % assistants].store(clock_now_ns() + std::max(assistance_ns, rare_looks::apart_ns()), std::memory_order_relaxed);
   step_if_free();
+  return heavy();
 }
 
 // HAZARD: only where nobody else looks: one that sleeps in between (the watcher of JS's waits) would wake the thread beside a kernel that spins.

@@ -161,7 +161,7 @@ class engine {
   // engine.cpp
   void run();
   bool step();
-  void assist();
+  bool assist();
   void rest();
   bool step_if_free();
   void step_back(std::unique_lock<std::mutex>& turn);

@@ -95,7 +95,7 @@ void engine::share(const std::shared_ptr<rank_context>& other) {
     }
     sharers_.push_back({other, 1});
   }
-  other->progress().add(this, [this] { assist(); }, [this] { rest(); });
+  other->progress().add(this, [this] { return assist(); }, [this] { rest(); });
 }
 
 void engine::unshare(const rank_context& other) {

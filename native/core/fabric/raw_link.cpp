@@ -128,12 +128,12 @@ result<nothing> raw_link::ping_pong(bool first, std::span<double> samples, int64
   return wait(0, 0, deadline_ns);
 }
 
-result<double> raw_link::stream(uint64_t sends, uint64_t receives, uint64_t bytes, uint64_t window, uint64_t turn, int64_t deadline_ns) {
-  if (bytes == 0 || bytes % sizeof(uint64_t) != 0 || window == 0 || window >= most_under_way || bytes > bytes_ / window) {
-    return failure{EP_STATUS_INVALID, 0, std::to_string(window) + " messages of " + std::to_string(bytes) + " bytes do not fit the memory of " + std::to_string(bytes_)};
+result<double> raw_link::stream(uint64_t sends, uint64_t receives, uint64_t bytes, uint64_t window, uint64_t places, uint64_t turn, int64_t deadline_ns) {
+  if (bytes == 0 || bytes % sizeof(uint64_t) != 0 || window == 0 || window >= most_under_way || places < window || bytes > bytes_ / places) {
+    return failure{EP_STATUS_INVALID, 0, std::to_string(window) + " messages of " + std::to_string(bytes) + " bytes under way in " + std::to_string(places) + " places do not fit the memory of " + std::to_string(bytes_)};
   }
   const uint64_t words = bytes / sizeof(uint64_t);
-  for (uint64_t slot = 0; slot < window; ++slot) {
+  for (uint64_t slot = 0; slot < places; ++slot) {
     auto* out = reinterpret_cast<uint64_t*>(out_.data() + slot * bytes);
     for (uint64_t i = 0; i < words; ++i) out[i] = word_of(turn, slot, i);
   }
@@ -142,7 +142,7 @@ result<double> raw_link::stream(uint64_t sends, uint64_t receives, uint64_t byte
   if (auto came = wait(++awaited_, 0, deadline_ns); !came.ok()) return came.why();
   const int64_t begin = clock_now_ns();
   for (uint64_t sent = 0; sent < sends; ++sent) {
-    if (auto written = write(sent % window * bytes, bytes, 0, deadline_ns); !written.ok()) return written.why();
+    if (auto written = write(sent % places * bytes, bytes, 0, deadline_ns); !written.ok()) return written.why();
     if (auto room = wait(0, window - 1, deadline_ns); !room.ok()) return room.why();
   }
   awaited_ += receives;
@@ -151,7 +151,7 @@ result<double> raw_link::stream(uint64_t sends, uint64_t receives, uint64_t byte
   if (auto written = write(bytes_, sizeof(uint64_t), 0, deadline_ns); !written.ok()) return written.why();
   if (auto came = wait(++awaited_, 0, deadline_ns); !came.ok()) return came.why();
   const double seconds = static_cast<double>(clock_now_ns() - begin) / 1e9;
-  for (uint64_t slot = 0; slot < std::min(window, receives); ++slot) {
+  for (uint64_t slot = 0; slot < std::min(places, receives); ++slot) {
     const auto* in = reinterpret_cast<const uint64_t*>(in_.data() + slot * bytes);
     for (uint64_t i = 0; i < words; ++i) {
       if (in[i] != word_of(turn, slot, i)) return failure{EP_STATUS_MISMATCH, 0, "word " + std::to_string(i) + " of slot " + std::to_string(slot) + " is not the one that was sent"};

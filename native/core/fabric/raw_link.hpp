@@ -26,9 +26,9 @@ class raw_link {
 
   // A round is a write of 8 bytes there and one back; its time in ns goes to `samples`. `first` on one of the two.
   result<nothing> ping_pong(bool first, std::span<double> samples, int64_t deadline_ns);
-  // Writes `sends` messages of `bytes`, at most `window` under way, and waits until `receives` of the other's have arrived and the other has all of this one's. Returns seconds. What arrived is
-  // compared with `turn`, of which each has its own bytes.
-  result<double> stream(uint64_t sends, uint64_t receives, uint64_t bytes, uint64_t window, uint64_t turn, int64_t deadline_ns);
+  // Writes `sends` messages of `bytes`, at most `window` under way, and waits until `receives` of the other's have arrived and the other has all of this one's. Returns seconds. They come from, and go to, so
+  // many places one after the other: few of them stay in caches. What arrived is compared with `turn`, of which each has its own bytes.
+  result<double> stream(uint64_t sends, uint64_t receives, uint64_t bytes, uint64_t window, uint64_t places, uint64_t turn, int64_t deadline_ns);
 
  private:
   raw_link(std::unique_ptr<dl::fabric_port> port, uint64_t bytes);

@@ -14,7 +14,10 @@ apart_words::apart_words(std::shared_ptr<segment> words, const symmetric_memory&
       mapping_(memory.mapping(memory.context().rank())),
       waits_(memory.shared_context()),
       board_({memory.own_signals(), memory.signal_slots()}, {}, {reinterpret_cast<const uint64_t*>(words_->data()), memory.signal_slots()}) {
-  waits_->progress().add(&board_, [this] { board_.fold(); });
+  waits_->progress().add(&board_, [this] {
+    board_.fold();
+    return false;
+  });
 }
 
 apart_words::~apart_words() {

@@ -25,6 +25,7 @@ import { AdoptedRange, type NativeLocal, type NicMemories } from './adopted.js';
 import { emptyPlace, type Liveness } from './liveness.js';
 import { RankMemory } from './memory.js';
 import { checkLimits, nativeTimeout, runWait, waitError } from './outcome.js';
+import { type AwaitedRequest, RequestEnds } from './request-ends.js';
 import { checkRemote, checkSameSize, type SignalWords, signalWords } from './requests.js';
 
 /** A request that was posted: 0 if it has ended already, otherwise its number for `watch`. Signals: op 0 none, 1 add, 2 set. */
@@ -98,13 +99,6 @@ export interface NicEndpointInit<C extends Need> {
   readonly checkSignal?: (update: SignalUpdate<C>) => void;
 }
 
-/** A request whose end no other thread watches for yet. */
-interface Unwatched {
-  readonly request: PostedRequest;
-  readonly settle: (end: Outcome) => void;
-  readonly fail: (reason: unknown) => void;
-}
-
 const endOf = (found: number): Outcome => ({ status: 0, rank: -1, stage: 0, expected: 0n, found: BigInt(found) });
 
 /** Set once this thread has waited in vain for a request: until its loop has turned it waits for no other one, or a hundred that are late would hold it up a hundred times. */
@@ -124,8 +118,7 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
   readonly peer: Rank;
   readonly #init: NicEndpointInit<C>;
   readonly #owner: WorkOwner;
-  /** Until the loop has turned: whoever awaits one of them meanwhile looks for its end himself, which costs no other thread a wake-up. */
-  readonly #unwatched = new Set<Unwatched>();
+  readonly #ends: RequestEnds;
   #sequence = 0;
 
   constructor(init: NicEndpointInit<C>) {
@@ -133,6 +126,13 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
     this.peer = init.peer;
     this.#init = init;
     this.#owner = new WorkOwner(`endpoint to rank ${init.peer}`);
+    this.#ends = new RequestEnds({
+      look: (request) => {
+        const found = this.#look(request, false);
+        return found < 0 ? undefined : endOf(found);
+      },
+      watch: (request) => init.nic.watch(init.peer, request, -1),
+    });
   }
 
   readonly put = (from: Region, to: RemoteRegion, options?: Options<C>): Work => {
@@ -251,20 +251,19 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
     }
     if (request === 0) return doneWork(op, this.#sequence++, value());
     const settle = (end: Outcome): void => {
-      this.#unwatched.delete(one);
       const error = this.#errorOf(op, end);
       if (error === undefined) control.resolve(value());
       else control.reject(error);
     };
-    const one: Unwatched = { request, settle, fail: (reason) => control.reject(reason) };
+    const one: AwaitedRequest = { request, settle, fail: (reason) => control.reject(reason) };
     const hurry = (): void => {
       // A chain of awaits that end inline never leaves the microtasks: timers and aborts would starve.
-      const found = this.#unwatched.has(one) && !loopIsDue() ? this.#look(request, true) : -1;
-      if (found >= 0) settle(endOf(found));
+      const found = this.#ends.isFresh(one) && !loopIsDue() ? this.#look(request, true) : -1;
+      if (found >= 0) this.#ends.settle(one, endOf(found));
     };
     const control = createWork<T>({ op, sequence: this.#sequence++, owner: this.#owner, hurry });
     if (this.#init.nic.requestTry === undefined) this.#watch(one);
-    else this.#watchLater(one);
+    else this.#ends.add(one);
     return control.work;
   }
 
@@ -282,25 +281,11 @@ export class NicEndpoint<C extends Need> extends Resource implements Endpoint<C>
     }
   }
 
-  #watch({ request, settle, fail }: Unwatched): void {
+  #watch({ request, settle, fail }: AwaitedRequest): void {
     try {
       native().operations.track(this.#init.nic.watch(this.peer, request, -1), settle);
     } catch (error) {
       fail(error);
-    }
-  }
-
-  #watchLater(one: Unwatched): void {
-    if (this.#unwatched.size === 0) setImmediate(() => this.#watchAll());
-    this.#unwatched.add(one);
-  }
-
-  #watchAll(): void {
-    for (const one of this.#unwatched) {
-      this.#unwatched.delete(one);
-      const found = this.#look(one.request, false);
-      if (found >= 0) one.settle(endOf(found));
-      else this.#watch(one);
     }
   }
 

@@ -86,18 +86,17 @@ it('waits for one that is late, not for each of many, until the loop has turned'
     [2, false],
     [3, false],
   ]);
-  said.ended.set(2, 0);
+  said.ended.set(1, 0);
   await setImmediate();
-  // Another look at each before it is watched.
+  // Another look at each that may have ended, and a thread that watches for the first that has not.
   expect(said.looks.slice(3)).toEqual([
     [1, false],
     [2, false],
-    [3, false],
   ]);
-  expect(watchedRequests()).toEqual([1, 3]);
-  expect(works.map(({ status }) => status)).toEqual(['pending', 'done', 'pending']);
-  tell(1, done);
-  tell(3, done);
+  expect(watchedRequests()).toEqual([2]);
+  expect(works.map(({ status }) => status)).toEqual(['done', 'pending', 'pending']);
+  said.ended.set(3, 0);
+  tell(2, done);
   await all;
   await setImmediate();
   said.ended.set(4, 0);
@@ -107,15 +106,59 @@ it('waits for one that is late, not for each of many, until the loop has turned'
 
 it('has a thread watch for what nobody awaits, and leaves it to that thread from then on', async () => {
   const { signal, said } = made;
-  const [quiet, ended] = [signal(), signal()];
-  said.ended.set(2, 0);
+  const quiet = signal();
   await setImmediate();
-  expect([quiet.status, ended.status, watchedRequests()]).toEqual(['pending', 'done', [1]]);
+  expect([quiet.status, watchedRequests()]).toEqual(['pending', [1]]);
   const looks = said.looks.length;
   const waiting = quiet.wait();
   expect(said.looks).toHaveLength(looks);
   tell(1, done);
   await waiting;
+});
+
+it('has the oldest watched alone, and looks for the others when that has ended', async () => {
+  const { signal, said } = made;
+  const works = [signal(), signal(), signal()];
+  await setImmediate();
+  works.push(signal());
+  await setImmediate();
+  expect(watchedRequests()).toEqual([1]);
+  for (const request of [1, 2]) said.ended.set(request, 0);
+  tell(1, done);
+  expect(works.map(({ status }) => status)).toEqual(['done', 'done', 'pending', 'pending']);
+  expect(watchedRequests()).toEqual([1, 3]);
+  for (const request of [3, 4]) said.ended.set(request, 0);
+  tell(3, done);
+  await Promise.all(works);
+  expect(watchedRequests(), 'nothing is left to watch').toEqual([1, 3]);
+});
+
+it('leaves those younger than a request whose end was seen out of turn', async () => {
+  const { signal, said } = made;
+  const older = signal();
+  await setImmediate();
+  const [awaited, younger] = [signal(), signal()];
+  for (const request of [1, 2]) said.ended.set(request, 0);
+  await awaited;
+  expect([older.status, younger.status]).toEqual(['pending', 'pending']);
+  tell(1, done);
+  await setImmediate();
+  expect([older.status, younger.status, watchedRequests()]).toEqual(['done', 'pending', [1, 3]]);
+  tell(3, done);
+  await younger;
+});
+
+it('ends all that it was asked for when nobody watches any more', async () => {
+  const { signal } = made;
+  const works = [signal(), signal()];
+  await setImmediate();
+  const fresh = signal();
+  const closed: Outcome = { ...done, status: 5 };
+  tell(1, closed);
+  for (const work of works) await expect(work).rejects.toMatchObject({ code: 'EP_CLOSED' });
+  await setImmediate();
+  tell(3, closed);
+  await expect(fresh).rejects.toMatchObject({ code: 'EP_CLOSED' });
 });
 
 it('says how a request failed, whoever found out', async () => {

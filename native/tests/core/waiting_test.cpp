@@ -348,6 +348,26 @@ void sees_a_process_die(bool orderly) {
   two.here->leave(true);
 }
 
+// Where another thread carries what is awaited, and wants a core, a wait sleeps at once; with a core for that one, too, it looks on.
+void gives_way(bool room_beside) {
+  fixture f;
+  progress_list progress;
+  std::atomic<int> looks{0};
+  progress.add(&f, [&] {
+    ++looks;
+    return true;
+  });
+  f.scope.progress = &progress;
+  f.scope.policy = {slice_without_wake, slice_without_wake, slice_without_wake, 0, 0, room_beside};
+  std::thread setter([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    f.set(1);
+  });
+  EP_CHECK_EQ(wait_word(f.scope, &f.word, comparison::eq, 1, 1).status, unsigned{EP_STATUS_OK});
+  setter.join();
+  EP_CHECK(room_beside ? looks > 100 : looks <= 5);
+}
+
 // The thread that watches for JS: several at one time, each ends for its own reason.
 void watches() {
   struct sink final : completion_sink {
@@ -407,6 +427,8 @@ int main() {
   sees_a_process_die(true);
   compares();
   ends_by_value();
+  gives_way(false);
+  gives_way(true);
   ends_by(EP_STATUS_ABORTED, any_rank, 0, [](fixture& f) { f.cancel = 1; });
   ends_by(EP_STATUS_CLOSED, any_rank, 0, [](fixture& f) { f.closing = 1; });
   ends_by(EP_STATUS_PEER_LOST, any_rank, 2, [](fixture& f) { f.die(2, EP_LIFE_DEAD); });

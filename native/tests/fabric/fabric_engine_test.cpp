@@ -261,7 +261,10 @@ void test_leaving_at_once() {
 void test_room_is_not_awaited() {
   const auto context = must(rank_context::create(0, 2, 2));
   int looks = 0;
-  context->progress().add(&looks, [&] { ++looks; });
+  context->progress().add(&looks, [&] {
+    ++looks;
+    return false;
+  });
   std::vector<ep_proxy_request> entries(4);
   ep_wake_word wake{};
   ep_proxy_ring ring{};

@@ -272,8 +272,9 @@ inline void check_kernels(fabric_ranks& ranks, uint64_t calls) {
 inline void check_raw_link(const fabric_ranks::port_maker& port) {
   constexpr uint64_t bytes = 4096;
   constexpr uint64_t window = 4;
+  constexpr uint64_t places = 6;
   std::unique_ptr<fabric::raw_link> links[2];
-  for (int32_t rank = 0; rank < 2; ++rank) links[rank] = must(fabric::raw_link::open(port(rank), window * bytes));
+  for (int32_t rank = 0; rank < 2; ++rank) links[rank] = must(fabric::raw_link::open(port(rank), places * bytes));
   for (int32_t rank = 0; rank < 2; ++rank) must(links[rank]->connect(must(links[1 - rank]->description())));
   const auto soon_ns = [] { return deadline_after(20'000); };
   const auto both = [](const auto& body) {
@@ -285,12 +286,13 @@ inline void check_raw_link(const fabric_ranks::port_maker& port) {
     std::vector<double> samples(50, -1);
     must(links[rank]->ping_pong(rank == 0, samples, soon_ns()));
     for (const double one : samples) EP_CHECK(one > 0);
-    EP_CHECK(must(links[rank]->stream(rank == 0 ? 30 : 0, rank == 0 ? 0 : 30, bytes, window, 1, soon_ns())) > 0);
+    EP_CHECK(must(links[rank]->stream(rank == 0 ? 30 : 0, rank == 0 ? 0 : 30, bytes, window, window, 1, soon_ns())) > 0);
   });
-  both([&](int32_t rank) { EP_CHECK(must(links[rank]->stream(30, 30, bytes, window, 2, soon_ns())) > 0); });
-  EP_CHECK_EQ(links[0]->stream(1, 0, bytes, window + 1, 3, soon_ns()).why().status, uint32_t{EP_STATUS_INVALID});
+  both([&](int32_t rank) { EP_CHECK(must(links[rank]->stream(30, 30, bytes, window, places, 2, soon_ns())) > 0); });
+  EP_CHECK_EQ(links[0]->stream(1, 0, bytes, window, places + 1, 3, soon_ns()).why().status, uint32_t{EP_STATUS_INVALID});
+  EP_CHECK_EQ(links[0]->stream(1, 0, bytes, window, window - 1, 3, soon_ns()).why().status, uint32_t{EP_STATUS_INVALID});
   both([&](int32_t rank) {
-    const auto wrong = links[rank]->stream(rank == 0 ? 3 : 0, rank == 0 ? 0 : 3, bytes, window, 3 + static_cast<uint64_t>(rank), soon_ns());
+    const auto wrong = links[rank]->stream(rank == 0 ? 3 : 0, rank == 0 ? 0 : 3, bytes, window, window, 3 + static_cast<uint64_t>(rank), soon_ns());
     EP_CHECK_EQ(wrong.ok() ? uint32_t{EP_STATUS_OK} : wrong.why().status, rank == 0 ? uint32_t{EP_STATUS_OK} : uint32_t{EP_STATUS_MISMATCH});
   });
   double sample = 0;

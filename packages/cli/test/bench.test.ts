@@ -326,7 +326,13 @@ describe('ep bench', () => {
         put: put.map((us) => [us, 8] as const),
         awaited: raw.map((us) => [3 * us, 7] as const),
       },
-      seconds: { raw: [1, 2, 4], put: [2, 2, 16], 'raw both ways': [1, 1, 1], dispatch: [2, 1, 4] },
+      seconds: {
+        raw: [1, 2, 4],
+        put: [2, 2, 16],
+        awaited: [4, 4, 16],
+        'raw both ways': [1, 1, 1],
+        dispatch: [2, 1, 4],
+      },
     });
     // The machine slows down threefold: ratios within a turn stay what they are.
     const first = rank([10, 20, 30], [12, 24, 36]);
@@ -362,6 +368,12 @@ describe('ep bench', () => {
           { name: 'times Open MPI over TCP', value: 0.5 },
         ],
       ],
+      [
+        'loopback: puts of 500000000 bytes with signal that JS awaits',
+        'GB/s',
+        0.5,
+        [{ name: 'of raw writes', value: 0.5 }],
+      ],
       ['loopback: raw writes of 500000000 bytes, both ways at once', 'GB/s', 4, []],
       [
         'loopback: attention dispatch, both ways at once',
@@ -371,7 +383,7 @@ describe('ep bench', () => {
       ],
     ]);
     expect(cases[1]!.detail['p99 us']).toBe(8);
-    expect(fabricCases('x', size, [first, second]).flatMap(({ ratios }) => ratios)).toHaveLength(4);
+    expect(fabricCases('x', size, [first, second]).flatMap(({ ratios }) => ratios)).toHaveLength(5);
   });
 
   it('compares groups on two hosts with Open MPI by their medians, and promises more of large all-reduces', () => {
@@ -385,14 +397,16 @@ describe('ep bench', () => {
       [100, 100, 100],
       [50, 50, 50],
     ];
-    const mpi = [
+    const tcp = [
       [40, 10, 20],
       [150, 120, 90],
       [25, 25, 25],
     ];
+    const mpi = { tcp, shared: tcp.map((turns) => turns.map((us) => us / 2)) };
     const cases = groupCases(calls, ours, mpi);
     const told = (value: number, least: number) => [
       { name: 'times as fast as Open MPI over TCP', value, goal: { at: 'least', value: least } },
+      { name: 'times as fast as Open MPI with shared memory on each host', value: value / 2 },
     ];
     expect(cases.map((one) => [one.name, one.median, one.ratios])).toEqual([
       ['two hosts of two ranks: all-reduce of 8 bytes, f32', 20, told(1, 1)],

@@ -94,11 +94,13 @@ function intersect<T>(sets: readonly ReadonlySet<T>[]): ReadonlySet<T> {
 /** What all of them can do, together: what a composed transport offers. */
 export function commonCapabilities(all: readonly Capabilities[]): Capabilities {
   const needs = intersect(all.map((one) => one.needs));
+  const chunkBytes = Math.max(...all.map((one) => one.chunkBytes ?? 0));
   return {
     needs: all.length === 1 ? needs : new Set([...needs].filter((need) => need !== 'atomics')),
     initiators: intersect(all.map(({ initiators }) => initiators)),
     maxMessageBytes: Math.min(...all.map(({ maxMessageBytes }) => maxMessageBytes)),
     maxSignalSlots: Math.min(...all.map(({ maxSignalSlots }) => maxSignalSlots)),
+    ...(chunkBytes > 0 && { chunkBytes }),
   };
 }
 

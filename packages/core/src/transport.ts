@@ -37,6 +37,8 @@ export interface Capabilities {
   readonly needs: ReadonlySet<Need>;
   /** Largest single put or get in bytes; larger ones are chunked by the transport. */
   readonly maxMessageBytes: number;
+  /** Bytes that one of several puts had better carry, since each costs something beside them; absent: whoever splits them knows no reason. */
+  readonly chunkBytes?: number;
   /** Most signal slots that one allocation may have. */
   readonly maxSignalSlots: number;
   /** Who may start an operation: JS (`host`) and kernels (`device`). */

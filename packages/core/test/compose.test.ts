@@ -1,6 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import {
   byCapability,
+  commonCapabilities,
   type ComposedMemory,
   compose,
   EpError,
@@ -57,6 +58,12 @@ describe('compose', () => {
     expect(first!.capabilities.maxMessageBytes).toBe(100);
     expect([first!.rank, first!.worldSize, first!.name]).toEqual([0, 4, 'compose(shm, nic)']);
     expect([offers(first!, 'bundled'), offers(first!, 'prior')]).toEqual([true, false]);
+  });
+
+  it('splits bytes as the member wants it for which requests cost most', () => {
+    const all = { maxMessageBytes: 1, maxSignalSlots: 1, needs: new Set<never>(), initiators: new Set<never>() };
+    expect(commonCapabilities([all, { ...all, chunkBytes: 4096 }, { ...all, chunkBytes: 64 }]).chunkBytes).toBe(4096);
+    expect(commonCapabilities([all, all])).not.toHaveProperty('chunkBytes');
   });
 
   it('prints its routes', () => {

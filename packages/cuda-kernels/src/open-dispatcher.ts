@@ -30,7 +30,7 @@ export async function openDispatcher(transport: DispatchTransport, options: Disp
   const where = 'openDispatcher';
   checkTransport(transport, where);
   const { worldSize, capabilities } = transport;
-  const resolved = resolveOptions(options, worldSize, where);
+  const resolved = resolveOptions(options, transport, where);
   const { layout, chunkBytes } = resolved;
   const slots = signalSlots(layout);
   if (slots > capabilities.maxSignalSlots) {

@@ -2,6 +2,7 @@
 import { checkInteger, checkSignal, checkTimeout, defaultTimeoutMs, invalid } from '@ep/core';
 import type { DispatchDescription } from '@ep/native';
 import { checkObject } from './check-spec.js';
+import type { DispatchTransport } from './dispatcher-base.js';
 import type { HostStream } from './host-stream.js';
 import { type Layout, roundToPage } from './layout.js';
 
@@ -10,7 +11,7 @@ export interface DispatcherOptions {
   readonly leaseBytes: number;
   /** Calls whose results may be held or in flight at one time. 2 unless given. */
   readonly leases?: number;
-  /** A shard travels in chunks of this many bytes, one put and one signal each. 256 KiB unless given. */
+  /** A shard travels in chunks of this many bytes, one put and one signal each. What the transport's capabilities say unless given, or 256 KiB. The same on all ranks. */
   readonly chunkBytes?: number;
   /** Thread blocks: on the `fast` executor each is one thread that copies, the stream's own among them. 1 unless given. */
   readonly blocks?: number;
@@ -71,7 +72,11 @@ export function checkExecutor(executor: DispatcherOptions['executor'], where: st
 }
 
 /** Throws `EP_INVALID_ARGUMENT`. */
-export function resolveOptions(options: DispatcherOptions, worldSize: number, where: string): ResolvedOptions {
+export function resolveOptions(
+  options: DispatcherOptions,
+  { worldSize, capabilities }: Pick<DispatchTransport, 'worldSize' | 'capabilities'>,
+  where: string,
+): ResolvedOptions {
   checkObject(options, 'options', 'an object with leaseBytes', where);
   const leases = checkInteger(options.leases ?? 2, 'leases', where, 1, 1024);
   const stagingBytes = roundToPage(checkInteger(options.stagingBytes ?? 0, 'stagingBytes', where));
@@ -84,7 +89,12 @@ export function resolveOptions(options: DispatcherOptions, worldSize: number, wh
       leaseBytes: roundToPage(checkInteger(options.leaseBytes, 'leaseBytes', where)),
       stagingBytes,
     },
-    chunkBytes: checkInteger(options.chunkBytes ?? DEFAULT_CHUNK_BYTES, 'chunkBytes', where, 1),
+    chunkBytes: checkInteger(
+      options.chunkBytes ?? capabilities.chunkBytes ?? DEFAULT_CHUNK_BYTES,
+      'chunkBytes',
+      where,
+      1,
+    ),
     blocks: checkInteger(options.blocks ?? 1, 'blocks', where, 1, 1024),
     simt: checkExecutor(options.executor, where),
     timeoutMs: checkTimeout(options.timeoutMs ?? defaultTimeoutMs(), where),

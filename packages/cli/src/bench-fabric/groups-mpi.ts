@@ -1,9 +1,10 @@
-/** The same calls by Open MPI over TCP, on the loopback interface: between all ranks, also where ours share a host. */
+/** The same calls by Open MPI on the same hosts: over TCP between all ranks, as the goals have it, and with shared memory on each host. */
 import { execFile } from 'node:child_process';
-import { writeFile } from 'node:fs/promises';
+import { chmod, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { GROUP_RANKS, type GroupTask, type GroupTimes } from './groups-task.js';
+import { type Host, hostsSubnet } from './hosts.js';
 
 const run = promisify(execFile);
 
@@ -58,31 +59,65 @@ int main(int argc, char** argv) {
 }
 `;
 
-/** Or why it was not measured. */
+export interface MpiGroups {
+  /** Over TCP between all ranks. */
+  readonly tcp: GroupTimes;
+  /** With shared memory on each host, as it runs where nobody says otherwise. */
+  readonly shared: GroupTimes;
+}
+
+const quoted = (word: string): string => `'${word.replaceAll("'", "'\\''")}'`;
+
+/** What starts its daemon on the other host in the place of ssh: a host's address, then words for its shell. */
+function agentOf(hosts: readonly Host[]): string {
+  const cases = hosts.map(({ address, enter }) => `${address}) exec ${enter.map(quoted).join(' ')} sh -c "$*" ;;`);
+  return `#!/bin/sh\nhost=$1\nshift\ncase $host in\n${cases.join('\n')}\nesac\necho "no host $host" >&2\nexit 1\n`;
+}
+
+/** Half of the ranks on each host. Or why it was not measured. */
 export async function runMpiGroups(
   { warmUp, turns, calls }: Pick<GroupTask, 'warmUp' | 'turns' | 'calls'>,
+  hosts: readonly Host[],
   folder: string,
-): Promise<GroupTimes | string> {
+): Promise<MpiGroups | string> {
   try {
     await run('mpicc', ['--version']);
   } catch {
-    return 'groups of Open MPI over TCP: mpicc was not found (Debian: apt-get install libopenmpi-dev openmpi-bin)';
+    return 'groups of Open MPI: mpicc was not found (Debian: apt-get install libopenmpi-dev openmpi-bin)';
   }
-  const [source, binary] = [join(folder, 'groups.c'), join(folder, 'groups')];
+  const [source, binary, agent] = ['groups.c', 'groups', 'agent.sh'].map((name) => join(folder, name)) as [
+    string,
+    string,
+    string,
+  ];
   await writeFile(source, SOURCE);
   await run('mpicc', ['-O3', '-o', binary, source]);
-  const over = ['--mca', 'pml', 'ob1', '--mca', 'btl', 'self,tcp', '--mca', 'btl_tcp_if_include', 'lo'];
-  const yielding = ['--oversubscribe', '--mca', 'mpi_yield_when_idle', '1'];
+  await writeFile(agent, agentOf(hosts));
+  await chmod(agent, 0o700);
+  const major = Number(/ (\d+)\./.exec((await run('mpirun', ['--version'])).stdout)?.[1]);
+  const sharedMemory = major < 5 ? 'vader' : 'sm';
   const wanted = calls.flatMap(({ op, bytes, calls: count }) => [op === 'all-reduce' ? 0 : 1, bytes, count]);
-  const command = ['-n', GROUP_RANKS, ...yielding, ...over, binary, turns, warmUp.calls, warmUp.ms, ...wanted].map(
-    String,
-  );
-  const { stdout } = await run('mpirun', command, {
-    env: { ...process.env, OMPI_ALLOW_RUN_AS_ROOT: '1', OMPI_ALLOW_RUN_AS_ROOT_CONFIRM: '1' },
-  });
-  const lines = stdout.trim().split('\n').map(Number);
-  if (lines.length !== turns * calls.length || lines.some((us) => !(us > 0))) {
-    throw new Error(`Open MPI printed ${JSON.stringify(stdout.slice(0, 200))}`);
-  }
-  return calls.map((_, at) => lines.slice(at * turns, (at + 1) * turns));
+  const perHost = GROUP_RANKS / hosts.length;
+  const timed = async (btl: string): Promise<GroupTimes> => {
+    const settings = Object.entries({
+      plm_rsh_agent: agent,
+      pml: 'ob1',
+      btl,
+      btl_tcp_if_include: hostsSubnet,
+      oob_tcp_if_include: hostsSubnet,
+      mpi_yield_when_idle: '1',
+    }).flatMap(([name, value]) => ['--mca', name, value]);
+    const places = hosts.map(({ address }) => `${address}:${perHost}`).join(',');
+    const program = [binary, turns, warmUp.calls, warmUp.ms, ...wanted].map(String);
+    const [command, ...args] = [...hosts[0]!.enter, 'mpirun', '-n', `${GROUP_RANKS}`, '--host', places];
+    const { stdout } = await run(command!, [...args, ...settings, ...program], {
+      env: { ...process.env, OMPI_ALLOW_RUN_AS_ROOT: '1', OMPI_ALLOW_RUN_AS_ROOT_CONFIRM: '1' },
+    });
+    const lines = stdout.trim().split('\n').map(Number);
+    if (lines.length !== turns * calls.length || lines.some((us) => !(us > 0))) {
+      throw new Error(`Open MPI printed ${JSON.stringify(stdout.slice(0, 200))}`);
+    }
+    return calls.map((_, at) => lines.slice(at * turns, (at + 1) * turns));
+  };
+  return { tcp: await timed('self,tcp'), shared: await timed(`self,${sharedMemory},tcp`) };
 }

@@ -1,4 +1,4 @@
-/** Two hosts for `ep bench fabric`: network namespaces of this machine with a pair of virtual interfaces between them. They go away with the processes that hold them. */
+/** Two hosts for `ep bench fabric`: namespaces of this machine, each with a name and a network of its own, and a pair of virtual interfaces between them. They go away with the processes that hold them. */
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { promisify } from 'node:util';
@@ -16,7 +16,10 @@ export interface Hosts {
   close(): void;
 }
 
-const inside = (holder: ChildProcess): string[] => ['nsenter', '--target', String(holder.pid), '--net', '--'];
+/** Of all addresses of `makeHosts`. */
+export const hostsSubnet = '10.77.0.0/24';
+
+const inside = (holder: ChildProcess): string[] => ['nsenter', '--target', String(holder.pid), '--net', '--uts', '--'];
 
 /** Or why there can be none. */
 export async function makeHosts(): Promise<Hosts | string> {
@@ -28,12 +31,13 @@ export async function makeHosts(): Promise<Hosts | string> {
   try {
     for (let host = 0; host < 2; host++) {
       // Ends when its input does: with this process at the latest.
-      const holder = spawn('unshare', ['--net', 'sh', '-c', 'echo made; exec cat'], {
+      const made = `hostname ep-bench-${host} && echo made; exec cat`;
+      const holder = spawn('unshare', ['--net', '--uts', 'sh', '-c', made], {
         stdio: ['pipe', 'pipe', 'ignore'],
       });
       holders.push(holder);
-      const [made] = await Promise.race([once(holder.stdout!, 'data'), once(holder, 'exit'), once(holder, 'error')]);
-      if (String(made) !== 'made\n') throw new Error(`unshare --net ended: ${String(made)}`);
+      const [said] = await Promise.race([once(holder.stdout!, 'data'), once(holder, 'exit'), once(holder, 'error')]);
+      if (String(said) !== 'made\n') throw new Error(`unshare --net --uts ended: ${String(said)}`);
     }
     const command = async (host: number, ...words: string[]): Promise<void> => {
       const [program, ...args] = [...inside(holders[host]!), 'ip', ...words];

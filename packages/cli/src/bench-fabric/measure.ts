@@ -11,7 +11,7 @@ import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { nvshmem } from '@ep/nvshmem';
 import type { Bench, BenchCase, BenchOptions, BenchRatio, BenchResult } from '../bench/bench.js';
-import { runMpiGroups } from './groups-mpi.js';
+import { type MpiGroups, runMpiGroups } from './groups-mpi.js';
 import { GROUP_RANKS, type GroupCall, type GroupTask, type GroupTimes, type WarmUp } from './groups-task.js';
 import { type Host, makeHosts } from './hosts.js';
 import { type OpenMpiTimes, runOpenMpi } from './open-mpi.js';
@@ -87,9 +87,9 @@ async function runGroups(
 }
 
 /** For tests, too. Open MPI's turns were not ours: medians are compared. */
-export function groupCases(calls: readonly GroupCall[], ours: GroupTimes, mpi?: GroupTimes): BenchCase[] {
+export function groupCases(calls: readonly GroupCall[], ours: GroupTimes, mpi?: MpiGroups): BenchCase[] {
   return calls.map(({ op, bytes, calls: count }, at): BenchCase => {
-    const value = mpi && medianOf(mpi[at]!) / medianOf(ours[at]!);
+    const times = (theirs: GroupTimes): number => medianOf(theirs[at]!) / medianOf(ours[at]!);
     const least = op === 'all-reduce' && bytes >= 1 << 20 ? goals.largeGroup : goals.group;
     return {
       name: `two hosts of two ranks: ${op} of ${bytes} bytes, f32`,
@@ -98,9 +98,16 @@ export function groupCases(calls: readonly GroupCall[], ours: GroupTimes, mpi?: 
       spread: spreadOf(ours[at]!),
       samples: ours[at]!.length,
       ratios:
-        value === undefined
+        mpi === undefined
           ? []
-          : [{ name: 'times as fast as Open MPI over TCP', value, goal: { at: 'least', value: least } }],
+          : [
+              {
+                name: 'times as fast as Open MPI over TCP',
+                value: times(mpi.tcp),
+                goal: { at: 'least', value: least },
+              },
+              { name: 'times as fast as Open MPI with shared memory on each host', value: times(mpi.shared) },
+            ],
       detail: { 'calls timed together': count },
     };
   });
@@ -175,7 +182,8 @@ export function fabricCases(
     };
   };
   const bytes = messages * messageBytes;
-  const [raw, put, both, dispatch] = [slowest('raw'), slowest('put'), slowest('raw both ways'), slowest('dispatch')];
+  const [raw, put, byJs] = [slowest('raw'), slowest('put'), slowest('awaited')];
+  const [both, dispatch] = [slowest('raw both ways'), slowest('dispatch')];
   const size = `${messageBytes} bytes`;
   const mpiLatency = mpi && {
     name: 'times Open MPI over TCP (send and receive)',
@@ -195,6 +203,9 @@ export function fabricCases(
     bandwidthCase(`puts of ${size} with signal`, put, bytes, [
       { name: 'of raw writes', value: timesOf(raw, put), goal: { at: 'least', value: goals.put } },
       ...(mpiBandwidth === undefined ? [] : [mpiBandwidth]),
+    ]),
+    bandwidthCase(`puts of ${size} with signal that JS awaits`, byJs, bytes, [
+      { name: 'of raw writes', value: timesOf(raw, byJs) },
     ]),
     bandwidthCase(`raw writes of ${size}, both ways at once`, both, 2 * bytes, []),
     bandwidthCase('attention dispatch, both ways at once', dispatch, 2 * bytes, [
@@ -234,7 +245,7 @@ export const fabricBench: Bench = {
           cases.push(...fabricCases('two namespaces', shape, across));
           tell('process groups');
           const groups = { warmUp: warmUpOf(options), turns: shape.turns, calls: groupCallsOf(options) };
-          const mpiGroups = await runMpiGroups(groups, folder);
+          const mpiGroups = await runMpiGroups(groups, hosts.hosts, folder);
           if (typeof mpiGroups === 'string') skipped.push(mpiGroups);
           const ours = await runGroups(groups, hosts.hosts, folder);
           cases.push(...groupCases(groups.calls, ours, typeof mpiGroups === 'string' ? undefined : mpiGroups));
@@ -251,8 +262,8 @@ export const fabricBench: Bench = {
       notes: [
         `${library}; the two ranks took turns of libfabric alone and of puts and dispatches, whose every byte was compared`,
         'a raw write is posted and polled for by one thread of a rank; so is a put, while that thread looks: the transport has another for when it sleeps',
-        'Open MPI ran on the loopback interface before',
-        'of the groups, the two ranks of a namespace shared memory (compose), and all ranks the cores; those of Open MPI were on one host, and talked TCP all the same',
+        "Open MPI's messages ran on the loopback interface before",
+        'of the groups, the two ranks of a namespace shared memory (compose), and all ranks the cores; those of Open MPI ran in the same namespaces before',
       ],
       skipped,
     };

@@ -25,8 +25,8 @@ export interface FabricTimes {
   readonly version: string;
   /** In microseconds, [p50, p99]: half a round ('raw', 'put'), and a whole put of rank 0 that its JS awaits ('awaited'; of rank 1: nothing). */
   readonly latency: Readonly<Record<'raw' | 'put' | 'awaited', readonly (readonly [number, number])[]>>;
-  /** Seconds of `messages` of `messageBytes`: from rank 0 to rank 1 ('raw', 'put'), and from each to the other ('raw both ways', 'dispatch'). */
-  readonly seconds: Readonly<Record<'raw' | 'put' | 'raw both ways' | 'dispatch', readonly number[]>>;
+  /** Seconds of `messages` of `messageBytes`: from rank 0 to rank 1 ('raw', 'put' by a kernel, 'awaited' by JS), and from each to the other ('raw both ways', 'dispatch'). */
+  readonly seconds: Readonly<Record<'raw' | 'put' | 'awaited' | 'raw both ways' | 'dispatch', readonly number[]>>;
 }
 
 export const libraryName = 'libfabric.so.1';
