@@ -18,7 +18,7 @@
 namespace ep {
 
 failure failure_errno(const char* call, int error, const std::string& about) {
-  return {EP_STATUS_SYSTEM, error, std::string(call) + " failed: " + std::strerror(error) + " (errno " + std::to_string(error) + "), " + about};
+  return {EP_STATUS_SYSTEM, error, std::string(call) + " failed: " + std::strerror(error) + " (errno " + std::to_string(error) + ")" + (about.empty() ? "" : ", " + about)};
 }
 
 namespace {

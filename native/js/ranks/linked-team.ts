@@ -219,7 +219,7 @@ export interface LinkedTeamOpening {
   readonly timeoutMs: number;
   /** Of the size that `teamMemory` says, known to `nic` and routed to the peers. */
   readonly memory: NativeSymmetricMemory;
-  readonly nic: { removeMemory(memory: NativeSymmetricMemory): void };
+  readonly nic: { removeMemory(memory: NativeSymmetricMemory): void; close(): void };
   readonly endpoint: (peer: Rank) => TeamEndpoint;
 }
 
@@ -247,6 +247,8 @@ export async function openLinkedTeam(opening: LinkedTeamOpening, limits: WaitOpt
     // Whether all can really reach all shows here, by name.
     await team.barrier(limits);
   } catch (error) {
+    // HAZARD: before the team, whose endpoints wait for what they have sent: to ranks that nothing reaches as long again.
+    opening.nic.close();
     await team.close();
     throw error;
   }

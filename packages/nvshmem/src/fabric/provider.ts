@@ -30,6 +30,7 @@ import { VERSION } from '../version.js';
 import { type FabricConfig, type ResolvedFabricConfig, resolveConfig } from './config.js';
 import { FabricEndpoint } from './endpoint.js';
 import { type FabricNeeds, probeFabric, whyNoAtomics } from './probe.js';
+import { ofMissingAddress, ofMissingRanks } from './reachability.js';
 import { FabricTransport } from './transport.js';
 
 const NAME = 'nvshmem:fabric';
@@ -55,7 +56,7 @@ async function meet({ member, config, limits, context }: Opening): Promise<Met> 
   try {
     nic = new binding.FabricNic(context, config);
   } catch (error) {
-    refusal = error;
+    refusal = ofMissingAddress(error, config.address);
   }
   try {
     const provider = nic?.offer().provider ?? `none: ${refusal instanceof Error ? refusal.message : String(refusal)}`;
@@ -116,7 +117,11 @@ async function join(opening: Opening, { nic, offer, hosts }: Met, liveness: Live
   );
   const { noAtomics } = offer;
   const endpoint = (peer: Rank) => new FabricEndpoint({ peer, nic, context, liveness, timeoutMs, noAtomics });
-  return openLinkedTeam({ rank, worldSize, context, liveness, timeoutMs, memory, nic, endpoint }, limits);
+  try {
+    return await openLinkedTeam({ rank, worldSize, context, liveness, timeoutMs, memory, nic, endpoint }, limits);
+  } catch (error) {
+    throw ofMissingRanks(error, { rank, nic, endpoints: blobs.map((blob) => blob.subarray(beginOfAddress)) });
+  }
 }
 
 /**
