@@ -13,6 +13,7 @@ import {
   someMessages,
 } from './expected.mjs';
 import { runRanks, valuesOf } from './ranks.mjs';
+import { unitedCases, unitedMeasurements } from './united-cases.mjs';
 
 /**
  * @typedef {{ name: string, run: () => Promise<string | void>, processes?: boolean }} Case `processes`: needs memory shared between processes. What `run` resolves with is
@@ -291,6 +292,7 @@ export const cases = [
     name: 'experts: a closed buffer leaves its share of the GPU to the next',
     run: async () => assert.deepEqual(valuesOf(await runRanks('reopenedExperts', 1)), [5]),
   },
+  ...unitedCases,
   {
     name: 'a step captured as a graph is replayed with new values',
     run: () => holds('graph', 3, { replays: 200 }),
@@ -377,6 +379,7 @@ export const cases = [
 
 /** What only a GPU has figures for. */
 export const measurements = [
+  ...unitedMeasurements,
   ...[2, 4, 8].map((ranks) => allReduceTimes(ranks, [4096, 65_536, 2 ** 20, 2 ** 24, 2 ** 28], 20, 2 ** 28)),
   {
     name: 'messages of device tensors between two ranks as streams of one process, timed',

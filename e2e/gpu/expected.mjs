@@ -45,6 +45,17 @@ const expected = {
       assert.deepEqual(codes, rank > 0 ? refused : [...refused, 'no error']);
   },
   collectiveOrder: (values, { rounds }) => same(values, rounds),
+  // Each rank has one expert, and every token goes to two of three.
+  unitedDeath: (values, { united }) => {
+    const [{ said, ms }] = values;
+    const lost = [...Array(united).fill(0), 1];
+    assert.deepEqual(
+      said.map(([mask, , losses]) => [mask, losses]),
+      Array(united).fill([lost, [[united, 'EP_PEER_LOST']]]),
+    );
+    for (const [, counts] of said) assert.ok(counts[0] > 0);
+    assert.ok(ms < 15_000, `${ms} ms`);
+  },
   collectiveAbsent: (values, { absent }) => {
     assert.deepEqual(values[absent], []);
     const others = values.filter((_, rank) => rank !== absent);

@@ -25,6 +25,8 @@ import { nicScenarios } from './nic.mjs';
 import { nvshmemScenarios } from './nvshmem.mjs';
 import { recovery } from './recovery.mjs';
 import { allRows, expectSame, place, storageOf } from './tensors.mjs';
+import { unitedScenarios } from './united.mjs';
+import { unitedTimesScenarios } from './united-times.mjs';
 
 function specsOf(plan, { dtype, qRow, kvRow }) {
   const specs = {
@@ -312,4 +314,6 @@ export const scenarios = {
   ...ncclScenarios,
   ...nvshmemScenarios,
   ...nicScenarios,
+  ...unitedScenarios,
+  ...unitedTimesScenarios,
 };

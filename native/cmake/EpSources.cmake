@@ -170,6 +170,8 @@ set(EP_NAPI_SOURCES
   napi/bind_gpu_dispatch.cpp
   napi/bind_gpu_group.cpp
   napi/bind_gpu_moe.cpp
+  napi/bind_gpu_moe_union.cpp
+  napi/gpu_moe_call.cpp
   napi/bind_gpu_nccl.cpp
   napi/bind_gpu_nvshmem.cpp
   napi/bind_gpu_stream.cpp

@@ -87,12 +87,32 @@ template <class... Kernels> int fewest(uint32_t lanes, int* each, Kernels... ker
   return error;
 }
 
+struct all_pieces {
+  ep_cuda_piece each[EP_CUDA_MOST_PIECES];
+};
+constexpr uint32_t piece_lanes = 256;
+
+// A block for each. HAZARD: the host has written some of them since an earlier launch: loads go past what a cache may keep of its memory.
+__global__ void __launch_bounds__(piece_lanes) pieces_kernel(const __grid_constant__ all_pieces all) {
+  const ep_cuda_piece& piece = all.each[blockIdx.x];
+  const uint64_t vectors = ((piece.to | piece.from) & 15) == 0 ? piece.bytes / 16 : 0;
+  for (uint64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
+    reinterpret_cast<uint4*>(piece.to)[i] = __ldcv(reinterpret_cast<const uint4*>(piece.from) + i);
+    if (piece.clear != 0) reinterpret_cast<uint4*>(piece.from)[i] = make_uint4(0, 0, 0, 0);
+  }
+  for (uint64_t i = vectors * 4 + threadIdx.x; i < piece.bytes / 4; i += blockDim.x) {
+    reinterpret_cast<uint32_t*>(piece.to)[i] = __ldcv(reinterpret_cast<const uint32_t*>(piece.from) + i);
+    if (piece.clear != 0) reinterpret_cast<uint32_t*>(piece.from)[i] = 0;
+  }
+}
+
 } // namespace
 
 int cuda_load_kernels() {
   const void* kernels[] = {reinterpret_cast<const void*>(dispatch_kernel<load_store_endpoint>), reinterpret_cast<const void*>(compat_kernel<load_store_endpoint>),
                            reinterpret_cast<const void*>(begin_kernel), reinterpret_cast<const void*>(grant_kernel<load_store_endpoint>),
-                           reinterpret_cast<const void*>(dispatch_kernel<ibgda_endpoint>), reinterpret_cast<const void*>(grant_kernel<ibgda_endpoint>)};
+                           reinterpret_cast<const void*>(dispatch_kernel<ibgda_endpoint>), reinterpret_cast<const void*>(grant_kernel<ibgda_endpoint>),
+                           reinterpret_cast<const void*>(pieces_kernel)};
   for (const void* kernel : kernels) {
     cudaFuncAttributes ignored{};
     if (const int error = cudaFuncGetAttributes(&ignored, kernel); error != 0) return error;
@@ -147,6 +167,19 @@ int cuda_grant(const ep_cuda_launch& how, const ep_device_grant& grant) {
 }
 
 int cuda_replica_sum(const ep_cuda_launch& how, const ep_replica_sum_args& args) { return launch(how, true, sum_kernel, args); }
+
+int cuda_copy_pieces(const ep_cuda_launch& how, const ep_cuda_piece* pieces, uint32_t count) {
+  if (count == 0 || count > EP_CUDA_MOST_PIECES) return cudaErrorInvalidValue;
+  all_pieces all{};
+  for (uint32_t i = 0; i < count; ++i) {
+    if (((pieces[i].to | pieces[i].from | pieces[i].bytes) & 3) != 0) return cudaErrorInvalidValue;
+    all.each[i] = pieces[i];
+  }
+  ep_cuda_launch each = how;
+  each.blocks = count;
+  each.lanes = piece_lanes;
+  return launch_rows(each, 1, {false, 0}, pieces_kernel, all);
+}
 
 int cuda_compat(const ep_cuda_launch& how, const ep_compat_args& args) {
   if (compat_refusal(args) != nullptr || how.lanes != compat_block_lanes) return cudaErrorInvalidValue;

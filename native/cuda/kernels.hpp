@@ -28,21 +28,9 @@ int cuda_moe_dispatch(const ep_cuda_launch& how, const ep_moe_buffer& buffer, co
 int cuda_moe_combine(const ep_cuda_launch& how, const ep_moe_buffer& buffer, const ep_moe_combine_args& args, uint32_t halves);
 int cuda_moe_release(const ep_cuda_launch& how, const ep_moe_buffer& buffer, const ep_moe_call& call);
 
-// One rank of a launch that several share: exactly one of the two calls; `cancel` and `lost` as in ep_cuda_launch, of this rank.
-struct moe_rank {
-  const ep_moe_buffer* buffer;
-  const ep_moe_dispatch_args* dispatch;
-  const ep_moe_combine_args* combine;
-  uint64_t cancel;
-  uint64_t lost;
-};
-constexpr uint32_t most_moe_ranks = 8; // of one launch: their calls are parameters of the kernel
-
-/* The same call, low latency, of several ranks of this process that share a device, as one launch: `how.blocks` blocks of each rank, and all of them must fit on the device at once: more is an error of the
- * launch. how.stream must be behind all that each rank's own stream would be behind; how.cancel and how.lost are not looked at. Kernels that are launched one by one begin up to 5 us after each other,
- * and the first waits for the last. A rank that is not in this launch may make its part of the call by another, as long as all of these fit at once. What fails of one rank is in its own status. Refuses
- * (cudaErrorInvalidValue) no ranks, more than most_moe_ranks, a rank that comes twice, ranks of worlds of different sizes, and calls of both kinds in one launch. */
-int cuda_moe_together(const ep_cuda_launch& how, const moe_rank* ranks, uint32_t count, uint32_t halves);
+// As in table.h.
+int cuda_moe_together(const ep_cuda_launch& how, const ep_cuda_moe_rank* ranks, uint32_t count, uint32_t halves);
+int cuda_copy_pieces(const ep_cuda_launch& how, const ep_cuda_piece* pieces, uint32_t count);
 
 // Of memory that is loaded and stored directly; refuses (cudaErrorInvalidValue) more blocks than the layout has.
 int cuda_group_call(const ep_cuda_launch& how, const ep_group_args& args);

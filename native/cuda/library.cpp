@@ -273,6 +273,14 @@ int moe_combine(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep
 int moe_release(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_call* call) { return launched(ep::cuda_moe_release, how, *buffer, *call); }
 int group_call(const ep_cuda_launch* how, const ep_group_args* args) { return launched(ep::cuda_group_call, how, *args); }
 
+int moe_together(const ep_cuda_launch* how, const ep_cuda_moe_rank* ranks, uint32_t count, uint32_t halves) {
+  return launched(ep::cuda_moe_together, how, ranks, count, halves);
+}
+int copy_pieces(void* stream, const ep_cuda_piece* pieces, uint32_t count) {
+  const ep_cuda_launch how{stream, 0, 0, 0, 0, 0};
+  return launched(ep::cuda_copy_pieces, &how, pieces, count);
+}
+
 int device_use(int device) { return cudaSetDevice(device); }
 void* stream_handle(void* stream) { return stream_at(stream).stream; }
 
@@ -321,7 +329,9 @@ constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  group_call,
                                  device_use,
                                  stream_handle,
-                                 peer_access};
+                                 peer_access,
+                                 moe_together,
+                                 copy_pieces};
 
 } // namespace
 

@@ -87,7 +87,7 @@ int cuda_resident_moe(uint32_t lanes, int* each) {
 int cuda_moe_dispatch(const ep_cuda_launch& how, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args, uint32_t halves) {
   if (!takes(how, buffer)) return cudaErrorInvalidValue;
   if (buffer.header.kind == EP_MOE_LOW_LATENCY) {
-    const moe_rank one{&buffer, &args, nullptr, how.cancel, how.lost};
+    const ep_cuda_moe_rank one{&buffer, &args, nullptr, how.wait_cycles, how.cancel, how.lost};
     return cuda_moe_together(how, &one, 1, halves);
   }
   uint32_t bytes = 0;
@@ -98,7 +98,7 @@ int cuda_moe_dispatch(const ep_cuda_launch& how, const ep_moe_buffer& buffer, co
 int cuda_moe_combine(const ep_cuda_launch& how, const ep_moe_buffer& buffer, const ep_moe_combine_args& args, uint32_t halves) {
   if (!takes(how, buffer)) return cudaErrorInvalidValue;
   if (buffer.header.kind == EP_MOE_LOW_LATENCY) {
-    const moe_rank one{&buffer, nullptr, &args, how.cancel, how.lost};
+    const ep_cuda_moe_rank one{&buffer, nullptr, &args, how.wait_cycles, how.cancel, how.lost};
     return cuda_moe_together(how, &one, 1, halves);
   }
   return launch_with(how, {true, 0}, moe_combine_kernel, buffer, args, halves);

@@ -2,6 +2,7 @@
 #include "kernels.hpp"
 #include "launch.cuh"
 #include "moe_begin.cuh"
+#include "moe_ranks.h"
 
 namespace ep {
 namespace {
@@ -22,7 +23,7 @@ template <class Args> struct rank_call {
   Args args;
 };
 template <class Args> struct calls {
-  rank_call<Args> ranks[most_moe_ranks];
+  rank_call<Args> ranks[EP_CUDA_MOST_MOE_RANKS];
 };
 
 extern __shared__ __align__(128) uint8_t row_memory[];
@@ -57,24 +58,10 @@ __global__ void __launch_bounds__(most_moe_lanes) combine_ranks(const __grid_con
 const void* const dispatch_kernel = reinterpret_cast<const void*>(dispatch_ranks);
 const void* const combine_kernel = reinterpret_cast<const void*>(combine_ranks);
 
-bool takes(const ep_cuda_launch& how, const moe_rank* ranks, uint32_t count) {
-  if (count == 0 || count > most_moe_ranks || how.lanes > most_moe_lanes) return false;
-  for (uint32_t i = 0; i < count; ++i) {
-    const moe_rank& one = ranks[i];
-    if (one.buffer == nullptr || (one.dispatch == nullptr) != (ranks[0].dispatch == nullptr) || (one.dispatch == nullptr) == (one.combine == nullptr)) return false;
-    const ep_moe_buffer& buffer = *one.buffer;
-    if (buffer.header.kind != EP_MOE_LOW_LATENCY || buffer.memory.header.kind != EP_MEMORY_LOAD_STORE || buffer.memory.world_size != ranks[0].buffer->memory.world_size) return false;
-    for (uint32_t j = 0; j < i; ++j) {
-      if (ranks[j].buffer->memory.rank == buffer.memory.rank) return false;
-    }
-  }
-  return true;
-}
-
 template <class Args, class Of>
-int launch_all(const ep_cuda_launch& how, const moe_rank* ranks, uint32_t count, uint32_t halves, uint32_t bytes, void (*kernel)(const calls<Args>, uint32_t), const Of& of) {
+int launch_all(const ep_cuda_launch& how, const ep_cuda_moe_rank* ranks, uint32_t count, uint32_t halves, uint32_t bytes, void (*kernel)(const calls<Args>, uint32_t), const Of& of) {
   calls<Args> all{};
-  for (uint32_t i = 0; i < count; ++i) all.ranks[i] = {environment_of(how.wait_cycles, ranks[i].cancel, ranks[i].lost), *ranks[i].buffer, *of(ranks[i])};
+  for (uint32_t i = 0; i < count; ++i) all.ranks[i] = {environment_of(ranks[i].wait_cycles, ranks[i].cancel, ranks[i].lost), *ranks[i].buffer, *of(ranks[i])};
   return launch_rows(how, count, {true, bytes}, kernel, all, halves);
 }
 
@@ -98,12 +85,12 @@ int cuda_resident_moe_low_latency(uint32_t lanes, int* each) {
   return 0;
 }
 
-int cuda_moe_together(const ep_cuda_launch& how, const moe_rank* ranks, uint32_t count, uint32_t halves) {
-  if (!takes(how, ranks, count)) return cudaErrorInvalidValue;
-  if (ranks[0].dispatch == nullptr) return launch_all<ep_moe_combine_args>(how, ranks, count, halves, 0, combine_ranks, [](const moe_rank& of) { return of.combine; });
+int cuda_moe_together(const ep_cuda_launch& how, const ep_cuda_moe_rank* ranks, uint32_t count, uint32_t halves) {
+  if (how.lanes > most_moe_lanes || !moe_ranks_agree(ranks, count)) return cudaErrorInvalidValue;
+  if (ranks[0].dispatch == nullptr) return launch_all<ep_moe_combine_args>(how, ranks, count, halves, 0, combine_ranks, [](const ep_cuda_moe_rank& of) { return of.combine; });
   uint32_t bytes = 0;
   if (const int error = moe_row_bytes_of(dispatch_kernel, how.lanes, &bytes); error != 0) return error;
-  return launch_all<ep_moe_dispatch_args>(how, ranks, count, halves, bytes, dispatch_ranks, [](const moe_rank& of) { return of.dispatch; });
+  return launch_all<ep_moe_dispatch_args>(how, ranks, count, halves, bytes, dispatch_ranks, [](const ep_cuda_moe_rank& of) { return of.dispatch; });
 }
 
 } // namespace ep

@@ -13,7 +13,7 @@
 #include "ep/abi/group.h"
 #include "ep/abi/moe.h"
 
-#define EP_CUDA_TABLE_VERSION 10u
+#define EP_CUDA_TABLE_VERSION 11u
 #define EP_CUDA_TABLE_SYMBOL "ep_cuda_table_of"
 
 #define EP_CUDA_IPC_BYTES 64u
@@ -46,6 +46,28 @@ typedef struct ep_cuda_launch {
   uint64_t cancel;      /* address of a uint32_t in pinned memory that ends all waits when not 0, or 0 */
   uint64_t lost;        /* address of one for each rank there: not 0, EP_STATUS_*, it ends the waits for that rank; or 0 */
 } ep_cuda_launch;
+
+/* One rank of a launch that several share: exactly one of the two calls; wait_cycles, cancel and lost as in ep_cuda_launch, of this rank. */
+typedef struct ep_cuda_moe_rank {
+  const ep_moe_buffer* buffer;
+  const ep_moe_dispatch_args* dispatch;
+  const ep_moe_combine_args* combine;
+  uint64_t wait_cycles;
+  uint64_t cancel;
+  uint64_t lost;
+} ep_cuda_moe_rank;
+
+#define EP_CUDA_MOST_MOE_RANKS 8u /* of one launch: their calls are parameters of the kernel */
+
+/* Bytes to copy, a multiple of 4 as both addresses are. */
+typedef struct ep_cuda_piece {
+  uint64_t to;
+  uint64_t from;
+  uint64_t bytes;
+  uint64_t clear; /* not 0: and then to zero at `from` */
+} ep_cuda_piece;
+
+#define EP_CUDA_MOST_PIECES 64u
 
 /* Of `resident`. */
 #define EP_CUDA_KERNEL_DISPATCH 0u
@@ -114,6 +136,14 @@ typedef struct ep_cuda_table {
 
   /* Whether kernels and copies of a device reach memory of another one. Makes no context. */
   int (*peer_access)(int device, int peer, int* reaches);
+
+  /* The same call, low latency, of several ranks of this process that share a device, as one launch: `launch->blocks` blocks of each rank, and all of them must fit on the device at once: more is an error
+   * of the launch. launch->stream must be behind all that each rank's own stream would be behind; its times and words are not looked at. Kernels that are launched one by one begin up to 5 us after each other, and
+   * the first waits for the last. A rank that is not in this launch may make its part of the call by another, as long as all of these fit at once. What fails of one rank is in its own status. Refused
+   * as invalid: no ranks, more than EP_CUDA_MOST_MOE_RANKS, a rank that comes twice, ranks of worlds of different sizes, another form, and calls of both kinds in one launch. */
+  int (*moe_together)(const ep_cuda_launch* launch, const ep_cuda_moe_rank* ranks, uint32_t count, uint32_t halves);
+  /* Small pieces by one kernel, in no order among them: each lies in memory of the device or in pinned memory. At most EP_CUDA_MOST_PIECES. */
+  int (*copy_pieces)(void* stream, const ep_cuda_piece* pieces, uint32_t count);
 } ep_cuda_table;
 
 /* The one exported symbol. Null where the library cannot serve this version; never fails for want of a GPU. */

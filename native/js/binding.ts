@@ -24,6 +24,7 @@ import type {
   GpuMoeDescription,
   MoeDescription,
   NativeGpuMoeBuffer,
+  NativeGpuMoeUnion,
   NativeMoeBuffer,
   NativeMoeRouting,
 } from './moe.js';
@@ -513,6 +514,7 @@ export interface Binding extends GpuBinding {
   readonly HostStream: new (spinNs: number) => NativeHostStream;
   readonly MoeBuffer: new (description: MoeDescription) => NativeMoeBuffer;
   readonly GpuMoeBuffer: new (description: GpuMoeDescription) => NativeGpuMoeBuffer;
+  readonly GpuMoeUnion: new (buffers: readonly NativeGpuMoeBuffer[]) => NativeGpuMoeUnion;
   /** Room for the routing of one call of a buffer. */
   readonly MoeRouting: new (
     buffer: NativeMoeBuffer | NativeGpuMoeBuffer,

@@ -129,6 +129,19 @@ export interface NativeGpuMoeBuffer {
   close(): void;
 }
 
+/** Buffers of ranks of one world that share this process and a GPU, in low-latency form: each call of all of them is one launch. */
+export interface NativeGpuMoeUnion {
+  /** One half for each buffer, in their order, and an operation for each; as many zeros where the stream is being captured. Throws before anything is launched. */
+  dispatch(
+    stream: NativeGpuStream,
+    halves: readonly Parameters<NativeGpuMoeBuffer['dispatch']>[1][],
+  ): readonly OperationId[];
+  combine(
+    stream: NativeGpuStream,
+    halves: readonly Parameters<NativeGpuMoeBuffer['combine']>[1][],
+  ): readonly OperationId[];
+}
+
 export interface GpuMoeDescription extends Omit<MoeDescription, 'handle' | 'simt'> {
   readonly memory: NativeGpuSymmetricMemory;
   /** `blocks` 0: half of this rank's share of the GPU. */

@@ -1,93 +1,9 @@
-#include "gpu_moe_wraps.hpp"
-#include "moe_call.hpp"
+#include "gpu_moe_call.hpp"
 
-#include <algorithm>
 #include <cstring>
 
 namespace ep::binding {
 namespace {
-
-uint64_t rounded(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-// A call, with what the device holds on to until it has run.
-struct gpu_half : moe_job {
-  std::shared_ptr<gpu::symmetric_memory> memory;
-  gpu::slot_ref slot;
-  std::string failed; // why nobody will hear how the kernel, which was launched, has ended
-  struct {
-    uint64_t counted = 0; // addresses, where kernels add and where the host looks
-    uint64_t seen = 0;
-    uint64_t bytes = 0;
-  } totals;
-};
-
-constexpr uint32_t tables_of_slot = 2; // HAZARD: a graph reads the first one in each replay, so what one call wants for itself is the second one's
-
-// The slot's own: no kernel of an earlier call of it runs any more.
-void stage_candidates(const moe_candidates& wanted, uint8_t* staged) {
-  std::memcpy(staged, wanted.begin.data(), wanted.begin.size() * sizeof(uint32_t));
-  std::memcpy(staged + rounded(wanted.begin.size() * sizeof(uint32_t)), wanted.replicas.data(), wanted.begin.back() * sizeof(uint32_t));
-}
-
-bool same_candidates(const std::shared_ptr<const moe_candidates>& placed, const moe_candidates& wanted) {
-  return placed && placed->begin == wanted.begin && placed->replicas == wanted.replicas;
-}
-
-void point_at_candidates(gpu_half& job, const gpu_moe_contents& own, uint64_t table) {
-  const uint64_t begin = own.tables->address() + own.first_candidates + table * own.candidate_bytes;
-  job.buffer.experts.candidate_begin = begin;
-  job.buffer.experts.candidates = begin + rounded((uint64_t{job.buffer.experts.experts} + 1) * sizeof(uint32_t));
-}
-
-// Of a call that begins. `apart`: it goes by candidates that later ones do not have.
-void place_candidates(Napi::Env env, gpu_half& job, gpu_moe_contents& own, const std::shared_ptr<const moe_candidates>& wanted, gpu::stream& stream, uint32_t slot, bool apart) {
-  const uint64_t table = uint64_t{slot} * tables_of_slot + (apart ? 1 : 0);
-  point_at_candidates(job, own, table);
-  if (same_candidates(own.placed[table], *wanted)) return;
-  if (job.captured) throw_invalid(env, "replicas were chosen anew since the last call of slot " + std::to_string(slot) + ": make one that is not captured first");
-  uint8_t* staged = own.staged_candidates->data() + table * own.candidate_bytes;
-  stage_candidates(*wanted, staged);
-  own.placed[table] = nullptr;
-  if (const int error = stream.of()->table().copy(stream.native(), job.buffer.experts.candidate_begin, address_of(staged), own.candidate_bytes); error != 0) {
-    throw_failure(env, stream.of()->error(error, "copying the candidates of a call"));
-  }
-  own.placed[table] = wanted;
-}
-
-// Where kernels find what `routing` holds for the host.
-void onto_device(ep_moe_call& call, const moe_routing_wrap::contents& routing, bool captured) {
-  const uint64_t shift = routing.mirror->address() - address_of(routing.data); // modulo 2^64
-  ep_moe_routing& r = call.routing;
-  for (uint64_t* one : {&r.topk, &r.choice_replica, &r.choice_slot, &r.send_words, &r.send_headers, &r.send_first, &r.recv_count, &r.block_start, &r.layout_range, &r.src_token,
-                        &r.src_choice, &r.send_start, &call.ranks, &call.wait_ns}) {
-    if (one != &r.topk || !captured) *one += shift;
-  }
-  call.status = routing.mirrored_status();
-}
-
-void begin_call(gpu_half& job, ep_moe_call& call, const gpu_moe_buffer_wrap& wrap, gpu::stream& stream, bool capturing, const Napi::Object& description) {
-  const Napi::Env env = description.Env();
-  if (!wrap.native) throw_failure(env, {EP_STATUS_CLOSED, 0, "the buffer was closed"});
-  gpu_moe_contents& own = *wrap.native;
-  job.of = wrap.native;
-  job.memory = own.device_memory.lock();
-  if (!job.memory) throw_failure(env, {EP_STATUS_CLOSED, 0, "the symmetric memory of this buffer was closed"});
-  if (job.memory->device() != stream.device()) throw_invalid(env, "the buffer is of GPU " + std::to_string(job.memory->device()) + ", the stream of GPU " + std::to_string(stream.device()));
-  if (!wrap.candidates) throw_invalid(env, "a buffer takes calls after setCandidates()");
-  job.own_data = job.memory->data(own.rank);
-  job.find = [&stream](Napi::Value value, const char* what) { return gpu_operand_of(value, what, stream, true); };
-  read_call(job, call, description);
-  if (capturing && !job.captured) throw_invalid(env, "the stream is being captured: captureDispatch() and captureCombine() put whole calls into a graph, and nothing else does");
-  if (!capturing && job.captured) throw_invalid(env, "the stream is not being captured");
-  if (job.report != job.routing) throw_invalid(env, "a call on a GPU is reported where its routing is");
-  const auto* ranks = reinterpret_cast<const uint64_t*>(job.report->ranks);
-  if (ranks[own.rank] != 0) throw_invalid(env, "this rank takes no part in its own call");
-  point_at_candidates(job, own, uint64_t{call.slot} * tables_of_slot);
-  if (!capturing) job.keep.push_back(gpu::kernels_wait()); // a captured call waits when it is replayed
-  auto slot = stream.slot();
-  job.slot = value_or_throw(env, slot);
-  onto_device(call, *job.routing, job.captured);
-}
 
 // Bytes of the routing from `begin` to `end`, to the device.
 int fill_in(const gpu_half& job, gpu::stream& stream, uint64_t begin, uint64_t end) {
@@ -108,54 +24,18 @@ int hand_back(const gpu_half& job, gpu::stream& stream, uint64_t end) {
 
 // On the stream of a call: what the host has filled in, to `begin` .. `filled`; the kernel; and what the host looks at, to `seen`.
 template <class Launch> int run_half(gpu_half& job, gpu::stream& stream, uint64_t begin, uint64_t seen, const Launch& launch) {
-  const ep_cuda_table& table = stream.of()->table();
-  const auto* ranks = reinterpret_cast<const uint64_t*>(job.routing->ranks);
-  const uint64_t there = job.routing->mirror->address() + (job.routing->ranks - address_of(job.routing->data));
-  const bool masks = std::any_of(ranks, ranks + job.of->world_size, [](uint64_t why) { return why != 0; });
   if (job.captured) {
-    /* Nothing is read here when the graph is replayed, and what one replay has found, the next one goes by. */
-    for (uint32_t rank = 0; rank < job.of->world_size; ++rank) {
-      if (ranks[rank] == 0) continue;
-      if (const int error = table.fill(stream.native(), there + rank * sizeof(uint64_t), 0xff, sizeof(uint64_t)); error != 0) return error; /* EP_MOE_RANK_MASKED */
-    }
+    if (const int error = leave_out_captured(job, stream); error != 0) return error;
     seen = job.routing->filled;
   } else if (const int error = fill_in(job, stream, begin, job.routing->filled); error != 0) {
     return error;
   }
-  if (const int error = launch(table); error != 0) return error;
+  if (const int error = launch(stream.of()->table()); error != 0) return error;
   int error = hand_back(job, stream, seen);
-  /* A graph goes by what lies there: who is left out of one call only would be out of its calls. */
-  if (error == 0 && masks && !job.captured) error = table.fill(stream.native(), there, 0, job.of->world_size * sizeof(uint64_t));
+  if (error == 0) error = take_back_in(job, stream);
   if (error != 0) job.failed = stream.of()->error(error, "copying from the device what a call has left").message;
   return 0;
 }
-
-// The kernel ends its waits by itself, rank by rank; the host ends what has taken far longer than that, and that is a failure. A rank that dies ends the waits for it (peer_losses), not the call.
-constexpr double host_patience = 4;
-
-Napi::Value follow_half(Napi::Env env, gpu_stream_wrap& on, gpu_half& job, const gpu_moe_contents& own, int error, const char* what) {
-  if (on.capturing) {
-    on.check(env, error, what);
-    if (on.capturing->failed.empty()) on.capturing->failed = job.failed;
-    on.capturing->kernels.push_back({job.slot, nullptr});
-    if (std::ranges::find(on.capturing->losses, own.losses) == on.capturing->losses.end()) on.capturing->losses.push_back(own.losses);
-    on.capturing->keep.insert(on.capturing->keep.end(), job.keep.begin(), job.keep.end());
-    on.capturing->keep.insert(on.capturing->keep.end(), {job.of, job.memory, job.routing, own.share});
-    return Napi::Number::New(env, 0);
-  }
-  gpu::stream::watch how;
-  how.kernels.push_back({job.slot, nullptr});
-  how.losses.push_back(own.losses);
-  how.deadline_ns = job.timeout_ms < 0 ? no_deadline : deadline_after(host_patience * job.timeout_ms + 1000);
-  how.failed = std::move(job.failed);
-  how.keep = std::move(job.keep);
-  how.keep.insert(how.keep.end(), {job.of, job.memory, job.routing, own.share});
-  // HAZARD: other ranks take this call as made once any of its kernels runs; a launch that fails has run none.
-  on.check(env, error, what);
-  return Napi::Number::New(env, static_cast<double>(on.begin(env, std::move(how))));
-}
-
-uint64_t nanoseconds(double timeout_ms, double share) { return timeout_ms < 0 ? 0 : static_cast<uint64_t>(timeout_ms * share * 1e6) + 1; }
 
 } // namespace
 
@@ -265,23 +145,13 @@ Napi::Value gpu_moe_buffer_wrap::dispatch(const Napi::CallbackInfo& info) {
   gpu::stream& stream = on.open(env);
   gpu_half job;
   ep_moe_dispatch_args args{};
-  uint32_t halves = 0;
-  begin_call(job, args.call, *this, stream, on.capturing != nullptr, info[1].As<Napi::Object>());
   const auto description = info[1].As<Napi::Object>();
-  read_dispatch(job, args, halves, description);
-  args.call.flags |= EP_MOE_DEVICE_EPOCH; // graphs count there, too
-  const operand totals = gpu_operand_of(description.Get("totalsSeen"), "totalsSeen", stream, true);
-  if ((halves & send_half) != 0) place_candidates(env, job, *native, candidates, stream, args.call.slot, description.Get("apart").ToBoolean());
-  job.totals = {args.totals, totals.address, std::min<uint64_t>(totals.byte_length, job.of->local_experts * sizeof(uint64_t))};
-  job.keep.push_back(totals.keep);
-  // As on the host (bind_moe_call.cpp), counted from the kernel's begin.
-  args.call.credits_by_ns = nanoseconds(job.timeout_ms, job.buffer.header.kind == EP_MOE_LOW_LATENCY ? 0.5 : 0.25);
-  args.call.counts_by_ns = nanoseconds(job.timeout_ms, 0.5);
-  args.call.answers_by_ns = nanoseconds(job.timeout_ms, 0.75);
+  read_gpu_dispatch(job, args, *this, on, description);
+  if ((job.halves & send_half) != 0) place_candidates(job, *this, stream, args.call.slot, description);
   const gpu::share& share = *native->share;
   const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot, native->losses->address());
-  const int error = run_half(job, stream, 0, job.routing->seen, [&](const ep_cuda_table& table) { return table.moe_dispatch(&launch, &job.buffer, &args, halves); });
-  return follow_half(env, on, job, *native, error, "launching a dispatch to experts");
+  const int error = run_half(job, stream, 0, job.routing->seen, [&](const ep_cuda_table& table) { return table.moe_dispatch(&launch, &job.buffer, &args, job.halves); });
+  return Napi::Number::New(env, follow_half(env, on, job, *native, error, "launching a dispatch to experts"));
 }
 
 // (stream, half): as MoeBuffer.combine
@@ -291,10 +161,7 @@ Napi::Value gpu_moe_buffer_wrap::combine(const Napi::CallbackInfo& info) {
   gpu::stream& stream = on.open(env);
   gpu_half job;
   ep_moe_combine_args args{};
-  uint32_t halves = 0;
-  begin_call(job, args.call, *this, stream, on.capturing != nullptr, info[1].As<Napi::Object>());
-  read_combine(job, args, halves, info[1].As<Napi::Object>());
-  args.call.flags |= EP_MOE_DEVICE_EPOCH;
+  read_gpu_combine(job, args, *this, on, info[1].As<Napi::Object>());
   const gpu::share& share = *native->share;
   const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot, native->losses->address());
   const int error = run_half(job, stream, job.routing->report, job.routing->filled, [&](const ep_cuda_table& table) {
@@ -303,9 +170,9 @@ Napi::Value gpu_moe_buffer_wrap::combine(const Napi::CallbackInfo& info) {
       if (const int failed = table.copy(stream.native(), job.routing->mirrored_weights(), args.weights, bytes); failed != 0) return failed;
       args.weights = job.routing->mirrored_weights();
     }
-    return table.moe_combine(&launch, &job.buffer, &args, halves);
+    return table.moe_combine(&launch, &job.buffer, &args, job.halves);
   });
-  return follow_half(env, on, job, *native, error, "launching a combine of experts");
+  return Napi::Number::New(env, follow_half(env, on, job, *native, error, "launching a combine of experts"));
 }
 
 // (stream, call): as MoeBuffer.release
@@ -315,13 +182,13 @@ Napi::Value gpu_moe_buffer_wrap::release(const Napi::CallbackInfo& info) {
   gpu::stream& stream = on.open(env);
   gpu_half job;
   ep_moe_call call{};
-  begin_call(job, call, *this, stream, on.capturing != nullptr, info[1].As<Napi::Object>());
+  begin_call(job, call, *this, on, info[1].As<Napi::Object>());
   const gpu::share& share = *native->share;
   call.flags |= EP_MOE_DEVICE_EPOCH;
   const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot, native->losses->address());
   // From the report on: whoever was out of the call gets no credit for it.
   const int error = run_half(job, stream, job.routing->report, job.routing->filled, [&](const ep_cuda_table& table) { return table.moe_release(&launch, &job.buffer, &call); });
-  return follow_half(env, on, job, *native, error, "launching a release");
+  return Napi::Number::New(env, follow_half(env, on, job, *native, error, "launching a release"));
 }
 
 void gpu_moe_buffer_wrap::close(const Napi::CallbackInfo&) {

@@ -263,6 +263,7 @@ void moe_routing_wrap::define(Napi::Env env, Napi::Object exports) {
 void bind_moe(Napi::Env env, Napi::Object exports) {
   moe_buffer_wrap::define(env, exports);
   gpu_moe_buffer_wrap::define(env, exports);
+  gpu_moe_union_wrap::define(env, exports);
   moe_routing_wrap::define(env, exports);
 }
 

@@ -39,6 +39,18 @@ struct gpu_moe_buffer_wrap : Napi::ObjectWrap<gpu_moe_buffer_wrap> {
   std::shared_ptr<const moe_candidates> candidates;
 };
 
+// Buffers of ranks of one opening whose calls are launched together. They may be closed before it, which then takes no calls.
+struct gpu_moe_union_wrap : Napi::ObjectWrap<gpu_moe_union_wrap> {
+  static constexpr napi_type_tag type_tag{0x65706770756d6f65ull, 33};
+  static constexpr const char* type_name = "GpuMoeUnion";
+  static void define(Napi::Env env, Napi::Object exports);
+  explicit gpu_moe_union_wrap(const Napi::CallbackInfo& info);
+  Napi::Value dispatch(const Napi::CallbackInfo& info);
+  Napi::Value combine(const Napi::CallbackInfo& info);
+
+  std::vector<Napi::ObjectReference> buffers;
+};
+
 // Null, and `as` unchanged, unless the value is an open GpuMoeBuffer.
 const gpu_moe_contents* gpu_moe_of(Napi::Value value, std::shared_ptr<const moe_contents>& as);
 // Pinned memory for the host, and what mirrors it on the device.

@@ -18,6 +18,7 @@
 
 #include "core/device/compat.hpp"
 #include "core/launch.hpp"
+#include "cuda/moe_ranks.h"
 #include "cuda/table.h"
 #include "ep/device/compat_dispatch.h"
 #include "ep/device/core_attention.h"
@@ -41,6 +42,7 @@ constexpr int invalid_configuration = 9;
 constexpr int invalid_device_pointer = 17;
 constexpr int invalid_device = 101;
 constexpr int no_peer_access = 217;
+constexpr int cooperative_launch_too_large = 720;
 constexpr int not_supported = 801;
 constexpr int capture_unsupported = 900;
 
@@ -72,6 +74,7 @@ const char* error_text(int error) {
     case invalid_device_pointer: return "invalid device pointer";
     case invalid_device: return "invalid device ordinal";
     case no_peer_access: return "peer access is not supported between these two devices";
+    case cooperative_launch_too_large: return "too many blocks in cooperative launch";
     case not_supported: return "operation not supported";
     case capture_unsupported: return "operation not permitted when stream is capturing";
     default: return "invalid argument";
@@ -335,20 +338,21 @@ int resident(int device, uint32_t, uint32_t lanes, uint32_t* blocks) {
 }
 
 // The kernel's waits end as on a GPU: by their budget, counted from the kernel's begin, by the flag, or those for a rank by its word.
+template <class Kernel> void run_grid(const ep_cuda_launch& how, const Kernel& kernel) {
+  ep::kernel_environment environment;
+  environment.waits.cancel = reinterpret_cast<const std::atomic<uint32_t>*>(how.cancel);
+  if (how.wait_cycles != 0) environment.waits.deadline_ns = ep::clock_now_ns() + static_cast<int64_t>(how.wait_cycles);
+  environment.waits.policy = {0, 20'000, 100'000};
+  const auto ran = ep::fast_run(how.blocks, environment, [&](ep::fast_context& context) {
+    device_context ctx{context, reinterpret_cast<const uint32_t*>(how.lost)};
+    kernel(ctx);
+  });
+  if (!ran.ok()) std::abort(); /* no thread to be had: a test cannot go on */
+}
 template <class Kernel> int launched(const ep_cuda_launch& how, const Kernel& kernel) {
   if (how.blocks == 0 || how.lanes == 0 || how.lanes % 32 != 0 || how.lanes > 1024) return invalid_configuration;
   if (how.blocks > most_blocks) return invalid_configuration;
-  return put_on(how.stream, [how, kernel] {
-    ep::kernel_environment environment;
-    environment.waits.cancel = reinterpret_cast<const std::atomic<uint32_t>*>(how.cancel);
-    if (how.wait_cycles != 0) environment.waits.deadline_ns = ep::clock_now_ns() + static_cast<int64_t>(how.wait_cycles);
-    environment.waits.policy = {0, 20'000, 100'000};
-    const auto ran = ep::fast_run(how.blocks, environment, [&](ep::fast_context& context) {
-      device_context ctx{context, reinterpret_cast<const uint32_t*>(how.lost)};
-      kernel(ctx);
-    });
-    if (!ran.ok()) std::abort(); /* no thread to be had: a test cannot go on */
-  });
+  return put_on(how.stream, [how, kernel] { run_grid(how, kernel); });
 }
 
 template <class Memory> bool load_store(const Memory& memory) { return memory.header.kind == EP_MEMORY_LOAD_STORE; }
@@ -424,20 +428,54 @@ ep_moe_call begun(const ep_moe_buffer& buffer, const ep_moe_call& given, bool be
   }
   return call;
 }
-int moe_dispatch(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_dispatch_args* args, uint32_t halves) {
-  if (!load_store(buffer->memory)) return invalid_value;
-  return launched(*how, [buffer = *buffer, given = *args, halves](device_context& ctx) {
+auto dispatch_kernel(const ep_moe_buffer& buffer, const ep_moe_dispatch_args& given, uint32_t halves) {
+  return [buffer, given, halves](device_context& ctx) {
     ep_moe_dispatch_args args = given;
     args.call = begun(buffer, given.call, (halves & ep::moe_send_half) != 0);
     ep::moe_run_dispatch(ctx, ep::load_store_endpoint{buffer.memory}, buffer, args, halves);
-  });
+  };
 }
-int moe_combine(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_combine_args* args, uint32_t halves) {
-  if (!load_store(buffer->memory)) return invalid_value;
-  return launched(*how, [buffer = *buffer, given = *args, halves](device_context& ctx) {
+auto combine_kernel(const ep_moe_buffer& buffer, const ep_moe_combine_args& given, uint32_t halves) {
+  return [buffer, given, halves](device_context& ctx) {
     ep_moe_combine_args args = given;
     args.call = begun(buffer, given.call, false);
     ep::moe_run_combine(ctx, ep::load_store_endpoint{buffer.memory}, buffer, args, halves);
+  };
+}
+int moe_dispatch(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_dispatch_args* args, uint32_t halves) {
+  return load_store(buffer->memory) ? launched(*how, dispatch_kernel(*buffer, *args, halves)) : invalid_value;
+}
+int moe_combine(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_combine_args* args, uint32_t halves) {
+  return load_store(buffer->memory) ? launched(*how, combine_kernel(*buffer, *args, halves)) : invalid_value;
+}
+// Ranks of one launch begin together, and the stream goes on when all of them have ended.
+int moe_together(const ep_cuda_launch* how, const ep_cuda_moe_rank* ranks, uint32_t count, uint32_t halves) {
+  if (!ep::moe_ranks_agree(ranks, count)) return invalid_value;
+  if (how->blocks == 0 || how->lanes == 0 || how->lanes % 32 != 0 || how->lanes > 512) return invalid_configuration;
+  if (uint64_t{how->blocks} * count > most_blocks) return cooperative_launch_too_large;
+  std::vector<task> grids;
+  for (uint32_t i = 0; i < count; ++i) {
+    const ep_cuda_launch of{how->stream, how->blocks, how->lanes, ranks[i].wait_cycles, ranks[i].cancel, ranks[i].lost};
+    if (ranks[i].dispatch != nullptr) grids.push_back([of, kernel = dispatch_kernel(*ranks[i].buffer, *ranks[i].dispatch, halves)] { run_grid(of, kernel); });
+    else grids.push_back([of, kernel = combine_kernel(*ranks[i].buffer, *ranks[i].combine, halves)] { run_grid(of, kernel); });
+  }
+  return put_on(how->stream, [grids] {
+    std::vector<std::thread> others;
+    for (size_t i = 1; i < grids.size(); ++i) others.emplace_back(grids[i]);
+    grids[0]();
+    for (std::thread& each : others) each.join();
+  });
+}
+int copy_pieces(void* stream, const ep_cuda_piece* pieces, uint32_t count) {
+  if (count == 0 || count > EP_CUDA_MOST_PIECES) return invalid_value;
+  for (uint32_t i = 0; i < count; ++i) {
+    if (((pieces[i].to | pieces[i].from | pieces[i].bytes) & 3) != 0) return invalid_value;
+  }
+  return put_on(stream, [all = std::vector<ep_cuda_piece>(pieces, pieces + count)] {
+    for (const ep_cuda_piece& one : all) {
+      std::memcpy(reinterpret_cast<void*>(one.to), reinterpret_cast<const void*>(one.from), one.bytes);
+      if (one.clear != 0) std::memset(reinterpret_cast<void*>(one.from), 0, one.bytes);
+    }
   });
 }
 int moe_release(const ep_cuda_launch* how, const ep_moe_buffer* buffer, const ep_moe_call* call) {
@@ -499,7 +537,9 @@ constexpr ep_cuda_table table = {EP_CUDA_TABLE_VERSION,
                                  group_call,
                                  device_use,
                                  stream_handle,
-                                 peer_access};
+                                 peer_access,
+                                 moe_together,
+                                 copy_pieces};
 
 } // namespace
 

@@ -167,22 +167,22 @@ int wrong_refusals() {
   experts_world other(wanted);
   const auto of = [](const experts_world& from, size_t rank, bool dispatches) {
     const auto& own = from.ranks[rank];
-    return ep::moe_rank{&own.buffer, dispatches ? &own.dispatch : nullptr, dispatches ? nullptr : &own.combine, 0, 0};
+    return ep_cuda_moe_rank{&own.buffer, dispatches ? &own.dispatch : nullptr, dispatches ? nullptr : &own.combine, 0, 0, 0};
   };
   int failures = 0;
-  const auto refused = [&](const char* what, const std::vector<ep::moe_rank>& ranks, uint32_t blocks, uint32_t lanes, int wanted_error) {
+  const auto refused = [&](const char* what, const std::vector<ep_cuda_moe_rank>& ranks, uint32_t blocks, uint32_t lanes, int wanted_error) {
     const int error = ep::cuda_moe_together(world.how(0, blocks, lanes), ranks.data(), static_cast<uint32_t>(ranks.size()), 3);
     cudaGetLastError();
     if (error == wanted_error) return;
     std::fprintf(stderr, "%s: error %d, not %d\n", what, error, wanted_error);
     failures += 1;
   };
-  const ep::moe_rank first = of(world, 0, true);
+  const ep_cuda_moe_rank first = of(world, 0, true);
   refused("no ranks", {}, 1, 128, cudaErrorInvalidValue);
   refused("a rank twice", {first, first}, 1, 128, cudaErrorInvalidValue);
-  refused("more ranks than a launch takes", std::vector<ep::moe_rank>(ep::most_moe_ranks + 1, first), 1, 128, cudaErrorInvalidValue);
+  refused("more ranks than a launch takes", std::vector<ep_cuda_moe_rank>(EP_CUDA_MOST_MOE_RANKS + 1, first), 1, 128, cudaErrorInvalidValue);
   refused("both calls", {first, of(world, 1, false)}, 1, 128, cudaErrorInvalidValue);
-  refused("no call", {{first.buffer, nullptr, nullptr, 0, 0}}, 1, 128, cudaErrorInvalidValue);
+  refused("no call", {{first.buffer, nullptr, nullptr, 0, 0, 0}}, 1, 128, cudaErrorInvalidValue);
   refused("high throughput", {first, of(other, 1, true)}, 1, 128, cudaErrorInvalidValue);
   refused("lanes that are no warps", {first, of(world, 1, true)}, 1, 100, cudaErrorInvalidConfiguration);
   uint32_t resident = 0;

@@ -205,9 +205,10 @@ class experts_world {
 
  private:
   void together(uint32_t blocks, uint32_t lanes, uint32_t halves, bool dispatches) {
-    std::vector<moe_rank> all;
-    for (const rank_state& rank : ranks) all.push_back({&rank.buffer, dispatches ? &rank.dispatch : nullptr, dispatches ? nullptr : &rank.combine, 0, 0});
-    check(cuda_moe_together(how(0, blocks, lanes), all.data(), static_cast<uint32_t>(all.size()), halves), dispatches ? "dispatch together" : "combine together");
+    const ep_cuda_launch launch = how(0, blocks, lanes);
+    std::vector<ep_cuda_moe_rank> all;
+    for (const rank_state& rank : ranks) all.push_back({&rank.buffer, dispatches ? &rank.dispatch : nullptr, dispatches ? nullptr : &rank.combine, launch.wait_cycles, 0, 0});
+    check(cuda_moe_together(launch, all.data(), static_cast<uint32_t>(all.size()), halves), dispatches ? "dispatch together" : "combine together");
   }
   bool casts() const { return options.payload != EP_MOE_BF16; } // to e4m3 with f32 scales
   uint64_t code_bytes() const { return uint64_t{options.hidden} * (casts() ? 1 : 2); }

@@ -91,9 +91,9 @@ int gpu_moe(void* stream, uint32_t blocks, uint32_t lanes, const ep_moe_buffer& 
 int gpu_moe_together(void* stream, uint32_t blocks, uint32_t lanes, const std::vector<gpu_moe_rank>& ranks, uint32_t half) {
   static const int loaded = cuda_load_moe_low_latency(); // also what its blocks need of shared memory
   if (loaded != 0) return loaded;
-  std::vector<moe_rank> all;
-  for (const gpu_moe_rank& one : ranks) all.push_back({&one.buffer, half < 2 ? one.dispatch : nullptr, half < 2 ? nullptr : one.combine, 0, 0});
-  return cuda_moe_together({stream, blocks, lanes, 20'000'000'000, 0, 0}, all.data(), static_cast<uint32_t>(all.size()), 1 + half % 2);
+  std::vector<ep_cuda_moe_rank> all;
+  for (const gpu_moe_rank& one : ranks) all.push_back({&one.buffer, half < 2 ? one.dispatch : nullptr, half < 2 ? nullptr : one.combine, 20'000'000'000, 0, 0});
+  return cuda_moe_together({stream, blocks, lanes, 0, 0, 0}, all.data(), static_cast<uint32_t>(all.size()), 1 + half % 2);
 }
 
 } // namespace ep::test

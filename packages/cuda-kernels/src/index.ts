@@ -53,6 +53,14 @@ export { openDeviceDispatcher } from './cuda/open-dispatcher.js';
 export { openDeviceMoeBuffer } from './cuda/open-moe-buffer.js';
 export type { DeviceDispatcherOptions } from './cuda/options.js';
 export { type CudaEvent, type CudaGraph, CudaStream, type CudaStreamOptions } from './cuda/stream.js';
+export {
+  type UnitedMoeBuffers,
+  type UnitedMoeCaptureCombine,
+  type UnitedMoeCaptureDispatch,
+  type UnitedMoeCombine,
+  type UnitedMoeDispatch,
+  uniteMoeBuffers,
+} from './cuda/united-moe-buffers.js';
 export type { BoundDispatch, Dispatcher } from './dispatcher.js';
 export type { DispatchTransport } from './dispatcher-base.js';
 export { type HostEvent, HostStream, type HostStreamOptions } from './host-stream.js';

@@ -1,9 +1,8 @@
 /** Tokens to their experts and results back between ranks that share a GPU, or GPUs that reach each other's memory: `MoeBuffer` of tensors on the device. */
-import { type DeviceTensor, type DType, EpError, formatRanks, invalid, type Rank, Resource, type Work } from '@ep/core';
+import { type DeviceTensor, type DType, EpError, invalid, type Rank, Resource, type Work } from '@ep/core';
 import {
   EP_MOE_CACHED,
   EP_MOE_RENORMALISE,
-  type GraphMember,
   type MoeCall,
   type MoeCombineHalf,
   type MoeDispatchHalf,
@@ -20,6 +19,16 @@ import { checkLayout, Losses, lostOf, type MoeLoss, reportActive } from '../moe/
 import type { MoeCallOptions, ResolvedMoe } from '../moe/options.js';
 import { type CallStage, HeldCall, type MoeHandle, type MoeHook } from '../moe/received.js';
 import { CudaBuffer } from './buffer.js';
+import {
+  type BegunMoeCall,
+  type BegunMoeCapture,
+  BOTH_HALVES,
+  type CombineHalf,
+  type DispatchHalf,
+  launchBegun,
+  RECEIVE,
+  SEND,
+} from './moe-begun.js';
 import { DeviceLaunches } from './moe-launches.js';
 import { KeptLayouts } from './moe-layouts.js';
 import type {
@@ -32,6 +41,7 @@ import type {
   DeviceMoeLayout,
   DeviceMoeReceived,
 } from './moe-received.js';
+import { MoeReplays } from './moe-replays.js';
 import { DeviceMoeSlot, type Pinned, pinnedMemory } from './moe-slot.js';
 import { deviceSource, packedSource } from './operand.js';
 import type { CudaStream } from './stream.js';
@@ -47,9 +57,6 @@ interface DeviceMoeInit {
   /** Of the agreements, in host memory. */
   readonly closeControl: () => Promise<void>;
 }
-
-const SEND = 1;
-const RECEIVE = 2;
 
 /**
  * Collective, as `MoeBuffer`: all ranks that take part make the same calls in the same order; each takes one of `calls` slots until its combine or release. A rank that
@@ -68,11 +75,7 @@ export class DeviceMoeBuffer extends Resource {
   /** Where kernels add, and where the host looks. */
   readonly #totals: CudaBuffer;
   readonly #totalsSeen: Pinned;
-  /** Launched replays of graphs with calls of this buffer that have not ended, and where they run. */
-  #replays = 0;
-  #replayedOn: object | undefined;
-  /** Captured calls that were released before a combine followed. */
-  readonly #forgotten = new WeakSet<HeldCall>();
+  readonly #replays: MoeReplays;
   readonly #losses: Losses;
   #chosenBy = '';
   #calls = 0;
@@ -95,6 +98,7 @@ export class DeviceMoeBuffer extends Resource {
     this.#layouts = new KeptLayouts(init.native, init.layouts);
     this.#slots = Array.from({ length: moe.calls }, (_, i) => new DeviceMoeSlot(i, init));
     const totalBytes = Math.max(64, this.localExperts * BigUint64Array.BYTES_PER_ELEMENT);
+    this.#replays = new MoeReplays(this.#launches, this.#losses, this.#slots);
     this.#totalsSeen = pinnedMemory(memory, totalBytes);
     const device = Object.freeze({ kind: 'cuda' as const, index: memory.device });
     const totals = new (native().binding.GpuMemory)(memory.library, memory.device, totalBytes);
@@ -102,6 +106,21 @@ export class DeviceMoeBuffer extends Resource {
     // So that calls may be captured before any was made.
     this.#choose(this.activeRanks);
     init.native.placeCandidates();
+  }
+
+  get mode(): ResolvedMoe['mode'] {
+    return this.#init.moe.mode;
+  }
+
+  /** That calls are put on. */
+  get stream(): CudaStream {
+    return this.#init.stream;
+  }
+
+  /** The addon's object. @internal */
+  nativeBuffer(operation: string): NativeGpuMoeBuffer {
+    this.#checkOpen(operation);
+    return this.#init.native;
   }
 
   /** Thread blocks and threads of a call, and how many such blocks the GPU runs at once. */
@@ -144,9 +163,8 @@ export class DeviceMoeBuffer extends Resource {
     choices: Int32Array | DeviceMoeLayout,
     options: DeviceMoeDispatchOptions = {},
   ): Work<DeviceMoeReceived> {
-    const begun = this.#beginDispatch(x, choices, options, 'dispatch');
-    const operation = begun.launch(SEND | RECEIVE, options);
-    return this.#launches.follow('dispatch', operation, options, begun.received, begun.refused);
+    const begun = this.beginDispatch(x, choices, options, 'dispatch');
+    return begun.follow('dispatch', this.#launchDispatch(begun, BOTH_HALVES, options), options);
   }
 
   /** The first half alone: `receive()` of what it resolves with is the second. In between nothing runs here for this call. `x` stays unchanged until then. */
@@ -155,33 +173,29 @@ export class DeviceMoeBuffer extends Resource {
     choices: Int32Array | DeviceMoeLayout,
     options: DeviceMoeDispatchOptions = {},
   ): Work<MoeHook<DeviceMoeReceived>> {
-    const begun = this.#beginDispatch(x, choices, options, 'dispatchSend');
+    const begun = this.beginDispatch(x, choices, options, 'dispatchSend');
     const name = 'dispatch receive';
     const hook = () =>
-      this.#launches.hook(name, (late) =>
-        this.#launches.follow(name, begun.launch(RECEIVE, late), late, begun.received, begun.refused),
-      );
-    return this.#launches.follow('dispatchSend', begun.launch(SEND, options), options, hook, begun.refused);
+      this.#launches.hook(name, (late) => begun.follow(name, this.#launchDispatch(begun, RECEIVE, late), late));
+    const operation = this.#launchDispatch(begun, SEND, options);
+    return this.#launches.follow('dispatchSend', operation, options, hook, begun.refused);
   }
 
   /**
    * Sends the results `y` of experts, a tensor like `received.x` in the buffer's dtype, or `received.combineBuffer` itself, back to where their tokens came from. Ends the call.
    */
   combine(y: DeviceTensor, handle: MoeHandle, options: DeviceMoeCombineOptions): Work<DeviceMoeCombined> {
-    const begun = this.#beginCombine(y, handle, options, 'combine');
-    const operation = begun.launch(SEND | RECEIVE, options);
-    return this.#launches.follow('combine', operation, options, begun.combined, begun.ended);
+    const begun = this.beginCombine(y, handle, options, 'combine');
+    return begun.follow('combine', this.#launchCombine(begun, BOTH_HALVES, options), options);
   }
 
   /** As `dispatchSend`, of a combine. `y` stays unchanged until `receive()` has resolved. */
   combineSend(y: DeviceTensor, handle: MoeHandle, options: DeviceMoeCombineOptions): Work<MoeHook<DeviceMoeCombined>> {
-    const begun = this.#beginCombine(y, handle, options, 'combineSend');
+    const begun = this.beginCombine(y, handle, options, 'combineSend');
     const name = 'combine receive';
     const hook = () =>
-      this.#launches.hook(name, (late) =>
-        this.#launches.follow(name, begun.launch(RECEIVE, late), late, begun.combined, begun.ended),
-      );
-    return this.#launches.follow('combineSend', begun.launch(SEND, options), options, hook);
+      this.#launches.hook(name, (late) => begun.follow(name, this.#launchCombine(begun, RECEIVE, late), late));
+    return this.#launches.follow('combineSend', this.#launchCombine(begun, SEND, options), options, hook);
   }
 
   /**
@@ -190,7 +204,18 @@ export class DeviceMoeBuffer extends Resource {
    * place in a graph. A rank that a replay gives up stays left out of later ones, and `launch` refuses to begin one (`EP_PEER_LOST`) once the loss is known: capture anew.
    */
   captureDispatch(x: DeviceTensor, choices: DeviceTensor, options: DeviceMoeCaptureOptions = {}): DeviceMoeCaptured {
-    const where = 'captureDispatch';
+    const { half, launched } = this.beginCaptureDispatch(x, choices, options, 'captureDispatch');
+    this.#init.native.dispatch(this.#init.stream.nativeStream('captureDispatch'), half);
+    return launched();
+  }
+
+  /** @internal */
+  beginCaptureDispatch(
+    x: DeviceTensor,
+    choices: DeviceTensor,
+    options: DeviceMoeCaptureOptions,
+    where: string,
+  ): BegunMoeCapture<DispatchHalf, DeviceMoeCaptured> {
     const { moe, stream } = this.#init;
     this.#launches.checkUsable(where);
     if (!stream.capturing) {
@@ -208,28 +233,53 @@ export class DeviceMoeBuffer extends Resource {
     this.#choose(active);
     reportActive(routing.ranks, active);
     const epoch = Math.floor(this.#calls / moe.calls) + 1;
-    const call = new HeldCall({ slot: slot.index, epoch, tokens, routing, release: (held) => this.#forget(held) });
+    const call = new HeldCall({
+      slot: slot.index,
+      epoch,
+      tokens,
+      routing,
+      release: (held) => this.#replays.forget(held),
+    });
     call.rows = slot.room;
     slot.choices = chosen;
-    this.#init.native.dispatch(stream.nativeStream(where), {
+    const timeoutMs = callTimeout(moe, options, where);
+    const half: DispatchHalf = {
       ...this.#captured(call, slot),
-      ...{ halves: SEND | RECEIVE, timeoutMs: callTimeout(moe, options, where), flags: 0, dtype: dtypeCode(moe.dtype) },
+      ...{ halves: BOTH_HALVES, timeoutMs, flags: 0, dtype: dtypeCode(moe.dtype) },
       ...{ x: from.operand, xOffset: from.byteOffset, xStride: from.strideBytes },
       ...(slot.out && { out: slot.out.operand, outOffset: 0 }),
       ...(slot.scales && { scales: slot.scales.operand, scalesOffset: 0 }),
       ...{ totals: this.#totals.operand, totalsOffset: 0, totalsSeen: this.#totalsSeen.operand },
-    });
-    slot.held = call;
-    call.stage = 'captured';
-    this.#calls++;
-    stream.join(this.#member(call, slot, active));
-    const combineBuffer = slot.results(slot.room);
-    return { ...slot.tensors(slot.room), ...(combineBuffer && { combineBuffer }), ...slot.captured(), handle: call };
+    };
+    return {
+      half,
+      launched: () => {
+        slot.held = call;
+        call.stage = 'captured';
+        this.#calls++;
+        const uncounted = (): void => void this.#calls--;
+        stream.join(this.#replays.member(call, slot, active, uncounted));
+        const combineBuffer = slot.results(slot.room);
+        const said = { ...(combineBuffer && { combineBuffer }), ...slot.captured(), handle: call };
+        return { ...slot.tensors(slot.room), ...said };
+      },
+    };
   }
 
   /** `combine` of what `captureDispatch` of the same graph has received: `y` has room for as many rows as `x` there. Weights lie on the device. */
   captureCombine(y: DeviceTensor, handle: MoeHandle, options: DeviceMoeCaptureCombineOptions): void {
-    const where = 'captureCombine';
+    const { half, launched } = this.beginCaptureCombine(y, handle, options, 'captureCombine');
+    this.#init.native.combine(this.#init.stream.nativeStream('captureCombine'), half);
+    launched();
+  }
+
+  /** @internal */
+  beginCaptureCombine(
+    y: DeviceTensor,
+    handle: MoeHandle,
+    options: DeviceMoeCaptureCombineOptions,
+    where: string,
+  ): BegunMoeCapture<CombineHalf, void> {
     const { moe, stream } = this.#init;
     this.#launches.checkUsable(where);
     const { call, slot } = this.#callOf(handle, where, 'captured');
@@ -245,18 +295,23 @@ export class DeviceMoeBuffer extends Resource {
     if (bias.length > 2) throw invalid('bias', { where, expected: 'at most two tensors', found: bias.length });
     const [first, second] = bias.map((one, i) => row(one, `bias ${i}`));
     const weights = options.weights && this.#packed(`${where}, weights`, options.weights, 'f32', tokens, moe.topK);
-    this.#init.native.combine(stream.nativeStream(where), {
+    const half: CombineHalf = {
       ...this.#captured(call, slot),
-      ...{ halves: SEND | RECEIVE, timeoutMs: callTimeout(moe, options, where, COMBINE_TIMEOUTS) },
+      ...{ halves: BOTH_HALVES, timeoutMs: callTimeout(moe, options, where, COMBINE_TIMEOUTS) },
       ...{ flags: options.renormalise === true ? EP_MOE_RENORMALISE : 0, dtype: dtypeCode(moe.dtype) },
       ...{ y: from.operand, yOffset: from.byteOffset, yStride: from.strideBytes, yRows: rows },
       ...{ out: out.operand, outOffset: out.byteOffset },
       ...(weights && { weights: weights.operand, weightsOffset: weights.byteOffset }),
       ...(first && { bias0: first.operand, bias0Offset: first.byteOffset }),
       ...(second && { bias1: second.operand, bias1Offset: second.byteOffset }),
-    });
-    call.stage = 'released';
-    slot.held = undefined;
+    };
+    return {
+      half,
+      launched: () => {
+        call.stage = 'released';
+        slot.held = undefined;
+      },
+    };
   }
 
   protected override async release(): Promise<void> {
@@ -274,10 +329,7 @@ export class DeviceMoeBuffer extends Resource {
     const { moe } = this.#init;
     const index = this.#calls % moe.calls;
     const slot = this.#slots[index]!;
-    if (this.#replays > 0) {
-      const why = `${where}: a graph with calls of this buffer is being replayed: await that first`;
-      throw new EpError('EP_BUSY', why, { context: { replays: this.#replays } });
-    }
+    this.#replays.checkNone(where);
     if (slot.held === undefined) return slot;
     throw new EpError(
       'EP_BUSY',
@@ -286,13 +338,24 @@ export class DeviceMoeBuffer extends Resource {
     );
   }
 
-  #beginDispatch(
+  #launchDispatch(begun: BegunMoeCall<DispatchHalf, unknown>, halves: number, limits: MoeCallOptions): OperationId {
+    const { native, stream } = this.#init;
+    return launchBegun(begun, halves, limits, (half) => native.dispatch(stream.nativeStream('dispatch'), half));
+  }
+
+  #launchCombine(begun: BegunMoeCall<CombineHalf, unknown>, halves: number, limits: MoeCallOptions): OperationId {
+    const { native, stream } = this.#init;
+    return launchBegun(begun, halves, limits, (half) => native.combine(stream.nativeStream('combine'), half));
+  }
+
+  /** @internal */
+  beginDispatch(
     x: DeviceTensor,
     choices: Int32Array | DeviceMoeLayout,
     options: DeviceMoeDispatchOptions,
     where: string,
-  ) {
-    const { moe, native } = this.#init;
+  ): BegunMoeCall<DispatchHalf, DeviceMoeReceived> & { readonly refused: () => void } {
+    const { moe } = this.#init;
     this.#launches.checkUsable(where);
     options.signal?.throwIfAborted();
     const slot = this.#freeSlot(where);
@@ -343,53 +406,55 @@ export class DeviceMoeBuffer extends Resource {
       ...{ totals: this.#totals.operand, totalsOffset: 0 },
     };
     const totalsSeen = this.#totalsSeen.operand;
+    const received = (): DeviceMoeReceived => {
+      call.stage = 'received';
+      call.rows = slot.rowsOf(routing);
+      this.#losses.note(routing.ranks);
+      const lostRanks = lostOf(routing.ranks);
+      for (const [rank, lost] of lostRanks.entries()) if (lost === 1) routing.dropped.add(rank as Rank);
+      const combineBuffer = slot.results(call.rows);
+      return {
+        ...slot.tensors(call.rows),
+        ...(combineBuffer && { combineBuffer }),
+        ...routing.said(call.rows, this.localExperts),
+        lostRanks,
+        waitNs: routing.waitNs.slice(),
+        handle: call,
+        ...(options.keepLayout === true && given !== undefined && { layout: layout! }),
+      };
+    };
+    const refused = (): void => {
+      ended();
+      if (given !== undefined) layout?.release();
+    };
     return {
-      launch: (halves: number, limits: MoeCallOptions) => {
-        let operation: OperationId;
-        try {
-          const timeoutMs = callTimeout(moe, limits, where);
-          operation = native.dispatch(this.#init.stream.nativeStream(where), {
-            ...half,
-            ...{ totalsSeen, halves, timeoutMs, apart: options.activeRanks !== undefined },
-          });
-        } catch (error) {
-          if (given !== undefined && slot.held !== call) layout?.release();
-          throw error;
-        }
-        if (slot.held !== call) {
-          // Only now does the call count: everything that can be refused has been.
-          slot.held = call;
-          layout?.hold();
-          this.#calls++;
-        }
-        return operation;
+      half: (halves, limits) => {
+        const timeoutMs = callTimeout(moe, limits, where);
+        return { ...half, ...{ totalsSeen, halves, timeoutMs, apart: options.activeRanks !== undefined } };
       },
-      refused: (): void => {
-        ended();
-        if (given !== undefined) layout?.release();
+      launched: () => {
+        if (slot.held === call) return;
+        // Only now does the call count: everything that can be refused has been.
+        slot.held = call;
+        layout?.hold();
+        this.#calls++;
       },
-      received: (): DeviceMoeReceived => {
-        call.stage = 'received';
-        call.rows = slot.rowsOf(routing);
-        this.#losses.note(routing.ranks);
-        const lostRanks = lostOf(routing.ranks);
-        for (const [rank, lost] of lostRanks.entries()) if (lost === 1) routing.dropped.add(rank as Rank);
-        const combineBuffer = slot.results(call.rows);
-        return {
-          ...slot.tensors(call.rows),
-          ...(combineBuffer && { combineBuffer }),
-          ...routing.said(call.rows, this.localExperts),
-          lostRanks,
-          waitNs: routing.waitNs.slice(),
-          handle: call,
-          ...(options.keepLayout === true && given !== undefined && { layout: layout! }),
-        };
+      dropped: () => {
+        if (given !== undefined && slot.held !== call) layout?.release();
       },
+      follow: (name, operation, limits, on) => this.#launches.follow(name, operation, limits, received, refused, on),
+      refused,
     };
   }
 
-  #beginCombine(y: DeviceTensor, handle: MoeHandle, options: DeviceMoeCombineOptions, where: string) {
-    const { moe, native } = this.#init;
+  /** @internal */
+  beginCombine(
+    y: DeviceTensor,
+    handle: MoeHandle,
+    options: DeviceMoeCombineOptions,
+    where: string,
+  ): BegunMoeCall<CombineHalf, DeviceMoeCombined> {
+    const { moe } = this.#init;
     this.#launches.checkUsable(where);
     options?.signal?.throwIfAborted();
     const { call, slot } = this.#callOf(handle, where);
@@ -420,18 +485,17 @@ export class DeviceMoeBuffer extends Resource {
       ...(first && { bias0: first.operand, bias0Offset: first.byteOffset }),
       ...(second && { bias1: second.operand, bias1Offset: second.byteOffset }),
     };
+    const combined = (): DeviceMoeCombined => {
+      slot.ended();
+      return { y: options.out, lostRanks: lostOf(routing.ranks), waitNs: routing.waitNs.slice() };
+    };
     return {
-      launch: (halves: number, limits: MoeCallOptions) => {
-        const timeoutMs = callTimeout(moe, limits, where, COMBINE_TIMEOUTS);
-        const operation = native.combine(this.#init.stream.nativeStream(where), { ...half, halves, timeoutMs });
+      half: (halves, limits) => ({ ...half, halves, timeoutMs: callTimeout(moe, limits, where, COMBINE_TIMEOUTS) }),
+      launched: () => {
         call.stage = 'combining';
-        return operation;
       },
-      ended: slot.ended,
-      combined: (): DeviceMoeCombined => {
-        slot.ended();
-        return { y: options.out, lostRanks: lostOf(routing.ranks), waitNs: routing.waitNs.slice() };
-      },
+      dropped: () => {},
+      follow: (name, operation, limits, on) => this.#launches.follow(name, operation, limits, combined, slot.ended, on),
     };
   }
 
@@ -451,63 +515,6 @@ export class DeviceMoeBuffer extends Resource {
     const operation = native.release(stream.nativeStream(where), { ...this.#call(call), timeoutMs });
     call.stage = 'combining';
     return this.#launches.follow(where, operation, {}, slot.ended);
-  }
-
-  /** A captured call that no combine will follow: its graph is of no use. */
-  #forget(call: HeldCall): Work {
-    const slot = this.#slots.find(({ held }) => held === call);
-    if (slot !== undefined) {
-      slot.held = undefined;
-      this.#forgotten.add(call);
-    }
-    call.stage = 'released';
-    return this.#launches.done('release');
-  }
-
-  /** Refuses replays while calls are under way, beside replays on another stream, and once somebody is lost whom the graph counts on. */
-  #member(call: HeldCall, slot: DeviceMoeSlot, active: Uint8Array): GraphMember {
-    return {
-      endCapture: (failed) => {
-        if (!failed) return;
-        // As if it had never been: other ranks may not have captured it.
-        if (slot.held === call) slot.held = undefined;
-        call.stage = 'released';
-        this.#calls--;
-      },
-      beginReplay: (operation, queue) => {
-        this.#launches.checkUsable(operation);
-        if (this.#forgotten.has(call)) {
-          const why = `${operation}: a captured call of experts was released before a combine of it was captured: capture both anew`;
-          throw new EpError('EP_INVALID_ARGUMENT', why, { context: { slot: slot.index } });
-        }
-        if (this.#replays > 0 && this.#replayedOn !== queue) {
-          const why = `${operation}: a graph with calls of this buffer is being replayed on another stream: await that first`;
-          throw new EpError('EP_BUSY', why, { context: { replays: this.#replays } });
-        }
-        const held = this.#slots.filter((slot) => slot.held !== undefined).length;
-        if (held > 0) {
-          const why = `${operation}: ${held} calls of a buffer for experts in this graph are held: combine or release them first`;
-          throw new EpError('EP_BUSY', why, { context: { held } });
-        }
-        const now = this.#losses.active(undefined, operation);
-        const lost = [...active.keys()].filter((rank) => active[rank] !== now[rank]);
-        if (lost.length > 0) {
-          const why = `${operation}: ${formatRanks(lost)} ${lost.length > 1 ? 'were' : 'was'} lost since calls of experts were captured: capture them anew`;
-          throw new EpError('EP_PEER_LOST', why, { context: { ranks: lost } });
-        }
-        const replay = this.#launches.beginReplay(operation);
-        this.#replays++;
-        this.#replayedOn = queue;
-        return {
-          cuts: replay.cuts,
-          end: (failure) => {
-            this.#replays--;
-            for (const slot of this.#slots) this.#losses.note(slot.routing.ranks);
-            replay.end(failure);
-          },
-        };
-      },
-    };
   }
 
   #captured(call: HeldCall, { choices }: DeviceMoeSlot) {

@@ -35,20 +35,20 @@ export class DeviceLaunches {
     if (this.#failure !== undefined) throw poisonedBy(this.#failure.reason, where);
   }
 
-  /** Follows what was launched. A refused call is over, and the next one may go on; any other failure ends the buffer. */
+  /** Follows what was launched, on the buffer's stream unless `on` says where. A refused call is over, and the next one may go on; any other failure ends the buffer. */
   follow<T>(
     name: string,
     operation: OperationId,
     { signal }: MoeCallOptions,
     value: () => T,
     onRefused = (): void => {},
+    on: CudaStream = this.#init.stream,
   ): Work<T> {
     const ends = [this.#cancel.signal, this.#init.closing()];
     const linked = linkSignals(signal, ...ends);
     const control = createWork<T>({ op: name, sequence: this.#sequence++, owner: this.#owner });
     const letGo = this.#init.hold(name);
-    this.#init.stream
-      .follow(() => operation, linked.signal)
+    on.follow(() => operation, linked.signal)
       .then((outcome) => {
         if (outcome.status !== 0) throw callFailure(name, outcome);
         control.resolve(value());
