@@ -93,6 +93,13 @@ constexpr int out_of_memory = 2; // cudaErrorMemoryAllocation
 
 std::atomic<uint64_t> held{0};
 
+// HAZARD: the driver counts how often a process has mapped a handle, but two threads that map it at once, as ranks of one process do, fail (error 208, seen on H200s). So mapping and unmapping go one by one:
+// neither waits for a kernel that waits for a peer.
+std::mutex& mapping() {
+  static auto* made = new std::mutex; // leaked on purpose: blocks may go while static destructors run
+  return *made;
+}
+
 std::string on_device(uint64_t bytes, const char* kind, int device) {
   return std::to_string(bytes) + " bytes of " + kind + " memory for GPU " + std::to_string(device);
 }
@@ -122,6 +129,7 @@ imported_block::~imported_block() {
   if (address_ == 0) return;
   const auto release = [of = of_, device = device_, address = address_, lock = lock_] {
     held.fetch_sub(1, std::memory_order_relaxed);
+    const std::lock_guard one_by_one(mapping());
     if (of->table().memory_unmap(device, address) == 0) return;
     // It may be mapped still: its owner must not free it while this process lives.
     static auto* kept = new std::vector<std::shared_ptr<const import_lock>>; // only the one thread that frees comes here
@@ -154,6 +162,7 @@ result<std::shared_ptr<const imported_block>> imported_block::import(library_ref
   std::shared_ptr<imported_block> made(new imported_block(std::move(of), device));
   auto lock = import_lock::take(handle, whose);
   if (!lock.ok()) return lock.why();
+  const std::lock_guard one_by_one(mapping());
   if (const int error = made->of_->table().memory_import(device, handle.ipc, &made->address_); error != 0) {
     made->address_ = 0;
     return made->of_->error(error, "mapping the device memory of " + whose + " (CUDA IPC)");

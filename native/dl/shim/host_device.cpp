@@ -7,7 +7,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <cstdio>
@@ -41,6 +43,7 @@ constexpr int no_memory = 2;
 constexpr int invalid_configuration = 9;
 constexpr int invalid_device_pointer = 17;
 constexpr int invalid_device = 101;
+constexpr int already_mapped = 208;
 constexpr int no_peer_access = 217;
 constexpr int cooperative_launch_too_large = 720;
 constexpr int not_supported = 801;
@@ -73,6 +76,7 @@ const char* error_text(int error) {
     case invalid_configuration: return "invalid configuration argument";
     case invalid_device_pointer: return "invalid device pointer";
     case invalid_device: return "invalid device ordinal";
+    case already_mapped: return "resource already mapped";
     case no_peer_access: return "peer access is not supported between these two devices";
     case cooperative_launch_too_large: return "too many blocks in cooperative launch";
     case not_supported: return "operation not supported";
@@ -188,6 +192,35 @@ struct exported {
 };
 static_assert(sizeof(exported) <= EP_CUDA_IPC_BYTES);
 
+// One that maps a handle just now, for long enough that another thread may come.
+class importing {
+ public:
+  explicit importing(const exported& from) : which_(from.pid, from.file) {
+    {
+      const std::lock_guard lock(mutex());
+      alone = under_way().insert(which_).second;
+    }
+    if (alone) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ~importing() {
+    const std::lock_guard lock(mutex());
+    if (alone) under_way().erase(which_);
+  }
+  bool alone = false;
+
+ private:
+  using handle = std::pair<int32_t, int32_t>;
+  static std::mutex& mutex() {
+    static auto* made = new std::mutex;
+    return *made;
+  }
+  static std::set<handle>& under_way() {
+    static auto* made = new std::set<handle>;
+    return *made;
+  }
+  handle which_;
+};
+
 int memory_export(int device, uint64_t address, uint8_t handle[EP_CUDA_IPC_BYTES]) {
   if (!works(device)) return invalid_device;
   const std::lock_guard lock(memory().mutex);
@@ -205,6 +238,9 @@ int memory_import(int device, const uint8_t handle[EP_CUDA_IPC_BYTES], uint64_t*
   int reaches = 1;
   if (from.device != device) peer_access(device, from.device, &reaches);
   if (reaches == 0) return no_peer_access;
+  // As the driver (580.159.04): a handle that another thread of the process is about to map cannot be mapped.
+  const importing mine(from);
+  if (!mine.alone) return already_mapped;
   const std::string path = "/proc/" + std::to_string(from.pid) + "/fd/" + std::to_string(from.file);
   const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) return invalid_value;
