@@ -24,6 +24,12 @@ async function demo({ device, gpus }, args) {
     report.gpus.map(({ ranks }) => ranks),
     [...Array(Math.min(gpus, report.ranks)).keys()].map(ranksAt),
   );
+  // Nobody heard from the one that dies.
+  const dies = args.includes('--kill') ? Number(args[args.indexOf('--kill') + 1]) : -1;
+  for (const { gpu, ranks, processes } of report.gpus) {
+    const living = ranks.filter((/** @type {number} */ rank) => rank !== dies);
+    assert.deepEqual(processes, living.length > 0 ? [living] : [], `ranks of GPU ${gpu} by process`);
+  }
   assert.equal(report.pass, true);
   return report;
 }
@@ -82,7 +88,7 @@ export const demos = casesOf({ device: 'cuda:0', gpus: 1 }, '', [
   ['moe --ping-pong', '-n 3 --mode high-throughput --dtype bf16'],
 ]);
 
-/** A process on each of so many GPUs, and two on each. @param {number} gpus */
+/** A process on each of so many GPUs, of one rank and of two. @param {number} gpus */
 export const severalDemos = (gpus) => {
   const device = `cuda:${[...Array(gpus).keys()].join(',')}`;
   return casesOf({ device, gpus }, 'several GPUs: ', [
@@ -96,7 +102,12 @@ export const severalDemos = (gpus) => {
         /** @type {const} */ (['moe --ping-pong', `-n ${gpus} --mode ${mode} --dtype ${dtype}`]),
       ]),
     ),
+    ['attention --ping-pong', `-n ${2 * gpus} --dtype bf16`],
     ['moe', `-n ${2 * gpus} --mode low-latency --dtype bf16`],
+    ['moe', `-n ${2 * gpus} --mode high-throughput --dtype fp8`],
+    ['moe --ping-pong', `-n ${2 * gpus} --mode low-latency --dtype fp8`],
+    ['moe --kill 1', `-n ${2 * gpus} --mode low-latency --dtype bf16`],
+    ['moe --kill 1', `-n ${2 * gpus} --mode high-throughput --dtype bf16`],
     ['moe --kill 1', `-n ${gpus} --mode low-latency --dtype bf16`],
     ['moe --kill 1', `-n ${gpus} --mode high-throughput --dtype fp8`],
   ]);

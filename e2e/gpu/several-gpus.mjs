@@ -116,6 +116,14 @@ const rows = (ranks) => [
     })),
   ),
   {
+    name: 'experts, one launch of several ranks: one on another GPU that is killed ends no call of theirs',
+    scenario: 'unitedDeath',
+    data: { united: 2 },
+    kill: 1,
+    ranks: 2,
+    sample: true,
+  },
+  {
     name: 'experts: a replay without a rank that does not come',
     scenario: 'graphExperts',
     data: { mode: 'low-latency', offered: false, replays: 3, absent: 1 },
@@ -144,9 +152,16 @@ export function severalGpus(gpus) {
       processes: true,
       sample,
     })),
-    ...severalDemos(most).map((one) => ({ ...one, processes: true, sample: false })),
+    ...severalDemos(most).map((one) => ({
+      ...one,
+      processes: true,
+      sample: sampled.some((text) => one.name.endsWith(text)),
+    })),
   ];
 }
+
+/** Demos of more ranks than GPUs, which the suite of the package has in other forms. */
+const sampled = ['attention -n 4 --dtype f32', 'moe --kill 1 -n 4 --mode high-throughput --dtype bf16'];
 
 /** What only GPUs have figures for. @type {readonly import('./cases.mjs').Case[]} */
 export const severalGpuMeasurements = [

@@ -40,7 +40,10 @@ describe('--device', () => {
   );
 
   it.each([
-    ['cuda', 4, pair, false, { rankMode: 'processes', gpus: [0, 1] }],
+    ['cuda', 2, pair, false, { rankMode: 'processes', gpus: [0, 1] }],
+    // Ranks that share a GPU share a process.
+    ['cuda', 4, pair, false, { rankMode: 'process-per-gpu', gpus: [0, 1] }],
+    ['cuda:1,0', 3, pair, false, { rankMode: 'process-per-gpu', gpus: [1, 0] }],
     // Ranks that would be alone on the machine's GPUs, and those who want to share one.
     ['cuda', 1, pair, false, { rankMode: 'threads', gpus: [0] }],
     ['cuda', 4, pair, true, { rankMode: 'threads', gpus: [0] }],
@@ -50,7 +53,7 @@ describe('--device', () => {
       4,
       [gpu([1, 2], { unusable: 'broken' }), gpu([2]), gpu([1])],
       false,
-      { rankMode: 'processes', gpus: [1, 2] },
+      { rankMode: 'process-per-gpu', gpus: [1, 2] },
     ],
     ['cuda:1', 4, pair, false, { rankMode: 'threads', gpus: [1] }],
     ['cuda:1,0', 2, pair, false, { rankMode: 'processes', gpus: [1, 0] }],
@@ -94,57 +97,74 @@ describe('--device', () => {
       'EP_UNSUPPORTED',
       /GPU 1 shares no memory between processes/,
     ],
-    ['cuda', 3, [gpu([1], { exclusive: true }), gpu([0])], false, 'EP_UNSUPPORTED', /GPU 0 takes one process.*-n 2/],
   ] as const)('refuses %s, %i ranks, where they cannot run', (text, ranks, machine, threads, code, message) => {
     const error = expect.objectContaining({ code, message: expect.stringMatching(message) });
     expect(() => place(text, ranks, machine, threads)).toThrow(error);
   });
 
-  it('takes GPUs that are for one process where each rank has its own', () => {
+  it.each([2, 5])('takes GPUs that are for one process, of which each has one: %i ranks', (ranks) => {
     const alone = [gpu([1], { exclusive: true }), gpu([0], { exclusive: true })];
-    expect(place('cuda', 2, alone)).toMatchObject({ gpus: [0, 1] });
+    expect(place('cuda', ranks, alone)).toMatchObject({ gpus: [0, 1] });
   });
 
   it('tells which ranks are where', () => {
     // Rank 2 has died.
     const results = [
-      { rank: 0, gpu: 1 },
-      { rank: 1, gpu: 0 },
+      { rank: 0, gpu: 1, pid: 7 },
+      { rank: 1, gpu: 0, pid: 8 },
+      { rank: 3, gpu: 0, pid: 9 },
+      { rank: 4, gpu: 1, pid: 7 },
     ];
-    const shares = sharesOf([1, 0], 3, results, () => pair);
+    const shares = sharesOf([1, 0], 5, results, () => pair);
     expect(shares).toEqual([
-      { gpu: 1, name: 'H', ranks: [0, 2] },
-      { gpu: 0, name: 'H', ranks: [1] },
+      { gpu: 1, name: 'H', ranks: [0, 2, 4], processes: [[0, 4]] },
+      { gpu: 0, name: 'H', ranks: [1, 3], processes: [[1], [3]] },
     ]);
-    const facts = placementFacts(shares, 'processes');
-    expect(facts.map(([, text]) => text)).toEqual([
-      'cuda:1, H: ranks 0, 2',
-      'cuda:0, H: rank 1',
-      expect.stringMatching(/peer access.*up to 2 processes on one GPU, which take turns/),
+    expect(placementFacts(shares).map(([, text]) => text)).toEqual([
+      'cuda:1, H: ranks 0, 2, 4, as streams of one process',
+      'cuda:0, H: ranks 1, 3',
+      expect.stringMatching(/peer access/),
     ]);
-    expect(
-      placementFacts(
-        sharesOf([1], 3, [], () => pair),
-        'threads',
-      ),
-    ).toEqual([['kernels on', 'cuda:1, H, ranks as its streams']]);
-    expect(placementFacts([], 'processes')).toEqual([]);
+    expect(placementFacts(sharesOf([1], 3, [], () => pair))).toEqual([
+      ['kernels on', 'cuda:1, H, ranks as its streams'],
+    ]);
+    expect(placementFacts([])).toEqual([]);
   });
 });
 
 describe('ep demo on two GPUs', () => {
-  it('passes with a process on each, in turn', async () => {
-    const job = ['attention', '-n', '3', '--dtype', 'f32'];
+  it.each([
+    [
+      'whose ranks are its streams',
+      ['-n', '3'],
+      'process-per-gpu',
+      [
+        [0, [0, 2], [[0, 2]]],
+        [1, [1], [[1]]],
+      ],
+      ', as streams of one process',
+    ],
+    [
+      'of one rank',
+      ['-n', '2'],
+      'processes',
+      [
+        [0, [0], [[0]]],
+        [1, [1], [[1]]],
+      ],
+      '',
+    ],
+  ])('passes with a process on each, %s', async (_, ranks, mode, places, shared) => {
+    const job = ['attention', ...ranks, '--dtype', 'f32'];
     const report = await demo([...job, '--device', 'cuda'], twoGpus);
-    expect(report).toMatchObject({ pass: true, mode: 'processes', device: 'cuda', transport: 'cuda' });
-    expect(report.gpus.map(({ gpu, ranks }) => [gpu, ranks])).toEqual([
-      [0, [0, 2]],
-      [1, [1]],
-    ]);
+    expect(report).toMatchObject({ pass: true, mode, device: 'cuda', transport: 'cuda' });
+    expect(report.gpus.map(({ gpu, ranks, processes }) => [gpu, ranks, processes])).toEqual(places);
     // Neither the plan nor what it moves knows where rows lie.
     expect(report.bytes).toEqual((await demo([...job, '--device', 'cuda:1'], twoGpus)).bytes);
     expect(reportText(report)).toMatch(
-      /cuda:0, .*: ranks 0, 2\n +cuda:1, .*: rank 1\n *peers +by memory that each maps/,
+      new RegExp(
+        `cuda:0, .*: ranks? 0(, 2)?${shared}\\n +cuda:1, .*: rank 1\\n *peers +by memory that each process maps`,
+      ),
     );
   });
 
@@ -152,24 +172,44 @@ describe('ep demo on two GPUs', () => {
     [
       'of two halves in turns, with the very numbers of the steps',
       ['--ping-pong', '--mode', 'high-throughput', '--dtype', 'fp8', '-n', '2'],
+      [[0], [1]],
     ],
-    ['without a process that dies', ['--kill', '1', '-n', '3']],
-  ])('passes with experts, %s', { timeout: 60_000 }, async (_, more) => {
+    [
+      'of two halves in turns, ranks of a GPU as streams of one process',
+      ['--ping-pong', '--mode', 'low-latency', '-n', '4'],
+      [
+        [0, 2],
+        [1, 3],
+      ],
+    ],
+    ['without a process that dies', ['--kill', '1', '-n', '2'], [[0], [1]]],
+    [
+      'without a stream that dies',
+      ['--kill', '0', '-n', '4'],
+      [
+        [0, 2],
+        [1, 3],
+      ],
+    ],
+    ['of which one dies alone in its process', ['--kill', '1', '-n', '3'], [[0, 2], [1]]],
+  ])('passes with experts, %s', { timeout: 60_000 }, async (_, more, ranksOf) => {
     const args = ['demo', 'moe', '--small', '--from', root, '--json', '--no-svg', '--device', 'cuda:1,0', ...more];
     const { code, stdout, stderr } = await runEp(args, twoGpus);
     expect({ code, stderr }).toEqual({ code: 0, stderr: '' });
     const report = JSON.parse(stdout) as MoeDemoReport;
-    expect(report).toMatchObject({ pass: true, rankMode: 'processes' });
-    expect(report.gpus.map(({ gpu, ranks }) => [gpu, ranks[0]])).toEqual([
-      [1, 0],
-      [0, 1],
-    ]);
-    expect(report.routes).toEqual(['memory of its own GPU', 'mapped memory of cuda:0']);
-    if (more.includes('--kill')) {
-      expect(report.losses.map(({ seenBy, rank, why }) => [seenBy, rank, why])).toEqual([
-        [0, 1, 'EP_PEER_LOST'],
-        [2, 1, 'EP_PEER_LOST'],
-      ]);
+    const rankMode = report.ranks > 2 ? 'process-per-gpu' : 'processes';
+    expect(report).toMatchObject({ pass: true, rankMode });
+    expect(report.gpus.map(({ gpu, ranks }) => [gpu, ranks])).toEqual([1, 0].map((gpu, i) => [gpu, ranksOf[i]]));
+    const victim = more.includes('--kill') ? Number(more[1]) : undefined;
+    const lives = (ranks: readonly number[]) => ranks.filter((rank) => rank !== victim);
+    expect(report.gpus.map(({ processes }) => processes)).toEqual(
+      ranksOf.map(lives).map((ranks) => (ranks.length > 0 ? [ranks] : [])),
+    );
+    if (victim !== 0) expect(report.routes).toEqual(['memory of its own GPU', 'mapped memory of cuda:0']);
+    if (victim !== undefined) {
+      expect(report.losses.map(({ seenBy, rank, why }) => [seenBy, rank, why])).toEqual(
+        lives([...Array(report.ranks).keys()]).map((rank) => [rank, victim, 'EP_PEER_LOST']),
+      );
     } else {
       expect(report.turns).toMatchObject({ rounds: 2, differ: 0 });
     }

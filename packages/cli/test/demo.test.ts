@@ -339,6 +339,7 @@ const resultOf = (
   const compared = Object.fromEntries(COMPARED.map((name) => [name, { ...one, ...change[name] }]));
   return {
     rank,
+    pid: 1,
     milliseconds: {},
     bytesSent: { forward: 0, backward: 0 },
     stagedBytes: 0,

@@ -2,7 +2,7 @@
 import type { MoeForm } from '@ep/plan/moe';
 import pc from 'picocolors';
 import { type GpuShare, placementFacts } from '../demo/devices.js';
-import type { RankMode } from '../demo/ranks.js';
+import { type RankMode, ranksText } from '../demo/ranks.js';
 import type { TurnsReport } from '../demo/report.js';
 import type { DemoDevice } from '../demo/transports.js';
 import { formatBytes, type MachineDescription, machineText } from '../doctor/machine.js';
@@ -127,11 +127,11 @@ export function moeReportText(report: MoeDemoReport): string {
       'experts',
       `${report.experts}, top-${report.topK}, ${report.replicas} replicas; Gini of their load ${report.gini.toFixed(3)}`,
     ],
-    ...placementFacts(report.gpus, report.rankMode),
+    ...placementFacts(report.gpus),
     ...(report.gpus.length === 0 ? [] : [['experts on', 'the GPUs of their ranks']]),
     [
       'ranks',
-      `${report.ranks} ${report.rankMode} over ${report.transport}, ${report.mode}, ${report.dtype}; ${report.routes.join(', ')}`,
+      `${ranksText(report.ranks, report.rankMode)} over ${report.transport}, ${report.mode}, ${report.dtype}; ${report.routes.join(', ')}`,
     ],
     [
       'imbalance',

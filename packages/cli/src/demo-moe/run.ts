@@ -14,7 +14,7 @@ import {
 } from '@ep/plan/moe';
 import { sharesOf } from '../demo/devices.js';
 import { collectDocuments, findRoot, type Selection, selectDocuments } from '../demo/documents.js';
-import { type RankMode, runRanks } from '../demo/ranks.js';
+import { type RankMode, ranksText, runRanks } from '../demo/ranks.js';
 import { turnsOf } from '../demo/report.js';
 import type { DemoDevice, DemoTransportName } from '../demo/transports.js';
 import { describeMachine } from '../doctor/machine.js';
@@ -157,12 +157,13 @@ export async function runMoeDemo(
       bytes.wire += total(direction.wireBytes);
     }
   }
-  tell(`run ${ranks} ${options.rankMode}`);
+  tell(`run ${ranksText(ranks, options.rankMode)}`);
   const results = await runRanks<MoePhase, MoeRankResult>(
     replace ? ranks + 1 : ranks,
     {
       program: rankProgram,
       write: (path) => writeMoeJob(path, job),
+      gpus: options.gpus.length,
       ...(kill === undefined ? {} : { dies: new Set([kill]) }),
     },
     options.rankMode,

@@ -2,6 +2,7 @@
  * What one rank does in `ep demo moe`: two steps are under way at any time; while the tokens of one travel, its experts compute those of the other. At the
  * end it computes its own tokens' mixtures once more, with all experts at hand and no dispatch, and compares.
  */
+import { isMainThread } from 'node:worker_threads';
 import { decode, encode, isEpError, type Member, type Store } from '@ep/core';
 import { routingLayout } from '@ep/plan/moe';
 import type { TurnTimes } from '../demo/ping-pong-machine.js';
@@ -25,6 +26,7 @@ export type MoePhase = (typeof MOE_PHASES)[number];
 
 export interface MoeRankResult {
   readonly rank: number;
+  readonly pid: number;
   /** Ordinal of its GPU; absent on the host. */
   readonly gpu?: number;
   readonly milliseconds: Readonly<Record<MoePhase, number>>;
@@ -92,7 +94,18 @@ export async function runMoeRank(
     const { compared, droppedChoices } = await phase('verify', () => verify(job, rank, model, batches, run.outcomes));
     const { expertMs, expertRows, stagedBytes } = run;
     return {
-      ...{ rank, milliseconds, expertMs, compared, expertRows, droppedChoices, stagedBytes, losses, routes },
+      ...{
+        rank,
+        pid: process.pid,
+        milliseconds,
+        expertMs,
+        compared,
+        expertRows,
+        droppedChoices,
+        stagedBytes,
+        losses,
+        routes,
+      },
       ...(exchange.gpu !== undefined && { gpu: exchange.gpu }),
       ...turns,
     };
@@ -284,7 +297,8 @@ class Steps {
       await this.#store.wait(others.map((rank) => isAt(step, rank)));
     }
     await new Promise((resolve) => setTimeout(resolve, 20));
-    if (process.env.RANK !== undefined) process.kill(process.pid, 'SIGKILL');
+    // A thread goes alone: others of its process are ranks, too.
+    if (isMainThread) process.kill(process.pid, 'SIGKILL');
     process.exit(9);
   }
 

@@ -28,7 +28,7 @@ import {
 } from './documents.js';
 import { demoShape } from './inputs.js';
 import { writeJob } from './job.js';
-import { runRanks } from './ranks.js';
+import { ranksText, runRanks } from './ranks.js';
 import {
   bandwidthOf,
   type DemoReport,
@@ -253,7 +253,7 @@ async function runDemo(flags: AttentionFlags, placement: Placement): Promise<Dem
         },
       },
       {
-        title: `run ${flags.ranks} ${mode}`,
+        title: `run ${ranksText(flags.ranks, mode)}`,
         task: async (context, task) => {
           const job = {
             dtype: flags.dtype,
@@ -267,7 +267,7 @@ async function runDemo(flags: AttentionFlags, placement: Placement): Promise<Dem
           const onPhase = (phase: string): void => {
             task.output = phase;
           };
-          const rankJob = { program: rankProgram, write: (path: string) => writeJob(path, job) };
+          const rankJob = { program: rankProgram, write: (path: string) => writeJob(path, job), gpus: gpus.length };
           context.results = await runRanks<string, StepResult>(flags.ranks, rankJob, mode, onPhase, stop.signal);
         },
       },

@@ -12,7 +12,7 @@ export interface DeviceChoice {
 }
 
 export const deviceHelp =
-  'where tensors lie and kernels run: host; cuda, which is all GPUs; or some of them, as cuda:1 or cuda:0,1. Ranks take the GPUs in turn: as a process each where they are several, as streams of one process where it is one';
+  'where tensors lie and kernels run: host; cuda, which is all GPUs; or some of them, as cuda:1 or cuda:0,1. Ranks take the GPUs in turn: a process for each GPU, in which all ranks of the GPU are streams';
 
 /** Parses `host`, `cuda`, `cuda:1` or `cuda:0,1`, for commander. */
 export function deviceOption(text: string): DeviceChoice {
@@ -71,8 +71,8 @@ export function placeRanks(
   const [first] = gpus as [number];
   if (gpus.length === 1) return { device, rankMode: 'threads', gpus: [first] };
   checkReach(where, gpus, all);
-  checkProcesses(where, gpus, all, wanted.ranks);
-  return { device, rankMode: 'processes', gpus };
+  checkProcesses(where, gpus, all);
+  return { device, rankMode: wanted.ranks > gpus.length ? 'process-per-gpu' : 'processes', gpus };
 }
 
 function chosenGpus(where: string, { ranks, threads, gpus }: Wanted, all: readonly GpuOfMachine[]): readonly number[] {
@@ -94,7 +94,7 @@ function chosenGpus(where: string, { ranks, threads, gpus }: Wanted, all: readon
     throw invalid('--device', { where, expected: `of at most ${ranks} GPUs, one for each rank`, found });
   }
   if (threads && gpus.length > 1) {
-    throw invalid('--device', { where, expected: 'one GPU with --threads: ranks on several are processes', found });
+    throw invalid('--device', { where, expected: 'one GPU with --threads: several have a process each', found });
   }
   return gpus;
 }
@@ -111,21 +111,13 @@ function checkReach(where: string, gpus: readonly number[], all: readonly GpuOfM
   }
 }
 
-function checkProcesses(where: string, gpus: readonly number[], all: readonly GpuOfMachine[], ranks: number): void {
+function checkProcesses(where: string, gpus: readonly number[], all: readonly GpuOfMachine[]): void {
   const closed = gpus.find((gpu) => !all[gpu]!.ipc);
   if (closed !== undefined) {
     throw new EpError(
       'EP_UNSUPPORTED',
-      `${where}: --device cuda: GPU ${closed} shares no memory between processes (CUDA IPC), and ranks on several GPUs are processes; one GPU for all ranks: --device cuda:${closed}`,
+      `${where}: --device cuda: GPU ${closed} shares no memory between processes (CUDA IPC), and each GPU has a process of its own; one GPU for all ranks: --device cuda:${closed}`,
       { context: { gpu: closed } },
-    );
-  }
-  const alone = ranks > gpus.length ? gpus.find((gpu) => all[gpu]!.exclusive) : undefined;
-  if (alone !== undefined) {
-    throw new EpError(
-      'EP_UNSUPPORTED',
-      `${where}: --device cuda: GPU ${alone} takes one process at a time (compute mode), and ${ranks} ranks on ${gpus.length} GPUs are several on some; at most one rank for each: -n ${gpus.length}`,
-      { context: { gpu: alone } },
     );
   }
 }
@@ -135,36 +127,42 @@ export interface GpuShare {
   readonly gpu: number;
   readonly name: string;
   readonly ranks: readonly number[];
+  /** The same by process, without those that died. */
+  readonly processes: readonly (readonly number[])[];
 }
 
 /** By what ranks say that they had, and for those that say nothing, since they died, where they were placed. */
 export function sharesOf(
   gpus: readonly number[],
   worldSize: number,
-  results: readonly { readonly rank: number; readonly gpu?: number }[],
+  results: readonly { readonly rank: number; readonly gpu?: number; readonly pid: number }[],
   machine: () => readonly GpuOfMachine[] = cudaDevices,
 ): readonly GpuShare[] {
   const had = new Map(results.map(({ rank, gpu }) => [rank, gpu]));
   const ranks = [...Array(worldSize).keys()];
-  return gpus.map((gpu) => ({
-    gpu,
-    name: machine()[gpu]!.name,
-    ranks: ranks.filter((rank) => (had.get(rank) ?? gpuOfRank(gpus, rank)) === gpu),
-  }));
+  const sharing = (own: readonly number[]): readonly (readonly number[])[] => {
+    const processes = new Map<number, number[]>();
+    for (const { rank, pid } of results) {
+      if (own.includes(rank)) processes.set(pid, [...(processes.get(pid) ?? []), rank]);
+    }
+    return [...processes.values()];
+  };
+  return gpus.map((gpu) => {
+    const own = ranks.filter((rank) => (had.get(rank) ?? gpuOfRank(gpus, rank)) === gpu);
+    return { gpu, name: machine()[gpu]!.name, ranks: own, processes: sharing(own) };
+  });
 }
 
-/** Facts of a report: which ranks run where, and how they reach each other. */
-export function placementFacts(shares: readonly GpuShare[], mode: RankMode): [string, string][] {
+/** Facts of a report: which ranks run where, which share a process, and how they reach each other. */
+export function placementFacts(shares: readonly GpuShare[]): [string, string][] {
   const [first] = shares;
   if (first === undefined) return [];
   if (shares.length === 1) return [['kernels on', `cuda:${first.gpu}, ${first.name}, ranks as its streams`]];
-  const most = Math.max(...shares.map(({ ranks }) => ranks.length));
-  const shared = most > 1 ? `; up to ${most} ${mode} on one GPU, which take turns there` : '';
   return [
-    ...shares.map(({ gpu, name, ranks }, i): [string, string] => [
-      i === 0 ? 'kernels on' : '',
-      `cuda:${gpu}, ${name}: ${formatRanks(ranks)}`,
-    ]),
-    ['peers', `by memory that each maps of the others (CUDA IPC, peer access between GPUs)${shared}`],
+    ...shares.map(({ gpu, name, ranks, processes }, i): [string, string] => {
+      const how = ranks.length > 1 && processes.length === 1 ? ', as streams of one process' : '';
+      return [i === 0 ? 'kernels on' : '', `cuda:${gpu}, ${name}: ${formatRanks(ranks)}${how}`];
+    }),
+    ['peers', 'by memory that each process maps of the others (CUDA IPC, peer access between GPUs)'],
   ];
 }

@@ -62,6 +62,7 @@ export async function runPingPong(member: Member, input: PingPongInput): Promise
     await machine.close();
     return {
       rank,
+      pid: process.pid,
       gpu: transport.deviceIndex,
       milliseconds: clock.milliseconds,
       bytesSent,

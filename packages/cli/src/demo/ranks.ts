@@ -1,13 +1,18 @@
-/** Starts the demo's ranks, as processes or as worker threads, and collects what they report. */
+/** Starts the demo's ranks, as processes, as worker threads, or as threads of several processes, and collects what they report. */
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { Worker } from 'node:worker_threads';
 import { type EpCode, EpError, ERROR_TABLE } from '@ep/core';
 import { launchIn, storePath } from '../run/launch.js';
 import { type Scratch, withScratch } from '../run/scratch.js';
-import type { RankMessage, ThreadData } from './rank-main.js';
+import type { RankMessage, SharedProcess, ThreadData } from './rank-main.js';
+import { runRankThreads } from './rank-threads.js';
 
-export type RankMode = 'processes' | 'threads';
+/** 'process-per-gpu': ranks of a GPU are worker threads of one process, each GPU has its own. */
+export type RankMode = 'processes' | 'threads' | 'process-per-gpu';
+
+/** For people. */
+export const ranksText = (ranks: number, mode: RankMode): string =>
+  mode === 'process-per-gpu' ? `${ranks} threads of a process for each GPU` : `${ranks} ${mode}`;
 
 export interface RankJob {
   /** The program of each rank: built beside the entry point; see tsup.config.ts. */
@@ -16,6 +21,8 @@ export interface RankJob {
   readonly write: (path: string) => void;
   /** Ranks that are to die: nobody waits for their results, and their end is no failure. */
   readonly dies?: ReadonlySet<number>;
+  /** How many GPUs ranks take in turn. */
+  readonly gpus: number;
 }
 
 /** Collects messages; the first failure wins, for the later ones are mostly its echoes. */
@@ -61,34 +68,37 @@ export async function runRanks<P extends string, R extends { readonly rank: numb
     const collector = new Collector<P, R>(onPhase);
     return mode === 'threads'
       ? runThreads(ranks, job, { jobPath, storePath: storePath(scratch.folder) }, collector, signal)
-      : runProcesses(ranks, job, { scratch, jobPath }, collector, signal);
+      : runProcesses(ranks, job, { scratch, jobPath, shared: mode === 'process-per-gpu' }, collector, signal);
   });
 }
 
 async function runProcesses<P extends string, R extends { readonly rank: number }>(
   ranks: number,
   job: RankJob,
-  { scratch, jobPath }: { readonly scratch: Scratch; readonly jobPath: string },
+  { scratch, jobPath, shared }: { readonly scratch: Scratch; readonly jobPath: string; readonly shared: boolean },
   collector: Collector<P, R>,
   signal: AbortSignal,
 ): Promise<R[]> {
   const errors: string[] = [];
+  const named = shared ? 'process' : 'rank';
+  const together: SharedProcess = { worldSize: ranks, dies: [...(job.dies ?? [])] };
   const result = await launchIn(scratch, {
-    ranks,
+    ranks: shared ? job.gpus : ranks,
     program: process.execPath,
-    args: [fileURLToPath(job.program), jobPath],
+    args: [fileURLToPath(job.program), jobPath, ...(shared ? [JSON.stringify(together)] : [])],
     signal,
-    ...(job.dies === undefined ? {} : { keepGoing: true }),
+    // Where ranks share a process, the one that dies leaves its process to the others.
+    ...(job.dies === undefined || shared ? {} : { keepGoing: true }),
     onEvent: (event) => {
       if (event.event !== 'line') return;
       if (event.stream === 'stdout' && event.text.startsWith('{'))
         collector.take(JSON.parse(event.text) as RankMessage<P, R>);
-      else errors.push(`[rank ${event.rank}] ${event.text}`);
+      else errors.push(`[${named} ${event.rank}] ${event.text}`);
     },
   });
   signal.throwIfAborted();
   return collector.finish(ranks - (job.dies?.size ?? 0), () => {
-    const who = result.failed === undefined ? 'a rank' : `rank ${result.failed.rank}`;
+    const who = result.failed === undefined ? `a ${named}` : `${named} ${result.failed.rank}`;
     const how = result.failed?.signal ?? `status ${result.failed?.code ?? 0}`;
     return `${who} ended with ${how} and without a result${errors.length > 0 ? `:\n${errors.slice(-20).join('\n')}` : ''}`;
   });
@@ -101,33 +111,11 @@ async function runThreads<P extends string, R extends { readonly rank: number }>
   collector: Collector<P, R>,
   signal: AbortSignal,
 ): Promise<R[]> {
-  const workers = Array.from({ length: ranks }, (_, rank) => {
-    const data: ThreadData = { ...paths, rank, worldSize: ranks };
-    return new Worker(job.program, { workerData: data });
-  });
-  const stopAll = (): void => {
-    for (const worker of workers) void worker.terminate();
-  };
-  signal.addEventListener('abort', stopAll, { once: true });
-  const crashes: string[] = [];
-  try {
-    await Promise.all(
-      workers.map(
-        (worker, rank) =>
-          new Promise<void>((resolve) => {
-            worker.on('message', (message: RankMessage<P, R>) => collector.take(message));
-            worker.on('error', (error) => crashes.push(`rank ${rank}: ${error.stack ?? error.message}`));
-            worker.on('exit', (code) => {
-              // Its peers would wait for it until their own deadlines.
-              if (code !== 0 && !job.dies?.has(rank)) stopAll();
-              resolve();
-            });
-          }),
-      ),
-    );
-  } finally {
-    signal.removeEventListener('abort', stopAll);
-  }
+  const places = Array.from({ length: ranks }, (_, rank): ThreadData => ({ ...paths, rank, worldSize: ranks }));
+  const { program, dies } = job;
+  const crashes = await runRankThreads<P, R>({ program, places, ...(dies && { dies }), signal }, (message) =>
+    collector.take(message),
+  );
   signal.throwIfAborted();
   return collector.finish(
     ranks - (job.dies?.size ?? 0),

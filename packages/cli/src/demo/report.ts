@@ -5,7 +5,7 @@ import pc from 'picocolors';
 import { formatBytes, type MachineDescription, machineText } from '../doctor/machine.js';
 import { plainTable } from '../plain-table.js';
 import { type GpuShare, placementFacts } from './devices.js';
-import type { RankMode } from './ranks.js';
+import { type RankMode, ranksText } from './ranks.js';
 import { COMPARED, type ComparedTensor } from './results.js';
 import type { StepResult } from './step.js';
 import type { DemoDevice, DemoTransportName } from './transports.js';
@@ -189,8 +189,8 @@ export function reportText(report: DemoReport): string {
   facts.push(
     ['documents', `${report.documents}, longest ${longest.name} with ${longest.tokens} tokens`],
     ['tokens', String(report.tokens)],
-    ...placementFacts(report.gpus, report.mode),
-    ['ranks', `${report.ranks} ${report.mode} over ${report.transport}, ${report.dtype}`],
+    ...placementFacts(report.gpus),
+    ['ranks', `${ranksText(report.ranks, report.mode)} over ${report.transport}, ${report.dtype}`],
     [
       'imbalance',
       `${imbalance.atHome.toFixed(3)} with every shard at home, ${imbalance.planned.toFixed(3)} as planned (largest rank over average)`,

@@ -45,6 +45,7 @@ export type Phase = (typeof PHASES)[number];
 /** Of either way to run the step. */
 export interface StepResult {
   readonly rank: number;
+  readonly pid: number;
   /** Ordinal of its GPU; absent on the host. */
   readonly gpu?: number;
   /** By phase, in order. */
@@ -114,6 +115,7 @@ export async function runStep(member: Member, input: StepInput): Promise<StepRes
     await machine.close();
     return {
       rank,
+      pid: process.pid,
       ...(gpu !== undefined && { gpu }),
       milliseconds: clock.milliseconds,
       bytesSent,
