@@ -31,17 +31,17 @@ result<std::unique_ptr<carrier>> carrier::open(std::shared_ptr<symmetric_memory>
   if (members < 2 || members > std::min<uint64_t>(made->layout_.world, static_cast<uint64_t>(round_layout::most_members))) return wrong("too few or too many members");
   if (place.self >= members || place.ranks[place.self] != context.rank()) return wrong("this rank is not the member that it says it is");
   for (const int32_t rank : place.ranks) if (rank < 0 || rank >= context.world_size()) return wrong("a rank that is not in this world");
-  const uint64_t hosts = place.hosts.size();
-  if (hosts < 2 || members % hosts != 0) return wrong("there are not several hosts with equally many members");
-  const uint64_t each = members / hosts;
-  for (uint64_t host = 0; host < hosts; ++host) if (place.hosts[host] != host * each) return wrong("there are not several hosts with equally many members");
-  if (mates.size() != each) return wrong("there is not one memory for each member of the host");
+  const auto hosts = static_cast<uint32_t>(place.hosts.size());
+  if (hosts < 2) return wrong("there are not several hosts");
+  if (place.hosts[0] != 0) return wrong("hosts begin with the first member");
+  for (uint32_t host = 1; host < hosts; ++host) if (place.hosts[host] <= place.hosts[host - 1] || place.hosts[host] >= members) return wrong("hosts are not in order");
   if (way == nullptr) return wrong("there is no way to other hosts");
   if (memory->byte_length() < carrier_layout::memory_bytes(1)) return wrong("the memory is too small");
   // HAZARD: by quotients, so that no product can wrap.
   if (place.group >= (memory->byte_length() - carrier_layout::head_bytes) / carrier_layout::group_bytes() || place.group >= memory->signal_slots() / made->layout_.group_slots()) return wrong("a group that does not fit the memory");
-  made->host_ = static_cast<uint32_t>(place.self / each);
-  made->local_ = place.self - place.hosts[made->host_];
+  made->place_ = std::move(place);
+  made->lay();
+  if (mates.size() != made->members_of(made->host_)) return wrong("there is not one memory for each member of the host");
   const auto ahead = static_cast<uint64_t>(memory->own_data() - reinterpret_cast<uint8_t*>(memory->own_signals()));
   for (uint32_t mate = 0; mate < mates.size(); ++mate) {
     if (mate == made->local_) {
@@ -54,10 +54,25 @@ result<std::unique_ptr<carrier>> carrier::open(std::shared_ptr<symmetric_memory>
     made->parts_.push_back(mapped.value()->data() + ahead);
     made->mapped_.push_back(std::move(mapped.value()));
   }
-  made->place_ = std::move(place);
   made->memory_ = std::move(memory);
   made->way_ = std::move(way);
   return made;
+}
+
+void carrier::lay() {
+  for (uint32_t host = 0; host < hosts(); ++host) host_of_.insert(host_of_.end(), members_of(host), host);
+  host_ = host_of(place_.self);
+  local_ = local_of(place_.self);
+  columns_ = members();
+  for (uint32_t on = 0; on < hosts(); ++on) {
+    columns_ = std::min(columns_, members_of(on));
+    uint32_t row = 0;
+    for (uint32_t host = 0; host < hosts(); ++host) {
+      rows_.push_back(row);
+      row += (members_of(host) + members_of(on) - 1) / members_of(on);
+    }
+    most_rows_ = std::max(most_rows_, row);
+  }
 }
 
 void carrier::clear(const symmetric_memory& memory, uint64_t group) {
@@ -75,8 +90,8 @@ uint8_t* carrier::staging(uint32_t mate, uint64_t step) const {
   return parts_[mate] + carrier_layout::begin_of(place_.group, 1) + step % places_ * piece_;
 }
 
-// Where its mates' shares are staged, that of this member itself has room for what the host has come to, unless that is wide: then it is behind them.
-uint8_t* carrier::partial(uint64_t step) const { return staging(local_, step) + (wide() == 1 ? local_ : mates()) * share_bytes(); }
+// Where its mates' shares are staged, that of a member itself has room for what the host has come to, unless that is wide: then it is behind them.
+uint8_t* carrier::partial(uint32_t mate, uint64_t step) const { return staging(mate, step) + (wide() == 1 ? mate : columns_) * share_bytes(); }
 
 uint64_t carrier::landing_at(uint64_t step) const { return carrier_layout::begin_of(place_.group, 2) + step % places_ * piece_; }
 
@@ -93,10 +108,10 @@ bool carrier::counterparts_say(uint64_t (carrier_layout::*slot)(uint32_t) const,
   return true;
 }
 
-// Steps, or calls, that all of this host have come to.
-uint64_t carrier::least(uint64_t progress_words::* word) const {
+// Steps, or calls, that all of this host, or the first ones, have come to.
+uint64_t carrier::least(uint64_t progress_words::* word, uint32_t count) const {
   uint64_t found = UINT64_MAX;
-  for (uint32_t mate = 0; mate < mates(); ++mate) found = std::min(found, load(words(mate).*word));
+  for (uint32_t mate = 0; mate < count; ++mate) found = std::min(found, load(words(mate).*word));
   return found;
 }
 
@@ -132,7 +147,7 @@ result<nothing> carrier::begin(const carried_call& call) {
   for (const uint64_t places : {uint64_t{1}, carrier_layout::most_places}) {
     places_ = places;
     piece_ = carrier_layout::area_bytes / places;
-    const uint64_t step = call.kind == carried_kind::all_reduce ? share_bytes() * mates() : block_bytes();
+    const uint64_t step = call.kind == carried_kind::all_reduce ? share_bytes() * columns_ : block_bytes();
     steps_ = call.longest / step + (call.longest % step == 0 ? 0 : 1);
     if (steps_ <= places) break;
   }

@@ -1,20 +1,22 @@
-// Large calls of a group on several hosts with equally many members, carried by whoever waits for them: within a host through memory that its members map, between hosts by puts of each member to its
-// counterparts (those of its place on other hosts), or, in an all-to-all, to each member there.
+// Large calls of a group on several hosts, carried by whoever waits for them: within a host through memory that its members map, between hosts by puts of each member to its
+// counterparts (one on each other host, of its place there modulo the members of that host), or, in an all-to-all and a scatter, to each member there. Several members of a large host face one of a small host, then, and some of a
+// large host are faced by nobody.
 //
 // A call that fits an area goes in one step, so that nobody is told more often than must be; a longer one in steps of at most `piece_bytes` of a rank's array, so that one moves while another is folded. What
 // a member has come to it says in words of its own part, which only grow, over all calls: its mates read them there, and a counterpart is told by the signal of a put. Nothing here waits for anybody: advance() does what can be done now, and a call is over once all members have their data and all have said so.
 //
-// An all-reduce: each member puts its mates' shares of a step into its part (staged), and folds its own share of all of the host, in their order (read). Of two hosts, it puts that to its counterpart, and
+// An all-reduce: the first members of each host have shares of a step, as many as the smallest host has members, so that each of these has one counterpart on all hosts that has the same share. Each member puts its mates' shares into
+// its part (staged), and who has one folds it of all of the host, in their order (read). Of two hosts, it puts that to its counterpart, and
 // folds what both have come to where the counterpart's has landed (ready). Of more, a share has a part for each host: each counterpart gets its own part of all, folds it, and puts the result to all others
-// (ready: all parts are there). So twice (H - 1) / H of a share leave a member of one of H hosts. Then mates take each other's shares (taken). Hosts are folded in their order: bits depend on the
+// (ready: all parts are there). So twice (H - 1) / H of a share leave a member of one of H hosts. Then all take their mates' shares (taken). Hosts are folded in their order: bits depend on the
 // placement alone.
 // An all-to-all: each member stages all blocks, puts those of other hosts, and takes what its mates staged and what has landed.
-// An all-gather, and a broadcast, which is one of a single member: each source stages its block and puts it to its counterparts (ready: those of them are there), and all take what their mates staged, and
+// An all-gather, and a broadcast, which is one of a single member: each source stages its block and puts it to its counterparts (ready: those of whoever faces this one are there), and all take what their mates staged, and
 // what has landed on them.
-// A reduce-scatter: each member stages what is for its mates' counterparts and for them, folds what its host gives to its own counterparts and to itself, puts the former, and folds what all hosts have come to.
+// A reduce-scatter: each member stages what is for its mates and for those that face them, folds what its host gives to itself and to those that face it, puts the latter, and folds what all hosts have come to.
 //
 // HAZARD: places are used again by the step `places` later. A member sends a step only when all of its host (in an all-to-all, where nobody else reads what lands, it itself) have taken the one `window` before,
-// for which that of all other hosts has to have landed; and those who sent it had taken the one `window` before that. There are twice as many places: so nothing of the step `places` before is read or under
+// for which something of each other host has to have landed; and who sent it had seen all of its own host take the one `window` before that. There are twice as many places: so nothing of the step `places` before is read or under
 // way any more, on any host. Only the root of a broadcast, which takes nothing, is told how far others are. When a call begins all places are free: nobody ends one before all have said that they have their data.
 //
 // HAZARD: after a call that has not come to its end nothing here is used any more: words, and what lands, would be of the wrong one.
@@ -72,7 +74,7 @@ class carrier {
   // Before any member opens it: forgets what an earlier group has left in this rank's places.
   static void clear(const symmetric_memory& memory, uint64_t group);
   // `mates`: the memories of all members of this host, in their order; all have cleared their places. EP_STATUS_INVALID for a place that does not
-  // fit the memory, for a single host, and for unlike hosts.
+  // fit the memory, and for a single host.
   static result<std::unique_ptr<carrier>> open(std::shared_ptr<symmetric_memory> memory, std::unique_ptr<round_way> way, round_place place, std::span<const ep_segment_handle> mates);
 
   enum class state { over, moved, stuck };
@@ -104,23 +106,41 @@ class carrier {
     uint64_t bytes = 0;
   };
   carrier() = default;
+  void lay();
 
   progress_words& words(uint32_t mate) const;
   uint8_t* staging(uint32_t mate, uint64_t step) const;
-  uint8_t* partial(uint64_t step) const;
+  uint8_t* partial(uint32_t mate, uint64_t step) const;
   uint64_t landing_at(uint64_t step) const;
   uint64_t results_at(uint64_t step) const;
   uint8_t* results(uint32_t mate, uint64_t step) const;
   uint64_t landed(uint64_t slot) const;
   bool counterparts_say(uint64_t (carrier_layout::*slot)(uint32_t) const, uint64_t least) const;
-  uint64_t least(uint64_t progress_words::* word) const;
+  uint64_t least(uint64_t progress_words::* word) const { return least(word, mates()); }
+  uint64_t least(uint64_t progress_words::* word, uint32_t count) const;
   void publish(uint64_t progress_words::* word, uint64_t value);
   bool put(uint32_t member, const uint8_t* from, uint64_t bytes, uint64_t to, uint64_t slot, uint64_t value);
   uint32_t mates() const { return static_cast<uint32_t>(parts_.size()); }
   uint32_t hosts() const { return static_cast<uint32_t>(place_.hosts.size()); }
   uint32_t first_mate() const { return place_.hosts[host_]; }
   bool is_mate(uint32_t member) const { return member >= first_mate() && member < first_mate() + mates(); }
-  uint32_t counterpart(uint32_t host) const { return place_.hosts[host] + local_; }
+  uint32_t members_of(uint32_t host) const { return (host + 1 < hosts() ? place_.hosts[host + 1] : members()) - place_.hosts[host]; }
+  uint32_t host_of(uint32_t member) const { return host_of_[member]; }
+  uint32_t local_of(uint32_t member) const { return member - place_.hosts[host_of_[member]]; }
+  // Of this member on another host.
+  uint32_t counterpart(uint32_t host) const { return place_.hosts[host] + local_ % members_of(host); }
+  // Those whose counterpart this member is, all of them; false as soon as `one` is. Members of this host are not among them.
+  template <class One> bool all_facing(One&& one) const {
+    for (uint32_t host = 0; host < hosts(); ++host) {
+      if (host == host_) continue;
+      for (uint32_t local = local_; local < members_of(host); local += mates()) if (!one(place_.hosts[host] + local)) return false;
+    }
+    return true;
+  }
+  // Members of a host face one of another host, or of the same, in rows, which it counts over all hosts: that of a member.
+  uint32_t row_of(uint32_t member, uint32_t on) const { return rows_[on * hosts() + host_of(member)] + local_of(member) / members_of(on); }
+  uint32_t rows_of(uint32_t on) const { return row_of(members() - 1, on) + 1; }
+  bool has_share() const { return local_ < columns_; }
 
   bool steps(const arrays& of);
   // carrier_steps.cpp
@@ -153,8 +173,7 @@ class carrier {
   bool hear_sources();
   bool take_sources(const arrays& of);
   bool answer_root();
-  uint64_t column_at(uint32_t mate, uint32_t host) const;
-  uint8_t* column_partial(uint64_t step, uint32_t host) const;
+  uint8_t* column_partial(uint64_t step, uint32_t member) const;
   bool scatter_steps(const arrays& of);
   bool stage_columns(const arrays& of);
   bool fold_column(const arrays& of);
@@ -168,6 +187,10 @@ class carrier {
   std::vector<uint8_t*> parts_; // data of each mate
   uint32_t host_ = 0;
   uint32_t local_ = 0;
+  uint32_t columns_ = 0;           // members of the smallest host
+  uint32_t most_rows_ = 0;         // that any member is faced in
+  std::vector<uint32_t> host_of_;  // of each member
+  std::vector<uint32_t> rows_;     // on each host, before those of each host
 
   carried_call call_;
   bool busy_ = false;

@@ -11,11 +11,11 @@ using carried_lines::down;
 
 // ---- an all-to-all
 
-// Of a step, what goes from one member to another: a place has room for one of every member, or, where all of a host take the same, of every host. What is folded and wide is behind them.
+// Of a step, what goes from one member to another: a place has room for one of every member, or, where all of a host take the same, of those that face one of them. What is folded and wide is behind them.
 uint64_t carrier::block_bytes() const {
   const bool alike = call_.kind == carried_kind::all_gather || call_.kind == carried_kind::broadcast;
-  const uint64_t folded = wide() == 1 ? 0 : wide() * hosts();
-  return down(piece_ / (alike ? hosts() : members() + folded));
+  const uint64_t folded = wide() == 1 ? 0 : wide() * most_rows_;
+  return down(piece_ / (alike ? most_rows_ : members() + folded));
 }
 
 carrier::share carrier::block_of(uint64_t step, uint64_t total) const {
@@ -37,9 +37,11 @@ bool carrier::stage_blocks(const arrays& of) {
     if (member != place_.self && block.bytes != 0) std::memcpy(to + member * block_bytes(), of.inputs[member].data + block.at, block.bytes);
   }
   // Those of this member's place begin, then the next ones, so that not all write to one at a time.
-  for (uint32_t turn = 0; turn < mates(); ++turn) {
+  for (uint32_t turn = 0; turn < members(); ++turn) {
     for (uint32_t next = 1; next < hosts(); ++next) {
-      const uint32_t member = place_.hosts[(host_ + next) % hosts()] + (local_ + turn) % mates();
+      const uint32_t host = (host_ + next) % hosts();
+      if (turn >= members_of(host)) continue;
+      const uint32_t member = place_.hosts[host] + (local_ + turn) % members_of(host);
       const share block = block_of(staged_, of.inputs[member].bytes);
       if (!put(member, to + member * block_bytes(), block.bytes, landing_at(staged_) + place_.self * block_bytes(), layout_.sent_slot(place_.self), before_ + staged_ + 1)) return false;
     }
@@ -83,19 +85,16 @@ bool carrier::stage_source(const arrays& of) {
     if (block.bytes != 0) std::memcpy(to, of.inputs[0].data + block.at, block.bytes);
     for (uint32_t next = 1; next < hosts(); ++next) {
       const uint32_t host = (host_ + next) % hosts();
-      if (!put(counterpart(host), to, block.bytes, landing_at(staged_) + host_ * block_bytes(), layout_.sent_slot(place_.self), before_ + staged_ + 1)) return false;
+      if (!put(counterpart(host), to, block.bytes, landing_at(staged_) + row_of(place_.self, host) * block_bytes(), layout_.sent_slot(place_.self), before_ + staged_ + 1)) return false;
     }
   }
   publish(&progress_words::staged, before_ + ++staged_);
   return true;
 }
 
-// What this member's counterparts have put here is there, for its mates as well.
+// What those that face this member have put here is there, for its mates as well.
 bool carrier::hear_sources() {
-  if (ready_ == steps_) return false;
-  for (uint32_t host = 0; host < hosts(); ++host) {
-    if (host != host_ && is_source(counterpart(host)) && landed(layout_.sent_slot(counterpart(host))) <= before_ + ready_) return false;
-  }
+  if (ready_ == steps_ || !all_facing([this](uint32_t member) { return !is_source(member) || landed(layout_.sent_slot(member)) > before_ + ready_; })) return false;
   publish(&progress_words::ready, before_ + ++ready_);
   return true;
 }
@@ -106,10 +105,10 @@ bool carrier::take_sources(const arrays& of) {
     if (!is_source(member) || (call_.kind == carried_kind::broadcast && member == place_.self)) continue;
     const carried_bytes& output = of.outputs[call_.kind == carried_kind::broadcast ? 0 : member];
     const share block = block_of(taken_, output.bytes);
-    const uint32_t mate = member % mates();
+    const uint32_t mate = local_of(member) % mates();
     const uint8_t* from = member == place_.self ? of.inputs[0].data + block.at
                           : is_mate(member)     ? staging(mate, taken_)
-                                                : parts_[mate] + landing_at(taken_) + member / mates() * block_bytes();
+                                                : parts_[mate] + landing_at(taken_) + row_of(member, host_) * block_bytes();
     if (block.bytes != 0) std::memcpy(output.data + block.at, from, block.bytes);
   }
   publish(&progress_words::taken, before_ + ++taken_);
@@ -118,7 +117,7 @@ bool carrier::take_sources(const arrays& of) {
 
 // That all of this host have taken so much: where the root would write over it. HAZARD: never more than it waits for, which all have taken before they end: it may leave as soon as they have.
 bool carrier::answer_root() {
-  if (call_.kind != carried_kind::broadcast || steps_ <= places_ || is_mate(call_.root) || call_.root % mates() != local_) return false;
+  if (call_.kind != carried_kind::broadcast || steps_ <= places_ || is_mate(call_.root) || local_of(call_.root) % mates() != local_) return false;
   const uint64_t taken = std::min(least(&progress_words::taken) - before_, steps_ - places_);
   if (taken <= answered_ || !put(call_.root, nullptr, 0, 0, layout_.result_slot(place_.self), before_ + taken)) return false;
   answered_ = taken;
@@ -127,11 +126,9 @@ bool carrier::answer_root() {
 
 // ---- a reduce-scatter
 
-// Of what a member stages: for the counterpart of a mate on a host.
-uint64_t carrier::column_at(uint32_t mate, uint32_t host) const { return (uint64_t{mate} * hosts() + host) * block_bytes(); }
-
-uint8_t* carrier::column_partial(uint64_t step, uint32_t host) const {
-  return staging(local_, step) + (wide() == 1 ? column_at(local_, host) : (members() + host * wide()) * block_bytes());
+// What this host gives to a member that faces this one. Where its mates' is staged, that of this member itself has room for it.
+uint8_t* carrier::column_partial(uint64_t step, uint32_t member) const {
+  return staging(local_, step) + (wide() == 1 ? member : members() + row_of(member, host_) * wide()) * block_bytes();
 }
 
 bool carrier::scatter_steps(const arrays& of) {
@@ -144,28 +141,31 @@ bool carrier::stage_columns(const arrays& of) {
   if (staged_ == steps_ || least(&progress_words::read) + places_ <= before_ + staged_) return false;
   uint8_t* to = staging(local_, staged_);
   for (uint32_t member = 0; member < members(); ++member) {
-    const uint32_t mate = member % mates();
     const share block = block_of(staged_, of.inputs[member].bytes);
-    if (mate != local_ && block.bytes != 0) std::memcpy(to + column_at(mate, member / mates()), of.inputs[member].data + block.at, block.bytes);
+    if (local_of(member) % mates() != local_ && block.bytes != 0) std::memcpy(to + member * block_bytes(), of.inputs[member].data + block.at, block.bytes);
   }
   publish(&progress_words::staged, before_ + ++staged_);
   return true;
 }
 
-// What this host gives to this member and its counterparts. Where its mates' is staged, that of this member itself has room for it.
+// What this host gives to this member and those that face it.
 bool carrier::fold_column(const arrays& of) {
   if (read_ == staged_ || least(&progress_words::staged) <= before_ + read_) return false;
   if (least(&progress_words::taken) + window_ <= before_ + read_) return false;
   const share block = block_of(read_, of.outputs[0].bytes);
+  // That of its own host last: others wait for theirs.
   for (uint32_t next = 1; next <= hosts(); ++next) {
     const uint32_t host = (host_ + next) % hosts();
-    uint8_t* folded = column_partial(read_, host);
-    if (block.bytes != 0) {
-      const void* sources[round_layout::most_members];
-      for (uint32_t mate = 0; mate < mates(); ++mate) sources[mate] = mate == local_ ? of.inputs[counterpart(host)].data + block.at : staging(mate, read_) + column_at(local_, host);
-      fold_here(folded, sources, block.bytes);
+    for (uint32_t local = local_; local < members_of(host); local += mates()) {
+      const uint32_t member = place_.hosts[host] + local;
+      uint8_t* folded = column_partial(read_, member);
+      if (block.bytes != 0) {
+        const void* sources[round_layout::most_members];
+        for (uint32_t mate = 0; mate < mates(); ++mate) sources[mate] = mate == local_ ? of.inputs[member].data + block.at : staging(mate, read_) + member * block_bytes();
+        fold_here(folded, sources, block.bytes);
+      }
+      if (host != host_ && !put(member, folded, wide() * block.bytes, landing_at(read_) + host_ * wide() * block_bytes(), layout_.sent_slot(place_.self), before_ + read_ + 1)) return false;
     }
-    if (host != host_ && !put(counterpart(host), folded, wide() * block.bytes, landing_at(read_) + host_ * wide() * block_bytes(), layout_.sent_slot(place_.self), before_ + read_ + 1)) return false;
   }
   publish(&progress_words::read, before_ + ++read_);
   return true;
@@ -177,7 +177,7 @@ bool carrier::fold_block(const arrays& of) {
   if (block.bytes != 0) {
     const uint8_t* here = parts_[local_] + landing_at(taken_);
     const void* sources[round_layout::most_members];
-    for (uint32_t host = 0; host < hosts(); ++host) sources[host] = host == host_ ? column_partial(taken_, host) : here + host * wide() * block_bytes();
+    for (uint32_t host = 0; host < hosts(); ++host) sources[host] = host == host_ ? column_partial(taken_, place_.self) : here + host * wide() * block_bytes();
     void* target = of.outputs[0].data + block.at;
     fold_into(&target, 1, sources, block.bytes);
   }

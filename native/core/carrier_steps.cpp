@@ -14,9 +14,9 @@ using carried_lines::up;
 
 // ---- an all-reduce
 
-// Of a whole step, that of one member. HAZARD: of more than two hosts, what lands of it and what comes of it have half a piece each, and parts of all hosts are counted as long as the first, in whole lines.
+// Of a whole step, that of one of those that have shares. HAZARD: of more than two hosts, what lands of it and what comes of it have half a piece each, and parts of all hosts are counted as long as the first, in whole lines.
 uint64_t carrier::share_bytes() const {
-  const uint64_t staged = piece_ / (mates() + (wide() == 1 ? 0 : wide()));
+  const uint64_t staged = piece_ / (columns_ + (wide() == 1 ? 0 : wide()));
   return down(std::min(staged, hosts() == 2 ? piece_ / wide() : piece_ / 2 / wide() - line * hosts()));
 }
 
@@ -27,9 +27,9 @@ uint64_t carrier::wide() const {
 
 // In the array. The last step is shared equally, too.
 carrier::share carrier::share_of(uint64_t step, uint32_t mate, uint64_t total) const {
-  const uint64_t begin = step * share_bytes() * mates();
-  const uint64_t bytes = std::min(total - begin, share_bytes() * mates());
-  const uint64_t each = std::min(share_bytes(), up((bytes + mates() - 1) / mates()));
+  const uint64_t begin = step * share_bytes() * columns_;
+  const uint64_t bytes = std::min(total - begin, share_bytes() * columns_);
+  const uint64_t each = std::min(share_bytes(), up((bytes + columns_ - 1) / columns_));
   const uint64_t at = std::min(bytes, mate * each);
   return {begin + at, std::min(bytes, (mate + 1) * each) - at};
 }
@@ -43,6 +43,7 @@ carrier::share carrier::part_of(uint64_t bytes, uint32_t host) const {
 
 bool carrier::reduce_steps(const arrays& of) {
   bool moved = stage_shares(of);
+  if (!has_share()) return take_shares(of) || moved;
   moved = fold_host(of) || moved;
   if (hosts() == 2) {
     moved = fold_two_hosts(of) || moved;
@@ -54,10 +55,10 @@ bool carrier::reduce_steps(const arrays& of) {
 }
 
 bool carrier::stage_shares(const arrays& of) {
-  if (staged_ == steps_ || least(&progress_words::read) + places_ <= before_ + staged_) return false;
+  if (staged_ == steps_ || least(&progress_words::read, columns_) + places_ <= before_ + staged_) return false;
   const carried_bytes& input = of.inputs[0];
   uint8_t* to = staging(local_, staged_);
-  for (uint32_t mate = 0; mate < mates(); ++mate) {
+  for (uint32_t mate = 0; mate < columns_; ++mate) {
     if (mate == local_) continue;
     const share theirs = share_of(staged_, mate, input.bytes);
     if (theirs.bytes != 0) std::memcpy(to + mate * share_bytes(), input.data + theirs.at, theirs.bytes);
@@ -75,7 +76,7 @@ bool carrier::fold_host(const arrays& of) {
   for (uint32_t mate = 0; mate < mates(); ++mate) {
     sources[mate] = mate == local_ ? input.data + own.at : staging(mate, read_) + local_ * share_bytes();
   }
-  uint8_t* folded = partial(read_);
+  uint8_t* folded = partial(local_, read_);
   if (own.bytes != 0) fold_here(folded, sources, own.bytes);
   if (!send_share(own.bytes)) return false;
   publish(&progress_words::read, before_ + ++read_);
@@ -84,7 +85,7 @@ bool carrier::fold_host(const arrays& of) {
 
 // What the host has come to: all of it to the one other host, or each other host's part.
 bool carrier::send_share(uint64_t bytes) {
-  const uint8_t* folded = partial(read_);
+  const uint8_t* folded = partial(local_, read_);
   const uint64_t slot = layout_.sent_slot(place_.self);
   const uint64_t value = before_ + read_ + 1;
   if (hosts() == 2) return put(counterpart(1 - host_), folded, wide() * bytes, landing_at(read_), slot, value);
@@ -102,7 +103,7 @@ bool carrier::fold_two_hosts(const arrays& of) {
   const share own = share_of(ready_, local_, output.bytes);
   if (own.bytes != 0) {
     uint8_t* theirs = results(local_, ready_);
-    const void* sources[2] = {partial(ready_), theirs};
+    const void* sources[2] = {partial(local_, ready_), theirs};
     if (host_ == 1) std::swap(sources[0], sources[1]);
     void* targets[2] = {output.data + own.at, theirs};
     // Nobody else needs it where this one is alone.
@@ -130,7 +131,7 @@ bool carrier::fold_part(const arrays& of) {
   if (part.bytes != 0) {
     const uint8_t* here = parts_[local_] + landing_at(folded_);
     const void* sources[round_layout::most_members];
-    for (uint32_t host = 0; host < hosts(); ++host) sources[host] = host == host_ ? partial(folded_) + wide() * part.at : here + host * wide() * part_of(own.bytes, 0).bytes;
+    for (uint32_t host = 0; host < hosts(); ++host) sources[host] = host == host_ ? partial(local_, folded_) + wide() * part.at : here + host * wide() * part_of(own.bytes, 0).bytes;
     void* targets[2] = {output.data + own.at + part.at, result};
     fold_into(targets, 2, sources, part.bytes);
   }
@@ -154,9 +155,9 @@ bool carrier::take_parts(const arrays& of) {
 }
 
 bool carrier::take_shares(const arrays& of) {
-  if (taken_ == ready_ || least(&progress_words::ready) <= before_ + taken_) return false;
+  if (taken_ == steps_ || least(&progress_words::ready, columns_) <= before_ + taken_) return false;
   const carried_bytes& output = of.outputs[0];
-  for (uint32_t mate = 0; mate < mates(); ++mate) {
+  for (uint32_t mate = 0; mate < columns_; ++mate) {
     const share theirs = share_of(taken_, mate, output.bytes);
     if (mate != local_ && theirs.bytes != 0) std::memcpy(output.data + theirs.at, results(mate, taken_), theirs.bytes);
   }
@@ -166,7 +167,7 @@ bool carrier::take_shares(const arrays& of) {
 
 // ---- its end
 
-// This member has its data, and tells its counterparts; when these have told the same, it says both to its mates. Who has heard of all its mates knows of all members.
+// This member has its data, and tells its counterparts; when those that face it have told the same, it says both to its mates. Who has heard of all its mates knows of all members.
 bool carrier::close_call() {
   bool moved = false;
   if (!told_) {
@@ -176,7 +177,7 @@ bool carrier::close_call() {
   }
   auto& own = words(local_).closed;
   if (std::atomic_ref<uint64_t>(own).load(std::memory_order_relaxed) < calls_) {
-    if (!counterparts_say(&carrier_layout::closed_slot, calls_)) return moved;
+    if (!all_facing([this](uint32_t member) { return landed(layout_.closed_slot(member)) >= calls_; })) return moved;
     // Calls of any kind count in all words: the next one may be of another.
     for (uint64_t progress_words::* word : {&progress_words::read, &progress_words::ready}) std::atomic_ref<uint64_t>(words(local_).*word).store(before_ + steps_, std::memory_order_release);
     publish(&progress_words::closed, calls_);

@@ -4,7 +4,9 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <numeric>
 #include <thread>
+#include <utility>
 
 #include "ep/device/number.h"
 #include "fabric/round_puts.hpp"
@@ -25,15 +27,15 @@ struct carrier_world {
   round_place place;
   std::vector<std::unique_ptr<carrier>> carriers; // by member
 
-  // Ranks are numbered the other way round than members, so that neither is taken for the other.
-  carrier_world(uint32_t per_host, uint64_t seed, uint64_t group = 0, uint32_t hosts = 2)
-      : network(static_cast<int32_t>(hosts * per_host), seed), ranks(static_cast<int32_t>(hosts * per_host), 1, 1, {}, [this](int32_t rank) { return network.port(rank); }) {
-    const uint32_t world = hosts * per_host;
+  // `sizes`: members of each host. Ranks are numbered the other way round than members, so that neither is taken for the other.
+  explicit carrier_world(const std::vector<uint32_t>& sizes, uint64_t seed, uint64_t group = 0)
+      : network(static_cast<int32_t>(sum(sizes)), seed), ranks(static_cast<int32_t>(sum(sizes)), 1, 1, {}, [this](int32_t rank) { return network.port(rank); }) {
+    const uint32_t world = sum(sizes);
     const carrier_layout layout{world};
     ranks.allocate(carrier_layout::memory_bytes(groups), groups * layout.group_slots());
     place.group = group;
     for (uint32_t member = 0; member < world; ++member) place.ranks.push_back(static_cast<int32_t>(world - 1 - member));
-    for (uint32_t host = 0; host < hosts; ++host) place.hosts.push_back(host * per_host);
+    for (uint32_t first = 0; const uint32_t size : sizes) place.hosts.push_back(std::exchange(first, first + size));
     for (uint32_t member = 0; member < world; ++member) {
       // What an earlier group has left.
       const symmetric_memory& memory = *side(member).memory;
@@ -47,14 +49,17 @@ struct carrier_world {
     of.self = member;
     fabric_side& own = side(member);
     std::vector<ep_segment_handle> parts;
-    const uint32_t per_host = members() / hosts();
-    for (uint32_t mate = member / per_host * per_host; parts.size() < per_host; ++mate) parts.push_back(side(mate).memory->handle());
+    const uint32_t host = host_of(member);
+    for (uint32_t mate = first_of(host); mate < first_of(host + 1); ++mate) parts.push_back(side(mate).memory->handle());
     auto way = std::make_unique<fabric::round_puts>(std::shared_ptr<fabric::engine>(std::shared_ptr<void>(), own.engine.get()), own.memory);
     return carrier::open(own.memory, std::move(way), std::move(of), parts);
   }
   fabric_side& side(uint32_t member) { return ranks.side(place.ranks[member]); }
   uint32_t members() const { return static_cast<uint32_t>(place.ranks.size()); }
   uint32_t hosts() const { return static_cast<uint32_t>(place.hosts.size()); }
+  uint32_t first_of(uint32_t host) const { return host < hosts() ? place.hosts[host] : members(); }
+  uint32_t host_of(uint32_t member) const { return static_cast<uint32_t>(std::upper_bound(place.hosts.begin(), place.hosts.end(), member) - place.hosts.begin()) - 1; }
+  static uint32_t sum(const std::vector<uint32_t>& sizes) { return std::accumulate(sizes.begin(), sizes.end(), 0u); }
 
   // One thread of each member: body(member) of calls that all make.
   template <class Body> void run(Body&& body) {
@@ -76,12 +81,11 @@ float element(uint32_t member, uint64_t call, uint64_t i) { return static_cast<f
 
 // As documented: the members of each host first, then the hosts. Sums of tenths are rounded otherwise in another order.
 float folded(const carrier_world& world, uint64_t call, uint64_t i, reduce_op op) {
-  const uint32_t each = world.members() / world.hosts();
   const auto both = [op](float one, float other) { return op == reduce_op::max ? std::max(one, other) : one + other; };
   float all = 0;
   for (uint32_t host = 0; host < world.hosts(); ++host) {
-    float here = element(host * each, call, i);
-    for (uint32_t mate = 1; mate < each; ++mate) here = both(here, element(host * each + mate, call, i));
+    float here = element(world.first_of(host), call, i);
+    for (uint32_t mate = world.first_of(host) + 1; mate < world.first_of(host + 1); ++mate) here = both(here, element(mate, call, i));
     all = host == 0 ? here : both(all, here);
   }
   return op == reduce_op::avg ? all / static_cast<float>(world.members()) : all;
@@ -112,27 +116,24 @@ void reduce_calls(carrier_world& world, std::span<const uint64_t> lengths, uint6
   EP_CHECK_EQ(wrong.load(), 0);
 }
 
-struct shape {
-  uint32_t hosts;
-  uint32_t per_host;
-};
-constexpr shape worlds[] = {{2, 1}, {2, 2}, {2, 3}, {3, 1}, {3, 2}, {4, 1}};
+// Members of each host.
+const std::vector<std::vector<uint32_t>> worlds = {{1, 1}, {2, 2}, {3, 3}, {1, 1, 1}, {2, 2, 2}, {1, 1, 1, 1}, {1, 2}, {3, 1}, {5, 2}, {2, 3, 1}, {2, 5, 3}};
 
 void test_reductions() {
   // Less than a share, steps that end within one, all places at once, more than there are places for.
   const uint64_t lengths[] = {0, 1, 15, 16, 17, 1000, piece - 1, piece, piece + 1, 3 * piece + 5, area - 1, area, area + 1, 11 * piece + piece / 3};
-  for (const auto& [hosts, per_host] : worlds) {
-    carrier_world world(per_host, per_host, 0, hosts);
-    reduce_calls(world, lengths, 0, hosts % 2 == 1, 1'000'000);
+  for (const auto& sizes : worlds) {
+    carrier_world world(sizes, sizes[0]);
+    reduce_calls(world, lengths, 0, sizes.size() % 2 == 1, 1'000'000);
     world.network.set_room(3);
-    reduce_calls(world, std::span(lengths).first(10), 50, hosts % 2 == 0, per_host == 2 ? 0 : 200'000);
+    reduce_calls(world, std::span(lengths).first(10), 50, sizes.size() % 2 == 0, sizes[0] == 2 ? 0 : 200'000);
     for (uint32_t member = 0; member < world.members(); ++member) EP_CHECK_EQ(world.side(member).engine->violation(), std::string());
   }
 }
 
 // Of several NaNs the first one's payload stays, that of the first host's member: which host a member is on decides nothing else, as two of anything else fold alike in either order.
 void test_order(uint32_t hosts) {
-  carrier_world world(1, 20, 0, hosts);
+  carrier_world world(std::vector<uint32_t>(hosts, 1), 20);
   std::vector<std::vector<uint32_t>> values(hosts, std::vector<uint32_t>(100));
   for (uint32_t member = 0; member < hosts; ++member) for (uint32_t i = 0; i < 100; ++i) values[member][i] = 0x7fc00000 + 1000 * (member + 1) + i;
   world.run([&](uint32_t member) {
@@ -148,8 +149,8 @@ uint64_t block_elements(uint32_t from, uint32_t to, uint64_t call) { return (cal
 uint8_t block_byte(uint32_t from, uint32_t to, uint64_t call, uint64_t i) { return pattern(i, from * 16 + to + call * 3); }
 
 void test_blocks() {
-  for (const auto& [hosts, per_host] : worlds) {
-    carrier_world world(per_host, 10 + per_host, 1, hosts);
+  for (const auto& sizes : worlds) {
+    carrier_world world(sizes, 10 + sizes[0], 1);
     const uint32_t members = world.members();
     std::atomic<int> wrong{0};
     world.run([&](uint32_t member) {
@@ -188,9 +189,9 @@ void test_blocks() {
 // All-gathers, broadcasts of any root, and reduce-scatters, in turn over the same places.
 void test_gathers() {
   constexpr uint64_t lengths[] = {1, 17, 1000, piece + 1, 2 * area + 77};
-  for (const auto& [hosts, per_host] : worlds) {
-    if (hosts * per_host == 2) continue;
-    carrier_world world(per_host, 30 + per_host, 1, hosts);
+  for (const auto& sizes : worlds) {
+    if (carrier_world::sum(sizes) == 2) continue;
+    carrier_world world(sizes, 30 + sizes[0], 1);
     const uint32_t members = world.members();
     std::atomic<int> wrong{0};
     world.run([&](uint32_t member) {
@@ -238,13 +239,12 @@ void test_gathers() {
 
 // f16 and bf16: as documented, in single precision until all hosts are folded, and rounded once.
 template <class Number> uint16_t folded_half(const carrier_world& world, uint64_t call, uint64_t i, reduce_op op) {
-  const uint32_t each = world.members() / world.hosts();
   const auto both = [op](float one, float other) { return op == reduce_op::product ? one * other : one + other; };
   const auto value = [&](uint32_t member) { return Number::load(Number::store(element(member, call, i) * 0.01f)); };
   float all = 0;
   for (uint32_t host = 0; host < world.hosts(); ++host) {
-    float here = value(host * each);
-    for (uint32_t mate = 1; mate < each; ++mate) here = both(here, value(host * each + mate));
+    float here = value(world.first_of(host));
+    for (uint32_t mate = world.first_of(host) + 1; mate < world.first_of(host + 1); ++mate) here = both(here, value(mate));
     all = host == 0 ? here : both(all, here);
   }
   return Number::store(op == reduce_op::avg ? all / static_cast<float>(world.members()) : all);
@@ -284,22 +284,22 @@ template <class Number> void half_calls(carrier_world& world, element_type type,
 
 void test_halves() {
   constexpr uint64_t lengths[] = {1, 33, 5000, 2 * piece + 3, 2 * area + 1001};
-  for (const auto& [hosts, per_host] : worlds) {
-    if (per_host == 3) continue;
-    carrier_world world(per_host, 50 + per_host, 0, hosts);
+  for (const auto& sizes : worlds) {
+    if (sizes == std::vector<uint32_t>{3, 3}) continue;
+    carrier_world world(sizes, 50 + sizes[0]);
     half_calls<number_bf16>(world, element_type::bf16, lengths);
     half_calls<number_f16>(world, element_type::f16, lengths);
   }
   // Parts that are no whole lines, of shares that are as long as can be, in one step and in several.
   for (const uint32_t hosts : {5u, 6u}) {
-    carrier_world world(1, 60 + hosts, 0, hosts);
+    carrier_world world(std::vector<uint32_t>(hosts, 1), 60 + hosts);
     half_calls<number_bf16>(world, element_type::bf16, std::array<uint64_t, 3>{130'970, 131'062, 300'000});
   }
 }
 
 // A root is no further ahead of those who are to take than there are places for: they hear of it from nobody else.
 void test_ahead() {
-  carrier_world world(1, 40, 0, 2);
+  carrier_world world({1, 1}, 40);
   std::vector<uint8_t> bytes(3 * carrier_layout::area_bytes);
   const carried_bytes all{bytes.data(), bytes.size()};
   for (uint32_t member = 0; member < 2; ++member) EP_CHECK(world.carriers[member]->begin({carried_kind::broadcast, element_type::u8, reduce_op::sum, 0, bytes.size(), 0}).ok());
@@ -318,7 +318,7 @@ void test_ahead() {
 
 // One that does not come holds all others up, and nobody says that the call is over before all have their data.
 void test_missing() {
-  carrier_world world(2, 7);
+  carrier_world world({2, 2}, 7);
   std::vector<std::vector<float>> values(4, std::vector<float>(5 * piece, 1));
   const auto array = [&](uint32_t member) { return carried_bytes{reinterpret_cast<uint8_t*>(values[member].data()), values[member].size() * sizeof(float)}; };
   const carried_call call{carried_kind::all_reduce, element_type::f32, reduce_op::sum, 0, values[0].size() * sizeof(float)};
@@ -353,7 +353,7 @@ void test_missing() {
 
 // A turn whose time is up ends with the step that it is in.
 void test_turns() {
-  carrier_world world(1, 8);
+  carrier_world world({1, 1}, 8);
   carrier& one = *world.carriers[0];
   std::vector<uint8_t> bytes(carrier_layout::area_bytes + 1);
   const carried_bytes own{bytes.data(), bytes.size()};
@@ -366,7 +366,7 @@ void test_turns() {
 
 // What fits the places goes in one step.
 void test_one_step() {
-  carrier_world world(1, 9);
+  carrier_world world({1, 1}, 9);
   carrier& one = *world.carriers[0];
   std::vector<uint8_t> bytes(carrier_layout::area_bytes);
   const carried_bytes own{bytes.data(), bytes.size()};
@@ -378,7 +378,7 @@ void test_one_step() {
 // Of more than two hosts, what leaves a member is twice its share but for its own part of it, whatever number of hosts there are.
 void test_traffic() {
   for (const uint32_t hosts : {2u, 3u, 4u}) {
-    carrier_world world(2, hosts, 0, hosts);
+    carrier_world world(std::vector<uint32_t>(hosts, 2), hosts);
     constexpr uint64_t length = 3 * 4 * 64 * 100;
     world.run([&](uint32_t member) {
       std::vector<uint8_t> bytes(2 * length, 1);
@@ -391,9 +391,40 @@ void test_traffic() {
   }
 }
 
+// Of unlike hosts, as many members of each as the smallest has send what their host has come to, and whoever gives or takes something alone sends or gets it once.
+void test_unlike_traffic() {
+  carrier_world world({3, 1, 2}, 70);
+  constexpr uint64_t length = 3 * 64 * 100;
+  const uint32_t members = world.members();
+  std::array<uint64_t, 6> reduced{}, gathered{}, scattered{};
+  world.run([&](uint32_t member) {
+    carrier& own = *world.carriers[member];
+    std::vector<std::vector<uint8_t>> all(members, std::vector<uint8_t>(length, 1)), taken = all;
+    std::vector<carried_bytes> inputs, outputs;
+    for (auto& one : all) inputs.push_back({one.data(), length});
+    for (auto& one : taken) outputs.push_back({one.data(), length});
+    const std::span<const carried_bytes> given(inputs), got(outputs);
+    EP_CHECK(own.begin({carried_kind::all_reduce, element_type::u8, reduce_op::sum, 0, length}).ok());
+    EP_CHECK(world.finish(member, given.first(1), got.first(1), 1'000'000));
+    for (const uint8_t value : taken[0]) if (value != members) EP_CHECK_EQ(value, members);
+    reduced[member] = own.sent();
+    EP_CHECK(own.begin({carried_kind::all_gather, element_type::u8, reduce_op::sum, 0, length}).ok());
+    EP_CHECK(world.finish(member, given.first(1), got, 1'000'000));
+    gathered[member] = own.sent();
+    EP_CHECK(own.begin({carried_kind::reduce_scatter, element_type::u8, reduce_op::sum, 0, length}).ok());
+    EP_CHECK(world.finish(member, given, got.first(1), 1'000'000));
+    scattered[member] = own.sent();
+  });
+  const uint64_t share = 4 * length / 3;
+  EP_CHECK(reduced == (std::array<uint64_t, 6>{share, 0, 0, share, share, 0}));
+  EP_CHECK(gathered == (std::array<uint64_t, 6>{2 * length, 2 * length, 2 * length, 2 * length, 2 * length, 2 * length}));
+  // Members that it folds for, on other hosts: those of its place modulo the members of its own.
+  EP_CHECK(scattered == (std::array<uint64_t, 6>{2 * length, length, 0, 5 * length, 3 * length, length}));
+}
+
 // Arrays of other lengths than the call says are none of it.
 void test_lengths() {
-  carrier_world world(2, 6);
+  carrier_world world({2, 2}, 6);
   carrier& one = *world.carriers[1];
   std::vector<uint8_t> bytes(200);
   const auto array = [&](uint64_t length) { return carried_bytes{bytes.data(), length}; };
@@ -425,7 +456,7 @@ void test_lengths() {
 
 // What is nobody's, or does not fit, is refused; and a network that has gone carries nothing.
 void test_refused() {
-  carrier_world world(2, 5);
+  carrier_world world({2, 2}, 5);
   const auto refused = [&](round_place place) { return !world.open(1, std::move(place)).ok(); };
   const round_place good = world.place;
   EP_CHECK(!refused(good));
@@ -443,6 +474,14 @@ void test_refused() {
   bad.hosts = {0, 1};
   EP_CHECK(refused(bad));
   bad.hosts = {0, 1, 2, 3};
+  EP_CHECK(refused(bad));
+  bad.hosts = {0, 3};
+  EP_CHECK(refused(bad));
+  bad.hosts = {1, 2};
+  EP_CHECK(refused(bad));
+  bad.hosts = {0, 2, 2};
+  EP_CHECK(refused(bad));
+  bad.hosts = {0, 2, 4};
   EP_CHECK(refused(bad));
   EP_CHECK(!world.carriers[0]->begin({carried_kind::all_reduce, element_type::f16, reduce_op::bxor, 0, 8}).ok());
   EP_CHECK(!world.carriers[0]->begin({carried_kind::all_reduce, element_type::i32, reduce_op::avg, 0, 8}).ok());
@@ -465,6 +504,7 @@ int main() {
   test_order(2);
   test_order(3);
   test_traffic();
+  test_unlike_traffic();
   test_blocks();
   test_gathers();
   test_halves();

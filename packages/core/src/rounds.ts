@@ -97,7 +97,7 @@ export interface CarrierMaker {
   clear(memory: SymmetricMemory, group: number): void;
   /** Where ranks of this host find this rank's part. */
   part(memory: SymmetricMemory): Uint8Array;
-  /** Throws as `RoundMaker.open`, and `EP_INVALID_ARGUMENT` for groups that are not on several hosts with equally many ranks. */
+  /** Throws as `RoundMaker.open`, and `EP_INVALID_ARGUMENT` for groups that are on one host. */
   open(options: CarrierOptions): Carrier;
 }
 

@@ -25,14 +25,10 @@ export class Placement {
     return this.hosts[this.host]!;
   }
 
-  /** Several hosts with equally many ranks: then each rank has one counterpart on every other host. */
-  get paired(): boolean {
-    return this.hosts.length > 1 && this.hosts.every(({ length }) => length === this.mates.length);
-  }
-
-  /** And two on each at least. */
+  /** Several hosts with equally many ranks, two at least: then each rank has one counterpart on every other host, and each host something to do of its own. */
   get even(): boolean {
-    return this.paired && this.mates.length > 1;
+    const { length } = this.mates;
+    return this.hosts.length > 1 && length > 1 && this.hosts.every((members) => members.length === length);
   }
 
   /** The ranks that have a place on their hosts; ascending. */

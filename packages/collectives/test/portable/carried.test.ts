@@ -189,33 +189,42 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
     }
   });
 
-  it.each([[[0, 1]], [[3, 1, 1, 3]], [[0, 0, 0, 7, 7, 7]], [[0, 1, 2, 3]], [[5, 0, 5, 2, 0, 2]]])(
-    'on hosts %j',
-    async (hosts) => {
-      const counts = new Counts();
-      const size = hosts.length;
-      await using world = await carried(counts, { hosts, size });
-      await check(world, make('all-reduce', 'f64', size, 50_001, 0, 1));
-      const moved = blocks(size, 50_001);
-      await world.all(moved.call);
-      moved.compare();
-      expect(counts.begun).toBe(3 * size);
-      for (const kind of ['all-gather', 'broadcast', 'reduce-scatter'] as const)
-        await check(world, make(kind, 'i64', size, 50_001, size - 1, 2));
-      expect(counts.begun).toBe(6 * size);
-    },
-  );
-
-  it.each([[[0, 0, 1]], [[0, 0, 0, 0]], [[0, 0, 1, 2]]])('not on hosts %j', async (hosts) => {
+  it.each([
+    [[0, 1]],
+    [[3, 1, 1, 3]],
+    [[0, 0, 0, 7, 7, 7]],
+    [[0, 1, 2, 3]],
+    [[5, 0, 5, 2, 0, 2]],
+    // Unlike ones.
+    [[0, 0, 1]],
+    [[2, 7, 2, 2]],
+    [[0, 0, 1, 2]],
+    [[0, 4, 4, 0, 1, 4]],
+  ])('on hosts %j', async (hosts) => {
     const counts = new Counts();
     const size = hosts.length;
+    await using world = await carried(counts, { hosts, size });
+    await check(world, make('all-reduce', 'f64', size, 50_001, 0, 1));
+    const moved = blocks(size, 50_001);
+    await world.all(moved.call);
+    moved.compare();
+    expect(counts.begun).toBe(3 * size);
+    for (const kind of ['all-gather', 'broadcast', 'reduce-scatter'] as const)
+      await check(world, make(kind, 'i64', size, 50_001, size - 1, 2));
+    expect(counts.begun).toBe(6 * size);
+  });
+
+  it('not on one host', async () => {
+    const counts = new Counts();
+    const size = SIZE;
+    const hosts = [3, 3, 3, 3];
     await using world = await World.open({ kind: 'fabric', size, hosts, wrap: counts.wrap });
     await decided(counts, world);
     for (let i = 0; i < 20; i++) await check(world, make('all-reduce', 'f32', size, 1000, 0, i));
     expect(counts.begun).toBe(0);
   });
 
-  it.each([[TWO_BY_TWO], [[0, 1, 2, 3]], [[0, 1, 2, 2, 1, 0]]])(
+  it.each([[TWO_BY_TWO], [[0, 1, 2, 3]], [[0, 1, 2, 2, 1, 0]], [[0, 1, 1]], [[0, 1, 0, 2, 0, 1]]])(
     'fold in the order of two levels on hosts %j',
     async (hosts) => {
       const counts = new Counts();
@@ -284,27 +293,30 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
     }
   });
 
-  it.each([[TWO_BY_TWO], [[0, 1, 2, 3]]])('end alike when a rank is lost within one, on hosts %j', async (hosts) => {
-    for (const victim of [0, 3]) {
-      const counts = new Counts();
-      await using world = await carried(counts, { hosts });
-      const arrays = powers(4 * LONG);
-      let lost: Promise<void> | undefined;
-      const from = counts.turns + 10;
-      counts.onTurn = () => {
-        if (counts.turns === from) lost = world.lose(victim);
-      };
-      const ends = await world.settled((rank) => sumOf(arrays[rank]!));
-      await lost;
-      const survivors = [0, 1, 2, 3].filter((rank) => rank !== victim);
-      for (const rank of survivors) expect(ends[rank]).toMatchObject(rejection('EP_PEER_LOST', { lost: [victim] }));
-      const begun = counts.begun;
-      const again = powers(1000);
-      await world.all((rank) => sumOf(again[rank]!), survivors);
-      for (const rank of survivors) expect(again[rank]!.at(-1)).toBe(15 - 2 ** victim);
-      expect(counts.begun).toBe(begun);
-    }
-  });
+  it.each([[TWO_BY_TWO], [[0, 1, 2, 3]], [[0, 1, 1, 1]]])(
+    'end alike when a rank is lost within one, on hosts %j',
+    async (hosts) => {
+      for (const victim of [0, 3]) {
+        const counts = new Counts();
+        await using world = await carried(counts, { hosts });
+        const arrays = powers(4 * LONG);
+        let lost: Promise<void> | undefined;
+        const from = counts.turns + 10;
+        counts.onTurn = () => {
+          if (counts.turns === from) lost = world.lose(victim);
+        };
+        const ends = await world.settled((rank) => sumOf(arrays[rank]!));
+        await lost;
+        const survivors = [0, 1, 2, 3].filter((rank) => rank !== victim);
+        for (const rank of survivors) expect(ends[rank]).toMatchObject(rejection('EP_PEER_LOST', { lost: [victim] }));
+        const begun = counts.begun;
+        const again = powers(1000);
+        await world.all((rank) => sumOf(again[rank]!), survivors);
+        for (const rank of survivors) expect(again[rank]!.at(-1)).toBe(15 - 2 ** victim);
+        expect(counts.begun).toBe(begun);
+      }
+    },
+  );
 
   it('end alike when a rank gives one up, and name who does not come, or calls something else', async () => {
     const counts = new Counts();
