@@ -18,6 +18,7 @@ set(EP_CORE_SOURCES
   core/collective/run_in_line.cpp
   core/carrier.cpp
   core/carrier_blocks.cpp
+  core/carrier_roots.cpp
   core/carrier_steps.cpp
   core/copy.cpp
   core/cores.cpp

@@ -108,10 +108,12 @@ bool carrier::counterparts_say(uint64_t (carrier_layout::*slot)(uint32_t) const,
   return true;
 }
 
+uint64_t carrier::said(uint64_t progress_words::* word, uint32_t mate) const { return load(words(mate).*word); }
+
 // Steps, or calls, that all of this host, or the first ones, have come to.
 uint64_t carrier::least(uint64_t progress_words::* word, uint32_t count) const {
   uint64_t found = UINT64_MAX;
-  for (uint32_t mate = 0; mate < count; ++mate) found = std::min(found, load(words(mate).*word));
+  for (uint32_t mate = 0; mate < count; ++mate) found = std::min(found, said(word, mate));
   return found;
 }
 
@@ -135,9 +137,9 @@ bool carrier::put(uint32_t member, const uint8_t* from, uint64_t bytes, uint64_t
 
 result<nothing> carrier::begin(const carried_call& call) {
   if (busy_) return failure{EP_STATUS_BUSY, 0, "carrier: a call before this one has not come to its end"};
-  const bool folds = call.kind == carried_kind::all_reduce || call.kind == carried_kind::reduce_scatter;
-  if (folds && !reduces(call.op, call.type)) return failure{EP_STATUS_INVALID, 0, "carrier: it does not carry this reduction"};
-  if (call.kind == carried_kind::broadcast && call.root >= members()) return failure{EP_STATUS_INVALID, 0, "carrier: the root is no member"};
+  if (folds(call.kind) && !reduces(call.op, call.type)) return failure{EP_STATUS_INVALID, 0, "carrier: it does not carry this reduction"};
+  const bool rooted = call.kind == carried_kind::broadcast || call.kind == carried_kind::reduce || call.kind == carried_kind::gather || call.kind == carried_kind::scatter;
+  if (rooted && call.root >= members()) return failure{EP_STATUS_INVALID, 0, "carrier: the root is no member"};
   memory_->wake_instead(reinterpret_cast<ep_wake_word*>(memory_->own_data()));
   before_ += steps_;
   call_ = call;
@@ -147,7 +149,7 @@ result<nothing> carrier::begin(const carried_call& call) {
   for (const uint64_t places : {uint64_t{1}, carrier_layout::most_places}) {
     places_ = places;
     piece_ = carrier_layout::area_bytes / places;
-    const uint64_t step = call.kind == carried_kind::all_reduce ? share_bytes() * columns_ : block_bytes();
+    const uint64_t step = call.kind == carried_kind::all_reduce || call.kind == carried_kind::reduce ? share_bytes() * columns_ : block_bytes();
     steps_ = call.longest / step + (call.longest % step == 0 ? 0 : 1);
     if (steps_ <= places) break;
   }
@@ -164,8 +166,11 @@ bool carrier::fits(std::span<const carried_bytes> inputs, std::span<const carrie
     case carried_kind::all_reduce: return all(inputs, 1, true) && all(outputs, 1, true);
     case carried_kind::all_to_all: return all(inputs, members(), false) && all(outputs, members(), false) && inputs[place_.self].bytes == outputs[place_.self].bytes;
     case carried_kind::all_gather: return all(inputs, 1, true) && all(outputs, members(), true);
-    case carried_kind::broadcast: return all(inputs, place_.self == call_.root ? 1 : 0, true) && all(outputs, place_.self == call_.root ? 0 : 1, true);
+    case carried_kind::broadcast: return all(inputs, is_root() ? 1 : 0, true) && all(outputs, is_root() ? 0 : 1, true);
     case carried_kind::reduce_scatter: return all(inputs, members(), true) && all(outputs, 1, true);
+    case carried_kind::reduce: return all(inputs, 1, true) && all(outputs, is_root() ? 1 : 0, true);
+    case carried_kind::gather: return all(inputs, 1, true) && all(outputs, is_root() ? members() : 0, true);
+    case carried_kind::scatter: return all(inputs, is_root() ? members() : 0, true) && all(outputs, 1, true);
   }
   return false;
 }
@@ -177,6 +182,9 @@ bool carrier::steps(const arrays& of) {
     case carried_kind::all_gather:
     case carried_kind::broadcast: return gather_steps(of);
     case carried_kind::reduce_scatter: return scatter_steps(of);
+    case carried_kind::reduce: return root_steps(of);
+    case carried_kind::gather: return collect_steps(of);
+    case carried_kind::scatter: return deal_steps(of);
   }
   return false;
 }

@@ -14,10 +14,12 @@
 // An all-gather, and a broadcast, which is one of a single member: each source stages its block and puts it to its counterparts (ready: those of whoever faces this one are there), and all take what their mates staged, and
 // what has landed on them.
 // A reduce-scatter: each member stages what is for its mates and for those that face them, folds what its host gives to itself and to those that face it, puts the latter, and folds what all hosts have come to.
+// A reduction to a root: as an all-reduce, but who has a share puts what its host has come to to its counterpart on the root's host alone, which folds it (ready); the root takes all shares.
+// A gather: each member stages its block and, of another host, puts it to its counterpart on the root's (ready), where the root takes it. A scatter: the root stages all blocks, and puts those of other hosts to whom they are for.
 //
 // HAZARD: places are used again by the step `places` later. A member sends a step only when all of its host (in an all-to-all, where nobody else reads what lands, it itself) have taken the one `window` before,
 // for which something of each other host has to have landed; and who sent it had seen all of its own host take the one `window` before that. There are twice as many places: so nothing of the step `places` before is read or under
-// way any more, on any host. Only the root of a broadcast, which takes nothing, is told how far others are. When a call begins all places are free: nobody ends one before all have said that they have their data.
+// way any more, on any host. Where only a root gives or takes (carrier_roots.cpp), senders are told how far others are. When a call begins all places are free: nobody ends one before all have said that they have their data.
 //
 // HAZARD: after a call that has not come to its end nothing here is used any more: words, and what lands, would be of the wrong one.
 #pragma once
@@ -45,23 +47,23 @@ struct carrier_layout {
   static constexpr uint64_t memory_bytes(uint64_t groups) { return head_bytes + groups * group_bytes(); }
   // In a rank's part: 0, words of the group; 1, what is staged, and what the host has come to; 2, what lands, and the results of a share.
   static constexpr uint64_t begin_of(uint64_t group, uint32_t area) { return head_bytes + group * group_bytes() + (area == 0 ? 0 : head_bytes + (area - 1) * area_bytes); }
-  // Of each member: steps of what it has sent, calls that it has all data of, steps of its part of a result, or of what its host has taken.
+  // Of each member: steps of what it has sent, calls that it has all data of, steps of its part of a result, or of which nothing lies any more where it has told it.
   uint64_t group_slots() const { return uint64_t{3} * world; }
   uint64_t sent_slot(uint32_t member) const { return member; }
   uint64_t closed_slot(uint32_t member) const { return uint64_t{world} + member; }
   uint64_t result_slot(uint32_t member) const { return uint64_t{2} * world + member; }
 };
 
-enum class carried_kind : uint32_t { all_reduce = 0, all_to_all = 1, all_gather = 2, broadcast = 3, reduce_scatter = 4 };
+enum class carried_kind : uint32_t { all_reduce = 0, all_to_all = 1, all_gather = 2, broadcast = 3, reduce_scatter = 4, reduce = 5, gather = 6, scatter = 7 };
 
 // Of a call; arrays are those of carrier::advance.
 struct carried_call {
   carried_kind kind = carried_kind::all_reduce;
   element_type type = element_type::u8;
-  reduce_op op = reduce_op::sum; // of an all-reduce and a reduce-scatter
+  reduce_op op = reduce_op::sum; // of what folds
   double factor = 0;
   uint64_t longest = 0;          // bytes of the longest array of any member: the same on all
-  uint32_t root = 0;             // of a broadcast: a member
+  uint32_t root = 0;             // of a broadcast, a reduction, a gather and a scatter: a member
 };
 
 struct carried_bytes {
@@ -83,7 +85,8 @@ class carrier {
   // Whether the call under way, or the last one, is of arrays of these lengths. HAZARD: advance() reads and writes beyond others.
   bool fits(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs) const;
   // Of an all-reduce one array each, of `longest` bytes; of an all-to-all one for each member, in their order, of at most as many; of an all-gather one, and one of each member; of a broadcast one input of its
-  // root, and one output of all others; of a reduce-scatter one for each member, and one, all of `longest` bytes. The same in every turn of a call, and as long. One thread, as of all that follows.
+  // root, and one output of all others; of a reduce-scatter one for each member, and one, all of `longest` bytes; of a reduction, a gather and a scatter as of an all-reduce, an all-gather and a reduce-scatter, but only the
+  // root has outputs, or in a scatter inputs. The same in every turn of a call, and as long. One thread, as of all that follows.
   // As far as it goes, but no step more after `end_ns` of clock_now_ns() than one.
   state advance(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs, int64_t end_ns = INT64_MAX);
   // The same again and again for `most_ns`, or until the call is over. Stuck: nothing has moved meanwhile.
@@ -115,6 +118,7 @@ class carrier {
   uint64_t results_at(uint64_t step) const;
   uint8_t* results(uint32_t mate, uint64_t step) const;
   uint64_t landed(uint64_t slot) const;
+  uint64_t said(uint64_t progress_words::* word, uint32_t mate) const;
   bool counterparts_say(uint64_t (carrier_layout::*slot)(uint32_t) const, uint64_t least) const;
   uint64_t least(uint64_t progress_words::* word) const { return least(word, mates()); }
   uint64_t least(uint64_t progress_words::* word, uint32_t count) const;
@@ -141,9 +145,13 @@ class carrier {
   uint32_t row_of(uint32_t member, uint32_t on) const { return rows_[on * hosts() + host_of(member)] + local_of(member) / members_of(on); }
   uint32_t rows_of(uint32_t on) const { return row_of(members() - 1, on) + 1; }
   bool has_share() const { return local_ < columns_; }
+  bool is_root() const { return place_.self == call_.root; }
+  uint32_t root_host() const { return host_of(call_.root); }
+  uint32_t root_mate() const { return call_.root - first_mate(); } // where it is of this host
 
   bool steps(const arrays& of);
   // carrier_steps.cpp
+  static bool folds(carried_kind kind) { return kind == carried_kind::all_reduce || kind == carried_kind::reduce_scatter || kind == carried_kind::reduce; }
   // What hosts come to takes as many bytes, or twice as many: halves that are added are kept in single precision until all hosts are folded.
   uint64_t wide() const;
   uint64_t share_bytes() const;
@@ -167,17 +175,30 @@ class carrier {
   bool block_steps(const arrays& of);
   bool stage_blocks(const arrays& of);
   bool take_blocks(const arrays& of);
-  bool is_source(uint32_t member) const { return call_.kind == carried_kind::all_gather || member == call_.root; }
+  bool is_source(uint32_t member) const { return call_.kind != carried_kind::broadcast || member == call_.root; }
   bool gather_steps(const arrays& of);
   bool stage_source(const arrays& of);
   bool hear_sources();
   bool take_sources(const arrays& of);
-  bool answer_root();
   uint8_t* column_partial(uint64_t step, uint32_t member) const;
   bool scatter_steps(const arrays& of);
   bool stage_columns(const arrays& of);
   bool fold_column(const arrays& of);
   bool fold_block(const arrays& of);
+
+  // carrier_roots.cpp
+  bool may_give(uint64_t step) const;
+  bool free_places(uint64_t done);
+  bool root_steps(const arrays& of);
+  bool send_to_root(uint64_t bytes);
+  bool fold_at_root(const arrays& of);
+  bool take_result(const arrays& of);
+  uint32_t root_row(uint32_t host) const { return host < root_host() ? host : host - 1; }
+  bool collect_steps(const arrays& of);
+  bool give_block(const arrays& of);
+  bool deal_steps(const arrays& of);
+  bool deal_blocks(const arrays& of);
+  bool take_dealt(const arrays& of);
 
   std::shared_ptr<symmetric_memory> memory_;
   std::unique_ptr<round_way> way_;
@@ -209,7 +230,7 @@ class carrier {
   uint64_t folded_ = 0; // of more than two hosts: this member's part
   uint64_t ready_ = 0;
   uint64_t taken_ = 0;
-  uint64_t answered_ = 0; // of a broadcast, to its root: what this host has taken
+  uint64_t answered_ = 0; // where others wait for it: steps of which nothing lies here any more
   uint64_t sent_ = 0;
 };
 

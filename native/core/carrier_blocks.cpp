@@ -13,6 +13,7 @@ using carried_lines::down;
 
 // Of a step, what goes from one member to another: a place has room for one of every member, or, where all of a host take the same, of those that face one of them. What is folded and wide is behind them.
 uint64_t carrier::block_bytes() const {
+  if (call_.kind == carried_kind::gather) return down(piece_ / rows_of(root_host()));
   const bool alike = call_.kind == carried_kind::all_gather || call_.kind == carried_kind::broadcast;
   const uint64_t folded = wide() == 1 ? 0 : wide() * most_rows_;
   return down(piece_ / (alike ? most_rows_ : members() + folded));
@@ -72,13 +73,14 @@ bool carrier::gather_steps(const arrays& of) {
   bool moved = stage_source(of);
   moved = hear_sources() || moved;
   moved = take_sources(of) || moved;
-  return answer_root() || moved;
+  // HAZARD: the root hears of nothing else how far other hosts are. Whoever it has put it to tells it.
+  const bool tells = call_.kind == carried_kind::broadcast && !is_mate(call_.root) && local_of(call_.root) % mates() == local_;
+  return (tells && free_places(least(&progress_words::taken) - before_)) || moved;
 }
 
 bool carrier::stage_source(const arrays& of) {
   if (staged_ == steps_ || least(&progress_words::taken) + window_ <= before_ + staged_) return false;
   if (is_source(place_.self)) {
-    // HAZARD: the root of a broadcast hears nothing else of how far other hosts are.
     if (call_.kind == carried_kind::broadcast && staged_ >= places_ && !counterparts_say(&carrier_layout::result_slot, before_ + staged_ - places_ + 1)) return false;
     const share block = block_of(staged_, of.inputs[0].bytes);
     uint8_t* to = staging(local_, staged_);
@@ -112,15 +114,6 @@ bool carrier::take_sources(const arrays& of) {
     if (block.bytes != 0) std::memcpy(output.data + block.at, from, block.bytes);
   }
   publish(&progress_words::taken, before_ + ++taken_);
-  return true;
-}
-
-// That all of this host have taken so much: where the root would write over it. HAZARD: never more than it waits for, which all have taken before they end: it may leave as soon as they have.
-bool carrier::answer_root() {
-  if (call_.kind != carried_kind::broadcast || steps_ <= places_ || is_mate(call_.root) || local_of(call_.root) % mates() != local_) return false;
-  const uint64_t taken = std::min(least(&progress_words::taken) - before_, steps_ - places_);
-  if (taken <= answered_ || !put(call_.root, nullptr, 0, 0, layout_.result_slot(place_.self), before_ + taken)) return false;
-  answered_ = taken;
   return true;
 }
 

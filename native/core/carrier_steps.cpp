@@ -14,15 +14,16 @@ using carried_lines::up;
 
 // ---- an all-reduce
 
-// Of a whole step, that of one of those that have shares. HAZARD: of more than two hosts, what lands of it and what comes of it have half a piece each, and parts of all hosts are counted as long as the first, in whole lines.
+// Of a whole step, that of one of those that have shares. HAZARD: of more than two hosts, what lands of it and what comes of it have half a piece each, and parts of all hosts are counted as long as the first, in whole lines. Of a reduction
+// to a root what lands is of all other hosts.
 uint64_t carrier::share_bytes() const {
   const uint64_t staged = piece_ / (columns_ + (wide() == 1 ? 0 : wide()));
+  if (call_.kind == carried_kind::reduce) return down(std::min(staged, piece_ / wide() / (hosts() - 1)));
   return down(std::min(staged, hosts() == 2 ? piece_ / wide() : piece_ / 2 / wide() - line * hosts()));
 }
 
 uint64_t carrier::wide() const {
-  const bool folds = call_.kind == carried_kind::all_reduce || call_.kind == carried_kind::reduce_scatter;
-  return folds ? element_bytes(partial_type(call_.type, call_.op)) / element_bytes(call_.type) : 1;
+  return folds(call_.kind) ? element_bytes(partial_type(call_.type, call_.op)) / element_bytes(call_.type) : 1;
 }
 
 // In the array. The last step is shared equally, too.
@@ -69,7 +70,7 @@ bool carrier::stage_shares(const arrays& of) {
 
 bool carrier::fold_host(const arrays& of) {
   if (read_ == staged_ || least(&progress_words::staged) <= before_ + read_) return false;
-  if (least(&progress_words::taken) + window_ <= before_ + read_) return false;
+  if (call_.kind == carried_kind::reduce ? !may_give(read_) : least(&progress_words::taken) + window_ <= before_ + read_) return false;
   const carried_bytes& input = of.inputs[0];
   const share own = share_of(read_, local_, input.bytes);
   const void* sources[round_layout::most_members];
@@ -78,7 +79,7 @@ bool carrier::fold_host(const arrays& of) {
   }
   uint8_t* folded = partial(local_, read_);
   if (own.bytes != 0) fold_here(folded, sources, own.bytes);
-  if (!send_share(own.bytes)) return false;
+  if (!(call_.kind == carried_kind::reduce ? send_to_root(own.bytes) : send_share(own.bytes))) return false;
   publish(&progress_words::read, before_ + ++read_);
   return true;
 }
@@ -179,7 +180,7 @@ bool carrier::close_call() {
   if (std::atomic_ref<uint64_t>(own).load(std::memory_order_relaxed) < calls_) {
     if (!all_facing([this](uint32_t member) { return landed(layout_.closed_slot(member)) >= calls_; })) return moved;
     // Calls of any kind count in all words: the next one may be of another.
-    for (uint64_t progress_words::* word : {&progress_words::read, &progress_words::ready}) std::atomic_ref<uint64_t>(words(local_).*word).store(before_ + steps_, std::memory_order_release);
+    for (uint64_t progress_words::* word : {&progress_words::staged, &progress_words::read, &progress_words::ready, &progress_words::taken}) std::atomic_ref<uint64_t>(words(local_).*word).store(before_ + steps_, std::memory_order_release);
     publish(&progress_words::closed, calls_);
     moved = true;
   }

@@ -74,7 +74,7 @@ void carrier_wrap::begin(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   carrier& table = open(env);
   const uint64_t kind = arg_size(info[0], "kind");
-  if (kind > static_cast<uint64_t>(carried_kind::reduce_scatter)) throw_invalid(env, "a carrier has no calls of kind " + std::to_string(kind));
+  if (kind > static_cast<uint64_t>(carried_kind::scatter)) throw_invalid(env, "a carrier has no calls of kind " + std::to_string(kind));
   carried_call call;
   call.kind = static_cast<carried_kind>(kind);
   call.type = static_cast<element_type>(arg_size(info[1], "type"));
@@ -129,7 +129,7 @@ void clear(const Napi::CallbackInfo& info) {
   carrier::clear(memory, group);
 }
 
-// (type, reduction) -> whether all-reduces and reduce-scatters of it are carried
+// (type, reduction) -> whether what folds so is carried
 Napi::Value carries(const Napi::CallbackInfo& info) {
   return Napi::Boolean::New(info.Env(), reduces(static_cast<reduce_op>(arg_size(info[1], "reduction")), static_cast<element_type>(arg_size(info[0], "type"))));
 }

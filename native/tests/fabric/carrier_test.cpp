@@ -276,6 +276,12 @@ template <class Number> void half_calls(carrier_world& world, element_type type,
       EP_CHECK(world.carriers[member]->begin({carried_kind::reduce_scatter, type, op, 0, bytes}).ok());
       if (!world.finish(member, given, {&both, 1}, 500'000)) ++wrong;
       for (uint64_t i = 0; i < length && wrong == 0; i += stride) if (own[i] != folded_half<Number>(world, call + 1 + member, i, op)) ++wrong;
+      own = filled(call + 2);
+      const auto root = static_cast<uint32_t>((call * 3 + length) % world.members());
+      const carried_bytes last = whole(own);
+      EP_CHECK(world.carriers[member]->begin({carried_kind::reduce, type, op, 0, bytes, root}).ok());
+      if (!world.finish(member, {&last, 1}, member == root ? std::span(&last, 1) : std::span<const carried_bytes>(), 500'000)) ++wrong;
+      for (uint64_t i = 0; member == root && i < length && wrong == 0; i += stride) if (own[i] != folded_half<Number>(world, call + 2, i, op)) ++wrong;
       ++call;
     }
   });
@@ -294,6 +300,131 @@ void test_halves() {
   for (const uint32_t hosts : {5u, 6u}) {
     carrier_world world(std::vector<uint32_t>(hosts, 1), 60 + hosts);
     half_calls<number_bf16>(world, element_type::bf16, std::array<uint64_t, 3>{130'970, 131'062, 300'000});
+  }
+}
+
+// Reductions to any root, gathers and scatters, and broadcasts among them, in turn over the same places.
+void test_roots() {
+  constexpr uint64_t lengths[] = {1, 17, 1000, piece + 1, area / 2 + 77};
+  for (const auto& sizes : worlds) {
+    carrier_world world(sizes, 80 + sizes[0], 1);
+    world.network.set_room(sizes.size() == 3 ? 3 : 64);
+    const uint32_t members = world.members();
+    std::atomic<int> wrong{0};
+    world.run([&](uint32_t member) {
+      carrier& own = *world.carriers[member];
+      uint64_t call = 0;
+      for (const uint64_t length : lengths) {
+        const uint64_t bytes = length * sizeof(float);
+        // Short ones with every root.
+        for (uint32_t turn = 0; turn < (length > 5000 ? 1 : members); ++turn, ++call) {
+          const auto root = static_cast<uint32_t>((length + call) % members);
+          const bool roots = member == root;
+          const auto filled = [&](uint32_t of, uint64_t seed) {
+            std::vector<float> values(length);
+            for (uint64_t i = 0; i < length; ++i) values[i] = element(of, seed, i);
+            return values;
+          };
+          const auto whole = [&](std::vector<float>& values) { return carried_bytes{reinterpret_cast<uint8_t*>(values.data()), bytes}; };
+          const int64_t turn_ns = call % 2 == 0 ? 1'000'000 : 0;
+          const reduce_op op = call % 3 == 0 ? reduce_op::avg : call % 3 == 1 ? reduce_op::sum : reduce_op::max;
+          // Every other one into the root's own array.
+          std::vector<float> values = filled(member, call), result(length, -1);
+          const carried_bytes given = whole(values), taken = call % 2 == 0 ? given : whole(result);
+          EP_CHECK(own.begin({carried_kind::reduce, element_type::f32, op, 0, bytes, root}).ok());
+          if (!world.finish(member, {&given, 1}, roots ? std::span(&taken, 1) : std::span<const carried_bytes>(), turn_ns)) ++wrong;
+          const std::vector<float>& folds = call % 2 == 0 ? values : result;
+          for (uint64_t i = 0; roots && i < length && wrong == 0; ++i) if (folds[i] != folded(world, call, i, op)) ++wrong;
+          if (!roots && values != filled(member, call)) ++wrong;
+
+          std::vector<float> mine = filled(member, call + 1);
+          std::vector<std::vector<float>> all(members, std::vector<float>(length, -1));
+          std::vector<carried_bytes> collected;
+          for (auto& one : all) if (roots) collected.push_back(whole(one));
+          const carried_bytes one = whole(mine);
+          EP_CHECK(own.begin({carried_kind::gather, element_type::f32, reduce_op::sum, 0, bytes, root}).ok());
+          if (!world.finish(member, {&one, 1}, collected, turn_ns)) ++wrong;
+          for (uint32_t peer = 0; roots && peer < members && wrong == 0; ++peer) if (all[peer] != filled(peer, call + 1)) ++wrong;
+
+          // Back again, but for what each has been given.
+          std::vector<float> got(length, -1);
+          const carried_bytes dealt = whole(got);
+          EP_CHECK(own.begin({carried_kind::scatter, element_type::f32, reduce_op::sum, 0, bytes, root}).ok());
+          if (!world.finish(member, collected, {&dealt, 1}, turn_ns)) ++wrong;
+          if (wrong == 0 && got != filled(member, call + 1)) ++wrong;
+
+          EP_CHECK(own.begin({carried_kind::broadcast, element_type::f32, reduce_op::sum, 0, bytes, root}).ok());
+          const bool ended = roots ? world.finish(member, {&dealt, 1}, {}, turn_ns) : world.finish(member, {}, {&dealt, 1}, turn_ns);
+          if (!ended || (wrong == 0 && got != filled(root, call + 1))) ++wrong;
+        }
+      }
+    });
+    EP_CHECK_EQ(wrong.load(), 0);
+    for (uint32_t member = 0; member < members; ++member) EP_CHECK_EQ(world.side(member).engine->violation(), std::string());
+  }
+}
+
+// What leaves each member in calls with a root, which is on the second host, in one step and in many.
+void test_root_traffic() {
+  carrier_world world({3, 2, 1}, 71);
+  constexpr uint32_t root = 4;
+  const uint32_t members = world.members();
+  for (const uint64_t length : {uint64_t{64 * 100}, 4 * carrier_layout::area_bytes}) {
+    std::array<uint64_t, 6> reduced{}, gathered{}, scattered{};
+    world.run([&](uint32_t member) {
+      carrier& own = *world.carriers[member];
+      std::vector<std::vector<uint8_t>> all(members, std::vector<uint8_t>(length, 1));
+      std::vector<carried_bytes> arrays;
+      for (auto& one : all) arrays.push_back({one.data(), length});
+      const std::span<const carried_bytes> many(arrays), one = many.first(1), none;
+      EP_CHECK(own.begin({carried_kind::reduce, element_type::u8, reduce_op::sum, 0, length, root}).ok());
+      EP_CHECK(world.finish(member, one, member == root ? many.subspan(1, 1) : none, 1'000'000));
+      reduced[member] = own.sent();
+      EP_CHECK(own.begin({carried_kind::gather, element_type::u8, reduce_op::sum, 0, length, root}).ok());
+      EP_CHECK(world.finish(member, one, member == root ? many : none, 1'000'000));
+      gathered[member] = own.sent();
+      EP_CHECK(own.begin({carried_kind::scatter, element_type::u8, reduce_op::sum, 0, length, root}).ok());
+      EP_CHECK(world.finish(member, member == root ? many : none, one, 1'000'000));
+      scattered[member] = own.sent();
+    });
+    EP_CHECK(reduced == (std::array<uint64_t, 6>{length, 0, 0, 0, 0, length}));
+    EP_CHECK(gathered == (std::array<uint64_t, 6>{length, length, length, 0, 0, length}));
+    EP_CHECK(scattered == (std::array<uint64_t, 6>{0, 0, 0, 0, 4 * length, 0}));
+  }
+}
+
+// Of a rank of each of two hosts, one of which stands still: the other sends as much as there are places for, and no more, and is not over before that one has what it is to have.
+void check_ahead(carried_kind kind, uint32_t root, uint32_t sender, uint64_t step, uint64_t length) {
+  carrier_world world({1, 1}, 41);
+  std::vector<std::vector<uint8_t>> bytes(4, std::vector<uint8_t>(length));
+  std::vector<carried_bytes> arrays;
+  for (auto& one : bytes) arrays.push_back({one.data(), one.size()});
+  const std::span<const carried_bytes> all(arrays), none;
+  const auto turn = [&](uint32_t member) {
+    const bool is_root = member == root;
+    const auto given = all.subspan(2 * member, 1);
+    const auto inputs = kind == carried_kind::scatter ? (is_root ? all.first(2) : none) : given;
+    const auto outputs = kind == carried_kind::scatter ? all.subspan(3, 1) : !is_root ? none : kind == carried_kind::gather ? all.subspan(1, 2) : all.subspan(1, 1);
+    return world.carriers[member]->hold(inputs, outputs, 50'000) == carrier::state::over;
+  };
+  for (uint32_t member = 0; member < 2; ++member) EP_CHECK(world.carriers[member]->begin({kind, element_type::u8, reduce_op::sum, 0, bytes[0].size(), root}).ok());
+  for (int count = 0; count < 200; ++count) EP_CHECK(!turn(sender));
+  EP_CHECK_EQ(world.carriers[sender]->sent(), std::min(length, carrier_layout::most_places * step));
+  bool over[2] = {};
+  EP_CHECK(soon([&] {
+    for (uint32_t member = 0; member < 2; ++member) over[member] = turn(member) || over[member];
+    return over[0] && over[1];
+  }));
+  // And hears no more than it waits for, beside that the other has all.
+  const uint32_t other = 1 - sender;
+  EP_CHECK(world.side(other).engine->accepted(world.place.ranks[sender]) <= std::max(length / step, carrier_layout::most_places) - carrier_layout::most_places + 1);
+}
+
+void test_roots_ahead() {
+  for (const uint64_t length : {uint64_t{1000}, 3 * carrier_layout::area_bytes}) {
+    check_ahead(carried_kind::reduce, 1, 0, carrier_layout::piece_bytes, length);
+    check_ahead(carried_kind::gather, 1, 0, carrier_layout::piece_bytes / 2, length);
+    check_ahead(carried_kind::scatter, 0, 0, carrier_layout::piece_bytes / 2, length);
   }
 }
 
@@ -452,6 +583,27 @@ void test_lengths() {
   EP_CHECK(!other.fits(given, taken));
   given.pop_back();
   EP_CHECK(!other.fits(given, taken));
+  // With a root: what it alone gives or takes is there once for each member, and nowhere else.
+  carrier_world rooted({2, 1}, 6);
+  const std::vector<carried_bytes> many(3, array(100)), single(1, array(100)), longer{array(100), array(101), array(100)}, none;
+  const std::array<std::pair<carried_kind, bool>, 3> kinds{{{carried_kind::reduce, false}, {carried_kind::gather, false}, {carried_kind::scatter, true}}};
+  for (const auto& [kind, gives] : kinds) {
+    const auto& at_root = kind == carried_kind::reduce ? single : many;
+    for (uint32_t member = 0; member < 3; ++member) {
+      carrier& any = *rooted.carriers[member];
+      EP_CHECK(!any.begin({kind, element_type::u8, reduce_op::sum, 0, 100, 3}).ok());
+      const bool is_root = member == 1;
+      carrier_world fresh({2, 1}, 6);
+      carrier& begun = *fresh.carriers[member];
+      EP_CHECK(begun.begin({kind, element_type::u8, reduce_op::sum, 0, 100, 1}).ok());
+      const auto fits = [&](std::span<const carried_bytes> alone, std::span<const carried_bytes> of_root) { return gives ? begun.fits(of_root, alone) : begun.fits(alone, of_root); };
+      EP_CHECK_EQ(fits(single, at_root), is_root);
+      EP_CHECK_EQ(fits(single, none), !is_root);
+      EP_CHECK(!fits(none, at_root));
+      EP_CHECK(!fits(single, longer));
+      EP_CHECK(!fits(std::span(longer).subspan(1, 1), is_root ? std::span<const carried_bytes>(at_root) : std::span<const carried_bytes>(none)));
+    }
+  }
 }
 
 // What is nobody's, or does not fit, is refused; and a network that has gone carries nothing.
@@ -507,6 +659,9 @@ int main() {
   test_unlike_traffic();
   test_blocks();
   test_gathers();
+  test_roots();
+  test_root_traffic();
+  test_roots_ahead();
   test_halves();
   test_ahead();
   test_missing();

@@ -62,13 +62,21 @@ export interface CarrierOptions extends Pick<RoundsOptions, 'memory' | 'group' |
 
 /** A call that a carrier carries; numbers of dtypes and reductions are the addon's. */
 export interface CarriedCall {
-  readonly kind: 'all-reduce' | 'all-to-all' | 'all-gather' | 'broadcast' | 'reduce-scatter';
+  readonly kind:
+    | 'all-reduce'
+    | 'all-to-all'
+    | 'all-gather'
+    | 'broadcast'
+    | 'reduce-scatter'
+    | 'reduce'
+    | 'gather'
+    | 'scatter';
   readonly type: number;
   readonly reduction: number;
   readonly factor: number;
   /** Bytes of the longest array that any rank gives: the same on all. */
   readonly longest: number;
-  /** Of a broadcast: its root in the group. */
+  /** Of a broadcast, a reduce, a gather and a scatter: its root in the group. */
   readonly root?: number;
 }
 
@@ -79,7 +87,7 @@ export interface Carrier extends Closeable {
   /**
    * Goes on with the call, and holds the thread for at most `mostMs` milliseconds (0 to 10): `over` once all ranks have their data, and `stuck` where nothing has moved. The same arrays in every turn: one
    * each of an all-reduce, of `longest` bytes; of an all-to-all one for each rank, in group order, of at most as many; of an all-gather one to give and one of each rank, of a reduce-scatter one for each rank
-   * and one to take, of a broadcast one. Throws `EP_INVALID_ARGUMENT` where one has another length, or not the one that it had,
+   * and one to take, of a broadcast one; of a reduce, a gather and a scatter as of an all-reduce, an all-gather and a reduce-scatter, but none to take on others than the root, or of a scatter to give. Throws `EP_INVALID_ARGUMENT` where one has another length, or not the one that it had,
    * `EP_CLOSED`, and what the transport says where it takes nothing more; but not of a rank that is gone, which it tells otherwise.
    */
   carry(inputs: readonly Uint8Array[], outputs: readonly Uint8Array[], mostMs: number): 'over' | 'moved' | 'stuck';

@@ -17,16 +17,13 @@ const LONGEST_PAUSE_MS = 8;
 
 /** Whether carriers have calls like this one, whatever its length. */
 export function isCarried({ kind, dtype, reduceOp }: EngineCall, maker: Pick<CarrierMaker, 'carries'>): boolean {
-  if (kind === 'all-reduce' || kind === 'reduce-scatter')
-    return maker.carries(TYPE_CODES[dtype], reductionCode(reduceOp));
-  return kind === 'all-to-all' || kind === 'all-gather' || kind === 'broadcast';
+  if (reduceOp !== undefined) return maker.carries(TYPE_CODES[dtype], reductionCode(reduceOp));
+  return kind !== 'barrier';
 }
 
 /** Bytes of the longest array that this rank gives, or takes of a root. */
-export function longestOf({ kind, inputs, outputs }: EngineCall): number {
-  return Math.max(
-    ...(kind === 'broadcast' && inputs.length === 0 ? outputs : inputs).map(({ byteLength }) => byteLength),
-  );
+export function longestOf({ inputs, outputs }: EngineCall): number {
+  return Math.max(...(inputs.length === 0 ? outputs : inputs).map(({ byteLength }) => byteLength));
 }
 
 /** A call that a carrier has begun, and goes on with whenever it is given a turn. */

@@ -13,8 +13,12 @@ import type { CallRecord } from './records.js';
 /** Of all inputs of a rank together. Beside them, a record has room for what is called. */
 export const MOST_GIVEN_BYTES = 512;
 
-/** Bytes that a rank gives in all; of a broadcast what the root gives, on all ranks. */
-export function bytesOfCall({ kind, inputs, outputs }: Pick<EngineCall, 'kind' | 'inputs' | 'outputs'>): number {
+/** Bytes that a rank gives in all; where the root alone gives, what that does, on all of the group's `size` ranks. */
+export function bytesOfCall(
+  { kind, inputs, outputs }: Pick<EngineCall, 'kind' | 'inputs' | 'outputs'>,
+  size: number,
+): number {
+  if (kind === 'scatter') return size * outputs[0]!.byteLength;
   let sum = 0;
   for (const array of kind === 'broadcast' && inputs.length === 0 ? outputs : inputs) sum += array.byteLength;
   return sum;

@@ -187,7 +187,7 @@ export class GroupRounds {
   recordOf(call: EngineCall): CallRecord | undefined {
     const { maker, ranks } = this.#init;
     if (!this.#carries || !isCarried(call, maker.carriers!)) return undefined;
-    const told = toldToAll(call);
+    const told = toldToAll(call, ranks.length);
     if (told === undefined) return undefined;
     const record = { ...told, carry: longestOf(call) };
     // As a record too, which another rank may pass on.

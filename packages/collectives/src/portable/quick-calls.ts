@@ -55,7 +55,7 @@ export class QuickCalls {
     // HAZARD: a call that is cut must be told to others, who may have its word by then.
     if (end === undefined || call.signal !== undefined || call.membership !== undefined) return undefined;
     const { kind, sequence, inputs, outputs } = call;
-    if (bytesOfCall(call) > MOST_GIVEN_BYTES) return this.#carry(call, end);
+    if (bytesOfCall(call, this.#init.size()) > MOST_GIVEN_BYTES) return this.#carry(call, end);
     const given = inputs.length <= 1 ? inputs[0] : givenBy(call);
     const byteLength = given?.byteLength ?? 0;
     // What others take of it is said by each, and not alike.

@@ -40,10 +40,10 @@ export function describeCall(call: NamedCall): string {
 
 const lengthsOf = (arrays: EngineCall['inputs']): readonly number[] => arrays.map(({ length }) => length);
 
-/** What this rank tells all others of a call that is not small; undefined where the call is. */
-export function toldToAll(call: EngineCall): CallRecord | undefined {
+/** What this rank tells all others of a call of `size` ranks that is not small; undefined where the call is. */
+export function toldToAll(call: EngineCall, size: number): CallRecord | undefined {
   const { kind, sequence, inputs, outputs } = call;
-  if (bytesOfCall(call) <= MOST_GIVEN_BYTES) return undefined;
+  if (bytesOfCall(call, size) <= MOST_GIVEN_BYTES) return undefined;
   const told: CallRecord = { kind: 'call', sequence, call: describeCall(call) };
   return kind === 'all-to-all' ? { ...told, gives: lengthsOf(inputs), takes: lengthsOf(outputs) } : told;
 }

@@ -21,6 +21,7 @@ const probe = await nvshmem.fabric.probe(LOOPBACK);
 const unavailable = probe.available ? '' : ` (${probe.reason})`;
 const SIZE = 4;
 const TWO_BY_TWO = [0, 0, 1, 1];
+const ROOTED = ['reduce', 'gather', 'scatter'] as const;
 /** Elements of f32 that are several steps of a carrier. */
 const LONG = 300_001;
 
@@ -181,11 +182,13 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
       await check(world, make('broadcast', 'f8e4m3', SIZE, 4 * length, seed % SIZE, seed));
       for (const dtype of ['f32', 'f16'] as const)
         await check(world, make('reduce-scatter', dtype, SIZE, length, 0, seed));
+      for (const kind of ROOTED) await check(world, make(kind, 'f32', SIZE, length, (seed + 1) % SIZE, seed));
       // Of u8 the first is small.
-      expect(counts.begun - before).toBe((length === 129 ? 7 : 8) * SIZE);
-      // In two levels, and small.
-      await check(world, make('gather', 'f32', SIZE, length, 0, seed));
+      const begun = (length === 129 ? 10 : 11) * SIZE;
+      expect(counts.begun - before).toBe(begun);
       await check(world, make('all-reduce', 'f32', SIZE, 3, 0, seed));
+      for (const kind of ROOTED) await check(world, make(kind, 'i16', SIZE, 3, seed % SIZE, seed));
+      expect(counts.begun - before).toBe(begun);
     }
   });
 
@@ -212,6 +215,12 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
     for (const kind of ['all-gather', 'broadcast', 'reduce-scatter'] as const)
       await check(world, make(kind, 'i64', size, 50_001, size - 1, 2));
     expect(counts.begun).toBe(6 * size);
+    for (const [root, kind] of [...ROOTED, ...ROOTED].entries())
+      await check(world, make(kind, 'i64', size, 50_001, root % size, 3));
+    expect(counts.begun).toBe(12 * size);
+    // That the root gives much in all is known to those who give nothing.
+    await check(world, make('scatter', 'u8', size, 512, size - 1, 4));
+    expect(counts.begun).toBe(13 * size);
   });
 
   it('not on one host', async () => {
@@ -245,6 +254,15 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
             await world.all((rank) => sumOf(arrays[rank]!, { dtype, reduceOp }));
             expect(counts.begun - before).toBe(some === length ? size : 0);
             for (const array of arrays) expect(Buffer.compare(bytesOf(array), bytesOf(expected))).toBe(0);
+            const root = some % size;
+            const again = given.map((array) => encode(dtype, array.subarray(0, some)) as Elements);
+            const target = createStorage(dtype, some) as Elements;
+            await world.all((rank) => ({
+              ...{ kind: 'reduce', dtype, reduceOp, root, inputs: [again[rank]!] },
+              outputs: rank === root ? [target] : [],
+            }));
+            expect(counts.begun - before).toBe(some === length ? 2 * size : 0);
+            expect(Buffer.compare(bytesOf(target), bytesOf(expected))).toBe(0);
           }
         }
       }
@@ -261,6 +279,54 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
       const { bytes, signals } = engine.trace()['all-reduce']!;
       expect(bytes - before[rank]!.bytes).toBe((2 ** 18 * 4) / 2);
       expect(signals - before[rank]!.signals).toBeLessThanOrEqual(SIZE - 1);
+    }
+  });
+
+  it('to and from a root cost what other hosts give or take, once, and no word but the first', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const length = 2 ** 18;
+    const bytes = 4 * length;
+    // The root is rank 1; ranks 2 and 3 are on the other host.
+    const halves = [bytes / 2, bytes / 2];
+    const sent = { reduce: [0, 0, ...halves], gather: [0, 0, bytes, bytes], scatter: [0, 2 * bytes, 0, 0] };
+    for (const kind of ROOTED) {
+      await check(world, make(kind, 'f32', SIZE, length, 1, 5));
+      for (const [rank, engine] of world.engines.entries()) {
+        const trace = engine.trace()[kind]!;
+        expect([kind, rank, trace.bytes]).toEqual([kind, rank, sent[kind][rank]]);
+        expect(trace.signals).toBeLessThanOrEqual(SIZE - 1);
+      }
+    }
+  });
+
+  it.each(ROOTED)('end alike when a rank is lost within a %s', async (kind) => {
+    for (const victim of [1, 2]) {
+      const counts = new Counts();
+      await using world = await carried(counts);
+      const { call } = make(kind, 'f32', SIZE, 2 * LONG, 1, 3);
+      let lost: Promise<void> | undefined;
+      const from = counts.turns + 10;
+      counts.onTurn = () => {
+        if (counts.turns === from) lost = world.lose(victim);
+      };
+      const ends = await world.settled(call);
+      await lost;
+      const survivors = [0, 1, 2, 3].filter((rank) => rank !== victim);
+      for (const rank of survivors) expect(ends[rank]).toMatchObject(rejection('EP_PEER_LOST', { lost: [victim] }));
+    }
+  });
+
+  it.each(ROOTED)('of kind %s end on nobody before all have come', async (kind) => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    for (const late of [1, 3]) {
+      const made = make(kind, 'f32', SIZE, 1000, 1, late);
+      const others = [0, 1, 2, 3].filter((rank) => rank !== late);
+      const early = others.map((rank) => world.run(rank, made.call(rank)));
+      expect(await Promise.race([pause(100).then(() => 'nobody'), ...early])).toBe('nobody');
+      await Promise.all([...early, world.run(late, made.call(late))]);
+      for (let rank = 0; rank < SIZE; rank++) expect(made.found(rank)).toEqual(made.expected(rank));
     }
   });
 
@@ -492,7 +558,9 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
     const even = exchanged(SIZE, () => LONG);
     const uneven = blocks(SIZE, LONG);
     const arrays = powers();
-    for (const call of [even.call, uneven.call, (rank: number) => sumOf(arrays[rank]!)]) {
+    const rooted = ROOTED.map((kind) => make(kind, 'i32', SIZE, LONG, 2, 6));
+    const calls = [even.call, uneven.call, (rank: number) => sumOf(arrays[rank]!), ...rooted.map(({ call }) => call)];
+    for (const call of calls) {
       const begun = counts.begun;
       const ends = await nested(world, counts, call);
       for (const end of ends) expect(end.status).toBe('fulfilled');
@@ -500,6 +568,8 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
     }
     even.compare();
     uneven.compare();
+    for (const { found, expected } of rooted)
+      for (let rank = 0; rank < SIZE; rank++) expect(found(rank)).toEqual(expected(rank));
     for (const array of arrays) expect([array[0], array.at(-1)]).toEqual([15, 15]);
   });
 

@@ -145,6 +145,9 @@ const KINDS = [
   'all-gather',
   'broadcast',
   'reduce-scatter',
+  'reduce',
+  'gather',
+  'scatter',
 ] as const satisfies CarriedCall['kind'][];
 const TURNS = ['over', 'moved', 'stuck'] as const;
 
