@@ -57,10 +57,10 @@ export class TwoHosts {
     return running;
   }
 
-  /** As many ranks on either host, the first host's first. `ready` is called when all have said so. */
+  /** As many ranks on either host, or on each, the first host's first. `ready` is called when all have said so. */
   async run(
     scenario: string,
-    perHost: number,
+    perHost: number | readonly [number, number],
     {
       data = {},
       ready = () => {},
@@ -75,7 +75,8 @@ export class TwoHosts {
   ): Promise<readonly Report[]> {
     // Those of a test that timed out would keep the store's port.
     for (const running of this.#running) running.kill();
-    const worldSize = 2 * perHost;
+    const counts = typeof perHost === 'number' ? ([perHost, perHost] as const) : perHost;
+    const worldSize = counts[0] + counts[1];
     const all: Running[] = [];
     const job: Job = {
       kill: (...ranks) => {
@@ -88,8 +89,9 @@ export class TwoHosts {
     const store = { host: this.hosts[0].address, port: 29_511 };
     let awaited = worldSize;
     const ranks = Array.from({ length: worldSize }, async (_, rank): Promise<Report> => {
-      const at = rank < perHost ? 0 : 1;
-      const start = { scenario, rank, worldSize, perHost, store, address: this.hosts[at].address, data };
+      const at = rank < counts[0] ? 0 : 1;
+      const { address } = this.hosts[at];
+      const start = { scenario, rank, worldSize, first: counts[0], perHost: counts[at], store, address, data };
       let report: Report | undefined;
       const running = this.#start(at, [process.execPath, PROGRAM, JSON.stringify(start)], {
         env: { ...env, EP_JOB_SECRET: secrets[at] },

@@ -48,6 +48,18 @@ describe.skipIf(missing)(`two hosts${missing && ` (skipped: ${missing})`}`, () =
     expect(sent).toBeLessThan(1.4 * 4 * length);
   });
 
+  itUnless(twoEach)('reduce between unlike hosts, for all and to a root, so that each array crosses once', async () => {
+    const [length, turns] = [2 ** 19, 3];
+    const before = linksMissing ? 0 : two.links[1].bytesSent();
+    const values = valuesOf<{ hosts: number[] }>(await two.run('rooted', [1, 2], { data: { length, turns } }));
+    for (const { hosts } of values) expect(hosts).toEqual([0, 1, 1]);
+    if (linksMissing) return;
+    const sent = two.links[1].bytesSent() - before;
+    // The first host has one rank and the second two: once in each all-reduce, and in the reduction to rank 0. In one level it is a third more, and twice.
+    expect(sent).toBeGreaterThan((turns + 1) * 4 * length);
+    expect(sent).toBeLessThan(1.2 * (turns + 1) * 4 * length);
+  });
+
   itUnless()('turn away at once a host with another job secret', async () => {
     const secrets = ['a secret of this job', 'a secret of another job'] as const;
     const env = { EP_TIMEOUT_MS: '2000' };

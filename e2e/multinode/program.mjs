@@ -10,8 +10,8 @@ import { experts } from './experts.mjs';
 
 const start = JSON.parse(process.argv[2]);
 const post = (message) => new Promise((resolve) => process.send(message, resolve));
-const { rank, worldSize, perHost, address } = start;
-const here = (other) => Math.floor(other / perHost) === Math.floor(rank / perHost);
+const { rank, worldSize, first, perHost, address } = start;
+const here = (other) => other < first === rank < first;
 const ranks = Array.from({ length: worldSize }, (_, other) => other);
 
 /** Waits for what the other host never sends; says who was lost, and whether the ranks of this host still reach each other. */
@@ -133,6 +133,41 @@ async function reduce({ transport, store, data }) {
   return { wrong, hosts: transport.hosts };
 }
 
+/** Reductions for all and for each root, and what one has of all and back again. */
+async function rooted({ transport, store, data: { length, turns } }) {
+  const group = await initProcessGroup({ backend: transport, store: prefixStore(store, 'group') });
+  // By then all know how calls go.
+  for (let turn = 0; turn < 5; turn++) {
+    await group.barrier();
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+  await post('ready');
+  const given = (of, i) => (i % 1009) * (of + 1);
+  const sum = (i) => (given(0, i) * worldSize * (worldSize + 1)) / 2;
+  const filled = (of) => Float32Array.from({ length }, (_, i) => given(of, i));
+  const check = (what, values, expected) => {
+    const wrong = values.findIndex((value, i) => value !== expected(i));
+    if (wrong >= 0) throw new Error(`${what}: element ${wrong} is ${values[wrong]}, not ${expected(wrong)}`);
+  };
+  for (let turn = 0; turn < turns; turn++) {
+    const all = filled(rank);
+    await group.allReduce(all, { op: 'sum' });
+    check('all-reduce', all, sum);
+    const root = turn % worldSize;
+    const own = filled(rank);
+    await group.reduce(own, { root, op: 'sum' });
+    if (rank === root) check('reduce', own, sum);
+    const back = new Float32Array(1000);
+    const parts = ranks.map(() => new Float32Array(1000));
+    await group.gather(filled(rank).subarray(0, 1000), { root, ...(rank === root && { outputs: parts }) });
+    if (rank === root) for (const [of, part] of parts.entries()) check(`gather of ${of}`, part, (i) => given(of, i));
+    await group.scatter(back, { root, ...(rank === root && { inputs: parts }) });
+    check('scatter', back, (i) => given(rank, i));
+  }
+  await group.destroy();
+  return { hosts: transport.hosts };
+}
+
 /** What the test says by `Job.enough`. */
 const told = new Promise((resolve) => process.once('message', resolve));
 
@@ -143,7 +178,7 @@ async function routes({ transport }) {
   return { table: formatRoutes(transport.routes()), kind: transport.device(memory).kind };
 }
 
-const scenarios = { ...attention, silence, killed, rounds, reduce, endure, experts, routes };
+const scenarios = { ...attention, silence, killed, rounds, reduce, rooted, endure, experts, routes };
 
 /** With `data.shared` ranks of one host share memory, and what joins the hosts is for the rest. */
 async function open(store) {
