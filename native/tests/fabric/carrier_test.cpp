@@ -432,6 +432,57 @@ void test_roots_ahead() {
   }
 }
 
+// One that stands still for a while again and again, having given more than it could take, since other hosts had stood still before: nothing that it is still to take is written over.
+void check_slow(const std::vector<uint32_t>& sizes, carried_kind kind, uint32_t root, uint32_t slow) {
+  carrier_world world(sizes, 90);
+  const uint32_t members = world.members();
+  constexpr uint64_t length = 3 * area;
+  std::vector<std::vector<std::vector<float>>> given(members), taken(members);
+  std::vector<std::vector<carried_bytes>> inputs(members), outputs(members);
+  const bool is_gather = kind == carried_kind::gather || kind == carried_kind::all_gather;
+  for (uint32_t member = 0; member < members; ++member) {
+    const uint32_t gives = kind != carried_kind::scatter ? 1 : member == root ? members : 0;
+    const uint32_t takes = (kind == carried_kind::gather || kind == carried_kind::reduce) && member != root ? 0 : is_gather ? members : 1;
+    given[member].assign(gives, std::vector<float>(length));
+    taken[member].assign(takes, std::vector<float>(length, -1));
+    for (uint32_t of = 0; of < gives; ++of) for (uint64_t i = 0; i < length; ++i) given[member][of][i] = element(gives == 1 ? member : of, 3, i);
+    for (auto& one : given[member]) inputs[member].push_back({reinterpret_cast<uint8_t*>(one.data()), length * sizeof(float)});
+    for (auto& one : taken[member]) outputs[member].push_back({reinterpret_cast<uint8_t*>(one.data()), length * sizeof(float)});
+    EP_CHECK(world.carriers[member]->begin({kind, element_type::f32, reduce_op::sum, 0, length * sizeof(float), root}).ok());
+  }
+  uint64_t turns = 0;
+  EP_CHECK(soon([&] {
+    bool over = true;
+    for (uint32_t member = 0; member < members; ++member) {
+      const uint64_t phase = turns / 40 % 3;
+      const bool is_far = world.host_of(member) != world.host_of(slow);
+      if ((phase == 0 && is_far) || (phase == 1 && member == slow)) over = false;
+      else over = world.carriers[member]->advance(inputs[member], outputs[member], 0) == carrier::state::over && over;
+    }
+    ++turns;
+    return over;
+  }, 60));
+  uint64_t wrong = 0;
+  for (uint32_t member = 0; member < members; ++member) {
+    for (uint32_t of = 0; of < taken[member].size(); ++of) {
+      for (uint64_t i = 0; i < length; ++i) {
+        const float expected = is_gather ? element(of, 3, i) : kind == carried_kind::scatter ? element(member, 3, i) : folded(world, 3, i, reduce_op::sum);
+        if (taken[member][of][i] != expected) ++wrong;
+      }
+    }
+  }
+  EP_CHECK_EQ(wrong, uint64_t{0});
+}
+
+void test_slow() {
+  for (const auto kind : {carried_kind::all_reduce, carried_kind::all_gather, carried_kind::reduce, carried_kind::gather, carried_kind::scatter}) {
+    for (uint32_t slow = 0; slow < 4; ++slow) check_slow({3, 1}, kind, 1, slow);
+  }
+  // Of more than two hosts, and one without a share.
+  check_slow({1, 2, 1}, carried_kind::all_reduce, 0, 2);
+  check_slow({1, 2, 1}, carried_kind::reduce, 2, 2);
+}
+
 // A root is no further ahead of those who are to take than there are places for: they hear of it from nobody else.
 void test_ahead() {
   carrier_world world({1, 1}, 40);
@@ -666,6 +717,7 @@ int main() {
   test_roots();
   test_root_traffic();
   test_roots_ahead();
+  test_slow();
   test_halves();
   test_ahead();
   test_missing();
