@@ -1,8 +1,8 @@
 import { describe, expect, it } from 'vitest';
 import {
   byCapability,
-  commonCapabilities,
   type ComposedMemory,
+  commonCapabilities,
   compose,
   EpError,
   formatRoutes,
