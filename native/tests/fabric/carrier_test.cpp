@@ -476,7 +476,12 @@ void check_slow(const std::vector<uint32_t>& sizes, carried_kind kind, uint32_t 
 
 void test_slow() {
   for (const auto kind : {carried_kind::all_reduce, carried_kind::all_gather, carried_kind::reduce, carried_kind::gather, carried_kind::scatter}) {
-    for (uint32_t slow = 0; slow < 4; ++slow) check_slow({3, 1}, kind, 1, slow);
+#if defined(__SANITIZE_THREAD__)
+    constexpr uint32_t first = 3; // each takes a second and more there
+#else
+    constexpr uint32_t first = 0;
+#endif
+    for (uint32_t slow = first; slow < 4; ++slow) check_slow({3, 1}, kind, 1, slow);
   }
   // Of more than two hosts, and one without a share.
   check_slow({1, 2, 1}, carried_kind::all_reduce, 0, 2);
