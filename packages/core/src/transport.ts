@@ -37,7 +37,7 @@ export interface Capabilities {
   readonly needs: ReadonlySet<Need>;
   /** Largest single put or get in bytes; larger ones are chunked by the transport. */
   readonly maxMessageBytes: number;
-  /** Bytes that one of several puts had better carry, since each costs something beside them; absent: whoever splits them knows no reason. */
+  /** How many bytes each put should carry where a transfer is split into several, in view of what a put costs beside its bytes; absent: no preference. */
   readonly chunkBytes?: number;
   /** Most signal slots that one allocation may have. */
   readonly maxSignalSlots: number;

@@ -40,7 +40,7 @@ describe('why ranks do not reach each other', () => {
       cause: late,
       message:
         'barrier: timed out; rank 1 from 127.0.0.1 (lo) to 10.0.0.8 port 7: connection refused; ' +
-        'rank 2 from 127.0.0.1 (lo) to 10.0.0.9 port 7: its network has not refused, and nothing has come of it',
+        'rank 2 from 127.0.0.1 (lo) to 10.0.0.9 port 7: nothing was refused, and nothing was heard from there',
     });
     const gone = endpoints.map((endpoint, rank) => (rank === 0 ? endpointOf('203.0.113.9', 7) : endpoint));
     const text = /from 203\.0\.113\.9 \(of no interface that is up\) to 10\.0\.0\.8/;

@@ -27,7 +27,7 @@ import type {
 } from '../engine.js';
 import { forget } from './admission.js';
 import type { Arena } from './arena.js';
-import type { ChannelInit, LaneSource } from './channel.js';
+import type { ChannelInit } from './channel.js';
 import { Collectives } from './collectives.js';
 import { farewell, type PlannedCall } from './collectives-init.js';
 import { Comers, type JoinLimits } from './comers.js';
@@ -43,7 +43,7 @@ import { type PortableEngineOptions, WHERE } from './options.js';
 import type { Placement } from './placement.js';
 import { type DataPlan, Plan } from './plan.js';
 import { Pulse } from './pulse.js';
-import { type ControlRecord, decodeRecord, describeError, encodeRecord, parseSet } from './records.js';
+import { type ControlRecord, decodeRecord, describeError, encodeRecord, parseSet, RecordSource } from './records.js';
 import type { Section } from './sections.js';
 import { Stragglers } from './stragglers.js';
 import { Traces } from './traces.js';
@@ -64,22 +64,6 @@ async function inTime(work: Promise<void>, ms: number): Promise<boolean> {
   } finally {
     over.abort();
   }
-}
-
-/** A record on its way. */
-class RecordSource implements LaneSource {
-  finished = false;
-  readonly #bytes: Uint8Array;
-
-  constructor(bytes: Uint8Array) {
-    this.#bytes = bytes;
-  }
-
-  readonly fill = (slot: Uint8Array): number => {
-    slot.set(this.#bytes);
-    this.finished = true;
-    return this.#bytes.byteLength;
-  };
 }
 
 interface EngineInit {

@@ -1,6 +1,8 @@
 /** What ranks tell each other beside payload: small records, delivered in order between two ranks. */
+
 import { EpError, isEpError } from '@ep/core';
 import type { Found } from './admission.js';
+import type { LaneSource } from './channel.js';
 
 /** One rank's call, told to all others. */
 export interface CallRecord {
@@ -225,4 +227,20 @@ export function parseSet(text: string): number[] {
   let bits = BigInt(`0x${text}`);
   for (let rank = 0; bits !== 0n; rank++, bits >>= 1n) if ((bits & 1n) === 1n) ranks.push(rank);
   return ranks;
+}
+
+/** A record on its way. */
+export class RecordSource implements LaneSource {
+  finished = false;
+  readonly #bytes: Uint8Array;
+
+  constructor(bytes: Uint8Array) {
+    this.#bytes = bytes;
+  }
+
+  readonly fill = (slot: Uint8Array): number => {
+    slot.set(this.#bytes);
+    this.finished = true;
+    return this.#bytes.byteLength;
+  };
 }

@@ -17,8 +17,8 @@ export interface BegunMoeCall<Half, Value> {
   readonly half: (halves: number, limits: MoeCallOptions) => Half;
   /** From here on the call counts. */
   readonly launched: () => void;
-  /** The addon has refused it. */
-  readonly dropped: () => void;
+  /** The addon has refused it: what it holds on to is given back. Absent: nothing. */
+  readonly dropped?: () => void;
   /** Follows what was launched, on the buffer's stream unless `on` says where. */
   readonly follow: (name: string, operation: OperationId, limits: MoeCallOptions, on?: CudaStream) => Work<Value>;
 }
@@ -39,7 +39,7 @@ export function launchBegun<Half>(
   try {
     operation = launch(half(halves, limits));
   } catch (error) {
-    dropped();
+    dropped?.();
     throw error;
   }
   launched();

@@ -494,7 +494,6 @@ export class DeviceMoeBuffer extends Resource {
       launched: () => {
         call.stage = 'combining';
       },
-      dropped: () => {},
       follow: (name, operation, limits, on) => this.#launches.follow(name, operation, limits, combined, slot.ended, on),
     };
   }

@@ -62,8 +62,7 @@ export function uniteMoeBuffers(buffers: readonly DeviceMoeBuffer[]): UnitedMoeB
   }
   const [first] = buffers as readonly [DeviceMoeBuffer];
   for (const [i, buffer] of buffers.entries()) {
-    const differs = (expected: string, found: unknown): EpError =>
-      invalid(`buffers[${i}]`, { where, expected, found: found });
+    const differs = (expected: string, found: unknown): EpError => invalid(`buffers[${i}]`, { where, expected, found });
     if (buffers.indexOf(buffer) < i)
       throw differs('another one than those before it', `that of rank ${buffer.rank} again`);
     if (buffer.mode !== 'low-latency') throw differs('a buffer in low-latency mode', buffer.mode);

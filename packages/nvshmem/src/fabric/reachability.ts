@@ -51,15 +51,11 @@ export function ofMissingRanks(error: unknown, { rank, nic, endpoints }: Reach):
   const reasons = endpoints.flatMap((endpoint, peer) => {
     const failure = peer === rank ? undefined : nic.failure(peer)?.text;
     if (failure === undefined && !(Array.isArray(awaited) && awaited.includes(peer))) return [];
-    const said = failure?.replace(`rank ${peer}: `, '') ?? 'its network has not refused, and nothing has come of it';
-    return [`rank ${peer}${from}${at(endpoint)}: ${said}`];
+    const said = failure?.replace(`rank ${peer}: `, '') ?? 'nothing was refused, and nothing was heard from there';
+    const address = addressText(endpoint);
+    return [`rank ${peer}${from}${address === undefined ? '' : ` to ${address}`}: ${said}`];
   });
   if (reasons.length === 0) return error;
   const text = `${error.message}; ${reasons.join('; ')}`;
   return new EpError(error.code, text, { context: error.context, cause: error });
-}
-
-function at(endpoint: Uint8Array): string {
-  const text = addressText(endpoint);
-  return text === undefined ? '' : ` to ${text}`;
 }

@@ -1,0 +1,78 @@
+/** A wrap of transports that counts what carriers are asked for, and holds ranks up in the middle of it. */
+import type { Carrier, CarrierMaker, RoundMaker, Rounds, Transport } from '@ep/core';
+import { withMembers } from './world.js';
+
+/** Counts the calls of all carriers, and the turns that these took. */
+export class Counts {
+  begun = 0;
+  /** By rank. */
+  readonly carriers: Carrier[] = [];
+  /** Ranks that have taken rounds: by then they know whether all can carry calls. */
+  readonly decided = new Set<number>();
+  turns = 0;
+  /** Before a rank has a turn. */
+  onTurn: (rank: number) => void = () => {};
+  /** Once a rank has said its word where calls end that end at once; it hears the others' before it goes on. */
+  onSaid: ((rank: number) => void) | undefined;
+  readonly #rounds: Rounds[] = [];
+  /** Times that words of a call were looked at by which it has not ended at once. */
+  looks = 0;
+  /** Ranks that do not hear yet that a call is over. */
+  isHeld: (rank: number) => boolean = () => false;
+  /** Ranks that cannot map their host's memory. */
+  refusing: number | undefined;
+
+  readonly wrap = (transport: Transport<'bundled' | 'add'>, rank: number): Transport<'bundled' | 'add'> => {
+    const { rounds } = transport;
+    const maker = rounds!.carriers!;
+    const carriers: CarrierMaker = {
+      ...maker,
+      open: (options) => {
+        const carrier = maker.open(rank === this.refusing ? { ...options, parts: [] } : options);
+        this.carriers[rank] = carrier;
+        return this.#counted(carrier, rank);
+      },
+    };
+    const open: RoundMaker['open'] = (options) => {
+      const made = rounds!.open(options);
+      this.#rounds.push(made);
+      return withMembers(made, {
+        enter: (...said) => this.#say(rank, said[0], () => made.enter(...said), undefined),
+        exchange: (...said) => this.#say(rank, said[0], () => made.exchange!(...said), 'late'),
+        look: (round) => {
+          this.looks++;
+          return made.look(round);
+        },
+      });
+    };
+    return withMembers(transport, { rounds: { ...rounds!, open, carriers } });
+  };
+
+  #say<End>(rank: number, round: number, say: () => End, late: End): End {
+    this.decided.add(rank);
+    let end = say();
+    this.onSaid?.(rank);
+    const until = performance.now() + 5000;
+    while (this.onSaid && end === late && performance.now() < until) {
+      // Those of the first ranks of hosts pass on what they find.
+      for (const each of this.#rounds) each.look(round);
+      end = say();
+    }
+    return end;
+  }
+
+  #counted(carrier: Carrier, rank: number): Carrier {
+    return withMembers(carrier, {
+      begin: (call) => {
+        this.begun++;
+        carrier.begin(call);
+      },
+      carry: (inputs, outputs, mostMs) => {
+        this.turns++;
+        this.onTurn(rank);
+        const found = carrier.carry(inputs, outputs, mostMs);
+        return found === 'over' && this.isHeld(rank) ? 'stuck' : found;
+      },
+    });
+  }
+}
