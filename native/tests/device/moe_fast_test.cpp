@@ -37,7 +37,7 @@ void sleeps_until_counts() {
   plan.bind(ranks);
   ep::progress_list looks;
   uint32_t looked = 0;
-  looks.add(&looked, [&] { ++looked; });
+  looks.add(&looked, [&] { ++looked; return false; });
   ep::wait_scope& waits = ranks.environment(0).waits;
   waits.policy = ep::wait_policy{0, 0, 2'000'000, 0, 0};
   waits.progress = &looks;

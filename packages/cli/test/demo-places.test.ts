@@ -45,7 +45,8 @@ describe('ep demo attention', () => {
     const job = ['attention', '-n', String(ranks), '--dtype', dtype];
     const report = await demo([...job, '--device', 'cuda'], { EP_CUDA_PATH: standIn });
     expect(report).toMatchObject({ pass: true, ranks, dtype, mode: 'threads', device: 'cuda', transport: 'cuda' });
-    const shown = { gpu: 0, name: 'kernels on host threads (for tests)', ranks: [...Array(ranks).keys()] };
+    const all = [...Array(ranks).keys()];
+    const shown = { gpu: 0, name: 'kernels on host threads (for tests)', ranks: all, processes: [all] };
     expect(report.gpus).toEqual([shown]);
     // The plan does not know where its rows lie.
     const { bytes } = await demo([...job, '--threads']);
