@@ -10,6 +10,7 @@ import {
   checkInteger,
   EpError,
   invalid,
+  prefixStore,
   type RoundMaker,
   type Store,
   type Succession,
@@ -28,6 +29,8 @@ const SMALLEST_DEFAULT_BYTES = 2 ** 22;
 /** Per rank of the world: leaves payload slots of 3 KiB. */
 const DEFAULT_BYTES_PER_RANK = 2 ** 16;
 const PAGE_BYTES = 4096;
+/** Losses of all groups together after which those who are left have rounds again, over transports that cut no dead rank off. */
+const MOST_SPARE_PLACES = 4;
 
 export interface ArenaOptions {
   readonly transport: Transport<Portable>;
@@ -56,12 +59,14 @@ interface ArenaInit extends ArenaShape {
   readonly generation: string | undefined;
 }
 
-/** For the rounds of all groups, and for what carries their large calls. */
+/** For the rounds of all groups, and for what carries their large calls: a place for each section, and more. */
 interface RoundsMemory {
   readonly maker: RoundMaker;
   readonly memory: SymmetricMemory;
   /** Where the transport has carriers. */
   readonly carriers: SymmetricMemory | undefined;
+  /** Places behind those of sections, for what groups open anew after a loss. */
+  readonly sparePlaces: number;
 }
 
 export class Arena {
@@ -71,6 +76,8 @@ export class Arena {
   readonly inherited: boolean;
   readonly parts: Parts | undefined;
   readonly rounds: RoundsMemory | undefined;
+  /** Who has which spare place of `rounds`, where there are any; the first of them is behind all sections. */
+  readonly spare: Sections | undefined;
   readonly #worldSize: number;
   readonly #store: Store;
   readonly #openings = new Map<string, number>();
@@ -91,6 +98,8 @@ export class Arena {
     this.inherited = inherited;
     this.parts = parts;
     this.rounds = rounds;
+    const count = rounds?.sparePlaces ?? 0;
+    if (count > 0) this.spare = new Sections({ transport, store: prefixStore(store, 'collectives/spare'), count });
     this.#shape = { sections, sectionBytes };
     const generations = transport.succession?.generations;
     this.#stopListening = generations?.onChange({
@@ -156,6 +165,11 @@ export class Arena {
     const opening = (this.#openings.get(group) ?? 0) + 1;
     this.#openings.set(group, opening);
     return `collectives/groups/${group}/${opening}`;
+  }
+
+  /** Of `rounds`. */
+  sparePlace({ index, token }: SectionName): SectionName {
+    return { index: this.#shape.sections + index, token };
   }
 
   section({ index, token }: SectionName, members: number): Section {
@@ -231,12 +245,18 @@ async function roundsMemory(
 ): Promise<RoundsMemory | undefined> {
   const { rounds: maker, succession, capabilities } = transport;
   if (maker === undefined || succession !== undefined) return undefined;
-  const [size, large] = [maker.size(sections), maker.carriers?.size(sections)];
-  if (Math.max(size.signalSlots, large?.signalSlots ?? 0) > capabilities.maxSignalSlots) return undefined;
+  const fits = (places: number): boolean =>
+    [maker.size(places), maker.carriers?.size(places)].every(
+      (size) => (size?.signalSlots ?? 0) <= capabilities.maxSignalSlots,
+    );
+  if (!fits(sections)) return undefined;
+  const wanted = Math.min(sections, MOST_SPARE_PLACES);
+  const sparePlaces = fits(sections + wanted) ? wanted : 0;
+  const [size, large] = [maker.size(sections + sparePlaces), maker.carriers?.size(sections + sparePlaces)];
   const limits = { timeoutMs, ...(signal && { signal }) };
   const memory = await transport.allocate({ ...size, ...limits });
   try {
-    return { maker, memory, carriers: large && (await transport.allocate({ ...large, ...limits })) };
+    return { maker, memory, carriers: large && (await transport.allocate({ ...large, ...limits })), sparePlaces };
   } catch (error) {
     await memory.close();
     throw error;

@@ -5,7 +5,7 @@
  * HAZARD: a carrier says that a call is over only once all ranks have their data, and said so: nobody tells it again in records, but with its good-bye.
  */
 import type { CarriedCall, Carrier, CarrierMaker } from '@ep/core';
-import type { EngineCall } from '../engine.js';
+import type { Elements, EngineCall } from '../engine.js';
 import { factorOf, reductionCode, TYPE_CODES } from '../shm/codes.js';
 import { bytesOf } from './chunks.js';
 import type { PlannedCall } from './collectives-init.js';
@@ -21,12 +21,25 @@ export function isCarried({ kind, dtype, reduceOp }: EngineCall, maker: Pick<Car
   return kind !== 'barrier';
 }
 
+/** The call as it is among some ranks: of arrays one for each rank there are those of members alone, and the root is counted among them. */
+export function arraysOf(call: EngineCall, members: readonly number[]): EngineCall {
+  const { kind, inputs, outputs, root } = call;
+  const ofMembers = (arrays: readonly Elements[], isOfRanks: boolean): readonly Elements[] =>
+    isOfRanks && arrays.length > members.length ? members.map((rank) => arrays[rank]!) : arrays;
+  return {
+    ...call,
+    inputs: ofMembers(inputs, kind === 'all-to-all' || kind === 'reduce-scatter' || kind === 'scatter'),
+    outputs: ofMembers(outputs, kind === 'all-to-all' || kind === 'all-gather' || kind === 'gather'),
+    root: root < 0 ? root : members.indexOf(root),
+  };
+}
+
 /** Bytes of the longest array that this rank gives, or takes of a root. */
 export function longestOf({ inputs, outputs }: EngineCall): number {
   return Math.max(...(inputs.length === 0 ? outputs : inputs).map(({ byteLength }) => byteLength));
 }
 
-/** A call that a carrier has begun, and goes on with whenever it is given a turn. */
+/** A call, as `arraysOf` has it, that a carrier has begun, and goes on with whenever it is given a turn. */
 export class BegunCall {
   readonly sequence: number;
   readonly #carrier: Carrier;

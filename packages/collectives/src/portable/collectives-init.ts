@@ -32,10 +32,8 @@ export interface CollectivesInit {
   readonly planOf: (data: PlannedCall, longest: number | undefined) => DataPlan;
   /** In which order their elements are folded. */
   readonly orderOf: (contributors: readonly number[]) => FoldOrder;
-  /** In which words of small calls go, and not only in records. */
-  readonly rounds: GroupRounds | undefined;
-  /** All members of the beginning are there, and no call was repaired. */
-  readonly isWhole: () => boolean;
+  /** In which words of small calls go, and not only in records: those of the view, or of the last one while members agree on the next. */
+  readonly rounds: () => GroupRounds | undefined;
   readonly tell: (peer: number, record: ControlRecord) => void;
   /** What is told to the peer goes, instead of waiting for a connection; or the peer is gone. */
   readonly reaches: (peer: number) => boolean;

@@ -28,7 +28,7 @@ import { checkArrays, lostError, type Poison, poisonedError, poisonOf } from './
 import { takeGiven } from './given.js';
 import type { Commit } from './membership.js';
 import { nameOf, type OrderedCall, type OrderedEnd } from './ordered.js';
-import { QuickCalls } from './quick-calls.js';
+import { QuickCalls, type QuickEnd } from './quick-calls.js';
 import { type CallRecord, type ControlRecord, type DoneRecord, describeError, type PoisonRecord } from './records.js';
 import { callRecords, findMismatch, longestCarried } from './signature.js';
 import { ToldInRounds } from './told-in-rounds.js';
@@ -53,7 +53,7 @@ export class Collectives {
   #completed = 0;
   /** Undefined: a quick one. */
   #last: Ended | undefined = { sequence: 0, contributors: [], words: new Map() };
-  #lastQuick: Pick<Ended, 'sequence' | 'contributors'> = { sequence: 0, contributors: [] };
+  #lastQuick: { readonly sequence: number; readonly end: QuickEnd } | undefined;
   #poison: Poison | undefined;
   /** The call behind which all went on when the group was repaired last. */
   #repairedAt = 0;
@@ -75,7 +75,10 @@ export class Collectives {
 
   get last(): Ended {
     // HAZARD: at once: the round after the next has its words in the same memory.
-    this.#last ??= { ...this.#lastQuick, words: this.#init.rounds!.wordsOf(this.#lastQuick.sequence) };
+    if (this.#last === undefined) {
+      const { sequence, end } = this.#lastQuick!;
+      this.#last = { sequence, contributors: end.contributors, words: end.rounds.wordsOf(sequence) };
+    }
     return this.#last;
   }
 
@@ -91,7 +94,7 @@ export class Collectives {
     if (end !== undefined) {
       this.#completed = call.sequence;
       this.#last = undefined;
-      this.#lastQuick = { sequence: call.sequence, contributors: end.contributors };
+      this.#lastQuick = { sequence: call.sequence, end };
       return end;
     }
     const queued = new QueuedCall(call, (aborted) => this.#giveUp(aborted, call.signal!.reason));
@@ -383,8 +386,7 @@ export class Collectives {
 
   #recordsOf(active: ActiveCall): (peer: number) => CallRecord {
     const { call } = active;
-    const canBeCarried = call.membership === undefined && this.#told.isWhole(active);
-    const record = canBeCarried ? this.#init.rounds?.recordOf(call) : undefined;
+    const record = call.membership === undefined ? this.#told.roundsOf(active)?.recordOf(call) : undefined;
     return record === undefined ? callRecords(call) : () => record;
   }
 

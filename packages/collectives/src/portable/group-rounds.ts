@@ -8,7 +8,7 @@
  * - to a peer that does the same, for that one has no round: `owed` when its record comes;
  * - to whoever agrees on the next view, before it says how far it has come, because others may lack it whose round went with a rank that died; and before it closes.
  *
- * HAZARD: what a rank that is gone has said is not heard any more (membership.ts): none looks at rounds once a member is lost, nor ever after.
+ * HAZARD: what a rank that is gone has said is not heard any more (membership.ts): none looks at rounds once one of their members is lost, nor ever after. Those who are left have others (view-rounds.ts).
  */
 import {
   type Carrier,
@@ -21,11 +21,11 @@ import {
 } from '@ep/core';
 import type { Elements, EngineCall } from '../engine.js';
 import type { Words } from './arrivals.js';
-import { BegunCall, CarriedPlan, isCarried, longestOf } from './carried-plan.js';
+import { arraysOf, BegunCall, CarriedPlan, isCarried, longestOf } from './carried-plan.js';
 import type { PlannedCall } from './collectives-init.js';
 import type { nameOf } from './ordered.js';
 import { type CallRecord, RECORD_BYTES, recordBytes } from './records.js';
-import type { Section } from './sections.js';
+import type { SectionName } from './sections.js';
 import { toldToAll } from './signature.js';
 
 /**
@@ -53,15 +53,19 @@ export interface GroupRoundsInit {
   readonly memory: SymmetricMemory;
   /** For carriers, where the transport has them. */
   readonly carriers: SymmetricMemory | undefined;
-  readonly section: Section;
+  readonly section: SectionName;
   readonly key: string;
   readonly store: Store;
-  /** Of the transport, in group order. */
+  /** The view of which they are, ascending ranks of the group: what `Membership.active` is then. */
+  readonly members: readonly number[];
+  /** By member: its rank of the transport. */
   readonly ranks: readonly number[];
   /** For each of them a number that those of its host have, and no other. */
   readonly hosts: readonly number[];
-  /** In which order what ranks give is folded: `RoundsOptions.folds`. */
+  /** In which order what members give is folded: `RoundsOptions.folds`. */
   readonly folds: readonly (readonly number[])[];
+  /** Ranks of the group, which arrays of a call are of. */
+  readonly size: number;
   /** Of this process in the group. */
   readonly rank: number;
 }
@@ -160,6 +164,11 @@ export class GroupRounds {
     this.#init = init;
   }
 
+  /** HAZARD: by identity: a call belongs to the view in which it was begun, and the same ranks may be another one's. */
+  isOf(contributors: readonly number[] | undefined): boolean {
+    return contributors === this.#init.members;
+  }
+
   /** All ranks can take them, as this one knows by now. */
   get ready(): boolean {
     return this.#ready;
@@ -185,14 +194,13 @@ export class GroupRounds {
    * in this way.
    */
   recordOf(call: EngineCall): CallRecord | undefined {
-    const { maker, ranks } = this.#init;
+    const { maker, size, members } = this.#init;
     if (!this.#carries || !isCarried(call, maker.carriers!)) return undefined;
-    const told = toldToAll(call, ranks.length);
+    const told = toldToAll(call, size);
     if (told === undefined) return undefined;
-    const record = { ...told, carry: longestOf(call) };
+    const record = { ...told, carry: longestOf(arraysOf(call, members)) };
     // As a record too, which another rank may pass on.
-    const fits =
-      encode(record).byteLength <= maker.mostBytes && recordBytes({ ...record, of: ranks.length }) <= RECORD_BYTES;
+    const fits = encode(record).byteLength <= maker.mostBytes && recordBytes({ ...record, of: size }) <= RECORD_BYTES;
     return fits ? record : undefined;
   }
 
@@ -201,7 +209,7 @@ export class GroupRounds {
     const { call } = data;
     const begun = this.#carried?.sequence === call.sequence ? this.#carried : undefined;
     this.#carried = undefined;
-    const begin = (): BegunCall => new BegunCall(this.#carrier!, call, longest);
+    const begin = (): BegunCall => new BegunCall(this.#carrier!, arraysOf(call, this.#init.members), longest);
     return new CarriedPlan({ ...data, begun, begin, mostMs: () => this.#mostMs });
   }
 
@@ -210,7 +218,7 @@ export class GroupRounds {
    * it.
    */
   carry(call: EngineCall, longest: number): number | undefined {
-    const begun = new BegunCall(this.#carrier!, call, longest);
+    const begun = new BegunCall(this.#carrier!, arraysOf(call, this.#init.members), longest);
     this.#carried = begun;
     if (begun.turn(this.#mostMs) !== 'over') return undefined;
     this.#carried = undefined;
@@ -232,8 +240,8 @@ export class GroupRounds {
     });
   }
 
-  /** Says this rank's word of a small call, and holds the thread for a moment; what all say of it, by rank, if they do by then. */
-  say(record: CallRecord, kind: Said['kind']): readonly CallRecord[] | undefined {
+  /** Says this rank's word of a small call, and holds the thread for a moment; what all say of it, if they do by then. */
+  say(record: CallRecord, kind: Said['kind']): Words | undefined {
     const { sequence } = record;
     // As `exchange` has it, for which the thread was held.
     if (this.#remember(sequence, kind, record)) return this.look(sequence);
@@ -251,13 +259,13 @@ export class GroupRounds {
     return end === 'alike';
   }
 
-  /** Of a call that has ended in `exchange`, by rank, until two more have. */
+  /** Of a call that has ended in `exchange`, until two more have. */
   wordsOf(sequence: number): Words {
-    return new Map(this.#decoded(sequence, this.#rounds!.kept!(sequence))?.entries());
+    return this.#decoded(sequence, this.#rounds!.kept!(sequence)) ?? new Map();
   }
 
   /** The same, at once, of a call that this rank has said its word of. */
-  look(sequence: number): readonly CallRecord[] | undefined {
+  look(sequence: number): Words | undefined {
     return this.#ready ? this.#decoded(sequence, this.#rounds!.look(sequence)) : undefined;
   }
 
@@ -311,16 +319,17 @@ export class GroupRounds {
     await this.#opening;
   }
 
-  #decoded(sequence: number, words: readonly Uint8Array[] | undefined): readonly CallRecord[] | undefined {
-    return words?.map((word) => decode(sequence, word));
+  #decoded(sequence: number, words: readonly Uint8Array[] | undefined): Words | undefined {
+    const { members } = this.#init;
+    return words && new Map(words.map((word, at) => [members[at]!, decode(sequence, word)]));
   }
 
   /** HAZARD: a rank that cannot map its leader's memory says so: all others would hold their threads for it in vain. */
   async #open(): Promise<void> {
-    const { maker, memory, key, store, ranks, hosts, folds, rank, section } = this.#init;
+    const { maker, memory, key, store, members, ranks, hosts, folds, rank, section } = this.#init;
     const { signal } = this.#stop;
     const limits = { signal, timeoutMs: Number.POSITIVE_INFINITY };
-    const first = hosts.indexOf(hosts[rank]!);
+    const first = members[hosts.indexOf(hosts[members.indexOf(rank)]!)]!;
     if (first === rank) await store.set(partKey(key, rank), maker.part(memory));
     const leader = await store.get(partKey(key, first), limits);
     if (signal.aborted) return;
@@ -341,20 +350,21 @@ export class GroupRounds {
     this.#carrier = carrier;
     await store.set(readyKey(key, rank), opened === undefined ? NO : carrier === undefined ? YES : CARRIES);
     let least: number = CARRIES[0]!;
-    for (const peer of ranks.keys()) least = Math.min(least, (await store.get(readyKey(key, peer), limits))[0]!);
+    for (const peer of members) least = Math.min(least, (await store.get(readyKey(key, peer), limits))[0]!);
     this.#ready = least >= YES[0]! && !signal.aborted;
     this.#carries = least === CARRIES[0]! && !signal.aborted;
   }
 
   /** HAZARD: a rank says where its part is once it has forgotten what an earlier group has left there. */
   async #openCarrier(limits: StoreLimits): Promise<Carrier | undefined> {
-    const { maker, carriers: memory, key, store, ranks, hosts, rank, section } = this.#init;
+    const { maker, carriers: memory, key, store, members, ranks, hosts, rank, section } = this.#init;
     if (maker.carriers === undefined || memory === undefined || new Set(hosts).size < 2) return undefined;
     maker.carriers.clear(memory, section.index);
     await store.set(carrierKey(key, rank), maker.carriers.part(memory));
     const parts: Uint8Array[] = [];
-    for (const [peer, host] of hosts.entries()) {
-      if (host === hosts[rank]) parts.push(await store.get(carrierKey(key, peer), limits));
+    const own = hosts[members.indexOf(rank)];
+    for (const [at, host] of hosts.entries()) {
+      if (host === own) parts.push(await store.get(carrierKey(key, members[at]!), limits));
     }
     if (limits.signal.aborted) return undefined;
     try {

@@ -32,8 +32,8 @@ import { Collectives } from './collectives.js';
 import { farewell, type PlannedCall } from './collectives-init.js';
 import { Comers, type JoinLimits } from './comers.js';
 import { evictedKey, lifeOf, takeOut } from './evictions.js';
-import { foldsOf, orderOf } from './fold-order.js';
-import { forgetRounds, GroupRounds } from './group-rounds.js';
+import { orderOf } from './fold-order.js';
+import { forgetRounds } from './group-rounds.js';
 import type { HostLevel } from './host-level.js';
 import { Links } from './links.js';
 import { LEFT, LEFT_DETAIL, membersOf, readyKey, sectionKey } from './meeting.js';
@@ -48,6 +48,7 @@ import type { Section } from './sections.js';
 import { Stragglers } from './stragglers.js';
 import { Traces } from './traces.js';
 import { goesInTwoLevels, TwoLevelPlan } from './two-levels.js';
+import { ViewRounds } from './view-rounds.js';
 
 /** A member that reads nothing any more delays close() at most this long, and so does a store that does not answer: it may be on a host that was lost. */
 const LONGEST_DRAIN_MS = 5000;
@@ -93,7 +94,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     onError: (error) => this.#break(error),
   });
   readonly #comers: Comers;
-  readonly #rounds: GroupRounds | undefined;
+  readonly #rounds: ViewRounds;
   /** The last record that was told: what all are told is written once. */
   #told: { readonly record: ControlRecord; readonly bytes: Uint8Array } | undefined;
   #size: number;
@@ -119,7 +120,6 @@ export class PortableEngine extends Resource implements GroupEngine {
     this.#size = Math.max(size, rank + 1);
     this.#oneLevel = active.length < ranks.length;
     const tell = (peer: number, record: ControlRecord): void => this.#tell(peer, record);
-    this.#rounds = this.#makeRounds();
     this.#membership = new Membership({
       rank,
       size: ranks.length,
@@ -134,6 +134,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       onRepair: (from, completed) => this.#collectives.onRepair(from, completed),
       onExpelled: (by) => void this.#goOut(`rank ${by} goes on without it`),
     });
+    this.#rounds = new ViewRounds(init, this.#membership.active);
     this.#stragglers = new Stragglers({
       tell,
       waits: () => this.#collectives.busy,
@@ -147,8 +148,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       tell,
       planOf: (data, longest) => this.#planOf(data, longest),
       orderOf: (contributors) => orderOf(init.placement, contributors),
-      rounds: this.#rounds,
-      isWhole: () => !this.#oneLevel,
+      rounds: this.#rounds.current,
       reaches: (peer) => this.#links.at(peer)!.connected || this.#membership.isGone(peer),
       send: (peer, source) => this.#links.at(peer)!.send('collective', source),
       kick: () => this.#links.each((channel) => channel.kick('collective')),
@@ -196,6 +196,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       onEnter: (sequence, size) => {
         this.#size = size;
         this.#oneLevel = true;
+        this.#rounds.end();
         this.#out = undefined;
         this.#collectives.reopen(sequence);
         this.#messages.reopen();
@@ -222,7 +223,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       if (this.#membership.isGone(peer)) this.#links.explain(peer, OUTSIDE_DETAIL);
       else this.#links.connect(peer, readyKey(this.#init.key, peer));
     }
-    this.#rounds?.begin();
+    this.#rounds.begin();
   }
 
   readonly run = (call: EngineCall): EngineEnd | Promise<EngineEnd> => {
@@ -290,7 +291,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     this.#stopListening?.();
     await inTime(this.#comers.idle(), longestMs);
     await this.#init.host?.close();
-    if (this.#rounds !== undefined) await inTime(this.#rounds.close(), longestMs);
+    await inTime(this.#rounds.close(), longestMs);
     arena.users--;
     if (this.#broken || !storeAnswers) return;
     try {
@@ -307,6 +308,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     const { ranks } = options;
     const others = [...ranks.keys()].filter((peer) => peer !== this.rank);
     // Also of those whose end this rank has not come across: nobody asks it any more.
+    await this.#rounds.giveBack(landed);
     const cutOff = await arena.sections.cutOffFrom(section, others);
     // HAZARD: a member whose puts may still land must not come further: the section would be taken for free.
     if (others.some((peer) => !landed[peer] && !cutOff.includes(peer))) return;
@@ -315,7 +317,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     for (const rank of ranks.keys()) {
       await options.store.delete(readyKey(key, rank));
       await forget(options.store, key, rank);
-      if (this.#rounds !== undefined) await forgetRounds(options.store, key, rank);
+      if (arena.rounds !== undefined) await forgetRounds(options.store, key, rank);
     }
     await options.store.delete(evictedKey(key));
     await options.store.delete(sectionKey(key));
@@ -339,7 +341,7 @@ export class PortableEngine extends Resource implements GroupEngine {
   /** HAZARD: a peer that was told of a call in a round alone may lack it still, and hears of it from nobody else once this rank is gone. */
   #sayBye(): void {
     for (const peer of this.#links.all.keys()) {
-      for (const { record } of this.#rounds?.owed(peer) ?? []) this.#tell(peer, record);
+      for (const { record } of this.#rounds.current()?.owed(peer) ?? []) this.#tell(peer, record);
       this.#tell(peer, { kind: 'bye', completed: this.#collectives.completed });
     }
   }
@@ -360,20 +362,9 @@ export class PortableEngine extends Resource implements GroupEngine {
     }
   }
 
-  /** Of a group that all open from the beginning, of several ranks. */
-  #makeRounds(): GroupRounds | undefined {
-    const { options, arena, section, key, placement } = this.#init;
-    const { ranks, rank, store, joins = false } = options;
-    const isWhole = section.members === ranks.length && !joins;
-    if (arena.rounds === undefined || !isWhole || ranks.length < 2) return undefined;
-    const hosts = options.hosts ?? ranks.map((member) => options.transport.hosts?.[member] ?? 0);
-    const folds = foldsOf(placement, [...ranks.keys()]);
-    return new GroupRounds({ ...arena.rounds, section, key, store, ranks, hosts, folds, rank });
-  }
-
   #planOf(data: PlannedCall, longest: number | undefined): DataPlan {
     const { placement, host } = this.#init;
-    if (longest !== undefined) return this.#rounds!.planOf(data, longest);
+    if (longest !== undefined) return this.#rounds.current()!.planOf(data, longest);
     if (host !== undefined && !this.#oneLevel && goesInTwoLevels(data, host)) return new TwoLevelPlan(data, host);
     return new Plan({ ...data, order: orderOf(placement, data.contributors) });
   }
@@ -513,11 +504,20 @@ export class PortableEngine extends Resource implements GroupEngine {
 
   #onCommit(commit: Commit): void {
     this.#oneLevel ||= commit.repair !== undefined || commit.admitted !== undefined;
+    this.#renewRounds(commit);
     if (commit.size !== undefined) this.#size = commit.size;
     if (commit.admitted !== undefined && commit.admitted.length > 0)
       this.#comers.welcome(commit.admitted, commit.completed);
     this.#collectives.onCommit(commit);
     for (const [rank] of commit.admitted ?? []) queueMicrotask(() => this.#meet(rank));
+  }
+
+  /** HAZARD: before calls go on: those of this view are said in its own rounds alone. */
+  #renewRounds({ lost, repair, admitted }: Commit): void {
+    const { active, epoch } = this.#membership;
+    if (admitted !== undefined) this.#rounds.end();
+    // Of a call that was repaired, with nobody lost, carriers hold a part.
+    else if (lost.length > 0 || repair !== undefined) this.#rounds.renew(active, epoch);
   }
 
   /** What a rank has said before this rank knew that it is a member; or that it died by then. */

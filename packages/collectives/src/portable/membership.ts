@@ -60,6 +60,8 @@ export class Membership {
   /** Agreements, and those that changed the view. */
   #epoch = 0;
   #changes = 0;
+  /** Some member of the view is gone. */
+  #losing = false;
   /** The last `state` told in this epoch, if any. */
   #told: StateRecord | undefined;
   /** Of this rank in this epoch. */
@@ -89,9 +91,9 @@ export class Membership {
     return this.#told !== undefined;
   }
 
-  /** All are members whom there may be, nobody is known to be gone, and nothing is being agreed on. */
+  /** No member of the view is known to be gone, and nothing is being agreed on. */
   get undisturbed(): boolean {
-    return this.#gone.size === 0 && this.#told === undefined;
+    return !this.#losing && this.#told === undefined;
   }
 
   isGone(rank: number): boolean {
@@ -116,7 +118,7 @@ export class Membership {
   /** A rank is gone. Goes into an agreement under way; begins none. */
   lose(rank: number): void {
     if (this.#gone.has(rank)) return;
-    this.#gone.add(rank);
+    this.#miss(rank);
     if (this.agreeing) this.#tell();
   }
 
@@ -146,6 +148,7 @@ export class Membership {
     this.#epoch = epoch;
     this.#changes = changes;
     this.#gone.clear();
+    this.#losing = false;
     this.#loseOthers();
     this.#forget();
   }
@@ -157,7 +160,7 @@ export class Membership {
       this.#init.onExpelled(from);
       return;
     }
-    for (const rank of dead) this.#gone.add(rank);
+    for (const rank of dead) this.#miss(rank);
     if (record.kind === 'view') {
       this.#commit(record);
       return;
@@ -209,6 +212,7 @@ export class Membership {
     for (const peer of active) if (peer !== rank && !this.#gone.has(peer)) tell(peer, view);
     this.#active = [...active, ...comers].sort((a, b) => a - b);
     for (const peer of comers) this.#gone.delete(peer);
+    this.#losing = this.goneMembers.length > 0;
     this.#epoch++;
     if (lost.length > 0 || comers.length > 0 || size !== undefined) this.#changes++;
     this.#forget();
@@ -219,6 +223,11 @@ export class Membership {
       ...(admitted && { admitted }),
       ...(size !== undefined && { size }),
     });
+  }
+
+  #miss(rank: number): void {
+    this.#gone.add(rank);
+    this.#losing ||= this.#active.includes(rank);
   }
 
   #forget(): void {

@@ -11,7 +11,7 @@ import { factorOf, reductionCode, TYPE_CODES } from '../shm/codes.js';
 import type { CollectivesInit } from './collectives-init.js';
 import { checkArrays } from './failures.js';
 import { bytesOfCall, givenBy, MOST_GIVEN_BYTES, takeGiven } from './given.js';
-import { headOf } from './group-rounds.js';
+import { type GroupRounds, headOf } from './group-rounds.js';
 import type { OrderedCall, OrderedEnd } from './ordered.js';
 import { describeCall, elements } from './signature.js';
 
@@ -26,12 +26,27 @@ interface Shape extends Pick<EngineCall, 'kind' | 'dtype' | 'reduceOp' | 'root'>
 
 type Said = Parameters<typeof headOf>[0];
 
+type SaidOf = (call: EngineCall, rounds: GroupRounds) => Said | undefined;
+
 const headOfSmall = (call: EngineCall): Said => ({ call: describeCall(call) });
+const recordOfCarried: SaidOf = (call, rounds) => rounds.recordOf(call);
+
+function foldOf(rounds: GroupRounds, { kind, dtype, reduceOp }: EngineCall): RoundFold | undefined {
+  if ((kind !== 'all-reduce' && kind !== 'reduce') || reduceOp === undefined) return undefined;
+  const [type, reduction] = [TYPE_CODES[dtype], reductionCode(reduceOp)];
+  if (!rounds.folds(type, reduction)) return undefined;
+  return { type, reduction, factor: factorOf(reduceOp) };
+}
 
 /** All arrays are as long as the first, so that a shape tells all lengths. */
 function isEven(inputs: EngineCall['inputs'], outputs: EngineCall['outputs']): boolean {
   const { length } = inputs[0]!;
   return inputs.every((input) => input.length === length) && outputs.every((output) => output.length === length);
+}
+
+export interface QuickEnd extends OrderedEnd {
+  /** In which its words were said. */
+  readonly rounds: GroupRounds;
 }
 
 /** Programs repeat few. */
@@ -40,18 +55,19 @@ const SHAPES_KEPT = 4;
 export class QuickCalls {
   readonly #init: CollectivesInit;
   readonly #shapes: Shape[] = [];
-  /** Once all peers are reached: they are for as long as nobody is gone. */
-  #end: OrderedEnd | undefined;
+  /** Of calls in these rounds, once all peers are reached: they are for as long as nobody is gone. */
+  #end: QuickEnd | undefined;
 
   constructor(init: CollectivesInit) {
     this.#init = init;
   }
 
   /** Of the next call, where nothing is under way and nobody has told of it. Its end; undefined: it goes the ordinary way. */
-  run(call: OrderedCall): OrderedEnd | undefined {
-    const { rounds, membership, isWhole, rank, orderOf, traces } = this.#init;
-    if (rounds?.exchanges !== true || !membership.undisturbed || !isWhole()) return undefined;
-    const end = this.#end ?? this.#reachAll();
+  run(call: OrderedCall): QuickEnd | undefined {
+    const { membership, rank, orderOf, traces } = this.#init;
+    const rounds = this.#init.rounds();
+    if (rounds?.exchanges !== true || !membership.undisturbed) return undefined;
+    const end = this.#end?.rounds === rounds ? this.#end : this.#reachAll(rounds);
     // HAZARD: a call that is cut must be told to others, who may have its word by then.
     if (end === undefined || call.signal !== undefined || call.membership !== undefined) return undefined;
     const { kind, sequence, inputs, outputs } = call;
@@ -60,7 +76,7 @@ export class QuickCalls {
     const byteLength = given?.byteLength ?? 0;
     // What others take of it is said by each, and not alike.
     if (kind === 'all-to-all') return undefined;
-    const { head, fold } = this.#shapeOf(call, headOfSmall)!;
+    const { head, fold } = this.#shapeOf(rounds, call, headOfSmall)!;
     const output = byteLength > 0 && fold !== undefined ? outputs[0] : undefined;
     const said = { sequence, kind, head, given: byteLength > 0 ? given : undefined, fold, output };
     if (!rounds.exchange(said)) return undefined;
@@ -79,21 +95,23 @@ export class QuickCalls {
     return end;
   }
 
-  #reachAll(): OrderedEnd | undefined {
+  #reachAll(rounds: GroupRounds): QuickEnd | undefined {
     const { rank, membership, reaches } = this.#init;
     const { active } = membership;
-    if (!active.every((peer) => peer === rank || reaches(peer))) return undefined;
-    this.#end = { contributors: active };
+    if (!rounds.isOf(active) || !active.every((peer) => peer === rank || reaches(peer))) return undefined;
+    // What is said of a call that is carried may be another in another view.
+    this.#shapes.splice(0);
+    this.#end = { contributors: active, rounds };
     return this.#end;
   }
 
   /** HAZARD: a shape has one length: an all-to-all of others goes the longer way, and says another word there. */
-  #carry(call: OrderedCall, end: OrderedEnd): OrderedEnd | undefined {
-    const rounds = this.#init.rounds!;
+  #carry(call: OrderedCall, end: QuickEnd): QuickEnd | undefined {
+    const { rounds } = end;
     const { traces } = this.#init;
     const { kind, sequence, inputs, outputs } = call;
     if (!rounds.carries || (kind === 'all-to-all' && !isEven(inputs, outputs))) return undefined;
-    const shape = this.#shapeOf(call, this.#recordOfCarried);
+    const shape = this.#shapeOf(rounds, call, recordOfCarried);
     if (shape?.carry === undefined) return undefined;
     const { head, carry } = shape;
     if (!rounds.exchange({ sequence, kind, head, given: undefined, fold: undefined, output: undefined }))
@@ -112,30 +130,21 @@ export class QuickCalls {
     return end;
   }
 
-  readonly #recordOfCarried = (call: EngineCall): Said | undefined => this.#init.rounds!.recordOf(call);
-
   /** Undefined: `recordOf` has none. */
-  #shapeOf(call: EngineCall, recordOf: (call: EngineCall) => Said | undefined): Shape | undefined {
+  #shapeOf(rounds: GroupRounds, call: EngineCall, recordOf: SaidOf): Shape | undefined {
     const { kind, dtype, reduceOp, root } = call;
     const length = elements(call);
     for (const shape of this.#shapes) {
       const isOf = shape.kind === kind && shape.dtype === dtype && shape.length === length;
       if (isOf && shape.reduceOp === reduceOp && shape.root === root) return shape;
     }
-    const record = recordOf(call);
+    const record = recordOf(call, rounds);
     if (record === undefined) return undefined;
     const { carry } = record;
-    const fold = carry === undefined ? this.#foldOf(call) : undefined;
+    const fold = carry === undefined ? foldOf(rounds, call) : undefined;
     const shape: Shape = { kind, dtype, reduceOp, root, length, head: headOf(record), fold, carry };
     // Whoever gave an object may change it.
     if (typeof reduceOp !== 'object' && this.#shapes.unshift(shape) > SHAPES_KEPT) this.#shapes.pop();
     return shape;
-  }
-
-  #foldOf({ kind, dtype, reduceOp }: EngineCall): RoundFold | undefined {
-    if ((kind !== 'all-reduce' && kind !== 'reduce') || reduceOp === undefined) return undefined;
-    const [type, reduction] = [TYPE_CODES[dtype], reductionCode(reduceOp)];
-    if (!this.#init.rounds!.folds(type, reduction)) return undefined;
-    return { type, reduction, factor: factorOf(reduceOp) };
   }
 }

@@ -22,7 +22,7 @@ export function fold(dtype: DType, op: ReduceOp, sources: readonly Elements[]): 
   return target;
 }
 
-interface Made {
+export interface Made {
   readonly call: (rank: number) => Call;
   /** Arrays of a rank after the call, and what they must be. */
   readonly found: (rank: number) => readonly Elements[];
@@ -106,7 +106,22 @@ export function make(kind: OpKind, dtype: DType, size: number, length: number, r
   }
 }
 
-const sameBytes = (a: Elements, b: Elements): boolean =>
+/** An all-to-all of blocks of unlike lengths, some of them empty. */
+export const blocks = (size: number, length: number): Made =>
+  exchanged(size, (from, to) => ((from + 2 * to) % 5 === 4 ? 0 : Math.max(0, length - 7 * from - to)));
+
+export function exchanged(size: number, lengthOf: (from: number, to: number) => number): Made {
+  const ranks = [...Array(size).keys()];
+  const given = ranks.map((from) => ranks.map((to) => filled('i32', lengthOf(from, to), from * size + to)));
+  const taken = ranks.map((to) => ranks.map((from) => empty('i32', lengthOf(from, to))));
+  return {
+    call: (rank) => ({ kind: 'all-to-all', dtype: 'i32', inputs: given[rank]!, outputs: taken[rank]! }),
+    found: (rank) => taken[rank]!,
+    expected: (rank) => ranks.map((from) => given[from]![rank]!),
+  };
+}
+
+export const sameBytes = (a: Elements, b: Elements): boolean =>
   Buffer.compare(
     new Uint8Array(a.buffer, a.byteOffset, a.byteLength),
     new Uint8Array(b.buffer, b.byteOffset, b.byteLength),

@@ -6,7 +6,7 @@ import type { Elements, EngineEnd } from '../../src/engine.js';
 import { bytesOf } from '../../src/portable/chunks.js';
 import { orderOf } from '../../src/portable/fold-order.js';
 import { Placement } from '../../src/portable/placement.js';
-import { check, filled, make } from './calls.js';
+import { blocks, check, exchanged, make } from './calls.js';
 import { Counts } from './carrier-counts.js';
 import { type Call, LOOPBACK, pause, rejection, World, type WorldOptions } from './world.js';
 
@@ -26,29 +26,6 @@ const sumOf = (array: Elements, others: Partial<Call> = {}): Call => ({
   outputs: [array],
   ...others,
 });
-
-interface Exchanged {
-  readonly call: (rank: number) => Call;
-  readonly compare: () => void;
-}
-
-/** An all-to-all of blocks of unlike lengths, some of them empty. */
-const blocks = (size: number, length: number): Exchanged =>
-  exchanged(size, (from, to) => ((from + 2 * to) % 5 === 4 ? 0 : length - 7 * from - to));
-
-function exchanged(size: number, lengthOf: (from: number, to: number) => number): Exchanged {
-  const ranks = [...Array(size).keys()];
-  const given = ranks.map((from) => ranks.map((to) => filled('i32', lengthOf(from, to), from * size + to)));
-  const taken = ranks.map((to) => ranks.map((from) => createStorage('i32', lengthOf(from, to))));
-  return {
-    call: (rank) => ({ kind: 'all-to-all', dtype: 'i32', inputs: given[rank]!, outputs: taken[rank]! }),
-    compare: () => {
-      for (const to of ranks)
-        for (const from of ranks)
-          expect(Buffer.compare(bytesOf(taken[to]![from]!), bytesOf(given[from]![to]!))).toBe(0);
-    },
-  };
-}
 
 /** Ones, twos, fours and eights. */
 const powers = (length = LONG): readonly Float32Array[] =>
@@ -93,9 +70,7 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
       const before = counts.begun;
       for (const dtype of ['f32', 'i64', 'u8'] as const)
         await check(world, make('all-reduce', dtype, SIZE, length, 0, seed));
-      const moved = blocks(SIZE, length);
-      await world.all(moved.call);
-      moved.compare();
+      await check(world, blocks(SIZE, length));
       await check(world, make('all-gather', 'f32', SIZE, length, 0, seed));
       await check(world, make('broadcast', 'f8e4m3', SIZE, 4 * length, seed % SIZE, seed));
       for (const dtype of ['f32', 'f16'] as const)
@@ -126,9 +101,7 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
     const size = hosts.length;
     await using world = await carried(counts, { hosts, size });
     await check(world, make('all-reduce', 'f64', size, 50_001, 0, 1));
-    const moved = blocks(size, 50_001);
-    await world.all(moved.call);
-    moved.compare();
+    await check(world, blocks(size, 50_001));
     expect(counts.begun).toBe(3 * size);
     for (const kind of ['all-gather', 'broadcast', 'reduce-scatter'] as const)
       await check(world, make(kind, 'i64', size, 50_001, size - 1, 2));
@@ -270,9 +243,7 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
       );
       await Promise.all(calls.flat());
       for (const array of arrays) expect(array[4999]).toBe(15 * 4 ** 39);
-      const moved = Array.from({ length: 8 }, (_, i) => blocks(SIZE, 2000 + i));
-      await Promise.all(moved.map(({ call }) => world.all(call)));
-      for (const { compare } of moved) compare();
+      await Promise.all(Array.from({ length: 8 }, (_, i) => check(world, blocks(SIZE, 2000 + i))));
       await Promise.all(engines.map((engine) => engine.close()));
     }
   });
@@ -477,16 +448,14 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
     const uneven = blocks(SIZE, LONG);
     const arrays = powers();
     const rooted = ROOTED.map((kind) => make(kind, 'i32', SIZE, LONG, 2, 6));
-    const calls = [even.call, uneven.call, (rank: number) => sumOf(arrays[rank]!), ...rooted.map(({ call }) => call)];
+    const calls = [...[even, uneven, ...rooted].map(({ call }) => call), (rank: number) => sumOf(arrays[rank]!)];
     for (const call of calls) {
       const begun = counts.begun;
       const ends = await nested(world, counts, call);
       for (const end of ends) expect(end.status).toBe('fulfilled');
       expect(counts.begun - begun).toBe(SIZE);
     }
-    even.compare();
-    uneven.compare();
-    for (const { found, expected } of rooted)
+    for (const { found, expected } of [even, uneven, ...rooted])
       for (let rank = 0; rank < SIZE; rank++) expect(found(rank)).toEqual(expected(rank));
     for (const array of arrays) expect([array[0], array.at(-1)]).toEqual([15, 15]);
   });

@@ -1,0 +1,184 @@
+/** Rounds and carried calls of those who are left, after losses and repairs: the same as those of the beginning had, in places where nobody else writes. */
+import { nvshmem } from '@ep/nvshmem';
+import { describe, expect, it } from 'vitest';
+import type { Elements, OpKind } from '../../src/engine.js';
+import { blocks, KINDS, make, sameBytes } from './calls.js';
+import { Counts } from './carrier-counts.js';
+import { type Call, LOOPBACK, pause, rejection, World, type WorldOptions } from './world.js';
+
+const probe = await nvshmem.fabric.probe(LOOPBACK);
+const unavailable = probe.available ? '' : ` (${probe.reason})`;
+const TWO_BY_TWO = [0, 0, 1, 1];
+/** Elements of f32 that are several steps of a carrier. */
+const LONG = 300_001;
+/** Calls after which those of the last view would be carried, if they ever were. */
+const MANY = 60;
+
+const sumOf = (array: Elements, others: Partial<Call> = {}): Call => ({
+  kind: 'all-reduce',
+  dtype: 'f32',
+  reduceOp: 'sum',
+  inputs: [array],
+  outputs: [array],
+  ...others,
+});
+
+/** Makes calls until one is carried by all of these ranks. */
+async function untilCarried(world: World, counts: Counts, ranks: readonly number[]): Promise<void> {
+  const array = new Float32Array(200);
+  for (let i = 0; i < 4000; i++) {
+    const before = counts.begun;
+    await world.all(() => sumOf(array.slice()), ranks);
+    if (counts.begun - before === ranks.length) return;
+  }
+  expect.fail('no call was carried');
+}
+
+async function carried(counts: Counts, options: Partial<WorldOptions> = {}): Promise<World> {
+  const world = await World.open({ kind: 'fabric', size: 4, hosts: TWO_BY_TWO, wrap: counts.wrap, ...options });
+  await untilCarried(world, counts, [...Array(world.size).keys()]);
+  return world;
+}
+
+/** A call among some ranks of the group, whose arrays for the others nobody reads or writes. */
+async function checkAmong(world: World, ranks: readonly number[], kind: OpKind, length: number, seed: number) {
+  const size = ranks.length;
+  const made = kind === 'all-to-all' ? blocks(size, length) : make(kind, 'f32', size, length, seed % size, seed);
+  const spread = (arrays: readonly Elements[]): readonly Elements[] =>
+    arrays.length !== size
+      ? arrays
+      : Array.from({ length: world.size }, (_, rank) => arrays[ranks.indexOf(rank)] ?? arrays[0]!);
+  const call = (rank: number): Call => {
+    const { inputs = [], outputs = [], root = -1, ...rest } = made.call(ranks.indexOf(rank));
+    return { ...rest, inputs: spread(inputs), outputs: spread(outputs), root: root < 0 ? root : ranks[root]! };
+  };
+  const ends = await world.all(call, ranks);
+  for (const { contributors } of ends) expect(contributors).toEqual(ranks);
+  for (const at of ranks.keys()) {
+    const [found, expected] = [made.found(at), made.expected(at)];
+    if (!found.every((one, i) => sameBytes(one, expected[i]!))) expect(found).toEqual(expected);
+  }
+}
+
+/** All kinds, small ones too, of which those that are large are carried. */
+async function checkCarried(world: World, counts: Counts, ranks: readonly number[], seed: number): Promise<void> {
+  for (const kind of KINDS) {
+    for (const length of [20, 1000, 70_000]) {
+      const before = counts.begun;
+      await checkAmong(world, ranks, kind, length, seed + length);
+      const isCarried = kind !== 'barrier' && length > 20;
+      expect([kind, length, counts.begun - before]).toEqual([kind, length, isCarried ? ranks.length : 0]);
+    }
+  }
+}
+
+/** The call that tells of the loss. */
+async function lose(world: World, victim: number, survivors: readonly number[]): Promise<void> {
+  await world.lose(victim);
+  const ends = await world.settled(() => ({ kind: 'barrier' }), survivors);
+  for (const rank of survivors.keys()) expect(ends[rank]).toMatchObject(rejection('EP_PEER_LOST', { lost: [victim] }));
+}
+
+describe.skipIf(unavailable)(`those who are left${unavailable}`, () => {
+  it.each([
+    [TWO_BY_TWO, [1, 3]],
+    [TWO_BY_TWO, [0]],
+    [
+      [0, 1, 2, 3],
+      [0, 3],
+    ],
+    [
+      [3, 1, 3, 1, 2],
+      [2, 0],
+    ],
+  ])('have their calls carried, on hosts %j without %j in turn', async (hosts, victims) => {
+    const counts = new Counts();
+    await using world = await carried(counts, { hosts, size: hosts.length });
+    let survivors = [...hosts.keys()];
+    for (const victim of victims) {
+      survivors = survivors.filter((rank) => rank !== victim);
+      await lose(world, victim, survivors);
+      await untilCarried(world, counts, survivors);
+      await checkCarried(world, counts, survivors, victim);
+    }
+  });
+
+  it('have them carried where one was lost within one', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const from = counts.turns + 10;
+    let lost: Promise<void> | undefined;
+    counts.onTurn = () => {
+      if (counts.turns === from) lost = world.lose(2);
+    };
+    const arrays = TWO_BY_TWO.map(() => new Float32Array(4 * LONG));
+    const ends = await world.settled((rank) => sumOf(arrays[rank]!));
+    await lost;
+    const survivors = [0, 1, 3];
+    for (const rank of survivors) expect(ends[rank]).toMatchObject(rejection('EP_PEER_LOST', { lost: [2] }));
+    await untilCarried(world, counts, survivors);
+    await checkCarried(world, counts, survivors, 7);
+  });
+
+  it('have them carried where all go on behind one that a rank gave up', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const ranks = [0, 1, 2, 3];
+    for (const odd of [2, 0]) {
+      const giving = new AbortController();
+      const from = counts.turns + 10;
+      counts.onTurn = () => {
+        if (counts.turns === from) giving.abort(new Error('enough'));
+      };
+      const arrays = ranks.map(() => new Float32Array(4 * LONG));
+      const ends = await world.settled((rank) => sumOf(arrays[rank]!, rank === odd ? { signal: giving.signal } : {}));
+      for (const { status } of ends) expect(status).toBe('rejected');
+      await Promise.all(ranks.map((rank) => world.repair(rank)));
+      await untilCarried(world, counts, ranks);
+      await checkCarried(world, counts, ranks, odd);
+    }
+  });
+
+  it('have no part in what one still writes that was taken out alive in the middle of a call', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const survivors = [0, 1, 2];
+    // Only its turns go on until the others have taken it out.
+    const stale = new Uint8Array(new Float32Array(LONG).fill(1e30).buffer);
+    const carrier = counts.carriers[3]!;
+    carrier.begin({ kind: 'all-to-all', type: 0, reduction: 0, factor: 0, longest: stale.byteLength });
+    await Promise.all(survivors.map((rank) => world.repair(rank, [3])));
+    await untilCarried(world, counts, survivors);
+    const all = TWO_BY_TWO.map(() => stale);
+    for (let i = 0; i < 40; i++) {
+      carrier.carry(all, all, 0);
+      await checkAmong(world, survivors, 'all-reduce', 70_000, i);
+      await checkAmong(world, survivors, 'all-gather', 30_000, i);
+    }
+  });
+
+  it('go on without where no place is left', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts, { hosts: [0, 1, 2, 3], maxGroups: 1 });
+    await lose(world, 3, [0, 1, 2]);
+    await untilCarried(world, counts, [0, 1, 2]);
+    await lose(world, 0, [1, 2]);
+    const before = counts.begun;
+    for (let i = 0; i < MANY; i++) await checkAmong(world, [1, 2], 'all-reduce', 1000, i);
+    await pause(1500);
+    await checkAmong(world, [1, 2], 'all-to-all', 70_000, 1);
+    expect(counts.begun).toBe(before);
+  });
+
+  it('give their places back with the group', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts, { hosts: [0, 0, 1, 1] });
+    await lose(world, 1, [0, 2, 3]);
+    await untilCarried(world, counts, [0, 2, 3]);
+    const key = 'collectives/spare/collectives/sections/0';
+    const place = async (): Promise<object> => JSON.parse(Buffer.from(await world.stores[0]!.get(key)).toString());
+    expect(await place()).toHaveProperty('token');
+    await Promise.all([0, 2, 3].map((rank) => world.engines[rank]!.close()));
+    expect(await place()).toHaveProperty('free');
+  });
+});
