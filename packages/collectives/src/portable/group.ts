@@ -512,7 +512,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     for (const [rank] of commit.admitted ?? []) queueMicrotask(() => this.#meet(rank));
   }
 
-  /** HAZARD: before calls go on: those of this view are said in its own rounds alone. */
+  /** Before calls go on: theirs are those of the new view. */
   #renewRounds({ lost, repair, admitted }: Commit): void {
     const { active, epoch } = this.#membership;
     if (admitted !== undefined) this.#rounds.end();

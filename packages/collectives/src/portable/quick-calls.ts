@@ -98,7 +98,7 @@ export class QuickCalls {
   #reachAll(rounds: GroupRounds): QuickEnd | undefined {
     const { rank, membership, reaches } = this.#init;
     const { active } = membership;
-    if (!rounds.isOf(active) || !active.every((peer) => peer === rank || reaches(peer))) return undefined;
+    if (!active.every((peer) => peer === rank || reaches(peer))) return undefined;
     // What is said of a call that is carried may be another in another view.
     this.#shapes.splice(0);
     this.#end = { contributors: active, rounds };

@@ -19,21 +19,27 @@ export class Counts {
   looks = 0;
   /** Ranks that do not hear yet that a call is over. */
   isHeld: (rank: number) => boolean = () => false;
+  /** By rank: places in the memory of rounds and of carriers, in the order in which they were opened. */
+  readonly places: { readonly rounds: number[]; readonly carriers: number[] }[] = [];
   /** Ranks that cannot map their host's memory. */
   refusing: number | undefined;
 
   readonly wrap = (transport: Transport<'bundled' | 'add'>, rank: number): Transport<'bundled' | 'add'> => {
     const { rounds } = transport;
     const maker = rounds!.carriers!;
+    const places = { rounds: [] as number[], carriers: [] as number[] };
+    this.places[rank] = places;
     const carriers: CarrierMaker = {
       ...maker,
       open: (options) => {
+        places.carriers.push(options.group);
         const carrier = maker.open(rank === this.refusing ? { ...options, parts: [] } : options);
         this.carriers[rank] = carrier;
         return this.#counted(carrier, rank);
       },
     };
     const open: RoundMaker['open'] = (options) => {
+      places.rounds.push(options.group);
       const made = rounds!.open(options);
       this.#rounds.push(made);
       return withMembers(made, {
