@@ -40,6 +40,8 @@ function viewOf(members: readonly number[], key: string): View {
 export class ViewRounds {
   readonly #init: ViewRoundsInit;
   readonly #closings: Promise<void>[] = [];
+  /** All that had places of their own, in turn; the last one may be over. */
+  readonly #renewed: View[] = [];
   #view: View | undefined;
   /** No view has rounds any more. */
   #ended: boolean;
@@ -68,6 +70,7 @@ export class ViewRounds {
     if (this.#ended || members.length < 2 || this.#init.arena.spare === undefined) return;
     const view = viewOf(members, `${this.#init.key}/views/${epoch}`);
     this.#view = view;
+    this.#renewed.push(view);
     this.#await(this.#open(view), view);
   }
 
@@ -85,17 +88,16 @@ export class ViewRounds {
     await Promise.all(this.#closings);
   }
 
-  /** After `close`. `landed`, by rank: whether all has that was put there. */
+  /** After `close`. `landed`, by rank: whether all has that was put there. The places of a view that has lost one are nobody's any more. */
   async giveBack(landed: readonly boolean[]): Promise<void> {
     const { arena, options } = this.#init;
     const { rank, store } = options;
-    const view = this.#view;
-    if (view?.place === undefined) return;
-    const { members, key, place } = view;
-    if (members.some((peer) => peer !== rank && !landed[peer])) return;
-    if (!(await arena.spare!.giveBack(place, rank, [], false))) return;
-    for (const member of members) await forgetRounds(store, key, member);
-    await store.delete(sectionKey(key));
+    for (const { members, key, place } of this.#renewed) {
+      if (place === undefined || members.some((peer) => peer !== rank && !landed[peer])) continue;
+      if (!(await arena.spare!.giveBack(place, rank, [], false))) continue;
+      for (const member of members) await forgetRounds(store, key, member);
+      await store.delete(sectionKey(key));
+    }
   }
 
   #drop(): void {
