@@ -1,7 +1,11 @@
 /** Rounds and carried calls of those who are left, after losses and repairs: the same as those of the beginning had, in places where nobody else writes. */
+import { memoryStore, type RoundsOptions } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
-import { describe, expect, it } from 'vitest';
+import { describe, expect, it, vi } from 'vitest';
 import type { Elements, OpKind } from '../../src/engine.js';
+import { Placement } from '../../src/portable/placement.js';
+import { Sections } from '../../src/portable/sections.js';
+import { ViewRounds } from '../../src/portable/view-rounds.js';
 import { blocks, KINDS, make, sameBytes } from './calls.js';
 import { Counts } from './carrier-counts.js';
 import { type Call, LOOPBACK, pause, rejection, World, type WorldOptions } from './world.js';
@@ -78,6 +82,41 @@ async function lose(world: World, victim: number, survivors: readonly number[]):
   const ends = await world.settled(() => ({ kind: 'barrier' }), survivors);
   for (const rank of survivors.keys()) expect(ends[rank]).toMatchObject(rejection('EP_PEER_LOST', { lost: [victim] }));
 }
+
+it('two halves of a group that lose each other have rounds of their own, also where they reach one store', async () => {
+  const size = 4;
+  const [low, high] = [
+    [0, 1],
+    [2, 3],
+  ] as const;
+  const store = memoryStore();
+  const opened: RoundsOptions[] = [];
+  const ranks = [...Array(size).keys()];
+  const views = ranks.map((rank) => {
+    const open = (options: RoundsOptions): object => {
+      opened[rank] = options;
+      return { close: () => Promise.resolve() };
+    };
+    const maker = { mostMembers: size, mostBytes: 1024, part: () => Uint8Array.of(rank), open };
+    const transport = { rank, hosts: undefined };
+    const spare = new Sections({ transport, store, count: 2 });
+    const arena = { rounds: { maker, memory: {}, carriers: undefined }, spare, sparePlace: (place: object) => place };
+    const options = { transport, ranks, rank, store, name: 'halves', hosts: [0, 0, 0, 0] };
+    const section = { index: 0, token: '0', members: size };
+    const placement = new Placement(options.hosts, rank);
+    return new ViewRounds({ options, arena, section, key: 'halves', placement } as never, ranks);
+  });
+  for (const members of [low, high]) for (const rank of members) views[rank]!.renew(members, 1);
+  await vi.waitUntil(() => views.every((view) => view.current()?.ready === true));
+  const place = ({ group, token, leader }: RoundsOptions) => ({ group, token, leader: leader[0] });
+  for (const [a, b] of [low, high]) {
+    expect(place(opened[b]!)).toEqual(place(opened[a]!));
+    expect(place(opened[a]!).leader).toBe(a);
+  }
+  expect(opened[0]!.group).not.toBe(opened[2]!.group);
+  await Promise.all(views.map((view) => view.close()));
+  await store.close();
+});
 
 describe.skipIf(unavailable)(`those who are left${unavailable}`, () => {
   it.each([
