@@ -64,8 +64,8 @@ export interface GroupRoundsInit {
   readonly hosts: readonly number[];
   /** In which order what members give is folded: `RoundsOptions.folds`. */
   readonly folds: readonly (readonly number[])[];
-  /** Ranks of the group, which arrays of a call are of. */
-  readonly size: number;
+  /** Ranks of the group, whether or not they take part: a call has arrays for all of them. */
+  readonly size: () => number;
   /** Of this process in the group. */
   readonly rank: number;
 }
@@ -194,7 +194,8 @@ export class GroupRounds {
    * in this way.
    */
   recordOf(call: EngineCall): CallRecord | undefined {
-    const { maker, size, members } = this.#init;
+    const { maker, members } = this.#init;
+    const size = this.#init.size();
     if (!this.#carries || !isCarried(call, maker.carriers!)) return undefined;
     const told = toldToAll(call, size);
     if (told === undefined) return undefined;

@@ -134,7 +134,9 @@ export class PortableEngine extends Resource implements GroupEngine {
       onRepair: (from, completed) => this.#collectives.onRepair(from, completed),
       onExpelled: (by) => void this.#goOut(`rank ${by} goes on without it`),
     });
-    this.#rounds = new ViewRounds(init, this.#membership.active);
+    const sizeNow = (): number => this.#size;
+    const land = (peer: number): Promise<boolean> => this.#land(peer, () => false);
+    this.#rounds = new ViewRounds({ ...init, size: sizeNow, land }, this.#membership.active);
     this.#stragglers = new Stragglers({
       tell,
       waits: () => this.#collectives.busy,
@@ -143,7 +145,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     this.#collectives = new Collectives({
       rank,
       membership: this.#membership,
-      size: () => this.#size,
+      size: sizeNow,
       traces: this.#traces,
       tell,
       planOf: (data, longest) => this.#planOf(data, longest),
@@ -192,11 +194,11 @@ export class PortableEngine extends Resource implements GroupEngine {
       links: this.#links,
       membership: this.#membership,
       onGivenUp: (peer) => this.#agree(() => this.#membership.lose(peer)),
-      size: () => this.#size,
+      size: sizeNow,
       onEnter: (sequence, size) => {
         this.#size = size;
         this.#oneLevel = true;
-        this.#rounds.end();
+        this.#renewRounds();
         this.#out = undefined;
         this.#collectives.reopen(sequence);
         this.#messages.reopen();
@@ -277,16 +279,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     const left = (): number => Math.max(1, deadline - performance.now());
     const waits = (peer: number): boolean =>
       !this.#broken && !this.#membership.isGone(peer) && performance.now() < deadline;
-    const landed = await Promise.all(
-      this.#links.all.map((_, peer) =>
-        this.#links
-          .land(peer, () => waits(peer), left)
-          .then(
-            () => true,
-            () => false,
-          ),
-      ),
-    );
+    const landed = await Promise.all(this.#links.all.map((_, peer) => this.#land(peer, () => waits(peer), left)));
     await this.#links.stop();
     this.#stopListening?.();
     await inTime(this.#comers.idle(), longestMs);
@@ -299,6 +292,20 @@ export class PortableEngine extends Resource implements GroupEngine {
     } catch (error) {
       // Without a store the section stays taken, which harms nobody who could still ask.
       if (!isEpError(error)) throw error;
+    }
+  }
+
+  /** Whether all has landed on the peer that was put there, and, while `waits` says so, told. */
+  async #land(
+    peer: number,
+    waits: () => boolean,
+    leftMs: () => number = () => this.#init.options.timeoutMs,
+  ): Promise<boolean> {
+    try {
+      await this.#links.land(peer, waits, leftMs);
+      return true;
+    } catch {
+      return false;
     }
   }
 
@@ -504,8 +511,8 @@ export class PortableEngine extends Resource implements GroupEngine {
 
   #onCommit(commit: Commit): void {
     this.#oneLevel ||= commit.repair !== undefined || commit.admitted !== undefined;
-    this.#renewRounds(commit);
     if (commit.size !== undefined) this.#size = commit.size;
+    this.#renewRounds();
     if (commit.admitted !== undefined && commit.admitted.length > 0)
       this.#comers.welcome(commit.admitted, commit.completed);
     this.#collectives.onCommit(commit);
@@ -513,11 +520,9 @@ export class PortableEngine extends Resource implements GroupEngine {
   }
 
   /** Before calls go on: theirs are those of the new view. */
-  #renewRounds({ lost, repair, admitted }: Commit): void {
+  #renewRounds(): void {
     const { active, epoch } = this.#membership;
-    if (admitted !== undefined) this.#rounds.end();
-    // Of a call that was repaired, with nobody lost, carriers hold a part.
-    else if (lost.length > 0 || repair !== undefined) this.#rounds.renew(active, epoch);
+    this.#rounds.renew(active, epoch);
   }
 
   /** What a rank has said before this rank knew that it is a member; or that it died by then. */
