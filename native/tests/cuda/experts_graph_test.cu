@@ -1,6 +1,6 @@
 // A call of experts of every rank as a CUDA graph: new tokens and other choices, dispatch, a check of each received row, what experts make of it, combine, a check of the bits of each
 // sum. Replayed a thousand times without a word from the host, which counts nothing: epochs and counts lie on the device. A graph of each rank; in low latency also one of all ranks, in which one launch makes the call
-// of all of them. experts_graph_test [replays]
+// of all of them. experts_graph_test [replays [as-taken]]: as-taken leaves out the launch that the driver itself refuses, which a sanitizer takes for a fault of the program.
 #include "experts_world.cuh"
 
 namespace {
@@ -155,7 +155,7 @@ unsigned long long replay(const experts_options& wanted, uint32_t replays, const
 }
 
 // What a launch of several ranks does not take; nothing runs.
-int wrong_refusals() {
+int wrong_refusals(bool by_driver) {
   experts_options wanted;
   wanted.ranks = 2;
   wanted.tokens = 24;
@@ -187,7 +187,7 @@ int wrong_refusals() {
   refused("lanes that are no warps", {first, of(world, 1, true)}, 1, 100, cudaErrorInvalidConfiguration);
   uint32_t resident = 0;
   check(ep::cuda_resident(0, EP_CUDA_KERNEL_MOE, 256, &resident), "resident");
-  refused("more blocks than fit, of all ranks together", {first, of(world, 1, true)}, 3 * resident / 4 + 1, 256, cudaErrorCooperativeLaunchTooLarge);
+  if (by_driver) refused("more blocks than fit, of all ranks together", {first, of(world, 1, true)}, 3 * resident / 4 + 1, 256, cudaErrorCooperativeLaunchTooLarge);
   return failures;
 }
 
@@ -202,7 +202,7 @@ int main(int count, char** words) {
     return 2;
   }
   check(ep::cuda_load_moe(), "loading kernels");
-  int failures = wrong_refusals();
+  int failures = wrong_refusals(count <= 2);
   for (const int32_t ranks : {1, 2, 4, 8}) {
     for (uint32_t shape = 0; shape < 16; ++shape) {
       experts_options wanted;

@@ -29,7 +29,7 @@ const SMALLEST_DEFAULT_BYTES = 2 ** 22;
 /** Per rank of the world: leaves payload slots of 3 KiB. */
 const DEFAULT_BYTES_PER_RANK = 2 ** 16;
 const PAGE_BYTES = 4096;
-/** Losses of all groups together after which those who are left have rounds again, over transports that cut no dead rank off. */
+/** Each death in a view that has one takes it for good. */
 const MOST_SPARE_PLACES = 4;
 
 export interface ArenaOptions {
@@ -65,7 +65,7 @@ interface RoundsMemory {
   readonly memory: SymmetricMemory;
   /** Where the transport has carriers. */
   readonly carriers: SymmetricMemory | undefined;
-  /** Places behind those of sections, for what groups open anew after a loss. */
+  /** Places behind those of sections, for views of groups after their first. */
   readonly sparePlaces: number;
 }
 
@@ -167,7 +167,7 @@ export class Arena {
     return `collectives/groups/${group}/${opening}`;
   }
 
-  /** Of `rounds`. */
+  /** Where it is in the memory of `rounds`. */
   sparePlace({ index, token }: SectionName): SectionName {
     return { index: this.#shape.sections + index, token };
   }

@@ -314,8 +314,8 @@ export class PortableEngine extends Resource implements GroupEngine {
     const { arena, section, options, key } = this.#init;
     const { ranks } = options;
     const others = [...ranks.keys()].filter((peer) => peer !== this.rank);
-    // Also of those whose end this rank has not come across: nobody asks it any more.
     await this.#rounds.giveBack(landed);
+    // Also of those whose end this rank has not come across: nobody asks it any more.
     const cutOff = await arena.sections.cutOffFrom(section, others);
     // HAZARD: a member whose puts may still land must not come further: the section would be taken for free.
     if (others.some((peer) => !landed[peer] && !cutOff.includes(peer))) return;
