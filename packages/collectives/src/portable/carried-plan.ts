@@ -25,7 +25,7 @@ export function isCarried({ kind, dtype, reduceOp }: EngineCall, maker: Pick<Car
 export function arraysOf(call: EngineCall, members: readonly number[]): EngineCall {
   const { kind, inputs, outputs, root } = call;
   const ofMembers = (arrays: readonly Elements[], isOfRanks: boolean): readonly Elements[] =>
-    isOfRanks && arrays.length > members.length ? members.map((rank) => arrays[rank]!) : arrays;
+    isOfRanks && arrays.length > 0 ? members.map((rank) => arrays[rank]!) : arrays;
   return {
     ...call,
     inputs: ofMembers(inputs, kind === 'all-to-all' || kind === 'reduce-scatter' || kind === 'scatter'),

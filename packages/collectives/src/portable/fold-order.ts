@@ -1,6 +1,6 @@
 /**
  * In which order the elements of ranks are folded. A group of one host folds in ascending rank order. One of several folds the ranks of each host first, in that order,
- * and then what the hosts have come to, in the order of their lowest ranks: as two levels do, so that which of them carries a call out cannot be seen in its bits.
+ * and then what the hosts have come to, in the order of the lowest ranks that each has among the contributors: as two levels do, so that which of them carries a call out cannot be seen in its bits.
  *
  * Sums and products of f16 and bf16 are kept in single precision until all hosts are folded, and rounded once, behind that.
  */
@@ -55,7 +55,7 @@ export const ofHosts =
 /** Ranks of one host each, which are folded before what hosts have come to: one list where that makes no difference. */
 export function foldsOf({ hosts }: Placement, contributors: readonly number[]): readonly (readonly number[])[] {
   const present = hosts.map((members) => members.filter((rank) => contributors.includes(rank)));
-  const groups = present.filter(({ length }) => length > 0);
+  const groups = present.filter(({ length }) => length > 0).sort(([a], [b]) => a! - b!);
   return groups.every(({ length }) => length === 1) ? [contributors] : groups;
 }
 

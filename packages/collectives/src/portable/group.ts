@@ -135,8 +135,12 @@ export class PortableEngine extends Resource implements GroupEngine {
       onExpelled: (by) => void this.#goOut(`rank ${by} goes on without it`),
     });
     const sizeNow = (): number => this.#size;
-    const land = (peer: number): Promise<boolean> => this.#land(peer, () => false);
-    this.#rounds = new ViewRounds({ ...init, size: sizeNow, land }, this.#membership.active);
+    this.#rounds = new ViewRounds({
+      ...init,
+      membership: this.#membership,
+      size: sizeNow,
+      settle: (peer, signal) => this.#links.settle(peer, { signal, timeoutMs: Number.POSITIVE_INFINITY }),
+    });
     this.#stragglers = new Stragglers({
       tell,
       waits: () => this.#collectives.busy,
@@ -198,7 +202,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       onEnter: (sequence, size) => {
         this.#size = size;
         this.#oneLevel = true;
-        this.#renewRounds();
+        this.#rounds.renew();
         this.#out = undefined;
         this.#collectives.reopen(sequence);
         this.#messages.reopen();
@@ -279,7 +283,16 @@ export class PortableEngine extends Resource implements GroupEngine {
     const left = (): number => Math.max(1, deadline - performance.now());
     const waits = (peer: number): boolean =>
       !this.#broken && !this.#membership.isGone(peer) && performance.now() < deadline;
-    const landed = await Promise.all(this.#links.all.map((_, peer) => this.#land(peer, () => waits(peer), left)));
+    const landed = await Promise.all(
+      this.#links.all.map((_, peer) =>
+        this.#links
+          .land(peer, () => waits(peer), left)
+          .then(
+            () => true,
+            () => false,
+          ),
+      ),
+    );
     await this.#links.stop();
     this.#stopListening?.();
     await inTime(this.#comers.idle(), longestMs);
@@ -292,20 +305,6 @@ export class PortableEngine extends Resource implements GroupEngine {
     } catch (error) {
       // Without a store the section stays taken, which harms nobody who could still ask.
       if (!isEpError(error)) throw error;
-    }
-  }
-
-  /** Whether all has landed on the peer that was put there, and, while `waits` says so, told. */
-  async #land(
-    peer: number,
-    waits: () => boolean,
-    leftMs: () => number = () => this.#init.options.timeoutMs,
-  ): Promise<boolean> {
-    try {
-      await this.#links.land(peer, waits, leftMs);
-      return true;
-    } catch {
-      return false;
     }
   }
 
@@ -512,17 +511,12 @@ export class PortableEngine extends Resource implements GroupEngine {
   #onCommit(commit: Commit): void {
     this.#oneLevel ||= commit.repair !== undefined || commit.admitted !== undefined;
     if (commit.size !== undefined) this.#size = commit.size;
-    this.#renewRounds();
+    // Before calls go on: theirs are those of the new view.
+    this.#rounds.renew();
     if (commit.admitted !== undefined && commit.admitted.length > 0)
       this.#comers.welcome(commit.admitted, commit.completed);
     this.#collectives.onCommit(commit);
     for (const [rank] of commit.admitted ?? []) queueMicrotask(() => this.#meet(rank));
-  }
-
-  /** Before calls go on: theirs are those of the new view. */
-  #renewRounds(): void {
-    const { active, epoch } = this.#membership;
-    this.#rounds.renew(active, epoch);
   }
 
   /** What a rank has said before this rank knew that it is a member; or that it died by then. */

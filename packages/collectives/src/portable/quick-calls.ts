@@ -70,7 +70,9 @@ export class QuickCalls {
     const end = this.#end?.rounds === rounds ? this.#end : this.#reachAll(rounds);
     // HAZARD: a call that is cut must be told to others, who may have its word by then.
     if (end === undefined || call.signal !== undefined || call.membership !== undefined) return undefined;
-    const { kind, sequence, inputs, outputs } = call;
+    const { kind, sequence, inputs, outputs, root } = call;
+    // It ends on all, but not well.
+    if (root >= 0 && !end.contributors.includes(root)) return undefined;
     if (bytesOfCall(call, this.#init.size()) > MOST_GIVEN_BYTES) return this.#carry(call, end);
     const given = inputs.length <= 1 ? inputs[0] : givenBy(call);
     const byteLength = given?.byteLength ?? 0;

@@ -1,18 +1,19 @@
 /**
  * The rounds of a group, view by view: those of the beginning have places that belong to the group's section; the members of each later view (after a loss, a repair, an admission) open others among
- * themselves, in the background, in places that are there for that. Until all have them calls go in records; where no place is left, or one of them has no rounds, for good.
+ * themselves, in the background, in places that are there for that. Until all have them calls go in records.
  *
  * HAZARD: never in the places of the view before: what a member that is gone, or was taken out alive, had under way may land there at any time. They are free again when all of that view have said that what
  * they had put has landed; so a rank that died keeps them.
  */
+import { setTimeout } from 'node:timers/promises';
 import { isEpError } from '@ep/core';
 import type { Arena } from './arena.js';
 import { foldsOf } from './fold-order.js';
 import { forgetRounds, GroupRounds } from './group-rounds.js';
 import { sectionKey } from './meeting.js';
+import type { Membership } from './membership.js';
 import type { PortableEngineOptions } from './options.js';
 import type { Placement } from './placement.js';
-import { describeError } from './records.js';
 import type { Section, SectionName } from './sections.js';
 
 export interface ViewRoundsInit {
@@ -21,10 +22,11 @@ export interface ViewRoundsInit {
   readonly section: Section;
   readonly key: string;
   readonly placement: Placement;
+  readonly membership: Membership;
   /** Ranks of the group, whether or not they take part. */
   readonly size: () => number;
-  /** Whether all has landed on the peer that was put there. */
-  readonly land: (peer: number) => Promise<boolean>;
+  /** Resolves when all has landed on the peer that was put there; rejects where that is never so. */
+  readonly settle: (peer: number, signal: AbortSignal) => Promise<void>;
 }
 
 interface View {
@@ -33,16 +35,15 @@ interface View {
   readonly key: string;
   /** Another view has taken its place, or the group is closed. */
   readonly over: AbortController;
-  /** What was taken for it, until it is given back. */
+  /** Where it has places of its own: those, until they are given back. */
   place: SectionName | undefined;
   opening: Promise<void>;
   rounds: GroupRounds | undefined;
 }
 
-function viewOf(members: readonly number[], key: string): View {
-  const over = new AbortController();
-  return { members, key, over, place: undefined, opening: Promise.resolve(), rounds: undefined };
-}
+/** Between tries to find a place: others give theirs back when they have left the view before. */
+const FIRST_PAUSE_MS = 10;
+const LONGEST_PAUSE_MS = 2000;
 
 export class ViewRounds {
   readonly #init: ViewRoundsInit;
@@ -52,12 +53,11 @@ export class ViewRounds {
   readonly #renewed = new Set<View>();
   #view: View | undefined;
 
-  /** `members`: what `Membership.active` is at first. */
-  constructor(init: ViewRoundsInit, members: readonly number[]) {
-    const { arena, section, key } = init;
+  constructor(init: ViewRoundsInit) {
+    const { arena, section, key, membership } = init;
     this.#init = init;
-    if (arena.rounds === undefined || members.length < 2) return;
-    this.#view = viewOf(members, key);
+    if (arena.rounds === undefined || membership.active.length < 2) return;
+    this.#view = this.#viewOf(key);
     this.#view.rounds = this.#roundsOf(this.#view, section);
   }
 
@@ -68,12 +68,14 @@ export class ViewRounds {
     this.#view?.rounds?.begin();
   }
 
-  /** These go on; they call the view alike. */
-  renew(members: readonly number[], epoch: number): void {
+  /** Members have agreed on another view. */
+  renew(): void {
+    const { arena, key, membership } = this.#init;
+    const { active, epoch } = membership;
     this.#drop();
-    if (members.length < 2 || this.#init.arena.spare === undefined) return;
+    if (active.length < 2 || arena.spare === undefined) return;
     // HAZARD: ranks that lose each other, since a link is cut, go on in two views of one number, and may reach one store.
-    const view = viewOf(members, `${this.#init.key}/views/${epoch}/${members[0]}`);
+    const view = this.#viewOf(`${key}/views/${epoch}/${active[0]}`);
     this.#view = view;
     this.#renewed.add(view);
     view.opening = this.#open(view);
@@ -90,24 +92,17 @@ export class ViewRounds {
 
   /** After `close`, what has not been given back. `landed`, by rank: whether all has that was put there. */
   async giveBack(landed: readonly boolean[]): Promise<void> {
+    const { rank } = this.#init.options;
     for (const view of this.#renewed) {
-      if (this.#othersOf(view).every((peer) => landed[peer])) await this.#return(view);
+      if (view.members.every((peer) => peer === rank || landed[peer])) await this.#return(view);
+      else await this.#forget(view);
     }
   }
 
-  #othersOf({ members }: View): readonly number[] {
-    return members.filter((peer) => peer !== this.#init.options.rank);
-  }
-
-  async #return(view: View): Promise<void> {
-    const { arena, options } = this.#init;
-    const { rank, store } = options;
-    const { members, key, place } = view;
-    this.#renewed.delete(view);
-    if (place === undefined) return;
-    if (!(await arena.spare!.giveBack(place, rank, [], false))) return;
-    for (const member of members) await forgetRounds(store, key, member);
-    await store.delete(sectionKey(key));
+  #viewOf(key: string): View {
+    const members = this.#init.membership.active;
+    const over = new AbortController();
+    return { members, key, over, place: undefined, opening: Promise.resolve(), rounds: undefined };
   }
 
   #drop(): void {
@@ -119,13 +114,33 @@ export class ViewRounds {
   }
 
   async #leave(view: View): Promise<void> {
+    const { options, settle } = this.#init;
     await view.rounds?.close();
     view.rounds = undefined;
-    // HAZARD: also of a view that was over before this rank knew its places: who took them does not know that.
-    await view.opening;
-    const others = view.place === undefined ? [] : this.#othersOf(view);
-    const landed = await Promise.all(others.map((peer) => this.#init.land(peer)));
-    if (!landed.includes(false)) await this.#return(view);
+    // It may have been about to take places.
+    await view.opening.catch(() => {});
+    const others = view.place === undefined ? [] : view.members.filter((peer) => peer !== options.rank);
+    await Promise.all(others.map((peer) => settle(peer, this.#stop.signal)));
+    await this.#return(view);
+  }
+
+  async #return(view: View): Promise<void> {
+    const { arena, options } = this.#init;
+    await this.#forget(view);
+    if (view.place !== undefined) {
+      await arena.spare!.giveBack(view.place, options.rank, [], false);
+      view.place = undefined;
+      await arena.spare!.sweep();
+    }
+    this.#renewed.delete(view);
+  }
+
+  /** Whoever looks for what this rank has said of it finds the next one, too. */
+  async #forget({ members, key, place }: View): Promise<void> {
+    const { rank, store } = this.#init.options;
+    if (place === undefined) return;
+    await forgetRounds(store, key, rank);
+    if (rank === members[0]) await store.delete(sectionKey(key));
   }
 
   /** In `close`. */
@@ -141,30 +156,44 @@ export class ViewRounds {
 
   async #open(view: View): Promise<void> {
     const { arena } = this.#init;
-    const { signal } = view.over;
-    const place = await this.#placeOf(view);
-    view.place = place;
+    view.place = await this.#placeOf(view);
     // Another view, or none, by now.
-    if (place === undefined || signal.aborted) return;
-    view.rounds = this.#roundsOf(view, arena.sparePlace(place));
+    if (view.place === undefined || view.over.signal.aborted) return;
+    view.rounds = this.#roundsOf(view, arena.sparePlace(view.place));
     view.rounds.begin();
   }
 
-  /** The lowest member takes places and tells the others, or that there are none. */
-  async #placeOf({ members, key }: View): Promise<SectionName | undefined> {
+  /**
+   * The lowest member takes places, and tells the others. HAZARD: each member enters them by itself: one that never hears of them is not awaited when they are given back, and nobody writes there before all
+   * have entered.
+   */
+  async #placeOf({ members, key, over }: View): Promise<SectionName | undefined> {
     const { arena, options } = this.#init;
-    const { rank, ranks, store, name } = options;
-    if (rank === members[0]) {
-      const told = await arena.spare!.take(name, ranks, members).catch((error: unknown) => {
-        if (!isEpError(error)) throw error;
-        return describeError(error);
-      });
-      await store.set(sectionKey(key), Buffer.from(JSON.stringify(told)));
-      return 'index' in told ? told : undefined;
+    const { rank, store } = options;
+    const { signal } = over;
+    if (rank !== members[0]) {
+      const told = await store.get(sectionKey(key), { signal, timeoutMs: Number.POSITIVE_INFINITY });
+      const place = JSON.parse(Buffer.from(told).toString()) as SectionName;
+      return (await arena.spare!.enter(place, rank)) ? place : undefined;
     }
-    const limits = { signal: this.#stop.signal, timeoutMs: Number.POSITIVE_INFINITY };
-    const told = JSON.parse(Buffer.from(await store.get(sectionKey(key), limits)).toString()) as object;
-    return 'index' in told ? (told as SectionName) : undefined;
+    const place = await this.#take(signal);
+    if (place !== undefined) await store.set(sectionKey(key), Buffer.from(JSON.stringify(place)));
+    return place;
+  }
+
+  /** Undefined where there was none until the view was over. */
+  async #take(signal: AbortSignal): Promise<SectionName | undefined> {
+    const { arena, options } = this.#init;
+    const { name, ranks, rank } = options;
+    for (let pauseMs = FIRST_PAUSE_MS; !signal.aborted; pauseMs = Math.min(2 * pauseMs, LONGEST_PAUSE_MS)) {
+      try {
+        return await arena.spare!.take(name, ranks, [rank]);
+      } catch (error) {
+        if (!isEpError(error) || error.code !== 'EP_CAPACITY') throw error;
+      }
+      await setTimeout(pauseMs, undefined, { signal, ref: false }).catch(() => {});
+    }
+    return undefined;
   }
 
   #roundsOf({ members, key }: View, section: SectionName): GroupRounds {

@@ -3,6 +3,7 @@ import { memoryStore, type RoundsOptions } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
 import { describe, expect, it, vi } from 'vitest';
 import type { Elements, OpKind } from '../../src/engine.js';
+import { orderOf } from '../../src/portable/fold-order.js';
 import { Placement } from '../../src/portable/placement.js';
 import { Sections } from '../../src/portable/sections.js';
 import { ViewRounds } from '../../src/portable/view-rounds.js';
@@ -76,6 +77,19 @@ async function checkCarried(world: World, counts: Counts, ranks: readonly number
   }
 }
 
+/** Places that views have of their own. */
+async function placesTaken({ stores }: World): Promise<number> {
+  const [store] = stores;
+  let found = 0;
+  for (let place = 0; place < 4; place++) {
+    const key = `collectives/spare/collectives/sections/${place}`;
+    if (!(await store!.check([key]))) continue;
+    const record = JSON.parse(Buffer.from(await store!.get(key)).toString()) as { token?: string };
+    if (record.token !== undefined) found++;
+  }
+  return found;
+}
+
 /** The call that tells of the loss. */
 async function lose(world: World, victim: number, survivors: readonly number[]): Promise<void> {
   await world.lose(victim);
@@ -92,7 +106,7 @@ it('two halves of a group that lose each other have rounds of their own, also wh
   const store = memoryStore();
   const opened: RoundsOptions[] = [];
   const ranks = [...Array(size).keys()];
-  const views = ranks.map((rank) => {
+  const all = ranks.map((rank) => {
     const open = (options: RoundsOptions): object => {
       opened[rank] = options;
       return { close: () => Promise.resolve() };
@@ -104,17 +118,24 @@ it('two halves of a group that lose each other have rounds of their own, also wh
     const options = { transport, ranks, rank, store, name: 'halves', hosts: [0, 0, 0, 0] };
     const section = { index: 0, token: '0', members: size };
     const placement = new Placement(options.hosts, rank);
-    return new ViewRounds({ options, arena, section, key: 'halves', placement } as never, ranks);
+    const membership = { active: ranks as readonly number[], epoch: 0 };
+    const init = { options, arena, section, key: 'halves', placement, membership, settle: () => Promise.resolve() };
+    return { membership, views: new ViewRounds(init as never) };
   });
-  for (const members of [low, high]) for (const rank of members) views[rank]!.renew(members, 1);
-  await vi.waitUntil(() => views.every((view) => view.current()?.ready === true));
+  for (const active of [low, high]) {
+    for (const rank of active) {
+      Object.assign(all[rank]!.membership, { active, epoch: 1 });
+      all[rank]!.views.renew();
+    }
+  }
+  await vi.waitUntil(() => all.every(({ views }) => views.current()?.ready === true));
   const place = ({ group, token, leader }: RoundsOptions) => ({ group, token, leader: leader[0] });
   for (const [a, b] of [low, high]) {
     expect(place(opened[b]!)).toEqual(place(opened[a]!));
     expect(place(opened[a]!).leader).toBe(a);
   }
   expect(opened[0]!.group).not.toBe(opened[2]!.group);
-  await Promise.all(views.map((view) => view.close()));
+  await Promise.all(all.map(({ views }) => views.close()));
   await store.close();
 });
 
@@ -211,17 +232,6 @@ describe.skipIf(unavailable)(`those who are left${unavailable}`, () => {
   it('give their places back, but those where one that is gone may still write', async () => {
     const counts = new Counts();
     await using world = await carried(counts);
-    const [store] = world.stores;
-    const taken = async (): Promise<number> => {
-      let found = 0;
-      for (let place = 0; place < 4; place++) {
-        const key = `collectives/spare/collectives/sections/${place}`;
-        if (!(await store!.check([key]))) continue;
-        const record = JSON.parse(Buffer.from(await store!.get(key)).toString()) as { token?: string };
-        if (record.token !== undefined) found++;
-      }
-      return found;
-    };
     const survivors = [0, 2, 3];
     await lose(world, 1, survivors);
     // More often than there are places.
@@ -232,12 +242,66 @@ describe.skipIf(unavailable)(`those who are left${unavailable}`, () => {
     // And one behind the other.
     for (let i = 0; i < 6; i++) await Promise.all(survivors.map((rank) => world.repair(rank)));
     await untilCarried(world, counts, survivors);
-    await vi.waitUntil(async () => (await taken()) === 1, { timeout: 5000 });
+    await vi.waitUntil(async () => (await placesTaken(world)) === 1, { timeout: 5000 });
     await lose(world, 2, [0, 3]);
     await untilCarried(world, counts, [0, 3]);
-    expect(await taken()).toBe(2);
+    expect(await placesTaken(world)).toBe(2);
     await Promise.all([0, 3].map((rank) => world.engines[rank]!.close()));
-    expect(await taken()).toBe(1);
+    expect(await placesTaken(world)).toBe(1);
+  });
+
+  it('await places that others give back, and give back those of a view that nobody has come to use', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts, { maxGroups: 2 });
+    const all = [0, 1, 2, 3];
+    for (let i = 0; i < 6; i++) {
+      await Promise.all(all.map((rank) => world.repair(rank)));
+      await untilCarried(world, counts, all);
+      const engines = await world.group(`other ${i}`, [3, 2, 1, 0]);
+      const repair = { evicted: [], admitted: [], size: 0, repairs: true, timeoutMs: 20_000, sequence: 1 };
+      await Promise.all(engines.map((engine) => engine.elastic!.change(repair)));
+      await Promise.all(engines.map((engine) => engine.close()));
+    }
+    await vi.waitUntil(async () => (await placesTaken(world)) === 1, { timeout: 5000 });
+  });
+
+  it('end calls to and from a root that is gone alike, and have the next ones carried', async () => {
+    const counts = new Counts();
+    await using world = await carried(counts);
+    const survivors = [0, 2, 3];
+    await lose(world, 1, survivors);
+    await untilCarried(world, counts, survivors);
+    for (const kind of ['broadcast', 'reduce', 'gather', 'scatter'] as const) {
+      for (const length of [0, 20, 1000]) {
+        const ends = await world.settled(make(kind, 'f32', world.size, length, 1, length).call, survivors);
+        for (const end of ends) expect(end).toMatchObject(rejection('EP_PEER_LOST', { lost: [1] }));
+        const before = counts.begun;
+        await checkAmong(world, survivors, 'all-reduce', 1000, length);
+        expect(counts.begun - before).toBe(survivors.length);
+      }
+    }
+  });
+
+  it('fold in one order, whether or not a call is carried, where the lowest rank of a host is gone', async () => {
+    const counts = new Counts();
+    const hosts = [0, 1, 2, 0, 0];
+    await using world = await carried(counts, { hosts, size: hosts.length });
+    const survivors = [1, 2, 3, 4];
+    await lose(world, 0, survivors);
+    await untilCarried(world, counts, survivors);
+    const given = (rank: number, length: number): Float32Array =>
+      new Float32Array(length).fill([0, 1e8, -1e8, 1, 0][rank]!);
+    const order = orderOf(new Placement(hosts, 1), survivors);
+    for (const length of [20, 1000]) {
+      const expected = new Float32Array(length);
+      const sources = survivors.map((rank) => given(rank, length));
+      order('f32', 'sum', expected, sources);
+      expect(expected[0]).toBe(1);
+      const before = counts.begun;
+      await world.all((rank) => sumOf(sources[survivors.indexOf(rank)]!), survivors);
+      expect(counts.begun - before).toBe(length > 20 ? survivors.length : 0);
+      for (const found of sources) expect(found).toEqual(expected);
+    }
   });
 
   it('have them carried with one that comes later', async () => {
