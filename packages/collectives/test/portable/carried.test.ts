@@ -2,12 +2,12 @@
 import { createStorage, encode } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
 import { describe, expect, it } from 'vitest';
-import type { Elements, EngineEnd } from '../../src/engine.js';
+import type { Elements } from '../../src/engine.js';
 import { bytesOf } from '../../src/portable/chunks.js';
 import { orderOf } from '../../src/portable/fold-order.js';
 import { Placement } from '../../src/portable/placement.js';
 import { blocks, check, exchanged, make } from './calls.js';
-import { Counts } from './carrier-counts.js';
+import { Counts, nested } from './carrier-counts.js';
 import { type Call, LOOPBACK, pause, rejection, World, type WorldOptions } from './world.js';
 
 const probe = await nvshmem.fabric.probe(LOOPBACK);
@@ -39,21 +39,6 @@ async function carried(counts: Counts, options: Partial<WorldOptions> = {}): Pro
   for (let i = 0; counts.begun < size && i < 2000; i++) await world.all((rank) => sumOf(arrays[rank]!));
   expect(counts.begun).toBe(size);
   return world;
-}
-
-/** All ranks make the call, each inside of the one before, which has said its word: the last one hears all at once, and so do the others then. Nobody has told anything in a record. */
-function nested(
-  world: World,
-  counts: Counts,
-  call: (rank: number) => Call,
-): Promise<PromiseSettledResult<EngineEnd>[]> {
-  const ends: Promise<EngineEnd>[] = [];
-  counts.onSaid = (rank) => {
-    if (rank < world.size - 1) ends[rank + 1] = world.run(rank + 1, call(rank + 1));
-  };
-  ends[0] = world.run(0, call(0));
-  counts.onSaid = undefined;
-  return Promise.allSettled(ends);
 }
 
 /** All ranks know whether all can: small calls go in rounds since then. */

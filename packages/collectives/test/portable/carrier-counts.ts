@@ -1,6 +1,7 @@
 /** A wrap of transports that counts what carriers are asked for, and holds ranks up in the middle of it. */
 import type { Carrier, CarrierMaker, RoundMaker, Rounds, Transport } from '@ep/core';
-import { withMembers } from './world.js';
+import type { EngineEnd } from '../../src/engine.js';
+import { type Call, type World, withMembers } from './world.js';
 
 /** Counts the calls of all carriers, and the turns that these took. */
 export class Counts {
@@ -61,7 +62,7 @@ export class Counts {
     const until = performance.now() + 5000;
     while (this.onSaid && end === late && performance.now() < until) {
       // Those of the first ranks of hosts pass on what they find.
-      for (const each of this.#rounds) each.look(round);
+      for (const each of this.#rounds) if (!each.closed) each.look(round);
       end = say();
     }
     return end;
@@ -81,4 +82,23 @@ export class Counts {
       },
     });
   }
+}
+
+/** Ranks make the call, each inside of the one before, which has said its word: the last one hears all at once, and so do the others then. Nobody has told anything in a record. */
+export function nested(
+  world: World,
+  counts: Counts,
+  call: (rank: number) => Call,
+  ranks: readonly number[] = [...Array(world.size).keys()],
+): Promise<PromiseSettledResult<EngineEnd>[]> {
+  const ends: Promise<EngineEnd>[] = [];
+  counts.onSaid = (rank) => {
+    const at = ranks.indexOf(rank) + 1;
+    if (at < ranks.length) ends[at] = world.run(ranks[at]!, call(ranks[at]!));
+  };
+  ends[0] = world.run(ranks[0]!, call(ranks[0]!));
+  counts.onSaid = undefined;
+  // Where it is told in records.
+  for (const [at, rank] of ranks.entries()) ends[at] ??= world.run(rank, call(rank));
+  return Promise.allSettled(ends);
 }

@@ -1,5 +1,5 @@
 /** Rounds and carried calls of those who are left, after losses and repairs: the same as those of the beginning had, in places where nobody else writes. */
-import { memoryStore, type RoundsOptions } from '@ep/core';
+import { memoryStore, type RoundsOptions, type Store } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
 import { describe, expect, it, vi } from 'vitest';
 import type { Elements, OpKind } from '../../src/engine.js';
@@ -8,7 +8,7 @@ import { Placement } from '../../src/portable/placement.js';
 import { Sections } from '../../src/portable/sections.js';
 import { ViewRounds } from '../../src/portable/view-rounds.js';
 import { blocks, KINDS, make, sameBytes } from './calls.js';
-import { Counts } from './carrier-counts.js';
+import { Counts, nested } from './carrier-counts.js';
 import { type Call, LOOPBACK, pause, rejection, World, type WorldOptions } from './world.js';
 
 const probe = await nvshmem.fabric.probe(LOOPBACK);
@@ -97,46 +97,93 @@ async function lose(world: World, victim: number, survivors: readonly number[]):
   for (const rank of survivors.keys()) expect(ends[rank]).toMatchObject(rejection('EP_PEER_LOST', { lost: [victim] }));
 }
 
-it('two halves of a group that lose each other have rounds of their own, also where they reach one store', async () => {
-  const size = 4;
-  const [low, high] = [
-    [0, 1],
-    [2, 3],
-  ] as const;
-  const store = memoryStore();
-  const opened: RoundsOptions[] = [];
+interface Rank {
+  readonly rank: number;
+  readonly views: ViewRounds;
+  /** Agrees on another view. */
+  readonly renew: (active: readonly number[], epoch: number) => void;
+  /** What its rounds were opened with last. */
+  opened: RoundsOptions | undefined;
+}
+
+/** The views of a group of one host, over rounds that say nothing, with so many places. */
+function viewsOf(size: number, places: number, store: Store, settle: () => Promise<void>): readonly Rank[] {
   const ranks = [...Array(size).keys()];
-  const all = ranks.map((rank) => {
+  const hosts = ranks.map(() => 0);
+  return ranks.map((rank) => {
     const open = (options: RoundsOptions): object => {
-      opened[rank] = options;
+      made.opened = options;
       return { close: () => Promise.resolve() };
     };
     const maker = { mostMembers: size, mostBytes: 1024, part: () => Uint8Array.of(rank), open };
     const transport = { rank, hosts: undefined };
-    const spare = new Sections({ transport, store, count: 2 });
+    const spare = new Sections({ transport, store, count: places });
     const arena = { rounds: { maker, memory: {}, carriers: undefined }, spare, sparePlace: (place: object) => place };
-    const options = { transport, ranks, rank, store, name: 'halves', hosts: [0, 0, 0, 0] };
+    const options = { transport, ranks, rank, store, name: 'views', hosts };
     const section = { index: 0, token: '0', members: size };
-    const placement = new Placement(options.hosts, rank);
     const membership = { active: ranks as readonly number[], epoch: 0 };
-    const init = { options, arena, section, key: 'halves', placement, membership, settle: () => Promise.resolve() };
-    return { membership, views: new ViewRounds(init as never) };
+    const placement = new Placement(hosts, rank);
+    const views = new ViewRounds({ options, arena, section, key: 'views', placement, membership, settle } as never);
+    const renew = (active: readonly number[], epoch: number): void => {
+      Object.assign(membership, { active, epoch });
+      views.renew();
+    };
+    const made: Rank = { rank, views, renew, opened: undefined };
+    return made;
   });
-  for (const active of [low, high]) {
-    for (const rank of active) {
-      Object.assign(all[rank]!.membership, { active, epoch: 1 });
-      all[rank]!.views.renew();
+}
+
+const isReady = ({ views }: Rank): boolean => views.current()?.ready === true;
+
+describe('views', () => {
+  it('of two halves of a group that lose each other have rounds of their own, also where they reach one store', async () => {
+    const store = memoryStore();
+    const ranks = viewsOf(4, 2, store, () => Promise.resolve());
+    const halves = [ranks.slice(0, 2), ranks.slice(2)];
+    for (const half of halves)
+      for (const { renew } of half)
+        renew(
+          half.map(({ rank }) => rank),
+          1,
+        );
+    await vi.waitUntil(() => ranks.every(isReady));
+    const places = halves.map((half) => half.map(({ opened }) => ({ ...opened! })));
+    for (const [at, [one, other]] of places.entries()) {
+      expect({ group: other!.group, token: other!.token }).toEqual({ group: one!.group, token: one!.token });
+      expect([one!.leader[0], other!.leader[0]]).toEqual([2 * at, 2 * at]);
     }
-  }
-  await vi.waitUntil(() => all.every(({ views }) => views.current()?.ready === true));
-  const place = ({ group, token, leader }: RoundsOptions) => ({ group, token, leader: leader[0] });
-  for (const [a, b] of [low, high]) {
-    expect(place(opened[b]!)).toEqual(place(opened[a]!));
-    expect(place(opened[a]!).leader).toBe(a);
-  }
-  expect(opened[0]!.group).not.toBe(opened[2]!.group);
-  await Promise.all(all.map(({ views }) => views.close()));
-  await store.close();
+    expect(places[0]![0]!.group).not.toBe(places[1]![0]!.group);
+    await Promise.all(ranks.map(({ views }) => views.close()));
+    await store.close();
+  });
+
+  it('await a place that the view before has yet to give back', async () => {
+    const store = memoryStore();
+    const ranks = viewsOf(2, 1, store, () => pause(100));
+    for (let epoch = 1; epoch < 5; epoch++) {
+      for (const { renew } of ranks) renew([0, 1], epoch);
+      await vi.waitUntil(() => ranks.every(isReady), { timeout: 5000 });
+    }
+    await Promise.all(ranks.map(({ views }) => views.close()));
+    await store.close();
+  });
+
+  it('give back a place that a member which has closed has never come to use', async () => {
+    const store = memoryStore();
+    for (let i = 0; i < 3; i++) {
+      const ranks = viewsOf(2, 1, store, () => Promise.resolve());
+      const epoch = 10 * i;
+      for (const { renew } of ranks) renew([0, 1], epoch + 1);
+      await Promise.all(ranks.map(({ views }) => views.close()));
+      for (const { views } of ranks) await views.giveBack([true, true]);
+      const later = viewsOf(2, 1, store, () => Promise.resolve());
+      for (const { renew } of later) renew([0, 1], epoch + 2);
+      await vi.waitUntil(() => later.every(isReady), { timeout: 5000 });
+      await Promise.all(later.map(({ views }) => views.close()));
+      for (const { views } of later) await views.giveBack([true, true]);
+    }
+    await store.close();
+  });
 });
 
 describe.skipIf(unavailable)(`those who are left${unavailable}`, () => {
@@ -273,7 +320,8 @@ describe.skipIf(unavailable)(`those who are left${unavailable}`, () => {
     await untilCarried(world, counts, survivors);
     for (const kind of ['broadcast', 'reduce', 'gather', 'scatter'] as const) {
       for (const length of [0, 20, 1000]) {
-        const ends = await world.settled(make(kind, 'f32', world.size, length, 1, length).call, survivors);
+        const { call } = make(kind, 'f32', world.size, length, 1, length);
+        const ends = await nested(world, counts, call, survivors);
         for (const end of ends) expect(end).toMatchObject(rejection('EP_PEER_LOST', { lost: [1] }));
         const before = counts.begun;
         await checkAmong(world, survivors, 'all-reduce', 1000, length);
