@@ -416,6 +416,7 @@ class Composition<C extends Need> extends Resource implements ComposedTransport<
       size: (groups) => rounds.size(groups),
       part: (memory) => rounds.part(partOf(memory)),
       open: (options) => rounds.open({ ...options, memory: partOf(options.memory) }),
+      settle: (peer, options) => rounds.settle(peer, options),
       ...(rounds.carriers && { carriers: carriersOf(rounds.carriers, partOf) }),
     };
   }

@@ -1,6 +1,6 @@
 /** Short exchanges among a group's ranks on several hosts, each in one call that may hold its thread for a moment. */
 import type { Closeable } from './scope.js';
-import type { AllocateOptions, Rank, SymmetricMemory } from './transport.js';
+import type { AllocateOptions, Rank, SymmetricMemory, WaitOptions } from './transport.js';
 
 export interface RoundsOptions {
   /** Of `RoundMaker.size`. */
@@ -120,5 +120,7 @@ export interface RoundMaker {
   part(memory: SymmetricMemory): Uint8Array;
   /** Throws `EP_INVALID_ARGUMENT`, and what mapping the leader's part throws where this rank does not share its host's memory. */
   open(options: RoundsOptions): Rounds;
+  /** Resolves when all has landed on the peer that rounds and carriers of this rank have put there, which `Endpoint.flush` of a composed transport may know nothing of. Rejects as that does. */
+  settle(peer: Rank, options?: WaitOptions): Promise<void>;
   readonly carriers?: CarrierMaker;
 }

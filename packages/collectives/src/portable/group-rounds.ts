@@ -156,6 +156,7 @@ export class GroupRounds {
   #carried: BegunCall | undefined;
   #begun = false;
   #ready = false;
+  #used = false;
   #exchanges = false;
   #holdMs = LONGEST_HOLD_MS;
   #opening: Promise<void> = Promise.resolve();
@@ -172,6 +173,11 @@ export class GroupRounds {
   /** All ranks can take them, as this one knows by now. */
   get ready(): boolean {
     return this.#ready;
+  }
+
+  /** This rank may have said something in one. */
+  get used(): boolean {
+    return this.#used;
   }
 
   /** They take `exchange`, too. */
@@ -353,6 +359,7 @@ export class GroupRounds {
     let least: number = CARRIES[0]!;
     for (const peer of members) least = Math.min(least, (await store.get(readyKey(key, peer), limits))[0]!);
     this.#ready = least >= YES[0]! && !signal.aborted;
+    this.#used ||= this.#ready;
     this.#carries = least === CARRIES[0]! && !signal.aborted;
   }
 

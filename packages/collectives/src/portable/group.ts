@@ -135,12 +135,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       onExpelled: (by) => void this.#goOut(`rank ${by} goes on without it`),
     });
     const sizeNow = (): number => this.#size;
-    this.#rounds = new ViewRounds({
-      ...init,
-      membership: this.#membership,
-      size: sizeNow,
-      settle: (peer, signal) => this.#links.settle(peer, { signal, timeoutMs: Number.POSITIVE_INFINITY }),
-    });
+    this.#rounds = new ViewRounds({ ...init, membership: this.#membership, size: sizeNow });
     this.#stragglers = new Stragglers({
       tell,
       waits: () => this.#collectives.busy,
@@ -504,6 +499,7 @@ export class PortableEngine extends Resource implements GroupEngine {
     });
     this.#out = out;
     this.#collectives.end(completed, out);
+    this.#rounds.leave();
     this.#messages.fail(out);
     return out;
   }

@@ -131,12 +131,6 @@ export class Links {
     await this.#flush(peer, endpoint, { timeoutMs: leftMs() });
   }
 
-  /** Resolves when all has landed that was put to the peer, by whatever channel. Rejects as `Endpoint.flush` does. */
-  async settle(peer: number, limits: WaitOptions): Promise<void> {
-    const endpoint = this.#channels[peer]?.endpoint ?? this.#endpoints.get(peer);
-    if (endpoint !== undefined) await this.#flush(peer, endpoint, limits);
-  }
-
   /** Puts nothing more to the peer, and begins anew when all has landed; leaves it if the peer is lost. Rejects if it cannot land for another reason. */
   async retire(peer: number): Promise<void> {
     const channel = this.#channels[peer];

@@ -96,9 +96,10 @@ export class Sections {
     for (;;) {
       for (let index = 0; index < count; index++) {
         const key = recordKey(index);
-        let held = await store.compareSet(key, NOTHING, mine);
-        if (!same(held, mine) && parseTaken(held) === undefined) held = await store.compareSet(key, held, mine);
-        if (same(held, mine)) return { index, token };
+        // Read first: whoever asks again and again must not write each time.
+        const held = await readKey(store, key);
+        if (parseTaken(held) !== undefined) continue;
+        if (same(await store.compareSet(key, held ?? NOTHING, mine), mine)) return { index, token };
       }
       const found: Settled[] = [];
       for (let index = 0; index < count; index++) found.push(await this.#settle(index));
@@ -149,7 +150,12 @@ export class Sections {
     const closed = await store.add(closedKey(section), 1);
     const held = await readKey(store, recordKey(section.index));
     const record = parseTaken(held);
-    if (held === undefined || record?.token !== section.token) return false;
+    if (held === undefined || record?.token !== section.token) {
+      // Whoever has found it free had not to wait for this.
+      await store.delete(closedKey(section));
+      await store.delete(closingKey(section, rank));
+      return false;
+    }
     const isLast = closed >= record.members.length;
     if (!isLast && !incomplete) {
       this.#keep(section, rank);

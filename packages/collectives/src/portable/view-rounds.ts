@@ -25,8 +25,6 @@ export interface ViewRoundsInit {
   readonly membership: Membership;
   /** Ranks of the group, whether or not they take part. */
   readonly size: () => number;
-  /** Resolves when all has landed on the peer that was put there; rejects where that is never so. */
-  readonly settle: (peer: number, signal: AbortSignal) => Promise<void>;
 }
 
 interface View {
@@ -38,12 +36,14 @@ interface View {
   /** Where it has places of its own: those, until they are given back. */
   place: SectionName | undefined;
   opening: Promise<void>;
+  /** This rank may have put something there. */
+  used: boolean;
   rounds: GroupRounds | undefined;
 }
 
 /** Between tries to find a place: others give theirs back when they have left the view before. */
 const FIRST_PAUSE_MS = 10;
-const LONGEST_PAUSE_MS = 2000;
+const LONGEST_PAUSE_MS = 60_000;
 
 export class ViewRounds {
   readonly #init: ViewRoundsInit;
@@ -72,14 +72,23 @@ export class ViewRounds {
   renew(): void {
     const { arena, key, membership } = this.#init;
     const { active, epoch } = membership;
-    this.#drop();
-    if (active.length < 2 || arena.spare === undefined) return;
+    this.leave();
+    if (active.length < 2 || arena.spare === undefined || this.#stop.signal.aborted) return;
     // HAZARD: ranks that lose each other, since a link is cut, go on in two views of one number, and may reach one store.
     const view = this.#viewOf(`${key}/views/${epoch}/${active[0]}`);
     this.#view = view;
     this.#renewed.add(view);
     view.opening = this.#open(view);
     this.#await(view.opening, view);
+  }
+
+  /** This rank is a member of no view from now on. */
+  leave(): void {
+    const view = this.#view;
+    if (view === undefined) return;
+    this.#view = undefined;
+    view.over.abort();
+    this.#await(this.#leave(view), view);
   }
 
   /** Those of the last view are kept, for what others may still lack. */
@@ -92,9 +101,8 @@ export class ViewRounds {
 
   /** After `close`, what has not been given back. `landed`, by rank: whether all has that was put there. */
   async giveBack(landed: readonly boolean[]): Promise<void> {
-    const { rank } = this.#init.options;
     for (const view of this.#renewed) {
-      if (view.members.every((peer) => peer === rank || landed[peer])) await this.#return(view);
+      if (this.#targetsOf(view).every((peer) => landed[peer])) await this.#return(view);
       else await this.#forget(view);
     }
   }
@@ -102,37 +110,35 @@ export class ViewRounds {
   #viewOf(key: string): View {
     const members = this.#init.membership.active;
     const over = new AbortController();
-    return { members, key, over, place: undefined, opening: Promise.resolve(), rounds: undefined };
-  }
-
-  #drop(): void {
-    const view = this.#view;
-    if (view === undefined) return;
-    this.#view = undefined;
-    view.over.abort();
-    this.#await(this.#leave(view), view);
+    return { members, key, over, place: undefined, opening: Promise.resolve(), used: false, rounds: undefined };
   }
 
   async #leave(view: View): Promise<void> {
-    const { options, settle } = this.#init;
+    const { arena, options } = this.#init;
     await view.rounds?.close();
-    view.rounds = undefined;
     // It may have been about to take places.
     await view.opening.catch(() => {});
-    const others = view.place === undefined ? [] : view.members.filter((peer) => peer !== options.rank);
-    await Promise.all(others.map((peer) => settle(peer, this.#stop.signal)));
+    const targets = view.place === undefined ? [] : this.#targetsOf(view);
+    view.rounds = undefined;
+    const limits = { signal: this.#stop.signal, timeoutMs: Number.POSITIVE_INFINITY };
+    await Promise.all(targets.map((peer) => arena.rounds!.maker.settle(options.ranks[peer]!, limits)));
     await this.#return(view);
+  }
+
+  /** On whom there may be something under way in its places. */
+  #targetsOf(view: View): readonly number[] {
+    const { rank } = this.#init.options;
+    view.used ||= view.rounds?.used === true;
+    return view.used ? view.members.filter((peer) => peer !== rank) : [];
   }
 
   async #return(view: View): Promise<void> {
     const { arena, options } = this.#init;
-    await this.#forget(view);
-    if (view.place !== undefined) {
-      await arena.spare!.giveBack(view.place, options.rank, [], false);
-      view.place = undefined;
-      await arena.spare!.sweep();
-    }
+    const { place } = view;
+    if (place !== undefined) await arena.spare!.giveBack(place, options.rank, [], false);
     this.#renewed.delete(view);
+    await this.#forget(view);
+    if (place !== undefined) await arena.spare!.sweep();
   }
 
   /** Whoever looks for what this rank has said of it finds the next one, too. */
@@ -156,7 +162,7 @@ export class ViewRounds {
 
   async #open(view: View): Promise<void> {
     const { arena } = this.#init;
-    view.place = await this.#placeOf(view);
+    await this.#findPlace(view);
     // Another view, or none, by now.
     if (view.place === undefined || view.over.signal.aborted) return;
     view.rounds = this.#roundsOf(view, arena.sparePlace(view.place));
@@ -165,20 +171,21 @@ export class ViewRounds {
 
   /**
    * The lowest member takes places, and tells the others. HAZARD: each member enters them by itself: one that never hears of them is not awaited when they are given back, and nobody writes there before all
-   * have entered.
+   * have entered. What a store may have done that has not answered in time is given back as if it had.
    */
-  async #placeOf({ members, key, over }: View): Promise<SectionName | undefined> {
+  async #findPlace(view: View): Promise<void> {
     const { arena, options } = this.#init;
     const { rank, store } = options;
-    const { signal } = over;
-    if (rank !== members[0]) {
-      const told = await store.get(sectionKey(key), { signal, timeoutMs: Number.POSITIVE_INFINITY });
-      const place = JSON.parse(Buffer.from(told).toString()) as SectionName;
-      return (await arena.spare!.enter(place, rank)) ? place : undefined;
+    const { signal } = view.over;
+    const key = sectionKey(view.key);
+    if (rank === view.members[0]) {
+      view.place = await this.#take(signal);
+      if (view.place !== undefined) await store.set(key, Buffer.from(JSON.stringify(view.place)));
+      return;
     }
-    const place = await this.#take(signal);
-    if (place !== undefined) await store.set(sectionKey(key), Buffer.from(JSON.stringify(place)));
-    return place;
+    const told = await store.get(key, { signal, timeoutMs: Number.POSITIVE_INFINITY });
+    view.place = JSON.parse(Buffer.from(told).toString()) as SectionName;
+    if (!(await arena.spare!.enter(view.place, rank))) view.place = undefined;
   }
 
   /** Undefined where there was none until the view was over. */

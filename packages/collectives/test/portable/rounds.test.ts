@@ -37,6 +37,7 @@ class Table {
       mostBytes: 1024,
       size: (groups) => ({ byteLength: groups * 8, signalSlots: groups }),
       part: () => Uint8Array.of(rank),
+      settle: () => Promise.resolve(),
       open: (options) => this.#open(rank, options),
     };
     return withMembers(transport, { rounds });

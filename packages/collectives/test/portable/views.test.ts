@@ -1,5 +1,5 @@
 /** Rounds and carried calls of those who are left, after losses and repairs: the same as those of the beginning had, in places where nobody else writes. */
-import { memoryStore, type RoundsOptions, type Store } from '@ep/core';
+import { memoryStore, type RoundMaker, type RoundsOptions, type Store } from '@ep/core';
 import { nvshmem } from '@ep/nvshmem';
 import { describe, expect, it, vi } from 'vitest';
 import type { Elements, OpKind } from '../../src/engine.js';
@@ -107,7 +107,12 @@ interface Rank {
 }
 
 /** The views of a group of one host, over rounds that say nothing, with so many places. */
-function viewsOf(size: number, places: number, store: Store, settle: () => Promise<void>): readonly Rank[] {
+function viewsOf(
+  size: number,
+  places: number,
+  store: Store,
+  settle: RoundMaker['settle'] = () => Promise.resolve(),
+): readonly Rank[] {
   const ranks = [...Array(size).keys()];
   const hosts = ranks.map(() => 0);
   return ranks.map((rank) => {
@@ -115,7 +120,7 @@ function viewsOf(size: number, places: number, store: Store, settle: () => Promi
       made.opened = options;
       return { close: () => Promise.resolve() };
     };
-    const maker = { mostMembers: size, mostBytes: 1024, part: () => Uint8Array.of(rank), open };
+    const maker = { mostMembers: size, mostBytes: 1024, part: () => Uint8Array.of(rank), open, settle };
     const transport = { rank, hosts: undefined };
     const spare = new Sections({ transport, store, count: places });
     const arena = { rounds: { maker, memory: {}, carriers: undefined }, spare, sparePlace: (place: object) => place };
@@ -123,7 +128,7 @@ function viewsOf(size: number, places: number, store: Store, settle: () => Promi
     const section = { index: 0, token: '0', members: size };
     const membership = { active: ranks as readonly number[], epoch: 0 };
     const placement = new Placement(hosts, rank);
-    const views = new ViewRounds({ options, arena, section, key: 'views', placement, membership, settle } as never);
+    const views = new ViewRounds({ options, arena, section, key: 'views', placement, membership } as never);
     const renew = (active: readonly number[], epoch: number): void => {
       Object.assign(membership, { active, epoch });
       views.renew();
@@ -138,7 +143,7 @@ const isReady = ({ views }: Rank): boolean => views.current()?.ready === true;
 describe('views', () => {
   it('of two halves of a group that lose each other have rounds of their own, also where they reach one store', async () => {
     const store = memoryStore();
-    const ranks = viewsOf(4, 2, store, () => Promise.resolve());
+    const ranks = viewsOf(4, 2, store);
     const halves = [ranks.slice(0, 2), ranks.slice(2)];
     for (const half of halves)
       for (const { renew } of half)
@@ -168,15 +173,27 @@ describe('views', () => {
     await store.close();
   });
 
+  it('give back a place that a member has never come to use, which is gone', async () => {
+    const store = memoryStore();
+    const ranks = viewsOf(3, 1, store, (peer) => (peer === 2 ? Promise.reject(new Error('gone')) : Promise.resolve()));
+    const others = ranks.slice(0, 2);
+    for (const { renew } of others) renew([0, 1, 2], 1);
+    await vi.waitUntil(() => others.every(({ opened }) => opened !== undefined));
+    for (const { renew } of others) renew([0, 1], 2);
+    await vi.waitUntil(() => others.every(isReady), { timeout: 5000 });
+    await Promise.all(ranks.map(({ views }) => views.close()));
+    await store.close();
+  });
+
   it('give back a place that a member which has closed has never come to use', async () => {
     const store = memoryStore();
     for (let i = 0; i < 3; i++) {
-      const ranks = viewsOf(2, 1, store, () => Promise.resolve());
+      const ranks = viewsOf(2, 1, store);
       const epoch = 10 * i;
       for (const { renew } of ranks) renew([0, 1], epoch + 1);
       await Promise.all(ranks.map(({ views }) => views.close()));
       for (const { views } of ranks) await views.giveBack([true, true]);
-      const later = viewsOf(2, 1, store, () => Promise.resolve());
+      const later = viewsOf(2, 1, store);
       for (const { renew } of later) renew([0, 1], epoch + 2);
       await vi.waitUntil(() => later.every(isReady), { timeout: 5000 });
       await Promise.all(later.map(({ views }) => views.close()));
@@ -255,6 +272,7 @@ describe.skipIf(unavailable)(`those who are left${unavailable}`, () => {
       await Promise.all(survivors.map((rank) => world.repair(rank, [odd])));
       await untilCarried(world, counts, survivors);
       await checkCarried(world, counts, survivors, odd);
+      await vi.waitUntil(async () => (await placesTaken(world)) === 1, { timeout: 5000 });
     }
     for (const rank of survivors) {
       const { rounds, carriers } = counts.places[rank]!;

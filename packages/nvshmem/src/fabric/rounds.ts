@@ -26,6 +26,7 @@ export interface FabricRoundsInit {
   readonly worldSize: number;
   readonly context: NativeRankContext;
   readonly nic: NativeFabricNic;
+  readonly settle: RoundMaker['settle'];
 }
 
 /** Of an entry: the length of what follows. */
@@ -184,7 +185,7 @@ class FabricCarrier extends Resource implements Carrier {
 }
 
 /** Undefined in a world with more ranks than there are places for. */
-export function roundMaker({ rank, worldSize, context, nic }: FabricRoundsInit): RoundMaker | undefined {
+export function roundMaker({ rank, worldSize, context, nic, settle }: FabricRoundsInit): RoundMaker | undefined {
   const { binding } = native();
   const { mostMembers, mostBytes, entryBytes } = binding.fabricRoundsSize(worldSize, 0);
   if (worldSize > mostMembers) return undefined;
@@ -247,6 +248,7 @@ export function roundMaker({ rank, worldSize, context, nic }: FabricRoundsInit):
       );
       return new FabricRounds(made, seats, entryBytes);
     },
+    settle,
     carriers,
   };
 }

@@ -71,7 +71,10 @@ export class FabricTransport extends Resource implements Transport<FabricNeeds> 
     this.capabilities = fabricCapabilities(this.offer);
     this.world = this.children.add(init.world);
     this.#init = init;
-    const rounds = roundMaker(init);
+    const rounds = roundMaker({
+      ...init,
+      settle: async (peer, options) => (await this.connect(peer)).flush(options),
+    });
     if (rounds !== undefined) this.rounds = rounds;
     this.#reach = {
       pins: pinsMemory(this.offer.provider),
