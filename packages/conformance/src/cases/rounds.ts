@@ -65,6 +65,8 @@ async function allHear(rank: CaseRank, { maker, among }: Opened): Promise<void> 
       }
     }
   }
+  // Words to peers, which live, land; whoever goes by what is put to itself alone ends as well.
+  for (const peer of everybody) await maker.settle(peer, { timeoutMs: 10_000 });
   await rank.meet();
   for (const { rounds } of groups) await rounds.close();
 }
