@@ -141,7 +141,7 @@ export class ViewRounds {
     if (place !== undefined) await arena.spare!.sweep();
   }
 
-  /** Whoever looks for what this rank has said of it finds the next one, too. */
+  /** What this rank has said of the view in the store: whoever still waits for it there is about to hear that the view is over. */
   async #forget({ members, key, place }: View): Promise<void> {
     const { rank, store } = this.#init.options;
     if (place === undefined) return;
