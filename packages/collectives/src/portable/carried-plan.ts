@@ -22,7 +22,7 @@ export function isCarried({ kind, dtype, reduceOp }: EngineCall, maker: Pick<Car
 }
 
 /** The call as it is among some ranks: of arrays one for each rank there are those of members alone, and the root is counted among them. */
-export function arraysOf(call: EngineCall, members: readonly number[]): EngineCall {
+export function callAmong(call: EngineCall, members: readonly number[]): EngineCall {
   const { kind, inputs, outputs, root } = call;
   const ofMembers = (arrays: readonly Elements[], isOfRanks: boolean): readonly Elements[] =>
     isOfRanks && arrays.length > 0 ? members.map((rank) => arrays[rank]!) : arrays;
@@ -39,7 +39,7 @@ export function longestOf({ inputs, outputs }: EngineCall): number {
   return Math.max(...(inputs.length === 0 ? outputs : inputs).map(({ byteLength }) => byteLength));
 }
 
-/** A call, as `arraysOf` has it, that a carrier has begun, and goes on with whenever it is given a turn. */
+/** A call, as `callAmong` has it, that a carrier has begun, and goes on with whenever it is given a turn. */
 export class BegunCall {
   readonly sequence: number;
   readonly #carrier: Carrier;

@@ -386,8 +386,8 @@ export class Collectives {
 
   #recordsOf(active: ActiveCall): (peer: number) => CallRecord {
     const { call } = active;
-    const isCarried = call.membership === undefined && !active.rootless;
-    const record = isCarried ? this.#told.roundsOf(active)?.recordOf(call) : undefined;
+    const canBeCarried = call.membership === undefined && !active.rootless;
+    const record = canBeCarried ? this.#told.roundsOf(active)?.recordOf(call) : undefined;
     return record === undefined ? callRecords(call) : () => record;
   }
 

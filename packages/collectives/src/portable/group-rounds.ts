@@ -21,7 +21,7 @@ import {
 } from '@ep/core';
 import type { Elements, EngineCall } from '../engine.js';
 import type { Words } from './arrivals.js';
-import { arraysOf, BegunCall, CarriedPlan, isCarried, longestOf } from './carried-plan.js';
+import { BegunCall, CarriedPlan, callAmong, isCarried, longestOf } from './carried-plan.js';
 import type { PlannedCall } from './collectives-init.js';
 import type { nameOf } from './ordered.js';
 import { type CallRecord, RECORD_BYTES, recordBytes } from './records.js';
@@ -200,12 +200,12 @@ export class GroupRounds {
    * in this way.
    */
   recordOf(call: EngineCall): CallRecord | undefined {
-    const { maker, members } = this.#init;
+    const { maker } = this.#init;
     const size = this.#init.size();
     if (!this.#carries || !isCarried(call, maker.carriers!)) return undefined;
     const told = toldToAll(call, size);
     if (told === undefined) return undefined;
-    const record = { ...told, carry: longestOf(arraysOf(call, members)) };
+    const record = { ...told, carry: longestOf(this.#among(call)) };
     // As a record too, which another rank may pass on.
     const fits = encode(record).byteLength <= maker.mostBytes && recordBytes({ ...record, of: size }) <= RECORD_BYTES;
     return fits ? record : undefined;
@@ -216,7 +216,7 @@ export class GroupRounds {
     const { call } = data;
     const begun = this.#carried?.sequence === call.sequence ? this.#carried : undefined;
     this.#carried = undefined;
-    const begin = (): BegunCall => new BegunCall(this.#carrier!, arraysOf(call, this.#init.members), longest);
+    const begin = (): BegunCall => new BegunCall(this.#carrier!, this.#among(call), longest);
     return new CarriedPlan({ ...data, begun, begin, mostMs: () => this.#mostMs });
   }
 
@@ -225,7 +225,7 @@ export class GroupRounds {
    * it.
    */
   carry(call: EngineCall, longest: number): number | undefined {
-    const begun = new BegunCall(this.#carrier!, arraysOf(call, this.#init.members), longest);
+    const begun = new BegunCall(this.#carrier!, this.#among(call), longest);
     this.#carried = begun;
     if (begun.turn(this.#mostMs) !== 'over') return undefined;
     this.#carried = undefined;
@@ -309,6 +309,11 @@ export class GroupRounds {
     if (said.told.size > 0) said.told.clear();
     this.#said.push(said);
     return false;
+  }
+
+  #among(call: EngineCall): EngineCall {
+    const { members, size } = this.#init;
+    return members.length === size() ? call : callAmong(call, members);
   }
 
   #holdFor(came: boolean): void {

@@ -151,7 +151,7 @@ export class Sections {
     const held = await readKey(store, recordKey(section.index));
     const record = parseTaken(held);
     if (held === undefined || record?.token !== section.token) {
-      // Whoever has found it free had not to wait for this.
+      // Somebody had freed it by what was set above, before that was counted.
       await store.delete(closedKey(section));
       await store.delete(closingKey(section, rank));
       return false;

@@ -7,25 +7,13 @@ import { bytesOf } from '../../src/portable/chunks.js';
 import { orderOf } from '../../src/portable/fold-order.js';
 import { Placement } from '../../src/portable/placement.js';
 import { blocks, check, exchanged, make } from './calls.js';
-import { Counts, nested } from './carrier-counts.js';
+import { Counts, LONG, nested, sumOf, TWO_BY_TWO } from './carrier-counts.js';
 import { type Call, LOOPBACK, pause, rejection, World, type WorldOptions } from './world.js';
 
 const probe = await nvshmem.fabric.probe(LOOPBACK);
 const unavailable = probe.available ? '' : ` (${probe.reason})`;
 const SIZE = 4;
-const TWO_BY_TWO = [0, 0, 1, 1];
 const ROOTED = ['reduce', 'gather', 'scatter'] as const;
-/** Elements of f32 that are several steps of a carrier. */
-const LONG = 300_001;
-
-const sumOf = (array: Elements, others: Partial<Call> = {}): Call => ({
-  kind: 'all-reduce',
-  dtype: 'f32',
-  reduceOp: 'sum',
-  inputs: [array],
-  outputs: [array],
-  ...others,
-});
 
 /** Ones, twos, fours and eights. */
 const powers = (length = LONG): readonly Float32Array[] =>

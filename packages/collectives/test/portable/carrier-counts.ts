@@ -1,7 +1,21 @@
 /** A wrap of transports that counts what carriers are asked for, and holds ranks up in the middle of it. */
 import type { Carrier, CarrierMaker, RoundMaker, Rounds, Transport } from '@ep/core';
-import type { EngineEnd } from '../../src/engine.js';
+import type { Elements, EngineEnd } from '../../src/engine.js';
 import { type Call, type World, withMembers } from './world.js';
+
+export const TWO_BY_TWO = [0, 0, 1, 1];
+/** Elements of f32 that are several steps of a carrier. */
+export const LONG = 300_001;
+
+/** Of f32, in place, unless `others` say otherwise. */
+export const sumOf = (array: Elements, others: Partial<Call> = {}): Call => ({
+  kind: 'all-reduce',
+  dtype: 'f32',
+  reduceOp: 'sum',
+  inputs: [array],
+  outputs: [array],
+  ...others,
+});
 
 /** Counts the calls of all carriers, and the turns that these took. */
 export class Counts {

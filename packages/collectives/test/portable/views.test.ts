@@ -8,25 +8,13 @@ import { Placement } from '../../src/portable/placement.js';
 import { Sections } from '../../src/portable/sections.js';
 import { ViewRounds } from '../../src/portable/view-rounds.js';
 import { blocks, KINDS, make, sameBytes } from './calls.js';
-import { Counts, nested } from './carrier-counts.js';
+import { Counts, LONG, nested, sumOf, TWO_BY_TWO } from './carrier-counts.js';
 import { type Call, LOOPBACK, pause, rejection, World, type WorldOptions } from './world.js';
 
 const probe = await nvshmem.fabric.probe(LOOPBACK);
 const unavailable = probe.available ? '' : ` (${probe.reason})`;
-const TWO_BY_TWO = [0, 0, 1, 1];
-/** Elements of f32 that are several steps of a carrier. */
-const LONG = 300_001;
 /** Calls after which those of the last view would be carried, if they ever were. */
 const MANY = 60;
-
-const sumOf = (array: Elements, others: Partial<Call> = {}): Call => ({
-  kind: 'all-reduce',
-  dtype: 'f32',
-  reduceOp: 'sum',
-  inputs: [array],
-  outputs: [array],
-  ...others,
-});
 
 /** Makes calls until one is carried by all of these ranks. */
 async function untilCarried(world: World, counts: Counts, ranks: readonly number[]): Promise<void> {
