@@ -36,7 +36,7 @@ if (first?.runsOn === 'cuda') cases.push(...wanted(measurements));
 const usable = [...gpus.devices.entries()].flatMap(([gpu, { unusable }]) => (unusable === undefined ? [gpu] : []));
 const several = wanted([
   ...severalGpus(Math.max(2, usable.length)),
-  ...(first?.runsOn === 'cuda' ? severalGpuMeasurements : []),
+  ...(first?.runsOn === 'cuda' ? severalGpuMeasurements(Math.max(2, usable.length)) : []),
 ]);
 /** Why the cases for several GPUs do not run, if they do not. */
 const alone = usable.length > 1 ? farFrom(usable) : 'here is one GPU';

@@ -25,6 +25,7 @@ import { nicScenarios } from './nic.mjs';
 import { nvshmemScenarios } from './nvshmem.mjs';
 import { recovery } from './recovery.mjs';
 import { allRows, expectSame, place, storageOf } from './tensors.mjs';
+import { timesScenarios } from './times.mjs';
 import { unitedScenarios } from './united.mjs';
 import { unitedTimesScenarios } from './united-times.mjs';
 
@@ -316,4 +317,5 @@ export const scenarios = {
   ...nicScenarios,
   ...unitedScenarios,
   ...unitedTimesScenarios,
+  ...timesScenarios,
 };

@@ -163,17 +163,85 @@ export function severalGpus(gpus) {
 /** Demos of more ranks than GPUs, which the suite of the package has in other forms. */
 const sampled = ['attention -n 4 --dtype f32', 'moe --kill 1 -n 4 --mode high-throughput --dtype bf16'];
 
-/** What only GPUs have figures for. @type {readonly import('./cases.mjs').Case[]} */
-export const severalGpuMeasurements = [
-  {
-    name: 'several GPUs: all-reduces of device tensors on two, timed',
-    run: async () => {
-      const sizes = [4096, 65_536, 2 ** 20, 2 ** 24, 2 ** 28];
-      const data = spread({ sizes, calls: 20, stagingBytes: 2 ** 28 });
-      const reports = await runRanks('collectiveTimes', 2, { mode: 'processes', data, timeoutMs: 120_000 });
-      const [times = []] = valuesOf(reports);
-      return sizes.map((bytes, i) => `${bytes} bytes ${((times[i] ?? 0) * 1000).toFixed(1)} us`).join(', ');
+const median = (/** @type {readonly number[]} */ list) =>
+  [...list].sort((a, b) => a - b)[Math.floor(list.length / 2)] ?? 0;
+/** Of ranks' rounds the slowest rank's each, and of those the median. @param {readonly (readonly number[])[]} ranks */
+const slowest = ([first = [], ...rest]) =>
+  median(first.map((us, round) => Math.max(us, ...rest.map((rounds) => rounds[round] ?? 0))));
+
+/** @typedef {{ name: string, scenario: string, data: object, say: (values: readonly any[]) => string }} Timed what is measured, and how its values are said */
+
+/**
+ * What is measured on so many GPUs, a process and a rank each, in sizes of a machine for that or in `small` ones, whose times say nothing.
+ * @param {number} ranks
+ * @param {boolean} small
+ * @returns {readonly Timed[]}
+ */
+function timed(ranks, small) {
+  const rounds = small ? 2 : 15;
+  const shape = small
+    ? { tokens: 6, hidden: 256, topK: 2, experts: 4 * ranks, blocks: 2, lanes: 64 }
+    : { tokens: 128, hidden: 7168, topK: 8, experts: 256 };
+  const pairs = small ? 2 : 16;
+  const ofExperts = (/** @type {readonly any[]} */ values) =>
+    `${slowest(values.map(({ us }) => us)).toFixed(1)} us, ${Math.max(...values.map(({ rows }) => rows))} rows of a rank at most`;
+  const lowLatency = [
+    ['bf16, sent', { offered: false }],
+    ['bf16, in place', { offered: true }],
+    ['fp8, in place', { offered: true, payload: 'f8e4m3+f32' }],
+  ].map(([name, form]) => ({
+    name: `a dispatch and a combine of experts in low latency, ${name}`,
+    scenario: 'expertTimes',
+    data: { mode: 'low-latency', ...shape, pairs, rounds, ...form },
+    say: ofExperts,
+  }));
+  return [
+    {
+      name: 'all-reduces',
+      scenario: 'reduceTimes',
+      data: {
+        sizes: small ? [4096, 65_536] : [4096, 65_536, 2 ** 20, 2 ** 24, 2 ** 28],
+        ...{ calls: small ? 3 : 10, rounds, stagingBytes: small ? 2 ** 20 : 2 ** 28 },
+      },
+      say: (values) => values[0].map((_, i) => `${slowest(values.map((sizes) => sizes[i])).toFixed(1)} us`).join(', '),
     },
+    {
+      name: 'attention dispatch to the others',
+      scenario: 'dispatchTimes',
+      data: {
+        ...(small ? { bytes: 2 ** 16, rowBytes: 1024 } : { bytes: 2 ** 28, rowBytes: 8192 }),
+        ...{ blocks: small ? [2] : [8, 16, 33, 66, 132], calls: 4, rounds },
+      },
+      say: (values) =>
+        values[0].times
+          .map(({ blocks }, i) => {
+            const us = slowest(values.map(({ times }) => times[i].us));
+            return `${blocks} blocks ${us.toFixed(0)} us, ${(values[0].bytes / us / 1000).toFixed(0)} GB/s out of each`;
+          })
+          .join(', '),
+    },
+    ...lowLatency,
+    ...[false, true].map((offered) => ({
+      name: `a dispatch and a combine of experts in high throughput, bf16, ${offered ? 'in place' : 'sent'}`,
+      scenario: 'expertTimes',
+      data: { mode: 'high-throughput', ...shape, ...(small ? {} : { tokens: 4096 }), pairs: 2, rounds, offered },
+      say: ofExperts,
+    })),
+  ];
+}
+
+/** @param {number} ranks @param {boolean} small @returns {readonly import('./cases.mjs').Case[]} */
+const timedCases = (ranks, small) =>
+  timed(ranks, small).map(({ name, scenario, data, say }) => ({
+    name: `several GPUs, ${ranks} processes, timed: ${name}`,
+    run: async () =>
+      say(valuesOf(await runRanks(scenario, ranks, { mode: 'processes', data: spread(data), timeoutMs: 180_000 }))),
     processes: true,
-  },
-];
+  }));
+
+/** What only GPUs have figures for: of two, and of all. @param {number} gpus @returns {readonly import('./cases.mjs').Case[]} */
+export const severalGpuMeasurements = (gpus) =>
+  [...new Set([2, Math.min(gpus, MOST_RANKS)])].flatMap((ranks) => timedCases(ranks, false));
+
+/** The same in sizes for host threads, for what they compare. */
+export const smallMeasurements = timedCases(2, true);

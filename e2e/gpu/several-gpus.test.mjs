@@ -2,7 +2,7 @@
 import { fileURLToPath } from 'node:url';
 import { beforeAll, describe, expect, it } from 'vitest';
 import { runRanks } from './ranks.mjs';
-import { severalGpus } from './several-gpus.mjs';
+import { severalGpus, smallMeasurements } from './several-gpus.mjs';
 
 const full = process.env.EP_TEST_FULL === '1';
 
@@ -15,6 +15,10 @@ beforeAll(() => {
 describe('on host threads in place of two GPUs', () => {
   for (const { name, run, sample } of severalGpus(2)) {
     if (full || sample) it(name, { timeout: 180_000 }, async () => void (await run()));
+  }
+
+  for (const { name, run } of smallMeasurements) {
+    it(name, { timeout: 180_000 }, async () => expect(await run()).toMatch(/\d us/));
   }
 
   it('GPUs that do not reach each other are named, on each rank', async () => {

@@ -27,7 +27,7 @@ export {
   groupsOfServer,
 } from './core-attention.js';
 export { bindDeviceAttention, type DeviceAttentionDispatch, type NamedDeviceLease } from './cuda/attention.js';
-export { CudaBuffer, readTensor, symmetricTensor, writeTensor } from './cuda/buffer.js';
+export { CudaBuffer, readTensor, symmetricTensor, viewTensor, writeTensor } from './cuda/buffer.js';
 export {
   CudaAttention,
   type CudaAttentionBackwardTensors,

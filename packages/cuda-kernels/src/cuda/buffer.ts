@@ -173,6 +173,38 @@ export function symmetricTensor<D extends DType>(
   });
 }
 
+/**
+ * Part of a packed tensor as a tensor, of the same dtype and memory: `shape`, which begins `elementOffset` elements into it. So the rows of one expert can be read, copied or handed on. One of ours
+ * stays one of ours, with all that this may do; one of others is an address, as before. Throws `EP_INVALID_ARGUMENT` for what reaches behind the tensor, `EP_UNSUPPORTED` for one whose rows lie apart.
+ */
+export function viewTensor<D extends DType>(
+  tensor: DeviceTensor<D>,
+  shape: readonly number[],
+  elementOffset = 0,
+): DeviceTensor<D> {
+  const where = 'viewTensor';
+  const { dtype, device, address } = tensor;
+  if (tensor.strides !== undefined) {
+    throw new EpError('EP_UNSUPPORTED', `${where}: the rows of the tensor lie apart, and views are of packed ones`);
+  }
+  const wanted = elementCount(shape);
+  for (const extent of shape) checkInteger(extent, 'extent of the shape', where, 0);
+  const elements = elementCount(tensor.shape);
+  checkInteger(elementOffset, 'elementOffset', where, 0, elements);
+  checkInteger(wanted, 'elements of the shape', where, 0, elements - elementOffset);
+  const bytes = elementOffset * elementBytes(dtype);
+  const place = gpuPlaceOf(tensor);
+  if (place === undefined) {
+    return Object.freeze({ dtype, shape: Object.freeze([...shape]), address: address + BigInt(bytes), device });
+  }
+  const byteOffset = place.byteOffset + bytes;
+  return deviceTensor(dtype, shape, {
+    device,
+    address: address - BigInt(place.byteOffset),
+    place: { ...place, byteOffset },
+  });
+}
+
 export interface CudaBufferInit {
   readonly memory: NativeGpuMemory;
   readonly byteLength: number;
