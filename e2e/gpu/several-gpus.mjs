@@ -180,11 +180,20 @@ const slowest = ([first = [], ...rest]) =>
 function timed(ranks, small) {
   const rounds = small ? 2 : 15;
   const shape = small
-    ? { tokens: 6, hidden: 256, topK: 2, experts: 4 * ranks, blocks: 2, lanes: 64 }
+    ? { tokens: 6, hidden: 256, topK: 2, experts: 4 * ranks }
     : { tokens: 128, hidden: 7168, topK: 8, experts: 256 };
   const pairs = small ? 2 : 16;
-  const ofExperts = (/** @type {readonly any[]} */ values) =>
-    `${slowest(values.map(({ us }) => us)).toFixed(1)} us, ${Math.max(...values.map(({ rows }) => rows))} rows of a rank at most`;
+  const grids = small
+    ? [{ blocks: 2, lanes: 64 }]
+    : [{}, ...[16, 33, 66, 132].map((blocks) => ({ blocks, lanes: 256 })), { blocks: 66, lanes: 512 }];
+  const ofExperts = (/** @type {readonly any[]} */ values) => {
+    const most = Math.max(...values.map(([{ rows }]) => rows));
+    const times = values[0].map(({ blocks, lanes }, i) => {
+      const us = slowest(values.map((ofGrids) => ofGrids[i].us));
+      return `${us.toFixed(1)} us by ${blocks} blocks of ${lanes}`;
+    });
+    return `${most} rows of a rank at most; ${times.join(', ')}`;
+  };
   const lowLatency = [
     ['bf16, sent', { offered: false }],
     ['bf16, in place', { offered: true }],
@@ -192,7 +201,7 @@ function timed(ranks, small) {
   ].map(([name, form]) => ({
     name: `a dispatch and a combine of experts in low latency, ${name}`,
     scenario: 'expertTimes',
-    data: { mode: 'low-latency', ...shape, pairs, rounds, ...form },
+    data: { mode: 'low-latency', ...shape, grids, pairs, rounds, ...form },
     say: ofExperts,
   }));
   return [
@@ -224,7 +233,10 @@ function timed(ranks, small) {
     ...[false, true].map((offered) => ({
       name: `a dispatch and a combine of experts in high throughput, bf16, ${offered ? 'in place' : 'sent'}`,
       scenario: 'expertTimes',
-      data: { mode: 'high-throughput', ...shape, ...(small ? {} : { tokens: 4096 }), pairs: 2, rounds, offered },
+      data: {
+        ...{ mode: 'high-throughput', ...shape, ...(small ? {} : { tokens: 4096 }), grids: grids.slice(0, 1) },
+        ...{ pairs: 2, rounds, offered },
+      },
       say: ofExperts,
     })),
   ];

@@ -20,14 +20,18 @@ function draw(...words) {
   return (h >>> 0) / 2 ** 32;
 }
 
-/** Microseconds that the device takes from one replay's begin to its end: of each round, after two that warm up. All ranks make as many. */
+/**
+ * Microseconds that the device takes for a replay: of each round, after two that warm up. Behind another replay, with which ranks begin and end together: else who is launched first waits for the
+ * others, for as long as JS takes to come to them. All ranks make as many.
+ */
 async function replayed(stream, graph, rounds) {
   const times = [];
   for (let round = -2; round < rounds; round++) {
+    const first = stream.launch(graph);
     const begin = stream.record({ timed: true });
-    const under = stream.launch(graph);
+    const second = stream.launch(graph);
     const end = stream.record({ timed: true });
-    await under;
+    await Promise.all([first, second]);
     await end.synchronize();
     if (round >= 0) times.push(end.elapsedMs(begin) * 1000);
     await Promise.all([begin.close(), end.close()]);
@@ -164,22 +168,22 @@ function choicesOf({ tokens, topK, experts }, rank) {
 }
 
 /** bf16 from 0.5 to 2. */
-const rowOf = (/** @type {number} */ hidden, /** @type {number} */ rank, /** @type {number} */ token) =>
-  Uint16Array.from(
-    { length: hidden },
-    (_, h) => 0x3f00 + (Math.imul(h + 1, 2654435761 + 40_503 * (rank * 8192 + token)) >>> 24),
-  );
+function rowOf(hidden, rank, token) {
+  const row = new Uint16Array(hidden);
+  const factor = 2654435761 + 40_503 * (rank * 8192 + token);
+  for (let h = 0; h < hidden; h++) row[h] = 0x3f00 + (Math.imul(h + 1, factor) >>> 24);
+  return row;
+}
 const factorOf = (/** @type {number} */ expert) => 1 + (expert % 64) / 64;
 
-/** A dispatch and a combine of experts, `pairs` of them in one graph; experts multiply by a factor of theirs, once for all. */
-async function expertTimes({ transport, device, rank, worldSize, data }) {
-  const { mode, payload, offered, pairs, rounds, blocks, lanes, ...shape } = data;
+/** A dispatch and a combine of experts, `pairs` of them in one graph, by so many blocks and lanes; experts multiply by a factor of theirs, once for all. */
+async function timeExperts({ transport, device, rank, worldSize, data }, stream, grid) {
+  const { mode, payload, offered, pairs, rounds, ...shape } = data;
   const { tokens, hidden, topK, experts } = shape;
-  const stream = device.stream();
   const buffer = await openDeviceMoeBuffer(transport, {
     ...{ stream, mode, experts, hidden, topK, maxTokens: tokens, dtype: 'bf16', calls: 1, timeoutMs: 60_000 },
     ...{ zeroCopyCombine: offered },
-    ...(blocks === undefined ? {} : { blocks, lanes }),
+    ...grid,
     ...(payload === undefined ? {} : { payload }),
   });
   const memory = [];
@@ -279,11 +283,20 @@ async function expertTimes({ transport, device, rank, worldSize, data }) {
   assert.equal(await look(), seen);
   await sums();
   await transport.barrier({ timeoutMs: 60_000 });
+  const taken = buffer.shape;
   await graph.close();
   await buffer.close();
   for (const one of memory) await one.close();
+  return { rows: seen, ...taken, us: replays.map((us) => us / pairs) };
+}
+
+/** By blocks and lanes of each of these shapes, in turn. */
+async function expertTimes({ data: { grids, ...data }, ...context }) {
+  const stream = context.device.stream();
+  const times = [];
+  for (const grid of grids) times.push(await timeExperts({ ...context, data }, stream, grid));
   await stream.close();
-  return { rows: seen, us: replays.map((us) => us / pairs) };
+  return times;
 }
 
 export const timesScenarios = { reduceTimes, dispatchTimes, expertTimes };
