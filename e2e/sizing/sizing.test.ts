@@ -78,6 +78,9 @@ it('has the constants of the code', () => {
   const receives = number('native/core/fabric/engine.cpp', /constexpr int receives = (\d+);/);
   const message = number('native/core/fabric/wire.hpp', /sizeof\(wire_message\) == (\d+)/);
   expect(amountOf('receives posted, bytes', 8)).toBe(receives * message);
+  const slots = number('native/core/fabric/mailbox.hpp', /most_slots = (\d+);/);
+  const brief = number('native/core/fabric/wire.hpp', /sizeof\(wire_brief\) == (\d+)/);
+  expect(amountOf('mailbox, bytes', 8)).toBe(8 * slots * brief);
   const ring = number('packages/nvshmem/src/fabric/config.ts', /ringCapacity \?\? (\d+)/);
   const entry = number('native/include/ep/abi/memory.h', /sizeof\(ep_proxy_request\) == (\d+)/);
   expect(amountOf('ring of kernels, bytes', 8)).toBe(ring * entry);
@@ -94,7 +97,7 @@ describe.skipIf(missing)(`ranks hold what it says${missing && ` (skipped: ${miss
   it.each([2, 5])('in a world of %i', async (W) => {
     const ranks = await measure(W);
     for (const { opened, allocated, grouped } of ranks) {
-      expect(opened).toBe(amountOf('team of the world, bytes', W));
+      expect(opened).toBe(amountOf('mailbox, bytes', W) + amountOf('team of the world, bytes', W));
       expect(allocated - opened).toBe(byteLength);
       const ofGroups = ['groups, bytes', 'small calls of groups, bytes', 'large calls of groups, bytes'];
       expect(grouped - allocated).toBe(ofGroups.reduce((sum, name) => sum + amountOf(name, W), 0));

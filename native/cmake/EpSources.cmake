@@ -49,6 +49,7 @@ set(EP_CORE_SOURCES
   core/fabric/engine.cpp
   core/fabric/gpu_source.cpp
   core/fabric/lifelines.cpp
+  core/fabric/mailbox.cpp
   core/fabric/memories.cpp
   core/fabric/posts.cpp
   core/fabric/raw_link.cpp

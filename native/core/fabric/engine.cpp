@@ -70,12 +70,29 @@ void engine::set_lines(std::vector<line_place> places, std::vector<uint8_t> far)
   far_ = std::move(far);
 }
 
+result<std::vector<uint8_t>> engine::address() {
+  auto bytes = port_->address();
+  if (!bytes.ok()) return bytes;
+  if (mail_ == nullptr) {
+    auto made = mailbox::create(*port_, world_size_);
+    if (!made.ok()) return made.why();
+    mail_ = std::move(made.value());
+    count_.registered += mailbox::byte_length(world_size_);
+  }
+  const auto* mail = reinterpret_cast<const uint8_t*>(&mail_->place());
+  bytes.value().insert(bytes.value().end(), mail, mail + sizeof(mailbox_place));
+  return bytes;
+}
+
 result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses, std::span<const link_keys> keys) {
   if (addresses.size() != static_cast<size_t>(world_size_) || keys.size() != addresses.size() || world_size_ > most_ranks) {
     return failure{EP_STATUS_INVALID, 0, std::to_string(addresses.size()) + " addresses and " + std::to_string(keys.size()) + " pairs of keys for a world of " + std::to_string(world_size_) + " ranks, of which there may be " + std::to_string(most_ranks)};
   }
   for (size_t rank = 0; rank < addresses.size(); ++rank) {
-    auto at = port_->insert(addresses[rank]);
+    const std::vector<uint8_t>& address = addresses[rank];
+    if (address.size() <= sizeof(mailbox_place)) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + ": its address has " + std::to_string(address.size()) + " bytes"};
+    const auto port_bytes = address.size() - sizeof(mailbox_place);
+    auto at = port_->insert({address.data(), port_bytes});
     if (!at.ok()) {
       failure why = at.why();
       why.message = "rank " + std::to_string(rank) + ": " + why.message;
@@ -83,12 +100,14 @@ result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses,
     }
     auto made = std::make_unique<link>();
     made->to = at.value();
+    std::memcpy(&made->mail, address.data() + port_bytes, sizeof made->mail);
     made->tag_out = tagger(keys[rank].out);
     made->tag_in = tagger(keys[rank].in);
     made->heard_ns = made->spoke_ns = clock_now_ns();
     made->heard_ns += std::max<int64_t>(0, patience_ns - options_.silence_ns);
     links_.push_back(std::move(made));
   }
+  if (mail_ == nullptr) return failure{EP_STATUS_INVALID, 0, "a rank that has told nobody its address cannot be connected"};
   witnesses_.resize(links_.size());
   auto sleeper = wake_descriptor::create(&ring_->wake);
   if (!sleeper.ok()) return sleeper.why();
@@ -126,6 +145,7 @@ void engine::stop(bool orderly) {
   }
   give_memories_up();
   witnesses_.clear();
+  if (mail_ != nullptr) mail_->give_back(*port_);
   port_.reset();
   operations_.clear();
   std::atomic_ref<uint64_t>(ring_->ring.head).store(UINT64_MAX, std::memory_order_seq_cst);

@@ -28,6 +28,7 @@
 #include "gpu_range.hpp"
 #include "lifelines.hpp"
 #include "link.hpp"
+#include "mailbox.hpp"
 #include "memory.hpp"
 #include "rank.hpp"
 #include "wake_descriptor.hpp"
@@ -69,7 +70,8 @@ class engine {
 
   int32_t world_size() const { return world_size_; }
   const dl::fabric_offer& offer() const { return port_->offer(); }
-  result<std::vector<uint8_t>> address() { return port_->address(); }
+  // For connect() on the others: the port's, and where they put their briefs.
+  result<std::vector<uint8_t>> address();
   // Before connect(): the control segments of all ranks, by rank. The ends of those that can be mapped here, which are of this host, are seen in their life words from then on. How many
   // that are.
   int32_t witness(std::span<const ep_segment_handle> handles);
@@ -200,6 +202,7 @@ class engine {
   int post_atomic(int32_t peer, outgoing& one);
   int announce(int32_t peer, const outgoing& one);
   int send(int32_t peer, wire_message& message);
+  int send_brief(int32_t peer, const wire_message& message, const wire_brief& brief);
   int send_whole(int32_t peer, const void* bytes, size_t length);
   void say(int32_t peer, message_kind kind, uint64_t value = 0, uint64_t memory = 0);
   void post_receive(operation* one);
@@ -228,6 +231,7 @@ class engine {
   const int32_t world_size_;
   const engine_options options_;
   std::vector<std::unique_ptr<operation>> operations_; // HAZARD: before the port, which may write to them until it is closed
+  std::unique_ptr<mailbox> mail_; // HAZARD: before the port, for the same reason
   std::unique_ptr<dl::fabric_port> port_;
   std::shared_ptr<ring_storage> ring_;
   std::vector<std::unique_ptr<link>> links_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dl/fabric.hpp"
+#include "mailbox.hpp"
 #include "memory.hpp"
 #include "tag.hpp"
 #include "wire.hpp"
@@ -98,6 +99,7 @@ enum class link_state : uint8_t { up, left, failed };
 
 struct link {
   uint64_t to = 0; // the port's name of the peer
+  mailbox_place mail; // the peer's
   tagger tag_out;
   tagger tag_in;
   link_state state = link_state::up;

@@ -63,9 +63,9 @@ int engine::send(int32_t peer, wire_message& message) {
   const std::optional<wire_brief> brief = brief_of(message);
   const size_t brief_bytes = brief_head_bytes + message.payload_bytes;
   int code = 0;
+  // HAZARD: nothing tells whether what is injected gets there. A request's end is awaited, and signs of life, which follow however much is sent so, are not sent so.
   if (brief.has_value() && message.kind == message_kind::request && brief_bytes <= port_->offer().inject_bytes) {
-    // HAZARD: nothing tells whether it gets there. A request's end is awaited, and signs of life, which follow however much is sent so, are not sent so.
-    code = port_->inject(at.to, &*brief, brief_bytes);
+    code = send_brief(peer, message, *brief);
   } else {
     code = brief.has_value() ? send_whole(peer, &*brief, brief_bytes) : send_whole(peer, &message, bytes);
     if (code == 0) at.spoke_ns = clock_now_ns();
@@ -78,6 +78,18 @@ int engine::send(int32_t peer, wire_message& message) {
   at.told = at.applied;
   at.asked = false;
   return 0;
+}
+
+// To the peer's mailbox, where it has a slot free; as a message otherwise.
+int engine::send_brief(int32_t peer, const wire_message& message, const wire_brief& brief) {
+  link& at = *links_[static_cast<size_t>(peer)];
+  const size_t bytes = brief_head_bytes + message.payload_bytes;
+  if (message.sequence < at.acked + at.mail.slots) {
+    const int code = port_->inject_write(at.to, &brief, bytes, piece_data(context_->rank(), message.sequence), mailbox::address(at.mail, context_->rank(), message.sequence), at.mail.key);
+    if (code != ENOSYS && code != EOPNOTSUPP && code != EMSGSIZE) return code;
+    at.mail.slots = 0; // the provider has no such writes, or none so long
+  }
+  return port_->inject(at.to, &brief, bytes);
 }
 
 int engine::send_whole(int32_t peer, const void* bytes, size_t length) {

@@ -13,7 +13,7 @@
 
 namespace ep::fabric {
 
-inline constexpr uint32_t wire_magic = 0x35424645; // "EFB5"
+inline constexpr uint32_t wire_magic = 0x36424645; // "EFB6"
 inline constexpr uint32_t inline_bytes = 952;
 // Requests to one peer that it has not carried out yet. HAZARD: a piece names its request by 20 bits: more could not be told apart.
 inline constexpr uint64_t request_window = 4096;

@@ -389,6 +389,78 @@ void test_signs_beside_briefs() {
   EP_CHECK(others() >= before + 6);
 }
 
+// Small requests go by the peer's mailbox as long as it has a slot free, and as messages otherwise: each slot is written anew only when what was there has been carried out.
+void test_mailbox() {
+  constexpr uint64_t posted = 5 * fabric::mailbox::most_slots;
+  scripted_world world(2, 43);
+  uint8_t* data = world.ranks.side(0).memory->own_data();
+  for (uint64_t i = 0; i < 8 * posted; ++i) data[i] = pattern(i, 7);
+  const auto put = [&](uint64_t i) { return world.ranks.post(0, fabric_ranks::with_signal(world.ranks.bytes_to(0, 1, 8 * i, 8 * i, 8), 1, 1)); };
+  world.network.hold_writes(true);
+  for (uint64_t i = 0; i + 1 < posted; ++i) put(i);
+  EP_CHECK(soon([&] { return world.network.injected(0) == posted - 1; }));
+  EP_CHECK_EQ(world.network.injected_writes(0), fabric::mailbox::most_slots);
+  EP_CHECK_EQ(world.ranks.signal(1, 1), 0u); // the first of them is a write
+  world.network.hold_writes(false);
+  EP_CHECK(world.ranks.ended(0, 1, put(posted - 1)) == request_state::done);
+  EP_CHECK_EQ(world.ranks.signal(1, 1), posted);
+  EP_CHECK(std::memcmp(world.ranks.side(1).memory->own_data(), data, 8 * posted) == 0);
+  // One at a time: all of them.
+  const uint64_t before = world.network.injected_writes(0);
+  for (uint64_t i = 0; i < posted; ++i) EP_CHECK(world.ranks.ended(0, 1, put(i)) == request_state::done);
+  EP_CHECK_EQ(world.network.injected_writes(0), before + posted);
+  EP_CHECK_EQ(world.ranks.side(1).engine->counts().refused, 0u);
+}
+
+// A provider that has no such writes, and one that takes none so long.
+void test_no_mailbox() {
+  scripted_world world(4, 47);
+  for (const int32_t from : {3, 1}) {
+    const auto put = [&](uint64_t bytes) {
+      EP_CHECK(world.ranks.ended(from, 2, world.ranks.post(from, fabric_ranks::with_signal(world.ranks.bytes_to(from, 2, 0, 0, bytes), static_cast<uint64_t>(from), 1))) == request_state::done);
+    };
+    put(8);
+    put(16); // more than rank 1 injects
+    put(8);
+    EP_CHECK_EQ(world.ranks.signal(2, static_cast<uint64_t>(from)), 3u);
+  }
+  EP_CHECK_EQ(world.network.injected_writes(3), 0u);
+  EP_CHECK_EQ(world.network.injected(3), 2u);
+  EP_CHECK_EQ(world.network.injected_writes(1), 2u);
+}
+
+// Whoever has the key of a mailbox is not believed without the keys of the rank in whose name it writes there.
+void test_forged_mail() {
+  scripted_world world(2, 53);
+  fabric_side& target = world.ranks.side(1);
+  const std::vector<uint8_t> address = must(target.engine->address());
+  fabric::mailbox_place place;
+  std::memcpy(&place, address.data() + address.size() - sizeof place, sizeof place);
+  fabric::wire_message message{};
+  message.magic = fabric::wire_magic;
+  message.kind = fabric::message_kind::request;
+  message.op = static_cast<uint8_t>(signal_op::add);
+  message.source = 0;
+  message.memory = target.memory->device_handle().memory_id;
+  message.slot = 3;
+  message.value = 1;
+  const auto mail = [&](const fabric::tag_key& key) {
+    message.tag = 0;
+    message.tag = fabric::tagger(key)(&message, fabric::head_bytes);
+    const auto brief = fabric::brief_of(message);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&*brief);
+    world.network.inject_write(1, {bytes, bytes + fabric::brief_head_bytes}, fabric::mailbox::address(place, 0, 0), fabric::piece_data(0, 0));
+  };
+  mail(keys_of(1, 2)[0].out);
+  EP_CHECK(soon([&] { return target.engine->counts().refused == 1; }));
+  EP_CHECK_EQ(world.ranks.signal(1, 3), 0u);
+  EP_CHECK_EQ(target.context->life(0), uint32_t{EP_LIFE_ALIVE});
+  // The rank's own request has its slot all the same.
+  EP_CHECK(world.ranks.ended(0, 1, world.ranks.post(0, fabric_ranks::with_signal(world.ranks.bytes_to(0, 1, 0, 0, 8), 3, 7))) == request_state::done);
+  EP_CHECK_EQ(world.ranks.signal(1, 3), 7u);
+  EP_CHECK_EQ(world.network.injected_writes(0), 1u);
+}
+
 // Whoever lacks the keys is not believed, in whoever's name it speaks: neither a goodbye nor a sign of life.
 void test_strangers() {
   fabric::engine_options options;
@@ -448,6 +520,9 @@ int main() {
   test_tags();
   test_briefs();
   test_signs_beside_briefs();
+  test_mailbox();
+  test_no_mailbox();
+  test_forged_mail();
   test_strangers();
   test_any_order();
   test_raw_link();

@@ -29,6 +29,11 @@ class scripted_network {
     const std::lock_guard lock(mutex_);
     put_in(to, kind::write, {}, data);
   }
+  void inject_write(int32_t to, std::vector<uint8_t> bytes, uint64_t at, uint32_t data) {
+    const std::lock_guard lock(mutex_);
+    put_in(to, kind::write, std::move(bytes), data);
+    inboxes_[static_cast<size_t>(to)].flying.back().at = at;
+  }
   // Nothing is on its way to it.
   bool quiet(int32_t rank) const {
     const std::lock_guard lock(mutex_);
@@ -70,10 +75,14 @@ class scripted_network {
     const std::lock_guard lock(mutex_);
     return refused_;
   }
-  // Messages that a rank injected.
+  // Messages and writes that a rank injected.
   uint64_t injected(int32_t rank) const {
     const std::lock_guard lock(mutex_);
     return inboxes_[static_cast<size_t>(rank)].injected;
+  }
+  uint64_t injected_writes(int32_t rank) const {
+    const std::lock_guard lock(mutex_);
+    return inboxes_[static_cast<size_t>(rank)].injected_writes;
   }
 
  private:
@@ -103,6 +112,7 @@ class scripted_network {
     std::deque<buffer> receives;
     std::vector<dl::fabric_event> events;
     uint64_t injected = 0;
+    uint64_t injected_writes = 0;
   };
 
   void put_in(int32_t to, kind what, std::vector<uint8_t> bytes, uint32_t data) {
@@ -115,9 +125,11 @@ class scripted_network {
     inboxes_[static_cast<size_t>(to)].flying.push_back(std::move(one));
   }
 
-  void count_injected(int32_t rank) {
+  void count_injected(int32_t rank, bool write) {
     const std::lock_guard lock(mutex_);
-    ++inboxes_[static_cast<size_t>(rank)].injected;
+    inbox& own = inboxes_[static_cast<size_t>(rank)];
+    ++own.injected;
+    own.injected_writes += write ? 1 : 0;
   }
 
   int post(packet one) {
@@ -227,7 +239,14 @@ class scripted_port final : public dl::fabric_port {
   int inject(uint64_t to, const void* buffer, size_t bytes) override {
     if (bytes > offer_.inject_bytes) return EMSGSIZE;
     const int code = send(to, buffer, bytes, nullptr);
-    if (code == 0) network_.count_injected(rank_);
+    if (code == 0) network_.count_injected(rank_, false);
+    return code;
+  }
+  int inject_write(uint64_t to, const void* buffer, size_t bytes, uint32_t data, uint64_t at, uint64_t key) override {
+    if (rank_ % 4 == 3) return ENOSYS; // one that has none
+    if (bytes > offer_.inject_bytes) return EMSGSIZE;
+    const int code = write(to, buffer, bytes, nullptr, data, at, key, nullptr);
+    if (code == 0) network_.count_injected(rank_, true);
     return code;
   }
   int write(uint64_t to, const void* buffer, size_t bytes, void*, uint32_t data, uint64_t at, uint64_t key, dl::fabric_context* context) override {
