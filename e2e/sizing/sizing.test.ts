@@ -78,7 +78,7 @@ it('has the constants of the code', () => {
   const receives = number('native/core/fabric/engine.cpp', /constexpr int receives = (\d+);/);
   const message = number('native/core/fabric/wire.hpp', /sizeof\(wire_message\) == (\d+)/);
   expect(amountOf('receives posted, bytes', 8)).toBe(receives * message);
-  const slots = number('native/core/fabric/mailbox.hpp', /most_slots = (\d+);/);
+  const slots = number('native/core/fabric/mailbox.hpp', /uint64_t slots = (\d+);/);
   const brief = number('native/core/fabric/wire.hpp', /sizeof\(wire_brief\) == (\d+)/);
   expect(amountOf('mailbox, bytes', 8)).toBe(8 * slots * brief);
   const ring = number('packages/nvshmem/src/fabric/config.ts', /ringCapacity \?\? (\d+)/);

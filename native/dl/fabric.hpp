@@ -34,7 +34,7 @@ struct fabric_offer {
   std::string version; // of libfabric
   uint64_t max_message = 0;
   uint32_t data_bytes = 0; // that an arrival can carry
-  uint32_t inject_bytes = 0; // that inject() and inject_write() take
+  uint32_t inject_bytes = 0; // that inject() takes
   uint32_t key_bytes = 0;  // of a memory's key; 0: the provider makes them
   std::string no_gpu;      // why no memory of query.gpu is registered; empty: register_gpu() may be tried
   std::string no_atomics;  // why not; empty: fetch_add() and compare_swap() are there, and have been tried
@@ -92,8 +92,6 @@ class fabric_port {
   // The same for up to offer().inject_bytes, which are the port's from the return on: 0 means that they are on their way, and no event follows. HAZARD: not even one of a failure; whoever has to
   // know of that sends something else behind it.
   virtual int inject(uint64_t to, const void* buffer, size_t bytes) = 0;
-  // The same as a write with data. ENOSYS: the provider has none.
-  virtual int inject_write(uint64_t to, const void* buffer, size_t bytes, uint32_t data, uint64_t at, uint64_t key) = 0;
   virtual int write(uint64_t to, const void* buffer, size_t bytes, void* descriptor, uint32_t data, uint64_t at, uint64_t key, fabric_context* context) = 0;
   virtual int read(uint64_t from, void* buffer, size_t bytes, void* descriptor, uint64_t at, uint64_t key, fabric_context* context) = 0;
   // On a word of 8 bytes at a multiple of 8; what it was lands in `old`. Atomic against those of all other ports whose offer has them too, and against nothing else: not against

@@ -218,9 +218,6 @@ class libfabric_port final : public fabric_port {
     return errno_of(ep_->msg->send(ep_, buffer, bytes, nullptr, to, context));
   }
   int inject(uint64_t to, const void* buffer, size_t bytes) override { return errno_of(ep_->msg->inject(ep_, buffer, bytes, to)); }
-  int inject_write(uint64_t to, const void* buffer, size_t bytes, uint32_t data, uint64_t at, uint64_t key) override {
-    return ep_->rma->injectdata == nullptr ? ENOSYS : errno_of(ep_->rma->injectdata(ep_, buffer, bytes, data, to, at, key));
-  }
   int write(uint64_t to, const void* buffer, size_t bytes, void* descriptor, uint32_t data, uint64_t at, uint64_t key, fabric_context* context) override {
     return errno_of(ep_->rma->writedata(ep_, buffer, bytes, descriptor, data, to, at, key, context));
   }

@@ -75,7 +75,6 @@ struct ops_rma {
   void* writemsg;
   void* inject;
   ssize_t (*writedata)(fid_ep*, const void* buffer, size_t length, void* descriptor, uint64_t data, address target, uint64_t at, uint64_t key, void* context);
-  ssize_t (*injectdata)(fid_ep*, const void* buffer, size_t length, uint64_t data, address target, uint64_t at, uint64_t key);
 };
 
 // Of all types and operations, those that are used.

@@ -88,6 +88,7 @@ result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses,
   if (addresses.size() != static_cast<size_t>(world_size_) || keys.size() != addresses.size() || world_size_ > most_ranks) {
     return failure{EP_STATUS_INVALID, 0, std::to_string(addresses.size()) + " addresses and " + std::to_string(keys.size()) + " pairs of keys for a world of " + std::to_string(world_size_) + " ranks, of which there may be " + std::to_string(most_ranks)};
   }
+  if (mail_ == nullptr) return failure{EP_STATUS_INVALID, 0, "a rank that has told nobody its address cannot be connected"};
   for (size_t rank = 0; rank < addresses.size(); ++rank) {
     const std::vector<uint8_t>& address = addresses[rank];
     if (address.size() <= sizeof(mailbox_place)) return failure{EP_STATUS_INVALID, 0, "rank " + std::to_string(rank) + ": its address has " + std::to_string(address.size()) + " bytes"};
@@ -107,7 +108,6 @@ result<nothing> engine::connect(std::span<const std::vector<uint8_t>> addresses,
     made->heard_ns += std::max<int64_t>(0, patience_ns - options_.silence_ns);
     links_.push_back(std::move(made));
   }
-  if (mail_ == nullptr) return failure{EP_STATUS_INVALID, 0, "a rank that has told nobody its address cannot be connected"};
   witnesses_.resize(links_.size());
   auto sleeper = wake_descriptor::create(&ring_->wake);
   if (!sleeper.ok()) return sleeper.why();

@@ -202,8 +202,9 @@ class engine {
   int post_atomic(int32_t peer, outgoing& one);
   int announce(int32_t peer, const outgoing& one);
   int send(int32_t peer, wire_message& message);
-  int send_brief(int32_t peer, const wire_message& message, const wire_brief& brief);
+  int mail(int32_t peer, const wire_brief& brief, size_t bytes, uint64_t sequence);
   int send_whole(int32_t peer, const void* bytes, size_t length);
+  int posted(operation* message, int code);
   void say(int32_t peer, message_kind kind, uint64_t value = 0, uint64_t memory = 0);
   void post_receive(operation* one);
   void post_receives();
@@ -215,6 +216,7 @@ class engine {
   void tell_applied();
   void on_failed(const dl::fabric_event& event);
   void on_arrived(uint32_t data);
+  void on_mail(int32_t source, uint64_t sequence);
   bool on_bytes(operation& one, size_t bytes);
   bool on_message(wire_message& message);
   bool authentic(wire_message& message) const;

@@ -74,22 +74,29 @@ void engine::on_failed(const dl::fabric_event& event) {
 }
 
 void engine::on_arrived(uint32_t data) {
-  const int32_t source = piece_source(data);
-  if (source >= world_size_) return violate("a piece came of rank " + std::to_string(source) + ", which is not in this world");
+  const int32_t source = writer_of(data);
+  if (source >= world_size_ || source == context_->rank()) return violate("a write came of rank " + std::to_string(source) + ", which is no other rank of this world");
   link& at = *links_[static_cast<size_t>(source)];
   if (at.state == link_state::failed) return;
-  const uint64_t place = piece_distance(data, at.applied);
+  const uint64_t place = write_distance(data, at.applied);
   if (place >= request_window) return lose(source, "it sent a piece of a request that was over, or too far ahead");
-  if (const std::optional<wire_brief> brief = mail_->take(source, at.applied + place)) {
-    wire_message message; // what lies behind its bytes is not looked at
-    expand(*brief, at.acked, at.applied, message);
-    on_message(message);
-    return;
-  }
+  if (is_mail(data)) return on_mail(source, at.applied + place);
   at.heard_ns = std::max(at.heard_ns, clock_now_ns());
   if (at.in.size() <= place) at.in.resize(place + 1);
   ++at.in[place].pieces;
   apply(source);
+}
+
+// HAZARD: what is no brief of the source's, by its tag, must not pass in silence: where it lies, the source's own may have lain, whose request would never be whole.
+void engine::on_mail(int32_t source, uint64_t sequence) {
+  const link& at = *links_[static_cast<size_t>(source)];
+  const std::optional<wire_brief> brief = mail_->take(source, sequence);
+  if (!brief.has_value()) return lose(source, "what came into its mailbox is no request of the number that came with it");
+  wire_message message; // what lies behind its bytes is not looked at
+  expand(*brief, at.acked, at.applied, message);
+  const uint64_t refused = count_.refused.load(std::memory_order_relaxed);
+  on_message(message);
+  if (count_.refused.load(std::memory_order_relaxed) != refused) lose(source, "somebody else wrote into its mailbox");
 }
 
 bool engine::authentic(wire_message& message) const {

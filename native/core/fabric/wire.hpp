@@ -1,6 +1,7 @@
 // What engines of different hosts say to each other. All of these hosts store numbers the little-endian way; an engine of another ABI is refused at rendezvous.
 //
-// A request is announced by one message and its bytes travel in as many writes ("pieces") as the message says, or within the message if they are few. Both may arrive in any
+// A request is announced by one message and its bytes travel in as many writes ("pieces") as the message says, or within the message if they are few; a short message of a request ("brief") is mostly
+// a write itself, into the mailbox of its target. All may arrive in any
 // order, so the target counts: a request is whole when its message and all of its pieces are there, and requests of one source are carried out in the order of their numbers.
 //
 // Whoever finds an endpoint can send to it: a message counts only with the tag (tag.hpp) of the rank that it names as its source. Pieces carry none: a write needs the key of the
@@ -15,7 +16,7 @@ namespace ep::fabric {
 
 inline constexpr uint32_t wire_magic = 0x36424645; // "EFB6"
 inline constexpr uint32_t inline_bytes = 952;
-// Requests to one peer that it has not carried out yet. HAZARD: a piece names its request by 20 bits: more could not be told apart.
+// Requests to one peer that it has not carried out yet. HAZARD: a write names its request by 19 bits: more could not be told apart.
 inline constexpr uint64_t request_window = 4096;
 inline constexpr int32_t most_ranks = 4096;
 
@@ -109,16 +110,19 @@ inline void expand(const wire_brief& brief, uint64_t acked, uint64_t applied, wi
   std::memcpy(message.payload, brief.payload, brief.payload_bytes);
 }
 
-// The 4 bytes that a piece carries: whose it is, and the lower bits of its request's number.
-inline constexpr uint32_t sequence_bits = 20;
-inline constexpr uint32_t sequence_mask = (1u << sequence_bits) - 1;
-static_assert(request_window * 2 <= sequence_mask && (most_ranks - 1) <= (UINT32_MAX >> sequence_bits));
+// The 4 bytes that a write carries: whose it is, whether it is a brief in the mailbox or a piece, and the lower bits of its request's number.
+inline constexpr uint32_t source_shift = 20;
+inline constexpr uint32_t mail_bit = 1u << 19;
+inline constexpr uint32_t sequence_mask = mail_bit - 1;
+static_assert(request_window * 2 <= sequence_mask && (most_ranks - 1) <= (UINT32_MAX >> source_shift));
 
 constexpr uint32_t piece_data(int32_t source, uint64_t sequence) {
-  return static_cast<uint32_t>(source) << sequence_bits | (static_cast<uint32_t>(sequence) & sequence_mask);
+  return static_cast<uint32_t>(source) << source_shift | (static_cast<uint32_t>(sequence) & sequence_mask);
 }
-constexpr int32_t piece_source(uint32_t data) { return static_cast<int32_t>(data >> sequence_bits); }
-// How far behind `first` the piece's request is.
-constexpr uint64_t piece_distance(uint32_t data, uint64_t first) { return (data - static_cast<uint32_t>(first)) & sequence_mask; }
+constexpr uint32_t mail_data(int32_t source, uint64_t sequence) { return piece_data(source, sequence) | mail_bit; }
+constexpr bool is_mail(uint32_t data) { return (data & mail_bit) != 0; }
+constexpr int32_t writer_of(uint32_t data) { return static_cast<int32_t>(data >> source_shift); }
+// How far behind `first` the write's request is.
+constexpr uint64_t write_distance(uint32_t data, uint64_t first) { return (data - static_cast<uint32_t>(first)) & sequence_mask; }
 
 } // namespace ep::fabric

@@ -205,25 +205,17 @@ ssize_t send(fabric::fid_ep* base, const void* buffer, size_t length, void*, fab
   if (code == 0) tell(as<shim_ep>(base), context, fabric::right_send, length, 0);
   return code;
 }
-// With the mutex.
-ssize_t write_there(const uint8_t* from, size_t length, uint64_t data, fabric::address target, uint64_t at, uint64_t key) {
+ssize_t rma_write(fabric::fid_ep* base, const void* buffer, size_t length, void* descriptor, uint64_t data, fabric::address target, uint64_t at, uint64_t key, void* context) {
+  const std::lock_guard lock(net().mutex);
   const auto to = net().endpoints.find(target);
   if (to == net().endpoints.end()) return -EHOSTUNREACH;
+  const uint8_t* from = local(buffer, length, descriptor);
   uint8_t* into = within(region_of(key), at, length);
   if (from == nullptr || into == nullptr) return -EFAULT;
   std::memcpy(into, from, length);
   tell(*to->second, nullptr, fabric::flag_remote_cq_data, length, data);
+  tell(as<shim_ep>(base), context, fabric::right_write, length, 0);
   return 0;
-}
-ssize_t rma_write(fabric::fid_ep* base, const void* buffer, size_t length, void* descriptor, uint64_t data, fabric::address target, uint64_t at, uint64_t key, void* context) {
-  const std::lock_guard lock(net().mutex);
-  const ssize_t code = write_there(local(buffer, length, descriptor), length, data, target, at, key);
-  if (code == 0) tell(as<shim_ep>(base), context, fabric::right_write, length, 0);
-  return code;
-}
-ssize_t rma_inject(fabric::fid_ep*, const void* buffer, size_t length, uint64_t data, fabric::address target, uint64_t at, uint64_t key) {
-  const std::lock_guard lock(net().mutex);
-  return length > inject_bytes ? -EMSGSIZE : write_there(static_cast<const uint8_t*>(buffer), length, data, target, at, key);
 }
 ssize_t rma_read(fabric::fid_ep* base, void* buffer, size_t length, void* descriptor, fabric::address target, uint64_t at, uint64_t key, void* context) {
   const std::lock_guard lock(net().mutex);
@@ -240,7 +232,7 @@ ssize_t inject(fabric::fid_ep*, const void* buffer, size_t length, fabric::addre
   return length > inject_bytes ? -EMSGSIZE : hand_to(target, buffer, length);
 }
 fabric::ops_msg msg_ops{sizeof msg_ops, receive, nullptr, nullptr, send, nullptr, nullptr, inject};
-fabric::ops_rma rma_ops{sizeof rma_ops, rma_read, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, rma_write, rma_inject};
+fabric::ops_rma rma_ops{sizeof rma_ops, rma_read, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, rma_write};
 
 // ---- endpoints, queues, addresses
 

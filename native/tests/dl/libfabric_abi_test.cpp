@@ -114,7 +114,6 @@ void test_rdm_layouts() {
   SAME(ops_msg, fi_ops_msg, inject, inject);
   SAME(ops_rma, fi_ops_rma, read, read);
   SAME(ops_rma, fi_ops_rma, writedata, writedata);
-  SAME(ops_rma, fi_ops_rma, injectdata, injectdata);
   SAME(fid_ep, fid_ep, atomic, atomic);
   SAME(ops_atomic, fi_ops_atomic, readwrite, readwrite);
   SAME(ops_atomic, fi_ops_atomic, compwrite, compwrite);

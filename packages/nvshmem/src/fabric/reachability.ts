@@ -31,7 +31,7 @@ export function ofMissingAddress(error: unknown, address: string): unknown {
 export interface Reach {
   readonly rank: Rank;
   readonly nic: NativeFabricNic;
-  /** By rank, as the provider names them. */
+  /** By rank, as the provider names them, and where their mailboxes are. */
   readonly endpoints: readonly Uint8Array[];
 }
 
