@@ -210,13 +210,19 @@ fabric::request put_to(const fabric_side& from, int32_t peer, uint64_t offset, u
   const wait_result some = wait_word(own.context->waits(nullptr, deadline_after(20'000)), signal, comparison::ge, 5, 1);
   EP_CHECK_EQ(some.status, uint32_t{EP_STATUS_OK});
   for (uint64_t i = 0; i < 300'000; i += 997) EP_CHECK_EQ(own.memory->own_data()[i], pattern(i, 4));
+  uint64_t last = 0;
   const auto stream = [&](uint64_t puts) {
     for (uint64_t i = 0; streams && i < puts; ++i) {
-      if (!own.engine->post(*own.memory, put_to(own, 1, 0, 8)).ok()) return;
+      auto posted = own.engine->post(*own.memory, put_to(own, 1, 0, 8));
+      if (!posted.ok()) return;
+      last = posted.value();
       if (i % 8 == 7) std::this_thread::sleep_for(std::chrono::microseconds(50)); // what is not taken yet stays in memory
     }
   };
   stream(1000);
+  EP_CHECK(soon([&] { return own.engine->look(1, last) == request_state::done; }));
+  EP_CHECK_EQ(own.context->life(1), uint32_t{EP_LIFE_ALIVE});
+  stream(100);
   kill(victim, SIGKILL);
   const auto killed = std::chrono::steady_clock::now();
   stream(UINT64_MAX);
