@@ -183,6 +183,9 @@ export function viewTensor<D extends DType>(
   elementOffset = 0,
 ): DeviceTensor<D> {
   const where = 'viewTensor';
+  if (typeof tensor?.address !== 'bigint') {
+    throw invalid('tensor', { where, expected: 'a tensor of a device', found: tensor });
+  }
   const { dtype, device, address } = tensor;
   if (tensor.strides !== undefined) {
     throw new EpError('EP_UNSUPPORTED', `${where}: the rows of the tensor lie apart, and views are of packed ones`);

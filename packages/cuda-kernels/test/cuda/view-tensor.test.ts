@@ -70,6 +70,7 @@ it('reaches no further than the whole, and needs packed rows', () => {
   refused([-2, -2], 0);
   refused([1.5], 0);
   refused(3 as never, 0);
+  expect(() => viewTensor(undefined as never, [1])).toThrow(expect.objectContaining({ code: 'EP_INVALID_ARGUMENT' }));
   const apart = { ...whole, strides: [16, 4, 1] };
   expect(() => viewTensor(apart, [1])).toThrow(expect.objectContaining({ code: 'EP_UNSUPPORTED' }));
 });
