@@ -12,13 +12,8 @@ import {
 } from '@ep/cuda-kernels';
 import { planAttention, shardsOfDocuments } from '@ep/plan';
 import { movePlan } from '@ep/plan/reference';
-
-/** Numbers in [0, 1) that every rank can make again. */
-function draw(...words) {
-  let h = 2166136261;
-  for (const word of words) h = Math.imul(h ^ word, 16777619) ^ (h >>> 13);
-  return (h >>> 0) / 2 ** 32;
-}
+import { draw } from './united.mjs';
+import { choicesOf } from './united-times.mjs';
 
 /**
  * Microseconds that the device takes for a replay: of each round, after two that warm up. Behind another replay, with which ranks begin and end together: else who is launched first waits for the
@@ -158,15 +153,6 @@ async function dispatchTimes({ transport, device, rank, worldSize, data: { bytes
   return { bytes: rows * rowBytes, times };
 }
 
-/** Different experts for each token. */
-function choicesOf({ tokens, topK, experts }, rank) {
-  return Int32Array.from({ length: tokens * topK }, (_, i) => {
-    const token = Math.floor(i / topK);
-    const stride = 2 * Math.floor((draw(2, rank, token) * experts) / 2) + 1;
-    return (Math.floor(draw(1, rank, token) * experts) + (i % topK) * stride) % experts;
-  });
-}
-
 /** bf16 from 0.5 to 2. */
 function rowOf(hidden, rank, token) {
   const row = new Uint16Array(hidden);
@@ -191,7 +177,7 @@ async function timeExperts({ transport, device, rank, worldSize, data }, stream,
     memory.push(device.allocate(dims.reduce((product, extent) => product * extent, elementBytes(dtype))));
     return memory.at(-1).tensor(dtype, dims);
   };
-  const chosen = [...Array(worldSize).keys()].map((one) => choicesOf(shape, one));
+  const chosen = [...Array(worldSize).keys()].map((one) => choicesOf(tokens, topK, experts, one));
   const weighed = Float32Array.from({ length: tokens * topK }, (_, i) => draw(4, rank, i));
   const x = take('bf16', [tokens, hidden]);
   const out = take('bf16', [tokens, hidden]);

@@ -10,7 +10,7 @@ const median = (list) => [...list].sort((a, b) => a - b)[Math.floor(list.length 
 const apart = 17;
 
 /** Different experts for each token. */
-function choicesOf(tokens, topK, experts, rank) {
+export function choicesOf(tokens, topK, experts, rank) {
   return Int32Array.from({ length: tokens * topK }, (_, i) => {
     const token = Math.floor(i / topK);
     const stride = 2 * Math.floor((draw(2, rank, token) * experts) / 2) + 1;

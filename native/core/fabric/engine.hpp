@@ -218,8 +218,8 @@ class engine {
   void on_arrived(uint32_t data);
   void on_mail(int32_t source, uint64_t sequence);
   bool on_bytes(operation& one, size_t bytes);
-  bool on_message(wire_message& message);
-  bool authentic(wire_message& message) const;
+  bool authentic(wire_message& message);
+  bool on_authentic(const wire_message& message);
   void on_request(int32_t source, const wire_message& message);
   bool carry_out_next(int32_t source, const wire_message& message);
   void apply(int32_t source);

@@ -63,7 +63,7 @@ int engine::send(int32_t peer, wire_message& message) {
   const std::optional<wire_brief> brief = brief_of(message);
   const size_t brief_bytes = brief_head_bytes + message.payload_bytes;
   int code = 0;
-  bool told = true; // of a failure
+  bool fails_aloud = true; // what does not get there is told
   if (!brief.has_value()) {
     code = send_whole(peer, &message, bytes);
   } else if (message.kind != message_kind::request) {
@@ -73,11 +73,11 @@ int engine::send(int32_t peer, wire_message& message) {
   } else if (brief_bytes <= port_->offer().inject_bytes) {
     // HAZARD: nothing tells whether it gets there. A request's end is awaited, and signs of life, which follow however much is sent so, are not sent so.
     code = port_->inject(at.to, &*brief, brief_bytes);
-    told = false;
+    fails_aloud = false;
   } else {
     code = send_whole(peer, &*brief, brief_bytes);
   }
-  if (code == 0 && told) at.spoke_ns = clock_now_ns();
+  if (code == 0 && fails_aloud) at.spoke_ns = clock_now_ns();
   if (code != 0) {
     if (code == EAGAIN) ++count_.full;
     return code;

@@ -94,14 +94,16 @@ void engine::on_mail(int32_t source, uint64_t sequence) {
   if (!brief.has_value()) return lose(source, "what came into its mailbox is no request of the number that came with it");
   wire_message message; // what lies behind its bytes is not looked at
   expand(*brief, at.acked, at.applied, message);
-  const uint64_t refused = count_.refused.load(std::memory_order_relaxed);
-  on_message(message);
-  if (count_.refused.load(std::memory_order_relaxed) != refused) lose(source, "somebody else wrote into its mailbox");
+  if (!authentic(message)) return lose(source, "somebody else wrote into its mailbox");
+  on_authentic(message);
 }
 
-bool engine::authentic(wire_message& message) const {
+// HAZARD: nothing of a message may count before that, not even as a sign of life: anybody may have sent it.
+bool engine::authentic(wire_message& message) {
   const uint64_t tag = std::exchange(message.tag, 0);
-  return tag == links_[static_cast<size_t>(message.source)]->tag_in(&message, head_bytes + message.payload_bytes);
+  const bool is = tag == links_[static_cast<size_t>(message.source)]->tag_in(&message, head_bytes + message.payload_bytes);
+  if (!is) ++count_.refused;
+  return is;
 }
 
 // In either form. False: it was a sign of life and no more, or nothing.
@@ -116,21 +118,17 @@ bool engine::on_bytes(operation& one, size_t bytes) {
     if (brief.payload_bytes <= brief_payload_bytes && bytes == brief_head_bytes + brief.payload_bytes && of_others(brief.source)) {
       const link& at = *links_[brief.source];
       expand(brief, at.acked, at.applied, message);
-      return on_message(message);
+      return authentic(message) && on_authentic(message);
     }
   } else if (bytes >= head_bytes && message.magic == wire_magic && of_others(message.source) && message.payload_bytes <= inline_bytes && bytes == head_bytes + message.payload_bytes) {
-    return on_message(message);
+    return authentic(message) && on_authentic(message);
   }
   ++count_.refused;
   return false;
 }
 
-bool engine::on_message(wire_message& message) {
-  // HAZARD: nothing of it may count before that, not even as a sign of life: anybody may have sent it.
-  if (!authentic(message)) {
-    ++count_.refused;
-    return false;
-  }
+// False: it was a sign of life and no more.
+bool engine::on_authentic(const wire_message& message) {
   const int32_t source = message.source;
   link& at = *links_[static_cast<size_t>(source)];
   if (at.state == link_state::failed) return false;
