@@ -10,16 +10,9 @@ const valuesOf = (count, rank, salt) => Array.from({ length: count }, (_, i) => 
 
 const hostTensor = (dtype, data, shape = [data.length]) => ({ dtype, shape, data });
 
-async function open(transport, stream, options = {}) {
-  const { rank, worldSize, store } = options;
-  return await initProcessGroup({
-    backend: transport,
-    store,
-    rank,
-    worldSize,
-    device: { stream, stagingBytes: 2 ** 22 },
-  });
-}
+/** A group on tensors of a device, which meets in the store of the rank's context. */
+export const openGroup = ({ transport, store, rank, worldSize }, stream, stagingBytes = 2 ** 22) =>
+  initProcessGroup({ backend: transport, store, rank, worldSize, device: { stream, stagingBytes } });
 
 /** One call in host memory and on the device. `lists`: names of inputs and outputs, with values for the former and lengths for the latter. */
 async function compare(device, dtype, sources, run) {
@@ -75,7 +68,7 @@ export async function everyOperation(group, device, dtype, count) {
 
 async function collectives({ transport, device, store, rank, worldSize, data }) {
   const stream = device.stream();
-  const group = await open(transport, stream, { store, rank, worldSize });
+  const group = await openGroup({ transport, store, rank, worldSize }, stream);
   for (const dtype of data.dtypes) {
     for (const count of data.counts) await everyOperation(group, device, dtype, count);
   }
@@ -112,7 +105,7 @@ async function collectives({ transport, device, store, rank, worldSize, data }) 
 /** Copies and calls are put on the stream one behind the other; nobody waits in between. */
 async function collectiveOrder({ transport, device, store, rank, worldSize, data }) {
   const stream = device.stream();
-  const group = await open(transport, stream, { store, rank, worldSize });
+  const group = await openGroup({ transport, store, rank, worldSize }, stream);
   const count = 1000;
   const buffer = device.allocate(count * elementBytes('i64'));
   const x = buffer.tensor('i64', [count]);
@@ -141,7 +134,7 @@ async function collectiveOrder({ transport, device, store, rank, worldSize, data
 /** One rank does not come: the others say who, and the group is of no use any more. */
 async function collectiveAbsent({ transport, device, store, rank, worldSize, data }) {
   const stream = device.stream();
-  const group = await open(transport, stream, { store, rank, worldSize });
+  const group = await openGroup({ transport, store, rank, worldSize }, stream);
   const buffer = device.allocate(1 << 20);
   const x = buffer.tensor('f32', [1 << 18]);
   await group.allReduce(x);
@@ -161,7 +154,7 @@ async function collectiveAbsent({ transport, device, store, rank, worldSize, dat
 /** One rank is killed in the middle of calls. */
 async function collectiveLost({ transport, device, store, rank, worldSize, data, ready }) {
   const stream = device.stream();
-  const group = await open(transport, stream, { store, rank, worldSize });
+  const group = await openGroup({ transport, store, rank, worldSize }, stream);
   const buffer = device.allocate(1 << 16);
   const x = buffer.tensor('f32', [1 << 14]);
   await group.allReduce(x);
@@ -181,13 +174,7 @@ async function collectiveLost({ transport, device, store, rank, worldSize, data,
 /** Milliseconds of one call by events of the device, the median of many, for each size; checked. */
 async function collectiveTimes({ transport, device, store, rank, worldSize, data }) {
   const stream = device.stream();
-  const group = await initProcessGroup({
-    backend: transport,
-    store,
-    rank,
-    worldSize,
-    device: { stream, stagingBytes: data.stagingBytes },
-  });
+  const group = await openGroup({ transport, store, rank, worldSize }, stream, data.stagingBytes);
   const times = [];
   for (const bytes of data.sizes) {
     const buffer = device.allocate(bytes);

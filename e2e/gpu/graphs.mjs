@@ -1,10 +1,9 @@
 // Collective calls in graphs: each replay is a call of all groups in it, without a word from the host.
 import assert from 'node:assert/strict';
-import { initProcessGroup } from '@ep/collectives';
 import { readTensor, writeTensor } from '@ep/cuda-kernels';
+import { openGroup } from './collectives.mjs';
 
-const open = ({ transport, store, rank, worldSize }, stream) =>
-  initProcessGroup({ backend: transport, store, rank, worldSize, device: { stream, stagingBytes: 2 ** 20 } });
+const open = (context, stream) => openGroup(context, stream, 2 ** 20);
 
 const endOf = async (work) => {
   try {

@@ -4,6 +4,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { initProcessGroup } from '@ep/collectives';
 import { elementBytes } from '@ep/core';
 import { readTensor } from '@ep/cuda-kernels';
+import { openGroup } from './collectives.mjs';
 
 /** A ring for each peer has a quarter of that, shared by all: large messages go round it many times. */
 const STAGING_BYTES = 2 ** 20;
@@ -202,13 +203,7 @@ async function messageLost({ transport, device, store, rank, worldSize, data, re
 /** GB/s of one message of each size between two ranks, the median of many; checked. */
 async function messageTimes({ transport, device, store, rank, worldSize, data }) {
   const stream = device.stream();
-  const group = await initProcessGroup({
-    backend: transport,
-    store,
-    rank,
-    worldSize,
-    device: { stream, stagingBytes: data.stagingBytes },
-  });
+  const group = await openGroup({ transport, store, rank, worldSize }, stream, data.stagingBytes);
   const times = [];
   for (const bytes of data.sizes) {
     const { buffer, tensor } =

@@ -1,6 +1,5 @@
 // What a rank measures on GPUs of its own: graphs of calls by the events of its device, every row and sum of them compared first and after the last replay.
 import assert from 'node:assert/strict';
-import { initProcessGroup } from '@ep/collectives';
 import { createStorage, decode, elementBytes, encode, viewStorage } from '@ep/core';
 import {
   leaseBytesFor,
@@ -12,6 +11,7 @@ import {
 } from '@ep/cuda-kernels';
 import { planAttention, shardsOfDocuments } from '@ep/plan';
 import { movePlan } from '@ep/plan/reference';
+import { openGroup } from './collectives.mjs';
 import { draw } from './united.mjs';
 import { choicesOf } from './united-times.mjs';
 
@@ -45,22 +45,10 @@ const rowsOf = (
 };
 
 /** All-reduces of a maximum, as many of each size in one graph. */
-async function reduceTimes({
-  transport,
-  device,
-  store,
-  rank,
-  worldSize,
-  data: { sizes, calls, rounds, stagingBytes },
-}) {
+async function reduceTimes({ data: { sizes, calls, rounds, stagingBytes }, ...context }) {
+  const { device, rank, worldSize } = context;
   const stream = device.stream();
-  const group = await initProcessGroup({
-    backend: transport,
-    store,
-    rank,
-    worldSize,
-    device: { stream, stagingBytes },
-  });
+  const group = await openGroup(context, stream, stagingBytes);
   const times = [];
   for (const bytes of sizes) {
     const buffer = device.allocate(bytes);
