@@ -51,6 +51,7 @@ set(EP_CORE_SOURCES
   core/fabric/lifelines.cpp
   core/fabric/mailbox.cpp
   core/fabric/memories.cpp
+  core/fabric/peers.cpp
   core/fabric/posts.cpp
   core/fabric/raw_link.cpp
   core/fabric/round_puts.cpp

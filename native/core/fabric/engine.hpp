@@ -175,8 +175,6 @@ class engine {
   void finish(link& at, const outgoing& one);
   void lighten(const outgoing& one);
   void ring_landed(uint64_t number);
-  void watch_life(int64_t now);
-  bool farewell_over(int64_t now);
   void nap(std::unique_lock<std::mutex>& turn, int64_t now, int64_t idle_ns);
   void doubt_descriptor(bool any, int64_t now);
   bool outstanding() const;
@@ -187,6 +185,10 @@ class engine {
   void nudge();
 
   void wake_waiters() const;
+
+  // peers.cpp
+  void watch_life(int64_t now);
+  bool farewell_over(int64_t now);
 
   // memories.cpp
   void give_back(const routed_memory& memory);
