@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t patience_ns = 1'000'000;
 constexpr int64_t apart_ns = 1'000'000; // between looks, at most
 constexpr int64_t longest_sleep_ns = 1'000'000;
+constexpr int64_t asks_apart_ns = 20'000; // what has landed, where nothing of it is awaited
 
 uint64_t load(const uint64_t& word) { return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(word)).load(std::memory_order_acquire); }
 
@@ -100,11 +101,15 @@ uint64_t carrier::results_at(uint64_t step) const { return landing_at(step) + (h
 
 uint8_t* carrier::results(uint32_t mate, uint64_t step) const { return parts_[mate] + results_at(step); }
 
-// Of all calls together.
-uint64_t carrier::landed(uint64_t slot) const { return load(memory_->own_signals()[place_.group * layout_.group_slots() + slot]); }
+// So much, of all calls together.
+bool carrier::landed(uint64_t slot, uint64_t least) const {
+  if (load(memory_->own_signals()[place_.group * layout_.group_slots() + slot]) >= least) return true;
+  awaits_hosts_ = true;
+  return false;
+}
 
 bool carrier::counterparts_say(uint64_t (carrier_layout::*slot)(uint32_t) const, uint64_t least) const {
-  for (uint32_t host = 0; host < hosts(); ++host) if (host != host_ && landed((layout_.*slot)(counterpart(host))) < least) return false;
+  for (uint32_t host = 0; host < hosts(); ++host) if (host != host_ && !landed((layout_.*slot)(counterpart(host)), least)) return false;
   return true;
 }
 
@@ -191,15 +196,27 @@ bool carrier::steps(const arrays& of) {
 
 carrier::state carrier::advance(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs, int64_t end_ns) {
   if (!busy_) return state::over;
-  memory_->context().progress().run();
   const arrays of{inputs, outputs};
+  bool moved = go(of, end_ns);
+  // To ask what has landed takes system calls, on a core that mates may want: where it is they who are awaited, that is done for the sake of others alone.
+  if (busy_ && !moved && (awaits_hosts_ || clock_now_ns() - looked_ns_ >= asks_apart_ns)) {
+    memory_->context().progress().run();
+    looked_ns_ = clock_now_ns();
+    moved = go(of, end_ns);
+  }
+  return !busy_ ? state::over : moved ? state::moved : state::stuck;
+}
+
+// As far as what has landed allows. False: nothing has moved.
+bool carrier::go(const arrays& of, int64_t end_ns) {
+  awaits_hosts_ = false;
   bool moved = false;
   while (!broken() && steps(of)) {
     moved = true;
     if (clock_now_ns() >= end_ns) break;
   }
   if (taken_ == steps_ && !broken()) moved = close_call() || moved;
-  return !busy_ ? state::over : moved ? state::moved : state::stuck;
+  return moved;
 }
 
 carrier::state carrier::hold(std::span<const carried_bytes> inputs, std::span<const carried_bytes> outputs, int64_t most_ns) {
@@ -213,6 +230,7 @@ carrier::state carrier::hold(std::span<const carried_bytes> inputs, std::span<co
     state found = advance(inputs, outputs, end_ns);
     if (found == state::stuck && now - moved_ns > patience_ns && now < end_ns) {
       const uint32_t epoch = wake_prepare(wake);
+      looked_ns_ = 0;
       found = advance(inputs, outputs, end_ns);
       if (found == state::stuck) {
         context.progress().rest();

@@ -117,7 +117,7 @@ class carrier {
   uint64_t landing_at(uint64_t step) const;
   uint64_t results_at(uint64_t step) const;
   uint8_t* results(uint32_t mate, uint64_t step) const;
-  uint64_t landed(uint64_t slot) const;
+  bool landed(uint64_t slot, uint64_t least) const;
   uint64_t said(uint64_t progress_words::* word, uint32_t mate) const;
   bool counterparts_say(uint64_t (carrier_layout::*slot)(uint32_t) const, uint64_t least) const;
   uint64_t least(uint64_t progress_words::* word) const { return least(word, mates()); }
@@ -150,6 +150,7 @@ class carrier {
   uint32_t root_mate() const { return call_.root - first_mate(); } // where it is of this host
 
   bool steps(const arrays& of);
+  bool go(const arrays& of, int64_t end_ns);
   // carrier_steps.cpp
   static bool folds(carried_kind kind) { return kind == carried_kind::all_reduce || kind == carried_kind::reduce_scatter || kind == carried_kind::reduce; }
   // What hosts come to takes as many bytes, or twice as many: halves that are added are kept in single precision until all hosts are folded.
@@ -217,6 +218,8 @@ class carrier {
   bool busy_ = false;
   std::optional<failure> refused_;
   bool told_ = false;   // that this member has its data
+  mutable bool awaits_hosts_ = false; // something that a step looked for has not landed
+  int64_t looked_ns_ = 0; // when it asked last what has
   // Of this call: places of an area, bytes of one, and how many steps a member may be ahead of its mates.
   uint64_t places_ = 1;
   uint64_t piece_ = 0;

@@ -53,7 +53,7 @@ bool carrier::stage_blocks(const arrays& of) {
 
 bool carrier::take_blocks(const arrays& of) {
   if (taken_ == staged_ || least(&progress_words::staged) <= before_ + taken_) return false;
-  for (uint32_t member = 0; member < members(); ++member) if (!is_mate(member) && landed(layout_.sent_slot(member)) <= before_ + taken_) return false;
+  for (uint32_t member = 0; member < members(); ++member) if (!is_mate(member) && !landed(layout_.sent_slot(member), before_ + taken_ + 1)) return false;
   const uint8_t* here = parts_[local_] + landing_at(taken_);
   for (uint32_t member = 0; member < members(); ++member) {
     const share block = block_of(taken_, of.outputs[member].bytes);
@@ -96,7 +96,7 @@ bool carrier::stage_source(const arrays& of) {
 
 // What those that face this member have put here is there, for its mates as well.
 bool carrier::hear_sources() {
-  if (ready_ == steps_ || !all_facing([this](uint32_t member) { return !is_source(member) || landed(layout_.sent_slot(member)) > before_ + ready_; })) return false;
+  if (ready_ == steps_ || !all_facing([this](uint32_t member) { return !is_source(member) || landed(layout_.sent_slot(member), before_ + ready_ + 1); })) return false;
   publish(&progress_words::ready, before_ + ++ready_);
   return true;
 }

@@ -12,7 +12,7 @@ namespace ep {
 // The places of a step, those of this member and those that it sends to, are free for what it gives to the root.
 bool carrier::may_give(uint64_t step) const {
   if (is_mate(call_.root)) return said(&progress_words::taken, root_mate()) + places_ > before_ + step;
-  return step < places_ || landed(layout_.result_slot(counterpart(root_host()))) > before_ + step - places_;
+  return step < places_ || landed(layout_.result_slot(counterpart(root_host())), before_ + step - places_ + 1);
 }
 
 // Tells whoever sends to this member that nothing of so many steps lies in its places any more.
@@ -113,7 +113,7 @@ bool carrier::deal_blocks(const arrays& of) {
   for (uint32_t member = 0; member < members(); ++member) {
     if (member == place_.self) continue;
     const bool free = is_mate(member) ? said(&progress_words::taken, member - first_mate()) + places_ > before_ + staged_
-                                      : staged_ < places_ || landed(layout_.result_slot(member)) > before_ + staged_ - places_;
+                                      : staged_ < places_ || landed(layout_.result_slot(member), before_ + staged_ - places_ + 1);
     if (!free) return false;
   }
   const share block = block_of(staged_, call_.longest);
@@ -131,7 +131,7 @@ bool carrier::deal_blocks(const arrays& of) {
 
 bool carrier::take_dealt(const arrays& of) {
   const bool here = is_mate(call_.root);
-  if (taken_ == steps_ || (here ? said(&progress_words::staged, root_mate()) : landed(layout_.sent_slot(call_.root))) <= before_ + taken_) return false;
+  if (taken_ == steps_ || !(here ? said(&progress_words::staged, root_mate()) > before_ + taken_ : landed(layout_.sent_slot(call_.root), before_ + taken_ + 1))) return false;
   const share block = block_of(taken_, of.outputs[0].bytes);
   const uint8_t* from = here ? staging(root_mate(), taken_) + place_.self * block_bytes() : parts_[local_] + landing_at(taken_);
   if (block.bytes != 0) std::memcpy(of.outputs[0].data + block.at, from, block.bytes);

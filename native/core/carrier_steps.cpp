@@ -178,7 +178,7 @@ bool carrier::close_call() {
   }
   auto& own = words(local_).closed;
   if (std::atomic_ref<uint64_t>(own).load(std::memory_order_relaxed) < calls_) {
-    if (!all_facing([this](uint32_t member) { return landed(layout_.closed_slot(member)) >= calls_; })) return moved;
+    if (!all_facing([this](uint32_t member) { return landed(layout_.closed_slot(member), calls_); })) return moved;
     // Calls of any kind count in all words: the next one may be of another.
     for (uint64_t progress_words::* word : {&progress_words::staged, &progress_words::read, &progress_words::ready, &progress_words::taken}) std::atomic_ref<uint64_t>(words(local_).*word).store(before_ + steps_, std::memory_order_release);
     publish(&progress_words::closed, calls_);

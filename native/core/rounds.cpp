@@ -143,10 +143,17 @@ bool rounds::drive(uint64_t round) {
   return true;
 }
 
+// HAZARD: what the host has said goes out before the look at what has come, which asks the kernel. While mates have yet to say theirs, nothing that comes ends the round: then it
+// asks seldom, for the sake of others.
 bool rounds::look(uint64_t round) {
+  constexpr int64_t asks_apart_ns = 20'000;
   if (leads_) {
-    memory_->context().progress().run();
-    if (!drive(round) || !landed(round)) return false;
+    if (!drive(round) && !all_said(round) && clock_now_ns() - looked_ns_ < asks_apart_ns) return false;
+    if (!landed(round) || !drive(round)) {
+      memory_->context().progress().run();
+      looked_ns_ = clock_now_ns();
+      if (!drive(round) || !landed(round)) return false;
+    }
     wake_mates();
     return true;
   }
@@ -156,6 +163,8 @@ bool rounds::look(uint64_t round) {
 bool rounds::hold(uint64_t round, int64_t most_ns) {
   rank_context& context = memory_->context();
   wait_policy policy = context.policy();
+  // Whoever has the core between two looks may keep it for long.
+  const rare_looks rare(policy.spin_ns == 0 ? 1'000'000 : 0);
   // Where ranks outnumber cores. What comes through a network takes several switches, and to sleep and be woken takes as many: nobody does so at once only because no other rank wants this core.
   constexpr int64_t network_ns = 300'000;
   const int64_t begin_ns = clock_now_ns();

@@ -91,6 +91,7 @@ class rounds {
   uint8_t* data_ = nullptr;
   uint32_t host_ = 0;
   bool leads_ = false;
+  int64_t looked_ns_ = 0; // when a leader asked last what has come
   bool broken_ = false; // a leader is not reached any more: some have heard of a round, and others never do
 };
 

@@ -11,6 +11,7 @@ namespace ep::fabric {
 namespace {
 
 constexpr int64_t longest_nap_ns = 1'000'000;
+constexpr int64_t longest_away_ns = 20'000'000; // while others look
 constexpr int64_t longest_sleep_ns = 50'000'000; // on the descriptor: life words wake nobody, and a provider may miss something
 constexpr int64_t soon_ns = 5'000'000; // idle for less: the next request may come at any moment
 constexpr int64_t assistance_ns = 200'000; // no look for so long: whoever looked has what it waited for, or sleeps
@@ -161,6 +162,7 @@ std::string engine::prepare(outgoing& one, uint64_t memory_id, uint32_t& status)
 result<uint64_t> engine::post(const symmetric_memory& memory, request wanted) {
   uint64_t number = 0;
   const bool light = !wanted.heavy();
+  const bool eager = wanted.eager;
   {
     const std::lock_guard lock(mutex_);
     if (stopped_) return failure{EP_STATUS_CLOSED, 0, "the fabric was closed"};
@@ -179,7 +181,7 @@ result<uint64_t> engine::post(const symmetric_memory& memory, request wanted) {
     any_posted_.store(true, std::memory_order_seq_cst);
   }
   // A thread that sleeps as one does who awaits nothing is told that there is something.
-  if (light && step_if_free() && !dormant_.load(std::memory_order_seq_cst)) return number;
+  if (light && (eager ? send_if_free() || step_if_free() : step_if_free()) && !dormant_.load(std::memory_order_seq_cst)) return number;
   nudge();
   return number;
 }
@@ -412,7 +414,21 @@ bool engine::step_if_free() {
   const uint64_t before = count_.applied.load(std::memory_order_relaxed);
   step();
   count_.carried.fetch_add(count_.applied.load(std::memory_order_relaxed) - before, std::memory_order_relaxed);
+  return all_out();
+}
+
+// Nothing waits for room. With the turn.
+bool engine::all_out() const {
   return std::all_of(links_.begin(), links_.end(), [](const auto& at) { return at->control.empty() && at->posted == at->out.size(); });
+}
+
+// What was posted and no more, for whoever looks at what has come right behind it. True: it is out.
+bool engine::send_if_free() {
+  const std::unique_lock turn(turn_, std::try_to_lock);
+  if (!turn.owns_lock() || over_) return false;
+  take_posted();
+  for (int32_t peer = 0; peer < world_size_; ++peer) pump(peer);
+  return all_out();
 }
 
 bool engine::assist() {
@@ -441,8 +457,9 @@ bool engine::assisted(int64_t now) const {
 void engine::step_back(std::unique_lock<std::mutex>& turn) {
   turn.unlock();
   stepped_back_.store(true, std::memory_order_seq_cst);
-  const int64_t end_ns = clock_now_ns() + longest_nap_ns;
-  for (int64_t now = end_ns - longest_nap_ns; now < end_ns && assisted(now); now = clock_now_ns()) {
+  const int64_t begin_ns = clock_now_ns();
+  const int64_t end_ns = begin_ns + std::min(longest_away_ns, options_.heartbeat_ns / 8);
+  for (int64_t now = begin_ns; now < end_ns && assisted(now); now = clock_now_ns()) {
     const uint32_t epoch = wake_prepare(&away_);
     if (!assisted(now) || any_posted_.load(std::memory_order_seq_cst) || stopping_.load(std::memory_order_seq_cst) != 0) {
       wake_cancel(&away_);

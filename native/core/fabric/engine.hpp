@@ -166,6 +166,8 @@ class engine {
   bool assist();
   void rest();
   bool step_if_free();
+  bool send_if_free();
+  bool all_out() const;
   void step_back(std::unique_lock<std::mutex>& turn);
   bool assisted(int64_t now) const;
   bool take_ring();

@@ -42,6 +42,8 @@ export interface CollectivesInit {
   readonly kick: () => void;
   /** Takes in what has come. */
   readonly look: () => void;
+  /** The same, unless it was done a moment ago. */
+  readonly lookLately: () => void;
   /** Offers again what `onChunk` did not take. */
   readonly drain: () => void;
   /** Takes members out that may be alive. Rejects with `EP_EVICTED` if they have taken out this rank before, or with what the store throws. */

@@ -89,7 +89,11 @@ export class Collectives {
 
   /** HAZARD: a rank that was stopped may have all words of a call that the others have lost since, and lost it with them: what they told last has to be looked at first. */
   run(call: OrderedCall): OrderedEnd | Promise<OrderedEnd> {
-    if (this.#active === undefined) this.#init.look();
+    if (this.#active === undefined) {
+      // Behind a quick call: then peers have told nothing for long.
+      if (this.#last === undefined) this.#init.lookLately();
+      else this.#init.look();
+    }
     const end = this.#isNext(call) ? this.#quick.run(call) : undefined;
     if (end !== undefined) {
       this.#completed = call.sequence;

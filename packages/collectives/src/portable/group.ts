@@ -154,6 +154,7 @@ export class PortableEngine extends Resource implements GroupEngine {
       send: (peer, source) => this.#links.at(peer)!.send('collective', source),
       kick: () => this.#links.each((channel) => channel.kick('collective')),
       look: () => this.#pulse.look(),
+      lookLately: () => this.#pulse.lookLately(),
       drain: () => this.#links.each((channel) => channel.drain('collective')),
       evict: (peers) => this.#evict(peers),
       leave: () => void this.#goOut('it called deactivate() with itself'),

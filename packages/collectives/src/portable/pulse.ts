@@ -11,6 +11,8 @@
 
 /** Since something was seen last: then waits are cheaper than looks. */
 const QUIET_MS = 0.5;
+/** What was seen so lately need not be looked at again before a call that is one of many: over a network each look asks the kernel. */
+const LATELY_MS = 0.25;
 /** Looks say nothing of the loss of a peer, waits do: however much comes from the others, one begins this often. */
 const LONGEST_MS = 50;
 
@@ -29,6 +31,7 @@ export class Pulse {
   readonly #init: PulseInit;
   readonly #waiting: (() => void)[] = [];
   #lastSeen = 0;
+  #lastLook = 0;
   /** When a wait was last let go, or the looks began. */
   #lastWait = 0;
   #beating = false;
@@ -45,8 +48,14 @@ export class Pulse {
     } catch (error) {
       this.#init.onError(error);
     }
-    if (seen) this.#lastSeen = performance.now();
+    this.#lastLook = performance.now();
+    if (seen) this.#lastSeen = this.#lastLook;
     return seen;
+  }
+
+  /** Looks, unless it has just done so: never behind a pause of this rank, in which much may have been told. */
+  lookLately(): void {
+    if (performance.now() - this.#lastLook >= LATELY_MS) this.look();
   }
 
   /** Resolves when nothing has been seen for a while, or much for long; one caller at a time, as each may hold the thread. */

@@ -73,6 +73,7 @@ export class Rank {
       send: never,
       kick: () => {},
       look: () => {},
+      lookLately: () => {},
       drain: () => {},
       evict: async (ranks) => this.evict(ranks),
       leave: () => this.collectives.end(0, new EpError('EP_EVICTED', 'it went itself')),
