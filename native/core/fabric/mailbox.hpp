@@ -22,6 +22,7 @@ class mailbox {
   struct alignas(64) slot {
     uint64_t words[sizeof(wire_brief) / sizeof(uint64_t)];
   };
+  static_assert(brief_head_bytes % sizeof(uint64_t) == 0);
   static_assert(sizeof(slot) == sizeof(wire_brief));
 
  public:

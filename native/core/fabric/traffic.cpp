@@ -114,6 +114,7 @@ bool engine::on_bytes(operation& one, size_t bytes) {
   std::memcpy(&begin, &message, sizeof begin);
   if (bytes >= brief_head_bytes && begin == brief_magic) {
     wire_brief brief;
+    static_assert(sizeof brief <= sizeof message);
     std::memcpy(&brief, &message, sizeof brief); // what lies behind its bytes is not looked at
     if (brief.payload_bytes <= brief_payload_bytes && bytes == brief_head_bytes + brief.payload_bytes && of_others(brief.source)) {
       const link& at = *links_[brief.source];

@@ -14,7 +14,7 @@
 
 namespace ep::fabric {
 
-inline constexpr uint32_t wire_magic = 0x36424645; // "EFB6"
+inline constexpr uint32_t wire_magic = 0x37424645; // "EFB7"
 inline constexpr uint32_t inline_bytes = 952;
 // Requests to one peer that it has not carried out yet. HAZARD: a write names its request by 19 bits: more could not be told apart.
 inline constexpr uint64_t request_window = 4096;
@@ -57,17 +57,19 @@ inline void begin_message(wire_message& message, message_kind kind) {
   message.kind = kind;
 }
 
-// The same in fewer bytes, where its numbers fit: providers take some 64 at once (fi_inject), without a buffer that has to stay and without an event. Numbers that only grow go by their
-// lower halves. The tag is that of the message which it stands for, so neither form can be made of the other, nor an old one pass where the lower halves come round.
+// The same in fewer bytes, where its numbers fit: it goes into a slot of its target's mailbox, and the shortest of them are what providers take at once (fi_inject: some 64 bytes), without a buffer that has
+// to stay and without an event. Numbers that only grow go by their lower halves. The tag is that of the message which it stands for, so neither form can be made of the other, nor an old one pass where the lower halves come round.
 inline constexpr uint16_t brief_magic = 0x6245; // "Eb"; HAZARD: no message begins so
-inline constexpr uint32_t brief_payload_bytes = 16;
+inline constexpr uint32_t brief_payload_bytes = 208;
+inline constexpr uint32_t brief_pieces = UINT8_MAX;
 
 struct wire_brief {
   uint16_t magic;
   message_kind kind;
   uint8_t op;
   uint16_t source;
-  uint16_t payload_bytes;
+  uint8_t payload_bytes;
+  uint8_t pieces;
   uint32_t acked;
   uint32_t sequence;
   uint32_t memory;
@@ -78,12 +80,12 @@ struct wire_brief {
   uint8_t payload[brief_payload_bytes];
 };
 inline constexpr uint32_t brief_head_bytes = sizeof(wire_brief) - brief_payload_bytes;
-static_assert(brief_head_bytes == 48 && sizeof(wire_brief) == 64 && (wire_magic & 0xffff) != brief_magic && most_ranks <= UINT16_MAX + 1);
+static_assert(brief_head_bytes == 48 && sizeof(wire_brief) == 256 && brief_payload_bytes <= UINT8_MAX && (wire_magic & 0xffff) != brief_magic && most_ranks <= UINT16_MAX + 1);
 
 // Nothing: it does not fit. With its tag, of a message that has one.
 inline std::optional<wire_brief> brief_of(const wire_message& message) {
-  if (message.payload_bytes > brief_payload_bytes || message.pieces != 0 || message.memory > UINT32_MAX || message.slot > UINT32_MAX) return std::nullopt;
-  wire_brief made{brief_magic, message.kind, message.op, static_cast<uint16_t>(message.source), message.payload_bytes, static_cast<uint32_t>(message.acked),
+  if (message.payload_bytes > brief_payload_bytes || message.pieces > brief_pieces || message.memory > UINT32_MAX || message.slot > UINT32_MAX) return std::nullopt;
+  wire_brief made{brief_magic, message.kind, message.op, static_cast<uint16_t>(message.source), static_cast<uint8_t>(message.payload_bytes), static_cast<uint8_t>(message.pieces), static_cast<uint32_t>(message.acked),
                   static_cast<uint32_t>(message.sequence), static_cast<uint32_t>(message.memory), static_cast<uint32_t>(message.slot), message.offset, message.value, message.tag, {}};
   std::memcpy(made.payload, message.payload, message.payload_bytes);
   return made;
@@ -99,7 +101,7 @@ inline void expand(const wire_brief& brief, uint64_t acked, uint64_t applied, wi
   message.op = brief.op;
   message.payload_bytes = brief.payload_bytes;
   message.source = brief.source;
-  message.pieces = 0;
+  message.pieces = brief.pieces;
   message.acked = widened(brief.acked, acked);
   message.sequence = widened(brief.sequence, applied);
   message.memory = brief.memory;

@@ -32,7 +32,8 @@ const group = await initProcessGroup({ backend: transport, store: prefixStore(st
 /** Small numbers: sums are exact in any order. */
 const elementOf = (source: number, i: number): number => (i % 1009) * (source + 1);
 
-async function check({ op }: GroupCall, input: Float32Array, output: Float32Array): Promise<void> {
+async function check(call: GroupCall, input: Float32Array, output: Float32Array): Promise<void> {
+  const { op } = call;
   for (let i = 0; i < input.length; i++) input[i] = elementOf(rank, i);
   output.fill(-1);
   const block = input.length / worldSize;
@@ -41,8 +42,7 @@ async function check({ op }: GroupCall, input: Float32Array, output: Float32Arra
     op === 'all-reduce'
       ? (i: number): number => (i % 1009) * factor
       : (i: number): number => elementOf(Math.floor(i / block), rank * block + (i % block));
-  if (op === 'all-reduce') await group.allReduce(input, { op: 'sum' });
-  else await group.allToAllSingle(output, input);
+  await make(call, input, output);
   const found = op === 'all-reduce' ? input : output;
   const wrong = found.findIndex((value, i) => value !== expected(i));
   if (wrong >= 0) throw new Error(`${op} of ${input.byteLength} bytes: element ${wrong} is ${found[wrong]}`);
@@ -50,30 +50,42 @@ async function check({ op }: GroupCall, input: Float32Array, output: Float32Arra
   input.fill(0);
 }
 
+const make = ({ op }: GroupCall, input: Float32Array, output: Float32Array): PromiseLike<unknown> =>
+  op === 'all-reduce' ? group.allReduce(input, { op: 'sum' }) : group.allToAllSingle(output, input);
+
 /** What is summed says whether some rank's time is over, so that all stop alike. */
 const over = new Float32Array(2);
 const warmBegin = performance.now();
 for (let i = 0; i < warmUp.calls && over[0] === 0; i++) {
   over.fill(performance.now() - warmBegin > warmUp.ms ? 1 : 0);
   await group.allReduce(over, { op: 'sum' });
+  // A turn has some: what is compiled without them is compiled anew then.
+  if (i % 1000 === 0) await group.barrier();
+}
+
+/** More than goes with the word of what is called. */
+const LONGER_BYTES = 4096;
+for (const call of calls) {
+  if (call.bytes < LONGER_BYTES) continue;
+  const [input, output] = [new Float32Array(LONGER_BYTES / 4), new Float32Array(LONGER_BYTES / 4)];
+  for (let i = 0; i < warmUp.longer; i++) await make(call, input, output);
+  await group.barrier();
+  await check(call, input, output);
 }
 
 const times: number[][] = calls.map(() => []);
 for (const [at, call] of calls.entries()) {
   const input = new Float32Array(call.bytes / 4);
   const output = new Float32Array(call.op === 'all-to-all' ? input.length : 0);
-  for (let turn = 0; turn <= turns; turn++) {
+  for (let turn = -warmUp.turns; turn < turns; turn++) {
     await group.barrier();
     const begin = performance.now();
-    for (let i = 0; i < call.calls; i++) {
-      if (call.op === 'all-reduce') await group.allReduce(input, { op: 'sum' });
-      else await group.allToAllSingle(output, input);
-    }
+    for (let i = 0; i < call.calls; i++) await make(call, input, output);
     const us = ((performance.now() - begin) * 1000) / call.calls;
     // HAZARD: where ranks share a core, one that fills its arrays keeps it from another whose turn has not ended. Open MPI's find the slowest of all first, too.
     await group.barrier();
     await check(call, input, output);
-    if (turn > 0) times[at]!.push(us);
+    if (turn >= 0) times[at]!.push(us);
   }
 }
 await group.destroy();
