@@ -57,7 +57,7 @@ function groupCallsOf({ quick }: BenchOptions): readonly GroupCall[] {
 
 /** Thousands: until compilers have seen the code of calls often enough, these take several times as long. */
 const warmUpOf = ({ quick }: BenchOptions): WarmUp =>
-  quick ? { calls: 50, ms: 5000, longer: 5, turns: 1 } : { calls: 30_000, ms: 20_000, longer: 4000, turns: 4 };
+  quick ? { calls: 50, ms: 5000, longer: 5, turns: 1 } : { calls: 30_000, ms: 20_000, longer: 4000, turns: 8 };
 
 /** Half of the ranks on each host. */
 async function runGroups(
