@@ -3,6 +3,7 @@ import { type DType, EpError, elementBytes, elementCount, invalid } from '@ep/co
 import { type NativeDispatchProgram, type NativeReplicaSumProgram, native } from '@ep/native';
 import { type DispatchPlan, digest, type GradientReduction, rankDispatch, sizes } from '@ep/plan';
 import { checkObject, checkParts, checkReductions, checkSizedParts } from './check-spec.js';
+import { inTurns } from './send-order.js';
 
 /** One tensor of a dispatch: rows that travel by a plan. */
 export interface PartSpec {
@@ -73,13 +74,8 @@ function bindPart(
   for (const [i, peer] of mine.received.peer.entries())
     chunksFrom[peer]! += planned.received.chunks[plan.received.offsets[rank]! + i]!;
   const { binding } = native();
-  const program = new binding.DispatchProgram(
-    mine.srcOffset,
-    mine.dstOffset,
-    mine.length,
-    mine.dstRank,
-    planned.chunkRows,
-  );
+  const { srcOffset, dstOffset, length, dstRank } = inTurns(mine, rank, plan.worldSize, planned.chunkRows);
+  const program = new binding.DispatchProgram(srcOffset, dstOffset, length, dstRank, planned.chunkRows);
   const receiveCapacity = plan.recvTokens.reduce((most, rows) => Math.max(most, rows), 0);
   let end = align(offset + receiveCapacity * rowBytes);
   const part = {
