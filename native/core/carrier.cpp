@@ -223,6 +223,8 @@ carrier::state carrier::hold(std::span<const carried_bytes> inputs, std::span<co
   const rank_context& context = memory_->context();
   auto* wake = reinterpret_cast<ep_wake_word*>(memory_->own_data());
   const rare_looks rare(apart_ns);
+  // Whoever looks but once wants to know what is there now.
+  if (most_ns <= 0) context.progress().run();
   const int64_t end_ns = clock_now_ns() + most_ns;
   int64_t moved_ns = end_ns - most_ns;
   bool moved = false;
@@ -244,7 +246,11 @@ carrier::state carrier::hold(std::span<const carried_bytes> inputs, std::span<co
       moved = true;
       moved_ns = now;
     }
-    if (broken() || clock_now_ns() >= end_ns) return moved ? state::moved : state::stuck;
+    if (broken() || clock_now_ns() >= end_ns) {
+      // Nobody may look for long now.
+      context.progress().rest();
+      return moved ? state::moved : state::stuck;
+    }
     if (found == state::stuck) sched_yield();
   }
 }

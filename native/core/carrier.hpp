@@ -219,7 +219,7 @@ class carrier {
   std::optional<failure> refused_;
   bool told_ = false;   // that this member has its data
   mutable bool awaits_hosts_ = false; // something that a step looked for has not landed
-  int64_t looked_ns_ = 0; // when it asked last what has
+  int64_t looked_ns_ = 0; // when it asked last what has landed
   // Of this call: places of an area, bytes of one, and how many steps a member may be ahead of its mates.
   uint64_t places_ = 1;
   uint64_t piece_ = 0;

@@ -175,7 +175,12 @@ bool rounds::hold(uint64_t round, int64_t most_ns) {
   policy.inline_ns = std::min(policy.inline_ns, most_ns);
   policy.inline_sleep_ns = most_ns - policy.inline_ns;
   const auto there = [&] { return look(round); };
-  if (leads_) return wait_inline(policy, leader_wake(), there, &context.progress());
+  if (leads_) {
+    const bool came = wait_inline(policy, leader_wake(), there, &context.progress());
+    // Nobody may look for long now.
+    if (!came) context.progress().rest();
+    return came;
+  }
   return wait_inline(policy, wake_at(place_.self), there);
 }
 

@@ -395,8 +395,8 @@ void engine::run() {
     doubt_descriptor(any || assisted(now), now);
     watch_life(now);
     if (stopping_.load(std::memory_order_acquire) != 0 && farewell_over(now)) break;
-    if (any) busy_ns = now;
-    if (assisted(now) && stopping_.load(std::memory_order_acquire) == 0) {
+    if (any || assisted(now)) busy_ns = now;
+    if (assisted(now) && !heavy() && stopping_.load(std::memory_order_acquire) == 0) {
       step_back(turn);
     } else if (!any) {
       nap(turn, now, now - busy_ns);
@@ -422,7 +422,7 @@ bool engine::all_out() const {
   return std::all_of(links_.begin(), links_.end(), [](const auto& at) { return at->control.empty() && at->posted == at->out.size(); });
 }
 
-// What was posted and no more, for whoever looks at what has come right behind it. True: it is out.
+// What was posted and no more: whoever posts waits next, and looks at what has come then. True: it is out.
 bool engine::send_if_free() {
   const std::unique_lock turn(turn_, std::try_to_lock);
   if (!turn.owns_lock() || over_) return false;
@@ -444,7 +444,7 @@ bool engine::assist() {
 // HAZARD: only where nobody else looks: one that sleeps in between (the watcher of JS's waits) would wake the thread beside a kernel that spins.
 void engine::rest() {
   assisted_until_ns_[own_place() % assistants].store(0, std::memory_order_seq_cst);
-  if (!stepped_back_.load(std::memory_order_seq_cst) || assisted(clock_now_ns())) return;
+  if (!stepped_back_.load(std::memory_order_seq_cst) || (assisted(clock_now_ns()) && !heavy())) return;
   wake_notify(&away_);
 }
 
@@ -459,7 +459,7 @@ void engine::step_back(std::unique_lock<std::mutex>& turn) {
   stepped_back_.store(true, std::memory_order_seq_cst);
   const int64_t begin_ns = clock_now_ns();
   const int64_t end_ns = begin_ns + std::min(longest_away_ns, options_.heartbeat_ns / 8);
-  for (int64_t now = begin_ns; now < end_ns && assisted(now); now = clock_now_ns()) {
+  for (int64_t now = begin_ns; now < end_ns && assisted(now) && !heavy(); now = clock_now_ns()) {
     const uint32_t epoch = wake_prepare(&away_);
     if (!assisted(now) || any_posted_.load(std::memory_order_seq_cst) || stopping_.load(std::memory_order_seq_cst) != 0) {
       wake_cancel(&away_);
@@ -468,6 +468,11 @@ void engine::step_back(std::unique_lock<std::mutex>& turn) {
     wake_commit(&away_, epoch, away_ns_);
     // Whoever has looked for so long does for longer.
     away_ns_ = std::min(2 * away_ns_, longest_nap_ns);
+    // Nobody else looks at lives.
+    if (turn.try_lock()) {
+      watch_life(clock_now_ns());
+      turn.unlock();
+    }
   }
   if (!assisted(clock_now_ns())) away_ns_ = shortest_nap_ns;
   stepped_back_.store(false, std::memory_order_seq_cst);

@@ -57,8 +57,8 @@ inline void begin_message(wire_message& message, message_kind kind) {
   message.kind = kind;
 }
 
-// The same in fewer bytes, where its numbers fit: it goes into a slot of its target's mailbox, and the shortest of them are what providers take at once (fi_inject: some 64 bytes), without a buffer that has
-// to stay and without an event. Numbers that only grow go by their lower halves. The tag is that of the message which it stands for, so neither form can be made of the other, nor an old one pass where the lower halves come round.
+// The same in fewer bytes, where its numbers fit: that of a request goes into a slot of its target's mailbox where one is free; others are messages, and the shortest of them are what providers take at once
+// (fi_inject: some 64 bytes), without a buffer that has to stay and without an event. Numbers that only grow go by their lower halves. The tag is that of the message which it stands for, so neither form can be made of the other, nor an old one pass where the lower halves come round.
 inline constexpr uint16_t brief_magic = 0x6245; // "Eb"; HAZARD: no message begins so
 inline constexpr uint32_t brief_payload_bytes = 208;
 inline constexpr uint32_t brief_pieces = UINT8_MAX;

@@ -37,10 +37,10 @@ class fuzz_world {
     std::vector<std::vector<uint8_t>> addresses;
     const std::vector<uint8_t> own = must(engine->address());
     std::memcpy(&mail, own.data() + own.size() - sizeof mail, sizeof mail);
+    // What is put to those who are played goes to the places of this rank's own mail to itself, which nobody reads.
     for (int32_t rank = 0; rank < world_size; ++rank) {
       addresses.push_back(own);
       addresses.back()[0] = static_cast<uint8_t>(rank);
-      // What is put to those who are played lies in the places of this rank's own mail to itself, which nobody reads.
     }
     must(engine->connect(addresses, keys_of(0, world_size)));
     memory = allocate();

@@ -1,7 +1,7 @@
 /**
  * In which order a rank sends its shards. A plan has them as they lie in the source, which may be the same order of destinations on every rank: all of them would write to one receiver at a time, and
- * have no more than what its link takes. So destinations take turns, each rank begins with the one behind it, and each destination has the same part of its rows sent when a turn is over, however many
- * they are: links and receivers are all busy until the end.
+ * have no more than what its link takes. So destinations take turns, each rank begins with the one behind it, and each destination has the same part of its chunks sent, rounded up, when a turn is over: where all have
+ * about as much, links and receivers are all busy until the end.
  */
 import type { RankDispatch } from '@ep/plan';
 

@@ -2,9 +2,12 @@ import { planAttention, rankDispatch, shardsOfDocuments } from '@ep/plan';
 import { describe, expect, it } from 'vitest';
 import { inTurns, type Sends } from '../src/send-order.js';
 
-/** Every rank has a document of so many rows for each rank, in ascending order of these: all of them begin with the same one. */
-function toAll(worldSize: number, rowsFor: (from: number, to: number) => number) {
-  const pairs = Array.from({ length: worldSize ** 2 }, (_, i) => [Math.floor(i / worldSize), i % worldSize] as const);
+/** Every rank has documents of so many rows for each rank, in ascending order of these: all of them begin with the same one. */
+function toAll(worldSize: number, rowsFor: (from: number, to: number) => number, documents = 1) {
+  const pairs = Array.from({ length: documents * worldSize ** 2 }, (_, i) => {
+    const pair = i % worldSize ** 2;
+    return [Math.floor(pair / worldSize), pair % worldSize] as const;
+  });
   const { shards } = shardsOfDocuments({
     worldSize,
     lengths: Int32Array.from(pairs, ([from, to]) => rowsFor(from, to)),
@@ -49,7 +52,7 @@ describe('the order in which a rank sends', () => {
     };
     for (let round = 0; round < 40; round++) {
       const worldSize = 1 + random(6);
-      const plan = toAll(worldSize, () => random(4) * random(90));
+      const plan = toAll(worldSize, () => random(4) * random(90), 1 + random(5));
       const chunkRows = 1 + random(20);
       for (let rank = 0; rank < worldSize; rank++) {
         const mine = rankDispatch(plan, rank);

@@ -68,7 +68,14 @@ const LONGER_BYTES = 4096;
 for (const call of calls) {
   if (call.bytes < LONGER_BYTES) continue;
   const [input, output] = [new Float32Array(LONGER_BYTES / 4), new Float32Array(LONGER_BYTES / 4)];
-  for (let i = 0; i < warmUp.longer; i++) await make(call, input, output);
+  const begin = performance.now();
+  over.fill(0);
+  for (let i = 0; i < warmUp.longer && over[0] === 0; i++) {
+    await make(call, input, output);
+    if (i % 100 > 0) continue;
+    over.fill(performance.now() - begin > warmUp.ms ? 1 : 0);
+    await group.allReduce(over, { op: 'sum' });
+  }
   await group.barrier();
   await check(call, input, output);
 }

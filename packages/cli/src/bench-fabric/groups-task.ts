@@ -12,7 +12,7 @@ export interface GroupCall {
 export interface WarmUp {
   readonly calls: number;
   readonly ms: number;
-  /** Then so many of each longer kind, of arrays that are short. A turn has few of those, and compilers need thousands. */
+  /** Then so many of each longer kind, or what can be made in this time, of arrays that are short. A turn has few of those, and compilers need thousands. */
   readonly longer: number;
   /** Of each kind, before those that count: the code around the calls is compiled anew in the first of them. */
   readonly turns: number;

@@ -90,7 +90,7 @@ export class Collectives {
   /** HAZARD: a rank that was stopped may have all words of a call that the others have lost since, and lost it with them: what they told last has to be looked at first. */
   run(call: OrderedCall): OrderedEnd | Promise<OrderedEnd> {
     if (this.#active === undefined) {
-      // Behind a quick call: then peers have told nothing for long.
+      // Behind a quick call all others may be in the next one already. What they cannot have done without this rank, in the moment since it looked, is to agree on a loss: but for its own, which takes a timeout.
       if (this.#last === undefined) this.#init.lookLately();
       else this.#init.look();
     }

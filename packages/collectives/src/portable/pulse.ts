@@ -42,18 +42,19 @@ export class Pulse {
 
   /** Looks now. True if there was something. Nothing is thrown: half of the callers are timers. */
   look(): boolean {
+    // HAZARD: from before it, since this rank may be stopped in it, behind the words that it has read.
+    this.#lastLook = performance.now();
     let seen = false;
     try {
       seen = this.#init.look();
     } catch (error) {
       this.#init.onError(error);
     }
-    this.#lastLook = performance.now();
-    if (seen) this.#lastSeen = this.#lastLook;
+    if (seen) this.#lastSeen = performance.now();
     return seen;
   }
 
-  /** Looks, unless it has just done so: never behind a pause of this rank, in which much may have been told. */
+  /** Looks, unless it has just begun to: so it does behind a pause of this rank, in which much may have been told. */
   lookLately(): void {
     if (performance.now() - this.#lastLook >= LATELY_MS) this.look();
   }
