@@ -118,3 +118,31 @@ it('tells of errors, of looks and of holds', async () => {
   now += 1;
   await loop(1);
 });
+
+it('looks lately unless it has just begun a look; a rank that is stopped in one, or behind it, looks again', () => {
+  const stops = [0, 0, 5];
+  let looks = 0;
+  const pulse = new Pulse({
+    look: () => {
+      looks++;
+      now += stops.shift() ?? 0;
+      return false;
+    },
+    hold: () => {},
+    onError: (error) => {
+      throw error;
+    },
+  });
+  pulse.lookLately();
+  now += 0.2;
+  pulse.lookLately();
+  expect(looks).toBe(1);
+  now += 0.1;
+  pulse.lookLately();
+  now += 7;
+  // Stopped in this one.
+  pulse.lookLately();
+  expect(looks).toBe(3);
+  pulse.lookLately();
+  expect(looks).toBe(4);
+});
