@@ -17,7 +17,6 @@ namespace {
 constexpr int64_t patience_ns = 1'000'000;
 constexpr int64_t apart_ns = 1'000'000; // between looks, at most
 constexpr int64_t longest_sleep_ns = 1'000'000;
-constexpr int64_t asks_apart_ns = 20'000; // what has landed, where nothing of it is awaited
 
 uint64_t load(const uint64_t& word) { return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(word)).load(std::memory_order_acquire); }
 

@@ -146,7 +146,6 @@ bool rounds::drive(uint64_t round) {
 // HAZARD: what the host has said goes out before the look at what has come, which asks the kernel. While mates have yet to say theirs, nothing that comes ends the round: then it
 // asks seldom, for the sake of others.
 bool rounds::look(uint64_t round) {
-  constexpr int64_t asks_apart_ns = 20'000;
   if (leads_) {
     if (!drive(round) && !all_said(round) && clock_now_ns() - looked_ns_ < asks_apart_ns) return false;
     if (!landed(round) || !drive(round)) {

@@ -19,6 +19,9 @@
 
 namespace ep {
 
+// A rank in a call asks the network at least so often what has come, where nothing of that is awaited.
+constexpr int64_t asks_apart_ns = 20'000;
+
 // How a leader's bytes come to those of other hosts.
 class round_way {
  public:

@@ -181,7 +181,7 @@ result<uint64_t> engine::post(const symmetric_memory& memory, request wanted) {
     any_posted_.store(true, std::memory_order_seq_cst);
   }
   // A thread that sleeps as one does who awaits nothing is told that there is something.
-  if (light && (eager ? send_if_free() || step_if_free() : step_if_free()) && !dormant_.load(std::memory_order_seq_cst)) return number;
+  if (light && ((eager && send_if_free()) || step_if_free()) && !dormant_.load(std::memory_order_seq_cst)) return number;
   nudge();
   return number;
 }
