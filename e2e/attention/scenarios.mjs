@@ -247,17 +247,17 @@ async function abort({ transport, rank, worldSize, data }) {
 }
 
 /**
- * One rank aborts between two chunks: those to one rank have gone, those to another wait for its credit, since it holds the result of an earlier call.
- * Everyone resynchronises; correct calls follow.
+ * One rank aborts between two chunks: some have gone to one rank, the next wait for the credit of another, which holds the result of an earlier call.
+ * Everyone resynchronises; correct calls follow. Gives for each round `done`, `reason` (this rank's abort) or the error's code, and how many chunks of the rank that it names were missing.
  */
 async function abortBetween({ transport, rank, worldSize, data }) {
-  const plan = fullPlan(worldSize, 20);
+  const plan = fullPlan(worldSize, 21);
   const qRow = 8;
   const specs = { forward: [{ name: 'q', plan: plan.fwdQ, dtype: 'f32', rowShape: [qRow] }] };
   const leases = 2;
   const dispatcher = await openDispatcher(transport, {
     leaseBytes: leaseBytesFor(specs.forward),
-    chunkBytes: 128,
+    chunkBytes: data.chunkBytes,
     leases,
     timeoutMs: 1_000,
   });
@@ -290,9 +290,10 @@ async function abortBetween({ transport, rank, worldSize, data }) {
       const lease = await run(leases, rank === aborter ? { signal: controller.signal } : {});
       check(lease, leases, `round ${round}, cut call`);
       lease.release();
-      outcomes.push('done');
+      outcomes.push(['done', 0]);
     } catch (error) {
-      outcomes.push(error === reason ? 'reason' : (error.code ?? String(error)));
+      const { expected, found } = error.context ?? {};
+      outcomes.push(error === reason ? ['reason', 0] : [error.code ?? String(error), Number(expected - found)]);
     }
     await dispatcher.resync({ timeoutMs: 20_000 });
     for (let call = 0; call < data.calls; call++) {
