@@ -70,8 +70,8 @@ bool watcher::look(watch& item, outcome& end) const {
 
 void watcher::run() {
   // Deaths wake nobody: they are looked for. The longer nothing has happened, the more rarely, so that a rank that waits for the next job costs nothing; the bound
-  // is a fifth of what a death may take to be seen.
-  constexpr int64_t longest_slice_ns = 20'000'000;
+  // is a tenth of what a death may take to be seen. Words that hardware writes wake nobody either, and are seen as late: an eighth of how long they have been awaited.
+  constexpr int64_t longest_slice_ns = 50'000'000;
   constexpr int64_t slices_of_quiet = 8;
   int64_t quiet_since = clock_now_ns();
   std::vector<watch> watched;
