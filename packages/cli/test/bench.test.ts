@@ -2,7 +2,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import type { CpuInfo } from 'node:os';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterAll, describe, expect, it } from 'vitest';
+import { afterAll, describe, expect, it, vi } from 'vitest';
 import { attentionBench } from '../src/bench/attention.js';
 import { meetsGoal, progressMark } from '../src/bench/bench.js';
 import { causeAmong } from '../src/bench/cause.js';
@@ -17,6 +17,9 @@ import { casesOf, tooLargeFor } from '../src/bench-moe/measure.js';
 import { bytesOf, shapesOf } from '../src/bench-moe/shapes.js';
 import { type MoeShape, moeTransports } from '../src/bench-moe/task.js';
 import { runEp, runEpOnTerminal, startEp } from './ep.js';
+
+// Reports are compared as plain text, also where CI is set, which has them coloured.
+vi.hoisted(() => vi.stubEnv('NO_COLOR', '1'));
 
 const folder = mkdtempSync(join(tmpdir(), 'ep-bench-test-'));
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
