@@ -250,7 +250,8 @@ export function stepTable() {
     ...ctestPreset('tsan', ciLanes, 20, { build: 6, tests: 8 }),
     optionalPreset('clang', ['full'], 20),
     optionalPreset('clang-asan', ['full'], 30),
-    ...suites('test:full', ['full'], 60),
+    // That of groups takes 65 to 75 minutes on two cores.
+    ...suites('test:full', ['full'], 120),
     ...fuzzers(60),
   ];
 }

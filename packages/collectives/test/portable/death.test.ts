@@ -16,6 +16,8 @@ const unavailable = probe.available ? '' : ` (skipped: ${probe.reason})`;
 
 let program: URL;
 const ROUNDS = process.env.EP_TEST_FULL === '1' ? 40 : 2;
+/** Six processes that start on two cores take 3 s of a round. */
+const timeout = Math.max(60_000, ROUNDS * 10_000);
 
 beforeAll(async () => {
   program = new URL(await bundleProgram('portable-rank'));
@@ -107,15 +109,15 @@ describe.each(['threads', 'processes'] as const)('survivors of a killed rank, as
 });
 
 describe('over libfabric, on several hosts', () => {
-  it.skipIf(unavailable)(`survivors of a killed process tell the same${unavailable}`, async () => {
+  it.skipIf(unavailable)(`survivors of a killed process tell the same${unavailable}`, { timeout }, async () => {
     for (let round = 0; round < ROUNDS; round++) await tell('processes', 'fabric', 4, [round % 4], 200 + round);
   });
 
-  it.skipIf(unavailable)(`and so they do on three hosts${unavailable}`, async () => {
+  it.skipIf(unavailable)(`and so they do on three hosts${unavailable}`, { timeout }, async () => {
     for (let round = 0; round < ROUNDS; round++) await tell('processes', 'fabric', 6, [(5 * round) % 6], 400 + round);
   });
 
-  it.skipIf(unavailable)(`and of two, of one host or of both${unavailable}`, async () => {
+  it.skipIf(unavailable)(`and of two, of one host or of both${unavailable}`, { timeout }, async () => {
     for (let round = 0; round < ROUNDS; round++) {
       const first = round % 4;
       await tell('processes', 'fabric', 4, [first, (first + 1 + (round % 3)) % 4], 300 + round);
