@@ -166,7 +166,9 @@ describe('failures', () => {
       const worldSize = 3;
       const rounds = 4;
       const config = transport === 'hostile' ? { seed: 5, maxDelayUs: 100 } : undefined;
-      const data = { rounds, calls: 20, chunkBytes: chunks === 1 ? 1024 : 160, transport, config };
+      // Each pair of ranks has 21 to 23 rows of 32 bytes.
+      const chunkBytes = chunks === 1 ? 1024 : 160;
+      const data = { rounds, calls: 20, chunkBytes, transport, config };
       const outcomes = valuesOf<[string, number][]>(
         await runRanks('abortBetween', worldSize, mode, { data, timeoutMs: 100_000 }),
       );
