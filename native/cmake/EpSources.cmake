@@ -149,6 +149,7 @@ set(EP_UNFUSED_SOURCES
   tests/device/moe_compact_test.cpp
   tests/device/moe_debt_test.cpp
   tests/device/moe_fast_test.cpp
+  tests/device/moe_feed_test.cpp
   tests/device/moe_lost_test.cpp
   tests/device/moe_mixed_test.cpp
   tests/device/moe_naive_test.cpp
@@ -226,6 +227,7 @@ set(EP_TESTS
   tests/device/moe_compact_test.cpp
   tests/device/moe_debt_test.cpp
   tests/device/moe_fast_test.cpp
+  tests/device/moe_feed_test.cpp
   tests/device/moe_lost_test.cpp
   tests/device/moe_mixed_test.cpp
   tests/device/moe_naive_test.cpp

@@ -217,8 +217,8 @@ export const EP_MOE_SIGNAL_RETURNED = 2;
 /** by destination r: its part of this slot may be written again */
 export const EP_MOE_SIGNAL_CREDIT = 3;
 /**
- * high throughput, by destination r: its answer to the counts is here. Low latency on GPUs, of this rank itself: what
- * one block has decided for all (moe_pull.h)
+ * high throughput, by destination r: its answer to the counts is here. Low latency on GPUs, of this rank itself: that
+ * one block has placed runs for all (moe_pull.h)
  */
 export const EP_MOE_SIGNAL_PLACED = 4;
 export const EP_MOE_SIGNAL_KINDS = 5;
@@ -3417,7 +3417,10 @@ export function writeMoeExperts(view: DataView, at: number, value: MoeExperts): 
 export interface MoePeer {
   /** the counters as they stand when all calls so far are complete (where endpoints can store: unused) */
   readonly counted: bigint;
-  /** of this rank, low latency on GPUs: blocks that have ended the half under way, 0 between halves */
+  /**
+   * of this rank, low latency on GPUs: blocks that have ended the half under way, and in the upper half how many of
+   * them were not well; 0 between halves
+   */
   readonly arrived: bigint;
   readonly returned: bigint;
   /** of this rank, where one launch has the blocks of several: their barrier (moe_blocks.h) */

@@ -524,7 +524,12 @@ struct moe_kernels {
   template <class Ctx, class Endpoint> static bool run(Ctx& ctx, const Endpoint& endpoint, const ep_moe_buffer& buffer, moe_case::one_rank& own, uint32_t half) {
     switch (half) {
       case 0: return is_compact(buffer) ? moe_compact_send(ctx, endpoint, buffer, own.dispatch) : moe_dispatch_send(ctx, endpoint, buffer, own.dispatch);
-      case 1: return is_compact(buffer) ? moe_compact_receive(ctx, endpoint, buffer, own.dispatch) : moe_dispatch_receive(ctx, endpoint, buffer, own.dispatch);
+      case 1: {
+        if (is_compact(buffer)) return moe_compact_receive(ctx, endpoint, buffer, own.dispatch);
+        const bool ok = moe_dispatch_receive(ctx, endpoint, buffer, own.dispatch);
+        ctx.sync_grid();
+        return moe_sound(ctx, block_coop<Ctx>{ctx}, moe_view{buffer, own.dispatch.call}) && ok; // a block that ends early does not know
+      }
       case 2: return moe_combine_send(ctx, endpoint, buffer, own.combine);
       default: {
         const bool ok = moe_combine_receive(ctx, endpoint, buffer, own.combine);

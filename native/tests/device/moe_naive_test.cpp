@@ -60,9 +60,9 @@ struct early_credit {
     ctx.sync_grid();
     const bool ok = ep::moe_release(ctx, endpoint, buffer, own.dispatch.call);
     for (uint32_t stall = 0; stall < 200; ++stall) ctx.point();
-    ep::detail::moe_pull_rows(ctx, endpoint, at, own.dispatch);
+    const bool came = ep::detail::moe_pull_rows(ctx, endpoint, at, own.dispatch, {ctx.block(), ctx.blocks()}, [] { return true; });
     ctx.sync_grid();
-    return ok;
+    return ok && came;
   }
 };
 

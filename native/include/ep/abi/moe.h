@@ -56,7 +56,7 @@ EP_STATIC_ASSERT(sizeof(ep_moe_header) == 16, "travels");
 #define EP_MOE_SIGNAL_ARRIVED 1u  /* by source r: puts of rows and headers, counted; high throughput: or that there are none, or that a rank is full */
 #define EP_MOE_SIGNAL_RETURNED 2u /* by the rank r of experts: its results are here (where counted: puts). Low latency: or that there are none, or that the call is refused */
 #define EP_MOE_SIGNAL_CREDIT 3u   /* by destination r: its part of this slot may be written again */
-#define EP_MOE_SIGNAL_PLACED 4u   /* high throughput, by destination r: its answer to the counts is here. Low latency on GPUs, of this rank itself: what one block has decided for all (moe_pull.h) */
+#define EP_MOE_SIGNAL_PLACED 4u   /* high throughput, by destination r: its answer to the counts is here. Low latency on GPUs, of this rank itself: that one block has placed runs for all (moe_pull.h) */
 #define EP_MOE_SIGNAL_KINDS 5u
 
 /* Which replica is where, and which of them this rank takes. Replicas are numbered rank-major. */
@@ -76,7 +76,7 @@ EP_STATIC_ASSERT(sizeof(ep_moe_experts) == 56, "handed to kernels by value");
 /* What a rank remembers of a peer between the calls of one slot: kernels read and write it; whoever lets ranks in anew sets it. All 0 at first. */
 typedef struct ep_moe_peer {
   uint64_t counted;  /* the counters as they stand when all calls so far are complete (where endpoints can store: unused) */
-  uint64_t arrived; /* of this rank, low latency on GPUs: blocks that have ended the half under way, 0 between halves */
+  uint64_t arrived; /* of this rank, low latency on GPUs: blocks that have ended the half under way, and in the upper half how many of them were not well; 0 between halves */
   uint64_t returned;
   uint64_t placed;  /* of this rank, where one launch has the blocks of several: their barrier (moe_blocks.h) */
   uint64_t credited; /* value that the peer's credit must have before the next call may write there; of this rank, low latency on GPUs: epoch of the last call of which the send half did not fail */

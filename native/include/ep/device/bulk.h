@@ -1,8 +1,8 @@
 /* Rows by the machine's copy engine, through some of a block's own memory: no register holds a byte that is under way, so that many may be.
  *
  * A context that has such an engine offers it to each of its warps (`bulk_bytes`, of a stage): bulk_load(stage, src, bytes) and bulk_store(dst, stage, bytes) begin a copy; bulk_landed(stage, turn)
- * awaits a load, of which each stage has one in each turn; bulk_left(1) awaits that all stores but the last one have read their stages, bulk_end() that all have written; bulk_begin() comes before
- * loads of what others have written. By lane 0 of the warp; addresses and bytes are multiples of 16. `bulk_count` is the warp's own and counts its loads. */
+ * awaits a load, of which each stage has one in each turn, and bulk_data(stage) is where it lies for lanes that have awaited it; bulk_left(1) awaits that all stores but the last one have read their stages, bulk_end() that all have written; bulk_begin() comes before
+ * loads of what others have written. By lane 0 of the warp, but for bulk_landed and bulk_data; addresses and bytes are multiples of 16. `bulk_count` is the warp's own and counts its loads. */
 #ifndef EP_DEVICE_BULK_H
 #define EP_DEVICE_BULK_H
 
@@ -16,11 +16,12 @@ template <class Ctx> constexpr bool moe_has_bulk = requires { Ctx::bulk_bytes; }
 
 constexpr uint32_t bulk_stages = 3;
 
-/* Rows of one warp, one after the other; without such an engine by its lanes. Two loads and a store are under way. All lanes call it; `end` before a barrier that says that rows are there. A row to
+/* Rows of one warp, one after the other; without such an engine by its lanes. Two loads and a store are under way. All lanes call it: `begin` behind what says that rows may be read, `end` before a barrier that says that rows are there. A row to
  * null is read and goes nowhere. */
 template <class Ctx> class bulk_rows {
  public:
-  EP_HD explicit bulk_rows(Ctx& context) : ctx(context) {
+  EP_HD explicit bulk_rows(Ctx& context) : ctx(context) {}
+  EP_HD void begin() {
     if constexpr (moe_has_bulk<Ctx>) {
       if (leads()) ctx.bulk_begin();
     }

@@ -150,6 +150,7 @@ struct cuda_bulk_context : cuda_context {
                  "r"(barrier)
                  : "memory");
   }
+  EP_HD const uint8_t* bulk_data(uint32_t stage) const { return static_cast<const uint8_t*>(__cvta_shared_to_generic(stages + bulk_bytes * stage)); }
   EP_HD void bulk_landed(uint32_t stage, uint32_t turn) const {
     for (uint32_t done = 0; done == 0;) {
       asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(barriers + 8 * stage), "r"(turn & 1u) : "memory");

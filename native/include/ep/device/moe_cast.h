@@ -133,28 +133,41 @@ struct e4m3_part {
   uint32_t scale; /* of the block: bits of fp32 */
 };
 
-/* This lane's 16 channels of a block; all lanes of the warp call it, those without a block with zeroes. */
+namespace detail {
+
+/* The larger one of each half of two words. */
+EP_HD uint32_t larger_halves(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t larger;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+#else
+  const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a : b;
+  const uint32_t high = a > b ? a : b; /* equal upper halves: either one's */
+  return (high & 0xffff0000u) | (low & 0xffffu);
+#endif
+}
+
+} // namespace detail
+
+/* This lane's 16 channels of a block; all lanes of the warp call it, those without a block with zeroes. Magnitudes of 16-bit floats are in the order of their codes, so that two are compared at once. */
 template <class Number, class Ctx> EP_HD e4m3_part cast_part(Ctx& ctx, const vector16 (&held)[2], uint32_t payload) {
   const uint32_t lane = ctx.lane() % ctx.warp_lanes();
   const auto channel = [&](uint32_t c) { return static_cast<typename Number::carrier>(held[c / 8].word[c % 8 / 2] >> (c % 2 * 16)); };
-  uint32_t largest = 0;
-  EP_UNROLL for (uint32_t c = 0; c < 16; ++c) {
-    const uint32_t bits = channel_magnitude<Number>(channel(c));
-    largest = bits > largest ? bits : largest;
-  }
-  for (uint32_t distance = 1; distance < cast_sharing; distance *= 2) {
-    const uint32_t other = ctx.shuffle(largest, lane ^ distance);
-    largest = other > largest ? other : largest;
-  }
+  uint32_t halves = 0;
+  EP_UNROLL for (uint32_t c = 0; c < 16; c += 2) halves = detail::larger_halves(halves, held[c / 8].word[c % 8 / 2] & 0x7fff7fffu);
+  for (uint32_t distance = 1; distance < cast_sharing; distance *= 2) halves = detail::larger_halves(halves, ctx.shuffle(halves, lane ^ distance));
+  const auto code = static_cast<typename Number::carrier>(detail::larger_halves(halves, halves >> 16));
+  const uint32_t largest = channel_magnitude<Number>(code);
   const bool finite = largest < moe_infinity_bits;
   const e4m3_scale by = e4m3_scale_of(finite ? largest : 0, payload != EP_MOE_F8_F32);
   e4m3_part made{{}, finite ? detail::float_bits(by.scale) : 0x7fc00000u};
   EP_UNROLL for (uint32_t c = 0; c < 16; c += 2) {
     const float low = detail::product(Number::load(channel(c)), by.inverse);
     const float high = detail::product(Number::load(channel(c + 1)), by.inverse);
-    const uint32_t pair = finite ? number_e4m3::store_pair(low, high) : 0x7f7fu;
-    made.codes.word[c / 4] |= pair << (c % 4 * 8);
+    made.codes.word[c / 4] |= number_e4m3::store_pair(low, high) << (c % 4 * 8);
   }
+  EP_UNROLL for (uint32_t word = 0; word < 4; ++word) made.codes.word[word] = finite ? made.codes.word[word] : 0x7f7f7f7fu;
   return made;
 }
 

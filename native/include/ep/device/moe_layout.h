@@ -41,12 +41,22 @@ struct moe_layout_tables {
 
 } // namespace detail
 
-/* Writes choice_replica, choice_slot and send_words (with the call's epoch). Ends without a barrier: other blocks' parts are there after the next one of the grid. Where blocks have several
- * lanes, whoever has found a place calls told(place_of(replica), choice, slot), and whoever has a count word counted(replica, word). HAZARD of time alone: place_of and counted look at memory, several times one
- * after the other, which takes longer than the rest of the layout. So each lane of a warp asks for one of the warp's experts, all of them at once; only where an expert has several replicas does
- * whoever has a choice ask for its own. */
-template <class Ctx, class PlaceOf, class Told, class Counted>
-EP_HD void moe_layout(Ctx& ctx, const moe_view& at, const PlaceOf& place_of, const Told& told, const Counted& counted) {
+/* Where a choice's header goes, and the count word of a replica; 0: nowhere. */
+struct moe_place {
+  uint64_t headers;
+  uint64_t word;
+  int32_t rank; /* of the replica */
+};
+
+/* Writes choice_replica, choice_slot and send_words (with the call's epoch). Ends without a barrier: other blocks' parts are there after the next one of the grid.
+ *
+ * Where blocks have several lanes, others may be told on the way. tell.place_of(replica) is where its headers and its count word go; tell.admit() comes once, by all lanes of a block, behind the first looks and before anything is told;
+ * tell.open(place) is what of a place may be told since. Whoever has found a choice's slot then calls tell.told(headers, choice, slot), and whoever has a count word tell.counted(place, word).
+ *
+ * HAZARD of time alone: place_of looks at memory, several times one after the other, which takes longer than the rest of the layout. So each lane of a warp asks for one of the warp's experts, all of them at once and before
+ * credits are awaited; only where an expert has several replicas does whoever has a choice ask for its own. */
+template <class Ctx, class Tell>
+EP_HD void moe_layout(Ctx& ctx, const moe_view& at, Tell& tell) {
   const ep_moe_experts& experts = at.buffer.experts;
   const ep_moe_routing& routing = at.call.routing;
   const detail::moe_layout_tables tables{reinterpret_cast<const int32_t*>(routing.topk),
@@ -98,15 +108,19 @@ EP_HD void moe_layout(Ctx& ctx, const moe_view& at, const PlaceOf& place_of, con
         chosen[n] = n < lines && choice < tables.choices ? tables.topk[choice] : -1;
       }
     };
-    for (uint32_t first = warp; first < experts.experts; first += warps * width) {
+    for (uint32_t first = warp;; first += warps * width) {
       look(0); /* before all else: it waits for nothing */
-      const uint32_t left = (experts.experts - first + warps - 1) / warps;
+      const uint32_t left = first < experts.experts ? (experts.experts - first + warps - 1) / warps : 0;
       const uint32_t at_once = left < width ? left : width; /* experts of which each has a lane */
       const uint32_t own_expert = first + in_warp * warps;
       const uint32_t own_count = in_warp < at_once ? tables.copies(own_expert) : 0;
       const uint32_t own_only = own_count == 1 ? tables.candidates[tables.begin[own_expert]] : 0;
-      const uint64_t own_place = own_count == 1 ? place_of(own_only) : 0;
+      moe_place own_place{};
+      if (own_count == 1) own_place = tell.place_of(own_only);
       uint32_t own_found = 0;
+      if (first == warp) tell.admit();
+      if (left == 0) break;
+      own_place = tell.open(own_place);
       for (uint64_t i = 0; i < tables.choices; i += lines * width) {
         if (i != 0) look(i);
         EP_ONE_CODE for (uint32_t of = 0; of < at_once; ++of) {
@@ -120,7 +134,7 @@ EP_HD void moe_layout(Ctx& ctx, const moe_view& at, const PlaceOf& place_of, con
           if (hit == 0) continue;
           const uint32_t count = ctx.shuffle(own_count, of);
           const uint32_t only = ctx.shuffle(own_only, of);
-          const uint64_t place = ctx.shuffle(own_place, of);
+          const uint64_t headers = ctx.shuffle(own_place.headers, of);
           uint32_t j = ctx.shuffle(own_found, of);
           if (count == 0) continue;
           EP_ONE_CODE for (uint32_t n = 0; hit != 0; hit >>= 1, ++n) {
@@ -132,18 +146,18 @@ EP_HD void moe_layout(Ctx& ctx, const moe_view& at, const PlaceOf& place_of, con
             if ((hits >> in_warp & 1u) == 0) continue;
             if (count == 1) {
               tables.place_at(choice, only, own);
-              told(place, static_cast<uint32_t>(choice), own);
+              tell.told(headers, static_cast<uint32_t>(choice), own);
             } else {
               const uint32_t p = tables.place(choice, e, own);
-              told(place_of(p), static_cast<uint32_t>(choice), own / count);
+              tell.told(tell.open(tell.place_of(p)).headers, static_cast<uint32_t>(choice), own / count);
             }
           }
           if (in_warp == of) own_found = j;
         }
       }
       if (own_count == 1) {
-        words[own_only] = word | own_found;
-        counted(own_only, words[own_only]);
+        store_relaxed(ctx, &words[own_only], word | own_found); /* others of this rank look before it has sent */
+        tell.counted(own_place, word | own_found);
       }
       for (uint32_t of = 0, several = ctx.ballot(own_count > 1); several != 0; several >>= 1, ++of) {
         if ((several & 1u) == 0) continue;
@@ -154,8 +168,9 @@ EP_HD void moe_layout(Ctx& ctx, const moe_view& at, const PlaceOf& place_of, con
           /* Candidate c gets numbers j' with (rank + j') mod count == c: the first of them is `lead`. */
           const uint32_t lead = (c + count - tables.rank % count) % count;
           const uint32_t p = tables.candidates[tables.begin[e] + c];
-          words[p] = word | (lead < j ? (j - lead + count - 1) / count : 0);
-          counted(p, words[p]);
+          const uint64_t counted = word | (lead < j ? (j - lead + count - 1) / count : 0);
+          store_relaxed(ctx, &words[p], counted);
+          tell.counted(tell.open(tell.place_of(p)), counted);
         }
       }
     }
@@ -170,13 +185,23 @@ EP_HD void moe_layout(Ctx& ctx, const moe_view& at, const PlaceOf& place_of, con
       bool candidate = false;
       for (uint32_t c = tables.begin[e]; c < tables.begin[e + 1] && !candidate; ++c) candidate = tables.candidates[c] == p;
       if (candidate) continue;
-      words[p] = word;
-      counted(p, word);
+      store_relaxed(ctx, &words[p], word);
+      tell.counted(tell.open(tell.place_of(p)), word);
     }
   }
 }
+
+/* Where nobody is told on the way. */
+struct moe_tells_nobody {
+  EP_HD void admit() const {}
+  EP_HD moe_place place_of(uint32_t) const { return {}; }
+  EP_HD moe_place open(const moe_place& place) const { return place; }
+  EP_HD void told(uint64_t, uint32_t, uint32_t) const {}
+  EP_HD void counted(const moe_place&, uint64_t) const {}
+};
 template <class Ctx> EP_HD void moe_layout(Ctx& ctx, const moe_view& at) {
-  moe_layout(ctx, at, [](uint32_t) { return uint64_t{0}; }, [](uint64_t, uint32_t, uint32_t) {}, [](uint32_t, uint64_t) {});
+  const moe_tells_nobody nobody{};
+  moe_layout(ctx, at, nobody);
 }
 
 EP_MACHINE_END

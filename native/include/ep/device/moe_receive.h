@@ -35,7 +35,7 @@ EP_HD void moe_place_runs(Ctx& ctx, const Endpoint& endpoint, const moe_view& at
   const bool places = warp.lane() / across < count;
   const uint32_t expert = first + (places ? warp.lane() / across : 0);
   const auto* words = moe_count_words(endpoint, at, at.self(), 0) + expert;
-  const uint32_t sent = at.sends(at.first_replica(at.self()) + expert);
+  const uint64_t* own = at.send_words() + at.first_replica(at.self()) + expert;
   uint64_t begin = 0;
   for (uint32_t base = 0; base < world; base += across) {
     const uint32_t rank = base + member;
@@ -43,9 +43,9 @@ EP_HD void moe_place_runs(Ctx& ctx, const Endpoint& endpoint, const moe_view& at
     const bool one = places && rank < world;
     uint32_t rows = 0;
     if (one) {
-      const uint64_t word = load_relaxed(ctx, &words[static_cast<uint64_t>(rank) * at.buffer.experts.most_local]);
-      const bool here = moe_takes_part(ctx, at, source);
-      rows = source == at.self() ? sent : here ? static_cast<uint32_t>(word) & EP_MOE_COUNT_ROWS : 0;
+      const uint64_t word = load_relaxed(ctx, source == at.self() ? own : &words[static_cast<uint64_t>(rank) * at.buffer.experts.most_local]);
+      const bool here = source == at.self() || moe_takes_part(ctx, at, source);
+      rows = here ? static_cast<uint32_t>(word) & EP_MOE_COUNT_ROWS : 0;
     }
     const uint32_t upto = Ctx::single_lane ? rows : warp_upto(ctx, rows, across);
     if (one) *at.range(expert, source) = (begin + upto - rows) << 32 | rows;
@@ -88,9 +88,14 @@ EP_HD void moe_copy_out(const Coop& coop, const moe_view& at, const ep_moe_dispa
   if (args.out_scales != 0) moe_copy_scales(coop, args, at.buffer.payload, at.buffer.hidden, src, at.buffer.row_bytes, row, rows);
 }
 
+/* Whether a header says what its source may say. */
+EP_HD bool moe_is_sound(const moe_view& at, const ep_moe_header& header, int32_t source) {
+  return header.rank == source && header.token < at.buffer.max_tokens && header.choice < at.buffer.top_k;
+}
+
 /* What a header says, to the row that it is of. False: nothing that its source may say. */
 template <class Ctx> EP_HD bool moe_take_header(Ctx& ctx, const moe_view& at, const ep_moe_header& header, int32_t source, uint64_t row) {
-  const bool sound = header.rank == source && header.token < at.buffer.max_tokens && header.choice < at.buffer.top_k;
+  const bool sound = moe_is_sound(at, header, source);
   /* Results would go to where it says. */
   if (!sound) ctx.fail(at.status(), EP_STATUS_INVALID, source, EP_STAGE_ARRIVAL, at.buffer.max_tokens, header.token);
   reinterpret_cast<int32_t*>(at.call.routing.src_token)[row] = static_cast<int32_t>(header.token);

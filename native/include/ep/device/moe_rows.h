@@ -57,6 +57,14 @@ EP_HD uint32_t moe_team_warps(const warp_share& share, uint32_t tokens) {
   return each;
 }
 
+/* The warps of the grid that cast, of which block 0 has none where others are enough: it has to place runs meanwhile (moe_pull.h). A warp that casts nothing has a number beyond them. */
+template <class Ctx> EP_HD warp_share warps_that_cast(Ctx& ctx, uint32_t tokens) {
+  const warp_share all = warps_of_grid(ctx);
+  const uint32_t each = ctx.lanes() / ctx.warp_lanes();
+  const warp_share others{ctx.block() == 0 ? UINT32_MAX : ctx.lane() / ctx.warp_lanes() * (ctx.blocks() - 1) + ctx.block() - 1, all.warps - each};
+  return ctx.blocks() > 1 && tokens <= others.warps && moe_team_warps(others, tokens) == moe_team_warps(all, tokens) ? others : all;
+}
+
 /* Shares `tokens` among warps: take(token, team). */
 template <class Ctx, class Take> EP_HD void moe_share_tokens(Ctx& ctx, const warp_share& share, uint32_t tokens, const Take& take) {
   const uint32_t each = moe_team_warps(share, tokens);

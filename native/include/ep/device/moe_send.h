@@ -3,6 +3,7 @@
 #define EP_DEVICE_MOE_SEND_H
 
 #include "moe_cast.h"
+#include "moe_feed.h"
 #include "moe_rows.h"
 
 EP_MACHINE_BEGIN
@@ -48,8 +49,9 @@ EP_HD void moe_cast_spread(const team_coop<Ctx>& team, const uint8_t* src, uint6
     const uint32_t scaled = first + lane / at_once * apart + lane % at_once;
     const bool scales = lane < in_flight * at_once && scaled < blocks;
     uint32_t scale = 0;
-    vector16 codes[in_flight];
+    vector16 codes[in_flight] = {};
     EP_UNROLL for (uint32_t i = 0; i < in_flight; ++i) {
+      if (first + i * apart >= blocks) break;
       const e4m3_part made = cast_part<Number>(ctx, held[i], payload);
       codes[i] = made.codes;
       const uint32_t found = ctx.shuffle(made.scale, lane % at_once * cast_sharing);
@@ -85,17 +87,23 @@ EP_HD void moe_cast_by_team(const team_coop<Ctx>& team, const ep_moe_buffer& buf
   else moe_cast_spread<number_bf16>(team, src, buffer.hidden, buffer.payload, staged, own, count);
 }
 
-/* All tokens of the rank as they travel, to this rank's rows at `offset`. */
+/* All tokens of the rank as they travel, to this rank's rows at `offset`; what is fed has been begun. */
 template <class Ctx, class Endpoint>
-EP_HD void moe_offer_tokens(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args, uint64_t offset) {
+EP_HD void moe_offer_tokens(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args, uint64_t offset, moe_feed<Ctx>& feed) {
   const ep_moe_buffer& buffer = at.buffer;
   uint8_t* offered = moe_data(endpoint, at.self(), offset);
+  const bool fits = feed.has_tokens() && (reinterpret_cast<uintptr_t>(offered) & 15u) == 0; /* row_bytes are of whole vectors */
+  feed.each([&](const moe_feed_part& part, const uint8_t* channels) {
+    uint8_t* row = offered + part.token * buffer.row_bytes;
+    if (!fits) return;
+    if (args.dtype == EP_MOE_F16) moe_cast_fed<number_f16>(ctx, part, channels, buffer.hidden, buffer.payload, row);
+    else moe_cast_fed<number_bf16>(ctx, part, channels, buffer.hidden, buffer.payload, row);
+  });
+  if (fits) return;
   const auto* x = reinterpret_cast<const uint8_t*>(args.x);
   const uint32_t tokens = at.call.routing.tokens;
   if (args.dtype == buffer.payload) {
-    moe_share_tokens(ctx, tokens, [&](uint32_t token, const team_coop<Ctx>& team) { moe_copy_row(team, offered + token * buffer.row_bytes, x + token * args.x_stride_bytes, buffer.payload_bytes, team.warps > 1); });
-  } else if (moe_casts_by_teams(ctx, endpoint, at, args, offset)) {
-    moe_share_tokens(ctx, tokens, [&](uint32_t token, const team_coop<Ctx>& team) { moe_cast_by_team(team, buffer, args, token, offered + token * buffer.row_bytes, 0, 0); });
+    moe_share_tokens(ctx, warps_that_cast(ctx, tokens), tokens, [&](uint32_t token, const team_coop<Ctx>& team) { moe_copy_row(team, offered + token * buffer.row_bytes, x + token * args.x_stride_bytes, buffer.payload_bytes, team.warps > 1); });
   } else {
     for (uint32_t token = ctx.block(); token < tokens; token += ctx.blocks()) {
       moe_cast_row(ctx, coop, args.dtype, x + token * args.x_stride_bytes, buffer.hidden, buffer.payload, offered + token * buffer.row_bytes);

@@ -106,19 +106,6 @@ template <class Ctx> EP_HD bool moe_sound(Ctx& ctx, const block_coop<Ctx>& coop,
   return coop.sync_and(coop.lane() != 0 || detail::half_ref(at.status()->status).load(detail::acquire) == EP_STATUS_OK);
 }
 
-/* Whether all other blocks have ended this half already: one of them all finds that, and what they have written is there for it. All lanes of all blocks call it, once in a half. */
-template <class Ctx> EP_HD bool moe_ends_last(Ctx& ctx, const block_coop<Ctx>& coop, const moe_view& at) {
-  coop.sync();
-  bool last = true;
-  if (coop.lane() == 0) {
-    ctx.point();
-    const detail::launch_ref ended(at.peer(at.self()).arrived); /* of itself a rank counts nothing; 0 between halves */
-    last = ended.fetch_add(1, detail::acq_rel) + 1 == ctx.blocks();
-    if (last) ended.store(0, detail::relaxed);
-  }
-  return coop.sync_and(last);
-}
-
 /* Whether nothing has failed when a send half ends; `before` was read before its last barrier of the grid. HAZARD: where a receive half follows in the same launch a faster block may fail
  * there already, and one that left for that would be missing at barriers. Where all peers are stored to nothing of a send half fails once rows are written, so that what was read before is
  * what all blocks have read. */
@@ -429,9 +416,10 @@ EP_HD void moe_owes(const moe_view& at, int32_t rank, uint64_t value) {
   }
 }
 
-/* Before anything is written: every block awaits the credit of all ranks of experts, since credit that another block has seen orders nothing here. */
-template <class Ctx, class Endpoint> EP_HD void moe_await_credits(Ctx& ctx, const Endpoint& endpoint, const moe_view& at) {
+/* Before anything is written: every block awaits the credit of all ranks of experts, since credit that another block has seen orders nothing here. Whether this block has that of all, and leaves none out. */
+template <class Ctx, class Endpoint> EP_HD bool moe_await_credits(Ctx& ctx, const Endpoint& endpoint, const moe_view& at) {
   const block_coop<Ctx> coop{ctx};
+  bool whole = true;
   for (int32_t rank = static_cast<int32_t>(coop.lane()); rank < at.world(); rank += static_cast<int32_t>(coop.lanes())) {
     ep_moe_peer& peer = at.peer(rank);
     /* All looks at once: one after the other each would wait for memory. */
@@ -440,15 +428,16 @@ template <class Ctx, class Endpoint> EP_HD void moe_await_credits(Ctx& ctx, cons
     const bool takes_part = moe_takes_part(ctx, at, rank);
     uint64_t granted = 0;
     if constexpr (!moe_puts<Endpoint>) granted = load_acquire(ctx, endpoint.local_signal(at.signal_slot(EP_MOE_SIGNAL_CREDIT, rank)));
+    whole = whole && takes_part;
     if (rank != at.self() && granted < credited && experts != 0 && takes_part) {
-      moe_await(ctx, endpoint, at, EP_MOE_SIGNAL_CREDIT, credited, rank, EP_STAGE_CREDIT, at.call.credits_by_ns);
+      whole = moe_await(ctx, endpoint, at, EP_MOE_SIGNAL_CREDIT, credited, rank, EP_STAGE_CREDIT, at.call.credits_by_ns) && whole;
     }
     uint64_t& owed = peer.owed[at.peer(at.self()).bank];
     /* HAZARD: rows of results lie by token, not by rank. One that was given up alive and still writes to them would write over another's. So the call that leaves such a debt
      * leaves its bank to it; only when both banks are in debt is there something to wait for. */
     if (ctx.block() == 0 && owed != 0 && moe_settled(ctx, endpoint, at, EP_MOE_SIGNAL_RETURNED, owed, rank, EP_STAGE_RESULT)) owed = 0;
   }
-  coop.sync();
+  return coop.sync_and(whole);
 }
 
 /* Grants the credit of the call's slot to all that take part: nobody here reads their rows any more. After a grid barrier. */
