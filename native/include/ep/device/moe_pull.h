@@ -203,11 +203,11 @@ template <class Ctx, class Endpoint> EP_HD bool moe_pull_receive(Ctx& ctx, const
     well = alone ? verdict == moe_sound_call : moe_hear_placed(ctx, coop, endpoint, at);
     if (well) {
       well = moe_pull_rows(ctx, endpoint, at, args, alone ? block_share{0, 1} : block_share{ctx.block(), ctx.blocks()}, [&] {
-        const bool ok = alone || coop.sync_and(!first_warp || moe_hear_all(ctx, endpoint, at, true));
-        return ok;
+        const bool heard = alone || coop.sync_and(!first_warp || moe_hear_all(ctx, endpoint, at, true));
+        if (heard && (alone || ctx.block() == 0) && coop.lane() == 0 && moe_may_offer(at)) moe_say_how(ctx, endpoint, at, moe_results_gone); /* experts may write results anew */
+        return heard;
       });
     }
-    if (well && (alone || ctx.block() == 0) && coop.lane() == 0 && moe_may_offer(at)) moe_say_how(ctx, endpoint, at, moe_results_gone);
     if (alone) break;
     const moe_end end = moe_ends(ctx, coop, at, well);
     if (end == moe_others_run) return true; /* it does not know yet */

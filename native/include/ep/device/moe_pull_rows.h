@@ -9,7 +9,7 @@ EP_MACHINE_BEGIN
 
 namespace detail {
 
-constexpr uint32_t sources_in_flight = 8; /* looks of a lane at runs under way at once */
+constexpr uint32_t looks_in_flight = 8; /* of a lane, at runs or at blocks' numbers of rows */
 
 /* A received row: number `row` of an expert's block, and `index` of those of its source there. */
 struct moe_run_row {
@@ -27,54 +27,61 @@ struct block_share {
 
 /* Shares the rows that came to this rank among blocks, each of which gets rows that follow each other: take(count, row), called by all warps alike, of each of which lane i < `count` has row i, at most as many as a warp has
  * lanes; all find theirs at once, since what a row is takes several looks one after the other. Those of the first turn are found before settled(), once by each warp, says whether they may be taken: where runs lie is known long
- * before that. False: it says that they may not. HAZARD of time alone: all warps of a rank look at the same few lines at once, each sector of each look by itself: so they look at blocks' numbers of rows first, one for each lane, and then at the runs
- * of few blocks. */
+ * before that. False: it says that they may not. HAZARD of time alone: all warps of a rank look at the same few lines at once, each sector of each look by itself: so they look at experts' numbers of rows first, and then at the runs of few
+ * experts. And all rows are shared out at once: of a few experts' rows alone, one after the other, most warps would have none. */
 template <class Ctx, class Settled, class Take> EP_HD bool moe_share_rows(Ctx& ctx, const moe_view& at, const block_share& share, const Settled& settled, const Take& take) {
   const uint32_t width = ctx.warp_lanes();
   const uint32_t in_warp = ctx.lane() % width;
   const uint32_t experts = at.experts_of(at.self());
   const auto* counts = reinterpret_cast<const int32_t*>(at.call.routing.recv_count);
-  bool waits = true;
-  EP_ONE_CODE for (uint32_t chunk = 0;;) {
-    const uint32_t rows = chunk + in_warp < experts ? static_cast<uint32_t>(counts[chunk + in_warp]) : 0;
-    const uint32_t upto = warp_upto(ctx, rows);
-    const uint32_t total = ctx.shuffle(upto, width - 1);
-    const uint32_t each = total / share.blocks;
-    const uint32_t more = total - each * share.blocks; /* which have one row more */
-    uint32_t row = each * share.block + (share.block < more ? share.block : more);
-    const uint32_t end = row + each + (share.block < more ? 1 : 0);
-    EP_ONE_CODE for (;;) {
-      const uint32_t count = end - row < width ? end - row : width;
-      uint32_t before = 0; /* lanes whose blocks end before the row */
-      for (uint32_t step = width / 2; step != 0; step /= 2) {
-        const uint32_t there = ctx.shuffle(upto, before + step - 1);
-        before += there <= row + in_warp ? step : 0;
+  const uint32_t of_lane = (experts + width - 1) / width; /* experts that each lane counts, one after the other */
+  const auto each_count = [&](uint32_t lane, const auto& look) {
+    for (uint32_t first = 0; first < of_lane; first += looks_in_flight) {
+      uint32_t found[looks_in_flight];
+      EP_UNROLL for (uint32_t n = 0; n < looks_in_flight; ++n) {
+        const uint32_t expert = lane * of_lane + first + n;
+        found[n] = first + n < of_lane && expert < experts ? static_cast<uint32_t>(counts[expert]) : 0;
       }
-      moe_run_row own{chunk + before, 0, row + in_warp - ctx.shuffle(upto - rows, before), 0};
-      if (in_warp < count) {
-        const uint64_t* ranges = at.range(own.expert, 0);
-        for (int32_t first = 0; first < at.world(); first += sources_in_flight) {
-          uint64_t found[sources_in_flight];
-          EP_UNROLL for (int32_t n = 0; n < static_cast<int32_t>(sources_in_flight); ++n) found[n] = first + n < at.world() ? ranges[first + n] : 0;
-          EP_UNROLL for (int32_t n = 0; n < static_cast<int32_t>(sources_in_flight); ++n) {
-            const uint32_t index = own.row - static_cast<uint32_t>(found[n] >> 32);
-            if (index >= static_cast<uint32_t>(found[n])) continue; /* also where it lies before the run */
-            own.source = first + n;
-            own.index = index;
-          }
+      EP_UNROLL for (uint32_t n = 0; n < looks_in_flight; ++n) look(lane * of_lane + first + n, found[n]);
+    }
+  };
+  uint32_t rows = 0;
+  each_count(in_warp, [&](uint32_t, uint32_t found) { rows += found; });
+  const uint32_t upto = warp_upto(ctx, rows);
+  const uint32_t total = ctx.shuffle(upto, width - 1);
+  const uint32_t each = total / share.blocks;
+  const uint32_t more = total - each * share.blocks; /* which have one row more */
+  uint32_t row = each * share.block + (share.block < more ? share.block : more);
+  const uint32_t end = row + each + (share.block < more ? 1 : 0);
+  EP_ONE_CODE for (bool waits = true; waits || row < end; waits = false) {
+    const uint32_t count = end - row < width ? end - row : width;
+    uint32_t lane = 0; /* that has counted the row: as many end before it */
+    for (uint32_t step = width / 2; step != 0; step /= 2) lane += ctx.shuffle(upto, lane + step - 1) <= row + in_warp ? step : 0;
+    moe_run_row own{0, 0, row + in_warp - ctx.shuffle(upto - rows, lane), 0};
+    if (in_warp < count) {
+      bool known = false;
+      each_count(lane, [&](uint32_t expert, uint32_t found) {
+        own.expert = known ? own.expert : expert;
+        known = known || own.row < found;
+        own.row -= known ? 0 : found;
+      });
+      const uint64_t* ranges = at.range(own.expert, 0);
+      for (int32_t first = 0; first < at.world(); first += looks_in_flight) {
+        uint64_t found[looks_in_flight];
+        EP_UNROLL for (int32_t n = 0; n < static_cast<int32_t>(looks_in_flight); ++n) found[n] = first + n < at.world() ? ranges[first + n] : 0;
+        EP_UNROLL for (int32_t n = 0; n < static_cast<int32_t>(looks_in_flight); ++n) {
+          const uint32_t index = own.row - static_cast<uint32_t>(found[n] >> 32);
+          if (index >= static_cast<uint32_t>(found[n])) continue; /* also where it lies before the run */
+          own.source = first + n;
+          own.index = index;
         }
       }
-      if (waits) {
-        if (!settled()) return false;
-        waits = false;
-      }
-      if (count != 0) take(count, own);
-      row += count;
-      if (row >= end) break;
     }
-    chunk += width;
-    if (chunk >= experts) return true;
+    if (waits && !settled()) return false;
+    if (count != 0) take(count, own);
+    row += count;
   }
+  return true;
 }
 
 /* Some blocks of the scales of a block's rows by each of its warps, of which each lane has a row: under way while rows are, since by themselves they would take as long. HAZARD of time alone: where scales are by column, stores of a
