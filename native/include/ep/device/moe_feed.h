@@ -12,7 +12,9 @@ EP_MACHINE_BEGIN
 
 namespace detail {
 
-/* Blocks of EP_MOE_SCALED_CHANNELS channels, `count` of them from `first` on, of a token: one warp's, and at most as many as it takes in four turns. */
+constexpr uint32_t moe_feed_turns = 4; /* in which a warp casts a part */
+
+/* Blocks of EP_MOE_SCALED_CHANNELS channels, `count` of them from `first` on, of a token: one warp's, and at most as many as it casts in moe_feed_turns. */
 struct moe_feed_part {
   uint32_t token;
   uint32_t first;
@@ -42,7 +44,7 @@ template <class Ctx> class moe_feed {
       for (uint32_t i = 0; i < bulk_stages; ++i) load_next();
     }
   }
-  /* Each part of this warp: take(part, channels). All lanes call it; what is begun must be taken. */
+  /* Each part of this warp: take(part, channels). All lanes call it; what is begun must be taken, and the engine has loaded nothing else before: stages are counted from the first load. */
   template <class Take> EP_HD void each(const Take& take) {
     EP_ONE_CODE for (uint32_t number = 0; now.unit < units; ++number) {
       const moe_feed_part part{now.unit >> team_bits, now.first, count_of(now)};
@@ -84,7 +86,7 @@ template <class Ctx> class moe_feed {
   }
   /* Blocks that a warp casts at once; narrower ones cast none here. */
   EP_HD uint32_t at_once() const { return ctx.warp_lanes() < cast_sharing ? 1 : ctx.warp_lanes() / cast_sharing; }
-  EP_HD uint32_t most() const { return 4 * at_once(); }
+  EP_HD uint32_t most() const { return moe_feed_turns * at_once(); }
   EP_HD uint32_t count_of(const place& of) const { return of.end - of.first < most() ? of.end - of.first : most(); }
   EP_HD void step(place& of) const {
     of.first += most();
@@ -94,6 +96,7 @@ template <class Ctx> class moe_feed {
     return reinterpret_cast<const uint8_t*>(args.x) + (of.unit >> team_bits) * args.x_stride_bytes + uint64_t{of.first} * (2 * EP_MOE_SCALED_CHANNELS);
   }
   EP_HD void load_next() {
+    static_assert(Ctx::bulk_bytes >= moe_feed_turns * (32 / cast_sharing) * 2 * EP_MOE_SCALED_CHANNELS, "a part of the widest warp is loaded to one stage");
     if (ahead.unit >= units) return;
     if (ctx.lane() % ctx.warp_lanes() == 0) ctx.bulk_load(ctx.bulk_count % bulk_stages, source(ahead), count_of(ahead) * (2 * EP_MOE_SCALED_CHANNELS));
     ++ctx.bulk_count;

@@ -69,8 +69,7 @@ template <class Ctx, class Endpoint> EP_HD bool moe_hear_all(Ctx& ctx, const End
   const auto said = [&](int32_t rank) { return load_acquire(ctx, endpoint.local_signal(at.signal_slot(EP_MOE_SIGNAL_COUNTED, rank))) >= at.call.epoch; };
   /* All looks of a lane at once, as far as they may be. */
   bool here = lane < at.world() && said(lane);
-  if (lane == at.self() && !here) moe_await_block(ctx, moe_own_word(endpoint, at, EP_MOE_SIGNAL_COUNTED), at.call.epoch, at.self());
-  if (at.self() >= lanes && lane == 0) moe_await_block(ctx, moe_own_word(endpoint, at, EP_MOE_SIGNAL_COUNTED), at.call.epoch, at.self());
+  if (lane == at.self() % lanes && !(lane == at.self() && here)) moe_await_block(ctx, moe_own_word(endpoint, at, EP_MOE_SIGNAL_COUNTED), at.call.epoch, at.self());
   warp.sync();
   const bool sent = at.peer(at.self()).credited == at.call.epoch && !at.refuses();
   bool all = true;

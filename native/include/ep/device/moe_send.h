@@ -27,9 +27,9 @@ template <class Endpoint> EP_HD moe_tokens moe_tokens_of(const Endpoint& endpoin
           args.dtype != at.buffer.payload, at.buffer.row_bytes};
 }
 
-/* A team's share of a row, from registers to `staged`, if that is not null, and to the `count` addresses that each warp's lanes hold, 0 for none; all on boundaries of vectors. */
+/* A team's share of a row, from registers to the `count` addresses that each warp's lanes hold, 0 for none; all on boundaries of vectors. */
 template <class Number, class Ctx>
-EP_HD void moe_cast_spread(const team_coop<Ctx>& team, const uint8_t* src, uint64_t hidden, uint32_t payload, uint8_t* staged, uint64_t own, uint32_t count) {
+EP_HD void moe_cast_spread(const team_coop<Ctx>& team, const uint8_t* src, uint64_t hidden, uint32_t payload, uint64_t own, uint32_t count) {
   constexpr uint32_t in_flight = 4;
   Ctx& ctx = team.ctx;
   const uint32_t lane = ctx.lane() % ctx.warp_lanes();
@@ -63,7 +63,6 @@ EP_HD void moe_cast_spread(const team_coop<Ctx>& team, const uint8_t* src, uint6
       }
       if (scales) store_scale(payload, to, hidden, scaled, scale);
     };
-    if (staged != nullptr) store(staged);
     for (uint32_t k = 0; k < count; ++k) {
       auto* to = reinterpret_cast<uint8_t*>(ctx.shuffle(own, k));
       if (to != nullptr) store(to);
@@ -71,20 +70,20 @@ EP_HD void moe_cast_spread(const team_coop<Ctx>& team, const uint8_t* src, uint6
   }
 }
 
-/* Whether rows from x are cast by teams: all lanes of a warp ask. `staged`: offset where they are kept. */
+/* Whether rows from x are cast by teams: all lanes of a warp ask. */
 template <class Ctx, class Endpoint>
-EP_HD bool moe_casts_by_teams(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args, uint64_t staged) {
+EP_HD bool moe_casts_by_teams(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, const ep_moe_dispatch_args& args) {
   const auto* peers = reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers);
-  uint64_t all = args.x | args.x_stride_bytes | at.part(at.buffer.received) | staged;
+  uint64_t all = args.x | args.x_stride_bytes | at.part(at.buffer.received);
   for (auto rank = static_cast<int32_t>(ctx.lane() % ctx.warp_lanes()); rank < at.world(); rank += static_cast<int32_t>(ctx.warp_lanes())) all |= peers[rank].data;
   return ctx.ballot((all & 15u) != 0) == 0 && cast_by_parts(ctx, args.dtype, at.buffer.hidden, at.buffer.payload);
 }
 
 template <class Ctx>
-EP_HD void moe_cast_by_team(const team_coop<Ctx>& team, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args, uint32_t token, uint8_t* staged, uint64_t own, uint32_t count) {
+EP_HD void moe_cast_by_team(const team_coop<Ctx>& team, const ep_moe_buffer& buffer, const ep_moe_dispatch_args& args, uint32_t token, uint64_t own, uint32_t count) {
   const uint8_t* src = reinterpret_cast<const uint8_t*>(args.x) + token * args.x_stride_bytes;
-  if (args.dtype == EP_MOE_F16) moe_cast_spread<number_f16>(team, src, buffer.hidden, buffer.payload, staged, own, count);
-  else moe_cast_spread<number_bf16>(team, src, buffer.hidden, buffer.payload, staged, own, count);
+  if (args.dtype == EP_MOE_F16) moe_cast_spread<number_f16>(team, src, buffer.hidden, buffer.payload, own, count);
+  else moe_cast_spread<number_bf16>(team, src, buffer.hidden, buffer.payload, own, count);
 }
 
 /* All tokens of the rank as they travel, to this rank's rows at `offset`; what is fed has been begun. */
@@ -129,9 +128,9 @@ EP_HD void moe_send_tokens(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint
     moe_share_tokens(ctx, at.call.routing.tokens, [&](uint32_t token, const team_coop<Ctx>& team) {
       each_place(token, team.member == 0, [&](uint32_t, uint64_t own, uint32_t count) { moe_spread_row(team, tokens.row(token), buffer.payload_bytes, own, count); });
     });
-  } else if (moe_casts_by_teams(ctx, endpoint, at, args, at.part(buffer.staged_tokens))) {
+  } else if (moe_casts_by_teams(ctx, endpoint, at, args)) {
     moe_share_tokens(ctx, at.call.routing.tokens, [&](uint32_t token, const team_coop<Ctx>& team) {
-      each_place(token, team.member == 0, [&](uint32_t, uint64_t own, uint32_t count) { moe_cast_by_team(team, buffer, args, token, nullptr, own, count); });
+      each_place(token, team.member == 0, [&](uint32_t, uint64_t own, uint32_t count) { moe_cast_by_team(team, buffer, args, token, own, count); });
     });
   } else {
     for (uint32_t token = ctx.block(); token < at.call.routing.tokens; token += ctx.blocks()) {
