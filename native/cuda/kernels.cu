@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <climits>
 
 #include "../core/device/compat.hpp"
@@ -90,20 +91,32 @@ template <class... Kernels> int fewest(uint32_t lanes, int* each, Kernels... ker
 struct all_pieces {
   ep_cuda_piece each[EP_CUDA_MOST_PIECES];
 };
-constexpr uint32_t piece_lanes = 256;
+constexpr uint32_t piece_lanes = 32;
+constexpr uint32_t piece_vectors = 8; // of each lane: more are other blocks'
+constexpr uint64_t most_piece_parts = 65535; // blocks of a grid's second extent
 
-// A block for each. HAZARD: the host has written some of them since an earlier launch: loads go past what a cache may keep of its memory.
+template <class Vector> __device__ void copy_piece(const ep_cuda_piece& piece, uint64_t from, uint64_t to) {
+  Vector held[piece_vectors];
+  const uint64_t first = from + uint64_t{piece_lanes * piece_vectors} * blockIdx.y + threadIdx.x;
+#pragma unroll
+  for (uint32_t n = 0; n < piece_vectors; ++n) {
+    if (first + n * piece_lanes < to) held[n] = __ldcv(reinterpret_cast<const Vector*>(piece.from) + first + n * piece_lanes);
+  }
+#pragma unroll
+  for (uint32_t n = 0; n < piece_vectors; ++n) {
+    if (first + n * piece_lanes >= to) continue;
+    reinterpret_cast<Vector*>(piece.to)[first + n * piece_lanes] = held[n];
+    if (piece.clear != 0) reinterpret_cast<Vector*>(piece.from)[first + n * piece_lanes] = Vector{};
+  }
+}
+
+// Some blocks for each. HAZARD: the host has written some of them since an earlier launch: loads go past what a cache may keep of its memory. HAZARD: where ranks of one GPU have all of it between them, the rest
+// waits for the rank that this is launched for: so a block is no larger than the least of a call's, in whose place it runs.
 __global__ void __launch_bounds__(piece_lanes) pieces_kernel(const __grid_constant__ all_pieces all) {
   const ep_cuda_piece& piece = all.each[blockIdx.x];
   const uint64_t vectors = ((piece.to | piece.from) & 15) == 0 ? piece.bytes / 16 : 0;
-  for (uint64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
-    reinterpret_cast<uint4*>(piece.to)[i] = __ldcv(reinterpret_cast<const uint4*>(piece.from) + i);
-    if (piece.clear != 0) reinterpret_cast<uint4*>(piece.from)[i] = make_uint4(0, 0, 0, 0);
-  }
-  for (uint64_t i = vectors * 4 + threadIdx.x; i < piece.bytes / 4; i += blockDim.x) {
-    reinterpret_cast<uint32_t*>(piece.to)[i] = __ldcv(reinterpret_cast<const uint32_t*>(piece.from) + i);
-    if (piece.clear != 0) reinterpret_cast<uint32_t*>(piece.from)[i] = 0;
-  }
+  copy_piece<uint4>(piece, 0, vectors);
+  copy_piece<uint32_t>(piece, vectors * 4, piece.bytes / 4);
 }
 
 } // namespace
@@ -171,14 +184,19 @@ int cuda_replica_sum(const ep_cuda_launch& how, const ep_replica_sum_args& args)
 int cuda_copy_pieces(const ep_cuda_launch& how, const ep_cuda_piece* pieces, uint32_t count) {
   if (count == 0 || count > EP_CUDA_MOST_PIECES) return cudaErrorInvalidValue;
   all_pieces all{};
+  uint64_t parts = 1;
   for (uint32_t i = 0; i < count; ++i) {
     if (((pieces[i].to | pieces[i].from | pieces[i].bytes) & 3) != 0) return cudaErrorInvalidValue;
     all.each[i] = pieces[i];
+    const bool wide = ((pieces[i].to | pieces[i].from) & 15) == 0;
+    const uint64_t of_block = uint64_t{piece_lanes * piece_vectors} * (wide ? sizeof(uint4) : sizeof(uint32_t));
+    parts = std::max(parts, (pieces[i].bytes + of_block - 1) / of_block);
   }
+  if (parts > most_piece_parts) return cudaErrorInvalidValue;
   ep_cuda_launch each = how;
   each.blocks = count;
   each.lanes = piece_lanes;
-  return launch_rows(each, 1, {false, 0}, pieces_kernel, all);
+  return launch_rows(each, static_cast<uint32_t>(parts), {false, 0}, pieces_kernel, all);
 }
 
 int cuda_compat(const ep_cuda_launch& how, const ep_compat_args& args) {

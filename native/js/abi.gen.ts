@@ -218,7 +218,7 @@ export const EP_MOE_SIGNAL_RETURNED = 2;
 export const EP_MOE_SIGNAL_CREDIT = 3;
 /**
  * high throughput, by destination r: its answer to the counts is here. Low latency on GPUs, of this rank itself: that
- * one block has placed runs for all (moe_pull.h)
+ * one block has placed runs for all (moe_pull.h); of another, that one block has told it of results that stay here
  */
 export const EP_MOE_SIGNAL_PLACED = 4;
 export const EP_MOE_SIGNAL_KINDS = 5;

@@ -5,37 +5,22 @@
 namespace ep::binding {
 namespace {
 
-// Bytes of the routing from `begin` to `end`, to the device.
-int fill_in(const gpu_half& job, gpu::stream& stream, uint64_t begin, uint64_t end) {
-  const moe_routing_wrap::contents& routing = *job.routing;
-  return stream.of()->table().copy(stream.native(), routing.mirror->address() + begin, address_of(routing.data + begin), end - begin);
-}
-
-// What the host looks at once the kernel has ended. The status says nothing afterwards. HAZARD: in a graph it stays: a replay that failed is followed by others, whose kernels would write
-// over what it said before anybody has looked.
-int hand_back(const gpu_half& job, gpu::stream& stream, uint64_t end) {
-  const moe_routing_wrap::contents& routing = *job.routing;
-  const ep_cuda_table& table = stream.of()->table();
-  int error = table.copy(stream.native(), address_of(&job.slot->status), routing.mirrored_status(), sizeof(ep_kernel_status));
-  if (error == 0 && !job.captured) error = table.fill(stream.native(), routing.mirrored_status(), 0, sizeof(ep_kernel_status));
-  if (error == 0 && job.totals.bytes != 0) error = table.copy(stream.native(), job.totals.seen, job.totals.counted, job.totals.bytes);
-  return error != 0 ? error : table.copy(stream.native(), address_of(routing.data + routing.report), routing.mirror->address() + routing.report, end - routing.report);
-}
-
-// On the stream of a call: what the host has filled in, to `begin` .. `filled`; the kernel; and what the host looks at, to `seen`.
-template <class Launch> int run_half(gpu_half& job, gpu::stream& stream, uint64_t begin, uint64_t seen, const Launch& launch) {
-  if (job.captured) {
-    if (const int error = leave_out_captured(job, stream); error != 0) return error;
-    seen = job.routing->filled;
-  } else if (const int error = fill_in(job, stream, begin, job.routing->filled); error != 0) {
-    return error;
-  }
+// On the stream of a call: what the host has filled in, from `begin` on; the kernel; and what the host looks at, to `seen`. before(pieces): what else the kernel is given.
+template <class Before, class Launch> int run_half(gpu_half& job, const gpu_stream_wrap& on, gpu::stream& stream, uint64_t begin, uint64_t seen, const Before& before, const Launch& launch) {
+  gpu_pieces given(stream, copied_by::engine);
+  if (const int error = fill_in(given, job, stream, begin); error != 0) return error;
+  before(given);
+  if (const int error = given.put(); error != 0) return error;
   if (const int error = launch(stream.of()->table()); error != 0) return error;
-  int error = hand_back(job, stream, seen);
+  gpu_pieces left(stream, copied_by::engine);
+  hand_back(left, job, on, seen);
+  int error = left.put();
   if (error == 0) error = take_back_in(job, stream);
   if (error != 0) job.failed = stream.of()->error(error, "copying from the device what a call has left").message;
   return 0;
 }
+
+constexpr auto nothing_else = [](gpu_pieces&) {};
 
 } // namespace
 
@@ -150,7 +135,7 @@ Napi::Value gpu_moe_buffer_wrap::dispatch(const Napi::CallbackInfo& info) {
   if ((job.halves & send_half) != 0) place_candidates(job, *this, stream, args.call.slot, description);
   const gpu::share& share = *native->share;
   const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot, native->losses->address());
-  const int error = run_half(job, stream, 0, job.routing->seen, [&](const ep_cuda_table& table) { return table.moe_dispatch(&launch, &job.buffer, &args, job.halves); });
+  const int error = run_half(job, on, stream, 0, job.routing->seen, nothing_else, [&](const ep_cuda_table& table) { return table.moe_dispatch(&launch, &job.buffer, &args, job.halves); });
   return Napi::Number::New(env, follow_half(env, on, job, *native, error, "launching a dispatch to experts"));
 }
 
@@ -164,14 +149,8 @@ Napi::Value gpu_moe_buffer_wrap::combine(const Napi::CallbackInfo& info) {
   read_gpu_combine(job, args, *this, on, info[1].As<Napi::Object>());
   const gpu::share& share = *native->share;
   const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot, native->losses->address());
-  const int error = run_half(job, stream, job.routing->report, job.routing->filled, [&](const ep_cuda_table& table) {
-    const uint64_t bytes = uint64_t{args.call.routing.tokens} * job.buffer.top_k * sizeof(float);
-    if (args.weights != 0 && bytes != 0 && !job.captured) {
-      if (const int failed = table.copy(stream.native(), job.routing->mirrored_weights(), args.weights, bytes); failed != 0) return failed;
-      args.weights = job.routing->mirrored_weights();
-    }
-    return table.moe_combine(&launch, &job.buffer, &args, job.halves);
-  });
+  const auto weights = [&](gpu_pieces& given) { mirror_weights(given, job, args); };
+  const int error = run_half(job, on, stream, job.routing->report, job.routing->filled, weights, [&](const ep_cuda_table& table) { return table.moe_combine(&launch, &job.buffer, &args, job.halves); });
   return Napi::Number::New(env, follow_half(env, on, job, *native, error, "launching a combine of experts"));
 }
 
@@ -187,7 +166,7 @@ Napi::Value gpu_moe_buffer_wrap::release(const Napi::CallbackInfo& info) {
   call.flags |= EP_MOE_DEVICE_EPOCH;
   const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), share.cycles(job.timeout_ms), job.slot, native->losses->address());
   // From the report on: whoever was out of the call gets no credit for it.
-  const int error = run_half(job, stream, job.routing->report, job.routing->filled, [&](const ep_cuda_table& table) { return table.moe_release(&launch, &job.buffer, &call); });
+  const int error = run_half(job, on, stream, job.routing->report, job.routing->filled, nothing_else, [&](const ep_cuda_table& table) { return table.moe_release(&launch, &job.buffer, &call); });
   return Napi::Number::New(env, follow_half(env, on, job, *native, error, "launching a release"));
 }
 

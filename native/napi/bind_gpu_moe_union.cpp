@@ -11,66 +11,21 @@ template <class Args> struct member {
   Args args{};
 };
 
-// What has to be copied on both sides of a launch: small pieces by one kernel, since each copy of its own takes the stream 2 us or so; large ones by the copy engine.
-class pieces {
- public:
-  explicit pieces(gpu::stream& stream) : stream_(stream), table_(stream.of()->table()) {}
-  void add(uint64_t to, uint64_t from, uint64_t bytes, bool clear = false) {
-    if (bytes == 0 || error_ != 0) return;
-    if (bytes > most_small && !clear) {
-      error_ = table_.copy(stream_.native(), to, from, bytes);
-      return;
-    }
-    if (small_.size() == EP_CUDA_MOST_PIECES) put();
-    small_.push_back({to, from, bytes, clear ? 1u : 0u});
-  }
-  int put() {
-    if (!small_.empty() && error_ == 0) error_ = table_.copy_pieces(stream_.native(), small_.data(), static_cast<uint32_t>(small_.size()));
-    small_.clear();
-    return error_;
-  }
-
- private:
-  static constexpr uint64_t most_small = 16 << 10;
-  gpu::stream& stream_;
-  const ep_cuda_table& table_;
-  std::vector<ep_cuda_piece> small_;
-  int error_ = 0;
-};
-
 // As run_half of bind_gpu_moe.cpp, of all ranks. `begin` and `seen`: where what the host has filled in of a routing begins, and where what it looks at ends.
-template <class Args, class Begin, class Seen, class Of> int run_together(std::vector<member<Args>>& members, gpu::stream& stream, const Begin& begin, const Seen& seen, const Of& of) {
-  const ep_cuda_table& table = stream.of()->table();
-  pieces before(stream);
+template <class Args, class Begin, class Seen, class Of> int run_together(std::vector<member<Args>>& members, const gpu_stream_wrap& on, gpu::stream& stream, const Begin& begin, const Seen& seen, const Of& of) {
+  gpu_pieces before(stream, copied_by::kernel);
   for (member<Args>& one : members) {
-    const moe_routing_wrap::contents& routing = *one.job.routing;
-    if (one.job.captured) {
-      if (const int error = leave_out_captured(one.job, stream); error != 0) return error;
-      continue;
-    }
-    before.add(routing.mirror->address() + begin(routing), address_of(routing.data + begin(routing)), routing.filled - begin(routing));
-    if constexpr (std::is_same_v<Args, ep_moe_combine_args>) {
-      const uint64_t bytes = uint64_t{one.args.call.routing.tokens} * one.job.buffer.top_k * sizeof(float);
-      if (one.args.weights == 0) continue;
-      before.add(routing.mirrored_weights(), one.args.weights, bytes);
-      one.args.weights = routing.mirrored_weights();
-    }
+    if (const int error = fill_in(before, one.job, stream, begin(*one.job.routing)); error != 0) return error;
+    if constexpr (std::is_same_v<Args, ep_moe_combine_args>) mirror_weights(before, one.job, one.args);
   }
   if (const int error = before.put(); error != 0) return error;
   std::vector<ep_cuda_moe_rank> ranks;
   for (const member<Args>& one : members) ranks.push_back(of(one));
   const gpu::share& share = *members.front().wrap->native->share;
   const ep_cuda_launch launch = stream.launch(share.blocks(), share.lanes(), 0, nullptr);
-  if (const int error = table.moe_together(&launch, ranks.data(), static_cast<uint32_t>(ranks.size()), members.front().job.halves); error != 0) return error;
-  pieces after(stream);
-  for (const member<Args>& one : members) {
-    const moe_routing_wrap::contents& routing = *one.job.routing;
-    // HAZARD: as in hand_back, in a graph the status stays.
-    after.add(address_of(&one.job.slot->status), routing.mirrored_status(), sizeof(ep_kernel_status), !one.job.captured);
-    after.add(one.job.totals.seen, one.job.totals.counted, one.job.totals.bytes);
-    const uint64_t end = one.job.captured ? routing.filled : seen(routing);
-    after.add(address_of(routing.data + routing.report), routing.mirror->address() + routing.report, end - routing.report);
-  }
+  if (const int error = stream.of()->table().moe_together(&launch, ranks.data(), static_cast<uint32_t>(ranks.size()), members.front().job.halves); error != 0) return error;
+  gpu_pieces after(stream, copied_by::kernel);
+  for (const member<Args>& one : members) hand_back(after, one.job, on, seen(*one.job.routing));
   int error = after.put();
   for (const member<Args>& one : members) {
     if (error == 0) error = take_back_in(one.job, stream);
@@ -154,7 +109,7 @@ Napi::Value gpu_moe_union_wrap::dispatch(const Napi::CallbackInfo& info) {
   for (size_t i = 0; i < members.size(); ++i) read_gpu_dispatch(members[i].job, members[i].args, *members[i].wrap, on, half(i));
   for (size_t i = 0; i < members.size(); ++i) place_candidates(members[i].job, *members[i].wrap, stream, members[i].args.call.slot, half(i));
   const int error = run_together(
-      members, stream, [](const moe_routing_wrap::contents&) { return uint64_t{0}; }, [](const moe_routing_wrap::contents& routing) { return routing.seen; },
+      members, on, stream, [](const moe_routing_wrap::contents&) { return uint64_t{0}; }, [](const moe_routing_wrap::contents& routing) { return routing.seen; },
       [](const member<ep_moe_dispatch_args>& one) {
         ep_cuda_moe_rank made = rank_of(one);
         made.dispatch = &one.args;
@@ -174,7 +129,7 @@ Napi::Value gpu_moe_union_wrap::combine(const Napi::CallbackInfo& info) {
   }
   const auto report = [](const moe_routing_wrap::contents& routing) { return routing.report; };
   const auto filled = [](const moe_routing_wrap::contents& routing) { return routing.filled; };
-  const int error = run_together(members, stream, report, filled, [](const member<ep_moe_combine_args>& one) {
+  const int error = run_together(members, on, stream, report, filled, [](const member<ep_moe_combine_args>& one) {
     ep_cuda_moe_rank made = rank_of(one);
     made.combine = &one.args;
     return made;

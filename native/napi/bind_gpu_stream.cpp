@@ -1,11 +1,20 @@
 #include "gpu_wraps.hpp"
 
+#include <algorithm>
 #include <cstring>
+
+#include "gpu_pieces.hpp"
 
 namespace ep::binding {
 
 gpu_graph_wrap::contents::~contents() {
   if (graph != nullptr) of->table().graph_destroy(graph);
+}
+
+void gpu_graph_wrap::contents::report(const ep_cuda_piece& piece) {
+  const auto same = std::ranges::find(reports, piece.from, &ep_cuda_piece::from);
+  if (same == reports.end()) reports.push_back(piece);
+  else *same = piece;
 }
 
 // Made by GpuStream.captureEnd only.
@@ -129,7 +138,11 @@ Napi::Value gpu_stream_wrap::capture_end(const Napi::CallbackInfo& info) {
   if (!capturing) throw_invalid(env, "the stream is not being captured");
   const auto made = std::move(capturing);
   capturing = nullptr;
+  gpu_pieces reports(stream, copied_by::kernel);
+  for (const ep_cuda_piece& piece : made->reports) reports.add(piece);
+  const int unreported = reports.put();
   check(env, stream.of()->table().capture_end(stream.native(), &made->graph), "ending a capture");
+  check(env, unreported, "capturing copies of what calls leave");
   if (!made->failed.empty()) throw_failure(env, {EP_STATUS_SYSTEM, 0, made->failed});
   const Napi::Object graph = state_of(env).classes["GpuGraph"].New({});
   gpu_graph_wrap::Unwrap(graph)->native = made;

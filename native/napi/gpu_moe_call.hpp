@@ -5,6 +5,7 @@
 #include <string>
 
 #include "gpu_moe_wraps.hpp"
+#include "gpu_pieces.hpp"
 #include "moe_call.hpp"
 
 namespace ep::binding {
@@ -40,8 +41,13 @@ void begin_call(gpu_half& job, ep_moe_call& call, const gpu_moe_buffer_wrap& wra
 void read_gpu_dispatch(gpu_half& job, ep_moe_dispatch_args& args, const gpu_moe_buffer_wrap& wrap, const gpu_stream_wrap& on, const Napi::Object& description);
 void read_gpu_combine(gpu_half& job, ep_moe_combine_args& args, const gpu_moe_buffer_wrap& wrap, const gpu_stream_wrap& on, const Napi::Object& description);
 
-// Before the launch of a captured call. Nothing is read here when the graph is replayed, and what one replay has found, the next one goes by. As the functions of the table.
-int leave_out_captured(const gpu_half& job, gpu::stream& stream);
+// Before the launch: what the host has filled in, from `begin` of the routing on, is a piece to copy. Of a captured call nothing is read here when the graph is replayed, and what one replay has found, the next one goes
+// by; who is left out from the start is put on the stream at once. As the functions of the table.
+int fill_in(gpu_pieces& given, const gpu_half& job, gpu::stream& stream, uint64_t begin);
+// The weights of a combine that is not captured, which lie where the host reaches them.
+void mirror_weights(gpu_pieces& given, const gpu_half& job, ep_moe_combine_args& args);
+// Behind the launch: what the host looks at once the kernel has ended, to `seen` of the routing; in a graph, once all of its calls have.
+void hand_back(gpu_pieces& left, const gpu_half& job, const gpu_stream_wrap& on, uint64_t seen);
 // Behind that of another: a graph goes by what lies there, so who is left out of one call only would be out of its calls.
 int take_back_in(const gpu_half& job, gpu::stream& stream);
 // The operation that ends when the stream has come here, 0 in a capture. HAZARD: other ranks take this call as made once any of its kernels runs; a launch that fails (`error`, then this throws) has run none.

@@ -220,8 +220,11 @@ struct gpu_graph_wrap : Napi::ObjectWrap<gpu_graph_wrap> {
     std::vector<std::shared_ptr<const void>> keep;   // what its nodes point into
     std::shared_ptr<rank_context> context;           // whose peers its calls wait for
     std::vector<std::shared_ptr<gpu::peer_losses>> losses; // of calls that go on without peers
+    std::vector<ep_cuda_piece> reports;              // what the host looks at when a replay has ended, copied behind all of its calls
     mutable std::atomic<uint32_t> replays{0};        // that have not ended
     std::string failed;                              // why a call in it is not whole; empty: all are
+    // A later call of what an earlier one has reported from reports in its place.
+    void report(const ep_cuda_piece& piece);
     ~contents();
   };
   std::shared_ptr<const contents> native; // null after release()

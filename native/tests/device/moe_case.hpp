@@ -144,6 +144,7 @@ class moe_case {
     }
   }
 
+  uint64_t row_bytes() const { return hidden * dtype_bytes(options.dtype); }
   // The bytes of a call's slot in which a rank may offer results.
   uint64_t offered_bytes() const { return shape.staged_results.stride; }
   uint8_t* offered(world& ranks, uint32_t call, int32_t r) const { return ranks.data(r) + shape.staged_results.offset + call % options.slots * shape.staged_results.stride; }
@@ -238,7 +239,6 @@ class moe_case {
   }
 
  private:
-  uint64_t row_bytes() const { return hidden * dtype_bytes(options.dtype); }
   uint64_t x_stride() const { return row_bytes() + x_gap * dtype_bytes(options.dtype); }
   bool casts() const { return options.payload != options.dtype; }
   bool repeats(uint32_t call) const { return options.cached && call % 2 == 1; }

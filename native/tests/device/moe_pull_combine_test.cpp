@@ -102,6 +102,55 @@ void refused() {
   EP_CHECK(heard != 0);
 }
 
+// Results of rank 1 are here before the block of rank 0 that tells rank 1 of its own has begun: until then no other block asks for them.
+void asks_behind_its_own_word() {
+  const uint64_t never = 0;
+  uint32_t held = 0;
+  for (uint64_t seed = 0; seed < 120 / seed_share; ++seed) {
+    moe_options wanted = one_call(0);
+    wanted.zero_copy = true;
+    moe_case plan(wanted, seed);
+    if (plan.sends_to(0, 0, 1) == 0) continue;
+    world ranks({2, plan.bytes(), plan.signal_slots(), false, 1, 0});
+    plan.bind(ranks);
+    ep_life_word dead{};
+    dead.state = EP_LIFE_DEAD;
+    ep_peer_view others[2][2] = {};
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      others[rank][1 - rank].life = reinterpret_cast<uint64_t>(&dead);
+      ranks.environment(rank).waits.peers = others[rank];
+    }
+    uint32_t early = 0;
+    uint32_t wrong = 0;
+    const auto result = ranks.run_simt(shape(2, 8, 4), seeded(seed), [&](auto& ctx, int32_t rank) {
+      return ranks.with_endpoint(plan.buffer(rank).memory, [&](const auto& endpoint) {
+        moe_case::one_rank& own = plan.at(0, rank);
+        const auto half = [&](uint32_t number) { return moe_kernels::run(ctx, endpoint, plan.buffer(rank), own, number); };
+        ep_kernel_status ignored{};
+        bool ok = half(0) && half(1);
+        ctx.sync_grid();
+        if (ctx.block() == 0 && ctx.lane() == 0) plan.offer(ranks, 0, rank);
+        ctx.sync_grid();
+        const std::vector<uint8_t> before(own.sum.get(), own.sum.get() + own.tokens * plan.row_bytes());
+        if (rank == 0 && ctx.block() == 1) ctx.wait(&never, 1, 1, EP_STAGE_TURN, &ignored); // ends where nobody else can run: rank 1 has told, and block 0 waits, or is through
+        if (rank == 0 && ctx.block() == 1 && ctx.lane() == 0) early += std::memcmp(before.data(), own.sum.get(), before.size()) != 0 ? 1 : 0;
+        ok = half(2) && ok;
+        if (rank == 1) ctx.wait(&never, 1, 0, EP_STAGE_TURN, &ignored);
+        ok = half(3) && ok;
+        ctx.sync_grid();
+        if (ctx.block() == 0 && ctx.lane() == 0) wrong += plan.wrong_combine(0, rank);
+        return ok;
+      });
+    });
+    EP_CHECK_EQ(result.report, "");
+    EP_CHECK(result.ok);
+    EP_CHECK_EQ(early, 0u);
+    EP_CHECK_EQ(wrong, 0u);
+    ++held;
+  }
+  EP_CHECK(held != 0);
+}
+
 } // namespace
 
 int main() {
@@ -110,5 +159,6 @@ int main() {
   EP_CHECK_EQ(seen.wrong, 0u);
   EP_CHECK_EQ(seen.forgotten, 0u);
   refused();
+  asks_behind_its_own_word();
   return ep::check::finish();
 }

@@ -56,7 +56,7 @@ EP_STATIC_ASSERT(sizeof(ep_moe_header) == 16, "travels");
 #define EP_MOE_SIGNAL_ARRIVED 1u  /* by source r: puts of rows and headers, counted; high throughput: or that there are none, or that a rank is full */
 #define EP_MOE_SIGNAL_RETURNED 2u /* by the rank r of experts: its results are here (where counted: puts). Low latency: or that there are none, or that the call is refused */
 #define EP_MOE_SIGNAL_CREDIT 3u   /* by destination r: its part of this slot may be written again */
-#define EP_MOE_SIGNAL_PLACED 4u   /* high throughput, by destination r: its answer to the counts is here. Low latency on GPUs, of this rank itself: that one block has placed runs for all (moe_pull.h) */
+#define EP_MOE_SIGNAL_PLACED 4u   /* high throughput, by destination r: its answer to the counts is here. Low latency on GPUs, of this rank itself: that one block has placed runs for all (moe_pull.h); of another, that one block has told it of results that stay here */
 #define EP_MOE_SIGNAL_KINDS 5u
 
 /* Which replica is where, and which of them this rank takes. Replicas are numbered rank-major. */

@@ -44,18 +44,29 @@ template <class Ctx, class Endpoint> EP_HD moe_results_kind moe_how(Ctx& ctx, co
   return static_cast<moe_results_kind>(static_cast<uint32_t>(word));
 }
 
+/* By one lane of the block that tells `source` of results, once that is done or there is nothing to tell, in low latency: says so to this rank's blocks. HAZARD of time alone: what goes to another GPU goes one behind the other.
+ * Where all blocks ask a rank that is ahead for its results at once, the word to that rank, which waits for it, comes behind all of them: 18 us of two GPUs. So none asks before. */
+template <class Ctx, class Endpoint> EP_HD void moe_has_offered(Ctx& ctx, const Endpoint& endpoint, const moe_view& at, int32_t source) {
+  store_relaxed(ctx, const_cast<uint64_t*>(endpoint.local_signal(at.signal_slot(EP_MOE_SIGNAL_PLACED, source))), static_cast<uint64_t>(at.call.epoch));
+  if constexpr (!requires { Ctx::wakes_nobody; }) {
+    fence_system();
+    ctx.wake(reinterpret_cast<const ep_peer_view*>(endpoint.memory.peers)[at.self()].wake);
+  }
+}
+
 /* In place of sending results, unless the call has failed: tells each source that they are there, and, in low latency, where its runs begin in their blocks; in high throughput it was told. Of what one
  * is told nothing is another block's, so no barrier of the grid is needed. HAZARD: in place of the counts that the source has sent, which nobody reads any more; it sends others when it has its
  * results. */
 template <class Ctx, class Endpoint> EP_HD void moe_offer_results(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at) {
   const uint64_t epoch = static_cast<uint64_t>(at.call.epoch) << EP_MOE_COUNT_EPOCH_SHIFT;
-  const uint32_t experts = at.buffer.header.kind == EP_MOE_LOW_LATENCY ? at.experts_of(at.self()) : 0;
-  for (auto source = static_cast<int32_t>(ctx.block()); source < at.world(); source += static_cast<int32_t>(ctx.blocks())) {
-    if (source == at.self() || (!moe_tells_all(at, at.self()) && moe_rows_of(at, source) == 0)) continue;
+  const bool low_latency = at.buffer.header.kind == EP_MOE_LOW_LATENCY;
+  const uint32_t experts = low_latency ? at.experts_of(at.self()) : 0;
+  const auto tell = [&](int32_t source) {
+    if (!moe_tells_all(at, at.self()) && moe_rows_of(at, source) == 0) return;
     /* Looks at once: the first run's, and whether anybody is to be told. */
     uint64_t range = coop.lane() < experts ? *at.range(coop.lane(), source) : 0;
     const bool sound = half_ref(at.status()->status).load(relaxed) == EP_STATUS_OK;
-    if (!coop.sync_and(coop.lane() != 0 || (sound && moe_takes_part(ctx, at, source)))) continue;
+    if (!coop.sync_and(coop.lane() != 0 || (sound && moe_takes_part(ctx, at, source)))) return;
     uint64_t* words = moe_count_words(endpoint, at, at.self(), source);
     for (uint32_t e = coop.lane(); e < experts; e += coop.lanes()) {
       if (e != coop.lane()) range = *at.range(e, source);
@@ -65,6 +76,11 @@ template <class Ctx, class Endpoint> EP_HD void moe_offer_results(Ctx& ctx, cons
     if (coop.lane() == 0) store_relaxed(ctx, moe_count_words(endpoint, at, at.self(), at.self()), epoch | moe_results_offered);
     moe_written<Endpoint>(coop, false);
     moe_say(ctx, coop, endpoint, at, EP_MOE_SIGNAL_RETURNED, source);
+  };
+  for (auto source = static_cast<int32_t>(ctx.block()); source < at.world(); source += static_cast<int32_t>(ctx.blocks())) {
+    if (source == at.self()) continue;
+    tell(source);
+    if (low_latency && coop.lane() == 0) moe_has_offered(ctx, endpoint, at, source);
   }
 }
 

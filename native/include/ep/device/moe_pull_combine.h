@@ -7,6 +7,7 @@
 #ifndef EP_DEVICE_MOE_PULL_COMBINE_H
 #define EP_DEVICE_MOE_PULL_COMBINE_H
 
+#include "moe_blocks.h"
 #include "moe_mixture.h"
 
 EP_MACHINE_BEGIN
@@ -19,8 +20,9 @@ EP_HD bool moe_owes_word(const moe_view& at, int32_t rank) {
   return moe_tells_all(at, rank) || moe_returns(at, rank) != 0; /* the first saves a look at all of its words */
 }
 
-/* Awaits all ranks that owe a word, a warp each, by a block. False: one was given up; who is left out anyway was so before the call. Block 0 counts the time. */
+/* Awaits all ranks that owe a word, a warp each, by a block, and that they have this rank's where it offers results. False: one was given up; who is left out anyway was so before the call. Block 0 counts the time. */
 template <class Ctx, class Endpoint> EP_HD bool moe_hear_results(Ctx& ctx, const block_coop<Ctx>& coop, const Endpoint& endpoint, const moe_view& at) {
+  const bool offers = (at.call.flags & EP_MOE_OFFERED) != 0;
   const warp_share share = warps_of_block(ctx);
   const bool looks = coop.lane() % ctx.warp_lanes() == 0;
   bool all = true;
@@ -29,7 +31,11 @@ template <class Ctx, class Endpoint> EP_HD bool moe_hear_results(Ctx& ctx, const
     const bool owes = moe_owes_word(at, rank);
     const bool takes_part = moe_takes_part(ctx, at, rank);
     const uint64_t value = at.call.epoch;
-    if (load_acquire(ctx, endpoint.local_signal(at.signal_slot(EP_MOE_SIGNAL_RETURNED, rank))) >= value || !owes || !takes_part) continue;
+    const uint64_t* told = endpoint.local_signal(at.signal_slot(EP_MOE_SIGNAL_PLACED, rank));
+    const bool has_ours = !offers || rank == at.self() || load_relaxed(ctx, told) >= value;
+    const bool here = load_acquire(ctx, endpoint.local_signal(at.signal_slot(EP_MOE_SIGNAL_RETURNED, rank))) >= value;
+    if (!has_ours) moe_await_block(ctx, told, value, at.self());
+    if (here || !owes || !takes_part) continue;
     const bool came = ctx.block() == 0 ? moe_await_alone(ctx, endpoint, at, EP_MOE_SIGNAL_RETURNED, value, rank, EP_STAGE_RESULT)
                                        : moe_await(ctx, endpoint, at, EP_MOE_SIGNAL_RETURNED, value, rank, EP_STAGE_RESULT);
     all = came && all;

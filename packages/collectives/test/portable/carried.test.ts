@@ -6,7 +6,7 @@ import type { Elements } from '../../src/engine.js';
 import { bytesOf } from '../../src/portable/chunks.js';
 import { orderOf } from '../../src/portable/fold-order.js';
 import { Placement } from '../../src/portable/placement.js';
-import { blocks, check, exchanged, make } from './calls.js';
+import { blocks, check, exchanged, holds, make } from './calls.js';
 import { Counts, LONG, nested, sumOf, TWO_BY_TWO } from './carrier-counts.js';
 import { type Call, LOOPBACK, pause, rejection, World, type WorldOptions } from './world.js';
 
@@ -190,7 +190,7 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
       const early = others.map((rank) => world.run(rank, made.call(rank)));
       expect(await Promise.race([pause(100).then(() => 'nobody'), ...early])).toBe('nobody');
       await Promise.all([...early, world.run(late, made.call(late))]);
-      for (let rank = 0; rank < SIZE; rank++) expect(made.found(rank)).toEqual(made.expected(rank));
+      holds(made, SIZE);
     }
   });
 
@@ -428,8 +428,7 @@ describe.skipIf(unavailable)(`large calls that are carried${unavailable}`, () =>
       for (const end of ends) expect(end.status).toBe('fulfilled');
       expect(counts.begun - begun).toBe(SIZE);
     }
-    for (const { found, expected } of [even, uneven, ...rooted])
-      for (let rank = 0; rank < SIZE; rank++) expect(found(rank)).toEqual(expected(rank));
+    for (const made of [even, uneven, ...rooted]) holds(made, SIZE);
     for (const array of arrays) expect([array[0], array.at(-1)]).toEqual([15, 15]);
   });
 

@@ -7,7 +7,7 @@ import { orderOf } from '../../src/portable/fold-order.js';
 import { Placement } from '../../src/portable/placement.js';
 import { Sections } from '../../src/portable/sections.js';
 import { ViewRounds } from '../../src/portable/view-rounds.js';
-import { blocks, KINDS, make, sameBytes } from './calls.js';
+import { blocks, holds, KINDS, make } from './calls.js';
 import { Counts, LONG, nested, sumOf, TWO_BY_TWO } from './carrier-counts.js';
 import { type Call, LOOPBACK, pause, rejection, World, type WorldOptions } from './world.js';
 
@@ -47,10 +47,7 @@ async function checkAmong(world: World, ranks: readonly number[], kind: OpKind, 
   };
   const ends = await world.all(call, ranks);
   for (const { contributors } of ends) expect(contributors).toEqual(ranks);
-  for (const at of ranks.keys()) {
-    const [found, expected] = [made.found(at), made.expected(at)];
-    if (!found.every((one, i) => sameBytes(one, expected[i]!))) expect(found).toEqual(expected);
-  }
+  holds(made, size);
 }
 
 /** All kinds, small ones too, of which those that are large are carried. */
