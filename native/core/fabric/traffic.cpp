@@ -52,7 +52,7 @@ bool engine::poll() {
 void engine::tell_applied() {
   for (int32_t peer = 0; peer < world_size_; ++peer) {
     const link& at = *links_[static_cast<size_t>(peer)];
-    if (at.state == link_state::failed || at.applied == at.told || !at.control.empty()) continue;
+    if (at.state != link_state::up || at.applied == at.told || !at.control.empty()) continue;
     const bool now = events_.empty() && clock_now_ns() - at.heard_ns > (at.asked ? answer_ns : options_.tell_after_ns);
     if (!now && at.applied - at.told < tell_every) continue;
     say(peer, message_kind::alive);
@@ -148,6 +148,8 @@ bool engine::on_authentic(const wire_message& message) {
       return news || at.asked;
     case message_kind::byed: at.byed = true; return true;
     case message_kind::bye: {
+      // Nothing else matters to who leaves. HAZARD: who closes waits for what is still to be told, and whoever has left takes nothing any more: each rank's close took as long as a farewell may.
+      at.control.clear();
       say(source, message_kind::byed);
       if (at.state != link_state::up) return true;
       at.state = link_state::left;

@@ -51,6 +51,11 @@ class scripted_network {
     const std::lock_guard lock(mutex_);
     cut_.insert(rank);
   }
+  // Posts to it find no room any more, as over a connection that is being made anew for ever.
+  void depart(int32_t rank) {
+    const std::lock_guard lock(mutex_);
+    departed_.insert(rank);
+  }
   // One of so many posts finds room; 0: none does.
   void set_room(uint64_t one_of) {
     const std::lock_guard lock(mutex_);
@@ -133,7 +138,7 @@ class scripted_network {
 
   int post(packet one) {
     const std::lock_guard lock(mutex_);
-    if (one_of_ == 0 || random_.below(one_of_) != 0) {
+    if (one_of_ == 0 || random_.below(one_of_) != 0 || departed_.contains(one.to)) {
       ++refused_;
       return EAGAIN;
     }
@@ -197,6 +202,7 @@ class scripted_network {
   random_source random_;
   std::vector<inbox> inboxes_;
   std::set<int32_t> cut_;
+  std::set<int32_t> departed_;
   uint64_t one_of_ = 1;
   bool hold_ = false;
   lie lie_ = lie::none;
