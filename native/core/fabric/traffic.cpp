@@ -263,7 +263,7 @@ void engine::end_requests(int32_t peer) {
     --at.posted;
   }
   while (!at.retiring.empty() && at.retiring.front().number <= at.base) {
-    say(peer, message_kind::retired, 0, at.retiring.front().memory);
+    if (at.state == link_state::up) say(peer, message_kind::retired, 0, at.retiring.front().memory); // its goodbye may have come before
     at.retiring.erase(at.retiring.begin());
   }
 }
